@@ -40,6 +40,8 @@ struct acceptance {
 	__u32 many;	   /* a window with more accepted lowers it */
 	__u32 capacity;	   /* n, if the source does not know it; 0: not set */
 	__u64 stale_after; /* ns; for loads that user space writes */
+	__u64 window_time; /* ns: the shortest time of a window; 0: none, as in the paper */
+	__u64 began;	   /* ns of the coarse clock: the start of this window */
 	__u8 policy;	   /* enum accept_policy */
 	__u8 source;	   /* enum load_source */
 	__u8 reset;	   /* the stack resets connections that no server has */
@@ -176,26 +178,40 @@ struct dynamic_state {
 	__u32 threshold;
 	__u32 attempts;
 	__u32 accepted;
+	__u64 began;
 };
 
-/* The end of algorithm 2's window: keeps the accepted share around one half. */
+/* The end of algorithm 2's window: keeps the accepted share around one half. The bounds are for a
+ * window with the smallest number of attempts, so the accepted ones are scaled to that number. */
 static __always_inline void adapt(struct dynamic_state *state, const struct acceptance *acceptance,
-				  const struct load *load)
+				  const struct load *load, __u64 now)
 {
-	if (state->accepted < acceptance->few) {
+	__u64 accepted = (__u64)state->accepted * acceptance->window;
+
+	if (accepted < (__u64)acceptance->few * state->attempts) {
 		if (state->threshold < load->capacity)
 			state->threshold++;
-	} else if (state->accepted > acceptance->many && state->threshold > 0) {
+	} else if (accepted > (__u64)acceptance->many * state->attempts && state->threshold > 0) {
 		state->threshold--;
 	}
 	state->attempts = 0;
 	state->accepted = 0;
+	state->began = now;
 }
 
-/* Algorithm 2, SRdyn, in the order of the paper: the new threshold decides the last attempt of a
- * window. The next window counts that attempt as accepted, but not as an attempt. */
+/*
+ * Algorithm 2, SRdyn, in the order of the paper: the new threshold decides the last attempt of a
+ * window. The next window counts that attempt as accepted, but not as an attempt.
+ *
+ * The paper counts SYNs. A flood of SYNs would fill windows while the load does not change. Then
+ * the threshold would follow the load, and half of all offers would be accepted whatever the load
+ * is. So a window also lasts a shortest time, over which a flood's SYNs find the same loads as
+ * others.
+ */
 static __always_inline bool accept_dynamic(struct acceptance *acceptance, const struct load *load)
 {
+	/* No helper may be called while the lock is held. */
+	__u64 now = acceptance->window_time ? bpf_ktime_get_coarse_ns() : 0;
 	struct dynamic_state state;
 	bool accepted;
 
@@ -203,13 +219,17 @@ static __always_inline bool accept_dynamic(struct acceptance *acceptance, const 
 	state.threshold = acceptance->threshold;
 	state.attempts = acceptance->attempts + 1;
 	state.accepted = acceptance->accepted;
-	if (state.attempts == acceptance->window)
-		adapt(&state, acceptance, load);
+	state.began = acceptance->began;
+	/* Another core may have begun the window after `now`. */
+	if (state.attempts >= acceptance->window &&
+	    (__s64)(now - state.began) >= (__s64)acceptance->window_time)
+		adapt(&state, acceptance, load, now);
 	accepted = accept_static(state.threshold, load);
 	if (!dry_run) {
 		acceptance->threshold = state.threshold;
 		acceptance->attempts = state.attempts;
 		acceptance->accepted = state.accepted + accepted;
+		acceptance->began = state.began;
 	}
 	bpf_spin_unlock(&acceptance->lock);
 	return accepted;

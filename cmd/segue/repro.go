@@ -24,15 +24,16 @@ func newRepro() *cobra.Command {
 		Long: `Repro makes figures of the papers on SRLB, 6LB, SHELL and HLB by the model and by
 simulation. It makes the figures that need no packets. It writes each figure as CSV and
 SVG, and a page index.html that shows all figures. It compares its results with the
-numbers in the papers. Each number has a tolerance. docs/reproduction.md lists the
-figures that repro makes and those that it leaves out, with the reasons.
+statements of the papers. The tolerance of each comparison follows from a rule, which is
+printed with it. docs/reproduction.md describes the rules, and lists the figures that
+repro makes and those that it leaves out, with the reasons.
 
 A FIGURE is a name such as 6lb-8a or a pattern such as 'hlb-*'. Without a FIGURE, repro
 makes all of them. It does not make a figure again if the directory contains it already,
 made by the same program with the same settings. So after an interruption, the next run
 continues at the same point.
 
---json prints an array of objects with the keys figure, quantity, paper, measured,
+--json prints an array of objects with the keys figure, quantity, paper, measured, rule,
 tolerance, ok and note.`,
 		Example: "  segue repro --quick\n  segue repro 6lb-8? shell-6",
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -87,27 +88,33 @@ func checksOf(outcomes []repro.Outcome) []repro.Check {
 }
 
 func printChecks(out io.Writer, outcomes []repro.Outcome, directory string) error {
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "figure\tquantity\tpaper\there\ttolerance\t")
 	checks := checksOf(outcomes)
 	inside := 0
+	for _, c := range checks {
+		if c.OK {
+			inside++
+		}
+	}
+	fmt.Fprintf(out, "%d of %d rows are inside their tolerance\n\n", inside, len(checks))
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "figure\tquantity\tpaper\there\ttolerance\trule\t")
 	for _, c := range checks {
 		verdict := "outside"
 		if c.OK {
 			verdict = "inside"
-			inside++
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%.4g\t%.4g\t%s\n", c.Figure, c.Quantity, c.Paper, c.Measured, c.Tolerance, verdict)
+		fmt.Fprintf(w, "%s\t%s\t%s\t%.4g\t%.4g\t%s\t%s\n", c.Figure, c.Quantity, c.Paper,
+			c.Measured, c.Tolerance, c.Rule, verdict)
 	}
 	if err := w.Flush(); err != nil {
 		return err
 	}
 	for _, c := range checks {
-		if !c.OK {
+		if !c.OK && c.Note != "" {
 			fmt.Fprintf(out, "outside: %s, %s: %s\n", c.Figure, c.Quantity, c.Note)
 		}
 	}
-	_, err := fmt.Fprintf(out, "%d of %d quantities are within their tolerance; %s in %s\n", inside, len(checks), count(len(outcomes), "figure"),
+	_, err := fmt.Fprintf(out, "%s in %s\n", count(len(outcomes), "figure"),
 		filepath.Join(directory, "index.html"))
 	return err
 }

@@ -35,7 +35,8 @@ func TestRepro(t *testing.T) {
 	if err := json.Unmarshal(runRepro(t, directory, "6lb-8f", "--json").Bytes(), &checks); err != nil {
 		t.Fatal(err)
 	}
-	if len(checks) != 1 || checks[0]["paper"] != 71.0 || checks[0]["ok"] != true || len(checks[0]) != 7 {
+	if len(checks) != 1 || checks[0]["paper"] != 71.0 || checks[0]["ok"] != true ||
+		len(checks[0]) != 8 {
 		t.Errorf("%v", checks)
 	}
 }

@@ -6,7 +6,10 @@
 // form of the paper's policies in bpf/agent/accept.h; tests of the agent compare the two.
 package accept
 
-import "math"
+import (
+	"math"
+	"time"
+)
 
 // Load is the load of a server.
 type Load struct {
@@ -49,20 +52,35 @@ func (s Static) Accepts(l Load) bool { return l.Busy < s.Threshold }
 
 // Dynamic is 6LB's algorithm 2, SRdyn: a threshold that moves so that about half of the offers are
 // accepted. (SRLB also prints the algorithm, but there the attempts never accumulate.)
+//
+// The paper counts SYNs. A flood of SYNs fills a window within a time in which the load does not
+// change. Then the threshold follows the load, and the policy accepts half of the offers whatever
+// the load is. So a window also has a shortest time. Over a longer time, a SYN of a flood finds the
+// server above its threshold as often as any other SYN.
 type Dynamic struct {
-	Threshold uint32 // the present threshold
-	Attempts  uint32 // offers in this window so far
-	Accepted  uint32 // accepted offers in this window
-	window    uint32
-	few, many uint32
+	Threshold  uint32        // the present threshold
+	Attempts   uint32        // offers in this window so far
+	Accepted   uint32        // accepted offers in this window
+	Began      time.Duration // when this window began, by the clock; 0 without a shortest time
+	window     uint32
+	windowTime time.Duration
+	clock      func() time.Duration
+	few, many  uint32
 }
 
 // NewDynamic returns a policy that begins with a threshold. It adapts the threshold after each
-// window of offers (1 or more), to keep the accepted share within epsilon (0 to less than 0.5) of
-// one half. The paper uses 1, 50 and 0.1.
+// window, to keep the accepted share within epsilon (0 to less than 0.5) of one half. A window has
+// at least a number of offers (1 or more). The paper uses 1, 50 and 0.1.
 func NewDynamic(initial, window uint32, epsilon float64) *Dynamic {
 	few, many := Bounds(window, epsilon)
 	return &Dynamic{Threshold: initial, window: window, few: few, many: many}
+}
+
+// WithWindowTime lets a window last at least a time, more than 0, by a monotonic clock. The paper
+// has no such time.
+func (d *Dynamic) WithWindowTime(least time.Duration, clock func() time.Duration) *Dynamic {
+	d.windowTime, d.clock = least, clock
+	return d
 }
 
 // Accepts counts the offer and decides, in the paper's order. The new threshold decides the last
@@ -70,8 +88,8 @@ func NewDynamic(initial, window uint32, epsilon float64) *Dynamic {
 // not as an offer.
 func (d *Dynamic) Accepts(l Load) bool {
 	d.Attempts++
-	if d.Attempts == d.window {
-		d.adapt(l)
+	if d.Attempts >= d.window {
+		d.endWindow(l)
 	}
 	accepted := l.Busy < d.Threshold
 	if accepted {
@@ -80,12 +98,27 @@ func (d *Dynamic) Accepts(l Load) bool {
 	return accepted
 }
 
+// endWindow ends a window that has enough offers, if it has lasted long enough.
+func (d *Dynamic) endWindow(l Load) {
+	now := time.Duration(0)
+	if d.clock != nil {
+		now = d.clock()
+	}
+	if now-d.Began >= d.windowTime {
+		d.adapt(l)
+		d.Began = now
+	}
+}
+
+// adapt changes the threshold at the end of a window. The bounds are for a window with the smallest
+// number of offers, so the accepted offers are scaled to that number.
 func (d *Dynamic) adapt(l Load) {
-	if d.Accepted < d.few {
+	accepted := uint64(d.Accepted) * uint64(d.window)
+	if accepted < uint64(d.few)*uint64(d.Attempts) {
 		if d.Threshold < l.Capacity {
 			d.Threshold++
 		}
-	} else if d.Accepted > d.many && d.Threshold > 0 {
+	} else if accepted > uint64(d.many)*uint64(d.Attempts) && d.Threshold > 0 {
 		d.Threshold--
 	}
 	d.Attempts, d.Accepted = 0, 0

@@ -6,6 +6,7 @@ import (
 	"math"
 	"math/big"
 	"testing"
+	"time"
 
 	"pgregory.net/rapid"
 )
@@ -109,6 +110,45 @@ func TestBounds(t *testing.T) {
 	}{{50, 0.1, 20, 30}, {50, 0, 25, 25}, {1, 0.1, 1, 0}, {10, 0.05, 5, 5}, {1000, 0.3, 200, 800}, {7, 0.499999, 1, 6}} {
 		if few, many := Bounds(c.window, c.epsilon); few != c.few || many != c.many {
 			t.Errorf("window %d, epsilon %v: %d and %d, want %d and %d", c.window, c.epsilon, few, many, c.few, c.many)
+		}
+	}
+}
+
+// TestWindowTime checks that a window lasts at least its time, and that its accepted share then
+// counts, whatever the number of offers is.
+func TestWindowTime(t *testing.T) {
+	for name, test := range map[string]struct {
+		busy []uint32 // of the offers, at a threshold of 4
+		want uint32
+	}{
+		"all accepted":  {[]uint32{0, 3}, 3},
+		"none accepted": {[]uint32{4, 9}, 5},
+		"half accepted": {[]uint32{0, 9}, 4},
+	} {
+		now := time.Duration(0)
+		d := NewDynamic(
+			4,
+			10,
+			0.1,
+		).WithWindowTime(2*time.Second, func() time.Duration { return now })
+		for i := range 10_000 {
+			d.Accepts(Load{Busy: test.busy[i%2], Capacity: 8})
+		}
+		if d.Threshold != 4 || d.Attempts != 10_000 {
+			t.Errorf("%s: threshold %d after %d offers at the same time", name, d.Threshold,
+				d.Attempts)
+		}
+		now = 2 * time.Second
+		d.Accepts(Load{Busy: test.busy[0], Capacity: 8})
+		if d.Threshold != test.want || d.Attempts != 0 || d.Began != now {
+			t.Errorf("%s: threshold %d, want %d; %+v", name, d.Threshold, test.want, d)
+		}
+		now += time.Hour
+		for range 9 {
+			d.Accepts(Load{Busy: test.busy[0], Capacity: 8})
+		}
+		if d.Attempts != 9 {
+			t.Errorf("%s: a window of fewer offers than 10 has ended: %+v", name, d)
 		}
 	}
 }

@@ -46,6 +46,7 @@ func newAcceptance(s desired.AgentService) agentAcceptance {
 	case desired.AcceptDynamic:
 		a.Initial, a.Window = *s.Accept.Initial, s.Accept.Window
 		a.Few, a.Many = accept.Bounds(s.Accept.Window, *s.Accept.Epsilon)
+		a.WindowTime = uint64(*s.Accept.WindowTime)
 	}
 	a.Threshold = a.Initial
 	if s.Load.Kind == desired.LoadConnections && s.Load.Workers != 0 {
@@ -64,6 +65,7 @@ func newAcceptance(s desired.AgentService) agentAcceptance {
 // path changes.
 func sameRule(a, b agentAcceptance) bool {
 	a.Lock, a.Threshold, a.Attempts, a.Accepted = b.Lock, b.Threshold, b.Attempts, b.Accepted
+	a.Began = b.Began
 	return a == b
 }
 

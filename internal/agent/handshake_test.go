@@ -17,6 +17,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/segue-lb/segue/internal/accept"
 	"github.com/segue-lb/segue/internal/datapath"
@@ -378,8 +379,18 @@ func TestAlgorithm2(t *testing.T) {
 	seen := map[uint32]bool{}
 	for seed := range uint64(30) {
 		random := rand.New(rand.NewPCG(seed, 2))
-		window, epsilon, initial := 1+random.Uint32N(60), float64(random.IntN(50))/100, random.Uint32N(6)
-		rule := desired.Accept{Policy: desired.AcceptDynamic, Window: window, Epsilon: &epsilon, Initial: &initial}
+		window, epsilon, initial := 1+random.Uint32N(
+			60,
+		), float64(
+			random.IntN(50),
+		)/100, random.Uint32N(6)
+		rule := desired.Accept{
+			Policy:     desired.AcceptDynamic,
+			WindowTime: new(time.Duration),
+			Window:     window,
+			Epsilon:    &epsilon,
+			Initial:    &initial,
+		}
 		cfg := huntingConfig(desired.SRv6Insert, rule, desired.NotLocalDrop)
 		if err := errors.Join(datapath.Keep(k.objects.Acceptances, map[agentServiceKey]agentAcceptance{}), k.write(newTableContent(cfg, mtu))); err != nil {
 			t.Fatal(err)
@@ -431,6 +442,84 @@ func tryOffer(t *testing.T, k *kernel, key agentServiceKey, want *policy, f flow
 	}
 }
 
+// TestWindowTime fills windows within their shortest time, as a flood does. The threshold stays.
+// Then the time has passed, and the next offer ends the window, by the share of all its offers.
+func TestWindowTime(t *testing.T) {
+	k := testKernel(t)
+	s := newStage(t)
+	s.listen(vip6)
+	epsilon, initial, windowTime := 0.1, uint32(4), time.Hour
+	rule := desired.Accept{
+		Policy:     desired.AcceptDynamic,
+		Window:     10,
+		WindowTime: &windowTime,
+		Epsilon:    &epsilon,
+		Initial:    &initial,
+	}
+	cfg := huntingConfig(desired.SRv6Insert, rule, desired.NotLocalDrop)
+	key := serviceKey(cfg.Services[2])
+	for i, test := range []struct {
+		busy [2]uint32 // of the offers, by turns
+		want uint32    // threshold
+	}{{[2]uint32{0, 3}, 3}, {[2]uint32{4, 9}, 5}, {[2]uint32{0, 9}, 4}} {
+		if err := errors.Join(datapath.Keep(k.objects.Acceptances, map[agentServiceKey]agentAcceptance{}), k.write(newTableContent(cfg, mtu))); err != nil {
+			t.Fatal(err)
+		}
+		want := newPolicy(cfg.Services[2])
+		want.load = &accept.Load{Capacity: 8}
+		policy := want.Policy.(*accept.Dynamic)
+		s.do(func() error {
+			beganBefore(t, k, key, policy, 0)
+			for n := range 100 {
+				want.load.Busy = test.busy[n%2]
+				tryOffer(t, k, key, want,
+					flow{netip.AddrPortFrom(client6.Addr(), uint16(1024+n)), vip6}, uint64(i), n)
+			}
+			if policy.Threshold != initial || policy.Attempts != 100 {
+				t.Errorf("%v: the flood has changed the threshold: %+v", test.busy, policy)
+			}
+			beganBefore(t, k, key, policy, 2*time.Hour)
+			want.load.Busy = test.busy[0]
+			tryOffer(t, k, key, want, flow{client6, vip6}, uint64(i), 100)
+			if policy.Threshold != test.want || policy.Attempts != 0 {
+				t.Errorf("%v: threshold %d after the window, want %d", test.busy, policy.Threshold,
+					test.want)
+			}
+			return nil
+		})
+	}
+}
+
+// beganBefore lets the present window of the data path and of the reference begin a time before
+// now.
+func beganBefore(
+	t *testing.T,
+	k *kernel,
+	key agentServiceKey,
+	policy *accept.Dynamic,
+	before time.Duration,
+) {
+	t.Helper()
+	var a agentAcceptance
+	if err := k.objects.Acceptances.Lookup(key, &a); err != nil {
+		t.Fatal(err)
+	}
+	policy.Began = coarseTime() - before
+	a.Began = uint64(policy.Began)
+	if err := k.objects.Acceptances.Update(key, a, ebpf.UpdateLock); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// coarseTime is the clock of the dynamic policy.
+func coarseTime() time.Duration {
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC_COARSE, &now); err != nil {
+		panic(err)
+	}
+	return time.Duration(now.Nano())
+}
+
 // TestStaleLoad checks that all connections are accepted when the load is unknown or too old.
 func TestStaleLoad(t *testing.T) {
 	k := testKernel(t)
@@ -475,7 +564,13 @@ func TestStaleLoad(t *testing.T) {
 func TestReloadKeepsThreshold(t *testing.T) {
 	k := testKernel(t)
 	epsilon, initial := 0.1, uint32(1)
-	accept := desired.Accept{Policy: desired.AcceptDynamic, Window: 50, Epsilon: &epsilon, Initial: &initial}
+	accept := desired.Accept{
+		Policy:     desired.AcceptDynamic,
+		WindowTime: new(time.Duration),
+		Window:     50,
+		Epsilon:    &epsilon,
+		Initial:    &initial,
+	}
 	cfg := huntingConfig(desired.SRv6Insert, accept, desired.NotLocalDrop)
 	key := serviceKey(cfg.Services[0])
 	threshold := func() uint32 {

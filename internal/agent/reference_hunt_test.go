@@ -68,7 +68,11 @@ func newPolicy(s desired.AgentService) *policy {
 	case desired.AcceptStatic:
 		p.Policy = accept.Static{Threshold: *a.Threshold}
 	case desired.AcceptDynamic:
-		p.Policy = accept.NewDynamic(*a.Initial, a.Window, *a.Epsilon)
+		dynamic := accept.NewDynamic(*a.Initial, a.Window, *a.Epsilon)
+		if *a.WindowTime > 0 {
+			dynamic.WithWindowTime(*a.WindowTime, coarseTime)
+		}
+		p.Policy = dynamic
 	}
 	return p
 }

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf/link"
 	"github.com/google/go-cmp/cmp"
@@ -25,9 +26,23 @@ import (
 func randomRule(random *rand.Rand) (desired.Accept, desired.NotLocal) {
 	small, epsilon := random.Uint32N(4), 0.1
 	accept := []desired.Accept{
-		{Policy: desired.AcceptAlways}, {Policy: desired.AcceptNever}, {Policy: desired.AcceptStatic, Threshold: &small},
-		{Policy: desired.AcceptDynamic, Window: 1 + small, Epsilon: &epsilon, Initial: &small},
-		{Policy: desired.AcceptDynamic, Window: 1 + small, Epsilon: &epsilon, Initial: &small},
+		{
+			Policy: desired.AcceptAlways,
+		}, {Policy: desired.AcceptNever}, {Policy: desired.AcceptStatic, Threshold: &small},
+		{
+			Policy:     desired.AcceptDynamic,
+			WindowTime: new(time.Duration),
+			Window:     1 + small,
+			Epsilon:    &epsilon,
+			Initial:    &small,
+		},
+		{
+			Policy:     desired.AcceptDynamic,
+			WindowTime: new(time.Duration),
+			Window:     1 + small,
+			Epsilon:    &epsilon,
+			Initial:    &small,
+		},
 	}
 	notLocal := []desired.NotLocal{desired.NotLocalDrop, desired.NotLocalReset}
 	return accept[random.IntN(len(accept))], notLocal[random.IntN(2)]

@@ -117,7 +117,7 @@ services: [{name: web, vip: 192.0.2.80, port: all, protocol: tcp}]
 	if err != nil {
 		t.Fatal(err)
 	}
-	yes, epsilon, initial := true, 0.1, uint32(1)
+	yes, epsilon, initial, windowTime := true, 0.1, uint32(1), 2*time.Second
 	want := &desired.Agent{
 		Node: desired.AgentNode{
 			Instance: "agent", Interface: "eth0", Internal: &yes, Locator: netip.MustParsePrefix("fd00:5:0:1::/64"),
@@ -125,7 +125,13 @@ services: [{name: web, vip: 192.0.2.80, port: all, protocol: tcp}]
 		},
 		Services: []desired.AgentService{{
 			Name: "web", VIP: netip.MustParseAddr("192.0.2.80"), Port: desired.AllPorts, Protocol: desired.TCP, Encapsulation: desired.SRv6Encap,
-			Accept:   desired.Accept{Policy: desired.AcceptDynamic, Window: 50, Epsilon: &epsilon, Initial: &initial},
+			Accept: desired.Accept{
+				Policy:     desired.AcceptDynamic,
+				Window:     50,
+				WindowTime: &windowTime,
+				Epsilon:    &epsilon,
+				Initial:    &initial,
+			},
 			Load:     desired.Source{Kind: desired.LoadConnections},
 			NotLocal: desired.NotLocalReset,
 		}},

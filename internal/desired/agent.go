@@ -85,6 +85,9 @@ type Accept struct {
 	// Window is the number of offers after which dynamic adapts its threshold, 1 to 1,000,000.
 	// Default 50.
 	Window uint32 `yaml:"window,omitempty" range:"1 to 1000000"`
+	// WindowTime is the shortest time of a window, up to 1h. So a flood of SYNs does not adapt the
+	// threshold faster than the load changes. 0 means none, as in 6LB. Default 2s.
+	WindowTime *time.Duration `yaml:"window-time,omitempty"`
 	// Epsilon is the allowed distance of the accepted share of a window from one half, 0 to less
 	// than 0.5, with six decimal places. Default 0.1.
 	Epsilon *float64 `yaml:"epsilon,omitempty"`

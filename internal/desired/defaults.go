@@ -123,7 +123,8 @@ func (given Given) defaultAgentService(s *AgentService, path string) {
 	setDefault(given, field.Child(path, "accept.policy"), &s.Accept.Policy, AcceptDynamic)
 	if s.Accept.Policy == AcceptDynamic {
 		setDefault(given, field.Child(path, "accept.window"), &s.Accept.Window, 50)
-		epsilon, initial := 0.1, uint32(1)
+		windowTime, epsilon, initial := 2*time.Second, 0.1, uint32(1)
+		setDefault(given, field.Child(path, "accept.window-time"), &s.Accept.WindowTime, &windowTime)
 		setDefault(given, field.Child(path, "accept.epsilon"), &s.Accept.Epsilon, &epsilon)
 		setDefault(given, field.Child(path, "accept.initial"), &s.Accept.Initial, &initial)
 	}

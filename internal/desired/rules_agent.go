@@ -110,6 +110,7 @@ func (r *rules) checkAccept(path string, a Accept) {
 	if a.Policy != AcceptDynamic {
 		const other = "only for policy dynamic"
 		r.refuse(field.Child(path, "window"), a.Window != 0, other)
+		r.refuse(field.Child(path, "window-time"), a.WindowTime != nil, other)
 		r.refuse(field.Child(path, "epsilon"), a.Epsilon != nil, other)
 		r.refuse(field.Child(path, "initial"), a.Initial != nil, other)
 		return
@@ -117,6 +118,11 @@ func (r *rules) checkAccept(path string, a Accept) {
 	const needed = "required by policy dynamic"
 	if a.Window == 0 {
 		r.failf(field.Child(path, "window"), needed)
+	}
+	if at := field.Child(path, "window-time"); a.WindowTime == nil {
+		r.failf(at, needed)
+	} else {
+		checkRange(r, at, *a.WindowTime, 0, time.Hour)
 	}
 	if a.Initial == nil {
 		r.failf(field.Child(path, "initial"), needed)

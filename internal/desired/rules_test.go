@@ -113,6 +113,7 @@ func TestValidateAgent(t *testing.T) {
 	}
 	want := `node.mtu: must be a whole number from 1280 to 65535
 services[0].accept.window: required by policy dynamic
+services[0].accept.window-time: required by policy dynamic
 services[0].accept.initial: required by policy dynamic
 services[0].accept.epsilon: required by policy dynamic`
 	if diff := cmp.Diff(want, a.Validate().Error()); diff != "" {

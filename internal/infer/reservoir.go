@@ -17,10 +17,7 @@ type Reservoir struct {
 }
 
 // Add adds a duration, in any unit. Until the reservoir is full, it appends the duration. Later
-// the random bits select the duration to replace. (Algorithm 1 prints randomId % N, where N is the
-// number of servers. But only modulo the size of the buffer does the index reach every place and
-// no other. The algorithm also begins with a buffer full of zeros, which the mean would count as
-// durations.)
+// the random bits select the duration to replace.
 func (r *Reservoir) Add(duration float64, random uint64) {
 	if r.n < ReservoirSize {
 		r.durations[r.n] = duration
@@ -29,6 +26,18 @@ func (r *Reservoir) Add(duration float64, random uint64) {
 	}
 	at, _ := bits.Mul64(random, ReservoirSize)
 	r.durations[at] = duration
+}
+
+// AddAsPrinted adds a duration as HLB's algorithm 1 does, to a reservoir that only AddAsPrinted
+// fills. The buffer is full of zeros at first, and the mean includes them. Line 18 has the index
+// randomId % N, where N is the number of servers and not the size of the buffer. With fewer servers
+// than places, the later places stay zero. With more servers, the index may be behind the end of
+// the buffer, and such a duration is not registered.
+func (r *Reservoir) AddAsPrinted(duration float64, random uint64, servers int) {
+	r.n = ReservoirSize
+	if at := random % uint64(servers); at < ReservoirSize {
+		r.durations[at] = duration
+	}
 }
 
 // Mean returns the mean of the durations, or false if there are none.

@@ -24,15 +24,28 @@ type Unseen uint8
 const (
 	// AsAverage treats the server as an average one, so it is neither preferred nor avoided.
 	AsAverage Unseen = iota
-	// AsZero is the paper's rule, if the initial (0, 0) of its buffers means that there is no
-	// duration. The server seems infinitely fast until one of its flows has ended.
+	// AsZero makes the server seem infinitely fast until one of its flows has ended.
 	AsZero
 )
 
-// Options are choices that HLB leaves open. The zero value is the best one in docs/placement.md.
+// Sampling tells which durations enter the reservoirs.
+type Sampling uint8
+
+// The samplings.
+const (
+	// FlowEnds has one duration for each flow, at its end, and the mean of those that are there.
+	FlowEnds Sampling = iota
+	// AsPrinted is algorithm 1 of HLB: Observe gets the durations that Algorithm1 registers, and
+	// reservoirs begin full of zeros. So Unseen has no effect.
+	AsPrinted
+)
+
+// Options are choices that HLB leaves open, and a Sampling that differs from the printed one. The
+// zero value is the best one in docs/placement.md.
 type Options struct {
-	Norm   Norm
-	Unseen Unseen
+	Norm     Norm
+	Unseen   Unseen
+	Sampling Sampling
 	// FixedNoise keeps the initial R (HLB-FIX of section VI-D1). Otherwise R follows the variance
 	// of the measurements.
 	FixedNoise bool
@@ -79,7 +92,12 @@ func (s *Speeds) Forget(server int32) {
 
 // Observe records the duration of a flow of a server. All durations must have the same unit.
 func (s *Speeds) Observe(server int32, duration float64, random uint64) {
-	s.servers[server].reservoir.Add(duration, random)
+	r := &s.servers[server].reservoir
+	if s.options.Sampling == AsPrinted {
+		r.AddAsPrinted(duration, random, len(s.servers))
+		return
+	}
+	r.Add(duration, random)
 }
 
 // Weight returns the weight of a server, above 0. The weights of all servers add up to 1.
@@ -117,7 +135,7 @@ func (s *Speeds) measure() bool {
 		v := &s.servers[i]
 		mean, ok := v.reservoir.Mean()
 		v.measured = mean
-		if ok {
+		if ok || s.options.Sampling == AsPrinted {
 			sum += mean
 			seen++
 		} else {

@@ -494,8 +494,19 @@ func TestConfigTemplates(t *testing.T) {
 	agent := l.Node("s1").AgentConfig()
 	agent.Node.MTU, agent.Node.AssignVIPs = 1500, &no
 	epsilon := 0.25
-	agent.Services[0].Accept = desired.Accept{Policy: desired.AcceptDynamic, Window: 10, Epsilon: &epsilon, Initial: &weight}
-	agent.Services[0].Load = desired.Source{Kind: desired.LoadApache, Path: "/run/sb", Workers: 3, Interval: time.Second}
+	agent.Services[0].Accept = desired.Accept{
+		Policy:     desired.AcceptDynamic,
+		Window:     10,
+		WindowTime: new(time.Duration),
+		Epsilon:    &epsilon,
+		Initial:    &weight,
+	}
+	agent.Services[0].Load = desired.Source{
+		Kind:     desired.LoadApache,
+		Path:     "/run/sb",
+		Workers:  3,
+		Interval: time.Second,
+	}
 	agent.Services[0].NotLocal = desired.NotLocalReset
 	agent.Services[1].Accept = desired.Accept{Policy: desired.AcceptStatic, Threshold: &weight}
 	roundTrip(t, "balancer.yaml", l.Node("lb1").BalancerConfig(), func(text []byte) error {

@@ -4,6 +4,7 @@ package repro
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 
@@ -18,15 +19,11 @@ type rival struct {
 	spec placement.Spec
 }
 
-// unseenAsPrinted treats servers without ended flows as algorithm 1 of the paper does. Its buffers
-// are full of zeros at first.
-const unseenAsPrinted = "zero"
-
 // everyRival lists the placements of section V-C.
 var everyRival = []string{"ECMP", "WCMP", "AWCMP", "LSQ", "GSQ2", "SED", "HLB", "Oracle"}
 
 // rivals returns the placements with the given names. They have their default parameters, except
-// for HLB itself.
+// that HLB has algorithm 1 as printed.
 func rivals(names ...string) ([]rival, error) {
 	var list []rival
 	for _, name := range names {
@@ -35,9 +32,36 @@ func rivals(names ...string) ([]rival, error) {
 			return nil, err
 		}
 		if hlb, ok := spec.(*placement.HLB); ok {
-			hlb.Unseen = unseenAsPrinted
+			hlb.Sampling = placement.SamplingAsPrinted
 		}
 		list = append(list, rival{name, spec})
+	}
+	return list, nil
+}
+
+// countedFromSYN is the end of the names of rivals that count flows from the SYN, instead of
+// established flows.
+const countedFromSYN = ", from the SYN"
+
+// fromSYN returns the placements with the given names, which must be LSQ, SED and HLB. They count
+// flows from the SYN.
+func fromSYN(names ...string) ([]rival, error) {
+	list, err := rivals(names...)
+	if err != nil {
+		return nil, err
+	}
+	for i := range list {
+		switch spec := list[i].spec.(type) {
+		case *placement.LSQ:
+			spec.Count = placement.CountPlaced
+		case *placement.SED:
+			spec.Count = placement.CountPlaced
+		case *placement.HLB:
+			spec.Count = placement.CountPlaced
+		default:
+			return nil, fmt.Errorf("%s does not count flows by itself", list[i].name)
+		}
+		list[i].name += countedFromSYN
 	}
 	return list, nil
 }
@@ -77,9 +101,13 @@ type contest struct {
 	results [][]*sim.Result // by setting and rival
 }
 
+// hlbPaperRuns is the paper's smallest number of runs (section VI). Figure 10 has fewer (footnote
+// 10).
+const hlbPaperRuns, hlb10PaperRuns = 10, 5
+
 // hlbRuns returns the number of runs, which is the paper's minimum of 10 (section VI) unless the
 // figure is quick.
-func (r *run) hlbRuns() int { return pick(r, 2, 10) }
+func (r *run) hlbRuns() int { return pick(r, 4, hlbPaperRuns) }
 
 // compete simulates settings with the given number of runs.
 func (r *run) compete(ctx context.Context, settings []setting, runs int) (*contest, error) {
@@ -113,10 +141,33 @@ func (c *contest) of(setting int, name string) *sim.Result {
 // mean returns the mean flow completion time (FCT) of a rival in a setting.
 func (c *contest) mean(setting int, name string) float64 { return c.of(setting, name).Mean().Value }
 
+// best returns the result with the shortest mean FCT in a setting, without the Oracle, the rivals
+// that count flows from the SYN, and the given rivals.
+func (c *contest) best(setting int, without ...string) *sim.Result {
+	var best *sim.Result
+	for i, rival := range c.rivals {
+		if rival.name == "Oracle" || strings.HasSuffix(rival.name, countedFromSYN) ||
+			slices.Contains(without, rival.name) {
+			continue
+		}
+		if result := c.results[setting][i]; best == nil || result.Mean().Value < best.Mean().Value {
+			best = result
+		}
+	}
+	return best
+}
+
+// fastest checks that the mean FCT of one rival in a setting is shorter than that of all others,
+// without the Oracle and the given rivals.
+func (r *run) fastest(c *contest, setting int, one, where, note string, without ...string) {
+	best := c.best(setting, append(without, one)...)
+	r.before(one, "best of the others"+where, c.mean(setting, one), best.Mean().Value, note)
+}
+
 // shorter checks that the mean FCT of one rival in a setting is shorter than that of another, as
 // the paper states.
-func (r *run) shorter(c *contest, setting int, one, other, where, why string) {
-	r.before(one, other+where, c.mean(setting, one), c.mean(setting, other), 0, why)
+func (r *run) shorter(c *contest, setting int, one, other, where string) {
+	r.before(one, other+where, c.mean(setting, one), c.mean(setting, other), "")
 }
 
 // chart draws a value of all results, with one series for each rival, and one point for each
@@ -132,6 +183,12 @@ func (r *run) chart(c *contest, title string, x places, y chart.Axis, value func
 		if all, ok := strings.CutSuffix(rival.name, "2"); ok {
 			// The same rival with all servers instead of two random ones, if the chart has it.
 			series.Like = all
+		}
+		if established, ok := strings.CutSuffix(rival.name, countedFromSYN); ok {
+			series.Like = established
+			if style == chart.Marked {
+				series.Style = chart.Dashed // bars are hollow
+			}
 		}
 		for j, at := range x.at {
 			series.Points = append(series.Points, r.estimated(at, value(c.results[j][i])))

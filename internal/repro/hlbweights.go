@@ -12,11 +12,12 @@ import (
 	"github.com/segue-lb/segue/internal/sim/placement"
 )
 
-// hlbNorms are the values by which HLB divides durations before they become weights.
-var hlbNorms = []struct{ name, parameter string }{{"as printed", ""}, {"over the mean", "mean"}}
+// hlbNorms are the values by which HLB divides durations before they become weights. The paper's is
+// the sum.
+var hlbNorms = []struct{ name, parameter string }{{"over the sum", ""}, {"over the mean", "mean"}}
 
 const normsDiffer = "The paper's formula has durations over their sum, so that with 128 servers all weights exp(-μ) are within about 1% of each other. " +
-	"Over their mean they differ as much as the paper says of its weights."
+	"Divided by their mean instead, the weights differ more."
 
 // weighing is the weights of HLB on a balancer, as a sample sees them.
 type weighing interface {

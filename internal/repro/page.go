@@ -35,8 +35,9 @@ func (s *store) writePage(outcomes []Outcome) error {
 		Quick         bool
 		Seed          uint64
 		Inside, Total int
+		Rules         any
 		Drawings      []drawing
-	}{Version: version.String(), Quick: s.key.Quick, Seed: s.key.Seed}
+	}{Version: version.String(), Quick: s.key.Quick, Seed: s.key.Seed, Rules: Rules}
 	for _, o := range outcomes {
 		d := drawing{Outcome: o}
 		for i := range o.Charts {

@@ -19,7 +19,8 @@ import (
 
 // Figure is a figure of a paper.
 type Figure struct {
-	// Name is the short name of the paper and the number of the figure, such as 6lb-8a.
+	// Name is the short name of the paper and the number of the figure, such as 6lb-8a, or the
+	// number of a section with statements that have no figure, such as 6lb-II-D.
 	Name string
 	// Title names the content of the figure.
 	Title string
@@ -48,17 +49,19 @@ const (
 	AtLeast Relation = "at least"
 )
 
-// Check compares one quantity with a statement of the paper.
+// Check compares one quantity with a statement of the paper. Each quantity has one check. A variant
+// that is not the paper's is no check, but a remark.
 type Check struct {
 	Figure   string  `json:"figure"`
 	Quantity string  `json:"quantity"`
 	Paper    Claim   `json:"paper"`
 	Measured float64 `json:"measured"`
-	// Tolerance is the allowed difference between the measured value and the paper's value or
-	// bound, in the unit of the quantity.
+	// Rule is the rule from which the tolerance follows. Tolerance is the allowed difference
+	// between the measured value and the paper's value or bound, in the unit of the quantity.
+	Rule      Rule    `json:"rule"`
 	Tolerance float64 `json:"tolerance"`
 	OK        bool    `json:"ok"`
-	// Note gives the reason for the tolerance, and other remarks.
+	// Note explains the quantity or the result.
 	Note string `json:"note"`
 }
 
@@ -116,33 +119,6 @@ func (r *run) remark(format string, args ...any) {
 	r.result.Remarks = append(r.result.Remarks, fmt.Sprintf(format, args...))
 }
 
-// about compares with a number that the paper states. why is the reason for the tolerance.
-func (r *run) about(quantity string, paper, measured, tolerance float64, why string) {
-	r.check(quantity, Claim{About, paper}, measured, tolerance, math.Abs(measured-paper) <= tolerance, why)
-}
-
-// atMost compares with an upper bound that the paper states.
-func (r *run) atMost(quantity string, paper, measured, tolerance float64, why string) {
-	r.check(quantity, Claim{AtMost, paper}, measured, tolerance, measured <= paper+tolerance, why)
-}
-
-// atLeast compares with a lower bound that the paper states.
-func (r *run) atLeast(quantity string, paper, measured, tolerance float64, why string) {
-	r.check(quantity, Claim{AtLeast, paper}, measured, tolerance, measured >= paper-tolerance, why)
-}
-
-// before compares two quantities. The paper states that the first one is smaller, so their ratio
-// must be at most 1.
-func (r *run) before(smaller, larger string, a, b, tolerance float64, why string) {
-	r.atMost(smaller+" / "+larger, 1, a/b, tolerance, why)
-}
-
-func (r *run) check(quantity string, paper Claim, measured, tolerance float64, ok bool, why string) {
-	r.result.Checks = append(r.result.Checks, Check{
-		Figure: r.figure, Quantity: quantity, Paper: paper, Measured: measured, Tolerance: tolerance, OK: ok, Note: why,
-	})
-}
-
 // finite checks that the result can be written as JSON and drawn.
 func (r *Result) finite() error {
 	bad := func(v float64) bool { return math.IsNaN(v) || math.IsInf(v, 0) }
@@ -156,8 +132,8 @@ func (r *Result) finite() error {
 		}
 	}
 	for _, c := range r.Checks {
-		if bad(c.Measured) {
-			return fmt.Errorf("%s: %v is not finite", c.Quantity, c.Measured)
+		if bad(c.Measured) || bad(c.Tolerance) {
+			return fmt.Errorf("%s: %v ± %v is not finite", c.Quantity, c.Measured, c.Tolerance)
 		}
 	}
 	return nil

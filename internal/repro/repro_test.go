@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"math"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,19 +17,32 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/segue-lb/segue/internal/chart"
+	"github.com/segue-lb/segue/internal/tables"
 )
 
 // counted is a figure that counts how often it was made.
 func counted(name string, times *int) Figure {
-	return Figure{Name: name, Title: "A <title>", Source: "section I", make: func(_ context.Context, r *run) error {
-		*times++
-		r.draw(chart.Chart{Title: name, Series: []chart.Series{{Name: "a", Points: []chart.Point{{X: float64(r.Seed), Y: 2}}}}})
-		r.about("two", 2, 2.05, 0.1, "because")
-		r.about("three", 3, 3.2, 0.1, "because")
-		r.atMost("at most one", 1, 1.05, 0.1, "")
-		r.atLeast("at least one", 1, 0.8, 0.1, "")
-		return nil
-	}}
+	return Figure{
+		Name:   name,
+		Title:  "A <title>",
+		Source: "section I",
+		make: func(_ context.Context, r *run) error {
+			*times++
+			r.draw(
+				chart.Chart{
+					Title: name,
+					Series: []chart.Series{
+						{Name: "a", Points: []chart.Point{{X: float64(r.Seed), Y: 2}}},
+					},
+				},
+			)
+			r.about("two", "2.0", 2.05, digits, "because")
+			r.about("three", "3.0", 3.2, digits, "because")
+			r.atMost("at most one", "1", 1.05, drawn, "")
+			r.atLeast("at least one", "1", 0.8, drawn, "")
+			return nil
+		},
+	}
 }
 
 func mustMake(t *testing.T, figures []Figure, s Settings) []Outcome {
@@ -156,12 +170,23 @@ func TestCheckJSON(t *testing.T) {
 		`"at most 0.045"`:  {AtMost, 0.045},
 		`"at least 1e-06"`: {AtLeast, 1e-6},
 	} {
-		check := Check{Figure: "f", Quantity: "q", Paper: claim, Measured: 1, Tolerance: 2, OK: true, Note: "n"}
+		check := Check{
+			Figure:    "f",
+			Quantity:  "q",
+			Paper:     claim,
+			Measured:  1,
+			Rule:      Drawing,
+			Tolerance: 2,
+			OK:        true,
+			Note:      "n",
+		}
 		got, err := json.Marshal(check)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if want := `{"figure":"f","quantity":"q","paper":` + want + `,"measured":1,"tolerance":2,"ok":true,"note":"n"}`; string(got) != want {
+		if want := `{"figure":"f","quantity":"q","paper":` + want + `,"measured":1,"rule":"drawing, 5%","tolerance":2,"ok":true,"note":"n"}`; string(
+			got,
+		) != want {
 			t.Errorf("%s, want %s", got, want)
 		}
 		var back Check
@@ -178,11 +203,11 @@ func TestCheckJSON(t *testing.T) {
 func TestNotFinite(t *testing.T) {
 	figure := Figure{Name: "6lb-x", make: func(_ context.Context, r *run) error {
 		zero := 0.0
-		r.about("nothing", 1, zero/zero, 1, "")
+		r.about("nothing", "1", zero/zero, digits, "")
 		return nil
 	}}
 	_, err := Make(t.Context(), []Figure{figure}, Settings{Workers: 1, Directory: t.TempDir()})
-	if err == nil || !strings.Contains(err.Error(), "nothing: NaN is not finite") {
+	if err == nil || !strings.Contains(err.Error(), "nothing: NaN ± 0.5 is not finite") {
 		t.Errorf("error %v", err)
 	}
 }
@@ -195,7 +220,10 @@ func TestPage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"A &lt;title&gt;", "<svg ", "2 of 4 quantities", `class="bad">outside`, `class="bad">6lb-x</a>`, "at most 1"} {
+	for _, want := range []string{
+		"A &lt;title&gt;", "<svg ", "2 of 4 rows", "Monte Carlo, 95%", "<td>printed digits</td>",
+		`class="bad">outside`, `class="bad">6lb-x</a>`, "at most 1",
+	} {
 		if !strings.Contains(string(content), want) {
 			t.Errorf("the page does not have %s", want)
 		}
@@ -265,21 +293,66 @@ func TestSelect(t *testing.T) {
 }
 
 // TestAnalyticFigures makes the figures that take no time, and checks that the model has the
-// numbers of 6LB.
+// numbers of 6LB. Figures 5 and 8d have no rows, because theirs hold by construction.
 func TestAnalyticFigures(t *testing.T) {
 	figures, err := Select("6lb-5", "6lb-6", "6lb-8[b-f]", "6lb-9", "hlb-2")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, o := range mustMake(t, figures, Settings{Seed: 1, Workers: 1, Directory: t.TempDir()}) {
-		if len(o.Charts) == 0 || len(o.Checks) == 0 {
+		byConstruction := o.Name == "6lb-5" || o.Name == "6lb-8d"
+		if len(o.Charts) == 0 || (len(o.Checks) == 0) != byConstruction {
 			t.Errorf("%s: %d charts, %d comparisons", o.Name, len(o.Charts), len(o.Checks))
 		}
 		for _, c := range o.Checks {
-			if expected := c.Quantity != "chain: WCMP / LSQ, all observed"; c.OK != expected {
+			if expected := c.Quantity != "WCMP / LSQ, all observed"; c.OK != expected {
 				t.Errorf("%s: %s: %v, paper %v", c.Figure, c.Quantity, c.Measured, c.Paper)
 			}
 		}
+	}
+}
+
+// TestOverhead checks the sums of header sizes of 6LB's figure 5.
+func TestOverhead(t *testing.T) {
+	r := &run{}
+	if err := figure5(t.Context(), r); err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range [][]float64{{72, 96, 88}, {56, 80, 44}} { // insert, encap, GRE
+		points := r.result.Charts[0].Series[i].Points
+		if got := []float64{points[0].Y, points[1].Y, points[3].Y}; !slices.Equal(got, want) {
+			t.Errorf("%s: %v bytes, want %v", r.result.Charts[0].Series[i].Name, got, want)
+		}
+	}
+}
+
+// TestAlgorithm3 compares the tables with those of package tables. The number of steps is at least
+// the number of entries, and with one server that has all buckets it is exactly that.
+func TestAlgorithm3(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	for _, servers := range []int{2, 5, 48} {
+		permutations := randomPermutations(servers, 251, rng)
+		for candidates := 1; candidates <= 2; candidates++ {
+			want, err := tables.BuildPermuted(permutations, 251, candidates)
+			if err != nil {
+				t.Fatal(err)
+			}
+			rows, steps := algorithm3(permutations, 251, candidates)
+			if !slices.Equal(rows, want.Rows) {
+				t.Errorf("%d servers, %d candidates: another table", servers, candidates)
+			}
+			if steps < 251*candidates {
+				t.Errorf("%d servers, %d candidates: %d steps", servers, candidates, steps)
+			}
+		}
+	}
+	if _, steps := algorithm3(randomPermutations(1, 251, rng), 251, 1); steps != 251 {
+		t.Errorf("one server: %d steps, want 251", steps)
+	}
+	// Each permutation is 0, 1, 2. The servers look at 0, at 0 and 1, and at 1 and 2.
+	same := []tables.Permutation{{Skip: 1}, {Skip: 1}}
+	if _, steps := algorithm3(same, 3, 1); steps != 5 {
+		t.Errorf("equal permutations: %d steps, want 5", steps)
 	}
 }
 

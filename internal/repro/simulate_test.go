@@ -5,12 +5,15 @@ package repro
 import (
 	"math"
 	"math/rand/v2"
+	"reflect"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/segue-lb/segue/internal/chart"
 	"github.com/segue-lb/segue/internal/sim"
+	"github.com/segue-lb/segue/internal/sim/placement"
 	"github.com/segue-lb/segue/internal/tables"
 )
 
@@ -130,6 +133,123 @@ func TestHLBRate(t *testing.T) {
 		if got := h.rate(0.9); math.Abs(got-0.9*test.want) > 1e-9 {
 			t.Errorf("CPU %v s, IO %v s: %v flows a second, want %v", test.cpu, test.io, got, 0.9*test.want)
 		}
+	}
+}
+
+// TestHLBTestbed checks the rates: 680 pages a second at 85%, and files by the disks' load.
+func TestHLBTestbed(t *testing.T) {
+	list, err := rivals("LSQ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	meanFile := (0.1 + 0.2 + 0.5 + 0.75 + 1 + 2 + 5) / 7 / 125
+	for _, test := range []struct {
+		demand     []sim.Stage
+		load, want float64
+	}{{wikiDemand, 0.85, 680}, {loopDemand, 0.7, 70}, {fileDemand, 0.9, 0.9 * 7 / meanFile}} {
+		c, err := hlbTestbed(list[0], test.demand, test.load, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := c.Arrivals.(sim.Poisson).Rate; math.Abs(got-test.want) > 1e-9*test.want {
+			t.Errorf("%v flows a second, want %v", got, test.want)
+		}
+	}
+}
+
+// TestGroupWeights lets HLB learn on the testbed that four processors are more than two. At first
+// all weights are equal.
+func TestGroupWeights(t *testing.T) {
+	list, err := rivals("HLB")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := hlbTestbed(list[0], wikiDemand, 0.9, 40)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var weights groupWeights
+	c.SampleInterval, c.Sample = groupWeightsInterval, weights.look
+	if _, err := sim.Run(t.Context(), c, sim.Options{Seed: 1, Runs: 2}); err != nil {
+		t.Fatal(err)
+	}
+	points := weights.points()
+	if len(points) < 15 || points[3].X != 4*groupWeightsInterval || weights.count[3] != 2 {
+		t.Fatalf("%d samples, of %v runs: %v", len(points), weights.count, points)
+	}
+	if late := weights.mean(30, 40); late < 1.005 || late > 2 {
+		t.Errorf("a ratio of weights of %v after 30 s", late)
+	}
+	if got, want := weights.mean(4, 8), (points[1].Y+points[2].Y)/2; math.Abs(got-want) > 1e-12 {
+		t.Errorf("a mean of %v from 4 to 8 s, want %v", got, want)
+	}
+}
+
+// TestFromSYN checks that rivals that count flows from the SYN have their own names and lines, and
+// that other rivals are refused.
+func TestFromSYN(t *testing.T) {
+	list, err := fromSYN("LSQ", "SED", "HLB")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &contest{rivals: list, results: [][]*sim.Result{{{}, {}, {}}}}
+	for i, name := range []string{"LSQ", "SED", "HLB"} {
+		if list[i].name != name+", from the SYN" {
+			t.Errorf("%s is called %q", name, list[i].name)
+		}
+		if count := reflect.ValueOf(list[i].spec).Elem().FieldByName("Count").String(); count != string(
+			placement.CountPlaced,
+		) {
+			t.Errorf("%s counts flows when they are %q", name, count)
+		}
+	}
+	drawn := (&run{}).chart(c, "", places{at: []float64{0}}, chart.Axis{},
+		func(*sim.Result) sim.Estimate { return sim.Estimate{} })
+	for i, series := range drawn.Series {
+		if series.Style != chart.Dashed || series.Like+countedFromSYN != list[i].name {
+			t.Errorf("%s is drawn as %v, like %q", series.Name, series.Style, series.Like)
+		}
+	}
+	if _, err := fromSYN("GSQ"); err == nil || err.Error() != "GSQ does not count flows by itself" {
+		t.Errorf("error %v", err)
+	}
+}
+
+// TestBest checks that the best of the others is neither the Oracle nor a rival that counts flows
+// from the SYN.
+func TestBest(t *testing.T) {
+	c := &contest{}
+	var results []*sim.Result
+	for i, name := range []string{"Oracle", "LSQ, from the SYN", "HLB", "SED", "LSQ"} {
+		c.rivals = append(c.rivals, rival{name: name})
+		result := &sim.Result{Runs: []*sim.RunResult{{}}}
+		result.Response.Add(float64(i + 1))
+		results = append(results, result)
+	}
+	c.results = [][]*sim.Result{results}
+	for want, without := range map[int][]string{2: nil, 3: {"HLB"}, 4: {"HLB", "SED"}} {
+		if got := c.best(0, without...); got != results[want] {
+			t.Errorf("without %v: a mean of %v, want %d", without, got.Mean().Value, want+1)
+		}
+	}
+}
+
+// TestServersNeeded checks the smallest number of servers that is as good as the target, in each
+// run.
+func TestServersNeeded(t *testing.T) {
+	means := func(values ...float64) *sim.Result {
+		result := &sim.Result{}
+		for _, v := range values {
+			run := &sim.RunResult{}
+			run.Response.Add(v)
+			result.Runs = append(result.Runs, run)
+		}
+		return result
+	}
+	got := serversNeeded(means(1, 1),
+		[]*sim.Result{means(4, 4), means(2, 0.5), means(0.5, 2), means(0.25, 0.25)}, 34)
+	if want := []float64{36, 35}; !slices.Equal(got, want) {
+		t.Errorf("servers needed: %v, want %v", got, want)
 	}
 }
 

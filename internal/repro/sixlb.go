@@ -6,9 +6,11 @@ package repro
 // Routing". Its figures 1 to 4 are drawings, figures 11c and 13 need the data path, and figure 12
 // needs a trace and a database.
 var sixLBFigures = []Figure{
+	{"6lb-II-D", "Failures of a host and of an application", "6LB, section II-D", sectionIID},
 	{"6lb-5", "Protocol overhead of steering mechanisms", "6LB, section II-C", figure5},
 	{"6lb-6", "Example of algorithm 3, before and after a removal", "6LB, section III-B", figure6},
 	{"6lb-7", "Resiliency of consistent hashing to removals of servers", "6LB, section III-B", figure7},
+	{"6lb-III-B3", "Steps of algorithm 3, independent tables", "6LB, section III-B3", sectionIIIB3},
 	{"6lb-8a", "Model: expected response time", "6LB, section V-B, equation (6)", figure8a},
 	{"6lb-8b", "Model: fairness index", "6LB, section V-D", figure8b},
 	{"6lb-8c", "Model: 90th percentile of response times", "6LB, section V-F, equation (10)", figure8c},

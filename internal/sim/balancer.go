@@ -149,7 +149,7 @@ func (e *engine) offered(f int32) {
 	offer := &e.transits[flow.transit].Offer
 	s := offer.Servers[offer.At]
 	if !e.servers[s].alive {
-		e.end(f, Lost)
+		e.offeredToDead(f, s)
 		return
 	}
 	agent := e.agentOf(s)
@@ -167,10 +167,38 @@ func (e *engine) offered(f int32) {
 	if next < 0 || next >= offer.N {
 		panic(fmt.Sprintf("sim: an agent passed a flow to candidate %d of %d", next, offer.N))
 	}
+	e.passOn(f, next)
+}
+
+// passOn sends an offer to another candidate.
+func (e *engine) passOn(f, next int32) {
+	flow := &e.flows[f]
+	offer := &e.transits[flow.transit].Offer
 	flow.hops++
 	flow.forced = next < offer.At
 	offer.At = next
 	e.send(e.delay(&e.config.Network.ServerServer, f), offerAtServer, f)
+}
+
+// fullLoad is the number of flows by which later candidates know a server whose application has
+// failed: more than any other server has.
+const fullLoad = 1 << 30
+
+// offeredToDead handles an offer to a server that has failed.
+func (e *engine) offeredToDead(f, s int32) {
+	flow := &e.flows[f]
+	offer := &e.transits[flow.transit].Offer
+	switch {
+	case !e.servers[s].passes:
+		e.end(f, Lost)
+	case e.agentOf(s) == nil || flow.forced || offer.Last():
+		e.end(f, Refused)
+	default:
+		load := e.load(s)
+		load.Open, load.Busy = fullLoad, fullLoad
+		offer.Loads[offer.At] = load
+		e.passOn(f, offer.At+1)
+	}
 }
 
 // take lets a server take a flow.

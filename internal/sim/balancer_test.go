@@ -371,3 +371,81 @@ func TestAFailedServerReportsNothing(t *testing.T) {
 		t.Errorf("no %q in %q", want, *log)
 	}
 }
+
+// TestApplicationFails offers flows to two servers. The application of the first one fails at 1 s,
+// and the server passes on what it would have accepted. Without a second candidate, or without an
+// agent, the server refuses. It is back at 5 s.
+func TestApplicationFails(t *testing.T) {
+	accept := policy(func(_ sim.Load, offer *sim.Offer) int32 { return offer.At })
+	events := []sim.Event{
+		{At: 1, Kind: sim.ApplicationFail, Servers: []int32{0}, Detect: 100},
+		{At: 5, Kind: sim.ServerAdd, Servers: []int32{0}},
+	}
+	for name, test := range map[string]struct {
+		placement sim.Method
+		policy    sim.Policy
+		want      []sim.Outcome
+		server    int32 // of the second flow
+		hops      int32
+	}{
+		"two candidates": {to(0, 1), accept, []sim.Outcome{sim.Broken, sim.Completed, sim.Completed}, 1, 1},
+		"the last one":   {to(0), accept, []sim.Outcome{sim.Broken, sim.Refused, sim.Completed}, -1, 0},
+		"no agent":       {to(0, 1), nil, []sim.Outcome{sim.Broken, sim.Refused, sim.Completed}, -1, 0},
+	} {
+		c := constantly(2, sim.FIFO, 0.5, 2, 6)
+		c.Placement, c.Policy, c.Events = test.placement, test.policy, events
+		all, _ := flows(t, c)
+		for i, want := range test.want {
+			if all[i].Outcome != want {
+				t.Errorf("%s: flow %d: %v, want %v", name, i, all[i].Outcome, want)
+			}
+		}
+		if all[1].Server != test.server || all[1].Hops != test.hops || all[2].Server != 0 {
+			t.Errorf("%s: %+v", name, all[1:])
+		}
+	}
+}
+
+// TestNothingReturnsToAFailedApplication has a second candidate that sends offers back to a first
+// one with less load.
+func TestNothingReturnsToAFailedApplication(t *testing.T) {
+	c := constantly(2, sim.FIFO, 2)
+	c.Placement = to(0, 1)
+	c.Policy = policy(func(own sim.Load, offer *sim.Offer) int32 {
+		if offer.At == 1 && offer.Loads[0].Open <= own.Open {
+			return 0
+		}
+		return offer.At
+	})
+	c.Events = []sim.Event{{At: 1, Kind: sim.ApplicationFail, Servers: []int32{0}, Detect: 100}}
+	if all, _ := flows(t, c); all[0].Outcome != sim.Completed || all[0].Server != 1 {
+		t.Errorf("%+v", all[0])
+	}
+}
+
+// TestFlood counts the offers of a flood at the agents, which accept none of them. The flows of the
+// run are not counted, because they are accepted and served as without the flood.
+func TestFlood(t *testing.T) {
+	offers := [2]int{}
+	c := constantly(2, sim.FIFO, 0, 1, 2, 10)
+	c.Placement = to(0, 1)
+	c.Policy = policy(func(_ sim.Load, offer *sim.Offer) int32 {
+		offers[offer.At]++
+		return min(offer.At+1, 1)
+	})
+	without, _ := flows(t, c)
+	c.Flood, offers = 1000, [2]int{}
+	with, result := flows(t, c)
+	if diff := cmp.Diff(without, with); diff != "" {
+		t.Errorf("the flood changes flows:\n%s", diff)
+	}
+	if result.Flows() != 4 {
+		t.Errorf("%d flows", result.Flows())
+	}
+	// The last flow ends at 11 s.
+	for candidate, n := range offers {
+		if n < 10_500 || n > 11_500 {
+			t.Errorf("candidate %d got %d offers, want about 11000", candidate, n)
+		}
+	}
+}

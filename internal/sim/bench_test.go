@@ -40,13 +40,14 @@ var nearby = sim.Network{
 	ServerServer: sim.Uniform(0.0001, 0.001), ServerClient: sim.Uniform(0.0001, 0.001),
 }
 
-// lsq is the placement lsq of package placement.
+// lsq is the placement lsq of package placement. It counts flows from the SYN.
 func lsq(t testing.TB) sim.Method {
 	t.Helper()
 	spec, err := placement.Named("lsq")
 	if err != nil {
 		t.Fatal(err)
 	}
+	spec.(*placement.LSQ).Count = placement.CountPlaced
 	method, _, err := spec.Build()
 	if err != nil {
 		t.Fatal(err)

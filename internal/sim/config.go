@@ -40,6 +40,10 @@ type Config struct {
 	// then gives up after Timeout, which must not be 0, and the flow counts as TimedOut instead of
 	// Refused.
 	Silent bool
+	// Flood is a number of SYNs per second, at random times, that nobody follows up: the balancers
+	// offer them to servers, and the servers' agents decide about them. They take no room on
+	// servers and in flow tables, as with SYN cookies. Only a policy can notice them.
+	Flood float64
 	// Connections and Duration end the arrivals, after that number of flows or seconds, whichever
 	// is first. 0 means no limit. The run continues until all flows have ended.
 	Connections uint64
@@ -167,11 +171,14 @@ type EventKind uint8
 
 // The kinds of events. A drained server gets no new flows and completes those that it has. A
 // server that fails breaks its flows, and loses all packets to it until balancers know of the
-// failure. When a balancer fails, other balancers get its flows.
+// failure. When only the application of a server fails, the server also breaks its flows, but it
+// passes offers on to the next candidate. It refuses an offer without a next candidate. When a
+// balancer fails, other balancers get its flows.
 const (
 	ServerAdd EventKind = iota
 	ServerDrain
 	ServerFail
+	ApplicationFail
 	SetSpeed
 	BalancerAdd
 	BalancerFail
@@ -244,6 +251,8 @@ func (c *Config) Validate() error {
 	p.require(!c.Silent || c.Timeout > 0, "silent servers need a timeout")
 	p.require(c.Warmup >= 0 && c.Cooldown >= 0 && c.Warmup+c.Cooldown < 1,
 		"warmup %v and cooldown %v: must be less than 1 together", c.Warmup, c.Cooldown)
+	p.require(c.Flood >= 0, "a flood of %v SYNs per second: must not be negative", c.Flood)
+	p.require(c.Flood == 0 || c.Policy != nil, "a flood of SYNs: only with a policy")
 	p.require(c.Every >= 0, "intervals of %v s: must not be negative", c.Every)
 	p.require(c.Sample == nil || c.SampleInterval > 0, "sample interval %v: must be positive", c.SampleInterval)
 	for i := range c.Events {

@@ -23,6 +23,7 @@ const (
 	detection                            // index in Config.Events
 	sample
 	interval
+	floodSYN
 )
 
 // ofFlow tells whether the index of the event is that of a flow.
@@ -67,6 +68,7 @@ type engine struct {
 	keys       *Rand
 	shares     []float64 // cumulated shares of the classes
 	probeDraws *Rand
+	floodDraws *Rand
 
 	result *RunResult
 	meter  meter
@@ -163,6 +165,8 @@ func (e *engine) handle(kind eventKind, index int32) {
 		e.queue.push(e.now+e.config.SampleInterval, sample, 0)
 	case interval:
 		e.endInterval()
+	case floodSYN:
+		e.flood()
 	}
 }
 

@@ -248,6 +248,32 @@ func TestSamplesSeeTheTruth(t *testing.T) {
 	}
 }
 
+// TestQueued compares the flows in a server's queues with its open flows. The handshake takes 2 s,
+// so a flow is open for 2 s before its request arrives. Then it is in the queue of the processor or
+// of IO.
+func TestQueued(t *testing.T) {
+	for _, d := range []sim.Discipline{sim.FIFO, sim.ProcessorSharing} {
+		c := constantly(1, d, 0, 0, 0, 11)
+		c.Network.ServerClient = sim.Constant(2)
+		c.Jobs[0].Stages = append(c.Jobs[0].Stages, sim.Stage{Queue: sim.IO, Work: sim.Constant(1)})
+		if d == sim.ProcessorSharing {
+			c.Servers[0].Workers = 2 // so the third flow waits for a worker
+		}
+		c.SampleInterval = 0.99
+		var open, queued []int
+		c.Sample = func(_ int, _ float64, w sim.World) {
+			open, queued = append(open, w.Open(0)), append(queued, w.Queued(0))
+		}
+		flows(t, c)
+		if !slices.Equal(open[:2], []int{3, 3}) || !slices.Equal(queued[:2], []int{0, 0}) {
+			t.Errorf("discipline %d: %v open and %v queued", d, open, queued)
+		}
+		if !slices.Equal(queued[2:9], open[2:9]) || open[2] != 3 || open[8] != 0 {
+			t.Errorf("discipline %d, after the handshakes: %v open and %v queued", d, open, queued)
+		}
+	}
+}
+
 // observer is a policy that accepts all flows and records which flows were served.
 type observer struct{ log *[]string }
 

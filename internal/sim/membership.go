@@ -12,7 +12,7 @@ func (e *engine) change(event *Event, index int32) {
 		for _, s := range event.Servers {
 			e.setSpeed(&e.stations[s], event.Speed)
 		}
-	case ServerAdd, ServerFail, ServerDrain:
+	case ServerAdd, ServerFail, ApplicationFail, ServerDrain:
 		for _, s := range event.Servers {
 			e.changeServer(s, event.Kind)
 			e.changes[s] = index
@@ -26,9 +26,10 @@ func (e *engine) change(event *Event, index int32) {
 func (e *engine) changeServer(s int32, kind EventKind) {
 	switch kind {
 	case ServerAdd:
-		e.servers[s].alive = true
-	case ServerFail:
+		e.servers[s].alive, e.servers[s].passes = true, false
+	case ServerFail, ApplicationFail:
 		e.failServer(s)
+		e.servers[s].passes = kind == ApplicationFail
 	}
 }
 

@@ -125,7 +125,7 @@ type Outcome uint8
 // The outcomes.
 const (
 	Completed Outcome = iota
-	Refused           // the server's backlog was full
+	Refused           // the server's backlog was full, or its application had failed
 	TimedOut          // the client gave up
 	Lost              // offered to no server, or to a server that had failed
 	// Its server failed; or its balancer failed, and no other balancer found the flow.

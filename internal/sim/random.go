@@ -26,6 +26,7 @@ const (
 	streamPlacement
 	streamAgent
 	streamProbe
+	streamFlood
 )
 
 // newRand returns the stream of a seed for a purpose, and for one of several users of this

@@ -13,6 +13,7 @@ import (
 type server struct {
 	alive   bool
 	live    bool  // balancers consider it live: it is in engine.live
+	passes  bool  // not alive, but passes offers on: only its application has failed
 	workers int32 // 0 means no limit
 	backlog int32 // -1 means no limit
 	open    int32

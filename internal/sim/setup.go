@@ -19,6 +19,7 @@ func newEngine(c *Config, seed uint64, run int) (*engine, error) {
 		free:       none,
 		keys:       newRand(seed, streamFlows, 0),
 		probeDraws: newRand(seed, streamProbe, 0),
+		floodDraws: newRand(seed, streamFlood, 0),
 		meter:      newMeter(c),
 		arriving:   true,
 		until:      never,
@@ -54,6 +55,9 @@ func newEngine(c *Config, seed uint64, run int) (*engine, error) {
 	}
 	if c.Every > 0 {
 		e.queue.push(c.Every, interval, 0)
+	}
+	if c.Flood > 0 {
+		e.nextFlood()
 	}
 	if c.Sample != nil {
 		e.queue.push(c.SampleInterval, sample, 0)

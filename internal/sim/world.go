@@ -17,6 +17,18 @@ func (w World) Alive(s int32) bool { return w.e.servers[s].alive }
 // Open returns the number of flows of a server.
 func (w World) Open(s int32) int { return int(w.e.servers[s].open) }
 
+// Queued returns the number of flows in the queues of a server: their requests have arrived, and
+// their last stage has not ended. Open also counts flows whose handshake is under way.
+func (w World) Queued(s int32) int {
+	e := w.e
+	st := &e.stations[s]
+	queued := st.busy + st.waiting.n + e.servers[s].waiting.n
+	if io := int(s) + len(e.servers); io < len(e.stations) {
+		queued += e.stations[io].busy
+	}
+	return int(queued)
+}
+
 // Load returns the load that a server would report now.
 func (w World) Load(s int32) Load { return w.e.load(s) }
 

@@ -9,8 +9,8 @@ import "fmt"
 // candidate took visits the servers of place i, the newest first, until it reaches the one that
 // has the flow.
 //
-// Algorithm 1 of the paper, as printed, moves every place down by one at each change of the table
-// and then removes duplicates. So the oldest server is lost even if nothing changed in a place.
+// Algorithm 1 of the paper moves every place down by one at each change of the table and then
+// removes duplicates. So the oldest server is lost even if nothing changed in a place.
 // History removes duplicates first. It contains as many different servers as its depth, the last
 // ones.
 type History struct {

@@ -26,7 +26,7 @@ func servers(t *rapid.T, least int, weight *rapid.Generator[uint32]) []Server {
 	return rapid.SliceOfNDistinct(server, least, 40, func(s Server) string { return s.Name }).Draw(t, "servers")
 }
 
-// algorithm3 is the pseudo-code of 6LB as printed, with the permutations p of m buckets. It needs
+// algorithm3 is the pseudo-code of 6LB, with the permutations p of m buckets. It needs
 // at least c permutations.
 func algorithm3(p [][]int, m, c int) (rows []uint16, nextIndex []int) {
 	const free = math.MaxUint16

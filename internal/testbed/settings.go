@@ -180,7 +180,7 @@ func (c Case) service(i int, s settings) lab.Service {
 		Name: c.Name, VIP: vip(i), Port: port, Protocol: desired.TCP,
 		Encapsulation: cmp.Or(c.Encapsulation, desired.SRv6Insert),
 		Placement:     c.Placement, Selection: c.Selection, Candidates: c.Candidates,
-		Generations: c.Generations, Buckets: s.Buckets, Accept: c.Accept, Load: c.Source,
+		Generations: c.Generations, Buckets: s.Buckets, Accept: c.accept(s), Load: c.Source,
 	}
 	switch {
 	case c.Placement != desired.PlacementHunt || c.Source != (desired.Source{}):
@@ -193,6 +193,24 @@ func (c Case) service(i int, s settings) lab.Service {
 		}
 	}
 	return service
+}
+
+// accept returns the accept policy of the case by the clock. The policy dynamic is algorithm 2 of
+// 6LB, whose window has no shortest time, unless the experiment sets one.
+func (c Case) accept(s settings) desired.Accept {
+	a := c.Accept
+	if a.Policy == desired.AcceptDynamic {
+		a.WindowTime = new(s.byTheClock(c.windowTime()))
+	}
+	return a
+}
+
+// windowTime returns the shortest time of a window of the policy dynamic, in emulated time.
+func (c Case) windowTime() time.Duration {
+	if c.Accept.WindowTime == nil {
+		return 0
+	}
+	return *c.Accept.WindowTime
 }
 
 const (

@@ -86,7 +86,7 @@ func (p planned) spec() placement.Spec {
 		p.setHunt(&spec.Hunt)
 		return spec
 	case c.Placement == desired.PlacementHunt && c.Accept.Policy == desired.AcceptDynamic:
-		spec := &placement.SRDyn{Window: 50, Epsilon: 0.1, Initial: 1}
+		spec := &placement.SRDyn{Window: 50, Epsilon: 0.1, Initial: 1, WindowTime: c.windowTime()}
 		p.setHunt(&spec.Hunt)
 		if c.Accept.Window > 0 {
 			spec.Window = int(c.Accept.Window)

@@ -4,6 +4,7 @@ package placement
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"slices"
 	"time"
@@ -12,8 +13,8 @@ import (
 	"github.com/segue-lb/segue/internal/sim"
 )
 
-// HLB takes the server with the smallest (l+1)/w. l is the number of the balancer's own connected
-// flows on the server. w is inferred from the durations of flows: "HLB: Toward Load-Aware Load
+// HLB takes the server with the smallest (l+1)/w. l is the number of the balancer's own flows on
+// the server. w is inferred from the durations of flows: "HLB: Toward Load-Aware Load
 // Balancing", section IV. HLB2 compares two random servers. HLB-FIX has a constant measurement
 // noise (section VI-D1).
 type HLB struct {
@@ -28,8 +29,11 @@ type Weights struct {
 	Interval time.Duration `yaml:"interval"`
 	// Norm is "sum", the paper's norm and the default, or "mean".
 	Norm string `yaml:"norm"`
+	// Sampling tells which durations the weights come from: "flow-ends", the default, or
+	// "as-printed", which is exactly HLB's algorithm 1 (infer.Algorithm1).
+	Sampling Sampling `yaml:"sampling"`
 	// Unseen tells how a server counts before one of its flows has ended: "average", the default,
-	// or "zero".
+	// or "zero". With "as-printed" it must not be set, because the algorithm has its own zeros.
 	Unseen string `yaml:"unseen"`
 	// FixedNoise turns HLB into HLB-FIX.
 	FixedNoise bool `yaml:"fixed-noise"`
@@ -37,6 +41,15 @@ type Weights struct {
 	// numbers may have such weights: 65536 for 16 bits.
 	Steps int `yaml:"steps"`
 }
+
+// Sampling tells which durations HLB's weights come from.
+type Sampling string
+
+// The samplings: infer.FlowEnds and infer.AsPrinted.
+const (
+	SamplingFlowEnds  Sampling = "flow-ends"
+	SamplingAsPrinted Sampling = "as-printed"
+)
 
 // round rounds a weight as the data path stores it.
 func (w *Weights) round(weight float64) float64 {
@@ -47,8 +60,14 @@ func (w *Weights) round(weight float64) float64 {
 }
 
 func (w *Weights) validate() error {
+	var unseen error
+	if w.Sampling == SamplingAsPrinted && w.Unseen != "" {
+		unseen = fmt.Errorf("unseen %q: not with sampling %s, which begins with zeros", w.Unseen,
+			w.Sampling)
+	}
 	return errors.Join(
-		checkInterval(w.Interval),
+		checkInterval(w.Interval), unseen,
+		oneOf("sampling", w.Sampling, "", SamplingFlowEnds, SamplingAsPrinted),
 		oneOf("norm", w.Norm, "", "sum", "mean"),
 		oneOf("unseen", w.Unseen, "", "average", "zero"),
 		inRange("steps", w.Steps, 0, math.MaxInt32),
@@ -63,16 +82,23 @@ func (w *Weights) speeds(servers int) *infer.Speeds {
 	if w.Unseen == "zero" {
 		o.Unseen = infer.AsZero
 	}
+	if w.Sampling == SamplingAsPrinted {
+		o.Sampling = infer.AsPrinted
+	}
 	return infer.NewSpeeds(servers, o)
 }
 
 // New implements sim.Method.
 func (m *HLB) New(b *sim.Balancer) (sim.Placement, error) {
 	p, err := newHLB(b, &m.Own, &m.Weights, &m.tables)
-	if err == nil {
-		p.weigh()
+	if err != nil {
+		return nil, err
 	}
-	return p, err
+	p.weigh()
+	if m.Sampling == SamplingAsPrinted {
+		return &printedHLB{p, make(map[uint64]*infer.Algorithm1), p.register}, nil
+	}
+	return p, nil
 }
 
 // Build implements Spec.
@@ -125,6 +151,54 @@ func (p *hlb) MembershipChanged() {
 
 func (p *hlb) Closed(f *sim.Flow, end sim.End) {
 	if server, wasConnected := p.closed(f); wasConnected {
-		p.speeds.Observe(server, end.Duration, p.b.Rand.Uint64())
+		p.register(server, end.Duration)
+	}
+}
+
+func (p *hlb) register(server int32, duration float64) {
+	p.speeds.Observe(server, duration, p.b.Rand.Uint64())
+}
+
+// printedHLB gets durations by algorithm 1. The algorithm works on packets, and the simulator on
+// flows. So a client sends the packets of a short HTTP request: a SYN, an acknowledgement with the
+// request right behind it, an acknowledgement of the response, and a FIN.
+type printedHLB struct {
+	*hlb
+	flows    map[uint64]*infer.Algorithm1 // by Flow.Number
+	register func(server int32, duration float64)
+}
+
+func (p *printedHLB) Place(f *sim.Flow, offer *sim.Offer) {
+	p.hlb.Place(f, offer)
+	if offer.N > 0 {
+		p.flows[f.Number] = &infer.Algorithm1{}
+		p.packets(f, infer.Open)
+	}
+}
+
+func (p *printedHLB) Connected(f *sim.Flow) {
+	p.hlb.Connected(f)
+	p.packets(f, infer.Data, infer.Data)
+}
+
+func (p *printedHLB) Closed(f *sim.Flow, _ sim.End) {
+	if _, wasConnected := p.closed(f); wasConnected {
+		p.packets(f, infer.Data, infer.End)
+	}
+	delete(p.flows, f.Number)
+}
+
+// packets handles packets that the balancer gets now. Flows that came from another balancer are not
+// in the tables of this one.
+func (p *printedHLB) packets(f *sim.Flow, kinds ...infer.Packet) {
+	flow, ok := p.flows[f.Number]
+	if !ok {
+		return
+	}
+	for _, kind := range kinds {
+		if duration, registered := flow.Packet(kind, p.b.Now()); registered {
+			_, server := marked(f)
+			p.register(server, duration)
+		}
 	}
 }

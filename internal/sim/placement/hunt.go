@@ -58,7 +58,9 @@ type SR struct {
 // Build implements Spec.
 func (m *SR) Build() (sim.Method, sim.Policy, error) {
 	err := errors.Join(m.validate(), inRange("threshold", m.Threshold, 0, math.MaxInt32))
-	return m, perServer{policy: func() accept.Policy { return accept.Static{Threshold: uint32(m.Threshold)} }}, err
+	return m, perServer{
+		policy: func(*sim.Host) accept.Policy { return accept.Static{Threshold: uint32(m.Threshold)} },
+	}, err
 }
 
 // SRDyn is 6LB's SRdyn (section II-B, algorithm 2).
@@ -68,6 +70,8 @@ type SRDyn struct {
 	Window  int     `yaml:"window"`
 	Epsilon float64 `yaml:"epsilon"`
 	Initial int     `yaml:"initial"`
+	// WindowTime is the shortest time of a window, 0 to 1 h. The paper has none (0).
+	WindowTime time.Duration `yaml:"window-time"`
 	// Limit is the paper's n, the maximum threshold. 0 stands for the server's processors with
 	// FIFO, and otherwise for its workers. Without a limit of the workers, it stands for no
 	// maximum. The policy also counts flows that wait for a processor as busy, as it does with
@@ -81,21 +85,30 @@ func (m *SRDyn) Build() (sim.Method, sim.Policy, error) {
 	err := errors.Join(
 		m.validate(), inRange("window", m.Window, 1, 1_000_000), inRange("epsilon", m.Epsilon, 0, 0.499999),
 		inRange("initial", m.Initial, 0, math.MaxInt32), inRange("limit", m.Limit, 0, math.MaxInt32),
+		inRange("window-time", m.WindowTime, 0, time.Hour),
 	)
-	return m, perServer{func() accept.Policy {
-		return accept.NewDynamic(uint32(m.Initial), uint32(m.Window), m.Epsilon)
+	return m, perServer{func(h *sim.Host) accept.Policy {
+		policy := accept.NewDynamic(uint32(m.Initial), uint32(m.Window), m.Epsilon)
+		if m.WindowTime == 0 {
+			return policy
+		}
+		return policy.WithWindowTime(m.WindowTime, func() time.Duration {
+			return time.Duration(h.Now() * float64(time.Second))
+		})
 	}, uint32(m.Limit)}, err
 }
 
 // perServer gives each server its own policy. Busy is the number of open flows of the server. The
 // capacity is the server's limit of workers, or another given limit.
 type perServer struct {
-	policy   func() accept.Policy
+	policy   func(*sim.Host) accept.Policy
 	capacity uint32
 }
 
 // New implements sim.Policy.
-func (p perServer) New(*sim.Host) (sim.Agent, error) { return decider{p.policy(), p.capacity}, nil }
+func (p perServer) New(h *sim.Host) (sim.Agent, error) {
+	return decider{p.policy(h), p.capacity}, nil
+}
 
 type decider struct {
 	policy   accept.Policy

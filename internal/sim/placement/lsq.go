@@ -21,8 +21,8 @@ func (m *LSQ) New(b *sim.Balancer) (sim.Placement, error) {
 	}
 	p := lsq{b: b, open: sim.NewCounts(len(b.Servers))}
 	p.MembershipChanged()
-	if m.Count == CountConnected {
-		return &connectedLSQ{p}, nil
+	if m.Count == CountPlaced {
+		return &placedLSQ{p}, nil
 	}
 	return &p, nil
 }
@@ -42,7 +42,27 @@ func (p *lsq) choose() int32 {
 	return least[p.b.Rand.Intn(len(least))]
 }
 
-func (p *lsq) Place(f *sim.Flow, offer *sim.Offer) {
+func (p *lsq) Place(_ *sim.Flow, offer *sim.Offer) {
+	if s := p.choose(); s >= 0 {
+		offer.Set(s)
+	}
+}
+
+// Connected counts the flow from its first acknowledgement on.
+func (p *lsq) Connected(f *sim.Flow) { p.open.Add(f.Server) }
+
+func (p *lsq) Closed(f *sim.Flow, _ sim.End) {
+	if f.Connected {
+		p.open.Remove(f.Server)
+	}
+}
+
+func (p *lsq) MembershipChanged() { p.open.SetEligible(p.b.Live) }
+
+// placedLSQ counts flows from their SYN.
+type placedLSQ struct{ lsq }
+
+func (p *placedLSQ) Place(f *sim.Flow, offer *sim.Offer) {
 	if s := p.choose(); s >= 0 {
 		offer.Set(s)
 		f.Mark = uint32(s) + 1
@@ -50,28 +70,12 @@ func (p *lsq) Place(f *sim.Flow, offer *sim.Offer) {
 	}
 }
 
+// Connected does nothing: the flow is counted already.
+func (p *placedLSQ) Connected(*sim.Flow) {}
+
 // Closed ignores flows for which there was no server.
-func (p *lsq) Closed(f *sim.Flow, _ sim.End) {
+func (p *placedLSQ) Closed(f *sim.Flow, _ sim.End) {
 	if f.Mark > 0 {
 		p.open.Remove(int32(f.Mark) - 1)
-	}
-}
-
-func (p *lsq) MembershipChanged() { p.open.SetEligible(p.b.Live) }
-
-// connectedLSQ counts flows from their first acknowledgement.
-type connectedLSQ struct{ lsq }
-
-func (p *connectedLSQ) Place(_ *sim.Flow, offer *sim.Offer) {
-	if s := p.choose(); s >= 0 {
-		offer.Set(s)
-	}
-}
-
-func (p *connectedLSQ) Connected(f *sim.Flow) { p.open.Add(f.Server) }
-
-func (p *connectedLSQ) Closed(f *sim.Flow, _ sim.End) {
-	if f.Connected {
-		p.open.Remove(f.Server)
 	}
 }

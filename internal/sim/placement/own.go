@@ -31,12 +31,15 @@ type Own struct {
 // Count tells from which event on a flow is counted.
 type Count string
 
-// A flow is counted from the choice of its server (""), or from the client's first
-// acknowledgement. HLB does the latter, so that a flood of SYNs is not counted (section IV-A2).
+// A flow is counted from the client's first acknowledgement (""), or from its SYN, when its server
+// is chosen. HLB counts established flows for all placements that it compares (sections I-B and
+// VI-D2), so that a flood of SYNs is not counted (section IV-A2).
 const (
-	CountPlaced    Count = "placed"
 	CountConnected Count = "connected"
+	CountPlaced    Count = "placed"
 )
+
+func (c Count) validate() error { return oneOf("count", c, "", CountPlaced, CountConnected) }
 
 // Ties tells which of several servers with the same score gets a flow.
 type Ties string
@@ -58,7 +61,7 @@ func (o *Own) validate() error {
 	return errors.Join(
 		inRange("choices", o.Choices, 0, sim.MaxChain),
 		checkCandidates(o.Candidates, 0), checkBuckets(o.Buckets),
-		oneOf("count", o.Count, "", CountPlaced, CountConnected),
+		o.Count.validate(),
 		oneOf("ties", o.Ties, "", TiesRandom, TiesFirst, TiesOwn, TiesHome),
 	)
 }
@@ -68,12 +71,12 @@ func (o *Own) random() bool { return o.Ties == "" || o.Ties == TiesRandom }
 
 // tally counts the balancer's own flows on each server.
 type tally struct {
-	early  bool // flows count from the choice of the server
+	early  bool // flows count from their SYN
 	change func(server int32, by float64)
 }
 
 func newTally(c Count, change func(int32, float64)) tally {
-	return tally{c != CountConnected, change}
+	return tally{c == CountPlaced, change}
 }
 
 // stateBits is the number of bits of a flow's mark that contain its state. The other bits contain

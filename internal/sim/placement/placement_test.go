@@ -32,11 +32,15 @@ func TestParameters(t *testing.T) {
 		`count "now": must be placed or connected`:                  &Twos{Count: "now"},
 		"steps -1: must be 0 to 2147483647":                         &HLB{Weights: Weights{Steps: -1}},
 		`norm "max": must be sum or mean`:                           &HLB{Weights: Weights{Norm: "max"}},
-		"interval: for learned capacities only":                     &Territory{Interval: time.Second},
-		"interval -1s: must be 1ms to 1h0m0s":                       &AWCMP{Polled{Interval: -time.Second}},
-		"interval 0s: must be 1ms to 1h0m0s":                        &TWF{},
-		"age 2h0m0s: must be 0s to 1h0m0s":                          &Least{Hunt: Hunt{Candidates: 2}, Age: 2 * time.Hour},
-		"quantile 2: must be 0 to 1":                                &Prequal{Probes: 1, Pool: 1, Age: time.Second, Quantile: 2},
+		`sampling "all": must be flow-ends or as-printed`:           &HLB{Weights: Weights{Sampling: "all"}},
+		`unseen "zero": not with sampling as-printed, which begins with zeros`: &HLB{
+			Weights: Weights{Sampling: SamplingAsPrinted, Unseen: "zero"},
+		},
+		"interval: for learned capacities only": &Territory{Interval: time.Second},
+		"interval -1s: must be 1ms to 1h0m0s":   &AWCMP{Polled{Interval: -time.Second}},
+		"interval 0s: must be 1ms to 1h0m0s":    &TWF{},
+		"age 2h0m0s: must be 0s to 1h0m0s":      &Least{Hunt: Hunt{Candidates: 2}, Age: 2 * time.Hour},
+		"quantile 2: must be 0 to 1":            &Prequal{Probes: 1, Pool: 1, Age: time.Second, Quantile: 2},
 	} {
 		if _, _, err := spec.Build(); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%T: %v, want %s", spec, err, want)

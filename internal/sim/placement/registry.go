@@ -44,7 +44,7 @@ var specs = map[string]func() Spec{
 	"sed":      func() Spec { return &SED{} },
 	"sed2":     func() Spec { return &SED{Own: Own{Choices: 2}} },
 	"gsq":      func() Spec { return &GSQ{} },
-	"gsq2":     func() Spec { return &GSQ{Truth{Choices: 2}} },
+	"gsq2":     func() Spec { return &GSQ{Queues{Truth: Truth{Choices: 2}}} },
 	"gsed":     func() Spec { return &GSED{} },
 	"hlb":      func() Spec { return hlbDefaults(0) },
 	"hlb2":     func() Spec { return hlbDefaults(2) },
@@ -64,9 +64,9 @@ var specs = map[string]func() Spec{
 
 func polled() Polled { return Polled{Interval: defaultInterval} }
 
-// hlbDefaults counts flows as HLB does. The paper does not say how ties are broken.
+// hlbDefaults breaks ties at random, because the paper does not say how.
 func hlbDefaults(choices int) *HLB {
-	return &HLB{Own: Own{Choices: choices, Count: CountConnected}, Weights: Weights{Interval: defaultInterval}}
+	return &HLB{Own: Own{Choices: choices}, Weights: Weights{Interval: defaultInterval}}
 }
 
 // Named returns a placement with its default parameters. For an unknown name, the error lists all

@@ -50,7 +50,7 @@ func oldFriend(t *testing.T) *sim.Balancer {
 
 // TestTwosIsByCapacity checks that flows that do not end are in proportion to the capacities.
 func TestTwosIsByCapacity(t *testing.T) {
-	p, err := (&Twos{}).New(alone(1, 3))
+	p, err := (&Twos{Count: CountPlaced}).New(alone(1, 3))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -41,7 +41,7 @@ func (m *Territory) Build() (sim.Method, sim.Policy, error) {
 	}
 	return m, nil, errors.Join(
 		interval, checkCandidates(m.Candidates, 0), checkBuckets(m.Buckets),
-		oneOf("count", m.Count, "", CountPlaced, CountConnected),
+		m.Count.validate(),
 	)
 }
 

@@ -3,6 +3,8 @@
 package placement
 
 import (
+	"errors"
+
 	"github.com/segue-lb/segue/internal/infer"
 	"github.com/segue-lb/segue/internal/sim"
 )
@@ -14,6 +16,24 @@ type Truth struct {
 }
 
 func (t *Truth) validate() error { return inRange("choices", t.Choices, 0, sim.MaxChain) }
+
+// Queues has the parameters of placements that know the queues of all servers.
+type Queues struct {
+	Truth `yaml:",inline"`
+	// Count tells from which event on a server's flow is counted: from its request, which follows
+	// the client's first acknowledgement, or from the SYN that the server took.
+	Count Count `yaml:"count"`
+}
+
+func (q *Queues) validate() error { return errors.Join(q.Truth.validate(), q.Count.validate()) }
+
+// flows returns the number of flows of a server, of all balancers.
+func (q *Queues) flows(w sim.World, server int32) float64 {
+	if q.Count == CountPlaced {
+		return float64(w.Open(server))
+	}
+	return float64(w.Queued(server))
+}
 
 // byTruth takes the server with the smallest cost, and among equals a random one.
 type byTruth struct {
@@ -47,13 +67,13 @@ func (p *byTruth) Place(f *sim.Flow, offer *sim.Offer) {
 // GSQ takes the server with the fewest flows of all balancers. GSQ2 compares two random servers
 // (HLB, section I-B).
 type GSQ struct {
-	Truth `yaml:",inline"`
+	Queues `yaml:",inline"`
 }
 
 // New implements sim.Method.
 func (m *GSQ) New(b *sim.Balancer) (sim.Placement, error) {
 	return &byTruth{b: b, choices: m.Choices, cost: func(_ *sim.Flow, s int32) float64 {
-		return float64(b.World.Open(s))
+		return m.flows(b.World, s)
 	}}, nil
 }
 
@@ -64,13 +84,13 @@ func (m *GSQ) Build() (sim.Method, sim.Policy, error) { return m, nil, m.validat
 // balancers and the server's capacity. With equal servers it is the same as GSQ. With unequal
 // servers it is a bound for other placements.
 type GSED struct {
-	Truth `yaml:",inline"`
+	Queues `yaml:",inline"`
 }
 
 // New implements sim.Method.
 func (m *GSED) New(b *sim.Balancer) (sim.Placement, error) {
 	return &byTruth{b: b, choices: m.Choices, cost: func(_ *sim.Flow, s int32) float64 {
-		return infer.Delay(float64(b.World.Open(s)), b.Servers[s].Capacity())
+		return infer.Delay(m.flows(b.World, s), b.Servers[s].Capacity())
 	}}, nil
 }
 

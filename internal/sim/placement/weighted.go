@@ -237,7 +237,7 @@ func (m *Twos) New(b *sim.Balancer) (sim.Placement, error) {
 
 // Build implements Spec.
 func (m *Twos) Build() (sim.Method, sim.Policy, error) {
-	return m, nil, oneOf("count", m.Count, "", CountPlaced, CountConnected)
+	return m, nil, m.Count.validate()
 }
 
 type twos struct {

@@ -65,8 +65,8 @@ func (m *merger) event(path string, r *RunnableCase, e *Event) happening {
 		m.require(h.at.Seconds() < end, path+".at", "must be before the end of arrivals, a duration of %gs", end)
 	}
 	m.require(e.Detect >= 0, path+".detect", "must not be negative")
-	m.require(e.Detect == 0 || e.Speed == nil && e.BalancerAdd == nil && e.BalancerFail == nil, path+".detect",
-		"only with server-add, server-drain and server-fail")
+	m.require(e.Detect == 0 || e.Speed == nil && e.BalancerAdd == nil && e.BalancerFail == nil,
+		path+".detect", "only with server-add, server-drain, server-fail and application-fail")
 	var speed []string
 	if e.Speed != nil {
 		m.require(e.Speed.To > 0, path+".speed.to", "must be positive")
@@ -81,6 +81,7 @@ func (m *merger) event(path string, r *RunnableCase, e *Event) happening {
 		{"server-add", e.ServerAdd, sim.ServerAdd},
 		{"server-drain", e.ServerDrain, sim.ServerDrain},
 		{"server-fail", e.ServerFail, sim.ServerFail},
+		{"application-fail", e.AppFail, sim.ApplicationFail},
 		{"speed.servers", speed, sim.SetSpeed},
 		{"balancer-add", e.BalancerAdd, sim.BalancerAdd},
 		{"balancer-fail", e.BalancerFail, sim.BalancerFail},
@@ -90,7 +91,9 @@ func (m *merger) event(path string, r *RunnableCase, e *Event) happening {
 			n++
 		}
 	}
-	m.require(n == 1, path, "must have one of server-add, server-drain, server-fail, speed, balancer-add and balancer-fail")
+	m.require(n == 1, path,
+		"must have one of server-add, server-drain, server-fail, application-fail, speed, "+
+			"balancer-add and balancer-fail")
 	return h
 }
 

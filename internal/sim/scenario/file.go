@@ -92,6 +92,8 @@ type Clients struct {
 	// Overflow is the reaction of a server with a full backlog: reset or drop. The default is
 	// reset.
 	Overflow string `yaml:"overflow"`
+	// Flood is a number of SYNs per second that nobody follows up (sim.Config.Flood).
+	Flood float64 `yaml:"flood"`
 }
 
 // Distribution is a distribution of times. One field is set.
@@ -221,6 +223,7 @@ type Event struct {
 	ServerAdd    []string       `yaml:"server-add"`
 	ServerDrain  []string       `yaml:"server-drain"`
 	ServerFail   []string       `yaml:"server-fail"`
+	AppFail      []string       `yaml:"application-fail"`
 	Speed        *Speed         `yaml:"speed"`
 	BalancerAdd  []string       `yaml:"balancer-add"`
 	BalancerFail []string       `yaml:"balancer-fail"`

@@ -215,6 +215,7 @@ var serverName = regexp.MustCompile(`^s[1-9][0-9]*$`)
 const (
 	mostServers = 65535
 	mostCPUs    = 1 << 22 // maximum number of processors of all servers
+	mostFlood   = 1e9     // SYNs per second
 	// MostRuns is the maximum number of runs of a case, because each run takes memory.
 	MostRuns = 10000
 )
@@ -328,6 +329,12 @@ func (m *merger) clients(c *sim.Config) {
 	}
 	c.Timeout = given(clients.Timeout, 0).Seconds()
 	m.require(clients.Timeout == nil || c.Timeout > 0, path+".timeout", "must be positive")
+	c.Flood = clients.Flood
+	m.require(c.Flood >= 0 && c.Flood <= mostFlood, path+".flood", "must be 0 to %g", mostFlood)
+	m.later = append(m.later, func() {
+		m.require(c.Flood == 0 || c.Policy != nil, path+".flood",
+			"only with a placement by which servers decide, such as sr")
+	})
 	switch clients.Overflow {
 	case "", "reset":
 	case "drop":

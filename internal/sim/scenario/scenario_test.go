@@ -10,11 +10,13 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/segue-lb/segue/internal/field"
 	"github.com/segue-lb/segue/internal/sim"
+	"github.com/segue-lb/segue/internal/sim/placement"
 )
 
 // valid is a scenario that uses all fields. The tests replace single lines of it.
@@ -48,6 +50,24 @@ assert:
 - holds: mean(first) < 1s
 - fails: p99 >= 5 * p50(second) + 2s
 `
+
+// TestParseFlood reads the fields that need servers that decide.
+func TestParseFlood(t *testing.T) {
+	s, err := Parse(
+		[]byte("{servers: [{count: 2}], placement: {srdyn: {window-time: 2s}}, clients: {flood: "+
+			"5}, arrivals: {poisson: {load: 0.5}}, jobs: [{constant: 1ms}], measure: "+
+			"{connections: 10}, events: [{at: 1ms, application-fail: [s1]}]}"),
+		".",
+	)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := s.Cases[0].Config
+	if c.Flood != 5 || c.Events[0].Kind != sim.ApplicationFail ||
+		c.Placement.(*placement.SRDyn).WindowTime != 2*time.Second {
+		t.Errorf("flood %v, events %v, placement %+v", c.Flood, c.Events, c.Placement)
+	}
+}
 
 func TestParse(t *testing.T) {
 	s, err := Parse([]byte(valid), ".")
@@ -166,9 +186,11 @@ func TestProblems(t *testing.T) {
 		{"connections: 1000, duration: 9s, ", "", `line 15: measure: connections or duration is required`},
 		{"server-add: [s3]", "server-add: [s4]", `line 17: events[0].server-add[0] "s4": no server or group has this name`},
 		{"balancer-fail: [b1]", "balancer-fail: [b1], server-add: [s1]", `line 22: events[5]: must have one of` +
-			` server-add, server-drain, server-fail, speed, balancer-add and balancer-fail`},
+			` server-add, server-drain, server-fail, application-fail, speed, balancer-add and balancer-fail`},
 		{"{at: 6s, balancer-fail: [b1]", "{at: 6s, detect: 1s, balancer-fail: [b1]", `line 22: events[5].detect "1s": ` +
-			"only with server-add, server-drain and server-fail"},
+			"only with server-add, server-drain, server-fail and application-fail"},
+		{"overflow: drop", "flood: -1", `line 9: clients.flood "-1": must be 0 to 1e+09`},
+		{"overflow: drop", "flood: 5", `line 9: clients.flood "5": only with a placement by which servers decide, such as sr`},
 		{"to: 2", "to: 0", `line 20: events[3].speed.to "0": must be positive`},
 		// A zero in the file is not replaced by a default.
 		{"cpus: 4", "cpus: 0", `line 4: servers[0].cpus "0": must be at least 1`},

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package infer
+
+// Algorithm1 is HLB's algorithm 1 for one flow, line by line: the flow's entries of t0Table and
+// stateTable. Sampling AsPrinted uses it. It differs from State.Next in three points: a duration
+// begins with the SYN, each packet in Conn gives a duration, and a flow whose first packet after
+// the SYN is a FIN stays in Conn. The zero value is a flow that is not in the tables.
+type Algorithm1 struct {
+	state State
+	t0    float64
+	timed bool // t0Table has the flow; the paper's value for false is t0 = 0
+}
+
+// Packet handles a client's packet at a time in seconds. If the algorithm registers a duration
+// (line 20), Packet returns it, in seconds.
+func (a *Algorithm1) Packet(p Packet, now float64) (duration float64, registered bool) {
+	if !a.timed {
+		if p == Open {
+			a.state, a.t0, a.timed = Syn, now, true
+		}
+		return 0, false
+	}
+	if p == Open {
+		return 0, false
+	}
+	last := a.state
+	if last == Conn {
+		duration, registered = now-a.t0, true
+	} else {
+		a.state = Conn
+	}
+	if p == End {
+		a.timed = false
+		if last == Conn {
+			a.state = Null
+		}
+	}
+	return duration, registered
+}
