@@ -436,13 +436,11 @@ func (b *testbed) measure(ctx context.Context, way Way, cores int) (rate, lost f
 	}
 	// Estimate the rate first. Then send the packets of a much longer time than the measurement,
 	// because rates vary and generators must not end before the measurement does.
-	trial, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
-	result, err := b.generate(trial, b.packets(0, false))
-	cancel()
+	estimate, err := b.estimate(ctx)
 	if err != nil {
 		return 0, 0, err
 	}
-	count := uint64(result.Rate() * (3*b.options.Duration + startTime).Seconds())
+	count := uint64(estimate * (3*b.options.Duration + startTime).Seconds())
 	for range mostAttempts {
 		rate, lost, err = b.attempt(ctx, way, cores, count)
 		if !errors.Is(err, errEarly) || ctx.Err() != nil {
@@ -451,6 +449,24 @@ func (b *testbed) measure(ctx context.Context, way Way, cores int) (rate, lost f
 		count *= 3
 	}
 	return rate, lost, err
+}
+
+// estimate returns the packets per second of a short trial, more than 0. On a busy machine, the time
+// of a trial can be over before it begins. Then the next one has twice the time.
+func (b *testbed) estimate(ctx context.Context) (rate float64, err error) {
+	const longest = 30 * time.Second
+	for duration := 200 * time.Millisecond; duration < longest; duration *= 2 {
+		trial, cancel := context.WithTimeout(ctx, duration)
+		result, err := b.generate(trial, b.packets(0, false))
+		cancel()
+		if err != nil || ctx.Err() != nil {
+			return 0, errors.Join(err, context.Cause(ctx))
+		}
+		if result.Sent > 0 {
+			return result.Rate(), nil
+		}
+	}
+	return 0, fmt.Errorf("the generator sent no packet within %s", longest/2)
 }
 
 // attempt makes a measurement with count packets from each generator.
