@@ -153,17 +153,13 @@ func (b *rig) restore(ctx context.Context) error {
 	if err := b.reconfigure(ctx, func(*desired.Balancer) {}); err != nil {
 		return err
 	}
-	group, restarting := errgroup.WithContext(ctx)
 	for _, n := range b.lab.Nodes {
-		if n.Role == lab.RoleServer {
-			group.Go(func() error {
-				_, err := b.lab.Restart(restarting, n.Name, []string{string(n.Application)}, false)
-				return err
-			})
+		if n.Role != lab.RoleServer {
+			continue
 		}
-	}
-	if err := group.Wait(); err != nil {
-		return err
+		if _, err := b.lab.Restart(ctx, n.Name, []string{string(n.Application)}, false); err != nil {
+			return err
+		}
 	}
 	var all []string
 	for i := range b.lab.Topology.Balancers {
