@@ -8,12 +8,14 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"runtime"
 	"strings"
+	"syscall"
 
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
@@ -115,10 +117,28 @@ func (n *Node) Run(ctx context.Context, command string, args ...string) (string,
 
 // Dial opens a connection from the node. The address must be numeric, because names would be
 // resolved outside the node.
-func (n *Node) Dial(ctx context.Context, network, address string) (conn net.Conn, err error) {
+func (n *Node) Dial(ctx context.Context, network, address string) (net.Conn, error) {
+	return n.dial(ctx, net.Dialer{}, network, address)
+}
+
+// DialTCP opens a TCP connection from one of the node's addresses. The address may be one that a
+// local route gives to the node (ClientAddresses), which bind(2) accepts with this option only.
+func (n *Node) DialTCP(ctx context.Context, from netip.Addr, to netip.AddrPort) (net.Conn, error) {
+	freeBind := func(_, _ string, c syscall.RawConn) (err error) {
+		level, option := unix.IPPROTO_IPV6, unix.IPV6_FREEBIND
+		if from.Is4() {
+			level, option = unix.IPPROTO_IP, unix.IP_FREEBIND
+		}
+		failed := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), level, option, 1) })
+		return errors.Join(failed, err)
+	}
+	local := net.TCPAddrFromAddrPort(netip.AddrPortFrom(from, 0))
+	return n.dial(ctx, net.Dialer{LocalAddr: local, Control: freeBind}, "tcp", to.String())
+}
+
+func (n *Node) dial(ctx context.Context, d net.Dialer, network, address string) (conn net.Conn, err error) {
 	err = n.Do(func() error {
-		var dialer net.Dialer
-		conn, err = dialer.DialContext(ctx, network, address)
+		conn, err = d.DialContext(ctx, network, address)
 		return err
 	})
 	return conn, err

@@ -52,7 +52,7 @@ func (b *rig) change(ctx context.Context, p planned) (run *Run, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, b.restore(ctx)) }()
-	connections, err := b.open(ctx, service.Address(), p.Connections)
+	connections, err := b.open(ctx, p.client(), service.Address(), p.Connections)
 	defer func() {
 		for _, c := range connections {
 			c.conn.Close()
@@ -94,14 +94,22 @@ func (p planned) chooseRemoved() (servers []string) {
 	return servers
 }
 
+// client returns the client address of the run. Each run of a case has another one, because flow
+// tables still have connections of earlier runs, and a port is soon used again.
+func (p planned) client() netip.Addr {
+	addresses := lab.ClientAddresses(p.service().VIP, clientAddresses)
+	run := slices.Index(p.Points, p.point)*p.Seeds + int(p.seed)
+	return addresses[run%len(addresses)]
+}
+
 // open opens connections with one request each, whose response names the server.
-func (b *rig) open(ctx context.Context, to netip.AddrPort, n int) ([]*longLived, error) {
+func (b *rig) open(ctx context.Context, from netip.Addr, to netip.AddrPort, n int) ([]*longLived, error) {
 	all := make([]*longLived, n)
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(atOnce)
 	for i := range all {
 		group.Go(func() error {
-			conn, err := b.lab.Node("client").Dial(ctx, "tcp", to.String())
+			conn, err := b.lab.Node("client").DialTCP(ctx, from, to)
 			if err != nil {
 				return fmt.Errorf("connection %d: %w", i+1, err)
 			}
