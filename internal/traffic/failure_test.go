@@ -94,14 +94,15 @@ func TestFailures(t *testing.T) {
 	}
 }
 
-// TestExpected: responses as expected succeed, in each form of a body.
+// TestExpected: responses as expected succeed, in each form of a body. They announce that the server
+// closes the connection. Otherwise the next request could use the connection before the end arrives.
 func TestExpected(t *testing.T) {
 	for name, text := range map[string]string{
-		"sized":     "HTTP/1.1 404 Not Found\r\nContent-Length: 5\r\n\r\nhello",
-		"chunked":   "HTTP/1.1 404 Not Found\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhe\r\n3;x=y\r\nllo\r\n0\r\nEnd: 1\r\n\r\n",
-		"unsized":   "HTTP/1.1 404 Not Found\r\n\r\nhello",
-		"HTTP/1.0":  "HTTP/1.0 404 Not Found\r\nContent-Length: 5\r\n\r\nhello",
-		"100 first": "HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 404 Not Found\r\nContent-Length: 5\r\n\r\nhello",
+		"sized":     "HTTP/1.1 404 Not Found\r\nConnection: close\r\nContent-Length: 5\r\n\r\nhello",
+		"chunked":   "HTTP/1.1 404 Not Found\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhe\r\n3;x=y\r\nllo\r\n0\r\nEnd: 1\r\n\r\n",
+		"unsized":   "HTTP/1.1 404 Not Found\r\nConnection: close\r\n\r\nhello",
+		"HTTP/1.0":  "HTTP/1.0 404 Not Found\r\nConnection: close\r\nContent-Length: 5\r\n\r\nhello",
+		"100 first": "HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 404 Not Found\r\nConnection: close\r\nContent-Length: 5\r\n\r\nhello",
 	} {
 		for _, keepAlive := range []bool{false, true} {
 			c := config(t, listen(t, respond(text)), 3)
