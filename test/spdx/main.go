@@ -43,8 +43,12 @@ var comments = map[string][2]string{
 	"internal/lab/templates/parts": {"{{/* ", " */}}"},
 }
 
-// notSource lists the folders that contain tools, build results or test data.
-var notSource = []string{".git", ".tools", "bin", "figures", "testdata"}
+// notSource lists the folders that contain tools, build results or test data, and results those at
+// the root that commands make.
+var (
+	notSource = []string{".git", ".tools", "bin", "testdata"}
+	results   = []string{"figures", "testbed"}
+)
 
 var generated = regexp.MustCompile(`^// Code generated .* DO NOT EDIT\.\n`)
 
@@ -98,7 +102,7 @@ func check(root fs.FS) (problems []problem, err error) {
 		switch {
 		case err != nil:
 			return err
-		case entry.IsDir() && slices.Contains(notSource, entry.Name()):
+		case entry.IsDir() && (slices.Contains(notSource, entry.Name()) || slices.Contains(results, name)):
 			return fs.SkipDir
 		case !entry.Type().IsRegular() || commentOf(name) == [2]string{}:
 			return nil

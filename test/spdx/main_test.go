@@ -39,6 +39,8 @@ func TestCheck(t *testing.T) {
 		"docs/template.yaml": {"{{- /* " + apache + " */ -}}\na: 1\n", ""},
 		"page.html":          {"<!-- " + apache + " -->\n<p>\n", ""},
 		"bin/tool.go":        {"package main\n", ""},
+		"testbed/page.html":  {"<p>\n", ""},
+		"a/testbed/bad.go":   {"package testbed\n", none},
 	}
 	root, want := fstest.MapFS{}, map[string]bool{}
 	for name, file := range files {
