@@ -259,7 +259,8 @@ func comparePlacements(cmd *cobra.Command) error {
 	if err := w.Flush(); err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(out, "\nThe servers have 2 emulated processors each, at a load of %v; both placements got the same requests.\n", e.Load)
+	_, err = fmt.Fprintf(out, "\nThe servers have 2 emulated processors each, at a load of %v. "+
+		"Both placements got the same requests.\n", e.Load)
 	return err
 }
 

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"math"
 	"os"
 	"time"
@@ -93,7 +94,9 @@ func (b *rig) override(ctx context.Context, all desired.Overrides) error {
 		c := n.BalancerConfig()
 		path := config.OverridesFile(&c.Node)
 		if len(all.Overrides) == 0 {
-			err = os.Remove(path)
+			if err = os.Remove(path); errors.Is(err, fs.ErrNotExist) {
+				err = nil // the run ended before the first feedback
+			}
 		} else {
 			err = replaceFile(path, text)
 		}

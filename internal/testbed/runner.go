@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"sync"
 	"time"
@@ -206,8 +207,13 @@ func (b *rig) close() error {
 		return nil
 	}
 	var err error
+	for _, source := range b.sources {
+		if closer, ok := source.(io.Closer); ok {
+			err = errors.Join(err, closer.Close())
+		}
+	}
 	if b.lab != nil {
-		err = b.lab.Down()
+		err = errors.Join(err, b.lab.Down())
 	}
 	err = errors.Join(err, b.guard.stop())
 	b.lab, b.guard, b.sources = nil, nil, nil
