@@ -72,6 +72,6 @@ func (r *Run) addCounts(before, after *counts) {
 		s.Forced = since("forced")
 	}
 	if all := after.cpu.all - before.cpu.all; all > 0 {
-		r.Machine.Idle = float64(after.cpu.idle-before.cpu.idle) / float64(all)
+		r.Machine.Idle = (after.cpu.idle - before.cpu.idle) / all
 	}
 }

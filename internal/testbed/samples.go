@@ -5,12 +5,13 @@ package testbed
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/prometheus/procfs"
 )
 
 // samples are the servers' busy workers over time.
@@ -147,31 +148,20 @@ func (r *Run) addLoads(s *samples) {
 	}
 }
 
-var errNoCPUTimes = errors.New("/proc/stat: the first line is not that of all processors")
-
-// cpuTimes are the times of all cores, in ticks.
-type cpuTimes struct{ idle, all uint64 }
+// cpuTimes are the times of all cores, in seconds.
+type cpuTimes struct{ idle, all float64 }
 
 func readCPUTimes() (t cpuTimes, err error) {
-	text, err := os.ReadFile("/proc/stat")
+	proc, err := procfs.NewDefaultFS()
 	if err != nil {
 		return t, err
 	}
-	line, _, _ := strings.Cut(string(text), "\n")
-	fields := strings.Fields(line)
-	if len(fields) < 9 || fields[0] != "cpu" {
-		return t, errNoCPUTimes
+	stat, err := proc.Stat()
+	if err != nil {
+		return t, err
 	}
-	// user, nice, system, idle, iowait, irq, softirq, steal (proc_stat(5))
-	for i, field := range fields[1:9] {
-		var ticks uint64
-		if _, err := fmt.Sscan(field, &ticks); err != nil {
-			return t, fmt.Errorf("/proc/stat: %q: %w", field, err)
-		}
-		t.all += ticks
-		if i == 3 || i == 4 {
-			t.idle += ticks
-		}
-	}
+	c := stat.CPUTotal
+	t.idle = c.Idle + c.Iowait
+	t.all = t.idle + c.User + c.Nice + c.System + c.IRQ + c.SoftIRQ + c.Steal
 	return t, nil
 }

@@ -14,6 +14,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/prometheus/procfs"
+
 	"github.com/segue-lb/segue/internal/version"
 )
 
@@ -153,25 +155,15 @@ func readEnvironment() Environment {
 	if release, err := os.ReadFile("/proc/sys/kernel/osrelease"); err == nil {
 		e.Kernel = string(bytes.TrimSpace(release))
 	}
-	if info, err := os.ReadFile("/proc/cpuinfo"); err == nil {
-		e.CPU = firstField(info, "model name")
-		e.Cores = bytes.Count(info, []byte("\nprocessor")) + 1
+	proc, err := procfs.NewDefaultFS()
+	if err != nil {
+		return e
 	}
-	if info, err := os.ReadFile("/proc/meminfo"); err == nil {
-		var kilobytes uint64
-		_, _ = fmt.Sscan(firstField(info, "MemTotal"), &kilobytes)
-		e.Memory = kilobytes << 10
+	if cores, err := proc.CPUInfo(); err == nil && len(cores) > 0 {
+		e.CPU, e.Cores = cores[0].ModelName, len(cores)
+	}
+	if memory, err := proc.Meminfo(); err == nil && memory.MemTotal != nil {
+		e.Memory = *memory.MemTotal << 10
 	}
 	return e
-}
-
-// firstField returns the value of the first line "name: value".
-func firstField(text []byte, name string) string {
-	for line := range bytes.Lines(text) {
-		key, value, _ := bytes.Cut(line, []byte(":"))
-		if string(bytes.TrimSpace(key)) == name {
-			return string(bytes.TrimSpace(value))
-		}
-	}
-	return ""
 }
