@@ -4,7 +4,6 @@ package e2e
 
 import (
 	"fmt"
-	"io"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -51,19 +50,7 @@ func TestApacheServers(t *testing.T) {
 	}
 	awaitLoad(t, l, "s1", s.Name, 0)
 
-	before := offers(t, l, "s1", s.Name)
-	for i := range threshold {
-		conn := rows.dialFirst(t, l, s, "s1")
-		_, err := io.WriteString(conn, "GET /?work=1h HTTP/1.1\r\nHost: test\r\n\r\n")
-		must(t, err)
-		awaitLoad(t, l, "s1", s.Name, i+1)
-	}
-	requireServer(t, s, rows.dialFirst(t, l, s, "s1"), "s2")
-	after := offers(t, l, "s1", s.Name)
-	if after.accepted != before.accepted+threshold || after.refused != before.refused+1 {
-		t.Errorf("s1 should have accepted %d connections and refused one: before %+v, after %+v",
-			threshold, before, after)
-	}
+	requireThreshold(t, l, s, rows, threshold)
 	must(t, l.Process("s1", "apache").Kill())
 	must(t, l.Process("s1", "apache").Start(t.Context()))
 	awaitLoad(t, l, "s1", s.Name, 0)

@@ -45,19 +45,7 @@ func TestEmulatedServers(t *testing.T) {
 		awaitLoad(t, l, server, s.Name, 0)
 	}
 
-	before := offers(t, l, "s1", s.Name)
-	for i := range threshold {
-		conn := rows.dialFirst(t, l, s, "s1")
-		_, err := io.WriteString(conn, "GET /?work=1h HTTP/1.1\r\nHost: test\r\n\r\n")
-		must(t, err)
-		awaitLoad(t, l, "s1", s.Name, i+1)
-	}
-	requireServer(t, s, rows.dialFirst(t, l, s, "s1"), "s2")
-	after := offers(t, l, "s1", s.Name)
-	if after.accepted != before.accepted+threshold || after.refused != before.refused+1 {
-		t.Errorf("s1 should have accepted %d connections and refused one: before %+v, after %+v",
-			threshold, before, after)
-	}
+	requireThreshold(t, l, s, rows, threshold)
 	requireStop(t, l, "s1")
 	must(t, l.Process("s1", "emulated").Start(t.Context()))
 	awaitLoad(t, l, "s1", s.Name, 0)
@@ -104,5 +92,24 @@ func requireStop(t *testing.T, l *lab.Lab, server string) {
 	file := filepath.Join("/run/segue/lab", l.Name, server, "load")
 	if busy, capacity, err := loadshm.Read(file); !errors.Is(err, loadshm.ErrNobody) {
 		t.Errorf("%s has stopped, and its load is %d of %d, %v", server, busy, capacity, err)
+	}
+}
+
+// requireThreshold makes s1 busy by requests that take an hour. It must accept as many connections
+// as its threshold, and refuse the next one, which s2 takes.
+func requireThreshold(t *testing.T, l *lab.Lab, s lab.Service, r *rows, threshold int) {
+	t.Helper()
+	before := offers(t, l, "s1", s.Name)
+	for i := range threshold {
+		conn := r.dialFirst(t, l, s, "s1")
+		_, err := io.WriteString(conn, "GET /?work=1h HTTP/1.1\r\nHost: test\r\n\r\n")
+		must(t, err)
+		awaitLoad(t, l, "s1", s.Name, i+1)
+	}
+	requireServer(t, s, r.dialFirst(t, l, s, "s1"), "s2")
+	after := offers(t, l, "s1", s.Name)
+	if after.accepted != before.accepted+threshold || after.refused != before.refused+1 {
+		t.Errorf("s1 should have accepted %d connections and refused one: before %+v, after %+v",
+			threshold, before, after)
 	}
 }
