@@ -20,7 +20,7 @@ import (
 
 func newLabRun() *cobra.Command {
 	var o testbed.Options
-	var list, asJSON, loud bool
+	var list, all, asJSON, loud bool
 	cmd := &cobra.Command{
 		Use:   "run EXPERIMENT...",
 		Short: "Run experiments of the papers on real packets",
@@ -37,21 +37,32 @@ An experiment runs faster than real time: at --speed 4, servers work four times 
 and requests arrive four times as often. All results are in emulated time.
 
 --json prints an array of objects with the keys experiment, case, point, rho, balancers,
-seeds, mean_ms, p50_ms, p90_ms, p99_ms, failed, connections, simulated_mean_ms and
-model_mean_ms.`,
-		Example: "  segue lab run --list\n  segue lab run policies-quick\n  segue lab run 6lb-10a --full",
+seeds, mean_ms, p50_ms, p90_ms, p99_ms, half_width_ms and p50_half_width_ms to
+p99_half_width_ms (half of a 95% confidence interval over the seeds), failed,
+connections, simulated_mean_ms and model_mean_ms.`,
+		Example: "  segue lab run --list\n  segue lab run policies-quick\n  segue lab run --all\n" +
+			"  segue lab run 6lb-10 --full",
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if cmd.Flags().Changed("speed") && !(o.Speed > 0) {
+				return fmt.Errorf("--speed %v: must be a positive number", o.Speed)
+			}
+			if cmd.Flags().Changed("seeds") && o.Seeds < 1 {
+				return fmt.Errorf("--seeds %d: must be at least 1", o.Seeds)
+			}
 			if list {
 				return listExperiments(cmd.OutOrStdout(), o)
 			}
+			if all && len(args) > 0 {
+				return fmt.Errorf("--all and %s: name experiments, or run all of them", args[0])
+			}
+			if all {
+				var err error
+				if args, err = testbed.Ready(o); err != nil {
+					return err
+				}
+			}
 			if len(args) == 0 {
 				return errors.New("missing EXPERIMENT: the name of an experiment or a file; --list shows the names")
-			}
-			if o.Speed < 0 {
-				return fmt.Errorf("--speed %v: must be a positive number", o.Speed)
-			}
-			if o.Seeds < 0 {
-				return fmt.Errorf("--seeds %d: must be at least 1", o.Seeds)
 			}
 			if o.Directory != "" && len(args) > 1 {
 				return errors.New("--out: each experiment needs its own directory; name one experiment")
@@ -61,7 +72,9 @@ model_mean_ms.`,
 		},
 	}
 	cmd.Flags().BoolVar(&list, "list", false, "list the experiments, and how long each takes")
-	cmd.Flags().BoolVar(&o.Full, "full", false, "run at the length of the paper, which takes hours")
+	cmd.Flags().BoolVar(&all, "all", false, "run all experiments that need no other installation")
+	cmd.Flags().BoolVar(&o.Full, "full", false,
+		"take the values under full of the file, such as the paper's number of requests: hours")
 	cmd.Flags().Float64Var(&o.Speed, "speed", 0,
 		"`number` of times that the experiment is faster than real time (default: the experiment's)")
 	cmd.Flags().IntVar(&o.Seeds, "seeds", 0, "`count` of runs of each case at each point (default: the experiment's)")
@@ -74,15 +87,28 @@ model_mean_ms.`,
 func listExperiments(out io.Writer, o testbed.Options) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "experiment\ttime\tpaper\tcontent\tneeds")
+	var total time.Duration
 	for _, name := range testbed.Names() {
 		e, _, err := testbed.Load(name)
 		if err != nil {
 			return err
 		}
-		minutes := math.Ceil(e.Duration(o).Minutes())
-		fmt.Fprintf(w, "%s\t%.0f min\t%s\t%s\t%s\n", name, minutes, e.Paper, e.Title, e.Needs)
+		takes := e.Duration(o)
+		if e.Needs == "" && e.Check(o) == nil {
+			total += takes
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", name, inMinutes(takes), e.Paper, e.Title, e.Needs)
 	}
+	fmt.Fprintf(w, "--all\t%s\t\tall that need nothing\t\n", inMinutes(total))
 	return w.Flush()
+}
+
+// inMinutes formats the duration of an experiment for readers.
+func inMinutes(d time.Duration) string {
+	if d > 3*time.Hour {
+		return fmt.Sprintf("%.0f h", math.Ceil(d.Hours()))
+	}
+	return fmt.Sprintf("%.0f min", math.Ceil(d.Minutes()))
 }
 
 func runExperiments(ctx context.Context, out io.Writer, names []string, o testbed.Options, asJSON bool) error {
@@ -116,7 +142,8 @@ func runExperiments(ctx context.Context, out io.Writer, names []string, o testbe
 	return nil
 }
 
-// experimentRow is what --json prints of a case at a point. Times are in emulated milliseconds.
+// experimentRow is what --json prints of a case at a point. Times are in emulated milliseconds. They
+// are nil if they are not known.
 type experimentRow struct {
 	Experiment    string   `json:"experiment"`
 	Case          string   `json:"case"`
@@ -125,10 +152,13 @@ type experimentRow struct {
 	Balancers     int      `json:"balancers"`
 	Seeds         int      `json:"seeds"`
 	Mean          float64  `json:"mean_ms"`
-	Half          float64  `json:"half_width_ms"`
 	P50           float64  `json:"p50_ms"`
 	P90           float64  `json:"p90_ms"`
 	P99           float64  `json:"p99_ms"`
+	Half          *float64 `json:"half_width_ms"`
+	HalfP50       *float64 `json:"p50_half_width_ms"`
+	HalfP90       *float64 `json:"p90_half_width_ms"`
+	HalfP99       *float64 `json:"p99_half_width_ms"`
 	Failed        uint64   `json:"failed"`
 	Connections   uint64   `json:"connections"`
 	SimulatedMean *float64 `json:"simulated_mean_ms"`
@@ -144,17 +174,19 @@ func rowsOf(r *testbed.Results) (rows []experimentRow) {
 			}
 			row := experimentRow{
 				Experiment: r.Experiment, Case: name, Point: point, Rho: s.Load, Balancers: s.Balancers,
-				Seeds: s.Seeds, Mean: 1e3 * s.Measured.Mean, Half: 1e3 * s.Measured.Half,
+				Seeds: s.Seeds, Mean: 1e3 * s.Measured.Mean,
 				P50: 1e3 * s.Measured.P50, P90: 1e3 * s.Measured.P90, P99: 1e3 * s.Measured.P99,
 				Failed: s.Failed, Connections: s.Requests,
 			}
+			if half := s.Half; half != nil {
+				row.Half, row.HalfP50 = new(1e3*half.Mean), new(1e3*half.P50)
+				row.HalfP90, row.HalfP99 = new(1e3*half.P90), new(1e3*half.P99)
+			}
 			if s.Simulated != nil {
-				mean := 1e3 * s.Simulated.Mean
-				row.SimulatedMean = &mean
+				row.SimulatedMean = new(1e3 * s.Simulated.Mean)
 			}
 			if s.Model != nil {
-				mean := 1e3 * s.Model.Mean
-				row.ModelMean = &mean
+				row.ModelMean = new(1e3 * s.Model.Mean)
 			}
 			rows = append(rows, row)
 		}
@@ -190,22 +222,25 @@ func printResults(out io.Writer, r *testbed.Results, directory string) error {
 }
 
 func printResponses(w io.Writer, r *testbed.Results) {
-	fmt.Fprintf(w, "case\t%s\tmean ms\t±\tp50\tp90\tp99\tfailed\tsimulated mean\tmodel mean\t\n", r.Axis.Key)
+	fmt.Fprintf(w, "case\t%s\tmean ms\t±\tp50\tp90\t±\tp99\t±\tfailed\tsimulated mean\tmodel mean\t\n",
+		r.Axis.Key)
 	optional := func(v *float64) string {
 		if v == nil {
 			return "-"
 		}
-		return fmt.Sprintf("%.4g", *v)
+		return fmt.Sprintf("%.0f", *v)
 	}
 	for _, row := range rowsOf(r) {
-		fmt.Fprintf(w, "%s\t%v\t%.4g\t%.2g\t%.4g\t%.4g\t%.4g\t%d\t%s\t%s\t\n", row.Case, row.Point, row.Mean,
-			row.Half, row.P50, row.P90, row.P99, row.Failed, optional(row.SimulatedMean), optional(row.ModelMean))
+		fmt.Fprintf(w, "%s\t%v\t%.0f\t%s\t%.0f\t%.0f\t%s\t%.0f\t%s\t%d\t%s\t%s\t\n", row.Case, row.Point,
+			row.Mean, optional(row.Half), row.P50, row.P90, optional(row.HalfP90),
+			row.P99, optional(row.HalfP99), row.Failed,
+			optional(row.SimulatedMean), optional(row.ModelMean))
 	}
 }
 
 // printChanges prints the connections that broke when servers were removed.
 func printChanges(w io.Writer, r *testbed.Results) {
-	fmt.Fprintf(w, "case\t%s\tconnections\tserver removed\tlost\tlost of the others\t\n", r.Axis.Key)
+	fmt.Fprintf(w, "case\t%s\tconnections\tserver removed\tbroken besides\tshare\t\n", r.Axis.Key)
 	for _, name := range r.Cases {
 		for _, point := range r.Points {
 			s := r.Summarise(name, point)
@@ -214,7 +249,7 @@ func printChanges(w io.Writer, r *testbed.Results) {
 			}
 			removed := s.Failures[testbed.ServerRemoved]
 			fmt.Fprintf(w, "%s\t%v\t%d\t%d\t%d\t%.2f%%\t\n", name, point, s.Requests, removed, s.Failed,
-				100*float64(s.Failed)/float64(s.Requests-removed))
+				100*float64(s.Failed)/float64(s.Requests))
 		}
 	}
 }
@@ -269,9 +304,9 @@ func printClaim(out io.Writer, c testbed.Claim) {
 	if c.Measured == nil {
 		return
 	}
-	verdict := "does not hold"
+	verdict := "is not met"
 	if *c.Met {
-		verdict = "holds"
+		verdict = "is met"
 	}
 	fmt.Fprintf(out, "  %s %s: %.3g", c.Holds, verdict, *c.Measured)
 	if c.Simulated != nil {

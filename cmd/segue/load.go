@@ -61,7 +61,7 @@ the connections over several client addresses of this host. An address has 28,23
 ports for connections to one destination (sysctl net.ipv4.ip_local_port_range).
 
 Ctrl-C ends the run early, with a report. The exit code is 0 if at least one request
-succeeded, or none was sent.
+succeeded, or no request had an outcome.
 
 --json prints an object. --csv prints one line, or with --every one per interval.
 Times are in seconds.`,

@@ -10,7 +10,6 @@ import (
 	"math"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/segue-lb/segue/internal/plural"
 	"github.com/segue-lb/segue/internal/testbed"
@@ -35,6 +34,7 @@ type content struct {
 	HasSimulation bool
 	Handshakes    []row
 	HasModel      bool
+	Forwards      bool // packets, and not requests
 	Servers       []serverTable
 	Machine       []machineRow
 	Facts         []fact
@@ -70,6 +70,7 @@ type row struct {
 	Deviation   value
 	Far         bool // the deviation is larger than farOff
 	Model       value
+	PerSecond   string // millions of packets that a core can forward
 }
 
 // farOff is the deviation of the measured mean from the simulated one, in percent, beyond which the
@@ -80,12 +81,13 @@ const farOff = 10
 type serverTable struct {
 	Case, Point string
 	Hunts       bool
+	Adapts      bool // the accept policy changes its threshold
 	Servers     []serverRow
 }
 
 type serverRow struct {
 	testbed.Share
-	Part, Milliseconds, Workers string
+	Part, Milliseconds, Workers, Threshold string
 }
 
 // fact is a line about the environment.
@@ -95,7 +97,7 @@ type fact struct{ Name, Value string }
 func (f *folder) content() (*content, error) {
 	c := &content{
 		Results: f.Results, ID: fileName(f.name), Disturbances: f.disturbances(),
-		HasSimulation: f.hasSimulation(), Rows: f.rows(), Unit: f.unit().Name,
+		HasSimulation: f.hasSimulation(), Forwards: f.forwards(), Rows: f.rows(), Unit: f.unit().Name,
 		Handshakes: f.handshakes(), Servers: f.serverTables(),
 		Machine: f.machineRows(), Facts: f.facts(),
 	}
@@ -228,6 +230,9 @@ func (f *folder) rowOf(runs []*testbed.Run) row {
 	model, ok := estimate(runs, modelled, measures[0], f.unit())
 	model.Half = math.NaN() // seeds do not change the model
 	r.Model = valueOf(model, ok)
+	if f.forwards() {
+		r.PerSecond = number(1e-6 / runs[0].Measured.Mean)
+	}
 	apart, ok := deviation(runs)
 	r.Deviation, r.Far = signed(apart, ok), ok && math.Abs(apart.Value) > farOff
 	kinds := map[string]uint64{}
@@ -301,11 +306,16 @@ func (f *folder) serverTables() (tables []serverTable) {
 		for _, s := range servers {
 			sum += s.Responses
 			t.Hunts = t.Hunts || s.Accepted+s.Refused+s.Forced > 0
+			t.Adapts = t.Adapts || s.LastThreshold != nil
 		}
 		for _, s := range servers {
+			threshold := unknown
+			if s.LastThreshold != nil {
+				threshold = fmt.Sprint(*s.LastThreshold)
+			}
 			t.Servers = append(t.Servers, serverRow{
 				s, percent(float64(s.Responses) / float64(max(sum, 1))),
-				number(1000 * s.Mean), number(s.Busy),
+				number(1000 * s.Mean), number(s.Busy), threshold,
 			})
 		}
 		if len(servers) > 0 {
@@ -318,9 +328,9 @@ func (f *folder) serverTables() (tables []serverTable) {
 // facts describe the environment.
 func (f *folder) facts() []fact {
 	e := f.Environment
-	length := "short: fewer requests or points than the paper has"
+	length := "default"
 	if f.Full {
-		length = "the paper’s"
+		length = "full: the values under full in the file"
 	}
 	facts := []fact{
 		{"Segue", cmp.Or(e.Version, unknown)},
@@ -335,7 +345,7 @@ func (f *folder) facts() []fact {
 	if !e.Started.IsZero() {
 		when := e.Started.UTC().Format("2 January 2006, 15:04 UTC")
 		if !e.Finished.IsZero() {
-			when += ", took " + e.Finished.Sub(e.Started).Round(time.Second).String()
+			when += " to " + e.Finished.UTC().Format("2 January 2006, 15:04 UTC")
 		}
 		facts = append(facts, fact{"Date", when})
 	}

@@ -423,7 +423,7 @@ func removal() *testbed.Results {
 				lost := uint64(removed)*uint64(6-3*i) + seed
 				r.Runs = append(r.Runs, testbed.Run{
 					Case: name, Point: removed, Seed: seed + 1, Requests: 1000, Failed: lost,
-					Failures: map[string]uint64{"lost": lost, "server removed": 80 * uint64(removed)},
+					Failures: map[string]uint64{"broken": lost, "server removed": 80 * uint64(removed)},
 				})
 			}
 		}

@@ -155,7 +155,7 @@ func pointName(axis testbed.Axis, point float64) string {
 	switch axis.Key {
 	case "load":
 		return "ρ = " + text
-	case "servers", "buckets", "flows":
+	case "servers", "balancers", "buckets", "flows":
 		return text + " " + axis.Key
 	case "removed":
 		return text + " removed"

@@ -14,9 +14,6 @@ import (
 	"github.com/segue-lb/segue/internal/testbed"
 )
 
-// resultsFile is the file with the results in a directory of results.
-const resultsFile = "results.json"
-
 // folder is a directory of results.
 type folder struct {
 	path string
@@ -36,13 +33,13 @@ func openFolders(directory string) ([]*folder, error) {
 	if !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	files, globError := filepath.Glob(filepath.Join(escapeGlob(directory), "*", resultsFile))
+	files, globError := filepath.Glob(filepath.Join(escapeGlob(directory), "*", testbed.ResultsFile))
 	if globError != nil {
 		return nil, globError
 	}
 	if len(files) == 0 {
 		return nil, fmt.Errorf("%s: neither this directory nor a directory in it has a file %s, "+
-			"which segue lab run writes", directory, resultsFile)
+			"which segue lab run writes", directory, testbed.ResultsFile)
 	}
 	var all []*folder
 	for _, file := range files {
@@ -68,7 +65,7 @@ func openFolder(path string) (*folder, error) {
 	}
 	f := &folder{path: path, Results: results}
 	if err := check(f.Results); err != nil {
-		return nil, fmt.Errorf("%s: %w", filepath.Join(path, resultsFile), err)
+		return nil, fmt.Errorf("%s: %w", filepath.Join(path, testbed.ResultsFile), err)
 	}
 	return f, nil
 }

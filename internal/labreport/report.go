@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package labreport makes pages of the results of experiments in the lab: what the papers claim,
-// what was measured, and what the simulator and the model have for the same arrivals.
+// what was measured, what the simulator has for the same arrivals, and what queueing theory has for
+// the load.
 package labreport
 
 import (

@@ -30,6 +30,7 @@ func serverShares(runs []*testbed.Run) (servers []testbed.Share) {
 			s.Accepted += share.Accepted
 			s.Refused += share.Refused
 			s.Forced += share.Forced
+			s.LastThreshold = share.LastThreshold // of the last seed
 		}
 	}
 	return servers

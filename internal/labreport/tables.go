@@ -10,6 +10,8 @@ import (
 	"math"
 	"os"
 	"strconv"
+
+	"github.com/segue-lb/segue/internal/testbed"
 )
 
 // table is a CSV file of a run that is being read. Its errors name the file, the line, the column
@@ -104,23 +106,19 @@ func (l *loads) add(t *table) error {
 		return fmt.Errorf("%s:%d: time %v: is before the time %v of the line above",
 			t.path, line, time, l.times[n-1])
 	}
-	var sum, squares float64
+	var sum float64
+	var busy []float64
 	for column := 1; column < len(t.row); column++ {
 		v, err := t.number(column)
 		if err != nil {
 			return err
 		}
 		sum += v
-		squares += v * v
-	}
-	servers := float64(len(t.row) - 1)
-	fairness := 1.0 // without requests, all servers have the same load
-	if squares > 0 {
-		fairness = sum * sum / (servers * squares)
+		busy = append(busy, v)
 	}
 	l.times = append(l.times, time)
-	l.busy = append(l.busy, sum/servers)
-	l.fairness = append(l.fairness, fairness)
+	l.busy = append(l.busy, sum/float64(len(busy)))
+	l.fairness = append(l.fairness, testbed.Fairness(busy))
 	return nil
 }
 

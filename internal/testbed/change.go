@@ -25,8 +25,8 @@ import (
 const (
 	// ServerRemoved: the connection's server was removed, so the connection had to break.
 	ServerRemoved = "server removed"
-	// Lost: the connection's server is still there, and the connection was reset.
-	Lost = "lost"
+	// Broken: the connection's server is still there, and the connection was reset.
+	Broken = "broken"
 )
 
 const (
@@ -71,7 +71,7 @@ func (b *rig) change(ctx context.Context, p planned) (run *Run, err error) {
 	run = &Run{
 		Case: p.Case.Name, Point: p.point, Seed: p.seed, Servers: p.present, Balancers: p.Balancers,
 		Requests: uint64(len(connections)),
-		Failures: map[string]uint64{ServerRemoved: 0, Lost: 0},
+		Failures: map[string]uint64{ServerRemoved: 0, Broken: 0},
 		Shares:   []Share{}, Counters: map[string]uint64{},
 	}
 	run.addConnections(connections, removed)
@@ -203,7 +203,7 @@ func (r *Run) addConnections(all []*longLived, removed []string) {
 		case slices.Contains(removed, c.server):
 			r.Failures[ServerRemoved]++
 		default:
-			r.Failures[Lost]++
+			r.Failures[Broken]++
 			r.Failed++
 		}
 	}

@@ -3,19 +3,29 @@
 package testbed
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
 	"strings"
 )
 
-// quantities are what a claim may be about, by name.
-var quantities = map[string]func(*Response) float64{
+// timesOf are the quantities of a claim that are times, by name.
+var timesOf = map[string]func(*Response) float64{
 	"mean": func(r *Response) float64 { return r.Mean },
 	"p50":  func(r *Response) float64 { return r.P50 },
 	"p90":  func(r *Response) float64 { return r.P90 },
 	"p99":  func(r *Response) float64 { return r.P99 },
 }
+
+// sharesOf are the other quantities. Only runs have them, the simulator and the model do not.
+var sharesOf = map[string]func(*Summary) float64{
+	"failed":   func(s *Summary) float64 { return float64(s.Failed) / float64(s.Requests) },
+	"fairness": func(s *Summary) float64 { return s.Fairness },
+}
+
+// overSimulation compares a case with its own simulation.
+const overSimulation = "simulation"
 
 func (c Claim) problems(e *Experiment, fail func(name, problem string)) {
 	known := func(name string) bool {
@@ -27,14 +37,23 @@ func (c Claim) problems(e *Experiment, fail func(name, problem string)) {
 	if c.Quantity == "" {
 		return // only text
 	}
-	if quantities[c.Quantity] == nil {
-		fail("quantity", "must be mean, p50, p90 or p99")
+	isTime := timesOf[c.Quantity] != nil
+	if !isTime && sharesOf[c.Quantity] == nil {
+		fail("quantity", "must be mean, p50, p90, p99, failed or fairness")
 	}
 	if !known(c.Of) {
 		fail("of", "must be a case")
 	}
-	if c.Over != "" && !known(c.Over) {
-		fail("over", "must be a case")
+	if c.Over != "" && !known(c.Over) && !(c.Over == overSimulation && isTime) {
+		fail("over", "must be a case, or simulation for a quantity that is a time")
+	}
+	for name, at := range map[string]float64{"at": c.At, "over-at": c.OverAt} {
+		if at != 0 && !slices.Contains(e.Points, at) && !slices.Contains(e.Full.Points, at) {
+			fail(name, "must be a point")
+		}
+	}
+	if c.OverAt != 0 && (c.At == 0 || c.Over == "" || c.Over == overSimulation) {
+		fail("over-at", "needs at, and a case as over")
 	}
 	if c.AtLeast == 0 && c.AtMost == 0 {
 		fail("at-least", "at-least or at-most is required")
@@ -48,11 +67,18 @@ func (c Claim) condition() string {
 	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s(%s)", c.Quantity, c.Of)
-	if c.Over != "" {
+	if c.OverAt > 0 {
+		fmt.Fprintf(&b, " at %v", c.At)
+	}
+	switch c.Over {
+	case "":
+	case overSimulation:
+		b.WriteString(" / simulated")
+	default:
 		fmt.Fprintf(&b, " / %s(%s)", c.Quantity, c.Over)
 	}
-	if c.At > 0 {
-		fmt.Fprintf(&b, " at %v", c.At)
+	if at := cmp.Or(c.OverAt, c.At); at > 0 {
+		fmt.Fprintf(&b, " at %v", at)
 	} else {
 		b.WriteString(", the largest of all points,")
 	}
@@ -68,28 +94,19 @@ func (c Claim) condition() string {
 // judge fills in what the runs say about the claim.
 func (c *Claim) judge(r *Results) {
 	c.Holds, c.Measured, c.Simulated, c.Model, c.Met = c.condition(), nil, nil, nil, nil
-	if c.Quantity == "" || len(r.Runs) < r.Planned {
+	if c.Quantity == "" || len(r.Runs) != r.Planned {
 		return
 	}
-	value := func(of func(*Summary) *Response) *float64 {
-		largest := math.Inf(-1)
-		for _, point := range r.Points {
-			if c.At > 0 && point != c.At {
-				continue
-			}
-			if v := c.value(r, point, of); !math.IsNaN(v) {
-				largest = max(largest, v)
-			}
+	if share := sharesOf[c.Quantity]; share != nil {
+		c.Measured = c.largest(r, share)
+	} else {
+		c.Measured = c.largest(r, c.time(measured))
+		if c.Over != overSimulation {
+			c.Simulated = c.largest(r, c.time(simulated))
 		}
-		if math.IsInf(largest, 0) {
-			return nil
-		}
-		return &largest
 	}
-	c.Measured = value(func(s *Summary) *Response { return &s.Measured })
-	c.Simulated = value(func(s *Summary) *Response { return s.Simulated })
-	if c.Quantity == "mean" { // the model has no percentiles
-		c.Model = value(func(s *Summary) *Response { return s.Model })
+	if c.Quantity == "mean" && c.Over != overSimulation { // the model has no percentiles
+		c.Model = c.largest(r, c.time(modelled))
 	}
 	if c.Measured != nil {
 		met := (c.AtLeast == 0 || *c.Measured >= c.AtLeast) && (c.AtMost == 0 || *c.Measured <= c.AtMost)
@@ -97,18 +114,51 @@ func (c *Claim) judge(r *Results) {
 	}
 }
 
-// value returns the left side of the condition at a point, or NaN.
-func (c *Claim) value(r *Results, point float64, of func(*Summary) *Response) float64 {
-	quantity := func(name string) float64 {
-		s := r.Summarise(name, point)
-		if s == nil || of(s) == nil {
-			return math.NaN()
+func measured(s *Summary) *Response  { return &s.Measured }
+func simulated(s *Summary) *Response { return s.Simulated }
+func modelled(s *Summary) *Response  { return s.Model }
+
+// time returns how to read the claim's time from a summary. The value is NaN if it is not known.
+func (c *Claim) time(of func(*Summary) *Response) func(*Summary) float64 {
+	return func(s *Summary) float64 {
+		if r := of(s); r != nil {
+			return timesOf[c.Quantity](r)
 		}
-		return quantities[c.Quantity](of(s))
+		return math.NaN()
 	}
-	v := quantity(c.Of)
-	if c.Over != "" {
-		v /= quantity(c.Over)
+}
+
+// largest returns the left side of the condition: at the claim's point, or else the largest of all
+// points. It is nil if no point has one.
+func (c *Claim) largest(r *Results, read func(*Summary) float64) *float64 {
+	largest := math.Inf(-1)
+	for _, point := range r.Points {
+		if c.At > 0 && point != c.At {
+			continue
+		}
+		if v := c.value(r, point, read); !math.IsNaN(v) {
+			largest = max(largest, v)
+		}
 	}
-	return v
+	if math.IsInf(largest, 0) {
+		return nil
+	}
+	return &largest
+}
+
+// value returns the left side of the condition at a point, or NaN.
+func (c *Claim) value(r *Results, point float64, read func(*Summary) float64) float64 {
+	of := func(name string, point float64, read func(*Summary) float64) float64 {
+		if s := r.Summarise(name, point); s != nil {
+			return read(s)
+		}
+		return math.NaN()
+	}
+	switch c.Over {
+	case "":
+		return of(c.Of, point, read)
+	case overSimulation:
+		return of(c.Of, point, read) / of(c.Of, point, c.time(simulated))
+	}
+	return of(c.Of, point, read) / of(c.Over, cmp.Or(c.OverAt, point), read)
 }

@@ -5,19 +5,19 @@ package testbed
 import (
 	"fmt"
 
+	"github.com/segue-lb/segue/internal/agent"
 	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/lab"
 )
 
-// counts are what balancers, agents and the kernel have counted so far.
+// counts are what balancers and agents have counted so far.
 type counts struct {
-	reasons map[string]uint64            // of all balancers
-	offers  map[string]map[string]uint64 // of the case's service, by server and result
-	cpu     cpuTimes
+	reasons map[string]uint64             // of all balancers
+	offers  map[string]*agent.AcceptState // of the case's service, by server
 }
 
 func (b *rig) count(p planned) (*counts, error) {
-	c := &counts{reasons: map[string]uint64{}, offers: map[string]map[string]uint64{}}
+	c := &counts{reasons: map[string]uint64{}, offers: map[string]*agent.AcceptState{}}
 	for _, n := range b.lab.Nodes {
 		if n.Role != lab.RoleBalancer || b.lab.Topology.Bare {
 			continue
@@ -32,11 +32,10 @@ func (b *rig) count(p planned) (*counts, error) {
 	}
 	for _, o := range offers {
 		if o.Service == p.Case.Name {
-			c.offers[o.Server] = o.Offers
+			c.offers[o.Server] = o.AcceptState
 		}
 	}
-	c.cpu, err = readCPUTimes()
-	return c, err
+	return c, nil
 }
 
 func (c *counts) addBalancer(instance string) error {
@@ -64,14 +63,14 @@ func (r *Run) addCounts(before, after *counts) {
 	}
 	for i := range r.Shares {
 		s := &r.Shares[i]
-		since := func(result string) uint64 {
-			return after.offers[s.Server][result] - before.offers[s.Server][result]
+		first, last := before.offers[s.Server], after.offers[s.Server]
+		if first == nil || last == nil { // the case does not hunt
+			continue
 		}
+		s.FirstThreshold, s.LastThreshold = first.Threshold, last.Threshold
+		since := func(result string) uint64 { return last.Offers[result] - first.Offers[result] }
 		s.Accepted = since("accepted") + since("accepted_stale")
 		s.Refused = since("refused") + since("refused_down")
 		s.Forced = since("forced")
-	}
-	if all := after.cpu.all - before.cpu.all; all > 0 {
-		r.Machine.Idle = (after.cpu.idle - before.cpu.idle) / all
 	}
 }

@@ -26,8 +26,8 @@ const (
 // warmUp sends requests to all servers directly.
 func (b *rig) warmUp(ctx context.Context, s settings) error {
 	b.progress("Warming up the servers.")
-	folder, err := os.MkdirTemp("", "segue-warm-up")
-	if err != nil {
+	folder := filepath.Join(b.directory, "warm-up")
+	if err := os.MkdirAll(folder, 0o755); err != nil {
 		return err
 	}
 	defer os.RemoveAll(folder)

@@ -3,6 +3,7 @@
 package testbed
 
 import (
+	"cmp"
 	"fmt"
 	"io/fs"
 	"math"
@@ -35,7 +36,7 @@ type Experiment struct {
 	// Axis is the quantity in which the points differ. A point replaces the value of this quantity.
 	Axis AxisKind `yaml:"axis"`
 	Size `yaml:",inline"`
-	// Full replaces sizes in a run at the length of the paper.
+	// Full replaces sizes in a run of full length.
 	Full Size `yaml:"full"`
 
 	Balancers int                 `yaml:"balancers"`
@@ -45,14 +46,9 @@ type Experiment struct {
 	// Load is the share of all processors that the requests use.
 	Load    float64 `yaml:"load"`
 	Buckets int     `yaml:"buckets"` // of the candidate tables; 0 stands for the default
-	// Speed is how much faster than real time the experiment runs.
-	Speed float64 `yaml:"speed"`
 
-	// Day is how long a day lasts, and Bin the length of the intervals in which it is shown.
-	// Amplitude is that of the rate's sine: with 0.5, the rate is between half and one and a half of
-	// its mean. All three are for KindDay.
-	Day       time.Duration        `yaml:"day"`
-	Bin       time.Duration        `yaml:"bin"`
+	// Amplitude is that of the rate's sine, for KindDay: with 0.5, the rate is between half and one
+	// and a half of its mean.
 	Amplitude float64              `yaml:"amplitude"`
 	Apache    lab.ApacheServers    `yaml:"apache"`
 	MediaWiki lab.MediaWikiServers `yaml:"mediawiki"`
@@ -67,7 +63,16 @@ type Size struct {
 	Points      []float64 `yaml:"points"`
 	Connections int       `yaml:"connections"` // requests of a run, each with its own connection
 	Seeds       int       `yaml:"seeds"`       // runs of each case at each point
+	// Speed is how much faster than real time the experiment runs.
+	Speed float64 `yaml:"speed"`
+	// Day is how long a day lasts, and Bin the length of the intervals in which it is shown. Both are
+	// for KindDay.
+	Day time.Duration `yaml:"day"`
+	Bin time.Duration `yaml:"bin"`
 }
+
+// fastest is the highest speed, at which loads are sampled every millisecond.
+const fastest = float64(sampleInterval / time.Millisecond)
 
 // Kind is what a run does.
 type Kind string
@@ -92,6 +97,7 @@ type AxisKind string
 const (
 	AxisLoad      AxisKind = "load"
 	AxisServers   AxisKind = "servers"
+	AxisBalancers AxisKind = "balancers"
 	AxisBuckets   AxisKind = "buckets"
 	AxisDeviation AxisKind = "deviation"
 	AxisSpeed     AxisKind = "speed"
@@ -107,6 +113,7 @@ var axisOf = map[Kind]AxisKind{KindLoad: "", KindChange: AxisRemoved, KindDay: A
 var axisLabels = map[AxisKind]string{
 	AxisLoad:      "load of the processors, ρ",
 	AxisServers:   "servers",
+	AxisBalancers: "balancers",
 	AxisBuckets:   "buckets",
 	AxisDeviation: "standard deviation of the work, s",
 	AxisSpeed:     "speed",
@@ -141,9 +148,12 @@ func defaults() Experiment {
 	topology := lab.DefaultTopology()
 	return Experiment{
 		Apache: topology.Apache, MediaWiki: topology.MediaWiki,
-		Day: 4 * time.Minute, Bin: 10 * time.Second, Amplitude: 0.33,
-		Kind: KindLoad, Axis: AxisLoad, Balancers: 1, Work: "exponential: 190ms", Load: 0.88, Speed: 1,
-		Size: Size{Servers: 12, Connections: 20_000, Seeds: 3},
+		Kind: KindLoad, Axis: AxisLoad, Balancers: 1, Work: "exponential: 190ms", Load: 0.88,
+		Amplitude: 0.33,
+		Size: Size{
+			Servers: 12, Connections: 20_000, Seeds: 3, Speed: 1,
+			Day: 4 * time.Minute, Bin: 10 * time.Second,
+		},
 		Emulated: lab.EmulatedServers{EmulatedServer: lab.EmulatedServer{
 			Workers: 32, Backlog: 128, Cores: 2,
 		}},
@@ -186,6 +196,20 @@ func Names() (names []string) {
 	return names
 }
 
+// Ready names the experiments that need nothing beside root and nginx, and can run with the options.
+func Ready(o Options) (names []string, err error) {
+	for _, name := range Names() {
+		e, _, err := Load(name)
+		if err != nil {
+			return nil, err
+		}
+		if e.Needs == "" && e.Check(o) == nil {
+			names = append(names, name)
+		}
+	}
+	return names, nil
+}
+
 // problems checks what the lab does not check itself.
 func (e *Experiment) problems() (errs field.Errors) {
 	require := func(ok bool, path, format string, args ...any) {
@@ -193,45 +217,39 @@ func (e *Experiment) problems() (errs field.Errors) {
 			errs.Addf(path, format, args...)
 		}
 	}
-	require(e.Title != "", "title", "required")
-	require(axisLabels[e.Axis] != "", "axis", "must be load, servers, buckets, deviation, speed, removed, rate or flows")
 	own, known := axisOf[e.Kind]
+	require(e.Title != "", "title", "required")
 	require(known, "kind", "must be load, change, day or forward")
+	require(axisLabels[e.Axis] != "", "axis",
+		"must be load, servers, balancers, buckets, deviation, speed, removed, rate or flows")
 	require(own == "" || own == e.Axis, "axis", "must be %s for the kind %s", own, e.Kind)
 	require(own != "" || (e.Axis != AxisRemoved && e.Axis != AxisFlows && e.Axis != AxisRate),
 		"axis", "is not for the kind %s", e.Kind)
-	require(e.Kind != KindDay || e.Speed == 1, "speed", "must be 1 for real applications, which cannot be faster")
-	require(e.Day > 0 && e.Bin > 0 && e.Bin <= e.Day, "bin", "must be more than 0 and at most the day")
 	require(e.Amplitude >= 0 && e.Amplitude <= 1, "amplitude", "must be from 0 to 1")
 	require(e.Kind != KindChange || e.Balancers > 1, "balancers", "must be at least 2 for the kind change")
 	require(e.Load > 0 && !math.IsInf(e.Load, 0), "load", "must be a positive number")
-	require(e.Speed > 0 && !math.IsInf(e.Speed, 0), "speed", "must be a positive number")
+	require(e.Speed != 0, "speed", "must be a positive number")
+	require(e.Day > 0 && e.Bin > 0 && e.Bin <= e.Day, "bin", "must be more than 0 and at most the day")
 	require(len(e.Points) > 0, "points", "at least one is required")
 	require(len(e.Cases) > 0, "cases", "at least one is required")
-	for _, size := range []struct {
-		path string
-		Size
-	}{{"", e.Size}, {"full", e.Full}} {
-		size.problems(func(name, problem string) { errs.Addf(field.Child(size.path, name), "%s", problem) })
-	}
 	if _, err := scenario.ParseDistribution(e.Work, "."); err != nil {
 		errs.Addf("work", "%v", err)
 	}
-	names := map[string]bool{}
+	under := func(path string) func(name, problem string) {
+		return func(name, problem string) { errs.Addf(field.Child(path, name), "%s", problem) }
+	}
+	e.Size.problems(e, e.Servers, under(""))
+	e.Full.problems(e, cmp.Or(e.Full.Servers, e.Servers), under("full"))
+	emulatedProblems(e.Emulated, under("emulated"))
+	names := map[string]bool{overSimulation: true}
 	for i, c := range e.Cases {
 		path := field.Item("cases", i)
-		require(c.Name != "" && field.IsPlain(c.Name), field.Child(path, "name"), "must have letters, digits, - and _")
+		c.problems(e.Kind, under(path))
 		require(!names[c.Name], field.Child(path, "name"), "is already used")
-		require(!c.Direct || c.Placement == "", field.Child(path, "direct"), "a balancer places no request that goes to its server directly")
-		require(c.Feedback == 0 || c.Placement == desired.PlacementRoundRobin, field.Child(path, "feedback"),
-			"only the placement round-robin uses weights that change all the time")
-		require(c.Feedback >= 0, field.Child(path, "feedback"), "must not be negative")
 		names[c.Name] = true
 	}
 	for i, c := range e.Claims {
-		c.problems(e, func(name, problem string) {
-			errs.Addf(field.Child(field.Item("claims", i), name), "%s", problem)
-		})
+		c.problems(e, under(field.Item("claims", i)))
 	}
 	if len(errs) > 0 {
 		return errs
@@ -239,17 +257,79 @@ func (e *Experiment) problems() (errs field.Errors) {
 	return e.refusedByLab()
 }
 
-func (s Size) problems(fail func(name, problem string)) {
-	if s.Servers < 0 || s.Connections < 0 || s.Seeds < 0 {
-		fail("servers", "servers, connections and seeds must not be negative")
+// problems checks a size of an experiment with that many servers.
+func (s Size) problems(e *Experiment, servers int, fail func(name, problem string)) {
+	for name, n := range map[string]int{
+		"servers": s.Servers, "connections": s.Connections, "seeds": s.Seeds,
+	} {
+		if n < 0 {
+			fail(name, "must not be negative")
+		}
+	}
+	if e.Kind == KindForward && s.Seeds > 1 {
+		fail("seeds", "must be 1 for the kind forward, because connections is the number of measurements")
+	}
+	switch {
+	case !(s.Speed >= 0):
+		fail("speed", "must be a positive number")
+	case s.Speed > fastest:
+		fail("speed", fmt.Sprintf("must be at most %v", fastest))
+	case e.inRealTime() && s.Speed != 0 && s.Speed != 1:
+		fail("speed", fmt.Sprintf("must be 1 for the kind %s, which cannot be faster", e.Kind))
 	}
 	if !slices.IsSorted(s.Points) {
 		fail("points", "must be in ascending order")
 	}
+	whole := slices.Contains(
+		[]AxisKind{AxisServers, AxisBalancers, AxisBuckets, AxisRemoved, AxisFlows}, e.Axis)
 	for _, p := range s.Points {
-		if !(p > 0) || math.IsInf(p, 0) {
+		switch {
+		case !(p > 0) || math.IsInf(p, 0):
 			fail("points", "must be positive numbers")
+		case whole && p != math.Trunc(p):
+			fail("points", fmt.Sprintf("%v: must be a whole number", p))
+		case e.Axis == AxisRemoved && p >= float64(servers):
+			fail("points", fmt.Sprintf("%v: at least one of %d servers must be left", p, servers))
+		case e.Axis == AxisSpeed && p > fastest:
+			fail("points", fmt.Sprintf("%v: must be at most %v", p, fastest))
 		}
+	}
+}
+
+// inRealTime tells whether nothing in a run is emulated that could be faster.
+func (e *Experiment) inRealTime() bool { return e.Kind == KindDay || e.Kind == KindForward }
+
+// emulatedProblems refuses settings of the servers that the simulator does not have.
+func emulatedProblems(all lab.EmulatedServers, fail func(name, problem string)) {
+	check := func(path string, s lab.EmulatedServer) {
+		if s.Demand != "" || s.DemandTable != "" {
+			fail(field.Child(path, "demand"), "is not allowed, because each request tells its work")
+		}
+		if s.Colocated != "" {
+			fail(field.Child(path, "colocated"), "is not allowed, because the simulator has no such load")
+		}
+	}
+	check("", all.EmulatedServer)
+	for i, s := range all.Exceptions {
+		check(field.Item("exceptions", i), s.EmulatedServer)
+	}
+}
+
+func (c Case) problems(kind Kind, fail func(name, problem string)) {
+	if c.Name == "" || !field.IsPlain(c.Name) {
+		fail("name", "must have letters, digits, - and _")
+	}
+	if c.Direct && c.Placement != "" {
+		fail("direct", "a balancer places no request that goes to its server directly")
+	}
+	if c.Direct && (kind == KindChange || kind == KindForward) {
+		fail("direct", fmt.Sprintf("is not for the kind %s, which needs a balancer", kind))
+	}
+	if c.Feedback != 0 && c.Placement != desired.PlacementRoundRobin {
+		fail("feedback", "only the placement round-robin uses weights that change all the time")
+	}
+	if c.Feedback < 0 {
+		fail("feedback", "must not be negative")
 	}
 }
 

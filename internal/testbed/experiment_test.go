@@ -4,6 +4,7 @@ package testbed
 
 import (
 	"math"
+	"slices"
 	"strings"
 	"testing"
 
@@ -26,6 +27,9 @@ func TestExperimentsAreValid(t *testing.T) {
 			t.Errorf("%s: has the name %q and %d bytes", name, e.Name, len(text))
 		}
 		for _, full := range []bool{false, true} {
+			if s := e.settings(full); s.Servers >= 48 && s.Speed > 1 {
+				t.Errorf("%s (full: %v): %d servers at speed %v", name, full, s.Servers, s.Speed)
+			}
 			if e.Duration(Options{Full: full}) <= 0 {
 				t.Errorf("%s (full: %v): takes no time", name, full)
 			}
@@ -55,6 +59,17 @@ func TestBadExperiments(t *testing.T) {
 		"title: t\npoints: [0.5]\ncases: [{name: sc}, {name: sc}]\n":                                "cases[1].name",
 		good + "claims: [{text: x, quantity: mean, of: sr4, at-least: 2}]\n":                        "claims[0].of",
 		good + "claims: [{text: x, quantity: max, of: sc, at-least: 2}]\n":                          "claims[0].quantity",
+		good + "claims: [{text: x, quantity: failed, of: sc, over: simulation, at-most: 2}]\n":      "claims[0].over",
+		"title: t\npoints: [0.5]\ncases: [{name: simulation}]\n":                                    "cases[0].name",
+		good + "full: {speed: -1}": "full.speed",
+		good + "claims: [{text: x, quantity: mean, of: sc, at: 0.7, at-least: 2}]\n":                           "claims[0].at",
+		good + "claims: [{text: x, quantity: mean, of: sc, over-at: 0.5, at-least: 2}]\n":                      "claims[0].over-at",
+		good + "emulated: {colocated: 50%@60s}\n":                                                              "emulated.colocated",
+		good + "emulated: {exceptions: [{server: s1, demand: \"constant: 1s\"}]}\n":                            "emulated.exceptions[0].demand",
+		"title: t\naxis: servers\npoints: [9.5]\ncases: [{name: sc, placement: hash}]\n":                       "must be a whole number",
+		"title: t\nkind: change\naxis: removed\nbalancers: 2\npoints: [12]\ncases: [{name: sc}]\n":             "at least one of 12 servers must be left",
+		"title: t\nkind: change\naxis: removed\nbalancers: 2\npoints: [1]\ncases: [{name: d, direct: true}]\n": "cases[0].direct",
+		"title: t\nkind: day\naxis: rate\nspeed: 2\npoints: [1]\ncases: [{name: sc}]\n":                        "speed",
 		good + "kind: change\n":                "axis: must be removed",
 		good + "kind: sleep\n":                 "kind \"sleep\": must be load, change, day or forward",
 		good + "axis: removed\n":               "is not for the kind load",
@@ -64,6 +79,36 @@ func TestBadExperiments(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q:\n got %v\nwant %s", text, err, want)
 		}
+	}
+}
+
+// Options that an experiment cannot have are refused before anything is built.
+func TestCheck(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		Options
+		want string
+	}{
+		{"6lb-12", Options{Speed: 4}, "speed 4: must be 1 for the kind day"},
+		{"6lb-13", Options{Speed: 4}, "speed 4: must be 1 for the kind forward"},
+		{"6lb-13", Options{Seeds: 3}, "seeds 3: must be 1 for the kind forward"},
+		{"demo", Options{Full: true}, "full: the file has no values for it"},
+		{"demo", Options{Speed: 1e10}, "speed 1e+10: must be at most 200"},
+		{"demo", Options{Speed: math.NaN()}, "speed NaN: must be a positive number"},
+		{"6lb-10", Options{Full: true, Speed: 2, Seeds: 5}, ""},
+	} {
+		e, _, err := Load(test.name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = e.Check(test.Options)
+		if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s, %+v:\n got %v\nwant %s", test.name, test.Options, err, test.want)
+		}
+	}
+	ready, err := Ready(Options{})
+	if err != nil || !slices.Contains(ready, "6lb-10") || slices.Contains(ready, "6lb-12") {
+		t.Errorf("experiments that need nothing: %v, error %v", ready, err)
 	}
 }
 

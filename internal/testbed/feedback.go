@@ -21,8 +21,11 @@ import (
 // feedback sets the weights of servers by their loads, at an interval: the centralised policy that
 // 6LB compares itself with (section VI-B7). It writes overrides, and reloads the balancers.
 type feedback struct {
-	cancel context.CancelFunc
-	done   chan error
+	cancel   context.CancelFunc
+	done     chan error
+	interval time.Duration // by the clock
+	updates  int
+	lasted   time.Duration
 }
 
 // feedbackScale is the weight of an idle server, so that whole numbers tell weights from 0.1 to 1
@@ -35,14 +38,23 @@ func feedbackWeight(busy uint32, workers int) uint32 {
 	return uint32(math.Round(feedbackScale * (0.1 + 0.9*math.Exp(-8*share*share))))
 }
 
-// startFeedback starts the feedback of a case. A case without feedback gets nil.
-func (b *rig) startFeedback(ctx context.Context, p planned) *feedback {
+// startFeedback starts the feedback of a case, whose failure ends the run. A case without feedback
+// gets nil.
+func (b *rig) startFeedback(ctx context.Context, end context.CancelCauseFunc, p planned) *feedback {
 	if p.Case.Feedback == 0 {
 		return nil
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	f := &feedback{cancel, make(chan error, 1)}
-	go func() { f.done <- b.adjustWeights(ctx, p) }()
+	f := &feedback{
+		cancel: cancel, done: make(chan error, 1), interval: p.byTheClock(p.Case.Feedback),
+	}
+	go func() {
+		err := b.adjustWeights(ctx, p, f)
+		if err != nil {
+			end(err)
+		}
+		f.done <- err
+	}()
 	return f
 }
 
@@ -55,9 +67,31 @@ func (f *feedback) stop() error {
 	return <-f.done
 }
 
-func (b *rig) adjustWeights(ctx context.Context, p planned) (err error) {
-	defer func() { err = errors.Join(err, b.override(context.WithoutCancel(ctx), desired.Overrides{})) }()
-	ticker := time.NewTicker(p.byTheClock(p.Case.Feedback))
+// mostMissed is the share of the intervals in which weights may stay as they are, because a reload
+// of the balancers took longer.
+const mostMissed = 0.1
+
+// warnings tells whether the weights followed the loads less often than they should have. The
+// feedback must have stopped.
+func (f *feedback) warnings() []string {
+	if f == nil {
+		return nil
+	}
+	wanted := int(f.lasted / f.interval)
+	if float64(f.updates) >= (1-mostMissed)*float64(wanted) {
+		return nil
+	}
+	return []string{fmt.Sprintf("weights followed the loads %d times instead of %d: reloads took too long; "+
+		"a lower --speed leaves more time", f.updates, wanted)}
+}
+
+func (b *rig) adjustWeights(ctx context.Context, p planned, f *feedback) (err error) {
+	began := time.Now()
+	defer func() {
+		f.lasted = time.Since(began)
+		err = errors.Join(err, b.override(context.WithoutCancel(ctx), desired.Overrides{}))
+	}()
+	ticker := time.NewTicker(f.interval)
 	defer ticker.Stop()
 	servers := p.serverNames()
 	for {
@@ -78,6 +112,7 @@ func (b *rig) adjustWeights(ctx context.Context, p planned) (err error) {
 		if err := b.override(ctx, all); err != nil && ctx.Err() == nil {
 			return err
 		}
+		f.updates++
 	}
 }
 

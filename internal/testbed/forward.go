@@ -13,7 +13,8 @@ import (
 )
 
 // forward measures the CPU time of packets of known flows in all cases at all points. One
-// measurement has all cases in turn, so it is made as a whole.
+// measurement has all cases in turn, so it is made as a whole. Mean is the median of the
+// measurements, too, because other programs on the machine lengthen some of them.
 func (s settings) forward(ctx context.Context, st *store, progress func(string)) error {
 	plan := s.plan()
 	if !slices.ContainsFunc(plan, func(p planned) bool { return !st.has(p) }) {

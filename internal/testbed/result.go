@@ -12,6 +12,8 @@ type Results struct {
 	Title      string `json:"title"`
 	// Paper names the paper, the section and the figure that the experiment repeats.
 	Paper string `json:"paper"`
+	// About says what the experiment does.
+	About string `json:"about,omitempty"`
 	// Text is the file of the experiment.
 	Text string `json:"text"`
 	Kind Kind   `json:"kind"`
@@ -44,15 +46,16 @@ type Axis struct {
 }
 
 // Claim is a statement of a paper. If it has a quantity, the results are compared with it: the
-// quantity of one case, or its ratio to that of another, at one point, or the largest of all
-// points.
+// quantity of one case, or its ratio to that of another or to the simulated one, at one point, or
+// the largest of all points.
 type Claim struct {
 	// Text is the statement, in the words of the paper or close to them.
 	Text     string  `json:"text" yaml:"text"`
-	Quantity string  `json:"quantity,omitempty" yaml:"quantity"` // mean, p50, p90 or p99
+	Quantity string  `json:"quantity,omitempty" yaml:"quantity"` // mean, p50, p90, p99, failed, fairness
 	Of       string  `json:"of,omitempty" yaml:"of"`             // a case
-	Over     string  `json:"over,omitempty" yaml:"over"`         // a case
+	Over     string  `json:"over,omitempty" yaml:"over"`         // a case, or simulation
 	At       float64 `json:"at,omitempty" yaml:"at"`             // a point
+	OverAt   float64 `json:"over_at,omitempty" yaml:"over-at"`   // the point of Over, if another
 	AtLeast  float64 `json:"at_least,omitempty" yaml:"at-least"`
 	AtMost   float64 `json:"at_most,omitempty" yaml:"at-most"`
 
@@ -153,6 +156,10 @@ type Share struct {
 	Accepted uint64 `json:"accepted"`
 	Refused  uint64 `json:"refused"`
 	Forced   uint64 `json:"forced"`
+	// FirstThreshold and LastThreshold are the thresholds of the accept policy at the beginning and at
+	// the end. They are nil for policies without one.
+	FirstThreshold *uint32 `json:"first_threshold,omitempty"`
+	LastThreshold  *uint32 `json:"last_threshold,omitempty"`
 }
 
 // Machine tells whether the machine kept up with a run.

@@ -69,8 +69,10 @@ func TestStoreContinues(t *testing.T) {
 		t.Error("a claim is judged while runs are missing")
 	}
 	faster := e.with(Options{Speed: 2})
+	fewer := e.with(Options{Seeds: 1})
 	for name, open := range map[string]func() (*store, error){
 		"another speed":      func() (*store, error) { return open(faster, twoCases, false) },
+		"fewer seeds":        func() (*store, error) { return open(fewer, twoCases, false) },
 		"another text":       func() (*store, error) { return open(s, twoCases+"#\n", false) },
 		"the paper's length": func() (*store, error) { return open(s, twoCases, true) },
 	} {
@@ -104,12 +106,18 @@ func TestClaims(t *testing.T) {
 				r.Runs = append(r.Runs, Run{
 					Case: c.name, Point: point, Seed: uint64(seed + 1),
 					Measured: Response{Mean: mean, P99: c.p99}, Simulated: &Response{Mean: c.mean, P99: c.p99 / point},
-					Model: &Response{Mean: 2 * c.mean * c.mean},
+					Model: &Response{Mean: 2 * c.mean * c.mean}, Requests: 100, Failed: uint64(4 + 2*seed),
+					Fairness: 1 / c.mean,
 				})
 			}
 		}
 	}
-	r.Claims = append(r.Claims, Claim{Quantity: "p99", Of: "sc", AtMost: 20})
+	r.Claims = append(r.Claims,
+		Claim{Quantity: "p99", Of: "sc", AtMost: 20},
+		Claim{Quantity: "mean", Of: "sr4", Over: "simulation", AtMost: 1.01},
+		Claim{Quantity: "failed", Of: "sc", AtMost: 0.04},
+		Claim{Quantity: "fairness", Of: "sr4", Over: "sc", AtLeast: 1},
+		Claim{Quantity: "mean", Of: "sr4", At: 0.5, Over: "sc", OverAt: 0.8, AtMost: 0.2})
 	for i := range r.Claims {
 		r.Claims[i].judge(&r)
 	}
@@ -124,10 +132,28 @@ func TestClaims(t *testing.T) {
 	if *second.Met || *second.Measured != 4 || *second.Simulated != 4 {
 		t.Errorf("the second claim: %v %v %v", *second.Met, *second.Measured, *second.Simulated)
 	}
+	for i, want := range map[int]struct {
+		measured float64
+		met      bool
+		holds    string
+	}{
+		3: {1, true, "mean(sr4) / simulated, the largest of all points, ≤ 1.01"},
+		4: {0.05, false, "failed(sc), the largest of all points, ≤ 0.04"},
+		5: {3, true, "fairness(sr4) / fairness(sc), the largest of all points, ≥ 1"},
+		6: {1. / 3, false, "mean(sr4) at 0.5 / mean(sc) at 0.8 ≤ 0.2"},
+	} {
+		c := r.Claims[i]
+		if *c.Met != want.met || math.Abs(*c.Measured-want.measured) > 1e-9 || c.Holds != want.holds {
+			t.Errorf("claim %d: %v %v %q, want %+v", i, *c.Met, *c.Measured, c.Holds, want)
+		}
+		if i < 6 && (c.Simulated != nil || c.Model != nil) {
+			t.Errorf("claim %d: simulated %v, model %v; want none", i, c.Simulated, c.Model)
+		}
+	}
 	// Student's 97.5% quantile with one degree of freedom is 12.706.
 	s := r.Summarise("sc", 0.8)
-	if want := 12.706 * 0.1 * math.Sqrt2 / math.Sqrt2; math.Abs(s.Measured.Half-want) > 0.01 {
-		t.Errorf("half of the confidence interval is %v, want %v", s.Measured.Half, want)
+	if want := 12.706 * 0.1 * math.Sqrt2 / math.Sqrt2; math.Abs(s.Half.Mean-want) > 0.01 || s.Half.P99 != 0 {
+		t.Errorf("halves of the confidence intervals are %+v, want %v for the mean and 0 for p99", s.Half, want)
 	}
 }
 

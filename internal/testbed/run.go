@@ -40,11 +40,16 @@ func (b *rig) run(ctx context.Context, p planned, st *store) (*Run, error) {
 	if err := b.awaitIdle(ctx); err != nil {
 		return nil, err
 	}
+	if err := b.resetThresholds(ctx, p); err != nil {
+		return nil, err
+	}
 	before, err := b.count(p)
 	if err != nil {
 		return nil, err
 	}
-	sampler, feedback := b.startSampler(p), b.startFeedback(ctx, p)
+	ctx, end := context.WithCancelCause(ctx)
+	defer end(nil)
+	sampler, feedback := b.startSampler(p), b.startFeedback(ctx, end, p)
 	report, err := b.generate(ctx, p, folder)
 	samples, sampling := sampler.stop()
 	if err = errors.Join(err, sampling, feedback.stop()); err != nil {
@@ -60,6 +65,7 @@ func (b *rig) run(ctx context.Context, p planned, st *store) (*Run, error) {
 	run := p.newRun(report)
 	run.addLoads(samples)
 	run.addCounts(before, after)
+	run.Warnings = append(run.Warnings, feedback.warnings()...)
 	if err := samples.write(filepath.Join(folder, "loads.csv")); err != nil {
 		return nil, err
 	}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"reflect"
 	"sync"
 	"time"
 
@@ -19,7 +20,7 @@ import (
 type Options struct {
 	// Directory gets the results. It is made if it does not exist.
 	Directory string
-	// Full runs the experiment at the length of the paper.
+	// Full takes the values under full of the experiment.
 	Full bool
 	// Speed and Seeds replace those of the experiment, unless they are 0.
 	Speed float64
@@ -27,6 +28,25 @@ type Options struct {
 	// Progress is called with what was done. It may be nil.
 	Progress func(text string)
 }
+
+// Check returns an error if the experiment cannot run with the options.
+func (e *Experiment) Check(o Options) error {
+	fail := func(option, format string, args ...any) error {
+		return fmt.Errorf("experiment %s: %s: %s", e.Name, option, fmt.Sprintf(format, args...))
+	}
+	if o.Full && !e.hasFull() {
+		return fail("full", "the file has no values for it")
+	}
+	var err error
+	given := map[string]any{"seeds": o.Seeds, "speed": o.Speed}
+	Size{Seeds: o.Seeds, Speed: o.Speed}.problems(e, e.Servers, func(name, problem string) {
+		err = fail(fmt.Sprintf("%s %v", name, given[name]), "%s", problem)
+	})
+	return err
+}
+
+// hasFull tells whether the experiment has values for runs of full length.
+func (e *Experiment) hasFull() bool { return !reflect.ValueOf(e.Full).IsZero() }
 
 // Duration estimates how long the experiment takes by the clock.
 func (e *Experiment) Duration(o Options) time.Duration {
@@ -41,9 +61,9 @@ func (e *Experiment) Duration(o Options) time.Duration {
 	return total.Round(time.Second)
 }
 
-// pause is about the time between two runs: the last requests end, and the simulator replays the
-// run.
-const pause = 2 * time.Second
+// pause is about the time between two runs: the last requests end, thresholds are reset, and the
+// simulator replays the run.
+const pause = 4 * time.Second
 
 // with returns the settings that the options ask for.
 func (e *Experiment) with(o Options) settings {
@@ -99,6 +119,9 @@ func (e *Experiment) Run(ctx context.Context, text []byte, o Options) (results *
 	if o.Progress == nil {
 		o.Progress = func(string) {}
 	}
+	if err := e.Check(o); err != nil {
+		return nil, err
+	}
 	s := e.with(o)
 	store, err := openStore(o.Directory, s, text, o.Full)
 	if err != nil {
@@ -107,7 +130,7 @@ func (e *Experiment) Run(ctx context.Context, text []byte, o Options) (results *
 	if e.Kind == KindForward {
 		return &store.results, errors.Join(s.forward(ctx, store, o.Progress), store.finish())
 	}
-	b := rig{progress: o.Progress}
+	b := rig{progress: o.Progress, directory: o.Directory}
 	defer func() { err = errors.Join(err, b.close()) }()
 	plan := s.plan()
 	started, done := time.Now(), 0
@@ -127,6 +150,10 @@ func (e *Experiment) Run(ctx context.Context, text []byte, o Options) (results *
 			return &store.results, err
 		}
 		done++
+	}
+	if done == 0 { // all runs were there
+		store.judge()
+		return &store.results, nil
 	}
 	return &store.results, store.finish()
 }
@@ -150,23 +177,24 @@ func remaining(started time.Time, done, left int) string {
 
 // rig is the lab in which runs are made. Runs with the same servers and tables share it.
 type rig struct {
-	progress func(string)
-	lab      *lab.Lab
-	guard    *guard
-	built    layout
-	sources  []load.Source // of the servers' loads
-	reading  sync.Mutex    // held while the sources are read
+	progress  func(string)
+	directory string // of the results
+	lab       *lab.Lab
+	guard     *guard
+	built     layout
+	sources   []load.Source // of the servers' loads
+	reading   sync.Mutex    // held while the sources are read
 }
 
 // layout is what a lab was built for.
 type layout struct {
-	servers, buckets int
-	speed            float64
+	servers, balancers, buckets int
+	speed                       float64
 }
 
 // prepare makes a lab for the settings, unless there is one.
 func (b *rig) prepare(ctx context.Context, s settings) error {
-	want := layout{s.present, s.Buckets, s.Speed}
+	want := layout{s.present, s.Balancers, s.Buckets, s.Speed}
 	if b.lab != nil && b.built == want {
 		return nil
 	}

@@ -5,6 +5,7 @@ package testbed
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -19,6 +20,7 @@ type samples struct {
 	servers []string
 	times   []float64  // emulated seconds
 	busy    [][]uint32 // by time and server
+	idle    float64    // share of the machine's CPU time that was left
 }
 
 // sampler reads the loads of all servers at an interval.
@@ -47,11 +49,20 @@ func (s *sampler) stop() (*samples, error) {
 	return &s.samples, s.err
 }
 
-func (s *sampler) collect(ctx context.Context, b *rig, p planned) error {
+// collect reads loads while requests arrive, as in the papers, and not while the last ones end.
+func (s *sampler) collect(ctx context.Context, b *rig, p planned) (err error) {
+	before, err := readCPUTimes()
+	if err != nil {
+		return err
+	}
+	defer func() {
+		after, reading := readCPUTimes()
+		s.idle = after.idleSince(before)
+		err = errors.Join(err, reading)
+	}()
 	ticker := time.NewTicker(p.byTheClock(sampleInterval))
 	defer ticker.Stop()
 	began := time.Now()
-	// Only while requests arrive, as in the papers.
 	end := began.Add(p.duration())
 	for {
 		select {
@@ -126,30 +137,47 @@ func (s *samples) write(path string) error {
 	return os.WriteFile(path, out.Bytes(), 0o644)
 }
 
-// addLoads adds the means of the samples to the run. An instant without a busy worker is fair.
+// addLoads adds the means of the samples to the run.
 func (r *Run) addLoads(s *samples) {
+	r.Machine.Idle = s.idle
 	if len(s.times) == 0 {
 		return
 	}
 	n := float64(len(s.times))
 	for _, busy := range s.busy {
-		sum, squares := 0.0, 0.0
+		values := make([]float64, len(busy))
 		for i, value := range busy {
-			x := float64(value)
-			sum, squares = sum+x, squares+x*x
-			r.Shares[i].Busy += x / n
+			values[i] = float64(value)
+			r.Shares[i].Busy += values[i] / n
+			r.Busy += values[i] / float64(len(busy)) / n
 		}
-		fairness := 1.0
-		if squares > 0 {
-			fairness = sum * sum / (float64(len(busy)) * squares)
-		}
-		r.Fairness += fairness / n
-		r.Busy += sum / float64(len(busy)) / n
+		r.Fairness += Fairness(values) / n
 	}
+}
+
+// Fairness returns Jain's index of loads, from 1/n for a single one that is not 0 to 1 for equal
+// ones (6LB, section V-D). Without any load, all are equal.
+func Fairness(loads []float64) float64 {
+	sum, squares := 0.0, 0.0
+	for _, x := range loads {
+		sum, squares = sum+x, squares+x*x
+	}
+	if squares == 0 {
+		return 1
+	}
+	return sum * sum / (float64(len(loads)) * squares)
 }
 
 // cpuTimes are the times of all cores, in seconds.
 type cpuTimes struct{ idle, all float64 }
+
+// idleSince returns the share of the time that was idle.
+func (t cpuTimes) idleSince(before cpuTimes) float64 {
+	if all := t.all - before.all; all > 0 {
+		return (t.idle - before.idle) / all
+	}
+	return 0
+}
 
 func readCPUTimes() (t cpuTimes, err error) {
 	proc, err := procfs.NewDefaultFS()

@@ -33,6 +33,8 @@ func (e *Experiment) settings(full bool) settings {
 	s.Servers = cmp.Or(e.Full.Servers, e.Servers)
 	s.Connections = cmp.Or(e.Full.Connections, e.Connections)
 	s.Seeds = cmp.Or(e.Full.Seeds, e.Seeds)
+	s.Speed = cmp.Or(e.Full.Speed, e.Speed)
+	s.Day, s.Bin = cmp.Or(e.Full.Day, e.Day), cmp.Or(e.Full.Bin, e.Bin)
 	if len(e.Full.Points) > 0 {
 		s.Points = e.Full.Points
 	}
@@ -47,6 +49,8 @@ func (s settings) at(point float64) settings {
 		s.Load = point
 	case AxisServers:
 		s.present = int(point)
+	case AxisBalancers:
+		s.Balancers = int(point)
 	case AxisBuckets:
 		s.Buckets = int(point)
 	case AxisDeviation:

@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/lab"
 	"github.com/segue-lb/segue/internal/model"
 	"github.com/segue-lb/segue/internal/sim"
 	"github.com/segue-lb/segue/internal/sim/placement"
@@ -62,10 +63,17 @@ func (p planned) simulatedServers() (servers []sim.Server) {
 		e := p.Emulated.Of(serverName(i))
 		servers = append(servers, sim.Server{
 			Name: serverName(i), CPUs: int32(e.Cores), Speed: speedOf(e), IOSpeed: 1,
-			Discipline: sim.ProcessorSharing, Workers: int32(e.Workers), Backlog: int32(e.Backlog),
+			Discipline: disciplineOf(e), Workers: int32(e.Workers), Backlog: int32(e.Backlog),
 		})
 	}
 	return servers
+}
+
+func disciplineOf(e lab.EmulatedServer) sim.Discipline {
+	if e.Discipline == "fifo" {
+		return sim.FIFO
+	}
+	return sim.ProcessorSharing
 }
 
 // spec returns the simulator's placement of the case, or nil.
@@ -108,10 +116,12 @@ func (p planned) setHunt(h *placement.Hunt) {
 }
 
 // model returns the mean response time of the model with this load, or nil if it has none: for
-// other work than exponential, for unequal servers, and at a load of 1 and more.
+// other work than exponential, for unequal servers, for small tables, in which servers have unequal
+// shares, and at a load of 1 and more.
 func (p planned) model() (*Response, error) {
 	load := p.actualLoad()
-	if p.deviation != 0 || !isExponential(p.Work) || len(p.Emulated.Exceptions) > 0 || load >= 1 {
+	if p.deviation != 0 || !isExponential(p.Work) || len(p.Emulated.Exceptions) > 0 ||
+		p.Axis == AxisBuckets || load >= 1 {
 		return nil, nil
 	}
 	var steady *model.Steady

@@ -19,10 +19,10 @@ import (
 	"github.com/segue-lb/segue/internal/version"
 )
 
-const (
-	resultsFile = "results.json"
-	runsFolder  = "runs"
-)
+// ResultsFile is the file with the results in a directory of results.
+const ResultsFile = "results.json"
+
+const runsFolder = "runs"
 
 // store is a directory of results.
 type store struct {
@@ -48,13 +48,13 @@ func openStore(directory string, s settings, text []byte, full bool) (*store, er
 		return nil, fmt.Errorf("%s: %w; use another directory, or remove this one", directory, err)
 	}
 	st.results.Runs = earlier.Runs
-	st.results.Environment.Started = earlier.Environment.Started
+	st.results.Environment = earlier.Environment
 	return st, nil
 }
 
 func newResults(s settings, text []byte, full bool) Results {
 	r := Results{
-		Experiment: s.Name, Title: s.Title, Paper: s.Paper, Text: string(text), Kind: s.Kind,
+		Experiment: s.Name, Title: s.Title, Paper: s.Paper, About: s.About, Text: string(text), Kind: s.Kind,
 		Axis: Axis{Key: string(s.Axis), Label: axisLabels[s.Axis]}, Points: s.Points,
 		Seeds: s.Seeds, Claims: slices.Clone(s.Claims), Full: full, Speed: s.Speed,
 		Environment: readEnvironment(), Planned: len(s.plan()), Runs: []Run{},
@@ -82,6 +82,12 @@ func (r *Results) mayContinue(earlier *Results) error {
 		return differ("length (--full)", earlier.Full, r.Full)
 	case earlier.Speed != r.Speed:
 		return differ("speed", earlier.Speed, r.Speed)
+	case earlier.Seeds > r.Seeds:
+		return fmt.Errorf("has results of more seeds: %d, and not %d", earlier.Seeds, r.Seeds)
+	case earlier.Environment.Kernel != r.Environment.Kernel:
+		return differ("kernel", earlier.Environment.Kernel, r.Environment.Kernel)
+	case earlier.Environment.CPU != r.Environment.CPU:
+		return differ("CPU", earlier.Environment.CPU, r.Environment.CPU)
 	case earlier.Environment.Version != r.Environment.Version:
 		return differ("build", earlier.Environment.Version, r.Environment.Version)
 	}
@@ -90,7 +96,7 @@ func (r *Results) mayContinue(earlier *Results) error {
 
 // Read returns the results in a directory. The error is fs.ErrNotExist if there are none.
 func Read(directory string) (*Results, error) {
-	path := filepath.Join(directory, resultsFile)
+	path := filepath.Join(directory, ResultsFile)
 	text, err := os.ReadFile(path)
 	if err != nil {
 		return nil, err
@@ -119,21 +125,26 @@ func (s *store) add(run *Run) error {
 	return s.write()
 }
 
-// finish compares the results with the claims.
+// finish writes the results when the last run has ended.
 func (s *store) finish() error {
 	s.results.Environment.Finished = time.Now().UTC().Truncate(time.Second)
 	return s.write()
 }
 
-func (s *store) write() error {
+// judge compares the results with the claims.
+func (s *store) judge() {
 	for i := range s.results.Claims {
 		s.results.Claims[i].judge(&s.results)
 	}
+}
+
+func (s *store) write() error {
+	s.judge()
 	text, err := json.MarshalIndent(&s.results, "", " ")
 	if err != nil {
 		return err
 	}
-	return replaceFile(filepath.Join(s.directory, resultsFile), append(text, '\n'))
+	return replaceFile(filepath.Join(s.directory, ResultsFile), append(text, '\n'))
 }
 
 // replaceFile writes a file as a whole: readers see the old content or the new one.

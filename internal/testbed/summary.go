@@ -5,8 +5,7 @@ package testbed
 import "github.com/segue-lb/segue/internal/sim"
 
 // Summary is what the runs of a case at a point have in common. Quantities are means over the
-// seeds. Half is half of the 95% confidence interval of the mean over seeds (Student), 0 for a
-// single run.
+// seeds.
 type Summary struct {
 	Case      string
 	Point     float64
@@ -16,7 +15,11 @@ type Summary struct {
 	Requests  uint64
 	Failed    uint64
 	Failures  map[string]uint64
+	Fairness  float64
 	Measured  Response
+	// Half has half of the 95% confidence interval of each measured time, over the seeds (Student). It
+	// is nil for a single run.
+	Half *Response
 	// Simulated and Model are nil unless all runs have them.
 	Simulated *Response
 	Model     *Response
@@ -38,6 +41,7 @@ func (r *Results) Summarise(name string, point float64) *Summary {
 		for outcome, n := range run.Failures {
 			s.Failures[outcome] += n
 		}
+		s.Fairness += run.Fairness
 		measured = append(measured, &run.Measured)
 		simulated = append(simulated, run.Simulated)
 		model = append(model, run.Model)
@@ -45,7 +49,8 @@ func (r *Results) Summarise(name string, point float64) *Summary {
 	if s.Seeds == 0 {
 		return nil
 	}
-	s.Measured = *meanOf(measured)
+	s.Fairness /= float64(s.Seeds)
+	s.Measured, s.Half = *meanOf(measured), halfOf(measured)
 	s.Simulated, s.Model = meanOf(simulated), meanOf(model)
 	return s
 }
@@ -53,7 +58,6 @@ func (r *Results) Summarise(name string, point float64) *Summary {
 // meanOf returns the means of all quantities, or nil if one response is nil.
 func meanOf(all []*Response) *Response {
 	var mean Response
-	var means []float64
 	n := float64(len(all))
 	for _, r := range all {
 		if r == nil {
@@ -63,10 +67,21 @@ func meanOf(all []*Response) *Response {
 		mean.P50 += r.P50 / n
 		mean.P90 += r.P90 / n
 		mean.P99 += r.P99 / n
-		means = append(means, r.Mean)
-	}
-	if n > 1 {
-		mean.Half = sim.EstimateOf(means).Half
 	}
 	return &mean
+}
+
+// halfOf returns half of the confidence interval of each quantity, or nil for a single response.
+func halfOf(all []*Response) *Response {
+	if len(all) < 2 {
+		return nil
+	}
+	half := func(quantity string) float64 {
+		var values []float64
+		for _, r := range all {
+			values = append(values, timesOf[quantity](r))
+		}
+		return sim.EstimateOf(values).Half
+	}
+	return &Response{Mean: half("mean"), P50: half("p50"), P90: half("p90"), P99: half("p99")}
 }

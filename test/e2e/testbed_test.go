@@ -35,6 +35,7 @@ cases:
 // TestExperimentSurvivesAKill kills an experiment after its first run. Its lab must go away, and
 // the next command must make the other runs only.
 func TestExperimentSurvivesAKill(t *testing.T) {
+	t.Parallel()
 	file := filepath.Join(t.TempDir(), "small.yaml")
 	must(t, os.WriteFile(file, []byte(smallExperiment), 0o644))
 	out := t.TempDir()
@@ -150,6 +151,7 @@ func requireRows(t *testing.T, text []byte) {
 // TestChangeExperiment removes a server while connections are open. With tables of earlier sets of
 // servers, only connections of that server break.
 func TestChangeExperiment(t *testing.T) {
+	t.Parallel()
 	r := runExperiment(t, `
 title: A change
 kind: change
@@ -169,12 +171,46 @@ cases:
 	}
 	for _, run := range r.Runs {
 		if run.Requests != 90 || run.Failures[testbed.ServerRemoved] == 0 ||
-			run.Failures[testbed.ServerRemoved] == 90 || run.Failed != run.Failures[testbed.Lost] {
+			run.Failures[testbed.ServerRemoved] == 90 || run.Failed != run.Failures[testbed.Broken] {
 			t.Errorf("%s: %d connections, failures %v", run.Case, run.Requests, run.Failures)
 		}
 	}
-	if lost := r.Runs[2].Failed + r.Runs[3].Failed; lost > 0 {
-		t.Errorf("%d connections were lost, though their servers are in earlier sets", lost)
+	if broken := r.Runs[2].Failed + r.Runs[3].Failed; broken > 0 {
+		t.Errorf("%d connections broke, though their servers are in earlier sets", broken)
+	}
+}
+
+// TestExperimentResetsThresholds: a run begins with the first threshold of the policy dynamic, not
+// with the one to which the run before has adapted it.
+func TestExperimentResetsThresholds(t *testing.T) {
+	t.Parallel()
+	r := runExperiment(t, `
+title: Thresholds
+points: [0.6]
+servers: 2
+seeds: 2
+speed: 8
+connections: 100
+cases:
+  - {name: srdyn, placement: hunt, accept: {policy: dynamic, initial: 7, window: 5}}
+`)
+	if len(r.Runs) != 2 {
+		t.Fatalf("%d runs, want 2", len(r.Runs))
+	}
+	adapted := false
+	for _, run := range r.Runs {
+		for _, s := range run.Shares {
+			if s.FirstThreshold == nil || s.LastThreshold == nil {
+				t.Fatalf("seed %d, %s: the threshold is missing", run.Seed, s.Server)
+			}
+			if *s.FirstThreshold != 7 {
+				t.Errorf("seed %d, %s: begins with the threshold %d, want 7", run.Seed, s.Server, *s.FirstThreshold)
+			}
+			adapted = adapted || *s.LastThreshold != 7
+		}
+	}
+	if !adapted {
+		t.Error("no threshold has adapted")
 	}
 }
 
