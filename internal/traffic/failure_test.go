@@ -33,6 +33,29 @@ func failures(r *Report) map[string]uint64 {
 	return occurred
 }
 
+// A connection whose events cannot be watched, for example because of fs.epoll.max_user_watches, is
+// a failure of this host.
+func TestConnectionsThatCannotBeWatched(t *testing.T) {
+	c := config(t, listen(t, respond(answer)), 3)
+	g, err := newGenerator(&c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	epoll := g.epoll
+	g.epoll = -1
+	g.begin(g.now())
+	for g.more {
+		g.sendDue(g.now())
+	}
+	g.epoll = epoll
+	if err := g.close(); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(map[string]uint64{"local": 3}, failures(g.results.report(g))); diff != "" {
+		t.Errorf("failures (-want +got):\n%s", diff)
+	}
+}
+
 // TestFailures makes each failure on real sockets.
 func TestFailures(t *testing.T) {
 	const n = 5

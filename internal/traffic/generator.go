@@ -283,6 +283,10 @@ func (g *generator) connect(c *connection) {
 	if err == nil {
 		g.serial++
 		c.descriptor, c.serial = fd, g.serial
+		for fd >= len(g.connections) {
+			g.connections = append(g.connections, nil)
+		}
+		g.connections[fd] = c
 		err = unix.EpollCtl(g.epoll, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{
 			Events: unix.EPOLLIN | unix.EPOLLOUT | unix.EPOLLRDHUP | unix.EPOLLET,
 			Fd:     int32(fd), Pad: c.serial,
@@ -292,10 +296,6 @@ func (g *generator) connect(c *connection) {
 		g.fail(c, outcomeOf(err, false), explain(err))
 		return
 	}
-	for fd >= len(g.connections) {
-		g.connections = append(g.connections, nil)
-	}
-	g.connections[fd] = c
 	deadline := c.begun + g.ConnectTimeout
 	if !c.idle {
 		deadline = min(deadline, c.request.due+g.Timeout)

@@ -85,7 +85,8 @@ type Server struct {
 	Latency   *Times `json:"latency"`
 }
 
-// Interval is a part of the run: the requests that were due in it.
+// Interval is a part of the run: the requests that were due in it. The first one and the last one
+// may be shorter than the others.
 type Interval struct {
 	From      float64 `json:"from"` // seconds since the beginning of the arrivals
 	To        float64 `json:"to"`
@@ -173,8 +174,7 @@ func (r *results) report(g *generator) *Report {
 	for number := range r.intervals.open {
 		r.intervals.summarise(number)
 	}
-	report.Intervals = r.intervals.done
-	slices.SortFunc(report.Intervals, func(a, b Interval) int { return cmp.Compare(a.From, b.From) })
+	report.Intervals = r.intervals.between(g.Warmup, g.Warmup+r.measured(g))
 	if g.started {
 		r.addHealth(report)
 	}

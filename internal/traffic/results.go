@@ -4,10 +4,12 @@ package traffic
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/csv"
 	"fmt"
 	"io"
 	"math"
+	"slices"
 	"strconv"
 	"time"
 
@@ -222,6 +224,28 @@ func (i *intervals) summarise(number int) {
 	delete(i.open, number)
 	o.Latency = o.latency.times()
 	i.done = append(i.done, o.Interval)
+}
+
+// between returns all intervals of the time in which requests were measured, in their order. Those
+// without requests are among them. The first one and the last one end with this time.
+func (i *intervals) between(begin, end time.Duration) (all []Interval) {
+	if i.every == 0 || len(i.done) == 0 {
+		return nil
+	}
+	slices.SortFunc(i.done, func(a, b Interval) int { return cmp.Compare(a.From, b.From) })
+	rest := i.done
+	for from := begin / i.every * i.every; from < end || len(rest) > 0; from += i.every {
+		next := Interval{From: from.Seconds(), To: (from + i.every).Seconds()}
+		if len(rest) > 0 && rest[0].From == next.From {
+			next, rest = rest[0], rest[1:]
+		}
+		next.From = max(next.From, begin.Seconds())
+		if last := end.Seconds(); last > next.From {
+			next.To = min(next.To, last)
+		}
+		all = append(all, next)
+	}
+	return all
 }
 
 // progressMeter reports the progress of a run every second.

@@ -265,7 +265,22 @@ func TestWarmup(t *testing.T) {
 	for _, at := range report.Intervals {
 		got = append(got, fmt.Sprint(at.From, at.To, at.Requests, at.Succeeded, at.Latency != nil))
 	}
-	if diff := cmp.Diff([]string{"0 0.1 50 50 true", "0.1 0.2 100 100 true"}, got); diff != "" {
+	if diff := cmp.Diff([]string{"0.05 0.1 50 50 true", "0.1 0.2 100 100 true"}, got); diff != "" {
+		t.Errorf("intervals (-want +got):\n%s", diff)
+	}
+}
+
+// TestIntervals: the report has intervals without requests, and cuts the first and the last one.
+func TestIntervals(t *testing.T) {
+	i := intervals{every: 100 * time.Millisecond, done: []Interval{
+		{From: 0.2, To: 0.3, Requests: 1}, {From: 0, To: 0.1, Requests: 2},
+	}}
+	want := []Interval{
+		{From: 0.05, To: 0.1, Requests: 2}, {From: 0.1, To: 0.2},
+		{From: 0.2, To: 0.3, Requests: 1}, {From: 0.3, To: 0.35},
+	}
+	got := i.between(50*time.Millisecond, 350*time.Millisecond)
+	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("intervals (-want +got):\n%s", diff)
 	}
 }
