@@ -47,6 +47,8 @@ const (
 	About   Relation = "about"
 	AtMost  Relation = "at most"
 	AtLeast Relation = "at least"
+	// MoreThan is visibly more: by at least the tolerance.
+	MoreThan Relation = "more than"
 )
 
 // Check compares one quantity with a statement of the paper. Each quantity has one check. A variant
@@ -96,7 +98,7 @@ func (c *Claim) UnmarshalJSON(b []byte) error {
 	if err := json.Unmarshal(b, &text); err != nil {
 		return err
 	}
-	for _, relation := range []Relation{AtMost, AtLeast} {
+	for _, relation := range []Relation{AtMost, AtLeast, MoreThan} {
 		if rest, ok := strings.CutPrefix(text, string(relation)+" "); ok {
 			c.Relation = relation
 			_, err := fmt.Sscan(rest, &c.Value)

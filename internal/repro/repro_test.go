@@ -169,6 +169,7 @@ func TestCheckJSON(t *testing.T) {
 		`2.3`:              {About, 2.3},
 		`"at most 0.045"`:  {AtMost, 0.045},
 		`"at least 1e-06"`: {AtLeast, 1e-6},
+		`"more than 1"`:    {MoreThan, 1},
 	} {
 		check := Check{
 			Figure:    "f",

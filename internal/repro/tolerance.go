@@ -147,10 +147,17 @@ func (r *run) notWorse(quantity string, ratio float64, note string) {
 }
 
 // differ compares a ratio of two quantities, at least 1, that differ visibly according to the text.
-// So the ratio must be more than what a drawing hides.
+// So the ratio must exceed 1 by more than a drawing hides.
 func (r *run) differ(quantity string, ratio float64, note string) {
-	claim := Claim{AtLeast, 1 + drawingError}
-	r.add(Check{Quantity: quantity, Paper: claim, Measured: ratio, Rule: Drawing, Note: note})
+	r.check(quantity, MoreThan, "1", ratio, drawn, note)
+}
+
+// equal compares an estimated ratio of two quantities that are equal by the paper's derivation.
+func (r *run) equal(quantity string, ratio sim.Estimate, note string) {
+	r.add(Check{
+		Quantity: quantity, Paper: Claim{About, 1}, Measured: ratio.Value, Rule: MonteCarlo,
+		Tolerance: ratio.Half, Note: note,
+	})
 }
 
 func (r *run) check(
@@ -181,6 +188,8 @@ func (c Claim) holds(measured, tolerance float64) bool {
 		return measured <= c.Value+tolerance
 	case AtLeast:
 		return measured >= c.Value-tolerance
+	case MoreThan:
+		return measured >= c.Value+tolerance
 	default:
 		return math.Abs(measured-c.Value) <= tolerance
 	}

@@ -53,7 +53,7 @@ func TestVerdictsOfRules(t *testing.T) {
 		{func(r *run, m float64) { r.before("a", "b", m, 1, "") }, 1, 1.001},
 		{func(r *run, m float64) { r.alike("q", m, "") }, 0.951, 0.949},
 		{func(r *run, m float64) { r.notWorse("q", m, "") }, 0.5, 1.051},
-		{func(r *run, m float64) { r.differ("q", m, "") }, 1.05, 1.049},
+		{func(r *run, m float64) { r.differ("q", m, "") }, 1.051, 1.049},
 	} {
 		r := &run{}
 		test.add(r, test.inside)
