@@ -9,7 +9,7 @@ import (
 	"github.com/segue-lb/segue/internal/sim/scenario"
 )
 
-// exceptions are the design's figures that differ by more than 5%, each with the reason.
+// exceptions are the reference numbers that differ by more than 5%, each with the reason.
 var exceptions = map[string]string{
 	"mean(hlb-8)":  "no reading of HLB's definition has all of its column: docs/notes/placement.md",
 	"p90(hlb-8)":   "the same",
