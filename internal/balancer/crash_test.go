@@ -342,12 +342,13 @@ func (s *crashSite) checkSides(number int) {
 }
 
 // TestKilledAtEveryStep starts processes over a data path that is in use, and kills each process
-// before a system call that changes something. The calls are three apart. The data path must keep
-// working. The next process has the other configuration, is killed as well, and must cope with the
-// state that the one before has left.
+// before a system call that changes something. The calls are five apart, from a random one on, so
+// that several runs of the test reach every call. The data path must keep working. The next process
+// has the other configuration, is killed as well, and must cope with the state that the one before
+// has left.
 func TestKilledAtEveryStep(t *testing.T) {
 	t.Parallel()
-	killAtSteps(t, 3, [2]string{})
+	killAtSteps(t, 5, [2]string{})
 }
 
 // TestKilledWithTwoInterfaces kills processes that exchange the roles of their two interfaces, or

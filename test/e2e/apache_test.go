@@ -21,6 +21,7 @@ import (
 // TestApacheServers has Apache servers decide by the workers that are busy with real work. Their
 // CPU time is limited.
 func TestApacheServers(t *testing.T) {
+	t.Parallel()
 	needs.Command(t, "apache2", "apache2-bin")
 	needs.CPULimits(t)
 	const threshold, workers, cpus = 2, 8, 0.2

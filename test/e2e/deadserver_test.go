@@ -137,7 +137,7 @@ func (r *requests) read(t *testing.T, server *lab.Node) {
 // kernel tries to resolve the server, and although the balancers have a default route. Then the
 // server comes back, and its connections continue.
 func TestDeadServer(t *testing.T) {
-	waits(t)
+	t.Parallel()
 	l := up(t, topology("http6-insert", "http4-encap", "http4-gre", "hunt6-insert", "hunt4-encap"))
 	hurryNeighbours(t, l)
 	views, macs := viewsOf(t, l), macsOf(t, l)
@@ -237,7 +237,7 @@ func requireMetrics(t *testing.T, l *lab.Lab, balancer, without string) {
 // default route. The balancers do not use the default route, even after a restart. Until the route
 // is back, other servers get the new connections.
 func TestWithdrawnRoute(t *testing.T) {
-	waits(t)
+	t.Parallel()
 	l := up(t, topology("http6-insert", "hunt4-encap"))
 	views, macs := viewsOf(t, l), macsOf(t, l)
 	for _, view := range views {

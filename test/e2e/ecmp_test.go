@@ -18,6 +18,7 @@ import (
 // kernel answers the servers' further packets with resets that belong to no socket. Routers must
 // send these resets to the balancer that knows the connection.
 func TestPacketsWithoutASocketGoToTheSameBalancer(t *testing.T) {
+	t.Parallel()
 	const connections = 32 // an error sends about half of the resets to the other balancer
 	l := up(t, topology("http6-insert", "http4-encap"))
 	before := tcpCounts(t, l)

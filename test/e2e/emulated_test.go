@@ -22,6 +22,7 @@ import (
 // TestEmulatedServers has servers with emulated processors decide by the busy workers that they
 // report. One server is slower than the other.
 func TestEmulatedServers(t *testing.T) {
+	t.Parallel()
 	const threshold = 2
 	s := huntingServices(2)[0]
 	s.Accept = desired.Accept{Policy: desired.AcceptStatic, Threshold: new(uint32(threshold))}

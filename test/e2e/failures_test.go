@@ -34,7 +34,7 @@ const (
 // opens connections. Every balancer must notice. No connection that begins after that may fail.
 // When the failure has ended, the server gets connections again.
 func TestServerFailures(t *testing.T) {
-	waits(t)
+	t.Parallel()
 	f := newFailing(t, "s3")
 	var outcomes []*outcome
 	for _, x := range failures {

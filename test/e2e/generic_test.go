@@ -12,6 +12,7 @@ import (
 // TestGenericXDP runs a balancer on an interface whose driver does not support XDP: a bridge with
 // the node's link as its only port.
 func TestGenericXDP(t *testing.T) {
+	t.Parallel()
 	topology := topology(mixed...)
 	topology.Balancers = 1
 	l := up(t, topology)

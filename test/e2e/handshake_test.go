@@ -26,6 +26,7 @@ import (
 // section IV): the segment lists and their functions, segments left, and the number of added bytes.
 // After the handshake, replies go to the client directly.
 func TestHandshakesOnTheWire(t *testing.T) {
+	t.Parallel()
 	topology := hunting(append(huntingServices(1), huntingServices(2)...)...)
 	topology.Balancers, topology.Servers = 1, 2
 	l := up(t, topology)

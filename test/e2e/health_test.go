@@ -17,7 +17,7 @@ import (
 // TestUnhealthyServersAreAvoided stops a server's nginx and starts it again. Then it stops the
 // nginx of all servers.
 func TestUnhealthyServersAreAvoided(t *testing.T) {
-	waits(t)
+	t.Parallel()
 	checked := topology(mixed...)
 	for i := range checked.Services {
 		checked.Services[i].Health = &desired.Health{

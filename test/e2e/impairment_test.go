@@ -21,7 +21,7 @@ import (
 // TestConnectionsOverBadLinks makes connections while the fabric drops and reorders packets between
 // hosts. Two in eleven of the client's packets do not arrive at a server, or arrive out of order.
 func TestConnectionsOverBadLinks(t *testing.T) {
-	waits(t)
+	t.Parallel()
 	needs.TUN(t)
 	const connections, atATime = 2000, 1000
 	l := up(t, topology(mixed...))
@@ -61,7 +61,7 @@ var badLinksConnections = flag.Int("badlinks.connections", 5000, "how many conne
 // answer again after another server has accepted the connection. Still, every connection is
 // answered, by the only server that ever accepted it, and none is reset.
 func TestHuntingOverBadLinks(t *testing.T) {
-	waits(t)
+	t.Parallel()
 	needs.Cgroup2(t)
 	needs.TUN(t)
 	const atATime = 2000

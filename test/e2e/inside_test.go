@@ -30,6 +30,7 @@ func twoArmed() lab.Topology {
 // Signals from the inside decide which server has a connection. Packets from the client's side that
 // look like signals are dropped.
 func TestTwoArmedBalancersHunt(t *testing.T) {
+	t.Parallel()
 	l := up(t, twoArmed())
 	accept(t, l, desired.Accept{Policy: desired.AcceptNever})
 	c := newClient(l)
@@ -145,6 +146,7 @@ func send(t *testing.T, l *lab.Lab, from, fromDevice, to, toDevice string, frame
 // TestTwoArmedBalancersAreKilled kills the processes of balancers with two interfaces under load.
 // It affects the packets of neither side.
 func TestTwoArmedBalancersAreKilled(t *testing.T) {
+	t.Parallel()
 	l := up(t, twoArmed())
 	live := open(t, l, 100, l.Topology.Services...)
 	visitors := startVisitors(t, l, 4, l.Topology.Services...)

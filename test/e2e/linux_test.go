@@ -11,6 +11,7 @@ import (
 // TestPlainLinuxServers uses servers without an agent. The kernel's own segment routing processes
 // the packets.
 func TestPlainLinuxServers(t *testing.T) {
+	t.Parallel()
 	l := up(t, topology("http6-insert", "echo6-insert"))
 	for _, name := range nodes(l, lab.RoleServer) {
 		must(t, l.Process(name, "agent").Stop())

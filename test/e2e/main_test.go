@@ -33,8 +33,7 @@ const patience = 60 * time.Second
 var (
 	// segue is the executable under test.
 	segue string
-	// labName is the name of this process's labs. Tests that run in parallel (waits) use other
-	// names.
+	// labName is the name of this process's labs. Tests that run in parallel use other names.
 	labName = "e" + strconv.FormatInt(int64(os.Getpid()), 36)
 	// freeNames are the names of labs that are not up.
 	freeNames = newNames(8)
@@ -90,10 +89,6 @@ func newNames(count int) chan string {
 	}
 	return names
 }
-
-// waits marks a test that mostly waits for balancers to notice something. Such tests run after the
-// others, a few at a time.
-func waits(t *testing.T) { t.Parallel() }
 
 // takeDown removes the labs of interrupted tests. The tests may be removing them at the same time.
 func takeDown() error {

@@ -30,6 +30,7 @@ func transfer(t *testing.T, l *lab.Lab, s lab.Service) {
 
 // TestTransfersAtFullMTU uses a fabric whose MTU has room for the headers of every encapsulation.
 func TestTransfersAtFullMTU(t *testing.T) {
+	t.Parallel()
 	topology := topology(httpServices...)
 	topology.MTU = lab.MTU{Client: 1500, Fabric: 1600}
 	l := up(t, topology)
@@ -50,6 +51,7 @@ func TestTransfersAtFullMTU(t *testing.T) {
 // TestTransfersThroughClampedMSS uses a fabric without room for other headers. The clients'
 // segments fit only because servers announce a smaller MSS.
 func TestTransfersThroughClampedMSS(t *testing.T) {
+	t.Parallel()
 	topology := topology(httpServices...)
 	topology.MTU = lab.MTU{Client: 1500, Fabric: 1500}
 	l := up(t, topology)

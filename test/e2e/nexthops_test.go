@@ -13,7 +13,7 @@ import (
 // TestServersMACChanges changes the MAC address of a server's interface. No host is notified, so
 // the balancers' neighbour entries must expire.
 func TestServersMACChanges(t *testing.T) {
-	waits(t)
+	t.Parallel()
 	l := up(t, topology(mixed...))
 	hurryNeighbours(t, l)
 	live := open(t, l, 200, l.Topology.Services...)
@@ -28,7 +28,7 @@ func TestServersMACChanges(t *testing.T) {
 // TestRouteToServerChanges changes the route to a server's locator to lead through another server,
 // and back.
 func TestRouteToServerChanges(t *testing.T) {
-	waits(t)
+	t.Parallel()
 	l := up(t, topology("http6-insert", "http6-encap", "http4-encap"))
 	live := open(t, l, 200, l.Topology.Services...)
 	live.rounds(t, 1)

@@ -15,6 +15,7 @@ import (
 // TestOverrides drains a server by an override. The server stays drained when the balancer starts
 // again, until the override is removed. A file with an error changes nothing.
 func TestOverrides(t *testing.T) {
+	t.Parallel()
 	l := up(t, topology("http6-encap"))
 	n := l.Node("lb1")
 	cfg := n.BalancerConfig()

@@ -31,7 +31,7 @@ const narrow = 1300
 // TestDownloadsOverANarrowLink requires that servers learn the MTU of the client's link. They learn
 // it from ICMP errors to the VIP, which ECMP may send to another balancer than the connection's.
 func TestDownloadsOverANarrowLink(t *testing.T) {
-	waits(t)
+	t.Parallel()
 	l := up(t, topology(httpServices...))
 	command(t, l, "edge", "ip", "link", "set", "eth1", "mtu", strconv.Itoa(narrow))
 	c := newClient(l)
@@ -55,7 +55,7 @@ func TestDownloadsOverANarrowLink(t *testing.T) {
 // TestUploadsIntoANarrowFabric uses agents that do not change the MSS, and a fabric without room
 // for any other header. The balancers must tell the client what fits.
 func TestUploadsIntoANarrowFabric(t *testing.T) {
-	waits(t)
+	t.Parallel()
 	topology := topology(append(slices.Clone(httpServices), echoServices...)...)
 	topology.MTU = lab.MTU{Client: 1500, Fabric: 1500}
 	l := up(t, topology)
@@ -136,6 +136,7 @@ func setSocketOption(conn net.Conn, s lab.Service, option4, option6, value int) 
 
 // TestFragmentedDatagrams sends datagrams in three fragments from the client.
 func TestFragmentedDatagrams(t *testing.T) {
+	t.Parallel()
 	l := up(t, topology(echoServices...))
 	for _, server := range nodes(l, lab.RoleServer) {
 		sendWhatFits(t, l, server)
@@ -176,6 +177,7 @@ func sendWhatFits(t *testing.T, l *lab.Lab, server string) {
 
 // TestPing pings all VIPs.
 func TestPing(t *testing.T) {
+	t.Parallel()
 	l := up(t, topology("http6-insert", "http4-gre"))
 	for _, s := range l.Topology.Services {
 		network, header, echo := "ip6:ipv6-icmp", 40, uint8(128)

@@ -68,6 +68,7 @@ func (r *rows) open(t *testing.T, l *lab.Lab, s lab.Service) (c *connection, can
 // that never accept unless they must. At first the first candidate gets each connection, and then
 // the last candidate.
 func TestFixedPolicies(t *testing.T) {
+	t.Parallel()
 	topology := hunting(append(huntingServices(2), huntingServices(4)...)...)
 	topology.Servers = 4
 	l := up(t, topology)
@@ -101,6 +102,7 @@ func TestFixedPolicies(t *testing.T) {
 // connections; otherwise the second accepts. Nothing is random: the rows follow from the servers'
 // names, and the ports are fixed.
 func TestStaticPolicy(t *testing.T) {
+	t.Parallel()
 	needs.Cgroup2(t)
 	const threshold = 4
 	topology := hunting(huntingServices(2)...)
@@ -178,6 +180,7 @@ func algorithm1(servers map[string]offered, candidates []string, threshold int) 
 // idle server. Half of the connections are accepted by servers that are not in the row of two of
 // their own bucket. The tolerance is six standard deviations.
 func TestRandomCandidates(t *testing.T) {
+	t.Parallel()
 	needs.Cgroup2(t)
 	const connections = 600
 	s := huntingServices(2)[0]

@@ -56,7 +56,7 @@ func awaitCondition(t *testing.T, l *lab.Lab, server string, want inspect.Condit
 // TestDetachedAgent detaches the agent of a running server. The host, the application and the path
 // to the server work, but no connection would be served.
 func TestDetachedAgent(t *testing.T) {
-	waits(t)
+	t.Parallel()
 	l := up(t, topology(probed...))
 	c := newClient(l)
 	awaitCondition(t, l, "s3", inspect.ServerUnchecked, probed...)
@@ -85,7 +85,7 @@ func TestDetachedAgent(t *testing.T) {
 // TestServerWithoutWayToBalancers removes a server's routes to the balancers. The server answers
 // probes and accepts connections. But its SYN-ACKs, which travel through the balancers, are lost.
 func TestServerWithoutWayToBalancers(t *testing.T) {
-	waits(t)
+	t.Parallel()
 	l := up(t, topology("hunt6-insert", "hunt4-encap"))
 	c := newClient(l)
 	must(t, c.spread(t.Context(), "s1", "s2", "s3"))

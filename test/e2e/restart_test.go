@@ -143,7 +143,7 @@ func TestReloadsUnderLoad(t *testing.T) {
 // TestBadConfigurations reloads invalid configurations. The balancer reports the reason in the log
 // and in its status, and continues as before.
 func TestBadConfigurations(t *testing.T) {
-	waits(t)
+	t.Parallel()
 	l := up(t, topology(mixed...))
 	balancer := l.Process("lb1", "lb")
 	pid, _ := balancer.PID()

@@ -17,6 +17,7 @@ import (
 // next server, and takes no turn. No connection breaks, neither by the change nor when the edge
 // router sends all of them to the other balancer.
 func TestRoundRobin(t *testing.T) {
+	t.Parallel()
 	l := up(t, topology("http6-insert"))
 	s := service(t, l, "http6-insert")
 	hashed := open(t, l, 30, s)

@@ -22,6 +22,7 @@ var mixed = []string{"http6-insert", "http6-encap", "http4-gre", "http4-ipip"}
 // TestServersComeAndGo removes one server and adds another under live connections. Then it drains a
 // server and changes weights.
 func TestServersComeAndGo(t *testing.T) {
+	t.Parallel()
 	topology := topology(mixed...)
 	topology.Servers = 4
 	l := up(t, topology)
@@ -63,7 +64,7 @@ func TestServersComeAndGo(t *testing.T) {
 // connections. Its clients get a reset, in every encapsulation that can hunt and in both families,
 // and do not wait for their timeouts.
 func TestRemovedServersConnectionsAreReset(t *testing.T) {
-	waits(t)
+	t.Parallel()
 	l := up(t, hunting(huntingServices(2)...))
 	live := open(t, l, 300, l.Topology.Services...)
 	live.rounds(t, 1)
@@ -118,7 +119,7 @@ func TestServersAreAddedUnderLoad(t *testing.T) {
 // works without a process. The new process must resolve all servers. Until then it keeps the next
 // hops of the previous process.
 func TestServersAreAddedAtRestart(t *testing.T) {
-	waits(t)
+	t.Parallel()
 	l := up(t, topology(mixed...))
 	reconfigure(t, l, func(cfg *desired.Balancer) { keepServers(cfg, "s1", "s2") })
 	visitors := startVisitors(t, l, 8, l.Topology.Services...)
@@ -135,6 +136,7 @@ func TestServersAreAddedAtRestart(t *testing.T) {
 
 // TestWeights gives one server three times the weight of the other.
 func TestWeights(t *testing.T) {
+	t.Parallel()
 	l := up(t, topology("http6-encap"))
 	reconfigure(t, l, func(cfg *desired.Balancer) {
 		keepServers(cfg, "s1", "s2")
@@ -151,6 +153,7 @@ func TestWeights(t *testing.T) {
 // TestConnectionsSurviveTheLossOfABalancer removes all state from one balancer under live
 // connections. The edge router then sends them to the other balancer.
 func TestConnectionsSurviveTheLossOfABalancer(t *testing.T) {
+	t.Parallel()
 	l := up(t, topology(mixed...))
 	live := open(t, l, liveConnections, l.Topology.Services...)
 	live.rounds(t, 1)

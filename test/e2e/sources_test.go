@@ -20,6 +20,7 @@ import (
 // TestLoadSources lets servers decide by the load of their real applications: Apache's workers in
 // the scoreboard, and the connections in nginx's accept queue.
 func TestLoadSources(t *testing.T) {
+	t.Parallel()
 	const threshold = 4
 	s := huntingServices(2)[0]
 	s.Accept = desired.Accept{Policy: desired.AcceptStatic, Threshold: new(uint32(threshold))}

@@ -23,6 +23,7 @@ import (
 // signals. It tries a segment list in which a balancer follows s1, and a packet from a VIP to a
 // client that the host of s1 should forward. The balancers must not receive any signal.
 func TestStrangersForgeNoSignals(t *testing.T) {
+	t.Parallel()
 	services := huntingServices(2)
 	services[0].Accept = desired.Accept{Policy: desired.AcceptAlways}
 	l := up(t, hunting(services...))

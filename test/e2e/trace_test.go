@@ -61,7 +61,7 @@ func askHops(t *testing.T, l *lab.Lab, node string, flow dataplane.Flow, args ..
 // traces them before they begin, at their balancer, and at the other balancer, to which they then
 // move.
 func TestTraceAsksServers(t *testing.T) {
-	waits(t)
+	t.Parallel()
 	services := huntingServices(2)
 	l := up(t, hunting(services[0], services[2]))
 	accept(t, l, desired.Accept{Policy: desired.AcceptNever})
