@@ -16,6 +16,7 @@ import (
 	"text/template"
 
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/wholefile"
 )
 
 // processes lists the processes of a node.
@@ -214,7 +215,7 @@ func (n *Node) writeConfig(template string, data any) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", n.Name, err)
 	}
-	return replaceFile(n.configPath(template), text)
+	return wholefile.Write(n.configPath(template), text, 0o644)
 }
 
 func render(template string, data any) ([]byte, error) {

@@ -15,6 +15,8 @@ import (
 
 	"go.yaml.in/yaml/v4"
 	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/wholefile"
 )
 
 const (
@@ -146,16 +148,7 @@ func (l *Lab) writeTopology() error {
 	if err != nil {
 		return fmt.Errorf("write topology: %w", err)
 	}
-	return replaceFile(l.path("topology.yaml"), text)
-}
-
-// replaceFile writes a new file and renames it into place, so that readers never see a partial
-// file.
-func replaceFile(path string, text []byte) error {
-	if err := os.WriteFile(path+".new", text, 0o644); err != nil {
-		return err
-	}
-	return os.Rename(path+".new", path)
+	return wholefile.Write(l.path("topology.yaml"), text, 0o644)
 }
 
 // Open returns the lab with the given name, which must be up.

@@ -8,15 +8,14 @@ package labreport
 import (
 	"bytes"
 	_ "embed"
-	"errors"
 	"fmt"
 	"html/template"
-	"os"
 	"path/filepath"
 	"strings"
 
 	"github.com/segue-lb/segue/internal/chart"
 	"github.com/segue-lb/segue/internal/version"
+	"github.com/segue-lb/segue/internal/wholefile"
 )
 
 //go:embed page.html
@@ -83,13 +82,13 @@ func Write(directory string, s Settings) (*Report, error) {
 		for i := range c.figures {
 			name := c.ID + "-" + fileName(c.figures[i].name) + ".svg"
 			path := filepath.Join(filepath.Dir(s.Output), name)
-			if err := replace(path, c.figures[i].chart.SVG()); err != nil {
+			if err := wholefile.Write(path, c.figures[i].chart.SVG(), 0o644); err != nil {
 				return nil, err
 			}
 			report.Charts++
 		}
 	}
-	return report, replace(s.Output, out.Bytes())
+	return report, wholefile.Write(s.Output, out.Bytes(), 0o644)
 }
 
 // fileName replaces all characters that a part of a file's name should not have.
@@ -102,21 +101,4 @@ func fileName(text string) string {
 		}
 		return '-'
 	}, text)
-}
-
-// replace replaces a file as a whole: readers see either the old content or the new one.
-func replace(path string, content []byte) error {
-	file, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".")
-	if err != nil {
-		return err
-	}
-	_, err = file.Write(content)
-	err = errors.Join(err, file.Chmod(0o644), file.Close())
-	if err == nil {
-		err = os.Rename(file.Name(), path)
-	}
-	if err != nil {
-		return errors.Join(err, os.Remove(file.Name()))
-	}
-	return nil
 }

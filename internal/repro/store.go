@@ -6,12 +6,13 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
 	"slices"
+
+	"github.com/segue-lb/segue/internal/wholefile"
 )
 
 // store is the directory of the figures.
@@ -130,23 +131,6 @@ func chartName(figure string, i, charts int) string {
 	return fmt.Sprintf("%s-%d", figure, i+1)
 }
 
-// write replaces a file as a whole: readers see either the old content or the new one.
-func (s *store) write(name string, content []byte) (err error) {
-	file, err := os.CreateTemp(s.directory, "."+name+".*")
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, os.Remove(file.Name()))
-		}
-	}()
-	_, err = file.Write(content)
-	if err == nil {
-		err = file.Chmod(0o644)
-	}
-	if err = errors.Join(err, file.Close()); err != nil {
-		return err
-	}
-	return os.Rename(file.Name(), filepath.Join(s.directory, name))
+func (s *store) write(name string, content []byte) error {
+	return wholefile.Write(filepath.Join(s.directory, name), content, 0o644)
 }

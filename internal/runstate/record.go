@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/wholefile"
 )
 
 // Configuration tells which configuration a running process uses.
@@ -154,9 +155,5 @@ func (r *Recorder) replace() error {
 	if err != nil {
 		return err
 	}
-	next := r.path + ".next"
-	if err := os.WriteFile(next, data, 0o600); err != nil {
-		return err
-	}
-	return os.Rename(next, r.path)
+	return wholefile.Write(r.path, data, 0o600)
 }

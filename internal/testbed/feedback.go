@@ -16,6 +16,7 @@ import (
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/lab"
+	"github.com/segue-lb/segue/internal/wholefile"
 )
 
 // feedback sets the weights of servers by their loads, at an interval: the centralised policy that
@@ -81,8 +82,8 @@ func (f *feedback) warnings() []string {
 	if float64(f.updates) >= (1-mostMissed)*float64(wanted) {
 		return nil
 	}
-	return []string{fmt.Sprintf("weights followed the loads %d times instead of %d: reloads took too long; "+
-		"a lower --speed leaves more time", f.updates, wanted)}
+	return []string{fmt.Sprintf("weights followed the loads %d times instead of %d: reloads took "+
+		"too long; a lower --speed leaves more time", f.updates, wanted)}
 }
 
 func (b *rig) adjustWeights(ctx context.Context, p planned, f *feedback) (err error) {
@@ -107,7 +108,8 @@ func (b *rig) adjustWeights(ctx context.Context, p planned, f *feedback) (err er
 		var all desired.Overrides
 		for i, name := range servers {
 			weight := feedbackWeight(busy[i], p.Emulated.Of(name).Workers)
-			all.Overrides = append(all.Overrides, desired.Override{Service: p.Case.Name, Server: name, Weight: &weight})
+			all.Overrides = append(all.Overrides,
+				desired.Override{Service: p.Case.Name, Server: name, Weight: &weight})
 		}
 		if err := b.override(ctx, all); err != nil && ctx.Err() == nil {
 			return err
@@ -133,7 +135,7 @@ func (b *rig) override(ctx context.Context, all desired.Overrides) error {
 				err = nil // the run ended before the first feedback
 			}
 		} else {
-			err = replaceFile(path, text)
+			err = wholefile.Write(path, text, 0o644)
 		}
 		if err == nil {
 			err = b.lab.Process(n.Name, "lb").Reload(ctx)

@@ -17,6 +17,7 @@ import (
 	"github.com/prometheus/procfs"
 
 	"github.com/segue-lb/segue/internal/version"
+	"github.com/segue-lb/segue/internal/wholefile"
 )
 
 // ResultsFile is the file with the results in a directory of results.
@@ -54,8 +55,8 @@ func openStore(directory string, s settings, text []byte, full bool) (*store, er
 
 func newResults(s settings, text []byte, full bool) Results {
 	r := Results{
-		Experiment: s.Name, Title: s.Title, Paper: s.Paper, About: s.About, Text: string(text), Kind: s.Kind,
-		Axis: Axis{Key: string(s.Axis), Label: axisLabels[s.Axis]}, Points: s.Points,
+		Experiment: s.Name, Title: s.Title, Paper: s.Paper, About: s.About, Text: string(text),
+		Kind: s.Kind, Axis: Axis{Key: string(s.Axis), Label: axisLabels[s.Axis]}, Points: s.Points,
 		Seeds: s.Seeds, Claims: slices.Clone(s.Claims), Full: full, Speed: s.Speed,
 		Environment: readEnvironment(), Planned: len(s.plan()), Runs: []Run{},
 	}
@@ -144,15 +145,7 @@ func (s *store) write() error {
 	if err != nil {
 		return err
 	}
-	return replaceFile(filepath.Join(s.directory, ResultsFile), append(text, '\n'))
-}
-
-// replaceFile writes a file as a whole: readers see the old content or the new one.
-func replaceFile(path string, content []byte) error {
-	if err := os.WriteFile(path+".new", content, 0o644); err != nil {
-		return err
-	}
-	return os.Rename(path+".new", path)
+	return wholefile.Write(filepath.Join(s.directory, ResultsFile), append(text, '\n'), 0o644)
 }
 
 // folder returns the path of a run's folder, relative to the directory.

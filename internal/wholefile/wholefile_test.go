@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package wholefile
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+func TestWrite(t *testing.T) {
+	directory := t.TempDir()
+	path := filepath.Join(directory, "file")
+	for _, content := range []string{"first", "second"} {
+		if err := Write(path, []byte(content), 0o640); err != nil {
+			t.Fatal(err)
+		}
+		text, err := os.ReadFile(path)
+		if err != nil || string(text) != content {
+			t.Errorf("content %q, error %v; want %q", text, err, content)
+		}
+	}
+	info, err := os.Stat(path)
+	if err != nil || info.Mode() != 0o640 {
+		t.Errorf("mode %v, error %v; want 0640", info.Mode(), err)
+	}
+}
+
+// A failure leaves the former file, and no other one.
+func TestWriteFails(t *testing.T) {
+	directory := t.TempDir()
+	path := filepath.Join(directory, "file")
+	if err := os.MkdirAll(filepath.Join(path, "not-empty"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := Write(path, []byte("text"), 0o644); err == nil {
+		t.Error("replaced a directory")
+	}
+	if err := Write(filepath.Join(directory, "missing", "file"), nil, 0o644); err == nil {
+		t.Error("wrote into a directory that does not exist")
+	}
+	entries, err := os.ReadDir(directory)
+	if err != nil || len(entries) != 1 {
+		t.Errorf("left behind: %v, error %v", entries, err)
+	}
+}
