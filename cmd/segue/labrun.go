@@ -62,7 +62,8 @@ connections, simulated_mean_ms and model_mean_ms.`,
 				}
 			}
 			if len(args) == 0 {
-				return errors.New("missing EXPERIMENT: the name of an experiment or a file; --list shows the names")
+				return errors.New("missing EXPERIMENT: the name of an experiment or a file; " +
+					"--list shows the names")
 			}
 			if o.Directory != "" && len(args) > 1 {
 				return errors.New("--out: each experiment needs its own directory; name one experiment")
@@ -77,8 +78,10 @@ connections, simulated_mean_ms and model_mean_ms.`,
 		"take the values under full of the file, such as the paper's number of requests: hours")
 	cmd.Flags().Float64Var(&o.Speed, "speed", 0,
 		"`number` of times that the experiment is faster than real time (default: the experiment's)")
-	cmd.Flags().IntVar(&o.Seeds, "seeds", 0, "`count` of runs of each case at each point (default: the experiment's)")
-	cmd.Flags().StringVar(&o.Directory, "out", "", "directory `name` for the results (default: testbed/EXPERIMENT)")
+	cmd.Flags().IntVar(&o.Seeds, "seeds", 0,
+		"`count` of runs of each case at each point (default: the experiment's)")
+	cmd.Flags().StringVar(&o.Directory, "out", "",
+		"directory `name` for the results (default: testbed/EXPERIMENT)")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	cmd.Flags().BoolVar(&loud, "progress", false, "show progress even if standard error is not a terminal")
 	return cmd
@@ -111,7 +114,9 @@ func inMinutes(d time.Duration) string {
 	return fmt.Sprintf("%.0f min", math.Ceil(d.Minutes()))
 }
 
-func runExperiments(ctx context.Context, out io.Writer, names []string, o testbed.Options, asJSON bool) error {
+func runExperiments(
+	ctx context.Context, out io.Writer, names []string, o testbed.Options, asJSON bool,
+) error {
 	rows := []experimentRow{}
 	for _, name := range names {
 		e, text, err := testbed.Load(name)
@@ -214,7 +219,8 @@ func printResults(out io.Writer, r *testbed.Results, directory string) error {
 	}
 	for _, run := range r.Runs {
 		for _, warning := range run.Warnings {
-			fmt.Fprintf(out, "warning: %s, %s %v, seed %d: %s\n", run.Case, r.Axis.Key, run.Point, run.Seed, warning)
+			fmt.Fprintf(out, "warning: %s, %s %v, seed %d: %s\n",
+				run.Case, r.Axis.Key, run.Point, run.Seed, warning)
 		}
 	}
 	_, err := fmt.Fprintf(out, "The results are in %s. Next: segue lab report %s\n", directory, directory)
@@ -256,7 +262,8 @@ func printChanges(w io.Writer, r *testbed.Results) {
 
 // printForwarding prints the CPU time of packets, and how many a core can forward in a second.
 func printForwarding(w io.Writer, r *testbed.Results) {
-	fmt.Fprintf(w, "case\t%s\tns per packet\tMpackets/s of a core\trelative to %s\t\n", r.Axis.Key, r.Cases[0])
+	fmt.Fprintf(w, "case\t%s\tns per packet\tMpackets/s of a core\trelative to %s\t\n",
+		r.Axis.Key, r.Cases[0])
 	for _, name := range r.Cases {
 		for _, point := range r.Points {
 			s, first := r.Summarise(name, point), r.Summarise(r.Cases[0], point)

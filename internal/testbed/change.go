@@ -103,7 +103,9 @@ func (p planned) client() netip.Addr {
 }
 
 // open opens connections with one request each, whose response names the server.
-func (b *rig) open(ctx context.Context, from netip.Addr, to netip.AddrPort, n int) ([]*longLived, error) {
+func (b *rig) open(
+	ctx context.Context, from netip.Addr, to netip.AddrPort, n int,
+) ([]*longLived, error) {
 	all := make([]*longLived, n)
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(atOnce)

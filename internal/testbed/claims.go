@@ -109,8 +109,8 @@ func (c *Claim) judge(r *Results) {
 		c.Model = c.largest(r, c.time(modelled))
 	}
 	if c.Measured != nil {
-		met := (c.AtLeast == 0 || *c.Measured >= c.AtLeast) && (c.AtMost == 0 || *c.Measured <= c.AtMost)
-		c.Met = &met
+		c.Met = new((c.AtLeast == 0 || *c.Measured >= c.AtLeast) &&
+			(c.AtMost == 0 || *c.Measured <= c.AtMost))
 	}
 }
 

@@ -107,7 +107,9 @@ const (
 )
 
 // axisOf has the kinds of experiments with an axis of their own.
-var axisOf = map[Kind]AxisKind{KindLoad: "", KindChange: AxisRemoved, KindDay: AxisRate, KindForward: AxisFlows}
+var axisOf = map[Kind]AxisKind{
+	KindLoad: "", KindChange: AxisRemoved, KindDay: AxisRate, KindForward: AxisFlows,
+}
 
 // axisLabels has all kinds.
 var axisLabels = map[AxisKind]string{
@@ -226,7 +228,8 @@ func (e *Experiment) problems() (errs field.Errors) {
 	require(own != "" || (e.Axis != AxisRemoved && e.Axis != AxisFlows && e.Axis != AxisRate),
 		"axis", "is not for the kind %s", e.Kind)
 	require(e.Amplitude >= 0 && e.Amplitude <= 1, "amplitude", "must be from 0 to 1")
-	require(e.Kind != KindChange || e.Balancers > 1, "balancers", "must be at least 2 for the kind change")
+	require(e.Kind != KindChange || e.Balancers > 1, "balancers",
+		"must be at least 2 for the kind change")
 	require(e.Load > 0 && !math.IsInf(e.Load, 0), "load", "must be a positive number")
 	require(e.Speed != 0, "speed", "must be a positive number")
 	require(e.Day > 0 && e.Bin > 0 && e.Bin <= e.Day, "bin", "must be more than 0 and at most the day")
@@ -267,7 +270,8 @@ func (s Size) problems(e *Experiment, servers int, fail func(name, problem strin
 		}
 	}
 	if e.Kind == KindForward && s.Seeds > 1 {
-		fail("seeds", "must be 1 for the kind forward, because connections is the number of measurements")
+		fail("seeds",
+			"must be 1 for the kind forward, because connections is the number of measurements")
 	}
 	switch {
 	case !(s.Speed >= 0):
@@ -306,7 +310,8 @@ func emulatedProblems(all lab.EmulatedServers, fail func(name, problem string)) 
 			fail(field.Child(path, "demand"), "is not allowed, because each request tells its work")
 		}
 		if s.Colocated != "" {
-			fail(field.Child(path, "colocated"), "is not allowed, because the simulator has no such load")
+			fail(field.Child(path, "colocated"),
+				"is not allowed, because the simulator has no such load")
 		}
 	}
 	check("", all.EmulatedServer)

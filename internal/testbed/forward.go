@@ -35,13 +35,15 @@ func (s settings) forward(ctx context.Context, st *store, progress func(string))
 	for _, p := range plan {
 		i := slices.IndexFunc(times, p.isOf)
 		if i < 0 {
-			return fmt.Errorf("%s: there is no measurement with the encapsulation %q", p.name(), p.Case.Encapsulation)
+			return fmt.Errorf("%s: there is no measurement with the encapsulation %q",
+				p.name(), p.Case.Encapsulation)
 		}
-		ns := 1e-9
+		const ns = 1e-9
+		median := times[i].Median * ns
 		run := &Run{
 			Case: p.Case.Name, Point: p.point, Seed: p.seed, Balancers: 1,
 			Requests: uint64(times[i].Rounds) * uint64(o.Packets), Failures: map[string]uint64{},
-			Measured: Response{Mean: times[i].Median * ns, P50: times[i].Median * ns, P90: times[i].P90 * ns},
+			Measured: Response{Mean: median, P50: median, P90: times[i].P90 * ns},
 			Shares:   []Share{}, Counters: map[string]uint64{},
 		}
 		if err := st.add(run); err != nil {

@@ -157,28 +157,24 @@ func TestClaims(t *testing.T) {
 	}
 }
 
-// The files of a run have emulated times, also when lines come in pieces.
-func TestFilesAreScaled(t *testing.T) {
+// The log of a run is complete after its end, and can be unzipped.
+func TestFiles(t *testing.T) {
 	folder := t.TempDir()
-	f, err := createFiles(folder, 4, true)
+	f, err := createFiles(folder, true)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, piece := range []string{"time\tquery\n0.5\t/?wo", "rk=1ms\n"} {
-		if _, err := io.WriteString(f.arrivals, piece); err != nil {
+	for file, text := range map[io.Writer]string{f.arrivals: "arrivals", f.requests: "requests"} {
+		if _, err := io.WriteString(file, text); err != nil {
 			t.Fatal(err)
 		}
-	}
-	const log = "time,query,server,outcome,latency,exchange\n1.0,\"/a,1\",s1,succeeded,0.25,0.2\n2.0,/,,refused,,\n"
-	if _, err := io.WriteString(f.requests, log); err != nil {
-		t.Fatal(err)
 	}
 	if err := f.close(); err != nil {
 		t.Fatal(err)
 	}
 	arrivals, err := os.ReadFile(filepath.Join(folder, arrivalsFile))
-	if want := "time\tquery\n2.000000000\t/?work=1ms\n"; err != nil || string(arrivals) != want {
-		t.Errorf("arrivals: %v %q, want %q", err, arrivals, want)
+	if err != nil || string(arrivals) != "arrivals" {
+		t.Errorf("arrivals: %v %q", err, arrivals)
 	}
 	zipped, err := os.Open(filepath.Join(folder, requestsFile))
 	if err != nil {
@@ -190,10 +186,8 @@ func TestFilesAreScaled(t *testing.T) {
 		t.Fatal(err)
 	}
 	requests, err := io.ReadAll(unzipped)
-	want := "time,query,server,outcome,latency,exchange\n" +
-		"4.000000000,\"/a,1\",s1,succeeded,1.000000000,0.800000000\n8.000000000,/,,refused,,\n"
-	if err != nil || string(requests) != want {
-		t.Errorf("requests: %v\n%s\nwant\n%s", err, requests, want)
+	if err != nil || string(requests) != "requests" {
+		t.Errorf("requests: %v %q", err, requests)
 	}
 }
 

@@ -91,11 +91,11 @@ func (b *rig) generate(ctx context.Context, p planned, folder string) (*traffic.
 	if err != nil {
 		return nil, err
 	}
-	files, err := createFiles(folder, p.Speed, p.Kind != KindDay)
+	files, err := createFiles(folder, p.Kind != KindDay)
 	if err != nil {
 		return nil, err
 	}
-	config.Record, config.Log = files.arrivals, files.requests
+	config.Record, config.Log, config.Scale = files.arrivals, files.requests, p.Speed
 	report, err := b.send(ctx, config)
 	return report, errors.Join(err, files.close())
 }

@@ -113,7 +113,8 @@ func (b *rig) awaitIdle(ctx context.Context) error {
 			return nil
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("%s still has %d busy workers after %s", serverName(i+1), busy[i], patience)
+			return fmt.Errorf("%s still has %d busy workers after %s",
+				serverName(i+1), busy[i], patience)
 		}
 		select {
 		case <-ctx.Done():

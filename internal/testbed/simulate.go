@@ -53,7 +53,8 @@ func (p planned) simulate(ctx context.Context, arrivals string) (*Response, erro
 	}
 	for i := 1; i < 200; i++ {
 		share := float64(i) / 200
-		r.Distribution = append(r.Distribution, DistributionPoint{result.Response.Quantile(share), share})
+		r.Distribution = append(r.Distribution,
+			DistributionPoint{result.Response.Quantile(share), share})
 	}
 	return r, nil
 }
@@ -129,7 +130,8 @@ func (p planned) model() (*Response, error) {
 	switch c := p.Case; {
 	case c.Direct || c.Placement == desired.PlacementHash:
 		steady, err = model.SingleChoice(load, p.Emulated.Cores)
-	case c.Placement == desired.PlacementHunt && c.Accept.Policy == desired.AcceptStatic && cmp.Or(c.Candidates, 2) == 2:
+	case c.Placement == desired.PlacementHunt && c.Accept.Policy == desired.AcceptStatic &&
+		cmp.Or(c.Candidates, 2) == 2:
 		steady, err = model.SRc(load, p.Emulated.Cores, int(*c.Accept.Threshold))
 	default:
 		return nil, nil
@@ -137,7 +139,8 @@ func (p planned) model() (*Response, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Response{Mean: steady.MeanResponse() * p.work().Mean() / speedOf(p.Emulated.EmulatedServer)}, nil
+	service := p.work().Mean() / speedOf(p.Emulated.EmulatedServer)
+	return &Response{Mean: steady.MeanResponse() * service}, nil
 }
 
 func isExponential(work string) bool { return regexp.MustCompile(`^\s*exponential`).MatchString(work) }

@@ -4,6 +4,7 @@ package traffic
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"fmt"
 	"math"
@@ -103,7 +104,7 @@ func newGenerator(c *Config) (*generator, error) {
 		fmt.Fprintln(g.recorder, "time\tquery")
 	}
 	if c.Log != nil {
-		g.log = newRequestLog(c.Log)
+		g.log = newRequestLog(c)
 	}
 	return g, nil
 }
@@ -234,10 +235,13 @@ func (g *generator) newRequest() request {
 		r.query = r.target.query(r.number, demand)
 	}
 	if g.recorder != nil {
-		fmt.Fprintf(g.recorder, "%.9f\t%s\n", (due - g.zero).Seconds(), r.query)
+		fmt.Fprintf(g.recorder, "%.9f\t%s\n", g.scaled(due-g.zero), r.query)
 	}
 	return r
 }
+
+// scaled returns a time for files, in seconds.
+func (c *Config) scaled(d time.Duration) float64 { return d.Seconds() * cmp.Or(c.Scale, 1) }
 
 // serve sends a request on a resting connection or a new one, or has it wait for one.
 func (g *generator) serve(r request) {

@@ -4,12 +4,14 @@ package traffic
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"math"
 	"net"
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -108,5 +110,34 @@ func TestReplayOfRecord(t *testing.T) {
 	run(t, c)
 	if first.String() != second.String() {
 		t.Errorf("recorded:\n%sreplayed:\n%s", &first, &second)
+	}
+}
+
+// TestScale: files of a test that is faster than real time have its times, and the report has those
+// of the clock.
+func TestScale(t *testing.T) {
+	var record bytes.Buffer
+	c := config(t, listen(t, respond(answer)), 3)
+	c.Arrivals, c.Record, c.Scale = Constant{Rate: 100}, &record, 4
+	report, log := runLogged(t, c)
+	want := "time\tquery\n0.000000000\t/\n0.040000000\t/\n0.080000000\t/\n"
+	if record.String() != want {
+		t.Errorf("recorded:\n%s\nwant:\n%s", &record, want)
+	}
+	latency, exchange := 0.0, 0.0
+	for _, line := range log {
+		latency += line.latency / 3
+		exchange += line.exchange / 3
+	}
+	// The histograms of the report have three digits.
+	if ratio := latency / report.Latency.Mean; math.Abs(ratio-4) > 0.01 {
+		t.Errorf("latencies in the log are %v times those of the report, want 4", ratio)
+	}
+	if ratio := exchange / report.Exchange.Mean; math.Abs(ratio-4) > 0.01 {
+		t.Errorf("exchanges in the log are %v times those of the report, want 4", ratio)
+	}
+	slices.SortFunc(log, func(a, b logged) int { return cmp.Compare(a.time, b.time) })
+	if log[2].time != 0.08 {
+		t.Errorf("the last request is due at %v s in the log, want 0.08 s", log[2].time)
 	}
 }

@@ -6,8 +6,6 @@ import (
 	"bufio"
 	"cmp"
 	"encoding/csv"
-	"fmt"
-	"io"
 	"math"
 	"slices"
 	"strconv"
@@ -303,12 +301,13 @@ func readCPUTimes() cpuTimes {
 
 // requestLog writes a line for each request.
 type requestLog struct {
+	config *Config
 	buffer *bufio.Writer
 	lines  *csv.Writer
 }
 
-func newRequestLog(out io.Writer) *requestLog {
-	l := &requestLog{buffer: bufio.NewWriter(out)}
+func newRequestLog(c *Config) *requestLog {
+	l := &requestLog{config: c, buffer: bufio.NewWriter(c.Log)}
 	l.lines = csv.NewWriter(l.buffer)
 	_ = l.lines.Write([]string{"time", "query", "server", "outcome", "latency", "exchange"})
 	return l
@@ -316,10 +315,12 @@ func newRequestLog(out io.Writer) *requestLog {
 
 // write adds a line. Errors stay in the writer until flush.
 func (l *requestLog) write(at time.Duration, r *request, o *outcome) {
-	line := []string{fmt.Sprintf("%.9f", at.Seconds()), r.query, o.server, o.kind.String(), "", ""}
+	seconds := func(d time.Duration) string {
+		return strconv.FormatFloat(l.config.scaled(d), 'f', 9, 64)
+	}
+	line := []string{seconds(at), r.query, o.server, o.kind.String(), "", ""}
 	if o.kind == Succeeded {
-		line[4] = strconv.FormatFloat(o.latency.Seconds(), 'f', 9, 64)
-		line[5] = strconv.FormatFloat(o.exchange.Seconds(), 'f', 9, 64)
+		line[4], line[5] = seconds(o.latency), seconds(o.exchange)
 	}
 	_ = l.lines.Write(line)
 }

@@ -74,6 +74,9 @@ type Config struct {
 	Record io.Writer
 	// Log, if it is set, gets a line of CSV for each measured request.
 	Log io.Writer
+	// Scale multiplies the times in Record and Log, for tests that are faster than real time; 0
+	// stands for 1.
+	Scale float64
 	// Progress, if it is set, is called every second.
 	Progress func(Progress)
 }
