@@ -3,68 +3,83 @@
 package testbed
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/segue-lb/segue/internal/sim"
 	"github.com/segue-lb/segue/internal/traffic"
 	"github.com/segue-lb/segue/internal/wiki"
 )
 
-// The first request to a server compiles MediaWiki, which takes long. So all servers get requests
-// before the first run.
-const (
-	warmUpRate = 3 // per second
-	warmUpTime = 30 * time.Second
-)
+// warmUpRate is the rate of requests to each server before the first run. The first request to a
+// server compiles MediaWiki, and the first one for a page takes longer than others. So all servers
+// get a request for each page. A server with a quarter of a CPU answers 4 of them a second.
+const warmUpRate = 3.5
+
+func (s settings) warmUpTime() time.Duration {
+	return time.Duration(float64(s.MediaWiki.Pages) / warmUpRate * float64(time.Second))
+}
 
 // warmUp sends requests to all servers directly.
 func (b *rig) warmUp(ctx context.Context, s settings) error {
-	b.progress("Warming up the servers.")
+	b.progress(fmt.Sprintf("Warming up the servers: %s.", s.warmUpTime().Round(time.Second)))
 	folder := filepath.Join(b.directory, "warm-up")
 	if err := os.MkdirAll(folder, 0o755); err != nil {
 		return err
 	}
 	defer os.RemoveAll(folder)
 	p := planned{settings: s, Case: Case{Direct: true}}
-	path := filepath.Join(folder, arrivalsFile)
-	if err := p.writeDay(path, sim.Poisson{Rate: warmUpRate}, warmUpTime); err != nil {
+	err := writeTrace(filepath.Join(folder, arrivalsFile), func(out io.Writer) error {
+		return s.topology("x").Wiki().WritePages(out, warmUpRate)
+	})
+	if err != nil {
 		return err
 	}
 	config, err := p.traffic(ctx, folder)
 	if err != nil {
 		return err
 	}
-	report, err := b.send(ctx, config)
-	if err == nil && report.Failed > 0 {
-		err = fmt.Errorf("%d of %d requests failed: %v", report.Failed, report.Requests, report.Errors)
+	group, ctx := errgroup.WithContext(ctx)
+	for _, target := range config.Targets {
+		group.Go(func() error {
+			own := config
+			own.Targets = []*traffic.Target{target}
+			report, err := b.send(ctx, own)
+			if err == nil && report.Failed > 0 {
+				err = fmt.Errorf("%s: %d of %d requests failed: %v",
+					target.URL, report.Failed, report.Requests, report.Errors)
+			}
+			return err
+		})
 	}
-	return err
+	return group.Wait()
 }
 
 // writeDay writes requests for pages.
-func (p planned) writeDay(path string, arrivals sim.Arrivals, duration time.Duration) (err error) {
+func (p planned) writeDay(path string) error {
+	return writeTrace(path, func(out io.Writer) error {
+		return p.topology("x").Wiki().WriteQueries(out, wiki.Queries{
+			Arrivals: sim.Poisson{
+				Rate:  p.perSecond,
+				Curve: traffic.Day{Length: p.Day, Curve: traffic.Sine(p.Amplitude)},
+			},
+			Duration: p.Day, Seed: p.seed,
+		})
+	})
+}
+
+// writeTrace creates a file of requests.
+func writeTrace(path string, write func(io.Writer) error) error {
 	file, err := os.Create(path)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, file.Close()) }()
-	out := bufio.NewWriter(file)
-	err = p.topology("x").Wiki().WriteQueries(out, wiki.Queries{
-		Arrivals: arrivals, Duration: duration, Seed: p.seed,
-	})
-	return errors.Join(err, out.Flush())
-}
-
-// dayArrivals are the arrivals of the run's day.
-func (p planned) dayArrivals() sim.Arrivals {
-	return sim.Poisson{
-		Rate:  p.perSecond,
-		Curve: traffic.Day{Length: p.Day, Curve: traffic.Sine(p.Amplitude)},
-	}
+	return errors.Join(write(file), file.Close())
 }

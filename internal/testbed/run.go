@@ -83,7 +83,7 @@ func (b *rig) run(ctx context.Context, p planned, st *store) (*Run, error) {
 // generate sends the requests. It writes the arrivals and the requests in emulated time.
 func (b *rig) generate(ctx context.Context, p planned, folder string) (*traffic.Report, error) {
 	if p.Kind == KindDay {
-		if err := p.writeDay(filepath.Join(folder, arrivalsFile), p.dayArrivals(), p.Day); err != nil {
+		if err := p.writeDay(filepath.Join(folder, arrivalsFile)); err != nil {
 			return nil, err
 		}
 	}

@@ -52,6 +52,9 @@ func (e *Experiment) hasFull() bool { return !reflect.ValueOf(e.Full).IsZero() }
 func (e *Experiment) Duration(o Options) time.Duration {
 	s := e.with(o)
 	total := time.Duration(0)
+	if e.Kind == KindDay {
+		total += s.warmUpTime()
+	}
 	for _, p := range s.plan() {
 		total += p.duration()
 		if p.Kind == KindLoad {

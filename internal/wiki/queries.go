@@ -64,6 +64,16 @@ func (w *Wiki) WriteQueries(out io.Writer, q Queries) error {
 	}
 }
 
+// WritePages writes a trace with one request for each page, at equal intervals of a rate per second.
+func (w *Wiki) WritePages(out io.Writer, rate float64) error {
+	b := bufio.NewWriter(out)
+	fmt.Fprintln(b, "time\tquery")
+	for page := range w.titles {
+		fmt.Fprintf(b, "%.6f\t%s\n", float64(page)/rate, w.query(page))
+	}
+	return b.Flush()
+}
+
 // query returns the path of a page.
 func (w *Wiki) query(page int) string {
 	return pagePath + strings.ReplaceAll(w.titles[page], " ", "_")

@@ -5,6 +5,7 @@ package wiki_test
 import (
 	"bytes"
 	"encoding/xml"
+	"fmt"
 	"maps"
 	"math"
 	"net/url"
@@ -186,5 +187,29 @@ func TestQueries(t *testing.T) {
 	}
 	if len(visits) != 100 {
 		t.Errorf("pages without a visit: %v", slices.Sorted(maps.Keys(visits)))
+	}
+}
+
+// WritePages requests each page once.
+func TestPages(t *testing.T) {
+	w := wiki.New(7, 1)
+	var out strings.Builder
+	if err := w.WritePages(&out, 2); err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
+	seen := map[string]bool{}
+	for i, line := range lines[1:] {
+		at, query, _ := strings.Cut(line, "\t")
+		if want := fmt.Sprintf("%.6f", float64(i)/2); at != want {
+			t.Errorf("request %d is at %s, want %s", i, at, want)
+		}
+		seen[query] = true
+		if !strings.HasPrefix(query, wiki.Path+"/index.php/") {
+			t.Errorf("request %d is for %q, which is no page", i, query)
+		}
+	}
+	if len(lines) != 8 || len(seen) != 7 {
+		t.Errorf("%d lines with %d pages, want 8 with 7:\n%s", len(lines), len(seen), &out)
 	}
 }
