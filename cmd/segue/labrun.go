@@ -39,7 +39,7 @@ and requests arrive four times as often. All results are in emulated time.
 --json prints an array of objects with the keys experiment, case, point, rho, balancers,
 seeds, mean_ms, p50_ms, p90_ms, p99_ms, half_width_ms and p50_half_width_ms to
 p99_half_width_ms (half of a 95% confidence interval over the seeds), failed,
-connections, simulated_mean_ms and model_mean_ms.`,
+connections, simulated_mean_ms, model_mean_ms and warnings.`,
 		Example: "  segue lab run --list\n  segue lab run policies-quick\n  segue lab run --all\n" +
 			"  segue lab run 6lb-10 --full",
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -49,6 +49,9 @@ connections, simulated_mean_ms and model_mean_ms.`,
 			if cmd.Flags().Changed("seeds") && o.Seeds < 1 {
 				return fmt.Errorf("--seeds %d: must be at least 1", o.Seeds)
 			}
+			if list && len(args) > 0 {
+				return fmt.Errorf("--list and %s: --list shows all experiments", args[0])
+			}
 			if list {
 				return listExperiments(cmd.OutOrStdout(), o)
 			}
@@ -56,9 +59,15 @@ connections, simulated_mean_ms and model_mean_ms.`,
 				return fmt.Errorf("--all and %s: name experiments, or run all of them", args[0])
 			}
 			if all {
-				var err error
-				if args, err = testbed.Ready(o); err != nil {
+				ready, others, err := testbed.Ready(o)
+				if err != nil {
 					return err
+				}
+				for _, why := range others {
+					fmt.Fprintln(cmd.ErrOrStderr(), "left out:", why)
+				}
+				if args = ready; len(args) == 0 {
+					return errors.New("--all: no experiment can run with the other flags")
 				}
 			}
 			if len(args) == 0 {
@@ -96,11 +105,14 @@ func listExperiments(out io.Writer, o testbed.Options) error {
 		if err != nil {
 			return err
 		}
-		takes := e.Duration(o)
-		if e.Needs == "" && e.Check(o) == nil {
-			total += takes
+		takes := "-" // it cannot run with the other flags
+		if e.Check(o) == nil {
+			takes = inMinutes(e.Duration(o))
+			if e.Needs == "" {
+				total += e.Duration(o)
+			}
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", name, inMinutes(takes), e.Paper, e.Title, e.Needs)
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", name, takes, e.Paper, e.Title, e.Needs)
 	}
 	fmt.Fprintf(w, "--all\t%s\t\tall that need nothing\t\n", inMinutes(total))
 	return w.Flush()
@@ -168,6 +180,7 @@ type experimentRow struct {
 	Connections   uint64   `json:"connections"`
 	SimulatedMean *float64 `json:"simulated_mean_ms"`
 	ModelMean     *float64 `json:"model_mean_ms"`
+	Warnings      []string `json:"warnings"`
 }
 
 func rowsOf(r *testbed.Results) (rows []experimentRow) {
@@ -181,7 +194,7 @@ func rowsOf(r *testbed.Results) (rows []experimentRow) {
 				Experiment: r.Experiment, Case: name, Point: point, Rho: s.Load, Balancers: s.Balancers,
 				Seeds: s.Seeds, Mean: 1e3 * s.Measured.Mean,
 				P50: 1e3 * s.Measured.P50, P90: 1e3 * s.Measured.P90, P99: 1e3 * s.Measured.P99,
-				Failed: s.Failed, Connections: s.Requests,
+				Failed: s.Failed, Connections: s.Requests, Warnings: s.Warnings,
 			}
 			if half := s.Half; half != nil {
 				row.Half, row.HalfP50 = new(1e3*half.Mean), new(1e3*half.P50)

@@ -177,6 +177,9 @@ func Load(name string) (*Experiment, []byte, error) {
 		text, err = os.ReadFile(name)
 	}
 	if err != nil {
+		text, err = experiments.Files.ReadFile(name) // 6lb-10.yaml
+	}
+	if err != nil {
 		return nil, nil, fmt.Errorf("experiment %q: there is no such experiment and no such file; "+
 			"the experiments are %s", name, strings.Join(Names(), ", "))
 	}
@@ -199,17 +202,23 @@ func Names() (names []string) {
 }
 
 // Ready names the experiments that need nothing beside root and nginx, and can run with the options.
-func Ready(o Options) (names []string, err error) {
+// The errors are those of the others that need nothing.
+func Ready(o Options) (names []string, others []error, err error) {
 	for _, name := range Names() {
 		e, _, err := Load(name)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
-		if e.Needs == "" && e.Check(o) == nil {
+		if e.Needs != "" {
+			continue
+		}
+		if err := e.Check(o); err != nil {
+			others = append(others, err)
+		} else {
 			names = append(names, name)
 		}
 	}
-	return names, nil
+	return names, others, nil
 }
 
 // problems checks what the lab does not check itself.
@@ -300,8 +309,8 @@ func (s Size) problems(e *Experiment, servers int, fail func(name, problem strin
 	}
 }
 
-// inRealTime tells whether nothing in a run is emulated that could be faster.
-func (e *Experiment) inRealTime() bool { return e.Kind == KindDay || e.Kind == KindForward }
+// inRealTime tells whether nothing in a run could be faster.
+func (e *Experiment) inRealTime() bool { return e.Kind != KindLoad }
 
 // emulatedProblems refuses settings of the servers that the simulator does not have.
 func emulatedProblems(all lab.EmulatedServers, fail func(name, problem string)) {

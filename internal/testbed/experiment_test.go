@@ -92,6 +92,8 @@ func TestCheck(t *testing.T) {
 		{"6lb-12", Options{Speed: 4}, "speed 4: must be 1 for the kind day"},
 		{"6lb-13", Options{Speed: 4}, "speed 4: must be 1 for the kind forward"},
 		{"6lb-13", Options{Seeds: 3}, "seeds 3: must be 1 for the kind forward"},
+		{"calibration", Options{Speed: 3}, "speed 3: the points are the speeds"},
+		{"6lb-11d", Options{Speed: 3}, "speed 3: must be 1 for the kind change"},
 		{"demo", Options{Full: true}, "full: the file has no values for it"},
 		{"demo", Options{Speed: 1e10}, "speed 1e+10: must be at most 200"},
 		{"demo", Options{Speed: math.NaN()}, "speed NaN: must be a positive number"},
@@ -106,9 +108,12 @@ func TestCheck(t *testing.T) {
 			t.Errorf("%s, %+v:\n got %v\nwant %s", test.name, test.Options, err, test.want)
 		}
 	}
-	ready, err := Ready(Options{})
-	if err != nil || !slices.Contains(ready, "6lb-10") || slices.Contains(ready, "6lb-12") {
-		t.Errorf("experiments that need nothing: %v, error %v", ready, err)
+	ready, others, err := Ready(Options{})
+	if err != nil || len(others) > 0 || !slices.Contains(ready, "6lb-10") || slices.Contains(ready, "6lb-12") {
+		t.Errorf("experiments that need nothing: %v, left out %v, error %v", ready, others, err)
+	}
+	if ready, others, err = Ready(Options{Speed: 500}); err != nil || len(ready) > 0 || len(others) < 5 {
+		t.Errorf("experiments at speed 500: %v, left out %v, error %v", ready, others, err)
 	}
 }
 

@@ -28,6 +28,9 @@ func (s settings) forward(ctx context.Context, st *store, progress func(string))
 		o.Flows = append(o.Flows, uint32(point))
 	}
 	times, err := bench.MeasurePackets(ctx, o)
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
 	if err != nil {
 		return err
 	}

@@ -56,8 +56,17 @@ func TestStoreContinues(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	if _, err := open(s, twoCases, false); err == nil || !strings.Contains(err.Error(), "another segue lab run") {
+		t.Errorf("two at the same time: got %v, want an error that says so", err)
+	}
+	if err := first.close(); err != nil {
+		t.Fatal(err)
+	}
 	second, err := open(s, twoCases, false)
 	if err != nil {
+		t.Fatal(err)
+	}
+	if err := second.close(); err != nil {
 		t.Fatal(err)
 	}
 	for i, p := range plan {
@@ -76,8 +85,8 @@ func TestStoreContinues(t *testing.T) {
 		"another text":       func() (*store, error) { return open(s, twoCases+"#\n", false) },
 		"the paper's length": func() (*store, error) { return open(s, twoCases, true) },
 	} {
-		if _, err := open(); err == nil || !strings.Contains(err.Error(), directory) {
-			t.Errorf("%s: got %v, want an error that names the directory", name, err)
+		if _, err := open(); err == nil || !strings.Contains(err.Error(), directory+": has") {
+			t.Errorf("%s: got %v, want an error about the results in the directory", name, err)
 		}
 	}
 }

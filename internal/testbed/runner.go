@@ -34,6 +34,9 @@ func (e *Experiment) Check(o Options) error {
 	fail := func(option, format string, args ...any) error {
 		return fmt.Errorf("experiment %s: %s: %s", e.Name, option, fmt.Sprintf(format, args...))
 	}
+	if o.Speed > 0 && e.Axis == AxisSpeed {
+		return fail(fmt.Sprintf("speed %v", o.Speed), "the points are the speeds")
+	}
 	if o.Full && !e.hasFull() {
 		return fail("full", "the file has no values for it")
 	}
@@ -130,8 +133,12 @@ func (e *Experiment) Run(ctx context.Context, text []byte, o Options) (results *
 	if err != nil {
 		return nil, err
 	}
+	defer func() { err = errors.Join(err, store.close()) }()
 	if e.Kind == KindForward {
-		return &store.results, errors.Join(s.forward(ctx, store, o.Progress), store.finish())
+		if err := s.forward(ctx, store, o.Progress); err != nil {
+			return &store.results, err
+		}
+		return &store.results, store.finish()
 	}
 	b := rig{progress: o.Progress, directory: o.Directory}
 	defer func() { err = errors.Join(err, b.close()) }()

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/prometheus/procfs"
+	"golang.org/x/sys/unix"
 
 	"github.com/segue-lb/segue/internal/version"
 	"github.com/segue-lb/segue/internal/wholefile"
@@ -25,19 +26,48 @@ const ResultsFile = "results.json"
 
 const runsFolder = "runs"
 
-// store is a directory of results.
+// store is a directory of results. The lock keeps other commands away from it.
 type store struct {
 	directory string
+	lock      *os.File
 	results   Results
 }
 
+// lockDirectory locks a directory of results until the file is closed.
+func lockDirectory(directory string) (*os.File, error) {
+	file, err := os.Open(directory)
+	if err != nil {
+		return nil, err
+	}
+	err = unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		err = errors.New("another segue lab run writes here")
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("%s: %w", directory, err), file.Close())
+	}
+	return file, nil
+}
+
+// close lets other commands use the directory.
+func (s *store) close() error { return s.lock.Close() }
+
 // openStore opens a directory of results. Results that are there already must be of the same
 // experiment, at the same size and speed, by the same build.
-func openStore(directory string, s settings, text []byte, full bool) (*store, error) {
+func openStore(directory string, s settings, text []byte, full bool) (st *store, err error) {
 	if err := os.MkdirAll(filepath.Join(directory, runsFolder), 0o755); err != nil {
 		return nil, err
 	}
-	st := &store{directory, newResults(s, text, full)}
+	lock, err := lockDirectory(directory)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			lock.Close()
+		}
+	}()
+	st = &store{directory, lock, newResults(s, text, full)}
 	earlier, err := Read(directory)
 	if errors.Is(err, fs.ErrNotExist) {
 		return st, nil

@@ -15,6 +15,7 @@ type Summary struct {
 	Requests  uint64
 	Failed    uint64
 	Failures  map[string]uint64
+	Warnings  []string // of all runs
 	Fairness  float64
 	Measured  Response
 	// Half has half of the 95% confidence interval of each measured time, over the seeds (Student). It
@@ -27,7 +28,7 @@ type Summary struct {
 
 // Summarise returns the summary of a case at a point, or nil if no run of them has ended.
 func (r *Results) Summarise(name string, point float64) *Summary {
-	s := &Summary{Case: name, Point: point, Failures: map[string]uint64{}}
+	s := &Summary{Case: name, Point: point, Failures: map[string]uint64{}, Warnings: []string{}}
 	var measured, simulated, model []*Response
 	for i := range r.Runs {
 		run := &r.Runs[i]
@@ -42,6 +43,7 @@ func (r *Results) Summarise(name string, point float64) *Summary {
 			s.Failures[outcome] += n
 		}
 		s.Fairness += run.Fairness
+		s.Warnings = append(s.Warnings, run.Warnings...)
 		measured = append(measured, &run.Measured)
 		simulated = append(simulated, run.Simulated)
 		model = append(model, run.Model)

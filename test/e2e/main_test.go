@@ -158,6 +158,7 @@ func upWith(t *testing.T, topology lab.Topology, binary string) *lab.Lab {
 			t.Error(err)
 		}
 	})
+	awaitServers(t, l) // on a busy machine, next hops take longer than the lab waits for them
 	return l
 }
 
