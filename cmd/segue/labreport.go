@@ -19,7 +19,8 @@ func newLabReport() *cobra.Command {
 		Short: "Make a page of the results of experiments",
 		Long: `Report makes an HTML page of the results that segue lab run wrote into a directory:
 what the paper claims, what was measured, what the simulator has for the same arrivals,
-and what queueing theory has for the load. It writes each chart of the page as SVG beside the page, too.
+and what queueing theory has for the load. It also writes each chart of the page as SVG
+beside the page.
 
 DIR has the results of one experiment, or directories with results. Then the page has
 all of them. The results may be incomplete: the page says so.`,

@@ -49,25 +49,16 @@ connections, simulated_mean_ms, model_mean_ms and warnings.`,
 			if cmd.Flags().Changed("seeds") && o.Seeds < 1 {
 				return fmt.Errorf("--seeds %d: must be at least 1", o.Seeds)
 			}
-			if list && len(args) > 0 {
-				return fmt.Errorf("--list and %s: --list shows all experiments", args[0])
+			if (list || all) && len(args) > 0 {
+				return fmt.Errorf("%s: --list and --all take no names of experiments", args[0])
 			}
 			if list {
 				return listExperiments(cmd.OutOrStdout(), o)
 			}
-			if all && len(args) > 0 {
-				return fmt.Errorf("--all and %s: name experiments, or run all of them", args[0])
-			}
 			if all {
-				ready, others, err := testbed.Ready(o)
-				if err != nil {
+				var err error
+				if args, err = allExperiments(cmd.ErrOrStderr(), o); err != nil {
 					return err
-				}
-				for _, why := range others {
-					fmt.Fprintln(cmd.ErrOrStderr(), "left out:", why)
-				}
-				if args = ready; len(args) == 0 {
-					return errors.New("--all: no experiment can run with the other flags")
 				}
 			}
 			if len(args) == 0 {
@@ -94,6 +85,22 @@ connections, simulated_mean_ms, model_mean_ms and warnings.`,
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	cmd.Flags().BoolVar(&loud, "progress", false, "show progress even if standard error is not a terminal")
 	return cmd
+}
+
+// allExperiments returns the experiments that need nothing. It prints which of them cannot run with
+// the options, and why.
+func allExperiments(out io.Writer, o testbed.Options) ([]string, error) {
+	ready, others, err := testbed.Ready(o)
+	if err != nil {
+		return nil, err
+	}
+	for _, why := range others {
+		fmt.Fprintln(out, "left out:", why)
+	}
+	if len(ready) == 0 {
+		return nil, errors.New("--all: no experiment can run with the other flags")
+	}
+	return ready, nil
 }
 
 func listExperiments(out io.Writer, o testbed.Options) error {
@@ -159,8 +166,8 @@ func runExperiments(
 	return nil
 }
 
-// experimentRow is what --json prints of a case at a point. Times are in emulated milliseconds. They
-// are nil if they are not known.
+// experimentRow is what --json prints of a case at a point. Times are in emulated milliseconds. Those
+// that are not known are nil.
 type experimentRow struct {
 	Experiment    string   `json:"experiment"`
 	Case          string   `json:"case"`

@@ -18,7 +18,7 @@ var timesOf = map[string]func(*Response) float64{
 	"p99":  func(r *Response) float64 { return r.P99 },
 }
 
-// sharesOf are the other quantities. Only runs have them, the simulator and the model do not.
+// sharesOf are the other quantities. The simulator and the model do not have them.
 var sharesOf = map[string]func(*Summary) float64{
 	"failed":   func(s *Summary) float64 { return float64(s.Failed) / float64(s.Requests) },
 	"fairness": func(s *Summary) float64 { return s.Fairness },

@@ -66,6 +66,10 @@ func TestStoreContinues(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if err := second.finish(); err != nil || !second.results.Environment.Finished.IsZero() {
+		t.Errorf("a command that made no run: finished at %v, error %v; want no change",
+			second.results.Environment.Finished, err)
+	}
 	if err := second.close(); err != nil {
 		t.Fatal(err)
 	}

@@ -31,6 +31,7 @@ type store struct {
 	directory string
 	lock      *os.File
 	results   Results
+	changed   bool // runs have been added
 }
 
 // lockDirectory locks a directory of results until the file is closed.
@@ -67,7 +68,7 @@ func openStore(directory string, s settings, text []byte, full bool) (st *store,
 			lock.Close()
 		}
 	}()
-	st = &store{directory, lock, newResults(s, text, full)}
+	st = &store{directory: directory, lock: lock, results: newResults(s, text, full)}
 	earlier, err := Read(directory)
 	if errors.Is(err, fs.ErrNotExist) {
 		return st, nil
@@ -148,6 +149,7 @@ func (s *store) has(p planned) bool {
 // add writes a run.
 func (s *store) add(run *Run) error {
 	r := &s.results
+	s.changed = true
 	r.Runs = append(r.Runs, *run)
 	slices.SortFunc(r.Runs, func(a, b Run) int {
 		return cmp.Or(cmp.Compare(slices.Index(r.Cases, a.Case), slices.Index(r.Cases, b.Case)),
@@ -156,8 +158,13 @@ func (s *store) add(run *Run) error {
 	return s.write()
 }
 
-// finish writes the results when the last run has ended.
+// finish writes the results when the last run has ended. If all runs were there before, the file
+// stays as it is.
 func (s *store) finish() error {
+	if !s.changed {
+		s.judge()
+		return nil
+	}
 	s.results.Environment.Finished = time.Now().UTC().Truncate(time.Second)
 	return s.write()
 }
