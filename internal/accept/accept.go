@@ -2,8 +2,9 @@
 
 // Package accept has the policies by which a server accepts or refuses an offered connection: those
 // of "6LB: Scalable and Application-Aware Load Balancing with Segment Routing", section II-B, and
-// Least. It also has Spare, a balancer's list of free servers. The agent's data path has its own
-// form of the paper's policies in bpf/agent/accept.h; tests of the agent compare the two.
+// Least. It also has the codes of loads in reports, and Spare, a balancer's list of free servers.
+// The agent's data path has its own form of the policies in bpf/agent; tests of the agent compare
+// the two.
 package accept
 
 import (
@@ -16,12 +17,17 @@ type Load struct {
 	// Busy is the number of connections that the application serves or has waiting, as the load
 	// source counts them.
 	Busy uint32
-	// Capacity is the number that it can serve at a time without a wait; NoCapacity if unknown.
+	// Capacity is the number that it can serve at a time without a wait: NoCapacity if the source
+	// does not know it, and 0 if the whole load is unknown.
 	Capacity uint32
 }
 
-// NoCapacity is the capacity if the source does not know it.
+// NoCapacity is the capacity if the source does not know it. For Least, such a server is never
+// free, and compares with others as if its capacity were 1.
 const NoCapacity = math.MaxUint32
+
+// Unknown is the load of a server whose source has no reading, or a reading that is too old.
+var Unknown = Load{}
 
 // Policy decides for one server about connections that are offered by connect-avail. Connections
 // with connect-force are accepted without a decision.

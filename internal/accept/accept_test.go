@@ -76,30 +76,88 @@ func TestDynamicWithoutCapacity(t *testing.T) {
 
 func TestLeast(t *testing.T) {
 	full := func(busy uint32) Load { return Load{busy, 2} }
+	alone := func(busy uint32) Load { return Load{busy, NoCapacity} }
 	for _, c := range []struct {
 		name   string
 		own    Load
 		passed []Load
-		last   bool
+		place  Place
 		answer Answer
 		back   int
 	}{
-		{"free", full(1), nil, false, Take, 0},
-		{"free and last", full(1), []Load{full(2)}, true, Take, 0},
-		{"full", full(2), nil, false, Pass, 0},
-		{"full, but alone", full(7), nil, true, Take, 0},
-		{"the last is the least busy", full(3), []Load{full(4), full(5)}, true, Take, 0},
-		{"as busy: no hop more", full(3), []Load{full(3)}, true, Take, 0},
-		{"handed back", full(4), []Load{full(5), full(2), full(3)}, true, Return, 1},
-		{"to the first of two", full(4), []Load{full(3), full(3)}, true, Return, 0},
-		{"larger servers are less busy", Load{4, 2}, []Load{{3, 1}, {6, 4}}, true, Return, 1},
-		{"of full ones the larger", Load{1, 1}, []Load{{4, 4}, {2, 2}}, true, Return, 0},
-		{"no capacity known", Load{4, NoCapacity}, nil, false, Take, 0},
+		{"free", full(1), nil, First, Take, 0},
+		{"free in the middle", full(1), []Load{full(2)}, Middle, Take, 0},
+		{"free and last", full(1), []Load{full(2)}, Last, Take, 0},
+		{"full", full(2), nil, First, Pass, 0},
+		{"full in the middle", full(2), []Load{full(9)}, Middle, Pass, 0},
+		{"full, but alone", full(7), nil, Last, Take, 0},
+		{"the last is the least busy", full(3), []Load{full(4), full(5)}, Last, Take, 0},
+		{"as busy: no hop more", full(3), []Load{full(3)}, Last, Take, 0},
+		{"handed back", full(4), []Load{full(5), full(2), full(3)}, Last, Return, 1},
+		{"to the first of two", full(4), []Load{full(3), full(3)}, Last, Return, 0},
+		{"larger servers are less busy", Load{4, 2}, []Load{{3, 1}, {6, 4}}, Last, Return, 1},
+		{"of full ones the larger", Load{1, 1}, []Load{{4, 4}, {2, 2}}, Last, Return, 0},
+		{"without a capacity", alone(0), nil, First, Pass, 0},
+		{"without a capacity, alone", alone(4), nil, Last, Take, 0},
+		{"without capacities", alone(4), []Load{alone(5), alone(3)}, Last, Return, 1},
+		{"a capacity against none", alone(1), []Load{{4, 2}, {3, 2}}, Last, Take, 0},
+		{"none against a capacity", Load{5, 2}, []Load{alone(1)}, Last, Return, 0},
+		{"unknown, first", Unknown, nil, First, Take, 0},
+		{"unknown, in the middle", Unknown, []Load{full(2)}, Middle, Pass, 0},
+		{"unknown, alone", Unknown, nil, Last, Take, 0},
+		{"unknown, after known ones", Unknown, []Load{full(9), Unknown, full(8)}, Last, Return, 2},
+		{"unknown, after unknown ones", Unknown, []Load{Unknown, Unknown}, Last, Take, 0},
+		{"known, after unknown ones", full(9), []Load{Unknown, Unknown}, Last, Take, 0},
 	} {
-		if answer, back := Least(c.own, c.passed, c.last); answer != c.answer || back != c.back {
+		if answer, back := Least(c.own, c.passed, c.place); answer != c.answer || back != c.back {
 			t.Errorf("%s: %v, %d, want %v, %d", c.name, answer, back, c.answer, c.back)
 		}
 	}
+}
+
+// anyLoad draws loads of all kinds: small and large ones, unknown ones, those without a capacity.
+func anyLoad() *rapid.Generator[Load] {
+	number := rapid.OneOf(rapid.Uint32Range(0, 6), rapid.Uint32(), rapid.Just(uint32(NoCapacity)))
+	return rapid.Custom(func(t *rapid.T) Load {
+		return Load{number.Draw(t, "busy"), number.Draw(t, "capacity")}
+	})
+}
+
+// sixteenths returns the exact load per unit of capacity, with one more connection, in sixteenths.
+func sixteenths(l Load) *big.Rat {
+	capacity := int64(l.Capacity)
+	if capacity == NoCapacity {
+		capacity = 1
+	}
+	return big.NewRat(16*(int64(l.Busy)+1), capacity)
+}
+
+// TestLeastIsExact compares Least at the last candidate with exact arithmetic: the connection gets
+// to the first of the least loaded candidates, but stays if the last is one of them.
+func TestLeastIsExact(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		own := anyLoad().Draw(t, "own")
+		passed := rapid.SliceOfN(anyLoad(), 0, 7).Draw(t, "passed")
+		want, least := -1, own
+		for i, l := range passed {
+			if l.Capacity == 0 {
+				continue
+			}
+			if least.Capacity == 0 || sixteenths(l).Cmp(sixteenths(least)) < 0 {
+				want, least = i, l
+			}
+		}
+		if own.Capacity != NoCapacity && own.Busy < own.Capacity {
+			want = -1
+		}
+		answer, back := Least(own, passed, Last)
+		if answer == Take {
+			back = -1
+		}
+		if answer == Pass || back != want {
+			t.Fatalf("answer %v, back to %d, want %d", answer, back, want)
+		}
+	})
 }
 
 func TestBounds(t *testing.T) {

@@ -6,8 +6,8 @@ package accept
 type Answer int
 
 const (
-	// Pass passes it on to the next candidate, with the load written into the candidate's own
-	// segment.
+	// Pass passes it on to the next candidate. If the candidate knows its load, it writes the load
+	// into its own segment.
 	Pass Answer = iota
 	// Take accepts it.
 	Take
@@ -15,20 +15,40 @@ const (
 	Return
 )
 
+// Place is the place of a candidate in the list along which a connection travels.
+type Place int
+
+const (
+	// First is the place of the first of several candidates.
+	First Place = iota
+	// Middle is the place of all candidates between the first and the last.
+	Middle
+	// Last is the place of the last candidate, and of the only candidate of a list of one.
+	Last
+)
+
 // Least decides for a candidate. It uses the candidate's own load and the loads that earlier
-// candidates wrote into their segments when they passed the connection on, in the order of travel.
-// A candidate with a free worker accepts. The last candidate sends the connection back to the
-// least loaded of the earlier candidates (the first of several), if that one has a lower load than
+// candidates wrote into their segments when they passed the connection on, in the order of travel;
+// Unknown stands for a candidate that wrote none.
+//
+// A candidate with free capacity accepts. The last candidate sends the connection back to the least
+// loaded of the earlier candidates (the first of several), if that one has a lower load than
 // itself. So there are no wrongful refusals (6LB, section V-E), at the cost of at most one more
 // hop. Loads are compared per unit of capacity, including the new connection. So if a small and a
 // large server are both just full, the large one is better.
 //
-// For Return, it also returns the index in passed of the candidate that gets the connection.
-func Least(own Load, passed []Load, last bool) (answer Answer, back int) {
-	if own.free() {
+// A candidate that does not know its own load accepts if it is the first, and passes the connection
+// on if it is in the middle. If it is the last, it sends the connection back to the least loaded of
+// the candidates whose loads are known, and accepts if there is none. So it gets the connections
+// that a hash would give it. A server without a listener must not be preferred: it decides as one
+// that is in the middle or the last, even if it is the first.
+//
+// For Return, Least also returns the index in passed of the candidate that gets the connection.
+func Least(own Load, passed []Load, place Place) (answer Answer, back int) {
+	switch {
+	case own.free(), place == First && !own.known():
 		return Take, 0
-	}
-	if !last {
+	case place != Last:
 		return Pass, 0
 	}
 	answer, least := Take, own
@@ -40,10 +60,23 @@ func Least(own Load, passed []Load, last bool) (answer Answer, back int) {
 	return answer, back
 }
 
-// free tells whether one more connection would not have to wait.
-func (l Load) free() bool { return l.Busy < l.Capacity }
+// known tells whether the load is known.
+func (l Load) known() bool { return l.Capacity != 0 }
 
-// lessBusy compares the loads per unit of capacity, with one more connection each.
+// free tells whether one more connection would surely not have to wait.
+func (l Load) free() bool { return l.Capacity != NoCapacity && l.Busy < l.Capacity }
+
+// units returns the capacity by which the load is divided: 1 if the source has no capacity, and 0
+// if the load is unknown.
+func (l Load) units() uint64 {
+	if l.Capacity == NoCapacity {
+		return 1
+	}
+	return uint64(l.Capacity)
+}
+
+// lessBusy compares the loads per unit of capacity, with one more connection each. An unknown load
+// is not less than any other. It has no units, so a known load is less than an unknown one.
 func (l Load) lessBusy(other Load) bool {
-	return (uint64(l.Busy)+1)*uint64(other.Capacity) < (uint64(other.Busy)+1)*uint64(l.Capacity)
+	return l.known() && (uint64(l.Busy)+1)*other.units() < (uint64(other.Busy)+1)*l.units()
 }

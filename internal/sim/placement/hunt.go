@@ -146,18 +146,41 @@ type Least struct {
 	// because an older report says less. The best value is about the duration of flows, and a
 	// factor of 4 does little harm. 0 means for ever.
 	Age time.Duration `yaml:"age"`
+	// ReportOthers tells which loads the signal of the server that took a flow carries in addition
+	// to the server's own: those of all servers that passed the flow on ("" or all), that of the
+	// first candidate (first), or none (none).
+	ReportOthers ReportOthers `yaml:"report-others"`
+	// Coded reports the loads in 8 bits each, as signals on the wire do (accept.Code).
+	Coded bool `yaml:"coded"`
 	// Spare is the number of servers that a balancer remembers because they last reported a free
 	// processor. They need not be in the flow's bucket (accept.Spare). The most recent one gets
 	// the last place in the list. If the balancer fails, the flows outside their bucket are lost.
 	Spare int `yaml:"spare"`
 }
 
+// ReportOthers is a selection of the servers that passed a flow on.
+type ReportOthers string
+
+// The selections.
+const (
+	ReportAll   ReportOthers = "all"
+	ReportFirst ReportOthers = "first"
+	ReportNone  ReportOthers = "none"
+)
+
 // Build implements Spec.
 func (m *Least) Build() (sim.Method, sim.Policy, error) {
 	err := errors.Join(m.validate(), inRange("chain", m.Chain, 0, m.Candidates),
-		inRange("age", m.Age, 0, time.Hour), inRange("spare", m.Spare, 0, mostServers))
-	if m.Spare > 0 && !m.Reports {
-		err = errors.Join(err, errors.New("spare: with reports only"))
+		inRange("age", m.Age, 0, time.Hour), inRange("spare", m.Spare, 0, mostServers),
+		oneOf("report-others", m.ReportOthers, "", ReportAll, ReportFirst, ReportNone))
+	if !m.Reports {
+		for name, given := range map[string]bool{
+			"spare": m.Spare > 0, "report-others": m.ReportOthers != "", "coded": m.Coded,
+		} {
+			if given {
+				err = errors.Join(err, errors.New(name+": with reports only"))
+			}
+		}
 	}
 	return m, leastPolicy{}, err
 }
@@ -174,8 +197,21 @@ func (m *Least) New(b *sim.Balancer) (sim.Placement, error) {
 		return p, err
 	}
 	return &reported{
-		chained: p, b: b, age: m.Age.Seconds(), last: make([]report, len(b.Servers)), spare: accept.NewSpare(m.Spare),
+		chained: p, b: b, age: m.Age.Seconds(), others: m.others(), coded: m.Coded,
+		last: make([]report, len(b.Servers)), spare: accept.NewSpare(m.Spare),
 	}, nil
+}
+
+// others returns the number of candidates, from the first one on, whose loads a signal may carry in
+// addition to that of its sender.
+func (m *Least) others() int32 {
+	switch m.ReportOthers {
+	case ReportNone:
+		return 0
+	case ReportFirst:
+		return 1
+	}
+	return sim.MaxChain
 }
 
 // chained offers a flow to the first of its candidates, up to Chain.
@@ -205,12 +241,14 @@ func (p *chained) MembershipChanged() {
 // reported orders the candidates by the load in their last report.
 type reported struct {
 	*chained
-	b     *sim.Balancer
-	age   float64
-	last  []report
-	mean  float64 // mean of the reports; recent ones count for more
-	spare *accept.Spare
-	rank  [sim.MaxChain]candidate
+	b      *sim.Balancer
+	age    float64
+	others int32
+	coded  bool
+	last   []report
+	mean   float64 // mean of the reports; recent ones count for more
+	spare  *accept.Spare
+	rank   [sim.MaxChain]candidate
 }
 
 // report is the last report of a server.
@@ -262,19 +300,25 @@ func (p *reported) load(server int32) float64 {
 }
 
 func (p *reported) report(server int32, load *sim.Load) {
+	exact := acceptLoad(*load, uint32(load.CPUs))
 	now := report{float64(load.Open+1) / float64(load.CPUs), p.b.Now()}
+	if p.coded {
+		now.load = float64(accept.Value(accept.Code(exact))) / accept.ValueOfOne
+	}
 	p.last[server] = now
 	if p.live(server) { // a draining server would report ever lower loads
-		p.spare.Report(server, acceptLoad(*load, uint32(load.CPUs)))
+		p.spare.Report(server, exact)
 	}
 	p.mean += meanGain * (now.load - p.mean)
 }
 
 // Accepted reads the loads in a create-stickiness signal: that of the server that took the flow,
-// and those of the servers that passed it on.
+// and those of servers that passed it on. If the signal carries all loads, the list also has the
+// load that the taker had before the flow, which moves the mean of the reports.
 func (p *reported) Accepted(f *sim.Flow, offer *sim.Offer, taker sim.Load) {
-	for i := range offer.N {
-		if offer.Loads[i].CPUs > 0 {
+	for i := range min(offer.N, p.others) {
+		isOther := offer.Servers[i] != f.Server || p.others == sim.MaxChain
+		if isOther && offer.Loads[i].CPUs > 0 {
 			p.report(offer.Servers[i], &offer.Loads[i])
 		}
 	}
@@ -303,6 +347,17 @@ func (p *reported) live(server int32) bool {
 	return live
 }
 
+// place returns where in its list an offer is.
+func place(offer *sim.Offer) accept.Place {
+	switch {
+	case offer.Last():
+		return accept.Last
+	case offer.At == 0:
+		return accept.First
+	}
+	return accept.Middle
+}
+
 // leastPolicy is the policy accept.Least.
 type leastPolicy struct{}
 
@@ -316,7 +371,9 @@ func (a *leastAgent) Decide(own sim.Load, offer *sim.Offer) int32 {
 	for i := range offer.At {
 		a.passed[i] = acceptLoad(offer.Loads[i], uint32(offer.Loads[i].CPUs))
 	}
-	answer, back := accept.Least(acceptLoad(own, uint32(own.CPUs)), a.passed[:offer.At], offer.Last())
+	answer, back := accept.Least(
+		acceptLoad(own, uint32(own.CPUs)), a.passed[:offer.At], place(offer),
+	)
 	switch answer {
 	case accept.Take:
 		return offer.At

@@ -5,6 +5,7 @@ package placement
 import (
 	"math"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/segue-lb/segue/internal/infer"
@@ -117,6 +118,79 @@ func TestReportsAge(t *testing.T) {
 	}
 	if p.age = 0; p.load(0) != 6 {
 		t.Errorf("without ageing it is taken to have %v, want 6", p.load(0))
+	}
+}
+
+// TestReportOthers checks whose loads a balancer takes from the signal about a flow that the first
+// two of four candidates passed on, and which value it takes.
+func TestReportOthers(t *testing.T) {
+	busy := func(open int32) sim.Load { return sim.Load{Open: open, CPUs: 3} }
+	for _, c := range []struct {
+		others ReportOthers
+		coded  bool
+		want   []float64
+	}{
+		{"", false, []float64{8. / 3, 9. / 3, 10. / 3, 0}},
+		{ReportAll, false, []float64{8. / 3, 9. / 3, 10. / 3, 0}},
+		{ReportFirst, false, []float64{8. / 3, 0, 10. / 3, 0}},
+		{ReportNone, false, []float64{0, 0, 10. / 3, 0}},
+		{ReportAll, true, []float64{44. / 16, 48. / 16, 54. / 16, 0}}, // 8/3 is 42.7/16
+	} {
+		p := newReported(t, &Least{ReportOthers: c.others, Coded: c.coded})
+		offer := sim.Offer{N: 4, At: 2, Servers: [sim.MaxChain]int32{0, 1, 2, 3}}
+		offer.Loads[0], offer.Loads[1], offer.Loads[2] = busy(7), busy(8), busy(8)
+		p.Accepted(&sim.Flow{Server: 2}, &offer, busy(9))
+		for server, want := range c.want {
+			if got := p.last[server].load; got != want {
+				t.Errorf("others %q, coded %t: server %d reported %v, want %v",
+					c.others, c.coded, server, got, want)
+			}
+		}
+	}
+}
+
+// TestReportOfTheFirstAlone checks that the first candidate does not count twice if it takes the
+// flow itself.
+func TestReportOfTheFirstAlone(t *testing.T) {
+	p := newReported(t, &Least{ReportOthers: ReportFirst})
+	offer := sim.Offer{N: 2, Servers: [sim.MaxChain]int32{0, 1}}
+	offer.Loads[0] = sim.Load{Open: 50, CPUs: 1}
+	p.Accepted(&sim.Flow{Server: 0}, &offer, sim.Load{Open: 9, CPUs: 1})
+	if want := meanGain * 10; math.Abs(p.mean-want) > 1e-9 {
+		t.Errorf("the mean of the reports is %v, want %v", p.mean, want)
+	}
+}
+
+// newReported returns the placement of a balancer after a run.
+func newReported(t *testing.T, m *Least) *reported {
+	t.Helper()
+	m.Hunt, m.Reports = Hunt{Candidates: 4, Buckets: 257}, true
+	p, err := m.New(oldFriend(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p.(*reported)
+}
+
+// TestReportsOnly checks that options of reports are refused without reports.
+func TestReportsOnly(t *testing.T) {
+	for _, m := range []*Least{{Spare: 1}, {ReportOthers: ReportFirst}, {Coded: true}} {
+		m.Candidates = 2
+		requireError(t, m, "with reports only")
+		m.Reports = true
+		if _, _, err := m.Build(); err != nil {
+			t.Errorf("with reports: %v", err)
+		}
+	}
+	m := &Least{Hunt: Hunt{Candidates: 2}, Reports: true, ReportOthers: "some"}
+	requireError(t, m, `report-others "some": must be all or first or none`)
+}
+
+// requireError checks that the parameters of a placement are refused.
+func requireError(t *testing.T, s Spec, want string) {
+	t.Helper()
+	if _, _, err := s.Build(); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("error %v, want %q", err, want)
 	}
 }
 

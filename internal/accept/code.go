@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package accept
+
+import "math/bits"
+
+// A code is a load in the 8 bits that load reports have for it. It stands for the connections per
+// unit of capacity, including one more connection, in sixteenths and rounded up. Values up to 2 are
+// exact sixteenths. Above that, codes are 1/32 to 1/16 of the value apart, as the numbers of a
+// floating-point format with a mantissa of 4 bits are. The range is 1/16 to 31,744. The code 0
+// stands for an unknown load.
+
+// ValueOfOne is the value of a load of one connection per unit of capacity.
+const ValueOfOne = 16
+
+const (
+	// codeSteps is the number of codes from a value to its double, for values from ValueOfOne on.
+	codeSteps = 16
+	// largestCode also stands for all larger values.
+	largestCode = 255
+)
+
+// Code returns the code of a load. For a load with a capacity, the server has free capacity if and
+// only if the code is at most 16, which is the code of 1.
+func Code(l Load) uint8 {
+	if !l.known() {
+		return 0
+	}
+	value := ceilDiv(ValueOfOne*(uint64(l.Busy)+1), l.units())
+	if value < codeSteps {
+		return uint8(value)
+	}
+	exponent := uint64(bits.Len64(value/codeSteps) - 1)
+	mantissa := ceilDiv(value, 1<<exponent) // of 16 to 32; 32 is 16 with the next exponent
+	return uint8(min(codeSteps*(exponent+1)+mantissa-codeSteps, largestCode))
+}
+
+// Value returns what a code stands for, in sixteenths of a connection per unit of capacity. It is 0
+// for an unknown load, and otherwise 1 to 507,904.
+func Value(code uint8) uint32 {
+	if code < codeSteps {
+		return uint32(code)
+	}
+	return uint32(codeSteps+code%codeSteps) << (code/codeSteps - 1)
+}
+
+// ceilDiv divides and rounds up.
+func ceilDiv(a, b uint64) uint64 { return (a + b - 1) / b }
