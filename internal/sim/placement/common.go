@@ -4,6 +4,7 @@ package placement
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -136,6 +137,7 @@ type tableOf struct {
 	b          *sim.Balancer
 	buckets    int
 	candidates int
+	weighted   bool // servers have the weights of TableWeights
 	table      *tables.Table
 }
 
@@ -147,8 +149,32 @@ func (t *tableOf) build() (err error) {
 	if buckets == 0 {
 		buckets = tables.DefaultBuckets
 	}
-	t.table, err = t.cache.build(t.b, buckets, t.candidates)
+	t.table, err = t.cache.build(t.b, t.weights(), buckets, t.candidates)
 	return err
+}
+
+// weights returns the weights that the servers have while they are live.
+func (t *tableOf) weights() []uint32 {
+	if t.weighted {
+		return TableWeights(t.b.Servers)
+	}
+	return slices.Repeat([]uint32{1}, len(t.b.Servers))
+}
+
+// leastWeight is the weight of the smallest server, so that whole numbers are close to capacities.
+const leastWeight = 10
+
+// TableWeights returns weights of servers in proportion to their capacities, from 10 to 1000.
+func TableWeights(servers []sim.Server) (weights []uint32) {
+	smallest := math.Inf(1)
+	for i := range servers {
+		smallest = min(smallest, servers[i].Capacity())
+	}
+	for i := range servers {
+		weight := math.Round(leastWeight * servers[i].Capacity() / smallest)
+		weights = append(weights, uint32(min(weight, 1000)))
+	}
+	return weights
 }
 
 // row returns the servers of a flow's bucket, or nil if there is no table or no server.

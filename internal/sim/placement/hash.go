@@ -22,7 +22,9 @@ type Hash struct {
 
 // New implements sim.Method.
 func (m *Hash) New(b *sim.Balancer) (sim.Placement, error) {
-	p := &hash{tableOf{&m.tables, b, m.Buckets, m.Candidates, nil}}
+	p := &hash{tableOf{
+		cache: &m.tables, b: b, buckets: m.Buckets, candidates: m.Candidates,
+	}}
 	return p, p.build()
 }
 
@@ -55,14 +57,16 @@ type tableCache struct {
 	table   *tables.Table
 }
 
-func (c *tableCache) build(b *sim.Balancer, buckets, candidates int) (*tables.Table, error) {
+func (c *tableCache) build(
+	b *sim.Balancer, weights []uint32, buckets, candidates int,
+) (*tables.Table, error) {
 	servers := make([]tables.Server, len(b.Servers))
 	for i := range b.Servers {
 		servers[i].Name = b.Servers[i].Name
 	}
 	live := make([]byte, len(servers))
 	for _, s := range b.Live {
-		servers[s].Weight = 1
+		servers[s].Weight = weights[s]
 		live[s] = 1
 	}
 	c.mutex.Lock()

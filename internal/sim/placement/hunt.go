@@ -22,11 +22,18 @@ type Hunt struct {
 	// Random makes any servers candidates, as in SRLB. Otherwise the candidates are those of the
 	// bucket, as in 6LB.
 	Random bool `yaml:"random"`
-	tables tableCache
+	// Weighted gives servers weights in the table by their capacities (TableWeights). Otherwise all
+	// have the same weight.
+	Weighted bool `yaml:"weighted"`
+	tables   tableCache
 }
 
 func (m *Hunt) validate() error {
-	return errors.Join(checkCandidates(m.Candidates, 1), checkBuckets(m.Buckets))
+	var weights error
+	if m.Random && m.Weighted {
+		weights = errors.New("weighted: not with random, which uses no weights")
+	}
+	return errors.Join(checkCandidates(m.Candidates, 1), checkBuckets(m.Buckets), weights)
 }
 
 // New implements sim.Method.
@@ -34,7 +41,9 @@ func (m *Hunt) New(b *sim.Balancer) (sim.Placement, error) {
 	if m.Random {
 		return &anyServers{b: b, n: m.Candidates}, nil
 	}
-	p := &hash{tableOf{&m.tables, b, m.Buckets, m.Candidates, nil}}
+	p := &hash{tableOf{
+		cache: &m.tables, b: b, buckets: m.Buckets, candidates: m.Candidates, weighted: m.Weighted,
+	}}
 	return p, p.build()
 }
 

@@ -159,7 +159,9 @@ func newByScore(b *sim.Balancer, own *Own, tables *tableCache, weight []float64)
 	}
 	p := &byScore{b: b, own: own, weight: weight, flows: make([]float64, n), live: make([]bool, n)}
 	p.tally = newTally(own.Count, p.add)
-	p.table = tableOf{tables, b, own.Buckets, own.Candidates, nil}
+	p.table = tableOf{
+		cache: tables, b: b, buckets: own.Buckets, candidates: own.Candidates,
+	}
 	return p, p.arrange()
 }
 

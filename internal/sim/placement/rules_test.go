@@ -106,6 +106,34 @@ func TestChain(t *testing.T) {
 	}
 }
 
+// TestWeighted checks that a server of four times the capacity has four times as many buckets, if
+// weights follow capacities.
+func TestWeighted(t *testing.T) {
+	b := alone(1, 4)
+	for weighted, want := range map[bool]int{false: 500, true: 800} {
+		p, err := (&Hunt{Candidates: 1, Buckets: 1009, Weighted: weighted}).New(b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		first := 0
+		for bucket := range 1000 {
+			if p.(*hash).table.Row(bucket)[0] == 1 {
+				first++
+			}
+		}
+		if first < want-20 || first > want+20 {
+			t.Errorf("weighted %t: the large server has %d of 1000 buckets, want about %d",
+				weighted, first, want)
+		}
+	}
+	want := []uint32{10, 20, 40, 1000}
+	if got := TableWeights(alone(1, 2, 4, 1000).Servers); !slices.Equal(got, want) {
+		t.Errorf("weights %v, want %v", got, want)
+	}
+	m := &Least{Hunt: Hunt{Candidates: 2, Random: true, Weighted: true}}
+	requireError(t, m, "weighted: not with random")
+}
+
 // TestReportsAge checks that a report approaches the mean of all reports by the factor e in each
 // age.
 func TestReportsAge(t *testing.T) {

@@ -52,7 +52,9 @@ func (m *Territory) New(b *sim.Balancer) (sim.Placement, error) {
 	}
 	p := &territory{b: b, method: m, capacity: capacities(b), flows: make([]float64, len(b.Servers))}
 	p.tally = newTally(m.Count, p.add)
-	p.table = tableOf{&m.tables, b, m.Buckets, m.Candidates, nil}
+	p.table = tableOf{
+		cache: &m.tables, b: b, buckets: m.Buckets, candidates: m.Candidates,
+	}
 	return p, p.arrange()
 }
 
@@ -126,7 +128,9 @@ func newLearnedTerritory(b *sim.Balancer, m *Territory) (sim.Placement, error) {
 		since: make([]float64, n), known: make([]bool, n),
 	}
 	p.tally = newTally(m.Count, p.add)
-	p.table = tableOf{&m.tables, b, m.Buckets, m.Candidates, nil}
+	p.table = tableOf{
+		cache: &m.tables, b: b, buckets: m.Buckets, candidates: m.Candidates,
+	}
 	return p, p.arrange()
 }
 
