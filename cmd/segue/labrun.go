@@ -39,7 +39,8 @@ and requests arrive four times as often. All results are in emulated time.
 --json prints an array of objects with the keys experiment, case, point, rho, balancers,
 seeds, mean_ms, p50_ms, p90_ms, p99_ms, half_width_ms and p50_half_width_ms to
 p99_half_width_ms (half of a 95% confidence interval over the seeds), failed,
-connections, simulated_mean_ms, model_mean_ms and warnings.`,
+connections, simulated_mean_ms, bound_mean_ms (of an omniscient balancer), model_mean_ms
+and warnings.`,
 		Example: "  segue lab run --list\n  segue lab run policies-quick\n  segue lab run --all\n" +
 			"  segue lab run 6lb-10 --full",
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -186,6 +187,7 @@ type experimentRow struct {
 	Failed        uint64   `json:"failed"`
 	Connections   uint64   `json:"connections"`
 	SimulatedMean *float64 `json:"simulated_mean_ms"`
+	BoundMean     *float64 `json:"bound_mean_ms"`
 	ModelMean     *float64 `json:"model_mean_ms"`
 	Warnings      []string `json:"warnings"`
 }
@@ -209,6 +211,9 @@ func rowsOf(r *testbed.Results) (rows []experimentRow) {
 			}
 			if s.Simulated != nil {
 				row.SimulatedMean = new(1e3 * s.Simulated.Mean)
+			}
+			if s.Bound != nil {
+				row.BoundMean = new(1e3 * s.Bound.Mean)
 			}
 			if s.Model != nil {
 				row.ModelMean = new(1e3 * s.Model.Mean)
@@ -248,8 +253,8 @@ func printResults(out io.Writer, r *testbed.Results, directory string) error {
 }
 
 func printResponses(w io.Writer, r *testbed.Results) {
-	fmt.Fprintf(w, "case\t%s\tmean ms\t±\tp50\tp90\t±\tp99\t±\tfailed\tsimulated mean\tmodel mean\t\n",
-		r.Axis.Key)
+	fmt.Fprintf(w, "case\t%s\tmean ms\t±\tp50\tp90\t±\tp99\t±\tfailed\tsimulated mean\t"+
+		"omniscient mean\tmodel mean\t\n", r.Axis.Key)
 	optional := func(v *float64) string {
 		if v == nil {
 			return "-"
@@ -257,10 +262,11 @@ func printResponses(w io.Writer, r *testbed.Results) {
 		return fmt.Sprintf("%.0f", *v)
 	}
 	for _, row := range rowsOf(r) {
-		fmt.Fprintf(w, "%s\t%v\t%.0f\t%s\t%.0f\t%.0f\t%s\t%.0f\t%s\t%d\t%s\t%s\t\n", row.Case, row.Point,
+		fmt.Fprintf(w, "%s\t%v\t%.0f\t%s\t%.0f\t%.0f\t%s\t%.0f\t%s\t%d\t%s\t%s\t%s\t\n",
+			row.Case, row.Point,
 			row.Mean, optional(row.Half), row.P50, row.P90, optional(row.HalfP90),
 			row.P99, optional(row.HalfP99), row.Failed,
-			optional(row.SimulatedMean), optional(row.ModelMean))
+			optional(row.SimulatedMean), optional(row.BoundMean), optional(row.ModelMean))
 	}
 }
 
@@ -327,7 +333,7 @@ func comparePlacements(cmd *cobra.Command) error {
 }
 
 func printClaim(out io.Writer, c testbed.Claim) {
-	fmt.Fprintf(out, "paper: %s\n", c.Text)
+	fmt.Fprintf(out, "claim: %s\n", c.Text)
 	if c.Measured == nil {
 		return
 	}

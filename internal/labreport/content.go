@@ -32,6 +32,7 @@ type content struct {
 	Measures      []string
 	Unit          string
 	HasSimulation bool
+	HasBound      bool
 	Handshakes    []row
 	HasModel      bool
 	Forwards      bool // packets, and not requests
@@ -69,6 +70,8 @@ type row struct {
 	Simulated   value
 	Deviation   value
 	Far         bool // the deviation is larger than farOff
+	Bound       value
+	TimesBound  value
 	Model       value
 	PerSecond   string // millions of packets that a core can forward
 }
@@ -107,6 +110,7 @@ func (f *folder) content() (*content, error) {
 	c.Agreement = f.agreement()
 	for i := range c.Rows {
 		c.HasModel = c.HasModel || c.Rows[i].Model.Number != unknown
+		c.HasBound = c.HasBound || c.Rows[i].Bound.Number != unknown
 	}
 	for _, m := range f.measured() {
 		c.Measures = append(c.Measures, m.name)
@@ -227,6 +231,8 @@ func (f *folder) rowOf(runs []*testbed.Run) row {
 	r := row{Runs: len(runs)}
 	r.Times = timesOf(runs, measured, f.measured(), f.unit())
 	r.Simulated = valueOf(estimate(runs, simulated, measures[0], f.unit()))
+	r.Bound = valueOf(estimate(runs, bounded, measures[0], f.unit()))
+	r.TimesBound = valueOf(timesBound(runs))
 	model, ok := estimate(runs, modelled, measures[0], f.unit())
 	model.Half = math.NaN() // seeds do not change the model
 	r.Model = valueOf(model, ok)

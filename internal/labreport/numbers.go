@@ -53,6 +53,7 @@ type source func(*testbed.Run) *testbed.Response
 
 func measured(run *testbed.Run) *testbed.Response  { return &run.Measured }
 func simulated(run *testbed.Run) *testbed.Response { return run.Simulated }
+func bounded(run *testbed.Run) *testbed.Response   { return run.Bound }
 func modelled(run *testbed.Run) *testbed.Response  { return run.Model }
 func handshake(run *testbed.Run) *testbed.Response { return run.Handshake }
 
@@ -82,6 +83,18 @@ func deviation(runs []*testbed.Run) (sim.Estimate, bool) {
 	for _, run := range runs {
 		if run.Simulated != nil && run.Simulated.Mean > 0 {
 			values = append(values, 100*(run.Measured.Mean/run.Simulated.Mean-1))
+		}
+	}
+	return sim.EstimateOf(values), len(values) > 0
+}
+
+// timesBound returns the measured mean response times as multiples of those of an omniscient
+// balancer for the same arrivals. It returns false if no run has the latter.
+func timesBound(runs []*testbed.Run) (sim.Estimate, bool) {
+	var values []float64
+	for _, run := range runs {
+		if run.Bound != nil && run.Bound.Mean > 0 {
+			values = append(values, run.Measured.Mean/run.Bound.Mean)
 		}
 	}
 	return sim.EstimateOf(values), len(values) > 0

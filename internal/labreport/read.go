@@ -111,7 +111,7 @@ func checkRun(r *testbed.Results, run *testbed.Run) error {
 		name string
 		*testbed.Response
 	}{
-		{"measured", &run.Measured}, {"simulated", run.Simulated},
+		{"measured", &run.Measured}, {"simulated", run.Simulated}, {"bound", run.Bound},
 		{"model", run.Model}, {"handshake", run.Handshake},
 	} {
 		if err := checkResponse(of.Response); err != nil {

@@ -148,7 +148,8 @@ func cells(t *testing.T, page, class string) (rows [][]string) {
 }
 
 // small returns results of one case at one point, with a run for each mean response time in
-// seconds, and writes the files of the runs. The simulator has 0.1 s.
+// seconds, and writes the files of the runs. The simulator has 0.1 s, and an omniscient balancer
+// 0.08 s.
 func small(t *testing.T, directory string, means ...float64) *testbed.Results {
 	t.Helper()
 	results := &testbed.Results{
@@ -161,6 +162,7 @@ func small(t *testing.T, directory string, means ...float64) *testbed.Results {
 			Requests: 1000, Failed: 1, Failures: map[string]uint64{"reset": 1, "timeout": 0},
 			Measured:  testbed.Response{Mean: mean, P50: mean / 2, P90: 2 * mean, P99: 10 * mean},
 			Simulated: &testbed.Response{Mean: 0.1},
+			Bound:     &testbed.Response{Mean: 0.08},
 			Model:     &testbed.Response{Mean: 0.0987654},
 		}
 		results.Runs = append(results.Runs, run)
@@ -178,7 +180,7 @@ func TestTable(t *testing.T) {
 	_, page := mustWrite(t, directory, Settings{})
 	want := [][]string{{
 		"sr4", "ρ = 0.5", "3", "110 ± 25", "55.0 ± 12.4", "220 ± 50", "1100 ± 248", "100 ± 0",
-		"+10.0 ± 24.8", "98.8", "3 0.10%",
+		"+10.0 ± 24.8", "80.0 ± 0.0", "1.38 ± 0.31", "98.8", "3 0.10%",
 	}}
 	if diff := cmp.Diff(want, cells(t, page, "results")); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
@@ -222,7 +224,10 @@ func TestSingleRun(t *testing.T) {
 	results.Runs[0].Model = nil
 	writeResults(t, directory, results)
 	_, page := mustWrite(t, directory, Settings{})
-	want := [][]string{{"sr4", "ρ = 0.5", "1", "120 ± 4", "60.0", "240", "1200", "100", "+20.0", "1 0.10%"}}
+	want := [][]string{{
+		"sr4", "ρ = 0.5", "1", "120 ± 4", "60.0", "240", "1200", "100", "+20.0", "80.0", "1.50",
+		"1 0.10%",
+	}}
 	if diff := cmp.Diff(want, cells(t, page, "results")); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
@@ -381,6 +386,8 @@ func TestErrors(t *testing.T) {
 			want: "results.json: runs[0].failed 1001: there are 1000 requests"},
 		{name: "negative", change: func(r *testbed.Results) { r.Runs[0].Simulated.P90 = -1 },
 			want: "results.json: runs[0].simulated.p90 -1: must not be negative"},
+		{name: "negative bound", change: func(r *testbed.Results) { r.Runs[0].Bound.Mean = -1 },
+			want: "results.json: runs[0].bound.mean -1: must not be negative"},
 		{name: "distribution", change: func(r *testbed.Results) {
 			r.Runs[0].Measured.Distribution = []testbed.DistributionPoint{{Seconds: 1, Share: 0.5}, {Seconds: 0.5, Share: 1}}
 		}, want: "results.json: runs[0].measured.distribution[1] {0.5 1}: times and shares must ascend"},

@@ -24,8 +24,15 @@ var sharesOf = map[string]func(*Summary) float64{
 	"fairness": func(s *Summary) float64 { return s.Fairness },
 }
 
-// overSimulation compares a case with its own simulation.
-const overSimulation = "simulation"
+// These words instead of the name of a case compare a case with what the simulator has for its
+// arrivals.
+const (
+	overSimulation = "simulation" // with the case's own placement
+	overOmniscient = "omniscient" // with a balancer that knows the requests on all servers
+)
+
+// overReplay tells whether the claim compares a case with a replay of its arrivals.
+func (c Claim) overReplay() bool { return c.Over == overSimulation || c.Over == overOmniscient }
 
 func (c Claim) problems(e *Experiment, fail func(name, problem string)) {
 	known := func(name string) bool {
@@ -44,15 +51,19 @@ func (c Claim) problems(e *Experiment, fail func(name, problem string)) {
 	if !known(c.Of) {
 		fail("of", "must be a case")
 	}
-	if c.Over != "" && !known(c.Over) && !(c.Over == overSimulation && isTime) {
-		fail("over", "must be a case, or simulation for a quantity that is a time")
+	switch {
+	case c.Over == "" || known(c.Over):
+	case !c.overReplay() || !isTime:
+		fail("over", "must be a case, or simulation or omniscient for a quantity that is a time")
+	case e.Kind != KindLoad:
+		fail("over", "only runs of the kind load are replayed")
 	}
 	for name, at := range map[string]float64{"at": c.At, "over-at": c.OverAt} {
 		if at != 0 && !slices.Contains(e.Points, at) && !slices.Contains(e.Full.Points, at) {
 			fail(name, "must be a point")
 		}
 	}
-	if c.OverAt != 0 && (c.At == 0 || c.Over == "" || c.Over == overSimulation) {
+	if c.OverAt != 0 && (c.At == 0 || c.Over == "" || c.overReplay()) {
 		fail("over-at", "needs at, and a case as over")
 	}
 	if c.AtLeast == 0 && c.AtMost == 0 {
@@ -74,6 +85,8 @@ func (c Claim) condition() string {
 	case "":
 	case overSimulation:
 		b.WriteString(" / simulated")
+	case overOmniscient:
+		b.WriteString(" / omniscient")
 	default:
 		fmt.Fprintf(&b, " / %s(%s)", c.Quantity, c.Over)
 	}
@@ -105,7 +118,7 @@ func (c *Claim) judge(r *Results) {
 			c.Simulated = c.largest(r, c.time(simulated))
 		}
 	}
-	if c.Quantity == "mean" && c.Over != overSimulation { // the model has no percentiles
+	if c.Quantity == "mean" && !c.overReplay() { // the model has no percentiles
 		c.Model = c.largest(r, c.time(modelled))
 	}
 	if c.Measured != nil {
@@ -116,6 +129,7 @@ func (c *Claim) judge(r *Results) {
 
 func measured(s *Summary) *Response  { return &s.Measured }
 func simulated(s *Summary) *Response { return s.Simulated }
+func bounded(s *Summary) *Response   { return s.Bound }
 func modelled(s *Summary) *Response  { return s.Model }
 
 // time returns how to read the claim's time from a summary. The value is NaN if it is not known.
@@ -159,6 +173,8 @@ func (c *Claim) value(r *Results, point float64, read func(*Summary) float64) fl
 		return of(c.Of, point, read)
 	case overSimulation:
 		return of(c.Of, point, read) / of(c.Of, point, c.time(simulated))
+	case overOmniscient:
+		return of(c.Of, point, read) / of(c.Of, point, c.time(bounded))
 	}
 	return of(c.Of, point, read) / of(c.Over, cmp.Or(c.OverAt, point), read)
 }

@@ -253,7 +253,7 @@ func (e *Experiment) problems() (errs field.Errors) {
 	e.Size.problems(e, e.Servers, under(""))
 	e.Full.problems(e, cmp.Or(e.Full.Servers, e.Servers), under("full"))
 	emulatedProblems(e.Emulated, under("emulated"))
-	names := map[string]bool{overSimulation: true}
+	names := map[string]bool{overSimulation: true, overOmniscient: true}
 	for i, c := range e.Cases {
 		path := field.Item("cases", i)
 		c.problems(e.Kind, under(path))

@@ -44,6 +44,7 @@ func TestExperimentsAreValid(t *testing.T) {
 
 func TestBadExperiments(t *testing.T) {
 	good := "title: t\npoints: [0.5]\ncases: [{name: sc, placement: hash}]\n"
+	one := "title: t\npoints: [0.5]\ncases: "
 	for text, want := range map[string]string{
 		"points: [0.5]\ncases: [{name: sc, placement: hash}]\n": "title: required",
 		good + "axis: colour\n":                                 `line 4: axis "colour": must be load`,
@@ -74,6 +75,10 @@ func TestBadExperiments(t *testing.T) {
 		good + "kind: sleep\n":                 "kind \"sleep\": must be load, change, day or forward",
 		good + "axis: removed\n":               "is not for the kind load",
 		good + "kind: change\naxis: removed\n": "balancers: must be at least 2",
+
+		one + "[{name: omniscient}]\n": "cases[0].name",
+		good + "claims: [{text: x, quantity: failed, of: sc, over: omniscient, at-most: 2}]\n": "" +
+			"claims[0].over",
 	} {
 		_, err := Parse("x", []byte(text))
 		if err == nil || !strings.Contains(err.Error(), want) {

@@ -46,14 +46,14 @@ type Axis struct {
 }
 
 // Claim is a statement of a paper. If it has a quantity, the results are compared with it: the
-// quantity of one case, or its ratio to that of another or to the simulated one, at one point, or
-// the largest of all points.
+// quantity of one case, or its ratio to that of another, to the simulated one or to that of an
+// omniscient balancer, at one point, or the largest of all points.
 type Claim struct {
 	// Text is the statement, in the words of the paper or close to them.
 	Text     string  `json:"text" yaml:"text"`
 	Quantity string  `json:"quantity,omitempty" yaml:"quantity"` // mean, p50, p90, p99, failed, fairness
 	Of       string  `json:"of,omitempty" yaml:"of"`             // a case
-	Over     string  `json:"over,omitempty" yaml:"over"`         // a case, or simulation
+	Over     string  `json:"over,omitempty" yaml:"over"`         // a case, simulation or omniscient
 	At       float64 `json:"at,omitempty" yaml:"at"`             // a point
 	OverAt   float64 `json:"over_at,omitempty" yaml:"over-at"`   // the point of Over, if another
 	AtLeast  float64 `json:"at_least,omitempty" yaml:"at-least"`
@@ -108,6 +108,10 @@ type Run struct {
 	// Simulated is what the simulator has for the same arrivals and the same work, in the mean of
 	// several placements of the flows. It is nil for cases that the simulator does not have.
 	Simulated *Response `json:"simulated,omitempty"`
+	// Bound is what an omniscient balancer, which knows the requests on all servers, has in the
+	// simulator for the same arrivals and the same work. It is nil for experiments other than of
+	// KindLoad.
+	Bound *Response `json:"bound,omitempty"`
 	// Model is what queueing theory has for this load in the long run: only the mean. It is nil for
 	// cases without a model.
 	Model *Response `json:"model,omitempty"`

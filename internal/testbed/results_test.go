@@ -119,6 +119,7 @@ func TestClaims(t *testing.T) {
 				r.Runs = append(r.Runs, Run{
 					Case: c.name, Point: point, Seed: uint64(seed + 1),
 					Measured: Response{Mean: mean, P99: c.p99}, Simulated: &Response{Mean: c.mean, P99: c.p99 / point},
+					Bound: &Response{Mean: 0.5},
 					Model: &Response{Mean: 2 * c.mean * c.mean}, Requests: 100, Failed: uint64(4 + 2*seed),
 					Fairness: 1 / c.mean,
 				})
@@ -130,7 +131,8 @@ func TestClaims(t *testing.T) {
 		Claim{Quantity: "mean", Of: "sr4", Over: "simulation", AtMost: 1.01},
 		Claim{Quantity: "failed", Of: "sc", AtMost: 0.04},
 		Claim{Quantity: "fairness", Of: "sr4", Over: "sc", AtLeast: 1},
-		Claim{Quantity: "mean", Of: "sr4", At: 0.5, Over: "sc", OverAt: 0.8, AtMost: 0.2})
+		Claim{Quantity: "mean", Of: "sr4", At: 0.5, Over: "sc", OverAt: 0.8, AtMost: 0.2},
+		Claim{Quantity: "mean", Of: "sr4", Over: "omniscient", AtMost: 1.9})
 	for i := range r.Claims {
 		r.Claims[i].judge(&r)
 	}
@@ -154,6 +156,7 @@ func TestClaims(t *testing.T) {
 		4: {0.05, false, "failed(sc), the largest of all points, ≤ 0.04"},
 		5: {3, true, "fairness(sr4) / fairness(sc), the largest of all points, ≥ 1"},
 		6: {1. / 3, false, "mean(sr4) at 0.5 / mean(sc) at 0.8 ≤ 0.2"},
+		7: {2, false, "mean(sr4) / omniscient, the largest of all points, ≤ 1.9"},
 	} {
 		c := r.Claims[i]
 		if *c.Met != want.met || math.Abs(*c.Measured-want.measured) > 1e-9 || c.Holds != want.holds {
@@ -162,6 +165,10 @@ func TestClaims(t *testing.T) {
 		if i < 6 && (c.Simulated != nil || c.Model != nil) {
 			t.Errorf("claim %d: simulated %v, model %v; want none", i, c.Simulated, c.Model)
 		}
+	}
+	if c := r.Claims[7]; c.Simulated == nil || *c.Simulated != 2 || c.Model != nil {
+		t.Errorf("simulated %v, model %v relative to an omniscient balancer; want 2 and none",
+			c.Simulated, c.Model)
 	}
 	// Student's 97.5% quantile with one degree of freedom is 12.706.
 	s := r.Summarise("sc", 0.8)
@@ -225,6 +232,30 @@ cases: [{name: sc, direct: true}]
 	}
 	if math.Abs(r.Mean-0.2) > 1e-6 {
 		t.Errorf("the mean is %v s, want 0.2 s", r.Mean)
+	}
+}
+
+// An omniscient balancer sends two requests at the same time to two servers, and the next one to
+// the server that ends first.
+func TestBoundKnowsAllServers(t *testing.T) {
+	e := parse(t, `
+title: t
+points: [0.5]
+servers: 2
+emulated: {cores: 1}
+cases: [{name: sc, placement: hash}]
+`)
+	path := filepath.Join(t.TempDir(), "arrivals.tsv")
+	arrivals := "time\tquery\n0\t/?work=300ms\n0\t/?work=100ms\n0.2\t/?work=200ms\n"
+	if err := os.WriteFile(path, []byte(arrivals), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	r, err := e.with(Options{}).plan()[0].bound(context.Background(), path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if math.Abs(r.Mean-0.2) > 1e-6 || r.Half > 1e-9 {
+		t.Errorf("the mean is %v ± %v s, want 0.2 ± 0 s", r.Mean, r.Half)
 	}
 }
 

@@ -73,11 +73,19 @@ func (b *rig) run(ctx context.Context, p planned, st *store) (*Run, error) {
 	if p.Kind == KindDay { // nobody knows the work of a page
 		return run, nil
 	}
-	if run.Simulated, err = p.simulate(ctx, filepath.Join(folder, arrivalsFile)); err != nil {
-		return nil, fmt.Errorf("simulate: %w", err)
+	return run, p.compare(ctx, run, filepath.Join(folder, arrivalsFile))
+}
+
+// compare adds what the simulator and the model have for the arrivals of a run.
+func (p planned) compare(ctx context.Context, run *Run, arrivals string) (err error) {
+	if run.Simulated, err = p.simulate(ctx, arrivals); err != nil {
+		return fmt.Errorf("simulate: %w", err)
+	}
+	if run.Bound, err = p.bound(ctx, arrivals); err != nil {
+		return fmt.Errorf("simulate an omniscient balancer: %w", err)
 	}
 	run.Model, err = p.model()
-	return run, err
+	return err
 }
 
 // generate sends the requests. It writes the arrivals and the requests in emulated time.

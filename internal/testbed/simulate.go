@@ -16,7 +16,7 @@ import (
 )
 
 // simulations is how often the simulator replays the arrivals of a run. Each time it draws other
-// hashes of the flows, and so other servers.
+// hashes of the flows and breaks ties in another way, and so chooses other servers.
 const simulations = 10
 
 // workOf finds the work in a query, in milliseconds.
@@ -29,6 +29,25 @@ func (p planned) simulate(ctx context.Context, arrivals string) (*Response, erro
 	if spec == nil {
 		return nil, nil
 	}
+	return p.replay(ctx, arrivals, spec)
+}
+
+// bound replays the arrivals of a run with an omniscient balancer, which knows the requests on all
+// servers: each request goes to the server with the shortest expected delay. It leaves out the
+// distribution.
+func (p planned) bound(ctx context.Context, arrivals string) (*Response, error) {
+	r, err := p.replay(ctx, arrivals, &placement.GSED{})
+	if err != nil {
+		return nil, err
+	}
+	r.Distribution = nil
+	return r, nil
+}
+
+// replay replays arrivals with a placement.
+func (p planned) replay(
+	ctx context.Context, arrivals string, spec placement.Spec,
+) (*Response, error) {
 	method, policy, err := spec.Build()
 	if err != nil {
 		return nil, err

@@ -21,15 +21,16 @@ type Summary struct {
 	// Half has half of the 95% confidence interval of each measured time, over the seeds (Student). It
 	// is nil for a single run.
 	Half *Response
-	// Simulated and Model are nil unless all runs have them.
+	// Simulated, Bound and Model are nil unless all runs have them.
 	Simulated *Response
+	Bound     *Response
 	Model     *Response
 }
 
 // Summarise returns the summary of a case at a point, or nil if no run of them has ended.
 func (r *Results) Summarise(name string, point float64) *Summary {
 	s := &Summary{Case: name, Point: point, Failures: map[string]uint64{}, Warnings: []string{}}
-	var measured, simulated, model []*Response
+	var measured, simulated, bound, model []*Response
 	for i := range r.Runs {
 		run := &r.Runs[i]
 		if run.Case != name || run.Point != point {
@@ -46,6 +47,7 @@ func (r *Results) Summarise(name string, point float64) *Summary {
 		s.Warnings = append(s.Warnings, run.Warnings...)
 		measured = append(measured, &run.Measured)
 		simulated = append(simulated, run.Simulated)
+		bound = append(bound, run.Bound)
 		model = append(model, run.Model)
 	}
 	if s.Seeds == 0 {
@@ -53,7 +55,7 @@ func (r *Results) Summarise(name string, point float64) *Summary {
 	}
 	s.Fairness /= float64(s.Seeds)
 	s.Measured, s.Half = *meanOf(measured), halfOf(measured)
-	s.Simulated, s.Model = meanOf(simulated), meanOf(model)
+	s.Simulated, s.Bound, s.Model = meanOf(simulated), meanOf(bound), meanOf(model)
 	return s
 }
 

@@ -135,7 +135,8 @@ func requireRows(t *testing.T, text []byte) {
 	if err := json.Unmarshal(text, &rows); err != nil {
 		t.Fatalf("%v\n%s", err, text)
 	}
-	keys := "case rho balancers seeds mean_ms p50_ms p90_ms p99_ms failed connections simulated_mean_ms"
+	keys := "case rho balancers seeds mean_ms p50_ms p90_ms p99_ms failed connections " +
+		"simulated_mean_ms bound_mean_ms"
 	for _, row := range rows {
 		for _, key := range strings.Fields(keys) {
 			if _, found := row[key]; !found {
