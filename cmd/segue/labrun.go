@@ -230,6 +230,8 @@ func printResults(out io.Writer, r *testbed.Results, directory string) error {
 	switch r.Kind {
 	case testbed.KindChange:
 		printChanges(w, r)
+	case testbed.KindHold:
+		printHeld(w, r)
 	case testbed.KindForward:
 		printForwarding(w, r)
 	default:
@@ -282,6 +284,21 @@ func printChanges(w io.Writer, r *testbed.Results) {
 			removed := s.Failures[testbed.ServerRemoved]
 			fmt.Fprintf(w, "%s\t%v\t%d\t%d\t%d\t%.2f%%\t\n", name, point, s.Requests, removed, s.Failed,
 				100*float64(s.Failed)/float64(s.Requests))
+		}
+	}
+}
+
+// printHeld prints how evenly the servers share the open connections.
+func printHeld(w io.Writer, r *testbed.Results) {
+	fmt.Fprintln(w, "case\tconnections\ton each server\tfurthest from even\tbroken\t")
+	for _, name := range r.Cases {
+		for _, point := range r.Points {
+			s := r.Summarise(name, point)
+			if s == nil {
+				continue
+			}
+			fmt.Fprintf(w, "%s\t%v\t%d to %d\t%.1f\t%d\t\n",
+				name, point, s.Fewest, s.Most, s.FromEven, s.Failed)
 		}
 	}
 }

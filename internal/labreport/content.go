@@ -36,6 +36,8 @@ type content struct {
 	Handshakes    []row
 	HasModel      bool
 	Forwards      bool // packets, and not requests
+	Holds         bool // open connections
+	Counted       string
 	Servers       []serverTable
 	Machine       []machineRow
 	Facts         []fact
@@ -74,6 +76,8 @@ type row struct {
 	TimesBound  value
 	Model       value
 	PerSecond   string // millions of packets that a core can forward
+	// FromEven is the largest distance of a server's open connections from an even share.
+	FromEven value
 }
 
 // farOff is the deviation of the measured mean from the simulated one, in percent, beyond which the
@@ -100,7 +104,8 @@ type fact struct{ Name, Value string }
 func (f *folder) content() (*content, error) {
 	c := &content{
 		Results: f.Results, ID: fileName(f.name), Disturbances: f.disturbances(),
-		HasSimulation: f.hasSimulation(), Forwards: f.forwards(), Rows: f.rows(), Unit: f.unit().Name,
+		HasSimulation: f.hasSimulation(), Forwards: f.forwards(), Holds: f.holds(),
+		Counted: strings.ToLower(f.counted()), Rows: f.rows(), Unit: f.unit().Name,
 		Handshakes: f.handshakes(), Servers: f.serverTables(),
 		Machine: f.machineRows(), Facts: f.facts(),
 	}
@@ -238,6 +243,9 @@ func (f *folder) rowOf(runs []*testbed.Run) row {
 	r.Model = valueOf(model, ok)
 	if f.forwards() {
 		r.PerSecond = number(1e-6 / runs[0].Measured.Mean)
+	}
+	if f.holds() {
+		r.FromEven = valueOf(fromEven(runs))
 	}
 	apart, ok := deviation(runs)
 	r.Deviation, r.Far = signed(apart, ok), ok && math.Abs(apart.Value) > farOff

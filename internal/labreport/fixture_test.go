@@ -391,8 +391,9 @@ func fixtures(scale float64) map[string]fixture {
 	}
 }
 
-// forwarding are results about the CPU time of packets, and removal those about connections that
-// a change of servers breaks. Both have no files besides.
+// forwarding are results about the CPU time of packets, removal those about connections that a
+// change of servers breaks, and holding those about connections that stay open. They have no files
+// besides.
 func forwarding() *testbed.Results {
 	r := &testbed.Results{
 		Experiment: "forward", Title: "Forwarding of known flows", Kind: testbed.KindForward, Paper: "6LB, section VI-D, figure 13",
@@ -431,10 +432,37 @@ func removal() *testbed.Results {
 	return r
 }
 
+func holding() *testbed.Results {
+	r := &testbed.Results{
+		Experiment: "holding", Title: "Connections that stay open", Kind: testbed.KindHold,
+		Axis:  testbed.Axis{Key: "connections", Label: "open connections"},
+		Cases: []string{"sc", "srdyn"}, Points: []float64{30}, Seeds: 2, Speed: 1, Planned: 4,
+	}
+	for i, name := range r.Cases {
+		for seed := range uint64(2) {
+			off := seed + uint64(2-i)
+			run := testbed.Run{
+				Case: name, Point: 30, Seed: seed + 1, Requests: 30,
+				Failures: map[string]uint64{"broken": 0},
+				Shares: []testbed.Share{
+					{Server: "s1", Responses: 10 + off},
+					{Server: "s2", Responses: 10 - off},
+					{Server: "s3", Responses: 10},
+				},
+			}
+			if name == "srdyn" {
+				run.Shares[0].Accepted, run.Shares[0].Forced = 3, 7+off
+			}
+			r.Runs = append(r.Runs, run)
+		}
+	}
+	return r
+}
+
 // writeFixtures writes the experiments into directories in a directory.
 func writeFixtures(t *testing.T, directory string, scale float64) {
 	t.Helper()
-	for _, results := range []*testbed.Results{forwarding(), removal()} {
+	for _, results := range []*testbed.Results{forwarding(), removal(), holding()} {
 		writeResults(t, filepath.Join(directory, results.Experiment), results)
 	}
 	for name, x := range fixtures(scale) {

@@ -40,6 +40,17 @@ var (
 // forwards tells that the experiment measures the CPU time of packets, and not response times.
 func (f *folder) forwards() bool { return f.Kind == testbed.KindForward }
 
+// holds tells that the experiment counts open connections, and not responses.
+func (f *folder) holds() bool { return f.Kind == testbed.KindHold }
+
+// counted names what the shares of the servers count.
+func (f *folder) counted() string {
+	if f.holds() {
+		return "Open connections"
+	}
+	return "Responses"
+}
+
 // unit is the unit of the times that the experiment measures.
 func (f *folder) unit() unit {
 	if f.forwards() {
@@ -96,6 +107,15 @@ func timesBound(runs []*testbed.Run) (sim.Estimate, bool) {
 		if run.Bound != nil && run.Bound.Mean > 0 {
 			values = append(values, run.Measured.Mean/run.Bound.Mean)
 		}
+	}
+	return sim.EstimateOf(values), len(values) > 0
+}
+
+// fromEven returns the largest distances of a server's open connections from an even share.
+func fromEven(runs []*testbed.Run) (sim.Estimate, bool) {
+	var values []float64
+	for _, run := range runs {
+		values = append(values, run.FromEven())
 	}
 	return sim.EstimateOf(values), len(values) > 0
 }
@@ -168,7 +188,7 @@ func pointName(axis testbed.Axis, point float64) string {
 	switch axis.Key {
 	case "load":
 		return "ρ = " + text
-	case "servers", "balancers", "buckets", "flows":
+	case "servers", "balancers", "buckets", "flows", "connections":
 		return text + " " + axis.Key
 	case "removed":
 		return text + " removed"

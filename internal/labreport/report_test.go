@@ -193,6 +193,25 @@ func TestTable(t *testing.T) {
 	}
 }
 
+// TestHeldTables checks the tables of open connections, which have no times. For two seeds,
+// Student's factor is 12.7.
+func TestHeldTables(t *testing.T) {
+	directory := t.TempDir()
+	writeResults(t, directory, holding())
+	_, page := mustWrite(t, directory, Settings{})
+	want := [][]string{
+		{"sc", "30 connections", "2", "2.50 ± 6.35", "0"},
+		{"srdyn", "30 connections", "2", "1.50 ± 6.35", "0"},
+	}
+	if diff := cmp.Diff(want, cells(t, page, "results")); diff != "" {
+		t.Errorf("results, -want +got:\n%s", diff)
+	}
+	want = [][]string{{"s1", "25", "42%"}, {"s2", "15", "25%"}, {"s3", "20", "33%"}}
+	if diff := cmp.Diff(want, cells(t, page, "servers")); diff != "" {
+		t.Errorf("servers, -want +got:\n%s", diff)
+	}
+}
+
 // TestModelWithoutPercentiles checks that charts leave out percentiles that the model does not have.
 func TestModelWithoutPercentiles(t *testing.T) {
 	f := &folder{Results: small(t, t.TempDir(), 0.1, 0.11)}

@@ -5,6 +5,7 @@ package labreport
 import (
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/segue-lb/segue/internal/chart"
 	"github.com/segue-lb/segue/internal/sim"
@@ -40,13 +41,13 @@ func serverShares(runs []*testbed.Run) (servers []testbed.Share) {
 func (f *folder) shares() section {
 	s := section{
 		title: "Shares of the servers",
-		note: "Responses of each server, of all seeds, against an even share. The server with the " +
-			"most is first.",
+		note: f.counted() + " of each server, of all seeds, against an even share. The server " +
+			"with the most is first.",
 	}
 	s.figures, s.rest, _ = f.inDetail(func(x float64) ([]figure, error) {
 		c := chart.Chart{
 			Title: "Shares", X: chart.Axis{Label: "server, by its share"},
-			Y: chart.Axis{Label: "responses, % of an even share"},
+			Y: chart.Axis{Label: strings.ToLower(f.counted()) + ", % of an even share"},
 		}
 		for i, name := range f.Cases {
 			if points := ranked(serverShares(f.runs(name, x))); len(points) > 0 {
@@ -121,7 +122,7 @@ func offersOf(run *testbed.Run) (sum testbed.Share) {
 func (f *folder) failures() section {
 	s := section{title: "Failures"}
 	of := "% of all requests"
-	if f.Kind == testbed.KindChange {
+	if f.Kind == testbed.KindChange || f.holds() {
 		of = "% of all connections"
 	}
 	kinds := map[string]bool{}

@@ -53,11 +53,7 @@ func (b *rig) change(ctx context.Context, p planned) (run *Run, err error) {
 	}
 	defer func() { err = errors.Join(err, b.restore(ctx)) }()
 	connections, err := b.open(ctx, p.client(), service.Address(), p.Connections)
-	defer func() {
-		for _, c := range connections {
-			c.conn.Close()
-		}
-	}()
+	defer closeAll(connections)
 	if err != nil {
 		return nil, err
 	}
@@ -124,6 +120,12 @@ func (b *rig) open(
 	}
 	err := group.Wait()
 	return slices.DeleteFunc(all, func(c *longLived) bool { return c == nil }), err
+}
+
+func closeAll(connections []*longLived) {
+	for _, c := range connections {
+		c.conn.Close()
+	}
 }
 
 // ask sends a request without work, and returns the server that answers.

@@ -22,6 +22,8 @@ var timesOf = map[string]func(*Response) float64{
 var sharesOf = map[string]func(*Summary) float64{
 	"failed":   func(s *Summary) float64 { return float64(s.Failed) / float64(s.Requests) },
 	"fairness": func(s *Summary) float64 { return s.Fairness },
+	// The largest distance of a server's responses, or of its open connections, from an even share.
+	"from-even": func(s *Summary) float64 { return s.FromEven },
 }
 
 // These words instead of the name of a case compare a case with what the simulator has for its
@@ -46,7 +48,7 @@ func (c Claim) problems(e *Experiment, fail func(name, problem string)) {
 	}
 	isTime := timesOf[c.Quantity] != nil
 	if !isTime && sharesOf[c.Quantity] == nil {
-		fail("quantity", "must be mean, p50, p90, p99, failed or fairness")
+		fail("quantity", "must be mean, p50, p90, p99, failed, fairness or from-even")
 	}
 	if !known(c.Of) {
 		fail("of", "must be a case")

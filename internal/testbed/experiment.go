@@ -83,6 +83,8 @@ const (
 	// KindChange removes servers and changes the balancer of open connections, and counts the
 	// connections that break.
 	KindChange Kind = "change"
+	// KindHold opens connections that stay open, and counts how many each server has.
+	KindHold Kind = "hold"
 	// KindDay replays a day of requests for MediaWiki.
 	KindDay Kind = "day"
 	// KindForward measures the CPU time of a packet of a known flow, without a lab.
@@ -104,11 +106,14 @@ const (
 	AxisRemoved   AxisKind = "removed" // servers that are removed; for KindChange
 	AxisRate      AxisKind = "rate"    // requests per second, in the mean of the day; for KindDay
 	AxisFlows     AxisKind = "flows"   // for KindForward
+	// AxisConnections is the number of connections that are open, for KindHold.
+	AxisConnections AxisKind = "connections"
 )
 
 // axisOf has the kinds of experiments with an axis of their own.
 var axisOf = map[Kind]AxisKind{
-	KindLoad: "", KindChange: AxisRemoved, KindDay: AxisRate, KindForward: AxisFlows,
+	KindLoad: "", KindChange: AxisRemoved, KindHold: AxisConnections, KindDay: AxisRate,
+	KindForward: AxisFlows,
 }
 
 // axisLabels has all kinds.
@@ -122,6 +127,8 @@ var axisLabels = map[AxisKind]string{
 	AxisRemoved:   "removed servers",
 	AxisRate:      "requests per second, in the mean of the day",
 	AxisFlows:     "flows",
+
+	AxisConnections: "open connections",
 }
 
 // Case is a service of the lab. All cases of an experiment use the same servers, one after the
@@ -230,12 +237,11 @@ func (e *Experiment) problems() (errs field.Errors) {
 	}
 	own, known := axisOf[e.Kind]
 	require(e.Title != "", "title", "required")
-	require(known, "kind", "must be load, change, day or forward")
-	require(axisLabels[e.Axis] != "", "axis",
-		"must be load, servers, balancers, buckets, deviation, speed, removed, rate or flows")
+	require(known, "kind", "must be load, change, hold, day or forward")
+	require(axisLabels[e.Axis] != "", "axis", "must be load, servers, balancers, buckets, "+
+		"deviation, speed, removed, connections, rate or flows")
 	require(own == "" || own == e.Axis, "axis", "must be %s for the kind %s", own, e.Kind)
-	require(own != "" || (e.Axis != AxisRemoved && e.Axis != AxisFlows && e.Axis != AxisRate),
-		"axis", "is not for the kind %s", e.Kind)
+	require(own != "" || !e.Axis.ofOneKind(), "axis", "is not for the kind %s", e.Kind)
 	require(e.Amplitude >= 0 && e.Amplitude <= 1, "amplitude", "must be from 0 to 1")
 	require(e.Kind != KindChange || e.Balancers > 1, "balancers",
 		"must be at least 2 for the kind change")
@@ -293,8 +299,9 @@ func (s Size) problems(e *Experiment, servers int, fail func(name, problem strin
 	if !slices.IsSorted(s.Points) {
 		fail("points", "must be in ascending order")
 	}
-	whole := slices.Contains(
-		[]AxisKind{AxisServers, AxisBalancers, AxisBuckets, AxisRemoved, AxisFlows}, e.Axis)
+	whole := slices.Contains([]AxisKind{
+		AxisServers, AxisBalancers, AxisBuckets, AxisRemoved, AxisConnections, AxisFlows,
+	}, e.Axis)
 	for _, p := range s.Points {
 		switch {
 		case !(p > 0) || math.IsInf(p, 0):
@@ -303,10 +310,26 @@ func (s Size) problems(e *Experiment, servers int, fail func(name, problem strin
 			fail("points", fmt.Sprintf("%v: must be a whole number", p))
 		case e.Axis == AxisRemoved && p >= float64(servers):
 			fail("points", fmt.Sprintf("%v: at least one of %d servers must be left", p, servers))
+		case e.Axis == AxisConnections && p > mostHeld:
+			fail("points", fmt.Sprintf("%v: must be at most %v", p, mostHeld))
 		case e.Axis == AxisSpeed && p > fastest:
 			fail("points", fmt.Sprintf("%v: must be at most %v", p, fastest))
 		}
 	}
+}
+
+// mostHeld is the largest number of connections that an experiment of KindHold opens: all have the
+// same client address, and a client has some 28,000 ports.
+const mostHeld = 20_000
+
+// ofOneKind tells whether the axis belongs to one kind of experiments.
+func (a AxisKind) ofOneKind() bool {
+	for _, own := range axisOf {
+		if own != "" && own == a {
+			return true
+		}
+	}
+	return false
 }
 
 // inRealTime tells whether nothing in a run could be faster.
@@ -336,7 +359,7 @@ func (c Case) problems(kind Kind, fail func(name, problem string)) {
 	if c.Direct && c.Placement != "" {
 		fail("direct", "a balancer places no request that goes to its server directly")
 	}
-	if c.Direct && (kind == KindChange || kind == KindForward) {
+	if c.Direct && (kind == KindChange || kind == KindHold || kind == KindForward) {
 		fail("direct", fmt.Sprintf("is not for the kind %s, which needs a balancer", kind))
 	}
 	if c.Feedback != 0 && c.Placement != desired.PlacementRoundRobin {

@@ -45,6 +45,7 @@ func TestExperimentsAreValid(t *testing.T) {
 func TestBadExperiments(t *testing.T) {
 	good := "title: t\npoints: [0.5]\ncases: [{name: sc, placement: hash}]\n"
 	one := "title: t\npoints: [0.5]\ncases: "
+	hold := "title: t\nkind: hold\naxis: connections\ncases: [{name: sc}]\n"
 	for text, want := range map[string]string{
 		"points: [0.5]\ncases: [{name: sc, placement: hash}]\n": "title: required",
 		good + "axis: colour\n":                                 `line 4: axis "colour": must be load`,
@@ -72,13 +73,21 @@ func TestBadExperiments(t *testing.T) {
 		"title: t\nkind: change\naxis: removed\nbalancers: 2\npoints: [1]\ncases: [{name: d, direct: true}]\n": "cases[0].direct",
 		"title: t\nkind: day\naxis: rate\nspeed: 2\npoints: [1]\ncases: [{name: sc}]\n":                        "speed",
 		good + "kind: change\n":                "axis: must be removed",
-		good + "kind: sleep\n":                 "kind \"sleep\": must be load, change, day or forward",
+		good + "kind: sleep\n":                 "kind \"sleep\": must be load, change, hold, day or forward",
 		good + "axis: removed\n":               "is not for the kind load",
 		good + "kind: change\naxis: removed\n": "balancers: must be at least 2",
 
 		one + "[{name: omniscient}]\n": "cases[0].name",
 		good + "claims: [{text: x, quantity: failed, of: sc, over: omniscient, at-most: 2}]\n": "" +
 			"claims[0].over",
+		hold + "points: [9]\nclaims: [{text: x, quantity: p50, of: sc, over: omniscient}]\n": "" +
+			"only runs of the kind load are replayed",
+
+		good + "kind: hold\n":        "axis: must be connections",
+		good + "axis: connections\n": "is not for the kind load",
+		hold + "points: [30000]\n":   "must be at most 20000",
+		hold + "points: [6.5]\n":     "must be a whole number",
+		strings.Replace(hold, "sc}", "d, direct: true}", 1) + "points: [6]\n": "cases[0].direct",
 	} {
 		_, err := Parse("x", []byte(text))
 		if err == nil || !strings.Contains(err.Error(), want) {

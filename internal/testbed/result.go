@@ -51,7 +51,7 @@ type Axis struct {
 type Claim struct {
 	// Text is the statement, in the words of the paper or close to them.
 	Text     string  `json:"text" yaml:"text"`
-	Quantity string  `json:"quantity,omitempty" yaml:"quantity"` // mean, p50, p90, p99, failed, fairness
+	Quantity string  `json:"quantity,omitempty" yaml:"quantity"` // a key of timesOf or sharesOf
 	Of       string  `json:"of,omitempty" yaml:"of"`             // a case
 	Over     string  `json:"over,omitempty" yaml:"over"`         // a case, simulation or omniscient
 	At       float64 `json:"at,omitempty" yaml:"at"`             // a point
@@ -152,7 +152,9 @@ type DistributionPoint struct {
 
 // Share is what one server did in a run.
 type Share struct {
-	Server    string  `json:"server"`
+	Server string `json:"server"`
+	// Responses is the number of responses. In an experiment of KindHold, it is the number of open
+	// connections.
 	Responses uint64  `json:"responses"`
 	Mean      float64 `json:"mean"` // response time in seconds
 	Busy      float64 `json:"busy"` // mean number of busy workers

@@ -11,6 +11,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 const twoCases = `
@@ -256,6 +258,53 @@ cases: [{name: sc, placement: hash}]
 	}
 	if math.Abs(r.Mean-0.2) > 1e-6 || r.Half > 1e-9 {
 		t.Errorf("the mean is %v ± %v s, want 0.2 ± 0 s", r.Mean, r.Half)
+	}
+}
+
+// Open connections are counted by server, also for servers that have none.
+func TestHeldConnections(t *testing.T) {
+	e := parse(t, `
+title: t
+kind: hold
+axis: connections
+points: [7]
+servers: 3
+seeds: 2
+cases: [{name: sc, placement: hash}]
+claims: [{text: x, quantity: from-even, of: sc, at-most: 4.6}]
+`)
+	s := e.with(Options{})
+	p := s.plan()[0]
+	if p.Connections != 7 {
+		t.Errorf("%d connections, want 7", p.Connections)
+	}
+	held := func(servers ...string) *Run {
+		var all []*longLived
+		for _, server := range servers {
+			all = append(all, &longLived{server: server})
+		}
+		return p.newHeldRun(all)
+	}
+	run := held("s3", "s1", "s3", "s3", "s3", "s3", "s3")
+	want := []Share{{Server: "s1", Responses: 1}, {Server: "s2"}, {Server: "s3", Responses: 6}}
+	if diff := cmp.Diff(want, run.Shares); diff != "" || run.Requests != 7 {
+		t.Errorf("%d connections, shares -want +got:\n%s", run.Requests, diff)
+	}
+	if got := run.FromEven(); math.Abs(got-(6-7./3)) > 1e-9 {
+		t.Errorf("furthest from even: %v, want 6 - 7/3", got)
+	}
+	r := newResults(s, nil, false)
+	r.Runs = []Run{*run, *held("s1", "s1", "s2", "s2", "s2", "s3", "s3")}
+	r.Runs[1].Seed = 2
+	summary := r.Summarise("sc", 7)
+	if summary.Fewest != 0 || summary.Most != 6 || math.Abs(summary.FromEven-(6-7./3)) > 1e-9 {
+		t.Errorf("summary: %d to %d connections, %v from even",
+			summary.Fewest, summary.Most, summary.FromEven)
+	}
+	c := r.Claims[0]
+	c.judge(&r)
+	if c.Met == nil || !*c.Met || c.Holds != "from-even(sc), the largest of all points, ≤ 4.6" {
+		t.Errorf("the claim: %+v", c)
 	}
 }
 

@@ -107,7 +107,7 @@ func (s settings) plan() (runs []planned) {
 // duration is the time by the clock in which requests arrive, or connections open and change.
 func (p planned) duration() time.Duration {
 	switch p.Kind {
-	case KindChange:
+	case KindChange, KindHold:
 		return time.Duration(p.Connections) * time.Millisecond
 	case KindForward:
 		return 10 * time.Second
@@ -229,8 +229,11 @@ func (b *rig) prepare(ctx context.Context, s settings) error {
 
 // make makes a run.
 func (b *rig) make(ctx context.Context, p planned, st *store) (*Run, error) {
-	if p.Kind == KindChange {
+	switch p.Kind {
+	case KindChange:
 		return b.change(ctx, p)
+	case KindHold:
+		return b.hold(ctx, p)
 	}
 	return b.run(ctx, p, st)
 }

@@ -59,6 +59,8 @@ func (s settings) at(point float64) settings {
 		s.Speed = point
 	case AxisRemoved:
 		s.removed = int(point)
+	case AxisConnections:
+		s.Connections = int(point)
 	case AxisRate:
 		s.perSecond = point
 	}

@@ -5,7 +5,7 @@ package testbed
 import "github.com/segue-lb/segue/internal/sim"
 
 // Summary is what the runs of a case at a point have in common. Quantities are means over the
-// seeds.
+// seeds, unless noted.
 type Summary struct {
 	Case      string
 	Point     float64
@@ -17,7 +17,11 @@ type Summary struct {
 	Failures  map[string]uint64
 	Warnings  []string // of all runs
 	Fairness  float64
-	Measured  Response
+	// FromEven is the largest of the runs' Run.FromEven.
+	FromEven float64
+	// Fewest and Most are the smallest and the largest number of responses of a server in a run.
+	Fewest, Most uint64
+	Measured     Response
 	// Half has half of the 95% confidence interval of each measured time, over the seeds (Student). It
 	// is nil for a single run.
 	Half *Response
@@ -44,6 +48,7 @@ func (r *Results) Summarise(name string, point float64) *Summary {
 			s.Failures[outcome] += n
 		}
 		s.Fairness += run.Fairness
+		s.addShares(run)
 		s.Warnings = append(s.Warnings, run.Warnings...)
 		measured = append(measured, &run.Measured)
 		simulated = append(simulated, run.Simulated)
@@ -57,6 +62,17 @@ func (r *Results) Summarise(name string, point float64) *Summary {
 	s.Measured, s.Half = *meanOf(measured), halfOf(measured)
 	s.Simulated, s.Bound, s.Model = meanOf(simulated), meanOf(bound), meanOf(model)
 	return s
+}
+
+// addShares adds how evenly a run's responses are distributed.
+func (s *Summary) addShares(run *Run) {
+	s.FromEven = max(s.FromEven, run.FromEven())
+	for i, share := range run.Shares {
+		if s.Seeds == 1 && i == 0 {
+			s.Fewest = share.Responses
+		}
+		s.Fewest, s.Most = min(s.Fewest, share.Responses), max(s.Most, share.Responses)
+	}
 }
 
 // meanOf returns the means of all quantities, or nil if one response is nil.

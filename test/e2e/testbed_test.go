@@ -181,6 +181,43 @@ cases:
 	}
 }
 
+// TestHoldExperiment opens connections that stay open, and counts them by server.
+func TestHoldExperiment(t *testing.T) {
+	t.Parallel()
+	r := runExperiment(t, `
+title: Open connections
+kind: hold
+axis: connections
+points: [30, 90]
+servers: 3
+seeds: 1
+emulated: {workers: 128}
+cases:
+  - {name: sc, placement: hash}
+  - name: sr
+    placement: hunt
+    accept: {policy: static, threshold: 20}
+    source: {source: connections}
+`)
+	if len(r.Runs) != 4 {
+		t.Fatalf("%d runs, want 4", len(r.Runs))
+	}
+	for _, run := range r.Runs {
+		responses, offers := uint64(0), uint64(0)
+		for _, s := range run.Shares {
+			responses += s.Responses
+			offers += s.Accepted + s.Forced
+		}
+		if responses != uint64(run.Point) || run.Requests != responses || run.Failed > 0 {
+			t.Errorf("%s, %v connections: servers have %d of %d, %d failed",
+				run.Case, run.Point, responses, run.Requests, run.Failed)
+		}
+		if run.Case == "sr" && offers != responses {
+			t.Errorf("%v connections: servers accepted %d offers", run.Point, offers)
+		}
+	}
+}
+
 // TestExperimentResetsThresholds: a run begins with the first threshold of the policy dynamic, not
 // with the one to which the run before has adapted it.
 func TestExperimentResetsThresholds(t *testing.T) {
