@@ -19,6 +19,16 @@ type Change struct {
 	Share float64       // from 0 to less than 1
 }
 
+// String returns the schedule in the form that ParseSchedule reads.
+func (s Schedule) String() string {
+	var items []string
+	for _, c := range s {
+		share := strconv.FormatFloat(100*c.Share, 'g', 12, 64)
+		items = append(items, fmt.Sprintf("%s%%@%v", share, c.At))
+	}
+	return strings.Join(items, ",")
+}
+
 const scheduleForm = `must be SHARE@TIME, with a share from 0% to less than 100%, such as 50%@60s`
 
 // ParseSchedule reads a schedule such as "50%@60s,0%@2m". An empty text is an empty schedule. The

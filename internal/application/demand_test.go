@@ -149,3 +149,15 @@ func TestParseSchedule(t *testing.T) {
 		}
 	}
 }
+
+func TestScheduleString(t *testing.T) {
+	for _, want := range []string{"", "50%@1m0s", "12.5%@0s,7%@1.5s,0%@2m0s"} {
+		schedule, err := ParseSchedule(want)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := schedule.String(); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}

@@ -4,8 +4,12 @@ package lab
 
 import (
 	"cmp"
+	"context"
 	"fmt"
+	"io"
 	"math"
+	"net"
+	"net/http"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -186,6 +190,33 @@ func (n *Node) emulatedCommand(binary string) []string {
 	add("seed", strconv.FormatUint(e.Seed, 10))
 	add("colocated", e.Colocated)
 	return args
+}
+
+// Colocate has other work take shares of the cores of the node's emulated server, by a schedule
+// whose times count from now. It replaces the schedule before; an empty schedule ends the work.
+func (n *Node) Colocate(ctx context.Context, schedule application.Schedule) error {
+	client := http.Client{Transport: &http.Transport{
+		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+			return n.dial(ctx, net.Dialer{}, network, address)
+		},
+		DisableKeepAlives: true,
+	}}
+	request, err := http.NewRequestWithContext(ctx, http.MethodPut,
+		"http://"+applicationControl+"/colocated", strings.NewReader(schedule.String()))
+	if err != nil {
+		return fmt.Errorf("%s: %w", n.Name, err)
+	}
+	response, err := client.Do(request)
+	if err != nil {
+		return fmt.Errorf("%s: co-located work: %w", n.Name, err)
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusNoContent {
+		text, _ := io.ReadAll(io.LimitReader(response.Body, 1<<10)) // more words about the status
+		return fmt.Errorf("%s: co-located work %q: %s: %s", n.Name, schedule, response.Status,
+			strings.TrimSpace(string(text)))
+	}
+	return nil
 }
 
 // LoadSource returns a reader of the load that the node's application reports. It is nil for nginx,

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/segue-lb/segue/experiments"
+	"github.com/segue-lb/segue/internal/application"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/field"
@@ -258,7 +259,7 @@ func (e *Experiment) problems() (errs field.Errors) {
 	}
 	e.Size.problems(e, e.Servers, under(""))
 	e.Full.problems(e, cmp.Or(e.Full.Servers, e.Servers), under("full"))
-	emulatedProblems(e.Emulated, under("emulated"))
+	emulatedProblems(e.Kind, e.Emulated, under("emulated"))
 	names := map[string]bool{overSimulation: true, overOmniscient: true}
 	for i, c := range e.Cases {
 		path := field.Item("cases", i)
@@ -335,15 +336,17 @@ func (a AxisKind) ofOneKind() bool {
 // inRealTime tells whether nothing in a run could be faster.
 func (e *Experiment) inRealTime() bool { return e.Kind != KindLoad }
 
-// emulatedProblems refuses settings of the servers that the simulator does not have.
-func emulatedProblems(all lab.EmulatedServers, fail func(name, problem string)) {
+// emulatedProblems refuses settings of the servers that runs of the kind do not have.
+func emulatedProblems(kind Kind, all lab.EmulatedServers, fail func(name, problem string)) {
 	check := func(path string, s lab.EmulatedServer) {
 		if s.Demand != "" || s.DemandTable != "" {
 			fail(field.Child(path, "demand"), "is not allowed, because each request tells its work")
 		}
-		if s.Colocated != "" {
-			fail(field.Child(path, "colocated"),
-				"is not allowed, because the simulator has no such load")
+		if _, err := application.ParseSchedule(s.Colocated); err != nil {
+			fail(field.Child(path, "colocated"), err.Error())
+		}
+		if s.Colocated != "" && kind != KindLoad {
+			fail(field.Child(path, "colocated"), "is only for the kind load")
 		}
 	}
 	check("", all.EmulatedServer)

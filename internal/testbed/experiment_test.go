@@ -66,7 +66,7 @@ func TestBadExperiments(t *testing.T) {
 		good + "full: {speed: -1}": "full.speed",
 		good + "claims: [{text: x, quantity: mean, of: sc, at: 0.7, at-least: 2}]\n":                           "claims[0].at",
 		good + "claims: [{text: x, quantity: mean, of: sc, over-at: 0.5, at-least: 2}]\n":                      "claims[0].over-at",
-		good + "emulated: {colocated: 50%@60s}\n":                                                              "emulated.colocated",
+		good + "emulated: {colocated: 50%}\n":                                                                  "emulated.colocated",
 		good + "emulated: {exceptions: [{server: s1, demand: \"constant: 1s\"}]}\n":                            "emulated.exceptions[0].demand",
 		"title: t\naxis: servers\npoints: [9.5]\ncases: [{name: sc, placement: hash}]\n":                       "must be a whole number",
 		"title: t\nkind: change\naxis: removed\nbalancers: 2\npoints: [12]\ncases: [{name: sc}]\n":             "at least one of 12 servers must be left",
@@ -88,6 +88,10 @@ func TestBadExperiments(t *testing.T) {
 		hold + "points: [30000]\n":   "must be at most 20000",
 		hold + "points: [6.5]\n":     "must be a whole number",
 		strings.Replace(hold, "sc}", "d, direct: true}", 1) + "points: [6]\n": "cases[0].direct",
+
+		good + "emulated: {exceptions: [{server: s1, colocated: 50%}]}\n": "" +
+			`exceptions[0].colocated "50%": "50%": must be SHARE@TIME`,
+		hold + "points: [6]\nemulated: {colocated: 50%@60s}\n": "emulated.colocated",
 	} {
 		_, err := Parse("x", []byte(text))
 		if err == nil || !strings.Contains(err.Error(), want) {

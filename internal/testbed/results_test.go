@@ -13,6 +13,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/segue-lb/segue/internal/sim"
 )
 
 const twoCases = `
@@ -234,6 +236,56 @@ cases: [{name: sc, direct: true}]
 	}
 	if math.Abs(r.Mean-0.2) > 1e-6 {
 		t.Errorf("the mean is %v s, want 0.2 s", r.Mean)
+	}
+}
+
+// Co-located work slows servers down in the simulator, at emulated times, and the lab gets it from
+// the runs only.
+func TestColocatedWork(t *testing.T) {
+	e := parse(t, `
+title: t
+points: [0.5]
+servers: 2
+speed: 4
+emulated:
+  cores: 1
+  speed: 2
+  colocated: 50%@1s
+  exceptions: [{server: s2, speed: 4, colocated: "75%@100ms,0%@2s"}]
+cases: [{name: sc, direct: true}]
+`)
+	p := e.with(Options{}).plan()[0]
+	want := []sim.Event{
+		{At: 1, Kind: sim.SetSpeed, Servers: []int32{0}, Speed: 1},
+		{At: 0.1, Kind: sim.SetSpeed, Servers: []int32{1}, Speed: 1},
+		{At: 2, Kind: sim.SetSpeed, Servers: []int32{1}, Speed: 4},
+	}
+	if diff := cmp.Diff(want, p.slowdowns()); diff != "" {
+		t.Errorf("events of the simulator, -want +got:\n%s", diff)
+	}
+	s1, s2 := p.topology("x").Emulated.Of("s1"), p.topology("x").Emulated.Of("s2")
+	if s1.Colocated+s2.Colocated != "" || *s2.Speed != 16 {
+		t.Errorf("the lab's servers: %+v, %+v", s1, s2)
+	}
+	if m, err := p.model(); m != nil || err != nil {
+		t.Errorf("model %v, error %v; want none", m, err)
+	}
+	path := filepath.Join(t.TempDir(), "arrivals.tsv")
+	arrivals := "time\tquery\n0\t/?work=200ms\n3\t/?work=200ms\n"
+	if err := os.WriteFile(path, []byte(arrivals), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	r, err := p.bound(context.Background(), path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if math.Abs(r.Mean-0.05) > 1e-6 {
+		t.Errorf("the faster server slows down and recovers: %v s, want 0.05 s", r.Mean)
+	}
+	e.Emulated.Exceptions[0].Colocated = "75%@100ms"
+	p = e.with(Options{}).plan()[0]
+	if r, err = p.bound(context.Background(), path); err != nil || math.Abs(r.Mean-0.125) > 1e-6 {
+		t.Errorf("the faster server slows down: %+v, error %v; want 0.05 and 0.2 s", r, err)
 	}
 }
 

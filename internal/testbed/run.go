@@ -104,7 +104,7 @@ func (b *rig) generate(ctx context.Context, p planned, folder string) (*traffic.
 		return nil, err
 	}
 	config.Record, config.Log, config.Scale = files.arrivals, files.requests, p.Speed
-	report, err := b.send(ctx, config)
+	report, err := b.sendBesides(ctx, config, p.settings)
 	return report, errors.Join(err, files.close())
 }
 

@@ -159,9 +159,11 @@ func (s settings) topology(name string) lab.Topology {
 	return t
 }
 
-// emulated returns the servers at the experiment's speed.
+// emulated returns the servers at the experiment's speed, without co-located work, which begins
+// with each run.
 func (s settings) emulated() lab.EmulatedServers {
 	all := s.Emulated
+	all.Colocated = ""
 	faster := func(e lab.EmulatedServer) *float64 {
 		speed := speedOf(e) * s.Speed
 		return &speed
@@ -169,6 +171,7 @@ func (s settings) emulated() lab.EmulatedServers {
 	all.Speed = faster(all.EmulatedServer)
 	all.Exceptions = nil
 	for _, e := range s.Emulated.Exceptions {
+		e.Colocated = ""
 		if e.Speed != nil {
 			e.Speed = faster(e.EmulatedServer)
 		}

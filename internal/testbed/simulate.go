@@ -61,6 +61,7 @@ func (p planned) replay(
 			Classes: []sim.TraceClass{{Match: workOf, Sized: true}},
 		},
 		Placement: method, Policy: policy,
+		Events: p.slowdowns(),
 	}
 	result, err := sim.Run(ctx, config, sim.Options{Seed: p.seed, Runs: simulations})
 	if err != nil {
@@ -136,12 +137,12 @@ func (p planned) setHunt(h *placement.Hunt) {
 }
 
 // model returns the mean response time of the model with this load, or nil if it has none: for
-// other work than exponential, for unequal servers, for small tables, in which servers have unequal
-// shares, and at a load of 1 and more.
+// other work than exponential, for unequal servers, for servers whose speed changes, for small
+// tables, in which servers have unequal shares, and at a load of 1 and more.
 func (p planned) model() (*Response, error) {
 	load := p.actualLoad()
 	if p.deviation != 0 || !isExponential(p.Work) || len(p.Emulated.Exceptions) > 0 ||
-		p.Axis == AxisBuckets || load >= 1 {
+		p.Emulated.Colocated != "" || p.Axis == AxisBuckets || load >= 1 {
 		return nil, nil
 	}
 	var steady *model.Steady
