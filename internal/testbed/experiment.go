@@ -147,6 +147,9 @@ type Case struct {
 	Generations   int                   `yaml:"generations,omitempty"`
 	Accept        desired.Accept        `yaml:"accept,omitempty"`
 	Source        desired.Source        `yaml:"source,omitempty"`
+	// Weighted gives each server a weight in proportion to its capacity. Otherwise all servers have
+	// the same weight.
+	Weighted bool `yaml:"weighted,omitempty"`
 	// Feedback is the interval at which the weights of the servers follow their loads, in emulated
 	// time; 0: weights stay as they are.
 	Feedback time.Duration `yaml:"feedback,omitempty"`
@@ -367,6 +370,9 @@ func (c Case) problems(kind Kind, fail func(name, problem string)) {
 	}
 	if c.Feedback != 0 && c.Placement != desired.PlacementRoundRobin {
 		fail("feedback", "only the placement round-robin uses weights that change all the time")
+	}
+	if c.Weighted && (kind != KindLoad || c.Direct || c.Feedback != 0) {
+		fail("weighted", "is only for the kind load, with a balancer and without feedback")
 	}
 	if c.Feedback < 0 {
 		fail("feedback", "must not be negative")

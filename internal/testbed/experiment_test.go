@@ -92,6 +92,10 @@ func TestBadExperiments(t *testing.T) {
 		good + "emulated: {exceptions: [{server: s1, colocated: 50%}]}\n": "" +
 			`exceptions[0].colocated "50%": "50%": must be SHARE@TIME`,
 		hold + "points: [6]\nemulated: {colocated: 50%@60s}\n": "emulated.colocated",
+
+		one + "[{name: d, direct: true, weighted: true}]\n": "cases[0].weighted",
+		one + "[{name: rr, placement: round-robin, feedback: 1s, weighted: true}]\n": "" +
+			"cases[0].weighted",
 	} {
 		_, err := Parse("x", []byte(text))
 		if err == nil || !strings.Contains(err.Error(), want) {

@@ -16,6 +16,7 @@ import (
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/lab"
+	"github.com/segue-lb/segue/internal/sim/placement"
 	"github.com/segue-lb/segue/internal/wholefile"
 )
 
@@ -116,6 +117,24 @@ func (b *rig) adjustWeights(ctx context.Context, p planned, f *feedback) (err er
 		}
 		f.updates++
 	}
+}
+
+// setWeights gives the servers of a weighted case their weights. The returned function gives all
+// servers the same weight again.
+func (b *rig) setWeights(ctx context.Context, p planned) (reset func() error, err error) {
+	if !p.Case.Weighted {
+		return func() error { return nil }, nil
+	}
+	var all desired.Overrides
+	servers := p.simulatedServers()
+	for i, weight := range placement.TableWeights(servers) {
+		all.Overrides = append(all.Overrides,
+			desired.Override{Service: p.Case.Name, Server: servers[i].Name, Weight: &weight})
+	}
+	reset = func() error {
+		return b.override(context.WithoutCancel(ctx), desired.Overrides{})
+	}
+	return reset, b.override(ctx, all)
 }
 
 // override replaces the overrides of all balancers.

@@ -32,7 +32,7 @@ const (
 )
 
 // run makes a run, and returns what it has measured.
-func (b *rig) run(ctx context.Context, p planned, st *store) (*Run, error) {
+func (b *rig) run(ctx context.Context, p planned, st *store) (run *Run, err error) {
 	folder := filepath.Join(st.directory, p.folder())
 	if err := errors.Join(os.RemoveAll(folder), os.MkdirAll(folder, 0o755)); err != nil {
 		return nil, err
@@ -43,6 +43,11 @@ func (b *rig) run(ctx context.Context, p planned, st *store) (*Run, error) {
 	if err := b.resetThresholds(ctx, p); err != nil {
 		return nil, err
 	}
+	reset, err := b.setWeights(ctx, p)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, reset()) }()
 	before, err := b.count(p)
 	if err != nil {
 		return nil, err
@@ -62,7 +67,7 @@ func (b *rig) run(ctx context.Context, p planned, st *store) (*Run, error) {
 	if err != nil {
 		return nil, err
 	}
-	run := p.newRun(report)
+	run = p.newRun(report)
 	run.addLoads(samples)
 	run.addCounts(before, after)
 	run.Warnings = append(run.Warnings, feedback.warnings()...)

@@ -100,6 +100,8 @@ func disciplineOf(e lab.EmulatedServer) sim.Discipline {
 // spec returns the simulator's placement of the case, or nil.
 func (p planned) spec() placement.Spec {
 	switch c := p.Case; {
+	case c.Weighted && !c.huntsByTable():
+		return nil // the simulator has weights in candidate tables of hunting only
 	case c.Direct:
 		return &placement.ECMP{}
 	case c.Placement == desired.PlacementRoundRobin && c.Feedback > 0:
@@ -133,7 +135,12 @@ func (p planned) spec() placement.Spec {
 
 func (p planned) setHunt(h *placement.Hunt) {
 	h.Candidates, h.Buckets = cmp.Or(p.Case.Candidates, 2), p.Buckets
-	h.Random = p.Case.Selection == desired.SelectRandom
+	h.Random, h.Weighted = p.Case.Selection == desired.SelectRandom, p.Case.Weighted
+}
+
+// huntsByTable tells whether the case offers flows to the candidates of their buckets.
+func (c Case) huntsByTable() bool {
+	return c.Placement == desired.PlacementHunt && c.Selection != desired.SelectRandom
 }
 
 // model returns the mean response time of the model with this load, or nil if it has none: for

@@ -218,6 +218,44 @@ cases:
 	}
 }
 
+// TestUnequalServersExperiment has a server with four times the cores of the other, and work beside
+// the requests that takes half of its cores. Weights by capacity must last for the weighted case
+// only.
+func TestUnequalServersExperiment(t *testing.T) {
+	t.Parallel()
+	r := runExperiment(t, `
+title: Unequal servers
+points: [0.2]
+servers: 2
+seeds: 1
+speed: 8
+work: "constant: 40ms"
+connections: 400
+emulated: {cores: 1, exceptions: [{server: s2, cores: 4, colocated: "50%@0s"}]}
+cases:
+  - {name: weighted, placement: hunt, accept: {policy: static, threshold: 8}, weighted: true}
+  - {name: equal, placement: hash}
+`)
+	if len(r.Runs) != 2 {
+		t.Fatalf("%d runs, want 2", len(r.Runs))
+	}
+	// With two candidates in each bucket, the large server comes first in 88% of the buckets.
+	for i, want := range []uint64{350, 200} {
+		run := r.Runs[i]
+		large := run.Shares[1]
+		if large.Responses < want-50 || large.Responses > want+50 {
+			t.Errorf("%s: %d of 400 responses of the large server, want about %d",
+				run.Case, large.Responses, want)
+		}
+		if large.Mean < 0.079 {
+			t.Errorf("%s: 40 ms of work take %v s at half of the speed", run.Case, large.Mean)
+		}
+		if run.Simulated == nil || run.Simulated.P50 < 0.04 {
+			t.Errorf("%s: simulated %+v", run.Case, run.Simulated)
+		}
+	}
+}
+
 // TestExperimentResetsThresholds: a run begins with the first threshold of the policy dynamic, not
 // with the one to which the run before has adapted it.
 func TestExperimentResetsThresholds(t *testing.T) {
