@@ -65,6 +65,7 @@ const (
 	AcceptNever   AcceptPolicy = "never"
 	AcceptStatic  AcceptPolicy = "static"  // 6LB algorithm 1
 	AcceptDynamic AcceptPolicy = "dynamic" // 6LB algorithm 2
+	AcceptLeast   AcceptPolicy = "least"   // candidates compare their loads
 
 	LoadConnections  LoadSource = "connections"
 	LoadAcceptQueue  LoadSource = "accept-queue"

@@ -29,6 +29,10 @@ const (
 
 	SelectConsistent Selection = "consistent" // the candidates of the flow's bucket
 	SelectRandom     Selection = "random"     // the candidates of a random bucket
+	// The candidates of the flow's bucket, those with the lowest reported loads first.
+	SelectReports Selection = "reports"
+	// The same, but the last of the list is a server of any bucket that reported free capacity.
+	SelectSpare Selection = "spare"
 
 	PersistenceTable Persistence = "table"
 

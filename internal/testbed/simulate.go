@@ -7,12 +7,14 @@ import (
 	"context"
 	"regexp"
 	"slices"
+	"time"
 
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/lab"
 	"github.com/segue-lb/segue/internal/model"
 	"github.com/segue-lb/segue/internal/sim"
 	"github.com/segue-lb/segue/internal/sim/placement"
+	"github.com/segue-lb/segue/internal/tables"
 )
 
 // simulations is how often the simulator replays the arrivals of a run. Each time it draws other
@@ -102,6 +104,8 @@ func (p planned) spec() placement.Spec {
 	switch c := p.Case; {
 	case c.Weighted && !c.huntsByTable():
 		return nil // the simulator has weights in candidate tables of hunting only
+	case c.usesReports() && c.Accept.Policy != desired.AcceptLeast:
+		return nil
 	case c.Direct:
 		return &placement.ECMP{}
 	case c.Placement == desired.PlacementRoundRobin && c.Feedback > 0:
@@ -129,12 +133,54 @@ func (p planned) spec() placement.Spec {
 			spec.Initial = int(*c.Accept.Initial)
 		}
 		return spec
+	case c.Placement == desired.PlacementHunt && c.Accept.Policy == desired.AcceptLeast &&
+		c.Source == (desired.Source{}): // its capacity is the number of cores, as in the simulator
+		spec := &placement.Least{}
+		p.setHunt(&spec.Hunt)
+		p.setReports(spec)
+		return spec
 	}
 	return nil
 }
 
+// What balancers do with load reports.
+const (
+	// reportAge is the time by the clock in which a report loses all but 1/e of its weight.
+	reportAge = 200 * time.Millisecond
+	// offeredByReports is the number of candidates to which a flow is offered.
+	offeredByReports = 3
+	// spareServers is the number of free servers that a balancer remembers.
+	spareServers = 4
+)
+
+// usesReports tells whether balancers order the candidates by the servers' load reports.
+func (c Case) usesReports() bool {
+	return c.Selection == desired.SelectReports || c.Selection == desired.SelectSpare
+}
+
+// setReports lets the balancers use load reports as the data path does, if the case uses reports.
+func (p planned) setReports(l *placement.Least) {
+	if !p.Case.usesReports() {
+		return
+	}
+	l.Chain = min(offeredByReports, l.Candidates)
+	l.Reports, l.ReportOthers, l.Coded = true, placement.ReportFirst, true
+	l.Age = time.Duration(float64(reportAge) * p.Speed) // in emulated time
+	if p.Case.Selection == desired.SelectSpare {
+		l.Spare = spareServers
+	}
+}
+
+// candidates returns the number of servers of a bucket, or its default.
+func (c Case) candidates() int {
+	if c.usesReports() {
+		return cmp.Or(c.Candidates, tables.MaxCandidates)
+	}
+	return cmp.Or(c.Candidates, 2)
+}
+
 func (p planned) setHunt(h *placement.Hunt) {
-	h.Candidates, h.Buckets = cmp.Or(p.Case.Candidates, 2), p.Buckets
+	h.Candidates, h.Buckets = p.Case.candidates(), p.Buckets
 	h.Random, h.Weighted = p.Case.Selection == desired.SelectRandom, p.Case.Weighted
 }
 
@@ -158,7 +204,7 @@ func (p planned) model() (*Response, error) {
 	case c.Direct || c.Placement == desired.PlacementHash:
 		steady, err = model.SingleChoice(load, p.Emulated.Cores)
 	case c.Placement == desired.PlacementHunt && c.Accept.Policy == desired.AcceptStatic &&
-		cmp.Or(c.Candidates, 2) == 2:
+		c.candidates() == 2:
 		steady, err = model.SRc(load, p.Emulated.Cores, int(*c.Accept.Threshold))
 	default:
 		return nil, nil
