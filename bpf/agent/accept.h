@@ -6,122 +6,10 @@
 #ifndef SEGUE_AGENT_ACCEPT_H
 #define SEGUE_AGENT_ACCEPT_H
 
-#include "maps.h"
 #include "decision.h"
+#include "load.h"
 #include "local.h"
-
-enum accept_policy {
-	ACCEPT_ALWAYS,
-	ACCEPT_NEVER,
-	ACCEPT_STATIC,
-	ACCEPT_DYNAMIC,
-};
-
-enum load_source {
-	LOAD_CONNECTIONS = 1, /* open connections (connections.h) */
-	LOAD_ACCEPT_QUEUE,    /* connections that wait in the accept queue */
-	/* Loads that user space writes. The programs treat them alike. */
-	LOAD_APACHE_SCOREBOARD,
-	LOAD_CGROUP,
-	LOAD_SHARED_MEMORY,
-};
-
-/*
- * How a TCP service accepts connections. User space replaces it as a whole. Only then does user
- * space write the state of the dynamic policy, which the programs maintain.
- */
-struct acceptance {
-	struct bpf_spin_lock lock;
-	__u32 threshold; /* c: accepts while fewer workers than this are busy */
-	__u32 attempts;	 /* in this window */
-	__u32 accepted;
-	__u32 window;
-	__u32 few;	   /* a window with fewer accepted raises the threshold */
-	__u32 many;	   /* a window with more accepted lowers it */
-	__u32 capacity;	   /* n, if the source does not know it; 0: not set */
-	__u64 stale_after; /* ns; for loads that user space writes */
-	__u64 window_time; /* ns: the shortest time of a window; 0: none, as in the paper */
-	__u64 began;	   /* ns of the coarse clock: the start of this window */
-	__u8 policy;	   /* enum accept_policy */
-	__u8 source;	   /* enum load_source */
-	__u8 reset;	   /* the stack resets connections that no server has */
-	__u8 pad[1];
-	__u32 initial; /* the first threshold; shows whether the policy was changed */
-};
-
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, MAX_AGENT_SERVICES);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct service_key);
-	__type(value, struct acceptance);
-} acceptances SEC(".maps");
-
-/* A service's load, as user space has read it. */
-struct load {
-	__u32 busy;
-	__u32 capacity;
-	__u64 when; /* ns of the monotonic clock; 0: never */
-};
-
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, MAX_AGENT_SERVICES);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct service_key);
-	__type(value, struct load);
-} loads SEC(".maps");
-
-/* Open connections of a service: those that the server has not closed. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, MAX_AGENT_SERVICES);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct service_key);
-	__type(value, __s64);
-} connections SEC(".maps");
-
-/* Whether open connections are counted on this host. */
-volatile __u32 connections_counted;
-
-/* The result of an offer: the `result` label of segue_agent_offers_total. */
-enum offer {
-	OFFER_ACCEPTED,
-	OFFER_ACCEPTED_STALE, /* because no recent load is known */
-	OFFER_REFUSED,
-	OFFER_REFUSED_DOWN, /* no application listens */
-	OFFER_FORCED,	    /* this server was the last candidate */
-
-	OFFER_COUNT,
-};
-
-struct offers {
-	__u64 count[OFFER_COUNT];
-};
-
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_HASH);
-	__uint(max_entries, MAX_AGENT_SERVICES);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct service_key);
-	__type(value, struct offers);
-} offers SEC(".maps");
-
-/* Finds the service of a flow, and sets `key` to the key of the service's entries. */
-static __always_inline struct acceptance *find_acceptance(const struct flow_key *flow,
-							  struct service_key *key)
-{
-	struct acceptance *acceptance;
-
-	copy_address(&key->vip, &flow->destination);
-	key->port = flow->destination_port;
-	key->protocol = IPPROTO_TCP;
-	acceptance = bpf_map_lookup_elem(&acceptances, key);
-	if (acceptance)
-		return acceptance;
-	key->port = 0;
-	return bpf_map_lookup_elem(&acceptances, key);
-}
+#include "service.h"
 
 /* Counts the result of an offer. A dry run records it instead. */
 static __always_inline void count_offer(const struct service_key *key, enum offer result)
@@ -136,35 +24,6 @@ static __always_inline void count_offer(const struct service_key *key, enum offe
 	counters = bpf_map_lookup_elem(&offers, key);
 	if (counters && result < OFFER_COUNT)
 		counters->count[result]++;
-}
-
-/* Reads the load. False when it is unknown or stale. */
-static __always_inline bool read_load(const struct acceptance *acceptance,
-				      const struct service_key *key, const struct backlog *backlog,
-				      struct load *load)
-{
-	const struct load *reported;
-	const __s64 *count;
-
-	load->capacity = acceptance->capacity;
-	switch (acceptance->source) {
-	case LOAD_CONNECTIONS:
-		count = bpf_map_lookup_elem(&connections, key);
-		load->busy = count && *count > 0 ? *count : 0;
-		return connections_counted;
-	case LOAD_ACCEPT_QUEUE:
-		load->busy = backlog->waiting;
-		load->capacity = backlog->most;
-		return true;
-	default:
-		reported = bpf_map_lookup_elem(&loads, key);
-		if (!reported || !reported->when)
-			return false;
-		*load = *reported;
-		/* The coarse clock may be behind the clock of the timestamp. */
-		return (__s64)(bpf_ktime_get_coarse_ns() - load->when) <=
-		       (__s64)acceptance->stale_after;
-	}
 }
 
 /* Algorithm 1, SRc. */

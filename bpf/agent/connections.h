@@ -7,7 +7,7 @@
 #ifndef SEGUE_AGENT_CONNECTIONS_H
 #define SEGUE_AGENT_CONNECTIONS_H
 
-#include "accept.h"
+#include "service.h"
 
 /* The cookie of the agent's network namespace. */
 volatile __u64 node_netns;

@@ -5,10 +5,10 @@
 #ifndef SEGUE_AGENT_QUERY_H
 #define SEGUE_AGENT_QUERY_H
 
-#include "accept.h"
 #include "decision.h"
 #include "flows.h"
 #include "local.h"
+#include "service.h"
 
 /* User space passes it in place of a frame. */
 struct socket_query {
