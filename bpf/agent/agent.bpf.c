@@ -76,30 +76,6 @@ static __always_inline enum agent_reason decide(struct xdp_md *ctx, const struct
 	return is_balancer(envelope->sender) ? AGENT_NEXT_SEGMENT : AGENT_DROP_SENDER;
 }
 
-static __always_inline bool read_next_segment(struct xdp_md *ctx, const struct envelope *envelope,
-					      struct in6_addr *next)
-{
-	__u32 list = ETH_HLEN + sizeof(struct ipv6hdr) + envelope->options;
-
-	return !bpf_xdp_load_bytes(ctx, list + srh_size(envelope->segments_left - 1), next,
-				   sizeof(*next));
-}
-
-/* Leaves the packet to tc_forward, if it may travel on. */
-static __always_inline enum agent_reason
-pass_on(struct xdp_md *ctx, const struct envelope *envelope, enum agent_reason decision)
-{
-	struct in6_addr next;
-
-	if (!read_next_segment(ctx, envelope, &next) || !is_other_server(&next))
-		return AGENT_DROP_NEXT_SEGMENT;
-	if (envelope->hop_limit <= 1)
-		return AGENT_DROP_HOP_LIMIT;
-	if (dry_run)
-		record.next = next;
-	return decision;
-}
-
 static __always_inline enum agent_reason
 carry_out(struct xdp_md *ctx, const struct envelope *envelope, enum agent_reason decision)
 {
@@ -114,6 +90,7 @@ carry_out(struct xdp_md *ctx, const struct envelope *envelope, enum agent_reason
 	case AGENT_NEXT_SEGMENT:
 	case AGENT_NEXT_REFUSED:
 	case AGENT_NEXT_NOT_LOCAL:
+	case AGENT_NEXT_RETURNED:
 		return pass_on(ctx, envelope, decision);
 	default:
 		return decision;
@@ -162,10 +139,6 @@ int tc_forward(struct __sk_buff *skb)
 		return turn_back(skb);
 	if (!left_for_next_segment(skb, &ip))
 		return TC_ACT_UNSPEC;
-	if (!advance(skb, &ip)) {
-		count_frame(AGENT_DROP_REWRITE, skb->len - ETH_HLEN);
-		return TC_ACT_SHOT;
-	}
 	return bpf_redirect_neigh(skb->ifindex, NULL, 0, 0);
 }
 

@@ -110,6 +110,14 @@ static __always_inline enum agent_reason answer_probe(struct xdp_md *ctx,
 	return write_answer(ctx, envelope, token, flags) ? AGENT_ANSWER_PROBE : AGENT_DROP_REWRITE;
 }
 
+static __always_inline bool is_to_host(const struct __sk_buff *skb)
+{
+	__u64 destination;
+
+	return !bpf_skb_load_bytes(skb, 0, &destination, sizeof(destination)) &&
+	       is_host(&destination);
+}
+
 /* Whether the packet is an answer that xdp_agent left to tc. XDP passes no other packet from
  * this host's own address to this function, unless a host on the link forges one: that host gets
  * it back. */

@@ -21,6 +21,7 @@ struct envelope {
 	struct in6_addr vip;
 	__u64 sender;	     /* the balancer's locator, in memory order */
 	__u64 first_segment; /* locator of the list's first segment, if it was visited; else 0 */
+	__u64 sid_low;	     /* of this server's SID, in memory order */
 	__u16 function;	     /* enum sid_function; SID_HOST in a tunnel */
 	__be16 ethertype;    /* of the packet to deliver */
 	__u16 options;	     /* bytes of hop-by-hop options */
@@ -31,6 +32,7 @@ struct envelope {
 	__u8 traffic_class;
 	__u8 inner_class; /* the inner packet's TOS or traffic class */
 	__u8 segments_left;
+	__u8 last_entry;
 	__u8 next_header; /* behind the headers read so far */
 	bool inner_fits;  /* the inner packet's length agrees with the outer one's */
 };
@@ -172,6 +174,7 @@ static __always_inline enum agent_reason read_srh(struct cursor *at, struct enve
 	envelope->vip = srh->segment[0];
 	envelope->srh = size;
 	envelope->segments_left = srh->segments_left;
+	envelope->last_entry = srh->last_entry;
 	envelope->next_header = srh->next_header;
 	peel(at, envelope, size);
 	return AGENT_NONE;
@@ -234,13 +237,34 @@ static __always_inline bool is_other_server(const struct in6_addr *segment)
 	       !is_multicast(segment);
 }
 
+/* Whether this server is the last of the list. In an inserted header the VIP is a segment too. */
+static __always_inline bool is_last_server(const struct envelope *envelope)
+{
+	return envelope->segments_left <= (envelope->encapsulation == ENCAP_SRV6_INSERT);
+}
+
+/* Offset of the segment routing header in the frame, if there is one. */
+static __always_inline __u32 srh_offset(const struct envelope *envelope)
+{
+	return ETH_HLEN + sizeof(struct ipv6hdr) + envelope->options;
+}
+
+/* Reads an entry of the segment list. */
+static __always_inline bool load_entry(struct xdp_md *ctx, const struct envelope *envelope,
+				       __u32 index, struct in6_addr *entry)
+{
+	return !bpf_xdp_load_bytes(ctx, srh_offset(envelope) + srh_size(index), entry,
+				   sizeof(*entry));
+}
+
 static __always_inline enum agent_reason read_sid(struct cursor *at, struct envelope *envelope)
 {
 	const struct ipv6hdr *ip = at->pos;
 
 	if ((void *)(ip + 1) > at->end)
 		return AGENT_PASS_IP_HEADER;
-	envelope->function = sid_function(&ip->daddr);
+	envelope->sid_low = low_bits_of(&ip->daddr);
+	envelope->function = sid_low_function(envelope->sid_low);
 	envelope->sender = locator_of(&ip->saddr);
 	if (envelope->function == SID_HOST)
 		return AGENT_PASS_HOST;

@@ -9,14 +9,9 @@
 #include "accept.h"
 #include "flows.h"
 #include "client.h"
+#include "least.h"
 #include "local.h"
 #include "net/token.h"
-
-/* Whether this server is the last of the list. In an inserted header the VIP is a segment too. */
-static __always_inline bool is_last_server(const struct envelope *envelope)
-{
-	return envelope->segments_left <= (envelope->encapsulation == ENCAP_SRV6_INSERT);
-}
 
 /* Handles a SYN of a connection that this server has. The stack decides what the SYN means. */
 static __always_inline void handle_repeated_syn(const struct packet *pkt,
@@ -41,41 +36,63 @@ static __always_inline bool was_accepted(const struct packet *pkt, int kinds)
 	       (__s64)(bpf_ktime_get_coarse_ns() - flow->since) <= REPEAT_LIFETIME;
 }
 
-/* Decides whether to accept a new connection. Without a service there is no policy: only the last
- * server accepts. */
-static __always_inline bool take_connection(const struct packet *pkt, int kinds, bool is_forced,
-					    const struct backlog *backlog)
+/* Decides about a new connection of a service with an accept policy. */
+static __always_inline enum offer answer_offer(struct xdp_md *ctx, const struct envelope *envelope,
+					       struct acceptance *acceptance,
+					       const struct service_key *key, int kinds,
+					       const struct backlog *backlog)
+{
+	bool listens = kinds & SOCKET_LISTENING;
+
+	if (envelope->function == SID_CONNECT_FORCE)
+		return load_of_sid(envelope->sid_low).next ? OFFER_TAKEN_BACK : OFFER_FORCED;
+	if (acceptance->policy == ACCEPT_LEAST)
+		return decide_least(ctx, envelope, acceptance, key, listens, backlog);
+	if (is_last_server(envelope))
+		return OFFER_FORCED;
+	return listens ? decide_offer(acceptance, key, backlog) : OFFER_REFUSED_DOWN;
+}
+
+/* Decides about a new connection. None if this server accepts it. Without a service there is no
+ * policy: only the last server accepts. */
+static __always_inline enum agent_reason take_connection(struct xdp_md *ctx,
+							 const struct envelope *envelope,
+							 const struct packet *pkt, int kinds,
+							 const struct backlog *backlog)
 {
 	struct service_key key = {};
 	struct acceptance *acceptance = find_acceptance(&pkt->key, &key);
 	enum offer result;
 
 	if (!acceptance)
-		return is_forced;
-	if (is_forced)
-		result = OFFER_FORCED;
-	else if (!(kinds & SOCKET_LISTENING))
-		result = OFFER_REFUSED_DOWN;
-	else
-		result = decide_offer(acceptance, &key, backlog);
+		return envelope->function == SID_CONNECT_FORCE || is_last_server(envelope)
+			       ? AGENT_NONE
+			       : AGENT_NEXT_REFUSED;
+	result = answer_offer(ctx, envelope, acceptance, &key, kinds, backlog);
 	count_offer(&key, result);
-	return result != OFFER_REFUSED && result != OFFER_REFUSED_DOWN;
+	if (result == OFFER_RETURNED)
+		return AGENT_NEXT_RETURNED;
+	return result == OFFER_REFUSED || result == OFFER_REFUSED_DOWN ? AGENT_NEXT_REFUSED
+								       : AGENT_NONE;
 }
 
-/* connect-avail and connect-force. The last server accepts in both cases. */
+/* connect-avail and connect-force. */
 static __always_inline enum agent_reason
 handle_connect(struct xdp_md *ctx, const struct envelope *envelope, const struct packet *pkt)
 {
-	bool is_forced = envelope->function == SID_CONNECT_FORCE || is_last_server(envelope);
 	struct backlog backlog = {};
 	int kinds = find_local(ctx, pkt, &backlog);
+	enum agent_reason why;
 
 	if (is_live(kinds)) {
 		handle_repeated_syn(pkt, envelope, kinds);
 		return AGENT_NONE;
 	}
-	if (!was_accepted(pkt, kinds) && !take_connection(pkt, kinds, is_forced, &backlog))
-		return AGENT_NEXT_REFUSED;
+	if (!was_accepted(pkt, kinds)) {
+		why = take_connection(ctx, envelope, pkt, kinds, &backlog);
+		if (why)
+			return why;
+	}
 	store_agent_flow(&pkt->key, envelope->sender, envelope->encapsulation, AGENT_FLOW_WAIT);
 	return AGENT_NONE;
 }

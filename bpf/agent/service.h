@@ -13,6 +13,7 @@ enum accept_policy {
 	ACCEPT_NEVER,
 	ACCEPT_STATIC,
 	ACCEPT_DYNAMIC,
+	ACCEPT_LEAST, /* least.h */
 };
 
 enum load_source {
@@ -88,7 +89,11 @@ enum offer {
 	OFFER_ACCEPTED_STALE, /* because no recent load is known */
 	OFFER_REFUSED,
 	OFFER_REFUSED_DOWN, /* no application listens */
-	OFFER_FORCED,	    /* this server was the last candidate */
+	OFFER_FORCED,	    /* this server was the last candidate, or the only one */
+	/* Of policy `least`, when no candidate has free capacity. */
+	OFFER_ACCEPTED_LEAST, /* the last candidate, and no other has a lower load */
+	OFFER_RETURNED,	      /* the last candidate, and an earlier one has a lower load */
+	OFFER_TAKEN_BACK,     /* the last candidate has handed it back to this server */
 
 	OFFER_COUNT,
 };

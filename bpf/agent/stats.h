@@ -34,6 +34,7 @@ enum agent_reason {
 	AGENT_NEXT_SEGMENT,   /* this server does not serve the VIP */
 	AGENT_NEXT_REFUSED,   /* this server did not accept the connection */
 	AGENT_NEXT_NOT_LOCAL, /* this server does not have the flow */
+	AGENT_NEXT_RETURNED,  /* handed back to a candidate with a lower load */
 
 	/* Probes, which became answers to the balancer. */
 	AGENT_ANSWER_PROBE,

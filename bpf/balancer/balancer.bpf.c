@@ -195,11 +195,7 @@ volatile __u32 host_client_interface;
 SEC("tc")
 int tc_return(struct __sk_buff *skb)
 {
-	__u64 destination, source;
-
-	if (skb->vlan_present || bpf_skb_load_bytes(skb, 0, &destination, sizeof(destination)) ||
-	    bpf_skb_load_bytes(skb, ETH_ALEN, &source, sizeof(source)) || !is_host(&destination) ||
-	    !is_host(&source))
+	if (!is_marked_own(skb))
 		return TC_ACT_UNSPEC;
 	return bpf_redirect_neigh(host_client_interface, NULL, 0, 0);
 }

@@ -146,17 +146,6 @@ __noinline int read_signal(struct xdp_md *ctx, struct packet *pkt, struct signal
 	return true;
 }
 
-/* Addresses the frame to this host, from this host. No other received frame has these addresses, so
- * tc_return recognises it. */
-static __always_inline void mark_returned(struct ethhdr *ethernet, __be16 ethertype)
-{
-	__u64 mac = host_mac;
-
-	__builtin_memcpy(ethernet->h_dest, &mac, ETH_ALEN);
-	__builtin_memcpy(ethernet->h_source, &mac, ETH_ALEN);
-	*ethertype_of(ethernet) = ethertype;
-}
-
 /* Removes the routing header: moves the headers in front of it by its size. */
 static __always_inline bool take_out(struct xdp_md *ctx, const struct packet *pkt)
 {
@@ -199,7 +188,8 @@ static __always_inline bool remove_signal(struct xdp_md *ctx, const struct packe
 	ethernet = frame_start(ctx);
 	if ((void *)(ethernet + 1) > frame_end(ctx))
 		return false;
-	mark_returned(ethernet, pkt->ethertype);
+	mark_own(ethernet);
+	*ethertype_of(ethernet) = pkt->ethertype;
 	if (signal->ecn != signal->inner_ecn && !mark_congestion(ctx, pkt, signal->ecn))
 		return false;
 	return take_hop(ctx, pkt);

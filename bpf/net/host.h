@@ -32,4 +32,26 @@ static __always_inline bool for_host(const struct xdp_md *ctx)
 	return (void *)(ethernet + 1) <= frame_end(ctx) && is_host(ethernet->h_dest);
 }
 
+/* Writes this host's MAC address as the source of a frame for this host. No received frame has
+ * both addresses, so a tc program behind XDP recognises the frame. */
+static __always_inline void mark_own(struct ethhdr *ethernet)
+{
+	__u64 mac = host_mac;
+
+	__builtin_memcpy(ethernet->h_dest, &mac, ETH_ALEN);
+	__builtin_memcpy(ethernet->h_source, &mac, ETH_ALEN);
+}
+
+/* Whether XDP has marked the frame (mark_own). XDP sees no frames in VLANs, whose tag the kernel
+ * removes between XDP and tc. */
+static __always_inline bool is_marked_own(const struct __sk_buff *skb)
+{
+	__u64 destination, source;
+
+	return !skb->vlan_present &&
+	       !bpf_skb_load_bytes(skb, 0, &destination, sizeof(destination)) &&
+	       !bpf_skb_load_bytes(skb, ETH_ALEN, &source, sizeof(source)) &&
+	       is_host(&destination) && is_host(&source);
+}
+
 #endif

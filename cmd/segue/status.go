@@ -185,7 +185,7 @@ func printAgent(out io.Writer, s *agent.Snapshot) error {
 func printOffers(out io.Writer, services []*agent.ServiceState) error {
 	table := newTable(out)
 	header := []string{"service", "policy", "load", "threshold", "offered", "accepted", "of which stale", "refused", "refused down",
-		"forced", "offered/s"}
+		"handed back", "taken back", "forced", "offered/s"}
 	for _, s := range services {
 		a := s.Accept
 		if a == nil {
@@ -201,8 +201,9 @@ func printOffers(out io.Writer, services []*agent.ServiceState) error {
 			rate = short(*a.OfferedRate)
 		}
 		row := append([]string{s.Name, string(a.Policy), a.DescribeLoad(), a.DescribeThreshold()},
-			numbers(a.Offered, a.Offers["accepted"]+a.Offers["accepted_stale"], a.Offers["accepted_stale"],
-				a.Offers["refused"], a.Offers["refused_down"], a.Offers["forced"])...)
+			numbers(a.Offered, a.Accepted(), a.Offers["accepted_stale"], a.Offers["refused"],
+				a.Offers["refused_down"], a.Offers["returned"], a.Offers["taken_back"],
+				a.Offers["forced"])...)
 		table.row(append(row, rate)...)
 	}
 	return table.Flush()

@@ -148,12 +148,18 @@ func describeAnswer(a *agent.Answer, accept *agent.AcceptState) string {
 	why := map[string]string{
 		"accepted": "accepted", "accepted_stale": "accepted: the load is unknown", "forced": "forced",
 		"refused": "refused", "refused_down": "refused: no socket listens",
+		"accepted_least": "accepted: no candidate has a lower load",
+		"returned":       "handed back to a candidate with a lower load",
+		"taken_back":     "handed back by the last candidate",
 	}[a.Offer]
 	if why == "" {
 		return a.Outcome
 	}
 	if accept != nil && accept.Load != nil && (a.Offer == "accepted" || a.Offer == "refused") {
-		why += fmt.Sprintf(": load %d, threshold %s", accept.Load.Busy, accept.DescribeThreshold())
+		why += fmt.Sprintf(": load %d", accept.Load.Busy)
+		if accept.Threshold != nil {
+			why += ", threshold " + accept.DescribeThreshold()
+		}
 	}
 	return fmt.Sprintf("%s (%s)", a.Outcome, why)
 }

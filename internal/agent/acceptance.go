@@ -22,6 +22,7 @@ var (
 		desired.AcceptNever:   agentAcceptPolicyACCEPT_NEVER,
 		desired.AcceptStatic:  agentAcceptPolicyACCEPT_STATIC,
 		desired.AcceptDynamic: agentAcceptPolicyACCEPT_DYNAMIC,
+		desired.AcceptLeast:   agentAcceptPolicyACCEPT_LEAST,
 	}
 	loadSources = map[desired.LoadSource]agentLoadSource{
 		desired.LoadConnections:  agentLoadSourceLOAD_CONNECTIONS,

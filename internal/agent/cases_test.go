@@ -19,6 +19,15 @@ func delivered(frame []byte) []byte {
 	return out
 }
 
+// advanced returns the frame that XDP leaves to tc for the next server.
+func advanced(frame []byte) []byte {
+	out, err := packet.Advance(frame)
+	if err != nil {
+		panic(fmt.Sprintf("advance: %v", err))
+	}
+	return packet.SetMACs(out, hostMAC, hostMAC)
+}
+
 // withTLV returns a frame with an inserted header that has a TLV after the segment list (RFC 8754
 // section 2.1.1).
 func withTLV() []byte {
@@ -273,7 +282,7 @@ func withoutSender(source, destination netip.AddrPort, segments ...netip.Addr) [
 
 func nexts() []packetCase {
 	syn4, syn6, few4, few6 := packet.TCP(client4, vip4), packet.TCP(client6, vip6), uncommon(client4, vip4), uncommon(client6, vip6)
-	return []packetCase{
+	cases := []packetCase{
 		{"nobody listens", asks(desired.SRv6Insert, connectAvail, syn6, nextSID), "next_refused", nil},
 		{"nobody listens, encap IPv4", asks(desired.SRv6Encap, connectAvail, syn4, nextSID, nextSID), "next_refused", nil},
 		{"not here", asks(desired.SRv6Insert, recoverStickiness, syn6, nextSID), "next_not_local", nil},
@@ -290,4 +299,8 @@ func nexts() []packetCase {
 		{"encap, hop limit 2", packet.SetHopLimit(to(client6, other6, srv6Encap(desired.SRv6Encap, sid, nextSID)), 2),
 			"next_segment", nil},
 	}
+	for i := range cases {
+		cases[i].out = advanced(cases[i].frame)
+	}
+	return cases
 }

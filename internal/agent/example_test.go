@@ -35,10 +35,10 @@ func TestExample(t *testing.T) {
 	for _, way := range []string{"insert", "encap"} {
 		frame := func(step string) []byte { return examples[way+" "+step].Frame(t, hostMAC, [6]byte{2, 0, 0, 0, 0, 1}) }
 		at("s1")
-		if verdict, _ := runAgent(t, k, frame("2")); verdict != xdpPass {
+		verdict, out := runAgent(t, k, frame("2"))
+		if verdict != xdpPass {
 			t.Errorf("%s 2: verdict %d", way, verdict)
 		}
-		_, out := run(t, k.objects.TcForward, frame("2"))
 		examples[way+" 3"].Check(t, out)
 		at("s2")
 		runAgent(t, k, frame("3"))

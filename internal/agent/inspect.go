@@ -163,6 +163,12 @@ func (a *AcceptState) DescribeLoad() string {
 	return fmt.Sprintf("%d of %d (%s)", a.Load.Busy, *a.Load.Capacity, a.Source)
 }
 
+// Accepted returns the number of offered connections that the server has accepted by its policy.
+// Forced connections and those that another server handed back do not count.
+func (a *AcceptState) Accepted() uint64 {
+	return a.Offers["accepted"] + a.Offers["accepted_stale"] + a.Offers["accepted_least"]
+}
+
 // DescribeThreshold formats the threshold for output.
 func (a *AcceptState) DescribeThreshold() string {
 	if a.Threshold == nil {
@@ -289,8 +295,10 @@ func (v *View) acceptState(key agentServiceKey) (*AcceptState, error) {
 	for _, n := range state.Offers {
 		state.Offered += n
 	}
-	if asksForLoad(a) {
+	if hasThreshold(a) {
 		state.Threshold = &a.Threshold
+	}
+	if asksForLoad(a) {
 		load, known, err := v.readLoad(key, a)
 		if err != nil {
 			return nil, err
@@ -313,10 +321,15 @@ func (v *View) acceptance(key agentServiceKey) (*agentAcceptance, error) {
 	return &a, nil
 }
 
-// asksForLoad tells whether the policy uses the load.
-func asksForLoad(a *agentAcceptance) bool {
+// hasThreshold tells whether the policy compares the load with a threshold.
+func hasThreshold(a *agentAcceptance) bool {
 	policy := agentAcceptPolicy(a.Policy)
 	return policy == agentAcceptPolicyACCEPT_STATIC || policy == agentAcceptPolicyACCEPT_DYNAMIC
+}
+
+// asksForLoad tells whether the policy uses the load.
+func asksForLoad(a *agentAcceptance) bool {
+	return hasThreshold(a) || agentAcceptPolicy(a.Policy) == agentAcceptPolicyACCEPT_LEAST
 }
 
 func (s *AcceptState) setLoad(a *agentAcceptance, load agentLoad, known bool) {

@@ -197,7 +197,10 @@ func TestServicesOfSnapshot(t *testing.T) {
 			}
 			return err
 		})
-		none := map[string]uint64{"accepted": 0, "accepted_stale": 0, "refused": 0, "refused_down": 0, "forced": 0}
+		none := map[string]uint64{
+			"accepted": 0, "accepted_stale": 0, "accepted_least": 0, "refused": 0, "refused_down": 0,
+			"returned": 0, "taken_back": 0, "forced": 0,
+		}
 		forced := maps.Clone(none)
 		forced["forced"] = 1
 		four, backlog := uint32(4), got[3].Accept.Load

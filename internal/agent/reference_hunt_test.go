@@ -53,13 +53,13 @@ type hunter struct {
 
 // policy is the accept policy of a service.
 type policy struct {
-	accept.Policy
-	reset bool
-	load  *accept.Load // nil: unknown
+	accept.Policy // nil: least
+	reset         bool
+	load          *accept.Load // nil: unknown
 }
 
 func newPolicy(s desired.AgentService) *policy {
-	p := &policy{reset: s.NotLocal == desired.NotLocalReset}
+	p := &policy{reset: s.NotLocal == desired.NotLocalReset} // and least
 	switch a := s.Accept; a.Policy {
 	case desired.AcceptAlways:
 		p.Policy = accept.Always{}
@@ -75,6 +75,23 @@ func newPolicy(s desired.AgentService) *policy {
 		p.Policy = dynamic
 	}
 	return p
+}
+
+// answer returns the result of an offer of a connection.
+func (p *policy) answer(w *wrapped, listening bool) string {
+	switch {
+	case w.function == connectForce && w.offer().Next != 0:
+		return "taken_back"
+	case w.function == connectForce:
+		return "forced"
+	case p.Policy == nil:
+		return p.compare(w, listening)
+	case w.left() <= 0:
+		return "forced"
+	case !listening:
+		return "refused_down"
+	}
+	return p.offer()
 }
 
 // offer asks the policy. Policies that use the load accept all offers while the load is unknown.
@@ -112,11 +129,11 @@ func (h *hunter) isBalancer(sender netip.Prefix) bool {
 
 // handshake returns the reason for a packet to a VIP of the server. "" means that the packet is
 // delivered.
-func (h *hunter) handshake(w wrapped) string {
+func (h *hunter) handshake(w *wrapped) string {
 	if !h.isBalancer(w.sender) {
 		return "drop_sender"
 	}
-	s, ok := readClient(w)
+	s, ok := readClient(*w)
 	if !ok || s.isError && w.function != steer {
 		if w.function == ackStickiness {
 			return ""
@@ -145,7 +162,7 @@ func (h *hunter) handshake(w wrapped) string {
 	return reason
 }
 
-func notLocal(w wrapped) string {
+func notLocal(w *wrapped) string {
 	if w.left() > 0 {
 		return "next_not_local"
 	}
@@ -166,11 +183,11 @@ func (h *hunter) service(f flow) *policy {
 	return h.services[netip.AddrPortFrom(f.vip.Addr(), 0)]
 }
 
-func (h *hunter) set(f flow, state string, w wrapped) {
+func (h *hunter) set(f flow, state string, w *wrapped) {
 	h.flows[f] = remembered{state, w.sender, w.kind}
 }
 
-func (h *hunter) connect(w wrapped, s segment) string {
+func (h *hunter) connect(w *wrapped, s segment) string {
 	known, local := h.flows[s.flow], h.lookup(s.flow)
 	switch {
 	case local.request, local.connected && known.state == "wait":
@@ -185,24 +202,16 @@ func (h *hunter) connect(w wrapped, s segment) string {
 		h.set(s.flow, "wait", w)
 		return ""
 	}
-	forced := w.function == connectForce || w.left() <= 0
-	p := h.service(s.flow)
-	result := ""
-	switch {
-	case p == nil && !forced:
-		return "next_refused"
-	case p == nil:
-	case forced:
-		result = "forced"
-	case !local.listening:
-		result = "refused_down"
-	default:
-		result = p.offer()
-	}
-	if result != "" {
+	if p := h.service(s.flow); p != nil {
+		result := p.answer(w, local.listening)
 		h.offers[result]++
-	}
-	if result == "refused" || result == "refused_down" {
+		switch result {
+		case "refused", "refused_down":
+			return "next_refused"
+		case "returned":
+			return "next_returned"
+		}
+	} else if w.function != connectForce && w.left() > 0 {
 		return "next_refused"
 	}
 	h.set(s.flow, "wait", w)
@@ -211,7 +220,7 @@ func (h *hunter) connect(w wrapped, s segment) string {
 
 func ends(s segment) bool { return s.flags&(packet.FIN|packet.RST) != 0 }
 
-func (h *hunter) acknowledge(w wrapped, s segment) {
+func (h *hunter) acknowledge(w *wrapped, s segment) {
 	state := h.flows[s.flow].state
 	switch {
 	case state == "" && s.flags&(packet.SYN|packet.FIN|packet.RST) != 0 && !h.lookup(s.flow).live():
@@ -224,7 +233,7 @@ func (h *hunter) acknowledge(w wrapped, s segment) {
 	}
 }
 
-func (h *hunter) recover(w wrapped, s segment) string {
+func (h *hunter) recover(w *wrapped, s segment) string {
 	local := h.lookup(s.flow)
 	switch here := local.live() || local.cookie && s.flags&packet.ACK != 0 && s.flags&(packet.SYN|packet.RST) == 0; {
 	case !here && w.left() > 0:

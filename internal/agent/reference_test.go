@@ -54,7 +54,9 @@ type wrapped struct {
 	fits         bool // the inner packet's lengths agree with the outer's
 	hopLimit     uint8
 	segmentsLeft int
-	following    netip.Addr   // the next segment, if there is one
+	destination  netip.Addr   // of the outer header
+	list         []netip.Addr // as in the header; the first entry is the last segment
+	own          netip.Addr   // what the server writes into its own entry of the list, if anything
 	function     uint16       // 0 in a tunnel
 	source       netip.Addr   // of the outer header, or the client's address in srv6-insert
 	sender       netip.Prefix // the balancer's locator
@@ -71,11 +73,22 @@ func (w wrapped) left() int {
 	return w.segmentsLeft
 }
 
+// following returns the segment to which the server passes the packet on.
+func (w wrapped) following(reason string) netip.Addr {
+	if reason == "next_returned" {
+		return w.own
+	}
+	return w.list[w.segmentsLeft-1]
+}
+
 // receive returns the reason for a frame, and the resulting frame.
 func (r reference) receive(frame []byte) (reason string, out []byte) {
 	w, reason := r.open(frame)
 	if reason == "" {
-		reason = r.decide(w)
+		reason = r.decide(&w)
+	}
+	if strings.HasPrefix(reason, "next_") || w.own.IsValid() {
+		return reason, w.passedOn(frame, reason)
 	}
 	if reason == "answer_probe" {
 		return reason, r.answer(w, frame)
@@ -98,11 +111,33 @@ func (r reference) receive(frame []byte) (reason string, out []byte) {
 	}[w.kind], out
 }
 
-func (r reference) decide(w wrapped) string {
+// passedOn returns the frame that the server leaves to tc for another server, or a dropped frame.
+func (w wrapped) passedOn(frame []byte, reason string) (out []byte) {
+	var err error
+	if reason == "next_returned" {
+		out, err = packet.HandBack(frame, w.own)
+	} else if w.own.IsValid() {
+		out, err = packet.SetActive(frame, w.own)
+	} else {
+		out = frame
+	}
+	if err == nil && strings.HasPrefix(reason, "next_") {
+		if reason != "next_returned" {
+			out, err = packet.Advance(out)
+		}
+		out = packet.SetMACs(out, hostMAC, hostMAC)
+	}
+	if err != nil {
+		panic(err)
+	}
+	return out
+}
+
+func (r reference) decide(w *wrapped) string {
 	reason := "next_segment"
 	switch {
 	case w.function == probe:
-		return r.probe(w)
+		return r.probe(*w)
 	case slices.Contains(r.vips, w.vip) && w.kind != desired.SRv6Insert && !w.fits:
 		return "drop_inner_header"
 	case slices.Contains(r.vips, w.vip) && (w.function == 0 || w.function == deliverAlways):
@@ -119,7 +154,7 @@ func (r reference) decide(w wrapped) string {
 	switch {
 	case reason == "":
 		return "deliver"
-	case strings.HasPrefix(reason, "next_") && !r.isOtherServer(w.following):
+	case strings.HasPrefix(reason, "next_") && !isOtherServer(r.locator, w.following(reason)):
 		return "drop_next_segment"
 	case strings.HasPrefix(reason, "next_") && w.hopLimit <= 1:
 		return "drop_hop_limit"
@@ -162,10 +197,10 @@ func (r reference) answer(w wrapped, frame []byte) []byte {
 		packet.Ethernet(packet.MAC(frame[6:]), packet.MAC(frame)))
 }
 
-// isOtherServer tells whether a packet may be passed on to a segment.
-func (r reference) isOtherServer(segment netip.Addr) bool {
+// isOtherServer tells whether the server with a locator may pass a packet on to a segment.
+func isOtherServer(locator netip.Prefix, segment netip.Addr) bool {
 	return srv6.Parse(segment).Function.AtServer() &&
-		!r.locator.Contains(segment) && !segment.IsMulticast()
+		!locator.Contains(segment) && !segment.IsMulticast()
 }
 
 // open reads a frame up to the VIP. If it finds no VIP, it returns the reason.
@@ -265,6 +300,7 @@ func (r reference) openIPv6(b []byte) (wrapped, string) {
 		}
 		w := wrapped{
 			hopLimit: b[7], function: binary.BigEndian.Uint16(b[32:]), source: netip.AddrFrom16([16]byte(b[8:])),
+			destination: destination,
 		}
 		w.sender = netip.PrefixFrom(w.source, 64).Masked()
 		reason := w.openSegments(b[6], b[40:length])
@@ -314,8 +350,8 @@ func (w *wrapped) openSegments(next byte, b []byte) (reason string) {
 			return reason
 		}
 		w.vip, w.segmentsLeft = netip.AddrFrom16([16]byte(b[8:])), int(b[3])
-		if w.segmentsLeft > 0 {
-			w.following = netip.AddrFrom16([16]byte(b[8+16*(w.segmentsLeft-1):]))
+		for i := range int(b[4]) + 1 {
+			w.list = append(w.list, netip.AddrFrom16([16]byte(b[8+16*i:])))
 		}
 		first, visited = netip.AddrFrom16([16]byte(b[8+16*int(b[4]):])), b[3] < b[4]
 		next, b = b[0], b[8+int(b[1])*8:]

@@ -10,60 +10,74 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/gopacket/gopacket/layers"
 
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
 )
 
+// Frames that XDP has rewritten for another server leave by the kernel's route. No other frame does.
 func TestForward(t *testing.T) {
 	k := testKernel(t)
 	for _, c := range nexts() {
 		t.Run(c.name, func(t *testing.T) {
-			verdict, out := run(t, k.objects.TcForward, c.frame)
+			verdict, out := run(t, k.objects.TcForward, c.out)
 			if verdict != tcRedirect {
 				t.Errorf("verdict %d, want %d", verdict, tcRedirect)
 			}
-			want, err := packet.Advance(c.frame)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(want, out); diff != "" {
+			if diff := cmp.Diff(c.out, out); diff != "" {
 				t.Errorf("frame (-want +got):\n%s", diff)
 			}
 		})
+	}
+	for name, frame := range leftAlone() {
+		t.Run("leaves alone/"+name, func(t *testing.T) { requireLeftAlone(t, k, frame) })
+	}
+}
+
+// leftAlone returns frames that XDP has not rewritten for another server.
+func leftAlone() map[string][]byte {
+	next := nexts()[0].out
+	ours := func(frame []byte) []byte { return packet.SetMACs(frame, hostMAC, hostMAC) }
+	vlan := wrap(packet.TCP(client6, vip6, packet.VLAN(7)), srv6Encap(desired.SRv6Insert, nextSID))
+	all := map[string][]byte{
+		"from another host":    packet.SetMACs(next, packet.MAC{2}, hostMAC),
+		"to another host":      packet.SetMACs(next, hostMAC, packet.MAC{2}),
+		"to this server":       ours(nexts()[0].frame),
+		"to a balancer":        set(next, functionAt, 0, 0x11),
+		"to a host":            set(next, functionAt, 0, 0),
+		"to a multicast group": set(next, 24, 0xff, 2),
+		"marked, IPv4":         ours(packet.TCP(client4, vip4)),
+		"marked, to a VIP":     ours(packet.TCP(client6, vip6)),
+		"marked, in a VLAN":    ours(vlan),
+		"not yet seen by XDP":  nexts()[0].frame,
 	}
 	for _, c := range append(passes(), deliveries()...) {
 		if c.reason == "pass_ip_header" {
 			continue // too short for a socket buffer of its protocol
 		}
-		frame := c.frame
+		all[c.name] = c.frame
 		if c.out != nil {
-			frame = c.out
+			all[c.name] = c.out
 		}
-		t.Run("leaves alone/"+c.name, func(t *testing.T) {
-			verdict, out := run(t, k.objects.TcForward, frame)
-			if verdict != tcUnspec || !bytes.Equal(out, frame) {
-				t.Errorf("verdict %#x, %d bytes; want %#x and all %d unchanged", verdict, len(out), uint32(tcUnspec), len(frame))
-			}
-		})
 	}
-	next := nexts()[0].frame // last entry 3: the balancer, two servers and the VIP
-	for name, frame := range map[string][]byte{
-		"without segments":               set(set(drops()[0].frame, 0, 0x60), srhSegmentsLeft, 0),
-		"hop limit 0":                    packet.SetHopLimit(next, 0),
-		"hop limit 1":                    packet.SetHopLimit(next, 1),
-		"segments left beyond the list":  set(next, srhSegmentsLeft, 5),
-		"last entry beyond the header":   set(next, srhSegmentsLeft+1, 4),
-		"both, beyond the packet's list": set(next, srhSegmentsLeft, 5, 4),
-	} {
-		t.Run(name, func(t *testing.T) {
-			before := counters(t, k)
-			if verdict, _ := run(t, k.objects.TcForward, frame); verdict != tcShot {
-				t.Errorf("verdict %d, want %d", verdict, tcShot)
-			}
-			want := map[string]agentCounter{"drop_rewrite": {Packets: 1, Bytes: uint64(len(frame) - 14)}}
-			if diff := cmp.Diff(want, changed(before, counters(t, k))); diff != "" {
-				t.Errorf("counters (-want +got):\n%s", diff)
-			}
-		})
+	return all
+}
+
+func requireLeftAlone(t *testing.T, k *kernel, frame []byte) {
+	t.Helper()
+	verdict, out := run(t, k.objects.TcForward, frame)
+	if verdict != tcUnspec || !bytes.Equal(out, frame) {
+		t.Errorf("verdict %#x, %d bytes; want %#x and all %d unchanged",
+			verdict, len(out), uint32(tcUnspec), len(frame))
+	}
+}
+
+// A host outside the domain can mark a frame like XDP. It is not sent into the domain.
+func TestForwardFromOutside(t *testing.T) {
+	cfg := testConfig()
+	cfg.Node.Internal = new(bool)
+	k := testKernelOf(t, cfg)
+	for _, c := range nexts() {
+		t.Run(c.name, func(t *testing.T) { requireLeftAlone(t, k, c.out) })
 	}
 }
 

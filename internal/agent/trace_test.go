@@ -26,9 +26,8 @@ import (
 func randomRule(random *rand.Rand) (desired.Accept, desired.NotLocal) {
 	small, epsilon := random.Uint32N(4), 0.1
 	accept := []desired.Accept{
-		{
-			Policy: desired.AcceptAlways,
-		}, {Policy: desired.AcceptNever}, {Policy: desired.AcceptStatic, Threshold: &small},
+		{Policy: desired.AcceptAlways}, {Policy: desired.AcceptNever}, {Policy: desired.AcceptLeast},
+		{Policy: desired.AcceptStatic, Threshold: &small},
 		{
 			Policy:     desired.AcceptDynamic,
 			WindowTime: new(time.Duration),

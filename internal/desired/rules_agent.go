@@ -101,7 +101,7 @@ func (r *rules) refuse(path string, present bool, format string, args ...any) {
 }
 
 func (r *rules) checkAccept(path string, a Accept) {
-	checkKnown(r, field.Child(path, "policy"), a.Policy, AcceptAlways, AcceptNever, AcceptStatic, AcceptDynamic)
+	checkKnown(r, field.Child(path, "policy"), a.Policy, AcceptAlways, AcceptNever, AcceptStatic, AcceptDynamic, AcceptLeast)
 	if at := field.Child(path, "threshold"); a.Policy != AcceptStatic {
 		r.refuse(at, a.Threshold != nil, "only for policy static")
 	} else if a.Threshold == nil {

@@ -356,10 +356,12 @@ func TestEnumerate(t *testing.T) {
 // application listens.
 func TestWriteOffers(t *testing.T) {
 	var out strings.Builder
-	writeOffers(&out, []Offers{{"web", "s1", &agent.AcceptState{Policy: desired.AcceptNever, Offered: 10,
-		Offers: map[string]uint64{"accepted": 1, "accepted_stale": 2, "refused": 3, "refused_down": 4, "forced": 0}}}})
-	want := "hunting service  server  policy  load  threshold  offered  accepted  refused  refused down  forced\n" +
-		"web              s1      never   -     -          10       3         3        4             0\n\n"
+	writeOffers(&out, []Offers{{"web", "s1", &agent.AcceptState{
+		Policy: desired.AcceptNever, Offered: 10,
+		Offers: map[string]uint64{"accepted": 1, "accepted_stale": 2, "refused": 3, "refused_down": 4,
+			"accepted_least": 7, "returned": 5, "taken_back": 6, "forced": 0}}}})
+	want := "hunting service  server  policy  load  threshold  offered  accepted  refused  refused down  handed back  taken back  forced\n" +
+		"web              s1      never   -     -          10       10        3        4             5            6           0\n\n"
 	if got := regexp.MustCompile(`(?m) +$`).ReplaceAllString(out.String(), ""); got != want {
 		t.Errorf("%q, want %q", got, want)
 	}

@@ -30,6 +30,8 @@ func serverShares(runs []*testbed.Run) (servers []testbed.Share) {
 			s.Busy += share.Busy / float64(len(runs))
 			s.Accepted += share.Accepted
 			s.Refused += share.Refused
+			s.Returned += share.Returned
+			s.TakenBack += share.TakenBack
 			s.Forced += share.Forced
 			s.LastThreshold = share.LastThreshold // of the last seed
 		}
@@ -90,15 +92,16 @@ func (f *folder) offers() section {
 	s := section{
 		title: "Offers",
 		note: "A server accepts an offered connection, or refuses it and passes it on. The last " +
-			"server of a list is forced to accept.",
+			"server of a list is forced to accept, or hands the connection back to a server with a " +
+			"lower load.",
 	}
 	refused := f.shareChart(func(run *testbed.Run) (part, all uint64) {
 		o := offersOf(run)
-		return o.Refused, o.Accepted + o.Refused + o.Forced
+		return o.Refused, o.Accepted + o.Refused + o.Returned + o.TakenBack + o.Forced
 	})
 	forced := f.shareChart(func(run *testbed.Run) (part, all uint64) {
 		o := offersOf(run)
-		return o.Forced, o.Accepted + o.Forced
+		return o.Forced, o.Accepted + o.TakenBack + o.Forced
 	})
 	refused.Title, refused.Y.Label = "Refused offers", "% of all offers"
 	forced.Title, forced.Y.Label = "Forced connections", "% of all connections"
@@ -113,6 +116,8 @@ func offersOf(run *testbed.Run) (sum testbed.Share) {
 	for _, s := range run.Shares {
 		sum.Accepted += s.Accepted
 		sum.Refused += s.Refused
+		sum.Returned += s.Returned
+		sum.TakenBack += s.TakenBack
 		sum.Forced += s.Forced
 	}
 	return sum

@@ -29,6 +29,8 @@ type Encap struct {
 	Sender netip.Addr
 	// Segments are the servers' SIDs in the order of travel, at least one. Only for srv6.
 	Segments []netip.Addr
+	// Whole puts the first segment into the list, too. Only for srv6-encap with several segments.
+	Whole bool
 
 	// Source and Destination are the outer addresses, of the same IP version. Only for gre and
 	// ipip.
@@ -101,8 +103,9 @@ func (e Encap) insert(p []byte, ip ipHeader) ([]byte, error) {
 	return slices.Insert(p, at, srh.Bytes()...), nil
 }
 
-// encapSRv6 is H.Encaps.Red (RFC 8986 section 5.2). The first segment is only in the outer
-// destination, and a single segment needs no segment routing header.
+// encapSRv6 is H.Encaps.Red (RFC 8986 section 5.2), or H.Encaps (section 5.1) with the whole list.
+// In a reduced list, the first segment is only in the outer destination. A single segment needs no
+// segment routing header.
 func (e Encap) encapSRv6(p []byte, ip ipHeader) ([]byte, error) {
 	if err := e.checkPath(); err != nil {
 		return nil, err
@@ -111,7 +114,11 @@ func (e Encap) encapSRv6(p []byte, ip ipHeader) ([]byte, error) {
 	if len(rest) == 0 {
 		return e.wrap(p, ip, nil, protocolOf(ip.version), e.Sender, first)
 	}
-	srh := NewSRH(len(rest), rest...)
+	list := rest
+	if e.Whole {
+		list = e.Segments
+	}
+	srh := NewSRH(len(rest), list...)
 	srh.NextHeader = layers.IPProtocol(protocolOf(ip.version))
 	return e.wrap(p, ip, srh.Bytes(), protocolRouting, e.Sender, first)
 }

@@ -57,6 +57,9 @@ var functionNames = map[Function]struct{ long, short string }{
 // bpf/agent/envelope.h.
 func (f Function) AtServer() bool { return f >= ConnectAvail && f <= Steer }
 
+// IsOffer tells whether the function offers a new connection to a server.
+func (f Function) IsOffer() bool { return f == ConnectAvail || f == ConnectForce }
+
 // String returns the function's name, or its code if it has none.
 func (f Function) String() string {
 	if name, ok := functionNames[f]; ok {

@@ -44,13 +44,18 @@ func (s SID) Addr() netip.Addr {
 }
 
 // String returns the locator with the function's short name, as in "fd00:5:0:1::dv" and, with an
-// argument, "fd00:5:0:1::cs(0x2a)". If the function has no name, it returns the address unchanged.
+// argument, "fd00:5:0:1::cs(0x2a)" or "fd00:5:0:1::ca(column 1, 3 busy of 2)". If the function has
+// no name, it returns the address unchanged.
 func (s SID) String() string {
 	name := s.Function.Short()
 	if name == "" {
 		return s.Addr().String()
 	}
-	if s.Argument != 0 {
+	switch {
+	case s.Argument == 0:
+	case s.Function.IsOffer():
+		name += fmt.Sprintf("(%v)", ParseOffer(s.Argument))
+	default:
 		name += fmt.Sprintf("(%#x)", s.Argument)
 	}
 	return s.Locator.Masked().Addr().String() + name

@@ -159,9 +159,11 @@ type Share struct {
 	Mean      float64 `json:"mean"` // response time in seconds
 	Busy      float64 `json:"busy"` // mean number of busy workers
 	// Offers by their result; all 0 without hunting.
-	Accepted uint64 `json:"accepted"`
-	Refused  uint64 `json:"refused"`
-	Forced   uint64 `json:"forced"`
+	Accepted  uint64 `json:"accepted"`
+	Refused   uint64 `json:"refused"`
+	Returned  uint64 `json:"returned,omitempty"`   // handed back to another candidate
+	TakenBack uint64 `json:"taken_back,omitempty"` // handed back to this server
+	Forced    uint64 `json:"forced"`
 	// FirstThreshold and LastThreshold are the thresholds of the accept policy at the beginning and at
 	// the end. They are nil for policies without one.
 	FirstThreshold *uint32 `json:"first_threshold,omitempty"`

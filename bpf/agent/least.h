@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Policy `least`: the candidates of a list compare their loads (docs/protocol.md, "Offers").
+ *
+ * A candidate with free capacity accepts the connection. A busy one writes its load into its own
+ * entry of the list, and passes the connection on. The last candidate compares its own load with
+ * those in the list. If an earlier candidate has a lower one, the last candidate hands the
+ * connection back: it overwrites its own entry with that candidate's SID and the function
+ * connect-force. The list grows by no byte, and the segments left never increase, so no packet
+ * loops. A candidate that passes a connection on keeps no state about it.
+ */
+#ifndef SEGUE_AGENT_LEAST_H
+#define SEGUE_AGENT_LEAST_H
+
+#include "accept.h"
+#include "envelope.h"
+#include "net/load.h"
+
+/* The entries in front of a candidate that are read: seven candidates, and the balancer or a server
+ * that drains. */
+#define MAX_EARLIER 9
+
+/* A capacity that the load source does not know (accept.NoCapacity). */
+#define NO_CAPACITY 0xffffffff
+
+/* The candidate that gets a connection, and its load. */
+struct candidate {
+	struct in6_addr sid;
+	struct known_load load;
+};
+
+static __always_inline bool is_offer(const struct in6_addr *sid)
+{
+	return sid_function(sid) == SID_CONNECT_AVAIL && is_other_server(sid);
+}
+
+/* Whether this server is the first candidate of the list. A list of srv6-encap need not contain the
+ * first one. */
+static __always_inline bool is_first_candidate(struct xdp_md *ctx, const struct envelope *envelope)
+{
+	__u32 before = envelope->segments_left + 1;
+	struct in6_addr entry;
+
+	return before > envelope->last_entry || !load_entry(ctx, envelope, before, &entry) ||
+	       !is_offer(&entry);
+}
+
+/*
+ * Finds the earlier candidate that has the lowest load, if that is lower than `best->load`. Of
+ * several, it is the first one. An unknown load in `best` is higher than any other. False if there
+ * is none. Not inlined: the verifier walks it once.
+ */
+__noinline int find_least_busy(struct xdp_md *ctx, const struct envelope *envelope,
+			       struct candidate *best)
+{
+	bool is_found = false;
+
+	if (!envelope || !best)
+		return false;
+	for (__u32 i = 0; i < MAX_EARLIER; i++) {
+		__u32 index = envelope->last_entry - i;
+		struct known_load load;
+		struct in6_addr entry;
+
+		if (i >= envelope->last_entry || index <= envelope->segments_left)
+			break;
+		if (!load_entry(ctx, envelope, index, &entry) || !is_offer(&entry))
+			continue;
+		load = load_of_sid(low_bits_of(&entry));
+		if (!load.next || (best->load.next && !is_less_busy(load, best->load)))
+			continue;
+		best->sid = entry;
+		best->load = load;
+		is_found = true;
+	}
+	return is_found;
+}
+
+/* Overwrites this server's own entry of the list. False if the list does not contain it, as that of
+ * the first server in a reduced header. */
+static __always_inline bool store_own_entry(struct xdp_md *ctx, const struct envelope *envelope,
+					    const struct in6_addr *sid)
+{
+	struct in6_addr entry;
+
+	if (envelope->segments_left > envelope->last_entry ||
+	    !load_entry(ctx, envelope, envelope->segments_left, &entry) ||
+	    locator_of(&entry) != node_locator || low_bits_of(&entry) != envelope->sid_low)
+		return false;
+	return !bpf_xdp_store_bytes(ctx, srh_offset(envelope) + srh_size(envelope->segments_left),
+				    (void *)sid, sizeof(*sid));
+}
+
+/* Tells the later candidates this server's load. Without its own entry, the load stays unknown to
+ * them. */
+static __always_inline void show_load(struct xdp_md *ctx, const struct envelope *envelope,
+				      struct known_load load)
+{
+	struct in6_addr own;
+
+	((__u64 *)&own)[0] = node_locator;
+	((__u64 *)&own)[1] = sid_low_with_load(envelope->sid_low, load);
+	store_own_entry(ctx, envelope, &own);
+}
+
+/* Hands the connection back to the least busy of the earlier candidates, if its load is lower than
+ * this server's. */
+static __always_inline bool hand_back(struct xdp_md *ctx, const struct envelope *envelope,
+				      struct known_load own)
+{
+	struct candidate least = { .load = own };
+	__u64 *low = (__u64 *)&least.sid + 1;
+
+	if (envelope->hop_limit <= 1 || !find_least_busy(ctx, envelope, &least))
+		return false;
+	*low = sid_low_with_function(*low, SID_CONNECT_FORCE);
+	return store_own_entry(ctx, envelope, &least.sid);
+}
+
+/* Decides about an offer without regard to free capacity. `own` is unknown if the application does
+ * not listen, or if its load is unknown. */
+static __always_inline enum offer compare_loads(struct xdp_md *ctx, const struct envelope *envelope,
+						bool listens, struct known_load own)
+{
+	if (is_last_server(envelope)) {
+		if (hand_back(ctx, envelope, own))
+			return OFFER_RETURNED;
+		return own.next ? OFFER_ACCEPTED_LEAST : OFFER_FORCED;
+	}
+	if (!listens)
+		return OFFER_REFUSED_DOWN;
+	if (own.next)
+		show_load(ctx, envelope, own);
+	/* A server without a load gets the share of connections that hashing would give it. */
+	else if (is_first_candidate(ctx, envelope))
+		return OFFER_ACCEPTED_STALE;
+	return OFFER_REFUSED;
+}
+
+/* Applies the policy to an offer. */
+static __always_inline enum offer decide_least(struct xdp_md *ctx, const struct envelope *envelope,
+					       const struct acceptance *acceptance,
+					       const struct service_key *key, bool listens,
+					       const struct backlog *backlog)
+{
+	struct known_load own = {};
+	struct load load = {};
+
+	if (listens) {
+		bool known = read_load(acceptance, key, backlog, &load);
+
+		record_load(known, &load);
+		if (load.capacity == NO_CAPACITY)
+			load.capacity = 0;
+		if (known && load.busy < load.capacity)
+			return OFFER_ACCEPTED;
+		if (known)
+			own = known_load_of(load.busy, load.capacity);
+	}
+	return compare_loads(ctx, envelope, listens, own);
+}
+
+#endif

@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * The argument of an offered SID: the candidate's column in its bucket's row, which the balancer
+ * writes, and the candidate's load, which the candidate writes when it passes the connection on
+ * (docs/protocol.md, "Offers"). internal/srv6/offer.go has the same in Go.
+ */
+#ifndef SEGUE_NET_LOAD_H
+#define SEGUE_NET_LOAD_H
+
+#include "srv6.h"
+
+/* Bits of the SID's low 64 bits in host order: function<<48 | argument. */
+#define LOAD_COLUMN_SHIFT 45
+#define LOAD_NO_COLUMN (1ULL << 44)    /* the candidate is in no column of the row */
+#define LOAD_WANTS_REPORT (1ULL << 43) /* the balancer takes load reports of this flow */
+#define LOAD_BITS 20
+#define LOAD_MASK ((1ULL << 2 * LOAD_BITS) - 1)
+#define MAX_LOAD ((1U << LOAD_BITS) - 1)
+
+/* The load that a server would have with one connection more. */
+struct known_load {
+	__u32 next;	/* busy + 1, at most MAX_LOAD; 0: the load is unknown */
+	__u32 capacity; /* at most MAX_LOAD; 0: the load source has none */
+};
+
+/*
+ * Makes a load fit the argument. Loads and capacities up to MAX_LOAD are exact. Larger ones lose low
+ * bits, and MAX_LOAD per unit of capacity is the most that can be told.
+ */
+static __always_inline struct known_load known_load_of(__u32 busy, __u32 capacity)
+{
+	__u64 next = (__u64)busy + 1;
+	struct known_load load;
+
+	for (int i = 0; i <= 32 - LOAD_BITS; i++) {
+		if (next <= MAX_LOAD && capacity <= MAX_LOAD)
+			break;
+		if (capacity > 1) {
+			next = (next + 1) / 2;
+			capacity /= 2;
+		}
+	}
+	load.next = next < MAX_LOAD ? next : MAX_LOAD;
+	load.capacity = capacity;
+	return load;
+}
+
+/* Compares loads exactly, per unit of capacity. A server without a capacity counts as one unit. Both
+ * loads must be known. */
+static __always_inline bool is_less_busy(struct known_load a, struct known_load b)
+{
+	return (__u64)a.next * (b.capacity ?: 1) < (__u64)b.next * (a.capacity ?: 1);
+}
+
+/* The load in the argument of a SID, whose low 64 bits are in memory order. */
+static __always_inline struct known_load load_of_sid(__u64 sid_low)
+{
+	__u64 argument = bpf_be64_to_cpu(sid_low);
+	struct known_load load = {
+		.next = argument >> LOAD_BITS & MAX_LOAD,
+		.capacity = argument & MAX_LOAD,
+	};
+
+	return load;
+}
+
+/* The low 64 bits of a SID, in memory order, with another load in the argument. */
+static __always_inline __u64 sid_low_with_load(__u64 sid_low, struct known_load load)
+{
+	__u64 argument = (__u64)load.next << LOAD_BITS | load.capacity;
+
+	return bpf_cpu_to_be64((bpf_be64_to_cpu(sid_low) & ~LOAD_MASK) | argument);
+}
+
+/* The low 64 bits of a SID, in memory order, with another function. */
+static __always_inline __u64 sid_low_with_function(__u64 sid_low, enum sid_function function)
+{
+	return (sid_low & ~SID_LOW(0xffff)) | SID_LOW(function);
+}
+
+#endif

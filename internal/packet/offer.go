@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package packet
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+)
+
+// SetActive returns the frame with another segment in the entry of the list that segments left
+// points at. The destination stays. A candidate tells its load this way, before it passes the packet
+// on by Advance. SetActive does not change the frame itself.
+func SetActive(frame []byte, segment netip.Addr) ([]byte, error) {
+	out, _, err := setActive(frame, segment)
+	return out, err
+}
+
+// HandBack returns the frame that the last candidate sends to an earlier one. The segment replaces
+// the last candidate's own entry and becomes the destination. Segments left stays, and the hop limit
+// decreases. The Ethernet addresses stay: the forwarding node sets them. HandBack does not change
+// the frame itself.
+func HandBack(frame []byte, segment netip.Addr) ([]byte, error) {
+	out, env, err := setActive(frame, segment)
+	if err != nil {
+		return nil, err
+	}
+	p := out[env.network:]
+	if err := decrementHopLimit(p, env.ip); err != nil {
+		return nil, err
+	}
+	setIPv6Destination(p, segment)
+	return out, nil
+}
+
+func setActive(frame []byte, segment netip.Addr) ([]byte, envelope, error) {
+	env, err := open(frame)
+	if err != nil {
+		return nil, env, err
+	}
+	if env.srh == nil || int(env.srh.SegmentsLeft) >= len(env.srh.Segments) {
+		return nil, env, fmt.Errorf("the destination is not in the segment list: %w", ErrSegments)
+	}
+	out := slices.Clone(frame)
+	at := env.network + env.srhAt + srhFixedLength + segmentLength*int(env.srh.SegmentsLeft)
+	copy(out[at:], segment.AsSlice())
+	return out, env, nil
+}

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package srv6
+
+import "fmt"
+
+// NoColumn is the column of a candidate that is in no column of its bucket's row.
+const NoColumn = -1
+
+// MaxLoad is the largest number of busy and capacity units that an offer can tell exactly.
+const MaxLoad = 1<<20 - 1
+
+// The fields of an offer's argument: bpf/net/load.h.
+const (
+	columnShift       = 45
+	noColumnBit       = 1 << 44
+	wantsReportBit    = 1 << 43
+	nextShift         = 20
+	columnsInArgument = 8
+)
+
+// Offer is the argument of an offered SID (docs/protocol.md, "Offers").
+type Offer struct {
+	// Column is the candidate's column in its bucket's row, 0 to 7, or NoColumn.
+	Column int
+	// WantsReport tells that the balancer takes load reports of this flow.
+	WantsReport bool
+	// Next is the load that the candidate would have with one connection more, up to MaxLoad. It is
+	// 0 if the candidate has told no load.
+	Next uint32
+	// Capacity is the candidate's capacity, up to MaxLoad. It is 0 if its load source has none.
+	Capacity uint32
+}
+
+// Argument returns the offer as the argument of a SID.
+func (o Offer) Argument() uint64 {
+	argument := uint64(o.Next&MaxLoad)<<nextShift | uint64(o.Capacity&MaxLoad)
+	if o.Column == NoColumn {
+		argument |= noColumnBit
+	} else {
+		argument |= uint64(o.Column%columnsInArgument) << columnShift
+	}
+	if o.WantsReport {
+		argument |= wantsReportBit
+	}
+	return argument
+}
+
+// ParseOffer reads the argument of an offered SID. It ignores the bits that have no meaning.
+func ParseOffer(argument uint64) Offer {
+	o := Offer{
+		Column:      int(argument >> columnShift % columnsInArgument),
+		WantsReport: argument&wantsReportBit != 0,
+		Next:        uint32(argument >> nextShift & MaxLoad),
+		Capacity:    uint32(argument & MaxLoad),
+	}
+	if argument&noColumnBit != 0 {
+		o.Column = NoColumn
+	}
+	return o
+}
+
+// String returns the offer in words, such as "column 1, 3 busy of 2".
+func (o Offer) String() string {
+	text := fmt.Sprintf("column %d", o.Column)
+	if o.Column == NoColumn {
+		text = "no column"
+	}
+	if o.Next != 0 {
+		text += fmt.Sprintf(", %d busy", o.Next-1)
+		if o.Capacity != 0 {
+			text += fmt.Sprintf(" of %d", o.Capacity)
+		}
+	}
+	if o.WantsReport {
+		text += ", report"
+	}
+	return text
+}
