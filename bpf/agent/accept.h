@@ -43,12 +43,12 @@ struct dynamic_state {
 /* The end of algorithm 2's window: keeps the accepted share around one half. The bounds are for a
  * window with the smallest number of attempts, so the accepted ones are scaled to that number. */
 static __always_inline void adapt(struct dynamic_state *state, const struct acceptance *acceptance,
-				  const struct load *load, __u64 now)
+				  __u32 most, __u64 now)
 {
 	__u64 accepted = (__u64)state->accepted * acceptance->window;
 
 	if (accepted < (__u64)acceptance->few * state->attempts) {
-		if (state->threshold < load->capacity)
+		if (state->threshold < most)
 			state->threshold++;
 	} else if (accepted > (__u64)acceptance->many * state->attempts && state->threshold > 0) {
 		state->threshold--;
@@ -66,8 +66,11 @@ static __always_inline void adapt(struct dynamic_state *state, const struct acce
  * the threshold would follow the load, and half of all offers would be accepted whatever the load
  * is. So a window also lasts a shortest time, over which a flood's SYNs find the same loads as
  * others.
+ *
+ * `most` is the highest threshold.
  */
-static __always_inline bool accept_dynamic(struct acceptance *acceptance, const struct load *load)
+static __always_inline bool accept_dynamic(struct acceptance *acceptance, const struct load *load,
+					   __u32 most)
 {
 	/* No helper may be called while the lock is held. */
 	__u64 now = acceptance->window_time ? bpf_ktime_get_coarse_ns() : 0;
@@ -82,7 +85,7 @@ static __always_inline bool accept_dynamic(struct acceptance *acceptance, const 
 	/* Another core may have begun the window after `now`. */
 	if (state.attempts >= acceptance->window &&
 	    (__s64)(now - state.began) >= (__s64)acceptance->window_time)
-		adapt(&state, acceptance, load, now);
+		adapt(&state, acceptance, most, now);
 	accepted = accept_static(state.threshold, load);
 	if (!dry_run) {
 		acceptance->threshold = state.threshold;
@@ -92,6 +95,14 @@ static __always_inline bool accept_dynamic(struct acceptance *acceptance, const 
 	}
 	bpf_spin_unlock(&acceptance->lock);
 	return accepted;
+}
+
+/* The highest threshold of the dynamic policy: the capacity. A source without a capacity counts
+ * connections, and the accept queue's limit is the application's own bound for them. */
+static __always_inline __u32 highest_threshold(const struct load *load,
+					       const struct backlog *backlog)
+{
+	return load->capacity == NO_CAPACITY ? backlog->most : load->capacity;
 }
 
 /* Records the load by which the policy decides, in a dry run. */
@@ -117,14 +128,14 @@ static __always_inline enum offer decide_offer(struct acceptance *acceptance,
 		return OFFER_ACCEPTED;
 	if (acceptance->policy == ACCEPT_NEVER)
 		return OFFER_REFUSED;
-	known = read_load(acceptance, key, backlog, &load);
+	known = load_now(acceptance, key, backlog, &load);
 	record_load(known, &load);
 	if (!known)
 		return OFFER_ACCEPTED_STALE;
 	if (acceptance->policy == ACCEPT_STATIC)
 		accepted = accept_static(acceptance->threshold, &load);
 	else
-		accepted = accept_dynamic(acceptance, &load);
+		accepted = accept_dynamic(acceptance, &load, highest_threshold(&load, backlog));
 	return accepted ? OFFER_ACCEPTED : OFFER_REFUSED;
 }
 

@@ -20,9 +20,6 @@
  * that drains. */
 #define MAX_EARLIER 9
 
-/* A capacity that the load source does not know (accept.NoCapacity). */
-#define NO_CAPACITY 0xffffffff
-
 /* The candidate that gets a connection, and its load. */
 struct candidate {
 	struct in6_addr sid;
@@ -147,7 +144,7 @@ static __always_inline enum offer decide_least(struct xdp_md *ctx, const struct 
 	struct load load = {};
 
 	if (listens) {
-		bool known = read_load(acceptance, key, backlog, &load);
+		bool known = load_now(acceptance, key, backlog, &load);
 
 		record_load(known, &load);
 		if (load.capacity == NO_CAPACITY)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The load of a service, from the source that its configuration names.
+ * The present load of a service: what its source shows, and the connections that the source does
+ * not show yet.
  */
 #ifndef SEGUE_AGENT_LOAD_H
 #define SEGUE_AGENT_LOAD_H
@@ -8,7 +9,10 @@
 #include "local.h"
 #include "service.h"
 
-/* Reads the load. False when it is unknown or stale. */
+/* Half-open connections that count in any case. */
+#define FEW_HALF_OPEN 16
+
+/* Reads the source. False when its load is unknown or stale. */
 static __always_inline bool read_load(const struct acceptance *acceptance,
 				      const struct service_key *key, const struct backlog *backlog,
 				      struct load *load)
@@ -16,7 +20,7 @@ static __always_inline bool read_load(const struct acceptance *acceptance,
 	const struct load *reported;
 	const __s64 *count;
 
-	load->capacity = acceptance->capacity;
+	load->capacity = NO_CAPACITY;
 	switch (acceptance->source) {
 	case LOAD_CONNECTIONS:
 		count = bpf_map_lookup_elem(&connections, key);
@@ -24,7 +28,6 @@ static __always_inline bool read_load(const struct acceptance *acceptance,
 		return connections_counted;
 	case LOAD_ACCEPT_QUEUE:
 		load->busy = backlog->waiting;
-		load->capacity = backlog->most;
 		return true;
 	default:
 		reported = bpf_map_lookup_elem(&loads, key);
@@ -35,6 +38,52 @@ static __always_inline bool read_load(const struct acceptance *acceptance,
 		return (__s64)(bpf_ktime_get_coarse_ns() - load->when) <=
 		       (__s64)acceptance->stale_after;
 	}
+}
+
+/*
+ * The number of half-open connections that count as load. They have been accepted, and most of them
+ * will be in the accept queue soon. But those of a flood will not. So they fill the capacity at
+ * most, or double a load without a capacity.
+ */
+static __always_inline __u32 half_open(const struct load *load, const struct backlog *backlog)
+{
+	__u32 most = load->capacity == NO_CAPACITY ? load->busy : load->capacity;
+
+	if (most < FEW_HALF_OPEN)
+		most = FEW_HALF_OPEN;
+	return backlog->young < most ? backlog->young : most;
+}
+
+/* The number of connections that this server has accepted and that the source does not show yet. */
+static __always_inline __u64 not_shown(enum load_source source, const struct load *load,
+				       const struct backlog *backlog)
+{
+	switch (source) {
+	case LOAD_CGROUP: /* connections are no CPU time */
+		return 0;
+	case LOAD_CONNECTIONS: /* both include the accept queue */
+	case LOAD_ACCEPT_QUEUE:
+		return half_open(load, backlog);
+	default:
+		return (__u64)half_open(load, backlog) + backlog->waiting;
+	}
+}
+
+/* Sets `load` to the present load of a service with a listening socket. False when the load is
+ * unknown or stale. */
+static __always_inline bool load_now(const struct acceptance *acceptance,
+				     const struct service_key *key, const struct backlog *backlog,
+				     struct load *load)
+{
+	__u64 busy;
+
+	if (!read_load(acceptance, key, backlog, load))
+		return false;
+	if (acceptance->capacity != NO_CAPACITY)
+		load->capacity = acceptance->capacity;
+	busy = load->busy + not_shown(acceptance->source, load, backlog);
+	load->busy = busy < 0xffffffff ? busy : 0xffffffff;
+	return true;
 }
 
 #endif

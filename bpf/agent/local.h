@@ -18,8 +18,15 @@ struct inet_sock {
 	struct sock sk;
 } __attribute__((preserve_access_index));
 
+struct request_sock_queue {
+	struct {
+		int counter;
+	} young;
+} __attribute__((preserve_access_index));
+
 struct inet_connection_sock {
 	struct inet_sock icsk_inet;
+	struct request_sock_queue icsk_accept_queue;
 } __attribute__((preserve_access_index));
 
 struct tcp_sock {
@@ -40,10 +47,11 @@ enum socket_kind {
 	SOCKET_COOKIE = 1 << 4,	   /* the packet returns a valid SYN cookie */
 };
 
-/* Connections in the accept queue, and the queue's limit. */
+/* The connections of a listening socket that the application does not have yet. */
 struct backlog {
-	__u32 waiting;
-	__u32 most;
+	__u32 waiting; /* in the accept queue */
+	__u32 most;    /* the limit of the accept queue */
+	__u32 young;   /* half-open, and the SYN-ACK was sent once: for at most a second */
 };
 
 static __always_inline bool is_live(int kinds)
@@ -78,6 +86,7 @@ static __always_inline void read_backlog(struct bpf_sock *listener, struct backl
 		return;
 	backlog->waiting = tcp->inet_conn.icsk_inet.sk.sk_ack_backlog;
 	backlog->most = tcp->inet_conn.icsk_inet.sk.sk_max_ack_backlog;
+	backlog->young = tcp->inet_conn.icsk_accept_queue.young.counter;
 }
 
 /* Whether the application listens. No client has port 0, so the lookup finds only listeners. */

@@ -25,6 +25,9 @@ enum load_source {
 	LOAD_SHARED_MEMORY,
 };
 
+/* The capacity of a load whose source has none. */
+#define NO_CAPACITY 0xffffffff
+
 /*
  * How a TCP service accepts connections. User space replaces it as a whole. Only then does user
  * space write the state of the dynamic policy, which the programs maintain.
@@ -37,7 +40,7 @@ struct acceptance {
 	__u32 window;
 	__u32 few;	   /* a window with fewer accepted raises the threshold */
 	__u32 many;	   /* a window with more accepted lowers it */
-	__u32 capacity;	   /* n, if the source does not know it; 0: not set */
+	__u32 capacity;	   /* n, by the configuration; NO_CAPACITY: that of the source */
 	__u64 stale_after; /* ns; for loads that user space writes */
 	__u64 window_time; /* ns: the shortest time of a window; 0: none, as in the paper */
 	__u64 began;	   /* ns of the coarse clock: the start of this window */

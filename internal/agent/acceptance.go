@@ -3,6 +3,7 @@
 package agent
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 
@@ -39,7 +40,7 @@ func newAcceptance(s desired.AgentService) agentAcceptance {
 	a := agentAcceptance{
 		Policy:   uint8(acceptPolicies[s.Accept.Policy]),
 		Source:   uint8(loadSources[s.Load.Kind]),
-		Capacity: accept.NoCapacity,
+		Capacity: capacityOf(s.Load),
 	}
 	switch s.Accept.Policy {
 	case desired.AcceptStatic:
@@ -50,9 +51,6 @@ func newAcceptance(s desired.AgentService) agentAcceptance {
 		a.WindowTime = uint64(*s.Accept.WindowTime)
 	}
 	a.Threshold = a.Initial
-	if s.Load.Kind == desired.LoadConnections && s.Load.Workers != 0 {
-		a.Capacity = s.Load.Workers
-	}
 	if s.Load.Kind.IsPolled() {
 		a.StaleAfter = uint64(load.StaleAfter(s.Load.Interval))
 	}
@@ -60,6 +58,15 @@ func newAcceptance(s desired.AgentService) agentAcceptance {
 		a.Reset = 1
 	}
 	return a
+}
+
+// capacityOf returns the capacity of a load by the configuration. It is accept.NoCapacity if the
+// load source is to tell its own, which for apache-scoreboard includes the configured workers.
+func capacityOf(s desired.Source) uint32 {
+	if s.Capacity == 0 && s.Kind == desired.LoadConnections {
+		return cmp.Or(s.Workers, accept.NoCapacity)
+	}
+	return cmp.Or(s.Capacity, accept.NoCapacity)
 }
 
 // sameRule tells whether two acceptances have the same rule. It ignores the fields that the data

@@ -199,6 +199,7 @@ func TestDryRunChangesNothing(t *testing.T) {
 	k := testKernel(t)
 	s := newStage(t)
 	sides := [][]situation{s.situations(client4, vip4), s.situations(client6, vip6)}
+	s.age(k, vip4, vip6) // so that the load is the same in both runs
 	random := rand.New(rand.NewPCG(7, 11))
 	seen := map[string]int{}
 	long := packet.TCP(client4, vip4, packet.Flags(packet.ACK), packet.Payload(make([]byte, 3000)))

@@ -425,7 +425,7 @@ func tryOffer(t *testing.T, k *kernel, key agentServiceKey, want *policy, f flow
 	setFlow(t, k, f, desired.SRv6Insert, "", 0)
 	before := offers(t, k, f.vip)
 	runAgent(t, k, events()[0].frame(dialogue{flow: f}, desired.SRv6Insert))
-	after, result := offers(t, k, f.vip), want.offer()
+	after, result := offers(t, k, f.vip), want.offer(sockets{listening: true})
 	for name := range after {
 		if got := after[name] - before[name]; (got == 1) != (name == result) {
 			t.Fatalf("seed %d, offer %d of busy %d: %d more %s, want %s", seed, i, want.load.Busy, got, name, result)

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -145,8 +144,10 @@ type AcceptState struct {
 
 // Load is how busy a service is, in units of its load source.
 type Load struct {
+	// Busy includes the connections that the load source does not show yet, if they are known: see
+	// View.loadNow.
 	Busy uint32 `json:"busy"`
-	// Capacity is nil if the load source reports none.
+	// Capacity is nil if neither the configuration nor the load source gives one.
 	Capacity *uint32 `json:"capacity"`
 }
 
@@ -299,7 +300,7 @@ func (v *View) acceptState(key agentServiceKey) (*AcceptState, error) {
 		state.Threshold = &a.Threshold
 	}
 	if asksForLoad(a) {
-		load, known, err := v.readLoad(key, a)
+		load, known, err := v.loadNow(key, a)
 		if err != nil {
 			return nil, err
 		}
@@ -352,61 +353,6 @@ func named[Name ~string, Number ~uint32](names map[Name]Number, number uint8) Na
 		}
 	}
 	return Name(fmt.Sprint(number))
-}
-
-// readLoad returns the load that the policy uses. known is false if the load is unknown. If the
-// load source is the accept queue and the service has all ports, the load is known only per packet.
-func (v *View) readLoad(key agentServiceKey, a *agentAcceptance) (l agentLoad, known bool, err error) {
-	switch agentLoadSource(a.Source) {
-	case agentLoadSourceLOAD_CONNECTIONS:
-		return v.openConnections(key, a)
-	case agentLoadSourceLOAD_ACCEPT_QUEUE:
-		return v.listenerLoad(key)
-	}
-	now, err := monotonic()
-	if err != nil {
-		return l, false, err
-	}
-	if err := v.maps.Loads.Lookup(key, &l); errors.Is(err, ebpf.ErrKeyNotExist) {
-		return l, false, nil
-	} else if err != nil {
-		return l, false, fmt.Errorf("read %s: %w", v.maps.Loads, err)
-	}
-	return l, l.When != 0 && now-int64(l.When) <= int64(a.StaleAfter), nil
-}
-
-// openConnections returns the number of connections that the server has not closed. The number is
-// known while the program that counts them is attached.
-func (v *View) openConnections(key agentServiceKey, a *agentAcceptance) (l agentLoad, known bool, err error) {
-	var open int64
-	if err := v.maps.Connections.Lookup(key, &open); errors.Is(err, ebpf.ErrKeyNotExist) {
-		return l, false, nil
-	} else if err != nil {
-		return l, false, fmt.Errorf("read %s: %w", v.maps.Connections, err)
-	}
-	_, err = os.Stat(filepath.Join(datapath.Dir(v.instance), connectionCountPin))
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return l, false, err
-	}
-	return agentLoad{Busy: uint32(max(open, 0)), Capacity: a.Capacity}, err == nil, nil
-}
-
-// listenerLoad returns the backlog of the service's listener. It finds the listener with a packet
-// from port 0, which no client uses.
-func (v *View) listenerLoad(key agentServiceKey) (l agentLoad, known bool, err error) {
-	vip := netip.AddrPortFrom(netip.AddrFrom16(key.Vip.In6U.U6Addr8).Unmap(), networkOrder(key.Port))
-	if vip.Port() == 0 || !v.here {
-		return l, false, nil
-	}
-	nobody := netip.AddrPortFrom(netip.IPv6Unspecified(), 0)
-	if vip.Addr().Is4() {
-		nobody = netip.AddrPortFrom(netip.IPv4Unspecified(), 0)
-	}
-	sockets, err := querySockets(v.sockets, nobody, vip)
-	if err != nil || !sockets.has(agentSocketKindSOCKET_LISTENING) {
-		return l, false, err
-	}
-	return agentLoad{Busy: sockets.Backlog.Waiting, Capacity: sockets.Backlog.Most}, true, nil
 }
 
 // offerCounters counts the connections offered to a service, by outcome.

@@ -4,6 +4,7 @@ package agent
 
 import (
 	"encoding/binary"
+	"math"
 	"net/netip"
 	"slices"
 
@@ -33,10 +34,13 @@ type remembered struct {
 	kind     desired.Encapsulation
 }
 
-// sockets are the kernel's sockets for a flow.
+// sockets are the kernel's sockets for a flow, and the backlog of the listening one.
 type sockets struct {
 	listening, request, connected, timeWait bool
 	cookie                                  bool // the flow's ACK returns a valid SYN cookie
+	// waiting connections are in the accept queue, most is the queue's limit, and young ones are
+	// half-open, with a SYN-ACK that was sent once.
+	waiting, most, young uint32
 }
 
 func (s sockets) live() bool { return s.request || s.connected }
@@ -55,11 +59,12 @@ type hunter struct {
 type policy struct {
 	accept.Policy // nil: least
 	reset         bool
-	load          *accept.Load // nil: unknown
+	source        desired.Source
+	load          *accept.Load // what the source shows; nil: unknown
 }
 
 func newPolicy(s desired.AgentService) *policy {
-	p := &policy{reset: s.NotLocal == desired.NotLocalReset} // and least
+	p := &policy{reset: s.NotLocal == desired.NotLocalReset, source: s.Load} // and least
 	switch a := s.Accept; a.Policy {
 	case desired.AcceptAlways:
 		p.Policy = accept.Always{}
@@ -78,32 +83,68 @@ func newPolicy(s desired.AgentService) *policy {
 }
 
 // answer returns the result of an offer of a connection.
-func (p *policy) answer(w *wrapped, listening bool) string {
+func (p *policy) answer(w *wrapped, local sockets) string {
 	switch {
 	case w.function == connectForce && w.offer().Next != 0:
 		return "taken_back"
 	case w.function == connectForce:
 		return "forced"
 	case p.Policy == nil:
-		return p.compare(w, listening)
+		return p.compare(w, local)
 	case w.left() <= 0:
 		return "forced"
-	case !listening:
+	case !local.listening:
 		return "refused_down"
 	}
-	return p.offer()
+	return p.offer(local)
+}
+
+// isKnown tells whether the load of a service with a listening socket is known.
+func (p *policy) isKnown() bool { return p.load != nil || p.source.Kind == desired.LoadAcceptQueue }
+
+// now returns the present load of a service with a listening socket: what the source shows, and the
+// connections that it does not show yet.
+func (p *policy) now(local sockets) accept.Load {
+	load := accept.Load{Busy: local.waiting, Capacity: accept.NoCapacity}
+	if p.source.Kind != desired.LoadAcceptQueue {
+		load = *p.load
+	}
+	if p.source.Kind == desired.LoadConnections && p.source.Workers != 0 {
+		load.Capacity = p.source.Workers
+	}
+	if p.source.Capacity != 0 {
+		load.Capacity = p.source.Capacity
+	}
+	// A flood makes half-open connections, too.
+	most := load.Capacity
+	if most == accept.NoCapacity {
+		most = load.Busy
+	}
+	missing := uint64(min(local.young, max(most, 16)))
+	switch p.source.Kind {
+	case desired.LoadCgroup: // CPU time
+		return load
+	case desired.LoadApache, desired.LoadSharedMemory:
+		missing += uint64(local.waiting)
+	}
+	load.Busy = uint32(min(uint64(load.Busy)+missing, math.MaxUint32))
+	return load
 }
 
 // offer asks the policy. Policies that use the load accept all offers while the load is unknown.
-func (p *policy) offer() string {
+func (p *policy) offer(local sockets) string {
 	load := accept.Load{}
 	switch p.Policy.(type) {
 	case accept.Always, accept.Never:
 	default:
-		if p.load == nil {
+		if !p.isKnown() {
 			return "accepted_stale"
 		}
-		load = *p.load
+		load = p.now(local)
+	}
+	// The dynamic policy bounds its threshold by the capacity.
+	if load.Capacity == accept.NoCapacity {
+		load.Capacity = local.most
 	}
 	if p.Accepts(load) {
 		return "accepted"
@@ -203,7 +244,7 @@ func (h *hunter) connect(w *wrapped, s segment) string {
 		return ""
 	}
 	if p := h.service(s.flow); p != nil {
-		result := p.answer(w, local.listening)
+		result := p.answer(w, local)
 		h.offers[result]++
 		switch result {
 		case "refused", "refused_down":

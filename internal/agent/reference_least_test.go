@@ -46,11 +46,12 @@ func (w *wrapped) isListed() bool {
 
 // compare returns the result of an offer by policy least. It sets what the server writes into its
 // own entry.
-func (p *policy) compare(w *wrapped, listening bool) string {
+func (p *policy) compare(w *wrapped, local sockets) string {
 	own, free := accept.Unknown, false
-	if listening && p.load != nil {
-		free = p.load.Capacity != accept.NoCapacity && p.load.Busy < p.load.Capacity
-		own = toldLoad(offerOf(*p.load))
+	if local.listening && p.isKnown() {
+		load := p.now(local)
+		free = load.Capacity != accept.NoCapacity && load.Busy < load.Capacity
+		own = toldLoad(offerOf(load))
 	}
 	candidates, first := w.earlier()
 	passed := make([]accept.Load, len(candidates))
@@ -67,7 +68,7 @@ func (p *policy) compare(w *wrapped, listening bool) string {
 	switch {
 	case free:
 		return "accepted"
-	case place != accept.Last && !listening:
+	case place != accept.Last && !local.listening:
 		return "refused_down"
 	case place != accept.Last && answer == accept.Take:
 		return "accepted_stale"

@@ -113,9 +113,11 @@ func TestServicesShareASource(t *testing.T) {
 	s := newSourceTest(t)
 	path, application := openLoad(t, 4)
 	shared := s.source(path, time.Millisecond)
+	limited := shared
+	limited.Capacity = 3
 	other := s.source(filepath.Join(t.TempDir(), "none"), time.Millisecond)
 	connections := desired.Source{Kind: desired.LoadConnections}
-	s.follow(map[desired.Port]desired.Source{1: shared, 2: shared, 3: other, 4: connections})
+	s.follow(map[desired.Port]desired.Source{1: shared, 2: limited, 3: other, 4: connections})
 	if len(s.watches) != 2 {
 		t.Errorf("%d sources are read, want 2", len(s.watches))
 	}
@@ -130,7 +132,7 @@ func TestServicesShareASource(t *testing.T) {
 
 	// A service that joins has the load at once, and nothing else is interrupted.
 	before := s.watches[shared]
-	s.follow(map[desired.Port]desired.Source{1: shared, 2: shared, 3: shared, 4: shared})
+	s.follow(map[desired.Port]desired.Source{1: limited, 2: shared, 3: shared, 4: shared})
 	s.expect(1, 4, 1, 2, 3, 4)
 	if len(s.watches) != 1 || s.watches[shared] != before {
 		t.Errorf("%d sources are read, want the one before", len(s.watches))

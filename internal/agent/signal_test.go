@@ -431,7 +431,8 @@ func TestAcceptQueue(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			if load := trace.Accept.Load; load == nil || int(load.Busy) != waiting || load.Capacity == nil {
+			load := trace.Accept.Load
+			if load == nil || int(load.Busy) != waiting || load.Capacity != nil {
 				t.Errorf("%d waiting: traced as %+v", waiting, load)
 			}
 			runAgent(t, k, events()[0].frame(dialogue{flow: f}, desired.SRv6Insert))

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"strconv"
 	"testing"
 	"time"
 
@@ -16,6 +17,7 @@ import (
 	"github.com/gopacket/gopacket/layers"
 	"github.com/vishvananda/netlink"
 
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/needs"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/testnet"
@@ -119,6 +121,63 @@ func (s *stage) listen(vip netip.AddrPort) <-chan net.Conn {
 		}
 	})
 	return accepted
+}
+
+// listenOnly starts an application that accepts no connection, with a limit of its accept queue.
+func (s *stage) listenOnly(vip netip.AddrPort, limit int) {
+	s.t.Helper()
+	// It bounds the limit that Go asks for.
+	const sysctl = "/proc/sys/net/core/somaxconn"
+	var listener net.Listener
+	s.do(func() (err error) {
+		if err := os.WriteFile(sysctl, []byte(strconv.Itoa(limit)), 0); err != nil {
+			return err
+		}
+		var config net.ListenConfig
+		config.SetMultipathTCP(vip.Addr().Is6())
+		listener, err = config.Listen(s.t.Context(), "tcp", vip.String())
+		return err
+	})
+	s.t.Cleanup(func() { _ = listener.Close() })
+}
+
+// backlog returns the backlog of a listening socket, as the agent's programs see it.
+func (s *stage) backlog(k *kernel, vip netip.AddrPort) agentBacklog {
+	s.t.Helper()
+	var queue agentBacklog
+	s.do(func() error {
+		service := desired.AgentService{
+			VIP: vip.Addr(), Port: desired.Port(vip.Port()), Protocol: desired.TCP,
+		}
+		var listens bool
+		var err error
+		queue, listens, err = k.view().backlog(serviceKey(service))
+		if err == nil && !listens {
+			err = fmt.Errorf("nobody listens at %s", vip)
+		}
+		return err
+	})
+	return queue
+}
+
+// age returns when no half-open connection is young any more.
+func (s *stage) age(k *kernel, vips ...netip.AddrPort) {
+	s.t.Helper()
+	for _, vip := range vips {
+		eventually(s.t, "half-open connections age", func() bool {
+			return s.backlog(k, vip).Young == 0
+		})
+	}
+}
+
+// fill adds connections to the accept queue of an application that accepts none.
+func (s *stage) fill(client netip.Addr, vip netip.AddrPort, n int) {
+	s.t.Helper()
+	for i := range n {
+		d := s.request(flow{netip.AddrPortFrom(client, uint16(20000+i)), vip})
+		s.send(d, packet.ACK|packet.PSH)
+		s.probe(d)
+	}
 }
 
 // dialogue is a connection whose client is the test, with the numbers of the next segment.

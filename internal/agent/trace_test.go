@@ -47,6 +47,16 @@ func randomRule(random *rand.Rand) (desired.Accept, desired.NotLocal) {
 	return accept[random.IntN(len(accept))], notLocal[random.IntN(2)]
 }
 
+// randomSource returns a random load source. One half is shared memory.
+func randomSource(random *rand.Rand) desired.Source {
+	kinds := []desired.LoadSource{desired.LoadConnections, desired.LoadAcceptQueue, desired.LoadCgroup}
+	source := desired.Source{Kind: desired.LoadSharedMemory, Capacity: random.Uint32N(3)}
+	if random.IntN(2) == 0 {
+		source.Kind = kinds[random.IntN(len(kinds))]
+	}
+	return source
+}
+
 // randomLoad reports a load, or makes the load missing or stale.
 func randomLoad(t *testing.T, k *kernel, random *rand.Rand, vip netip.AddrPort) {
 	t.Helper()
@@ -68,12 +78,17 @@ func TestTraceAgreesWithDataPath(t *testing.T) {
 	k := testKernel(t)
 	s := newStage(t)
 	sides := [][]situation{s.situations(client4, vip4), s.situations(client6, vip6)}
+	s.age(k, vip4, vip6) // so that the load is the same in both runs
 	random := rand.New(rand.NewPCG(4, 6))
 	view := tracingView(t, k)
 	seen := map[string]int{}
 	for range 200 {
 		accept, notLocal := randomRule(random)
-		if err := k.write(newTableContent(huntingConfig(desired.SRv6Encap, accept, notLocal), mtu)); err != nil {
+		cfg := huntingConfig(desired.SRv6Encap, accept, notLocal)
+		for i := range cfg.Services {
+			cfg.Services[i].Load = randomSource(random)
+		}
+		if err := k.write(newTableContent(cfg, mtu)); err != nil {
 			t.Fatal(err)
 		}
 		s.do(func() error {

@@ -19,7 +19,7 @@ import (
 )
 
 // watches are the load sources that the control plane reads. Services with the same source and
-// interval share a watch.
+// interval share a watch, whatever their capacities are.
 type watches map[desired.Source]*watch
 
 // follow reads the sources of the configuration until stopAll. It does not interrupt the reading of
@@ -28,7 +28,7 @@ func (w watches) follow(loads *ebpf.Map, cfg *desired.Agent, log *slog.Logger) {
 	want := map[agentServiceKey]desired.Source{}
 	for _, s := range cfg.Services {
 		if s.Load.Kind.IsPolled() {
-			want[serviceKey(s)] = s.Load
+			want[serviceKey(s)] = readerOf(s.Load)
 		}
 	}
 	// All services leave their former sources before any service joins another: a watch that a
@@ -50,6 +50,12 @@ func (w watches) follow(loads *ebpf.Map, cfg *desired.Agent, log *slog.Logger) {
 		}
 		w[source].join(key)
 	}
+}
+
+// readerOf returns a source without its configured capacity, which only the data path uses.
+func readerOf(s desired.Source) desired.Source {
+	s.Capacity = 0
+	return s
 }
 
 // sameLoad tells whether two sources are the same but for the interval.

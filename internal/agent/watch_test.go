@@ -50,12 +50,12 @@ func TestReportedLoad(t *testing.T) {
 		return "not offered"
 	}
 	key := serviceKey(cfg.Services[0])
-	busy := func() (uint32, bool) {
+	shown := func() (uint32, bool) {
 		var acceptance agentAcceptance
 		if err := a.kernel.objects.Acceptances.Lookup(key, &acceptance); err != nil {
 			t.Fatal(err)
 		}
-		l, ok, err := a.kernel.view().readLoad(key, &acceptance)
+		l, ok, err := a.kernel.view().reportedLoad(key, &acceptance)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -69,12 +69,13 @@ func TestReportedLoad(t *testing.T) {
 		t.Fatal(err)
 	}
 	first := n.dial(vip6.Addr())
-	eventually(t, "the load is read", func() bool { b, ok := busy(); return ok && b == 0 })
+	n.echo(first, 100) // it is no longer in the accept queue, which counts as load
+	eventually(t, "the load is read", func() bool { b, ok := shown(); return ok && b == 0 })
 	if got := dialed(); got != "accepted" {
 		t.Errorf("idle: %s", got)
 	}
 	application.Begin()
-	eventually(t, "the load is read", func() bool { b, ok := busy(); return ok && b == 1 })
+	eventually(t, "the load is read", func() bool { b, ok := shown(); return ok && b == 1 })
 	if got := dialed(); got != "refused" {
 		t.Errorf("busy: %s", got)
 	}

@@ -104,9 +104,13 @@ type Source struct {
 	Path string `yaml:"path,omitempty"`
 	// Workers is the number of connections that the application serves at a time. For
 	// apache-scoreboard it is MaxRequestWorkers. For connections it is the upper bound of the
-	// dynamic threshold. Not allowed for other sources. Default 0, which for connections means no
-	// bound.
+	// dynamic threshold. Not allowed for other sources. Default 0: not set. Capacity takes
+	// precedence.
 	Workers uint32 `yaml:"workers,omitempty" range:"1 to 4294967295"`
+	// Capacity is the number of connections that the server serves at a time without one slowing
+	// the other, such as its processors, in units of the source. 1 to 1,048,575: the largest number
+	// that a segment has room for. Default 0: that of the source, if it has one.
+	Capacity uint32 `yaml:"capacity,omitempty" range:"1 to 1048575"`
 	// Interval is the time from one read to the next, 1ms to 10s. Default 20ms for
 	// apache-scoreboard, 500ms for cgroup, and 10ms for shared-memory. Not allowed for other
 	// sources.

@@ -138,7 +138,8 @@ func (r *rules) checkLoad(path string, l Source) {
 	checkKnown(r, field.Child(path, "source"), l.Kind,
 		LoadConnections, LoadAcceptQueue, LoadApache, LoadCgroup, LoadSharedMemory)
 	if !slices.Contains([]LoadSource{LoadConnections, LoadApache}, l.Kind) {
-		r.refuse(field.Child(path, "workers"), l.Workers != 0, "only for connections and apache-scoreboard: %s reports its own capacity", l.Kind)
+		r.refuse(field.Child(path, "workers"), l.Workers != 0,
+			"only for connections and apache-scoreboard; capacity is for all sources")
 	}
 	if !l.Kind.IsPolled() {
 		r.refuse(field.Child(path, "path"), l.Path != "", "not used by source %s", l.Kind)

@@ -105,7 +105,7 @@ func requireThreshold(t *testing.T, l *lab.Lab, s lab.Service, r *rows, threshol
 		conn := r.dialFirst(t, l, s, "s1")
 		_, err := io.WriteString(conn, "GET /?work=1h HTTP/1.1\r\nHost: test\r\n\r\n")
 		must(t, err)
-		awaitLoad(t, l, "s1", s.Name, i+1)
+		awaitShown(t, l, "s1", s.Name, i+1)
 	}
 	requireServer(t, s, r.dialFirst(t, l, s, "s1"), "s2")
 	after := offers(t, l, "s1", s.Name)

@@ -40,7 +40,7 @@ func TestLoadSources(t *testing.T) {
 			_, err := io.WriteString(conn, "GET / HTTP/1.1\r\n")
 			must(t, err)
 			halves = append(halves, conn)
-			awaitLoad(t, l, "s2", s.Name, i+1)
+			awaitShown(t, l, "s2", s.Name, i+1)
 		}
 		before := offers(t, l, "s2", s.Name)
 		if before.accepted != threshold || before.refused > 0 {

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"net/netip"
+	"os"
+	"path/filepath"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/segue-lb/segue/internal/accept"
+	"github.com/segue-lb/segue/internal/datapath"
+)
+
+// fewHalfOpen is FEW_HALF_OPEN of bpf/agent/load.h.
+const fewHalfOpen = 16
+
+// loadNow returns the load by which the policy would decide now: the sum that load_now() of
+// bpf/agent/load.h makes. known is false if the load is unknown or stale.
+//
+// The backlog of the listener is known only in the agent's network namespace, and only if the
+// service has one port. Otherwise the load of an accept queue is unknown, and other loads are
+// without the connections that the application does not have yet.
+func (v *View) loadNow(key agentServiceKey, a *agentAcceptance) (
+	l agentLoad, known bool, err error,
+) {
+	queue, listens, err := v.backlog(key)
+	if err != nil {
+		return l, false, err
+	}
+	switch agentLoadSource(a.Source) {
+	case agentLoadSourceLOAD_CONNECTIONS:
+		l, known, err = v.openConnections(key)
+	case agentLoadSourceLOAD_ACCEPT_QUEUE:
+		l, known = agentLoad{Busy: queue.Waiting, Capacity: accept.NoCapacity}, listens
+	default:
+		l, known, err = v.reportedLoad(key, a)
+	}
+	if a.Capacity != accept.NoCapacity {
+		l.Capacity = a.Capacity
+	}
+	busy := uint64(l.Busy) + notShown(agentLoadSource(a.Source), l, queue)
+	l.Busy = uint32(min(busy, math.MaxUint32))
+	return l, known, err
+}
+
+// notShown returns the number of connections that the server has accepted and that the source does
+// not show yet: not_shown() of bpf/agent/load.h.
+func notShown(source agentLoadSource, l agentLoad, queue agentBacklog) uint64 {
+	most := l.Capacity
+	if most == accept.NoCapacity {
+		most = l.Busy
+	}
+	halfOpen := uint64(min(queue.Young, max(most, fewHalfOpen)))
+	switch source {
+	case agentLoadSourceLOAD_CGROUP:
+		return 0
+	case agentLoadSourceLOAD_CONNECTIONS, agentLoadSourceLOAD_ACCEPT_QUEUE:
+		return halfOpen
+	}
+	return halfOpen + uint64(queue.Waiting)
+}
+
+// reportedLoad returns the load that user space has written.
+func (v *View) reportedLoad(key agentServiceKey, a *agentAcceptance) (
+	l agentLoad, known bool, err error,
+) {
+	now, err := monotonic()
+	if err != nil {
+		return l, false, err
+	}
+	if err := v.maps.Loads.Lookup(key, &l); errors.Is(err, ebpf.ErrKeyNotExist) {
+		return l, false, nil
+	} else if err != nil {
+		return l, false, fmt.Errorf("read %s: %w", v.maps.Loads, err)
+	}
+	return l, l.When != 0 && now-int64(l.When) <= int64(a.StaleAfter), nil
+}
+
+// openConnections returns the number of connections that the server has not closed. The number is
+// known while the program that counts them is attached.
+func (v *View) openConnections(key agentServiceKey) (l agentLoad, known bool, err error) {
+	var open int64
+	if err := v.maps.Connections.Lookup(key, &open); errors.Is(err, ebpf.ErrKeyNotExist) {
+		return l, false, nil
+	} else if err != nil {
+		return l, false, fmt.Errorf("read %s: %w", v.maps.Connections, err)
+	}
+	_, err = os.Stat(filepath.Join(datapath.Dir(v.instance), connectionCountPin))
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return l, false, err
+	}
+	return agentLoad{Busy: uint32(max(open, 0)), Capacity: accept.NoCapacity}, err == nil, nil
+}
+
+// backlog returns the connections of the service's listening socket that the application does not
+// have yet. It finds the socket with a packet from port 0, which no client uses. listens is false
+// if there is none, or if it cannot be known.
+func (v *View) backlog(key agentServiceKey) (queue agentBacklog, listens bool, err error) {
+	vip := netip.AddrPortFrom(
+		netip.AddrFrom16(key.Vip.In6U.U6Addr8).Unmap(), networkOrder(key.Port))
+	if vip.Port() == 0 || !v.here {
+		return queue, false, nil
+	}
+	nobody := netip.AddrPortFrom(netip.IPv6Unspecified(), 0)
+	if vip.Addr().Is4() {
+		nobody = netip.AddrPortFrom(netip.IPv4Unspecified(), 0)
+	}
+	sockets, err := querySockets(v.sockets, nobody, vip)
+	if err != nil {
+		return queue, false, err
+	}
+	return sockets.Backlog, sockets.has(agentSocketKindSOCKET_LISTENING), nil
+}
