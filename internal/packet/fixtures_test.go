@@ -35,6 +35,12 @@ func srv6Encap(kind desired.Encapsulation, segments ...netip.Addr) packet.Encap 
 	}
 }
 
+// whole returns the encapsulation with the whole segment list.
+func whole(e packet.Encap) packet.Encap {
+	e.Whole = true
+	return e
+}
+
 func tunnel(kind desired.Encapsulation, outer [2]netip.Addr) packet.Encap {
 	return packet.Encap{
 		Kind: kind, Source: outer[0], Destination: outer[1], FlowLabel: 0x12345, Own: own, NextHop: nextHop,

@@ -88,6 +88,13 @@ var vectors = []struct {
 		fd000005000000010005000000000000
 		04 02 04 01 00 00 0000
 		fd000005000000020005000000000000` + forwarded4},
+	{"srv6-encap, whole list", clientFrame4, whole(srv6Encap(desired.SRv6Encap, deliver1, deliver2)), ethernet6 + `
+		6b912345 0044 2b 40
+		fd00006c000000010000000000000000
+		fd000005000000010005000000000000
+		04 04 04 01 01 00 0000              # segments left 1, last entry 1
+		fd000005000000020005000000000000    # [0] s2::dv
+		fd000005000000010005000000000000    # [1] s1::dv` + forwarded4},
 	{"gre over IPv4, IPv6", clientFrame6, tunnel(desired.GRE, outer4), ethernet4 + `
 		45 b9 0048 0000 4000 40 2f 25cc     # ID 0, don't fragment
 		0a000001 0a000002

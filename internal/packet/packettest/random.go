@@ -66,6 +66,7 @@ func Encap(inner int) *rapid.Generator[packet.Encap] {
 				e.Segments = append(e.Segments, sid)
 			}
 		}
+		e.Whole = e.Kind == desired.SRv6Encap && rapid.Bool().Draw(t, "whole list")
 		return e
 	})
 }
