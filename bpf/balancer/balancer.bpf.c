@@ -117,8 +117,8 @@ __noinline int handle_in_full(struct xdp_md *ctx, struct packet *pkt, __u32 resu
 						: find_related(pkt, &service, &flow, &segments);
 	if (!is_forward(why))
 		return leave(ctx, pkt, why);
-	return forward(ctx, pkt, &service, &segments, forget(pkt, segments.count),
-		       flow_label(&flow), forget(pkt, why));
+	return forward(ctx, pkt, &service, &segments, segments.server[0],
+		       forget(pkt, segments.count), flow_label(&flow), forget(pkt, why));
 }
 
 /* Handles a packet of a server to the balancer itself. Not inlined: see handle_in_full. */
@@ -157,7 +157,8 @@ static __always_inline int process(struct xdp_md *ctx, struct packet *pkt)
 		return leave(ctx, pkt, judge(pkt, why));
 	if (!lookup_plain(pkt, &service, &flow, &segments))
 		return handle_in_full(ctx, pkt, PARSE_OK);
-	return forward(ctx, pkt, &service, &segments, 1, flow_label(&flow), LB_FORWARD_KNOWN);
+	return forward(ctx, pkt, &service, &segments, flow_server(&flow), 1, flow_label(&flow),
+		       LB_FORWARD_KNOWN);
 }
 
 SEC("xdp")

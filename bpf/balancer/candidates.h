@@ -127,14 +127,16 @@ static __always_inline bool is_listed(const struct segments *segments, __u32 num
 	return false;
 }
 
-/* Appends a server to the list. False when the list has the server already, or no room. */
-static __always_inline bool append_server(struct segments *segments, __u32 number)
+/* Appends a server to the list, with its bits of the columns. False when the list has the server
+ * already, or no room. */
+static __always_inline bool append_server(struct segments *segments, __u32 number, __u32 column)
 {
 	__u32 count = segments->count;
 
 	if (count >= MAX_CANDIDATES || is_listed(segments, number))
 		return false;
 	segments->server[count] = number;
+	segments->columns |= column << count * COLUMN_BITS;
 	segments->count = count + 1;
 	return true;
 }
@@ -159,7 +161,7 @@ __noinline int list_row(const struct service *service, __u32 generations, __u32 
 		__u32 number = candidate_at(table, first + i);
 
 		if (is_wanted(service, number, wanted))
-			append_server(segments, number);
+			append_server(segments, number, 0);
 	}
 	return 0;
 }
@@ -191,8 +193,9 @@ struct search_context {
 static __always_inline void find(const struct search_context *in, __u32 number)
 {
 	struct search *search = in->search;
+	__u32 column = search->row ? NO_COLUMN : COLUMN(search->place);
 
-	if (in->segments && !append_server(in->segments, number) && search->row)
+	if (in->segments && !append_server(in->segments, number, column) && search->row)
 		return;
 	search->server = number;
 	search->found++;
@@ -254,12 +257,12 @@ __noinline int continue_search(const struct service *service, struct search *sea
 }
 
 /*
- * Appends servers that take new flows: those of the bucket's row, and those of the next rows in
- * place of the row's servers that take none. All balancers search the same rows. It lists fewer
- * than wanted if it finds no more, and any server if it finds none. Not inlined: see handle_in_full.
+ * Appends as many servers that take new flows as a row has candidates: those of the bucket's row,
+ * and those of the next rows in place of the row's servers that take none. All balancers search the
+ * same rows. It lists fewer servers if it finds no more, and any server if it finds none. Not
+ * inlined: see handle_in_full.
  */
-__noinline int list_taking(const struct service *service, __u32 bucket, __u32 wanted,
-			   struct segments *segments)
+__noinline int list_taking(const struct service *service, __u32 bucket, struct segments *segments)
 {
 	struct candidate_reader from = { .number = ~0 };
 	__u32 table_key, first;
@@ -272,18 +275,21 @@ __noinline int list_taking(const struct service *service, __u32 bucket, __u32 wa
 		return 0;
 	/* Mostly, all servers of the row take new flows, and there is nothing to search for. */
 	first = row_start(service, bucket);
-	for (__u32 i = 0; i < MAX_CANDIDATES && i < candidates_of(service) && i < wanted; i++) {
+	for (__u32 i = 0; i < MAX_CANDIDATES && i < candidates_of(service); i++) {
 		__u32 number = read_candidate(&from, first + i);
 
 		if (!is_wanted(service, number, LIST_TAKING)) {
-			struct search search = { .bucket = bucket, .wanted = wanted };
+			struct search search = {
+				.bucket = bucket,
+				.wanted = candidates_of(service),
+			};
 
 			/* NO_SERVER behind a server ends a row that is shorter than others. */
 			if (number != NO_SERVER || !i)
 				continue_search(service, &search, segments);
 			return 0;
 		}
-		append_server(segments, number);
+		append_server(segments, number, COLUMN(i));
 	}
 	return 0;
 }
@@ -313,7 +319,8 @@ __noinline int first_taking(const struct service *service, __u32 bucket)
 static __always_inline void list_possible(const struct service *service, __u32 bucket,
 					  struct segments *segments)
 {
-	list_taking(service, bucket, candidates_of(service), segments);
+	list_taking(service, bucket, segments);
+	segments->columns = 0;
 	list_row(service, generations_of(service), bucket, LIST_FIT, segments);
 	list_row(service, generations_of(service), bucket, LIST_REACHABLE, segments);
 	list_row(service, 1, bucket, LIST_ANY, segments);

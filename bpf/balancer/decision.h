@@ -35,6 +35,7 @@ struct decided_entry {
 
 /* A server that the packet visits. */
 struct decided_segment {
+	__u64 argument; /* of its SID, with the column of an offer (net/load.h) */
 	__u32 server;	/* its slot */
 	__u32 function; /* enum sid_function; gre and ipip have none */
 };
@@ -58,13 +59,13 @@ struct decision {
 	__u32 reason;		  /* enum lb_reason: what it is counted as */
 	struct decided_entry entry;
 	struct decided_placement placement;
-	__u32 count; /* of segments */
-	struct decided_segment segment[MAX_CANDIDATES];
 	__u16 added; /* bytes of the encapsulation */
 	__u16 mtu;   /* bytes of layer 3 that the interface takes; 0: there is no next hop */
+	__u32 count; /* of segments */
+	struct decided_segment segment[MAX_CANDIDATES];
 	__u8 has_service;
 	__u8 is_exact; /* the service names the port; else it has all other ports */
-	__u8 pad[2];
+	__u8 pad[6];
 };
 
 extern struct decision decision;

@@ -4,6 +4,7 @@
  *
  *	srv6-insert	8 + 16 (n + 2)			RFC 8754; 56 for one, 72 for two
  *	srv6-encap	40, and 8 + 16 (n - 1) if n > 1	RFC 8986 section 5.2; 40, 64
+ *			40, and 8 + 16 n if n > 1	offers, which keep the whole list; 40, 80
  *	gre		4 + outer header		RFC 2784, RFC 7676; 44 over IPv6
  *	ipip		outer header			RFC 2003, RFC 2473; 40 over IPv6
  *
@@ -40,13 +41,20 @@ static __always_inline __u32 outer_size(const struct server *server)
 	return server->flags & SERVER_IPV4 ? sizeof(struct iphdr) : sizeof(struct ipv6hdr);
 }
 
+/* How many servers are in the routing header of srv6-encap, for lists of two or more. */
+static __always_inline __u32 listed_servers(const struct encap *encap)
+{
+	return encap->count - 1 + encap->segments->keeps_whole;
+}
+
 static __always_inline __u32 encap_size(enum encapsulation kind, const struct encap *encap)
 {
 	switch (kind) {
 	case ENCAP_SRV6_INSERT:
 		return srh_size(encap->count + 2);
 	case ENCAP_SRV6_ENCAP:
-		return sizeof(struct ipv6hdr) + (encap->count > 1 ? srh_size(encap->count - 1) : 0);
+		return sizeof(struct ipv6hdr) +
+		       (encap->count > 1 ? srh_size(listed_servers(encap)) : 0);
 	case ENCAP_GRE:
 		return outer_size(encap->server) + sizeof(struct gre_header);
 	case ENCAP_IPIP:
@@ -109,12 +117,13 @@ static __always_inline bool write_segments(struct in6_addr *out, const struct en
 	const void *end = encap->end;
 
 	for (__u32 i = 1; i < encap->count && i < MAX_CANDIDATES; i++) {
-		const struct server *server =
-			server_at(segments->server[(encap->count - i) & (MAX_CANDIDATES - 1)]);
+		__u32 at = (encap->count - i) & (MAX_CANDIDATES - 1);
+		const struct server *server = server_at(segments->server[at]);
+		__u32 sid = i == 1 ? segments->last_sid : segments->sid;
 
 		if ((void *)(out + 1) > end)
 			return false;
-		write_sid(out++, &server->address, i == 1 ? segments->last_sid : segments->sid);
+		write_sid(out++, &server->address, sid | argument_of(segments, at));
 		/* Otherwise the compiler would check one register and write through another. */
 		barrier_var(out);
 	}
@@ -233,7 +242,8 @@ static __always_inline void start_outer_ipv6(struct ipv6hdr *ip, const struct en
 	copy_address(&ip->saddr, &encap->server->source);
 }
 
-/* H.Encaps.Red (RFC 8986 section 5.2): the first segment is only in the outer destination. */
+/* H.Encaps.Red (RFC 8986 section 5.2): the first segment is only in the outer destination, unless
+ * the list is kept whole (H.Encaps, section 5.1). */
 static __always_inline bool write_srv6_encap(const struct encap *encap)
 {
 	const void *end = encap->end;
@@ -249,8 +259,8 @@ static __always_inline bool write_srv6_encap(const struct encap *encap)
 		return true;
 	if ((void *)(srh + 1) > end)
 		return false;
-	start_srh(srh, inner_protocol(encap->pkt), count - 1, count - 1);
-	return write_segments(srh->segment, encap, true);
+	start_srh(srh, inner_protocol(encap->pkt), listed_servers(encap), count - 1);
+	return write_segments(srh->segment, encap, !encap->segments->keeps_whole);
 }
 
 static __always_inline __be16 ipv4_checksum(const struct iphdr *ip)

@@ -28,6 +28,14 @@ static __always_inline enum lb_reason send_as(struct xdp_md *ctx, enum encapsula
 	return LB_NONE;
 }
 
+/* Notes a server that a packet visits, and the low bits of its SID. */
+static __always_inline void note_segment(__u32 i, __u32 server, __u64 sid_low)
+{
+	decision.segment[i].server = server;
+	decision.segment[i].function = sid_low_function(sid_low);
+	decision.segment[i].argument = bpf_be64_to_cpu(sid_low) & SID_ARGUMENT_MASK;
+}
+
 /* Notes the servers that a packet visits, and its encapsulation. */
 static __always_inline void note_segments(enum encapsulation kind, const struct encap *encap)
 {
@@ -41,14 +49,13 @@ static __always_inline void note_segments(enum encapsulation kind, const struct 
 	decision.count = encap->count;
 	decision.added = encap_size(kind, encap);
 	decision.mtu = server->next_hop ? port_at(NEXT_HOP_PORT(server->next_hop))->mtu : 0;
-	decision.segment[0].server = segments->server[0];
-	decision.segment[0].function = sid_low_function(segments->first_sid ?: server->known_sid);
+	note_segment(0, segments->server[0], segments->first_sid ?: server->known_sid);
 	if (encap->count == 1)
 		return;
 	for (__u32 i = 1; i < MAX_CANDIDATES && i < *count; i++) {
-		decision.segment[i].server = segments->server[i];
-		decision.segment[i].function =
-			sid_low_function(i + 1 < *count ? segments->sid : segments->last_sid);
+		__u32 sid = i + 1 < *count ? segments->sid : segments->last_sid;
+
+		note_segment(i, segments->server[i], sid | argument_of(segments, i));
 	}
 }
 
@@ -116,11 +123,12 @@ static __always_inline int leave(const struct xdp_md *ctx, const struct packet *
 	return why < LB_FORWARD_KNOWN ? XDP_PASS : XDP_DROP;
 }
 
-/* Sends the packet to the servers that were found. `count` is their number, a constant where there
- * can be only one. `found` says how they were found (is_forward). */
+/* Sends the packet to the servers that were found. `first` is the first of them, which the caller
+ * knows without a load. `count` is their number, a constant where there can be only one. `found`
+ * says how they were found (is_forward). */
 static __always_inline int forward(struct xdp_md *ctx, const struct packet *pkt,
 				   const struct service *service, const struct segments *segments,
-				   __u32 count, __u32 flow_label, enum lb_reason found)
+				   __u32 first, __u32 count, __u32 flow_label, enum lb_reason found)
 {
 	const struct port *port;
 	enum lb_reason failed;
@@ -128,7 +136,7 @@ static __always_inline int forward(struct xdp_md *ctx, const struct packet *pkt,
 	port = send(ctx, pkt, service, segments, count, flow_label, &failed);
 	if (!port)
 		return leave(ctx, pkt, failed);
-	count_forwarded(segments->server[0], found, pkt);
+	count_forwarded(first, found, pkt);
 	return transmit(port);
 }
 

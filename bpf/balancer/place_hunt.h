@@ -12,13 +12,15 @@
 
 #include "candidates.h"
 
-/* The most segments that a packet can visit without becoming too long for its path. */
+/* The most segments that a packet can visit without becoming too long for its path. `whole`: an
+ * encapsulation keeps the whole list. */
 static __always_inline __u32 most_segments(const struct packet *pkt, const struct service *service,
-					   const struct server *first)
+					   const struct server *first, bool whole)
 {
 	bool is_inserted = service->rule.encapsulation == ENCAP_SRV6_INSERT;
 	/* Bytes of a list of two or more segments that do not depend on their number. */
-	int fixed = is_inserted ? srh_size(2) : sizeof(struct ipv6hdr) + srh_size(0) - SEGMENT_SIZE;
+	int fixed = is_inserted ? srh_size(2)
+				: sizeof(struct ipv6hdr) + srh_size(0) - (whole ? 0 : SEGMENT_SIZE);
 	int room = port_at(NEXT_HOP_PORT(first->next_hop))->mtu - (int)pkt->length - fixed;
 
 	if (room < 2 * (int)SEGMENT_SIZE)
@@ -26,13 +28,15 @@ static __always_inline __u32 most_segments(const struct packet *pkt, const struc
 	return room < (int)(MAX_CANDIDATES * SEGMENT_SIZE) ? room / SEGMENT_SIZE : MAX_CANDIDATES;
 }
 
-/* Begins the list with the flow's holder, if it can be reached. */
+/* Begins the list with the flow's holder, if it can be reached. The holder has no column. */
 static __always_inline void list_holder(int holder, struct segments *segments)
 {
 	segments->count = 0;
+	segments->columns = 0;
 	if (holder < 0 || !is_reachable(server_at(holder)))
 		return;
 	segments->server[0] = holder;
+	segments->columns = NO_COLUMN;
 	segments->count = 1;
 }
 
@@ -63,30 +67,64 @@ static __always_inline bool seek(const struct packet *pkt, const struct service 
 	if (holder < 0)
 		return ask_listed(segments, SID_RECOVER, SID_RECOVER);
 	most = most_segments(pkt, service,
-			     server_at(segments->count ? segments->server[0] : (__u32)holder));
+			     server_at(segments->count ? segments->server[0] : (__u32)holder),
+			     false);
 	end_with(segments, holder, most);
 	return ask_listed(segments, SID_RECOVER, SID_ACK);
 }
 
-/*
- * Offers a new connection to servers that take new flows. The last of them has to accept it. The
- * holder is asked first whether it has the connection, also if no server takes new flows. If the
- * holder is the only server, it has to accept the connection as any other would.
- */
-static __always_inline bool offer(const struct flow_key *flow, const struct service *service,
-				  int holder, struct segments *segments)
+/* Leaves out the last candidates of an offer with which the packet would be too long for its path.
+ * The first candidate stays. `held` is the number of servers in front of it. */
+static __always_inline void shorten_offer(const struct packet *pkt, const struct service *service,
+					  __u32 held, struct segments *segments)
+{
+	const struct server *first = server_at(segments->server[0]);
+	__u32 most;
+
+	if (!first->next_hop) /* then it has no path */
+		return;
+	most = most_segments(pkt, service, first, true);
+	if (segments->count > most)
+		segments->count = most > held ? most : held + 1;
+}
+
+/* Lists the candidates for an offer, behind the servers that the list has. */
+static __always_inline void list_candidates(const struct flow_key *flow,
+					    const struct service *service,
+					    struct segments *segments)
 {
 	__u32 buckets = service->rule.buckets;
-	__u32 bucket = bucket_of(flow, buckets), held;
 
-	if (placement_of(service) == PLACEMENT_HUNT_RANDOM) {
-		bucket = (__u64)bpf_get_prandom_u32() * buckets >> 32;
-		note_random();
+	if (placement_of(service) != PLACEMENT_HUNT_RANDOM) {
+		list_taking(service, bucket_of(flow, buckets), segments);
+		return;
 	}
+	note_random();
+	list_taking(service, (__u64)bpf_get_prandom_u32() * buckets >> 32, segments);
+	segments->columns = ALL_NO_COLUMN; /* they are not of the flow's own row */
+}
+
+/*
+ * Offers a new connection to servers that take new flows. The last of them has to accept it, or to
+ * hand it back to a server with a lower load: so the list is kept whole, and all of them are asked
+ * by connect-avail. A single one has to accept the connection. The holder is asked first whether it
+ * has the connection, also if no server takes new flows. If the holder is the only server, it has
+ * to accept the connection as any other would.
+ */
+static __always_inline bool offer(const struct packet *pkt, const struct service *service,
+				  int holder, struct segments *segments)
+{
+	enum sid_function function = SID_CONNECT_FORCE;
+	__u32 held;
+
+	segments->keeps_whole = true;
 	list_holder(holder, segments);
 	held = segments->count;
-	list_taking(service, bucket, candidates_of(service), segments);
-	if (!ask_listed(segments, SID_CONNECT_AVAIL, SID_CONNECT_FORCE))
+	list_candidates(&pkt->key, service, segments);
+	shorten_offer(pkt, service, held, segments);
+	if (segments->count > held + 1)
+		function = SID_CONNECT_AVAIL;
+	if (!ask_listed(segments, function, function))
 		return false;
 	if (held && (segments->count > held || !(service->rule.flags & RULE_TAKES_FLOWS)))
 		segments->first_sid = SID_LOW(SID_STEER);
@@ -97,7 +135,7 @@ static __always_inline bool place_hunt(const struct packet *pkt, const struct se
 				       int holder, struct segments *segments)
 {
 	if (starts_connection(pkt))
-		return offer(&pkt->key, service, holder, segments);
+		return offer(pkt, service, holder, segments);
 	return seek(pkt, service, holder, segments);
 }
 

@@ -7,25 +7,49 @@
 #define SEGUE_BALANCER_SEGMENTS_H
 
 #include "maps.h"
+#include "net/load.h"
 #include "net/srv6.h"
 #include "services.h"
+
+/*
+ * Columns of a list: for each server the four bits that begin the argument of its SID in an offer
+ * (net/load.h), those of server 0 lowest. All bits are 0 in lists other than offers.
+ */
+#define COLUMN_BITS 4
+#define COLUMN(column) ((column) << 1)
+#define NO_COLUMN 1
+#define ALL_NO_COLUMN 0x11111111
 
 /* In order of travel. */
 struct segments {
 	__u32 count;
-	__u32 server[MAX_CANDIDATES];
+	__u16 server[MAX_CANDIDATES];
 	/* SID_LOW of what is asked of the first server, and of the others and the last, if there
-	 * are any. Of the first, 0 stands for its known_sid, which is then loaded no sooner than it
-	 * is written. */
+	 * are any. That of the first includes the argument; 0 stands for its known_sid, which is
+	 * then loaded no sooner than it is written. */
 	__u32 first_sid, sid, last_sid;
+	__u32 columns;
+	/* The routing header contains all servers, because servers write into their own entries.
+	 * Otherwise an encapsulation may leave out the first server. */
+	bool keeps_whole;
+	__u8 pad[3];
 	const struct server *first_server; /* server[0] */
 };
+
+/* The argument of a server's SID, as bits to add to SID_LOW. */
+static __always_inline __u64 argument_of(const struct segments *segments, __u32 i)
+{
+	__u64 column = segments->columns >> i * COLUMN_BITS & ((1 << COLUMN_BITS) - 1);
+
+	return bpf_cpu_to_be64(column << (LOAD_COLUMN_SHIFT - 1));
+}
 
 /* Says what is asked of each server, and of the last. A single server is the last one. */
 static __always_inline void ask(struct segments *segments, enum sid_function each,
 				enum sid_function last)
 {
-	segments->first_sid = segments->count > 1 ? SID_LOW(each) : SID_LOW(last);
+	segments->first_sid =
+		(segments->count > 1 ? SID_LOW(each) : SID_LOW(last)) | argument_of(segments, 0);
 	segments->sid = SID_LOW(each);
 	segments->last_sid = SID_LOW(last);
 }

@@ -85,7 +85,7 @@ static __always_inline int send_reset(struct xdp_md *ctx, struct packet *pkt,
 	if (!make_reset(ctx, pkt, signal))
 		return leave(ctx, pkt, LB_DROP_SIGNAL);
 	ask(&segments, SID_DELIVER, SID_DELIVER);
-	return forward(ctx, pkt, service, &segments, 1, label, LB_FORWARD_RESET);
+	return forward(ctx, pkt, service, &segments, sender, 1, label, LB_FORWARD_RESET);
 }
 
 /* Handles a signal: notes what it says, and sends its packet on to the client. */

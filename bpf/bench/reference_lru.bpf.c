@@ -21,6 +21,7 @@ static __always_inline enum lb_reason
 find_segments(const struct packet *pkt, const struct service *service, struct segments *segments)
 {
 	const __u32 *known = bpf_map_lookup_elem(&reference_flows, &pkt->key);
+	__u32 placed;
 
 	if (known) {
 		segments->count = 1;
@@ -31,7 +32,8 @@ find_segments(const struct packet *pkt, const struct service *service, struct se
 	}
 	if (!place_hash_new(&pkt->key, service, segments))
 		return LB_DROP_NO_SERVER;
-	if (bpf_map_update_elem(&reference_flows, &pkt->key, &segments->server[0], BPF_ANY))
+	placed = segments->server[0];
+	if (bpf_map_update_elem(&reference_flows, &pkt->key, &placed, BPF_ANY))
 		return LB_FORWARD_NO_ROOM;
 	return LB_FORWARD_NEW;
 }
@@ -52,6 +54,6 @@ int xdp_reference(struct xdp_md *ctx)
 	if (why)
 		return leave(ctx, &pkt, why);
 	why = find_segments(&pkt, &service, &segments);
-	return forward(ctx, &pkt, &service, &segments, 1,
+	return forward(ctx, &pkt, &service, &segments, segments.server[0], 1,
 		       multilinear((const __u32 *)&pkt.key, TUPLE_WORDS, bucket_keys) >> 32, why);
 }

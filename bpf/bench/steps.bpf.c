@@ -52,6 +52,6 @@ int xdp_steps(struct xdp_md *ctx)
 	if (!port)
 		return XDP_DROP;
 	if (last_step == STEP_COUNT)
-		count_forwarded(segments.server[0], LB_FORWARD_KNOWN, &pkt);
+		count_forwarded(flow_server(&flow), LB_FORWARD_KNOWN, &pkt);
 	return transmit(port);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Encapsulates each packet for the first servers of the table. The test sets the number of
- * servers, so that segment lists can be longer than those of the balancer.
+ * Encapsulates each packet for the first servers of the table. The test sets the number of servers,
+ * so that segment lists can be longer than those of the balancer, and says what each list is.
  */
 #include "balancer/encap.h"
 #include "balancer/maps.h"
@@ -14,12 +14,18 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
 volatile __u32 segment_count;
 volatile __u32 encapsulation;
+volatile __u32 columns;
+volatile bool keeps_whole;
 
 SEC("xdp")
 int xdp_segments(struct xdp_md *ctx)
 {
 	const struct port port = { .mac = 0x010100000002 };
-	struct segments segments = { .count = segment_count };
+	struct segments segments = {
+		.count = segment_count,
+		.columns = columns,
+		.keeps_whole = keeps_whole,
+	};
 	enum encapsulation kind = encapsulation;
 	struct packet pkt = {};
 	struct encap encap = {

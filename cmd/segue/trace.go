@@ -14,6 +14,7 @@ import (
 	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/srv6"
 )
 
 // traceOptions are the flags of segue trace.
@@ -241,6 +242,9 @@ func printTrace(out io.Writer, t *inspect.Trace) error {
 	if p := t.Placement; p != nil {
 		table.row("placement", describePlacing(p, t.Course))
 	}
+	if offers := describeOffers(t.Course); offers != "" {
+		table.row("offered to", offers)
+	}
 	if s := t.Server; s != nil {
 		table.row("server", describeServer(s))
 	}
@@ -272,6 +276,22 @@ func describePlacing(p *inspect.TracedPlacement, course []inspect.TracedSegment)
 		return fmt.Sprintf("in turn: %s, unless another new flow comes first", strings.Join(p.Candidates, ", "))
 	}
 	return fmt.Sprintf("bucket %d of %d: %s", p.Bucket, p.Buckets, strings.Join(p.Candidates, ", "))
+}
+
+// describeOffers names the servers that are offered a connection, with their columns. The text is
+// empty if the packet is not offered to any server.
+func describeOffers(course []inspect.TracedSegment) string {
+	var offers []string
+	for _, at := range course {
+		column := "no column"
+		if at.Column != nil {
+			column = fmt.Sprintf("column %d", *at.Column)
+		}
+		if at.Function == srv6.ConnectAvail.String() || at.Function == srv6.ConnectForce.String() {
+			offers = append(offers, fmt.Sprintf("%s (%s)", at.Server, column))
+		}
+	}
+	return strings.Join(offers, ", ")
 }
 
 func describePacket(t *inspect.Trace) string {

@@ -49,6 +49,9 @@ func TestPrintTrace(t *testing.T) {
 		"random-after-drained": {Opens: true, Service: service, Placement: &inspect.TracedPlacement{Buckets: 65537, Random: true},
 			Course: []inspect.TracedSegment{{Server: "s2", Function: "steer"}}, Server: server, NextHop: hop,
 			Known: &inspect.TracedEntry{Server: "s2", State: "established", Idle: 4, Left: "the server is drained"}, Reason: "forward_hunt"},
+		"offered": {Opens: true, Service: service, Placement: placement, Reason: "forward_hunt",
+			Course: []inspect.TracedSegment{{Server: "s9", Function: "steer"},
+				{Server: "s2", Function: "connect-avail", Column: new(int)}, {Server: "s7", Function: "connect-avail"}}},
 		"not-vip": {Reason: "pass_not_vip"},
 	} {
 		trace.Instance, trace.Flow, trace.Length = "lb", someFlow, 60

@@ -285,12 +285,12 @@ func (j *joinedTrace) follow() {
 	for i := range j.Agents {
 		a := &j.Agents[i]
 		if j.Placement != nil && i < len(j.Placement.Candidates) {
-			last := i == len(j.Placement.Candidates)-1
+			last := len(j.Placement.Candidates) - 1
 			function := srv6.ConnectAvail
-			if last {
+			if last == 0 {
 				function = srv6.ConnectForce
 			}
-			a.Offer = answerOf(a.Trace, function.String(), last)
+			a.Offer = answerOf(a.Trace, function.String(), i == last)
 		}
 	}
 	if !strings.HasPrefix(j.Reason, "forward_") {

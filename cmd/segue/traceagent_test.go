@@ -29,7 +29,8 @@ func traceOf(instance, offer string, isHere bool) *agent.Trace {
 			Load: &agent.Load{Busy: busy, Capacity: &capacity}, Offered: 9, Offers: map[string]uint64{"accepted": 9}},
 		Flow: agent.TracedFlow{State: "listen"}, Socket: "listening",
 		Answers: []agent.Answer{
-			{Function: "connect-avail", Outcome: "deliver", Offer: offer}, {Function: "connect-force", Last: true, Outcome: "deliver", Offer: "forced"},
+			{Function: "connect-avail", Outcome: "deliver", Offer: offer}, {Function: "connect-avail", Last: true, Outcome: "deliver", Offer: "forced"},
+			{Function: "connect-force", Last: true, Outcome: "deliver", Offer: "forced"},
 			{Function: "ack-stickiness", Last: true, Outcome: "deliver"},
 			{Function: "recover-stickiness", Outcome: "next_not_local"}, {Function: "recover-stickiness", Last: true, Outcome: "drop_not_local"},
 			{Function: "deliver", Outcome: "deliver"}, {Function: "deliver", Last: true, Outcome: "deliver"},
@@ -131,7 +132,7 @@ func TestAskAgents(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	offers := []inspect.TracedSegment{segment("s2", "connect-avail"), segment("s1", "connect-force")}
+	offers := []inspect.TracedSegment{segment("s2", "connect-avail"), segment("s1", "connect-avail")}
 	recovers := []inspect.TracedSegment{segment("s2", "recover-stickiness"), segment("s1", "recover-stickiness")}
 	seeks := append(recovers[:2:2], segment("s2", "ack-stickiness")) // the entry was idle for long
 	random := huntTrace(true, "forward_hunt", "established", segment("s9", "steer"))
@@ -245,9 +246,9 @@ func TestAskWithoutName(t *testing.T) {
 
 // A server is asked for its route to the server to which it would pass the packet on.
 func TestNextOf(t *testing.T) {
-	trace := huntTrace(true, "forward_hunt", "", segment("s2", "connect-avail"), segment("s1", "connect-force"))
+	trace := huntTrace(true, "forward_hunt", "", segment("s2", "connect-avail"), segment("s1", "connect-avail"))
 	var segments []netip.Addr
-	for _, text := range []string{"fd00:6c:0:1::", "fd00:5:0:2:1::", "fd00:5:0:1:2::", "2001:db8:80::1"} {
+	for _, text := range []string{"fd00:6c:0:1::", "fd00:5:0:2:1::", "fd00:5:0:1:1:2000::", "2001:db8:80::1"} {
 		segments = append(segments, netip.MustParseAddr(text))
 	}
 	trace.Encapsulation = &inspect.TracedEncapsulation{Segments: segments}

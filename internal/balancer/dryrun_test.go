@@ -129,7 +129,7 @@ func (f *fixture) decidedSegments(d *dataplane.Decision) (all []netip.Addr) {
 		address := f.plane.Servers.Address(at.Server)
 		if kind := d.Rule.EncapsulationName(); kind == desired.SRv6Insert || kind == desired.SRv6Encap {
 			locator := netip.PrefixFrom(address, srv6.LocatorBits)
-			address = srv6.SID{Locator: locator, Function: srv6.Function(at.Function)}.Addr()
+			address = srv6.SID{Locator: locator, Function: srv6.Function(at.Function), Argument: at.Argument}.Addr()
 		}
 		all = append(all, address)
 	}

@@ -31,6 +31,7 @@ func openReference(t testing.TB) *reference {
 	f := open(t, cfg)
 	f.must(dataplane.Detach(cfg.Node.Instance))
 	f.via["u"], f.via["n"], f.via["h"] = "", "narrow", "bridge"
+	f.via["s1"] = "narrow" // long offers to s1 and others are shortened
 	f.route()
 	f.plane.Probes.Set(0, vip6, desired.SRv6Insert, probeToken)
 	return newReference(f)
@@ -80,6 +81,11 @@ func captures() (frames [][]byte) {
 		}
 		for _, flags := range []packet.TCPFlags{packet.ACK, packet.ACK, packet.FIN | packet.ACK, packet.RST} {
 			frames = append(frames, frameOf(flow, packet.Flags(flags)))
+		}
+		for port := range uint16(4) { // with different first candidates
+			for _, size := range []int{1350, 1370, 1390} {
+				frames = append(frames, frameOf(fromPort(flow, port), packet.Payload(make([]byte, size))))
+			}
 		}
 	}
 	for _, class := range []uint8{0, 1, 2, 3} { // congestion marks of the outer header

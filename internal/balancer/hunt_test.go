@@ -94,8 +94,9 @@ func TestHuntLists(t *testing.T) {
 					f.t = t
 					got := f.run(c.frame)
 					f.check(f.offered(c.frame, flow, service, c.reason, c.function, row...), got)
-					if added := len(got.Frame) - len(c.frame); added != overheadOf(kind, candidates) {
-						t.Errorf("%d bytes added, want %d", added, overheadOf(kind, candidates))
+					want := overheadOf(kind, candidates, c.function == srv6.ConnectAvail)
+					if added := len(got.Frame) - len(c.frame); added != want {
+						t.Errorf("%d bytes added, want %d", added, want)
 					}
 					if err := packet.Verify(got.Frame); err != nil {
 						t.Error(err)
@@ -125,9 +126,8 @@ func TestHuntRandom(t *testing.T) {
 		found := ""
 		for _, a := range svc.Servers {
 			for _, b := range svc.Servers {
-				e := f.encap(web, "web", a.Name)
-				e.Segments = f.segments("web", stages(srv6.ConnectAvail, a.Name, b.Name)...)
-				want, err := packet.Encapsulate(frameOf(web), e)
+				all := offers(nil, []string{a.Name, b.Name}) // no column tells anything about them
+				want, err := packet.Encapsulate(frameOf(web), f.encapFor(web, "web", all...))
 				f.must(err)
 				if a.Name != b.Name && slices.Equal(want, out) {
 					found = a.Name + " " + b.Name
@@ -369,7 +369,7 @@ func TestSeekFits(t *testing.T) {
 			f.route()
 			all := f.sought(flow, service, parts[first])
 			for most := 1; most <= 8; most++ {
-				full := links["narrow"] - overheadOf(f.service(service).Encapsulation, most)
+				full := links["narrow"] - overheadOf(f.service(service).Encapsulation, most, false)
 				for _, c := range []struct{ length, most int }{{full, most}, {full + 1, most - 1}} {
 					if c.most == 0 {
 						continue // too long for any path
@@ -396,6 +396,107 @@ func TestSeekFits(t *testing.T) {
 				}
 			}
 			delete(f.via, parts[first])
+		}
+	}
+}
+
+// A SYN with data is offered to as many candidates as fit its path, but at least to one. The drained
+// server of the flow stays in front of them.
+func TestOfferFits(t *testing.T) {
+	t.Parallel()
+	for _, candidates := range []int{1, 2, 4, 8} {
+		f := open(t, hunting(desired.SelectConsistent, candidates))
+		view := f.view()
+		for service, flow := range hunted {
+			row := f.row(flow, service)
+			drained := nodesExcept(f.service(service), row...)[0]
+			f.services.byName[service].member(drained).Drained = true
+			f.services.admit(f.services.byName[service])
+			f.via[row[0]], f.via[drained] = "narrow", "narrow"
+			f.route()
+			for _, c := range []struct {
+				state string
+				asked []stage
+			}{{"listen", nil}, {"steer first", stages(srv6.Steer, drained)}} {
+				for most := 1; most <= 8; most++ {
+					full := links["narrow"] - overheadOf(f.service(service).Encapsulation, most, true)
+					for _, length := range []int{full, full + 1} {
+						fit := most - (length - full)
+						n := min(candidates, max(fit-len(c.asked), 1), 8-len(c.asked))
+						all := append(slices.Clone(c.asked), offers(row, row[:n])...)
+						t.Run(fmt.Sprintf("%d/%s/%s/%d bytes", candidates, service, c.state, length), func(t *testing.T) {
+							f.t = t
+							f.setState(flow, service, c.state, map[string]string{first: drained})
+							frame := frameOf(flow, packet.Payload(make([]byte, length-len(frameOf(flow, packet.Payload(nil)))+ethernetLength)))
+							want := f.visited(frame, flow, service, "forward_hunt", all...)
+							if len(all) > fit {
+								mtu := links["narrow"] - overheadOf(f.service(service).Encapsulation, len(all), true)
+								want = answered(frame, "answer_too_big", uint32(mtu))
+							}
+							f.check(want, f.run(frame))
+							trace := mustTrace(t, view, inspect.Packet{Flow: flow, Opens: true, Length: length})
+							f.check(want, f.traced(t, trace, frame))
+						})
+						f.t = t
+					}
+				}
+			}
+			delete(f.via, row[0])
+			delete(f.via, drained)
+		}
+	}
+}
+
+// Offers tell each candidate its column, which other servers in the list do not change. Servers of
+// other rows have none. Other lists have no argument.
+func TestOfferColumns(t *testing.T) {
+	t.Parallel()
+	f := open(t, hunting(desired.SelectConsistent, 3))
+	none := srv6.NoColumn
+	for service, flow := range hunted {
+		row := f.row(flow, service)
+		kind := f.service(service).Encapsulation
+		sent := func(flags packet.TCPFlags) (sids []srv6.SID) {
+			_, out := f.exec(frameOf(flow, packet.Flags(flags)), nil)
+			for _, address := range visitedBy(out, kind) {
+				sids = append(sids, srv6.Parse(address))
+			}
+			return sids
+		}
+		for name, c := range map[string]struct {
+			lost []string
+			want []int
+		}{
+			"none":           {nil, []int{0, 1, 2}},
+			"the first":      {row[:1], []int{1, 2, none}},
+			"the second":     {row[1:2], []int{0, 2, none}},
+			"the last":       {row[2:], []int{0, 1, none}},
+			"the first two":  {row[:2], []int{2, none, none}},
+			"all of the row": {row, []int{none, none, none}},
+		} {
+			for _, server := range c.lost {
+				f.via[server] = ""
+			}
+			f.route()
+			f.services.admit(f.services.byName[service])
+			var got []int
+			for _, sid := range sent(packet.SYN) {
+				got = append(got, srv6.ParseOffer(sid.Argument).Column)
+				if sid.Function != srv6.ConnectAvail {
+					t.Errorf("%s, lost is %s: %v is asked", service, name, sid)
+				}
+			}
+			if !slices.Equal(got, c.want) {
+				t.Errorf("%s, lost is %s: columns %v, want %v", service, name, got, c.want)
+			}
+			for _, sid := range sent(packet.ACK) {
+				if sid.Function != srv6.RecoverStickiness || sid.Argument != 0 {
+					t.Errorf("%s, lost is %s: %v is asked", service, name, sid)
+				}
+			}
+			for _, server := range c.lost {
+				delete(f.via, server)
+			}
 		}
 	}
 }

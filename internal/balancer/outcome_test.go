@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 
@@ -176,16 +177,31 @@ func (f *fixture) forwarded(frame []byte, flow dataplane.Flow, service, server, 
 type stage struct {
 	function srv6.Function
 	server   string
+	argument uint64 // of the function
 }
 
 // stages returns servers that are all asked the same function. If they are offered a connection,
-// the last one must accept.
+// they are the first candidates of the flow's row.
 func stages(function srv6.Function, servers ...string) (all []stage) {
-	for i, name := range servers {
-		if function == srv6.ConnectAvail && i == len(servers)-1 {
-			function = srv6.ConnectForce
-		}
-		all = append(all, stage{function, name})
+	if function == srv6.ConnectAvail {
+		return offers(servers, servers)
+	}
+	for _, name := range servers {
+		all = append(all, stage{function: function, server: name})
+	}
+	return all
+}
+
+// offers returns servers that are offered a connection of a flow whose row is given. A single server
+// must accept the connection.
+func offers(row, servers []string) (all []stage) {
+	function := srv6.ConnectAvail
+	if len(servers) == 1 {
+		function = srv6.ConnectForce
+	}
+	for _, name := range servers {
+		// A server that is not in the row has index -1, which is srv6.NoColumn.
+		all = append(all, stage{function, name, srv6.Offer{Column: slices.Index(row, name)}.Argument()})
 	}
 	return all
 }
@@ -199,11 +215,7 @@ func (f *fixture) offered(frame []byte, flow dataplane.Flow, service, reason str
 // visited returns the outcome for a frame that visits these stages.
 func (f *fixture) visited(frame []byte, flow dataplane.Flow, service, reason string, all ...stage) outcome {
 	f.t.Helper()
-	e := f.encap(flow, service, all[0].server)
-	if len(e.Segments) > 0 {
-		e.Segments = f.segments(service, all...)
-	}
-	out, err := packet.Encapsulate(frame, e)
+	out, err := packet.Encapsulate(frame, f.encapFor(flow, service, all...))
 	f.must(err)
 	length := layer3(frame)
 	placed := uint64(0)
@@ -222,7 +234,7 @@ func (f *fixture) segments(service string, all ...stage) (sids []netip.Addr) {
 	f.t.Helper()
 	for _, v := range all {
 		server := serverOfName(f.service(service), v.server)
-		sids = append(sids, srv6.SID{Locator: server.Locator, Function: v.function}.Addr())
+		sids = append(sids, srv6.SID{Locator: server.Locator, Function: v.function, Argument: v.argument}.Addr())
 	}
 	return sids
 }
@@ -252,6 +264,17 @@ func sentBack(frame []byte, reason string, answer []byte) outcome {
 	return outcome{verdictRedirect, answer, map[string]tally{reason: {1, layer3(frame), 0}}, map[string]tally{}}
 }
 
+// encapFor returns the encapsulation of packets of a flow that visit these stages.
+func (f *fixture) encapFor(flow dataplane.Flow, service string, all ...stage) packet.Encap {
+	f.t.Helper()
+	e := f.encap(flow, service, all[0].server)
+	if len(e.Segments) > 0 {
+		e.Segments = f.segments(service, all...)
+		e.Whole = slices.ContainsFunc(all, func(v stage) bool { return v.function.IsOffer() })
+	}
+	return e
+}
+
 // encap returns the encapsulation of packets of a flow to a server.
 func (f *fixture) encap(flow dataplane.Flow, service, server string) packet.Encap {
 	f.t.Helper()
@@ -267,7 +290,7 @@ func (f *fixture) encap(flow dataplane.Flow, service, server string) packet.Enca
 		}
 		if s.Locator.IsValid() {
 			e.Sender = f.cfg.Node.Locator.Addr()
-			e.Segments = f.segments(service, stage{knownFunction(svc), server})
+			e.Segments = f.segments(service, stage{function: knownFunction(svc), server: server})
 			return e
 		}
 		e.Destination = s.Address

@@ -67,18 +67,23 @@ func (r *reference) hunt(p parsed, svc *desired.Service) (to []stage, reason str
 
 // offer returns the course of a SYN that is unknown, or that leaves the server of its entry. A
 // drained server that can be asked may have the connection nevertheless, and so is asked first.
+// The connection is offered to as many candidates as the packet has room for, but at least to one.
 func (r *reference) offer(p parsed, svc *desired.Service, e *referenceEntry) []stage {
-	all := stages(srv6.ConnectAvail, r.taking(p.flow, svc, svc.Candidates)...)
-	server := r.holder(e, svc)
-	if server == nil || server.Takes() || r.failing[svc.Name+"/"+server.Name] || !r.reaches(server.Name) ||
-		e.state == stateClosing && e.age(r.now()) >= flowLinger {
-		return all
+	names := r.taking(p.flow, svc, svc.Candidates)
+	var asked []stage
+	if server := r.holder(e, svc); server != nil && !server.Takes() && !r.failing[svc.Name+"/"+server.Name] &&
+		r.reaches(server.Name) && (e.state != stateClosing || e.age(r.now()) < flowLinger) {
+		asked = stages(srv6.Steer, server.Name)
 	}
-	all = slices.Insert(all, 0, stage{srv6.Steer, server.Name})
-	if len(all) > 8 {
-		all = append(all[:7], stage{srv6.ConnectForce, all[7].server})
+	row := r.row(svc, 0, r.bucket(p.flow, svc))
+	for n := min(len(names), 8-len(asked)); n > 0; n-- {
+		all := append(asked, offers(row, names[:n])...)
+		link := r.linkOf(all[0].server)
+		if n == 1 || link == "" || int(p.length)+overheadOf(svc.Encapsulation, len(all), true) <= links[link] {
+			return all
+		}
 	}
-	return all
+	return asked
 }
 
 // isStale tells whether an entry has been idle for so long that a hunting flow may be elsewhere.
@@ -95,11 +100,11 @@ func (r *reference) seek(p parsed, svc *desired.Service, holder *desired.Server)
 		return v.server == holder.Name && r.reaches(holder.Name)
 	})
 	if r.reaches(holder.Name) {
-		all = slices.Insert(all, 0, stage{srv6.RecoverStickiness, holder.Name})
+		all = slices.Insert(all, 0, stages(srv6.RecoverStickiness, holder.Name)...)
 	}
 	for n := min(len(all), 7); n > 1 || n == 1 && all[0].server != holder.Name; n-- {
-		if int(p.length)+overheadOf(svc.Encapsulation, n+1) <= links[r.linkOf(all[0].server)] {
-			return append(all[:n], stage{srv6.AckStickiness, holder.Name})
+		if int(p.length)+overheadOf(svc.Encapsulation, n+1, false) <= links[r.linkOf(all[0].server)] {
+			return append(all[:n], alone(srv6.AckStickiness, holder)...)
 		}
 	}
 	return alone(srv6.AckStickiness, holder)

@@ -95,7 +95,7 @@ func (r *reference) receive(frame []byte) outcome {
 
 // alone returns the course to one server.
 func alone(function srv6.Function, server *desired.Server) []stage {
-	return []stage{{function, server.Name}}
+	return []stage{{function: function, server: server.Name}}
 }
 
 // find returns the course of a packet, or nil if there is none, and the reason under which it is
@@ -457,11 +457,7 @@ func (r *reference) obstacle(frame []byte, p parsed, svc *desired.Service, to []
 	case p.hopLimit <= 1:
 		return "drop_hop_limit", 0
 	}
-	e := r.encap(p.flow, svc.Name, to[0].server)
-	if len(e.Segments) > 0 {
-		e.Segments = r.segments(svc.Name, to...)
-	}
-	sent, err := packet.Encapsulate(frame, e)
+	sent, err := packet.Encapsulate(frame, r.encapFor(p.flow, svc.Name, to...))
 	r.must(err)
 	mtu = links[link] - (len(sent) - len(frame))
 	if int(p.length) > mtu {

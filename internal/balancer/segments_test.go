@@ -23,7 +23,7 @@ import (
 const maxSegments = 8
 
 // Segment lists of all lengths equal those of the reference, byte by byte, in both SRv6
-// encapsulations. For two servers they have 72 and 64 bytes.
+// encapsulations, whole and reduced. For two servers they have 72, 64 and 80 bytes.
 func TestSegmentLists(t *testing.T) {
 	t.Parallel()
 	needs.BPF(t)
@@ -56,50 +56,62 @@ func TestSegmentLists(t *testing.T) {
 			}
 			for n := 1; n <= maxSegments; n++ {
 				for shape, options := range shapes(version) {
-					t.Run(fmt.Sprintf("%s/IPv%d/%d/%s", kind, version, n, shape), func(t *testing.T) {
-						frame := frameOf(flow, options...)
-						list := append(path[:n-1:n-1], srv6.SID{Locator: srv6.Parse(path[n-1]).Locator, Function: srv6.ConnectForce}.Addr())
-						want, err := packet.Encapsulate(frame, packet.Encap{
-							Kind: kind, Sender: node().Locator.Addr(), Segments: list, FlowLabel: 0x12345,
-							Own: packet.MAC{2, 0, 0, 0, 1, 1}, NextHop: packet.MAC{2, 0, 0, 0, 1, 2},
+					for _, whole := range []bool{false, true} {
+						t.Run(fmt.Sprintf("%s/IPv%d/%d/%s/whole %t", kind, version, n, shape, whole), func(t *testing.T) {
+							frame := frameOf(flow, options...)
+							last := srv6.Parse(path[n-1])
+							last.Function = srv6.ConnectForce
+							want, err := packet.Encapsulate(frame, packet.Encap{
+								Kind: kind, Sender: node().Locator.Addr(), FlowLabel: 0x12345, Whole: whole,
+								Segments: append(path[:n-1:n-1], last.Addr()),
+								Own:      packet.MAC{2, 0, 0, 0, 1, 1}, NextHop: packet.MAC{2, 0, 0, 0, 1, 2},
+							})
+							if err != nil {
+								t.Fatal(err)
+							}
+							got := runSegments(t, &objects.segmentsObjects, number, n, whole, frame)
+							if diff := cmp.Diff(want, got); diff != "" {
+								t.Errorf("(-want +got):\n%s", diff)
+							}
+							if overhead := overheadOf(kind, n, whole); len(got)-len(frame) != overhead {
+								t.Errorf("%d bytes added, want %d", len(got)-len(frame), overhead)
+							}
+							if err := packet.Verify(got); err != nil {
+								t.Error(err)
+							}
 						})
-						if err != nil {
-							t.Fatal(err)
-						}
-						got := runSegments(t, &objects.segmentsObjects, number, n, frame)
-						if diff := cmp.Diff(want, got); diff != "" {
-							t.Errorf("(-want +got):\n%s", diff)
-						}
-						if overhead := overheadOf(kind, n); len(got)-len(frame) != overhead {
-							t.Errorf("%d bytes added, want %d", len(got)-len(frame), overhead)
-						}
-						if err := packet.Verify(got); err != nil {
-							t.Error(err)
-						}
-					})
+					}
 				}
 			}
 		}
 	}
 }
 
-// overheadOf returns the length of the headers for n servers, in bytes (bpf/balancer/encap.h).
-func overheadOf(kind desired.Encapsulation, n int) int {
+// overheadOf returns the length of the headers for n servers, in bytes (bpf/balancer/encap.h). With
+// whole, an encapsulation keeps the whole list, as for offers.
+func overheadOf(kind desired.Encapsulation, n int, whole bool) int {
 	switch {
 	case kind == desired.SRv6Insert:
 		return 8 + 16*(n+2)
+	case n > 1 && whole:
+		return 40 + 8 + 16*n
 	case n > 1:
 		return 40 + 8 + 16*(n-1)
 	}
 	return 40
 }
 
-// fillServers writes eight servers. It returns their SIDs for connect-avail, in the order of
-// travel.
+// testColumns are the columns of the eight servers, as bpf/balancer/segments.h has them: four bits
+// for each server, those of the first one lowest. The sixth server has none.
+const testColumns uint32 = 0xec1a0864
+
+// fillServers writes eight servers. It returns their SIDs for connect-avail with their columns, in
+// the order of travel.
 func fillServers(mapped *dataplane.Directory) (path []netip.Addr) {
 	for i := range maxSegments {
 		locator := srv6Server("", uint8(i+1), 1).Locator
-		path = append(path, srv6.SID{Locator: locator, Function: srv6.ConnectAvail}.Addr())
+		column := uint64(testColumns >> (4 * i) & 0xf)
+		path = append(path, srv6.SID{Locator: locator, Function: srv6.ConnectAvail, Argument: column << 44}.Addr())
 		server := &mapped.Servers[i]
 		server.NextHop = wordOf(packet.MAC{2, 0, 0, 0, 1, 2})
 		server.Address.In6U.U6Addr8 = locator.Addr().As16()
@@ -108,12 +120,18 @@ func fillServers(mapped *dataplane.Directory) (path []netip.Addr) {
 	return path
 }
 
-func runSegments(t *testing.T, objects *segmentsObjects, kind uint8, n int, frame []byte) []byte {
+func runSegments(t *testing.T, objects *segmentsObjects, kind uint8, n int, whole bool, frame []byte) []byte {
 	t.Helper()
 	if err := objects.SegmentCount.Set(uint32(n)); err != nil {
 		t.Fatal(err)
 	}
 	if err := objects.Encapsulation.Set(uint32(kind)); err != nil {
+		t.Fatal(err)
+	}
+	if err := objects.KeepsWhole.Set(whole); err != nil {
+		t.Fatal(err)
+	}
+	if err := objects.Columns.Set(testColumns); err != nil {
 		t.Fatal(err)
 	}
 	run := ebpf.RunOptions{Data: frame, DataOut: make([]byte, 4096)}

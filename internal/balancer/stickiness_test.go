@@ -266,7 +266,7 @@ var flagsOf = map[string]packet.TCPFlags{
 func (f *fixture) sought(flow dataplane.Flow, service, holder string) []stage {
 	f.t.Helper()
 	asked := append([]string{holder}, slices.DeleteFunc(f.row(flow, service), func(name string) bool { return name == holder })...)
-	return append(stages(srv6.RecoverStickiness, asked...), stage{srv6.AckStickiness, holder})
+	return append(stages(srv6.RecoverStickiness, asked...), stages(srv6.AckStickiness, holder)...)
 }
 
 // happen runs the data path with an event of a table. It returns the outcome that the table wants,
@@ -426,7 +426,7 @@ func TestSYNOfDrainedService(t *testing.T) {
 			f.setState(web, "web", c.state, parts)
 			want := refused(frame, "drop_no_server", 60)
 			if c.isAsked {
-				want = f.visited(frame, web, "web", "forward_hunt", stage{srv6.Steer, parts[first]})
+				want = f.visited(frame, web, "web", "forward_hunt", stages(srv6.Steer, parts[first])...)
 			}
 			trace := mustTrace(t, view, inspect.Packet{Flow: web, Opens: true, Length: int(layer3(frame))})
 			f.check(want, f.traced(t, trace, frame))
@@ -446,7 +446,7 @@ func TestSYNWithoutATaker(t *testing.T) {
 	frame := frameOf(web)
 	for _, state := range []string{"listen", "steer first"} {
 		f.setState(web, "web", state, map[string]string{first: "s1"})
-		f.check(f.offered(frame, web, "web", "forward_hunt", srv6.ConnectAvail, "s1"), f.run(frame))
+		f.check(f.visited(frame, web, "web", "forward_hunt", offers(nil, []string{"s1"})...), f.run(frame))
 	}
 }
 

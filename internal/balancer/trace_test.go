@@ -323,7 +323,7 @@ func TestTraceOfLongPacket(t *testing.T) {
 	f := open(t, varied())
 	view := f.view()
 	flow := flowTo(vip6, 80, desired.TCP)
-	most := links["out"] - overheadOf(desired.SRv6Insert, 1)
+	most := links["out"] - overheadOf(desired.SRv6Insert, 1, false)
 	for length, reason := range map[int]string{
 		60: "forward_new", 3000: "forward_new", most: "forward_new", most + 1: "answer_too_big", 65535: "answer_too_big",
 	} {
@@ -419,6 +419,9 @@ func (f *fixture) traced(t fataler, trace *inspect.Trace, frame []byte) outcome 
 		if e.Kind == desired.SRv6Insert { // the last segment is the VIP
 			encap.Segments = e.Segments[1 : len(e.Segments)-1]
 		}
+		encap.Whole = slices.ContainsFunc(encap.Segments, func(segment netip.Addr) bool {
+			return srv6.Parse(segment).Function.IsOffer()
+		})
 	}
 	mac, err := net.ParseMAC(trace.NextHop.MAC)
 	if err != nil {
@@ -458,7 +461,12 @@ func (f *fixture) checkCourse(t fataler, trace *inspect.Trace) {
 		}
 		server := servers[slices.IndexFunc(servers, func(s desired.Server) bool { return s.Name == at.Server })]
 		sid := srv6.Parse(trace.Encapsulation.Segments[i+1])
-		if sid.Locator != server.Locator || sid.Function.String() != at.Function {
+		column := srv6.NoColumn
+		if sid.Function.IsOffer() {
+			column = srv6.ParseOffer(sid.Argument).Column
+		}
+		if sid.Locator != server.Locator || sid.Function.String() != at.Function ||
+			(at.Column == nil) != (column == srv6.NoColumn) || at.Column != nil && *at.Column != column {
 			t.Fatalf("%+v: segment %d is %v", trace.Course, i, sid)
 		}
 	}

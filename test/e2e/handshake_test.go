@@ -250,7 +250,7 @@ func (c *observed) requireWays(t *testing.T, policy desired.AcceptPolicy) {
 		case tcp.SYN:
 			want = c.offering(candidates, taker)
 		default:
-			want = c.steering([]string{taker}, []srv6.Function{srv6.AckStickiness}, 1)
+			want = c.steering([]string{taker}, []string{"as"}, 1)
 		}
 		if diff := cmp.Diff(want, c.way(s)); diff != "" {
 			t.Errorf("segment %d of a connection to %s, SYN %t, ACK %t, FIN %t, %d bytes (-want +got):\n%s",
@@ -264,19 +264,22 @@ func (c *observed) requireWays(t *testing.T, policy desired.AcceptPolicy) {
 
 // offering returns the path of a SYN.
 func (c *observed) offering(candidates []string, taker string) []string {
-	functions := []srv6.Function{srv6.ConnectAvail, srv6.ConnectForce}[2-len(candidates):]
-	return c.steering(candidates, functions, 1+slices.Index(candidates, taker))
+	asked := []string{"ca", "ca(column 1)"} // and column 0, which has no digits
+	if len(candidates) == 1 {
+		asked = []string{"cf"}
+	}
+	return c.steering(candidates, asked, 1+slices.Index(candidates, taker))
 }
 
-// steering returns the path of a client's packet that visits the first servers of a list. visited
-// is the number of visited servers.
-func (c *observed) steering(servers []string, functions []srv6.Function, visited int) []string {
+// steering returns the path of a client's packet that visits the first servers of a list and asks a
+// function of each. visited is the number of visited servers. Only offers have several servers.
+func (c *observed) steering(servers, asked []string, visited int) []string {
 	way := []string{"edge > lb1: client -> VIP +0"}
 	from := "lb1"
 	for i := range visited {
 		var list []string
 		for j, server := range servers {
-			list = append(list, server+"::"+functions[j].Short())
+			list = append(list, server+"::"+asked[j])
 		}
 		here, left := list[i], len(list)-1-i
 		switch {
@@ -285,9 +288,9 @@ func (c *observed) steering(servers []string, functions []srv6.Function, visited
 				strings.Join(list, ", "), left+1, []int{56, 72}[len(list)-1]))
 		case len(list) == 1:
 			way = append(way, fmt.Sprintf("%s > %s: lb1 -> %s [client -> VIP] +40", from, servers[i], here))
-		default: // a reduced header: the first segment is only in the destination
-			way = append(way, fmt.Sprintf("%s > %s: lb1 -> %s (%s) left %d [client -> VIP] +64", from, servers[i], here,
-				strings.Join(list[1:], ", "), left))
+		default:
+			way = append(way, fmt.Sprintf("%s > %s: lb1 -> %s (%s) left %d [client -> VIP] +80", from, servers[i], here,
+				strings.Join(list, ", "), left))
 		}
 		from = servers[i]
 	}

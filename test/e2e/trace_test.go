@@ -88,7 +88,7 @@ func TestTraceAsksServers(t *testing.T) {
 			}
 			require("before the SYN", h, hops, "forward_hunt",
 				first+": listen, listening; new: next_refused; connect-avail: next_refused",
-				last+": listen, listening; new: deliver; connect-force: deliver")
+				last+": listen, listening; new: deliver; connect-avail: deliver")
 
 			c, err := dialFrom(t.Context(), l, s, port)
 			must(t, err)

@@ -82,6 +82,9 @@ type TracedPlacement struct {
 type TracedSegment struct {
 	Server   string `json:"server"`
 	Function string `json:"function"` // a function of docs/protocol.md; empty with gre and ipip
+	// Column is the column of a candidate in its bucket's row, if the server is offered a
+	// connection. It is nil if the server replaces a candidate that takes no new flows.
+	Column *int `json:"column"`
 }
 
 // TracedServer is the server that gets a packet first.
@@ -293,10 +296,20 @@ func (v *View) describeCourse(all []dataplane.DecidedSegment, kind desired.Encap
 		segment := TracedSegment{Server: v.serverName(at.Server)}
 		if kind == desired.SRv6Insert || kind == desired.SRv6Encap {
 			segment.Function = srv6.Function(at.Function).String()
+			segment.Column = columnOf(at)
 		}
 		course = append(course, segment)
 	}
 	return course
+}
+
+// columnOf returns the column of a server that is offered a connection, or nil if it has none.
+func columnOf(at dataplane.DecidedSegment) *int {
+	offer := srv6.ParseOffer(at.Argument)
+	if !srv6.Function(at.Function).IsOffer() || offer.Column == srv6.NoColumn {
+		return nil
+	}
+	return &offer.Column
 }
 
 // describeEncapsulation describes the encapsulation of a packet of a flow.
@@ -319,7 +332,8 @@ func (v *View) describeEncapsulation(
 	e.Segments = []netip.Addr{e.Source}
 	for _, at := range all {
 		locator := netip.PrefixFrom(servers.Address(at.Server), srv6.LocatorBits)
-		e.Segments = append(e.Segments, srv6.SID{Locator: locator, Function: srv6.Function(at.Function)}.Addr())
+		sid := srv6.SID{Locator: locator, Function: srv6.Function(at.Function), Argument: at.Argument}
+		e.Segments = append(e.Segments, sid.Addr())
 	}
 	e.Destination = e.Segments[1]
 	if e.Kind == desired.SRv6Insert {
