@@ -107,14 +107,13 @@ static __always_inline void list_candidates(const struct flow_key *flow,
 /*
  * Offers a new connection to servers that take new flows. The last of them has to accept it, or to
  * hand it back to a server with a lower load: so the list is kept whole, and all of them are asked
- * by connect-avail. A single one has to accept the connection. The holder is asked first whether it
- * has the connection, also if no server takes new flows. If the holder is the only server, it has
- * to accept the connection as any other would.
+ * by connect-avail. If the list has a single server, that one has to accept the connection. The
+ * holder is asked first whether it has the connection, also if no server takes new flows. If the
+ * holder is the only server, it has to accept the connection as any other would.
  */
 static __always_inline bool offer(const struct packet *pkt, const struct service *service,
 				  int holder, struct segments *segments)
 {
-	enum sid_function function = SID_CONNECT_FORCE;
 	__u32 held;
 
 	segments->keeps_whole = true;
@@ -122,10 +121,9 @@ static __always_inline bool offer(const struct packet *pkt, const struct service
 	held = segments->count;
 	list_candidates(&pkt->key, service, segments);
 	shorten_offer(pkt, service, held, segments);
-	if (segments->count > held + 1)
-		function = SID_CONNECT_AVAIL;
-	if (!ask_listed(segments, function, function))
+	if (!ask_listed(segments, SID_CONNECT_AVAIL, SID_CONNECT_FORCE))
 		return false;
+	segments->last_sid = segments->sid; /* a list of one uses first_sid only */
 	if (held && (segments->count > held || !(service->rule.flags & RULE_TAKES_FLOWS)))
 		segments->first_sid = SID_LOW(SID_STEER);
 	return true;

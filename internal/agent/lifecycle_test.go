@@ -379,7 +379,7 @@ func TestReload(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.await("a drop of the VIP that is gone", func() bool {
-		return changed(before, counters(t, a.kernel))["drop_not_served"].Packets == 1
+		return changed(before, counters(t, a.kernel))["drop_not_served"].Packets > 0
 	})
 }
 

@@ -126,7 +126,7 @@ func TestHuntRandom(t *testing.T) {
 		found := ""
 		for _, a := range svc.Servers {
 			for _, b := range svc.Servers {
-				all := offers(nil, []string{a.Name, b.Name}) // no column tells anything about them
+				all := offers(nil, nil, []string{a.Name, b.Name}) // no column tells anything about them
 				want, err := packet.Encapsulate(frameOf(web), f.encapFor(web, "web", all...))
 				f.must(err)
 				if a.Name != b.Name && slices.Equal(want, out) {
@@ -423,7 +423,7 @@ func TestOfferFits(t *testing.T) {
 					for _, length := range []int{full, full + 1} {
 						fit := most - (length - full)
 						n := min(candidates, max(fit-len(c.asked), 1), 8-len(c.asked))
-						all := append(slices.Clone(c.asked), offers(row, row[:n])...)
+						all := offers(c.asked, row, row[:n])
 						t.Run(fmt.Sprintf("%d/%s/%s/%d bytes", candidates, service, c.state, length), func(t *testing.T) {
 							f.t = t
 							f.setState(flow, service, c.state, map[string]string{first: drained})

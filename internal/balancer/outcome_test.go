@@ -184,7 +184,7 @@ type stage struct {
 // they are the first candidates of the flow's row.
 func stages(function srv6.Function, servers ...string) (all []stage) {
 	if function == srv6.ConnectAvail {
-		return offers(servers, servers)
+		return offers(nil, servers, servers)
 	}
 	for _, name := range servers {
 		all = append(all, stage{function: function, server: name})
@@ -192,16 +192,16 @@ func stages(function srv6.Function, servers ...string) (all []stage) {
 	return all
 }
 
-// offers returns servers that are offered a connection of a flow whose row is given. A single server
-// must accept the connection.
-func offers(row, servers []string) (all []stage) {
-	function := srv6.ConnectAvail
-	if len(servers) == 1 {
-		function = srv6.ConnectForce
-	}
+// offers returns the servers that are asked first, and then those that are offered a connection of a
+// flow whose row is given. If the list has a single server, it must accept the connection.
+func offers(asked []stage, row, servers []string) []stage {
+	all := slices.Clone(asked)
 	for _, name := range servers {
 		// A server that is not in the row has index -1, which is srv6.NoColumn.
-		all = append(all, stage{function, name, srv6.Offer{Column: slices.Index(row, name)}.Argument()})
+		all = append(all, stage{srv6.ConnectAvail, name, srv6.Offer{Column: slices.Index(row, name)}.Argument()})
+	}
+	if len(all) == 1 && len(servers) == 1 {
+		all[0].function = srv6.ConnectForce
 	}
 	return all
 }

@@ -77,7 +77,7 @@ func (r *reference) offer(p parsed, svc *desired.Service, e *referenceEntry) []s
 	}
 	row := r.row(svc, 0, r.bucket(p.flow, svc))
 	for n := min(len(names), 8-len(asked)); n > 0; n-- {
-		all := append(asked, offers(row, names[:n])...)
+		all := offers(asked, row, names[:n])
 		link := r.linkOf(all[0].server)
 		if n == 1 || link == "" || int(p.length)+overheadOf(svc.Encapsulation, len(all), true) <= links[link] {
 			return all

@@ -278,7 +278,8 @@ func (f *fixture) happen(flow dataplane.Flow, service, state, event, want string
 		frame := frameOf(flow, packet.Flags(flagsOf[event]))
 		got = f.run(frame)
 		if holder, ok := strings.CutPrefix(want, "hunt after "); ok {
-			way := append(stages(srv6.Steer, parts[holder]), stages(srv6.ConnectAvail, f.row(flow, service)...)...)
+			row := f.row(flow, service)
+			way := offers(stages(srv6.Steer, parts[holder]), row, row)
 			return f.visited(frame, flow, service, "forward_hunt", way...), got
 		}
 		switch want {
@@ -446,7 +447,7 @@ func TestSYNWithoutATaker(t *testing.T) {
 	frame := frameOf(web)
 	for _, state := range []string{"listen", "steer first"} {
 		f.setState(web, "web", state, map[string]string{first: "s1"})
-		f.check(f.visited(frame, web, "web", "forward_hunt", offers(nil, []string{"s1"})...), f.run(frame))
+		f.check(f.visited(frame, web, "web", "forward_hunt", offers(nil, nil, []string{"s1"})...), f.run(frame))
 	}
 }
 
