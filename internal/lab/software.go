@@ -174,8 +174,20 @@ func (n *Node) agentService(s Service) desired.AgentService {
 		service.Load = n.apacheLoad(service.Load)
 	case desired.LoadSharedMemory:
 		service.Load.Path = cmp.Or(service.Load.Path, n.LoadFile())
+		service.Load.Capacity = cmp.Or(service.Load.Capacity, n.capacity(service.Accept.Policy))
 	}
 	return service
+}
+
+// capacity returns the capacity by which a policy has to judge the load that the node's application
+// reports, or 0 for that in the report. An emulated server reports the number of its workers, of
+// which some wait for a core. For the policy least, a server has free capacity only while it has a
+// free core.
+func (n *Node) capacity(policy desired.AcceptPolicy) uint32 {
+	if n.Application != Emulated || policy != desired.AcceptLeast {
+		return 0
+	}
+	return uint32(n.lab.Topology.Emulated.Of(n.Name).Cores)
 }
 
 // has tells whether a service uses one of the encapsulations.

@@ -507,6 +507,7 @@ func TestConfigTemplates(t *testing.T) {
 		Kind:     desired.LoadApache,
 		Path:     "/run/sb",
 		Workers:  3,
+		Capacity: 5,
 		Interval: time.Second,
 	}
 	agent.Services[0].NotLocal = desired.NotLocalReset
@@ -521,6 +522,39 @@ func TestConfigTemplates(t *testing.T) {
 		return err
 	})
 	roundTrip(t, "agent.yaml", agent, nil)
+}
+
+// TestCapacityForLeast checks that the policy least judges emulated servers by their cores.
+func TestCapacityForLeast(t *testing.T) {
+	const least, memory = desired.AcceptLeast, desired.LoadSharedMemory
+	for name, test := range map[string]struct {
+		policy desired.AcceptPolicy
+		load   desired.Source
+		want   []uint32 // of s1 and s2
+	}{
+		"least":             {least, desired.Source{Kind: memory}, []uint32{3, 4}},
+		"another policy":    {desired.AcceptDynamic, desired.Source{Kind: memory}, []uint32{0, 0}},
+		"another source":    {least, desired.Source{Kind: desired.LoadConnections}, []uint32{0, 0}},
+		"a capacity is set": {least, desired.Source{Kind: memory, Capacity: 7}, []uint32{7, 7}},
+	} {
+		topology := DefaultTopology()
+		topology.Applications = []Application{Emulated}
+		topology.Emulated.Cores = 3
+		topology.Emulated.Exceptions = []EmulatedException{
+			{Server: "s2", EmulatedServer: EmulatedServer{Cores: 4}},
+		}
+		topology.Services = topology.Services[:1]
+		s := &topology.Services[0]
+		s.Placement, s.Load = desired.PlacementHunt, test.load
+		s.Accept = desired.Accept{Policy: test.policy}
+		l := testLab(t, topology)
+		for i, want := range test.want {
+			node := l.Node(fmt.Sprintf("s%d", i+1))
+			if got := node.AgentConfig().Services[0].Load.Capacity; got != want {
+				t.Errorf("%s: %s has the capacity %d, want %d", name, node.Name, got, want)
+			}
+		}
+	}
 }
 
 // roundTrip parses the configuration that a template renders. If check is not nil, it must accept
