@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Policy `least`: the candidates of a list compare their loads (docs/protocol.md, "Offers").
+ * Policy `least`: the candidates of a list compare their loads (docs/protocol.md, "Servers that
+ * compare their loads").
  *
  * A candidate with free capacity accepts the connection. A busy one writes its load into its own
  * entry of the list, and passes the connection on. The last candidate compares its own load with
@@ -16,9 +17,9 @@
 #include "envelope.h"
 #include "net/load.h"
 
-/* The entries in front of a candidate that are read: seven candidates, and the balancer or a server
- * that drains. */
-#define MAX_EARLIER 9
+/* The entries in front of the last candidate that it reads. A balancer lists itself and at most
+ * seven servers there. */
+#define MAX_EARLIER 8
 
 /* The candidate that gets a connection, and its load. */
 struct candidate {

@@ -411,7 +411,7 @@ func anyOffer(random *rand.Rand, kind desired.Encapsulation, f flow) []byte {
 	segments := make([]netip.Addr, 1+random.IntN(11))
 	at := random.IntN(len(segments))
 	for i := range segments {
-		offer := srv6.Offer{Column: random.IntN(8), WantsReport: random.IntN(2) == 0, Capacity: anyNumber(random) & srv6.MaxLoad}
+		offer := srv6.Offer{Column: random.IntN(8), Capacity: anyNumber(random) & srv6.MaxLoad}
 		if random.IntN(4) > 0 {
 			offer.Next = anyNumber(random) & srv6.MaxLoad
 		}

@@ -11,7 +11,7 @@ import (
 )
 
 // mostEarlier is the number of entries in front of a candidate that it reads.
-const mostEarlier = 9
+const mostEarlier = 8
 
 // offer returns the argument of the server's own SID.
 func (w *wrapped) offer() srv6.Offer { return srv6.ParseOffer(srv6.Parse(w.destination).Argument) }

@@ -19,8 +19,8 @@ func TestSIDString(t *testing.T) {
 		{SID{locator, Host, 1}, "fd00:5:0:1::1", "fd00:5:0:1::1"},
 		{SID{locator, ConnectAvail, 0}, "fd00:5:0:1:1::", "fd00:5:0:1::ca"},
 		{SID{locator, ConnectForce, 0}, "fd00:5:0:1:2::", "fd00:5:0:1::cf"},
-		{SID{locator, ConnectAvail, Offer{Column: 5, WantsReport: true, Next: 4, Capacity: 2}.Argument()},
-			"fd00:5:0:1:1:a800:40:2", "fd00:5:0:1::ca(column 5, 3 busy of 2, report)"},
+		{SID{locator, ConnectAvail, Offer{Column: 5, Next: 4, Capacity: 2}.Argument()},
+			"fd00:5:0:1:1:a000:40:2", "fd00:5:0:1::ca(column 5, 3 busy of 2)"},
 		{SID{locator, ConnectForce, Offer{Column: NoColumn, Next: 67}.Argument()},
 			"fd00:5:0:1:2:1000:430:0", "fd00:5:0:1::cf(no column, 66 busy)"},
 		{SID{locator, AckStickiness, 0}, "fd00:5:0:1:3::", "fd00:5:0:1::as"},
@@ -55,16 +55,15 @@ func TestFunctionString(t *testing.T) {
 func TestParseOfferInvertsArgument(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		want := Offer{
-			Column:      rapid.IntRange(NoColumn, 7).Draw(t, "column"),
-			WantsReport: rapid.Bool().Draw(t, "report"),
-			Next:        rapid.Uint32Range(0, MaxLoad).Draw(t, "next"),
-			Capacity:    rapid.Uint32Range(0, MaxLoad).Draw(t, "capacity"),
+			Column:   rapid.IntRange(NoColumn, 7).Draw(t, "column"),
+			Next:     rapid.Uint32Range(0, MaxLoad).Draw(t, "next"),
+			Capacity: rapid.Uint32Range(0, MaxLoad).Draw(t, "capacity"),
 		}
 		argument := want.Argument()
 		if got := ParseOffer(argument); argument > MaxArgument || got != want {
 			t.Fatalf("%+v became %#x, and that %+v", want, argument, got)
 		}
-		unused := rapid.Uint64Range(0, 7).Draw(t, "unused") << 40
+		unused := rapid.Uint64Range(0, 15).Draw(t, "unused") << 40
 		if got := ParseOffer(argument | unused); got != want {
 			t.Fatalf("with the unused bits %#x, %+v became %+v", unused, want, got)
 		}
