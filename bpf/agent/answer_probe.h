@@ -15,6 +15,7 @@
 #include "net/host.h"
 #include "next_segment.h"
 #include "net/probe.h"
+#include "net/report.h"
 
 #define ANSWER_HOP_LIMIT 64
 #define ANSWER_SIZE (ETH_HLEN + sizeof(struct ipv6hdr) + sizeof(struct probe_answer))
@@ -92,7 +93,7 @@ static __always_inline bool write_answer(struct xdp_md *ctx, const struct envelo
 	answer->token = token;
 	answer->version = bpf_htons(PROTOCOL_VERSION);
 	answer->flags = bpf_htons(flags);
-	answer->reserved = 0;
+	answer->clock = bpf_htonl(PROBE_CLOCK_VALID | serial_now());
 	return true;
 }
 

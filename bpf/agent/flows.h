@@ -10,6 +10,7 @@
 
 #include "net/dryrun.h"
 #include "envelope.h"
+#include "net/report.h"
 
 #define MAX_AGENT_FLOWS 131072
 /* How long an ended flow is remembered (6LB table III). */
@@ -31,8 +32,10 @@ struct agent_flow {
 	__u64 since;	/* ns of the coarse monotonic clock */
 	__u8 state;	/* enum agent_flow_state */
 	__u8 encapsulation;
-	__u8 told; /* the end was signalled to this balancer */
-	__u8 pad[5];
+	__u8 told;	   /* the end was signalled to this balancer */
+	__u8 wants_report; /* this balancer takes load reports of the flow */
+	__u16 first;	   /* what a report says about the first candidate (REPORT_FIRST_MASK) */
+	__u8 pad[2];
 };
 
 /* By the key of the client's packets, whose source is the client. The oldest entry is evicted. */
@@ -62,16 +65,30 @@ static __always_inline void put_agent_flow(const struct flow_key *key, struct ag
 	bpf_map_update_elem(&agent_flows, key, flow, BPF_ANY);
 }
 
-static __always_inline void store_agent_flow(const struct flow_key *key, __u64 balancer,
-					     __u8 encapsulation, enum agent_flow_state state)
+/* Whether the balancer takes load reports of the flow, after a packet of the flow. Only offers and
+ * ack-stickiness say so. After another packet of the same balancer, it is as before. */
+static __always_inline bool wants_report(const struct agent_flow *flow,
+					 const struct envelope *envelope)
+{
+	if (envelope->function <= SID_ACK)
+		return bpf_be64_to_cpu(envelope->sid_low) & LOAD_WANTS_REPORT;
+	return flow && flow->balancer == envelope->sender && flow->wants_report;
+}
+
+/* The entry of a flow after a packet from a balancer. */
+static __always_inline struct agent_flow agent_flow_of(const struct agent_flow *before,
+						       const struct envelope *envelope,
+						       enum agent_flow_state state)
 {
 	struct agent_flow flow = {
-		.balancer = balancer,
+		.balancer = envelope->sender,
 		.state = state,
-		.encapsulation = encapsulation,
+		.encapsulation = envelope->encapsulation,
+		.wants_report = wants_report(before, envelope),
+		.first = REPORT_NO_COLUMN,
 	};
 
-	put_agent_flow(key, &flow);
+	return flow;
 }
 
 /* Updates the entry if the packet changes it. Most packets of a flow do not. */
@@ -80,10 +97,12 @@ static __always_inline void update_agent_flow(const struct flow_key *key,
 					      const struct envelope *envelope,
 					      enum agent_flow_state state)
 {
-	if (flow && flow->state == state && flow->balancer == envelope->sender &&
-	    flow->encapsulation == envelope->encapsulation)
+	struct agent_flow now = agent_flow_of(flow, envelope, state);
+
+	if (flow && flow->state == now.state && flow->balancer == now.balancer &&
+	    flow->encapsulation == now.encapsulation && flow->wants_report == now.wants_report)
 		return;
-	store_agent_flow(key, envelope->sender, envelope->encapsulation, state);
+	put_agent_flow(key, &now);
 }
 
 #endif

@@ -22,8 +22,7 @@ static __always_inline void handle_repeated_syn(const struct packet *pkt,
 	if (kinds & SOCKET_REQUEST || (flow && flow->state == AGENT_FLOW_WAIT))
 		update_agent_flow(&pkt->key, flow, envelope, AGENT_FLOW_WAIT);
 	else if (!flow)
-		store_agent_flow(&pkt->key, envelope->sender, envelope->encapsulation,
-				 AGENT_FLOW_DIRECT);
+		update_agent_flow(&pkt->key, flow, envelope, AGENT_FLOW_DIRECT);
 }
 
 /* Whether this server has accepted the same SYN before. The connection may not have a socket
@@ -82,6 +81,7 @@ handle_connect(struct xdp_md *ctx, const struct envelope *envelope, const struct
 {
 	struct backlog backlog = {};
 	int kinds = find_local(ctx, pkt, &backlog);
+	struct agent_flow flow;
 	enum agent_reason why;
 
 	if (is_live(kinds)) {
@@ -93,7 +93,10 @@ handle_connect(struct xdp_md *ctx, const struct envelope *envelope, const struct
 		if (why)
 			return why;
 	}
-	store_agent_flow(&pkt->key, envelope->sender, envelope->encapsulation, AGENT_FLOW_WAIT);
+	flow = agent_flow_of(NULL, envelope, AGENT_FLOW_WAIT);
+	if (flow.wants_report)
+		flow.first = first_candidate(ctx, envelope);
+	put_agent_flow(&pkt->key, &flow);
 	return AGENT_NONE;
 }
 

@@ -15,7 +15,7 @@
 
 #include "accept.h"
 #include "envelope.h"
-#include "net/load.h"
+#include "net/report.h"
 
 /* The entries in front of the last candidate that it reads. A balancer lists itself and at most
  * seven servers there. */
@@ -30,6 +30,17 @@ struct candidate {
 static __always_inline bool is_offer(const struct in6_addr *sid)
 {
 	return sid_function(sid) == SID_CONNECT_AVAIL && is_other_server(sid);
+}
+
+/* What a load report says about the first candidate, by the candidate's entry of the list. */
+static __always_inline __u32 first_of(const struct in6_addr *entry)
+{
+	__u64 argument = bpf_be64_to_cpu(low_bits_of(entry));
+
+	if (argument & LOAD_NO_COLUMN)
+		return REPORT_NO_COLUMN;
+	return (argument >> LOAD_COLUMN_SHIFT & 7) << REPORT_COLUMN_SHIFT |
+	       load_code(load_of_sid(low_bits_of(entry)));
 }
 
 /* Whether this server is the first candidate of the list. A list of srv6-encap need not contain the
@@ -72,6 +83,28 @@ __noinline int find_least_busy(struct xdp_md *ctx, const struct envelope *envelo
 		is_found = true;
 	}
 	return is_found;
+}
+
+/*
+ * What a load report says about the first candidate of the list. The balancer believed that this
+ * candidate was the least busy one. Not inlined: the verifier walks it once.
+ */
+__noinline __u32 first_candidate(struct xdp_md *ctx, const struct envelope *envelope)
+{
+	if (!envelope)
+		return REPORT_NO_COLUMN;
+	for (__u32 i = 0; i < MAX_EARLIER; i++) {
+		__u32 index = envelope->last_entry - i;
+		struct in6_addr entry;
+
+		if (i > envelope->last_entry || index <= envelope->segments_left)
+			break;
+		if (!load_entry(ctx, envelope, index, &entry) ||
+		    sid_function(&entry) != SID_CONNECT_AVAIL)
+			continue;
+		return in_node_locator(&entry) ? REPORT_IS_FIRST : first_of(&entry);
+	}
+	return REPORT_IS_FIRST;
 }
 
 /* Overwrites this server's own entry of the list. False if the list does not contain it, as that of

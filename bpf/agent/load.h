@@ -69,6 +69,13 @@ static __always_inline __u64 not_shown(enum load_source source, const struct loa
 	}
 }
 
+/* Whether the source still shows a connection that is ending now. The count of connections does
+ * not, and the others are not about connections. */
+static __always_inline bool shows_ending(enum load_source source)
+{
+	return source == LOAD_APACHE_SCOREBOARD || source == LOAD_SHARED_MEMORY;
+}
+
 /* Sets `load` to the present load of a service with a listening socket. False when the load is
  * unknown or stale. */
 static __always_inline bool load_now(const struct acceptance *acceptance,

@@ -59,7 +59,7 @@ static __always_inline bool is_live(int kinds)
 	return kinds & (SOCKET_REQUEST | SOCKET_CONNECTED);
 }
 
-static __always_inline struct bpf_sock *find_socket(struct xdp_md *ctx, const struct flow_key *key,
+static __always_inline struct bpf_sock *find_socket(void *ctx, const struct flow_key *key,
 						    __be16 source_port)
 {
 	struct bpf_sock_tuple tuple = {};
@@ -90,7 +90,7 @@ static __always_inline void read_backlog(struct bpf_sock *listener, struct backl
 }
 
 /* Whether the application listens. No client has port 0, so the lookup finds only listeners. */
-static __always_inline bool is_listening(struct xdp_md *ctx, const struct flow_key *key,
+static __always_inline bool is_listening(void *ctx, const struct flow_key *key,
 					 struct backlog *backlog)
 {
 	struct bpf_sock *socket = find_socket(ctx, key, 0);

@@ -10,9 +10,13 @@
 #include <linux/pkt_cls.h>
 
 #include "flows.h"
+#include "load.h"
 #include "stats.h"
 #include "sent.h"
 #include "net/tag.h"
+
+/* How long after the SYN a signal reports the load that the first candidate told. */
+#define FIRST_LIFETIME 250000000LL /* ns */
 
 /* The MTU of the path to the balancers, in bytes of layer 3. */
 volatile __u32 signal_mtu;
@@ -42,14 +46,15 @@ static __always_inline bool can_signal(const struct __sk_buff *skb, const struct
 }
 
 /* The low 64 bits of a signal's SID: the function, and a tag if the node has a key. */
-static __always_inline __u64 signal_sid_low(const struct flow_key *flow, enum sid_function function)
+static __always_inline __u64 signal_sid_low(const struct flow_key *flow, __u64 report,
+					    enum sid_function function)
 {
 	const struct signal_keys *keys = find_signal_keys();
 	struct tagged tagged_signal;
 
 	if (!keys)
 		return SID_LOW(function);
-	tagged_signal = tagged(flow, node_locator, function);
+	tagged_signal = tagged(flow, node_locator, report, function);
 	return SID_LOW(function) | make_tag(&tagged_signal, &keys->key[0]) << SID_ARGUMENT_SHIFT;
 }
 
@@ -60,14 +65,15 @@ static __always_inline void write_signal_sid(struct in6_addr *sid, const struct 
 	((__u64 *)sid)[1] = sid_low;
 }
 
-static __always_inline void write_node(struct in6_addr *address)
+/* The node's own segment, with its load report. */
+static __always_inline void write_node(struct in6_addr *address, __u64 report)
 {
 	((__u64 *)address)[0] = node_locator;
-	((__u64 *)address)[1] = 0;
+	((__u64 *)address)[1] = report;
 }
 
 static __always_inline bool insert_signal(struct __sk_buff *skb, const struct agent_flow *flow,
-					  __u64 sid_low)
+					  __u64 sid_low, __u64 report)
 {
 	struct inserted_signal header = {};
 	struct segment_routing_header *srh = (void *)&header.srh;
@@ -82,7 +88,7 @@ static __always_inline bool insert_signal(struct __sk_buff *skb, const struct ag
 	srh->last_entry = 2;
 	header.segment[0] = header.ip.daddr;
 	write_signal_sid(&header.segment[1], flow, sid_low);
-	write_node(&header.segment[2]);
+	write_node(&header.segment[2], report);
 	header.ip.nexthdr = IPPROTO_ROUTING;
 	header.ip.payload_len = bpf_htons(bpf_ntohs(header.ip.payload_len) + srh_size(3));
 	header.ip.daddr = header.segment[1];
@@ -93,7 +99,7 @@ static __always_inline bool insert_signal(struct __sk_buff *skb, const struct ag
 /* Wraps the packet. The outer header has a flow label of the flow (RFC 6438), and the packet's
  * traffic class (RFC 2983, RFC 6040). */
 static __always_inline bool wrap_signal(struct __sk_buff *skb, const struct sent *sent,
-					const struct agent_flow *flow, __u64 sid_low)
+					const struct agent_flow *flow, __u64 sid_low, __u64 report)
 {
 	bool is_v4 = skb->protocol == bpf_htons(ETH_P_IP);
 	__be16 ethertype = bpf_htons(ETH_P_IPV6);
@@ -104,13 +110,57 @@ static __always_inline bool wrap_signal(struct __sk_buff *skb, const struct sent
 	ip.payload_len = bpf_htons(skb->len - ETH_HLEN);
 	ip.nexthdr = is_v4 ? IPPROTO_IPIP : IPPROTO_IPV6;
 	ip.hop_limit = OUTER_HOP_LIMIT;
-	write_node(&ip.saddr);
+	write_node(&ip.saddr, report);
 	write_signal_sid(&ip.daddr, flow, sid_low);
 	return !bpf_skb_adjust_room(skb, sizeof(ip), BPF_ADJ_ROOM_MAC,
 				    BPF_F_ADJ_ROOM_ENCAP_L3_IPV6) &&
 	       !bpf_skb_store_bytes(skb, offsetof(struct ethhdr, h_proto), &ethertype,
 				    sizeof(ethertype), 0) &&
 	       !bpf_skb_store_bytes(skb, ETH_HLEN, &ip, sizeof(ip), 0);
+}
+
+/* Whether what the flow's SYN told about the first candidate is recent. A repeated SYN-ACK is
+ * later. */
+static __always_inline bool is_first_recent(const struct agent_flow *flow)
+{
+	return (__s64)(bpf_ktime_get_coarse_ns() - flow->since) < FIRST_LIFETIME;
+}
+
+/* The code of this server's present load; 0: it is unknown. In remove-stickiness, the ending
+ * connection does not count: user space has read its load before. */
+static __always_inline __u8 own_load_code(struct __sk_buff *skb, const struct sent *sent,
+					  enum sid_function function)
+{
+	struct backlog backlog = {};
+	struct service_key key __attribute__((aligned(8))) = {}; /* addresses are copied as words */
+	const struct acceptance *acceptance = find_acceptance(&sent->flow, &key);
+	struct load load = {};
+
+	if (!acceptance || !is_listening(skb, &sent->flow, &backlog) ||
+	    !load_now(acceptance, &key, &backlog, &load))
+		return 0;
+	if (function == SID_REMOVE && load.busy && shows_ending(acceptance->source))
+		load.busy--;
+	return load_code(
+		known_load_of(load.busy, load.capacity == NO_CAPACITY ? 0 : load.capacity));
+}
+
+/* The report for a signal of a flow, as the low 64 bits of this server's segment; 0: none. Not
+ * inlined: the verifier walks it once. */
+__noinline __u64 report_of(struct __sk_buff *skb, const struct sent *sent,
+			   const struct agent_flow *flow, __u32 function)
+{
+	__u64 report;
+
+	if (!sent || !flow || !flow->wants_report)
+		return 0;
+	report = (__u64)serial_now() << REPORT_SERIAL_SHIFT |
+		 (__u64)own_load_code(skb, sent, function) << REPORT_LOAD_SHIFT;
+	if (function == SID_CREATE && is_first_recent(flow))
+		report |= flow->first & REPORT_FIRST_MASK;
+	else
+		report |= REPORT_NO_COLUMN;
+	return bpf_cpu_to_be64(report);
 }
 
 /* The signal for the packet; SID_HOST: none. The end is signalled once. A repeated FIN or RST goes
@@ -131,7 +181,7 @@ static __always_inline int signal(struct __sk_buff *skb, const struct sent *sent
 	const struct agent_flow *known = find_agent_flow(&sent->flow);
 	enum sid_function function;
 	struct agent_flow flow;
-	__u64 sid_low;
+	__u64 sid_low, report;
 	bool fits;
 
 	if (!known)
@@ -150,9 +200,11 @@ static __always_inline int signal(struct __sk_buff *skb, const struct sent *sent
 		count_sent_signal(SENT_TOO_LONG);
 		return TC_ACT_UNSPEC;
 	}
-	sid_low = signal_sid_low(&sent->flow, function);
-	if (!(flow.encapsulation == ENCAP_SRV6_INSERT ? insert_signal(skb, &flow, sid_low)
-						      : wrap_signal(skb, sent, &flow, sid_low))) {
+	report = report_of(skb, sent, &flow, function);
+	sid_low = signal_sid_low(&sent->flow, report, function);
+	if (!(flow.encapsulation == ENCAP_SRV6_INSERT
+		      ? insert_signal(skb, &flow, sid_low, report)
+		      : wrap_signal(skb, sent, &flow, sid_low, report))) {
 		count_sent_signal(SENT_FAILED);
 		return TC_ACT_SHOT;
 	}

@@ -35,6 +35,7 @@ const union {
 	struct decision decision;
 	enum departure departure;
 	enum lb_reason reason;
+	enum report_result report_result;
 	enum tables_version tables_version;
 	enum protocol_version protocol_version;
 	enum probe_flag probe_flag;

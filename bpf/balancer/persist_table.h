@@ -143,7 +143,6 @@ lookup_half_open(const struct packet *pkt, const struct service *service, struct
 		note_half_open();
 	if (!keeps)
 		return LB_NONE;
-	ask(segments, SID_ACK, SID_ACK);
 	if (starts_connection(pkt))
 		return LB_FORWARD_KNOWN;
 	return confirm(pkt, flow, half_open_flow);

@@ -10,7 +10,7 @@
 #ifndef SEGUE_BALANCER_PLACE_HUNT_H
 #define SEGUE_BALANCER_PLACE_HUNT_H
 
-#include "candidates.h"
+#include "order.h"
 
 /* The most segments that a packet can visit without becoming too long for its path. `whole`: an
  * encapsulation keeps the whole list. */
@@ -88,7 +88,14 @@ static __always_inline void shorten_offer(const struct packet *pkt, const struct
 		segments->count = most > held ? most : held + 1;
 }
 
-/* Lists the candidates for an offer, behind the servers that the list has. */
+static __always_inline bool takes_reports(const struct service *service)
+{
+	return placement_of(service) == PLACEMENT_HUNT_REPORTS ||
+	       placement_of(service) == PLACEMENT_HUNT_SPARE;
+}
+
+/* Lists the candidates for an offer, behind the servers that the list has. Behind a holder, they
+ * are in the order of the row. */
 static __always_inline void list_candidates(const struct flow_key *flow,
 					    const struct service *service,
 					    struct segments *segments)
@@ -96,12 +103,28 @@ static __always_inline void list_candidates(const struct flow_key *flow,
 	__u32 buckets = service->rule.buckets;
 
 	if (placement_of(service) != PLACEMENT_HUNT_RANDOM) {
+		bool is_empty = !segments->count;
+
 		list_taking(service, bucket_of(flow, buckets), segments);
+		if (is_empty && takes_reports(service))
+			order_by_reports(service, segments);
+		if (is_empty && placement_of(service) == PLACEMENT_HUNT_SPARE)
+			offer_spare(service, segments);
 		return;
 	}
 	note_random();
 	list_taking(service, (__u64)bpf_get_prandom_u32() * buckets >> 32, segments);
 	segments->columns = ALL_NO_COLUMN; /* they are not of the flow's own row */
+}
+
+/* Asks the servers of an offer for load reports. */
+static __always_inline void ask_for_reports(struct segments *segments)
+{
+	__u32 bit = bpf_cpu_to_be64(LOAD_WANTS_REPORT);
+
+	segments->first_sid |= bit;
+	segments->sid |= bit;
+	segments->last_sid |= bit;
 }
 
 /*
@@ -124,6 +147,8 @@ static __always_inline bool offer(const struct packet *pkt, const struct service
 	if (!ask_listed(segments, SID_CONNECT_AVAIL, SID_CONNECT_FORCE))
 		return false;
 	segments->last_sid = segments->sid; /* a list of one uses first_sid only */
+	if (takes_reports(service))
+		ask_for_reports(segments);
 	if (held && (segments->count > held || !(service->rule.flags & RULE_TAKES_FLOWS)))
 		segments->first_sid = SID_LOW(SID_STEER);
 	return true;
@@ -137,15 +162,31 @@ static __always_inline bool place_hunt(const struct packet *pkt, const struct se
 	return seek(pkt, service, holder, segments);
 }
 
-/* The server that a flow's SYN was offered to first, where the bucket tells and nothing has changed
- * since; negative: there is none. Not inlined: see handle_in_full. */
-__noinline int first_offered(const struct service *service, const struct flow_key *flow)
+/* The server that a flow's SYN was offered to first, by the report of the server that answers. */
+static __always_inline int first_reported(const struct service *service, __u32 bucket, __u32 sender,
+					  __u64 report)
+{
+	if (!report || report & REPORT_IS_FIRST)
+		return sender;
+	if (report & REPORT_NO_COLUMN)
+		return -1;
+	return candidate_of(service, bucket, report >> REPORT_COLUMN_SHIFT & PLACE_MASK);
+}
+
+/* The server that a flow's SYN was offered to first, where that is known and nothing has changed
+ * since; negative: it is not. `sender` answers the SYN. Not inlined: see handle_in_full. */
+__noinline int first_offered(const struct service *service, const struct flow_key *flow,
+			     __u32 sender, __u64 report)
 {
 	__u32 bucket, number;
 
-	if (!service || !flow || placement_of(service) != PLACEMENT_HUNT)
+	if (!service || !flow)
 		return -1;
 	bucket = bucket_of(flow, service->rule.buckets);
+	if (takes_reports(service))
+		return first_reported(service, bucket, sender, report);
+	if (placement_of(service) != PLACEMENT_HUNT)
+		return -1;
 	number = candidate_of(service, bucket, 0);
 	if (is_wanted(service, number, LIST_TAKING))
 		return number;

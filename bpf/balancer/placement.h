@@ -25,6 +25,8 @@ static __always_inline bool choose(const struct packet *pkt, const struct servic
 		return place_hash(pkt, service, segments);
 	case PLACEMENT_HUNT:
 	case PLACEMENT_HUNT_RANDOM:
+	case PLACEMENT_HUNT_REPORTS:
+	case PLACEMENT_HUNT_SPARE:
 		return place_hunt(pkt, service, holder, segments);
 	}
 	return false;
@@ -58,6 +60,8 @@ static __always_inline bool choose_related(const struct packet *pkt, const struc
 		return place_hash_related(&pkt->key, service, segments);
 	case PLACEMENT_HUNT:
 	case PLACEMENT_HUNT_RANDOM:
+	case PLACEMENT_HUNT_REPORTS:
+	case PLACEMENT_HUNT_SPARE:
 		return visit(&pkt->key, service, segments);
 	}
 	return false;

@@ -12,6 +12,7 @@
 #include "net/parse.h"
 #include "net/probe.h"
 #include "net/srv6.h"
+#include "reports.h"
 #include "stats.h"
 #include "forward.h"
 
@@ -130,6 +131,20 @@ static __always_inline int send_probe(struct xdp_md *ctx, __u32 server)
 	return port ? transmit(port) : XDP_DROP;
 }
 
+/* Notes the server's clock. After a jump, as by a restart of the server, its last report is no
+ * measure for the next one. */
+static __always_inline void note_clock(__u32 server, __u32 clock)
+{
+	struct report *report = bpf_map_lookup_elem(&reports, &server);
+
+	if (!report || !(clock & PROBE_CLOCK_VALID))
+		return;
+	if (!is_near_clock(*(volatile __u64 *)&report->clock, clock))
+		*(volatile __u64 *)&report->last = 0;
+	*(volatile __u64 *)&report->clock =
+		CLOCK_KNOWN | ((clock - serial_now()) & REPORT_SERIAL_MASK);
+}
+
 /*
  * Notes a server's answer to its last probe. Strangers cannot forge an answer, because only the
  * server and the hosts on the path know the token.
@@ -150,6 +165,7 @@ static __always_inline enum lb_reason take_probe_answer(struct xdp_md *ctx)
 		return LB_DROP_SENDER;
 	if (dry_run)
 		return LB_TAKE_PROBE;
+	note_clock(server, bpf_ntohl(answer->clock));
 	probe->version = bpf_ntohs(answer->version);
 	probe->flags = bpf_ntohs(answer->flags);
 	/* Written last: user space reads the other fields after it has seen this one. */

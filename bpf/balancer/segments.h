@@ -16,6 +16,7 @@
  * (net/load.h), those of server 0 lowest. All bits are 0 in lists other than offers.
  */
 #define COLUMN_BITS 4
+#define COLUMN_MASK ((1 << COLUMN_BITS) - 1)
 #define COLUMN(column) ((column) << 1)
 #define NO_COLUMN 1
 #define ALL_NO_COLUMN 0x11111111
@@ -39,7 +40,7 @@ struct segments {
 /* The argument of a server's SID, as bits to add to SID_LOW. */
 static __always_inline __u64 argument_of(const struct segments *segments, __u32 i)
 {
-	__u64 column = segments->columns >> i * COLUMN_BITS & ((1 << COLUMN_BITS) - 1);
+	__u64 column = segments->columns >> i * COLUMN_BITS & COLUMN_MASK;
 
 	return bpf_cpu_to_be64(column << (LOAD_COLUMN_SHIFT - 1));
 }

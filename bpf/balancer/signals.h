@@ -59,7 +59,8 @@ __noinline int is_vouched(const struct packet *pkt, const struct signal *signal)
 		return false;
 	if (!keys)
 		return true;
-	tagged_signal = tagged(&pkt->key, signal->sender, sid_low_function(signal->sid_low));
+	tagged_signal = tagged(&pkt->key, signal->sender, signal->report,
+			       sid_low_function(signal->sid_low));
 	tag = sid_low_argument(signal->sid_low);
 	return tag == make_tag(&tagged_signal, &keys->key[0]) ||
 	       tag == make_tag(&tagged_signal, &keys->key[1]);
@@ -69,6 +70,32 @@ __noinline int is_vouched(const struct packet *pkt, const struct signal *signal)
 static __always_inline bool is_removal(const struct signal *signal)
 {
 	return sid_low_function(signal->sid_low) == SID_REMOVE;
+}
+
+/* The load report of the signal (net/report.h); 0: none. A segment with a function is no report. */
+static __always_inline __u64 report_of(const struct signal *signal)
+{
+	__u64 low = bpf_be64_to_cpu(signal->report);
+
+	return low & ~SID_ARGUMENT_MASK ? 0 : low;
+}
+
+/* Notes what a signal tells about loads, and about the first candidate of the flow. Not inlined:
+ * the verifier walks it once. */
+__noinline int take_report(const struct packet *pkt, const struct service *service, __u32 sender,
+			   __u64 report)
+{
+	int first = -1;
+
+	if (!pkt || !service)
+		return 0;
+	if (pkt->tcp_flags & TCP_SYN)
+		first = first_offered(service, &pkt->key, sender, report);
+	count_answered_offer(first);
+	if (report && takes_reports(service) && note_report(service, sender, report) &&
+	    first >= 0 && first != sender)
+		note_relayed(service, first, report);
+	return 0;
 }
 
 /* Turns the signal's frame into a reset, and sends it to the signal's sender. */
@@ -108,8 +135,7 @@ static __always_inline int take_signal(struct xdp_md *ctx, struct packet *pkt)
 	if (pkt->hop_limit <= 1)
 		return leave(ctx, pkt, LB_DROP_HOP_LIMIT);
 	count_received_signal(sender, is_removal(&signal));
-	if (pkt->tcp_flags & TCP_SYN)
-		count_answered_offer(first_offered(&service, &pkt->key));
+	take_report(pkt, &service, sender, report_of(&signal));
 	why = take_signal_of(pkt, &service, &flow, sender, is_removal(&signal));
 	if (why == LB_FORWARD_RESET)
 		return send_reset(ctx, pkt, &service, &signal, sender, flow_label(&flow));

@@ -21,6 +21,9 @@ enum placement {
 	PLACEMENT_HUNT,	       /* the candidates of the flow's bucket decide, in turn */
 	PLACEMENT_HUNT_RANDOM, /* the candidates of a random bucket decide */
 	PLACEMENT_ROUND_ROBIN, /* the servers get flows in turn */
+	/* As PLACEMENT_HUNT, but the candidates are ordered by the loads that they have reported. */
+	PLACEMENT_HUNT_REPORTS,
+	PLACEMENT_HUNT_SPARE, /* likewise, and a server with free capacity is the last one */
 };
 
 enum persistence {

@@ -30,6 +30,7 @@ enum signal_segment {
 
 struct signal {
 	__u64 sender;	     /* the server's locator, in memory order */
+	__u64 report;	     /* low 64 bits of the server's segment */
 	__u64 sid_low;	     /* low 64 bits of the destination SID: function and argument */
 	__be32 acknowledged; /* sequence number that the server expects next */
 	__u16 size;	     /* bytes of all headers around the packet for the client */
@@ -82,6 +83,7 @@ static __always_inline bool read_inserted_signal(struct cursor *at, struct packe
 	set_flow_key(pkt, &srh->segment[SIGNAL_CLIENT], &vip);
 	set_protocol(pkt, srh->next_header);
 	signal->sender = *(const __u64 *)&srh->segment[SIGNAL_SENDER];
+	signal->report = low_bits_of(&srh->segment[SIGNAL_SENDER]);
 	signal->size = srh_size(SIGNAL_SEGMENTS);
 	skip(at, srh_size(SIGNAL_SEGMENTS));
 	return !is_ipv4(&pkt->key.source) && !is_ipv4(&vip);
@@ -130,6 +132,7 @@ __noinline int read_signal(struct xdp_md *ctx, struct packet *pkt, struct signal
 		is_read = read_inserted_signal(&at, pkt, signal);
 	} else {
 		signal->sender = *(const __u64 *)&pkt->key.source;
+		signal->report = low_bits_of(&pkt->key.source);
 		signal->size = sizeof(*ip);
 		if (ip->nexthdr == IPPROTO_IPIP || ip->nexthdr == IPPROTO_IPV6)
 			is_read =

@@ -11,6 +11,8 @@
 
 /* Bits of the SID's low 64 bits in host order: function<<48 | argument. */
 #define LOAD_COLUMN_SHIFT 45
+#define LOAD_NO_COLUMN (1ULL << 44)    /* the candidate is in no column of the row */
+#define LOAD_WANTS_REPORT (1ULL << 43) /* the balancer takes load reports of this flow */
 #define LOAD_BITS 20
 #define LOAD_MASK ((1ULL << 2 * LOAD_BITS) - 1)
 #define MAX_LOAD ((1U << LOAD_BITS) - 1)

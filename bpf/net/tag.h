@@ -19,6 +19,9 @@ struct tagged {
 	__be16 function; /* enum sid_function */
 	__u16 zero;
 	__u64 sender; /* the server's locator, in memory order */
+	/* Low 64 bits of the server's segment, in memory order: its load report (report.h). If
+	 * there is none, the message ends before it. */
+	__u64 report;
 };
 
 /* A node makes tags with the first key, and accepts tags made with either. Both are the same unless
@@ -46,7 +49,7 @@ static __always_inline const struct signal_keys *find_signal_keys(void)
 }
 
 /* `flow` is the key of the client's packets: its source is the client. */
-static __always_inline struct tagged tagged(const struct flow_key *flow, __u64 sender,
+static __always_inline struct tagged tagged(const struct flow_key *flow, __u64 sender, __u64 report,
 					    enum sid_function function)
 {
 	struct tagged signal = {
@@ -56,6 +59,7 @@ static __always_inline struct tagged tagged(const struct flow_key *flow, __u64 s
 		.vip_port = flow->destination_port,
 		.function = bpf_htons(function),
 		.sender = sender,
+		.report = report,
 	};
 
 	return signal;
@@ -65,10 +69,16 @@ static __always_inline struct tagged tagged(const struct flow_key *flow, __u64 s
  * walks it once. */
 __noinline __u64 make_tag(const struct tagged *signal, const struct siphash_key *key)
 {
+	const __u64 *message = (const __u64 *)signal;
+	__u64 hash;
+
 	if (!signal || !key)
 		return 0;
-	return siphash(key, (const __u64 *)signal, sizeof(*signal) / sizeof(__u64)) &
-	       SID_ARGUMENT_MASK;
+	if (signal->report)
+		hash = siphash(key, message, sizeof(*signal) / sizeof(__u64));
+	else
+		hash = siphash(key, message, offsetof(struct tagged, report) / sizeof(__u64));
+	return hash & SID_ARGUMENT_MASK;
 }
 
 #endif

@@ -283,6 +283,9 @@ func printService(out io.Writer, s *inspect.ServiceState) error {
 	if s.Placement == desired.PlacementHunt {
 		header = append(header, "half-open", "offered", "created", "removed", "resets")
 	}
+	if ordersByReports(s) {
+		header = append(header, "reported load")
+	}
 	table := newTable(out)
 	table.row(header...)
 	for _, server := range s.Servers {
@@ -304,10 +307,35 @@ func printService(out io.Writer, s *inspect.ServiceState) error {
 			}
 			row = append(row, halfOpen)
 			row = append(row, numbers(h.Offered, h.Created, h.Removed, h.Resets)...)
+			if h.Reports != nil {
+				row = append(row, describeReport(h.Reports))
+			}
 		}
 		table.row(row...)
 	}
 	return table.Flush()
+}
+
+// ordersByReports tells whether the balancer orders the service's candidates by the loads that they
+// report.
+func ordersByReports(s *inspect.ServiceState) bool {
+	return s.Selection == desired.SelectReports || s.Selection == desired.SelectSpare
+}
+
+// describeReport returns the load that a server last reported, and when, such as "2.5, 40ms ago".
+func describeReport(r *inspect.ReportState) string {
+	if r.Age == nil {
+		return "none"
+	}
+	load := "unknown"
+	if r.Load != nil {
+		load = short(*r.Load)
+	}
+	age := time.Duration(*r.Age * float64(time.Second))
+	if age >= time.Second {
+		return load + ", " + wholeSeconds(*r.Age) + " ago"
+	}
+	return load + ", " + age.Round(time.Millisecond).String() + " ago"
 }
 
 // describeStates returns the numbers of new, established and closing flows, or dashes if they are

@@ -203,6 +203,9 @@ func (c *comparison) check(t *testing.T, frame []byte, reason string, want []byt
 	if drop := strings.HasPrefix(reason, "drop_"); drop != (verdict == xdpDrop) || !drop && verdict != xdpPass {
 		t.Errorf("%s\nthe verdict is %d for a frame to be counted as %s", explain(frame), verdict, reason)
 	}
+	if reason == "answer_probe" {
+		want = withClockOf(t, want, out)
+	}
 	if !bytes.Equal(want, out) {
 		t.Errorf("%s\n%s: the frame that comes out is other (-want +got):\n%s", explain(frame), reason, cmp.Diff(want, out))
 	}
@@ -216,6 +219,18 @@ func (c *comparison) check(t *testing.T, frame []byte, reason string, want []byt
 		t.Errorf("%s\non to the next segment: verdict %d, want %d; (-want +got):\n%s",
 			explain(frame), verdict, tcRedirect, cmp.Diff(out, sent))
 	}
+}
+
+// withClockOf returns the wanted answer to a probe with the clock of the answer that was sent, which
+// must be the present time.
+func withClockOf(t *testing.T, want, sent []byte) []byte {
+	t.Helper()
+	const clock = 4 // the bytes at the end of an answer
+	if len(sent) != len(want) {
+		return want
+	}
+	requireNow(t, binary.BigEndian.Uint32(sent[len(sent)-clock:])&(1<<27-1))
+	return slices.Concat(want[:len(want)-clock], sent[len(sent)-clock:])
 }
 
 // checkSentBack compares the tc program's result for an answer. The answer goes to the neighbour

@@ -235,6 +235,9 @@ func TestReceive(t *testing.T) {
 				if wantOut == nil {
 					wantOut = c.frame
 				}
+				if c.reason == "answer_probe" {
+					wantOut = withClockOf(t, wantOut, out)
+				}
 				if diff := cmp.Diff(wantOut, out); diff != "" {
 					t.Errorf("frame (-want +got):\n%s", diff)
 				}

@@ -85,8 +85,8 @@ func TestTags(t *testing.T) {
 				want uint64
 			}{
 				{plain, 0},
-				{one, packettest.Tag(oldKey, function, netip.PrefixFrom(node, 64), way.client, way.vip)},
-				{two, packettest.Tag(newKey, function, netip.PrefixFrom(node, 64), way.client, way.vip)},
+				{one, packettest.Tag(oldKey, function, netip.PrefixFrom(node, 64), 0, way.client, way.vip)},
+				{two, packettest.Tag(newKey, function, netip.PrefixFrom(node, 64), 0, way.client, way.vip)},
 				{signalled(), 0},
 			} {
 				if got := argument(c.out); got != c.want {
@@ -177,7 +177,7 @@ func TestReloadOfKeys(t *testing.T) {
 		}
 	}
 	tag := func(key config.SignalKey) uint64 {
-		return packettest.Tag(key, srv6.CreateStickiness, netip.PrefixFrom(node, 64), client6, vip6)
+		return packettest.Tag(key, srv6.CreateStickiness, netip.PrefixFrom(node, 64), 0, client6, vip6)
 	}
 	signs("at first", tag(oldKey))
 	writeKeys(t, file, newKey, oldKey)

@@ -213,7 +213,7 @@ func (s *services) endHunts(now time.Time) {
 		svc.rule.Flags &^= dataplane.RuleHalfOpen
 		s.writeRule(svc)
 		for _, m := range svc.members {
-			s.plane.Servers.SetKnown(m.slot, knownFunction(&svc.Service))
+			s.plane.Servers.SetKnown(m.slot, knownOf(&svc.Service))
 		}
 	}
 }

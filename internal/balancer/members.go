@@ -323,7 +323,8 @@ func (s *services) probeTargets() []probe.Target {
 			}
 			targets = append(targets, probe.Target{
 				Service: svc.Name, Server: m.Name, Slot: m.slot, VIP: svc.VIP, Encapsulation: svc.Encapsulation,
-				Offered: svc.Selection == desired.SelectConsistent && svc.Placement == desired.PlacementHunt,
+				// With random candidates, nobody knows to which server a flow was offered first.
+				Offered: svc.Placement == desired.PlacementHunt && svc.Selection != desired.SelectRandom,
 				Fault:   faultOf(m.causes),
 			})
 		}

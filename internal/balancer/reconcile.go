@@ -90,7 +90,7 @@ func (s *services) add(name string) (*service, error) {
 	if err := s.plane.LabelService(id, dataplane.ServiceLabel{Name: name}); err != nil {
 		return nil, err
 	}
-	if err := s.plane.BeginTurns(id); err != nil {
+	if err := errors.Join(s.plane.BeginTurns(id), s.plane.ForgetReports(id)); err != nil {
 		return nil, err
 	}
 	s.free = s.free[:len(s.free)-1]
@@ -117,9 +117,9 @@ func (s *services) claimMembers(svc *service, want *serviceState) ([]*member, er
 	for _, m := range svc.members {
 		before[m.Name] = m
 	}
-	known := knownFunction(cfg)
+	known := knownOf(cfg)
 	if svc.rule.HasHalfOpen() {
-		known = srv6.AckStickiness // until huntsEnd, servers still wait for it
+		known.Function = srv6.AckStickiness // until huntsEnd, servers still wait for it
 	}
 	members := make([]*member, 0, len(cfg.Servers))
 	for _, server := range cfg.Servers {
@@ -172,13 +172,17 @@ func keysOf(cfg *desired.Balancer) map[dataplane.ServerKey]bool {
 	return keys
 }
 
-// knownFunction returns the function that packets of known flows ask of a service's servers. The
-// servers of a service that hunts wait for an acknowledgement that the balancer knows the flow.
-func knownFunction(svc *desired.Service) srv6.Function {
-	if svc.Placement == desired.PlacementHunt {
-		return srv6.AckStickiness
+// knownOf returns what packets of known flows ask of a service's servers. The servers of a service
+// that hunts wait for an acknowledgement that the balancer knows the flow. With it, the balancer
+// also asks for load reports.
+func knownOf(svc *desired.Service) dataplane.Known {
+	if svc.Placement != desired.PlacementHunt {
+		return dataplane.Known{Function: srv6.Deliver}
 	}
-	return srv6.Deliver
+	return dataplane.Known{
+		Function: srv6.AckStickiness,
+		Argument: srv6.Offer{WantsReport: svc.OrdersByReports()}.Argument(),
+	}
 }
 
 // keepOnly makes the table of services contain the wanted services and no others. It frees the

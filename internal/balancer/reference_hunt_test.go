@@ -156,6 +156,7 @@ func (r *reference) isSignal(frame []byte) bool {
 type heard struct {
 	flow         dataplane.Flow
 	sender       netip.Prefix
+	report       uint64 // the other half of the sender's segment
 	flags        packet.TCPFlags
 	acknowledged uint32
 	hopLimit     uint8
@@ -166,6 +167,7 @@ func hear(b []byte) (h heard, ok bool) {
 	next, rest := b[6], b[40:40+int(binary.BigEndian.Uint16(b[4:]))]
 	vip, client, protocol := netip.AddrFrom16([16]byte(b[8:])), netip.Addr{}, byte(0)
 	h.sender, h.hopLimit = srv6.Parse(vip).Locator, b[7]
+	h.report = binary.BigEndian.Uint64(b[16:])
 	switch {
 	case next == 43:
 		if len(rest) < 56 || rest[1] != 6 || rest[2] != 4 || rest[3] != 1 || rest[4] != 2 {
@@ -173,6 +175,7 @@ func hear(b []byte) (h heard, ok bool) {
 		}
 		client, protocol = netip.AddrFrom16([16]byte(rest[8:])), rest[0]
 		h.sender = srv6.Parse(netip.AddrFrom16([16]byte(rest[40:]))).Locator
+		h.report = binary.BigEndian.Uint64(rest[48:])
 		rest = rest[56:]
 	case next == 4 && len(rest) >= 20 && rest[0]>>4 == 4:
 		header := int(rest[0]&0xf) * 4
@@ -263,7 +266,7 @@ func (r *reference) takeSignal(frame []byte) outcome {
 // has no keys.
 func (r *reference) vouches(frame []byte, h heard) bool {
 	return len(r.keys) == 0 || slices.ContainsFunc(r.keys, func(key config.SignalKey) bool {
-		return sidOf(frame).Argument == packettest.Tag(key, functionOf(frame), h.sender, h.flow.Source, h.flow.Destination)
+		return sidOf(frame).Argument == packettest.Tag(key, functionOf(frame), h.sender, h.report, h.flow.Source, h.flow.Destination)
 	})
 }
 

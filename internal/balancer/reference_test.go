@@ -105,7 +105,7 @@ func (r *reference) find(p parsed, svc *desired.Service) (to []stage, reason str
 		return r.findFollower(p, svc), p.follow
 	}
 	if server := r.persist(p, svc); server != nil {
-		return alone(knownFunction(svc), server), "forward_known"
+		return alone(knownOf(svc).Function, server), "forward_known"
 	}
 	switch {
 	case svc.Placement == desired.PlacementHunt:

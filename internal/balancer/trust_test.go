@@ -62,7 +62,17 @@ func tagged(frame []byte, key config.SignalKey) []byte {
 	if !ok {
 		panic("no signal")
 	}
-	return withArgument(frame, packettest.Tag(key, functionOf(frame), h.sender, h.flow.Source, h.flow.Destination))
+	return withArgument(frame, packettest.Tag(key, functionOf(frame), h.sender, h.report, h.flow.Source, h.flow.Destination))
+}
+
+// taggedReport returns a signal with a report, and with the tag that a server with the key adds.
+func taggedReport(frame []byte, key config.SignalKey, report uint64) []byte {
+	h, ok := hear(frame[ethernetLength:])
+	if !ok {
+		panic("no signal")
+	}
+	return withArgument(frame, packettest.Tag(
+		key, functionOf(frame), h.sender, report, h.flow.Source, h.flow.Destination))
 }
 
 // functionOf returns the function of the SID that is the frame's destination.
@@ -86,7 +96,7 @@ func TestTags(t *testing.T) {
 		for _, function := range []srv6.Function{srv6.CreateStickiness, srv6.RemoveStickiness} {
 			frame := signal(kind, sender, flow, function, packet.Flags(packet.ACK))
 			tag := func(key config.SignalKey, function srv6.Function, sender netip.Prefix, flow dataplane.Flow) []byte {
-				return withArgument(frame, packettest.Tag(key, function, sender, flow.Source, flow.Destination))
+				return withArgument(frame, packettest.Tag(key, function, sender, 0, flow.Source, flow.Destination))
 			}
 			otherFunction := srv6.CreateStickiness + srv6.RemoveStickiness - function
 			otherVIP := flow

@@ -282,7 +282,7 @@ func TestServiceRules(t *testing.T) {
 		{"more candidates than servers", "placement: hash\n    persistence: table\n    encapsulation: srv6-insert\n    candidates: 1",
 			"placement: hunt\n    encapsulation: srv6-insert\n    candidates: 3", nil},
 		{"selection unknown", "placement: hash", "placement: hunt\n    selection: best",
-			one("services[0].selection", "must be one of: consistent, random")},
+			one("services[0].selection", "must be one of: consistent, random, reports, spare")},
 		{"probe", "placement: hash", "placement: hash\n    probe: true", nil},
 		{"no probe", "placement: hash", "placement: hash\n    probe: false", nil},
 		{"probe through a tunnel", "port: all\n    protocol: udp", "port: all\n    probe: true\n    protocol: udp",

@@ -46,6 +46,9 @@ func (given Given) defaultService(s *Service, path string) {
 	case PlacementHunt:
 		candidates = 2
 		setDefault(given, field.Child(path, "selection"), &s.Selection, SelectConsistent)
+		if s.OrdersByReports() {
+			candidates = tables.MaxCandidates
+		}
 	case PlacementRoundRobin: // a flow's bucket does not tell its server, so all are candidates
 		candidates = tables.MaxCandidates
 	}

@@ -130,7 +130,7 @@ func (r *rules) checkHunt(path string, s *Service) {
 		}
 		return
 	}
-	checkKnown(r, at, s.Selection, SelectConsistent, SelectRandom)
+	checkKnown(r, at, s.Selection, SelectConsistent, SelectRandom, SelectReports, SelectSpare)
 	if at := field.Child(path, "protocol"); s.Protocol == UDP {
 		r.failf(at, "must be %s for placement %s: without a handshake, the balancer cannot learn which server accepts a flow",
 			TCP, s.Placement)

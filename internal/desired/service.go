@@ -29,9 +29,9 @@ const (
 
 	SelectConsistent Selection = "consistent" // the candidates of the flow's bucket
 	SelectRandom     Selection = "random"     // the candidates of a random bucket
-	// The candidates of the flow's bucket, those with the lowest reported loads first.
+	// The three candidates of the flow's bucket that have reported the lowest loads.
 	SelectReports Selection = "reports"
-	// The same, but the last of the list is a server of any bucket that reported free capacity.
+	// The same, but the last is a server of any bucket that has reported free capacity.
 	SelectSpare Selection = "spare"
 
 	PersistenceTable Persistence = "table"
@@ -98,7 +98,8 @@ type Service struct {
 	// Selection is for placement hunt only, where the default is consistent.
 	Selection Selection `yaml:"selection,omitempty"`
 	// Candidates is how many servers a bucket lists, 1 to 8, or fewer if there are not so many
-	// servers. Default 2 for placement hunt, 3 for hash, 8 for round-robin.
+	// servers. Default 2 for placement hunt, or 8 with selection reports or spare; 3 for hash, 8 for
+	// round-robin.
 	Candidates int `yaml:"candidates"`
 	// Generations is how many sets of servers the candidate table holds, 1 to 4: the present one
 	// and those before. Default 3.
@@ -120,6 +121,12 @@ type Service struct {
 // Takes tells whether the configuration permits new flows to the server: its weight is not 0, and
 // it is not drained.
 func (s *Server) Takes() bool { return !s.Drained && *s.Weight > 0 }
+
+// OrdersByReports tells whether the balancer orders the candidates by the loads that they report.
+func (s *Service) OrdersByReports() bool {
+	return s.Placement == PlacementHunt &&
+		(s.Selection == SelectReports || s.Selection == SelectSpare)
+}
 
 // Takes tells whether the configuration permits new flows to at least one server.
 func (s *Service) Takes() bool {

@@ -14,6 +14,7 @@ const MaxLoad = 1<<20 - 1
 const (
 	columnShift       = 45
 	noColumnBit       = 1 << 44
+	wantsReportBit    = 1 << 43
 	nextShift         = 20
 	columnsInArgument = 8
 )
@@ -22,6 +23,8 @@ const (
 type Offer struct {
 	// Column is the candidate's column in its bucket's row, 0 to 7, or NoColumn.
 	Column int
+	// WantsReport tells that the balancer takes load reports of this flow.
+	WantsReport bool
 	// Next is the load that the candidate would have with one connection more, up to MaxLoad. It is
 	// 0 if the candidate has told no load.
 	Next uint32
@@ -37,15 +40,19 @@ func (o Offer) Argument() uint64 {
 	} else {
 		argument |= uint64(o.Column%columnsInArgument) << columnShift
 	}
+	if o.WantsReport {
+		argument |= wantsReportBit
+	}
 	return argument
 }
 
 // ParseOffer reads the argument of an offered SID. It ignores the bits that have no meaning.
 func ParseOffer(argument uint64) Offer {
 	o := Offer{
-		Column:   int(argument >> columnShift % columnsInArgument),
-		Next:     uint32(argument >> nextShift & MaxLoad),
-		Capacity: uint32(argument & MaxLoad),
+		Column:      int(argument >> columnShift % columnsInArgument),
+		WantsReport: argument&wantsReportBit != 0,
+		Next:        uint32(argument >> nextShift & MaxLoad),
+		Capacity:    uint32(argument & MaxLoad),
 	}
 	if argument&noColumnBit != 0 {
 		o.Column = NoColumn
@@ -64,6 +71,9 @@ func (o Offer) String() string {
 		if o.Capacity != 0 {
 			text += fmt.Sprintf(" of %d", o.Capacity)
 		}
+	}
+	if o.WantsReport {
+		text += ", report"
 	}
 	return text
 }

@@ -19,8 +19,8 @@ func TestSIDString(t *testing.T) {
 		{SID{locator, Host, 1}, "fd00:5:0:1::1", "fd00:5:0:1::1"},
 		{SID{locator, ConnectAvail, 0}, "fd00:5:0:1:1::", "fd00:5:0:1::ca"},
 		{SID{locator, ConnectForce, 0}, "fd00:5:0:1:2::", "fd00:5:0:1::cf"},
-		{SID{locator, ConnectAvail, Offer{Column: 5, Next: 4, Capacity: 2}.Argument()},
-			"fd00:5:0:1:1:a000:40:2", "fd00:5:0:1::ca(column 5, 3 busy of 2)"},
+		{SID{locator, ConnectAvail, Offer{Column: 5, WantsReport: true, Next: 4, Capacity: 2}.Argument()},
+			"fd00:5:0:1:1:a800:40:2", "fd00:5:0:1::ca(column 5, 3 busy of 2, report)"},
 		{SID{locator, ConnectForce, Offer{Column: NoColumn, Next: 67}.Argument()},
 			"fd00:5:0:1:2:1000:430:0", "fd00:5:0:1::cf(no column, 66 busy)"},
 		{SID{locator, AckStickiness, 0}, "fd00:5:0:1:3::", "fd00:5:0:1::as"},
@@ -55,17 +55,48 @@ func TestFunctionString(t *testing.T) {
 func TestParseOfferInvertsArgument(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		want := Offer{
-			Column:   rapid.IntRange(NoColumn, 7).Draw(t, "column"),
-			Next:     rapid.Uint32Range(0, MaxLoad).Draw(t, "next"),
-			Capacity: rapid.Uint32Range(0, MaxLoad).Draw(t, "capacity"),
+			Column:      rapid.IntRange(NoColumn, 7).Draw(t, "column"),
+			WantsReport: rapid.Bool().Draw(t, "report"),
+			Next:        rapid.Uint32Range(0, MaxLoad).Draw(t, "next"),
+			Capacity:    rapid.Uint32Range(0, MaxLoad).Draw(t, "capacity"),
 		}
 		argument := want.Argument()
 		if got := ParseOffer(argument); argument > MaxArgument || got != want {
 			t.Fatalf("%+v became %#x, and that %+v", want, argument, got)
 		}
-		unused := rapid.Uint64Range(0, 15).Draw(t, "unused") << 40
+		unused := rapid.Uint64Range(0, 7).Draw(t, "unused") << 40
 		if got := ParseOffer(argument | unused); got != want {
 			t.Fatalf("with the unused bits %#x, %+v became %+v", unused, want, got)
+		}
+	})
+}
+
+// The example of docs/protocol.md.
+func TestReportArgument(t *testing.T) {
+	report := Report{Serial: 0x123456, Load: 0x24, First: FirstCandidate{Column: 5, Load: 0x20}}
+	sid := SID{netip.MustParsePrefix("fd00:5:0:1::/64"), Host, report.Argument()}
+	if got := sid.Addr().String(); got != "fd00:5:0:1:0:246:8ac4:8520" {
+		t.Errorf("%+v is %s", report, got)
+	}
+}
+
+func TestParseReportInvertsArgument(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		want := Report{
+			Serial:  rapid.Uint32Range(0, 1<<27-1).Draw(t, "serial"),
+			Load:    rapid.Uint8().Draw(t, "load"),
+			IsFirst: rapid.Bool().Draw(t, "first"),
+		}
+		if !want.IsFirst {
+			want.First.Column = rapid.IntRange(NoColumn, 7).Draw(t, "column")
+			if want.First.Column != NoColumn {
+				want.First.Load = rapid.Uint8().Draw(t, "first load")
+			}
+		}
+		argument := want.Argument()
+		got, ok := ParseReport(argument)
+		if argument > MaxArgument || got != want || ok != (argument != 0) {
+			t.Fatalf("%+v became %#x, and that %+v, %v", want, argument, got, ok)
 		}
 	})
 }

@@ -66,8 +66,8 @@ func readServerSignals(signals *ebpf.Map, slot uint32) (sum SignalCounter, err e
 
 // RetireCounters adds the counters of a slot to the sums by reason, and clears them. If the process
 // is killed in between, the sums are too high afterwards, but never too low. RetireCounters also
-// clears the number of flows, which is then unknown until the next sweep. RetireCounters returns an
-// error if a counter cannot be read or written.
+// clears the last load report, and the number of flows, which is then unknown until the next sweep.
+// RetireCounters returns an error if a counter cannot be read or written.
 func (p *Plane) RetireCounters(slot uint32) error {
 	counter, err := readServerCounter(p.Objects.ServerCounters, slot)
 	if err != nil {
@@ -89,7 +89,7 @@ func (p *Plane) RetireCounters(slot uint32) error {
 		return fmt.Errorf("clear the answered offers of slot %d: %w", slot, err)
 	}
 	p.FlowCounts.put(slot, balancerFlowCount{})
-	return nil
+	return p.clearReports(slot)
 }
 
 // Offers returns the number of connections that were offered to the slot's server first, the number

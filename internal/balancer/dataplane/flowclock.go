@@ -19,6 +19,7 @@ const leastTick = 4 * time.Hour / maxFlowTicks
 type FlowClock struct {
 	Shift   uint32        // a tick is 2^Shift jiffies
 	Tick    time.Duration // the length of a tick
+	Jiffy   time.Duration // the length of a jiffy
 	program *ebpf.Program // read_jiffies of bpf/balancer/balancer.bpf.c
 }
 
@@ -30,7 +31,7 @@ func NewFlowClock() (*FlowClock, error) {
 	if err := unix.ClockGetres(unix.CLOCK_MONOTONIC_COARSE, &jiffy); err != nil {
 		return nil, fmt.Errorf("read the length of a jiffy: %w", err)
 	}
-	c := &FlowClock{Tick: time.Duration(jiffy.Nano())}
+	c := &FlowClock{Tick: time.Duration(jiffy.Nano()), Jiffy: time.Duration(jiffy.Nano())}
 	for c.Tick < leastTick {
 		c.Tick *= 2
 		c.Shift++

@@ -18,6 +18,8 @@ var placements = map[placementName]balancerPlacement{
 	{desired.PlacementHash, ""}:                       balancerPlacementPLACEMENT_HASH,
 	{desired.PlacementHunt, desired.SelectConsistent}: balancerPlacementPLACEMENT_HUNT,
 	{desired.PlacementHunt, desired.SelectRandom}:     balancerPlacementPLACEMENT_HUNT_RANDOM,
+	{desired.PlacementHunt, desired.SelectReports}:    balancerPlacementPLACEMENT_HUNT_REPORTS,
+	{desired.PlacementHunt, desired.SelectSpare}:      balancerPlacementPLACEMENT_HUNT_SPARE,
 	{desired.PlacementRoundRobin, ""}:                 balancerPlacementPLACEMENT_ROUND_ROBIN,
 }
 

@@ -78,7 +78,7 @@ func Open(cfg *desired.Balancer, clock *FlowClock, log *slog.Logger) (*Plane, er
 	spec.Maps[balancerMapHalfOpen].MaxEntries = flowBuckets(cfg.Node.Limits.Flows / flowsPerHalfOpen)
 	for _, bySlot := range []string{
 		ServerCountersMap, balancerMapServerSignals, balancerMapAnsweredOffers,
-		balancerMapProbes, balancerMapProbeTurns,
+		balancerMapProbes, balancerMapProbeTurns, balancerMapReports, balancerMapReportCounters,
 	} {
 		spec.Maps[bySlot].MaxEntries = serverSlots(cfg.Node.Limits.Servers)
 	}
@@ -173,6 +173,7 @@ func (p *Plane) load(spec *ebpf.CollectionSpec, node *desired.BalancerNode, log 
 func constantsOf(identity *Identity, clock *FlowClock, buckets, halfOpenBuckets uint32) map[string]any {
 	return map[string]any{
 		balancerVarFlowTickShift:       clock.Shift,
+		balancerVarReportHalfLifeShift: halfLifeShift(clock.Jiffy),
 		balancerVarFlowBucketKeys:      identity.FlowBucketKeys,
 		balancerVarFlowSignatureKeys:   identity.FlowSignatureKeys,
 		balancerVarFlowBucketShift:     bucketShift(buckets),

@@ -50,7 +50,7 @@ func (t *ServerTable) Address(slot uint32) netip.Addr { return addrOf(t.servers[
 func (t *ServerTable) Source(slot uint32) netip.Addr { return addrOf(t.servers[slot].Source) }
 
 // put fills a free slot. It writes the flags last, because they put the slot into use.
-func (t *ServerTable) put(slot, service uint32, address, source netip.Addr, known srv6.Function, flags ServerFlags) {
+func (t *ServerTable) put(slot, service uint32, address, source netip.Addr, known Known, flags ServerFlags) {
 	server := &t.servers[slot]
 	server.Service = service
 	t.SetKnown(slot, known)
@@ -70,14 +70,16 @@ func (t *ServerTable) SetFlags(slot uint32, flags ServerFlags) {
 	atomic.StoreUint32(&t.servers[slot].Flags, uint32(flags))
 }
 
-// SetKnown sets the function that packets of known flows ask of the slot's server.
-func (t *ServerTable) SetKnown(slot uint32, function srv6.Function) {
-	atomic.StoreUint64(&t.servers[slot].KnownSid, sidLow(function))
+// Known is what packets of known flows ask of a server.
+type Known struct {
+	Function srv6.Function
+	Argument uint64 // at most srv6.MaxArgument
 }
 
-// sidLow is SID_LOW in bpf/net/srv6.h.
-func sidLow(function srv6.Function) uint64 {
-	return uint64(bits.ReverseBytes32(uint32(function) << 16))
+// SetKnown sets what packets of known flows ask of the slot's server.
+func (t *ServerTable) SetKnown(slot uint32, known Known) {
+	low := uint64(known.Function)<<48 | known.Argument // as in a SID, in network order
+	atomic.StoreUint64(&t.servers[slot].KnownSid, bits.ReverseBytes64(low))
 }
 
 // SetNextHop sets the next hop of the slot's server: a MAC address, and a port (a number of Ports,

@@ -10,8 +10,6 @@ import (
 	"net/netip"
 
 	"github.com/cilium/ebpf"
-
-	"github.com/segue-lb/segue/internal/srv6"
 )
 
 // ServerKey identifies a server of a service. The server keeps its slot and its flows as long as
@@ -86,13 +84,13 @@ func (s *Slots) IsRetired(slot uint32) bool {
 
 // Claim returns the slot of a server: its present slot, or a free one. A retired server gets its
 // slot back, and its flows with it. The number of the service can differ from the one before,
-// because a service that is removed and added again gets another number. The argument known is the
-// function that packets of known flows ask of the server. Claim keeps FlagFailing of the present
+// because a service that is removed and added again gets another number. The argument known is what
+// packets of known flows ask of the server. Claim keeps FlagFailing of the present
 // slot, because the process may end before it has found out again whether the server is unfit.
 // Claim does not drain a server that was not drained, and a new server gets FlagFailing. The caller
 // sets the flags when the server's candidate table is ready. Claim returns an error if no slot is
 // free.
-func (s *Slots) Claim(key ServerKey, service uint32, known srv6.Function, flags ServerFlags) (uint32, error) {
+func (s *Slots) Claim(key ServerKey, service uint32, known Known, flags ServerFlags) (uint32, error) {
 	slot, ok := s.byKey[key]
 	if ok {
 		delete(s.retired, slot)

@@ -56,6 +56,12 @@ var (
 		"Packets with which the server told what becomes of connections.", "service", "server", "signal")
 	resetsDesc = desc("server_resets_total",
 		"Resets to the server, of connections that another one had.", "service", "server")
+	reportedLoadDesc = desc("server_load",
+		"Connections per unit of capacity, with one more, as the server last reported.", "service", "server")
+	reportAgeDesc = desc("server_report_age_seconds",
+		"Time since the server's last load report.", "service", "server")
+	reportsDesc = desc("server_reports_total",
+		"Load reports of the server, by what became of them.", "service", "server", "result")
 	capacityDesc = desc("flow_table_capacity", "Flows that the flow table is made for.")
 	versionDesc  = desc("tables_version",
 		"Version of the candidate tables, the same on all balancers of a service.")
@@ -67,6 +73,7 @@ func (c *Collector) Describe(out chan<- *prometheus.Desc) {
 		packetsDesc, bytesDesc, serverPacketsDesc, serverBytesDesc, serverFlowsDesc, serverHopDesc,
 		serverHealthyDesc, serverDrainingDesc, serviceServersDesc, serviceIgnoredDesc, flowsDesc, halfOpenDesc, capacityDesc,
 		offersDesc, signalsDesc, resetsDesc, versionDesc, serviceGenerationDesc,
+		reportedLoadDesc, reportAgeDesc, reportsDesc,
 	} {
 		out <- d
 	}
@@ -150,6 +157,21 @@ func collectHunt(out chan<- prometheus.Metric, hunt *HuntCounts, labels []string
 	counter(out, resetsDesc, hunt.Resets, labels...)
 	if hunt.HalfOpen != nil {
 		gauge(out, halfOpenDesc, float64(*hunt.HalfOpen), labels...)
+	}
+	if hunt.Reports != nil {
+		collectReports(out, hunt.Reports, labels)
+	}
+}
+
+func collectReports(out chan<- prometheus.Metric, reports *ReportState, labels []string) {
+	if reports.Load != nil {
+		gauge(out, reportedLoadDesc, *reports.Load, labels...)
+	}
+	if reports.Age != nil {
+		gauge(out, reportAgeDesc, *reports.Age, labels...)
+	}
+	for result, n := range reports.Counts {
+		counter(out, reportsDesc, n, append(labels[:2:2], result)...)
 	}
 }
 

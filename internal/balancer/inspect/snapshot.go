@@ -110,6 +110,22 @@ type HuntCounts struct {
 	Created  uint64  `json:"created"` // create-stickiness signals from the server
 	Removed  uint64  `json:"removed"` // remove-stickiness signals from the server
 	Resets   uint64  `json:"resets"`  // resets to the server, of connections that another server had
+	// Reports are the loads that the server has reported. They are nil if the service does not
+	// order candidates by them.
+	Reports *ReportState `json:"reports"`
+}
+
+// ReportState is the last load report of a server, and what became of all reports.
+type ReportState struct {
+	// Load is the number of connections per unit of capacity, with one connection more. It is nil
+	// if the server has reported nothing, or does not know its load.
+	Load *float64 `json:"load"`
+	// Age is the time since the last report, in seconds. It is nil if there is none.
+	Age *float64 `json:"age_seconds"`
+	// Counts are the numbers of reports by result: taken, unknown_load (taken, but the server does
+	// not know its load), old (not newer than the last one), unsynchronised (not from the
+	// server's present time).
+	Counts map[string]uint64 `json:"counts"`
 }
 
 // NextHop is where the balancer sends the packets to a server.
@@ -341,7 +357,27 @@ func (v *View) server(slot uint32, name string, service *ServiceState, interface
 		halfOpen := flows.HalfOpen.Total()
 		server.Hunt.HalfOpen = &halfOpen
 	}
-	return server, nil
+	if service.Selection == desired.SelectReports || service.Selection == desired.SelectSpare {
+		server.Hunt.Reports, err = v.reports(slot)
+	}
+	return server, err
+}
+
+func (v *View) reports(slot uint32) (*ReportState, error) {
+	last, ok, err := v.tables.Report(slot)
+	if err != nil {
+		return nil, err
+	}
+	state := &ReportState{}
+	if ok {
+		age := last.Age.Seconds()
+		state.Age = &age
+	}
+	if last.Load > 0 {
+		state.Load = &last.Load
+	}
+	state.Counts, err = v.tables.ReportCounts(slot)
+	return state, err
 }
 
 // describeAddress returns the address of a server in the form of the configuration.

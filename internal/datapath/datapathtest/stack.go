@@ -42,7 +42,7 @@ func RequireStackForAllKernels(t *testing.T, spec *ebpf.CollectionSpec, program 
 		Programs: ebpf.ProgramOptions{LogLevel: ebpf.LogLevelStats},
 	})
 	if err != nil {
-		t.Fatalf("load %s: %v", program, err)
+		t.Fatalf("load %s: %+v", program, err)
 	}
 	defer collection.Close()
 	calls := keptFunctions(t, spec.Programs[program], collection.Programs[program])

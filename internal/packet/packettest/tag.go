@@ -13,14 +13,20 @@ import (
 )
 
 // Tag returns the argument of the SID of a server's signal about a flow; see docs/protocol.md. The
-// sender has the locator. As in the paper, the first 8 bytes of the key come first.
-func Tag(key [16]byte, function srv6.Function, sender netip.Prefix, client, vip netip.AddrPort) uint64 {
+// sender has the locator. report is the argument of its own segment. As in the paper, the first 8
+// bytes of the key come first.
+func Tag(
+	key [16]byte, function srv6.Function, sender netip.Prefix, report uint64, client, vip netip.AddrPort,
+) uint64 {
 	clientAddress, vipAddress, locator := client.Addr().As16(), vip.Addr().As16(), sender.Addr().As16()
 	message := slices.Concat(clientAddress[:], vipAddress[:])
 	for _, number := range []uint16{client.Port(), vip.Port(), uint16(function), 0} {
 		message = binary.BigEndian.AppendUint16(message, number)
 	}
 	message = append(message, locator[:8]...)
+	if report != 0 {
+		message = binary.BigEndian.AppendUint64(message, report)
+	}
 	hash := siphash.New(key[:])
 	hash.Write(message)
 	return binary.BigEndian.Uint64(hash.Sum(nil)) >> 16 // its first six bytes

@@ -1,0 +1,166 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Orders the candidates of an offer by the loads that they have reported, the least loaded first,
+ * and keeps the first few.
+ *
+ * A report says less with its age. So it approaches the mean of all reports of the service, by half
+ * of the difference in each half-life. docs/notes/placement.md has the reasons.
+ */
+#ifndef SEGUE_BALANCER_ORDER_H
+#define SEGUE_BALANCER_ORDER_H
+
+#include "candidates.h"
+#include "reports.h"
+#include "segments.h"
+
+/* How many candidates are offered a flow. */
+#define ORDERED_CANDIDATES 3
+
+/* The half-life of a report is 2^n jiffies. Set at load, so that it is nearest to 139 ms: ln 2 times
+ * the 200 ms of the simulator. */
+const volatile __u32 report_half_life_shift;
+
+/* The weight of a report by its age, in 1/256. Between two half-lives it falls linearly. */
+static __always_inline __u64 report_weight(__u32 age)
+{
+	__u32 shift = report_half_life_shift, halvings = age >> shift;
+	__u32 within = (age & ((1U << shift) - 1)) << 8 >> shift;
+
+	return halvings < 9 ? (512 - within) >> (1 + halvings) : 0;
+}
+
+/* Estimates that come before all others, and behind them. */
+#define LEAST_ESTIMATE 0
+#define LARGEST_ESTIMATE ((__u64)MAX_LOAD_VALUE << ESTIMATE_SHIFT)
+
+/*
+ * The load of a candidate as far as is known, in load_value() << ESTIMATE_SHIFT. A server that does
+ * not report its load keeps the offers that hashing would make it: those of the rows whose first
+ * candidate it is. Not inlined: the verifier walks it once, and does not follow its branches for
+ * each combination of candidates.
+ */
+__noinline __u64 estimate_load(__u32 server, __u32 place, __u64 mean, __u64 now)
+{
+	const struct report *report = bpf_map_lookup_elem(&reports, &server);
+	__u64 last = report ? *(volatile __u64 *)&report->last : 0;
+	__u64 value = load_value(last >> HEARD_LOAD_SHIFT), weight;
+
+	if (!value)
+		return place ? LARGEST_ESTIMATE : LEAST_ESTIMATE;
+	weight = report_weight((now - last) & HEARD_MASK);
+	return ((value << ESTIMATE_SHIFT) * weight + mean * (256 - weight)) >> 8;
+}
+
+/* Puts the lower one of two keys first. Without a branch, because the processor would often
+ * mispredict it. */
+static __always_inline void put_in_order(__u64 *a, __u64 *b)
+{
+	__u64 difference = *a - *b;
+	__u64 negative = (__s64)difference >> 63; /* all bits, or none */
+
+	barrier_var(negative); /* otherwise the compiler makes branches of it */
+	negative &= difference;
+	*a -= negative;
+	*b += negative;
+	difference = *a;
+	*a = *b;
+	*b = difference;
+}
+
+/* Batcher's odd-even merge sort of eight keys (Knuth, "The Art of Computer Programming", volume 3,
+ * section 5.3.4). */
+static __always_inline void sort_keys(__u64 key[MAX_CANDIDATES])
+{
+	static const __u8 pair[][2] = {
+		{ 0, 1 }, { 2, 3 }, { 4, 5 }, { 6, 7 }, { 0, 2 }, { 1, 3 }, { 4, 6 },
+		{ 5, 7 }, { 1, 2 }, { 5, 6 }, { 0, 4 }, { 1, 5 }, { 2, 6 }, { 3, 7 },
+		{ 2, 4 }, { 3, 5 }, { 1, 2 }, { 3, 4 }, { 5, 6 },
+	};
+
+#pragma clang loop unroll(full)
+	for (__u32 i = 0; i < sizeof(pair) / sizeof(pair[0]); i++)
+		put_in_order(&key[pair[i][0]], &key[pair[i][1]]);
+}
+
+/* A key has a candidate's estimate, and its place in the row, which breaks ties. */
+#define PLACE_BITS 3
+#define PLACE_MASK (MAX_CANDIDATES - 1)
+
+/* Orders the listed candidates, and keeps the first of them. Not inlined: see handle_in_full. */
+__noinline int order_by_reports(const struct service *service, struct segments *segments)
+{
+	const struct service_reports *all;
+	__u64 key[MAX_CANDIDATES], now, mean;
+	__u16 server[ORDERED_CANDIDATES];
+	__u32 columns = 0, id;
+
+	if (!service || !segments)
+		return 0;
+	id = service->id;
+	all = bpf_map_lookup_elem(&service_reports, &id);
+	mean = all ? *(volatile __u64 *)&all->mean : 0;
+	now = bpf_jiffies64();
+#pragma clang loop unroll(full)
+	for (__u32 i = 0; i < MAX_CANDIDATES; i++) {
+		key[i] = ~0ULL >> 1; /* behind all candidates */
+		if (i < segments->count)
+			key[i] = estimate_load(segments->server[i], i, mean, now) << PLACE_BITS | i;
+	}
+	sort_keys(key);
+#pragma clang loop unroll(full)
+	for (__u32 i = 0; i < ORDERED_CANDIDATES; i++) {
+		__u32 place = key[i] & PLACE_MASK;
+
+		server[i] = segments->server[place];
+		columns |= (segments->columns >> place * COLUMN_BITS & COLUMN_MASK)
+			   << i * COLUMN_BITS;
+	}
+#pragma clang loop unroll(full)
+	for (__u32 i = 0; i < ORDERED_CANDIDATES; i++)
+		segments->server[i] = server[i];
+	segments->columns = columns;
+	if (segments->count > ORDERED_CANDIDATES)
+		segments->count = ORDERED_CANDIDATES;
+	return 0;
+}
+
+/* Shortens a list of so many servers by the last one. */
+static __always_inline void drop_last_of(struct segments *segments, __u32 most)
+{
+	if (segments->count < most)
+		return;
+	segments->count = most - 1;
+	segments->columns &= (1U << (most - 1) * COLUMN_BITS) - 1;
+}
+
+/*
+ * Gives the last place of an offer to the server that has last reported free capacity, if it is not
+ * among the candidates. It is in no column of the bucket's row. Not inlined: see handle_in_full.
+ */
+__noinline int offer_spare(const struct service *service, struct segments *segments)
+{
+	const struct service_reports *all;
+	__u64 spares;
+	__u32 id;
+
+	if (!service || !segments)
+		return 0;
+	id = service->id;
+	all = bpf_map_lookup_elem(&service_reports, &id);
+	spares = all ? *(volatile __u64 *)&all->spares : 0;
+	for (__u32 i = 0; i < SPARES; i++) {
+		__u32 number = spare_at(spares, i);
+
+		if (number == NO_SERVER)
+			return 0;
+		if (!is_wanted(service, number, LIST_TAKING) || !is_reachable(server_at(number)) ||
+		    is_listed(segments, number))
+			continue;
+		drop_last_of(segments, ORDERED_CANDIDATES);
+		append_server(segments, number, NO_COLUMN);
+		return 0;
+	}
+	return 0;
+}
+
+#endif

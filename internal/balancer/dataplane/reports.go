@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dataplane
+
+import (
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/segue-lb/segue/internal/accept"
+)
+
+// LoadReport is the last report of a server about its load: bpf/balancer/reports.h.
+type LoadReport struct {
+	// Load is the number of connections per unit of the server's capacity, with one connection
+	// more. It is 0 if the server does not know its load.
+	Load float64
+	// Age is the time since the report was heard.
+	Age time.Duration
+}
+
+// Fields of a report's word: HEARD_* in bpf/balancer/reports.h.
+const (
+	heardBits = 28
+	heardMask = 1<<heardBits - 1
+	loadShift = heardBits + 1
+)
+
+// halfLife is the time in which half of what a report says is lost: ln 2 times the 200 ms of the
+// simulator (docs/notes/placement.md).
+const halfLife = 139 * time.Millisecond
+
+// halfLifeShift returns the exponent for which 2^n jiffies are nearest to halfLife.
+func halfLifeShift(jiffy time.Duration) uint32 {
+	return uint32(max(0, math.Round(math.Log2(float64(halfLife)/float64(jiffy)))))
+}
+
+// Report returns the last report of the slot's server. It returns false if there is none. It
+// returns an error if the table or the clock cannot be read.
+func (r *Reader) Report(slot uint32) (report LoadReport, ok bool, err error) {
+	var entry balancerReport
+	if err := r.maps.Reports.Lookup(slot, &entry); err != nil {
+		return report, false, fmt.Errorf("read the report of slot %d: %w", slot, err)
+	}
+	if entry.Last == 0 {
+		return report, false, nil
+	}
+	now, err := r.Clock.jiffies()
+	if err != nil {
+		return report, false, err
+	}
+	code := uint8(entry.Last >> loadShift)
+	return LoadReport{
+		Load: float64(accept.Value(code)) / accept.ValueOfOne,
+		Age:  time.Duration((now-entry.Last)&heardMask) * r.Clock.Jiffy,
+	}, true, nil
+}
+
+// MeanLoad returns the mean of the reports of a service's servers, as Load of LoadReport. It is 0 if
+// there are none. It returns an error if the table cannot be read.
+func (r *Reader) MeanLoad(service uint32) (float64, error) {
+	var all balancerServiceReports
+	if err := r.maps.ServiceReports.Lookup(service, &all); err != nil {
+		return 0, fmt.Errorf("read the reports of service %d: %w", service, err)
+	}
+	const shift = 8 // ESTIMATE_SHIFT
+	return float64(all.Mean) / (accept.ValueOfOne << shift), nil
+}
+
+// reportResults are the names of the results of reports, by number.
+var reportResults = map[balancerReportResult]string{
+	balancerReportResultREPORT_TAKEN:          "taken",
+	balancerReportResultREPORT_UNKNOWN_LOAD:   "unknown_load",
+	balancerReportResultREPORT_OLD:            "old",
+	balancerReportResultREPORT_UNSYNCHRONISED: "unsynchronised",
+	balancerReportResultREPORT_RELAYED:        "relayed",
+}
+
+// ReportCounts returns the number of reports of the slot's server by their result. It returns an
+// error if the counters cannot be read.
+func (r *Reader) ReportCounts(slot uint32) (map[string]uint64, error) {
+	var cpus []balancerReportCounter
+	if err := r.maps.ReportCounters.Lookup(slot, &cpus); err != nil {
+		return nil, fmt.Errorf("read the counters of reports of slot %d: %w", slot, err)
+	}
+	counts := make(map[string]uint64, len(reportResults))
+	for number, name := range reportResults {
+		counts[name] = 0
+		for _, cpu := range cpus {
+			counts[name] += cpu.Count[number]
+		}
+	}
+	return counts, nil
+}
+
+// clearReports removes what is known of the load of the slot's server.
+func (p *Plane) clearReports(slot uint32) error {
+	if err := p.Objects.Reports.Put(slot, balancerReport{}); err != nil {
+		return fmt.Errorf("clear the report of slot %d: %w", slot, err)
+	}
+	zero := make([]balancerReportCounter, ebpf.MustPossibleCPU())
+	if err := p.Objects.ReportCounters.Put(slot, zero); err != nil {
+		return fmt.Errorf("clear the counters of reports of slot %d: %w", slot, err)
+	}
+	return nil
+}
+
+// ForgetReports removes what is known of the loads of a service. It returns an error if the table
+// cannot be written.
+func (p *Plane) ForgetReports(service uint32) error {
+	if err := p.Objects.ServiceReports.Put(service, balancerServiceReports{}); err != nil {
+		return fmt.Errorf("clear the reports of service %d: %w", service, err)
+	}
+	return nil
+}

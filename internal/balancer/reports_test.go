@@ -1,0 +1,562 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package balancer
+
+import (
+	"cmp"
+	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/accept"
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/internal/srv6"
+)
+
+// storedReport is struct report of bpf/balancer/reports.h.
+type storedReport struct{ Last, Clock uint64 }
+
+// The fields of storedReport.
+const (
+	heardMask   = 1<<28 - 1
+	heardOwn    = 1 << 28
+	clockKnown  = 1 << 32
+	loadShift   = 29
+	serialShift = 37
+	serialMask  = 1<<27 - 1
+)
+
+// ownReport is the last report of a server, heard at the beginning of the clock.
+func ownReport(serial uint32, code uint8) uint64 {
+	return uint64(serial)<<serialShift | uint64(code)<<loadShift | heardOwn
+}
+
+// ticks returns this host's clock as the serial of a report.
+func ticks(t testing.TB) uint32 {
+	t.Helper()
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
+		t.Fatal(err)
+	}
+	return uint32(now.Nano()>>22) & serialMask
+}
+
+// jiffies returns the clock by which the age of reports is counted.
+func (f *fixture) jiffies() (jiffies uint64) {
+	f.t.Helper()
+	_, err := f.plane.Objects.ReadJiffies.Run(&ebpf.RunOptions{Context: uint64(0), ContextOut: &jiffies})
+	f.must(err)
+	return jiffies
+}
+
+func (f *fixture) storeReport(slot uint32, r storedReport) {
+	f.t.Helper()
+	f.must(f.plane.Objects.Reports.Put(slot, &r))
+}
+
+func (f *fixture) report(slot uint32) (r storedReport) {
+	f.t.Helper()
+	f.must(f.plane.Objects.Reports.Lookup(slot, &r))
+	return r
+}
+
+// serviceReports is struct service_reports.
+type serviceReports struct{ Mean, Spares uint64 }
+
+func (f *fixture) serviceReports(flow dataplane.Flow) (r serviceReports) {
+	f.t.Helper()
+	f.must(f.plane.Objects.ServiceReports.Lookup(f.serviceID(flow), &r))
+	return r
+}
+
+// reportedLoad is what a balancer knows of a server's load.
+type reportedLoad struct {
+	code uint8  // 0: unknown
+	age  uint64 // in jiffies
+}
+
+// estimate returns the load that a balancer assumes for the candidate at a place of its row, in
+// 1/4096 connections per unit of capacity (docs/protocol.md does not prescribe it).
+func (r reportedLoad) estimate(place int, mean uint64, shift uint32) uint64 {
+	value := uint64(accept.Value(r.code)) << 8
+	if value == 0 {
+		return map[bool]uint64{true: 0, false: 507904 << 8}[place == 0]
+	}
+	halvings, within := r.age>>shift, (r.age&(1<<shift-1))<<8>>shift
+	weight := uint64(0)
+	if halvings < 9 {
+		weight = (512 - within) >> (1 + halvings)
+	}
+	return (value*weight + mean*(256-weight)) >> 8
+}
+
+// ordered returns the servers of a row in the order of their estimates.
+func ordered(row []string, loads map[string]reportedLoad, mean uint64, shift uint32) []string {
+	out := slices.Clone(row)
+	slices.SortStableFunc(out, func(a, b string) int {
+		return cmp.Compare(loads[a].estimate(slices.Index(row, a), mean, shift),
+			loads[b].estimate(slices.Index(row, b), mean, shift))
+	})
+	return out
+}
+
+// reporting returns the stages of an offer that asks for reports.
+func reporting(row, servers []string) []stage {
+	all := offers(nil, row, servers)
+	for i := range all {
+		offer := srv6.ParseOffer(all[i].argument)
+		offer.WantsReport = true
+		all[i].argument = offer.Argument()
+	}
+	return all
+}
+
+// A SYN is offered to the three candidates of its row that have reported the lowest loads. An older
+// report counts for less.
+func TestReportsOrderCandidates(t *testing.T) {
+	t.Parallel()
+	f := open(t, hunting(desired.SelectReports, 8))
+	shift := f.plane.Constants["report_half_life_shift"].(uint32)
+	random := rand.New(rand.NewPCG(15, 3))
+	orders := map[string]bool{}
+	for range 100 {
+		for service, flow := range hunted {
+			row := f.row(flow, service)
+			mean := uint64(random.IntN(64 << 8))
+			f.must(f.plane.Objects.ServiceReports.Put(f.serviceID(flow), &serviceReports{Mean: mean}))
+			for {
+				loads, now := map[string]reportedLoad{}, f.jiffies()
+				for _, server := range row {
+					r := reportedLoad{code: uint8(random.IntN(60)), age: random.Uint64N(12 << shift)}
+					if random.IntN(6) == 0 {
+						r.code = 0
+					}
+					loads[server] = r
+					f.storeReport(f.slot(service, server), storedReport{
+						Last: ownReport(1, r.code) | (now-r.age)&heardMask,
+					})
+				}
+				frame := frameOf(flow)
+				got := f.run(frame)
+				// Time has passed, and has changed the order of close estimates.
+				later := map[string]reportedLoad{}
+				for server, r := range loads {
+					later[server] = reportedLoad{r.code, r.age + f.jiffies() - now}
+				}
+				want := ordered(row, loads, mean, shift)[:3]
+				if !slices.Equal(want, ordered(row, later, mean, shift)[:3]) {
+					continue
+				}
+				f.check(f.visited(frame, flow, service, "forward_hunt", reporting(row, want)...), got)
+				orders[fmt.Sprint(want)] = true
+				break
+			}
+		}
+	}
+	if len(orders) < 100 {
+		t.Errorf("only %d different lists", len(orders))
+	}
+}
+
+// Without any report, the candidates are in the order of the row.
+func TestOrderWithoutReports(t *testing.T) {
+	t.Parallel()
+	f := open(t, hunting(desired.SelectReports, 8))
+	for service, flow := range hunted {
+		row := f.row(flow, service)
+		frame := frameOf(flow)
+		f.check(f.visited(frame, flow, service, "forward_hunt", reporting(row, row[:3])...), f.run(frame))
+	}
+}
+
+// The last place of an offer goes to the spare server that was heard last, unless it is a candidate,
+// or takes no new flows.
+func TestSpareServers(t *testing.T) {
+	t.Parallel()
+	cfg := hunting(desired.SelectSpare, 4)
+	f := open(t, cfg)
+	for service, flow := range hunted {
+		row := f.row(flow, service)
+		var others []string
+		for _, s := range f.service(service).Servers {
+			if !slices.Contains(row, s.Name) {
+				others = append(others, s.Name)
+			}
+		}
+		hear := func(server string, code uint8) {
+			f.hear(service, flow, server, srv6.Report{Load: code, First: srv6.FirstCandidate{Column: srv6.NoColumn}})
+		}
+		expect := func(what, spare string) {
+			t.Helper()
+			loads := map[string]reportedLoad{}
+			for _, server := range row {
+				last := f.report(f.slot(service, server)).Last
+				loads[server] = reportedLoad{code: uint8(last >> loadShift)}
+			}
+			list := ordered(row, loads, f.serviceReports(flow).Mean, 63)[:3]
+			if spare != "" {
+				list[2] = spare
+			}
+			frame := frameOf(flow)
+			got, want := f.run(frame), f.visited(frame, flow, service, "forward_hunt", reporting(row, list)...)
+			if !same(want, got) {
+				t.Errorf("%s: %s", service, what)
+				f.check(want, got)
+			}
+		}
+		expect("nobody is free", "")
+		hear(others[0], accept.Code(accept.Load{Busy: 2, Capacity: 2}))
+		expect("a busy server", "")
+		hear(others[0], 16)
+		expect("a free server", others[0])
+		hear(others[1], 8)
+		expect("a newer one", others[1])
+		hear(row[1], 1)
+		expect("a candidate is the newest", others[1])
+		hear(others[1], 0)
+		expect("the newest does not know its load any more", others[0])
+		f.plane.Servers.SetFlags(f.slot(service, others[2]), f.plane.Servers.Flags(f.slot(service, others[2]))|dataplane.FlagDrained)
+		spares := f.serviceReports(flow).Spares
+		hear(others[2], 1)
+		if got := f.serviceReports(flow).Spares; got != spares {
+			t.Errorf("%s: a free server that drains changed the spare servers from %x to %x", service, spares, got)
+		}
+		slot := f.slot(service, others[0])
+		f.hush(slot)
+		expect("the last one cannot be reached", "")
+		f.plane.Servers.SetFlags(slot, f.plane.Servers.Flags(slot)&^dataplane.FlagUnreachable)
+		expect("it can be reached again", others[0])
+	}
+}
+
+// withReport returns the frame of a signal with a report.
+func withReport(frame []byte, kind desired.Encapsulation, report uint64) []byte {
+	at := ethernetLength + 8 + 8 // the second half of the source
+	if kind == desired.SRv6Insert {
+		at = ethernetLength + 40 + 8 + 2*16 + 8 // of the list's last entry
+	}
+	out := slices.Clone(frame)
+	binary.BigEndian.PutUint64(out[at:], report)
+	return out
+}
+
+// reportFrame returns a SYN-ACK of a server with a report.
+func (f *fixture) reportFrame(service string, flow dataplane.Flow, server string, report srv6.Report) []byte {
+	kind := f.service(service).Encapsulation
+	frame := signal(kind, f.locatorOf(service, server), flow, srv6.CreateStickiness, packet.Flags(packet.SYN|packet.ACK))
+	return withReport(frame, kind, report.Argument())
+}
+
+// hear runs a signal with a report of now. It forgets the flow again.
+func (f *fixture) hear(service string, flow dataplane.Flow, server string, report srv6.Report) {
+	f.t.Helper()
+	last := uint32(f.report(f.slot(service, server)).Last>>serialShift) & serialMask
+	report.Serial = max(ticks(f.t), last+1) & serialMask
+	frame := f.reportFrame(service, flow, server, report)
+	f.check(f.returned(frame, "return_create"), f.run(frame))
+	f.forgetFlows()
+}
+
+// reportCounts returns the numbers of a server's reports by their result.
+func (f *fixture) reportCounts(slot uint32) map[string]uint64 {
+	f.t.Helper()
+	tables, err := f.plane.Reader()
+	f.must(err)
+	defer tables.Close()
+	counts, err := tables.ReportCounts(slot)
+	f.must(err)
+	return counts
+}
+
+// A report is noted if it is newer than the server's last one, and near its clock. Whether it is
+// noted or not, the signal counts.
+func TestReportsAreNoted(t *testing.T) {
+	t.Parallel()
+	f := open(t, hunting(desired.SelectReports, 8))
+	for service, flow := range hunted {
+		server := f.row(flow, service)[2]
+		slot := f.slot(service, server)
+		const base = 1000
+		for _, c := range []struct {
+			name   string
+			before storedReport
+			serial uint32
+			code   uint8
+			result string
+		}{
+			{"the first one", storedReport{}, base, 20, "taken"},
+			{"a newer one", storedReport{Last: ownReport(base, 0)}, base + 1, 20, "taken"},
+			{"of the same moment", storedReport{Last: ownReport(base, 0)}, base, 20, "old"},
+			{"an older one", storedReport{Last: ownReport(base, 0)}, base - 1, 20, "old"},
+			{"half a cycle later", storedReport{Last: ownReport(base, 0)}, base + 1<<26, 20, "old"},
+			{"behind the end of the cycle", storedReport{Last: ownReport(serialMask, 0)}, 2, 20, "taken"},
+			{"before the end of the cycle", storedReport{Last: ownReport(2, 0)}, serialMask, 20, "old"},
+			{"of an unknown load", storedReport{Last: ownReport(base, 0)}, base + 1, 0, "unknown_load"},
+		} {
+			t.Run(service+"/"+c.name, func(t *testing.T) {
+				f.t = t
+				f.storeReport(slot, c.before)
+				before, all := f.reportCounts(slot), f.serviceReports(flow)
+				frame := f.reportFrame(service, flow, server, srv6.Report{Serial: c.serial, Load: c.code, IsFirst: true})
+				from := f.jiffies()
+				f.check(f.returned(frame, "return_create"), f.run(frame))
+				f.forgetFlows()
+				after := f.reportCounts(slot)
+				for name, n := range after {
+					if got := n - before[name]; (got == 1) != (name == c.result) {
+						t.Errorf("%d more reports are %s, want one %s", got, name, c.result)
+					}
+				}
+				got := f.report(slot)
+				if c.result == "old" {
+					if got != c.before || f.serviceReports(flow) != all {
+						t.Errorf("an old report changed %+v to %+v", c.before, got)
+					}
+					return
+				}
+				when := got.Last & heardMask
+				if uint32(got.Last>>serialShift) != c.serial || uint8(got.Last>>loadShift) != c.code ||
+					when-from&heardMask > f.jiffies()-from {
+					t.Errorf("noted %#x", got.Last)
+				}
+				mean := all.Mean
+				if c.code != 0 {
+					mean += uint64((int64(accept.Value(c.code))<<8 - int64(mean)) >> 7)
+				}
+				if got := f.serviceReports(flow).Mean; got != mean {
+					t.Errorf("the mean is %d, want %d", got, mean)
+				}
+			})
+		}
+	}
+}
+
+// A report must be near the server's clock, which the balancer knows by a probe.
+func TestReportsAreOfNow(t *testing.T) {
+	t.Parallel()
+	f := open(t, hunting(desired.SelectReports, 8))
+	service, flow := "insert", insert
+	server := f.row(flow, service)[0]
+	slot := f.slot(service, server)
+	const ahead = 5_000_000 // of the server's clock, in ticks
+	f.probeClock(slot, 1<<31|(ticks(t)+ahead)&serialMask)
+	if got := f.report(slot).Clock; got&clockKnown == 0 || (uint32(got)-ahead)&serialMask > 2 &&
+		(ahead-uint32(got))&serialMask > 2 {
+		t.Fatalf("the clock is %#x", got)
+	}
+	// Ticks pass during the test: 200 of them are 0.8 s.
+	for offset, result := range map[int]string{
+		0: "taken", -300: "taken", 300: "taken", -713: "unsynchronised", 1500: "unsynchronised",
+		-ahead: "unsynchronised", 1 << 26: "unsynchronised",
+	} {
+		f.storeReport(slot, storedReport{Clock: f.report(slot).Clock})
+		before := f.reportCounts(slot)[result]
+		serial := uint32(int(ticks(t))+ahead+offset) & serialMask
+		frame := f.reportFrame(service, flow, server, srv6.Report{Serial: serial, Load: 9, IsFirst: true})
+		f.check(f.returned(frame, "return_create"), f.run(frame))
+		f.forgetFlows()
+		if got := f.reportCounts(slot)[result]; got != before+1 {
+			t.Errorf("%d ticks from the clock: %v, want one more %s", offset, f.reportCounts(slot), result)
+		}
+		if noted := f.report(slot).Last != 0; noted != (result == "taken") {
+			t.Errorf("%d ticks from the clock: noted %v", offset, noted)
+		}
+	}
+	// A small correction of the clock keeps the last report. After a restart of the server, it is no
+	// measure for the next one.
+	f.storeReport(slot, storedReport{Last: ownReport(7, 0), Clock: f.report(slot).Clock})
+	f.probeClock(slot, 1<<31|(ticks(t)+ahead+100)&serialMask)
+	if got := f.report(slot).Last; got != ownReport(7, 0) {
+		t.Errorf("after a small correction, the last report is %#x", got)
+	}
+	f.probeClock(slot, 0)
+	if got := f.report(slot); got.Last != ownReport(7, 0) || got.Clock == 0 {
+		t.Errorf("after an answer without a clock: %+v", got)
+	}
+	f.probeClock(slot, 1<<31|10)
+	if got := f.report(slot).Last; got != 0 {
+		t.Errorf("after a restart, the last report is %#x", got)
+	}
+}
+
+// probeClock lets the agent of a slot's server answer a probe with a clock.
+func (f *fixture) probeClock(slot uint32, clock uint32) {
+	f.t.Helper()
+	token := 0x123456789abc0000 | uint64(slot)
+	f.plane.Probes.Set(slot, vip6, desired.SRv6Insert, token)
+	answer := f.answerTo(token)
+	binary.BigEndian.PutUint32(answer[len(answer)-4:], clock)
+	f.check(refused(answer, "take_probe", layer3(answer)), f.run(answer))
+}
+
+// Reports that are forged, from strangers, or with a key that has expired change nothing, and so do
+// reports to services that do not order candidates. A tag covers the report.
+func TestForgedReports(t *testing.T) {
+	t.Parallel()
+	cfg := hunting(desired.SelectReports, 8)
+	cfg.Node.SignalKey = keyFile(t, newKey)
+	f := open(t, cfg)
+	for service, flow := range hunted {
+		kind, row := f.service(service).Encapsulation, f.row(flow, service)
+		report := srv6.Report{Serial: 1000, Load: 5, First: srv6.FirstCandidate{Column: 3, Load: 7}}
+		frame := f.reportFrame(service, flow, row[0], report)
+		good := taggedReport(frame, newKey, report.Argument())
+		other := report
+		other.Load = 1
+		stranger := signal(kind, srv6Server("", 99, 1).Locator, flow, srv6.CreateStickiness)
+		for _, c := range []struct {
+			name   string
+			frame  []byte
+			reason string
+		}{
+			{"untagged", frame, "drop_tag"},
+			{"with an expired key", taggedReport(frame, oldKey, report.Argument()), "drop_tag"},
+			{"with another load", withReport(good, kind, other.Argument()), "drop_tag"},
+			{"with a tag that does not cover it", withReport(tagged(signal(kind, f.locatorOf(service, row[0]), flow,
+				srv6.CreateStickiness, packet.Flags(packet.SYN|packet.ACK)), newKey), kind, report.Argument()), "drop_tag"},
+			{"removed from its signal", withReport(good, kind, 0), "drop_tag"},
+			{"of a stranger", taggedReport(withReport(stranger, kind, report.Argument()), newKey, report.Argument()), "drop_sender"},
+		} {
+			t.Run(service+"/"+c.name, func(t *testing.T) {
+				f.t = t
+				f.check(refused(c.frame, c.reason, layer3(c.frame)), f.run(c.frame))
+				for _, server := range row {
+					if got := f.report(f.slot(service, server)).Last; got != 0 {
+						t.Errorf("%s: noted %#x", server, got)
+					}
+				}
+				if got := f.serviceReports(flow); got != (serviceReports{}) {
+					t.Errorf("the service has %+v", got)
+				}
+			})
+		}
+		f.t = t
+		f.check(f.returned(good, "return_create"), f.run(good))
+		if got := f.report(f.slot(service, row[0])).Last; got>>loadShift != 1000<<8|5 {
+			t.Errorf("%s: the genuine report is noted as %#x", service, got)
+		}
+	}
+}
+
+// A report to a service that does not order candidates by load is ignored.
+func TestReportsToOthers(t *testing.T) {
+	t.Parallel()
+	f := open(t, hunting(desired.SelectConsistent, 4))
+	for service, flow := range hunted {
+		row := f.row(flow, service)
+		frame := f.reportFrame(service, flow, row[0], srv6.Report{Serial: 5, Load: 9, IsFirst: true})
+		f.check(f.returned(frame, "return_create"), f.run(frame))
+		if got := f.report(f.slot(service, row[0])); got != (storedReport{}) {
+			t.Errorf("%s: noted %+v", service, got)
+		}
+	}
+}
+
+// The report of the server that takes a flow also tells the load of the candidate that passed the
+// flow on first. A report that is refused changes neither.
+func TestReportsRelayLoads(t *testing.T) {
+	t.Parallel()
+	f := open(t, hunting(desired.SelectReports, 8))
+	for service, flow := range hunted {
+		row := f.row(flow, service)
+		taker, first := f.slot(service, row[5]), f.slot(service, row[3])
+		tell := func(serial uint32, code uint8) {
+			t.Helper()
+			frame := f.reportFrame(service, flow, row[5], srv6.Report{
+				Serial: serial, Load: 20, First: srv6.FirstCandidate{Column: 3, Load: code},
+			})
+			f.check(f.returned(frame, "return_create"), f.run(frame))
+			f.forgetFlows()
+		}
+		expect := func(what string, own uint64, code uint8, relayed uint64) {
+			t.Helper()
+			got, counts := f.report(first).Last, f.reportCounts(first)
+			if got>>loadShift != own>>loadShift|uint64(code) || got&heardOwn != own&heardOwn || counts["relayed"] != relayed {
+				t.Errorf("%s: %s: noted %#x and %v, want the code %d, relayed %d times", service, what, got, counts,
+					code, relayed)
+			}
+		}
+		before := f.serviceReports(flow).Mean
+		tell(1000, 40)
+		expect("the first report", 0, 40, 1)
+		if f.serviceReports(flow).Mean <= before {
+			t.Errorf("%s: the mean stayed at %d", service, before)
+		}
+		tell(1000, 50)
+		expect("a replayed report", 0, 40, 1)
+		tell(1001, 0)
+		expect("the first candidate told no load", 0, 40, 1)
+		f.storeReport(first, storedReport{Last: ownReport(77, 9)})
+		tell(1002, 50)
+		expect("after a report of its own", ownReport(77, 0), 50, 2)
+		f.storeReport(taker, storedReport{})
+		f.hear(service, flow, row[3], srv6.Report{Load: 8, IsFirst: true})
+		if got := f.report(first).Last >> loadShift & 0xff; got != 8 {
+			t.Errorf("%s: its next own report was noted as %d", service, got)
+		}
+	}
+}
+
+// The report of the server that answers a SYN tells which server was offered the flow first.
+func TestReportsNameTheFirstOffered(t *testing.T) {
+	t.Parallel()
+	f := open(t, hunting(desired.SelectReports, 8))
+	for service, flow := range hunted {
+		row := f.row(flow, service)
+		for _, c := range []struct {
+			name   string
+			report *srv6.Report
+			want   string // "": nobody's
+		}{
+			{"the sender", &srv6.Report{IsFirst: true}, row[5]},
+			{"column 3", &srv6.Report{First: srv6.FirstCandidate{Column: 3}}, row[3]},
+			{"no column", &srv6.Report{First: srv6.FirstCandidate{Column: srv6.NoColumn}}, ""},
+			{"no report", nil, row[5]},
+		} {
+			t.Run(service+"/"+c.name, func(t *testing.T) {
+				f.t = t
+				kind := f.service(service).Encapsulation
+				frame := signal(kind, f.locatorOf(service, row[5]), flow, srv6.CreateStickiness, packet.Flags(packet.SYN|packet.ACK))
+				if c.report != nil {
+					c.report.Serial, c.report.Load = ticks(t), 16
+					frame = withReport(frame, kind, c.report.Argument())
+				}
+				before := map[string]uint64{}
+				answeredBy := func(server string) uint64 {
+					got, err := f.plane.Offers(f.slot(service, server))
+					f.must(err)
+					return got.Answered
+				}
+				for _, server := range row {
+					before[server] = answeredBy(server)
+				}
+				f.run(frame)
+				f.forgetFlows()
+				for _, server := range row {
+					if n := answeredBy(server) - before[server]; (n == 1) != (server == c.want) {
+						t.Errorf("%d answers more count for %s, want one for %q", n, server, c.want)
+					}
+				}
+			})
+		}
+	}
+}
+
+// The half-life of a report is the power of two in jiffies that is nearest to 139 ms.
+func TestReportHalfLife(t *testing.T) {
+	t.Parallel()
+	f := open(t, hunting(desired.SelectReports, 8))
+	jiffy := f.clock.Jiffy
+	halfLife := jiffy << f.plane.Constants["report_half_life_shift"].(uint32)
+	if halfLife < 98*time.Millisecond || halfLife > 197*time.Millisecond {
+		t.Errorf("%v, with jiffies of %v", halfLife, jiffy)
+	}
+}
