@@ -25,10 +25,12 @@ var failoverFigure = flag.Bool("failover.figure", false, "remove 1, 2, 4 and 8 o
 func TestServersAndABalancerFailAtOnce(t *testing.T) {
 	hunts := huntingServices(2)[0]
 	hunts.Accept = desired.Accept{Policy: desired.AcceptStatic, Threshold: new(uint32(1 + liveConnections/48))}
+	reports := reportingServices(desired.SelectReports)[0]
+	reports.Port = 83
 	hashes := lab.Service{Name: "hash", VIP: hunts.VIP, Port: 81, Protocol: desired.TCP, Encapsulation: hunts.Encapsulation}
 	single := hashes
 	single.Name, single.Port = "single", 82
-	topology := hunting(hunts, hashes, single)
+	topology := hunting(hunts, hashes, single, reports)
 	topology.Servers, topology.Applications = 48, []lab.Application{lab.Nginx}
 	l := up(t, topology)
 	all := nodes(l, lab.RoleServer)

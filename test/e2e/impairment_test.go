@@ -67,13 +67,14 @@ func TestHuntingOverBadLinks(t *testing.T) {
 	const atATime = 2000
 	connections := *badLinksConnections
 	topology := topology()
-	// One service with inserted segment lists, and one with encapsulated packets.
-	topology.Services = huntingServices(2)[:2] // inserted and encapsulated
+	// Inserted segment lists and random candidates; and encapsulated packets, whose candidates
+	// compare their loads and report them.
+	topology.Services = []lab.Service{huntingServices(2)[0], reportingServices(desired.SelectReports)[1]}
 	topology.Services[0].Selection = desired.SelectRandom
 	l := up(t, topology)
 	endTailsEarly(t, l)
 	before := passiveOpens(t, l) // includes the connections that tested whether servers listen
-	must(t, l.Impair(t.Context(), lab.Impairment{Drop: "5%", Reorder: "5%"}))
+	must(t, l.Impair(t.Context(), lab.Impairment{Drop: "5%", Reorder: "5%", Duplicate: "5%"}))
 	answered := make(chan string, connections)
 	var group errgroup.Group
 	group.SetLimit(atATime)
@@ -160,7 +161,7 @@ func requireTroubles(t *testing.T, l *lab.Lab) {
 		}
 	}
 	t.Logf("packets: %v", all.with(""))
-	for _, reason := range []string{"next_refused", "forward_reset"} {
+	for _, reason := range []string{"next_refused", "next_returned", "forward_reset"} {
 		if all[reason] == 0 {
 			t.Errorf("no packet was %s", reason)
 		}

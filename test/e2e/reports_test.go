@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"testing"
+
+	"github.com/segue-lb/segue/internal/balancer/inspect"
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/lab"
+	"github.com/segue-lb/segue/internal/needs"
+)
+
+// reportingServices are services whose servers compare their loads and report them.
+func reportingServices(selection desired.Selection) []lab.Service {
+	services := comparingServices()
+	for i := range services {
+		services[i].Selection, services[i].Candidates = selection, 0
+	}
+	return services
+}
+
+// TestServersReportLoads opens connections that stay open. Then each server has reported the number
+// of its connections to both balancers, and the numbers are nearly even. When the connections end,
+// the reported loads fall.
+func TestServersReportLoads(t *testing.T) {
+	t.Parallel()
+	needs.Cgroup2(t)
+	const connections, servers, tolerance = 120, 6, 3
+	topology := hunting(reportingServices(desired.SelectReports)...)
+	topology.Servers = servers
+	l := up(t, topology)
+	for _, s := range l.Topology.Services {
+		open := map[string]int{}
+		var all []*connection
+		for range connections {
+			c, err := dial(t.Context(), l, s)
+			must(t, err)
+			all = append(all, c)
+			open[c.server]++
+		}
+		t.Logf("%s: %v", s.Name, open)
+		for _, server := range nodes(l, lab.RoleServer) {
+			if n := open[server]; n < connections/servers-tolerance || n > connections/servers+tolerance {
+				t.Errorf("%s: %s has %d of %d connections, want %d ± %d", s.Name, server, n, connections,
+					connections/servers, tolerance)
+			}
+		}
+		eventually(t, func() error { return requireReports(t, l, s, open, connections/servers/2) })
+		for _, c := range all {
+			must(t, c.conn.Close())
+		}
+		// Of reports within a few milliseconds only the first counts, so some are missing. The next
+		// connections bring newer ones.
+		eventually(t, func() error {
+			_, err := ask(t.Context(), l, s)
+			return errors.Join(err, requireReports(t, l, s, map[string]int{}, connections/servers/4))
+		})
+	}
+	requireNoDrops(t, l)
+}
+
+// requireReports returns an error unless the newest report of each server tells the number of its
+// connections, or one that differs by the tolerance at most. A report is as old as the
+// latest connection or end of one.
+func requireReports(t *testing.T, l *lab.Lab, s lab.Service, open map[string]int, tolerance int) error {
+	t.Helper()
+	loads, ages := map[string]float64{}, map[string]float64{}
+	for _, balancer := range nodes(l, lab.RoleBalancer) {
+		for server, r := range reportsOf(t, l, balancer, s.Name) {
+			if r.Counts["taken"] == 0 || r.Counts["unsynchronised"]+r.Counts["unknown_load"] > 0 {
+				t.Errorf("%s: %s, reports of %s: %v", s.Name, balancer, server, r.Counts)
+			}
+			if age, ok := ages[server]; r.Load != nil && (!ok || *r.Age < age) {
+				loads[server], ages[server] = *r.Load-1, *r.Age // a report includes one connection more
+			}
+		}
+	}
+	var problems []error
+	for _, server := range nodes(l, lab.RoleServer) {
+		load, ok := loads[server]
+		if !ok || math.Abs(load-float64(open[server])) > float64(tolerance) {
+			problems = append(problems, fmt.Errorf("%s: %s has %d connections, and reported %g", s.Name, server,
+				open[server], load))
+		}
+	}
+	return errors.Join(problems...)
+}
+
+// reportsOf returns what a balancer knows of the loads that the servers of a service report.
+func reportsOf(t *testing.T, l *lab.Lab, balancer, service string) map[string]*inspect.ReportState {
+	t.Helper()
+	all := map[string]*inspect.ReportState{}
+	for _, s := range balancerStatus(t, l.Node(balancer)).Services {
+		for _, r := range s.Servers {
+			if s.Name == service && r.Hunt != nil && r.Hunt.Reports != nil {
+				all[r.Name] = r.Hunt.Reports
+			}
+		}
+	}
+	return all
+}
