@@ -39,20 +39,6 @@ const union {
 	struct socket_query socket_query;
 } *shared_types __attribute__((unused));
 
-static __always_inline bool is_tunneled(const struct envelope *envelope)
-{
-	return envelope->encapsulation == ENCAP_GRE || envelope->encapsulation == ENCAP_IPIP;
-}
-
-/* Whether this server serves the VIP. In the table, the IPv4-mapped form means IPv4, so no IPv6
- * packet may have it. */
-static __always_inline bool is_served(const struct envelope *envelope)
-{
-	if (envelope->ethertype != bpf_htons(ETH_P_IP) && is_ipv4(&envelope->vip))
-		return false;
-	return bpf_map_lookup_elem(&vips, &envelope->vip);
-}
-
 /* Decides what to do with a packet. The reason is none if it is to be delivered. */
 static __always_inline enum agent_reason decide(struct xdp_md *ctx, const struct envelope *envelope)
 {

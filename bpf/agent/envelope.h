@@ -243,6 +243,20 @@ static __always_inline bool is_last_server(const struct envelope *envelope)
 	return envelope->segments_left <= (envelope->encapsulation == ENCAP_SRV6_INSERT);
 }
 
+static __always_inline bool is_tunneled(const struct envelope *envelope)
+{
+	return envelope->encapsulation == ENCAP_GRE || envelope->encapsulation == ENCAP_IPIP;
+}
+
+/* Whether this server serves the VIP. In the table, the IPv4-mapped form means IPv4, so no IPv6
+ * packet may have it. */
+static __always_inline bool is_served(const struct envelope *envelope)
+{
+	if (envelope->ethertype != bpf_htons(ETH_P_IP) && is_ipv4(&envelope->vip))
+		return false;
+	return bpf_map_lookup_elem(&vips, &envelope->vip);
+}
+
 /* Offset of the segment routing header in the frame, if there is one. */
 static __always_inline __u32 srh_offset(const struct envelope *envelope)
 {

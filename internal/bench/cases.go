@@ -43,6 +43,7 @@ const (
 	caseAccept    = "agent-accept"    // such an offer, which the server accepts
 	casePassOn    = "agent-pass-on"   // such an offer, which the server refuses
 	caseAck       = "agent-ack"       // a packet of a flow that the server has accepted
+	caseOfferStep = "agent-up-to-"    // agent-accept, up to a step of the program
 )
 
 // reasonKnown is the reason that counts the packets of known flows at a balancer.
@@ -69,10 +70,6 @@ type benchCase struct {
 
 // isBase tells whether other cases are compared with this case. Such cases are always measured.
 func (c *benchCase) isBase() bool { return c.name == caseNull || c.name == caseFloor }
-
-// steps are the steps of a balancer's program. enum step of bpf/bench/steps.bpf.c has the same
-// order.
-var steps = []string{"parse", "classify", "lookup", "encapsulate", "count"}
 
 // encapsulations are the encapsulations for packets of a family.
 var encapsulations = map[family][]desired.Encapsulation{
@@ -124,6 +121,9 @@ func huntCases(f family, levels []uint32, room uint32) (cases []benchCase) {
 		offered.reason = "forward_hunt"
 		cases = append(cases, knownCase(caseHuntKnown, s, flows, room), offered,
 			signalCase(s, flows, room))
+	}
+	if f == ipv6 {
+		cases = append(cases, offerStepCases(s)...)
 	}
 	return append(cases,
 		offerCase(caseAccept, s, 1, "deliver_"+underscored(s.encapsulation)), offerCase(casePassOn, s, 0, "next_refused"),
@@ -230,6 +230,16 @@ func offerCase(name string, s service, threshold uint32, reason string) benchCas
 	c.flows, c.traffic.order, c.reason = 1, inTurn, reason
 	c.setup.accept, c.setup.threshold = true, threshold
 	return c
+}
+
+// offerStepCases returns offerCase with a server that accepts, up to each step.
+func offerStepCases(s service) (cases []benchCase) {
+	for _, step := range agentSteps {
+		c := offerCase(caseOfferStep+step, s, 1, "") // the program ends before it counts the packet
+		c.step = step
+		cases = append(cases, c)
+	}
+	return cases
 }
 
 // ackCase uses packets of a connection after the balancer has learned that the server has it.

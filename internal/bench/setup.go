@@ -11,7 +11,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -108,7 +107,8 @@ type setup struct {
 // rig is a setup that was built.
 type rig struct {
 	program  *ebpf.Program
-	steps    map[string]*ebpf.Program // programs on a balancer's tables that end after a step
+	steps    map[string]*ebpf.Program // programs on the same tables that end after a step
+	loadStep func(step string) (*ebpf.Program, error)
 	balancer *balancer.Rehearsal
 	config   *desired.Balancer
 	serves   service // the configuration's only service
@@ -190,6 +190,7 @@ func (r *rig) loadBalancer(s *setup) (err error) {
 	if s.kind == setupReference {
 		return r.loadReference(s.capacity)
 	}
+	r.loadStep = r.loadBalancerStep
 	if r.view, err = inspect.OpenView(r.config.Node.Instance); err != nil {
 		return err
 	}
@@ -261,50 +262,9 @@ func (r *rig) loadReference(capacity uint32) error {
 	return err
 }
 
-// upTo returns the program that ends after a step. Without a step it returns the whole program.
-func (r *rig) upTo(step string) (*ebpf.Program, error) {
-	if step == "" {
-		return r.program, nil
-	}
-	if r.steps[step] != nil {
-		return r.steps[step], nil
-	}
-	spec, err := loadSteps()
-	if err != nil {
-		return nil, err
-	}
-	if err := spec.Variables["last_step"].Set(uint32(slices.Index(steps, step))); err != nil {
-		return nil, err
-	}
-	r.steps[step], err = r.load(spec, "xdp_steps")
-	return r.steps[step], err
-}
-
 // load loads another program with the balancer's tables.
 func (r *rig) load(spec *ebpf.CollectionSpec, program string) (*ebpf.Program, error) {
-	dir := datapath.Dir(r.config.Node.Instance)
-	pins, err := os.ReadDir(dir)
-	if err != nil {
-		return nil, err
-	}
 	dataplane.NameDirectory(spec)
-	shared := map[string]*ebpf.Map{}
-	defer func() {
-		for _, m := range shared {
-			_ = m.Close()
-		}
-	}()
-	for _, pin := range pins {
-		mapSpec := spec.Maps[pin.Name()]
-		if mapSpec == nil {
-			continue
-		}
-		m, err := ebpf.LoadPinnedMap(filepath.Join(dir, pin.Name()), nil)
-		if err != nil {
-			return nil, err
-		}
-		shared[pin.Name()], mapSpec.MaxEntries = m, m.MaxEntries()
-	}
 	for name, value := range r.balancer.Constants() {
 		if variable := spec.Variables[name]; variable != nil {
 			if err := variable.Set(value); err != nil {
@@ -312,14 +272,61 @@ func (r *rig) load(spec *ebpf.CollectionSpec, program string) (*ebpf.Program, er
 			}
 		}
 	}
+	shared, err := pinnedMaps(r.config.Node.Instance, spec)
+	if err != nil {
+		return nil, err
+	}
+	return r.loadShared(spec, program, shared, map[string]any{
+		"host_mac": macWord(hostMAC), "host_hairpin": uint32(hop.Link.Index),
+	})
+}
+
+// pinnedMaps opens the pinned maps of an instance that a specification has.
+func pinnedMaps(instance string, spec *ebpf.CollectionSpec) (map[string]*ebpf.Map, error) {
+	dir := datapath.Dir(instance)
+	pins, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	maps := map[string]*ebpf.Map{}
+	for _, pin := range pins {
+		if spec.Maps[pin.Name()] == nil {
+			continue
+		}
+		m, err := ebpf.LoadPinnedMap(filepath.Join(dir, pin.Name()), nil)
+		if err != nil {
+			closeMaps(maps)
+			return nil, err
+		}
+		maps[pin.Name()] = m
+	}
+	return maps, nil
+}
+
+func closeMaps(maps map[string]*ebpf.Map) {
+	for _, m := range maps {
+		_ = m.Close()
+	}
+}
+
+// loadShared loads another program with maps that it shares, and sets its variables. It closes the
+// maps.
+func (r *rig) loadShared(spec *ebpf.CollectionSpec, program string, shared map[string]*ebpf.Map, variables map[string]any) (*ebpf.Program, error) {
+	defer closeMaps(shared)
+	for name, m := range shared {
+		spec.Maps[name].MaxEntries = m.MaxEntries()
+	}
 	collection, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: shared})
 	if err != nil {
 		return nil, fmt.Errorf("load %s: %w", program, err)
 	}
 	r.closers = append(r.closers, func() error { collection.Close(); return nil })
-	return collection.Programs[program], errors.Join(
-		collection.Variables["host_mac"].Set(macWord(hostMAC)),
-		collection.Variables["host_hairpin"].Set(uint32(hop.Link.Index)))
+	for name, value := range variables {
+		if err := collection.Variables[name].Set(value); err != nil {
+			return nil, fmt.Errorf("%s: set %s: %w", program, name, err)
+		}
+	}
+	return collection.Programs[program], nil
 }
 
 func (r *rig) loadAgent(s *setup) error {
@@ -348,6 +355,7 @@ func (r *rig) loadAgent(s *setup) error {
 	r.closers = append(r.closers, a.Close)
 	r.count = func(reason string) (uint64, error) { return agent.Count(cfg.Node.Instance, reason) }
 	r.program = a.Program()
+	r.loadStep = r.loadAgentStep
 	return nil
 }
 

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/segue-lb/segue/internal/datapath"
+)
+
+// steps are the steps of a balancer's program. enum step of bpf/bench/steps.bpf.c has the same
+// order.
+var steps = []string{"parse", "classify", "lookup", "encapsulate", "count"}
+
+// agentSteps are the steps of an agent's program for an offer that the server accepts. enum
+// agent_step of bpf/bench/agent_steps.bpf.c has the same order.
+var agentSteps = []string{"envelope", "vip", "client", "socket", "lookup", "policy", "enter", "deliver"}
+
+// upTo returns the program that ends after a step. Without a step it returns the whole program.
+func (r *rig) upTo(step string) (_ *ebpf.Program, err error) {
+	if step == "" {
+		return r.program, nil
+	}
+	if r.steps[step] == nil {
+		r.steps[step], err = r.loadStep(step)
+	}
+	return r.steps[step], err
+}
+
+func (r *rig) loadBalancerStep(step string) (*ebpf.Program, error) {
+	spec, err := loadSteps()
+	if err != nil {
+		return nil, err
+	}
+	if err := spec.Variables["last_step"].Set(uint32(slices.Index(steps, step))); err != nil {
+		return nil, err
+	}
+	return r.load(spec, "xdp_steps")
+}
+
+func (r *rig) loadAgentStep(step string) (*ebpf.Program, error) {
+	spec, err := loadAgentSteps()
+	if err != nil {
+		return nil, err
+	}
+	if err := spec.Variables["last_step"].Set(uint32(slices.Index(agentSteps, step))); err != nil {
+		return nil, err
+	}
+	shared, err := datapath.MapsOf(r.program, spec.Maps)
+	if err != nil {
+		return nil, err
+	}
+	// Each program has its own variables: the compiler leaves out those that a program does not use.
+	for name, m := range shared {
+		if strings.HasPrefix(name, ".") {
+			_ = m.Close()
+			delete(shared, name)
+		}
+	}
+	locator := serverLocator(1).Addr().As16()
+	return r.loadShared(spec, "xdp_agent_steps", shared, map[string]any{
+		"host_mac": macWord(hostMAC), "node_locator": [8]byte(locator[:8]),
+	})
+}
