@@ -14,25 +14,21 @@
 #include "net/token.h"
 
 /* Handles a SYN of a connection that this server has. The stack decides what the SYN means. */
-static __always_inline void handle_repeated_syn(const struct packet *pkt,
+static __always_inline void handle_repeated_syn(const struct local_flow *flow,
 						const struct envelope *envelope, int kinds)
 {
-	const struct agent_flow *flow = find_agent_flow(&pkt->key);
-
-	if (kinds & SOCKET_REQUEST || (flow && flow->state == AGENT_FLOW_WAIT))
-		update_agent_flow(&pkt->key, flow, envelope, AGENT_FLOW_WAIT);
-	else if (!flow)
-		update_agent_flow(&pkt->key, flow, envelope, AGENT_FLOW_DIRECT);
+	if (kinds & SOCKET_REQUEST || flow->entry.state == AGENT_FLOW_WAIT)
+		update_agent_flow(flow, envelope, AGENT_FLOW_WAIT);
+	else if (!is_entered(flow))
+		update_agent_flow(flow, envelope, AGENT_FLOW_DIRECT);
 }
 
 /* Whether this server has accepted the same SYN before. The connection may not have a socket
  * yet, or will have a SYN cookie. After REPEAT_LIFETIME, the client of the first SYN has gone. */
-static __always_inline bool was_accepted(const struct packet *pkt, int kinds)
+static __always_inline bool was_accepted(const struct local_flow *flow, int kinds)
 {
-	const struct agent_flow *flow = find_agent_flow(&pkt->key);
-
-	return kinds == SOCKET_LISTENING && flow && flow->state == AGENT_FLOW_WAIT &&
-	       (__s64)(bpf_ktime_get_coarse_ns() - flow->since) <= REPEAT_LIFETIME;
+	return kinds == SOCKET_LISTENING && flow->entry.state == AGENT_FLOW_WAIT &&
+	       agent_flow_age(&flow->entry) <= REPEAT_LIFETIME;
 }
 
 /* Decides about a new connection of a service with an accept policy. */
@@ -81,32 +77,34 @@ handle_connect(struct xdp_md *ctx, const struct envelope *envelope, const struct
 {
 	struct backlog backlog = {};
 	int kinds = find_local(ctx, pkt, &backlog);
-	struct agent_flow flow;
+	struct agent_flow accepted;
+	struct local_flow flow;
 	enum agent_reason why;
 
+	find_agent_flow(&pkt->key, &flow);
 	if (is_live(kinds)) {
-		handle_repeated_syn(pkt, envelope, kinds);
+		handle_repeated_syn(&flow, envelope, kinds);
 		return AGENT_NONE;
 	}
-	if (!was_accepted(pkt, kinds)) {
+	if (!was_accepted(&flow, kinds)) {
 		why = take_connection(ctx, envelope, pkt, kinds, &backlog);
 		if (why)
 			return why;
 	}
-	flow = agent_flow_of(NULL, envelope, AGENT_FLOW_WAIT);
-	if (flow.wants_report)
-		flow.first = first_candidate(ctx, envelope);
-	put_agent_flow(&pkt->key, &flow);
+	accepted = agent_flow_of(&flow.entry, envelope, AGENT_FLOW_WAIT);
+	if (accepted.wants_report)
+		accepted.first = first_candidate(ctx, envelope);
+	agent_flow_put(&flow.place, &accepted);
 	return AGENT_NONE;
 }
 
 /* The state of a flow after a packet. `otherwise` is the state after a packet that does not end
  * it. */
 static __always_inline enum agent_flow_state next_agent_state(const struct packet *pkt,
-							      const struct agent_flow *flow,
+							      const struct local_flow *flow,
 							      enum agent_flow_state otherwise)
 {
-	if (flow && flow->state == AGENT_FLOW_ENDING)
+	if (flow->entry.state == AGENT_FLOW_ENDING)
 		return AGENT_FLOW_ENDING;
 	return ends_connection(pkt) ? AGENT_FLOW_CLOSING : otherwise;
 }
@@ -116,16 +114,17 @@ static __always_inline enum agent_flow_state next_agent_state(const struct packe
 static __always_inline enum agent_reason
 handle_ack(struct xdp_md *ctx, const struct envelope *envelope, const struct packet *pkt)
 {
-	const struct agent_flow *flow = find_agent_flow(&pkt->key);
 	enum agent_flow_state otherwise = AGENT_FLOW_DIRECT;
 	struct backlog backlog = {};
+	struct local_flow flow;
 
-	if (!flow && pkt->tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST) &&
+	find_agent_flow(&pkt->key, &flow);
+	if (!is_entered(&flow) && pkt->tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST) &&
 	    !is_live(find_local(ctx, pkt, &backlog)))
 		return AGENT_NONE;
-	if (flow && flow->state == AGENT_FLOW_CLOSING)
+	if (flow.entry.state == AGENT_FLOW_CLOSING)
 		otherwise = AGENT_FLOW_CLOSING;
-	update_agent_flow(&pkt->key, flow, envelope, next_agent_state(pkt, flow, otherwise));
+	update_agent_flow(&flow, envelope, next_agent_state(pkt, &flow, otherwise));
 	return AGENT_NONE;
 }
 
@@ -176,7 +175,7 @@ handle_recover(struct xdp_md *ctx, const struct envelope *envelope, const struct
 	struct backlog backlog = {};
 	int kinds = find_local(ctx, pkt, &backlog);
 	bool is_last = is_last_server(envelope);
-	const struct agent_flow *flow;
+	struct local_flow flow;
 
 	if (!is_live(kinds) && !(kinds & SOCKET_COOKIE)) {
 		if (!is_last)
@@ -185,8 +184,8 @@ handle_recover(struct xdp_md *ctx, const struct envelope *envelope, const struct
 	}
 	if (envelope->function == SID_STEER)
 		return AGENT_NONE;
-	flow = find_agent_flow(&pkt->key);
-	update_agent_flow(&pkt->key, flow, envelope, next_agent_state(pkt, flow, AGENT_FLOW_WAIT));
+	find_agent_flow(&pkt->key, &flow);
+	update_agent_flow(&flow, envelope, next_agent_state(pkt, &flow, AGENT_FLOW_WAIT));
 	return AGENT_NONE;
 }
 

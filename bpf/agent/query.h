@@ -47,7 +47,7 @@ static __always_inline void answer_query(struct xdp_md *ctx, struct socket_query
 __noinline int record_flow(struct xdp_md *ctx, const struct envelope *envelope)
 {
 	struct client_packet client = {};
-	const struct agent_flow *flow;
+	struct local_flow flow;
 
 	if (!envelope || !read_client(ctx, envelope, &client) || client.fragment.is_later)
 		return 0;
@@ -55,12 +55,12 @@ __noinline int record_flow(struct xdp_md *ctx, const struct envelope *envelope)
 	if (!find_acceptance(&client.packet.key, &record.service))
 		record.service.protocol = 0;
 	record.socket = socket_state(ctx, &client.packet.key);
-	flow = find_agent_flow(&client.packet.key);
-	if (!flow)
+	find_agent_flow(&client.packet.key, &flow);
+	if (!is_entered(&flow))
 		return 0;
-	record.flow_state = flow->state;
-	record.balancer = flow->balancer;
-	record.age = bpf_ktime_get_ns() - flow->since;
+	record.flow_state = flow.entry.state;
+	record.balancer = flow.entry.balancer;
+	record.age = agent_flow_age(&flow.entry);
 	return 0;
 }
 

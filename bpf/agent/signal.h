@@ -16,7 +16,7 @@
 #include "net/tag.h"
 
 /* How long after the SYN a signal reports the load that the first candidate told. */
-#define FIRST_LIFETIME 250000000LL /* ns */
+#define FIRST_LIFETIME 250000000ULL /* ns */
 
 /* The MTU of the path to the balancers, in bytes of layer 3. */
 volatile __u32 signal_mtu;
@@ -123,7 +123,7 @@ static __always_inline bool wrap_signal(struct __sk_buff *skb, const struct sent
  * later. */
 static __always_inline bool is_first_recent(const struct agent_flow *flow)
 {
-	return (__s64)(bpf_ktime_get_coarse_ns() - flow->since) < FIRST_LIFETIME;
+	return agent_flow_age(flow) < FIRST_LIFETIME;
 }
 
 /* The code of this server's present load; 0: it is unknown. In remove-stickiness, the ending
@@ -178,15 +178,16 @@ static __always_inline enum sid_function signal_of(const struct sent *sent,
 /* Adds a signal to the packet, if there is one to send and the packet has room. */
 static __always_inline int signal(struct __sk_buff *skb, const struct sent *sent)
 {
-	const struct agent_flow *known = find_agent_flow(&sent->flow);
 	enum sid_function function;
+	struct local_flow found;
 	struct agent_flow flow;
 	__u64 sid_low, report;
 	bool fits;
 
-	if (!known)
+	find_agent_flow(&sent->flow, &found);
+	if (!is_entered(&found))
 		return TC_ACT_UNSPEC;
-	flow = *known;
+	flow = found.entry;
 	function = signal_of(sent, &flow);
 	if (function == SID_HOST)
 		return TC_ACT_UNSPEC;
@@ -194,7 +195,7 @@ static __always_inline int signal(struct __sk_buff *skb, const struct sent *sent
 	if (function == SID_REMOVE) {
 		flow.state = fits ? AGENT_FLOW_CLOSING : AGENT_FLOW_ENDING;
 		flow.told = fits;
-		put_agent_flow(&sent->flow, &flow);
+		agent_flow_put(&found.place, &flow);
 	}
 	if (!fits) {
 		count_sent_signal(SENT_TOO_LONG);

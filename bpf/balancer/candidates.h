@@ -11,7 +11,7 @@
 #ifndef SEGUE_BALANCER_CANDIDATES_H
 #define SEGUE_BALANCER_CANDIDATES_H
 
-#include "hash.h"
+#include "net/hash.h"
 #include "maps.h"
 #include "segments.h"
 #include "services.h"

@@ -17,7 +17,7 @@
 #define SEGUE_BALANCER_FLOWTABLE_H
 
 #include "decision.h"
-#include "hash.h"
+#include "net/hash.h"
 
 #define FLOWS_PER_BUCKET 8
 #define FLOW_SERVER_SHIFT 14

@@ -11,7 +11,7 @@
 #define SEGUE_BALANCER_SERVICES_H
 
 #include "directory.h"
-#include "hash.h"
+#include "net/hash.h"
 #include "net/parse.h"
 #include "stats.h"
 

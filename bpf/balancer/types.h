@@ -132,7 +132,7 @@ struct port {
 /* A flow's source, its ports and service: with an odd key for each. */
 #define FLOW_BUCKET_WORDS 3
 /* What is hashed of a flow or of all of its key, in words of 32 bits: with a key for
- * each, and one more (hash.h). */
+ * each, and one more (net/hash.h). */
 #define FLOW_WORDS 6
 #define TUPLE_WORDS (sizeof(struct flow_key) / sizeof(__u32))
 /* The VIP's two halves; port, protocol and kind: with an odd key for each. */

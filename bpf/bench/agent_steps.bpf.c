@@ -35,6 +35,7 @@ static __always_inline int offer_steps(struct xdp_md *ctx, const struct envelope
 {
 	struct client_packet client = {};
 	struct backlog backlog = {};
+	struct local_flow flow;
 	int kinds;
 
 	if (!is_balancer(envelope->sender) || !read_client(ctx, envelope, &client))
@@ -46,7 +47,8 @@ static __always_inline int offer_steps(struct xdp_md *ctx, const struct envelope
 		return XDP_DROP;
 	if (last_step == AGENT_STEP_SOCKET)
 		return stop(&backlog);
-	if (was_accepted(&client.packet, kinds))
+	find_agent_flow(&client.packet.key, &flow);
+	if (was_accepted(&flow, kinds))
 		return XDP_DROP;
 	if (last_step == AGENT_STEP_LOOKUP)
 		return stop(&client);
@@ -54,8 +56,7 @@ static __always_inline int offer_steps(struct xdp_md *ctx, const struct envelope
 		return XDP_DROP;
 	if (last_step == AGENT_STEP_POLICY)
 		return stop(&client);
-	store_agent_flow(&client.packet.key, envelope->sender, envelope->encapsulation,
-			 AGENT_FLOW_WAIT);
+	update_agent_flow(&flow, envelope, AGENT_FLOW_WAIT);
 	if (last_step == AGENT_STEP_ENTER)
 		return stop(&client);
 	return deliver(ctx, envelope) < AGENT_DROP_IP_HEADER ? XDP_PASS : XDP_DROP;

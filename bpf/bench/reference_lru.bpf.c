@@ -3,9 +3,9 @@
  * A balancer of the usual design, to compare the flow table with. It has the same steps and
  * tables, but keeps the flows in an LRU hash map of the kernel.
  */
-#include "balancer/hash.h"
 #include "balancer/forward.h"
 #include "balancer/place_hash.h"
+#include "net/hash.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 

@@ -38,17 +38,6 @@ func sidOf(locator netip.Addr, function uint16) netip.Addr {
 	return netip.AddrFrom16(b)
 }
 
-func kernelFlow(f flow) agentFlowKey {
-	key := agentFlowKey{Protocol: 6}
-	key.Source.In6U.U6Addr8, key.Destination.In6U.U6Addr8 = f.client.Addr().As16(), f.vip.Addr().As16()
-	key.SourcePort, key.DestinationPort = swap(f.client.Port()), swap(f.vip.Port())
-	return key
-}
-
-func swap(port uint16) uint16 {
-	return binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, port))
-}
-
 var flowStates = map[agentAgentFlowState]string{
 	agentAgentFlowStateAGENT_FLOW_WAIT: "wait", agentAgentFlowStateAGENT_FLOW_DIRECT: "direct",
 	agentAgentFlowStateAGENT_FLOW_ENDING: "ending", agentAgentFlowStateAGENT_FLOW_CLOSING: "closing",
@@ -59,50 +48,28 @@ var encapsulations = []desired.Encapsulation{desired.SRv6Insert, desired.SRv6Enc
 // setFlow adds a flow of the first balancer to the data path's table. age is in seconds.
 func setFlow(t *testing.T, k *kernel, f flow, kind desired.Encapsulation, state string, age int64) {
 	t.Helper()
-	if state == "" {
-		if err := k.objects.AgentFlows.Delete(kernelFlow(f)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			t.Fatal(err)
-		}
-		return
-	}
-	now, err := monotonic()
-	if err != nil {
-		t.Fatal(err)
-	}
-	b := balancer1.As16()
-	value := agentAgentFlow{
-		Balancer: binary.NativeEndian.Uint64(b[:]), Since: uint64(now - age*int64(time.Second)),
-		Encapsulation: uint8(slices.Index(encapsulations, kind)),
-	}
-	for number, name := range flowStates {
-		if name == state {
-			value.State = uint8(number)
-		}
-	}
-	if err := k.objects.AgentFlows.Put(kernelFlow(f), value); err != nil {
-		t.Fatal(err)
+	table := tableOf(t, k)
+	if state != "" {
+		entry := remembered{state, netip.PrefixFrom(balancer1, 64), kind}
+		table.put(f, tableFlow{remembered: entry, age: time.Duration(age) * time.Second})
+	} else if e := table.find(f); e != nil {
+		*e = agentAgentFlowEntry{}
 	}
 }
 
 // getFlow returns the data path's entry of a flow. An expired entry counts as none.
 func getFlow(t *testing.T, k *kernel, f flow) remembered {
 	t.Helper()
-	var value agentAgentFlow
-	err := k.objects.AgentFlows.Lookup(kernelFlow(f), &value)
-	if errors.Is(err, ebpf.ErrKeyNotExist) {
+	table := tableOf(t, k)
+	e := table.find(f)
+	if e == nil {
 		return remembered{}
 	}
-	now, clock := monotonic()
-	if err := errors.Join(err, clock); err != nil {
-		t.Fatal(err)
-	}
-	state := flowStates[agentAgentFlowState(value.State)]
-	if state == "closing" && now-int64(value.Since) > int64(10*time.Second) {
+	entry, ok := table.decode(*e, table.now())
+	if !ok || (entry.state == "closing" && entry.age > 10*time.Second) {
 		return remembered{}
 	}
-	var b [16]byte
-	binary.NativeEndian.PutUint64(b[:], value.Balancer)
-	return remembered{state, netip.PrefixFrom(netip.AddrFrom16(b), 64), encapsulations[value.Encapsulation]}
+	return entry.remembered
 }
 
 // event is a packet from the second balancer.

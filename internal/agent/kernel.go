@@ -33,6 +33,7 @@ type kernel struct {
 	objects  agentObjects
 	assigned assignedVIPs
 	labels   labels
+	flowKeys agentAgentFlowKeys
 	tc       tc
 }
 
@@ -140,6 +141,12 @@ func (k *kernel) load(node *desired.AgentNode) error {
 		return err
 	}
 	defer closeAll(kept)
+	if k.flowKeys, err = flowKeysOf(kept[agentMapAgentFlowKeys]); err != nil {
+		return err
+	}
+	if err := setVariables(spec, constants(&k.flowKeys)); err != nil {
+		return err
+	}
 	if err := spec.Variables[agentVarHostIsOutside].Set(!node.IsInternal()); err != nil {
 		return fmt.Errorf("set where the interface leads: %w", err)
 	}
@@ -147,8 +154,20 @@ func (k *kernel) load(node *desired.AgentNode) error {
 	if err != nil {
 		return fmt.Errorf("load the data path: %w", withLog(err))
 	}
+	if err := k.objects.AgentFlowKeys.Put(uint32(0), k.flowKeys); err != nil {
+		return fmt.Errorf("write %s: %w", k.objects.AgentFlowKeys, err)
+	}
 	k.assigned = assignedVIPs{k.objects.Belongings}
 	k.tc = tc{instance: k.instance, dir: k.dir, attachTCX: link.AttachTCX}
+	return nil
+}
+
+func setVariables(spec *ebpf.CollectionSpec, values map[string]any) error {
+	for name, value := range values {
+		if err := spec.Variables[name].Set(value); err != nil {
+			return fmt.Errorf("set %s: %w", name, err)
+		}
+	}
 	return nil
 }
 
@@ -162,6 +181,8 @@ func keptMaps(maps *agentMaps) []keptMap {
 		{agentMapSignals, &maps.Signals},
 		{agentMapOffers, &maps.Offers},
 		{agentMapAgentFlows, &maps.AgentFlows},
+		{agentMapAgentBalancers, &maps.AgentBalancers},
+		{agentMapAgentFlowKeys, &maps.AgentFlowKeys},
 		{agentMapConnections, &maps.Connections},
 		{agentMapAcceptances, &maps.Acceptances},
 	}

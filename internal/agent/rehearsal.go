@@ -38,5 +38,8 @@ func NewRehearsal(cfg *desired.Agent, mac [6]byte, log *slog.Logger) (*Rehearsal
 // Program returns the XDP program of the agent. The rehearsal owns it.
 func (r *Rehearsal) Program() *ebpf.Program { return r.agent.kernel.objects.XdpAgent }
 
+// Constants returns the constants of the program. Other programs that use its tables need them.
+func (r *Rehearsal) Constants() map[string]any { return constants(&r.agent.kernel.flowKeys) }
+
 // Close closes the data path. Its pins stay.
 func (r *Rehearsal) Close() error { return r.agent.Close() }

@@ -169,14 +169,7 @@ func TestOldLoadOfTheFirstIsNotReported(t *testing.T) {
 	for _, way := range leastWays {
 		s.be(way.kind, 1, &accept.Load{Busy: 1, Capacity: 2})
 		s.give(way.flow, offered(way.kind, way.flow, list, 1))
-		var entry agentAgentFlow
-		if err := s.k.objects.AgentFlows.Lookup(kernelFlow(way.flow), &entry); err != nil {
-			t.Fatal(err)
-		}
-		entry.Since -= uint64(300 * time.Millisecond)
-		if err := s.k.objects.AgentFlows.Put(kernelFlow(way.flow), entry); err != nil {
-			t.Fatal(err)
-		}
+		tableOf(t, s.k).makeOlder(way.flow, 300*time.Millisecond)
 		got, _, _, ok := s.sentReport(way.kind, way.flow, packet.SYN|packet.ACK)
 		if !ok || got.First.Column != srv6.NoColumn || got.Load != 16 {
 			t.Errorf("%s: 300 ms later, reported %+v, %v", way.kind, got, ok)

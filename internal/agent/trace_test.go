@@ -180,7 +180,7 @@ func TestTraceOfConnection(t *testing.T) {
 				port = cfg.Services[3].Name
 			}
 			if got.Socket != sockets[now.name] || got.Service != port || !got.Served || got.Flow.State != "direct" ||
-				got.Flow.Balancer.Addr() != balancer1 || got.Flow.Age < 3 || got.Accept.Policy != desired.AcceptNever {
+				got.Flow.Balancer.Addr() != balancer1 || got.Flow.Age < 2.9 || got.Accept.Policy != desired.AcceptNever {
 				t.Errorf("%s: %+v", now.name, got)
 			}
 			return nil

@@ -355,7 +355,7 @@ func (r *rig) loadAgent(s *setup) error {
 	r.closers = append(r.closers, a.Close)
 	r.count = func(reason string) (uint64, error) { return agent.Count(cfg.Node.Instance, reason) }
 	r.program = a.Program()
-	r.loadStep = r.loadAgentStep
+	r.loadStep = func(step string) (*ebpf.Program, error) { return r.loadAgentStep(step, a.Constants()) }
 	return nil
 }
 

@@ -3,6 +3,7 @@
 package bench
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 
@@ -41,13 +42,18 @@ func (r *rig) loadBalancerStep(step string) (*ebpf.Program, error) {
 	return r.load(spec, "xdp_steps")
 }
 
-func (r *rig) loadAgentStep(step string) (*ebpf.Program, error) {
+func (r *rig) loadAgentStep(step string, constants map[string]any) (*ebpf.Program, error) {
 	spec, err := loadAgentSteps()
 	if err != nil {
 		return nil, err
 	}
 	if err := spec.Variables["last_step"].Set(uint32(slices.Index(agentSteps, step))); err != nil {
 		return nil, err
+	}
+	for name, value := range constants {
+		if err := spec.Variables[name].Set(value); err != nil {
+			return nil, fmt.Errorf("set %s: %w", name, err)
+		}
 	}
 	shared, err := datapath.MapsOf(r.program, spec.Maps)
 	if err != nil {

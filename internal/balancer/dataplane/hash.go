@@ -75,16 +75,16 @@ func (f Flow) signature(service uint32, keys *FlowKeys) uint64 {
 }
 
 // goldenRatio is 2^64 divided by the golden ratio (Knuth, "The Art of Computer Programming", volume
-// 3, section 6.4): GOLDEN_RATIO in bpf/balancer/hash.h.
+// 3, section 6.4): GOLDEN_RATIO in bpf/net/hash.h.
 const goldenRatio = 0x9e3779b97f4a7c15
 
-// spread is spread in bpf/balancer/hash.h.
+// spread is spread in bpf/net/hash.h.
 func spread(sum uint64) uint64 {
 	sum ^= sum >> 32
 	return sum * goldenRatio
 }
 
-// multilinear is multilinear in bpf/balancer/hash.h.
+// multilinear is multilinear in bpf/net/hash.h.
 func multilinear(words []uint32, keys []uint64) uint64 {
 	sum := keys[len(words)]
 	for i := 0; i < len(words); i += 2 {
@@ -93,7 +93,7 @@ func multilinear(words []uint32, keys []uint64) uint64 {
 	return sum
 }
 
-// mix is mix in bpf/balancer/hash.h.
+// mix is mix in bpf/net/hash.h.
 func mix(hash uint32) uint32 {
 	hash ^= hash >> 16
 	hash *= 0x85ebca6b

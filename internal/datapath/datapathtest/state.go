@@ -16,6 +16,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/cilium/ebpf/pin"
+	"golang.org/x/sys/unix"
 )
 
 // State describes all pinned objects of an instance, by the names of the pins. For a map it has the
@@ -97,6 +98,9 @@ func describe(object pin.Pinner) (map[string][]byte, error) {
 // readMap reads the elements of a map. The element of a map of maps is the content of the inner
 // map.
 func readMap(m *ebpf.Map) (map[string][]byte, error) {
+	if m.Type() == ebpf.Array && m.Flags()&unix.BPF_F_MMAPABLE != 0 && m.MaxEntries() > 1 {
+		return readMemory(m)
+	}
 	elements := map[string][]byte{}
 	key, err := m.NextKeyBytes(nil)
 	for ; err == nil && key != nil; key, err = m.NextKeyBytes(key) {
@@ -110,6 +114,23 @@ func readMap(m *ebpf.Map) (map[string][]byte, error) {
 		elements[fmt.Sprintf("%x", key)] = value
 	}
 	return elements, err
+}
+
+// readMemory reads the elements of an array that are not zero. Tables of flows have too many
+// elements for a system call each.
+func readMemory(m *ebpf.Map) (map[string][]byte, error) {
+	size := (int(m.ValueSize()) + 7) &^ 7 // as the kernel pads elements
+	memory, err := unix.Mmap(m.FD(), 0, int(m.MaxEntries())*size, unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		return nil, fmt.Errorf("map %s into memory: %w", m, err)
+	}
+	elements, zero := map[string][]byte{}, make([]byte, size)
+	for i := range int(m.MaxEntries()) {
+		if element := memory[i*size:][:size]; !bytes.Equal(element, zero) {
+			elements[fmt.Sprint(i)] = bytes.Clone(element)
+		}
+	}
+	return elements, unix.Munmap(memory)
 }
 
 func readElement(m *ebpf.Map, key []byte) ([]byte, error) {

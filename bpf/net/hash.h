@@ -5,8 +5,8 @@
  * values in the 33 highest bits of 64. Collision probabilities are therefore exact
  * whatever flows a client chooses, as long as it does not know the keys.
  */
-#ifndef SEGUE_BALANCER_HASH_H
-#define SEGUE_BALANCER_HASH_H
+#ifndef SEGUE_NET_HASH_H
+#define SEGUE_NET_HASH_H
 
 #include "types.h"
 

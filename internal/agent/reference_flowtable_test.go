@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// flowTable is a reference model of bpf/agent/flowtable.h, on the data path's own memory.
+type flowTable struct {
+	t         testing.TB
+	keys      agentAgentFlowKeys
+	entries   []agentAgentFlowEntry // entriesPerBucket for each bucket
+	balancers []uint64
+}
+
+const (
+	entriesPerBucket = 8
+	tickLength       = 1 << 20 // ns
+)
+
+// tableOf maps the flow table of a data path into memory, for the time of the test.
+func tableOf(t testing.TB, k *kernel) *flowTable {
+	t.Helper()
+	table := &flowTable{t: t}
+	if err := k.objects.AgentFlowKeys.Lookup(uint32(0), &table.keys); err != nil {
+		t.Fatal(err)
+	}
+	table.entries = memoryOf[agentAgentFlowEntry](t, k.objects.AgentFlows.FD(), entriesPerBucket*int(k.objects.AgentFlows.MaxEntries()))
+	table.balancers = memoryOf[uint64](t, k.objects.AgentBalancers.FD(), int(k.objects.AgentBalancers.MaxEntries()))
+	return table
+}
+
+func memoryOf[T any](t testing.TB, fd, count int) []T {
+	t.Helper()
+	var element T
+	memory, err := unix.Mmap(fd, 0, count*int(unsafe.Sizeof(element)), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Munmap(memory); err != nil {
+			t.Error(err)
+		}
+	})
+	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(memory))), count)
+}
+
+func spread(sum uint64) uint64 {
+	sum ^= sum >> 32
+	return sum * 0x9e3779b97f4a7c15
+}
+
+// place returns the number of the flow's bucket and its signature, in the highest bits.
+func (t *flowTable) place(f flow) (bucket, signature uint64) {
+	source, destination := f.client.Addr().As16(), f.vip.Addr().As16()
+	var key [40]byte
+	copy(key[:], source[:])
+	copy(key[16:], destination[:])
+	binary.BigEndian.PutUint16(key[32:], f.client.Port())
+	binary.BigEndian.PutUint16(key[34:], f.vip.Port())
+	key[36] = unix.IPPROTO_TCP
+	word := func(i int) uint64 { return uint64(binary.NativeEndian.Uint32(key[4*i:])) }
+	sum := t.keys.Signature[10]
+	for i := 0; i < 10; i += 2 {
+		sum += (t.keys.Signature[i] + word(i)) * (t.keys.Signature[i+1] + word(i+1))
+	}
+	rest := word(7)<<32 | word(8)
+	bucket = spread(binary.BigEndian.Uint64(key[:])*t.keys.Place[0]+
+		binary.BigEndian.Uint64(key[8:])*t.keys.Place[1]+rest*t.keys.Place[2]) >> 49
+	return bucket, sum >> 30 << 30
+}
+
+func (t *flowTable) check(content, locator uint64) uint64 {
+	return spread(content*t.keys.Place[0]+locator) >> 34
+}
+
+// search returns the entries of the flow's bucket in the order in which the data path visits them.
+func (t *flowTable) search(f flow) (entries []*agentAgentFlowEntry, signature uint64) {
+	bucket, signature := t.place(f)
+	for i := range uint64(entriesPerBucket) {
+		entries = append(entries, &t.entries[entriesPerBucket*bucket+(i^signature>>30)%entriesPerBucket])
+	}
+	return entries, signature
+}
+
+// tableFlow is an entry of the flow table.
+type tableFlow struct {
+	remembered
+	age  time.Duration // in whole ticks
+	told bool
+}
+
+// encode returns the entry of a flow with a signature, at the time now.
+func (t *flowTable) encode(f tableFlow, signature uint64, now time.Duration) agentAgentFlowEntry {
+	address := f.balancer.Addr().As16()
+	locator := binary.NativeEndian.Uint64(address[:])
+	number := slices.Index(t.balancers, locator)
+	if number < 0 {
+		number = slices.Index(t.balancers, 0)
+		t.balancers[number] = locator
+	}
+	content := uint64(uint32((now-f.age)/tickLength))<<32 | uint64(number)<<22 |
+		uint64(slices.Index(encapsulations, f.kind))<<3
+	if f.told {
+		content |= 1 << 4
+	}
+	for n, name := range flowStates {
+		if name == f.state {
+			content |= uint64(n)
+		}
+	}
+	return agentAgentFlowEntry{Identity: signature | t.check(content, locator), Content: content}
+}
+
+// decode returns the flow of an entry. ok is false if the entry's check fails.
+func (t *flowTable) decode(e agentAgentFlowEntry, now time.Duration) (f tableFlow, ok bool) {
+	locator := t.balancers[e.Content>>22&0x3ff]
+	var address [16]byte
+	binary.NativeEndian.PutUint64(address[:], locator)
+	f.balancer = netip.PrefixFrom(netip.AddrFrom16(address), 64)
+	f.state = flowStates[agentAgentFlowState(e.Content&7)]
+	f.kind = encapsulations[e.Content>>3&1]
+	f.told = e.Content>>4&1 == 1
+	f.age = time.Duration(uint32(now/tickLength)-uint32(e.Content>>32)) * tickLength
+	return f, e.Identity<<34>>34 == t.check(e.Content, locator)
+}
+
+// find returns the entry with the flow's signature, or nil.
+func (t *flowTable) find(f flow) *agentAgentFlowEntry {
+	entries, signature := t.search(f)
+	for _, e := range entries {
+		if e.Identity>>30 == signature>>30 {
+			return e
+		}
+	}
+	return nil
+}
+
+// replaced returns the place in the search order of the entry that the flow takes.
+func (t *flowTable) replaced(f flow, now time.Duration) int {
+	entries, signature := t.search(f)
+	best, highest := 0, uint64(0)
+	for i, e := range entries {
+		if e.Identity>>30 == signature>>30 {
+			return i
+		}
+		found, _ := t.decode(*e, now)
+		rank := uint64(found.age / tickLength)
+		switch found.state {
+		case "":
+			rank = 2 << 32
+		case "closing":
+			rank += 1 << 32
+		}
+		if rank > highest {
+			best, highest = i, rank
+		}
+	}
+	return best
+}
+
+// put enters a flow.
+func (t *flowTable) put(f flow, entry tableFlow) {
+	now := t.now()
+	entries, signature := t.search(f)
+	*entries[t.replaced(f, now)] = t.encode(entry, signature, now)
+}
+
+// makeOlder adds to the age of a flow's entry.
+func (t *flowTable) makeOlder(f flow, by time.Duration) {
+	t.t.Helper()
+	e := t.find(f)
+	if e == nil {
+		t.t.Fatalf("there is no entry of %v", f)
+	}
+	e.Content -= uint64(by/tickLength) << 32
+	e.Identity = e.Identity>>30<<30 | t.check(e.Content, t.balancers[e.Content>>22&0x3ff])
+}
+
+// now returns the time of the data path's clock, which may be some milliseconds behind.
+func (t *flowTable) now() time.Duration {
+	t.t.Helper()
+	now, err := monotonic()
+	if err != nil {
+		t.t.Fatal(fmt.Errorf("read the clock: %w", err))
+	}
+	return time.Duration(now)
+}
