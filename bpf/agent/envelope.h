@@ -263,12 +263,26 @@ static __always_inline __u32 srh_offset(const struct envelope *envelope)
 	return ETH_HLEN + sizeof(struct ipv6hdr) + envelope->options;
 }
 
+/* An entry of the segment list, in the frame. NULL if the frame is too short. */
+static __always_inline struct in6_addr *list_entry(const struct xdp_md *ctx,
+						   const struct envelope *envelope, __u32 index)
+{
+	/* The mask is for the verifier: options, and a list of 256 segments, are shorter. */
+	struct in6_addr *entry =
+		frame_start(ctx) + ((srh_offset(envelope) + srh_size(index)) & 0x1fff);
+
+	return (void *)(entry + 1) <= frame_end(ctx) ? entry : NULL;
+}
+
 /* Reads an entry of the segment list. */
-static __always_inline bool load_entry(struct xdp_md *ctx, const struct envelope *envelope,
+static __always_inline bool load_entry(const struct xdp_md *ctx, const struct envelope *envelope,
 				       __u32 index, struct in6_addr *entry)
 {
-	return !bpf_xdp_load_bytes(ctx, srh_offset(envelope) + srh_size(index), entry,
-				   sizeof(*entry));
+	const struct in6_addr *at = list_entry(ctx, envelope, index);
+
+	if (at)
+		copy_address(entry, at);
+	return at;
 }
 
 static __always_inline enum agent_reason read_sid(struct cursor *at, struct envelope *envelope)

@@ -112,14 +112,13 @@ __noinline __u32 first_candidate(struct xdp_md *ctx, const struct envelope *enve
 static __always_inline bool store_own_entry(struct xdp_md *ctx, const struct envelope *envelope,
 					    const struct in6_addr *sid)
 {
-	struct in6_addr entry;
+	struct in6_addr *entry = list_entry(ctx, envelope, envelope->segments_left);
 
-	if (envelope->segments_left > envelope->last_entry ||
-	    !load_entry(ctx, envelope, envelope->segments_left, &entry) ||
-	    locator_of(&entry) != node_locator || low_bits_of(&entry) != envelope->sid_low)
+	if (envelope->segments_left > envelope->last_entry || !entry ||
+	    locator_of(entry) != node_locator || low_bits_of(entry) != envelope->sid_low)
 		return false;
-	return !bpf_xdp_store_bytes(ctx, srh_offset(envelope) + srh_size(envelope->segments_left),
-				    (void *)sid, sizeof(*sid));
+	copy_address(entry, sid);
+	return true;
 }
 
 /* Tells the later candidates this server's load. Without its own entry, the load stays unknown to

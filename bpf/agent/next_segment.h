@@ -21,16 +21,14 @@
 static __always_inline bool go_to_segment(struct xdp_md *ctx, const struct envelope *envelope,
 					  const struct in6_addr *segment, __u8 segments_left)
 {
-	__u32 at = srh_offset(envelope) + offsetof(struct segment_routing_header, segments_left);
-	struct ethhdr *ethernet;
-	struct ipv6hdr *ip;
+	struct ethhdr *ethernet = frame_start(ctx);
+	struct ipv6hdr *ip = (void *)(ethernet + 1);
+	/* The mask is for the verifier: options are shorter. */
+	struct segment_routing_header *srh = frame_start(ctx) + (srh_offset(envelope) & 0xfff);
 
-	if (bpf_xdp_store_bytes(ctx, at, &segments_left, sizeof(segments_left)))
+	if ((void *)(ip + 1) > frame_end(ctx) || (void *)(srh + 1) > frame_end(ctx))
 		return false;
-	ethernet = frame_start(ctx);
-	ip = (void *)(ethernet + 1);
-	if ((void *)(ip + 1) > frame_end(ctx))
-		return false;
+	srh->segments_left = segments_left;
 	ip->hop_limit--;
 	copy_address(&ip->daddr, segment);
 	mark_own(ethernet);
