@@ -254,7 +254,7 @@ static __always_inline bool is_served(const struct envelope *envelope)
 {
 	if (envelope->ethertype != bpf_htons(ETH_P_IP) && is_ipv4(&envelope->vip))
 		return false;
-	return bpf_map_lookup_elem(&vips, &envelope->vip);
+	return is_in_vip_lines(&envelope->vip) || bpf_map_lookup_elem(&vips, &envelope->vip);
 }
 
 /* Offset of the segment routing header in the frame, if there is one. */

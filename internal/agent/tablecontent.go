@@ -146,6 +146,7 @@ func (k *kernel) fill(t *datapath.Takeover, c *tableContent) error {
 	return errors.Join(
 		k.writeBalancers(c.balancers),
 		datapath.Replace(k.objects.Vips, c.vips),
+		k.writeVIPLines(c.vips),
 		datapath.Replace(k.objects.TunnelAddresses, c.tunnels),
 		datapath.Replace(k.objects.SegmentSizes, c.segmentSizes),
 		k.writeAcceptances(t, c.acceptances),

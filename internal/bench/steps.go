@@ -59,9 +59,10 @@ func (r *rig) loadAgentStep(step string, constants map[string]any) (*ebpf.Progra
 	if err != nil {
 		return nil, err
 	}
-	// Each program has its own variables: the compiler leaves out those that a program does not use.
+	// Each program has its own variables, except those with a section of their own: the compiler
+	// leaves out what a program does not use.
 	for name, m := range shared {
-		if strings.HasPrefix(name, ".") {
+		if strings.HasPrefix(name, ".") && name != ".data.vips" {
 			_ = m.Close()
 			delete(shared, name)
 		}
