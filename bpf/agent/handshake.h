@@ -76,12 +76,14 @@ static __always_inline enum agent_reason
 handle_connect(struct xdp_md *ctx, const struct envelope *envelope, const struct packet *pkt)
 {
 	struct backlog backlog = {};
-	int kinds = find_local(ctx, pkt, &backlog);
 	struct agent_flow accepted;
 	struct local_flow flow;
 	enum agent_reason why;
+	int kinds;
 
+	/* First, so that the entry's cache line is loaded during the search for sockets. */
 	find_agent_flow(&pkt->key, &flow);
+	kinds = find_local(ctx, pkt, &backlog);
 	if (is_live(kinds)) {
 		handle_repeated_syn(&flow, envelope, kinds);
 		return AGENT_NONE;
