@@ -12,8 +12,9 @@
 #include "service.h"
 
 /* Counts the result of an offer. A dry run records it instead. */
-static __always_inline void count_offer(const struct service_key *key, enum offer result)
+static __always_inline void count_offer(const struct acceptance *acceptance, enum offer result)
 {
+	__u32 number = acceptance->number;
 	struct offers *counters;
 
 	if (dry_run) {
@@ -21,9 +22,9 @@ static __always_inline void count_offer(const struct service_key *key, enum offe
 		record.offer = result;
 		return;
 	}
-	counters = bpf_map_lookup_elem(&offers, key);
+	counters = bpf_map_lookup_elem(&offers, &number);
 	if (counters && result < OFFER_COUNT)
-		counters->count[result]++;
+		__sync_fetch_and_add(&counters->count[result], 1);
 }
 
 /* Algorithm 1, SRc. */

@@ -44,8 +44,8 @@ static __always_inline enum agent_reason decide(struct xdp_md *ctx, const struct
 {
 	bool serves = is_served(envelope);
 
-	if (dry_run)
-		record_flow(ctx, envelope);
+	if (dry_run && record_flow(ctx, envelope))
+		record_socket(ctx);
 	if (envelope->function == SID_PROBE)
 		return answer_probe(ctx, envelope, serves);
 	if (serves) {

@@ -64,7 +64,7 @@ static __always_inline enum agent_reason take_connection(struct xdp_md *ctx,
 			       ? AGENT_NONE
 			       : AGENT_NEXT_REFUSED;
 	result = answer_offer(ctx, envelope, acceptance, &key, kinds, backlog);
-	count_offer(&key, result);
+	count_offer(acceptance, result);
 	if (result == OFFER_RETURNED)
 		return AGENT_NEXT_RETURNED;
 	return result == OFFER_REFUSED || result == OFFER_REFUSED_DOWN ? AGENT_NEXT_REFUSED
@@ -213,16 +213,15 @@ static __always_inline bool is_balancer(__u64 sender)
 }
 
 /*
- * Handles a packet to a VIP of this server with a function about flows. Returns enum agent_reason:
- * none if the packet is to be delivered. Not inlined: the verifier walks it once.
+ * Handles a packet to a VIP of this server with a function about flows. The reason is none if the
+ * packet is to be delivered.
  */
-__noinline int handle_flow_function(struct xdp_md *ctx, const struct envelope *envelope)
+static __always_inline enum agent_reason handle_flow_function(struct xdp_md *ctx,
+							      const struct envelope *envelope)
 {
 	struct client_packet client = {};
 	enum agent_reason why;
 
-	if (!envelope)
-		return AGENT_DROP_TRANSPORT;
 	if (!is_balancer(envelope->sender))
 		return AGENT_DROP_SENDER;
 	if (!read_client(ctx, envelope, &client) ||

@@ -42,26 +42,36 @@ static __always_inline void answer_query(struct xdp_md *ctx, struct socket_query
 	query->backlog = backlog;
 }
 
-/* Records what the agent knows about the flow of a packet, in a dry run. Returns 0. Not inlined: the
- * verifier walks it once, and no other run needs its stack. */
+/* The packet that a dry run records. On the stack it would be too large. */
+static struct client_packet recorded SEC(".data.decision");
+
+/* Records the socket of the recorded packet. Returns 0. */
+__noinline int record_socket(struct xdp_md *ctx)
+{
+	record.socket = socket_state(ctx, &recorded.packet.key);
+	return 0;
+}
+
+/* Records what the agent knows about the flow of a packet, in a dry run. False if the packet has no
+ * flow. Like record_socket, it is not inlined: no other run needs its stack. */
 __noinline int record_flow(struct xdp_md *ctx, const struct envelope *envelope)
 {
-	struct client_packet client = {};
+	const struct flow_key *key = &recorded.packet.key;
 	struct local_flow flow;
 
-	if (!envelope || !read_client(ctx, envelope, &client) || client.fragment.is_later)
-		return 0;
+	recorded = (struct client_packet){};
+	if (!envelope || !read_client(ctx, envelope, &recorded) || recorded.fragment.is_later)
+		return false;
 	record.has_flow = true;
-	if (!find_acceptance(&client.packet.key, &record.service))
+	if (!find_acceptance(key, &record.service))
 		record.service.protocol = 0;
-	record.socket = socket_state(ctx, &client.packet.key);
-	find_agent_flow(&client.packet.key, &flow);
+	find_agent_flow(key, &flow);
 	if (!is_entered(&flow))
-		return 0;
+		return true;
 	record.flow_state = flow.entry.state;
 	record.balancer = flow.entry.balancer;
 	record.age = agent_flow_age(&flow.entry);
-	return 0;
+	return true;
 }
 
 #endif

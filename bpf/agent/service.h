@@ -49,6 +49,8 @@ struct acceptance {
 	__u8 reset;	   /* the stack resets connections that no server has */
 	__u8 pad[1];
 	__u32 initial; /* the first threshold; shows whether the policy was changed */
+	__u32 number;  /* of the service: its place in `offers` */
+	__u32 unused;
 };
 
 struct {
@@ -105,11 +107,13 @@ struct offers {
 	__u64 count[OFFER_COUNT];
 };
 
+/* By the numbers of services. All cores count in one place: offers are rare beside other packets,
+ * and copies for each core would take 4 MB each. */
 struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_HASH);
+	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, MAX_AGENT_SERVICES);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct service_key);
+	__uint(map_flags, BPF_F_MMAPABLE); /* aligns elements with cache lines */
+	__type(key, __u32);
 	__type(value, struct offers);
 } offers SEC(".maps");
 

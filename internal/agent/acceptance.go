@@ -70,10 +70,10 @@ func capacityOf(s desired.Source) uint32 {
 }
 
 // sameRule tells whether two acceptances have the same rule. It ignores the fields that the data
-// path changes.
+// path changes, and the service's number.
 func sameRule(a, b agentAcceptance) bool {
 	a.Lock, a.Threshold, a.Attempts, a.Accepted = b.Lock, b.Threshold, b.Attempts, b.Accepted
-	a.Began = b.Began
+	a.Began, a.Number = b.Began, b.Number
 	return a == b
 }
 
@@ -82,15 +82,15 @@ func sameRule(a, b agentAcceptance) bool {
 func (k *kernel) writeAcceptances(
 	t *datapath.Takeover, want map[agentServiceKey]agentAcceptance,
 ) error {
-	none := make([]agentOffers, ebpf.MustPossibleCPU())
+	numbers, err := k.serviceNumbers()
+	if err != nil {
+		return err
+	}
 	for key, a := range want {
-		if err := addIfAbsent(t, k.objects.Offers, key, none); err != nil {
-			return err
-		}
 		if err := addIfAbsent(t, k.objects.Connections, key, int64(0)); err != nil {
 			return err
 		}
-		if err := k.writeAcceptance(t, key, a); err != nil {
+		if err := k.writeAcceptance(t, key, a, numbers); err != nil {
 			return err
 		}
 	}
@@ -99,25 +99,56 @@ func (k *kernel) writeAcceptances(
 	t.OnCommit(func() error {
 		return errors.Join(
 			datapath.Keep(k.objects.Acceptances, want),
-			datapath.Keep(k.objects.Offers, want),
 			datapath.Keep(k.objects.Loads, want),
 		)
 	})
 	return nil
 }
 
+// serviceNumbers are the numbers that services have.
+type serviceNumbers map[uint32]bool
+
+// serviceNumbers reads the numbers of the services that have accept policies.
+func (k *kernel) serviceNumbers() (serviceNumbers, error) {
+	numbers := serviceNumbers{}
+	var key agentServiceKey
+	var a agentAcceptance
+	all := k.objects.Acceptances.Iterate()
+	for all.Next(&key, &a) {
+		numbers[a.Number] = true
+	}
+	if err := all.Err(); err != nil {
+		return nil, fmt.Errorf("read %s: %w", k.objects.Acceptances, err)
+	}
+	return numbers, nil
+}
+
+// next returns the lowest number that no service has, and gives it to a service.
+func (n serviceNumbers) next() (number uint32) {
+	for n[number] {
+		number++
+	}
+	n[number] = true
+	return number
+}
+
 func (k *kernel) writeAcceptance(
-	t *datapath.Takeover, key agentServiceKey, a agentAcceptance,
+	t *datapath.Takeover, key agentServiceKey, a agentAcceptance, numbers serviceNumbers,
 ) error {
 	m := k.objects.Acceptances
 	var now agentAcceptance
 	err := m.LookupWithFlags(key, &now, ebpf.LookupLock)
 	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		a.Number = numbers.next()
+		if err := k.objects.Offers.Put(a.Number, agentOffers{}); err != nil {
+			return fmt.Errorf("write to %s: %w", k.objects.Offers, err)
+		}
 		return addIfAbsent(t, m, key, a)
 	}
 	if err != nil {
 		return fmt.Errorf("read %s: %w", m, err)
 	}
+	a.Number = now.Number
 	if sameRule(a, now) {
 		return nil
 	}

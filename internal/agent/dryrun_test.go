@@ -147,16 +147,13 @@ func countOffers(t testing.TB, k *kernel, d *agentDecision) []uint64 {
 	if d.service().Protocol == 0 {
 		return sums
 	}
-	var perCPU []agentOffers
-	if err := k.objects.Offers.Lookup(d.service(), &perCPU); err != nil {
+	var a agentAcceptance
+	var offers agentOffers
+	err := k.objects.Acceptances.Lookup(d.service(), &a)
+	if err := errors.Join(err, k.objects.Offers.Lookup(a.Number, &offers)); err != nil {
 		t.Fatal(err)
 	}
-	for _, offers := range perCPU {
-		for i, n := range offers.Count {
-			sums[i] += n
-		}
-	}
-	return sums
+	return offers.Count[:]
 }
 
 // grown returns the labels of the counters that differ.

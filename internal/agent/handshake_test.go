@@ -235,7 +235,12 @@ func tryEvent(t *testing.T, k *kernel, cfg *desired.Agent, kind desired.Encapsul
 
 func offers(t *testing.T, k *kernel, vip netip.AddrPort) map[string]uint64 {
 	t.Helper()
-	all, err := k.view().offerCounters(serviceKey(desired.AgentService{VIP: vip.Addr(), Port: desired.Port(vip.Port())}))
+	key := serviceKey(desired.AgentService{VIP: vip.Addr(), Port: desired.Port(vip.Port())})
+	a, err := k.view().acceptance(key)
+	if a == nil || err != nil {
+		t.Fatalf("the service %v has no accept policy: %v", vip, err)
+	}
+	all, err := k.view().offerCounters(a)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -288,9 +288,7 @@ func (v *View) acceptState(key agentServiceKey) (*AcceptState, error) {
 		return nil, err
 	}
 	state := &AcceptState{Policy: named(acceptPolicies, a.Policy)}
-	if state.Offers, err = v.offerCounters(key); errors.Is(err, ebpf.ErrKeyNotExist) {
-		return nil, nil // the service was removed meanwhile
-	} else if err != nil {
+	if state.Offers, err = v.offerCounters(a); err != nil {
 		return nil, err
 	}
 	for _, n := range state.Offers {
@@ -356,17 +354,14 @@ func named[Name ~string, Number ~uint32](names map[Name]Number, number uint8) Na
 }
 
 // offerCounters counts the connections offered to a service, by outcome.
-func (v *View) offerCounters(key agentServiceKey) (map[string]uint64, error) {
-	var perCPU []agentOffers
-	if err := v.maps.Offers.Lookup(key, &perCPU); err != nil {
+func (v *View) offerCounters(a *agentAcceptance) (map[string]uint64, error) {
+	var offers agentOffers
+	if err := v.maps.Offers.Lookup(a.Number, &offers); err != nil {
 		return nil, fmt.Errorf("read %s: %w", v.maps.Offers, err)
 	}
 	counters := map[string]uint64{}
 	for i, label := range v.labels.offers {
-		counters[label] = 0
-		for _, c := range perCPU {
-			counters[label] += c.Count[i]
-		}
+		counters[label] = offers.Count[i]
 	}
 	return counters, nil
 }
