@@ -14,8 +14,8 @@ enum agent_step {
 	AGENT_STEP_ENVELOPE,
 	AGENT_STEP_VIP,
 	AGENT_STEP_CLIENT,
-	AGENT_STEP_SOCKET,
 	AGENT_STEP_LOOKUP,
+	AGENT_STEP_SOCKET,
 	AGENT_STEP_POLICY,
 	AGENT_STEP_ENTER,
 	AGENT_STEP_DELIVER,
@@ -42,16 +42,14 @@ static __always_inline int offer_steps(struct xdp_md *ctx, const struct envelope
 		return XDP_DROP;
 	if (last_step == AGENT_STEP_CLIENT)
 		return stop(&client);
+	find_agent_flow(&client.packet.key, &flow);
+	if (last_step == AGENT_STEP_LOOKUP)
+		return stop(&flow);
 	kinds = find_local(ctx, &client.packet, &backlog);
-	if (is_live(kinds))
+	if (is_live(kinds) || was_accepted(&flow, kinds))
 		return XDP_DROP;
 	if (last_step == AGENT_STEP_SOCKET)
 		return stop(&backlog);
-	find_agent_flow(&client.packet.key, &flow);
-	if (was_accepted(&flow, kinds))
-		return XDP_DROP;
-	if (last_step == AGENT_STEP_LOOKUP)
-		return stop(&client);
 	if (take_connection(ctx, envelope, &client.packet, kinds, &backlog))
 		return XDP_DROP;
 	if (last_step == AGENT_STEP_POLICY)

@@ -18,7 +18,7 @@ var steps = []string{"parse", "classify", "lookup", "encapsulate", "count"}
 
 // agentSteps are the steps of an agent's program for an offer that the server accepts. enum
 // agent_step of bpf/bench/agent_steps.bpf.c has the same order.
-var agentSteps = []string{"envelope", "vip", "client", "socket", "lookup", "policy", "enter", "deliver"}
+var agentSteps = []string{"envelope", "vip", "client", "lookup", "socket", "policy", "enter", "deliver"}
 
 // upTo returns the program that ends after a step. Without a step it returns the whole program.
 func (r *rig) upTo(step string) (_ *ebpf.Program, err error) {

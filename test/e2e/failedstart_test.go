@@ -87,7 +87,7 @@ func wrongAgent(t *testing.T, l *lab.Lab) *wrongStart {
 			}
 			must(t, n.WriteAgentConfig(cfg))
 		},
-		byPackets: []string{"reasons", "agent_flows", "connections", "loads", "signals"},
+		byPackets: []string{"reasons", "agent_flows", "agent_balancers", "connections", "loads", "signals"},
 	}
 }
 
