@@ -11,6 +11,7 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 )
 
@@ -34,15 +35,17 @@ func tableOf(t testing.TB, k *kernel) *flowTable {
 	if err := k.objects.AgentFlowKeys.Lookup(uint32(0), &table.keys); err != nil {
 		t.Fatal(err)
 	}
-	table.entries = memoryOf[agentAgentFlowEntry](t, k.objects.AgentFlows.FD(), entriesPerBucket*int(k.objects.AgentFlows.MaxEntries()))
-	table.balancers = memoryOf[uint64](t, k.objects.AgentBalancers.FD(), int(k.objects.AgentBalancers.MaxEntries()))
+	table.entries = memoryOf[agentAgentFlowEntry](t, k.objects.AgentFlows)
+	table.balancers = memoryOf[uint64](t, k.objects.AgentBalancers)
 	return table
 }
 
-func memoryOf[T any](t testing.TB, fd, count int) []T {
+// memoryOf returns the memory of an array, for the time of the test.
+func memoryOf[T any](t testing.TB, m *ebpf.Map) []T {
 	t.Helper()
-	var element T
-	memory, err := unix.Mmap(fd, 0, count*int(unsafe.Sizeof(element)), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	const protection = unix.PROT_READ | unix.PROT_WRITE
+	size := int(m.MaxEntries() * m.ValueSize())
+	memory, err := unix.Mmap(m.FD(), 0, size, protection, unix.MAP_SHARED)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -51,7 +54,9 @@ func memoryOf[T any](t testing.TB, fd, count int) []T {
 			t.Error(err)
 		}
 	})
-	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(memory))), count)
+	var element T
+	elements := (*T)(unsafe.Pointer(unsafe.SliceData(memory)))
+	return unsafe.Slice(elements, size/int(unsafe.Sizeof(element)))
 }
 
 func spread(sum uint64) uint64 {
@@ -87,7 +92,8 @@ func (t *flowTable) check(content, locator uint64) uint64 {
 func (t *flowTable) search(f flow) (entries []*agentAgentFlowEntry, signature uint64) {
 	bucket, signature := t.place(f)
 	for i := range uint64(entriesPerBucket) {
-		entries = append(entries, &t.entries[entriesPerBucket*bucket+(i^signature>>30)%entriesPerBucket])
+		way := (i ^ signature>>30) % entriesPerBucket
+		entries = append(entries, &t.entries[entriesPerBucket*bucket+way])
 	}
 	return entries, signature
 }

@@ -38,7 +38,8 @@ func (l *vipLines) replace(want map[address]uint32) {
 			held[vip] = true
 		}
 	}
-	for _, vip := range slices.SortedFunc(maps.Keys(want), func(a, b address) int { return bytes.Compare(a[:], b[:]) }) {
+	inOrder := func(a, b address) int { return bytes.Compare(a[:], b[:]) }
+	for _, vip := range slices.SortedFunc(maps.Keys(want), inOrder) {
 		line := &l[vipLine(vip)]
 		if free := slices.Index(line[:], none); free >= 0 && !held[vip] {
 			line[free] = vip

@@ -32,7 +32,8 @@ func TestVIPLines(t *testing.T) {
 		cfg.Services = nil
 		for _, vip := range vips {
 			cfg.Services = append(cfg.Services, desired.AgentService{
-				Name: vip.String(), VIP: vip, Port: 80, Protocol: desired.TCP, Encapsulation: desired.SRv6Encap,
+				Name: vip.String(), VIP: vip, Port: 80, Protocol: desired.TCP,
+				Encapsulation: desired.SRv6Encap,
 			})
 		}
 	}
@@ -44,7 +45,8 @@ func TestVIPLines(t *testing.T) {
 	}
 	requireServed := func(vip netip.Addr, want bool) {
 		t.Helper()
-		encap := packet.Encap{Kind: desired.SRv6Encap, Sender: balancer1, Segments: []netip.Addr{sidOf(node, deliverAlways)}}
+		segments := []netip.Addr{sidOf(node, deliverAlways)}
+		encap := packet.Encap{Kind: desired.SRv6Encap, Sender: balancer1, Segments: segments}
 		frame := to(client6, netip.AddrPortFrom(vip, 80), encap, packet.Flags(packet.ACK))
 		if verdict, _ := runAgent(t, k, frame); (verdict == xdpPass) != want {
 			t.Errorf("%v: the verdict is %d, want the VIP served: %v", vip, verdict, want)

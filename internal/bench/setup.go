@@ -311,7 +311,9 @@ func closeMaps(maps map[string]*ebpf.Map) {
 
 // loadShared loads another program with maps that it shares, and sets its variables. It closes the
 // maps.
-func (r *rig) loadShared(spec *ebpf.CollectionSpec, program string, shared map[string]*ebpf.Map, variables map[string]any) (*ebpf.Program, error) {
+func (r *rig) loadShared(
+	spec *ebpf.CollectionSpec, program string, shared map[string]*ebpf.Map, variables map[string]any,
+) (*ebpf.Program, error) {
 	defer closeMaps(shared)
 	for name, m := range shared {
 		spec.Maps[name].MaxEntries = m.MaxEntries()
@@ -355,7 +357,9 @@ func (r *rig) loadAgent(s *setup) error {
 	r.closers = append(r.closers, a.Close)
 	r.count = func(reason string) (uint64, error) { return agent.Count(cfg.Node.Instance, reason) }
 	r.program = a.Program()
-	r.loadStep = func(step string) (*ebpf.Program, error) { return r.loadAgentStep(step, a.Constants()) }
+	r.loadStep = func(step string) (*ebpf.Program, error) {
+		return r.loadAgentStep(step, a.Constants())
+	}
 	return nil
 }
 
