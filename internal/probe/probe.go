@@ -27,7 +27,8 @@ const (
 	// Rise is the number of good answers in a row that end a fault.
 	Rise = 2
 	// UnansweredOffers is the number of connections that are offered to a server first and accepted
-	// by no server before the server is Unheard. Accepted connections in between increase it.
+	// by no server before the server is Unheard. Accepted connections in between increase it. It is
+	// also the number of connections that are a server's share, and of which it accepts none.
 	UnansweredOffers = 20
 	// answerWorth is the number of unanswered offers that an answered one cancels, and takenWorth
 	// the number that a connection cancels which the server itself accepted.
@@ -48,7 +49,7 @@ const (
 	Silent             // the agent does not answer
 	OtherVersion       // the agent speaks another version of the protocol
 	NotServed          // the agent does not have the VIP
-	Unheard            // connections offered to it first are not accepted (placement hunt)
+	Unheard            // it accepts no connections, and many are lost (placement hunt)
 )
 
 // Target is a server of a service.
@@ -116,10 +117,10 @@ type Prober struct {
 	updates chan []Result
 
 	// The fields below are for the goroutine in Run only.
-	servers map[Target]*server   // the targets, by their value without Fault
-	peers   map[string][]*server // the same servers, by service
-	group   int
-	failing bool // the last probes could not be sent
+	servers  map[Target]*server  // the targets, by their value without Fault
+	services map[string]*service // the same servers, by the name of their service
+	group    int
+	failing  bool // the last probes could not be sent
 }
 
 // New returns a prober for agents that speak a version of the protocol. It works while Run runs.
@@ -171,7 +172,7 @@ func (p *Prober) Run(ctx context.Context) error {
 // the targets' Fault.
 func (p *Prober) Replace(targets []Target) (news []Result) {
 	before := p.servers
-	p.servers, p.peers = make(map[Target]*server, len(targets)), map[string][]*server{}
+	p.servers, p.services = make(map[Target]*server, len(targets)), map[string]*service{}
 	kept := make(map[uint32]bool, len(targets))
 	for _, t := range targets {
 		key := t
@@ -181,7 +182,7 @@ func (p *Prober) Replace(targets []Target) (news []Result) {
 			s = newServer(t)
 		}
 		p.servers[key] = s
-		p.peers[t.Service] = append(p.peers[t.Service], s)
+		p.addTo(t.Service, s)
 		kept[t.Slot] = true
 		if s.fault != t.Fault {
 			news = append(news, Result{t.Service, t.Server, t.Slot, s.fault})
@@ -193,6 +194,17 @@ func (p *Prober) Replace(targets []Target) (news []Result) {
 		}
 	}
 	return news
+}
+
+// addTo adds a server to a service, whose outcomes are counted anew.
+func (p *Prober) addTo(name string, s *server) {
+	all := p.services[name]
+	if all == nil {
+		all = new(service)
+		p.services[name] = all
+	}
+	all.servers = append(all.servers, s)
+	s.share.seen = outcomes{}
 }
 
 // Round does the work of one interval for a prober that does not run: it judges all servers, and
@@ -263,8 +275,9 @@ func (p *Prober) judge(s *server, now time.Time) (changed bool) {
 		if err != nil {
 			p.log.Error("compare offers with signals", "service", s.target.Service, "server", s.target.Server, "error", err)
 		} else {
-			s.noteOffers(offers, now)
-			if s.mayGiveUp() && !p.isOverloaded(s.target.Service) {
+			all := p.services[s.target.Service]
+			s.noteOffers(offers, all, now)
+			if s.mayGiveUp() && (!all.isOverloaded() || all.mayCauseOutage(s)) {
 				s.giveUp(now)
 			}
 		}
@@ -279,21 +292,9 @@ func (p *Prober) judge(s *server, now time.Time) (changed bool) {
 // explain forgets unanswered offers when probes find the reason: the server accepted neither its
 // own offers nor those that its peers passed on to it.
 func (p *Prober) explain(s *server) {
-	for _, peer := range p.peers[s.target.Service] {
+	for _, peer := range p.services[s.target.Service].servers {
 		peer.forget()
 	}
-}
-
-// isOverloaded tells whether more than a third of a service's servers leave offers unanswered. They
-// are overloaded, or the clients do not wait for answers. Fewer servers would make it worse.
-func (p *Prober) isOverloaded(service string) bool {
-	suspects := 0
-	for _, s := range p.peers[service] {
-		if s.suspect() {
-			suspects++
-		}
-	}
-	return suspects > max(1, len(p.peers[service])/3)
 }
 
 // faultOf returns the fault that an answer shows.

@@ -348,6 +348,7 @@ func TestOffersThatAreRefusedHideNothing(t *testing.T) {
 		for range 10 {
 			w.offer(1, 20, 18) // a tenth of the SYNs or of their answers is lost
 			w.offer(2, 20, 10)
+			w.take(1, 28)
 			pass(p, Interval)
 		}
 		if p.fault("s1") != None || p.fault("s2") != Unheard {
@@ -377,6 +378,136 @@ func TestServersThatAreHeardAreNotUnheard(t *testing.T) {
 	})
 }
 
+// Under policy least, the last candidate accepts most connections. A server that drops what it
+// accepts loses as many connections that were offered to others first as of its own. Only that
+// server is never heard.
+func TestServerThatIsNeverHeard(t *testing.T) {
+	for _, servers := range []uint32{3, 12} {
+		w := newWire()
+		targets, bad := placedTargets(w, servers), servers-1
+		simulate(t, w, func(t *testing.T, p *Prober) {
+			p.SetTargets(t.Context(), targets)
+			pass(p, 2*Interval)
+			for range 10 {
+				for slot := range servers {
+					w.offer(slot, 12, 12-12/uint64(servers))
+					if slot != bad {
+						w.take(slot, 12)
+					}
+				}
+				pass(p, Interval)
+			}
+			for slot := range servers {
+				name := target(slot).Server
+				if got := p.fault(name); (got == Unheard) != (slot == bad) {
+					t.Errorf("%d servers: %s: %v", servers, name, got)
+				}
+			}
+		})
+	}
+}
+
+// A server that refuses all offers is not unheard, although some connections of others are lost.
+func TestServerThatRefusesAll(t *testing.T) {
+	w := newWire()
+	targets := placedTargets(w, 4)
+	simulate(t, w, func(t *testing.T, p *Prober) {
+		p.SetTargets(t.Context(), targets)
+		pass(p, 2*Interval)
+		for range 50 {
+			for slot := range uint32(4) {
+				w.offer(slot, 20, 18)
+				if slot > 0 {
+					w.take(slot, 24)
+				}
+			}
+			expect(t, "a tenth is lost", pass(p, Interval), map[string]Fault{})
+		}
+	})
+}
+
+// An unheard server that gets another chance is judged by what happens from then on.
+func TestNeverHeardAgain(t *testing.T) {
+	w := newWire()
+	targets := placedTargets(w, 3)
+	simulate(t, w, func(t *testing.T, p *Prober) {
+		p.SetTargets(t.Context(), targets)
+		pass(p, 2*Interval)
+		offer := func(answered uint64) map[string]Fault {
+			for slot := range uint32(3) {
+				w.offer(slot, 30, answered)
+			}
+			w.take(0, 3*answered/2)
+			w.take(1, 3*answered/2)
+			return pass(p, Interval)
+		}
+		for p.fault("s2") == None {
+			offer(20)
+		}
+		for p.fault("s2") == Unheard {
+			offer(30) // without the server, all connections are accepted
+		}
+		for range 4 {
+			offer(20)
+		}
+		if p.fault("s2") != Unheard {
+			t.Error("four intervals after its next chance, the server is not unheard")
+		}
+	})
+}
+
+// One server of four drops what it accepts, and every connection goes to it while balancers offer it
+// any. So all connections are lost, until the servers have been left out in turn. In its next
+// chances, the bad server is the first that is left out.
+func TestServerThatTakesAll(t *testing.T) {
+	const bad, offered = 3, 9
+	w := newWire()
+	targets := placedTargets(w, 4)
+	simulate(t, w, func(t *testing.T, p *Prober) {
+		p.SetTargets(t.Context(), targets)
+		pass(p, 2*Interval)
+		down := func() (wrong bool) {
+			for p.fault("s3") != Unheard {
+				for slot := range uint32(4) {
+					if p.fault(target(slot).Server) == Unheard {
+						wrong = true
+					} else {
+						w.offer(slot, offered, 0)
+					}
+				}
+				pass(p, Interval)
+			}
+			return wrong
+		}
+		began := time.Now()
+		down()
+		if took := time.Since(began); took > 4*firstTrial {
+			t.Errorf("the outage lasted for %v", took)
+		}
+		for range 4 {
+			for p.fault("s3") == Unheard {
+				for slot := range uint32(bad) {
+					w.offer(slot, offered, offered)
+					w.take(slot, offered)
+				}
+				pass(p, Interval)
+			}
+			if down() {
+				t.Error("another server was left out, though the cause was known")
+			}
+		}
+	})
+}
+
+// placedTargets returns servers that answer probes and are offered connections.
+func placedTargets(w *wire, n uint32) (targets []Target) {
+	for slot := range n {
+		w.answers[slot] = well
+		targets = append(targets, target(slot))
+	}
+	return targets
+}
+
 // When offers are answered again, nothing counts against a server, however long its offers were
 // unanswered, and even if it recovers last.
 func TestEndOfOverload(t *testing.T) {
@@ -392,6 +523,7 @@ func TestEndOfOverload(t *testing.T) {
 		for range 100 {
 			for slot := range uint32(6) {
 				w.offer(slot, 7, 2)
+				w.take(slot, 2)
 			}
 			expect(t, "overload", pass(p, Interval), map[string]Fault{})
 		}
@@ -437,6 +569,7 @@ func TestOverload(t *testing.T) {
 		for range 20 {
 			for slot := range uint32(6) {
 				w.offer(slot, 7, 2)
+				w.take(slot, 2)
 			}
 			expect(t, "overload", pass(p, Interval), map[string]Fault{})
 		}

@@ -19,6 +19,7 @@ type server struct {
 	offers  Offers // counters at the last reading
 	pending uint64 // unanswered at the last reading; their signals may be under way
 	score   float64
+	share   share
 	unheard bool
 	trial   time.Duration
 	retry   time.Time // when an unheard server gets another chance
@@ -65,7 +66,8 @@ func (s *server) noteProbe(found Fault) (proof bool) {
 // each offer without an answer, and falls by answerWorth for each with one. So it stays near zero
 // while more than three of four offers are answered, also if a tenth of all packets is lost. A
 // server that drops accepted connections is still detected if it refuses half of its offers, as by
-// policy `dynamic`, and others accept those.
+// policy `dynamic`, and others accept those. The field share finds a server that drops connections
+// which were offered to others first.
 //
 // A refused connection may be lost at the next server, and then clients repeat their SYN. So among
 // two or three servers, one that does not answer makes most offers of the others look unanswered.
@@ -73,7 +75,9 @@ func (s *server) noteProbe(found Fault) (proof bool) {
 // score.
 //
 // The score is bounded, so that the first answered offers have an effect.
-func (s *server) noteOffers(now Offers, at time.Time) {
+//
+// noteOffers adds the new outcomes to those of the service.
+func (s *server) noteOffers(now Offers, all *service, at time.Time) {
 	newOffers, newAnswers := now.Offered-s.offers.Offered, now.Answered-s.offers.Answered
 	newTaken := now.Taken - s.offers.Taken
 	s.offers = now
@@ -85,6 +89,9 @@ func (s *server) noteOffers(now Offers, at time.Time) {
 		s.trial = firstTrial
 	case s.unheard:
 		if at.After(s.retry) {
+			if all.isDown() { // the server was not the cause
+				s.trial = firstTrial
+			}
 			s.forget()
 		}
 	default:
@@ -93,17 +100,31 @@ func (s *server) noteOffers(now Offers, at time.Time) {
 		s.pending = newOffers - min(newOffers, newAnswers)
 		s.score += float64(lost) - answerWorth*float64(newAnswers) - takenWorth*float64(newTaken)
 		s.score = min(max(0, s.score), UnansweredOffers)
+		all.add(outcomes{newTaken, lost})
+		if newTaken > 0 {
+			s.share.forget()
+		} else if newOffers > 0 { // otherwise it may be drained
+			s.share.add(all.outcomes, len(all.servers))
+		}
 	}
+	s.share.seen = all.outcomes
 }
 
 // forget forgets unanswered offers.
-func (s *server) forget() { s.unheard, s.score, s.pending = false, 0, 0 }
+func (s *server) forget() {
+	s.unheard, s.score, s.pending = false, 0, 0
+	s.share.forget()
+}
 
 // suspect tells whether many offers are unanswered.
-func (s *server) suspect() bool { return s.unheard || s.score >= UnansweredOffers/2 }
+func (s *server) suspect() bool {
+	return s.unheard || s.score >= UnansweredOffers/2 || s.share.isMissing(UnansweredOffers/2)
+}
 
 // mayGiveUp tells whether too many offers are unanswered.
-func (s *server) mayGiveUp() bool { return !s.unheard && s.score >= UnansweredOffers }
+func (s *server) mayGiveUp() bool {
+	return !s.unheard && (s.score >= UnansweredOffers || s.share.isMissing(UnansweredOffers))
+}
 
 // giveUp makes a server Unheard for a time.
 func (s *server) giveUp(now time.Time) {

@@ -84,18 +84,32 @@ func TestDetachedAgent(t *testing.T) {
 
 // TestServerWithoutWayToBalancers removes a server's routes to the balancers. The server answers
 // probes and accepts connections. But its SYN-ACKs, which travel through the balancers, are lost.
+// The other servers are busier. So all connections go to this server until the balancers notice.
 func TestServerWithoutWayToBalancers(t *testing.T) {
 	t.Parallel()
 	l := up(t, topology("hunt6-insert", "hunt4-encap"))
 	c := newClient(l)
 	must(t, c.spread(t.Context(), "s1", "s2", "s3"))
+	busy := make([]*connection, 60*len(l.Topology.Services))
+	each(t, busy, func(i int) (err error) {
+		busy[i], err = dial(t.Context(), l, l.Topology.Services[i%len(l.Topology.Services)])
+		return err
+	})
 	for _, name := range nodes(l, lab.RoleBalancer) {
 		command(t, l, "s3", "ip", "-6", "route", "add", "unreachable", l.Node(name).Locator.String(), "metric", "1")
+	}
+	for _, connection := range busy {
+		if connection.server == "s3" {
+			must(t, connection.conn.Close())
+		}
 	}
 	stop := attempts(t, l)
 	awaitCondition(t, l, "s3", inspect.ServerUnheard, "hunt6-insert", "hunt4-encap")
 	stop()
 	must(t, c.spread(t.Context(), "s1", "s2"))
+	for _, connection := range busy {
+		_ = connection.conn.Close() // those of s3 are closed already
+	}
 	for _, name := range nodes(l, lab.RoleBalancer) {
 		command(t, l, "s3", "ip", "-6", "route", "del", "unreachable", l.Node(name).Locator.String(), "metric", "1")
 	}
