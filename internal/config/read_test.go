@@ -95,7 +95,7 @@ services:
 // TestCandidatesByPlacement checks the default number of candidates. Under round-robin a flow's
 // bucket does not tell its server, so a row names as many servers as possible.
 func TestCandidatesByPlacement(t *testing.T) {
-	for placement, want := range map[string]int{"hash": 3, "hunt": 2, "round-robin": 8} {
+	for placement, want := range map[string]int{"hash": 3, "hunt": 4, "round-robin": 8} {
 		got, _, err := ParseBalancer([]byte(`
 node: {interface: eth0, locator: "fd00:6c:0:1::/64"}
 services: [{name: web, vip: "2001:db8:80::1", port: 80, protocol: tcp, placement: ` + placement + `}]
@@ -117,7 +117,7 @@ services: [{name: web, vip: 192.0.2.80, port: all, protocol: tcp}]
 	if err != nil {
 		t.Fatal(err)
 	}
-	yes, epsilon, initial, windowTime := true, 0.1, uint32(1), 2*time.Second
+	yes := true
 	want := &desired.Agent{
 		Node: desired.AgentNode{
 			Instance: "agent", Interface: "eth0", Internal: &yes, Locator: netip.MustParsePrefix("fd00:5:0:1::/64"),
@@ -125,18 +125,34 @@ services: [{name: web, vip: 192.0.2.80, port: all, protocol: tcp}]
 		},
 		Services: []desired.AgentService{{
 			Name: "web", VIP: netip.MustParseAddr("192.0.2.80"), Port: desired.AllPorts, Protocol: desired.TCP, Encapsulation: desired.SRv6Encap,
-			Accept: desired.Accept{
-				Policy:     desired.AcceptDynamic,
-				Window:     50,
-				WindowTime: &windowTime,
-				Epsilon:    &epsilon,
-				Initial:    &initial,
-			},
+			Accept:   desired.Accept{Policy: desired.AcceptLeast},
 			Load:     desired.Source{Kind: desired.LoadConnections},
 			NotLocal: desired.NotLocalReset,
 		}},
 	}
 	if diff := cmp.Diff(want, got, exact); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+// TestDefaultsOfDynamic checks the parameters of the policy dynamic.
+func TestDefaultsOfDynamic(t *testing.T) {
+	got, _, err := ParseAgent([]byte(`
+node: {interface: eth0, locator: "fd00:5:0:1::/64"}
+services: [{name: web, vip: 192.0.2.80, port: 80, protocol: tcp, accept: {policy: dynamic}}]
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	epsilon, initial, windowTime := 0.1, uint32(1), 2*time.Second
+	want := desired.Accept{
+		Policy:     desired.AcceptDynamic,
+		Window:     50,
+		WindowTime: &windowTime,
+		Epsilon:    &epsilon,
+		Initial:    &initial,
+	}
+	if diff := cmp.Diff(want, got.Services[0].Accept); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
 }

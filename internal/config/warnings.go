@@ -18,6 +18,7 @@ func (d *document) warnOfBalancer(b *desired.Balancer) {
 // warnOfAgent adds the warnings about an agent's file.
 func (d *document) warnOfAgent(a *desired.Agent) {
 	d.warnOfForgedQuestions(a)
+	d.warnOfWorkersAsCapacity(a)
 }
 
 // warnOfForgedSignals warns if the balancer cannot tell a server's signal from a forged one.
@@ -59,5 +60,18 @@ func (d *document) warnOfForgedQuestions(a *desired.Agent) {
 				a.Node.Locator, a.Node.Interface, path)
 			return
 		}
+	}
+}
+
+// warnOfWorkersAsCapacity warns if servers that compare their loads would compare them only when all
+// workers of Apache are busy, because the source's own capacity is the number of workers.
+func (d *document) warnOfWorkersAsCapacity(a *desired.Agent) {
+	for i, s := range a.Services {
+		if s.Accept.Policy != desired.AcceptLeast || s.Load.Kind != desired.LoadApache || s.Load.Capacity > 0 {
+			continue
+		}
+		d.warnf(field.Child(field.Item("services", i), "load.capacity"),
+			"missing: the server accepts every connection of %s while a worker is free; "+
+				"set it to the number of processors if they bound the work", s.Name)
 	}
 }

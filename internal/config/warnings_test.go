@@ -61,6 +61,27 @@ func TestForgedQuestions(t *testing.T) {
 	})
 }
 
+// TestWorkersAsCapacity checks the warning about servers that look free until all their workers are
+// busy.
+func TestWorkersAsCapacity(t *testing.T) {
+	const (
+		policy  = "accept: {policy: always}"
+		apache  = "load: {source: apache-scoreboard, path: /run/sb, workers: 150"
+		problem = "missing: the server accepts every connection of web while a worker is free; " +
+			"set it to the number of processors if they bound the work"
+	)
+	trusted := strings.Replace(huntingAgent, "node: {", `node: {balancers: ["fd00:6c::/32"], `, 1)
+	checkWarnings(t, trusted, ParseAgent, []mutation{
+		{"by default", policy, apache + "}", one("services[1].load.capacity", problem)},
+		{"least", policy, "accept: {policy: least}, " + apache + "}",
+			one("services[1].load.capacity", problem)},
+		{"dynamic", policy, "accept: {policy: dynamic}, " + apache + "}", nil},
+		{"capacity", policy, apache + ", capacity: 4}", nil},
+		{"connections", policy, "load: {source: connections}", nil},
+		{"shared memory", policy, "load: {source: shared-memory, path: /run/load}", nil},
+	})
+}
+
 // TestNoTaker checks the warning about services that drop every new connection.
 func TestNoTaker(t *testing.T) {
 	const (

@@ -79,7 +79,7 @@ const (
 
 // Accept is an accept policy with its parameters. Parameters of other policies are not set.
 type Accept struct {
-	Policy AcceptPolicy `yaml:"policy"` // default dynamic
+	Policy AcceptPolicy `yaml:"policy"` // default least
 	// Threshold is c of static: the server accepts while the load is less, in units of the load
 	// source. Required for static.
 	Threshold *uint32 `yaml:"threshold,omitempty"`

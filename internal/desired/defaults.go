@@ -12,6 +12,15 @@ import (
 // DefaultFlows is the default capacity of the flow table.
 const DefaultFlows = 1 << 20
 
+// Defaults of services that hunt.
+const (
+	// DefaultHuntCandidates is the default number of candidates. Each further candidate lowers the
+	// load of the least busy one, and adds 16 bytes to packets that visit all candidates.
+	DefaultHuntCandidates = 4
+	// DefaultAcceptPolicy is the default accept policy. It needs no parameter.
+	DefaultAcceptPolicy = AcceptLeast
+)
+
 // Given tells whether a source gives a value for the field at a path. Zero can be a value.
 type Given func(path string) bool
 
@@ -44,7 +53,7 @@ func (given Given) defaultService(s *Service, path string) {
 	candidates := 3
 	switch s.Placement {
 	case PlacementHunt:
-		candidates = 2
+		candidates = DefaultHuntCandidates
 		setDefault(given, field.Child(path, "selection"), &s.Selection, SelectConsistent)
 		if s.OrdersByReports() {
 			candidates = tables.MaxCandidates
@@ -123,7 +132,7 @@ func (given Given) defaultAgentService(s *AgentService, path string) {
 	if !s.Hunts() {
 		return
 	}
-	setDefault(given, field.Child(path, "accept.policy"), &s.Accept.Policy, AcceptDynamic)
+	setDefault(given, field.Child(path, "accept.policy"), &s.Accept.Policy, DefaultAcceptPolicy)
 	if s.Accept.Policy == AcceptDynamic {
 		setDefault(given, field.Child(path, "accept.window"), &s.Accept.Window, 50)
 		windowTime, epsilon, initial := 2*time.Second, 0.1, uint32(1)

@@ -103,16 +103,16 @@ func (r *rules) refuse(path string, present bool, format string, args ...any) {
 func (r *rules) checkAccept(path string, a Accept) {
 	checkKnown(r, field.Child(path, "policy"), a.Policy, AcceptAlways, AcceptNever, AcceptStatic, AcceptDynamic, AcceptLeast)
 	if at := field.Child(path, "threshold"); a.Policy != AcceptStatic {
-		r.refuse(at, a.Threshold != nil, "only for policy static")
+		r.refuse(at, a.Threshold != nil, "only for policy static; the policy is %s", a.Policy)
 	} else if a.Threshold == nil {
 		r.failf(at, "required by policy static")
 	}
 	if a.Policy != AcceptDynamic {
-		const other = "only for policy dynamic"
-		r.refuse(field.Child(path, "window"), a.Window != 0, other)
-		r.refuse(field.Child(path, "window-time"), a.WindowTime != nil, other)
-		r.refuse(field.Child(path, "epsilon"), a.Epsilon != nil, other)
-		r.refuse(field.Child(path, "initial"), a.Initial != nil, other)
+		const other = "only for policy dynamic; the policy is %s"
+		r.refuse(field.Child(path, "window"), a.Window != 0, other, a.Policy)
+		r.refuse(field.Child(path, "window-time"), a.WindowTime != nil, other, a.Policy)
+		r.refuse(field.Child(path, "epsilon"), a.Epsilon != nil, other, a.Policy)
+		r.refuse(field.Child(path, "initial"), a.Initial != nil, other, a.Policy)
 		return
 	}
 	const needed = "required by policy dynamic"

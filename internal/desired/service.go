@@ -98,7 +98,7 @@ type Service struct {
 	// Selection is for placement hunt only, where the default is consistent.
 	Selection Selection `yaml:"selection,omitempty"`
 	// Candidates is how many servers a bucket lists, 1 to 8, or fewer if there are not so many
-	// servers. Default 2 for placement hunt, or 8 with selection reports or spare; 3 for hash, 8 for
+	// servers. Default 4 for placement hunt, or 8 with selection reports or spare; 3 for hash, 8 for
 	// round-robin.
 	Candidates int `yaml:"candidates"`
 	// Generations is how many sets of servers the candidate table holds, 1 to 4: the present one

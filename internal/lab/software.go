@@ -174,7 +174,7 @@ func (n *Node) agentService(s Service) desired.AgentService {
 		service.Load = n.apacheLoad(service.Load)
 	case desired.LoadSharedMemory:
 		service.Load.Path = cmp.Or(service.Load.Path, n.LoadFile())
-		service.Load.Capacity = cmp.Or(service.Load.Capacity, n.capacity(service.Accept.Policy))
+		service.Load.Capacity = cmp.Or(service.Load.Capacity, n.capacity(service.Accept))
 	}
 	return service
 }
@@ -183,7 +183,8 @@ func (n *Node) agentService(s Service) desired.AgentService {
 // reports, or 0 for that in the report. An emulated server reports the number of its workers, of
 // which some wait for a core. For the policy least, a server has free capacity only while it has a
 // free core.
-func (n *Node) capacity(policy desired.AcceptPolicy) uint32 {
+func (n *Node) capacity(accept desired.Accept) uint32 {
+	policy := cmp.Or(accept.Policy, desired.DefaultAcceptPolicy)
 	if n.Application != Emulated || policy != desired.AcceptLeast {
 		return 0
 	}

@@ -3,6 +3,7 @@
 package lab
 
 import (
+	"cmp"
 	_ "embed"
 	"errors"
 	"fmt"
@@ -328,10 +329,7 @@ func (t Topology) longerLists() (most int) {
 // candidates.
 func (s Service) longerLists() int {
 	const segment, header = 16, 8
-	candidates := s.Candidates
-	if candidates == 0 {
-		candidates = 2
-	}
+	candidates := cmp.Or(s.Candidates, desired.DefaultHuntCandidates)
 	switch {
 	case !s.hunts() || candidates == 1:
 		return 0

@@ -113,8 +113,8 @@ func TestParseTopologyRefuses(t *testing.T) {
 			"line 3: mtu: the fabric's MTU, 1499, is smaller than the client's MTU, 1500"},
 		{"mtu: {client: 1279, fabric: 1200}",
 			`line 1: mtu.client "1279": must be 1280 to 3498` + "\n" +
-				`line 1: mtu.fabric "1200": must be 1304 to 3498`},
-		{"mtu: {fabric: 9000}", `mtu.fabric "9000": must be 1304 to 3498`},
+				`line 1: mtu.fabric "1200": must be 1336 to 3498`},
+		{"mtu: {fabric: 9000}", `mtu.fabric "9000": must be 1336 to 3498`},
 		{"impair: 5%", `line 1: impair "5%": must be a mapping`},
 		{"impair: {drop: 5}", `line 1: impair.drop "5": must be a share from 0% to 100%`},
 		{"impair: {reorder: 101%}", `impair.reorder "101%": must be a share from 0% to 100%`},
@@ -454,6 +454,7 @@ services:
 			"--discipline", "fifo", "--demand", "exponential: 190ms",
 			"--demand-table", filepath.Join(dir, "demands.tsv"), "--seed", "7", "--colocated", "50%@60s"),
 	} {
+		cores := map[string]uint32{"s1": 2, "s3": 4}
 		p := l.Process(name, "emulated")
 		if p == nil {
 			t.Fatalf("%s has no process emulated", name)
@@ -463,7 +464,7 @@ services:
 		}
 		load := desired.Source{
 			Kind: desired.LoadSharedMemory, Path: "/run/segue/lab/demo/" + name + "/load",
-			Interval: 5 * time.Millisecond,
+			Interval: 5 * time.Millisecond, Capacity: cores[name],
 		}
 		if got := l.Node(name).AgentConfig().Services[0].Load; got != load {
 			t.Errorf("%s: the load source is %+v, want %+v", name, got, load)
@@ -533,6 +534,7 @@ func TestCapacityForLeast(t *testing.T) {
 		want   []uint32 // of s1 and s2
 	}{
 		"least":             {least, desired.Source{Kind: memory}, []uint32{3, 4}},
+		"by default":        {"", desired.Source{Kind: memory}, []uint32{3, 4}},
 		"another policy":    {desired.AcceptDynamic, desired.Source{Kind: memory}, []uint32{0, 0}},
 		"another source":    {least, desired.Source{Kind: desired.LoadConnections}, []uint32{0, 0}},
 		"a capacity is set": {least, desired.Source{Kind: memory, Capacity: 7}, []uint32{7, 7}},

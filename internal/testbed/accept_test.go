@@ -64,6 +64,7 @@ func TestLeastInTheSimulator(t *testing.T) {
 		"least": {policy: least, candidates: 4, want: &placement.Least{
 			Hunt: placement.Hunt{Candidates: 4},
 		}},
+		"by default": {want: &placement.Least{Hunt: placement.Hunt{Candidates: 4}}},
 		"random least": {policy: least, selection: random, candidates: 3, want: &placement.Least{
 			Hunt: placement.Hunt{Candidates: 3, Random: true},
 		}},

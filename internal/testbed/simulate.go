@@ -104,7 +104,7 @@ func (p planned) spec() placement.Spec {
 	switch c := p.Case; {
 	case c.Weighted && !c.huntsByTable():
 		return nil // the simulator has weights in candidate tables of hunting only
-	case c.usesReports() && c.Accept.Policy != desired.AcceptLeast:
+	case c.usesReports() && c.policy() != desired.AcceptLeast:
 		return nil
 	case c.Direct:
 		return &placement.ECMP{}
@@ -116,11 +116,11 @@ func (p planned) spec() placement.Spec {
 		return &placement.RoundRobin{}
 	case c.Placement == desired.PlacementHash:
 		return &placement.Hash{Candidates: 1, Buckets: p.Buckets}
-	case c.Placement == desired.PlacementHunt && c.Accept.Policy == desired.AcceptStatic:
+	case c.Placement == desired.PlacementHunt && c.policy() == desired.AcceptStatic:
 		spec := &placement.SR{Threshold: int(*c.Accept.Threshold)}
 		p.setHunt(&spec.Hunt)
 		return spec
-	case c.Placement == desired.PlacementHunt && c.Accept.Policy == desired.AcceptDynamic:
+	case c.Placement == desired.PlacementHunt && c.policy() == desired.AcceptDynamic:
 		spec := &placement.SRDyn{Window: 50, Epsilon: 0.1, Initial: 1, WindowTime: c.windowTime()}
 		p.setHunt(&spec.Hunt)
 		if c.Accept.Window > 0 {
@@ -133,7 +133,7 @@ func (p planned) spec() placement.Spec {
 			spec.Initial = int(*c.Accept.Initial)
 		}
 		return spec
-	case c.Placement == desired.PlacementHunt && c.Accept.Policy == desired.AcceptLeast &&
+	case c.Placement == desired.PlacementHunt && c.policy() == desired.AcceptLeast &&
 		c.Source == (desired.Source{}): // its capacity is the number of cores, as in the simulator
 		spec := &placement.Least{}
 		p.setHunt(&spec.Hunt)
@@ -171,12 +171,17 @@ func (p planned) setReports(l *placement.Least) {
 	}
 }
 
+// policy returns the accept policy of the servers, or the default.
+func (c Case) policy() desired.AcceptPolicy {
+	return cmp.Or(c.Accept.Policy, desired.DefaultAcceptPolicy)
+}
+
 // candidates returns the number of servers of a bucket, or its default.
 func (c Case) candidates() int {
 	if c.usesReports() {
 		return cmp.Or(c.Candidates, tables.MaxCandidates)
 	}
-	return cmp.Or(c.Candidates, 2)
+	return cmp.Or(c.Candidates, desired.DefaultHuntCandidates)
 }
 
 func (p planned) setHunt(h *placement.Hunt) {
@@ -203,7 +208,7 @@ func (p planned) model() (*Response, error) {
 	switch c := p.Case; {
 	case c.Direct || c.Placement == desired.PlacementHash:
 		steady, err = model.SingleChoice(load, p.Emulated.Cores)
-	case c.Placement == desired.PlacementHunt && c.Accept.Policy == desired.AcceptStatic &&
+	case c.Placement == desired.PlacementHunt && c.policy() == desired.AcceptStatic &&
 		c.candidates() == 2:
 		steady, err = model.SRc(load, p.Emulated.Cores, int(*c.Accept.Threshold))
 	default:

@@ -19,8 +19,7 @@ const reloadsAtOnce = 8
 // servers. Agents keep thresholds between runs, and each run of the simulator begins with the first
 // value. A change of the policy resets them.
 func (b *rig) resetThresholds(ctx context.Context, p planned) error {
-	adapts := p.Case.Accept.Policy == "" || p.Case.Accept.Policy == desired.AcceptDynamic
-	if p.Case.Placement != desired.PlacementHunt || !adapts {
+	if p.Case.Placement != desired.PlacementHunt || p.Case.policy() != desired.AcceptDynamic {
 		return nil
 	}
 	group, ctx := errgroup.WithContext(ctx)
