@@ -23,7 +23,7 @@ const farewell = time.Second
 type State struct {
 	Load Load
 	At   time.Time // when Load was read; zero: never yet
-	// Stale tells that Load is too old to use. The agent then accepts all offers.
+	// Stale tells that Load is too old to use. Servers then decide without it.
 	Stale bool
 	// Err is the error of the last read; nil if it succeeded. A read that blocks leaves no error.
 	Err error
@@ -161,7 +161,7 @@ func (w *Watcher) checkStale() time.Duration {
 		if w.state.Err != nil {
 			reason = w.state.Err.Error()
 		}
-		w.log.Warn("load source is stale: accepting all offered connections", "reason", reason, "after", w.staleAfter)
+		w.log.Warn("load source is stale: deciding without a load", "reason", reason, "after", w.staleAfter)
 		w.report(w.state)
 	}
 	return w.staleAfter
