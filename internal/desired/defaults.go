@@ -12,14 +12,17 @@ import (
 // DefaultFlows is the default capacity of the flow table.
 const DefaultFlows = 1 << 20
 
-// Defaults of services that hunt.
-const (
-	// DefaultHuntCandidates is the default number of candidates. Each further candidate lowers the
-	// load of the least busy one, and adds 16 bytes to packets that visit all candidates.
-	DefaultHuntCandidates = 4
-	// DefaultAcceptPolicy is the default accept policy. It needs no parameter.
-	DefaultAcceptPolicy = AcceptLeast
-)
+// DefaultAcceptPolicy is the default accept policy. It needs no parameter.
+const DefaultAcceptPolicy = AcceptLeast
+
+// DefaultCandidates returns the default number of candidates of a service that hunts. Each further
+// candidate lowers the load of the least busy one, and adds 16 bytes to packets that visit all.
+func (s Selection) DefaultCandidates() int {
+	if s.OrdersByReports() {
+		return tables.MaxCandidates
+	}
+	return 4
+}
 
 // Given tells whether a source gives a value for the field at a path. Zero can be a value.
 type Given func(path string) bool
@@ -53,11 +56,8 @@ func (given Given) defaultService(s *Service, path string) {
 	candidates := 3
 	switch s.Placement {
 	case PlacementHunt:
-		candidates = DefaultHuntCandidates
 		setDefault(given, field.Child(path, "selection"), &s.Selection, SelectConsistent)
-		if s.OrdersByReports() {
-			candidates = tables.MaxCandidates
-		}
+		candidates = s.Selection.DefaultCandidates()
 	case PlacementRoundRobin: // a flow's bucket does not tell its server, so all are candidates
 		candidates = tables.MaxCandidates
 	}

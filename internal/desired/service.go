@@ -124,9 +124,11 @@ func (s *Server) Takes() bool { return !s.Drained && *s.Weight > 0 }
 
 // OrdersByReports tells whether the balancer orders the candidates by the loads that they report.
 func (s *Service) OrdersByReports() bool {
-	return s.Placement == PlacementHunt &&
-		(s.Selection == SelectReports || s.Selection == SelectSpare)
+	return s.Placement == PlacementHunt && s.Selection.OrdersByReports()
 }
+
+// OrdersByReports tells whether the candidates are ordered by the loads that they report.
+func (s Selection) OrdersByReports() bool { return s == SelectReports || s == SelectSpare }
 
 // Takes tells whether the configuration permits new flows to at least one server.
 func (s *Service) Takes() bool {

@@ -329,7 +329,7 @@ func (t Topology) longerLists() (most int) {
 // candidates.
 func (s Service) longerLists() int {
 	const segment, header = 16, 8
-	candidates := cmp.Or(s.Candidates, desired.DefaultHuntCandidates)
+	candidates := cmp.Or(s.Candidates, s.Selection.DefaultCandidates())
 	switch {
 	case !s.hunts() || candidates == 1:
 		return 0

@@ -414,6 +414,22 @@ services:
 	}
 }
 
+// TestRoomForCandidates checks that agents leave room for the default number of candidates.
+func TestRoomForCandidates(t *testing.T) {
+	for selection, candidates := range map[desired.Selection]int{
+		"": 4, desired.SelectRandom: 4, desired.SelectReports: 8, desired.SelectSpare: 8,
+	} {
+		topology := DefaultTopology()
+		topology.Services = topology.Services[:1] // in srv6-insert
+		topology.Services[0].Placement = desired.PlacementHunt
+		topology.Services[0].Selection = selection
+		want := topology.MTU.Fabric - (candidates-1)*16
+		if got := testLab(t, topology).Node("s1").AgentConfig().Node.MTU; got != want {
+			t.Errorf("selection %q: node.mtu is %d, want %d", selection, got, want)
+		}
+	}
+}
+
 // TestEmulatedServers reads a topology with unequal emulated servers from a file.
 func TestEmulatedServers(t *testing.T) {
 	dir := t.TempDir()

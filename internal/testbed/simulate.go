@@ -14,7 +14,6 @@ import (
 	"github.com/segue-lb/segue/internal/model"
 	"github.com/segue-lb/segue/internal/sim"
 	"github.com/segue-lb/segue/internal/sim/placement"
-	"github.com/segue-lb/segue/internal/tables"
 )
 
 // simulations is how often the simulator replays the arrivals of a run. Each time it draws other
@@ -104,7 +103,7 @@ func (p planned) spec() placement.Spec {
 	switch c := p.Case; {
 	case c.Weighted && !c.huntsByTable():
 		return nil // the simulator has weights in candidate tables of hunting only
-	case c.usesReports() && c.policy() != desired.AcceptLeast:
+	case c.Selection.OrdersByReports() && c.policy() != desired.AcceptLeast:
 		return nil
 	case c.Direct:
 		return &placement.ECMP{}
@@ -153,14 +152,9 @@ const (
 	spareServers = 4
 )
 
-// usesReports tells whether balancers order the candidates by the servers' load reports.
-func (c Case) usesReports() bool {
-	return c.Selection == desired.SelectReports || c.Selection == desired.SelectSpare
-}
-
 // setReports lets the balancers use load reports as the data path does, if the case uses reports.
 func (p planned) setReports(l *placement.Least) {
-	if !p.Case.usesReports() {
+	if !p.Case.Selection.OrdersByReports() {
 		return
 	}
 	l.Chain = min(offeredByReports, l.Candidates)
@@ -178,10 +172,7 @@ func (c Case) policy() desired.AcceptPolicy {
 
 // candidates returns the number of servers of a bucket, or its default.
 func (c Case) candidates() int {
-	if c.usesReports() {
-		return cmp.Or(c.Candidates, tables.MaxCandidates)
-	}
-	return cmp.Or(c.Candidates, desired.DefaultHuntCandidates)
+	return cmp.Or(c.Candidates, c.Selection.DefaultCandidates())
 }
 
 func (p planned) setHunt(h *placement.Hunt) {
