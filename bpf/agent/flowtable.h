@@ -267,8 +267,8 @@ agent_entry_to_replace(const struct agent_flow_place *place, __u32 now)
 	return best;
 }
 
-/* Finds a place for a balancer's locator. If none is free, the first one is given to it, and other
- * balancer's entries fail their checks. */
+/* Finds a place for a balancer's locator. If none is free, the locator replaces the first one, and
+ * the entries of that balancer then fail their checks. */
 static __always_inline __u32 agent_balancer_place(__u64 locator)
 {
 	__u32 first = spread(locator) >> (64 - AGENT_BALANCER_BITS);

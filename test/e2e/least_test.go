@@ -32,32 +32,40 @@ func comparingServices() []lab.Service {
 func TestLeastKeepsConnectionsEven(t *testing.T) {
 	t.Parallel()
 	needs.Cgroup2(t)
-	const connections, servers, tolerance = 600, 6, 2
+	const connections, tolerance = 600, 2
 	topology := hunting(comparingServices()...)
-	topology.Servers = servers
+	topology.Servers = 6
 	l := up(t, topology)
 	for _, s := range l.Topology.Services {
-		open := map[string]int{}
-		var all []*connection
-		for range connections {
-			c, err := dial(t.Context(), l, s)
-			must(t, err)
-			all = append(all, c)
-			open[c.server]++
-		}
-		for _, server := range nodes(l, lab.RoleServer) {
-			if n := open[server]; n < connections/servers-tolerance || n > connections/servers+tolerance {
-				t.Errorf("%s: %s has %d of %d connections, want %d ± %d", s.Name, server, n, connections,
-					connections/servers, tolerance)
-			}
-		}
-		t.Logf("%s: %v", s.Name, open)
+		all, _ := openEvenly(t, l, s, connections, tolerance)
 		requireHandBacks(t, l, s, connections)
 		for _, c := range all { // Apache has no workers for those of three services
 			must(t, c.conn.Close())
 		}
 	}
 	requireNoDrops(t, l)
+}
+
+// openEvenly opens connections to a service, one after the other, and returns their number by server.
+// It fails the test if a server's number differs from an even one by more than the tolerance.
+func openEvenly(t *testing.T, l *lab.Lab, s lab.Service, connections, tolerance int) (all []*connection, open map[string]int) {
+	t.Helper()
+	open = map[string]int{}
+	for range connections {
+		c, err := dial(t.Context(), l, s)
+		must(t, err)
+		all = append(all, c)
+		open[c.server]++
+	}
+	t.Logf("%s: %v", s.Name, open)
+	servers := nodes(l, lab.RoleServer)
+	for _, server := range servers {
+		even := connections / len(servers)
+		if n := open[server]; n < even-tolerance || n > even+tolerance {
+			t.Errorf("%s: %s has %d of %d connections, want %d ± %d", s.Name, server, n, connections, even, tolerance)
+		}
+	}
+	return all, open
 }
 
 // requireHandBacks fails the test unless servers took back the connections that others handed back,

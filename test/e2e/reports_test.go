@@ -34,21 +34,7 @@ func TestServersReportLoads(t *testing.T) {
 	topology.Servers = servers
 	l := up(t, topology)
 	for _, s := range l.Topology.Services {
-		open := map[string]int{}
-		var all []*connection
-		for range connections {
-			c, err := dial(t.Context(), l, s)
-			must(t, err)
-			all = append(all, c)
-			open[c.server]++
-		}
-		t.Logf("%s: %v", s.Name, open)
-		for _, server := range nodes(l, lab.RoleServer) {
-			if n := open[server]; n < connections/servers-tolerance || n > connections/servers+tolerance {
-				t.Errorf("%s: %s has %d of %d connections, want %d ± %d", s.Name, server, n, connections,
-					connections/servers, tolerance)
-			}
-		}
+		all, open := openEvenly(t, l, s, connections, tolerance)
 		eventually(t, func() error { return requireReports(t, l, s, open, connections/servers/2) })
 		for _, c := range all {
 			must(t, c.conn.Close())

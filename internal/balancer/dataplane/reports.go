@@ -58,17 +58,6 @@ func (r *Reader) Report(slot uint32) (report LoadReport, ok bool, err error) {
 	}, true, nil
 }
 
-// MeanLoad returns the mean of the reports of a service's servers, as Load of LoadReport. It is 0 if
-// there are none. It returns an error if the table cannot be read.
-func (r *Reader) MeanLoad(service uint32) (float64, error) {
-	var all balancerServiceReports
-	if err := r.maps.ServiceReports.Lookup(service, &all); err != nil {
-		return 0, fmt.Errorf("read the reports of service %d: %w", service, err)
-	}
-	const shift = 8 // ESTIMATE_SHIFT
-	return float64(all.Mean) / (accept.ValueOfOne << shift), nil
-}
-
 // reportResults are the names of the results of reports, by number.
 var reportResults = map[balancerReportResult]string{
 	balancerReportResultREPORT_TAKEN:          "taken",

@@ -124,7 +124,7 @@ type ReportState struct {
 	Age *float64 `json:"age_seconds"`
 	// Counts are the numbers of reports by result: taken, unknown_load (taken, but the server does
 	// not know its load), old (not newer than the last one), unsynchronised (not from the
-	// server's present time).
+	// server's present time), relayed (another server took the flow, and told this one's load).
 	Counts map[string]uint64 `json:"counts"`
 }
 
