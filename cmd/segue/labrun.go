@@ -10,6 +10,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"text/tabwriter"
 	"time"
 
@@ -20,10 +21,11 @@ import (
 
 func newLabRun() *cobra.Command {
 	var o testbed.Options
+	var set string
 	var list, all, asJSON, loud bool
 	cmd := &cobra.Command{
 		Use:   "run EXPERIMENT...",
-		Short: "Run experiments of the papers on real packets",
+		Short: "Run experiments on real packets",
 		Long: `Run makes the runs of an experiment: it builds a lab with emulated servers, sends
 requests through the balancers, and replays the same requests in the simulator. An
 EXPERIMENT is a name that --list shows, or a file. docs/testbed.md describes the files,
@@ -42,7 +44,7 @@ p99_half_width_ms (half of a 95% confidence interval over the seeds), failed,
 connections, simulated_mean_ms, bound_mean_ms (of an omniscient balancer), model_mean_ms
 and warnings.`,
 		Example: "  segue lab run --list\n  segue lab run policies-quick\n  segue lab run --all\n" +
-			"  segue lab run 6lb-10 --full",
+			"  segue lab run --set least\n  segue lab run 6lb-10 --full",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if cmd.Flags().Changed("speed") && !(o.Speed > 0) {
 				return fmt.Errorf("--speed %v: must be a positive number", o.Speed)
@@ -50,15 +52,18 @@ and warnings.`,
 			if cmd.Flags().Changed("seeds") && o.Seeds < 1 {
 				return fmt.Errorf("--seeds %d: must be at least 1", o.Seeds)
 			}
-			if (list || all) && len(args) > 0 {
-				return fmt.Errorf("%s: --list and --all take no names of experiments", args[0])
+			if all {
+				set = string(testbed.SetPapers)
+			}
+			if (list || set != "") && len(args) > 0 {
+				return fmt.Errorf("%s: --list, --all and --set take no names of experiments", args[0])
 			}
 			if list {
 				return listExperiments(cmd.OutOrStdout(), o)
 			}
-			if all {
+			if set != "" {
 				var err error
-				if args, err = allExperiments(cmd.ErrOrStderr(), o); err != nil {
+				if args, err = experimentsOf(testbed.Set(set), cmd.ErrOrStderr(), o); err != nil {
 					return err
 				}
 			}
@@ -74,7 +79,10 @@ and warnings.`,
 		},
 	}
 	cmd.Flags().BoolVar(&list, "list", false, "list the experiments, and how long each takes")
-	cmd.Flags().BoolVar(&all, "all", false, "run all experiments that need no other installation")
+	cmd.Flags().StringVar(&set, "set", "",
+		"run all experiments of the set `name` that need no other installation: papers or least")
+	cmd.Flags().BoolVar(&all, "all", false, "the same as --set papers")
+	cmd.MarkFlagsMutuallyExclusive("list", "all", "set")
 	cmd.Flags().BoolVar(&o.Full, "full", false,
 		"take the values under full of the file, such as the paper's number of requests: hours")
 	cmd.Flags().Float64Var(&o.Speed, "speed", 0,
@@ -88,10 +96,13 @@ and warnings.`,
 	return cmd
 }
 
-// allExperiments returns the experiments that need nothing. It prints which of them cannot run with
-// the options, and why.
-func allExperiments(out io.Writer, o testbed.Options) ([]string, error) {
-	ready, others, err := testbed.Ready(o)
+// experimentsOf returns the experiments of the set that need nothing. It prints which of them cannot
+// run with the options, and why.
+func experimentsOf(set testbed.Set, out io.Writer, o testbed.Options) ([]string, error) {
+	if !slices.Contains(testbed.Sets(), set) {
+		return nil, fmt.Errorf("--set %s: must be papers or least", set)
+	}
+	ready, others, err := testbed.Ready(set, o)
 	if err != nil {
 		return nil, err
 	}
@@ -99,15 +110,15 @@ func allExperiments(out io.Writer, o testbed.Options) ([]string, error) {
 		fmt.Fprintln(out, "left out:", why)
 	}
 	if len(ready) == 0 {
-		return nil, errors.New("--all: no experiment can run with the other flags")
+		return nil, fmt.Errorf("no experiment of the set %s can run with the other flags", set)
 	}
 	return ready, nil
 }
 
 func listExperiments(out io.Writer, o testbed.Options) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "experiment\ttime\tpaper\tcontent\tneeds")
-	var total time.Duration
+	fmt.Fprintln(w, "experiment\ttime\tset\tpaper\tcontent\tneeds")
+	total := map[testbed.Set]time.Duration{}
 	for _, name := range testbed.Names() {
 		e, _, err := testbed.Load(name)
 		if err != nil {
@@ -117,12 +128,14 @@ func listExperiments(out io.Writer, o testbed.Options) error {
 		if e.Check(o) == nil {
 			takes = inMinutes(e.Duration(o))
 			if e.Needs == "" {
-				total += e.Duration(o)
+				total[e.Set] += e.Duration(o)
 			}
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", name, takes, e.Paper, e.Title, e.Needs)
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", name, takes, e.Set, e.Paper, e.Title, e.Needs)
 	}
-	fmt.Fprintf(w, "--all\t%s\t\tall that need nothing\t\n", inMinutes(total))
+	for _, set := range testbed.Sets() {
+		fmt.Fprintf(w, "--set %s\t%s\t%s\t\tall that need nothing\t\n", set, inMinutes(total[set]), set)
+	}
 	return w.Flush()
 }
 

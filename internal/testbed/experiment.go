@@ -29,6 +29,8 @@ type Experiment struct {
 	Title string `yaml:"title"`
 	Paper string `yaml:"paper"` // paper, section and figure
 	About string `yaml:"about"`
+	// Set is the set to which the experiment belongs.
+	Set Set `yaml:"set"`
 	// Needs names what the experiment needs beside root and nginx, for readers.
 	Needs string `yaml:"needs"`
 
@@ -74,6 +76,18 @@ type Size struct {
 
 // fastest is the highest speed, at which loads are sampled every millisecond.
 const fastest = float64(sampleInterval / time.Millisecond)
+
+// Set is a set of experiments that run one after the other.
+type Set string
+
+// The sets. SetPapers has the experiments of the papers, and what shows how far to trust them.
+const (
+	SetPapers Set = "papers"
+	SetLeast  Set = "least" // servers that compare their loads
+)
+
+// Sets lists all sets.
+func Sets() []Set { return []Set{SetPapers, SetLeast} }
 
 // Kind is what a run does.
 type Kind string
@@ -161,7 +175,7 @@ func defaults() Experiment {
 	topology := lab.DefaultTopology()
 	return Experiment{
 		Apache: topology.Apache, MediaWiki: topology.MediaWiki,
-		Kind: KindLoad, Axis: AxisLoad, Balancers: 1, Work: "exponential: 190ms", Load: 0.88,
+		Set: SetPapers, Kind: KindLoad, Axis: AxisLoad, Balancers: 1, Work: "exponential: 190ms", Load: 0.88,
 		Amplitude: 0.33,
 		Size: Size{
 			Servers: 12, Connections: 20_000, Seeds: 3, Speed: 1,
@@ -212,15 +226,15 @@ func Names() (names []string) {
 	return names
 }
 
-// Ready names the experiments that need nothing beside root and nginx, and can run with the options.
-// The errors are those of the others that need nothing.
-func Ready(o Options) (names []string, others []error, err error) {
+// Ready names the experiments of the set that need nothing beside root and nginx, and can run with the
+// options. The errors are those of the others that need nothing.
+func Ready(set Set, o Options) (names []string, others []error, err error) {
 	for _, name := range Names() {
 		e, _, err := Load(name)
 		if err != nil {
 			return nil, nil, err
 		}
-		if e.Needs != "" {
+		if e.Set != set || e.Needs != "" {
 			continue
 		}
 		if err := e.Check(o); err != nil {
@@ -241,6 +255,7 @@ func (e *Experiment) problems() (errs field.Errors) {
 	}
 	own, known := axisOf[e.Kind]
 	require(e.Title != "", "title", "required")
+	require(slices.Contains(Sets(), e.Set), "set", "must be papers or least")
 	require(known, "kind", "must be load, change, hold, day or forward")
 	require(axisLabels[e.Axis] != "", "axis", "must be load, servers, balancers, buckets, "+
 		"deviation, speed, removed, connections, rate or flows")
