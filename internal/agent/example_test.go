@@ -7,49 +7,65 @@ import (
 	"net/netip"
 	"testing"
 
+	"github.com/segue-lb/segue/internal/accept"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/packet/packettest"
+	"github.com/segue-lb/segue/internal/srv6"
 )
 
 // TestExample checks that two agents process the packets of the specification's example as the
-// specification says. The first agent refuses the connection, and the second must accept it.
+// specification says. Both are busy. The first one passes the connection on, the second one hands it
+// back, and the first one must accept it.
 func TestExample(t *testing.T) {
 	examples := packettest.Examples(t, "../../docs/protocol.md")
-	k := testKernel(t)
-	cfg := testConfig()
-	cfg.Services = nil
-	for _, s := range []desired.AgentService{
-		{Name: "insert", VIP: netip.MustParseAddr("2001:db8:80::1"), Encapsulation: desired.SRv6Insert},
-		{Name: "encap", VIP: netip.MustParseAddr("203.0.113.1"), Encapsulation: desired.SRv6Encap},
-	} {
-		s.Port, s.Protocol, s.Accept.Policy = 80, desired.TCP, desired.AcceptNever
-		cfg.Services = append(cfg.Services, s)
+	k, s := testKernel(t), newStage(t)
+	cfg := leastConfig(desired.SRv6Insert)
+	cfg.Services = cfg.Services[:2]
+	for i, vip := range []string{"2001:db8:80::1", "203.0.113.1"} {
+		address := netip.MustParseAddr(vip)
+		if address != vip6.Addr() {
+			s.have(address)
+		}
+		s.listen(netip.AddrPortFrom(address, 80))
+		cfg.Services[i].VIP, cfg.Services[i].Port = address, 80
 	}
-	at := func(server string) {
-		cfg.Node.Locator = netip.MustParsePrefix(map[string]string{"s1": "fd00:5:0:1::/64", "s2": "fd00:5:0:2::/64"}[server])
+	cfg.Services[1].Encapsulation = desired.SRv6Encap
+	be := func(server int, busy uint32) {
+		cfg.Node.Locator = srv6.Parse(candidateSID(server, srv6.Host, srv6.Offer{})).Locator
 		if err := k.write(newTableContent(cfg, mtu)); err != nil {
 			t.Fatal(err)
 		}
+		setLoads(t, k, cfg, &accept.Load{Busy: busy, Capacity: 2})
 	}
 	for _, way := range []string{"insert", "encap"} {
-		frame := func(step string) []byte { return examples[way+" "+step].Frame(t, hostMAC, [6]byte{2, 0, 0, 0, 0, 1}) }
-		at("s1")
-		verdict, out := runAgent(t, k, frame("2"))
-		if verdict != xdpPass {
-			t.Errorf("%s 2: verdict %d", way, verdict)
+		frame := func(step string) []byte {
+			return examples[way+" "+step].Frame(t, hostMAC, [6]byte{2, 0, 0, 0, 0, 1})
 		}
-		examples[way+" 3"].Check(t, out)
-		at("s2")
-		runAgent(t, k, frame("3"))
-		_, out = transmit(t, k, frame("5"), 0)
+		arrives := func(step string) (out []byte) {
+			s.do(func() error {
+				_, out = runAgent(t, k, frame(step))
+				return nil
+			})
+			return out
+		}
+		delivered := func(step string) {
+			want, err := packet.Decapsulate(frame(step))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if out := arrives(step); !bytes.Equal(want, out) {
+				t.Errorf("%s %s is delivered as %x, want %x", way, step, out, want)
+			}
+		}
+		be(1, 3)
+		examples[way+" 3"].Check(t, arrives("2"))
+		be(2, 4)
+		examples[way+" 4"].Check(t, arrives("3"))
+		be(1, 3)
+		delivered("4")
+		_, out := transmit(t, k, frame("5"), 0)
 		examples[way+" 6"].Check(t, out)
-		want, err := packet.Decapsulate(frame("9"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, out = runAgent(t, k, frame("9")); !bytes.Equal(want, out) {
-			t.Errorf("%s 9 is delivered as %x, want %x", way, out, want)
-		}
+		delivered("9")
 	}
 }

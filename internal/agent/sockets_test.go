@@ -50,11 +50,6 @@ func newStage(t *testing.T) *stage {
 		if err := errors.Join(netlink.LinkSetUp(tun), netlink.LinkSetUp(lo)); err != nil {
 			return err
 		}
-		for _, vip := range []netip.Addr{vip4.Addr(), vip6.Addr()} {
-			if err := errors.Join(netlink.AddrAdd(lo, hostAddress(vip)), awaitLocal(vip)); err != nil {
-				return err
-			}
-		}
 		for _, client := range []netip.Addr{client4.Addr(), client6.Addr()} {
 			route := &netlink.Route{LinkIndex: tun.Attrs().Index, Dst: hostAddress(client).IPNet}
 			if err := netlink.RouteAdd(route); err != nil {
@@ -64,7 +59,21 @@ func newStage(t *testing.T) *stage {
 		return nil
 	})
 	t.Cleanup(func() { _ = s.tun.Close() })
+	s.have(vip4.Addr())
+	s.have(vip6.Addr())
 	return s
+}
+
+// have adds a VIP to the host.
+func (s *stage) have(vip netip.Addr) {
+	s.t.Helper()
+	s.do(func() error {
+		lo, err := netlink.LinkByName("lo")
+		if err != nil {
+			return err
+		}
+		return errors.Join(netlink.AddrAdd(lo, hostAddress(vip)), awaitLocal(vip))
+	})
 }
 
 // do runs f in the namespace. If f ends its goroutine, do ends the test.

@@ -26,24 +26,25 @@ const ethernetHeader = 14
 
 // Names of cases.
 const (
-	caseNull      = "null"            // the host program alone
-	caseFloor     = "floor"           // a bare encapsulation
-	caseMiss      = "vip-miss"        // not to a VIP
-	caseKnown     = "known-flow"      // in the flow table
-	caseUDP       = "known-flow-udp"  // the same with UDP
-	caseSYN       = "syn-of-new-flow" // placed and entered in the flow table
-	caseUnknown   = "non-syn-unknown" // of a flow that another balancer had
-	caseReference = "reference-lru"   // known-flow, in the kernel's LRU hash map
-	caseSteps     = "up-to-"          // known-flow, up to a step of the program
-	caseDeliver   = "agent-deliver"   // decapsulated on a server
-	caseHuntKnown = "known-flow-hunt" // known-flow of a service with placement hunt
-	caseTurnSYN   = "syn-round-robin" // syn-of-new-flow of a service with placement round-robin
-	caseHuntSYN   = "syn-hunt"        // of a new flow of such a service: offered to two servers
-	caseSignal    = "signal-create"   // the SYN-ACK that signals that a server has accepted a flow
-	caseAccept    = "agent-accept"    // such an offer, which the server accepts
-	casePassOn    = "agent-pass-on"   // such an offer, which the server refuses
-	caseAck       = "agent-ack"       // a packet of a flow that the server has accepted
-	caseOfferStep = "agent-up-to-"    // agent-accept, up to a step of the program
+	caseNull      = "null"             // the host program alone
+	caseFloor     = "floor"            // a bare encapsulation
+	caseMiss      = "vip-miss"         // not to a VIP
+	caseKnown     = "known-flow"       // in the flow table
+	caseUDP       = "known-flow-udp"   // the same with UDP
+	caseSYN       = "syn-of-new-flow"  // placed and entered in the flow table
+	caseUnknown   = "non-syn-unknown"  // of a flow that another balancer had
+	caseReference = "reference-lru"    // known-flow, in the kernel's LRU hash map
+	caseSteps     = "up-to-"           // known-flow, up to a step of the program
+	caseDeliver   = "agent-deliver"    // decapsulated on a server
+	caseHuntKnown = "known-flow-hunt"  // known-flow of a service with placement hunt
+	caseTurnSYN   = "syn-round-robin"  // syn-of-new-flow of a service with placement round-robin
+	caseHuntSYN   = "syn-hunt"         // of a new flow of such a service: offered to two servers
+	caseReportSYN = "syn-hunt-reports" // the same by load reports: offered to three of eight servers
+	caseSignal    = "signal-create"    // the SYN-ACK that signals that a server has accepted a flow
+	caseAccept    = "agent-accept"     // such an offer, which the server accepts
+	casePassOn    = "agent-pass-on"    // such an offer, which the server refuses
+	caseAck       = "agent-ack"        // a packet of a flow that the server has accepted
+	caseOfferStep = "agent-up-to-"     // agent-accept, up to a step of the program
 )
 
 // reasonKnown is the reason that counts the packets of known flows at a balancer.
@@ -55,6 +56,7 @@ type service struct {
 	protocol      desired.Protocol
 	encapsulation desired.Encapsulation // "": none
 	placement     desired.Placement     // "": hash; hunt has two candidates
+	selection     desired.Selection     // of placement hunt; "": consistent
 }
 
 // benchCase is packets of one kind, and the program that processes them.
@@ -116,11 +118,12 @@ func allCases(levels []uint32, room uint32) []benchCase {
 func huntCases(f family, levels []uint32, room uint32) (cases []benchCase) {
 	s := usual(f, desired.TCP)
 	s.placement = desired.PlacementHunt
+	reports := s
+	reports.selection = desired.SelectReports
 	for _, flows := range levels {
-		offered := newCase(caseHuntSYN, s, packet.SYN, flows, room)
-		offered.reason = "forward_hunt"
-		cases = append(cases, knownCase(caseHuntKnown, s, flows, room), offered,
-			signalCase(s, flows, room))
+		cases = append(cases, knownCase(caseHuntKnown, s, flows, room),
+			offeredCase(caseHuntSYN, s, flows, room),
+			offeredCase(caseReportSYN, reports, flows, room), signalCase(s, flows, room))
 	}
 	if f == ipv6 {
 		cases = append(cases, offerStepCases(s)...)
@@ -193,26 +196,41 @@ func newCase(name string, s service, flags packet.TCPFlags, flows, room uint32) 
 	return c
 }
 
+// offeredCase offers a new flow to servers with each packet.
+func offeredCase(name string, s service, flows, room uint32) benchCase {
+	c := newCase(name, s, packet.SYN, flows, room)
+	c.reason = "forward_hunt"
+	return c
+}
+
 // signalCase has a server accept one new flow after the other. Each packet is the server's SYN-ACK
 // to the client. It signals the acceptance to the balancer, which decapsulates it and passes it on.
 func signalCase(s service, flows, room uint32) benchCase {
 	c := newCase(caseSignal, s, packet.SYN, flows, room)
-	c.traffic.verdict, c.reason = xdpPass, "return_create"
+	c.traffic = signalFrom(s, 1, 0)
+	c.reason = "return_create"
+	return c
+}
+
+// signalFrom returns the SYN-ACKs by which a server accepts new flows, with its load report or 0.
+func signalFrom(s service, server int, report uint64) traffic {
 	client := clients[s.family]
 	reply := packet.TCP(netip.AddrPortFrom(vips[s.family], servicePort), netip.AddrPortFrom(client, 40000),
 		packet.Ethernet(clientMAC, hostMAC), packet.Flags(packet.SYN|packet.ACK))
-	sid := srv6.SID{Locator: balancerLocator, Function: srv6.CreateStickiness}
+	to := srv6.SID{Locator: balancerLocator, Function: srv6.CreateStickiness}
+	from := srv6.SID{Locator: serverLocator(server), Function: srv6.Host, Argument: report}
 	frame, err := packet.Signal(reply, packet.Encap{
-		Kind: s.encapsulation, Sender: serverLocator(1).Addr(), Segments: []netip.Addr{sid.Addr()},
+		Kind: s.encapsulation, Sender: from.Addr(), Segments: []netip.Addr{to.Addr()},
 		Own: clientMAC, NextHop: hostMAC,
 	})
 	if err != nil {
 		panic(fmt.Sprintf("%s: %v", s.encapsulation, err)) // frames and addresses are constants
 	}
+	t := trafficTo(s.family, vips[s.family], s.protocol, packet.SYN)
 	address := client.AsSlice()
-	c.traffic.frame = frame
-	c.traffic.flowOffset = uint32(bytes.LastIndex(frame, address) + len(address) - 4)
-	return c
+	t.order, t.verdict, t.frame = inTurn, xdpPass, frame
+	t.flowOffset = uint32(bytes.LastIndex(frame, address) + len(address) - 4)
+	return t
 }
 
 // deliverCase has an agent decapsulate packets.

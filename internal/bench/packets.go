@@ -180,7 +180,7 @@ func (m *measured) explain(err error) error {
 
 // round makes one measurement, after the same number of packets that only warm the caches.
 func (m *measured) round(h *host, packets uint32) error {
-	if err := m.rig.serve(m.service); err != nil {
+	if err := m.rig.serve(h, m.service); err != nil {
 		return err
 	}
 	t := m.traffic

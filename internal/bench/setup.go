@@ -15,7 +15,9 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 
+	"github.com/segue-lb/segue/internal/accept"
 	"github.com/segue-lb/segue/internal/agent"
 	"github.com/segue-lb/segue/internal/balancer"
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
@@ -224,6 +226,9 @@ func serviceConfig(s service) desired.Service {
 	switch s.placement {
 	case desired.PlacementHunt:
 		c.Placement, c.Selection, c.Candidates = s.placement, desired.SelectConsistent, 2
+		if s.selection.OrdersByReports() {
+			c.Selection, c.Candidates = s.selection, s.selection.DefaultCandidates()
+		}
 	case desired.PlacementRoundRobin:
 		c.Placement, c.Candidates = s.placement, tables.MaxCandidates
 	}
@@ -237,7 +242,7 @@ func serviceConfig(s service) desired.Service {
 }
 
 // serve replaces a balancer's only service by another, which keeps the flows.
-func (r *rig) serve(s service) error {
+func (r *rig) serve(h *host, s service) error {
 	if r.balancer == nil || r.serves == s {
 		return nil
 	}
@@ -247,7 +252,41 @@ func (r *rig) serve(s service) error {
 		return err
 	}
 	r.config, r.serves = &next, s
+	if s.selection.OrdersByReports() {
+		return r.report(h, s)
+	}
 	return nil
+}
+
+// report has each server of the service accept a flow and report its load. The loads differ, so
+// candidates do not stay in the order of the table.
+func (r *rig) report(h *host, s service) error {
+	serial, err := clock()
+	if err != nil {
+		return err
+	}
+	for i := 1; i <= serverCount; i++ {
+		load := accept.Code(accept.Load{Busy: uint32(i * 5 % serverCount), Capacity: 2})
+		t := signalFrom(s, i, srv6.Report{Serial: serial, Load: load, IsFirst: true}.Argument())
+		t.first = r.next
+		if err := h.prepare(r.program, &t); err != nil {
+			return err
+		}
+		if _, err := r.run(h, 1); err != nil {
+			return fmt.Errorf("report the load of server %d: %w", i, err)
+		}
+		r.next++
+	}
+	return nil
+}
+
+// clock returns this host's clock as the serial of a report.
+func clock() (uint32, error) {
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
+		return 0, fmt.Errorf("read the clock: %w", err)
+	}
+	return uint32(now.Nano() / int64(srv6.ReportTick)), nil
 }
 
 // loadReference replaces the program by the reference program, which shares all tables except for

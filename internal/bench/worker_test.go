@@ -121,8 +121,8 @@ func TestCasesOfBuilds(t *testing.T) {
 		}
 	}
 	for _, name := range []string{
-		caseNull, caseKnown, caseSYN, caseTurnSYN, caseHuntSYN, caseSignal, caseDeliver, caseAccept, casePassOn,
-		caseAck,
+		caseNull, caseKnown, caseSYN, caseTurnSYN, caseHuntSYN, caseReportSYN, caseSignal, caseDeliver,
+		caseAccept, casePassOn, caseAck,
 	} {
 		if counts[name] < 2 {
 			t.Errorf("%s is compared %d times, want each family", name, counts[name])

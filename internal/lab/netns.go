@@ -124,16 +124,20 @@ func (n *Node) Dial(ctx context.Context, network, address string) (net.Conn, err
 // DialTCP opens a TCP connection from one of the node's addresses. The address may be one that a
 // local route gives to the node (ClientAddresses), which bind(2) accepts with this option only.
 func (n *Node) DialTCP(ctx context.Context, from netip.Addr, to netip.AddrPort) (net.Conn, error) {
-	freeBind := func(_, _ string, c syscall.RawConn) (err error) {
+	bind := func(_, _ string, c syscall.RawConn) (err error) {
 		level, option := unix.IPPROTO_IPV6, unix.IPV6_FREEBIND
 		if from.Is4() {
 			level, option = unix.IPPROTO_IP, unix.IP_FREEBIND
 		}
-		failed := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), level, option, 1) })
+		failed := c.Control(func(fd uintptr) {
+			// Without the second option, a port would be taken for all destinations at once.
+			err = errors.Join(unix.SetsockoptInt(int(fd), level, option, 1),
+				unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1))
+		})
 		return errors.Join(failed, err)
 	}
 	local := net.TCPAddrFromAddrPort(netip.AddrPortFrom(from, 0))
-	return n.dial(ctx, net.Dialer{LocalAddr: local, Control: freeBind}, "tcp", to.String())
+	return n.dial(ctx, net.Dialer{LocalAddr: local, Control: bind}, "tcp", to.String())
 }
 
 func (n *Node) dial(ctx context.Context, d net.Dialer, network, address string) (conn net.Conn, err error) {

@@ -2,10 +2,15 @@
 
 package srv6
 
+import "time"
+
+// ReportTick is the unit of a report's serial.
+const ReportTick = time.Duration(1 << 22)
+
 // Report is the argument of a server's own segment in a signal: the server's load, and what the
 // first candidate of the flow has told (docs/protocol.md, "Load reports").
 type Report struct {
-	// Serial is the server's clock in ticks of 2^22 ns, modulo 2^27.
+	// Serial is the server's monotonic clock in ticks of ReportTick, modulo 2^27.
 	Serial uint32
 	// Load is the code of the server's load (accept.Code). It is 0 if the load is unknown.
 	Load uint8

@@ -130,11 +130,11 @@ func TestCheck(t *testing.T) {
 			t.Errorf("%s, %+v:\n got %v\nwant %s", test.name, test.Options, err, test.want)
 		}
 	}
-	ready, others, err := Ready(Options{})
+	ready, others, err := Ready(SetPapers, Options{})
 	if err != nil || len(others) > 0 || !slices.Contains(ready, "6lb-10") || slices.Contains(ready, "6lb-12") {
 		t.Errorf("experiments that need nothing: %v, left out %v, error %v", ready, others, err)
 	}
-	if ready, others, err = Ready(Options{Speed: 500}); err != nil || len(ready) > 0 || len(others) < 5 {
+	if ready, others, err = Ready(SetPapers, Options{Speed: 500}); err != nil || len(ready) > 0 || len(others) < 5 {
 		t.Errorf("experiments at speed 500: %v, left out %v, error %v", ready, others, err)
 	}
 }
