@@ -257,6 +257,42 @@ __noinline int continue_search(const struct service *service, struct search *sea
 }
 
 /*
+ * Fills an empty list with the servers of a row, if it has no gap and all of them take new flows, as
+ * in most rows. The servers must fill whole words. Otherwise the list stays empty. Not inlined, so
+ * that list_taking needs less stack.
+ */
+__noinline int list_whole_row(const struct service *service, __u32 bucket,
+			      struct segments *segments)
+{
+	__u32 count, key, number;
+	void *table;
+
+	if (!service || !segments)
+		return 0;
+	key = table_number(service);
+	table = bpf_map_lookup_elem(&tables, &key);
+	if (!table)
+		return 0;
+	number = row_start(service, bucket) / CANDIDATES_PER_WORD;
+	for (count = 0; count < MAX_CANDIDATES && count < candidates_of(service);
+	     count += CANDIDATES_PER_WORD, number++) {
+		const struct candidates *word = bpf_map_lookup_elem(table, &number);
+
+		if (!word)
+			return 0;
+#pragma clang loop unroll(full)
+		for (__u32 i = 0; i < CANDIDATES_PER_WORD; i++) {
+			if (!is_wanted(service, word->server[i], LIST_TAKING))
+				return 0;
+			segments->server[count + i] = word->server[i];
+		}
+	}
+	segments->columns = ROW_COLUMNS & ((1ULL << count * COLUMN_BITS) - 1);
+	segments->count = count;
+	return 0;
+}
+
+/*
  * Appends as many servers that take new flows as a row has candidates: those of the bucket's row,
  * and those of the next rows in place of the row's servers that take none. All balancers search the
  * same rows. It lists fewer servers if it finds no more, and any server if it finds none. Not
@@ -269,6 +305,11 @@ __noinline int list_taking(const struct service *service, __u32 bucket, struct s
 
 	if (!service || !segments)
 		return 0;
+	if (!segments->count && candidates_of(service) % CANDIDATES_PER_WORD == 0) {
+		list_whole_row(service, bucket, segments);
+		if (segments->count)
+			return 0;
+	}
 	table_key = table_number(service);
 	from.table = bpf_map_lookup_elem(&tables, &table_key);
 	if (!from.table)

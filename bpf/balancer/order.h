@@ -20,35 +20,38 @@
  * the 200 ms of the simulator. */
 const volatile __u32 report_half_life_shift;
 
-/* The weight of a report by its age, in 1/256. Between two half-lives it falls linearly. */
-static __always_inline __u64 report_weight(__u32 age)
-{
-	__u32 shift = report_half_life_shift, halvings = age >> shift;
-	__u32 within = (age & ((1U << shift) - 1)) << 8 >> shift;
-
-	return halvings < 9 ? (512 - within) >> (1 + halvings) : 0;
-}
-
 /* Estimates that come before all others, and behind them. */
 #define LEAST_ESTIMATE 0
 #define LARGEST_ESTIMATE ((__u64)MAX_LOAD_VALUE << ESTIMATE_SHIFT)
 
+/* What estimates at one moment depend on. */
+struct estimation {
+	__s64 mean;	 /* of the service's reports */
+	__u64 now;	 /* jiffies */
+	__u32 age_shift; /* makes ages in 1/256 half-lives of jiffies in the upper bits of a word */
+};
+
+/* Ages in 1/256 half-lives, from which on a report has no weight. */
+#define OLDEST_AGE (40 << 8)
+
 /*
  * The load of a candidate as far as is known, in load_value() << ESTIMATE_SHIFT. A server that does
  * not report its load keeps the offers that hashing would make it: those of the rows whose first
- * candidate it is. Not inlined: the verifier walks it once, and does not follow its branches for
- * each combination of candidates.
+ * candidate it is. Between two half-lives, the weight of a report falls linearly.
  */
-__noinline __u64 estimate_load(__u32 server, __u32 place, __u64 mean, __u64 now)
+static __always_inline __u64 estimate_load(const struct estimation *in, __u32 server, __u32 place)
 {
 	const struct report *report = bpf_map_lookup_elem(&reports, &server);
 	__u64 last = report ? *(volatile __u64 *)&report->last : 0;
-	__u64 value = load_value(last >> HEARD_LOAD_SHIFT), weight;
+	__u32 age;
+	__s64 value = (__s64)load_value(last >> HEARD_LOAD_SHIFT) << ESTIMATE_SHIFT;
 
 	if (!value)
 		return place ? LARGEST_ESTIMATE : LEAST_ESTIMATE;
-	weight = report_weight((now - last) & HEARD_MASK);
-	return ((value << ESTIMATE_SHIFT) * weight + mean * (256 - weight)) >> 8;
+	age = (__u32)(in->now - last) << (32 - HEARD_BITS) >> in->age_shift;
+	if (age > OLDEST_AGE)
+		age = OLDEST_AGE;
+	return in->mean + ((value - in->mean) * (__s64)(512 - (age & 0xff)) >> (9 + (age >> 8)));
 }
 
 /* Puts the lower one of two keys first. Without a branch, because the processor would often
@@ -82,30 +85,29 @@ static __always_inline void sort_keys(__u64 key[MAX_CANDIDATES])
 		put_in_order(&key[pair[i][0]], &key[pair[i][1]]);
 }
 
-/* A key has a candidate's estimate, and its place in the row, which breaks ties. */
+/* A key has a candidate's estimate, and its place in the list, which breaks ties. */
 #define PLACE_BITS 3
 #define PLACE_MASK (MAX_CANDIDATES - 1)
 
-/* Orders the listed candidates, and keeps the first of them. Not inlined: see handle_in_full. */
-__noinline int order_by_reports(const struct service *service, struct segments *segments)
+static __always_inline struct estimation begin_estimation(const struct service *service)
 {
-	const struct service_reports *all;
-	__u64 key[MAX_CANDIDATES], now, mean;
-	__u16 server[ORDERED_CANDIDATES];
-	__u32 columns = 0, id;
+	__u32 id = service->id;
+	const struct service_reports *all = bpf_map_lookup_elem(&service_reports, &id);
+	struct estimation in = {
+		.mean = all ? *(volatile __u64 *)&all->mean : 0,
+		.now = bpf_jiffies64(),
+		.age_shift = report_half_life_shift + 32 - HEARD_BITS - 8,
+	};
 
-	if (!service || !segments)
-		return 0;
-	id = service->id;
-	all = bpf_map_lookup_elem(&service_reports, &id);
-	mean = all ? *(volatile __u64 *)&all->mean : 0;
-	now = bpf_jiffies64();
-#pragma clang loop unroll(full)
-	for (__u32 i = 0; i < MAX_CANDIDATES; i++) {
-		key[i] = ~0ULL >> 1; /* behind all candidates */
-		if (i < segments->count)
-			key[i] = estimate_load(segments->server[i], i, mean, now) << PLACE_BITS | i;
-	}
+	return in;
+}
+
+/* Keeps the first servers in the order of their keys. */
+static __always_inline void keep_least(__u64 key[MAX_CANDIDATES], struct segments *segments)
+{
+	__u16 server[ORDERED_CANDIDATES];
+	__u32 columns = 0;
+
 	sort_keys(key);
 #pragma clang loop unroll(full)
 	for (__u32 i = 0; i < ORDERED_CANDIDATES; i++) {
@@ -121,6 +123,23 @@ __noinline int order_by_reports(const struct service *service, struct segments *
 	segments->columns = columns;
 	if (segments->count > ORDERED_CANDIDATES)
 		segments->count = ORDERED_CANDIDATES;
+}
+
+/* Orders the listed candidates, and keeps the first of them. Not inlined: see handle_in_full. */
+__noinline int order_by_reports(const struct service *service, struct segments *segments)
+{
+	__u64 key[MAX_CANDIDATES];
+	struct estimation in;
+
+	if (!service || !segments)
+		return 0;
+	in = begin_estimation(service);
+	for (__u32 i = segments->count; i < MAX_CANDIDATES; i++)
+		*(volatile __u16 *)&segments->server[i] = NO_SERVER;
+#pragma clang loop unroll(full)
+	for (__u32 i = 0; i < MAX_CANDIDATES; i++)
+		key[i] = estimate_load(&in, segments->server[i], i) << PLACE_BITS | i;
+	keep_least(key, segments);
 	return 0;
 }
 

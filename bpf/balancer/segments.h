@@ -20,6 +20,7 @@
 #define COLUMN(column) ((column) << 1)
 #define NO_COLUMN 1
 #define ALL_NO_COLUMN 0x11111111
+#define ROW_COLUMNS 0xeca86420 /* COLUMN(i) of each server i */
 
 /* In order of travel. */
 struct segments {

@@ -68,7 +68,10 @@ static __always_inline __u8 load_code(struct known_load load)
 /* What a code stands for, in sixteenths; 0: unknown. */
 static __always_inline __u32 load_value(__u8 code)
 {
-	return code < 16 ? code : (16 + code % 16) << (code / 16 - 1);
+	__u32 is_large =
+		(code + 240) >> 8; /* from 16 on; without a branch, which would be mispredicted */
+
+	return (code % 16 | is_large << 4) << code / 16 >> is_large;
 }
 
 static __always_inline __u32 report_serial(__u64 report)

@@ -86,16 +86,12 @@ type reportedLoad struct {
 // estimate returns the load that a balancer assumes for the candidate at a place of its row, in
 // 1/4096 connections per unit of capacity (docs/protocol.md does not prescribe it).
 func (r reportedLoad) estimate(place int, mean uint64, shift uint32) uint64 {
-	value := uint64(accept.Value(r.code)) << 8
+	value := int64(accept.Value(r.code)) << 8
 	if value == 0 {
 		return map[bool]uint64{true: 0, false: 507904 << 8}[place == 0]
 	}
-	halvings, within := r.age>>shift, (r.age&(1<<shift-1))<<8>>shift
-	weight := uint64(0)
-	if halvings < 9 {
-		weight = (512 - within) >> (1 + halvings)
-	}
-	return (value*weight + mean*(256-weight)) >> 8
+	age := min((r.age&heardMask)<<8>>shift, 40<<8) // in 1/256 half-lives
+	return uint64(int64(mean) + (value-int64(mean))*int64(512-age&0xff)>>(9+age>>8))
 }
 
 // ordered returns the servers of a row in the order of their estimates.
