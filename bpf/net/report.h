@@ -65,11 +65,11 @@ static __always_inline __u8 load_code(struct known_load load)
 	return value < MAX_LOAD_CODE ? value : MAX_LOAD_CODE;
 }
 
-/* What a code stands for, in sixteenths; 0: unknown. */
+/* What a code stands for, in sixteenths; 0: unknown. Without a branch, because the processor would
+ * often mispredict it. */
 static __always_inline __u32 load_value(__u8 code)
 {
-	__u32 is_large =
-		(code + 240) >> 8; /* from 16 on; without a branch, which would be mispredicted */
+	__u32 is_large = (code + 240) >> 8; /* at least 16 */
 
 	return (code % 16 | is_large << 4) << code / 16 >> is_large;
 }
