@@ -26,9 +26,9 @@ const volatile __u32 report_half_life_shift;
 
 /* What estimates at one moment depend on. */
 struct estimation {
-	__s64 mean;	 /* of the service's reports */
-	__u64 now;	 /* jiffies */
-	__u32 age_shift; /* makes ages in 1/256 half-lives of jiffies in the upper bits of a word */
+	__s64 mean; /* of the service's reports */
+	__u32 now;  /* jiffies */
+	__u32 half_life_shift;
 };
 
 /* Ages in 1/256 half-lives, from which on a report has no weight. */
@@ -42,13 +42,13 @@ struct estimation {
 static __always_inline __u64 estimate_load(const struct estimation *in, __u32 server, __u32 place)
 {
 	const struct report *report = bpf_map_lookup_elem(&reports, &server);
-	__u64 last = report ? *(volatile __u64 *)&report->last : 0;
-	__u32 age;
-	__s64 value = (__s64)load_value(last >> HEARD_LOAD_SHIFT) << ESTIMATE_SHIFT;
+	__u64 heard = report ? *(volatile __u64 *)&report->heard : 0;
+	__s64 value = heard >> 32;
+	__u64 age;
 
 	if (!value)
 		return place ? LARGEST_ESTIMATE : LEAST_ESTIMATE;
-	age = (__u32)(in->now - last) << (32 - HEARD_BITS) >> in->age_shift;
+	age = (__u64)(in->now - (__u32)heard) << 8 >> in->half_life_shift;
 	if (age > OLDEST_AGE)
 		age = OLDEST_AGE;
 	return in->mean + ((value - in->mean) * (__s64)(512 - (age & 0xff)) >> (9 + (age >> 8)));
@@ -96,7 +96,7 @@ static __always_inline struct estimation begin_estimation(const struct service *
 	struct estimation in = {
 		.mean = all ? *(volatile __u64 *)&all->mean : 0,
 		.now = bpf_jiffies64(),
-		.age_shift = report_half_life_shift + 32 - HEARD_BITS - 8,
+		.half_life_shift = report_half_life_shift,
 	};
 
 	return in;

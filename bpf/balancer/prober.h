@@ -139,9 +139,11 @@ static __always_inline void note_clock(__u32 server, __u32 clock)
 
 	if (!report || !(clock & PROBE_CLOCK_VALID))
 		return;
-	if (!is_near_clock(*(volatile __u64 *)&report->clock, clock))
-		*(volatile __u64 *)&report->last = 0;
-	*(volatile __u64 *)&report->clock =
+	if (!is_near_clock(*(volatile __u32 *)&report->clock, clock)) {
+		*(volatile __u32 *)&report->serial = 0;
+		*(volatile __u64 *)&report->heard = 0;
+	}
+	*(volatile __u32 *)&report->clock =
 		CLOCK_KNOWN | ((clock - serial_now()) & REPORT_SERIAL_MASK);
 }
 

@@ -16,27 +16,23 @@
 #include "services.h"
 #include "types.h"
 
-/*
- * The last report of a server, in one word, so that it is replaced as a whole. 0: none.
- *
- *	serial	27 bits	of the last report that the server has sent itself
- *	load	8	the code
- *	own	1	the server has sent a report itself, so the serial is valid
- *	heard	28	the time when the load was heard, in jiffies
- */
-#define HEARD_BITS 28
-#define HEARD_MASK ((1U << HEARD_BITS) - 1)
-#define HEARD_OWN (1ULL << HEARD_BITS)
-#define HEARD_LOAD_SHIFT (HEARD_BITS + 1)
-#define HEARD_SERIAL_SHIFT (HEARD_LOAD_SHIFT + 8)
-#define HEARD_OWN_MASK (~0ULL << HEARD_BITS & ~(0xffULL << HEARD_LOAD_SHIFT))
+/* Estimates have more precision than reported loads. */
+#define ESTIMATE_SHIFT 8
 
-/* The server's clock: how much it is ahead of this host's, as a serial. */
-#define CLOCK_KNOWN (1ULL << 32)
+#define SERIAL_KNOWN (1U << 31)
+#define CLOCK_KNOWN (1U << 31)
 
+/* What is known of a server's load and clock. The load is decoded, because candidates are ordered
+ * more often than reports arrive. */
 struct report {
-	__u64 last;  /* HEARD_* */
-	__u64 clock; /* CLOCK_KNOWN and the difference; 0: not known */
+	/* The last load that was heard, as load_value() << ESTIMATE_SHIFT, in the upper half; 0: it is
+	 * not known. The time when it was heard, in jiffies, in the lower half. */
+	__u64 heard;
+	/* SERIAL_KNOWN and the serial of the last report that the server has sent itself; 0: none. */
+	__u32 serial;
+	/* CLOCK_KNOWN and how much the server's clock is ahead of this host's, as a serial; 0: it is
+	 * not known. */
+	__u32 clock;
 };
 
 /* By slot. */
@@ -56,7 +52,6 @@ struct service_reports {
 	__u64 spares;
 };
 
-#define ESTIMATE_SHIFT 8
 #define SPARES 4
 
 /* By the service's id. */
@@ -97,17 +92,17 @@ struct {
 /* A report moves the mean by this share: 1/128. The simulator has 0.01. */
 #define MEAN_SHIFT 7
 
-static __always_inline bool is_near_clock(__u64 clock, __u32 serial)
+static __always_inline bool is_near_clock(__u32 clock, __u32 serial)
 {
-	__s32 difference = serial_difference(serial, serial_now() + (__u32)clock);
+	__s32 difference = serial_difference(serial, serial_now() + clock);
 
 	return !(clock & CLOCK_KNOWN) ||
 	       (difference <= MAX_CLOCK_DIFFERENCE && difference >= -MAX_CLOCK_DIFFERENCE);
 }
 
-static __always_inline bool is_newer(__u64 last, __u32 serial)
+static __always_inline bool is_newer(__u32 last, __u32 serial)
 {
-	return !(last & HEARD_OWN) || serial_difference(serial, last >> HEARD_SERIAL_SHIFT) > 0;
+	return !(last & SERIAL_KNOWN) || serial_difference(serial, last) > 0;
 }
 
 static __always_inline void count_report(__u32 server, enum report_result result)
@@ -120,10 +115,9 @@ static __always_inline void count_report(__u32 server, enum report_result result
 
 /* Moves the mean of the service's reports. Cores may overwrite each other's change, which matters
  * little. */
-static __always_inline void move_mean(struct service_reports *all, __u8 code)
+static __always_inline void move_mean(struct service_reports *all, __s64 value)
 {
 	__s64 mean = *(volatile __u64 *)&all->mean;
-	__s64 value = (__s64)load_value(code) << ESTIMATE_SHIFT;
 
 	*(volatile __u64 *)&all->mean = mean + ((value - mean) >> MEAN_SHIFT);
 }
@@ -162,30 +156,26 @@ static __always_inline void note_spare(struct service_reports *all, __u32 server
 		__sync_val_compare_and_swap(&all->spares, before, now);
 }
 
-/* Replaces the last report of a server. `own` is the part of the new one about the server's own
- * reports. False if another core has replaced it meanwhile. */
-static __always_inline bool replace_report(struct service_reports *all, __u32 server,
-					   struct report *report, __u64 last, __u64 own, __u8 load)
+/* Notes the load that was heard of a server. */
+static __always_inline void note_load(struct service_reports *all, __u32 server,
+				      struct report *report, __u8 load)
 {
-	__u64 heard = own | (__u64)load << HEARD_LOAD_SHIFT | (bpf_jiffies64() & HEARD_MASK);
+	__u64 value = (__u64)load_value(load) << ESTIMATE_SHIFT;
 
-	if (__sync_val_compare_and_swap(&report->last, last, heard) != last)
-		return false;
+	*(volatile __u64 *)&report->heard = value << 32 | (__u32)bpf_jiffies64();
 	note_spare(all, server, load && load <= LOAD_CODE_OF_ONE && takes_flows(server_at(server)));
 	if (load)
-		move_mean(all, load);
-	return true;
+		move_mean(all, value);
 }
 
 /* Notes the report of a server of the service. A refused report does not drop its signal. False if
  * it is refused. Not inlined: see handle_in_full. */
 __noinline int note_report(const struct service *service, __u32 server, __u64 report)
 {
-	__u32 serial = report_serial(report), id;
+	__u32 serial = report_serial(report), last, id;
 	__u8 load = report_load(report);
 	struct service_reports *all;
 	struct report *mine;
-	__u64 last, own;
 
 	if (!service || dry_run)
 		return false;
@@ -194,18 +184,19 @@ __noinline int note_report(const struct service *service, __u32 server, __u64 re
 	all = bpf_map_lookup_elem(&service_reports, &id);
 	if (!mine || !all)
 		return false;
-	last = *(volatile __u64 *)&mine->last;
-	if (!is_near_clock(*(volatile __u64 *)&mine->clock, serial)) {
+	last = *(volatile __u32 *)&mine->serial;
+	if (!is_near_clock(*(volatile __u32 *)&mine->clock, serial)) {
 		count_report(server, REPORT_UNSYNCHRONISED);
 		return false;
 	}
-	own = (__u64)serial << HEARD_SERIAL_SHIFT | HEARD_OWN;
 	/* Another core may have noted a report of the server meanwhile: a newer one, or one of the
 	 * same moment. */
-	if (!is_newer(last, serial) || !replace_report(all, server, mine, last, own, load)) {
+	if (!is_newer(last, serial) ||
+	    __sync_val_compare_and_swap(&mine->serial, last, SERIAL_KNOWN | serial) != last) {
 		count_report(server, REPORT_OLD);
 		return false;
 	}
+	note_load(all, server, mine, load);
 	count_report(server, load ? REPORT_TAKEN : REPORT_UNKNOWN_LOAD);
 	return true;
 }
@@ -216,7 +207,6 @@ __noinline int note_relayed(const struct service *service, __u32 first, __u64 re
 {
 	struct service_reports *all;
 	struct report *its;
-	__u64 last;
 	__u32 id;
 
 	if (!service || !(__u8)report)
@@ -226,9 +216,8 @@ __noinline int note_relayed(const struct service *service, __u32 first, __u64 re
 	all = bpf_map_lookup_elem(&service_reports, &id);
 	if (!its || !all)
 		return 0;
-	last = *(volatile __u64 *)&its->last;
-	if (replace_report(all, first, its, last, last & HEARD_OWN_MASK, report))
-		count_report(first, REPORT_RELAYED);
+	note_load(all, first, its, report);
+	count_report(first, REPORT_RELAYED);
 	return 0;
 }
 

@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"encoding/binary"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -22,22 +23,26 @@ import (
 )
 
 // storedReport is struct report of bpf/balancer/reports.h.
-type storedReport struct{ Last, Clock uint64 }
+type storedReport struct {
+	Heard         uint64
+	Serial, Clock uint32
+}
 
-// The fields of storedReport.
 const (
-	heardMask   = 1<<28 - 1
-	heardOwn    = 1 << 28
-	clockKnown  = 1 << 32
-	loadShift   = 29
-	serialShift = 37
 	serialMask  = 1<<27 - 1
+	serialKnown = 1 << 31
+	clockKnown  = 1 << 31
 )
 
-// ownReport is the last report of a server, heard at the beginning of the clock.
-func ownReport(serial uint32, code uint8) uint64 {
-	return uint64(serial)<<serialShift | uint64(code)<<loadShift | heardOwn
+// ownReport is what is known by a report that a server has sent itself.
+func ownReport(serial uint32, code uint8, when uint64) storedReport {
+	return storedReport{Heard: uint64(heardLoad(code))<<32 | when&math.MaxUint32, Serial: serialKnown | serial}
 }
+
+// heardLoad is a load in 1/4096 connections per unit of capacity, as it is stored.
+func heardLoad(code uint8) uint32 { return accept.Value(code) << 8 }
+
+func (r storedReport) load() uint32 { return uint32(r.Heard >> 32) }
 
 // ticks returns this host's clock as the serial of a report.
 func ticks(t testing.TB) uint32 {
@@ -79,18 +84,18 @@ func (f *fixture) serviceReports(flow dataplane.Flow) (r serviceReports) {
 
 // reportedLoad is what a balancer knows of a server's load.
 type reportedLoad struct {
-	code uint8  // 0: unknown
+	load uint32 // in 1/4096 connections per unit of capacity; 0: unknown
 	age  uint64 // in jiffies
 }
 
 // estimate returns the load that a balancer assumes for the candidate at a place of its row, in
 // 1/4096 connections per unit of capacity (docs/protocol.md does not prescribe it).
 func (r reportedLoad) estimate(place int, mean uint64, shift uint32) uint64 {
-	value := int64(accept.Value(r.code)) << 8
+	value := int64(r.load)
 	if value == 0 {
 		return map[bool]uint64{true: 0, false: 507904 << 8}[place == 0]
 	}
-	age := min((r.age&heardMask)<<8>>shift, 40<<8) // in 1/256 half-lives
+	age := min(r.age<<8>>shift, 40<<8) // in 1/256 half-lives
 	return uint64(int64(mean) + (value-int64(mean))*int64(512-age&0xff)>>(9+age>>8))
 }
 
@@ -131,21 +136,20 @@ func TestReportsOrderCandidates(t *testing.T) {
 			for {
 				loads, now := map[string]reportedLoad{}, f.jiffies()
 				for _, server := range row {
-					r := reportedLoad{code: uint8(random.IntN(60)), age: random.Uint64N(12 << shift)}
+					code := uint8(random.IntN(60))
 					if random.IntN(6) == 0 {
-						r.code = 0
+						code = 0
 					}
+					r := reportedLoad{heardLoad(code), random.Uint64N(12 << shift)}
 					loads[server] = r
-					f.storeReport(f.slot(service, server), storedReport{
-						Last: ownReport(1, r.code) | (now-r.age)&heardMask,
-					})
+					f.storeReport(f.slot(service, server), ownReport(1, code, now-r.age))
 				}
 				frame := frameOf(flow)
 				got := f.run(frame)
 				// Time has passed, and has changed the order of close estimates.
 				later := map[string]reportedLoad{}
 				for server, r := range loads {
-					later[server] = reportedLoad{r.code, r.age + f.jiffies() - now}
+					later[server] = reportedLoad{r.load, r.age + f.jiffies() - now}
 				}
 				want := ordered(row, loads, mean, shift)[:3]
 				if !slices.Equal(want, ordered(row, later, mean, shift)[:3]) {
@@ -194,8 +198,7 @@ func TestSpareServers(t *testing.T) {
 			t.Helper()
 			loads := map[string]reportedLoad{}
 			for _, server := range row {
-				last := f.report(f.slot(service, server)).Last
-				loads[server] = reportedLoad{code: uint8(last >> loadShift)}
+				loads[server] = reportedLoad{load: f.report(f.slot(service, server)).load()}
 			}
 			list := ordered(row, loads, f.serviceReports(flow).Mean, 63)[:3]
 			if spare != "" {
@@ -254,7 +257,7 @@ func (f *fixture) reportFrame(service string, flow dataplane.Flow, server string
 // hear runs a signal with a report of now. It forgets the flow again.
 func (f *fixture) hear(service string, flow dataplane.Flow, server string, report srv6.Report) {
 	f.t.Helper()
-	last := uint32(f.report(f.slot(service, server)).Last>>serialShift) & serialMask
+	last := f.report(f.slot(service, server)).Serial & serialMask
 	report.Serial = max(ticks(f.t), last+1) & serialMask
 	frame := f.reportFrame(service, flow, server, report)
 	f.check(f.returned(frame, "return_create"), f.run(frame))
@@ -289,13 +292,13 @@ func TestReportsAreNoted(t *testing.T) {
 			result string
 		}{
 			{"the first one", storedReport{}, base, 20, "taken"},
-			{"a newer one", storedReport{Last: ownReport(base, 0)}, base + 1, 20, "taken"},
-			{"of the same moment", storedReport{Last: ownReport(base, 0)}, base, 20, "old"},
-			{"an older one", storedReport{Last: ownReport(base, 0)}, base - 1, 20, "old"},
-			{"half a cycle later", storedReport{Last: ownReport(base, 0)}, base + 1<<26, 20, "old"},
-			{"behind the end of the cycle", storedReport{Last: ownReport(serialMask, 0)}, 2, 20, "taken"},
-			{"before the end of the cycle", storedReport{Last: ownReport(2, 0)}, serialMask, 20, "old"},
-			{"of an unknown load", storedReport{Last: ownReport(base, 0)}, base + 1, 0, "unknown_load"},
+			{"a newer one", ownReport(base, 0, 0), base + 1, 20, "taken"},
+			{"of the same moment", ownReport(base, 0, 0), base, 20, "old"},
+			{"an older one", ownReport(base, 0, 0), base - 1, 20, "old"},
+			{"half a cycle later", ownReport(base, 0, 0), base + 1<<26, 20, "old"},
+			{"behind the end of the cycle", ownReport(serialMask, 0, 0), 2, 20, "taken"},
+			{"before the end of the cycle", ownReport(2, 0, 0), serialMask, 20, "old"},
+			{"of an unknown load", ownReport(base, 0, 0), base + 1, 0, "unknown_load"},
 		} {
 			t.Run(service+"/"+c.name, func(t *testing.T) {
 				f.t = t
@@ -318,10 +321,9 @@ func TestReportsAreNoted(t *testing.T) {
 					}
 					return
 				}
-				when := got.Last & heardMask
-				if uint32(got.Last>>serialShift) != c.serial || uint8(got.Last>>loadShift) != c.code ||
-					when-from&heardMask > f.jiffies()-from {
-					t.Errorf("noted %#x", got.Last)
+				if got.Serial != serialKnown|c.serial || got.load() != heardLoad(c.code) ||
+					uint64(uint32(got.Heard)-uint32(from)) > f.jiffies()-from {
+					t.Errorf("noted %+v", got)
 				}
 				mean := all.Mean
 				if c.code != 0 {
@@ -344,8 +346,8 @@ func TestReportsAreOfNow(t *testing.T) {
 	slot := f.slot(service, server)
 	const ahead = 5_000_000 // of the server's clock, in ticks
 	f.probeClock(slot, 1<<31|(ticks(t)+ahead)&serialMask)
-	if got := f.report(slot).Clock; got&clockKnown == 0 || (uint32(got)-ahead)&serialMask > 2 &&
-		(ahead-uint32(got))&serialMask > 2 {
+	if got := f.report(slot).Clock; got&clockKnown == 0 || (got-ahead)&serialMask > 2 &&
+		(ahead-got)&serialMask > 2 {
 		t.Fatalf("the clock is %#x", got)
 	}
 	// Ticks pass during the test: 200 of them are 0.8 s.
@@ -362,25 +364,26 @@ func TestReportsAreOfNow(t *testing.T) {
 		if got := f.reportCounts(slot)[result]; got != before+1 {
 			t.Errorf("%d ticks from the clock: %v, want one more %s", offset, f.reportCounts(slot), result)
 		}
-		if noted := f.report(slot).Last != 0; noted != (result == "taken") {
+		if noted := f.report(slot).Serial != 0; noted != (result == "taken") {
 			t.Errorf("%d ticks from the clock: noted %v", offset, noted)
 		}
 	}
 	// A small correction of the clock keeps the last report. After a restart of the server, it is no
 	// measure for the next one.
-	f.storeReport(slot, storedReport{Last: ownReport(7, 0), Clock: f.report(slot).Clock})
+	last := ownReport(7, 20, 1000)
+	requireLast := func(when string, want storedReport) {
+		t.Helper()
+		if got := f.report(slot); got.Heard != want.Heard || got.Serial != want.Serial || got.Clock == 0 {
+			t.Errorf("after %s: %+v, want %+v and a clock", when, got, want)
+		}
+	}
+	f.storeReport(slot, storedReport{last.Heard, last.Serial, f.report(slot).Clock})
 	f.probeClock(slot, 1<<31|(ticks(t)+ahead+100)&serialMask)
-	if got := f.report(slot).Last; got != ownReport(7, 0) {
-		t.Errorf("after a small correction, the last report is %#x", got)
-	}
+	requireLast("a small correction", last)
 	f.probeClock(slot, 0)
-	if got := f.report(slot); got.Last != ownReport(7, 0) || got.Clock == 0 {
-		t.Errorf("after an answer without a clock: %+v", got)
-	}
+	requireLast("an answer without a clock", last)
 	f.probeClock(slot, 1<<31|10)
-	if got := f.report(slot).Last; got != 0 {
-		t.Errorf("after a restart, the last report is %#x", got)
-	}
+	requireLast("a restart", storedReport{})
 }
 
 // probeClock lets the agent of a slot's server answer a probe with a clock.
@@ -425,8 +428,8 @@ func TestForgedReports(t *testing.T) {
 				f.t = t
 				f.check(refused(c.frame, c.reason, layer3(c.frame)), f.run(c.frame))
 				for _, server := range row {
-					if got := f.report(f.slot(service, server)).Last; got != 0 {
-						t.Errorf("%s: noted %#x", server, got)
+					if got := f.report(f.slot(service, server)); got != (storedReport{}) {
+						t.Errorf("%s: noted %+v", server, got)
 					}
 				}
 				if got := f.serviceReports(flow); got != (serviceReports{}) {
@@ -436,8 +439,8 @@ func TestForgedReports(t *testing.T) {
 		}
 		f.t = t
 		f.check(f.returned(good, "return_create"), f.run(good))
-		if got := f.report(f.slot(service, row[0])).Last; got>>loadShift != 1000<<8|5 {
-			t.Errorf("%s: the genuine report is noted as %#x", service, got)
+		if got := f.report(f.slot(service, row[0])); got.Serial != serialKnown|1000 || got.load() != heardLoad(5) {
+			t.Errorf("%s: the genuine report is noted as %+v", service, got)
 		}
 	}
 }
@@ -472,11 +475,11 @@ func TestReportsRelayLoads(t *testing.T) {
 			f.check(f.returned(frame, "return_create"), f.run(frame))
 			f.forgetFlows()
 		}
-		expect := func(what string, own uint64, code uint8, relayed uint64) {
+		expect := func(what string, serial uint32, code uint8, relayed uint64) {
 			t.Helper()
-			got, counts := f.report(first).Last, f.reportCounts(first)
-			if got>>loadShift != own>>loadShift|uint64(code) || got&heardOwn != own&heardOwn || counts["relayed"] != relayed {
-				t.Errorf("%s: %s: noted %#x and %v, want the code %d, relayed %d times", service, what, got, counts,
+			got, counts := f.report(first), f.reportCounts(first)
+			if got.Serial != serial || got.load() != heardLoad(code) || counts["relayed"] != relayed {
+				t.Errorf("%s: %s: noted %+v and %v, want the code %d, relayed %d times", service, what, got, counts,
 					code, relayed)
 			}
 		}
@@ -490,12 +493,12 @@ func TestReportsRelayLoads(t *testing.T) {
 		expect("a replayed report", 0, 40, 1)
 		tell(1001, 0)
 		expect("the first candidate told no load", 0, 40, 1)
-		f.storeReport(first, storedReport{Last: ownReport(77, 9)})
+		f.storeReport(first, ownReport(77, 9, 0))
 		tell(1002, 50)
-		expect("after a report of its own", ownReport(77, 0), 50, 2)
+		expect("after a report of its own", serialKnown|77, 50, 2)
 		f.storeReport(taker, storedReport{})
 		f.hear(service, flow, row[3], srv6.Report{Load: 8, IsFirst: true})
-		if got := f.report(first).Last >> loadShift & 0xff; got != 8 {
+		if got := f.report(first).load(); got != heardLoad(8) {
 			t.Errorf("%s: its next own report was noted as %d", service, got)
 		}
 	}

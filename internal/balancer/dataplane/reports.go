@@ -21,12 +21,9 @@ type LoadReport struct {
 	Age time.Duration
 }
 
-// Fields of a report's word: HEARD_* in bpf/balancer/reports.h.
-const (
-	heardBits = 28
-	heardMask = 1<<heardBits - 1
-	loadShift = heardBits + 1
-)
+// estimateOfOne stands for one connection per unit of capacity in the tables: ESTIMATE_SHIFT in
+// bpf/balancer/reports.h.
+const estimateOfOne = accept.ValueOfOne << 8
 
 // halfLife is the time in which half of what a report says is lost: ln 2 times the 200 ms of the
 // simulator (docs/notes/placement.md).
@@ -44,17 +41,16 @@ func (r *Reader) Report(slot uint32) (report LoadReport, ok bool, err error) {
 	if err := r.maps.Reports.Lookup(slot, &entry); err != nil {
 		return report, false, fmt.Errorf("read the report of slot %d: %w", slot, err)
 	}
-	if entry.Last == 0 {
+	if entry.Heard == 0 {
 		return report, false, nil
 	}
 	now, err := r.Clock.jiffies()
 	if err != nil {
 		return report, false, err
 	}
-	code := uint8(entry.Last >> loadShift)
 	return LoadReport{
-		Load: float64(accept.Value(code)) / accept.ValueOfOne,
-		Age:  time.Duration((now-entry.Last)&heardMask) * r.Clock.Jiffy,
+		Load: float64(entry.Heard>>32) / estimateOfOne,
+		Age:  time.Duration(uint32(now)-uint32(entry.Heard)) * r.Clock.Jiffy,
 	}, true, nil
 }
 
