@@ -49,7 +49,10 @@ struct decided_placement {
 	__u8 is_placed; /* the rest is valid */
 	__u8 is_random; /* these are the candidates of a random bucket */
 	__u8 is_turn;	/* the server has its turn; the bucket did not select it */
-	__u8 pad;
+	__u8 ordered;	/* how many servers were ordered by their loads (order.h); 0: none */
+	__u16 row[MAX_CANDIDATES];	/* slots of these servers, before that */
+	__u32 estimate[MAX_CANDIDATES]; /* of their loads, with ESTIMATE_SHIFT */
+	__u32 mean;			/* of the service's reports, likewise */
 };
 
 /* The decision about a packet. Fields of steps that the packet does not reach are 0. */

@@ -102,6 +102,20 @@ static __always_inline struct estimation begin_estimation(const struct service *
 	return in;
 }
 
+/* Notes what the order depends on. */
+static __always_inline void note_order(const struct estimation *in, const struct segments *segments,
+				       const __u64 key[MAX_CANDIDATES])
+{
+	if (!dry_run)
+		return;
+	decision.placement.mean = in->mean;
+	decision.placement.ordered = segments->count;
+	for (__u32 i = 0; i < MAX_CANDIDATES; i++) {
+		decision.placement.row[i] = segments->server[i];
+		decision.placement.estimate[i] = key[i] >> PLACE_BITS;
+	}
+}
+
 /* Keeps the first servers in the order of their keys. */
 static __always_inline void keep_least(__u64 key[MAX_CANDIDATES], struct segments *segments)
 {
@@ -139,6 +153,7 @@ __noinline int order_by_reports(const struct service *service, struct segments *
 #pragma clang loop unroll(full)
 	for (__u32 i = 0; i < MAX_CANDIDATES; i++)
 		key[i] = estimate_load(&in, segments->server[i], i) << PLACE_BITS | i;
+	note_order(&in, segments, key);
 	keep_least(key, segments);
 	return 0;
 }

@@ -241,6 +241,12 @@ func printTrace(out io.Writer, t *inspect.Trace) error {
 	}
 	if p := t.Placement; p != nil {
 		table.row("placement", describePlacing(p, t.Course))
+		if p.Order != nil {
+			table.row("loads", describeMean(p.Order))
+			for i := range p.Order.Servers {
+				table.row("", describeOrdered(&p.Order.Servers[i]))
+			}
+		}
 	}
 	if offers := describeOffers(t.Course); offers != "" {
 		table.row("offered to", offers)
@@ -276,6 +282,29 @@ func describePlacing(p *inspect.TracedPlacement, course []inspect.TracedSegment)
 		return fmt.Sprintf("in turn: %s, unless another new flow comes first", strings.Join(p.Candidates, ", "))
 	}
 	return fmt.Sprintf("bucket %d of %d: %s", p.Bucket, p.Buckets, strings.Join(p.Candidates, ", "))
+}
+
+// describeMean tells what estimates approach.
+func describeMean(o *inspect.TracedOrder) string {
+	if o.Mean == 0 {
+		return "no server has reported its load yet"
+	}
+	return "mean of the reports: " + short(o.Mean)
+}
+
+// describeOrdered tells what the balancer knows of a server's load, and what follows from it.
+func describeOrdered(s *inspect.OrderedServer) string {
+	text := fmt.Sprintf("%s: reported %s", s.Server, describeReport(&s.Report))
+	if s.Estimate != nil {
+		text += ", estimate " + short(*s.Estimate)
+	}
+	switch {
+	case s.Spare:
+		text += ": offered as the spare server"
+	case s.Offered:
+		text += ": offered"
+	}
+	return text
 }
 
 // describeOffers names the servers that are offered a connection, with their columns. The text is

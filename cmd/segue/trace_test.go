@@ -18,6 +18,11 @@ var someFlow = dataplane.Flow{
 	Destination: netip.MustParseAddrPort("[2001:db8:80::1]:80"),
 }
 
+// reported is a load report of an age in seconds.
+func reported(load, age float64) inspect.ReportState {
+	return inspect.ReportState{Load: &load, Age: &age}
+}
+
 func TestPrintTrace(t *testing.T) {
 	insert := &inspect.TracedEncapsulation{
 		Kind: desired.SRv6Insert, Added: 56, MaxLength: 1444, Source: someFlow.Source.Addr(),
@@ -52,6 +57,16 @@ func TestPrintTrace(t *testing.T) {
 		"offered": {Opens: true, Service: service, Placement: placement, Reason: "forward_hunt",
 			Course: []inspect.TracedSegment{{Server: "s9", Function: "steer"},
 				{Server: "s2", Function: "connect-avail", Column: new(int)}, {Server: "s7", Function: "connect-avail"}}},
+		"ordered": {Opens: true, Service: service, Reason: "forward_hunt",
+			Placement: &inspect.TracedPlacement{Bucket: 4711, Buckets: 65537, Candidates: []string{"s2", "s9"},
+				Order: &inspect.TracedOrder{Mean: 1.25, Servers: []inspect.OrderedServer{
+					{Server: "s2", Report: reported(0.5, 0.048), Estimate: new(0.66), Offered: true},
+					{Server: "s1", Report: reported(1.5, 0.2), Estimate: new(1.31)},
+					{Server: "s3"},
+					{Server: "s9", Report: reported(0.5, 0.012), Offered: true, Spare: true},
+				}}},
+			Course: []inspect.TracedSegment{{Server: "s2", Function: "connect-avail", Column: new(1)},
+				{Server: "s9", Function: "connect-avail"}}},
 		"not-vip": {Reason: "pass_not_vip"},
 	} {
 		trace.Instance, trace.Flow, trace.Length = "lb", someFlow, 60

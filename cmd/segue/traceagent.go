@@ -17,6 +17,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/segue-lb/segue/internal/accept"
 	"github.com/segue-lb/segue/internal/agent"
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/balancer/inspect"
@@ -176,6 +177,9 @@ type joinedTrace struct {
 	// End is what happens to the packet at the last server that it reaches. It is empty if that is
 	// unknown.
 	End string `json:"end,omitempty"`
+	// Why is the reason why the receiver gets a new connection, for readers. It is empty for other
+	// packets, and if the receiver has the connection already.
+	Why string `json:"why,omitempty"`
 }
 
 // askedAgent is the answer of a server.
@@ -189,6 +193,9 @@ type askedAgent struct {
 	// Packet is what the server does with the packet if the packet reaches it. It is null if the
 	// packet is not for this server, or if the server did not answer that.
 	Packet *agent.Answer `json:"packet"`
+	// TakenBack is what the server does with the packet when the last candidate hands it back. It is
+	// null if that does not happen.
+	TakenBack *agent.Answer `json:"taken_back,omitempty"`
 	// Reached tells whether the packet comes here.
 	Reached bool `json:"reached"`
 }
@@ -282,17 +289,7 @@ func askAgent(ctx context.Context, command, server string, flow dataplane.Flow, 
 
 // follow determines how far the packet gets.
 func (j *joinedTrace) follow() {
-	for i := range j.Agents {
-		a := &j.Agents[i]
-		if j.Placement != nil && i < len(j.Placement.Candidates) {
-			last := len(j.Placement.Candidates) - 1
-			function := srv6.ConnectAvail
-			if last == 0 {
-				function = srv6.ConnectForce
-			}
-			a.Offer = answerOf(a.Trace, function.String(), i == last)
-		}
-	}
+	back := j.offer()
 	if !strings.HasPrefix(j.Reason, "forward_") {
 		return
 	}
@@ -309,24 +306,144 @@ func (j *joinedTrace) follow() {
 			continue // the packet visits this server twice: it ended here before, or on the way
 		}
 		a.Packet = answerOf(a.Trace, segment.Function, i == len(j.Course)-1 && !isRandom)
+		if a.Packet != nil && a.Offer != nil && *a.Packet != *a.Offer && isSameQuestion(a.Packet, a.Offer) {
+			a.Packet = a.Offer // it has compared the loads that others have told
+		}
 		a.Reached = onItsWay
 		if !onItsWay {
 			continue
 		}
-		if a.Packet == nil || !strings.HasPrefix(a.Packet.Outcome, "next_") {
+		if a.Packet == nil || !strings.HasPrefix(a.Packet.Outcome, "next_") || a.Packet.Offer == returned {
 			onItsWay = false
 		} else if next := a.Trace.Next; next != nil && next.Problem != "" {
 			onItsWay = false
 			j.End = fmt.Sprintf("lost after %s: %s", a.Server, next.Problem)
 			continue
 		}
-		if a.Packet != nil && !onItsWay {
-			j.End = a.Packet.Outcome
-			if strings.HasPrefix(j.End, "deliver") {
-				j.Receiver = a.Server
-			}
+		if a.Packet != nil && a.Packet.Offer == returned {
+			back.TakenBack = answerOf(back.Trace, srv6.ConnectForce.String(), true)
+			j.endAt(back, back.TakenBack)
+		} else if !onItsWay {
+			j.endAt(a, a.Packet)
 		}
 	}
+}
+
+// endAt notes that the packet ends at a server. The answer is nil if it is unknown.
+func (j *joinedTrace) endAt(a *askedAgent, answer *agent.Answer) {
+	if answer == nil {
+		return
+	}
+	j.End = answer.Outcome
+	if strings.HasPrefix(j.End, "deliver") {
+		j.Receiver = a.Server
+		j.Why = j.whyTaken(a, answer)
+	}
+}
+
+// offer determines what the candidates do with a new connection. The last one may hand it back to
+// an earlier one, which offer returns. Otherwise offer returns nil.
+func (j *joinedTrace) offer() (back *askedAgent) {
+	if j.Placement == nil {
+		return nil
+	}
+	last := min(len(j.Placement.Candidates), len(j.Agents)) - 1
+	function := srv6.ConnectAvail
+	if last == 0 {
+		function = srv6.ConnectForce
+	}
+	for i := range j.Agents[:last+1] {
+		a := &j.Agents[i]
+		a.Offer = answerOf(a.Trace, function.String(), i == last)
+		if i != last || a.Offer == nil || !comparesLoads(a.Trace) {
+			continue
+		}
+		candidates, loads := j.told()
+		answer, least := accept.Least(knownLoad(a.Trace), loads, accept.Last)
+		isOffer := a.Offer.Offer == "accepted_least" || a.Offer.Offer == "forced"
+		if isOffer && answer == accept.Return {
+			back = candidates[least]
+			a.Offer = &agent.Answer{Function: a.Offer.Function, Last: true, Outcome: "next_returned", Offer: returned}
+		}
+	}
+	return back
+}
+
+// returned is the offer label of a connection that the last candidate hands back.
+const returned = "returned"
+
+// told returns the candidates that pass a new connection on with their loads.
+func (j *joinedTrace) told() (candidates []*askedAgent, loads []accept.Load) {
+	for i := range j.Placement.Candidates {
+		a := &j.Agents[i]
+		if a.Offer != nil && a.Offer.Offer == "refused" && comparesLoads(a.Trace) {
+			candidates, loads = append(candidates, a), append(loads, knownLoad(a.Trace))
+		}
+	}
+	return candidates, loads
+}
+
+// comparesLoads tells whether the server tells its load to other candidates, and compares theirs.
+func comparesLoads(t *agent.Trace) bool {
+	return t.Accept != nil && t.Accept.Policy == desired.AcceptLeast
+}
+
+// knownLoad returns the load by which a server decides.
+func knownLoad(t *agent.Trace) accept.Load {
+	switch l := t.Accept.Load; {
+	case l == nil || t.Accept.Stale:
+		return accept.Unknown
+	case l.Capacity == nil:
+		return accept.Load{Busy: l.Busy, Capacity: accept.NoCapacity}
+	default:
+		return accept.Load{Busy: l.Busy, Capacity: *l.Capacity}
+	}
+}
+
+func isSameQuestion(a, b *agent.Answer) bool { return a.Function == b.Function && a.Last == b.Last }
+
+// whyTaken tells why a server takes a new connection. The text is empty if the packet is not an
+// offer, or if the server has the connection already.
+func (j *joinedTrace) whyTaken(a *askedAgent, answer *agent.Answer) string {
+	load := "-"
+	if a.Trace.Accept != nil {
+		load = a.Trace.Accept.DescribeLoad()
+	}
+	isLeast := comparesLoads(a.Trace)
+	switch {
+	case a.TakenBack != nil:
+		return fmt.Sprintf("%s has the lowest load of those that the last candidate compared: %s",
+			a.Server, j.describeTold())
+	case answer.Offer == "accepted" && isLeast:
+		return fmt.Sprintf("%s is the first candidate with free capacity: load %s", a.Server, load)
+	case answer.Offer == "accepted" && a.Trace.Accept.Threshold != nil:
+		return fmt.Sprintf("%s is the first candidate whose load is below its threshold: load %s, threshold %s",
+			a.Server, load, a.Trace.Accept.DescribeThreshold())
+	case answer.Offer == "accepted":
+		return fmt.Sprintf("%s is the first candidate that accepts by its policy", a.Server)
+	case answer.Offer == "accepted_stale":
+		return fmt.Sprintf("%s is the first candidate, and does not know its load", a.Server)
+	case answer.Offer == "accepted_least":
+		return fmt.Sprintf("%s is the last candidate, and none before it has told a lower load: %s",
+			a.Server, j.describeTold())
+	case answer.Offer == "forced":
+		return fmt.Sprintf("%s is the last candidate, and must accept", a.Server)
+	}
+	return ""
+}
+
+// describeTold lists the loads that are compared: those of the candidates that pass the connection
+// on, and that of the last candidate.
+func (j *joinedTrace) describeTold() string {
+	candidates, _ := j.told()
+	if last := &j.Agents[len(j.Placement.Candidates)-1]; !slices.Contains(candidates, last) {
+		candidates = append(candidates, last)
+	}
+	var loads []string
+	for _, a := range candidates {
+		loads = append(loads, a.Server+" "+a.Trace.Accept.DescribeLoad())
+	}
+	return strings.Join(loads, ", ")
 }
 
 func answerOf(t *agent.Trace, function string, last bool) *agent.Answer {
@@ -370,7 +487,11 @@ func printAgents(out io.Writer, j *joinedTrace) error {
 				j.Agents[i].Server, router)
 		}
 	}
-	_, err := fmt.Fprintf(out, "\nthe packet goes to: %s\n", describeEnd(j))
+	fmt.Fprintf(out, "\nthe packet goes to: %s\n", describeEnd(j))
+	if j.Why == "" {
+		return nil
+	}
+	_, err := fmt.Fprintf(out, "why: %s\n", j.Why)
 	return err
 }
 
@@ -399,7 +520,11 @@ func describePassage(a *askedAgent) string {
 	case !a.Reached:
 		return "not reached"
 	}
-	return fmt.Sprintf("%s: %s", a.Packet.Function, a.Packet.Outcome)
+	text := fmt.Sprintf("%s: %s", a.Packet.Function, a.Packet.Outcome)
+	if a.TakenBack != nil {
+		text += fmt.Sprintf(", then %s: %s", a.TakenBack.Function, a.TakenBack.Outcome)
+	}
+	return text
 }
 
 func describeEnd(j *joinedTrace) string {

@@ -50,6 +50,26 @@ func traceOf(instance, offer string, isHere bool) *agent.Trace {
 	return t
 }
 
+// leastOf is an agent's trace of someFlow with the policy least. The offer is the answer to a new
+// connection if the server is not the last candidate, and last is the answer if it is. A capacity of
+// 0 stands for none.
+func leastOf(instance, offer, last string, busy, capacity uint32) *agent.Trace {
+	t := traceOf(instance, offer, false)
+	t.Accept.Policy, t.Accept.Source, t.Accept.Threshold = desired.AcceptLeast, "shared-memory", nil
+	t.Accept.Load = &agent.Load{Busy: busy, Capacity: &capacity}
+	if capacity == 0 {
+		t.Accept.Source, t.Accept.Load.Capacity = "connections", nil
+	}
+	t.Answers[1].Offer = last
+	return t
+}
+
+// stale removes the load from the trace.
+func stale(t *agent.Trace) *agent.Trace {
+	t.Accept.Load, t.Accept.Stale = nil, true
+	return t
+}
+
 // withoutRoute removes the server's route to the next server from the trace.
 func withoutRoute(t *agent.Trace) *agent.Trace {
 	t.Next = &agent.NextSegment{SID: netip.MustParseAddr("fd00:5:0:1:2::"), Problem: "no route to fd00:5:0:1:2::: network is unreachable"}
@@ -148,6 +168,18 @@ func TestAskAgents(t *testing.T) {
 			"s1": traceOf("s1", "refused_down", false), "s2": traceOf("s2", "refused", false)}, "s1", "deliver"},
 		{"accepted", huntTrace(true, "forward_hunt", "", offers...), map[string]*agent.Trace{
 			"s1": traceOf("s1", "refused", false), "s2": traceOf("s2", "accepted", false)}, "s2", "deliver"},
+		{"least free", huntTrace(true, "forward_hunt", "", offers...), map[string]*agent.Trace{
+			"s1": leastOf("s1", "accepted", "accepted", 1, 2), "s2": leastOf("s2", "refused", "accepted_least", 3, 2)}, "s1", "deliver"},
+		{"least back", huntTrace(true, "forward_hunt", "", offers...), map[string]*agent.Trace{
+			"s1": leastOf("s1", "refused", "accepted_least", 4, 2), "s2": leastOf("s2", "refused", "accepted_least", 3, 2)}, "s2", "deliver"},
+		{"least tie", huntTrace(true, "forward_hunt", "", offers...), map[string]*agent.Trace{
+			"s1": leastOf("s1", "refused", "accepted_least", 2, 2), "s2": leastOf("s2", "refused", "accepted_least", 5, 4)}, "s1", "deliver"},
+		{"least without capacity", huntTrace(true, "forward_hunt", "", offers...), map[string]*agent.Trace{
+			"s1": leastOf("s1", "refused", "accepted_least", 6, 0), "s2": leastOf("s2", "refused", "accepted_least", 5, 0)}, "s2", "deliver"},
+		{"least stale", huntTrace(true, "forward_hunt", "", offers...), map[string]*agent.Trace{
+			"s1": stale(leastOf("s1", "refused", "forced", 0, 2)), "s2": leastOf("s2", "refused", "accepted_least", 9, 1)}, "s2", "deliver"},
+		{"least behind static", huntTrace(true, "forward_hunt", "", offers...), map[string]*agent.Trace{
+			"s1": leastOf("s1", "refused", "accepted_least", 9, 1), "s2": traceOf("s2", "refused", false)}, "s1", "deliver"},
 		{"recovered", huntTrace(false, "forward_recover", "", recovers...), map[string]*agent.Trace{
 			"s1": traceOf("s1", "", true), "s2": traceOf("s2", "accepted", false)}, "s1", "deliver"},
 		{"nowhere", huntTrace(false, "forward_recover", "", recovers...), map[string]*agent.Trace{

@@ -5,6 +5,7 @@ package balancer
 import (
 	"fmt"
 	"maps"
+	"math"
 	"net"
 	"net/netip"
 	"path/filepath"
@@ -483,4 +484,58 @@ func stateAfter(before *inspect.Trace, flags packet.TCPFlags) string {
 		return "established"
 	}
 	return before.Known.State
+}
+
+// Trace shows the loads by which the balancer orders the candidates of a SYN, and which of them are
+// offered the connection: the three with the lowest estimates, or two and a spare server.
+func TestTraceOfReports(t *testing.T) {
+	t.Parallel()
+	for _, selection := range []desired.Selection{desired.SelectReports, desired.SelectSpare} {
+		f := open(t, hunting(selection, 4))
+		shift := f.plane.Constants["report_half_life_shift"].(uint32)
+		view := f.view()
+		for service, flow := range hunted {
+			row := f.row(flow, service)
+			mean, offered, spare := heardLoad(20), 3, ""
+			all := serviceReports{Mean: uint64(mean)}
+			if selection == desired.SelectSpare {
+				for _, s := range f.service(service).Servers {
+					if !slices.Contains(row, s.Name) {
+						offered, spare = 2, s.Name
+					}
+				}
+				all.Spares = uint64(f.slot(service, spare) ^ dataplane.NoServer)
+			}
+			f.must(f.plane.Objects.ServiceReports.Put(f.serviceID(flow), &all))
+			const old = 1 << 20 // jiffies: only the mean is left
+			loads := map[string]reportedLoad{
+				row[0]: {heardLoad(40), 0}, row[1]: {heardLoad(16), 0}, row[2]: {0, 0}, row[3]: {heardLoad(8), old},
+			}
+			now := f.jiffies()
+			for server, r := range loads {
+				f.storeReport(f.slot(service, server), storedReport{Heard: uint64(r.load)<<32 | (now-r.age)&math.MaxUint32})
+			}
+			want := ordered(row, loads, uint64(mean), shift)
+			if got := []string{row[1], row[3], row[0], row[2]}; !slices.Equal(got, want) {
+				t.Fatalf("the row %v is ordered %v", got, want)
+			}
+			trace := mustTrace(t, view, inspect.Packet{Flow: flow, Opens: true, Length: 60})
+			order := trace.Placement.Order
+			if order == nil || order.Mean != dataplane.EstimatedLoad(mean) {
+				t.Fatalf("%s: %+v", service, order)
+			}
+			for i, server := range want {
+				s, isKnown := order.Servers[i], loads[server].load != 0
+				if s.Server != server || s.Offered != (i < offered) || s.Spare || (s.Estimate != nil) != isKnown || (s.Report.Load != nil) != isKnown {
+					t.Errorf("%s: server %d is %+v, want %s", service, i, s, server)
+				}
+			}
+			if e := *order.Servers[1].Estimate; math.Abs(e-order.Mean) > 0.001 {
+				t.Errorf("%s: an old report has the estimate %g, want the mean %g", service, e, order.Mean)
+			}
+			if last := order.Servers[len(order.Servers)-1]; last.Spare != (spare != "") || last.Spare && last.Server != spare {
+				t.Errorf("%s: the last server is %+v, want the spare server %q", service, last, spare)
+			}
+		}
+	}
 }

@@ -31,6 +31,8 @@ type (
 	Reason = balancerLbReason
 	// Decision is what a dry run decides about a packet, and why (decision.h).
 	Decision = balancerDecision
+	// DecidedPlacement is where a dry run places a packet's flow.
+	DecidedPlacement = balancerDecidedPlacement
 	// DecidedSegment is a server that a packet visits (decision.h).
 	DecidedSegment = balancerDecidedSegment
 	// Departure is why a packet leaves the server of its flow's entry (decision.h).

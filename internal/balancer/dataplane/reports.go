@@ -25,6 +25,9 @@ type LoadReport struct {
 // bpf/balancer/reports.h.
 const estimateOfOne = accept.ValueOfOne << 8
 
+// EstimatedLoad returns a load of the tables in connections per unit of capacity.
+func EstimatedLoad(estimate uint32) float64 { return float64(estimate) / estimateOfOne }
+
 // halfLife is the time in which half of what a report says is lost: ln 2 times the 200 ms of the
 // simulator (docs/notes/placement.md).
 const halfLife = 139 * time.Millisecond
@@ -49,7 +52,7 @@ func (r *Reader) Report(slot uint32) (report LoadReport, ok bool, err error) {
 		return report, false, err
 	}
 	return LoadReport{
-		Load: float64(entry.Heard>>32) / estimateOfOne,
+		Load: EstimatedLoad(uint32(entry.Heard >> 32)),
 		Age:  time.Duration(uint32(now)-uint32(entry.Heard)) * r.Clock.Jiffy,
 	}, true, nil
 }

@@ -125,7 +125,7 @@ type ReportState struct {
 	// Counts are the numbers of reports by result: taken, unknown_load (taken, but the server does
 	// not know its load), old (not newer than the last one), unsynchronised (not from the
 	// server's present time), relayed (another server took the flow, and told this one's load).
-	Counts map[string]uint64 `json:"counts"`
+	Counts map[string]uint64 `json:"counts,omitempty"`
 }
 
 // NextHop is where the balancer sends the packets to a server.
@@ -364,11 +364,20 @@ func (v *View) server(slot uint32, name string, service *ServiceState, interface
 }
 
 func (v *View) reports(slot uint32) (*ReportState, error) {
-	last, ok, err := v.tables.Report(slot)
+	state, err := v.lastReport(slot)
 	if err != nil {
 		return nil, err
 	}
-	state := &ReportState{}
+	state.Counts, err = v.tables.ReportCounts(slot)
+	return &state, err
+}
+
+// lastReport returns the last report of the slot's server, without the counts.
+func (v *View) lastReport(slot uint32) (state ReportState, err error) {
+	last, ok, err := v.tables.Report(slot)
+	if err != nil {
+		return state, err
+	}
 	if ok {
 		age := last.Age.Seconds()
 		state.Age = &age
@@ -376,8 +385,7 @@ func (v *View) reports(slot uint32) (*ReportState, error) {
 	if last.Load > 0 {
 		state.Load = &last.Load
 	}
-	state.Counts, err = v.tables.ReportCounts(slot)
-	return state, err
+	return state, nil
 }
 
 // describeAddress returns the address of a server in the form of the configuration.

@@ -3,6 +3,7 @@
 package inspect
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -76,6 +77,33 @@ type TracedPlacement struct {
 	// InTurn is true for a new flow under round-robin. Candidates is then the server whose turn it
 	// is at present, and Bucket is 0.
 	InTurn bool `json:"in_turn,omitempty"`
+	// Order is why these servers are offered a connection, if load reports decide.
+	Order *TracedOrder `json:"order,omitempty"`
+}
+
+// TracedOrder is how a balancer has ordered the servers of a row by their load reports. Loads are in
+// connections per unit of capacity, with one connection more.
+type TracedOrder struct {
+	// Mean is the mean of all reports of the service's servers. Estimates approach it as the reports
+	// become older. It is 0 before the first report.
+	Mean float64 `json:"mean"`
+	// Servers are those of the row in the order of their estimates. A spare server, which is not in
+	// the row, follows.
+	Servers []OrderedServer `json:"servers"`
+}
+
+// OrderedServer is a server that may be offered a connection.
+type OrderedServer struct {
+	Server string `json:"server"`
+	// Report is the last report of the server. Counts is nil.
+	Report ReportState `json:"report"`
+	// Estimate is the load on which the balancer decides. It is nil if the load is unknown: the
+	// server then comes first if it is the first of the row, and last otherwise. It is also nil for
+	// a spare server.
+	Estimate *float64 `json:"estimate"`
+	Offered  bool     `json:"offered"` // the server is offered the connection
+	// Spare is true for a server of another row, which has reported free capacity.
+	Spare bool `json:"spare,omitempty"`
 }
 
 // TracedSegment is a server that a packet visits, and what the packet asks of the server.
@@ -174,7 +202,9 @@ func (v *View) describe(d *dataplane.Decision, t *Trace) error {
 	}
 	t.Service = &TracedService{Name: labels[d.Service].Name, Exact: d.IsExact != 0}
 	t.Known = v.describeEntry(d)
-	t.Placement = v.describePlacement(d)
+	if t.Placement, err = v.describePlacement(d); err != nil {
+		return err
+	}
 	all, isComplete := segmentsOf(d)
 	isBeyond := func(at dataplane.DecidedSegment) bool { return !v.tables.Servers.Has(at.Server) }
 	if len(all) == 0 || slices.ContainsFunc(all, isBeyond) {
@@ -261,16 +291,16 @@ func describeConditions(conditions []Condition) string {
 
 // describePlacement returns where a packet's flow is placed if no server has it. It returns nil if
 // the data path has not determined that, or if the service has no servers.
-func (v *View) describePlacement(d *dataplane.Decision) *TracedPlacement {
+func (v *View) describePlacement(d *dataplane.Decision) (*TracedPlacement, error) {
 	placed := &d.Placement
 	if placed.IsPlaced == 0 || d.Rule.Buckets == 0 {
-		return nil
+		return nil, nil
 	}
 	if placed.IsRandom != 0 {
-		return &TracedPlacement{Buckets: d.Rule.Buckets, Random: true}
+		return &TracedPlacement{Buckets: d.Rule.Buckets, Random: true}, nil
 	}
 	if placed.Count == 0 {
-		return nil
+		return nil, nil
 	}
 	p := &TracedPlacement{Bucket: placed.Bucket, Buckets: d.Rule.Buckets, InTurn: placed.IsTurn != 0}
 	if p.InTurn {
@@ -279,7 +309,56 @@ func (v *View) describePlacement(d *dataplane.Decision) *TracedPlacement {
 	for _, slot := range placed.Candidate[:placed.Count] {
 		p.Candidates = append(p.Candidates, v.serverName(slot))
 	}
-	return p
+	if placed.Ordered == 0 {
+		return p, nil
+	}
+	var err error
+	p.Order, err = v.describeOrder(placed)
+	return p, err
+}
+
+// describeOrder returns how the servers of a row were ordered by their load reports.
+func (v *View) describeOrder(placed *dataplane.DecidedPlacement) (*TracedOrder, error) {
+	order := &TracedOrder{Mean: dataplane.EstimatedLoad(placed.Mean)}
+	offered := placed.Candidate[:placed.Count]
+	places := make([]int, placed.Ordered)
+	for i := range places {
+		places[i] = i
+	}
+	slices.SortStableFunc(places, func(a, b int) int {
+		return cmp.Compare(placed.Estimate[a], placed.Estimate[b])
+	})
+	row := placed.Row[:placed.Ordered]
+	for _, place := range places {
+		s, err := v.orderedServer(uint32(row[place]))
+		if err != nil {
+			return nil, err
+		}
+		if s.Report.Load != nil {
+			estimate := dataplane.EstimatedLoad(placed.Estimate[place])
+			s.Estimate = &estimate
+		}
+		s.Offered = slices.Contains(offered, uint32(row[place]))
+		order.Servers = append(order.Servers, s)
+	}
+	for _, slot := range offered {
+		if slices.Contains(row, uint16(slot)) {
+			continue
+		}
+		s, err := v.orderedServer(slot)
+		if err != nil {
+			return nil, err
+		}
+		s.Offered, s.Spare = true, true
+		order.Servers = append(order.Servers, s)
+	}
+	return order, nil
+}
+
+func (v *View) orderedServer(slot uint32) (s OrderedServer, err error) {
+	s.Server = v.serverName(slot)
+	s.Report, err = v.lastReport(slot)
+	return s, err
 }
 
 func (v *View) serverName(slot uint32) string {
