@@ -70,19 +70,26 @@ static __always_inline void put_in_order(__u64 *a, __u64 *b)
 	*b = difference;
 }
 
-/* Batcher's odd-even merge sort of eight keys (Knuth, "The Art of Computer Programming", volume 3,
- * section 5.3.4). */
-static __always_inline void sort_keys(__u64 key[MAX_CANDIDATES])
+/* A sorting network of four keys (Knuth, "The Art of Computer Programming", volume 3, section
+ * 5.3.4). */
+static __always_inline void sort_four(__u64 key[4])
 {
-	static const __u8 pair[][2] = {
-		{ 0, 1 }, { 2, 3 }, { 4, 5 }, { 6, 7 }, { 0, 2 }, { 1, 3 }, { 4, 6 },
-		{ 5, 7 }, { 1, 2 }, { 5, 6 }, { 0, 4 }, { 1, 5 }, { 2, 6 }, { 3, 7 },
-		{ 2, 4 }, { 3, 5 }, { 1, 2 }, { 3, 4 }, { 5, 6 },
-	};
+	put_in_order(&key[0], &key[1]);
+	put_in_order(&key[2], &key[3]);
+	put_in_order(&key[0], &key[2]);
+	put_in_order(&key[1], &key[3]);
+	put_in_order(&key[1], &key[2]);
+}
 
-#pragma clang loop unroll(full)
-	for (__u32 i = 0; i < sizeof(pair) / sizeof(pair[0]); i++)
-		put_in_order(&key[pair[i][0]], &key[pair[i][1]]);
+/* Merges the first three keys of two sorted lists into the first one. The compiler leaves out what
+ * only the other keys need. */
+static __always_inline void merge_three(__u64 a[4], __u64 b[4])
+{
+	put_in_order(&a[0], &b[0]); /* the first */
+	put_in_order(&a[1], &b[1]); /* a[1]: the lower one of the second keys */
+	put_in_order(&a[1], &b[0]); /* the second; b[0]: the third, unless that is another list's */
+	put_in_order(&a[2], &b[2]);
+	put_in_order(&a[2], &b[0]); /* the third */
 }
 
 /* A key has a candidate's estimate, and its place in the list, which breaks ties. */
@@ -103,26 +110,43 @@ static __always_inline struct estimation begin_estimation(const struct service *
 }
 
 /* Notes what the order depends on. */
-static __always_inline void note_order(const struct estimation *in, const struct segments *segments,
-				       const __u64 key[MAX_CANDIDATES])
+static __always_inline void note_order(const struct estimation *in, const struct segments *segments)
 {
 	if (!dry_run)
 		return;
 	decision.placement.mean = in->mean;
 	decision.placement.ordered = segments->count;
-	for (__u32 i = 0; i < MAX_CANDIDATES; i++) {
-		decision.placement.row[i] = segments->server[i];
-		decision.placement.estimate[i] = key[i] >> PLACE_BITS;
-	}
 }
 
-/* Keeps the first servers in the order of their keys. */
-static __always_inline void keep_least(__u64 key[MAX_CANDIDATES], struct segments *segments)
+static __always_inline void note_estimate(const struct segments *segments, __u32 place, __u64 key)
+{
+	if (!dry_run)
+		return;
+	decision.placement.row[place] = segments->server[place];
+	decision.placement.estimate[place] = key >> PLACE_BITS;
+}
+
+/* Computes the keys of four places, and sorts them. */
+static __always_inline void sort_places(const struct estimation *in,
+					const struct segments *segments, __u32 first, __u64 key[4])
+{
+#pragma clang loop unroll(full)
+	for (__u32 i = 0; i < 4; i++) {
+		__u32 place = first + i;
+
+		key[i] = estimate_load(in, segments->server[place], place) << PLACE_BITS | place;
+		note_estimate(segments, place, key[i]);
+	}
+	sort_four(key);
+}
+
+/* Keeps the servers with the lowest keys, in the order of the keys. */
+static __always_inline void keep_least(const __u64 key[ORDERED_CANDIDATES],
+				       struct segments *segments)
 {
 	__u16 server[ORDERED_CANDIDATES];
 	__u32 columns = 0;
 
-	sort_keys(key);
 #pragma clang loop unroll(full)
 	for (__u32 i = 0; i < ORDERED_CANDIDATES; i++) {
 		__u32 place = key[i] & PLACE_MASK;
@@ -142,18 +166,19 @@ static __always_inline void keep_least(__u64 key[MAX_CANDIDATES], struct segment
 /* Orders the listed candidates, and keeps the first of them. Not inlined: see handle_in_full. */
 __noinline int order_by_reports(const struct service *service, struct segments *segments)
 {
-	__u64 key[MAX_CANDIDATES];
+	__u64 key[4], other[4];
 	struct estimation in;
 
 	if (!service || !segments)
 		return 0;
 	in = begin_estimation(service);
+	note_order(&in, segments);
+	/* No server has this slot, so it comes behind all candidates. */
 	for (__u32 i = segments->count; i < MAX_CANDIDATES; i++)
 		*(volatile __u16 *)&segments->server[i] = NO_SERVER;
-#pragma clang loop unroll(full)
-	for (__u32 i = 0; i < MAX_CANDIDATES; i++)
-		key[i] = estimate_load(&in, segments->server[i], i) << PLACE_BITS | i;
-	note_order(&in, segments, key);
+	sort_places(&in, segments, 0, key);
+	sort_places(&in, segments, 4, other);
+	merge_three(key, other);
 	keep_least(key, segments);
 	return 0;
 }
