@@ -1,8 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The directory: services, servers, and the ports that lead to servers. Only user space writes it,
- * and most packets read it. It is the only value of one map, which programs address directly. A
- * lookup for each part would take a tenth of the time of a known flow's packet.
+ * The directory: services, servers, and the ports that lead to servers. Only user space writes
+ * these, and most packets read them. The directory is the only value of one map, which programs
+ * address directly. A lookup for each part would take a tenth of the time of a known flow's packet.
+ *
+ * What servers report is in the directory, too, although packets write it: a SYN may look at the
+ * reports of eight servers. It has lines of its own, so that reports do not take the lines of the
+ * servers from the caches of other cores.
  */
 #ifndef SEGUE_BALANCER_DIRECTORY_H
 #define SEGUE_BALANCER_DIRECTORY_H
@@ -27,6 +31,7 @@ struct directory {
 	struct port ports[MAX_PORTS];
 	struct server servers[MAX_SERVERS];
 	struct service_line services[2][SERVICE_LINES];
+	struct report reports[MAX_SERVERS];
 };
 
 /* The start of the directory. User space makes the section as large as struct directory when it

@@ -41,8 +41,7 @@ struct estimation {
  */
 static __always_inline __u64 estimate_load(const struct estimation *in, __u32 server, __u32 place)
 {
-	const struct report *report = bpf_map_lookup_elem(&reports, &server);
-	__u64 heard = report ? *(volatile __u64 *)&report->heard : 0;
+	__u64 heard = *(volatile __u64 *)&report_at(server)->heard;
 	__s64 value = heard >> 32;
 	__u64 age;
 

@@ -135,9 +135,9 @@ static __always_inline int send_probe(struct xdp_md *ctx, __u32 server)
  * measure for the next one. */
 static __always_inline void note_clock(__u32 server, __u32 clock)
 {
-	struct report *report = bpf_map_lookup_elem(&reports, &server);
+	struct report *report = report_at(server);
 
-	if (!report || !(clock & PROBE_CLOCK_VALID))
+	if (!(clock & PROBE_CLOCK_VALID))
 		return;
 	if (!is_near_clock(*(volatile __u32 *)&report->clock, clock)) {
 		*(volatile __u32 *)&report->serial = 0;

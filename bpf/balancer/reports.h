@@ -19,30 +19,10 @@
 /* Estimates have more precision than reported loads. */
 #define ESTIMATE_SHIFT 8
 
-#define SERIAL_KNOWN (1U << 31)
-#define CLOCK_KNOWN (1U << 31)
-
-/* What is known of a server's load and clock. The load is decoded, because candidates are ordered
- * more often than reports arrive. */
-struct report {
-	/* The last load that was heard, as load_value() << ESTIMATE_SHIFT, in the upper half; 0: it is
-	 * not known. The time when it was heard, in jiffies, in the lower half. */
-	__u64 heard;
-	/* SERIAL_KNOWN and the serial of the last report that the server has sent itself; 0: none. */
-	__u32 serial;
-	/* CLOCK_KNOWN and how much the server's clock is ahead of this host's, as a serial; 0: it is
-	 * not known. */
-	__u32 clock;
-};
-
-/* By slot. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1); /* set at load: as servers */
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__type(key, __u32);
-	__type(value, struct report);
-} reports SEC(".maps");
+static __always_inline struct report *report_at(__u32 server)
+{
+	return &directory()->reports[server & (MAX_SERVERS - 1)];
+}
 
 /* What all reports of a service's servers say. */
 struct service_reports {
@@ -179,10 +159,10 @@ __noinline int note_report(const struct service *service, __u32 server, __u64 re
 
 	if (!service || dry_run)
 		return false;
-	mine = bpf_map_lookup_elem(&reports, &server);
+	mine = report_at(server);
 	id = service->id;
 	all = bpf_map_lookup_elem(&service_reports, &id);
-	if (!mine || !all)
+	if (!all)
 		return false;
 	last = *(volatile __u32 *)&mine->serial;
 	if (!is_near_clock(*(volatile __u32 *)&mine->clock, serial)) {
@@ -206,17 +186,15 @@ __noinline int note_report(const struct service *service, __u32 server, __u64 re
 __noinline int note_relayed(const struct service *service, __u32 first, __u64 report)
 {
 	struct service_reports *all;
-	struct report *its;
 	__u32 id;
 
 	if (!service || !(__u8)report)
 		return 0;
-	its = bpf_map_lookup_elem(&reports, &first);
 	id = service->id;
 	all = bpf_map_lookup_elem(&service_reports, &id);
-	if (!its || !all)
+	if (!all)
 		return 0;
-	note_load(all, first, its, report);
+	note_load(all, first, report_at(first), report);
 	count_report(first, REPORT_RELAYED);
 	return 0;
 }

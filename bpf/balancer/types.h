@@ -118,6 +118,22 @@ struct server {
 	__u8 reserved[8];
 };
 
+#define SERIAL_KNOWN (1U << 31)
+#define CLOCK_KNOWN (1U << 31)
+
+/* What is known of a server's load and clock (reports.h). The load is decoded, because candidates
+ * are ordered more often than reports arrive. */
+struct report {
+	/* The last load that was heard, as load_value() << ESTIMATE_SHIFT, in the upper half; 0: it is
+	 * not known. The time when it was heard, in jiffies, in the lower half. */
+	__u64 heard;
+	/* SERIAL_KNOWN and the serial of the last report that the server has sent itself; 0: none. */
+	__u32 serial;
+	/* CLOCK_KNOWN and how much the server's clock is ahead of this host's, as a serial; 0: it is
+	 * not known. */
+	__u32 clock;
+};
+
 /* A next hop in one word: the MAC address in memory order, then the port. */
 #define NEXT_HOP_PORT(next_hop) ((next_hop) >> 48)
 

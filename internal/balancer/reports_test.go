@@ -11,6 +11,7 @@ import (
 	"slices"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
@@ -64,13 +65,17 @@ func (f *fixture) jiffies() (jiffies uint64) {
 
 func (f *fixture) storeReport(slot uint32, r storedReport) {
 	f.t.Helper()
-	f.must(f.plane.Objects.Reports.Put(slot, &r))
+	*f.reportOf(slot) = r
 }
 
 func (f *fixture) report(slot uint32) (r storedReport) {
 	f.t.Helper()
-	f.must(f.plane.Objects.Reports.Lookup(slot, &r))
-	return r
+	return *f.reportOf(slot)
+}
+
+// reportOf returns where the data path stores the report.
+func (f *fixture) reportOf(slot uint32) *storedReport {
+	return (*storedReport)(unsafe.Pointer(&f.plane.Directory.Reports[slot]))
 }
 
 // serviceReports is struct service_reports.

@@ -39,7 +39,6 @@ func (maps *Maps) Pinned() map[string]**ebpf.Map {
 		balancerMapIdentity:       &maps.Identity,
 		balancerMapHalfOpen:       &maps.HalfOpen,
 		ReasonsMap:                &maps.Reasons,
-		balancerMapReports:        &maps.Reports,
 		balancerMapReportCounters: &maps.ReportCounters,
 		ServerCountersMap:         &maps.ServerCounters,
 		balancerMapServerLabels:   &maps.ServerLabels,

@@ -78,7 +78,7 @@ func Open(cfg *desired.Balancer, clock *FlowClock, log *slog.Logger) (*Plane, er
 	spec.Maps[balancerMapHalfOpen].MaxEntries = flowBuckets(cfg.Node.Limits.Flows / flowsPerHalfOpen)
 	for _, bySlot := range []string{
 		ServerCountersMap, balancerMapServerSignals, balancerMapAnsweredOffers,
-		balancerMapProbes, balancerMapProbeTurns, balancerMapReports, balancerMapReportCounters,
+		balancerMapProbes, balancerMapProbeTurns, balancerMapReportCounters,
 	} {
 		spec.Maps[bySlot].MaxEntries = serverSlots(cfg.Node.Limits.Servers)
 	}

@@ -5,6 +5,7 @@ package dataplane
 import (
 	"fmt"
 	"math"
+	"sync/atomic"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -38,13 +39,10 @@ func halfLifeShift(jiffy time.Duration) uint32 {
 }
 
 // Report returns the last report of the slot's server. It returns false if there is none. It
-// returns an error if the table or the clock cannot be read.
+// returns an error if the clock cannot be read.
 func (r *Reader) Report(slot uint32) (report LoadReport, ok bool, err error) {
-	var entry balancerReport
-	if err := r.maps.Reports.Lookup(slot, &entry); err != nil {
-		return report, false, fmt.Errorf("read the report of slot %d: %w", slot, err)
-	}
-	if entry.Heard == 0 {
+	heard := atomic.LoadUint64(&r.directory.Reports[slot].Heard)
+	if heard == 0 {
 		return report, false, nil
 	}
 	now, err := r.Clock.jiffies()
@@ -52,8 +50,8 @@ func (r *Reader) Report(slot uint32) (report LoadReport, ok bool, err error) {
 		return report, false, err
 	}
 	return LoadReport{
-		Load: EstimatedLoad(uint32(entry.Heard >> 32)),
-		Age:  time.Duration(uint32(now)-uint32(entry.Heard)) * r.Clock.Jiffy,
+		Load: EstimatedLoad(uint32(heard >> 32)),
+		Age:  time.Duration(uint32(now)-uint32(heard)) * r.Clock.Jiffy,
 	}, true, nil
 }
 
@@ -85,9 +83,7 @@ func (r *Reader) ReportCounts(slot uint32) (map[string]uint64, error) {
 
 // clearReports removes what is known of the load of the slot's server.
 func (p *Plane) clearReports(slot uint32) error {
-	if err := p.Objects.Reports.Put(slot, balancerReport{}); err != nil {
-		return fmt.Errorf("clear the report of slot %d: %w", slot, err)
-	}
+	p.Directory.Reports[slot] = balancerReport{}
 	zero := make([]balancerReportCounter, ebpf.MustPossibleCPU())
 	if err := p.Objects.ReportCounters.Put(slot, zero); err != nil {
 		return fmt.Errorf("clear the counters of reports of slot %d: %w", slot, err)
