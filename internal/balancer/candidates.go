@@ -103,8 +103,16 @@ func (s *services) place(svc *service, g generation.Generation) error {
 		return err
 	}
 	s.setCapabilities(svc, &rule)
+	swapped := rule.Table() != svc.rule.Table()
 	svc.rule, svc.placed = rule, p
-	s.admit(svc)
+	unused := s.admitUsable(svc)
+	if swapped && len(unused) > 0 {
+		// A packet that has read the rule before the swap must find all servers of its table.
+		if err := s.plane.Settle(); err != nil {
+			return err
+		}
+	}
+	s.refuse(unused)
 	return nil
 }
 
@@ -179,26 +187,30 @@ func (s *services) writeRule(svc *service) {
 	}
 }
 
-// admit tells the data path which servers of a service get new flows, and whether there is one. The
-// service's rule, which may name a new candidate table, takes effect after servers begin to get new
-// flows and before others cease to. So no packet sees a change of weights in part: a server whose
-// weight is or was 0 is in only one of the tables.
-func (s *services) admit(svc *service) {
+// admit tells the data path which servers of a service get new flows, and whether there is one.
+func (s *services) admit(svc *service) { s.refuse(s.admitUsable(svc)) }
+
+// admitUsable makes the usable servers of a service get new flows, and then puts the service's rule
+// in force, which may name a new candidate table. It returns the other servers, for refuse. They
+// must get new flows until no packet uses the former table. So no packet sees a change of weights in
+// part: a server whose weight is or was 0 is in only one of the tables.
+func (s *services) admitUsable(svc *service) (unused []*member) {
 	usable := s.usable(svc)
 	used := make(map[*member]bool, len(usable))
-	for _, m := range usable {
-		used[m] = true
-	}
 	svc.rule.Flags &^= dataplane.RuleTakesFlows
 	for _, m := range usable {
+		used[m] = true
 		s.plane.Servers.SetFlags(m.slot, m.flags(true))
 		svc.rule.Flags |= dataplane.RuleTakesFlows
 	}
 	s.writeRule(svc)
-	for _, m := range svc.members {
-		if !used[m] {
-			s.plane.Servers.SetFlags(m.slot, m.flags(false))
-		}
+	return slices.DeleteFunc(slices.Clone(svc.members), func(m *member) bool { return used[m] })
+}
+
+// refuse makes servers get no new flows.
+func (s *services) refuse(unused []*member) {
+	for _, m := range unused {
+		s.plane.Servers.SetFlags(m.slot, m.flags(false))
 	}
 }
 
