@@ -454,6 +454,30 @@ func TestTablesAreSwappedWhole(t *testing.T) {
 	traffic.Wait()
 }
 
+// A server that leaves the candidate table gets new flows until no packet uses the former table.
+func TestServerLeavesAfterTheSwap(t *testing.T) {
+	t.Parallel()
+	f := open(t, webOf(srv6Server("s1", 1, 1), srv6Server("s2", 2, 1)))
+	next := webOf(srv6Server("s1", 1, 0), srv6Server("s2", 2, 1))
+	generations := f.generations.Next(next.Services)
+	slot := f.slot("web", "s1")
+	takes := func() bool {
+		return f.plane.Servers.Flags(slot)&(dataplane.FlagDrained|dataplane.FlagFailing) == 0
+	}
+	before := f.services.byName["web"].rule.Table()
+	f.must(f.services.reconcileService(newServiceState(next.Services[0], &next.Node, generations["web"])))
+	if f.services.byName["web"].rule.Table() == before {
+		t.Fatal("the table was not replaced")
+	}
+	if !takes() {
+		t.Error("s1 gets no new flows while packets may use the former table")
+	}
+	f.must(f.services.settle())
+	if takes() {
+		t.Error("s1 gets new flows although no packet uses the former table")
+	}
+}
+
 // A service may have no servers. Its packets are dropped, and counted, until servers appear. When
 // they are removed again, a flow that one of them had is dropped as well.
 func TestServiceWithoutServers(t *testing.T) {

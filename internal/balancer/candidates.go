@@ -105,14 +105,29 @@ func (s *services) place(svc *service, g generation.Generation) error {
 	s.setCapabilities(svc, &rule)
 	swapped := rule.Table() != svc.rule.Table()
 	svc.rule, svc.placed = rule, p
-	unused := s.admitUsable(svc)
-	if swapped && len(unused) > 0 {
-		// A packet that has read the rule before the swap must find all servers of its table.
-		if err := s.plane.Settle(); err != nil {
-			return err
-		}
+	if swapped {
+		s.admitUsable(svc)
+		s.swapped = append(s.swapped, svc)
+	} else {
+		s.admit(svc)
 	}
-	s.refuse(unused)
+	return nil
+}
+
+// settle waits until no packet uses a candidate table that was replaced. Then servers that are not
+// in the new tables cease to get new flows. One wait does for all services, because it can take
+// tens of milliseconds. settle returns an error if the wait fails, and can be called again.
+func (s *services) settle() error {
+	if len(s.swapped) == 0 {
+		return nil
+	}
+	if err := s.plane.Settle(); err != nil {
+		return fmt.Errorf("wait for packets that use the candidate tables before: %w", err)
+	}
+	for _, svc := range s.swapped {
+		s.admit(svc)
+	}
+	s.swapped = nil
 	return nil
 }
 
@@ -188,12 +203,16 @@ func (s *services) writeRule(svc *service) {
 }
 
 // admit tells the data path which servers of a service get new flows, and whether there is one.
-func (s *services) admit(svc *service) { s.refuse(s.admitUsable(svc)) }
+func (s *services) admit(svc *service) {
+	for _, m := range s.admitUsable(svc) {
+		s.plane.Servers.SetFlags(m.slot, m.flags(false))
+	}
+}
 
 // admitUsable makes the usable servers of a service get new flows, and then puts the service's rule
-// in force, which may name a new candidate table. It returns the other servers, for refuse. They
-// must get new flows until no packet uses the former table. So no packet sees a change of weights in
-// part: a server whose weight is or was 0 is in only one of the tables.
+// in force, which may name a new candidate table. It returns the other servers. Those in the former
+// table must get new flows until no packet uses that table (settle). So no packet sees a change of
+// weights in part: a server whose weight is or was 0 is in only one of the tables.
 func (s *services) admitUsable(svc *service) (unused []*member) {
 	usable := s.usable(svc)
 	used := make(map[*member]bool, len(usable))
@@ -205,13 +224,6 @@ func (s *services) admitUsable(svc *service) (unused []*member) {
 	}
 	s.writeRule(svc)
 	return slices.DeleteFunc(slices.Clone(svc.members), func(m *member) bool { return used[m] })
-}
-
-// refuse makes servers get no new flows.
-func (s *services) refuse(unused []*member) {
-	for _, m := range unused {
-		s.plane.Servers.SetFlags(m.slot, m.flags(false))
-	}
 }
 
 // endHunts ends the transition of services that have stopped hunting, when their last half-open

@@ -20,6 +20,10 @@ import (
 // services that follow another state. Servers are added before the tables that name them, and
 // removed after these tables. After an error, another call can restore the state before.
 func (s *services) reconcile(cfg *desired.Balancer, generations generation.Generations) error {
+	// A call that failed may have left tables that packets use.
+	if err := s.settle(); err != nil {
+		return err
+	}
 	wanted := map[string]bool{}
 	for i := range cfg.Services {
 		name := cfg.Services[i].Name
@@ -28,6 +32,9 @@ func (s *services) reconcile(cfg *desired.Balancer, generations generation.Gener
 		if err := s.reconcileService(want); err != nil {
 			return fmt.Errorf("service %s: %w", name, err)
 		}
+	}
+	if err := s.settle(); err != nil {
+		return err
 	}
 	if err := s.keepOnly(wanted); err != nil {
 		return err

@@ -30,6 +30,8 @@ type services struct {
 	byName map[string]*service
 	free   []uint32      // numbers that no service has; the last one is given out next
 	reach  func(*member) // writes the next hop of a member, if it is known
+	// Services whose candidate tables were replaced, and whose former tables packets may still use.
+	swapped []*service
 }
 
 // loadServices reads the services that an earlier process has left. The first apply adds their
