@@ -87,22 +87,27 @@ static __always_inline __u32 candidate_of(const struct service *service, __u32 b
 	return table ? candidate_at(table, row_start(service, bucket) + place) : NO_SERVER;
 }
 
-/* Which servers to list. */
+/* Whether it is a server of the service that takes new flows. */
+static __always_inline bool is_taking(const struct service *service, __u32 number)
+{
+	return takes_flows_of(server_at(number), service);
+}
+
+/* Which servers to list beside those that take new flows. */
 enum listed {
-	LIST_TAKING,	/* servers that take new flows */
 	LIST_FIT,	/* servers whose next hop answers, and that do not fail */
 	LIST_REACHABLE, /* servers whose next hop answers */
 	LIST_ANY,
 };
 
-static __always_inline bool is_wanted_server(const struct service *service,
-					     const struct server *server, enum listed wanted)
+static __always_inline bool is_wanted(const struct service *service, __u32 number,
+				      enum listed wanted)
 {
+	const struct server *server = server_at(number);
+
 	if (!serves(server, service))
 		return false;
 	switch (wanted) {
-	case LIST_TAKING:
-		return takes_flows(server);
 	case LIST_FIT:
 		return is_reachable(server) && !(server->flags & SERVER_FAILING);
 	case LIST_REACHABLE:
@@ -112,32 +117,36 @@ static __always_inline bool is_wanted_server(const struct service *service,
 	}
 }
 
-static __always_inline bool is_wanted(const struct service *service, __u32 number,
-				      enum listed wanted)
-{
-	return is_wanted_server(service, server_at(number), wanted);
-}
-
 static __always_inline bool is_listed(const struct segments *segments, __u32 number)
 {
-	for (__u32 i = 0; i < MAX_CANDIDATES && i < segments->count; i++) {
+	for (__u32 i = 0; i < MAX_SEGMENTS && i < segments->count; i++) {
 		if (segments->server[i] == number)
 			return true;
 	}
 	return false;
 }
 
-/* Appends a server to the list, with its bits of the columns. False when the list has the server
- * already, or no room. */
-static __always_inline bool append_server(struct segments *segments, __u32 number, __u32 column)
+/* Appends a server to a list of at most so many. False when the list has the server already, or no
+ * room. */
+static __always_inline bool append_server(struct segments *segments, __u32 number, __u32 most)
 {
 	__u32 count = segments->count;
 
-	if (count >= MAX_CANDIDATES || is_listed(segments, number))
+	if (count >= most || is_listed(segments, number))
 		return false;
 	segments->server[count] = number;
-	segments->columns |= column << count * COLUMN_BITS;
 	segments->count = count + 1;
+	return true;
+}
+
+/* Appends a server to an offer, with its bits of the columns. False: as append_server. */
+static __always_inline bool append_candidate(struct segments *segments, __u32 number, __u32 column)
+{
+	__u32 count = segments->count;
+
+	if (!append_server(segments, number, MAX_CANDIDATES))
+		return false;
+	segments->columns |= column << count * COLUMN_BITS;
 	return true;
 }
 
@@ -161,7 +170,7 @@ __noinline int list_row(const struct service *service, __u32 generations, __u32 
 		__u32 number = candidate_at(table, first + i);
 
 		if (is_wanted(service, number, wanted))
-			append_server(segments, number, 0);
+			append_server(segments, number, MAX_SEGMENTS);
 	}
 	return 0;
 }
@@ -195,7 +204,7 @@ static __always_inline void find(const struct search_context *in, __u32 number)
 	struct search *search = in->search;
 	__u32 column = search->row ? NO_COLUMN : COLUMN(search->place);
 
-	if (in->segments && !append_server(in->segments, number, column) && search->row)
+	if (in->segments && !append_candidate(in->segments, number, column) && search->row)
 		return;
 	search->server = number;
 	search->found++;
@@ -227,7 +236,7 @@ static long search_candidate(__u32 turn, const struct search_context *in)
 	struct search *search = in->search;
 	__u32 number = candidate_of(in->service, search->bucket, search->place);
 
-	if (is_wanted(in->service, number, LIST_TAKING))
+	if (is_taking(in->service, number))
 		find(in, number);
 	else if (number == NO_SERVER && search->wanted > search->place)
 		search->wanted = search->place; /* rows are so short in this generation */
@@ -282,7 +291,7 @@ __noinline int list_whole_row(const struct service *service, __u32 bucket,
 			return 0;
 #pragma clang loop unroll(full)
 		for (__u32 i = 0; i < CANDIDATES_PER_WORD; i++) {
-			if (!is_wanted(service, word->server[i], LIST_TAKING))
+			if (!is_taking(service, word->server[i]))
 				return 0;
 			segments->server[count + i] = word->server[i];
 		}
@@ -290,6 +299,32 @@ __noinline int list_whole_row(const struct service *service, __u32 bucket,
 	segments->columns = ROW_COLUMNS & ((1ULL << count * COLUMN_BITS) - 1);
 	segments->count = count;
 	return 0;
+}
+
+/* Appends the servers of a row up to the first one that takes no new flows. False: there is such a
+ * server. Not inlined, so that list_taking needs less stack. */
+__noinline int append_row(const struct service *service, __u32 bucket, struct segments *segments)
+{
+	struct candidate_reader from = { .number = ~0 };
+	__u32 key, first;
+
+	if (!service || !segments)
+		return true;
+	key = table_number(service);
+	from.table = bpf_map_lookup_elem(&tables, &key);
+	if (!from.table)
+		return true;
+	first = row_start(service, bucket);
+	for (__u32 i = 0; i < MAX_CANDIDATES && i < candidates_of(service); i++) {
+		__u32 number = read_candidate(&from, first + i);
+
+		if (number == NO_SERVER && i)
+			return true; /* the row is shorter than others */
+		if (!is_taking(service, number))
+			return false;
+		append_candidate(segments, number, COLUMN(i));
+	}
+	return true;
 }
 
 /*
@@ -300,8 +335,7 @@ __noinline int list_whole_row(const struct service *service, __u32 bucket,
  */
 __noinline int list_taking(const struct service *service, __u32 bucket, struct segments *segments)
 {
-	struct candidate_reader from = { .number = ~0 };
-	__u32 table_key, first;
+	struct search search = { .bucket = bucket };
 
 	if (!service || !segments)
 		return 0;
@@ -310,28 +344,11 @@ __noinline int list_taking(const struct service *service, __u32 bucket, struct s
 		if (segments->count)
 			return 0;
 	}
-	table_key = table_number(service);
-	from.table = bpf_map_lookup_elem(&tables, &table_key);
-	if (!from.table)
-		return 0;
 	/* Mostly, all servers of the row take new flows, and there is nothing to search for. */
-	first = row_start(service, bucket);
-	for (__u32 i = 0; i < MAX_CANDIDATES && i < candidates_of(service); i++) {
-		__u32 number = read_candidate(&from, first + i);
-
-		if (!is_wanted(service, number, LIST_TAKING)) {
-			struct search search = {
-				.bucket = bucket,
-				.wanted = candidates_of(service),
-			};
-
-			/* NO_SERVER behind a server ends a row that is shorter than others. */
-			if (number != NO_SERVER || !i)
-				continue_search(service, &search, segments);
-			return 0;
-		}
-		append_server(segments, number, COLUMN(i));
-	}
+	if (append_row(service, bucket, segments))
+		return 0;
+	search.wanted = candidates_of(service);
+	continue_search(service, &search, segments);
 	return 0;
 }
 

@@ -45,7 +45,7 @@ struct decided_segment {
 struct decided_placement {
 	__u32 bucket;
 	__u32 count; /* of candidates */
-	__u32 candidate[MAX_CANDIDATES];
+	__u32 candidate[MAX_SEGMENTS];
 	__u8 is_placed; /* the rest is valid */
 	__u8 is_random; /* these are the candidates of a random bucket */
 	__u8 is_turn;	/* the server has its turn; the bucket did not select it */
@@ -65,7 +65,7 @@ struct decision {
 	__u16 added; /* bytes of the encapsulation */
 	__u16 mtu;   /* bytes of layer 3 that the interface takes; 0: there is no next hop */
 	__u32 count; /* of segments */
-	struct decided_segment segment[MAX_CANDIDATES];
+	struct decided_segment segment[MAX_SEGMENTS];
 	__u8 has_service;
 	__u8 is_exact; /* the service names the port; else it has all other ports */
 	__u8 pad[6];

@@ -116,8 +116,8 @@ static __always_inline bool write_segments(struct in6_addr *out, const struct en
 	const struct segments *segments = encap->segments;
 	const void *end = encap->end;
 
-	for (__u32 i = 1; i < encap->count && i < MAX_CANDIDATES; i++) {
-		__u32 at = (encap->count - i) & (MAX_CANDIDATES - 1);
+	for (__u32 i = 1; i < encap->count && i < MAX_SEGMENTS; i++) {
+		__u32 at = (encap->count - i) & SEGMENTS_MASK;
 		const struct server *server = server_at(segments->server[at]);
 		__u32 sid = i == 1 ? segments->last_sid : segments->sid;
 
@@ -177,7 +177,7 @@ static __always_inline bool write_srh(struct segment_routing_header *srh, const 
 	copy_address(&srh->segment[0], &encap->pkt->key.destination);
 	if (!write_segments(&srh->segment[1], encap, false))
 		return false;
-	segment = &srh->segment[(count & (2 * MAX_CANDIDATES - 1)) + 1];
+	segment = &srh->segment[(count & SEGMENTS_MASK) + 1];
 	if ((void *)(segment + 1) > end)
 		return false;
 	copy_address(segment, &encap->server->source);

@@ -36,13 +36,25 @@ static __always_inline void note_segment(__u32 i, __u32 server, __u64 sid_low)
 	decision.segment[i].argument = bpf_be64_to_cpu(sid_low) & SID_ARGUMENT_MASK;
 }
 
+/* Notes the servers that a packet visits behind the first one. Not inlined: the verifier walks it
+ * once. */
+__noinline int note_further_segments(const struct segments *segments, __u32 count)
+{
+	if (!dry_run || !segments)
+		return 0;
+	for (__u32 i = 1; i < MAX_SEGMENTS && i < count; i++) {
+		__u32 sid = i + 1 < count ? segments->sid : segments->last_sid;
+
+		note_segment(i, segments->server[i], sid | argument_of(segments, i));
+	}
+	return 0;
+}
+
 /* Notes the servers that a packet visits, and its encapsulation. */
 static __always_inline void note_segments(enum encapsulation kind, const struct encap *encap)
 {
 	const struct segments *segments = encap->segments;
 	const struct server *server = encap->server;
-	/* The verifier does not follow the content of the record: see forget(). */
-	const volatile __u32 *count = &decision.count;
 
 	if (!dry_run || !server)
 		return;
@@ -50,13 +62,8 @@ static __always_inline void note_segments(enum encapsulation kind, const struct 
 	decision.added = encap_size(kind, encap);
 	decision.mtu = server->next_hop ? port_at(NEXT_HOP_PORT(server->next_hop))->mtu : 0;
 	note_segment(0, segments->server[0], segments->first_sid ?: server->known_sid);
-	if (encap->count == 1)
-		return;
-	for (__u32 i = 1; i < MAX_CANDIDATES && i < *count; i++) {
-		__u32 sid = i + 1 < *count ? segments->sid : segments->last_sid;
-
-		note_segment(i, segments->server[i], sid | argument_of(segments, i));
-	}
+	if (encap->count > 1)
+		note_further_segments(segments, encap->count);
 }
 
 /* Encapsulates the packet for the first `count` of its servers. Returns the port that leads to the

@@ -69,21 +69,45 @@ static __always_inline void put_in_order(__u64 *a, __u64 *b)
 	*b = difference;
 }
 
-/* A sorting network of four keys (Knuth, "The Art of Computer Programming", volume 3, section
- * 5.3.4). */
-static __always_inline void sort_four(__u64 key[4])
+/* A pair is two keys in one word, one in each half. The highest bit of a key is 0. */
+#define PAIR_SHIFT 32
+#define HIGHEST_BITS 0x8000000080000000ULL
+
+/* Puts the lower keys of two pairs first, in each half by itself. */
+static __always_inline void put_pairs_in_order(__u64 *a, __u64 *b)
 {
-	put_in_order(&key[0], &key[1]);
-	put_in_order(&key[2], &key[3]);
-	put_in_order(&key[0], &key[2]);
-	put_in_order(&key[1], &key[3]);
-	put_in_order(&key[1], &key[2]);
+	/* The highest bit of a half is left where the key of a is not lower than that of b. All other
+	 * bits of the half follow from it. */
+	__u64 exchanged = ((*a | HIGHEST_BITS) - *b) & HIGHEST_BITS;
+
+	exchanged -= exchanged >> (PAIR_SHIFT - 1);
+	exchanged &= *a ^ *b;
+	*a ^= exchanged;
+	*b ^= exchanged;
 }
 
-/* Merges the first three keys of two sorted lists into the first one. The compiler leaves out what
- * only the other keys need. */
-static __always_inline void merge_three(__u64 a[4], __u64 b[4])
+/* Sorts two lists of four keys, one in each half of the pairs, by a sorting network (Knuth, "The Art
+ * of Computer Programming", volume 3, section 5.3.4). */
+static __always_inline void sort_fours(__u64 pair[4])
 {
+	put_pairs_in_order(&pair[0], &pair[1]);
+	put_pairs_in_order(&pair[2], &pair[3]);
+	put_pairs_in_order(&pair[0], &pair[2]);
+	put_pairs_in_order(&pair[1], &pair[3]);
+	put_pairs_in_order(&pair[1], &pair[2]);
+}
+
+/* Merges the first three keys of the two sorted lists of the pairs. The compiler leaves out what only
+ * the other keys need. */
+static __always_inline void merge_three(const __u64 pair[4], __u64 a[3])
+{
+	__u64 b[3];
+
+#pragma clang loop unroll(full)
+	for (__u32 i = 0; i < 3; i++) {
+		a[i] = (__u32)pair[i];
+		b[i] = pair[i] >> PAIR_SHIFT;
+	}
 	put_in_order(&a[0], &b[0]); /* the first */
 	put_in_order(&a[1], &b[1]); /* a[1]: the lower one of the second keys */
 	put_in_order(&a[1], &b[0]); /* the second; b[0]: the third, unless that is another list's */
@@ -91,7 +115,7 @@ static __always_inline void merge_three(__u64 a[4], __u64 b[4])
 	put_in_order(&a[2], &b[0]); /* the third */
 }
 
-/* A key has a candidate's estimate, and its place in the list, which breaks ties. */
+/* A key has a candidate's estimate, and its place in the list, which breaks ties: 30 bits. */
 #define PLACE_BITS 3
 #define PLACE_MASK (MAX_CANDIDATES - 1)
 
@@ -125,18 +149,14 @@ static __always_inline void note_estimate(const struct segments *segments, __u32
 	decision.placement.estimate[place] = key >> PLACE_BITS;
 }
 
-/* Computes the keys of four places, and sorts them. */
-static __always_inline void sort_places(const struct estimation *in,
-					const struct segments *segments, __u32 first, __u64 key[4])
+/* The key of a place. */
+static __always_inline __u64 key_of(const struct estimation *in, const struct segments *segments,
+				    __u32 place)
 {
-#pragma clang loop unroll(full)
-	for (__u32 i = 0; i < 4; i++) {
-		__u32 place = first + i;
+	__u64 key = estimate_load(in, segments->server[place], place) << PLACE_BITS | place;
 
-		key[i] = estimate_load(in, segments->server[place], place) << PLACE_BITS | place;
-		note_estimate(segments, place, key[i]);
-	}
-	sort_four(key);
+	note_estimate(segments, place, key);
+	return key;
 }
 
 /* Keeps the servers with the lowest keys, in the order of the keys. */
@@ -165,7 +185,7 @@ static __always_inline void keep_least(const __u64 key[ORDERED_CANDIDATES],
 /* Orders the listed candidates, and keeps the first of them. Not inlined: see handle_in_full. */
 __noinline int order_by_reports(const struct service *service, struct segments *segments)
 {
-	__u64 key[4], other[4];
+	__u64 pair[MAX_CANDIDATES / 2], key[ORDERED_CANDIDATES];
 	struct estimation in;
 
 	if (!service || !segments)
@@ -175,9 +195,12 @@ __noinline int order_by_reports(const struct service *service, struct segments *
 	/* No server has this slot, so it comes behind all candidates. */
 	for (__u32 i = segments->count; i < MAX_CANDIDATES; i++)
 		*(volatile __u16 *)&segments->server[i] = NO_SERVER;
-	sort_places(&in, segments, 0, key);
-	sort_places(&in, segments, 4, other);
-	merge_three(key, other);
+#pragma clang loop unroll(full)
+	for (__u32 i = 0; i < MAX_CANDIDATES / 2; i++)
+		pair[i] = key_of(&in, segments, i) | key_of(&in, segments, i + MAX_CANDIDATES / 2)
+							     << PAIR_SHIFT;
+	sort_fours(pair);
+	merge_three(pair, key);
 	keep_least(key, segments);
 	return 0;
 }
@@ -211,11 +234,11 @@ __noinline int offer_spare(const struct service *service, struct segments *segme
 
 		if (number == NO_SERVER)
 			return 0;
-		if (!is_wanted(service, number, LIST_TAKING) || !is_reachable(server_at(number)) ||
+		if (!is_taking(service, number) || !is_reachable(server_at(number)) ||
 		    is_listed(segments, number))
 			continue;
 		drop_last_of(segments, ORDERED_CANDIDATES);
-		append_server(segments, number, NO_COLUMN);
+		append_candidate(segments, number, NO_COLUMN);
 		return 0;
 	}
 	return 0;

@@ -15,7 +15,7 @@ static __always_inline bool place_hash_new(const struct flow_key *flow,
 	int number = candidate_of(service, bucket, 0);
 	const struct server *server = server_at(number);
 
-	if (!is_wanted_server(service, server, LIST_TAKING)) {
+	if (!takes_flows_of(server, service)) {
 		number = first_taking(service, bucket);
 		if (number < 0)
 			return false;

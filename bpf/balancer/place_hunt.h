@@ -25,7 +25,7 @@ static __always_inline __u32 most_segments(const struct packet *pkt, const struc
 
 	if (room < 2 * (int)SEGMENT_SIZE)
 		return 1;
-	return room < (int)(MAX_CANDIDATES * SEGMENT_SIZE) ? room / SEGMENT_SIZE : MAX_CANDIDATES;
+	return room < (int)(MAX_SEGMENTS * SEGMENT_SIZE) ? room / SEGMENT_SIZE : MAX_SEGMENTS;
 }
 
 /* Begins the list with the flow's holder, if it can be reached. The holder has no column. */
@@ -48,7 +48,7 @@ static __always_inline void end_with(struct segments *segments, __u32 holder, __
 
 	if (last == 1 && segments->server[0] == holder)
 		last = 0;
-	segments->server[last & (MAX_CANDIDATES - 1)] = holder;
+	segments->server[last & SEGMENTS_MASK] = holder;
 	segments->count = last + 1;
 }
 
@@ -188,7 +188,7 @@ __noinline int first_offered(const struct service *service, const struct flow_ke
 	if (placement_of(service) != PLACEMENT_HUNT)
 		return -1;
 	number = candidate_of(service, bucket, 0);
-	if (is_wanted(service, number, LIST_TAKING))
+	if (is_taking(service, number))
 		return number;
 	return search_first(service, bucket);
 }

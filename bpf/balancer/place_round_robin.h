@@ -37,7 +37,7 @@ static long take_turn(__u32 tried, struct turn_search *search)
 	__u64 turn = dry_run ? *search->given + tried : __sync_fetch_and_add(search->given, 1);
 	__u32 number = candidate_of(service, turn % service->rule.buckets, 0);
 
-	if (!is_wanted(service, number, LIST_TAKING))
+	if (!is_taking(service, number))
 		return 0;
 	search->server = number;
 	return 1;

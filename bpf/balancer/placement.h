@@ -85,7 +85,7 @@ __noinline int note_placement(const struct packet *pkt)
 	if (decision.reason == LB_FORWARD_NO_ROOM && !choose_without_room(pkt, &service, &segments))
 		return 0;
 	decision.placement.count = segments.count;
-	for (__u32 i = 0; i < MAX_CANDIDATES; i++)
+	for (__u32 i = 0; i < MAX_SEGMENTS; i++)
 		decision.placement.candidate[i] = segments.server[i];
 	return 0;
 }

@@ -13,7 +13,8 @@
 
 /*
  * Columns of a list: for each server the four bits that begin the argument of its SID in an offer
- * (net/load.h), those of server 0 lowest. All bits are 0 in lists other than offers.
+ * (net/load.h), those of server 0 lowest. All bits are 0 in lists other than offers, which can be
+ * longer.
  */
 #define COLUMN_BITS 4
 #define COLUMN_MASK ((1 << COLUMN_BITS) - 1)
@@ -22,10 +23,13 @@
 #define ALL_NO_COLUMN 0x11111111
 #define ROW_COLUMNS 0xeca86420 /* COLUMN(i) of each server i */
 
+/* The index of a server in a list, as the verifier sees it. */
+#define SEGMENTS_MASK 0xf
+
 /* In order of travel. */
 struct segments {
 	__u32 count;
-	__u16 server[MAX_CANDIDATES];
+	__u16 server[SEGMENTS_MASK + 1];
 	/* SID_LOW of what is asked of the first server, and of the others and the last, if there
 	 * are any. That of the first includes the argument; 0 stands for its known_sid, which is
 	 * then loaded no sooner than it is written. */
@@ -41,7 +45,7 @@ struct segments {
 /* The argument of a server's SID, as bits to add to SID_LOW. */
 static __always_inline __u64 argument_of(const struct segments *segments, __u32 i)
 {
-	__u64 column = segments->columns >> i * COLUMN_BITS & COLUMN_MASK;
+	__u64 column = (__u64)segments->columns >> i * COLUMN_BITS & COLUMN_MASK;
 
 	return bpf_cpu_to_be64(column << (LOAD_COLUMN_SHIFT - 1));
 }
@@ -78,6 +82,17 @@ static __always_inline bool is_well(const struct server *server, const struct se
 	return (server->flags & (SERVER_IN_USE | SERVER_FAILING | SERVER_UNREACHABLE)) ==
 		       SERVER_IN_USE &&
 	       server->service == service->id && server->next_hop;
+}
+
+/* Whether it is a server of the service that takes new flows. Flags and service are read as one
+ * word, because whole rows are asked. */
+static __always_inline bool takes_flows_of(const struct server *server,
+					   const struct service *service)
+{
+	const __u64 mask = ~0ULL << 32 | SERVER_IN_USE | SERVER_DRAINED | SERVER_FAILING;
+
+	return (*(const __u64 *)&server->flags & mask) ==
+	       ((__u64)service->id << 32 | SERVER_IN_USE);
 }
 
 /* Whether its next hop is known, and answers. */

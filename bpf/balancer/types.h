@@ -11,6 +11,10 @@
 #define CACHE_LINE 64
 /* The longest list of candidates a packet can be offered to. */
 #define MAX_CANDIDATES 8
+/* The most servers that a packet of an unknown flow visits: candidates of the present generation and
+ * of former ones. The headers for so many servers fit into the 256 bytes that drivers leave in front
+ * of a frame, of which the kernel keeps 40 (struct xdp_frame). */
+#define MAX_SEGMENTS 10
 /* The most generations of its servers that a service's candidate table holds. */
 #define MAX_GENERATIONS 4
 /* No server has this slot. It fills rows that have fewer candidates than others. */

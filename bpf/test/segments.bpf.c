@@ -37,7 +37,7 @@ int xdp_segments(struct xdp_md *ctx)
 
 	if (parse(ctx, &pkt))
 		return XDP_ABORTED;
-	for (int i = 0; i < MAX_CANDIDATES; i++)
+	for (int i = 0; i < MAX_SEGMENTS; i++)
 		segments.server[i] = i;
 	segments.first_server = encap.server;
 	ask(&segments, SID_CONNECT_AVAIL, SID_CONNECT_FORCE);

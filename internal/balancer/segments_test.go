@@ -20,7 +20,8 @@ import (
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
-const maxSegments = 8
+// maxSegments is MAX_SEGMENTS in bpf/balancer/types.h.
+const maxSegments = 10
 
 // Segment lists of all lengths equal those of the reference, byte by byte, in both SRv6
 // encapsulations, whole and reduced. For two servers they have 72, 64 and 80 bytes.
@@ -101,11 +102,12 @@ func overheadOf(kind desired.Encapsulation, n int, whole bool) int {
 	return 40
 }
 
-// testColumns are the columns of the eight servers, as bpf/balancer/segments.h has them: four bits
-// for each server, those of the first one lowest. The sixth server has none.
+// testColumns are the columns of the servers, as bpf/balancer/segments.h has them: four bits for each
+// server, those of the first one lowest. The sixth server has none. Offers have at most eight servers,
+// so the others have the bits 0.
 const testColumns uint32 = 0xec1a0864
 
-// fillServers writes eight servers. It returns their SIDs for connect-avail with their columns, in
+// fillServers writes the servers. It returns their SIDs for connect-avail with their columns, in
 // the order of travel.
 func fillServers(mapped *dataplane.Directory) (path []netip.Addr) {
 	for i := range maxSegments {

@@ -74,3 +74,60 @@ func TestHistoryErrors(t *testing.T) {
 		}
 	}
 }
+
+// TestFormerServersHaveRoom removes 1, 2, 4 or 8 of 48 servers, or 2, 5 and 8 in turn. A packet of an
+// unknown flow visits the candidates of its bucket, those of the present table first, and at most
+// ten. With eight candidates, at most one flow in 100,000 has its server behind these ten. With four
+// there is no such flow.
+func TestFormerServersHaveRoom(t *testing.T) {
+	const servers, mostVisited = 48, 10
+	list := numbered(servers)
+	for _, removals := range [][]int{{1}, {2}, {4}, {8}, {2, 7, 15}} {
+		for _, candidates := range []int{4, 8} {
+			history := []*Table{mustBuild(t, list, DefaultBuckets, candidates)} // the newest first
+			for _, removed := range removals {
+				history = slices.Insert(history, 0, mustBuild(t, list[removed:], DefaultBuckets, candidates))
+			}
+			gone := list[:removals[len(removals)-1]]
+			flows, missed := 0, 0
+			for bucket := range DefaultBuckets {
+				row := visited(history, bucket, gone)
+				for _, server := range row {
+					if slices.Contains(namesOf(history[len(history)-1], bucket), server) {
+						flows++
+						if slices.Index(row, server) >= mostVisited {
+							missed++
+						}
+					}
+				}
+			}
+			t.Logf("%v of %d servers removed, %d candidates: %d of %d flows have no room", removals, servers,
+				candidates, missed, flows)
+			if missed*100_000 > flows || candidates == 4 && missed > 0 {
+				t.Errorf("%v of %d servers removed, %d candidates: %d of %d flows have no room", removals,
+					servers, candidates, missed, flows)
+			}
+		}
+	}
+}
+
+// visited returns the names of a bucket's servers in all tables, without duplicates and without the
+// servers that are gone.
+func visited(history []*Table, bucket int, gone []Server) (names []string) {
+	for _, table := range history {
+		for _, name := range namesOf(table, bucket) {
+			isGone := slices.ContainsFunc(gone, func(s Server) bool { return s.Name == name })
+			if !isGone && !slices.Contains(names, name) {
+				names = append(names, name)
+			}
+		}
+	}
+	return names
+}
+
+func namesOf(table *Table, bucket int) (names []string) {
+	for _, server := range table.Row(bucket) {
+		names = append(names, table.Servers[server].Name)
+	}
+	return names
+}

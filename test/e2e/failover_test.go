@@ -27,7 +27,6 @@ func TestServersAndABalancerFailAtOnce(t *testing.T) {
 	hunts.Accept = desired.Accept{Policy: desired.AcceptStatic, Threshold: new(uint32(1 + liveConnections/48))}
 	reports := reportingServices(desired.SelectReports)[0]
 	reports.Port = 83
-	reports.Candidates = 4 // eight leave a packet no room for the servers of former sets
 	hashes := lab.Service{Name: "hash", VIP: hunts.VIP, Port: 81, Protocol: desired.TCP, Encapsulation: hunts.Encapsulation}
 	single := hashes
 	single.Name, single.Port = "single", 82

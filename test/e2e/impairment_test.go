@@ -25,8 +25,9 @@ func TestConnectionsOverBadLinks(t *testing.T) {
 	needs.TUN(t)
 	const connections, atATime = 2000, 1000
 	l := up(t, topology(mixed...))
-	must(t, l.Impair(t.Context(), lab.Impairment{Drop: "5%", Reorder: "5%"}))
 	c := newClient(l)
+	resolveNeighbours(t, l, c)
+	must(t, l.Impair(t.Context(), lab.Impairment{Drop: "5%", Reorder: "5%"}))
 	var group errgroup.Group
 	group.SetLimit(atATime)
 	for i := range connections {
@@ -52,6 +53,17 @@ func TestConnectionsOverBadLinks(t *testing.T) {
 		}
 	}
 	requireNoDrops(t, l)
+}
+
+// resolveNeighbours makes connections to all services, so that the nodes know their neighbours. If
+// all three requests for a neighbour are dropped, connections fail with "no route to host".
+func resolveNeighbours(t *testing.T, l *lab.Lab, c *client) {
+	t.Helper()
+	for _, s := range l.Topology.Services {
+		for range 5 * l.Topology.Servers {
+			must(t, c.download(t.Context(), s, 1e3))
+		}
+	}
 }
 
 var badLinksConnections = flag.Int("badlinks.connections", 5000, "how many connections TestHuntingOverBadLinks makes")
