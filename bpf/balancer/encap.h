@@ -109,7 +109,8 @@ static __always_inline void write_first_sid(struct in6_addr *out, const struct e
 }
 
 /* Writes the segment list. Its order is reversed: the last segment comes first. A reduced header
- * leaves out the segment that is visited first. */
+ * leaves out the segment that is visited first. A list that was shortened keeps its last server, which
+ * may be asked something else than the others. */
 static __always_inline bool write_segments(struct in6_addr *out, const struct encap *encap,
 					   bool reduced)
 {
@@ -117,7 +118,7 @@ static __always_inline bool write_segments(struct in6_addr *out, const struct en
 	const void *end = encap->end;
 
 	for (__u32 i = 1; i < encap->count && i < MAX_SEGMENTS; i++) {
-		__u32 at = (encap->count - i) & SEGMENTS_MASK;
+		__u32 at = ((i == 1 ? segments->count : encap->count) - i) & SEGMENTS_MASK;
 		const struct server *server = server_at(segments->server[at]);
 		__u32 sid = i == 1 ? segments->last_sid : segments->sid;
 
@@ -349,15 +350,29 @@ static __always_inline bool write_headers(struct xdp_md *ctx, enum encapsulation
 	return false;
 }
 
-/* Grows the frame by encap->size bytes and writes all headers but Ethernet's. False when the driver
- * left no headroom; the frame is then unusable. */
+/* Grows the frame by encap->size bytes. If the driver left too little room for a long list, the list
+ * is shortened. */
+static __always_inline bool grow(struct xdp_md *ctx, enum encapsulation kind,
+				      struct encap *encap)
+{
+	if (!bpf_xdp_adjust_head(ctx, -(int)encap->size))
+		return true;
+	if (encap->count <= FEW_SEGMENTS)
+		return false;
+	encap->count = FEW_SEGMENTS;
+	encap->size = encap_size(kind, encap);
+	return !bpf_xdp_adjust_head(ctx, -(int)encap->size);
+}
+
+/* Makes room for the headers, and writes all but Ethernet's. False when the driver left too little
+ * headroom; the frame is then unusable. */
 static __always_inline bool encapsulate(struct xdp_md *ctx, enum encapsulation kind,
 					struct encap *encap)
 {
 	/* The encapsulations that copy the IPv6 header decrement the hop limit as they copy. */
 	if (kind != ENCAP_SRV6_INSERT && !take_hop(ctx, encap->pkt))
 		return false;
-	if (bpf_xdp_adjust_head(ctx, -(int)encap->size))
+	if (!grow(ctx, kind, encap))
 		return false;
 	encap->layer3 = frame_start(ctx) + ETH_HLEN;
 	encap->end = frame_end(ctx);

@@ -7,6 +7,7 @@ package balancer
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -20,13 +21,18 @@ import (
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
-// maxSegments is MAX_SEGMENTS in bpf/balancer/types.h.
-const maxSegments = 10
+// fewSegments is FEW_SEGMENTS in bpf/balancer/types.h.
+const fewSegments = 6
 
-// Segment lists of all lengths equal those of the reference, byte by byte, in both SRv6
-// encapsulations, whole and reduced. For two servers they have 72, 64 and 80 bytes.
-func TestSegmentLists(t *testing.T) {
-	t.Parallel()
+// listWriter is the test's program, which encapsulates packets for the first servers of the table.
+type listWriter struct {
+	t       *testing.T
+	objects segmentsObjects
+	path    []netip.Addr // SIDs of the servers for connect-avail with their columns, in the order of travel
+}
+
+func openListWriter(t *testing.T) *listWriter {
+	t.Helper()
 	needs.BPF(t)
 	var objects struct {
 		segmentsObjects
@@ -40,52 +46,91 @@ func TestSegmentLists(t *testing.T) {
 	if err := spec.LoadAndAssign(&objects, nil); err != nil {
 		t.Fatalf("%+v", err)
 	}
-	defer objects.Close()
+	t.Cleanup(func() { objects.Close() })
 	defer objects.Directory.Close()
 	mapped, err := dataplane.MapDirectory(objects.Directory, unix.PROT_READ|unix.PROT_WRITE)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer mapped.Close()
-	path := fillServers(mapped)
-	for _, version := range []int{4, 6} {
-		flow := map[int]dataplane.Flow{4: web4, 6: web}[version]
-		for _, kind := range []desired.Encapsulation{desired.SRv6Insert, desired.SRv6Encap} {
-			number := dataplane.RuleOf(&desired.Service{Encapsulation: kind}).Encapsulation
-			if kind == desired.SRv6Insert && version == 4 {
-				continue
-			}
-			for n := 1; n <= maxSegments; n++ {
-				for shape, options := range shapes(version) {
-					for _, whole := range []bool{false, true} {
-						t.Run(fmt.Sprintf("%s/IPv%d/%d/%s/whole %t", kind, version, n, shape, whole), func(t *testing.T) {
-							frame := frameOf(flow, options...)
-							last := srv6.Parse(path[n-1])
-							last.Function = srv6.ConnectForce
-							want, err := packet.Encapsulate(frame, packet.Encap{
-								Kind: kind, Sender: node().Locator.Addr(), FlowLabel: 0x12345, Whole: whole,
-								Segments: append(path[:n-1:n-1], last.Addr()),
-								Own:      packet.MAC{2, 0, 0, 0, 1, 1}, NextHop: packet.MAC{2, 0, 0, 0, 1, 2},
-							})
-							if err != nil {
-								t.Fatal(err)
-							}
-							got := runSegments(t, &objects.segmentsObjects, number, n, whole, frame)
-							if diff := cmp.Diff(want, got); diff != "" {
-								t.Errorf("(-want +got):\n%s", diff)
-							}
-							if overhead := overheadOf(kind, n, whole); len(got)-len(frame) != overhead {
-								t.Errorf("%d bytes added, want %d", len(got)-len(frame), overhead)
-							}
-							if err := packet.Verify(got); err != nil {
-								t.Error(err)
-							}
-						})
-					}
+	return &listWriter{t: t, objects: objects.segmentsObjects, path: fillServers(mapped)}
+}
+
+// want returns the frame, encapsulated for the servers of the path: the last one has to accept.
+func (w *listWriter) want(frame []byte, kind desired.Encapsulation, whole bool, path []netip.Addr) []byte {
+	w.t.Helper()
+	n := len(path)
+	last := srv6.Parse(path[n-1])
+	last.Function = srv6.ConnectForce
+	sent, err := packet.Encapsulate(frame, packet.Encap{
+		Kind: kind, Sender: node().Locator.Addr(), FlowLabel: 0x12345, Whole: whole,
+		Segments: append(path[:n-1:n-1], last.Addr()),
+		Own:      packet.MAC{2, 0, 0, 0, 1, 1}, NextHop: packet.MAC{2, 0, 0, 0, 1, 2},
+	})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return sent
+}
+
+// forVersions calls the function for each SRv6 encapsulation of each version of IP.
+func forVersions(f func(version int, kind desired.Encapsulation, flow dataplane.Flow)) {
+	f(4, desired.SRv6Encap, web4)
+	f(6, desired.SRv6Encap, web)
+	f(6, desired.SRv6Insert, web)
+}
+
+// Segment lists of all lengths equal those of the reference, byte by byte, in both SRv6
+// encapsulations, whole and reduced. For two servers they have 72, 64 and 80 bytes.
+func TestSegmentLists(t *testing.T) {
+	t.Parallel()
+	w := openListWriter(t)
+	check := func(t *testing.T, kind desired.Encapsulation, n int, whole bool, frame []byte) {
+		got := w.run(kind, n, whole, 0, frame)
+		if diff := cmp.Diff(w.want(frame, kind, whole, w.path[:n]), got); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+		if overhead := overheadOf(kind, n, whole); len(got)-len(frame) != overhead {
+			t.Errorf("%d bytes added, want %d", len(got)-len(frame), overhead)
+		}
+		if err := packet.Verify(got); err != nil {
+			t.Error(err)
+		}
+	}
+	forVersions(func(version int, kind desired.Encapsulation, flow dataplane.Flow) {
+		for n := 1; n <= desired.MaxVisited; n++ {
+			for shape, options := range shapes(version) {
+				for _, whole := range []bool{false, true} {
+					t.Run(fmt.Sprintf("%s/IPv%d/%d/%s/whole %t", kind, version, n, shape, whole), func(t *testing.T) {
+						check(t, kind, n, whole, frameOf(flow, options...))
+					})
 				}
 			}
 		}
-	}
+	})
+}
+
+// A driver that leaves 192 bytes in front of a frame has room for six servers in each encapsulation.
+// Longer lists are shortened to the first five servers and the last one.
+func TestSegmentListsWithLittleHeadroom(t *testing.T) {
+	t.Parallel()
+	const left = 192
+	w := openListWriter(t)
+	forVersions(func(version int, kind desired.Encapsulation, flow dataplane.Flow) {
+		for n := 1; n <= desired.MaxVisited; n++ {
+			for _, whole := range []bool{false, true} {
+				frame := frameOf(flow)
+				path := w.path[:n]
+				if overheadOf(kind, n, whole) > left-kernelHeadroom {
+					path = append(slices.Clone(w.path[:fewSegments-1]), w.path[n-1])
+				}
+				got := w.run(kind, n, whole, headroom-left, frame)
+				if diff := cmp.Diff(w.want(frame, kind, whole, path), got); diff != "" {
+					t.Errorf("%s, IPv%d, %d servers, whole %t (-want +got):\n%s", kind, version, n, whole, diff)
+				}
+			}
+		}
+	})
 }
 
 // overheadOf returns the length of the headers for n servers, in bytes (bpf/balancer/encap.h). With
@@ -110,7 +155,7 @@ const testColumns uint32 = 0xec1a0864
 // fillServers writes the servers. It returns their SIDs for connect-avail with their columns, in
 // the order of travel.
 func fillServers(mapped *dataplane.Directory) (path []netip.Addr) {
-	for i := range maxSegments {
+	for i := range desired.MaxVisited {
 		locator := srv6Server("", uint8(i+1), 1).Locator
 		column := uint64(testColumns >> (4 * i) & 0xf)
 		path = append(path, srv6.SID{Locator: locator, Function: srv6.ConnectAvail, Argument: column << 44}.Addr())
@@ -122,24 +167,32 @@ func fillServers(mapped *dataplane.Directory) (path []netip.Addr) {
 	return path
 }
 
-func runSegments(t *testing.T, objects *segmentsObjects, kind uint8, n int, whole bool, frame []byte) []byte {
-	t.Helper()
-	if err := objects.SegmentCount.Set(uint32(n)); err != nil {
-		t.Fatal(err)
+// The bytes in front of a frame in a test run, and how many of them the kernel keeps (struct xdp_frame
+// of Linux).
+const headroom, kernelHeadroom = 256, 40
+
+// run encapsulates a frame for n servers. The frame has metadata of the driver, which takes up some
+// bytes of the headroom.
+func (w *listWriter) run(kind desired.Encapsulation, n int, whole bool, metadata int, frame []byte) []byte {
+	w.t.Helper()
+	for variable, value := range map[*ebpf.Variable]any{
+		w.objects.SegmentCount:  uint32(n),
+		w.objects.Encapsulation: uint32(dataplane.RuleOf(&desired.Service{Encapsulation: kind}).Encapsulation),
+		w.objects.KeepsWhole:    whole,
+		w.objects.Columns:       testColumns,
+	} {
+		if err := variable.Set(value); err != nil {
+			w.t.Fatal(err)
+		}
 	}
-	if err := objects.Encapsulation.Set(uint32(kind)); err != nil {
-		t.Fatal(err)
+	input := append(make([]byte, metadata), frame...)
+	run := ebpf.RunOptions{
+		Data: input, DataOut: make([]byte, 4096),
+		Context: &frameContext{Data: uint32(metadata), DataEnd: uint32(len(input))},
 	}
-	if err := objects.KeepsWhole.Set(whole); err != nil {
-		t.Fatal(err)
-	}
-	if err := objects.Columns.Set(testColumns); err != nil {
-		t.Fatal(err)
-	}
-	run := ebpf.RunOptions{Data: frame, DataOut: make([]byte, 4096)}
-	verdict, err := objects.XdpSegments.Run(&run)
+	verdict, err := w.objects.XdpSegments.Run(&run)
 	if err != nil || verdict != verdictTX {
-		t.Fatalf("verdict %d, %v", verdict, err)
+		w.t.Fatalf("%s, %d servers: verdict %d, %v", kind, n, verdict, err)
 	}
-	return run.DataOut
+	return run.DataOut[metadata:]
 }

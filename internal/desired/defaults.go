@@ -12,6 +12,9 @@ import (
 // DefaultFlows is the default capacity of the flow table.
 const DefaultFlows = 1 << 20
 
+// DefaultGenerations is the default number of server sets in a candidate table.
+const DefaultGenerations = 3
+
 // DefaultAcceptPolicy is the default accept policy. It needs no parameter.
 const DefaultAcceptPolicy = AcceptLeast
 
@@ -62,7 +65,7 @@ func (given Given) defaultService(s *Service, path string) {
 		candidates = tables.MaxCandidates
 	}
 	setDefault(given, field.Child(path, "candidates"), &s.Candidates, candidates)
-	setDefault(given, field.Child(path, "generations"), &s.Generations, 3)
+	setDefault(given, field.Child(path, "generations"), &s.Generations, DefaultGenerations)
 	setDefault(given, field.Child(path, "buckets"), &s.Buckets, tables.DefaultBuckets)
 	given.defaultTimeouts(&s.Timeouts, field.Child(path, "timeouts"), s)
 	if s.Health != nil {

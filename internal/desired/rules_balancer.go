@@ -22,6 +22,10 @@ const MaxServices = 16384
 // bpf/balancer/types.h.
 const MaxGenerations = 4
 
+// MaxVisited is the most servers that a packet of an unknown flow visits: MAX_SEGMENTS of
+// bpf/balancer/types.h.
+const MaxVisited = 10
+
 // Validate returns an error for every rule that the balancer breaks. All defaults must be set.
 func (b *Balancer) Validate() field.Errors {
 	var r rules
