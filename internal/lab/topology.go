@@ -318,25 +318,27 @@ func (s Service) hunts() bool { return s.Placement == desired.PlacementHunt }
 // longerLists returns the maximum of longerLists over all services.
 func (t Topology) longerLists() (most int) {
 	for _, s := range t.Services {
-		most = max(most, s.longerLists())
+		most = max(most, s.longerLists(t.Servers))
 	}
 	return most
 }
 
-// longerLists returns how many bytes longer the headers are, compared to a packet for one server,
-// when a service with placement hunt offers a connection to all its candidates (docs/protocol.md).
-// Agents do not reserve this space by themselves, because they do not know the number of
-// candidates.
-func (s Service) longerLists() int {
+// longerLists returns how many bytes longer the headers are, compared to a packet for one server, when
+// a packet of an unknown flow of a service with placement hunt visits all servers that may have the
+// flow (docs/tables.md). Agents do not reserve this space by themselves, because they do not know the
+// number of candidates. The argument is the number of servers of the lab.
+func (s Service) longerLists(servers int) int {
 	const segment, header = 16, 8
 	candidates := cmp.Or(s.Candidates, s.Selection.DefaultCandidates())
+	generations := cmp.Or(s.Generations, desired.DefaultGenerations)
+	visited := min(candidates*generations, servers, desired.MaxVisited)
 	switch {
-	case !s.hunts() || candidates == 1:
+	case !s.hunts() || visited == 1:
 		return 0
 	case s.Encapsulation == desired.SRv6Insert:
-		return (candidates - 1) * segment
+		return (visited - 1) * segment
 	}
-	return header + (candidates-1)*segment
+	return header + (visited-1)*segment
 }
 
 // ports returns the distinct ports of the services of a protocol, in ascending order.

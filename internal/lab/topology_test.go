@@ -188,7 +188,7 @@ func TestParseTopologyRefuses(t *testing.T) {
 		},
 		{hunting("exceptions: [{server: s5}]"), `line 1: services[0].exceptions[0].server "s5": is not a server of the lab`},
 		{hunting("exceptions: [{server: s02}]"), `services[0].exceptions[0].server "s02": is not a server of the lab`},
-		{hunting("candidates: 8") + "\nmtu: {fabric: 1300}", `line 2: mtu.fabric "1300": must be 1392 to 3498`},
+		{hunting("candidates: 8") + "\nservers: 12\nmtu: {fabric: 1300}", `line 3: mtu.fabric "1300": must be 1424 to 3498`},
 		{service("encapsulation: srv6-insert"), `: services[0].encapsulation "srv6-insert": cannot carry the IPv4 VIP 192.0.2.1`},
 		{
 			"services:\n" +
@@ -403,8 +403,8 @@ services:
 		if diff := cmp.Diff(want, got, addresses); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
-		// Three candidates need two more segments of 16 bytes than one.
-		if c.Node.MTU != 1600-2*16 {
+		// A packet that visits all four servers has three more segments of 16 bytes.
+		if c.Node.MTU != 1600-3*16 {
 			t.Errorf("%s: node.mtu is %d", name, c.Node.MTU)
 		}
 	}
@@ -414,18 +414,32 @@ services:
 	}
 }
 
-// TestRoomForCandidates checks that agents leave room for the default number of candidates.
-func TestRoomForCandidates(t *testing.T) {
-	for selection, candidates := range map[desired.Selection]int{
-		"": 4, desired.SelectRandom: 4, desired.SelectReports: 8, desired.SelectSpare: 8,
+// TestRoomForServers checks that agents leave room for all servers that a packet of an unknown flow may
+// visit: the candidates of all generations, but no more than there are servers, and ten.
+func TestRoomForServers(t *testing.T) {
+	for _, v := range []struct {
+		selection                        desired.Selection
+		candidates, generations, servers int
+		visited                          int
+	}{
+		{"", 0, 0, 4, 4},
+		{"", 0, 0, 12, 10},
+		{"", 0, 1, 12, 4},
+		{"", 2, 0, 12, 6},
+		{desired.SelectRandom, 0, 1, 12, 4},
+		{desired.SelectReports, 0, 1, 12, 8},
+		{desired.SelectSpare, 0, 0, 9, 9},
+		{desired.SelectReports, 0, 0, 12, 10},
 	} {
 		topology := DefaultTopology()
+		topology.Servers = v.servers
 		topology.Services = topology.Services[:1] // in srv6-insert
-		topology.Services[0].Placement = desired.PlacementHunt
-		topology.Services[0].Selection = selection
-		want := topology.MTU.Fabric - (candidates-1)*16
+		s := &topology.Services[0]
+		s.Placement, s.Selection = desired.PlacementHunt, v.selection
+		s.Candidates, s.Generations = v.candidates, v.generations
+		want := topology.MTU.Fabric - (v.visited-1)*16
 		if got := testLab(t, topology).Node("s1").AgentConfig().Node.MTU; got != want {
-			t.Errorf("selection %q: node.mtu is %d, want %d", selection, got, want)
+			t.Errorf("%+v: node.mtu is %d, want %d", v, got, want)
 		}
 	}
 }
