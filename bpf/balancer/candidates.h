@@ -139,14 +139,15 @@ static __always_inline bool append_server(struct segments *segments, __u32 numbe
 	return true;
 }
 
-/* Appends a server to an offer, with its bits of the columns. False: as append_server. */
+/* Appends a server with its bits of the columns, which only the servers of an offer have: the first
+ * MAX_CANDIDATES. False: as append_server. */
 static __always_inline bool append_candidate(struct segments *segments, __u32 number, __u32 column)
 {
 	__u32 count = segments->count;
 
-	if (!append_server(segments, number, MAX_CANDIDATES))
+	if (!append_server(segments, number, MAX_SEGMENTS))
 		return false;
-	segments->columns |= column << count * COLUMN_BITS;
+	segments->columns |= (__u64)column << count * COLUMN_BITS;
 	return true;
 }
 

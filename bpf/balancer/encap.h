@@ -352,8 +352,7 @@ static __always_inline bool write_headers(struct xdp_md *ctx, enum encapsulation
 
 /* Grows the frame by encap->size bytes. If the driver left too little room for a long list, the list
  * is shortened. */
-static __always_inline bool grow(struct xdp_md *ctx, enum encapsulation kind,
-				      struct encap *encap)
+static __always_inline bool grow(struct xdp_md *ctx, enum encapsulation kind, struct encap *encap)
 {
 	if (!bpf_xdp_adjust_head(ctx, -(int)encap->size))
 		return true;

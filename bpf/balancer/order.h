@@ -216,7 +216,8 @@ static __always_inline void drop_last_of(struct segments *segments, __u32 most)
 
 /*
  * Gives the last place of an offer to the server that has last reported free capacity, if it is not
- * among the candidates. It is in no column of the bucket's row. Not inlined: see handle_in_full.
+ * among the servers of the offer. It may be in the bucket's row, but its column is not looked up. Not
+ * inlined: see handle_in_full.
  */
 __noinline int offer_spare(const struct service *service, struct segments *segments)
 {

@@ -73,8 +73,8 @@ static __always_inline bool seek(const struct packet *pkt, const struct service 
 	return ask_listed(segments, SID_RECOVER, SID_ACK);
 }
 
-/* Leaves out the last candidates of an offer with which the packet would be too long for its path.
- * The first candidate stays. `held` is the number of servers in front of it. */
+/* Leaves out the last candidates of an offer beyond MAX_CANDIDATES, or with which the packet would be
+ * too long for its path. The first candidate stays. `held` is the number of servers in front of it. */
 static __always_inline void shorten_offer(const struct packet *pkt, const struct service *service,
 					  __u32 held, struct segments *segments)
 {
@@ -84,6 +84,8 @@ static __always_inline void shorten_offer(const struct packet *pkt, const struct
 	if (!first->next_hop) /* then it has no path */
 		return;
 	most = most_segments(pkt, service, first, true);
+	if (most > MAX_CANDIDATES)
+		most = MAX_CANDIDATES;
 	if (segments->count > most)
 		segments->count = most > held ? most : held + 1;
 }
@@ -162,15 +164,20 @@ static __always_inline bool place_hunt(const struct packet *pkt, const struct se
 	return seek(pkt, service, holder, segments);
 }
 
-/* The server that a flow's SYN was offered to first, by the report of the server that answers. */
+/* The server that a flow's SYN was offered to first, by the report of the server that answers. The
+ * row may have become shorter since the offer. */
 static __always_inline int first_reported(const struct service *service, __u32 bucket, __u32 sender,
 					  __u64 report)
 {
+	__u32 column = report >> REPORT_COLUMN_SHIFT & PLACE_MASK;
+	__u32 first;
+
 	if (!report || report & REPORT_IS_FIRST)
 		return sender;
-	if (report & REPORT_NO_COLUMN)
+	if (report & REPORT_NO_COLUMN || column >= candidates_of(service))
 		return -1;
-	return candidate_of(service, bucket, report >> REPORT_COLUMN_SHIFT & PLACE_MASK);
+	first = candidate_of(service, bucket, column);
+	return serves(server_at(first), service) ? (int)first : -1;
 }
 
 /* The server that a flow's SYN was offered to first, where that is known and nothing has changed

@@ -132,14 +132,16 @@ static __always_inline int send_probe(struct xdp_md *ctx, __u32 server)
 }
 
 /* Notes the server's clock. After a jump, as by a restart of the server, its last report is no
- * measure for the next one. */
+ * measure for the next one. Nor is a report that came before the clock was known, and is ahead of it:
+ * the server would be ignored until the clock has reached it. */
 static __always_inline void note_clock(__u32 server, __u32 clock)
 {
 	struct report *report = report_at(server);
 
 	if (!(clock & PROBE_CLOCK_VALID))
 		return;
-	if (!is_near_clock(*(volatile __u32 *)&report->clock, clock)) {
+	if (!is_near_clock(*(volatile __u32 *)&report->clock, clock) ||
+	    is_ahead(*(volatile __u32 *)&report->serial, clock)) {
 		*(volatile __u32 *)&report->serial = 0;
 		*(volatile __u64 *)&report->heard = 0;
 	}

@@ -80,6 +80,12 @@ static __always_inline bool is_near_clock(__u32 clock, __u32 serial)
 	       (difference <= MAX_CLOCK_DIFFERENCE && difference >= -MAX_CLOCK_DIFFERENCE);
 }
 
+/* Whether the last report is from a moment that the server's clock has not reached. */
+static __always_inline bool is_ahead(__u32 last, __u32 clock)
+{
+	return last & SERIAL_KNOWN && serial_difference(last, clock) > MAX_CLOCK_DIFFERENCE;
+}
+
 static __always_inline bool is_newer(__u32 last, __u32 serial)
 {
 	return !(last & SERIAL_KNOWN) || serial_difference(serial, last) > 0;
@@ -93,13 +99,13 @@ static __always_inline void count_report(__u32 server, enum report_result result
 		counter->count[result]++;
 }
 
-/* Moves the mean of the service's reports. Cores may overwrite each other's change, which matters
- * little. */
+/* Moves the mean of the service's reports, which begins with the first one. Cores may overwrite each
+ * other's change, which matters little. */
 static __always_inline void move_mean(struct service_reports *all, __s64 value)
 {
 	__s64 mean = *(volatile __u64 *)&all->mean;
 
-	*(volatile __u64 *)&all->mean = mean + ((value - mean) >> MEAN_SHIFT);
+	*(volatile __u64 *)&all->mean = mean ? mean + ((value - mean) >> MEAN_SHIFT) : value;
 }
 
 static __always_inline __u32 spare_at(__u64 spares, __u32 i)

@@ -14,6 +14,7 @@ import (
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/packet/packettest"
 	"github.com/segue-lb/segue/internal/srv6"
+	"github.com/segue-lb/segue/internal/tables"
 )
 
 // halfOpenOf returns the flow's bucket of the reference's table of half-open flows.
@@ -76,7 +77,7 @@ func (r *reference) offer(p parsed, svc *desired.Service, e *referenceEntry) []s
 		asked = stages(srv6.Steer, server.Name)
 	}
 	row := r.row(svc, 0, r.bucket(p.flow, svc))
-	for n := min(len(names), 8-len(asked)); n > 0; n-- {
+	for n := min(len(names), tables.MaxCandidates-len(asked)); n > 0; n-- {
 		all := offers(asked, row, names[:n])
 		link := r.linkOf(all[0].server)
 		if n == 1 || link == "" || int(p.length)+overheadOf(svc.Encapsulation, len(all), true) <= links[link] {
@@ -102,7 +103,7 @@ func (r *reference) seek(p parsed, svc *desired.Service, holder *desired.Server)
 	if r.reaches(holder.Name) {
 		all = slices.Insert(all, 0, stages(srv6.RecoverStickiness, holder.Name)...)
 	}
-	for n := min(len(all), 7); n > 1 || n == 1 && all[0].server != holder.Name; n-- {
+	for n := min(len(all), desired.MaxVisited-1); n > 1 || n == 1 && all[0].server != holder.Name; n-- {
 		if int(p.length)+overheadOf(svc.Encapsulation, n+1, false) <= links[r.linkOf(all[0].server)] {
 			return append(all[:n], alone(srv6.AckStickiness, holder)...)
 		}

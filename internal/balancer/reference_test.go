@@ -386,7 +386,7 @@ func (r *reference) possible(flow dataplane.Flow, svc *desired.Service) []string
 	names := r.taking(flow, svc, svc.Candidates)
 	add := func(row []string, wanted func(string) bool) {
 		for _, name := range row {
-			if name != "" && wanted(name) && !slices.Contains(names, name) && len(names) < 8 {
+			if name != "" && wanted(name) && !slices.Contains(names, name) && len(names) < desired.MaxVisited {
 				names = append(names, name)
 			}
 		}

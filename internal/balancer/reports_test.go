@@ -23,7 +23,7 @@ import (
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
-// storedReport is struct report of bpf/balancer/reports.h.
+// storedReport is struct report of bpf/balancer/types.h.
 type storedReport struct {
 	Heard         uint64
 	Serial, Clock uint32
@@ -331,8 +331,11 @@ func TestReportsAreNoted(t *testing.T) {
 					t.Errorf("noted %+v", got)
 				}
 				mean := all.Mean
-				if c.code != 0 {
-					mean += uint64((int64(accept.Value(c.code))<<8 - int64(mean)) >> 7)
+				switch {
+				case c.code != 0 && mean == 0:
+					mean = uint64(heardLoad(c.code))
+				case c.code != 0:
+					mean += uint64((int64(heardLoad(c.code)) - int64(mean)) >> 7)
 				}
 				if got := f.serviceReports(flow).Mean; got != mean {
 					t.Errorf("the mean is %d, want %d", got, mean)
@@ -389,6 +392,21 @@ func TestReportsAreOfNow(t *testing.T) {
 	requireLast("an answer without a clock", last)
 	f.probeClock(slot, 1<<31|10)
 	requireLast("a restart", storedReport{})
+	// A report that came before the first answer may be of another clock. If it is ahead, it would
+	// keep newer ones out.
+	for _, c := range []struct {
+		name   string
+		serial uint32
+		kept   bool
+	}{{"an earlier report", 10, true}, {"a later report", 2000, false}} {
+		early := ownReport(c.serial, 20, 1000)
+		f.storeReport(slot, early)
+		f.probeClock(slot, 1<<31|1000)
+		if !c.kept {
+			early = storedReport{}
+		}
+		requireLast("the first answer behind "+c.name, early)
+	}
 }
 
 // probeClock lets the agent of a slot's server answer a probe with a clock.
@@ -506,6 +524,31 @@ func TestReportsRelayLoads(t *testing.T) {
 		if got := f.report(first).load(); got != heardLoad(8) {
 			t.Errorf("%s: its next own report was noted as %d", service, got)
 		}
+	}
+}
+
+// A report may name a column that the row no longer has, because it crossed a removal of servers. Then
+// no load is noted for it: the last slot stands for candidates that a row does not have.
+func TestReportOfColumnBehindRow(t *testing.T) {
+	t.Parallel()
+	f := open(t, hunting(desired.SelectReports, 8))
+	cfg := hunting(desired.SelectReports, 5)
+	for i := range cfg.Services {
+		cfg.Services[i].Servers = cfg.Services[i].Servers[:5]
+	}
+	cfg.Services[0].Candidates, cfg.Services[0].Servers[4].Weight = 4, new(uint32)
+	f.mustApply(cfg)
+	for service, flow := range hunted {
+		row := f.row(flow, service)
+		for column := len(row); column < 8; column++ {
+			f.hear(service, flow, row[0], srv6.Report{Load: 20, First: srv6.FirstCandidate{Column: column, Load: 16}})
+		}
+		for slot := range uint32(len(f.plane.Directory.Reports)) {
+			if got := f.report(slot); got != (storedReport{}) && slot != f.slot(service, row[0]) {
+				t.Errorf("%s: slot %d: noted %+v", service, slot, got)
+			}
+		}
+		f.storeReport(f.slot(service, row[0]), storedReport{})
 	}
 }
 

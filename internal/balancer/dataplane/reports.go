@@ -13,7 +13,7 @@ import (
 	"github.com/segue-lb/segue/internal/accept"
 )
 
-// LoadReport is the last report of a server about its load: bpf/balancer/reports.h.
+// LoadReport is the last report of a server about its load: struct report of bpf/balancer/types.h.
 type LoadReport struct {
 	// Load is the number of connections per unit of the server's capacity, with one connection
 	// more. It is 0 if the server does not know its load.

@@ -87,8 +87,8 @@ type TracedOrder struct {
 	// Mean is the mean of all reports of the service's servers. Estimates approach it as the reports
 	// become older. It is 0 before the first report.
 	Mean float64 `json:"mean"`
-	// Servers are those of the row in the order of their estimates. A spare server, which is not in
-	// the row, follows.
+	// Servers are those of the row in the order of their estimates. A spare server that is not in the
+	// row follows.
 	Servers []OrderedServer `json:"servers"`
 }
 
@@ -102,7 +102,7 @@ type OrderedServer struct {
 	// a spare server.
 	Estimate *float64 `json:"estimate"`
 	Offered  bool     `json:"offered"` // the server is offered the connection
-	// Spare is true for a server of another row, which has reported free capacity.
+	// Spare is true for a server that is not in the row, and has reported free capacity.
 	Spare bool `json:"spare,omitempty"`
 }
 

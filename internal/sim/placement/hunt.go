@@ -289,7 +289,7 @@ func (p *reported) Place(f *sim.Flow, offer *sim.Offer) {
 	p.offerSpare(offer)
 }
 
-// offerSpare puts a free server that is not in the bucket in the last place.
+// offerSpare puts a free server, which may be outside the bucket, in the last place.
 func (p *reported) offerSpare(offer *sim.Offer) {
 	s, ok := p.spare.Newest(offer.Servers[:offer.N])
 	if !ok {
