@@ -268,8 +268,8 @@ __noinline int continue_search(const struct service *service, struct search *sea
 
 /*
  * Fills an empty list with the servers of a row, if it has no gap and all of them take new flows, as
- * in most rows. The servers must fill whole words. Otherwise the list stays empty. Not inlined, so
- * that list_taking needs less stack.
+ * in most rows. The servers must fill whole words. Otherwise the list stays empty. Not inlined: see
+ * handle_in_full.
  */
 __noinline int list_whole_row(const struct service *service, __u32 bucket,
 			      struct segments *segments)
@@ -303,7 +303,7 @@ __noinline int list_whole_row(const struct service *service, __u32 bucket,
 }
 
 /* Appends the servers of a row up to the first one that takes no new flows. False: there is such a
- * server. Not inlined, so that list_taking needs less stack. */
+ * server. Not inlined: see handle_in_full. */
 __noinline int append_row(const struct service *service, __u32 bucket, struct segments *segments)
 {
 	struct candidate_reader from = { .number = ~0 };
@@ -328,29 +328,36 @@ __noinline int append_row(const struct service *service, __u32 bucket, struct se
 	return true;
 }
 
-/*
- * Appends as many servers that take new flows as a row has candidates: those of the bucket's row,
- * and those of the next rows in place of the row's servers that take none. All balancers search the
- * same rows. It lists fewer servers if it finds no more, and any server if it finds none. Not
- * inlined: see handle_in_full.
- */
-__noinline int list_taking(const struct service *service, __u32 bucket, struct segments *segments)
+/* Appends servers that take new flows until the list has as many as a row has candidates. Not inlined:
+ * see handle_in_full. */
+__noinline int append_substitutes(const struct service *service, __u32 bucket,
+				  struct segments *segments)
 {
 	struct search search = { .bucket = bucket };
 
 	if (!service || !segments)
 		return 0;
-	if (!segments->count && candidates_of(service) % CANDIDATES_PER_WORD == 0) {
-		list_whole_row(service, bucket, segments);
-		if (segments->count)
-			return 0;
-	}
-	/* Mostly, all servers of the row take new flows, and there is nothing to search for. */
-	if (append_row(service, bucket, segments))
-		return 0;
 	search.wanted = candidates_of(service);
 	continue_search(service, &search, segments);
 	return 0;
+}
+
+/*
+ * Appends as many servers that take new flows as a row has candidates: those of the bucket's row,
+ * and those of the next rows in place of the row's servers that take none. All balancers search the
+ * same rows. It lists fewer servers if it finds no more, and any server if it finds none. Mostly, all
+ * servers of the row take new flows, and there is nothing to search for.
+ */
+static __always_inline void list_taking(const struct service *service, __u32 bucket,
+					struct segments *segments)
+{
+	if (!segments->count && candidates_of(service) % CANDIDATES_PER_WORD == 0) {
+		list_whole_row(service, bucket, segments);
+		if (segments->count)
+			return;
+	}
+	if (!append_row(service, bucket, segments))
+		append_substitutes(service, bucket, segments);
 }
 
 static __always_inline int search_first(const struct service *service, __u32 bucket)
