@@ -42,12 +42,12 @@ const union {
 } *shared_types __attribute__((unused));
 
 /* Finds the servers that a packet visits. The reason tells how. */
-static __always_inline enum lb_reason find_segments(const struct packet *pkt,
+static __always_inline enum lb_reason find_segments(struct xdp_md *ctx, struct packet *pkt,
 						    const struct service *service,
 						    struct flow *flow, struct segments *segments)
 {
 	int holder = -1;
-	enum lb_reason why = lookup(pkt, service, flow, &holder, segments);
+	enum lb_reason why = lookup(ctx, pkt, service, flow, &holder, segments);
 
 	if (why)
 		return why;
@@ -114,7 +114,7 @@ __noinline int handle_in_full(struct xdp_md *ctx, struct packet *pkt, __u32 resu
 		return XDP_ABORTED;
 	why = judge(pkt, read_unusual(ctx, pkt, result, &service));
 	if (!why)
-		why = pkt->kind == PACKET_WHOLE ? find_segments(pkt, &service, &flow, &segments)
+		why = pkt->kind == PACKET_WHOLE ? find_segments(ctx, pkt, &service, &flow, &segments)
 						: find_related(pkt, &service, &flow, &segments);
 	if (!is_forward(why))
 		return leave(ctx, pkt, why);
@@ -156,7 +156,7 @@ static __always_inline int process(struct xdp_md *ctx, struct packet *pkt)
 	why = classify(pkt, &service);
 	if (why)
 		return leave(ctx, pkt, judge(pkt, why));
-	if (!lookup_plain(pkt, &service, &flow, &segments))
+	if (!lookup_plain(ctx, pkt, &service, &flow, &segments))
 		return handle_in_full(ctx, pkt, PARSE_OK);
 	return forward(ctx, pkt, &service, &segments, flow_server(&flow), 1, flow_label(&flow),
 		       LB_FORWARD_KNOWN);

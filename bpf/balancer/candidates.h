@@ -176,6 +176,41 @@ __noinline int list_row(const struct service *service, __u32 generations, __u32 
 	return 0;
 }
 
+/* Appends the servers of a row that are wanted, or that take new flows, with their columns. Not inlined:
+ * see handle_in_full. */
+__noinline int list_own(const struct service *service, __u32 bucket, bool takes_flows,
+			struct segments *segments)
+{
+	__u32 key, first;
+	void *table;
+
+	if (!service || !segments)
+		return 0;
+	key = table_number(service);
+	table = bpf_map_lookup_elem(&tables, &key);
+	if (!table)
+		return 0;
+	first = row_start(service, bucket);
+	for (__u32 i = 0; i < MAX_CANDIDATES && i < candidates_of(service); i++) {
+		__u32 number = candidate_at(table, first + i);
+
+		if (takes_flows ? is_taking(service, number)
+				: is_wanted(service, number, LIST_REACHABLE))
+			append_candidate(segments, number, COLUMN(i));
+	}
+	return 0;
+}
+
+/* Appends the servers of a row that take new flows, with their columns. If none does, it lists those
+ * that can be reached: a server outside the row would not be found again. */
+static __always_inline void list_own_row(const struct service *service, __u32 bucket,
+					 struct segments *segments)
+{
+	list_own(service, bucket, true, segments);
+	if (!segments->count)
+		list_own(service, bucket, false, segments);
+}
+
 /* How many rows are searched for one server that takes new flows. The servers of this many
  * rows include one, even if only one server in a thousand takes new flows. */
 #define ROWS_FOR_ONE 4096
@@ -401,6 +436,25 @@ static __always_inline bool ask_listed(struct segments *segments, enum sid_funct
 	segments->first_server = server_at(segments->server[0]);
 	ask(segments, each, last);
 	return true;
+}
+
+/* The bits of a cookie: as many as tell all columns of a row apart. */
+static __always_inline __u32 cookie_width(const struct service *service)
+{
+	__u32 candidates = candidates_of(service);
+
+	return (candidates > 1) + (candidates > 2) + (candidates > 4);
+}
+
+/* Tells the listed servers how many bits cookies have. */
+static __always_inline void ask_for_cookies(const struct service *service,
+					    struct segments *segments)
+{
+	__u32 bits = bpf_cpu_to_be64((__u64)cookie_width(service) << LOAD_COOKIE_SHIFT);
+
+	segments->first_sid |= bits;
+	segments->sid |= bits;
+	segments->last_sid |= bits;
 }
 
 /* Sends a packet of an unknown flow through the servers that may have the flow. The server that has

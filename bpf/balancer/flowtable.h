@@ -211,6 +211,20 @@ static __always_inline __u32 flow_label(const struct flow *flow)
 	return flow->signature >> FLOW_SIGNATURE_SHIFT;
 }
 
+/* Gives a flow that is not looked up a signature, for its label only. */
+static __always_inline void flow_sign(struct flow *flow, const struct flow_key *key)
+{
+	flow->signature =
+		spread(*(const __u32 *)&key->source_port * GOLDEN_RATIO + key->source.s6_addr32[3]);
+}
+
+/* Gives a flow that is not looked up a server. The flow has no bucket. */
+static __always_inline void flow_assume(struct flow *flow, const struct flow_key *key, __u32 server)
+{
+	flow_sign(flow, key);
+	flow->value = (__u64)server << FLOW_SERVER_SHIFT;
+}
+
 /* The server of a known flow. */
 static __always_inline __u32 flow_server(const struct flow *flow)
 {

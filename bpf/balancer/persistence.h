@@ -6,28 +6,43 @@
 #ifndef SEGUE_BALANCER_PERSISTENCE_H
 #define SEGUE_BALANCER_PERSISTENCE_H
 
+#include "persist_stateless.h"
 #include "persist_table.h"
 
 /* Finds the server of a flow. The reason is none where the flow is to be placed; `holder` is then
  * a server that may have the flow, and negative where there is none. */
-static __always_inline enum lb_reason lookup(const struct packet *pkt,
+static __always_inline enum lb_reason lookup(struct xdp_md *ctx, struct packet *pkt,
 					     const struct service *service, struct flow *flow,
 					     int *holder, struct segments *segments)
 {
+	enum lb_reason why;
+
+	if (has_flows(service)) {
+		why = lookup_table(pkt, service, flow, holder, segments);
+		if (why)
+			return why;
+	} else {
+		flow_sign(flow, &pkt->key);
+	}
 	switch (persistence_of(service)) {
 	case PERSISTENCE_TABLE:
-		return lookup_table(pkt, service, flow, holder, segments);
+		break;
+	case PERSISTENCE_STATELESS:
+		return lookup_stateless(ctx, pkt, service, segments);
 	}
 	return LB_NONE;
 }
 
 /* Finds the server of a plain packet. False: handle_in_full() handles the packet. */
-static __always_inline bool lookup_plain(const struct packet *pkt, const struct service *service,
-					 struct flow *flow, struct segments *segments)
+static __always_inline bool lookup_plain(struct xdp_md *ctx, const struct packet *pkt,
+					 const struct service *service, struct flow *flow,
+					 struct segments *segments)
 {
 	switch (persistence_of(service)) {
 	case PERSISTENCE_TABLE:
 		return lookup_table_plain(pkt, service, flow, segments);
+	case PERSISTENCE_STATELESS:
+		return lookup_stateless_plain(ctx, pkt, service, flow, segments);
 	}
 	return false;
 }
@@ -40,6 +55,8 @@ static __always_inline bool recall_flow(const struct packet *pkt, const struct s
 	switch (persistence_of(service)) {
 	case PERSISTENCE_TABLE:
 		return recall_table(pkt, service, flow, segments);
+	case PERSISTENCE_STATELESS:
+		return recall_former(pkt, service, flow, segments);
 	}
 	return false;
 }
@@ -52,6 +69,8 @@ static __always_inline enum lb_reason commit(const struct packet *pkt,
 	switch (persistence_of(service)) {
 	case PERSISTENCE_TABLE:
 		return commit_table(pkt, service, flow, segments);
+	case PERSISTENCE_STATELESS:
+		return segments->keeps_whole ? LB_FORWARD_HUNT : LB_FORWARD_NEW;
 	}
 	return LB_FORWARD_NEW;
 }
@@ -65,6 +84,8 @@ static __always_inline enum lb_reason take_signal_of(const struct packet *pkt,
 	case PERSISTENCE_TABLE:
 		return removes ? take_remove_table(pkt, service, flow, sender)
 			       : take_create_table(pkt, service, flow, sender);
+	case PERSISTENCE_STATELESS:
+		return take_signal_stateless(pkt, service, flow, sender, removes);
 	}
 	return removes ? LB_RETURN_REMOVE : LB_RETURN_CREATE;
 }

@@ -26,6 +26,23 @@ static __always_inline bool place_hash_new(const struct flow_key *flow,
 	return true;
 }
 
+/* Makes the first server of a row that takes new flows take the flow. The server then knows its
+ * column. */
+static __always_inline bool place_hash_in_row(const struct flow_key *flow,
+					      const struct service *service,
+					      struct segments *segments)
+{
+	segments->count = 0;
+	segments->columns = 0;
+	list_own_row(service, bucket_of(flow, service->rule.buckets), segments);
+	if (segments->count > 1)
+		segments->count = 1;
+	if (!ask_listed(segments, SID_CONNECT_FORCE, SID_CONNECT_FORCE))
+		return false;
+	ask_for_cookies(service, segments);
+	return true;
+}
+
 /* Whether a packet of an unknown flow begins the flow, as far as the packet tells: a SYN, or a
  * packet other than TCP. */
 static __always_inline bool is_new_flow(const struct packet *pkt)
@@ -43,6 +60,8 @@ static __always_inline bool place_hash(const struct packet *pkt, const struct se
 {
 	if (!is_new_flow(pkt) && service->rule.flags & RULE_SERVERS_PASS_ON)
 		return visit(&pkt->key, service, segments);
+	if (service->rule.flags & RULE_COOKIES)
+		return place_hash_in_row(&pkt->key, service, segments);
 	return place_hash_new(&pkt->key, service, segments);
 }
 

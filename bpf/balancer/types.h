@@ -35,6 +35,7 @@ enum placement {
 
 enum persistence {
 	PERSISTENCE_TABLE,
+	PERSISTENCE_STATELESS, /* the packets themselves tell, by cookies */
 };
 
 /* How a service's packets are handled: one word, replaced by a single store. */
@@ -55,6 +56,10 @@ enum rule_flags {
 	RULE_ASK_IDLE = 1 << 4,	      /* an idle entry proves nothing: servers are asked */
 	/* Servers have agents: a server passes a packet on if it does not have the flow. */
 	RULE_SERVERS_PASS_ON = 1 << 5,
+	/* The server that takes a flow marks its packets with its column, so it must be in the row. */
+	RULE_COOKIES = 1 << 6,
+	/* The flow table may have flows from before the service became stateless. */
+	RULE_FORMER_FLOWS = 1 << 7,
 };
 
 /* The shape of a row of a candidate table: how many candidates each generation has, and how many

@@ -44,7 +44,7 @@ int xdp_steps(struct xdp_md *ctx)
 		return XDP_DROP;
 	if (last_step == STEP_CLASSIFY)
 		return stop(&service);
-	if (!lookup_plain(&pkt, &service, &flow, &segments))
+	if (!lookup_plain(ctx, &pkt, &service, &flow, &segments))
 		return stop(&flow); /* the flow is one of the few without an entry */
 	if (last_step == STEP_LOOKUP)
 		return stop(&segments);

@@ -61,9 +61,11 @@ struct packet {
 	__u16 transport;
 	__be16 version_class; /* of the IP header: the version, and what traffic_class reads */
 	__u8 hop_limit;
-	__u8 tcp_flags; /* enum tcp_flag; 0 for UDP */
-	__u8 kind;	/* enum packet_kind */
-	__u8 forgotten; /* see forget() */
+	__u8 tcp_flags;	     /* enum tcp_flag; 0 for UDP */
+	__u8 kind;	     /* enum packet_kind */
+	__u8 forgotten;	     /* see forget() */
+	__u8 has_timestamps; /* a SYN offers TCP timestamps; only persistence `stateless` sets it */
+	__u8 pad;
 };
 
 /*

@@ -15,11 +15,11 @@ import (
 	"github.com/segue-lb/segue/internal/tables"
 )
 
-// buildRows builds the candidate table of the sets, the present one first. The argument slots
-// contains the slots of the configured servers, by name. Candidates that are no longer configured
-// have no slot, and dataplane.NoServer stands for them. buildRows returns an error if a set is not
-// valid.
-func buildRows(sets []generation.Set, slots map[string]uint16) (*dataplane.Rows, error) {
+// buildRows builds the candidate table of the sets, the present one first. Each place of a row has its
+// present server and then the last different ones that it had, depth of them together. The argument
+// slots contains the slots of the configured servers, by name. Servers that are no longer configured
+// have no slot, and are left out. buildRows returns an error if a set is not valid.
+func buildRows(sets []generation.Set, slots map[string]uint16, depth int) (*dataplane.Rows, error) {
 	built := make([]*tables.Table, len(sets))
 	candidates := 0
 	for i, set := range sets {
@@ -29,45 +29,79 @@ func buildRows(sets []generation.Set, slots map[string]uint16) (*dataplane.Rows,
 		}
 		candidates = max(candidates, built[i].Candidates)
 	}
-	rows := dataplane.NewRows(built[0].Buckets, len(sets), candidates)
-	for i, table := range built {
-		slotOf := make([]uint16, len(table.Servers))
-		for j, server := range table.Servers {
-			slot, ok := slots[server.Name]
-			if !ok {
-				slot = dataplane.NoServer
-			}
-			slotOf[j] = slot
+	rows := dataplane.NewRows(built[0].Buckets, min(depth, len(sets)), candidates)
+	history, err := tables.NewHistory(make([]uint16, 0), 1)
+	for i := len(built) - 1; i >= 0 && err == nil; i-- {
+		places := placesOf(built[i], int(rows.Buckets), candidates, slots)
+		if i == len(built)-1 {
+			history, err = tables.NewHistory(places, depth)
+		} else {
+			err = history.Push(places)
 		}
-		if table.Candidates == 0 {
-			continue
-		}
-		for bucket := range int(rows.Buckets) {
-			to := rows.Candidates(bucket, i)
-			for place, server := range table.Row(bucket % table.Buckets) {
-				to[place] = slotOf[server]
-			}
+		if i == 0 {
+			fillRows(rows, places, history)
 		}
 	}
-	return rows, nil
+	return rows, err
+}
+
+// placesOf returns the slots of all places of a table, for rows of so many buckets and candidates.
+func placesOf(table *tables.Table, buckets, candidates int, slots map[string]uint16) []uint16 {
+	slotOf := make([]uint16, len(table.Servers))
+	for i, server := range table.Servers {
+		slot, ok := slots[server.Name]
+		if !ok {
+			slot = tables.NoServer
+		}
+		slotOf[i] = slot
+	}
+	places := make([]uint16, buckets*candidates)
+	for i := range places {
+		places[i] = tables.NoServer
+	}
+	for bucket := 0; bucket < buckets && table.Candidates > 0; bucket++ {
+		for place, server := range table.Row(bucket % table.Buckets) {
+			places[bucket*candidates+place] = slotOf[server]
+		}
+	}
+	return places
+}
+
+// fillRows writes the servers of each place, the present one first.
+func fillRows(rows *dataplane.Rows, present []uint16, history *tables.History) {
+	for place, slot := range present {
+		former := history.Column(place)
+		if slot != tables.NoServer {
+			former = former[1:]
+		}
+		rows.Fill(place, slot, former)
+	}
 }
 
 // placing is the complete input of a service's candidate table.
 type placing struct {
-	sets  []generation.Set
-	slots map[string]uint16 // of the servers by name
+	sets    []generation.Set
+	slots   map[string]uint16 // of the servers by name
+	depth   int               // how many servers each place has, the present one included
+	columns bool              // packets also need a column table
 }
 
 // placingOf returns the input for a service of a generation. The former sets are of use only if
 // packets can be passed on from server to server, and if they can be in one table with the present
 // set.
 func placingOf(svc *service, g generation.Generation) placing {
-	p := placing{sets: g.Sets, slots: map[string]uint16{}}
+	p := placing{sets: g.Sets, slots: map[string]uint16{}, depth: svc.Generations}
+	if svc.Persistence == desired.PersistenceStateless {
+		p.depth, p.columns = svc.History, true
+	}
 	if !svc.passesOn() {
 		p.sets = p.sets[:1]
 	}
 	p.sets = slices.Clone(p.sets)
-	former := slices.DeleteFunc(p.sets[1:], func(s generation.Set) bool { return !p.sets[0].CanHold(s) })
+	former := slices.DeleteFunc(p.sets[1:], func(s generation.Set) bool {
+		// Cookies of rows of another length mean other columns.
+		return !p.sets[0].CanHold(s) || p.columns && s.Candidates != p.sets[0].Candidates
+	})
 	p.sets = p.sets[:1+len(former)]
 	for _, m := range svc.members {
 		p.slots[m.Name] = uint16(m.slot)
@@ -78,7 +112,8 @@ func placingOf(svc *service, g generation.Generation) placing {
 // passesOn tells whether the service's servers have agents that pass packets on to each other. Agents
 // do so with TCP only.
 func (svc *service) passesOn() bool {
-	return svc.Protocol == desired.TCP && (svc.Placement == desired.PlacementHunt || svc.Probes())
+	return svc.Protocol == desired.TCP && (svc.Placement == desired.PlacementHunt || svc.Probes() ||
+		svc.Persistence == desired.PersistenceStateless)
 }
 
 // place makes a service's entry follow a generation of its servers. It builds the candidate table
@@ -89,12 +124,12 @@ func (s *services) place(svc *service, g generation.Generation) error {
 	if reflect.DeepEqual(p, svc.placed) {
 		rule.Buckets, rule.Row, rule.Flags = svc.rule.Buckets, svc.rule.Row, svc.rule.Table()
 	} else {
-		table, err := buildRows(p.sets, p.slots)
+		table, err := buildRows(p.sets, p.slots, p.depth)
 		if err != nil {
 			return err
 		}
 		rule.Buckets, rule.Row = table.Buckets, table.Row()
-		if rule.Flags, err = s.install(svc, rule, table.Slots); err != nil {
+		if rule.Flags, err = s.install(svc, rule, table, p.columns); err != nil {
 			return err
 		}
 	}
@@ -131,18 +166,26 @@ func (s *services) settle() error {
 	return nil
 }
 
-// install makes one of the service's two candidate tables contain the rows. It returns the flag of
-// the rule that says which table to use. If the table in use contains the rows already, it stays in
-// use, also after a restart.
-func (s *services) install(svc *service, rule dataplane.ServiceRule, rows []uint16) (table uint8, err error) {
+// install makes one of the service's two candidate tables contain the rows, and its column table, if
+// packets need one. It returns the flag of the rule that says which table to use. If the table in use
+// contains the rows already, it stays in use, also after a restart.
+func (s *services) install(
+	svc *service, rule dataplane.ServiceRule, rows *dataplane.Rows, columns bool,
+) (table uint8, err error) {
 	table = svc.rule.Table()
 	fits := rule.Buckets == svc.rule.Buckets && rule.Row == svc.rule.Row
-	if fits && s.plane.Holds(2*svc.id+uint32(table), rows) {
-		return table, nil
+	if !fits || !s.plane.Holds(2*svc.id+uint32(table), rows.Slots) {
+		table = 1 - table
+		svc.hasSpare = true
+		if err := s.plane.Install(2*svc.id+uint32(table), rows.Slots); err != nil {
+			return table, err
+		}
 	}
-	table = 1 - table
-	svc.hasSpare = true
-	return table, s.plane.Install(2*svc.id+uint32(table), rows)
+	number := 2*svc.id + uint32(table)
+	if columns {
+		return table, s.plane.InstallColumns(number, rows)
+	}
+	return table, s.plane.RemoveColumns(number)
 }
 
 // removeSpares removes the candidate tables that are no longer in force.
@@ -181,6 +224,10 @@ func (s *services) setCapabilities(svc *service, rule *dataplane.ServiceRule) {
 	if svc.passesOn() {
 		rule.Flags |= dataplane.RuleServersPassOn
 	}
+	if svc.Persistence == desired.PersistenceStateless {
+		s.setStateless(svc, rule)
+		return
+	}
 	switch {
 	case svc.Placement == desired.PlacementHunt:
 		rule.Flags |= dataplane.RuleServersAnswer | dataplane.RuleHalfOpen | dataplane.RuleAskIdle
@@ -190,6 +237,21 @@ func (s *services) setCapabilities(svc *service, rule *dataplane.ServiceRule) {
 		if svc.huntsEnd.IsZero() {
 			svc.huntsEnd = time.Now().Add(svc.Timeouts.New)
 		}
+	}
+}
+
+// setStateless sets the flags of a service that keeps no flows. If it has just become so, the flow
+// table still has its flows, until the last one has ended.
+func (s *services) setStateless(svc *service, rule *dataplane.ServiceRule) {
+	rule.Flags |= dataplane.RuleCookies
+	svc.huntsEnd = time.Time{}
+	had := svc.rule.Buckets > 0 && svc.rule.PersistenceName() != desired.PersistenceStateless
+	if !had && !svc.rule.HasFormerFlows() {
+		return
+	}
+	rule.Flags |= dataplane.RuleFormerFlows
+	if svc.formerSince.IsZero() {
+		svc.formerSince = time.Now()
 	}
 }
 

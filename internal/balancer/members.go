@@ -324,8 +324,10 @@ func (s *services) probeTargets() []probe.Target {
 			targets = append(targets, probe.Target{
 				Service: svc.Name, Server: m.Name, Slot: m.slot, VIP: svc.VIP, Encapsulation: svc.Encapsulation,
 				// With random candidates, nobody knows to which server a flow was offered first.
-				Offered: svc.Placement == desired.PlacementHunt && svc.Selection != desired.SelectRandom,
-				Fault:   faultOf(m.causes),
+				// Without a flow table, no server says that it has accepted.
+				Offered: svc.Placement == desired.PlacementHunt && svc.Selection != desired.SelectRandom &&
+					svc.Persistence == desired.PersistenceTable,
+				Fault: faultOf(m.causes),
 			})
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math/bits"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -183,6 +184,12 @@ func keysOf(cfg *desired.Balancer) map[dataplane.ServerKey]bool {
 // that hunts wait for an acknowledgement that the balancer knows the flow. With it, the balancer
 // also asks for load reports.
 func knownOf(svc *desired.Service) dataplane.Known {
+	if svc.Persistence == desired.PersistenceStateless {
+		return dataplane.Known{
+			Function: srv6.Steer,
+			Argument: srv6.Offer{Cookie: bits.Len(uint(svc.Candidates - 1))}.Argument(),
+		}
+	}
 	if svc.Placement != desired.PlacementHunt {
 		return dataplane.Known{Function: srv6.Deliver}
 	}

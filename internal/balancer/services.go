@@ -21,6 +21,8 @@ type service struct {
 	hasSpare bool             // the candidate table that is not in use may exist
 	huntsEnd time.Time        // zero, or the end of RuleHalfOpen after hunting
 	logged   dataplane.Causes // the ignored causes at the last log
+	// formerSince is when RuleFormerFlows was set in this process, or zero if it is not set.
+	formerSince time.Time
 }
 
 // services applies a configuration to the data path.

@@ -26,25 +26,26 @@ const ethernetHeader = 14
 
 // Names of cases.
 const (
-	caseNull      = "null"             // the host program alone
-	caseFloor     = "floor"            // a bare encapsulation
-	caseMiss      = "vip-miss"         // not to a VIP
-	caseKnown     = "known-flow"       // in the flow table
-	caseUDP       = "known-flow-udp"   // the same with UDP
-	caseSYN       = "syn-of-new-flow"  // placed and entered in the flow table
-	caseUnknown   = "non-syn-unknown"  // of a flow that another balancer had
-	caseReference = "reference-lru"    // known-flow, in the kernel's LRU hash map
-	caseSteps     = "up-to-"           // known-flow, up to a step of the program
-	caseDeliver   = "agent-deliver"    // decapsulated on a server
-	caseHuntKnown = "known-flow-hunt"  // known-flow of a service with placement hunt
-	caseTurnSYN   = "syn-round-robin"  // syn-of-new-flow of a service with placement round-robin
-	caseHuntSYN   = "syn-hunt"         // of a new flow of such a service: offered to two servers
-	caseReportSYN = "syn-hunt-reports" // the same by load reports: offered to three of eight servers
-	caseSignal    = "signal-create"    // the SYN-ACK that signals that a server has accepted a flow
-	caseAccept    = "agent-accept"     // such an offer, which the server accepts
-	casePassOn    = "agent-pass-on"    // such an offer, which the server refuses
-	caseAck       = "agent-ack"        // a packet of a flow that the server has accepted
-	caseOfferStep = "agent-up-to-"     // agent-accept, up to a step of the program
+	caseNull      = "null"                 // the host program alone
+	caseFloor     = "floor"                // a bare encapsulation
+	caseMiss      = "vip-miss"             // not to a VIP
+	caseKnown     = "known-flow"           // in the flow table
+	caseUDP       = "known-flow-udp"       // the same with UDP
+	caseSYN       = "syn-of-new-flow"      // placed and entered in the flow table
+	caseUnknown   = "non-syn-unknown"      // of a flow that another balancer had
+	caseReference = "reference-lru"        // known-flow, in the kernel's LRU hash map
+	caseSteps     = "up-to-"               // known-flow, up to a step of the program
+	caseDeliver   = "agent-deliver"        // decapsulated on a server
+	caseHuntKnown = "known-flow-hunt"      // known-flow of a service with placement hunt
+	caseTurnSYN   = "syn-round-robin"      // syn-of-new-flow of a service with placement round-robin
+	caseStateless = "known-flow-stateless" // known-flow of a service without a flow table
+	caseHuntSYN   = "syn-hunt"             // of a new flow of such a service: offered to two servers
+	caseReportSYN = "syn-hunt-reports"     // the same by load reports: offered to three of eight servers
+	caseSignal    = "signal-create"        // the SYN-ACK that signals that a server has accepted a flow
+	caseAccept    = "agent-accept"         // such an offer, which the server accepts
+	casePassOn    = "agent-pass-on"        // such an offer, which the server refuses
+	caseAck       = "agent-ack"            // a packet of a flow that the server has accepted
+	caseOfferStep = "agent-up-to-"         // agent-accept, up to a step of the program
 )
 
 // reasonKnown is the reason that counts the packets of known flows at a balancer.
@@ -57,6 +58,7 @@ type service struct {
 	encapsulation desired.Encapsulation // "": none
 	placement     desired.Placement     // "": hash; hunt has two candidates
 	selection     desired.Selection     // of placement hunt; "": consistent
+	persistence   desired.Persistence   // "": table
 }
 
 // benchCase is packets of one kind, and the program that processes them.
@@ -121,7 +123,7 @@ func huntCases(f family, levels []uint32, room uint32) (cases []benchCase) {
 	reports := s
 	reports.selection = desired.SelectReports
 	for _, flows := range levels {
-		cases = append(cases, knownCase(caseHuntKnown, s, flows, room),
+		cases = append(cases, knownCase(caseHuntKnown, s, flows, room), statelessCase(s, flows),
 			offeredCase(caseHuntSYN, s, flows, room),
 			offeredCase(caseReportSYN, reports, flows, room), signalCase(s, flows, room))
 	}
@@ -172,6 +174,18 @@ func knownCase(name string, s service, flows, room uint32) benchCase {
 	c := benchCase{name: name, service: s, flows: flows}
 	c.setup = setup{kind: setupBalancer, family: s.family, capacity: max(room, flows), content: knownFlows}
 	c.traffic = trafficTo(s.family, vips[s.family], s.protocol, packet.ACK)
+	c.traffic.flows = flows
+	c.reason = reasonKnown
+	return c
+}
+
+// statelessCase uses packets of flows of a service that hunts, in random order. Their timestamps tell
+// the column of the server. There is no flow table to fill.
+func statelessCase(s service, flows uint32) benchCase {
+	s.persistence = desired.PersistenceStateless
+	c := benchCase{name: caseStateless, service: s, flows: flows}
+	c.setup = setup{kind: setupBalancer, family: s.family, capacity: 1, persistence: s.persistence}
+	c.traffic = trafficTo(s.family, vips[s.family], s.protocol, packet.ACK, packet.Timestamps(1, 1))
 	c.traffic.flows = flows
 	c.reason = reasonKnown
 	return c
@@ -316,7 +330,9 @@ func passed(t traffic) traffic {
 }
 
 // trafficTo returns packets of one flow without payload, to be forwarded.
-func trafficTo(f family, destination netip.Addr, protocol desired.Protocol, flags packet.TCPFlags) traffic {
+func trafficTo(
+	f family, destination netip.Addr, protocol desired.Protocol, flags packet.TCPFlags, options ...packet.Option,
+) traffic {
 	source := netip.AddrPortFrom(clients[f], 40000)
 	target := netip.AddrPortFrom(destination, servicePort)
 	link := packet.Ethernet(clientMAC, hostMAC)
@@ -327,7 +343,7 @@ func trafficTo(f family, destination netip.Addr, protocol desired.Protocol, flag
 	if protocol == desired.UDP {
 		t.frame = packet.UDP(source, target, link)
 	} else {
-		t.frame = packet.TCP(source, target, link, packet.Flags(flags))
+		t.frame = packet.TCP(source, target, append(options, link, packet.Flags(flags))...)
 	}
 	return t
 }

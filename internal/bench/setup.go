@@ -104,6 +104,7 @@ type setup struct {
 	encapsulation desired.Encapsulation // of an agent's service
 	accept        bool                  // an agent's service hunts, and an application listens
 	threshold     uint32                // of that service, in waiting connections
+	persistence   desired.Persistence   // of a balancer's service; "": table
 }
 
 // rig is a setup that was built.
@@ -181,6 +182,9 @@ func newInstance() string { return fmt.Sprintf("bench-%d-%d", os.Getpid(), insta
 
 func (r *rig) loadBalancer(s *setup) (err error) {
 	r.serves = usual(s.family, desired.TCP)
+	if r.serves.persistence = s.persistence; s.persistence != "" {
+		r.serves.placement = desired.PlacementHunt
+	}
 	r.config = balancerConfig(s, r.serves)
 	if r.balancer, err = balancer.NewRehearsal(r.config, slog.New(slog.DiscardHandler)); err != nil {
 		return err
@@ -222,6 +226,9 @@ func serviceConfig(s service) desired.Service {
 		Placement: desired.PlacementHash, Persistence: desired.PersistenceTable, Encapsulation: s.encapsulation,
 		Candidates: 3, Generations: 1, Buckets: tables.DefaultBuckets,
 		Timeouts: desired.Timeouts{New: time.Hour, Established: time.Hour, Closing: time.Hour},
+	}
+	if s.persistence == desired.PersistenceStateless {
+		c.Persistence, c.Generations, c.History = s.persistence, desired.DefaultStatelessGenerations, desired.DefaultHistory
 	}
 	switch s.placement {
 	case desired.PlacementHunt:

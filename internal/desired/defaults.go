@@ -12,8 +12,16 @@ import (
 // DefaultFlows is the default capacity of the flow table.
 const DefaultFlows = 1 << 20
 
-// DefaultGenerations is the default number of server sets in a candidate table.
-const DefaultGenerations = 3
+const (
+	// DefaultGenerations is the default number of server sets that a candidate table follows from.
+	DefaultGenerations = 3
+	// DefaultStatelessGenerations is the same for persistence stateless. Without a flow table, a
+	// connection is found by them alone.
+	DefaultStatelessGenerations = 32
+	// DefaultHistory is the default number of servers that a place remembers: with three, SHELL loses
+	// less than 1% of connections in its realistic case (section VI).
+	DefaultHistory = 3
+)
 
 // DefaultAcceptPolicy is the default accept policy. It needs no parameter.
 const DefaultAcceptPolicy = AcceptLeast
@@ -65,7 +73,14 @@ func (given Given) defaultService(s *Service, path string) {
 		candidates = tables.MaxCandidates
 	}
 	setDefault(given, field.Child(path, "candidates"), &s.Candidates, candidates)
-	setDefault(given, field.Child(path, "generations"), &s.Generations, DefaultGenerations)
+	generations := DefaultGenerations
+	if s.Persistence == PersistenceStateless {
+		generations = DefaultStatelessGenerations
+	}
+	setDefault(given, field.Child(path, "generations"), &s.Generations, generations)
+	if s.Persistence == PersistenceStateless {
+		setDefault(given, field.Child(path, "history"), &s.History, min(DefaultHistory, s.Generations))
+	}
 	setDefault(given, field.Child(path, "buckets"), &s.Buckets, tables.DefaultBuckets)
 	given.defaultTimeouts(&s.Timeouts, field.Child(path, "timeouts"), s)
 	if s.Health != nil {

@@ -22,6 +22,14 @@ const MaxServices = 16384
 // bpf/balancer/types.h.
 const MaxGenerations = 4
 
+// MaxStatelessGenerations is the maximum number of server sets for persistence stateless. The candidate
+// table holds the last different servers of each place, and not whole sets.
+const MaxStatelessGenerations = 64
+
+// MaxColumns is the maximum of buckets times candidates for persistence stateless: COLUMN_TABLE_SIZE of
+// bpf/balancer/columns.h.
+const MaxColumns = 1 << 19
+
 // MaxVisited is the most servers that a packet of an unknown flow visits: MAX_SEGMENTS of
 // bpf/balancer/types.h.
 const MaxVisited = 10
@@ -104,11 +112,11 @@ func (r *rules) checkTunnelSources(addresses []netip.Addr) {
 // checkService checks the fields of a service that only balancers have, except its servers.
 func (r *rules) checkService(path string, s *Service) {
 	checkKnown(r, field.Child(path, "placement"), s.Placement, PlacementHash, PlacementHunt, PlacementRoundRobin)
-	checkKnown(r, field.Child(path, "persistence"), s.Persistence, PersistenceTable)
+	checkKnown(r, field.Child(path, "persistence"), s.Persistence, PersistenceTable, PersistenceStateless)
 	at := field.Child(path, "candidates")
 	checkRange(r, at, s.Candidates, 1, tables.MaxCandidates)
-	checkRange(r, field.Child(path, "generations"), s.Generations, 1, MaxGenerations)
 	r.checkHunt(path, s)
+	r.checkPersistence(path, s)
 	at = field.Child(path, "buckets")
 	if err := tables.ValidBuckets(s.Buckets); err != nil {
 		r.failf(at, "%v", err)
@@ -142,6 +150,44 @@ func (r *rules) checkHunt(path string, s *Service) {
 	if at := field.Child(path, "encapsulation"); s.Encapsulation.IsTunnel() {
 		r.failf(at, "must be %s or %s for placement %s: %s has no segment list",
 			SRv6Insert, SRv6Encap, s.Placement, s.Encapsulation)
+	}
+}
+
+// checkPersistence checks the requirements and the fields of the persistence.
+func (r *rules) checkPersistence(path string, s *Service) {
+	at, history := field.Child(path, "generations"), field.Child(path, "history")
+	if s.Persistence != PersistenceStateless {
+		checkRange(r, at, s.Generations, 1, MaxGenerations)
+		if s.History != 0 {
+			r.failf(history, "not used by persistence %s", s.Persistence)
+		}
+		return
+	}
+	checkRange(r, at, s.Generations, 1, MaxStatelessGenerations)
+	checkRange(r, history, s.History, 1, MaxGenerations)
+	if s.Protocol == UDP {
+		r.failf(field.Child(path, "protocol"), "must be %s for persistence %s: servers mark packets in the timestamps of TCP",
+			TCP, s.Persistence)
+	}
+	if s.Encapsulation.IsTunnel() {
+		r.failf(field.Child(path, "encapsulation"), "must be %s or %s for persistence %s: %s cannot ask a server whether it has a flow",
+			SRv6Insert, SRv6Encap, s.Persistence, s.Encapsulation)
+	}
+	if s.Placement == PlacementRoundRobin {
+		r.failf(field.Child(path, "placement"), "must be %s or %s for persistence %s: the server of a flow in turn is in no column of its bucket",
+			PlacementHash, PlacementHunt, s.Persistence)
+	}
+	if s.Selection == SelectRandom {
+		r.failf(field.Child(path, "selection"), "must be %s for persistence %s: a random server is in no column of the flow's bucket",
+			SelectConsistent, s.Persistence)
+	}
+	if s.Selection.OrdersByReports() {
+		r.failf(field.Child(path, "selection"), "must be %s for persistence %s: servers report their loads in signals, and send none",
+			SelectConsistent, s.Persistence)
+	}
+	if s.Buckets*s.Candidates > MaxColumns {
+		r.failf(field.Child(path, "buckets"), "%d buckets of %d candidates: persistence %s can have at most %d together",
+			s.Buckets, s.Candidates, s.Persistence, MaxColumns)
 	}
 }
 

@@ -34,7 +34,8 @@ const (
 	// The same, but the last is a server of any bucket that has reported free capacity.
 	SelectSpare Selection = "spare"
 
-	PersistenceTable Persistence = "table"
+	PersistenceTable     Persistence = "table"     // a flow table remembers
+	PersistenceStateless Persistence = "stateless" // the packets tell, by cookies
 
 	SRv6Insert Encapsulation = "srv6-insert"
 	SRv6Encap  Encapsulation = "srv6-encap"
@@ -101,9 +102,13 @@ type Service struct {
 	// servers. Default 4 for placement hunt, or 8 with selection reports or spare; 3 for hash, 8 for
 	// round-robin.
 	Candidates int `yaml:"candidates"`
-	// Generations is how many sets of servers the candidate table holds, 1 to 4: the present one
-	// and those before. Default 3.
+	// Generations is how many sets of servers the candidate table follows from: the present one and
+	// those before. 1 to 4, and 3 by default; for persistence stateless 1 to 64, and 32 by default.
 	Generations int `yaml:"generations"`
+	// History is how many different servers each place of a row remembers, 1 to 4, the present one
+	// included. Default 3, and at most Generations. It is for persistence stateless only: otherwise a
+	// place remembers the servers of all generations.
+	History int `yaml:"history,omitempty"`
 	// Buckets is the size of the consistent-hash table: a prime or a power of two, larger than the
 	// number of servers. Default 65537. Under placement round-robin the table has a row for each
 	// turn of a cycle, and Buckets is the largest number of rows.

@@ -50,7 +50,7 @@ func reconfigure(ctx context.Context, seed, experiment uint64, buckets, changes 
 	var printed []*printedHistory
 	var lostKept, lostPrinted [][]bool
 	for _, depth := range depths {
-		h, err := tables.NewHistory(table, depth)
+		h, err := tables.NewHistory(table.Rows, depth)
 		if err != nil {
 			return nil, err
 		}
@@ -72,12 +72,11 @@ func reconfigure(ctx context.Context, seed, experiment uint64, buckets, changes 
 			return nil, err
 		}
 		for i := range depths {
-			if err := kept[i].Push(table); err != nil {
+			if err := kept[i].Push(table.Rows); err != nil {
 				return nil, err
 			}
 			printed[i].push(table)
-			column := func(place int) []uint16 { return kept[i].Column(place/shellCandidates, place%shellCandidates) }
-			result.kept[i] = append(result.kept[i], lose(lostKept[i], first, column))
+			result.kept[i] = append(result.kept[i], lose(lostKept[i], first, kept[i].Column))
 			result.printed[i] = append(result.printed[i], lose(lostPrinted[i], first, printed[i].column))
 		}
 	}

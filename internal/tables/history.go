@@ -4,6 +4,9 @@ package tables
 
 import "fmt"
 
+// NoServer stands for a place without a server, or for a server that is not known any more.
+const NoServer = 0xffff
+
 // History contains the servers that each place of a table had: SHELL's choice history ("Stateless
 // Load-Aware Load Balancing in P4", section III-B). A packet of a flow that the bucket's i-th
 // candidate took visits the servers of place i, the newest first, until it reaches the one that
@@ -15,46 +18,34 @@ import "fmt"
 // ones.
 type History struct {
 	depth   int
-	latest  *Table
-	servers []uint16 // depth entries for each place of a row
+	servers []uint16 // depth entries for each place
 	held    []uint8  // number of known servers for each place
 }
 
 // MaxDepth is the maximum depth of a history.
 const MaxDepth = 255
 
-// NewHistory returns a history that begins with a table. It keeps 1 to MaxDepth servers for each
-// place, including the present one.
-func NewHistory(t *Table, depth int) (*History, error) {
+// NewHistory returns a history that begins with the servers of the places of a table, such as
+// Table.Rows. NoServer stands for no server. The history keeps 1 to MaxDepth servers for each place,
+// including the present one.
+func NewHistory(places []uint16, depth int) (*History, error) {
 	if depth < 1 || depth > MaxDepth {
 		return nil, fmt.Errorf("history of depth %d: out of range 1 to %d", depth, MaxDepth)
 	}
-	h := &History{depth: depth, latest: t, servers: make([]uint16, depth*len(t.Rows)), held: make([]uint8, len(t.Rows))}
-	for place, server := range t.Rows {
-		h.servers[place*depth] = server
-		h.held[place] = 1
-	}
-	return h, nil
+	h := &History{depth: depth, servers: make([]uint16, depth*len(places)), held: make([]uint8, len(places))}
+	return h, h.Push(places)
 }
 
-// Push adds the next table. It must have the same size, and list the same servers in the same
-// order. Servers without weight are not in the table.
-func (h *History) Push(t *Table) error {
-	if t.Buckets != h.latest.Buckets || t.Candidates != h.latest.Candidates {
-		return fmt.Errorf("history of %d buckets with %d candidates: a table has %d with %d",
-			h.latest.Buckets, h.latest.Candidates, t.Buckets, t.Candidates)
+// Push adds the places of the next table. There must be as many as before, and a number must stand
+// for the same server as before.
+func (h *History) Push(places []uint16) error {
+	if len(places) != len(h.held) {
+		return fmt.Errorf("history of %d places: a table has %d", len(h.held), len(places))
 	}
-	if len(t.Servers) != len(h.latest.Servers) {
-		return fmt.Errorf("history of %d servers: a table has %d", len(h.latest.Servers), len(t.Servers))
-	}
-	for i, s := range t.Servers {
-		if before := h.latest.Servers[i].Name; s.Name != before {
-			return fmt.Errorf("history: server %d was %q, is %q", i, before, s.Name)
+	for place, server := range places {
+		if server != NoServer {
+			h.insert(place, server)
 		}
-	}
-	h.latest = t
-	for place, server := range t.Rows {
-		h.insert(place, server)
 	}
 	return nil
 }
@@ -80,9 +71,7 @@ func (h *History) insert(place int, server uint16) {
 	column[0] = server
 }
 
-// Column returns the servers of a bucket's candidate i, the newest first, as indexes of the tables'
-// Servers. It shares memory with the history.
-func (h *History) Column(bucket, i int) []uint16 {
-	place := bucket*h.latest.Candidates + i
+// Column returns the servers of a place, the newest first. It shares memory with the history.
+func (h *History) Column(place int) []uint16 {
 	return h.servers[place*h.depth : place*h.depth+int(h.held[place])]
 }

@@ -24,9 +24,9 @@ func TestHistory(t *testing.T) {
 			table := mustBuild(t, list, buckets, 2)
 			var err error
 			if h == nil {
-				h, err = NewHistory(table, depth)
+				h, err = NewHistory(table.Rows, depth)
 			} else {
-				err = h.Push(table)
+				err = h.Push(table.Rows)
 			}
 			if err != nil {
 				t.Fatal(err)
@@ -39,7 +39,7 @@ func TestHistory(t *testing.T) {
 						want = append(want, s)
 					}
 				}
-				if got := h.Column(place/2, place%2); !slices.Equal(got, want) {
+				if got := h.Column(place); !slices.Equal(got, want) {
 					t.Fatalf("place %d of depth %d: %v, want %v of %v", place, depth, got, want, past[place])
 				}
 			}
@@ -54,24 +54,17 @@ func TestHistoryErrors(t *testing.T) {
 		0:   "history of depth 0: out of range 1 to 255",
 		256: "history of depth 256: out of range 1 to 255",
 	} {
-		if _, err := NewHistory(table, depth); err == nil || err.Error() != want {
+		if _, err := NewHistory(table.Rows, depth); err == nil || err.Error() != want {
 			t.Errorf("error %v, want %q", err, want)
 		}
 	}
-	h, err := NewHistory(table, 2)
+	h, err := NewHistory(table.Rows, 2)
 	if err != nil {
 		t.Fatal(err)
 	}
-	other := slices.Clone(list)
-	other[1].Name = "other"
-	for want, table := range map[string]*Table{
-		"history of 7 buckets with 2 candidates: a table has 8 with 2": mustBuild(t, list, 8, 2),
-		"history of 4 servers: a table has 3":                          mustBuild(t, list[:3], 7, 2),
-		`history: server 1 was "server-1", is "other"`:                 mustBuild(t, other, 7, 2),
-	} {
-		if err := h.Push(table); err == nil || err.Error() != want {
-			t.Errorf("error %v, want %q", err, want)
-		}
+	want := "history of 14 places: a table has 16"
+	if err := h.Push(mustBuild(t, list, 8, 2).Rows); err == nil || err.Error() != want {
+		t.Errorf("error %v, want %q", err, want)
 	}
 }
 

@@ -26,11 +26,17 @@ type backup struct {
 	serverLabels  map[uint32]balancerServerLabel
 	serviceLabels map[uint32]balancerServiceLabel
 
-	tables   map[uint32]*ebpf.Map // replaced candidate tables by number; nil: there was no table
+	tables   map[tableNumber]*ebpf.Map // replaced tables of services; nil: there was no table
 	flows    []sweptFlow
 	counters map[uint32]slotCounters
 	reasons  map[uint32][]Counter // counters of the forwarding reasons, by reason and CPU
 	turns    map[uint32]uint64    // of services that were added, by number
+}
+
+// tableNumber is the place of a service's table in a map of maps.
+type tableNumber struct {
+	outer  *ebpf.Map
+	number uint32
 }
 
 // sweptFlow is a freed entry of a flow table.
@@ -56,7 +62,7 @@ func (p *Plane) BackUp(t *datapath.Takeover) error {
 		rules:      map[*ServiceEntry]ServiceRule{},
 		ports:      slices.Clone(p.Directory.Ports[:]),
 		servers:    slices.Clone(p.Servers.servers),
-		tables:     map[uint32]*ebpf.Map{},
+		tables:     map[tableNumber]*ebpf.Map{},
 		counters:   map[uint32]slotCounters{},
 		reasons:    map[uint32][]Counter{},
 		turns:      map[uint32]uint64{},
@@ -89,21 +95,21 @@ func (p *Plane) Saved() (flows, slots int) {
 	return len(p.backup.flows), len(p.backup.counters)
 }
 
-// keepTable stores a candidate table that is about to be replaced. Without a backup it does
-// nothing.
-func (b *backup) keepTable(number uint32) error {
+// keepTable stores a service's table that is about to be replaced. Without a backup it does nothing.
+func (b *backup) keepTable(outer *ebpf.Map, number uint32) error {
 	if b == nil {
 		return nil
 	}
-	if _, kept := b.tables[number]; kept {
+	key := tableNumber{outer, number}
+	if _, kept := b.tables[key]; kept {
 		return nil
 	}
 	var table *ebpf.Map
-	err := b.plane.Objects.Tables.Lookup(number, &table)
+	err := outer.Lookup(number, &table)
 	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return fmt.Errorf("read table %d: %w", number, err)
 	}
-	b.tables[number] = table
+	b.tables[key] = table
 	return nil
 }
 
@@ -194,12 +200,12 @@ func (b *backup) restoreServers(which func(slot uint32) bool) {
 
 func (b *backup) restoreTables() error {
 	var errs []error
-	for number, table := range b.tables {
+	for key, table := range b.tables {
 		if table != nil {
-			errs = append(errs, b.plane.Objects.Tables.Put(number, table))
+			errs = append(errs, key.outer.Put(key.number, table))
 			continue
 		}
-		if err := b.plane.Objects.Tables.Delete(number); !errors.Is(err, ebpf.ErrKeyNotExist) {
+		if err := key.outer.Delete(key.number); !errors.Is(err, ebpf.ErrKeyNotExist) {
 			errs = append(errs, err)
 		}
 	}

@@ -8,13 +8,15 @@ import (
 	"unsafe"
 
 	"github.com/cilium/ebpf"
+
+	"github.com/segue-lb/segue/internal/tables"
 )
 
 // candidatesPerWord is CANDIDATES_PER_WORD in bpf/balancer/types.h.
 const candidatesPerWord = 4
 
 // NoServer is a slot that no server has: NO_SERVER in bpf/balancer/types.h.
-const NoServer = 0xffff
+const NoServer = tables.NoServer
 
 // Rows is the content of a candidate table (bpf/balancer/candidates.h).
 type Rows struct {
@@ -48,6 +50,16 @@ func (r *Rows) Candidates(bucket, generation int) []uint16 {
 	return r.Slots[first : first+r.candidates]
 }
 
+// Fill writes the present server of a place (bucket times candidates, plus the candidate's number),
+// and the former ones, as far as there is room.
+func (r *Rows) Fill(place int, present uint16, former []uint16) {
+	bucket, candidate := place/r.candidates, place%r.candidates
+	r.Candidates(bucket, 0)[candidate] = present
+	for i := 0; i < len(former) && i+1 < r.generations; i++ {
+		r.Candidates(bucket, i+1)[candidate] = former[i]
+	}
+}
+
 // Row returns the shape of a row, as it is in a service's rule: ROW in bpf/balancer/types.h.
 func (r *Rows) Row() uint8 { return uint8(r.candidates | r.generations<<4) }
 
@@ -57,13 +69,18 @@ func (r ServiceRule) Candidates() uint32 { return uint32(r.Row & 0xf) }
 // Generations returns how many generations a row has.
 func (r ServiceRule) Generations() uint32 { return uint32(r.Row >> 4) }
 
-// Uninstall removes a candidate table, if there is one. No packet may use it at the time of the
-// call. Uninstall returns an error if the kernel cannot remove the table.
+// Uninstall removes a service's candidate table and its column table, if there are any. No packet may
+// use them at the time of the call. Uninstall returns an error if the kernel cannot remove a table.
 func (p *Plane) Uninstall(number uint32) error {
-	if err := p.backup.keepTable(number); err != nil {
+	return errors.Join(p.remove(p.Objects.Tables, number), p.remove(p.Objects.Columns, number))
+}
+
+// remove removes an element of a map of maps, if it exists.
+func (p *Plane) remove(outer *ebpf.Map, number uint32) error {
+	if err := p.backup.keepTable(outer, number); err != nil {
 		return err
 	}
-	err := p.Objects.Tables.Delete(number)
+	err := outer.Delete(number)
 	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return fmt.Errorf("remove table %d: %w", number, err)
 	}
@@ -75,29 +92,38 @@ func (p *Plane) Uninstall(number uint32) error {
 // Install returns an error if the kernel cannot make or install the table.
 func (p *Plane) Install(number uint32, rows []uint16) error {
 	words := make([]uint64, max(1, (len(rows)+candidatesPerWord-1)/candidatesPerWord))
+	copy(slotsIn(words), rows)
+	spec := p.inner.Copy()
+	spec.MaxEntries = uint32(len(words))
+	return p.install(p.Objects.Tables, number, spec, words)
+}
+
+// install makes a table of the words, and puts it into a map of maps.
+func (p *Plane) install(outer *ebpf.Map, number uint32, spec *ebpf.MapSpec, words []uint64) error {
 	keys := make([]uint32, len(words))
 	for i := range keys {
 		keys[i] = uint32(i)
 	}
-	packed := unsafe.Slice((*uint16)(unsafe.Pointer(unsafe.SliceData(words))), len(words)*candidatesPerWord)
-	copy(packed, rows)
-	spec := p.inner.Copy()
-	spec.MaxEntries = uint32(len(words))
 	table, err := ebpf.NewMap(spec)
 	if err != nil {
-		return fmt.Errorf("make a table of %d candidates: %w", len(rows), err)
+		return fmt.Errorf("make a table of %d words: %w", len(words), err)
 	}
 	defer table.Close()
 	if _, err := table.BatchUpdate(keys, words, nil); err != nil {
-		return fmt.Errorf("fill a table of %d candidates: %w", len(rows), err)
+		return fmt.Errorf("fill a table of %d words: %w", len(words), err)
 	}
-	if err := p.backup.keepTable(number); err != nil {
+	if err := p.backup.keepTable(outer, number); err != nil {
 		return err
 	}
-	if err := p.Objects.Tables.Put(number, table); err != nil {
+	if err := outer.Put(number, table); err != nil {
 		return fmt.Errorf("install table %d: %w", number, err)
 	}
 	return nil
+}
+
+// slotsIn returns the slots that are packed in words.
+func slotsIn(words []uint64) []uint16 {
+	return unsafe.Slice((*uint16)(unsafe.Pointer(unsafe.SliceData(words))), len(words)*candidatesPerWord)
 }
 
 // Holds tells whether the candidate table of the number exists and begins with these rows. It

@@ -24,7 +24,8 @@ var placements = map[placementName]balancerPlacement{
 }
 
 var persistences = map[desired.Persistence]balancerPersistence{
-	desired.PersistenceTable: balancerPersistencePERSISTENCE_TABLE,
+	desired.PersistenceTable:     balancerPersistencePERSISTENCE_TABLE,
+	desired.PersistenceStateless: balancerPersistencePERSISTENCE_STATELESS,
 }
 
 var encapsulations = map[desired.Encapsulation]balancerEncapsulation{

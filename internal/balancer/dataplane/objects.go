@@ -33,6 +33,7 @@ func (o *Objects) Close() error { return errors.Join(o.balancerPrograms.Close(),
 func (maps *Maps) Pinned() map[string]**ebpf.Map {
 	return map[string]**ebpf.Map{
 		DirectoryMap:              &maps.Directory,
+		balancerMapColumns:        &maps.Columns,
 		balancerMapFlowCounts:     &maps.FlowCounts,
 		FlowsMap:                  &maps.Flows,
 		FragmentsMap:              &maps.Fragments,

@@ -56,6 +56,7 @@ type Plane struct {
 	recount  bool          // the pinned counters are for the reasons of another build
 	counting sync.Mutex    // held while counters are moved from one table to another
 	inner    *ebpf.MapSpec // the layout of candidate tables
+	columns  *ebpf.MapSpec // the layout of column tables
 	identity *Identity
 	backup   *backup // set while this process takes over
 }
@@ -86,6 +87,7 @@ func Open(cfg *desired.Balancer, clock *FlowClock, log *slog.Logger) (*Plane, er
 
 	p := &Plane{
 		instance: cfg.Node.Instance, dir: dir, fresh: fresh, Clock: clock, inner: spec.Maps[TablesMap].InnerMap,
+		columns:   spec.Maps[balancerMapColumns].InnerMap,
 		AttachTCX: link.AttachTCX,
 	}
 	if err := p.load(spec, &cfg.Node, log); err != nil {

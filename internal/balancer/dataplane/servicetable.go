@@ -202,11 +202,16 @@ const (
 	RuleHalfOpen      = uint8(balancerRuleFlagsRULE_HALF_OPEN)
 	RuleServersAnswer = uint8(balancerRuleFlagsRULE_SERVERS_ANSWER)
 	RuleAskIdle       = uint8(balancerRuleFlagsRULE_ASK_IDLE)
+	RuleCookies       = uint8(balancerRuleFlagsRULE_COOKIES)
+	RuleFormerFlows   = uint8(balancerRuleFlagsRULE_FORMER_FLOWS)
 )
 
 // HasHalfOpen tells whether the service may have half-open flows: flows whose SYN a server has
 // answered, and whose client has not answered yet.
 func (r *ServiceRule) HasHalfOpen() bool { return r.Flags&RuleHalfOpen != 0 }
+
+// HasFormerFlows tells whether the flow table may have flows from before the service became stateless.
+func (r *ServiceRule) HasFormerFlows() bool { return r.Flags&RuleFormerFlows != 0 }
 
 // Table returns which of its two candidate tables the service uses: 0 or 1.
 func (r *ServiceRule) Table() uint8 { return r.Flags & ruleTable }

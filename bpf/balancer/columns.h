@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Column tables: for each bucket and column, the server of the present generation. Services that keep
+ * no flows read one for each packet, so it is small and stays in the cache: 256 KB for 65,536 buckets
+ * of two candidates. A bit says whether the column has had other servers, too. Only then does a packet
+ * read the candidate table, which has the column's history.
+ */
+#ifndef SEGUE_BALANCER_COLUMNS_H
+#define SEGUE_BALANCER_COLUMNS_H
+
+#include "candidates.h"
+
+/* The most buckets times candidates of a service. */
+#define COLUMN_TABLE_SIZE (1 << 19)
+#define COLUMN_WORDS (COLUMN_TABLE_SIZE / CANDIDATES_PER_WORD)
+#define COLUMN_BITS_PER_WORD 64
+
+/* The servers, and behind them the bits. All tables have the same size, so that the verifier makes a
+ * few instructions of each lookup; a call would take as long as all of it. */
+struct column_table {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, COLUMN_WORDS + COLUMN_TABLE_SIZE / COLUMN_BITS_PER_WORD);
+	__uint(key_size, sizeof(__u32));
+	__uint(value_size, sizeof(struct candidates));
+};
+
+/* Two for each service, which change with its candidate tables. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__uint(max_entries, 2 * MAX_SERVICES);
+	__type(key, __u32);
+	__array(values, struct column_table);
+} columns SEC(".maps");
+
+/* The server of a bucket's column, if the column never had another one; else NO_SERVER. */
+static __always_inline __u32 only_server_of(const struct service *service, __u32 bucket,
+					    __u32 column)
+{
+	__u32 number = bucket * candidates_of(service) + column;
+	__u32 key = table_number(service), word = number / CANDIDATES_PER_WORD;
+	void *table = bpf_map_lookup_elem(&columns, &key);
+	const struct candidates *servers;
+	const __u64 *changed;
+
+	if (!table)
+		return NO_SERVER;
+	servers = bpf_map_lookup_elem(table, &word);
+	word = COLUMN_WORDS + number / COLUMN_BITS_PER_WORD;
+	changed = bpf_map_lookup_elem(table, &word);
+	if (!servers || !changed || *changed >> number % COLUMN_BITS_PER_WORD & 1)
+		return NO_SERVER;
+	return servers->server[number % CANDIDATES_PER_WORD];
+}
+
+/*
+ * Appends the servers that a bucket's column has and had, the newest first, to an empty list. Those
+ * that cannot be reached come last, because they cannot pass the packet on. Not inlined: see
+ * handle_in_full.
+ */
+__noinline int list_column(const struct service *service, __u32 bucket, __u32 column,
+			   struct segments *segments)
+{
+	__u32 first, length, table_key;
+	void *table;
+
+	if (!service || !segments || !service->rule.buckets)
+		return 0;
+	table_key = table_number(service);
+	table = bpf_map_lookup_elem(&tables, &table_key);
+	if (!table)
+		return 0;
+	first = row_start(service, bucket) + column;
+	length = generations_of(service);
+	for (__u32 i = 0; i < 2 * MAX_GENERATIONS; i++) {
+		__u32 generation = i % MAX_GENERATIONS;
+		__u32 number;
+
+		if (generation >= length)
+			continue;
+		number = candidate_at(table, first + generation * candidates_of(service));
+		if (is_wanted(service, number, i < MAX_GENERATIONS ? LIST_REACHABLE : LIST_ANY))
+			append_server(segments, number, MAX_SEGMENTS);
+	}
+	return 0;
+}
+
+#endif

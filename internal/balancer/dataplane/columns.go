@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dataplane
+
+import (
+	"github.com/segue-lb/segue/internal/desired"
+)
+
+const (
+	// columnWords is the number of words that contain servers: COLUMN_WORDS in
+	// bpf/balancer/columns.h. Behind them is a bit for each server.
+	columnWords = desired.MaxColumns / candidatesPerWord
+	bitsPerWord = 64
+)
+
+// InstallColumns writes the column table that belongs to the candidate table of a number: the present
+// server of each column, and whether the column has had others. Packets may use the number. The rows
+// must have at most desired.MaxColumns columns. InstallColumns returns an error if the kernel cannot
+// make or install the table.
+func (p *Plane) InstallColumns(number uint32, rows *Rows) error {
+	words := make([]uint64, columnWords+desired.MaxColumns/bitsPerWord)
+	slots, changed := slotsIn(words[:columnWords]), words[columnWords:]
+	for bucket := range int(rows.Buckets) {
+		for column, slot := range rows.Candidates(bucket, 0) {
+			place := bucket*rows.candidates + column
+			slots[place] = slot
+			if rows.hadOthers(bucket, column) {
+				changed[place/bitsPerWord] |= 1 << (place % bitsPerWord)
+			}
+		}
+	}
+	return p.install(p.Objects.Columns, number, p.columns.Copy(), words)
+}
+
+// RemoveColumns removes the column table of a number, if it exists. Packets of a service that keeps no
+// flows then read its candidate table.
+func (p *Plane) RemoveColumns(number uint32) error { return p.remove(p.Objects.Columns, number) }
+
+// hadOthers tells whether a bucket's column has former servers besides the present one.
+func (r *Rows) hadOthers(bucket, column int) bool {
+	for generation := 1; generation < r.generations; generation++ {
+		if r.Candidates(bucket, generation)[column] != NoServer {
+			return true
+		}
+	}
+	return false
+}
