@@ -358,6 +358,7 @@ func (b *Balancer) sweep() error {
 		return err
 	}
 	b.services.endHunts(time.Now())
+	b.services.endFormerFlows(kept, time.Now())
 	return errors.Join(b.services.removeSpares(), b.slots.Swept(kept))
 }
 

@@ -241,18 +241,55 @@ func (s *services) setCapabilities(svc *service, rule *dataplane.ServiceRule) {
 }
 
 // setStateless sets the flags of a service that keeps no flows. If it has just become so, the flow
-// table still has its flows, until the last one has ended.
+// tables still have its flows, until the last one has ended.
 func (s *services) setStateless(svc *service, rule *dataplane.ServiceRule) {
 	rule.Flags |= dataplane.RuleCookies
 	svc.huntsEnd = time.Time{}
-	had := svc.rule.Buckets > 0 && svc.rule.PersistenceName() != desired.PersistenceStateless
-	if !had && !svc.rule.HasFormerFlows() {
+	if !svc.hasFormerFlows() {
 		return
 	}
-	rule.Flags |= dataplane.RuleFormerFlows
+	rule.Flags |= dataplane.RuleFormerFlows | svc.rule.Flags&dataplane.RuleHalfOpen
 	if svc.formerSince.IsZero() {
 		svc.formerSince = time.Now()
 	}
+}
+
+// hasFormerFlows tells whether the flow tables may have flows of a service that is, or is about to
+// become, stateless. The service's rule is still the one before the change.
+func (svc *service) hasFormerFlows() bool {
+	became := svc.rule.Buckets > 0 && svc.rule.PersistenceName() != desired.PersistenceStateless
+	return became || svc.rule.HasFormerFlows()
+}
+
+// endFormerFlows ends the transition of services that have become stateless, when the flow tables have
+// none of their flows any more. The argument kept contains the entries that a sweep has counted, by
+// slot. A flow can be entered until the timeout of new flows after the change, by a server's answer.
+func (s *services) endFormerFlows(kept []dataplane.SweptServer, now time.Time) {
+	for _, svc := range s.byName {
+		if !svc.rule.HasFormerFlows() || now.Before(svc.formerSince.Add(svc.Timeouts.New)) ||
+			slices.ContainsFunc(svc.members, func(m *member) bool { return hasEntries(kept, m.slot) }) {
+			continue
+		}
+		svc.formerSince = time.Time{}
+		for _, m := range svc.members {
+			s.plane.Servers.SetKnown(m.slot, knownOf(&svc.Service))
+		}
+		svc.rule.Flags &^= dataplane.RuleFormerFlows | dataplane.RuleHalfOpen
+		s.writeRule(svc)
+	}
+}
+
+// hasEntries tells whether a sweep has counted entries of a slot.
+func hasEntries(kept []dataplane.SweptServer, slot uint32) bool {
+	if int(slot) >= len(kept) {
+		return false
+	}
+	for state := dataplane.FlowNew; state <= dataplane.FlowClosing; state++ {
+		if kept[slot].Flows[state] > 0 || kept[slot].HalfOpen[state] > 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // writeRule puts a service's rule in force. A service that is new, or that moves to another VIP or

@@ -129,6 +129,9 @@ func (s *services) claimMembers(svc *service, want *serviceState) ([]*member, er
 	if svc.rule.HasHalfOpen() {
 		known.Function = srv6.AckStickiness // until huntsEnd, servers still wait for it
 	}
+	if cfg.Persistence == desired.PersistenceStateless && svc.hasFormerFlows() {
+		known.Argument = 0 // the flows that the flow table knows carry no cookies
+	}
 	members := make([]*member, 0, len(cfg.Servers))
 	for _, server := range cfg.Servers {
 		key := keyOfServer(cfg, &server, want.locator, want.addresses)

@@ -101,7 +101,8 @@ func (n *Node) BalancerConfig() desired.Balancer {
 	for _, s := range n.lab.Topology.Services {
 		service := desired.Service{
 			Name: s.Name, VIP: s.VIP, Port: s.Port, Protocol: s.Protocol, Encapsulation: s.Encapsulation,
-			Placement: s.Placement, Selection: s.Selection, Candidates: s.Candidates,
+			Placement: s.Placement, Persistence: s.Persistence, Selection: s.Selection,
+			Candidates: s.Candidates, History: s.History,
 			Generations: s.Generations, Buckets: s.Buckets, Health: s.Health,
 		}
 		for _, spec := range n.lab.Topology.specs(RoleServer) {

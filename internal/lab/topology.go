@@ -77,13 +77,15 @@ type Service struct {
 	Port          desired.Port          `yaml:"port"`
 	Protocol      desired.Protocol      `yaml:"protocol"`
 	Encapsulation desired.Encapsulation `yaml:"encapsulation"`
-	// Placement, Selection, Candidates, Generations and Buckets are the same as in a balancer's
-	// configuration, with its defaults.
-	Placement   desired.Placement `yaml:"placement,omitempty"`
-	Selection   desired.Selection `yaml:"selection,omitempty"`
-	Candidates  int               `yaml:"candidates,omitempty"`
-	Generations int               `yaml:"generations,omitempty"`
-	Buckets     int               `yaml:"buckets,omitempty"`
+	// Placement, Persistence, Selection, Candidates, Generations, History and Buckets are the same as in
+	// a balancer's configuration, with its defaults.
+	Placement   desired.Placement   `yaml:"placement,omitempty"`
+	Persistence desired.Persistence `yaml:"persistence,omitempty"`
+	Selection   desired.Selection   `yaml:"selection,omitempty"`
+	Candidates  int                 `yaml:"candidates,omitempty"`
+	Generations int                 `yaml:"generations,omitempty"`
+	History     int                 `yaml:"history,omitempty"`
+	Buckets     int                 `yaml:"buckets,omitempty"`
 	// Health is the same as in a balancer's configuration, with its defaults. The checks connect to
 	// the servers' link addresses of the VIP's family.
 	Health *desired.Health `yaml:"health,omitempty"`
@@ -330,10 +332,14 @@ func (t Topology) longerLists() (most int) {
 func (s Service) longerLists(servers int) int {
 	const segment, header = 16, 8
 	candidates := cmp.Or(s.Candidates, s.Selection.DefaultCandidates())
-	generations := cmp.Or(s.Generations, desired.DefaultGenerations)
-	visited := min(candidates*generations, servers, desired.MaxVisited)
+	stateless := s.Persistence == desired.PersistenceStateless
+	depth := cmp.Or(s.Generations, desired.DefaultGenerations)
+	if stateless {
+		depth = cmp.Or(s.History, desired.DefaultHistory)
+	}
+	visited := min(candidates*depth, servers, desired.MaxVisited)
 	switch {
-	case !s.hunts() || visited == 1:
+	case !s.hunts() && !stateless || visited == 1:
 		return 0
 	case s.Encapsulation == desired.SRv6Insert:
 		return (visited - 1) * segment

@@ -23,6 +23,8 @@ func TestSIDString(t *testing.T) {
 			"fd00:5:0:1:1:a800:40:2", "fd00:5:0:1::ca(column 5, 3 busy of 2, report)"},
 		{SID{locator, ConnectForce, Offer{Column: NoColumn, Next: 67}.Argument()},
 			"fd00:5:0:1:2:1000:430:0", "fd00:5:0:1::cf(no column, 66 busy)"},
+		{SID{locator, ConnectAvail, Offer{Column: 2, Cookie: 2}.Argument()},
+			"fd00:5:0:1:1:4400::", "fd00:5:0:1::ca(column 2, cookie of 2 bits)"},
 		{SID{locator, AckStickiness, 0}, "fd00:5:0:1:3::", "fd00:5:0:1::as"},
 		{SID{locator, RecoverStickiness, 0}, "fd00:5:0:1:4::", "fd00:5:0:1::rs"},
 		{SID{locator, Deliver, 0}, "fd00:5:0:1:5::", "fd00:5:0:1::dv"},
@@ -57,6 +59,7 @@ func TestParseOfferInvertsArgument(t *testing.T) {
 		want := Offer{
 			Column:      rapid.IntRange(NoColumn, 7).Draw(t, "column"),
 			WantsReport: rapid.Bool().Draw(t, "report"),
+			Cookie:      rapid.IntRange(0, 3).Draw(t, "cookie"),
 			Next:        rapid.Uint32Range(0, MaxLoad).Draw(t, "next"),
 			Capacity:    rapid.Uint32Range(0, MaxLoad).Draw(t, "capacity"),
 		}
@@ -64,7 +67,7 @@ func TestParseOfferInvertsArgument(t *testing.T) {
 		if got := ParseOffer(argument); argument > MaxArgument || got != want {
 			t.Fatalf("%+v became %#x, and that %+v", want, argument, got)
 		}
-		unused := rapid.Uint64Range(0, 7).Draw(t, "unused") << 40
+		unused := rapid.Uint64Range(0, 1).Draw(t, "unused") << 40
 		if got := ParseOffer(argument | unused); got != want {
 			t.Fatalf("with the unused bits %#x, %+v became %+v", unused, want, got)
 		}

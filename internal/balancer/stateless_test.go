@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package balancer
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/gopacket/gopacket/layers"
+
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/internal/srv6"
+)
+
+// stateless returns the configuration of hunting, with persistence stateless.
+func stateless(placement desired.Placement, candidates int) *desired.Balancer {
+	cfg := hunting(desired.SelectConsistent, candidates)
+	for i := range cfg.Services {
+		svc := &cfg.Services[i]
+		svc.Persistence, svc.Generations, svc.History = desired.PersistenceStateless, 32, 3
+		if svc.Placement = placement; placement == desired.PlacementHash {
+			svc.Selection = ""
+		}
+	}
+	return cfg
+}
+
+// width is how many bits tell the columns of so many candidates apart.
+func width(candidates int) int {
+	return map[int]int{1: 0, 2: 1, 3: 2, 4: 2}[min(candidates, 4)] + candidates/5
+}
+
+// labelOf is flow_sign of bpf/balancer/flowtable.h: the flow label of flows without an entry.
+func labelOf(flow dataplane.Flow) uint32 {
+	const golden = 0x9e3779b97f4a7c15
+	ports := binary.LittleEndian.Uint32(binary.BigEndian.AppendUint16(
+		binary.BigEndian.AppendUint16(nil, flow.Source.Port()), flow.Destination.Port()))
+	source := flow.Source.Addr().As16()
+	sum := uint64(ports)*golden + uint64(binary.LittleEndian.Uint32(source[12:]))
+	return uint32((sum ^ sum>>32) * golden >> 30 & 0xfffff)
+}
+
+// cookied returns the outcome for a frame that visits the stages, which carry the width of cookies.
+func (f *fixture) cookied(frame []byte, flow dataplane.Flow, service, reason string, all ...stage) outcome {
+	f.t.Helper()
+	all = slices.Clone(all)
+	for i := range all {
+		all[i].argument |= srv6.Offer{Cookie: width(f.service(service).Candidates)}.Argument()
+	}
+	want := f.visited(frame, flow, service, reason, all...)
+	e := f.encapFor(flow, service, all...)
+	e.FlowLabel = labelOf(flow)
+	out, err := packet.Encapsulate(frame, e)
+	f.must(err)
+	want.Frame = out
+	return want
+}
+
+// A SYN is offered to the candidates of its row with their columns and the width of cookies. A client
+// without timestamps could not tell which of them has accepted, so its SYN goes to the first one.
+func TestStatelessSYN(t *testing.T) {
+	t.Parallel()
+	for candidates := 1; candidates <= 8; candidates++ {
+		f := open(t, stateless(desired.PlacementHunt, candidates))
+		hash := open(t, stateless(desired.PlacementHash, candidates))
+		for service, flow := range hunted {
+			row := f.row(flow, service)
+			syn := frameOf(flow, packet.MSS(1440), packet.Timestamps(7, 0))
+			f.check(f.cookied(syn, flow, service, "forward_hunt", offers(nil, row, row)...), f.run(syn))
+			bare := frameOf(flow)
+			f.check(f.cookied(bare, flow, service, "forward_hunt", offers(nil, row, row[:1])...), f.run(bare))
+
+			row = hash.row(flow, service)
+			want := hash.cookied(syn, flow, service, "forward_new", offers(nil, row, row[:1])...)
+			want.Frame = wholeOf(hash, syn, flow, service, row[0])
+			hash.check(want, hash.run(syn))
+		}
+	}
+}
+
+// wholeOf returns a frame that asks a server to accept, in column 0.
+func wholeOf(f *fixture, frame []byte, flow dataplane.Flow, service, server string) []byte {
+	f.t.Helper()
+	e := f.encapFor(flow, service, stage{srv6.ConnectForce, server,
+		srv6.Offer{Cookie: width(f.service(service).Candidates)}.Argument()})
+	e.FlowLabel = labelOf(flow)
+	out, err := packet.Encapsulate(frame, e)
+	f.must(err)
+	return out
+}
+
+// cookieShapes are forms of the timestamps among the options of TCP, with an echo.
+func cookieShapes(echo uint32) map[string][]packet.Option {
+	data := binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32(nil, 0x01020304), echo)
+	timestamps := packet.TCPOption(layers.TCPOptionKindTimestamps, data)
+	sack := packet.TCPOption(layers.TCPOptionKindSACK, make([]byte, 24))
+	return map[string][]packet.Option{
+		"usual":        {packet.Timestamps(0x01020304, echo)},
+		"first":        {timestamps},
+		"with SACK":    {packet.Timestamps(0x01020304, echo), packet.TCPOption(layers.TCPOptionKindSACK, make([]byte, 16))},
+		"behind SACK":  {sack, timestamps},
+		"with payload": {packet.Timestamps(0x01020304, echo), large},
+	}
+}
+
+// A later packet visits the server of the column that its cookie names, whatever the order of options.
+// Without a cookie it visits all candidates, that of column 0 first.
+func TestStatelessCookies(t *testing.T) {
+	t.Parallel()
+	for _, candidates := range []int{1, 2, 3, 4, 8} {
+		f := open(t, stateless(desired.PlacementHunt, candidates))
+		for service, flow := range hunted {
+			row := f.row(flow, service)
+			for bits := range uint32(1) << width(candidates) {
+				for shape, options := range cookieShapes(0xabcdef00 | bits) {
+					for _, flags := range []packet.TCPFlags{packet.ACK, packet.ACK | packet.FIN, packet.RST | packet.ACK} {
+						t.Run(fmt.Sprintf("%d/%s/%d/%s/%d", candidates, service, bits, shape, flags), func(t *testing.T) {
+							f.t = t
+							frame := frameOf(flow, append(options, packet.Flags(flags))...)
+							want := f.cookied(frame, flow, service, "forward_recover", stages(srv6.Steer, row...)...)
+							if int(bits) < candidates {
+								want = f.cookied(frame, flow, service, "forward_known", stages(srv6.Steer, row[bits])...)
+							}
+							f.check(want, f.run(frame))
+						})
+					}
+				}
+			}
+			f.t = t
+			reason := map[bool]string{true: "forward_known", false: "forward_recover"}[candidates == 1]
+			for _, flags := range []packet.TCPFlags{packet.ACK, packet.RST} {
+				frame := frameOf(flow, packet.Flags(flags))
+				f.check(f.cookied(frame, flow, service, reason, stages(srv6.Steer, row...)...), f.run(frame))
+			}
+		}
+		if slices.ContainsFunc(f.plane.Flows.Entries, func(e uint64) bool { return e != 0 }) {
+			t.Error("the balancer remembers a flow")
+		}
+	}
+}
+
+// A candidate that takes no new flows is left out of offers, and no server outside the row is offered
+// the flow, because it would not be found. Packets with its cookie still go to it.
+func TestStatelessOffersStayInRow(t *testing.T) {
+	t.Parallel()
+	f := open(t, stateless(desired.PlacementHunt, 3))
+	for service, flow := range hunted {
+		row := f.row(flow, service)
+		syn := frameOf(flow, packet.Timestamps(7, 0))
+		ack := func(column uint32) []byte {
+			return frameOf(flow, packet.Flags(packet.ACK), packet.Timestamps(9, 4096|column))
+		}
+		f.setHealth(service, row[0], false)
+		f.check(f.cookied(syn, flow, service, "forward_hunt", offers(nil, row, row[1:])...), f.run(syn))
+		f.check(f.cookied(ack(0), flow, service, "forward_known", stages(srv6.Steer, row[0])...), f.run(ack(0)))
+		f.setHealth(service, row[1], false)
+		f.setHealth(service, row[2], false)
+		f.check(f.cookied(syn, flow, service, "forward_hunt", offers(nil, row, row)...), f.run(syn))
+		for _, name := range row {
+			f.setHealth(service, name, true)
+		}
+	}
+}
+
+// After changes of servers, a packet visits the present server of its column and those before, the
+// newest first. A flow whose column has not changed has one segment. A balancer that starts late with
+// the same generations has the same columns.
+func TestStatelessHistory(t *testing.T) {
+	t.Parallel()
+	f := open(t, stateless(desired.PlacementHunt, 2))
+	without := func(names ...string) *desired.Balancer {
+		cfg := stateless(desired.PlacementHunt, 2)
+		for i := range cfg.Services {
+			svc := &cfg.Services[i]
+			svc.Servers = slices.DeleteFunc(svc.Servers, func(s desired.Server) bool { return slices.Contains(names, s.Name) })
+		}
+		return cfg
+	}
+	var flows []dataplane.Flow
+	for port := range uint16(400) {
+		flow := web
+		flow.Source = netip.AddrPortFrom(web.Source.Addr(), 30000+port)
+		flows = append(flows, flow)
+	}
+	columns := map[int][][]string{} // by flow: the servers of each column, the newest first
+	note := func() {
+		for i, flow := range flows {
+			if columns[i] == nil {
+				columns[i] = make([][]string, 2)
+			}
+			for column, name := range f.row(flow, "web") {
+				past := slices.DeleteFunc(columns[i][column], func(s string) bool { return s == name })
+				columns[i][column] = slices.Insert(past, 0, name)
+			}
+		}
+	}
+	note()
+	several := 0
+	for _, gone := range [][]string{{"s3"}, {"s3", "s5"}, {"s5"}, {}, {"s1"}, {}} {
+		cfg := without(gone...)
+		f.mustApply(cfg)
+		f.cfg = cfg
+		note()
+		for i, flow := range flows {
+			for column := range uint32(2) {
+				present := slices.DeleteFunc(slices.Clone(columns[i][column]), func(s string) bool { return slices.Contains(gone, s) })
+				list := present[:min(len(present), 3)]
+				reason := "forward_known"
+				if len(list) > 1 {
+					reason, several = "forward_recover", several+1
+				}
+				frame := frameOf(flow, packet.Flags(packet.ACK), packet.Timestamps(9, 1024|column))
+				f.check(f.cookied(frame, flow, "web", reason, stages(srv6.Steer, list...)...), f.run(frame))
+			}
+		}
+	}
+	if several < 100 {
+		t.Errorf("only %d packets had several servers to visit", several)
+	}
+}
+
+// When a service becomes stateless, the flows that the flow table knows stay with their servers until
+// they have ended, although their timestamps look like cookies. Then all packets go by their cookies.
+func TestStatelessKeepsFormerFlows(t *testing.T) {
+	t.Parallel()
+	f := open(t, hunting(desired.SelectConsistent, 2))
+	row := f.row(web, "web")
+	answer := f.signal(web, "web", row[1], srv6.CreateStickiness, packet.Flags(packet.ACK), packet.Sequence(1, acknowledged))
+	f.check(f.returned(answer, "return_create"), f.run(answer))
+	cfg := stateless(desired.PlacementHunt, 2)
+	f.mustApply(cfg)
+	f.cfg = cfg
+	misleading := frameOf(web, packet.Flags(packet.ACK), packet.Timestamps(9, 1024)) // as of column 0
+	f.check(f.visited(misleading, web, "web", "forward_known", stage{function: srv6.AckStickiness, server: row[1]}), f.run(misleading))
+	other := web
+	other.Source = netip.AddrPortFrom(web.Source.Addr(), web.Source.Port()+1)
+	otherRow := f.row(other, "web")
+	ack := frameOf(other, packet.Flags(packet.ACK), packet.Timestamps(9, 1025))
+	list := []string{otherRow[1], otherRow[0]}
+	want := f.cookied(ack, other, "web", "forward_recover", stages(srv6.Steer, list...)...)
+	if got := f.run(ack); reasonOf(got) != "forward_recover" {
+		t.Errorf("a new flow: %+v, want %+v", got.Reasons, want.Reasons)
+	}
+	f.services.endFormerFlows(nil, time.Now())
+	if svc := f.services.byName["web"]; !svc.rule.HasFormerFlows() {
+		t.Error("the transition ended before half-open flows could")
+	}
+	f.services.endFormerFlows(nil, time.Now().Add(f.service("web").Timeouts.New))
+	f.check(f.cookied(misleading, web, "web", "forward_known", stages(srv6.Steer, row[0])...), f.run(misleading))
+}
