@@ -9,11 +9,10 @@
 #include "maps.h"
 #include "stats.h"
 #include "sent.h"
+#include "net/timestamp.h"
 
 /* The options have at most 40 bytes. More options than these would be mostly padding. */
 #define MAX_TCP_OPTIONS 20
-#define TCP_OPTION_END 0
-#define TCP_OPTION_NOP 1
 #define TCP_OPTION_MSS 2
 #define TCP_OPTION_MSS_SIZE 4
 

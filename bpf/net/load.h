@@ -13,6 +13,10 @@
 #define LOAD_COLUMN_SHIFT 45
 #define LOAD_NO_COLUMN (1ULL << 44)    /* the candidate is in no column of the row */
 #define LOAD_WANTS_REPORT (1ULL << 43) /* the balancer takes load reports of this flow */
+/* The width of the flow's cookie in bits (timestamp.h); 0: the flow has none. Also in the argument
+ * of SID_STEER. */
+#define LOAD_COOKIE_SHIFT 41
+#define LOAD_COOKIE_MASK 3
 #define LOAD_BITS 20
 #define LOAD_MASK ((1ULL << 2 * LOAD_BITS) - 1)
 #define MAX_LOAD ((1U << LOAD_BITS) - 1)
@@ -62,6 +66,12 @@ static __always_inline struct known_load load_of_sid(__u64 sid_low)
 	};
 
 	return load;
+}
+
+/* The width of a flow's cookie in the argument of a SID, whose low 64 bits are in memory order. */
+static __always_inline __u32 cookie_width_of_sid(__u64 sid_low)
+{
+	return bpf_be64_to_cpu(sid_low) >> LOAD_COOKIE_SHIFT & LOAD_COOKIE_MASK;
 }
 
 /* The low 64 bits of a SID, in memory order, with another load in the argument. */
