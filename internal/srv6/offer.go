@@ -15,6 +15,8 @@ const (
 	columnShift       = 45
 	noColumnBit       = 1 << 44
 	wantsReportBit    = 1 << 43
+	cookieShift       = 41
+	cookieWidths      = 4
 	nextShift         = 20
 	columnsInArgument = 8
 )
@@ -25,6 +27,9 @@ type Offer struct {
 	Column int
 	// WantsReport tells that the balancer takes load reports of this flow.
 	WantsReport bool
+	// Cookie is the width of the flow's cookie, in bits, 0 to 3. It is 0 if the flow has none: the
+	// balancer keeps state of the flow. SIDs of the function Steer have only this field.
+	Cookie int
 	// Next is the load that the candidate would have with one connection more, up to MaxLoad. It is
 	// 0 if the candidate has told no load.
 	Next uint32
@@ -43,7 +48,7 @@ func (o Offer) Argument() uint64 {
 	if o.WantsReport {
 		argument |= wantsReportBit
 	}
-	return argument
+	return argument | uint64(o.Cookie%cookieWidths)<<cookieShift
 }
 
 // ParseOffer reads the argument of an offered SID. It ignores the bits that have no meaning.
@@ -51,6 +56,7 @@ func ParseOffer(argument uint64) Offer {
 	o := Offer{
 		Column:      int(argument >> columnShift % columnsInArgument),
 		WantsReport: argument&wantsReportBit != 0,
+		Cookie:      int(argument >> cookieShift % cookieWidths),
 		Next:        uint32(argument >> nextShift & MaxLoad),
 		Capacity:    uint32(argument & MaxLoad),
 	}
@@ -74,6 +80,9 @@ func (o Offer) String() string {
 	}
 	if o.WantsReport {
 		text += ", report"
+	}
+	if o.Cookie != 0 {
+		text += fmt.Sprintf(", cookie of %d bits", o.Cookie)
 	}
 	return text
 }
