@@ -143,8 +143,13 @@ int tc_agent(struct __sk_buff *skb)
 SEC("sockops")
 int count_connections(struct bpf_sock_ops *ops)
 {
-	if (ops->op == BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB ||
-	    (ops->op == BPF_SOCK_OPS_STATE_CB && is_open(ops->args[0]) && !is_open(ops->args[1])))
+	if (ops->op != BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB && ops->op != BPF_SOCK_OPS_STATE_CB)
+		return 1;
+	if (bpf_get_netns_cookie(ops) != node_netns)
+		return 1;
+	if (ops->op == BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB)
+		begin_connection(ops);
+	else
 		follow_connection(ops);
 	return 1;
 }

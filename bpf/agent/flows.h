@@ -15,7 +15,8 @@
 /* How long an ended flow is remembered (6LB table III). */
 #define CLOSING_LIFETIME 10000000000ULL /* ns */
 /* The longest time in which a client repeats its SYN. RFC 6298 section 2.5 permits a maximum
- * timeout of 60 s or more, and Linux has 120 s. A later SYN is a new connection. */
+ * timeout of 60 s or more, and Linux has 120 s. A later SYN is a new connection. The table also
+ * remembers cookies for so long: TIME_WAIT is shorter. */
 #define REPEAT_LIFETIME 120000000000ULL /* ns */
 
 /* A flow, as a lookup found it. */
@@ -29,8 +30,9 @@ static __always_inline void find_agent_flow(const struct flow_key *key, struct l
 {
 	flow->place = agent_place_of(key);
 	agent_flow_find(&flow->place, &flow->entry);
-	if (flow->entry.state == AGENT_FLOW_CLOSING &&
-	    agent_flow_age(&flow->entry) > CLOSING_LIFETIME)
+	if (flow->entry.state >= AGENT_FLOW_CLOSING &&
+	    agent_flow_age(&flow->entry) >
+		    (flow->entry.state == AGENT_FLOW_CLOSING ? CLOSING_LIFETIME : REPEAT_LIFETIME))
 		flow->entry = (struct agent_flow){};
 }
 

@@ -57,6 +57,7 @@ enum agent_flow_state {
 	AGENT_FLOW_DIRECT,  /* the balancer knows the flow; packets go straight to the client */
 	AGENT_FLOW_ENDING,  /* the end is not signalled yet: the next packet with room signals it */
 	AGENT_FLOW_CLOSING, /* one side has ended the connection */
+	AGENT_FLOW_COOKIE,  /* its packets carry a cookie (cookie.h), and never a signal */
 };
 
 struct agent_flow_entry {
@@ -114,9 +115,11 @@ struct agent_flow {
 	__u32 since;	/* ticks */
 	__u8 state;	/* enum agent_flow_state */
 	__u8 encapsulation;
-	__u8 told;	   /* the end was signalled to this balancer */
+	__u8 told; /* the end was signalled to this balancer; AGENT_FLOW_COOKIE: the client has
+			    * acknowledged the SYN-ACK */
 	__u8 wants_report; /* this balancer takes load reports of the flow */
-	__u16 first;	   /* what a report says about the first candidate (REPORT_FIRST_MASK) */
+	__u16 first;	   /* what a report says about the first candidate (REPORT_FIRST_MASK);
+			    * AGENT_FLOW_COOKIE: the cookie */
 	__u8 pad[6];
 };
 
@@ -230,7 +233,8 @@ static __always_inline void agent_flow_find(const struct agent_flow_place *place
 }
 
 /* How readily an entry is replaced. The flow's own entry comes first, then one that was never used,
- * then the oldest one of those that are closing, and then the oldest one. */
+ * then the oldest one of those that are closing or hold a cookie, and then the oldest one. A cookie
+ * is in the socket from the end of the handshake on (cookie.h). */
 static __always_inline __u64 agent_entry_rank(__u64 content, __u32 now)
 {
 	__u64 age = age_since(content >> AGENT_SINCE_SHIFT, now);
@@ -239,6 +243,7 @@ static __always_inline __u64 agent_entry_rank(__u64 content, __u32 now)
 	case AGENT_FLOW_LISTEN:
 		return 2ULL << 32;
 	case AGENT_FLOW_CLOSING:
+	case AGENT_FLOW_COOKIE:
 		return 1ULL << 32 | age;
 	default:
 		return age;

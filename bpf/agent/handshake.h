@@ -9,6 +9,7 @@
 #include "accept.h"
 #include "flows.h"
 #include "client.h"
+#include "echo.h"
 #include "least.h"
 #include "local.h"
 #include "net/token.h"
@@ -17,6 +18,12 @@
 static __always_inline void handle_repeated_syn(const struct local_flow *flow,
 						const struct envelope *envelope, int kinds)
 {
+	if (cookie_width_of_sid(envelope->sid_low)) {
+		/* The cookie of a connection is in its socket. */
+		if (kinds & SOCKET_REQUEST)
+			accept_with_cookie(flow, envelope);
+		return;
+	}
 	if (kinds & SOCKET_REQUEST || flow->entry.state == AGENT_FLOW_WAIT)
 		update_agent_flow(flow, envelope, AGENT_FLOW_WAIT);
 	else if (!is_entered(flow))
@@ -27,7 +34,9 @@ static __always_inline void handle_repeated_syn(const struct local_flow *flow,
  * yet, or will have a SYN cookie. After REPEAT_LIFETIME, the client of the first SYN has gone. */
 static __always_inline bool was_accepted(const struct local_flow *flow, int kinds)
 {
-	return kinds == SOCKET_LISTENING && flow->entry.state == AGENT_FLOW_WAIT &&
+	return kinds == SOCKET_LISTENING &&
+	       (flow->entry.state == AGENT_FLOW_WAIT ||
+		(flow->entry.state == AGENT_FLOW_COOKIE && !flow->entry.told)) &&
 	       agent_flow_age(&flow->entry) <= REPEAT_LIFETIME;
 }
 
@@ -92,6 +101,10 @@ handle_connect(struct xdp_md *ctx, const struct envelope *envelope, const struct
 		why = take_connection(ctx, envelope, pkt, kinds, &backlog);
 		if (why)
 			return why;
+	}
+	if (cookie_width_of_sid(envelope->sid_low)) {
+		accept_with_cookie(&flow, envelope);
+		return AGENT_NONE;
 	}
 	accepted = agent_flow_of(&flow.entry, envelope, AGENT_FLOW_WAIT);
 	if (accepted.wants_report)
@@ -184,8 +197,11 @@ handle_recover(struct xdp_md *ctx, const struct envelope *envelope, const struct
 			return AGENT_NEXT_NOT_LOCAL;
 		return kinds & SOCKET_TIME_WAIT ? AGENT_NONE : refuse_unknown_flow(pkt);
 	}
-	if (envelope->function == SID_STEER)
+	if (envelope->function == SID_STEER) {
+		if (cookie_width_of_sid(envelope->sid_low))
+			take_cookie(ctx, envelope, pkt, kinds);
 		return AGENT_NONE;
+	}
 	find_agent_flow(&pkt->key, &flow);
 	update_agent_flow(&flow, envelope, next_agent_state(pkt, &flow, AGENT_FLOW_WAIT));
 	return AGENT_NONE;

@@ -35,6 +35,8 @@ struct tcp_sock {
 
 struct tcp_request_sock {
 	__u32 snt_isn;
+	__u32 snt_tsval_first; /* since Linux 6.15 */
+	__u32 snt_tsval_last;
 } __attribute__((preserve_access_index));
 
 /* The sockets that the kernel has for a flow. Several may hold. */

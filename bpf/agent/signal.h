@@ -11,6 +11,7 @@
 
 #include "flows.h"
 #include "load.h"
+#include "stamp.h"
 #include "stats.h"
 #include "sent.h"
 #include "net/tag.h"
@@ -175,7 +176,8 @@ static __always_inline enum sid_function signal_of(const struct sent *sent,
 	return flow->state == AGENT_FLOW_WAIT ? SID_CREATE : SID_HOST;
 }
 
-/* Adds a signal to the packet, if there is one to send and the packet has room. */
+/* Adds a signal to the packet, if there is one to send and the packet has room. A packet of a flow
+ * with a cookie gets the cookie instead. */
 static __always_inline int signal(struct __sk_buff *skb, const struct sent *sent)
 {
 	enum sid_function function;
@@ -185,8 +187,11 @@ static __always_inline int signal(struct __sk_buff *skb, const struct sent *sent
 	bool fits;
 
 	find_agent_flow(&sent->flow, &found);
-	if (!is_entered(&found))
+	if (!is_entered(&found) || found.entry.state == AGENT_FLOW_COOKIE) {
+		if (are_cookies_used())
+			stamp_cookie(skb, sent, &found.entry);
 		return TC_ACT_UNSPEC;
+	}
 	flow = found.entry;
 	function = signal_of(sent, &flow);
 	if (function == SID_HOST)

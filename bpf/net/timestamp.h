@@ -31,11 +31,19 @@ static __always_inline __u32 cookie_mask(__u32 width)
 	return (1U << (width & LOAD_COOKIE_MASK)) - 1;
 }
 
-/* A TCP header's offset in the frame, in a form that the verifier accepts: IP headers are shorter.
+/*
+ * The bytes at an offset in the frame, and the frame's end. Both are read anew: from an earlier
+ * read, clang 14 would copy only 32 bits of the pointers. The mask is for the verifier: IP headers
+ * are shorter.
  */
-static __always_inline const __u8 *tcp_header_at(const struct xdp_md *ctx, __u32 tcp)
+static __always_inline void *bytes_at(const struct xdp_md *ctx, __u32 offset)
 {
-	return frame_start(ctx) + (tcp & 0x7fff);
+	return (void *)(long)((const volatile struct xdp_md *)ctx)->data + (offset & 0x7fff);
+}
+
+static __always_inline const void *bytes_end(const struct xdp_md *ctx)
+{
+	return (const void *)(long)((const volatile struct xdp_md *)ctx)->data_end;
 }
 
 /*
@@ -45,23 +53,23 @@ static __always_inline const __u8 *tcp_header_at(const struct xdp_md *ctx, __u32
  */
 __noinline int walk_to_timestamps(struct xdp_md *ctx, __u32 tcp)
 {
-	const __u8 *header = tcp_header_at(ctx, tcp);
+	const __u8 *header = bytes_at(ctx, tcp);
 	__u32 at = sizeof(struct tcphdr), end;
 
-	if ((const void *)header + sizeof(struct tcphdr) > frame_end(ctx))
+	if ((const void *)header + sizeof(struct tcphdr) > bytes_end(ctx))
 		return 0;
 	end = (header[12] >> 4) * 4;
 	for (int i = 0; i < MAX_TCP_OPTIONS_SIZE; i++) {
-		const __u8 *option = tcp_header_at(ctx, tcp) + (at & 0x3f);
+		const __u8 *option = bytes_at(ctx, tcp) + (at & 0x3f);
 
-		if (at >= end || (const void *)option + 1 > frame_end(ctx) ||
+		if (at >= end || (const void *)option + 1 > bytes_end(ctx) ||
 		    option[0] == TCP_OPTION_END)
 			return 0;
 		if (option[0] == TCP_OPTION_NOP) {
 			at++;
 			continue;
 		}
-		if ((const void *)option + 2 > frame_end(ctx) || option[1] < 2 ||
+		if ((const void *)option + 2 > bytes_end(ctx) || option[1] < 2 ||
 		    at + option[1] > end)
 			return 0;
 		if (option[0] == TCP_OPTION_TIMESTAMPS)
@@ -78,17 +86,17 @@ __noinline int walk_to_timestamps(struct xdp_md *ctx, __u32 tcp)
  */
 static __always_inline struct timestamps *find_timestamps(struct xdp_md *ctx, __u32 tcp)
 {
-	const __u8 *header = tcp_header_at(ctx, tcp);
+	const __u8 *header = bytes_at(ctx, tcp);
 	const __be32 *first = (const void *)header + sizeof(struct tcphdr);
 	struct timestamps *found = (void *)(first + 1);
+	__u32 offset;
 
-	if ((void *)(found + 1) <= frame_end(ctx) && *first == bpf_htonl(TIMESTAMPS_FIRST) &&
+	if ((const void *)(found + 1) <= bytes_end(ctx) && *first == bpf_htonl(TIMESTAMPS_FIRST) &&
 	    header[12] >> 4 >= (sizeof(struct tcphdr) + sizeof(*first) + sizeof(*found)) / 4)
 		return found;
-	found = frame_start(ctx) + (walk_to_timestamps(ctx, tcp) & 0x7fff);
-	/* Without timestamps it is the start of the frame. */
-	return (void *)found != frame_start(ctx) && (void *)(found + 1) <= frame_end(ctx) ? found
-											  : NULL;
+	offset = walk_to_timestamps(ctx, tcp);
+	found = bytes_at(ctx, offset);
+	return offset && (const void *)(found + 1) <= bytes_end(ctx) ? found : NULL;
 }
 
 #endif

@@ -22,12 +22,14 @@ import (
 // connectionCountPin is the pin of the link of the program that counts connections.
 const connectionCountPin = "link_sockops"
 
-// followConnections starts to count the connections of services if the load source of a service
-// needs it. Once started, counting continues until the agent is detached: otherwise connections
-// that end meanwhile would stay counted. If the host does not support counting, the load is
-// unknown, and the data path accepts all offered connections.
+// followConnections attaches the program that sees new connections, if a service can be offered
+// connections. The program counts the connections of services whose load source needs it, and moves
+// cookies to sockets (bpf/agent/cookie.h). Once attached, it stays until the agent is detached:
+// otherwise connections that end meanwhile would stay counted. If the host does not support it, the
+// load is unknown, and the data path accepts all offered connections. A cookie then moves with the
+// first packet that the host sends on the connection, unless a flood has evicted the cookie before.
 func (a *Agent) followConnections(t *datapath.Takeover, cfg *desired.Agent) {
-	wanted := slices.ContainsFunc(cfg.Services, func(s desired.AgentService) bool { return s.Load.Kind == desired.LoadConnections })
+	wanted := slices.ContainsFunc(cfg.Services, func(s desired.AgentService) bool { return s.Accept.Policy != "" })
 	begun, err := a.kernel.countingBegun()
 	if wanted || begun {
 		err = errors.Join(err, a.kernel.startCounting(t))

@@ -184,6 +184,8 @@ func keptMaps(maps *agentMaps) []keptMap {
 		{agentMapAgentBalancers, &maps.AgentBalancers},
 		{agentMapAgentFlowKeys, &maps.AgentFlowKeys},
 		{agentMapConnections, &maps.Connections},
+		{agentMapSocketCookies, &maps.SocketCookies},
+		{agentMapCookiesUsed, &maps.CookiesUsed},
 		{agentMapAcceptances, &maps.Acceptances},
 	}
 }

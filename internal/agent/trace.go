@@ -37,7 +37,7 @@ type Trace struct {
 // TracedFlow is the agent's own entry of a connection: table III of the 6LB paper, see
 // docs/protocol.md.
 type TracedFlow struct {
-	State string `json:"state"` // listen (no entry), wait, direct, ending or closing
+	State string `json:"state"` // listen (no entry), wait, direct, ending, closing or cookie
 	// Balancer is the locator of the balancer that signals go to. It is not valid in state listen.
 	Balancer netip.Prefix `json:"balancer,omitzero"`
 	Age      float64      `json:"age_seconds,omitempty"` // since the last change of state
@@ -181,6 +181,7 @@ var flowStateNames = map[agentAgentFlowState]string{
 	agentAgentFlowStateAGENT_FLOW_DIRECT:  "direct",
 	agentAgentFlowStateAGENT_FLOW_ENDING:  "ending",
 	agentAgentFlowStateAGENT_FLOW_CLOSING: "closing",
+	agentAgentFlowStateAGENT_FLOW_COOKIE:  "cookie",
 }
 
 // tracedFlow returns the agent's entry as the program found it.

@@ -16,7 +16,7 @@ const (
 	noColumnBit       = 1 << 44
 	wantsReportBit    = 1 << 43
 	cookieShift       = 41
-	cookieMask        = 3
+	cookieWidths      = 4
 	nextShift         = 20
 	columnsInArgument = 8
 )
@@ -27,8 +27,8 @@ type Offer struct {
 	Column int
 	// WantsReport tells that the balancer takes load reports of this flow.
 	WantsReport bool
-	// Cookie is how many low bits of the timestamps tell the column in packets of the flow, 0 to 3. 0:
-	// the flow's packets carry no cookie.
+	// Cookie is the width of the flow's cookie, in bits, 0 to 3. It is 0 if the flow has none: the
+	// balancer keeps state of the flow. SIDs of the function Steer have only this field.
 	Cookie int
 	// Next is the load that the candidate would have with one connection more, up to MaxLoad. It is
 	// 0 if the candidate has told no load.
@@ -48,7 +48,7 @@ func (o Offer) Argument() uint64 {
 	if o.WantsReport {
 		argument |= wantsReportBit
 	}
-	return argument | uint64(o.Cookie&cookieMask)<<cookieShift
+	return argument | uint64(o.Cookie%cookieWidths)<<cookieShift
 }
 
 // ParseOffer reads the argument of an offered SID. It ignores the bits that have no meaning.
@@ -56,7 +56,7 @@ func ParseOffer(argument uint64) Offer {
 	o := Offer{
 		Column:      int(argument >> columnShift % columnsInArgument),
 		WantsReport: argument&wantsReportBit != 0,
-		Cookie:      int(argument >> cookieShift & cookieMask),
+		Cookie:      int(argument >> cookieShift % cookieWidths),
 		Next:        uint32(argument >> nextShift & MaxLoad),
 		Capacity:    uint32(argument & MaxLoad),
 	}

@@ -23,8 +23,6 @@ func TestSIDString(t *testing.T) {
 			"fd00:5:0:1:1:a800:40:2", "fd00:5:0:1::ca(column 5, 3 busy of 2, report)"},
 		{SID{locator, ConnectForce, Offer{Column: NoColumn, Next: 67}.Argument()},
 			"fd00:5:0:1:2:1000:430:0", "fd00:5:0:1::cf(no column, 66 busy)"},
-		{SID{locator, ConnectAvail, Offer{Column: 2, Cookie: 2}.Argument()},
-			"fd00:5:0:1:1:4400::", "fd00:5:0:1::ca(column 2, cookie of 2 bits)"},
 		{SID{locator, AckStickiness, 0}, "fd00:5:0:1:3::", "fd00:5:0:1::as"},
 		{SID{locator, RecoverStickiness, 0}, "fd00:5:0:1:4::", "fd00:5:0:1::rs"},
 		{SID{locator, Deliver, 0}, "fd00:5:0:1:5::", "fd00:5:0:1::dv"},

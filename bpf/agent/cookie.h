@@ -1,0 +1,151 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Cookies in TCP timestamps (docs/protocol.md): the balancer keeps no state of a flow. This server
+ * writes its column into the low bits of each timestamp that it sends, and the client returns it.
+ *
+ * From the end of the handshake on, the cookie is in a storage of the flow's socket, which no flood
+ * can evict. Before, and in TIME_WAIT, it is in the flow table.
+ */
+#ifndef SEGUE_AGENT_COOKIE_H
+#define SEGUE_AGENT_COOKIE_H
+
+#include <linux/pkt_cls.h>
+
+#include "flows.h"
+#include "sent.h"
+#include "net/timestamp.h"
+
+/* A cookie in one number: the column, and from here on the width. 0: the flow has no column. */
+#define COOKIE_WIDTH_SHIFT 3
+#define COOKIE_COLUMN_MASK ((1 << COOKIE_WIDTH_SHIFT) - 1)
+
+struct socket_cookie {
+	__u64 balancer; /* the locator in the flow's entry, in memory order */
+	__u8 cookie;
+	__u8 encapsulation;
+	__u8 is_uncounted; /* not among the connections of a service (connections.h) */
+	__u8 pad[5];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct socket_cookie);
+} socket_cookies SEC(".maps");
+
+/* Whether a balancer has ever asked for a cookie. If not, nobody looks for cookies of sockets. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} cookies_used SEC(".maps");
+
+static __always_inline bool are_cookies_used(void)
+{
+	__u32 key = 0;
+	const __u32 *used = bpf_map_lookup_elem(&cookies_used, &key);
+
+	return used && *used;
+}
+
+/* The cookie of an offer, whose SID has an argument with a width. A column that does not fit would
+ * lead nowhere. */
+static __always_inline __u8 cookie_of_sid(__u64 sid_low)
+{
+	__u64 argument = bpf_be64_to_cpu(sid_low);
+	__u32 width = cookie_width_of_sid(sid_low);
+	__u32 column = argument >> LOAD_COLUMN_SHIFT & COOKIE_COLUMN_MASK;
+
+	if (argument & LOAD_NO_COLUMN || column > cookie_mask(width))
+		return 0;
+	return width << COOKIE_WIDTH_SHIFT | column;
+}
+
+/* Enters a flow with a cookie. A dry run changes nothing. */
+static __always_inline void put_cookie(const struct agent_flow_place *place,
+				       const struct socket_cookie *cookie, bool is_acknowledged)
+{
+	struct agent_flow entry = {
+		.balancer = cookie->balancer,
+		.state = AGENT_FLOW_COOKIE,
+		.encapsulation = cookie->encapsulation,
+		.told = is_acknowledged,
+		.first = cookie->cookie,
+	};
+	__u32 key = 0, *used = bpf_map_lookup_elem(&cookies_used, &key);
+
+	if (!dry_run && used && !*used)
+		*used = 1;
+	agent_flow_put(place, &entry);
+}
+
+static __always_inline struct socket_cookie cookie_from(const struct envelope *envelope,
+							__u8 cookie)
+{
+	struct socket_cookie from = {
+		.balancer = envelope->sender,
+		.encapsulation = envelope->encapsulation,
+		.cookie = cookie,
+	};
+
+	return from;
+}
+
+/* Enters a flow that this server accepts, after an offer with a width. A repeated offer without a
+ * column leaves the column as it is. */
+static __always_inline void accept_with_cookie(const struct local_flow *flow,
+					       const struct envelope *envelope)
+{
+	struct socket_cookie cookie = cookie_from(envelope, cookie_of_sid(envelope->sid_low));
+
+	if (!cookie.cookie && flow->entry.state == AGENT_FLOW_COOKIE && !flow->entry.told)
+		cookie.cookie = flow->entry.first;
+	put_cookie(&flow->place, &cookie, false);
+}
+
+/* The cookie in an entry of the flow table. */
+static __always_inline struct socket_cookie cookie_in(const struct agent_flow *entry)
+{
+	struct socket_cookie cookie = {
+		.balancer = entry->balancer,
+		.encapsulation = entry->encapsulation,
+		.cookie = entry->first,
+	};
+
+	return cookie;
+}
+
+/* Whether packets of a socket in this state belong to one connection. Linux before 6.13 sends the
+ * packets of TIME_WAIT by a socket that many connections share, in the state CLOSE. */
+static __always_inline bool is_of_connection(__u32 state)
+{
+	return state != BPF_TCP_CLOSE && state != BPF_TCP_LISTEN;
+}
+
+/* The cookie of a packet that this host sends. `entry` is that of the flow table. */
+static __always_inline __u8 cookie_of_sent(struct __sk_buff *skb, const struct agent_flow *entry)
+{
+	struct socket_cookie remembered = cookie_in(entry);
+	bool is_entered = entry->state == AGENT_FLOW_COOKIE;
+	struct bpf_sock *socket = skb->sk;
+	struct socket_cookie *cookie;
+
+	if (socket)
+		socket = bpf_sk_fullsock(socket);
+	if (!socket)
+		return is_entered ? remembered.cookie : 0;
+	cookie = bpf_sk_storage_get(&socket_cookies, socket, NULL, 0);
+	if (cookie)
+		return cookie->cookie;
+	if (!is_entered)
+		return 0;
+	/* The program that sees new connections (connections.h) need not be attached. */
+	if (is_of_connection(socket->state))
+		bpf_sk_storage_get(&socket_cookies, socket, &remembered,
+				   BPF_SK_STORAGE_GET_F_CREATE);
+	return remembered.cookie;
+}
+
+#endif
