@@ -71,6 +71,15 @@ func stale(t *agent.Trace) *agent.Trace {
 	return t
 }
 
+// withoutPolicy removes the accept policy from the trace.
+func withoutPolicy(t *agent.Trace) *agent.Trace {
+	t.Accept = nil
+	for i := range t.Answers {
+		t.Answers[i].Offer = ""
+	}
+	return t
+}
+
 // withoutRoute removes the server's route to the next server from the trace.
 func withoutRoute(t *agent.Trace) *agent.Trace {
 	t.Next = &agent.NextSegment{SID: netip.MustParseAddr("fd00:5:0:1:2::"), Problem: "no route to fd00:5:0:1:2::: network is unreachable"}
@@ -93,6 +102,16 @@ func huntTrace(opens bool, reason, state string, course ...inspect.TracedSegment
 	}
 	if state != "" {
 		t.Known = &inspect.TracedEntry{Server: course[0].Server, State: state, Idle: 4}
+	}
+	return t
+}
+
+// heldTrace is a balancer's trace of a SYN whose flow has the drained holder s9. The course alone
+// tells which servers are offered the connection: the placement is that of a flow without a holder.
+func heldTrace(course ...inspect.TracedSegment) *inspect.Trace {
+	t := huntTrace(true, "forward_hunt", "established", course...)
+	if len(course) == 2 {
+		t.Placement.Candidates = []string{course[1].Server}
 	}
 	return t
 }
@@ -159,6 +178,12 @@ var (
 	}
 	// seeksCourse is the course of a packet whose entry was idle for long.
 	seeksCourse = append(recoversCourse[:2:2], segment("s2", "ack-stickiness"))
+	// heldCourse is the course of a SYN with the holder s9: more candidates follow it, in another
+	// order, than an offer without a holder has.
+	heldCourse = []inspect.TracedSegment{
+		segment("s9", "steer"), segment("s1", "connect-avail"), segment("s2", "connect-avail"),
+		segment("s3", "connect-avail"),
+	}
 )
 
 // randomTrace is a balancer's trace of a SYN that is offered to random candidates. The drained
@@ -221,9 +246,27 @@ var laterCases = []askCase{
 		"s1": traceOf("s1", "accepted", false), "s2": traceOf("s2", "accepted", false)}, "s2", "deliver"},
 }
 
+// heldCases are SYNs of flows with a drained holder. Behind it are servers that compare their loads.
+var heldCases = []askCase{
+	{"held by the holder", heldTrace(heldCourse...), map[string]*agent.Trace{
+		"s1": leastOf("s1", "accepted", "accepted", 1, 2), "s2": leastOf("s2", "refused", "accepted_least", 3, 2),
+		"s3": leastOf("s3", "accepted", "accepted", 1, 2), "s9": traceOf("s9", "", true)}, "s9", "deliver"},
+	{"held and handed back", heldTrace(heldCourse...), map[string]*agent.Trace{
+		"s1": leastOf("s1", "refused", "accepted_least", 4, 2), "s2": leastOf("s2", "refused", "accepted_least", 3, 2),
+		"s3": leastOf("s3", "refused", "accepted_least", 9, 2), "s9": traceOf("s9", "accepted", false)}, "s2", "deliver"},
+	{"held and taken by the last", heldTrace(heldCourse...), map[string]*agent.Trace{
+		"s1": leastOf("s1", "refused", "accepted_least", 4, 2), "s2": leastOf("s2", "refused", "accepted_least", 3, 2),
+		"s3": leastOf("s3", "refused", "accepted_least", 2, 2), "s9": traceOf("s9", "accepted", false)}, "s3", "deliver"},
+	{"held and no policy", heldTrace(heldCourse...), map[string]*agent.Trace{
+		"s1": withoutPolicy(traceOf("s1", "refused", false)), "s2": leastOf("s2", "refused", "accepted_least", 3, 2),
+		"s3": leastOf("s3", "refused", "accepted_least", 2, 2), "s9": traceOf("s9", "accepted", false)}, "s3", "deliver"},
+	{"held and one candidate", heldTrace(heldCourse[:2]...), map[string]*agent.Trace{
+		"s1": leastOf("s1", "refused", "accepted_least", 4, 2), "s9": traceOf("s9", "accepted", false)}, "s1", "deliver"},
+}
+
 // Servers are asked by a command. Their answers determine the path of the packet.
 func TestAskAgents(t *testing.T) {
-	for _, c := range slices.Concat(offerCases, leastCases, laterCases) {
+	for _, c := range slices.Concat(offerCases, leastCases, laterCases, heldCases) {
 		t.Run(c.name, c.check)
 	}
 }
