@@ -325,7 +325,7 @@ func (j *joinedTrace) follow() {
 		}
 		a.Packet = answerOf(a.Trace, segment.Function, i == len(j.Course)-1 && !isRandom)
 		if a.Packet != nil && a.Offer != nil && *a.Packet != *a.Offer && isSameQuestion(a.Packet, a.Offer) {
-			a.Packet = a.Offer // it has compared the loads that others have told
+			a.Packet = a.Offer // it depends on the place in the list, or on the loads of others
 		}
 		a.Reached = onItsWay
 		if !onItsWay {
@@ -366,7 +366,11 @@ func (j *joinedTrace) offer() (back *askedAgent) {
 	for i := range offers {
 		a, isLast := &j.Agents[i], i == len(offers)-1
 		a.Offer = answerOf(a.Trace, offers[i].Function, isLast)
-		if !isLast || a.Offer == nil || !comparesLoads(a.Trace) {
+		if a.Offer == nil || !comparesLoads(a.Trace) {
+			continue
+		}
+		if !isLast {
+			a.Offer = answerAt(i, a.Offer)
 			continue
 		}
 		candidates, loads := j.told()
@@ -378,6 +382,15 @@ func (j *joinedTrace) offer() (back *askedAgent) {
 		}
 	}
 	return back
+}
+
+// answerAt returns the answer of a candidate that compares loads, at its place in the list. The
+// agent's own answer is that of the first candidate, which accepts if it does not know its load.
+func answerAt(place int, answer *agent.Answer) *agent.Answer {
+	if place == 0 || answer.Offer != "accepted_stale" {
+		return answer
+	}
+	return &agent.Answer{Function: answer.Function, Outcome: "next_refused", Offer: "refused"}
 }
 
 // returned is the offer label of a connection that the last candidate hands back.

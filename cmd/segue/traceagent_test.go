@@ -226,6 +226,9 @@ var leastCases = []askCase{
 		"s1": leastOf("s1", "refused", "accepted_least", 6, 0), "s2": leastOf("s2", "refused", "accepted_least", 5, 0)}, "s2", "deliver"},
 	{"least stale", huntTrace(true, "forward_hunt", "", offersCourse...), map[string]*agent.Trace{
 		"s1": stale(leastOf("s1", "refused", "forced", 0, 2)), "s2": leastOf("s2", "refused", "accepted_least", 9, 1)}, "s2", "deliver"},
+	{"least stale in the middle", huntTrace(true, "forward_hunt", "", heldCourse[1:]...), map[string]*agent.Trace{
+		"s1": leastOf("s1", "refused", "accepted_least", 4, 2), "s2": stale(leastOf("s2", "accepted_stale", "forced", 0, 2)),
+		"s3": leastOf("s3", "refused", "accepted_least", 3, 2)}, "s3", "deliver"},
 	{"least behind static", huntTrace(true, "forward_hunt", "", offersCourse...), map[string]*agent.Trace{
 		"s1": leastOf("s1", "refused", "accepted_least", 9, 1), "s2": traceOf("s2", "refused", false)}, "s1", "deliver"},
 }
