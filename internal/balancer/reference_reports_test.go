@@ -152,8 +152,6 @@ func (r *reference) noteLoad(svc *desired.Service, server *desired.Server, code 
 	}
 	switch {
 	case code == 0:
-	case all.mean == 0:
-		all.mean = uint64(load)
 	default: // by 1/128 of the difference, rounded down
 		all.mean += uint64((int64(load) - int64(all.mean)) >> 7)
 	}
