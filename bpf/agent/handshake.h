@@ -80,12 +80,28 @@ static __always_inline enum agent_reason take_connection(struct xdp_md *ctx,
 								       : AGENT_NONE;
 }
 
+/* Enters the flow of a connection that this server accepts. If the balancer takes load reports, the
+ * entry has what a report says about the first candidate. */
+static __always_inline void enter_accepted(struct xdp_md *ctx, const struct envelope *envelope,
+					   const struct local_flow *flow)
+{
+	struct agent_flow accepted;
+
+	if (cookie_width_of_sid(envelope->sid_low)) {
+		accept_with_cookie(flow, envelope);
+		return;
+	}
+	accepted = agent_flow_of(&flow->entry, envelope, AGENT_FLOW_WAIT);
+	if (accepted.wants_report)
+		accepted.first = first_candidate(ctx, envelope);
+	agent_flow_put(&flow->place, &accepted);
+}
+
 /* connect-avail and connect-force. */
 static __always_inline enum agent_reason
 handle_connect(struct xdp_md *ctx, const struct envelope *envelope, const struct packet *pkt)
 {
 	struct backlog backlog = {};
-	struct agent_flow accepted;
 	struct local_flow flow;
 	enum agent_reason why;
 	int kinds;
@@ -102,14 +118,7 @@ handle_connect(struct xdp_md *ctx, const struct envelope *envelope, const struct
 		if (why)
 			return why;
 	}
-	if (cookie_width_of_sid(envelope->sid_low)) {
-		accept_with_cookie(&flow, envelope);
-		return AGENT_NONE;
-	}
-	accepted = agent_flow_of(&flow.entry, envelope, AGENT_FLOW_WAIT);
-	if (accepted.wants_report)
-		accepted.first = first_candidate(ctx, envelope);
-	agent_flow_put(&flow.place, &accepted);
+	enter_accepted(ctx, envelope, &flow);
 	return AGENT_NONE;
 }
 

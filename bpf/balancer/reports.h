@@ -99,13 +99,13 @@ static __always_inline void count_report(__u32 server, enum report_result result
 		counter->count[result]++;
 }
 
-/* Moves the mean of the service's reports, which begins with the first one. Cores may overwrite each
- * other's change, which matters little. */
+/* Moves the mean of the service's reports, which begins at 0: so at first, servers that were not heard
+ * for long come first, and are heard. Cores may overwrite each other's change, which matters little. */
 static __always_inline void move_mean(struct service_reports *all, __s64 value)
 {
 	__s64 mean = *(volatile __u64 *)&all->mean;
 
-	*(volatile __u64 *)&all->mean = mean ? mean + ((value - mean) >> MEAN_SHIFT) : value;
+	*(volatile __u64 *)&all->mean = mean + ((value - mean) >> MEAN_SHIFT);
 }
 
 static __always_inline __u32 spare_at(__u64 spares, __u32 i)

@@ -54,7 +54,7 @@ static __always_inline int offer_steps(struct xdp_md *ctx, const struct envelope
 		return XDP_DROP;
 	if (last_step == AGENT_STEP_POLICY)
 		return stop(&client);
-	update_agent_flow(&flow, envelope, AGENT_FLOW_WAIT);
+	enter_accepted(ctx, envelope, &flow);
 	if (last_step == AGENT_STEP_ENTER)
 		return stop(&client);
 	return deliver(ctx, envelope) < AGENT_DROP_IP_HEADER ? XDP_PASS : XDP_DROP;

@@ -4,8 +4,6 @@ package main
 
 import (
 	"context"
-	"log/slog"
-	"os"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
@@ -29,8 +27,8 @@ keeps the running configuration. When the process ends, the data path stays in t
 kernel and keeps delivering packets. The next start takes the data path over without
 losing a packet. "segue agent detach" removes the data path.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return runDaemon(cmd, func(ctx context.Context, hangups <-chan os.Signal, log *slog.Logger) error {
-				return runAgent(ctx, file, hangups, log)
+			return runDaemon(cmd, func(ctx context.Context, f *foreground) error {
+				return runAgent(ctx, file, f)
 			})
 		},
 	}
@@ -39,7 +37,8 @@ losing a packet. "segue agent detach" removes the data path.`,
 	return cmd
 }
 
-func runAgent(ctx context.Context, file string, hangups <-chan os.Signal, log *slog.Logger) error {
+func runAgent(ctx context.Context, file string, f *foreground) error {
+	log := f.log
 	cfg, warnings, err := config.LoadAgent(file)
 	if err != nil {
 		return err
@@ -77,7 +76,7 @@ func runAgent(ctx context.Context, file string, hangups <-chan os.Signal, log *s
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return metrics.Run(ctx) })
 	group.Go(func() error {
-		return daemon.Serve(ctx, a, reload, hangups, "segue agent detach "+cfg.Node.Instance, log)
+		return daemon.Serve(ctx, a, reload, f.hangups, f.detachCommand("agent", cfg.Node.Instance), log)
 	})
 	return group.Wait()
 }

@@ -17,17 +17,36 @@ import (
 	"github.com/segue-lb/segue/internal/runstate"
 )
 
+// foreground is what the commands that run in the foreground have in common.
+type foreground struct {
+	hangups <-chan os.Signal
+	// hidesPins tells whether the data path ends with the process: datapath.HidesPins before the
+	// start, which mounts the BPF file system.
+	hidesPins bool
+	log       *slog.Logger
+}
+
+// detachCommand returns the command that detaches the data path when the process has ended. It is
+// empty if the data path ends with the process.
+func (f *foreground) detachCommand(role, instance string) string {
+	if f.hidesPins {
+		return ""
+	}
+	return "segue " + role + " detach " + instance
+}
+
 // runDaemon is the body of the commands that run in the foreground. It catches SIGHUP first,
 // because a SIGHUP during the start would end the process.
-func runDaemon(cmd *cobra.Command, run func(ctx context.Context, hangups <-chan os.Signal, log *slog.Logger) error) error {
+func runDaemon(cmd *cobra.Command, run func(context.Context, *foreground) error) error {
 	hangups, stop := daemon.CatchHangups()
 	defer stop()
 	log := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
-	if datapath.HidesPins() {
+	hidesPins := datapath.HidesPins()
+	if hidesPins {
 		log.Warn("/sys/fs/bpf is private to this process, as under ip netns exec: the data path ends with " +
 			"the process, and segue status cannot see it; use nsenter --net= instead")
 	}
-	return run(cmd.Context(), hangups, log)
+	return run(cmd.Context(), &foreground{hangups, hidesPins, log})
 }
 
 // lockInstance is runstate.Lock for a process that will run the instance.

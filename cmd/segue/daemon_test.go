@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -22,11 +21,11 @@ import (
 func TestHangupWhileStarting(t *testing.T) {
 	cmd := &cobra.Command{}
 	cmd.SetContext(t.Context())
-	err := runDaemon(cmd, func(_ context.Context, hangups <-chan os.Signal, _ *slog.Logger) error {
+	err := runDaemon(cmd, func(_ context.Context, f *foreground) error {
 		if err := syscall.Kill(os.Getpid(), syscall.SIGHUP); err != nil {
 			return err
 		}
-		<-hangups
+		<-f.hangups
 		return nil
 	})
 	if err != nil {

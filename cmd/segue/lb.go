@@ -6,8 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
-	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -34,8 +32,8 @@ an invalid file and keeps the running configuration. When the process ends, the 
 path stays in the kernel and keeps forwarding packets. The next start takes the data
 path over without losing a packet. "segue lb detach" removes the data path.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return runDaemon(cmd, func(ctx context.Context, hangups <-chan os.Signal, log *slog.Logger) error {
-				return runLB(ctx, file, hangups, log)
+			return runDaemon(cmd, func(ctx context.Context, f *foreground) error {
+				return runLB(ctx, file, f)
 			})
 		},
 	}
@@ -44,7 +42,8 @@ path over without losing a packet. "segue lb detach" removes the data path.`,
 	return cmd
 }
 
-func runLB(ctx context.Context, file string, hangups <-chan os.Signal, log *slog.Logger) error {
+func runLB(ctx context.Context, file string, f *foreground) error {
+	log := f.log
 	cfg, warnings, err := config.LoadBalancer(file)
 	if err != nil {
 		return err
@@ -88,7 +87,9 @@ func runLB(ctx context.Context, file string, hangups <-chan os.Signal, log *slog
 	}))
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return metrics.Run(ctx) })
-	group.Go(func() error { return daemon.Serve(ctx, b, reload, hangups, "segue lb detach "+cfg.Node.Instance, log) })
+	group.Go(func() error {
+		return daemon.Serve(ctx, b, reload, f.hangups, f.detachCommand("lb", cfg.Node.Instance), log)
+	})
 	return group.Wait()
 }
 

@@ -322,20 +322,29 @@ func ordersByReports(s *inspect.ServiceState) bool {
 	return s.Selection == desired.SelectReports || s.Selection == desired.SelectSpare
 }
 
-// describeReport returns the load that a server last reported, and when, such as "2.5, 40ms ago".
+// weightless is the age, rounded to seconds, from which on a report has practically no weight: at
+// most 1/512. The half-life is at most 160 ms (docs/protocol.md, "Candidates in the order of
+// reports").
+const weightless = 2 * time.Second
+
+// describeReport returns the load that a server last reported, and when, such as "2.5, 40ms ago". It
+// says so if the report has no weight any more. An unknown load stays unknown.
 func describeReport(r *inspect.ReportState) string {
 	if r.Age == nil {
 		return "none"
 	}
-	load := "unknown"
-	if r.Load != nil {
-		load = short(*r.Load)
-	}
 	age := time.Duration(*r.Age * float64(time.Second))
+	ago := age.Round(time.Millisecond).String() + " ago"
 	if age >= time.Second {
-		return load + ", " + wholeSeconds(*r.Age) + " ago"
+		ago = wholeSeconds(*r.Age) + " ago"
 	}
-	return load + ", " + age.Round(time.Millisecond).String() + " ago"
+	switch {
+	case r.Load == nil:
+		return "unknown, " + ago
+	case age.Round(time.Second) >= weightless:
+		return short(*r.Load) + ", " + ago + ", no weight"
+	}
+	return short(*r.Load) + ", " + ago
 }
 
 // describeStates returns the numbers of new, established and closing flows, or dashes if they are

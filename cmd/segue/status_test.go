@@ -315,3 +315,19 @@ func TestStatusErrors(t *testing.T) {
 		}
 	}
 }
+
+// TestDescribeReport checks how status shows the last report of a server.
+func TestDescribeReport(t *testing.T) {
+	for want, report := range map[string]inspect.ReportState{
+		"none":                    {},
+		"2.50, 48ms ago":          {Load: new(2.5), Age: new(0.048)},
+		"2.50, 1s ago":            {Load: new(2.5), Age: new(1.4)},
+		"2.50, 2s ago, no weight": {Load: new(2.5), Age: new(1.6)},
+		"unknown, 40ms ago":       {Age: new(0.04)},
+		"unknown, 1m40s ago":      {Age: new(100.0)},
+	} {
+		if got := describeReport(&report); got != want {
+			t.Errorf("%+v: got %q, want %q", report, got, want)
+		}
+	}
+}

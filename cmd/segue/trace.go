@@ -311,16 +311,24 @@ func describeOrdered(s *inspect.OrderedServer) string {
 // empty if the packet is not offered to any server.
 func describeOffers(course []inspect.TracedSegment) string {
 	var offers []string
-	for _, at := range course {
+	for _, at := range offersOf(course) {
 		column := "no column"
 		if at.Column != nil {
 			column = fmt.Sprintf("column %d", *at.Column)
 		}
-		if at.Function == srv6.ConnectAvail.String() || at.Function == srv6.ConnectForce.String() {
-			offers = append(offers, fmt.Sprintf("%s (%s)", at.Server, column))
-		}
+		offers = append(offers, fmt.Sprintf("%s (%s)", at.Server, column))
 	}
 	return strings.Join(offers, ", ")
+}
+
+// offersOf returns the part of a course that is offered a connection.
+func offersOf(course []inspect.TracedSegment) (offers []inspect.TracedSegment) {
+	for _, at := range course {
+		if at.Function == srv6.ConnectAvail.String() || at.Function == srv6.ConnectForce.String() {
+			offers = append(offers, at)
+		}
+	}
+	return offers
 }
 
 func describePacket(t *inspect.Trace) string {

@@ -234,8 +234,8 @@ func askAgents(ctx context.Context, command string, t *inspect.Trace) ([]askedAg
 
 // serversOf returns the candidates of a flow, and the flow's server.
 func serversOf(t *inspect.Trace) (names []string) {
-	if t.Placement != nil {
-		names = slices.Clone(t.Placement.Candidates)
+	for _, candidate := range candidatesOf(t) {
+		names = append(names, candidate.Server)
 	}
 	for _, segment := range t.Course {
 		if !slices.Contains(names, segment.Server) {
@@ -243,6 +243,24 @@ func serversOf(t *inspect.Trace) (names []string) {
 		}
 	}
 	return names
+}
+
+// candidatesOf returns the servers that are offered a new connection, and how, in their order. An
+// offer contains them: a holder, which is asked before them, is none of them. For other packets,
+// they are those of the flow's placement.
+func candidatesOf(t *inspect.Trace) []inspect.TracedSegment {
+	if offers := offersOf(t.Course); offers != nil || t.Placement == nil {
+		return offers
+	}
+	function := srv6.ConnectAvail
+	if len(t.Placement.Candidates) == 1 {
+		function = srv6.ConnectForce
+	}
+	var candidates []inspect.TracedSegment
+	for _, name := range t.Placement.Candidates {
+		candidates = append(candidates, inspect.TracedSegment{Server: name, Function: function.String()})
+	}
+	return candidates
 }
 
 // nextOf returns the SID to which a server would pass the packet on. It is not valid if there is
@@ -307,7 +325,7 @@ func (j *joinedTrace) follow() {
 		}
 		a.Packet = answerOf(a.Trace, segment.Function, i == len(j.Course)-1 && !isRandom)
 		if a.Packet != nil && a.Offer != nil && *a.Packet != *a.Offer && isSameQuestion(a.Packet, a.Offer) {
-			a.Packet = a.Offer // it has compared the loads that others have told
+			a.Packet = a.Offer // it depends on the place in the list, or on the loads of others
 		}
 		a.Reached = onItsWay
 		if !onItsWay {
@@ -344,18 +362,15 @@ func (j *joinedTrace) endAt(a *askedAgent, answer *agent.Answer) {
 // offer determines what the candidates do with a new connection. The last one may hand it back to
 // an earlier one, which offer returns. Otherwise offer returns nil.
 func (j *joinedTrace) offer() (back *askedAgent) {
-	if j.Placement == nil {
-		return nil
-	}
-	last := min(len(j.Placement.Candidates), len(j.Agents)) - 1
-	function := srv6.ConnectAvail
-	if last == 0 {
-		function = srv6.ConnectForce
-	}
-	for i := range j.Agents[:last+1] {
-		a := &j.Agents[i]
-		a.Offer = answerOf(a.Trace, function.String(), i == last)
-		if i != last || a.Offer == nil || !comparesLoads(a.Trace) {
+	offers := candidatesOf(j.Trace)
+	for i := range offers {
+		a, isLast := &j.Agents[i], i == len(offers)-1
+		a.Offer = answerOf(a.Trace, offers[i].Function, isLast)
+		if a.Offer == nil || !comparesLoads(a.Trace) {
+			continue
+		}
+		if !isLast {
+			a.Offer = answerAt(i, a.Offer)
 			continue
 		}
 		candidates, loads := j.told()
@@ -369,13 +384,26 @@ func (j *joinedTrace) offer() (back *askedAgent) {
 	return back
 }
 
+// answerAt returns the answer of a candidate that compares loads, at its place in the list. The
+// agent's own answer is that of the first candidate, which accepts if it does not know its load.
+func answerAt(place int, answer *agent.Answer) *agent.Answer {
+	if place == 0 || answer.Offer != "accepted_stale" {
+		return answer
+	}
+	return &agent.Answer{Function: answer.Function, Outcome: "next_refused", Offer: "refused"}
+}
+
 // returned is the offer label of a connection that the last candidate hands back.
 const returned = "returned"
 
+// candidates returns the candidates among the servers.
+func (j *joinedTrace) candidates() []askedAgent { return j.Agents[:len(candidatesOf(j.Trace))] }
+
 // told returns the candidates that pass a new connection on with their loads.
 func (j *joinedTrace) told() (candidates []*askedAgent, loads []accept.Load) {
-	for i := range j.Placement.Candidates {
-		a := &j.Agents[i]
+	all := j.candidates()
+	for i := range all {
+		a := &all[i]
 		if a.Offer != nil && a.Offer.Offer == "refused" && comparesLoads(a.Trace) {
 			candidates, loads = append(candidates, a), append(loads, knownLoad(a.Trace))
 		}
@@ -385,7 +413,7 @@ func (j *joinedTrace) told() (candidates []*askedAgent, loads []accept.Load) {
 
 // comparesLoads tells whether the server tells its load to other candidates, and compares theirs.
 func comparesLoads(t *agent.Trace) bool {
-	return t.Accept != nil && t.Accept.Policy == desired.AcceptLeast
+	return t != nil && t.Accept != nil && t.Accept.Policy == desired.AcceptLeast
 }
 
 // knownLoad returns the load by which a server decides.
@@ -436,7 +464,9 @@ func (j *joinedTrace) whyTaken(a *askedAgent, answer *agent.Answer) string {
 // on, and that of the last candidate.
 func (j *joinedTrace) describeTold() string {
 	candidates, _ := j.told()
-	if last := &j.Agents[len(j.Placement.Candidates)-1]; !slices.Contains(candidates, last) {
+	all := j.candidates()
+	last := &all[len(all)-1]
+	if comparesLoads(last.Trace) && !slices.Contains(candidates, last) {
 		candidates = append(candidates, last)
 	}
 	var loads []string

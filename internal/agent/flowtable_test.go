@@ -78,7 +78,7 @@ func TestFlowTableReplaces(t *testing.T) {
 		for i, e := range entries {
 			state := pair[random.IntN(2)]
 			f := tableFlow{
-				remembered: remembered{state, netip.PrefixFrom(balancer1, 64), desired.SRv6Insert},
+				remembered: flowOf(state, netip.PrefixFrom(balancer1, 64), desired.SRv6Insert),
 				age:        time.Duration(random.Int64N(int64(time.Hour))),
 				told:       random.IntN(2) == 1,
 			}
@@ -103,7 +103,7 @@ func TestFlowTableReplaces(t *testing.T) {
 			}
 		}
 		entry, ok := table.decode(*order[want], table.now())
-		wanted := remembered{"direct", netip.PrefixFrom(balancer2, 64), desired.SRv6Encap}
+		wanted := flowOf("direct", netip.PrefixFrom(balancer2, 64), desired.SRv6Encap)
 		if own && replaced.state == "ending" {
 			wanted.state = "ending"
 		} else if own && replaced.state == "closing" && replaced.age <= 10*time.Second {
@@ -253,7 +253,7 @@ func TestFlowTableRaces(t *testing.T) {
 			}
 			whole++
 			balancer := netip.PrefixFrom(balancers[read.Identity>>30], 64)
-			if want := (remembered{"direct", balancer, desired.SRv6Encap}); got.remembered != want {
+			if want := flowOf("direct", balancer, desired.SRv6Encap); got.remembered != want {
 				t.Fatalf("the entry %x is %+v, want %+v", read, got.remembered, want)
 			}
 		}

@@ -25,12 +25,17 @@ import (
 type comparison struct {
 	*kernel
 	reference
-	seen map[string]int // frames by reason
+	cfg     *desired.Agent
+	table   *flowTable
+	seen    map[string]int    // frames by reason
+	signals map[string]uint64 // wanted signals by result, of the frames that are being compared
 }
 
 // openComparison leaves nothing pinned, because a fuzzing process may be killed at any time.
 func openComparison(t testing.TB) *comparison {
 	cfg := testConfig()
+	cfg.Services[0].Load = desired.Source{Kind: desired.LoadSharedMemory}
+	cfg.Services[2].Load = desired.Source{Kind: desired.LoadAcceptQueue}
 	cfg.Services = append(cfg.Services, desired.AgentService{
 		Name: "least", VIP: comparing.vip.Addr(), Port: desired.Port(comparing.vip.Port()),
 		Protocol: desired.TCP, Encapsulation: desired.SRv6Encap,
@@ -44,7 +49,8 @@ func openComparison(t testing.TB) *comparison {
 var comparing = flow{client6, netip.AddrPortFrom(vip6.Addr(), 81)}
 
 func openComparisonOf(t testing.TB, cfg *desired.Agent) *comparison {
-	c := &comparison{testKernelOf(t, cfg), newReference(cfg), map[string]int{}}
+	k := testKernelOf(t, cfg)
+	c := &comparison{k, newReference(cfg), cfg, tableOf(t, k), map[string]int{}, map[string]uint64{}}
 	if err := datapath.RemoveDir(c.instance); err != nil {
 		t.Fatal(err)
 	}
@@ -68,7 +74,7 @@ func captures() (frames [][]byte) {
 			}
 		}
 	}
-	return frames
+	return append(frames, reportCaptures()...)
 }
 
 // synAckCaptures returns frames that the host sends.
@@ -76,7 +82,7 @@ func synAckCaptures() (frames [][]byte) {
 	for _, c := range synAcks() {
 		frames = append(frames, c.frame)
 	}
-	return frames
+	return append(frames, sentCaptures()...)
 }
 
 // direction is the direction in which frames pass the agent. give passes a frame to the data path
@@ -84,13 +90,21 @@ func synAckCaptures() (frames [][]byte) {
 // much. The counter is "" if none changes.
 type direction struct {
 	*comparison
+	stage    *stage // where the frames are given to the data path; nil: in the present namespace
 	captures [][]byte
 	give     func(t *testing.T, frame []byte) (counter string, n agentCounter)
 }
 
-func (c *comparison) incoming() direction { return direction{c, captures(), c.giveIncoming} }
+func (c *comparison) incoming() direction { return direction{c, nil, captures(), c.giveIncoming} }
 
-func (c *comparison) outgoing() direction { return direction{c, synAckCaptures(), c.giveOutgoing} }
+// outgoing is the direction from the host, in a namespace where applications listen on port 80.
+func (c *comparison) outgoing(t testing.TB) direction {
+	s := newStage(t)
+	s.listen(vip4)
+	s.listen(vip6)
+	c.sockets = listensAtPort80
+	return direction{c, s, synAckCaptures(), c.giveOutgoing}
+}
 
 // FuzzReceive passes frames to the data path and to the reference.
 func FuzzReceive(f *testing.F) {
@@ -100,7 +114,7 @@ func FuzzReceive(f *testing.F) {
 
 // FuzzTransmit does the same with frames that the host sends.
 func FuzzTransmit(f *testing.F) {
-	d := openComparison(f).outgoing()
+	d := openComparison(f).outgoing(f)
 	packettest.Fuzz(f, d.captures, d.compare)
 }
 
@@ -124,31 +138,53 @@ func TestMutants(t *testing.T) {
 
 // This test does the same for frames that the host sends. Each result occurs for some mutant.
 func TestSentMutants(t *testing.T) {
-	d := openComparison(t).outgoing()
+	d := openComparison(t).outgoing(t)
 	packettest.TryMutants(t, "FuzzTransmit", d.captures, d.compare, func() []string {
-		return slices.DeleteFunc(append(slices.Clone(d.labels.synAcks), ""), func(result string) bool { return d.seen[result] > 0 })
+		wanted := append(slices.Clone(d.labels.synAcks), "")
+		wanted = append(wanted, "signal create", "signal remove", "signal too_long")
+		return slices.DeleteFunc(wanted, func(result string) bool { return d.seen[result] > 0 })
 	})
 	t.Log(d.seen)
 }
 
-// compare passes frames to both. The verdicts, all bytes and all counters must agree. The frames do
-// not affect each other.
+// compare passes frames to both. The verdicts, all bytes, all counters and all flows must agree.
+// What becomes of a frame does not depend on the frames before it.
 func (d direction) compare(t *testing.T, frames [][]byte) {
 	t.Helper()
-	before, want := counters(t, d.kernel), map[string]agentCounter{}
+	if d.stage == nil {
+		d.compareHere(t, frames)
+		return
+	}
+	d.stage.t = t
+	d.stage.do(func() error {
+		d.compareHere(t, frames)
+		return nil
+	})
+}
+
+func (d direction) compareHere(t *testing.T, frames [][]byte) {
+	t.Helper()
+	d.table.t = t
+	d.forgetFlows()
+	clear(d.signals)
+	before, want := d.allCounters(t), map[string]agentCounter{}
 	for _, frame := range frames {
 		if counter, n := d.give(t, frame); counter != "" {
 			sum := want[counter]
 			want[counter] = agentCounter{Packets: sum.Packets + n.Packets, Bytes: sum.Bytes + n.Bytes}
 		}
 	}
-	got := changed(before, counters(t, d.kernel))
+	for result, n := range d.signals {
+		want["signal_"+result] = agentCounter{Packets: n}
+	}
+	d.checkCount(t)
+	got := changed(before, d.allCounters(t))
 	if maps.Equal(want, got) {
 		return
 	}
 	if len(frames) > 1 && !t.Failed() { // finds the frame that failed
 		for _, frame := range frames {
-			d.compare(t, [][]byte{frame})
+			d.compareHere(t, [][]byte{frame})
 		}
 	}
 	if !t.Failed() || len(frames) == 1 {
@@ -157,11 +193,28 @@ func (d direction) compare(t *testing.T, frames [][]byte) {
 	}
 }
 
+// allCounters returns the counters of frames, and those of signals.
+func (c *comparison) allCounters(t *testing.T) map[string]agentCounter {
+	t.Helper()
+	all := counters(t, c.kernel)
+	signals, err := sums(c.objects.Signals, c.labels.signals)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for result, n := range signals {
+		if n != 0 {
+			all["signal_"+result] = agentCounter{Packets: n}
+		}
+	}
+	return all
+}
+
 func (c *comparison) giveIncoming(t *testing.T, frame []byte) (string, agentCounter) {
 	t.Helper()
 	reason, out := c.receive(frame)
 	c.seen[reason]++
 	c.check(t, frame, reason, out)
+	c.checkFlows(t, frame)
 	return reason, agentCounter{Packets: 1, Bytes: uint64(len(frame) - 14)}
 }
 
@@ -172,7 +225,9 @@ func (c *comparison) giveOutgoing(t *testing.T, frame []byte) (string, agentCoun
 	}
 	result, want := c.transmit(frame)
 	c.seen[result]++
-	if verdict, out := run(t, c.objects.TcAgent, frame); verdict != tcUnspec || !bytes.Equal(want, out) {
+	if s, ok := readSent(frame); ok {
+		c.sendVaried(t, s, frame, want)
+	} else if verdict, out := run(t, c.objects.TcAgent, frame); verdict != tcUnspec || !bytes.Equal(want, out) {
 		t.Errorf("%s\n%q: verdict %#x, want %#x; (-want +got):\n%s",
 			explain(frame), result, verdict, uint32(tcUnspec), cmp.Diff(want, out))
 	}

@@ -46,11 +46,11 @@ var flowStates = map[agentAgentFlowState]string{
 var encapsulations = []desired.Encapsulation{desired.SRv6Insert, desired.SRv6Encap}
 
 // setFlow adds a flow of the first balancer to the data path's table. age is in seconds.
-func setFlow(t *testing.T, k *kernel, f flow, kind desired.Encapsulation, state string, age int64) {
+func setFlow(t testing.TB, k *kernel, f flow, kind desired.Encapsulation, state string, age int64) {
 	t.Helper()
 	table := tableOf(t, k)
 	if state != "" {
-		entry := remembered{state, netip.PrefixFrom(balancer1, 64), kind}
+		entry := flowOf(state, netip.PrefixFrom(balancer1, 64), kind)
 		table.put(f, tableFlow{remembered: entry, age: time.Duration(age) * time.Second})
 	} else if e := table.find(f); e != nil {
 		*e = agentAgentFlowEntry{}
@@ -206,7 +206,7 @@ func tryEvent(t *testing.T, k *kernel, cfg *desired.Agent, kind desired.Encapsul
 	if state == "closed" { // eleven seconds ago, so the entry has expired
 		age, state = 11, "closing"
 	} else if state != "" {
-		ref.flows[now.flow] = remembered{state, netip.PrefixFrom(balancer1, 64), kind}
+		ref.flows[now.flow] = flowOf(state, netip.PrefixFrom(balancer1, 64), kind)
 	}
 	setFlow(t, k, now.flow, kind, state, age)
 	frame := e.frame(now.dialogue, kind)
@@ -233,7 +233,7 @@ func tryEvent(t *testing.T, k *kernel, cfg *desired.Agent, kind desired.Encapsul
 	return reason
 }
 
-func offers(t *testing.T, k *kernel, vip netip.AddrPort) map[string]uint64 {
+func offers(t testing.TB, k *kernel, vip netip.AddrPort) map[string]uint64 {
 	t.Helper()
 	key := serviceKey(desired.AgentService{VIP: vip.Addr(), Port: desired.Port(vip.Port())})
 	a, err := k.view().acceptance(key)

@@ -13,6 +13,8 @@ import (
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/srv6"
 )
 
 // flowTable is a reference model of bpf/agent/flowtable.h, on the data path's own memory.
@@ -25,7 +27,8 @@ type flowTable struct {
 
 const (
 	entriesPerBucket = 8
-	tickLength       = 1 << 20 // ns
+	tickLength       = 1 << 20   // ns
+	firstMask        = 1<<13 - 1 // of a report: what it tells about the first candidate
 )
 
 // tableOf maps the flow table of a data path into memory, for the time of the test.
@@ -119,6 +122,10 @@ func (t *flowTable) encode(f tableFlow, signature uint64, now time.Duration) age
 	if f.told {
 		content |= 1 << 4
 	}
+	if f.wantsReport {
+		content |= 1 << 5
+	}
+	content |= f.first.Argument() & firstMask << 6
 	for n, name := range flowStates {
 		if name == f.state {
 			content |= uint64(n)
@@ -136,6 +143,8 @@ func (t *flowTable) decode(e agentAgentFlowEntry, now time.Duration) (f tableFlo
 	f.state = flowStates[agentAgentFlowState(e.Content&7)]
 	f.kind = encapsulations[e.Content>>3&1]
 	f.told = e.Content>>4&1 == 1
+	f.wantsReport = e.Content>>5&1 == 1
+	f.first, _ = srv6.ParseReport(e.Content >> 6 & firstMask)
 	f.age = time.Duration(uint32(now/tickLength)-uint32(e.Content>>32)) * tickLength
 	return f, e.Identity<<34>>34 == t.check(e.Content, locator)
 }

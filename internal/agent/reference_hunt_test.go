@@ -4,6 +4,7 @@ package agent
 
 import (
 	"encoding/binary"
+	"fmt"
 	"math"
 	"net/netip"
 	"slices"
@@ -11,6 +12,7 @@ import (
 	"github.com/segue-lb/segue/internal/accept"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/internal/srv6"
 )
 
 // The functions of a server's SIDs; see docs/protocol.md.
@@ -32,6 +34,25 @@ type remembered struct {
 	state    string // wait, direct, ending, closing
 	balancer netip.Prefix
 	kind     desired.Encapsulation
+	// wantsReport tells that the balancer takes load reports of the flow.
+	wantsReport bool
+	// first is what a report tells about the first candidate. The fields about this server are not
+	// set.
+	first srv6.Report
+}
+
+// String returns the entry in words.
+func (r remembered) String() string {
+	if r.state == "" {
+		return "none"
+	}
+	return fmt.Sprintf("%s of %v by %s, wants reports: %t, first: %+v",
+		r.state, r.balancer, r.kind, r.wantsReport, r.first)
+}
+
+// flowOf returns the entry of a flow of which the balancer takes no load reports.
+func flowOf(state string, balancer netip.Prefix, kind desired.Encapsulation) remembered {
+	return remembered{state: state, balancer: balancer, kind: kind, first: unknownFirst()}
 }
 
 // sockets are the kernel's sockets for a flow, and the backlog of the listening one.
@@ -224,8 +245,24 @@ func (h *hunter) service(f flow) *policy {
 	return h.services[netip.AddrPortFrom(f.vip.Addr(), 0)]
 }
 
+// set updates the entry of a flow. It keeps an entry that does not change.
 func (h *hunter) set(f flow, state string, w *wrapped) {
-	h.flows[f] = remembered{state, w.sender, w.kind}
+	before, now := h.flows[f], flowOf(state, w.sender, w.kind)
+	now.wantsReport = w.wantsReport(before)
+	same := before
+	same.first = now.first
+	if same != now {
+		h.flows[f] = now
+	}
+}
+
+// accept enters a flow that the server has accepted.
+func (h *hunter) accept(f flow, w *wrapped) {
+	now := flowOf("wait", w.sender, w.kind)
+	if now.wantsReport = w.wantsReport(h.flows[f]); now.wantsReport {
+		now.first = w.firstCandidate()
+	}
+	h.flows[f] = now
 }
 
 func (h *hunter) connect(w *wrapped, s segment) string {
@@ -240,7 +277,7 @@ func (h *hunter) connect(w *wrapped, s segment) string {
 		}
 		return ""
 	case local.listening && !local.timeWait && known.state == "wait": // repeated
-		h.set(s.flow, "wait", w)
+		h.accept(s.flow, w)
 		return ""
 	}
 	if p := h.service(s.flow); p != nil {
@@ -255,7 +292,7 @@ func (h *hunter) connect(w *wrapped, s segment) string {
 	} else if w.function != connectForce && w.left() > 0 {
 		return "next_refused"
 	}
-	h.set(s.flow, "wait", w)
+	h.accept(s.flow, w)
 	return ""
 }
 

@@ -178,7 +178,7 @@ func expectedSignal(state string, flags packet.TCPFlags) (function uint16, next 
 
 // transmit has the data path send a frame. If gso is not 0, the interface divides the frame into
 // pieces of gso bytes.
-func transmit(t *testing.T, k *kernel, frame []byte, gso uint32) (uint32, []byte) {
+func transmit(t testing.TB, k *kernel, frame []byte, gso uint32) (uint32, []byte) {
 	t.Helper()
 	return transmitAs(t, k, frame, map[int]uint32{gsoSizeAt: gso})
 }
@@ -191,7 +191,7 @@ const (
 
 // transmitAs has the host send a frame. The socket buffer has the given values at some offsets, and
 // 0 elsewhere.
-func transmitAs(t *testing.T, k *kernel, frame []byte, buffer map[int]uint32) (uint32, []byte) {
+func transmitAs(t testing.TB, k *kernel, frame []byte, buffer map[int]uint32) (uint32, []byte) {
 	t.Helper()
 	context := make([]byte, 192) // struct __sk_buff
 	for at, value := range buffer {
@@ -388,7 +388,7 @@ func connections(t *testing.T, k *kernel, s desired.AgentService) (open int64) {
 	return open
 }
 
-func eventually(t *testing.T, what string, holds func() bool) {
+func eventually(t testing.TB, what string, holds func() bool) {
 	t.Helper()
 	for end := time.Now().Add(patience); !holds(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {

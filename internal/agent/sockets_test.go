@@ -26,12 +26,12 @@ import (
 // stage is a network namespace with the VIPs, and an application on port 80 of each. The test acts
 // as all clients.
 type stage struct {
-	t   *testing.T
+	t   testing.TB
 	ns  *testnet.Namespace
 	tun *os.File
 }
 
-func newStage(t *testing.T) *stage {
+func newStage(t testing.TB) *stage {
 	t.Helper()
 	needs.TUN(t)
 	s := &stage{t: t, ns: testnet.New(t)}

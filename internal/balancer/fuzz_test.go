@@ -28,12 +28,18 @@ func openReference(t testing.TB) *reference {
 		cfg.Services = append(cfg.Services, w.serviceBy(uint8(i), desired.TCP), w.serviceBy(uint8(i), desired.UDP))
 	}
 	cfg.Services = append(cfg.Services, inTurn(desired.TCP), inTurn(desired.UDP))
-	f := open(t, cfg)
+	cfg.Services = append(ordering(8), cfg.Services...)
+	clock, err := dataplane.NewFlowClock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	clock.Shift, clock.Jiffy = standstill, slowJiffy
+	f := openAt(t, cfg, clock)
+	shortenRows(f, cfg)
 	f.must(dataplane.Detach(cfg.Node.Instance))
 	f.via["u"], f.via["n"], f.via["h"] = "", "narrow", "bridge"
 	f.via["s1"] = "narrow" // long offers to s1 and others are shortened
 	f.route()
-	f.plane.Probes.Set(0, vip6, desired.SRv6Insert, probeToken)
 	return newReference(f)
 }
 
@@ -95,9 +101,10 @@ func captures() (frames [][]byte) {
 	for _, sum := range []uint16{0, 0xfeff, 0xffff} { // checksums that carry
 		frames = append(frames, set(frameOf(web4), 10, sum))
 	}
-	for _, token := range []uint64{0, probeToken, probeToken + 1, probeToken | 0xffff} {
+	for _, token := range []uint64{0, probeToken, probeToken + 0x10000, probeToken | 0xffff} {
 		frames = append(frames, packet.ProbeAnswer(netip.MustParseAddr("fd00:5:0:1::"), node().Locator.Addr(), token, 1, 1))
 	}
+	frames = append(frames, reportCaptures()...)
 	for seed := range 20 {
 		frame := packettest.Frame(4 + 2*(seed%2)).Example(seed)
 		frames = append(frames, packet.SetMACs(frame, packet.MAC{2, 0, 0, 0, 0, 1}, ownMAC))
@@ -118,6 +125,11 @@ func TestMutants(t *testing.T) {
 	seen := map[string]int{}
 	r.seen = func(o outcome) { seen[reasonOf(o)]++ }
 	packettest.TryMutants(t, "FuzzDataPath", captures(), r.compare, func() (missing []string) {
+		for _, result := range append(slices.Clone(resultNames), "answered", "spare server") {
+			if r.results[result] == 0 {
+				missing = append(missing, "report "+result)
+			}
+		}
 		for reason := range reasonNumbers() {
 			switch reason {
 			case "none", "forward_no_room", "return_no_room", "drop_no_headroom", "drop_rate_limit":
@@ -132,23 +144,25 @@ func TestMutants(t *testing.T) {
 		}
 		return missing
 	})
-	t.Log(seen)
+	t.Log(seen, r.results)
 }
 
 // compare runs the data path and the reference with frames, one after the other. Both start with
-// empty flow tables. Verdicts, all bytes and all counters must agree.
+// empty flow tables, and with loads of servers that follow from the frames. Verdicts, all bytes, all
+// counters and all loads must agree.
 func (r *reference) compare(t *testing.T, frames [][]byte) {
 	t.Helper()
 	r.t = t
 	for {
 		start := time.Now()
+		r.slowest = 0
 		text := r.disagreement(frames)
 		if text == "" {
 			return
 		}
 		// On a machine that stood still, the data path forgets first fragments and the reference
-		// does not.
-		if time.Since(start) < fragmentLifetime {
+		// does not. Clocks of servers go on between the reference and the data path.
+		if time.Since(start) < fragmentLifetime && r.slowest < clockSlack {
 			t.Fatalf("%s\nwith the hash keys %+v", text, r.identity)
 		}
 	}
@@ -174,9 +188,14 @@ func (r *reference) disagreement(frames [][]byte) string {
 
 func (r *reference) disagreementOfAll(frames [][]byte) string {
 	r.t.Helper()
-	r.forget()
+	r.begin(frames)
 	before, want := r.counters(), counters{map[string]tally{}, map[string]tally{}}
+	counted := r.loadCounts()
 	for i, frame := range frames {
+		if r.dependsOnMoment(frame) {
+			continue
+		}
+		start := time.Now()
 		o := r.receive(frame)
 		if r.seen != nil {
 			r.seen(o)
@@ -186,19 +205,37 @@ func (r *reference) disagreementOfAll(frames [][]byte) string {
 		if verdict, out := r.exec(frame, nil); verdict != o.Verdict || !bytes.Equal(out, o.Frame) {
 			return numbered(i, frames) + explain(frame, o, outcome{verdict, out, o.Reasons, o.Servers})
 		}
+		r.pass(frame, time.Since(start))
 	}
 	after := r.counters()
 	return explainCounters("reason", want.reasons, difference(before.reasons, after.reasons)) +
-		explainCounters("server", want.servers, difference(before.servers, after.servers))
+		explainCounters("server", want.servers, difference(before.servers, after.servers)) +
+		r.explainLoads() + r.explainLoadCounts(counted)
+}
+
+// begin empties the tables, and gives the servers loads that follow from the frames.
+func (r *reference) begin(frames [][]byte) {
+	r.t.Helper()
+	r.forget()
+	r.vary(frames)
 }
 
 func (r *reference) disagreementOfOne(frames [][]byte) string {
 	r.t.Helper()
-	r.forget()
+	r.begin(frames)
+	counted := r.loadCounts()
 	for i, frame := range frames {
+		if r.dependsOnMoment(frame) {
+			continue
+		}
+		start := time.Now()
 		if want, got := r.receive(frame), r.run(frame); !same(want, got) {
 			return numbered(i, frames) + explain(frame, want, got)
 		}
+		if text := r.explainLoads() + r.explainLoadCounts(counted); text != "" {
+			return numbered(i, frames) + explain(frame, outcome{}, outcome{}) + text
+		}
+		r.pass(frame, time.Since(start))
 	}
 	return ""
 }

@@ -400,6 +400,40 @@ func TestSeekFits(t *testing.T) {
 	}
 }
 
+// A packet of a stale flow visits the server of its entry and eight candidates. The server that gets
+// new flows in place of a drained one is among them, also if the server of the entry is not.
+func TestSeekAsksSubstitutes(t *testing.T) {
+	t.Parallel()
+	f := open(t, hunting(desired.SelectConsistent, 8))
+	for service, flow := range hunted {
+		drained := f.row(flow, service)[3]
+		cfg := hunting(desired.SelectConsistent, 8)
+		for i := range cfg.Services {
+			for j := range cfg.Services[i].Servers {
+				if s := &cfg.Services[i].Servers[j]; cfg.Services[i].Name == service && s.Name == drained {
+					s.Drained = true
+				}
+			}
+		}
+		f.mustApply(cfg)
+		candidates := newReference(f).taking(flow, f.service(service), 8)
+		holder := ""
+		for _, s := range f.service(service).Servers {
+			if s.Name != drained && !slices.Contains(candidates, s.Name) {
+				holder = s.Name
+			}
+		}
+		if len(candidates) != 8 || holder == "" {
+			t.Fatalf("candidates %v, and %q is none", candidates, holder)
+		}
+		f.setState(flow, service, "stale first", map[string]string{first: holder})
+		frame := frameOf(flow, packet.Flags(packet.ACK))
+		want := slices.Concat(stages(srv6.RecoverStickiness, holder), stages(srv6.RecoverStickiness, candidates...),
+			stages(srv6.AckStickiness, holder))
+		f.check(f.visited(frame, flow, service, "forward_recover", want...), f.run(frame))
+	}
+}
+
 // A SYN with data is offered to as many candidates as fit its path, but at least to one. The drained
 // server of the flow stays in front of them.
 func TestOfferFits(t *testing.T) {

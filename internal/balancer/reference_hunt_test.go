@@ -31,7 +31,7 @@ func (r *reference) halfOpenOf(flow dataplane.Flow) *referenceBucket {
 func (r *reference) hunt(p parsed, svc *desired.Service) (to []stage, reason string) {
 	half := r.halfOpenOf(p.flow).find(p.flow, svc.Name)
 	if server := r.holder(half, svc); server != nil && r.keepsServer(p, svc, server, half) {
-		to = alone(srv6.AckStickiness, server)
+		to = toKnown(svc, server)
 		if p.opens() {
 			return to, "forward_known"
 		}
@@ -48,7 +48,7 @@ func (r *reference) hunt(p parsed, svc *desired.Service) (to []stage, reason str
 	e := r.bucketOf(p.flow).find(p.flow, svc.Name)
 	holder := r.holder(e, svc)
 	if p.opens() && holder != nil && r.keepsServer(p, svc, holder, e) {
-		return alone(srv6.AckStickiness, holder), "forward_known"
+		return toKnown(svc, holder), "forward_known"
 	}
 	if p.opens() {
 		if e == nil {
@@ -77,8 +77,15 @@ func (r *reference) offer(p parsed, svc *desired.Service, e *referenceEntry) []s
 		asked = stages(srv6.Steer, server.Name)
 	}
 	row := r.row(svc, 0, r.bucket(p.flow, svc))
+	spare := ""
+	if svc.OrdersByReports() && asked == nil {
+		names, spare = r.order(svc, names)
+	}
 	for n := min(len(names), tables.MaxCandidates-len(asked)); n > 0; n-- {
 		all := offers(asked, row, names[:n])
+		if svc.OrdersByReports() {
+			all = asking(all, spare)
+		}
 		link := r.linkOf(all[0].server)
 		if n == 1 || link == "" || int(p.length)+overheadOf(svc.Encapsulation, len(all), true) <= links[link] {
 			return all
@@ -211,18 +218,40 @@ func hear(b []byte) (h heard, ok bool) {
 // marks.
 func congested(outer []byte, innerClass byte) bool { return outer[1]>>4&3 == 3 && innerClass&3 == 0 }
 
-// takeAnswer returns the outcome for an answer to a probe.
-func (r *reference) takeAnswer(frame []byte) outcome {
+// answerIn returns the content of an answer to a probe, and the reason under which it is counted.
+func (r *reference) answerIn(frame []byte) (answer []byte, reason string) {
 	ip := frame[ethernetLength:]
-	answer := ip[40 : 40+int(binary.BigEndian.Uint16(ip[4:]))]
+	answer = ip[40 : 40+int(binary.BigEndian.Uint16(ip[4:]))]
 	if ip[6] != 59 || len(answer) < 16 {
-		return refused(frame, "drop_signal", layer3(frame))
+		return answer, "drop_signal"
 	}
 	token := binary.NativeEndian.Uint64(answer)
 	if slot := uint32(token & 0xffff); token == 0 || r.plane.Probes.Token(slot) != token {
-		return refused(frame, "drop_sender", layer3(frame))
+		return answer, "drop_sender"
 	}
-	return refused(frame, "take_probe", layer3(frame))
+	return answer, "take_probe"
+}
+
+// takeAnswer returns the outcome for an answer to a probe.
+func (r *reference) takeAnswer(frame []byte) outcome {
+	answer, reason := r.answerIn(frame)
+	if reason == "take_probe" {
+		r.noteClock(answer)
+	}
+	return refused(frame, reason, layer3(frame))
+}
+
+// senderOf returns the service of a signal, and the server that has sent it. Both are nil if there is
+// no such service, and the server is nil if it is not one of the service.
+func (r *reference) senderOf(h heard) (svc *desired.Service, sender *desired.Server) {
+	if svc = r.classify(h.flow); svc == nil {
+		return nil, nil
+	}
+	i := slices.IndexFunc(svc.Servers, func(s desired.Server) bool { return s.Locator == h.sender })
+	if i < 0 {
+		return svc, nil
+	}
+	return svc, &svc.Servers[i]
 }
 
 // takeSignal returns the outcome for a packet to the balancer itself.
@@ -237,13 +266,7 @@ func (r *reference) takeSignal(frame []byte) outcome {
 	if !ok {
 		return refused(frame, "drop_signal", layer3(frame))
 	}
-	svc := r.classify(h.flow)
-	var sender *desired.Server
-	if svc != nil {
-		if i := slices.IndexFunc(svc.Servers, func(s desired.Server) bool { return s.Locator == h.sender }); i >= 0 {
-			sender = &svc.Servers[i]
-		}
-	}
+	svc, sender := r.senderOf(h)
 	switch {
 	case sender == nil:
 		return refused(frame, "drop_sender", layer3(frame))
@@ -252,6 +275,7 @@ func (r *reference) takeSignal(frame []byte) outcome {
 	case h.hopLimit <= 1:
 		return refused(frame, "drop_hop_limit", layer3(frame))
 	}
+	r.takeReport(h, svc, sender)
 	if functionOf(frame) == srv6.RemoveStickiness {
 		r.remove(h, svc, sender)
 		return r.returned(frame, "return_remove")

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/desired"
@@ -31,22 +32,27 @@ type reference struct {
 	firsts   map[piece]dataplane.Flow    // the flows of first fragments
 	tables   map[string][]*tables.Table  // by service and generation; empty after changes
 	turns    map[string]uint64           // turns given out by services, as far as they are known
-	seen     func(outcome)               // called with each outcome of the data path; may be nil
+	loads    referenceLoads
+	seen     func(outcome)  // called with each outcome of the data path; may be nil
+	results  map[string]int // of reports, since the reference was made
+	slowest  time.Duration  // the longest time for a frame, while frames are compared
 }
 
 func newReference(f *fixture) *reference {
-	r := &reference{fixture: f, failing: map[string]bool{}}
+	r := &reference{fixture: f, failing: map[string]bool{}, results: map[string]int{}}
 	r.forget()
 	r.changed()
 	return r
 }
 
-// forget empties both flow tables, and lets the reference read again which turn is next.
+// forget empties both flow tables, lets the reference read again which turn is next, and forgets what
+// the reference knows of loads.
 func (r *reference) forget() {
 	r.flows, r.halfOpen = map[uint32]*referenceBucket{}, map[uint32]*referenceBucket{}
 	r.forgetFlows()
 	r.firsts = map[piece]dataplane.Flow{}
 	r.turns = map[string]uint64{}
+	r.loads = newReferenceLoads()
 	r.forgetFragments()
 }
 
@@ -98,6 +104,15 @@ func alone(function srv6.Function, server *desired.Server) []stage {
 	return []stage{{function: function, server: server.Name}}
 }
 
+// toKnown returns the course of a packet of a known flow to its server.
+func toKnown(svc *desired.Service, server *desired.Server) []stage {
+	if svc.Placement != desired.PlacementHunt {
+		return alone(srv6.Deliver, server)
+	}
+	asked := srv6.Offer{WantsReport: svc.OrdersByReports()}
+	return []stage{{srv6.AckStickiness, server.Name, asked.Argument()}}
+}
+
 // find returns the course of a packet, or nil if there is none, and the reason under which it is
 // counted.
 func (r *reference) find(p parsed, svc *desired.Service) (to []stage, reason string) {
@@ -105,7 +120,7 @@ func (r *reference) find(p parsed, svc *desired.Service) (to []stage, reason str
 		return r.findFollower(p, svc), p.follow
 	}
 	if server := r.persist(p, svc); server != nil {
-		return alone(knownOf(svc).Function, server), "forward_known"
+		return toKnown(svc, server), "forward_known"
 	}
 	switch {
 	case svc.Placement == desired.PlacementHunt:

@@ -331,10 +331,7 @@ func TestReportsAreNoted(t *testing.T) {
 					t.Errorf("noted %+v", got)
 				}
 				mean := all.Mean
-				switch {
-				case c.code != 0 && mean == 0:
-					mean = uint64(heardLoad(c.code))
-				case c.code != 0:
+				if c.code != 0 {
 					mean += uint64((int64(heardLoad(c.code)) - int64(mean)) >> 7)
 				}
 				if got := f.serviceReports(flow).Mean; got != mean {

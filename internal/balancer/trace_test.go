@@ -539,3 +539,34 @@ func TestTraceOfReports(t *testing.T) {
 		}
 	}
 }
+
+// Behind a holder, a SYN is offered to the candidates in the order of the row, and load reports
+// decide nothing. A SYN of an unknown flow is offered to the first three of them.
+func TestTraceOfReportsBehindHolder(t *testing.T) {
+	t.Parallel()
+	for _, selection := range []desired.Selection{desired.SelectReports, desired.SelectSpare} {
+		cfg := hunting(selection, 8)
+		f := open(t, cfg)
+		view := f.view()
+		parts := f.cast(web, "web")
+		serverOfName(&cfg.Services[1], parts[first]).Weight = new(uint32)
+		f.mustApply(cfg)
+		for state, want := range map[string]int{"steer first": 7, "listen": 3} {
+			f.setState(web, "web", state, parts)
+			trace := mustTrace(t, view, inspect.Packet{Flow: web, Opens: true, Length: 60})
+			var offered []string
+			for _, at := range trace.Course {
+				if at.Function == srv6.ConnectAvail.String() {
+					offered = append(offered, at.Server)
+				}
+			}
+			if diff := cmp.Diff(offered, trace.Placement.Candidates); diff != "" || len(offered) != want {
+				t.Errorf("%s, %s: offered to %d servers, want %d; -offered +candidates:\n%s",
+					selection, state, len(offered), want, diff)
+			}
+			if isOrdered := trace.Placement.Order != nil; isOrdered != (state == "listen") {
+				t.Errorf("%s, %s: the order is %+v", selection, state, trace.Placement.Order)
+			}
+		}
+	}
+}

@@ -502,12 +502,14 @@ func TestAgentRules(t *testing.T) {
 			one("services[0].buckets", "unknown field; must be one of: name, vip, port, protocol, encapsulation, accept, load, not-local")},
 		{"accept of a tunnel", "protocol: udp", "protocol: udp\n    accept: {policy: always}", one("services[1].accept",
 			"only for TCP in srv6-insert or srv6-encap: other services do not hunt")},
+	})
+}
+
+func TestAcceptRules(t *testing.T) {
+	checkMutations(t, validAgent, ParseAgent, []mutation{
 		hunting("every policy", "accept: {policy: always}", nil),
 		hunting("static", "accept: {policy: static, threshold: 0}", nil),
 		hunting("dynamic", "accept: {policy: dynamic, window: 1, window-time: 0s, epsilon: 0, initial: 0}", nil),
-		hunting("sources", "load: {source: connections, workers: 8}", nil),
-		hunting("scoreboard", "load: {source: apache-scoreboard, path: /run/scoreboard, workers: 150}", nil),
-		hunting("reset", "not-local: reset", nil),
 		hunting("unknown policy", "accept: {policy: best}",
 			one("services[0].accept.policy", "must be one of: always, never, static, dynamic, least")),
 		hunting("static without threshold", "accept: {policy: static}",
@@ -525,6 +527,13 @@ func TestAgentRules(t *testing.T) {
 		hunting("window time long", "accept: {policy: dynamic, window-time: 61m}", one("services[0].accept.window-time", "must be from 0s to 1h0m0s")),
 		hunting("epsilon negative", "accept: {policy: dynamic, epsilon: -0.1}", one("services[0].accept.epsilon", "must be at least 0 and less than 0.5")),
 		hunting("epsilon no number", "accept: {policy: dynamic, epsilon: NaN}", one("services[0].accept.epsilon", "must be a number")),
+	})
+}
+
+func TestLoadRules(t *testing.T) {
+	checkMutations(t, validAgent, ParseAgent, []mutation{
+		hunting("sources", "load: {source: connections, workers: 8}", nil),
+		hunting("scoreboard", "load: {source: apache-scoreboard, path: /run/scoreboard, workers: 150}", nil),
 		hunting("unknown source", "load: {source: cpu}", one("services[0].load.source",
 			"must be one of: connections, accept-queue, apache-scoreboard, cgroup, shared-memory")),
 		hunting("path missing", "load: {source: cgroup}", one("services[0].load.path", "required by source cgroup")),
@@ -555,6 +564,12 @@ func TestAgentRules(t *testing.T) {
 			one("services[0].load.interval", "not used by source connections: it is read when a connection is offered")),
 		hunting("interval of the accept queue", "load: {source: accept-queue, interval: 10ms}",
 			one("services[0].load.interval", "not used by source accept-queue: it is read when a connection is offered")),
+	})
+}
+
+func TestNotLocalRules(t *testing.T) {
+	checkMutations(t, validAgent, ParseAgent, []mutation{
+		hunting("reset", "not-local: reset", nil),
 		hunting("not-local", "not-local: pass", one("services[0].not-local", "must be one of: drop, reset")),
 	})
 }

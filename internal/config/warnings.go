@@ -12,6 +12,7 @@ import (
 // warnOfBalancer adds the warnings about a balancer's file.
 func (d *document) warnOfBalancer(b *desired.Balancer) {
 	d.warnOfForgedSignals(b)
+	d.warnOfUnknownClocks(b)
 	d.warnOfNoTaker(b)
 }
 
@@ -31,6 +32,18 @@ func (d *document) warnOfForgedSignals(b *desired.Balancer) {
 	d.warnf(desired.SignalKeyField, "missing while node.internal is true: any host that can send packets "+
 		"to %s through %s can pose as a server of %s and take over its connections",
 		b.Node.Locator, b.Node.Interface, field.Item("services", hunting))
+}
+
+// warnOfUnknownClocks warns about load reports of servers whose clocks the balancer does not know.
+// By the serials alone, a report of a server that has rebooted is older than those before, for up to
+// half of the 6.5 days after which serials repeat.
+func (d *document) warnOfUnknownClocks(b *desired.Balancer) {
+	for i, s := range b.Services {
+		if s.OrdersByReports() && !s.Probes() {
+			d.warnf(field.Child(field.Item("services", i), "probe"), "with selection %s, the balancer ignores "+
+				"load reports for up to 3.3 days after their server has rebooted", s.Selection)
+		}
+	}
 }
 
 // warnOfNoTaker warns about services without a server that gets new connections.

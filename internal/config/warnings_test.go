@@ -48,6 +48,24 @@ func TestForgedSignals(t *testing.T) {
 	})
 }
 
+// TestUnknownClocks checks the warning about load reports without probes.
+func TestUnknownClocks(t *testing.T) {
+	const (
+		candidates = "candidates: 1"
+		problem    = ", the balancer ignores load reports for up to 3.3 days after their server has rebooted"
+	)
+	trusted := strings.Replace(huntingBalancer, "node: {", "node: {signal-key: /etc/segue/signal.key, ", 1)
+	checkWarnings(t, trusted, ParseBalancer, []mutation{
+		{"reports", candidates, "selection: reports, probe: false",
+			one("services[1].probe", "with selection reports"+problem)},
+		{"spare", candidates, "selection: spare, probe: false",
+			one("services[1].probe", "with selection spare"+problem)},
+		{"probes by default", candidates, "selection: reports", nil},
+		{"probes", candidates, "selection: reports, probe: true", nil},
+		{"consistent", candidates, "probe: false", nil},
+	})
+}
+
 // TestForgedQuestions checks the warning about agents that answer functions about connections of
 // any sender.
 func TestForgedQuestions(t *testing.T) {

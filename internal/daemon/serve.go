@@ -33,7 +33,8 @@ func CatchHangups() (hangups <-chan os.Signal, stop func()) {
 // Serve runs a service and tells the service manager when the service is ready. On each value from
 // hangups it calls reload, also on values from before the service was ready. reload logs its
 // changes. If reload fails, it has changed nothing, and Serve logs the error. When the context
-// ends, Serve logs the cause, and the command that detaches the data path.
+// ends, Serve logs the cause, and detach: the command that detaches the data path. An empty detach
+// says that the data path ends with the process.
 func Serve(ctx context.Context, service Service, reload func(context.Context) error, hangups <-chan os.Signal,
 	detach string, log *slog.Logger) error {
 	group, running := errgroup.WithContext(ctx)
@@ -69,9 +70,19 @@ func answer(ctx context.Context, service Service, reload func(context.Context) e
 }
 
 func announceStop(service Service, reason error, detach string, log *slog.Logger) {
+	isReady := false
 	select {
 	case <-service.Ready():
+		isReady = true
+	default:
+	}
+	switch {
+	case isReady && detach == "":
+		log.Info("stopping; the data path ends with the process", "reason", reason)
+	case isReady:
 		log.Info("stopping; the data path stays attached and keeps working", "reason", reason, "remove", detach)
+	case detach == "": // then an earlier process has left nothing either
+		log.Info("stopping before the data path was attached", "reason", reason)
 	default:
 		log.Info("stopping before the data path was attached; the data path of an earlier process stays", "reason", reason)
 	}

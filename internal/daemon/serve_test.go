@@ -46,24 +46,31 @@ func TestEarlyHangupReloads(t *testing.T) {
 	}
 }
 
-// TestStopSaysWhyAndWhatStays ends a service that works, and one that is not ready yet.
+// TestStopSaysWhyAndWhatStays ends services that work, and services that are not ready yet.
 func TestStopSaysWhyAndWhatStays(t *testing.T) {
-	for want, ready := range map[string]bool{
-		`stays attached and keeps working" reason="a signal" remove="segue lb detach lb"`: true,
-		`stopping before the data path was attached`:                                      false,
+	const detach = "segue lb detach lb"
+	for _, c := range []struct {
+		ready  bool
+		detach string
+		want   string
+	}{
+		{true, detach, `"stopping; the data path stays attached and keeps working" reason="a signal" remove="segue lb detach lb"`},
+		{true, "", `"stopping; the data path ends with the process" reason="a signal"`},
+		{false, detach, `"stopping before the data path was attached; the data path of an earlier process stays" reason="a signal"`},
+		{false, "", `"stopping before the data path was attached" reason="a signal"`},
 	} {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		service := make(slowService)
-		if ready {
+		if c.ready {
 			close(service)
 		}
 		cancel(errors.New("a signal"))
 		var log bytes.Buffer
-		if err := Serve(ctx, service, nil, nil, "segue lb detach lb", slog.New(slog.NewTextHandler(&log, nil))); err != nil {
+		if err := Serve(ctx, service, nil, nil, c.detach, slog.New(slog.NewTextHandler(&log, nil))); err != nil {
 			t.Error(err)
 		}
-		if !strings.Contains(log.String(), want) || strings.Count(log.String(), "\n") != 1 {
-			t.Errorf("ready %t: logged %q, want %s", ready, log.String(), want)
+		if !strings.HasSuffix(log.String(), "msg="+c.want+"\n") || strings.Count(log.String(), "\n") != 1 {
+			t.Errorf("ready %t, detach %q: logged %q, want %s", c.ready, c.detach, log.String(), c.want)
 		}
 	}
 }

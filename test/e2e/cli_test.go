@@ -15,11 +15,13 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
 	"github.com/segue-lb/segue/internal/lab"
+	"github.com/segue-lb/segue/internal/runstate"
 )
 
 // machine is the state that a lab could leave behind on this machine.
@@ -312,5 +314,43 @@ func TestPrivatePins(t *testing.T) {
 		if got := strings.Contains(string(out), warning); got != c.warned {
 			t.Errorf("%v: warned %v, want %v:\n%s", c.command, got, c.warned, out)
 		}
+	}
+}
+
+// TestPrivateDataPath stops an agent whose data path ends with the process.
+func TestPrivateDataPath(t *testing.T) {
+	t.Parallel()
+	needRoot(t)
+	instance := fmt.Sprintf("test-%d-private", os.Getpid())
+	t.Cleanup(func() { _ = os.Remove(runstate.LockFile(instance)) })
+	file := filepath.Join(t.TempDir(), "agent.yaml")
+	must(t, os.WriteFile(file, fmt.Appendf(nil, `
+node: {instance: %s, interface: eth0, locator: "fd00:5:0:1::/64"}
+services: [{name: web, vip: "2001:db8:80::1", port: 80, protocol: tcp}]
+`, instance), 0o600))
+	const script = `mount -t tmpfs tmpfs /sys/fs/bpf && ip link add eth0 type veth peer name port &&
+		ip link set eth0 up && ip link set port up && exec "$0" agent -c "$1"`
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "unshare", "-m", "-n", "sh", "-c", script, segue, file)
+	log, err := cmd.StderrPipe()
+	must(t, err)
+	must(t, cmd.Start())
+	said := ""
+	for lines := bufio.NewScanner(log); lines.Scan(); {
+		said += lines.Text() + "\n"
+		switch {
+		case strings.Contains(lines.Text(), "msg=receiving"):
+			must(t, cmd.Process.Signal(unix.SIGHUP)) // the reload shows that the start has ended
+		case strings.Contains(lines.Text(), "msg=reloaded"):
+			must(t, cmd.Process.Signal(unix.SIGTERM))
+		}
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Fatalf("the agent did not receive, reload and stop within a minute: %v:\n%s", err, said)
+	}
+	if want := "stopping; the data path ends with the process"; !strings.Contains(said, want) ||
+		strings.Contains(said, "remove=") {
+		t.Errorf("the log does not say %q, or names a command that removes the data path:\n%s", want, said)
 	}
 }

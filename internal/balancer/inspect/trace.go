@@ -77,7 +77,8 @@ type TracedPlacement struct {
 	// InTurn is true for a new flow under round-robin. Candidates is then the server whose turn it
 	// is at present, and Bucket is 0.
 	InTurn bool `json:"in_turn,omitempty"`
-	// Order is why these servers are offered a connection, if load reports decide.
+	// Order is why these servers are offered a connection, if load reports decide. They do not
+	// decide about a SYN that another server gets first because it may have the connection.
 	Order *TracedOrder `json:"order,omitempty"`
 }
 
@@ -212,6 +213,7 @@ func (v *View) describe(d *dataplane.Decision, t *Trace) error {
 	}
 	kind := d.Rule.EncapsulationName()
 	t.Course = v.describeCourse(all, kind)
+	t.Placement.behindHolder(t.Course)
 	first := all[0].Server
 	t.Server = &TracedServer{
 		Name:    v.serverName(first),
@@ -315,6 +317,20 @@ func (v *View) describePlacement(d *dataplane.Decision) (*TracedPlacement, error
 	var err error
 	p.Order, err = v.describeOrder(placed)
 	return p, err
+}
+
+// behindHolder corrects the placement of a SYN that visits a holder first. The dry run notes where
+// the flow is placed without a holder. Behind a holder, load reports do not order the candidates.
+func (p *TracedPlacement) behindHolder(course []TracedSegment) {
+	isHeld := len(course) > 1 && course[0].Function == srv6.Steer.String() &&
+		course[1].Function == srv6.ConnectAvail.String()
+	if p == nil || !isHeld {
+		return
+	}
+	p.Candidates, p.Order = nil, nil
+	for _, at := range course[1:] {
+		p.Candidates = append(p.Candidates, at.Server)
+	}
 }
 
 // describeOrder returns how the servers of a row were ordered by their load reports.
