@@ -114,8 +114,9 @@ __noinline int handle_in_full(struct xdp_md *ctx, struct packet *pkt, __u32 resu
 		return XDP_ABORTED;
 	why = judge(pkt, read_unusual(ctx, pkt, result, &service));
 	if (!why)
-		why = pkt->kind == PACKET_WHOLE ? find_segments(ctx, pkt, &service, &flow, &segments)
-						: find_related(pkt, &service, &flow, &segments);
+		why = pkt->kind == PACKET_WHOLE
+			      ? find_segments(ctx, pkt, &service, &flow, &segments)
+			      : find_related(pkt, &service, &flow, &segments);
 	if (!is_forward(why))
 		return leave(ctx, pkt, why);
 	return forward(ctx, pkt, &service, &segments, segments.server[0],
