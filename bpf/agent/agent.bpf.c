@@ -78,6 +78,8 @@ carry_out(struct xdp_md *ctx, const struct envelope *envelope, enum agent_reason
 	case AGENT_NEXT_NOT_LOCAL:
 	case AGENT_NEXT_RETURNED:
 		return pass_on(ctx, envelope, decision);
+	case AGENT_RETURN_NOT_LOCAL:
+		return return_packet(ctx, envelope);
 	default:
 		return decision;
 	}

@@ -12,6 +12,7 @@
 #include "echo.h"
 #include "least.h"
 #include "local.h"
+#include "next_segment.h"
 #include "net/token.h"
 
 /* Handles a SYN of a connection that this server has. The stack decides what the SYN means. */
@@ -133,22 +134,29 @@ static __always_inline enum agent_flow_state next_agent_state(const struct packe
 	return ends_connection(pkt) ? AGENT_FLOW_CLOSING : otherwise;
 }
 
+/* Notes that the balancer knows the flow: its packets go straight to the client. */
+static __always_inline void note_known(const struct envelope *envelope, const struct packet *pkt,
+				       const struct local_flow *flow)
+{
+	enum agent_flow_state otherwise = flow->entry.state == AGENT_FLOW_CLOSING
+						  ? AGENT_FLOW_CLOSING
+						  : AGENT_FLOW_DIRECT;
+
+	update_agent_flow(flow, envelope, next_agent_state(pkt, flow, otherwise));
+}
+
 /* ack-stickiness. If this server does not have the flow, the stack resets it, and the reset signals
  * the end to the balancer (signal.h). */
 static __always_inline enum agent_reason
 handle_ack(struct xdp_md *ctx, const struct envelope *envelope, const struct packet *pkt)
 {
-	enum agent_flow_state otherwise = AGENT_FLOW_DIRECT;
 	struct backlog backlog = {};
 	struct local_flow flow;
 
 	find_agent_flow(&pkt->key, &flow);
-	if (!is_entered(&flow) && pkt->tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST) &&
-	    !is_live(find_local(ctx, pkt, &backlog)))
-		return AGENT_NONE;
-	if (flow.entry.state == AGENT_FLOW_CLOSING)
-		otherwise = AGENT_FLOW_CLOSING;
-	update_agent_flow(&flow, envelope, next_agent_state(pkt, &flow, otherwise));
+	if (is_entered(&flow) || !(pkt->tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST)) ||
+	    is_live(find_local(ctx, pkt, &backlog)))
+		note_known(envelope, pkt, &flow);
 	return AGENT_NONE;
 }
 
@@ -188,30 +196,44 @@ static __always_inline enum agent_reason refuse_unknown_flow(const struct packet
 	return may_reset_now() ? AGENT_DELIVER_NOT_LOCAL : AGENT_DROP_RATE_LIMIT;
 }
 
+/* Handles a packet whose flow this server does not have. */
+static __always_inline enum agent_reason
+handle_not_local(const struct envelope *envelope, const struct packet *pkt, int kinds)
+{
+	bool returns = wants_return(envelope);
+
+	if (!is_last_server(envelope))
+		return AGENT_NEXT_NOT_LOCAL;
+	if (kinds & SOCKET_TIME_WAIT && !(returns && !cookie_width_of_sid(envelope->sid_low)))
+		return AGENT_NONE;
+	return returns ? AGENT_RETURN_NOT_LOCAL : refuse_unknown_flow(pkt);
+}
+
 /*
  * recover-stickiness and steer. Only sockets count. An entry may be of a connection that is over,
  * while another server has the client's next connection from the same port. For the same reason, a
- * socket in TIME_WAIT counts only if no other server is left to ask.
+ * socket in TIME_WAIT counts only if no other server is left to ask. A cookie is proof enough, and a
+ * hint is not.
  */
 static __always_inline enum agent_reason
 handle_recover(struct xdp_md *ctx, const struct envelope *envelope, const struct packet *pkt)
 {
 	struct backlog backlog = {};
 	int kinds = find_local(ctx, pkt, &backlog);
-	bool is_last = is_last_server(envelope);
 	struct local_flow flow;
 
-	if (!is_live(kinds) && !(kinds & SOCKET_COOKIE)) {
-		if (!is_last)
-			return AGENT_NEXT_NOT_LOCAL;
-		return kinds & SOCKET_TIME_WAIT ? AGENT_NONE : refuse_unknown_flow(pkt);
-	}
-	if (envelope->function == SID_STEER) {
-		if (cookie_width_of_sid(envelope->sid_low))
-			take_cookie(ctx, envelope, pkt, kinds);
+	if (!is_live(kinds) && !(kinds & SOCKET_COOKIE))
+		return handle_not_local(envelope, pkt, kinds);
+	if (envelope->function == SID_STEER && cookie_width_of_sid(envelope->sid_low)) {
+		take_cookie(ctx, envelope, pkt, kinds);
 		return AGENT_NONE;
 	}
 	find_agent_flow(&pkt->key, &flow);
+	if (envelope->function == SID_STEER) {
+		if (wants_return(envelope)) /* it names this server alone by a hint */
+			note_known(envelope, pkt, &flow);
+		return AGENT_NONE;
+	}
 	update_agent_flow(&flow, envelope, next_agent_state(pkt, &flow, AGENT_FLOW_WAIT));
 	return AGENT_NONE;
 }

@@ -15,6 +15,7 @@
 
 #include "decision.h"
 #include "envelope.h"
+#include "net/load.h"
 #include "net/host.h"
 
 /* Makes a segment of the list the destination, with so many segments left, and takes one hop. */
@@ -57,6 +58,61 @@ pass_on(struct xdp_md *ctx, const struct envelope *envelope, enum agent_reason d
 	return decision;
 }
 
+/*
+ * Whether the balancer wants a packet back if this server does not have its flow. The headers must
+ * have the form that they will have as a signal's (docs/protocol.md, "Returned packets").
+ */
+static __always_inline bool wants_return(const struct envelope *envelope)
+{
+	bool is_inserted = envelope->encapsulation == ENCAP_SRV6_INSERT;
+
+	return envelope->function == SID_STEER &&
+	       bpf_be64_to_cpu(envelope->sid_low) & LOAD_RETURN && !envelope->options &&
+	       envelope->srh == (is_inserted ? srh_size(3) : 0) &&
+	       envelope->segments_left == is_inserted;
+}
+
+/* Writes the addresses of a returned packet: from this node to the balancer that sent it. */
+static __always_inline bool readdress(struct xdp_md *ctx, const struct envelope *envelope,
+				      const struct in6_addr *balancer, const struct in6_addr *node)
+{
+	struct ethhdr *ethernet = frame_start(ctx);
+	struct ipv6hdr *ip = (void *)(ethernet + 1);
+	struct segment_routing_header *srh = (void *)(ip + 1);
+
+	if ((void *)(ip + 1) > frame_end(ctx))
+		return false;
+	if (envelope->encapsulation == ENCAP_SRV6_INSERT) {
+		if ((void *)srh + srh_size(3) > frame_end(ctx))
+			return false;
+		copy_address(&srh->segment[1], balancer);
+		copy_address(&srh->segment[2], node);
+	} else {
+		copy_address(&ip->saddr, node);
+	}
+	copy_address(&ip->daddr, balancer);
+	ip->hop_limit--;
+	mark_own(ethernet);
+	return true;
+}
+
+/* Returns a packet to the balancer, and leaves it to tc_forward. */
+static __always_inline enum agent_reason return_packet(struct xdp_md *ctx,
+						       const struct envelope *envelope)
+{
+	struct in6_addr balancer = {}, node = {};
+
+	((__u64 *)&balancer)[0] = envelope->sender;
+	((__u64 *)&balancer)[1] = SID_LOW(SID_RETURN);
+	((__u64 *)&node)[0] = node_locator;
+	if (envelope->hop_limit <= 1)
+		return AGENT_DROP_HOP_LIMIT;
+	if (dry_run)
+		record.next = balancer;
+	return readdress(ctx, envelope, &balancer, &node) ? AGENT_RETURN_NOT_LOCAL
+							  : AGENT_DROP_REWRITE;
+}
+
 /* Reads the IPv6 header of a packet that XDP has seen. False for any other packet. */
 static __always_inline bool read_behind_xdp(const struct __sk_buff *skb, struct ipv6hdr *ip)
 {
@@ -65,13 +121,15 @@ static __always_inline bool read_behind_xdp(const struct __sk_buff *skb, struct 
 }
 
 /*
- * Whether xdp_agent has rewritten the packet for another server. Packets from outside the domain
+ * Whether xdp_agent has rewritten the packet for another server, or for the balancer. Packets from outside the domain
  * are never passed on, so a frame that a host outside has marked is not either.
  */
 static __always_inline bool left_for_next_segment(const struct __sk_buff *skb,
 						  const struct ipv6hdr *ip)
 {
-	return !host_is_outside && is_other_server(&ip->daddr) && is_marked_own(skb);
+	return !host_is_outside &&
+	       (is_other_server(&ip->daddr) || sid_function(&ip->daddr) == SID_RETURN) &&
+	       is_marked_own(skb);
 }
 
 #endif

@@ -35,6 +35,7 @@ enum agent_reason {
 	AGENT_NEXT_REFUSED,   /* this server did not accept the connection */
 	AGENT_NEXT_NOT_LOCAL, /* this server does not have the flow */
 	AGENT_NEXT_RETURNED,  /* handed back to a candidate with a lower load */
+	AGENT_RETURN_NOT_LOCAL, /* returned to the balancer: this server does not have the flow */
 
 	/* Probes, which became answers to the balancer. */
 	AGENT_ANSWER_PROBE,

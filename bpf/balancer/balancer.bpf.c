@@ -28,6 +28,7 @@ const union {
 	enum encapsulation encapsulation;
 	enum server_flags server_flags;
 	enum flow_state flow_state;
+	enum hint_use hint_use;
 	enum service_entry_kind service_entry_kind;
 	enum rule_flags rule_flags;
 	struct service_entry service_entry;
@@ -123,16 +124,27 @@ __noinline int handle_in_full(struct xdp_md *ctx, struct packet *pkt, __u32 resu
 		       forget(pkt, segments.count), flow_label(&flow), forget(pkt, why));
 }
 
+/* The verdict on a packet that is to be handled as the client's. */
+#define NO_VERDICT -1
+
 /* Handles a packet of a server to the balancer itself. Not inlined: see handle_in_full. */
 __noinline int take_own(struct xdp_md *ctx, struct packet *pkt)
 {
+	enum lb_reason why;
+
 	if (!pkt)
 		return XDP_ABORTED;
 	if (host_is_outside)
 		return leave(ctx, pkt, LB_DROP_OUTSIDE);
-	if (sid_function(&pkt->key.destination) == SID_PROBE)
+	switch (sid_function(&pkt->key.destination)) {
+	case SID_PROBE:
 		return leave(ctx, pkt, take_probe_answer(ctx));
-	return take_signal(ctx, pkt);
+	case SID_RETURN:
+		why = take_returned(ctx, pkt);
+		return why ? leave(ctx, pkt, why) : NO_VERDICT;
+	default:
+		return take_signal(ctx, pkt);
+	}
 }
 
 /* Decides about a packet and acts on the frame. `pkt` must be zero. Returns the verdict. */
@@ -143,17 +155,19 @@ static __always_inline int process(struct xdp_md *ctx, struct packet *pkt)
 	struct flow flow;
 	enum parse_result result;
 	enum lb_reason why;
+	int verdict;
 
 	if (!for_host(ctx))
 		return leave(ctx, pkt, LB_PASS_NOT_FOR_HOST);
 	result = parse(ctx, pkt);
 	if (dry_run && whole_length)
 		pkt->length = whole_length;
-	if (result)
-		return is_to_balancer(pkt, result) ? take_own(ctx, pkt)
-						   : handle_in_full(ctx, pkt, result);
-	if (!is_plain(pkt))
-		return handle_in_full(ctx, pkt, PARSE_OK);
+	if (result && is_to_balancer(pkt, result)) {
+		verdict = take_own(ctx, pkt);
+		return verdict == NO_VERDICT ? handle_in_full(ctx, pkt, PARSE_OK) : verdict;
+	}
+	if (result || !is_plain(pkt))
+		return handle_in_full(ctx, pkt, result);
 	why = classify(pkt, &service);
 	if (why)
 		return leave(ctx, pkt, judge(pkt, why));

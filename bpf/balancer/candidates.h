@@ -438,19 +438,10 @@ static __always_inline bool ask_listed(struct segments *segments, enum sid_funct
 	return true;
 }
 
-/* The bits of a cookie: as many as tell all columns of a row apart. */
-static __always_inline __u32 cookie_width(const struct service *service)
+/* Tells the listed servers how many bits the flow's cookie has. */
+static __always_inline void ask_for_cookie(__u32 width, struct segments *segments)
 {
-	__u32 candidates = candidates_of(service);
-
-	return (candidates > 1) + (candidates > 2) + (candidates > 4);
-}
-
-/* Tells the listed servers how many bits cookies have. */
-static __always_inline void ask_for_cookies(const struct service *service,
-					    struct segments *segments)
-{
-	__u32 bits = bpf_cpu_to_be64((__u64)cookie_width(service) << LOAD_COOKIE_SHIFT);
+	__u32 bits = bpf_cpu_to_be64((__u64)width << LOAD_COOKIE_SHIFT);
 
 	segments->first_sid |= bits;
 	segments->sid |= bits;
@@ -458,13 +449,13 @@ static __always_inline void ask_for_cookies(const struct service *service,
 }
 
 /* Sends a packet of an unknown flow through the servers that may have the flow. The server that has
- * it takes the packet. */
+ * it takes the packet, as `function` says. */
 static __always_inline bool visit(const struct flow_key *flow, const struct service *service,
-				  struct segments *segments)
+				  enum sid_function function, struct segments *segments)
 {
 	segments->count = 0;
 	list_possible(service, bucket_of(flow, service->rule.buckets), segments);
-	return ask_listed(segments, SID_STEER, SID_STEER);
+	return ask_listed(segments, function, function);
 }
 
 #endif

@@ -9,6 +9,7 @@
 #define SEGUE_BALANCER_COLUMNS_H
 
 #include "candidates.h"
+#include "hints.h"
 
 /* The most buckets times candidates of a service. */
 #define COLUMN_TABLE_SIZE (1 << 19)
@@ -82,6 +83,59 @@ __noinline int list_column(const struct service *service, __u32 bucket, __u32 co
 			append_server(segments, number, MAX_SEGMENTS);
 	}
 	return 0;
+}
+
+/* The server that a bucket's column has or had and that a hint's mark names. Negative: there is none,
+ * or the mark names several. Not inlined: see handle_in_full. */
+__noinline int server_with_mark(const struct service *service, __u32 bucket, __u32 hint)
+{
+	__u32 first, length, table_key;
+	int found = -1;
+	void *table;
+
+	if (!service || !service->rule.buckets)
+		return -1;
+	table_key = table_number(service);
+	table = bpf_map_lookup_elem(&tables, &table_key);
+	if (!table)
+		return -1;
+	first = row_start(service, bucket) + hint_column(hint);
+	length = generations_of(service);
+	for (__u32 i = 0; i < MAX_GENERATIONS && i < length; i++) {
+		__u32 number = candidate_at(table, first + i * candidates_of(service));
+
+		if (!hint_names(hint, number) || !is_wanted(service, number, LIST_ANY))
+			continue;
+		if (found >= 0 && found != (int)number)
+			return -1;
+		found = number;
+	}
+	return found;
+}
+
+/* The column of a bucket's row that has a server, or else one that had it; negative: there is none.
+ * Not inlined: see handle_in_full. */
+__noinline int column_with(const struct service *service, __u32 bucket, __u32 server)
+{
+	__u32 first, column = 0, table_key;
+	void *table;
+
+	if (!service || !service->rule.buckets)
+		return -1;
+	table_key = table_number(service);
+	table = bpf_map_lookup_elem(&tables, &table_key);
+	if (!table)
+		return -1;
+	first = row_start(service, bucket);
+	for (__u32 i = 0; i < MAX_GENERATIONS * MAX_CANDIDATES; i++) {
+		if (i >= generations_of(service) * candidates_of(service))
+			break;
+		if (candidate_at(table, first + i) == server)
+			return column;
+		if (++column >= candidates_of(service))
+			column = 0;
+	}
+	return -1;
 }
 
 #endif

@@ -9,32 +9,37 @@
 #ifndef SEGUE_BALANCER_PERSIST_STATELESS_H
 #define SEGUE_BALANCER_PERSIST_STATELESS_H
 
-#include "columns.h"
 #include "net/timestamp.h"
-#include "persist_table.h"
+#include "persist_hint.h"
 
-/* Whether the flow table may have flows of the service. */
-static __always_inline bool has_flows(const struct service *service)
+/* The bits of a cookie: as many as tell all columns of a row apart. A row of one column has one bit,
+ * too: a width of 0 would mean that there is no cookie. */
+static __always_inline __u32 cookie_width(const struct service *service)
 {
-	return persistence_of(service) == PERSISTENCE_TABLE ||
-	       service->rule.flags & RULE_FORMER_FLOWS;
+	__u32 candidates = candidates_of(service);
+
+	return 1 + (candidates > 2) + (candidates > 4);
 }
 
-/* The column in the packet's cookie; negative: the packet has no cookie. A row of one column needs
- * none. */
+/* The column in the packet's cookie; negative: the packet has no cookie. */
 static __always_inline int cookie_of(struct xdp_md *ctx, const struct packet *pkt,
 				     const struct service *service)
 {
-	__u32 width = cookie_width(service), column;
-	const struct timestamps *timestamps;
+	const struct timestamps *timestamps = find_timestamps(ctx, transport_offset(pkt));
+	__u32 column;
 
-	if (!width)
-		return 0;
-	timestamps = find_timestamps(ctx, transport_offset(pkt));
 	if (!timestamps)
 		return -1;
-	column = bpf_ntohl(timestamps->echo) & cookie_mask(width);
-	return column < candidates_of(service) ? (int)column : -1;
+	column = bpf_ntohl(timestamps->echo) & cookie_mask(cookie_width(service));
+	return column < candidates_of(service) || starts_connection(pkt) ? (int)column : -1;
+}
+
+/* Reads a cookie. Of a SYN, it only tells whether there are timestamps. Not inlined: see
+ * handle_in_full. */
+__noinline int read_cookie(struct xdp_md *ctx, const struct packet *pkt,
+			   const struct service *service)
+{
+	return pkt && service ? cookie_of(ctx, pkt, service) : -1;
 }
 
 /* Finds the server of a plain packet whose column never had another server. False: handle_in_full()
@@ -43,15 +48,12 @@ static __always_inline bool lookup_stateless_plain(struct xdp_md *ctx, const str
 						   const struct service *service, struct flow *flow,
 						   struct segments *segments)
 {
+	int column = cookie_of(ctx, pkt, service);
 	const struct server *server;
 	__u32 number;
-	int column;
 
-	if (has_flows(service))
-		return false;
-	column = cookie_of(ctx, pkt, service);
 	if (column < 0)
-		return false;
+		return has_hints() && lookup_hint_plain(pkt, service, flow, segments);
 	number = only_server_of(service, bucket_of(&pkt->key, service->rule.buckets), column);
 	server = server_at(number);
 	if (!serves(server, service))
@@ -61,51 +63,71 @@ static __always_inline bool lookup_stateless_plain(struct xdp_md *ctx, const str
 	return true;
 }
 
-/* Lists the servers that may have the flow of a packet: those of its column, and those of all columns if
- * it has no cookie, or may be older than cookies. Some stacks send resets without options. Not inlined:
- * see handle_in_full. */
-__noinline int list_for_cookie(struct xdp_md *ctx, const struct packet *pkt,
-			       const struct service *service, struct segments *segments)
+/*
+ * Lists the servers that may have the flow of a packet: those of its column first. Those of the other
+ * columns follow if the packet has no cookie, if a server has returned it, or if it may be older than
+ * cookies. Not inlined: see handle_in_full.
+ */
+__noinline int list_for_cookie(const struct packet *pkt, const struct service *service, int column,
+			       struct segments *segments)
 {
 	__u32 bucket;
-	int column;
 
 	if (!pkt || !service || !segments)
 		return 0;
 	bucket = bucket_of(&pkt->key, service->rule.buckets);
-	column = cookie_of(ctx, pkt, service);
 	segments->count = 0;
 	segments->columns = 0;
 	list_column(service, bucket, column < 0 ? 0 : column, segments);
-	if (column < 0 || service->rule.flags & RULE_FORMER_FLOWS) {
+	if (column < 0 || pkt->is_returned || service->rule.flags & RULE_FORMER_FLOWS) {
 		list_row(service, generations_of(service), bucket, LIST_REACHABLE, segments);
 		list_row(service, 1, bucket, LIST_ANY, segments);
 	}
 	return 0;
 }
 
-/* Notes whether a SYN offers timestamps. Not inlined: see handle_in_full. */
-__noinline int note_timestamps(struct xdp_md *ctx, struct packet *pkt)
+/* Sends a packet through the servers that may have its flow. */
+static __always_inline enum lb_reason follow_cookie(const struct packet *pkt,
+						    const struct service *service, int column,
+						    struct segments *segments)
 {
-	if (pkt)
-		pkt->has_timestamps = find_timestamps(ctx, transport_offset(pkt)) != NULL;
-	return 0;
-}
-
-/* Finds the servers of a flow by the packet. The reason is none for SYNs, which are placed. */
-static __always_inline enum lb_reason lookup_stateless(struct xdp_md *ctx, struct packet *pkt,
-						       const struct service *service,
-						       struct segments *segments)
-{
-	if (starts_connection(pkt)) {
-		note_timestamps(ctx, pkt);
-		return LB_NONE;
-	}
-	list_for_cookie(ctx, pkt, service, segments);
+	list_for_cookie(pkt, service, column, segments);
 	if (!ask_listed(segments, SID_STEER, SID_STEER))
 		return LB_DROP_NO_SERVER;
-	ask_for_cookies(service, segments);
-	return segments->count == 1 ? LB_FORWARD_KNOWN : LB_FORWARD_RECOVER;
+	ask_for_cookie(cookie_width(service), segments);
+	if (segments->count > 1 || pkt->is_returned)
+		return LB_FORWARD_RECOVER;
+	if (has_hints())
+		segments->first_sid |= (__u32)bpf_cpu_to_be64(LOAD_RETURN);
+	return LB_FORWARD_KNOWN;
+}
+
+/* Notes how the server of a new flow will be found again. Some clients have no timestamps, such as
+ * Windows. Then a hint tells, or else only the first candidate may take the flow. */
+static __always_inline void note_syn(struct packet *pkt, const struct service *service, int column)
+{
+	if (column >= 0)
+		pkt->cookie_width = cookie_width(service);
+	else
+		pkt->is_single = !has_hints();
+}
+
+/*
+ * Finds the servers of a flow by the packet. The reason is none for SYNs, which are placed, and for
+ * other packets without a cookie and without a hint, whose flow is then looked for. Some stacks
+ * send resets without options. Without hints, such a packet is of the first column, or of another.
+ */
+static __always_inline enum lb_reason lookup_stateless(struct xdp_md *ctx, struct packet *pkt,
+						       const struct service *service, int *holder,
+						       struct segments *segments)
+{
+	int column = read_cookie(ctx, pkt, service);
+
+	if (starts_connection(pkt))
+		note_syn(pkt, service, column);
+	if (column < 0 && has_hints())
+		return lookup_hint(pkt, service, holder, segments);
+	return starts_connection(pkt) ? LB_NONE : follow_cookie(pkt, service, column, segments);
 }
 
 static __always_inline bool recall_former(const struct packet *pkt, const struct service *service,
@@ -115,18 +137,6 @@ static __always_inline bool recall_former(const struct packet *pkt, const struct
 		return true;
 	flow_sign(flow, &pkt->key);
 	return false;
-}
-
-/* Takes note of a signal about a flow from before. */
-static __always_inline enum lb_reason take_signal_stateless(const struct packet *pkt,
-							    const struct service *service,
-							    struct flow *flow, __u32 sender,
-							    bool removes)
-{
-	if (!removes)
-		return LB_RETURN_CREATE;
-	return has_flows(service) ? take_remove_table(pkt, service, flow, sender)
-				  : LB_RETURN_REMOVE;
 }
 
 #endif

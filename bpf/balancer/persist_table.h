@@ -12,6 +12,13 @@
 #include "segments.h"
 #include "stats.h"
 
+/* Whether the flow table may have flows of the service. */
+static __always_inline bool has_flows(const struct service *service)
+{
+	return persistence_of(service) == PERSISTENCE_TABLE ||
+	       service->rule.flags & RULE_FORMER_FLOWS;
+}
+
 static __always_inline enum flow_event event_of(const struct packet *pkt)
 {
 	if (ends_connection(pkt))

@@ -28,7 +28,9 @@ static __always_inline enum lb_reason lookup(struct xdp_md *ctx, struct packet *
 	case PERSISTENCE_TABLE:
 		break;
 	case PERSISTENCE_STATELESS:
-		return lookup_stateless(ctx, pkt, service, segments);
+		return lookup_stateless(ctx, pkt, service, holder, segments);
+	case PERSISTENCE_HINT:
+		return lookup_hint(pkt, service, holder, segments);
 	}
 	return LB_NONE;
 }
@@ -38,11 +40,15 @@ static __always_inline bool lookup_plain(struct xdp_md *ctx, const struct packet
 					 const struct service *service, struct flow *flow,
 					 struct segments *segments)
 {
+	if (service->rule.flags & RULE_FORMER_FLOWS)
+		return false;
 	switch (persistence_of(service)) {
 	case PERSISTENCE_TABLE:
 		return lookup_table_plain(pkt, service, flow, segments);
 	case PERSISTENCE_STATELESS:
 		return lookup_stateless_plain(ctx, pkt, service, flow, segments);
+	case PERSISTENCE_HINT:
+		return lookup_hint_plain(pkt, service, flow, segments);
 	}
 	return false;
 }
@@ -56,6 +62,7 @@ static __always_inline bool recall_flow(const struct packet *pkt, const struct s
 	case PERSISTENCE_TABLE:
 		return recall_table(pkt, service, flow, segments);
 	case PERSISTENCE_STATELESS:
+	case PERSISTENCE_HINT:
 		return recall_former(pkt, service, flow, segments);
 	}
 	return false;
@@ -70,6 +77,9 @@ static __always_inline enum lb_reason commit(const struct packet *pkt,
 	case PERSISTENCE_TABLE:
 		return commit_table(pkt, service, flow, segments);
 	case PERSISTENCE_STATELESS:
+	case PERSISTENCE_HINT:
+		if (!starts_connection(pkt))
+			return LB_FORWARD_RECOVER;
 		return segments->keeps_whole ? LB_FORWARD_HUNT : LB_FORWARD_NEW;
 	}
 	return LB_FORWARD_NEW;
@@ -85,7 +95,9 @@ static __always_inline enum lb_reason take_signal_of(const struct packet *pkt,
 		return removes ? take_remove_table(pkt, service, flow, sender)
 			       : take_create_table(pkt, service, flow, sender);
 	case PERSISTENCE_STATELESS:
-		return take_signal_stateless(pkt, service, flow, sender, removes);
+	case PERSISTENCE_HINT:
+		return removes ? take_remove_hint(pkt, service, flow, sender)
+			       : take_create_hint(pkt, service, sender);
 	}
 	return removes ? LB_RETURN_REMOVE : LB_RETURN_CREATE;
 }

@@ -28,18 +28,18 @@ static __always_inline bool place_hash_new(const struct flow_key *flow,
 
 /* Makes the first server of a row that takes new flows take the flow. The server then knows its
  * column. */
-static __always_inline bool place_hash_in_row(const struct flow_key *flow,
+static __always_inline bool place_hash_in_row(const struct packet *pkt,
 					      const struct service *service,
 					      struct segments *segments)
 {
 	segments->count = 0;
 	segments->columns = 0;
-	list_own_row(service, bucket_of(flow, service->rule.buckets), segments);
+	list_own_row(service, bucket_of(&pkt->key, service->rule.buckets), segments);
 	if (segments->count > 1)
 		segments->count = 1;
 	if (!ask_listed(segments, SID_CONNECT_FORCE, SID_CONNECT_FORCE))
 		return false;
-	ask_for_cookies(service, segments);
+	ask_for_cookie(pkt->cookie_width, segments);
 	return true;
 }
 
@@ -59,9 +59,11 @@ static __always_inline bool place_hash(const struct packet *pkt, const struct se
 				       struct segments *segments)
 {
 	if (!is_new_flow(pkt) && service->rule.flags & RULE_SERVERS_PASS_ON)
-		return visit(&pkt->key, service, segments);
-	if (service->rule.flags & RULE_COOKIES)
-		return place_hash_in_row(&pkt->key, service, segments);
+		return visit(&pkt->key, service,
+			     service->rule.flags & RULE_SERVERS_ANSWER ? SID_RECOVER : SID_STEER,
+			     segments);
+	if (service->rule.flags & RULE_IN_ROW)
+		return place_hash_in_row(pkt, service, segments);
 	return place_hash_new(&pkt->key, service, segments);
 }
 
@@ -71,7 +73,7 @@ static __always_inline bool place_hash_related(const struct flow_key *flow,
 					       struct segments *segments)
 {
 	if (service->rule.flags & RULE_SERVERS_PASS_ON)
-		return visit(flow, service, segments);
+		return visit(flow, service, SID_STEER, segments);
 	return place_hash_new(flow, service, segments);
 }
 

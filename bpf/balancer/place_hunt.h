@@ -104,14 +104,13 @@ static __always_inline void list_candidates(const struct flow_key *flow,
 {
 	__u32 buckets = service->rule.buckets;
 
-	if (service->rule.flags & RULE_COOKIES) {
-		list_own_row(service, bucket_of(flow, buckets), segments);
-		return;
-	}
 	if (placement_of(service) != PLACEMENT_HUNT_RANDOM) {
 		bool is_empty = !segments->count;
 
-		list_taking(service, bucket_of(flow, buckets), segments);
+		if (service->rule.flags & RULE_IN_ROW)
+			list_own_row(service, bucket_of(flow, buckets), segments);
+		else
+			list_taking(service, bucket_of(flow, buckets), segments);
 		if (is_empty && takes_reports(service))
 			order_by_reports(service, segments);
 		if (is_empty && placement_of(service) == PLACEMENT_HUNT_SPARE)
@@ -149,8 +148,7 @@ static __always_inline bool offer(const struct packet *pkt, const struct service
 	list_holder(holder, segments);
 	held = segments->count;
 	list_candidates(&pkt->key, service, segments);
-	/* Without timestamps, a client cannot tell which of them has taken the connection. */
-	if (service->rule.flags & RULE_COOKIES && !pkt->has_timestamps && segments->count > 1)
+	if (pkt->is_single && segments->count > 1)
 		segments->count = 1;
 	shorten_offer(pkt, service, held, segments);
 	if (!ask_listed(segments, SID_CONNECT_AVAIL, SID_CONNECT_FORCE))
@@ -158,8 +156,7 @@ static __always_inline bool offer(const struct packet *pkt, const struct service
 	segments->last_sid = segments->sid; /* a list of one uses first_sid only */
 	if (takes_reports(service))
 		ask_for_reports(segments);
-	if (service->rule.flags & RULE_COOKIES)
-		ask_for_cookies(service, segments);
+	ask_for_cookie(pkt->cookie_width, segments);
 	if (held && (segments->count > held || !(service->rule.flags & RULE_TAKES_FLOWS)))
 		segments->first_sid = SID_LOW(SID_STEER);
 	return true;

@@ -62,7 +62,7 @@ static __always_inline bool choose_related(const struct packet *pkt, const struc
 	case PLACEMENT_HUNT_RANDOM:
 	case PLACEMENT_HUNT_REPORTS:
 	case PLACEMENT_HUNT_SPARE:
-		return visit(&pkt->key, service, segments);
+		return visit(&pkt->key, service, SID_STEER, segments);
 	}
 	return false;
 }

@@ -142,4 +142,29 @@ static __always_inline int take_signal(struct xdp_md *ctx, struct packet *pkt)
 	return leave(ctx, pkt, remove_signal(ctx, pkt, &signal) ? why : LB_DROP_SIGNAL);
 }
 
+/*
+ * Takes a client's packet out of the headers with which a server returned it. They are those of a
+ * signal. `pkt` is then as the parser leaves it. Returns LB_NONE, or why the packet is dropped.
+ */
+static __always_inline enum lb_reason take_returned(struct xdp_md *ctx, struct packet *pkt)
+{
+	struct service service = {};
+	struct signal signal = {};
+	__u32 sender;
+
+	if (!read_signal(ctx, pkt, &signal))
+		return LB_DROP_SIGNAL;
+	if (pkt->hop_limit <= 1)
+		return LB_DROP_HOP_LIMIT;
+	if (!remove_signal(ctx, pkt, &signal))
+		return LB_DROP_SIGNAL;
+	__builtin_memset(pkt, 0, sizeof(*pkt));
+	if (parse(ctx, pkt) != PARSE_OK)
+		return LB_DROP_SIGNAL;
+	if (classify(pkt, &service) || !find_sender(&signal, &service, &sender))
+		return LB_DROP_SENDER;
+	pkt->is_returned = true;
+	return LB_NONE;
+}
+
 #endif

@@ -36,6 +36,7 @@ enum placement {
 enum persistence {
 	PERSISTENCE_TABLE,
 	PERSISTENCE_STATELESS, /* the packets themselves tell, by cookies */
+	PERSISTENCE_HINT,      /* a small table guesses, and the server checks */
 };
 
 /* How a service's packets are handled: one word, replaced by a single store. */
@@ -56,9 +57,9 @@ enum rule_flags {
 	RULE_ASK_IDLE = 1 << 4,	      /* an idle entry proves nothing: servers are asked */
 	/* Servers have agents: a server passes a packet on if it does not have the flow. */
 	RULE_SERVERS_PASS_ON = 1 << 5,
-	/* The server that takes a flow marks its packets with its column, so it must be in the row. */
-	RULE_COOKIES = 1 << 6,
-	/* The flow table may have flows from before the service became stateless. */
+	/* Persistence finds the server of a flow by its column, so it must be in the bucket's row. */
+	RULE_IN_ROW = 1 << 6,
+	/* The flow table may have flows from before the service had another persistence. */
 	RULE_FORMER_FLOWS = 1 << 7,
 };
 

@@ -38,8 +38,8 @@ struct signal {
 	__u8 inner_ecn;	     /* ECN field that the inner packet has */
 };
 
-/* Whether a packet is a signal of a server, or its answer to a probe: it is to this balancer's SID,
- * and has segments left or a packet inside. */
+/* Whether a packet is a signal of a server, a packet that a server returns, or its answer to a probe:
+ * it is to this balancer's SID, and has segments left or a packet inside. */
 static __always_inline bool is_to_balancer(const struct packet *pkt, enum parse_result result)
 {
 	const struct in6_addr *to = &pkt->key.destination;
@@ -50,7 +50,8 @@ static __always_inline bool is_to_balancer(const struct packet *pkt, enum parse_
 		return false;
 	if (result != PARSE_SEGMENTS_LEFT && result != PARSE_OTHER_PROTOCOL)
 		return false;
-	return function == SID_CREATE || function == SID_REMOVE || function == SID_PROBE;
+	return function == SID_CREATE || function == SID_REMOVE || function == SID_RETURN ||
+	       function == SID_PROBE;
 }
 
 /* Sets the addresses of the flow's key, whose source is the client. */

@@ -17,6 +17,8 @@
  * of SID_STEER. */
 #define LOAD_COOKIE_SHIFT 41
 #define LOAD_COOKIE_MASK 3
+/* In the argument of SID_STEER: a server that does not have the flow returns the packet. */
+#define LOAD_RETURN (1ULL << 40)
 #define LOAD_BITS 20
 #define LOAD_MASK ((1ULL << 2 * LOAD_BITS) - 1)
 #define MAX_LOAD ((1U << LOAD_BITS) - 1)

@@ -29,6 +29,7 @@ enum sid_function {
 	/* At a balancer. */
 	SID_CREATE = 0x0011, /* create-stickiness: the sender has accepted the flow */
 	SID_REMOVE = 0x0012, /* remove-stickiness: the flow is ending */
+	SID_RETURN = 0x0013, /* the sender does not have the flow of the client's packet */
 };
 
 struct segment_routing_header {

@@ -29,6 +29,9 @@ import (
 )
 
 const (
+	// hintInterval is the time between two sweeps of the hint table. A hint that no packet follows
+	// stays for one to two of them.
+	hintInterval = 30 * time.Second
 	// sweepInterval is the time between two sweeps of the flow table. An entry stays at most that
 	// long after its timeout has passed.
 	sweepInterval = 5 * time.Second
@@ -175,6 +178,8 @@ func (b *Balancer) control(ctx context.Context) error {
 	b.saveGenerations()
 	sweep := time.NewTicker(sweepInterval)
 	defer sweep.Stop()
+	hints := time.NewTicker(hintInterval)
+	defer hints.Stop()
 	admit, journal := newAlarm(), newAlarm()
 	defer admit.Stop()
 	defer journal.Stop()
@@ -213,6 +218,8 @@ func (b *Balancer) control(ctx context.Context) error {
 		case <-sweep.C:
 			b.saveGenerations()
 			b.trySweep()
+		case <-hints.C:
+			b.plane.Hints.Sweep()
 		case r := <-b.reloads:
 			r.result <- b.reload(ctx, r.cfg)
 			b.saveGenerations()

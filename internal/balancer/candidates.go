@@ -91,7 +91,7 @@ type placing struct {
 // set.
 func placingOf(svc *service, g generation.Generation) placing {
 	p := placing{sets: g.Sets, slots: map[string]uint16{}, depth: svc.Generations}
-	if svc.Persistence == desired.PersistenceStateless {
+	if svc.FindsByColumn() {
 		p.depth, p.columns = svc.History, true
 	}
 	if !svc.passesOn() {
@@ -99,7 +99,7 @@ func placingOf(svc *service, g generation.Generation) placing {
 	}
 	p.sets = slices.Clone(p.sets)
 	former := slices.DeleteFunc(p.sets[1:], func(s generation.Set) bool {
-		// Cookies of rows of another length mean other columns.
+		// In rows of another length, cookies and hints would mean other columns.
 		return !p.sets[0].CanHold(s) || p.columns && s.Candidates != p.sets[0].Candidates
 	})
 	p.sets = p.sets[:1+len(former)]
@@ -113,7 +113,7 @@ func placingOf(svc *service, g generation.Generation) placing {
 // do so with TCP only.
 func (svc *service) passesOn() bool {
 	return svc.Protocol == desired.TCP && (svc.Placement == desired.PlacementHunt || svc.Probes() ||
-		svc.Persistence == desired.PersistenceStateless)
+		svc.FindsByColumn())
 }
 
 // place makes a service's entry follow a generation of its servers. It builds the candidate table
@@ -224,8 +224,8 @@ func (s *services) setCapabilities(svc *service, rule *dataplane.ServiceRule) {
 	if svc.passesOn() {
 		rule.Flags |= dataplane.RuleServersPassOn
 	}
-	if svc.Persistence == desired.PersistenceStateless {
-		s.setStateless(svc, rule)
+	if svc.FindsByColumn() {
+		s.setColumns(svc, rule)
 		return
 	}
 	switch {
@@ -240,10 +240,13 @@ func (s *services) setCapabilities(svc *service, rule *dataplane.ServiceRule) {
 	}
 }
 
-// setStateless sets the flags of a service that keeps no flows. If it has just become so, the flow
+// setColumns sets the flags of a service that finds flows by columns. If it has just become so, the flow
 // tables still have its flows, until the last one has ended.
-func (s *services) setStateless(svc *service, rule *dataplane.ServiceRule) {
-	rule.Flags |= dataplane.RuleCookies
+func (s *services) setColumns(svc *service, rule *dataplane.ServiceRule) {
+	rule.Flags |= dataplane.RuleInRow
+	if svc.Persistence == desired.PersistenceHint || s.hasHints {
+		rule.Flags |= dataplane.RuleServersAnswer
+	}
 	svc.huntsEnd = time.Time{}
 	if !svc.hasFormerFlows() {
 		return
@@ -254,15 +257,15 @@ func (s *services) setStateless(svc *service, rule *dataplane.ServiceRule) {
 	}
 }
 
-// hasFormerFlows tells whether the flow tables may have flows of a service that is, or is about to
-// become, stateless. The service's rule is still the one before the change.
+// hasFormerFlows tells whether the flow tables may have flows of a service that finds flows by columns,
+// or is about to. The service's rule is still the one before the change.
 func (svc *service) hasFormerFlows() bool {
-	became := svc.rule.Buckets > 0 && svc.rule.PersistenceName() != desired.PersistenceStateless
-	return became || svc.rule.HasFormerFlows()
+	had := svc.rule.Buckets > 0 && svc.rule.PersistenceName() == desired.PersistenceTable
+	return had || svc.rule.HasFormerFlows()
 }
 
-// endFormerFlows ends the transition of services that have become stateless, when the flow tables have
-// none of their flows any more. The argument kept contains the entries that a sweep has counted, by
+// endFormerFlows ends the transition of services from persistence table, when the flow tables have none
+// of their flows any more. The argument kept contains the entries that a sweep has counted, by
 // slot. A flow can be entered until the timeout of new flows after the change, by a server's answer.
 func (s *services) endFormerFlows(kept []dataplane.SweptServer, now time.Time) {
 	for _, svc := range s.byName {
@@ -272,7 +275,7 @@ func (s *services) endFormerFlows(kept []dataplane.SweptServer, now time.Time) {
 		}
 		svc.formerSince = time.Time{}
 		for _, m := range svc.members {
-			s.plane.Servers.SetKnown(m.slot, knownOf(&svc.Service))
+			s.plane.Servers.SetKnown(m.slot, s.knownOf(&svc.Service))
 		}
 		svc.rule.Flags &^= dataplane.RuleFormerFlows | dataplane.RuleHalfOpen
 		s.writeRule(svc)
@@ -336,7 +339,7 @@ func (s *services) endHunts(now time.Time) {
 		svc.rule.Flags &^= dataplane.RuleHalfOpen
 		s.writeRule(svc)
 		for _, m := range svc.members {
-			s.plane.Servers.SetKnown(m.slot, knownOf(&svc.Service))
+			s.plane.Servers.SetKnown(m.slot, s.knownOf(&svc.Service))
 		}
 	}
 }

@@ -324,9 +324,9 @@ func (s *services) probeTargets() []probe.Target {
 			targets = append(targets, probe.Target{
 				Service: svc.Name, Server: m.Name, Slot: m.slot, VIP: svc.VIP, Encapsulation: svc.Encapsulation,
 				// With random candidates, nobody knows to which server a flow was offered first.
-				// Without a flow table, no server says that it has accepted.
+				// Under stateless, no server says that it has accepted.
 				Offered: svc.Placement == desired.PlacementHunt && svc.Selection != desired.SelectRandom &&
-					svc.Persistence == desired.PersistenceTable,
+					svc.Persistence != desired.PersistenceStateless,
 				Fault: faultOf(m.causes),
 			})
 		}

@@ -125,11 +125,11 @@ func (s *services) claimMembers(svc *service, want *serviceState) ([]*member, er
 	for _, m := range svc.members {
 		before[m.Name] = m
 	}
-	known := knownOf(cfg)
+	known := s.knownOf(cfg)
 	if svc.rule.HasHalfOpen() {
 		known.Function = srv6.AckStickiness // until huntsEnd, servers still wait for it
 	}
-	if cfg.Persistence == desired.PersistenceStateless && svc.hasFormerFlows() {
+	if cfg.FindsByColumn() && svc.hasFormerFlows() {
 		known.Argument = 0 // the flows that the flow table knows carry no cookies
 	}
 	members := make([]*member, 0, len(cfg.Servers))
@@ -186,12 +186,15 @@ func keysOf(cfg *desired.Balancer) map[dataplane.ServerKey]bool {
 // knownOf returns what packets of known flows ask of a service's servers. The servers of a service
 // that hunts wait for an acknowledgement that the balancer knows the flow. With it, the balancer
 // also asks for load reports.
-func knownOf(svc *desired.Service) dataplane.Known {
-	if svc.Persistence == desired.PersistenceStateless {
-		return dataplane.Known{
-			Function: srv6.Steer,
-			Argument: srv6.Offer{Cookie: bits.Len(uint(svc.Candidates - 1))}.Argument(),
-		}
+func (s *services) knownOf(svc *desired.Service) dataplane.Known {
+	switch svc.Persistence {
+	case desired.PersistenceStateless:
+		return dataplane.Known{Function: srv6.Steer, Argument: srv6.Offer{
+			Cookie:  max(1, bits.Len(uint(svc.Candidates-1))), // as in bpf/balancer/persist_stateless.h
+			Returns: s.hasHints,
+		}.Argument()}
+	case desired.PersistenceHint:
+		return dataplane.Known{Function: srv6.Steer, Argument: srv6.Offer{Returns: true}.Argument()}
 	}
 	if svc.Placement != desired.PlacementHunt {
 		return dataplane.Known{Function: srv6.Deliver}

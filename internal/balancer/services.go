@@ -32,6 +32,8 @@ type services struct {
 	byName map[string]*service
 	free   []uint32      // numbers that no service has; the last one is given out next
 	reach  func(*member) // writes the next hop of a member, if it is known
+	// hasHints tells whether there is a hint table.
+	hasHints bool
 	// Services whose candidate tables were replaced, and whose former tables packets may still use.
 	swapped []*service
 }
@@ -39,7 +41,7 @@ type services struct {
 // loadServices reads the services that an earlier process has left. The first apply adds their
 // members and their configuration.
 func loadServices(plane *dataplane.Plane, slots *dataplane.Slots, reach func(*member)) (*services, error) {
-	s := &services{plane: plane, slots: slots, byName: map[string]*service{}, reach: reach}
+	s := &services{plane: plane, slots: slots, byName: map[string]*service{}, reach: reach, hasHints: plane.HasHints()}
 	byID := map[uint32]*service{}
 	labels, err := plane.ServiceLabels()
 	if err != nil {

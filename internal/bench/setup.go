@@ -228,7 +228,7 @@ func serviceConfig(s service) desired.Service {
 		Timeouts: desired.Timeouts{New: time.Hour, Established: time.Hour, Closing: time.Hour},
 	}
 	if s.persistence == desired.PersistenceStateless {
-		c.Persistence, c.Generations, c.History = s.persistence, desired.DefaultStatelessGenerations, desired.DefaultHistory
+		c.Persistence, c.Generations, c.History = s.persistence, desired.DefaultColumnGenerations, desired.DefaultHistory
 	}
 	switch s.placement {
 	case desired.PlacementHunt:

@@ -63,6 +63,10 @@ type Limits struct {
 	// Flows is how many flows the flow table holds, 1024 to 100 million.
 	// Default 1,048,576.
 	Flows uint32 `yaml:"flows" range:"1024 to 100000000"`
+	// Hints is how many flows may have hints at once, 1024 to one billion (persistence hint, and
+	// clients without timestamps under stateless). A flow takes 4 bytes. 0: there are no hints.
+	// Default 1,048,576.
+	Hints uint32 `yaml:"hints" range:"0 to 1000000000"`
 	// Servers is how many servers all services together may have, 1 to 65535.
 	// Default 4096.
 	Servers uint32 `yaml:"servers" range:"1 to 65535"`

@@ -9,15 +9,18 @@ import (
 	"github.com/segue-lb/segue/internal/tables"
 )
 
-// DefaultFlows is the default capacity of the flow table.
-const DefaultFlows = 1 << 20
+const (
+	// DefaultFlows is the default capacity of the flow table.
+	DefaultFlows = 1 << 20
+	// DefaultHints is the default capacity of the hint table.
+	DefaultHints = 1 << 20
+)
 
 const (
 	// DefaultGenerations is the default number of server sets that a candidate table follows from.
 	DefaultGenerations = 3
-	// DefaultStatelessGenerations is the same for persistence stateless. Without a flow table, a
-	// connection is found by them alone.
-	DefaultStatelessGenerations = 32
+	// DefaultColumnGenerations is the same for a persistence that finds flows by columns.
+	DefaultColumnGenerations = 32
 	// DefaultHistory is the default number of servers that a place remembers: with three, SHELL loses
 	// less than 1% of connections in its realistic case (section VI).
 	DefaultHistory = 3
@@ -50,6 +53,7 @@ func (b *Balancer) SetDefaults(given Given) {
 	internal := b.Node.Inside == ""
 	setDefault(given, "node.internal", &b.Node.Internal, &internal)
 	setDefault(given, "node.limits.flows", &b.Node.Limits.Flows, DefaultFlows)
+	setDefault(given, "node.limits.hints", &b.Node.Limits.Hints, DefaultHints)
 	setDefault(given, "node.state", &b.Node.State, "/var/lib/segue")
 	setDefault(given, "node.limits.servers", &b.Node.Limits.Servers, 4096)
 	for i := range b.Services {
@@ -74,11 +78,11 @@ func (given Given) defaultService(s *Service, path string) {
 	}
 	setDefault(given, field.Child(path, "candidates"), &s.Candidates, candidates)
 	generations := DefaultGenerations
-	if s.Persistence == PersistenceStateless {
-		generations = DefaultStatelessGenerations
+	if s.FindsByColumn() {
+		generations = DefaultColumnGenerations
 	}
 	setDefault(given, field.Child(path, "generations"), &s.Generations, generations)
-	if s.Persistence == PersistenceStateless {
+	if s.FindsByColumn() {
 		setDefault(given, field.Child(path, "history"), &s.History, min(DefaultHistory, s.Generations))
 	}
 	setDefault(given, field.Child(path, "buckets"), &s.Buckets, tables.DefaultBuckets)

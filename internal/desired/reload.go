@@ -26,6 +26,7 @@ func (b *Balancer) Fixed() []Setting {
 		setting("node.seed", b.Node.Seed),
 		setting("node.state", b.Node.State),
 		setting("node.limits.flows", b.Node.Limits.Flows),
+		setting("node.limits.hints", b.Node.Limits.Hints),
 		setting("node.limits.servers", b.Node.Limits.Servers),
 		setting("metrics.listen", b.Metrics.Listen),
 	}

@@ -3,6 +3,7 @@
 package desired
 
 import (
+	"fmt"
 	"net/netip"
 	"net/url"
 	"path/filepath"
@@ -22,11 +23,11 @@ const MaxServices = 16384
 // bpf/balancer/types.h.
 const MaxGenerations = 4
 
-// MaxStatelessGenerations is the maximum number of server sets for persistence stateless. The candidate
+// MaxColumnGenerations is the maximum number of server sets for persistence stateless or hint. The candidate
 // table holds the last different servers of each place, and not whole sets.
-const MaxStatelessGenerations = 64
+const MaxColumnGenerations = 64
 
-// MaxColumns is the maximum of buckets times candidates for persistence stateless: COLUMN_TABLE_SIZE of
+// MaxColumns is the maximum of buckets times candidates for persistence stateless or hint: COLUMN_TABLE_SIZE of
 // bpf/balancer/columns.h.
 const MaxColumns = 1 << 19
 
@@ -71,6 +72,7 @@ func (r *rules) checkBalancer(b *Balancer) {
 	if limit := b.Node.Limits.Servers; total > int(limit) {
 		r.failf("node.limits.servers", "all services together have %d servers, and the limit is %d", total, limit)
 	}
+	r.checkHints(b)
 	r.checkTunnelsNeeded(b)
 	r.checkInside(b)
 	r.checkVIPs(b, newVIPs(common))
@@ -78,12 +80,12 @@ func (r *rules) checkBalancer(b *Balancer) {
 
 // checkInside checks node.internal and node.inside.
 func (r *rules) checkInside(b *Balancer) {
-	hunting := slices.IndexFunc(b.Services, func(s Service) bool { return s.Placement == PlacementHunt })
+	signalled := slices.IndexFunc(b.Services, func(s Service) bool { return b.signalledBy(&s) != "" })
 	switch {
 	case b.Node.Inside == "":
-		if !b.Node.IsInternal() && hunting >= 0 {
-			r.failf("node.internal", "must be true for %s, whose placement is %s: its signals arrive on node.interface, "+
-				"unless node.inside is set", field.Item("services", hunting), PlacementHunt)
+		if !b.Node.IsInternal() && signalled >= 0 {
+			r.failf("node.internal", "must be true for %s, whose %s: its signals arrive on node.interface, "+
+				"unless node.inside is set", field.Item("services", signalled), b.signalledBy(&b.Services[signalled]))
 		}
 		return
 	case b.Node.Inside == b.Node.Interface:
@@ -93,6 +95,31 @@ func (r *rules) checkInside(b *Balancer) {
 	}
 	if b.Node.IsInternal() {
 		r.failf("node.internal", "must be false or absent if node.inside is set: the domain is then reached by node.inside")
+	}
+}
+
+// signalledBy tells why servers send signals about flows of a service; empty: they do not.
+func (b *Balancer) signalledBy(s *Service) string {
+	switch {
+	case s.Placement == PlacementHunt:
+		return fmt.Sprintf("placement is %s", PlacementHunt)
+	case s.Persistence == PersistenceHint:
+		return fmt.Sprintf("persistence is %s", PersistenceHint)
+	case s.Persistence == PersistenceStateless && b.Node.Limits.Hints > 0:
+		return fmt.Sprintf("persistence is %s with node.limits.hints above 0", PersistenceStateless)
+	}
+	return ""
+}
+
+// checkHints checks the size of the hint table.
+func (r *rules) checkHints(b *Balancer) {
+	const at, least = "node.limits.hints", 1024
+	hinted := slices.IndexFunc(b.Services, func(s Service) bool { return s.Persistence == PersistenceHint })
+	switch hints := b.Node.Limits.Hints; {
+	case hints == 0 && hinted >= 0:
+		r.failf(at, "must not be 0 for %s, whose persistence is %s", field.Item("services", hinted), PersistenceHint)
+	case hints > 0 && hints < least:
+		r.failf(at, "must be 0 or at least %d", least)
 	}
 }
 
@@ -112,7 +139,7 @@ func (r *rules) checkTunnelSources(addresses []netip.Addr) {
 // checkService checks the fields of a service that only balancers have, except its servers.
 func (r *rules) checkService(path string, s *Service) {
 	checkKnown(r, field.Child(path, "placement"), s.Placement, PlacementHash, PlacementHunt, PlacementRoundRobin)
-	checkKnown(r, field.Child(path, "persistence"), s.Persistence, PersistenceTable, PersistenceStateless)
+	checkKnown(r, field.Child(path, "persistence"), s.Persistence, PersistenceTable, PersistenceStateless, PersistenceHint)
 	at := field.Child(path, "candidates")
 	checkRange(r, at, s.Candidates, 1, tables.MaxCandidates)
 	r.checkHunt(path, s)
@@ -156,14 +183,14 @@ func (r *rules) checkHunt(path string, s *Service) {
 // checkPersistence checks the requirements and the fields of the persistence.
 func (r *rules) checkPersistence(path string, s *Service) {
 	at, history := field.Child(path, "generations"), field.Child(path, "history")
-	if s.Persistence != PersistenceStateless {
+	if !s.FindsByColumn() {
 		checkRange(r, at, s.Generations, 1, MaxGenerations)
 		if s.History != 0 {
 			r.failf(history, "not used by persistence %s", s.Persistence)
 		}
 		return
 	}
-	checkRange(r, at, s.Generations, 1, MaxStatelessGenerations)
+	checkRange(r, at, s.Generations, 1, MaxColumnGenerations)
 	checkRange(r, history, s.History, 1, MaxGenerations)
 	if s.Protocol == UDP {
 		r.failf(field.Child(path, "protocol"), "must be %s for persistence %s: servers mark packets in the timestamps of TCP",
@@ -181,9 +208,13 @@ func (r *rules) checkPersistence(path string, s *Service) {
 		r.failf(field.Child(path, "selection"), "must be %s for persistence %s: a random server is in no column of the flow's bucket",
 			SelectConsistent, s.Persistence)
 	}
-	if s.Selection.OrdersByReports() {
+	if s.Selection == SelectReports && s.Persistence == PersistenceStateless {
 		r.failf(field.Child(path, "selection"), "must be %s for persistence %s: servers report their loads in signals, and send none",
 			SelectConsistent, s.Persistence)
+	}
+	if s.Selection == SelectSpare {
+		r.failf(field.Child(path, "selection"), "must not be %s for persistence %s: a server with free capacity can be in no column of the flow's bucket",
+			s.Selection, s.Persistence)
 	}
 	if s.Buckets*s.Candidates > MaxColumns {
 		r.failf(field.Child(path, "buckets"), "%d buckets of %d candidates: persistence %s can have at most %d together",

@@ -36,6 +36,7 @@ const (
 
 	PersistenceTable     Persistence = "table"     // a flow table remembers
 	PersistenceStateless Persistence = "stateless" // the packets tell, by cookies
+	PersistenceHint      Persistence = "hint"      // a small table guesses, and servers check
 
 	SRv6Insert Encapsulation = "srv6-insert"
 	SRv6Encap  Encapsulation = "srv6-encap"
@@ -103,11 +104,12 @@ type Service struct {
 	// round-robin.
 	Candidates int `yaml:"candidates"`
 	// Generations is how many sets of servers the candidate table follows from: the present one and
-	// those before. 1 to 4, and 3 by default; for persistence stateless 1 to 64, and 32 by default.
+	// those before. 1 to 4, and 3 by default; for persistence stateless and hint 1 to 64, and 32 by
+	// default.
 	Generations int `yaml:"generations"`
 	// History is how many different servers each place of a row remembers, 1 to 4, the present one
-	// included. Default 3, and at most Generations. It is for persistence stateless only: otherwise a
-	// place remembers the servers of all generations.
+	// included. Default 3, and at most Generations. It is for persistence stateless and hint: under
+	// table, a place remembers the servers of all generations.
 	History int `yaml:"history,omitempty"`
 	// Buckets is the size of the consistent-hash table: a prime or a power of two, larger than the
 	// number of servers. Default 65537. Under placement round-robin the table has a row for each
@@ -198,3 +200,9 @@ type Server struct {
 
 // hasOwnHost tells whether the health checks connect to another address than Address.
 func (s *Server) hasOwnHost() bool { return s.Host.IsValid() && s.Host != s.Address }
+
+// FindsByColumn tells whether packets find the server of a flow by its column, that is by its place in
+// the row of the flow's bucket.
+func (s *Service) FindsByColumn() bool {
+	return s.Persistence == PersistenceStateless || s.Persistence == PersistenceHint
+}

@@ -38,6 +38,8 @@ const (
 	CreateStickiness Function = 0x0011
 	// RemoveStickiness says that this flow is ending.
 	RemoveStickiness Function = 0x0012
+	// Return says that the sender does not have the flow of the client's packet.
+	Return Function = 0x0013
 )
 
 var functionNames = map[Function]struct{ long, short string }{
@@ -51,6 +53,7 @@ var functionNames = map[Function]struct{ long, short string }{
 	Probe:             {"probe", "pr"},
 	CreateStickiness:  {"create-stickiness", "cs"},
 	RemoveStickiness:  {"remove-stickiness", "rms"},
+	Return:            {"return", "rt"},
 }
 
 // AtServer tells whether a packet to a VIP may ask servers for the function: is_vip_function in

@@ -16,6 +16,7 @@ const (
 	noColumnBit       = 1 << 44
 	wantsReportBit    = 1 << 43
 	cookieShift       = 41
+	returnsBit        = 1 << 40
 	cookieWidths      = 4
 	nextShift         = 20
 	columnsInArgument = 8
@@ -28,8 +29,11 @@ type Offer struct {
 	// WantsReport tells that the balancer takes load reports of this flow.
 	WantsReport bool
 	// Cookie is the width of the flow's cookie, in bits, 0 to 3. It is 0 if the flow has none: the
-	// balancer keeps state of the flow. SIDs of the function Steer have only this field.
+	// balancer keeps state of the flow. SIDs of the function Steer have only this field and the next.
 	Cookie int
+	// Returns tells, in a SID of the function Steer, that a server without the flow returns the packet
+	// to the balancer.
+	Returns bool
 	// Next is the load that the candidate would have with one connection more, up to MaxLoad. It is
 	// 0 if the candidate has told no load.
 	Next uint32
@@ -48,6 +52,9 @@ func (o Offer) Argument() uint64 {
 	if o.WantsReport {
 		argument |= wantsReportBit
 	}
+	if o.Returns {
+		argument |= returnsBit
+	}
 	return argument | uint64(o.Cookie%cookieWidths)<<cookieShift
 }
 
@@ -57,6 +64,7 @@ func ParseOffer(argument uint64) Offer {
 		Column:      int(argument >> columnShift % columnsInArgument),
 		WantsReport: argument&wantsReportBit != 0,
 		Cookie:      int(argument >> cookieShift % cookieWidths),
+		Returns:     argument&returnsBit != 0,
 		Next:        uint32(argument >> nextShift & MaxLoad),
 		Capacity:    uint32(argument & MaxLoad),
 	}
@@ -83,6 +91,9 @@ func (o Offer) String() string {
 	}
 	if o.Cookie != 0 {
 		text += fmt.Sprintf(", cookie of %d bits", o.Cookie)
+	}
+	if o.Returns {
+		text += ", return"
 	}
 	return text
 }

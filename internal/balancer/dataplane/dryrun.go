@@ -76,8 +76,10 @@ func (r *Reader) DryRun() (*DryRun, error) {
 		defer locators.Close()
 		tables[balancerMapLocators] = locators
 	}
-	buckets, halfOpenBuckets := r.maps.Flows.MaxEntries(), r.maps.HalfOpen.MaxEntries()
-	return NewDryRun(tables, constantsOf(&r.Identity, r.Clock, buckets, halfOpenBuckets), true)
+	sizes := tableSizes{
+		flows: r.maps.Flows.MaxEntries(), halfOpen: r.maps.HalfOpen.MaxEntries(), hints: r.maps.Hints.MaxEntries(),
+	}
+	return NewDryRun(tables, constantsOf(&r.Identity, r.Clock, sizes), true)
 }
 
 // openAttached opens a map of the attached xdp_lb that has no pin. It returns nil if no xdp_lb is

@@ -53,7 +53,7 @@ func mapFlows(m *ebpf.Map) (*FlowTable, error) {
 	size := int(m.MaxEntries()) * int(m.ValueSize())
 	memory, err := unix.Mmap(m.FD(), 0, size, protection, unix.MAP_SHARED)
 	if err != nil {
-		return nil, fmt.Errorf("map the flow table: %w", err)
+		return nil, fmt.Errorf("map a table of flows: %w", err)
 	}
 	entries := unsafe.Slice((*uint64)(unsafe.Pointer(unsafe.SliceData(memory))), size/8)
 	return &FlowTable{memory: memory, Entries: entries}, nil

@@ -50,6 +50,7 @@ const ProtocolVersion = balancerProtocolVersionPROTOCOL_VERSION
 const (
 	FlowsMap          = balancerMapFlows
 	FragmentsMap      = balancerMapFragments
+	HintsMap          = balancerMapHints
 	ReasonsMap        = balancerMapReasons
 	ServerCountersMap = balancerMapServerCounters
 	TablesMap         = balancerMapTables

@@ -26,6 +26,7 @@ var placements = map[placementName]balancerPlacement{
 var persistences = map[desired.Persistence]balancerPersistence{
 	desired.PersistenceTable:     balancerPersistencePERSISTENCE_TABLE,
 	desired.PersistenceStateless: balancerPersistencePERSISTENCE_STATELESS,
+	desired.PersistenceHint:      balancerPersistencePERSISTENCE_HINT,
 }
 
 var encapsulations = map[desired.Encapsulation]balancerEncapsulation{

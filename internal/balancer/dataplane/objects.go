@@ -39,6 +39,7 @@ func (maps *Maps) Pinned() map[string]**ebpf.Map {
 		FragmentsMap:              &maps.Fragments,
 		balancerMapIdentity:       &maps.Identity,
 		balancerMapHalfOpen:       &maps.HalfOpen,
+		HintsMap:                  &maps.Hints,
 		ReasonsMap:                &maps.Reasons,
 		balancerMapReportCounters: &maps.ReportCounters,
 		ServerCountersMap:         &maps.ServerCounters,

@@ -37,6 +37,7 @@ type Plane struct {
 	Ports     *Ports
 	Flows     *FlowTable
 	HalfOpen  *FlowTable // flows whose SYN a server has answered, and whose client has not answered
+	Hints     *HintTable
 	Clock     *FlowClock // the clock of both flow tables
 	Sweeper   *Sweeper
 	// FlowCounts are what the last sweep has counted. Slots writes them.
@@ -76,6 +77,7 @@ func Open(cfg *desired.Balancer, clock *FlowClock, log *slog.Logger) (*Plane, er
 		return nil, err
 	}
 	spec.Maps[FlowsMap].MaxEntries = flowBuckets(cfg.Node.Limits.Flows)
+	spec.Maps[HintsMap].MaxEntries = hintSets(cfg.Node.Limits.Hints)
 	spec.Maps[balancerMapHalfOpen].MaxEntries = flowBuckets(cfg.Node.Limits.Flows / flowsPerHalfOpen)
 	for _, bySlot := range []string{
 		ServerCountersMap, balancerMapServerSignals, balancerMapAnsweredOffers,
@@ -123,7 +125,10 @@ func (p *Plane) load(spec *ebpf.CollectionSpec, node *desired.BalancerNode, log 
 		return err
 	}
 	p.identity = identity
-	p.Constants = constantsOf(identity, p.Clock, spec.Maps[FlowsMap].MaxEntries, spec.Maps[balancerMapHalfOpen].MaxEntries)
+	p.Constants = constantsOf(identity, p.Clock, tableSizes{
+		flows: spec.Maps[FlowsMap].MaxEntries, halfOpen: spec.Maps[balancerMapHalfOpen].MaxEntries,
+		hints: spec.Maps[HintsMap].MaxEntries,
+	})
 	for name, value := range p.Constants {
 		if err := spec.Variables[name].Set(value); err != nil {
 			return fmt.Errorf("set %s: %w", name, err)
@@ -143,6 +148,9 @@ func (p *Plane) load(spec *ebpf.CollectionSpec, node *desired.BalancerNode, log 
 		return err
 	}
 	if p.HalfOpen, err = mapFlows(p.Objects.HalfOpen); err != nil {
+		return err
+	}
+	if p.Hints, err = mapHints(p.Objects.Hints); err != nil {
 		return err
 	}
 	if p.Sweeper, err = newSweeper(&p.Objects, p.Clock); err != nil {
@@ -170,16 +178,20 @@ func (p *Plane) load(spec *ebpf.CollectionSpec, node *desired.BalancerNode, log 
 	return p.pinNew(kept)
 }
 
+// tableSizes are the numbers of buckets of the flow tables, and of sets of the hint table.
+type tableSizes struct{ flows, halfOpen, hints uint32 }
+
 // constantsOf returns the values of the variables with which programs that use some tables must be
-// loaded. The tables have the identity, and both flow tables have these numbers of buckets.
-func constantsOf(identity *Identity, clock *FlowClock, buckets, halfOpenBuckets uint32) map[string]any {
+// loaded. The tables have the identity and these sizes.
+func constantsOf(identity *Identity, clock *FlowClock, sizes tableSizes) map[string]any {
 	return map[string]any{
 		balancerVarFlowTickShift:       clock.Shift,
 		balancerVarReportHalfLifeShift: halfLifeShift(clock.Jiffy),
 		balancerVarFlowBucketKeys:      identity.FlowBucketKeys,
 		balancerVarFlowSignatureKeys:   identity.FlowSignatureKeys,
-		balancerVarFlowBucketShift:     bucketShift(buckets),
-		balancerVarHalfOpenBucketShift: bucketShift(halfOpenBuckets),
+		balancerVarFlowBucketShift:     bucketShift(sizes.flows),
+		balancerVarHalfOpenBucketShift: bucketShift(sizes.halfOpen),
+		balancerVarHintSetShift:        hintSetShift(sizes.hints),
 		balancerVarServiceKeys:         identity.ServiceKeys,
 		balancerVarBucketKeys:          identity.BucketKeys,
 	}
@@ -193,7 +205,7 @@ func (p *Plane) SetSignalKeys(keys config.SignalKeys) error {
 
 // Close unloads the objects that are not pinned. A data path that is attached keeps working.
 func (p *Plane) Close() error {
-	return errors.Join(p.Probes.close(), p.Sweeper.close(), p.Flows.close(), p.HalfOpen.close(),
+	return errors.Join(p.Probes.close(), p.Sweeper.close(), p.Flows.close(), p.HalfOpen.close(), p.Hints.close(),
 		p.FlowCounts.close(), p.Directory.Close(), p.closeObjects())
 }
 

@@ -116,6 +116,15 @@ func (r *Reader) Close() error {
 // Capacity returns the number of flows for which the flow table is made.
 func (r *Reader) Capacity() uint64 { return uint64(r.maps.Flows.MaxEntries()) * FlowLoad }
 
+// Hints counts the hints. Hints returns an error if the table cannot be mapped.
+func (r *Reader) Hints() (HintCounts, error) {
+	table, err := mapHints(r.maps.Hints)
+	if err != nil {
+		return HintCounts{}, err
+	}
+	return table.count(), table.close()
+}
+
 // ServiceLabels reads the labels of services, by number. ServiceLabels returns an error if the
 // labels cannot be read.
 func (r *Reader) ServiceLabels() (map[uint32]ServiceLabel, error) {

@@ -202,7 +202,7 @@ const (
 	RuleHalfOpen      = uint8(balancerRuleFlagsRULE_HALF_OPEN)
 	RuleServersAnswer = uint8(balancerRuleFlagsRULE_SERVERS_ANSWER)
 	RuleAskIdle       = uint8(balancerRuleFlagsRULE_ASK_IDLE)
-	RuleCookies       = uint8(balancerRuleFlagsRULE_COOKIES)
+	RuleInRow         = uint8(balancerRuleFlagsRULE_IN_ROW)
 	RuleFormerFlows   = uint8(balancerRuleFlagsRULE_FORMER_FLOWS)
 )
 
@@ -210,7 +210,8 @@ const (
 // answered, and whose client has not answered yet.
 func (r *ServiceRule) HasHalfOpen() bool { return r.Flags&RuleHalfOpen != 0 }
 
-// HasFormerFlows tells whether the flow table may have flows from before the service became stateless.
+// HasFormerFlows tells whether the flow table may have flows from before the service had another
+// persistence.
 func (r *ServiceRule) HasFormerFlows() bool { return r.Flags&RuleFormerFlows != 0 }
 
 // Table returns which of its two candidate tables the service uses: 0 or 1.

@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * The hint table: a hint tells in 16 bits which server probably has a flow. A set is one word with
+ * four hints. All cores share the table without locks. Readers load a set once. Writers replace it by
+ * compare-and-swap; a writer that loses the race changes nothing.
+ *
+ *    15           8 7      5 4      2 1     0
+ *   +--------------+--------+--------+-------+
+ *   |     tag      | column |  mark  |  use  |
+ *   +--------------+--------+--------+-------+
+ *
+ * The set and the tag come from a hash of the flow. The tag tells strangers apart, but not for
+ * certain. So a hint can be another flow's. A server that does not have the flow returns the packet,
+ * and the packet then visits all servers that may have the flow (docs/stateless.md, "Hints").
+ *
+ * The column is that of the flow's server in the row of the flow's bucket. The mark is a hash of the
+ * server's number. It tells the servers apart that the column has had. It also refutes most hints of
+ * strangers: the column has another server in another bucket.
+ */
+#ifndef SEGUE_BALANCER_HINTS_H
+#define SEGUE_BALANCER_HINTS_H
+
+#include "decision.h"
+#include "flowtable.h"
+
+#define HINTS_PER_SET 4
+#define HINT_BITS 16
+#define HINT_MASK 0xffffU
+#define HINT_TAG_BITS 8
+#define HINT_TAG_MASK ((1 << HINT_TAG_BITS) - 1)
+#define HINT_TAG_SHIFT 8
+#define HINT_COLUMN_SHIFT 5
+#define HINT_MARK_BITS 3
+#define HINT_MARK_SHIFT 2
+#define HINT_USE_MASK 3U
+
+/* Each sweep makes a recent hint idle, and frees the others (internal/balancer/dataplane/hints.go). */
+enum hint_use {
+	HINT_FREE,
+	HINT_IDLE,   /* a new hint may replace it */
+	HINT_RECENT, /* a packet has followed it since the last sweep */
+	HINT_SHARED, /* several flows have this tag, so the rest says nothing */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1); /* set at load: a power of two */
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, __u64);
+} hints SEC(".maps");
+
+/* 64 less the bits of a set's number; 0: there is no hint table. */
+const volatile __u32 hint_set_shift;
+
+/* The hint of a flow, as a lookup found it. */
+struct hint {
+	__u64 *set;  /* NULL: there is no hint table */
+	__u64 read;  /* the set, as it was read */
+	__u32 tag;   /* at its position in a hint */
+	__u32 value; /* the flow's hint; 0: there is none */
+	__u32 place; /* the hint's first bit in the set */
+};
+
+static __always_inline bool has_hints(void)
+{
+	return hint_set_shift;
+}
+
+/* The mark of a server, at its position in a hint. */
+static __always_inline __u32 hint_mark(__u32 server)
+{
+	return (__u32)(server * (__u32)GOLDEN_RATIO) >> (32 - HINT_MARK_BITS) << HINT_MARK_SHIFT;
+}
+
+static __always_inline __u32 hint_use(__u32 value)
+{
+	return value & HINT_USE_MASK;
+}
+
+static __always_inline __u32 hint_column(__u32 value)
+{
+	return value >> HINT_COLUMN_SHIFT & (MAX_CANDIDATES - 1);
+}
+
+static __always_inline bool hint_names(__u32 value, __u32 server)
+{
+	return (value & ((1 << HINT_MARK_BITS) - 1) << HINT_MARK_SHIFT) == hint_mark(server);
+}
+
+/* Whether a value in the set has the flow's tag. */
+static __always_inline bool hint_is_own(const struct hint *hint, __u32 value)
+{
+	return (value ^ hint->tag) >> HINT_TAG_SHIFT == 0 && hint_use(value) != HINT_FREE;
+}
+
+static __always_inline void hint_search(struct hint *hint)
+{
+	__u64 read = *(const volatile __u64 *)hint->set;
+
+	hint->read = read;
+	hint->value = 0;
+#pragma unroll
+	for (__u32 place = 0; place < HINTS_PER_SET * HINT_BITS; place += HINT_BITS) {
+		__u32 value = read >> place & HINT_MASK;
+
+		if (hint_is_own(hint, value)) {
+			hint->value = value;
+			hint->place = place;
+			return;
+		}
+	}
+}
+
+static __u64 hints_copy;
+
+/* Looks up the hint of a flow. A dry run changes a copy. */
+static __always_inline void hint_lookup(const struct flow_key *key, __u32 service,
+					struct hint *hint)
+{
+	__u64 hash = flow_place(key, service);
+	__u32 number = hash >> hint_set_shift;
+
+	hint->value = 0;
+	hint->set = NULL;
+	if (!has_hints())
+		return;
+	hint->tag = (hash >> (hint_set_shift - HINT_TAG_BITS) & HINT_TAG_MASK) << HINT_TAG_SHIFT;
+	hint->set = bpf_map_lookup_elem(&hints, &number);
+	if (!hint->set)
+		return;
+	hint_search(hint);
+	if (dry_run) {
+		hints_copy = hint->read;
+		hint->set = &hints_copy;
+	}
+}
+
+/* Whether the lookup found a hint that names a column. */
+static __always_inline bool hint_known(const struct hint *hint)
+{
+	return hint->value && hint_use(hint->value) != HINT_SHARED;
+}
+
+/* Replaces the value at a place of the set, unless the set has changed since it was read. */
+static __always_inline void hint_put(const struct hint *hint, __u32 place, __u32 value)
+{
+	__u64 put = (hint->read & ~((__u64)HINT_MASK << place)) | (__u64)value << place;
+
+	if (hint->set)
+		__sync_val_compare_and_swap(hint->set, hint->read, put);
+}
+
+/* Notes that a packet has followed the hint. */
+static __always_inline void hint_renew(const struct hint *hint)
+{
+	if (hint_use(hint->value) == HINT_IDLE)
+		hint_put(hint, hint->place, (hint->value & ~HINT_USE_MASK) | HINT_RECENT);
+}
+
+/* The place for a new hint: a free one, or else an idle one; negative: there is none. */
+static __always_inline int hint_room(const struct hint *hint)
+{
+	int idle = -1;
+
+#pragma unroll
+	for (int place = 0; place < HINTS_PER_SET * HINT_BITS; place += HINT_BITS) {
+		__u32 use = hint_use(hint->read >> place);
+
+		if (use == HINT_FREE)
+			return place;
+		if (use == HINT_IDLE)
+			idle = place;
+	}
+	return idle;
+}
+
+/*
+ * How a flow's hint is used after a server has told that it has the flow. `is_same`: the hint names
+ * that server already. `is_proven`: the client has answered the server, so the packet is not of a
+ * flood. A recent hint of another server is probably of another flow with the same tag: from then on
+ * it is shared.
+ */
+static __always_inline enum hint_use hint_next_use(enum hint_use before, bool is_same,
+						   bool is_proven)
+{
+	if (before == HINT_SHARED || (before == HINT_RECENT && (is_same || !is_proven)))
+		return before;
+	if (before == HINT_RECENT)
+		return HINT_SHARED;
+	return is_proven ? HINT_RECENT : HINT_IDLE;
+}
+
+/*
+ * Enters the server that has a flow. False if there is no room, or if the hint names another server
+ * and the client has not answered yet: of two servers that accept a repeated SYN, the first one
+ * keeps the hint.
+ */
+static __always_inline bool hint_enter(const struct hint *hint, __u32 column, __u32 server,
+				       bool is_proven)
+{
+	int place = hint->value ? (int)hint->place : hint_room(hint);
+	__u32 value = hint->tag | column << HINT_COLUMN_SHIFT | hint_mark(server);
+	bool is_same = !((hint->value ^ value) & ~HINT_USE_MASK);
+
+	if (!hint->set || place < 0 || (hint->value && !is_same && !is_proven))
+		return false;
+	value |= hint_next_use(hint_use(hint->value), is_same, is_proven);
+	if (value != hint->value)
+		hint_put(hint, place & (HINTS_PER_SET * HINT_BITS - 1), value);
+	return true;
+}
+
+/* Removes the hint of a flow that has ended, if the hint names the server. */
+static __always_inline void hint_remove(const struct hint *hint, __u32 server)
+{
+	if (hint_known(hint) && hint_names(hint->value, server))
+		hint_put(hint, hint->place, 0);
+}
+
+#endif

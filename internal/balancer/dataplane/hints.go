@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dataplane
+
+import (
+	"math/bits"
+	"sync/atomic"
+
+	"github.com/cilium/ebpf"
+)
+
+const (
+	// hintsPerSet is HINTS_PER_SET in bpf/balancer/hints.h. A set is a word of 64 bits.
+	hintsPerSet = 4
+	// HintLoad is the number of hints per set when the table has as many as its capacity. It is half
+	// of the places, so that few sets overflow (docs/stateless.md).
+	HintLoad = hintsPerSet / 2
+	hintBits = 64 / hintsPerSet
+	useMask  = 3
+)
+
+// The states of a hint (enum hint_use in bpf/balancer/hints.h).
+const (
+	hintIdle   = uint64(balancerHintUseHINT_IDLE)
+	hintRecent = uint64(balancerHintUseHINT_RECENT)
+	hintShared = uint64(balancerHintUseHINT_SHARED)
+)
+
+// hintSets returns the number of sets for a capacity in hints. It is a power of two; 1: there is no
+// hint table.
+func hintSets(hints uint32) uint32 {
+	if hints == 0 {
+		return 1
+	}
+	return 1 << bits.Len32((hints-1)/HintLoad)
+}
+
+// hintSetShift is hint_set_shift of bpf/balancer/hints.h for a number of sets.
+func hintSetShift(sets uint32) uint32 {
+	if sets == 1 {
+		return 0
+	}
+	return bucketShift(sets)
+}
+
+// HintTable is the hint table of the data path, mapped into this process. bpf/balancer/hints.h has
+// its layout.
+type HintTable struct{ table *FlowTable }
+
+// HintCounts are numbers of hints.
+type HintCounts struct {
+	Capacity uint64 // for how many flows the table is made; 0: there is no table
+	Idle     uint64 // no packet has followed them since the last sweep
+	Recent   uint64
+	Shared   uint64 // of several flows, so they name no server
+}
+
+func mapHints(m *ebpf.Map) (*HintTable, error) {
+	table, err := mapFlows(m)
+	return &HintTable{table}, err
+}
+
+func (t *HintTable) close() error {
+	if t == nil || t.table == nil {
+		return nil
+	}
+	return t.table.close()
+}
+
+// HasHints tells whether there is a hint table.
+func (p *Plane) HasHints() bool { return len(p.Hints.table.Entries) > 1 }
+
+// Sweep makes recent hints idle, and frees all others.
+func (t *HintTable) Sweep() {
+	for i := range t.table.Entries {
+		set := &t.table.Entries[i]
+		for {
+			before := atomic.LoadUint64(set)
+			if before == 0 || atomic.CompareAndSwapUint64(set, before, swept(before)) {
+				break
+			}
+		}
+	}
+}
+
+// swept returns a set after a sweep.
+func swept(set uint64) uint64 {
+	for shift := 0; shift < 64; shift += hintBits {
+		if set>>shift&useMask == hintRecent {
+			set ^= (hintRecent ^ hintIdle) << shift
+		} else {
+			set &^= (1<<hintBits - 1) << shift
+		}
+	}
+	return set
+}
+
+// count counts the hints of a table.
+func (t *HintTable) count() (counts HintCounts) {
+	if len(t.table.Entries) > 1 {
+		counts.Capacity = uint64(len(t.table.Entries)) * HintLoad
+	}
+	for i := range t.table.Entries {
+		set := atomic.LoadUint64(&t.table.Entries[i])
+		for ; set != 0; set >>= hintBits {
+			switch set & useMask {
+			case hintIdle:
+				counts.Idle++
+			case hintRecent:
+				counts.Recent++
+			case hintShared:
+				counts.Shared++
+			}
+		}
+	}
+	return counts
+}
