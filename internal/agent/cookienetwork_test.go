@@ -1,0 +1,426 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/cilium/ebpf/link"
+	"github.com/gopacket/gopacket"
+	"github.com/gopacket/gopacket/layers"
+	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/needs"
+	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/internal/srv6"
+	"github.com/segue-lb/segue/internal/testnet"
+)
+
+// stateless is a balancer that keeps no state: the cookie in a packet names its server.
+type stateless struct {
+	kind    desired.Encapsulation
+	width   int
+	columns []int // of servers, from server 1
+
+	mu sync.Mutex
+	// before is called before a packet of the client is sent. If it returns false, the packet is
+	// lost.
+	before func(sentSegment) bool
+	failed error // the first packet whose cookie names no server
+}
+
+// sentSegment is a TCP packet on a link.
+type sentSegment struct {
+	frame       []byte
+	from        netip.Addr
+	source      uint16
+	destination uint16
+	flags       packet.TCPFlags
+	size        int // bytes of data
+	stamps
+}
+
+func readSegment(frame []byte) (s sentSegment, ok bool) {
+	decoded := gopacket.NewPacket(frame, layers.LayerTypeEthernet, gopacket.NoCopy)
+	tcp, ok := decoded.Layer(layers.LayerTypeTCP).(*layers.TCP)
+	if !ok {
+		return s, false
+	}
+	from, _ := netip.AddrFromSlice(decoded.NetworkLayer().NetworkFlow().Src().Raw())
+	s = sentSegment{
+		frame: slices.Clone(frame), from: from, source: uint16(tcp.SrcPort), destination: uint16(tcp.DstPort),
+		flags: packet.TCPFlags(tcp.Contents[13]), size: len(tcp.Payload),
+	}
+	for _, o := range tcp.Options {
+		if o.OptionType == layers.TCPOptionKindTimestamps && len(o.OptionData) == 8 {
+			s.stamps = stamps{true, binary.BigEndian.Uint32(o.OptionData), binary.BigEndian.Uint32(o.OptionData[4:])}
+		}
+	}
+	return s, true
+}
+
+// place returns the encapsulation of a client's frame. It returns false if the frame is lost.
+func (s *stateless) place(frame []byte) (packet.Encap, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := packet.Encap{Kind: s.kind, Sender: sender}
+	segment, ok := readSegment(frame)
+	if !ok || s.before != nil && !s.before(segment) {
+		return e, false
+	}
+	mask := uint32(1)<<s.width - 1
+	for i, column := range s.columns {
+		sid := srv6.SID{Locator: netip.PrefixFrom(serverSID(i+1), 64).Masked(), Function: srv6.Steer}
+		sid.Argument = srv6.Offer{Cookie: s.width}.Argument()
+		if segment.flags&packet.SYN != 0 {
+			sid.Function = srv6.ConnectAvail
+			sid.Argument = srv6.Offer{Cookie: s.width, Column: column}.Argument()
+		} else if segment.Found && segment.Echo&mask != uint32(column) {
+			continue
+		}
+		e.Segments = append(e.Segments, sid.Addr())
+	}
+	if len(e.Segments) == 0 && s.failed == nil {
+		s.failed = fmt.Errorf("a packet with %v echoes %#x: no server has this column", segment.flags, segment.Echo)
+	}
+	return e, len(e.Segments) > 0
+}
+
+func (s *stateless) onPacket(before func(sentSegment) bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.before = before
+}
+
+// recorder records the TCP packets on an interface until the test ends.
+type recorder struct {
+	mu   sync.Mutex
+	sent []sentSegment
+}
+
+func (n *network) watch(ns *testnet.Namespace, iface string) *recorder {
+	n.t.Helper()
+	var file *os.File
+	n.in(ns, func() error {
+		device, err := net.InterfaceByName(iface)
+		if err != nil {
+			return err
+		}
+		const protocol = unix.ETH_P_ALL<<8&0xff00 | unix.ETH_P_ALL>>8 // in network order
+		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, protocol)
+		if err != nil {
+			return err
+		}
+		file = os.NewFile(uintptr(fd), iface)
+		return errors.Join(
+			unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 64<<20),
+			unix.Bind(fd, &unix.SockaddrLinklayer{Ifindex: device.Index, Protocol: protocol}))
+	})
+	w, done := &recorder{}, make(chan struct{})
+	go func() {
+		defer close(done)
+		buffer := make([]byte, 1<<17)
+		for {
+			length, err := file.Read(buffer)
+			if err != nil {
+				return
+			}
+			if s, ok := readSegment(buffer[:length]); ok {
+				w.mu.Lock()
+				w.sent = append(w.sent, s)
+				w.mu.Unlock()
+			}
+		}
+	}()
+	n.t.Cleanup(func() {
+		_ = file.Close()
+		<-done
+	})
+	return w
+}
+
+// of returns the packets so far that fulfil a condition.
+func (w *recorder) of(is func(sentSegment) bool) (all []sentSegment) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, s := range w.sent {
+		if is(s) {
+			all = append(all, s)
+		}
+	}
+	return all
+}
+
+// cookieNetwork is a network with a stateless balancer. Server 1 refuses all connections, so server
+// 2 gets them.
+type cookieNetwork struct {
+	*network
+	*stateless
+	vip      netip.AddrPort
+	agent    *running // of server 2
+	table    *flowTable
+	wire     *recorder // between the router and server 2
+	stack    *recorder // what the stack of server 2 sends and receives
+	accepted chan *net.TCPConn
+}
+
+func newCookieNetwork(t *testing.T, kind desired.Encapsulation, vip netip.AddrPort, width int, columns ...int) *cookieNetwork {
+	needs.Cgroup2(t)
+	n := &cookieNetwork{
+		network: newNetwork(t, 2), vip: vip, accepted: make(chan *net.TCPConn, 1),
+		stateless: &stateless{kind: kind, width: width, columns: columns},
+	}
+	var agents [2]*running
+	for i, policy := range []desired.AcceptPolicy{desired.AcceptNever, desired.AcceptAlways} {
+		cfg := n.config(i+1, kind, vip.Addr())
+		cfg.Node.MTU = 1500 - 24 // SYNs list two servers
+		cfg.Services[0].Accept.Policy = policy
+		cfg.Services[0].Load.Kind = desired.LoadAcceptQueue
+		agents[i] = n.run(i+1, cfg, link.AttachTCX)
+	}
+	n.agent, n.table = agents[1], tableOf(t, agents[1].kernel)
+	n.wire, n.stack = n.watch(n.router, "server2"), n.watch(n.servers[1], "eth0")
+	n.network.mu.Lock()
+	n.network.stateless = n.stateless
+	n.network.mu.Unlock()
+	n.listen()
+	t.Cleanup(n.check)
+	return n
+}
+
+// listen starts an application on server 2. Half of the tests use multipath TCP, as Go programs do,
+// which has sockets of another kind.
+func (n *cookieNetwork) listen() {
+	var listener net.Listener
+	n.in(n.servers[1], func() (err error) {
+		var config net.ListenConfig
+		config.SetMultipathTCP(n.vip.Addr().Is6())
+		listener, err = config.Listen(n.t.Context(), "tcp", n.vip.String())
+		return err
+	})
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			c, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			n.accepted <- c.(*net.TCPConn)
+		}
+	}()
+	n.t.Cleanup(func() {
+		_ = listener.Close()
+		<-done
+	})
+}
+
+// connect returns both ends of a new connection.
+func (n *cookieNetwork) connect() (client, server *net.TCPConn) {
+	n.t.Helper()
+	client = n.dial(n.vip.Addr())
+	select {
+	case server = <-n.accepted:
+	case <-time.After(patience):
+		n.t.Fatal("the application gets no connection")
+	}
+	n.t.Cleanup(func() { _ = server.Close() })
+	if err := server.SetDeadline(time.Now().Add(patience)); err != nil {
+		n.t.Fatal(err)
+	}
+	return client, server
+}
+
+// transfer sends data from one end to the other.
+func (n *cookieNetwork) transfer(from, to net.Conn, size int) {
+	n.t.Helper()
+	sent, got := bytes.Repeat([]byte("segue "), size/6+1)[:size], make([]byte, size)
+	failed := make(chan error, 1)
+	go func() {
+		_, err := from.Write(sent)
+		failed <- err
+	}()
+	_, err := io.ReadFull(to, got)
+	if err := errors.Join(err, <-failed); err != nil {
+		n.t.Fatalf("transfer of %d bytes: %v", size, err)
+	}
+	if !bytes.Equal(sent, got) {
+		n.t.Fatalf("%d bytes arrived different", size)
+	}
+}
+
+// end closes one end, and then the other.
+func (n *cookieNetwork) end(first, second *net.TCPConn) {
+	n.t.Helper()
+	if err := first.Close(); err != nil {
+		n.t.Fatal(err)
+	}
+	if _, err := second.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+		n.t.Fatalf("the other end of a closed connection reads %v, want the end", err)
+	}
+	if err := second.Close(); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+func portOf(c net.Conn) uint16 { return uint16(c.LocalAddr().(*net.TCPAddr).Port) }
+
+// sentTo returns the packets with all of the flags that server 2 has sent to a port of the client.
+func (n *cookieNetwork) sentTo(port uint16, flags packet.TCPFlags) []sentSegment {
+	return n.wire.of(func(s sentSegment) bool {
+		return s.from == n.vip.Addr() && s.destination == port && s.flags&flags == flags
+	})
+}
+
+// check compares what the server has sent and received with the rules for all packets.
+func (n *cookieNetwork) check() {
+	mask := uint32(1)<<n.width - 1
+	last := map[uint16]uint32{}
+	for _, s := range n.wire.of(func(s sentSegment) bool { return s.from == n.vip.Addr() && s.Found }) {
+		if s.Value&mask != uint32(n.columns[1]) {
+			n.t.Errorf("a packet with %v and %d bytes has the timestamp %#x, want column %d", s.flags, s.size, s.Value, n.columns[1])
+		}
+		if before, ok := last[s.destination]; ok && int32(s.Value-before) < 0 {
+			n.t.Errorf("the timestamp %#x of a packet with %v follows %#x", s.Value, s.flags, before)
+		}
+		last[s.destination] = s.Value
+	}
+	n.stateless.mu.Lock()
+	defer n.stateless.mu.Unlock()
+	if n.failed != nil {
+		n.t.Error(n.failed)
+	}
+	if got := n.netstat("TSEcrRejected"); got != 0 {
+		n.t.Errorf("the stack has rejected %d echoes", got)
+	}
+	signals, err := sums(n.agent.kernel.objects.Signals, n.agent.kernel.labels.signals)
+	for name, count := range signals {
+		if err != nil || count != 0 {
+			n.t.Errorf("%d packets have signals (%s), want none: %v", count, name, err)
+		}
+	}
+}
+
+// netstat returns a counter of server 2's stack. It is 0 if the kernel does not have the counter.
+func (n *cookieNetwork) netstat(name string) (value int) {
+	n.t.Helper()
+	n.in(n.servers[1], func() error {
+		text, err := os.ReadFile("/proc/thread-self/net/netstat")
+		if err != nil {
+			return err
+		}
+		rows := strings.Split(string(text), "\n")
+		names, values := strings.Fields(rows[0]), strings.Fields(rows[1])
+		if at := slices.Index(names, name); at > 0 {
+			_, err = fmt.Sscan(values[at], &value)
+		}
+		return err
+	})
+	return value
+}
+
+// set sets a variable of a namespace's stack.
+func (n *cookieNetwork) set(ns *testnet.Namespace, name, value string) {
+	n.t.Helper()
+	n.in(ns, func() error { return os.WriteFile("/proc/sys/net/ipv4/"+name, []byte(value), 0) })
+}
+
+// hasTimestamps is TCPI_OPT_TIMESTAMPS.
+const hasTimestamps = 1
+
+// tcpInfo returns TCP_INFO of a connection.
+func tcpInfo(t *testing.T, c *net.TCPConn) (info unix.TCPInfo) {
+	t.Helper()
+	raw, err := c.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := raw.Control(func(fd uintptr) {
+		size := uint32(unsafe.Sizeof(info))
+		if _, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, fd, unix.IPPROTO_TCP, unix.TCP_INFO,
+			uintptr(unsafe.Pointer(&info)), uintptr(unsafe.Pointer(&size)), 0); errno != 0 {
+			err = errno
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return info
+}
+
+// scales returns the window scales of a connection in both directions.
+func scales(info *unix.TCPInfo) (sent, received uint8) {
+	b := (*[8]byte)(unsafe.Pointer(info))[6] // the package has no field for it
+	return b & 0xf, b >> 4
+}
+
+// A variant is a way of packets to the server, and the servers' columns.
+type variant struct {
+	kind    desired.Encapsulation
+	vip     netip.AddrPort
+	width   int
+	columns []int
+}
+
+func variants() []variant {
+	return []variant{
+		{desired.SRv6Insert, vip6, 1, []int{1, 0}},
+		{desired.SRv6Encap, vip4, 1, []int{0, 1}},
+		{desired.SRv6Encap, vip6, 2, []int{0, 2}},
+		{desired.SRv6Encap, vip4, 3, []int{0, 5}},
+		{desired.SRv6Insert, vip6, 3, []int{1, 0}},
+	}
+}
+
+func eachVariant(t *testing.T, f func(*testing.T, *cookieNetwork)) {
+	for _, v := range variants() {
+		t.Run(fmt.Sprintf("%s/%s/%d bits, column %d", v.kind, v.vip.Addr(), v.width, v.columns[1]), func(t *testing.T) {
+			f(t, newCookieNetwork(t, v.kind, v.vip, v.width, v.columns...))
+		})
+	}
+}
+
+// evict empties the flow table of server 2, as a flood of SYNs does.
+func (n *cookieNetwork) evict() { clear(n.table.entries) }
+
+// stateOf returns the state of the socket that gets the packets from a client's port.
+func (n *cookieNetwork) stateOf(port uint16) (state string) {
+	n.t.Helper()
+	client := netip.MustParseAddr("10.0.0.2")
+	if n.vip.Addr().Is6() {
+		client = netip.MustParseAddr("fd00:c::2")
+	}
+	n.in(n.servers[1], func() error {
+		sockets, err := querySockets(n.agent.kernel.objects.QuerySocket, netip.AddrPortFrom(client, port), n.vip)
+		state = socketName(sockets.State)
+		return err
+	})
+	return state
+}
+
+// repeat sends a frame of the client again.
+func (n *cookieNetwork) repeat(frame []byte) {
+	n.t.Helper()
+	e, ok := n.place(frame)
+	e.NextHop = n.gateway
+	wrapped, err := packet.Encapsulate(frame, e)
+	if err != nil || !ok {
+		n.t.Fatalf("repeat a packet: %v", err)
+	}
+	if _, err := unix.Write(n.raw, wrapped); err != nil {
+		n.t.Fatal(err)
+	}
+}
