@@ -4,6 +4,7 @@ package agent
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -11,9 +12,11 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"os/exec"
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 	"unsafe"
@@ -41,6 +44,9 @@ type stateless struct {
 	// lost.
 	before func(sentSegment) bool
 	failed error // the first packet whose cookie names no server
+	// withoutCookies tells that new connections have no cookie: server 2 gets all their packets.
+	withoutCookies bool
+	plain          map[uint16]bool // ports of clients of connections without a cookie
 }
 
 // sentSegment is a TCP packet on a link.
@@ -75,12 +81,27 @@ func readSegment(frame []byte) (s sentSegment, ok bool) {
 
 // place returns the encapsulation of a client's frame. It returns false if the frame is lost.
 func (s *stateless) place(frame []byte) (packet.Encap, bool) {
+	segment, ok := readSegment(frame)
+	if !ok {
+		return packet.Encap{}, false
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.before != nil && !s.before(segment) {
+		return packet.Encap{}, false
+	}
+	return s.encap(segment)
+}
+
+// encap returns the encapsulation of a client's packet, by its cookie.
+func (s *stateless) encap(segment sentSegment) (packet.Encap, bool) {
 	e := packet.Encap{Kind: s.kind, Sender: sender}
-	segment, ok := readSegment(frame)
-	if !ok || s.before != nil && !s.before(segment) {
-		return e, false
+	if segment.flags&packet.SYN != 0 {
+		s.plain[segment.source] = s.withoutCookies
+	}
+	if s.plain[segment.source] {
+		e.Segments = []netip.Addr{serverSID(2)}
+		return e, true
 	}
 	mask := uint32(1)<<s.width - 1
 	for i, column := range s.columns {
@@ -104,6 +125,20 @@ func (s *stateless) onPacket(before func(sentSegment) bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.before = before
+}
+
+// setColumns changes the servers' columns for new connections.
+func (s *stateless) setColumns(columns ...int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.columns = columns
+}
+
+// useCookies sets whether new connections have cookies.
+func (s *stateless) useCookies(use bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.withoutCookies = !use
 }
 
 // recorder records the TCP packets on an interface until the test ends.
@@ -171,28 +206,43 @@ type cookieNetwork struct {
 	*network
 	*stateless
 	vip      netip.AddrPort
+	agents   [2]*running
 	agent    *running // of server 2
 	table    *flowTable
 	wire     *recorder // between the router and server 2
 	stack    *recorder // what the stack of server 2 sends and receives
+	listener net.Listener
 	accepted chan *net.TCPConn
+
+	column          int  // of server 2, in the timestamps that it sends
+	hasNoTimestamps bool // one end has none
+	rejected        int  // echoes that the stack is to reject
 }
 
-func newCookieNetwork(t *testing.T, kind desired.Encapsulation, vip netip.AddrPort, width int, columns ...int) *cookieNetwork {
+// A variant is a way of packets to the server, and the servers' columns.
+type variant struct {
+	kind    desired.Encapsulation
+	vip     netip.AddrPort
+	width   int
+	columns []int
+	first   desired.AcceptPolicy // of server 1; default never
+}
+
+func newCookieNetwork(t *testing.T, v variant) *cookieNetwork {
 	needs.Cgroup2(t)
 	n := &cookieNetwork{
-		network: newNetwork(t, 2), vip: vip, accepted: make(chan *net.TCPConn, 1),
-		stateless: &stateless{kind: kind, width: width, columns: columns},
+		network: newNetwork(t, 2), vip: v.vip, accepted: make(chan *net.TCPConn, 1), column: v.columns[1],
+		stateless: &stateless{kind: v.kind, width: v.width, columns: v.columns, plain: map[uint16]bool{}},
 	}
-	var agents [2]*running
-	for i, policy := range []desired.AcceptPolicy{desired.AcceptNever, desired.AcceptAlways} {
-		cfg := n.config(i+1, kind, vip.Addr())
+	for i, policy := range []desired.AcceptPolicy{cmp.Or(v.first, desired.AcceptNever), desired.AcceptAlways} {
+		cfg := n.config(i+1, v.kind, v.vip.Addr())
 		cfg.Node.MTU = 1500 - 24 // SYNs list two servers
 		cfg.Services[0].Accept.Policy = policy
 		cfg.Services[0].Load.Kind = desired.LoadAcceptQueue
-		agents[i] = n.run(i+1, cfg, link.AttachTCX)
+		n.agents[i] = n.run(i+1, cfg, link.AttachTCX)
 	}
-	n.agent, n.table = agents[1], tableOf(t, agents[1].kernel)
+	n.agent = n.agents[1]
+	n.table = tableOf(t, n.agent.kernel)
 	n.wire, n.stack = n.watch(n.router, "server2"), n.watch(n.servers[1], "eth0")
 	n.network.mu.Lock()
 	n.network.stateless = n.stateless
@@ -205,18 +255,17 @@ func newCookieNetwork(t *testing.T, kind desired.Encapsulation, vip netip.AddrPo
 // listen starts an application on server 2. Half of the tests use multipath TCP, as Go programs do,
 // which has sockets of another kind.
 func (n *cookieNetwork) listen() {
-	var listener net.Listener
 	n.in(n.servers[1], func() (err error) {
 		var config net.ListenConfig
 		config.SetMultipathTCP(n.vip.Addr().Is6())
-		listener, err = config.Listen(n.t.Context(), "tcp", n.vip.String())
+		n.listener, err = config.Listen(n.t.Context(), "tcp", n.vip.String())
 		return err
 	})
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		for {
-			c, err := listener.Accept()
+			c, err := n.listener.Accept()
 			if err != nil {
 				return
 			}
@@ -224,7 +273,7 @@ func (n *cookieNetwork) listen() {
 		}
 	}()
 	n.t.Cleanup(func() {
-		_ = listener.Close()
+		_ = n.listener.Close()
 		<-done
 	})
 }
@@ -290,22 +339,28 @@ func (n *cookieNetwork) sentTo(port uint16, flags packet.TCPFlags) []sentSegment
 func (n *cookieNetwork) check() {
 	mask := uint32(1)<<n.width - 1
 	last := map[uint16]uint32{}
-	for _, s := range n.wire.of(func(s sentSegment) bool { return s.from == n.vip.Addr() && s.Found }) {
-		if s.Value&mask != uint32(n.columns[1]) {
-			n.t.Errorf("a packet with %v and %d bytes has the timestamp %#x, want column %d", s.flags, s.size, s.Value, n.columns[1])
+	n.stateless.mu.Lock()
+	defer n.stateless.mu.Unlock()
+	for _, s := range n.wire.of(func(s sentSegment) bool { return s.from == n.vip.Addr() && !n.plain[s.destination] }) {
+		if s.Found == n.hasNoTimestamps {
+			n.t.Errorf("a packet with %v and %d bytes: it has timestamps: %t", s.flags, s.size, s.Found)
+		}
+		if !s.Found {
+			continue
+		}
+		if s.Value&mask != uint32(n.column) {
+			n.t.Errorf("a packet with %v and %d bytes has the timestamp %#x, want column %d", s.flags, s.size, s.Value, n.column)
 		}
 		if before, ok := last[s.destination]; ok && int32(s.Value-before) < 0 {
 			n.t.Errorf("the timestamp %#x of a packet with %v follows %#x", s.Value, s.flags, before)
 		}
 		last[s.destination] = s.Value
 	}
-	n.stateless.mu.Lock()
-	defer n.stateless.mu.Unlock()
 	if n.failed != nil {
 		n.t.Error(n.failed)
 	}
-	if got := n.netstat("TSEcrRejected"); got != 0 {
-		n.t.Errorf("the stack has rejected %d echoes", got)
+	if got := n.netstat("TSEcrRejected"); got != n.rejected {
+		n.t.Errorf("the stack has rejected %d echoes, want %d", got, n.rejected)
 	}
 	signals, err := sums(n.agent.kernel.objects.Signals, n.agent.kernel.labels.signals)
 	for name, count := range signals {
@@ -367,28 +422,27 @@ func scales(info *unix.TCPInfo) (sent, received uint8) {
 	return b & 0xf, b >> 4
 }
 
-// A variant is a way of packets to the server, and the servers' columns.
-type variant struct {
-	kind    desired.Encapsulation
-	vip     netip.AddrPort
-	width   int
-	columns []int
-}
-
 func variants() []variant {
 	return []variant{
-		{desired.SRv6Insert, vip6, 1, []int{1, 0}},
-		{desired.SRv6Encap, vip4, 1, []int{0, 1}},
-		{desired.SRv6Encap, vip6, 2, []int{0, 2}},
-		{desired.SRv6Encap, vip4, 3, []int{0, 5}},
-		{desired.SRv6Insert, vip6, 3, []int{1, 0}},
+		{kind: desired.SRv6Insert, vip: vip6, width: 1, columns: []int{1, 0}},
+		{kind: desired.SRv6Encap, vip: vip4, width: 1, columns: []int{0, 1}},
+		{kind: desired.SRv6Encap, vip: vip6, width: 2, columns: []int{0, 2}},
+		{kind: desired.SRv6Encap, vip: vip4, width: 3, columns: []int{0, 5}},
+		{kind: desired.SRv6Insert, vip: vip6, width: 3, columns: []int{1, 6}},
 	}
 }
 
-func eachVariant(t *testing.T, f func(*testing.T, *cookieNetwork)) {
-	for _, v := range variants() {
+func eachVariant(t *testing.T, f func(*testing.T, *cookieNetwork)) { inVariants(t, variants(), f) }
+
+// inEachFamily is eachVariant with one variant for IPv4 and one for IPv6.
+func inEachFamily(t *testing.T, f func(*testing.T, *cookieNetwork)) {
+	inVariants(t, variants()[3:], f)
+}
+
+func inVariants(t *testing.T, all []variant, f func(*testing.T, *cookieNetwork)) {
+	for _, v := range all {
 		t.Run(fmt.Sprintf("%s/%s/%d bits, column %d", v.kind, v.vip.Addr(), v.width, v.columns[1]), func(t *testing.T) {
-			f(t, newCookieNetwork(t, v.kind, v.vip, v.width, v.columns...))
+			f(t, newCookieNetwork(t, v))
 		})
 	}
 }
@@ -414,7 +468,10 @@ func (n *cookieNetwork) stateOf(port uint16) (state string) {
 // repeat sends a frame of the client again.
 func (n *cookieNetwork) repeat(frame []byte) {
 	n.t.Helper()
-	e, ok := n.place(frame)
+	segment, _ := readSegment(frame)
+	n.stateless.mu.Lock()
+	e, ok := n.stateless.encap(segment)
+	n.stateless.mu.Unlock()
 	e.NextHop = n.gateway
 	wrapped, err := packet.Encapsulate(frame, e)
 	if err != nil || !ok {
@@ -423,4 +480,126 @@ func (n *cookieNetwork) repeat(frame []byte) {
 	if _, err := unix.Write(n.raw, wrapped); err != nil {
 		n.t.Fatal(err)
 	}
+}
+
+// holdBack loses the client's packets that fulfil a condition. It returns the first one.
+func (n *cookieNetwork) holdBack(is func(sentSegment) bool) <-chan sentSegment {
+	held := make(chan sentSegment, 1)
+	n.onPacket(func(s sentSegment) bool {
+		if !is(s) {
+			return true
+		}
+		select {
+		case held <- s:
+		default: // a later one
+		}
+		return false
+	})
+	return held
+}
+
+// setOption sets an option of a listener's TCP.
+func (n *cookieNetwork) setOption(l *net.TCPListener, option, value int) {
+	n.t.Helper()
+	raw, err := l.SyscallConn()
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	controlled := raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, option, value) })
+	if err := errors.Join(controlled, err); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+// fastOpen makes a connection whose SYN carries data.
+func (n *cookieNetwork) fastOpen(data []byte) *net.TCPConn {
+	n.t.Helper()
+	var client net.Conn
+	n.in(n.client, func() (err error) {
+		dialer := net.Dialer{Timeout: patience, Control: func(_, _ string, raw syscall.RawConn) error {
+			var set error
+			err := raw.Control(func(fd uintptr) {
+				set = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_FASTOPEN_CONNECT, 1)
+			})
+			return errors.Join(err, set)
+		}}
+		client, err = dialer.Dial("tcp", n.vip.String())
+		return err
+	})
+	n.t.Cleanup(func() { _ = client.Close() })
+	if _, err := client.Write(data); err != nil {
+		n.t.Fatal(err)
+	}
+	return client.(*net.TCPConn)
+}
+
+// setOffload sets an offload of an interface, by one of the older commands.
+func (n *cookieNetwork) setOffload(ns *testnet.Namespace, iface string, command uint32, on bool) {
+	n.t.Helper()
+	value := struct{ command, data uint32 }{command: command} // struct ethtool_value
+	if on {
+		value.data = 1
+	}
+	request := struct { // struct ifreq
+		name [unix.IFNAMSIZ]byte
+		data unsafe.Pointer
+		_    [16]byte
+	}{data: unsafe.Pointer(&value)}
+	copy(request.name[:unix.IFNAMSIZ-1], iface)
+	n.in(ns, func() error {
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SIOCETHTOOL, uintptr(unsafe.Pointer(&request)))
+		if errno != 0 {
+			return fmt.Errorf("set offload %#x of %s: %w", command, iface, errno)
+		}
+		return nil
+	})
+}
+
+// mergeFor makes an interface hold segments back for a time, to merge them with later ones (GRO).
+func (n *cookieNetwork) mergeFor(ns *testnet.Namespace, iface string, hold time.Duration) {
+	n.t.Helper()
+	n.setOffload(ns, iface, unix.ETHTOOL_SGRO, true)
+	settings := "/sys/class/net/" + iface
+	script := fmt.Sprintf("mount -t sysfs sysfs /sys && echo 1000 >%s/napi_defer_hard_irqs && echo %d >%s/gro_flush_timeout",
+		settings, hold.Nanoseconds(), settings)
+	n.in(ns, func() error {
+		// /sys shows the interfaces of the namespace in which it was mounted.
+		output, err := exec.Command("unshare", "--mount", "sh", "-c", script).CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("%s: %w: %s", script, err, output)
+		}
+		return nil
+	})
+}
+
+// withEchoOff returns the packet's frame with its echo changed by a number of ticks.
+func (s sentSegment) withEchoOff(ticks int32) []byte {
+	frame := slices.Clone(s.frame)
+	_, tcp := findTCP(frame)
+	setTimestamp(tcp, findTimestamps(tcp)+4, s.Echo+uint32(ticks))
+	return frame
+}
+
+// hasValidChecksum tells whether the checksum of TCP is right.
+func (s sentSegment) hasValidChecksum() bool {
+	_, tcp := findTCP(s.frame)
+	addresses := s.frame[14+8 : 14+40]
+	if s.from.Is4() {
+		addresses = s.frame[14+12 : 14+20]
+	}
+	sum := uint32(6 + len(tcp))
+	for _, part := range [][]byte{addresses, append(slices.Clone(tcp), 0)[:(len(tcp)+1)&^1]} {
+		for i := 0; i < len(part); i += 2 {
+			sum += uint32(binary.BigEndian.Uint16(part[i:]))
+		}
+	}
+	for sum > 0xffff {
+		sum = sum>>16 + sum&0xffff
+	}
+	return sum == 0xffff
 }
