@@ -2,6 +2,8 @@
 
 package agent
 
+//go:generate go tool bpf2go -target bpfel storages ../../bpf/test/storages.bpf.c -- -I../../bpf
+
 import (
 	"errors"
 	"fmt"
@@ -218,6 +220,36 @@ func TestCookieWithFastOpen(t *testing.T) {
 		if want := 4 * len("request"); carried != want {
 			t.Errorf("the SYNs carry %d bytes, want %d", carried, want)
 		}
+	})
+}
+
+// A cookie ends with its socket, however the connection ends.
+func TestCookiesEndWithSockets(t *testing.T) {
+	inEachFamily(t, func(t *testing.T, n *cookieNetwork) {
+		count := n.countCookies()
+		var open []*net.TCPConn
+		for i := range 40 {
+			client, server := n.connect()
+			switch i % 4 {
+			case 0:
+				n.end(client, server)
+			case 1:
+				n.end(server, client) // and TIME_WAIT
+			case 2:
+				if err := errors.Join(server.SetLinger(0), server.Close()); err != nil {
+					t.Fatal(err)
+				}
+			default:
+				open = append(open, server)
+			}
+		}
+		n.await("the cookies of open connections", func() bool { return count() == len(open) })
+		for _, server := range open {
+			if err := errors.Join(server.SetLinger(0), server.Close()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		n.await("the end of all cookies", func() bool { return count() == 0 })
 	})
 }
 

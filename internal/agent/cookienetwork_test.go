@@ -560,6 +560,36 @@ func (n *cookieNetwork) setOffload(ns *testnet.Namespace, iface string, command 
 	})
 }
 
+// countCookies returns a function that counts the sockets of server 2 with a cookie.
+func (n *cookieNetwork) countCookies() func() int {
+	n.t.Helper()
+	var objects storagesObjects
+	if err := loadStoragesObjects(&objects, nil); err != nil {
+		n.t.Fatal(err)
+	}
+	n.t.Cleanup(func() { _ = objects.Close() })
+	iter, err := link.AttachIter(link.IterOptions{Program: objects.CountStorages, Map: n.agent.kernel.objects.SocketCookies})
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	n.t.Cleanup(func() { _ = iter.Close() })
+	return func() int {
+		n.t.Helper()
+		var sockets uint32
+		err := objects.Sockets.Set(sockets)
+		walk, opened := iter.Open()
+		if err := errors.Join(err, opened); err != nil {
+			n.t.Fatal(err)
+		}
+		defer walk.Close()
+		_, err = io.Copy(io.Discard, walk)
+		if err := errors.Join(err, objects.Sockets.Get(&sockets)); err != nil {
+			n.t.Fatal(err)
+		}
+		return int(sockets)
+	}
+}
+
 // mergeFor makes an interface hold segments back for a time, to merge them with later ones (GRO).
 func (n *cookieNetwork) mergeFor(ns *testnet.Namespace, iface string, hold time.Duration) {
 	n.t.Helper()
