@@ -64,7 +64,7 @@ func TestCookiesInAFlood(t *testing.T) {
 
 // The server repeats its SYN-ACK, because the client's ACKs are lost.
 func TestCookieInRepeatedSYNACK(t *testing.T) {
-	eachVariant(t, func(t *testing.T, n *cookieNetwork) {
+	inEachFamily(t, func(t *testing.T, n *cookieNetwork) {
 		client, server := n.connect()
 		n.end(client, server) // the network has found its neighbours
 		n.onPacket(func(s sentSegment) bool {
@@ -81,7 +81,7 @@ func TestCookieInRepeatedSYNACK(t *testing.T) {
 // In TIME_WAIT the server answers a repeated FIN. The cookie is then in the flow table, from the end
 // of the connection on.
 func TestCookieInTimeWait(t *testing.T) {
-	eachVariant(t, func(t *testing.T, n *cookieNetwork) {
+	inEachFamily(t, func(t *testing.T, n *cookieNetwork) {
 		client, server := n.connect()
 		port := portOf(client)
 		var fin []byte
