@@ -63,6 +63,30 @@ static __always_inline __u8 cookie_of_sid(__u64 sid_low)
 	return width << COOKIE_WIDTH_SHIFT | column;
 }
 
+static __always_inline void note_cookie_use(void)
+{
+	__u32 key = 0, *used = bpf_map_lookup_elem(&cookies_used, &key);
+
+	if (!dry_run && used && !*used)
+		*used = 1;
+}
+
+/* Whether this host sends no timestamps (net.ipv4.tcp_timestamps, also for IPv6). */
+volatile __u32 timestamps_are_off;
+
+/*
+ * Whether the packets of an offered flow would not carry the column. Balancers seek such a flow in
+ * column 0 first. Not inlined: the verifier walks it once.
+ */
+__noinline int cannot_carry_column(struct xdp_md *ctx, const struct envelope *envelope,
+				   const struct packet *pkt)
+{
+	if (!envelope || !pkt || !(cookie_of_sid(envelope->sid_low) & COOKIE_COLUMN_MASK))
+		return false;
+	note_cookie_use();
+	return timestamps_are_off || !find_timestamps(ctx, pkt->transport);
+}
+
 /* Enters a flow with a cookie. A dry run changes nothing. */
 static __always_inline void put_cookie(const struct agent_flow_place *place,
 				       const struct socket_cookie *cookie, bool is_acknowledged)
@@ -74,10 +98,8 @@ static __always_inline void put_cookie(const struct agent_flow_place *place,
 		.told = is_acknowledged,
 		.first = cookie->cookie,
 	};
-	__u32 key = 0, *used = bpf_map_lookup_elem(&cookies_used, &key);
 
-	if (!dry_run && used && !*used)
-		*used = 1;
+	note_cookie_use();
 	agent_flow_put(place, &entry);
 }
 

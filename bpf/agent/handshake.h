@@ -43,6 +43,7 @@ static __always_inline bool was_accepted(const struct local_flow *flow, int kind
 
 /* Decides about a new connection of a service with an accept policy. */
 static __always_inline enum offer answer_offer(struct xdp_md *ctx, const struct envelope *envelope,
+					       const struct packet *pkt,
 					       struct acceptance *acceptance,
 					       const struct service_key *key, int kinds,
 					       const struct backlog *backlog)
@@ -51,6 +52,8 @@ static __always_inline enum offer answer_offer(struct xdp_md *ctx, const struct 
 
 	if (envelope->function == SID_CONNECT_FORCE)
 		return load_of_sid(envelope->sid_low).next ? OFFER_TAKEN_BACK : OFFER_FORCED;
+	if (listens && !is_last_server(envelope) && cannot_carry_column(ctx, envelope, pkt))
+		return OFFER_REFUSED;
 	if (acceptance->policy == ACCEPT_LEAST)
 		return decide_least(ctx, envelope, acceptance, key, listens, backlog);
 	if (is_last_server(envelope))
@@ -73,7 +76,7 @@ static __always_inline enum agent_reason take_connection(struct xdp_md *ctx,
 		return envelope->function == SID_CONNECT_FORCE || is_last_server(envelope)
 			       ? AGENT_NONE
 			       : AGENT_NEXT_REFUSED;
-	result = answer_offer(ctx, envelope, acceptance, &key, kinds, backlog);
+	result = answer_offer(ctx, envelope, pkt, acceptance, &key, kinds, backlog);
 	count_offer(acceptance, result);
 	if (result == OFFER_RETURNED)
 		return AGENT_NEXT_RETURNED;

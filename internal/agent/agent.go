@@ -31,8 +31,10 @@ type Agent struct {
 	watches watches
 	absent  map[netip.Addr]bool      // VIPs that are not addresses of the host
 	refused map[netip.Addr]time.Time // when the host last refused to accept a VIP again
-	reloads chan reload
-	ready   chan struct{}
+	// cookiesLost tells that a balancer asks for cookies, but the host sends no timestamps.
+	cookiesLost bool
+	reloads     chan reload
+	ready       chan struct{}
 }
 
 // iface holds the properties of the interface that the data path needs.
@@ -146,6 +148,9 @@ func (a *Agent) Run(ctx context.Context) error {
 		case <-vips.C:
 			if err := a.followVIPs(); err != nil {
 				a.log.Error("follow the VIPs", "error", err)
+			}
+			if err := a.followTimestamps(); err != nil {
+				a.log.Error("follow the setting of TCP timestamps", "error", err)
 			}
 			vips.Reset(presenceInterval)
 		case r := <-a.reloads:

@@ -123,7 +123,7 @@ func listensAtPort80(f flow) sockets { return sockets{listening: f.vip == vip4 |
 func (c *comparison) vary(t *testing.T, s *sent, frame []byte) (known tableFlow) {
 	t.Helper()
 	random := rand.New(rand.NewPCG(uint64(crc32.ChecksumIEEE(frame)), 0))
-	states := []string{"", "wait", "wait", "wait", "direct", "ending", "closing"}
+	states := []string{"", "wait", "wait", "wait", "direct", "ending", "closing", "cookie", "cookie"}
 	state := states[random.IntN(len(states))]
 	known.remembered = flowOf(state, netip.PrefixFrom(balancer1, 64), desired.SRv6Encap)
 	known.age = []time.Duration{0, 300 * time.Millisecond, 11 * time.Second}[random.IntN(3)]
@@ -138,6 +138,11 @@ func (c *comparison) vary(t *testing.T, s *sent, frame []byte) (known tableFlow)
 	case 1:
 		column, load := random.IntN(8), uint8(random.IntN(256))
 		known.first.First = srv6.FirstCandidate{Column: column, Load: load}
+	}
+	if state == "cookie" {
+		width := uint32(1 + random.IntN(3))
+		known.remembered = cookieFlow(cookie{width, random.Uint32N(1 << width)}, known.balancer, known.kind, known.told)
+		known.told = false
 	}
 	if state != "" {
 		c.table.put(s.flow, known)
@@ -177,6 +182,9 @@ func (c *comparison) sendVaried(t *testing.T, s sent, frame, clamped []byte) {
 	if result == "create" || result == "remove" {
 		wantVerdict = tcRedirect
 		want = withMoment(t, known, want, out)
+	}
+	if known.state == "cookie" && !bytes.Equal(clamped, want) {
+		c.seen["stamp"]++
 	}
 	if result != "" {
 		c.signals[result]++

@@ -50,6 +50,9 @@ var comparing = flow{client6, netip.AddrPortFrom(vip6.Addr(), 81)}
 
 func openComparisonOf(t testing.TB, cfg *desired.Agent) *comparison {
 	k := testKernelOf(t, cfg)
+	if err := k.objects.CookiesUsed.Put(uint32(0), uint32(1)); err != nil {
+		t.Fatal(err)
+	}
 	c := &comparison{k, newReference(cfg), cfg, tableOf(t, k), map[string]int{}, map[string]uint64{}}
 	if err := datapath.RemoveDir(c.instance); err != nil {
 		t.Fatal(err)
@@ -74,7 +77,7 @@ func captures() (frames [][]byte) {
 			}
 		}
 	}
-	return append(frames, reportCaptures()...)
+	return slices.Concat(frames, reportCaptures(), cookieCaptures())
 }
 
 // synAckCaptures returns frames that the host sends.
@@ -82,7 +85,7 @@ func synAckCaptures() (frames [][]byte) {
 	for _, c := range synAcks() {
 		frames = append(frames, c.frame)
 	}
-	return append(frames, sentCaptures()...)
+	return slices.Concat(frames, sentCaptures(), sentStampCaptures())
 }
 
 // direction is the direction in which frames pass the agent. give passes a frame to the data path
@@ -97,6 +100,21 @@ type direction struct {
 
 func (c *comparison) incoming() direction { return direction{c, nil, captures(), c.giveIncoming} }
 
+// steered is the direction to the host, in a namespace that has connections.
+func (c *comparison) steered(t testing.TB) direction {
+	s := newStage(t)
+	for _, f := range []flow{{client4, vip4}, {client6, vip6}} {
+		s.connect(f, s.listen(f.vip))
+	}
+	c.sockets = func(f flow) sockets {
+		if f == (flow{client4, vip4}) || f == (flow{client6, vip6}) {
+			return sockets{connected: true}
+		}
+		return listensAtPort80(f)
+	}
+	return direction{c, s, cookieCaptures(), c.giveIncoming}
+}
+
 // outgoing is the direction from the host, in a namespace where applications listen on port 80.
 func (c *comparison) outgoing(t testing.TB) direction {
 	s := newStage(t)
@@ -109,6 +127,12 @@ func (c *comparison) outgoing(t testing.TB) direction {
 // FuzzReceive passes frames to the data path and to the reference.
 func FuzzReceive(f *testing.F) {
 	d := openComparison(f).incoming()
+	packettest.Fuzz(f, d.captures, d.compare)
+}
+
+// FuzzSteer does the same in a namespace that has connections, whose packets carry cookies.
+func FuzzSteer(f *testing.F) {
+	d := openComparison(f).steered(f)
 	packettest.Fuzz(f, d.captures, d.compare)
 }
 
@@ -136,12 +160,25 @@ func TestMutants(t *testing.T) {
 	t.Log(d.seen)
 }
 
+// This test does the same for packets with cookies. Each result of a packet of a connection occurs.
+func TestSteeredMutants(t *testing.T) {
+	d := openComparison(t).steered(t)
+	packettest.TryMutants(t, "FuzzSteer", d.captures, d.compare, func() []string {
+		wanted := []string{
+			"deliver_srv6_insert", "deliver_srv6_encap", "next_refused", "next_not_local", "drop_not_local",
+			"cookie taken", "cookie entered",
+		}
+		return slices.DeleteFunc(wanted, func(result string) bool { return d.seen[result] > 0 })
+	})
+	t.Log(d.seen)
+}
+
 // This test does the same for frames that the host sends. Each result occurs for some mutant.
 func TestSentMutants(t *testing.T) {
 	d := openComparison(t).outgoing(t)
 	packettest.TryMutants(t, "FuzzTransmit", d.captures, d.compare, func() []string {
 		wanted := append(slices.Clone(d.labels.synAcks), "")
-		wanted = append(wanted, "signal create", "signal remove", "signal too_long")
+		wanted = append(wanted, "signal create", "signal remove", "signal too_long", "stamp")
 		return slices.DeleteFunc(wanted, func(result string) bool { return d.seen[result] > 0 })
 	})
 	t.Log(d.seen)
@@ -213,6 +250,14 @@ func (c *comparison) giveIncoming(t *testing.T, frame []byte) (string, agentCoun
 	t.Helper()
 	reason, out := c.receive(frame)
 	c.seen[reason]++
+	if plain, err := packet.Decapsulate(frame); err == nil && strings.HasPrefix(reason, "deliver_") && !bytes.Equal(plain, out) {
+		c.seen["cookie taken"]++
+	}
+	for _, known := range c.flows {
+		if known.state == "cookie" {
+			c.seen["cookie entered"]++
+		}
+	}
 	c.check(t, frame, reason, out)
 	c.checkFlows(t, frame)
 	return reason, agentCounter{Packets: 1, Bytes: uint64(len(frame) - 14)}

@@ -23,6 +23,7 @@ import (
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/internal/srv6"
 )
 
 var (
@@ -41,6 +42,7 @@ func sidOf(locator netip.Addr, function uint16) netip.Addr {
 var flowStates = map[agentAgentFlowState]string{
 	agentAgentFlowStateAGENT_FLOW_WAIT: "wait", agentAgentFlowStateAGENT_FLOW_DIRECT: "direct",
 	agentAgentFlowStateAGENT_FLOW_ENDING: "ending", agentAgentFlowStateAGENT_FLOW_CLOSING: "closing",
+	agentAgentFlowStateAGENT_FLOW_COOKIE: "cookie",
 }
 
 var encapsulations = []desired.Encapsulation{desired.SRv6Insert, desired.SRv6Encap}
@@ -50,11 +52,19 @@ func setFlow(t testing.TB, k *kernel, f flow, kind desired.Encapsulation, state 
 	t.Helper()
 	table := tableOf(t, k)
 	if state != "" {
-		entry := flowOf(state, netip.PrefixFrom(balancer1, 64), kind)
+		entry := entryIn(state, kind)
 		table.put(f, tableFlow{remembered: entry, age: time.Duration(age) * time.Second})
 	} else if e := table.find(f); e != nil {
 		*e = agentAgentFlowEntry{}
 	}
+}
+
+// entryIn returns the entry of a flow of the first balancer.
+func entryIn(state string, kind desired.Encapsulation) remembered {
+	if name, acknowledged := strings.CutSuffix(state, ", acknowledged"); name == "cookie" {
+		return cookieFlow(cookie{2, 1}, netip.PrefixFrom(balancer1, 64), kind, acknowledged)
+	}
+	return flowOf(state, netip.PrefixFrom(balancer1, 64), kind)
 }
 
 // getFlow returns the data path's entry of a flow. An expired entry counts as none.
@@ -78,29 +88,41 @@ type event struct {
 	function uint16
 	last     bool // last server of the list
 	flags    packet.TCPFlags
+	cookie   int // width of the flow's cookie
 }
 
 func events() []event {
-	return []event{
-		{"ca", connectAvail, false, packet.SYN}, {"ca, last", connectAvail, true, packet.SYN},
-		{"cf", connectForce, true, packet.SYN}, {"cf, not last", connectForce, false, packet.SYN},
-		{"as", ackStickiness, true, packet.ACK}, {"as, FIN", ackStickiness, true, packet.FIN | packet.ACK},
-		{"as, RST", ackStickiness, true, packet.RST}, {"as, SYN", ackStickiness, true, packet.SYN},
-		{"rs", recoverStickiness, false, packet.ACK}, {"rs, last", recoverStickiness, true, packet.ACK},
-		{"rs, FIN", recoverStickiness, false, packet.FIN | packet.ACK}, {"rs, RST", recoverStickiness, true, packet.RST},
-		{"st", steer, false, packet.ACK}, {"st, last", steer, true, packet.ACK},
-		{"dv", deliverAlways, true, packet.ACK}, {"dv, RST", deliverAlways, true, packet.RST},
+	all := []event{
+		{"ca", connectAvail, false, packet.SYN, 0}, {"ca, last", connectAvail, true, packet.SYN, 0},
+		{"cf", connectForce, true, packet.SYN, 0}, {"cf, not last", connectForce, false, packet.SYN, 0},
+		{"as", ackStickiness, true, packet.ACK, 0}, {"as, FIN", ackStickiness, true, packet.FIN | packet.ACK, 0},
+		{"as, RST", ackStickiness, true, packet.RST, 0}, {"as, SYN", ackStickiness, true, packet.SYN, 0},
+		{"rs", recoverStickiness, false, packet.ACK, 0}, {"rs, last", recoverStickiness, true, packet.ACK, 0},
+		{"rs, FIN", recoverStickiness, false, packet.FIN | packet.ACK, 0}, {"rs, RST", recoverStickiness, true, packet.RST, 0},
+		{"st", steer, false, packet.ACK, 0}, {"st, last", steer, true, packet.ACK, 0},
+		{"dv", deliverAlways, true, packet.ACK, 0}, {"dv, RST", deliverAlways, true, packet.RST, 0},
 	}
+	for _, e := range all {
+		if slices.Contains([]uint16{connectAvail, connectForce, steer}, e.function) {
+			e.name, e.cookie = e.name+", cookie", 2
+			all = append(all, e)
+		}
+	}
+	return all
 }
 
 // frame returns the event's packet, as a balancer sends it.
 func (e event) frame(d dialogue, kind desired.Encapsulation) []byte {
-	segments := []netip.Addr{sidOf(node, e.function)}
+	segments := []netip.Addr{candidateSID(1, srv6.Function(e.function), srv6.Offer{Cookie: e.cookie, Column: e.cookie})}
 	if !e.last {
 		segments = append(segments, nextSID)
 	}
 	encap := packet.Encap{Kind: kind, Sender: balancer2, Segments: segments}
-	return to(d.client, d.vip, encap, packet.Flags(e.flags), packet.Sequence(d.seq, d.ack))
+	options := []packet.Option{packet.Flags(e.flags), packet.Sequence(d.seq, d.ack)}
+	if e.cookie > 0 {
+		options = append(options, packet.Timestamps(1, 0xf1f2f381))
+	}
+	return to(d.client, d.vip, encap, options...)
 }
 
 // situation is the set of sockets that the kernel has for a flow.
@@ -177,7 +199,7 @@ func TestTableIII(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, now := range sides[way.side] {
-				for _, state := range []string{"", "wait", "direct", "ending", "closing", "closed"} {
+				for _, state := range []string{"", "wait", "direct", "ending", "closing", "closed", "cookie", "cookie, acknowledged"} {
 					for _, e := range events() {
 						name := fmt.Sprintf("%s/%s/%s/%s/%s/%s", way.kind, way.side, accept, now.name, state, e.name)
 						s.do(func() error {
@@ -206,7 +228,7 @@ func tryEvent(t *testing.T, k *kernel, cfg *desired.Agent, kind desired.Encapsul
 	if state == "closed" { // eleven seconds ago, so the entry has expired
 		age, state = 11, "closing"
 	} else if state != "" {
-		ref.flows[now.flow] = flowOf(state, netip.PrefixFrom(balancer1, 64), kind)
+		ref.flows[now.flow] = entryIn(state, kind)
 	}
 	setFlow(t, k, now.flow, kind, state, age)
 	frame := e.frame(now.dialogue, kind)

@@ -47,9 +47,10 @@ type network struct {
 	tun     *os.File
 	raw     int // packet socket of the client
 
-	mu      sync.Mutex
-	encap   packet.Encap
-	hunting *hunting // used instead of encap
+	mu        sync.Mutex
+	encap     packet.Encap
+	hunting   *hunting   // used instead of encap
+	stateless *stateless // used instead of both
 }
 
 func newNetwork(t *testing.T, servers int) *network {
@@ -174,8 +175,14 @@ func (n *network) wrapAll() {
 		}
 		frame := append(append(make([]byte, 12, 14+length), etherType...), buffer[:length]...)
 		n.mu.Lock()
-		e, h := n.encap, n.hunting
+		e, h, s := n.encap, n.hunting, n.stateless
 		n.mu.Unlock()
+		if s != nil {
+			var ok bool
+			if e, ok = s.place(frame); !ok {
+				continue
+			}
+		}
 		if h != nil && buffer[0]>>4 == 6 && buffer[24] == 0xfd && buffer[27] == 0x6c {
 			if err := h.take(frame); err != nil {
 				n.t.Errorf("take a signal of %d bytes: %v", len(frame), err)

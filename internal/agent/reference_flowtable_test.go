@@ -119,13 +119,17 @@ func (t *flowTable) encode(f tableFlow, signature uint64, now time.Duration) age
 	}
 	content := uint64(uint32((now-f.age)/tickLength))<<32 | uint64(number)<<22 |
 		uint64(slices.Index(encapsulations, f.kind))<<3
-	if f.told {
+	if f.told || f.acknowledged {
 		content |= 1 << 4
 	}
 	if f.wantsReport {
 		content |= 1 << 5
 	}
-	content |= f.first.Argument() & firstMask << 6
+	if f.state == "cookie" {
+		content |= uint64(f.cookie.width<<3|f.cookie.column) << 6
+	} else {
+		content |= f.first.Argument() & firstMask << 6
+	}
 	for n, name := range flowStates {
 		if name == f.state {
 			content |= uint64(n)
@@ -144,7 +148,12 @@ func (t *flowTable) decode(e agentAgentFlowEntry, now time.Duration) (f tableFlo
 	f.kind = encapsulations[e.Content>>3&1]
 	f.told = e.Content>>4&1 == 1
 	f.wantsReport = e.Content>>5&1 == 1
-	f.first, _ = srv6.ParseReport(e.Content >> 6 & firstMask)
+	if f.state == "cookie" {
+		f.cookie = cookie{width: uint32(e.Content >> 9 & 3), column: uint32(e.Content >> 6 & 7)}
+		f.told, f.acknowledged = false, f.told
+	} else {
+		f.first, _ = srv6.ParseReport(e.Content >> 6 & firstMask)
+	}
 	f.age = time.Duration(uint32(now/tickLength)-uint32(e.Content>>32)) * tickLength
 	return f, e.Identity<<34>>34 == t.check(e.Content, locator)
 }
@@ -173,7 +182,7 @@ func (t *flowTable) replaced(f flow, now time.Duration) int {
 		switch found.state {
 		case "":
 			rank = 2 << 32
-		case "closing":
+		case "closing", "cookie":
 			rank += 1 << 32
 		}
 		if rank > highest {

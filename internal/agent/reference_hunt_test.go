@@ -31,7 +31,7 @@ type flow struct{ client, vip netip.AddrPort }
 
 // remembered is the server's entry of a flow: table III of the 6LB paper.
 type remembered struct {
-	state    string // wait, direct, ending, closing
+	state    string // wait, direct, ending, closing, cookie
 	balancer netip.Prefix
 	kind     desired.Encapsulation
 	// wantsReport tells that the balancer takes load reports of the flow.
@@ -39,12 +39,19 @@ type remembered struct {
 	// first is what a report tells about the first candidate. The fields about this server are not
 	// set.
 	first srv6.Report
+	// cookie is the flow's cookie, in the state cookie. acknowledged tells that the client has
+	// acknowledged the SYN-ACK.
+	cookie       cookie
+	acknowledged bool
 }
 
 // String returns the entry in words.
 func (r remembered) String() string {
 	if r.state == "" {
 		return "none"
+	}
+	if r.state == "cookie" {
+		return fmt.Sprintf("%+v of %v by %s, acknowledged: %t", r.cookie, r.balancer, r.kind, r.acknowledged)
 	}
 	return fmt.Sprintf("%s of %v by %s, wants reports: %t, first: %+v",
 		r.state, r.balancer, r.kind, r.wantsReport, r.first)
@@ -104,12 +111,14 @@ func newPolicy(s desired.AgentService) *policy {
 }
 
 // answer returns the result of an offer of a connection.
-func (p *policy) answer(w *wrapped, local sockets) string {
+func (p *policy) answer(w *wrapped, s segment, local sockets) string {
 	switch {
 	case w.function == connectForce && w.offer().Next != 0:
 		return "taken_back"
 	case w.function == connectForce:
 		return "forced"
+	case local.listening && w.left() > 0 && w.cookie().column > 0 && !s.hasTimestamps():
+		return "refused"
 	case p.Policy == nil:
 		return p.compare(w, local)
 	case w.left() <= 0:
@@ -181,6 +190,7 @@ type segment struct {
 	isError  bool // ICMP error about the flow
 	later    bool // later fragment, whose flow is unknown
 	fragment uint32
+	tcp      []byte // from the TCP header on
 }
 
 // isBalancer tells whether the node accepts functions about flows from a sender with this locator.
@@ -258,6 +268,10 @@ func (h *hunter) set(f flow, state string, w *wrapped) {
 
 // accept enters a flow that the server has accepted.
 func (h *hunter) accept(f flow, w *wrapped) {
+	if w.offer().Cookie > 0 {
+		h.acceptWithCookie(f, w)
+		return
+	}
 	now := flowOf("wait", w.sender, w.kind)
 	if now.wantsReport = w.wantsReport(h.flows[f]); now.wantsReport {
 		now.first = w.firstCandidate()
@@ -267,7 +281,13 @@ func (h *hunter) accept(f flow, w *wrapped) {
 
 func (h *hunter) connect(w *wrapped, s segment) string {
 	known, local := h.flows[s.flow], h.lookup(s.flow)
+	isAwaited := known.state == "wait" || known.state == "cookie" && !known.acknowledged
 	switch {
+	case local.request && w.offer().Cookie > 0:
+		h.accept(s.flow, w)
+		return ""
+	case local.connected && w.offer().Cookie > 0: // the socket has the cookie
+		return ""
 	case local.request, local.connected && known.state == "wait":
 		h.set(s.flow, "wait", w)
 		return ""
@@ -276,12 +296,12 @@ func (h *hunter) connect(w *wrapped, s segment) string {
 			h.set(s.flow, "direct", w)
 		}
 		return ""
-	case local.listening && !local.timeWait && known.state == "wait": // repeated
+	case local.listening && !local.timeWait && isAwaited: // repeated
 		h.accept(s.flow, w)
 		return ""
 	}
 	if p := h.service(s.flow); p != nil {
-		result := p.answer(w, local)
+		result := p.answer(w, s, local)
 		h.offers[result]++
 		switch result {
 		case "refused", "refused_down":
@@ -323,6 +343,7 @@ func (h *hunter) recover(w *wrapped, s segment) string {
 	case !here:
 		return "drop_not_local"
 	case w.function == steer:
+		h.takeCookie(w, s, local)
 	case h.flows[s.flow].state == "ending":
 		h.set(s.flow, "ending", w)
 	case ends(s):
@@ -368,7 +389,7 @@ func readClient(w wrapped) (s segment, ok bool) {
 	s.flow = flow{
 		netip.AddrPortFrom(s.source, binary.BigEndian.Uint16(b)), netip.AddrPortFrom(w.vip, binary.BigEndian.Uint16(b[2:])),
 	}
-	s.flags = packet.TCPFlags(b[13])
+	s.flags, s.tcp = packet.TCPFlags(b[13]), b
 	return s, true
 }
 

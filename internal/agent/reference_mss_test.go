@@ -30,7 +30,7 @@ func (r reference) transmit(frame []byte) (result string, out []byte) {
 		return result, frame
 	}
 	out = slices.Clone(frame)
-	setMSS(out[len(frame)-len(tcp):], at, largest)
+	setWord(out[len(frame)-len(tcp):], at, largest)
 	return "clamped", out
 }
 
@@ -82,9 +82,9 @@ func findMSS(tcp []byte) (result string, at int) {
 	return "malformed", 0
 }
 
-// setMSS changes the option's value, and updates the checksum by RFC 1624 equation 3. The checksum
-// is over 16-bit words. If the value begins at an odd offset, its bytes are in two words.
-func setMSS(tcp []byte, at int, value uint16) {
+// setWord changes 16 bits of a TCP header, and updates the checksum by RFC 1624 equation 3. The
+// checksum is over 16-bit words. If the value begins at an odd offset, its bytes are in two words.
+func setWord(tcp []byte, at int, value uint16) {
 	before, after := binary.BigEndian.Uint16(tcp[at:]), value
 	if at%2 == 1 {
 		before, after = bits.ReverseBytes16(before), bits.ReverseBytes16(after)

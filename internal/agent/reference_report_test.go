@@ -91,6 +91,9 @@ func (s sent) fits(frame []byte, kind desired.Encapsulation) bool {
 func (r reference) signal(
 	s sent, frame []byte, known tableFlow,
 ) (result string, out []byte, after tableFlow) {
+	if known.state == "cookie" {
+		return "", stamped(frame, known.cookie), known
+	}
 	hasExpired := known.state == "closing" && known.age > 10*time.Second
 	if known.state == "" || hasExpired || known.told {
 		return "", frame, known

@@ -83,6 +83,7 @@ func (w wrapped) following(reason string) netip.Addr {
 
 // receive returns the reason for a frame, and the resulting frame.
 func (r reference) receive(frame []byte) (reason string, out []byte) {
+	frame = slices.Clone(frame) // a cookie is taken out of the frame
 	w, reason := r.open(frame)
 	if reason == "" {
 		reason = r.decide(&w)
