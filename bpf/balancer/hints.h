@@ -67,10 +67,11 @@ static __always_inline bool has_hints(void)
 	return hint_set_shift;
 }
 
-/* The mark of a server, at its position in a hint. */
+/* The mark of a server, at its position in a hint. The highest bits of the product spread consecutive
+ * numbers evenly. */
 static __always_inline __u32 hint_mark(__u32 server)
 {
-	return (__u32)(server * (__u32)GOLDEN_RATIO) >> (32 - HINT_MARK_BITS) << HINT_MARK_SHIFT;
+	return server * (__u32)(GOLDEN_RATIO >> 32) >> (32 - HINT_MARK_BITS) << HINT_MARK_SHIFT;
 }
 
 static __always_inline __u32 hint_use(__u32 value)

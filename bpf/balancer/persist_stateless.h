@@ -106,10 +106,11 @@ static __always_inline enum lb_reason follow_cookie(const struct packet *pkt,
  * Windows. Then a hint tells, or else only the first candidate may take the flow. */
 static __always_inline void note_syn(struct packet *pkt, const struct service *service, int column)
 {
-	if (column >= 0)
+	bool has_timestamps = column >= 0;
+
+	if (has_timestamps || !has_hints())
 		pkt->cookie_width = cookie_width(service);
-	else
-		pkt->is_single = !has_hints();
+	pkt->is_single = !has_timestamps && !has_hints();
 }
 
 /*

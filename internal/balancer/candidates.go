@@ -275,7 +275,7 @@ func (s *services) endFormerFlows(kept []dataplane.SweptServer, now time.Time) {
 		}
 		svc.formerSince = time.Time{}
 		for _, m := range svc.members {
-			s.plane.Servers.SetKnown(m.slot, s.knownOf(&svc.Service))
+			s.plane.Servers.SetKnown(m.slot, knownOf(&svc.Service, s.hasHints))
 		}
 		svc.rule.Flags &^= dataplane.RuleFormerFlows | dataplane.RuleHalfOpen
 		s.writeRule(svc)
@@ -339,7 +339,7 @@ func (s *services) endHunts(now time.Time) {
 		svc.rule.Flags &^= dataplane.RuleHalfOpen
 		s.writeRule(svc)
 		for _, m := range svc.members {
-			s.plane.Servers.SetKnown(m.slot, s.knownOf(&svc.Service))
+			s.plane.Servers.SetKnown(m.slot, knownOf(&svc.Service, s.hasHints))
 		}
 	}
 }

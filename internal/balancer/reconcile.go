@@ -125,7 +125,7 @@ func (s *services) claimMembers(svc *service, want *serviceState) ([]*member, er
 	for _, m := range svc.members {
 		before[m.Name] = m
 	}
-	known := s.knownOf(cfg)
+	known := knownOf(cfg, s.hasHints)
 	if svc.rule.HasHalfOpen() {
 		known.Function = srv6.AckStickiness // until huntsEnd, servers still wait for it
 	}
@@ -185,13 +185,14 @@ func keysOf(cfg *desired.Balancer) map[dataplane.ServerKey]bool {
 
 // knownOf returns what packets of known flows ask of a service's servers. The servers of a service
 // that hunts wait for an acknowledgement that the balancer knows the flow. With it, the balancer
-// also asks for load reports.
-func (s *services) knownOf(svc *desired.Service) dataplane.Known {
+// also asks for load reports. Under a persistence without a flow table, the servers check; with hints,
+// they return packets whose flow they do not have.
+func knownOf(svc *desired.Service, hasHints bool) dataplane.Known {
 	switch svc.Persistence {
 	case desired.PersistenceStateless:
 		return dataplane.Known{Function: srv6.Steer, Argument: srv6.Offer{
 			Cookie:  max(1, bits.Len(uint(svc.Candidates-1))), // as in bpf/balancer/persist_stateless.h
-			Returns: s.hasHints,
+			Returns: hasHints,
 		}.Argument()}
 	case desired.PersistenceHint:
 		return dataplane.Known{Function: srv6.Steer, Argument: srv6.Offer{Returns: true}.Argument()}

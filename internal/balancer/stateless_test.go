@@ -33,7 +33,7 @@ func stateless(placement desired.Placement, candidates int) *desired.Balancer {
 
 // width is how many bits tell the columns of so many candidates apart.
 func width(candidates int) int {
-	return map[int]int{1: 0, 2: 1, 3: 2, 4: 2}[min(candidates, 4)] + candidates/5
+	return map[int]int{1: 1, 2: 1, 3: 2, 4: 2}[min(candidates, 4)] + candidates/5
 }
 
 // labelOf is flow_sign of bpf/balancer/flowtable.h: the flow label of flows without an entry.
@@ -53,6 +53,12 @@ func (f *fixture) cookied(frame []byte, flow dataplane.Flow, service, reason str
 	for i := range all {
 		all[i].argument |= srv6.Offer{Cookie: width(f.service(service).Candidates)}.Argument()
 	}
+	return f.untabled(frame, flow, service, reason, all...)
+}
+
+// untabled returns the outcome for a frame that visits the stages, of a service without a flow table.
+func (f *fixture) untabled(frame []byte, flow dataplane.Flow, service, reason string, all ...stage) outcome {
+	f.t.Helper()
 	want := f.visited(frame, flow, service, reason, all...)
 	e := f.encapFor(flow, service, all...)
 	e.FlowLabel = labelOf(flow)
@@ -115,6 +121,7 @@ func TestStatelessCookies(t *testing.T) {
 	t.Parallel()
 	for _, candidates := range []int{1, 2, 3, 4, 8} {
 		f := open(t, stateless(desired.PlacementHunt, candidates))
+		reason := map[bool]string{true: "forward_known", false: "forward_recover"}[candidates == 1]
 		for service, flow := range hunted {
 			row := f.row(flow, service)
 			for bits := range uint32(1) << width(candidates) {
@@ -123,7 +130,7 @@ func TestStatelessCookies(t *testing.T) {
 						t.Run(fmt.Sprintf("%d/%s/%d/%s/%d", candidates, service, bits, shape, flags), func(t *testing.T) {
 							f.t = t
 							frame := frameOf(flow, append(options, packet.Flags(flags))...)
-							want := f.cookied(frame, flow, service, "forward_recover", stages(srv6.Steer, row...)...)
+							want := f.cookied(frame, flow, service, reason, stages(srv6.Steer, row...)...)
 							if int(bits) < candidates {
 								want = f.cookied(frame, flow, service, "forward_known", stages(srv6.Steer, row[bits])...)
 							}
@@ -133,7 +140,6 @@ func TestStatelessCookies(t *testing.T) {
 				}
 			}
 			f.t = t
-			reason := map[bool]string{true: "forward_known", false: "forward_recover"}[candidates == 1]
 			for _, flags := range []packet.TCPFlags{packet.ACK, packet.RST} {
 				frame := frameOf(flow, packet.Flags(flags))
 				f.check(f.cookied(frame, flow, service, reason, stages(srv6.Steer, row...)...), f.run(frame))

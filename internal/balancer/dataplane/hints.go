@@ -95,8 +95,8 @@ func swept(set uint64) uint64 {
 	return set
 }
 
-// count counts the hints of a table.
-func (t *HintTable) count() (counts HintCounts) {
+// Count counts the hints of the table.
+func (t *HintTable) Count() (counts HintCounts) {
 	if len(t.table.Entries) > 1 {
 		counts.Capacity = uint64(len(t.table.Entries)) * HintLoad
 	}

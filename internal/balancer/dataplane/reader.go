@@ -122,7 +122,7 @@ func (r *Reader) Hints() (HintCounts, error) {
 	if err != nil {
 		return HintCounts{}, err
 	}
-	return table.count(), table.close()
+	return table.Count(), table.close()
 }
 
 // ServiceLabels reads the labels of services, by number. ServiceLabels returns an error if the

@@ -1,0 +1,315 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package balancer
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/internal/srv6"
+)
+
+// hints is the capacity of the hint table in these tests.
+const hints = 1 << 14
+
+// hinting returns the configuration of stateless with persistence hint.
+func hinting(placement desired.Placement, candidates int) *desired.Balancer {
+	cfg := stateless(placement, candidates)
+	cfg.Node.Limits.Hints = hints
+	for i := range cfg.Services {
+		cfg.Services[i].Persistence = desired.PersistenceHint
+	}
+	return cfg
+}
+
+// withHints adds a hint table to a configuration.
+func withHints(cfg *desired.Balancer) *desired.Balancer {
+	cfg.Node.Limits.Hints = hints
+	return cfg
+}
+
+// named is a server that a hint names: it returns the packet if it does not have the flow.
+func named(server string) stage {
+	return stage{srv6.Steer, server, srv6.Offer{Returns: true}.Argument()}
+}
+
+// create signals that a server has the flow. With SYN, it is the SYN-ACK.
+func (f *fixture) create(flow dataplane.Flow, service, server string, flags packet.TCPFlags) outcome {
+	f.t.Helper()
+	return f.run(f.signal(flow, service, server, srv6.CreateStickiness, packet.Flags(packet.ACK|flags),
+		packet.Sequence(1, acknowledged)))
+}
+
+func (f *fixture) mustBe(reason string, got outcome) {
+	f.t.Helper()
+	if reasonOf(got) != reason {
+		f.t.Errorf("counted as %s, want %s", reasonOf(got), reason)
+	}
+}
+
+// give returns a packet that a server does not have the flow of, as the server gives it back.
+func (f *fixture) give(frame []byte, service, server string) []byte {
+	f.t.Helper()
+	svc := f.service(service)
+	back, err := packet.Signal(frame, packet.Encap{
+		Kind: svc.Encapsulation, Sender: serverOfName(svc, server).Locator.Addr(),
+		Segments: []netip.Addr{srv6.SID{Locator: node().Locator, Function: srv6.Return}.Addr()},
+		Own:      packet.MAC{2, 0, 0, 0, 0, 1}, NextHop: ownMAC,
+	})
+	f.must(err)
+	return back
+}
+
+// unwrapped is the packet in a returned one, as the balancer handles it: the server has decremented its
+// hop limit.
+func (f *fixture) unwrapped(back []byte) []byte {
+	f.t.Helper()
+	out, err := packet.Return(back, ownMAC)
+	f.must(err)
+	return out
+}
+
+func ackOf(flow dataplane.Flow, flags ...packet.TCPFlags) []byte {
+	all := packet.ACK
+	for _, flag := range flags {
+		all |= flag
+	}
+	return frameOf(flow, packet.Flags(all))
+}
+
+// A server's answer to a SYN makes a hint. Then packets go to that server alone. After the server has
+// signalled the end, they visit all candidates.
+func TestHintFollowsSignals(t *testing.T) {
+	t.Parallel()
+	for _, placement := range []desired.Placement{desired.PlacementHunt, desired.PlacementHash} {
+		f := open(t, hinting(placement, 4))
+		for service, flow := range hunted {
+			row := f.row(flow, service)
+			list := stages(srv6.RecoverStickiness, row...)
+			syn, ack := frameOf(flow), ackOf(flow)
+			if placement == desired.PlacementHunt {
+				f.check(f.untabled(syn, flow, service, "forward_hunt", offers(nil, row, row)...), f.run(syn))
+			} else {
+				want := f.untabled(syn, flow, service, "forward_new", stage{function: srv6.ConnectForce, server: row[0]})
+				f.check(want, f.run(syn))
+			}
+			f.check(f.untabled(ack, flow, service, "forward_recover", list...), f.run(ack))
+			f.mustBe("return_create", f.create(flow, service, row[2], packet.SYN))
+			f.check(f.untabled(ack, flow, service, "forward_known", named(row[2])), f.run(ack))
+			fin := ackOf(flow, packet.FIN)
+			f.check(f.untabled(fin, flow, service, "forward_known", named(row[2])), f.run(fin))
+			end := f.signal(flow, service, row[2], srv6.RemoveStickiness, packet.Flags(packet.ACK|packet.FIN))
+			f.mustBe("return_remove", f.run(end))
+			f.check(f.untabled(ack, flow, service, "forward_recover", list...), f.run(ack))
+		}
+	}
+}
+
+// A server that does not have the flow of a packet returns it. The packet then visits all candidates,
+// and the one that has the flow says so.
+func TestHintReturnedPackets(t *testing.T) {
+	t.Parallel()
+	f := open(t, hinting(desired.PlacementHunt, 3))
+	for service, flow := range hunted {
+		row := f.row(flow, service)
+		f.mustBe("return_create", f.create(flow, service, row[0], packet.SYN))
+		back := f.give(ackOf(flow), service, row[0])
+		want := f.untabled(f.unwrapped(back), flow, service, "forward_recover", stages(srv6.RecoverStickiness, row...)...)
+		f.check(want, f.run(back))
+		other := f.give(ackOf(flow), service, row[0])
+		for i := range other { // from a locator that no server has
+			if slices.Equal(other[i:min(i+8, len(other))], serverOfName(f.service(service), row[0]).Locator.Addr().AsSlice()[:8]) {
+				other[i+1] ^= 0xff
+			}
+		}
+		f.mustBe("drop_sender", f.run(other))
+	}
+}
+
+// Two flows with one tag in a set do not disturb each other: nobody follows their hint.
+func TestHintOfTwoFlowsIsShared(t *testing.T) {
+	t.Parallel()
+	f := open(t, hinting(desired.PlacementHunt, 3))
+	row := f.row(web, "web")
+	list := f.untabled(ackOf(web), web, "web", "forward_recover", stages(srv6.RecoverStickiness, row...)...)
+	f.mustBe("return_create", f.create(web, "web", row[0], 0))
+	// Of a flow in the same bucket with the same tag, another server would say the same.
+	f.mustBe("return_create", f.create(web, "web", row[1], 0))
+	f.check(list, f.run(ackOf(web)))
+	f.mustBe("return_create", f.create(web, "web", row[1], 0))
+	f.check(list, f.run(ackOf(web)))
+	f.plane.Hints.Sweep()
+	f.mustBe("return_create", f.create(web, "web", row[1], 0))
+	f.check(f.untabled(ackOf(web), web, "web", "forward_known", named(row[1])), f.run(ackOf(web)))
+}
+
+// Of two servers that accept the same SYN, the first one keeps the hint, until the client has answered
+// the other one.
+func TestHintOfFirstAnswerStays(t *testing.T) {
+	t.Parallel()
+	f := open(t, hinting(desired.PlacementHunt, 3))
+	row := f.row(web, "web")
+	f.mustBe("return_create", f.create(web, "web", row[1], packet.SYN))
+	f.mustBe("return_no_room", f.create(web, "web", row[2], packet.SYN))
+	syn := frameOf(web)
+	asked := []stage{{function: srv6.Steer, server: row[1]}}
+	f.check(f.untabled(syn, web, "web", "forward_hunt", offers(asked, row, []string{row[0], row[2]})...), f.run(syn))
+	f.mustBe("return_create", f.create(web, "web", row[2], 0))
+	f.check(f.untabled(ackOf(web), web, "web", "forward_known", named(row[2])), f.run(ackOf(web)))
+}
+
+// A set has room for four flows. New hints replace those that no packet has followed since the last
+// sweep, and a flood of answered SYNs replaces no other. Two sweeps free a hint without packets.
+func TestHintRoom(t *testing.T) {
+	t.Parallel()
+	cfg := hinting(desired.PlacementHunt, 3)
+	cfg.Node.Limits.Hints = 1024 // 512 sets
+	f := open(t, cfg)
+	flows := make([]dataplane.Flow, 4*1024)
+	for i := range flows {
+		flows[i] = web
+		flows[i].Source = netip.AddrPortFrom(web.Source.Addr(), 10000+uint16(i))
+	}
+	enter := func(flows []dataplane.Flow, flags packet.TCPFlags) (entered int) {
+		for _, flow := range flows {
+			if reasonOf(f.create(flow, "web", f.row(flow, "web")[1], flags)) == "return_create" {
+				entered++
+			}
+		}
+		return entered
+	}
+	known := func(flows []dataplane.Flow) (known int) {
+		for _, flow := range flows {
+			if reasonOf(f.run(ackOf(flow))) == "forward_known" {
+				known++
+			}
+		}
+		return known
+	}
+	half := flows[:1024]
+	// At half load, 96% of flows have room (docs/stateless.md), and a few share a tag.
+	if n := enter(half, 0); n < 1024*93/100 {
+		t.Errorf("at half load, %d of 1024 flows have a hint", n)
+	}
+	before := known(half)
+	if before < 1024*93/100 {
+		t.Errorf("at half load, %d of 1024 flows follow a hint", before)
+	}
+	enter(flows[1024:], packet.SYN)
+	if after := known(half); after < before*99/100 {
+		t.Errorf("after a flood, %d of %d flows still follow their hints", after, before)
+	}
+	f.plane.Hints.Sweep()
+	f.plane.Hints.Sweep()
+	if n := known(half); n != 0 {
+		t.Errorf("after two sweeps, %d flows follow a hint", n)
+	}
+}
+
+// Floods of SYNs, and of packets of no flow, write no hint.
+func TestHintFloodWritesNothing(t *testing.T) {
+	t.Parallel()
+	f := open(t, hinting(desired.PlacementHunt, 3))
+	for port := range uint16(2000) {
+		flow := web
+		flow.Source = netip.AddrPortFrom(web.Source.Addr(), 10000+port)
+		f.run(frameOf(flow))
+		f.run(ackOf(flow))
+		f.run(ackOf(flow, packet.RST))
+	}
+	if n := f.plane.Hints.Count(); n.Idle+n.Recent+n.Shared != 0 {
+		t.Errorf("%+v, want no hint", n)
+	}
+}
+
+// After a change of servers, a hint still names the server that has the flow: by its mark, among the
+// servers that the column has had.
+func TestHintOutlivesChanges(t *testing.T) {
+	t.Parallel()
+	f := open(t, hinting(desired.PlacementHunt, 2))
+	without := func(name string) *desired.Balancer {
+		cfg := hinting(desired.PlacementHunt, 2)
+		for i := range cfg.Services {
+			svc := &cfg.Services[i]
+			svc.Servers = slices.DeleteFunc(svc.Servers, func(s desired.Server) bool { return s.Name == name })
+		}
+		return cfg
+	}
+	took := map[uint16]string{}
+	of := func(port uint16) dataplane.Flow {
+		flow := web
+		flow.Source = netip.AddrPortFrom(web.Source.Addr(), 30000+port)
+		return flow
+	}
+	for port := range uint16(1000) {
+		took[port] = f.row(of(port), "web")[1]
+		f.create(of(port), "web", took[port], 0)
+	}
+	f.mustApply(without("s3"))
+	f.route()
+	moved, single := 0, 0
+	for port, server := range took {
+		flow := of(port)
+		if server == "s3" || f.row(flow, "web")[1] == server {
+			continue
+		}
+		moved++
+		got := f.run(ackOf(flow))
+		if reasonOf(got) == "forward_known" {
+			single++
+			f.check(f.untabled(ackOf(flow), flow, "web", "forward_known", named(server)), got)
+		}
+	}
+	// Every eighth pair of servers has the same mark, and some hints are shared.
+	if moved < 50 || single < moved*3/4 {
+		t.Errorf("%d flows have moved, %d follow their hints", moved, single)
+	}
+}
+
+// A client without timestamps can be offered all candidates of a stateless service if there are hints.
+// Packets with cookies need no hint. A wrong cookie is returned.
+func TestStatelessWithHints(t *testing.T) {
+	t.Parallel()
+	f := open(t, withHints(stateless(desired.PlacementHunt, 4)))
+	for service, flow := range hunted {
+		row := f.row(flow, service)
+		syn, ack := frameOf(flow), ackOf(flow)
+		f.check(f.untabled(syn, flow, service, "forward_hunt", offers(nil, row, row)...), f.run(syn))
+		f.mustBe("return_create", f.create(flow, service, row[3], packet.SYN))
+		f.check(f.untabled(ack, flow, service, "forward_known", named(row[3])), f.run(ack))
+		marked := frameOf(flow, packet.Flags(packet.ACK), packet.Timestamps(9, 4096|2))
+		argument := srv6.Offer{Returns: true}.Argument()
+		want := f.cookied(marked, flow, service, "forward_known", stage{srv6.Steer, row[2], argument})
+		f.check(want, f.run(marked))
+		back := f.give(marked, service, row[2])
+		list := []string{row[2], row[0], row[1], row[3]}
+		want = f.cookied(f.unwrapped(back), flow, service, "forward_recover", stages(srv6.Steer, list...)...)
+		f.check(want, f.run(back))
+	}
+}
+
+// Changes between persistences lose no flow: hints remain, flows of the flow table are honoured, and
+// all other flows are looked for.
+func TestHintKeepsFormerFlows(t *testing.T) {
+	t.Parallel()
+	f := open(t, withHints(hunting(desired.SelectConsistent, 2)))
+	row := f.row(web, "web")
+	answer := f.signal(web, "web", row[1], srv6.CreateStickiness, packet.Flags(packet.ACK), packet.Sequence(1, acknowledged))
+	f.check(f.returned(answer, "return_create"), f.run(answer))
+	f.mustApply(hinting(desired.PlacementHunt, 2))
+	f.cfg = hinting(desired.PlacementHunt, 2)
+	f.check(f.visited(ackOf(web), web, "web", "forward_known", stage{function: srv6.AckStickiness, server: row[1]}), f.run(ackOf(web)))
+	other := web
+	other.Source = netip.AddrPortFrom(web.Source.Addr(), web.Source.Port()+1)
+	row = f.row(other, "web")
+	f.mustBe("return_create", f.create(other, "web", row[1], 0))
+	f.mustBe("forward_known", f.run(ackOf(other)))
+	f.mustApply(withHints(stateless(desired.PlacementHunt, 2)))
+	f.mustBe("forward_known", f.run(ackOf(other)))
+	f.mustApply(withHints(hunting(desired.SelectConsistent, 2)))
+	f.mustBe("forward_recover", f.run(ackOf(other)))
+}
