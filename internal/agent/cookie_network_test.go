@@ -328,6 +328,39 @@ func TestRoundTripWithCookie(t *testing.T) {
 	})
 }
 
+// On a link that drops packets, the server undoes no more of what it does for losses than without
+// cookies. Timestamps are one of the signs that a packet was repeated in vain (RFC 3522).
+func TestLossesWithCookie(t *testing.T) {
+	inEachFamily(t, func(t *testing.T, n *cookieNetwork) {
+		const bytesPerSecond, burst, queue = 25_000_000, 20_000, 60_000
+		n.limitRate(n.router, "client", bytesPerSecond, burst, queue)
+		undone := map[bool]int{}
+		for range 3 {
+			for _, use := range []bool{false, true} {
+				n.useCookies(use)
+				before := n.netstat(undoCounters...)
+				client, server := n.connect()
+				n.transfer(server, client, 10_000_000)
+				if info := tcpInfo(t, server); info.Total_retrans == 0 {
+					t.Error("no packet was lost")
+				}
+				n.end(server, client)
+				undone[use] += n.netstat(undoCounters...) - before
+			}
+		}
+		t.Logf("%d times undone with cookies, %d without", undone[true], undone[false])
+		if undone[true] > undone[false]+5 {
+			t.Errorf("%d times undone with cookies, %d without", undone[true], undone[false])
+		}
+	})
+}
+
+// undoCounters count what senders undo because they have repeated packets in vain.
+var undoCounters = []string{
+	"TCPFullUndo", "TCPPartialUndo", "TCPDSACKUndo", "TCPLossUndo", "TCPSpuriousRTOs", "TCPTSReorder",
+	"TCPSpuriousRtxHostQueues",
+}
+
 // A bad echo, an hour early or late, has the same result with a cookie as without. A client's ACK
 // that completes the handshake is rejected, by kernels that do so, and data arrive.
 func TestEchoesAnHourOff(t *testing.T) {

@@ -24,6 +24,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/gopacket/gopacket"
 	"github.com/gopacket/gopacket/layers"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/segue-lb/segue/internal/desired"
@@ -370,8 +371,9 @@ func (n *cookieNetwork) check() {
 	}
 }
 
-// netstat returns a counter of server 2's stack. It is 0 if the kernel does not have the counter.
-func (n *cookieNetwork) netstat(name string) (value int) {
+// netstat returns the sum of counters of server 2's stack. A counter is 0 if the kernel does not have
+// it.
+func (n *cookieNetwork) netstat(counters ...string) (sum int) {
 	n.t.Helper()
 	n.in(n.servers[1], func() error {
 		text, err := os.ReadFile("/proc/thread-self/net/netstat")
@@ -380,12 +382,16 @@ func (n *cookieNetwork) netstat(name string) (value int) {
 		}
 		rows := strings.Split(string(text), "\n")
 		names, values := strings.Fields(rows[0]), strings.Fields(rows[1])
-		if at := slices.Index(names, name); at > 0 {
-			_, err = fmt.Sscan(values[at], &value)
+		for i, name := range names {
+			if value := 0; slices.Contains(counters, name) {
+				_, scanned := fmt.Sscan(values[i], &value)
+				err = errors.Join(err, scanned)
+				sum += value
+			}
 		}
 		return err
 	})
-	return value
+	return sum
 }
 
 // set sets a variable of a namespace's stack.
@@ -588,6 +594,21 @@ func (n *cookieNetwork) countCookies() func() int {
 		}
 		return int(sockets)
 	}
+}
+
+// limitRate makes an interface drop the packets beyond a rate, after a queue of some bytes.
+func (n *cookieNetwork) limitRate(ns *testnet.Namespace, iface string, bytesPerSecond uint64, burst, queue uint32) {
+	n.t.Helper()
+	n.in(ns, func() error {
+		l, err := netlink.LinkByName(iface)
+		if err != nil {
+			return err
+		}
+		return netlink.QdiscAdd(&netlink.Tbf{
+			QdiscAttrs: netlink.QdiscAttrs{LinkIndex: l.Attrs().Index, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT},
+			Rate:       bytesPerSecond, Limit: queue, Buffer: burst,
+		})
+	})
 }
 
 // mergeFor makes an interface hold segments back for a time, to merge them with later ones (GRO).

@@ -69,3 +69,33 @@ func TestExample(t *testing.T) {
 		delivered("9")
 	}
 }
+
+// TestCookieExample checks that the agent writes and takes the cookie as the specification's example
+// shows.
+func TestCookieExample(t *testing.T) {
+	examples := packettest.Examples(t, "../../docs/protocol.md")
+	k, s := testKernel(t), newStage(t)
+	if err := k.write(newTableContent(leastConfig(desired.SRv6Insert), mtu)); err != nil {
+		t.Fatal(err)
+	}
+	f := flow{netip.MustParseAddrPort("[2001:db8:c::2]:40000"), vip6}
+	s.actAs(f.client.Addr())
+	s.connect(f, s.listen(vip6))
+	frame := func(step string) []byte { return examples["cookie "+step].Frame(t, hostMAC, [6]byte{2, 0, 0, 0, 0, 1}) }
+	offer := srv6.Offer{Column: 5, Cookie: 3}
+	if got := candidateSID(1, srv6.ConnectAvail, offer); got != netip.MustParseAddr("fd00:5:0:1:1:a600::") {
+		t.Errorf("the offer's SID is %v", got)
+	}
+	if err := k.objects.CookiesUsed.Put(uint32(0), uint32(1)); err != nil {
+		t.Fatal(err)
+	}
+	entry := cookieFlow(cookie{3, 5}, netip.PrefixFrom(balancer1, 64), desired.SRv6Insert, true)
+	tableOf(t, k).put(f, tableFlow{remembered: entry})
+	_, out := transmit(t, k, frame("1"), 0)
+	examples["cookie 2"].Check(t, out)
+	s.do(func() error {
+		_, out = runAgent(t, k, frame("4"))
+		return nil
+	})
+	examples["cookie 5"].Check(t, out)
+}

@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"maps"
+	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -104,7 +105,11 @@ func (c *comparison) incoming() direction { return direction{c, nil, captures(),
 func (c *comparison) steered(t testing.TB) direction {
 	s := newStage(t)
 	for _, f := range []flow{{client4, vip4}, {client6, vip6}} {
-		s.connect(f, s.listen(f.vip))
+		_, server := s.connect(f, s.listen(f.vip))
+		// Nobody would answer a keep-alive.
+		if err := server.(*net.TCPConn).SetKeepAlive(false); err != nil {
+			t.Fatal(err)
+		}
 	}
 	c.sockets = func(f flow) sockets {
 		if f == (flow{client4, vip4}) || f == (flow{client6, vip6}) {

@@ -47,21 +47,26 @@ func newStage(t testing.TB) *stage {
 		if err != nil {
 			return err
 		}
-		if err := errors.Join(netlink.LinkSetUp(tun), netlink.LinkSetUp(lo)); err != nil {
-			return err
-		}
-		for _, client := range []netip.Addr{client4.Addr(), client6.Addr()} {
-			route := &netlink.Route{LinkIndex: tun.Attrs().Index, Dst: hostAddress(client).IPNet}
-			if err := netlink.RouteAdd(route); err != nil {
-				return fmt.Errorf("route to %s: %w", client, err)
-			}
-		}
-		return nil
+		return errors.Join(netlink.LinkSetUp(tun), netlink.LinkSetUp(lo))
 	})
 	t.Cleanup(func() { _ = s.tun.Close() })
+	s.actAs(client4.Addr())
+	s.actAs(client6.Addr())
 	s.have(vip4.Addr())
 	s.have(vip6.Addr())
 	return s
+}
+
+// actAs makes the host send its packets to a client to the test.
+func (s *stage) actAs(client netip.Addr) {
+	s.t.Helper()
+	s.do(func() error {
+		tun, err := netlink.LinkByName("clients")
+		if err != nil {
+			return err
+		}
+		return netlink.RouteAdd(&netlink.Route{LinkIndex: tun.Attrs().Index, Dst: hostAddress(client).IPNet})
+	})
 }
 
 // have adds a VIP to the host.
