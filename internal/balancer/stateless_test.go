@@ -5,6 +5,7 @@ package balancer
 import (
 	"encoding/binary"
 	"fmt"
+	"math/bits"
 	"net/netip"
 	"slices"
 	"testing"
@@ -31,11 +32,6 @@ func stateless(placement desired.Placement, candidates int) *desired.Balancer {
 	return cfg
 }
 
-// width is how many bits tell the columns of so many candidates apart.
-func width(candidates int) int {
-	return map[int]int{1: 0, 2: 1, 3: 2, 4: 2}[min(candidates, 4)] + candidates/5
-}
-
 // labelOf is flow_sign of bpf/balancer/flowtable.h: the flow label of flows without an entry.
 func labelOf(flow dataplane.Flow) uint32 {
 	const golden = 0x9e3779b97f4a7c15
@@ -49,17 +45,8 @@ func labelOf(flow dataplane.Flow) uint32 {
 // cookied returns the outcome for a frame that visits the stages, which carry the width of cookies.
 func (f *fixture) cookied(frame []byte, flow dataplane.Flow, service, reason string, all ...stage) outcome {
 	f.t.Helper()
-	all = slices.Clone(all)
-	for i := range all {
-		all[i].argument |= srv6.Offer{Cookie: width(f.service(service).Candidates)}.Argument()
-	}
-	want := f.visited(frame, flow, service, reason, all...)
-	e := f.encapFor(flow, service, all...)
-	e.FlowLabel = labelOf(flow)
-	out, err := packet.Encapsulate(frame, e)
-	f.must(err)
-	want.Frame = out
-	return want
+	all = withCookies(f.service(service), slices.Clone(all))
+	return f.visited(frame, flow, service, reason, all...)
 }
 
 // A SYN is offered to the candidates of its row with their columns and the width of cookies. A client
@@ -77,22 +64,9 @@ func TestStatelessSYN(t *testing.T) {
 			f.check(f.cookied(bare, flow, service, "forward_hunt", offers(nil, row, row[:1])...), f.run(bare))
 
 			row = hash.row(flow, service)
-			want := hash.cookied(syn, flow, service, "forward_new", offers(nil, row, row[:1])...)
-			want.Frame = wholeOf(hash, syn, flow, service, row[0])
-			hash.check(want, hash.run(syn))
+			hash.check(hash.cookied(syn, flow, service, "forward_new", offers(nil, row, row[:1])...), hash.run(syn))
 		}
 	}
-}
-
-// wholeOf returns a frame that asks a server to accept, in column 0.
-func wholeOf(f *fixture, frame []byte, flow dataplane.Flow, service, server string) []byte {
-	f.t.Helper()
-	e := f.encapFor(flow, service, stage{srv6.ConnectForce, server,
-		srv6.Offer{Cookie: width(f.service(service).Candidates)}.Argument()})
-	e.FlowLabel = labelOf(flow)
-	out, err := packet.Encapsulate(frame, e)
-	f.must(err)
-	return out
 }
 
 // cookieShapes are forms of the timestamps among the options of TCP, with an echo.
@@ -117,7 +91,7 @@ func TestStatelessCookies(t *testing.T) {
 		f := open(t, stateless(desired.PlacementHunt, candidates))
 		for service, flow := range hunted {
 			row := f.row(flow, service)
-			for bits := range uint32(1) << width(candidates) {
+			for bits := range uint32(1) << bits.Len(uint(candidates-1)) {
 				for shape, options := range cookieShapes(0xabcdef00 | bits) {
 					for _, flags := range []packet.TCPFlags{packet.ACK, packet.ACK | packet.FIN, packet.RST | packet.ACK} {
 						t.Run(fmt.Sprintf("%d/%s/%d/%s/%d", candidates, service, bits, shape, flags), func(t *testing.T) {
