@@ -228,3 +228,31 @@ func TestStatelessKeepsFormerFlows(t *testing.T) {
 	f.services.endFormerFlows(nil, time.Now().Add(f.service("web").Timeouts.New))
 	f.check(f.cookied(misleading, web, "web", "forward_known", stages(srv6.Steer, row[0])...), f.run(misleading))
 }
+
+// Rows that are not full, because there are few servers, have cookies of the same width as other rows.
+// So the servers of flows are found after servers were added and removed.
+func TestCookiesOfShortRows(t *testing.T) {
+	t.Parallel()
+	few := func(servers int) *desired.Balancer {
+		cfg := stateless(desired.PlacementHunt, 4)
+		for i := range cfg.Services {
+			cfg.Services[i].Servers = cfg.Services[i].Servers[:servers]
+		}
+		return cfg
+	}
+	f := open(t, few(2))
+	row := f.row(web, "web")
+	ack := frameOf(web, packet.Flags(packet.ACK), packet.Timestamps(9, 0xabcdef01))
+	for _, servers := range []int{2, 10, 2} {
+		cfg := few(servers)
+		f.mustApply(cfg)
+		f.cfg = cfg
+		present := f.row(web, "web")
+		syn := frameOf(web, packet.Timestamps(7, 0))
+		f.check(f.cookied(syn, web, "web", "forward_hunt", offers(nil, present, present)...), f.run(syn))
+		got := visitedBy(f.run(ack).Frame, desired.SRv6Encap)
+		if !slices.ContainsFunc(got, func(sid netip.Addr) bool { return srv6.Parse(sid).Locator == f.locatorOf("web", row[1]) }) {
+			t.Errorf("with %d servers, %s is not visited: %v", servers, row[1], got)
+		}
+	}
+}
