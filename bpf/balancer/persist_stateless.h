@@ -21,7 +21,8 @@ static __always_inline bool has_flows(const struct service *service)
 }
 
 /* The column in the packet's cookie; negative: the packet has no cookie. A row of one column needs
- * none. */
+ * none. An echo is valid only if the packet has the ACK flag (RFC 7323 section 3.2), and 0 is no echo, as
+ * Linux understands it. */
 static __always_inline int cookie_of(struct xdp_md *ctx, const struct packet *pkt,
 				     const struct service *service)
 {
@@ -30,8 +31,10 @@ static __always_inline int cookie_of(struct xdp_md *ctx, const struct packet *pk
 
 	if (!width)
 		return 0;
+	if (!(pkt->tcp_flags & TCP_ACK))
+		return -1;
 	timestamps = find_timestamps(ctx, transport_offset(pkt));
-	if (!timestamps)
+	if (!timestamps || !timestamps->echo)
 		return -1;
 	column = bpf_ntohl(timestamps->echo) & cookie_mask(width);
 	return column < candidates_of(service) ? (int)column : -1;
@@ -62,8 +65,9 @@ static __always_inline bool lookup_stateless_plain(struct xdp_md *ctx, const str
 }
 
 /* Lists the servers that may have the flow of a packet: those of its column, and those of all columns if
- * it has no cookie, or may be older than cookies. Some stacks send resets without options. Not inlined:
- * see handle_in_full. */
+ * it has no cookie, or may be older than cookies. Some stacks send resets without options. If the
+ * column has no server any more, another one resets the connection. Not inlined: see
+ * handle_in_full. */
 __noinline int list_for_cookie(struct xdp_md *ctx, const struct packet *pkt,
 			       const struct service *service, struct segments *segments)
 {
@@ -77,7 +81,7 @@ __noinline int list_for_cookie(struct xdp_md *ctx, const struct packet *pkt,
 	segments->count = 0;
 	segments->columns = 0;
 	list_column(service, bucket, column < 0 ? 0 : column, segments);
-	if (column < 0 || service->rule.flags & RULE_FORMER_FLOWS) {
+	if (column < 0 || !segments->count || service->rule.flags & RULE_FORMER_FLOWS) {
 		list_row(service, generations_of(service), bucket, LIST_REACHABLE, segments);
 		list_row(service, 1, bucket, LIST_ANY, segments);
 	}

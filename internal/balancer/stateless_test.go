@@ -256,3 +256,29 @@ func TestCookiesOfShortRows(t *testing.T) {
 		}
 	}
 }
+
+// A packet without the ACK flag has no valid echo, and 0 is no echo. Such packets have no cookie.
+func TestCookiesNeedAnEcho(t *testing.T) {
+	t.Parallel()
+	f := open(t, stateless(desired.PlacementHunt, 2))
+	list := stages(srv6.Steer, f.row(web, "web")...)
+	for _, frame := range [][]byte{
+		frameOf(web, packet.Flags(packet.RST), packet.Timestamps(9, 1025)),
+		frameOf(web, packet.Flags(packet.ACK), packet.Timestamps(9, 0)),
+	} {
+		f.check(f.cookied(frame, web, "web", "forward_recover", list...), f.run(frame))
+	}
+}
+
+// A packet whose column has no server, because so few are left, visits the servers of the other columns,
+// and one of them resets the connection.
+func TestColumnsWithoutServers(t *testing.T) {
+	t.Parallel()
+	cfg := stateless(desired.PlacementHunt, 3)
+	for i := range cfg.Services {
+		cfg.Services[i].Servers = cfg.Services[i].Servers[:2]
+	}
+	f := open(t, cfg)
+	frame := frameOf(web, packet.Flags(packet.ACK), packet.Timestamps(9, 1026))
+	f.check(f.cookied(frame, web, "web", "forward_recover", stages(srv6.Steer, f.row(web, "web")...)...), f.run(frame))
+}
