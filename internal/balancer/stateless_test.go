@@ -282,3 +282,32 @@ func TestColumnsWithoutServers(t *testing.T) {
 	frame := frameOf(web, packet.Flags(packet.ACK), packet.Timestamps(9, 1026))
 	f.check(f.cookied(frame, web, "web", "forward_recover", stages(srv6.Steer, f.row(web, "web")...)...), f.run(frame))
 }
+
+// If all servers are drained, new connections are dropped. If the servers of other rows get new
+// connections, a row of drained servers gets them, too: no other server would be found again.
+func TestStatelessDrained(t *testing.T) {
+	t.Parallel()
+	for _, placement := range []desired.Placement{desired.PlacementHash, desired.PlacementHunt} {
+		cfg := stateless(placement, 2)
+		f := open(t, cfg)
+		row := f.row(web, "web")
+		syn := frameOf(web, packet.Timestamps(7, 0))
+		drain := func(which func(desired.Server) bool) {
+			cfg := stateless(placement, 2)
+			for i := range cfg.Services[1].Servers {
+				s := &cfg.Services[1].Servers[i]
+				s.Drained = which(*s)
+			}
+			f.mustApply(cfg)
+			f.cfg = cfg
+		}
+		drain(func(s desired.Server) bool { return slices.Contains(row, s.Name) })
+		want := f.cookied(syn, web, "web", "forward_hunt", offers(nil, row, row)...)
+		if placement == desired.PlacementHash {
+			want = f.cookied(syn, web, "web", "forward_new", offers(nil, row, row[:1])...)
+		}
+		f.check(want, f.run(syn))
+		drain(func(desired.Server) bool { return true })
+		f.check(refused(syn, "drop_no_server", layer3(syn)), f.run(syn))
+	}
+}
