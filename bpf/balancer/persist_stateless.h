@@ -112,13 +112,38 @@ static __always_inline enum lb_reason lookup_stateless(struct xdp_md *ctx, struc
 	return segments->count == 1 ? LB_FORWARD_KNOWN : LB_FORWARD_RECOVER;
 }
 
+/* Finds the server of a flow from before, for a fragment or an ICMP error. */
 static __always_inline bool recall_former(const struct packet *pkt, const struct service *service,
 					  struct flow *flow, struct segments *segments)
 {
-	if (service->rule.flags & RULE_FORMER_FLOWS && recall_table(pkt, service, flow, segments))
-		return true;
+	if (service->rule.flags & RULE_FORMER_FLOWS)
+		return recall_table(pkt, service, flow, segments);
 	flow_sign(flow, &pkt->key);
 	return false;
+}
+
+/* Removes the entry of a flow that was placed anew, unless the entry's server is asked first. */
+static __always_inline void forget_unless_asked(const struct flow *flow,
+						const struct segments *segments)
+{
+	if (flow_known(flow) && flow_server(flow) != segments->server[0])
+		flow_transition(flow, flow->value, 0);
+}
+
+/* Forgets a flow from before that was placed anew. Its entry would lead later packets to a server that
+ * does not have the new connection, and no server's answer would mend the entry. */
+static __always_inline void forget_former(const struct service *service, const struct flow *flow,
+					  const struct segments *segments)
+{
+	struct flow half_open_flow = {};
+
+	if (!(service->rule.flags & RULE_FORMER_FLOWS))
+		return;
+	forget_unless_asked(flow, segments);
+	if (!(service->rule.flags & RULE_HALF_OPEN))
+		return;
+	half_open_lookup(flow, &half_open_flow);
+	forget_unless_asked(&half_open_flow, segments);
 }
 
 /* Takes note of a signal about a flow from before. */

@@ -70,6 +70,7 @@ static __always_inline enum lb_reason commit(const struct packet *pkt,
 	case PERSISTENCE_TABLE:
 		return commit_table(pkt, service, flow, segments);
 	case PERSISTENCE_STATELESS:
+		forget_former(service, flow, segments);
 		return segments->keeps_whole ? LB_FORWARD_HUNT : LB_FORWARD_NEW;
 	}
 	return LB_FORWARD_NEW;

@@ -150,8 +150,9 @@ static __always_inline bool offer(const struct packet *pkt, const struct service
 	held = segments->count;
 	list_candidates(&pkt->key, service, segments);
 	/* Without timestamps, a client cannot tell which of them has taken the connection. */
-	if (service->rule.flags & RULE_COOKIES && !pkt->has_timestamps && segments->count > 1)
-		segments->count = 1;
+	if (service->rule.flags & RULE_COOKIES && !pkt->has_timestamps &&
+	    segments->count > held + 1)
+		segments->count = held + 1;
 	shorten_offer(pkt, service, held, segments);
 	if (!ask_listed(segments, SID_CONNECT_AVAIL, SID_CONNECT_FORCE))
 		return false;
