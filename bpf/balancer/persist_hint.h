@@ -75,10 +75,12 @@ static __always_inline enum lb_reason lookup_hint(const struct packet *pkt,
 static __always_inline enum lb_reason take_create_hint(const struct packet *pkt,
 						       const struct service *service, __u32 sender)
 {
-	__u32 bucket = bucket_of(&pkt->key, service->rule.buckets);
-	int column = column_with(service, bucket, sender);
 	struct hint hint;
+	int column;
 
+	if (!has_hints()) /* nothing has to be entered */
+		return LB_RETURN_CREATE;
+	column = column_with(service, bucket_of(&pkt->key, service->rule.buckets), sender);
 	hint_lookup(&pkt->key, service->id, &hint);
 	if (column < 0 || !hint_enter(&hint, column, sender, !(pkt->tcp_flags & TCP_SYN)))
 		return LB_RETURN_NO_ROOM;

@@ -21,25 +21,33 @@ static __always_inline __u32 cookie_width(const struct service *service)
 	return 1 + (candidates > 2) + (candidates > 4);
 }
 
-/* The column in the packet's cookie; negative: the packet has no cookie. */
+/* The column in the packet's cookie; negative: the packet has no cookie. An echo is valid only if the
+ * packet has the ACK flag (RFC 7323 section 3.2), and 0 is no echo, as Linux understands it. */
 static __always_inline int cookie_of(struct xdp_md *ctx, const struct packet *pkt,
 				     const struct service *service)
 {
-	const struct timestamps *timestamps = find_timestamps(ctx, transport_offset(pkt));
+	const struct timestamps *timestamps;
 	__u32 column;
 
-	if (!timestamps)
+	if (!(pkt->tcp_flags & TCP_ACK))
+		return -1;
+	timestamps = find_timestamps(ctx, transport_offset(pkt));
+	if (!timestamps || !timestamps->echo)
 		return -1;
 	column = bpf_ntohl(timestamps->echo) & cookie_mask(cookie_width(service));
-	return column < candidates_of(service) || starts_connection(pkt) ? (int)column : -1;
+	return column < candidates_of(service) ? (int)column : -1;
 }
 
-/* Reads a cookie. Of a SYN, it only tells whether there are timestamps. Not inlined: see
- * handle_in_full. */
+/* The column in the packet's cookie, or 0 for a SYN with timestamps; negative: there are none. Not
+ * inlined: see handle_in_full. */
 __noinline int read_cookie(struct xdp_md *ctx, const struct packet *pkt,
 			   const struct service *service)
 {
-	return pkt && service ? cookie_of(ctx, pkt, service) : -1;
+	if (!pkt || !service)
+		return -1;
+	if (starts_connection(pkt))
+		return find_timestamps(ctx, transport_offset(pkt)) ? 0 : -1;
+	return cookie_of(ctx, pkt, service);
 }
 
 /* Finds the server of a plain packet whose column never had another server. False: handle_in_full()
@@ -65,8 +73,8 @@ static __always_inline bool lookup_stateless_plain(struct xdp_md *ctx, const str
 
 /*
  * Lists the servers that may have the flow of a packet: those of its column first. Those of the other
- * columns follow if the packet has no cookie, if a server has returned it, or if it may be older than
- * cookies. Not inlined: see handle_in_full.
+ * columns follow if the packet has no cookie, if the column has no server any more, if a server has
+ * returned the packet, or if the flow may be older than cookies. Not inlined: see handle_in_full.
  */
 __noinline int list_for_cookie(const struct packet *pkt, const struct service *service, int column,
 			       struct segments *segments)
@@ -79,7 +87,8 @@ __noinline int list_for_cookie(const struct packet *pkt, const struct service *s
 	segments->count = 0;
 	segments->columns = 0;
 	list_column(service, bucket, column < 0 ? 0 : column, segments);
-	if (column < 0 || pkt->is_returned || service->rule.flags & RULE_FORMER_FLOWS) {
+	if (column < 0 || !segments->count || pkt->is_returned ||
+	    service->rule.flags & RULE_FORMER_FLOWS) {
 		list_row(service, generations_of(service), bucket, LIST_REACHABLE, segments);
 		list_row(service, 1, bucket, LIST_ANY, segments);
 	}
@@ -131,13 +140,38 @@ static __always_inline enum lb_reason lookup_stateless(struct xdp_md *ctx, struc
 	return starts_connection(pkt) ? LB_NONE : follow_cookie(pkt, service, column, segments);
 }
 
+/* Finds the server of a flow from before, for a fragment or an ICMP error. */
 static __always_inline bool recall_former(const struct packet *pkt, const struct service *service,
 					  struct flow *flow, struct segments *segments)
 {
-	if (service->rule.flags & RULE_FORMER_FLOWS && recall_table(pkt, service, flow, segments))
-		return true;
+	if (service->rule.flags & RULE_FORMER_FLOWS)
+		return recall_table(pkt, service, flow, segments);
 	flow_sign(flow, &pkt->key);
 	return false;
+}
+
+/* Removes the entry of a flow that was placed anew, unless the entry's server is asked first. */
+static __always_inline void forget_unless_asked(const struct flow *flow,
+						const struct segments *segments)
+{
+	if (flow_known(flow) && flow_server(flow) != segments->server[0])
+		flow_transition(flow, flow->value, 0);
+}
+
+/* Forgets a flow from before that was placed anew. Its entry would lead later packets to a server that
+ * does not have the new connection, and no server's answer would mend the entry. */
+static __always_inline void forget_former(const struct service *service, const struct flow *flow,
+					  const struct segments *segments)
+{
+	struct flow half_open_flow = {};
+
+	if (!(service->rule.flags & RULE_FORMER_FLOWS))
+		return;
+	forget_unless_asked(flow, segments);
+	if (!(service->rule.flags & RULE_HALF_OPEN))
+		return;
+	half_open_lookup(flow, &half_open_flow);
+	forget_unless_asked(&half_open_flow, segments);
 }
 
 #endif

@@ -80,6 +80,7 @@ static __always_inline enum lb_reason commit(const struct packet *pkt,
 	case PERSISTENCE_HINT:
 		if (!starts_connection(pkt))
 			return LB_FORWARD_RECOVER;
+		forget_former(service, flow, segments);
 		return segments->keeps_whole ? LB_FORWARD_HUNT : LB_FORWARD_NEW;
 	}
 	return LB_FORWARD_NEW;

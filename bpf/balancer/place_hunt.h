@@ -148,8 +148,8 @@ static __always_inline bool offer(const struct packet *pkt, const struct service
 	list_holder(holder, segments);
 	held = segments->count;
 	list_candidates(&pkt->key, service, segments);
-	if (pkt->is_single && segments->count > 1)
-		segments->count = 1;
+	if (pkt->is_single && segments->count > held + 1)
+		segments->count = held + 1;
 	shorten_offer(pkt, service, held, segments);
 	if (!ask_listed(segments, SID_CONNECT_AVAIL, SID_CONNECT_FORCE))
 		return false;

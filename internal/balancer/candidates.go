@@ -15,26 +15,30 @@ import (
 	"github.com/segue-lb/segue/internal/tables"
 )
 
-// buildRows builds the candidate table of the sets, the present one first. Each place of a row has its
-// present server and then the last different ones that it had, depth of them together. The argument
-// slots contains the slots of the configured servers, by name. Servers that are no longer configured
-// have no slot, and are left out. buildRows returns an error if a set is not valid.
-func buildRows(sets []generation.Set, slots map[string]uint16, depth int) (*dataplane.Rows, error) {
-	built := make([]*tables.Table, len(sets))
+// buildRows builds the candidate table of the sets. Each place of a row has its present server and then
+// the last different ones that it had, depth of them together. Servers that are no longer configured
+// have no slot, and are left out. With cookies, a row has as many places as are configured, also if
+// there are fewer servers: the width of cookies must not change when servers come and go. buildRows
+// returns an error if a set is not valid.
+func buildRows(p placing) (*dataplane.Rows, error) {
+	built := make([]*tables.Table, len(p.sets))
 	candidates := 0
-	for i, set := range sets {
+	if p.columns {
+		candidates = p.sets[0].Candidates
+	}
+	for i, set := range p.sets {
 		var err error
 		if built[i], err = set.Table(); err != nil {
 			return nil, err
 		}
 		candidates = max(candidates, built[i].Candidates)
 	}
-	rows := dataplane.NewRows(built[0].Buckets, min(depth, len(sets)), candidates)
+	rows := dataplane.NewRows(built[0].Buckets, min(p.depth, len(p.sets)), candidates)
 	history, err := tables.NewHistory(make([]uint16, 0), 1)
 	for i := len(built) - 1; i >= 0 && err == nil; i-- {
-		places := placesOf(built[i], int(rows.Buckets), candidates, slots)
+		places := placesOf(built[i], int(rows.Buckets), candidates, p.slots)
 		if i == len(built)-1 {
-			history, err = tables.NewHistory(places, depth)
+			history, err = tables.NewHistory(places, p.depth)
 		} else {
 			err = history.Push(places)
 		}
@@ -80,8 +84,8 @@ func fillRows(rows *dataplane.Rows, present []uint16, history *tables.History) {
 
 // placing is the complete input of a service's candidate table.
 type placing struct {
-	sets    []generation.Set
-	slots   map[string]uint16 // of the servers by name
+	sets    []generation.Set  // the present one first
+	slots   map[string]uint16 // of the configured servers by name
 	depth   int               // how many servers each place has, the present one included
 	columns bool              // packets also need a column table
 }
@@ -124,7 +128,7 @@ func (s *services) place(svc *service, g generation.Generation) error {
 	if reflect.DeepEqual(p, svc.placed) {
 		rule.Buckets, rule.Row, rule.Flags = svc.rule.Buckets, svc.rule.Row, svc.rule.Table()
 	} else {
-		table, err := buildRows(p.sets, p.slots, p.depth)
+		table, err := buildRows(p)
 		if err != nil {
 			return err
 		}

@@ -382,7 +382,13 @@ func (f *fixture) serviceID(flow dataplane.Flow) uint32 {
 	return f.services.byName[svc.Name].id
 }
 
+// flowLabel returns the outer flow label of a flow's packets. It does not depend on the flow table if
+// the table cannot have flows of the service.
 func (f *fixture) flowLabel(flow dataplane.Flow) uint32 {
+	svc := f.services.byName[f.classify(flow).Name]
+	if svc.FindsByColumn() && !svc.rule.HasFormerFlows() {
+		return labelOf(flow)
+	}
 	return uint32(f.signature(flow)) & 0xfffff
 }
 

@@ -92,19 +92,19 @@ func TestHintFollowsSignals(t *testing.T) {
 			list := stages(srv6.RecoverStickiness, row...)
 			syn, ack := frameOf(flow), ackOf(flow)
 			if placement == desired.PlacementHunt {
-				f.check(f.untabled(syn, flow, service, "forward_hunt", offers(nil, row, row)...), f.run(syn))
+				f.check(f.visited(syn, flow, service, "forward_hunt", offers(nil, row, row)...), f.run(syn))
 			} else {
-				want := f.untabled(syn, flow, service, "forward_new", stage{function: srv6.ConnectForce, server: row[0]})
+				want := f.visited(syn, flow, service, "forward_new", stage{function: srv6.ConnectForce, server: row[0]})
 				f.check(want, f.run(syn))
 			}
-			f.check(f.untabled(ack, flow, service, "forward_recover", list...), f.run(ack))
+			f.check(f.visited(ack, flow, service, "forward_recover", list...), f.run(ack))
 			f.mustBe("return_create", f.create(flow, service, row[2], packet.SYN))
-			f.check(f.untabled(ack, flow, service, "forward_known", named(row[2])), f.run(ack))
+			f.check(f.visited(ack, flow, service, "forward_known", named(row[2])), f.run(ack))
 			fin := ackOf(flow, packet.FIN)
-			f.check(f.untabled(fin, flow, service, "forward_known", named(row[2])), f.run(fin))
+			f.check(f.visited(fin, flow, service, "forward_known", named(row[2])), f.run(fin))
 			end := f.signal(flow, service, row[2], srv6.RemoveStickiness, packet.Flags(packet.ACK|packet.FIN))
 			f.mustBe("return_remove", f.run(end))
-			f.check(f.untabled(ack, flow, service, "forward_recover", list...), f.run(ack))
+			f.check(f.visited(ack, flow, service, "forward_recover", list...), f.run(ack))
 		}
 	}
 }
@@ -118,7 +118,7 @@ func TestHintReturnedPackets(t *testing.T) {
 		row := f.row(flow, service)
 		f.mustBe("return_create", f.create(flow, service, row[0], packet.SYN))
 		back := f.give(ackOf(flow), service, row[0])
-		want := f.untabled(f.unwrapped(back), flow, service, "forward_recover", stages(srv6.RecoverStickiness, row...)...)
+		want := f.visited(f.unwrapped(back), flow, service, "forward_recover", stages(srv6.RecoverStickiness, row...)...)
 		f.check(want, f.run(back))
 		other := f.give(ackOf(flow), service, row[0])
 		for i := range other { // from a locator that no server has
@@ -135,7 +135,7 @@ func TestHintOfTwoFlowsIsShared(t *testing.T) {
 	t.Parallel()
 	f := open(t, hinting(desired.PlacementHunt, 3))
 	row := f.row(web, "web")
-	list := f.untabled(ackOf(web), web, "web", "forward_recover", stages(srv6.RecoverStickiness, row...)...)
+	list := f.visited(ackOf(web), web, "web", "forward_recover", stages(srv6.RecoverStickiness, row...)...)
 	f.mustBe("return_create", f.create(web, "web", row[0], 0))
 	// Of a flow in the same bucket with the same tag, another server would say the same.
 	f.mustBe("return_create", f.create(web, "web", row[1], 0))
@@ -144,7 +144,7 @@ func TestHintOfTwoFlowsIsShared(t *testing.T) {
 	f.check(list, f.run(ackOf(web)))
 	f.plane.Hints.Sweep()
 	f.mustBe("return_create", f.create(web, "web", row[1], 0))
-	f.check(f.untabled(ackOf(web), web, "web", "forward_known", named(row[1])), f.run(ackOf(web)))
+	f.check(f.visited(ackOf(web), web, "web", "forward_known", named(row[1])), f.run(ackOf(web)))
 }
 
 // Of two servers that accept the same SYN, the first one keeps the hint, until the client has answered
@@ -157,9 +157,9 @@ func TestHintOfFirstAnswerStays(t *testing.T) {
 	f.mustBe("return_no_room", f.create(web, "web", row[2], packet.SYN))
 	syn := frameOf(web)
 	asked := []stage{{function: srv6.Steer, server: row[1]}}
-	f.check(f.untabled(syn, web, "web", "forward_hunt", offers(asked, row, []string{row[0], row[2]})...), f.run(syn))
+	f.check(f.visited(syn, web, "web", "forward_hunt", offers(asked, row, []string{row[0], row[2]})...), f.run(syn))
 	f.mustBe("return_create", f.create(web, "web", row[2], 0))
-	f.check(f.untabled(ackOf(web), web, "web", "forward_known", named(row[2])), f.run(ackOf(web)))
+	f.check(f.visited(ackOf(web), web, "web", "forward_known", named(row[2])), f.run(ackOf(web)))
 }
 
 // A set has room for four flows. New hints replace those that no packet has followed since the last
@@ -261,7 +261,7 @@ func TestHintOutlivesChanges(t *testing.T) {
 		got := f.run(ackOf(flow))
 		if reasonOf(got) == "forward_known" {
 			single++
-			f.check(f.untabled(ackOf(flow), flow, "web", "forward_known", named(server)), got)
+			f.check(f.visited(ackOf(flow), flow, "web", "forward_known", named(server)), got)
 		}
 	}
 	// Every eighth pair of servers has the same mark, and some hints are shared.
@@ -278,9 +278,9 @@ func TestStatelessWithHints(t *testing.T) {
 	for service, flow := range hunted {
 		row := f.row(flow, service)
 		syn, ack := frameOf(flow), ackOf(flow)
-		f.check(f.untabled(syn, flow, service, "forward_hunt", offers(nil, row, row)...), f.run(syn))
+		f.check(f.visited(syn, flow, service, "forward_hunt", offers(nil, row, row)...), f.run(syn))
 		f.mustBe("return_create", f.create(flow, service, row[3], packet.SYN))
-		f.check(f.untabled(ack, flow, service, "forward_known", named(row[3])), f.run(ack))
+		f.check(f.visited(ack, flow, service, "forward_known", named(row[3])), f.run(ack))
 		marked := frameOf(flow, packet.Flags(packet.ACK), packet.Timestamps(9, 4096|2))
 		argument := srv6.Offer{Returns: true}.Argument()
 		want := f.cookied(marked, flow, service, "forward_known", stage{srv6.Steer, row[2], argument})

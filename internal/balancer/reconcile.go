@@ -126,11 +126,13 @@ func (s *services) claimMembers(svc *service, want *serviceState) ([]*member, er
 		before[m.Name] = m
 	}
 	known := knownOf(cfg, s.hasHints)
+	if cfg.FindsByColumn() && svc.hasFormerFlows() {
+		// The flows that the flow table knows carry no cookies. Their servers take also a SYN that
+		// was lost before.
+		known = dataplane.Known{Function: srv6.Deliver}
+	}
 	if svc.rule.HasHalfOpen() {
 		known.Function = srv6.AckStickiness // until huntsEnd, servers still wait for it
-	}
-	if cfg.FindsByColumn() && svc.hasFormerFlows() {
-		known.Argument = 0 // the flows that the flow table knows carry no cookies
 	}
 	members := make([]*member, 0, len(cfg.Servers))
 	for _, server := range cfg.Servers {

@@ -111,7 +111,7 @@ func (r *reference) keepsServer(p parsed, svc *desired.Service, server *desired.
 	switch {
 	case p.mayMove() && (fails || !r.reaches(server.Name)):
 		return false
-	case p.opens() && (e.state == stateClosing && e.age(r.now()) >= flowLinger || *server.Weight == 0):
+	case p.opens() && (e.state == stateClosing && e.age(r.now()) >= flowLinger || !server.Takes()):
 		return false
 	}
 	return true

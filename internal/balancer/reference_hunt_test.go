@@ -30,20 +30,8 @@ func (r *reference) halfOpenOf(flow dataplane.Flow) *referenceBucket {
 // hunt returns the course of a packet whose flow the flow table does not know for certain.
 func (r *reference) hunt(p parsed, svc *desired.Service) (to []stage, reason string) {
 	half := r.halfOpenOf(p.flow).find(p.flow, svc.Name)
-	if server := r.holder(half, svc); server != nil && r.keepsServer(p, svc, server, half) {
-		to = toKnown(svc, server)
-		if p.opens() {
-			return to, "forward_known"
-		}
-		state := stateEstablished
-		if p.ends() {
-			state = stateClosing
-		}
-		if !r.enter(r.bucketOf(p.flow), p.flow, svc, server, state) {
-			return to, "forward_no_room"
-		}
-		*half = referenceEntry{}
-		return to, "forward_new"
+	if server, reason := r.confirm(p, svc, half); server != nil {
+		return toKnown(svc, server), reason
 	}
 	e := r.bucketOf(p.flow).find(p.flow, svc.Name)
 	holder := r.holder(e, svc)
@@ -66,26 +54,58 @@ func (r *reference) hunt(p parsed, svc *desired.Service) (to []stage, reason str
 	return stages(srv6.RecoverStickiness, r.possible(p.flow, svc)...), "forward_recover"
 }
 
-// offer returns the course of a SYN that is unknown, or that leaves the server of its entry. A
-// drained server that can be asked may have the connection nevertheless, and so is asked first.
-// The connection is offered to as many candidates as the packet has room for, but at least to one.
-func (r *reference) offer(p parsed, svc *desired.Service, e *referenceEntry) []stage {
-	names := r.taking(p.flow, svc, svc.Candidates)
-	var asked []stage
-	if server := r.holder(e, svc); server != nil && !server.Takes() && !r.failing[svc.Name+"/"+server.Name] &&
-		r.reaches(server.Name) && (e.state != stateClosing || e.age(r.now()) < flowLinger) {
-		asked = stages(srv6.Steer, server.Name)
+// confirm returns the server of a half-open flow if the packet stays with it, and the reason. A
+// packet of the client other than a SYN enters the flow into the flow table.
+func (r *reference) confirm(p parsed, svc *desired.Service, half *referenceEntry) (*desired.Server, string) {
+	server := r.holder(half, svc)
+	if server == nil || !r.keepsServer(p, svc, server, half) {
+		return nil, ""
 	}
-	row := r.row(svc, 0, r.bucket(p.flow, svc))
+	if p.opens() {
+		return server, "forward_known"
+	}
+	state := stateEstablished
+	if p.ends() {
+		state = stateClosing
+	}
+	if !r.enter(r.bucketOf(p.flow), p.flow, svc, server, state) {
+		return server, "forward_no_room"
+	}
+	*half = referenceEntry{}
+	return server, "forward_new"
+}
+
+// offer returns the course of a SYN that is unknown, or that leaves the server of its entry.
+func (r *reference) offer(p parsed, svc *desired.Service, e *referenceEntry) []stage {
+	names, asked := r.taking(p.flow, svc, svc.Candidates), r.askedFirst(svc, e)
 	spare := ""
 	if svc.OrdersByReports() && asked == nil {
 		names, spare = r.order(svc, names)
 	}
+	all := r.fitting(p, svc, asked, names)
+	if svc.OrdersByReports() {
+		all = asking(all, spare)
+	}
+	return all
+}
+
+// askedFirst returns the server of an entry that a SYN leaves, if it is drained and can be asked. It
+// may have the connection nevertheless, and so is asked first.
+func (r *reference) askedFirst(svc *desired.Service, e *referenceEntry) []stage {
+	server := r.holder(e, svc)
+	if server == nil || server.Takes() || r.failing[svc.Name+"/"+server.Name] ||
+		!r.reaches(server.Name) || e.state == stateClosing && e.age(r.now()) >= flowLinger {
+		return nil
+	}
+	return stages(srv6.Steer, server.Name)
+}
+
+// fitting returns the course of a SYN that first asks the given servers, and then is offered to as
+// many others as it has room for, but at least to one.
+func (r *reference) fitting(p parsed, svc *desired.Service, asked []stage, names []string) []stage {
+	row := r.row(svc, 0, r.bucket(p.flow, svc))
 	for n := min(len(names), tables.MaxCandidates-len(asked)); n > 0; n-- {
 		all := offers(asked, row, names[:n])
-		if svc.OrdersByReports() {
-			all = asking(all, spare)
-		}
 		link := r.linkOf(all[0].server)
 		if n == 1 || link == "" || int(p.length)+overheadOf(svc.Encapsulation, len(all), true) <= links[link] {
 			return all
@@ -96,7 +116,7 @@ func (r *reference) offer(p parsed, svc *desired.Service, e *referenceEntry) []s
 
 // isStale tells whether an entry has been idle for so long that a hunting flow may be elsewhere.
 func (r *reference) isStale(e *referenceEntry, svc *desired.Service) bool {
-	return svc.Placement == desired.PlacementHunt && e.age(r.now()) >= 15
+	return svc.Placement == desired.PlacementHunt && !isStateless(svc) && e.age(r.now()) >= 15
 }
 
 // seek returns the course of a packet whose flow has a stale entry. The course visits the server of
@@ -277,8 +297,13 @@ func (r *reference) takeSignal(frame []byte) outcome {
 	}
 	r.takeReport(h, svc, sender)
 	if functionOf(frame) == srv6.RemoveStickiness {
-		r.remove(h, svc, sender)
+		if _, ok := r.tabled(svc); ok {
+			r.remove(h, svc, sender)
+		}
 		return r.returned(frame, "return_remove")
+	}
+	if isStateless(svc) {
+		return r.returned(frame, "return_create")
 	}
 	reason := r.create(h, svc, sender)
 	if reason == "forward_reset" {

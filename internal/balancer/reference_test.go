@@ -32,14 +32,19 @@ type reference struct {
 	firsts   map[piece]dataplane.Flow    // the flows of first fragments
 	tables   map[string][]*tables.Table  // by service and generation; empty after changes
 	turns    map[string]uint64           // turns given out by services, as far as they are known
-	loads    referenceLoads
-	seen     func(outcome)  // called with each outcome of the data path; may be nil
-	results  map[string]int // of reports, since the reference was made
-	slowest  time.Duration  // the longest time for a frame, while frames are compared
+	// former has the services that have become stateless and may still have flows in the flow table,
+	// by name, as they were before.
+	former  map[string]desired.Service
+	loads   referenceLoads
+	seen    func(outcome)  // called with each outcome of the data path; may be nil
+	results map[string]int // of reports, since the reference was made
+	slowest time.Duration  // the longest time for a frame, while frames are compared
 }
 
 func newReference(f *fixture) *reference {
-	r := &reference{fixture: f, failing: map[string]bool{}, results: map[string]int{}}
+	r := &reference{
+		fixture: f, failing: map[string]bool{}, results: map[string]int{}, former: map[string]desired.Service{},
+	}
 	r.forget()
 	r.changed()
 	return r
@@ -119,6 +124,9 @@ func (r *reference) find(p parsed, svc *desired.Service) (to []stage, reason str
 	if p.follow != "" {
 		return r.findFollower(p, svc), p.follow
 	}
+	if isStateless(svc) {
+		return r.findByCookie(p, svc)
+	}
 	if server := r.persist(p, svc); server != nil {
 		return toKnown(svc, server), "forward_known"
 	}
@@ -133,9 +141,12 @@ func (r *reference) find(p parsed, svc *desired.Service) (to []stage, reason str
 
 // findFollower returns the course of a packet that does not count as a packet of its flow.
 func (r *reference) findFollower(p parsed, svc *desired.Service) []stage {
-	server := r.recall(r.bucketOf(p.flow), p.flow, svc)
-	if server == nil && svc.Placement == desired.PlacementHunt {
-		server = r.recall(r.halfOpenOf(p.flow), p.flow, svc)
+	var server *desired.Server
+	if tabled, ok := r.tabled(svc); ok {
+		server = r.recall(r.bucketOf(p.flow), p.flow, svc)
+		if server == nil && tabled.Placement == desired.PlacementHunt {
+			server = r.recall(r.halfOpenOf(p.flow), p.flow, svc)
+		}
 	}
 	if server == nil && passesOn(svc) {
 		return stages(srv6.Steer, r.possible(p.flow, svc)...)
@@ -154,6 +165,7 @@ func (r *reference) findFollower(p parsed, svc *desired.Service) []stage {
 type parsed struct {
 	flow     dataplane.Flow
 	flags    packet.TCPFlags
+	options  []byte // of TCP
 	hopLimit uint8
 	length   uint64 // of layer 3, by the IP header
 	// follow is set if the packet does not count as one of its flow. It is the reason under which
@@ -286,6 +298,7 @@ func (p *parsed) parseTransport(protocol byte, b []byte) (reason string) {
 	p.flow.Protocol = desired.UDP
 	if protocol == 6 {
 		p.flow.Protocol, p.flags = desired.TCP, packet.TCPFlags(b[13])
+		p.options = b[20 : int(b[12]>>4)*4]
 	}
 	p.flow.Source = netip.AddrPortFrom(p.flow.Source.Addr(), binary.BigEndian.Uint16(b))
 	p.flow.Destination = netip.AddrPortFrom(p.flow.Destination.Addr(), binary.BigEndian.Uint16(b[2:]))
@@ -338,7 +351,8 @@ func (r *reference) tablesOf(svc *desired.Service) []*tables.Table {
 		return built
 	}
 	for i, set := range r.generations[svc.Name].Sets {
-		fits := set.Buckets == svc.Buckets && svc.Placement != desired.PlacementRoundRobin
+		fits := set.Buckets == svc.Buckets && svc.Placement != desired.PlacementRoundRobin &&
+			(set.Candidates == svc.Candidates || !isStateless(svc))
 		if i == 0 || fits || set.Placement == desired.PlacementRoundRobin {
 			table, err := set.Table()
 			r.must(err)
@@ -352,14 +366,44 @@ func (r *reference) tablesOf(svc *desired.Service) []*tables.Table {
 // rows returns the number of rows of the service's candidate table.
 func (r *reference) rows(svc *desired.Service) int { return r.tablesOf(svc)[0].Buckets }
 
-// row lists the servers of the service in the row of a bucket, in one of its generations; 0 is the
-// present one. The names of removed servers are empty.
-func (r *reference) row(svc *desired.Service, generation, bucket int) (names []string) {
-	table := r.tablesOf(svc)[generation]
+// depth returns how many servers the reference knows of each place of a row.
+func (r *reference) depth(svc *desired.Service) int {
+	depth := svc.Generations
+	if isStateless(svc) {
+		depth = svc.History
+	}
+	return min(depth, len(r.tablesOf(svc)))
+}
+
+// row lists the servers of the service in the row of a bucket. Age 0 is the present row. At age i
+// are the servers that the places had before, the i-th last ones that are different and still
+// configured. The name is empty if there is no such server.
+func (r *reference) row(svc *desired.Service, age, bucket int) (names []string) {
+	bucket %= r.rows(svc)
+	if age == 0 {
+		return serversIn(svc, r.tablesOf(svc)[0], bucket)
+	}
+	longest := 0
+	for _, table := range r.tablesOf(svc) {
+		longest = max(longest, table.Candidates)
+	}
+	for place := range longest {
+		name := ""
+		if past := r.past(svc, bucket, place); age < len(past) {
+			name = past[age]
+		}
+		names = append(names, name)
+	}
+	return names
+}
+
+// serversIn lists the servers of the service in the row of a table. The names of removed servers are
+// empty.
+func serversIn(svc *desired.Service, table *tables.Table, bucket int) (names []string) {
 	if table.Candidates == 0 {
 		return nil
 	}
-	for _, i := range table.Row(bucket % r.rows(svc) % table.Buckets) {
+	for _, i := range table.Row(bucket % table.Buckets) {
 		name := table.Servers[i].Name
 		if serverOfName(svc, name) == nil {
 			name = ""
@@ -367,6 +411,21 @@ func (r *reference) row(svc *desired.Service, generation, bucket int) (names []s
 		names = append(names, name)
 	}
 	return names
+}
+
+// past lists the present server of a place of a row, which is empty if there is none, and the
+// different servers that the place had before, the last one first.
+func (r *reference) past(svc *desired.Service, bucket, place int) (names []string) {
+	for age, table := range r.tablesOf(svc) {
+		name := ""
+		if row := serversIn(svc, table, bucket); place < len(row) {
+			name = row[place]
+		}
+		if age == 0 || name != "" && !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	return names[:min(len(names), r.depth(svc))]
 }
 
 func (r *reference) bucket(flow dataplane.Flow, svc *desired.Service) int {
@@ -413,11 +472,11 @@ func (r *reference) possible(flow dataplane.Flow, svc *desired.Service) []string
 		takes := slices.ContainsFunc(usable, func(s desired.Server) bool { return s.Name == name })
 		return !takes && (serverOfName(svc, name).Takes() || r.failing[svc.Name+"/"+name])
 	}
-	for i := range r.tablesOf(svc) {
-		add(r.row(svc, i, bucket), func(name string) bool { return r.reaches(name) && !fails(name) })
+	for age := range r.depth(svc) {
+		add(r.row(svc, age, bucket), func(name string) bool { return r.reaches(name) && !fails(name) })
 	}
-	for i := range r.tablesOf(svc) {
-		add(r.row(svc, i, bucket), r.reaches)
+	for age := range r.depth(svc) {
+		add(r.row(svc, age, bucket), r.reaches)
 	}
 	add(present, func(string) bool { return true })
 	return names
@@ -425,7 +484,8 @@ func (r *reference) possible(flow dataplane.Flow, svc *desired.Service) []string
 
 // passesOn tells whether the servers of a service pass packets of unknown flows on.
 func passesOn(svc *desired.Service) bool {
-	return svc.Protocol == desired.TCP && (svc.Placement == desired.PlacementHunt || svc.Probes())
+	return svc.Protocol == desired.TCP &&
+		(svc.Placement == desired.PlacementHunt || svc.Probes() || isStateless(svc))
 }
 
 // hash returns the course of a packet whose flow is unknown, and the reason under which it is

@@ -31,11 +31,6 @@ func stateless(placement desired.Placement, candidates int) *desired.Balancer {
 	return cfg
 }
 
-// width is how many bits tell the columns of so many candidates apart.
-func width(candidates int) int {
-	return map[int]int{1: 1, 2: 1, 3: 2, 4: 2}[min(candidates, 4)] + candidates/5
-}
-
 // labelOf is flow_sign of bpf/balancer/flowtable.h: the flow label of flows without an entry.
 func labelOf(flow dataplane.Flow) uint32 {
 	const golden = 0x9e3779b97f4a7c15
@@ -49,23 +44,8 @@ func labelOf(flow dataplane.Flow) uint32 {
 // cookied returns the outcome for a frame that visits the stages, which carry the width of cookies.
 func (f *fixture) cookied(frame []byte, flow dataplane.Flow, service, reason string, all ...stage) outcome {
 	f.t.Helper()
-	all = slices.Clone(all)
-	for i := range all {
-		all[i].argument |= srv6.Offer{Cookie: width(f.service(service).Candidates)}.Argument()
-	}
-	return f.untabled(frame, flow, service, reason, all...)
-}
-
-// untabled returns the outcome for a frame that visits the stages, of a service without a flow table.
-func (f *fixture) untabled(frame []byte, flow dataplane.Flow, service, reason string, all ...stage) outcome {
-	f.t.Helper()
-	want := f.visited(frame, flow, service, reason, all...)
-	e := f.encapFor(flow, service, all...)
-	e.FlowLabel = labelOf(flow)
-	out, err := packet.Encapsulate(frame, e)
-	f.must(err)
-	want.Frame = out
-	return want
+	all = withCookies(f.service(service), slices.Clone(all))
+	return f.visited(frame, flow, service, reason, all...)
 }
 
 // A SYN is offered to the candidates of its row with their columns and the width of cookies. A client
@@ -83,22 +63,9 @@ func TestStatelessSYN(t *testing.T) {
 			f.check(f.cookied(bare, flow, service, "forward_hunt", offers(nil, row, row[:1])...), f.run(bare))
 
 			row = hash.row(flow, service)
-			want := hash.cookied(syn, flow, service, "forward_new", offers(nil, row, row[:1])...)
-			want.Frame = wholeOf(hash, syn, flow, service, row[0])
-			hash.check(want, hash.run(syn))
+			hash.check(hash.cookied(syn, flow, service, "forward_new", offers(nil, row, row[:1])...), hash.run(syn))
 		}
 	}
-}
-
-// wholeOf returns a frame that asks a server to accept, in column 0.
-func wholeOf(f *fixture, frame []byte, flow dataplane.Flow, service, server string) []byte {
-	f.t.Helper()
-	e := f.encapFor(flow, service, stage{srv6.ConnectForce, server,
-		srv6.Offer{Cookie: width(f.service(service).Candidates)}.Argument()})
-	e.FlowLabel = labelOf(flow)
-	out, err := packet.Encapsulate(frame, e)
-	f.must(err)
-	return out
 }
 
 // cookieShapes are forms of the timestamps among the options of TCP, with an echo.
@@ -124,7 +91,7 @@ func TestStatelessCookies(t *testing.T) {
 		reason := map[bool]string{true: "forward_known", false: "forward_recover"}[candidates == 1]
 		for service, flow := range hunted {
 			row := f.row(flow, service)
-			for bits := range uint32(1) << width(candidates) {
+			for bits := range uint32(1) << cookieWidth(&desired.Service{Candidates: candidates}) {
 				for shape, options := range cookieShapes(0xabcdef00 | bits) {
 					for _, flags := range []packet.TCPFlags{packet.ACK, packet.ACK | packet.FIN, packet.RST | packet.ACK} {
 						t.Run(fmt.Sprintf("%d/%s/%d/%s/%d", candidates, service, bits, shape, flags), func(t *testing.T) {
@@ -259,4 +226,87 @@ func TestStatelessKeepsFormerFlows(t *testing.T) {
 	}
 	f.services.endFormerFlows(nil, time.Now().Add(f.service("web").Timeouts.New))
 	f.check(f.cookied(misleading, web, "web", "forward_known", stages(srv6.Steer, row[0])...), f.run(misleading))
+}
+
+// Rows that are not full, because there are few servers, have cookies of the same width as other rows.
+// So the servers of flows are found after servers were added and removed.
+func TestCookiesOfShortRows(t *testing.T) {
+	t.Parallel()
+	few := func(servers int) *desired.Balancer {
+		cfg := stateless(desired.PlacementHunt, 4)
+		for i := range cfg.Services {
+			cfg.Services[i].Servers = cfg.Services[i].Servers[:servers]
+		}
+		return cfg
+	}
+	f := open(t, few(2))
+	row := f.row(web, "web")
+	ack := frameOf(web, packet.Flags(packet.ACK), packet.Timestamps(9, 0xabcdef01))
+	for _, servers := range []int{2, 10, 2} {
+		cfg := few(servers)
+		f.mustApply(cfg)
+		f.cfg = cfg
+		present := f.row(web, "web")
+		syn := frameOf(web, packet.Timestamps(7, 0))
+		f.check(f.cookied(syn, web, "web", "forward_hunt", offers(nil, present, present)...), f.run(syn))
+		got := visitedBy(f.run(ack).Frame, desired.SRv6Encap)
+		if !slices.ContainsFunc(got, func(sid netip.Addr) bool { return srv6.Parse(sid).Locator == f.locatorOf("web", row[1]) }) {
+			t.Errorf("with %d servers, %s is not visited: %v", servers, row[1], got)
+		}
+	}
+}
+
+// A packet without the ACK flag has no valid echo, and 0 is no echo. Such packets have no cookie.
+func TestCookiesNeedAnEcho(t *testing.T) {
+	t.Parallel()
+	f := open(t, stateless(desired.PlacementHunt, 2))
+	list := stages(srv6.Steer, f.row(web, "web")...)
+	for _, frame := range [][]byte{
+		frameOf(web, packet.Flags(packet.RST), packet.Timestamps(9, 1025)),
+		frameOf(web, packet.Flags(packet.ACK), packet.Timestamps(9, 0)),
+	} {
+		f.check(f.cookied(frame, web, "web", "forward_recover", list...), f.run(frame))
+	}
+}
+
+// A packet whose column has no server, because so few are left, visits the servers of the other columns,
+// and one of them resets the connection.
+func TestColumnsWithoutServers(t *testing.T) {
+	t.Parallel()
+	cfg := stateless(desired.PlacementHunt, 3)
+	for i := range cfg.Services {
+		cfg.Services[i].Servers = cfg.Services[i].Servers[:2]
+	}
+	f := open(t, cfg)
+	frame := frameOf(web, packet.Flags(packet.ACK), packet.Timestamps(9, 1026))
+	f.check(f.cookied(frame, web, "web", "forward_recover", stages(srv6.Steer, f.row(web, "web")...)...), f.run(frame))
+}
+
+// If all servers are drained, new connections are dropped. If the servers of other rows get new
+// connections, a row of drained servers gets them, too: no other server would be found again.
+func TestStatelessDrained(t *testing.T) {
+	t.Parallel()
+	for _, placement := range []desired.Placement{desired.PlacementHash, desired.PlacementHunt} {
+		cfg := stateless(placement, 2)
+		f := open(t, cfg)
+		row := f.row(web, "web")
+		syn := frameOf(web, packet.Timestamps(7, 0))
+		drain := func(which func(desired.Server) bool) {
+			cfg := stateless(placement, 2)
+			for i := range cfg.Services[1].Servers {
+				s := &cfg.Services[1].Servers[i]
+				s.Drained = which(*s)
+			}
+			f.mustApply(cfg)
+			f.cfg = cfg
+		}
+		drain(func(s desired.Server) bool { return slices.Contains(row, s.Name) })
+		want := f.cookied(syn, web, "web", "forward_hunt", offers(nil, row, row)...)
+		if placement == desired.PlacementHash {
+			want = f.cookied(syn, web, "web", "forward_new", offers(nil, row, row[:1])...)
+		}
+		f.check(want, f.run(syn))
+		drain(func(desired.Server) bool { return true })
+		f.check(refused(syn, "drop_no_server", layer3(syn)), f.run(syn))
+	}
 }

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package balancer
+
+import (
+	"encoding/binary"
+	"slices"
+	"testing"
+
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/internal/srv6"
+)
+
+// openFormer opens a balancer whose services become stateless after prepare, and so may have former
+// flows.
+func openFormer(t *testing.T, before, after *desired.Balancer, prepare func(*fixture)) *fixture {
+	t.Helper()
+	f := open(t, before)
+	prepare(f)
+	f.mustApply(after)
+	f.cfg = after
+	return f
+}
+
+// enterAt enters a flow of the service "web" into a table: into the preferred entry.
+func (f *fixture) enterAt(
+	table *dataplane.FlowTable, server string, state dataplane.FlowState, age uint16,
+) {
+	f.t.Helper()
+	place, signature := web.TableHash(f.serviceID(web), &f.identity)
+	at := int(bucketNumber(table, place))*dataplane.FlowsPerBucket + f.preferred(web)
+	table.Entries[at] = entryOf(signature, f.slot("web", server), state, f.now()-age)
+}
+
+// A SYN of a former flow that does not go to the flow's server makes the balancer forget the flow. So
+// later packets of the new connection go by their cookies, and not to the former server.
+func TestNewConnectionEndsFormerFlow(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name  string
+		enter func(f *fixture, server string)
+	}{
+		{"over", func(f *fixture, server string) { f.enterAt(f.plane.Flows, server, stateClosing, flowLinger) }},
+		{"failing", func(f *fixture, server string) {
+			f.enterAt(f.plane.Flows, server, stateEstablished, 0)
+			f.setHealth("web", server, false)
+		}},
+		{"half-open, failing", func(f *fixture, server string) {
+			f.enterAt(f.plane.HalfOpen, server, stateNew, 0)
+			f.setHealth("web", server, false)
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			var server string
+			after := stateless(desired.PlacementHunt, 2)
+			for i := range after.Services {
+				after.Services[i].Health = &desired.Health{TCP: &desired.TCPCheck{}}
+			}
+			before := hunting(desired.SelectConsistent, 2)
+			for i := range before.Services {
+				before.Services[i].Health = after.Services[i].Health
+			}
+			f := openFormer(t, before, after, func(f *fixture) {
+				row := f.row(web, "web")
+				server = f.service("web").Servers[slices.IndexFunc(f.service("web").Servers,
+					func(s desired.Server) bool { return !slices.Contains(row, s.Name) })].Name
+				c.enter(f, server)
+			})
+			row := f.row(web, "web")
+			syn := frameOf(web, packet.Timestamps(7, 0))
+			f.check(f.cookied(syn, web, "web", "forward_hunt", offers(nil, row, row)...), f.run(syn))
+			ack := frameOf(web, packet.Flags(packet.ACK), packet.Timestamps(9, 1025))
+			list := stages(srv6.Steer, row[1], row[0]) // the packet could be of another former flow
+			f.check(f.cookied(ack, web, "web", "forward_recover", list...), f.run(ack))
+		})
+	}
+}
+
+// A drained server that has a former flow is asked about a SYN first, also if the client does not use
+// timestamps, but it does not get a new connection.
+func TestDrainedServerOfFormerFlow(t *testing.T) {
+	t.Parallel()
+	var server string
+	after := stateless(desired.PlacementHunt, 2)
+	f := openFormer(t, hunting(desired.SelectConsistent, 2), after, func(f *fixture) {
+		server = f.row(web, "web")[1]
+		f.enterAt(f.plane.Flows, server, stateEstablished, 0)
+		serverOfName(&after.Services[1], server).Drained = true
+	})
+	row := f.row(web, "web")
+	asked := stages(srv6.Steer, server)
+	for _, options := range [][]packet.Option{nil, {packet.Timestamps(7, 0)}} {
+		syn := frameOf(web, options...)
+		all := offers(asked, row, row[:1])
+		withCookies(f.service("web"), all[1:]) // the former flow has no cookies
+		f.check(f.visited(syn, web, "web", "forward_hunt", all...), f.run(syn))
+	}
+}
+
+// While a service may have former flows, all packets of a flow have the same outer flow label, also
+// later fragments.
+func TestLabelsWithFormerFlows(t *testing.T) {
+	t.Parallel()
+	f := openFormer(t, hunting(desired.SelectConsistent, 2), stateless(desired.PlacementHunt, 2), func(*fixture) {})
+	labels := map[uint32]bool{}
+	for _, fragment := range packet.Fragments(frameOf(web, packet.Timestamps(7, 0), large), 64, 7) {
+		labels[binary.BigEndian.Uint32(f.run(fragment).Frame[ethernetLength:])&0xfffff] = true
+	}
+	if len(labels) != 1 {
+		t.Errorf("the fragments of a packet have the labels %v", labels)
+	}
+}
+
+// Under placement hash, a repeated SYN of a former flow goes to its server, which takes the connection
+// if the first SYN was lost.
+func TestRepeatedSYNOfFormerFlow(t *testing.T) {
+	t.Parallel()
+	before := hunting(desired.SelectConsistent, 3)
+	for i := range before.Services {
+		before.Services[i].Placement, before.Services[i].Selection = desired.PlacementHash, ""
+	}
+	syn := frameOf(web, packet.Timestamps(7, 0))
+	f := openFormer(t, before, stateless(desired.PlacementHash, 3), func(f *fixture) { f.run(syn) })
+	want := f.offered(syn, web, "web", "forward_known", srv6.Deliver, f.row(web, "web")[0])
+	f.check(want, f.run(syn))
+}

@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package balancer
+
+import (
+	"encoding/binary"
+	"math/bits"
+	"slices"
+
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/internal/srv6"
+)
+
+func isStateless(svc *desired.Service) bool {
+	return svc.Persistence == desired.PersistenceStateless
+}
+
+// tabled returns the service as it is or was with a flow table. It returns false if the flow table
+// cannot have flows of the service.
+func (r *reference) tabled(svc *desired.Service) (desired.Service, bool) {
+	if !isStateless(svc) {
+		return *svc, true
+	}
+	former, ok := r.former[svc.Name]
+	return former, ok
+}
+
+// findByCookie returns the course of a packet of a service with persistence stateless, and the reason
+// under which it is counted. The flow table is asked first, if it can have flows of the service.
+func (r *reference) findByCookie(p parsed, svc *desired.Service) (to []stage, reason string) {
+	if former, ok := r.former[svc.Name]; ok {
+		if server, reason := r.findFormer(p, svc, former); server != nil {
+			return toFormer(former, server), reason
+		}
+	}
+	if p.opens() {
+		return r.placeInRow(p, svc)
+	}
+	to = withCookies(svc, stages(srv6.Steer, r.holders(p, svc)...))
+	if len(to) == 1 {
+		return to, "forward_known"
+	}
+	return to, "forward_recover"
+}
+
+// findFormer returns the server of a flow that the flow table has, and the reason.
+func (r *reference) findFormer(
+	p parsed, svc *desired.Service, former desired.Service,
+) (*desired.Server, string) {
+	if server := r.persist(p, svc); server != nil {
+		return server, "forward_known"
+	}
+	if former.Placement != desired.PlacementHunt {
+		return nil, ""
+	}
+	return r.confirm(p, svc, r.halfOpenOf(p.flow).find(p.flow, svc.Name))
+}
+
+// toFormer returns the course of a packet of a flow that the flow table has. Servers of a service
+// that hunted wait for an acknowledgement. Timestamps of such flows have no cookies.
+func toFormer(former desired.Service, server *desired.Server) []stage {
+	if former.Placement == desired.PlacementHunt {
+		return alone(srv6.AckStickiness, server)
+	}
+	return alone(srv6.Deliver, server)
+}
+
+// cookieWidth is how many bits of timestamps tell the columns of a row apart. A row of one column has one
+// bit, too.
+func cookieWidth(svc *desired.Service) int { return max(1, bits.Len(uint(svc.Candidates-1))) }
+
+// withCookies makes stages tell how many bits of timestamps tell the columns of a row apart, and returns
+// them.
+func withCookies(svc *desired.Service, all []stage) []stage {
+	for i := range all {
+		all[i].argument |= srv6.Offer{Cookie: cookieWidth(svc)}.Argument()
+	}
+	return all
+}
+
+// column returns the column in the cookie of a packet. It returns 0 and false if the packet has none: no
+// timestamps, or timestamps without an echo (RFC 7323 section 3.2).
+func column(p parsed, svc *desired.Service) (int, bool) {
+	timestamps := timestampsIn(p.options)
+	if timestamps == nil || p.flags&packet.ACK == 0 {
+		return 0, false
+	}
+	echo := binary.BigEndian.Uint32(timestamps[4:])
+	column := int(echo % (1 << cookieWidth(svc)))
+	if echo == 0 || column >= svc.Candidates {
+		return 0, false
+	}
+	return column, true
+}
+
+// timestampsIn returns the value and the echo in TCP options, or nil if there are no timestamps. A
+// malformed option ends the options.
+func timestampsIn(options []byte) []byte {
+	for len(options) > 0 && options[0] != 0 {
+		if options[0] == 1 {
+			options = options[1:]
+			continue
+		}
+		if len(options) == 1 || options[1] < 2 || int(options[1]) > len(options) {
+			return nil
+		}
+		option := options[:options[1]]
+		options = options[options[1]:]
+		if option[0] == 8 {
+			if len(option) != 10 {
+				return nil
+			}
+			return option[2:]
+		}
+	}
+	return nil
+}
+
+// holders lists the servers that may have the flow of a packet other than a SYN: those that the
+// cookie's column has and had, the last one first. Servers that cannot be reached come behind the
+// others. If a packet has no cookie, or if its column has no server, or if the flow may be older than
+// cookies, then all servers of the row may have the flow. The column of most flows is 0.
+func (r *reference) holders(p parsed, svc *desired.Service) (names []string) {
+	bucket := r.bucket(p.flow, svc)
+	column, ok := column(p, svc)
+	add := func(candidates []string, wanted func(string) bool) {
+		for _, name := range candidates {
+			if name != "" && wanted(name) && !slices.Contains(names, name) && len(names) < desired.MaxVisited {
+				names = append(names, name)
+			}
+		}
+	}
+	any := func(string) bool { return true }
+	add(r.past(svc, bucket, column), r.reaches)
+	add(r.past(svc, bucket, column), any)
+	if _, isFormer := r.former[svc.Name]; ok && len(names) > 0 && !isFormer {
+		return names
+	}
+	for age := range r.depth(svc) {
+		add(r.row(svc, age, bucket), r.reaches)
+	}
+	add(r.row(svc, 0, bucket), any)
+	return names
+}
+
+// placeInRow returns the course of a SYN, and the reason. The SYN goes to servers of its row only,
+// because packets with cookies find no others. If none of these gets new flows, but other servers of
+// the service do, then it goes to those that can be reached. If the client does not use timestamps,
+// it could not tell which candidate has taken the connection, so only the first one is asked.
+func (r *reference) placeInRow(p parsed, svc *desired.Service) (to []stage, reason string) {
+	known, half := r.bucketOf(p.flow).find(p.flow, svc.Name), r.halfOpenOf(p.flow).find(p.flow, svc.Name)
+	asked := r.askedFormer(svc, known, half)
+	names := r.inRow(p, svc, asked)
+	if svc.Placement == desired.PlacementHash || timestampsIn(p.options) == nil {
+		names = names[:min(1, len(names))]
+	}
+	if len(names) == 0 && len(asked) > 0 && len(r.usable(svc)) > 0 {
+		names, asked = []string{asked[0].server}, nil // it must accept the connection
+		to = []stage{{srv6.ConnectForce, names[0], srv6.Offer{Column: srv6.NoColumn}.Argument()}}
+	} else {
+		to = r.fitting(p, svc, asked, names)
+	}
+	if len(to) == 0 {
+		return nil, ""
+	}
+	for _, e := range []*referenceEntry{known, half} {
+		if e != nil && e.server != svc.Name+"/"+to[0].server {
+			*e = referenceEntry{} // later packets of the connection go by their cookies
+		}
+	}
+	if withCookies(svc, to[len(asked):]); svc.Placement == desired.PlacementHash {
+		return to, "forward_new"
+	}
+	return to, "forward_hunt"
+}
+
+// askedFormer returns the server that may have the connection of a SYN from before the service became
+// stateless, if the service hunts.
+func (r *reference) askedFormer(svc *desired.Service, known, half *referenceEntry) []stage {
+	former, ok := r.former[svc.Name]
+	switch {
+	case !ok || svc.Placement != desired.PlacementHunt:
+		return nil
+	case known == nil && former.Placement == desired.PlacementHunt:
+		return r.askedFirst(svc, half)
+	}
+	return r.askedFirst(svc, known)
+}
+
+// inRow lists the servers of its row to which a SYN can go, without those that are asked first.
+func (r *reference) inRow(p parsed, svc *desired.Service, asked []stage) []string {
+	usable := r.usable(svc)
+	if len(usable) == 0 {
+		return nil
+	}
+	row := slices.DeleteFunc(r.row(svc, 0, r.bucket(p.flow, svc)), func(name string) bool {
+		return slices.ContainsFunc(asked, func(s stage) bool { return s.server == name })
+	})
+	takes := func(s string) bool {
+		return slices.ContainsFunc(usable, func(u desired.Server) bool { return u.Name == s })
+	}
+	for _, fit := range []func(string) bool{takes, r.reaches} {
+		if names := slices.DeleteFunc(slices.Clone(row), func(s string) bool { return !fit(s) }); len(names) > 0 {
+			return names
+		}
+	}
+	return nil
+}
