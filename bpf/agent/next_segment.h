@@ -64,12 +64,13 @@ pass_on(struct xdp_md *ctx, const struct envelope *envelope, enum agent_reason d
  */
 static __always_inline bool wants_return(const struct envelope *envelope)
 {
-	bool is_inserted = envelope->encapsulation == ENCAP_SRV6_INSERT;
-
-	return envelope->function == SID_STEER &&
-	       bpf_be64_to_cpu(envelope->sid_low) & LOAD_RETURN && !envelope->options &&
-	       envelope->srh == (is_inserted ? srh_size(3) : 0) &&
-	       envelope->segments_left == is_inserted;
+	if (envelope->function != SID_STEER || envelope->options ||
+	    !(bpf_be64_to_cpu(envelope->sid_low) & LOAD_RETURN))
+		return false;
+	if (envelope->encapsulation == ENCAP_SRV6_ENCAP)
+		return !envelope->srh;
+	return envelope->srh == srh_size(3) && envelope->last_entry == 2 &&
+	       envelope->segments_left == 1;
 }
 
 /* Writes the addresses of a returned packet: from this node to the balancer that sent it. */

@@ -72,13 +72,18 @@ func runAgent(t testing.TB, k *kernel, frame []byte) (verdict uint32, out []byte
 		reason:  grown(k.labels.reasons, reasons, countReasons(t, k)),
 		offer:   grown(k.labels.offers, offers, countOffers(t, k, &decision)),
 	}
-	if strings.HasPrefix(got.reason, "next_") {
+	if isSentOn(got.reason) {
 		got.next = nextOf(t, k, out)
 	}
 	if want := recorded(k, &decision); !want.allows(got) {
 		t.Errorf("%s\nthe record of the dry run is %+v, the program's outcome %+v", explain(frame), want, got)
 	}
 	return verdict, out
+}
+
+// isSentOn tells whether a packet goes to another host: to the next server, or back to the balancer.
+func isSentOn(reason string) bool {
+	return strings.HasPrefix(reason, "next_") || reason == "return_not_local"
 }
 
 // outcome is what a run of the program did, or what the record of a dry run says.

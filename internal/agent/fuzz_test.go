@@ -317,7 +317,7 @@ func (c *comparison) check(t *testing.T, frame []byte, reason string, want []byt
 	if reason == "answer_probe" {
 		c.checkSentBack(t, out)
 	}
-	if !strings.HasPrefix(reason, "next_") {
+	if !isSentOn(reason) {
 		return
 	}
 	if verdict, sent := run(t, c.objects.TcForward, out); verdict != tcRedirect || !bytes.Equal(out, sent) {

@@ -319,9 +319,14 @@ func (h *hunter) connect(w *wrapped, s segment) string {
 func ends(s segment) bool { return s.flags&(packet.FIN|packet.RST) != 0 }
 
 func (h *hunter) acknowledge(w *wrapped, s segment) {
-	state := h.flows[s.flow].state
-	switch {
-	case state == "" && s.flags&(packet.SYN|packet.FIN|packet.RST) != 0 && !h.lookup(s.flow).live():
+	if h.flows[s.flow].state != "" || s.flags&(packet.SYN|packet.FIN|packet.RST) == 0 || h.lookup(s.flow).live() {
+		h.noteKnown(w, s)
+	}
+}
+
+// noteKnown notes that the balancer knows the flow of a packet.
+func (h *hunter) noteKnown(w *wrapped, s segment) {
+	switch state := h.flows[s.flow].state; {
 	case state == "ending", state == "closing":
 		h.set(s.flow, state, w)
 	case ends(s):
@@ -336,14 +341,19 @@ func (h *hunter) recover(w *wrapped, s segment) string {
 	switch here := local.live() || local.cookie && s.flags&packet.ACK != 0 && s.flags&(packet.SYN|packet.RST) == 0; {
 	case !here && w.left() > 0:
 		return "next_not_local"
-	case !here && local.timeWait:
+	case !here && local.timeWait && (!w.wantsReturn() || w.offer().Cookie > 0):
 		return ""
+	case !here && w.wantsReturn():
+		return "return_not_local"
 	case !here && h.service(s.flow) != nil && h.service(s.flow).reset && !s.isError:
 		return "deliver_not_local" // TestResetRate tests the limit
 	case !here:
 		return "drop_not_local"
-	case w.function == steer:
+	case w.function == steer && w.offer().Cookie > 0:
 		h.takeCookie(w, s, local)
+	case w.function == steer && w.wantsReturn():
+		h.noteKnown(w, s)
+	case w.function == steer:
 	case h.flows[s.flow].state == "ending":
 		h.set(s.flow, "ending", w)
 	case ends(s):

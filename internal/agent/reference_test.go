@@ -91,6 +91,9 @@ func (r reference) receive(frame []byte) (reason string, out []byte) {
 	if strings.HasPrefix(reason, "next_") || w.own.IsValid() {
 		return reason, w.passedOn(frame, reason)
 	}
+	if reason == "return_not_local" {
+		return reason, r.giveBack(w, frame)
+	}
 	if reason == "answer_probe" {
 		return reason, r.answer(w, frame)
 	}
@@ -134,6 +137,33 @@ func (w wrapped) passedOn(frame []byte, reason string) (out []byte) {
 	return out
 }
 
+// wantsReturn tells whether the balancer wants the packet back if its flow is not here.
+func (w *wrapped) wantsReturn() bool {
+	if w.function != steer || !w.offer().Returns {
+		return false
+	}
+	if w.kind == desired.SRv6Encap {
+		return w.headers == 40
+	}
+	return w.headers == 40+56 && len(w.list) == 3 && w.segmentsLeft == 1
+}
+
+// giveBack returns the frame that goes back to the balancer: like a signal, from this node to the
+// balancer's function return.
+func (r reference) giveBack(w wrapped, frame []byte) []byte {
+	out := packet.SetMACs(frame, hostMAC, hostMAC)
+	ip, balancer := out[14:], srv6.SID{Locator: w.sender, Function: srv6.Return}.Addr().AsSlice()
+	ip[7]--
+	copy(ip[24:], balancer)
+	if w.kind == desired.SRv6Encap {
+		copy(ip[8:], r.locator.Addr().AsSlice())
+		return out
+	}
+	copy(ip[40+8+16:], balancer)
+	copy(ip[40+8+32:], r.locator.Addr().AsSlice())
+	return out
+}
+
 func (r reference) decide(w *wrapped) string {
 	reason := "next_segment"
 	switch {
@@ -157,7 +187,7 @@ func (r reference) decide(w *wrapped) string {
 		return "deliver"
 	case strings.HasPrefix(reason, "next_") && !isOtherServer(r.locator, w.following(reason)):
 		return "drop_next_segment"
-	case strings.HasPrefix(reason, "next_") && w.hopLimit <= 1:
+	case isSentOn(reason) && w.hopLimit <= 1:
 		return "drop_hop_limit"
 	}
 	return reason
