@@ -158,8 +158,8 @@ static __always_inline void forget_unless_asked(const struct flow *flow,
 		flow_transition(flow, flow->value, 0);
 }
 
-/* Forgets a flow from before that was placed anew. Its entry would lead later packets to a server that
- * does not have the new connection, and no server's answer would mend the entry. */
+/* Forgets a flow from before that was placed anew. Its entry would lead later packets to a server
+ * that does not have the new connection, and no server's answer would mend the entry. */
 static __always_inline void forget_former(const struct service *service, const struct flow *flow,
 					  const struct segments *segments)
 {
