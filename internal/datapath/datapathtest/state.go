@@ -106,6 +106,9 @@ func readMap(m *ebpf.Map) (map[string][]byte, error) {
 		return readWords(m)
 	}
 	elements := map[string][]byte{}
+	if m.Type() == ebpf.SkStorage { // its keys are sockets, which cannot be listed
+		return elements, nil
+	}
 	key, err := m.NextKeyBytes(nil)
 	for ; err == nil && key != nil; key, err = m.NextKeyBytes(key) {
 		value, err := readElement(m, key)
