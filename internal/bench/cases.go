@@ -38,7 +38,8 @@ const (
 	caseDeliver   = "agent-deliver"        // decapsulated on a server
 	caseHuntKnown = "known-flow-hunt"      // known-flow of a service with placement hunt
 	caseTurnSYN   = "syn-round-robin"      // syn-of-new-flow of a service with placement round-robin
-	caseStateless = "known-flow-stateless" // known-flow of a service without a flow table
+	caseStateless = "known-flow-stateless" // known-flow-hunt, by cookies, without a flow table
+	caseHint      = "known-flow-hint"      // known-flow-hunt, by hints, in a table for these flows
 	caseHuntSYN   = "syn-hunt"             // of a new flow of such a service: offered to two servers
 	caseReportSYN = "syn-hunt-reports"     // the same by load reports: offered to three of eight servers
 	caseSignal    = "signal-create"        // the SYN-ACK that signals that a server has accepted a flow
@@ -123,7 +124,8 @@ func huntCases(f family, levels []uint32, room uint32) (cases []benchCase) {
 	reports := s
 	reports.selection = desired.SelectReports
 	for _, flows := range levels {
-		cases = append(cases, knownCase(caseHuntKnown, s, flows, room), statelessCase(s, flows),
+		cases = append(cases, knownCase(caseHuntKnown, s, flows, room),
+			statelessCase(s, flows), hintCase(s, flows),
 			offeredCase(caseHuntSYN, s, flows, room),
 			offeredCase(caseReportSYN, reports, flows, room), signalCase(s, flows, room))
 	}
@@ -190,6 +192,24 @@ func statelessCase(s service, flows uint32) benchCase {
 	c.reason = reasonKnown
 	return c
 }
+
+// hintCase uses flows whose hints name their server, in random order. About one flow in 25 has no hint,
+// because its set has no room.
+func hintCase(s service, flows uint32) benchCase {
+	s.persistence = desired.PersistenceHint
+	c := benchCase{name: caseHint, service: s, flows: flows}
+	c.setup = setup{
+		kind: setupBalancer, family: s.family, capacity: max(leastHints, flows), content: knownFlows,
+		persistence: s.persistence,
+	}
+	c.traffic = trafficTo(s.family, vips[s.family], s.protocol, packet.ACK)
+	c.traffic.flows = flows
+	c.reason = reasonKnown
+	return c
+}
+
+// leastHints is the smallest hint table that a configuration can have.
+const leastHints = 1024
 
 // referenceCase does the same with the reference program, for which a flow is known from its first
 // packet.

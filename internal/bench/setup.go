@@ -205,14 +205,17 @@ func (r *rig) loadBalancer(s *setup) (err error) {
 }
 
 func balancerConfig(s *setup, serves service) *desired.Balancer {
-	capacity := s.capacity
-	if s.kind == setupReference {
-		capacity = 1 // the reference has a flow table of its own
+	limits := desired.Limits{Flows: s.capacity, Servers: serverCount}
+	switch {
+	case s.kind == setupReference:
+		limits.Flows = 1 // the reference has a flow table of its own
+	case s.persistence == desired.PersistenceHint:
+		limits.Flows, limits.Hints = 1, s.capacity
 	}
 	return &desired.Balancer{
 		Node: desired.BalancerNode{
 			Instance: newInstance(), Interface: hop.Link.Name, Locator: balancerLocator,
-			Limits: desired.Limits{Flows: capacity, Servers: serverCount},
+			Limits: limits,
 		},
 		Services: []desired.Service{serviceConfig(serves)},
 	}
@@ -227,7 +230,7 @@ func serviceConfig(s service) desired.Service {
 		Candidates: 3, Generations: 1, Buckets: tables.DefaultBuckets,
 		Timeouts: desired.Timeouts{New: time.Hour, Established: time.Hour, Closing: time.Hour},
 	}
-	if s.persistence == desired.PersistenceStateless {
+	if s.persistence != "" {
 		c.Persistence, c.Generations, c.History = s.persistence, desired.DefaultColumnGenerations, desired.DefaultHistory
 	}
 	switch s.placement {
@@ -442,8 +445,11 @@ const fillChunk = 1 << 20
 // fill enters flows into the flow table until it is in the initial state of the cases. The first
 // flows always find room: they are confirmed before others are entered.
 func (r *rig) fill(ctx context.Context, h *host, s *setup) error {
-	if s.content == noFlows {
+	switch {
+	case s.content == noFlows:
 		return nil
+	case s.persistence == desired.PersistenceHint:
+		return r.fillHints(ctx, h, s)
 	}
 	t := trafficTo(s.family, vips[s.family], desired.TCP, packet.ACK)
 	t.order = inTurn
@@ -466,6 +472,34 @@ func (r *rig) fill(ctx context.Context, h *host, s *setup) error {
 		}
 		if _, err := r.run(h, uint32(flows)*packets); err != nil {
 			return fmt.Errorf("fill the flow table: %w", err)
+		}
+		r.next += flows
+	}
+	return nil
+}
+
+// fillHints has a server of each flow's row accept the flow, and the client answer. Of all servers that
+// say that they have accepted, the balancer believes the first one of the row.
+func (r *rig) fillHints(ctx context.Context, h *host, s *setup) error {
+	ack := trafficTo(s.family, vips[s.family], desired.TCP, packet.ACK)
+	ack.order = inTurn
+	for r.next < uint64(s.capacity) {
+		flows := min(fillChunk, uint64(s.capacity)-r.next)
+		var all []traffic
+		for i := 1; i <= serverCount; i++ {
+			all = append(all, signalFrom(r.serves, i, 0))
+		}
+		for _, t := range append(all, ack) {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			t.first = r.next
+			if err := h.prepare(r.program, &t); err != nil {
+				return err
+			}
+			if _, err := r.run(h, uint32(flows)); err != nil {
+				return fmt.Errorf("fill the hint table: %w", err)
+			}
 		}
 		r.next += flows
 	}
