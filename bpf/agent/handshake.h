@@ -141,9 +141,8 @@ static __always_inline enum agent_flow_state next_agent_state(const struct packe
 static __always_inline void note_known(const struct envelope *envelope, const struct packet *pkt,
 				       const struct local_flow *flow)
 {
-	enum agent_flow_state otherwise = flow->entry.state == AGENT_FLOW_CLOSING
-						  ? AGENT_FLOW_CLOSING
-						  : AGENT_FLOW_DIRECT;
+	enum agent_flow_state otherwise =
+		flow->entry.state == AGENT_FLOW_CLOSING ? AGENT_FLOW_CLOSING : AGENT_FLOW_DIRECT;
 
 	update_agent_flow(flow, envelope, next_agent_state(pkt, flow, otherwise));
 }
@@ -200,8 +199,8 @@ static __always_inline enum agent_reason refuse_unknown_flow(const struct packet
 }
 
 /* Handles a packet whose flow this server does not have. */
-static __always_inline enum agent_reason
-handle_not_local(const struct envelope *envelope, const struct packet *pkt, int kinds)
+static __always_inline enum agent_reason handle_not_local(const struct envelope *envelope,
+							  const struct packet *pkt, int kinds)
 {
 	bool returns = wants_return(envelope);
 

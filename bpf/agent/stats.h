@@ -31,10 +31,10 @@ enum agent_reason {
 	AGENT_DELIVER_NOT_LOCAL, /* no server has the flow: the stack sends a reset */
 
 	/* Passed on to the next server of the list. */
-	AGENT_NEXT_SEGMENT,   /* this server does not serve the VIP */
-	AGENT_NEXT_REFUSED,   /* this server did not accept the connection */
-	AGENT_NEXT_NOT_LOCAL, /* this server does not have the flow */
-	AGENT_NEXT_RETURNED,  /* handed back to a candidate with a lower load */
+	AGENT_NEXT_SEGMENT,	/* this server does not serve the VIP */
+	AGENT_NEXT_REFUSED,	/* this server did not accept the connection */
+	AGENT_NEXT_NOT_LOCAL,	/* this server does not have the flow */
+	AGENT_NEXT_RETURNED,	/* handed back to a candidate with a lower load */
 	AGENT_RETURN_NOT_LOCAL, /* returned to the balancer: this server does not have the flow */
 
 	/* Probes, which became answers to the balancer. */

@@ -61,13 +61,13 @@ struct packet {
 	__u16 transport;
 	__be16 version_class; /* of the IP header: the version, and what traffic_class reads */
 	__u8 hop_limit;
-	__u8 tcp_flags;	     /* enum tcp_flag; 0 for UDP */
-	__u8 kind;	     /* enum packet_kind */
-	__u8 forgotten;	     /* see forget() */
+	__u8 tcp_flags; /* enum tcp_flag; 0 for UDP */
+	__u8 kind;	/* enum packet_kind */
+	__u8 forgotten; /* see forget() */
 	/* Only the balancer's persistence sets these. */
 	__u8 cookie_width : 2; /* bits of the cookie that the server of a new flow writes; 0: none */
-	__u8 is_single : 1;    /* a SYN that only one server may take: no other would be found again */
-	__u8 is_returned : 1;  /* a server has returned it, because it does not have the flow */
+	__u8 is_single : 1; /* a SYN that only one server may take: no other would be found again */
+	__u8 is_returned : 1; /* a server has returned it, because it does not have the flow */
 	__u8 pad;
 };
 

@@ -147,12 +147,25 @@ func printBalancer(out io.Writer, s *inspect.Snapshot) error {
 		fmt.Fprintf(out, "inside: %s\n", describeAttachment(s.Inside))
 	}
 	fmt.Fprintf(out, "flows: %s\n", describeFlows(&s.FlowTable))
+	if s.Hints != nil {
+		fmt.Fprintf(out, "hints: %s\n", describeHints(s.Hints))
+	}
 	for _, service := range s.Services {
 		if err := printService(out, service); err != nil {
 			return err
 		}
 	}
 	return printReasons(out, &s.Snapshot)
+}
+
+// describeHints returns how full the hint table is.
+func describeHints(h *dataplane.HintCounts) string {
+	if h.Capacity == 0 {
+		return "none (node.limits.hints is 0)"
+	}
+	all := h.Idle + h.Recent + h.Shared
+	return fmt.Sprintf("%d of %d (%.1f%%): %d recent, %d idle, %d shared",
+		all, h.Capacity, 100*float64(all)/float64(h.Capacity), h.Recent, h.Idle, h.Shared)
 }
 
 // describeFlows returns the numbers of flows, and how old they are.

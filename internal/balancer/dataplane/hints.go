@@ -49,10 +49,12 @@ type HintTable struct{ table *FlowTable }
 
 // HintCounts are numbers of hints.
 type HintCounts struct {
-	Capacity uint64 // for how many flows the table is made; 0: there is no table
-	Idle     uint64 // no packet has followed them since the last sweep
-	Recent   uint64
-	Shared   uint64 // of several flows, so they name no server
+	// Capacity is the number of flows for which the table is made: node.limits.hints, rounded up. It
+	// is 0 if there is no table.
+	Capacity uint64 `json:"capacity"`
+	Idle     uint64 `json:"idle"` // no packet has followed them since the last sweep
+	Recent   uint64 `json:"recent"`
+	Shared   uint64 `json:"shared"` // of several flows, so they name no server
 }
 
 func mapHints(m *ebpf.Map) (*HintTable, error) {

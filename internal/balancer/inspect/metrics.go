@@ -62,8 +62,10 @@ var (
 		"Time since the server's last load report.", "service", "server")
 	reportsDesc = desc("server_reports_total",
 		"Load reports of the server, by what became of them.", "service", "server", "result")
-	capacityDesc = desc("flow_table_capacity", "Flows that the flow table is made for.")
-	versionDesc  = desc("tables_version",
+	capacityDesc     = desc("flow_table_capacity", "Flows that the flow table is made for.")
+	hintsDesc        = desc("hints", "Hints, by use: idle, recent or shared.", "use")
+	hintCapacityDesc = desc("hint_table_capacity", "Flows that the hint table is made for.")
+	versionDesc      = desc("tables_version",
 		"Version of the candidate tables, the same on all balancers of a service.")
 )
 
@@ -73,7 +75,7 @@ func (c *Collector) Describe(out chan<- *prometheus.Desc) {
 		packetsDesc, bytesDesc, serverPacketsDesc, serverBytesDesc, serverFlowsDesc, serverHopDesc,
 		serverHealthyDesc, serverDrainingDesc, serviceServersDesc, serviceIgnoredDesc, flowsDesc, halfOpenDesc, capacityDesc,
 		offersDesc, signalsDesc, resetsDesc, versionDesc, serviceGenerationDesc,
-		reportedLoadDesc, reportAgeDesc, reportsDesc,
+		reportedLoadDesc, reportAgeDesc, reportsDesc, hintsDesc, hintCapacityDesc,
 	} {
 		out <- d
 	}
@@ -92,8 +94,20 @@ func (c *Collector) Collect(out chan<- prometheus.Metric) {
 	gauge(out, capacityDesc, float64(c.view.tables.Capacity()))
 	gauge(out, versionDesc, tables.Version)
 	collectReasons(out, reasons)
-
+	c.collectHints(out)
 	collectServers(out, services)
+}
+
+func (c *Collector) collectHints(out chan<- prometheus.Metric) {
+	hints, err := c.view.tables.Hints()
+	if err != nil {
+		out <- prometheus.NewInvalidMetric(hintsDesc, err)
+		return
+	}
+	gauge(out, hintCapacityDesc, float64(hints.Capacity))
+	for use, n := range map[string]uint64{"idle": hints.Idle, "recent": hints.Recent, "shared": hints.Shared} {
+		gauge(out, hintsDesc, float64(n), use)
+	}
 }
 
 func collectReasons(out chan<- prometheus.Metric, reasons []datapath.ReasonCount) {

@@ -24,7 +24,9 @@ type Snapshot struct {
 	// Its index is 0 if the interface no longer exists.
 	Inside    *datapath.Attachment `json:"inside"`
 	FlowTable FlowTable            `json:"flow_table"`
-	Services  []*ServiceState      `json:"services"` // by name
+	// Hints are the present hints. They are nil unless a service uses them.
+	Hints    *dataplane.HintCounts `json:"hints"`
+	Services []*ServiceState       `json:"services"` // by name
 }
 
 // FlowTable describes how full the flow table is.
@@ -161,12 +163,24 @@ func (v *View) Snapshot() (*Snapshot, error) {
 	if s.Services, err = v.Services(); err != nil {
 		return nil, err
 	}
+	if slices.ContainsFunc(s.Services, usesHints) {
+		counts, err := v.tables.Hints()
+		if err != nil {
+			return nil, fmt.Errorf("instance %s: %w", v.tables.Instance, err)
+		}
+		s.Hints = &counts
+	}
 	for _, service := range s.Services {
 		if err := v.addShares(service); err != nil {
 			return nil, fmt.Errorf("instance %s: service %s: %w", v.tables.Instance, service.Name, err)
 		}
 	}
 	return s, nil
+}
+
+// usesHints tells whether packets of the service can follow hints.
+func usesHints(s *ServiceState) bool {
+	return s.Persistence == desired.PersistenceHint || s.Persistence == desired.PersistenceStateless
 }
 
 // flowTable reads what the last sweep has counted.
