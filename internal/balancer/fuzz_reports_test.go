@@ -156,11 +156,12 @@ func reportCaptures() (frames [][]byte) {
 	return frames
 }
 
-// vary gives the servers loads, of which the data path and the reference know, so that few frames
-// meet many states. The loads follow from the frames.
+// vary gives the servers states of varyCookies, and loads, of which the data path and the reference know, so that few frames
+// meet many states. All of them follow from the frames.
 func (r *reference) vary(frames [][]byte) {
 	r.t.Helper()
 	random := rand.New(rand.NewPCG(uint64(crc32.ChecksumIEEE(slices.Concat(frames...))), 0))
+	r.varyCookies(random)
 	r.clearLoads()
 	for i := range r.cfg.Services {
 		svc := &r.cfg.Services[i]

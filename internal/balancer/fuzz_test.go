@@ -28,7 +28,8 @@ func openReference(t testing.TB) *reference {
 		cfg.Services = append(cfg.Services, w.serviceBy(uint8(i), desired.TCP), w.serviceBy(uint8(i), desired.UDP))
 	}
 	cfg.Services = append(cfg.Services, inTurn(desired.TCP), inTurn(desired.UDP))
-	cfg.Services = append(ordering(8), cfg.Services...)
+	cfg.Services = slices.Concat(ordering(8), cfg.Services, cookieConfig(0))
+	cfg.Node.Limits.Servers = 128
 	clock, err := dataplane.NewFlowClock()
 	if err != nil {
 		t.Fatal(err)
@@ -36,11 +37,14 @@ func openReference(t testing.TB) *reference {
 	clock.Shift, clock.Jiffy = standstill, slowJiffy
 	f := openAt(t, cfg, clock)
 	shortenRows(f, cfg)
+	takeCookieSteps(f, cfg)
 	f.must(dataplane.Detach(cfg.Node.Instance))
 	f.via["u"], f.via["n"], f.via["h"] = "", "narrow", "bridge"
 	f.via["s1"] = "narrow" // long offers to s1 and others are shortened
 	f.route()
-	return newReference(f)
+	r := newReference(f)
+	r.rememberFormer()
+	return r
 }
 
 // captures returns valid packets to all services, and a frame for each reason to drop or pass a
@@ -105,6 +109,7 @@ func captures() (frames [][]byte) {
 		frames = append(frames, packet.ProbeAnswer(netip.MustParseAddr("fd00:5:0:1::"), node().Locator.Addr(), token, 1, 1))
 	}
 	frames = append(frames, reportCaptures()...)
+	frames = append(frames, cookieCaptures()...)
 	for seed := range 20 {
 		frame := packettest.Frame(4 + 2*(seed%2)).Example(seed)
 		frames = append(frames, packet.SetMACs(frame, packet.MAC{2, 0, 0, 0, 0, 1}, ownMAC))
@@ -118,16 +123,26 @@ func FuzzDataPath(f *testing.F) {
 }
 
 // As FuzzDataPath, for a limited time and with other frames each time. The mutants reach all
-// reasons.
+// reasons, and persistence stateless gives each of its reasons to forward a packet.
 func TestMutants(t *testing.T) {
 	t.Parallel()
 	r := openReference(t)
 	seen := map[string]int{}
-	r.seen = func(o outcome) { seen[reasonOf(o)]++ }
+	r.seen = func(o outcome) {
+		seen[reasonOf(o)]++
+		if placement := cookiePlacement(o); placement != "" {
+			seen[string(placement)+" "+reasonOf(o)]++
+		}
+	}
 	packettest.TryMutants(t, "FuzzDataPath", captures(), r.compare, func() (missing []string) {
 		for _, result := range append(slices.Clone(resultNames), "answered", "spare server") {
 			if r.results[result] == 0 {
 				missing = append(missing, "report "+result)
+			}
+		}
+		for _, reason := range cookieReasons {
+			if seen[reason] == 0 {
+				missing = append(missing, reason)
 			}
 		}
 		for reason := range reasonNumbers() {

@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package balancer
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+
+	"github.com/gopacket/gopacket/layers"
+
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/internal/srv6"
+)
+
+// cookieService is a service with persistence stateless in openReference.
+type cookieService struct {
+	name       string
+	flow       dataplane.Flow
+	placement  desired.Placement
+	kind       desired.Encapsulation
+	candidates int
+	former     desired.Placement // before it became stateless; empty: it always was
+	few        bool              // it has fewer servers than candidates
+}
+
+var cookieServices = []cookieService{
+	{"cookies-1", flowTo(vip6, 91, desired.TCP), desired.PlacementHunt, desired.SRv6Encap, 1, "", false},
+	{"cookies-2", flowTo(vip4, 92, desired.TCP), desired.PlacementHash, desired.SRv6Encap, 2, "", false},
+	{"cookies-3", flowTo(vip6, 93, desired.TCP), desired.PlacementHunt, desired.SRv6Insert, 3, "", false},
+	{"cookies-4", flowTo(vip4, 94, desired.TCP), desired.PlacementHunt, desired.SRv6Encap, 4, "", false},
+	{"cookies-8", flowTo(vip6, 95, desired.TCP), desired.PlacementHash, desired.SRv6Insert, 8, "", true},
+	{"former-hunt", flowTo(vip6, 96, desired.TCP), desired.PlacementHunt, desired.SRv6Insert, 2, desired.PlacementHunt, false},
+	{"former-hash", flowTo(vip4, 97, desired.TCP), desired.PlacementHash, desired.SRv6Encap, 3, desired.PlacementHash, false},
+	{"former-other", flowTo(vip6, 98, desired.TCP), desired.PlacementHunt, desired.SRv6Encap, 3, desired.PlacementHash, true},
+}
+
+// cookieSteps lists the servers that cookieServices have one after the other, and those that a service
+// with few servers has. Server m0 is removed, and m2 leaves and comes back.
+var cookieSteps = []struct{ all, few []uint8 }{
+	{[]uint8{0, 1, 2, 3, 4, 5, 6, 7}, []uint8{0, 1, 2, 4}},
+	{[]uint8{0, 1, 3, 4, 5, 6, 7}, []uint8{0, 1, 4}},
+	{[]uint8{1, 2, 3, 4, 5, 6, 7}, []uint8{1, 2}},
+	{[]uint8{1, 2, 3, 4, 5, 6, 7, 8}, []uint8{1, 2, 8}},
+}
+
+// cookiePorts is the number of flows to each of cookieServices.
+const cookiePorts = uint16(2)
+
+// service returns the service with the servers of a step. The services are not stateless at step 0 if
+// they have a former placement.
+func (c cookieService) service(step int) desired.Service {
+	numbers := cookieSteps[step].all
+	if c.few {
+		numbers = cookieSteps[step].few
+	}
+	var servers []desired.Server
+	for _, number := range numbers {
+		s := srv6Server(fmt.Sprintf("m%d", number), 80+number, 1+uint32(step)*uint32(number%3))
+		s.Drained = number == 6 && step > 0
+		servers = append(servers, s)
+	}
+	svc := serviceOf(c.name, c.flow.Destination.Addr(), desired.Port(c.flow.Destination.Port()), desired.TCP, c.kind, servers...)
+	svc.Placement, svc.Candidates = c.placement, c.candidates
+	if step == 0 && c.former != "" {
+		svc.Placement = c.former
+	} else {
+		svc.Persistence, svc.Generations, svc.History = desired.PersistenceStateless, 32, 3
+	}
+	if svc.Placement == desired.PlacementHunt {
+		svc.Selection = desired.SelectConsistent
+	}
+	return svc
+}
+
+// cookieConfig returns cookieServices with the servers of a step.
+func cookieConfig(step int) (services []desired.Service) {
+	for _, c := range cookieServices {
+		services = append(services, c.service(step))
+	}
+	return services
+}
+
+// takeCookieSteps makes cookieServices, which are the last ones of the configuration, go through all
+// steps.
+func takeCookieSteps(f *fixture, cfg *desired.Balancer) {
+	for step := range cookieSteps {
+		first := len(cfg.Services) - len(cookieServices)
+		cfg.Services = slices.Concat(cfg.Services[:first], cookieConfig(step))
+		f.mustApply(cfg)
+	}
+	f.via["m4"], f.via["m5"], f.silent["m1"] = "narrow", "", true
+}
+
+// rememberFormer tells the reference what cookieServices were before they became stateless.
+func (r *reference) rememberFormer() {
+	for _, c := range cookieServices {
+		if c.former != "" {
+			r.former[c.name] = c.service(0)
+		}
+	}
+}
+
+// cookieReasons are the reasons for which services with persistence stateless forward packets, by
+// placement. A service that hunts has new flows only if they were half-open before.
+var cookieReasons = []string{
+	"hash forward_new", "hash forward_known", "hash forward_recover", "hash forward_fragment", "hash forward_icmp",
+	"hunt forward_new", "hunt forward_known", "hunt forward_recover", "hunt forward_fragment", "hunt forward_icmp",
+	"hunt forward_hunt", "hunt forward_no_room",
+}
+
+// cookiePlacement returns the placement of the service of cookieServices that got a frame, or an empty
+// text if none did.
+func cookiePlacement(o outcome) desired.Placement {
+	service, _, _ := strings.Cut(serverOf(o), "/")
+	for _, c := range cookieServices {
+		if c.name == service {
+			return c.placement
+		}
+	}
+	return ""
+}
+
+// cookieOptions are the TCP options of packets with timestamps, in all places and forms that a header
+// has room for. Most of the last ones are malformed.
+func cookieOptions(echo uint32) (all [][]packet.Option) {
+	data := binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32(nil, 0x01020304), echo)
+	option := func(kind layers.TCPOptionKind, data ...byte) packet.Option { return packet.TCPOption(kind, data) }
+	timestamps := option(8, data...)
+	other := option(8, binary.BigEndian.AppendUint32(make([]byte, 4), echo+1)...)
+	return [][]packet.Option{
+		{packet.Timestamps(1, echo)},
+		{packet.Timestamps(1, echo), option(5, make([]byte, 24)...)},
+		{option(5, make([]byte, 16)...), timestamps},
+		{packet.MSS(1440), option(4), timestamps, option(3, 7)},
+		{option(3, 7), timestamps},
+		{option(253, make([]byte, 28)...), timestamps},
+		{timestamps, other},
+		{other, timestamps},
+		{option(8, data[:7]...), timestamps},
+		{option(8, append(data, 0)...)},
+		{packet.TCPOption(layers.TCPOptionKindEndList, nil), timestamps},
+	}
+}
+
+// cookieCaptures returns packets to cookieServices.
+func cookieCaptures() (frames [][]byte) {
+	for _, c := range cookieServices {
+		for port := range cookiePorts {
+			frames = append(frames, cookiePackets(fromPort(c.flow, port), c.candidates)...)
+		}
+		frames = append(frames, c.unusual()...)
+	}
+	return frames
+}
+
+// cookiePackets returns packets of a flow: SYNs, packets with cookies and packets without.
+func cookiePackets(flow dataplane.Flow, candidates int) (frames [][]byte) {
+	for _, flags := range []packet.TCPFlags{packet.SYN, packet.ACK, packet.RST, packet.FIN | packet.ACK} {
+		frames = append(frames, frameOf(flow, packet.Flags(flags)))
+	}
+	frames = append(frames, frameOf(flow, packet.Timestamps(1, 0)),
+		frameOf(flow, packet.Flags(packet.RST), packet.Timestamps(1, 3)),
+		frameOf(flow, packet.Flags(packet.ACK), packet.Timestamps(1, 0)),
+		frameOf(flow, packet.Flags(packet.SYN|packet.ACK), packet.Timestamps(1, 2)))
+	for column := range uint32(candidates) + 1 {
+		frames = append(frames, frameOf(flow, packet.Flags(packet.ACK), packet.Timestamps(1, 0xabcde000|column)))
+	}
+	return frames
+}
+
+// unusual returns unusual packets to the service. Mutants make SYNs of the others.
+func (c cookieService) unusual() (frames [][]byte) {
+	for i, options := range cookieOptions(0xabcdef01) {
+		flow := fromPort(c.flow, uint16(i)%cookiePorts)
+		frames = append(frames, frameOf(flow, append(options, packet.Flags(packet.ACK))...))
+	}
+	router, unreachable := router6, uint8(1)
+	if c.flow.Source.Addr().Is4() {
+		router, unreachable = router4, 3
+	}
+	ack := []packet.Option{packet.Flags(packet.ACK), packet.Timestamps(1, 0xabcdef00)}
+	for port := range cookiePorts {
+		flow, sender := fromPort(c.flow, port), srv6Server("", 81+uint8(port), 1).Locator
+		frames = append(frames, packet.Fragments(frameOf(flow, append(ack, large)...), 64, 11)...)
+		frames = append(frames,
+			frameOf(flow, packet.Timestamps(1, 0), packet.Payload(make([]byte, 1350))),
+			frameOf(flow, append(ack, packet.Payload(make([]byte, 1350)))...),
+			packet.ICMPError(router, unreachable, 0, 0, reply(flow)),
+			signal(c.kind, sender, flow, srv6.CreateStickiness, synAck),
+			signal(c.kind, sender, flow, srv6.RemoveStickiness, packet.Flags(packet.FIN|packet.ACK)))
+	}
+	return frames
+}
+
+// varyCookies makes some servers of cookieServices fail, and enters some of the flows of their
+// captures into the tables, as of before they became stateless.
+func (r *reference) varyCookies(random *rand.Rand) {
+	for _, c := range cookieServices {
+		svc := r.classify(c.flow)
+		if svc == nil {
+			continue // the balancer is not that of openReference
+		}
+		fails := random.IntN(2) == 0
+		for _, server := range svc.Servers {
+			r.fail(svc, server.Name, fails && random.IntN(3) == 0)
+		}
+		if _, ok := r.former[c.name]; !ok {
+			continue
+		}
+		for port := range cookiePorts {
+			if random.IntN(2) == 0 {
+				r.enterFormer(random, fromPort(c.flow, port), svc)
+			}
+		}
+	}
+}
+
+func (r *reference) fail(svc *desired.Service, server string, fails bool) {
+	name := svc.Name + "/" + server
+	if r.failing[name] != fails {
+		r.setHealth(svc.Name, server, !fails)
+		r.failing[name] = fails
+	}
+}
+
+// enterFormer enters a flow into one of the tables, with a random server, state and age, unless
+// another flow has the entry.
+func (r *reference) enterFormer(random *rand.Rand, flow dataplane.Flow, svc *desired.Service) {
+	bucket, table, number := r.bucketOf(flow), r.plane.Flows, r.bucketNumber(flow)
+	state := []dataplane.FlowState{stateNew, stateEstablished, stateEstablished, stateClosing}[random.IntN(4)]
+	if r.former[svc.Name].Placement == desired.PlacementHunt && random.IntN(2) == 0 {
+		place, _ := flow.TableHash(r.serviceID(flow), &r.identity)
+		bucket, table, state = r.halfOpenOf(flow), r.plane.HalfOpen, stateNew
+		number = uint32(bucketNumber(r.plane.HalfOpen, place))
+	}
+	server := svc.Servers[random.IntN(len(svc.Servers))].Name
+	seen := (r.now() - []uint16{0, 1, 2, 3, 20}[random.IntN(5)]) & dataplane.FlowTimeMask
+	i := r.preferred(flow)
+	if bucket[i].state != stateFree {
+		return
+	}
+	bucket[i] = referenceEntry{flow, svc.Name + "/" + server, state, seen}
+	table.Entries[number*dataplane.FlowsPerBucket+uint32(i)] =
+		entryOf(r.signature(flow), r.slot(svc.Name, server), state, seen)
+	if table == r.plane.HalfOpen && random.IntN(3) == 0 {
+		r.crowdOut(flow, svc.Name, server)
+	}
+}
+
+// crowdOut fills the bucket of a flow with other established flows that are in use.
+func (r *reference) crowdOut(flow dataplane.Flow, service, server string) {
+	bucket := r.bucketOf(flow)
+	for i := range bucket {
+		if bucket[i].state == stateFree {
+			bucket[i] = referenceEntry{server: service + "/" + server, state: stateEstablished, seen: r.now()}
+			r.fixture.bucket(flow)[i] = entryOf(r.signature(flow)^uint64(i+1), r.slot(service, server), stateEstablished, r.now())
+		}
+	}
+}
