@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package balancer
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/generation"
+)
+
+// rowsMachine is a service whose servers change, as two balancers see it.
+type rowsMachine struct {
+	service desired.Service
+	early   rowsBalancer
+	late    *rowsBalancer // nil before it starts
+	// past has the servers of each place, of all changes one by one: the last one first.
+	past [][]string
+}
+
+// rowsBalancer is what a balancer knows of the service.
+type rowsBalancer struct {
+	generations generation.Generations
+	slots       map[string]uint32 // of the configured servers
+	next        uint32            // the slot of the next server that is added
+}
+
+// A balancer that starts late with the generations of another one has the same rows, whatever slots its
+// servers have. A place has its present server and the last different ones before it that are still
+// configured, or again.
+func TestLateBalancerHasSameRows(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		m := rowsMachine{service: drawRowsService(t)}
+		for range rapid.IntRange(1, 14).Draw(t, "changes") {
+			m.change(t)
+			m.early.follow(&m.service)
+			if m.late != nil {
+				m.late.follow(&m.service)
+			} else if rapid.IntRange(0, 3).Draw(t, "starts") == 0 {
+				m.late = &rowsBalancer{generations: m.early.generations, next: 100}
+				m.late.follow(&m.service)
+			}
+			m.compare(t)
+		}
+	})
+}
+
+func drawRowsService(t *rapid.T) desired.Service {
+	placement := rapid.SampledFrom([]desired.Placement{desired.PlacementHash, desired.PlacementHunt})
+	svc := serviceOf("web", vip6, 80, desired.TCP, desired.SRv6Encap)
+	svc.Placement = placement.Draw(t, "placement")
+	svc.Candidates = rapid.IntRange(1, 8).Draw(t, "candidates")
+	svc.Generations = rapid.IntRange(1, 4).Draw(t, "generations")
+	svc.Buckets = 11
+	if rapid.Bool().Draw(t, "is stateless") {
+		svc.Persistence, svc.History = desired.PersistenceStateless, svc.Generations
+		svc.Generations = rapid.SampledFrom([]int{svc.History, 32}).Draw(t, "generations")
+	}
+	return svc
+}
+
+// change gives a server another weight, or removes it, or adds it. It rarely changes the placement.
+func (m *rowsMachine) change(t *rapid.T) {
+	name := fmt.Sprintf("s%d", rapid.IntRange(0, 7).Draw(t, "server"))
+	before := serverOfName(&m.service, name)
+	m.service.Servers = slices.DeleteFunc(slices.Clone(m.service.Servers), func(s desired.Server) bool {
+		return s.Name == name
+	})
+	if before == nil || rapid.Bool().Draw(t, "stays") {
+		m.service.Servers = append(m.service.Servers, srv6Server(name, 1, rapid.Uint32Range(0, 3).Draw(t, "weight")))
+	}
+	if rapid.IntRange(0, 5).Draw(t, "changes placement") == 0 {
+		m.service.Placement = rapid.SampledFrom([]desired.Placement{
+			desired.PlacementHash, desired.PlacementHunt}).Draw(t, "placement")
+	}
+}
+
+// follow makes a balancer follow the configuration. A server that comes back has another slot.
+func (b *rowsBalancer) follow(svc *desired.Service) {
+	b.generations = b.generations.Next([]desired.Service{*svc})
+	slots := map[string]uint32{}
+	for _, server := range svc.Servers {
+		slot, ok := b.slots[server.Name]
+		if !ok {
+			slot = b.next
+			b.next++
+		}
+		slots[server.Name] = slot
+	}
+	b.slots = slots
+}
+
+// rows returns the servers of each place, with empty names where there is none.
+func (b *rowsBalancer) rows(t *rapid.T, svc *desired.Service) (places [][]string) {
+	running := &service{Service: *svc}
+	names := map[uint16]string{dataplane.NoServer: ""}
+	for name, slot := range b.slots {
+		running.members = append(running.members, &member{Server: desired.Server{Name: name}, slot: slot})
+		names[uint16(slot)] = name
+	}
+	rows, err := buildRows(placingOf(running, b.generations[svc.Name]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	rule := dataplane.ServiceRule{Row: rows.Row()}
+	for bucket := range int(rows.Buckets) {
+		for place := range int(rule.Candidates()) {
+			var servers []string
+			for age := range int(rule.Generations()) {
+				name, ok := names[rows.Candidates(bucket, age)[place]]
+				if !ok {
+					t.Fatalf("bucket %d has a slot of no server", bucket)
+				}
+				servers = append(servers, name)
+			}
+			places = append(places, servers)
+		}
+	}
+	return places
+}
+
+// compare compares the rows of both balancers, and with those that follow from all changes, as long as
+// the balancers know the sets of all.
+func (m *rowsMachine) compare(t *rapid.T) {
+	got := m.early.rows(t, &m.service)
+	if m.late != nil {
+		if diff := cmp.Diff(got, m.late.rows(t, &m.service)); diff != "" {
+			t.Fatalf("-early +late:\n%s", diff)
+		}
+	}
+	present := m.note(t)
+	if m.service.Generations < 32 {
+		return
+	}
+	for place, servers := range got {
+		bucket, column := place/m.service.Candidates, place%m.service.Candidates
+		want := []string{""}
+		if row := present[bucket]; column < len(row) {
+			want[0] = row[column]
+		}
+		for _, name := range m.past[place] {
+			if name != want[0] && serverOfName(&m.service, name) != nil {
+				want = append(want, name)
+			}
+		}
+		for len(want) < len(servers) {
+			want = append(want, "")
+		}
+		if !slices.Equal(servers, want[:len(servers)]) {
+			t.Fatalf("place %d of bucket %d: %q, want %q", column, bucket, servers, want)
+		}
+	}
+}
+
+// note adds the present servers to the past, and returns the present rows.
+func (m *rowsMachine) note(t *rapid.T) (rows [][]string) {
+	table, err := generation.SetOf(&m.service).Table()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m.past == nil {
+		m.past = make([][]string, m.service.Buckets*m.service.Candidates)
+	}
+	for bucket := range m.service.Buckets {
+		row := serversIn(&m.service, table, bucket)
+		for column, name := range row {
+			past := &m.past[bucket*m.service.Candidates+column]
+			*past = slices.Insert(without(*past, name), 0, name)
+		}
+		rows = append(rows, row)
+	}
+	return rows
+}
