@@ -4,6 +4,7 @@ package datapathtest
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"maps"
@@ -101,6 +102,9 @@ func readMap(m *ebpf.Map) (map[string][]byte, error) {
 	if m.Type() == ebpf.Array && m.Flags()&unix.BPF_F_MMAPABLE != 0 && m.MaxEntries() > 1 {
 		return readMemory(m)
 	}
+	if m.Type() == ebpf.Array && m.ValueSize() == 8 && m.MaxEntries() > 1 {
+		return readWords(m)
+	}
 	elements := map[string][]byte{}
 	key, err := m.NextKeyBytes(nil)
 	for ; err == nil && key != nil; key, err = m.NextKeyBytes(key) {
@@ -131,6 +135,23 @@ func readMemory(m *ebpf.Map) (map[string][]byte, error) {
 		}
 	}
 	return elements, unix.Munmap(memory)
+}
+
+// readWords reads the words of an array that are not zero, in one system call. Tables of columns have
+// too many words for a system call each.
+func readWords(m *ebpf.Map) (map[string][]byte, error) {
+	keys, words := make([]uint32, m.MaxEntries()), make([]uint64, m.MaxEntries())
+	// The error says that there are no more words.
+	if n, err := m.BatchLookup(new(ebpf.MapBatchCursor), keys, words, nil); n < len(keys) {
+		return nil, fmt.Errorf("map %s: %d of %d words: %w", m, n, len(keys), err)
+	}
+	elements := map[string][]byte{}
+	for i, word := range words {
+		if word != 0 {
+			elements[fmt.Sprint(i)] = binary.NativeEndian.AppendUint64(nil, word)
+		}
+	}
+	return elements, nil
 }
 
 func readElement(m *ebpf.Map, key []byte) ([]byte, error) {
