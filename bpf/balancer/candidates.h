@@ -201,8 +201,9 @@ __noinline int list_own(const struct service *service, __u32 bucket, bool takes_
 	return 0;
 }
 
-/* Appends the servers of a row that take new flows, with their columns. If only servers of other rows
- * do, it lists those that can be reached: a server outside the row would not be found again. */
+/* Appends the servers of a row that take new flows, with their columns. If only servers of other
+ * rows do, it lists those that can be reached: a server outside the row would not be found
+ * again. */
 static __always_inline void list_own_row(const struct service *service, __u32 bucket,
 					 struct segments *segments)
 {

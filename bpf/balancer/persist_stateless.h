@@ -21,8 +21,8 @@ static __always_inline bool has_flows(const struct service *service)
 }
 
 /* The column in the packet's cookie; negative: the packet has no cookie. A row of one column needs
- * none. An echo is valid only if the packet has the ACK flag (RFC 7323 section 3.2), and 0 is no echo, as
- * Linux understands it. */
+ * none. An echo is valid only if the packet has the ACK flag (RFC 7323 section 3.2), and 0 is no
+ * echo, as Linux understands it. */
 static __always_inline int cookie_of(struct xdp_md *ctx, const struct packet *pkt,
 				     const struct service *service)
 {
@@ -130,8 +130,8 @@ static __always_inline void forget_unless_asked(const struct flow *flow,
 		flow_transition(flow, flow->value, 0);
 }
 
-/* Forgets a flow from before that was placed anew. Its entry would lead later packets to a server that
- * does not have the new connection, and no server's answer would mend the entry. */
+/* Forgets a flow from before that was placed anew. Its entry would lead later packets to a server
+ * that does not have the new connection, and no server's answer would mend the entry. */
 static __always_inline void forget_former(const struct service *service, const struct flow *flow,
 					  const struct segments *segments)
 {

@@ -15,11 +15,11 @@ import (
 	"github.com/segue-lb/segue/internal/tables"
 )
 
-// buildRows builds the candidate table of the sets. Each place of a row has its present server and then
-// the last different ones that it had, depth of them together. Servers that are no longer configured
-// have no slot, and are left out. With cookies, a row has as many places as are configured, also if
-// there are fewer servers: the width of cookies must not change when servers come and go. buildRows
-// returns an error if a set is not valid.
+// buildRows builds the candidate table of the sets. Each place of a row has its present server and
+// then the last different ones that it had, depth of them together. Servers that are no longer
+// configured have no slot, and are left out. With cookies, a row has as many places as are
+// configured, also if there are fewer servers: the width of cookies must not change when servers
+// come and go. buildRows returns an error if a set is not valid.
 func buildRows(p placing) (*dataplane.Rows, error) {
 	built := make([]*tables.Table, len(p.sets))
 	candidates := 0

@@ -382,8 +382,8 @@ func (f *fixture) serviceID(flow dataplane.Flow) uint32 {
 	return f.services.byName[svc.Name].id
 }
 
-// flowLabel returns the outer flow label of a flow's packets. It does not depend on the flow table if
-// the table cannot have flows of the service.
+// flowLabel returns the outer flow label of a flow's packets. It does not depend on the flow table
+// if the table cannot have flows of the service.
 func (f *fixture) flowLabel(flow dataplane.Flow) uint32 {
 	svc := f.services.byName[f.classify(flow).Name]
 	if isStateless(&svc.Service) && !svc.rule.HasFormerFlows() {

@@ -34,15 +34,17 @@ func (f *fixture) enterAt(
 	table.Entries[at] = entryOf(signature, f.slot("web", server), state, f.now()-age)
 }
 
-// A SYN of a former flow that does not go to the flow's server makes the balancer forget the flow. So
-// later packets of the new connection go by their cookies, and not to the former server.
+// A SYN of a former flow that does not go to the flow's server makes the balancer forget the flow.
+// So later packets of the new connection go by their cookies, and not to the former server.
 func TestNewConnectionEndsFormerFlow(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		name  string
 		enter func(f *fixture, server string)
 	}{
-		{"over", func(f *fixture, server string) { f.enterAt(f.plane.Flows, server, stateClosing, flowLinger) }},
+		{"over", func(f *fixture, server string) {
+			f.enterAt(f.plane.Flows, server, stateClosing, flowLinger)
+		}},
 		{"failing", func(f *fixture, server string) {
 			f.enterAt(f.plane.Flows, server, stateEstablished, 0)
 			f.setHealth("web", server, false)
@@ -79,8 +81,8 @@ func TestNewConnectionEndsFormerFlow(t *testing.T) {
 	}
 }
 
-// A drained server that has a former flow is asked about a SYN first, also if the client does not use
-// timestamps, but it does not get a new connection.
+// A drained server that has a former flow is asked about a SYN first, also if the client does not
+// use timestamps, but it does not get a new connection.
 func TestDrainedServerOfFormerFlow(t *testing.T) {
 	t.Parallel()
 	var server string
@@ -104,7 +106,8 @@ func TestDrainedServerOfFormerFlow(t *testing.T) {
 // later fragments.
 func TestLabelsWithFormerFlows(t *testing.T) {
 	t.Parallel()
-	f := openFormer(t, hunting(desired.SelectConsistent, 2), stateless(desired.PlacementHunt, 2), func(*fixture) {})
+	before, after := hunting(desired.SelectConsistent, 2), stateless(desired.PlacementHunt, 2)
+	f := openFormer(t, before, after, func(*fixture) {})
 	labels := map[uint32]bool{}
 	for _, fragment := range packet.Fragments(frameOf(web, packet.Timestamps(7, 0), large), 64, 7) {
 		labels[binary.BigEndian.Uint32(f.run(fragment).Frame[ethernetLength:])&0xfffff] = true
@@ -114,8 +117,8 @@ func TestLabelsWithFormerFlows(t *testing.T) {
 	}
 }
 
-// Under placement hash, a repeated SYN of a former flow goes to its server, which takes the connection
-// if the first SYN was lost.
+// Under placement hash, a repeated SYN of a former flow goes to its server, which takes the
+// connection if the first SYN was lost.
 func TestRepeatedSYNOfFormerFlow(t *testing.T) {
 	t.Parallel()
 	before := hunting(desired.SelectConsistent, 3)

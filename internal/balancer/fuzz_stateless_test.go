@@ -29,18 +29,26 @@ type cookieService struct {
 }
 
 var cookieServices = []cookieService{
-	{"cookies-1", flowTo(vip6, 91, desired.TCP), desired.PlacementHunt, desired.SRv6Encap, 1, "", false},
-	{"cookies-2", flowTo(vip4, 92, desired.TCP), desired.PlacementHash, desired.SRv6Encap, 2, "", false},
-	{"cookies-3", flowTo(vip6, 93, desired.TCP), desired.PlacementHunt, desired.SRv6Insert, 3, "", false},
-	{"cookies-4", flowTo(vip4, 94, desired.TCP), desired.PlacementHunt, desired.SRv6Encap, 4, "", false},
-	{"cookies-8", flowTo(vip6, 95, desired.TCP), desired.PlacementHash, desired.SRv6Insert, 8, "", true},
-	{"former-hunt", flowTo(vip6, 96, desired.TCP), desired.PlacementHunt, desired.SRv6Insert, 2, desired.PlacementHunt, false},
-	{"former-hash", flowTo(vip4, 97, desired.TCP), desired.PlacementHash, desired.SRv6Encap, 3, desired.PlacementHash, false},
-	{"former-other", flowTo(vip6, 98, desired.TCP), desired.PlacementHunt, desired.SRv6Encap, 3, desired.PlacementHash, true},
+	{name: "cookies-1", flow: flowTo(vip6, 91, desired.TCP), placement: desired.PlacementHunt,
+		kind: desired.SRv6Encap, candidates: 1},
+	{name: "cookies-2", flow: flowTo(vip4, 92, desired.TCP), placement: desired.PlacementHash,
+		kind: desired.SRv6Encap, candidates: 2},
+	{name: "cookies-3", flow: flowTo(vip6, 93, desired.TCP), placement: desired.PlacementHunt,
+		kind: desired.SRv6Insert, candidates: 3},
+	{name: "cookies-4", flow: flowTo(vip4, 94, desired.TCP), placement: desired.PlacementHunt,
+		kind: desired.SRv6Encap, candidates: 4},
+	{name: "cookies-8", flow: flowTo(vip6, 95, desired.TCP), placement: desired.PlacementHash,
+		kind: desired.SRv6Insert, candidates: 8, few: true},
+	{name: "former-hunt", flow: flowTo(vip6, 96, desired.TCP), placement: desired.PlacementHunt,
+		kind: desired.SRv6Insert, candidates: 2, former: desired.PlacementHunt},
+	{name: "former-hash", flow: flowTo(vip4, 97, desired.TCP), placement: desired.PlacementHash,
+		kind: desired.SRv6Encap, candidates: 3, former: desired.PlacementHash},
+	{name: "former-other", flow: flowTo(vip6, 98, desired.TCP), placement: desired.PlacementHunt,
+		kind: desired.SRv6Encap, candidates: 3, former: desired.PlacementHash, few: true},
 }
 
-// cookieSteps lists the servers that cookieServices have one after the other, and those that a service
-// with few servers has. Server m0 is removed, and m2 leaves and comes back.
+// cookieSteps lists the servers that cookieServices have one after the other, and those that a
+// service with few servers has. Server m0 is removed, and m2 leaves and comes back.
 var cookieSteps = []struct{ all, few []uint8 }{
 	{[]uint8{0, 1, 2, 3, 4, 5, 6, 7}, []uint8{0, 1, 2, 4}},
 	{[]uint8{0, 1, 3, 4, 5, 6, 7}, []uint8{0, 1, 4}},
@@ -51,8 +59,8 @@ var cookieSteps = []struct{ all, few []uint8 }{
 // cookiePorts is the number of flows to each of cookieServices.
 const cookiePorts = uint16(2)
 
-// service returns the service with the servers of a step. The services are not stateless at step 0 if
-// they have a former placement.
+// service returns the service with the servers of a step. The services are not stateless at step 0
+// if they have a former placement.
 func (c cookieService) service(step int) desired.Service {
 	numbers := cookieSteps[step].all
 	if c.few {
@@ -64,7 +72,8 @@ func (c cookieService) service(step int) desired.Service {
 		s.Drained = number == 6 && step > 0
 		servers = append(servers, s)
 	}
-	svc := serviceOf(c.name, c.flow.Destination.Addr(), desired.Port(c.flow.Destination.Port()), desired.TCP, c.kind, servers...)
+	vip := c.flow.Destination
+	svc := serviceOf(c.name, vip.Addr(), desired.Port(vip.Port()), desired.TCP, c.kind, servers...)
 	svc.Placement, svc.Candidates = c.placement, c.candidates
 	if step == 0 && c.former != "" {
 		svc.Placement = c.former
@@ -85,8 +94,8 @@ func cookieConfig(step int) (services []desired.Service) {
 	return services
 }
 
-// takeCookieSteps makes cookieServices, which are the last ones of the configuration, go through all
-// steps.
+// takeCookieSteps makes cookieServices, which are the last ones of the configuration, go through
+// all steps.
 func takeCookieSteps(f *fixture, cfg *desired.Balancer) {
 	for step := range cookieSteps {
 		first := len(cfg.Services) - len(cookieServices)
@@ -108,13 +117,14 @@ func (r *reference) rememberFormer() {
 // cookieReasons are the reasons for which services with persistence stateless forward packets, by
 // placement. A service that hunts has new flows only if they were half-open before.
 var cookieReasons = []string{
-	"hash forward_new", "hash forward_known", "hash forward_recover", "hash forward_fragment", "hash forward_icmp",
-	"hunt forward_new", "hunt forward_known", "hunt forward_recover", "hunt forward_fragment", "hunt forward_icmp",
-	"hunt forward_hunt", "hunt forward_no_room",
+	"hash forward_new", "hash forward_known", "hash forward_recover", "hash forward_fragment",
+	"hash forward_icmp",
+	"hunt forward_new", "hunt forward_known", "hunt forward_recover", "hunt forward_fragment",
+	"hunt forward_icmp", "hunt forward_hunt", "hunt forward_no_room",
 }
 
-// cookiePlacement returns the placement of the service of cookieServices that got a frame, or an empty
-// text if none did.
+// cookiePlacement returns the placement of the service of cookieServices that got a frame, or an
+// empty text if none did.
 func cookiePlacement(o outcome) desired.Placement {
 	service, _, _ := strings.Cut(serverOf(o), "/")
 	for _, c := range cookieServices {
@@ -125,11 +135,13 @@ func cookiePlacement(o outcome) desired.Placement {
 	return ""
 }
 
-// cookieOptions are the TCP options of packets with timestamps, in all places and forms that a header
-// has room for. Most of the last ones are malformed.
+// cookieOptions are the TCP options of packets with timestamps, in all places and forms that a
+// header has room for. Most of the last ones are malformed.
 func cookieOptions(echo uint32) (all [][]packet.Option) {
 	data := binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32(nil, 0x01020304), echo)
-	option := func(kind layers.TCPOptionKind, data ...byte) packet.Option { return packet.TCPOption(kind, data) }
+	option := func(kind layers.TCPOptionKind, data ...byte) packet.Option {
+		return packet.TCPOption(kind, data)
+	}
 	timestamps := option(8, data...)
 	other := option(8, binary.BigEndian.AppendUint32(make([]byte, 4), echo+1)...)
 	return [][]packet.Option{
@@ -160,7 +172,8 @@ func cookieCaptures() (frames [][]byte) {
 
 // cookiePackets returns packets of a flow: SYNs, packets with cookies and packets without.
 func cookiePackets(flow dataplane.Flow, candidates int) (frames [][]byte) {
-	for _, flags := range []packet.TCPFlags{packet.SYN, packet.ACK, packet.RST, packet.FIN | packet.ACK} {
+	all := []packet.TCPFlags{packet.SYN, packet.ACK, packet.RST, packet.FIN | packet.ACK}
+	for _, flags := range all {
 		frames = append(frames, frameOf(flow, packet.Flags(flags)))
 	}
 	frames = append(frames, frameOf(flow, packet.Timestamps(1, 0)),
@@ -168,7 +181,8 @@ func cookiePackets(flow dataplane.Flow, candidates int) (frames [][]byte) {
 		frameOf(flow, packet.Flags(packet.ACK), packet.Timestamps(1, 0)),
 		frameOf(flow, packet.Flags(packet.SYN|packet.ACK), packet.Timestamps(1, 2)))
 	for column := range uint32(candidates) + 1 {
-		frames = append(frames, frameOf(flow, packet.Flags(packet.ACK), packet.Timestamps(1, 0xabcde000|column)))
+		cookie := packet.Timestamps(1, 0xabcde000|column)
+		frames = append(frames, frameOf(flow, packet.Flags(packet.ACK), cookie))
 	}
 	return frames
 }
@@ -232,7 +246,7 @@ func (r *reference) fail(svc *desired.Service, server string, fails bool) {
 // another flow has the entry.
 func (r *reference) enterFormer(random *rand.Rand, flow dataplane.Flow, svc *desired.Service) {
 	bucket, table, number := r.bucketOf(flow), r.plane.Flows, r.bucketNumber(flow)
-	state := []dataplane.FlowState{stateNew, stateEstablished, stateEstablished, stateClosing}[random.IntN(4)]
+	state := []dataplane.FlowState{stateNew, stateEstablished, stateClosing}[random.IntN(3)]
 	if r.former[svc.Name].Placement == desired.PlacementHunt && random.IntN(2) == 0 {
 		place, _ := flow.TableHash(r.serviceID(flow), &r.identity)
 		bucket, table, state = r.halfOpenOf(flow), r.plane.HalfOpen, stateNew
@@ -254,11 +268,13 @@ func (r *reference) enterFormer(random *rand.Rand, flow dataplane.Flow, svc *des
 
 // crowdOut fills the bucket of a flow with other established flows that are in use.
 func (r *reference) crowdOut(flow dataplane.Flow, service, server string) {
-	bucket := r.bucketOf(flow)
+	bucket, slot := r.bucketOf(flow), r.slot(service, server)
+	other := referenceEntry{server: service + "/" + server, state: stateEstablished, seen: r.now()}
 	for i := range bucket {
 		if bucket[i].state == stateFree {
-			bucket[i] = referenceEntry{server: service + "/" + server, state: stateEstablished, seen: r.now()}
-			r.fixture.bucket(flow)[i] = entryOf(r.signature(flow)^uint64(i+1), r.slot(service, server), stateEstablished, r.now())
+			bucket[i] = other
+			signature := r.signature(flow) ^ uint64(i+1)
+			r.fixture.bucket(flow)[i] = entryOf(signature, slot, stateEstablished, r.now())
 		}
 	}
 }

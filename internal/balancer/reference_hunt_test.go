@@ -56,7 +56,9 @@ func (r *reference) hunt(p parsed, svc *desired.Service) (to []stage, reason str
 
 // confirm returns the server of a half-open flow if the packet stays with it, and the reason. A
 // packet of the client other than a SYN enters the flow into the flow table.
-func (r *reference) confirm(p parsed, svc *desired.Service, half *referenceEntry) (*desired.Server, string) {
+func (r *reference) confirm(
+	p parsed, svc *desired.Service, half *referenceEntry,
+) (*desired.Server, string) {
 	server := r.holder(half, svc)
 	if server == nil || !r.keepsServer(p, svc, server, half) {
 		return nil, ""
@@ -89,8 +91,8 @@ func (r *reference) offer(p parsed, svc *desired.Service, e *referenceEntry) []s
 	return all
 }
 
-// askedFirst returns the server of an entry that a SYN leaves, if it is drained and can be asked. It
-// may have the connection nevertheless, and so is asked first.
+// askedFirst returns the server of an entry that a SYN leaves, if it is drained and can be asked.
+// It may have the connection nevertheless, and so is asked first.
 func (r *reference) askedFirst(svc *desired.Service, e *referenceEntry) []stage {
 	server := r.holder(e, svc)
 	if server == nil || server.Takes() || r.failing[svc.Name+"/"+server.Name] ||

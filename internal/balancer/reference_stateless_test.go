@@ -26,8 +26,9 @@ func (r *reference) tabled(svc *desired.Service) (desired.Service, bool) {
 	return former, ok
 }
 
-// findByCookie returns the course of a packet of a service with persistence stateless, and the reason
-// under which it is counted. The flow table is asked first, if it can have flows of the service.
+// findByCookie returns the course of a packet of a service with persistence stateless, and the
+// reason under which it is counted. The flow table is asked first, if it can have flows of the
+// service.
 func (r *reference) findByCookie(p parsed, svc *desired.Service) (to []stage, reason string) {
 	if former, ok := r.former[svc.Name]; ok {
 		if server, reason := r.findFormer(p, svc, former); server != nil {
@@ -66,8 +67,8 @@ func toFormer(former desired.Service, server *desired.Server) []stage {
 	return alone(srv6.Deliver, server)
 }
 
-// withCookies makes stages tell how many bits of timestamps tell the columns of a row apart, and returns
-// them.
+// withCookies makes stages tell how many bits of timestamps tell the columns of a row apart, and
+// returns them.
 func withCookies(svc *desired.Service, all []stage) []stage {
 	width := bits.Len(uint(svc.Candidates - 1))
 	for i := range all {
@@ -76,9 +77,9 @@ func withCookies(svc *desired.Service, all []stage) []stage {
 	return all
 }
 
-// column returns the column in the cookie of a packet. It returns 0 and false if the packet has none: no
-// timestamps, or timestamps without an echo (RFC 7323 section 3.2). The only column of a row needs no
-// cookie.
+// column returns the column in the cookie of a packet. It returns 0 and false if the packet has
+// none: no timestamps, or timestamps without an echo (RFC 7323 section 3.2). The only column of a
+// row needs no cookie.
 func column(p parsed, svc *desired.Service) (int, bool) {
 	if svc.Candidates == 1 {
 		return 0, true
@@ -120,14 +121,15 @@ func timestampsIn(options []byte) []byte {
 
 // holders lists the servers that may have the flow of a packet other than a SYN: those that the
 // cookie's column has and had, the last one first. Servers that cannot be reached come behind the
-// others. If a packet has no cookie, or if its column has no server, or if the flow may be older than
-// cookies, then all servers of the row may have the flow. The column of most flows is 0.
+// others. If a packet has no cookie, or if its column has no server, or if the flow may be older
+// than cookies, then all servers of the row may have the flow. The column of most flows is 0.
 func (r *reference) holders(p parsed, svc *desired.Service) (names []string) {
 	bucket := r.bucket(p.flow, svc)
 	column, ok := column(p, svc)
 	add := func(candidates []string, wanted func(string) bool) {
 		for _, name := range candidates {
-			if name != "" && wanted(name) && !slices.Contains(names, name) && len(names) < desired.MaxVisited {
+			isNew := name != "" && !slices.Contains(names, name)
+			if isNew && wanted(name) && len(names) < desired.MaxVisited {
 				names = append(names, name)
 			}
 		}
@@ -146,11 +148,13 @@ func (r *reference) holders(p parsed, svc *desired.Service) (names []string) {
 }
 
 // placeInRow returns the course of a SYN, and the reason. The SYN goes to servers of its row only,
-// because packets with cookies find no others. If none of these gets new flows, but other servers of
-// the service do, then it goes to those that can be reached. If the client does not use timestamps,
-// it could not tell which candidate has taken the connection, so only the first one is asked.
+// because packets with cookies find no others. If none of these gets new flows, but other servers
+// of the service do, then it goes to those that can be reached. If the client does not use
+// timestamps, it could not tell which candidate has taken the connection, so only the first one is
+// asked.
 func (r *reference) placeInRow(p parsed, svc *desired.Service) (to []stage, reason string) {
-	known, half := r.bucketOf(p.flow).find(p.flow, svc.Name), r.halfOpenOf(p.flow).find(p.flow, svc.Name)
+	known := r.bucketOf(p.flow).find(p.flow, svc.Name)
+	half := r.halfOpenOf(p.flow).find(p.flow, svc.Name)
 	asked := r.askedFormer(svc, known, half)
 	names := r.inRow(p, svc, asked)
 	if svc.Placement == desired.PlacementHash || timestampsIn(p.options) == nil {
@@ -176,8 +180,8 @@ func (r *reference) placeInRow(p parsed, svc *desired.Service) (to []stage, reas
 	return to, "forward_hunt"
 }
 
-// askedFormer returns the server that may have the connection of a SYN from before the service became
-// stateless, if the service hunts.
+// askedFormer returns the server that may have the connection of a SYN from before the service
+// became stateless, if the service hunts.
 func (r *reference) askedFormer(svc *desired.Service, known, half *referenceEntry) []stage {
 	former, ok := r.former[svc.Name]
 	switch {
@@ -202,7 +206,8 @@ func (r *reference) inRow(p parsed, svc *desired.Service, asked []stage) []strin
 		return slices.ContainsFunc(usable, func(u desired.Server) bool { return u.Name == s })
 	}
 	for _, fit := range []func(string) bool{takes, r.reaches} {
-		if names := slices.DeleteFunc(slices.Clone(row), func(s string) bool { return !fit(s) }); len(names) > 0 {
+		unfit := func(s string) bool { return !fit(s) }
+		if names := slices.DeleteFunc(slices.Clone(row), unfit); len(names) > 0 {
 			return names
 		}
 	}

@@ -43,7 +43,8 @@ type reference struct {
 
 func newReference(f *fixture) *reference {
 	r := &reference{
-		fixture: f, failing: map[string]bool{}, results: map[string]int{}, former: map[string]desired.Service{},
+		fixture: f, failing: map[string]bool{}, results: map[string]int{},
+		former: map[string]desired.Service{},
 	}
 	r.forget()
 	r.changed()
@@ -397,8 +398,8 @@ func (r *reference) row(svc *desired.Service, age, bucket int) (names []string) 
 	return names
 }
 
-// serversIn lists the servers of the service in the row of a table. The names of removed servers are
-// empty.
+// serversIn lists the servers of the service in the row of a table. The names of removed servers
+// are empty.
 func serversIn(svc *desired.Service, table *tables.Table, bucket int) (names []string) {
 	if table.Candidates == 0 {
 		return nil

@@ -31,9 +31,9 @@ type rowsBalancer struct {
 	next        uint32            // the slot of the next server that is added
 }
 
-// A balancer that starts late with the generations of another one has the same rows, whatever slots its
-// servers have. A place has its present server and the last different ones before it that are still
-// configured, or again.
+// A balancer that starts late with the generations of another one has the same rows, whatever slots
+// its servers have. A place has its present server and the last different ones before it that are
+// still configured, or again.
 func TestLateBalancerHasSameRows(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		m := rowsMachine{service: drawRowsService(t)}
@@ -69,12 +69,12 @@ func drawRowsService(t *rapid.T) desired.Service {
 func (m *rowsMachine) change(t *rapid.T) {
 	name := fmt.Sprintf("s%d", rapid.IntRange(0, 7).Draw(t, "server"))
 	before := serverOfName(&m.service, name)
-	m.service.Servers = slices.DeleteFunc(slices.Clone(m.service.Servers), func(s desired.Server) bool {
-		return s.Name == name
-	})
+	isThis := func(s desired.Server) bool { return s.Name == name }
+	servers := slices.DeleteFunc(slices.Clone(m.service.Servers), isThis)
 	if before == nil || rapid.Bool().Draw(t, "stays") {
-		m.service.Servers = append(m.service.Servers, srv6Server(name, 1, rapid.Uint32Range(0, 3).Draw(t, "weight")))
+		servers = append(servers, srv6Server(name, 1, rapid.Uint32Range(0, 3).Draw(t, "weight")))
 	}
+	m.service.Servers = servers
 	if rapid.IntRange(0, 5).Draw(t, "changes placement") == 0 {
 		m.service.Placement = rapid.SampledFrom([]desired.Placement{
 			desired.PlacementHash, desired.PlacementHunt}).Draw(t, "placement")
@@ -125,8 +125,8 @@ func (b *rowsBalancer) rows(t *rapid.T, svc *desired.Service) (places [][]string
 	return places
 }
 
-// compare compares the rows of both balancers, and with those that follow from all changes, as long as
-// the balancers know the sets of all.
+// compare compares the rows of both balancers, and with those that follow from all changes, as long
+// as the balancers know the sets of all.
 func (m *rowsMachine) compare(t *rapid.T) {
 	got := m.early.rows(t, &m.service)
 	if m.late != nil {

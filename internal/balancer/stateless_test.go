@@ -64,7 +64,8 @@ func TestStatelessSYN(t *testing.T) {
 			f.check(f.cookied(bare, flow, service, "forward_hunt", offers(nil, row, row[:1])...), f.run(bare))
 
 			row = hash.row(flow, service)
-			hash.check(hash.cookied(syn, flow, service, "forward_new", offers(nil, row, row[:1])...), hash.run(syn))
+			want := hash.cookied(syn, flow, service, "forward_new", offers(nil, row, row[:1])...)
+			hash.check(want, hash.run(syn))
 		}
 	}
 }
@@ -229,8 +230,8 @@ func TestStatelessKeepsFormerFlows(t *testing.T) {
 	f.check(f.cookied(misleading, web, "web", "forward_known", stages(srv6.Steer, row[0])...), f.run(misleading))
 }
 
-// Rows that are not full, because there are few servers, have cookies of the same width as other rows.
-// So the servers of flows are found after servers were added and removed.
+// Rows that are not full, because there are few servers, have cookies of the same width as other
+// rows. So the servers of flows are found after servers were added and removed.
 func TestCookiesOfShortRows(t *testing.T) {
 	t.Parallel()
 	few := func(servers int) *desired.Balancer {
@@ -251,7 +252,10 @@ func TestCookiesOfShortRows(t *testing.T) {
 		syn := frameOf(web, packet.Timestamps(7, 0))
 		f.check(f.cookied(syn, web, "web", "forward_hunt", offers(nil, present, present)...), f.run(syn))
 		got := visitedBy(f.run(ack).Frame, desired.SRv6Encap)
-		if !slices.ContainsFunc(got, func(sid netip.Addr) bool { return srv6.Parse(sid).Locator == f.locatorOf("web", row[1]) }) {
+		isSecond := func(sid netip.Addr) bool {
+			return srv6.Parse(sid).Locator == f.locatorOf("web", row[1])
+		}
+		if !slices.ContainsFunc(got, isSecond) {
 			t.Errorf("with %d servers, %s is not visited: %v", servers, row[1], got)
 		}
 	}
@@ -270,8 +274,8 @@ func TestCookiesNeedAnEcho(t *testing.T) {
 	}
 }
 
-// A packet whose column has no server, because so few are left, visits the servers of the other columns,
-// and one of them resets the connection.
+// A packet whose column has no server, because so few are left, visits the servers of the other
+// columns, and one of them resets the connection.
 func TestColumnsWithoutServers(t *testing.T) {
 	t.Parallel()
 	cfg := stateless(desired.PlacementHunt, 3)
@@ -280,7 +284,8 @@ func TestColumnsWithoutServers(t *testing.T) {
 	}
 	f := open(t, cfg)
 	frame := frameOf(web, packet.Flags(packet.ACK), packet.Timestamps(9, 1026))
-	f.check(f.cookied(frame, web, "web", "forward_recover", stages(srv6.Steer, f.row(web, "web")...)...), f.run(frame))
+	list := stages(srv6.Steer, f.row(web, "web")...)
+	f.check(f.cookied(frame, web, "web", "forward_recover", list...), f.run(frame))
 }
 
 // If all servers are drained, new connections are dropped. If the servers of other rows get new

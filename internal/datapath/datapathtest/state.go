@@ -137,8 +137,8 @@ func readMemory(m *ebpf.Map) (map[string][]byte, error) {
 	return elements, unix.Munmap(memory)
 }
 
-// readWords reads the words of an array that are not zero, in one system call. Tables of columns have
-// too many words for a system call each.
+// readWords reads the words of an array that are not zero, in one system call. Tables of columns
+// have too many words for a system call each.
 func readWords(m *ebpf.Map) (map[string][]byte, error) {
 	keys, words := make([]uint32, m.MaxEntries()), make([]uint64, m.MaxEntries())
 	// The error says that there are no more words.
