@@ -316,3 +316,19 @@ func TestStatelessDrained(t *testing.T) {
 		f.check(refused(syn, "drop_no_server", layer3(syn)), f.run(syn))
 	}
 }
+
+// A later fragment and an ICMP error have no cookie. They visit the servers of the flow's row, also
+// those that fail, but no servers of other rows, which cannot have the flow.
+func TestStatelessRelatedPackets(t *testing.T) {
+	t.Parallel()
+	f := open(t, stateless(desired.PlacementHunt, 3))
+	row := f.row(web, "web")
+	f.setHealth("web", row[0], false)
+	list := []string{row[1], row[2], row[0]}
+	problem := packet.ICMPError(router6, 1, 0, 0, reply(web))
+	f.check(f.offered(problem, web, "web", "forward_icmp", srv6.Steer, list...), f.run(problem))
+	fragments := packet.Fragments(frameOf(web, packet.Flags(packet.ACK), large), 64, 7)
+	f.run(fragments[0])
+	want := f.offered(fragments[1], web, "web", "forward_fragment", srv6.Steer, list...)
+	f.check(want, f.run(fragments[1]))
+}
