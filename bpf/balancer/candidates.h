@@ -443,12 +443,13 @@ static __always_inline bool ask_listed(struct segments *segments, enum sid_funct
 	return true;
 }
 
-/* The bits of a cookie: as many as tell all columns of a row apart. */
+/* The bits of a cookie: as many as tell all columns of a row apart, but at least one. Without a
+ * cookie, the servers would wait for an answer to their signals. */
 static __always_inline __u32 cookie_width(const struct service *service)
 {
 	__u32 candidates = candidates_of(service);
 
-	return (candidates > 1) + (candidates > 2) + (candidates > 4);
+	return 1 + (candidates > 2) + (candidates > 4);
 }
 
 /* Tells the listed servers how many bits cookies have. */

@@ -26,17 +26,17 @@ static __always_inline bool has_flows(const struct service *service)
 static __always_inline int cookie_of(struct xdp_md *ctx, const struct packet *pkt,
 				     const struct service *service)
 {
-	__u32 width = cookie_width(service), column;
 	const struct timestamps *timestamps;
+	__u32 column;
 
-	if (!width)
+	if (candidates_of(service) <= 1)
 		return 0;
 	if (!(pkt->tcp_flags & TCP_ACK))
 		return -1;
 	timestamps = find_timestamps(ctx, transport_offset(pkt));
 	if (!timestamps || !timestamps->echo)
 		return -1;
-	column = bpf_ntohl(timestamps->echo) & cookie_mask(width);
+	column = bpf_ntohl(timestamps->echo) & cookie_mask(cookie_width(service));
 	return column < candidates_of(service) ? (int)column : -1;
 }
 

@@ -192,7 +192,7 @@ func knownOf(svc *desired.Service) dataplane.Known {
 	if svc.Persistence == desired.PersistenceStateless {
 		return dataplane.Known{
 			Function: srv6.Steer,
-			Argument: srv6.Offer{Cookie: bits.Len(uint(svc.Candidates - 1))}.Argument(),
+			Argument: srv6.Offer{Cookie: max(1, bits.Len(uint(svc.Candidates-1)))}.Argument(),
 		}
 	}
 	if svc.Placement != desired.PlacementHunt {

@@ -70,12 +70,15 @@ func toFormer(former desired.Service, server *desired.Server) []stage {
 // withCookies makes stages tell how many bits of timestamps tell the columns of a row apart, and
 // returns them.
 func withCookies(svc *desired.Service, all []stage) []stage {
-	width := bits.Len(uint(svc.Candidates - 1))
 	for i := range all {
-		all[i].argument |= srv6.Offer{Cookie: width}.Argument()
+		all[i].argument |= srv6.Offer{Cookie: widthOf(svc)}.Argument()
 	}
 	return all
 }
+
+// widthOf returns the width of cookies in bits. It is at least 1, because servers send signals about
+// flows without a cookie.
+func widthOf(svc *desired.Service) int { return max(1, bits.Len(uint(svc.Candidates-1))) }
 
 // column returns the column in the cookie of a packet. It returns 0 and false if the packet has
 // none: no timestamps, or timestamps without an echo (RFC 7323 section 3.2). The only column of a
@@ -89,7 +92,7 @@ func column(p parsed, svc *desired.Service) (int, bool) {
 		return 0, false
 	}
 	echo := binary.BigEndian.Uint32(timestamps[4:])
-	column := int(echo % (1 << bits.Len(uint(svc.Candidates-1))))
+	column := int(echo % (1 << widthOf(svc)))
 	if echo == 0 || column >= svc.Candidates {
 		return 0, false
 	}
