@@ -418,12 +418,14 @@ __noinline int first_taking(const struct service *service, __u32 bucket)
  * in their place, and those of former generations, which may have an older flow. A server that fails
  * may be down, and then cannot pass the packet on. So such servers come behind the others, and
  * servers that cannot be reached come last. They are not left out: otherwise the server before them
- * would be the last, and would reset a connection that it does not have.
+ * would be the last, and would reset a connection that it does not have. Flows with cookies are on
+ * servers of their own row only.
  */
 static __always_inline void list_possible(const struct service *service, __u32 bucket,
 					  struct segments *segments)
 {
-	list_taking(service, bucket, segments);
+	if (!(service->rule.flags & RULE_IN_ROW))
+		list_taking(service, bucket, segments);
 	segments->columns = 0;
 	list_row(service, generations_of(service), bucket, LIST_FIT, segments);
 	list_row(service, generations_of(service), bucket, LIST_REACHABLE, segments);

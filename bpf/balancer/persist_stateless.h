@@ -12,8 +12,8 @@
 #include "net/timestamp.h"
 #include "persist_hint.h"
 
-/* The bits of a cookie: as many as tell all columns of a row apart. A row of one column has one bit,
- * too: a width of 0 would mean that there is no cookie. */
+/* The bits of a cookie: as many as tell all columns of a row apart, but at least one. Without a
+ * cookie, servers would send signals. */
 static __always_inline __u32 cookie_width(const struct service *service)
 {
 	__u32 candidates = candidates_of(service);
@@ -21,14 +21,17 @@ static __always_inline __u32 cookie_width(const struct service *service)
 	return 1 + (candidates > 2) + (candidates > 4);
 }
 
-/* The column in the packet's cookie; negative: the packet has no cookie. An echo is valid only if the
- * packet has the ACK flag (RFC 7323 section 3.2), and 0 is no echo, as Linux understands it. */
+/* The column in the packet's cookie; negative: the packet has no cookie. A row of one column needs
+ * none. An echo is valid only if the packet has the ACK flag (RFC 7323 section 3.2), and 0 is no
+ * echo, as Linux understands it. */
 static __always_inline int cookie_of(struct xdp_md *ctx, const struct packet *pkt,
 				     const struct service *service)
 {
 	const struct timestamps *timestamps;
 	__u32 column;
 
+	if (candidates_of(service) <= 1)
+		return 0;
 	if (!(pkt->tcp_flags & TCP_ACK))
 		return -1;
 	timestamps = find_timestamps(ctx, transport_offset(pkt));
@@ -45,7 +48,7 @@ __noinline int read_cookie(struct xdp_md *ctx, const struct packet *pkt,
 {
 	if (!pkt || !service)
 		return -1;
-	if (starts_connection(pkt))
+	if (starts_connection(pkt) && candidates_of(service) > 1)
 		return find_timestamps(ctx, transport_offset(pkt)) ? 0 : -1;
 	return cookie_of(ctx, pkt, service);
 }

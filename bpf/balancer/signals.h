@@ -142,18 +142,42 @@ static __always_inline int take_signal(struct xdp_md *ctx, struct packet *pkt)
 	return leave(ctx, pkt, remove_signal(ctx, pkt, &signal) ? why : LB_DROP_SIGNAL);
 }
 
+static __always_inline void reverse(struct flow_key *key)
+{
+	struct in6_addr source = key->source;
+	__be16 source_port = key->source_port;
+
+	key->source = key->destination;
+	key->source_port = key->destination_port;
+	key->destination = source;
+	key->destination_port = source_port;
+}
+
+/* Whether a returned packet is from a server of the packet's service. */
+static __always_inline bool is_from_server(struct packet *pkt, const struct signal *signal)
+{
+	struct service service = {};
+	__u32 sender;
+	bool is_known;
+
+	reverse(&pkt->key); /* as read_signal() leaves it, the key is that of a server's packet */
+	is_known = !classify(pkt, &service) && find_sender(signal, &service, &sender);
+	reverse(&pkt->key);
+	return is_known;
+}
+
 /*
  * Takes a client's packet out of the headers with which a server returned it. They are those of a
  * signal. `pkt` is then as the parser leaves it. Returns LB_NONE, or why the packet is dropped.
  */
 static __always_inline enum lb_reason take_returned(struct xdp_md *ctx, struct packet *pkt)
 {
-	struct service service = {};
 	struct signal signal = {};
-	__u32 sender;
 
 	if (!read_signal(ctx, pkt, &signal))
 		return LB_DROP_SIGNAL;
+	if (!is_from_server(pkt, &signal))
+		return LB_DROP_SENDER;
 	if (pkt->hop_limit <= 1)
 		return LB_DROP_HOP_LIMIT;
 	if (!remove_signal(ctx, pkt, &signal))
@@ -161,8 +185,6 @@ static __always_inline enum lb_reason take_returned(struct xdp_md *ctx, struct p
 	__builtin_memset(pkt, 0, sizeof(*pkt));
 	if (parse(ctx, pkt) != PARSE_OK)
 		return LB_DROP_SIGNAL;
-	if (classify(pkt, &service) || !find_sender(&signal, &service, &sender))
-		return LB_DROP_SENDER;
 	pkt->is_returned = true;
 	return LB_NONE;
 }

@@ -215,7 +215,10 @@ func (c cookieService) unusual() (frames [][]byte) {
 // captures into the tables, as of before they became stateless.
 func (r *reference) varyCookies(random *rand.Rand) {
 	for _, c := range cookieServices {
-		svc := r.service(c.name)
+		svc := r.classify(c.flow)
+		if svc == nil {
+			continue // the balancer is not that of openReference
+		}
 		fails := random.IntN(2) == 0
 		for _, server := range svc.Servers {
 			r.fail(svc, server.Name, fails && random.IntN(3) == 0)

@@ -172,7 +172,7 @@ func (r *reference) isSignal(frame []byte) bool {
 	sid := srv6.Parse(netip.AddrFrom16([16]byte(b[24:])))
 	length := 40 + int(binary.BigEndian.Uint16(b[4:]))
 	if sid.Locator != r.cfg.Node.Locator || b[0]>>4 != 6 || length > len(b) ||
-		!slices.Contains([]srv6.Function{srv6.CreateStickiness, srv6.RemoveStickiness, srv6.Probe}, sid.Function) {
+		!slices.Contains([]srv6.Function{srv6.CreateStickiness, srv6.RemoveStickiness, srv6.Return, srv6.Probe}, sid.Function) {
 		return false
 	}
 	next, _, fragment, reason := walk(b[6], b[40:length])
@@ -288,6 +288,9 @@ func (r *reference) takeSignal(frame []byte) outcome {
 	if !ok {
 		return refused(frame, "drop_signal", layer3(frame))
 	}
+	if functionOf(frame) == srv6.Return {
+		return r.takeReturned(frame, h)
+	}
 	svc, sender := r.senderOf(h)
 	switch {
 	case sender == nil:
@@ -312,6 +315,26 @@ func (r *reference) takeSignal(frame []byte) outcome {
 		return r.resetSender(frame, h, svc, sender)
 	}
 	return r.returned(frame, reason)
+}
+
+// takeReturned returns the outcome for a client's packet that a server returns, with what was read of
+// it as of a signal.
+func (r *reference) takeReturned(frame []byte, h heard) outcome {
+	h.flow.Source, h.flow.Destination = h.flow.Destination, h.flow.Source
+	if _, sender := r.senderOf(h); sender == nil {
+		return refused(frame, "drop_sender", layer3(frame))
+	}
+	if h.hopLimit <= 1 {
+		return refused(frame, "drop_hop_limit", layer3(frame))
+	}
+	inner, err := packet.Return(frame, ownMAC)
+	if err != nil {
+		panic(err)
+	}
+	if _, reason := parse(inner); reason != "" {
+		return refused(inner, "drop_signal", layer3(inner))
+	}
+	return r.receive(inner)
 }
 
 // vouches tells whether a signal has a tag by one of the node's keys. It returns true if the node

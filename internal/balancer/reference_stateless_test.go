@@ -67,28 +67,32 @@ func toFormer(former desired.Service, server *desired.Server) []stage {
 	return alone(srv6.Deliver, server)
 }
 
-// cookieWidth is how many bits of timestamps tell the columns of a row apart. A row of one column has one
-// bit, too.
-func cookieWidth(svc *desired.Service) int { return max(1, bits.Len(uint(svc.Candidates-1))) }
+// widthOf returns the width of cookies in bits. It is at least 1, because servers send signals about
+// flows without a cookie.
+func widthOf(svc *desired.Service) int { return max(1, bits.Len(uint(svc.Candidates-1))) }
 
 // withCookies makes stages tell how many bits of timestamps tell the columns of a row apart, and returns
 // them.
 func withCookies(svc *desired.Service, all []stage) []stage {
 	for i := range all {
-		all[i].argument |= srv6.Offer{Cookie: cookieWidth(svc)}.Argument()
+		all[i].argument |= srv6.Offer{Cookie: widthOf(svc)}.Argument()
 	}
 	return all
 }
 
 // column returns the column in the cookie of a packet. It returns 0 and false if the packet has none: no
-// timestamps, or timestamps without an echo (RFC 7323 section 3.2).
+// timestamps, or timestamps without an echo (RFC 7323 section 3.2). The only column of a row needs
+// no cookie.
 func column(p parsed, svc *desired.Service) (int, bool) {
+	if svc.Candidates == 1 {
+		return 0, true
+	}
 	timestamps := timestampsIn(p.options)
 	if timestamps == nil || p.flags&packet.ACK == 0 {
 		return 0, false
 	}
 	echo := binary.BigEndian.Uint32(timestamps[4:])
-	column := int(echo % (1 << cookieWidth(svc)))
+	column := int(echo % (1 << widthOf(svc)))
 	if echo == 0 || column >= svc.Candidates {
 		return 0, false
 	}

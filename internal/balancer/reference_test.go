@@ -456,9 +456,11 @@ func (r *reference) taking(flow dataplane.Flow, svc *desired.Service, wanted int
 
 // possible lists the servers that may have a flow: those that get new flows, those of all
 // generations that can be reached and do not fail, those that fail, and at last those of the present
-// row that cannot be reached.
-func (r *reference) possible(flow dataplane.Flow, svc *desired.Service) []string {
-	names := r.taking(flow, svc, svc.Candidates)
+// row that cannot be reached. Flows of a stateless service are on servers of their row only.
+func (r *reference) possible(flow dataplane.Flow, svc *desired.Service) (names []string) {
+	if !isStateless(svc) {
+		names = r.taking(flow, svc, svc.Candidates)
+	}
 	add := func(row []string, wanted func(string) bool) {
 		for _, name := range row {
 			if name != "" && wanted(name) && !slices.Contains(names, name) && len(names) < desired.MaxVisited {

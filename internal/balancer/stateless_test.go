@@ -92,7 +92,7 @@ func TestStatelessCookies(t *testing.T) {
 		reason := map[bool]string{true: "forward_known", false: "forward_recover"}[candidates == 1]
 		for service, flow := range hunted {
 			row := f.row(flow, service)
-			for bits := range uint32(1) << cookieWidth(&desired.Service{Candidates: candidates}) {
+			for bits := range uint32(1) << widthOf(&desired.Service{Candidates: candidates}) {
 				for shape, options := range cookieShapes(0xabcdef00 | bits) {
 					for _, flags := range []packet.TCPFlags{packet.ACK, packet.ACK | packet.FIN, packet.RST | packet.ACK} {
 						t.Run(fmt.Sprintf("%d/%s/%d/%s/%d", candidates, service, bits, shape, flags), func(t *testing.T) {
@@ -314,4 +314,20 @@ func TestStatelessDrained(t *testing.T) {
 		drain(func(desired.Server) bool { return true })
 		f.check(refused(syn, "drop_no_server", layer3(syn)), f.run(syn))
 	}
+}
+
+// A later fragment and an ICMP error have no cookie. They visit the servers of the flow's row, also
+// those that fail, but no servers of other rows, which cannot have the flow.
+func TestStatelessRelatedPackets(t *testing.T) {
+	t.Parallel()
+	f := open(t, stateless(desired.PlacementHunt, 3))
+	row := f.row(web, "web")
+	f.setHealth("web", row[0], false)
+	list := []string{row[1], row[2], row[0]}
+	problem := packet.ICMPError(router6, 1, 0, 0, reply(web))
+	f.check(f.offered(problem, web, "web", "forward_icmp", srv6.Steer, list...), f.run(problem))
+	fragments := packet.Fragments(frameOf(web, packet.Flags(packet.ACK), large), 64, 7)
+	f.run(fragments[0])
+	want := f.offered(fragments[1], web, "web", "forward_fragment", srv6.Steer, list...)
+	f.check(want, f.run(fragments[1]))
 }
