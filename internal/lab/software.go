@@ -89,6 +89,7 @@ func (n *Node) BalancerConfig() desired.Balancer {
 			Interface: uplink,
 			Locator:   n.Locator,
 			State:     n.lab.path("state"),
+			Limits:    desired.Limits{Hints: desired.DefaultHints},
 		},
 		Metrics: desired.Metrics{Listen: balancerMetrics},
 	}

@@ -511,7 +511,7 @@ func TestConfigTemplates(t *testing.T) {
 	l := testLab(t, DefaultTopology())
 	full := l.Node("lb2").BalancerConfig()
 	full.Node.Seed = 7
-	full.Node.Limits = desired.Limits{Flows: 2048, Servers: 10}
+	full.Node.Limits = desired.Limits{Flows: 2048, Hints: 4096, Servers: 10}
 	s := &full.Services[0]
 	s.Placement, s.Persistence, s.Candidates, s.Buckets = desired.PlacementHunt, desired.PersistenceTable, 3, 251
 	s.Selection = desired.SelectRandom
@@ -522,6 +522,7 @@ func TestConfigTemplates(t *testing.T) {
 	s.Servers[0].Weight = &weight
 	s.Servers[1].Drained, s.Generations, s.Probe = true, 2, &no
 	s.Servers[1].Host = netip.MustParseAddr("fd00:5:0:2::1")
+	full.Services[1].Persistence, full.Services[1].History = desired.PersistenceStateless, 2
 	full.Services[1].Health = &desired.Health{TCP: &desired.TCPCheck{Port: 80}}
 	full.Services[2].Health = &desired.Health{HTTP: &desired.HTTPCheck{}}
 	agent := l.Node("s1").AgentConfig()
