@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package quiclb makes and reads QUIC connection IDs that name their server, in the plaintext form
-// of draft-ietf-quic-load-balancers-21 ("quic-lb-21" for short). A balancer that reads the server ID
-// keeps a connection on its server when the client's address changes, without a flow table.
+// of draft-ietf-quic-load-balancers-21 ("quic-lb-21" for short). A balancer that reads the server
+// ID keeps a connection on its server when the client's address changes, without a flow table.
 //
 // A connection ID consists of the first octet, the server ID and the nonce:
 //
@@ -89,8 +89,8 @@ func (c Config) Validate() error {
 		return fmt.Errorf("nonce length %d: must be %d to %d octets",
 			c.NonceLength, MinNonceLength, MaxNonceLength)
 	case c.blockLength() > maxBlockLength:
-		return fmt.Errorf("nonce length %d: with the server ID length %d it is %d octets, must be at most %d",
-			c.NonceLength, c.ServerIDLength, c.blockLength(), maxBlockLength)
+		return fmt.Errorf("nonce length %d: is %d octets with the server ID length %d, must be at most %d",
+			c.NonceLength, c.blockLength(), c.ServerIDLength, maxBlockLength)
 	}
 	return nil
 }
@@ -120,7 +120,8 @@ func (c Config) Encode(serverID, nonce []byte) (ConnectionID, error) {
 		return nil, err
 	}
 	if len(serverID) != c.ServerIDLength {
-		return nil, fmt.Errorf("server ID %x: is %d octets, must be %d", serverID, len(serverID), c.ServerIDLength)
+		return nil, fmt.Errorf("server ID %x: is %d octets, must be %d",
+			serverID, len(serverID), c.ServerIDLength)
 	}
 	if len(nonce) != c.NonceLength {
 		return nil, fmt.Errorf("nonce %x: is %d octets, must be %d", nonce, len(nonce), c.NonceLength)

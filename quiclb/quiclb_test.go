@@ -33,7 +33,8 @@ func TestVectorsOfTheDraft(t *testing.T) {
 		c := Config{v.rotation, len(serverID), len(nonce), true}
 		cid, err := c.Encode(serverID, nonce)
 		if err != nil || cid.String() != v.cid {
-			t.Errorf("%+v encodes %s and %s as %s, error %v; want %s", c, v.serverID, v.nonce, cid, err, v.cid)
+			t.Errorf("%+v encodes %s and %s as %s, error %v; want %s",
+				c, v.serverID, v.nonce, cid, err, v.cid)
 		}
 		if got, ok := c.ServerID(cid); !ok || !bytes.Equal(got, serverID) {
 			t.Errorf("%s has server ID %x, %t; want %s", cid, got, ok, v.serverID)
@@ -54,7 +55,7 @@ func TestInvalidConfigs(t *testing.T) {
 		{Config{0, 1, -1, true}, "nonce length -1: must be 4 to 18 octets"},
 		{Config{0, 1, 19, true}, "nonce length 19: must be 4 to 18 octets"},
 		{Config{0, 8, 12, true},
-			"nonce length 12: with the server ID length 8 it is 20 octets, must be at most 19"},
+			"nonce length 12: is 20 octets with the server ID length 8, must be at most 19"},
 	} {
 		serverID := make([]byte, test.config.ServerIDLength)
 		if _, err := test.config.Generate(serverID); err == nil || err.Error() != test.want {
@@ -67,7 +68,9 @@ func TestInvalidConfigs(t *testing.T) {
 }
 
 func TestLimits(t *testing.T) {
-	for _, c := range []Config{{0, 1, 4, true}, {6, 15, 4, false}, {6, 1, 18, true}, {3, 9, 10, false}} {
+	for _, c := range []Config{
+		{0, 1, 4, true}, {6, 15, 4, false}, {6, 1, 18, true}, {3, 9, 10, false},
+	} {
 		if err := c.Validate(); err != nil {
 			t.Errorf("%+v: %v", c, err)
 		}
@@ -90,11 +93,12 @@ func TestParseServerID(t *testing.T) {
 	if id, err := ParseServerID("C4605e"); err != nil || !bytes.Equal(id, []byte{0xc4, 0x60, 0x5e}) {
 		t.Errorf("got %x, %v", id, err)
 	}
+	long := strings.Repeat("5a", 16)
 	for text, want := range map[string]string{
-		"":                       `server ID "": is 0 octets, must be 1 to 15`,
-		"c46":                    `server ID "c46": must be an even number of hexadecimal digits`,
-		"0xc4":                   `server ID "0xc4": must be an even number of hexadecimal digits`,
-		strings.Repeat("5a", 16): `server ID "` + strings.Repeat("5a", 16) + `": is 16 octets, must be 1 to 15`,
+		"":     `server ID "": is 0 octets, must be 1 to 15`,
+		"c46":  `server ID "c46": must be an even number of hexadecimal digits`,
+		"0xc4": `server ID "0xc4": must be an even number of hexadecimal digits`,
+		long:   `server ID "` + long + `": is 16 octets, must be 1 to 15`,
 	} {
 		if _, err := ParseServerID(text); err == nil || err.Error() != want {
 			t.Errorf("error %v, want %s", err, want)
@@ -164,7 +168,8 @@ func TestReadsBack(t *testing.T) {
 			t.Fatalf("%x has server ID %x, %t; want %x", packet, got, ok, serverID)
 		}
 		other := c
-		other.Rotation = (c.Rotation + rapid.Uint8Range(1, MaxRotation).Draw(t, "step")) % (MaxRotation + 1)
+		step := rapid.Uint8Range(1, MaxRotation).Draw(t, "step")
+		other.Rotation = (c.Rotation + step) % (MaxRotation + 1)
 		if _, ok := other.ServerID(packet); ok {
 			t.Fatalf("%+v reads %s", other, cid)
 		}
