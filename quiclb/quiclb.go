@@ -89,8 +89,8 @@ func (c Config) Validate() error {
 		return fmt.Errorf("nonce length %d: must be %d to %d octets",
 			c.NonceLength, MinNonceLength, MaxNonceLength)
 	case c.blockLength() > maxBlockLength:
-		return fmt.Errorf("nonce length %d: is %d octets with the server ID length %d, must be at most %d",
-			c.NonceLength, c.blockLength(), c.ServerIDLength, maxBlockLength)
+		return fmt.Errorf("nonce length %d: must be at most %d with server IDs of %d octets",
+			c.NonceLength, maxBlockLength-c.ServerIDLength, c.ServerIDLength)
 	}
 	return nil
 }
