@@ -5,6 +5,7 @@ package quiclb
 import (
 	"bytes"
 	"encoding/hex"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -40,6 +41,18 @@ func TestVectorsOfTheDraft(t *testing.T) {
 			t.Errorf("%s has server ID %x, %t; want %s", cid, got, ok, v.serverID)
 		}
 	}
+}
+
+func ExampleConfig_Encode() {
+	config := Config{Rotation: 1, ServerIDLength: 3, NonceLength: 8, EncodeLength: true}
+	nonce := []byte{0x00, 0x11, 0x22, 0x33, 0x44, 0x55, 0x66, 0x77}
+	cid, err := config.Encode([]byte{0xc4, 0x60, 0x5e}, nonce)
+	if err != nil {
+		panic(err)
+	}
+	serverID, ok := config.ServerID(cid)
+	fmt.Printf("%s names %x: %t\n", cid, serverID, ok)
+	// Output: 2bc4605e0011223344556677 names c4605e: true
 }
 
 func TestInvalidConfigs(t *testing.T) {
