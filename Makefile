@@ -83,7 +83,7 @@ lint: setup-lint generate ## check licence lines, format and correctness of C, G
 	go run ./test/spdx
 	clang-format-19 --dry-run -Werror $(BPF) $(REPORTER)
 	shellcheck $(SCRIPTS)
-	@unformatted=$$(gofmt -l cmd internal loadshm test) && \
+	@unformatted=$$(gofmt -l cmd internal loadshm quiclb test) && \
 		if [ -n "$$unformatted" ]; then echo "not formatted by gofmt:" $$unformatted; exit 1; fi
 	go vet ./...
 	go tool staticcheck ./...
@@ -92,7 +92,7 @@ lint: setup-lint generate ## check licence lines, format and correctness of C, G
 format: setup-lint ## format C and Go in place, and add licence lines
 	go run ./test/spdx -w
 	clang-format-19 -i $(BPF) $(REPORTER)
-	gofmt -w cmd internal loadshm test
+	gofmt -w cmd internal loadshm quiclb test
 
 .PHONY: generate
 generate: setup-build $(GENERATED) ## compile the BPF programs and their Go bindings
