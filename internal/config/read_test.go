@@ -57,7 +57,7 @@ services:
 			Locator:   netip.MustParsePrefix("fd00:6c:0:1::/64"),
 			Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")},
 			State:     "/var/lib/segue",
-			Limits:    desired.Limits{Flows: 1048576, Servers: 4096},
+			Limits:    desired.Limits{Flows: 1048576, Hints: 1048576, Servers: 4096},
 		},
 		Services: []desired.Service{{
 			Name: "web", VIP: netip.MustParseAddr("2001:db8:80::1"), Port: 443, Protocol: desired.TCP,

@@ -37,6 +37,7 @@ node.interface "eth1": a change from "" needs a restart
 node.seed "16": a change from "0" needs a restart
 node.state "/var/lib/segue": a change from "" needs a restart
 node.limits.flows "1024": a change from "0" needs a stop, ` + detached + `
+node.limits.hints "1048576": a change from "0" needs a stop, ` + detached + `
 node.limits.servers "5": a change from "0" needs a stop, ` + detached + `
 metrics.listen "127.0.0.1:9188": a change from "" needs a restart`},
 		{"agent same", agent("", "").ReloadableFrom(oldAgent), ""},

@@ -193,7 +193,7 @@ func (r *rules) checkPersistence(path string, s *Service) {
 	checkRange(r, at, s.Generations, 1, MaxColumnGenerations)
 	checkRange(r, history, s.History, 1, MaxGenerations)
 	if s.Protocol == UDP {
-		r.failf(field.Child(path, "protocol"), "must be %s for persistence %s: servers mark packets in the timestamps of TCP",
+		r.failf(field.Child(path, "protocol"), "must be %s for persistence %s: a server cannot tell whether it has a flow of UDP",
 			TCP, s.Persistence)
 	}
 	if s.Encapsulation.IsTunnel() {

@@ -157,6 +157,7 @@ type Case struct {
 	Encapsulation desired.Encapsulation `yaml:"encapsulation,omitempty"`
 	Placement     desired.Placement     `yaml:"placement,omitempty"`
 	Selection     desired.Selection     `yaml:"selection,omitempty"`
+	Persistence   desired.Persistence   `yaml:"persistence,omitempty"`
 	Candidates    int                   `yaml:"candidates,omitempty"`
 	Generations   int                   `yaml:"generations,omitempty"`
 	Accept        desired.Accept        `yaml:"accept,omitempty"`

@@ -188,7 +188,7 @@ func (c Case) service(i int, s settings) lab.Service {
 	service := lab.Service{
 		Name: c.Name, VIP: vip(i), Port: port, Protocol: desired.TCP,
 		Encapsulation: cmp.Or(c.Encapsulation, desired.SRv6Insert),
-		Placement:     c.Placement, Selection: c.Selection, Candidates: c.Candidates,
+		Placement:     c.Placement, Selection: c.Selection, Persistence: c.Persistence, Candidates: c.Candidates,
 		Generations: c.Generations, Buckets: s.Buckets, Accept: c.accept(s), Load: c.Source,
 	}
 	switch {

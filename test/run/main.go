@@ -91,11 +91,11 @@ var soak = []tier{
 		flags: []string{
 			"-count=1", "-timeout=60m",
 			"-run=^(TestKillsUnderManyConnections|TestServerFailures|TestServersAndABalancerFailAtOnce|" +
-				"TestHuntingOverBadLinks)$",
+				"TestHuntingOverBadLinks|TestLongTransferWithCookie)$",
 		},
 		args: []string{
 			"-kills.count=20", "-kills.connections=10000", "-failures.table", "-failover.figure",
-			"-badlinks.connections=10000",
+			"-badlinks.connections=10000", "-cookies.downloads=999",
 		},
 	},
 	{

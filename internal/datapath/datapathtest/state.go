@@ -106,7 +106,7 @@ func readMap(m *ebpf.Map) (map[string][]byte, error) {
 		return readWords(m)
 	}
 	elements := map[string][]byte{}
-	if m.Type() == ebpf.SkStorage { // its keys are sockets, which cannot be listed
+	if m.Type() == ebpf.SkStorage { // its elements are those of sockets: nobody can list them
 		return elements, nil
 	}
 	key, err := m.NextKeyBytes(nil)
