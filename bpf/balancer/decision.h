@@ -68,7 +68,10 @@ struct decision {
 	struct decided_segment segment[MAX_SEGMENTS];
 	__u8 has_service;
 	__u8 is_exact; /* the service names the port; else it has all other ports */
-	__u8 pad[6];
+	__u16 hint;    /* of the flow (hints.h); 0: none */
+	__u8 has_cookie;
+	__u8 column; /* in the packet's cookie */
+	__u8 pad[2];
 };
 
 extern struct decision decision;
@@ -104,6 +107,20 @@ static __always_inline void note_half_open(void)
 {
 	if (dry_run)
 		decision.entry.is_half_open = true;
+}
+
+static __always_inline void note_hint(__u32 value)
+{
+	if (dry_run)
+		decision.hint = value;
+}
+
+static __always_inline void note_cookie(__u32 column)
+{
+	if (dry_run) {
+		decision.has_cookie = true;
+		decision.column = column;
+	}
 }
 
 /* Notes that the packet's flow is placed. */

@@ -131,6 +131,7 @@ static __always_inline void hint_lookup(const struct flow_key *key, __u32 servic
 	if (!hint->set)
 		return;
 	hint_search(hint);
+	note_hint(hint->value);
 	if (dry_run) {
 		hints_copy = hint->read;
 		hint->set = &hints_copy;

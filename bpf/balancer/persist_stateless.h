@@ -38,7 +38,10 @@ static __always_inline int cookie_of(struct xdp_md *ctx, const struct packet *pk
 	if (!timestamps || !timestamps->echo)
 		return -1;
 	column = bpf_ntohl(timestamps->echo) & cookie_mask(cookie_width(service));
-	return column < candidates_of(service) ? (int)column : -1;
+	if (column >= candidates_of(service))
+		return -1;
+	note_cookie(column);
+	return column;
 }
 
 /* The column in the packet's cookie, or 0 for a SYN with timestamps; negative: there are none. Not

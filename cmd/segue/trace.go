@@ -22,6 +22,8 @@ type traceOptions struct {
 	instance, kind, ask string
 	next                string // for the trace of an agent
 	length              int
+	echo                uint32 // TSecr, if the flag is given
+	hasEcho             bool
 	asJSON              bool
 }
 
@@ -48,6 +50,8 @@ for servers in network namespaces of this host.
 SRC is the client and DST is the VIP. IPv6 addresses go in brackets. A TCP packet is a
 SYN if the flow is unknown, and otherwise a later packet of the connection; --packet
 overrides this. The packet is assumed to be well-formed, with a sufficient hop limit.
+--echo gives it TCP timestamps: TSecr is what the client returns of the server's
+timestamps. Its low bits are the cookie of a service with persistence stateless.
 Without --instance, trace uses the only instance on the host, or the only instance in
 this network namespace.
 
@@ -63,6 +67,7 @@ the answer is unknown, for example because a server does not answer.`,
 			if err != nil {
 				return err
 			}
+			o.hasEcho = cmd.Flags().Changed("echo")
 			if err := o.check(cmd, flow); err != nil {
 				return err
 			}
@@ -78,6 +83,7 @@ the answer is unknown, for example because a server does not answer.`,
 	}
 	cmd.Flags().StringVarP(&o.instance, "instance", "i", "", "`name` of the balancer or agent")
 	cmd.Flags().StringVar(&o.kind, "packet", "auto", "`kind` of TCP packet: auto, syn or later")
+	cmd.Flags().Uint32Var(&o.echo, "echo", 0, "TCP timestamps with this TSecr, a `number` (default: no timestamps)")
 	cmd.Flags().IntVar(&o.length, "length", 0, "length of the packet with its IP header, in `bytes` (default: headers only)")
 	cmd.Flags().StringVar(&o.ask, "ask", "", "`command` that runs segue trace on the server {}")
 	cmd.Flags().StringVar(&o.next, "next", "", "for an agent: `address` (SID) of the next server")
@@ -87,12 +93,14 @@ the answer is unknown, for example because a server does not answer.`,
 
 // check refuses values that are invalid for every instance.
 func (o *traceOptions) check(cmd *cobra.Command, flow dataplane.Flow) error {
-	_, err := newPacket(flow, o.length)
+	_, err := o.packet(flow)
 	switch {
 	case err != nil:
 		return err
 	case o.kind != "auto" && o.kind != "syn" && o.kind != "later":
 		return fmt.Errorf("--packet %q: must be auto, syn or later", o.kind)
+	case o.hasEcho && flow.Protocol != desired.TCP:
+		return fmt.Errorf("--echo %d: not possible for a udp flow", o.echo)
 	case o.kind != "auto" && flow.Protocol != desired.TCP:
 		return fmt.Errorf("--packet %s: not possible for a udp flow", o.kind)
 	case cmd.Flags().Changed("next") && !isIPv6(o.next):
@@ -121,7 +129,7 @@ func (o *traceOptions) choose(cmd *cobra.Command) (datapath.Instance, error) {
 		return datapath.Instance{}, fmt.Errorf("--next: %q is a balancer; this flag is for agents only", found.Name)
 	}
 	if found.Role == datapath.RoleAgent {
-		for _, name := range []string{"packet", "length", "ask"} {
+		for _, name := range []string{"packet", "length", "echo", "ask"} {
 			if cmd.Flags().Changed(name) {
 				return datapath.Instance{}, fmt.Errorf("--%s: %q is an agent; this flag is for balancers only", name, found.Name)
 			}
@@ -152,8 +160,10 @@ func parseFlow(protocol, source, destination string) (flow dataplane.Flow, err e
 	return flow, nil
 }
 
-// newPacket makes a packet of a flow. Length 0 stands for the shortest possible length.
-func newPacket(flow dataplane.Flow, length int) (inspect.Packet, error) {
+// packet makes a packet of a flow. Length 0 stands for the shortest possible length.
+func (o *traceOptions) packet(flow dataplane.Flow) (inspect.Packet, error) {
+	const timestamps = 12 // bytes, with padding
+	packet := inspect.Packet{Flow: flow, Length: o.length}
 	shortest := 40
 	if flow.Source.Addr().Is4() {
 		shortest = 20
@@ -163,17 +173,37 @@ func newPacket(flow dataplane.Flow, length int) (inspect.Packet, error) {
 	} else {
 		shortest += 8
 	}
-	switch {
-	case length == 0:
-		length = shortest
-	case length < shortest || length > 65535:
-		return inspect.Packet{}, fmt.Errorf("--length %d: must be from %d to 65535", length, shortest)
+	if o.hasEcho {
+		packet.Echo = &o.echo
+		shortest += timestamps
 	}
-	return inspect.Packet{Flow: flow, Length: length}, nil
+	switch {
+	case o.length == 0:
+		packet.Length = shortest
+	case o.length < shortest || o.length > 65535:
+		return inspect.Packet{}, fmt.Errorf("--length %d: must be from %d to 65535", o.length, shortest)
+	}
+	return packet, nil
+}
+
+// describeCookie returns the column that a packet's cookie names.
+func describeCookie(c *inspect.TracedCookie) string {
+	if c.Column == nil {
+		return "none"
+	}
+	return fmt.Sprintf("column %d", *c.Column)
+}
+
+// describeHint returns what a flow's hint says.
+func describeHint(h *inspect.TracedHint) string {
+	if h.Use == "none" || h.Use == "shared" {
+		return h.Use
+	}
+	return fmt.Sprintf("column %d, %s", h.Column, h.Use)
 }
 
 func balancerTrace(cmd *cobra.Command, instance string, flow dataplane.Flow, o *traceOptions) error {
-	packet, err := newPacket(flow, o.length)
+	packet, err := o.packet(flow)
 	if err != nil {
 		return err
 	}
@@ -212,7 +242,8 @@ func trace(instance string, packet inspect.Packet, kind string) (*inspect.Trace,
 	defer view.Close()
 	packet.Opens = kind == "syn"
 	t, err := view.Trace(packet)
-	if err != nil || kind != "auto" || packet.Flow.Protocol != desired.TCP || t.Known != nil {
+	isKnown := t != nil && (t.Known != nil || t.Echo != nil || (t.Hint != nil && t.Hint.Use != "none"))
+	if err != nil || kind != "auto" || packet.Flow.Protocol != desired.TCP || isKnown {
 		return t, err
 	}
 	packet.Opens = true
@@ -237,7 +268,15 @@ func printTrace(out io.Writer, t *inspect.Trace) error {
 			match = "all ports"
 		}
 		table.row("service", s.Name+", "+match)
-		table.row("flow table", describeEntry(t.Known))
+		if t.Known != nil || (t.Cookie == nil && t.Hint == nil) {
+			table.row("flow table", describeEntry(t.Known))
+		}
+		if t.Cookie != nil {
+			table.row("cookie", describeCookie(t.Cookie))
+		}
+		if t.Hint != nil {
+			table.row("hint", describeHint(t.Hint))
+		}
 	}
 	if p := t.Placement; p != nil {
 		table.row("placement", describePlacing(p, t.Course))

@@ -67,6 +67,12 @@ func TestPrintTrace(t *testing.T) {
 				}}},
 			Course: []inspect.TracedSegment{{Server: "s2", Function: "connect-avail", Column: new(1)},
 				{Server: "s9", Function: "connect-avail"}}},
+		"cookie": {Service: service, Server: server, Encapsulation: insert, NextHop: hop, Reason: "forward_known",
+			Cookie: &inspect.TracedCookie{Column: new(uint8(2))}},
+		"hint": {Service: service, Server: server, Encapsulation: insert, NextHop: hop, Reason: "forward_known",
+			Cookie: &inspect.TracedCookie{}, Hint: &inspect.TracedHint{Use: "recent", Column: 1}},
+		"no-hint": {Opens: true, Service: service, Placement: placement, Reason: "forward_hunt",
+			Hint: &inspect.TracedHint{Use: "none"}},
 		"not-vip": {Reason: "pass_not_vip"},
 	} {
 		trace.Instance, trace.Flow, trace.Length = "lb", someFlow, 60

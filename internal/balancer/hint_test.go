@@ -109,6 +109,24 @@ func TestHintFollowsSignals(t *testing.T) {
 	}
 }
 
+// A dry run notes the cookie or the hint by which a packet finds its server.
+func TestDryRunNotesCookiesAndHints(t *testing.T) {
+	t.Parallel()
+	f := open(t, withHints(stateless(desired.PlacementHunt, 4)))
+	f.foresees = true
+	row := f.row(web, "web")
+	f.create(web, "web", row[3], 0)
+	foreseen, _, _ := f.foreseeAndExec(ackOf(web), nil)
+	if use, column := dataplane.ReadHint(foreseen.decision.Hint); use != "recent" || column != 3 {
+		t.Errorf("hint %s of column %d, want recent of column 3", use, column)
+	}
+	marked := frameOf(web, packet.Flags(packet.ACK), packet.Timestamps(9, 4096|2))
+	foreseen, _, _ = f.foreseeAndExec(marked, nil)
+	if d := foreseen.decision; d.HasCookie == 0 || d.Column != 2 || d.Hint != 0 {
+		t.Errorf("cookie %d of column %d, hint %#x, want a cookie of column 2", d.HasCookie, d.Column, d.Hint)
+	}
+}
+
 // A server that does not have the flow of a packet returns it. The packet then visits all candidates,
 // and the one that has the flow says so.
 func TestHintReturnedPackets(t *testing.T) {

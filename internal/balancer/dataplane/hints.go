@@ -3,6 +3,7 @@
 package dataplane
 
 import (
+	"cmp"
 	"math/bits"
 	"sync/atomic"
 
@@ -17,6 +18,9 @@ const (
 	HintLoad = hintsPerSet / 2
 	hintBits = 64 / hintsPerSet
 	useMask  = 3
+	// columnShift and columnMask are those of HINT_COLUMN_SHIFT in hints.h.
+	columnShift = 5
+	columnMask  = 7
 )
 
 // The states of a hint (enum hint_use in bpf/balancer/hints.h).
@@ -67,6 +71,13 @@ func (t *HintTable) close() error {
 		return nil
 	}
 	return t.table.close()
+}
+
+// ReadHint returns how a hint is used, as output shows it, and the column that it names. A shared hint
+// names none.
+func ReadHint(hint uint16) (use string, column uint8) {
+	use = map[uint64]string{hintIdle: "idle", hintRecent: "recent", hintShared: "shared"}[uint64(hint)&useMask]
+	return cmp.Or(use, "none"), uint8(hint >> columnShift & columnMask)
 }
 
 // HasHints tells whether there is a hint table.

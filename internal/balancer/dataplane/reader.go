@@ -116,6 +116,9 @@ func (r *Reader) Close() error {
 // Capacity returns the number of flows for which the flow table is made.
 func (r *Reader) Capacity() uint64 { return uint64(r.maps.Flows.MaxEntries()) * FlowLoad }
 
+// HasHints tells whether there is a hint table.
+func (r *Reader) HasHints() bool { return r.maps.Hints.MaxEntries() > 1 }
+
 // Hints counts the hints. Hints returns an error if the table cannot be mapped.
 func (r *Reader) Hints() (HintCounts, error) {
 	table, err := mapHints(r.maps.Hints)

@@ -23,6 +23,8 @@ type Packet struct {
 	Flow   dataplane.Flow
 	Opens  bool // a TCP segment with SYN and without ACK; else it has ACK only
 	Length int  // bytes of layer 3: at least the headers, at most 65535
+	// Echo is TSecr of a TCP packet; nil: the packet has no timestamps.
+	Echo *uint32
 }
 
 // Trace is what the data path would do with a packet, and why.
@@ -31,9 +33,13 @@ type Trace struct {
 	Flow     dataplane.Flow `json:"flow"`
 	Opens    bool           `json:"opens"`  // the packet is a SYN
 	Length   int            `json:"length"` // length of the packet in bytes of layer 3
+	Echo     *uint32        `json:"echo"`   // TSecr of the packet; nil: it has no timestamps
 	Service  *TracedService `json:"service"`
 	// Known is the flow's entry in the flow table, or in the table of half-open flows.
 	Known *TracedEntry `json:"known"`
+	// Cookie and Hint are nil if the data path has not looked for them, as with persistence table.
+	Cookie *TracedCookie `json:"cookie"`
+	Hint   *TracedHint   `json:"hint"`
 	// Placement is where an unknown flow goes, or a known flow whose packet leaves its server. For
 	// a service that hunts, Placement is set for all flows.
 	Placement *TracedPlacement `json:"placement"`
@@ -64,6 +70,18 @@ type TracedEntry struct {
 	Idle float64 `json:"idle_seconds"`
 	// Left says why the packet does not go to the server. It is empty if the packet goes there.
 	Left string `json:"left,omitempty"`
+}
+
+// TracedCookie is the cookie of a packet.
+type TracedCookie struct {
+	Column *uint8 `json:"column"` // nil: the packet has no cookie
+}
+
+// TracedHint is the hint of a flow.
+type TracedHint struct {
+	Use string `json:"use"` // none, idle, recent or shared
+	// Column is that of the flow's server, in an idle or recent hint.
+	Column uint8 `json:"column"`
 }
 
 // TracedPlacement is a row of a service's candidate table. It contains only the candidates that the
@@ -143,7 +161,7 @@ type TracedEncapsulation struct {
 // Trace runs the data path with a packet, and shows what it decides. It changes no table, and sends
 // nothing. Trace returns an error if a table cannot be read, or if the kernel refuses the program.
 func (v *View) Trace(p Packet) (*Trace, error) {
-	t := &Trace{Instance: v.tables.Instance, Flow: p.Flow, Opens: p.Opens, Length: p.Length}
+	t := &Trace{Instance: v.tables.Instance, Flow: p.Flow, Opens: p.Opens, Length: p.Length, Echo: p.Echo}
 	d, err := v.decide(p)
 	if err == nil {
 		err = v.describe(d, t)
@@ -184,6 +202,9 @@ func frameOf(p Packet) []byte {
 		flags = packet.SYN
 	}
 	options := []packet.Option{packet.Flags(flags)}
+	if p.Echo != nil {
+		options = append(options, packet.Timestamps(1, *p.Echo))
+	}
 	headers := len(build(p.Flow.Source, p.Flow.Destination, options...)) - ethernetHeader
 	payload := make([]byte, max(min(p.Length, longestInFrame)-headers, 0))
 	return build(p.Flow.Source, p.Flow.Destination, append(options, packet.Payload(payload))...)
@@ -203,6 +224,7 @@ func (v *View) describe(d *dataplane.Decision, t *Trace) error {
 	}
 	t.Service = &TracedService{Name: labels[d.Service].Name, Exact: d.IsExact != 0}
 	t.Known = v.describeEntry(d)
+	t.Cookie, t.Hint = describeCookie(d, t), v.describeHint(d, t)
 	if t.Placement, err = v.describePlacement(d); err != nil {
 		return err
 	}
@@ -269,6 +291,32 @@ func (v *View) describeEntry(d *dataplane.Decision) *TracedEntry {
 		e.Left = "the server is " + describeConditions(conditionsOf(v.tables.Servers.Causes(d.Entry.Server)))
 	}
 	return e
+}
+
+// describeCookie returns the cookie of a packet. It returns nil if the packet is not found by cookies.
+func describeCookie(d *dataplane.Decision, t *Trace) *TracedCookie {
+	switch {
+	case d.Rule.PersistenceName() != desired.PersistenceStateless || t.Opens:
+		return nil
+	case d.HasCookie == 0:
+		return &TracedCookie{}
+	}
+	return &TracedCookie{&d.Column}
+}
+
+// describeHint returns the hint of a packet's flow. It returns nil if the packet is not found by hints.
+func (v *View) describeHint(d *dataplane.Decision, t *Trace) *TracedHint {
+	switch d.Rule.PersistenceName() {
+	case desired.PersistenceHint:
+	case desired.PersistenceStateless:
+		if d.HasCookie != 0 || t.Echo != nil || !v.tables.HasHints() {
+			return nil
+		}
+	default:
+		return nil
+	}
+	use, column := dataplane.ReadHint(d.Hint)
+	return &TracedHint{Use: use, Column: column}
 }
 
 // departures are the texts of TracedEntry.Left.
