@@ -165,15 +165,7 @@ func requireEstablished(t *testing.T, l *lab.Lab, n uint64) {
 // shrinkFlowTables restarts the balancers with small tables.
 func shrinkFlowTables(t *testing.T, l *lab.Lab) {
 	t.Helper()
-	for _, name := range nodes(l, lab.RoleBalancer) {
-		n, p := l.Node(name), l.Process(name, "lb")
-		must(t, p.Stop())
-		command(t, l, name, segue, "lb", "detach", n.Instance())
-		cfg := n.BalancerConfig()
-		cfg.Node.Limits = desired.Limits{Flows: floodedFlows}
-		must(t, n.WriteBalancerConfig(cfg))
-		must(t, p.Start(t.Context()))
-	}
+	restartAnew(t, l, func(cfg *desired.Balancer) { cfg.Node.Limits.Flows = floodedFlows })
 }
 
 // flood is a running flood.

@@ -59,14 +59,22 @@ func open(t *testing.T, l *lab.Lab, n int, services ...lab.Service) *load {
 // openResting does the same, with the given time between two requests.
 func openResting(t *testing.T, l *lab.Lab, n int, think time.Duration, services ...lab.Service) *load {
 	t.Helper()
+	return openFrom(t, l, make([]int, n), think, services...)
+}
+
+// openFrom does the same, with a connection from each of the ports. 0 is any port.
+func openFrom(t *testing.T, l *lab.Lab, ports []int, think time.Duration, services ...lab.Service) *load {
+	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
-	ld := &load{connections: make([]*connection, n), cancel: cancel}
+	ld := &load{connections: make([]*connection, len(ports)), cancel: cancel}
 	t.Cleanup(ld.stop)
 	var group errgroup.Group
 	group.SetLimit(16)
-	for i := range n {
+	for i, port := range ports {
 		group.Go(func() (err error) {
-			ld.connections[i], err = dial(ctx, l, services[i%len(services)])
+			ctx, cancel := context.WithTimeout(ctx, patience)
+			defer cancel()
+			ld.connections[i], err = dialFrom(ctx, l, services[i%len(services)], port)
 			return err
 		})
 	}
