@@ -326,20 +326,20 @@ func (t Topology) longerLists() (most int) {
 }
 
 // longerLists returns how many bytes longer the headers are, compared to a packet for one server, when
-// a packet of an unknown flow of a service with placement hunt visits all servers that may have the
-// flow (docs/tables.md). Agents do not reserve this space by themselves, because they do not know the
+// a packet of an unknown flow visits all servers that may have the flow (docs/tables.md). Services with
+// placement hunt send such packets, and those that find flows by columns. Agents do not reserve this space by themselves, because they do not know the
 // number of candidates. The argument is the number of servers of the lab.
 func (s Service) longerLists(servers int) int {
 	const segment, header = 16, 8
 	candidates := cmp.Or(s.Candidates, s.Selection.DefaultCandidates())
-	stateless := s.Persistence == desired.PersistenceStateless
+	byColumn := s.Persistence == desired.PersistenceStateless || s.Persistence == desired.PersistenceHint
 	depth := cmp.Or(s.Generations, desired.DefaultGenerations)
-	if stateless {
+	if byColumn {
 		depth = cmp.Or(s.History, desired.DefaultHistory)
 	}
 	visited := min(candidates*depth, servers, desired.MaxVisited)
 	switch {
-	case !s.hunts() && !stateless || visited == 1:
+	case !s.hunts() && !byColumn || visited == 1:
 		return 0
 	case s.Encapsulation == desired.SRv6Insert:
 		return (visited - 1) * segment

@@ -444,6 +444,22 @@ func TestRoomForServers(t *testing.T) {
 	}
 }
 
+// TestRoomWithoutFlowTable checks that services that find flows by columns have room for all servers
+// of a row's history, also without placement hunt.
+func TestRoomWithoutFlowTable(t *testing.T) {
+	for _, persistence := range []desired.Persistence{desired.PersistenceStateless, desired.PersistenceHint} {
+		topology := DefaultTopology()
+		topology.Servers = 12
+		topology.Services = topology.Services[:1] // in srv6-insert
+		s := &topology.Services[0]
+		s.Persistence, s.Candidates, s.History = persistence, 3, 2
+		want := topology.MTU.Fabric - (3*2-1)*16
+		if got := testLab(t, topology).Node("s1").AgentConfig().Node.MTU; got != want {
+			t.Errorf("%s: node.mtu is %d, want %d", persistence, got, want)
+		}
+	}
+}
+
 // TestEmulatedServers reads a topology with unequal emulated servers from a file.
 func TestEmulatedServers(t *testing.T) {
 	dir := t.TempDir()

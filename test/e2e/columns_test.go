@@ -45,17 +45,14 @@ func placesOf(t *testing.T, l *lab.Lab, balancer string, live *load) []int {
 }
 
 // beyondHistory tells for each connection of a service whether its server was, in any generation since
-// it was opened, not in the history of its place.
-func beyondHistory(t *testing.T, l *lab.Lab, balancer string, s lab.Service, live *load, places []int) []bool {
+// it was opened, not in the history of its place. The first of the sets is the present one.
+func beyondHistory(t *testing.T, l *lab.Lab, s lab.Service, sets []generation.Set, live *load, places []int) []bool {
 	t.Helper()
-	depth := cmp.Or(s.History, desired.DefaultHistory)
-	sets := generationsOf(t, l, balancer)[s.Name].Sets
-	beyond := make([]bool, len(places))
-	opened := make([]bool, len(places))
-	history, err := tables.NewHistory(rowsOf(t, l, sets[len(sets)-1]), depth)
-	must(t, err)
+	beyond, opened := make([]bool, len(places)), make([]bool, len(places))
+	rows := make([][]uint16, len(sets))
 	for i := len(sets) - 1; i >= 0; i-- {
-		must(t, history.Push(rowsOf(t, l, sets[i])))
+		rows[i] = rowsOf(t, l, sets[i])
+		history := historyOf(t, rows[i:], cmp.Or(s.History, desired.DefaultHistory))
 		for j, c := range live.connections {
 			if c.service.Name == s.Name {
 				held := slices.Contains(history.Column(places[j]), numberOf(l, c.server))
@@ -65,6 +62,28 @@ func beyondHistory(t *testing.T, l *lab.Lab, balancer string, s lab.Service, liv
 		}
 	}
 	return beyond
+}
+
+// historyOf returns the history after the candidate tables, of which the first is the present one. It
+// has no servers that have left.
+func historyOf(t *testing.T, tablesBack [][]uint16, depth int) *tables.History {
+	t.Helper()
+	history, err := tables.NewHistory(tablesBack[0], depth)
+	must(t, err)
+	present := map[uint16]bool{}
+	for _, server := range tablesBack[0] {
+		present[server] = true
+	}
+	for _, rows := range slices.Backward(tablesBack) {
+		places := slices.Clone(rows)
+		for i, server := range places {
+			if !present[server] {
+				places[i] = tables.NoServer
+			}
+		}
+		must(t, history.Push(places))
+	}
+	return history
 }
 
 // generationsOf reads the generations that a balancer has saved.

@@ -38,6 +38,7 @@ type connection struct {
 	reader   *bufio.Reader
 	server   string // the server that answers
 	answered atomic.Int64
+	took     atomic.Int64  // how long the last answer took, in nanoseconds
 	progress chan struct{} // contains a value after each answer
 	ended    chan struct{} // closed when the connection makes no more requests
 	err      error         // the reason why it ended, or nil
@@ -139,7 +140,9 @@ func (c *connection) run(ctx context.Context, think time.Duration) {
 		case <-ctx.Done():
 			return
 		}
+		start := time.Now()
 		server, err := c.request()
+		c.took.Store(int64(time.Since(start)))
 		if err == nil && server != c.server {
 			err = fmt.Errorf("answered by %s all of a sudden", server)
 		}
@@ -236,6 +239,23 @@ func (c *connection) failure() error {
 // at returns the connections to a server.
 func (l *load) at(server string) []*connection {
 	return slices.DeleteFunc(slices.Clone(l.connections), func(c *connection) bool { return c.server != server })
+}
+
+// responseTimes returns the median and the 99th percentile of the last answers on all connections.
+func (l *load) responseTimes() (median, p99 time.Duration) {
+	var took []int64
+	for _, c := range l.connections {
+		took = append(took, c.took.Load())
+	}
+	slices.Sort(took)
+	return time.Duration(took[len(took)/2]), time.Duration(took[len(took)*99/100])
+}
+
+// to returns the connections to the named servers, as a load of their own.
+func (l *load) to(servers ...string) *load {
+	return &load{connections: slices.DeleteFunc(slices.Clone(l.connections), func(c *connection) bool {
+		return !slices.Contains(servers, c.server)
+	})}
 }
 
 // stop closes all connections.

@@ -127,7 +127,7 @@ func TestHistoryKeepsConnections(t *testing.T) {
 func requireHistory(t *testing.T, l *lab.Lab, live *load, places []int, left string) {
 	t.Helper()
 	for _, s := range l.Topology.Services {
-		beyond := beyondHistory(t, l, "lb2", s, live, places)
+		beyond := beyondHistory(t, l, s, generationsOf(t, l, "lb2")[s.Name].Sets, live, places)
 		lost, of := 0, 0
 		for i, c := range live.connections {
 			if c.service.Name != s.Name || c.server == left {

@@ -91,11 +91,13 @@ var soak = []tier{
 		flags: []string{
 			"-count=1", "-timeout=60m",
 			"-run=^(TestKillsUnderManyConnections|TestServerFailures|TestServersAndABalancerFailAtOnce|" +
-				"TestHuntingOverBadLinks|TestLongTransferWithCookie)$",
+				"TestHuntingOverBadLinks|TestLongTransferWithCookie|TestHistoryKeepsConnections|" +
+				"TestSYNFloodWithoutFlowTable)$",
 		},
 		args: []string{
 			"-kills.count=20", "-kills.connections=10000", "-failures.table", "-failover.figure",
-			"-badlinks.connections=10000", "-cookies.downloads=999",
+			"-badlinks.connections=10000", "-cookies.downloads=999", "-history.changes=20",
+			"-history.servers=36", "-history.connections=400", "-flood=20s", "-flood.rate=0",
 		},
 	},
 	{

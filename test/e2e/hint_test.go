@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/lab"
+)
+
+// setTimestamps switches TCP timestamps on or off for the later connections of nodes.
+func setTimestamps(t *testing.T, l *lab.Lab, on bool, names ...string) {
+	t.Helper()
+	setting := "net.ipv4.tcp_timestamps=0"
+	if on {
+		setting = "net.ipv4.tcp_timestamps=1"
+	}
+	for _, name := range names {
+		command(t, l, name, "sysctl", "-w", setting)
+	}
+}
+
+// openMixed opens n connections with timestamps, and then n without.
+func openMixed(t *testing.T, l *lab.Lab, n int, services ...lab.Service) *load {
+	t.Helper()
+	with := open(t, l, n, services...)
+	setTimestamps(t, l, false, "client")
+	without := open(t, l, n, services...)
+	setTimestamps(t, l, true, "client")
+	return &load{connections: slices.Concat(with.connections, without.connections)}
+}
+
+// requireAllColumns fails the test unless connections use each column of a row of four.
+func requireAllColumns(t *testing.T, l *lab.Lab, balancer string, live *load) {
+	t.Helper()
+	columns := map[int]int{}
+	for i, place := range placesOf(t, l, balancer, live) {
+		if live.connections[i].service.Candidates == 4 {
+			columns[place%4]++
+		}
+	}
+	if len(columns) < 4 {
+		t.Errorf("connections by column: %v", columns)
+	}
+}
+
+// TestHintsKeepConnections has clients with timestamps and without, at all columns of their rows. The
+// balancer's process is killed. All packets go to another balancer, which has no hints. Servers come
+// and go. At last a balancer gets all packets that has just started, and whose hint table is too small
+// for all connections. No connection is lost.
+func TestHintsKeepConnections(t *testing.T) {
+	for _, persistence := range []desired.Persistence{desired.PersistenceStateless, desired.PersistenceHint} {
+		t.Run(string(persistence), func(t *testing.T) {
+			t.Parallel()
+			keepConnections(t, persistence)
+		})
+	}
+}
+
+func keepConnections(t *testing.T, persistence desired.Persistence) {
+	topology := hunting(columnServices(4, persistence)...)
+	topology.Servers, topology.Applications = 9, []lab.Application{lab.Nginx}
+	l := up(t, refusing(topology))
+	must(t, l.SetNextHops("lb1"))
+	live := openMixed(t, l, 200, l.Topology.Services...)
+	requireAllColumns(t, l, "lb1", &load{connections: live.connections[:200]})
+	requireAllColumns(t, l, "lb1", &load{connections: live.connections[200:]})
+	requireHints(t, l, "lb1", live)
+	must(t, l.Process("lb1", "lb").Kill())
+	requireHints(t, l, "lb1", live)
+	must(t, l.Process("lb1", "lb").Start(t.Context()))
+	requireHints(t, l, "lb1", live)
+
+	must(t, l.SetNextHops("lb2"))
+	recoveries(t, l, "lb2", live)
+	if packetCounts(t, l.Node("lb2"))["forward_recover"] == 0 {
+		t.Error("lb2 had no hints, and looked for no server")
+	}
+	requireHints(t, l, "lb2", live)
+
+	all := nodes(l, lab.RoleServer)
+	stay := all[:7]
+	for _, last := range all[7:] {
+		reconfigure(t, l, func(cfg *desired.Balancer) {
+			keepServers(cfg, append(slices.Clone(stay), last)...)
+		})
+		recoveries(t, l, "lb2", live.to(stay...))
+	}
+	cfg := l.Node("lb1").BalancerConfig()
+	cfg.Node.Limits.Hints = 1024
+	keepServers(&cfg, append(slices.Clone(stay), all[8])...)
+	must(t, l.Node("lb1").WriteBalancerConfig(cfg))
+	startAnew(t, l, "lb1", "lb2")
+	before := returned(t, l)
+	must(t, l.SetNextHops("lb1"))
+	recoveries(t, l, "lb1", live.to(stay...))
+	// A returned packet visits all servers, and is not returned again.
+	wrong, asked := returned(t, l)-before, packetCounts(t, l.Node("lb1"))["forward_recover"]
+	t.Logf("a table for 1024 hints: servers returned %d packets; %d visited several servers", wrong, asked)
+	if wrong > asked {
+		t.Errorf("servers returned %d packets, but only %d visited several servers", wrong, asked)
+	}
+	requireNoDrops(t, l)
+}
+
+// recoveries makes some requests on all connections, none of which may break. It returns how many
+// packets a balancer has sent to several servers.
+func recoveries(t *testing.T, l *lab.Lab, balancer string, live *load) uint64 {
+	t.Helper()
+	before := packetCounts(t, l.Node(balancer))
+	live.rounds(t, 1)
+	live.requireUnbroken(t)
+	return packetCounts(t, l.Node(balancer)).since(t, before)["forward_recover"]
+}
+
+// requireHints requires that a balancer sends each packet to one server.
+func requireHints(t *testing.T, l *lab.Lab, balancer string, live *load) {
+	t.Helper()
+	if n := recoveries(t, l, balancer, live); n > 0 {
+		t.Errorf("%s sends %d packets to several servers", balancer, n)
+	}
+}
+
+// returned counts the packets that servers have returned to balancers.
+func returned(t *testing.T, l *lab.Lab) (n uint64) {
+	t.Helper()
+	for _, server := range nodes(l, lab.RoleServer) {
+		n += packetCounts(t, l.Node(server))["return_not_local"]
+	}
+	return n
+}

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/lab"
+)
+
+// TestToolsWithoutFlowTable sends requests and bulk data to services without a flow table by curl, wrk and iperf3.
+func TestToolsWithoutFlowTable(t *testing.T) {
+	const iperfPort = 84
+	var services []lab.Service
+	for i, persistence := range []desired.Persistence{desired.PersistenceStateless, desired.PersistenceHint} {
+		for _, s := range huntingServices(4) {
+			s.Name, s.Persistence, s.Port = string(persistence)+"-"+s.Name, persistence, desired.Port(80+i)
+			services = append(services, s)
+			s.Name, s.Port = "iperf-"+s.Name, desired.Port(iperfPort+i)
+			services = append(services, s)
+		}
+	}
+	topology := hunting(services...)
+	topology.Servers, topology.Applications = 4, []lab.Application{lab.Nginx}
+	l := up(t, refusing(topology))
+	for _, s := range services {
+		if s.Port < iperfPort {
+			curl(t, l, s, 100)
+			wrk(t, l, s)
+		}
+	}
+	// iperf3 has two connections, which must be at the same server: the only one of each row that takes
+	// flows. It listens on the ports of nginx.
+	reconfigure(t, l, func(cfg *desired.Balancer) {
+		for _, name := range nodes(l, lab.RoleServer)[1:] {
+			drain(cfg, name)
+		}
+	})
+	must(t, l.Process("s1", "nginx").Stop())
+	for port := iperfPort; port < iperfPort+2; port++ {
+		startIPerf(t, l, "s1", port)
+	}
+	for _, s := range services {
+		if s.Port >= iperfPort {
+			iperf(t, l, s)
+			iperf(t, l, s, "--reverse")
+		}
+	}
+	requireNoDrops(t, l)
+}
+
+// curl makes requests on connections of their own, some at a time. Each must succeed.
+func curl(t *testing.T, l *lab.Lab, s lab.Service, requests int) {
+	t.Helper()
+	url := fmt.Sprintf("http://%s/100kB?[1-%d]", s.Address(), requests)
+	out := command(t, l, "client", "curl", "-sS", "--fail", "-o", "/dev/null", "-w", "%{size_download}\n",
+		"-H", "Connection: close", url)
+	if sizes := strings.Fields(out); len(sizes) != requests || slices.Compact(sizes)[0] != "100000" {
+		t.Errorf("%s: curl: %q", s.Name, out)
+	}
+}
+
+// wrk makes as many requests as it can on 20 connections, for a second. Each must succeed.
+func wrk(t *testing.T, l *lab.Lab, s lab.Service) {
+	t.Helper()
+	out := command(t, l, "client", "wrk", "-t1", "-c20", "-d1s", "--timeout", "30s", fmt.Sprintf("http://%s/1kB", s.Address()))
+	if strings.Contains(out, "errors") || strings.Contains(out, "Non-2xx") || !strings.Contains(out, "Requests/sec") {
+		t.Errorf("%s: wrk: %s", s.Name, out)
+	}
+	rate := out[strings.Index(out, "Requests/sec"):]
+	t.Logf("%s: wrk: %s", s.Name, strings.Join(strings.Fields(rate), " "))
+}
+
+// startIPerf starts the server of iperf3 on a node, until the test ends.
+func startIPerf(t *testing.T, l *lab.Lab, node string, port int) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	cmd := exec.CommandContext(ctx, "iperf3", "-s", "-p", strconv.Itoa(port))
+	must(t, l.Node(node).Start(cmd))
+	t.Cleanup(func() { cancel(); _ = cmd.Wait() })
+	eventually(t, func() error {
+		out, err := l.Node(node).Run(t.Context(), "ss", "-Htln", fmt.Sprintf("sport = :%d", port))
+		if err == nil && strings.TrimSpace(out) == "" {
+			err = fmt.Errorf("iperf3 does not listen on port %d of %s", port, node)
+		}
+		return err
+	})
+}
+
+// iperf transfers 50 MiB as fast as it can.
+func iperf(t *testing.T, l *lab.Lab, s lab.Service, flags ...string) {
+	t.Helper()
+	args := append([]string{"-c", s.VIP.String(), "-p", fmt.Sprint(s.Port), "-n", "50M", "--json"}, flags...)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	out, err := l.Node("client").Run(ctx, "iperf3", args...)
+	must(t, err)
+	var report struct {
+		End struct {
+			Received struct {
+				BitsPerSecond float64 `json:"bits_per_second"`
+			} `json:"sum_received"`
+		} `json:"end"`
+	}
+	must(t, json.Unmarshal([]byte(out), &report))
+	rate := report.End.Received.BitsPerSecond
+	if rate == 0 {
+		t.Errorf("%s: iperf3 %v: nothing is received: %s", s.Name, flags, out)
+	}
+	t.Logf("%s: iperf3 %v: %.0f Mbit/s", s.Name, flags, rate/1e6)
+}
