@@ -20,9 +20,9 @@ import (
 	"github.com/segue-lb/segue/internal/tables"
 )
 
-// placesOf returns the place of each connection's server in the candidate table of a balancer's present
-// generation: bucket times candidates plus column. It fails the test if a server is not in the row of
-// the bucket.
+// placesOf returns the place of each connection's server in the candidate table of a balancer's
+// present generation: bucket times candidates plus column. It fails the test if a server is not
+// in the row of the bucket.
 func placesOf(t *testing.T, l *lab.Lab, balancer string, live *load) []int {
 	t.Helper()
 	all, keys := generationsOf(t, l, balancer), bucketKeys(t, l, balancer)
@@ -44,9 +44,11 @@ func placesOf(t *testing.T, l *lab.Lab, balancer string, live *load) []int {
 	return places
 }
 
-// beyondHistory tells for each connection of a service whether its server was, in any generation since
-// it was opened, not in the history of its place. The first of the sets is the present one.
-func beyondHistory(t *testing.T, l *lab.Lab, s lab.Service, sets []generation.Set, live *load, places []int) []bool {
+// beyondHistory tells for each connection of a service whether its server was, in any generation
+// since it was opened, not in the history of its place. The first of the sets is the present one.
+func beyondHistory(
+	t *testing.T, l *lab.Lab, s lab.Service, sets []generation.Set, live *load, places []int,
+) []bool {
 	t.Helper()
 	beyond, opened := make([]bool, len(places)), make([]bool, len(places))
 	rows := make([][]uint16, len(sets))
@@ -64,8 +66,8 @@ func beyondHistory(t *testing.T, l *lab.Lab, s lab.Service, sets []generation.Se
 	return beyond
 }
 
-// historyOf returns the history after the candidate tables, of which the first is the present one. It
-// has no servers that have left.
+// historyOf returns the history after the candidate tables, of which the first is the present
+// one. It has no servers that have left.
 func historyOf(t *testing.T, tablesBack [][]uint16, depth int) *tables.History {
 	t.Helper()
 	history, err := tables.NewHistory(tablesBack[0], depth)

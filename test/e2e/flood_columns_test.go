@@ -10,13 +10,14 @@ import (
 	"github.com/segue-lb/segue/internal/lab"
 )
 
-// TestSYNFloodWithoutFlowTable sends a flood of SYNs from spoofed sources to services without a flow
-// table, first with persistence stateless and then with hint. The hint table is much smaller than the
-// flood, and the servers answer each SYN, so they also signal it. No connection breaks, new ones open,
-// and the balancers' memory stays the same. TestSYNFlood describes the losses in the lab itself.
+// TestSYNFloodWithoutFlowTable sends a flood of SYNs from spoofed sources to services without a
+// flow table, first with persistence stateless and then with hint. The hint table is much smaller
+// than the flood, and the servers answer each SYN, so they also signal it. No connection breaks,
+// new ones open, and the balancers' memory stays the same. TestSYNFlood describes the losses in
+// the lab itself.
 func TestSYNFloodWithoutFlowTable(t *testing.T) {
 	var services []lab.Service
-	for i, persistence := range []desired.Persistence{desired.PersistenceStateless, desired.PersistenceHint} {
+	for i, persistence := range withoutFlowTable {
 		s := huntingServices(4)[0]
 		s.Name, s.Persistence, s.Port = string(persistence), persistence, desired.Port(80+i)
 		services = append(services, s)
@@ -45,8 +46,8 @@ func TestSYNFloodWithoutFlowTable(t *testing.T) {
 		live.requireUnbroken(t)
 		visitors.requireContent(t)
 		after := takeStock(t, l)
-		t.Logf("%s: %d SYNs, %.0f a second; responses take %v (p99 %v) before the flood, and %v (p99 %v) during it; "+
-			"the lab's own queues lost %v",
+		t.Logf("%s: %d SYNs, %.0f a second; responses take %v (p99 %v) before the flood, "+
+			"and %v (p99 %v) during it; the lab's own queues lost %v",
 			s.Name, sent.Sent, sent.Rate(), median, p99, floodedMedian, floodedP99, after.lost(t, before))
 		requireSameMemory(t, before, after)
 		if n := after.resets - before.resets; n > 0 {

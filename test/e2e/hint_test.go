@@ -46,12 +46,12 @@ func requireAllColumns(t *testing.T, l *lab.Lab, balancer string, live *load) {
 	}
 }
 
-// TestHintsKeepConnections has clients with timestamps and without, at all columns of their rows. The
-// balancer's process is killed. All packets go to another balancer, which has no hints. Servers come
-// and go. At last a balancer gets all packets that has just started, and whose hint table is too small
-// for all connections. No connection is lost.
+// TestHintsKeepConnections has clients with timestamps and without, at all columns of their rows.
+// The balancer's process is killed. All packets go to another balancer, which has no hints.
+// Servers come and go. At last a balancer gets all packets that has just started, and whose hint
+// table is too small for all connections. No connection is lost.
 func TestHintsKeepConnections(t *testing.T) {
-	for _, persistence := range []desired.Persistence{desired.PersistenceStateless, desired.PersistenceHint} {
+	for _, persistence := range withoutFlowTable {
 		t.Run(string(persistence), func(t *testing.T) {
 			t.Parallel()
 			keepConnections(t, persistence)

@@ -21,13 +21,16 @@ var (
 		"how many connections of each service TestHistoryKeepsConnections keeps open")
 )
 
+// withoutFlowTable are the persistence methods that find the server of a flow by its column.
+var withoutFlowTable = []desired.Persistence{desired.PersistenceStateless, desired.PersistenceHint}
+
 // statelessServices returns services without a flow table, in each encapsulation.
 func statelessServices(candidates int) []lab.Service {
 	return columnServices(candidates, desired.PersistenceStateless)
 }
 
-// columnServices returns services with the persistence: some that hunt, in each encapsulation, and one
-// with placement hash.
+// columnServices returns services with the persistence: some that hunt, in each encapsulation,
+// and one with placement hash.
 func columnServices(candidates int, persistence desired.Persistence) []lab.Service {
 	services := huntingServices(candidates)
 	hash := services[0]
@@ -40,7 +43,8 @@ func columnServices(candidates int, persistence desired.Persistence) []lab.Servi
 }
 
 // refusing makes every second server refuse connections unless it must accept them. Then all
-// columns of a row have connections, however few there are: half as many in each as in the one before.
+// columns of a row have connections, however few there are: half as many in each as in the one
+// before.
 func refusing(topology lab.Topology) lab.Topology {
 	for i := range topology.Services {
 		s := &topology.Services[i]
@@ -54,8 +58,8 @@ func refusing(topology lab.Topology) lab.Topology {
 	return topology
 }
 
-// TestStatelessTraffic sends requests, downloads and uploads to services without a flow table. Each
-// server gets some, and every byte is correct.
+// TestStatelessTraffic sends requests, downloads and uploads to services without a flow table.
+// Each server gets some, and every byte is correct.
 func TestStatelessTraffic(t *testing.T) {
 	t.Parallel()
 	l := up(t, hunting(statelessServices(4)...))
@@ -75,11 +79,12 @@ func TestStatelessTraffic(t *testing.T) {
 
 // TestHistoryKeepsConnections changes the servers many times while connections are open: a server
 // comes, or another one leaves. Then a balancer that was just started gets all packets. Without
-// hints, it finds a connection exactly if the connection's server is in the history of its column.
+// hints, it finds a connection exactly if the connection's server is in the history of its
+// column.
 //
-// Section VI of SHELL computes that more than 5% of the connections are lost without a history
-// (h = 1), and less than 1% with h = 3. The services h1 and h3 have the paper's two candidates. Nothing
-// is random: the rows follow from the servers' names, and the ports are fixed.
+// Section VI of SHELL computes that more than 5% of the connections are lost without a history (h
+// = 1), and less than 1% with h = 3. The services h1 and h3 have the paper's two candidates.
+// Nothing is random: the rows follow from the servers' names, and the ports are fixed.
 func TestHistoryKeepsConnections(t *testing.T) {
 	services := statelessServices(4)
 	for i := range services {
@@ -122,8 +127,8 @@ func TestHistoryKeepsConnections(t *testing.T) {
 	requireHistory(t, l, live, places, all[*historyServers])
 }
 
-// requireHistory requires that exactly those connections are lost whose server was not in the history
-// of its column after one of the changes. A server that has left is excepted.
+// requireHistory requires that exactly those connections are lost whose server was not in the
+// history of its column after one of the changes. A server that has left is excepted.
 func requireHistory(t *testing.T, l *lab.Lab, live *load, places []int, left string) {
 	t.Helper()
 	for _, s := range l.Topology.Services {
@@ -167,7 +172,8 @@ func restartAnew(t *testing.T, l *lab.Lab, change func(*desired.Balancer)) {
 	}
 }
 
-// startAnew removes a balancer with all that it knows, and starts it with the generations of another.
+// startAnew removes a balancer with all that it knows, and starts it with the generations of
+// another.
 func startAnew(t *testing.T, l *lab.Lab, name, other string) {
 	t.Helper()
 	lb := l.Process(name, "lb")

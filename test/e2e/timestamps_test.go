@@ -10,9 +10,9 @@ import (
 	"github.com/segue-lb/segue/internal/lab"
 )
 
-// TestServersWithoutTimestamps switches timestamps off on half of the servers, and then on all. So
-// their packets cannot have cookies. With hints and without, no connection is lost when servers are
-// changed and when another balancer gets all packets.
+// TestServersWithoutTimestamps switches timestamps off on half of the servers, and then on all.
+// So their packets cannot have cookies. With hints and without, no connection is lost when
+// servers are changed and when another balancer gets all packets.
 func TestServersWithoutTimestamps(t *testing.T) {
 	for _, hints := range []uint32{0, desired.DefaultHints} {
 		t.Run(fmt.Sprintf("%d hints", hints), func(t *testing.T) {

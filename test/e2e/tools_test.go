@@ -16,11 +16,12 @@ import (
 	"github.com/segue-lb/segue/internal/lab"
 )
 
-// TestToolsWithoutFlowTable sends requests and bulk data to services without a flow table by curl, wrk and iperf3.
+// TestToolsWithoutFlowTable sends requests and bulk data to services without a flow table by
+// curl, wrk and iperf3.
 func TestToolsWithoutFlowTable(t *testing.T) {
 	const iperfPort = 84
 	var services []lab.Service
-	for i, persistence := range []desired.Persistence{desired.PersistenceStateless, desired.PersistenceHint} {
+	for i, persistence := range withoutFlowTable {
 		for _, s := range huntingServices(4) {
 			s.Name, s.Persistence, s.Port = string(persistence)+"-"+s.Name, persistence, desired.Port(80+i)
 			services = append(services, s)
@@ -37,8 +38,8 @@ func TestToolsWithoutFlowTable(t *testing.T) {
 			wrk(t, l, s)
 		}
 	}
-	// iperf3 has two connections, which must be at the same server: the only one of each row that takes
-	// flows. It listens on the ports of nginx.
+	// iperf3 has two connections, which must be at the same server: the only one of each row that
+	// takes flows. It listens on the ports of nginx.
 	reconfigure(t, l, func(cfg *desired.Balancer) {
 		for _, name := range nodes(l, lab.RoleServer)[1:] {
 			drain(cfg, name)
@@ -61,8 +62,8 @@ func TestToolsWithoutFlowTable(t *testing.T) {
 func curl(t *testing.T, l *lab.Lab, s lab.Service, requests int) {
 	t.Helper()
 	url := fmt.Sprintf("http://%s/100kB?[1-%d]", s.Address(), requests)
-	out := command(t, l, "client", "curl", "-sS", "--fail", "-o", "/dev/null", "-w", "%{size_download}\n",
-		"-H", "Connection: close", url)
+	out := command(t, l, "client", "curl", "-sS", "--fail", "-H", "Connection: close",
+		"-o", "/dev/null", "-w", "%{size_download}\n", url)
 	if sizes := strings.Fields(out); len(sizes) != requests || slices.Compact(sizes)[0] != "100000" {
 		t.Errorf("%s: curl: %q", s.Name, out)
 	}
@@ -71,12 +72,13 @@ func curl(t *testing.T, l *lab.Lab, s lab.Service, requests int) {
 // wrk makes as many requests as it can on 20 connections, for a second. Each must succeed.
 func wrk(t *testing.T, l *lab.Lab, s lab.Service) {
 	t.Helper()
-	out := command(t, l, "client", "wrk", "-t1", "-c20", "-d1s", "--timeout", "30s", fmt.Sprintf("http://%s/1kB", s.Address()))
-	if strings.Contains(out, "errors") || strings.Contains(out, "Non-2xx") || !strings.Contains(out, "Requests/sec") {
+	out := command(t, l, "client", "wrk", "-t1", "-c20", "-d1s", "--timeout", "30s",
+		fmt.Sprintf("http://%s/1kB", s.Address()))
+	_, rate, ok := strings.Cut(out, "Requests/sec:")
+	if !ok || strings.Contains(out, "errors") || strings.Contains(out, "Non-2xx") {
 		t.Errorf("%s: wrk: %s", s.Name, out)
 	}
-	rate := out[strings.Index(out, "Requests/sec"):]
-	t.Logf("%s: wrk: %s", s.Name, strings.Join(strings.Fields(rate), " "))
+	t.Logf("%s: wrk: requests a second: %s", s.Name, strings.Join(strings.Fields(rate), " "))
 }
 
 // startIPerf starts the server of iperf3 on a node, until the test ends.
@@ -98,7 +100,8 @@ func startIPerf(t *testing.T, l *lab.Lab, node string, port int) {
 // iperf transfers 50 MiB as fast as it can.
 func iperf(t *testing.T, l *lab.Lab, s lab.Service, flags ...string) {
 	t.Helper()
-	args := append([]string{"-c", s.VIP.String(), "-p", fmt.Sprint(s.Port), "-n", "50M", "--json"}, flags...)
+	args := []string{"-c", s.VIP.String(), "-p", fmt.Sprint(s.Port), "-n", "50M", "--json"}
+	args = append(args, flags...)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	out, err := l.Node("client").Run(ctx, "iperf3", args...)

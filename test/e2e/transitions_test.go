@@ -9,12 +9,16 @@ import (
 	"github.com/segue-lb/segue/internal/lab"
 )
 
-// TestPersistenceChangesUnderLoad changes the persistence of services in use, from each one to each
-// other. Connections from before all changes continue, and so do those that were opened under each
-// persistence, with timestamps and without.
+// TestPersistenceChangesUnderLoad changes the persistence of services in use, from each one to
+// each other. Connections from before all changes continue, and so do those that were opened
+// under each persistence, with timestamps and without.
 func TestPersistenceChangesUnderLoad(t *testing.T) {
 	t.Parallel()
-	const table, stateless, hint = desired.PersistenceTable, desired.PersistenceStateless, desired.PersistenceHint
+	const (
+		table     = desired.PersistenceTable
+		stateless = desired.PersistenceStateless
+		hint      = desired.PersistenceHint
+	)
 	topology := hunting(columnServices(4, table)...)
 	topology.Servers, topology.Applications = 6, []lab.Application{lab.Nginx}
 	l := up(t, refusing(topology))
