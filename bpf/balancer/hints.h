@@ -100,7 +100,6 @@ static __always_inline void hint_search(struct hint *hint)
 	__u64 read = *(const volatile __u64 *)hint->set;
 
 	hint->read = read;
-	hint->value = 0;
 #pragma unroll
 	for (__u32 place = 0; place < HINTS_PER_SET * HINT_BITS; place += HINT_BITS) {
 		__u32 value = read >> place & HINT_MASK;
@@ -122,8 +121,7 @@ static __always_inline void hint_lookup(const struct flow_key *key, __u32 servic
 	__u64 hash = flow_place(key, service);
 	__u32 number = hash >> hint_set_shift;
 
-	hint->value = 0;
-	hint->set = NULL;
+	*hint = (struct hint){};
 	if (!has_hints())
 		return;
 	hint->tag = (hash >> (hint_set_shift - HINT_TAG_BITS) & HINT_TAG_MASK) << HINT_TAG_SHIFT;
