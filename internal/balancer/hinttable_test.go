@@ -29,7 +29,8 @@ type hintMachine struct {
 const hintMachineServers = 7
 
 func openHintMachine(t testing.TB, placement desired.Placement) *hintMachine {
-	m := &hintMachine{placement: placement, persistence: desired.PersistenceTable, present: []int{0}}
+	m := &hintMachine{placement: placement, present: []int{0}}
+	m.persistence = desired.PersistenceTable
 	f := open(t, m.config())
 	f.must(dataplane.Detach(f.cfg.Node.Instance))
 	for port := range uint16(12) {
@@ -90,12 +91,12 @@ func TestHintsFollowReference(t *testing.T) {
 }
 
 func (m *hintMachine) live(t *rapid.T) {
-	m.via, m.silent = map[string]string{}, map[string]bool{}
+	m.via, m.silent, m.failing = map[string]string{}, map[string]bool{}, map[string]bool{}
 	m.present = []int{0, 1, 2, 3, 4}
 	m.persist(t)
 	for _, svc := range m.cfg.Services {
 		for _, server := range svc.Servers {
-			m.fail(&svc, server.Name, false)
+			m.setHealth(svc.Name, server.Name, true)
 		}
 	}
 	m.changed()

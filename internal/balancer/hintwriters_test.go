@@ -26,7 +26,8 @@ import (
 // hintStorm is two writers of a hint table, on two cores.
 type hintStorm struct {
 	*fixture
-	own     [2][]dataplane.Flow // flows of which only one of the writers sends signals, of one server
+	// own are flows of which only one of the writers sends signals, and only of one server.
+	own     [2][]dataplane.Flow
 	pool    []dataplane.Flow
 	signals map[dataplane.Flow][]hintSignal
 	// hints are the hints that signals can make, without their use, by set.
@@ -80,8 +81,8 @@ func (s *hintStorm) addSignals(flow dataplane.Flow, servers int) {
 			frame := s.signal(flow, "web", name, function, packet.Flags(flags))
 			return hintSignal{frame, function == srv6.RemoveStickiness}
 		}
-		all = append(all, of(srv6.CreateStickiness, packet.SYN|packet.ACK),
-			of(srv6.CreateStickiness, packet.ACK), of(srv6.CreateStickiness, packet.ACK),
+		ack := of(srv6.CreateStickiness, packet.ACK)
+		all = append(all, of(srv6.CreateStickiness, packet.SYN|packet.ACK), ack, ack,
 			of(srv6.RemoveStickiness, packet.FIN|packet.ACK))
 	}
 	s.signals[flow] = all
@@ -109,7 +110,8 @@ func (s *hintStorm) rage(seed uint64, packets int, sweeps bool) {
 		writers.Go(func() {
 			defer running.Add(-1)
 			pin(s.t, core)
-			s.write(s.own[core], rand.New(rand.NewPCG(seed, uint64(core))), packets, !sweeps)
+			random := rand.New(rand.NewPCG(seed, uint64(core)))
+			s.write(s.own[core], random, packets, !sweeps)
 		})
 	}
 	for running.Load() > 0 && !s.t.Failed() {
@@ -134,7 +136,7 @@ func (s *hintStorm) write(own []dataplane.Flow, random *rand.Rand, packets int, 
 		all := s.signals[flow]
 		signal := all[random.IntN(len(all))]
 		if before := settled[flow]; stay && before != 0 && s.hintOf(flow) != before {
-			s.t.Errorf("the hint of %v was %#x, and now is %#x", flow, before, s.hintOf(flow))
+			s.t.Errorf("the hint of %v was %#x, and is %#x", flow, before, s.hintOf(flow))
 			return
 		}
 		s.exec(signal.frame, nil)
@@ -160,10 +162,10 @@ func (s *hintStorm) checkHints() {
 			switch {
 			case hint&3 == uint64(hintFree):
 				if hint != 0 {
-					s.t.Errorf("set %d is %016x: %#x is neither free nor a hint", set, all, hint)
+					s.t.Errorf("set %d is %016x: %#x is no hint", set, all, hint)
 				}
 			case !ok:
-				s.t.Errorf("set %d is %016x: no signal has made the hint %#x", set, all, hint)
+				s.t.Errorf("set %d is %016x: no signal makes the hint %#x", set, all, hint)
 			case seen[flow]:
 				s.t.Errorf("set %d is %016x: %v has two hints", set, all, flow)
 			}
@@ -187,8 +189,8 @@ func TestTwoWritersOfHints(t *testing.T) {
 	}
 }
 
-// FuzzTwoWritersOfHints is TestTwoWritersOfHints without a limit of time. Failures depend on timing as
-// well: an input that fails once may pass the next time.
+// FuzzTwoWritersOfHints is TestTwoWritersOfHints without a limit of time. Failures depend on timing
+// as well: an input that fails once may pass the next time.
 func FuzzTwoWritersOfHints(f *testing.F) {
 	s := openHintStorm(f)
 	f.Add(uint64(0))
