@@ -15,6 +15,13 @@
 /* What is asked of a server that a hint names. */
 #define SID_HINTED (SID_LOW(SID_STEER) | (__u32)bpf_cpu_to_be64(LOAD_RETURN))
 
+/* Whether the lookup found a hint that names a column of the service. The column of a stranger's hint,
+ * or of a hint from before a change of `candidates`, can be behind the end of the row. */
+static __always_inline bool hint_fits(const struct hint *hint, const struct service *service)
+{
+	return hint_known(hint) && hint_column(hint->value) < candidates_of(service);
+}
+
 /* Makes the server that a hint names the only segment. */
 static __always_inline void follow_hint(const struct hint *hint, __u32 number,
 					const struct server *server, struct segments *segments)
@@ -35,7 +42,7 @@ static __always_inline bool lookup_hint_plain(const struct packet *pkt,
 	__u32 number;
 
 	hint_lookup(&pkt->key, service->id, &hint);
-	if (!hint_known(&hint))
+	if (!hint_fits(&hint, service))
 		return false;
 	number = only_server_of(service, bucket_of(&pkt->key, service->rule.buckets),
 				hint_column(hint.value));
@@ -57,7 +64,7 @@ static __always_inline enum lb_reason lookup_hint(const struct packet *pkt,
 	int number;
 
 	hint_lookup(&pkt->key, service->id, &hint);
-	if (!hint_known(&hint) || pkt->is_returned)
+	if (!hint_fits(&hint, service) || pkt->is_returned)
 		return LB_NONE;
 	number = server_with_mark(service, bucket_of(&pkt->key, service->rule.buckets), hint.value);
 	if (number < 0)
@@ -71,15 +78,18 @@ static __always_inline enum lb_reason lookup_hint(const struct packet *pkt,
 	return LB_FORWARD_KNOWN;
 }
 
-/* Handles create-stickiness: enters the server's column. */
+/* Handles create-stickiness: enters the server's column. Without hints, only flows from before the
+ * service had cookies have signals. They have no cookie, so the flow table has to know them. */
 static __always_inline enum lb_reason take_create_hint(const struct packet *pkt,
-						       const struct service *service, __u32 sender)
+						       const struct service *service,
+						       struct flow *flow, __u32 sender)
 {
 	struct hint hint;
 	int column;
 
-	if (!has_hints()) /* nothing has to be entered */
-		return LB_RETURN_CREATE;
+	if (!has_hints())
+		return has_flows(service) ? take_create_table(pkt, service, flow, sender)
+					  : LB_RETURN_CREATE;
 	column = column_with(service, bucket_of(&pkt->key, service->rule.buckets), sender);
 	hint_lookup(&pkt->key, service->id, &hint);
 	if (column < 0 || !hint_enter(&hint, column, sender, !(pkt->tcp_flags & TCP_SYN)))

@@ -98,7 +98,7 @@ static __always_inline enum lb_reason take_signal_of(const struct packet *pkt,
 	case PERSISTENCE_STATELESS:
 	case PERSISTENCE_HINT:
 		return removes ? take_remove_hint(pkt, service, flow, sender)
-			       : take_create_hint(pkt, service, sender);
+			       : take_create_hint(pkt, service, flow, sender);
 	}
 	return removes ? LB_RETURN_REMOVE : LB_RETURN_CREATE;
 }

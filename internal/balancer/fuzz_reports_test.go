@@ -156,13 +156,13 @@ func reportCaptures() (frames [][]byte) {
 	return frames
 }
 
-// vary gives the servers states of varyCookies, and loads, of which the data path and the reference
+// vary gives the servers states of varyColumns, and loads, of which the data path and the reference
 // know, so that few frames meet many states. All of them follow from the frames.
 func (r *reference) vary(frames [][]byte) {
 	r.t.Helper()
 	random := rand.New(rand.NewPCG(uint64(crc32.ChecksumIEEE(slices.Concat(frames...))), 0))
-	r.varyCookies(random)
 	r.clearLoads()
+	r.varyColumns(random)
 	for i := range r.cfg.Services {
 		svc := &r.cfg.Services[i]
 		if !svc.OrdersByReports() || random.IntN(4) == 0 {
@@ -236,11 +236,17 @@ func (r *reference) spareSlots(svc *desired.Service, names []string) (slots uint
 	return slots
 }
 
-// pass makes time pass after a frame: less than a half-life of a report. The time follows from the
-// frame. The argument took is how long the reference and the data path took for the frame.
+// pass makes time pass after a frame: less than a half-life of a report, and sometimes so much that
+// the hint table is swept. The time follows from the frame. The argument took is how long the
+// reference and the data path took for the frame.
 func (r *reference) pass(frame []byte, took time.Duration) {
 	r.slowest = max(r.slowest, took)
-	steps := uint64(crc32.ChecksumIEEE(frame) % 200)
+	sum := crc32.ChecksumIEEE(frame)
+	if sum>>8%16 == 0 {
+		r.plane.Hints.Sweep()
+		r.sweepHints()
+	}
+	steps := uint64(sum % 200)
 	for name, known := range r.loads.servers {
 		known.age += steps
 		report := r.reportOf(r.loads.slots[name])

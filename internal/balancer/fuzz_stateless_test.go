@@ -14,21 +14,24 @@ import (
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
-	"github.com/segue-lb/segue/internal/srv6"
 )
 
-// cookieService is a service with persistence stateless in openReference.
-type cookieService struct {
-	name       string
-	flow       dataplane.Flow
-	placement  desired.Placement
-	kind       desired.Encapsulation
-	candidates int
-	former     desired.Placement // before it became stateless; empty: it always was
-	few        bool              // it has fewer servers than candidates
+// columnService is a service that finds flows by columns in openReference.
+type columnService struct {
+	name string
+	flow dataplane.Flow
+	// persistence is hint, or else empty for stateless.
+	persistence desired.Persistence
+	selection   desired.Selection // empty: the default
+	placement   desired.Placement
+	kind        desired.Encapsulation
+	candidates  int
+	former      desired.Placement // before it had this persistence; empty: it always had
+	few         bool              // it has fewer servers than candidates
 }
 
-var cookieServices = []cookieService{
+// cookieServices have persistence stateless.
+var cookieServices = []columnService{
 	{name: "cookies-1", flow: flowTo(vip6, 91, desired.TCP), placement: desired.PlacementHunt,
 		kind: desired.SRv6Encap, candidates: 1},
 	{name: "cookies-2", flow: flowTo(vip4, 92, desired.TCP), placement: desired.PlacementHash,
@@ -47,7 +50,35 @@ var cookieServices = []cookieService{
 		kind: desired.SRv6Encap, candidates: 3, former: desired.PlacementHash, few: true},
 }
 
-// cookieSteps lists the servers that cookieServices have one after the other, and those that a
+// hintServices have persistence hint. Only a balancer with a hint table has them.
+var hintServices = []columnService{
+	{name: "hint-1", flow: flowTo(vip6, 101, desired.TCP),
+		placement: desired.PlacementHunt, kind: desired.SRv6Insert, candidates: 1,
+		persistence: desired.PersistenceHint},
+	{name: "hint-2", flow: flowTo(vip6, 102, desired.TCP),
+		placement: desired.PlacementHunt, kind: desired.SRv6Insert, candidates: 2,
+		persistence: desired.PersistenceHint},
+	{name: "hint-hash", flow: flowTo(vip4, 103, desired.TCP),
+		placement: desired.PlacementHash, kind: desired.SRv6Encap, candidates: 3,
+		persistence: desired.PersistenceHint},
+	{name: "hint-few", flow: flowTo(vip4, 104, desired.TCP),
+		placement: desired.PlacementHunt, kind: desired.SRv6Encap, candidates: 4,
+		persistence: desired.PersistenceHint, few: true},
+	{name: "hint-reports", flow: flowTo(vip6, 105, desired.TCP),
+		placement: desired.PlacementHunt, kind: desired.SRv6Encap, candidates: 8,
+		persistence: desired.PersistenceHint, selection: desired.SelectReports},
+	{name: "hint-after-hunt", flow: flowTo(vip6, 106, desired.TCP),
+		placement: desired.PlacementHunt, kind: desired.SRv6Insert, candidates: 2,
+		persistence: desired.PersistenceHint, former: desired.PlacementHunt},
+	{name: "hint-after-hash", flow: flowTo(vip4, 107, desired.TCP),
+		placement: desired.PlacementHash, kind: desired.SRv6Encap, candidates: 3,
+		persistence: desired.PersistenceHint, former: desired.PlacementHash},
+}
+
+// columnServices are all services that find flows by columns.
+var columnServices = slices.Concat(cookieServices, hintServices)
+
+// cookieSteps lists the servers that columnServices have one after the other, and those that a
 // service with few servers has. Server m0 is removed, and m2 leaves and comes back.
 var cookieSteps = []struct{ all, few []uint8 }{
 	{[]uint8{0, 1, 2, 3, 4, 5, 6, 7}, []uint8{0, 1, 2, 4}},
@@ -56,12 +87,12 @@ var cookieSteps = []struct{ all, few []uint8 }{
 	{[]uint8{1, 2, 3, 4, 5, 6, 7, 8}, []uint8{1, 2, 8}},
 }
 
-// cookiePorts is the number of flows to each of cookieServices.
+// cookiePorts is the number of flows to each of columnServices.
 const cookiePorts = uint16(2)
 
-// service returns the service with the servers of a step. The services are not stateless at step 0
-// if they have a former placement.
-func (c cookieService) service(step int) desired.Service {
+// service returns the service with the servers of a step. At step 0, services with a former
+// placement have persistence table.
+func (c columnService) service(step int) desired.Service {
 	numbers := cookieSteps[step].all
 	if c.few {
 		numbers = cookieSteps[step].few
@@ -79,35 +110,41 @@ func (c cookieService) service(step int) desired.Service {
 		svc.Placement = c.former
 	} else {
 		svc.Persistence, svc.Generations, svc.History = desired.PersistenceStateless, 32, 3
+		if c.persistence != "" {
+			svc.Persistence = c.persistence
+		}
 	}
 	if svc.Placement == desired.PlacementHunt {
 		svc.Selection = desired.SelectConsistent
+		if c.selection != "" {
+			svc.Selection = c.selection
+		}
 	}
 	return svc
 }
 
-// cookieConfig returns cookieServices with the servers of a step.
-func cookieConfig(step int) (services []desired.Service) {
-	for _, c := range cookieServices {
+// columnConfig returns services with the servers of a step.
+func columnConfig(of []columnService, step int) (services []desired.Service) {
+	for _, c := range of {
 		services = append(services, c.service(step))
 	}
 	return services
 }
 
-// takeCookieSteps makes cookieServices, which are the last ones of the configuration, go through
-// all steps.
-func takeCookieSteps(f *fixture, cfg *desired.Balancer) {
+// takeColumnSteps makes services, which are the last ones of the configuration, go through all
+// steps.
+func takeColumnSteps(f *fixture, cfg *desired.Balancer, services []columnService) {
 	for step := range cookieSteps {
-		first := len(cfg.Services) - len(cookieServices)
-		cfg.Services = slices.Concat(cfg.Services[:first], cookieConfig(step))
+		first := len(cfg.Services) - len(services)
+		cfg.Services = slices.Concat(cfg.Services[:first], columnConfig(services, step))
 		f.mustApply(cfg)
 	}
 	f.via["m4"], f.via["m5"], f.silent["m1"] = "narrow", "", true
 }
 
-// rememberFormer tells the reference what cookieServices were before they became stateless.
+// rememberFormer tells the reference what services were before they found flows by columns.
 func (r *reference) rememberFormer() {
-	for _, c := range cookieServices {
+	for _, c := range columnServices {
 		if c.former != "" {
 			r.former[c.name] = c.service(0)
 		}
@@ -123,13 +160,22 @@ var cookieReasons = []string{
 	"hunt forward_icmp", "hunt forward_hunt", "hunt forward_no_room",
 }
 
-// cookiePlacement returns the placement of the service of cookieServices that got a frame, or an
-// empty text if none did.
-func cookiePlacement(o outcome) desired.Placement {
+// hintReasons are those of persistence hint.
+var hintReasons = []string{
+	"hint hash forward_new", "hint hash forward_known", "hint hash forward_recover",
+	"hint hash forward_fragment", "hint hash forward_icmp",
+	"hint hunt forward_new", "hint hunt forward_known", "hint hunt forward_recover",
+	"hint hunt forward_fragment", "hint hunt forward_icmp", "hint hunt forward_hunt",
+	"hint hunt forward_no_room",
+}
+
+// columnKind returns the placement of the service of columnServices that got a frame, behind the
+// persistence unless that is stateless. It returns an empty text if none of them got it.
+func columnKind(o outcome) string {
 	service, _, _ := strings.Cut(serverOf(o), "/")
-	for _, c := range cookieServices {
+	for _, c := range columnServices {
 		if c.name == service {
-			return c.placement
+			return strings.TrimSpace(string(c.persistence) + " " + string(c.placement))
 		}
 	}
 	return ""
@@ -159,11 +205,13 @@ func cookieOptions(echo uint32) (all [][]packet.Option) {
 	}
 }
 
-// cookieCaptures returns packets to cookieServices.
+// cookieCaptures returns packets to columnServices, and packets of their servers.
 func cookieCaptures() (frames [][]byte) {
-	for _, c := range cookieServices {
+	for _, c := range columnServices {
 		for port := range cookiePorts {
-			frames = append(frames, cookiePackets(fromPort(c.flow, port), c.candidates)...)
+			flow := fromPort(c.flow, port)
+			frames = append(frames, cookiePackets(flow, c.candidates)...)
+			frames = append(frames, c.fromServers(flow)...)
 		}
 		frames = append(frames, c.unusual()...)
 	}
@@ -188,7 +236,7 @@ func cookiePackets(flow dataplane.Flow, candidates int) (frames [][]byte) {
 }
 
 // unusual returns unusual packets to the service. Mutants make SYNs of the others.
-func (c cookieService) unusual() (frames [][]byte) {
+func (c columnService) unusual() (frames [][]byte) {
 	for i, options := range cookieOptions(0xabcdef01) {
 		flow := fromPort(c.flow, uint16(i)%cookiePorts)
 		frames = append(frames, frameOf(flow, append(options, packet.Flags(packet.ACK))...))
@@ -199,22 +247,20 @@ func (c cookieService) unusual() (frames [][]byte) {
 	}
 	ack := []packet.Option{packet.Flags(packet.ACK), packet.Timestamps(1, 0xabcdef00)}
 	for port := range cookiePorts {
-		flow, sender := fromPort(c.flow, port), srv6Server("", 81+uint8(port), 1).Locator
+		flow := fromPort(c.flow, port)
 		frames = append(frames, packet.Fragments(frameOf(flow, append(ack, large)...), 64, 11)...)
 		frames = append(frames,
 			frameOf(flow, packet.Timestamps(1, 0), packet.Payload(make([]byte, 1350))),
 			frameOf(flow, append(ack, packet.Payload(make([]byte, 1350)))...),
-			packet.ICMPError(router, unreachable, 0, 0, reply(flow)),
-			signal(c.kind, sender, flow, srv6.CreateStickiness, synAck),
-			signal(c.kind, sender, flow, srv6.RemoveStickiness, packet.Flags(packet.FIN|packet.ACK)))
+			packet.ICMPError(router, unreachable, 0, 0, reply(flow)))
 	}
 	return frames
 }
 
-// varyCookies makes some servers of cookieServices fail, and enters some of the flows of their
-// captures into the tables, as of before they became stateless.
-func (r *reference) varyCookies(random *rand.Rand) {
-	for _, c := range cookieServices {
+// varyColumns makes some servers of columnServices fail, and enters some of the flows of their
+// captures into the tables, as of before they found flows by columns. It also enters hints.
+func (r *reference) varyColumns(random *rand.Rand) {
+	for _, c := range columnServices {
 		svc := r.classify(c.flow)
 		if svc == nil {
 			continue // the balancer is not that of openReference
@@ -223,11 +269,12 @@ func (r *reference) varyCookies(random *rand.Rand) {
 		for _, server := range svc.Servers {
 			r.fail(svc, server.Name, fails && random.IntN(3) == 0)
 		}
-		if _, ok := r.former[c.name]; !ok {
-			continue
-		}
+		_, isFormer := r.former[c.name]
 		for port := range cookiePorts {
-			if random.IntN(2) == 0 {
+			if r.hasHints() && random.IntN(2) == 0 {
+				r.varyHint(random, fromPort(c.flow, port), svc)
+			}
+			if isFormer && random.IntN(2) == 0 {
 				r.enterFormer(random, fromPort(c.flow, port), svc)
 			}
 		}

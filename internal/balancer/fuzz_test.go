@@ -5,6 +5,7 @@ package balancer
 import (
 	"bytes"
 	"fmt"
+	"hash/crc32"
 	"maps"
 	"net/netip"
 	"slices"
@@ -23,13 +24,27 @@ import (
 // and its reference. It pins nothing, because a fuzzing process can be killed at any time.
 func openReference(t testing.TB) *reference {
 	t.Helper()
+	return openReferenceWith(t, 0, cookieServices)
+}
+
+// openHintReference is as openReference, with services of persistence hint and a hint table that is
+// so small that sets overflow.
+func openHintReference(t testing.TB) *reference {
+	t.Helper()
+	return openReferenceWith(t, 16, columnServices)
+}
+
+// openReferenceWith returns a balancer with a hint table of a capacity, and with services that find
+// flows by columns besides all others.
+func openReferenceWith(t testing.TB, hints uint32, services []columnService) *reference {
+	t.Helper()
 	cfg := standard()
 	for i, w := range ways {
 		cfg.Services = append(cfg.Services, w.serviceBy(uint8(i), desired.TCP), w.serviceBy(uint8(i), desired.UDP))
 	}
 	cfg.Services = append(cfg.Services, inTurn(desired.TCP), inTurn(desired.UDP))
-	cfg.Services = slices.Concat(ordering(8), cfg.Services, cookieConfig(0))
-	cfg.Node.Limits.Servers = 128
+	cfg.Services = slices.Concat(ordering(8), cfg.Services, columnConfig(services, 0))
+	cfg.Node.Limits.Servers, cfg.Node.Limits.Hints = 256, hints
 	clock, err := dataplane.NewFlowClock()
 	if err != nil {
 		t.Fatal(err)
@@ -37,7 +52,7 @@ func openReference(t testing.TB) *reference {
 	clock.Shift, clock.Jiffy = standstill, slowJiffy
 	f := openAt(t, cfg, clock)
 	shortenRows(f, cfg)
-	takeCookieSteps(f, cfg)
+	takeColumnSteps(f, cfg, services)
 	f.must(dataplane.Detach(cfg.Node.Instance))
 	f.via["u"], f.via["n"], f.via["h"] = "", "narrow", "bridge"
 	f.via["s1"] = "narrow" // long offers to s1 and others are shortened
@@ -117,37 +132,55 @@ func captures() (frames [][]byte) {
 	return slices.DeleteFunc(frames, func(frame []byte) bool { return len(frame) > packettest.MaxFrame })
 }
 
+// references are balancers with and without a hint table. Each sequence of frames goes to one of
+// them.
+type references [2]*reference
+
+func openReferences(t testing.TB) references {
+	t.Helper()
+	return references{openReference(t), openHintReference(t)}
+}
+
+func (r references) compare(t *testing.T, frames [][]byte) {
+	t.Helper()
+	r[crc32.ChecksumIEEE(slices.Concat(frames...))%2].compare(t, frames)
+}
+
 // FuzzDataPath compares the data path with the reference for any frames.
 func FuzzDataPath(f *testing.F) {
-	packettest.Fuzz(f, captures(), openReference(f).compare)
+	packettest.Fuzz(f, captures(), openReferences(f).compare)
 }
 
 // As FuzzDataPath, for a limited time and with other frames each time. The mutants reach all
-// reasons, and persistence stateless gives each of its reasons to forward a packet.
+// reasons, and persistence stateless and hint give each of their reasons to forward a packet.
 func TestMutants(t *testing.T) {
 	t.Parallel()
-	r := openReference(t)
+	both := openReferences(t)
 	seen := map[string]int{}
-	r.seen = func(o outcome) {
-		seen[reasonOf(o)]++
-		if placement := cookiePlacement(o); placement != "" {
-			seen[string(placement)+" "+reasonOf(o)]++
+	results := map[string]int{}
+	for _, r := range both {
+		r.results = results
+		r.seen = func(o outcome) {
+			seen[reasonOf(o)]++
+			if kind := columnKind(o); kind != "" {
+				seen[kind+" "+reasonOf(o)]++
+			}
 		}
 	}
-	packettest.TryMutants(t, "FuzzDataPath", captures(), r.compare, func() (missing []string) {
+	missing := func() (missing []string) {
 		for _, result := range append(slices.Clone(resultNames), "answered", "spare server") {
-			if r.results[result] == 0 {
+			if results[result] == 0 {
 				missing = append(missing, "report "+result)
 			}
 		}
-		for _, reason := range cookieReasons {
+		for _, reason := range slices.Concat(cookieReasons, hintReasons) {
 			if seen[reason] == 0 {
 				missing = append(missing, reason)
 			}
 		}
 		for reason := range reasonNumbers() {
 			switch reason {
-			case "none", "forward_no_room", "return_no_room", "drop_no_headroom", "drop_rate_limit":
+			case "none", "forward_no_room", "drop_no_headroom", "drop_rate_limit":
 				// in TestTableFollowsReference, TestNoHeadroom and TestAnswerRate
 				continue
 			case "drop_outside", "drop_tag": // in TestMutantsOfStrangers
@@ -158,13 +191,14 @@ func TestMutants(t *testing.T) {
 			}
 		}
 		return missing
-	})
-	t.Log(seen, r.results)
+	}
+	packettest.TryMutants(t, "FuzzDataPath", captures(), both.compare, missing)
+	t.Log(seen, results)
 }
 
 // compare runs the data path and the reference with frames, one after the other. Both start with
-// empty flow tables, and with loads of servers that follow from the frames. Verdicts, all bytes, all
-// counters and all loads must agree.
+// flows, hints and loads of servers that follow from the frames. Verdicts, all bytes, all counters,
+// all hints and all loads must agree.
 func (r *reference) compare(t *testing.T, frames [][]byte) {
 	t.Helper()
 	r.t = t
@@ -220,6 +254,9 @@ func (r *reference) disagreementOfAll(frames [][]byte) string {
 		if verdict, out := r.exec(frame, nil); verdict != o.Verdict || !bytes.Equal(out, o.Frame) {
 			return numbered(i, frames) + explain(frame, o, outcome{verdict, out, o.Reasons, o.Servers})
 		}
+		if text := r.explainHints(); text != "" {
+			return numbered(i, frames) + explain(frame, o, o) + text
+		}
 		r.pass(frame, time.Since(start))
 	}
 	after := r.counters()
@@ -247,7 +284,8 @@ func (r *reference) disagreementOfOne(frames [][]byte) string {
 		if want, got := r.receive(frame), r.run(frame); !same(want, got) {
 			return numbered(i, frames) + explain(frame, want, got)
 		}
-		if text := r.explainLoads() + r.explainLoadCounts(counted); text != "" {
+		text := r.explainLoads() + r.explainLoadCounts(counted) + r.explainHints()
+		if text != "" {
 			return numbered(i, frames) + explain(frame, outcome{}, outcome{}) + text
 		}
 		r.pass(frame, time.Since(start))

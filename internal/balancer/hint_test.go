@@ -55,13 +55,7 @@ func (f *fixture) mustBe(reason string, got outcome) {
 func (f *fixture) give(frame []byte, service, server string) []byte {
 	f.t.Helper()
 	svc := f.service(service)
-	back, err := packet.Signal(frame, packet.Encap{
-		Kind: svc.Encapsulation, Sender: serverOfName(svc, server).Locator.Addr(),
-		Segments: []netip.Addr{srv6.SID{Locator: node().Locator, Function: srv6.Return}.Addr()},
-		Own:      packet.MAC{2, 0, 0, 0, 0, 1}, NextHop: ownMAC,
-	})
-	f.must(err)
-	return back
+	return returnedBy(svc.Encapsulation, serverOfName(svc, server).Locator, frame)
 }
 
 // unwrapped is the packet in a returned one, as the balancer handles it: the server has decremented its
@@ -226,6 +220,24 @@ func TestHintRoom(t *testing.T) {
 	f.plane.Hints.Sweep()
 	if n := known(half); n != 0 {
 		t.Errorf("after two sweeps, %d flows follow a hint", n)
+	}
+}
+
+// A hint whose column is behind the end of the row names no server: it is of a flow of another
+// service, or from before a change of candidates.
+func TestHintOfLongerRow(t *testing.T) {
+	t.Parallel()
+	f := open(t, hinting(desired.PlacementHunt, 2))
+	table := f.plane.Hints.Sets()
+	for port := range uint16(10) {
+		flow := fromPort(web, 30000+port)
+		set, tag := f.hintPlace(flow)
+		list := stages(srv6.RecoverStickiness, f.row(flow, "web")...)
+		for mark := range uint64(8) { // one is that of the first server of the next row
+			table[set] = (&referenceHints{{tag, 2, mark, hintRecent}}).word()
+			want := f.visited(ackOf(flow), flow, "web", "forward_recover", list...)
+			f.check(want, f.run(ackOf(flow)))
+		}
 	}
 }
 

@@ -118,7 +118,8 @@ func (r *reference) fitting(p parsed, svc *desired.Service, asked []stage, names
 
 // isStale tells whether an entry has been idle for so long that a hunting flow may be elsewhere.
 func (r *reference) isStale(e *referenceEntry, svc *desired.Service) bool {
-	return svc.Placement == desired.PlacementHunt && !isStateless(svc) && e.age(r.now()) >= 15
+	asksServers := svc.Placement == desired.PlacementHunt && !svc.FindsByColumn()
+	return asksServers && e.age(r.now()) >= 15
 }
 
 // seek returns the course of a packet whose flow has a stale entry. The course visits the server of
@@ -302,13 +303,16 @@ func (r *reference) takeSignal(frame []byte) outcome {
 	}
 	r.takeReport(h, svc, sender)
 	if functionOf(frame) == srv6.RemoveStickiness {
+		if svc.FindsByColumn() {
+			r.removeHint(h, svc, sender)
+		}
 		if _, ok := r.tabled(svc); ok {
 			r.remove(h, svc, sender)
 		}
 		return r.returned(frame, "return_remove")
 	}
-	if isStateless(svc) {
-		return r.returned(frame, "return_create")
+	if _, ok := r.tabled(svc); !ok || r.hasHints() && svc.FindsByColumn() {
+		return r.returned(frame, r.enterHint(h, svc, sender))
 	}
 	reason := r.create(h, svc, sender)
 	if reason == "forward_reset" {
@@ -331,10 +335,12 @@ func (r *reference) takeReturned(frame []byte, h heard) outcome {
 	if err != nil {
 		panic(err)
 	}
-	if _, reason := parse(inner); reason != "" {
+	p, reason := parse(inner)
+	if reason != "" {
 		return refused(inner, "drop_signal", layer3(inner))
 	}
-	return r.receive(inner)
+	p.returned = true
+	return r.handle(inner, p, reason)
 }
 
 // vouches tells whether a signal has a tag by one of the node's keys. It returns true if the node

@@ -19,17 +19,17 @@ func isStateless(svc *desired.Service) bool {
 // tabled returns the service as it is or was with a flow table. It returns false if the flow table
 // cannot have flows of the service.
 func (r *reference) tabled(svc *desired.Service) (desired.Service, bool) {
-	if !isStateless(svc) {
+	if !svc.FindsByColumn() {
 		return *svc, true
 	}
 	former, ok := r.former[svc.Name]
 	return former, ok
 }
 
-// findByCookie returns the course of a packet of a service with persistence stateless, and the
-// reason under which it is counted. The flow table is asked first, if it can have flows of the
-// service.
-func (r *reference) findByCookie(p parsed, svc *desired.Service) (to []stage, reason string) {
+// findByColumn returns the course of a packet of a service with persistence stateless or hint, and
+// the reason under which it is counted. The flow table is asked first, if it can have flows of the
+// service. Hints are asked about packets without a cookie.
+func (r *reference) findByColumn(p parsed, svc *desired.Service) (to []stage, reason string) {
 	if former, ok := r.former[svc.Name]; ok {
 		if server, reason := r.findFormer(p, svc, former); server != nil {
 			return toFormer(former, server), reason
@@ -38,11 +38,27 @@ func (r *reference) findByCookie(p parsed, svc *desired.Service) (to []stage, re
 	if p.opens() {
 		return r.placeInRow(p, svc)
 	}
-	to = withCookies(svc, stages(srv6.Steer, r.holders(p, svc)...))
-	if len(to) == 1 {
-		return to, "forward_known"
+	if _, ok := column(p, svc); !ok && r.hasHints() {
+		if to = r.followHint(p, svc); to != nil {
+			return to, "forward_known"
+		}
+		return stages(srv6.RecoverStickiness, r.possible(p.flow, svc)...), "forward_recover"
 	}
-	return to, "forward_recover"
+	return r.followCookie(p, svc)
+}
+
+// followCookie returns the course of a packet other than a SYN to the servers that may have its
+// flow, by its cookie. With hints, a server that is asked alone returns the packet if it does not
+// have the flow.
+func (r *reference) followCookie(p parsed, svc *desired.Service) (to []stage, reason string) {
+	to = withCookies(svc, stages(srv6.Steer, r.holders(p, svc)...))
+	if len(to) != 1 || p.returned {
+		return to, "forward_recover"
+	}
+	if r.hasHints() {
+		to[0].argument |= srv6.Offer{Returns: true}.Argument()
+	}
+	return to, "forward_known"
 }
 
 // findFormer returns the server of a flow that the flow table has, and the reason.
@@ -82,8 +98,11 @@ func withCookies(svc *desired.Service, all []stage) []stage {
 
 // column returns the column in the cookie of a packet. It returns 0 and false if the packet has none: no
 // timestamps, or timestamps without an echo (RFC 7323 section 3.2). The only column of a row needs
-// no cookie.
+// no cookie. Under persistence hint, packets have no cookies.
 func column(p parsed, svc *desired.Service) (int, bool) {
+	if !isStateless(svc) {
+		return 0, false
+	}
 	if svc.Candidates == 1 {
 		return 0, true
 	}
@@ -124,8 +143,9 @@ func timestampsIn(options []byte) []byte {
 
 // holders lists the servers that may have the flow of a packet other than a SYN: those that the
 // cookie's column has and had, the last one first. Servers that cannot be reached come behind the
-// others. If a packet has no cookie, or if its column has no server, or if the flow may be older
-// than cookies, then all servers of the row may have the flow. The column of most flows is 0.
+// others. If a packet has no cookie, or if its column has no server, or if a server has returned
+// it, or if the flow may be older than cookies, then all servers of the row may have the flow. The
+// column of most flows is 0.
 func (r *reference) holders(p parsed, svc *desired.Service) (names []string) {
 	bucket := r.bucket(p.flow, svc)
 	column, ok := column(p, svc)
@@ -140,7 +160,7 @@ func (r *reference) holders(p parsed, svc *desired.Service) (names []string) {
 	any := func(string) bool { return true }
 	add(r.past(svc, bucket, column), r.reaches)
 	add(r.past(svc, bucket, column), any)
-	if _, isFormer := r.former[svc.Name]; ok && len(names) > 0 && !isFormer {
+	if _, isFormer := r.former[svc.Name]; ok && len(names) > 0 && !isFormer && !p.returned {
 		return names
 	}
 	for age := range r.depth(svc) {
@@ -153,21 +173,30 @@ func (r *reference) holders(p parsed, svc *desired.Service) (names []string) {
 // placeInRow returns the course of a SYN, and the reason. The SYN goes to servers of its row only,
 // because packets with cookies find no others. If none of these gets new flows, but other servers
 // of the service do, then it goes to those that can be reached. If the client does not use
-// timestamps, it could not tell which candidate has taken the connection, so only the first one is
-// asked.
+// timestamps, a hint tells later which candidate has taken the connection. Without hints, only the
+// first one is asked.
 func (r *reference) placeInRow(p parsed, svc *desired.Service) (to []stage, reason string) {
 	known := r.bucketOf(p.flow).find(p.flow, svc.Name)
 	half := r.halfOpenOf(p.flow).find(p.flow, svc.Name)
-	asked := r.askedFormer(svc, known, half)
+	asked, marks := r.askedFormer(svc, known, half), marksTimestamps(p, svc)
+	if svc.Placement == desired.PlacementHunt && !marks {
+		asked = r.askedByHint(p, svc, asked)
+	}
 	names := r.inRow(p, svc, asked)
-	if svc.Placement == desired.PlacementHash || timestampsIn(p.options) == nil {
+	if svc.Placement == desired.PlacementHash || !marks && !r.hasHints() {
 		names = names[:min(1, len(names))]
 	}
 	if len(names) == 0 && len(asked) > 0 && len(r.usable(svc)) > 0 {
 		names, asked = []string{asked[0].server}, nil // it must accept the connection
 		to = []stage{{srv6.ConnectForce, names[0], srv6.Offer{Column: srv6.NoColumn}.Argument()}}
 	} else {
+		if svc.OrdersByReports() && asked == nil {
+			names, _ = r.order(svc, names)
+		}
 		to = r.fitting(p, svc, asked, names)
+	}
+	if svc.OrdersByReports() {
+		to = asking(to, "")
 	}
 	if len(to) == 0 {
 		return nil, ""
@@ -177,10 +206,31 @@ func (r *reference) placeInRow(p parsed, svc *desired.Service) (to []stage, reas
 			*e = referenceEntry{} // later packets of the connection go by their cookies
 		}
 	}
-	if withCookies(svc, to[len(asked):]); svc.Placement == desired.PlacementHash {
+	if isStateless(svc) && (marks || !r.hasHints()) {
+		withCookies(svc, to[len(asked):])
+	}
+	if svc.Placement == desired.PlacementHash {
 		return to, "forward_new"
 	}
 	return to, "forward_hunt"
+}
+
+// marksTimestamps tells whether the server of a SYN can tell its column by cookies.
+func marksTimestamps(p parsed, svc *desired.Service) bool {
+	return isStateless(svc) && (svc.Candidates == 1 || timestampsIn(p.options) != nil)
+}
+
+// askedByHint returns the server that the hint of a SYN's flow names, if it can be asked, or else
+// the given one.
+func (r *reference) askedByHint(p parsed, svc *desired.Service, asked []stage) []stage {
+	server := r.hintedFirst(p, svc)
+	switch {
+	case server == nil:
+		return asked
+	case !r.reaches(server.Name):
+		return nil
+	}
+	return stages(srv6.Steer, server.Name)
 }
 
 // askedFormer returns the server that may have the connection of a SYN from before the service

@@ -29,11 +29,12 @@ type reference struct {
 	failing  map[string]bool // servers that fail their checks, by "service/server"
 	flows    map[uint32]*referenceBucket
 	halfOpen map[uint32]*referenceBucket // the half-open flows
+	hints    map[int]*referenceHints     // by number of the set
 	firsts   map[piece]dataplane.Flow    // the flows of first fragments
 	tables   map[string][]*tables.Table  // by service and generation; empty after changes
 	turns    map[string]uint64           // turns given out by services, as far as they are known
-	// former has the services that have become stateless and may still have flows in the flow table,
-	// by name, as they were before.
+	// former has the services that find flows by columns and may still have flows in the flow
+	// table, by name, as they were before.
 	former  map[string]desired.Service
 	loads   referenceLoads
 	seen    func(outcome)  // called with each outcome of the data path; may be nil
@@ -51,11 +52,13 @@ func newReference(f *fixture) *reference {
 	return r
 }
 
-// forget empties both flow tables, lets the reference read again which turn is next, and forgets what
-// the reference knows of loads.
+// forget empties both flow tables and the hint table, lets the reference read again which turn is
+// next, and forgets what the reference knows of loads.
 func (r *reference) forget() {
 	r.flows, r.halfOpen = map[uint32]*referenceBucket{}, map[uint32]*referenceBucket{}
 	r.forgetFlows()
+	r.hints = map[int]*referenceHints{}
+	clear(r.plane.Hints.Sets())
 	r.firsts = map[piece]dataplane.Flow{}
 	r.turns = map[string]uint64{}
 	r.loads = newReferenceLoads()
@@ -63,7 +66,10 @@ func (r *reference) forget() {
 }
 
 // changed must be called after servers, their health or their next hops have changed.
-func (r *reference) changed() { r.tables = map[string][]*tables.Table{} }
+func (r *reference) changed() {
+	r.tables = map[string][]*tables.Table{}
+	r.loads.slots = map[string]uint32{}
+}
 
 // receive returns the outcome for a frame.
 func (r *reference) receive(frame []byte) outcome {
@@ -71,6 +77,11 @@ func (r *reference) receive(frame []byte) outcome {
 		return r.takeSignal(frame)
 	}
 	p, reason := parse(frame)
+	return r.handle(frame, p, reason)
+}
+
+// handle returns the outcome for a client's packet, of which the parser has read p.
+func (r *reference) handle(frame []byte, p parsed, reason string) outcome {
 	var svc *desired.Service
 	if reason == "" && p.piece != nil && r.isVIP(p.flow.Destination.Addr()) {
 		reason = r.follow(&p)
@@ -125,8 +136,8 @@ func (r *reference) find(p parsed, svc *desired.Service) (to []stage, reason str
 	if p.follow != "" {
 		return r.findFollower(p, svc), p.follow
 	}
-	if isStateless(svc) {
-		return r.findByCookie(p, svc)
+	if svc.FindsByColumn() {
+		return r.findByColumn(p, svc)
 	}
 	if server := r.persist(p, svc); server != nil {
 		return toKnown(svc, server), "forward_known"
@@ -173,6 +184,8 @@ type parsed struct {
 	// the packet is forwarded.
 	follow string
 	piece  *piece // set if the packet is a fragment
+	// returned is true if a server has returned the packet.
+	returned bool
 }
 
 func (p parsed) opens() bool { return p.flags&(packet.SYN|packet.ACK) == packet.SYN }
@@ -353,7 +366,7 @@ func (r *reference) tablesOf(svc *desired.Service) []*tables.Table {
 	}
 	for i, set := range r.generations[svc.Name].Sets {
 		fits := set.Buckets == svc.Buckets && svc.Placement != desired.PlacementRoundRobin &&
-			(set.Candidates == svc.Candidates || !isStateless(svc))
+			(set.Candidates == svc.Candidates || !svc.FindsByColumn())
 		if i == 0 || fits || set.Placement == desired.PlacementRoundRobin {
 			table, err := set.Table()
 			r.must(err)
@@ -370,7 +383,7 @@ func (r *reference) rows(svc *desired.Service) int { return r.tablesOf(svc)[0].B
 // depth returns how many servers the reference knows of each place of a row.
 func (r *reference) depth(svc *desired.Service) int {
 	depth := svc.Generations
-	if isStateless(svc) {
+	if svc.FindsByColumn() {
 		depth = svc.History
 	}
 	return min(depth, len(r.tablesOf(svc)))
@@ -456,9 +469,10 @@ func (r *reference) taking(flow dataplane.Flow, svc *desired.Service, wanted int
 
 // possible lists the servers that may have a flow: those that get new flows, those of all
 // generations that can be reached and do not fail, those that fail, and at last those of the present
-// row that cannot be reached. Flows of a stateless service are on servers of their row only.
+// row that cannot be reached. A service that finds flows by columns has them on servers of
+// their row only.
 func (r *reference) possible(flow dataplane.Flow, svc *desired.Service) (names []string) {
-	if !isStateless(svc) {
+	if !svc.FindsByColumn() {
 		names = r.taking(flow, svc, svc.Candidates)
 	}
 	add := func(row []string, wanted func(string) bool) {
@@ -470,11 +484,7 @@ func (r *reference) possible(flow dataplane.Flow, svc *desired.Service) (names [
 	}
 	bucket := r.bucket(flow, svc)
 	present := r.row(svc, 0, bucket)
-	usable := r.usable(svc)
-	fails := func(name string) bool {
-		takes := slices.ContainsFunc(usable, func(s desired.Server) bool { return s.Name == name })
-		return !takes && (serverOfName(svc, name).Takes() || r.failing[svc.Name+"/"+name])
-	}
+	fails := func(name string) bool { return r.isUnfit(svc, serverOfName(svc, name)) }
 	for age := range r.depth(svc) {
 		add(r.row(svc, age, bucket), func(name string) bool { return r.reaches(name) && !fails(name) })
 	}
@@ -488,7 +498,7 @@ func (r *reference) possible(flow dataplane.Flow, svc *desired.Service) (names [
 // passesOn tells whether the servers of a service pass packets of unknown flows on.
 func passesOn(svc *desired.Service) bool {
 	return svc.Protocol == desired.TCP &&
-		(svc.Placement == desired.PlacementHunt || svc.Probes() || isStateless(svc))
+		(svc.Placement == desired.PlacementHunt || svc.Probes() || svc.FindsByColumn())
 }
 
 // hash returns the course of a packet whose flow is unknown, and the reason under which it is

@@ -81,12 +81,16 @@ func ReadHint(hint uint16) (use string, column uint8) {
 }
 
 // HasHints tells whether there is a hint table.
-func (p *Plane) HasHints() bool { return len(p.Hints.table.Entries) > 1 }
+func (p *Plane) HasHints() bool { return len(p.Hints.Sets()) > 1 }
+
+// Sets returns the sets of the table. The slice is the memory of the kernel, which other cores
+// change.
+func (t *HintTable) Sets() []uint64 { return t.table.Entries }
 
 // Sweep makes recent hints idle, and frees all others.
 func (t *HintTable) Sweep() {
-	for i := range t.table.Entries {
-		set := &t.table.Entries[i]
+	for i := range t.Sets() {
+		set := &t.Sets()[i]
 		for {
 			before := atomic.LoadUint64(set)
 			if before == 0 || atomic.CompareAndSwapUint64(set, before, swept(before)) {
@@ -110,11 +114,12 @@ func swept(set uint64) uint64 {
 
 // Count counts the hints of the table.
 func (t *HintTable) Count() (counts HintCounts) {
-	if len(t.table.Entries) > 1 {
-		counts.Capacity = uint64(len(t.table.Entries)) * HintLoad
+	sets := t.Sets()
+	if len(sets) > 1 {
+		counts.Capacity = uint64(len(sets)) * HintLoad
 	}
-	for i := range t.table.Entries {
-		set := atomic.LoadUint64(&t.table.Entries[i])
+	for i := range sets {
+		set := atomic.LoadUint64(&sets[i])
 		for ; set != 0; set >>= hintBits {
 			switch set & useMask {
 			case hintIdle:
