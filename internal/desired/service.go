@@ -37,6 +37,7 @@ const (
 	PersistenceTable     Persistence = "table"     // a flow table remembers
 	PersistenceStateless Persistence = "stateless" // the packets tell, by cookies
 	PersistenceHint      Persistence = "hint"      // a small table guesses, and servers check
+	PersistenceQUIC      Persistence = "quic"      // the connection IDs of QUIC name the server
 
 	SRv6Insert Encapsulation = "srv6-insert"
 	SRv6Encap  Encapsulation = "srv6-encap"
