@@ -162,6 +162,7 @@ func (r *reference) vary(frames [][]byte) {
 	r.t.Helper()
 	random := rand.New(rand.NewPCG(uint64(crc32.ChecksumIEEE(slices.Concat(frames...))), 0))
 	r.varyCookies(random)
+	r.varyQUIC(random)
 	r.clearLoads()
 	for i := range r.cfg.Services {
 		svc := &r.cfg.Services[i]

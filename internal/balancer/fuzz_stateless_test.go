@@ -105,11 +105,16 @@ func takeCookieSteps(f *fixture, cfg *desired.Balancer) {
 	f.via["m4"], f.via["m5"], f.silent["m1"] = "narrow", "", true
 }
 
-// rememberFormer tells the reference what cookieServices were before they became stateless.
+// rememberFormer tells the reference what services were before they lost their flow table.
 func (r *reference) rememberFormer() {
 	for _, c := range cookieServices {
 		if c.former != "" {
 			r.former[c.name] = c.service(0)
+		}
+	}
+	for _, q := range quicServices {
+		if q.former {
+			r.former[q.name] = q.service(true)
 		}
 	}
 }

@@ -28,7 +28,7 @@ func openReference(t testing.TB) *reference {
 		cfg.Services = append(cfg.Services, w.serviceBy(uint8(i), desired.TCP), w.serviceBy(uint8(i), desired.UDP))
 	}
 	cfg.Services = append(cfg.Services, inTurn(desired.TCP), inTurn(desired.UDP))
-	cfg.Services = slices.Concat(ordering(8), cfg.Services, cookieConfig(0))
+	cfg.Services = slices.Concat(ordering(8), cfg.Services, quicConfig(true), cookieConfig(0))
 	cfg.Node.Limits.Servers = 128
 	clock, err := dataplane.NewFlowClock()
 	if err != nil {
@@ -38,6 +38,7 @@ func openReference(t testing.TB) *reference {
 	f := openAt(t, cfg, clock)
 	shortenRows(f, cfg)
 	takeCookieSteps(f, cfg)
+	takeQUICStep(f, cfg)
 	f.must(dataplane.Detach(cfg.Node.Instance))
 	f.via["u"], f.via["n"], f.via["h"] = "", "narrow", "bridge"
 	f.via["s1"] = "narrow" // long offers to s1 and others are shortened
@@ -110,6 +111,7 @@ func captures() (frames [][]byte) {
 	}
 	frames = append(frames, reportCaptures()...)
 	frames = append(frames, cookieCaptures()...)
+	frames = append(frames, quicCaptures()...)
 	for seed := range 20 {
 		frame := packettest.Frame(4 + 2*(seed%2)).Example(seed)
 		frames = append(frames, packet.SetMACs(frame, packet.MAC{2, 0, 0, 0, 0, 1}, ownMAC))
@@ -133,6 +135,9 @@ func TestMutants(t *testing.T) {
 		if placement := cookiePlacement(o); placement != "" {
 			seen[string(placement)+" "+reasonOf(o)]++
 		}
+		if isQUIC(o) {
+			seen["quic "+reasonOf(o)]++
+		}
 	}
 	packettest.TryMutants(t, "FuzzDataPath", captures(), r.compare, func() (missing []string) {
 		for _, result := range append(slices.Clone(resultNames), "answered", "spare server") {
@@ -140,7 +145,7 @@ func TestMutants(t *testing.T) {
 				missing = append(missing, "report "+result)
 			}
 		}
-		for _, reason := range cookieReasons {
+		for _, reason := range append(slices.Clone(cookieReasons), quicReasons...) {
 			if seen[reason] == 0 {
 				missing = append(missing, reason)
 			}
