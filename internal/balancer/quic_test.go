@@ -5,10 +5,13 @@ package balancer
 import (
 	"encoding/binary"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"testing"
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
+	"github.com/segue-lb/segue/internal/balancer/inspect"
+	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/srv6"
@@ -253,10 +256,17 @@ func TestQUICServersChange(t *testing.T) {
 	f.route()
 	stays()
 
+	slot := f.slot("h3", "q2")
 	f.mustApply(quicOf(form, 1, 3))
 	frame := frameOf(h3, payload)
 	f.check(f.forwarded(frame, h3, "h3", f.placed(h3, "h3"), "forward_recover"), f.run(frame))
 	requireIDs(t, f, 2)
+
+	// While a packet is under way, an ID can lead to a slot that its server has left.
+	prefix, err := dataplane.QUICPrefixOf(f.serviceID(h3), form, server)
+	f.must(err)
+	f.must(f.plane.AddQUICServers(f.serviceID(h3), form, map[dataplane.QUICPrefix]uint32{prefix: slot}))
+	f.check(f.forwarded(frame, h3, "h3", f.placed(h3, "h3"), "forward_recover"), f.run(frame))
 }
 
 // requireIDs requires that the table of server IDs has so many entries.
@@ -309,18 +319,20 @@ func TestQUICIDsMove(t *testing.T) {
 func TestQUICFormerFlows(t *testing.T) {
 	t.Parallel()
 	form := quicForm()
-	before := quicOf(form, 1, 2, 3)
+	checked := func(cfg *desired.Balancer) *desired.Balancer {
+		cfg.Services[0].Health = &desired.Health{TCP: &desired.TCPCheck{}}
+		return cfg
+	}
+	before := checked(quicOf(form, 1, 2, 3))
 	before.Services[0].Persistence, before.Services[0].QUIC = desired.PersistenceTable, nil
 	f := open(t, before)
 	frame := frameOf(h3, packet.Payload(longHeader(0, version1, []byte("12345678"))))
 	f.run(frame)
 	server := f.placed(h3, "h3")
-	numbers := []uint8{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13}
-	f.mustApply(quicOf(form, numbers...))
-	for moved := false; !moved; {
+	numbers := []uint8{1, 2, 3}
+	for f.placed(h3, "h3") == server {
 		numbers = append(numbers, uint8(len(numbers)+1))
-		f.mustApply(quicOf(form, numbers...))
-		moved = f.placed(h3, "h3") != server
+		f.mustApply(checked(quicOf(form, numbers...)))
 	}
 	f.check(f.forwarded(frame, h3, "h3", server, "forward_known"), f.run(frame))
 	other := fromPort(h3, 7)
@@ -328,6 +340,13 @@ func TestQUICFormerFlows(t *testing.T) {
 	f.check(f.forwarded(frame, other, "h3", f.placed(other, "h3"), "forward_new"), f.run(frame))
 	if total := totalOf(f.plane.Flows); total.New+total.Established != 1 {
 		t.Errorf("the flow table has %+v, want the former flow alone", total)
+	}
+
+	// When a flow has left its server, the table forgets it: otherwise it would go back.
+	frame = frameOf(h3, packet.Payload(longHeader(0, version1, []byte("12345678"))))
+	for _, healthy := range []bool{false, true} {
+		f.setHealth("h3", server, healthy)
+		f.check(f.forwarded(frame, h3, "h3", f.placed(h3, "h3"), "forward_new"), f.run(frame))
 	}
 }
 
@@ -349,4 +368,31 @@ func TestQUICFragments(t *testing.T) {
 	}
 	icmp := packet.ICMPError(router6, 2, 0, 1400, reply(flow, payload))
 	f.check(f.offered(icmp, flow, "h3", "forward_icmp", srv6.Deliver, f.placed(flow, "h3")), f.run(icmp))
+}
+
+// A trace shows which server a connection ID names.
+func TestTraceQUIC(t *testing.T) {
+	t.Parallel()
+	form := quicForm()
+	f := open(t, quicOf(form, 1, 2, 3))
+	f.must(datapath.Pin(f.plane.Objects.XdpLb,
+		filepath.Join(datapath.Dir(f.cfg.Node.Instance), datapath.BalancerProgram)))
+	view, err := inspect.OpenView(f.cfg.Node.Instance)
+	f.must(err)
+	defer view.Close()
+	flow := f.portTo(h3, "h3", "q2")
+	for _, c := range []struct {
+		id             []byte
+		server, reason string
+	}{
+		{nil, f.placed(flow, "h3"), "forward_recover"},
+		{issued(t, form, serverOfName(f.service("h3"), "q2")), "q2", "forward_known"},
+		{issued(t, form, &desired.Server{QUICID: "c4605e"}), f.placed(flow, "h3"), "forward_recover"},
+	} {
+		got, err := view.Trace(inspect.Packet{Flow: flow, Length: 48 + 1 + len(c.id), ConnectionID: c.id})
+		f.must(err)
+		if got.Reason != c.reason || got.Server.Name != c.server {
+			t.Errorf("ID %x: %s to %s, want %s to %s", c.id, got.Reason, got.Server.Name, c.reason, c.server)
+		}
+	}
 }
