@@ -168,8 +168,8 @@ func (o *traceOptions) newPacket(flow dataplane.Flow) (inspect.Packet, error) {
 	id, err := hex.DecodeString(o.connectionID)
 	if err != nil || len(id) > mostConnectionID {
 		return inspect.Packet{}, fmt.Errorf(
-			"--connection-id %q: must be an even number of hexadecimal digits, at most %d octets",
-			o.connectionID, mostConnectionID)
+			"--connection-id %q: must be an even number of hexadecimal digits, "+
+				"at most %d octets", o.connectionID, mostConnectionID)
 	}
 	length, shortest := o.length, 40
 	if len(id) > 0 {

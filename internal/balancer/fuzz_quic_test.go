@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/desired"
@@ -23,13 +24,15 @@ type quicService struct {
 
 var quicServices = []quicService{
 	{"quic-encap", flowTo(vip6, 101, desired.UDP), desired.SRv6Encap,
-		desired.QUIC{Rotation: 2, ServerIDLength: 3, NonceLength: 4, EncodeLength: true}, false},
+		desired.QUIC{Rotation: 2, ServerIDLength: 3, NonceLength: 4, EncodeLength: true},
+		false},
 	{"quic-insert", flowTo(vip6, 102, desired.UDP), desired.SRv6Insert,
 		desired.QUIC{Rotation: 0, ServerIDLength: 1, NonceLength: 8}, false},
 	{"quic-gre", flowTo(vip4, 103, desired.UDP), desired.GRE,
 		desired.QUIC{Rotation: 6, ServerIDLength: 15, NonceLength: 4}, false},
 	{"quic-ipip", flowTo(vip4, 104, desired.UDP), desired.IPIP,
-		desired.QUIC{Rotation: 5, ServerIDLength: 8, NonceLength: 8, EncodeLength: true}, false},
+		desired.QUIC{Rotation: 5, ServerIDLength: 8, NonceLength: 8, EncodeLength: true},
+		false},
 	{"quic-former", flowTo(vip6, 105, desired.UDP), desired.SRv6Encap,
 		desired.QUIC{Rotation: 1, ServerIDLength: 2, NonceLength: 5}, true},
 }
@@ -37,8 +40,8 @@ var quicServices = []quicService{
 // quicServerCount is the number of servers of each of quicServices.
 const quicServerCount = 4
 
-// service returns the service. The argument former tells whether it is the one before the service got
-// persistence quic.
+// service returns the service. The argument former tells whether it is the one before the service
+// got persistence quic.
 func (q quicService) service(former bool) desired.Service {
 	var servers []desired.Server
 	for i := range uint8(quicServerCount) {
@@ -52,8 +55,8 @@ func (q quicService) service(former bool) desired.Service {
 		}
 		servers = append(servers, s)
 	}
-	vip := q.flow.Destination
-	svc := serviceOf(q.name, vip.Addr(), desired.Port(vip.Port()), desired.UDP, q.kind, servers...)
+	vip, port := q.flow.Destination.Addr(), desired.Port(q.flow.Destination.Port())
+	svc := serviceOf(q.name, vip, port, desired.UDP, q.kind, servers...)
 	if !former {
 		form := q.form
 		svc.Persistence, svc.QUIC = desired.PersistenceQUIC, &form
@@ -61,8 +64,7 @@ func (q quicService) service(former bool) desired.Service {
 	return svc
 }
 
-// quicConfig returns quicServices, either before those that were former ones have persistence quic, or
-// after.
+// quicConfig returns quicServices, either before or after all of them have persistence quic.
 func quicConfig(before bool) (services []desired.Service) {
 	for _, q := range quicServices {
 		services = append(services, q.service(before && q.former))
@@ -72,8 +74,11 @@ func quicConfig(before bool) (services []desired.Service) {
 
 // takeQUICStep gives quicServices that had a flow table persistence quic.
 func takeQUICStep(f *fixture, cfg *desired.Balancer) {
-	first := slices.IndexFunc(cfg.Services, func(s desired.Service) bool { return s.Name == quicServices[0].name })
-	cfg.Services = slices.Concat(cfg.Services[:first], quicConfig(false), cfg.Services[first+len(quicServices):])
+	first := slices.IndexFunc(cfg.Services, func(s desired.Service) bool {
+		return s.Name == quicServices[0].name
+	})
+	others := cfg.Services[first+len(quicServices):]
+	cfg.Services = slices.Concat(cfg.Services[:first], quicConfig(false), others)
 	f.mustApply(cfg)
 	f.silent["c2"] = true
 }
@@ -81,9 +86,9 @@ func takeQUICStep(f *fixture, cfg *desired.Balancer) {
 // quicCaptures returns packets to quicServices.
 func quicCaptures() (frames [][]byte) {
 	for _, q := range quicServices {
-		svc := q.service(false)
+		svc, nonce := q.service(false), make([]byte, q.form.NonceLength)
 		for i := range svc.Servers {
-			id, err := q.form.Config().Encode(svc.Servers[i].QUICServerID(), make([]byte, q.form.NonceLength))
+			id, err := q.form.Config().Encode(svc.Servers[i].QUICServerID(), nonce)
 			if err != nil {
 				panic(err)
 			}
@@ -93,12 +98,14 @@ func quicCaptures() (frames [][]byte) {
 					payloads = append(payloads, longHeader(kind, version, id))
 				}
 			}
-			payloads = append(payloads, longHeader(2, version1, append(id, 1, 2, 3)), shortHeader(changed(id, 1, 1)))
+			payloads = append(payloads, longHeader(2, version1, append(id, 1, 2, 3)),
+				shortHeader(changed(id, 1, 1)))
 			for _, payload := range payloads {
 				flow := fromPort(q.flow, uint16(len(frames)%3))
 				frames = append(frames, frameOf(flow, packet.Payload(payload)))
 			}
-			frames = append(frames, packet.Fragments(frameOf(q.flow, packet.Payload(append(shortHeader(id), make([]byte, 64)...))), 64, 12)...)
+			long := packet.Payload(append(shortHeader(id), make([]byte, 64)...))
+			frames = append(frames, packet.Fragments(frameOf(q.flow, long), 64, 12)...)
 		}
 		router, kind := router6, uint8(1)
 		if q.flow.Source.Addr().Is4() {
@@ -136,12 +143,7 @@ var quicReasons = []string{
 
 // isQUIC tells whether one of quicServices got a frame.
 func isQUIC(o outcome) bool {
-	return slices.ContainsFunc(quicServices, func(q quicService) bool {
-		_, ok := o.Servers[q.name+"/c0"]
-		for i := range quicServerCount {
-			_, other := o.Servers[fmt.Sprintf("%s/c%d", q.name, i)]
-			ok = ok || other
-		}
-		return ok
-	})
+	service, _, _ := strings.Cut(serverOf(o), "/")
+	named := func(q quicService) bool { return q.name == service }
+	return slices.ContainsFunc(quicServices, named)
 }

@@ -9,8 +9,8 @@ import (
 	"github.com/segue-lb/segue/internal/desired"
 )
 
-// quicServers returns the slots of a service's servers, by the beginnings of the connection IDs that
-// name them. It returns none for services of another persistence.
+// quicServers returns the slots of a service's servers, by the beginnings of the connection IDs
+// that name them. It returns none for services of another persistence.
 func (svc *service) quicServers() (map[dataplane.QUICPrefix]uint32, error) {
 	if svc.Persistence != desired.PersistenceQUIC {
 		return nil, nil
@@ -26,8 +26,8 @@ func (svc *service) quicServers() (map[dataplane.QUICPrefix]uint32, error) {
 	return slots, nil
 }
 
-// addQUICServers makes connection IDs lead to the servers of a service. The IDs from before a change
-// stay until keepQUICServers.
+// addQUICServers makes connection IDs lead to the servers of a service. The IDs from before a
+// change stay until keepQUICServers.
 func (s *services) addQUICServers(svc *service) error {
 	slots, err := svc.quicServers()
 	if err != nil || slots == nil {

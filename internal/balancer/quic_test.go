@@ -23,7 +23,8 @@ var h3 = flowTo(vip6, 443, desired.UDP)
 // quicForm is the form of connection IDs of most tests.
 func quicForm() *desired.QUIC {
 	return &desired.QUIC{
-		Form: desired.QUICLB21, Rotation: 2, ServerIDLength: 3, NonceLength: 8, EncodeLength: true,
+		Form: desired.QUICLB21, Rotation: 2, ServerIDLength: 3, NonceLength: 8,
+		EncodeLength: true,
 	}
 }
 
@@ -33,8 +34,8 @@ func withID(s desired.Server, octet byte, form *desired.QUIC) desired.Server {
 	return s
 }
 
-// quicOf returns a balancer with the service "h3". The servers q0, q1 and so on have the numbers, and
-// server IDs that consist of the number.
+// quicOf returns a balancer with the service "h3". Its servers have the numbers, and server IDs
+// that consist of the number. Server 1 has the name q1.
 func quicOf(form *desired.QUIC, numbers ...uint8) *desired.Balancer {
 	var servers []desired.Server
 	for _, number := range numbers {
@@ -65,7 +66,8 @@ func shortHeader(id []byte) []byte {
 func longHeader(kind byte, version uint32, id []byte) []byte {
 	header := binary.BigEndian.AppendUint32([]byte{0xc0 | kind<<4}, version)
 	header = append(header, byte(len(id)))
-	return slices.Concat(header, id, []byte{4, 1, 2, 3, 4}, []byte("length, packet number and payload"))
+	rest := []byte("length, packet number and payload")
+	return slices.Concat(header, id, []byte{4, 1, 2, 3, 4}, rest)
 }
 
 const (
@@ -94,8 +96,11 @@ func TestQUICHeaders(t *testing.T) {
 	server := &f.service("h3").Servers[1]
 	flow := f.portTo(h3, "h3", server.Name)
 	id := issued(t, form, server)
-	longID := slices.Concat(id, []byte("more"))
+	longID, longestID := slices.Concat(id, []byte("more")), make([]byte, 255)
+	copy(longestID, id)
+	initial, handshake := longHeader(0, version1, id), longHeader(2, version1, id)
 	unknown := issued(t, form, &desired.Server{QUICID: "c4605e"})
+	other := shortHeader(unknown)
 	rotated, lengthened := slices.Clone(id), slices.Clone(id)
 	rotated[0] ^= 0x20
 	lengthened[0]++
@@ -105,29 +110,29 @@ func TestQUICHeaders(t *testing.T) {
 		reason  string
 	}{
 		{"short header", shortHeader(id), "forward_known"},
-		{"short header without the fixed bit", append([]byte{0x3f}, id...), "forward_known"},
-		{"Handshake", longHeader(2, version1, id), "forward_known"},
+		{"no fixed bit", append([]byte{0x3f}, id...), "forward_known"},
+		{"Handshake", handshake, "forward_known"},
 		{"Retry", longHeader(3, version1, id), "forward_known"},
-		{"Initial", longHeader(0, version1, id), "forward_new"},
+		{"Initial", initial, "forward_new"},
 		{"0-RTT", longHeader(1, version1, id), "forward_new"},
 		{"Handshake of version 2", longHeader(0, version2, id), "forward_known"},
 		{"Retry of version 2", longHeader(3, version2, id), "forward_known"},
 		{"Initial of version 2", longHeader(1, version2, id), "forward_new"},
 		{"0-RTT of version 2", longHeader(2, version2, id), "forward_new"},
 		{"another version", longHeader(0, version3, id), "forward_known"},
-		{"another version, unknown ID", longHeader(0, version3, unknown), "forward_recover"},
+		{"another version, other ID", longHeader(0, version3, unknown), "forward_recover"},
 		{"version negotiation", longHeader(0, 0, id), "forward_recover"},
 		{"longer ID", longHeader(2, version1, longID), "forward_known"},
 		{"shorter ID", longHeader(2, version1, id[:len(id)-1]), "forward_recover"},
-		{"Initial with a short ID", longHeader(0, version1, []byte("12345678")), "forward_new"},
+		{"Initial with a short ID", longHeader(0, version1, id[:8]), "forward_new"},
 		{"no ID", longHeader(2, version1, nil), "forward_recover"},
-		{"ID of 255 octets", longHeader(2, version1, slices.Concat(id, make([]byte, 255-len(id)))), "forward_known"},
-		{"ID of an unknown server", shortHeader(unknown), "forward_recover"},
+		{"ID of 255 octets", longHeader(2, version1, longestID), "forward_known"},
+		{"ID of an unknown server", other, "forward_recover"},
 		{"other rotation", shortHeader(rotated), "forward_recover"},
 		{"other length in the ID", shortHeader(lengthened), "forward_recover"},
-		{"Initial before a Handshake packet", slices.Concat(longHeader(0, version1, id), longHeader(2, version1, id)), "forward_new"},
-		{"Handshake before a short header", slices.Concat(longHeader(2, version1, id), shortHeader(unknown)), "forward_known"},
-		{"unknown ID before a known one", slices.Concat(shortHeader(unknown), shortHeader(id)), "forward_recover"},
+		{"Initial, then Handshake", slices.Concat(initial, handshake), "forward_new"},
+		{"Handshake, then others", slices.Concat(handshake, other), "forward_known"},
+		{"unknown ID, then Handshake", slices.Concat(other, handshake), "forward_recover"},
 		{"empty", nil, "forward_recover"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -155,7 +160,9 @@ func TestQUICTruncated(t *testing.T) {
 	id := issued(t, form, server)
 	flow := f.portTo(h3, "h3", server.Name)
 	for name, payload := range map[string][]byte{
-		"short": shortHeader(id), "Handshake": longHeader(2, version1, id), "Initial": longHeader(0, version1, id),
+		"short":     shortHeader(id),
+		"Handshake": longHeader(2, version1, id),
+		"Initial":   longHeader(0, version1, id),
 	} {
 		known := 0
 		for length := range len(payload) + 1 {
@@ -163,10 +170,12 @@ func TestQUICTruncated(t *testing.T) {
 			// What follows the datagram in the packet must not be read.
 			padded := frameOf(flow, packet.Payload(payload))
 			binary.BigEndian.PutUint16(padded[ethernetLength+40+4:], uint16(8+length))
-			for _, frame := range [][]byte{frame, padded, packet.Pad(frame, payload[length:]...)} {
+			behind := packet.Pad(frame, payload[length:]...)
+			for _, frame := range [][]byte{frame, padded, behind} {
 				want := r.receive(frame)
 				if got := f.run(frame); !same(want, got) {
-					t.Errorf("%s, %d octets: %s", name, length, explain(frame, want, got))
+					t.Errorf("%s, %d octets: %s",
+						name, length, explain(frame, want, got))
 				}
 				known += int(want.Reasons["forward_known"].Packets)
 			}
@@ -194,12 +203,12 @@ func TestQUICForms(t *testing.T) {
 			server := &f.service("h3").Servers[i]
 			flow := f.portTo(h3, "h3", server.Name)
 			id := issued(t, &form, server)
+			other := changed(id, form.ServerIDLength, 0x80) // in the last octet
 			for payload, reason := range map[string]string{
-				string(shortHeader(id)): "forward_known",
-				// The nonce belongs to the ID, so a packet without all of it has none.
+				string(shortHeader(id)):    "forward_known",
+				string(shortHeader(other)): "forward_recover",
+				// Without all of the nonce, this is no ID.
 				string(append([]byte{0x40}, id[:len(id)-1]...)): "forward_recover",
-				// The last octet of the server ID counts.
-				string(shortHeader(changed(id, form.ServerIDLength, 0x80))): "forward_recover",
 			} {
 				to := server.Name
 				if reason != "forward_known" {
@@ -219,8 +228,8 @@ func changed(octets []byte, at int, bits byte) []byte {
 	return out
 }
 
-// A connection stays with its server while the server fails, is drained or is moved in the list, and
-// while others come and go. Only if its server is removed, its packets are placed.
+// A connection stays with its server while the server fails, is drained or is moved in the list,
+// and while others come and go. Only if its server is removed, its packets are placed.
 func TestQUICServersChange(t *testing.T) {
 	t.Parallel()
 	form := quicForm()
@@ -265,7 +274,8 @@ func TestQUICServersChange(t *testing.T) {
 	// While a packet is under way, an ID can lead to a slot that its server has left.
 	prefix, err := dataplane.QUICPrefixOf(f.serviceID(h3), form, server)
 	f.must(err)
-	f.must(f.plane.AddQUICServers(f.serviceID(h3), form, map[dataplane.QUICPrefix]uint32{prefix: slot}))
+	stale := map[dataplane.QUICPrefix]uint32{prefix: slot}
+	f.must(f.plane.AddQUICServers(f.serviceID(h3), form, stale))
 	f.check(f.forwarded(frame, h3, "h3", f.placed(h3, "h3"), "forward_recover"), f.run(frame))
 }
 
@@ -301,21 +311,24 @@ func TestQUICIDsMove(t *testing.T) {
 	for _, ids := range [][2]byte{{1, 2}, {2, 1}, {1, 3}} {
 		f.mustApply(config(ids[0], ids[1]))
 		for i, octet := range ids {
-			id := issued(t, form, &desired.Server{QUICID: fmt.Sprintf("%02x%02[1]x%02[1]x", octet)})
-			frame := frameOf(h3, packet.Payload(shortHeader(id)))
-			f.check(f.forwarded(frame, h3, "h3", fmt.Sprintf("q%d", i+1), "forward_known"), f.run(frame))
+			server := withID(desired.Server{}, octet, form)
+			frame := frameOf(h3, packet.Payload(shortHeader(issued(t, form, &server))))
+			to := fmt.Sprintf("q%d", i+1)
+			f.check(f.forwarded(frame, h3, "h3", to, "forward_known"), f.run(frame))
 		}
 		for _, name := range []string{"q1", "q2"} {
 			flow := flowTo(vip6, 444, desired.UDP)
-			frame := frameOf(flow, packet.Payload(shortHeader(issued(t, form, serverOfName(f.service("other"), name)))))
-			f.check(f.forwarded(frame, flow, "other", name, "forward_known"), f.run(frame))
+			id := issued(t, form, serverOfName(f.service("other"), name))
+			frame := frameOf(flow, packet.Payload(shortHeader(id)))
+			want := f.forwarded(frame, flow, "other", name, "forward_known")
+			f.check(want, f.run(frame))
 		}
 		requireIDs(t, f, 4)
 	}
 }
 
-// Flows from before a change from persistence table stay with their servers, and the flow table gets
-// no new ones.
+// Flows from before a change from persistence table stay with their servers, and the flow table
+// gets no new ones.
 func TestQUICFormerFlows(t *testing.T) {
 	t.Parallel()
 	form := quicForm()
@@ -346,7 +359,8 @@ func TestQUICFormerFlows(t *testing.T) {
 	frame = frameOf(h3, packet.Payload(longHeader(0, version1, []byte("12345678"))))
 	for _, healthy := range []bool{false, true} {
 		f.setHealth("h3", server, healthy)
-		f.check(f.forwarded(frame, h3, "h3", f.placed(h3, "h3"), "forward_new"), f.run(frame))
+		want := f.forwarded(frame, h3, "h3", f.placed(h3, "h3"), "forward_new")
+		f.check(want, f.run(frame))
 	}
 }
 
@@ -359,15 +373,16 @@ func TestQUICFragments(t *testing.T) {
 	flow := f.portTo(h3, "h3", "q2")
 	id := issued(t, form, serverOfName(f.service("h3"), "q2"))
 	payload := packet.Payload(append(shortHeader(id), make([]byte, 100)...))
+	to := f.placed(flow, "h3")
 	for i, fragment := range packet.Fragments(frameOf(flow, payload), 64, 7) {
 		reason := "forward_recover"
 		if i > 0 {
 			reason = "forward_fragment"
 		}
-		f.check(f.forwarded(fragment, flow, "h3", f.placed(flow, "h3"), reason), f.run(fragment))
+		f.check(f.forwarded(fragment, flow, "h3", to, reason), f.run(fragment))
 	}
 	icmp := packet.ICMPError(router6, 2, 0, 1400, reply(flow, payload))
-	f.check(f.offered(icmp, flow, "h3", "forward_icmp", srv6.Deliver, f.placed(flow, "h3")), f.run(icmp))
+	f.check(f.offered(icmp, flow, "h3", "forward_icmp", srv6.Deliver, to), f.run(icmp))
 }
 
 // A trace shows which server a connection ID names.
@@ -381,18 +396,22 @@ func TestTraceQUIC(t *testing.T) {
 	f.must(err)
 	defer view.Close()
 	flow := f.portTo(h3, "h3", "q2")
+	placed := f.placed(flow, "h3")
 	for _, c := range []struct {
 		id             []byte
 		server, reason string
 	}{
-		{nil, f.placed(flow, "h3"), "forward_recover"},
+		{nil, placed, "forward_recover"},
 		{issued(t, form, serverOfName(f.service("h3"), "q2")), "q2", "forward_known"},
-		{issued(t, form, &desired.Server{QUICID: "c4605e"}), f.placed(flow, "h3"), "forward_recover"},
+		{issued(t, form, &desired.Server{QUICID: "c4605e"}), placed, "forward_recover"},
 	} {
-		got, err := view.Trace(inspect.Packet{Flow: flow, Length: 48 + 1 + len(c.id), ConnectionID: c.id})
+		got, err := view.Trace(inspect.Packet{
+			Flow: flow, Length: 48 + 1 + len(c.id), ConnectionID: c.id,
+		})
 		f.must(err)
 		if got.Reason != c.reason || got.Server.Name != c.server {
-			t.Errorf("ID %x: %s to %s, want %s to %s", c.id, got.Reason, got.Server.Name, c.reason, c.server)
+			t.Errorf("ID %x: %s to %s, want %s to %s",
+				c.id, got.Reason, got.Server.Name, c.reason, c.server)
 		}
 	}
 }

@@ -38,9 +38,9 @@ func (r *reference) findByID(p parsed, svc *desired.Service) (to []stage, reason
 	return alone(srv6.Deliver, server), "forward_recover"
 }
 
-// connectionID returns the destination connection ID of the first packet in a datagram. With a short
-// header it is followed by the rest of the packet. It is empty if there is none, and for version
-// negotiation. The result opens tells whether it is an Initial or a 0-RTT packet.
+// connectionID returns the destination connection ID of the first packet in a datagram. With a
+// short header it is followed by the rest of the packet. It is empty if there is none, and for
+// version negotiation. The result opens tells whether it is an Initial or a 0-RTT packet.
 func connectionID(datagram []byte) (id []byte, opens bool) {
 	if len(datagram) > 0 && datagram[0]&0x80 == 0 {
 		return datagram[1:], false

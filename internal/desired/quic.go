@@ -18,11 +18,12 @@ const QUICLB21 QUICForm = "quic-lb-21"
 // QUIC is the form of the connection IDs that the servers of a service issue. The fields after Form
 // are those of quiclb.Config.
 type QUIC struct {
-	Form           QUICForm `yaml:"form"`                             // default quic-lb-21
-	Rotation       uint8    `yaml:"rotation" range:"0 to 6"`          // default 0
+	Form           QUICForm `yaml:"form"` // default quic-lb-21
+	Rotation       uint8    `yaml:"rotation" range:"0 to 6"`
 	ServerIDLength int      `yaml:"server-id-length" range:"1 to 15"` // default 8
-	NonceLength    int      `yaml:"nonce-length" range:"4 to 18"`     // default 8, or less if needed
-	EncodeLength   bool     `yaml:"encode-length"`                    // default false
+	// NonceLength is 8 by default, or less if the server ID leaves less room.
+	NonceLength  int  `yaml:"nonce-length" range:"4 to 18"`
+	EncodeLength bool `yaml:"encode-length"`
 }
 
 // Config returns the form as servers configure it.
@@ -57,13 +58,15 @@ func (r *rules) checkQUIC(path string, s *Service) {
 	}
 	if s.Protocol == TCP {
 		r.failf(field.Child(path, "protocol"),
-			"must be %s for persistence %s: only packets of QUIC, which are datagrams of UDP, "+
-				"have connection IDs", UDP, s.Persistence)
+			"must be %s for persistence %s: only packets of QUIC, "+
+				"which are datagrams of UDP, have connection IDs",
+			UDP, s.Persistence)
 	}
 	if s.Placement == PlacementHunt || s.Placement == PlacementRoundRobin {
 		r.failf(field.Child(path, "placement"),
-			"must be %s for persistence %s: a client sends several packets before it knows the "+
-				"server's connection ID, and only %s leads all of them to one server",
+			"must be %s for persistence %s: a client sends several packets "+
+				"before it knows the server's connection ID, "+
+				"and only %s leads all of them to one server",
 			PlacementHash, s.Persistence, PlacementHash)
 	}
 	if s.QUIC == nil {
@@ -77,8 +80,8 @@ func (r *rules) checkQUIC(path string, s *Service) {
 	}
 	if most := mostNonce(length); s.QUIC.NonceLength > most {
 		r.failf(field.Child(at, "nonce-length"),
-			"must be at most %d with server IDs of %d octets: a connection ID has at most 20 octets",
-			most, length)
+			"must be at most %d with server IDs of %d octets: "+
+				"a connection ID has at most 20 octets", most, length)
 	}
 	r.checkQUICIDs(field.Child(path, "servers"), s)
 }
@@ -91,8 +94,9 @@ func (r *rules) checkNoQUIC(path string, s *Service) {
 	}
 	servers := field.Child(path, "servers")
 	for i := range s.Servers {
+		at := field.Child(field.Item(servers, i), "quic-id")
 		if s.Servers[i].QUICID != "" {
-			r.failf(field.Child(field.Item(servers, i), "quic-id"), unused, s.Persistence)
+			r.failf(at, unused, s.Persistence)
 		}
 	}
 }

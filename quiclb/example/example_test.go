@@ -47,7 +47,8 @@ func TestAnswers(t *testing.T) {
 			text, err := io.ReadAll(response.Body)
 			line, rest, _ := strings.Cut(string(text), "\n")
 			if err != nil || !strings.HasPrefix(line, answered) || len(rest) != 40000 {
-				t.Errorf("the answer is %q and %d octets, %v; want %s and 40000 octets", line, len(rest), err, answered)
+				t.Errorf("the answer is %q and %d octets, %v; want %s and 40000 octets",
+					line, len(rest), err, answered)
 			}
 			if got := response.Header.Get("X-Segue-Server"); got != "c4605e" {
 				t.Errorf("X-Segue-Server is %q", got)

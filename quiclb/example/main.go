@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command example is an HTTP/3 server whose connection IDs name it. It answers each request with
-// its server ID, the protocol and the client's address. A request for /?octets=N gets N octets more,
-// for tests of downloads.
+// its server ID, the protocol and the client's address. A request for /?octets=N gets N octets
+// more, for tests of downloads.
 //
 //	go run ./quiclb/example -server-id c4605e -listen :4433
 //

@@ -33,7 +33,9 @@ func quicLab(servers int) lab.Topology {
 }
 
 // serverID returns the server ID of a server in hexadecimal.
-func serverID(server string) string { return fmt.Sprintf("c4%04s", strings.TrimPrefix(server, "s")) }
+func serverID(server string) string {
+	return fmt.Sprintf("c4%04s", strings.TrimPrefix(server, "s"))
+}
 
 // byID gives all services persistence quic.
 func byID(cfg *desired.Balancer) {
@@ -41,7 +43,8 @@ func byID(cfg *desired.Balancer) {
 		s := &cfg.Services[i]
 		s.Persistence = desired.PersistenceQUIC
 		s.QUIC = &desired.QUIC{
-			Form: desired.QUICLB21, Rotation: 1, ServerIDLength: 3, NonceLength: 8, EncodeLength: true,
+			Form: desired.QUICLB21, Rotation: 1, ServerIDLength: 3, NonceLength: 8,
+			EncodeLength: true,
 		}
 		for j := range s.Servers {
 			s.Servers[j].QUICID = serverID(s.Servers[j].Name)
@@ -59,7 +62,8 @@ type quicServers struct {
 func startQUICServers(t *testing.T, l *lab.Lab, flags ...string) *quicServers {
 	t.Helper()
 	s := &quicServers{program: filepath.Join(t.TempDir(), "quic-server")}
-	build := exec.CommandContext(t.Context(), "go", "build", "-buildvcs=false", "-o", s.program, "../../quiclb/example")
+	build := exec.CommandContext(t.Context(), "go", "build", "-buildvcs=false", "-o", s.program,
+		"../../quiclb/example")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("build the server: %v\n%s", err, out)
 	}
@@ -82,8 +86,10 @@ func (s *quicServers) start(t *testing.T, l *lab.Lab, flags ...string) {
 			}
 			_ = log.Close()
 		})
+		port := l.Topology.Services[0].Port.Number()
 		cmd := exec.Command(s.program, append([]string{
-			"-listen", fmt.Sprintf(":%d", l.Topology.Services[0].Port.Number()), "-server-id", serverID(name), "-rotation", "1", "-encode-length",
+			"-listen", fmt.Sprintf(":%d", port), "-server-id", serverID(name),
+			"-rotation", "1", "-encode-length",
 		}, flags...)...)
 		cmd.Stderr = log
 		out, err := cmd.StdoutPipe()
@@ -132,11 +138,13 @@ func dialQUIC(t *testing.T, l *lab.Lab, s lab.Service) *quicConnection {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	config := http3.ConfigureTLSConfig(&tls.Config{InsecureSkipVerify: true})
-	conn, err := quicTransport(t, l).Dial(ctx, net.UDPAddrFromAddrPort(s.Address()), config, nil)
+	to := net.UDPAddrFromAddrPort(s.Address())
+	conn, err := quicTransport(t, l).Dial(ctx, to, config, nil)
 	if err != nil {
 		t.Fatalf("connect to %s: %v", s.Name, err)
 	}
-	c := &quicConnection{lab: l, service: s, conn: conn, http: (&http3.Transport{}).NewClientConn(conn)}
+	c := &quicConnection{lab: l, service: s, conn: conn}
+	c.http = (&http3.Transport{}).NewClientConn(conn)
 	c.server, err = c.visit(t)
 	must(t, err)
 	return c
@@ -181,19 +189,21 @@ func (c *quicConnection) visit(t *testing.T) (server string, err error) {
 	if _, err := io.Copy(io.Discard, response.Body); err != nil {
 		return "", fmt.Errorf("%s at %q: %w", c.service.Name, c.server, err)
 	}
+	id := response.Header.Get("X-Segue-Server")
 	for _, name := range nodes(c.lab, lab.RoleServer) {
-		if serverID(name) == response.Header.Get("X-Segue-Server") {
+		if serverID(name) == id {
 			return name, nil
 		}
 	}
-	return "", fmt.Errorf("%s: unknown server %q", c.service.Name, response.Header.Get("X-Segue-Server"))
+	return "", fmt.Errorf("%s: unknown server ID %q", c.service.Name, id)
 }
 
 // requireServer requires that the connection's server still answers.
 func (c *quicConnection) requireServer(t *testing.T) {
 	t.Helper()
 	if server, err := c.visit(t); err != nil || server != c.server {
-		t.Errorf("%s: server %s answered before, now %q: %v", c.service.Name, c.server, server, err)
+		t.Errorf("%s: server %s answered before, now %q: %v",
+			c.service.Name, c.server, server, err)
 	}
 }
 
@@ -210,8 +220,8 @@ func (c *quicConnection) move(t *testing.T) {
 	must(t, path.Switch())
 }
 
-// TestQUICClientsMove downloads while the client's address changes. Hash would place most addresses on
-// another server than the connection's. Then servers let clients prove their addresses by Retry
+// TestQUICClientsMove downloads while the client's address changes. Hash would place most addresses
+// on another server than the connection's. Then servers let clients prove their addresses by Retry
 // packets.
 func TestQUICClientsMove(t *testing.T) {
 	t.Parallel()
@@ -256,8 +266,8 @@ func TestQUICClientsMove(t *testing.T) {
 	requireNoDrops(t, l)
 }
 
-// TestQUICServersComeAndGo removes a server, adds others and drains one under live connections. Then
-// all packets go to the other balancer. Connections of servers that stay are not affected.
+// TestQUICServersComeAndGo removes a server, adds others and drains one under live connections.
+// Then all packets go to the other balancer. Connections of servers that stay are not affected.
 func TestQUICServersComeAndGo(t *testing.T) {
 	t.Parallel()
 	l := up(t, quicLab(5))
@@ -321,7 +331,8 @@ func TestQUICChromium(t *testing.T) {
 	l := up(t, quicLab(3))
 	servers := startQUICServers(t, l)
 	reconfigure(t, l, byID)
-	profile, err := os.MkdirTemp("", "segue-chromium-") // processes of the browser may write to it late
+	// Processes of the browser may write to their folder after the first one has ended.
+	profile, err := os.MkdirTemp("", "segue-chromium-")
 	must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(profile) })
 	to := service(t, l, "echo4-gre").Address()

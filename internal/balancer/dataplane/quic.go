@@ -18,7 +18,9 @@ const (
 // quicFormOf returns the form as the data path has it.
 func quicFormOf(q *desired.QUIC) balancerQuicForm {
 	form := balancerQuicForm{
-		Mask: quicRotationMask, ServerIdLength: uint8(q.ServerIDLength), Length: uint8(q.Config().Length()),
+		Mask:           quicRotationMask,
+		ServerIdLength: uint8(q.ServerIDLength),
+		Length:         uint8(q.Config().Length()),
 	}
 	if q.EncodeLength {
 		form.Mask = quicWholeMask
@@ -40,12 +42,12 @@ func QUICPrefixOf(service uint32, q *desired.QUIC, server *desired.Server) (QUIC
 	return prefix, nil
 }
 
-// AddQUICServers makes connection IDs lead to servers, by slot, and then puts the form of a service's
-// IDs in force. AddQUICServers returns an error if a table cannot be written.
+// AddQUICServers makes connection IDs lead to the slots of servers, and then puts the form of a
+// service's IDs in force. AddQUICServers returns an error if a table cannot be written.
 func (p *Plane) AddQUICServers(service uint32, q *desired.QUIC, slots map[QUICPrefix]uint32) error {
 	for prefix, slot := range slots {
 		if err := p.Objects.QuicServers.Put(&prefix, slot); err != nil {
-			return fmt.Errorf("let connection IDs name the server of slot %d: %w", slot, err)
+			return fmt.Errorf("add the server ID of slot %d: %w", slot, err)
 		}
 	}
 	if err := p.Objects.QuicForms.Put(service, quicFormOf(q)); err != nil {
