@@ -84,13 +84,11 @@ static __always_inline enum lb_reason commit(const struct packet *pkt,
 		return commit_table(pkt, service, flow, segments);
 	case PERSISTENCE_STATELESS:
 	case PERSISTENCE_HINT:
-		if (!starts_connection(pkt))
+	case PERSISTENCE_QUIC:
+		if (!starts_connection(pkt) && !pkt->opens_quic)
 			return LB_FORWARD_RECOVER;
 		forget_former(service, flow, segments);
 		return segments->keeps_whole ? LB_FORWARD_HUNT : LB_FORWARD_NEW;
-	case PERSISTENCE_QUIC:
-		forget_former(service, flow, segments);
-		return pkt->opens_quic ? LB_FORWARD_NEW : LB_FORWARD_RECOVER;
 	}
 	return LB_FORWARD_NEW;
 }

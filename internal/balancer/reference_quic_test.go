@@ -28,14 +28,14 @@ func (r *reference) findByID(p parsed, svc *desired.Service) (to []stage, reason
 	if server == nil {
 		return nil, ""
 	}
+	if !opens {
+		return alone(srv6.Deliver, server), "forward_recover"
+	}
 	if e := r.bucketOf(p.flow).find(p.flow, svc.Name); isFormer && e != nil &&
 		e.server != svc.Name+"/"+server.Name {
-		*e = referenceEntry{} // later packets of the flow go by their connection IDs
+		*e = referenceEntry{} // later packets of the connection go by their IDs
 	}
-	if opens {
-		return alone(srv6.Deliver, server), "forward_new"
-	}
-	return alone(srv6.Deliver, server), "forward_recover"
+	return alone(srv6.Deliver, server), "forward_new"
 }
 
 // connectionID returns the destination connection ID of the first packet in a datagram. With a
