@@ -6,6 +6,7 @@
 #ifndef SEGUE_BALANCER_PERSISTENCE_H
 #define SEGUE_BALANCER_PERSISTENCE_H
 
+#include "persist_quic.h"
 #include "persist_stateless.h"
 #include "persist_table.h"
 
@@ -31,6 +32,8 @@ static __always_inline enum lb_reason lookup(struct xdp_md *ctx, struct packet *
 		return lookup_stateless(ctx, pkt, service, holder, segments);
 	case PERSISTENCE_HINT:
 		return lookup_hint(pkt, service, holder, segments);
+	case PERSISTENCE_QUIC:
+		return lookup_quic(ctx, pkt, service, segments);
 	}
 	return LB_NONE;
 }
@@ -49,6 +52,8 @@ static __always_inline bool lookup_plain(struct xdp_md *ctx, const struct packet
 		return lookup_stateless_plain(ctx, pkt, service, flow, segments);
 	case PERSISTENCE_HINT:
 		return lookup_hint_plain(pkt, service, flow, segments);
+	case PERSISTENCE_QUIC:
+		return lookup_quic_plain(ctx, pkt, service, flow, segments);
 	}
 	return false;
 }
@@ -63,6 +68,7 @@ static __always_inline bool recall_flow(const struct packet *pkt, const struct s
 		return recall_table(pkt, service, flow, segments);
 	case PERSISTENCE_STATELESS:
 	case PERSISTENCE_HINT:
+	case PERSISTENCE_QUIC:
 		return recall_former(pkt, service, flow, segments);
 	}
 	return false;
@@ -78,7 +84,8 @@ static __always_inline enum lb_reason commit(const struct packet *pkt,
 		return commit_table(pkt, service, flow, segments);
 	case PERSISTENCE_STATELESS:
 	case PERSISTENCE_HINT:
-		if (!starts_connection(pkt))
+	case PERSISTENCE_QUIC:
+		if (!starts_connection(pkt) && !pkt->opens_quic)
 			return LB_FORWARD_RECOVER;
 		forget_former(service, flow, segments);
 		return segments->keeps_whole ? LB_FORWARD_HUNT : LB_FORWARD_NEW;
@@ -99,6 +106,8 @@ static __always_inline enum lb_reason take_signal_of(const struct packet *pkt,
 	case PERSISTENCE_HINT:
 		return removes ? take_remove_hint(pkt, service, flow, sender)
 			       : take_create_hint(pkt, service, flow, sender);
+	case PERSISTENCE_QUIC: /* servers of UDP send no signals */
+		break;
 	}
 	return removes ? LB_RETURN_REMOVE : LB_RETURN_CREATE;
 }

@@ -37,6 +37,7 @@ enum persistence {
 	PERSISTENCE_TABLE,
 	PERSISTENCE_STATELESS, /* the packets themselves tell, by cookies */
 	PERSISTENCE_HINT,      /* a small table guesses, and the server checks */
+	PERSISTENCE_QUIC,      /* the connection IDs of QUIC name the server */
 };
 
 /* How a service's packets are handled: one word, replaced by a single store. */
@@ -183,6 +184,25 @@ struct identity {
 	__u64 flow_signature_keys[FLOW_WORDS + 1];
 	__u64 service_keys[SERVICE_WORDS];
 	__u64 bucket_keys[TUPLE_WORDS + 1]; /* from the configured seed */
+};
+
+/* The form of a service's QUIC connection IDs: the first octet, the server ID and the nonce
+ * (docs/quic.md). */
+struct quic_form {
+	__u8 mask;	       /* bits of the first octet that all IDs have in common */
+	__u8 server_id_length; /* octets, 1 to 15 */
+	__u8 length;	       /* of the whole ID, in octets */
+	__u8 pad;
+};
+
+#define QUIC_PREFIX_SIZE 16
+
+/* How the connection IDs of a server begin. */
+struct quic_prefix {
+	__u32 service; /* its id */
+	__u32 length;  /* of the server ID, in octets */
+	/* The bits of the first octet that all IDs have in common, the server ID, and zeros. */
+	__u8 octets[QUIC_PREFIX_SIZE];
 };
 
 /* Names are zero-terminated. */

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"encoding/hex"
 	"fmt"
 	"io"
 	"net/netip"
@@ -24,6 +25,7 @@ type traceOptions struct {
 	length              int
 	echo                uint32 // TSecr, if the flag is given
 	hasEcho             bool
+	connectionID        string // hexadecimal
 	asJSON              bool
 }
 
@@ -59,6 +61,7 @@ this network namespace.
 the answer is unknown, for example because a server does not answer.`,
 		Example: "  segue trace tcp '[2001:db8:c::2]:40000' '[2001:db8:80::1]:80'\n" +
 			"  segue trace --packet later --length 1500 tcp 198.51.100.7:5000 203.0.113.53:53\n" +
+			"  segue trace --connection-id 07c4605e4504cc4f udp 198.51.100.7:5000 203.0.113.4:443\n" +
 			"  segue trace --ask 'ssh {} segue trace' tcp '[2001:db8:c::2]:40000' '[2001:db8:80::1]:80'\n" +
 			"  segue trace --ask 'nsenter --net=/run/netns/{} segue trace' tcp 198.51.100.7:5000 203.0.113.2:80",
 		Args: arguments("tcp|udp", "SRC:PORT", "DST:PORT"),
@@ -85,6 +88,8 @@ the answer is unknown, for example because a server does not answer.`,
 	cmd.Flags().StringVar(&o.kind, "packet", "auto", "`kind` of TCP packet: auto, syn or later")
 	cmd.Flags().Uint32Var(&o.echo, "echo", 0, "TCP timestamps with this TSecr, a `number` (default: no timestamps)")
 	cmd.Flags().IntVar(&o.length, "length", 0, "length of the packet with its IP header, in `bytes` (default: headers only)")
+	cmd.Flags().StringVar(&o.connectionID, "connection-id", "",
+		"destination connection ID of a QUIC packet with a short header, in `hex`")
 	cmd.Flags().StringVar(&o.ask, "ask", "", "`command` that runs segue trace on the server {}")
 	cmd.Flags().StringVar(&o.next, "next", "", "for an agent: `address` (SID) of the next server")
 	cmd.Flags().BoolVar(&o.asJSON, "json", false, "print JSON")
@@ -103,6 +108,8 @@ func (o *traceOptions) check(cmd *cobra.Command, flow dataplane.Flow) error {
 		return fmt.Errorf("--echo %d: not possible for a udp flow", o.echo)
 	case o.kind != "auto" && flow.Protocol != desired.TCP:
 		return fmt.Errorf("--packet %s: not possible for a udp flow", o.kind)
+	case o.connectionID != "" && flow.Protocol != desired.UDP:
+		return fmt.Errorf("--connection-id %s: not possible for a tcp flow", o.connectionID)
 	case cmd.Flags().Changed("next") && !isIPv6(o.next):
 		return fmt.Errorf("--next %q: must be an IPv6 address", o.next)
 	case cmd.Flags().Changed("ask") && strings.TrimSpace(o.ask) == "":
@@ -129,7 +136,7 @@ func (o *traceOptions) choose(cmd *cobra.Command) (datapath.Instance, error) {
 		return datapath.Instance{}, fmt.Errorf("--next: %q is a balancer; this flag is for agents only", found.Name)
 	}
 	if found.Role == datapath.RoleAgent {
-		for _, name := range []string{"packet", "length", "echo", "ask"} {
+		for _, name := range []string{"packet", "length", "echo", "connection-id", "ask"} {
 			if cmd.Flags().Changed(name) {
 				return datapath.Instance{}, fmt.Errorf("--%s: %q is an agent; this flag is for balancers only", name, found.Name)
 			}
@@ -160,13 +167,26 @@ func parseFlow(protocol, source, destination string) (flow dataplane.Flow, err e
 	return flow, nil
 }
 
-// packet makes a packet of a flow. Length 0 stands for the shortest possible length.
+// mostConnectionID is the greatest length of connection IDs in octets (RFC 9000 section 17.2).
+const mostConnectionID = 20
+
+// packet makes the packet of a flow that the flags describe. Length 0 stands for the shortest possible
+// length.
 func (o *traceOptions) packet(flow dataplane.Flow) (inspect.Packet, error) {
 	const timestamps = 12 // bytes, with padding
-	packet := inspect.Packet{Flow: flow, Length: o.length}
+	id, err := hex.DecodeString(o.connectionID)
+	if err != nil || len(id) > mostConnectionID {
+		return inspect.Packet{}, fmt.Errorf(
+			"--connection-id %q: must be an even number of hexadecimal digits, "+
+				"at most %d octets", o.connectionID, mostConnectionID)
+	}
+	packet := inspect.Packet{Flow: flow, Length: o.length, ConnectionID: id}
 	shortest := 40
+	if len(id) > 0 {
+		shortest += 1 + len(id)
+	}
 	if flow.Source.Addr().Is4() {
-		shortest = 20
+		shortest -= 20
 	}
 	if flow.Protocol == desired.TCP {
 		shortest += 20

@@ -228,11 +228,15 @@ func (s *services) setCapabilities(svc *service, rule *dataplane.ServiceRule) {
 	if svc.passesOn() {
 		rule.Flags |= dataplane.RuleServersPassOn
 	}
-	if svc.FindsByColumn() {
-		s.setColumns(svc, rule)
-		return
-	}
 	switch {
+	case svc.FindsByColumn():
+		rule.Flags |= dataplane.RuleInRow
+		if svc.Persistence == desired.PersistenceHint || s.hasHints {
+			rule.Flags |= dataplane.RuleServersAnswer
+		}
+		svc.setFormerFlows(rule)
+	case svc.Persistence == desired.PersistenceQUIC:
+		svc.setFormerFlows(rule)
 	case svc.Placement == desired.PlacementHunt:
 		rule.Flags |= dataplane.RuleServersAnswer | dataplane.RuleHalfOpen | dataplane.RuleAskIdle
 		svc.huntsEnd = time.Time{}
@@ -244,13 +248,9 @@ func (s *services) setCapabilities(svc *service, rule *dataplane.ServiceRule) {
 	}
 }
 
-// setColumns sets the flags of a service that finds flows by columns. If it has just become so, the flow
+// setFormerFlows sets the flags of a service without a flow table. If it has just become so, the flow
 // tables still have its flows, until the last one has ended.
-func (s *services) setColumns(svc *service, rule *dataplane.ServiceRule) {
-	rule.Flags |= dataplane.RuleInRow
-	if svc.Persistence == desired.PersistenceHint || s.hasHints {
-		rule.Flags |= dataplane.RuleServersAnswer
-	}
+func (svc *service) setFormerFlows(rule *dataplane.ServiceRule) {
 	svc.huntsEnd = time.Time{}
 	if !svc.hasFormerFlows() {
 		return
@@ -261,8 +261,8 @@ func (s *services) setColumns(svc *service, rule *dataplane.ServiceRule) {
 	}
 }
 
-// hasFormerFlows tells whether the flow tables may have flows of a service that finds flows by columns,
-// or is about to. The service's rule is still the one before the change.
+// hasFormerFlows tells whether the flow tables may have flows of a service that has no flow table, or
+// is about to have none. The service's rule is still the one before the change.
 func (svc *service) hasFormerFlows() bool {
 	had := svc.rule.Buckets > 0 && svc.rule.PersistenceName() == desired.PersistenceTable
 	return had || svc.rule.HasFormerFlows()

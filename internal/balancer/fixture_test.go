@@ -386,7 +386,7 @@ func (f *fixture) serviceID(flow dataplane.Flow) uint32 {
 // if the table cannot have flows of the service.
 func (f *fixture) flowLabel(flow dataplane.Flow) uint32 {
 	svc := f.services.byName[f.classify(flow).Name]
-	if svc.FindsByColumn() && !svc.rule.HasFormerFlows() {
+	if svc.Persistence != desired.PersistenceTable && !svc.rule.HasFormerFlows() {
 		return labelOf(flow)
 	}
 	return uint32(f.signature(flow)) & 0xfffff

@@ -161,6 +161,7 @@ func reportCaptures() (frames [][]byte) {
 func (r *reference) vary(frames [][]byte) {
 	r.t.Helper()
 	random := rand.New(rand.NewPCG(uint64(crc32.ChecksumIEEE(slices.Concat(frames...))), 0))
+	r.varyQUIC(random)
 	r.clearLoads()
 	r.varyColumns(random)
 	for i := range r.cfg.Services {

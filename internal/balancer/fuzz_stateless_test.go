@@ -142,11 +142,16 @@ func takeColumnSteps(f *fixture, cfg *desired.Balancer, services []columnService
 	f.via["m4"], f.via["m5"], f.silent["m1"] = "narrow", "", true
 }
 
-// rememberFormer tells the reference what services were before they found flows by columns.
+// rememberFormer tells the reference what services were before they lost their flow table.
 func (r *reference) rememberFormer() {
 	for _, c := range columnServices {
 		if c.former != "" {
 			r.former[c.name] = c.service(0)
+		}
+	}
+	for _, q := range quicServices {
+		if q.former {
+			r.former[q.name] = q.service(true)
 		}
 	}
 }

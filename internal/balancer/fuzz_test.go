@@ -43,7 +43,7 @@ func openReferenceWith(t testing.TB, hints uint32, services []columnService) *re
 		cfg.Services = append(cfg.Services, w.serviceBy(uint8(i), desired.TCP), w.serviceBy(uint8(i), desired.UDP))
 	}
 	cfg.Services = append(cfg.Services, inTurn(desired.TCP), inTurn(desired.UDP))
-	cfg.Services = slices.Concat(ordering(8), cfg.Services, columnConfig(services, 0))
+	cfg.Services = slices.Concat(ordering(8), cfg.Services, quicConfig(true), columnConfig(services, 0))
 	cfg.Node.Limits.Servers, cfg.Node.Limits.Hints = 256, hints
 	clock, err := dataplane.NewFlowClock()
 	if err != nil {
@@ -53,6 +53,7 @@ func openReferenceWith(t testing.TB, hints uint32, services []columnService) *re
 	f := openAt(t, cfg, clock)
 	shortenRows(f, cfg)
 	takeColumnSteps(f, cfg, services)
+	takeQUICStep(f, cfg)
 	f.must(dataplane.Detach(cfg.Node.Instance))
 	f.via["u"], f.via["n"], f.via["h"] = "", "narrow", "bridge"
 	f.via["s1"] = "narrow" // long offers to s1 and others are shortened
@@ -125,6 +126,7 @@ func captures() (frames [][]byte) {
 	}
 	frames = append(frames, reportCaptures()...)
 	frames = append(frames, cookieCaptures()...)
+	frames = append(frames, quicCaptures()...)
 	for seed := range 20 {
 		frame := packettest.Frame(4 + 2*(seed%2)).Example(seed)
 		frames = append(frames, packet.SetMACs(frame, packet.MAC{2, 0, 0, 0, 0, 1}, ownMAC))
@@ -165,6 +167,9 @@ func TestMutants(t *testing.T) {
 			if kind := columnKind(o); kind != "" {
 				seen[kind+" "+reasonOf(o)]++
 			}
+			if isQUIC(o) {
+				seen["quic "+reasonOf(o)]++
+			}
 		}
 	}
 	missing := func() (missing []string) {
@@ -173,7 +178,7 @@ func TestMutants(t *testing.T) {
 				missing = append(missing, "report "+result)
 			}
 		}
-		for _, reason := range slices.Concat(cookieReasons, hintReasons) {
+		for _, reason := range slices.Concat(cookieReasons, hintReasons, quicReasons) {
 			if seen[reason] == 0 {
 				missing = append(missing, reason)
 			}

@@ -46,6 +46,9 @@ func (s *services) reconcile(cfg *desired.Balancer, generations generation.Gener
 	if err := s.plane.SetDomain(cfg); err != nil {
 		return err
 	}
+	if err := s.keepQUICServers(); err != nil {
+		return err
+	}
 	return s.retireSlots()
 }
 
@@ -81,6 +84,9 @@ func (s *services) reconcileService(want *serviceState) error {
 		return err
 	}
 	svc.Service, svc.members = want.service, members
+	if err := s.addQUICServers(svc); err != nil {
+		return err
+	}
 	if err := s.place(svc, want.generation); err != nil {
 		return err
 	}

@@ -19,7 +19,7 @@ func isStateless(svc *desired.Service) bool {
 // tabled returns the service as it is or was with a flow table. It returns false if the flow table
 // cannot have flows of the service.
 func (r *reference) tabled(svc *desired.Service) (desired.Service, bool) {
-	if !svc.FindsByColumn() {
+	if svc.Persistence == desired.PersistenceTable {
 		return *svc, true
 	}
 	former, ok := r.former[svc.Name]

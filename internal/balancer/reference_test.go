@@ -33,8 +33,8 @@ type reference struct {
 	firsts   map[piece]dataplane.Flow    // the flows of first fragments
 	tables   map[string][]*tables.Table  // by service and generation; empty after changes
 	turns    map[string]uint64           // turns given out by services, as far as they are known
-	// former has the services that find flows by columns and may still have flows in the flow
-	// table, by name, as they were before.
+	// former has the services that have lost their flow table and may still have flows in the flow table,
+	// by name, as they were before.
 	former  map[string]desired.Service
 	loads   referenceLoads
 	seen    func(outcome)  // called with each outcome of the data path; may be nil
@@ -139,6 +139,9 @@ func (r *reference) find(p parsed, svc *desired.Service) (to []stage, reason str
 	if svc.FindsByColumn() {
 		return r.findByColumn(p, svc)
 	}
+	if svc.Persistence == desired.PersistenceQUIC {
+		return r.findByID(p, svc)
+	}
 	if server := r.persist(p, svc); server != nil {
 		return toKnown(svc, server), "forward_known"
 	}
@@ -178,6 +181,7 @@ type parsed struct {
 	flow     dataplane.Flow
 	flags    packet.TCPFlags
 	options  []byte // of TCP
+	datagram []byte // of UDP, if the packet has all of it
 	hopLimit uint8
 	length   uint64 // of layer 3, by the IP header
 	// follow is set if the packet does not count as one of its flow. It is the reason under which
@@ -310,6 +314,9 @@ func (p *parsed) parseTransport(protocol byte, b []byte) (reason string) {
 		return "drop_transport"
 	}
 	p.flow.Protocol = desired.UDP
+	if length := int(binary.BigEndian.Uint16(b[4:])); protocol == 17 && length <= len(b) {
+		p.datagram = b[8:length]
+	}
 	if protocol == 6 {
 		p.flow.Protocol, p.flags = desired.TCP, packet.TCPFlags(b[13])
 		p.options = b[20 : int(b[12]>>4)*4]

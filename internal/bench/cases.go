@@ -31,6 +31,7 @@ const (
 	caseMiss      = "vip-miss"             // not to a VIP
 	caseKnown     = "known-flow"           // in the flow table
 	caseUDP       = "known-flow-udp"       // the same with UDP
+	caseQUIC      = "known-flow-quic"      // known-flow-udp, by a connection ID, without a flow table
 	caseSYN       = "syn-of-new-flow"      // placed and entered in the flow table
 	caseUnknown   = "non-syn-unknown"      // of a flow that another balancer had
 	caseReference = "reference-lru"        // known-flow, in the kernel's LRU hash map
@@ -109,6 +110,7 @@ func allCases(levels []uint32, room uint32) []benchCase {
 		for _, flows := range levels {
 			cases = append(cases,
 				referenceCase(tcp, flows, room), knownCase(caseUDP, usual(f, desired.UDP), flows, room),
+				quicCase(usual(f, desired.UDP), flows),
 				newCase(caseSYN, tcp, packet.SYN, flows, room), newCase(caseTurnSYN, turns, packet.SYN, flows, room),
 				newCase(caseUnknown, tcp, packet.ACK, flows, room))
 		}
@@ -191,6 +193,27 @@ func statelessCase(s service, flows uint32) benchCase {
 	c.traffic.flows = flows
 	c.reason = reasonKnown
 	return c
+}
+
+// quicCase uses packets of QUIC, in random order. All flows have the same connection ID.
+func quicCase(s service, flows uint32) benchCase {
+	s.persistence = desired.PersistenceQUIC
+	c := benchCase{name: caseQUIC, service: s, flows: flows}
+	c.setup = setup{kind: setupBalancer, family: s.family, capacity: 1, persistence: s.persistence}
+	id, err := quicForm().Config().Encode([]byte{0xc4, 0x60, 1}, make([]byte, quicForm().NonceLength))
+	if err != nil {
+		panic(err) // the form is a constant
+	}
+	c.traffic = trafficTo(s.family, vips[s.family], s.protocol, 0,
+		packet.Payload(append([]byte{0x40}, id...)))
+	c.traffic.flows = flows
+	c.reason = reasonKnown
+	return c
+}
+
+// quicForm returns the form of connection IDs in quicCase.
+func quicForm() *desired.QUIC {
+	return &desired.QUIC{Form: desired.QUICLB21, ServerIDLength: 3, NonceLength: 8}
 }
 
 // hintCase uses flows whose hints name their server, in random order. About one flow in 25 has no hint,
@@ -361,7 +384,7 @@ func trafficTo(
 		t.flowOffset = ethernetHeader + 8 + 12
 	}
 	if protocol == desired.UDP {
-		t.frame = packet.UDP(source, target, link)
+		t.frame = packet.UDP(source, target, append(options, link)...)
 	} else {
 		t.frame = packet.TCP(source, target, append(options, link, packet.Flags(flags))...)
 	}

@@ -230,8 +230,11 @@ func serviceConfig(s service) desired.Service {
 		Candidates: 3, Generations: 1, Buckets: tables.DefaultBuckets,
 		Timeouts: desired.Timeouts{New: time.Hour, Established: time.Hour, Closing: time.Hour},
 	}
-	if s.persistence != "" {
+	switch s.persistence {
+	case desired.PersistenceStateless, desired.PersistenceHint:
 		c.Persistence, c.Generations, c.History = s.persistence, desired.DefaultColumnGenerations, desired.DefaultHistory
+	case desired.PersistenceQUIC:
+		c.Persistence, c.QUIC = s.persistence, quicForm()
 	}
 	switch s.placement {
 	case desired.PlacementHunt:
@@ -247,6 +250,9 @@ func serviceConfig(s service) desired.Service {
 		c.Servers = append(c.Servers, desired.Server{
 			Name: fmt.Sprintf("s%d", i), Locator: serverLocator(i), Weight: &weight,
 		})
+		if c.QUIC != nil {
+			c.Servers[i-1].QUICID = fmt.Sprintf("c460%02x", i)
+		}
 	}
 	return c
 }

@@ -298,7 +298,7 @@ func TestServiceRules(t *testing.T) {
 			one("services[1].encapsulation",
 				"must be srv6-insert or srv6-encap for placement hunt: gre has no segment list")},
 		{"persistence unknown", "persistence: table", "persistence: sticky",
-			one("services[0].persistence", "must be one of: table, stateless, hint")},
+			one("services[0].persistence", "must be one of: table, stateless, hint, quic")},
 		{"stateless", "persistence: table", "persistence: stateless\n    history: 4\n    generations: 64", nil},
 		{"hint", "persistence: table", "persistence: hint\n    history: 4\n    generations: 64", nil},
 		{"no hints", "flows: 1024", "flows: 1024, hints: 0", nil},
@@ -601,6 +601,102 @@ func TestMostServices(t *testing.T) {
 		complains := err != nil && strings.Contains(err.Error(), fmt.Sprintf("must have at most %d items, has %d", desired.MaxServices, n))
 		if complains != (n > desired.MaxServices) {
 			t.Errorf("%d services: %.500v", n, err)
+		}
+	}
+}
+
+// validQUIC is a balancer's file with a service that has persistence quic.
+const validQUIC = `node: {interface: eth0, locator: "fd00:6c:0:1::/64", addresses: [192.0.2.10]}
+services:
+  - name: h3
+    vip: 198.51.100.4
+    port: 443
+    protocol: udp
+    placement: hash
+    persistence: quic
+    encapsulation: ipip
+    quic: {form: quic-lb-21, rotation: 6, server-id-length: 3, nonce-length: 16, encode-length: true}
+    servers:
+      - {name: s1, address: 192.0.2.53, quic-id: c4605e}
+      - {name: s2, address: 192.0.2.54, quic-id: 000001}
+`
+
+func TestQUICRules(t *testing.T) {
+	const block = "    quic: {form: quic-lb-21, rotation: 6, server-id-length: 3, nonce-length: 16, encode-length: true}\n"
+	const unused = "not used by persistence table"
+	checkMutations(t, validQUIC, ParseBalancer, []mutation{
+		{"defaults", block, "    quic: {server-id-length: 3}\n", nil},
+		{"no block", block, "", []problem{
+			{"services[0].servers[0].quic-id", "must be 8 octets, as quic.server-id-length says; is 3"},
+			{"services[0].servers[1].quic-id", "must be 8 octets, as quic.server-id-length says; is 3"},
+		}},
+		{"srv6-encap", "encapsulation: ipip", "encapsulation: srv6-encap", []problem{
+			{"services[0].servers[0].locator", "required by encapsulation srv6-encap"},
+			{"services[0].servers[0].address", "not used by encapsulation srv6-encap"},
+			{"services[0].servers[1].locator", "required by encapsulation srv6-encap"},
+			{"services[0].servers[1].address", "not used by encapsulation srv6-encap"},
+		}},
+		{"gre", "encapsulation: ipip", "encapsulation: gre", nil},
+		{"form", "quic-lb-21", "quic-lb-20", one("services[0].quic.form", "must be one of: quic-lb-21")},
+		{"rotation", "rotation: 6", "rotation: 7", one("services[0].quic.rotation", wholeNumber+"0 to 6")},
+		{"server ID long", "server-id-length: 3", "server-id-length: 16",
+			one("services[0].quic.server-id-length", wholeNumber+"1 to 15")},
+		{"server ID 0", "server-id-length: 3", "server-id-length: 0",
+			one("services[0].quic.server-id-length", wholeNumber+"1 to 15")},
+		{"nonce short", "nonce-length: 16", "nonce-length: 3",
+			one("services[0].quic.nonce-length", wholeNumber+"4 to 18")},
+		{"nonce long", "nonce-length: 16", "nonce-length: 17", one("services[0].quic.nonce-length",
+			"must be at most 16 with server IDs of 3 octets: a connection ID has at most 20 octets")},
+		{"encode length", "encode-length: true", "encode-length: 3",
+			one("services[0].quic.encode-length", "must be true or false")},
+		{"ID missing", ", quic-id: c4605e", "",
+			one("services[0].servers[0].quic-id", "required by persistence quic")},
+		{"ID not hexadecimal", "c4605e", "0xc460",
+			one("services[0].servers[0].quic-id", "must be an even number of hexadecimal digits")},
+		{"ID odd", "c4605e", "c4605",
+			one("services[0].servers[0].quic-id", "must be an even number of hexadecimal digits")},
+		{"ID short", "c4605e", "c460",
+			one("services[0].servers[0].quic-id", "must be 3 octets, as quic.server-id-length says; is 2")},
+		{"ID used", "000001", "C4605E",
+			one("services[0].servers[1].quic-id", "is already used by services[0].servers[0].quic-id")},
+		{"TCP", "protocol: udp", "protocol: tcp", one("services[0].protocol", "must be udp for persistence quic: "+
+			"only packets of QUIC, which are datagrams of UDP, have connection IDs")},
+		{"round-robin", "placement: hash", "placement: round-robin", one("services[0].placement",
+			"must be hash for persistence quic: a client sends several packets before it knows the "+
+				"server's connection ID, and only hash leads all of them to one server")},
+		{"selection", "placement: hash", "placement: hash\n    selection: consistent",
+			one("services[0].selection", "not used by placement hash")},
+		{"history", "placement: hash", "placement: hash\n    history: 3",
+			one("services[0].history", "not used by persistence quic")},
+		{"table", "persistence: quic", "persistence: table", []problem{
+			{"services[0].quic", unused},
+			{"services[0].servers[0].quic-id", unused},
+			{"services[0].servers[1].quic-id", unused},
+		}},
+	})
+}
+
+// TestQUICDefaults checks the defaults of persistence quic. Long server IDs leave less room for the
+// nonce.
+func TestQUICDefaults(t *testing.T) {
+	for length, nonce := range map[int]int{0: 8, 11: 8, 12: 7, 15: 4} {
+		text, octets := validQUIC, 8
+		block := text[strings.Index(text, "    quic:"):strings.Index(text, "    servers:")]
+		text = strings.Replace(text, block, "", 1)
+		if length > 0 {
+			octets = length
+			text = strings.Replace(text, "placement: hash",
+				fmt.Sprintf("placement: hash\n    quic: {server-id-length: %d}", length), 1)
+		}
+		text = strings.Replace(text, "c4605e", strings.Repeat("c4", octets), 1)
+		text = strings.Replace(text, "000001", strings.Repeat("01", octets), 1)
+		b, _, err := ParseBalancer([]byte(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := &desired.QUIC{Form: desired.QUICLB21, ServerIDLength: octets, NonceLength: nonce}
+		if diff := cmp.Diff(want, b.Services[0].QUIC); diff != "" {
+			t.Errorf("-want +got:\n%s", diff)
 		}
 	}
 }

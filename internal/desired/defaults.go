@@ -85,6 +85,7 @@ func (given Given) defaultService(s *Service, path string) {
 	if s.FindsByColumn() {
 		setDefault(given, field.Child(path, "history"), &s.History, min(DefaultHistory, s.Generations))
 	}
+	given.defaultQUIC(s, field.Child(path, "quic"))
 	setDefault(given, field.Child(path, "buckets"), &s.Buckets, tables.DefaultBuckets)
 	given.defaultTimeouts(&s.Timeouts, field.Child(path, "timeouts"), s)
 	if s.Health != nil {
@@ -93,6 +94,19 @@ func (given Given) defaultService(s *Service, path string) {
 	for i := range s.Servers {
 		given.defaultServer(&s.Servers[i], field.Item(field.Child(path, "servers"), i))
 	}
+}
+
+func (given Given) defaultQUIC(s *Service, path string) {
+	if s.Persistence == PersistenceQUIC {
+		setDefault(given, path, &s.QUIC, &QUIC{})
+	}
+	if s.QUIC == nil {
+		return
+	}
+	setDefault(given, field.Child(path, "form"), &s.QUIC.Form, QUICLB21)
+	setDefault(given, field.Child(path, "server-id-length"), &s.QUIC.ServerIDLength, 8)
+	nonce := min(8, mostNonce(s.QUIC.ServerIDLength))
+	setDefault(given, field.Child(path, "nonce-length"), &s.QUIC.NonceLength, nonce)
 }
 
 func (given Given) defaultTimeouts(t *Timeouts, path string, s *Service) {

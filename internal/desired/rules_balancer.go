@@ -139,11 +139,13 @@ func (r *rules) checkTunnelSources(addresses []netip.Addr) {
 // checkService checks the fields of a service that only balancers have, except its servers.
 func (r *rules) checkService(path string, s *Service) {
 	checkKnown(r, field.Child(path, "placement"), s.Placement, PlacementHash, PlacementHunt, PlacementRoundRobin)
-	checkKnown(r, field.Child(path, "persistence"), s.Persistence, PersistenceTable, PersistenceStateless, PersistenceHint)
+	checkKnown(r, field.Child(path, "persistence"), s.Persistence, PersistenceTable, PersistenceStateless, PersistenceHint,
+		PersistenceQUIC)
 	at := field.Child(path, "candidates")
 	checkRange(r, at, s.Candidates, 1, tables.MaxCandidates)
 	r.checkHunt(path, s)
 	r.checkPersistence(path, s)
+	r.checkQUIC(path, s)
 	at = field.Child(path, "buckets")
 	if err := tables.ValidBuckets(s.Buckets); err != nil {
 		r.failf(at, "%v", err)

@@ -37,6 +37,7 @@ const (
 	PersistenceTable     Persistence = "table"     // a flow table remembers
 	PersistenceStateless Persistence = "stateless" // the packets tell, by cookies
 	PersistenceHint      Persistence = "hint"      // a small table guesses, and servers check
+	PersistenceQUIC      Persistence = "quic"      // the connection IDs of QUIC name the server
 
 	SRv6Insert Encapsulation = "srv6-insert"
 	SRv6Encap  Encapsulation = "srv6-encap"
@@ -111,6 +112,8 @@ type Service struct {
 	// included. Default 3, and at most Generations. It is for persistence stateless and hint: under
 	// table, a place remembers the servers of all generations.
 	History int `yaml:"history,omitempty"`
+	// QUIC is the form of the connection IDs. It is for persistence quic only.
+	QUIC *QUIC `yaml:"quic,omitempty"`
 	// Buckets is the size of the consistent-hash table: a prime or a power of two, larger than the
 	// number of servers. Default 65537. Under placement round-robin the table has a row for each
 	// turn of a cycle, and Buckets is the largest number of rows.
@@ -190,6 +193,9 @@ type Server struct {
 	// server of an SRv6 encapsulation has no Address, so Host is required there if
 	// the service has health checks.
 	Host netip.Addr `yaml:"host"`
+	// QUICID is the server ID in the connection IDs of the server, in hexadecimal. It is for
+	// persistence quic only.
+	QUICID string `yaml:"quic-id,omitempty"`
 	// Weight is the server's share of new flows relative to the others', 0 to
 	// 1000. Default 1. A server of weight 0 is drained, and is not in the candidate table.
 	Weight *uint32 `yaml:"weight" range:"0 to 1000"`

@@ -539,6 +539,10 @@ func TestConfigTemplates(t *testing.T) {
 	s.Servers[1].Drained, s.Generations, s.Probe = true, 2, &no
 	s.Servers[1].Host = netip.MustParseAddr("fd00:5:0:2::1")
 	full.Services[1].Persistence, full.Services[1].History = desired.PersistenceStateless, 2
+	full.Services[3].QUIC = &desired.QUIC{
+		Form: desired.QUICLB21, Rotation: 2, ServerIDLength: 3, NonceLength: 4, EncodeLength: true,
+	}
+	full.Services[3].Servers[1].QUICID = "c4605e"
 	full.Services[1].Health = &desired.Health{TCP: &desired.TCPCheck{Port: 80}}
 	full.Services[2].Health = &desired.Health{HTTP: &desired.HTTPCheck{}}
 	agent := l.Node("s1").AgentConfig()

@@ -39,14 +39,16 @@ func TestAnswers(t *testing.T) {
 			transport := &http3.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}
 			defer transport.Close()
 			client := &http.Client{Transport: transport, Timeout: limit}
-			response, err := client.Get(s.url)
+			response, err := client.Get(s.url + "/?octets=40000")
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer response.Body.Close()
 			text, err := io.ReadAll(response.Body)
-			if err != nil || !strings.HasPrefix(string(text), answered) {
-				t.Errorf("the answer is %q, %v; want %s", text, err, answered)
+			line, rest, _ := strings.Cut(string(text), "\n")
+			if err != nil || !strings.HasPrefix(line, answered) || len(rest) != 40000 {
+				t.Errorf("the answer is %q and %d octets, %v; want %s and 40000 octets",
+					line, len(rest), err, answered)
 			}
 			if got := response.Header.Get("X-Segue-Server"); got != "c4605e" {
 				t.Errorf("X-Segue-Server is %q", got)

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command example is an HTTP/3 server whose connection IDs name it. It answers each request with
-// its server ID, the protocol and the client's address.
+// its server ID, the protocol and the client's address. A request for /?octets=N gets N octets
+// more, for tests of downloads.
 //
 //	go run ./quiclb/example -server-id c4605e -listen :4433
 //
@@ -11,6 +12,7 @@
 package main
 
 import (
+	"bytes"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -20,10 +22,12 @@ import (
 	"encoding/base64"
 	"flag"
 	"fmt"
+	"io"
 	"log"
 	"math/big"
 	"net"
 	"net/http"
+	"strconv"
 	"time"
 
 	"github.com/quic-go/quic-go"
@@ -95,7 +99,21 @@ func answer(id string) http.Handler {
 		w.Header().Set("Content-Type", "text/plain")
 		w.Header().Set("X-Segue-Server", id)
 		fmt.Fprintf(w, "server %s, %s, client %s\n", id, r.Proto, r.RemoteAddr)
+		pad(w, r.URL.Query().Get("octets"))
 	})
+}
+
+// pad writes as many full stops as the text says, or none if it says no number.
+func pad(w io.Writer, octets string) {
+	left, _ := strconv.Atoi(octets)
+	block := bytes.Repeat([]byte("."), 16384)
+	for left > 0 {
+		n, err := w.Write(block[:min(left, len(block))])
+		if err != nil {
+			return // the client is gone
+		}
+		left -= n
+	}
 }
 
 // newCertificate returns a certificate that is signed by its own key.

@@ -67,14 +67,15 @@ func (r *Reader) DryRun() (*DryRun, error) {
 	for name, table := range r.maps.Pinned() {
 		tables[name] = *table
 	}
-	// Only a balancer outside the domain has locators in this table (Plane.SetDomain).
-	locators, err := openAttached(r.Instance, balancerMapLocators)
-	if err != nil {
-		return nil, err
-	}
-	if locators != nil {
-		defer locators.Close()
-		tables[balancerMapLocators] = locators
+	for _, name := range []string{balancerMapLocators, balancerMapQuicForms, balancerMapQuicServers} {
+		table, err := openAttached(r.Instance, name)
+		if err != nil {
+			return nil, err
+		}
+		if table != nil {
+			defer table.Close()
+			tables[name] = table
+		}
 	}
 	sizes := tableSizes{
 		flows: r.maps.Flows.MaxEntries(), halfOpen: r.maps.HalfOpen.MaxEntries(), hints: r.maps.Hints.MaxEntries(),

@@ -41,6 +41,8 @@ type (
 	Counter       = balancerCounter
 	ServerCounter = balancerServerCounter
 	SignalCounter = balancerSignalCounter
+	// QUICPrefix is how the connection IDs of a server begin (types.h).
+	QUICPrefix = balancerQuicPrefix
 )
 
 // ProtocolVersion is the version of the protocol between balancers and agents (docs/protocol.md).

@@ -27,6 +27,7 @@ var persistences = map[desired.Persistence]balancerPersistence{
 	desired.PersistenceTable:     balancerPersistencePERSISTENCE_TABLE,
 	desired.PersistenceStateless: balancerPersistencePERSISTENCE_STATELESS,
 	desired.PersistenceHint:      balancerPersistencePERSISTENCE_HINT,
+	desired.PersistenceQUIC:      balancerPersistencePERSISTENCE_QUIC,
 }
 
 var encapsulations = map[desired.Encapsulation]balancerEncapsulation{

@@ -80,6 +80,8 @@ func (o *Objects) Shared() map[string]*ebpf.Map {
 		balancerMapLocators:       o.Locators,
 		balancerMapProbes:         o.Probes,
 		balancerMapProbeTurns:     o.ProbeTurns,
+		balancerMapQuicForms:      o.QuicForms,
+		balancerMapQuicServers:    o.QuicServers,
 		balancerMapSenders:        o.Senders,
 		balancerMapSignalKeys:     o.SignalKeys,
 	}

@@ -25,6 +25,9 @@ type Packet struct {
 	Length int  // bytes of layer 3: at least the headers, at most 65535
 	// Echo is TSecr of a TCP packet; nil: the packet has no timestamps.
 	Echo *uint32
+	// ConnectionID is the destination connection ID of a UDP packet that is one of QUIC with a short
+	// header. Its octets and one more belong to Length. Empty: the payload is zeros.
+	ConnectionID []byte
 }
 
 // Trace is what the data path would do with a packet, and why.
@@ -207,10 +210,16 @@ func frameOf(p Packet) []byte {
 	}
 	headers := len(build(p.Flow.Source, p.Flow.Destination, options...)) - ethernetHeader
 	payload := make([]byte, max(min(p.Length, longestInFrame)-headers, 0))
+	if len(p.ConnectionID) > 0 {
+		copy(payload, append([]byte{quicShortHeader}, p.ConnectionID...))
+	}
 	return build(p.Flow.Source, p.Flow.Destination, append(options, packet.Payload(payload))...)
 }
 
-const ethernetHeader = 14 // bytes
+const (
+	ethernetHeader  = 14   // bytes
+	quicShortHeader = 0x40 // the first octet, with the fixed bit (RFC 9000 section 17.3)
+)
 
 // describe stores a decision in the trace.
 func (v *View) describe(d *dataplane.Decision, t *Trace) error {

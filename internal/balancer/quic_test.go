@@ -1,0 +1,417 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package balancer
+
+import (
+	"encoding/binary"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
+	"github.com/segue-lb/segue/internal/balancer/inspect"
+	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/internal/srv6"
+)
+
+// h3 is a flow to the service of quicOf.
+var h3 = flowTo(vip6, 443, desired.UDP)
+
+// quicForm is the form of connection IDs of most tests.
+func quicForm() *desired.QUIC {
+	return &desired.QUIC{
+		Form: desired.QUICLB21, Rotation: 2, ServerIDLength: 3, NonceLength: 8,
+		EncodeLength: true,
+	}
+}
+
+// withID returns a server with the server ID that consists of the repeated octet.
+func withID(s desired.Server, octet byte, form *desired.QUIC) desired.Server {
+	s.QUICID = fmt.Sprintf("%x", slices.Repeat([]byte{octet}, form.ServerIDLength))
+	return s
+}
+
+// quicOf returns a balancer with the service "h3". Its servers have the numbers, and server IDs
+// that consist of the number. Server 1 has the name q1.
+func quicOf(form *desired.QUIC, numbers ...uint8) *desired.Balancer {
+	var servers []desired.Server
+	for _, number := range numbers {
+		s := srv6Server(fmt.Sprintf("q%d", number), number, 1)
+		servers = append(servers, withID(s, number, form))
+	}
+	svc := serviceOf("h3", vip6, 443, desired.UDP, desired.SRv6Encap, servers...)
+	svc.Persistence, svc.QUIC = desired.PersistenceQUIC, form
+	return balancerOf(svc)
+}
+
+// issued returns a connection ID of a server.
+func issued(t testing.TB, form *desired.QUIC, server *desired.Server) []byte {
+	t.Helper()
+	id, err := form.Config().Generate(server.QUICServerID())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return id
+}
+
+// shortHeader returns a QUIC packet with a short header.
+func shortHeader(id []byte) []byte {
+	return slices.Concat([]byte{0x40}, id, []byte("packet number, payload and tag"))
+}
+
+// longHeader returns a QUIC packet with a long header, of a type from 0 to 3.
+func longHeader(kind byte, version uint32, id []byte) []byte {
+	header := binary.BigEndian.AppendUint32([]byte{0xc0 | kind<<4}, version)
+	header = append(header, byte(len(id)))
+	rest := []byte("length, packet number and payload")
+	return slices.Concat(header, id, []byte{4, 1, 2, 3, 4}, rest)
+}
+
+const (
+	version1 = 1
+	version2 = 0x6b3343cf // RFC 9369
+	version3 = 0x1a2a3a4a // of no known version
+)
+
+// portTo returns the flow with a client port for which hash does not choose the server.
+func (f *fixture) portTo(flow dataplane.Flow, service, other string) dataplane.Flow {
+	f.t.Helper()
+	for port := uint16(1); port < 1000; port++ {
+		if flow = fromPort(flow, port); f.placed(flow, service) != other {
+			return flow
+		}
+	}
+	f.t.Fatalf("hash places all flows of %s on %s", service, other)
+	return flow
+}
+
+// The header tells whether a packet goes to the server that its connection ID names.
+func TestQUICHeaders(t *testing.T) {
+	t.Parallel()
+	form := quicForm()
+	f := open(t, quicOf(form, 1, 2, 3))
+	server := &f.service("h3").Servers[1]
+	flow := f.portTo(h3, "h3", server.Name)
+	id := issued(t, form, server)
+	longID, longestID := slices.Concat(id, []byte("more")), make([]byte, 255)
+	copy(longestID, id)
+	initial, handshake := longHeader(0, version1, id), longHeader(2, version1, id)
+	unknown := issued(t, form, &desired.Server{QUICID: "c4605e"})
+	other := shortHeader(unknown)
+	rotated, lengthened := slices.Clone(id), slices.Clone(id)
+	rotated[0] ^= 0x20
+	lengthened[0]++
+	for _, c := range []struct {
+		name    string
+		payload []byte
+		reason  string
+	}{
+		{"short header", shortHeader(id), "forward_known"},
+		{"no fixed bit", append([]byte{0x3f}, id...), "forward_known"},
+		{"Handshake", handshake, "forward_known"},
+		{"Retry", longHeader(3, version1, id), "forward_known"},
+		{"Initial", initial, "forward_new"},
+		{"0-RTT", longHeader(1, version1, id), "forward_new"},
+		{"Handshake of version 2", longHeader(0, version2, id), "forward_known"},
+		{"Retry of version 2", longHeader(3, version2, id), "forward_known"},
+		{"Initial of version 2", longHeader(1, version2, id), "forward_new"},
+		{"0-RTT of version 2", longHeader(2, version2, id), "forward_new"},
+		{"another version", longHeader(0, version3, id), "forward_known"},
+		{"another version, other ID", longHeader(0, version3, unknown), "forward_recover"},
+		{"version negotiation", longHeader(0, 0, id), "forward_recover"},
+		{"longer ID", longHeader(2, version1, longID), "forward_known"},
+		{"shorter ID", longHeader(2, version1, id[:len(id)-1]), "forward_recover"},
+		{"Initial with a short ID", longHeader(0, version1, id[:8]), "forward_new"},
+		{"no ID", longHeader(2, version1, nil), "forward_recover"},
+		{"ID of 255 octets", longHeader(2, version1, longestID), "forward_known"},
+		{"ID of an unknown server", other, "forward_recover"},
+		{"other rotation", shortHeader(rotated), "forward_recover"},
+		{"other length in the ID", shortHeader(lengthened), "forward_recover"},
+		{"Initial, then Handshake", slices.Concat(initial, handshake), "forward_new"},
+		{"Handshake, then others", slices.Concat(handshake, other), "forward_known"},
+		{"unknown ID, then Handshake", slices.Concat(other, handshake), "forward_recover"},
+		{"empty", nil, "forward_recover"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			f.t = t
+			frame := frameOf(flow, packet.Payload(c.payload))
+			to := f.placed(flow, "h3")
+			if c.reason == "forward_known" {
+				to = server.Name
+			}
+			f.check(f.forwarded(frame, flow, "h3", to, c.reason), f.run(frame))
+		})
+	}
+	if total := totalOf(f.plane.Flows); total != (dataplane.FlowCounts{}) {
+		t.Errorf("the flow table has %+v", total)
+	}
+}
+
+// The balancer reads no octet beyond the datagram, and decides as quiclb.Config.ServerID does.
+func TestQUICTruncated(t *testing.T) {
+	t.Parallel()
+	form := quicForm()
+	f := open(t, quicOf(form, 1, 2, 3))
+	r := newReference(f)
+	server := &f.service("h3").Servers[1]
+	id := issued(t, form, server)
+	flow := f.portTo(h3, "h3", server.Name)
+	for name, payload := range map[string][]byte{
+		"short":     shortHeader(id),
+		"Handshake": longHeader(2, version1, id),
+		"Initial":   longHeader(0, version1, id),
+	} {
+		known := 0
+		for length := range len(payload) + 1 {
+			frame := frameOf(flow, packet.Payload(payload[:length]))
+			// What follows the datagram in the packet must not be read.
+			padded := frameOf(flow, packet.Payload(payload))
+			binary.BigEndian.PutUint16(padded[ethernetLength+40+4:], uint16(8+length))
+			behind := packet.Pad(frame, payload[length:]...)
+			for _, frame := range [][]byte{frame, padded, behind} {
+				want := r.receive(frame)
+				if got := f.run(frame); !same(want, got) {
+					t.Errorf("%s, %d octets: %s",
+						name, length, explain(frame, want, got))
+				}
+				known += int(want.Reasons["forward_known"].Packets)
+			}
+		}
+		if name == "Initial" != (known == 0) {
+			t.Errorf("%s: %d packets go to the server that they name", name, known)
+		}
+	}
+}
+
+// All forms of connection IDs are read as quiclb writes them.
+func TestQUICForms(t *testing.T) {
+	t.Parallel()
+	f := open(t, quicOf(quicForm(), 1, 2, 3))
+	for _, form := range []desired.QUIC{
+		{Rotation: 0, ServerIDLength: 1, NonceLength: 4},
+		{Rotation: 6, ServerIDLength: 15, NonceLength: 4, EncodeLength: true},
+		{Rotation: 6, ServerIDLength: 15, NonceLength: 4},
+		{Rotation: 5, ServerIDLength: 1, NonceLength: 18, EncodeLength: true},
+		{Rotation: 1, ServerIDLength: 8, NonceLength: 8},
+	} {
+		form.Form = desired.QUICLB21
+		f.mustApply(quicOf(&form, 1, 2, 3))
+		for i := range f.service("h3").Servers {
+			server := &f.service("h3").Servers[i]
+			flow := f.portTo(h3, "h3", server.Name)
+			id := issued(t, &form, server)
+			other := changed(id, form.ServerIDLength, 0x80) // in the last octet
+			for payload, reason := range map[string]string{
+				string(shortHeader(id)):    "forward_known",
+				string(shortHeader(other)): "forward_recover",
+				// Without all of the nonce, this is no ID.
+				string(append([]byte{0x40}, id[:len(id)-1]...)): "forward_recover",
+			} {
+				to := server.Name
+				if reason != "forward_known" {
+					to = f.placed(flow, "h3")
+				}
+				frame := frameOf(flow, packet.Payload([]byte(payload)))
+				f.check(f.forwarded(frame, flow, "h3", to, reason), f.run(frame))
+			}
+		}
+	}
+}
+
+// changed returns a copy of octets with some bits of one octet changed.
+func changed(octets []byte, at int, bits byte) []byte {
+	out := slices.Clone(octets)
+	out[at] ^= bits
+	return out
+}
+
+// A connection stays with its server while the server fails, is drained or is moved in the list,
+// and while others come and go. Only if its server is removed, its packets are placed.
+func TestQUICServersChange(t *testing.T) {
+	t.Parallel()
+	form := quicForm()
+	cfg := quicOf(form, 1, 2, 3)
+	cfg.Services[0].Health = &desired.Health{TCP: &desired.TCPCheck{}}
+	f := open(t, cfg)
+	server := &f.service("h3").Servers[1]
+	payload := packet.Payload(shortHeader(issued(t, form, server)))
+	stays := func() {
+		t.Helper()
+		flow := f.portTo(h3, "h3", "q2")
+		frame := frameOf(flow, payload)
+		f.check(f.forwarded(frame, flow, "h3", "q2", "forward_known"), f.run(frame))
+	}
+	stays()
+	f.setHealth("h3", "q2", false)
+	stays()
+	for _, numbers := range [][]uint8{{2, 4, 1, 3}, {5, 6, 7, 2}, {2}, {1, 2, 3}} {
+		next := quicOf(form, numbers...)
+		next.Services[0].Servers[slices.Index(numbers, 2)].Drained = len(numbers) > 1
+		f.mustApply(next)
+		if len(numbers) == 1 {
+			frame := frameOf(h3, payload)
+			f.check(f.forwarded(frame, h3, "h3", "q2", "forward_known"), f.run(frame))
+			continue
+		}
+		stays()
+	}
+	next := quicOf(form, 1, 2, 3)
+	next.Node = f.cfg.Node
+	f.stop()
+	f.start(next)
+	f.route()
+	stays()
+
+	slot := f.slot("h3", "q2")
+	f.mustApply(quicOf(form, 1, 3))
+	frame := frameOf(h3, payload)
+	f.check(f.forwarded(frame, h3, "h3", f.placed(h3, "h3"), "forward_recover"), f.run(frame))
+	requireIDs(t, f, 2)
+
+	// While a packet is under way, an ID can lead to a slot that its server has left.
+	prefix, err := dataplane.QUICPrefixOf(f.serviceID(h3), form, server)
+	f.must(err)
+	stale := map[dataplane.QUICPrefix]uint32{prefix: slot}
+	f.must(f.plane.AddQUICServers(f.serviceID(h3), form, stale))
+	f.check(f.forwarded(frame, h3, "h3", f.placed(h3, "h3"), "forward_recover"), f.run(frame))
+}
+
+// requireIDs requires that the table of server IDs has so many entries.
+func requireIDs(t *testing.T, f *fixture, want int) {
+	t.Helper()
+	var prefix dataplane.QUICPrefix
+	var slot uint32
+	got := 0
+	for entries := f.plane.Objects.QuicServers.Iterate(); entries.Next(&prefix, &slot); got++ {
+	}
+	if got != want {
+		t.Errorf("%d server IDs are in the table, want %d", got, want)
+	}
+}
+
+// An ID can move to another server, and one server can have the same ID in two services.
+func TestQUICIDsMove(t *testing.T) {
+	t.Parallel()
+	form := quicForm()
+	config := func(first, second byte) *desired.Balancer {
+		cfg := quicOf(form, 1, 2)
+		svc := quicOf(form, 1, 2).Services[0]
+		svc.Name, svc.Port = "other", 444
+		cfg.Services = append(cfg.Services, svc)
+		for i, octet := range []byte{first, second} {
+			s := &cfg.Services[0].Servers[i]
+			*s = withID(*s, octet, form)
+		}
+		return cfg
+	}
+	f := open(t, config(1, 2))
+	for _, ids := range [][2]byte{{1, 2}, {2, 1}, {1, 3}} {
+		f.mustApply(config(ids[0], ids[1]))
+		for i, octet := range ids {
+			server := withID(desired.Server{}, octet, form)
+			frame := frameOf(h3, packet.Payload(shortHeader(issued(t, form, &server))))
+			to := fmt.Sprintf("q%d", i+1)
+			f.check(f.forwarded(frame, h3, "h3", to, "forward_known"), f.run(frame))
+		}
+		for _, name := range []string{"q1", "q2"} {
+			flow := flowTo(vip6, 444, desired.UDP)
+			id := issued(t, form, serverOfName(f.service("other"), name))
+			frame := frameOf(flow, packet.Payload(shortHeader(id)))
+			want := f.forwarded(frame, flow, "other", name, "forward_known")
+			f.check(want, f.run(frame))
+		}
+		requireIDs(t, f, 4)
+	}
+}
+
+// Flows from before a change from persistence table stay with their servers, and the flow table
+// gets no new ones.
+func TestQUICFormerFlows(t *testing.T) {
+	t.Parallel()
+	form := quicForm()
+	checked := func(cfg *desired.Balancer) *desired.Balancer {
+		cfg.Services[0].Health = &desired.Health{TCP: &desired.TCPCheck{}}
+		return cfg
+	}
+	before := checked(quicOf(form, 1, 2, 3))
+	before.Services[0].Persistence, before.Services[0].QUIC = desired.PersistenceTable, nil
+	f := open(t, before)
+	frame := frameOf(h3, packet.Payload(longHeader(0, version1, []byte("12345678"))))
+	f.run(frame)
+	server := f.placed(h3, "h3")
+	numbers := []uint8{1, 2, 3}
+	for f.placed(h3, "h3") == server {
+		numbers = append(numbers, uint8(len(numbers)+1))
+		f.mustApply(checked(quicOf(form, numbers...)))
+	}
+	f.check(f.forwarded(frame, h3, "h3", server, "forward_known"), f.run(frame))
+	other := fromPort(h3, 7)
+	frame = frameOf(other, packet.Payload(longHeader(0, version1, []byte("12345678"))))
+	f.check(f.forwarded(frame, other, "h3", f.placed(other, "h3"), "forward_new"), f.run(frame))
+	if total := totalOf(f.plane.Flows); total.New+total.Established != 1 {
+		t.Errorf("the flow table has %+v, want the former flow alone", total)
+	}
+
+	// When a flow has left its server, the table forgets it: otherwise it would go back.
+	frame = frameOf(h3, packet.Payload(longHeader(0, version1, []byte("12345678"))))
+	for _, healthy := range []bool{false, true} {
+		f.setHealth("h3", server, healthy)
+		want := f.forwarded(frame, h3, "h3", f.placed(h3, "h3"), "forward_new")
+		f.check(want, f.run(frame))
+	}
+}
+
+// All fragments of a datagram go to one server: that of the flow, because later fragments have no
+// connection ID.
+func TestQUICFragments(t *testing.T) {
+	t.Parallel()
+	form := quicForm()
+	f := open(t, quicOf(form, 1, 2, 3))
+	flow := f.portTo(h3, "h3", "q2")
+	id := issued(t, form, serverOfName(f.service("h3"), "q2"))
+	payload := packet.Payload(append(shortHeader(id), make([]byte, 100)...))
+	to := f.placed(flow, "h3")
+	for i, fragment := range packet.Fragments(frameOf(flow, payload), 64, 7) {
+		reason := "forward_recover"
+		if i > 0 {
+			reason = "forward_fragment"
+		}
+		f.check(f.forwarded(fragment, flow, "h3", to, reason), f.run(fragment))
+	}
+	icmp := packet.ICMPError(router6, 2, 0, 1400, reply(flow, payload))
+	f.check(f.offered(icmp, flow, "h3", "forward_icmp", srv6.Deliver, to), f.run(icmp))
+}
+
+// A trace shows which server a connection ID names.
+func TestTraceQUIC(t *testing.T) {
+	t.Parallel()
+	form := quicForm()
+	f := open(t, quicOf(form, 1, 2, 3))
+	f.must(datapath.Pin(f.plane.Objects.XdpLb,
+		filepath.Join(datapath.Dir(f.cfg.Node.Instance), datapath.BalancerProgram)))
+	view, err := inspect.OpenView(f.cfg.Node.Instance)
+	f.must(err)
+	defer view.Close()
+	flow := f.portTo(h3, "h3", "q2")
+	placed := f.placed(flow, "h3")
+	for _, c := range []struct {
+		id             []byte
+		server, reason string
+	}{
+		{nil, placed, "forward_recover"},
+		{issued(t, form, serverOfName(f.service("h3"), "q2")), "q2", "forward_known"},
+		{issued(t, form, &desired.Server{QUICID: "c4605e"}), placed, "forward_recover"},
+	} {
+		got, err := view.Trace(inspect.Packet{
+			Flow: flow, Length: 48 + 1 + len(c.id), ConnectionID: c.id,
+		})
+		f.must(err)
+		if got.Reason != c.reason || got.Server.Name != c.server {
+			t.Errorf("ID %x: %s to %s, want %s to %s",
+				c.id, got.Reason, got.Server.Name, c.reason, c.server)
+		}
+	}
+}

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package balancer
+
+import (
+	"bytes"
+	"encoding/binary"
+	"slices"
+
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/srv6"
+)
+
+// findByID returns the course of a packet of a service with persistence quic, and the reason under
+// which it is counted. The flow table is asked first, if it can have flows of the service.
+func (r *reference) findByID(p parsed, svc *desired.Service) (to []stage, reason string) {
+	_, isFormer := r.former[svc.Name]
+	if isFormer {
+		if server := r.persist(p, svc); server != nil {
+			return alone(srv6.Deliver, server), "forward_known"
+		}
+	}
+	id, opens := connectionID(p.datagram)
+	if server := serverNamed(svc, id); server != nil && !opens {
+		return alone(srv6.Deliver, server), "forward_known"
+	}
+	server := r.place(p.flow, svc)
+	if server == nil {
+		return nil, ""
+	}
+	if !opens {
+		return alone(srv6.Deliver, server), "forward_recover"
+	}
+	if e := r.bucketOf(p.flow).find(p.flow, svc.Name); isFormer && e != nil &&
+		e.server != svc.Name+"/"+server.Name {
+		*e = referenceEntry{} // later packets of the connection go by their IDs
+	}
+	return alone(srv6.Deliver, server), "forward_new"
+}
+
+// connectionID returns the destination connection ID of the first packet in a datagram. With a
+// short header it is followed by the rest of the packet. It is empty if there is none, and for
+// version negotiation. The result opens tells whether it is an Initial or a 0-RTT packet.
+func connectionID(datagram []byte) (id []byte, opens bool) {
+	if len(datagram) > 0 && datagram[0]&0x80 == 0 {
+		return datagram[1:], false
+	}
+	if len(datagram) < 6 {
+		return nil, false
+	}
+	version, rest := binary.BigEndian.Uint32(datagram[1:]), datagram[6:]
+	if version == 0 || int(datagram[5]) > len(rest) {
+		return nil, false
+	}
+	opening := map[uint32][]byte{1: {0, 1}, 0x6b3343cf: {1, 2}}[version] // RFC 9000, RFC 9369
+	return rest[:datagram[5]], slices.Contains(opening, datagram[0]>>4&3)
+}
+
+// serverNamed returns the server of the service that a connection ID names, or nil.
+func serverNamed(svc *desired.Service, id []byte) *desired.Server {
+	named, ok := svc.QUIC.Config().ServerID(id)
+	i := slices.IndexFunc(svc.Servers, func(s desired.Server) bool {
+		return ok && bytes.Equal(s.QUICServerID(), named)
+	})
+	if i < 0 {
+		return nil
+	}
+	return &svc.Servers[i]
+}

@@ -1,0 +1,354 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/quic-go/quic-go"
+	"github.com/quic-go/quic-go/http3"
+
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/lab"
+	"github.com/segue-lb/segue/internal/needs"
+)
+
+// quicLab returns a lab with UDP services in each encapsulation, for servers of HTTP/3.
+func quicLab(servers int) lab.Topology {
+	t := topology("echo6-insert", "echo6-encap", "echo4-gre", "echo4-ipip")
+	t.Servers = servers
+	return t
+}
+
+// serverID returns the server ID of a server in hexadecimal.
+func serverID(server string) string {
+	return fmt.Sprintf("c4%04s", strings.TrimPrefix(server, "s"))
+}
+
+// byID gives all services persistence quic.
+func byID(cfg *desired.Balancer) {
+	for i := range cfg.Services {
+		s := &cfg.Services[i]
+		s.Persistence = desired.PersistenceQUIC
+		s.QUIC = &desired.QUIC{
+			Form: desired.QUICLB21, Rotation: 1, ServerIDLength: 3, NonceLength: 8,
+			EncodeLength: true,
+		}
+		for j := range s.Servers {
+			s.Servers[j].QUICID = serverID(s.Servers[j].Name)
+		}
+	}
+}
+
+// quicServers runs quiclb/example on all servers of a lab, in place of the UDP echo.
+type quicServers struct {
+	program string
+	running []*exec.Cmd
+	keys    []string // hashes of the servers' public keys
+}
+
+func startQUICServers(t *testing.T, l *lab.Lab, flags ...string) *quicServers {
+	t.Helper()
+	s := &quicServers{program: filepath.Join(t.TempDir(), "quic-server")}
+	build := exec.CommandContext(t.Context(), "go", "build", "-buildvcs=false", "-o", s.program,
+		"../../quiclb/example")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("build the server: %v\n%s", err, out)
+	}
+	for _, name := range nodes(l, lab.RoleServer) {
+		must(t, l.Process(name, "echo").Stop())
+	}
+	t.Cleanup(s.stop)
+	s.start(t, l, flags...)
+	return s
+}
+
+func (s *quicServers) start(t *testing.T, l *lab.Lab, flags ...string) {
+	t.Helper()
+	for _, name := range nodes(l, lab.RoleServer) {
+		log, err := os.Create(filepath.Join(t.TempDir(), name+".log"))
+		must(t, err)
+		t.Cleanup(func() {
+			if text, err := os.ReadFile(log.Name()); t.Failed() && err == nil {
+				t.Logf("%s: %s", name, text)
+			}
+			_ = log.Close()
+		})
+		port := l.Topology.Services[0].Port.Number()
+		cmd := exec.Command(s.program, append([]string{
+			"-listen", fmt.Sprintf(":%d", port), "-server-id", serverID(name),
+			"-rotation", "1", "-encode-length",
+		}, flags...)...)
+		cmd.Stderr = log
+		out, err := cmd.StdoutPipe()
+		must(t, err)
+		must(t, l.Node(name).Start(cmd))
+		s.running = append(s.running, cmd)
+		line := make(chan string, 1)
+		go func() {
+			text, _ := bufio.NewReader(out).ReadString('\n')
+			line <- text
+		}()
+		select {
+		case text := <-line:
+			var address, key string
+			if _, err := fmt.Sscan(text, &address, &key); err != nil {
+				t.Fatalf("%s: the server prints %q: %v", name, text, err)
+			}
+			s.keys = append(s.keys, key)
+		case <-time.After(patience):
+			t.Fatalf("%s: the server prints no line within %v", name, patience)
+		}
+	}
+}
+
+// stop stops the servers.
+func (s *quicServers) stop() {
+	for _, cmd := range s.running {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	}
+	s.running, s.keys = nil, nil
+}
+
+// quicConnection is a connection of HTTP/3 from the lab's client.
+type quicConnection struct {
+	lab     *lab.Lab
+	service lab.Service
+	conn    *quic.Conn
+	http    *http3.ClientConn
+	server  string // the one that has answered
+}
+
+// dialQUIC opens a connection, and learns which server has it.
+func dialQUIC(t *testing.T, l *lab.Lab, s lab.Service) *quicConnection {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	config := http3.ConfigureTLSConfig(&tls.Config{InsecureSkipVerify: true})
+	to := net.UDPAddrFromAddrPort(s.Address())
+	conn, err := quicTransport(t, l).Dial(ctx, to, config, nil)
+	if err != nil {
+		t.Fatalf("connect to %s: %v", s.Name, err)
+	}
+	c := &quicConnection{lab: l, service: s, conn: conn}
+	c.http = (&http3.Transport{}).NewClientConn(conn)
+	c.server, err = c.visit(t)
+	must(t, err)
+	return c
+}
+
+// quicTransport opens a socket on the lab's client, and so gives a connection another address.
+func quicTransport(t *testing.T, l *lab.Lab) *quic.Transport {
+	t.Helper()
+	socket, err := l.Node("client").ListenPacket(t.Context(), "udp", ":0")
+	must(t, err)
+	transport := &quic.Transport{Conn: socket}
+	t.Cleanup(func() {
+		_ = transport.Close()
+		_ = socket.Close()
+	})
+	return transport
+}
+
+// get requests so many octets. The caller closes the body.
+func (c *quicConnection) get(t *testing.T, octets int) (*http.Response, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	t.Cleanup(cancel)
+	url := fmt.Sprintf("https://%s/?octets=%d", c.service.Address(), octets)
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	must(t, err)
+	response, err := c.http.RoundTrip(request)
+	if err != nil {
+		return nil, fmt.Errorf("%s at %q: %w", c.service.Name, c.server, err)
+	}
+	return response, nil
+}
+
+// visit makes a small request. It returns the name of the server that answers.
+func (c *quicConnection) visit(t *testing.T) (server string, err error) {
+	t.Helper()
+	response, err := c.get(t, 0)
+	if err != nil {
+		return "", err
+	}
+	defer response.Body.Close()
+	if _, err := io.Copy(io.Discard, response.Body); err != nil {
+		return "", fmt.Errorf("%s at %q: %w", c.service.Name, c.server, err)
+	}
+	id := response.Header.Get("X-Segue-Server")
+	for _, name := range nodes(c.lab, lab.RoleServer) {
+		if serverID(name) == id {
+			return name, nil
+		}
+	}
+	return "", fmt.Errorf("%s: unknown server ID %q", c.service.Name, id)
+}
+
+// requireServer requires that the connection's server still answers.
+func (c *quicConnection) requireServer(t *testing.T) {
+	t.Helper()
+	if server, err := c.visit(t); err != nil || server != c.server {
+		t.Errorf("%s: server %s answered before, now %q: %v",
+			c.service.Name, c.server, server, err)
+	}
+}
+
+// move continues the connection from another port of the client.
+func (c *quicConnection) move(t *testing.T) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	path, err := c.conn.AddPath(quicTransport(t, c.lab))
+	must(t, err)
+	if err := path.Probe(ctx); err != nil {
+		t.Fatalf("%s at %s: probe another path: %v", c.service.Name, c.server, err)
+	}
+	must(t, path.Switch())
+}
+
+// TestQUICClientsMove downloads while the client's address changes. Hash would place most addresses
+// on another server than the connection's. Then servers let clients prove their addresses by Retry
+// packets.
+func TestQUICClientsMove(t *testing.T) {
+	t.Parallel()
+	l := up(t, quicLab(3))
+	servers := startQUICServers(t, l)
+	reconfigure(t, l, byID)
+	for _, s := range l.Topology.Services {
+		c := dialQUIC(t, l, s)
+		const moves, part = 6, 1 << 20
+		response, err := c.get(t, (moves+1)*part)
+		must(t, err)
+		got := int64(0)
+		for range moves {
+			n, err := io.CopyN(io.Discard, response.Body, part)
+			must(t, err)
+			got += n
+			c.move(t)
+		}
+		n, err := io.Copy(io.Discard, response.Body)
+		must(t, err)
+		must(t, response.Body.Close())
+		if got += n; got <= (moves+1)*part {
+			t.Errorf("%s: %d octets of the download arrived", s.Name, got)
+		}
+		c.requireServer(t)
+	}
+	servers.stop()
+	servers.start(t, l, "-retry")
+	answered := map[string]bool{}
+	for _, s := range l.Topology.Services {
+		for range 5 {
+			c := dialQUIC(t, l, s)
+			answered[c.server] = true
+			c.move(t)
+			c.requireServer(t)
+		}
+	}
+	// One of three servers gets none of 20 connections with a probability of 0.001.
+	if len(answered) < 2 {
+		t.Errorf("only %v answer", answered)
+	}
+	requireNoDrops(t, l)
+}
+
+// TestQUICServersComeAndGo removes a server, adds others and drains one under live connections.
+// Then all packets go to the other balancer. Connections of servers that stay are not affected.
+func TestQUICServersComeAndGo(t *testing.T) {
+	t.Parallel()
+	l := up(t, quicLab(5))
+	startQUICServers(t, l)
+	with := func(names ...string) func(*desired.Balancer) {
+		return func(cfg *desired.Balancer) {
+			byID(cfg)
+			keepServers(cfg, names...)
+		}
+	}
+	reconfigure(t, l, with("s1", "s2", "s3"))
+	must(t, l.SetNextHops("lb1"))
+	var live []*quicConnection
+	for _, s := range l.Topology.Services {
+		for range 10 {
+			live = append(live, dialQUIC(t, l, s))
+		}
+	}
+	stay := func(moves bool) (left int) {
+		t.Helper()
+		for _, c := range live {
+			if c.server == "s1" {
+				left++
+				continue
+			}
+			if moves {
+				c.move(t)
+			}
+			c.requireServer(t)
+		}
+		return left
+	}
+	reconfigure(t, l, with("s2", "s3", "s4", "s5"))
+	if left := stay(false); left == 0 || left == len(live) {
+		t.Errorf("%d of %d connections are of the server that leaves", left, len(live))
+	}
+	awaitServers(t, l)
+	reconfigure(t, l, func(cfg *desired.Balancer) {
+		with("s2", "s3", "s4", "s5")(cfg)
+		drain(cfg, "s2")
+	})
+	stay(true)
+	must(t, l.SetNextHops("lb2"))
+	stay(false)
+	stay(true)
+	if counted := packetCounts(t, l.Node("lb2")); counted["forward_known"] == 0 {
+		t.Errorf("lb2 has counted no packets of connections: %v", counted)
+	}
+	for _, s := range l.Topology.Services {
+		if c := dialQUIC(t, l, s); c.server == "s1" || c.server == "s2" {
+			t.Errorf("%s places a new connection on %s", s.Name, c.server)
+		}
+	}
+	requireNoDrops(t, l)
+}
+
+// TestQUICChromium lets a browser fetch a page through the balancers.
+func TestQUICChromium(t *testing.T) {
+	t.Parallel()
+	needs.Command(t, "chromium", "chromium")
+	l := up(t, quicLab(3))
+	servers := startQUICServers(t, l)
+	reconfigure(t, l, byID)
+	// Processes of the browser may write to their folder after the first one has ended.
+	profile, err := os.MkdirTemp("", "segue-chromium-")
+	must(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(profile) })
+	to := service(t, l, "echo4-gre").Address()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	host := fmt.Sprintf("segue.test:%d", to.Port())
+	cmd := exec.CommandContext(ctx, "chromium",
+		"--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
+		"--user-data-dir="+profile, "--origin-to-force-quic-on="+host,
+		"--host-resolver-rules=MAP segue.test "+to.Addr().String(),
+		"--ignore-certificate-errors-spki-list="+strings.Join(servers.keys, ","),
+		"--dump-dom", "https://"+host+"/")
+	var page strings.Builder
+	cmd.Stdout, cmd.WaitDelay = &page, patience
+	must(t, l.Node("client").Start(cmd))
+	if err := cmd.Wait(); err != nil || !strings.Contains(page.String(), "HTTP/3.0, client ") {
+		t.Errorf("the page is %q: %v", page.String(), err)
+	}
+}
