@@ -132,18 +132,19 @@ func (r *reference) followHint(p parsed, svc *desired.Service) []stage {
 	return []stage{{srv6.Steer, server.Name, srv6.Offer{Returns: true}.Argument()}}
 }
 
-// hintedFirst returns the server that the hint of a SYN's flow names, if it does not fail.
+// hintedFirst returns the server that the hint of a SYN's flow names, unless it is unfit.
 func (r *reference) hintedFirst(p parsed, svc *desired.Service) *desired.Server {
 	_, server := r.hinted(p, svc)
-	if server == nil || r.isFailing(svc, server.Name) {
+	if server == nil || r.isUnfit(svc, server) {
 		return nil
 	}
 	return server
 }
 
-// isFailing tells whether a server gets no new flows because of its checks.
-func (r *reference) isFailing(svc *desired.Service, server string) bool {
-	return r.failing[svc.Name+"/"+server] && !r.takes(svc, server)
+// isUnfit tells whether a server gets no new flows because of its checks or its next hop, while others
+// do.
+func (r *reference) isUnfit(svc *desired.Service, server *desired.Server) bool {
+	return !r.takes(svc, server.Name) && (server.Takes() || r.failing[svc.Name+"/"+server.Name])
 }
 
 // columnWith returns the column of a flow's row that has a server, or else one that had it, the

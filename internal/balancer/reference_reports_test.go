@@ -40,7 +40,7 @@ type referenceLoads struct {
 func newReferenceLoads() referenceLoads {
 	return referenceLoads{
 		servers: map[string]*referenceReport{}, services: map[string]*referenceReports{},
-		counts: map[string]uint64{},
+		counts: map[string]uint64{}, slots: map[string]uint32{},
 	}
 }
 

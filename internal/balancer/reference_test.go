@@ -484,11 +484,7 @@ func (r *reference) possible(flow dataplane.Flow, svc *desired.Service) (names [
 	}
 	bucket := r.bucket(flow, svc)
 	present := r.row(svc, 0, bucket)
-	usable := r.usable(svc)
-	fails := func(name string) bool {
-		takes := slices.ContainsFunc(usable, func(s desired.Server) bool { return s.Name == name })
-		return !takes && (serverOfName(svc, name).Takes() || r.failing[svc.Name+"/"+name])
-	}
+	fails := func(name string) bool { return r.isUnfit(svc, serverOfName(svc, name)) }
 	for age := range r.depth(svc) {
 		add(r.row(svc, age, bucket), func(name string) bool { return r.reaches(name) && !fails(name) })
 	}
