@@ -122,8 +122,8 @@ static __always_inline bool read_behind_xdp(const struct __sk_buff *skb, struct 
 }
 
 /*
- * Whether xdp_agent has rewritten the packet for another server, or for the balancer. Packets from outside the domain
- * are never passed on, so a frame that a host outside has marked is not either.
+ * Whether xdp_agent has rewritten the packet for another server, or for the balancer. Packets from
+ * outside the domain are never passed on, so a frame that a host outside has marked is not either.
  */
 static __always_inline bool left_for_next_segment(const struct __sk_buff *skb,
 						  const struct ipv6hdr *ip)

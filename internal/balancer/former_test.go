@@ -130,3 +130,19 @@ func TestRepeatedSYNOfFormerFlow(t *testing.T) {
 	want := f.offered(syn, web, "web", "forward_known", srv6.Deliver, f.row(web, "web")[0])
 	f.check(want, f.run(syn))
 }
+
+// A server accepts a flow by an offer from before the service became stateless, and its signal
+// arrives after the change. The flow has no cookie, so the flow table knows it.
+func TestLateAnswerOfFormerFlow(t *testing.T) {
+	t.Parallel()
+	before, after := hunting(desired.SelectConsistent, 2), stateless(desired.PlacementHunt, 2)
+	f := openFormer(t, before, after, func(*fixture) {})
+	row := f.row(web, "web")
+	answer := f.signal(web, "web", row[1], srv6.CreateStickiness, synAck)
+	f.check(f.returned(answer, "return_create"), f.run(answer))
+	misleading := frameOf(web, packet.Flags(packet.ACK), packet.Timestamps(9, 1024)) // as of column 0
+	for _, reason := range []string{"forward_new", "forward_known"} {
+		want := f.offered(misleading, web, "web", reason, srv6.AckStickiness, row[1])
+		f.check(want, f.run(misleading))
+	}
+}

@@ -161,7 +161,8 @@ func (r *reference) columnWith(
 	return 0, false
 }
 
-// enterHint enters the server that has signalled that it has a flow, and returns the reason.
+// enterHint enters the server that has signalled that it has a flow, if there is a hint table, and
+// returns the reason.
 func (r *reference) enterHint(h heard, svc *desired.Service, sender *desired.Server) string {
 	if !r.hasHints() {
 		return "return_create"

@@ -311,7 +311,7 @@ func (r *reference) takeSignal(frame []byte) outcome {
 		}
 		return r.returned(frame, "return_remove")
 	}
-	if svc.FindsByColumn() {
+	if _, ok := r.tabled(svc); !ok || r.hasHints() && svc.FindsByColumn() {
 		return r.returned(frame, r.enterHint(h, svc, sender))
 	}
 	reason := r.create(h, svc, sender)
