@@ -97,17 +97,14 @@ static __always_inline enum lb_reason take_create_hint(const struct packet *pkt,
 	return LB_RETURN_CREATE;
 }
 
-/* Handles remove-stickiness, also for flows from before the service had hints. */
-static __always_inline enum lb_reason take_remove_hint(const struct packet *pkt,
-						       const struct service *service,
-						       struct flow *flow, __u32 sender)
+/* Handles remove-stickiness: removes the hint. */
+static __always_inline void take_remove_hint(const struct packet *pkt,
+					     const struct service *service, __u32 sender)
 {
 	struct hint hint;
 
 	hint_lookup(&pkt->key, service->id, &hint);
 	hint_remove(&hint, sender);
-	return has_flows(service) ? take_remove_table(pkt, service, flow, sender)
-				  : LB_RETURN_REMOVE;
 }
 
 #endif

@@ -93,23 +93,26 @@ static __always_inline enum lb_reason commit(const struct packet *pkt,
 	return LB_FORWARD_NEW;
 }
 
-/* Takes note of a server's signal about a flow: create-stickiness, or remove-stickiness. */
+/* Whether the flow table enters flows of the service by create-stickiness. After a change from
+ * persistence `table` to one without hints, late answers are to flows without a cookie. */
+static __always_inline bool enters_flows(const struct service *service)
+{
+	return persistence_of(service) == PERSISTENCE_TABLE || (has_flows(service) && !has_hints());
+}
+
+/* Takes note of a server's signal about a flow: create-stickiness, or remove-stickiness. Both tables
+ * can have the flow after a change of persistence. No server signals about flows of QUIC. */
 static __always_inline enum lb_reason take_signal_of(const struct packet *pkt,
 						     const struct service *service,
 						     struct flow *flow, __u32 sender, bool removes)
 {
-	switch (persistence_of(service)) {
-	case PERSISTENCE_TABLE:
-		return removes ? take_remove_table(pkt, service, flow, sender)
-			       : take_create_table(pkt, service, flow, sender);
-	case PERSISTENCE_STATELESS:
-	case PERSISTENCE_HINT:
-		return removes ? take_remove_hint(pkt, service, flow, sender)
-			       : take_create_hint(pkt, service, flow, sender);
-	case PERSISTENCE_QUIC: /* servers of UDP send no signals */
-		break;
-	}
-	return removes ? LB_RETURN_REMOVE : LB_RETURN_CREATE;
+	if (!removes)
+		return enters_flows(service) ? take_create_table(pkt, service, flow, sender)
+					     : take_create_hint(pkt, service, sender);
+	if (persistence_of(service) != PERSISTENCE_TABLE)
+		take_remove_hint(pkt, service, sender);
+	return has_flows(service) ? take_remove_table(pkt, service, flow, sender)
+				  : LB_RETURN_REMOVE;
 }
 
 #endif
