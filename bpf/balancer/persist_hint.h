@@ -78,18 +78,15 @@ static __always_inline enum lb_reason lookup_hint(const struct packet *pkt,
 	return LB_FORWARD_KNOWN;
 }
 
-/* Handles create-stickiness: enters the server's column. Without hints, only flows from before the
- * service had cookies have signals. They have no cookie, so the flow table has to know them. */
+/* Handles create-stickiness: enters the server's column. */
 static __always_inline enum lb_reason take_create_hint(const struct packet *pkt,
-						       const struct service *service,
-						       struct flow *flow, __u32 sender)
+						       const struct service *service, __u32 sender)
 {
 	struct hint hint;
 	int column;
 
-	if (!has_hints())
-		return has_flows(service) ? take_create_table(pkt, service, flow, sender)
-					  : LB_RETURN_CREATE;
+	if (!has_hints()) /* nothing has to be entered */
+		return LB_RETURN_CREATE;
 	column = column_with(service, bucket_of(&pkt->key, service->rule.buckets), sender);
 	hint_lookup(&pkt->key, service->id, &hint);
 	if (column < 0 || !hint_enter(&hint, column, sender, !(pkt->tcp_flags & TCP_SYN)))
