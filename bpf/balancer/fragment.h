@@ -73,6 +73,7 @@ read_first_fragment(struct cursor *at, const struct fragment_key *key, struct pa
 		return LB_DROP_FRAGMENT;
 	if (!dry_run)
 		bpf_map_update_elem(&fragments, key, &flow, BPF_ANY);
+	pkt->visits_all = true;
 	return LB_NONE;
 }
 

@@ -64,7 +64,7 @@ static __always_inline enum lb_reason lookup_hint(const struct packet *pkt,
 	int number;
 
 	hint_lookup(&pkt->key, service->id, &hint);
-	if (!hint_fits(&hint, service) || pkt->is_returned)
+	if (!hint_fits(&hint, service) || pkt->visits_all)
 		return LB_NONE;
 	number = server_with_mark(service, bucket_of(&pkt->key, service->rule.buckets), hint.value);
 	if (number < 0)

@@ -93,7 +93,7 @@ __noinline int list_for_cookie(const struct packet *pkt, const struct service *s
 	segments->count = 0;
 	segments->columns = 0;
 	list_column(service, bucket, column < 0 ? 0 : column, segments);
-	if (column < 0 || !segments->count || pkt->is_returned ||
+	if (column < 0 || !segments->count || pkt->visits_all ||
 	    service->rule.flags & RULE_FORMER_FLOWS) {
 		list_row(service, generations_of(service), bucket, LIST_REACHABLE, segments);
 		list_row(service, 1, bucket, LIST_ANY, segments);
@@ -110,7 +110,7 @@ static __always_inline enum lb_reason follow_cookie(const struct packet *pkt,
 	if (!ask_listed(segments, SID_STEER, SID_STEER))
 		return LB_DROP_NO_SERVER;
 	ask_for_cookie(cookie_width(service), segments);
-	if (segments->count > 1 || pkt->is_returned)
+	if (segments->count > 1 || pkt->visits_all)
 		return LB_FORWARD_RECOVER;
 	if (has_hints())
 		segments->first_sid |= (__u32)bpf_cpu_to_be64(LOAD_RETURN);

@@ -185,7 +185,7 @@ static __always_inline enum lb_reason take_returned(struct xdp_md *ctx, struct p
 	__builtin_memset(pkt, 0, sizeof(*pkt));
 	if (parse(ctx, pkt) != PARSE_OK)
 		return LB_DROP_SIGNAL;
-	pkt->is_returned = true;
+	pkt->visits_all = true;
 	return LB_NONE;
 }
 

@@ -101,7 +101,7 @@ func (r *reference) slotOf(svc *desired.Service, server string) uint32 {
 // hinted returns the hint of a flow, and the server that it names. Both are nil if the flow has no
 // hint, if the hint is shared, or if its mark names no server of its column or several.
 func (r *reference) hinted(p parsed, svc *desired.Service) (*referenceHint, *desired.Server) {
-	if !r.hasHints() || p.returned {
+	if !r.hasHints() || p.visitsAll() {
 		return nil, nil
 	}
 	set, tag := r.setOf(p.flow)

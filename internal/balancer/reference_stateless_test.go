@@ -52,7 +52,7 @@ func (r *reference) findByColumn(p parsed, svc *desired.Service) (to []stage, re
 // have the flow.
 func (r *reference) followCookie(p parsed, svc *desired.Service) (to []stage, reason string) {
 	to = withCookies(svc, stages(srv6.Steer, r.holders(p, svc)...))
-	if len(to) != 1 || p.returned {
+	if len(to) != 1 || p.visitsAll() {
 		return to, "forward_recover"
 	}
 	if r.hasHints() {
@@ -160,7 +160,7 @@ func (r *reference) holders(p parsed, svc *desired.Service) (names []string) {
 	any := func(string) bool { return true }
 	add(r.past(svc, bucket, column), r.reaches)
 	add(r.past(svc, bucket, column), any)
-	if _, isFormer := r.former[svc.Name]; ok && len(names) > 0 && !isFormer && !p.returned {
+	if _, isFormer := r.former[svc.Name]; ok && len(names) > 0 && !isFormer && !p.visitsAll() {
 		return names
 	}
 	for age := range r.depth(svc) {

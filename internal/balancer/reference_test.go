@@ -192,6 +192,10 @@ type parsed struct {
 	returned bool
 }
 
+// visitsAll tells whether the packet visits all servers that may have its flow: a server has returned
+// it, or it is a first fragment, which no server can return.
+func (p parsed) visitsAll() bool { return p.returned || p.piece != nil }
+
 func (p parsed) opens() bool { return p.flags&(packet.SYN|packet.ACK) == packet.SYN }
 func (p parsed) ends() bool  { return p.flags&(packet.FIN|packet.RST) != 0 }
 
