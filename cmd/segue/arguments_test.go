@@ -24,7 +24,7 @@ func everyCommand(cmd *cobra.Command, do func(*cobra.Command)) {
 // usual words, and that an invalid value of each type causes a clear error.
 func TestPlaceholders(t *testing.T) {
 	known := []string{"", "address", "bytes", "command", "count", "counts", "distribution", "duration",
-		"file", "folder", "format", "int", "kind", "line", "name", "number", "numbers", "process",
+		"file", "folder", "format", "hex", "int", "kind", "line", "name", "number", "numbers", "process",
 		"regexp", "role", "schedule", "share", "shares", "time"}
 	everyCommand(newRoot(), func(cmd *cobra.Command) {
 		cmd.LocalFlags().VisitAll(func(flag *pflag.Flag) {
