@@ -135,13 +135,17 @@ static __always_inline bool returns_cookie(struct xdp_md *ctx, const struct pack
 /*
  * Reads the sequence number of the SYN-ACK of a half-open connection. bpf_skc_to_tcp_request_sock
  * does not support requests of multipath TCP, though they begin with the same structure. The
- * verifier permits no other access to a socket's fields. So the program reads the socket's address
- * from the stack, and then the field as kernel memory, which kernels in lockdown refuse.
+ * verifier permits no other access to a socket's fields. So the program then reads the socket's
+ * address from the stack, and the field as kernel memory, which kernels in lockdown refuse.
  */
 static __always_inline bool read_sent_isn(struct bpf_sock *socket, __u32 *isn)
 {
-	struct tcp_request_sock *request;
+	struct tcp_request_sock *request = bpf_skc_to_tcp_request_sock(socket);
 
+	if (request) {
+		*isn = request->snt_isn;
+		return true;
+	}
 	return !bpf_probe_read_kernel(&request, sizeof(request), &socket) &&
 	       !bpf_probe_read_kernel(isn, sizeof(*isn), &request->snt_isn);
 }
