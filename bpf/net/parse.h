@@ -70,7 +70,7 @@ struct packet {
 	/* It is to visit all servers that may have its flow: a server has returned it, because it does
 	 * not have the flow, or no server could return it, because it is a fragment. */
 	__u8 visits_all : 1;
-	__u8 opens_quic : 1;  /* an Initial or 0-RTT packet of QUIC */
+	__u8 opens_quic : 1; /* an Initial or 0-RTT packet of QUIC */
 	__u8 pad;
 };
 
