@@ -55,7 +55,9 @@ func TestToolsWithoutFlowTable(t *testing.T) {
 			iperf(t, l, s, "--reverse")
 		}
 	}
-	requireNoDrops(t, l)
+	// A client that ends a download early resets each packet that still arrives. No server has the
+	// connection after the first reset.
+	requireNoDropsBut(t, l, "drop_rate_limit")
 }
 
 // curl makes requests on connections of their own, some at a time. Each must succeed.
