@@ -39,6 +39,14 @@ struct tcp_request_sock {
 	__u32 snt_tsval_last;
 } __attribute__((preserve_access_index));
 
+struct inet_timewait_sock {
+	unsigned char tw_substate;
+} __attribute__((preserve_access_index));
+
+struct tcp_timewait_sock {
+	struct inet_timewait_sock tw_sk;
+} __attribute__((preserve_access_index));
+
 /* The sockets that the kernel has for a flow. Several may hold. */
 enum socket_kind {
 	SOCKET_NONE = 0,
@@ -168,6 +176,15 @@ static __always_inline bool is_answer_to(struct xdp_md *ctx, const struct packet
 	return bpf_ntohl(tcp.ack_seq) == isn + 1;
 }
 
+/* Whether a connection is over, except for late packets. If the application has closed its socket
+ * and the client has not, Linux keeps the same small socket as for TIME_WAIT. */
+static __always_inline bool is_over(struct bpf_sock *socket)
+{
+	struct tcp_timewait_sock *over = bpf_skc_to_tcp_timewait_sock(socket);
+
+	return !over || over->tw_sk.tw_substate == BPF_TCP_TIME_WAIT;
+}
+
 /*
  * Returns the kinds of sockets (enum socket_kind) of the packet's flow, and sets the backlog if
  * there is a listener. Not inlined: the verifier walks it once.
@@ -196,7 +213,7 @@ __noinline int find_local(struct xdp_md *ctx, const struct packet *pkt, struct b
 		kinds = SOCKET_REQUEST;
 		break;
 	case BPF_TCP_TIME_WAIT:
-		kinds = SOCKET_TIME_WAIT;
+		kinds = is_over(socket) ? SOCKET_TIME_WAIT : SOCKET_CONNECTED;
 		break;
 	default:
 		kinds = SOCKET_CONNECTED;
