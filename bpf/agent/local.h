@@ -176,13 +176,27 @@ static __always_inline bool is_answer_to(struct xdp_md *ctx, const struct packet
 	return bpf_ntohl(tcp.ack_seq) == isn + 1;
 }
 
-/* Whether a connection is over, except for late packets. If the application has closed its socket
- * and the client has not, Linux keeps the same small socket as for TIME_WAIT. */
+/*
+ * Whether a connection is over, except for late packets. If the application has closed its socket
+ * and the client has not, Linux keeps the same small socket as for TIME_WAIT. Listeners with
+ * multipath TCP have sockets of another type, which begin with the same structure: see
+ * read_sent_isn().
+ */
 static __always_inline bool is_over(struct bpf_sock *socket)
 {
 	struct tcp_timewait_sock *over = bpf_skc_to_tcp_timewait_sock(socket);
+	unsigned char state = BPF_TCP_TIME_WAIT;
+	__u32 known;
 
-	return !over || over->tw_sk.tw_substate == BPF_TCP_TIME_WAIT;
+	if (over) {
+		known = over->tw_sk.tw_substate;
+		barrier_var(
+			known); /* the compiler would merge both reads, and the verifier refuse */
+		return known == BPF_TCP_TIME_WAIT;
+	}
+	if (!bpf_probe_read_kernel(&over, sizeof(over), &socket))
+		bpf_probe_read_kernel(&state, sizeof(state), &over->tw_sk.tw_substate);
+	return state == BPF_TCP_TIME_WAIT;
 }
 
 /*

@@ -150,6 +150,7 @@ func (s *stage) situations(client, vip netip.AddrPort) []situation {
 	down := flow{client, netip.AddrPortFrom(vip.Addr(), 81)}
 	connected, _ := s.connect(from(40001), accepted)
 	closing, c := s.connect(from(40002), accepted)
+	halfClosed, h := s.connect(from(40007), accepted)
 	elsewhere := s.request(from(40006))
 	elsewhere.ack += 1000
 	return []situation{
@@ -158,6 +159,7 @@ func (s *stage) situations(client, vip netip.AddrPort) []situation {
 		{"request", sockets{request: true}, s.request(from(40004)), false},
 		{"request, but connected elsewhere", sockets{request: true}, elsewhere, true},
 		{"connected", sockets{connected: true}, connected, false},
+		{"closed by the server", sockets{connected: true}, s.closeServer(halfClosed, h), false},
 		{"time wait", sockets{listening: true, timeWait: true}, s.close(closing, c), false},
 		{"cookie", sockets{listening: true, cookie: true}, s.cookie(from(40005)), false},
 	}

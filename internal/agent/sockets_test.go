@@ -259,14 +259,23 @@ func (s *stage) connect(f flow, accepted <-chan net.Conn) (dialogue, net.Conn) {
 	return d, nil
 }
 
-// close ends a connection. The server closes first, so its socket is in TIME_WAIT.
-func (s *stage) close(d dialogue, c net.Conn) dialogue {
+// closeServer closes the server's side of a connection. Its application has no socket any more, and
+// the client can still send.
+func (s *stage) closeServer(d dialogue, c net.Conn) dialogue {
 	s.t.Helper()
 	if err := c.Close(); err != nil {
 		s.t.Fatal(err)
 	}
 	s.await(d, packet.FIN)
 	d.ack++
+	s.send(d, packet.ACK)
+	return d
+}
+
+// close ends a connection. The server closes first, so its socket is in TIME_WAIT.
+func (s *stage) close(d dialogue, c net.Conn) dialogue {
+	s.t.Helper()
+	d = s.closeServer(d, c)
 	s.send(d, packet.FIN|packet.ACK)
 	d.seq++
 	s.await(d, packet.ACK)
