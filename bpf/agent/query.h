@@ -28,6 +28,8 @@ static __always_inline __u32 socket_state(struct xdp_md *ctx, const struct flow_
 	if (!socket)
 		return 0;
 	state = socket->state;
+	if (state == BPF_TCP_TIME_WAIT && !is_over(socket))
+		state = BPF_TCP_FIN_WAIT2;
 	bpf_sk_release(socket);
 	return state;
 }

@@ -267,6 +267,7 @@ func requireFlow(t *testing.T, k *kernel, d *agentDecision, now situation, state
 	socket := map[string]string{
 		"down": "none", "listening": "listening", "request": "request", "connected": "established",
 		"request, but connected elsewhere": "request", "time wait": "time-wait", "cookie": "listening",
+		"closed by the server": "fin-wait-2",
 	}[now.name]
 	if got != want || socketName(uint32(d.Socket)) != socket || d.HasFlow == 0 {
 		t.Errorf("%s: the flow is %+v at socket %s, want %+v at socket %s",

@@ -167,7 +167,8 @@ func TestTraceOfConnection(t *testing.T) {
 	view := tracingView(t, k)
 	sockets := map[string]string{"down": "none", "listening": "listening", "request": "request",
 		"request, but connected elsewhere": "request", "connected": "established",
-		"time wait": "time-wait", "cookie": "listening"}
+		"time wait": "time-wait", "cookie": "listening",
+		"closed by the server": "fin-wait-2"}
 	for _, now := range s.situations(client6, vip6) {
 		setFlow(t, k, now.flow, desired.SRv6Insert, "direct", 3)
 		s.do(func() error {
