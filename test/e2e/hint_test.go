@@ -102,7 +102,8 @@ func keepConnections(t *testing.T, persistence desired.Persistence) {
 	if wrong > asked {
 		t.Errorf("servers returned %d packets, but only %d visited several servers", wrong, asked)
 	}
-	requireNoDrops(t, l)
+	// A packet can meet an added server before the balancer knows the server's next hop.
+	requireNoDropsBut(t, l, "drop_no_next_hop")
 }
 
 // recoveries makes some requests on all connections, none of which may break. It returns how many
