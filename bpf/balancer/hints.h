@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The hint table: a hint tells in 16 bits which server probably has a flow. A set is one word with
- * four hints. All cores share the table without locks. Readers load a set once. Writers replace it by
- * compare-and-swap; a writer that loses the race changes nothing.
+ * The hint table: a hint tells in 16 bits which server probably has a flow. A set is two words with
+ * four hints each, in one cache line. All cores share the table without locks. Readers load a word
+ * once. Writers replace it by compare-and-swap; a writer that loses the race changes nothing.
  *
  *    15           8 7      5 4      2 1     0
  *   +--------------+--------+--------+-------+
  *   |     tag      | column |  mark  |  use  |
  *   +--------------+--------+--------+-------+
  *
- * The set and the tag come from a hash of the flow. The tag tells strangers apart, but not for
- * certain. So a hint can be another flow's. A server that does not have the flow returns the packet,
- * and the packet then visits all servers that may have the flow (docs/stateless.md, "Hints").
+ * The set, its word to look at first, and the tag come from a hash of the flow. Most hints are in
+ * their first word. The tag tells strangers apart, but not for certain. So a hint can be another
+ * flow's. A server that does not have the flow returns the packet, and the packet then visits all
+ * servers that may have the flow (docs/stateless.md, "Hints").
  *
  * The column is that of the flow's server in the row of the flow's bucket. The mark is a hash of the
  * server's number. It tells the servers apart that the column has had. It also refutes most hints of
@@ -23,7 +24,8 @@
 #include "decision.h"
 #include "flowtable.h"
 
-#define HINTS_PER_SET 4
+#define WORDS_PER_SET 2
+#define HINTS_PER_WORD 4
 #define HINT_BITS 16
 #define HINT_MASK 0xffffU
 #define HINT_TAG_BITS 8
@@ -42,12 +44,16 @@ enum hint_use {
 	HINT_SHARED, /* several flows have this tag, so the rest says nothing */
 };
 
+struct hint_set {
+	__u64 word[WORDS_PER_SET];
+};
+
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1); /* set at load: a power of two */
 	__uint(map_flags, BPF_F_MMAPABLE);
 	__type(key, __u32);
-	__type(value, __u64);
+	__type(value, struct hint_set);
 } hints SEC(".maps");
 
 /* 64 less the bits of a set's number; 0: there is no hint table. */
@@ -55,11 +61,12 @@ const volatile __u32 hint_set_shift;
 
 /* The hint of a flow, as a lookup found it. */
 struct hint {
-	__u64 *set;  /* NULL: there is no hint table */
-	__u64 read;  /* the set, as it was read */
-	__u32 tag;   /* at its position in a hint */
-	__u32 value; /* the flow's hint; 0: there is none */
-	__u32 place; /* the hint's first bit in the set */
+	struct hint_set *set; /* NULL: there is no hint table */
+	__u64 read;	      /* the word that was read last */
+	__u32 word;	      /* its number in the set */
+	__u32 tag;	      /* at its position in a hint */
+	__u32 value;	      /* the flow's hint; 0: there is none */
+	__u32 place;	      /* the hint's first bit in the word */
 };
 
 static __always_inline bool has_hints(void)
@@ -89,51 +96,75 @@ static __always_inline bool hint_names(__u32 value, __u32 server)
 	return (value & ((1 << HINT_MARK_BITS) - 1) << HINT_MARK_SHIFT) == hint_mark(server);
 }
 
-/* Whether a value in the set has the flow's tag. */
-static __always_inline bool hint_is_own(const struct hint *hint, __u32 value)
-{
-	return (value ^ hint->tag) >> HINT_TAG_SHIFT == 0 && hint_use(value) != HINT_FREE;
-}
+/* A number in the place of each hint of a word. */
+#define IN_EACH_HINT(number) ((number) * 0x0001000100010001ULL)
 
+/*
+ * Searches a word for the hint with a tag. Without branches, because the processor could not
+ * predict which of the hints is the flow's. The difference from the tag is at most 0x7f80 after the
+ * shift. So bit 15 of a hint remains if the tags are equal, and no hint borrows from the next one.
+ * The product has the place in its highest bits.
+ */
 static __always_inline void hint_search(struct hint *hint)
 {
-	__u64 read = *(const volatile __u64 *)hint->set;
+	__u64 tags = IN_EACH_HINT((__u64)HINT_TAG_MASK << HINT_TAG_SHIFT);
+	__u64 highest = IN_EACH_HINT(1ULL << (HINT_BITS - 1));
+	__u64 differs = (hint->read ^ IN_EACH_HINT((__u64)hint->tag)) & tags;
+	__u64 found = (highest - (differs >> 1)) & highest;
+	__u64 first = (found & -found) >> (HINT_BITS - 1);
 
-	hint->read = read;
-#pragma unroll
-	for (__u32 place = 0; place < HINTS_PER_SET * HINT_BITS; place += HINT_BITS) {
-		__u32 value = read >> place & HINT_MASK;
-
-		if (hint_is_own(hint, value)) {
-			hint->value = value;
-			hint->place = place;
-			return;
-		}
-	}
+	if (!found)
+		return;
+	hint->place = first * (16ULL << 42 | 32ULL << 26 | 48ULL << 10) >> 58;
+	hint->value = hint->read >> hint->place & HINT_MASK;
 }
 
-static __u64 hints_copy;
+static __always_inline __u64 hint_word(const struct hint *hint, __u32 word)
+{
+	return *(const volatile __u64 *)&hint->set->word[word & (WORDS_PER_SET - 1)];
+}
 
-/* Looks up the hint of a flow. A dry run changes a copy. */
+static __always_inline void hint_read(struct hint *hint, __u32 word)
+{
+	hint->word = word;
+	hint->read = hint_word(hint, word);
+	hint_search(hint);
+}
+
+static struct hint_set hints_copy;
+
+/* The set of a flow. A dry run changes a copy. */
+static __always_inline struct hint_set *hint_set_of(__u64 hash)
+{
+	__u32 number = hash >> hint_set_shift;
+	struct hint_set *set = bpf_map_lookup_elem(&hints, &number);
+
+	if (!dry_run || !set)
+		return set;
+	hints_copy = *set;
+	return &hints_copy;
+}
+
+/* The number of the set, one bit for the first word, and the tag follow one another in the hash. A
+ * free hint is 0, so no flow has the tag 0. */
 static __always_inline void hint_lookup(const struct flow_key *key, __u32 service,
 					struct hint *hint)
 {
 	__u64 hash = flow_place(key, service);
-	__u32 number = hash >> hint_set_shift;
+	__u32 rest;
 
 	*hint = (struct hint){};
 	if (!has_hints())
 		return;
-	hint->tag = (hash >> (hint_set_shift - HINT_TAG_BITS) & HINT_TAG_MASK) << HINT_TAG_SHIFT;
-	hint->set = bpf_map_lookup_elem(&hints, &number);
+	rest = hash >> (hint_set_shift - HINT_TAG_BITS - 1);
+	hint->tag = (rest & HINT_TAG_MASK ?: 1) << HINT_TAG_SHIFT;
+	hint->set = hint_set_of(hash);
 	if (!hint->set)
 		return;
-	hint_search(hint);
+	hint_read(hint, rest >> HINT_TAG_BITS & 1);
+	if (!hint->value)
+		hint_read(hint, hint->word ^ 1);
 	note_hint(hint->value);
-	if (dry_run) {
-		hints_copy = hint->read;
-		hint->set = &hints_copy;
-	}
 }
 
 /* Whether the lookup found a hint that names a column. */
@@ -142,13 +173,14 @@ static __always_inline bool hint_known(const struct hint *hint)
 	return hint->value && hint_use(hint->value) != HINT_SHARED;
 }
 
-/* Replaces the value at a place of the set, unless the set has changed since it was read. */
+/* Replaces the value at a place of the word, unless the word has changed since it was read. */
 static __always_inline void hint_put(const struct hint *hint, __u32 place, __u32 value)
 {
 	__u64 put = (hint->read & ~((__u64)HINT_MASK << place)) | (__u64)value << place;
 
 	if (hint->set)
-		__sync_val_compare_and_swap(hint->set, hint->read, put);
+		__sync_val_compare_and_swap(&hint->set->word[hint->word & (WORDS_PER_SET - 1)],
+					    hint->read, put);
 }
 
 /* Notes that a packet has followed the hint. */
@@ -158,21 +190,38 @@ static __always_inline void hint_renew(const struct hint *hint)
 		hint_put(hint, hint->place, (hint->value & ~HINT_USE_MASK) | HINT_RECENT);
 }
 
-/* The place for a new hint: a free one, or else an idle one; negative: there is none. */
-static __always_inline int hint_room(const struct hint *hint)
+/* The last place of a word with a use; negative: there is none. */
+static __always_inline int place_with(__u64 word, enum hint_use use)
 {
-	int idle = -1;
+	int found = -1;
 
 #pragma unroll
-	for (int place = 0; place < HINTS_PER_SET * HINT_BITS; place += HINT_BITS) {
-		__u32 use = hint_use(hint->read >> place);
+	for (int place = 0; place < HINTS_PER_WORD * HINT_BITS; place += HINT_BITS)
+		if (hint_use(word >> place) == use)
+			found = place;
+	return found;
+}
 
-		if (use == HINT_FREE)
-			return place;
-		if (use == HINT_IDLE)
-			idle = place;
+/* Finds the place for a new hint: a free one, or else an idle one. The flow's first word comes first,
+ * and the lookup has read it before the other. Negative: there is no place. */
+static __always_inline int hint_room(struct hint *hint)
+{
+	__u32 second = hint->word;
+
+#pragma unroll
+	for (enum hint_use use = HINT_FREE; use <= HINT_IDLE; use++) {
+#pragma unroll
+		for (__u32 i = 1; i <= WORDS_PER_SET; i++) {
+			int place;
+
+			hint->word = (second + i) % WORDS_PER_SET;
+			hint->read = hint_word(hint, hint->word);
+			place = place_with(hint->read, use);
+			if (place >= 0)
+				return place;
+		}
 	}
-	return idle;
+	return -1;
 }
 
 /*
@@ -196,18 +245,21 @@ static __always_inline enum hint_use hint_next_use(enum hint_use before, bool is
  * and the client has not answered yet: of two servers that accept a repeated SYN, the first one
  * keeps the hint.
  */
-static __always_inline bool hint_enter(const struct hint *hint, __u32 column, __u32 server,
+static __always_inline bool hint_enter(struct hint *hint, __u32 column, __u32 server,
 				       bool is_proven)
 {
-	int place = hint->value ? (int)hint->place : hint_room(hint);
 	__u32 value = hint->tag | column << HINT_COLUMN_SHIFT | hint_mark(server);
 	bool is_same = !((hint->value ^ value) & ~HINT_USE_MASK);
+	int place;
 
-	if (!hint->set || place < 0 || (hint->value && !is_same && !is_proven))
+	if (!hint->set || (hint->value && !is_same && !is_proven))
+		return false;
+	place = hint->value ? (int)hint->place : hint_room(hint);
+	if (place < 0)
 		return false;
 	value |= hint_next_use(hint_use(hint->value), is_same, is_proven);
 	if (value != hint->value)
-		hint_put(hint, place & (HINTS_PER_SET * HINT_BITS - 1), value);
+		hint_put(hint, place & (HINTS_PER_WORD * HINT_BITS - 1), value);
 	return true;
 }
 

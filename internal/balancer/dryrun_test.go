@@ -54,7 +54,7 @@ func (f *fixture) foresee(program *ebpf.Program, options ebpf.RunOptions) *fores
 	f.must(d.SetHost([6]byte(mac[:6]), hairpin, locator))
 	options.DataOut = make([]byte, len(options.DataOut))
 	flows, halfOpen := slices.Clone(f.plane.Flows.Entries), slices.Clone(f.plane.HalfOpen.Entries)
-	hints := slices.Clone(f.plane.Hints.Sets())
+	hints := slices.Clone(f.plane.Hints.Words())
 	verdict, decision, err := d.Run(&options, 0)
 	if err != nil {
 		f.t.Fatalf("dry run of a frame of %d bytes: %v", len(options.Data), err)
@@ -62,7 +62,7 @@ func (f *fixture) foresee(program *ebpf.Program, options ebpf.RunOptions) *fores
 	if !slices.Equal(flows, f.plane.Flows.Entries) || !slices.Equal(halfOpen, f.plane.HalfOpen.Entries) {
 		f.t.Fatalf("a dry run has changed flows: %x", options.Data)
 	}
-	if !slices.Equal(hints, f.plane.Hints.Sets()) {
+	if !slices.Equal(hints, f.plane.Hints.Words()) {
 		f.t.Fatalf("a dry run has changed hints: %x", options.Data)
 	}
 	return &foreseen{verdict, options.DataOut, decision}

@@ -64,6 +64,8 @@ func (r *reference) varyHint(random *rand.Rand, flow dataplane.Flow, svc *desire
 		tag, uint64(column), markOf(r.slotOf(svc, server)),
 		[]hintUse{hintIdle, hintRecent, hintRecent, hintShared}[random.IntN(4)],
 	}
-	number, _ := r.hintPlace(flow)
-	r.plane.Hints.Sets()[number] = set.word()
+	first, _ := r.hintPlace(flow)
+	for i, number := range []int{first, first ^ 1} {
+		r.plane.Hints.Words()[number] = set[i].word()
+	}
 }

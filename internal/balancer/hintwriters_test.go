@@ -19,7 +19,7 @@ import (
 // These rules hold for the hint table however the steps of two cores and of sweeps interleave:
 //
 //   - A hint is of a flow that a server has signalled, and names a server that has signalled it.
-//   - A flow has at most one hint.
+//   - A flow has at most one hint in a word.
 //   - Between two sweeps, a recent hint stays as it is, whatever other flows of its set do, until a
 //     server of its own flow signals something else.
 
@@ -48,11 +48,11 @@ func openHintStorm(t testing.TB) *hintStorm {
 	s.must(dataplane.Detach(s.cfg.Node.Instance))
 	s.moving = true
 	tags := map[string]bool{}
-	s.hints = make([]map[uint64]dataplane.Flow, len(s.plane.Hints.Sets()))
+	s.hints = make([]map[uint64]dataplane.Flow, len(s.plane.Hints.Words())/2)
 	for port := range uint16(100) {
 		flow := fromPort(web, 1000+port)
-		set, tag := s.hintPlace(flow)
-		place, servers := fmt.Sprint(set, tag), 2
+		word, tag := s.hintPlace(flow)
+		place, servers := fmt.Sprint(word/2, tag), 2
 		if tags[place] || len(s.pool) == 12 {
 			continue
 		}
@@ -70,7 +70,8 @@ func openHintStorm(t testing.TB) *hintStorm {
 
 // addSignals makes the signals of the first servers of a flow's row.
 func (s *hintStorm) addSignals(flow dataplane.Flow, servers int) {
-	set, tag := s.hintPlace(flow)
+	word, tag := s.hintPlace(flow)
+	set := word / 2
 	if s.hints[set] == nil {
 		s.hints[set] = map[uint64]dataplane.Flow{}
 	}
@@ -90,10 +91,12 @@ func (s *hintStorm) addSignals(flow dataplane.Flow, servers int) {
 
 // hintOf returns the hint of a flow, or 0 if there is none.
 func (s *hintStorm) hintOf(flow dataplane.Flow) uint64 {
-	set, tag := s.hintPlace(flow)
-	for word := atomic.LoadUint64(&s.plane.Hints.Sets()[set]); word != 0; word >>= 16 {
-		if hint := word & 0xffff; hint>>8 == tag && hint&3 != uint64(hintFree) {
-			return hint
+	first, tag := s.hintPlace(flow)
+	for _, number := range []int{first, first ^ 1} {
+		for word := atomic.LoadUint64(&s.plane.Hints.Words()[number]); word != 0; word >>= 16 {
+			if hint := word & 0xffff; hint>>8 == tag {
+				return hint
+			}
 		}
 	}
 	return 0
@@ -102,7 +105,7 @@ func (s *hintStorm) hintOf(flow dataplane.Flow) uint64 {
 // rage makes both writers send signals, while the hints are checked, and swept if wanted.
 func (s *hintStorm) rage(seed uint64, packets int, sweeps bool) {
 	s.t.Helper()
-	clear(s.plane.Hints.Sets())
+	clear(s.plane.Hints.Words())
 	var writers sync.WaitGroup
 	var running atomic.Int32
 	for core := range s.own {
@@ -153,21 +156,21 @@ func (s *hintStorm) write(own []dataplane.Flow, random *rand.Rand, packets int, 
 // checkHints checks the first two rules.
 func (s *hintStorm) checkHints() {
 	s.t.Helper()
-	for set := range s.plane.Hints.Sets() {
-		all := atomic.LoadUint64(&s.plane.Hints.Sets()[set])
+	for number := range s.plane.Hints.Words() {
+		all := atomic.LoadUint64(&s.plane.Hints.Words()[number])
 		seen := map[dataplane.Flow]bool{}
 		for word := all; word != 0; word >>= 16 {
 			hint := word & 0xffff
-			flow, ok := s.hints[set][hint>>2]
+			flow, ok := s.hints[number/2][hint>>2]
 			switch {
 			case hint&3 == uint64(hintFree):
 				if hint != 0 {
-					s.t.Errorf("set %d is %016x: %#x is no hint", set, all, hint)
+					s.t.Errorf("word %d is %016x: %#x is no hint", number, all, hint)
 				}
 			case !ok:
-				s.t.Errorf("set %d is %016x: no signal makes the hint %#x", set, all, hint)
+				s.t.Errorf("word %d is %016x: no signal makes the hint %#x", number, all, hint)
 			case seen[flow]:
-				s.t.Errorf("set %d is %016x: %v has two hints", set, all, flow)
+				s.t.Errorf("word %d is %016x: %v has two hints", number, all, flow)
 			}
 			seen[flow] = true
 		}

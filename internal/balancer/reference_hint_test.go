@@ -30,10 +30,10 @@ type referenceHint struct {
 	use               hintUse
 }
 
-// referenceHints is a set of the reference's hint table.
+// referenceHints is a word of the reference's hint table.
 type referenceHints [4]referenceHint
 
-// word returns the set as the data path stores it.
+// word returns the word as the data path stores it.
 func (s *referenceHints) word() (word uint64) {
 	for i, h := range s {
 		word |= (h.tag<<8 | h.column<<5 | h.mark<<2 | uint64(h.use)) << (16 * i)
@@ -41,49 +41,67 @@ func (s *referenceHints) word() (word uint64) {
 	return word
 }
 
-// find returns the hint with a tag, or nil if there is none.
-func (s *referenceHints) find(tag uint64) *referenceHint {
+// last returns the last hint of the word with a use, or nil if there is none.
+func (s *referenceHints) last(use hintUse) (last *referenceHint) {
 	for i := range s {
-		if s[i].use != hintFree && s[i].tag == tag {
-			return &s[i]
+		if s[i].use == use {
+			last = &s[i]
+		}
+	}
+	return last
+}
+
+// referenceSet is the set of a flow: the word to look at first, then the other one.
+type referenceSet [2]*referenceHints
+
+// find returns the first hint with a tag, or nil if there is none.
+func (s referenceSet) find(tag uint64) *referenceHint {
+	for _, word := range s {
+		for i := range word {
+			if word[i].use != hintFree && word[i].tag == tag {
+				return &word[i]
+			}
 		}
 	}
 	return nil
 }
 
-// room returns the place for a new hint: the first free one, or else the last idle one, or else
-// nil.
-func (s *referenceHints) room() (room *referenceHint) {
-	for i := range s {
-		switch h := &s[i]; h.use {
-		case hintFree:
-			return h
-		case hintIdle:
-			room = h
+// room returns the place for a new hint: a free one, or else an idle one, or else nil.
+func (s referenceSet) room() *referenceHint {
+	for _, use := range []hintUse{hintFree, hintIdle} {
+		for _, word := range s {
+			if room := word.last(use); room != nil {
+				return room
+			}
 		}
 	}
-	return room
+	return nil
 }
 
 // hasHints tells whether the balancer has a hint table.
 func (r *reference) hasHints() bool { return r.cfg.Node.Limits.Hints > 0 }
 
-// hintPlace returns the number of the set of a flow, and its tag.
-func (f *fixture) hintPlace(flow dataplane.Flow) (set int, tag uint64) {
+// hintPlace returns the number of the word to look at first for a flow, and the flow's tag. The
+// set's other word has the number word^1.
+func (f *fixture) hintPlace(flow dataplane.Flow) (word int, tag uint64) {
 	place, _ := flow.TableHash(f.serviceID(flow), &f.identity)
-	for 1<<set < len(f.plane.Hints.Sets()) {
-		set++
+	bits := 0
+	for 1<<bits < len(f.plane.Hints.Words()) {
+		bits++
 	}
-	return int(place >> (64 - set)), place << set >> 56
+	return int(place >> (64 - bits)), max(1, place<<bits>>56)
 }
 
 // setOf returns the set of a flow, and the flow's tag.
-func (r *reference) setOf(flow dataplane.Flow) (*referenceHints, uint64) {
-	number, tag := r.hintPlace(flow)
-	if r.hints[number] == nil {
-		r.hints[number] = &referenceHints{}
+func (r *reference) setOf(flow dataplane.Flow) (set referenceSet, tag uint64) {
+	first, tag := r.hintPlace(flow)
+	for i, number := range []int{first, first ^ 1} {
+		if r.hints[number] == nil {
+			r.hints[number] = &referenceHints{}
+		}
+		set[i] = r.hints[number]
 	}
-	return r.hints[number], tag
+	return set, tag
 }
 
 // markOf returns the mark of a slot: the highest bits of its product with the golden ratio.
@@ -207,12 +225,12 @@ func (r *reference) removeHint(h heard, svc *desired.Service, sender *desired.Se
 
 // sweepHints makes recent hints idle, and frees the others.
 func (r *reference) sweepHints() {
-	for _, set := range r.hints {
-		for i := range set {
-			if set[i].use == hintRecent {
-				set[i].use = hintIdle
+	for _, word := range r.hints {
+		for i := range word {
+			if word[i].use == hintRecent {
+				word[i].use = hintIdle
 			} else {
-				set[i] = referenceHint{}
+				word[i] = referenceHint{}
 			}
 		}
 	}
@@ -221,13 +239,13 @@ func (r *reference) sweepHints() {
 // explainHints describes the differences between the hint table and that of the reference.
 func (r *reference) explainHints() string {
 	var s strings.Builder
-	for number := range r.plane.Hints.Sets() {
+	for number := range r.plane.Hints.Words() {
 		want := r.hints[number]
 		if want == nil {
 			want = &referenceHints{}
 		}
-		if got := atomic.LoadUint64(&r.plane.Hints.Sets()[number]); got != want.word() {
-			fmt.Fprintf(&s, "the set %d of hints is %016x, want %016x: %+v\n",
+		if got := atomic.LoadUint64(&r.plane.Hints.Words()[number]); got != want.word() {
+			fmt.Fprintf(&s, "the word %d of hints is %016x, want %016x: %+v\n",
 				number, got, want.word(), *want)
 		}
 	}

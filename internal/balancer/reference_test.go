@@ -29,7 +29,7 @@ type reference struct {
 	failing  map[string]bool // servers that fail their checks, by "service/server"
 	flows    map[uint32]*referenceBucket
 	halfOpen map[uint32]*referenceBucket // the half-open flows
-	hints    map[int]*referenceHints     // by number of the set
+	hints    map[int]*referenceHints     // by number of the word
 	firsts   map[piece]dataplane.Flow    // the flows of first fragments
 	tables   map[string][]*tables.Table  // by service and generation; empty after changes
 	turns    map[string]uint64           // turns given out by services, as far as they are known
@@ -58,7 +58,7 @@ func (r *reference) forget() {
 	r.flows, r.halfOpen = map[uint32]*referenceBucket{}, map[uint32]*referenceBucket{}
 	r.forgetFlows()
 	r.hints = map[int]*referenceHints{}
-	clear(r.plane.Hints.Sets())
+	clear(r.plane.Hints.Words())
 	r.firsts = map[piece]dataplane.Flow{}
 	r.turns = map[string]uint64{}
 	r.loads = newReferenceLoads()

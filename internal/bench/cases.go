@@ -216,8 +216,8 @@ func quicForm() *desired.QUIC {
 	return &desired.QUIC{Form: desired.QUICLB21, ServerIDLength: 3, NonceLength: 8}
 }
 
-// hintCase uses flows whose hints name their server, in random order. About one flow in 25 has no hint,
-// because its set has no room.
+// hintCase uses flows whose hints name their server, in random order. About one flow in 40 follows no
+// hint, because its set has no room, or because its hint is shared (docs/stateless.md).
 func hintCase(s service, flows uint32) benchCase {
 	s.persistence = desired.PersistenceHint
 	c := benchCase{name: caseHint, service: s, flows: flows}

@@ -224,7 +224,7 @@ func (m *measured) count() (uint64, error) {
 
 // requireCounted returns an error unless nearly all packets of cases with known flows were of known
 // flows, and none of cases with new flows. In a full table one flow in fifty finds no room, and in a
-// full hint table one in twenty has no hint of its own.
+// full hint table one in forty follows no hint.
 func (m *measured) requireCounted() error {
 	share := float64(m.counted) / float64(m.sent)
 	switch m.name {
@@ -233,10 +233,7 @@ func (m *measured) requireCounted() error {
 			return fmt.Errorf("of %d packets of new flows %d were of known ones", m.sent, m.counted)
 		}
 	default:
-		least := 0.96
-		if m.name == caseHint {
-			least = 0.94
-		}
+		const least = 0.96
 		if m.reason != "" && share < least {
 			return fmt.Errorf("of %d packets %d were counted as %s: the machine is too slow for the flow table's timeouts",
 				m.sent, m.counted, m.reason)

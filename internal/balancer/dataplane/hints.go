@@ -11,12 +11,13 @@ import (
 )
 
 const (
-	// hintsPerSet is HINTS_PER_SET in bpf/balancer/hints.h. A set is a word of 64 bits.
-	hintsPerSet = 4
+	// wordsPerSet and hintsPerWord are WORDS_PER_SET and HINTS_PER_WORD in bpf/balancer/hints.h.
+	wordsPerSet  = 2
+	hintsPerWord = 4
 	// HintLoad is the number of hints per set when the table has as many as its capacity. It is half
 	// of the places, so that few sets overflow (docs/stateless.md).
-	HintLoad = hintsPerSet / 2
-	hintBits = 64 / hintsPerSet
+	HintLoad = wordsPerSet * hintsPerWord / 2
+	hintBits = 64 / hintsPerWord
 	useMask  = 3
 	// columnShift and columnMask are those of HINT_COLUMN_SHIFT in hints.h.
 	columnShift = 5
@@ -36,7 +37,7 @@ func hintSets(hints uint32) uint32 {
 	if hints == 0 {
 		return 1
 	}
-	return 1 << bits.Len32((hints-1)/HintLoad)
+	return max(2, uint32(1)<<bits.Len32((hints-1)/HintLoad))
 }
 
 // hintSetShift is hint_set_shift of bpf/balancer/hints.h for a number of sets.
@@ -81,47 +82,47 @@ func ReadHint(hint uint16) (use string, column uint8) {
 }
 
 // HasHints tells whether there is a hint table.
-func (p *Plane) HasHints() bool { return len(p.Hints.Sets()) > 1 }
+func (p *Plane) HasHints() bool { return len(p.Hints.Words()) > wordsPerSet }
 
-// Sets returns the sets of the table. The slice is the memory of the kernel, which other cores
-// change.
-func (t *HintTable) Sets() []uint64 { return t.table.Entries }
+// Words returns the words of the table, those of a set one after the other. The slice is the memory
+// of the kernel, which other cores change.
+func (t *HintTable) Words() []uint64 { return t.table.Entries }
 
 // Sweep makes recent hints idle, and frees all others.
 func (t *HintTable) Sweep() {
-	for i := range t.Sets() {
-		set := &t.Sets()[i]
+	for i := range t.Words() {
+		word := &t.Words()[i]
 		for {
-			before := atomic.LoadUint64(set)
-			if before == 0 || atomic.CompareAndSwapUint64(set, before, swept(before)) {
+			before := atomic.LoadUint64(word)
+			if before == 0 || atomic.CompareAndSwapUint64(word, before, swept(before)) {
 				break
 			}
 		}
 	}
 }
 
-// swept returns a set after a sweep.
-func swept(set uint64) uint64 {
+// swept returns a word after a sweep.
+func swept(word uint64) uint64 {
 	for shift := 0; shift < 64; shift += hintBits {
-		if set>>shift&useMask == hintRecent {
-			set ^= (hintRecent ^ hintIdle) << shift
+		if word>>shift&useMask == hintRecent {
+			word ^= (hintRecent ^ hintIdle) << shift
 		} else {
-			set &^= (1<<hintBits - 1) << shift
+			word &^= (1<<hintBits - 1) << shift
 		}
 	}
-	return set
+	return word
 }
 
 // Count counts the hints of the table.
 func (t *HintTable) Count() (counts HintCounts) {
-	sets := t.Sets()
-	if len(sets) > 1 {
-		counts.Capacity = uint64(len(sets)) * HintLoad
+	words := t.Words()
+	if len(words) > wordsPerSet {
+		counts.Capacity = uint64(len(words)) / wordsPerSet * HintLoad
 	}
-	for i := range sets {
-		set := atomic.LoadUint64(&sets[i])
-		for ; set != 0; set >>= hintBits {
-			switch set & useMask {
+	for i := range words {
+		word := atomic.LoadUint64(&words[i])
+		for ; word != 0; word >>= hintBits {
+			switch word & useMask {
 			case hintIdle:
 				counts.Idle++
 			case hintRecent:
