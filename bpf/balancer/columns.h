@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Column tables: for each bucket and column, the server of the present generation. Services that keep
- * no flows read one for each packet, so it is small and stays in the cache: 256 KB for 65,536 buckets
- * of two candidates. A bit says whether the column has had other servers, too. Only then does a packet
- * read the candidate table, which has the column's history.
+ * Column tables: for each bucket and column, the server of the present generation, or NO_SERVER if the
+ * column has had other servers, too. Services that keep no flows read one for each packet, so it is
+ * small and stays in the cache: 256 KB for 65,536 buckets of two candidates. Only packets of changed
+ * columns read the candidate table, which has the column's history.
  */
 #ifndef SEGUE_BALANCER_COLUMNS_H
 #define SEGUE_BALANCER_COLUMNS_H
@@ -13,14 +13,12 @@
 
 /* The most buckets times candidates of a service. */
 #define COLUMN_TABLE_SIZE (1 << 19)
-#define COLUMN_WORDS (COLUMN_TABLE_SIZE / CANDIDATES_PER_WORD)
-#define COLUMN_BITS_PER_WORD 64
 
-/* The servers, and behind them the bits. All tables have the same size, so that the verifier makes a
- * few instructions of each lookup; a call would take as long as all of it. */
+/* All tables have the same size, so that the verifier makes a few instructions of each lookup; a call
+ * would take as long as all of it. */
 struct column_table {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, COLUMN_WORDS + COLUMN_TABLE_SIZE / COLUMN_BITS_PER_WORD);
+	__uint(max_entries, COLUMN_TABLE_SIZE / CANDIDATES_PER_WORD);
 	__uint(key_size, sizeof(__u32));
 	__uint(value_size, sizeof(struct candidates));
 };
@@ -41,16 +39,11 @@ static __always_inline __u32 only_server_of(const struct service *service, __u32
 	__u32 key = table_number(service), word = number / CANDIDATES_PER_WORD;
 	void *table = bpf_map_lookup_elem(&columns, &key);
 	const struct candidates *servers;
-	const __u64 *changed;
 
 	if (!table)
 		return NO_SERVER;
 	servers = bpf_map_lookup_elem(table, &word);
-	word = COLUMN_WORDS + number / COLUMN_BITS_PER_WORD;
-	changed = bpf_map_lookup_elem(table, &word);
-	if (!servers || !changed || *changed >> number % COLUMN_BITS_PER_WORD & 1)
-		return NO_SERVER;
-	return servers->server[number % CANDIDATES_PER_WORD];
+	return servers ? servers->server[number % CANDIDATES_PER_WORD] : NO_SERVER;
 }
 
 /*

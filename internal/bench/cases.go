@@ -8,6 +8,8 @@ import (
 	"net/netip"
 	"strings"
 
+	"github.com/gopacket/gopacket/layers"
+
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/srv6"
@@ -40,6 +42,8 @@ const (
 	caseHuntKnown = "known-flow-hunt"      // known-flow of a service with placement hunt
 	caseTurnSYN   = "syn-round-robin"      // syn-of-new-flow of a service with placement round-robin
 	caseStateless = "known-flow-stateless" // known-flow-hunt, by cookies, without a flow table
+	caseOptions   = "stateless-options"    // known-flow-stateless, with the cookie far back in the packet
+	caseHistory   = "stateless-history"    // known-flow-stateless, where all columns had other servers
 	caseHint      = "known-flow-hint"      // known-flow-hunt, by hints, in a table for these flows
 	caseHuntSYN   = "syn-hunt"             // of a new flow of such a service: offered to two servers
 	caseReportSYN = "syn-hunt-reports"     // the same by load reports: offered to three of eight servers
@@ -50,8 +54,12 @@ const (
 	caseOfferStep = "agent-up-to-"         // agent-accept, up to a step of the program
 )
 
-// reasonKnown is the reason that counts the packets of known flows at a balancer.
-const reasonKnown = "forward_known"
+// The reasons that count the packets of known flows at a balancer. Packets of the second visit several
+// servers.
+const (
+	reasonKnown   = "forward_known"
+	reasonRecover = "forward_recover"
+)
 
 // service is the treatment of the packets of a case.
 type service struct {
@@ -61,6 +69,7 @@ type service struct {
 	placement     desired.Placement     // "": hash; hunt has two candidates
 	selection     desired.Selection     // of placement hunt; "": consistent
 	persistence   desired.Persistence   // "": table
+	changed       bool                  // other servers have taken the places of all servers
 }
 
 // benchCase is packets of one kind, and the program that processes them.
@@ -127,7 +136,7 @@ func huntCases(f family, levels []uint32, room uint32) (cases []benchCase) {
 	reports.selection = desired.SelectReports
 	for _, flows := range levels {
 		cases = append(cases, knownCase(caseHuntKnown, s, flows, room),
-			statelessCase(s, flows), hintCase(s, flows),
+			statelessCase(s, flows), optionsCase(s, flows), historyCase(s, flows), hintCase(s, flows),
 			offeredCase(caseHuntSYN, s, flows, room),
 			offeredCase(caseReportSYN, reports, flows, room), signalCase(s, flows, room))
 	}
@@ -192,6 +201,30 @@ func statelessCase(s service, flows uint32) benchCase {
 	c.traffic = trafficTo(s.family, vips[s.family], s.protocol, packet.ACK, packet.Timestamps(1, 1))
 	c.traffic.flows = flows
 	c.reason = reasonKnown
+	return c
+}
+
+// optionsCase is the worst case of statelessCase: the timestamps are the last option in the longest TCP
+// header, behind options that are as short as can be.
+func optionsCase(s service, flows uint32) benchCase {
+	c := statelessCase(s, flows)
+	c.name = caseOptions
+	var options []packet.Option
+	for range 28 {
+		options = append(options, packet.TCPOption(layers.TCPOptionKindNop, nil))
+	}
+	c.traffic = trafficTo(s.family, vips[s.family], s.protocol, packet.ACK,
+		append(options, packet.Timestamps(1, 1))...)
+	c.traffic.flows = flows
+	return c
+}
+
+// historyCase is statelessCase with packets that visit two servers, because a change of weights has given
+// each column another server.
+func historyCase(s service, flows uint32) benchCase {
+	c := statelessCase(s, flows)
+	c.name, c.reason = caseHistory, reasonRecover
+	c.changed, c.setup.changed = true, true
 	return c
 }
 

@@ -138,15 +138,22 @@ func (o *PacketOptions) chooseCases() (chosen []benchCase, err error) {
 	return chosen, nil
 }
 
-// prepareCases makes the setups and programs of the cases.
+// prepareCases makes the setups and programs of the cases. Flow tables are filled last, because their
+// flows age from then on. Hints do not age, because nothing sweeps them here.
 func prepareCases(ctx context.Context, h *host, rigs map[setup]*rig, chosen []benchCase, progress Progress) ([]*measured, error) {
 	var cases []*measured
 	for _, c := range chosen {
-		m := &measured{benchCase: c}
-		if err := m.prepare(ctx, h, rigs, progress); err != nil {
-			return nil, m.explain(err)
+		cases = append(cases, &measured{benchCase: c})
+	}
+	for _, ages := range []bool{false, true} {
+		for _, m := range cases {
+			if m.setup.hasFlowTable() != ages {
+				continue
+			}
+			if err := m.prepare(ctx, h, rigs, progress); err != nil {
+				return nil, m.explain(err)
+			}
 		}
-		cases = append(cases, m)
 	}
 	return cases, nil
 }

@@ -105,7 +105,11 @@ type setup struct {
 	accept        bool                  // an agent's service hunts, and an application listens
 	threshold     uint32                // of that service, in waiting connections
 	persistence   desired.Persistence   // of a balancer's service; "": table
+	changed       bool                  // that service has had other servers
 }
+
+// hasFlowTable tells whether the setup has a table whose flows age.
+func (s *setup) hasFlowTable() bool { return s.persistence == "" }
 
 // rig is a setup that was built.
 type rig struct {
@@ -196,6 +200,13 @@ func (r *rig) loadBalancer(s *setup) (err error) {
 	if s.kind == setupReference {
 		return r.loadReference(s.capacity)
 	}
+	if s.changed {
+		after := r.serves
+		after.changed = true
+		if err := r.apply(after); err != nil {
+			return err
+		}
+	}
 	r.loadStep = r.loadBalancerStep
 	if r.view, err = inspect.OpenView(r.config.Node.Instance); err != nil {
 		return err
@@ -205,7 +216,7 @@ func (r *rig) loadBalancer(s *setup) (err error) {
 }
 
 func balancerConfig(s *setup, serves service) *desired.Balancer {
-	limits := desired.Limits{Flows: s.capacity, Servers: serverCount}
+	limits := desired.Limits{Flows: s.capacity, Servers: 2 * serverCount}
 	switch {
 	case s.kind == setupReference:
 		limits.Flows = 1 // the reference has a flow table of its own
@@ -245,16 +256,26 @@ func serviceConfig(s service) desired.Service {
 	case desired.PlacementRoundRobin:
 		c.Placement, c.Candidates = s.placement, tables.MaxCandidates
 	}
-	weight := uint32(1)
-	for i := 1; i <= serverCount; i++ {
-		c.Servers = append(c.Servers, desired.Server{
-			Name: fmt.Sprintf("s%d", i), Locator: serverLocator(i), Weight: &weight,
-		})
-		if c.QUIC != nil {
-			c.Servers[i-1].QUICID = fmt.Sprintf("c460%02x", i)
+	addServers(&c, 1)
+	if s.changed {
+		for i := range c.Servers {
+			c.Servers[i].Weight = new(uint32(0))
 		}
+		addServers(&c, serverCount+1)
 	}
 	return c
+}
+
+func addServers(c *desired.Service, first int) {
+	for i := first; i < first+serverCount; i++ {
+		server := desired.Server{
+			Name: fmt.Sprintf("s%d", i), Locator: serverLocator(i), Weight: new(uint32(1)),
+		}
+		if c.QUIC != nil {
+			server.QUICID = fmt.Sprintf("c460%02x", i)
+		}
+		c.Servers = append(c.Servers, server)
+	}
 }
 
 // serve replaces a balancer's only service by another, which keeps the flows.
@@ -262,15 +283,22 @@ func (r *rig) serve(h *host, s service) error {
 	if r.balancer == nil || r.serves == s {
 		return nil
 	}
+	if err := r.apply(s); err != nil {
+		return err
+	}
+	if s.selection.OrdersByReports() {
+		return r.report(h, s)
+	}
+	return nil
+}
+
+func (r *rig) apply(s service) error {
 	next := *r.config
 	next.Services = []desired.Service{serviceConfig(s)}
 	if err := r.balancer.Apply(&next); err != nil {
 		return err
 	}
 	r.config, r.serves = &next, s
-	if s.selection.OrdersByReports() {
-		return r.report(h, s)
-	}
 	return nil
 }
 

@@ -6,27 +6,19 @@ import (
 	"github.com/segue-lb/segue/internal/desired"
 )
 
-const (
-	// columnWords is the number of words that contain servers: COLUMN_WORDS in
-	// bpf/balancer/columns.h. Behind them is a bit for each server.
-	columnWords = desired.MaxColumns / candidatesPerWord
-	bitsPerWord = 64
-)
-
 // InstallColumns writes the column table that belongs to the candidate table of a number: the present
-// server of each column, and whether the column has had others. Packets may use the number. The rows
+// server of each column, or none if the column has had others. Packets may use the number. The rows
 // must have at most desired.MaxColumns columns. InstallColumns returns an error if the kernel cannot
 // make or install the table.
 func (p *Plane) InstallColumns(number uint32, rows *Rows) error {
-	words := make([]uint64, columnWords+desired.MaxColumns/bitsPerWord)
-	slots, changed := slotsIn(words[:columnWords]), words[columnWords:]
+	words := make([]uint64, desired.MaxColumns/candidatesPerWord)
+	slots := slotsIn(words)
 	for bucket := range int(rows.Buckets) {
 		for column, slot := range rows.Candidates(bucket, 0) {
-			place := bucket*rows.candidates + column
-			slots[place] = slot
 			if rows.hadOthers(bucket, column) {
-				changed[place/bitsPerWord] |= 1 << (place % bitsPerWord)
+				slot = NoServer
 			}
+			slots[bucket*rows.candidates+column] = slot
 		}
 	}
 	return p.install(p.Objects.Columns, number, p.columns.Copy(), words)
