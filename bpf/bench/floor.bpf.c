@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * The least work of any balancer for `srv6-insert`: check that there is a packet, make room, write
- * the headers, and send the packet. The program looks nothing up.
+ * the headers, and send the packet. xdp_floor looks nothing up. xdp_floor_lookup reads one word of a
+ * table, which is the least work of any balancer with such a table.
  */
+#include "net/hash.h"
 #include "net/parse.h"
 #include "net/srv6.h"
 
@@ -14,8 +16,18 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 __u64 to_mac, from_mac;
 struct in6_addr server, balancer;
 
-SEC("xdp")
-int xdp_floor(struct xdp_md *ctx)
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1); /* set at load: a power of two */
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, __u64);
+} table SEC(".maps");
+
+const volatile __u32 table_shift; /* 64 less the bits of a word's number */
+
+/* Encapsulates the packet. `found` is part of the server's address. */
+static __always_inline int encapsulate(struct xdp_md *ctx, __u32 found)
 {
 	const __u32 size = srh_size(SEGMENTS);
 	struct segment_routing_header *srh;
@@ -50,5 +62,26 @@ int xdp_floor(struct xdp_md *ctx)
 	ip->nexthdr = IPPROTO_ROUTING;
 	ip->hop_limit--;
 	ip->daddr = server;
+	ip->daddr.s6_addr32[2] |= found;
 	return XDP_TX;
+}
+
+SEC("xdp")
+int xdp_floor(struct xdp_md *ctx)
+{
+	return encapsulate(ctx, 0);
+}
+
+SEC("xdp")
+int xdp_floor_lookup(struct xdp_md *ctx)
+{
+	const struct ipv6hdr *ip = frame_start(ctx) + ETH_HLEN;
+	const __u64 *word;
+	__u32 number;
+
+	if ((const void *)(ip + 1) > frame_end(ctx))
+		return XDP_DROP;
+	number = spread(ip->saddr.s6_addr32[3] * GOLDEN_RATIO) >> table_shift;
+	word = bpf_map_lookup_elem(&table, &number);
+	return word ? encapsulate(ctx, *word) : XDP_DROP; /* all words are 0 */
 }

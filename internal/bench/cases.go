@@ -30,6 +30,8 @@ const ethernetHeader = 14
 const (
 	caseNull      = "null"                 // the host program alone
 	caseFloor     = "floor"                // a bare encapsulation
+	caseFloorHint = "floor-hint-table"     // floor, and a random word of a table of 4 bytes for each flow
+	caseFloorFlow = "floor-flow-table"     // floor, and a random word of a table of 16 bytes for each flow
 	caseMiss      = "vip-miss"             // not to a VIP
 	caseKnown     = "known-flow"           // in the flow table
 	caseUDP       = "known-flow-udp"       // the same with UDP
@@ -100,6 +102,7 @@ var typical = map[family]desired.Encapsulation{ipv6: desired.SRv6Insert, ipv4: d
 func allCases(levels []uint32, room uint32) []benchCase {
 	cases := []benchCase{nullCase(ipv6), nullCase(ipv4), floorCase(), missCase(ipv6, room), missCase(ipv4, room)}
 	for _, flows := range levels {
+		cases = append(cases, floorLookupCase(caseFloorHint, flows, 4), floorLookupCase(caseFloorFlow, flows, 16))
 		for _, step := range steps {
 			c := knownCase(caseSteps+step, usual(ipv6, desired.TCP), flows, room)
 			c.step, c.reason = step, "" // the program ends before it counts the packet
@@ -170,6 +173,15 @@ func floorCase() benchCase {
 	c := nullCase(ipv6)
 	c.name, c.encapsulation, c.traffic.verdict = caseFloor, desired.SRv6Insert, xdpTX
 	c.setup.kind = setupFloor
+	return c
+}
+
+// floorLookupCase is the floor with one random access to a table that has the given number of bytes for
+// each flow: the least cost of a persistence with such a table.
+func floorLookupCase(name string, flows, bytesPerFlow uint32) benchCase {
+	c := floorCase()
+	c.name, c.flows, c.traffic.flows = name, flows, flows
+	c.setup.kind, c.setup.tableBytes = setupFloorLookup, flows*bytesPerFlow
 	return c
 }
 

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/bits"
 	"net"
 	"net/netip"
 	"os"
@@ -79,6 +80,7 @@ type setupKind int
 const (
 	setupNone setupKind = iota
 	setupFloor
+	setupFloorLookup
 	setupBalancer
 	setupReference
 	setupAgent
@@ -105,6 +107,7 @@ type setup struct {
 	accept        bool                  // an agent's service hunts, and an application listens
 	threshold     uint32                // of that service, in waiting connections
 	persistence   desired.Persistence   // of a balancer's service; "": table
+	tableBytes    uint32                // least size of the table of setupFloorLookup
 	changed       bool                  // that service has had other servers
 }
 
@@ -135,8 +138,8 @@ var instances atomic.Int32
 func (s *setup) build() (r *rig, err error) {
 	r = &rig{steps: map[string]*ebpf.Program{}}
 	switch s.kind {
-	case setupFloor:
-		err = r.loadFloor()
+	case setupFloor, setupFloorLookup:
+		err = r.loadFloor(s)
 	case setupBalancer, setupReference:
 		err = r.loadBalancer(s)
 	case setupAgent:
@@ -155,7 +158,7 @@ func (r *rig) close() (err error) {
 	return err
 }
 
-func (r *rig) loadFloor() error {
+func (r *rig) loadFloor(s *setup) error {
 	spec, err := loadFloor()
 	if err != nil {
 		return err
@@ -168,11 +171,20 @@ func (r *rig) loadFloor() error {
 			return fmt.Errorf("floor: set %s: %w", name, err)
 		}
 	}
+	words := uint32(1) << bits.Len32(max(2, s.tableBytes/8)-1)
+	spec.Maps["table"].MaxEntries = words
+	shift := 64 - uint32(bits.TrailingZeros32(words))
+	if err := spec.Variables["table_shift"].Set(shift); err != nil {
+		return fmt.Errorf("floor: set table_shift: %w", err)
+	}
 	objects := &floorObjects{}
 	if err := spec.LoadAndAssign(objects, nil); err != nil {
 		return fmt.Errorf("load the floor: %w", err)
 	}
 	r.program, r.closers = objects.XdpFloor, append(r.closers, objects.Close)
+	if s.kind == setupFloorLookup {
+		r.program = objects.XdpFloorLookup
+	}
 	return nil
 }
 
