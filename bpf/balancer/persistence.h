@@ -10,6 +10,16 @@
 #include "persist_stateless.h"
 #include "persist_table.h"
 
+/*
+ * Whether a server could return the packet. A returned packet has the form of a signal, which has no
+ * extension headers. A server that does not have the flow of any other packet would reset the
+ * connection.
+ */
+static __always_inline bool can_return(const struct packet *pkt)
+{
+	return !pkt->transport;
+}
+
 /* Finds the server of a flow. The reason is none where the flow is to be placed; `holder` is then
  * a server that may have the flow, and negative where there is none. */
 static __always_inline enum lb_reason lookup(struct xdp_md *ctx, struct packet *pkt,
@@ -18,6 +28,8 @@ static __always_inline enum lb_reason lookup(struct xdp_md *ctx, struct packet *
 {
 	enum lb_reason why;
 
+	if (!can_return(pkt) && !starts_connection(pkt))
+		pkt->visits_all = true;
 	if (has_flows(service)) {
 		why = lookup_table(pkt, service, flow, holder, segments);
 		if (why)
@@ -49,9 +61,9 @@ static __always_inline bool lookup_plain(struct xdp_md *ctx, const struct packet
 	case PERSISTENCE_TABLE:
 		return lookup_table_plain(pkt, service, flow, segments);
 	case PERSISTENCE_STATELESS:
-		return lookup_stateless_plain(ctx, pkt, service, flow, segments);
+		return can_return(pkt) && lookup_stateless_plain(ctx, pkt, service, flow, segments);
 	case PERSISTENCE_HINT:
-		return lookup_hint_plain(pkt, service, flow, segments);
+		return can_return(pkt) && lookup_hint_plain(pkt, service, flow, segments);
 	case PERSISTENCE_QUIC:
 		return lookup_quic_plain(ctx, pkt, service, flow, segments);
 	}
