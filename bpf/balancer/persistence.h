@@ -105,11 +105,23 @@ static __always_inline enum lb_reason commit(const struct packet *pkt,
 	return LB_FORWARD_NEW;
 }
 
-/* Whether the flow table enters flows of the service by create-stickiness. After a change from
- * persistence `table` to one without hints, late answers are to flows without a cookie. */
-static __always_inline bool enters_flows(const struct service *service)
+/*
+ * Whether the flow table enters the server that has a flow, by create-stickiness. After a change from
+ * persistence `table`, a flow that has an entry stays in the flow table, because its packets are looked
+ * up there first. Without hints, late answers are to flows without a cookie.
+ */
+static __always_inline bool enters_flow(const struct packet *pkt, const struct service *service,
+					struct flow *flow)
 {
-	return persistence_of(service) == PERSISTENCE_TABLE || (has_flows(service) && !has_hints());
+	struct flow half_open_flow = {};
+
+	if (persistence_of(service) == PERSISTENCE_TABLE)
+		return true;
+	if (!has_flows(service) || !has_hints())
+		return has_flows(service);
+	lookup_both(pkt, service, flow, &half_open_flow);
+	return flow_known(flow) ||
+	       (service->rule.flags & RULE_HALF_OPEN && flow_known(&half_open_flow));
 }
 
 /* Takes note of a server's signal about a flow: create-stickiness, or remove-stickiness. Both tables
@@ -119,8 +131,9 @@ static __always_inline enum lb_reason take_signal_of(const struct packet *pkt,
 						     struct flow *flow, __u32 sender, bool removes)
 {
 	if (!removes)
-		return enters_flows(service) ? take_create_table(pkt, service, flow, sender)
-					     : take_create_hint(pkt, service, sender);
+		return enters_flow(pkt, service, flow)
+			       ? take_create_table(pkt, service, flow, sender)
+			       : take_create_hint(pkt, service, sender);
 	if (persistence_of(service) != PERSISTENCE_TABLE)
 		take_remove_hint(pkt, service, sender);
 	return has_flows(service) ? take_remove_table(pkt, service, flow, sender)

@@ -82,23 +82,56 @@ func TestNewConnectionEndsFormerFlow(t *testing.T) {
 }
 
 // A drained server that has a former flow is asked about a SYN first, also if the client does not
-// use timestamps, but it does not get a new connection.
+// use timestamps, but it does not get a new connection. The server that accepts the connection tells
+// the balancer, although the service has become stateless. Then the flow's packets go there, and not
+// to the drained server.
 func TestDrainedServerOfFormerFlow(t *testing.T) {
 	t.Parallel()
+	for name, after := range map[string]func() *desired.Balancer{
+		"stateless": func() *desired.Balancer { return stateless(desired.PlacementHunt, 2) },
+		"stateless with hints": func() *desired.Balancer {
+			return withHints(stateless(desired.PlacementHunt, 2))
+		},
+		"hint": func() *desired.Balancer { return hinting(desired.PlacementHunt, 2) },
+	} {
+		for _, table := range []string{"established", "half-open"} {
+			t.Run(name+", "+table, func(t *testing.T) {
+				t.Parallel()
+				leaveDrained(t, after(), table == "half-open")
+			})
+		}
+	}
+}
+
+func leaveDrained(t *testing.T, after *desired.Balancer, isHalfOpen bool) {
+	t.Helper()
 	var server string
-	after := stateless(desired.PlacementHunt, 2)
-	f := openFormer(t, hunting(desired.SelectConsistent, 2), after, func(f *fixture) {
+	before := hunting(desired.SelectConsistent, 2)
+	before.Node.Limits.Hints = after.Node.Limits.Hints
+	f := openFormer(t, before, after, func(f *fixture) {
 		server = f.row(web, "web")[1]
-		f.enterAt(f.plane.Flows, server, stateEstablished, 0)
+		if isHalfOpen {
+			f.enterAt(f.plane.HalfOpen, server, stateNew, 0)
+		} else {
+			f.enterAt(f.plane.Flows, server, stateEstablished, 0)
+		}
 		serverOfName(&after.Services[1], server).Drained = true
 	})
 	row := f.row(web, "web")
-	asked := stages(srv6.Steer, server)
 	for _, options := range [][]packet.Option{nil, {packet.Timestamps(7, 0)}} {
 		syn := frameOf(web, options...)
-		all := offers(asked, row, row[:1])
-		withCookies(f.service("web"), all[1:]) // the former flow has no cookies
+		all := offers(stages(srv6.Steer, server), row, row[:1])
 		f.check(f.visited(syn, web, "web", "forward_hunt", all...), f.run(syn))
+	}
+	f.mustBe("return_create", f.create(web, "web", row[0], packet.SYN))
+	reasons := []string{"forward_known", "forward_known"}
+	if isHalfOpen {
+		reasons[0] = "forward_new" // the client's answer enters the flow
+	}
+	ack := frameOf(web, packet.Flags(packet.ACK), packet.Timestamps(9, 1025)) // as of column 1
+	for _, reason := range reasons {
+		want := f.offered(ack, web, "web", reason, srv6.AckStickiness, row[0])
+		f.check(want, f.run(ack))
 	}
 }
 
