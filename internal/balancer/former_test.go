@@ -3,9 +3,14 @@
 package balancer
 
 import (
+	"context"
 	"encoding/binary"
 	"slices"
+	"sync"
 	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/desired"
@@ -177,5 +182,60 @@ func TestLateAnswerOfFormerFlow(t *testing.T) {
 	for _, reason := range []string{"forward_new", "forward_known"} {
 		want := f.offered(misleading, web, "web", reason, srv6.AckStickiness, row[1])
 		f.check(want, f.run(misleading))
+	}
+}
+
+// While services cease to be stateless, each packet is sent as before or as after the change. No server
+// is asked to deliver a packet with a cookie without looking for its flow: a misleading cookie would
+// end the connection.
+func TestPacketsWhileStatelessEnds(t *testing.T) {
+	t.Parallel()
+	before := func() *desired.Balancer { return withHints(stateless(desired.PlacementHunt, 2)) }
+	for name, after := range map[string]func() *desired.Balancer{
+		"table": func() *desired.Balancer { return withHints(hunting(desired.SelectConsistent, 2)) },
+		"hint":  func() *desired.Balancer { return hinting(desired.PlacementHunt, 2) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := open(t, before())
+			ack := frameOf(web, packet.Flags(packet.ACK), packet.Timestamps(9, 1025))
+			asked := f.sendAllTheTime(ack)
+			for range 5 {
+				f.mustApply(after())
+				f.mustApply(before())
+				f.services.endFormerFlows(nil, time.Now().Add(f.service("web").Timeouts.New))
+			}
+			got := asked()
+			delete(got, srv6.SID{Function: srv6.Steer, Argument: knownOf(f.service("web"), true).Argument})
+			delete(got, srv6.SID{Function: srv6.Steer, Argument: srv6.Offer{Cookie: 1}.Argument()})
+			delete(got, srv6.SID{Function: srv6.RecoverStickiness})
+			if len(got) > 0 {
+				t.Errorf("the first server was also asked by %v", got)
+			}
+		})
+	}
+}
+
+// sendAllTheTime sends a packet again and again, until the returned function is called. That function
+// returns how often the first server was asked by which function and argument.
+func (f *fixture) sendAllTheTime(frame []byte) (end func() map[srv6.SID]int) {
+	ctx, cancel := context.WithCancel(f.t.Context())
+	asked := map[srv6.SID]int{}
+	var traffic sync.WaitGroup
+	traffic.Go(func() {
+		for ctx.Err() == nil {
+			options := ebpf.RunOptions{Data: frame, DataOut: make([]byte, 4096)}
+			if _, err := f.plane.Objects.XdpLb.Run(&options); err != nil {
+				f.t.Error(err)
+				return
+			}
+			sid := srv6.Parse(visitedBy(options.DataOut, desired.SRv6Encap)[0])
+			asked[srv6.SID{Function: sid.Function, Argument: sid.Argument}]++
+		}
+	})
+	return func() map[srv6.SID]int {
+		cancel()
+		traffic.Wait()
+		return asked
 	}
 }
