@@ -156,7 +156,8 @@ static __always_inline bool recall_former(const struct packet *pkt, const struct
 	return false;
 }
 
-/* Removes the entry of a flow that was placed anew, unless the entry's server is asked first. */
+/* Removes the entry of a flow that was placed anew, unless the entry's server is asked first. Then the
+ * server that takes the connection answers, and its answer changes the entry (enters_flow). */
 static __always_inline void forget_unless_asked(const struct flow *flow,
 						const struct segments *segments)
 {

@@ -10,6 +10,16 @@
 #include "persist_stateless.h"
 #include "persist_table.h"
 
+/*
+ * Whether a server could return the packet. A returned packet has the form of a signal, which has no
+ * extension headers. A server that does not have the flow of any other packet would reset the
+ * connection.
+ */
+static __always_inline bool can_return(const struct packet *pkt)
+{
+	return !pkt->transport;
+}
+
 /* Finds the server of a flow. The reason is none where the flow is to be placed; `holder` is then
  * a server that may have the flow, and negative where there is none. */
 static __always_inline enum lb_reason lookup(struct xdp_md *ctx, struct packet *pkt,
@@ -18,6 +28,8 @@ static __always_inline enum lb_reason lookup(struct xdp_md *ctx, struct packet *
 {
 	enum lb_reason why;
 
+	if (!can_return(pkt) && !starts_connection(pkt))
+		pkt->visits_all = true;
 	if (has_flows(service)) {
 		why = lookup_table(pkt, service, flow, holder, segments);
 		if (why)
@@ -49,9 +61,9 @@ static __always_inline bool lookup_plain(struct xdp_md *ctx, const struct packet
 	case PERSISTENCE_TABLE:
 		return lookup_table_plain(pkt, service, flow, segments);
 	case PERSISTENCE_STATELESS:
-		return lookup_stateless_plain(ctx, pkt, service, flow, segments);
+		return can_return(pkt) && lookup_stateless_plain(ctx, pkt, service, flow, segments);
 	case PERSISTENCE_HINT:
-		return lookup_hint_plain(pkt, service, flow, segments);
+		return can_return(pkt) && lookup_hint_plain(pkt, service, flow, segments);
 	case PERSISTENCE_QUIC:
 		return lookup_quic_plain(ctx, pkt, service, flow, segments);
 	}
@@ -93,11 +105,23 @@ static __always_inline enum lb_reason commit(const struct packet *pkt,
 	return LB_FORWARD_NEW;
 }
 
-/* Whether the flow table enters flows of the service by create-stickiness. After a change from
- * persistence `table` to one without hints, late answers are to flows without a cookie. */
-static __always_inline bool enters_flows(const struct service *service)
+/*
+ * Whether the flow table enters the server that has a flow, by create-stickiness. After a change from
+ * persistence `table`, a flow that has an entry stays in the flow table, because its packets are looked
+ * up there first. Without hints, late answers are to flows without a cookie.
+ */
+static __always_inline bool enters_flow(const struct packet *pkt, const struct service *service,
+					struct flow *flow)
 {
-	return persistence_of(service) == PERSISTENCE_TABLE || (has_flows(service) && !has_hints());
+	struct flow half_open_flow = {};
+
+	if (persistence_of(service) == PERSISTENCE_TABLE)
+		return true;
+	if (!has_flows(service) || !has_hints())
+		return has_flows(service);
+	lookup_both(pkt, service, flow, &half_open_flow);
+	return flow_known(flow) ||
+	       (service->rule.flags & RULE_HALF_OPEN && flow_known(&half_open_flow));
 }
 
 /* Takes note of a server's signal about a flow: create-stickiness, or remove-stickiness. Both tables
@@ -107,8 +131,9 @@ static __always_inline enum lb_reason take_signal_of(const struct packet *pkt,
 						     struct flow *flow, __u32 sender, bool removes)
 {
 	if (!removes)
-		return enters_flows(service) ? take_create_table(pkt, service, flow, sender)
-					     : take_create_hint(pkt, service, sender);
+		return enters_flow(pkt, service, flow)
+			       ? take_create_table(pkt, service, flow, sender)
+			       : take_create_hint(pkt, service, sender);
 	if (persistence_of(service) != PERSISTENCE_TABLE)
 		take_remove_hint(pkt, service, sender);
 	return has_flows(service) ? take_remove_table(pkt, service, flow, sender)

@@ -156,7 +156,10 @@ static __always_inline bool offer(const struct packet *pkt, const struct service
 	segments->last_sid = segments->sid; /* a list of one uses first_sid only */
 	if (takes_reports(service))
 		ask_for_reports(segments);
-	ask_for_cookie(pkt->cookie_width, segments);
+	/* The flow table or a hint names the holder. Later packets would go there first, whatever their
+	 * cookie is. So a server that accepts the connection has to tell the balancer. */
+	if (!held)
+		ask_for_cookie(pkt->cookie_width, segments);
 	if (held && (segments->count > held || !(service->rule.flags & RULE_TAKES_FLOWS)))
 		segments->first_sid = SID_LOW(SID_STEER);
 	return true;

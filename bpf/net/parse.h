@@ -68,7 +68,8 @@ struct packet {
 	__u8 cookie_width : 2; /* bits of the cookie that the server of a new flow writes; 0: none */
 	__u8 is_single : 1; /* a SYN that only one server may take: no other would be found again */
 	/* It is to visit all servers that may have its flow: a server has returned it, because it does
-	 * not have the flow, or no server could return it, because it is a fragment. */
+	 * not have the flow, or no server could return it, because it is a fragment or has extension
+	 * headers. */
 	__u8 visits_all : 1;
 	__u8 opens_quic : 1; /* an Initial or 0-RTT packet of QUIC */
 	__u8 pad;

@@ -37,6 +37,9 @@ const (
 	sweepInterval = 5 * time.Second
 	// resolveTimeout is how long a start waits for the next hops of all servers.
 	resolveTimeout = 3 * time.Second
+	// reloadTimeout is how long a reload waits for the next hops of the servers that it adds. The
+	// kernel asks for a neighbour again after a second.
+	reloadTimeout = 2 * time.Second
 	// gather is how long results of health checks and probes are collected before the servers that
 	// get new flows are chosen again. Servers often fail together.
 	gather = 10 * time.Millisecond
@@ -265,11 +268,12 @@ func (b *Balancer) follow(update nexthop.Update) error {
 	if err := b.followInterfaces(update.Own); err != nil {
 		return err
 	}
+	if b.attached {
+		b.takeHops(update)
+		return nil
+	}
 	b.hops, b.problems = update.Hops, update.Problems
-	switch {
-	case b.attached:
-		b.applyHops()
-	case b.resolved():
+	if b.resolved(targetsOf(b.cfg)) {
 		return b.attach()
 	}
 	return nil
@@ -316,10 +320,12 @@ func (b *Balancer) reload(ctx context.Context, cfg *desired.Balancer) error {
 	if err != nil {
 		return err
 	}
+	b.awaitHops(ctx, cfg)
 	generations := b.generations.Next(cfg.Services)
 	if err := b.reconcile(cfg, keys, generations); err != nil {
 		if undo := b.reconcile(b.cfg, b.keys, b.generations); undo != nil {
 			b.log.Error("restore the configuration before", "error", undo)
+			b.resolver.SetTargets(ctx, targetsOf(b.cfg))
 			return err
 		}
 		b.setTargets(ctx) // the restored servers may have other slots than before
@@ -335,7 +341,7 @@ func (b *Balancer) reload(ctx context.Context, cfg *desired.Balancer) error {
 
 // setTargets passes the servers of the configuration to the resolver, the checker and the prober.
 func (b *Balancer) setTargets(ctx context.Context) {
-	b.resolver.SetTargets(ctx, b.targets())
+	b.resolver.SetTargets(ctx, targetsOf(b.cfg))
 	b.checker.SetTargets(ctx, b.services.healthTargets(b.cfg.Services))
 	b.prober.SetTargets(ctx, b.services.probeTargets())
 }

@@ -142,7 +142,8 @@ func (s *services) place(svc *service, g generation.Generation) error {
 		return err
 	}
 	s.setCapabilities(svc, &rule)
-	swapped := rule.Table() != svc.rule.Table()
+	swapped := rule.Table() != svc.rule.Table() ||
+		svc.isStateless() && svc.Persistence != desired.PersistenceStateless
 	svc.rule, svc.placed = rule, p
 	if swapped {
 		s.admitUsable(svc)
@@ -153,8 +154,9 @@ func (s *services) place(svc *service, g generation.Generation) error {
 	return nil
 }
 
-// settle waits until no packet uses a candidate table that was replaced. Then servers that are not
-// in the new tables cease to get new flows. One wait does for all services, because it can take
+// settle waits until no packet uses a candidate table or a rule that was replaced. Then servers that
+// are not in the new tables cease to get new flows, and servers are asked as the new rules need it.
+// One wait does for all services, because it can take
 // tens of milliseconds. settle returns an error if the wait fails, and can be called again.
 func (s *services) settle() error {
 	if len(s.swapped) == 0 {
@@ -164,6 +166,9 @@ func (s *services) settle() error {
 		return fmt.Errorf("wait for packets that use the candidate tables before: %w", err)
 	}
 	for _, svc := range s.swapped {
+		for _, m := range svc.members {
+			s.plane.Servers.SetKnown(m.slot, svc.known)
+		}
 		s.admit(svc)
 	}
 	s.swapped = nil

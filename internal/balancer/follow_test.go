@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -157,6 +158,43 @@ func (s *steered) hostMACs() (macs []uint64) {
 		macs = append(macs, mac)
 	}
 	return macs
+}
+
+// reload makes the balancer follow another configuration of its service's servers. The router to all
+// servers has answered before.
+func (s *steered) reload(servers ...desired.Server) {
+	s.t.Helper()
+	s.await("the router does not answer", func() bool {
+		return s.plane.Servers.HasNextHop(s.slot("web", "s1"))
+	})
+	cfg := balancerOf(serviceOf("web", vip6, 80, desired.TCP, desired.SRv6Encap, servers...))
+	cfg.Node = s.cfg.Node
+	s.must(s.Reload(context.Background(), cfg))
+}
+
+// A reload looks up the next hop of a server that it adds before it uses the server.
+func TestReloadAwaitsNextHops(t *testing.T) {
+	t.Parallel()
+	s := steer(t)
+	s.reload(srv6Server("s1", 1, 1), srv6Server("s2", 2, 1))
+	if !s.plane.Servers.HasNextHop(s.slot("web", "s2")) {
+		t.Error("s2 is in the tables, and has no next hop")
+	}
+}
+
+// A reload does not fail because a server that it adds has no next hop. The other added servers are
+// used at once.
+func TestReloadWithoutNextHop(t *testing.T) {
+	t.Parallel()
+	s := steer(t)
+	lost := srv6Server("lost", 9, 1)
+	lost.Locator = netip.MustParsePrefix("fd00:9:0:1::/64") // no route leads there
+	s.reload(srv6Server("s1", 1, 1), srv6Server("s2", 2, 1), lost)
+	for server, want := range map[string]bool{"s1": true, "s2": true, "lost": false} {
+		if got := s.plane.Servers.HasNextHop(s.slot("web", server)); got != want {
+			t.Errorf("%s has a next hop: %v, want %v", server, got, want)
+		}
+	}
 }
 
 // If the MAC address of the interface changes, the data path accepts frames to the new address and

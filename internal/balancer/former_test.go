@@ -3,9 +3,14 @@
 package balancer
 
 import (
+	"context"
 	"encoding/binary"
 	"slices"
+	"sync"
 	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/desired"
@@ -82,23 +87,56 @@ func TestNewConnectionEndsFormerFlow(t *testing.T) {
 }
 
 // A drained server that has a former flow is asked about a SYN first, also if the client does not
-// use timestamps, but it does not get a new connection.
+// use timestamps, but it does not get a new connection. The server that accepts the connection tells
+// the balancer, although the service has become stateless. Then the flow's packets go there, and not
+// to the drained server.
 func TestDrainedServerOfFormerFlow(t *testing.T) {
 	t.Parallel()
+	for name, after := range map[string]func() *desired.Balancer{
+		"stateless": func() *desired.Balancer { return stateless(desired.PlacementHunt, 2) },
+		"stateless with hints": func() *desired.Balancer {
+			return withHints(stateless(desired.PlacementHunt, 2))
+		},
+		"hint": func() *desired.Balancer { return hinting(desired.PlacementHunt, 2) },
+	} {
+		for _, table := range []string{"established", "half-open"} {
+			t.Run(name+", "+table, func(t *testing.T) {
+				t.Parallel()
+				leaveDrained(t, after(), table == "half-open")
+			})
+		}
+	}
+}
+
+func leaveDrained(t *testing.T, after *desired.Balancer, isHalfOpen bool) {
+	t.Helper()
 	var server string
-	after := stateless(desired.PlacementHunt, 2)
-	f := openFormer(t, hunting(desired.SelectConsistent, 2), after, func(f *fixture) {
+	before := hunting(desired.SelectConsistent, 2)
+	before.Node.Limits.Hints = after.Node.Limits.Hints
+	f := openFormer(t, before, after, func(f *fixture) {
 		server = f.row(web, "web")[1]
-		f.enterAt(f.plane.Flows, server, stateEstablished, 0)
+		if isHalfOpen {
+			f.enterAt(f.plane.HalfOpen, server, stateNew, 0)
+		} else {
+			f.enterAt(f.plane.Flows, server, stateEstablished, 0)
+		}
 		serverOfName(&after.Services[1], server).Drained = true
 	})
 	row := f.row(web, "web")
-	asked := stages(srv6.Steer, server)
 	for _, options := range [][]packet.Option{nil, {packet.Timestamps(7, 0)}} {
 		syn := frameOf(web, options...)
-		all := offers(asked, row, row[:1])
-		withCookies(f.service("web"), all[1:]) // the former flow has no cookies
+		all := offers(stages(srv6.Steer, server), row, row[:1])
 		f.check(f.visited(syn, web, "web", "forward_hunt", all...), f.run(syn))
+	}
+	f.mustBe("return_create", f.create(web, "web", row[0], packet.SYN))
+	reasons := []string{"forward_known", "forward_known"}
+	if isHalfOpen {
+		reasons[0] = "forward_new" // the client's answer enters the flow
+	}
+	ack := frameOf(web, packet.Flags(packet.ACK), packet.Timestamps(9, 1025)) // as of column 1
+	for _, reason := range reasons {
+		want := f.offered(ack, web, "web", reason, srv6.AckStickiness, row[0])
+		f.check(want, f.run(ack))
 	}
 }
 
@@ -144,5 +182,60 @@ func TestLateAnswerOfFormerFlow(t *testing.T) {
 	for _, reason := range []string{"forward_new", "forward_known"} {
 		want := f.offered(misleading, web, "web", reason, srv6.AckStickiness, row[1])
 		f.check(want, f.run(misleading))
+	}
+}
+
+// While services cease to be stateless, each packet is sent as before or as after the change. No server
+// is asked to deliver a packet with a cookie without looking for its flow: a misleading cookie would
+// end the connection.
+func TestPacketsWhileStatelessEnds(t *testing.T) {
+	t.Parallel()
+	before := func() *desired.Balancer { return withHints(stateless(desired.PlacementHunt, 2)) }
+	for name, after := range map[string]func() *desired.Balancer{
+		"table": func() *desired.Balancer { return withHints(hunting(desired.SelectConsistent, 2)) },
+		"hint":  func() *desired.Balancer { return hinting(desired.PlacementHunt, 2) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := open(t, before())
+			ack := frameOf(web, packet.Flags(packet.ACK), packet.Timestamps(9, 1025))
+			asked := f.sendAllTheTime(ack)
+			for range 5 {
+				f.mustApply(after())
+				f.mustApply(before())
+				f.services.endFormerFlows(nil, time.Now().Add(f.service("web").Timeouts.New))
+			}
+			got := asked()
+			delete(got, srv6.SID{Function: srv6.Steer, Argument: knownOf(f.service("web"), true).Argument})
+			delete(got, srv6.SID{Function: srv6.Steer, Argument: srv6.Offer{Cookie: 1}.Argument()})
+			delete(got, srv6.SID{Function: srv6.RecoverStickiness})
+			if len(got) > 0 {
+				t.Errorf("the first server was also asked by %v", got)
+			}
+		})
+	}
+}
+
+// sendAllTheTime sends a packet again and again, until the returned function is called. That function
+// returns how often the first server was asked by which function and argument.
+func (f *fixture) sendAllTheTime(frame []byte) (end func() map[srv6.SID]int) {
+	ctx, cancel := context.WithCancel(f.t.Context())
+	asked := map[srv6.SID]int{}
+	var traffic sync.WaitGroup
+	traffic.Go(func() {
+		for ctx.Err() == nil {
+			options := ebpf.RunOptions{Data: frame, DataOut: make([]byte, 4096)}
+			if _, err := f.plane.Objects.XdpLb.Run(&options); err != nil {
+				f.t.Error(err)
+				return
+			}
+			sid := srv6.Parse(visitedBy(options.DataOut, desired.SRv6Encap)[0])
+			asked[srv6.SID{Function: sid.Function, Argument: sid.Argument}]++
+		}
+	})
+	return func() map[srv6.SID]int {
+		cancel()
+		traffic.Wait()
+		return asked
 	}
 }

@@ -258,6 +258,12 @@ func (c columnService) unusual() (frames [][]byte) {
 			frameOf(flow, packet.Timestamps(1, 0), packet.Payload(make([]byte, 1350))),
 			frameOf(flow, append(ack, packet.Payload(make([]byte, 1350)))...),
 			packet.ICMPError(router, unreachable, 0, 0, reply(flow)))
+		if c.flow.Source.Addr().Is6() {
+			frames = append(frames,
+				frameOf(flow, packet.HopByHop(8)),
+				frameOf(flow, append(ack, packet.HopByHop(8))...),
+				frameOf(flow, packet.Flags(packet.ACK), packet.DestinationOptions(8)))
+		}
 	}
 	return frames
 }

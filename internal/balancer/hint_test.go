@@ -142,6 +142,42 @@ func TestHintReturnedPackets(t *testing.T) {
 	}
 }
 
+// A server cannot return a packet with extension headers. So such a packet visits all servers that may
+// have its flow, and a wrong hint or cookie does not end the connection. A SYN is never returned.
+func TestPacketsThatCannotBeReturned(t *testing.T) {
+	t.Parallel()
+	for name, headers := range map[string][]packet.Option{
+		"hop-by-hop options":  {packet.HopByHop(8)},
+		"destination options": {packet.DestinationOptions(8)},
+	} {
+		for _, service := range []string{"insert", "web"} {
+			flow := hunted[service]
+			frameWith := func(options ...packet.Option) []byte {
+				return frameOf(flow, append(options, headers...)...)
+			}
+			t.Run(name+", "+service, func(t *testing.T) {
+				t.Parallel()
+				f := open(t, hinting(desired.PlacementHunt, 4))
+				row := f.row(flow, service)
+				f.mustBe("return_create", f.create(flow, service, row[2], 0))
+				ack := frameWith(packet.Flags(packet.ACK))
+				list := stages(srv6.RecoverStickiness, row...)
+				f.check(f.visited(ack, flow, service, "forward_recover", list...), f.run(ack))
+				rest := slices.DeleteFunc(slices.Clone(row), func(s string) bool { return s == row[2] })
+				all := offers(stages(srv6.Steer, row[2]), row, rest)
+				syn := frameWith()
+				f.check(f.visited(syn, flow, service, "forward_hunt", all...), f.run(syn))
+
+				f.mustApply(withHints(stateless(desired.PlacementHunt, 4)))
+				f.cfg = withHints(stateless(desired.PlacementHunt, 4))
+				marked := frameWith(packet.Flags(packet.ACK), packet.Timestamps(9, 4096|2))
+				list = stages(srv6.Steer, row[2], row[0], row[1], row[3])
+				f.check(f.cookied(marked, flow, service, "forward_recover", list...), f.run(marked))
+			})
+		}
+	}
+}
+
 // Two flows with one tag in a set do not disturb each other: nobody follows their hint.
 func TestHintOfTwoFlowsIsShared(t *testing.T) {
 	t.Parallel()

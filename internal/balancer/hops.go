@@ -3,8 +3,11 @@
 package balancer
 
 import (
+	"context"
 	"iter"
 	"net/netip"
+	"slices"
+	"time"
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/datapath"
@@ -21,11 +24,11 @@ func target(server *desired.Server) netip.Addr {
 	return server.Address
 }
 
-// servers iterates over the servers of the configuration, each with its service.
-func (b *Balancer) servers() iter.Seq2[*desired.Service, *desired.Server] {
+// serversOf iterates over the servers of a configuration, each with its service.
+func serversOf(cfg *desired.Balancer) iter.Seq2[*desired.Service, *desired.Server] {
 	return func(yield func(*desired.Service, *desired.Server) bool) {
-		for i := range b.cfg.Services {
-			svc := &b.cfg.Services[i]
+		for i := range cfg.Services {
+			svc := &cfg.Services[i]
 			for j := range svc.Servers {
 				if !yield(svc, &svc.Servers[j]) {
 					return
@@ -35,16 +38,59 @@ func (b *Balancer) servers() iter.Seq2[*desired.Service, *desired.Server] {
 	}
 }
 
-func (b *Balancer) targets() []netip.Addr {
+// targetsOf lists the targets of a configuration's servers, each of them once.
+func targetsOf(cfg *desired.Balancer) []netip.Addr {
 	seen := map[netip.Addr]bool{}
 	var targets []netip.Addr
-	for _, server := range b.servers() {
+	for _, server := range serversOf(cfg) {
 		if t := target(server); !seen[t] {
 			seen[t] = true
 			targets = append(targets, t)
 		}
 	}
 	return targets
+}
+
+// awaitHops waits for the next hops of the servers that a configuration adds. Otherwise packets could
+// be sent to a server that has no next hop yet, and would be dropped. It waits until reloadTimeout
+// after the resolver's first update. The caller must call setTargets afterwards: the update that
+// follows then also tells what has happened to the node's interfaces meanwhile.
+func (b *Balancer) awaitHops(ctx context.Context, cfg *desired.Balancer) {
+	present := targetsOf(b.cfg)
+	added := addedTo(present, targetsOf(cfg))
+	if len(added) == 0 {
+		return
+	}
+	b.resolver.SetTargets(ctx, slices.Concat(present, added))
+	var patience <-chan time.Time
+	for !b.resolved(added) {
+		select {
+		case <-ctx.Done():
+			return
+		case update := <-b.resolver.Updates():
+			b.takeHops(update)
+			if patience == nil {
+				patience = time.After(reloadTimeout)
+			}
+		case <-patience:
+			return
+		}
+	}
+}
+
+// addedTo returns the targets that are not among the present ones.
+func addedTo(present, targets []netip.Addr) []netip.Addr {
+	known := map[netip.Addr]bool{}
+	for _, t := range present {
+		known[t] = true
+	}
+	return slices.DeleteFunc(targets, func(t netip.Addr) bool { return known[t] })
+}
+
+// takeHops applies the next hops of an update.
+func (b *Balancer) takeHops(update nexthop.Update) {
+	b.hops, b.problems = update.Hops, update.Problems
+	b.applyHops()
 }
 
 // applyHops writes the next hops into the server table. A server without a next hop gets no new
@@ -103,7 +149,7 @@ func (b *Balancer) checkEgress(link nexthop.Link) {
 // interface.
 func (b *Balancer) nextHops() map[netip.Addr]nexthop.Hop {
 	hops := map[netip.Addr]nexthop.Hop{}
-	for svc, server := range b.servers() {
+	for svc, server := range serversOf(b.cfg) {
 		key := keyOfServer(svc, server, b.cfg.Node.Locator, b.cfg.Node.Addresses)
 		slot, ok := b.slots.Of(key)
 		if !ok {
@@ -125,10 +171,10 @@ func (b *Balancer) nextHops() map[netip.Addr]nexthop.Hop {
 	return hops
 }
 
-// resolved tells whether all servers have a next hop.
-func (b *Balancer) resolved() bool {
-	for _, server := range b.servers() {
-		if _, ok := b.hops[target(server)]; !ok {
+// resolved tells whether all targets have a next hop.
+func (b *Balancer) resolved(targets []netip.Addr) bool {
+	for _, t := range targets {
+		if _, ok := b.hops[t]; !ok {
 			return false
 		}
 	}

@@ -131,14 +131,14 @@ func (s *services) claimMembers(svc *service, want *serviceState) ([]*member, er
 	for _, m := range svc.members {
 		before[m.Name] = m
 	}
-	known := knownOf(cfg, s.hasHints)
-	if cfg.FindsByColumn() && svc.hasFormerFlows() {
-		// The flows that the flow table knows carry no cookies. Their servers take also a SYN that
-		// was lost before.
-		known = dataplane.Known{Function: srv6.Deliver}
-	}
-	if svc.rule.HasHalfOpen() {
-		known.Function = srv6.AckStickiness // until huntsEnd, servers still wait for it
+	svc.known = s.knownFor(svc, cfg)
+	known := svc.known
+	if svc.isStateless() {
+		// A server must not deliver a packet with a misleading cookie. So it is asked as before
+		// until no packet uses the rule before (settle).
+		known = knownOf(&desired.Service{
+			Persistence: desired.PersistenceStateless, Candidates: int(svc.rule.Candidates()),
+		}, s.hasHints)
 	}
 	members := make([]*member, 0, len(cfg.Servers))
 	for _, server := range cfg.Servers {
@@ -158,6 +158,21 @@ func (s *services) claimMembers(svc *service, want *serviceState) ([]*member, er
 		members = append(members, m)
 	}
 	return members, nil
+}
+
+// knownFor returns what packets of known flows ask of the servers of a service that gets another
+// configuration. It depends on what the service's rule was before.
+func (s *services) knownFor(svc *service, cfg *desired.Service) dataplane.Known {
+	known := knownOf(cfg, s.hasHints)
+	if cfg.FindsByColumn() && svc.hasFormerFlows() {
+		// The flows that the flow table knows carry no cookies. Their servers take also a SYN that
+		// was lost before.
+		known = dataplane.Known{Function: srv6.Deliver}
+	}
+	if svc.rule.HasHalfOpen() {
+		known.Function = srv6.AckStickiness // until huntsEnd, servers still wait for it
+	}
+	return known
 }
 
 // keyOfServer returns the key of a server's slot: its names, its address and the source address of

@@ -311,7 +311,7 @@ func (r *reference) takeSignal(frame []byte) outcome {
 		}
 		return r.returned(frame, "return_remove")
 	}
-	if _, ok := r.tabled(svc); !ok || r.hasHints() && svc.FindsByColumn() {
+	if !r.entersFlow(h.flow, svc) {
 		return r.returned(frame, r.enterHint(h, svc, sender))
 	}
 	reason := r.create(h, svc, sender)
@@ -319,6 +319,17 @@ func (r *reference) takeSignal(frame []byte) outcome {
 		return r.resetSender(frame, h, svc, sender)
 	}
 	return r.returned(frame, reason)
+}
+
+// entersFlow tells whether the flow table enters the server that has a flow, by create-stickiness. If
+// the service finds flows by hints, the flow table does so only for flows that have an entry.
+func (r *reference) entersFlow(flow dataplane.Flow, svc *desired.Service) bool {
+	tabled, isTabled := r.tabled(svc)
+	if !isTabled || !svc.FindsByColumn() || !r.hasHints() {
+		return isTabled
+	}
+	return r.bucketOf(flow).find(flow, svc.Name) != nil ||
+		tabled.Placement == desired.PlacementHunt && r.halfOpenOf(flow).find(flow, svc.Name) != nil
 }
 
 // takeReturned returns the outcome for a client's packet that a server returns, with what was read of

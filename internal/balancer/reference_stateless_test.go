@@ -182,7 +182,7 @@ func (r *reference) placeInRow(p parsed, svc *desired.Service) (to []stage, reas
 	if svc.Placement == desired.PlacementHunt && !marks {
 		asked = r.askedByHint(p, svc, asked)
 	}
-	names := r.inRow(p, svc, asked)
+	names, isHeld := r.inRow(p, svc, asked), len(asked) > 0
 	if svc.Placement == desired.PlacementHash || !marks && !r.hasHints() {
 		names = names[:min(1, len(names))]
 	}
@@ -206,8 +206,9 @@ func (r *reference) placeInRow(p parsed, svc *desired.Service) (to []stage, reas
 			*e = referenceEntry{} // later packets of the connection go by their cookies
 		}
 	}
-	if isStateless(svc) && (marks || !r.hasHints()) {
-		withCookies(svc, to[len(asked):])
+	// The server that accepts a flow of the flow table has to signal that it does.
+	if isStateless(svc) && !isHeld && (marks || !r.hasHints()) {
+		withCookies(svc, to)
 	}
 	if svc.Placement == desired.PlacementHash {
 		return to, "forward_new"

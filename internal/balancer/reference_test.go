@@ -190,11 +190,16 @@ type parsed struct {
 	piece  *piece // set if the packet is a fragment
 	// returned is true if a server has returned the packet.
 	returned bool
+	// extended is true if extension headers of IPv6 are in front of the transport header.
+	extended bool
 }
 
 // visitsAll tells whether the packet visits all servers that may have its flow: a server has returned
-// it, or it is a first fragment, which no server can return.
-func (p parsed) visitsAll() bool { return p.returned || p.piece != nil }
+// it, or no server can return it, because it is a first fragment or has extension headers. No server
+// returns an offer.
+func (p parsed) visitsAll() bool {
+	return p.returned || p.piece != nil || p.extended && !p.opens()
+}
 
 func (p parsed) opens() bool { return p.flags&(packet.SYN|packet.ACK) == packet.SYN }
 func (p parsed) ends() bool  { return p.flags&(packet.FIN|packet.RST) != 0 }
@@ -251,7 +256,7 @@ func parseIPv6(b []byte) (p parsed, reason string) {
 		return p, "drop_ip_header"
 	}
 	next, rest, fragment, reason := walk(b[6], b[40:p.length])
-	p.piece = fragment
+	p.piece, p.extended = fragment, next != b[6]
 	switch {
 	case reason != "":
 		return p, reason

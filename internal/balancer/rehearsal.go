@@ -81,7 +81,7 @@ func (r *Rehearsal) Constants() map[string]any { return r.balancer.plane.Constan
 
 func (r *Rehearsal) hopsBy(hop nexthop.Hop) map[netip.Addr]nexthop.Hop {
 	hops := map[netip.Addr]nexthop.Hop{}
-	for _, target := range r.balancer.targets() {
+	for _, target := range targetsOf(r.balancer.cfg) {
 		hops[target] = hop
 	}
 	return hops

@@ -16,6 +16,7 @@ type service struct {
 	id       uint32
 	rule     dataplane.ServiceRule
 	members  []*member
+	known    dataplane.Known  // what packets of known flows ask of its servers, after settle
 	follows  *serviceState    // what the data path follows; nil: reconcile has to change it
 	placed   placing          // the input that its candidate table was built from
 	hasSpare bool             // the candidate table that is not in use may exist
@@ -34,7 +35,8 @@ type services struct {
 	reach  func(*member) // writes the next hop of a member, if it is known
 	// hasHints tells whether there is a hint table.
 	hasHints bool
-	// Services whose candidate tables were replaced, and whose former tables packets may still use.
+	// Services whose candidate tables were replaced, or that have ceased to be stateless. Packets may
+	// still use their former tables and rules.
 	swapped []*service
 }
 
@@ -72,6 +74,11 @@ func (svc *service) member(name string) *member {
 		}
 	}
 	return nil
+}
+
+// isStateless tells whether the service's rule has persistence stateless.
+func (svc *service) isStateless() bool {
+	return svc.rule.Buckets > 0 && svc.rule.PersistenceName() == desired.PersistenceStateless
 }
 
 // setHealth stores the result of a health check. It returns the service that admit must look at

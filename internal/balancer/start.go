@@ -63,7 +63,7 @@ func (b *Balancer) reconcile(cfg *desired.Balancer, keys config.SignalKeys, gene
 // start attaches the data path when all next hops are known, or resolveTimeout after the resolver's
 // first update.
 func (b *Balancer) start(ctx context.Context) error {
-	b.resolver.SetTargets(ctx, b.targets())
+	b.resolver.SetTargets(ctx, targetsOf(b.cfg))
 	// It starts at the resolver's first update. Before that update, no next hop can be known.
 	var patience <-chan time.Time
 	for !b.attached {

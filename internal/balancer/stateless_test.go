@@ -5,6 +5,7 @@ package balancer
 import (
 	"encoding/binary"
 	"fmt"
+	"math"
 	"net/netip"
 	"slices"
 	"testing"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/generation"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/srv6"
 )
@@ -311,8 +313,36 @@ func TestStatelessDrained(t *testing.T) {
 			want = f.cookied(syn, web, "web", "forward_new", offers(nil, row, row[:1])...)
 		}
 		f.check(want, f.run(syn))
+		f.requireRowShares("web")
 		drain(func(desired.Server) bool { return true })
 		f.check(refused(syn, "drop_no_server", layer3(syn)), f.run(syn))
+	}
+}
+
+// requireRowShares fails the test unless the status shows which servers get the new flows of each row,
+// or are offered them first: the first server that takes new flows, or else the first server.
+func (f *fixture) requireRowShares(service string) {
+	f.t.Helper()
+	svc := f.service(service)
+	table, err := generation.SetOf(svc).Table()
+	f.must(err)
+	want := map[string]float64{}
+	for bucket := range table.Buckets {
+		row := table.Row(bucket)
+		taker := slices.IndexFunc(row, func(server uint16) bool {
+			return serverOfName(svc, table.Servers[server].Name).Takes()
+		})
+		want[table.Servers[row[max(0, taker)]].Name] += 1 / float64(table.Buckets)
+	}
+	for _, state := range mustSnapshot(f.t, f.view()).Services {
+		if state.Name != service {
+			continue
+		}
+		for _, server := range state.Servers {
+			if math.Abs(server.Share-want[server.Name]) > 1e-9 {
+				f.t.Errorf("share of %s: %v, want %v", server.Name, server.Share, want[server.Name])
+			}
+		}
 	}
 }
 

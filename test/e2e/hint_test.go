@@ -102,8 +102,7 @@ func keepConnections(t *testing.T, persistence desired.Persistence) {
 	if wrong > asked {
 		t.Errorf("servers returned %d packets, but only %d visited several servers", wrong, asked)
 	}
-	// A packet can meet an added server before the balancer knows the server's next hop.
-	requireNoDropsBut(t, l, "drop_no_next_hop")
+	requireNoDrops(t, l)
 }
 
 // recoveries makes some requests on all connections, none of which may break. It returns how many

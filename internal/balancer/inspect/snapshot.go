@@ -459,37 +459,37 @@ func (v *View) addShares(service *ServiceState) error {
 }
 
 // firstTakers returns the slot of the first server of each bucket that takes new flows: list_taking
-// in bpf/balancer/candidates.h. If a row has no such server, the next row's comes in its place. Under
-// round-robin a row is a turn, and the result lacks the turns of servers that take no new flows. The
-// result is empty if no server takes new flows.
+// in bpf/balancer/candidates.h. If a row has no such server, the next row's comes in its place. If
+// flows must stay in their rows, it is the first server of the row that can be reached: list_own_row.
+// Under round-robin a row is a turn, and the result lacks the turns of servers that take no new flows.
+// The result is empty if no server takes new flows.
 func (v *View) firstTakers(service *ServiceState, table dataplane.Candidates) []uint32 {
-	takes := map[uint32]bool{}
-	for _, server := range service.Servers {
-		flags := v.tables.Servers.Flags(server.Slot)
-		takes[server.Slot] = flags&dataplane.FlagInUse != 0 &&
-			flags&(dataplane.FlagDrained|dataplane.FlagFailing) == 0
-	}
 	const none = dataplane.NoServer
+	takes, reachable := v.takers(service)
 	isTurn := service.Placement == desired.PlacementRoundRobin
 	tried := uint32(service.Candidates)
 	if isTurn {
 		tried = 1
 	}
-	taker := func(bucket uint32) uint32 {
+	firstOf := func(bucket uint32, wanted map[uint32]bool) uint32 {
 		first := bucket * uint32(service.Candidates) * uint32(service.Sets)
 		for i := range tried {
 			// After the service was read, a smaller table may have replaced this one.
-			if slot, ok := table.At(first + i); ok && takes[slot] {
+			if slot, ok := table.At(first + i); ok && wanted[slot] {
 				return slot
 			}
 		}
 		return none
 	}
 	first := make([]uint32, service.Buckets)
+	staysInRow := (&desired.Service{Persistence: service.Persistence}).FindsByColumn()
 	for bucket := range service.Buckets {
-		first[bucket] = taker(bucket)
+		first[bucket] = firstOf(bucket, takes)
+		if first[bucket] == none && staysInRow && service.TakesFlows {
+			first[bucket] = firstOf(bucket, reachable)
+		}
 	}
-	if isTurn {
+	if isTurn || staysInRow {
 		return slices.DeleteFunc(first, func(slot uint32) bool { return slot == none })
 	}
 	next := uint32(none) // the taker of the bucket after this one
@@ -506,4 +506,20 @@ func (v *View) firstTakers(service *ServiceState, table dataplane.Candidates) []
 		return nil
 	}
 	return first
+}
+
+// takers returns the slots of a service's servers that take new flows, and of those that can be
+// reached.
+func (v *View) takers(service *ServiceState) (takes, reachable map[uint32]bool) {
+	takes, reachable = map[uint32]bool{}, map[uint32]bool{}
+	for _, server := range service.Servers {
+		flags := v.tables.Servers.Flags(server.Slot)
+		if flags&dataplane.FlagInUse == 0 {
+			continue
+		}
+		takes[server.Slot] = flags&(dataplane.FlagDrained|dataplane.FlagFailing) == 0
+		reachable[server.Slot] = flags&dataplane.FlagUnreachable == 0 &&
+			v.tables.Servers.HasNextHop(server.Slot)
+	}
+	return takes, reachable
 }
