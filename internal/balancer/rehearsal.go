@@ -16,10 +16,7 @@ import (
 
 // Rehearsal is a balancer without a control loop, for benchmarks and packet tests. It looks up no
 // routes and checks no servers. All servers have the same next hop.
-type Rehearsal struct {
-	balancer *Balancer
-	hop      nexthop.Hop
-}
+type Rehearsal struct{ balancer *Balancer }
 
 // NewRehearsal loads the data path of a balancer. It attaches no program, and the tables contain no
 // services yet. Its errors are those of New.
@@ -28,7 +25,7 @@ func NewRehearsal(cfg *desired.Balancer, log *slog.Logger) (*Rehearsal, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Rehearsal{balancer: b}, nil
+	return &Rehearsal{b}, nil
 }
 
 // Close closes the data path. A data path that was never attached is removed.
@@ -44,7 +41,6 @@ func (r *Rehearsal) Fill(hop nexthop.Hop) (*ebpf.Program, error) {
 	if err := b.setHost(); err != nil {
 		return nil, err
 	}
-	r.hop = hop
 	b.hops = r.hopsBy(hop)
 	return b.plane.Objects.XdpLb, datapath.TakeOver(b.log, b.fill)
 }
@@ -54,21 +50,22 @@ func (r *Rehearsal) Fill(hop nexthop.Hop) (*ebpf.Program, error) {
 // be in the network namespace of the links. Attach returns an error if the programs cannot be
 // attached.
 func (r *Rehearsal) Attach(own []nexthop.Link, hop nexthop.Hop) error {
-	r.hop = hop
-	return r.balancer.follow(nexthop.Update{Own: own, Hops: r.hopsBy(hop)})
+	b := r.balancer
+	return b.follow(nexthop.Update{Own: own, Hops: r.hopsBy(hop)})
 }
 
-// Apply applies another configuration, as Reload does. The hop of Fill or Attach is also that of new
-// servers. Its errors are those of Reload.
+// Apply applies another configuration, as Reload does. New servers have no next hop before Reach. Its
+// errors are those of Reload.
 func (r *Rehearsal) Apply(cfg *desired.Balancer) error {
 	ended, cancel := context.WithCancel(context.Background())
 	cancel() // neither the resolver nor the checker runs and takes new targets
-	if err := r.balancer.reload(ended, cfg); err != nil {
-		return err
-	}
-	r.balancer.hops = r.hopsBy(r.hop)
+	return r.balancer.reload(ended, cfg)
+}
+
+// Reach gives the hop to every server, also to those that Apply has added.
+func (r *Rehearsal) Reach(hop nexthop.Hop) {
+	r.balancer.hops = r.hopsBy(hop)
 	r.balancer.applyHops()
-	return nil
 }
 
 // Sweep sweeps the flow tables, as the control loop does at intervals. After Sweep, readers see the

@@ -218,6 +218,7 @@ func (r *rig) loadBalancer(s *setup) (err error) {
 		if err := r.apply(after); err != nil {
 			return err
 		}
+		r.balancer.Reach(hop)
 	}
 	r.loadStep = r.loadBalancerStep
 	if r.view, err = inspect.OpenView(r.config.Node.Instance); err != nil {
