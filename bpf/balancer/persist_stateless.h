@@ -175,8 +175,7 @@ static __always_inline void forget_former(const struct service *service, const s
 	if (!(service->rule.flags & RULE_FORMER_FLOWS))
 		return;
 	forget_unless_asked(flow, segments);
-	if (!(service->rule.flags & RULE_HALF_OPEN))
-		return;
+	/* Signals make flows half-open under each placement. */
 	half_open_lookup(flow, &half_open_flow);
 	forget_unless_asked(&half_open_flow, segments);
 }

@@ -169,6 +169,27 @@ func TestRepeatedSYNOfFormerFlow(t *testing.T) {
 	f.check(want, f.run(syn))
 }
 
+// Servers' signals make flows half-open under placement hash, too. A SYN that goes to another server
+// makes the balancer forget such a flow. Otherwise its server would get the flow after a change back.
+func TestNewConnectionEndsHalfOpenFlowUnderHash(t *testing.T) {
+	t.Parallel()
+	before := hunting(desired.SelectConsistent, 2)
+	for i := range before.Services {
+		before.Services[i].Placement, before.Services[i].Selection = desired.PlacementHash, ""
+	}
+	f := openFormer(t, before, stateless(desired.PlacementHash, 2), func(f *fixture) {
+		f.enterAt(f.plane.HalfOpen, f.row(web, "web")[1], stateNew, 0)
+		f.silent = map[string]bool{f.row(web, "web")[1]: true}
+	})
+	f.route()
+	f.run(frameOf(web, packet.Timestamps(7, 0)))
+	for _, entry := range f.plane.HalfOpen.Entries {
+		if entry != 0 {
+			t.Errorf("half-open: %#x", entry)
+		}
+	}
+}
+
 // A server accepts a flow by an offer from before the service became stateless, and its signal
 // arrives after the change. The flow has no cookie, so the flow table knows it.
 func TestLateAnswerOfFormerFlow(t *testing.T) {
