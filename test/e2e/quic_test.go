@@ -22,7 +22,6 @@ import (
 
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/lab"
-	"github.com/segue-lb/segue/internal/needs"
 )
 
 // quicLab returns a lab with UDP services in each encapsulation, for servers of HTTP/3.
@@ -322,33 +321,4 @@ func TestQUICServersComeAndGo(t *testing.T) {
 		}
 	}
 	requireNoDrops(t, l)
-}
-
-// TestQUICChromium lets a browser fetch a page through the balancers.
-func TestQUICChromium(t *testing.T) {
-	t.Parallel()
-	needs.Command(t, "chromium", "chromium")
-	l := up(t, quicLab(3))
-	servers := startQUICServers(t, l)
-	reconfigure(t, l, byID)
-	// Processes of the browser may write to their folder after the first one has ended.
-	profile, err := os.MkdirTemp("", "segue-chromium-")
-	must(t, err)
-	t.Cleanup(func() { _ = os.RemoveAll(profile) })
-	to := service(t, l, "echo4-gre").Address()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	host := fmt.Sprintf("segue.test:%d", to.Port())
-	cmd := exec.CommandContext(ctx, "chromium",
-		"--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
-		"--user-data-dir="+profile, "--origin-to-force-quic-on="+host,
-		"--host-resolver-rules=MAP segue.test "+to.Addr().String(),
-		"--ignore-certificate-errors-spki-list="+strings.Join(servers.keys, ","),
-		"--dump-dom", "https://"+host+"/")
-	var page strings.Builder
-	cmd.Stdout, cmd.WaitDelay = &page, patience
-	must(t, l.Node("client").Start(cmd))
-	if err := cmd.Wait(); err != nil || !strings.Contains(page.String(), "HTTP/3.0, client ") {
-		t.Errorf("the page is %q: %v", page.String(), err)
-	}
 }
