@@ -10,20 +10,20 @@
 #include "net/quic.h"
 #include "persist_stateless.h"
 
-/* The form of the connection IDs of each service, by the service's id. User space replaces it by
- * one store, when quic_servers has all servers of the new form. */
+/* The forms of the connection IDs of each service, by the service's id. User space replaces them by
+ * one store, when quic_servers has all servers of the new forms. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, MAX_SERVICES);
 	__type(key, __u32);
-	__type(value, struct quic_form);
+	__type(value, struct quic_forms);
 } quic_forms SEC(".maps");
 
-/* Servers by the beginning of their connection IDs. During a change, it has the IDs from before and
- * those from after the change. */
+/* Servers by the beginning of their connection IDs, in up to two forms. During a change, it has the
+ * IDs from before and those from after the change. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 2 * MAX_SERVERS);
+	__uint(max_entries, 4 * MAX_SERVERS);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, struct quic_prefix);
 	__type(value, __u32); /* slot */
@@ -33,15 +33,23 @@ struct {
 #define ID_UNKNOWN -1
 #define ID_OF_CLIENT -2 /* an Initial or 0-RTT packet: the client has chosen the ID */
 
-/* Copies the form as one word, which user space may replace meanwhile. */
-static __always_inline bool read_form(const struct service *service, struct quic_form *form)
+#define QUIC_ROTATION_SHIFT 5 /* of the rotation in the first octet of an ID */
+
+/* The form of an ID with this first octet. The forms are copied as one word, because user space may
+ * replace them meanwhile. */
+static __always_inline bool read_form(const struct service *service, __u8 first,
+				      struct quic_form *form)
 {
+	struct quic_forms forms __attribute__((aligned(8)));
 	__u32 id = service->id;
-	const struct quic_form *found = bpf_map_lookup_elem(&quic_forms, &id);
+	const struct quic_forms *found = bpf_map_lookup_elem(&quic_forms, &id);
 
 	if (!found)
 		return false;
-	*(volatile __u32 *)form = *(const volatile __u32 *)found;
+	*(volatile __u64 *)&forms = *(const volatile __u64 *)found;
+	*form = forms.present;
+	if (first >> QUIC_ROTATION_SHIFT == forms.former.rotation)
+		*form = forms.former;
 	return true;
 }
 
@@ -55,6 +63,7 @@ __noinline int server_of_id(struct xdp_md *ctx, const struct packet *pkt,
 {
 	struct quic_prefix prefix = {};
 	struct quic_form form = {};
+	const __u8 *first;
 	const __u32 *slot;
 	struct cursor at;
 	bool opens;
@@ -66,7 +75,9 @@ __noinline int server_of_id(struct xdp_md *ctx, const struct packet *pkt,
 		return ID_UNKNOWN;
 	if (opens)
 		return ID_OF_CLIENT;
-	if (!read_form(service, &form) || at.left < form.length)
+	first = at.pos;
+	if (!has(&at, sizeof(*first)) || !read_form(service, *first, &form) ||
+	    at.left < form.length)
 		return ID_UNKNOWN;
 	prefix.service = service->id;
 	prefix.length = form.server_id_length & (QUIC_PREFIX_SIZE - 1);

@@ -192,7 +192,14 @@ struct quic_form {
 	__u8 mask;	       /* bits of the first octet that all IDs have in common */
 	__u8 server_id_length; /* octets, 1 to 15 */
 	__u8 length;	       /* of the whole ID, in octets */
-	__u8 pad;
+	__u8 rotation;	       /* the upper three bits of the first octet */
+};
+
+/* The forms of a service's connection IDs. Their rotations differ. A service without a former form
+ * has the present one twice. */
+struct quic_forms {
+	struct quic_form present;
+	struct quic_form former;
 };
 
 #define QUIC_PREFIX_SIZE 16

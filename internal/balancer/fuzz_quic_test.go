@@ -20,21 +20,25 @@ type quicService struct {
 	kind   desired.Encapsulation
 	form   desired.QUIC
 	former bool // it had a flow table before
+	// rotated is the form before form, or nil if there was none.
+	rotated *desired.QUIC
 }
 
 var quicServices = []quicService{
 	{"quic-encap", flowTo(vip6, 101, desired.UDP), desired.SRv6Encap,
 		desired.QUIC{Rotation: 2, ServerIDLength: 3, NonceLength: 4, EncodeLength: true},
-		false},
+		false, nil},
 	{"quic-insert", flowTo(vip6, 102, desired.UDP), desired.SRv6Insert,
-		desired.QUIC{Rotation: 0, ServerIDLength: 1, NonceLength: 8}, false},
+		desired.QUIC{Rotation: 0, ServerIDLength: 1, NonceLength: 8}, false,
+		&desired.QUIC{Rotation: 4, ServerIDLength: 15, NonceLength: 4}},
 	{"quic-gre", flowTo(vip4, 103, desired.UDP), desired.GRE,
-		desired.QUIC{Rotation: 6, ServerIDLength: 15, NonceLength: 4}, false},
+		desired.QUIC{Rotation: 6, ServerIDLength: 15, NonceLength: 4}, false,
+		&desired.QUIC{Rotation: 0, ServerIDLength: 1, NonceLength: 4, EncodeLength: true}},
 	{"quic-ipip", flowTo(vip4, 104, desired.UDP), desired.IPIP,
 		desired.QUIC{Rotation: 5, ServerIDLength: 8, NonceLength: 8, EncodeLength: true},
-		false},
+		false, nil},
 	{"quic-former", flowTo(vip6, 105, desired.UDP), desired.SRv6Encap,
-		desired.QUIC{Rotation: 1, ServerIDLength: 2, NonceLength: 5}, true},
+		desired.QUIC{Rotation: 1, ServerIDLength: 2, NonceLength: 5}, true, nil},
 }
 
 // quicServerCount is the number of servers of each of quicServices.
@@ -53,13 +57,16 @@ func (q quicService) service(former bool) desired.Service {
 		if !former {
 			s = withID(s, 0xa0+i, &q.form)
 		}
+		if q.rotated != nil {
+			s.FormerQUICID = withID(s, 0xb0+i, q.rotated).QUICID
+		}
 		servers = append(servers, s)
 	}
 	vip, port := q.flow.Destination.Addr(), desired.Port(q.flow.Destination.Port())
 	svc := serviceOf(q.name, vip, port, desired.UDP, q.kind, servers...)
 	if !former {
 		form := q.form
-		svc.Persistence, svc.QUIC = desired.PersistenceQUIC, &form
+		svc.Persistence, svc.QUIC, svc.FormerQUIC = desired.PersistenceQUIC, &form, q.rotated
 	}
 	return svc
 }
@@ -86,12 +93,9 @@ func takeQUICStep(f *fixture, cfg *desired.Balancer) {
 // quicCaptures returns packets to quicServices.
 func quicCaptures() (frames [][]byte) {
 	for _, q := range quicServices {
-		svc, nonce := q.service(false), make([]byte, q.form.NonceLength)
+		svc := q.service(false)
 		for i := range svc.Servers {
-			id, err := q.form.Config().Encode(svc.Servers[i].QUICServerID(), nonce)
-			if err != nil {
-				panic(err)
-			}
+			id := q.id(&q.form, svc.Servers[i].QUICServerID())
 			payloads := [][]byte{shortHeader(id), append([]byte{0x40}, id...)}
 			for kind := range byte(4) {
 				for _, version := range []uint32{0, version1, version2, version3} {
@@ -100,6 +104,10 @@ func quicCaptures() (frames [][]byte) {
 			}
 			payloads = append(payloads, longHeader(2, version1, append(id, 1, 2, 3)),
 				shortHeader(changed(id, 1, 1)))
+			if q.rotated != nil {
+				id := q.id(q.rotated, svc.Servers[i].FormerQUICServerID())
+				payloads = append(payloads, shortHeader(id), longHeader(2, version1, id))
+			}
 			for _, payload := range payloads {
 				flow := fromPort(q.flow, uint16(len(frames)%3))
 				frames = append(frames, frameOf(flow, packet.Payload(payload)))
@@ -114,6 +122,15 @@ func quicCaptures() (frames [][]byte) {
 		frames = append(frames, packet.ICMPError(router, kind, 0, 0, reply(q.flow)))
 	}
 	return frames
+}
+
+// id returns a connection ID of a form with this server ID.
+func (q quicService) id(form *desired.QUIC, serverID []byte) []byte {
+	id, err := form.Config().Encode(serverID, make([]byte, form.NonceLength))
+	if err != nil {
+		panic(err)
+	}
+	return id
 }
 
 // varyQUIC makes some servers of quicServices fail, and enters some of the flows of their captures

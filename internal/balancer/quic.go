@@ -3,6 +3,7 @@
 package balancer
 
 import (
+	"fmt"
 	"maps"
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
@@ -16,12 +17,22 @@ func (svc *service) quicServers() (map[dataplane.QUICPrefix]uint32, error) {
 		return nil, nil
 	}
 	slots := map[dataplane.QUICPrefix]uint32{}
+	add := func(form *desired.QUIC, serverID []byte, m *member) error {
+		prefix, err := dataplane.QUICPrefixOf(svc.id, form, serverID)
+		if err != nil {
+			return fmt.Errorf("server %s: %w", m.Name, err)
+		}
+		slots[prefix] = m.slot
+		return nil
+	}
 	for _, m := range svc.members {
-		prefix, err := dataplane.QUICPrefixOf(svc.id, svc.QUIC, &m.Server)
+		err := add(svc.QUIC, m.QUICServerID(), m)
+		if err == nil && svc.FormerQUIC != nil {
+			err = add(svc.FormerQUIC, m.FormerQUICServerID(), m)
+		}
 		if err != nil {
 			return nil, err
 		}
-		slots[prefix] = m.slot
 	}
 	return slots, nil
 }
@@ -33,7 +44,7 @@ func (s *services) addQUICServers(svc *service) error {
 	if err != nil || slots == nil {
 		return err
 	}
-	return s.plane.AddQUICServers(svc.id, svc.QUIC, slots)
+	return s.plane.AddQUICServers(svc.id, &svc.Service, slots)
 }
 
 // keepQUICServers removes the connection IDs that name no server of the configuration any more.

@@ -221,6 +221,72 @@ func TestQUICForms(t *testing.T) {
 	}
 }
 
+// rotated gives the service of quicOf another form, and keeps the form before as the former one.
+// The servers' new IDs consist of the octet 0x80 plus their number.
+func rotated(cfg *desired.Balancer, form *desired.QUIC) *desired.Balancer {
+	svc := &cfg.Services[0]
+	svc.QUIC, svc.FormerQUIC = form, svc.QUIC
+	for i := range svc.Servers {
+		s := &svc.Servers[i]
+		s.FormerQUICID = s.QUICID
+		*s = withID(*s, s.QUICServerID()[0]|0x80, form)
+	}
+	return cfg
+}
+
+// A change of the form keeps the connections of the form before, for as long as it is the former
+// one. The lengths of the forms can differ. A restart keeps both.
+func TestQUICRotation(t *testing.T) {
+	t.Parallel()
+	before := quicForm()
+	for _, after := range []*desired.QUIC{
+		{Rotation: 3, ServerIDLength: 3, NonceLength: 8, EncodeLength: true},
+		{Rotation: 0, ServerIDLength: 1, NonceLength: 4},
+		{Rotation: 6, ServerIDLength: 15, NonceLength: 4, EncodeLength: true},
+	} {
+		after.Form = desired.QUICLB21
+		f := open(t, quicOf(before, 1, 2, 3))
+		old := issued(t, before, serverOfName(f.service("h3"), "q2"))
+		requireNamed := func(id []byte, named bool) {
+			t.Helper()
+			flow := f.portTo(h3, "h3", "q2")
+			to, reason := "q2", "forward_known"
+			if !named {
+				to, reason = f.placed(flow, "h3"), "forward_recover"
+			}
+			frame := frameOf(flow, packet.Payload(longHeader(2, version1, id)))
+			f.check(f.forwarded(frame, flow, "h3", to, reason), f.run(frame))
+		}
+		f.mustApply(rotated(quicOf(before, 1, 2, 3), after))
+		now := issued(t, after, serverOfName(f.service("h3"), "q2"))
+		mixed := slices.Clone(old) // the rotation of one form and the server ID of the other
+		mixed[0] ^= (before.Rotation ^ after.Rotation) << 5
+		both := func() {
+			t.Helper()
+			requireNamed(old, true)
+			requireNamed(now, true)
+			requireNamed(mixed, false)
+			requireNamed(old[:len(old)-1], false)
+			requireNamed(now[:len(now)-1], false)
+			requireNamed([]byte{}, false)
+			requireIDs(t, f, 6)
+		}
+		both()
+		next := rotated(quicOf(before, 1, 2, 3), after)
+		next.Node = f.cfg.Node
+		f.stop()
+		f.start(next)
+		f.route()
+		both()
+		next = rotated(quicOf(before, 1, 2, 3), after)
+		next.Services[0].FormerQUIC = nil
+		f.mustApply(next)
+		requireNamed(old, false)
+		requireNamed(now, true)
+		requireIDs(t, f, 3)
+	}
+}
+
 // changed returns a copy of octets with some bits of one octet changed.
 func changed(octets []byte, at int, bits byte) []byte {
 	out := slices.Clone(octets)
@@ -272,10 +338,10 @@ func TestQUICServersChange(t *testing.T) {
 	requireIDs(t, f, 2)
 
 	// While a packet is under way, an ID can lead to a slot that its server has left.
-	prefix, err := dataplane.QUICPrefixOf(f.serviceID(h3), form, server)
+	prefix, err := dataplane.QUICPrefixOf(f.serviceID(h3), form, server.QUICServerID())
 	f.must(err)
 	stale := map[dataplane.QUICPrefix]uint32{prefix: slot}
-	f.must(f.plane.AddQUICServers(f.serviceID(h3), form, stale))
+	f.must(f.plane.AddQUICServers(f.serviceID(h3), f.service("h3"), stale))
 	f.check(f.forwarded(frame, h3, "h3", f.placed(h3, "h3"), "forward_recover"), f.run(frame))
 }
 

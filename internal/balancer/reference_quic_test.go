@@ -59,8 +59,13 @@ func connectionID(datagram []byte) (id []byte, opens bool) {
 // serverNamed returns the server of the service that a connection ID names, or nil.
 func serverNamed(svc *desired.Service, id []byte) *desired.Server {
 	named, ok := svc.QUIC.Config().ServerID(id)
+	former, isFormer := []byte(nil), false
+	if svc.FormerQUIC != nil {
+		former, isFormer = svc.FormerQUIC.Config().ServerID(id)
+	}
 	i := slices.IndexFunc(svc.Servers, func(s desired.Server) bool {
-		return ok && bytes.Equal(s.QUICServerID(), named)
+		return ok && bytes.Equal(s.QUICServerID(), named) ||
+			isFormer && bytes.Equal(s.FormerQUICServerID(), former)
 	})
 	if i < 0 {
 		return nil

@@ -220,7 +220,7 @@ line 10: services[0].vip "192.0.2.300": must be an IP address
 line 11: services[0].port "0x1_0000": must be a port from 1 to 65535, or all
 line 13: services[0].?: a field name must be a plain word
 line 14: services[0]."a.b\n": unknown field; must be one of: name, vip, port, protocol, placement, persistence, ` +
-			`encapsulation, selection, candidates, generations, history, quic, buckets, timeouts, health, probe, servers
+			`encapsulation, selection, candidates, generations, history, quic, former-quic, buckets, timeouts, health, probe, servers
 line 16: services[0].servers[0]: empty list element
 line 17: services[0].servers[1].locator "10": must be a prefix such as fd00:5:0:1::/64
 line 18: services[0].servers[2].locator: required by encapsulation srv6-encap
@@ -231,7 +231,7 @@ line 3: services[0].vip: required
 line 3: services[0].port: required
 line 3: services[0].protocol: required
 line 3: services[0].servers[0].locator: required by encapsulation srv6-encap
-line 4: services[0].servers[0].servers: unknown field; must be one of: name, locator, address, host, quic-id, weight, drained`},
+line 4: services[0].servers[0].servers: unknown field; must be one of: name, locator, address, host, quic-id, former-quic-id, weight, drained`},
 		{"null is absent", `node: {interface: eth0, locator: "fd00:6c:0:1::/64"}
 services:
   - name: web

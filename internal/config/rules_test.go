@@ -676,6 +676,65 @@ func TestQUICRules(t *testing.T) {
 	})
 }
 
+// rotatedQUIC is validQUIC during a change of the form. The server IDs of both forms have the same
+// length, and s1 has the same ID in both.
+const rotatedQUIC = `node: {interface: eth0, addresses: [192.0.2.10]}
+services:
+  - name: h3
+    vip: 198.51.100.4
+    port: 443
+    protocol: udp
+    persistence: quic
+    encapsulation: ipip
+    quic: {rotation: 1, server-id-length: 3}
+    former-quic: {rotation: 0, server-id-length: 3}
+    servers:
+      - {name: s1, address: 192.0.2.53, quic-id: c4605e}
+      - {name: s2, address: 192.0.2.54, quic-id: 000001, former-quic-id: 000002}
+`
+
+func TestFormerQUICRules(t *testing.T) {
+	const block = "    former-quic: {rotation: 0, server-id-length: 3}\n"
+	const first, second = "services[0].servers[0]", "services[0].servers[1]"
+	checkMutations(t, rotatedQUIC, ParseBalancer, []mutation{
+		{"valid", "s1", "s1", nil},
+		{"no block", block, "", one(second+".former-quic-id", "not used without former-quic")},
+		{"same rotation", "rotation: 0", "rotation: 1", one("services[0].former-quic.rotation",
+			"must not be 1, the rotation of quic: it tells the IDs of both forms apart")},
+		{"form", "{rotation: 0", "{form: quic-lb-20, rotation: 0",
+			one("services[0].former-quic.form", "must be one of: quic-lb-21")},
+		{"nonce long", block, strings.Replace(block, "}", ", nonce-length: 17}", 1),
+			one("services[0].former-quic.nonce-length", "must be at most 16 with server IDs of "+
+				"3 octets: a connection ID has at most 20 octets")},
+		{"server ID long", block, strings.Replace(block, "3}", "16}", 1),
+			one("services[0].former-quic.server-id-length", wholeNumber+"1 to 15")},
+		{"other length", block, strings.Replace(block, "3}", "2}", 1), []problem{
+			{first + ".former-quic-id", "required by former-quic"},
+			{second + ".former-quic-id",
+				"must be 2 octets, as former-quic.server-id-length says; is 3"},
+		}},
+		{"ID not hexadecimal", "000002", "x", one(second+".former-quic-id",
+			"must be an even number of hexadecimal digits")},
+		{"ID of a default", "000002", "c4605e", one(second+".former-quic-id",
+			"is already used by "+first+".former-quic-id")},
+		{"ID of the other form", "000001", "000002", nil},
+		{"IDs exchanged", "quic-id: c4605e", "quic-id: 000002, former-quic-id: 000001", nil},
+		{"wrong default", "c4605e", "c4", one(first+".quic-id",
+			"must be 3 octets, as quic.server-id-length says; is 1")},
+		{"table", "persistence: quic", "persistence: table", []problem{
+			{"services[0].quic", "not used by persistence table"},
+			{"services[0].former-quic", "not used by persistence table"},
+			{first + ".quic-id", "not used by persistence table"},
+			{second + ".quic-id", "not used by persistence table"},
+			{second + ".former-quic-id", "not used by persistence table"},
+		}},
+	})
+	b, _, err := ParseBalancer([]byte(rotatedQUIC))
+	if err != nil || b.Services[0].Servers[0].FormerQUICID != "c4605e" {
+		t.Errorf("the default of former-quic-id: %+v, %v", b, err)
+	}
+}
+
 // TestQUICDefaults checks the defaults of persistence quic. Long server IDs leave less room for the
 // nonce.
 func TestQUICDefaults(t *testing.T) {

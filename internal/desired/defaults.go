@@ -85,7 +85,7 @@ func (given Given) defaultService(s *Service, path string) {
 	if s.FindsByColumn() {
 		setDefault(given, field.Child(path, "history"), &s.History, min(DefaultHistory, s.Generations))
 	}
-	given.defaultQUIC(s, field.Child(path, "quic"))
+	given.defaultQUIC(s, path)
 	setDefault(given, field.Child(path, "buckets"), &s.Buckets, tables.DefaultBuckets)
 	given.defaultTimeouts(&s.Timeouts, field.Child(path, "timeouts"), s)
 	if s.Health != nil {
@@ -96,17 +96,32 @@ func (given Given) defaultService(s *Service, path string) {
 	}
 }
 
+// defaultQUIC sets the forms of connection IDs and the server IDs of the former form.
 func (given Given) defaultQUIC(s *Service, path string) {
-	if s.Persistence == PersistenceQUIC {
-		setDefault(given, path, &s.QUIC, &QUIC{})
+	isQUIC := s.Persistence == PersistenceQUIC
+	if isQUIC {
+		setDefault(given, field.Child(path, "quic"), &s.QUIC, &QUIC{})
 	}
-	if s.QUIC == nil {
+	given.defaultQUICForm(s.QUIC, field.Child(path, "quic"))
+	given.defaultQUICForm(s.FormerQUIC, field.Child(path, "former-quic"))
+	if !isQUIC || !s.keepsServerIDs() {
 		return
 	}
-	setDefault(given, field.Child(path, "form"), &s.QUIC.Form, QUICLB21)
-	setDefault(given, field.Child(path, "server-id-length"), &s.QUIC.ServerIDLength, 8)
-	nonce := min(8, mostNonce(s.QUIC.ServerIDLength))
-	setDefault(given, field.Child(path, "nonce-length"), &s.QUIC.NonceLength, nonce)
+	for i := range s.Servers {
+		server, at := &s.Servers[i], field.Item(field.Child(path, "servers"), i)
+		setDefault(given, field.Child(at, "former-quic-id"), &server.FormerQUICID, server.QUICID)
+	}
+}
+
+// defaultQUICForm sets the fields of a form, or nothing if there is no such form.
+func (given Given) defaultQUICForm(q *QUIC, path string) {
+	if q == nil {
+		return
+	}
+	setDefault(given, field.Child(path, "form"), &q.Form, QUICLB21)
+	setDefault(given, field.Child(path, "server-id-length"), &q.ServerIDLength, 8)
+	nonce := min(8, mostNonce(q.ServerIDLength))
+	setDefault(given, field.Child(path, "nonce-length"), &q.NonceLength, nonce)
 }
 
 func (given Given) defaultTimeouts(t *Timeouts, path string, s *Service) {

@@ -4,6 +4,7 @@ package desired
 
 import (
 	"encoding/hex"
+	"fmt"
 
 	"github.com/segue-lb/segue/internal/field"
 	"github.com/segue-lb/segue/quiclb"
@@ -36,12 +37,23 @@ func (q *QUIC) Config() quiclb.Config {
 
 // QUICServerID returns the server ID in the connection IDs of a server, or nil if the server has no
 // valid one.
-func (s *Server) QUICServerID() []byte {
-	id, err := quiclb.ParseServerID(s.QUICID)
+func (s *Server) QUICServerID() []byte { return quicServerID(s.QUICID) }
+
+// FormerQUICServerID is as QUICServerID, for the connection IDs of the form FormerQUIC.
+func (s *Server) FormerQUICServerID() []byte { return quicServerID(s.FormerQUICID) }
+
+func quicServerID(text string) []byte {
+	id, err := quiclb.ParseServerID(text)
 	if err != nil {
 		return nil
 	}
 	return id
+}
+
+// keepsServerIDs tells whether server IDs can be the same in both forms of a service with
+// persistence quic.
+func (s *Service) keepsServerIDs() bool {
+	return s.FormerQUIC != nil && s.QUIC.ServerIDLength == s.FormerQUIC.ServerIDLength
 }
 
 // mostNonce returns the greatest length of nonces, in octets, beside server IDs of a length.
@@ -73,50 +85,112 @@ func (r *rules) checkQUIC(path string, s *Service) {
 		r.failf(at, "required by persistence %s", s.Persistence)
 		return
 	}
-	checkKnown(r, field.Child(at, "form"), s.QUIC.Form, QUICLB21)
-	length := s.QUIC.ServerIDLength
-	if length < quiclb.MinServerIDLength || length > quiclb.MaxServerIDLength {
+	r.checkQUICForm(at, s.QUIC)
+	if s.FormerQUIC == nil {
+		r.checkNoFormerIDs(path, s, "not used without former-quic")
+	} else {
+		r.checkFormerQUIC(field.Child(path, "former-quic"), s)
+	}
+	r.checkQUICIDs(path, s)
+}
+
+// checkFormerQUIC checks the former form of a service.
+func (r *rules) checkFormerQUIC(at string, s *Service) {
+	r.checkQUICForm(at, s.FormerQUIC)
+	if s.FormerQUIC.Rotation == s.QUIC.Rotation {
+		r.failf(field.Child(at, "rotation"),
+			"must not be %d, the rotation of quic: it tells the IDs of both forms apart",
+			s.QUIC.Rotation)
+	}
+}
+
+// checkQUICForm checks a form of connection IDs.
+func (r *rules) checkQUICForm(at string, q *QUIC) {
+	checkKnown(r, field.Child(at, "form"), q.Form, QUICLB21)
+	if !q.hasServerIDs() {
 		return // checkRanges reports it
 	}
-	if most := mostNonce(length); s.QUIC.NonceLength > most {
+	if most := mostNonce(q.ServerIDLength); q.NonceLength > most {
 		r.failf(field.Child(at, "nonce-length"),
 			"must be at most %d with server IDs of %d octets: "+
-				"a connection ID has at most 20 octets", most, length)
+				"a connection ID has at most 20 octets", most, q.ServerIDLength)
 	}
-	r.checkQUICIDs(field.Child(path, "servers"), s)
+}
+
+// hasServerIDs tells whether the length of server IDs is in its range.
+func (q *QUIC) hasServerIDs() bool {
+	return q.ServerIDLength >= quiclb.MinServerIDLength &&
+		q.ServerIDLength <= quiclb.MaxServerIDLength
 }
 
 // checkNoQUIC checks that a service with another persistence has no fields of persistence quic.
 func (r *rules) checkNoQUIC(path string, s *Service) {
-	const unused = "not used by persistence %s"
+	unused := fmt.Sprintf("not used by persistence %s", s.Persistence)
 	if s.QUIC != nil {
-		r.failf(field.Child(path, "quic"), unused, s.Persistence)
+		r.failf(field.Child(path, "quic"), "%s", unused)
 	}
-	servers := field.Child(path, "servers")
+	if s.FormerQUIC != nil {
+		r.failf(field.Child(path, "former-quic"), "%s", unused)
+	}
 	for i := range s.Servers {
-		at := field.Child(field.Item(servers, i), "quic-id")
 		if s.Servers[i].QUICID != "" {
-			r.failf(at, unused, s.Persistence)
+			at := field.Item(field.Child(path, "servers"), i)
+			r.failf(field.Child(at, "quic-id"), "%s", unused)
+		}
+	}
+	r.checkNoFormerIDs(path, s, unused)
+}
+
+// checkNoFormerIDs checks that no server has an ID of the former form.
+func (r *rules) checkNoFormerIDs(path string, s *Service, problem string) {
+	for i := range s.Servers {
+		if s.Servers[i].FormerQUICID != "" {
+			at := field.Item(field.Child(path, "servers"), i)
+			r.failf(field.Child(at, "former-quic-id"), "%s", problem)
 		}
 	}
 }
 
-// checkQUICIDs checks the server IDs of a service.
-func (r *rules) checkQUICIDs(servers string, s *Service) {
-	seen := map[string]string{}
+// quicIDs are the server IDs of one form.
+type quicIDs struct {
+	*QUIC
+	form string            // its field
+	need string            // what requires the IDs
+	seen map[string]string // the fields of the IDs so far
+}
+
+// checkQUICIDs checks the server IDs of a service, in each of its forms.
+func (r *rules) checkQUICIDs(path string, s *Service) {
+	present := quicIDs{s.QUIC, "quic", "persistence quic", map[string]string{}}
+	former := quicIDs{s.FormerQUIC, "former-quic", "former-quic", map[string]string{}}
 	for i := range s.Servers {
-		at := field.Child(field.Item(servers, i), "quic-id")
-		id, err := hex.DecodeString(s.Servers[i].QUICID)
-		switch {
-		case s.Servers[i].QUICID == "":
-			r.failf(at, "required by persistence %s", s.Persistence)
-		case err != nil:
-			r.failf(at, "must be an even number of hexadecimal digits")
-		case len(id) != s.QUIC.ServerIDLength:
-			r.failf(at, "must be %d octets, as quic.server-id-length says; is %d",
-				s.QUIC.ServerIDLength, len(id))
-		default:
-			checkUnique(r, seen, string(id), at)
+		server, at := &s.Servers[i], field.Item(field.Child(path, "servers"), i)
+		ok := r.checkQUICID(at, server.QUICID, present)
+		// The default is wrong for the same reason as the ID that it was taken from.
+		isDefault := s.keepsServerIDs() && server.FormerQUICID == server.QUICID
+		if s.FormerQUIC != nil && (ok || !isDefault) {
+			r.checkQUICID(at, server.FormerQUICID, former)
 		}
 	}
+}
+
+// checkQUICID checks a server's ID. It reports false if the ID breaks a rule.
+func (r *rules) checkQUICID(server, text string, of quicIDs) (ok bool) {
+	if !of.hasServerIDs() {
+		return false // checkRanges reports it
+	}
+	at := field.Child(server, of.form+"-id")
+	id, err := hex.DecodeString(text)
+	switch {
+	case text == "":
+		r.failf(at, "required by %s", of.need)
+	case err != nil:
+		r.failf(at, "must be an even number of hexadecimal digits")
+	case len(id) != of.ServerIDLength:
+		r.failf(at, "must be %d octets, as %s.server-id-length says; is %d",
+			of.ServerIDLength, of.form, len(id))
+	default:
+		return checkUnique(r, of.seen, string(id), at)
+	}
+	return false
 }

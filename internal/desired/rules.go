@@ -296,16 +296,17 @@ func (v vips) checkNot(r *rules, path string, address netip.Addr) {
 
 // checkUnique reports the second of two equal values. The map seen has the paths of earlier values.
 // checkUnique ignores zero values, because they stand for missing ones.
-func checkUnique[T comparable](r *rules, seen map[T]string, value T, path string) {
+func checkUnique[T comparable](r *rules, seen map[T]string, value T, path string) (ok bool) {
 	var zero T
 	if value == zero {
-		return
+		return true
 	}
 	if other, ok := seen[value]; ok {
 		r.failf(path, "is already used by %s", other)
-		return
+		return false
 	}
 	seen[value] = path
+	return true
 }
 
 // checkKnown reports a value that is not one of the known ones.

@@ -114,6 +114,9 @@ type Service struct {
 	History int `yaml:"history,omitempty"`
 	// QUIC is the form of the connection IDs. It is for persistence quic only.
 	QUIC *QUIC `yaml:"quic,omitempty"`
+	// FormerQUIC is another form whose IDs also name the servers, while servers change from one
+	// form to the other; nil: none. Its rotation differs from that of QUIC.
+	FormerQUIC *QUIC `yaml:"former-quic,omitempty"`
 	// Buckets is the size of the consistent-hash table: a prime or a power of two, larger than the
 	// number of servers. Default 65537. Under placement round-robin the table has a row for each
 	// turn of a cycle, and Buckets is the largest number of rows.
@@ -196,6 +199,9 @@ type Server struct {
 	// QUICID is the server ID in the connection IDs of the server, in hexadecimal. It is for
 	// persistence quic only.
 	QUICID string `yaml:"quic-id,omitempty"`
+	// FormerQUICID is the same for IDs of the form FormerQUIC. Default QUICID, if server IDs
+	// have the same length in both forms.
+	FormerQUICID string `yaml:"former-quic-id,omitempty"`
 	// Weight is the server's share of new flows relative to the others', 0 to
 	// 1000. Default 1. A server of weight 0 is drained, and is not in the candidate table.
 	Weight *uint32 `yaml:"weight" range:"0 to 1000"`

@@ -21,6 +21,7 @@ func quicFormOf(q *desired.QUIC) balancerQuicForm {
 		Mask:           quicRotationMask,
 		ServerIdLength: uint8(q.ServerIDLength),
 		Length:         uint8(q.Config().Length()),
+		Rotation:       q.Rotation,
 	}
 	if q.EncodeLength {
 		form.Mask = quicWholeMask
@@ -28,12 +29,21 @@ func quicFormOf(q *desired.QUIC) balancerQuicForm {
 	return form
 }
 
-// QUICPrefixOf returns how the connection IDs of a server begin. The service has the number and the
-// form. QUICPrefixOf returns an error if the form or the server ID is not valid.
-func QUICPrefixOf(service uint32, q *desired.QUIC, server *desired.Server) (QUICPrefix, error) {
-	id, err := q.Config().Encode(server.QUICServerID(), make([]byte, q.NonceLength))
+// quicFormsOf returns the forms of a service as the data path has them.
+func quicFormsOf(svc *desired.Service) balancerQuicForms {
+	former := svc.QUIC
+	if svc.FormerQUIC != nil {
+		former = svc.FormerQUIC
+	}
+	return balancerQuicForms{Present: quicFormOf(svc.QUIC), Former: quicFormOf(former)}
+}
+
+// QUICPrefixOf returns how the connection IDs with a server ID begin. The service has the number
+// and the form. QUICPrefixOf returns an error if the form or the server ID is not valid.
+func QUICPrefixOf(service uint32, q *desired.QUIC, serverID []byte) (QUICPrefix, error) {
+	id, err := q.Config().Encode(serverID, make([]byte, q.NonceLength))
 	if err != nil {
-		return QUICPrefix{}, fmt.Errorf("server %s: %w", server.Name, err)
+		return QUICPrefix{}, err
 	}
 	form := quicFormOf(q)
 	prefix := QUICPrefix{Service: service, Length: uint32(form.ServerIdLength)}
@@ -42,16 +52,19 @@ func QUICPrefixOf(service uint32, q *desired.QUIC, server *desired.Server) (QUIC
 	return prefix, nil
 }
 
-// AddQUICServers makes connection IDs lead to the slots of servers, and then puts the form of a
-// service's IDs in force. AddQUICServers returns an error if a table cannot be written.
-func (p *Plane) AddQUICServers(service uint32, q *desired.QUIC, slots map[QUICPrefix]uint32) error {
+// AddQUICServers makes connection IDs lead to the slots of servers, and then puts the forms of a
+// service's IDs in force. The service has the number. AddQUICServers returns an error if a table
+// cannot be written.
+func (p *Plane) AddQUICServers(
+	number uint32, svc *desired.Service, slots map[QUICPrefix]uint32,
+) error {
 	for prefix, slot := range slots {
 		if err := p.Objects.QuicServers.Put(&prefix, slot); err != nil {
 			return fmt.Errorf("add the server ID of slot %d: %w", slot, err)
 		}
 	}
-	if err := p.Objects.QuicForms.Put(service, quicFormOf(q)); err != nil {
-		return fmt.Errorf("set the form of connection IDs: %w", err)
+	if err := p.Objects.QuicForms.Put(number, quicFormsOf(svc)); err != nil {
+		return fmt.Errorf("set the forms of connection IDs: %w", err)
 	}
 	return nil
 }
