@@ -104,7 +104,13 @@ var soak = []tier{
 		name:     soakTier,
 		packages: []string{"./internal/balancer"},
 		flags:    []string{"-count=1", "-timeout=30m", "-parallel=4"},
-		args:     []string{"-dryruns"},
+		args:     []string{"-dryruns", "-crashes=3"},
+	},
+	{
+		name:     soakTier,
+		packages: []string{"./internal/agent"},
+		flags:    []string{"-count=1", "-timeout=30m", "-run=^TestFailed"},
+		args:     []string{"-crashes=3"},
 	},
 }
 
