@@ -92,12 +92,14 @@ var soak = []tier{
 			"-count=1", "-timeout=60m",
 			"-run=^(TestKillsUnderManyConnections|TestServerFailures|TestServersAndABalancerFailAtOnce|" +
 				"TestHuntingOverBadLinks|TestLongTransferWithCookie|TestHistoryKeepsConnections|" +
-				"TestSYNFloodWithoutFlowTable)$",
+				"TestSYNFlood|TestSYNFloodOfAServiceThatHunts|TestSYNFloodWithoutFlowTable|" +
+				"TestReloadsUnderLoad|TestToolsWithoutFlowTable)$",
 		},
 		args: []string{
 			"-kills.count=20", "-kills.connections=10000", "-failures.table", "-failover.figure",
 			"-badlinks.connections=10000", "-cookies.downloads=999", "-history.changes=20",
 			"-history.servers=36", "-history.connections=400", "-flood=20s", "-flood.rate=0",
+			"-flood.syns=200000", "-reloads=40", "-iperf=500M",
 		},
 	},
 	{
