@@ -106,13 +106,13 @@ var soak = []tier{
 		name:     soakTier,
 		packages: []string{"./internal/balancer"},
 		flags:    []string{"-count=1", "-timeout=30m", "-parallel=4"},
-		args:     []string{"-dryruns", "-crashes=3"},
+		args:     []string{"-dryruns", "-crashes=3", "-mutants=2000"},
 	},
 	{
 		name:     soakTier,
 		packages: []string{"./internal/agent"},
-		flags:    []string{"-count=1", "-timeout=30m", "-run=^TestFailed"},
-		args:     []string{"-crashes=3"},
+		flags:    []string{"-count=1", "-timeout=30m", "-run=^Test(Failed|.*Mutants)"},
+		args:     []string{"-crashes=3", "-mutants=5000"},
 	},
 }
 
