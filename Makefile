@@ -68,7 +68,7 @@ bench: build ## measure packets, memory, tables and throughput (root; some minut
 	bin/segue bench throughput
 
 .PHONY: soak
-soak: setup-test build ## run the long forms of end-to-end tests, which rewrite a table in docs/ (root; 25 minutes)
+soak: setup-test build ## run the long forms of end-to-end tests, which rewrite a table in docs/ (root; 30 minutes)
 	go build -o bin/test-run ./test/run
 	bin/test-run soak
 

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"testing"
 	"time"
 
@@ -20,339 +21,355 @@ import (
 	"github.com/segue-lb/segue/internal/testnet"
 )
 
-// TestCookies makes connections through a balancer without state. Each packet of the server, from
-// the SYN-ACK to the FIN, carries the server's column.
+// cookieCases are the cases of TestCookies. The last two change links.
+var cookieCases = []cookieCase{
+	{"all packets", testCookies, false},
+	{"end of sockets", testCookiesEndWithSockets, true},
+	{"flood", testCookiesInAFlood, false},
+	{"SYN cookies", testSYNCookies, false},
+	{"window with SYN cookie", testWindowWithSYNCookie, true},
+	{"repeated SYN-ACK", testCookieInRepeatedSYNACK, true},
+	{"TIME_WAIT", testCookieInTimeWait, true},
+	{"reset", testCookieInReset, true},
+	{"keep-alive", testCookieInKeepAlive, true},
+	{"Fast Open", testCookieWithFastOpen, true},
+	{"echoes an hour off", testEchoesAnHourOff, true},
+	{"segments", testCookieInSegments, true},
+	{"GRO", testCookiesWithGRO, true},
+}
+
 func TestCookies(t *testing.T) {
-	eachVariant(t, func(t *testing.T, n *cookieNetwork) {
-		for i := range 8 { // the clock has several values
-			client, server := n.connect()
-			port := portOf(client)
-			n.transfer(client, server, 100_000)
-			n.transfer(server, client, 100_000)
-			n.end(client, server)
-			n.await("the server's FIN", func() bool { return len(n.sentTo(port, packet.FIN)) > 0 })
-			// The first SYN waits until the network has found its neighbours.
-			if got := len(n.sentTo(port, packet.SYN|packet.ACK)); got != 1 && i > 0 {
-				t.Errorf("%d SYN-ACKs, want 1", got)
-			}
+	t.Parallel()
+	for i, v := range variants() {
+		cases := slices.DeleteFunc(slices.Clone(cookieCases), func(c cookieCase) bool {
+			return c.perFamily && i < firstPerFamily
+		})
+		t.Run(v.String(), func(t *testing.T) {
+			t.Parallel()
+			runCookieCases(t, v, cases)
+		})
+	}
+}
+
+// TestCookiesOnLinks compares connections with a cookie and without. It is not parallel, because it
+// measures.
+func TestCookiesOnLinks(t *testing.T) {
+	for _, v := range variants()[firstPerFamily:] {
+		t.Run(v.String(), func(t *testing.T) {
+			runCookieCases(t, v, []cookieCase{
+				{"round trip", testRoundTripWithCookie, true}, {"losses", testLossesWithCookie, true},
+			})
+		})
+	}
+}
+
+// testCookies makes connections through a balancer without state. Each packet of the server, from
+// the SYN-ACK to the FIN, carries the server's column.
+func testCookies(t *testing.T, n *cookieNetwork) {
+	for i := range 8 { // the clock has several values
+		client, server := n.connect()
+		port := portOf(client)
+		n.transfer(client, server, 100_000)
+		n.transfer(server, client, 100_000)
+		n.end(client, server)
+		n.await("the server's FIN", func() bool { return len(n.sentTo(port, packet.FIN)) > 0 })
+		// The first SYN waits until the network has found its neighbours.
+		if got := len(n.sentTo(port, packet.SYN|packet.ACK)); got != 1 && i > 0 {
+			t.Errorf("%d SYN-ACKs, want 1", got)
 		}
-		if big := n.wire.of(func(s sentSegment) bool { return s.from == n.vip.Addr() && s.size > 1500 }); len(big) == 0 {
-			t.Error("no packet of the server is to be segmented by the interface")
-		}
-	})
+	}
+	if big := n.wire.of(func(s sentSegment) bool { return s.from == n.vip.Addr() && s.size > 1500 }); len(big) == 0 {
+		t.Error("no packet of the server is to be segmented by the interface")
+	}
 }
 
 // A flood of SYNs evicts the flow table before each packet of the client but the SYN. Sockets keep
 // the cookies.
-func TestCookiesInAFlood(t *testing.T) {
-	eachVariant(t, func(t *testing.T, n *cookieNetwork) {
-		n.onPacket(func(s sentSegment) bool {
-			if s.flags&packet.SYN == 0 {
-				n.evict()
-			}
-			return true
-		})
-		for range 4 {
-			client, server := n.connect()
+func testCookiesInAFlood(t *testing.T, n *cookieNetwork) {
+	n.onPacket(func(s sentSegment) bool {
+		if s.flags&packet.SYN == 0 {
 			n.evict()
-			n.transfer(server, client, 1000) // the server speaks first
-			n.transfer(client, server, 20_000)
-			n.end(server, client)
 		}
+		return true
 	})
+	for range 4 {
+		client, server := n.connect()
+		n.evict()
+		n.transfer(server, client, 1000) // the server speaks first
+		n.transfer(client, server, 20_000)
+		n.end(server, client)
+	}
 }
 
 // The server repeats its SYN-ACK, because the client's ACKs are lost.
-func TestCookieInRepeatedSYNACK(t *testing.T) {
-	inEachFamily(t, func(t *testing.T, n *cookieNetwork) {
-		client, server := n.connect()
-		n.end(client, server) // the network has found its neighbours
-		n.onPacket(func(s sentSegment) bool {
-			return s.flags&packet.SYN != 0 || len(n.sentTo(s.source, packet.SYN|packet.ACK)) > 1
-		})
-		client, server = n.connect()
-		n.transfer(client, server, 1000)
-		if got := len(n.sentTo(portOf(client), packet.SYN|packet.ACK)); got < 2 {
-			t.Errorf("%d SYN-ACKs, want more", got)
-		}
+func testCookieInRepeatedSYNACK(t *testing.T, n *cookieNetwork) {
+	client, server := n.connect()
+	n.end(client, server) // the network has found its neighbours
+	n.onPacket(func(s sentSegment) bool {
+		return s.flags&packet.SYN != 0 || len(n.sentTo(s.source, packet.SYN|packet.ACK)) > 1
 	})
+	client, server = n.connect()
+	n.transfer(client, server, 1000)
+	if got := len(n.sentTo(portOf(client), packet.SYN|packet.ACK)); got < 2 {
+		t.Errorf("%d SYN-ACKs, want more", got)
+	}
 }
 
 // In TIME_WAIT the server answers a repeated FIN. The cookie is then in the flow table, from the end
 // of the connection on.
-func TestCookieInTimeWait(t *testing.T) {
-	inEachFamily(t, func(t *testing.T, n *cookieNetwork) {
-		client, server := n.connect()
-		port := portOf(client)
-		var fin []byte
-		n.onPacket(func(s sentSegment) bool {
-			n.evict()
-			if s.flags&packet.FIN != 0 {
-				fin = s.frame
-			}
-			return true
-		})
-		n.end(server, client)
-		n.await("the ACK of the client's FIN", func() bool { return len(n.sentTo(port, packet.ACK)) > 2 })
-		n.await("TIME_WAIT", func() bool { return n.stateOf(port) == "time-wait" })
-		n.onPacket(nil)
-		before := len(n.sentTo(port, packet.ACK))
-		n.repeat(fin)
-		n.await("an ACK in TIME_WAIT", func() bool { return len(n.sentTo(port, packet.ACK)) > before })
+func testCookieInTimeWait(t *testing.T, n *cookieNetwork) {
+	client, server := n.connect()
+	port := portOf(client)
+	var fin []byte
+	n.onPacket(func(s sentSegment) bool {
+		n.evict()
+		if s.flags&packet.FIN != 0 {
+			fin = s.frame
+		}
+		return true
 	})
+	n.end(server, client)
+	n.await("the ACK of the client's FIN", func() bool { return len(n.sentTo(port, packet.ACK)) > 2 })
+	n.await("TIME_WAIT", func() bool { return n.stateOf(port) == "time-wait" })
+	n.onPacket(nil)
+	before := len(n.sentTo(port, packet.ACK))
+	n.repeat(fin)
+	n.await("an ACK in TIME_WAIT", func() bool { return len(n.sentTo(port, packet.ACK)) > before })
 }
 
 // With SYN cookies the server has no socket for a half-open connection. The low bits of the
 // timestamp in its SYN-ACK hold what the client has offered, and the column displaces some of them.
 // The connection has all that the client has offered nevertheless.
-func TestSYNCookies(t *testing.T) {
-	eachVariant(t, func(t *testing.T, n *cookieNetwork) {
-		n.set(n.servers[1], "tcp_syncookies", "2")
-		n.set(n.servers[1], "tcp_ecn", "1")
-		n.onPacket(func(s sentSegment) bool {
-			if s.flags&packet.SYN == 0 {
-				n.evict()
-			}
-			return true
-		})
-		for i := range 12 {
-			// The window scale depends on the largest buffer.
-			n.set(n.client, "tcp_rmem", fmt.Sprintf("4096 131072 %d", 65536<<(i%12)))
-			n.set(n.client, "tcp_ecn", fmt.Sprint(i/2%2))
-			n.set(n.client, "tcp_sack", fmt.Sprint(i/3%2))
-			client, server := n.connect()
-			asked, got := tcpInfo(t, client), tcpInfo(t, server)
-			_, want := scales(&asked)
-			if scale, _ := scales(&got); scale != want || got.Options != asked.Options {
-				t.Errorf("the server has window scale %d and options %#x, want %d and %#x", scale, got.Options, want, asked.Options)
-			}
-			if asked.Options&hasTimestamps == 0 {
-				t.Errorf("the options are %#x, without timestamps", asked.Options)
-			}
-			n.transfer(server, client, 1000)
-			n.transfer(client, server, 20_000)
-			n.end(client, server)
+func testSYNCookies(t *testing.T, n *cookieNetwork) {
+	received, failed := n.netstat("SyncookiesRecv"), n.netstat("SyncookiesFailed")
+	n.set(n.servers[1], "tcp_syncookies", "2")
+	n.set(n.servers[1], "tcp_ecn", "1")
+	n.onPacket(func(s sentSegment) bool {
+		if s.flags&packet.SYN == 0 {
+			n.evict()
 		}
-		if n.netstat("SyncookiesRecv") < 12 || n.netstat("SyncookiesFailed") != 0 {
-			t.Errorf("%d SYN cookies were received, and %d failed; want 12 and 0", n.netstat("SyncookiesRecv"), n.netstat("SyncookiesFailed"))
-		}
+		return true
 	})
+	for i := range 12 {
+		// The window scale depends on the largest buffer.
+		n.set(n.client, "tcp_rmem", fmt.Sprintf("4096 131072 %d", 65536<<(i%12)))
+		n.set(n.client, "tcp_ecn", fmt.Sprint(i/2%2))
+		n.set(n.client, "tcp_sack", fmt.Sprint(i/3%2))
+		client, server := n.connect()
+		asked, got := tcpInfo(t, client), tcpInfo(t, server)
+		_, want := scales(&asked)
+		if scale, _ := scales(&got); scale != want || got.Options != asked.Options {
+			t.Errorf("the server has window scale %d and options %#x, want %d and %#x", scale, got.Options, want, asked.Options)
+		}
+		if asked.Options&hasTimestamps == 0 {
+			t.Errorf("the options are %#x, without timestamps", asked.Options)
+		}
+		n.transfer(server, client, 1000)
+		n.transfer(client, server, 20_000)
+		n.end(client, server)
+	}
+	received, failed = n.netstat("SyncookiesRecv")-received, n.netstat("SyncookiesFailed")-failed
+	if received < 12 || failed != 0 {
+		t.Errorf("%d SYN cookies were received, and %d failed; want 12 and 0", received, failed)
+	}
 }
 
 // A window of more than 64 KB is used, though its scale was in displaced bits.
-func TestWindowWithSYNCookie(t *testing.T) {
-	inEachFamily(t, func(t *testing.T, n *cookieNetwork) {
-		n.set(n.servers[1], "tcp_syncookies", "2")
-		n.set(n.client, "tcp_rmem", "4096 4194304 4194304")
-		client, server := n.connect()
-		const size = 500_000
-		written := make(chan error, 1)
-		go func() {
-			_, err := server.Write(make([]byte, size))
-			written <- err
-		}()
-		// The client's application reads nothing, so all of it is in the window.
-		n.await("acknowledgements of what nobody reads", func() bool { return tcpInfo(t, server).Bytes_acked > 200_000 })
-		_, err := io.ReadFull(client, make([]byte, size))
-		if err := errors.Join(err, <-written); err != nil {
-			t.Fatal(err)
-		}
-	})
+func testWindowWithSYNCookie(t *testing.T, n *cookieNetwork) {
+	n.set(n.servers[1], "tcp_syncookies", "2")
+	n.set(n.client, "tcp_rmem", "4096 4194304 4194304")
+	client, server := n.connect()
+	const size = 500_000
+	written := make(chan error, 1)
+	go func() {
+		_, err := server.Write(make([]byte, size))
+		written <- err
+	}()
+	// The client's application reads nothing, so all of it is in the window.
+	n.await("acknowledgements of what nobody reads", func() bool { return tcpInfo(t, server).Bytes_acked > 200_000 })
+	_, err := io.ReadFull(client, make([]byte, size))
+	if err := errors.Join(err, <-written); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // An application resets a connection. The reset has timestamps, as all packets of sockets.
-func TestCookieInReset(t *testing.T) {
-	inEachFamily(t, func(t *testing.T, n *cookieNetwork) {
-		client, server := n.connect()
-		n.transfer(client, server, 1000)
-		n.evict()
-		if err := errors.Join(server.SetLinger(0), server.Close()); err != nil {
-			t.Fatal(err)
-		}
-		n.await("a reset", func() bool { return len(n.sentTo(portOf(client), packet.RST)) > 0 })
-	})
+func testCookieInReset(t *testing.T, n *cookieNetwork) {
+	client, server := n.connect()
+	n.transfer(client, server, 1000)
+	n.evict()
+	if err := errors.Join(server.SetLinger(0), server.Close()); err != nil {
+		t.Fatal(err)
+	}
+	n.await("a reset", func() bool { return len(n.sentTo(portOf(client), packet.RST)) > 0 })
 }
 
 // The server asks whether a silent client is still there.
-func TestCookieInKeepAlive(t *testing.T) {
-	inEachFamily(t, func(t *testing.T, n *cookieNetwork) {
-		client, server := n.connect()
-		n.transfer(client, server, 1000)
-		n.evict()
-		before := len(n.sentTo(portOf(client), packet.ACK))
-		err := server.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: time.Second, Interval: time.Second})
-		if err != nil {
-			t.Fatal(err)
-		}
-		n.await("two keep-alives", func() bool { return len(n.sentTo(portOf(client), packet.ACK)) >= before+2 })
-		n.transfer(server, client, 1000)
-	})
+func testCookieInKeepAlive(t *testing.T, n *cookieNetwork) {
+	client, server := n.connect()
+	n.transfer(client, server, 1000)
+	n.evict()
+	before := len(n.sentTo(portOf(client), packet.ACK))
+	err := server.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: time.Second, Interval: time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.await("two keep-alives", func() bool { return len(n.sentTo(portOf(client), packet.ACK)) >= before+2 })
+	n.transfer(server, client, 1000)
 }
 
 // With TCP Fast Open (RFC 7413), the server has a connection and sends data as soon as it has got
 // the SYN.
-func TestCookieWithFastOpen(t *testing.T) {
-	inEachFamily(t, func(t *testing.T, n *cookieNetwork) {
-		const clientWithoutCookie, serverWithoutCookie = "5", "514" // of Fast Open
-		n.set(n.client, "tcp_fastopen", clientWithoutCookie)
-		n.set(n.servers[1], "tcp_fastopen", serverWithoutCookie)
-		n.setOption(n.listener.(*net.TCPListener), unix.TCP_FASTOPEN, 16)
-		carried := 0
-		n.onPacket(func(s sentSegment) bool {
-			if s.flags&packet.SYN != 0 {
-				carried += s.size
-			} else {
-				n.evict()
-			}
-			return true
-		})
-		for range 4 {
-			client := n.fastOpen([]byte("request"))
-			server := <-n.accepted
-			t.Cleanup(func() { _ = server.Close() })
-			if _, err := io.ReadFull(server, make([]byte, len("request"))); err != nil {
-				t.Fatal(err)
-			}
-			n.transfer(server, client, 50_000)
-			n.transfer(client, server, 50_000)
-			n.end(server, client)
+func testCookieWithFastOpen(t *testing.T, n *cookieNetwork) {
+	const clientWithoutCookie, serverWithoutCookie = "5", "514" // of Fast Open
+	n.set(n.client, "tcp_fastopen", clientWithoutCookie)
+	n.set(n.servers[1], "tcp_fastopen", serverWithoutCookie)
+	n.setOption(n.listener.(*net.TCPListener), unix.TCP_FASTOPEN, 16)
+	carried := 0
+	n.onPacket(func(s sentSegment) bool {
+		if s.flags&packet.SYN != 0 {
+			carried += s.size
+		} else {
+			n.evict()
 		}
-		if want := 4 * len("request"); carried != want {
-			t.Errorf("the SYNs carry %d bytes, want %d", carried, want)
-		}
+		return true
 	})
+	for range 4 {
+		client := n.fastOpen([]byte("request"))
+		server := <-n.accepted
+		t.Cleanup(func() { _ = server.Close() })
+		if _, err := io.ReadFull(server, make([]byte, len("request"))); err != nil {
+			t.Fatal(err)
+		}
+		n.transfer(server, client, 50_000)
+		n.transfer(client, server, 50_000)
+		n.end(server, client)
+	}
+	if want := 4 * len("request"); carried != want {
+		t.Errorf("the SYNs carry %d bytes, want %d", carried, want)
+	}
 }
 
 // A cookie ends with its socket, however the connection ends.
-func TestCookiesEndWithSockets(t *testing.T) {
-	inEachFamily(t, func(t *testing.T, n *cookieNetwork) {
-		count := n.countCookies()
-		var open []*net.TCPConn
-		for i := range 40 {
-			client, server := n.connect()
-			switch i % 4 {
-			case 0:
-				n.end(client, server)
-			case 1:
-				n.end(server, client) // and TIME_WAIT
-			case 2:
-				if err := errors.Join(server.SetLinger(0), server.Close()); err != nil {
-					t.Fatal(err)
-				}
-			default:
-				open = append(open, server)
-			}
-		}
-		n.await("the cookies of open connections", func() bool { return count() == len(open) })
-		for _, server := range open {
+func testCookiesEndWithSockets(t *testing.T, n *cookieNetwork) {
+	count := n.countCookies()
+	var open []*net.TCPConn
+	for i := range 40 {
+		client, server := n.connect()
+		switch i % 4 {
+		case 0:
+			n.end(client, server)
+		case 1:
+			n.end(server, client) // and TIME_WAIT
+		case 2:
 			if err := errors.Join(server.SetLinger(0), server.Close()); err != nil {
 				t.Fatal(err)
 			}
+		default:
+			open = append(open, server)
 		}
-		n.await("the end of all cookies", func() bool { return count() == 0 })
-	})
+	}
+	n.await("the cookies of open connections", func() bool { return count() == len(open) })
+	for _, server := range open {
+		if err := errors.Join(server.SetLinger(0), server.Close()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.await("the end of all cookies", func() bool { return count() == 0 })
 }
 
 // The interface segments what the stack sends: each segment has the cookie and a valid checksum.
-func TestCookieInSegments(t *testing.T) {
-	inEachFamily(t, func(t *testing.T, n *cookieNetwork) {
-		// The router's end segments and completes checksums, instead of the client.
-		n.setOffload(n.router, "client", unix.ETHTOOL_STSO, false)
-		n.setOffload(n.router, "client", unix.ETHTOOL_SGSO, false)
-		n.setOffload(n.router, "client", unix.ETHTOOL_STXCSUM, false)
-		segments := n.watch(n.client, "eth0")
-		const size = 3_000_000
-		client, server := n.connect()
-		n.transfer(server, client, size)
-		fromServer := func(s sentSegment) bool { return s.from == n.vip.Addr() && s.size > 0 }
-		mask := uint32(1)<<n.width - 1
-		var all []sentSegment
-		n.await("the last segment", func() bool {
-			bytes := 0
-			all = segments.of(fromServer)
-			for _, s := range all {
-				bytes += s.size
-			}
-			return bytes >= size
-		})
+func testCookieInSegments(t *testing.T, n *cookieNetwork) {
+	// The router's end segments and completes checksums, instead of the client.
+	n.setOffload(n.router, "client", unix.ETHTOOL_STSO, false)
+	n.setOffload(n.router, "client", unix.ETHTOOL_SGSO, false)
+	n.setOffload(n.router, "client", unix.ETHTOOL_STXCSUM, false)
+	segments := n.watch(n.client, "eth0")
+	const size = 3_000_000
+	client, server := n.connect()
+	n.transfer(server, client, size)
+	fromServer := func(s sentSegment) bool { return s.from == n.vip.Addr() && s.size > 0 }
+	mask := uint32(1)<<n.width - 1
+	var all []sentSegment
+	n.await("the last segment", func() bool {
+		bytes := 0
+		all = segments.of(fromServer)
 		for _, s := range all {
-			if s.size > 1500 || !s.Found || s.Value&mask != uint32(n.column) {
-				t.Errorf("a segment of %d bytes has the timestamps %+v, want column %d", s.size, s.stamps, n.column)
-			}
-			if !s.hasValidChecksum() {
-				t.Errorf("the checksum of a segment of %d bytes is wrong", s.size)
-			}
+			bytes += s.size
 		}
-		if whole := len(n.wire.of(fromServer)); whole > len(all)/4 {
-			t.Errorf("the client got %d segments, which the server sent as %d packets", len(all), whole)
-		}
+		return bytes >= size
 	})
+	for _, s := range all {
+		if s.size > 1500 || !s.Found || s.Value&mask != uint32(n.column) {
+			t.Errorf("a segment of %d bytes has the timestamps %+v, want column %d", s.size, s.stamps, n.column)
+		}
+		if !s.hasValidChecksum() {
+			t.Errorf("the checksum of a segment of %d bytes is wrong", s.size)
+		}
+	}
+	if whole := len(n.wire.of(fromServer)); whole > len(all)/4 {
+		t.Errorf("the client got %d segments, which the server sent as %d packets", len(all), whole)
+	}
 }
 
 // The server's stack merges segments behind XDP (GRO), after their echoes were restored.
-func TestCookiesWithGRO(t *testing.T) {
-	inEachFamily(t, func(t *testing.T, n *cookieNetwork) {
-		n.mergeFor(n.servers[1], "eth0", 100*time.Microsecond)
-		client, server := n.connect()
-		n.transfer(client, server, 3_000_000)
-		if len(n.stack.of(func(s sentSegment) bool { return s.from != n.vip.Addr() && s.size > 1500 })) == 0 {
-			t.Error("no packets of the client were merged")
-		}
-	})
+func testCookiesWithGRO(t *testing.T, n *cookieNetwork) {
+	n.mergeFor(n.servers[1], "eth0", 100*time.Microsecond)
+	client, server := n.connect()
+	n.transfer(client, server, 3_000_000)
+	if len(n.stack.of(func(s sentSegment) bool { return s.from != n.vip.Addr() && s.size > 1500 })) == 0 {
+		t.Error("no packets of the client were merged")
+	}
 }
 
 // The round trip that the server measures does not depend on the cookie.
-func TestRoundTripWithCookie(t *testing.T) {
-	inEachFamily(t, func(t *testing.T, n *cookieNetwork) {
-		measure := func(use bool) (rtt, received time.Duration) {
-			n.useCookies(use)
-			client, server := n.connect()
-			for range 200 {
-				n.transfer(client, server, 100)
-				n.transfer(server, client, 100)
-			}
-			n.transfer(client, server, 1_000_000) // the receiver measures, too
-			info := tcpInfo(t, server)
-			return time.Duration(info.Rtt) * time.Microsecond, time.Duration(info.Rcv_rtt) * time.Microsecond
+func testRoundTripWithCookie(t *testing.T, n *cookieNetwork) {
+	measure := func(use bool) (rtt, received time.Duration) {
+		n.useCookies(use)
+		client, server := n.connect()
+		for range 200 {
+			n.transfer(client, server, 100)
+			n.transfer(server, client, 100)
 		}
-		measure(true) // the network finds its neighbours
-		for range 3 {
-			plain, plainReceived := measure(false)
-			cookie, cookieReceived := measure(true)
-			t.Logf("round trip: %v with cookie, %v without; as receiver: %v, %v", cookie, plain, cookieReceived, plainReceived)
-			const most = 5 * time.Millisecond
-			if (cookie-plain).Abs() > most || (cookieReceived-plainReceived).Abs() > most {
-				t.Errorf("round trip: %v with cookie, %v without; as receiver: %v, %v", cookie, plain, cookieReceived, plainReceived)
-			}
+		n.transfer(client, server, 1_000_000) // the receiver measures, too
+		info := tcpInfo(t, server)
+		return time.Duration(info.Rtt) * time.Microsecond, time.Duration(info.Rcv_rtt) * time.Microsecond
+	}
+	measure(true) // the network finds its neighbours
+	for range 3 {
+		plain, plainReceived := measure(false)
+		cookie, cookieReceived := measure(true)
+		t.Logf("round trip: %v with cookie, %v without; as receiver: %v, %v", cookie, plain, cookieReceived, plainReceived)
+		const most = 5 * time.Millisecond
+		if (cookie-plain).Abs() > most || (cookieReceived-plainReceived).Abs() > most {
+			t.Errorf("round trip: %v with cookie, %v without; as receiver: %v, %v", cookie, plain, cookieReceived, plainReceived)
 		}
-	})
+	}
 }
 
 // On a link that drops packets, the server undoes no more of what it does for losses than without
 // cookies. Timestamps are one of the signs that a packet was repeated in vain (RFC 3522).
-func TestLossesWithCookie(t *testing.T) {
-	inEachFamily(t, func(t *testing.T, n *cookieNetwork) {
-		const bytesPerSecond, burst, queue = 25_000_000, 20_000, 60_000
-		n.limitRate(n.router, "client", bytesPerSecond, burst, queue)
-		undone := map[bool]int{}
-		for range 3 {
-			for _, use := range []bool{false, true} {
-				n.useCookies(use)
-				before := n.netstat(undoCounters...)
-				client, server := n.connect()
-				n.transfer(server, client, 10_000_000)
-				if info := tcpInfo(t, server); info.Total_retrans == 0 {
-					t.Error("no packet was lost")
-				}
-				n.end(server, client)
-				undone[use] += n.netstat(undoCounters...) - before
+func testLossesWithCookie(t *testing.T, n *cookieNetwork) {
+	const bytesPerSecond, burst, queue = 25_000_000, 20_000, 60_000
+	n.limitRate(n.router, "client", bytesPerSecond, burst, queue)
+	undone := map[bool]int{}
+	for range 3 {
+		for _, use := range []bool{false, true} {
+			n.useCookies(use)
+			before := n.netstat(undoCounters...)
+			client, server := n.connect()
+			n.transfer(server, client, 10_000_000)
+			if info := tcpInfo(t, server); info.Total_retrans == 0 {
+				t.Error("no packet was lost")
 			}
+			n.end(server, client)
+			undone[use] += n.netstat(undoCounters...) - before
 		}
-		t.Logf("%d times undone with cookies, %d without", undone[true], undone[false])
-		if undone[true] > undone[false]+5 {
-			t.Errorf("%d times undone with cookies, %d without", undone[true], undone[false])
-		}
-	})
+	}
+	t.Logf("%d times undone with cookies, %d without", undone[true], undone[false])
+	if undone[true] > undone[false]+5 {
+		t.Errorf("%d times undone with cookies, %d without", undone[true], undone[false])
+	}
 }
 
 // undoCounters count what senders undo because they have repeated packets in vain.
@@ -363,25 +380,23 @@ var undoCounters = []string{
 
 // A bad echo, an hour early or late, has the same result with a cookie as without. A client's ACK
 // that completes the handshake is rejected, by kernels that do so, and data arrive.
-func TestEchoesAnHourOff(t *testing.T) {
-	inEachFamily(t, func(t *testing.T, n *cookieNetwork) {
-		rejected := map[bool]int{}
-		for _, use := range []bool{false, true} {
-			for _, hour := range []int32{-3600_000, 3600_000} {
-				n.useCookies(use)
-				before := n.netstat("TSEcrRejected")
-				n.handshakeWithEcho(hour)
-				n.dataWithEcho(hour)
-				rejected[use] += n.netstat("TSEcrRejected") - before
-			}
+func testEchoesAnHourOff(t *testing.T, n *cookieNetwork) {
+	rejected := map[bool]int{}
+	for _, use := range []bool{false, true} {
+		for _, hour := range []int32{-3600_000, 3600_000} {
+			n.useCookies(use)
+			before := n.netstat("TSEcrRejected")
+			n.handshakeWithEcho(hour)
+			n.dataWithEcho(hour)
+			rejected[use] += n.netstat("TSEcrRejected") - before
 		}
-		// The stacks of a slow machine repeat packets, which are rejected again.
-		if (rejected[true] > 0) != (rejected[false] > 0) {
-			t.Errorf("%d echoes are rejected with cookies, and %d without", rejected[true], rejected[false])
-		}
-		n.rejected = rejected[true] + rejected[false]
-		t.Logf("%d echoes are rejected", n.rejected)
-	})
+	}
+	// The stacks of a slow machine repeat packets, which are rejected again.
+	if (rejected[true] > 0) != (rejected[false] > 0) {
+		t.Errorf("%d echoes are rejected with cookies, and %d without", rejected[true], rejected[false])
+	}
+	n.rejected += rejected[true] + rejected[false]
+	t.Logf("%d echoes are rejected", rejected[true]+rejected[false])
 }
 
 // handshakeWithEcho makes a connection whose first ACK comes with another echo before.
@@ -421,8 +436,10 @@ func (n *cookieNetwork) dataWithEcho(off int32) {
 
 // Without timestamps there is no cookie. Packets are delivered as they are.
 func TestNoTimestamps(t *testing.T) {
+	t.Parallel()
 	for name, at := range withoutTimestamps() {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			n := newCookieNetwork(t, variant{kind: desired.SRv6Encap, vip: vip4, width: 2, columns: []int{0, 2}})
 			n.hasNoTimestamps = true
 			n.set(at(n)[1], "tcp_timestamps", "0")
@@ -445,8 +462,10 @@ func withoutTimestamps() map[string]func(*cookieNetwork) [2]*testnet.Namespace {
 // Server 1 accepts all connections. But it has no timestamps to tell its column, so it takes only
 // those of column 0.
 func TestOffersWithoutTimestamps(t *testing.T) {
+	t.Parallel()
 	for name, at := range withoutTimestamps() {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			n := newCookieNetwork(t, variant{
 				kind: desired.SRv6Insert, vip: vip6, width: 1, columns: []int{1, 0}, first: desired.AcceptAlways,
 			})
@@ -473,6 +492,7 @@ func TestOffersWithoutTimestamps(t *testing.T) {
 
 // A new process of the agent keeps the cookies of connections.
 func TestCookiesOutliveTheAgent(t *testing.T) {
+	t.Parallel()
 	n := newCookieNetwork(t, variant{kind: desired.SRv6Encap, vip: vip6, width: 2, columns: []int{0, 2}})
 	client, server := n.connect()
 	n.transfer(client, server, 1000)

@@ -189,6 +189,12 @@ func (n *network) watch(ns *testnet.Namespace, iface string) *recorder {
 	return w
 }
 
+func (w *recorder) forget() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.sent = nil
+}
+
 // of returns the packets so far that fulfil a condition.
 func (w *recorder) of(is func(sentSegment) bool) (all []sentSegment) {
 	w.mu.Lock()
@@ -394,10 +400,18 @@ func (n *cookieNetwork) netstat(counters ...string) (sum int) {
 	return sum
 }
 
-// set sets a variable of a namespace's stack.
+// set sets a variable of a namespace's stack until the test ends.
 func (n *cookieNetwork) set(ns *testnet.Namespace, name, value string) {
 	n.t.Helper()
-	n.in(ns, func() error { return os.WriteFile("/proc/sys/net/ipv4/"+name, []byte(value), 0) })
+	path := "/proc/sys/net/ipv4/" + name
+	var before []byte
+	n.in(ns, func() (err error) {
+		if before, err = os.ReadFile(path); err != nil {
+			return err
+		}
+		return os.WriteFile(path, []byte(value), 0)
+	})
+	n.t.Cleanup(func() { n.in(ns, func() error { return os.WriteFile(path, before, 0) }) })
 }
 
 // hasTimestamps is TCPI_OPT_TIMESTAMPS.
@@ -438,19 +452,45 @@ func variants() []variant {
 	}
 }
 
-func eachVariant(t *testing.T, f func(*testing.T, *cookieNetwork)) { inVariants(t, variants(), f) }
+// firstPerFamily is the number of the first of two variants, one for IPv4 and one for IPv6.
+const firstPerFamily = 3
 
-// inEachFamily is eachVariant with one variant for IPv4 and one for IPv6.
-func inEachFamily(t *testing.T, f func(*testing.T, *cookieNetwork)) {
-	inVariants(t, variants()[3:], f)
+func (v variant) String() string {
+	return fmt.Sprintf("%s/%s/%d bits, column %d", v.kind, v.vip.Addr(), v.width, v.columns[1])
 }
 
-func inVariants(t *testing.T, all []variant, f func(*testing.T, *cookieNetwork)) {
-	for _, v := range all {
-		t.Run(fmt.Sprintf("%s/%s/%d bits, column %d", v.kind, v.vip.Addr(), v.width, v.columns[1]), func(t *testing.T) {
-			f(t, newCookieNetwork(t, v))
-		})
+// cookieCase is a test in a cookieNetwork.
+type cookieCase struct {
+	name      string
+	run       func(*testing.T, *cookieNetwork)
+	perFamily bool // one variant for each family is enough
+}
+
+// runCookieCases runs cases in one network, one after the other, until one fails. The kernel needs
+// more time for the programs of a network than for the packets of a case.
+func runCookieCases(t *testing.T, v variant, cases []cookieCase) {
+	n := newCookieNetwork(t, v)
+	for _, c := range cases {
+		if !t.Run(c.name, func(t *testing.T) {
+			n.lend(t)
+			c.run(t, n)
+		}) {
+			return
+		}
 	}
+}
+
+// lend makes a case use the network. When the case ends, its packets are checked and forgotten.
+func (n *cookieNetwork) lend(t *testing.T) {
+	owner := n.t
+	n.t = t
+	t.Cleanup(func() {
+		n.onPacket(nil)
+		n.check()
+		n.wire.forget()
+		n.stack.forget()
+		n.t = owner
+	})
 }
 
 // evict empties the flow table of server 2, as a flood of SYNs does.

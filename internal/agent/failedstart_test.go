@@ -179,7 +179,7 @@ func TestFailedStartChangesNothing(t *testing.T) {
 		name, filter, second string
 		step                 int
 	}{
-		{"tcx", "", "eth0", 3}, {"clsact", "yes", "eth0", 8}, {"other interface", "", "eth1", 8},
+		{"tcx", "", "eth0", 9}, {"clsact", "yes", "eth0", 24}, {"other interface", "", "eth1", 24},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -188,7 +188,7 @@ func TestFailedStartChangesNothing(t *testing.T) {
 			if refusal, _ := s.start(files[0], 0); refusal != "" {
 				t.Fatal(refusal)
 			}
-			s.failAtSteps(files, c.step)
+			s.failAtSteps(files, datapathtest.Apart(c.step))
 		})
 	}
 }
@@ -238,7 +238,7 @@ func (s *failSite) failAtSteps(files [2]string, step int) {
 // If a first start fails, the host stays unchanged, whichever step fails.
 func TestFailedFirstStartLeavesNothing(t *testing.T) {
 	t.Parallel()
-	const step = 8
+	step := datapathtest.Apart(24)
 	s := newFailSite(t, "")
 	file := s.configs("eth0")[0]
 	before := s.inspect(1, s.instance)

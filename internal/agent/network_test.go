@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -40,6 +41,7 @@ func noTCX(link.TCXOptions) (link.Link, error) { return nil, ebpf.ErrNotSupporte
 // go through a tunnel interface to the test, which encapsulates them.
 type network struct {
 	t       *testing.T
+	number  uint32 // of this network in this process
 	client  *testnet.Namespace
 	router  *testnet.Namespace
 	servers []*testnet.Namespace
@@ -53,11 +55,14 @@ type network struct {
 	stateless *stateless // used instead of both
 }
 
+// networks is the number of networks that this process has made.
+var networks atomic.Uint32
+
 func newNetwork(t *testing.T, servers int) *network {
 	t.Helper()
 	needs.Agent(t)
 	needs.TUN(t)
-	n := &network{t: t, client: testnet.New(t), router: testnet.New(t)}
+	n := &network{t: t, number: networks.Add(1), client: testnet.New(t), router: testnet.New(t)}
 	testnet.Connect(t, n.client, "eth0", testnet.Prefixes("fd00:c::2/64", "10.0.0.2/24"),
 		n.router, "client", testnet.Prefixes("fd00:c::1/64", "10.0.0.1/24"))
 	n.in(n.router, func() error {
@@ -134,10 +139,10 @@ func (n *network) balance() {
 		}
 		return unix.Bind(n.raw, &unix.SockaddrLinklayer{Ifindex: eth0.Index})
 	})
-	done := make(chan struct{})
+	done, t := make(chan struct{}), n.t
 	go func() {
 		defer close(done)
-		n.wrapAll()
+		n.wrapAll(t)
 	}()
 	n.t.Cleanup(func() {
 		_ = n.tun.Close()
@@ -162,7 +167,7 @@ func openTUN(name string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), name), nil
 }
 
-func (n *network) wrapAll() {
+func (n *network) wrapAll(t *testing.T) {
 	buffer := make([]byte, 65536)
 	for {
 		length, err := n.tun.Read(buffer)
@@ -185,7 +190,7 @@ func (n *network) wrapAll() {
 		}
 		if h != nil && buffer[0]>>4 == 6 && buffer[24] == 0xfd && buffer[27] == 0x6c {
 			if err := h.take(frame); err != nil {
-				n.t.Errorf("take a signal of %d bytes: %v", len(frame), err)
+				t.Errorf("take a signal of %d bytes: %v", len(frame), err)
 			}
 			continue
 		}
@@ -198,7 +203,7 @@ func (n *network) wrapAll() {
 			continue // for example neighbour discovery
 		}
 		if _, err := unix.Write(n.raw, wrapped); err != nil {
-			n.t.Errorf("send %d bytes in %s: %v", len(wrapped), e.Kind, err)
+			t.Errorf("send %d bytes in %s: %v", len(wrapped), e.Kind, err)
 		}
 	}
 }
@@ -221,7 +226,7 @@ type running struct {
 func (n *network) config(server int, encapsulation desired.Encapsulation, vips ...netip.Addr) *desired.Agent {
 	yes := true
 	cfg := &desired.Agent{Node: desired.AgentNode{
-		Instance: fmt.Sprintf("test-%d-server%d", os.Getpid(), server), Interface: "eth0", AssignVIPs: &yes,
+		Instance: fmt.Sprintf("test-%d-%d-server%d", os.Getpid(), n.number, server), Interface: "eth0", AssignVIPs: &yes,
 		Locator: netip.PrefixFrom(serverSID(server), 64).Masked(),
 		Addresses: []netip.Addr{
 			netip.MustParseAddr(fmt.Sprintf("10.0.%d.2", server)), netip.MustParseAddr(fmt.Sprintf("fd00:5:%d::2", server)),

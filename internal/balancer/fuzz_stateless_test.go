@@ -251,6 +251,9 @@ func (c columnService) unusual() (frames [][]byte) {
 		router, unreachable = router4, 3
 	}
 	ack := []packet.Option{packet.Flags(packet.ACK), packet.Timestamps(1, 0xabcdef00)}
+	for range 5 { // so that mutants of fragments of one packet meet
+		frames = append(frames, packet.Fragments(frameOf(c.flow, append(ack, large)...), 64, 12)...)
+	}
 	for port := range cookiePorts {
 		flow := fromPort(c.flow, port)
 		frames = append(frames, packet.Fragments(frameOf(flow, append(ack, large)...), 64, 11)...)

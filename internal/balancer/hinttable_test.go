@@ -60,7 +60,7 @@ func (m *hintMachine) config() *desired.Balancer {
 		}
 		svc.Health = &desired.Health{TCP: &desired.TCPCheck{}}
 	}
-	cfg.Node.Limits.Hints = 8
+	cfg.Node.Limits.Hints, cfg.Node.Limits.Servers = 8, 16
 	return cfg
 }
 

@@ -51,6 +51,7 @@ func requireAllColumns(t *testing.T, l *lab.Lab, balancer string, live *load) {
 // Servers come and go. At last a balancer gets all packets that has just started, and whose hint
 // table is too small for all connections. No connection is lost.
 func TestHintsKeepConnections(t *testing.T) {
+	t.Parallel()
 	for _, persistence := range withoutFlowTable {
 		t.Run(string(persistence), func(t *testing.T) {
 			t.Parallel()

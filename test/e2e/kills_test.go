@@ -22,8 +22,8 @@ import (
 )
 
 var (
-	killsWanted     = flag.Int("kills.count", 6, "how often TestKillsUnderManyConnections kills a balancer's process")
-	connectionCount = flag.Int("kills.connections", 4000, "how many connections TestKillsUnderManyConnections keeps open")
+	killsWanted     = flag.Int("kills.count", 4, "how often TestKillsUnderManyConnections kills a balancer's process")
+	connectionCount = flag.Int("kills.connections", 2000, "how many connections TestKillsUnderManyConnections keeps open")
 )
 
 // manyThink is the time between two requests on each of very many connections.

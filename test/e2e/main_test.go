@@ -131,6 +131,14 @@ func topology(services ...string) lab.Topology {
 	return t
 }
 
+// parallelWith makes a test with a large lab parallel, unless the lab has too many servers to be up
+// with others: the kernel permits 64 programs of agents in a control group.
+func parallelWith(t *testing.T, servers int) {
+	if servers <= 24 {
+		t.Parallel()
+	}
+}
+
 // up builds a lab for the duration of a test. If the test fails, the logs of its processes are
 // shown.
 func up(t *testing.T, topology lab.Topology) *lab.Lab {

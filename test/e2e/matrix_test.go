@@ -14,6 +14,7 @@ import (
 // TestEveryEncapsulation sends requests for every encapsulation, family and protocol, through both
 // balancers.
 func TestEveryEncapsulation(t *testing.T) {
+	t.Parallel()
 	whole := lab.DefaultTopology()
 	whole.Name, whole.Servers = labName, 3
 	l := up(t, whole)
@@ -58,6 +59,7 @@ func TestEveryEncapsulation(t *testing.T) {
 
 // TestDatagramsOfAFlowStayTogether checks that UDP flows keep their server.
 func TestDatagramsOfAFlowStayTogether(t *testing.T) {
+	t.Parallel()
 	l := up(t, topology("echo6-insert", "echo4-gre"))
 	for _, s := range l.Topology.Services {
 		for range 20 {

@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"flag"
 	"os"
 	"path/filepath"
 	"strings"
@@ -126,10 +127,12 @@ func TestAgentsAreKilled(t *testing.T) {
 	requireUnnoticed(t, l, live, visitors)
 }
 
+var reloads = flag.Uint("reloads", 8, "how often TestReloadsUnderLoad reloads")
+
 // TestReloadsUnderLoad reloads repeatedly, with different weights each time.
 func TestReloadsUnderLoad(t *testing.T) {
 	l, live, visitors := upUnderLoad(t)
-	for i := range uint32(20) {
+	for i := range uint32(*reloads) {
 		reconfigure(t, l, func(cfg *desired.Balancer) {
 			setWeight(cfg, "s1", 1+i%3)
 			setWeight(cfg, "s2", i%2)

@@ -86,6 +86,8 @@ func TestStatelessTraffic(t *testing.T) {
 // = 1), and less than 1% with h = 3. The services h1 and h3 have the paper's two candidates.
 // Nothing is random: the rows follow from the servers' names, and the ports are fixed.
 func TestHistoryKeepsConnections(t *testing.T) {
+	servers := *historyServers + 1 + (*historyChanges+1)/2
+	parallelWith(t, servers)
 	services := statelessServices(4)
 	for i := range services {
 		services[i].History = 4
@@ -97,7 +99,7 @@ func TestHistoryKeepsConnections(t *testing.T) {
 		services = append(services, s)
 	}
 	topology := hunting(services...)
-	topology.Servers = *historyServers + 1 + (*historyChanges+1)/2
+	topology.Servers = servers
 	topology.Applications = []lab.Application{lab.Nginx}
 	l := up(t, refusing(topology))
 	all := nodes(l, lab.RoleServer)

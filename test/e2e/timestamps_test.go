@@ -14,6 +14,7 @@ import (
 // So their packets cannot have cookies. With hints and without, no connection is lost when
 // servers are changed and when another balancer gets all packets.
 func TestServersWithoutTimestamps(t *testing.T) {
+	t.Parallel()
 	for _, hints := range []uint32{0, desired.DefaultHints} {
 		t.Run(fmt.Sprintf("%d hints", hints), func(t *testing.T) {
 			t.Parallel()

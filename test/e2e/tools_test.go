@@ -5,6 +5,7 @@ package e2e
 import (
 	"context"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"os/exec"
 	"slices"
@@ -15,6 +16,8 @@ import (
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/lab"
 )
+
+var iperfBytes = flag.String("iperf", "15M", "how many bytes iperf3 transfers in each test of it")
 
 // TestToolsWithoutFlowTable sends requests and bulk data to services without a flow table by
 // curl, wrk and iperf3.
@@ -99,10 +102,10 @@ func startIPerf(t *testing.T, l *lab.Lab, node string, port int) {
 	})
 }
 
-// iperf transfers 50 MiB as fast as it can.
+// iperf transfers bytes as fast as it can.
 func iperf(t *testing.T, l *lab.Lab, s lab.Service, flags ...string) {
 	t.Helper()
-	args := []string{"-c", s.VIP.String(), "-p", fmt.Sprint(s.Port), "-n", "50M", "--json"}
+	args := []string{"-c", s.VIP.String(), "-p", fmt.Sprint(s.Port), "-n", *iperfBytes, "--json"}
 	args = append(args, flags...)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()

@@ -24,6 +24,7 @@ import (
 // hash. It compares each packet before the balancer with the same packet after it.
 // TestHandshakesOnTheWire does this for services that hunt.
 func TestTsharkUnderstandsTheWire(t *testing.T) {
+	t.Parallel()
 	whole := lab.DefaultTopology()
 	whole.Name, whole.Balancers, whole.Servers = labName, 1, 3
 	whole.Services = slices.DeleteFunc(whole.Services, func(s lab.Service) bool { return s.Placement == desired.PlacementHunt })

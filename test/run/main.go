@@ -92,19 +92,27 @@ var soak = []tier{
 			"-count=1", "-timeout=60m",
 			"-run=^(TestKillsUnderManyConnections|TestServerFailures|TestServersAndABalancerFailAtOnce|" +
 				"TestHuntingOverBadLinks|TestLongTransferWithCookie|TestHistoryKeepsConnections|" +
-				"TestSYNFloodWithoutFlowTable)$",
+				"TestSYNFlood|TestSYNFloodOfAServiceThatHunts|TestSYNFloodWithoutFlowTable|" +
+				"TestReloadsUnderLoad|TestToolsWithoutFlowTable)$",
 		},
 		args: []string{
 			"-kills.count=20", "-kills.connections=10000", "-failures.table", "-failover.figure",
 			"-badlinks.connections=10000", "-cookies.downloads=999", "-history.changes=20",
 			"-history.servers=36", "-history.connections=400", "-flood=20s", "-flood.rate=0",
+			"-flood.syns=200000", "-reloads=40", "-iperf=500M",
 		},
 	},
 	{
 		name:     soakTier,
 		packages: []string{"./internal/balancer"},
 		flags:    []string{"-count=1", "-timeout=30m", "-parallel=4"},
-		args:     []string{"-dryruns"},
+		args:     []string{"-dryruns", "-crashes=3", "-mutants=2000"},
+	},
+	{
+		name:     soakTier,
+		packages: []string{"./internal/agent"},
+		flags:    []string{"-count=1", "-timeout=30m", "-run=^Test(Failed|.*Mutants)"},
+		args:     []string{"-crashes=3", "-mutants=5000"},
 	},
 }
 

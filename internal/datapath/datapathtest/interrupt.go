@@ -3,6 +3,7 @@
 package datapathtest
 
 import (
+	"flag"
 	"fmt"
 	"os"
 	"runtime"
@@ -39,6 +40,13 @@ var (
 		others: changes.others,
 	}
 )
+
+var crashes = flag.Int("crashes", 1,
+	"how many times as many processes are killed, or have a call that fails, as in make test")
+
+// Apart returns how far apart the system calls are that a test interrupts, if they are step apart
+// in make test. The distance is odd. So tests that use two configurations in turn interrupt both.
+func Apart(step int) int { return step / *crashes | 1 }
 
 // KillBefore kills this process by SIGKILL instead of its nth system call that changes something.
 // The calls of all threads count, from now on. If there is no nth call, as for 0, the process is

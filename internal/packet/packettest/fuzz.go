@@ -3,6 +3,7 @@
 package packettest
 
 import (
+	"flag"
 	"math/rand/v2"
 	"testing"
 )
@@ -23,19 +24,20 @@ func Fuzz(f *testing.F, captures [][]byte, compare func(t *testing.T, frames [][
 	})
 }
 
-// Minimum and maximum number of inputs of TryMutants. The rarest result occurs once in a hundred
-// inputs.
-const (
-	leastInputs = 2_000
-	mostInputs  = 50_000
-)
+// leastInputs is the minimum number of inputs of TryMutants. The rarest result occurs once in a
+// hundred inputs.
+var leastInputs = flag.Int("mutants", 1000,
+	"how many inputs, each of 15 frames, a test of mutants tries at least")
+
+// mostInputs is the maximum number of inputs of TryMutants.
+const mostInputs = 50_000
 
 // TryMutants passes random inputs of a fuzzer to compare until missing returns an empty result,
 // however long that takes. It prints an input that fails in the fuzzer's format.
 func TryMutants(t *testing.T, fuzzer string, captures [][]byte,
 	compare func(t *testing.T, frames [][]byte), missing func() []string,
 ) {
-	for n := 0; n < leastInputs || len(missing()) > 0; n++ {
+	for n := 0; n < *leastInputs || len(missing()) > 0; n++ {
 		if n == mostInputs {
 			t.Fatalf("no mutant left as %v", missing())
 		}
