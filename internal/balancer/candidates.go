@@ -113,6 +113,14 @@ func placingOf(svc *service, g generation.Generation) placing {
 	return p
 }
 
+// digest is the same on balancers with the same table.
+func (p *placing) digest() uint32 {
+	if p.columns {
+		return generation.Digest(p.sets, p.depth)
+	}
+	return generation.Digest(p.sets, 0)
+}
+
 // passesOn tells whether the service's servers have agents that pass packets on to each other. Agents
 // do so with TCP only.
 func (svc *service) passesOn() bool {
@@ -137,7 +145,7 @@ func (s *services) place(svc *service, g generation.Generation) error {
 			return err
 		}
 	}
-	label := dataplane.ServiceLabel{Name: svc.Name, Generation: g.Number, Digest: generation.Digest(p.sets)}
+	label := dataplane.ServiceLabel{Name: svc.Name, Generation: g.Number, Digest: p.digest()}
 	if err := s.plane.LabelService(svc.id, label); err != nil {
 		return err
 	}

@@ -231,24 +231,35 @@ func TestOtherRoleIsRefused(t *testing.T) {
 	}
 }
 
-// Candidate tables have no pins, and are checked nevertheless.
-func TestOtherCandidateTablesAreRefused(t *testing.T) {
+// Candidate tables and column tables have no pins, and are checked nevertheless.
+func TestOtherInnerTablesAreRefused(t *testing.T) {
 	t.Parallel()
-	f := openSteering(t)
-	spec, _, err := dataplane.LoadSpec()
-	f.must(err)
-	tables := spec.Maps[dataplane.TablesMap].Copy()
-	tables.InnerMap.ValueSize *= 2
-	outer, err := ebpf.NewMap(tables)
-	f.must(err)
-	defer outer.Close()
-	inner, err := ebpf.NewMap(tables.InnerMap)
-	f.must(err)
-	defer inner.Close()
-	web := f.services.byName["web"]
-	f.must(outer.Put(2*web.id+uint32(web.rule.Table()), inner))
-	f.must(datapath.Pin(outer, filepath.Join(datapath.Dir(f.cfg.Node.Instance), dataplane.TablesMap)))
-	f.refusesStart("candidate table")
+	for _, c := range []struct {
+		pin, want string
+		change    func(inner *ebpf.MapSpec)
+	}{
+		{dataplane.TablesMap, "candidate table", func(inner *ebpf.MapSpec) { inner.ValueSize *= 2 }},
+		{"columns", "column table", func(inner *ebpf.MapSpec) { inner.MaxEntries *= 2 }},
+	} {
+		t.Run(c.want, func(t *testing.T) {
+			t.Parallel()
+			f := openSteering(t)
+			spec, _, err := dataplane.LoadSpec()
+			f.must(err)
+			tables := spec.Maps[c.pin].Copy()
+			c.change(tables.InnerMap)
+			outer, err := ebpf.NewMap(tables)
+			f.must(err)
+			defer outer.Close()
+			inner, err := ebpf.NewMap(tables.InnerMap)
+			f.must(err)
+			defer inner.Close()
+			web := f.services.byName["web"]
+			f.must(outer.Put(2*web.id+uint32(web.rule.Table()), inner))
+			f.must(datapath.Pin(outer, filepath.Join(datapath.Dir(f.cfg.Node.Instance), c.pin)))
+			f.refusesStart(c.want)
+		})
+	}
 }
 
 // A refused start does not pin tables that the other build did not have, and does not replace its

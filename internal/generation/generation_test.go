@@ -103,12 +103,12 @@ func TestDigest(t *testing.T) {
 	for name, s := range map[string]desired.Service{
 		"base": base, "heavy": heavy, "wide": wide, "short": short, "hash": hash, "fewer": fewer,
 	} {
-		digest := Digest([]Set{SetOf(&s)})
+		digest := Digest([]Set{SetOf(&s)}, 0)
 		if other, ok := seen[digest]; ok {
 			t.Errorf("%s and %s have the same digest", name, other)
 		}
 		seen[digest] = name
-		if two := Digest([]Set{SetOf(&s), SetOf(&base)}); two == digest {
+		if two := Digest([]Set{SetOf(&s), SetOf(&base)}, 0); two == digest {
 			t.Errorf("%s: a former set does not change the digest", name)
 		}
 	}

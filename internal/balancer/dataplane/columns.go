@@ -13,6 +13,9 @@ import (
 func (p *Plane) InstallColumns(number uint32, rows *Rows) error {
 	words := make([]uint64, desired.MaxColumns/candidatesPerWord)
 	slots := slotsIn(words)
+	for i := range slots {
+		slots[i] = NoServer
+	}
 	for bucket := range int(rows.Buckets) {
 		for column, slot := range rows.Candidates(bucket, 0) {
 			if rows.hadOthers(bucket, column) {

@@ -44,9 +44,8 @@ func openKept(spec *ebpf.CollectionSpec, dir string) (kept map[string]*ebpf.Map,
 	return kept, checkInner(kept, spec)
 }
 
-// checkInner compares the layout of one candidate table with that of this build. Candidate tables
-// have no pins, so checkInner finds one through a service. The kernel ensures that all candidate
-// tables have the same layout.
+// checkInner compares the layout of candidate tables and column tables with that of this build. They
+// have no pins, so checkInner finds them through the services.
 func checkInner(kept map[string]*ebpf.Map, spec *ebpf.CollectionSpec) error {
 	if kept[DirectoryMap] == nil || kept[TablesMap] == nil {
 		return nil
@@ -60,17 +59,21 @@ func checkInner(kept map[string]*ebpf.Map, spec *ebpf.CollectionSpec) error {
 		if !entry.IsService() {
 			continue
 		}
-		if err := checkElement(kept[TablesMap], entry.Table(), spec.Maps[TablesMap].InnerMap); err != nil {
-			return fmt.Errorf("candidate table %d: %w", entry.Table(), err)
+		for kind, name := range map[string]string{"candidate": TablesMap, "column": balancerMapColumns} {
+			if err := checkElement(kept[name], entry.Table(), spec.Maps[name].InnerMap); err != nil {
+				return fmt.Errorf("%s table %d: %w", kind, entry.Table(), err)
+			}
 		}
-		break
 	}
 	return nil
 }
 
-// checkElement compares the layout of an element of a map of maps, if the element exists. It
-// ignores the size of the element, which depends on the content.
+// checkElement compares the layout of an element of a map of maps, if both exist. It ignores the size
+// of a candidate table, which depends on the content.
 func checkElement(outer *ebpf.Map, number uint32, spec *ebpf.MapSpec) error {
+	if outer == nil {
+		return nil
+	}
 	var inner *ebpf.Map
 	err := outer.Lookup(number, &inner)
 	if errors.Is(err, ebpf.ErrKeyNotExist) {
@@ -81,7 +84,9 @@ func checkElement(outer *ebpf.Map, number uint32, spec *ebpf.MapSpec) error {
 	}
 	defer inner.Close()
 	expected := spec.Copy()
-	expected.MaxEntries = inner.MaxEntries()
+	if spec.Flags&unix.BPF_F_INNER_MAP != 0 {
+		expected.MaxEntries = inner.MaxEntries()
+	}
 	return expected.Compatible(inner)
 }
 
