@@ -102,9 +102,6 @@ func readMap(m *ebpf.Map) (map[string][]byte, error) {
 	if m.Type() == ebpf.Array && m.Flags()&unix.BPF_F_MMAPABLE != 0 && m.MaxEntries() > 1 {
 		return readMemory(m)
 	}
-	if m.Type() == ebpf.Array && m.ValueSize() == 8 && m.MaxEntries() > 1 {
-		return readWords(m)
-	}
 	elements := map[string][]byte{}
 	if m.Type() == ebpf.SkStorage { // its elements are those of sockets: nobody can list them
 		return elements, nil
@@ -140,21 +137,28 @@ func readMemory(m *ebpf.Map) (map[string][]byte, error) {
 	return elements, unix.Munmap(memory)
 }
 
-// readWords reads the words of an array that are not zero, in one system call. Tables of columns
-// have too many words for a system call each.
-func readWords(m *ebpf.Map) (map[string][]byte, error) {
-	keys, words := make([]uint32, m.MaxEntries()), make([]uint64, m.MaxEntries())
-	// The error says that there are no more words.
-	if n, err := m.BatchLookup(new(ebpf.MapBatchCursor), keys, words, nil); n < len(keys) {
-		return nil, fmt.Errorf("map %s: %d of %d words: %w", m, n, len(keys), err)
+// readInner reads the ID and the elements of an inner map. Tables of columns have too many words for
+// a system call each, and for a map.
+func readInner(m *ebpf.Map) ([]byte, error) {
+	info, err := m.Info()
+	if err != nil {
+		return nil, err
 	}
-	elements := map[string][]byte{}
-	for i, word := range words {
-		if word != 0 {
-			elements[fmt.Sprint(i)] = binary.NativeEndian.AppendUint64(nil, word)
+	id, _ := info.ID()
+	all := fmt.Append(nil, id)
+	if m.Type() == ebpf.Array && m.ValueSize() == 8 {
+		keys, words := make([]uint32, m.MaxEntries()), make([]uint64, m.MaxEntries())
+		// The error says that there are no more words.
+		if n, err := m.BatchLookup(new(ebpf.MapBatchCursor), keys, words, nil); n < len(keys) {
+			return nil, fmt.Errorf("map %s: %d of %d words: %w", m, n, len(keys), err)
 		}
+		return binary.Append(all, binary.NativeEndian, words)
 	}
-	return elements, nil
+	elements, err := readMap(m)
+	for _, key := range slices.Sorted(maps.Keys(elements)) {
+		all = append(append(all, key...), elements[key]...)
+	}
+	return all, err
 }
 
 func readElement(m *ebpf.Map, key []byte) ([]byte, error) {
@@ -169,12 +173,7 @@ func readElement(m *ebpf.Map, key []byte) ([]byte, error) {
 			return nil, err
 		}
 		defer inner.Close()
-		elements, err := describe(inner)
-		var all []byte
-		for _, key := range slices.Sorted(maps.Keys(elements)) {
-			all = append(append(all, key...), elements[key]...)
-		}
-		return all, err
+		return readInner(inner)
 	}
 	value, err := m.LookupBytes(key)
 	if err == nil && value == nil {
