@@ -2,20 +2,14 @@
 
 package dataplane
 
-import (
-	"github.com/segue-lb/segue/internal/desired"
-)
-
 // InstallColumns writes the column table that belongs to the candidate table of a number: the present
 // server of each column, or none if the column has had others. Packets may use the number. The rows
 // must have at most desired.MaxColumns columns. InstallColumns returns an error if the kernel cannot
 // make or install the table.
 func (p *Plane) InstallColumns(number uint32, rows *Rows) error {
-	words := make([]uint64, desired.MaxColumns/candidatesPerWord)
+	places := int(rows.Buckets) * rows.candidates
+	words := make([]uint64, (places+candidatesPerWord-1)/candidatesPerWord) // no packet reads others
 	slots := slotsIn(words)
-	for i := range slots {
-		slots[i] = NoServer
-	}
 	for bucket := range int(rows.Buckets) {
 		for column, slot := range rows.Candidates(bucket, 0) {
 			if rows.hadOthers(bucket, column) {
