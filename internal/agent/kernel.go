@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -59,11 +60,15 @@ func openKernel(node *desired.AgentNode, log *slog.Logger) (*kernel, error) {
 	return k, nil
 }
 
+// parsed is the specification of this build's data path. Tests load many data paths.
+var parsed = sync.OnceValues(loadAgent)
+
 // loadSpec returns the specification of this build's data path, and the names of its counters.
 func loadSpec() (spec *ebpf.CollectionSpec, l labels, err error) {
-	if spec, err = loadAgent(); err != nil {
+	if spec, err = parsed(); err != nil {
 		return nil, l, err
 	}
+	spec = spec.Copy()
 	for _, c := range []struct {
 		enum, prefix, table string
 		labels              *[]string

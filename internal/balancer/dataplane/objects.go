@@ -4,6 +4,7 @@ package dataplane
 
 import (
 	"errors"
+	"sync"
 
 	"github.com/cilium/ebpf"
 
@@ -56,12 +57,16 @@ func (maps *Maps) Pinned() map[string]**ebpf.Map {
 // reasons has left them, a start replaces them, and the counters begin at zero.
 var CountersByReason = []string{ReasonsMap, ServerCountersMap}
 
+// parsed is the specification of this build's data path. Tests load many data paths.
+var parsed = sync.OnceValues(loadBalancer)
+
 // LoadSpec returns the specification of this build's data path, and the names of its reasons by
 // number. LoadSpec returns an error if the embedded object is invalid.
 func LoadSpec() (spec *ebpf.CollectionSpec, reasons []string, err error) {
-	if spec, err = loadBalancer(); err != nil {
+	if spec, err = parsed(); err != nil {
 		return nil, nil, err
 	}
+	spec = spec.Copy()
 	if reasons, err = datapath.EnumLabels(spec.Types, "lb_reason", "LB_"); err != nil {
 		return nil, nil, err
 	}
