@@ -109,8 +109,8 @@ static __always_inline void write_first_sid(struct in6_addr *out, const struct e
 }
 
 /* Writes the segment list. Its order is reversed: the last segment comes first. A reduced header
- * leaves out the segment that is visited first. A list that was shortened keeps its last server, which
- * may be asked something else than the others. */
+ * leaves out the segment that is visited first. A list that was shortened keeps its last server,
+ * which may be asked something else than the others. */
 static __always_inline bool write_segments(struct in6_addr *out, const struct encap *encap,
 					   bool reduced)
 {
@@ -350,8 +350,8 @@ static __always_inline bool write_headers(struct xdp_md *ctx, enum encapsulation
 	return false;
 }
 
-/* Grows the frame by encap->size bytes. If the driver left too little room for a long list, the list
- * is shortened. */
+/* Grows the frame by encap->size bytes. If the driver left too little room for a long list, the
+ * list is shortened. */
 static __always_inline bool grow(struct xdp_md *ctx, enum encapsulation kind, struct encap *encap)
 {
 	if (!bpf_xdp_adjust_head(ctx, -(int)encap->size))

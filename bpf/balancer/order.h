@@ -16,8 +16,8 @@
 /* How many candidates are offered a flow. */
 #define ORDERED_CANDIDATES 3
 
-/* The half-life of a report is 2^n jiffies. Set at load, so that it is nearest to 139 ms: ln 2 times
- * the 200 ms of the simulator. */
+/* The half-life of a report is 2^n jiffies. Set at load, so that it is nearest to 139 ms: ln 2
+ * times the 200 ms of the simulator. */
 const volatile __u32 report_half_life_shift;
 
 /* Estimates that come before all others, and behind them. */
@@ -76,8 +76,8 @@ static __always_inline void put_in_order(__u64 *a, __u64 *b)
 /* Puts the lower keys of two pairs first, in each half by itself. */
 static __always_inline void put_pairs_in_order(__u64 *a, __u64 *b)
 {
-	/* The highest bit of a half is left where the key of a is not lower than that of b. All other
-	 * bits of the half follow from it. */
+	/* The highest bit of a half is left where the key of a is not lower than that of b. All
+	 * other bits of the half follow from it. */
 	__u64 exchanged = ((*a | HIGHEST_BITS) - *b) & HIGHEST_BITS;
 
 	exchanged -= exchanged >> (PAIR_SHIFT - 1);
@@ -86,8 +86,8 @@ static __always_inline void put_pairs_in_order(__u64 *a, __u64 *b)
 	*b ^= exchanged;
 }
 
-/* Sorts two lists of four keys, one in each half of the pairs, by a sorting network (Knuth, "The Art
- * of Computer Programming", volume 3, section 5.3.4). */
+/* Sorts two lists of four keys, one in each half of the pairs, by a sorting network (Knuth, "The
+ * Art of Computer Programming", volume 3, section 5.3.4). */
 static __always_inline void sort_fours(__u64 pair[4])
 {
 	put_pairs_in_order(&pair[0], &pair[1]);
@@ -97,8 +97,8 @@ static __always_inline void sort_fours(__u64 pair[4])
 	put_pairs_in_order(&pair[1], &pair[2]);
 }
 
-/* Merges the first three keys of the two sorted lists of the pairs. The compiler leaves out what only
- * the other keys need. */
+/* Merges the first three keys of the two sorted lists of the pairs. The compiler leaves out what
+ * only the other keys need. */
 static __always_inline void merge_three(const __u64 pair[4], __u64 a[3])
 {
 	__u64 b[3];
@@ -216,8 +216,8 @@ static __always_inline void drop_last_of(struct segments *segments, __u32 most)
 
 /*
  * Gives the last place of an offer to the server that has last reported free capacity, if it is not
- * among the servers of the offer. It may be in the bucket's row, but its column is not looked up. Not
- * inlined: see handle_in_full.
+ * among the servers of the offer. It may be in the bucket's row, but its column is not looked up.
+ * Not inlined: see handle_in_full.
  */
 __noinline int offer_spare(const struct service *service, struct segments *segments)
 {

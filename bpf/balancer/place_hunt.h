@@ -73,8 +73,9 @@ static __always_inline bool seek(const struct packet *pkt, const struct service 
 	return ask_listed(segments, SID_RECOVER, SID_ACK);
 }
 
-/* Leaves out the last candidates of an offer beyond MAX_CANDIDATES, or with which the packet would be
- * too long for its path. The first candidate stays. `held` is the number of servers in front of it. */
+/* Leaves out the last candidates of an offer beyond MAX_CANDIDATES, or with which the packet would
+ * be too long for its path. The first candidate stays. `held` is the number of servers in front of
+ * it. */
 static __always_inline void shorten_offer(const struct packet *pkt, const struct service *service,
 					  __u32 held, struct segments *segments)
 {
@@ -156,8 +157,8 @@ static __always_inline bool offer(const struct packet *pkt, const struct service
 	segments->last_sid = segments->sid; /* a list of one uses first_sid only */
 	if (takes_reports(service))
 		ask_for_reports(segments);
-	/* The flow table or a hint names the holder. Later packets would go there first, whatever their
-	 * cookie is. So a server that accepts the connection has to tell the balancer. */
+	/* The flow table or a hint names the holder. Later packets would go there first, whatever
+	 * their cookie is. So a server that accepts the connection has to tell the balancer. */
 	if (!held)
 		ask_for_cookie(pkt->cookie_width, segments);
 	if (held && (segments->count > held || !(service->rule.flags & RULE_TAKES_FLOWS)))

@@ -132,8 +132,8 @@ static __always_inline int send_probe(struct xdp_md *ctx, __u32 server)
 }
 
 /* Notes the server's clock. After a jump, as by a restart of the server, its last report is no
- * measure for the next one. Nor is a report that came before the clock was known, and is ahead of it:
- * the server would be ignored until the clock has reached it. */
+ * measure for the next one. Nor is a report that came before the clock was known, and is ahead of
+ * it: the server would be ignored until the clock has reached it. */
 static __always_inline void note_clock(__u32 server, __u32 clock)
 {
 	struct report *report = report_at(server);

@@ -3,9 +3,9 @@
  * The loads that servers report in their signals (net/report.h), for placements that order
  * candidates by them (order.h).
  *
- * A report that is replayed or overtaken changes nothing: its serial, which the signal's tag covers,
- * is not newer than that of the last report, or it is too far from the server's clock. The balancer
- * knows that clock from the server's answers to probes.
+ * A report that is replayed or overtaken changes nothing: its serial, which the signal's tag
+ * covers, is not newer than that of the last report, or it is too far from the server's clock. The
+ * balancer knows that clock from the server's answers to probes.
  */
 #ifndef SEGUE_BALANCER_REPORTS_H
 #define SEGUE_BALANCER_REPORTS_H
@@ -99,8 +99,9 @@ static __always_inline void count_report(__u32 server, enum report_result result
 		counter->count[result]++;
 }
 
-/* Moves the mean of the service's reports, which begins at 0: so at first, servers that were not heard
- * for long come first, and are heard. Cores may overwrite each other's change, which matters little. */
+/* Moves the mean of the service's reports, which begins at 0: so at first, servers that were not
+ * heard for long come first, and are heard. Cores may overwrite each other's change, which matters
+ * little. */
 static __always_inline void move_mean(struct service_reports *all, __s64 value)
 {
 	__s64 mean = *(volatile __u64 *)&all->mean;

@@ -11,12 +11,12 @@
 #define CACHE_LINE 64
 /* The longest list of candidates a packet can be offered to. */
 #define MAX_CANDIDATES 8
-/* The most servers that a packet of an unknown flow visits: candidates of the present generation and
- * of former ones. Most drivers leave 256 bytes in front of a frame, of which the kernel keeps 40
- * (struct xdp_frame). The headers for so many servers fit into the rest. */
+/* The most servers that a packet of an unknown flow visits: candidates of the present generation
+ * and of former ones. Most drivers leave 256 bytes in front of a frame, of which the kernel keeps
+ * 40 (struct xdp_frame). The headers for so many servers fit into the rest. */
 #define MAX_SEGMENTS 10
-/* How many servers the headers name instead if the driver leaves less room. Some, such as ixgbe, leave
- * 192 bytes; six servers need up to 144 (srv6-encap with the whole list) of the other 152. */
+/* How many servers the headers name instead if the driver leaves less room. Some, such as ixgbe,
+ * leave 192 bytes; six servers need up to 144 (srv6-encap with the whole list) of the other 152. */
 #define FEW_SEGMENTS 6
 /* The most generations of its servers that a service's candidate table holds. */
 #define MAX_GENERATIONS 4
@@ -28,7 +28,8 @@ enum placement {
 	PLACEMENT_HUNT,	       /* the candidates of the flow's bucket decide, in turn */
 	PLACEMENT_HUNT_RANDOM, /* the candidates of a random bucket decide */
 	PLACEMENT_ROUND_ROBIN, /* the servers get flows in turn */
-	/* As PLACEMENT_HUNT, but the candidates are ordered by the loads that they have reported. */
+	/* As PLACEMENT_HUNT, but the candidates are ordered by the loads that they have
+	 * reported. */
 	PLACEMENT_HUNT_REPORTS,
 	PLACEMENT_HUNT_SPARE, /* likewise, and a server with free capacity is the last one */
 };
@@ -58,7 +59,8 @@ enum rule_flags {
 	RULE_ASK_IDLE = 1 << 4,	      /* an idle entry proves nothing: servers are asked */
 	/* Servers have agents: a server passes a packet on if it does not have the flow. */
 	RULE_SERVERS_PASS_ON = 1 << 5,
-	/* Persistence finds the server of a flow by its column, so it must be in the bucket's row. */
+	/* Persistence finds the server of a flow by its column, so it must be in the bucket's
+	 * row. */
 	RULE_IN_ROW = 1 << 6,
 	/* The flow table may have flows from before the service had another persistence. */
 	RULE_FORMER_FLOWS = 1 << 7,
@@ -138,13 +140,14 @@ struct server {
 /* What is known of a server's load and clock (reports.h). The load is decoded, because candidates
  * are ordered more often than reports arrive. */
 struct report {
-	/* The last load that was heard, as load_value() << ESTIMATE_SHIFT, in the upper half; 0: it is
-	 * not known. The time when it was heard, in jiffies, in the lower half. */
+	/* The last load that was heard, as load_value() << ESTIMATE_SHIFT, in the upper half; 0: it
+	 * is not known. The time when it was heard, in jiffies, in the lower half. */
 	__u64 heard;
-	/* SERIAL_KNOWN and the serial of the last report that the server has sent itself; 0: none. */
+	/* SERIAL_KNOWN and the serial of the last report that the server has sent itself; 0:
+	 * none. */
 	__u32 serial;
-	/* CLOCK_KNOWN and how much the server's clock is ahead of this host's, as a serial; 0: it is
-	 * not known. */
+	/* CLOCK_KNOWN and how much the server's clock is ahead of this host's, as a serial; 0: it
+	 * is not known. */
 	__u32 clock;
 };
 

@@ -38,8 +38,8 @@ struct signal {
 	__u8 inner_ecn;	     /* ECN field that the inner packet has */
 };
 
-/* Whether a packet is a signal of a server, a packet that a server returns, or its answer to a probe:
- * it is to this balancer's SID, and has segments left or a packet inside. */
+/* Whether a packet is a signal of a server, a packet that a server returns, or its answer to a
+ * probe: it is to this balancer's SID, and has segments left or a packet inside. */
 static __always_inline bool is_to_balancer(const struct packet *pkt, enum parse_result result)
 {
 	const struct in6_addr *to = &pkt->key.destination;

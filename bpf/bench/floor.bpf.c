@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * The least work of any balancer for `srv6-insert`: check that there is a packet, make room, write
- * the headers, and send the packet. xdp_floor looks nothing up. xdp_floor_lookup reads one word of a
- * table, which is the least work of any balancer with such a table.
+ * the headers, and send the packet. xdp_floor looks nothing up. xdp_floor_lookup reads one word of
+ * a table, which is the least work of any balancer with such a table.
  */
 #include "net/hash.h"
 #include "net/parse.h"
