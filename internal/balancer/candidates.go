@@ -143,7 +143,7 @@ func (s *services) place(svc *service, g generation.Generation) error {
 	}
 	s.setCapabilities(svc, &rule)
 	swapped := rule.Table() != svc.rule.Table() ||
-		svc.isStateless() && svc.Persistence != desired.PersistenceStateless
+		svc.usesKnownAsCookie() && svc.Persistence != desired.PersistenceStateless
 	svc.rule, svc.placed = rule, p
 	if swapped {
 		s.admitUsable(svc)
@@ -166,13 +166,19 @@ func (s *services) settle() error {
 		return fmt.Errorf("wait for packets that use the candidate tables before: %w", err)
 	}
 	for _, svc := range s.swapped {
-		for _, m := range svc.members {
-			s.plane.Servers.SetKnown(m.slot, svc.known)
-		}
+		s.ask(svc, svc.known)
 		s.admit(svc)
 	}
 	s.swapped = nil
 	return nil
+}
+
+// ask sets what packets of known flows ask of a service's servers.
+func (s *services) ask(svc *service, known dataplane.Known) {
+	svc.known = known
+	for _, m := range svc.members {
+		s.plane.Servers.SetKnown(m.slot, known)
+	}
 }
 
 // install makes one of the service's two candidate tables contain the rows, and its column table, if
@@ -283,9 +289,7 @@ func (s *services) endFormerFlows(kept []dataplane.SweptServer, now time.Time) {
 			continue
 		}
 		svc.formerSince = time.Time{}
-		for _, m := range svc.members {
-			s.plane.Servers.SetKnown(m.slot, knownOf(&svc.Service, s.hasHints))
-		}
+		s.ask(svc, knownOf(&svc.Service, s.hasHints))
 		svc.rule.Flags &^= dataplane.RuleFormerFlows | dataplane.RuleHalfOpen
 		s.writeRule(svc)
 	}
@@ -347,8 +351,6 @@ func (s *services) endHunts(now time.Time) {
 		svc.huntsEnd = time.Time{}
 		svc.rule.Flags &^= dataplane.RuleHalfOpen
 		s.writeRule(svc)
-		for _, m := range svc.members {
-			s.plane.Servers.SetKnown(m.slot, knownOf(&svc.Service, s.hasHints))
-		}
+		s.ask(svc, knownOf(&svc.Service, s.hasHints))
 	}
 }
