@@ -144,7 +144,8 @@ func timestampsIn(options []byte) []byte {
 // holders lists the servers that may have the flow of a packet other than a SYN: those that the
 // cookie's column has and had, the last one first. Servers that cannot be reached come behind the
 // others. If a packet has no cookie, or if its column has no server, or if a server has returned
-// it, or if the flow may be older than cookies, then all servers of the row may have the flow. The
+// it, or if the flow may be older than cookies, then all servers of the row may have the flow. With
+// hints they also may if the column has several servers, because the cookie may be misleading. The
 // column of most flows is 0.
 func (r *reference) holders(p parsed, svc *desired.Service) (names []string) {
 	bucket := r.bucket(p.flow, svc)
@@ -160,7 +161,9 @@ func (r *reference) holders(p parsed, svc *desired.Service) (names []string) {
 	any := func(string) bool { return true }
 	add(r.past(svc, bucket, column), r.reaches)
 	add(r.past(svc, bucket, column), any)
-	if _, isFormer := r.former[svc.Name]; ok && len(names) > 0 && !isFormer && !p.visitsAll() {
+	_, isFormer := r.former[svc.Name]
+	isCertain := len(names) == 1 || len(names) > 1 && !r.hasHints()
+	if ok && isCertain && !isFormer && !p.visitsAll() {
 		return names
 	}
 	for age := range r.depth(svc) {
