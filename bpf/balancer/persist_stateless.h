@@ -95,23 +95,33 @@ static __always_inline bool visits_row(const struct packet *pkt, const struct se
 	       service->rule.flags & RULE_FORMER_FLOWS || (segments->count > 1 && has_hints());
 }
 
-/* Lists the servers that may have the flow of a packet: those of its column first. The servers of the
- * other columns follow if the packet visits its whole row. Not inlined: see handle_in_full. */
+/*
+ * Lists the servers that may have the flow of a packet: those of its column first. The servers of the
+ * other columns follow if the packet visits its whole row. As in list_possible, servers that fail come
+ * behind all others, and servers that cannot be reached come last. Not inlined: see handle_in_full.
+ */
 __noinline int list_for_cookie(const struct packet *pkt, const struct service *service, int column,
 			       struct segments *segments)
 {
-	__u32 bucket;
+	__u32 bucket, fit, first = column < 0 ? 0 : column;
 
 	if (!pkt || !service || !segments)
 		return 0;
 	bucket = bucket_of(&pkt->key, service->rule.buckets);
 	segments->count = 0;
 	segments->columns = 0;
-	list_column(service, bucket, column < 0 ? 0 : column, segments);
-	if (visits_row(pkt, service, column, segments)) {
-		list_row(service, generations_of(service), bucket, LIST_REACHABLE, segments);
-		list_row(service, 1, bucket, LIST_ANY, segments);
-	}
+	list_column(service, bucket, first, LIST_FIT, segments);
+	fit = segments->count;
+	list_column(service, bucket, first, LIST_REACHABLE, segments);
+	list_column(service, bucket, first, LIST_ANY, segments);
+	if (!visits_row(pkt, service, column, segments))
+		return 0;
+	segments->count = fit;
+	list_row(service, generations_of(service), bucket, LIST_FIT, segments);
+	list_column(service, bucket, first, LIST_REACHABLE, segments);
+	list_row(service, generations_of(service), bucket, LIST_REACHABLE, segments);
+	list_column(service, bucket, first, LIST_ANY, segments);
+	list_row(service, 1, bucket, LIST_ANY, segments);
 	return 0;
 }
 
