@@ -155,9 +155,9 @@ func (s *services) place(svc *service, g generation.Generation) error {
 }
 
 // settle waits until no packet uses a candidate table or a rule that was replaced. Then servers that
-// are not in the new tables cease to get new flows, and servers are asked as the new rules need it.
-// One wait does for all services, because it can take
-// tens of milliseconds. settle returns an error if the wait fails, and can be called again.
+// are not in the new tables cease to get new flows, and servers are asked what the new rules require.
+// One wait does for all services, because it can take tens of milliseconds. settle returns an error
+// if the wait fails, and can be called again.
 func (s *services) settle() error {
 	if len(s.swapped) == 0 {
 		return nil
