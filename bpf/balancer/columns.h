@@ -46,12 +46,9 @@ static __always_inline __u32 only_server_of(const struct service *service, __u32
 	return servers ? servers->server[number % CANDIDATES_PER_WORD] : NO_SERVER;
 }
 
-/*
- * Appends the servers that a bucket's column has and had, the newest first, to an empty list. Those
- * that cannot be reached come last, because they cannot pass the packet on. Not inlined: see
- * handle_in_full.
- */
-__noinline int list_column(const struct service *service, __u32 bucket, __u32 column,
+/* Appends the wanted servers that a bucket's column has and had, the newest first, without duplicates.
+ * Not inlined: see handle_in_full. */
+__noinline int list_column(const struct service *service, __u32 bucket, __u32 column, __u32 wanted,
 			   struct segments *segments)
 {
 	__u32 first, length, table_key;
@@ -65,14 +62,10 @@ __noinline int list_column(const struct service *service, __u32 bucket, __u32 co
 		return 0;
 	first = row_start(service, bucket) + column;
 	length = generations_of(service);
-	for (__u32 i = 0; i < 2 * MAX_GENERATIONS; i++) {
-		__u32 generation = i % MAX_GENERATIONS;
-		__u32 number;
+	for (__u32 i = 0; i < MAX_GENERATIONS && i < length; i++) {
+		__u32 number = candidate_at(table, first + i * candidates_of(service));
 
-		if (generation >= length)
-			continue;
-		number = candidate_at(table, first + generation * candidates_of(service));
-		if (is_wanted(service, number, i < MAX_GENERATIONS ? LIST_REACHABLE : LIST_ANY))
+		if (is_wanted(service, number, wanted))
 			append_server(segments, number, MAX_SEGMENTS);
 	}
 	return 0;

@@ -202,8 +202,13 @@ static __always_inline int place_with(__u64 word, enum hint_use use)
 	return found;
 }
 
-/* Finds the place for a new hint: a free one, or else an idle one. The flow's first word comes first,
- * and the lookup has read it before the other. Negative: there is no place. */
+/*
+ * Finds the place for a new hint: a free one, or else an idle one. The flow's first word comes first,
+ * and the lookup has read it before the other. Negative: there is no place, or another core has
+ * entered a hint with the tag since the lookup. A second hint in front of that one would hide it, and
+ * the first server that answers a SYN has to keep the flow. Two cores that enter hints in both words
+ * at the same moment do not see each other.
+ */
 static __always_inline int hint_room(struct hint *hint)
 {
 	__u32 second = hint->word;
@@ -214,8 +219,9 @@ static __always_inline int hint_room(struct hint *hint)
 		for (__u32 i = 1; i <= WORDS_PER_SET; i++) {
 			int place;
 
-			hint->word = (second + i) % WORDS_PER_SET;
-			hint->read = hint_word(hint, hint->word);
+			hint_read(hint, (second + i) % WORDS_PER_SET);
+			if (hint->value)
+				return -1;
 			place = place_with(hint->read, use);
 			if (place >= 0)
 				return place;

@@ -78,26 +78,50 @@ static __always_inline bool lookup_stateless_plain(struct xdp_md *ctx, const str
 }
 
 /*
- * Lists the servers that may have the flow of a packet: those of its column first. Those of the other
- * columns follow if the packet has no cookie, if the column has no server any more, if a server has
- * returned the packet, or if the flow may be older than cookies. Not inlined: see handle_in_full.
+ * Whether a packet visits the servers of its whole row, behind those of its column. It does if it has
+ * no cookie, if the column has no server any more, if a server has returned the packet, or if the flow
+ * may be older than cookies.
+ *
+ * With hints, it also does if the column has several servers. Then the flow may be one that persistence
+ * `hint` has left, whose timestamps name any column, or its server may have learnt a wrong column. A
+ * server of a column that has only one returns such a packet. A list is not returned, so it must have
+ * all servers. That costs 16 bytes for each server, but only in columns that have changed. The hint
+ * table would name the server in fewer bytes, but it forgets flows that are idle for a minute.
+ */
+static __always_inline bool visits_row(const struct packet *pkt, const struct service *service,
+				       int column, const struct segments *segments)
+{
+	return column < 0 || !segments->count || pkt->visits_all ||
+	       service->rule.flags & RULE_FORMER_FLOWS || (segments->count > 1 && has_hints());
+}
+
+/*
+ * Lists the servers that may have the flow of a packet: those of its column first. The servers of the
+ * other columns follow if the packet visits its whole row. As in list_possible, servers that fail come
+ * behind all others, and servers that cannot be reached come last. Not inlined: see handle_in_full.
  */
 __noinline int list_for_cookie(const struct packet *pkt, const struct service *service, int column,
 			       struct segments *segments)
 {
-	__u32 bucket;
+	__u32 bucket, fit, first = column < 0 ? 0 : column;
 
 	if (!pkt || !service || !segments)
 		return 0;
 	bucket = bucket_of(&pkt->key, service->rule.buckets);
 	segments->count = 0;
 	segments->columns = 0;
-	list_column(service, bucket, column < 0 ? 0 : column, segments);
-	if (column < 0 || !segments->count || pkt->visits_all ||
-	    service->rule.flags & RULE_FORMER_FLOWS) {
-		list_row(service, generations_of(service), bucket, LIST_REACHABLE, segments);
-		list_row(service, 1, bucket, LIST_ANY, segments);
-	}
+	list_column(service, bucket, first, LIST_FIT, segments);
+	fit = segments->count;
+	list_column(service, bucket, first, LIST_REACHABLE, segments);
+	list_column(service, bucket, first, LIST_ANY, segments);
+	if (!visits_row(pkt, service, column, segments))
+		return 0;
+	segments->count = fit;
+	list_row(service, generations_of(service), bucket, LIST_FIT, segments);
+	list_column(service, bucket, first, LIST_REACHABLE, segments);
+	list_row(service, generations_of(service), bucket, LIST_REACHABLE, segments);
+	list_column(service, bucket, first, LIST_ANY, segments);
+	list_row(service, 1, bucket, LIST_ANY, segments);
 	return 0;
 }
 

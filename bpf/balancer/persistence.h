@@ -108,7 +108,8 @@ static __always_inline enum lb_reason commit(const struct packet *pkt,
 /*
  * Whether the flow table enters the server that has a flow, by create-stickiness. After a change from
  * persistence `table`, a flow that has an entry stays in the flow table, because its packets are looked
- * up there first. Without hints, late answers are to flows without a cookie.
+ * up there first. Without hints, servers answer by signals only offers from before the change, and
+ * offers that ask the server of such an entry first. So the flow belongs into the flow table.
  */
 static __always_inline bool enters_flow(const struct packet *pkt, const struct service *service,
 					struct flow *flow)

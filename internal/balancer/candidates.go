@@ -151,7 +151,7 @@ func (s *services) place(svc *service, g generation.Generation) error {
 	}
 	s.setCapabilities(svc, &rule)
 	swapped := rule.Table() != svc.rule.Table() ||
-		svc.isStateless() && svc.Persistence != desired.PersistenceStateless
+		svc.usesKnownAsCookie() && svc.Persistence != desired.PersistenceStateless
 	svc.rule, svc.placed = rule, p
 	if swapped {
 		s.admitUsable(svc)
@@ -163,9 +163,9 @@ func (s *services) place(svc *service, g generation.Generation) error {
 }
 
 // settle waits until no packet uses a candidate table or a rule that was replaced. Then servers that
-// are not in the new tables cease to get new flows, and servers are asked as the new rules need it.
-// One wait does for all services, because it can take
-// tens of milliseconds. settle returns an error if the wait fails, and can be called again.
+// are not in the new tables cease to get new flows, and servers are asked what the new rules require.
+// One wait does for all services, because it can take tens of milliseconds. settle returns an error
+// if the wait fails, and can be called again.
 func (s *services) settle() error {
 	if len(s.swapped) == 0 {
 		return nil
@@ -174,13 +174,19 @@ func (s *services) settle() error {
 		return fmt.Errorf("wait for packets that use the candidate tables before: %w", err)
 	}
 	for _, svc := range s.swapped {
-		for _, m := range svc.members {
-			s.plane.Servers.SetKnown(m.slot, svc.known)
-		}
+		s.ask(svc, svc.known)
 		s.admit(svc)
 	}
 	s.swapped = nil
 	return nil
+}
+
+// ask sets what packets of known flows ask of a service's servers.
+func (s *services) ask(svc *service, known dataplane.Known) {
+	svc.known = known
+	for _, m := range svc.members {
+		s.plane.Servers.SetKnown(m.slot, known)
+	}
 }
 
 // install makes one of the service's two candidate tables contain the rows, and its column table, if
@@ -291,9 +297,7 @@ func (s *services) endFormerFlows(kept []dataplane.SweptServer, now time.Time) {
 			continue
 		}
 		svc.formerSince = time.Time{}
-		for _, m := range svc.members {
-			s.plane.Servers.SetKnown(m.slot, knownOf(&svc.Service, s.hasHints))
-		}
+		s.ask(svc, knownOf(&svc.Service, s.hasHints))
 		svc.rule.Flags &^= dataplane.RuleFormerFlows | dataplane.RuleHalfOpen
 		s.writeRule(svc)
 	}
@@ -355,8 +359,6 @@ func (s *services) endHunts(now time.Time) {
 		svc.huntsEnd = time.Time{}
 		svc.rule.Flags &^= dataplane.RuleHalfOpen
 		s.writeRule(svc)
-		for _, m := range svc.members {
-			s.plane.Servers.SetKnown(m.slot, knownOf(&svc.Service, s.hasHints))
-		}
+		s.ask(svc, knownOf(&svc.Service, s.hasHints))
 	}
 }

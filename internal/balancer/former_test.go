@@ -5,8 +5,10 @@ package balancer
 import (
 	"context"
 	"encoding/binary"
+	"math/bits"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -169,6 +171,64 @@ func TestRepeatedSYNOfFormerFlow(t *testing.T) {
 	f.check(want, f.run(syn))
 }
 
+// Until all former flows have ended, servers are asked as for former flows, whatever configurations
+// are applied meanwhile, and by whichever process. A server without the flow would return a packet
+// otherwise, and the balancer would find the same entry again.
+func TestFormerFlowsOutliveReloads(t *testing.T) {
+	t.Parallel()
+	asked := map[desired.Placement]srv6.Function{
+		desired.PlacementHash: srv6.Deliver, desired.PlacementHunt: srv6.AckStickiness,
+	}
+	for placement, function := range asked {
+		t.Run(string(placement), func(t *testing.T) {
+			t.Parallel()
+			before := withHints(hunting(desired.SelectConsistent, 3))
+			for i := range before.Services {
+				if placement == desired.PlacementHash {
+					before.Services[i].Placement, before.Services[i].Selection = placement, ""
+				}
+			}
+			syn := frameOf(web, packet.Timestamps(7, 0))
+			f := openFormer(t, before, withHints(stateless(placement, 3)), func(f *fixture) {
+				f.enterAt(f.plane.Flows, f.row(web, "web")[0], stateEstablished, 0)
+			})
+			server := f.row(web, "web")[0]
+			for i, change := range []func(*desired.Balancer){
+				f.mustApply, func(next *desired.Balancer) { f.stop(); f.start(next); f.route() },
+			} {
+				f.requireKnown("web")
+				next := withHints(stateless(placement, 3))
+				next.Node.Instance = f.cfg.Node.Instance
+				for j := range next.Services {
+					next.Services[j].Timeouts.New += time.Duration(i+1) * time.Second
+				}
+				change(next)
+				f.cfg = next
+				f.requireKnown("web")
+				f.check(f.offered(syn, web, "web", "forward_known", function, server), f.run(syn))
+			}
+			f.services.endFormerFlows(nil, time.Now().Add(f.service("web").Timeouts.New))
+			f.requireKnown("web")
+			if got, want := f.services.byName["web"].known, knownOf(f.service("web"), true); got != want {
+				t.Errorf("without former flows, servers are asked by %+v, want %+v", got, want)
+			}
+		})
+	}
+}
+
+// requireKnown fails the test unless the servers of a service are asked as the service wants it.
+func (f *fixture) requireKnown(service string) {
+	f.t.Helper()
+	svc := f.services.byName[service]
+	want := uint64(svc.known.Function)<<48 | svc.known.Argument
+	for _, m := range svc.members {
+		low := atomic.LoadUint64(&f.plane.Directory.Servers[m.slot].KnownSid)
+		if got := bits.ReverseBytes64(low); got != want {
+			f.t.Errorf("%s is asked by %016x, want %016x", m.Name, got, want)
+		}
+	}
+}
+
 // Servers' signals make flows half-open under placement hash, too. A SYN that goes to another server
 // makes the balancer forget such a flow. Otherwise its server would get the flow after a change back.
 func TestNewConnectionEndsHalfOpenFlowUnderHash(t *testing.T) {
@@ -225,6 +285,7 @@ func TestPacketsWhileStatelessEnds(t *testing.T) {
 				f.mustApply(after())
 				f.mustApply(before())
 				f.services.endFormerFlows(nil, time.Now().Add(f.service("web").Timeouts.New))
+				f.requireKnown("web")
 			}
 			got := asked()
 			delete(got, srv6.SID{Function: srv6.Steer, Argument: knownOf(f.service("web"), true).Argument})

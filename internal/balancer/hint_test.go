@@ -359,6 +359,48 @@ func TestStatelessWithHints(t *testing.T) {
 	}
 }
 
+// A flow from before a change from hint to stateless has timestamps without a cookie, which name any
+// column. If the column has had several servers, none of them can return the packet. So it visits all
+// servers of the row, those of the column first.
+func TestMisleadingCookiesOfChangedColumns(t *testing.T) {
+	t.Parallel()
+	f := open(t, hinting(desired.PlacementHunt, 2))
+	cfg := withHints(stateless(desired.PlacementHunt, 2))
+	for i := range cfg.Services {
+		svc := &cfg.Services[i]
+		svc.Servers = slices.DeleteFunc(svc.Servers, func(s desired.Server) bool { return s.Name == "s3" })
+	}
+	before := map[uint16][]string{}
+	for port := range uint16(400) {
+		before[port] = f.row(fromPort(web, 30000+port), "web")
+	}
+	f.mustApply(cfg)
+	cfg = withHints(stateless(desired.PlacementHunt, 2))
+	f.mustApply(cfg)
+	f.cfg = cfg
+	misled := 0
+	for port, row := range before {
+		flow := fromPort(web, 30000+port)
+		server, other := row[0], 1
+		ack := frameOf(flow, packet.Flags(packet.ACK), packet.Timestamps(9, 4096|uint32(other)))
+		got := f.run(ack)
+		if reasonOf(got) != "forward_recover" {
+			continue // a server can return it
+		}
+		misled++
+		isServer := func(sid netip.Addr) bool {
+			return srv6.Parse(sid).Locator == f.locatorOf("web", server)
+		}
+		list := visitedBy(got.Frame, desired.SRv6Encap)
+		if !slices.ContainsFunc(list, isServer) {
+			t.Errorf("%s is not visited: %v", server, list)
+		}
+	}
+	if misled < 20 {
+		t.Errorf("only %d packets name a column that has had several servers", misled)
+	}
+}
+
 // Changes between persistences lose no flow: hints remain, flows of the flow table are honoured, and
 // all other flows are looked for.
 func TestHintKeepsFormerFlows(t *testing.T) {

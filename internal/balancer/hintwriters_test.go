@@ -193,6 +193,52 @@ func TestTwoWritersOfHints(t *testing.T) {
 	}
 }
 
+// Two cores take the SYN-ACKs of two servers for a flow at the same moment. Only one of them enters a
+// hint.
+func TestTwoAnswersAtOnce(t *testing.T) {
+	s := openHintStorm(t)
+	var ready atomic.Int64
+	var writers sync.WaitGroup
+	done := make(chan struct{}, len(s.own))
+	var flows [len(s.own)]chan dataplane.Flow
+	for core, signal := range []int{1, 5} { // the SYN-ACKs of addSignals
+		flows[core] = make(chan dataplane.Flow, 1)
+		writers.Go(func() {
+			pin(t, core)
+			for flow := range flows[core] {
+				meet(&ready, len(s.own))
+				s.exec(s.signals[flow][signal].frame, nil)
+				done <- struct{}{}
+			}
+		})
+	}
+	rounds := 0
+	for start := time.Now(); time.Since(start) < 2*time.Second && !t.Failed(); rounds++ {
+		clear(s.plane.Hints.Words())
+		flow := s.pool[rand.IntN(len(s.pool))]
+		for core := range flows {
+			flows[core] <- flow
+		}
+		for range flows {
+			<-done
+		}
+		s.checkHints()
+	}
+	for core := range flows {
+		close(flows[core])
+	}
+	writers.Wait()
+	t.Logf("%d rounds", rounds)
+}
+
+// meet waits until so many goroutines have come. It does not sleep, so that all go on at the same
+// moment.
+func meet(arrived *atomic.Int64, all int) {
+	number := arrived.Add(1) - 1
+	for arrived.Load() < number-number%int64(all)+int64(all) {
+	}
+}
+
 // FuzzTwoWritersOfHints is TestTwoWritersOfHints without a limit of time. Failures depend on timing
 // as well: an input that fails once may pass the next time.
 func FuzzTwoWritersOfHints(f *testing.F) {

@@ -133,9 +133,10 @@ func (s *services) claimMembers(svc *service, want *serviceState) ([]*member, er
 	}
 	svc.known = s.knownFor(svc, cfg)
 	known := svc.known
-	if svc.isStateless() {
-		// A server must not deliver a packet with a misleading cookie. So it is asked as before
-		// until no packet uses the rule before (settle).
+	if svc.usesKnownAsCookie() {
+		// Packets of the rule before still use known_sid on the plain path
+		// (lookup_stateless_plain). Until settle they must ask for the cookie: a server must not
+		// deliver a packet with a misleading one. With former flows there is no plain path.
 		known = knownOf(&desired.Service{
 			Persistence: desired.PersistenceStateless, Candidates: int(svc.rule.Candidates()),
 		}, s.hasHints)

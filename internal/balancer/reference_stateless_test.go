@@ -142,31 +142,48 @@ func timestampsIn(options []byte) []byte {
 }
 
 // holders lists the servers that may have the flow of a packet other than a SYN: those that the
-// cookie's column has and had, the last one first. Servers that cannot be reached come behind the
-// others. If a packet has no cookie, or if its column has no server, or if a server has returned
-// it, or if the flow may be older than cookies, then all servers of the row may have the flow. The
-// column of most flows is 0.
-func (r *reference) holders(p parsed, svc *desired.Service) (names []string) {
+// cookie's column has and had, the last one first. If a packet has no cookie, or if its column has
+// no server, or if a server has returned it, or if the flow may be older than cookies, then all
+// servers of the row may have the flow. With hints they also may if the column has several servers,
+// because the cookie may be misleading. The column of most flows is 0.
+func (r *reference) holders(p parsed, svc *desired.Service) []string {
 	bucket := r.bucket(p.flow, svc)
 	column, ok := column(p, svc)
-	add := func(candidates []string, wanted func(string) bool) {
-		for _, name := range candidates {
+	past := r.past(svc, bucket, column)
+	names := r.fitFirst(svc, past, nil)
+	_, isFormer := r.former[svc.Name]
+	isCertain := len(names) == 1 || len(names) > 1 && !r.hasHints()
+	if ok && isCertain && !isFormer && !p.visitsAll() {
+		return names
+	}
+	var rest []string
+	for age := range r.depth(svc) {
+		for _, name := range r.row(svc, age, bucket) {
+			if age == 0 || name != "" && r.reaches(name) {
+				rest = append(rest, name)
+			}
+		}
+	}
+	return r.fitFirst(svc, past, rest)
+}
+
+// fitFirst lists different servers of two lists, at most as many as a packet can visit: those that
+// are fit, then those that can be reached, and then the others. Each time, the first list comes
+// first.
+func (r *reference) fitFirst(svc *desired.Service, first, second []string) (names []string) {
+	fails := func(name string) bool { return r.isUnfit(svc, serverOfName(svc, name)) }
+	for _, wanted := range []func(string) bool{
+		func(name string) bool { return r.reaches(name) && !fails(name) },
+		r.reaches,
+		func(string) bool { return true },
+	} {
+		for _, name := range slices.Concat(first, second) {
 			isNew := name != "" && !slices.Contains(names, name)
 			if isNew && wanted(name) && len(names) < desired.MaxVisited {
 				names = append(names, name)
 			}
 		}
 	}
-	any := func(string) bool { return true }
-	add(r.past(svc, bucket, column), r.reaches)
-	add(r.past(svc, bucket, column), any)
-	if _, isFormer := r.former[svc.Name]; ok && len(names) > 0 && !isFormer && !p.visitsAll() {
-		return names
-	}
-	for age := range r.depth(svc) {
-		add(r.row(svc, age, bucket), r.reaches)
-	}
-	add(r.row(svc, 0, bucket), any)
 	return names
 }
 

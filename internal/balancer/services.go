@@ -81,6 +81,13 @@ func (svc *service) isStateless() bool {
 	return svc.rule.Buckets > 0 && svc.rule.PersistenceName() == desired.PersistenceStateless
 }
 
+// usesKnownAsCookie tells whether plain packets of the service's rule ask servers for the cookie by
+// known_sid (lookup_stateless_plain). While there may be former flows, no packet is plain, and only
+// packets of former flows use known_sid.
+func (svc *service) usesKnownAsCookie() bool {
+	return svc.isStateless() && !svc.rule.HasFormerFlows()
+}
+
 // setHealth stores the result of a health check. It returns the service that admit must look at
 // again. It returns nil if nothing changed, or if a reload has removed the server.
 func (s *services) setHealth(result health.Result) *service {

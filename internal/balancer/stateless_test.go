@@ -201,6 +201,48 @@ func TestStatelessHistory(t *testing.T) {
 	}
 }
 
+// A server that fails may be down and not pass packets on. So it comes behind all other servers that a
+// packet visits, also behind older ones of its column, and behind those of other columns.
+func TestFailingServersOfColumnsComeLast(t *testing.T) {
+	t.Parallel()
+	for name, with := range map[string]func(*desired.Balancer) *desired.Balancer{
+		"without hints": func(cfg *desired.Balancer) *desired.Balancer { return cfg }, "with hints": withHints,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			before, after := with(stateless(desired.PlacementHunt, 2)), with(stateless(desired.PlacementHunt, 2))
+			for i := range before.Services {
+				svc := &before.Services[i]
+				svc.Servers = slices.DeleteFunc(svc.Servers, func(s desired.Server) bool { return s.Name == "s3" })
+			}
+			f := open(t, before)
+			flow, older := web, []string(nil)
+			rows := map[uint16][]string{}
+			for port := range uint16(400) {
+				rows[port] = f.row(fromPort(web, 30000+port), "web")
+			}
+			f.mustApply(after)
+			f.cfg = after
+			for port, row := range rows {
+				of := fromPort(web, 30000+port)
+				if now := f.row(of, "web"); now[1] == "s3" && row[0] == now[0] {
+					flow, older = of, row
+				}
+			}
+			if older == nil {
+				t.Fatal("s3 has come to column 1 of no row")
+			}
+			list := []string{older[1], "s3"}
+			if f.cfg.Node.Limits.Hints > 0 {
+				list = []string{older[1], older[0], "s3"}
+			}
+			f.setHealth("web", "s3", false)
+			ack := frameOf(flow, packet.Flags(packet.ACK), packet.Timestamps(9, 1025))
+			f.check(f.cookied(ack, flow, "web", "forward_recover", stages(srv6.Steer, list...)...), f.run(ack))
+		})
+	}
+}
+
 // When a service becomes stateless, the flows that the flow table knows stay with their servers until
 // they have ended, although their timestamps look like cookies. Then all packets go by their cookies.
 func TestStatelessKeepsFormerFlows(t *testing.T) {
