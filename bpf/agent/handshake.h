@@ -15,6 +15,13 @@
 #include "next_segment.h"
 #include "net/token.h"
 
+/* Whether the flow is half-open, and has a cookie, which no socket has yet. Packets without a
+ * cookie then leave the entry as it is, because anybody can send them. */
+static __always_inline bool keeps_cookie(const struct local_flow *flow, int kinds)
+{
+	return kinds & SOCKET_REQUEST && flow->entry.state == AGENT_FLOW_COOKIE;
+}
+
 /* Handles a SYN of a connection that this server has. The stack decides what the SYN means. */
 static __always_inline void handle_repeated_syn(const struct local_flow *flow,
 						const struct envelope *envelope, int kinds)
@@ -25,6 +32,8 @@ static __always_inline void handle_repeated_syn(const struct local_flow *flow,
 			accept_with_cookie(flow, envelope);
 		return;
 	}
+	if (keeps_cookie(flow, kinds))
+		return;
 	if (kinds & SOCKET_REQUEST || flow->entry.state == AGENT_FLOW_WAIT)
 		update_agent_flow(flow, envelope, AGENT_FLOW_WAIT);
 	else if (!is_entered(flow))
@@ -231,6 +240,8 @@ handle_recover(struct xdp_md *ctx, const struct envelope *envelope, const struct
 		return AGENT_NONE;
 	}
 	find_agent_flow(&pkt->key, &flow);
+	if (keeps_cookie(&flow, kinds))
+		return AGENT_NONE;
 	if (envelope->function == SID_STEER) {
 		if (wants_return(envelope)) /* it names this server alone by a hint */
 			note_known(envelope, pkt, &flow);

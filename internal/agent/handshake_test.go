@@ -313,6 +313,12 @@ func TestPapersRows(t *testing.T) {
 		// another server has.
 		{desired.AcceptNever, "direct", "time wait", "rs", "next_not_local", "direct", balancer1},
 		{desired.AcceptNever, "wait", "listening", "rs", "next_not_local", "wait", balancer1},
+		// The cookie of a half-open flow is in the table only, and packets without it are forged. That
+		// of a connection is in its socket.
+		{desired.AcceptNever, "cookie", "request", "rs", "deliver_srv6_insert", "cookie", balancer1},
+		{desired.AcceptNever, "cookie", "request", "rs, RST", "deliver_srv6_insert", "cookie", balancer1},
+		{desired.AcceptNever, "cookie", "request", "ca", "deliver_srv6_insert", "cookie", balancer1},
+		{desired.AcceptNever, "cookie, acknowledged", "connected", "rs", "deliver_srv6_insert", "wait", balancer2},
 	} {
 		t.Run(fmt.Sprintf("%s/%s/%s/%s", row.policy, row.state, row.sockets, row.event), func(t *testing.T) {
 			cfg := huntingConfig(desired.SRv6Insert, desired.Accept{Policy: row.policy}, desired.NotLocalDrop)
