@@ -207,7 +207,14 @@ static __always_inline enum agent_reason refuse_unknown_flow(const struct packet
 	return may_reset_now() ? AGENT_DELIVER_NOT_LOCAL : AGENT_DROP_RATE_LIMIT;
 }
 
-/* Handles a packet whose flow this server does not have. */
+/*
+ * Handles a packet whose flow this server does not have. A socket in TIME_WAIT counts only if no
+ * other server is left to ask, because the client may have a new connection from the same port on
+ * another server. If the packet followed a hint, the balancer can still ask the others, so the
+ * packet returns. A packet with a cookie stays: the column of a new connection would have led it to
+ * the other server. A cookie seldom misleads (docs/protocol.md, "Returned packets"). If it does,
+ * the socket in TIME_WAIT takes a packet of the other server's connection.
+ */
 static __always_inline enum agent_reason handle_not_local(const struct envelope *envelope,
 							  const struct packet *pkt, int kinds)
 {
@@ -222,9 +229,7 @@ static __always_inline enum agent_reason handle_not_local(const struct envelope 
 
 /*
  * recover-stickiness and steer. Only sockets count. An entry may be of a connection that is over,
- * while another server has the client's next connection from the same port. For the same reason, a
- * socket in TIME_WAIT counts only if no other server is left to ask. A cookie is proof enough, and a
- * hint is not.
+ * while another server has the client's next connection from the same port.
  */
 static __always_inline enum agent_reason
 handle_recover(struct xdp_md *ctx, const struct envelope *envelope, const struct packet *pkt)
