@@ -65,11 +65,12 @@ struct packet {
 	__u8 kind;	/* enum packet_kind */
 	__u8 forgotten; /* see forget() */
 	/* Only the balancer's persistence sets these. */
-	__u8 cookie_width : 2; /* bits of the cookie that the server of a new flow writes; 0: none */
+	/* The bits of the cookie that the server of a new flow writes; 0: none. */
+	__u8 cookie_width : 2;
 	__u8 is_single : 1; /* a SYN that only one server may take: no other would be found again */
-	/* It is to visit all servers that may have its flow: a server has returned it, because it does
-	 * not have the flow, or no server could return it, because it is a fragment or has extension
-	 * headers. */
+	/* It is to visit all servers that may have its flow: a server has returned it, because it
+	 * does not have the flow, or no server could return it, because it is a fragment or has
+	 * extension headers. */
 	__u8 visits_all : 1;
 	__u8 opens_quic : 1; /* an Initial or 0-RTT packet of QUIC */
 	__u8 pad;
@@ -315,8 +316,8 @@ static __always_inline void move_to(struct cursor *at, const struct xdp_md *ctx,
 /*
  * Walks the extension headers to the transport header, or to the data of a later fragment.
  * `pkt->transport` is the offset of the first one. An atomic fragment (offset 0, no more fragments)
- * is a whole packet (RFC 6946). Not inlined: few packets have extension headers, and the path of all
- * others stays short.
+ * is a whole packet (RFC 6946). Not inlined: few packets have extension headers, and the path of
+ * all others stays short.
  *
  * The offset stays in `pkt`, whose content the verifier does not follow. So the verifier sees the
  * same state after each header, whatever the header was. With the offset in a register, it would
