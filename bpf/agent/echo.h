@@ -58,9 +58,9 @@ static __always_inline bool is_after(__u32 a, __u32 b)
 
 /*
  * The echo for the stack. In a connection it is the latest timestamp that the packet can echo. It
- * is never earlier than the true one, because Linux would believe that a packet had been repeated in
- * vain, and undo what it did for the loss (RFC 3522). It is up to `mask` ticks later than the true
- * one. If it is later than the clock, Linux measures no round trip.
+ * is never earlier than the true one, because Linux would believe that a packet had been repeated
+ * in vain, and undo what it did for the loss (RFC 3522). It is up to `mask` ticks later than the
+ * true one. If it is later than the clock, Linux measures no round trip.
  *
  * For a half-open connection, Linux 6.15 and later drop an echo of a timestamp that was not sent.
  * The latest timestamp of a SYN-ACK is the true one, or later. An echo that cannot be of a SYN-ACK

@@ -57,7 +57,7 @@ enum agent_flow_state {
 	AGENT_FLOW_DIRECT,  /* the balancer knows the flow; packets go straight to the client */
 	AGENT_FLOW_ENDING,  /* the end is not signalled yet: the next packet with room signals it */
 	AGENT_FLOW_CLOSING, /* one side has ended the connection */
-	AGENT_FLOW_COOKIE,  /* its packets carry a cookie (cookie.h), and never a signal */
+	AGENT_FLOW_COOKIE,  /* its packets carry a cookie (cookie.h), and no signal */
 };
 
 struct agent_flow_entry {

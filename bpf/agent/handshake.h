@@ -15,6 +15,13 @@
 #include "next_segment.h"
 #include "net/token.h"
 
+/* Whether the flow is half-open, and has a cookie, which no socket has yet. Packets without a
+ * cookie then leave the entry as it is, because anybody can send them. */
+static __always_inline bool keeps_cookie(const struct local_flow *flow, int kinds)
+{
+	return kinds & SOCKET_REQUEST && flow->entry.state == AGENT_FLOW_COOKIE;
+}
+
 /* Handles a SYN of a connection that this server has. The stack decides what the SYN means. */
 static __always_inline void handle_repeated_syn(const struct local_flow *flow,
 						const struct envelope *envelope, int kinds)
@@ -25,6 +32,8 @@ static __always_inline void handle_repeated_syn(const struct local_flow *flow,
 			accept_with_cookie(flow, envelope);
 		return;
 	}
+	if (keeps_cookie(flow, kinds))
+		return;
 	if (kinds & SOCKET_REQUEST || flow->entry.state == AGENT_FLOW_WAIT)
 		update_agent_flow(flow, envelope, AGENT_FLOW_WAIT);
 	else if (!is_entered(flow))
@@ -198,7 +207,14 @@ static __always_inline enum agent_reason refuse_unknown_flow(const struct packet
 	return may_reset_now() ? AGENT_DELIVER_NOT_LOCAL : AGENT_DROP_RATE_LIMIT;
 }
 
-/* Handles a packet whose flow this server does not have. */
+/*
+ * Handles a packet whose flow this server does not have. A socket in TIME_WAIT counts only if no
+ * other server is left to ask, because the client may have a new connection from the same port on
+ * another server. If the packet followed a hint, the balancer can still ask the others, so the
+ * packet returns. A packet with a cookie stays: the column of a new connection would have led it to
+ * the other server. A cookie seldom misleads (docs/protocol.md, "Returned packets"). If it does,
+ * the socket in TIME_WAIT takes a packet of the other server's connection.
+ */
 static __always_inline enum agent_reason handle_not_local(const struct envelope *envelope,
 							  const struct packet *pkt, int kinds)
 {
@@ -213,9 +229,7 @@ static __always_inline enum agent_reason handle_not_local(const struct envelope 
 
 /*
  * recover-stickiness and steer. Only sockets count. An entry may be of a connection that is over,
- * while another server has the client's next connection from the same port. For the same reason, a
- * socket in TIME_WAIT counts only if no other server is left to ask. A cookie is proof enough, and a
- * hint is not.
+ * while another server has the client's next connection from the same port.
  */
 static __always_inline enum agent_reason
 handle_recover(struct xdp_md *ctx, const struct envelope *envelope, const struct packet *pkt)
@@ -231,6 +245,8 @@ handle_recover(struct xdp_md *ctx, const struct envelope *envelope, const struct
 		return AGENT_NONE;
 	}
 	find_agent_flow(&pkt->key, &flow);
+	if (keeps_cookie(&flow, kinds))
+		return AGENT_NONE;
 	if (envelope->function == SID_STEER) {
 		if (wants_return(envelope)) /* it names this server alone by a hint */
 			note_known(envelope, pkt, &flow);

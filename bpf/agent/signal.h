@@ -176,32 +176,48 @@ static __always_inline enum sid_function signal_of(const struct sent *sent,
 	return flow->state == AGENT_FLOW_WAIT ? SID_CREATE : SID_HOST;
 }
 
+/* Changes the entry of a flow whose packet carries a signal, or would if it had room. A flow with a
+ * cookie carries one create-stickiness for each recover-stickiness. Its balancer may keep no state,
+ * and would never say that it knows the flow. */
+static __always_inline void note_signal(struct local_flow *flow, enum sid_function function,
+					bool fits, __u8 cookie)
+{
+	if (function == SID_REMOVE) {
+		flow->entry.state = fits ? AGENT_FLOW_CLOSING : AGENT_FLOW_ENDING;
+		flow->entry.told = fits;
+	} else if (cookie && fits) {
+		flow->entry.state = AGENT_FLOW_COOKIE;
+		flow->entry.told = true;
+		flow->entry.first = cookie;
+	} else {
+		return;
+	}
+	agent_flow_put(&flow->place, &flow->entry);
+}
+
 /* Adds a signal to the packet, if there is one to send and the packet has room. A packet of a flow
- * with a cookie gets the cookie instead. */
+ * with a cookie gets the cookie, too: the flow's entry may be that of a packet without a cookie,
+ * which anybody can send. */
 static __always_inline int signal(struct __sk_buff *skb, const struct sent *sent)
 {
 	enum sid_function function;
 	struct local_flow found;
 	struct agent_flow flow;
 	__u64 sid_low, report;
+	__u8 cookie = 0;
 	bool fits;
 
 	find_agent_flow(&sent->flow, &found);
-	if (!is_entered(&found) || found.entry.state == AGENT_FLOW_COOKIE) {
-		if (are_cookies_used())
-			stamp_cookie(skb, sent, &found.entry);
+	if (are_cookies_used())
+		cookie = stamp_cookie(skb, sent, &found.entry);
+	if (!is_entered(&found) || found.entry.state == AGENT_FLOW_COOKIE)
 		return TC_ACT_UNSPEC;
-	}
 	flow = found.entry;
 	function = signal_of(sent, &flow);
 	if (function == SID_HOST)
 		return TC_ACT_UNSPEC;
 	fits = can_signal(skb, sent, &flow);
-	if (function == SID_REMOVE) {
-		flow.state = fits ? AGENT_FLOW_CLOSING : AGENT_FLOW_ENDING;
-		flow.told = fits;
-		agent_flow_put(&found.place, &flow);
-	}
+	note_signal(&found, function, fits, cookie);
 	if (!fits) {
 		count_sent_signal(SENT_TOO_LONG);
 		return TC_ACT_UNSPEC;

@@ -112,8 +112,8 @@ static __always_inline void stamp(struct __sk_buff *skb, const struct sent *sent
 	bpf_skb_store_bytes(skb, at, &after, sizeof(after), 0);
 }
 
-/* Writes the flow's cookie into a sent packet, if the flow has one. `entry` is that of the flow
- * table. Not inlined: the verifier walks it once. */
+/* Writes the flow's cookie into a sent packet, if the flow has one, and returns the cookie. `entry`
+ * is that of the flow table. Not inlined: the verifier walks it once. */
 __noinline int stamp_cookie(struct __sk_buff *skb, const struct sent *sent,
 			    const struct agent_flow *entry)
 {
@@ -124,7 +124,7 @@ __noinline int stamp_cookie(struct __sk_buff *skb, const struct sent *sent,
 	cookie = cookie_of_sent(skb, entry);
 	if (cookie)
 		stamp(skb, sent, cookie);
-	return 0;
+	return cookie;
 }
 
 #endif

@@ -176,8 +176,8 @@ __noinline int list_row(const struct service *service, __u32 generations, __u32 
 	return 0;
 }
 
-/* Appends the servers of a row that are wanted, or that take new flows, with their columns. Not inlined:
- * see handle_in_full. */
+/* Appends the servers of a row that are wanted, or that take new flows, with their columns. Not
+ * inlined: see handle_in_full. */
 __noinline int list_own(const struct service *service, __u32 bucket, bool takes_flows,
 			struct segments *segments)
 {
@@ -305,9 +305,9 @@ __noinline int continue_search(const struct service *service, struct search *sea
 }
 
 /*
- * Fills an empty list with the servers of a row, if it has no gap and all of them take new flows, as
- * in most rows. The servers must fill whole words. Otherwise the list stays empty. Not inlined: see
- * handle_in_full.
+ * Fills an empty list with the servers of a row, if it has no gap and all of them take new flows,
+ * as in most rows. The servers must fill whole words. Otherwise the list stays empty. Not inlined:
+ * see handle_in_full.
  */
 __noinline int list_whole_row(const struct service *service, __u32 bucket,
 			      struct segments *segments)
@@ -366,8 +366,8 @@ __noinline int append_row(const struct service *service, __u32 bucket, struct se
 	return true;
 }
 
-/* Appends servers that take new flows until the list has as many as a row has candidates. Not inlined:
- * see handle_in_full. */
+/* Appends servers that take new flows until the list has as many as a row has candidates. Not
+ * inlined: see handle_in_full. */
 __noinline int append_substitutes(const struct service *service, __u32 bucket,
 				  struct segments *segments)
 {
@@ -383,8 +383,8 @@ __noinline int append_substitutes(const struct service *service, __u32 bucket,
 /*
  * Appends as many servers that take new flows as a row has candidates: those of the bucket's row,
  * and those of the next rows in place of the row's servers that take none. All balancers search the
- * same rows. It lists fewer servers if it finds no more, and any server if it finds none. Mostly, all
- * servers of the row take new flows, and there is nothing to search for.
+ * same rows. It lists fewer servers if it finds no more, and any server if it finds none. Mostly,
+ * all servers of the row take new flows, and there is nothing to search for.
  */
 static __always_inline void list_taking(const struct service *service, __u32 bucket,
 					struct segments *segments)
@@ -415,11 +415,11 @@ __noinline int first_taking(const struct service *service, __u32 bucket)
 
 /*
  * Appends the servers that may have a flow of the bucket: its candidates, those that take new flows
- * in their place, and those of former generations, which may have an older flow. A server that fails
- * may be down, and then cannot pass the packet on. So such servers come behind the others, and
- * servers that cannot be reached come last. They are not left out: otherwise the server before them
- * would be the last, and would reset a connection that it does not have. Flows with cookies are on
- * servers of their own row only.
+ * in their place, and those of former generations, which may have an older flow. A server that
+ * fails may be down, and then cannot pass the packet on. So such servers come behind the others,
+ * and servers that cannot be reached come last. They are not left out: otherwise the server before
+ * them would be the last, and would reset a connection that it does not have. Flows with cookies
+ * are on servers of their own row only.
  */
 static __always_inline void list_possible(const struct service *service, __u32 bucket,
 					  struct segments *segments)

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Column tables: for each bucket and column, the server of the present generation, or NO_SERVER if the
- * column has had other servers, too. Services that keep no flows read one for each packet, so it is
- * small and stays in the cache: 256 KB for 65,536 buckets of two candidates. Only packets of changed
- * columns read the candidate table, which has the column's history.
+ * Column tables: for each bucket and column, the server of the present generation, or NO_SERVER if
+ * the column has had other servers, too. Services that keep no flows read one for each packet, so
+ * it is small and stays in the cache: 256 KB for 65,536 buckets of two candidates. Only packets of
+ * changed columns read the candidate table, which has the column's history.
  */
 #ifndef SEGUE_BALANCER_COLUMNS_H
 #define SEGUE_BALANCER_COLUMNS_H
@@ -14,8 +14,8 @@
 /* The most buckets times candidates of a service. */
 #define COLUMN_TABLE_SIZE (1 << 19)
 
-/* All tables have the same size, so that the verifier makes a few instructions of each lookup; a call
- * would take as long as all of it. */
+/* All tables have the same size, so that the verifier makes a few instructions of each lookup; a
+ * call would take as long as all of it. */
 struct column_table {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, COLUMN_TABLE_SIZE / CANDIDATES_PER_WORD);
@@ -46,8 +46,8 @@ static __always_inline __u32 only_server_of(const struct service *service, __u32
 	return servers ? servers->server[number % CANDIDATES_PER_WORD] : NO_SERVER;
 }
 
-/* Appends the wanted servers that a bucket's column has and had, the newest first, without duplicates.
- * Not inlined: see handle_in_full. */
+/* Appends the wanted servers that a bucket's column has and had, the newest first, without
+ * duplicates. Not inlined: see handle_in_full. */
 __noinline int list_column(const struct service *service, __u32 bucket, __u32 column, __u32 wanted,
 			   struct segments *segments)
 {
@@ -71,8 +71,8 @@ __noinline int list_column(const struct service *service, __u32 bucket, __u32 co
 	return 0;
 }
 
-/* The server that a bucket's column has or had and that a hint's mark names. Negative: there is none,
- * or the mark names several. Not inlined: see handle_in_full. */
+/* The server that a bucket's column has or had and that a hint's mark names. Negative: there is
+ * none, or the mark names several. Not inlined: see handle_in_full. */
 __noinline int server_with_mark(const struct service *service, __u32 bucket, __u32 hint)
 {
 	__u32 first, length, table_key;

@@ -14,9 +14,9 @@
  * flow's. A server that does not have the flow returns the packet, and the packet then visits all
  * servers that may have the flow (docs/stateless.md, "Hints").
  *
- * The column is that of the flow's server in the row of the flow's bucket. The mark is a hash of the
- * server's number. It tells the servers apart that the column has had. It also refutes most hints of
- * strangers: the column has another server in another bucket.
+ * The column is that of the flow's server in the row of the flow's bucket. The mark is a hash of
+ * the server's number. It tells the servers apart that the column has had. It also refutes most
+ * hints of strangers: the column has another server in another bucket.
  */
 #ifndef SEGUE_BALANCER_HINTS_H
 #define SEGUE_BALANCER_HINTS_H
@@ -36,7 +36,8 @@
 #define HINT_MARK_SHIFT 2
 #define HINT_USE_MASK 3U
 
-/* Each sweep makes a recent hint idle, and frees the others (internal/balancer/dataplane/hints.go). */
+/* Each sweep makes a recent hint idle, and frees the others
+ * (internal/balancer/dataplane/hints.go). */
 enum hint_use {
 	HINT_FREE,
 	HINT_IDLE,   /* a new hint may replace it */
@@ -74,8 +75,8 @@ static __always_inline bool has_hints(void)
 	return hint_set_shift;
 }
 
-/* The mark of a server, at its position in a hint. The highest bits of the product spread consecutive
- * numbers evenly. */
+/* The mark of a server, at its position in a hint. The highest bits of the product spread
+ * consecutive numbers evenly. */
 static __always_inline __u32 hint_mark(__u32 server)
 {
 	return server * (__u32)(GOLDEN_RATIO >> 32) >> (32 - HINT_MARK_BITS) << HINT_MARK_SHIFT;
@@ -203,11 +204,11 @@ static __always_inline int place_with(__u64 word, enum hint_use use)
 }
 
 /*
- * Finds the place for a new hint: a free one, or else an idle one. The flow's first word comes first,
- * and the lookup has read it before the other. Negative: there is no place, or another core has
- * entered a hint with the tag since the lookup. A second hint in front of that one would hide it, and
- * the first server that answers a SYN has to keep the flow. Two cores that enter hints in both words
- * at the same moment do not see each other.
+ * Finds the place for a new hint: a free one, or else an idle one. The flow's first word comes
+ * first, and the lookup has read it before the other. Negative: there is no place, or another core
+ * has entered a hint with the tag since the lookup. A second hint in front of that one would hide
+ * it, and the first server that answers a SYN has to keep the flow. Two cores that enter hints in
+ * both words at the same moment do not see each other.
  */
 static __always_inline int hint_room(struct hint *hint)
 {
@@ -233,8 +234,8 @@ static __always_inline int hint_room(struct hint *hint)
 /*
  * How a flow's hint is used after a server has told that it has the flow. `is_same`: the hint names
  * that server already. `is_proven`: the client has answered the server, so the packet is not of a
- * flood. A recent hint of another server is probably of another flow with the same tag: from then on
- * it is shared.
+ * flood. A recent hint of another server is probably of another flow with the same tag: from then
+ * on it is shared.
  */
 static __always_inline enum hint_use hint_next_use(enum hint_use before, bool is_same,
 						   bool is_proven)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * Persistence `hint`: a small table tells which server probably has a flow (hints.h). The server
- * checks. If it does not have the flow, it returns the packet, which then visits all servers that may
- * have it. So a wrong hint costs a detour, and a lost one a longer list, but neither costs a
+ * checks. If it does not have the flow, it returns the packet, which then visits all servers that
+ * may have it. So a wrong hint costs a detour, and a lost one a longer list, but neither costs a
  * connection. Servers' signals enter and remove the hints.
  */
 #ifndef SEGUE_BALANCER_PERSIST_HINT_H
@@ -15,8 +15,8 @@
 /* What is asked of a server that a hint names. */
 #define SID_HINTED (SID_LOW(SID_STEER) | (__u32)bpf_cpu_to_be64(LOAD_RETURN))
 
-/* Whether the lookup found a hint that names a column of the service. The column of a stranger's hint,
- * or of a hint from before a change of `candidates`, can be behind the end of the row. */
+/* Whether the lookup found a hint that names a column of the service. The column of a stranger's
+ * hint, or of a hint from before a change of `candidates`, can be behind the end of the row. */
 static __always_inline bool hint_fits(const struct hint *hint, const struct service *service)
 {
 	return hint_known(hint) && hint_column(hint->value) < candidates_of(service);
@@ -31,8 +31,8 @@ static __always_inline void follow_hint(const struct hint *hint, __u32 number,
 	segments->first_sid = SID_HINTED;
 }
 
-/* Finds the server of a plain packet, if the flow has a hint and the hint's column never had another
- * server. False: handle_in_full() handles the packet. */
+/* Finds the server of a plain packet, if the flow has a hint and the hint's column never had
+ * another server. False: handle_in_full() handles the packet. */
 static __always_inline bool lookup_hint_plain(const struct packet *pkt,
 					      const struct service *service, struct flow *flow,
 					      struct segments *segments)
@@ -54,8 +54,8 @@ static __always_inline bool lookup_hint_plain(const struct packet *pkt,
 	return true;
 }
 
-/* Finds the server of a flow by its hint. The reason is none if the flow has to be placed; for a SYN,
- * `holder` is then the server that may have the flow. */
+/* Finds the server of a flow by its hint. The reason is none if the flow has to be placed; for a
+ * SYN, `holder` is then the server that may have the flow. */
 static __always_inline enum lb_reason lookup_hint(const struct packet *pkt,
 						  const struct service *service, int *holder,
 						  struct segments *segments)

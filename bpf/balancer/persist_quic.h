@@ -10,8 +10,9 @@
 #include "net/quic.h"
 #include "persist_stateless.h"
 
-/* The forms of the connection IDs of each service, by the service's id. User space replaces them when
- * quic_servers has all servers of the new forms. A packet that reads half of a change is placed. */
+/* The forms of the connection IDs of each service, by the service's id. User space replaces them
+ * when quic_servers has all servers of the new forms. A packet that reads half of a change is
+ * placed. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, MAX_SERVICES);
@@ -35,8 +36,8 @@ struct {
 
 #define QUIC_ROTATION_SHIFT 5 /* of the rotation in the first octet of an ID */
 
-/* The form of an ID with this first octet. The forms are copied, because user space may replace them
- * meanwhile. */
+/* The form of an ID with this first octet. The forms are copied, because user space may replace
+ * them meanwhile. */
 static __always_inline bool read_form(const struct service *service, __u8 first,
 				      struct quic_form *form)
 {

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Persistence `stateless`: the balancer keeps nothing about flows. The server that takes a flow writes
- * its column into the low bits of the TCP timestamps that it sends, and the client echoes them. So a
- * packet tells which column of its bucket's row has its server, now or formerly.
+ * Persistence `stateless`: the balancer keeps nothing about flows. The server that takes a flow
+ * writes its column into the low bits of the TCP timestamps that it sends, and the client echoes
+ * them. So a packet tells which column of its bucket's row has its server, now or formerly.
  *
- * Pit-Claudel et al., "Stateless Load-Aware Load Balancing in P4", 2018 (SHELL), sections II and III.
+ * Pit-Claudel et al., "Stateless Load-Aware Load Balancing in P4", 2018 (SHELL), sections II and
+ * III.
  */
 #ifndef SEGUE_BALANCER_PERSIST_STATELESS_H
 #define SEGUE_BALANCER_PERSIST_STATELESS_H
@@ -78,15 +79,16 @@ static __always_inline bool lookup_stateless_plain(struct xdp_md *ctx, const str
 }
 
 /*
- * Whether a packet visits the servers of its whole row, behind those of its column. It does if it has
- * no cookie, if the column has no server any more, if a server has returned the packet, or if the flow
- * may be older than cookies.
+ * Whether a packet visits the servers of its whole row, behind those of its column. It does if it
+ * has no cookie, if the column has no server any more, if a server has returned the packet, or if
+ * the flow may be older than cookies.
  *
- * With hints, it also does if the column has several servers. Then the flow may be one that persistence
- * `hint` has left, whose timestamps name any column, or its server may have learnt a wrong column. A
- * server of a column that has only one returns such a packet. A list is not returned, so it must have
- * all servers. That costs 16 bytes for each server, but only in columns that have changed. The hint
- * table would name the server in fewer bytes, but it forgets flows that are idle for a minute.
+ * With hints, it also does if the column has several servers. Then the flow may be one that
+ * persistence `hint` has left, whose timestamps name any column, or its server may have learnt a
+ * wrong column. A server of a column that has only one returns such a packet. A list is not
+ * returned, so it must have all servers. That costs 16 bytes for each server, but only in columns
+ * that have changed. The hint table would name the server in fewer bytes, but it forgets flows that
+ * are idle for a minute.
  */
 static __always_inline bool visits_row(const struct packet *pkt, const struct service *service,
 				       int column, const struct segments *segments)
@@ -96,9 +98,10 @@ static __always_inline bool visits_row(const struct packet *pkt, const struct se
 }
 
 /*
- * Lists the servers that may have the flow of a packet: those of its column first. The servers of the
- * other columns follow if the packet visits its whole row. As in list_possible, servers that fail come
- * behind all others, and servers that cannot be reached come last. Not inlined: see handle_in_full.
+ * Lists the servers that may have the flow of a packet: those of its column first. The servers of
+ * the other columns follow if the packet visits its whole row. As in list_possible, servers that
+ * fail come behind all others, and servers that cannot be reached come last. Not inlined: see
+ * handle_in_full.
  */
 __noinline int list_for_cookie(const struct packet *pkt, const struct service *service, int column,
 			       struct segments *segments)
@@ -180,8 +183,8 @@ static __always_inline bool recall_former(const struct packet *pkt, const struct
 	return false;
 }
 
-/* Removes the entry of a flow that was placed anew, unless the entry's server is asked first. Then the
- * server that takes the connection answers, and its answer changes the entry (enters_flow). */
+/* Removes the entry of a flow that was placed anew, unless the entry's server is asked first. Then
+ * the server that takes the connection answers, and its answer changes the entry (enters_flow). */
 static __always_inline void forget_unless_asked(const struct flow *flow,
 						const struct segments *segments)
 {

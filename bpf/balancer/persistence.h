@@ -11,8 +11,8 @@
 #include "persist_table.h"
 
 /*
- * Whether a server could return the packet. A returned packet has the form of a signal, which has no
- * extension headers. A server that does not have the flow of any other packet would reset the
+ * Whether a server could return the packet. A returned packet has the form of a signal, which has
+ * no extension headers. A server that does not have the flow of any other packet would reset the
  * connection.
  */
 static __always_inline bool can_return(const struct packet *pkt)
@@ -106,10 +106,11 @@ static __always_inline enum lb_reason commit(const struct packet *pkt,
 }
 
 /*
- * Whether the flow table enters the server that has a flow, by create-stickiness. After a change from
- * persistence `table`, a flow that has an entry stays in the flow table, because its packets are looked
- * up there first. Without hints, servers answer by signals only offers from before the change, and
- * offers that ask the server of such an entry first. So the flow belongs into the flow table.
+ * Whether the flow table enters the server that has a flow, by create-stickiness. After a change
+ * from persistence `table`, a flow that has an entry stays in the flow table, because its packets
+ * are looked up there first. Without hints, servers answer by signals only offers from before the
+ * change, and offers that ask the server of such an entry first. So the flow belongs into the flow
+ * table.
  */
 static __always_inline bool enters_flow(const struct packet *pkt, const struct service *service,
 					struct flow *flow)
@@ -125,8 +126,8 @@ static __always_inline bool enters_flow(const struct packet *pkt, const struct s
 	       (service->rule.flags & RULE_HALF_OPEN && flow_known(&half_open_flow));
 }
 
-/* Takes note of a server's signal about a flow: create-stickiness, or remove-stickiness. Both tables
- * can have the flow after a change of persistence. No server signals about flows of QUIC. */
+/* Takes note of a server's signal about a flow: create-stickiness, or remove-stickiness. Both
+ * tables can have the flow after a change of persistence. No server signals about flows of QUIC. */
 static __always_inline enum lb_reason take_signal_of(const struct packet *pkt,
 						     const struct service *service,
 						     struct flow *flow, __u32 sender, bool removes)

@@ -30,8 +30,8 @@ struct known_load {
 };
 
 /*
- * Makes a load fit the argument. Loads and capacities up to MAX_LOAD are exact. Larger ones lose low
- * bits, and MAX_LOAD per unit of capacity is the most that can be told.
+ * Makes a load fit the argument. Loads and capacities up to MAX_LOAD are exact. Larger ones lose
+ * low bits, and MAX_LOAD per unit of capacity is the most that can be told.
  */
 static __always_inline struct known_load known_load_of(__u32 busy, __u32 capacity)
 {
@@ -51,8 +51,8 @@ static __always_inline struct known_load known_load_of(__u32 busy, __u32 capacit
 	return load;
 }
 
-/* Compares loads exactly, per unit of capacity. A server without a capacity counts as one unit. Both
- * loads must be known. */
+/* Compares loads exactly, per unit of capacity. A server without a capacity counts as one unit.
+ * Both loads must be known. */
 static __always_inline bool is_less_busy(struct known_load a, struct known_load b)
 {
 	return (__u64)a.next * (b.capacity ?: 1) < (__u64)b.next * (a.capacity ?: 1);

@@ -65,7 +65,8 @@ struct packet {
 	__u8 kind;	/* enum packet_kind */
 	__u8 forgotten; /* see forget() */
 	/* Only the balancer's persistence sets these. */
-	__u8 cookie_width : 2; /* bits of the cookie of a new flow; 0: none */
+	/* The bits of the cookie that the server of a new flow writes; 0: none. */
+	__u8 cookie_width : 2;
 	__u8 is_single : 1; /* a SYN that only one server may take: no other would be found again */
 	/* It is to visit all servers that may have its flow: a server has returned it, because it
 	 * does not have the flow, or no server could return it, because it is a fragment or has

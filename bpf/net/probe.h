@@ -29,7 +29,8 @@ struct probe_answer {
 	__u64 token; /* the probe's, unchanged */
 	__be16 version;
 	__be16 flags; /* enum probe_flag; unknown flags are ignored */
-	__be32 clock; /* the server's clock: a serial (report.h) and PROBE_CLOCK_VALID */
+	/* The server's clock as the serial of reports (report.h), and PROBE_CLOCK_VALID. */
+	__be32 clock;
 };
 
 /* Agents that make no load reports answer with a clock of 0. */

@@ -52,8 +52,8 @@ static volatile __u32 hidden_zero;
 /*
  * Walks the options of the TCP header at an offset in the frame. Returns the offset of the
  * timestamps in the frame; 0: there are none. Options behind a malformed one do not count. Not
- * inlined: the verifier walks it once, and almost no packet needs it. The position is hidden from the
- * verifier, which would else walk each sequence of positions.
+ * inlined: the verifier walks it once, and almost no packet needs it. The position is hidden from
+ * the verifier, which would else walk each sequence of positions.
  */
 __noinline int walk_to_timestamps(struct xdp_md *ctx, __u32 tcp)
 {

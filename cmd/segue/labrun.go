@@ -96,8 +96,8 @@ and warnings.`,
 	return cmd
 }
 
-// experimentsOf returns the experiments of the set that need nothing. It prints which of them cannot
-// run with the options, and why.
+// experimentsOf returns the experiments of the set that need nothing. It prints which of them
+// cannot run with the options, and why.
 func experimentsOf(set testbed.Set, out io.Writer, o testbed.Options) ([]string, error) {
 	if !slices.Contains(testbed.Sets(), set) {
 		return nil, fmt.Errorf("--set %s: must be papers or least", set)
@@ -180,8 +180,8 @@ func runExperiments(
 	return nil
 }
 
-// experimentRow is what --json prints of a case at a point. Times are in emulated milliseconds. Those
-// that are not known are nil.
+// experimentRow is what --json prints of a case at a point. Times are in emulated milliseconds.
+// Those that are not known are nil.
 type experimentRow struct {
 	Experiment    string   `json:"experiment"`
 	Case          string   `json:"case"`

@@ -255,8 +255,8 @@ func (f *loadFlags) parseArrivals() error {
 	return nil
 }
 
-// parseCurve reads the flags --curve, --start and --day. It returns the curve of the rate, or nil if
-// the rate is constant.
+// parseCurve reads the flags --curve, --start and --day. It returns the curve of the rate, or nil
+// if the rate is constant.
 func parseCurve(curve, startOfDay string, length time.Duration) (sim.Curve, error) {
 	if curve == "" {
 		return nil, nil

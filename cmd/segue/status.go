@@ -340,8 +340,8 @@ func ordersByReports(s *inspect.ServiceState) bool {
 // reports").
 const weightless = 2 * time.Second
 
-// describeReport returns the load that a server last reported, and when, such as "2.5, 40ms ago". It
-// says so if the report has no weight any more. An unknown load stays unknown.
+// describeReport returns the load that a server last reported, and when, such as "2.5, 40ms ago".
+// It says so if the report has no weight any more. An unknown load stays unknown.
 func describeReport(r *inspect.ReportState) string {
 	if r.Age == nil {
 		return "none"

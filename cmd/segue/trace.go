@@ -170,8 +170,8 @@ func parseFlow(protocol, source, destination string) (flow dataplane.Flow, err e
 // mostConnectionID is the greatest length of connection IDs in octets (RFC 9000 section 17.2).
 const mostConnectionID = 20
 
-// packet makes the packet of a flow that the flags describe. Length 0 stands for the shortest possible
-// length.
+// packet makes the packet of a flow that the flags describe. Length 0 stands for the shortest
+// possible length.
 func (o *traceOptions) packet(flow dataplane.Flow) (inspect.Packet, error) {
 	const timestamps = 12 // bytes, with padding
 	id, err := hex.DecodeString(o.connectionID)

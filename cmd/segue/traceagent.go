@@ -193,8 +193,8 @@ type askedAgent struct {
 	// Packet is what the server does with the packet if the packet reaches it. It is null if the
 	// packet is not for this server, or if the server did not answer that.
 	Packet *agent.Answer `json:"packet"`
-	// TakenBack is what the server does with the packet when the last candidate hands it back. It is
-	// null if that does not happen.
+	// TakenBack is what the server does with the packet when the last candidate hands it back. It
+	// is null if that does not happen.
 	TakenBack *agent.Answer `json:"taken_back,omitempty"`
 	// Reached tells whether the packet comes here.
 	Reached bool `json:"reached"`

@@ -52,8 +52,8 @@ func traceOf(instance, offer string, isHere bool) *agent.Trace {
 }
 
 // leastOf is an agent's trace of someFlow with the policy least. The offer is the answer to a new
-// connection if the server is not the last candidate, and last is the answer if it is. A capacity of
-// 0 stands for none.
+// connection if the server is not the last candidate, and last is the answer if it is. A capacity
+// of 0 stands for none.
 func leastOf(instance, offer, last string, busy, capacity uint32) *agent.Trace {
 	t := traceOf(instance, offer, false)
 	t.Accept.Policy, t.Accept.Source, t.Accept.Threshold = desired.AcceptLeast, "shared-memory", nil
@@ -159,8 +159,8 @@ func TestUnknownHere(t *testing.T) {
 	}
 }
 
-// askCase is a balancer's trace, the answers of the servers, and the path of the packet that follows
-// from them.
+// askCase is a balancer's trace, the answers of the servers, and the path of the packet that
+// follows from them.
 type askCase struct {
 	name     string
 	trace    *inspect.Trace
@@ -249,7 +249,8 @@ var laterCases = []askCase{
 		"s1": traceOf("s1", "accepted", false), "s2": traceOf("s2", "accepted", false)}, "s2", "deliver"},
 }
 
-// heldCases are SYNs of flows with a drained holder. Behind it are servers that compare their loads.
+// heldCases are SYNs of flows with a drained holder. Behind it are servers that compare their
+// loads.
 var heldCases = []askCase{
 	{"held by the holder", heldTrace(heldCourse...), map[string]*agent.Trace{
 		"s1": leastOf("s1", "accepted", "accepted", 1, 2), "s2": leastOf("s2", "refused", "accepted_least", 3, 2),

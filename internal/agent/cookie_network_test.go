@@ -36,6 +36,8 @@ var cookieCases = []cookieCase{
 	{"echoes an hour off", testEchoesAnHourOff, true},
 	{"segments", testCookieInSegments, true},
 	{"GRO", testCookiesWithGRO, true},
+	{"packets without a cookie", testPacketsWithoutCookie, true},
+	{"half-open, packets without a cookie", testHalfOpenPacketsWithoutCookie, true},
 }
 
 func TestCookies(t *testing.T) {
@@ -115,8 +117,8 @@ func testCookieInRepeatedSYNACK(t *testing.T, n *cookieNetwork) {
 	}
 }
 
-// In TIME_WAIT the server answers a repeated FIN. The cookie is then in the flow table, from the end
-// of the connection on.
+// In TIME_WAIT the server answers a repeated FIN. The cookie is then in the flow table, from the
+// end of the connection on.
 func testCookieInTimeWait(t *testing.T, n *cookieNetwork) {
 	client, server := n.connect()
 	port := portOf(client)
@@ -309,6 +311,61 @@ func testCookieInSegments(t *testing.T, n *cookieNetwork) {
 	}
 	if whole := len(n.wire.of(fromServer)); whole > len(all)/4 {
 		t.Errorf("the client got %d segments, which the server sent as %d packets", len(all), whole)
+	}
+}
+
+// In the client's name, anybody sends packets without timestamps. A balancer with hints sends them
+// by recover-stickiness, or by the hint of another flow. The server's packets carry the cookie as
+// before. One of them is a signal, because some balancer may not know the flow.
+func testPacketsWithoutCookie(t *testing.T, n *cookieNetwork) {
+	for _, c := range []struct {
+		function uint16
+		flags    packet.TCPFlags
+		signal   string
+	}{
+		{recoverStickiness, packet.ACK, "create"},
+		{recoverStickiness, packet.RST, "remove"},
+		{steer, packet.ACK, "remove"},
+	} {
+		client, server := n.connect()
+		n.transfer(client, server, 1000)
+		n.forge(n.lastOf(portOf(client)), c.function, c.flags)
+		n.await("the forged packet", func() bool {
+			return len(n.stack.of(func(s sentSegment) bool { return s.source == portOf(client) && !s.Found })) > 0
+		})
+		for range 20 {
+			n.transfer(server, client, 10) // a signal fits
+		}
+		n.transfer(server, client, 100_000)
+		n.transfer(client, server, 100_000)
+		n.end(server, client)
+		n.signals[c.signal]++
+		n.await("a signal: "+c.signal, func() bool {
+			sent, err := n.sentSignals()
+			return err == nil && sent[c.signal] >= uint64(n.signals[c.signal])
+		})
+	}
+}
+
+// The same, while the connection is half-open and has no socket to keep the cookie. The server
+// repeats its SYN-ACK with the cookie.
+func testHalfOpenPacketsWithoutCookie(t *testing.T, n *cookieNetwork) {
+	client, server := n.connect()
+	first := portOf(client)
+	n.end(client, server) // the network has found its neighbours
+	n.onPacket(func(s sentSegment) bool {
+		if s.source == first || s.flags&packet.SYN != 0 || len(n.sentTo(s.source, packet.SYN|packet.ACK)) > 1 {
+			return true
+		}
+		n.forge(s, recoverStickiness, packet.PSH)
+		n.forge(s, steer, packet.PSH)
+		n.forge(s, connectAvail, packet.SYN)
+		return false
+	})
+	client, server = n.connect()
+	n.transfer(client, server, 1000)
+	if got := len(n.sentTo(portOf(client), packet.SYN|packet.ACK)); got < 2 {
+		t.Errorf("%d SYN-ACKs, want more", got)
 	}
 }
 

@@ -37,8 +37,8 @@ const (
 var errOtherBuild = errors.New("another build of segue loaded the agent's program: " +
 	"restart the agent, or trace with that build")
 
-// newDryRun loads a dry run of an agent's XDP program. The program must be of this build. The caller
-// still owns the program.
+// newDryRun loads a dry run of an agent's XDP program. The program must be of this build. The
+// caller still owns the program.
 func newDryRun(original *ebpf.Program) (_ *dryRun, err error) {
 	spec, _, err := loadPermitted()
 	if err != nil {

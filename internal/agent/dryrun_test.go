@@ -81,7 +81,8 @@ func runAgent(t testing.TB, k *kernel, frame []byte) (verdict uint32, out []byte
 	return verdict, out
 }
 
-// isSentOn tells whether a packet goes to another host: to the next server, or back to the balancer.
+// isSentOn tells whether a packet goes to another host: to the next server, or back to the
+// balancer.
 func isSentOn(reason string) bool {
 	return strings.HasPrefix(reason, "next_") || reason == "return_not_local"
 }
@@ -144,8 +145,8 @@ func countReasons(t testing.TB, k *kernel) []uint64 {
 	return sums
 }
 
-// countOffers returns the number of offers by result, of the service that a record names. They are 0
-// if it names none.
+// countOffers returns the number of offers by result, of the service that a record names. They are
+// 0 if it names none.
 func countOffers(t testing.TB, k *kernel, d *agentDecision) []uint64 {
 	t.Helper()
 	sums := make([]uint64, len(k.labels.offers))
@@ -279,7 +280,8 @@ func requireFlow(t *testing.T, k *kernel, d *agentDecision, now situation, state
 	}
 }
 
-// A program of another build has no dry run, because a dry run of this build could decide otherwise.
+// A program of another build has no dry run, because a dry run of this build could decide
+// otherwise.
 func TestDryRunOfAnotherBuild(t *testing.T) {
 	k := testKernel(t)
 	spec, _, err := loadPermitted()

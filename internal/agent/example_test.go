@@ -15,8 +15,8 @@ import (
 )
 
 // TestExample checks that two agents process the packets of the specification's example as the
-// specification says. Both are busy. The first one passes the connection on, the second one hands it
-// back, and the first one must accept it.
+// specification says. Both are busy. The first one passes the connection on, the second one hands
+// it back, and the first one must accept it.
 func TestExample(t *testing.T) {
 	examples := packettest.Examples(t, "../../docs/protocol.md")
 	k, s := testKernel(t), newStage(t)
@@ -70,8 +70,8 @@ func TestExample(t *testing.T) {
 	}
 }
 
-// TestCookieExample checks that the agent writes and takes the cookie as the specification's example
-// shows.
+// TestCookieExample checks that the agent writes and takes the cookie as the specification's
+// example shows.
 func TestCookieExample(t *testing.T) {
 	examples := packettest.Examples(t, "../../docs/protocol.md")
 	k, s := testKernel(t), newStage(t)

@@ -326,8 +326,8 @@ func (c *comparison) check(t *testing.T, frame []byte, reason string, want []byt
 	}
 }
 
-// withClockOf returns the wanted answer to a probe with the clock of the answer that was sent, which
-// must be the present time.
+// withClockOf returns the wanted answer to a probe with the clock of the answer that was sent,
+// which must be the present time.
 func withClockOf(t *testing.T, want, sent []byte) []byte {
 	t.Helper()
 	const clock = 4 // the bytes at the end of an answer

@@ -89,18 +89,21 @@ type event struct {
 	last     bool // last server of the list
 	flags    packet.TCPFlags
 	cookie   int // width of the flow's cookie
+	// returns tells that the balancer wants the packet back if its flow is not here.
+	returns bool
 }
 
 func events() []event {
 	all := []event{
-		{"ca", connectAvail, false, packet.SYN, 0}, {"ca, last", connectAvail, true, packet.SYN, 0},
-		{"cf", connectForce, true, packet.SYN, 0}, {"cf, not last", connectForce, false, packet.SYN, 0},
-		{"as", ackStickiness, true, packet.ACK, 0}, {"as, FIN", ackStickiness, true, packet.FIN | packet.ACK, 0},
-		{"as, RST", ackStickiness, true, packet.RST, 0}, {"as, SYN", ackStickiness, true, packet.SYN, 0},
-		{"rs", recoverStickiness, false, packet.ACK, 0}, {"rs, last", recoverStickiness, true, packet.ACK, 0},
-		{"rs, FIN", recoverStickiness, false, packet.FIN | packet.ACK, 0}, {"rs, RST", recoverStickiness, true, packet.RST, 0},
-		{"st", steer, false, packet.ACK, 0}, {"st, last", steer, true, packet.ACK, 0},
-		{"dv", deliverAlways, true, packet.ACK, 0}, {"dv, RST", deliverAlways, true, packet.RST, 0},
+		{"ca", connectAvail, false, packet.SYN, 0, false}, {"ca, last", connectAvail, true, packet.SYN, 0, false},
+		{"cf", connectForce, true, packet.SYN, 0, false}, {"cf, not last", connectForce, false, packet.SYN, 0, false},
+		{"as", ackStickiness, true, packet.ACK, 0, false}, {"as, FIN", ackStickiness, true, packet.FIN | packet.ACK, 0, false},
+		{"as, RST", ackStickiness, true, packet.RST, 0, false}, {"as, SYN", ackStickiness, true, packet.SYN, 0, false},
+		{"rs", recoverStickiness, false, packet.ACK, 0, false}, {"rs, last", recoverStickiness, true, packet.ACK, 0, false},
+		{"rs, FIN", recoverStickiness, false, packet.FIN | packet.ACK, 0, false}, {"rs, RST", recoverStickiness, true, packet.RST, 0, false},
+		{"st", steer, false, packet.ACK, 0, false}, {"st, last", steer, true, packet.ACK, 0, false},
+		{"st, returns", steer, true, packet.ACK, 0, true}, {"st, RST, returns", steer, true, packet.RST, 0, true},
+		{"dv", deliverAlways, true, packet.ACK, 0, false}, {"dv, RST", deliverAlways, true, packet.RST, 0, false},
 	}
 	for _, e := range all {
 		if slices.Contains([]uint16{connectAvail, connectForce, steer}, e.function) {
@@ -113,7 +116,7 @@ func events() []event {
 
 // frame returns the event's packet, as a balancer sends it.
 func (e event) frame(d dialogue, kind desired.Encapsulation) []byte {
-	segments := []netip.Addr{candidateSID(1, srv6.Function(e.function), srv6.Offer{Cookie: e.cookie, Column: e.cookie})}
+	segments := []netip.Addr{candidateSID(1, srv6.Function(e.function), srv6.Offer{Cookie: e.cookie, Column: e.cookie, Returns: e.returns})}
 	if !e.last {
 		segments = append(segments, nextSID)
 	}
@@ -215,6 +218,7 @@ func TestTableIII(t *testing.T) {
 	}
 	for _, reason := range []string{
 		"deliver_srv6_insert", "deliver_srv6_encap", "deliver_not_local", "next_refused", "next_not_local", "drop_not_local",
+		"return_not_local",
 	} {
 		if seen[reason] == 0 {
 			t.Errorf("no packet left as %s", reason)
@@ -313,6 +317,16 @@ func TestPapersRows(t *testing.T) {
 		// another server has.
 		{desired.AcceptNever, "direct", "time wait", "rs", "next_not_local", "direct", balancer1},
 		{desired.AcceptNever, "wait", "listening", "rs", "next_not_local", "wait", balancer1},
+		// A hint may have led the packet here, and a cookie has not.
+		{desired.AcceptNever, "closing", "time wait", "st, returns", "return_not_local", "closing", balancer1},
+		{desired.AcceptNever, "closing", "time wait", "st, returns, cookie", "deliver_srv6_insert", "closing", balancer1},
+		{desired.AcceptNever, "", "listening", "st, returns, cookie", "return_not_local", "", netip.Addr{}},
+		// The cookie of a half-open flow is in the table only, and packets without it are forged.
+		// That of a connection is in its socket.
+		{desired.AcceptNever, "cookie", "request", "rs", "deliver_srv6_insert", "cookie", balancer1},
+		{desired.AcceptNever, "cookie", "request", "rs, RST", "deliver_srv6_insert", "cookie", balancer1},
+		{desired.AcceptNever, "cookie", "request", "ca", "deliver_srv6_insert", "cookie", balancer1},
+		{desired.AcceptNever, "cookie, acknowledged", "connected", "rs", "deliver_srv6_insert", "wait", balancer2},
 	} {
 		t.Run(fmt.Sprintf("%s/%s/%s/%s", row.policy, row.state, row.sockets, row.event), func(t *testing.T) {
 			cfg := huntingConfig(desired.SRv6Insert, desired.Accept{Policy: row.policy}, desired.NotLocalDrop)

@@ -21,8 +21,8 @@ import (
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
-// leastConfig is a service with policy least on the ports 80 and 81 of both VIPs. Nothing listens on
-// port 81.
+// leastConfig is a service with policy least on the ports 80 and 81 of both VIPs. Nothing listens
+// on port 81.
 func leastConfig(kind desired.Encapsulation) *desired.Agent {
 	return huntingConfig(kind, desired.Accept{Policy: desired.AcceptLeast}, desired.NotLocalDrop)
 }
@@ -132,8 +132,8 @@ func (s *leastStage) give(f flow, frame []byte) (reason, result string, out []by
 	return reason, result, out
 }
 
-// list returns the offers of candidates 1 to n in the order of travel, with the loads that the first
-// of them have told.
+// list returns the offers of candidates 1 to n in the order of travel, with the loads that the
+// first of them have told.
 func list(n int, loads ...srv6.Offer) (all []netip.Addr) {
 	for i := range n {
 		offer := srv6.Offer{Column: i}

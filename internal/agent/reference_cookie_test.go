@@ -75,8 +75,8 @@ func (h *hunter) takeCookie(w *wrapped, s segment, local sockets) {
 	}
 }
 
-// stamped returns a packet of the host with the cookie in its timestamp. In a test run each packet has
-// a socket, so no SYN-ACK has a SYN cookie.
+// stamped returns a packet of the host with the cookie in its timestamp. In a test run each packet
+// has a socket, so no SYN-ACK has a SYN cookie.
 func stamped(frame []byte, c cookie) []byte {
 	frame = slices.Clone(frame)
 	_, tcp := findTCP(frame)

@@ -288,6 +288,8 @@ func (h *hunter) connect(w *wrapped, s segment) string {
 		return ""
 	case local.connected && w.offer().Cookie > 0: // the socket has the cookie
 		return ""
+	case local.request && known.state == "cookie": // no socket has the cookie yet
+		return ""
 	case local.request, local.connected && known.state == "wait":
 		h.set(s.flow, "wait", w)
 		return ""
@@ -351,6 +353,7 @@ func (h *hunter) recover(w *wrapped, s segment) string {
 		return "drop_not_local"
 	case w.function == steer && w.offer().Cookie > 0:
 		h.takeCookie(w, s, local)
+	case local.request && h.flows[s.flow].state == "cookie": // no socket has the cookie yet
 	case w.function == steer && w.wantsReturn():
 		h.noteKnown(w, s)
 	case w.function == steer:

@@ -86,8 +86,8 @@ func (s sent) fits(frame []byte, kind desired.Encapsulation) bool {
 }
 
 // signal returns the result under which the signal of a frame is counted, if there is one, the
-// frame that is sent, and the entry of the flow afterwards. The serial of the report is 0, and so is
-// the flow label of an outer header.
+// frame that is sent, and the entry of the flow afterwards. The serial of the report is 0, and so
+// is the flow label of an outer header.
 func (r reference) signal(
 	s sent, frame []byte, known tableFlow,
 ) (result string, out []byte, after tableFlow) {

@@ -123,7 +123,7 @@ func TestEndIsToldOnce(t *testing.T) {
 	setFlow(t, k, f, desired.SRv6Encap, "direct", 0)
 	send(tcRedirect, "the end")
 	send(tcUnspec, "the end once more")
-	as := event{"as", ackStickiness, true, packet.ACK, 0}
+	as := event{"as", ackStickiness, true, packet.ACK, 0, false}
 	runAgent(t, k, as.frame(dialogue{flow: f}, desired.SRv6Encap)) // from the second balancer
 	send(tcRedirect, "the end to another balancer")
 	send(tcUnspec, "that once more")

@@ -14,7 +14,8 @@ import (
 	"github.com/segue-lb/segue/internal/packet"
 )
 
-// Frames that XDP has rewritten for another server leave by the kernel's route. No other frame does.
+// Frames that XDP has rewritten for another server leave by the kernel's route. No other frame
+// does.
 func TestForward(t *testing.T) {
 	k := testKernel(t)
 	for _, c := range nexts() {

@@ -27,7 +27,8 @@ type Trace struct {
 	Flow   TracedFlow   `json:"flow"`
 	// Socket is the state of the socket that the packets reach: the connection's own, a listening
 	// one, or "none". It is empty outside the agent's network namespace, because the state is
-	// unknown there; Answers is empty then, too. Answers is also empty if the server has no locator.
+	// unknown there; Answers is empty then, too. Answers is also empty if the server has no
+	// locator.
 	Socket  string   `json:"socket"`
 	Answers []Answer `json:"answers"`
 	// Next is the route to the next server, if that is known.
@@ -63,8 +64,8 @@ var tracedFunctions = []srv6.Function{
 	srv6.ConnectAvail, srv6.ConnectForce, srv6.AckStickiness, srv6.RecoverStickiness, srv6.Deliver, srv6.Steer,
 }
 
-// Trace asks the agent's program what it would do with the packets of a client's TCP connection to a
-// VIP. Both addresses must have the same IP version.
+// Trace asks the agent's program what it would do with the packets of a client's TCP connection to
+// a VIP. Both addresses must have the same IP version.
 func (v *View) Trace(client, vip netip.AddrPort) (*Trace, error) {
 	t := &Trace{Instance: v.instance, Client: client, VIP: vip}
 	if err := v.trace(t); err != nil {
@@ -215,8 +216,8 @@ func (v *View) traceLoad(t *Trace, key agentServiceKey, decisions []agentDecisio
 }
 
 // traceSocket returns the name of the socket that the program found. The program looks for none if
-// packets with functions do not reach the agent: it has no locator, or its interface leads out of the
-// domain.
+// packets with functions do not reach the agent: it has no locator, or its interface leads out of
+// the domain.
 func (v *View) traceSocket(t *Trace, flow *agentDecision) (string, error) {
 	if flow.HasFlow != 0 {
 		return socketName(uint32(flow.Socket)), nil

@@ -25,8 +25,8 @@ import (
 type Demand struct {
 	// Table has the work of a trace's queries. It may be nil.
 	Table *Table
-	// Drawn is the distribution of the work of other requests, in seconds. If it is nil and there is
-	// a table, other requests are errors. If both are nil, other requests bring no work.
+	// Drawn is the distribution of the work of other requests, in seconds. If it is nil and there
+	// is a table, other requests are errors. If both are nil, other requests bring no work.
 	Drawn *sim.Distribution
 	// Seed selects the numbers that are drawn.
 	Seed uint64

@@ -145,8 +145,8 @@ func (b *Balancer) Ready() <-chan struct{} {
 }
 
 // Reload makes a running balancer follow another desired state, which the caller must not change
-// afterwards. Reload waits until Run has applied the state. If it returns an error, the state before
-// stays in force.
+// afterwards. Reload waits until Run has applied the state. If it returns an error, the state
+// before stays in force.
 func (b *Balancer) Reload(ctx context.Context, cfg *desired.Balancer) error {
 	result := make(chan error, 1)
 	select {

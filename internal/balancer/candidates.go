@@ -121,8 +121,8 @@ func (p *placing) digest() uint32 {
 	return generation.Digest(p.sets, 0)
 }
 
-// passesOn tells whether the service's servers have agents that pass packets on to each other. Agents
-// do so with TCP only.
+// passesOn tells whether the service's servers have agents that pass packets on to each other.
+// Agents do so with TCP only.
 func (svc *service) passesOn() bool {
 	return svc.Protocol == desired.TCP && (svc.Placement == desired.PlacementHunt || svc.Probes() ||
 		svc.FindsByColumn())
@@ -162,10 +162,10 @@ func (s *services) place(svc *service, g generation.Generation) error {
 	return nil
 }
 
-// settle waits until no packet uses a candidate table or a rule that was replaced. Then servers that
-// are not in the new tables cease to get new flows, and servers are asked what the new rules require.
-// One wait does for all services, because it can take tens of milliseconds. settle returns an error
-// if the wait fails, and can be called again.
+// settle waits until no packet uses a candidate table or a rule that was replaced. Then servers
+// that are not in the new tables cease to get new flows, and servers are asked what the new rules
+// require. One wait does for all services, because it can take tens of milliseconds. settle returns
+// an error if the wait fails, and can be called again.
 func (s *services) settle() error {
 	if len(s.swapped) == 0 {
 		return nil
@@ -189,9 +189,9 @@ func (s *services) ask(svc *service, known dataplane.Known) {
 	}
 }
 
-// install makes one of the service's two candidate tables contain the rows, and its column table, if
-// packets need one. It returns the flag of the rule that says which table to use. If the table in use
-// contains the rows already, it stays in use, also after a restart.
+// install makes one of the service's two candidate tables contain the rows, and its column table,
+// if packets need one. It returns the flag of the rule that says which table to use. If the table
+// in use contains the rows already, it stays in use, also after a restart.
 func (s *services) install(
 	svc *service, rule dataplane.ServiceRule, rows *dataplane.Rows, columns bool,
 ) (table uint8, err error) {
@@ -267,8 +267,8 @@ func (s *services) setCapabilities(svc *service, rule *dataplane.ServiceRule) {
 	}
 }
 
-// setFormerFlows sets the flags of a service without a flow table. If it has just become so, the flow
-// tables still have its flows, until the last one has ended.
+// setFormerFlows sets the flags of a service without a flow table. If it has just become so, the
+// flow tables still have its flows, until the last one has ended.
 func (svc *service) setFormerFlows(rule *dataplane.ServiceRule) {
 	svc.huntsEnd = time.Time{}
 	if !svc.hasFormerFlows() {
@@ -280,16 +280,17 @@ func (svc *service) setFormerFlows(rule *dataplane.ServiceRule) {
 	}
 }
 
-// hasFormerFlows tells whether the flow tables may have flows of a service that has no flow table, or
-// is about to have none. The service's rule is still the one before the change.
+// hasFormerFlows tells whether the flow tables may have flows of a service that has no flow table,
+// or is about to have none. The service's rule is still the one before the change.
 func (svc *service) hasFormerFlows() bool {
 	had := svc.rule.Buckets > 0 && svc.rule.PersistenceName() == desired.PersistenceTable
 	return had || svc.rule.HasFormerFlows()
 }
 
-// endFormerFlows ends the transition of services from persistence table, when the flow tables have none
-// of their flows any more. The argument kept contains the entries that a sweep has counted, by
-// slot. A flow can be entered until the timeout of new flows after the change, by a server's answer.
+// endFormerFlows ends the transition of services from persistence table, when the flow tables have
+// none of their flows any more. The argument kept contains the entries that a sweep has counted, by
+// slot. A flow can be entered until the timeout of new flows after the change, by a server's
+// answer.
 func (s *services) endFormerFlows(kept []dataplane.SweptServer, now time.Time) {
 	for _, svc := range s.byName {
 		if !svc.rule.HasFormerFlows() || now.Before(svc.formerSince.Add(svc.Timeouts.New)) ||

@@ -140,8 +140,8 @@ func (f *fixture) decidedSegments(d *dataplane.Decision) (all []netip.Addr) {
 	return all
 }
 
-// visitedBy returns the addresses of the servers that a packet with an encapsulation visits. It reads
-// only headers of the encapsulation, because those of clients may be malformed.
+// visitedBy returns the addresses of the servers that a packet with an encapsulation visits. It
+// reads only headers of the encapsulation, because those of clients may be malformed.
 func visitedBy(frame []byte, kind desired.Encapsulation) (all []netip.Addr) {
 	const ipv6Length, hopByHop, routing = 40, 0, 43
 	p := frame[ethernetLength:]

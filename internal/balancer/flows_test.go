@@ -446,9 +446,9 @@ func TestSweep(t *testing.T) {
 	}
 }
 
-// If servers have agents, a later TCP packet of an unknown flow visits the servers that may have the
-// flow, and gets no entry. So does an ICMP error about a TCP flow. SYNs, UDP packets and ICMP errors
-// about UDP flows are placed. Trace agrees.
+// If servers have agents, a later TCP packet of an unknown flow visits the servers that may have
+// the flow, and gets no entry. So does an ICMP error about a TCP flow. SYNs, UDP packets and ICMP
+// errors about UDP flows are placed. Trace agrees.
 func TestHashVisitsServersWithAgents(t *testing.T) {
 	t.Parallel()
 	var servers []desired.Server

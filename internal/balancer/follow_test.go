@@ -160,8 +160,8 @@ func (s *steered) hostMACs() (macs []uint64) {
 	return macs
 }
 
-// reload makes the balancer follow another configuration of its service's servers. The router to all
-// servers has answered before.
+// reload makes the balancer follow another configuration of its service's servers. The router to
+// all servers has answered before.
 func (s *steered) reload(servers ...desired.Server) {
 	s.t.Helper()
 	s.await("the router does not answer", func() bool {

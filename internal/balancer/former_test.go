@@ -89,9 +89,9 @@ func TestNewConnectionEndsFormerFlow(t *testing.T) {
 }
 
 // A drained server that has a former flow is asked about a SYN first, also if the client does not
-// use timestamps, but it does not get a new connection. The server that accepts the connection tells
-// the balancer, although the service has become stateless. Then the flow's packets go there, and not
-// to the drained server.
+// use timestamps, but it does not get a new connection. The server that accepts the connection
+// tells the balancer, although the service has become stateless. Then the flow's packets go there,
+// and not to the drained server.
 func TestDrainedServerOfFormerFlow(t *testing.T) {
 	t.Parallel()
 	for name, after := range map[string]func() *desired.Balancer{
@@ -229,8 +229,9 @@ func (f *fixture) requireKnown(service string) {
 	}
 }
 
-// Servers' signals make flows half-open under placement hash, too. A SYN that goes to another server
-// makes the balancer forget such a flow. Otherwise its server would get the flow after a change back.
+// Servers' signals make flows half-open under placement hash, too. A SYN that goes to another
+// server makes the balancer forget such a flow. Otherwise its server would get the flow after a
+// change back.
 func TestNewConnectionEndsHalfOpenFlowUnderHash(t *testing.T) {
 	t.Parallel()
 	before := hunting(desired.SelectConsistent, 2)
@@ -266,9 +267,9 @@ func TestLateAnswerOfFormerFlow(t *testing.T) {
 	}
 }
 
-// While services cease to be stateless, each packet is sent as before or as after the change. No server
-// is asked to deliver a packet with a cookie without looking for its flow: a misleading cookie would
-// end the connection.
+// While services cease to be stateless, each packet is sent as before or as after the change. No
+// server is asked to deliver a packet with a cookie without looking for its flow: a misleading
+// cookie would end the connection.
 func TestPacketsWhileStatelessEnds(t *testing.T) {
 	t.Parallel()
 	before := func() *desired.Balancer { return withHints(stateless(desired.PlacementHunt, 2)) }
@@ -298,8 +299,8 @@ func TestPacketsWhileStatelessEnds(t *testing.T) {
 	}
 }
 
-// sendAllTheTime sends a packet again and again, until the returned function is called. That function
-// returns how often the first server was asked by which function and argument.
+// sendAllTheTime sends a packet again and again, until the returned function is called. That
+// function returns how often the first server was asked by which function and argument.
 func (f *fixture) sendAllTheTime(frame []byte) (end func() map[srv6.SID]int) {
 	ctx, cancel := context.WithCancel(f.t.Context())
 	asked := map[srv6.SID]int{}

@@ -58,8 +58,8 @@ func (f *fixture) give(frame []byte, service, server string) []byte {
 	return returnedBy(svc.Encapsulation, serverOfName(svc, server).Locator, frame)
 }
 
-// unwrapped is the packet in a returned one, as the balancer handles it: the server has decremented its
-// hop limit.
+// unwrapped is the packet in a returned one, as the balancer handles it: the server has decremented
+// its hop limit.
 func (f *fixture) unwrapped(back []byte) []byte {
 	f.t.Helper()
 	out, err := packet.Return(back, ownMAC)
@@ -75,8 +75,8 @@ func ackOf(flow dataplane.Flow, flags ...packet.TCPFlags) []byte {
 	return frameOf(flow, packet.Flags(all))
 }
 
-// A server's answer to a SYN makes a hint. Then packets go to that server alone. After the server has
-// signalled the end, they visit all candidates.
+// A server's answer to a SYN makes a hint. Then packets go to that server alone. After the server
+// has signalled the end, they visit all candidates.
 func TestHintFollowsSignals(t *testing.T) {
 	t.Parallel()
 	for _, placement := range []desired.Placement{desired.PlacementHunt, desired.PlacementHash} {
@@ -121,8 +121,8 @@ func TestDryRunNotesCookiesAndHints(t *testing.T) {
 	}
 }
 
-// A server that does not have the flow of a packet returns it. The packet then visits all candidates,
-// and the one that has the flow says so.
+// A server that does not have the flow of a packet returns it. The packet then visits all
+// candidates, and the one that has the flow says so.
 func TestHintReturnedPackets(t *testing.T) {
 	t.Parallel()
 	f := open(t, hinting(desired.PlacementHunt, 3))
@@ -142,8 +142,9 @@ func TestHintReturnedPackets(t *testing.T) {
 	}
 }
 
-// A server cannot return a packet with extension headers. So such a packet visits all servers that may
-// have its flow, and a wrong hint or cookie does not end the connection. A SYN is never returned.
+// A server cannot return a packet with extension headers. So such a packet visits all servers that
+// may have its flow, and a wrong hint or cookie does not end the connection. A SYN is never
+// returned.
 func TestPacketsThatCannotBeReturned(t *testing.T) {
 	t.Parallel()
 	for name, headers := range map[string][]packet.Option{
@@ -195,8 +196,8 @@ func TestHintOfTwoFlowsIsShared(t *testing.T) {
 	f.check(f.visited(ackOf(web), web, "web", "forward_known", named(row[1])), f.run(ackOf(web)))
 }
 
-// Of two servers that accept the same SYN, the first one keeps the hint, until the client has answered
-// the other one.
+// Of two servers that accept the same SYN, the first one keeps the hint, until the client has
+// answered the other one.
 func TestHintOfFirstAnswerStays(t *testing.T) {
 	t.Parallel()
 	f := open(t, hinting(desired.PlacementHunt, 3))
@@ -210,8 +211,9 @@ func TestHintOfFirstAnswerStays(t *testing.T) {
 	f.check(f.visited(ackOf(web), web, "web", "forward_known", named(row[2])), f.run(ackOf(web)))
 }
 
-// A set has room for eight flows. New hints replace those that no packet has followed since the last
-// sweep, and a flood of answered SYNs replaces no other. Two sweeps free a hint without packets.
+// A set has room for eight flows. New hints replace those that no packet has followed since the
+// last sweep, and a flood of answered SYNs replaces no other. Two sweeps free a hint without
+// packets.
 func TestHintRoom(t *testing.T) {
 	t.Parallel()
 	cfg := hinting(desired.PlacementHunt, 3)
@@ -293,8 +295,8 @@ func TestHintFloodWritesNothing(t *testing.T) {
 	}
 }
 
-// After a change of servers, a hint still names the server that has the flow: by its mark, among the
-// servers that the column has had.
+// After a change of servers, a hint still names the server that has the flow: by its mark, among
+// the servers that the column has had.
 func TestHintOutlivesChanges(t *testing.T) {
 	t.Parallel()
 	f := open(t, hinting(desired.PlacementHunt, 2))
@@ -337,8 +339,8 @@ func TestHintOutlivesChanges(t *testing.T) {
 	}
 }
 
-// A client without timestamps can be offered all candidates of a stateless service if there are hints.
-// Packets with cookies need no hint. A wrong cookie is returned.
+// A client without timestamps can be offered all candidates of a stateless service if there are
+// hints. Packets with cookies need no hint. A wrong cookie is returned.
 func TestStatelessWithHints(t *testing.T) {
 	t.Parallel()
 	f := open(t, withHints(stateless(desired.PlacementHunt, 4)))
@@ -359,9 +361,9 @@ func TestStatelessWithHints(t *testing.T) {
 	}
 }
 
-// A flow from before a change from hint to stateless has timestamps without a cookie, which name any
-// column. If the column has had several servers, none of them can return the packet. So it visits all
-// servers of the row, those of the column first.
+// A flow from before a change from hint to stateless has timestamps without a cookie, which name
+// any column. If the column has had several servers, none of them can return the packet. So it
+// visits all servers of the row, those of the column first.
 func TestMisleadingCookiesOfChangedColumns(t *testing.T) {
 	t.Parallel()
 	f := open(t, hinting(desired.PlacementHunt, 2))
@@ -401,8 +403,8 @@ func TestMisleadingCookiesOfChangedColumns(t *testing.T) {
 	}
 }
 
-// Changes between persistences lose no flow: hints remain, flows of the flow table are honoured, and
-// all other flows are looked for.
+// Changes between persistences lose no flow: hints remain, flows of the flow table are honoured,
+// and all other flows are looked for.
 func TestHintKeepsFormerFlows(t *testing.T) {
 	t.Parallel()
 	f := open(t, withHints(hunting(desired.SelectConsistent, 2)))

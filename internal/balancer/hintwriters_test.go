@@ -193,8 +193,8 @@ func TestTwoWritersOfHints(t *testing.T) {
 	}
 }
 
-// Two cores take the SYN-ACKs of two servers for a flow at the same moment. Only one of them enters a
-// hint.
+// Two cores take the SYN-ACKs of two servers for a flow at the same moment. Only one of them enters
+// a hint.
 func TestTwoAnswersAtOnce(t *testing.T) {
 	s := openHintStorm(t)
 	var ready atomic.Int64

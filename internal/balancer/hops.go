@@ -51,11 +51,11 @@ func targetsOf(cfg *desired.Balancer) []netip.Addr {
 	return targets
 }
 
-// awaitHops waits for the next hops of the servers that a configuration adds. Otherwise packets could
-// be sent to a server that has no next hop yet, and would be dropped. It waits until reloadTimeout
-// after the resolver's first update. Meanwhile the balancer does not act on checks and probes. The
-// caller must call setTargets afterwards: the update that follows then also tells what has happened
-// to the node's interfaces meanwhile.
+// awaitHops waits for the next hops of the servers that a configuration adds. Otherwise packets
+// could be sent to a server that has no next hop yet, and would be dropped. It waits until
+// reloadTimeout after the resolver's first update. Meanwhile the balancer does not act on checks
+// and probes. The caller must call setTargets afterwards: the update that follows then also tells
+// what has happened to the node's interfaces meanwhile.
 func (b *Balancer) awaitHops(ctx context.Context, cfg *desired.Balancer) {
 	present := targetsOf(b.cfg)
 	added := addedTo(present, targetsOf(cfg))

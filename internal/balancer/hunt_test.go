@@ -148,8 +148,8 @@ func TestHuntRandom(t *testing.T) {
 	f.check(f.offered(ack, web, "web", "forward_recover", srv6.RecoverStickiness, f.row(web, "web")...), f.run(ack))
 }
 
-// Servers that cannot be reached, are drained or fail are not offered connections. The candidates of
-// the next rows take their place, because the last server must accept. When a flow is recovered,
+// Servers that cannot be reached, are drained or fail are not offered connections. The candidates
+// of the next rows take their place, because the last server must accept. When a flow is recovered,
 // candidates that cannot be reached come last. If all servers are alike, all stay in the list. A
 // packet whose first server has no next hop is dropped. Trace agrees.
 func TestHuntPassesOverUnreachable(t *testing.T) {
@@ -400,8 +400,8 @@ func TestSeekFits(t *testing.T) {
 	}
 }
 
-// A packet of a stale flow visits the server of its entry and eight candidates. The server that gets
-// new flows in place of a drained one is among them, also if the server of the entry is not.
+// A packet of a stale flow visits the server of its entry and eight candidates. The server that
+// gets new flows in place of a drained one is among them, also if the server of the entry is not.
 func TestSeekAsksSubstitutes(t *testing.T) {
 	t.Parallel()
 	f := open(t, hunting(desired.SelectConsistent, 8))
@@ -434,8 +434,8 @@ func TestSeekAsksSubstitutes(t *testing.T) {
 	}
 }
 
-// A SYN with data is offered to as many candidates as fit its path, but at least to one. The drained
-// server of the flow stays in front of them.
+// A SYN with data is offered to as many candidates as fit its path, but at least to one. The
+// drained server of the flow stays in front of them.
 func TestOfferFits(t *testing.T) {
 	t.Parallel()
 	for _, candidates := range []int{1, 2, 4, 8} {

@@ -159,7 +159,8 @@ func newMember(server desired.Server, cfg *desired.Service, before *member, note
 }
 
 // flags returns the flags of the member's slot. The argument used says that the member gets new
-// flows. If not, the member has FlagDrained or FlagFailing. A drained member that has a cause has both.
+// flows. If not, the member has FlagDrained or FlagFailing. A drained member that has a cause has
+// both.
 func (m *member) flags(used bool) dataplane.ServerFlags {
 	flags := dataplane.FlagInUse | m.causes.Flags()
 	if m.Address.Is4() {

@@ -192,8 +192,8 @@ func stages(function srv6.Function, servers ...string) (all []stage) {
 	return all
 }
 
-// offers returns the servers that are asked first, and then those that are offered a connection of a
-// flow whose row is given. If the list has a single server, it must accept the connection.
+// offers returns the servers that are asked first, and then those that are offered a connection of
+// a flow whose row is given. If the list has a single server, it must accept the connection.
 func offers(asked []stage, row, servers []string) []stage {
 	all := slices.Clone(asked)
 	for _, name := range servers {

@@ -209,8 +209,8 @@ func keysOf(cfg *desired.Balancer) map[dataplane.ServerKey]bool {
 
 // knownOf returns what packets of known flows ask of a service's servers. The servers of a service
 // that hunts wait for an acknowledgement that the balancer knows the flow. With it, the balancer
-// also asks for load reports. Under a persistence without a flow table, the servers check; with hints,
-// they return packets whose flow they do not have.
+// also asks for load reports. Under a persistence without a flow table, the servers check; with
+// hints, they return packets whose flow they do not have.
 func knownOf(svc *desired.Service, hasHints bool) dataplane.Known {
 	switch svc.Persistence {
 	case desired.PersistenceStateless:

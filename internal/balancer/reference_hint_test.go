@@ -159,8 +159,8 @@ func (r *reference) hintedFirst(p parsed, svc *desired.Service) *desired.Server 
 	return server
 }
 
-// isUnfit tells whether a server gets no new flows because of its checks or its next hop, while others
-// do.
+// isUnfit tells whether a server gets no new flows because of its checks or its next hop, while
+// others do.
 func (r *reference) isUnfit(svc *desired.Service, server *desired.Server) bool {
 	return !r.takes(svc, server.Name) && (server.Takes() || r.failing[svc.Name+"/"+server.Name])
 }

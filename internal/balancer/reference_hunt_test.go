@@ -264,8 +264,8 @@ func (r *reference) takeAnswer(frame []byte) outcome {
 	return refused(frame, reason, layer3(frame))
 }
 
-// senderOf returns the service of a signal, and the server that has sent it. Both are nil if there is
-// no such service, and the server is nil if it is not one of the service.
+// senderOf returns the service of a signal, and the server that has sent it. Both are nil if there
+// is no such service, and the server is nil if it is not one of the service.
 func (r *reference) senderOf(h heard) (svc *desired.Service, sender *desired.Server) {
 	if svc = r.classify(h.flow); svc == nil {
 		return nil, nil
@@ -321,8 +321,8 @@ func (r *reference) takeSignal(frame []byte) outcome {
 	return r.returned(frame, reason)
 }
 
-// entersFlow tells whether the flow table enters the server that has a flow, by create-stickiness. If
-// the service finds flows by hints, the flow table does so only for flows that have an entry.
+// entersFlow tells whether the flow table enters the server that has a flow, by create-stickiness.
+// If the service finds flows by hints, the flow table does so only for flows that have an entry.
 func (r *reference) entersFlow(flow dataplane.Flow, svc *desired.Service) bool {
 	tabled, isTabled := r.tabled(svc)
 	if !isTabled || !svc.FindsByColumn() || !r.hasHints() {
@@ -332,8 +332,8 @@ func (r *reference) entersFlow(flow dataplane.Flow, svc *desired.Service) bool {
 		tabled.Placement == desired.PlacementHunt && r.halfOpenOf(flow).find(flow, svc.Name) != nil
 }
 
-// takeReturned returns the outcome for a client's packet that a server returns, with what was read of
-// it as of a signal.
+// takeReturned returns the outcome for a client's packet that a server returns, with what was read
+// of it as of a signal.
 func (r *reference) takeReturned(frame []byte, h heard) outcome {
 	h.flow.Source, h.flow.Destination = h.flow.Destination, h.flow.Source
 	if _, sender := r.senderOf(h); sender == nil {

@@ -83,12 +83,12 @@ func toFormer(former desired.Service, server *desired.Server) []stage {
 	return alone(srv6.Deliver, server)
 }
 
-// widthOf returns the width of cookies in bits. It is at least 1, because servers send signals about
-// flows without a cookie.
+// widthOf returns the width of cookies in bits. It is at least 1, because servers send signals
+// about flows without a cookie.
 func widthOf(svc *desired.Service) int { return max(1, bits.Len(uint(svc.Candidates-1))) }
 
-// withCookies makes stages tell how many bits of timestamps tell the columns of a row apart, and returns
-// them.
+// withCookies makes stages tell how many bits of timestamps tell the columns of a row apart, and
+// returns them.
 func withCookies(svc *desired.Service, all []stage) []stage {
 	for i := range all {
 		all[i].argument |= srv6.Offer{Cookie: widthOf(svc)}.Argument()
@@ -96,9 +96,9 @@ func withCookies(svc *desired.Service, all []stage) []stage {
 	return all
 }
 
-// column returns the column in the cookie of a packet. It returns 0 and false if the packet has none: no
-// timestamps, or timestamps without an echo (RFC 7323 section 3.2). The only column of a row needs
-// no cookie. Under persistence hint, packets have no cookies.
+// column returns the column in the cookie of a packet. It returns 0 and false if the packet has
+// none: no timestamps, or timestamps without an echo (RFC 7323 section 3.2). The only column of a
+// row needs no cookie. Under persistence hint, packets have no cookies.
 func column(p parsed, svc *desired.Service) (int, bool) {
 	if !isStateless(svc) {
 		return 0, false

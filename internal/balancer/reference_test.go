@@ -33,8 +33,8 @@ type reference struct {
 	firsts   map[piece]dataplane.Flow    // the flows of first fragments
 	tables   map[string][]*tables.Table  // by service and generation; empty after changes
 	turns    map[string]uint64           // turns given out by services, as far as they are known
-	// former has the services that have lost their flow table and may still have flows in the flow table,
-	// by name, as they were before.
+	// former has the services that have lost their flow table and may still have flows in the flow
+	// table, by name, as they were before.
 	former  map[string]desired.Service
 	loads   referenceLoads
 	seen    func(outcome)  // called with each outcome of the data path; may be nil
@@ -194,9 +194,9 @@ type parsed struct {
 	extended bool
 }
 
-// visitsAll tells whether the packet visits all servers that may have its flow: a server has returned
-// it, or no server can return it, because it is a first fragment or has extension headers. No server
-// returns an offer.
+// visitsAll tells whether the packet visits all servers that may have its flow: a server has
+// returned it, or no server can return it, because it is a first fragment or has extension headers.
+// No server returns an offer.
 func (p parsed) visitsAll() bool {
 	return p.returned || p.piece != nil || p.extended && !p.opens()
 }
@@ -484,8 +484,8 @@ func (r *reference) taking(flow dataplane.Flow, svc *desired.Service, wanted int
 }
 
 // possible lists the servers that may have a flow: those that get new flows, those of all
-// generations that can be reached and do not fail, those that fail, and at last those of the present
-// row that cannot be reached. A service that finds flows by columns has them on servers of
+// generations that can be reached and do not fail, those that fail, and at last those of the
+// present row that cannot be reached. A service that finds flows by columns has them on servers of
 // their row only.
 func (r *reference) possible(flow dataplane.Flow, svc *desired.Service) (names []string) {
 	if !svc.FindsByColumn() {

@@ -10,8 +10,8 @@ import (
 )
 
 // inTurn returns the course of the first packet of a flow under placement round-robin, and the
-// reason under which it is counted. If the flow table has no room, the flow is placed as under hash,
-// so that its next packet goes to the same server.
+// reason under which it is counted. If the flow table has no room, the flow is placed as under
+// hash, so that its next packet goes to the same server.
 func (r *reference) inTurn(p parsed, svc *desired.Service) (to []stage, reason string) {
 	server := r.nextInTurn(svc)
 	if server == nil {

@@ -54,8 +54,8 @@ func (r *Rehearsal) Attach(own []nexthop.Link, hop nexthop.Hop) error {
 	return b.follow(nexthop.Update{Own: own, Hops: r.hopsBy(hop)})
 }
 
-// Apply applies another configuration, as Reload does. New servers have no next hop before Reach. Its
-// errors are those of Reload.
+// Apply applies another configuration, as Reload does. New servers have no next hop before Reach.
+// Its errors are those of Reload.
 func (r *Rehearsal) Apply(cfg *desired.Balancer) error {
 	ended, cancel := context.WithCancel(context.Background())
 	cancel() // neither the resolver nor the checker runs and takes new targets

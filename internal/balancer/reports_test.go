@@ -182,8 +182,8 @@ func TestOrderWithoutReports(t *testing.T) {
 	}
 }
 
-// The last place of an offer goes to the spare server that was heard last, unless it is a candidate,
-// or takes no new flows.
+// The last place of an offer goes to the spare server that was heard last, unless it is a
+// candidate, or takes no new flows.
 func TestSpareServers(t *testing.T) {
 	t.Parallel()
 	cfg := hunting(desired.SelectSpare, 4)
@@ -373,8 +373,8 @@ func TestReportsAreOfNow(t *testing.T) {
 			t.Errorf("%d ticks from the clock: noted %v", offset, noted)
 		}
 	}
-	// A small correction of the clock keeps the last report. After a restart of the server, it is no
-	// measure for the next one.
+	// A small correction of the clock keeps the last report. After a restart of the server, it is
+	// no measure for the next one.
 	last := ownReport(7, 20, 1000)
 	requireLast := func(when string, want storedReport) {
 		t.Helper()
@@ -524,8 +524,8 @@ func TestReportsRelayLoads(t *testing.T) {
 	}
 }
 
-// A report may name a column that the row no longer has, because it crossed a removal of servers. Then
-// no load is noted for it: the last slot stands for candidates that a row does not have.
+// A report may name a column that the row no longer has, because it crossed a removal of servers.
+// Then no load is noted for it: the last slot stands for candidates that a row does not have.
 func TestReportOfColumnBehindRow(t *testing.T) {
 	t.Parallel()
 	f := open(t, hunting(desired.SelectReports, 8))

@@ -303,8 +303,8 @@ func TestRestartWithoutService(t *testing.T) {
 }
 
 // A process reads the generations that the process before it has saved. So it has the former
-// candidates as well, at which older flows are recovered. A reload that changes something else keeps
-// them.
+// candidates as well, at which older flows are recovered. A reload that changes something else
+// keeps them.
 func TestRestartKeepsFormerCandidates(t *testing.T) {
 	t.Parallel()
 	f := open(t, hunting(desired.SelectConsistent, 2))

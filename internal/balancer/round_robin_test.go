@@ -71,8 +71,8 @@ func occurrences(values []string) map[string]int {
 	return counts
 }
 
-// In any six turns that follow one another, which are a cycle, each server gets as many flows as its
-// weight says. The servers are in the order of the table, and the first turn is drawn.
+// In any six turns that follow one another, which are a cycle, each server gets as many flows as
+// its weight says. The servers are in the order of the table, and the first turn is drawn.
 func TestTurnsFollowWeights(t *testing.T) {
 	t.Parallel()
 	f := open(t, balancerOf(inTurn(desired.TCP), inTurn(desired.UDP)))

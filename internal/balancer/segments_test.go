@@ -110,8 +110,8 @@ func TestSegmentLists(t *testing.T) {
 	})
 }
 
-// A driver that leaves 192 bytes in front of a frame has room for six servers in each encapsulation.
-// Longer lists are shortened to the first five servers and the last one.
+// A driver that leaves 192 bytes in front of a frame has room for six servers in each
+// encapsulation. Longer lists are shortened to the first five servers and the last one.
 func TestSegmentListsWithLittleHeadroom(t *testing.T) {
 	t.Parallel()
 	const left = 192
@@ -147,9 +147,9 @@ func overheadOf(kind desired.Encapsulation, n int, whole bool) int {
 	return 40
 }
 
-// testColumns are the columns of the servers, as bpf/balancer/segments.h has them: four bits for each
-// server, those of the first one lowest. The sixth server has none. Offers have at most eight servers,
-// so the others have the bits 0.
+// testColumns are the columns of the servers, as bpf/balancer/segments.h has them: four bits for
+// each server, those of the first one lowest. The sixth server has none. Offers have at most eight
+// servers, so the others have the bits 0.
 const testColumns uint32 = 0xec1a0864
 
 // fillServers writes the servers. It returns their SIDs for connect-avail with their columns, in
@@ -167,8 +167,8 @@ func fillServers(mapped *dataplane.Directory) (path []netip.Addr) {
 	return path
 }
 
-// The bytes in front of a frame in a test run, and how many of them the kernel keeps (struct xdp_frame
-// of Linux).
+// The bytes in front of a frame in a test run, and how many of them the kernel keeps (struct
+// xdp_frame of Linux).
 const headroom, kernelHeadroom = 256, 40
 
 // run encapsulates a frame for n servers. The frame has metadata of the driver, which takes up some

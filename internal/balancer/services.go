@@ -35,8 +35,8 @@ type services struct {
 	reach  func(*member) // writes the next hop of a member, if it is known
 	// hasHints tells whether there is a hint table.
 	hasHints bool
-	// Services whose candidate tables were replaced, or that have ceased to be stateless. Packets may
-	// still use their former tables and rules.
+	// Services whose candidate tables were replaced, or that have ceased to be stateless. Packets
+	// may still use their former tables and rules.
 	swapped []*service
 }
 

@@ -50,8 +50,9 @@ func (f *fixture) cookied(frame []byte, flow dataplane.Flow, service, reason str
 	return f.visited(frame, flow, service, reason, all...)
 }
 
-// A SYN is offered to the candidates of its row with their columns and the width of cookies. A client
-// without timestamps could not tell which of them has accepted, so its SYN goes to the first one.
+// A SYN is offered to the candidates of its row with their columns and the width of cookies. A
+// client without timestamps could not tell which of them has accepted, so its SYN goes to the first
+// one.
 func TestStatelessSYN(t *testing.T) {
 	t.Parallel()
 	for candidates := 1; candidates <= 8; candidates++ {
@@ -85,8 +86,8 @@ func cookieShapes(echo uint32) map[string][]packet.Option {
 	}
 }
 
-// A later packet visits the server of the column that its cookie names, whatever the order of options.
-// Without a cookie it visits all candidates, that of column 0 first.
+// A later packet visits the server of the column that its cookie names, whatever the order of
+// options. Without a cookie it visits all candidates, that of column 0 first.
 func TestStatelessCookies(t *testing.T) {
 	t.Parallel()
 	for _, candidates := range []int{1, 2, 3, 4, 8} {
@@ -121,8 +122,8 @@ func TestStatelessCookies(t *testing.T) {
 	}
 }
 
-// A candidate that takes no new flows is left out of offers, and no server outside the row is offered
-// the flow, because it would not be found. Packets with its cookie still go to it.
+// A candidate that takes no new flows is left out of offers, and no server outside the row is
+// offered the flow, because it would not be found. Packets with its cookie still go to it.
 func TestStatelessOffersStayInRow(t *testing.T) {
 	t.Parallel()
 	f := open(t, stateless(desired.PlacementHunt, 3))
@@ -145,8 +146,8 @@ func TestStatelessOffersStayInRow(t *testing.T) {
 }
 
 // After changes of servers, a packet visits the present server of its column and those before, the
-// newest first. A flow whose column has not changed has one segment. A balancer that starts late with
-// the same generations has the same columns.
+// newest first. A flow whose column has not changed has one segment. A balancer that starts late
+// with the same generations has the same columns.
 func TestStatelessHistory(t *testing.T) {
 	t.Parallel()
 	f := open(t, stateless(desired.PlacementHunt, 2))
@@ -201,8 +202,8 @@ func TestStatelessHistory(t *testing.T) {
 	}
 }
 
-// A server that fails may be down and not pass packets on. So it comes behind all other servers that a
-// packet visits, also behind older ones of its column, and behind those of other columns.
+// A server that fails may be down and not pass packets on. So it comes behind all other servers
+// that a packet visits, also behind older ones of its column, and behind those of other columns.
 func TestFailingServersOfColumnsComeLast(t *testing.T) {
 	t.Parallel()
 	for name, with := range map[string]func(*desired.Balancer) *desired.Balancer{
@@ -243,8 +244,9 @@ func TestFailingServersOfColumnsComeLast(t *testing.T) {
 	}
 }
 
-// When a service becomes stateless, the flows that the flow table knows stay with their servers until
-// they have ended, although their timestamps look like cookies. Then all packets go by their cookies.
+// When a service becomes stateless, the flows that the flow table knows stay with their servers
+// until they have ended, although their timestamps look like cookies. Then all packets go by their
+// cookies.
 func TestStatelessKeepsFormerFlows(t *testing.T) {
 	t.Parallel()
 	f := open(t, hunting(desired.SelectConsistent, 2))
@@ -361,8 +363,8 @@ func TestStatelessDrained(t *testing.T) {
 	}
 }
 
-// requireRowShares fails the test unless the status shows which servers get the new flows of each row,
-// or are offered them first: the first server that takes new flows, or else the first server.
+// requireRowShares fails the test unless the status shows which servers get the new flows of each
+// row, or are offered them first: the first server that takes new flows, or else the first server.
 func (f *fixture) requireRowShares(service string) {
 	f.t.Helper()
 	svc := f.service(service)

@@ -56,8 +56,8 @@ const (
 	caseOfferStep = "agent-up-to-"         // agent-accept, up to a step of the program
 )
 
-// The reasons that count the packets of known flows at a balancer. Packets of the second visit several
-// servers.
+// The reasons that count the packets of known flows at a balancer. Packets of the second visit
+// several servers.
 const (
 	reasonKnown   = "forward_known"
 	reasonRecover = "forward_recover"
@@ -176,8 +176,8 @@ func floorCase() benchCase {
 	return c
 }
 
-// floorLookupCase is the floor with one random access to a table that has the given number of bytes for
-// each flow: the least cost of a persistence with such a table.
+// floorLookupCase is the floor with one random access to a table that has the given number of bytes
+// for each flow: the least cost of a persistence with such a table.
 func floorLookupCase(name string, flows, bytesPerFlow uint32) benchCase {
 	c := floorCase()
 	c.name, c.flows, c.traffic.flows = name, flows, flows
@@ -204,8 +204,8 @@ func knownCase(name string, s service, flows, room uint32) benchCase {
 	return c
 }
 
-// statelessCase uses packets of flows of a service that hunts, in random order. Their timestamps tell
-// the column of the server. There is no flow table to fill.
+// statelessCase uses packets of flows of a service that hunts, in random order. Their timestamps
+// tell the column of the server. There is no flow table to fill.
 func statelessCase(s service, flows uint32) benchCase {
 	s.persistence = desired.PersistenceStateless
 	c := benchCase{name: caseStateless, service: s, flows: flows}
@@ -216,8 +216,8 @@ func statelessCase(s service, flows uint32) benchCase {
 	return c
 }
 
-// optionsCase is the worst case of statelessCase: the timestamps are the last option in the longest TCP
-// header, behind options that are as short as can be.
+// optionsCase is the worst case of statelessCase: the timestamps are the last option in the longest
+// TCP header, behind options that are as short as can be.
 func optionsCase(s service, flows uint32) benchCase {
 	c := statelessCase(s, flows)
 	c.name = caseOptions
@@ -231,8 +231,8 @@ func optionsCase(s service, flows uint32) benchCase {
 	return c
 }
 
-// historyCase is statelessCase with packets that visit two servers, because a change of weights has given
-// each column another server.
+// historyCase is statelessCase with packets that visit two servers, because a change of weights has
+// given each column another server.
 func historyCase(s service, flows uint32) benchCase {
 	c := statelessCase(s, flows)
 	c.name, c.reason = caseHistory, reasonRecover
@@ -261,8 +261,8 @@ func quicForm() *desired.QUIC {
 	return &desired.QUIC{Form: desired.QUICLB21, ServerIDLength: 3, NonceLength: 8}
 }
 
-// hintCase uses flows whose hints name their server, in random order. About one flow in 40 follows no
-// hint, because its set has no room, or because its hint is shared (docs/stateless.md).
+// hintCase uses flows whose hints name their server, in random order. About one flow in 40 follows
+// no hint, because its set has no room, or because its hint is shared (docs/stateless.md).
 func hintCase(s service, flows uint32) benchCase {
 	s.persistence = desired.PersistenceHint
 	c := benchCase{name: caseHint, service: s, flows: flows}

@@ -138,8 +138,8 @@ func (o *PacketOptions) chooseCases() (chosen []benchCase, err error) {
 	return chosen, nil
 }
 
-// prepareCases makes the setups and programs of the cases. Flow tables are filled last, because their
-// flows age from then on. Hints do not age, because nothing sweeps them here.
+// prepareCases makes the setups and programs of the cases. Flow tables are filled last, because
+// their flows age from then on. Hints do not age, because nothing sweeps them here.
 func prepareCases(ctx context.Context, h *host, rigs map[setup]*rig, chosen []benchCase, progress Progress) ([]*measured, error) {
 	var cases []*measured
 	for _, c := range chosen {
@@ -230,8 +230,8 @@ func (m *measured) count() (uint64, error) {
 }
 
 // requireCounted returns an error unless nearly all packets of cases with known flows were of known
-// flows, and none of cases with new flows. In a full table one flow in fifty finds no room, and in a
-// full hint table one in forty follows no hint.
+// flows, and none of cases with new flows. In a full table one flow in fifty finds no room, and in
+// a full hint table one in forty follows no hint.
 func (m *measured) requireCounted() error {
 	share := float64(m.counted) / float64(m.sent)
 	switch m.name {

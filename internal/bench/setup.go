@@ -525,8 +525,8 @@ func (r *rig) fill(ctx context.Context, h *host, s *setup) error {
 	return nil
 }
 
-// fillHints has a server of each flow's row accept the flow, and the client answer. Of all servers that
-// say that they have accepted, the balancer believes the first one of the row.
+// fillHints has a server of each flow's row accept the flow, and the client answer. Of all servers
+// that say that they have accepted, the balancer believes the first one of the row.
 func (r *rig) fillHints(ctx context.Context, h *host, s *setup) error {
 	ack := trafficTo(s.family, vips[s.family], desired.TCP, packet.ACK)
 	ack.order = inTurn

@@ -43,8 +43,8 @@ func (b *testbed) measure(ctx context.Context, way Way, cores int) (rate, lost f
 	return rate, lost, err
 }
 
-// estimate returns the packets per second of a short trial, more than 0. On a busy machine, the time
-// of a trial can be over before it begins. Then the next one has twice the time.
+// estimate returns the packets per second of a short trial, more than 0. On a busy machine, the
+// time of a trial can be over before it begins. Then the next one has twice the time.
 func (b *testbed) estimate(ctx context.Context) (rate float64, err error) {
 	const longest = 30 * time.Second
 	for duration := 200 * time.Millisecond; duration < longest; duration *= 2 {

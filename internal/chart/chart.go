@@ -98,8 +98,8 @@ func (p *plot) document(attributes, head string) []byte {
 	p.printf(`<rect class="ground" width="%d" height="%.0f"/>`+"\n", width, p.height)
 	p.heading()
 	p.grid()
-	// An inner document cuts off what is outside the axes, except markers at their ends. A clip path
-	// would need a name that is unique on the page.
+	// An inner document cuts off what is outside the axes, except markers at their ends. A clip
+	// path would need a name that is unique on the page.
 	p.printf(`<svg x="%.1f" y="%.1f" width="%.1f" height="%.1f" `+
 		`viewBox="%[1]g %[2]g %[3]g %[4]g">`+"\n",
 		p.left-4.5, p.top-4.5, p.plotWidth()+9, plotHeight+9.)

@@ -35,8 +35,8 @@ func (d *document) warnOfForgedSignals(b *desired.Balancer) {
 }
 
 // warnOfUnknownClocks warns about load reports of servers whose clocks the balancer does not know.
-// By the serials alone, a report of a server that has rebooted is older than those before, for up to
-// half of the 6.5 days after which serials repeat.
+// By the serials alone, a report of a server that has rebooted is older than those before, for up
+// to half of the 6.5 days after which serials repeat.
 func (d *document) warnOfUnknownClocks(b *desired.Balancer) {
 	for i, s := range b.Services {
 		if s.OrdersByReports() && !s.Probes() {
@@ -76,8 +76,8 @@ func (d *document) warnOfForgedQuestions(a *desired.Agent) {
 	}
 }
 
-// warnOfWorkersAsCapacity warns if servers that compare their loads would compare them only when all
-// workers of Apache are busy, because the source's own capacity is the number of workers.
+// warnOfWorkersAsCapacity warns if servers that compare their loads would compare them only when
+// all workers of Apache are busy, because the source's own capacity is the number of workers.
 func (d *document) warnOfWorkersAsCapacity(a *desired.Agent) {
 	for i, s := range a.Services {
 		if s.Accept.Policy != desired.AcceptLeast || s.Load.Kind != desired.LoadApache || s.Load.Capacity > 0 {

@@ -49,8 +49,8 @@ type BalancerNode struct {
 	Seed uint64 `yaml:"seed"`
 	// Limits size the tables in the kernel; a change needs a restart.
 	Limits Limits `yaml:"limits"`
-	// State is the absolute path of the directory in which the balancer keeps the generations of its
-	// services (package generation). Default /var/lib/segue; a change needs a restart. An empty
+	// State is the absolute path of the directory in which the balancer keeps the generations of
+	// its services (package generation). Default /var/lib/segue; a change needs a restart. An empty
 	// path means that the balancer keeps them in memory. A file cannot say so.
 	State string `yaml:"state,omitempty"`
 	// SignalKey is the absolute path of the file with the keys for tags of signals. ReadSignalKeys

@@ -21,8 +21,8 @@ const (
 	DefaultGenerations = 3
 	// DefaultColumnGenerations is the same for a persistence that finds flows by columns.
 	DefaultColumnGenerations = 32
-	// DefaultHistory is the default number of servers that a place remembers: with three, SHELL loses
-	// less than 1% of connections in its realistic case (section VI).
+	// DefaultHistory is the default number of servers that a place remembers: with three, SHELL
+	// loses less than 1% of connections in its realistic case (section VI).
 	DefaultHistory = 3
 )
 

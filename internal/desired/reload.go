@@ -44,8 +44,8 @@ func (a *Agent) Fixed() []Setting {
 
 func setting(field string, value any) Setting { return Setting{field, fmt.Sprint(value)} }
 
-// ReloadableFrom tells whether a running balancer can reload b. The error is of type field.Errors and
-// names each field whose change needs a restart, with the new and the running value.
+// ReloadableFrom tells whether a running balancer can reload b. The error is of type field.Errors
+// and names each field whose change needs a restart, with the new and the running value.
 func (b *Balancer) ReloadableFrom(old *Balancer) error {
 	return CheckFixed(b.Fixed(), old.Fixed())
 }

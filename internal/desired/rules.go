@@ -25,8 +25,8 @@ type rules struct {
 // failf adds an error about the field at a path.
 func (r *rules) failf(path, format string, args ...any) { r.errs.Addf(path, format, args...) }
 
-// checkRanges checks all numbers in a struct that have a range tag. A field with omitempty may be 0,
-// which stands for a missing value.
+// checkRanges checks all numbers in a struct that have a range tag. A field with omitempty may be
+// 0, which stands for a missing value.
 func (r *rules) checkRanges(path string, value reflect.Value) {
 	switch {
 	case value.Kind() == reflect.Pointer && !value.IsNil():
@@ -62,8 +62,8 @@ func (r *rules) checkFields(path string, value reflect.Value) {
 	}
 }
 
-// IsSRv6 tells whether packets have a segment routing header. IsSRv6 and IsTunnel are both false for
-// an unknown encapsulation, which is an error already.
+// IsSRv6 tells whether packets have a segment routing header. IsSRv6 and IsTunnel are both false
+// for an unknown encapsulation, which is an error already.
 func (e Encapsulation) IsSRv6() bool   { return e == SRv6Insert || e == SRv6Encap }
 func (e Encapsulation) IsTunnel() bool { return e == GRE || e == IPIP }
 

@@ -23,12 +23,12 @@ const MaxServices = 16384
 // bpf/balancer/types.h.
 const MaxGenerations = 4
 
-// MaxColumnGenerations is the maximum number of server sets for persistence stateless or hint. The candidate
-// table holds the last different servers of each place, and not whole sets.
+// MaxColumnGenerations is the maximum number of server sets for persistence stateless or hint. The
+// candidate table holds the last different servers of each place, and not whole sets.
 const MaxColumnGenerations = 64
 
-// MaxColumns is the maximum of buckets times candidates for persistence stateless or hint: COLUMN_TABLE_SIZE of
-// bpf/balancer/columns.h.
+// MaxColumns is the maximum of buckets times candidates for persistence stateless or hint:
+// COLUMN_TABLE_SIZE of bpf/balancer/columns.h.
 const MaxColumns = 1 << 19
 
 // MaxVisited is the most servers that a packet of an unknown flow visits: MAX_SEGMENTS of

@@ -101,8 +101,8 @@ type Service struct {
 	// Selection is for placement hunt only, where the default is consistent.
 	Selection Selection `yaml:"selection,omitempty"`
 	// Candidates is how many servers a bucket lists, 1 to 8, or fewer if there are not so many
-	// servers. Default 4 for placement hunt, or 8 with selection reports or spare; 3 for hash, 8 for
-	// round-robin.
+	// servers. Default 4 for placement hunt, or 8 with selection reports or spare; 3 for hash, 8
+	// for round-robin.
 	Candidates int `yaml:"candidates"`
 	// Generations is how many sets of servers the candidate table follows from: the present one and
 	// those before. 1 to 4, and 3 by default; for persistence stateless and hint 1 to 64, and 32 by
@@ -213,8 +213,8 @@ type Server struct {
 // hasOwnHost tells whether the health checks connect to another address than Address.
 func (s *Server) hasOwnHost() bool { return s.Host.IsValid() && s.Host != s.Address }
 
-// FindsByColumn tells whether packets find the server of a flow by its column, that is by its place in
-// the row of the flow's bucket.
+// FindsByColumn tells whether packets find the server of a flow by its column, that is by its place
+// in the row of the flow's bucket.
 func (s *Service) FindsByColumn() bool {
 	return s.Persistence == PersistenceStateless || s.Persistence == PersistenceHint
 }

@@ -63,8 +63,8 @@ type apacheFiles struct {
 	ApacheServers
 	Scoreboard string
 	WorkScript string // uses as much CPU time as a request says
-	// With MediaWiki: Apache's module for PHP, MediaWiki's configuration and programs, and their path
-	// in URLs.
+	// With MediaWiki: Apache's module for PHP, MediaWiki's configuration and programs, and their
+	// path in URLs.
 	PHPModule, Settings, MediaWiki, WikiPath string
 }
 

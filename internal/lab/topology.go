@@ -77,8 +77,8 @@ type Service struct {
 	Port          desired.Port          `yaml:"port"`
 	Protocol      desired.Protocol      `yaml:"protocol"`
 	Encapsulation desired.Encapsulation `yaml:"encapsulation"`
-	// Placement, Persistence, Selection, Candidates, Generations, History and Buckets are the same as in
-	// a balancer's configuration, with its defaults.
+	// Placement, Persistence, Selection, Candidates, Generations, History and Buckets are the same
+	// as in a balancer's configuration, with its defaults.
 	Placement   desired.Placement   `yaml:"placement,omitempty"`
 	Persistence desired.Persistence `yaml:"persistence,omitempty"`
 	Selection   desired.Selection   `yaml:"selection,omitempty"`
@@ -325,10 +325,11 @@ func (t Topology) longerLists() (most int) {
 	return most
 }
 
-// longerLists returns how many bytes longer the headers are, compared to a packet for one server, when
-// a packet of an unknown flow visits all servers that may have the flow (docs/tables.md). Services with
-// placement hunt send such packets, and those that find flows by columns. Agents do not reserve this space by themselves, because they do not know the
-// number of candidates. The argument is the number of servers of the lab.
+// longerLists returns how many bytes longer the headers are, compared to a packet for one server,
+// when a packet of an unknown flow visits all servers that may have the flow (docs/tables.md).
+// Services with placement hunt send such packets, and those that find flows by columns. Agents do
+// not reserve this space by themselves, because they do not know the number of candidates. The
+// argument is the number of servers of the lab.
 func (s Service) longerLists(servers int) int {
 	const segment, header = 16, 8
 	candidates := cmp.Or(s.Candidates, s.Selection.DefaultCandidates())

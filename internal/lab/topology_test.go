@@ -414,8 +414,8 @@ services:
 	}
 }
 
-// TestRoomForServers checks that agents leave room for all servers that a packet of an unknown flow may
-// visit: the candidates of all generations, but no more than there are servers, and ten.
+// TestRoomForServers checks that agents leave room for all servers that a packet of an unknown flow
+// may visit: the candidates of all generations, but no more than there are servers, and ten.
 func TestRoomForServers(t *testing.T) {
 	for _, v := range []struct {
 		selection                        desired.Selection
@@ -444,8 +444,8 @@ func TestRoomForServers(t *testing.T) {
 	}
 }
 
-// TestRoomWithoutFlowTable checks that services that find flows by columns have room for all servers
-// of a row's history, also without placement hunt.
+// TestRoomWithoutFlowTable checks that services that find flows by columns have room for all
+// servers of a row's history, also without placement hunt.
 func TestRoomWithoutFlowTable(t *testing.T) {
 	for _, persistence := range []desired.Persistence{desired.PersistenceStateless, desired.PersistenceHint} {
 		topology := DefaultTopology()

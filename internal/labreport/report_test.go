@@ -212,7 +212,8 @@ func TestHeldTables(t *testing.T) {
 	}
 }
 
-// TestModelWithoutPercentiles checks that charts leave out percentiles that the model does not have.
+// TestModelWithoutPercentiles checks that charts leave out percentiles that the model does not
+// have.
 func TestModelWithoutPercentiles(t *testing.T) {
 	f := &folder{Results: small(t, t.TempDir(), 0.1, 0.11)}
 	for points, want := range map[int][]string{

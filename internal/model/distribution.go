@@ -58,10 +58,10 @@ var eulerWeights = func() (weights [2*eulerTerms + 1]float64) {
 	return weights
 }()
 
-// invert returns f(t), t > 0, of the function whose Laplace transform is given, by the Euler algorithm
-// (J. Abate and W. Whitt, "A Unified Framework for Numerically Inverting Laplace Transforms", INFORMS
-// Journal on Computing 18, 2006, section 5). It needs f to be smooth at t and errs by some 1e-9 of its
-// size.
+// invert returns f(t), t > 0, of the function whose Laplace transform is given, by the Euler
+// algorithm (J. Abate and W. Whitt, "A Unified Framework for Numerically Inverting Laplace
+// Transforms", INFORMS Journal on Computing 18, 2006, section 5). It needs f to be smooth at t and
+// errs by some 1e-9 of its size.
 func invert(transform func(complex128) complex128, t float64) float64 {
 	const shift = eulerTerms * math.Ln10 / 3
 	sum := 0.0

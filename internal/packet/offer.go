@@ -9,17 +9,17 @@ import (
 )
 
 // SetActive returns the frame with another segment in the entry of the list that segments left
-// points at. The destination stays. A candidate tells its load this way, before it passes the packet
-// on by Advance. SetActive does not change the frame itself.
+// points at. The destination stays. A candidate tells its load this way, before it passes the
+// packet on by Advance. SetActive does not change the frame itself.
 func SetActive(frame []byte, segment netip.Addr) ([]byte, error) {
 	out, _, err := setActive(frame, segment)
 	return out, err
 }
 
 // HandBack returns the frame that the last candidate sends to an earlier one. The segment replaces
-// the last candidate's own entry and becomes the destination. Segments left stays, and the hop limit
-// decreases. The Ethernet addresses stay: the forwarding node sets them. HandBack does not change
-// the frame itself.
+// the last candidate's own entry and becomes the destination. Segments left stays, and the hop
+// limit decreases. The Ethernet addresses stay: the forwarding node sets them. HandBack does not
+// change the frame itself.
 func HandBack(frame []byte, segment netip.Addr) ([]byte, error) {
 	out, env, err := setActive(frame, segment)
 	if err != nil {

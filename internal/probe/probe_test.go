@@ -456,8 +456,8 @@ func TestNeverHeardAgain(t *testing.T) {
 	})
 }
 
-// One server of four drops what it accepts, and every connection goes to it while balancers offer it
-// any. So all connections are lost, until the servers have been left out in turn. In its next
+// One server of four drops what it accepts, and every connection goes to it while balancers offer
+// it any. So all connections are lost, until the servers have been left out in turn. In its next
 // chances, the bad server is the first that is left out.
 func TestServerThatTakesAll(t *testing.T) {
 	const bad, offered = 3, 9

@@ -88,8 +88,8 @@ func TestColocated(t *testing.T) {
 		discipline processor.Discipline
 		want       map[string]float64
 	}{
-		// Each has received 1 of 4 at 2. Then each gets a quarter of the core until 6, and half from
-		// then on.
+		// Each has received 1 of 4 at 2. Then each gets a quarter of the core until 6, and half
+		// from then on.
 		{processor.ProcessorSharing, map[string]float64{"a": 10, "b": 10}},
 		// a has received 2 of 4 at 2, and 4 at 6.
 		{processor.FIFO, map[string]float64{"a": 6, "b": 10}},

@@ -22,7 +22,8 @@ type Flow struct {
 	transit int32
 	// Class is the index of the flow's job in Config.Jobs. A layer-4 balancer does not know it.
 	Class int16
-	// Connected tells whether the first acknowledgement has passed the balancer (state CONN of HLB).
+	// Connected tells whether the first acknowledgement has passed the balancer (state CONN of
+	// HLB).
 	Connected bool
 	// found is the number of flows of the server when it took this one, at most 255. It is here
 	// because there is room.

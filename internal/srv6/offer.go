@@ -29,10 +29,11 @@ type Offer struct {
 	// WantsReport tells that the balancer takes load reports of this flow.
 	WantsReport bool
 	// Cookie is the width of the flow's cookie, in bits, 0 to 3. It is 0 if the flow has none: the
-	// balancer keeps state of the flow. SIDs of the function Steer have only this field and the next.
+	// balancer keeps state of the flow. SIDs of the function Steer have only this field and the
+	// next.
 	Cookie int
-	// Returns tells, in a SID of the function Steer, that a server without the flow returns the packet
-	// to the balancer.
+	// Returns tells, in a SID of the function Steer, that a server without the flow returns the
+	// packet to the balancer.
 	Returns bool
 	// Next is the load that the candidate would have with one connection more, up to MaxLoad. It is
 	// 0 if the candidate has told no load.

@@ -65,7 +65,8 @@ func TestFigure7(t *testing.T) {
 	}
 }
 
-// addRates adds to rates[k] the failure rate of one experiment in which k random servers are removed.
+// addRates adds to rates[k] the failure rate of one experiment in which k random servers are
+// removed.
 func addRates(t *testing.T, rates *[31]float64, n, candidates, experiment int) {
 	t.Helper()
 	rng := rand.New(rand.NewPCG(7, uint64(experiment)))

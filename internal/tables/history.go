@@ -26,8 +26,8 @@ type History struct {
 const MaxDepth = 255
 
 // NewHistory returns a history that begins with the servers of the places of a table, such as
-// Table.Rows. NoServer stands for no server. The history keeps 1 to MaxDepth servers for each place,
-// including the present one.
+// Table.Rows. NoServer stands for no server. The history keeps 1 to MaxDepth servers for each
+// place, including the present one.
 func NewHistory(places []uint16, depth int) (*History, error) {
 	if depth < 1 || depth > MaxDepth {
 		return nil, fmt.Errorf("history of depth %d: out of range 1 to %d", depth, MaxDepth)

@@ -68,8 +68,8 @@ type Size struct {
 	Seeds       int       `yaml:"seeds"`       // runs of each case at each point
 	// Speed is how much faster than real time the experiment runs.
 	Speed float64 `yaml:"speed"`
-	// Day is how long a day lasts, and Bin the length of the intervals in which it is shown. Both are
-	// for KindDay.
+	// Day is how long a day lasts, and Bin the length of the intervals in which it is shown. Both
+	// are for KindDay.
 	Day time.Duration `yaml:"day"`
 	Bin time.Duration `yaml:"bin"`
 }
@@ -227,8 +227,8 @@ func Names() (names []string) {
 	return names
 }
 
-// Ready names the experiments of the set that need nothing beside root and nginx, and can run with the
-// options. The errors are those of the others that need nothing.
+// Ready names the experiments of the set that need nothing beside root and nginx, and can run with
+// the options. The errors are those of the others that need nothing.
 func Ready(set Set, o Options) (names []string, others []error, err error) {
 	for _, name := range Names() {
 		e, _, err := Load(name)

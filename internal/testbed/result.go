@@ -27,8 +27,8 @@ type Results struct {
 	Claims []Claim `json:"claims,omitempty"`
 	Full   bool    `json:"full"`
 	Speed  float64 `json:"speed"`
-	// Bin is the length of the intervals in which reports show the response times of a replayed day,
-	// in seconds (6LB, figure 12). It is 0 if the runs replay no day.
+	// Bin is the length of the intervals in which reports show the response times of a replayed
+	// day, in seconds (6LB, figure 12). It is 0 if the runs replay no day.
 	Bin         float64     `json:"bin,omitempty"`
 	Environment Environment `json:"environment"`
 	// Runs are the runs that have ended, in the order of cases, points and seeds.
@@ -164,8 +164,8 @@ type Share struct {
 	Returned  uint64 `json:"returned,omitempty"`   // handed back to another candidate
 	TakenBack uint64 `json:"taken_back,omitempty"` // handed back to this server
 	Forced    uint64 `json:"forced"`
-	// FirstThreshold and LastThreshold are the thresholds of the accept policy at the beginning and at
-	// the end. They are nil for policies without one.
+	// FirstThreshold and LastThreshold are the thresholds of the accept policy at the beginning and
+	// at the end. They are nil for policies without one.
 	FirstThreshold *uint32 `json:"first_threshold,omitempty"`
 	LastThreshold  *uint32 `json:"last_threshold,omitempty"`
 }

@@ -17,8 +17,8 @@ import (
 )
 
 const (
-	// clientAddresses is the number of addresses of the load generator. With fewer, the kernel would
-	// soon use a port again, and a flow table may still have the connection before.
+	// clientAddresses is the number of addresses of the load generator. With fewer, the kernel
+	// would soon use a port again, and a flow table may still have the connection before.
 	clientAddresses = 254
 	// timeout is how long the generator waits for a response, by the clock. It is longer than any
 	// queue lasts, so that failures are those of the servers.

@@ -22,8 +22,8 @@ type Summary struct {
 	// Fewest and Most are the smallest and the largest number of responses of a server in a run.
 	Fewest, Most uint64
 	Measured     Response
-	// Half has half of the 95% confidence interval of each measured time, over the seeds (Student). It
-	// is nil for a single run.
+	// Half has half of the 95% confidence interval of each measured time, over the seeds (Student).
+	// It is nil for a single run.
 	Half *Response
 	// Simulated, Bound and Model are nil unless all runs have them.
 	Simulated *Response

@@ -33,7 +33,8 @@ const (
 // connection is a TCP connection to a target.
 type connection struct {
 	descriptor int
-	// serial tells events of this connection from events of an earlier one with the same descriptor.
+	// serial tells events of this connection from events of an earlier one with the same
+	// descriptor.
 	serial int32
 	phase  phase
 	target *Target

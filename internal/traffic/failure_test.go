@@ -117,8 +117,9 @@ func TestFailures(t *testing.T) {
 	}
 }
 
-// TestExpected: responses as expected succeed, in each form of a body. They announce that the server
-// closes the connection. Otherwise the next request could use the connection before the end arrives.
+// TestExpected: responses as expected succeed, in each form of a body. They announce that the
+// server closes the connection. Otherwise the next request could use the connection before the end
+// arrives.
 func TestExpected(t *testing.T) {
 	for name, text := range map[string]string{
 		"sized":     "HTTP/1.1 404 Not Found\r\nConnection: close\r\nContent-Length: 5\r\n\r\nhello",

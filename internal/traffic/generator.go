@@ -24,7 +24,8 @@ const (
 	longestPause = 50 * time.Millisecond
 	// mostDue is how many requests are sent before the events of other connections get their turn.
 	mostDue = 64
-	// mostOpening is how many idle connections are opened at the same time. Listeners have backlogs.
+	// mostOpening is how many idle connections are opened at the same time. Listeners have
+	// backlogs.
 	mostOpening = 64
 	readBuffer  = 256 << 10
 )

@@ -43,8 +43,8 @@ type Config struct {
 	Requests uint64
 	// Warmup is the time at the beginning whose requests do not count in the report.
 	Warmup time.Duration
-	// Demand is the distribution of the work in the targets' URLs. Work is rounded to microseconds. It
-	// is nil if the targets have no placeholder for it.
+	// Demand is the distribution of the work in the targets' URLs. Work is rounded to microseconds.
+	// It is nil if the targets have no placeholder for it.
 	Demand *sim.Distribution
 	// Seed seeds arrivals, targets and work.
 	Seed uint64

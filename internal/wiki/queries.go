@@ -64,7 +64,8 @@ func (w *Wiki) WriteQueries(out io.Writer, q Queries) error {
 	}
 }
 
-// WritePages writes a trace with one request for each page, at equal intervals of a rate per second.
+// WritePages writes a trace with one request for each page, at equal intervals of a rate per
+// second.
 func (w *Wiki) WritePages(out io.Writer, rate float64) error {
 	b := bufio.NewWriter(out)
 	fmt.Fprintln(b, "time\tquery")

@@ -20,9 +20,9 @@ var failoverFigure = flag.Bool("failover.figure", false,
 // TestServersAndABalancerFailAtOnce removes some of many servers, at once or in three changes. Then
 // the edge router sends every connection to the other balancer, which knows none. 6LB's figure 11d
 // counts the connections that are reset, in addition to those of the removed servers, because their
-// server is no longer in the row of their bucket: up to 2% with two candidates, and 4% with a single
-// choice. Segue resets none, because packets also visit the candidates of former generations. A
-// service without agents shows that some connections need it.
+// server is no longer in the row of their bucket: up to 2% with two candidates, and 4% with a
+// single choice. Segue resets none, because packets also visit the candidates of former
+// generations. A service without agents shows that some connections need it.
 func TestServersAndABalancerFailAtOnce(t *testing.T) {
 	servers, removals := 24, [][]int{{2, 5, 8}}
 	if *failoverFigure {

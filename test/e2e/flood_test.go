@@ -92,8 +92,8 @@ func TestSYNFlood(t *testing.T) {
 	requireSameMemory(t, before, after)
 }
 
-// requireSameMemory fails the test if balancers have used more memory during a flood. The garbage of
-// their processes may grow a little.
+// requireSameMemory fails the test if balancers have used more memory during a flood. The garbage
+// of their processes may grow a little.
 func requireSameMemory(t *testing.T, before, after stock) {
 	t.Helper()
 	for node, memory := range after.memory {

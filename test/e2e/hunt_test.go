@@ -79,8 +79,9 @@ func offers(t *testing.T, l *lab.Lab, server, service string) (o offered) {
 	return o
 }
 
-// awaitShown returns when the load source of a server shows n connections of a service. A connection
-// that leaves the accept queue is in no number until the next reading. So the queue must be empty.
+// awaitShown returns when the load source of a server shows n connections of a service. A
+// connection that leaves the accept queue is in no number until the next reading. So the queue must
+// be empty.
 func awaitShown(t *testing.T, l *lab.Lab, server, service string, n int) {
 	t.Helper()
 	awaitLoad(t, l, server, service, n)

@@ -46,8 +46,9 @@ func TestLeastKeepsConnectionsEven(t *testing.T) {
 	requireNoDrops(t, l)
 }
 
-// openEvenly opens connections to a service, one after the other, and returns their number by server.
-// It fails the test if a server's number differs from an even one by more than the tolerance.
+// openEvenly opens connections to a service, one after the other, and returns their number by
+// server. It fails the test if a server's number differs from an even one by more than the
+// tolerance.
 func openEvenly(t *testing.T, l *lab.Lab, s lab.Service, connections, tolerance int) (all []*connection, open map[string]int) {
 	t.Helper()
 	open = map[string]int{}
@@ -150,8 +151,8 @@ func answered(hops []hop, n int) error {
 	return nil
 }
 
-// isHandBack tells whether a packet goes back to a server that has told its load. Then the list, the
-// destination and the number of segments left must be those of the specification.
+// isHandBack tells whether a packet goes back to a server that has told its load. Then the list,
+// the destination and the number of segments left must be those of the specification.
 func isHandBack(t *testing.T, h hop, d packettest.Dissection) bool {
 	t.Helper()
 	if len(d.Fields["ipv6.dst"]) == 0 || len(d.Fields["ipv6.routing.srh.addr"]) == 0 {

@@ -47,8 +47,8 @@ func TestServersReportLoads(t *testing.T) {
 			}
 			return err
 		})
-		// Of reports within a tick only the first counts. Some may nevertheless be missing. The next
-		// connections bring newer ones, but few to servers that seem busy.
+		// Of reports within a tick only the first counts. Some may nevertheless be missing. The
+		// next connections bring newer ones, but few to servers that seem busy.
 		for _, c := range all {
 			must(t, c.conn.Close())
 			time.Sleep(2 * srv6.ReportTick)

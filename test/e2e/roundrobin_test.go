@@ -12,9 +12,9 @@ import (
 	"github.com/segue-lb/segue/internal/desired"
 )
 
-// TestRoundRobin changes a service from hash to round-robin, and opens connections to it through one
-// balancer. Each server gets exactly its share of any whole number of cycles. A trace foresees the
-// next server, and takes no turn. No connection breaks, neither by the change nor when the edge
+// TestRoundRobin changes a service from hash to round-robin, and opens connections to it through
+// one balancer. Each server gets exactly its share of any whole number of cycles. A trace foresees
+// the next server, and takes no turn. No connection breaks, neither by the change nor when the edge
 // router sends all of them to the other balancer.
 func TestRoundRobin(t *testing.T) {
 	t.Parallel()

@@ -24,8 +24,8 @@ var cookieDownloads = flag.Int("cookies.downloads", 30,
 	"how many times TestLongTransferWithCookie downloads 10 MB on one connection; nginx allows 1000")
 
 // TestLongTransferWithCookie downloads much on one connection, from a service with a flow table and
-// from one without, in turn. The connection with a cookie does not stall. The log compares times, and
-// what the servers have repeated: a busy machine reorders packets of both.
+// from one without, in turn. The connection with a cookie does not stall. The log compares times,
+// and what the servers have repeated: a busy machine reorders packets of both.
 func TestLongTransferWithCookie(t *testing.T) {
 	t.Parallel()
 	service := huntingServices(2)[0]
@@ -95,7 +95,8 @@ func (d *downloads) next(t *testing.T) {
 	}
 }
 
-// tcpCounters returns the counters of all servers about segments that were repeated, in vain or not.
+// tcpCounters returns the counters of all servers about segments that were repeated, in vain or
+// not.
 func tcpCounters(t *testing.T, l *lab.Lab) counts {
 	t.Helper()
 	all := counts{}

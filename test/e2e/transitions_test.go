@@ -10,10 +10,11 @@ import (
 	"github.com/segue-lb/segue/internal/lab"
 )
 
-// TestPersistenceChangesUnderLoad changes the persistence of services in use, from each one to
-// each other. At each change, one server leaves or comes back. After one of them, the balancers are
-// killed and start again. Connections from before all changes continue, and so do those that were opened
-// under each persistence, with timestamps and without. Connections to servers that leave are excepted.
+// TestPersistenceChangesUnderLoad changes the persistence of services in use, from each one to each
+// other. At each change, one server leaves or comes back. After one of them, the balancers are
+// killed and start again. Connections from before all changes continue, and so do those that were
+// opened under each persistence, with timestamps and without. Connections to servers that leave are
+// excepted.
 func TestPersistenceChangesUnderLoad(t *testing.T) {
 	t.Parallel()
 	const (

@@ -95,7 +95,8 @@ func (p *Plane) Saved() (flows, slots int) {
 	return len(p.backup.flows), len(p.backup.counters)
 }
 
-// keepTable stores a service's table that is about to be replaced. Without a backup it does nothing.
+// keepTable stores a service's table that is about to be replaced. Without a backup it does
+// nothing.
 func (b *backup) keepTable(outer *ebpf.Map, number uint32) error {
 	if b == nil {
 		return nil

@@ -69,8 +69,9 @@ func (r ServiceRule) Candidates() uint32 { return uint32(r.Row & 0xf) }
 // Generations returns how many generations a row has.
 func (r ServiceRule) Generations() uint32 { return uint32(r.Row >> 4) }
 
-// Uninstall removes a service's candidate table and its column table, if there are any. No packet may
-// use them at the time of the call. Uninstall returns an error if the kernel cannot remove a table.
+// Uninstall removes a service's candidate table and its column table, if there are any. No packet
+// may use them at the time of the call. Uninstall returns an error if the kernel cannot remove a
+// table.
 func (p *Plane) Uninstall(number uint32) error {
 	return errors.Join(p.remove(p.Objects.Tables, number), p.remove(p.Objects.Columns, number))
 }

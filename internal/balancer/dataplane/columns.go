@@ -2,10 +2,10 @@
 
 package dataplane
 
-// InstallColumns writes the column table that belongs to the candidate table of a number: the present
-// server of each column, or none if the column has had others. Packets may use the number. The rows
-// must have at most desired.MaxColumns columns. InstallColumns returns an error if the kernel cannot
-// make or install the table.
+// InstallColumns writes the column table that belongs to the candidate table of a number: the
+// present server of each column, or none if the column has had others. Packets may use the number.
+// The rows must have at most desired.MaxColumns columns. InstallColumns returns an error if the
+// kernel cannot make or install the table.
 func (p *Plane) InstallColumns(number uint32, rows *Rows) error {
 	places := int(rows.Buckets) * rows.candidates
 	words := make([]uint64, (places+candidatesPerWord-1)/candidatesPerWord) // no packet reads others
@@ -21,8 +21,8 @@ func (p *Plane) InstallColumns(number uint32, rows *Rows) error {
 	return p.install(p.Objects.Columns, number, p.columns.Copy(), words)
 }
 
-// RemoveColumns removes the column table of a number, if it exists. Packets of a service that keeps no
-// flows then read its candidate table.
+// RemoveColumns removes the column table of a number, if it exists. Packets of a service that keeps
+// no flows then read its candidate table.
 func (p *Plane) RemoveColumns(number uint32) error { return p.remove(p.Objects.Columns, number) }
 
 // hadOthers tells whether a bucket's column has former servers besides the present one.

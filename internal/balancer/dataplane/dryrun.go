@@ -99,9 +99,9 @@ func openAttached(instance, name string) (*ebpf.Map, error) {
 	return maps[name], err
 }
 
-// SetHost describes the interface and the node: the interface's MAC address, its index if packets to
-// servers leave by XDP_TX, else 0, and the locator of the balancer as SideObjects.NodeLocator has
-// it. SetHost returns an error if a variable cannot be written.
+// SetHost describes the interface and the node: the interface's MAC address, its index if packets
+// to servers leave by XDP_TX, else 0, and the locator of the balancer as SideObjects.NodeLocator
+// has it. SetHost returns an error if a variable cannot be written.
 func (d *DryRun) SetHost(mac [6]byte, hairpin uint32, locator uint64) error {
 	return errors.Join(d.objects.HostMac.Set(macWord(mac)), d.objects.HostHairpin.Set(hairpin), d.objects.NodeLocator.Set(locator))
 }

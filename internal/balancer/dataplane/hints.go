@@ -14,8 +14,8 @@ const (
 	// wordsPerSet and hintsPerWord are WORDS_PER_SET and HINTS_PER_WORD in bpf/balancer/hints.h.
 	wordsPerSet  = 2
 	hintsPerWord = 4
-	// HintLoad is the number of hints per set when the table has as many as its capacity. It is half
-	// of the places, so that few sets overflow (docs/stateless.md).
+	// HintLoad is the number of hints per set when the table has as many as its capacity. It is
+	// half of the places, so that few sets overflow (docs/stateless.md).
 	HintLoad = wordsPerSet * hintsPerWord / 2
 	hintBits = 64 / hintsPerWord
 	useMask  = 3
@@ -54,8 +54,8 @@ type HintTable struct{ table *FlowTable }
 
 // HintCounts are numbers of hints.
 type HintCounts struct {
-	// Capacity is the number of flows for which the table is made: node.limits.hints, rounded up. It
-	// is 0 if there is no table.
+	// Capacity is the number of flows for which the table is made: node.limits.hints, rounded up.
+	// It is 0 if there is no table.
 	Capacity uint64 `json:"capacity"`
 	Idle     uint64 `json:"idle"` // no packet has followed them since the last sweep
 	Recent   uint64 `json:"recent"`
@@ -74,8 +74,8 @@ func (t *HintTable) close() error {
 	return t.table.close()
 }
 
-// ReadHint returns how a hint is used, as output shows it, and the column that it names. A shared hint
-// names none.
+// ReadHint returns how a hint is used, as output shows it, and the column that it names. A shared
+// hint names none.
 func ReadHint(hint uint16) (use string, column uint8) {
 	use = map[uint64]string{hintIdle: "idle", hintRecent: "recent", hintShared: "shared"}[uint64(hint)&useMask]
 	return cmp.Or(use, "none"), uint8(hint >> columnShift & columnMask)

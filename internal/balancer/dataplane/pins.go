@@ -44,8 +44,8 @@ func openKept(spec *ebpf.CollectionSpec, dir string) (kept map[string]*ebpf.Map,
 	return kept, checkInner(kept, spec)
 }
 
-// checkInner compares the layout of candidate tables and column tables with that of this build. They
-// have no pins, so checkInner finds them through the services.
+// checkInner compares the layout of candidate tables and column tables with that of this build.
+// They have no pins, so checkInner finds them through the services.
 func checkInner(kept map[string]*ebpf.Map, spec *ebpf.CollectionSpec) error {
 	if kept[DirectoryMap] == nil || kept[TablesMap] == nil {
 		return nil
@@ -68,8 +68,8 @@ func checkInner(kept map[string]*ebpf.Map, spec *ebpf.CollectionSpec) error {
 	return nil
 }
 
-// checkElement compares the layout of an element of a map of maps, if both exist. It ignores the size
-// of a candidate table, which depends on the content.
+// checkElement compares the layout of an element of a map of maps, if both exist. It ignores the
+// size of a candidate table, which depends on the content.
 func checkElement(outer *ebpf.Map, number uint32, spec *ebpf.MapSpec) error {
 	if outer == nil {
 		return nil

@@ -100,8 +100,8 @@ func Open(cfg *desired.Balancer, clock *FlowClock, log *slog.Logger) (*Plane, er
 }
 
 // serverSlots returns the number of slots for the given number of servers. It is twice as many, so
-// that all servers can be replaced at once while the flows of the old ones are swept. No server gets
-// the slot NoServer.
+// that all servers can be replaced at once while the flows of the old ones are swept. No server
+// gets the slot NoServer.
 func serverSlots(servers uint32) uint32 {
 	return min(2*servers, NoServer)
 }

@@ -15,9 +15,9 @@ import (
 // one million.
 const mostVerified = 200_000
 
-// The verifier's work is most of the time of a start, and of the packet tests. It multiplies easily:
-// by a loop that is inlined, or by a value that the verifier follows through all that comes after
-// it (forget in bpf/net/parse.h).
+// The verifier's work is most of the time of a start, and of the packet tests. It multiplies
+// easily: by a loop that is inlined, or by a value that the verifier follows through all that comes
+// after it (forget in bpf/net/parse.h).
 func TestVerifierWork(t *testing.T) {
 	t.Parallel()
 	needs.BPF(t)

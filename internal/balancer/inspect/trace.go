@@ -25,8 +25,8 @@ type Packet struct {
 	Length int  // bytes of layer 3: at least the headers, at most 65535
 	// Echo is TSecr of a TCP packet; nil: the packet has no timestamps.
 	Echo *uint32
-	// ConnectionID is the destination connection ID of a UDP packet that is one of QUIC with a short
-	// header. Its octets and one more belong to Length. Empty: the payload is zeros.
+	// ConnectionID is the destination connection ID of a UDP packet that is one of QUIC with a
+	// short header. Its octets and one more belong to Length. Empty: the payload is zeros.
 	ConnectionID []byte
 }
 
@@ -103,14 +103,14 @@ type TracedPlacement struct {
 	Order *TracedOrder `json:"order,omitempty"`
 }
 
-// TracedOrder is how a balancer has ordered the servers of a row by their load reports. Loads are in
-// connections per unit of capacity, with one connection more.
+// TracedOrder is how a balancer has ordered the servers of a row by their load reports. Loads are
+// in connections per unit of capacity, with one connection more.
 type TracedOrder struct {
-	// Mean is the mean of all reports of the service's servers. Estimates approach it as the reports
-	// become older. It is 0 before the first report.
+	// Mean is the mean of all reports of the service's servers. Estimates approach it as the
+	// reports become older. It is 0 before the first report.
 	Mean float64 `json:"mean"`
-	// Servers are those of the row in the order of their estimates. A spare server that is not in the
-	// row follows.
+	// Servers are those of the row in the order of their estimates. A spare server that is not in
+	// the row follows.
 	Servers []OrderedServer `json:"servers"`
 }
 
@@ -302,7 +302,8 @@ func (v *View) describeEntry(d *dataplane.Decision) *TracedEntry {
 	return e
 }
 
-// describeCookie returns the cookie of a packet. It returns nil if the packet is not found by cookies.
+// describeCookie returns the cookie of a packet. It returns nil if the packet is not found by
+// cookies.
 func describeCookie(d *dataplane.Decision, t *Trace) *TracedCookie {
 	switch {
 	case d.Rule.PersistenceName() != desired.PersistenceStateless || t.Opens:
@@ -313,7 +314,8 @@ func describeCookie(d *dataplane.Decision, t *Trace) *TracedCookie {
 	return &TracedCookie{&d.Column}
 }
 
-// describeHint returns the hint of a packet's flow. It returns nil if the packet is not found by hints.
+// describeHint returns the hint of a packet's flow. It returns nil if the packet is not found by
+// hints.
 func (v *View) describeHint(d *dataplane.Decision, t *Trace) *TracedHint {
 	switch d.Rule.PersistenceName() {
 	case desired.PersistenceHint:

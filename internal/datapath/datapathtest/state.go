@@ -137,8 +137,8 @@ func readMemory(m *ebpf.Map) (map[string][]byte, error) {
 	return elements, unix.Munmap(memory)
 }
 
-// readInner reads the ID and the elements of an inner map. Tables of columns have too many words for
-// a system call each, and for a map.
+// readInner reads the ID and the elements of an inner map. Tables of columns have too many words
+// for a system call each, and for a map.
 func readInner(m *ebpf.Map) ([]byte, error) {
 	info, err := m.Info()
 	if err != nil {

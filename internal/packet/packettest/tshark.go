@@ -36,8 +36,8 @@ type Dissection struct {
 const expertWarning = "6291456"
 const expertError = "8388608"
 
-// duplicateSACK is the expert item of a TCP option that reports a segment received twice (RFC 2883).
-// A busy machine that is late sends segments twice; the frame is as it should be.
+// duplicateSACK is the expert item of a TCP option that reports a segment received twice (RFC
+// 2883). A busy machine that is late sends segments twice; the frame is as it should be.
 const duplicateSACK = "D-SACK Sequence"
 
 var checksumStatus = []string{"ip.checksum.status", "tcp.checksum.status", "udp.checksum.status",
