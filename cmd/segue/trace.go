@@ -51,11 +51,11 @@ for servers in network namespaces of this host.
 
 SRC is the client and DST is the VIP. IPv6 addresses go in brackets. A TCP packet is a
 SYN if the flow is unknown, and otherwise a later packet of the connection; --echo makes
-it a later packet, and --packet overrides this. The packet is assumed to be well-formed, with a sufficient hop limit.
---echo gives it TCP timestamps: TSecr is what the client returns of the server's
-timestamps. Its low bits are the cookie of a service with persistence stateless.
-Without --instance, trace uses the only instance on the host, or the only instance in
-this network namespace.
+it a later packet, and --packet overrides this. The packet is assumed to be well-formed,
+with a sufficient hop limit. --echo gives it TCP timestamps: TSecr is what the client
+returns of the server's timestamps. Its low bits are the cookie of a service with
+persistence stateless. Without --instance, trace uses the only instance on the host, or
+the only instance in this network namespace.
 
 --json prints the fields that docs/observability.md describes. The exit code is 1 if
 the answer is unknown, for example because a server does not answer.`,
