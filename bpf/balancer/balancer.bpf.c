@@ -34,6 +34,7 @@ const union {
 	struct service_entry service_entry;
 	struct directory directory;
 	struct decision decision;
+	struct rank_run rank_run;
 	enum departure departure;
 	enum lb_reason reason;
 	enum report_result report_result;
@@ -223,4 +224,27 @@ int read_jiffies(__u64 *jiffies)
 {
 	*jiffies = bpf_jiffies64();
 	return 0;
+}
+
+static long rank_server(__u32 i, const struct rank_run *run)
+{
+	__u32 slot = run->first + i;
+	const struct server *server = server_at(slot);
+	const struct load *load = load_at(slot);
+	struct service service = { .id = server->service };
+
+	if (server->rank && load)
+		set_rank(ranking_of(server->service), server->rank - 1,
+			 takes_flows_of(server, &service) ? rank_of(slot, load) : RANK_NONE, true);
+	return 0;
+}
+
+/* Corrects the rankings of servers, and all numbers above their ranks. User space runs it after it
+ * has written prices, or has changed which servers take new flows. */
+SEC("syscall")
+int rank_servers(const struct rank_run *run)
+{
+	struct rank_run slots = *run;
+
+	return bpf_loop(slots.count, rank_server, &slots, 0);
 }

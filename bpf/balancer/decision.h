@@ -49,7 +49,9 @@ struct decided_placement {
 	__u8 is_placed; /* the rest is valid */
 	__u8 is_random; /* these are the candidates of a random bucket */
 	__u8 is_turn;	/* the server has its turn; the bucket did not select it */
+	__u8 is_lowest; /* the server has the lowest score; the bucket did not select it */
 	__u8 ordered;	/* how many servers were ordered by their loads (order.h); 0: none */
+	__u8 pad[3];
 	__u16 row[MAX_CANDIDATES];	/* slots of these servers, before that */
 	__u32 estimate[MAX_CANDIDATES]; /* of their loads, with ESTIMATE_SHIFT */
 	__u32 mean;			/* of the service's reports, likewise */
@@ -142,6 +144,13 @@ static __always_inline void note_turn(bool is_turn)
 {
 	if (dry_run)
 		decision.placement.is_turn = is_turn;
+}
+
+/* Notes whether the flow gets the server with the lowest score. */
+static __always_inline void note_score(bool is_lowest)
+{
+	if (dry_run)
+		decision.placement.is_lowest = is_lowest;
 }
 
 #endif

@@ -9,6 +9,8 @@
  *     |       signature        |     server     | state|  last seen  |
  *     +------------------------+----------------+------+-------------+
  *
+ * A free entry is 0.
+ *
  * The bucket's number and the signature come from independent hashes, so a
  * lookup mistakes another flow for its own with probability at most 8 / 2^33,
  * less than one in a billion (docs/flow-table.md).
@@ -17,6 +19,7 @@
 #define SEGUE_BALANCER_FLOWTABLE_H
 
 #include "decision.h"
+#include "loads.h"
 #include "net/hash.h"
 
 #define FLOWS_PER_BUCKET 8
@@ -39,13 +42,15 @@
 #define FLOW_LINGER 2 /* ticks */
 
 enum flow_state {
-	FLOW_FREE,
+	/* Established, and silent for so long that it does not count as a load of its server. */
+	FLOW_SILENT,
 	FLOW_NEW, /* one packet seen: it may belong to a flood */
 	FLOW_ESTABLISHED,
 	FLOW_CLOSING, /* the client sent FIN or RST, or the server signalled the end */
+	FLOW_FREE,    /* the entry is 0. All other states are stored in the entry */
 };
 
-#define FLOW_STATES (FLOW_CLOSING + 1)
+#define FLOW_STATES (FLOW_FREE + 1)
 
 struct flow_bucket {
 	__u64 entry[FLOWS_PER_BUCKET];
@@ -88,7 +93,7 @@ static __always_inline __u32 entry_server(__u64 value)
 
 static __always_inline enum flow_state entry_state(__u64 value)
 {
-	return (value >> FLOW_STATE_SHIFT) & 3;
+	return value ? (value >> FLOW_STATE_SHIFT) & 3 : FLOW_FREE;
 }
 
 /* Ticks since the flow was seen. Another core may have renewed the entry after this one read the
@@ -177,7 +182,7 @@ static __always_inline void flow_search(struct flow *flow)
 	for (int i = 0; i < FLOWS_PER_BUCKET; i++) {
 		__u64 value = entry_read(flow->bucket, flow_way(signature, i));
 
-		if (entry_is_own(flow, value) && entry_state(value) != FLOW_FREE) {
+		if (entry_is_own(flow, value) && value) {
 			flow->value = value;
 			return;
 		}
@@ -276,6 +281,11 @@ enum flow_event {
 	FLOW_ENDS,	/* a FIN or RST, or a remove-stickiness */
 };
 
+static __always_inline bool is_established(enum flow_state state)
+{
+	return state == FLOW_ESTABLISHED || state == FLOW_SILENT;
+}
+
 /*
  * The state machine. A repeated SYN does not confirm a flow, because a flood could repeat SYNs too.
  * Any other second packet confirms it. So does a packet long after a FIN or RST: the connection was
@@ -287,59 +297,82 @@ static __always_inline enum flow_state flow_next(enum flow_state from, enum flow
 	case FLOW_ENDS:
 		return FLOW_CLOSING;
 	case FLOW_OPENS:
-		return from == FLOW_ESTABLISHED ? FLOW_ESTABLISHED : FLOW_NEW;
+		return is_established(from) ? from : FLOW_NEW;
 	default:
 		return from == FLOW_FREE ? FLOW_NEW : FLOW_ESTABLISHED;
 	}
 }
 
-/* A change of an entry. Before the change, it may have been the entry of another flow. */
-struct flow_transition {
-	bool is_done; /* false: another core was faster, and the entry is as that core left it */
-	enum flow_state from, to;
-	__u32 from_server, to_server;
-};
-
-/* Changes an entry. The programs make every change of a flow's state, age or server here. */
-static __always_inline struct flow_transition entry_transition(__u64 *entry, __u64 old, __u64 new)
+/* What an entry adds to the load of its server (loads.h). */
+static __always_inline __u64 entry_load(__u64 value)
 {
-	struct flow_transition made = {
-		.is_done = __sync_val_compare_and_swap(entry, old, new) == old,
-		.from = entry_state(old),
-		.to = entry_state(new),
-		.from_server = entry_server(old),
-		.to_server = entry_server(new),
-	};
-
-	return made;
+	switch (entry_state(value)) {
+	case FLOW_NEW:
+		return LOAD_NEW;
+	case FLOW_ESTABLISHED:
+		return LOAD_ESTABLISHED;
+	default:
+		return 0;
+	}
 }
 
-/* Changes the entry of the flow's bucket that has the old value. */
-static __always_inline struct flow_transition flow_transition(const struct flow *flow, __u64 old,
-							      __u64 new)
+/* Counts a change of an entry, which may have been the entry of another flow before. */
+static __always_inline void count_change(__u64 old, __u64 new)
 {
-	struct flow_transition none = {};
+	__u64 less = entry_load(old), more = entry_load(new);
+
+	if (entry_server(old) == entry_server(new)) {
+		more -= less;
+		less = 0;
+	}
+	if (less)
+		add_load(entry_server(old), -less);
+	if (more)
+		add_load(entry_server(new), more);
+}
+
+/* Counts a change of an entry, and what it tells about the server (observe.h). Not inlined: most
+ * packets change nothing, and the code is large. */
+int note_change(__u64 old, __u64 new);
+
+static __always_inline bool entry_swap(__u64 *entry, __u64 old, __u64 new)
+{
+	return __sync_val_compare_and_swap(entry, old, new) == old;
+}
+
+/*
+ * Changes the entry of the flow's bucket that has the old value. False: another core was faster,
+ * and the entry is as that core left it. The data path makes every change of an entry's state, age
+ * or server here, and the sweep makes its changes by sweep_entry(). Both count the change by
+ * count_change(). So the loads of servers always equal what the entries of both flow tables add to
+ * them, except for changes under way.
+ */
+static __always_inline bool flow_transition(const struct flow *flow, __u64 old, __u64 new)
+{
+	bool is_done = false;
 
 #pragma unroll
 	for (int i = 0; i < FLOWS_PER_BUCKET; i++) {
 		int way = flow_way(flow->signature, i);
 
-		if (entry_read(flow->bucket, way) == old)
-			return entry_transition(&flow->bucket->entry[way], old, new);
+		if (entry_read(flow->bucket, way) == old) {
+			is_done = entry_swap(&flow->bucket->entry[way], old, new);
+			break;
+		}
 	}
-	return none;
+	if (is_done && !dry_run)
+		note_change(old, new);
+	return is_done;
 }
 
 /* Notes an event of a known flow, which stays with its server. It writes only if something
  * changes, at most once per tick, so that cores can share the cache line. */
-static __always_inline struct flow_transition flow_renew(struct flow *flow, enum flow_event event,
-							 __u64 now)
+static __always_inline bool flow_renew(struct flow *flow, enum flow_event event, __u64 now)
 {
 	__u64 seen = (__u64)flow_next(entry_state(flow->value), event) << FLOW_STATE_SHIFT | now;
 	__u64 changed = (flow->value ^ seen) & FLOW_SEEN_MASK;
-	struct flow_transition none = {};
 
-	return changed ? flow_transition(flow, flow->value, flow->value ^ changed) : none;
+	return changed && flow_transition(flow, flow->value, flow->value ^ changed);
 }
 
 #define FLOW_RANK_FREE (3 * (FLOW_TIME_MASK + 1)) /* the highest rank */
@@ -353,6 +386,7 @@ static __always_inline __u64 entry_rank(__u64 value, __u64 now)
 	case FLOW_FREE:
 		return FLOW_RANK_FREE;
 	case FLOW_ESTABLISHED:
+	case FLOW_SILENT:
 		return age < FLOW_MIN_IDLE ? 0 : age;
 	default: /* at least 1, also in the tick it was seen */
 		return FLOW_TIME_MASK + 1 + age;
@@ -365,15 +399,14 @@ static __always_inline __u64 entry_rank(__u64 value, __u64 now)
  * all entries are in use, or when another core was faster. With `spares_own`, an entry that another
  * core has made for the same flow since the lookup is not replaced.
  */
-static __always_inline struct flow_transition
-flow_enter(struct flow *flow, __u32 server, enum flow_state state, __u64 now, bool spares_own)
+static __always_inline bool flow_enter(struct flow *flow, __u32 server, enum flow_state state,
+				       __u64 now, bool spares_own)
 {
 	__u64 value = entry_value(flow->signature, server, state, now);
-	struct flow_transition none = {};
 	__u64 old = flow->value, best = 0;
 
 	if (!flow->bucket)
-		return none;
+		return false;
 	if (flow_known(flow))
 		return flow_transition(flow, old, value);
 #pragma unroll
@@ -390,7 +423,7 @@ flow_enter(struct flow *flow, __u32 server, enum flow_state state, __u64 now, bo
 	}
 	/* Otherwise the compiler would keep the addresses of all entries on the stack. */
 	barrier_var(flow->signature);
-	return best ? flow_transition(flow, old, value) : none;
+	return best && flow_transition(flow, old, value);
 }
 
 #endif

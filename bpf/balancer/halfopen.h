@@ -49,8 +49,7 @@ static __always_inline void half_open_remove(const struct flow *flow)
 
 static __always_inline bool is_rival(const struct flow *claim, __u64 value)
 {
-	return entry_is_own(claim, value) && value != claim->value &&
-	       entry_state(value) != FLOW_FREE;
+	return value && entry_is_own(claim, value) && value != claim->value;
 }
 
 /*
@@ -62,8 +61,9 @@ static __always_inline int half_open_rival(const struct flow *claim, __u64 *entr
 {
 	__u64 value = *(volatile __u64 *)entry;
 
+	/* Claims are not counted. */
 	if (is_rival(claim, value) && entry_state(value) == HALF_OPEN_CLAIM && value > claim->value)
-		value = entry_transition(entry, value, 0).is_done ? 0 : *(volatile __u64 *)entry;
+		value = entry_swap(entry, value, 0) ? 0 : *(volatile __u64 *)entry;
 	return is_rival(claim, value) ? (int)entry_server(value) : HALF_OPEN_NOBODY;
 }
 
@@ -77,7 +77,7 @@ static __always_inline int half_open_insert(struct flow *flow, __u32 server)
 	__u64 now = flow_now();
 	__u64 confirmed = entry_value(flow->signature, server, FLOW_NEW, now);
 
-	if (!flow_enter(flow, server, HALF_OPEN_CLAIM, now, true).is_done)
+	if (!flow_enter(flow, server, HALF_OPEN_CLAIM, now, true))
 		return HALF_OPEN_NOBODY;
 	flow->value = entry_value(flow->signature, server, HALF_OPEN_CLAIM, now);
 #pragma unroll
@@ -89,7 +89,7 @@ static __always_inline int half_open_insert(struct flow *flow, __u32 server)
 			return rival;
 		}
 	}
-	if (!flow_transition(flow, flow->value, confirmed).is_done)
+	if (!flow_transition(flow, flow->value, confirmed))
 		return HALF_OPEN_NOBODY;
 	flow->value = confirmed;
 	return server;

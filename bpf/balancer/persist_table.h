@@ -132,7 +132,7 @@ static __always_inline enum lb_reason confirm(const struct packet *pkt, struct f
 {
 	enum flow_state state = flow_next(FLOW_NEW, event_of(pkt));
 
-	if (!flow_enter(flow, flow_server(half_open_flow), state, flow_now(), false).is_done)
+	if (!flow_enter(flow, flow_server(half_open_flow), state, flow_now(), false))
 		return LB_FORWARD_NO_ROOM;
 	half_open_remove(half_open_flow);
 	return LB_FORWARD_NEW;
@@ -281,8 +281,7 @@ static __always_inline enum lb_reason commit_table(const struct packet *pkt,
 	if (segments->count > 1)
 		return LB_FORWARD_RECOVER;
 	if (!flow_enter(flow, segments->server[0], flow_next(FLOW_FREE, event_of(pkt)), flow_now(),
-			false)
-		     .is_done)
+			false))
 		return LB_FORWARD_NO_ROOM;
 	return is_open ? LB_FORWARD_RECOVER : LB_FORWARD_NEW;
 }
@@ -335,8 +334,7 @@ static __always_inline int enter_answer(const struct packet *pkt, struct flow *f
 
 	if (is_syn_ack && !flow_known(flow))
 		return enter_half_open(flow, half_open_flow, server);
-	if (!flow_enter(flow, server, is_syn_ack ? FLOW_NEW : FLOW_ESTABLISHED, flow_now(), false)
-		     .is_done)
+	if (!flow_enter(flow, server, is_syn_ack ? FLOW_NEW : FLOW_ESTABLISHED, flow_now(), false))
 		return HALF_OPEN_NOBODY;
 	if (flow_known(half_open_flow))
 		half_open_remove(half_open_flow);

@@ -8,6 +8,7 @@
 
 #include "place_hash.h"
 #include "place_hunt.h"
+#include "place_infer.h"
 #include "place_round_robin.h"
 
 /* Chooses servers for a packet whose flow persistence does not know for sure. A `holder` that is
@@ -16,6 +17,9 @@ static __always_inline bool choose(const struct packet *pkt, const struct servic
 				   int holder, struct segments *segments)
 {
 	switch (placement_of(service)) {
+	case PLACEMENT_INFER:
+	case PLACEMENT_INFER_ROW:
+		return place_by_score(pkt, service, segments) || place_hash(pkt, service, segments);
 	case PLACEMENT_ROUND_ROBIN:
 		if (place_in_turn(pkt, service, segments))
 			return true;
@@ -45,6 +49,10 @@ static __always_inline bool choose_without_room(const struct packet *pkt,
 	case PLACEMENT_ROUND_ROBIN:
 		note_turn(false);
 		return place_hash(pkt, service, segments);
+	case PLACEMENT_INFER:
+	case PLACEMENT_INFER_ROW:
+		note_score(false);
+		return place_hash(pkt, service, segments);
 	default:
 		return true;
 	}
@@ -57,6 +65,8 @@ static __always_inline bool choose_related(const struct packet *pkt, const struc
 	switch (placement_of(service)) {
 	case PLACEMENT_HASH:
 	case PLACEMENT_ROUND_ROBIN:
+	case PLACEMENT_INFER:
+	case PLACEMENT_INFER_ROW:
 		return place_hash_related(&pkt->key, service, segments);
 	case PLACEMENT_HUNT:
 	case PLACEMENT_HUNT_RANDOM:

@@ -13,14 +13,21 @@
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
+/* More than FLOW_STATES: state_of() has three bits, as far as the verifier sees. */
+#define SWEPT_STATES 8
+
 /* How long the sweep keeps a server's entries, and how many it has kept, by state. */
 struct swept_server {
-	/* The age at which an entry is freed, in ticks. 0: all entries are freed; more than
-	 * FLOW_TIME_MASK: none. User space writes it before a sweep. */
-	__u16 lifetime[FLOW_STATES];
+	/* The age at which the sweep changes an entry, in ticks. 0: it changes all entries; more
+	 * than FLOW_TIME_MASK: none. User space writes this before a sweep. */
+	__u16 due[SWEPT_STATES];
+	/* The age at which an entry in the state FLOW_ESTABLISHED is freed, likewise. A younger one
+	 * that is due becomes silent. */
+	__u16 established;
+	__u16 pad;
 	/* How many entries the sweep has kept. User space clears them before a sweep. */
-	__u32 flows[FLOW_STATES];
-	__u32 half_open[FLOW_STATES];
+	__u32 flows[SWEPT_STATES];
+	__u32 half_open[SWEPT_STATES];
 };
 
 /* The number of slots. There is one swept_server for each, and one more without a server, which
@@ -49,21 +56,46 @@ static __always_inline struct swept_server *swept_server_at(__u32 slot)
 	return &servers[slot < swept_slots ? slot : swept_slots];
 }
 
+/* The state of an entry, without a branch. The processor could not predict a branch, because any
+ * entry may be free, and the sweep would take twice as long. */
+static __always_inline enum flow_state state_of(__u64 value)
+{
+	__u64 sign = -value;
+
+	/* Otherwise the compiler makes it a branch. */
+	barrier_var(sign);
+	return (value >> FLOW_STATE_SHIFT & 3) | (((value | sign) >> 63) ^ 1) << 2;
+}
+
+/* Frees an entry that is due, or makes it silent. False: another core changes it meanwhile. */
+static __always_inline bool sweep_due(__u64 *entry, __u64 value, enum flow_state state, __u64 age,
+				      const struct swept_server *server)
+{
+	bool turns_silent = state == FLOW_ESTABLISHED && age < server->established;
+	__u64 new = turns_silent ? value & ~(3ULL << FLOW_STATE_SHIFT) : 0;
+
+	if (!entry_swap(entry, value, new))
+		return false;
+	count_change(value, new);
+	return true;
+}
+
 /*
- * Frees or counts an entry. An entry that another core changes meanwhile stays, and counts as it
- * was before. A free entry is 0, so it is one of slot 0 in the state FLOW_FREE. It needs no branch
- * of its own. The processor could not predict such a branch, because any entry may be free, and the
- * sweep would take twice as long.
+ * Sweeps an entry, and counts it if it stays. An entry that another core changes meanwhile stays,
+ * and counts as it was before. A free entry is one of slot 0 in the state FLOW_FREE, which is never
+ * due.
  */
 static __always_inline void sweep_entry(__u64 *entry, __u64 now, bool is_half_open)
 {
-	__u64 value = *(volatile __u64 *)entry;
+	__u64 value = *(volatile __u64 *)entry, age = entry_age(value, now);
 	struct swept_server *server = swept_server_at(entry_server(value));
-	enum flow_state state = entry_state(value);
+	enum flow_state state = state_of(value);
 
-	if (entry_age(value, now) >= server->lifetime[state] &&
-	    entry_transition(entry, value, 0).is_done)
-		return;
+	if (age >= server->due[state] && sweep_due(entry, value, state, age, server)) {
+		if (state != FLOW_ESTABLISHED || age >= server->established)
+			return;
+		state = FLOW_SILENT;
+	}
 	if (is_half_open)
 		server->half_open[state]++;
 	else
@@ -116,7 +148,7 @@ int sweep_flows(const struct sweep_run *run)
 	struct sweep_batches batches = { .now = flow_now(), .first = run->first };
 	__u32 count = (run->count + SWEEP_BATCH - 1) / SWEEP_BATCH;
 
-	swept_server_at(0)->lifetime[FLOW_FREE] = FLOW_TIME_MASK + 1;
+	swept_server_at(0)->due[FLOW_FREE] = FLOW_TIME_MASK + 1;
 	if (run->is_half_open)
 		return bpf_loop(count, sweep_half_open_batch, &batches, 0);
 	return bpf_loop(count, sweep_flows_batch, &batches, 0);

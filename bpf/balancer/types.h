@@ -32,6 +32,8 @@ enum placement {
 	 * reported. */
 	PLACEMENT_HUNT_REPORTS,
 	PLACEMENT_HUNT_SPARE, /* likewise, and a server with free capacity is the last one */
+	PLACEMENT_INFER,      /* the server with the lowest score of all (ranking.h) */
+	PLACEMENT_INFER_ROW,  /* the candidate of the flow's bucket with the lowest score */
 };
 
 enum persistence {
@@ -131,7 +133,47 @@ struct server {
 	struct in6_addr address; /* locator, or the tunnel's far end */
 	struct in6_addr source;	 /* the balancer, as the server sees it */
 	__u64 known_sid;	 /* SID_LOW of what is asked for known flows */
-	__u8 reserved[8];
+	__u32 rank;		 /* 1 plus its place in its service's ranking; 0: it has none */
+	__u8 reserved[4];
+};
+
+/*
+ * What this balancer knows of a server's load, by slot. Packets write the numbers of flows. User
+ * space writes the price, which tells how the numbers are to be read (ranking.h).
+ */
+struct load {
+	/* Its entries of both flow tables in the state FLOW_ESTABLISHED, and in the upper half those
+	 * in the state FLOW_NEW. */
+	__u64 flows;
+	/* How many new flows were placed on it, and how many of these had a second packet, modulo
+	 * 2^32. They are counted only while it has a place in a ranking. */
+	__u32 placed;
+	__u32 answered;
+	__u32 unit;	/* what one flow adds to the delay, with PRICE_SHIFT; at least 1 */
+	__u32 extra;	/* what the flows of other balancers add, likewise */
+	__u16 position; /* among servers of equal scores: the lowest is taken; 12 bits */
+	__u8 is_away;	/* another balancer is its home */
+	__u8 pad[37];
+};
+
+/* The flows of a server that have ended, by how many flows it had before. The last number stands
+ * for all above. Modulo 2^32. */
+#define MOST_COUNTED 32
+struct ends {
+	__u32 by_flows[MOST_COUNTED + 1];
+	__u32 pad;
+};
+
+/* Where a service's ranking is: its leaves begin at a line of the map rank_lines. One word,
+ * replaced by a single store. */
+struct ranking {
+	__u32 first;   /* number of a line */
+	__u32 servers; /* how many places it has; 0: there is none */
+};
+
+#define RANKS_PER_LINE 8
+struct rank_line {
+	__u64 node[RANKS_PER_LINE];
 };
 
 #define SERIAL_KNOWN (1U << 31)
@@ -177,7 +219,7 @@ struct port {
  * bits of a flow's entry or another hash.
  */
 enum tables_version {
-	TABLES_VERSION = 8,
+	TABLES_VERSION = 9,
 };
 
 /* The version, and the hash keys; all but the last live as long as the tables. */

@@ -382,9 +382,10 @@ func (b *Balancer) lifetimes() iter.Seq2[uint32, dataplane.FlowLifetimes] {
 	return func(yield func(uint32, dataplane.FlowLifetimes) bool) {
 		for _, svc := range b.services.byName {
 			lifetimes := dataplane.FlowLifetimes{
-				dataplane.FlowNew:         end(svc.Timeouts.New),
-				dataplane.FlowEstablished: end(svc.Timeouts.Established),
-				dataplane.FlowClosing:     end(svc.Timeouts.Closing),
+				New:         end(svc.Timeouts.New),
+				Established: end(svc.Timeouts.Established),
+				Closing:     end(svc.Timeouts.Closing),
+				Silent:      end(svc.Timeouts.Silent),
 			}
 			for _, m := range svc.members {
 				if !yield(m.slot, lifetimes) {

@@ -309,7 +309,7 @@ func hasEntries(kept []dataplane.SweptServer, slot uint32) bool {
 	if int(slot) >= len(kept) {
 		return false
 	}
-	for state := dataplane.FlowNew; state <= dataplane.FlowClosing; state++ {
+	for state := range dataplane.FlowFree {
 		if kept[slot].Flows[state] > 0 || kept[slot].HalfOpen[state] > 0 {
 			return true
 		}

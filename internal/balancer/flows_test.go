@@ -20,6 +20,7 @@ import (
 
 const (
 	stateFree        = dataplane.FlowFree
+	stateSilent      = dataplane.FlowSilent
 	stateNew         = dataplane.FlowNew
 	stateEstablished = dataplane.FlowEstablished
 	stateClosing     = dataplane.FlowClosing

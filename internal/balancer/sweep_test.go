@@ -16,32 +16,47 @@ import (
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 )
 
-// sweptReference is the reference of bpf/balancer/sweep.bpf.c. It frees entries of a flow table,
-// and adds those that it keeps to counts, by slot and state. Slots beyond the end of lifetimes have
-// no server.
+// sweptReference is the reference of bpf/balancer/sweep.bpf.c. It frees entries of a flow table or
+// makes them silent, and adds those that it keeps to counts, by slot and state. Slots beyond the
+// end of lifetimes have no server.
 func sweptReference(
-	entries []uint64, lifetimes []dataplane.FlowLifetimes, now uint16, counts [][4]uint32,
+	entries []uint64, lifetimes []dataplane.FlowLifetimes, now uint16, counts [][5]uint32,
 ) {
 	for i := range entries {
 		value := atomic.LoadUint64(&entries[i])
-		slot, state, seen := value>>14&0xffff, value>>12&3, uint16(value&0xfff)
-		if state == uint64(stateFree) {
+		if value == 0 {
 			continue
 		}
-		if !keepsEntry(lifetimes, slot, state, now-seen) &&
-			atomic.CompareAndSwapUint64(&entries[i], value, 0) {
-			continue
+		slot, state, seen := value>>14&0xffff, value>>12&3, uint16(value&0xfff)
+		var of dataplane.FlowLifetimes
+		if slot < uint64(len(lifetimes)) {
+			of = lifetimes[slot]
+		}
+		age := sweptAge(now - seen)
+		lifetime := [...]uint16{
+			stateSilent: of.Established, stateNew: of.New, stateEstablished: of.Established,
+			stateClosing: of.Closing,
+		}[state]
+		switch {
+		case age >= lifetime:
+			if atomic.CompareAndSwapUint64(&entries[i], value, 0) {
+				continue
+			}
+		case state == uint64(stateEstablished) && age >= of.Silent:
+			if atomic.CompareAndSwapUint64(&entries[i], value, value&^(3<<12)) {
+				state = uint64(stateSilent)
+			}
 		}
 		counts[slot][state]++
 	}
 }
 
-// keepsEntry tells whether a sweep keeps an entry. The age is in ticks, modulo 4096.
-func keepsEntry(lifetimes []dataplane.FlowLifetimes, slot, state uint64, age uint16) bool {
+// sweptAge returns the age of an entry in ticks, modulo 4096.
+func sweptAge(age uint16) uint16 {
 	if age %= 4096; age >= 4096-32 { // another core has renewed it, after the clock was read
-		age = 0
+		return 0
 	}
-	return slot < uint64(len(lifetimes)) && age < lifetimes[slot][state]
+	return age
 }
 
 // withServer iterates over the slots that have lifetimes.
@@ -59,15 +74,16 @@ func withServer(lifetimes []dataplane.FlowLifetimes) iter.Seq2[uint32, dataplane
 // has no server.
 func randomLifetimes(random *rand.Rand, slots uint32) []dataplane.FlowLifetimes {
 	lifetimes := make([]dataplane.FlowLifetimes, slots)
-	typical := []uint16{0, 1, 2, 15, 4032, 4063, 4064, dataplane.Forever[stateNew]}
+	typical := []uint16{0, 1, 2, 15, 4032, 4063, 4064, dataplane.Forever.New}
 	for slot := range lifetimes {
 		if random.IntN(4) == 0 {
 			continue
 		}
-		for state := stateNew; state <= stateClosing; state++ {
-			lifetimes[slot][state] = uint16(random.IntN(4033))
+		of := &lifetimes[slot]
+		for _, lifetime := range []*uint16{&of.New, &of.Established, &of.Closing, &of.Silent} {
+			*lifetime = uint16(random.IntN(4033))
 			if random.IntN(2) == 0 {
-				lifetimes[slot][state] = typical[random.IntN(len(typical))]
+				*lifetime = typical[random.IntN(len(typical))]
 			}
 		}
 	}
@@ -91,7 +107,7 @@ func openSwept(t testing.TB, flows uint32, shift uint32) *fixture {
 // up to a few above the highest one.
 func fillRandomly(random *rand.Rand, table *dataplane.FlowTable, slots uint32) {
 	for i := range table.Entries {
-		state := dataplane.FlowState(random.IntN(4))
+		state := dataplane.FlowState(random.IntN(5))
 		table.Entries[i] = 0
 		if state != stateFree {
 			slot := uint32(random.IntN(int(slots) + 3))
@@ -132,11 +148,11 @@ func (f *fixture) sweepRandomly(random *rand.Rand, now uint16) bool {
 	lifetimes := randomLifetimes(random, slots)
 	tables := [2]*dataplane.FlowTable{f.plane.Flows, f.plane.HalfOpen}
 	var before, want [2][]uint64
-	var counts [2][][4]uint32
+	var counts [2][][5]uint32
 	for i, table := range tables {
 		fillRandomly(random, table, slots)
 		before[i], want[i] = slices.Clone(table.Entries), slices.Clone(table.Entries)
-		counts[i] = make([][4]uint32, dataplane.NoServer+1)
+		counts[i] = make([][5]uint32, dataplane.NoServer+1)
 		sweptReference(want[i], lifetimes, now, counts[i])
 	}
 	kept, err := f.plane.Sweeper.Sweep(withServer(lifetimes))
@@ -154,8 +170,8 @@ func (f *fixture) sweepRandomly(random *rand.Rand, now uint16) bool {
 			}
 			continue
 		}
-		flows, halfOpen := countsOf(kept[slot].Flows), countsOf(kept[slot].HalfOpen)
-		if flows != countsOf(counts[0][slot]) || halfOpen != countsOf(counts[1][slot]) {
+		flows, halfOpen := countsOf(kept[slot].Flows[:]), countsOf(kept[slot].HalfOpen[:])
+		if flows != countsOf(counts[0][slot][:]) || halfOpen != countsOf(counts[1][slot][:]) {
 			f.t.Errorf("slot %d: %+v are counted, and half-open: %+v; want %v and %v", slot, flows, halfOpen,
 				counts[0][slot], counts[1][slot])
 		}
@@ -164,10 +180,11 @@ func (f *fixture) sweepRandomly(random *rand.Rand, now uint16) bool {
 }
 
 // countsOf returns the numbers of flows that a sweep, or its reference, has counted.
-func countsOf(states [4]uint32) dataplane.FlowCounts {
+func countsOf(states []uint32) dataplane.FlowCounts {
 	return dataplane.FlowCounts{
 		New:         uint64(states[stateNew]),
 		Established: uint64(states[stateEstablished]),
+		Silent:      uint64(states[stateSilent]),
 		Closing:     uint64(states[stateClosing]),
 	}
 }
@@ -196,7 +213,7 @@ func TestSweepSparesRenewedEntries(t *testing.T) {
 	slot := f.slot("web", "s1")
 	old, fresh := entryOf(1, slot, stateNew, f.now()-100), entryOf(1, slot, stateEstablished, f.now())
 	lifetimes := make([]dataplane.FlowLifetimes, slot+1)
-	lifetimes[slot] = dataplane.FlowLifetimes{stateNew: 10, stateEstablished: 10, stateClosing: 10}
+	lifetimes[slot] = dataplane.FlowLifetimes{New: 10, Established: 10, Closing: 10, Silent: 10}
 	random := rand.New(rand.NewPCG(rand.Uint64(), 0))
 	renewedInAll := 0
 	for range rounds {
@@ -259,7 +276,7 @@ func (f *fixture) checkRenewed(renewed int, fresh uint64, kept dataplane.SweptSe
 			renewed, left, stale)
 	}
 	// An entry that was renewed after the program had read it counts with its earlier state.
-	counts := countsOf(kept.Flows)
+	counts := countsOf(kept.Flows[:])
 	if counts.Total() != uint64(left) || counts.Closing != 0 {
 		f.t.Fatalf("%d entries are left, %+v are counted", left, counts)
 	}
@@ -311,7 +328,7 @@ func BenchmarkSweep(b *testing.B) {
 				}
 				millions += float64(len(table.Entries)) / 1e6
 			}
-			counts := make([][4]uint32, dataplane.NoServer+1)
+			counts := make([][5]uint32, dataplane.NoServer+1)
 			var byReference, byProgram []time.Duration
 			for b.Loop() {
 				start := time.Now()

@@ -292,7 +292,7 @@ func (s *storm) sweepSome(random *rand.Rand) []dataplane.SweptServer {
 		for slot := range s.plane.Objects.ServerCounters.MaxEntries() {
 			lifetimes := dataplane.Forever
 			if random.IntN(3) == 0 {
-				lifetimes[stateNew], lifetimes[stateClosing] = 0, 0
+				lifetimes.New, lifetimes.Closing = 0, 0
 			}
 			if !yield(slot, lifetimes) {
 				return
@@ -329,7 +329,7 @@ func (s *storm) checkAnchored(kept []dataplane.SweptServer) {
 				want.Established++
 			}
 		}
-		if got := countsOf(kept[s.slot(svc, "anchor-"+svc)].Flows); got != want {
+		if got := countsOf(kept[s.slot(svc, "anchor-"+svc)].Flows[:]); got != want {
 			s.t.Errorf("the anchor of %s has %+v, want %+v", svc, got, want)
 		}
 	}

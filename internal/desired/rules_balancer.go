@@ -156,6 +156,7 @@ func (r *rules) checkService(path string, s *Service) {
 	checkRange(r, field.Child(at, "new"), s.Timeouts.New, 5*time.Second, 4*time.Hour)
 	checkRange(r, field.Child(at, "established"), s.Timeouts.Established, 5*time.Second, 4*time.Hour)
 	checkRange(r, field.Child(at, "closing"), s.Timeouts.Closing, 5*time.Second, 4*time.Hour)
+	checkRange(r, field.Child(at, "silent"), s.Timeouts.Silent, 5*time.Second, 4*time.Hour)
 	if s.Health != nil {
 		r.checkHealth(field.Child(path, "health"), s)
 	}

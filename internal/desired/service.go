@@ -157,6 +157,9 @@ type Timeouts struct {
 	New         time.Duration `yaml:"new"`         // seen once; default 60s, 30s for UDP
 	Established time.Duration `yaml:"established"` // default 1h, 2m for UDP
 	Closing     time.Duration `yaml:"closing"`     // after FIN or RST; default 60s, 10s for placement hunt
+	// Silent is the time after which an established flow no longer counts as a load of its server.
+	// It counts again with its next packet. Default 10s.
+	Silent time.Duration `yaml:"silent"`
 }
 
 // Health is an active check of every server of a service. Exactly one of HTTP

@@ -234,7 +234,9 @@ func (b *backup) restoreCounters() error {
 // restoreFlows restores each freed entry, unless another flow has taken its place meanwhile.
 func (b *backup) restoreFlows() {
 	for _, flow := range b.flows {
-		atomic.CompareAndSwapUint64(flow.place, 0, flow.value)
+		if atomic.CompareAndSwapUint64(flow.place, 0, flow.value) {
+			b.plane.Loads.count(FlowEntry(flow.value))
+		}
 	}
 }
 

@@ -17,23 +17,26 @@ import (
 type FlowCounts struct {
 	New         uint64 `json:"new"`         // one packet was seen
 	Established uint64 `json:"established"` // more than one packet was seen
+	Silent      uint64 `json:"silent"`      // likewise, but no packet for a while (timeouts.silent)
 	Closing     uint64 `json:"closing"`     // a FIN, a RST or remove-stickiness was seen
 }
 
 // Total is the number of flows in any state.
-func (c FlowCounts) Total() uint64 { return c.New + c.Established + c.Closing }
+func (c FlowCounts) Total() uint64 { return c.New + c.Established + c.Silent + c.Closing }
 
 func (c *FlowCounts) add(more FlowCounts) {
 	c.New += more.New
 	c.Established += more.Established
+	c.Silent += more.Silent
 	c.Closing += more.Closing
 }
 
 // countsOf returns numbers of flows that are given by state. They may be changed meanwhile.
-func countsOf(states *[FlowClosing + 1]uint32) FlowCounts {
+func countsOf(states *[FlowFree + 1]uint32) FlowCounts {
 	return FlowCounts{
 		New:         uint64(atomic.LoadUint32(&states[FlowNew])),
 		Established: uint64(atomic.LoadUint32(&states[FlowEstablished])),
+		Silent:      uint64(atomic.LoadUint32(&states[FlowSilent])),
 		Closing:     uint64(atomic.LoadUint32(&states[FlowClosing])),
 	}
 }
@@ -75,7 +78,8 @@ func (t *FlowCountTable) store(kept []SweptServer, slots iter.Seq[uint32]) error
 	for slot := range slots {
 		count := balancerFlowCount{Time: uint64(now)}
 		if slot < uint32(len(kept)) {
-			count.Flows, count.HalfOpen = kept[slot].Flows, kept[slot].HalfOpen
+			copy(count.Flows[:], kept[slot].Flows[:])
+			copy(count.HalfOpen[:], kept[slot].HalfOpen[:])
 		}
 		t.put(slot, count)
 	}

@@ -73,7 +73,12 @@ func (e FlowEntry) Signature() uint64 { return uint64(e) >> 30 }
 func (e FlowEntry) Server() uint32 { return uint32(e>>14) & 0xffff }
 
 // State returns the state of the flow. FlowFree means that the entry has no flow.
-func (e FlowEntry) State() FlowState { return FlowState(e >> 12 & 3) }
+func (e FlowEntry) State() FlowState {
+	if e == 0 {
+		return FlowFree
+	}
+	return FlowState(e >> 12 & 3)
+}
 
 // String returns the name of the state, as output shows it.
 func (s FlowState) String() string {
@@ -82,6 +87,8 @@ func (s FlowState) String() string {
 		return "new"
 	case FlowEstablished:
 		return "established"
+	case FlowSilent:
+		return "silent"
 	case FlowClosing:
 		return "closing"
 	}

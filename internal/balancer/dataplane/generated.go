@@ -54,13 +54,15 @@ const (
 	FragmentsMap      = balancerMapFragments
 	HintsMap          = balancerMapHints
 	ReasonsMap        = balancerMapReasons
+	LoadsMap          = balancerMapLoads
 	ServerCountersMap = balancerMapServerCounters
 	TablesMap         = balancerMapTables
 )
 
 // The states of a flow.
 const (
-	FlowFree        = balancerFlowStateFLOW_FREE // the entry has no flow
+	FlowFree        = balancerFlowStateFLOW_FREE   // the entry has no flow
+	FlowSilent      = balancerFlowStateFLOW_SILENT // established, and without a packet for long
 	FlowNew         = balancerFlowStateFLOW_NEW
 	FlowEstablished = balancerFlowStateFLOW_ESTABLISHED
 	FlowClosing     = balancerFlowStateFLOW_CLOSING

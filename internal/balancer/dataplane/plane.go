@@ -42,6 +42,7 @@ type Plane struct {
 	Sweeper   *Sweeper
 	// FlowCounts are what the last sweep has counted. Slots writes them.
 	FlowCounts *FlowCountTable
+	Loads      *LoadTable
 	Probes     *ProbeTable
 	// Constants are the values of the variables with which programs that use these tables must be
 	// loaded, by the names of the variables.
@@ -82,9 +83,11 @@ func Open(cfg *desired.Balancer, clock *FlowClock, log *slog.Logger) (*Plane, er
 	for _, bySlot := range []string{
 		ServerCountersMap, balancerMapServerSignals, balancerMapAnsweredOffers,
 		balancerMapProbes, balancerMapProbeTurns, balancerMapReportCounters,
+		LoadsMap, balancerMapEnds,
 	} {
 		spec.Maps[bySlot].MaxEntries = serverSlots(cfg.Node.Limits.Servers)
 	}
+	spec.Maps[balancerMapRankLines].MaxEntries = rankLines(serverSlots(cfg.Node.Limits.Servers))
 	spec.Maps[balancerMapFlowCounts].MaxEntries = serverSlots(cfg.Node.Limits.Servers) + 1
 
 	p := &Plane{
@@ -160,6 +163,9 @@ func (p *Plane) load(spec *ebpf.CollectionSpec, node *desired.BalancerNode, log 
 	if p.FlowCounts, err = mapFlowCounts(p.Objects.FlowCounts, protection); err != nil {
 		return err
 	}
+	if p.Loads, err = mapLoads(p.Objects.Loads); err != nil {
+		return err
+	}
 	if p.Directory, err = MapDirectory(p.Objects.Directory, protection); err != nil {
 		return err
 	}
@@ -206,7 +212,7 @@ func (p *Plane) SetSignalKeys(keys config.SignalKeys) error {
 // Close unloads the objects that are not pinned. A data path that is attached keeps working.
 func (p *Plane) Close() error {
 	return errors.Join(p.Probes.close(), p.Sweeper.close(), p.Flows.close(), p.HalfOpen.close(), p.Hints.close(),
-		p.FlowCounts.close(), p.Directory.Close(), p.closeObjects())
+		p.FlowCounts.close(), p.Loads.close(), p.Directory.Close(), p.closeObjects())
 }
 
 // Detach removes the data path of an instance from the kernel, with all flows. It removes the

@@ -26,14 +26,27 @@ const (
 	sweptServersMap     = "swept_servers"
 )
 
-// FlowLifetimes are the ages, in ticks, at which a sweep frees the entries of a server, by state.
-// At 0 it frees all entries.
-type FlowLifetimes = [FlowClosing + 1]uint16
+// FlowLifetimes are ages, in ticks, at which a sweep changes the entries of a server. At New,
+// Established and Closing it frees entries in these states. At 0 it frees all of them. At Silent,
+// an established flow becomes silent, and no longer counts as a load of its server.
+type FlowLifetimes struct{ New, Established, Closing, Silent uint16 }
 
-// Forever are the lifetimes of entries that a sweep keeps, however old they are. No age in ticks is
-// as high.
-var Forever = FlowLifetimes{
-	FlowNew: math.MaxUint16, FlowEstablished: math.MaxUint16, FlowClosing: math.MaxUint16,
+// Forever are the lifetimes of entries that a sweep keeps as they are, however old they are. No age
+// in ticks is as high.
+var Forever = FlowLifetimes{math.MaxUint16, math.MaxUint16, math.MaxUint16, math.MaxUint16}
+
+// sweptStates is SWEPT_STATES in bpf/balancer/sweep.bpf.c.
+const sweptStates = 8
+
+// swept returns the form of the lifetimes in the program.
+func (l FlowLifetimes) swept() SweptServer {
+	return SweptServer{
+		Due: [sweptStates]uint16{
+			FlowSilent: l.Established, FlowNew: l.New,
+			FlowEstablished: min(l.Established, l.Silent), FlowClosing: l.Closing,
+		},
+		Established: l.Established,
+	}
 }
 
 // Sweeper sweeps the flow tables by the program of bpf/balancer/sweep.bpf.c. One goroutine owns it.
@@ -50,7 +63,9 @@ func newSweeper(o *Objects, clock *FlowClock) (*Sweeper, error) {
 	if err != nil {
 		return nil, err
 	}
-	shared := map[string]*ebpf.Map{FlowsMap: o.Flows, balancerMapHalfOpen: o.HalfOpen}
+	shared := map[string]*ebpf.Map{
+		FlowsMap: o.Flows, balancerMapHalfOpen: o.HalfOpen, LoadsMap: o.Loads,
+	}
 	for name, table := range shared {
 		spec.Maps[name].MaxEntries = table.MaxEntries()
 	}
@@ -104,7 +119,7 @@ func (s *Sweeper) Sweep(
 	clear(s.servers)
 	slots := uint32(0)
 	for slot, lifetime := range lifetimes {
-		s.servers[slot].Lifetime = lifetime
+		s.servers[slot] = lifetime.swept()
 		slots = max(slots, slot+1)
 	}
 	for number, table := range s.tables {

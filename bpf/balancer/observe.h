@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * What the changes of flows tell about their servers. User space infers from it how many flows each
+ * server can serve at once, and whether it serves any (internal/infer).
+ */
+#ifndef SEGUE_BALANCER_OBSERVE_H
+#define SEGUE_BALANCER_OBSERVE_H
+
+#include "flowtable.h"
+#include "ranking.h"
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1); /* set at load: as servers */
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct ends);
+} ends SEC(".maps");
+
+/* Counts the end of a flow, after which its server has so many flows. */
+static __always_inline void count_end(__u32 slot, __u64 flows)
+{
+	struct ends *of = bpf_map_lookup_elem(&ends, &slot);
+	__u64 before = flows + 1;
+
+	if (of)
+		__sync_fetch_and_add(&of->by_flows[before < MOST_COUNTED ? before : MOST_COUNTED],
+				     1);
+}
+
+/* Takes note of a flow that has changed its state, or that was placed on a server of a ranking. */
+static __always_inline void observe(__u64 old, __u64 new, const struct server *server)
+{
+	enum flow_state from = (old ^ new) >> FLOW_SIGNATURE_SHIFT ? FLOW_FREE : entry_state(old);
+	enum flow_state to = entry_state(new);
+	__u32 slot = entry_server(new);
+	struct load *load = load_at(slot);
+
+	if (!load)
+		return;
+	if (to == FLOW_NEW && from != FLOW_NEW)
+		__sync_fetch_and_add(&load->placed, 1);
+	else if (from == FLOW_NEW && to != FLOW_NEW)
+		__sync_fetch_and_add(&load->answered, 1);
+	if (to != FLOW_CLOSING || (from != FLOW_NEW && from != FLOW_ESTABLISHED))
+		return;
+	count_end(slot, load_flows(load));
+	correct_rank(server, slot, load);
+}
+
+__noinline int note_change(__u64 old, __u64 new)
+{
+	const struct server *server = server_at(entry_server(new));
+
+	count_change(old, new);
+	if (server->rank)
+		observe(old, new, server);
+	return 0;
+}
+
+#endif

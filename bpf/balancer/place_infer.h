@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Placement `infer`: each new flow goes to the server with the lowest score, over all servers of
+ * the service, or over the candidates of the flow's bucket (HLB, section IV-B3; ranking.h). In the
+ * first case the bucket of a flow does not tell the flow's server, and only persistence knows it.
+ * Packets of other unknown flows are handled as under `hash`.
+ */
+#ifndef SEGUE_BALANCER_PLACE_INFER_H
+#define SEGUE_BALANCER_PLACE_INFER_H
+
+#include "observe.h"
+#include "place_hash.h"
+
+/* How many ranks a packet corrects before it takes the last server that it has found. Each flow
+ * that was placed since makes one rank outdated, so nearly all packets correct one. */
+#define MOST_CORRECTIONS 8
+
+/* Returns the server with the lowest score that takes new flows; negative: there is none, or the
+ * lowest ranks are of servers that take none. Not inlined: see handle_in_full. */
+__noinline int best_server(const struct service *service)
+{
+	const struct ranking *ranking;
+	int best = -1;
+	__u32 top;
+
+	if (!service || !(service->rule.flags & RULE_TAKES_FLOWS))
+		return -1;
+	ranking = ranking_of(service->id);
+	if (!ranking || !ranking->servers)
+		return -1;
+	top = top_of(ranking);
+	for (int i = 0; i < MOST_CORRECTIONS; i++) {
+		const struct rank_line *line = rank_line_at(top);
+		__u64 rank = line ? lowest_of(line) : RANK_NONE, now = RANK_NONE;
+		__u32 slot = rank & RANK_SLOT_MASK;
+		const struct server *server = server_at(slot);
+		const struct load *load = load_at(slot);
+
+		if (rank == RANK_NONE || !load)
+			return best;
+		if (takes_flows_of(server, service)) {
+			best = slot;
+			now = rank_of(slot, load);
+		}
+		/* A dry run changes nothing. */
+		if (now == rank || dry_run || !serves(server, service) || !server->rank)
+			return best;
+		set_rank(ranking, server->rank - 1, now, false);
+	}
+	return best;
+}
+
+/* Returns the candidate of the flow's bucket with the lowest score that takes new flows; negative:
+ * there is none. Not inlined: see handle_in_full. */
+__noinline int best_candidate(const struct service *service, __u32 bucket)
+{
+	__u64 best = RANK_NONE;
+	struct segments row = {};
+
+	if (!service)
+		return -1;
+	list_own(service, bucket, true, &row);
+	for (__u32 i = 0; i < MAX_CANDIDATES && i < row.count; i++) {
+		__u32 slot = row.server[i];
+		const struct load *load = load_at(slot);
+		__u64 rank = load ? rank_of(slot, load) : RANK_NONE;
+
+		if (rank < best)
+			best = rank;
+	}
+	return best == RANK_NONE ? -1 : (int)(best & RANK_SLOT_MASK);
+}
+
+/* Gives a new flow to the server with the lowest score. False: the packet is not of a new flow, or
+ * no such server was found. */
+static __always_inline bool place_by_score(const struct packet *pkt, const struct service *service,
+					   struct segments *segments)
+{
+	int number;
+
+	if (!is_new_flow(pkt))
+		return false;
+	number = placement_of(service) == PLACEMENT_INFER
+			 ? best_server(service)
+			 : best_candidate(service, bucket_of(&pkt->key, service->rule.buckets));
+	if (number < 0)
+		return false;
+	note_score(true);
+	go_to(segments, number, server_at(number));
+	ask(segments, SID_DELIVER, SID_DELIVER);
+	return true;
+}
+
+#endif

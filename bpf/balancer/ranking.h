@@ -1,0 +1,191 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Rankings: which server of a service has the lowest score. Placement `infer` takes that one.
+ *
+ *	load  = established flows + new flows, of these at most MOST_NEW
+ *	delay = extra + (load + 1) * unit
+ *
+ * This is HLB's (l + 1) / w (section IV-B3), with unit = 1 / w. User space writes the price: unit,
+ * extra, position and is_away (struct load). The score puts the delays of other balancers' servers
+ * behind those of the balancer's own servers where neither server lets a flow wait, that is where
+ * the delay is at most 1. So it is the order of infer.Territory, and without is_away that of the
+ * delays.
+ *
+ * A ranking is a tree, so that a thousand servers cost little more than eight. A line has eight
+ * nodes. The leaves are the servers' ranks: score, position and slot in one number. Each line has a
+ * node in the level above, with the lowest of the line's numbers. The highest level is one line.
+ *
+ *	[ 3 5 ]                  line 18: the top
+ *	[ 3 7 ... ] [ 5 9 ... ]  lines 16 and 17
+ *	[ 3 8 ... ] ...          lines 0 to 15: 128 servers
+ *
+ * Cores change the tree without locks. A rank may be outdated: a flow that is added changes only
+ * the load. best_server() compares the lowest rank with the load, and corrects it. A flow that ends
+ * corrects the rank at once. Two cores that correct the same line at the same moment can leave a
+ * number that is too high above it, which hides a server. User space corrects all numbers twice a
+ * second (rank_servers), so that a server is hidden for no longer.
+ */
+#ifndef SEGUE_BALANCER_RANKING_H
+#define SEGUE_BALANCER_RANKING_H
+
+#include "directory.h"
+#include "loads.h"
+#include "services.h"
+
+/* So many flows in the state FLOW_NEW count at most. A flood of SYNs brings all servers there, and
+ * then the established flows decide. */
+#define MOST_NEW 16
+/* Prices have so many fractional bits. 1 is one flow per unit of capacity. */
+#define PRICE_SHIFT 16
+#define PRICE_ONE (1ULL << PRICE_SHIFT)
+/* A rank has the score, then the position, then the slot. */
+#define RANK_SCORE_SHIFT 28
+#define RANK_POSITION_SHIFT 16
+#define RANK_SLOT_MASK 0xffffULL
+#define RANK_POSITION_MASK 0xfffULL
+#define MAX_SCORE ((1ULL << (64 - RANK_SCORE_SHIFT)) - 2)
+/* The rank of a server that takes no new flows, and of a place without a server. */
+#define RANK_NONE (~0ULL)
+/* A ranking of all servers has fewer levels than this: 8^6 is more than MAX_SERVERS. */
+#define RANK_LEVELS 6
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_SERVICES);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct ranking);
+} rankings SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1); /* set at load */
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct rank_line);
+} rank_lines SEC(".maps");
+
+/* The slots whose servers rank_servers() ranks again. */
+struct rank_run {
+	__u32 first;
+	__u32 count;
+};
+
+static __always_inline struct rank_line *rank_line_at(__u32 number)
+{
+	return bpf_map_lookup_elem(&rank_lines, &number);
+}
+
+static __always_inline __u64 load_flows(const struct load *load)
+{
+	__u64 flows = *(const volatile __u64 *)&load->flows;
+	__u64 new = flows >> 32;
+
+	return (__u32)flows + (new < MOST_NEW ? new : MOST_NEW);
+}
+
+/* The score of a load, from 0 to MAX_SCORE. */
+static __always_inline __u64 score_of(const struct load *load)
+{
+	__u64 delay = load->extra + (load_flows(load) + 1) * load->unit;
+
+	if (delay > PRICE_ONE || load->is_away)
+		delay += PRICE_ONE;
+	return delay < MAX_SCORE ? delay : MAX_SCORE;
+}
+
+static __always_inline __u64 rank_of(__u32 slot, const struct load *load)
+{
+	return score_of(load) << RANK_SCORE_SHIFT |
+	       (load->position & RANK_POSITION_MASK) << RANK_POSITION_SHIFT | slot;
+}
+
+/* The lower of two ranks, without a branch, which could not be predicted. Ranks are compared by all
+ * but the lowest bit of each: that of the slot, which need not decide. */
+static __always_inline __u64 lower(__u64 a, __u64 b)
+{
+	__u64 less = (__s64)((a >> 1) - (b >> 1)) >> 63;
+
+	return b ^ ((a ^ b) & less);
+}
+
+static __always_inline __u64 lowest_of(const struct rank_line *line)
+{
+	const volatile __u64 *node = line->node;
+
+	return lower(lower(lower(node[0], node[1]), lower(node[2], node[3])),
+		     lower(lower(node[4], node[5]), lower(node[6], node[7])));
+}
+
+static __always_inline __u32 lines_of(__u32 nodes)
+{
+	return (nodes + RANKS_PER_LINE - 1) / RANKS_PER_LINE;
+}
+
+/* Writes a rank to its leaf, and corrects the numbers above it, as far as they change or up to the
+ * top. Not inlined: see handle_in_full. */
+__noinline int set_rank(const struct ranking *ranking, __u32 place, __u64 rank, bool to_top)
+{
+	__u32 first, nodes;
+	struct rank_line *line;
+
+	if (!ranking)
+		return 0;
+	first = ranking->first;
+	nodes = ranking->servers;
+	line = rank_line_at(first + place / RANKS_PER_LINE);
+	if (!line || place >= nodes)
+		return 0;
+	/* A barrier: the lines are read after this. */
+	__sync_lock_test_and_set(&line->node[place % RANKS_PER_LINE], rank);
+	for (int level = 0; level < RANK_LEVELS; level++) {
+		__u32 lines = lines_of(nodes);
+		struct rank_line *above;
+		__u64 *node, old, lowest;
+
+		if (lines <= 1)
+			return 0;
+		place /= RANKS_PER_LINE;
+		first += lines;
+		nodes = lines;
+		above = rank_line_at(first + place / RANKS_PER_LINE);
+		if (!above)
+			return 0;
+		node = &above->node[place % RANKS_PER_LINE];
+		old = *(volatile __u64 *)node;
+		lowest = lowest_of(line);
+		if (old == lowest && !to_top)
+			return 0;
+		/* If another core is faster, its number is as good. */
+		if (old != lowest && __sync_val_compare_and_swap(node, old, lowest) != old)
+			return 0;
+		line = above;
+	}
+	return 0;
+}
+
+static __always_inline const struct ranking *ranking_of(__u32 service)
+{
+	return bpf_map_lookup_elem(&rankings, &service);
+}
+
+/* Corrects the rank of a server after its load has changed. */
+static __always_inline void correct_rank(const struct server *server, __u32 slot,
+					 const struct load *load)
+{
+	set_rank(ranking_of(server->service), server->rank - 1, rank_of(slot, load), false);
+}
+
+/* The number of the line that is the top of a ranking. */
+static __always_inline __u32 top_of(const struct ranking *ranking)
+{
+	__u32 first = ranking->first, nodes = ranking->servers;
+
+	for (int level = 0; level < RANK_LEVELS && nodes > RANKS_PER_LINE; level++) {
+		nodes = lines_of(nodes);
+		first += nodes;
+	}
+	return first;
+}
+
+#endif
