@@ -281,9 +281,10 @@ enum flow_event {
 	FLOW_ENDS,	/* a FIN or RST, or a remove-stickiness */
 };
 
+/* Whether the state of a flow is FLOW_ESTABLISHED or FLOW_SILENT. One comparison suffices. */
 static __always_inline bool is_established(enum flow_state state)
 {
-	return state == FLOW_ESTABLISHED || state == FLOW_SILENT;
+	return !(state & 1);
 }
 
 /*
@@ -297,7 +298,7 @@ static __always_inline enum flow_state flow_next(enum flow_state from, enum flow
 	case FLOW_ENDS:
 		return FLOW_CLOSING;
 	case FLOW_OPENS:
-		return is_established(from) ? from : FLOW_NEW;
+		return from != FLOW_FREE && is_established(from) ? from : FLOW_NEW;
 	default:
 		return from == FLOW_FREE ? FLOW_NEW : FLOW_ESTABLISHED;
 	}
@@ -382,15 +383,11 @@ static __always_inline __u64 entry_rank(__u64 value, __u64 now)
 {
 	__u64 age = entry_age(value, now);
 
-	switch (entry_state(value)) {
-	case FLOW_FREE:
+	if (!value)
 		return FLOW_RANK_FREE;
-	case FLOW_ESTABLISHED:
-	case FLOW_SILENT:
+	if (is_established(entry_state(value)))
 		return age < FLOW_MIN_IDLE ? 0 : age;
-	default: /* at least 1, also in the tick it was seen */
-		return FLOW_TIME_MASK + 1 + age;
-	}
+	return FLOW_TIME_MASK + 1 + age; /* at least 1, also in the tick it was seen */
 }
 
 /*
