@@ -281,10 +281,10 @@ enum flow_event {
 	FLOW_ENDS,	/* a FIN or RST, or a remove-stickiness */
 };
 
-/* Whether the state of a flow is FLOW_ESTABLISHED or FLOW_SILENT. One comparison suffices. */
+/* Whether the state is FLOW_ESTABLISHED or FLOW_SILENT. One comparison suffices. */
 static __always_inline bool is_established(enum flow_state state)
 {
-	return !(state & 1);
+	return !(state & ~FLOW_ESTABLISHED);
 }
 
 /*
@@ -298,7 +298,7 @@ static __always_inline enum flow_state flow_next(enum flow_state from, enum flow
 	case FLOW_ENDS:
 		return FLOW_CLOSING;
 	case FLOW_OPENS:
-		return from != FLOW_FREE && is_established(from) ? from : FLOW_NEW;
+		return is_established(from) ? from : FLOW_NEW;
 	default:
 		return from == FLOW_FREE ? FLOW_NEW : FLOW_ESTABLISHED;
 	}
