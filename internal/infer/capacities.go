@@ -20,7 +20,7 @@ type Capacities struct {
 // record is the observations of a server.
 type record struct {
 	// By number of flows. The last tenure is for that number and all above.
-	having   [mostServed + 1]tenure
+	having   [MostServed + 1]tenure
 	stays    float64 // duration of all flows together, in seconds
 	ends     float64
 	capacity float64
@@ -31,10 +31,11 @@ type record struct {
 type tenure struct{ seconds, ends float64 }
 
 // possible are the capacities between which the estimate decides.
-var possible = [...]float64{1, 2, 3, 4, 6, 8, 12, 16, 24, mostServed}
+var possible = [...]float64{1, 2, 3, 4, 6, 8, 12, 16, 24, MostServed}
 
 const (
-	mostServed = 32
+	// MostServed is the largest capacity that can be inferred.
+	MostServed = 32
 	// memory is the time in seconds after which an observation counts e times less.
 	memory = 300
 	// alike tells how similar the processors of all servers are assumed to be: as similar as if
@@ -60,15 +61,21 @@ func (c *Capacities) Forget(server int32) { c.servers[server] = record{capacity:
 // Had records that a server had a number of flows of this balancer for a time, in seconds.
 func (c *Capacities) Had(server int32, flows int, seconds float64) {
 	r := &c.servers[server]
-	r.having[min(flows, mostServed)].seconds += seconds
+	r.having[min(flows, MostServed)].seconds += seconds
 	r.stays += float64(flows) * seconds
 }
 
-// Ended records that one of a server's flows has ended. Their number before was 1 or more.
-func (c *Capacities) Ended(server int32, flows int) {
+// Ended records that flows of a server have ended, one after the other. The number of flows before
+// each end was 1 or more.
+func (c *Capacities) Ended(server int32, flows int, ends float64) {
 	r := &c.servers[server]
-	r.having[min(flows, mostServed)].ends++
-	r.ends++
+	r.having[min(flows, MostServed)].ends += ends
+	r.ends += ends
+}
+
+// Rearrange makes server i the server that was from[i]. If that is -1, server i is a new one.
+func (c *Capacities) Rearrange(from []int32) {
+	c.servers = rearranged(c.servers, from, func(int) record { return record{capacity: 1} })
 }
 
 // Capacity returns the most likely capacity of a server, 1 to 32.
@@ -77,6 +84,15 @@ func (c *Capacities) Capacity(server int32) float64 { return c.servers[server].c
 // Wait returns the mean time that flows of this balancer have waited on a server, for each second
 // of service: 0 or more. It shows whether flows of other balancers are on the server.
 func (c *Capacities) Wait(server int32) float64 { return c.servers[server].wait }
+
+// alone returns the mean time of a flow while it is a server's only one, or 0 if none has ended.
+func (c *Capacities) alone(server int32) float64 {
+	had := c.servers[server].having[1]
+	if had.ends == 0 {
+		return 0
+	}
+	return had.seconds / had.ends
+}
 
 // Step computes new estimates. Its argument is the time since the last step, in seconds. The home
 // servers, which other balancers avoid as long as they can, show how long a service takes. Without

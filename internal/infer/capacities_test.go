@@ -12,9 +12,7 @@ import (
 func serve(c *Capacities, server int32, processors, most int, speed float64) {
 	for n := 1; n <= most; n++ {
 		c.Had(server, n, 100)
-		for range int(100 * speed * float64(min(n, processors))) {
-			c.Ended(server, n)
-		}
+		c.Ended(server, n, 100*speed*float64(min(n, processors)))
 	}
 }
 
@@ -55,8 +53,7 @@ func TestCapacitiesAreCommon(t *testing.T) {
 		home = append(home, s)
 	}
 	c.Had(9, 2, 1)
-	c.Ended(9, 2)
-	c.Ended(9, 2)
+	c.Ended(9, 2, 2)
 	for range 3 {
 		c.Step(0.5, home)
 	}
@@ -84,7 +81,7 @@ func TestCapacitiesFade(t *testing.T) {
 func TestNothingSeen(t *testing.T) {
 	c := NewCapacities(2)
 	c.Had(1, 1, 5)
-	c.Ended(1, 1) // a server of another home
+	c.Ended(1, 1, 1) // a server of another home
 	c.Step(0.5, []int32{0})
 	if c.Capacity(1) != 1 || c.Wait(1) != 0 {
 		t.Errorf("capacity %v, wait %v of what cannot be told yet", c.Capacity(1), c.Wait(1))
