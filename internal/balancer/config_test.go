@@ -56,7 +56,7 @@ func serviceOf(name string, vip netip.Addr, port desired.Port, protocol desired.
 		Name: name, VIP: vip, Port: port, Protocol: protocol,
 		Placement: desired.PlacementHash, Persistence: desired.PersistenceTable, Encapsulation: kind,
 		Candidates: 3, Generations: 3, Buckets: 251,
-		Timeouts: desired.Timeouts{New: time.Minute, Established: time.Hour, Closing: time.Minute},
+		Timeouts: desired.Timeouts{New: time.Minute, Established: time.Hour, Closing: time.Minute, Silent: 10 * time.Second},
 		Servers:  servers,
 	}
 }

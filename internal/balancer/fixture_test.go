@@ -408,6 +408,7 @@ func (f *fixture) bucketNumber(flow dataplane.Flow) uint32 {
 func (f *fixture) forgetFlows() {
 	clear(f.plane.Flows.Entries)
 	clear(f.plane.HalfOpen.Entries)
+	f.plane.Loads.Clear()
 }
 
 // totalOf counts the flows of a table by state.
@@ -469,6 +470,9 @@ func seenOf(e dataplane.FlowEntry) uint16 { return uint16(e) & dataplane.FlowTim
 
 // entryOf returns an entry of the flow table.
 func entryOf(signature uint64, slot uint32, state dataplane.FlowState, seen uint16) uint64 {
+	if state == stateFree {
+		return 0
+	}
 	return signature<<30 | uint64(slot)<<14 | uint64(state)<<12 | uint64(seen&dataplane.FlowTimeMask)
 }
 

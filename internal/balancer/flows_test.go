@@ -71,6 +71,9 @@ func TestFlowStates(t *testing.T) {
 		{stateEstablished, 0, true, stateEstablished, "forward_known"},
 		{stateEstablished, packet.FIN | packet.ACK, true, stateClosing, "forward_known"},
 		{stateEstablished, packet.RST, true, stateClosing, "forward_known"},
+		{stateSilent, packet.SYN, true, stateSilent, "forward_known"},
+		{stateSilent, packet.ACK, true, stateEstablished, "forward_known"},
+		{stateSilent, packet.FIN | packet.ACK, true, stateClosing, "forward_known"},
 		{stateClosing, packet.ACK, true, stateClosing, "forward_known"},
 		{stateClosing, packet.FIN | packet.ACK, true, stateClosing, "forward_known"},
 		{stateClosing, packet.SYN | packet.ACK, true, stateClosing, "forward_known"},
@@ -421,6 +424,7 @@ func TestSweep(t *testing.T) {
 	cfg := standard()
 	cfg.Services[0].Timeouts = desired.Timeouts{
 		New: 10 * time.Second, Established: 4 * time.Hour, Closing: 20 * time.Second,
+		Silent: 10 * time.Second,
 	}
 	f := open(t, cfg)
 	ticks := func(d time.Duration) int { return int((d + f.clock.Tick - 1) / f.clock.Tick) }

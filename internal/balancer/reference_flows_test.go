@@ -20,6 +20,10 @@ type referenceEntry struct {
 
 func (e *referenceEntry) age(now uint16) uint16 { return (now - e.seen) & dataplane.FlowTimeMask }
 
+func (e *referenceEntry) isEstablished() bool {
+	return e.state == stateEstablished || e.state == stateSilent
+}
+
 // referenceBucket is a bucket of the flow table, as docs/flow-table.md describes it.
 type referenceBucket [dataplane.FlowsPerBucket]referenceEntry
 
@@ -45,9 +49,9 @@ func (b *referenceBucket) yielding(preferred int, now uint16) *referenceEntry {
 		switch {
 		case e.state == stateFree:
 			r = 1 << 14
-		case e.state == stateEstablished && e.age(now) >= 15:
+		case e.isEstablished() && e.age(now) >= 15:
 			r = int(e.age(now))
-		case e.state == stateEstablished:
+		case e.isEstablished():
 			r = 0
 		}
 		if r > rank {
@@ -138,16 +142,26 @@ func (r *reference) remember(p parsed, svc *desired.Service, server *desired.Ser
 	return "forward_new"
 }
 
-// sweep frees the entries whose timeout has passed, and those of removed servers.
+// sweep frees the entries whose timeout has passed, and those of removed servers. Established flows
+// become silent.
 func (r *reference) sweep() {
 	for _, bucket := range r.flows {
 		for i := range bucket {
 			e := &bucket[i]
 			if e.state != stateFree && !r.keeps(e) {
 				*e = referenceEntry{}
+			} else if e.state == stateEstablished && e.age(r.now()) > r.silence(e) {
+				e.state = stateSilent
 			}
 		}
 	}
+}
+
+// silence returns the age up to which an established flow counts as a load, in ticks.
+func (r *reference) silence(e *referenceEntry) uint16 {
+	name, _, _ := strings.Cut(e.server, "/")
+	i := slices.IndexFunc(r.cfg.Services, func(s desired.Service) bool { return s.Name == name })
+	return r.clock.Ticks(r.cfg.Services[i].Timeouts.Silent)
 }
 
 // keeps tells whether a sweep keeps an entry.

@@ -39,6 +39,9 @@ func (t *LoadTable) Flows(slot uint32) (unconfirmed, established uint32) {
 	return uint32(flows >> 32), uint32(flows)
 }
 
+// Clear sets all loads to zero. Only tests call it, which empty the flow tables.
+func (t *LoadTable) Clear() { clear(t.loads) }
+
 // count adds the entry's part of its server's load, as count_change in bpf/balancer/flowtable.h.
 func (t *LoadTable) count(entry FlowEntry) {
 	switch entry.State() {

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package balancer
+
+import (
+	"iter"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
+	"github.com/segue-lb/segue/internal/packet"
+)
+
+// load is how many flows of a server count.
+type load struct{ unconfirmed, established uint32 }
+
+// loadsOfEntries counts the entries of both flow tables, by slot. Silent flows do not count, nor do
+// closing ones.
+func (f *fixture) loadsOfEntries() []load {
+	loads := make([]load, f.plane.Objects.Loads.MaxEntries())
+	for _, table := range []*dataplane.FlowTable{f.plane.Flows, f.plane.HalfOpen} {
+		for _, value := range table.Entries {
+			entry := dataplane.FlowEntry(value)
+			switch entry.State() {
+			case stateNew:
+				loads[entry.Server()].unconfirmed++
+			case stateEstablished:
+				loads[entry.Server()].established++
+			}
+		}
+	}
+	return loads
+}
+
+// checkLoads checks that the load of each server equals its entries.
+func (f *fixture) checkLoads() {
+	f.t.Helper()
+	for slot, want := range f.loadsOfEntries() {
+		var got load
+		got.unconfirmed, got.established = f.plane.Loads.Flows(uint32(slot))
+		if got != want {
+			f.t.Errorf("slot %d: the load is %+v, the entries are %+v", slot, got, want)
+		}
+	}
+}
+
+// nobody iterates over no slots: a sweep then frees the entries of all of them.
+var nobody iter.Seq2[uint32, dataplane.FlowLifetimes] = func(func(uint32, dataplane.FlowLifetimes) bool) {}
+
+// A flow counts as its state says, and a silent one does not count until its next packet.
+func TestLoadFollowsFlow(t *testing.T) {
+	t.Parallel()
+	f := openStandard(t)
+	slot := f.slot("web", f.placed(web, "web"))
+	sends := func(flags packet.TCPFlags, want load) {
+		t.Helper()
+		f.run(frameOf(web, packet.Flags(flags)))
+		f.hasLoad(slot, want)
+	}
+	fallSilent := func() {
+		_, err := f.plane.Sweeper.Sweep(func(yield func(uint32, dataplane.FlowLifetimes) bool) {
+			lifetimes := dataplane.Forever
+			lifetimes.Silent = 0
+			yield(slot, lifetimes)
+		})
+		f.must(err)
+	}
+	sends(packet.SYN, load{1, 0})
+	sends(packet.SYN, load{1, 0})
+	fallSilent()
+	f.hasLoad(slot, load{1, 0})
+	sends(packet.ACK, load{0, 1})
+	fallSilent()
+	f.hasLoad(slot, load{})
+	sends(packet.SYN, load{})
+	sends(packet.ACK, load{0, 1})
+	sends(packet.FIN|packet.ACK, load{})
+	sends(packet.SYN, load{1, 0})
+	_, err := f.plane.Sweeper.Sweep(nobody)
+	f.must(err)
+	f.hasLoad(slot, load{})
+}
+
+func (f *fixture) hasLoad(slot uint32, want load) {
+	f.t.Helper()
+	var got load
+	if got.unconfirmed, got.established = f.plane.Loads.Flows(slot); got != want {
+		f.t.Errorf("the load is %+v, want %+v", got, want)
+	}
+	f.checkLoads()
+}
+
+// In a table that is too small, new flows take the entries of others. Loads follow, and are zero
+// when all flows are swept.
+func TestLoadsFollowEvictions(t *testing.T) {
+	t.Parallel()
+	cfg := crowded(2)
+	f := open(t, cfg)
+	seed := rand.Uint64()
+	random := rand.New(rand.NewPCG(seed, 0))
+	flags := []packet.TCPFlags{packet.SYN, packet.SYN, packet.ACK, packet.FIN | packet.ACK, packet.RST}
+	flows := crowd(100)
+	for i := range 5000 {
+		flow := flows[random.IntN(len(flows))]
+		f.exec(frameOf(flow, packet.Flags(flags[random.IntN(len(flags))])), nil)
+		if i%500 == 0 {
+			f.checkLoads()
+		}
+	}
+	f.checkLoads()
+	_, err := f.plane.Sweeper.Sweep(nobody)
+	f.must(err)
+	for slot := range f.plane.Objects.Loads.MaxEntries() {
+		f.hasLoad(slot, load{})
+	}
+	if t.Failed() {
+		t.Logf("seed %d", seed)
+	}
+}
