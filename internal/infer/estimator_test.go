@@ -85,3 +85,65 @@ func TestScoreLimits(t *testing.T) {
 		t.Errorf("position and slot: %x", got)
 	}
 }
+
+// busy returns the estimator of many servers which each had up to 32 flows, and the next counters.
+func busy(b *testing.B, kind Kind, n int) (*Estimator, []Counters) {
+	e, err := NewEstimator(Settings{Kind: kind, SlowStart: DefaultSlowStart})
+	if err != nil {
+		b.Fatal(err)
+	}
+	if err := e.Arrange(members(n), []string{"a", "b", "c", "d"}, "b"); err != nil {
+		b.Fatal(err)
+	}
+	counters := make([]Counters, n)
+	for round := range MostServed + 1 {
+		for s := range counters {
+			c := &counters[s]
+			e.Sample(s, *c, 0.02)
+			c.Established = uint32(round + 1)
+			c.Placed, c.Answered = c.Placed+2, c.Answered+2
+			c.Ended[round%MostServed] += 2
+		}
+	}
+	return e, counters
+}
+
+// BenchmarkStep has 10,000 servers, as for one service at once.
+func BenchmarkStep(b *testing.B) {
+	for _, kind := range Kinds() {
+		b.Run(string(kind), func(b *testing.B) {
+			e, _ := busy(b, kind, 10000)
+			if e.UsesDurations() {
+				durations := slices.Repeat([]float64{0.1}, ReservoirSize)
+				for s := range 10000 {
+					e.Observe(s, durations)
+				}
+			}
+			for b.Loop() {
+				e.Step(0.5, 1)
+			}
+		})
+	}
+}
+
+func BenchmarkSample(b *testing.B) {
+	e, counters := busy(b, TerritoryLearned, 10000)
+	for b.Loop() {
+		for s := range counters {
+			c := &counters[s]
+			c.Placed++
+			c.Ended[0]++
+			e.Sample(s, *c, 0.02)
+		}
+	}
+}
+
+func BenchmarkArrange(b *testing.B) {
+	e, _ := busy(b, TerritoryLearned, 10000)
+	list := members(10000)
+	for b.Loop() {
+		if err := e.Arrange(list, []string{"a", "b", "c", "d"}, "b"); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -23,8 +23,8 @@ const (
 // bytes 2 and 3 are 0. Then there are floating-point numbers of 32 bits, little-endian.
 type Saved [StateSize]byte
 
-// learned is byte 1 of a state.
-func (e *Estimator) learned() byte {
+// contents is byte 1 of a state.
+func (e *Estimator) contents() byte {
 	switch {
 	case e.capacities != nil:
 		return 1
@@ -46,7 +46,7 @@ func (e *Estimator) Save(server int) (state Saved) {
 	case e.speeds != nil:
 		numbers = e.speeds.save(server, numbers)
 	}
-	state[0], state[1] = stateVersion, e.learned()
+	state[0], state[1] = stateVersion, e.contents()
 	for i, x := range numbers {
 		binary.LittleEndian.PutUint32(state[4+4*i:], math.Float32bits(float32(x)))
 	}
@@ -70,9 +70,9 @@ func (e *Estimator) Restore(server int, state []byte, age float64) error {
 	s.answers.fade(math.Exp(-age / answerMemory))
 	switch {
 	case e.capacities != nil:
-		r := &e.capacities.servers[server]
-		r.restore(numbers[2:])
-		r.fade(math.Exp(-age / memory))
+		l := &e.capacities.servers[server]
+		l.restore(numbers[2:])
+		l.fade(math.Exp(-age / memory))
 	case e.speeds != nil:
 		e.speeds.restore(server, numbers[2:], math.Exp(-age/memory))
 	}
@@ -86,7 +86,7 @@ func (e *Estimator) decode(state []byte) (numbers [stateNumbers]float64, err err
 		return numbers, fmt.Errorf("state of %d bytes: must have %d", len(state), StateSize)
 	case state[0] != stateVersion:
 		return numbers, fmt.Errorf("state of version %d: must be %d", state[0], stateVersion)
-	case state[1] != e.learned():
+	case state[1] != e.contents():
 		return numbers, fmt.Errorf("state of another kind than %s", e.settings.Kind)
 	}
 	for i := range numbers {
@@ -99,20 +99,21 @@ func (e *Estimator) decode(state []byte) (numbers [stateNumbers]float64, err err
 	return numbers, nil
 }
 
-func (r *record) save(numbers []float64) []float64 {
-	numbers = append(numbers, r.capacity, r.wait, r.stays)
-	for _, had := range r.having[1:] {
+func (l *learned) save(numbers []float64) []float64 {
+	numbers = append(numbers, l.capacity, l.wait, l.stays)
+	for _, had := range l.having[1:] {
 		numbers = append(numbers, had.seconds, had.ends)
 	}
 	return numbers
 }
 
-func (r *record) restore(numbers []float64) {
-	*r = record{capacity: max(1, numbers[0]), wait: numbers[1], stays: numbers[2]}
-	for i := range r.having[1:] {
+func (l *learned) restore(numbers []float64) {
+	*l = learned{capacity: max(1, numbers[0]), wait: numbers[1]}
+	l.stays = numbers[2]
+	for i := range l.having[1:] {
 		had := tenure{seconds: numbers[3+2*i], ends: numbers[4+2*i]}
-		r.having[1+i] = had
-		r.ends += had.ends
+		l.having[1+i] = had
+		l.ends += had.ends
 	}
 }
 

@@ -13,18 +13,18 @@ import (
 // Poisson process. A client's second packet comes a round trip after its SYN. Each server serves
 // the requests of its flows in their order.
 type world struct {
-	now     float64
-	events  events
-	random  *rand.Rand
-	rate    float64        // flows per second
-	work    func() float64 // of a flow, in seconds
-	rtt     float64
-	give    float64 // time in seconds until a client gives up
-	sites   []*site
-	gates   []*gate
-	placed  []int  // by server, since the last reset
-	missing func() // decides to skip a sample
-	skip    float64
+	now          float64
+	events       events
+	random       *rand.Rand
+	rate         float64        // flows per second
+	work         func() float64 // of a flow, in seconds
+	rtt          float64
+	give         float64 // time in seconds until a client gives up
+	sites        []*site
+	gates        []*gate
+	placed       []int   // by server, since the last reset
+	skip         float64 // share of the samples that are missing
+	stays, ended float64 // of the flows that have ended
 }
 
 // site is a server.
@@ -112,6 +112,7 @@ func (w *world) load(share, mean float64) {
 // run runs for some seconds, and returns the share of flows that each server got.
 func (w *world) run(seconds float64) []float64 {
 	clear(w.placed)
+	w.stays, w.ended = 0, 0
 	for end := w.now + seconds; len(w.events) > 0 && w.events[0].at <= end; {
 		e := heap.Pop(&w.events).(event)
 		w.now = e.at
@@ -245,6 +246,7 @@ func (w *world) end(f *flow) {
 	if f.state != Conn {
 		return
 	}
+	w.stays, w.ended = w.stays+w.now-f.begun, w.ended+1
 	c := &f.gate.counters[f.server]
 	c.Ended[min(c.Established+c.New, MostServed)-1]++
 	kept := &f.gate.samples[f.server]
@@ -274,4 +276,12 @@ func (e *events) Pop() any {
 	last := old[len(old)-1]
 	*e = old[:len(old)-1]
 	return last
+}
+
+// sites returns servers with a number of processors.
+func sites(n, cpus int) (list []*site) {
+	for range n {
+		list = append(list, &site{cpus: cpus, speed: 1})
+	}
+	return list
 }
