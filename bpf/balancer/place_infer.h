@@ -85,6 +85,7 @@ static __always_inline bool place_by_score(const struct packet *pkt, const struc
 			 : best_candidate(service, bucket_of(&pkt->key, service->rule.buckets));
 	if (number < 0)
 		return false;
+	barrier_var(number); /* the compiler knows its range, and the verifier does not */
 	note_score(true);
 	go_to(segments, number, server_at(number));
 	ask(segments, SID_DELIVER, SID_DELIVER);
