@@ -38,6 +38,7 @@ const union {
 	enum departure departure;
 	enum lb_reason reason;
 	enum report_result report_result;
+	enum estimator estimator;
 	enum tables_version tables_version;
 	enum protocol_version protocol_version;
 	enum probe_flag probe_flag;

@@ -55,6 +55,16 @@ struct {
 	__type(value, struct service_label);
 } service_labels SEC(".maps");
 
+/* What user space has inferred about a server, by the server's slot. Only servers of services with a
+ * ranking have an element. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);
+	__type(value, struct estimate);
+} estimates SEC(".maps");
+
 /* How many entries a server had in the flow tables at the last sweep, by state. The numbers for
  * FLOW_FREE mean nothing. */
 struct flow_count {

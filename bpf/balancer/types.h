@@ -277,7 +277,35 @@ struct service_label {
 	__u8 service[NAME_SIZE];
 	__u64 generation; /* number of the present one */
 	__u32 digest;	  /* of the server sets in the candidate table */
-	__u32 pad;
+	__u32 estimator;  /* enum estimator */
+};
+
+/* How user space finds the prices of a service's servers (internal/infer). */
+enum estimator {
+	ESTIMATOR_NONE, /* the service has no ranking */
+	ESTIMATOR_TERRITORY_LEARNED,
+	ESTIMATOR_TERRITORY,
+	ESTIMATOR_HLB,
+	ESTIMATOR_HLB_FIXED,
+	ESTIMATOR_HLB_MEAN,
+	ESTIMATOR_LEAST_QUEUE,
+	ESTIMATOR_SED,
+};
+
+/*
+ * What user space has inferred about a server. The next process continues with the state, and
+ * readers show the numbers. Those have PRICE_SHIFT; 0: not known.
+ */
+#define ESTIMATE_STATE 640
+struct estimate {
+	__u64 time;	  /* of the estimate, in nanoseconds of CLOCK_BOOTTIME */
+	__u32 capacity;	  /* flows that the server serves at once */
+	__u32 weight;	  /* speed, relative to the other servers */
+	__u32 wait;	  /* time that flows wait, for each second of service */
+	__u32 duration;	  /* of flows, in seconds */
+	__u32 slow_start; /* by this factor it seems slower, because it is new */
+	__u32 suspicion;  /* likewise, because it does not answer */
+	__u8 state[ESTIMATE_STATE]; /* as the estimator saves it, and zeros */
 };
 
 #endif

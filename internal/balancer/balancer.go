@@ -59,6 +59,7 @@ type Balancer struct {
 	plane       *dataplane.Plane
 	slots       *dataplane.Slots
 	services    *services
+	inference   *inference
 	own         []nexthop.Link // links of plane.Sides; zero until the resolver's first update
 	hops        map[netip.Addr]nexthop.Hop
 	problems    map[netip.Addr]string // why a target has no next hop
@@ -99,18 +100,19 @@ func newBalancer(cfg *desired.Balancer, clock *dataplane.FlowClock, log *slog.Lo
 	}
 	w := dataplane.NewWire(plane)
 	b := &Balancer{
-		log:      log,
-		cfg:      cfg,
-		plane:    plane,
-		own:      make([]nexthop.Link, len(plane.Sides)),
-		resolver: nexthop.New(cfg.Node.Interfaces(), log),
-		checker:  health.New(log),
-		prober:   probe.New(w, uint16(dataplane.ProtocolVersion), log),
-		wire:     w,
-		reloads:  make(chan reload),
-		warned:   map[string]bool{},
-		stale:    map[string]bool{},
-		ready:    make(chan struct{}),
+		log:       log,
+		cfg:       cfg,
+		plane:     plane,
+		own:       make([]nexthop.Link, len(plane.Sides)),
+		resolver:  nexthop.New(cfg.Node.Interfaces(), log),
+		checker:   health.New(log),
+		inference: newInference(plane, log),
+		prober:    probe.New(w, uint16(dataplane.ProtocolVersion), log),
+		wire:      w,
+		reloads:   make(chan reload),
+		warned:    map[string]bool{},
+		stale:     map[string]bool{},
+		ready:     make(chan struct{}),
 	}
 	if err := b.read(); err != nil {
 		return nil, errors.Join(err, b.Close())
@@ -169,6 +171,7 @@ func (b *Balancer) Run(ctx context.Context) error {
 	group.Go(func() error { return b.resolver.Run(ctx) })
 	group.Go(func() error { return b.checker.Run(ctx) })
 	group.Go(func() error { return b.prober.Run(ctx) })
+	group.Go(func() error { return b.inference.run(ctx, b.ready) })
 	group.Go(func() error { return b.control(ctx) })
 	return group.Wait()
 }

@@ -145,7 +145,9 @@ func (s *services) place(svc *service, g generation.Generation) error {
 			return err
 		}
 	}
-	label := dataplane.ServiceLabel{Name: svc.Name, Generation: g.Number, Digest: p.digest()}
+	label := dataplane.ServiceLabel{
+		Name: svc.Name, Generation: g.Number, Digest: p.digest(), Estimator: svc.Estimates(),
+	}
 	if err := s.plane.LabelService(svc.id, label); err != nil {
 		return err
 	}
@@ -211,9 +213,12 @@ func (s *services) install(
 	return table, s.plane.RemoveColumns(number)
 }
 
-// removeSpares removes the candidate tables that are no longer in force.
+// removeSpares removes the candidate tables that are no longer in force. The lines of former
+// rankings become free.
 func (s *services) removeSpares() error {
-	if !slices.ContainsFunc(slices.Collect(maps.Values(s.byName)), func(svc *service) bool { return svc.hasSpare }) {
+	hasSpare := func(svc *service) bool { return svc.hasSpare }
+	if !slices.ContainsFunc(slices.Collect(maps.Values(s.byName)), hasSpare) &&
+		!s.plane.Rankings.HasFormer() {
 		return nil
 	}
 	if err := s.plane.Settle(); err != nil {
@@ -326,11 +331,13 @@ func (s *services) writeRule(svc *service) {
 	}
 }
 
-// admit tells the data path which servers of a service get new flows, and whether there is one.
+// admit tells the data path which servers of a service get new flows, and whether there is one. If
+// the service infers, the servers that get flows again begin slowly.
 func (s *services) admit(svc *service) {
 	for _, m := range s.admitUsable(svc) {
 		s.plane.Servers.SetFlags(m.slot, m.flags(false))
 	}
+	s.inference.admitted(svc)
 }
 
 // admitUsable makes the usable servers of a service get new flows, and then puts the service's rule

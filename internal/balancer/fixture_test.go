@@ -12,6 +12,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
@@ -55,6 +56,8 @@ type fixture struct {
 	// decide otherwise than the run that follows.
 	moving  bool
 	dryRuns map[*ebpf.Program]*dataplane.DryRun // by the program of which they are dry runs
+	// inferred is the time up to which the balancer has inferred the loads of servers.
+	inferred time.Time
 }
 
 // network is a network namespace with the links. No packet is ever sent on them.

@@ -125,6 +125,7 @@ type member struct {
 	checked bool
 	probed  bool
 	routed  bool // it has had a route of its own, so that the default route does not count
+	took    bool // it has taken new flows since the last admit
 	// since is when this process's probes first found the member unfit. It is zero if they have
 	// not, or if an earlier process's probes found it unfit.
 	since time.Time

@@ -37,6 +37,7 @@ func (s *services) reconcile(cfg *desired.Balancer, generations generation.Gener
 	if err := s.settle(); err != nil {
 		return err
 	}
+	s.endInferences(wanted)
 	if err := s.keepOnly(wanted); err != nil {
 		return err
 	}
@@ -58,12 +59,20 @@ type serviceState struct {
 	locator    netip.Prefix // of the balancer
 	addresses  []netip.Addr // of the balancer
 	generation generation.Generation
+	// names has the name of the balancer and those of all balancers, for services that infer.
+	names desired.BalancerNode
 }
 
 func newServiceState(
 	service desired.Service, node *desired.BalancerNode, g generation.Generation,
 ) *serviceState {
-	return &serviceState{service, node.Locator, node.Addresses, g}
+	state := &serviceState{
+		service: service, locator: node.Locator, addresses: node.Addresses, generation: g,
+	}
+	if service.Placement.Infers() {
+		state.names = desired.BalancerNode{Name: node.Name, Peers: node.Peers}
+	}
+	return state
 }
 
 // reconcileService is reconcile for one service.
@@ -87,11 +96,40 @@ func (s *services) reconcileService(want *serviceState) error {
 	if err := s.addQUICServers(svc); err != nil {
 		return err
 	}
+	if err := s.rank(svc, &want.names); err != nil {
+		return err
+	}
 	if err := s.place(svc, want.generation); err != nil {
 		return err
 	}
 	svc.follows = want
 	return nil
+}
+
+// rank makes the ranking of a service that infers have its members.
+func (s *services) rank(svc *service, names *desired.BalancerNode) error {
+	if !svc.Placement.Infers() {
+		return nil
+	}
+	if err := s.inference.arrange(svc, names); err != nil {
+		return err
+	}
+	return s.plane.Rankings.Set(svc.id, svc.slots())
+}
+
+// endInferences removes the rankings of services that have ceased to infer.
+func (s *services) endInferences(wanted map[string]bool) {
+	for name, svc := range s.byName {
+		if wanted[name] && !svc.Placement.Infers() {
+			s.endInference(svc)
+		}
+	}
+}
+
+// endInference removes the ranking of a service, if it has one.
+func (s *services) endInference(svc *service) {
+	s.inference.remove(svc.Name)
+	s.plane.Rankings.Remove(svc.id)
 }
 
 // add gives a new service a number, a label and its first turn. It returns an error if no number is
@@ -150,6 +188,7 @@ func (s *services) claimMembers(svc *service, want *serviceState) ([]*member, er
 			old = nil // the address has changed: the causes belong to another host
 		}
 		m := newMember(server, cfg, old, noted, routed)
+		m.took = s.slots.TookFlows(key)
 		slot, err := s.slots.Claim(key, svc.id, known, m.flags(true))
 		if err != nil {
 			return nil, fmt.Errorf("server %s: %w", server.Name, err)
@@ -241,6 +280,7 @@ func (s *services) keepOnly(wanted map[string]bool) error {
 			continue
 		}
 		svc.follows, svc.placed = nil, placing{} // if a step fails, reconcile has to start anew
+		s.endInference(svc)
 		err := errors.Join(
 			s.plane.Uninstall(2*svc.id), s.plane.Uninstall(2*svc.id+1), s.plane.UnlabelService(svc.id))
 		if err != nil {

@@ -28,11 +28,13 @@ type service struct {
 
 // services applies a configuration to the data path.
 type services struct {
-	plane  *dataplane.Plane
-	slots  *dataplane.Slots
-	byName map[string]*service
-	free   []uint32      // numbers that no service has; the last one is given out next
-	reach  func(*member) // writes the next hop of a member, if it is known
+	plane *dataplane.Plane
+	slots *dataplane.Slots
+	// inference has the services that infer.
+	inference *inference
+	byName    map[string]*service
+	free      []uint32      // numbers that no service has; the last one is given out next
+	reach     func(*member) // writes the next hop of a member, if it is known
 	// hasHints tells whether there is a hint table.
 	hasHints bool
 	// Services whose candidate tables were replaced, or that have ceased to be stateless. Packets
@@ -42,8 +44,13 @@ type services struct {
 
 // loadServices reads the services that an earlier process has left. The first apply adds their
 // members and their configuration.
-func loadServices(plane *dataplane.Plane, slots *dataplane.Slots, reach func(*member)) (*services, error) {
-	s := &services{plane: plane, slots: slots, byName: map[string]*service{}, reach: reach, hasHints: plane.HasHints()}
+func loadServices(
+	plane *dataplane.Plane, slots *dataplane.Slots, inference *inference, reach func(*member),
+) (*services, error) {
+	s := &services{
+		plane: plane, slots: slots, inference: inference, byName: map[string]*service{}, reach: reach,
+		hasHints: plane.HasHints(),
+	}
 	byID := map[uint32]*service{}
 	labels, err := plane.ServiceLabels()
 	if err != nil {
@@ -74,6 +81,15 @@ func (svc *service) member(name string) *member {
 		}
 	}
 	return nil
+}
+
+// slots returns the slots of the members, in their order.
+func (svc *service) slots() []uint32 {
+	slots := make([]uint32, len(svc.members))
+	for i, m := range svc.members {
+		slots[i] = m.slot
+	}
+	return slots
 }
 
 // isStateless tells whether the service's rule has persistence stateless.

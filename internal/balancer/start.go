@@ -25,7 +25,7 @@ func (b *Balancer) read() (err error) {
 	if b.slots, err = dataplane.LoadSlots(b.plane); err != nil {
 		return err
 	}
-	if b.services, err = loadServices(b.plane, b.slots, b.applyHop); err != nil {
+	if b.services, err = loadServices(b.plane, b.slots, b.inference, b.applyHop); err != nil {
 		return err
 	}
 	added := 0

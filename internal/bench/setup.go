@@ -272,7 +272,10 @@ func serviceConfig(s service) desired.Service {
 		c.Placement, c.Candidates = s.placement, tables.MaxCandidates
 	case desired.PlacementInfer:
 		c.Placement, c.Candidates = s.placement, tables.MaxCandidates
-		c.Infer = &desired.Infer{Estimator: "territory-learned", Interval: 500 * time.Millisecond, Among: "all"}
+		c.Infer = &desired.Infer{
+			Estimator: desired.EstimateTerritoryLearned, Interval: desired.DefaultInferInterval,
+			Among: desired.AmongAll,
+		}
 	}
 	addServers(&c, 1, s.serverCount())
 	if s.changed {

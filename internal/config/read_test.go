@@ -49,9 +49,14 @@ services:
 		t.Fatal(err)
 	}
 	one, yes, no := uint32(1), true, false
+	host, err := os.Hostname()
+	if err != nil {
+		t.Fatal(err)
+	}
 	want := &desired.Balancer{
 		Node: desired.BalancerNode{
 			Instance:  "lb",
+			Name:      host[:min(len(host), 63)],
 			Interface: "eth0",
 			Internal:  &yes,
 			Locator:   netip.MustParsePrefix("fd00:6c:0:1::/64"),
@@ -62,7 +67,9 @@ services:
 		Services: []desired.Service{{
 			Name: "web", VIP: netip.MustParseAddr("2001:db8:80::1"), Port: 443, Protocol: desired.TCP,
 			Placement: "hash", Persistence: "table", Encapsulation: "srv6-encap", Candidates: 3, Generations: 3, Buckets: 65537,
-			Timeouts: desired.Timeouts{New: time.Minute, Established: time.Hour, Closing: time.Minute},
+			Timeouts: desired.Timeouts{
+				New: time.Minute, Established: time.Hour, Closing: time.Minute, Silent: 10 * time.Second,
+			},
 			Health: &desired.Health{
 				HTTP:     &desired.HTTPCheck{Path: "/", Port: 443},
 				Interval: time.Second, Timeout: time.Second, Rise: 2, Fall: 3,
@@ -75,7 +82,10 @@ services:
 		}, {
 			Name: "dns", VIP: netip.MustParseAddr("192.0.2.53"), Port: 53, Protocol: desired.UDP,
 			Placement: "hash", Persistence: "table", Encapsulation: "ipip", Candidates: 3, Generations: 3, Buckets: 65537,
-			Timeouts: desired.Timeouts{New: 30 * time.Second, Established: 2 * time.Minute, Closing: 5 * time.Second},
+			Timeouts: desired.Timeouts{
+				New: 30 * time.Second, Established: 2 * time.Minute, Closing: 5 * time.Second,
+				Silent: 10 * time.Second,
+			},
 			Health: &desired.Health{
 				TCP:      &desired.TCPCheck{Port: 53},
 				Interval: 5 * time.Second, Timeout: 5 * time.Second, Rise: 2, Fall: 3,
@@ -95,7 +105,9 @@ services:
 // TestCandidatesByPlacement checks the default number of candidates. Under round-robin a flow's
 // bucket does not tell its server, so a row names as many servers as possible.
 func TestCandidatesByPlacement(t *testing.T) {
-	for placement, want := range map[string]int{"hash": 3, "hunt": 4, "round-robin": 8} {
+	for placement, want := range map[string]int{
+		"hash": 3, "hunt": 4, "round-robin": 8, "infer": 8, "least-queue": 8, "sed": 8,
+	} {
 		got, _, err := ParseBalancer([]byte(`
 node: {interface: eth0, locator: "fd00:6c:0:1::/64"}
 services: [{name: web, vip: "2001:db8:80::1", port: 80, protocol: tcp, placement: ` + placement + `}]
@@ -209,7 +221,7 @@ services:
       - {name: s1, locator: 10}
       - name: s2
   - 1
-`, `line 2: node.interfaces: unknown field; must be one of: instance, interface, inside, internal, locator, addresses, seed, limits, state, signal-key
+`, `line 2: node.interfaces: unknown field; must be one of: instance, name, peers, interface, inside, internal, locator, addresses, seed, limits, state, signal-key
 line 2: node.locator: required by services[0], whose encapsulation is srv6-encap
 line 4: node.interface: given twice; first in line 3
 line 5: node.seed "-1": must be a whole number from 0 to 18446744073709551615
@@ -220,7 +232,7 @@ line 10: services[0].vip "192.0.2.300": must be an IP address
 line 11: services[0].port "0x1_0000": must be a port from 1 to 65535, or all
 line 13: services[0].?: a field name must be a plain word
 line 14: services[0]."a.b\n": unknown field; must be one of: name, vip, port, protocol, placement, persistence, ` +
-			`encapsulation, selection, candidates, generations, history, quic, former-quic, buckets, timeouts, health, probe, servers
+			`encapsulation, selection, infer, candidates, generations, history, quic, former-quic, buckets, timeouts, health, probe, servers
 line 16: services[0].servers[0]: empty list element
 line 17: services[0].servers[1].locator "10": must be a prefix such as fd00:5:0:1::/64
 line 18: services[0].servers[2].locator: required by encapsulation srv6-encap

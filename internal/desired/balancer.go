@@ -26,6 +26,13 @@ type BalancerNode struct {
 	// /sys/fs/bpf/segue/<instance>: 1 to 63 letters, digits, - and _ (the BPF
 	// file system refuses dots). Default "lb".
 	Instance string `yaml:"instance"`
+	// Name is the name by which the other balancers of the services know this one. The default is
+	// the name of the host.
+	Name string `yaml:"name"`
+	// Peers are the names of all balancers of the services. Name may be among them. Only placement
+	// infer uses the names, to avoid servers that others prefer. Correctness does not depend on
+	// them.
+	Peers []string `yaml:"peers"`
 	// Interface receives the packets for the VIPs.
 	Interface string `yaml:"interface"`
 	// Inside is a second interface, towards the servers, for a balancer that is itself the edge of

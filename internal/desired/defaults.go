@@ -50,6 +50,7 @@ func setDefault[T any](given Given, path string, into *T, value T) {
 // SetDefaults sets the fields that the source does not give.
 func (b *Balancer) SetDefaults(given Given) {
 	setDefault(given, "node.instance", &b.Node.Instance, "lb")
+	setDefault(given, "node.name", &b.Node.Name, hostName())
 	internal := b.Node.Inside == ""
 	setDefault(given, "node.internal", &b.Node.Internal, &internal)
 	setDefault(given, "node.limits.flows", &b.Node.Limits.Flows, DefaultFlows)
@@ -75,6 +76,8 @@ func (given Given) defaultService(s *Service, path string) {
 		candidates = s.Selection.DefaultCandidates()
 	case PlacementRoundRobin: // a flow's bucket does not tell its server, so all are candidates
 		candidates = tables.MaxCandidates
+	case PlacementInfer, PlacementLeastQueue, PlacementSED: // likewise, or each one more helps
+		candidates = tables.MaxCandidates
 	}
 	setDefault(given, field.Child(path, "candidates"), &s.Candidates, candidates)
 	generations := DefaultGenerations
@@ -86,6 +89,7 @@ func (given Given) defaultService(s *Service, path string) {
 		setDefault(given, field.Child(path, "history"), &s.History, min(DefaultHistory, s.Generations))
 	}
 	given.defaultQUIC(s, path)
+	given.defaultInfer(s, path)
 	setDefault(given, field.Child(path, "buckets"), &s.Buckets, tables.DefaultBuckets)
 	given.defaultTimeouts(&s.Timeouts, field.Child(path, "timeouts"), s)
 	if s.Health != nil {

@@ -198,12 +198,15 @@ func (r *rules) checkPort(path string, port Port) {
 	}
 }
 
+// maxName is the length of the longest name, in bytes.
+const maxName = 63
+
 func (r *rules) checkName(path, name string) {
 	switch {
 	case name == "":
 		r.failf(path, "required")
-	case len(name) > 63:
-		r.failf(path, "must have 1 to 63 bytes, has %d", len(name))
+	case len(name) > maxName:
+		r.failf(path, "must have 1 to %d bytes, has %d", maxName, len(name))
 	case strings.ContainsFunc(name, func(r rune) bool { return !unicode.IsPrint(r) || unicode.IsSpace(r) }):
 		r.failf(path, "must have only printable characters, and no spaces")
 	}

@@ -46,6 +46,7 @@ func (b *Balancer) Validate() field.Errors {
 func (r *rules) checkBalancer(b *Balancer) {
 	r.checkHost(b.Node.Instance, b.Node.Interface, b.Node.Locator, b.Node.Addresses)
 	r.checkTunnelSources(b.Node.Addresses)
+	r.checkPeers(&b.Node)
 	r.checkSignalKey(b.Node.SignalKey)
 	if b.Node.State != "" && !filepath.IsAbs(b.Node.State) {
 		r.failf("node.state", "must be absolute")
@@ -138,12 +139,12 @@ func (r *rules) checkTunnelSources(addresses []netip.Addr) {
 
 // checkService checks the fields of a service that only balancers have, except its servers.
 func (r *rules) checkService(path string, s *Service) {
-	checkKnown(r, field.Child(path, "placement"), s.Placement, PlacementHash, PlacementHunt, PlacementRoundRobin)
-	checkKnown(r, field.Child(path, "persistence"), s.Persistence, PersistenceTable, PersistenceStateless, PersistenceHint,
-		PersistenceQUIC)
+	checkKnown(r, field.Child(path, "placement"), s.Placement, placements...)
+	checkKnown(r, field.Child(path, "persistence"), s.Persistence, persistences...)
 	at := field.Child(path, "candidates")
 	checkRange(r, at, s.Candidates, 1, tables.MaxCandidates)
 	r.checkHunt(path, s)
+	r.checkInfer(path, s)
 	r.checkPersistence(path, s)
 	r.checkQUIC(path, s)
 	at = field.Child(path, "buckets")
@@ -166,8 +167,7 @@ func (r *rules) checkService(path string, s *Service) {
 func (r *rules) checkHunt(path string, s *Service) {
 	at := field.Child(path, "selection")
 	if s.Placement != PlacementHunt {
-		known := s.Placement == PlacementHash || s.Placement == PlacementRoundRobin
-		if known && s.Selection != "" {
+		if s.Selection != "" && slices.Contains(placements, s.Placement) {
 			r.failf(at, "not used by placement %s", s.Placement)
 		}
 		return

@@ -26,6 +26,12 @@ const (
 	PlacementHash       Placement = "hash"        // the first candidate of the flow's bucket
 	PlacementHunt       Placement = "hunt"        // the candidates decide in turn
 	PlacementRoundRobin Placement = "round-robin" // all servers in turn, by their weights
+	PlacementInfer      Placement = "infer"       // the server with the lowest score
+	// The server with the fewest flows.
+	PlacementLeastQueue Placement = "least-queue"
+	// The server with the fewest flows per unit of its configured weight: the shortest expected
+	// delay.
+	PlacementSED Placement = "sed"
 
 	SelectConsistent Selection = "consistent" // the candidates of the flow's bucket
 	SelectRandom     Selection = "random"     // the candidates of a random bucket
@@ -43,6 +49,17 @@ const (
 	SRv6Encap  Encapsulation = "srv6-encap"
 	GRE        Encapsulation = "gre"
 	IPIP       Encapsulation = "ipip"
+)
+
+// placements and persistences are all values.
+var (
+	placements = []Placement{
+		PlacementHash, PlacementHunt, PlacementRoundRobin, PlacementInfer, PlacementLeastQueue,
+		PlacementSED,
+	}
+	persistences = []Persistence{
+		PersistenceTable, PersistenceStateless, PersistenceHint, PersistenceQUIC,
+	}
 )
 
 // Protocol is a transport protocol.
@@ -100,9 +117,11 @@ type Service struct {
 	Encapsulation Encapsulation `yaml:"encapsulation"` // default srv6-encap
 	// Selection is for placement hunt only, where the default is consistent.
 	Selection Selection `yaml:"selection,omitempty"`
+	// Infer is for the placements infer, least-queue and sed only.
+	Infer *Infer `yaml:"infer,omitempty"`
 	// Candidates is how many servers a bucket lists, 1 to 8, or fewer if there are not so many
-	// servers. Default 4 for placement hunt, or 8 with selection reports or spare; 3 for hash, 8
-	// for round-robin.
+	// servers. Default 4 for placement hunt, or 8 with selection reports or spare; 3 for hash; 8
+	// for all other placements.
 	Candidates int `yaml:"candidates"`
 	// Generations is how many sets of servers the candidate table follows from: the present one and
 	// those before. 1 to 4, and 3 by default; for persistence stateless and hint 1 to 64, and 32 by

@@ -49,7 +49,7 @@ type Generations map[string]Generation
 // SetOf returns the set of a configured service. It lacks servers of weight 0.
 func SetOf(service *desired.Service) Set {
 	s := Set{
-		Placement:  service.Placement,
+		Placement:  placementOf(service),
 		Buckets:    service.Buckets,
 		Candidates: service.Candidates,
 		Servers:    []Server{},
@@ -61,6 +61,14 @@ func SetOf(service *desired.Service) Set {
 	}
 	slices.SortFunc(s.Servers, func(a, b Server) int { return cmp.Compare(a.Name, b.Name) })
 	return s
+}
+
+// placementOf returns the placement, as far as the candidate table depends on it.
+func placementOf(service *desired.Service) desired.Placement {
+	if service.Placement.Infers() {
+		return desired.PlacementInfer
+	}
+	return service.Placement
 }
 
 // Next returns the generations of the configured services, each with at most service.Generations
@@ -108,7 +116,7 @@ func (s Set) Table() (*tables.Table, error) {
 		servers[i] = tables.Server{Name: server.Name, Weight: server.Weight}
 	}
 	switch s.Placement {
-	case desired.PlacementHash:
+	case desired.PlacementHash, desired.PlacementInfer:
 		return tables.BuildColumns(servers, s.Buckets, s.Candidates)
 	case desired.PlacementRoundRobin:
 		return tables.BuildTurns(servers, s.Buckets, s.Candidates)
@@ -139,7 +147,7 @@ func (g Generation) validate() error {
 
 func (s Set) validate() error {
 	known := []desired.Placement{
-		desired.PlacementHash, desired.PlacementHunt, desired.PlacementRoundRobin,
+		desired.PlacementHash, desired.PlacementHunt, desired.PlacementRoundRobin, desired.PlacementInfer,
 	}
 	if !slices.Contains(known, s.Placement) {
 		return fmt.Errorf("placement %q: not known", s.Placement)

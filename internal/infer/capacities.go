@@ -8,35 +8,55 @@ import "math"
 // at once without letting any wait, and how much the flows wait. If a server has c processors and
 // n flows, it serves min(n, c) of them at a time. The rate at which flows end is proportional to
 // this number. So the rates with 1, 2, 3 and more flows show the most likely c. The speed of the
-// processors may differ from server to server, and need not be known. docs/placement.md shows how
-// well this works.
+// processors may differ from server to server, and need not be known. A server that has changed is
+// learned anew. docs/placement.md shows how well this works.
 type Capacities struct {
-	servers []record
+	servers []learned
 	// common is the number of servers with each of the possible capacities, by the last estimates.
 	// A server about which little is known is assumed to be like these.
 	common [len(possible)]float64
 }
 
-// record is the observations of a server.
-type record struct {
-	// By number of flows. The last tenure is for that number and all above.
-	having   [mostServed + 1]tenure
-	stays    float64 // duration of all flows together, in seconds
-	ends     float64
+// learned is what is known about a server.
+type learned struct {
+	record
+	recent   record // the newest of the observations, again
 	capacity float64
 	wait     float64
+}
+
+// record is observations of a server.
+type record struct {
+	// By number of flows. The last tenure is for that number and all above.
+	having [MostServed + 1]tenure
+	stays  float64 // duration of all flows together, in seconds
+	ends   float64
 }
 
 // tenure is a time, and the number of flows that ended in it.
 type tenure struct{ seconds, ends float64 }
 
 // possible are the capacities between which the estimate decides.
-var possible = [...]float64{1, 2, 3, 4, 6, 8, 12, 16, 24, mostServed}
+var possible = [...]float64{1, 2, 3, 4, 6, 8, 12, 16, 24, MostServed}
+
+// logs contains the logarithms of the numbers of processors in use.
+var logs = func() (logs [MostServed + 1]float64) {
+	for n := range logs {
+		logs[n] = math.Log(float64(n))
+	}
+	return logs
+}()
 
 const (
-	mostServed = 32
+	// MostServed is the largest capacity that can be inferred.
+	MostServed = 32
 	// memory is the time in seconds after which an observation counts e times less.
 	memory = 300
+	// recently is the same for the recent observations.
+	recently = 20
+	// contradiction is the logarithm of the likelihood ratio from which on recent observations show
+	// that a server has changed: 8 is as rare as four standard deviations.
+	contradiction = 8
 	// alike tells how similar the processors of all servers are assumed to be: as similar as if
 	// this number of average flows had been seen on each. From 1 to 20 the value makes no
 	// difference.
@@ -47,7 +67,7 @@ const (
 
 // NewCapacities begins with n unknown servers. Their capacity is 1, and no flow waits.
 func NewCapacities(n int) *Capacities {
-	c := &Capacities{servers: make([]record, n)}
+	c := &Capacities{servers: make([]learned, n)}
 	for s := range c.servers {
 		c.Forget(int32(s))
 	}
@@ -55,20 +75,34 @@ func NewCapacities(n int) *Capacities {
 }
 
 // Forget removes all observations of a server, for example when another server takes its place.
-func (c *Capacities) Forget(server int32) { c.servers[server] = record{capacity: 1} }
+func (c *Capacities) Forget(server int32) { c.servers[server] = learned{capacity: 1} }
 
 // Had records that a server had a number of flows of this balancer for a time, in seconds.
 func (c *Capacities) Had(server int32, flows int, seconds float64) {
-	r := &c.servers[server]
-	r.having[min(flows, mostServed)].seconds += seconds
+	c.servers[server].had(flows, seconds)
+	c.servers[server].recent.had(flows, seconds)
+}
+
+func (r *record) had(flows int, seconds float64) {
+	r.having[min(flows, MostServed)].seconds += seconds
 	r.stays += float64(flows) * seconds
 }
 
-// Ended records that one of a server's flows has ended. Their number before was 1 or more.
-func (c *Capacities) Ended(server int32, flows int) {
-	r := &c.servers[server]
-	r.having[min(flows, mostServed)].ends++
-	r.ends++
+// Ended records that flows of a server have ended, one after the other. The number of flows before
+// each end was 1 or more.
+func (c *Capacities) Ended(server int32, flows int, ends float64) {
+	c.servers[server].ended(flows, ends)
+	c.servers[server].recent.ended(flows, ends)
+}
+
+func (r *record) ended(flows int, ends float64) {
+	r.having[min(flows, MostServed)].ends += ends
+	r.ends += ends
+}
+
+// Rearrange makes server i the server that was from[i]. If that is -1, server i is a new one.
+func (c *Capacities) Rearrange(from []int32) {
+	c.servers = rearranged(c.servers, from, func(int) learned { return learned{capacity: 1} })
 }
 
 // Capacity returns the most likely capacity of a server, 1 to 32.
@@ -77,6 +111,15 @@ func (c *Capacities) Capacity(server int32) float64 { return c.servers[server].c
 // Wait returns the mean time that flows of this balancer have waited on a server, for each second
 // of service: 0 or more. It shows whether flows of other balancers are on the server.
 func (c *Capacities) Wait(server int32) float64 { return c.servers[server].wait }
+
+// alone returns the mean time of a flow while it is a server's only one, or 0 if none has ended.
+func (c *Capacities) alone(server int32) float64 {
+	had := c.servers[server].having[1]
+	if had.ends == 0 {
+		return 0
+	}
+	return had.seconds / had.ends
+}
 
 // Step computes new estimates. Its argument is the time since the last step, in seconds. The home
 // servers, which other balancers avoid as long as they can, show how long a service takes. Without
@@ -105,7 +148,11 @@ func (c *Capacities) Step(seconds float64, home []int32) {
 		}
 		r.capacity = possible[likeliest]
 		r.wait = max(0, (r.stays/service+patience)/(r.ends+patience)-1)
+		if r.changed() {
+			r.record, r.recent = record{}, record{} // both contain what is not true any more
+		}
 		r.fade(math.Exp(-seconds / memory))
+		r.recent.fade(math.Exp(-seconds / recently))
 	}
 }
 
@@ -115,17 +162,16 @@ func (c *Capacities) Step(seconds float64, home []int32) {
 // ensures that no capacity is impossible.
 func (r *record) probabilities(service float64, common *[len(possible)]float64) (p [len(possible)]float64) {
 	highest := math.Inf(-1)
+	above := r.above()
+	below, logsBelow, n := 0.0, 0.0, 1
 	for i, c := range possible {
-		served, logs := 0.0, 0.0
-		for n, had := range r.having {
-			if n == 0 || had == (tenure{}) {
-				continue // most records are empty: this saves most of the logarithms
-			}
-			busy := min(float64(n), c)
-			served += had.seconds * busy
-			logs += had.ends * math.Log(busy)
+		for ; n <= int(c); n++ {
+			below += r.having[n].seconds * float64(n)
+			logsBelow += r.having[n].ends * logs[n]
 		}
-		p[i] = math.Log(common[i]+1) + logs - (alike+r.ends)*math.Log(alike*service+served)
+		served := below + above[n-1].seconds*c
+		busy := logsBelow + above[n-1].ends*logs[n-1]
+		p[i] = math.Log(common[i]+1) + busy - (alike+r.ends)*math.Log(alike*service+served)
 		highest = max(highest, p[i])
 	}
 	sum := 0.0
@@ -137,6 +183,43 @@ func (r *record) probabilities(service float64, common *[len(possible)]float64) 
 		p[i] /= sum
 	}
 	return p
+}
+
+// changed tells whether the recent observations contradict the earlier ones: the rates at which flows
+// end, per processor in use, are not the same. It compares the likelihoods of two rates and of one,
+// if ends are a Poisson process.
+func (l *learned) changed() bool {
+	all, recent := l.served(l.capacity), l.recent.served(l.capacity)
+	before := tenure{all.seconds - recent.seconds, all.ends - recent.ends}
+	return before.likelihood()+recent.likelihood()-all.likelihood() > contradiction
+}
+
+// served returns the time of all processors in use together, and the flows that ended.
+func (r *record) served(capacity float64) (sum tenure) {
+	for n, had := range r.having {
+		sum.seconds += had.seconds * min(float64(n), capacity)
+	}
+	sum.ends = r.ends
+	return sum
+}
+
+// likelihood returns the logarithm of the likelihood of the most likely rate, without terms that do
+// not depend on the rate.
+func (t tenure) likelihood() float64 {
+	if t.seconds <= 0 || t.ends <= 0 {
+		return 0
+	}
+	return t.ends * math.Log(t.ends/t.seconds)
+}
+
+// above returns the sums of the tenures with more than n flows. Capacities that no number of flows
+// has exceeded must stay exactly equal.
+func (r *record) above() (sums [MostServed + 1]tenure) {
+	for n := MostServed; n > 0; n-- {
+		sums[n-1].seconds = sums[n].seconds + r.having[n].seconds
+		sums[n-1].ends = sums[n].ends + r.having[n].ends
+	}
+	return sums
 }
 
 // fade reduces the weight of all earlier observations.

@@ -12,9 +12,7 @@ import (
 func serve(c *Capacities, server int32, processors, most int, speed float64) {
 	for n := 1; n <= most; n++ {
 		c.Had(server, n, 100)
-		for range int(100 * speed * float64(min(n, processors))) {
-			c.Ended(server, n)
-		}
+		c.Ended(server, n, 100*speed*float64(min(n, processors)))
 	}
 }
 
@@ -55,8 +53,7 @@ func TestCapacitiesAreCommon(t *testing.T) {
 		home = append(home, s)
 	}
 	c.Had(9, 2, 1)
-	c.Ended(9, 2)
-	c.Ended(9, 2)
+	c.Ended(9, 2, 2)
 	for range 3 {
 		c.Step(0.5, home)
 	}
@@ -84,9 +81,40 @@ func TestCapacitiesFade(t *testing.T) {
 func TestNothingSeen(t *testing.T) {
 	c := NewCapacities(2)
 	c.Had(1, 1, 5)
-	c.Ended(1, 1) // a server of another home
+	c.Ended(1, 1, 1) // a server of another home
 	c.Step(0.5, []int32{0})
 	if c.Capacity(1) != 1 || c.Wait(1) != 0 {
 		t.Errorf("capacity %v, wait %v of what cannot be told yet", c.Capacity(1), c.Wait(1))
+	}
+}
+
+// work lets a server with a number of processors of speed 1 have from 1 to most flows in turn, each
+// for a second, with a step after each second. The number of flows that end is the expected one.
+func work(c *Capacities, server int32, processors, most, seconds int, home []int32) {
+	for second := range seconds {
+		n := 1 + second%most
+		c.Had(server, n, 1)
+		c.Ended(server, n, float64(min(n, processors)))
+		c.Step(1, home)
+	}
+}
+
+// TestCapacitiesChange checks that a server that loses or gains processors is learned anew within
+// 30 s, after ten minutes, and that nothing is forgotten while it does not change.
+func TestCapacitiesChange(t *testing.T) {
+	home := []int32{0}
+	for _, change := range [][2]int{{8, 3}, {3, 8}, {4, 1}} {
+		c := NewCapacities(1)
+		work(c, 0, change[0], 12, 600, home)
+		if got := c.Capacity(0); got != float64(change[0]) {
+			t.Errorf("%v: capacity %v before the change", change, got)
+		}
+		if got := c.servers[0].above()[0].seconds; got < 200 {
+			t.Errorf("%v: only %v s are left of 600 s without a change", change, got)
+		}
+		work(c, 0, change[1], 12, 30, home)
+		if got := c.Capacity(0); got != float64(change[1]) {
+			t.Errorf("%v: capacity %v after the change", change, got)
+		}
 	}
 }

@@ -40,6 +40,9 @@ func (r *Reservoir) AddAsPrinted(duration float64, random uint64, servers int) {
 	}
 }
 
+// Durations returns the durations. They are valid until the next Add.
+func (r *Reservoir) Durations() []float64 { return r.durations[:r.n] }
+
 // Mean returns the mean of the durations, or false if there are none.
 func (r *Reservoir) Mean() (mean float64, ok bool) {
 	if r.n == 0 {

@@ -84,9 +84,13 @@ func NewSpeeds(n int, o Options) *Speeds {
 
 // Forget removes all observations of a server, for example when another server takes its place.
 func (s *Speeds) Forget(server int32) {
-	s.servers[server] = speed{
+	s.servers[server] = newSpeed(len(s.servers))
+}
+
+func newSpeed(servers int) speed {
+	return speed{
 		filter: Filter{Value: initialValue, Error: initialError},
-		weight: 1 / float64(len(s.servers)),
+		weight: 1 / float64(servers),
 	}
 }
 
@@ -98,6 +102,29 @@ func (s *Speeds) Observe(server int32, duration float64, random uint64) {
 		return
 	}
 	r.Add(duration, random)
+}
+
+// SetDurations replaces all observations of a server by a sample that was made elsewhere. Durations
+// from ReservoirSize on are ignored.
+func (s *Speeds) SetDurations(server int32, durations []float64) {
+	r := &s.servers[server].reservoir
+	r.n = copy(r.durations[:], durations)
+}
+
+// Rearrange makes server i the server that was from[i]. If that is -1, server i is a new one. A
+// weight relative to the average one stays, and so does an estimate of a share of a sum.
+func (s *Speeds) Rearrange(from []int32) {
+	scale := float64(len(s.servers)) / float64(len(from))
+	s.servers = rearranged(s.servers, from, func(int) speed { return newSpeed(len(from)) })
+	for i, at := range from {
+		if at < 0 {
+			continue
+		}
+		s.servers[i].weight *= scale
+		if s.options.Norm == BySum {
+			s.servers[i].filter.Value *= scale
+		}
+	}
 }
 
 // Weight returns the weight of a server, above 0. The weights of all servers add up to 1.

@@ -11,6 +11,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/infer"
 )
 
 // backup stores the state that a start finds in the tables of an earlier process and may change.
@@ -23,6 +24,8 @@ type backup struct {
 	rules         map[*ServiceEntry]ServiceRule // rules of the services in force
 	ports         []Port
 	servers       []balancerServer
+	rankings      []balancerRanking
+	prices        []infer.Price // by slot
 	serverLabels  map[uint32]balancerServerLabel
 	serviceLabels map[uint32]balancerServiceLabel
 
@@ -31,6 +34,8 @@ type backup struct {
 	counters map[uint32]slotCounters
 	reasons  map[uint32][]Counter // counters of the forwarding reasons, by reason and CPU
 	turns    map[uint32]uint64    // of services that were added, by number
+	// estimates are those that were removed, by slot; nil: there was none.
+	estimates map[uint32]*balancerEstimate
 }
 
 // tableNumber is the place of a service's table in a map of maps.
@@ -50,6 +55,8 @@ type slotCounters struct {
 	packets []ServerCounter
 	signals []SignalCounter
 	flows   balancerFlowCount
+	load    balancerLoad
+	ends    balancerEnds
 }
 
 // BackUp stores the state of the tables, and registers with the takeover to restore it on undo.
@@ -62,10 +69,13 @@ func (p *Plane) BackUp(t *datapath.Takeover) error {
 		rules:      map[*ServiceEntry]ServiceRule{},
 		ports:      slices.Clone(p.Directory.Ports[:]),
 		servers:    slices.Clone(p.Servers.servers),
+		rankings:   slices.Clone(p.Rankings.byService),
+		prices:     p.Loads.prices(),
 		tables:     map[tableNumber]*ebpf.Map{},
 		counters:   map[uint32]slotCounters{},
 		reasons:    map[uint32][]Counter{},
 		turns:      map[uint32]uint64{},
+		estimates:  map[uint32]*balancerEstimate{},
 	}
 	for entry := range p.Services.inForce().entries() {
 		b.rules[entry] = entry.rule()
@@ -131,6 +141,18 @@ func (b *backup) keepTurns(id uint32) error {
 	return nil
 }
 
+// keepEstimate stores the estimate of a slot that is about to be removed. Without a backup it does
+// nothing.
+func (b *backup) keepEstimate(slot uint32) (err error) {
+	if b == nil {
+		return nil
+	}
+	if _, kept := b.estimates[slot]; !kept {
+		b.estimates[slot], err = b.plane.Estimates.read(slot)
+	}
+	return err
+}
+
 // keepFlows stores the entries of the slots. They are about to be freed.
 func (b *backup) keepFlows(table *FlowTable, slots map[uint32]bool) {
 	for i := range table.Entries {
@@ -152,6 +174,7 @@ func (b *backup) keepCounters(slot uint32) error {
 		return fmt.Errorf("read the signals of slot %d: %w", slot, err)
 	}
 	counters.flows = b.plane.FlowCounts.bySlot[slot]
+	counters.load, counters.ends = b.plane.Loads.loads[slot], b.plane.Loads.ends[slot]
 	b.counters[slot] = counters
 	if len(b.reasons) > 0 {
 		return nil
@@ -175,6 +198,7 @@ func (b *backup) restore() error {
 		return ServerFlags(b.servers[slot].Flags)&FlagInUse != 0
 	}
 	b.restoreServers(inUse)
+	b.restoreRankings()
 	for entry, rule := range b.rules {
 		entry.SetRule(rule)
 	}
@@ -184,6 +208,7 @@ func (b *backup) restore() error {
 	copy(p.Directory.Ports[:], b.ports)
 	b.restoreFlows()
 	return errors.Join(append(errs,
+		b.rank(),
 		datapath.Replace(p.Objects.ServerLabels, b.serverLabels),
 		datapath.Replace(p.Objects.ServiceLabels, b.serviceLabels),
 		p.Objects.Identity.Put(uint32(0), &b.identity),
@@ -197,6 +222,29 @@ func (b *backup) restoreServers(which func(slot uint32) bool) {
 			b.plane.Servers.restore(uint32(slot), server)
 		}
 	}
+}
+
+// restoreRankings makes services use their former rankings, which the takeover has not changed, and
+// restores the prices that these follow from.
+func (b *backup) restoreRankings() {
+	for slot, price := range b.prices {
+		b.plane.Loads.SetPrice(uint32(slot), price)
+	}
+	for service, ranking := range b.rankings {
+		b.plane.Rankings.publish(uint32(service), region{first: ranking.First}, int(ranking.Servers))
+	}
+}
+
+// rank corrects the ranks of all servers. Meanwhile, packets can have used a former ranking with
+// places of another one.
+func (b *backup) rank() error {
+	var ranked []uint32
+	for slot, server := range b.servers {
+		if server.Rank > 0 {
+			ranked = append(ranked, uint32(slot))
+		}
+	}
+	return b.plane.Rankings.Rank(ranked)
 }
 
 func (b *backup) restoreTables() error {
@@ -221,6 +269,10 @@ func (b *backup) restoreCounters() error {
 			objects.ServerCounters.Put(slot, counters.packets),
 			objects.ServerSignals.Put(slot, counters.signals))
 		b.plane.FlowCounts.put(slot, counters.flows)
+		b.plane.Loads.put(slot, counters.load, counters.ends)
+	}
+	for slot, estimate := range b.estimates {
+		errs = append(errs, b.plane.Estimates.replace(slot, estimate))
 	}
 	for id, given := range b.turns {
 		errs = append(errs, objects.Turns.Put(id, given))

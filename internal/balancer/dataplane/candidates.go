@@ -144,9 +144,15 @@ func (p *Plane) Holds(number uint32, rows []uint16) bool {
 
 // Settle returns when all packets that were in the data path at the call have left it. The kernel
 // waits for these packets when an element of a map of maps is replaced, so Settle replaces one that
-// no service uses. Settle returns an error if the kernel cannot replace the element.
+// no service uses. It frees the lines of former rankings. Settle returns an error if the kernel
+// cannot replace the element.
 func (p *Plane) Settle() error {
-	return p.Install(p.Objects.Tables.MaxEntries()-1, nil)
+	former := len(p.Rankings.former)
+	if err := p.Install(p.Objects.Tables.MaxEntries()-1, nil); err != nil {
+		return err
+	}
+	p.Rankings.settled(former)
+	return nil
 }
 
 // Candidates is a copy of a candidate table. Each word contains candidatesPerWord slots.

@@ -37,6 +37,8 @@ type ServiceLabel struct {
 	// of the generation's sets (package generation).
 	Generation uint64
 	Digest     uint32
+	// Estimator is how the service infers (desired.Service.Estimates), or nothing.
+	Estimator string
 }
 
 // readServiceLabels reads the labels of services, by number.
@@ -47,7 +49,10 @@ func readServiceLabels(labels *ebpf.Map) (map[uint32]ServiceLabel, error) {
 	}
 	all := map[uint32]ServiceLabel{}
 	for id, label := range byNumber {
-		all[id] = ServiceLabel{text(label.Service[:]), label.Generation, label.Digest}
+		all[id] = ServiceLabel{
+			text(label.Service[:]), label.Generation, label.Digest,
+			nameOf(estimators, balancerEstimator(label.Estimator)),
+		}
 	}
 	return all, nil
 }
@@ -61,7 +66,10 @@ func (p *Plane) ServiceLabels() (map[uint32]ServiceLabel, error) {
 // LabelService stores the label of the service that has a number. LabelService returns an error if
 // the label cannot be written.
 func (p *Plane) LabelService(id uint32, label ServiceLabel) error {
-	stored := balancerServiceLabel{Generation: label.Generation, Digest: label.Digest}
+	stored := balancerServiceLabel{
+		Generation: label.Generation, Digest: label.Digest,
+		Estimator: uint32(estimators[label.Estimator]),
+	}
 	copy(stored.Service[:], label.Name)
 	if err := p.Objects.ServiceLabels.Put(id, &stored); err != nil {
 		return fmt.Errorf("label service %d: %w", id, err)

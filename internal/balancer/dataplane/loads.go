@@ -3,11 +3,13 @@
 package dataplane
 
 import (
+	"errors"
 	"fmt"
 	"sync/atomic"
 
-	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/infer"
 )
 
 // rankLines returns the number of lines for the rankings of so many servers. Twice as many lines as
@@ -19,28 +21,113 @@ func rankLines(slots uint32) uint32 { return 2*slots + 64 }
 // sixteenth, and at most 65536, which fit into the second-level cache. It is a power of two.
 func timedFlows(flows uint32) uint32 { return min(flowBuckets(flows)/4, 1<<16) }
 
-// LoadTable is what the data path knows of the loads of servers, by slot: the map loads, mapped
-// into this process.
+// LoadTable is what the data path knows of the loads of servers, by slot: the maps loads and ends,
+// mapped into this process. Packets change the numbers of flows at any time.
 type LoadTable struct {
-	memory []byte
+	memory [2][]byte
 	loads  []balancerLoad
+	ends   []balancerEnds
 }
 
-func mapLoads(m *ebpf.Map) (*LoadTable, error) {
-	memory, loads, err := mapArray[balancerLoad](m)
-	if err != nil {
-		return nil, fmt.Errorf("loads of servers: %w", err)
+// mapLoads maps the tables. The protection is PROT_READ, or PROT_READ|PROT_WRITE to change them.
+func mapLoads(m *Maps, protection int) (*LoadTable, error) {
+	t := &LoadTable{}
+	var err error
+	if t.memory[0], t.loads, err = mapArrayFor[balancerLoad](m.Loads, protection); err != nil {
+		return nil, fmt.Errorf("map the loads of servers: %w", err)
 	}
-	return &LoadTable{memory, loads}, nil
+	if t.memory[1], t.ends, err = mapArrayFor[balancerEnds](m.Ends, protection); err != nil {
+		return nil, errors.Join(fmt.Errorf("map the ends of flows: %w", err), t.close())
+	}
+	return t, nil
 }
 
-func (t *LoadTable) close() error { return unix.Munmap(t.memory) }
+func (t *LoadTable) close() error {
+	var errs []error
+	for _, memory := range t.memory {
+		if memory != nil {
+			errs = append(errs, unix.Munmap(memory))
+		}
+	}
+	return errors.Join(errs...)
+}
 
 // Flows returns the numbers of flows of the slot's server in both flow tables: those of which one
 // packet was seen, and those that are established and not silent.
 func (t *LoadTable) Flows(slot uint32) (unconfirmed, established uint32) {
 	flows := atomic.LoadUint64(&t.loads[slot].Flows)
 	return uint32(flows >> 32), uint32(flows)
+}
+
+// Counters returns all that the data path counts for the slot's server.
+func (t *LoadTable) Counters(slot uint32) (c infer.Counters) {
+	c.New, c.Established = t.Flows(slot)
+	c.Placed, c.Answered = t.Placed(slot)
+	for i := range c.Ended {
+		// The first number is of servers without a flow, of which none can end.
+		c.Ended[i] = atomic.LoadUint32(&t.ends[slot].ByFlows[i+1])
+	}
+	return c
+}
+
+// Placed returns how many new flows were placed on the slot's server, and how many of them had a
+// second packet, modulo 2^32.
+func (t *LoadTable) Placed(slot uint32) (placed, answered uint32) {
+	load := &t.loads[slot]
+	return atomic.LoadUint32(&load.Placed), atomic.LoadUint32(&load.Answered)
+}
+
+// SetPrice sets the price of the slot's server. Its rank changes when it is ranked again. Packets
+// can see a part of the new price with the rest of the old one.
+func (t *LoadTable) SetPrice(slot uint32, price infer.Price) {
+	load := &t.loads[slot]
+	atomic.StoreUint32(&load.Unit, price.Unit)
+	atomic.StoreUint32(&load.Extra, price.Extra)
+	load.Position, load.IsAway = price.Position, 0
+	if price.Away {
+		load.IsAway = 1
+	}
+}
+
+// Price returns the price of the slot's server.
+func (t *LoadTable) Price(slot uint32) infer.Price {
+	return priceOf(&t.loads[slot])
+}
+
+// prices returns the prices of all slots.
+func (t *LoadTable) prices() []infer.Price {
+	all := make([]infer.Price, len(t.loads))
+	for slot := range all {
+		all[slot] = t.Price(uint32(slot))
+	}
+	return all
+}
+
+func priceOf(load *balancerLoad) infer.Price {
+	return infer.Price{
+		Unit: atomic.LoadUint32(&load.Unit), Extra: atomic.LoadUint32(&load.Extra),
+		Position: load.Position, Away: load.IsAway != 0,
+	}
+}
+
+// Score returns the rank of the slot's server: the data path chooses the lowest.
+func (t *LoadTable) Score(slot uint32) uint64 {
+	unconfirmed, established := t.Flows(slot)
+	return t.Price(slot).Score(established, unconfirmed, uint16(slot))
+}
+
+// reset removes all that is known of the slot's server, except the numbers of its flows, which
+// always equal those of its entries.
+func (t *LoadTable) reset(slot uint32) {
+	t.put(slot, balancerLoad{}, balancerEnds{})
+}
+
+// put replaces all that is known of the slot's server, except the numbers of its flows.
+func (t *LoadTable) put(slot uint32, load balancerLoad, ends balancerEnds) {
+	t.SetPrice(slot, priceOf(&load))
+	atomic.StoreUint32(&t.loads[slot].Placed, load.Placed)
+	atomic.StoreUint32(&t.loads[slot].Answered, load.Answered)
+	t.ends[slot] = ends
 }
 
 // Clear sets all loads to zero. Only tests call it, which empty the flow tables.

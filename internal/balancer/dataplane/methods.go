@@ -23,6 +23,24 @@ var placements = map[placementName]balancerPlacement{
 	{desired.PlacementRoundRobin, ""}:                 balancerPlacementPLACEMENT_ROUND_ROBIN,
 }
 
+// inferring are the placements of services that infer, by the servers that they choose among.
+var inferring = map[desired.Among]balancerPlacement{
+	desired.AmongAll:        balancerPlacementPLACEMENT_INFER,
+	desired.AmongCandidates: balancerPlacementPLACEMENT_INFER_ROW,
+}
+
+// estimators are the methods by which services infer, as desired.Service.Estimates names them.
+var estimators = map[string]balancerEstimator{
+	"":                                       balancerEstimatorESTIMATOR_NONE,
+	string(desired.EstimateTerritoryLearned): balancerEstimatorESTIMATOR_TERRITORY_LEARNED,
+	string(desired.EstimateTerritory):        balancerEstimatorESTIMATOR_TERRITORY,
+	string(desired.EstimateHLB):              balancerEstimatorESTIMATOR_HLB,
+	string(desired.EstimateHLBFixed):         balancerEstimatorESTIMATOR_HLB_FIXED,
+	string(desired.EstimateHLBMean):          balancerEstimatorESTIMATOR_HLB_MEAN,
+	string(desired.PlacementLeastQueue):      balancerEstimatorESTIMATOR_LEAST_QUEUE,
+	string(desired.PlacementSED):             balancerEstimatorESTIMATOR_SED,
+}
+
 var persistences = map[desired.Persistence]balancerPersistence{
 	desired.PersistenceTable:     balancerPersistencePERSISTENCE_TABLE,
 	desired.PersistenceStateless: balancerPersistencePERSISTENCE_STATELESS,
@@ -41,6 +59,9 @@ var encapsulations = map[desired.Encapsulation]balancerEncapsulation{
 // persistence and encapsulation. Buckets, row and flags are 0.
 func RuleOf(svc *desired.Service) ServiceRule {
 	placement := placements[placementName{svc.Placement, svc.Selection}]
+	if svc.Placement.Infers() && svc.Infer != nil {
+		placement = inferring[svc.Infer.Among]
+	}
 	persistence := persistences[svc.Persistence]
 	return ServiceRule{
 		Methods:       uint8(placement) | uint8(persistence)<<4, // METHODS in bpf/balancer/types.h
@@ -48,16 +69,31 @@ func RuleOf(svc *desired.Service) ServiceRule {
 	}
 }
 
-// PlacementName returns the name of the rule's placement in a configuration. For a placement that
-// this build does not know, it returns the number.
+// PlacementName returns the name of the rule's placement in a configuration. For each placement
+// that infers it is desired.PlacementInfer. For a placement that this build does not know, it
+// returns the number.
 func (r ServiceRule) PlacementName() (desired.Placement, desired.Selection) {
 	number := balancerPlacement(r.Methods & 0xf)
+	if _, infers := r.Among(); infers {
+		return desired.PlacementInfer, ""
+	}
 	for name, n := range placements {
 		if n == number {
 			return name.Placement, name.Selection
 		}
 	}
 	return desired.Placement(fmt.Sprint(uint32(number))), ""
+}
+
+// Among returns the servers that flows of the rule can be given to. It returns false if the
+// placement does not infer.
+func (r ServiceRule) Among() (among desired.Among, infers bool) {
+	for name, number := range inferring {
+		if number == balancerPlacement(r.Methods&0xf) {
+			return name, true
+		}
+	}
+	return "", false
 }
 
 // PersistenceName returns the name of the rule's persistence in a configuration, or its number if

@@ -36,6 +36,7 @@ func (maps *Maps) Pinned() map[string]**ebpf.Map {
 		DirectoryMap:              &maps.Directory,
 		balancerMapColumns:        &maps.Columns,
 		balancerMapEnds:           &maps.Ends,
+		balancerMapEstimates:      &maps.Estimates,
 		balancerMapFlowCounts:     &maps.FlowCounts,
 		FlowsMap:                  &maps.Flows,
 		FragmentsMap:              &maps.Fragments,

@@ -43,6 +43,8 @@ type Plane struct {
 	// FlowCounts are what the last sweep has counted. Slots writes them.
 	FlowCounts *FlowCountTable
 	Loads      *LoadTable
+	Rankings   *Rankings
+	Estimates  *EstimateTable
 	Probes     *ProbeTable
 	// Constants are the values of the variables with which programs that use these tables must be
 	// loaded, by the names of the variables.
@@ -164,13 +166,18 @@ func (p *Plane) load(spec *ebpf.CollectionSpec, node *desired.BalancerNode, log 
 	if p.FlowCounts, err = mapFlowCounts(p.Objects.FlowCounts, protection); err != nil {
 		return err
 	}
-	if p.Loads, err = mapLoads(p.Objects.Loads); err != nil {
+	if p.Loads, err = mapLoads(&p.Objects.Maps, protection); err != nil {
+		return err
+	}
+	p.Estimates = &EstimateTable{estimates: p.Objects.Estimates}
+	if p.Rankings, err = p.mapRankings(); err != nil {
 		return err
 	}
 	if p.Directory, err = MapDirectory(p.Objects.Directory, protection); err != nil {
 		return err
 	}
 	p.Servers = p.Objects.serverTable(p.Directory)
+	p.Rankings.load(p.Servers.servers)
 	p.Services = &ServiceTable{directory: p.Directory, keys: &identity.ServiceKeys}
 	p.Ports = &Ports{directory: p.Directory}
 	// Probes leave through the side towards the servers.
@@ -214,7 +221,7 @@ func (p *Plane) SetSignalKeys(keys config.SignalKeys) error {
 // Close unloads the objects that are not pinned. A data path that is attached keeps working.
 func (p *Plane) Close() error {
 	return errors.Join(p.Probes.close(), p.Sweeper.close(), p.Flows.close(), p.HalfOpen.close(), p.Hints.close(),
-		p.FlowCounts.close(), p.Loads.close(), p.Directory.Close(), p.closeObjects())
+		p.FlowCounts.close(), p.Loads.close(), p.Rankings.close(), p.Directory.Close(), p.closeObjects())
 }
 
 // Detach removes the data path of an instance from the kernel, with all flows. It removes the

@@ -56,8 +56,13 @@ func (p *Plane) mapProbes(side *Side) (*ProbeTable, error) {
 // mapArray maps an array map for reading and writing. The size of its elements must be a multiple
 // of eight bytes.
 func mapArray[E any](m *ebpf.Map) (memory []byte, elements []E, err error) {
+	return mapArrayFor[E](m, unix.PROT_READ|unix.PROT_WRITE)
+}
+
+// mapArrayFor is mapArray with another protection.
+func mapArrayFor[E any](m *ebpf.Map, protection int) (memory []byte, elements []E, err error) {
 	size := int(m.MaxEntries()) * int(m.ValueSize())
-	memory, err = unix.Mmap(m.FD(), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	memory, err = unix.Mmap(m.FD(), 0, size, protection, unix.MAP_SHARED)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -70,6 +70,20 @@ func (t *ServerTable) SetFlags(slot uint32, flags ServerFlags) {
 	atomic.StoreUint32(&t.servers[slot].Flags, uint32(flags))
 }
 
+// takesFlowsOf tells whether the slot has a server of the service that takes new flows:
+// takes_flows_of in bpf/balancer/segments.h.
+func (t *ServerTable) takesFlowsOf(slot, service uint32) bool {
+	return t.servers[slot].Service == service && t.TakesFlows(slot)
+}
+
+// TakesFlows tells whether the slot has a server that takes new flows.
+func (t *ServerTable) TakesFlows(slot uint32) bool {
+	return t.Flags(slot)&(FlagInUse|FlagDrained|FlagFailing) == FlagInUse
+}
+
+// setRank stores 1 plus the place of the slot's server in its service's ranking. 0: it has none.
+func (t *ServerTable) setRank(slot, rank uint32) { atomic.StoreUint32(&t.servers[slot].Rank, rank) }
+
 // Known is what packets of known flows ask of a server.
 type Known struct {
 	Function srv6.Function
@@ -117,7 +131,7 @@ func addrOf(in balancerIn6Addr) netip.Addr {
 }
 
 // restore makes a slot as it was. If the slot was in use, it still has the same server, and only
-// its flags, its next hop and its function can differ.
+// its flags, its next hop, its function and its rank can differ.
 func (t *ServerTable) restore(slot uint32, server balancerServer) {
 	if server.Flags == 0 {
 		t.SetFlags(slot, 0)
@@ -126,5 +140,6 @@ func (t *ServerTable) restore(slot uint32, server balancerServer) {
 	now.Service, now.Address, now.Source = server.Service, server.Address, server.Source
 	atomic.StoreUint64(&now.KnownSid, server.KnownSid)
 	atomic.StoreUint64(&now.NextHop, server.NextHop)
+	t.setRank(slot, server.Rank)
 	t.SetFlags(slot, ServerFlags(server.Flags))
 }

@@ -159,6 +159,13 @@ func (s *Slots) Noted(key ServerKey) (all Causes, routed bool) {
 	return s.plane.Servers.Causes(slot), s.plane.Servers.Flags(slot)&FlagRouted != 0
 }
 
+// TookFlows tells whether a server has taken new flows until now. A server that has no slot, or a
+// retired one, has not been drained nor unfit, so for it TookFlows returns true.
+func (s *Slots) TookFlows(key ServerKey) bool {
+	slot, ok := s.byKey[key]
+	return !ok || s.IsRetired(slot) || s.plane.Servers.TakesFlows(slot)
+}
+
 // free returns the lowest slot that no server has. It returns an error if there is none.
 func (s *Slots) free() (uint32, error) {
 	for ; s.lowest < uint32(len(s.plane.Servers.servers)); s.lowest++ {
@@ -175,7 +182,7 @@ func (s *Slots) retire(slot uint32) error {
 	s.plane.Servers.SetFlags(slot, 0)
 	s.plane.Servers.ClearNextHop(slot)
 	s.retired[slot] = 0
-	return s.plane.removeSender(slot)
+	return errors.Join(s.plane.removeSender(slot), s.plane.forgetEstimate(slot))
 }
 
 // RetireOthers retires all servers except those in the held slots. The next packets of their flows
@@ -267,6 +274,8 @@ func (s *Slots) release(slot uint32) error {
 	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return fmt.Errorf("free slot %d: %w", slot, err)
 	}
+	s.plane.Servers.setRank(slot, 0)
+	s.plane.Loads.reset(slot)
 	s.lowest = min(s.lowest, slot)
 	delete(s.byKey, s.bySlot[slot])
 	delete(s.bySlot, slot)

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -86,7 +85,7 @@ func homeOrder(b *sim.Balancer, weight []float64) (order []int32, homes int) {
 	}
 	balancers := make([]string, len(b.Peers))
 	for i, peer := range b.Peers {
-		balancers[i] = "balancer " + strconv.Itoa(int(peer))
+		balancers[i] = balancerName(peer)
 	}
 	home := infer.Homes(members, balancers)
 	self := slices.Index(b.Peers, int32(b.Index))

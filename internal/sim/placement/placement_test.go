@@ -36,11 +36,15 @@ func TestParameters(t *testing.T) {
 		`unseen "zero": not with sampling as-printed, which begins with zeros`: &HLB{
 			Weights: Weights{Sampling: SamplingAsPrinted, Unseen: "zero"},
 		},
-		"interval: for learned capacities only": &Territory{Interval: time.Second},
-		"interval -1s: must be 1ms to 1h0m0s":   &AWCMP{Polled{Interval: -time.Second}},
-		"interval 0s: must be 1ms to 1h0m0s":    &TWF{},
-		"age 2h0m0s: must be 0s to 1h0m0s":      &Least{Hunt: Hunt{Candidates: 2}, Age: 2 * time.Hour},
-		"quantile 2: must be 0 to 1":            &Prequal{Probes: 1, Pool: 1, Age: time.Second, Quantile: 2},
+		"interval: for learned capacities only":      &Territory{Interval: time.Second},
+		"interval -1s: must be 1ms to 1h0m0s":        &AWCMP{Polled{Interval: -time.Second}},
+		"interval 0s: must be 1ms to 1h0m0s":         &TWF{},
+		"age 2h0m0s: must be 0s to 1h0m0s":           &Least{Hunt: Hunt{Candidates: 2}, Age: 2 * time.Hour},
+		`kind "best": must be territory-learned or `: &Infer{Kind: "best"},
+		"polled 0s: must be 1ms to 1h0m0s":           &Infer{},
+		"interval 1ms: must be 1s to 1h0m0s":         &Infer{Polled: time.Second, Interval: time.Millisecond},
+		"slow-start -1s: must be 0s to 1h0m0s":       &Infer{SlowStart: -time.Second},
+		"quantile 2: must be 0 to 1":                 &Prequal{Probes: 1, Pool: 1, Age: time.Second, Quantile: 2},
 	} {
 		if _, _, err := spec.Build(); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%T: %v, want %s", spec, err, want)

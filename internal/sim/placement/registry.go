@@ -55,6 +55,7 @@ var specs = map[string]func() Spec{
 	},
 	"territory":         func() Spec { return &Territory{} },
 	"territory-learned": func() Spec { return &Territory{Learned: true, Interval: defaultInterval} },
+	"infer":             func() Spec { return inferDefaults() },
 	"oracle":            func() Spec { return &Oracle{} },
 	"oracle2":           func() Spec { return &Oracle{Truth: Truth{Choices: 2}} },
 	"prequal":           func() Spec { return prequalDefaults() },

@@ -159,7 +159,7 @@ func (p *learnedTerritory) apply() {
 func (p *learnedTerritory) add(server int32, by float64) {
 	p.had(server)
 	if by < 0 {
-		p.learned.Ended(server, int(p.flows[server]))
+		p.learned.Ended(server, int(p.flows[server]), 1)
 	}
 	p.territory.add(server, by)
 }

@@ -1,0 +1,347 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package balancer
+
+import (
+	"context"
+	"log/slog"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/infer"
+)
+
+// sampleInterval is the time between two samples of the counters of servers.
+const sampleInterval = 20 * time.Millisecond
+
+// inference keeps the prices of servers up to date, for all services that infer. The data path then
+// gives new flows to the servers with the lowest scores. It continues with the last prices if the
+// process ends, and the next process continues with the last estimates.
+//
+// The goroutine in run samples counters and computes prices. Other goroutines may call all other
+// methods. Only they change which servers there are.
+type inference struct {
+	log   *slog.Logger
+	plane *dataplane.Plane
+	// changed wakes run after services were added or removed.
+	changed chan struct{}
+
+	mu      sync.Mutex // protects all that follows
+	byName  map[string]*inferred
+	problem string // why prices or estimates could not be written; logged once
+}
+
+// inferred is a service that infers.
+type inferred struct {
+	estimator *infer.Estimator
+	settings  infer.Settings
+	interval  time.Duration    // between two steps
+	servers   []inferredServer // by index of the estimator
+	slots     []uint32         // likewise
+	// sampled and stepped are the times of the last sample and of the last step; zero: none yet.
+	sampled, stepped time.Time
+}
+
+// inferredServer is a server of a service that infers.
+type inferredServer struct {
+	name      string
+	slot      uint32
+	durations *durations // nil: the estimator needs none
+}
+
+func newInference(plane *dataplane.Plane, log *slog.Logger) *inference {
+	return &inference{
+		log: log, plane: plane, changed: make(chan struct{}, 1), byName: map[string]*inferred{},
+	}
+}
+
+// run samples and computes until the context ends. It begins when ready is closed. Without services
+// that infer it does nothing.
+func (n *inference) run(ctx context.Context, ready <-chan struct{}) error {
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-ready:
+	}
+	ticker := time.NewTicker(sampleInterval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-n.changed:
+			ticker.Reset(sampleInterval)
+		case now := <-ticker.C:
+			if !n.tick(now) {
+				ticker.Stop()
+			}
+		}
+	}
+}
+
+// tick samples the counters of all servers, and makes the steps that are due. It returns false if
+// there are no services.
+func (n *inference) tick(now time.Time) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, in := range n.byName {
+		in.sample(n.plane.Loads, now)
+		if now.Sub(in.stepped) >= in.interval {
+			n.logProblem(n.step(in, now))
+		}
+	}
+	return len(n.byName) > 0
+}
+
+// sample passes the counters of all servers to the estimator.
+func (in *inferred) sample(loads *dataplane.LoadTable, now time.Time) {
+	seconds := since(in.sampled, now)
+	in.sampled = now
+	for i := range in.servers {
+		counters := loads.Counters(in.servers[i].slot)
+		in.estimator.Sample(i, counters, seconds)
+		in.servers[i].durations.add(&counters, seconds)
+	}
+}
+
+// since returns the time from one moment to another in seconds. From the zero time on it is 0.
+func since(then, now time.Time) float64 {
+	if then.IsZero() {
+		return 0
+	}
+	return now.Sub(then).Seconds()
+}
+
+// step computes new prices, puts them in force, and stores the estimates for the next process.
+func (n *inference) step(in *inferred, now time.Time) error {
+	for i := range in.servers {
+		if d := in.servers[i].durations; d != nil {
+			in.estimator.Observe(i, d.sample.Durations())
+		}
+	}
+	in.estimator.Step(since(in.stepped, now), rand.Uint64())
+	in.stepped = now
+	n.setPrices(in)
+	if err := n.plane.Rankings.Rank(in.slots); err != nil {
+		return err
+	}
+	return n.save(in)
+}
+
+func (n *inference) setPrices(in *inferred) {
+	for i, slot := range in.slots {
+		n.plane.Loads.SetPrice(slot, in.estimator.Price(i))
+	}
+}
+
+// save stores the estimates of a service's servers.
+func (n *inference) save(in *inferred) error {
+	now, err := dataplane.BootTime()
+	if err != nil {
+		return err
+	}
+	for i, slot := range in.slots {
+		r := in.estimator.Report(i)
+		n.plane.Estimates.Add(slot, &dataplane.Estimate{
+			Time: now, Capacity: r.Capacity, Weight: r.Weight, Wait: r.Wait, Duration: r.Duration,
+			SlowStart: r.SlowStart, Suspicion: r.Suspicion, State: in.estimator.Save(i),
+		})
+	}
+	return n.plane.Estimates.Put()
+}
+
+// logProblem logs an error once, until there is none any more.
+func (n *inference) logProblem(err error) {
+	problem := ""
+	if err != nil {
+		problem = err.Error()
+	}
+	if problem != n.problem && err != nil {
+		n.log.Error("infer the loads of servers", "error", err)
+	}
+	n.problem = problem
+}
+
+// arrange makes a service infer with its present members, and sets their prices. What is known of a
+// member stays while the member has its slot, also if an earlier process has found it out. A member
+// of which nothing is known begins slowly, unless nothing is known of all of them. arrange returns
+// an error if an estimate cannot be read.
+func (n *inference) arrange(svc *service, node *desired.BalancerNode) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	in, err := n.of(svc)
+	if err != nil {
+		return err
+	}
+	members := make([]infer.Member, len(svc.members))
+	for i, m := range svc.members {
+		members[i] = infer.Member{Name: m.Name, Weight: float64(*m.Weight)}
+	}
+	if err := in.estimator.Arrange(members, node.Balancers(), node.Name); err != nil {
+		return err
+	}
+	before := in.servers
+	in.setServers(svc.members)
+	if err := n.recall(in, before); err != nil {
+		return err
+	}
+	n.setPrices(in)
+	return nil
+}
+
+// of returns the inference of a service. If the service has another estimator now, the inference is
+// a new one.
+func (n *inference) of(svc *service) (*inferred, error) {
+	settings := infer.Settings{
+		Kind: infer.Kind(svc.Estimates()), SlowStart: svc.Infer.SlowStart.Seconds(),
+	}
+	in := n.byName[svc.Name]
+	if in == nil || in.settings != settings {
+		estimator, err := infer.NewEstimator(settings)
+		if err != nil {
+			return nil, err
+		}
+		in = &inferred{estimator: estimator, settings: settings}
+		n.byName[svc.Name] = in
+		n.wake()
+	}
+	in.interval = svc.Infer.Interval
+	if in.interval == 0 {
+		in.interval = desired.DefaultInferInterval
+	}
+	return in, nil
+}
+
+func (n *inference) wake() {
+	select {
+	case n.changed <- struct{}{}:
+	default:
+	}
+}
+
+// setServers stores the servers in the order of the members.
+func (in *inferred) setServers(members []*member) {
+	before := map[uint32]*durations{}
+	for _, s := range in.servers {
+		before[s.slot] = s.durations
+	}
+	in.servers, in.slots = make([]inferredServer, len(members)), make([]uint32, len(members))
+	for i, m := range members {
+		s := inferredServer{name: m.Name, slot: m.slot, durations: before[m.slot]}
+		if s.durations == nil && in.estimator.UsesDurations() {
+			s.durations = new(durations)
+		}
+		in.servers[i], in.slots[i] = s, m.slot
+	}
+}
+
+// recall restores the estimates of servers that were not there before. If only some of the servers
+// are known, the others are new, and begin slowly.
+func (n *inference) recall(in *inferred, before []inferredServer) error {
+	slotOf := map[string]uint32{}
+	for _, s := range before {
+		slotOf[s.name] = s.slot
+	}
+	isKnown := make([]bool, len(in.servers))
+	anyKnown := false
+	for i, s := range in.servers {
+		slot, wasThere := slotOf[s.name]
+		isKnown[i] = wasThere && slot == s.slot
+		if !isKnown[i] {
+			var err error
+			if isKnown[i], err = n.restore(in, i); err != nil {
+				return err
+			}
+		}
+		anyKnown = anyKnown || isKnown[i]
+	}
+	for i := range in.servers {
+		if anyKnown && !isKnown[i] {
+			in.estimator.Forget(i)
+		}
+	}
+	return nil
+}
+
+// restore restores the estimate of a server that is in the table. It returns false if there is
+// none, or if it is that of another estimator.
+func (n *inference) restore(in *inferred, server int) (ok bool, err error) {
+	estimate, ok, err := n.plane.Estimates.Of(in.slots[server])
+	if !ok || err != nil {
+		return false, err
+	}
+	now, err := dataplane.BootTime()
+	if err != nil {
+		return false, err
+	}
+	age := (now - estimate.Time).Seconds()
+	return in.estimator.Restore(server, estimate.State[:], max(0, age)) == nil, nil
+}
+
+// admitted ranks the members of a service again, after it has changed which of them take new flows.
+// The members that take new flows again begin slowly.
+func (n *inference) admitted(svc *service) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	in := n.byName[svc.Name]
+	if in == nil {
+		return
+	}
+	for _, m := range svc.members {
+		takes := n.plane.Servers.TakesFlows(m.slot)
+		// After a reload that failed, a member need not have been arranged.
+		if i := slices.Index(in.slots, m.slot); takes && !m.took && i >= 0 {
+			in.estimator.Restart(i)
+			n.plane.Loads.SetPrice(m.slot, in.estimator.Price(i))
+		}
+		m.took = takes
+	}
+	n.logProblem(n.plane.Rankings.Rank(in.slots))
+}
+
+// remove ends the inference of a service, if it infers.
+func (n *inference) remove(service string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	delete(n.byName, service)
+}
+
+// durations finds the durations of a server's flows, for estimators that need them. The data path does
+// not record when a flow began. By Little's law, the mean duration is the number of established
+// flows, summed over time, for each flow that ends.
+type durations struct {
+	flows   float64 // established flows, summed over the time in seconds since the last end
+	ended   uint32  // how many flows have ended until then, modulo 2^32
+	counted bool    // ended is known
+	sample  infer.Reservoir
+}
+
+// add takes the counters of a server, a time in seconds after the last ones. Without durations
+// it does nothing.
+func (d *durations) add(c *infer.Counters, seconds float64) {
+	if d == nil {
+		return
+	}
+	ended := uint32(0)
+	for _, n := range c.Ended {
+		ended += n
+	}
+	more := ended - d.ended
+	d.ended = ended
+	if !d.counted {
+		d.counted = true
+		return
+	}
+	d.flows += float64(c.Established) * seconds
+	if more == 0 {
+		return
+	}
+	for range min(more, infer.ReservoirSize) {
+		d.sample.Add(d.flows/float64(more), rand.Uint64())
+	}
+	d.flows = 0
+}

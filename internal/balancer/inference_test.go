@@ -1,0 +1,414 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package balancer
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/infer"
+	"github.com/segue-lb/segue/internal/packet"
+)
+
+// inferring returns a configuration whose service web infers, without a slow start.
+func inferring(servers ...desired.Server) *desired.Balancer {
+	cfg := webOf(servers...)
+	svc := &cfg.Services[0]
+	svc.Placement, svc.Candidates = desired.PlacementInfer, 8
+	svc.Infer = &desired.Infer{
+		Estimator: desired.EstimateTerritoryLearned, Interval: 500 * time.Millisecond,
+		Among: desired.AmongAll,
+	}
+	cfg.Node.Name = "lb1"
+	return cfg
+}
+
+// placingBy returns inferring with another placement.
+func placingBy(placement desired.Placement, servers ...desired.Server) *desired.Balancer {
+	cfg := inferring(servers...)
+	svc := &cfg.Services[0]
+	svc.Placement = placement
+	if placement.Infers() {
+		svc.Infer = &desired.Infer{Among: desired.AmongAll}
+	} else {
+		svc.Infer = nil
+	}
+	return cfg
+}
+
+// manyServers returns servers of weight 1.
+func manyServers(n int) (servers []desired.Server) {
+	for i := range n {
+		servers = append(servers, srv6Server(fmt.Sprint("s", i+1), uint8(i+1), 1))
+	}
+	return servers
+}
+
+// infers lets time pass for the balancer, in which it samples at the usual interval.
+func (f *fixture) infers(d time.Duration) {
+	f.t.Helper()
+	for end := f.inferred.Add(d); f.inferred.Before(end); {
+		f.inferred = f.inferred.Add(sampleInterval)
+		f.inference.tick(f.inferred)
+	}
+	if f.inference.problem != "" {
+		f.t.Error(f.inference.problem)
+	}
+}
+
+// priceOf returns the price of a server.
+func (f *fixture) priceOf(server string) infer.Price {
+	f.t.Helper()
+	return f.plane.Loads.Price(f.slot("web", server))
+}
+
+// lowest returns the server that takes flows and has the lowest score now.
+func (f *fixture) lowest() string {
+	best, least := "", uint64(1<<64-1)
+	for _, m := range f.services.byName["web"].members {
+		score := f.plane.Loads.Score(m.slot)
+		if f.plane.Servers.TakesFlows(m.slot) && score < least {
+			best, least = m.Name, score
+		}
+	}
+	return best
+}
+
+// goesToLowest sends a number of SYNs of other flows, and requires that each goes to the server
+// with the lowest score.
+func (f *fixture) goesToLowest(first, count uint16) (servers []string) {
+	f.t.Helper()
+	for port := range count {
+		want := "web/" + f.lowest()
+		o := f.run(frameOf(fromPort(web, first+port)))
+		if serverOf(o) != want || reasonOf(o) != "forward_new" {
+			f.t.Fatalf("flow %d goes to %s (%s), want %s", port, serverOf(o), reasonOf(o), want)
+		}
+		servers = append(servers, serverOf(o))
+	}
+	return servers
+}
+
+// checkPlaces requires that the members of the service have all places of its ranking, and that no
+// other server has one.
+func (f *fixture) checkPlaces() {
+	f.t.Helper()
+	svc := f.services.byName["web"]
+	var ranking [2]uint32
+	f.must(f.plane.Objects.Rankings.Lookup(svc.id, &ranking))
+	want := len(svc.members)
+	if !svc.Placement.Infers() {
+		want = 0
+	}
+	var ranks []uint32
+	for slot := range f.plane.Objects.Loads.MaxEntries() {
+		rank := f.plane.Directory.Servers[slot].Rank
+		if rank == 0 {
+			continue
+		}
+		if !slices.ContainsFunc(svc.members, func(m *member) bool { return m.slot == slot }) {
+			f.t.Errorf("slot %d has rank %d, and no server", slot, rank)
+		}
+		ranks = append(ranks, rank)
+	}
+	slices.Sort(ranks)
+	for i, rank := range ranks {
+		if rank != uint32(i+1) {
+			f.t.Errorf("the ranks are %v", ranks)
+			break
+		}
+	}
+	if len(ranks) != want || int(ranking[1]) != want {
+		f.t.Errorf("%d ranks, and a ranking of %d, want %d", len(ranks), ranking[1], want)
+	}
+}
+
+// Each flow goes to the server with the lowest score, also after prices have changed.
+func TestFlowsFollowPrices(t *testing.T) {
+	t.Parallel()
+	f := open(t, inferring(manyServers(20)...))
+	first := f.goesToLowest(1000, 20)
+	if n := len(occurrences(first)); n != 20 {
+		t.Errorf("20 flows go to %d of 20 equal servers", n)
+	}
+	cheap := f.slot("web", "s7")
+	f.plane.Loads.SetPrice(cheap, infer.NewPrice(1./16, 0, 4000, false))
+	f.must(f.plane.Rankings.Rank([]uint32{cheap}))
+	got := occurrences(f.goesToLowest(2000, 30))
+	if got["web/s7"] < 14 {
+		t.Errorf("a server that serves 16 flows at once gets %d of 30", got["web/s7"])
+	}
+}
+
+// The baselines know the speeds from the configuration, or take all servers for equal.
+func TestBaselines(t *testing.T) {
+	t.Parallel()
+	servers := []desired.Server{srv6Server("s1", 1, 3), srv6Server("s2", 2, 1), srv6Server("s3", 3, 0)}
+	for placement, want := range map[desired.Placement]map[string]int{
+		desired.PlacementSED:        {"web/s1": 30, "web/s2": 10},
+		desired.PlacementLeastQueue: {"web/s1": 20, "web/s2": 20},
+	} {
+		f := open(t, placingBy(placement, servers...))
+		f.infers(time.Second)
+		var all []string
+		for port := range uint16(40) { // established, because more than 16 new flows do not count
+			flow := fromPort(web, 1000+port)
+			all = append(all, serverOf(f.run(frameOf(flow))))
+			f.run(frameOf(flow, packet.Flags(packet.ACK)))
+		}
+		if got := occurrences(all); !maps.Equal(got, want) {
+			t.Errorf("%s: %v, want %v", placement, got, want)
+		}
+	}
+}
+
+// The price of a server that does not answer rises. The price outlives the process, and so does
+// what it follows from. A server that is removed and added again begins anew.
+func TestEstimatesOutliveProcess(t *testing.T) {
+	t.Parallel()
+	cfg := inferring(manyServers(4)...)
+	f := open(t, cfg)
+	f.infers(time.Second)
+	f.ignoreSYNs("s2", 40)
+	suspect, trusted := f.priceOf("s2"), f.priceOf("s1")
+	if suspect.Unit < 2*trusted.Unit {
+		t.Fatalf("after SYNs without an answer: price %+v, of others %+v", suspect, trusted)
+	}
+	f.restart()
+	if got := f.priceOf("s2"); got != suspect {
+		t.Errorf("a restart changes the price from %+v to %+v", suspect, got)
+	}
+	f.infers(time.Second)
+	if got := f.priceOf("s2"); got.Unit < suspect.Unit/2 {
+		t.Errorf("a second after the restart the price is %+v, before %+v", got, suspect)
+	}
+	f.checkPlaces()
+	for _, n := range []int{1, 4} {
+		f.mustApply(inferring(manyServers(n)...))
+		f.checkPlaces()
+	}
+	if got := f.priceOf("s2"); got != f.priceOf("s3") {
+		t.Errorf("a new server has the price %+v, others %+v", got, f.priceOf("s3"))
+	}
+}
+
+// ignoreSYNs sends SYNs in rounds of one for each server. Only one server does not answer. All flows
+// end with their round.
+func (f *fixture) ignoreSYNs(server string, rounds int) {
+	f.t.Helper()
+	for i := range rounds {
+		for j := range f.services.byName["web"].members {
+			flow := fromPort(web, uint16(20000+100*i+j))
+			if to := serverOf(f.run(frameOf(flow))); to != "web/"+server {
+				f.run(frameOf(flow, packet.Flags(packet.ACK)))
+			}
+		}
+		f.infers(100 * time.Millisecond)
+		_, err := f.plane.Sweeper.Sweep(nobody)
+		f.must(err)
+	}
+	f.infers(2 * time.Second)
+}
+
+// A server that begins to take flows seems slow at first, whatever the reason is for which it took
+// none. A service that begins has no slow start, and neither has a restart.
+func TestSlowStart(t *testing.T) {
+	t.Parallel()
+	servers := manyServers(5)
+	cfg := func(servers ...desired.Server) *desired.Balancer {
+		cfg := placingBy(desired.PlacementLeastQueue, servers...)
+		cfg.Services[0].Infer.SlowStart = 10 * time.Second
+		return cfg
+	}
+	drained, weightless := servers[4], servers[4]
+	drained.Drained, weightless.Weight = true, new(uint32(0))
+	for name, c := range map[string]struct{ before, after func(f *fixture) }{
+		"added":   {func(f *fixture) { f.mustApply(cfg(servers[:4]...)) }, nil},
+		"drained": {func(f *fixture) { f.mustApply(cfg(append(servers[:4:4], drained)...)) }, nil},
+		"weight":  {func(f *fixture) { f.mustApply(cfg(append(servers[:4:4], weightless)...)) }, nil},
+		"failing": {
+			func(f *fixture) { f.setHealth("web", "s5", false) },
+			func(f *fixture) { f.setHealth("web", "s5", true) },
+		},
+		"no next hop": {
+			func(f *fixture) { f.via["s5"] = ""; f.route() },
+			func(f *fixture) { delete(f.via, "s5"); f.route() },
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := open(t, cfg(servers...))
+			f.infers(time.Second)
+			if a, b := f.priceOf("s1"), f.priceOf("s5"); a.Unit != b.Unit {
+				t.Errorf("a new service has the prices %+v and %+v", a, b)
+			}
+			c.before(f)
+			f.infers(time.Second)
+			if c.after == nil {
+				f.mustApply(cfg(servers...))
+			} else {
+				c.after(f)
+			}
+			if a, b := f.priceOf("s1"), f.priceOf("s5"); b.Unit < 8*a.Unit {
+				t.Errorf("s5 begins with the price %+v, others have %+v", b, a)
+			}
+			f.goesToLowest(1000, 8)
+			f.infers(11 * time.Second)
+			if a, b := f.priceOf("s1"), f.priceOf("s5"); a.Unit != b.Unit {
+				t.Errorf("after the slow start s5 has the price %+v, others have %+v", b, a)
+			}
+			f.checkPlaces()
+			f.restart()
+			if a, b := f.priceOf("s1"), f.priceOf("s5"); a.Unit != b.Unit {
+				t.Errorf("after a restart s5 has the price %+v, others have %+v", b, a)
+			}
+		})
+	}
+}
+
+// A server that was added while no process ran begins slowly. The others do not.
+func TestSlowStartAfterRestart(t *testing.T) {
+	t.Parallel()
+	cfg := placingBy(desired.PlacementSED, manyServers(3)...)
+	f := open(t, cfg)
+	f.infers(time.Second)
+	f.stop()
+	next := placingBy(desired.PlacementSED, manyServers(4)...)
+	next.Services[0].Infer.SlowStart = 10 * time.Second
+	next.Node = cfg.Node
+	f.start(next)
+	f.route()
+	for i := range 4 {
+		isSlow := f.estimatorOf("web").Report(i).SlowStart > 1
+		if isNew := i == 3; isSlow != isNew {
+			t.Errorf("server %d has a slow start: %t", i+1, isSlow)
+		}
+	}
+}
+
+// While servers come and go, flows go to the lowest server, and the slots of removed servers become
+// free without a rank.
+func TestRankingFollowsServers(t *testing.T) {
+	t.Parallel()
+	f := open(t, inferring(manyServers(10)...))
+	servers := manyServers(30)
+	for i, some := range [][]desired.Server{
+		servers[5:12], servers[5:30], servers[:1], nil, servers[:9], servers[20:29], servers,
+	} {
+		f.mustApply(inferring(some...))
+		f.checkPlaces()
+		if len(some) > 0 {
+			f.goesToLowest(uint16(1000*(i+1)), 20)
+			f.infers(time.Second)
+			f.goesToLowest(uint16(1000*(i+1)+500), 20)
+		}
+		f.must(f.sweep())
+		f.must(f.sweep())
+		f.checkPlaces()
+	}
+	if f.plane.Rankings.HasFormer() {
+		t.Error("after a sweep, lines of former rankings are still in use")
+	}
+	f.mustApply(inferring(servers[0]))
+	f.must(f.sweep())
+	f.must(f.sweep())
+	for slot := range f.plane.Objects.Loads.MaxEntries() {
+		placed, answered := f.plane.Loads.Placed(slot)
+		if slot != f.slot("web", "s1") && (placed > 0 || answered > 0 || f.plane.Loads.Price(slot) != infer.Price{}) {
+			t.Errorf("free slot %d: %d flows placed, price %+v", slot, placed, f.plane.Loads.Price(slot))
+		}
+	}
+}
+
+// Connections stay on their servers while the placement changes. Then new flows go where the new
+// placement says.
+func TestInferenceBeginsAndEnds(t *testing.T) {
+	t.Parallel()
+	servers := manyServers(6)
+	hash := placingBy(desired.PlacementHash, servers...)
+	hash.Node.Limits.Flows = 1 << 14
+	f := open(t, hash)
+	all := f.establish(web)
+	row := inferring(servers...)
+	row.Services[0].Infer.Among = desired.AmongCandidates
+	for i, cfg := range []*desired.Balancer{
+		inferring(servers...), hash, row, placingBy(desired.PlacementSED, servers...), hash,
+		inferring(servers...),
+	} {
+		cfg.Node.Limits = hash.Node.Limits
+		f.mustApply(cfg)
+		f.checkPlaces()
+		f.stay(all, "")
+		f.infers(time.Second)
+		if infers := len(f.inference.byName) > 0; infers != cfg.Services[0].Placement.Infers() {
+			t.Errorf("placement %s: infers %t", cfg.Services[0].Placement, infers)
+		}
+		maps.Copy(all, f.establish(fromSubnet(web, byte(i))))
+		f.stay(all, "")
+		f.must(f.sweep())
+		f.checkPlaces()
+	}
+}
+
+// Among the candidates, a flow goes to the lowest of its bucket, and any other balancer finds it.
+func TestInferAmongCandidates(t *testing.T) {
+	t.Parallel()
+	cfg := inferring(manyServers(20)...)
+	svc := &cfg.Services[0]
+	svc.Infer.Among, svc.Candidates, svc.Probe = desired.AmongCandidates, 4, new(true)
+	f := open(t, cfg)
+	f.infers(time.Second)
+	r := newReference(f)
+	for port := range uint16(100) {
+		flow := fromPort(web, 1000+port)
+		row := r.possible(flow, svc)
+		best := slices.MinFunc(row, func(a, b string) int {
+			return cmp.Compare(f.plane.Loads.Score(f.slot("web", a)), f.plane.Loads.Score(f.slot("web", b)))
+		})
+		if got := serverOf(f.run(frameOf(flow))); got != "web/"+best {
+			t.Fatalf("flow %d goes to %s, want %s of %v", port, got, best, row)
+		}
+	}
+}
+
+// A reload that fails leaves rankings and estimates as they were.
+func TestRefusedReloadKeepsRanking(t *testing.T) {
+	t.Parallel()
+	cfg := inferring(manyServers(4)...)
+	f := open(t, cfg)
+	f.infers(time.Second)
+	f.ignoreSYNs("s2", 40)
+	before := f.priceOf("s2")
+	bad := inferring(append(manyServers(3), srv6Server("s9", 9, 1))...)
+	bad.Services = append(bad.Services, serviceOf("bad", vip6, 81, desired.TCP, desired.SRv6Encap,
+		manyServers(2)...))
+	bad.Services[1].Buckets = 1000 // not valid
+	if err := f.apply(bad); err == nil {
+		t.Fatal("the reload succeeded")
+	}
+	f.route()
+	f.checkPlaces()
+	if got := f.priceOf("s2"); got != before {
+		t.Errorf("price %+v, before %+v", got, before)
+	}
+	f.goesToLowest(1000, 20)
+}
+
+// estimatorOf returns the estimator of a service.
+func (f *fixture) estimatorOf(service string) *infer.Estimator {
+	return f.inference.byName[service].estimator
+}
+
+// restart ends the process, and starts another one with the same configuration.
+func (f *fixture) restart() {
+	f.t.Helper()
+	cfg := f.cfg
+	f.stop()
+	f.start(cfg)
+	f.route()
+}

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/segue-lb/segue/internal/desired"
+)
+
+// inferring is a valid file of one of several balancers. Its services infer.
+const inferring = `node:
+  interface: eth0
+  locator: "fd00:6c:0:1::/64"
+  name: lb1
+  peers: [lb1, lb2]
+services:
+  - name: web
+    vip: 2001:db8:80::1
+    port: 80
+    protocol: tcp
+    placement: infer
+    infer: {estimator: hlb, interval: 100ms, slow-start: 0s, among: all}
+    servers: [{name: s1, locator: "fd00:5:0:1::/64"}]
+  - name: dns
+    vip: 198.51.100.53
+    port: 53
+    protocol: udp
+    placement: sed
+    infer: {slow-start: 10m}
+    encapsulation: srv6-encap
+    servers: [{name: s1, locator: "fd00:5:0:1::/64"}]
+`
+
+func TestInferRules(t *testing.T) {
+	const (
+		block  = "infer: {estimator: hlb, interval: 100ms, slow-start: 0s, among: all}"
+		unused = "not used by placement "
+		counts = "the balancer counts the flows of servers in its flow table"
+	)
+	noTable := func(placement string) []problem {
+		return one("services[0].persistence", "must be table for placement "+placement+": "+counts)
+	}
+	checkMutations(t, inferring, ParseBalancer, []mutation{
+		{"hash", "placement: infer", "placement: hash", one("services[0].infer", unused+"hash")},
+		{"nothing", block, "", nil},
+		{"null", block, "infer:", nil},
+		{"selection", block, "selection: consistent", one("services[0].selection", unused+"infer")},
+		{"least-queue", "placement: infer", "placement: least-queue", []problem{
+			{"services[0].infer.estimator", unused + "least-queue"},
+			{"services[0].infer.interval", unused + "least-queue"},
+		}},
+		{"estimator of sed", "{slow-start: 10m}", "{estimator: territory}",
+			one("services[1].infer.estimator", unused+"sed")},
+		{"interval of sed", "{slow-start: 10m}", "{interval: 1s}",
+			one("services[1].infer.interval", unused+"sed")},
+		{"among of sed", "{slow-start: 10m}", "{among: candidates}", nil},
+		{"estimator unknown", "estimator: hlb", "estimator: sed", one("services[0].infer.estimator",
+			"must be one of: territory-learned, territory, hlb, hlb-fixed, hlb-mean")},
+		{"among unknown", "among: all", "among: row",
+			one("services[0].infer.among", "must be one of: all, candidates")},
+		{"often", "interval: 100ms", "interval: 99ms",
+			one("services[0].infer.interval", "must be from 100ms to 10s")},
+		{"seldom", "interval: 100ms", "interval: 10.1s",
+			one("services[0].infer.interval", "must be from 100ms to 10s")},
+		{"slowest start", "slow-start: 0s", "slow-start: 10m", nil},
+		{"slower start", "slow-start: 0s", "slow-start: 10m1s",
+			one("services[0].infer.slow-start", "must be from 0s to 10m0s")},
+		{"early start", "slow-start: 0s", "slow-start: -1s",
+			one("services[0].infer.slow-start", "must be from 0s to 10m0s")},
+		{"stateless", "placement: infer", "placement: infer\n    buckets: 1021\n    persistence: stateless", noTable("infer")},
+		{"hint", "placement: infer", "placement: infer\n    buckets: 1021\n    persistence: hint", noTable("infer")},
+		{"quic", "placement: sed", "placement: sed\n    persistence: quic", []problem{
+			{"services[1].persistence", "must be table for placement sed: " + counts},
+			{"services[1].servers[0].quic-id", "required by persistence quic"},
+		}},
+		{"silent", "placement: infer", "placement: infer\n    timeouts: {silent: 4s}",
+			one("services[0].timeouts.silent", timeRange)},
+		{"name empty", "name: lb1", `name: ""`, one("node.name", "required")},
+		{"name long", "name: lb1", "name: " + strings.Repeat("a", 64), one("node.name", nameRange+"64")},
+		{"peer spaced", "[lb1, lb2]", "[lb1, lb 2]",
+			one("node.peers[1]", "must have only printable characters, and no spaces")},
+		{"peer twice", "[lb1, lb2]", "[lb2, lb2]",
+			one("node.peers[1]", "is already used by node.peers[0]")},
+		{"many peers", "[lb1, lb2]", "[" + manyNames(1025) + "]",
+			one("node.peers", "must have at most 1024 items, has 1025")},
+	})
+}
+
+func manyNames(n int) string {
+	names := make([]string, n)
+	for i := range names {
+		names[i] = fmt.Sprint("lb", i)
+	}
+	return strings.Join(names, ", ")
+}
+
+// TestInferDefaults checks what a service has that only says how it is placed.
+func TestInferDefaults(t *testing.T) {
+	host, err := os.Hostname()
+	if err != nil {
+		t.Fatal(err)
+	}
+	host = host[:min(len(host), 63)]
+	for placement, want := range map[string]*desired.Infer{
+		"hash": nil,
+		"infer": {
+			Estimator: desired.EstimateTerritoryLearned, Interval: 500 * time.Millisecond,
+			SlowStart: 10 * time.Second, Among: desired.AmongAll,
+		},
+		"least-queue": {SlowStart: 10 * time.Second, Among: desired.AmongAll},
+		"sed":         {SlowStart: 10 * time.Second, Among: desired.AmongAll},
+	} {
+		b, _, err := ParseBalancer([]byte(`
+node: {interface: eth0, locator: "fd00:6c:0:1::/64", peers: [lb2]}
+services: [{name: web, vip: "2001:db8:80::1", port: 80, protocol: udp, placement: ` + placement + `}]
+`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, b.Services[0].Infer); diff != "" {
+			t.Errorf("%s: -want +got:\n%s", placement, diff)
+		}
+		if silent := b.Services[0].Timeouts.Silent; silent != 10*time.Second {
+			t.Errorf("%s: silent after %s", placement, silent)
+		}
+		if diff := cmp.Diff([]string{host, "lb2"}, b.Node.Balancers()); diff != "" && host < "lb2" {
+			t.Errorf("balancers: -want +got:\n%s", diff)
+		}
+	}
+}
+
+// TestWarningsOfSeveralBalancers checks the warnings about what several balancers lose.
+func TestWarningsOfSeveralBalancers(t *testing.T) {
+	const (
+		peers   = "[lb1, lb2]"
+		block   = "infer: {estimator: hlb, interval: 100ms, slow-start: 0s, among: all}"
+		server  = "slow-start: 10m}\n    encapsulation: srv6-encap"
+		without = "all, and servers without agents: packets of a connection that come to another balancer " +
+			"do not find their server"
+		lost = "the favourites of several balancers are the same candidates: in simulations with 4 and 16 " +
+			"balancers, flows took 891 and 2741 ms instead of 544 and 692 (territory), and 827 and 1260 ms " +
+			"instead of 699 and 743 (hlb)"
+		few = "all: packets of a connection that come to another balancer visit 8 of 9 servers, and may " +
+			"not find theirs"
+		strangers = `does not include node.name, "lb1": unless the other balancers have it in their lists, ` +
+			"they have other ideas of whose server is whose"
+		unnamed = "missing: if several balancers have services[0], as its infer.among suggests, they prefer " +
+			"the same servers"
+	)
+	checkWarnings(t, inferring, ParseBalancer, []mutation{
+		{"few servers with agents", "", "", nil},
+		{"no agents", server, server + "\n    probe: false", one("services[1].infer.among", without)},
+		{"many servers", `servers: [{name: s1, locator: "fd00:5:0:1::/64"}]
+  - name: dns`, "servers: [" + servers(9) + "]\n  - name: dns", one("services[0].infer.among", few)},
+		{"candidates", "among: all", "among: candidates", one("services[0].infer.among", lost)},
+		{"candidates of hash", block, "", nil},
+		{"alone", peers, "[lb1]", nil},
+		{"strangers without territories", peers, "[lb2, lb3]", nil},
+	})
+	territory := strings.Replace(inferring, "estimator: hlb", "estimator: territory", 1)
+	checkWarnings(t, territory, ParseBalancer, []mutation{
+		{"territory", "", "", nil},
+		{"strangers of a territory", peers, "[lb2, lb3]", one("node.peers", strangers)},
+		{"no peers", "  peers: [lb1, lb2]\n", "", nil},
+	})
+	alone := strings.Replace(inferring, peers, "[lb1]", 1)
+	checkWarnings(t, alone, ParseBalancer, []mutation{
+		{"no agents and alone", server, server + "\n    probe: false", nil},
+		{"candidates and alone", "among: all", "among: candidates", nil},
+	})
+	suggesting := strings.Replace(territory, "  peers: [lb1, lb2]\n", "", 1)
+	checkWarnings(t, suggesting, ParseBalancer, []mutation{
+		{"no peers of candidates", "among: all", "among: candidates", one("node.peers", unnamed)},
+	})
+}
+
+// servers returns a list of servers.
+func servers(n int) string {
+	list := make([]string, n)
+	for i := range list {
+		digit := string(rune('1' + i))
+		list[i] = `{name: s` + digit + `, locator: "fd00:5:0:` + digit + `::/64"}`
+	}
+	return strings.Join(list, ", ")
+}

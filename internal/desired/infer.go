@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package desired
+
+import (
+	"os"
+	"slices"
+	"time"
+
+	"github.com/segue-lb/segue/internal/field"
+)
+
+// Infer configures a placement that gives a new flow to the server with the lowest score: infer,
+// least-queue or sed.
+type Infer struct {
+	// Estimator is what scores are made of. It is for placement infer only, where the default is
+	// territory-learned.
+	Estimator Estimator `yaml:"estimator,omitempty"`
+	// Interval is the time between two estimates, 100 ms to 10 s. It is for placement infer only,
+	// where the default is DefaultInferInterval.
+	Interval time.Duration `yaml:"interval,omitempty"`
+	// SlowStart is the time in which a server that begins to take new flows comes to its full
+	// share, 0 to 10 minutes. Default 10 s.
+	SlowStart time.Duration `yaml:"slow-start"`
+	// Among are the servers that a flow can be given to. Default all.
+	Among Among `yaml:"among"`
+}
+
+// Estimator is a method by which a balancer estimates the speeds and the loads of servers (package
+// infer).
+type Estimator string
+
+// Among are the servers that placement infer chooses among.
+type Among string
+
+// The values that Infer may name.
+const (
+	// EstimateTerritoryLearned learns how many flows a server serves at once, and how long flows
+	// wait.
+	EstimateTerritoryLearned Estimator = "territory-learned"
+	// EstimateTerritory takes the configured weights for these numbers of flows.
+	EstimateTerritory Estimator = "territory"
+	EstimateHLB       Estimator = "hlb"       // HLB, from the durations of flows
+	EstimateHLBFixed  Estimator = "hlb-fixed" // HLB-FIX, with a constant noise
+	EstimateHLBMean   Estimator = "hlb-mean"  // HLB, with durations relative to their mean
+
+	AmongAll        Among = "all"        // all servers of the service
+	AmongCandidates Among = "candidates" // the candidates of the flow's bucket
+)
+
+// DefaultInferInterval is the default time between two estimates (HLB, section IV-B).
+const DefaultInferInterval = 500 * time.Millisecond
+
+// Infers tells whether the placement gives new flows to the server with the lowest score.
+func (p Placement) Infers() bool {
+	return p == PlacementInfer || p == PlacementLeastQueue || p == PlacementSED
+}
+
+// Estimates returns the name of the method that finds the scores: that of the estimator or, under
+// least-queue and sed, of the placement. It is empty if the service does not infer.
+func (s *Service) Estimates() string {
+	switch {
+	case !s.Placement.Infers() || s.Infer == nil:
+		return ""
+	case s.Placement == PlacementInfer:
+		return string(s.Infer.Estimator)
+	}
+	return string(s.Placement)
+}
+
+// HasTerritories tells whether each server has a home balancer, so that the names of balancers
+// matter.
+func (s *Service) HasTerritories() bool {
+	return s.Placement == PlacementInfer && s.Infer != nil &&
+		(s.Infer.Estimator == EstimateTerritory || s.Infer.Estimator == EstimateTerritoryLearned)
+}
+
+// Balancers returns the names of all balancers, in order: the peers and this one.
+func (n *BalancerNode) Balancers() []string {
+	all := append(slices.Clone(n.Peers), n.Name)
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// hostName returns the name of this host as a name of a balancer, or nothing if the host has none.
+func hostName() string {
+	name, err := os.Hostname()
+	if err != nil {
+		return ""
+	}
+	return name[:min(len(name), maxName)]
+}
+
+func (given Given) defaultInfer(s *Service, path string) {
+	if !s.Placement.Infers() {
+		return
+	}
+	at := field.Child(path, "infer")
+	setDefault(given, at, &s.Infer, &Infer{})
+	setDefault(given, field.Child(at, "slow-start"), &s.Infer.SlowStart, 10*time.Second)
+	setDefault(given, field.Child(at, "among"), &s.Infer.Among, AmongAll)
+	if s.Placement == PlacementInfer {
+		setDefault(given, field.Child(at, "estimator"), &s.Infer.Estimator, EstimateTerritoryLearned)
+		setDefault(given, field.Child(at, "interval"), &s.Infer.Interval, DefaultInferInterval)
+	}
+}
+
+// checkInfer checks the requirements and the fields of placements that infer.
+func (r *rules) checkInfer(path string, s *Service) {
+	at := field.Child(path, "infer")
+	switch {
+	case !s.Placement.Infers():
+		if s.Infer != nil && slices.Contains(placements, s.Placement) {
+			r.failf(at, "not used by placement %s", s.Placement)
+		}
+		return
+	case s.Infer == nil:
+		r.failf(at, "required by placement %s", s.Placement)
+		return
+	}
+	r.checkEstimator(at, s)
+	checkRange(r, field.Child(at, "slow-start"), s.Infer.SlowStart, 0, 10*time.Minute)
+	checkKnown(r, field.Child(at, "among"), s.Infer.Among, AmongAll, AmongCandidates)
+	if s.Persistence == PersistenceTable || !slices.Contains(persistences, s.Persistence) {
+		return
+	}
+	r.failf(field.Child(path, "persistence"),
+		"must be %s for placement %s: the balancer counts the flows of servers in its flow table",
+		PersistenceTable, s.Placement)
+}
+
+// checkEstimator checks the fields that only placement infer has.
+func (r *rules) checkEstimator(path string, s *Service) {
+	estimator, interval := field.Child(path, "estimator"), field.Child(path, "interval")
+	if s.Placement == PlacementInfer {
+		checkKnown(r, estimator, s.Infer.Estimator, EstimateTerritoryLearned, EstimateTerritory,
+			EstimateHLB, EstimateHLBFixed, EstimateHLBMean)
+		checkRange(r, interval, s.Infer.Interval, 100*time.Millisecond, 10*time.Second)
+		return
+	}
+	if s.Infer.Estimator != "" {
+		r.failf(estimator, "not used by placement %s", s.Placement)
+	}
+	if s.Infer.Interval != 0 {
+		r.failf(interval, "not used by placement %s", s.Placement)
+	}
+}
+
+// checkPeers checks the names of the balancers.
+func (r *rules) checkPeers(n *BalancerNode) {
+	if n.Name != "" || len(n.Peers) > 0 {
+		r.checkName("node.name", n.Name)
+	}
+	seen := make(map[string]string)
+	for i, peer := range n.Peers {
+		at := field.Item("node.peers", i)
+		r.checkName(at, peer)
+		checkUnique(r, seen, peer, at)
+	}
+	if len(n.Peers) > MaxPeers {
+		r.failf("node.peers", "must have at most %d items, has %d", MaxPeers, len(n.Peers))
+	}
+}
+
+// MaxPeers is the maximum number of a balancer's peers.
+const MaxPeers = 1024

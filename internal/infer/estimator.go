@@ -1,0 +1,390 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package infer
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+)
+
+// Kind is a method by which an Estimator finds prices.
+type Kind string
+
+// The kinds.
+const (
+	// TerritoryLearned infers the capacities of servers, and the load of other balancers
+	// (docs/placement.md). It is the default.
+	TerritoryLearned Kind = "territory-learned"
+	// TerritoryConfigured takes the configured weights for the capacities: the numbers of flows
+	// that the servers serve at once. It infers the load of other balancers.
+	TerritoryConfigured Kind = "territory"
+	// HLB infers weights from the durations of flows ("HLB: Toward Load-Aware Load Balancing",
+	// section IV), sampled at their ends.
+	HLB Kind = "hlb"
+	// HLBFixed is HLB-FIX, with a constant noise (section VI-D1).
+	HLBFixed Kind = "hlb-fixed"
+	// HLBMean is HLB with durations divided by their mean, not by their sum: see ByMean.
+	HLBMean Kind = "hlb-mean"
+	// LeastQueue takes all servers for equal.
+	LeastQueue Kind = "least-queue"
+	// SED takes the configured weights (section I-B).
+	SED Kind = "sed"
+)
+
+// Kinds returns all kinds, the default first.
+func Kinds() []Kind {
+	return []Kind{TerritoryLearned, TerritoryConfigured, HLB, HLBFixed, HLBMean, LeastQueue, SED}
+}
+
+// DefaultSlowStart is the usual Settings.SlowStart, in seconds.
+const DefaultSlowStart = 10
+
+// Settings are the parameters of an Estimator.
+type Settings struct {
+	Kind Kind
+	// SlowStart is the time in seconds in which a new server comes to its full share. 0 is none.
+	SlowStart float64
+}
+
+// Counters are what the data path counts for a server.
+type Counters struct {
+	// Established and New are numbers of flows at this moment: flows with two packets or more, and
+	// flows with one.
+	Established, New uint32
+	// The other counters only increase, modulo 2^32. They begin anew at 0 if the data path does.
+	//
+	// Placed counts flows that were placed on the server, and Answered those of them whose client
+	// has sent a second packet that is not a SYN.
+	Placed, Answered uint32
+	// Ended counts flows that ended with a FIN or RST, by the server's number of flows before that
+	// less 1. The last counter includes all higher numbers.
+	Ended [MostServed]uint32
+}
+
+// Estimator turns the counters of the data path into the prices of servers. It has no clock, draws
+// no random numbers, and must not be used by several goroutines at a time. A server is an index of
+// the list that Arrange got last. The control loop calls
+//
+//	Arrange                     at first, and whenever servers or balancers change;
+//	Sample                      for each server every 10 to 20 ms;
+//	Observe                     for each server before a Step, if UsesDurations;
+//	Step, then Price            for each server every 0.5 s;
+//	Forget, Restart             when a server is replaced, or is back.
+type Estimator struct {
+	settings   Settings
+	servers    []server
+	home       []int32
+	capacities *Capacities // of territories
+	speeds     *Speeds     // of HLB
+}
+
+type server struct {
+	Member
+	price    Price
+	position int
+	away     bool
+	last     Counters
+	counted  bool    // last is known
+	age      float64 // time since the slow start began, in seconds
+	placed   float64 // flows since the last step
+	answered float64
+	answers  answers
+}
+
+// newServer returns a server of which nothing is known.
+func newServer(m Member, age float64) server {
+	return server{Member: m, age: age, answers: answers{factor: 1}}
+}
+
+// NewEstimator returns an estimator without servers. It fails if the kind is unknown, or the time
+// is negative or not finite.
+func NewEstimator(s Settings) (*Estimator, error) {
+	if !slices.Contains(Kinds(), s.Kind) {
+		return nil, fmt.Errorf("kind %q: must be one of %v", s.Kind, Kinds())
+	}
+	if !(s.SlowStart >= 0) || math.IsInf(s.SlowStart, 1) {
+		return nil, fmt.Errorf("slow start %v: must be 0 s or more", s.SlowStart)
+	}
+	e := &Estimator{settings: s}
+	switch s.Kind {
+	case TerritoryLearned, TerritoryConfigured:
+		e.capacities = NewCapacities(0)
+	case HLB, HLBFixed, HLBMean:
+		o := Options{FixedNoise: s.Kind == HLBFixed}
+		if s.Kind == HLBMean {
+			o.Norm = ByMean
+		}
+		e.speeds = NewSpeeds(0, o)
+	}
+	return e, nil
+}
+
+// UsesDurations tells whether Step needs the durations of flows (Observe).
+func (e *Estimator) UsesDurations() bool { return e.speeds != nil }
+
+// Arrange sets the servers and the balancers. What was learned of a server stays while each list
+// has its name. The weights are those of the configuration: 0 is a server that takes no new flows.
+// Without balancers, or if there is only this one, all servers have their home here. Arrange fails,
+// and changes nothing, if names are not unique, a weight is negative or not finite, or self is not
+// one of the balancers. There are no servers but new ones at first, so there is no slow start.
+func (e *Estimator) Arrange(members []Member, balancers []string, self string) error {
+	if len(balancers) == 0 {
+		balancers = []string{self}
+	}
+	here := slices.Index(balancers, self)
+	if err := errors.Join(checkMembers(members), checkBalancers(balancers, here)); err != nil {
+		return err
+	}
+	from := e.origins(members)
+	age := 0.0
+	if len(e.servers) == 0 {
+		age = math.Inf(1)
+	}
+	e.servers = rearranged(e.servers, from, func(i int) server { return newServer(members[i], age) })
+	for i := range members {
+		e.servers[i].Member = members[i]
+	}
+	switch {
+	case e.capacities != nil:
+		e.capacities.Rearrange(from)
+		e.settle(balancers, here)
+	case e.speeds != nil:
+		e.speeds.Rearrange(from)
+	}
+	e.setPrices()
+	return nil
+}
+
+func checkMembers(members []Member) error {
+	seen := make(map[string]bool, len(members))
+	for _, m := range members {
+		switch {
+		case seen[m.Name]:
+			return fmt.Errorf("server %q: there are two of this name", m.Name)
+		case !(m.Weight >= 0) || math.IsInf(m.Weight, 1):
+			return fmt.Errorf("server %q: weight %v: must be 0 or more", m.Name, m.Weight)
+		}
+		seen[m.Name] = true
+	}
+	return nil
+}
+
+func checkBalancers(balancers []string, here int) error {
+	sorted := slices.Sorted(slices.Values(balancers))
+	if len(slices.Compact(sorted)) < len(balancers) {
+		return fmt.Errorf("balancers %v: two have the same name", balancers)
+	}
+	if here < 0 {
+		return fmt.Errorf("balancers %v: this one is not there", balancers)
+	}
+	return nil
+}
+
+// origins returns the present index of each member, or -1 if it is new.
+func (e *Estimator) origins(members []Member) []int32 {
+	index := make(map[string]int32, len(e.servers))
+	for i := range e.servers {
+		index[e.servers[i].Name] = int32(i)
+	}
+	from := make([]int32, len(members))
+	for i, m := range members {
+		from[i] = -1
+		if at, ok := index[m.Name]; ok {
+			from[i] = at
+		}
+	}
+	return from
+}
+
+// rearranged returns list[from[0]], list[from[1]] and so on, with a fresh element for -1.
+func rearranged[T any](list []T, from []int32, fresh func(i int) T) []T {
+	now := make([]T, len(from))
+	for i, at := range from {
+		if at >= 0 {
+			now[i] = list[at]
+		} else {
+			now[i] = fresh(i)
+		}
+	}
+	return now
+}
+
+// settle gives servers their homes and their order. If capacities are learned, balancers have
+// different opinions about them, so all servers count equally.
+func (e *Estimator) settle(balancers []string, here int) {
+	members := make([]Member, len(e.servers))
+	for i := range members {
+		members[i] = e.servers[i].Member
+		if e.settings.Kind == TerritoryLearned {
+			members[i].Weight = min(1, math.Ceil(members[i].Weight))
+		}
+	}
+	homes := Homes(members, balancers)
+	e.home = e.home[:0]
+	for at, s := range Order(members, balancers, homes, here) {
+		e.servers[s].position = at
+		e.servers[s].away = int(homes[s]) != here
+		if !e.servers[s].away {
+			e.home = append(e.home, s)
+		}
+	}
+}
+
+// Sample takes the counters of a server. It should be called at times that do not depend on the
+// flows, so that the server's number of flows is one from all times. The argument is the time since
+// the last sample of this server, in seconds. Before a first sample the counters are not known, so
+// that it only gives the beginning.
+func (e *Estimator) Sample(server int, c Counters, seconds float64) {
+	s := &e.servers[server]
+	last := s.last
+	s.last = c
+	if !s.counted || !(seconds >= 0) {
+		s.counted = true
+		return
+	}
+	if c.restarted(&last) {
+		last = Counters{}
+	}
+	s.placed += float64(c.Placed - last.Placed)
+	s.answered += float64(c.Answered - last.Answered)
+	if e.capacities == nil {
+		return
+	}
+	e.capacities.Had(int32(server), c.flows(), seconds)
+	for i, n := range c.Ended {
+		if n != last.Ended[i] {
+			e.capacities.Ended(int32(server), i+1, float64(n-last.Ended[i]))
+		}
+	}
+}
+
+// flows returns the number of flows. What is below 0 modulo 2^32 counts as 0.
+func (c *Counters) flows() int {
+	return int(max(0, int32(c.Established))) + int(max(0, int32(c.New)))
+}
+
+// restarted tells whether the counters began anew after earlier ones: one of them is less. Between
+// two samples it increases by less than 2^31.
+func (c *Counters) restarted(last *Counters) bool {
+	less := int32(c.Placed-last.Placed) < 0 || int32(c.Answered-last.Answered) < 0
+	for i := 0; i < len(c.Ended) && !less; i++ {
+		less = int32(c.Ended[i]-last.Ended[i]) < 0
+	}
+	return less
+}
+
+// Observe takes the data path's sample of durations of a server's flows, from the first data packet
+// to the end, in seconds. It replaces the last sample. Durations from 128 on are ignored.
+func (e *Estimator) Observe(server int, durations []float64) {
+	if e.speeds != nil {
+		e.speeds.SetDurations(int32(server), durations)
+	}
+}
+
+// Step computes new prices. The first argument is the time since the last step, in seconds. The
+// random bits decide between servers of equal delay, except in territories.
+func (e *Estimator) Step(seconds float64, random uint64) {
+	switch {
+	case e.capacities != nil:
+		e.capacities.Step(seconds, e.home)
+	case e.speeds != nil:
+		e.speeds.Step()
+	}
+	if e.capacities == nil {
+		for s, at := range rand.New(rand.NewPCG(random, 0)).Perm(len(e.servers)) {
+			e.servers[s].position = at
+		}
+	}
+	for i := range e.servers {
+		s := &e.servers[i]
+		s.age += seconds
+		s.answers.add(s.placed, s.answered, seconds)
+		s.placed, s.answered = 0, 0
+	}
+	judge(e.servers)
+	e.setPrices()
+}
+
+// Price returns the price of a server as of the last Step, Arrange, Forget or Restart.
+func (e *Estimator) Price(server int) Price { return e.servers[server].price }
+
+// Forget removes all that was learned of a server, because another one has its name now. The next
+// sample is a first one. A slow start begins.
+func (e *Estimator) Forget(server int) {
+	s := &e.servers[server]
+	position, away := s.position, s.away
+	*s = newServer(s.Member, 0)
+	s.position, s.away = position, away
+	if e.capacities != nil {
+		e.capacities.Forget(int32(server))
+	}
+	if e.speeds != nil {
+		e.speeds.Forget(int32(server))
+	}
+	e.setPrice(server)
+}
+
+// Restart begins a slow start of a server that takes new flows again. What was learned stays.
+func (e *Estimator) Restart(server int) {
+	e.servers[server].age = 0
+	e.setPrice(server)
+}
+
+func (e *Estimator) setPrices() {
+	for i := range e.servers {
+		e.setPrice(i)
+	}
+}
+
+func (e *Estimator) setPrice(server int) {
+	s := &e.servers[server]
+	unit, extra := e.base(server)
+	unit *= e.slow(s.age, unit) * s.answers.factor
+	// With more servers than positions, neighbours share one.
+	position := s.position
+	if n := len(e.servers); n > Positions {
+		position = position * Positions / n
+	}
+	s.price = NewPrice(unit, extra, position, s.away)
+}
+
+// base returns the unit of a server without slow start and suspicion, and the extra delay.
+func (e *Estimator) base(server int) (unit, extra float64) {
+	s := &e.servers[server]
+	switch {
+	case s.Weight == 0:
+		return math.Inf(1), 0
+	case e.settings.Kind == TerritoryLearned:
+		unit = 1 / e.capacities.Capacity(int32(server))
+	case e.speeds != nil:
+		unit = 1 / (e.speeds.Weight(int32(server)) * float64(len(e.servers)))
+	case e.settings.Kind == LeastQueue:
+		unit = 1
+	default:
+		unit = 1 / s.Weight
+	}
+	if s.away {
+		extra = e.capacities.Wait(int32(server))
+	}
+	return unit, extra
+}
+
+// leastShare is the share of a new server at the beginning of its slow start.
+const leastShare = 1. / 16
+
+// slow returns the factor by which the slow start multiplies the unit of a server. The inverse of
+// the factor, which is the server's share, increases linearly. A server of a territory seems to be
+// able to serve one flow at least. Otherwise it would get nothing while other servers are idle.
+func (e *Estimator) slow(age, unit float64) float64 {
+	if age >= e.settings.SlowStart {
+		return 1
+	}
+	factor := 1 / max(leastShare, age/e.settings.SlowStart)
+	if e.capacities != nil {
+		factor = min(factor, max(1, 1/unit))
+	}
+	return factor
+}

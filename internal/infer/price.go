@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package infer
+
+import "math"
+
+// Price is what the data path knows about a server apart from its flows. Unit and Extra are
+// fixed-point numbers with 16 fractional bits: PriceOne is one flow for each unit of capacity.
+type Price struct {
+	// Unit is what each flow adds to the delay: the inverse of the server's capacity or weight. It
+	// is 1 or more.
+	Unit uint32
+	// Extra is a delay that the server has without flows of this balancer.
+	Extra uint32
+	// Position decides between servers of equal delay: the least is chosen. It is below Positions.
+	Position uint16
+	// Away tells that the server's home is another balancer.
+	Away bool
+}
+
+const (
+	// PriceOne is the number 1 in the fields of a Price.
+	PriceOne = 1 << 16
+	// Positions is the number of different positions.
+	Positions = 1 << 12
+	// mostNew is the number of new flows that a delay includes at most. So a flood of SYNs does not
+	// hide the established flows.
+	mostNew = 16
+	// mostDelay is the largest delay that can be compared.
+	mostDelay = 1<<36 - 1
+)
+
+// NewPrice rounds down: a server with as many flows as it can serve at once must not seem to have
+// a little more. What is too large, too small or no number is replaced by the next possible number.
+func NewPrice(unit, extra float64, position int, away bool) Price {
+	return Price{
+		Unit: max(1, fixed(unit)), Extra: fixed(extra),
+		Position: uint16(min(max(position, 0), Positions-1)), Away: away,
+	}
+}
+
+// fixed converts to a fixed-point number. What is no number becomes the largest one.
+func fixed(x float64) uint32 {
+	switch x = math.Floor(x * PriceOne); {
+	case x < 0:
+		return 0
+	case x < math.MaxUint32:
+		return uint32(x)
+	}
+	return math.MaxUint32
+}
+
+// Score is the number by which the data path ranks a server for a new flow: the least is chosen. It
+// contains the delay in 36 bits, the position in 12 bits, and the server's slot in 16 bits.
+//
+// The order of the delays is that of Territory: the least waiting, then home before away, then the
+// shortest delay. Up to a delay of 1 no flow waits, and home servers are first. Above it the waiting
+// decides, which has the order of the delays.
+func (p Price) Score(established, fresh uint32, slot uint16) uint64 {
+	flows := uint64(established) + min(uint64(fresh), mostNew)
+	delay := min(uint64(p.Extra)+min(flows+1, 1<<31)*uint64(p.Unit), 1<<62)
+	if delay > PriceOne || p.Away {
+		delay += PriceOne
+	}
+	return min(delay, mostDelay)<<28 | uint64(p.Position)<<16 | uint64(slot)
+}

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package infer
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+)
+
+// StateSize is the number of bytes of a saved state.
+const StateSize = 4 + 4*stateNumbers
+
+const (
+	// stateVersion changes with the layout or the meaning of a state.
+	stateVersion = 1
+	// stateNumbers is the number of the numbers in a state. Capacities have the most: two numbers
+	// for each number of flows from 1 to MostServed, three others, and two about answers.
+	stateNumbers = 2*MostServed + 5
+)
+
+// Saved is what was learned of a server: byte 0 is the version, byte 1 tells what was learned, and
+// bytes 2 and 3 are 0. Then there are floating-point numbers of 32 bits, little-endian.
+type Saved [StateSize]byte
+
+// contents is byte 1 of a state.
+func (e *Estimator) contents() byte {
+	switch {
+	case e.capacities != nil:
+		return 1
+	case e.speeds != nil && e.speeds.options.Norm == ByMean:
+		return 3
+	case e.speeds != nil:
+		return 2
+	}
+	return 0
+}
+
+// Save returns what was learned of a server. The state of LeastQueue and SED has answers only.
+func (e *Estimator) Save(server int) (state Saved) {
+	a := e.servers[server].answers
+	numbers := []float64{a.placed, a.answered}
+	switch {
+	case e.capacities != nil:
+		numbers = e.capacities.servers[server].save(numbers)
+	case e.speeds != nil:
+		numbers = e.speeds.save(server, numbers)
+	}
+	state[0], state[1] = stateVersion, e.contents()
+	for i, x := range numbers {
+		binary.LittleEndian.PutUint32(state[4+4*i:], math.Float32bits(float32(x)))
+	}
+	return state
+}
+
+// Restore brings back what was saved an age in seconds ago. Older observations count less. The
+// server has no slow start. Restore fails, and changes nothing, if the state is of another version
+// or kind, or is damaged.
+func (e *Estimator) Restore(server int, state []byte, age float64) error {
+	numbers, err := e.decode(state)
+	if err != nil {
+		return err
+	}
+	if !(age >= 0) {
+		return fmt.Errorf("age %v: must be 0 s or more", age)
+	}
+	s := &e.servers[server]
+	s.age = math.Inf(1)
+	s.answers.placed, s.answers.answered = numbers[0], numbers[1]
+	s.answers.fade(math.Exp(-age / answerMemory))
+	switch {
+	case e.capacities != nil:
+		l := &e.capacities.servers[server]
+		l.restore(numbers[2:])
+		l.fade(math.Exp(-age / memory))
+	case e.speeds != nil:
+		e.speeds.restore(server, numbers[2:], math.Exp(-age/memory))
+	}
+	e.setPrice(server)
+	return nil
+}
+
+func (e *Estimator) decode(state []byte) (numbers [stateNumbers]float64, err error) {
+	switch {
+	case len(state) != StateSize:
+		return numbers, fmt.Errorf("state of %d bytes: must have %d", len(state), StateSize)
+	case state[0] != stateVersion:
+		return numbers, fmt.Errorf("state of version %d: must be %d", state[0], stateVersion)
+	case state[1] != e.contents():
+		return numbers, fmt.Errorf("state of another kind than %s", e.settings.Kind)
+	}
+	for i := range numbers {
+		x := float64(math.Float32frombits(binary.LittleEndian.Uint32(state[4+4*i:])))
+		if !(x >= 0) || math.IsInf(x, 1) {
+			return numbers, fmt.Errorf("state with the number %v: must be 0 or more", x)
+		}
+		numbers[i] = x
+	}
+	return numbers, nil
+}
+
+func (l *learned) save(numbers []float64) []float64 {
+	numbers = append(numbers, l.capacity, l.wait, l.stays)
+	for _, had := range l.having[1:] {
+		numbers = append(numbers, had.seconds, had.ends)
+	}
+	return numbers
+}
+
+func (l *learned) restore(numbers []float64) {
+	*l = learned{capacity: max(1, numbers[0]), wait: numbers[1]}
+	l.stays = numbers[2]
+	for i := range l.having[1:] {
+		had := tenure{seconds: numbers[3+2*i], ends: numbers[4+2*i]}
+		l.having[1+i] = had
+		l.ends += had.ends
+	}
+}
+
+// save saves the noise with each server, though it is the same for all.
+func (s *Speeds) save(server int, numbers []float64) []float64 {
+	v := &s.servers[server]
+	relative := v.weight * float64(len(s.servers))
+	return append(numbers, v.filter.Value, v.filter.Error, relative, s.noise)
+}
+
+// restore restores an estimate whose certainty has decreased by a factor of 0 to 1.
+func (s *Speeds) restore(server int, numbers []float64, factor float64) {
+	v := &s.servers[server]
+	v.filter.Value = numbers[0]
+	v.filter.Error = factor*min(numbers[1], initialError) + (1-factor)*initialError
+	if numbers[2] > 0 {
+		v.weight = numbers[2] / float64(len(s.servers))
+	}
+	s.noise = numbers[3]
+}
