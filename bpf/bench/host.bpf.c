@@ -29,8 +29,8 @@ struct {
 
 __u8 frame[MAX_FRAME];
 volatile __u32 frame_length;
-volatile __u32 flow_offset; /* offset in the packet of the 32 bits that differ between flows */
-volatile __u32 first_flow;  /* the value of these bits in flow 0 */
+volatile __u32 flow_offset;  /* offset in the packet of the 32 bits that differ between flows */
+volatile __u32 first_flow;   /* the value of these bits in flow 0 */
 volatile __u32 flags_offset; /* offset of the TCP flags, for ORDER_CONNECTIONS */
 volatile __u8 connection_flags[CONNECTION_PACKETS + 1]; /* the TCP flags of each packet */
 volatile __u32 flows;
@@ -63,8 +63,13 @@ static __always_inline bool rebuild(struct xdp_md *ctx)
 		return false;
 	if (!length || offset > MAX_FRAME - sizeof(__u32))
 		return false;
-	if (order == ORDER_CONNECTIONS && flags_offset < MAX_FRAME)
-		frame[flags_offset] = connection_flags[position % CONNECTION_PACKETS];
+	if (order == ORDER_CONNECTIONS) {
+		__u32 number = position % CONNECTION_PACKETS;
+
+		barrier_var(number); /* the verifier does not know the range of a remainder */
+		frame[flags_offset & (MAX_FRAME - 1)] =
+			connection_flags[number & (sizeof(connection_flags) - 1)];
+	}
 	/* Changes the template and not the packet. If a load is wider than the store just before
 	 * it, the processor waits. That would not happen with packets from a network card. */
 	*(__be32 *)&frame[offset] = bpf_htonl(first_flow + next_flow());

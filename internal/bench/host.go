@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/segue-lb/segue/internal/namespace"
+	"github.com/segue-lb/segue/internal/packet"
 )
 
 // Verdicts of XDP programs (enum xdp_action of the kernel).
