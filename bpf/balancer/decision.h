@@ -48,10 +48,8 @@ struct decided_placement {
 	__u32 candidate[MAX_SEGMENTS];
 	__u8 is_placed; /* the rest is valid */
 	__u8 is_random; /* these are the candidates of a random bucket */
-	__u8 is_turn;	/* the server has its turn; the bucket did not select it */
-	__u8 is_lowest; /* the server has the lowest score; the bucket did not select it */
+	__u8 is_picked; /* the placement has picked the server; the bucket does not tell it */
 	__u8 ordered;	/* how many servers were ordered by their loads (order.h); 0: none */
-	__u8 pad[3];
 	__u16 row[MAX_CANDIDATES];	/* slots of these servers, before that */
 	__u32 estimate[MAX_CANDIDATES]; /* of their loads, with ESTIMATE_SHIFT */
 	__u32 mean;			/* of the service's reports, likewise */
@@ -139,18 +137,11 @@ static __always_inline void note_random(void)
 		decision.placement.is_random = true;
 }
 
-/* Notes whether the flow gets the server whose turn it is. */
-static __always_inline void note_turn(bool is_turn)
+/* Notes whether the placement has picked the server, and not the flow's bucket. */
+static __always_inline void note_pick(bool is_picked)
 {
 	if (dry_run)
-		decision.placement.is_turn = is_turn;
-}
-
-/* Notes whether the flow gets the server with the lowest score. */
-static __always_inline void note_score(bool is_lowest)
-{
-	if (dry_run)
-		decision.placement.is_lowest = is_lowest;
+		decision.placement.is_picked = is_picked;
 }
 
 #endif

@@ -281,9 +281,10 @@ enum flow_event {
 	FLOW_ENDS,	/* a FIN or RST, or a remove-stickiness */
 };
 
+/* Whether the state is FLOW_ESTABLISHED or FLOW_SILENT. One comparison suffices. */
 static __always_inline bool is_established(enum flow_state state)
 {
-	return state == FLOW_ESTABLISHED || state == FLOW_SILENT;
+	return !(state & ~FLOW_ESTABLISHED);
 }
 
 /*
@@ -382,15 +383,11 @@ static __always_inline __u64 entry_rank(__u64 value, __u64 now)
 {
 	__u64 age = entry_age(value, now);
 
-	switch (entry_state(value)) {
-	case FLOW_FREE:
+	if (!value)
 		return FLOW_RANK_FREE;
-	case FLOW_ESTABLISHED:
-	case FLOW_SILENT:
+	if (is_established(entry_state(value)))
 		return age < FLOW_MIN_IDLE ? 0 : age;
-	default: /* at least 1, also in the tick it was seen */
-		return FLOW_TIME_MASK + 1 + age;
-	}
+	return FLOW_TIME_MASK + 1 + age; /* at least 1, also in the tick it was seen */
 }
 
 /*

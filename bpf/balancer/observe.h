@@ -6,7 +6,7 @@
 #ifndef SEGUE_BALANCER_OBSERVE_H
 #define SEGUE_BALANCER_OBSERVE_H
 
-#include "flowtable.h"
+#include "durations.h"
 #include "ranking.h"
 
 struct {
@@ -42,6 +42,10 @@ static __always_inline void observe(__u64 old, __u64 new, const struct server *s
 		__sync_fetch_and_add(&load->placed, 1);
 	else if (from == FLOW_NEW && to != FLOW_NEW)
 		__sync_fetch_and_add(&load->answered, 1);
+	if (load->is_timed && from == FLOW_NEW && to == FLOW_ESTABLISHED)
+		begin_duration(new);
+	if (load->is_timed && is_established(from) && to == FLOW_CLOSING)
+		end_duration(new);
 	if (to != FLOW_CLOSING || (from != FLOW_NEW && from != FLOW_ESTABLISHED))
 		return;
 	count_end(slot, load_flows(load));

@@ -55,41 +55,24 @@ __noinline int best_server(const struct service *service)
 __noinline int best_candidate(const struct service *service, __u32 bucket)
 {
 	__u64 best = RANK_NONE;
-	struct segments row = {};
+	__u32 first, table_key;
+	void *table;
 
-	if (!service)
+	if (!service || !(service->rule.flags & RULE_TAKES_FLOWS))
 		return -1;
-	list_own(service, bucket, true, &row);
-	for (__u32 i = 0; i < MAX_CANDIDATES && i < row.count; i++) {
-		__u32 slot = row.server[i];
+	table_key = table_number(service);
+	table = bpf_map_lookup_elem(&tables, &table_key);
+	if (!table)
+		return -1;
+	first = row_start(service, bucket);
+	for (__u32 i = 0; i < MAX_CANDIDATES && i < candidates_of(service); i++) {
+		__u32 slot = candidate_at(table, first + i);
 		const struct load *load = load_at(slot);
-		__u64 rank = load ? rank_of(slot, load) : RANK_NONE;
 
-		if (rank < best)
-			best = rank;
+		if (load && is_taking(service, slot))
+			best = lower(best, rank_of(slot, load));
 	}
 	return best == RANK_NONE ? -1 : (int)(best & RANK_SLOT_MASK);
-}
-
-/* Gives a new flow to the server with the lowest score. False: the packet is not of a new flow, or
- * no such server was found. */
-static __always_inline bool place_by_score(const struct packet *pkt, const struct service *service,
-					   struct segments *segments)
-{
-	int number;
-
-	if (!is_new_flow(pkt))
-		return false;
-	number = placement_of(service) == PLACEMENT_INFER
-			 ? best_server(service)
-			 : best_candidate(service, bucket_of(&pkt->key, service->rule.buckets));
-	if (number < 0)
-		return false;
-	barrier_var(number); /* the compiler knows its range, and the verifier does not */
-	note_score(true);
-	go_to(segments, number, server_at(number));
-	ask(segments, SID_DELIVER, SID_DELIVER);
-	return true;
 }
 
 #endif

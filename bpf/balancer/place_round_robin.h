@@ -60,19 +60,4 @@ __noinline int next_in_turn(const struct service *service)
 	return search.server;
 }
 
-/* Gives a new flow to the server whose turn it is. False: the packet is not of a new flow, or no
- * such server was found. */
-static __always_inline bool place_in_turn(const struct packet *pkt, const struct service *service,
-					  struct segments *segments)
-{
-	int number = is_new_flow(pkt) ? next_in_turn(service) : -1;
-
-	if (number < 0)
-		return false;
-	note_turn(true);
-	go_to(segments, number, server_at(number));
-	ask(segments, SID_DELIVER, SID_DELIVER);
-	return true;
-}
-
 #endif

@@ -11,6 +11,35 @@
 #include "place_infer.h"
 #include "place_round_robin.h"
 
+/* The server of a new flow, if the placement picks one of its own accord, and the flow's bucket
+ * does not tell it; negative: there is none. */
+static __always_inline int pick(const struct packet *pkt, const struct service *service)
+{
+	switch (placement_of(service)) {
+	case PLACEMENT_ROUND_ROBIN:
+		return next_in_turn(service);
+	case PLACEMENT_INFER:
+		return best_server(service);
+	default:
+		return best_candidate(service, bucket_of(&pkt->key, service->rule.buckets));
+	}
+}
+
+/* Gives a new flow to the server that the placement picks. False: the packet is not of a new flow,
+ * or no server was found. */
+static __always_inline bool place_picked(const struct packet *pkt, const struct service *service,
+					 struct segments *segments)
+{
+	int number = is_new_flow(pkt) ? pick(pkt, service) : -1;
+
+	if (number < 0)
+		return false;
+	note_pick(true);
+	go_to(segments, number, server_at(number));
+	ask(segments, SID_DELIVER, SID_DELIVER);
+	return true;
+}
+
 /* Chooses servers for a packet whose flow persistence does not know for sure. A `holder` that is
  * not negative is a server that may have the flow. False: the service has no server. */
 static __always_inline bool choose(const struct packet *pkt, const struct service *service,
@@ -19,9 +48,8 @@ static __always_inline bool choose(const struct packet *pkt, const struct servic
 	switch (placement_of(service)) {
 	case PLACEMENT_INFER:
 	case PLACEMENT_INFER_ROW:
-		return place_by_score(pkt, service, segments) || place_hash(pkt, service, segments);
 	case PLACEMENT_ROUND_ROBIN:
-		if (place_in_turn(pkt, service, segments))
+		if (place_picked(pkt, service, segments))
 			return true;
 		/* Other packets are handled as under hash. */
 		__attribute__((fallthrough));
@@ -46,12 +74,10 @@ static __always_inline bool choose_without_room(const struct packet *pkt,
 						struct segments *segments)
 {
 	switch (placement_of(service)) {
-	case PLACEMENT_ROUND_ROBIN:
-		note_turn(false);
-		return place_hash(pkt, service, segments);
 	case PLACEMENT_INFER:
 	case PLACEMENT_INFER_ROW:
-		note_score(false);
+	case PLACEMENT_ROUND_ROBIN:
+		note_pick(false);
 		return place_hash(pkt, service, segments);
 	default:
 		return true;

@@ -153,7 +153,8 @@ struct load {
 	__u32 extra;	/* what the flows of other balancers add, likewise */
 	__u16 position; /* among servers of equal scores: the lowest is taken; 12 bits */
 	__u8 is_away;	/* another balancer is its home */
-	__u8 pad[37];
+	__u8 is_timed;	/* user space needs the durations of its flows */
+	__u8 pad[36];
 };
 
 /* The flows of a server that have ended, by how many flows it had before. The last number stands
@@ -162,6 +163,15 @@ struct load {
 struct ends {
 	__u32 by_flows[MOST_COUNTED + 1];
 	__u32 pad;
+};
+
+/* A sample of the durations of a server's flows, in microseconds: the reservoir of HLB's
+ * algorithm 1, with k = 128 (section VI-E1). Durations from 71 minutes on count as that. */
+#define RESERVOIR_SIZE 128
+struct reservoir {
+	__u32 count; /* of durations so far, modulo 2^32 */
+	__u32 pad;
+	__u32 duration[RESERVOIR_SIZE];
 };
 
 /* Where a service's ranking is: its leaves begin at a line of the map rank_lines. One word,

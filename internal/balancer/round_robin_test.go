@@ -176,7 +176,7 @@ func TestDryRunsTakeNoTurn(t *testing.T) {
 		}
 		d := &dry.decision.Placement
 		_, out := f.exec(frame, nil)
-		if !bytes.Equal(dry.frame, out) || d.IsTurn == 0 || d.Count != 1 || d.Candidate[0] != dry.decision.Segment[0].Server {
+		if !bytes.Equal(dry.frame, out) || d.IsPicked == 0 || d.Count != 1 || d.Candidate[0] != dry.decision.Segment[0].Server {
 			t.Errorf("flow %d: decided %+v; the frames differ: %t", port, d, !bytes.Equal(dry.frame, out))
 		}
 	}

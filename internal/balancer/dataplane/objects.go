@@ -48,6 +48,7 @@ func (maps *Maps) Pinned() map[string]**ebpf.Map {
 		balancerMapRankLines:      &maps.RankLines,
 		ReasonsMap:                &maps.Reasons,
 		balancerMapReportCounters: &maps.ReportCounters,
+		balancerMapReservoirs:     &maps.Reservoirs,
 		ServerCountersMap:         &maps.ServerCounters,
 		balancerMapServerLabels:   &maps.ServerLabels,
 		balancerMapServerSignals:  &maps.ServerSignals,
@@ -94,6 +95,7 @@ func (o *Objects) Shared() map[string]*ebpf.Map {
 		balancerMapQuicServers:    o.QuicServers,
 		balancerMapSenders:        o.Senders,
 		balancerMapSignalKeys:     o.SignalKeys,
+		balancerMapStarts:         o.Starts,
 	}
 	for name, table := range o.Maps.Pinned() {
 		all[name] = *table

@@ -85,10 +85,11 @@ func Open(cfg *desired.Balancer, clock *FlowClock, log *slog.Logger) (*Plane, er
 	for _, bySlot := range []string{
 		ServerCountersMap, balancerMapServerSignals, balancerMapAnsweredOffers,
 		balancerMapProbes, balancerMapProbeTurns, balancerMapReportCounters,
-		LoadsMap, balancerMapEnds,
+		LoadsMap, balancerMapEnds, balancerMapReservoirs,
 	} {
 		spec.Maps[bySlot].MaxEntries = serverSlots(cfg.Node.Limits.Servers)
 	}
+	spec.Maps[balancerMapStarts].MaxEntries = timedFlows(cfg.Node.Limits.Flows)
 	spec.Maps[balancerMapRankLines].MaxEntries = rankLines(serverSlots(cfg.Node.Limits.Servers))
 	spec.Maps[balancerMapFlowCounts].MaxEntries = serverSlots(cfg.Node.Limits.Servers) + 1
 
@@ -132,7 +133,7 @@ func (p *Plane) load(spec *ebpf.CollectionSpec, node *desired.BalancerNode, log 
 	p.identity = identity
 	p.Constants = constantsOf(identity, p.Clock, tableSizes{
 		flows: spec.Maps[FlowsMap].MaxEntries, halfOpen: spec.Maps[balancerMapHalfOpen].MaxEntries,
-		hints: spec.Maps[HintsMap].MaxEntries,
+		hints: spec.Maps[HintsMap].MaxEntries, starts: spec.Maps[balancerMapStarts].MaxEntries,
 	})
 	for name, value := range p.Constants {
 		if err := spec.Variables[name].Set(value); err != nil {
@@ -192,7 +193,7 @@ func (p *Plane) load(spec *ebpf.CollectionSpec, node *desired.BalancerNode, log 
 }
 
 // tableSizes are the numbers of buckets of the flow tables, and of sets of the hint table.
-type tableSizes struct{ flows, halfOpen, hints uint32 }
+type tableSizes struct{ flows, halfOpen, hints, starts uint32 }
 
 // constantsOf returns the values of the variables with which programs that use some tables must be
 // loaded. The tables have the identity and these sizes.
@@ -205,6 +206,7 @@ func constantsOf(identity *Identity, clock *FlowClock, sizes tableSizes) map[str
 		balancerVarFlowBucketShift:     bucketShift(sizes.flows),
 		balancerVarHalfOpenBucketShift: bucketShift(sizes.halfOpen),
 		balancerVarHintSetShift:        hintSetShift(sizes.hints),
+		balancerVarStartMask:           sizes.starts - 1,
 		balancerVarServiceKeys:         identity.ServiceKeys,
 		balancerVarBucketKeys:          identity.BucketKeys,
 	}

@@ -363,9 +363,10 @@ func (v *View) describePlacement(d *dataplane.Decision) (*TracedPlacement, error
 	if placed.Count == 0 {
 		return nil, nil
 	}
-	p := &TracedPlacement{Bucket: placed.Bucket, Buckets: d.Rule.Buckets, InTurn: placed.IsTurn != 0}
-	if p.InTurn {
-		p.Bucket = 0
+	p := &TracedPlacement{Bucket: placed.Bucket, Buckets: d.Rule.Buckets}
+	if placed.IsPicked != 0 {
+		placement, _ := d.Rule.PlacementName()
+		p.Bucket, p.InTurn = 0, placement == desired.PlacementRoundRobin
 	}
 	for _, slot := range placed.Candidate[:placed.Count] {
 		p.Candidates = append(p.Candidates, v.serverName(slot))
