@@ -161,8 +161,12 @@ func (t *LoadTable) putPrice(slot uint32, load *balancerLoad) {
 	t.Time(slot, load.IsTimed != 0)
 }
 
-// Clear sets all loads to zero. Only tests call it, which empty the flow tables.
-func (t *LoadTable) Clear() { clear(t.loads) }
+// Clear sets all numbers of flows to zero. Only tests call it, which empty the flow tables.
+func (t *LoadTable) Clear() {
+	for slot := range t.loads {
+		atomic.StoreUint64(&t.loads[slot].Flows, 0)
+	}
+}
 
 // count adds the entry's part of its server's load, as count_change in bpf/balancer/flowtable.h.
 func (t *LoadTable) count(entry FlowEntry) {
