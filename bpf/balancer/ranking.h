@@ -19,11 +19,10 @@
  *	[ 3 7 ... ] [ 5 9 ... ]  lines 16 and 17
  *	[ 3 8 ... ] ...          lines 0 to 15: 128 servers
  *
- * Cores change the tree without locks and without barriers, which would take most of the time. A
- * rank may be outdated: a flow that is added changes only the load. best_server() compares the
- * lowest rank with the load, and corrects it. A flow that ends corrects the rank at once. If two
- * cores correct a line and the node above it at the same moment, the node can be wrong. A number
- * that is too low is corrected when it is found. A number that is too high hides the servers of the
+ * Each flow that begins or ends corrects the rank of its server. Cores do so without locks and
+ * without barriers, which would take most of the time. If two cores correct a line and the node
+ * above it at the same moment, the node can be wrong. A number that is too low is corrected when it
+ * is found (best_server). A number that is too high hides the servers of the
  * line, until one of them is corrected. User space corrects all numbers at each step (rank_servers),
  * so that no server is hidden for longer.
  */

@@ -134,7 +134,14 @@ func crashConfig(instance string, number int) *desired.Balancer {
 		serviceOf("web", vip6, 80, desired.TCP, desired.SRv6Encap, servers...),
 		serviceOf("moving", vip6, desired.Port(moving[number].Destination.Port()), desired.TCP, desired.SRv6Encap, servers...),
 		serviceOf(fmt.Sprint("only", number), vip4, 80, desired.TCP, desired.SRv6Encap, servers[0]),
+		inferring(append(servers, [2][]desired.Server{nil, manyServers(20)[9:]}[number]...)...).Services[0],
+		inferring(servers...).Services[0],
 	)
+	cfg.Services[3].Name, cfg.Services[3].Port = "inferring", 8082
+	cfg.Services[4].Name, cfg.Services[4].Port = "sometimes", 8083
+	if number == 0 {
+		cfg.Services[4].Placement, cfg.Services[4].Infer = desired.PlacementHash, nil
+	}
 	cfg.Services[1].Buckets = []int{251, 31}[number]
 	cfg.Node.Instance, cfg.Node.Limits.Flows, cfg.Node.Limits.Servers = instance, 1<<14, 512
 	return cfg

@@ -18,6 +18,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
@@ -80,7 +81,7 @@ func (s *crashSite) fail(number, call int) (refusal string, reached bool) {
 }
 
 // stateOf describes the pinned state of an instance. It omits the table of services that is not in
-// force, and the counters of packets that do not go to servers, because the host can send such
+// force, the lines of rankings that are not in force, and the counters of packets that do not go to servers, because the host can send such
 // packets at any time.
 func stateOf(t *testing.T, instance string) datapathtest.State {
 	t.Helper()
@@ -93,6 +94,7 @@ func stateOf(t *testing.T, instance string) datapathtest.State {
 		directory = (*dataplane.DirectoryLayout)(unsafe.Pointer(unsafe.SliceData(element)))
 		clear(directory.Services[1-directory.Generation%2][:])
 	}
+	leaveOutFormerRankings(state)
 	for key := range state[dataplane.ReasonsMap] {
 		number, err := hex.DecodeString(key)
 		const forwards = uint32(len(dataplane.ServerCounter{}.Forwarded))
@@ -101,6 +103,33 @@ func stateOf(t *testing.T, instance string) datapathtest.State {
 		}
 	}
 	return state
+}
+
+// leaveOutFormerRankings omits the lines that no ranking has.
+func leaveOutFormerRankings(state datapathtest.State) {
+	const perLine = 8
+	used := map[string]bool{"map": true}
+	for _, ranking := range state["rankings"] {
+		if len(ranking) < 8 {
+			continue // the ID of the map
+		}
+		first, nodes := binary.NativeEndian.Uint32(ranking), binary.NativeEndian.Uint32(ranking[4:])
+		for nodes > 0 {
+			nodes = (nodes + perLine - 1) / perLine
+			for range nodes {
+				used[fmt.Sprint(first)] = true
+				first++
+			}
+			if nodes == 1 {
+				break
+			}
+		}
+	}
+	for key := range state["rank_lines"] {
+		if !used[key] {
+			delete(state["rank_lines"], key)
+		}
+	}
 }
 
 // failAtSteps starts processes over a data path that is in use. In each process another system call
@@ -167,6 +196,11 @@ func TestFailedStartRestoresReclaimedSlot(t *testing.T) {
 			cfg.Services[0] = huntingOf(cfg.Services[0], desired.SelectConsistent, 2)
 			return cfg
 		},
+		"infer": func(servers ...desired.Server) *desired.Balancer {
+			cfg := inferring(servers...)
+			cfg.Services[0].Infer.Estimator = desired.EstimateHLB // it has durations
+			return cfg
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cfg := placed(s1, s2)
@@ -179,6 +213,7 @@ func TestFailedStartRestoresReclaimedSlot(t *testing.T) {
 				f.run(signal(desired.SRv6Encap, s2.Locator, flow, srv6.CreateStickiness, synAck))
 			}
 			f.must(f.sweep()) // the slot has counts of flows
+			f.infers(time.Second)
 			after := placed(s1, s3)
 			after.Node = cfg.Node
 			f.mustApply(after)

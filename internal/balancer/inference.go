@@ -39,18 +39,11 @@ type inference struct {
 type inferred struct {
 	estimator *infer.Estimator
 	settings  infer.Settings
-	interval  time.Duration    // between two steps
-	servers   []inferredServer // by index of the estimator
-	slots     []uint32         // likewise
+	interval  time.Duration // between two steps
+	names     []string      // of servers, by index of the estimator
+	slots     []uint32      // likewise
 	// sampled and stepped are the times of the last sample and of the last step; zero: none yet.
 	sampled, stepped time.Time
-}
-
-// inferredServer is a server of a service that infers.
-type inferredServer struct {
-	name      string
-	slot      uint32
-	durations *durations // nil: the estimator needs none
 }
 
 func newInference(plane *dataplane.Plane, log *slog.Logger) *inference {
@@ -101,10 +94,8 @@ func (n *inference) tick(now time.Time) bool {
 func (in *inferred) sample(loads *dataplane.LoadTable, now time.Time) {
 	seconds := since(in.sampled, now)
 	in.sampled = now
-	for i := range in.servers {
-		counters := loads.Counters(in.servers[i].slot)
-		in.estimator.Sample(i, counters, seconds)
-		in.servers[i].durations.add(&counters, seconds)
+	for i, slot := range in.slots {
+		in.estimator.Sample(i, loads.Counters(slot), seconds)
 	}
 }
 
@@ -118,24 +109,21 @@ func since(then, now time.Time) float64 {
 
 // step computes new prices, puts them in force, and stores the estimates for the next process.
 func (n *inference) step(in *inferred, now time.Time) error {
-	for i := range in.servers {
-		if d := in.servers[i].durations; d != nil {
-			in.estimator.Observe(i, d.sample.Durations())
+	if in.estimator.UsesDurations() {
+		durations := make([]float64, 0, infer.ReservoirSize)
+		for i, slot := range in.slots {
+			in.estimator.Observe(i, n.plane.Loads.Durations(slot, durations))
 		}
 	}
 	in.estimator.Step(since(in.stepped, now), rand.Uint64())
 	in.stepped = now
-	n.setPrices(in)
+	for i, slot := range in.slots {
+		n.plane.Loads.SetPrice(slot, in.estimator.Price(i))
+	}
 	if err := n.plane.Rankings.Rank(in.slots); err != nil {
 		return err
 	}
 	return n.save(in)
-}
-
-func (n *inference) setPrices(in *inferred) {
-	for i, slot := range in.slots {
-		n.plane.Loads.SetPrice(slot, in.estimator.Price(i))
-	}
 }
 
 // save stores the estimates of a service's servers.
@@ -184,13 +172,16 @@ func (n *inference) arrange(svc *service, node *desired.BalancerNode) error {
 	if err := in.estimator.Arrange(members, node.Balancers(), node.Name); err != nil {
 		return err
 	}
-	before := in.servers
-	in.setServers(svc.members)
-	if err := n.recall(in, before); err != nil {
-		return err
+	slotOf := map[string]uint32{}
+	for i, name := range in.names {
+		slotOf[name] = in.slots[i]
 	}
-	n.setPrices(in)
-	return nil
+	in.names, in.slots = in.names[:0], svc.slots()
+	for _, m := range svc.members {
+		in.names = append(in.names, m.Name)
+		n.plane.Loads.Time(m.slot, in.estimator.UsesDurations())
+	}
+	return n.welcome(in, slotOf)
 }
 
 // of returns the inference of a service. If the service has another estimator now, the inference is
@@ -223,45 +214,28 @@ func (n *inference) wake() {
 	}
 }
 
-// setServers stores the servers in the order of the members.
-func (in *inferred) setServers(members []*member) {
-	before := map[uint32]*durations{}
-	for _, s := range in.servers {
-		before[s.slot] = s.durations
-	}
-	in.servers, in.slots = make([]inferredServer, len(members)), make([]uint32, len(members))
-	for i, m := range members {
-		s := inferredServer{name: m.Name, slot: m.slot, durations: before[m.slot]}
-		if s.durations == nil && in.estimator.UsesDurations() {
-			s.durations = new(durations)
+// welcome restores the estimates of servers that were not there before, and sets their prices. The
+// argument has the slots of those that were. If only some of the servers are known, the others are
+// new, and begin slowly. The prices of servers that have one stay until the next step.
+func (n *inference) welcome(in *inferred, slotOf map[string]uint32) error {
+	isKnown := make([]bool, len(in.slots))
+	for i, slot := range in.slots {
+		before, wasThere := slotOf[in.names[i]]
+		if isKnown[i] = wasThere && before == slot; isKnown[i] {
+			continue
 		}
-		in.servers[i], in.slots[i] = s, m.slot
-	}
-}
-
-// recall restores the estimates of servers that were not there before. If only some of the servers
-// are known, the others are new, and begin slowly.
-func (n *inference) recall(in *inferred, before []inferredServer) error {
-	slotOf := map[string]uint32{}
-	for _, s := range before {
-		slotOf[s.name] = s.slot
-	}
-	isKnown := make([]bool, len(in.servers))
-	anyKnown := false
-	for i, s := range in.servers {
-		slot, wasThere := slotOf[s.name]
-		isKnown[i] = wasThere && slot == s.slot
-		if !isKnown[i] {
-			var err error
-			if isKnown[i], err = n.restore(in, i); err != nil {
-				return err
-			}
+		var err error
+		if isKnown[i], err = n.restore(in, i); err != nil {
+			return err
 		}
-		anyKnown = anyKnown || isKnown[i]
 	}
-	for i := range in.servers {
-		if anyKnown && !isKnown[i] {
+	anyKnown := slices.Contains(isKnown, true)
+	for i, slot := range in.slots {
+		if !isKnown[i] && anyKnown {
 			in.estimator.Forget(i)
+		}
+		if !isKnown[i] || n.plane.Loads.Price(slot).Unit == 0 {
+			n.plane.Loads.SetPrice(slot, in.estimator.Price(i))
 		}
 	}
 	return nil
@@ -308,40 +282,4 @@ func (n *inference) remove(service string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	delete(n.byName, service)
-}
-
-// durations finds the durations of a server's flows, for estimators that need them. The data path does
-// not record when a flow began. By Little's law, the mean duration is the number of established
-// flows, summed over time, for each flow that ends.
-type durations struct {
-	flows   float64 // established flows, summed over the time in seconds since the last end
-	ended   uint32  // how many flows have ended until then, modulo 2^32
-	counted bool    // ended is known
-	sample  infer.Reservoir
-}
-
-// add takes the counters of a server, a time in seconds after the last ones. Without durations
-// it does nothing.
-func (d *durations) add(c *infer.Counters, seconds float64) {
-	if d == nil {
-		return
-	}
-	ended := uint32(0)
-	for _, n := range c.Ended {
-		ended += n
-	}
-	more := ended - d.ended
-	d.ended = ended
-	if !d.counted {
-		d.counted = true
-		return
-	}
-	d.flows += float64(c.Established) * seconds
-	if more == 0 {
-		return
-	}
-	for range min(more, infer.ReservoirSize) {
-		d.sample.Add(d.flows/float64(more), rand.Uint64())
-	}
-	d.flows = 0
 }

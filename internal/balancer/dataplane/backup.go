@@ -11,7 +11,6 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/segue-lb/segue/internal/datapath"
-	"github.com/segue-lb/segue/internal/infer"
 )
 
 // backup stores the state that a start finds in the tables of an earlier process and may change.
@@ -25,7 +24,7 @@ type backup struct {
 	ports         []Port
 	servers       []balancerServer
 	rankings      []balancerRanking
-	prices        []infer.Price // by slot
+	loads         []balancerLoad
 	serverLabels  map[uint32]balancerServerLabel
 	serviceLabels map[uint32]balancerServiceLabel
 
@@ -55,8 +54,7 @@ type slotCounters struct {
 	packets []ServerCounter
 	signals []SignalCounter
 	flows   balancerFlowCount
-	load    balancerLoad
-	ends    balancerEnds
+	load    slotLoad
 }
 
 // BackUp stores the state of the tables, and registers with the takeover to restore it on undo.
@@ -70,7 +68,7 @@ func (p *Plane) BackUp(t *datapath.Takeover) error {
 		ports:      slices.Clone(p.Directory.Ports[:]),
 		servers:    slices.Clone(p.Servers.servers),
 		rankings:   slices.Clone(p.Rankings.byService),
-		prices:     p.Loads.prices(),
+		loads:      slices.Clone(p.Loads.loads),
 		tables:     map[tableNumber]*ebpf.Map{},
 		counters:   map[uint32]slotCounters{},
 		reasons:    map[uint32][]Counter{},
@@ -174,7 +172,7 @@ func (b *backup) keepCounters(slot uint32) error {
 		return fmt.Errorf("read the signals of slot %d: %w", slot, err)
 	}
 	counters.flows = b.plane.FlowCounts.bySlot[slot]
-	counters.load, counters.ends = b.plane.Loads.loads[slot], b.plane.Loads.ends[slot]
+	counters.load = b.plane.Loads.of(slot)
 	b.counters[slot] = counters
 	if len(b.reasons) > 0 {
 		return nil
@@ -227,8 +225,8 @@ func (b *backup) restoreServers(which func(slot uint32) bool) {
 // restoreRankings makes services use their former rankings, which the takeover has not changed, and
 // restores the prices that these follow from.
 func (b *backup) restoreRankings() {
-	for slot, price := range b.prices {
-		b.plane.Loads.SetPrice(uint32(slot), price)
+	for slot := range b.loads {
+		b.plane.Loads.putPrice(uint32(slot), &b.loads[slot])
 	}
 	for service, ranking := range b.rankings {
 		b.plane.Rankings.publish(uint32(service), region{first: ranking.First}, int(ranking.Servers))
@@ -269,7 +267,7 @@ func (b *backup) restoreCounters() error {
 			objects.ServerCounters.Put(slot, counters.packets),
 			objects.ServerSignals.Put(slot, counters.signals))
 		b.plane.FlowCounts.put(slot, counters.flows)
-		b.plane.Loads.put(slot, counters.load, counters.ends)
+		b.plane.Loads.put(slot, counters.load)
 	}
 	for slot, estimate := range b.estimates {
 		errs = append(errs, b.plane.Estimates.replace(slot, estimate))

@@ -21,12 +21,13 @@ func rankLines(slots uint32) uint32 { return 2*slots + 64 }
 // sixteenth, and at most 65536, which fit into the second-level cache. It is a power of two.
 func timedFlows(flows uint32) uint32 { return min(flowBuckets(flows)/4, 1<<16) }
 
-// LoadTable is what the data path knows of the loads of servers, by slot: the maps loads and ends,
-// mapped into this process. Packets change the numbers of flows at any time.
+// LoadTable is what the data path knows of the loads of servers, by slot: the maps loads, ends and
+// reservoirs, mapped into this process. Packets change all but the prices at any time.
 type LoadTable struct {
-	memory [2][]byte
-	loads  []balancerLoad
-	ends   []balancerEnds
+	memory     [3][]byte
+	loads      []balancerLoad
+	ends       []balancerEnds
+	reservoirs []balancerReservoir
 }
 
 // mapLoads maps the tables. The protection is PROT_READ, or PROT_READ|PROT_WRITE to change them.
@@ -38,6 +39,10 @@ func mapLoads(m *Maps, protection int) (*LoadTable, error) {
 	}
 	if t.memory[1], t.ends, err = mapArrayFor[balancerEnds](m.Ends, protection); err != nil {
 		return nil, errors.Join(fmt.Errorf("map the ends of flows: %w", err), t.close())
+	}
+	t.memory[2], t.reservoirs, err = mapArrayFor[balancerReservoir](m.Reservoirs, protection)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("map the durations of flows: %w", err), t.close())
 	}
 	return t, nil
 }
@@ -77,6 +82,24 @@ func (t *LoadTable) Placed(slot uint32) (placed, answered uint32) {
 	return atomic.LoadUint32(&load.Placed), atomic.LoadUint32(&load.Answered)
 }
 
+// Time tells the data path whether to sample the durations of the slot's server.
+func (t *LoadTable) Time(slot uint32, isTimed bool) {
+	t.loads[slot].IsTimed = 0
+	if isTimed {
+		t.loads[slot].IsTimed = 1
+	}
+}
+
+// Durations appends the sample of the durations of the slot's server to a list, in seconds.
+func (t *LoadTable) Durations(slot uint32, list []float64) []float64 {
+	reservoir := &t.reservoirs[slot]
+	count := min(atomic.LoadUint32(&reservoir.Count), uint32(len(reservoir.Duration)))
+	for i := range count {
+		list = append(list, float64(atomic.LoadUint32(&reservoir.Duration[i]))/1e6)
+	}
+	return list
+}
+
 // SetPrice sets the price of the slot's server. Its rank changes when it is ranked again. Packets
 // can see a part of the new price with the rest of the old one.
 func (t *LoadTable) SetPrice(slot uint32, price infer.Price) {
@@ -92,15 +115,6 @@ func (t *LoadTable) SetPrice(slot uint32, price infer.Price) {
 // Price returns the price of the slot's server.
 func (t *LoadTable) Price(slot uint32) infer.Price {
 	return priceOf(&t.loads[slot])
-}
-
-// prices returns the prices of all slots.
-func (t *LoadTable) prices() []infer.Price {
-	all := make([]infer.Price, len(t.loads))
-	for slot := range all {
-		all[slot] = t.Price(uint32(slot))
-	}
-	return all
 }
 
 func priceOf(load *balancerLoad) infer.Price {
@@ -119,19 +133,40 @@ func (t *LoadTable) Score(slot uint32) uint64 {
 // reset removes all that is known of the slot's server, except the numbers of its flows, which
 // always equal those of its entries.
 func (t *LoadTable) reset(slot uint32) {
-	t.put(slot, balancerLoad{}, balancerEnds{})
+	t.put(slot, slotLoad{})
+}
+
+// slotLoad is all that is known of the load of a slot's server.
+type slotLoad struct {
+	load      balancerLoad
+	ends      balancerEnds
+	durations balancerReservoir
+}
+
+func (t *LoadTable) of(slot uint32) slotLoad {
+	return slotLoad{t.loads[slot], t.ends[slot], t.reservoirs[slot]}
 }
 
 // put replaces all that is known of the slot's server, except the numbers of its flows.
-func (t *LoadTable) put(slot uint32, load balancerLoad, ends balancerEnds) {
-	t.SetPrice(slot, priceOf(&load))
-	atomic.StoreUint32(&t.loads[slot].Placed, load.Placed)
-	atomic.StoreUint32(&t.loads[slot].Answered, load.Answered)
-	t.ends[slot] = ends
+func (t *LoadTable) put(slot uint32, all slotLoad) {
+	t.putPrice(slot, &all.load)
+	atomic.StoreUint32(&t.loads[slot].Placed, all.load.Placed)
+	atomic.StoreUint32(&t.loads[slot].Answered, all.load.Answered)
+	t.ends[slot], t.reservoirs[slot] = all.ends, all.durations
 }
 
-// Clear sets all loads to zero. Only tests call it, which empty the flow tables.
-func (t *LoadTable) Clear() { clear(t.loads) }
+// putPrice replaces what user space writes of a load.
+func (t *LoadTable) putPrice(slot uint32, load *balancerLoad) {
+	t.SetPrice(slot, priceOf(load))
+	t.Time(slot, load.IsTimed != 0)
+}
+
+// Clear sets all numbers of flows to zero. Only tests call it, which empty the flow tables.
+func (t *LoadTable) Clear() {
+	for slot := range t.loads {
+		atomic.StoreUint64(&t.loads[slot].Flows, 0)
+	}
+}
 
 // count adds the entry's part of its server's load, as count_change in bpf/balancer/flowtable.h.
 func (t *LoadTable) count(entry FlowEntry) {
