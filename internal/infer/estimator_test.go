@@ -249,10 +249,9 @@ func TestTies(t *testing.T) {
 	e.Step(0.5, 1)
 	count := map[uint16]int{}
 	for s := range 10000 {
-		count[e.Price(s).Position]++
-	}
-	if len(count) != Positions {
-		t.Errorf("10,000 servers have %d positions", len(count))
+		if count[e.Price(s).Position]++; count[e.Price(s).Position] > 3 {
+			t.Fatalf("%d of 10,000 servers have the position %d", 4, e.Price(s).Position)
+		}
 	}
 }
 
@@ -265,14 +264,23 @@ func TestArrange(t *testing.T) {
 		}
 		e.Step(0.5, 1)
 		before := []Price{e.Price(0), e.Price(1), e.Price(2)}
+		value := 0.0
+		if e.speeds != nil {
+			value = e.speeds.servers[2].filter.Value
+		}
 		arrange := func(list []Member, balancers ...string) {
 			t.Helper()
 			if err := e.Arrange(list, balancers, "x"); err != nil {
 				t.Fatal(err)
 			}
 		}
-		list := members(4)
-		arrange([]Member{list[2], list[3], list[1]}, "x")
+		list := members(5)
+		arrange([]Member{list[2], list[3], list[1], list[4]}, "x")
+		if s := e.speeds; s != nil && s.options.Norm == BySum {
+			if got, want := s.servers[0].filter.Value, value*3/4; !near(got, want) {
+				t.Errorf("%s: with four servers for three, %v is estimated, want %v", kind, got, want)
+			}
+		}
 		if e.Price(0).Unit != before[2].Unit || e.Price(2).Unit != before[1].Unit {
 			t.Errorf("%s: units %d and %d, were %d and %d", kind, e.Price(0).Unit, e.Price(2).Unit,
 				before[2].Unit, before[1].Unit)
@@ -490,5 +498,39 @@ func TestReport(t *testing.T) {
 	}
 	if r.SlowStart != 4 || r.Suspicion < 40 || !slices.Equal(r.Reasons, want) {
 		t.Errorf("%+v", r)
+	}
+}
+
+// TestAway checks that only servers of other balancers have an extra delay: the inferred wait.
+func TestAway(t *testing.T) {
+	e := newEstimator(t, TerritoryLearned, members(8), "x", "y")
+	for s := range 8 {
+		teach(e, s, 2)
+	}
+	e.Step(0.5, 1)
+	for s := range 8 {
+		p, wait := e.Price(s), e.Report(s).Wait
+		if wait < 0.5 || p.Away != e.Report(s).Away || p.Away != (p.Extra == fixed(wait)) || !p.Away && p.Extra != 0 {
+			t.Errorf("server %d: a wait of %v, price %+v", s, wait, p)
+		}
+	}
+}
+
+// TestHomesByWeight checks that configured weights decide how many servers have their home here, and
+// that they do not if capacities are learned.
+func TestHomesByWeight(t *testing.T) {
+	list := members(40)
+	for s := range 20 {
+		list[s].Weight = 19
+	}
+	for kind, even := range map[Kind]bool{TerritoryLearned: true, TerritoryConfigured: false} {
+		at := newEstimator(t, kind, list, "x", "y", "z", "u")
+		weight := 0.0
+		for _, s := range at.home {
+			weight += list[s].Weight
+		}
+		if (len(at.home) == 10) != even || !even && math.Abs(weight-100) > 19 {
+			t.Errorf("%s: %d home servers of weight %v", kind, len(at.home), weight)
+		}
 	}
 }

@@ -35,6 +35,7 @@ func TestGroupSlowsDown(t *testing.T) {
 		soon := group(20)
 		w.run(200)
 		late := group(60)
+		t.Logf("%s: a share of %.3f before, %.3f from 20 s to 40 s, %.3f late", kind, before, soon, late)
 		if before < 0.42 || late > 0.38 || soon > (before+late)/2 {
 			t.Errorf("%s: a share of %.3f before, %.3f from 20 s to 40 s, %.3f late", kind, before, soon, late)
 		}
@@ -88,6 +89,7 @@ func TestLearnsFromAnyWork(t *testing.T) {
 			return w.stays / w.ended
 		}
 		learned, known := duration(TerritoryLearned), duration(TerritoryConfigured)
+		t.Logf("deviation %v: %.3f s, known: %.3f s", deviation, learned, known)
 		if learned > 1.2*known {
 			t.Errorf("deviation %v: %.3f s with learned capacities, %.3f s with known ones", deviation,
 				learned, known)
@@ -162,6 +164,7 @@ func TestSlowStart(t *testing.T) {
 		first, middle := w.run(2)[5], w.run(4)[5]
 		w.run(4)
 		last := w.run(30)[5]
+		t.Logf("%s: shares of %.3f, %.3f and %.3f", kind, first, middle, last)
 		if first > 0.07 || middle < first || middle > 0.12 || math.Abs(last-1./8) > 0.025 {
 			t.Errorf("%s: shares of %.3f, %.3f and %.3f", kind, first, middle, last)
 		}

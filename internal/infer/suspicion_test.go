@@ -36,6 +36,7 @@ func TestFaults(t *testing.T) {
 				if f == mute && w.give < silence {
 					least = 0.1 / 8 // it seemed to be slow, and is learned anew slowly
 				}
+				t.Logf("%s, %s, %s: a share of %.3f", setup.name, kind, f, ill)
 				if ill > 1./8 || well < least {
 					t.Errorf("%s, %s, %s: a share of %.3f, afterwards %.3f", setup.name, kind, f, ill, well)
 				}
