@@ -202,8 +202,8 @@ func (c *Capacities) service(home []int32) float64 {
 }
 
 // ratio returns how much the recent observations contradict the earlier ones: the logarithm of the
-// likelihood ratio of two rates and of one, at which flows end per processor in use, if the ends are
-// a Poisson process.
+// likelihood ratio of two rates and of one, at which flows end per processor in use, if the ends
+// are a Poisson process.
 func (l *learned) ratio() float64 {
 	all, recent := l.served(l.capacity), l.recent.served(l.capacity)
 	before := tenure{all.seconds - recent.seconds, all.ends - recent.ends}

@@ -155,7 +155,8 @@ func (e *Estimator) Arrange(members []Member, balancers []string, self string) e
 	if len(e.servers) == 0 {
 		age = math.Inf(1)
 	}
-	e.servers = rearranged(e.servers, from, func(i int) server { return newServer(members[i], age) })
+	fresh := func(i int) server { return newServer(members[i], age) }
+	e.servers = rearranged(e.servers, from, fresh)
 	for i := range members {
 		e.servers[i].Member = members[i]
 	}

@@ -42,11 +42,12 @@ func (e *Estimator) Report(server int) Report {
 		r.Reasons = append(r.Reasons, fmt.Sprintf("slow start since %.1f s", s.age))
 	}
 	if a := &s.answers; a.factor > 1 {
-		r.Reasons = append(r.Reasons, fmt.Sprintf("answered %.1f of %.1f recent flows", a.good, a.events))
+		r.Reasons = append(r.Reasons, fmt.Sprintf("answered %.1f of %.1f recent flows",
+			a.good, a.events))
 	}
 	if a := &s.endings; a.factor > 1 {
-		r.Reasons = append(r.Reasons, fmt.Sprintf("ended %.1f of %.1f recent flows, others fell silent",
-			a.good, a.events))
+		r.Reasons = append(r.Reasons, fmt.Sprintf(
+			"ended %.1f of %.1f recent flows, others fell silent", a.good, a.events))
 	}
 	return r
 }
