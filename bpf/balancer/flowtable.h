@@ -332,9 +332,12 @@ static __always_inline void count_change(__u64 old, __u64 new)
 		add_load(entry_server(new), more);
 }
 
-/* Counts a change of an entry, and what it tells about the server (observe.h). Not inlined: most
+/* Counts a change of an entry, and what it tells about the server (observe.h). Returns whether the
+ * server of the old entry has lost a flow, so that its rank is to be corrected. Not inlined: most
  * packets change nothing, and the code is large. */
 int note_change(__u64 old, __u64 new);
+/* Corrects the rank of an entry's server. */
+int correct_rank(__u64 entry);
 
 static __always_inline bool entry_swap(__u64 *entry, __u64 old, __u64 new)
 {
@@ -361,8 +364,8 @@ static __always_inline bool flow_transition(const struct flow *flow, __u64 old, 
 			break;
 		}
 	}
-	if (is_done && !dry_run)
-		note_change(old, new);
+	if (is_done && !dry_run && note_change(old, new))
+		correct_rank(old);
 	return is_done;
 }
 

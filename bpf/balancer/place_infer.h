@@ -22,26 +22,28 @@ struct rank_scan {
 	__u64 lowest;
 };
 
-static long compare_rank(__u32 place, struct rank_scan *scan)
+/* Not on the stack: kernel 6.18 then fails to verify the program. */
+static struct rank_scan scan;
+
+static long compare_rank(__u32 place, void *unused)
 {
-	const struct rank_line *line = rank_line_at(scan->first + place / RANKS_PER_LINE);
+	const struct rank_line *line = rank_line_at(scan.first + place / RANKS_PER_LINE);
 	__u64 rank = line ? line->node[place % RANKS_PER_LINE] : RANK_NONE;
 	__u32 slot = rank & RANK_SLOT_MASK;
 	const struct load *load = load_at(slot);
 
-	if (rank != RANK_NONE && load && takes_flows_of(server_at(slot), &scan->service))
-		scan->lowest = lower(scan->lowest, rank_of(slot, load));
+	if (rank != RANK_NONE && load && takes_flows_of(server_at(slot), &scan.service))
+		scan.lowest = lower(scan.lowest, rank_of(slot, load));
 	return 0;
 }
 
 /* As best_server(), but corrects no rank: it compares all servers. For dry runs. */
 static __always_inline int compare_all(const struct service *service, const struct ranking *ranking)
 {
-	struct rank_scan scan = { .service.id = service->id,
-				  .first = ranking->first,
-				  .lowest = RANK_NONE };
-
-	bpf_loop(ranking->servers, compare_rank, &scan, 0);
+	scan.service.id = service->id;
+	scan.first = ranking->first;
+	scan.lowest = RANK_NONE;
+	bpf_loop(ranking->servers, compare_rank, NULL, 0);
 	return scan.lowest == RANK_NONE ? -1 : (int)(scan.lowest & RANK_SLOT_MASK);
 }
 
