@@ -64,10 +64,20 @@ struct {
 	__type(value, struct flow_bucket);
 } flows SEC(".maps");
 
+/* The flows of services without a flow table that are observed (observed.h), in the same format. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1); /* set at load: a power of two */
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct flow_bucket);
+} observed SEC(".maps");
+
 /* Secret, random, and kept as long as the table: set at load. */
 const volatile __u64 flow_bucket_keys[FLOW_BUCKET_WORDS];
 const volatile __u64 flow_signature_keys[FLOW_WORDS + 1];
-const volatile __u32 flow_bucket_shift; /* 64 less the bits of a bucket's number */
+const volatile __u32 flow_bucket_shift;	    /* 64 less the bits of a bucket's number */
+const volatile __u32 observed_bucket_shift; /* likewise */
 /* One tick of `last seen` is 2^this jiffies, 3.6 to 7.2 s. */
 const volatile __u32 flow_tick_shift;
 

@@ -98,7 +98,11 @@ func (given Given) defaultInfer(s *Service, path string) {
 	at := field.Child(path, "infer")
 	setDefault(given, at, &s.Infer, &Infer{})
 	setDefault(given, field.Child(at, "slow-start"), &s.Infer.SlowStart, 10*time.Second)
-	setDefault(given, field.Child(at, "among"), &s.Infer.Among, AmongAll)
+	among := AmongAll
+	if s.FindsByColumn() {
+		among = AmongCandidates
+	}
+	setDefault(given, field.Child(at, "among"), &s.Infer.Among, among)
 	if s.Placement == PlacementInfer {
 		setDefault(given, field.Child(at, "estimator"), &s.Infer.Estimator, EstimateTerritoryLearned)
 		setDefault(given, field.Child(at, "interval"), &s.Infer.Interval, DefaultInferInterval)
@@ -121,12 +125,10 @@ func (r *rules) checkInfer(path string, s *Service) {
 	r.checkEstimator(at, s)
 	checkRange(r, field.Child(at, "slow-start"), s.Infer.SlowStart, 0, 10*time.Minute)
 	checkKnown(r, field.Child(at, "among"), s.Infer.Among, AmongAll, AmongCandidates)
-	if s.Persistence == PersistenceTable || !slices.Contains(persistences, s.Persistence) {
-		return
+	if s.FindsByColumn() && s.Infer.Among == AmongAll {
+		r.failf(field.Child(at, "among"), "must be %s for persistence %s: another server is in no "+
+			"column of the flow's bucket", AmongCandidates, s.Persistence)
 	}
-	r.failf(field.Child(path, "persistence"),
-		"must be %s for placement %s: the balancer counts the flows of servers in its flow table",
-		PersistenceTable, s.Placement)
 }
 
 // checkEstimator checks the fields that only placement infer has.

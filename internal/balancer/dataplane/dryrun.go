@@ -79,6 +79,7 @@ func (r *Reader) DryRun() (*DryRun, error) {
 	}
 	sizes := tableSizes{
 		flows: r.maps.Flows.MaxEntries(), halfOpen: r.maps.HalfOpen.MaxEntries(), hints: r.maps.Hints.MaxEntries(),
+		starts: r.maps.Starts.MaxEntries(), observed: r.maps.Observed.MaxEntries(),
 	}
 	return NewDryRun(tables, constantsOf(&r.Identity, r.Clock, sizes), true)
 }
