@@ -17,15 +17,21 @@ struct {
 	__type(value, struct ends);
 } ends SEC(".maps");
 
-/* Counts the end of a flow, after which its server has so many flows. */
+/* Counts the end of a flow of a server, which has these flows afterwards. */
 static __always_inline void count_end(__u32 slot, __u64 flows)
 {
 	struct ends *of = bpf_map_lookup_elem(&ends, &slot);
-	__u64 before = flows + 1;
+	__u64 before = next_load(flows) >> LOAD_SHIFT;
 
 	if (of)
 		__sync_fetch_and_add(&of->by_flows[before < MOST_COUNTED ? before : MOST_COUNTED],
 				     1);
+}
+
+/* Whether a flow in this state counts as a load of its server. */
+static __always_inline bool is_load(enum flow_state state)
+{
+	return state == FLOW_NEW || state == FLOW_ESTABLISHED;
 }
 
 /* Takes note of a flow that has changed its state, or that was placed on a server of a ranking. */
@@ -46,9 +52,10 @@ static __always_inline void observe(__u64 old, __u64 new, const struct server *s
 		begin_duration(new);
 	if (load->is_timed && is_established(from) && to == FLOW_CLOSING)
 		end_duration(new);
-	if (to != FLOW_CLOSING || (from != FLOW_NEW && from != FLOW_ESTABLISHED))
+	if (is_load(from) == is_load(to))
 		return;
-	count_end(slot, load_flows(load));
+	if (to == FLOW_CLOSING)
+		count_end(slot, *(const volatile __u64 *)&load->flows);
 	correct_rank(server, slot, load);
 }
 

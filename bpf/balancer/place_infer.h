@@ -11,8 +11,8 @@
 #include "observe.h"
 #include "place_hash.h"
 
-/* How many ranks a packet corrects before it takes the last server that it has found. Each flow
- * that was placed since makes one rank outdated, so nearly all packets correct one. */
+/* How many ranks a packet corrects before it takes the last server that it has found. Few ranks are
+ * wrong: those of servers that have ceased to take new flows, and those that cores correct now. */
 #define MOST_CORRECTIONS 8
 
 /* The lowest rank of the servers that take new flows, as far as they have been compared. */
@@ -35,12 +35,11 @@ static long compare_rank(__u32 place, struct rank_scan *scan)
 }
 
 /* As best_server(), but corrects no rank: it compares all servers. For dry runs. */
-static __always_inline int compare_all(const struct service *service,
-				       const struct ranking *ranking)
+static __always_inline int compare_all(const struct service *service, const struct ranking *ranking)
 {
-	struct rank_scan scan = {
-		.service.id = service->id, .first = ranking->first, .lowest = RANK_NONE
-	};
+	struct rank_scan scan = { .service.id = service->id,
+				  .first = ranking->first,
+				  .lowest = RANK_NONE };
 
 	bpf_loop(ranking->servers, compare_rank, &scan, 0);
 	return scan.lowest == RANK_NONE ? -1 : (int)(scan.lowest & RANK_SLOT_MASK);

@@ -2,7 +2,7 @@
 /*
  * Rankings: which server of a service has the lowest score. Placement `infer` takes that one.
  *
- *	load  = established flows + new flows, of these at most MOST_NEW
+ *	load  = established flows + new flows, of which those above SURE_NEW count a 64th each
  *	delay = extra + (load + 1) * unit
  *
  * This is HLB's (l + 1) / w (section IV-B3), with unit = 1 / w. User space writes the price: unit,
@@ -19,11 +19,12 @@
  *	[ 3 7 ... ] [ 5 9 ... ]  lines 16 and 17
  *	[ 3 8 ... ] ...          lines 0 to 15: 128 servers
  *
- * Cores change the tree without locks. A rank may be outdated: a flow that is added changes only
- * the load. best_server() compares the lowest rank with the load, and corrects it. A flow that ends
- * corrects the rank at once. Two cores that correct the same line at the same moment can leave a
- * number that is too high above it, which hides a server. User space corrects all numbers twice a
- * second (rank_servers), so that a server is hidden for no longer.
+ * Each flow that begins or ends corrects the rank of its server. Cores do so without locks and
+ * without barriers, which would take most of the time. If two cores correct a line and the node
+ * above it at the same moment, the node can be wrong. A number that is too low is corrected when it
+ * is found (best_server). A number that is too high hides the servers of the
+ * line, until one of them is corrected. User space corrects all numbers at each step (rank_servers),
+ * so that no server is hidden for longer.
  */
 #ifndef SEGUE_BALANCER_RANKING_H
 #define SEGUE_BALANCER_RANKING_H
@@ -32,20 +33,27 @@
 #include "loads.h"
 #include "services.h"
 
-/* So many flows in the state FLOW_NEW count at most. A flood of SYNs brings all servers there, and
- * then the established flows decide. */
-#define MOST_NEW 16
+/*
+ * So many flows in the state FLOW_NEW count fully. Without a flood a server has fewer, because each
+ * lasts a round trip. A flood of SYNs has many more, whose servers do not work for them. They count
+ * a 64th each, so that the flood is still spread over all servers.
+ */
+#define SURE_NEW 16
+#define LOAD_SHIFT 6
+#define LOAD_ONE (1ULL << LOAD_SHIFT)
+/* No server has 16 million flows. */
+#define MOST_LOAD (1ULL << 30)
 /* Prices have so many fractional bits. 1 is one flow per unit of capacity. */
 #define PRICE_SHIFT 16
 #define PRICE_ONE (1ULL << PRICE_SHIFT)
-/* A rank has the score, then the position, then the slot. */
+/* A rank has the score, then the position, then the slot. It is positive as a signed number. */
 #define RANK_SCORE_SHIFT 28
 #define RANK_POSITION_SHIFT 16
 #define RANK_SLOT_MASK 0xffffULL
 #define RANK_POSITION_MASK 0xfffULL
-#define MAX_SCORE ((1ULL << (64 - RANK_SCORE_SHIFT)) - 2)
+#define MAX_SCORE ((1ULL << (63 - RANK_SCORE_SHIFT)) - 1)
 /* The rank of a server that takes no new flows, and of a place without a server. */
-#define RANK_NONE (~0ULL)
+#define RANK_NONE (~0ULL >> 1)
 /* A ranking of all servers has fewer levels than this: 8^6 is more than MAX_SERVERS. */
 #define RANK_LEVELS 6
 
@@ -76,18 +84,20 @@ static __always_inline struct rank_line *rank_line_at(__u32 number)
 	return bpf_map_lookup_elem(&rank_lines, &number);
 }
 
-static __always_inline __u64 load_flows(const struct load *load)
+/* The load of a server with one flow more, with LOAD_SHIFT. */
+static __always_inline __u64 next_load(__u64 flows)
 {
-	__u64 flows = *(const volatile __u64 *)&load->flows;
-	__u64 new = flows >> 32;
+	__u64 new = flows >> 32, sure = new < SURE_NEW ? new : SURE_NEW;
+	__u64 load = ((__u32)flows + sure + 1) * LOAD_ONE + (new - sure);
 
-	return (__u32)flows + (new < MOST_NEW ? new : MOST_NEW);
+	return load < MOST_LOAD ? load : MAX_LOAD;
 }
 
 /* The score of a load, from 0 to MAX_SCORE. */
 static __always_inline __u64 score_of(const struct load *load)
 {
-	__u64 delay = load->extra + (load_flows(load) + 1) * load->unit;
+	__u64 next = next_load(*(const volatile __u64 *)&load->flows);
+	__u64 delay = load->extra + (next * load->unit >> LOAD_SHIFT);
 
 	if (delay > PRICE_ONE || load->is_away)
 		delay += PRICE_ONE;
@@ -100,13 +110,12 @@ static __always_inline __u64 rank_of(__u32 slot, const struct load *load)
 	       (load->position & RANK_POSITION_MASK) << RANK_POSITION_SHIFT | slot;
 }
 
-/* The lower of two ranks, without a branch, which could not be predicted. Ranks are compared by all
- * but the lowest bit of each: that of the slot, which need not decide. */
+/* The lower of two ranks, without a branch, which could not be predicted. */
 static __always_inline __u64 lower(__u64 a, __u64 b)
 {
-	__u64 less = (__s64)((a >> 1) - (b >> 1)) >> 63;
+	__u64 difference = a - b;
 
-	return b ^ ((a ^ b) & less);
+	return b + (difference & (__u64)((__s64)difference >> 63));
 }
 
 static __always_inline __u64 lowest_of(const struct rank_line *line)
@@ -136,12 +145,12 @@ __noinline int set_rank(const struct ranking *ranking, __u32 place, __u64 rank, 
 	line = rank_line_at(first + place / RANKS_PER_LINE);
 	if (!line || place >= nodes)
 		return 0;
-	/* A barrier: the lines are read after this. */
-	__sync_lock_test_and_set(&line->node[place % RANKS_PER_LINE], rank);
+	*(volatile __u64 *)&line->node[place % RANKS_PER_LINE] = rank;
 	for (int level = 0; level < RANK_LEVELS; level++) {
 		__u32 lines = lines_of(nodes);
 		struct rank_line *above;
-		__u64 *node, old, lowest;
+		volatile __u64 *node;
+		__u64 lowest;
 
 		if (lines <= 1)
 			return 0;
@@ -152,12 +161,10 @@ __noinline int set_rank(const struct ranking *ranking, __u32 place, __u64 rank, 
 		if (!above)
 			return 0;
 		node = &above->node[place % RANKS_PER_LINE];
-		old = *(volatile __u64 *)node;
 		lowest = lowest_of(line);
-		if (old == lowest && !to_top)
-			return 0;
-		/* If another core is faster, its number is as good. */
-		if (old != lowest && __sync_val_compare_and_swap(node, old, lowest) != old)
+		if (*node != lowest)
+			*node = lowest;
+		else if (!to_top)
 			return 0;
 		line = above;
 	}

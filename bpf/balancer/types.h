@@ -298,13 +298,13 @@ enum estimator {
  */
 #define ESTIMATE_STATE 640
 struct estimate {
-	__u64 time;	  /* of the estimate, in nanoseconds of CLOCK_BOOTTIME */
-	__u32 capacity;	  /* flows that the server serves at once */
-	__u32 weight;	  /* speed, relative to the other servers */
-	__u32 wait;	  /* time that flows wait, for each second of service */
-	__u32 duration;	  /* of flows, in seconds */
-	__u32 slow_start; /* by this factor it seems slower, because it is new */
-	__u32 suspicion;  /* likewise, because it does not answer */
+	__u64 time;		    /* of the estimate, in nanoseconds of CLOCK_BOOTTIME */
+	__u32 capacity;		    /* flows that the server serves at once */
+	__u32 weight;		    /* speed, relative to the other servers */
+	__u32 wait;		    /* time that flows wait, for each second of service */
+	__u32 duration;		    /* of flows, in seconds */
+	__u32 slow_start;	    /* by this factor it seems slower, because it is new */
+	__u32 suspicion;	    /* likewise, because it does not answer */
 	__u8 state[ESTIMATE_STATE]; /* as the estimator saves it, and zeros */
 };
 

@@ -14,7 +14,11 @@ enum order {
 	ORDER_RANDOM,	/* each time any flow from 0 to flows-1 */
 	ORDER_IN_TURN,	/* all flows in turn, again and again */
 	ORDER_IN_PAIRS, /* as ORDER_IN_TURN, with two packets of each flow */
+	/* As ORDER_IN_TURN, with the packets of a whole connection of each flow: connection_flags. */
+	ORDER_CONNECTIONS,
 };
+
+#define CONNECTION_PACKETS 3
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
@@ -25,8 +29,10 @@ struct {
 
 __u8 frame[MAX_FRAME];
 volatile __u32 frame_length;
-volatile __u32 flow_offset; /* offset in the packet of the 32 bits that differ between flows */
-volatile __u32 first_flow;  /* the value of these bits in flow 0 */
+volatile __u32 flow_offset;  /* offset in the packet of the 32 bits that differ between flows */
+volatile __u32 first_flow;   /* the value of these bits in flow 0 */
+volatile __u32 flags_offset; /* offset of the TCP flags, for ORDER_CONNECTIONS */
+volatile __u8 connection_flags[CONNECTION_PACKETS + 1]; /* the TCP flags of each packet */
 volatile __u32 flows;
 volatile __u32 order;	/* enum order */
 volatile __u32 verdict; /* the verdict that the program should return */
@@ -41,6 +47,8 @@ static __always_inline __u32 next_flow(void)
 		return position++;
 	if (order == ORDER_IN_PAIRS)
 		return position++ / 2;
+	if (order == ORDER_CONNECTIONS)
+		return position++ / CONNECTION_PACKETS;
 	position = position * 0xd1342543de82ef95ULL + 1;
 	return (position >> 32) * flows >> 32;
 }
@@ -55,6 +63,13 @@ static __always_inline bool rebuild(struct xdp_md *ctx)
 		return false;
 	if (!length || offset > MAX_FRAME - sizeof(__u32))
 		return false;
+	if (order == ORDER_CONNECTIONS) {
+		__u32 number = position % CONNECTION_PACKETS;
+
+		barrier_var(number); /* the verifier does not know the range of a remainder */
+		frame[flags_offset & (MAX_FRAME - 1)] =
+			connection_flags[number & (sizeof(connection_flags) - 1)];
+	}
 	/* Changes the template and not the packet. If a load is wider than the store just before
 	 * it, the processor waits. That would not happen with packets from a network card. */
 	*(__be32 *)&frame[offset] = bpf_htonl(first_flow + next_flow());

@@ -28,21 +28,26 @@ const ethernetHeader = 14
 
 // Names of cases.
 const (
-	caseNull      = "null"                 // the host program alone
-	caseFloor     = "floor"                // a bare encapsulation
-	caseFloorHint = "floor-hint-table"     // floor, and a random word of a table of 4 bytes for each flow
-	caseFloorFlow = "floor-flow-table"     // floor, and a random word of a table of 16 bytes for each flow
-	caseMiss      = "vip-miss"             // not to a VIP
-	caseKnown     = "known-flow"           // in the flow table
-	caseUDP       = "known-flow-udp"       // the same with UDP
-	caseQUIC      = "known-flow-quic"      // known-flow-udp, by a connection ID, without a flow table
-	caseSYN       = "syn-of-new-flow"      // placed and entered in the flow table
-	caseUnknown   = "non-syn-unknown"      // of a flow that another balancer had
-	caseReference = "reference-lru"        // known-flow, in the kernel's LRU hash map
-	caseSteps     = "up-to-"               // known-flow, up to a step of the program
-	caseDeliver   = "agent-deliver"        // decapsulated on a server
-	caseHuntKnown = "known-flow-hunt"      // known-flow of a service with placement hunt
-	caseTurnSYN   = "syn-round-robin"      // syn-of-new-flow of a service with placement round-robin
+	caseNull      = "null"             // the host program alone
+	caseFloor     = "floor"            // a bare encapsulation
+	caseFloorHint = "floor-hint-table" // floor, and a random word of a table of 4 bytes for each flow
+	caseFloorFlow = "floor-flow-table" // floor, and a random word of a table of 16 bytes for each flow
+	caseMiss      = "vip-miss"         // not to a VIP
+	caseKnown     = "known-flow"       // in the flow table
+	caseUDP       = "known-flow-udp"   // the same with UDP
+	caseQUIC      = "known-flow-quic"  // known-flow-udp, by a connection ID, without a flow table
+	caseSYN       = "syn-of-new-flow"  // placed and entered in the flow table
+	caseUnknown   = "non-syn-unknown"  // of a flow that another balancer had
+	caseReference = "reference-lru"    // known-flow, in the kernel's LRU hash map
+	caseSteps     = "up-to-"           // known-flow, up to a step of the program
+	caseDeliver   = "agent-deliver"    // decapsulated on a server
+	caseHuntKnown = "known-flow-hunt"  // known-flow of a service with placement hunt
+	caseTurnSYN   = "syn-round-robin"  // syn-of-new-flow of a service with placement round-robin
+	// The next four are followed by the number of servers.
+	caseHashSYN   = "syn-hash-"            // syn-of-new-flow
+	caseInferSYN  = "syn-infer-"           // the same of a service with placement infer
+	caseHashMix   = "mix-hash-"            // the SYN, a later packet and the FIN of new flows
+	caseInferMix  = "mix-infer-"           // the same of a service with placement infer
 	caseStateless = "known-flow-stateless" // known-flow-hunt, by cookies, without a flow table
 	caseOptions   = "stateless-options"    // known-flow-stateless, with the cookie far back in the packet
 	caseHistory   = "stateless-history"    // known-flow-stateless, where all columns had other servers
@@ -72,6 +77,14 @@ type service struct {
 	selection     desired.Selection     // of placement hunt; "": consistent
 	persistence   desired.Persistence   // "": table
 	changed       bool                  // other servers have taken the places of all servers
+	servers       int                   // 0: serverCount
+}
+
+func (s service) serverCount() int {
+	if s.servers == 0 {
+		return serverCount
+	}
+	return s.servers
 }
 
 // benchCase is packets of one kind, and the program that processes them.
@@ -128,7 +141,35 @@ func allCases(levels []uint32, room uint32) []benchCase {
 		}
 		cases = append(cases, huntCases(f, levels, room)...)
 	}
+	return append(cases, inferCases(levels, room)...)
+}
+
+// inferCases returns the cases of services with placement infer, and the same cases with hash.
+func inferCases(levels []uint32, room uint32) (cases []benchCase) {
+	for _, servers := range []int{8, 128, 1000} {
+		hash := usual(ipv6, desired.TCP)
+		hash.servers = servers
+		infer := hash
+		infer.placement = desired.PlacementInfer
+		name := func(prefix string) string { return fmt.Sprint(prefix, servers) }
+		for _, flows := range levels {
+			cases = append(cases,
+				newCase(name(caseHashSYN), hash, packet.SYN, flows, room),
+				newCase(name(caseInferSYN), infer, packet.SYN, flows, room),
+				mixCase(name(caseHashMix), hash, flows, room),
+				mixCase(name(caseInferMix), infer, flows, room))
+		}
+	}
 	return cases
+}
+
+// mixCase uses the packets of one connection after the other: the SYN, a packet that establishes
+// it, and the FIN (HLB, section VI-F).
+func mixCase(name string, s service, flows, room uint32) benchCase {
+	c := newCase(name, s, packet.SYN, flows, room)
+	c.traffic.order = connections
+	c.reason = "" // two of three packets are of known flows
+	return c
 }
 
 // huntCases returns the cases of services with placement hunt, at the balancer and on a server.
@@ -291,7 +332,10 @@ func referenceCase(s service, flows, room uint32) benchCase {
 // depend on the kind of the first packet or on the family.
 func newCase(name string, s service, flags packet.TCPFlags, flows, room uint32) benchCase {
 	c := benchCase{name: name, service: s, flows: flows}
-	c.setup = setup{kind: setupBalancer, family: ipv6, capacity: max(room, flows), content: newFlows}
+	c.setup = setup{
+		kind: setupBalancer, family: ipv6, capacity: max(room, flows), content: newFlows,
+		servers: s.servers,
+	}
 	c.traffic = trafficTo(s.family, vips[s.family], s.protocol, flags)
 	c.traffic.order = inTurn
 	c.reason = reasonKnown
@@ -432,6 +476,8 @@ func trafficTo(
 		t.frame = packet.UDP(source, target, append(options, link)...)
 	} else {
 		t.frame = packet.TCP(source, target, append(options, link, packet.Flags(flags))...)
+		// They are octet 13 of the TCP header, behind the rest of the source and the destination.
+		t.flagsOffset = t.flowOffset + 4 + uint32(destination.BitLen()/8) + 13
 	}
 	return t
 }

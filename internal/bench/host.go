@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/segue-lb/segue/internal/namespace"
+	"github.com/segue-lb/segue/internal/packet"
 )
 
 // Verdicts of XDP programs (enum xdp_action of the kernel).
@@ -32,6 +33,7 @@ const (
 	random order = iota
 	inTurn
 	inPairs
+	connections
 )
 
 // traffic is the packets for the measurement of a program.
@@ -42,6 +44,23 @@ type traffic struct {
 	order      order
 	first      uint64 // first flow of the other orders
 	verdict    uint32 // expected verdict of the program
+
+	flagsOffset uint32 // where in the frame the TCP flags are
+}
+
+// connectionPackets is CONNECTION_PACKETS of bpf/bench/host.bpf.c.
+const connectionPackets = 3
+
+// packetsPerFlow returns how many packets each flow has before the next one comes. It is 1 for
+// random flows.
+func (o order) packetsPerFlow() uint64 {
+	switch o {
+	case inPairs:
+		return 2
+	case connections:
+		return connectionPackets
+	}
+	return 1
 }
 
 // host runs programs under test. It writes each packet anew for each run.
@@ -101,10 +120,6 @@ func (h *host) prepare(program *ebpf.Program, t *traffic) error {
 	if copy(frame[:], t.frame) < len(t.frame) {
 		return fmt.Errorf("a frame of %d bytes does not fit the host program", len(t.frame))
 	}
-	position := t.first
-	if t.order == inPairs {
-		position *= 2
-	}
 	for variable, value := range map[*ebpf.Variable]any{
 		h.objects.Frame:       frame,
 		h.objects.FrameLength: uint32(len(t.frame)),
@@ -113,8 +128,12 @@ func (h *host) prepare(program *ebpf.Program, t *traffic) error {
 		h.objects.Flows:       t.flows,
 		h.objects.Order:       uint32(t.order),
 		h.objects.Verdict:     t.verdict,
-		h.objects.Position:    position,
-		h.objects.Unexpected:  uint64(0),
+		h.objects.Position:    t.first * t.order.packetsPerFlow(),
+		h.objects.FlagsOffset: t.flagsOffset,
+		h.objects.ConnectionFlags: [connectionPackets + 1]uint8{
+			uint8(packet.SYN), uint8(packet.ACK), uint8(packet.FIN | packet.ACK),
+		},
+		h.objects.Unexpected: uint64(0),
 	} {
 		if err := variable.Set(value); err != nil {
 			return fmt.Errorf("set up the host program: %w", err)

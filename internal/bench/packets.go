@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"regexp"
 	"slices"
+	"strings"
 
 	"github.com/cilium/ebpf"
 
@@ -212,8 +213,8 @@ func (m *measured) round(h *host, packets uint32) error {
 	}
 	m.sent += 2 * uint64(packets)
 	m.counted += after - before
-	if t.order == inTurn {
-		m.rig.next += 2 * uint64(packets)
+	if t.order != random {
+		m.rig.next += 2 * uint64(packets) / t.order.packetsPerFlow()
 	}
 	m.times = append(m.times, float64(cost.time.Nanoseconds())/float64(packets))
 	m.instructions = append(m.instructions, float64(cost.instructions)/float64(packets))
@@ -229,13 +230,19 @@ func (m *measured) count() (uint64, error) {
 	return m.rig.count(m.reason)
 }
 
+// isOfNewFlows tells whether each packet is the first one of its flow, and its flow is entered.
+func (c *benchCase) isOfNewFlows() bool {
+	return slices.Contains([]string{caseSYN, caseTurnSYN, caseUnknown}, c.name) ||
+		strings.HasPrefix(c.name, caseHashSYN) || strings.HasPrefix(c.name, caseInferSYN)
+}
+
 // requireCounted returns an error unless nearly all packets of cases with known flows were of known
 // flows, and none of cases with new flows. In a full table one flow in fifty finds no room, and in
 // a full hint table one in forty follows no hint.
 func (m *measured) requireCounted() error {
 	share := float64(m.counted) / float64(m.sent)
-	switch m.name {
-	case caseSYN, caseTurnSYN, caseUnknown:
+	switch {
+	case m.isOfNewFlows():
 		if share > 0.001 {
 			return fmt.Errorf("of %d packets of new flows %d were of known ones", m.sent, m.counted)
 		}

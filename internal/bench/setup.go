@@ -63,11 +63,11 @@ var hop = nexthop.Hop{
 }
 
 func serverLocator(i int) netip.Prefix {
-	return netip.PrefixFrom(netip.AddrFrom16([16]byte{0xfd, 0, 0, 5, 7: byte(i)}), 64)
+	return netip.PrefixFrom(netip.AddrFrom16([16]byte{0xfd, 0, 0, 5, 6: byte(i >> 8), 7: byte(i)}), 64)
 }
 
 func serverAddress(i int) netip.Addr {
-	return netip.AddrFrom16([16]byte{0xfd, 0, 0, 9, 15: byte(i)})
+	return netip.AddrFrom16([16]byte{0xfd, 0, 0, 9, 14: byte(i >> 8), 15: byte(i)})
 }
 
 func hasLocators(kind desired.Encapsulation) bool {
@@ -109,6 +109,7 @@ type setup struct {
 	persistence   desired.Persistence   // of a balancer's service; "": table
 	tableBytes    uint32                // least size of the table of setupFloorLookup
 	changed       bool                  // that service has had other servers
+	servers       int                   // of a balancer's service; 0: serverCount
 }
 
 // hasFlowTable tells whether the setup has a table whose flows age.
@@ -198,6 +199,7 @@ func newInstance() string { return fmt.Sprintf("bench-%d-%d", os.Getpid(), insta
 
 func (r *rig) loadBalancer(s *setup) (err error) {
 	r.serves = usual(s.family, desired.TCP)
+	r.serves.servers = s.servers
 	if r.serves.persistence = s.persistence; s.persistence != "" {
 		r.serves.placement = desired.PlacementHunt
 	}
@@ -229,7 +231,7 @@ func (r *rig) loadBalancer(s *setup) (err error) {
 }
 
 func balancerConfig(s *setup, serves service) *desired.Balancer {
-	limits := desired.Limits{Flows: s.capacity, Servers: 2 * serverCount}
+	limits := desired.Limits{Flows: s.capacity, Servers: 2 * uint32(serves.serverCount())}
 	switch {
 	case s.kind == setupReference:
 		limits.Flows = 1 // the reference has a flow table of its own
@@ -268,19 +270,25 @@ func serviceConfig(s service) desired.Service {
 		}
 	case desired.PlacementRoundRobin:
 		c.Placement, c.Candidates = s.placement, tables.MaxCandidates
+	case desired.PlacementInfer:
+		c.Placement, c.Candidates = s.placement, tables.MaxCandidates
+		c.Infer = &desired.Infer{
+			Estimator: desired.EstimateTerritoryLearned, Interval: desired.DefaultInferInterval,
+			Among: desired.AmongAll,
+		}
 	}
-	addServers(&c, 1)
+	addServers(&c, 1, s.serverCount())
 	if s.changed {
 		for i := range c.Servers {
 			c.Servers[i].Weight = new(uint32(0))
 		}
-		addServers(&c, serverCount+1)
+		addServers(&c, s.serverCount()+1, s.serverCount())
 	}
 	return c
 }
 
-func addServers(c *desired.Service, first int) {
-	for i := first; i < first+serverCount; i++ {
+func addServers(c *desired.Service, first, count int) {
+	for i := first; i < first+count; i++ {
 		server := desired.Server{
 			Name: fmt.Sprintf("s%d", i), Locator: serverLocator(i), Weight: new(uint32(1)),
 		}

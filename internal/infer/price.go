@@ -23,11 +23,15 @@ const (
 	PriceOne = 1 << 16
 	// Positions is the number of different positions.
 	Positions = 1 << 12
-	// mostNew is the number of new flows that a delay includes at most. So a flood of SYNs does not
-	// hide the established flows.
-	mostNew = 16
+	// sureNew is the number of new flows that count fully. The others count a 64th each: SURE_NEW
+	// and LOAD_SHIFT in bpf/balancer/ranking.h. So a flood of SYNs does not hide the established
+	// flows, and is spread over all servers.
+	sureNew   = 16
+	loadShift = 6
+	// mostLoad is the largest load that can be compared, with loadShift.
+	mostLoad = 1 << 30
 	// mostDelay is the largest delay that can be compared.
-	mostDelay = 1<<36 - 1
+	mostDelay = 1<<35 - 1
 )
 
 // NewPrice rounds down: a server with as many flows as it can serve at once must not seem to have
@@ -51,14 +55,15 @@ func fixed(x float64) uint32 {
 }
 
 // Score is the number by which the data path ranks a server for a new flow: the least is chosen. It
-// contains the delay in 36 bits, the position in 12 bits, and the server's slot in 16 bits.
+// contains the delay in 35 bits, the position in 12 bits, and the server's slot in 16 bits.
 //
 // The order of the delays is that of Territory: the least waiting, then home before away, then the
 // shortest delay. Up to a delay of 1 no flow waits, and home servers are first. Above it the waiting
 // decides, which has the order of the delays.
 func (p Price) Score(established, fresh uint32, slot uint16) uint64 {
-	flows := uint64(established) + min(uint64(fresh), mostNew)
-	delay := min(uint64(p.Extra)+min(flows+1, 1<<31)*uint64(p.Unit), 1<<62)
+	sure := min(fresh, sureNew)
+	load := (uint64(established)+uint64(sure)+1)<<loadShift + uint64(fresh-sure)
+	delay := uint64(p.Extra) + min(load, mostLoad)*uint64(p.Unit)>>loadShift
 	if delay > PriceOne || p.Away {
 		delay += PriceOne
 	}

@@ -18,7 +18,7 @@ const (
 	// ranksPerLine is RANKS_PER_LINE in bpf/balancer/types.h.
 	ranksPerLine = uint32(len(balancerRankLine{}.Node))
 	// rankNone is RANK_NONE in bpf/balancer/ranking.h: no server to choose.
-	rankNone = math.MaxUint64
+	rankNone = math.MaxInt64
 	// rankedPerRun is how many slots one run of rank_servers ranks. As for a sweep, one run should
 	// take less than a millisecond.
 	rankedPerRun = 1 << 12
