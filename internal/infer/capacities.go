@@ -15,6 +15,8 @@ type Capacities struct {
 	// common is the number of servers with each of the possible capacities, by the last estimates.
 	// A server about which little is known is assumed to be like these.
 	common [len(possible)]float64
+	// contradiction is the constant, except in tests.
+	contradiction float64
 }
 
 // learned is what is known about a server.
@@ -61,13 +63,15 @@ const (
 	// this number of average flows had been seen on each. From 1 to 20 the value makes no
 	// difference.
 	alike = 4
+	// fewest is the number of ends with several flows that show the time of a service.
+	fewest = 10
 	// patience is the number of flows without a wait that the record of a new server contains.
 	patience = 2
 )
 
 // NewCapacities begins with n unknown servers. Their capacity is 1, and no flow waits.
 func NewCapacities(n int) *Capacities {
-	c := &Capacities{servers: make([]learned, n)}
+	c := &Capacities{servers: make([]learned, n), contradiction: contradiction}
 	for s := range c.servers {
 		c.Forget(int32(s))
 	}
@@ -125,15 +129,10 @@ func (c *Capacities) alone(server int32) float64 {
 // servers, which other balancers avoid as long as they can, show how long a service takes. Without
 // home servers there are no estimates.
 func (c *Capacities) Step(seconds float64, home []int32) {
-	var alone tenure
-	for _, s := range home {
-		alone.seconds += c.servers[s].having[1].seconds
-		alone.ends += c.servers[s].having[1].ends
-	}
-	if alone.ends == 0 {
+	service := c.service(home)
+	if service == 0 {
 		return
 	}
-	service := alone.seconds / alone.ends
 	prior := c.common
 	c.common = [len(possible)]float64{}
 	for s := range c.servers {
@@ -148,7 +147,7 @@ func (c *Capacities) Step(seconds float64, home []int32) {
 		}
 		r.capacity = possible[likeliest]
 		r.wait = max(0, (r.stays/service+patience)/(r.ends+patience)-1)
-		if r.changed() {
+		if r.ratio() > c.contradiction {
 			r.record, r.recent = record{}, record{} // both contain what is not true any more
 		}
 		r.fade(math.Exp(-seconds / memory))
@@ -185,13 +184,30 @@ func (r *record) probabilities(service float64, common *[len(possible)]float64) 
 	return p
 }
 
-// changed tells whether the recent observations contradict the earlier ones: the rates at which flows
-// end, per processor in use, are not the same. It compares the likelihoods of two rates and of one,
-// if ends are a Poisson process.
-func (l *learned) changed() bool {
+// service returns the mean time of a service, or 0 if it is not known. It is the duration of flows
+// that are alone on a home server. Servers with regular services that are never idle have no such
+// flows. Then the fewest flows that home servers have had must do, as if all of these were served.
+func (c *Capacities) service(home []int32) float64 {
+	for n := 1; n <= MostServed; n++ {
+		var had tenure
+		for _, s := range home {
+			had.seconds += c.servers[s].having[n].seconds
+			had.ends += c.servers[s].having[n].ends
+		}
+		if had.ends >= fewest || n == 1 && had.ends > 0 {
+			return had.seconds / had.ends * float64(n)
+		}
+	}
+	return 0
+}
+
+// ratio returns how much the recent observations contradict the earlier ones: the logarithm of the
+// likelihood ratio of two rates and of one, at which flows end per processor in use, if the ends
+// are a Poisson process.
+func (l *learned) ratio() float64 {
 	all, recent := l.served(l.capacity), l.recent.served(l.capacity)
 	before := tenure{all.seconds - recent.seconds, all.ends - recent.ends}
-	return before.likelihood()+recent.likelihood()-all.likelihood() > contradiction
+	return before.likelihood() + recent.likelihood() - all.likelihood()
 }
 
 // served returns the time of all processors in use together, and the flows that ended.

@@ -89,14 +89,26 @@ type server struct {
 	last     Counters
 	counted  bool    // last is known
 	age      float64 // time since the slow start began, in seconds
-	placed   float64 // flows since the last step
-	answered float64
+	since    events
 	answers  answers
+	// endings is the evidence that flows go on to their end. A server that resets connections or
+	// says nothing has few flows if others' flows last longer than silent ones are counted. An
+	// event is a flow that is not counted any more. It is good if the flow has ended, and not
+	// fallen silent.
+	endings evidence
 }
+
+// events are the numbers of flows to which something happened since the last step.
+type events struct{ placed, answered, left, ended float64 }
+
+// suspicion returns the factor by which the server's unit is multiplied.
+func (s *server) suspicion() float64 { return max(s.answers.factor, s.endings.factor) }
 
 // newServer returns a server of which nothing is known.
 func newServer(m Member, age float64) server {
-	return server{Member: m, age: age, answers: answers{factor: 1}}
+	s := server{Member: m, age: age}
+	s.answers.factor, s.endings.factor = 1, 1
+	return s
 }
 
 // NewEstimator returns an estimator without servers. It fails if the kind is unknown, or the time
@@ -143,7 +155,8 @@ func (e *Estimator) Arrange(members []Member, balancers []string, self string) e
 	if len(e.servers) == 0 {
 		age = math.Inf(1)
 	}
-	e.servers = rearranged(e.servers, from, func(i int) server { return newServer(members[i], age) })
+	fresh := func(i int) server { return newServer(members[i], age) }
+	e.servers = rearranged(e.servers, from, fresh)
 	for i := range members {
 		e.servers[i].Member = members[i]
 	}
@@ -248,10 +261,9 @@ func (e *Estimator) Sample(server int, c Counters, seconds float64) {
 	if c.restarted(&last) {
 		last = Counters{}
 	}
-	s.placed += float64(c.Placed - last.Placed)
-	s.answered += float64(c.Answered - last.Answered)
-	if e.capacities == nil {
-		return
+	s.since.add(&c, &last)
+	if e.capacities == nil || s.suspicion() > doubt {
+		return // flows that are not served do not show the capacity
 	}
 	e.capacities.Had(int32(server), c.flows(), seconds)
 	for i, n := range c.Ended {
@@ -261,10 +273,21 @@ func (e *Estimator) Sample(server int, c Counters, seconds float64) {
 	}
 }
 
-// flows returns the number of flows. What is below 0 modulo 2^32 counts as 0.
-func (c *Counters) flows() int {
-	return int(max(0, int32(c.Established))) + int(max(0, int32(c.New)))
+func (e *events) add(c, last *Counters) {
+	answered := float64(c.Answered - last.Answered)
+	e.placed += float64(c.Placed - last.Placed)
+	e.answered += answered
+	e.left += answered - float64(count(c.Established)-count(last.Established))
+	for i, n := range c.Ended {
+		e.ended += float64(n - last.Ended[i])
+	}
 }
+
+// flows returns the number of flows.
+func (c *Counters) flows() int { return count(c.Established) + count(c.New) }
+
+// count returns a number of flows. What is below 0 modulo 2^32 counts as 0.
+func count(flows uint32) int { return int(max(0, int32(flows))) }
 
 // restarted tells whether the counters began anew after earlier ones: one of them is less. Between
 // two samples it increases by less than 2^31.
@@ -287,6 +310,7 @@ func (e *Estimator) Observe(server int, durations []float64) {
 // Step computes new prices. The first argument is the time since the last step, in seconds. The
 // random bits decide between servers of equal delay, except in territories.
 func (e *Estimator) Step(seconds float64, random uint64) {
+	e.suspect(seconds)
 	switch {
 	case e.capacities != nil:
 		e.capacities.Step(seconds, e.home)
@@ -299,13 +323,28 @@ func (e *Estimator) Step(seconds float64, random uint64) {
 		}
 	}
 	for i := range e.servers {
-		s := &e.servers[i]
-		s.age += seconds
-		s.answers.add(s.placed, s.answered, seconds)
-		s.placed, s.answered = 0, 0
+		e.servers[i].age += seconds
 	}
-	judge(e.servers)
 	e.setPrices()
+}
+
+// suspect computes suspicions from what happened since the last step. What was learned from flows
+// that were not served, before this was known, is not true.
+func (e *Estimator) suspect(seconds float64) {
+	for i := range e.servers {
+		s := &e.servers[i]
+		s.answers.pass(s.since.placed, s.since.answered, seconds)
+		s.endings.fade(seconds)
+		s.endings.add(s.since.left, s.since.ended)
+		s.since = events{}
+	}
+	judge(e.servers, func(s *server) *evidence { return &s.answers.evidence })
+	judge(e.servers, func(s *server) *evidence { return &s.endings })
+	for i := range e.servers {
+		if e.capacities != nil && e.servers[i].suspicion() > distrust {
+			e.capacities.Forget(int32(i))
+		}
+	}
 }
 
 // Price returns the price of a server as of the last Step, Arrange, Forget or Restart.
@@ -342,7 +381,7 @@ func (e *Estimator) setPrices() {
 func (e *Estimator) setPrice(server int) {
 	s := &e.servers[server]
 	unit, extra := e.base(server)
-	unit *= e.slow(s.age, unit) * s.answers.factor
+	unit *= e.slow(s.age, unit) * s.suspicion()
 	// With more servers than positions, neighbours share one.
 	position := s.position
 	if n := len(e.servers); n > Positions {

@@ -148,3 +148,390 @@ func BenchmarkArrange(b *testing.B) {
 		}
 	}
 }
+
+func newEstimator(t *testing.T, kind Kind, members []Member, balancers ...string) *Estimator {
+	t.Helper()
+	e, err := NewEstimator(Settings{Kind: kind, SlowStart: DefaultSlowStart})
+	if err != nil {
+		t.Fatal(err)
+	}
+	self := ""
+	if len(balancers) > 0 {
+		self = balancers[0]
+	}
+	if err := e.Arrange(members, balancers, self); err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+// teach lets a server have 1 to 8 flows, as if it had a number of processors, and serve each in a
+// second. Its durations are 1 s / processors.
+func teach(e *Estimator, server, processors int) {
+	var c Counters
+	e.Sample(server, c, 0)
+	for n := 1; n <= 8; n++ {
+		served := uint32(100 * min(n, processors))
+		c.Established = uint32(n)
+		c.Placed, c.Answered = c.Placed+served, c.Answered+served
+		c.Ended[n-1] += served
+		e.Sample(server, c, 100)
+	}
+	e.Observe(server, []float64{1 / float64(processors)})
+}
+
+func TestUnits(t *testing.T) {
+	list := []Member{{"a", 1}, {"b", 2}, {"c", 4}, {"d", 0}}
+	// HLB's z are 4/7, 2/7 and 1/7 of the sum; d counts as the average, 1/3 of 7/4.
+	for kind, want := range map[Kind][3]float64{
+		TerritoryLearned:    {1, 1. / 2, 1. / 4},
+		TerritoryConfigured: {1, 1. / 2, 1. / 4},
+		LeastQueue:          {1, 1, 1},
+		SED:                 {1, 1. / 2, 1. / 4},
+	} {
+		e := newEstimator(t, kind, list)
+		for s, processors := range []int{1, 2, 4} {
+			teach(e, s, processors)
+		}
+		e.Step(0.5, 1)
+		for s, unit := range want {
+			if got := float64(e.Price(s).Unit) / PriceOne; math.Abs(got-unit) > 1e-3 {
+				t.Errorf("%s: server %d has the unit %v, want %v", kind, s, got, unit)
+			}
+		}
+		if got := e.Price(3).Unit; got != math.MaxUint32 {
+			t.Errorf("%s: a server of weight 0 has the unit %d", kind, got)
+		}
+	}
+	for _, kind := range []Kind{HLB, HLBFixed, HLBMean} {
+		e := newEstimator(t, kind, list[:3])
+		for s, processors := range []int{1, 2, 4} {
+			teach(e, s, processors)
+		}
+		e.Step(0.5, 1)
+		a, b, c := e.Price(0).Unit, e.Price(1).Unit, e.Price(2).Unit
+		if mean := 3 / (1/float64(a) + 1/float64(b) + 1/float64(c)); !(a > b && b > c) || math.Abs(mean/PriceOne-1) > 1e-3 {
+			t.Errorf("%s: units %d, %d, %d", kind, a, b, c)
+		}
+	}
+}
+
+// TestTies checks that random bits decide between servers of HLB, and homes between those of a
+// territory.
+func TestTies(t *testing.T) {
+	positions := func(kind Kind, random uint64) (list []uint16) {
+		e := newEstimator(t, kind, members(20), "x", "y")
+		e.Step(0.5, random)
+		for s := range 20 {
+			list = append(list, e.Price(s).Position)
+		}
+		return list
+	}
+	for _, kind := range Kinds() {
+		one, same, other := positions(kind, 1), positions(kind, 1), positions(kind, 2)
+		if !slices.Equal(one, same) {
+			t.Errorf("%s: the same bits give other positions", kind)
+		}
+		territory := kind == TerritoryLearned || kind == TerritoryConfigured
+		if slices.Equal(one, other) != territory {
+			t.Errorf("%s: positions %v and %v", kind, one, other)
+		}
+		if sorted := slices.Sorted(slices.Values(one)); len(slices.Compact(sorted)) != 20 {
+			t.Errorf("%s: positions %v", kind, one)
+		}
+	}
+	e := newEstimator(t, TerritoryLearned, members(20), "x", "y")
+	for s := range 20 {
+		if p := e.Price(s); p.Away != (p.Position >= 10) {
+			t.Errorf("server %d: away %v, position %d", s, p.Away, p.Position)
+		}
+	}
+	e = newEstimator(t, LeastQueue, members(10000))
+	e.Step(0.5, 1)
+	count := map[uint16]int{}
+	for s := range 10000 {
+		if count[e.Price(s).Position]++; count[e.Price(s).Position] > 3 {
+			t.Fatalf("%d of 10,000 servers have the position %d", 4, e.Price(s).Position)
+		}
+	}
+}
+
+// TestArrange checks that what was learned follows the names.
+func TestArrange(t *testing.T) {
+	for _, kind := range Kinds() {
+		e := newEstimator(t, kind, members(3), "x")
+		for s, processors := range []int{1, 2, 4} {
+			teach(e, s, processors)
+		}
+		e.Step(0.5, 1)
+		before := []Price{e.Price(0), e.Price(1), e.Price(2)}
+		value := 0.0
+		if e.speeds != nil {
+			value = e.speeds.servers[2].filter.Value
+		}
+		arrange := func(list []Member, balancers ...string) {
+			t.Helper()
+			if err := e.Arrange(list, balancers, "x"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		list := members(5)
+		arrange([]Member{list[2], list[3], list[1], list[4]}, "x")
+		if s := e.speeds; s != nil && s.options.Norm == BySum {
+			if got, want := s.servers[0].filter.Value, value*3/4; !near(got, want) {
+				t.Errorf("%s: with four servers for three, %v is estimated, want %v", kind, got, want)
+			}
+		}
+		if e.Price(0).Unit != before[2].Unit || e.Price(2).Unit != before[1].Unit {
+			t.Errorf("%s: units %d and %d, were %d and %d", kind, e.Price(0).Unit, e.Price(2).Unit,
+				before[2].Unit, before[1].Unit)
+		}
+		if r := e.Report(1); e.capacities == nil && r.SlowStart != 16 {
+			t.Errorf("%s: a new server: %+v", kind, r)
+		}
+		arrange(members(3), "x") // server 0 has been away
+		if e.Report(0).Duration != 0 || e.Price(1).Unit != before[1].Unit {
+			t.Errorf("%s: server 0 %+v, the unit of server 1 %d, was %d", kind, e.Report(0),
+				e.Price(1).Unit, before[1].Unit)
+		}
+		arrange(members(3), "x", "y", "z")
+		for s := 1; s < 3; s++ {
+			if e.Price(s).Unit != before[s].Unit {
+				t.Errorf("%s: with three balancers server %d has the unit %d, had %d", kind, s,
+					e.Price(s).Unit, before[s].Unit)
+			}
+		}
+		arrange(nil)
+		e.Step(0.5, 1)
+	}
+}
+
+func TestErrors(t *testing.T) {
+	for _, s := range []Settings{{}, {Kind: "best"}, {Kind: HLB, SlowStart: -1}, {Kind: HLB, SlowStart: math.Inf(1)}} {
+		if _, err := NewEstimator(s); err == nil {
+			t.Errorf("%+v: no error", s)
+		}
+	}
+	for name, c := range map[string]struct {
+		list      []Member
+		balancers []string
+	}{
+		"names":          {[]Member{{"a", 1}, {"a", 1}}, nil},
+		"negative":       {[]Member{{"a", -1}}, nil},
+		"no number":      {[]Member{{"a", math.NaN()}}, nil},
+		"no self":        {members(2), []string{"x"}},
+		"balancer twice": {members(2), []string{"self", "x", "x"}},
+	} {
+		e := newEstimator(t, TerritoryLearned, members(1))
+		if err := e.Arrange(c.list, c.balancers, "self"); err == nil || len(e.servers) != 1 {
+			t.Errorf("%s: error %v, %d servers", name, err, len(e.servers))
+		}
+	}
+}
+
+// TestCounters checks differences of counters.
+func TestCounters(t *testing.T) {
+	sample := func(list ...Counters) (events, *record) {
+		e := newEstimator(t, TerritoryLearned, members(1))
+		for _, c := range list {
+			e.Sample(0, c, 1)
+		}
+		return e.servers[0].since, &e.capacities.servers[0].record
+	}
+	ended := func(n uint32) (list [MostServed]uint32) {
+		list[1] = n
+		return list
+	}
+	const most = math.MaxUint32
+	for name, c := range map[string]struct {
+		list []Counters
+		want events
+		two  tenure // of two flows
+	}{
+		"first":    {[]Counters{{Placed: 7, Answered: 6, Established: 2, Ended: ended(4)}}, events{}, tenure{}},
+		"increase": {[]Counters{{}, {Placed: 7, Answered: 6, New: 1, Established: 1, Ended: ended(4)}}, events{7, 6, 5, 4}, tenure{1, 4}},
+		"wrap": {[]Counters{{Placed: most, Answered: most - 1, Ended: ended(most)}, {Placed: 1, Answered: 0, Ended: ended(0)}},
+			events{2, 2, 2, 1}, tenure{0, 1}},
+		"restart":          {[]Counters{{Placed: 100, Answered: 100, Ended: ended(90)}, {Placed: 5, Answered: 4, Ended: ended(3)}}, events{5, 4, 4, 3}, tenure{0, 3}},
+		"restart of ended": {[]Counters{{Placed: 5, Answered: 4, Ended: ended(90)}, {Placed: 5, Answered: 4, Ended: ended(3)}}, events{5, 4, 4, 3}, tenure{0, 3}},
+		"below 0":          {[]Counters{{}, {Established: most, New: 2}}, events{}, tenure{1, 0}},
+	} {
+		since, r := sample(c.list...)
+		if since != c.want || r.having[2] != c.two {
+			t.Errorf("%s: %+v, %+v, want %+v, %+v", name, since, r.having[2], c.want, c.two)
+		}
+	}
+}
+
+// TestRestart checks that a server that is back keeps what was learned, and that one that was
+// replaced does not.
+func TestRestart(t *testing.T) {
+	for _, kind := range []Kind{TerritoryLearned, HLB} {
+		e := newEstimator(t, kind, members(2))
+		teach(e, 0, 4)
+		teach(e, 1, 4)
+		e.Step(0.5, 1)
+		normal := e.Price(0)
+		e.Restart(0)
+		if r := e.Report(0); r.SlowStart < 3 || r.Duration == 0 || len(r.Reasons) != 1 || e.Price(0).Unit <= normal.Unit {
+			t.Errorf("%s: %+v, price %v", kind, r, e.Price(0))
+		}
+		for range 20 {
+			e.Step(0.5, 1)
+		}
+		if got := e.Price(0); got.Unit != normal.Unit {
+			t.Errorf("%s: a unit of %d after the slow start, had %d", kind, got.Unit, normal.Unit)
+		}
+		e.Forget(0)
+		if r := e.Report(0); r.Duration != 0 {
+			t.Errorf("%s: %+v is not forgotten", kind, r)
+		}
+	}
+}
+
+// TestSaved checks that what was learned survives a restart.
+func TestSaved(t *testing.T) {
+	for _, kind := range Kinds() {
+		old, now := newEstimator(t, kind, members(3)), newEstimator(t, kind, members(3))
+		for s, processors := range []int{1, 2, 4} {
+			teach(old, s, processors)
+		}
+		for range 3 {
+			old.Step(0.5, 1)
+		}
+		old.servers[2].endings.add(20, 1)
+		for s := range 3 {
+			now.Restart(s)
+			now.Observe(s, []float64{1 / float64(int(1)<<s)})
+			state := old.Save(s)
+			if err := now.Restore(s, state[:], 0); err != nil {
+				t.Fatal(err)
+			}
+			if got, want := int64(now.Price(s).Unit), int64(old.Price(s).Unit); got < want-2 || got > want+2 {
+				t.Errorf("%s: server %d has the unit %d, had %d", kind, s, got, want)
+			}
+		}
+		for _, e := range []*Estimator{old, now} {
+			e.Step(0.5, 1)
+		}
+		for s := range 3 {
+			got, want := now.Report(s), old.Report(s)
+			if math.Abs(got.Capacity-want.Capacity)+math.Abs(got.Weight-want.Weight)+math.Abs(got.Suspicion-want.Suspicion) > 0.01 {
+				t.Errorf("%s: server %d: %+v, was %+v", kind, s, got, want)
+			}
+		}
+	}
+}
+
+// TestStateSize checks that the control loop's map has room for a state.
+func TestStateSize(t *testing.T) {
+	if StateSize > 1024 {
+		t.Errorf("a state has %d bytes", StateSize)
+	}
+}
+
+// TestSavedFades checks that an old state counts less.
+func TestSavedFades(t *testing.T) {
+	e := newEstimator(t, TerritoryLearned, members(1))
+	teach(e, 0, 4)
+	e.servers[0].answers.add(10, 5)
+	state := e.Save(0)
+	if err := e.Restore(0, state[:], memory); err != nil {
+		t.Fatal(err)
+	}
+	got, want := e.capacities.servers[0].ends, (100+200+300+5*400)/math.E
+	if math.Abs(got-want) > 1 || e.servers[0].answers.events > 1 {
+		t.Errorf("%v ends, want %v; %+v", got, want, e.servers[0].answers)
+	}
+	h := newEstimator(t, HLB, members(2))
+	teach(h, 0, 1)
+	teach(h, 1, 2)
+	h.Step(0.5, 1)
+	state = h.Save(0)
+	if err := h.Restore(0, state[:], 100*memory); err != nil || !near(h.speeds.servers[0].filter.Error, initialError) {
+		t.Errorf("error %v, %+v", err, h.speeds.servers[0].filter)
+	}
+}
+
+func TestRestoreErrors(t *testing.T) {
+	e := newEstimator(t, TerritoryLearned, members(1))
+	teach(e, 0, 4)
+	e.Step(0.5, 1)
+	good, price := e.Save(0), e.Price(0)
+	change := func(at int, to byte) []byte {
+		state := good
+		state[at] = to
+		return state[:]
+	}
+	other := newEstimator(t, HLB, members(1)).Save(0)
+	for name, state := range map[string][]byte{
+		"version": change(0, stateVersion+1), "kind": other[:], "short": good[:StateSize-1], "empty": nil,
+		"negative": change(7, 0x80|0x3f), "no number": change(7, 0x7f),
+	} {
+		if name == "no number" {
+			state[6] = 0xc0
+		}
+		if err := e.Restore(0, state, 0); err == nil || e.Price(0) != price {
+			t.Errorf("%s: error %v, price %v", name, err, e.Price(0))
+		}
+	}
+	if err := e.Restore(0, good[:], -1); err == nil {
+		t.Error("a negative age")
+	}
+}
+
+func TestReport(t *testing.T) {
+	e := newEstimator(t, TerritoryConfigured, []Member{{"a", 4}, {"b", 4}}, "x")
+	teach(e, 0, 4)
+	e.servers[0].endings.add(20, 20)
+	e.servers[0].answers.add(20, 20)
+	e.servers[1].endings.add(20, 5)
+	e.servers[1].answers.add(20, 0)
+	e.Restart(1)
+	e.Step(0.5, 1)
+	if r := e.Report(0); r.Capacity != 4 || r.Duration != 1 || r.Suspicion != 1 || r.Reasons != nil {
+		t.Errorf("%+v", r)
+	}
+	r := e.Report(1)
+	want := []string{
+		"slow start since 0.5 s", "answered 0.0 of 17.1 recent flows",
+		"ended 4.3 of 17.1 recent flows, others fell silent",
+	}
+	if r.SlowStart != 4 || r.Suspicion < 40 || !slices.Equal(r.Reasons, want) {
+		t.Errorf("%+v", r)
+	}
+}
+
+// TestAway checks that only servers of other balancers have an extra delay: the inferred wait.
+func TestAway(t *testing.T) {
+	e := newEstimator(t, TerritoryLearned, members(8), "x", "y")
+	for s := range 8 {
+		teach(e, s, 2)
+	}
+	e.Step(0.5, 1)
+	for s := range 8 {
+		p, wait := e.Price(s), e.Report(s).Wait
+		if wait < 0.5 || p.Away != e.Report(s).Away || p.Away != (p.Extra == fixed(wait)) || !p.Away && p.Extra != 0 {
+			t.Errorf("server %d: a wait of %v, price %+v", s, wait, p)
+		}
+	}
+}
+
+// TestHomesByWeight checks that configured weights decide how many servers have their home here, and
+// that they do not if capacities are learned.
+func TestHomesByWeight(t *testing.T) {
+	list := members(40)
+	for s := range 20 {
+		list[s].Weight = 19
+	}
+	for kind, even := range map[Kind]bool{TerritoryLearned: true, TerritoryConfigured: false} {
+		at := newEstimator(t, kind, list, "x", "y", "z", "u")
+		weight := 0.0
+		for _, s := range at.home {
+			weight += list[s].Weight
+		}
+		if (len(at.home) == 10) != even || !even && math.Abs(weight-100) > 19 {
+			t.Errorf("%s: %d home servers of weight %v", kind, len(at.home), weight)
+		}
+	}
+}

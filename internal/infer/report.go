@@ -27,7 +27,7 @@ type Report struct {
 func (e *Estimator) Report(server int) Report {
 	s := &e.servers[server]
 	unit, _ := e.base(server)
-	r := Report{Away: s.away, SlowStart: e.slow(s.age, unit), Suspicion: s.answers.factor}
+	r := Report{Away: s.away, SlowStart: e.slow(s.age, unit), Suspicion: s.suspicion()}
 	switch {
 	case e.capacities != nil:
 		r.Capacity, r.Wait = 1/unit, e.capacities.Wait(int32(server))
@@ -41,9 +41,13 @@ func (e *Estimator) Report(server int) Report {
 	if r.SlowStart > 1 {
 		r.Reasons = append(r.Reasons, fmt.Sprintf("slow start since %.1f s", s.age))
 	}
-	if r.Suspicion > 1 {
-		r.Reasons = append(r.Reasons, fmt.Sprintf("answered %.0f of %.0f recent flows",
-			s.answers.answered, s.answers.placed))
+	if a := &s.answers; a.factor > 1 {
+		r.Reasons = append(r.Reasons, fmt.Sprintf("answered %.1f of %.1f recent flows",
+			a.good, a.events))
+	}
+	if a := &s.endings; a.factor > 1 {
+		r.Reasons = append(r.Reasons, fmt.Sprintf(
+			"ended %.1f of %.1f recent flows, others fell silent", a.good, a.events))
 	}
 	return r
 }

@@ -15,8 +15,8 @@ const (
 	// stateVersion changes with the layout or the meaning of a state.
 	stateVersion = 1
 	// stateNumbers is the number of the numbers in a state. Capacities have the most: two numbers
-	// for each number of flows from 1 to MostServed, three others, and two about answers.
-	stateNumbers = 2*MostServed + 5
+	// for each number of flows from 1 to MostServed, three others, and four of evidence.
+	stateNumbers = 2*MostServed + 7
 )
 
 // Saved is what was learned of a server: byte 0 is the version, byte 1 tells what was learned, and
@@ -36,10 +36,10 @@ func (e *Estimator) contents() byte {
 	return 0
 }
 
-// Save returns what was learned of a server. The state of LeastQueue and SED has answers only.
+// Save returns what was learned of a server. The state of LeastQueue and SED has evidence only.
 func (e *Estimator) Save(server int) (state Saved) {
-	a := e.servers[server].answers
-	numbers := []float64{a.placed, a.answered}
+	s := &e.servers[server]
+	numbers := []float64{s.answers.events, s.answers.good, s.endings.events, s.endings.good}
 	switch {
 	case e.capacities != nil:
 		numbers = e.capacities.servers[server].save(numbers)
@@ -66,15 +66,18 @@ func (e *Estimator) Restore(server int, state []byte, age float64) error {
 	}
 	s := &e.servers[server]
 	s.age = math.Inf(1)
-	s.answers.placed, s.answers.answered = numbers[0], numbers[1]
-	s.answers.fade(math.Exp(-age / answerMemory))
+	for i, e := range [...]*evidence{&s.answers.evidence, &s.endings} {
+		*e = evidence{factor: 1}
+		e.add(numbers[2*i], numbers[2*i+1])
+		e.fade(age)
+	}
 	switch {
 	case e.capacities != nil:
 		l := &e.capacities.servers[server]
-		l.restore(numbers[2:])
+		l.restore(numbers[4:])
 		l.fade(math.Exp(-age / memory))
 	case e.speeds != nil:
-		e.speeds.restore(server, numbers[2:], math.Exp(-age/memory))
+		e.speeds.restore(server, numbers[4:], math.Exp(-age/memory))
 	}
 	e.setPrice(server)
 	return nil

@@ -14,12 +14,13 @@ import (
 // the requests of its flows in their order.
 type world struct {
 	now          float64
-	events       events
+	schedule     schedule
 	random       *rand.Rand
 	rate         float64        // flows per second
 	work         func() float64 // of a flow, in seconds
 	rtt          float64
 	give         float64 // time in seconds until a client gives up
+	talk         float64 // time in seconds between packets of a client that waits, or 0 for none
 	sites        []*site
 	gates        []*gate
 	placed       []int   // by server, since the last reset
@@ -32,6 +33,7 @@ type site struct {
 	cpus  int
 	speed float64
 	fault fault
+	down  bool // gets no flows
 	busy  int
 	queue []*flow
 }
@@ -113,8 +115,8 @@ func (w *world) load(share, mean float64) {
 func (w *world) run(seconds float64) []float64 {
 	clear(w.placed)
 	w.stays, w.ended = 0, 0
-	for end := w.now + seconds; len(w.events) > 0 && w.events[0].at <= end; {
-		e := heap.Pop(&w.events).(event)
+	for end := w.now + seconds; len(w.schedule) > 0 && w.schedule[0].at <= end; {
+		e := heap.Pop(&w.schedule).(event)
 		w.now = e.at
 		e.do()
 	}
@@ -158,6 +160,9 @@ func (w *world) arrive() {
 	g := w.gates[w.random.IntN(len(w.gates))]
 	best, least := 0, uint64(math.MaxUint64)
 	for s := range w.sites {
+		if w.sites[s].down {
+			continue
+		}
 		c := &g.counters[s]
 		if score := g.estimator.Price(s).Score(c.Established, c.New, uint16(s)); score < least {
 			best, least = s, score
@@ -225,6 +230,17 @@ func (w *world) answered(f *flow) {
 	case healthy:
 		s.queue = append(s.queue, f)
 		w.serve(s)
+		if w.talk > 0 {
+			w.after(w.talk, func() { w.speak(f) })
+		}
+	}
+}
+
+// speak sends a packet from time to time until the flow ends.
+func (w *world) speak(f *flow) {
+	if f.state == Conn {
+		w.packet(f)
+		w.after(w.talk, func() { w.speak(f) })
 	}
 }
 
@@ -263,15 +279,15 @@ type event struct {
 	do func()
 }
 
-type events []event
+type schedule []event
 
-func (w *world) after(seconds float64, do func()) { heap.Push(&w.events, event{w.now + seconds, do}) }
+func (w *world) after(seconds float64, do func()) { heap.Push(&w.schedule, event{w.now + seconds, do}) }
 
-func (e events) Len() int           { return len(e) }
-func (e events) Less(i, j int) bool { return e[i].at < e[j].at }
-func (e events) Swap(i, j int)      { e[i], e[j] = e[j], e[i] }
-func (e *events) Push(x any)        { *e = append(*e, x.(event)) }
-func (e *events) Pop() any {
+func (e schedule) Len() int           { return len(e) }
+func (e schedule) Less(i, j int) bool { return e[i].at < e[j].at }
+func (e schedule) Swap(i, j int)      { e[i], e[j] = e[j], e[i] }
+func (e *schedule) Push(x any)        { *e = append(*e, x.(event)) }
+func (e *schedule) Pop() any {
 	old := *e
 	last := old[len(old)-1]
 	*e = old[:len(old)-1]
