@@ -21,7 +21,7 @@ struct {
 static __always_inline void count_end(__u32 slot, __u64 flows)
 {
 	struct ends *of = bpf_map_lookup_elem(&ends, &slot);
-	__u64 before = next_load(flows) >> LOAD_SHIFT;
+	__u64 before = next_load(flows);
 
 	if (of)
 		__sync_fetch_and_add(&of->by_flows[before < MOST_COUNTED ? before : MOST_COUNTED],
@@ -52,10 +52,9 @@ static __always_inline void observe(__u64 old, __u64 new, const struct server *s
 		begin_duration(new);
 	if (load->is_timed && is_established(from) && to == FLOW_CLOSING)
 		end_duration(new);
-	if (is_load(from) == is_load(to))
+	if (is_load(to) || !is_load(from))
 		return;
-	if (to == FLOW_CLOSING)
-		count_end(slot, *(const volatile __u64 *)&load->flows);
+	count_end(slot, *(const volatile __u64 *)&load->flows);
 	correct_rank(server, slot, load);
 }
 

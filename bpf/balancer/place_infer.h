@@ -11,8 +11,8 @@
 #include "observe.h"
 #include "place_hash.h"
 
-/* How many ranks a packet corrects before it takes the last server that it has found. Few ranks are
- * wrong: those of servers that have ceased to take new flows, and those that cores correct now. */
+/* How many ranks a packet corrects before it takes the last server that it has found. Each flow
+ * that was placed since makes one rank outdated, so most packets correct one. */
 #define MOST_CORRECTIONS 8
 
 /* The lowest rank of the servers that take new flows, as far as they have been compared. */

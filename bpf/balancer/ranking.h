@@ -2,7 +2,7 @@
 /*
  * Rankings: which server of a service has the lowest score. Placement `infer` takes that one.
  *
- *	load  = established flows + new flows, of which those above SURE_NEW count a 64th each
+ *	load  = established flows + new flows, of which 64 above SURE_NEW count as one
  *	delay = extra + (load + 1) * unit
  *
  * This is HLB's (l + 1) / w (section IV-B3), with unit = 1 / w. User space writes the price: unit,
@@ -19,10 +19,11 @@
  *	[ 3 7 ... ] [ 5 9 ... ]  lines 16 and 17
  *	[ 3 8 ... ] ...          lines 0 to 15: 128 servers
  *
- * Each flow that begins or ends corrects the rank of its server. Cores do so without locks and
- * without barriers, which would take most of the time. If two cores correct a line and the node
- * above it at the same moment, the node can be wrong. A number that is too low is corrected when it
- * is found (best_server). A number that is too high hides the servers of the
+ * A flow that ends corrects the rank of its server at once. A flow that begins changes only the
+ * load. best_server() compares the lowest rank with the load, and corrects it. Cores correct ranks
+ * without locks and without barriers, which would take most of the time. If two cores correct a line
+ * and the node above it at the same moment, the node can be wrong. A number that is too low is
+ * corrected when it is found. A number that is too high hides the servers of the
  * line, until one of them is corrected. User space corrects all numbers at each step (rank_servers),
  * so that no server is hidden for longer.
  */
@@ -35,14 +36,13 @@
 
 /*
  * So many flows in the state FLOW_NEW count fully. Without a flood a server has fewer, because each
- * lasts a round trip. A flood of SYNs has many more, whose servers do not work for them. They count
- * a 64th each, so that the flood is still spread over all servers.
+ * lasts a round trip. A flood of SYNs has many more, for which no server works. Of these, 64 count
+ * as one, so that the flood is still spread over all servers.
  */
 #define SURE_NEW 16
-#define LOAD_SHIFT 6
-#define LOAD_ONE (1ULL << LOAD_SHIFT)
-/* No server has 16 million flows. */
-#define MOST_LOAD (1ULL << 30)
+#define FLOOD_SHIFT 6
+/* No server has a billion flows. */
+#define MOST_FLOWS (1ULL << 30)
 /* Prices have so many fractional bits. 1 is one flow per unit of capacity. */
 #define PRICE_SHIFT 16
 #define PRICE_ONE (1ULL << PRICE_SHIFT)
@@ -84,20 +84,20 @@ static __always_inline struct rank_line *rank_line_at(__u32 number)
 	return bpf_map_lookup_elem(&rank_lines, &number);
 }
 
-/* The load of a server with one flow more, with LOAD_SHIFT. */
+/* The load of a server with these flows (struct load) and one more. */
 static __always_inline __u64 next_load(__u64 flows)
 {
 	__u64 new = flows >> 32, sure = new < SURE_NEW ? new : SURE_NEW;
-	__u64 load = ((__u32)flows + sure + 1) * LOAD_ONE + (new - sure);
+	__u64 next = (__u32)flows + sure + ((new - sure) >> FLOOD_SHIFT) + 1;
 
-	return load < MOST_LOAD ? load : MAX_LOAD;
+	return next < MOST_FLOWS ? next : MOST_FLOWS;
 }
 
 /* The score of a load, from 0 to MAX_SCORE. */
 static __always_inline __u64 score_of(const struct load *load)
 {
 	__u64 next = next_load(*(const volatile __u64 *)&load->flows);
-	__u64 delay = load->extra + (next * load->unit >> LOAD_SHIFT);
+	__u64 delay = load->extra + next * load->unit;
 
 	if (delay > PRICE_ONE || load->is_away)
 		delay += PRICE_ONE;

@@ -23,13 +23,13 @@ const (
 	PriceOne = 1 << 16
 	// Positions is the number of different positions.
 	Positions = 1 << 12
-	// sureNew is the number of new flows that count fully. The others count a 64th each: SURE_NEW
-	// and LOAD_SHIFT in bpf/balancer/ranking.h. So a flood of SYNs does not hide the established
+	// sureNew is the number of new flows that count fully. Of the others, 64 count as one: SURE_NEW
+	// and FLOOD_SHIFT in bpf/balancer/ranking.h. So a flood of SYNs does not hide the established
 	// flows, and is spread over all servers.
-	sureNew   = 16
-	loadShift = 6
-	// mostLoad is the largest load that can be compared, with loadShift.
-	mostLoad = 1 << 30
+	sureNew    = 16
+	floodShift = 6
+	// mostFlows is the largest number of flows that can be compared.
+	mostFlows = 1 << 30
 	// mostDelay is the largest delay that can be compared.
 	mostDelay = 1<<35 - 1
 )
@@ -62,8 +62,8 @@ func fixed(x float64) uint32 {
 // waiting decides, which has the order of the delays.
 func (p Price) Score(established, fresh uint32, slot uint16) uint64 {
 	sure := min(fresh, sureNew)
-	load := (uint64(established)+uint64(sure)+1)<<loadShift + uint64(fresh-sure)
-	delay := uint64(p.Extra) + min(load, mostLoad)*uint64(p.Unit)>>loadShift
+	flows := uint64(established) + uint64(sure) + uint64(fresh-sure)>>floodShift
+	delay := uint64(p.Extra) + min(flows+1, mostFlows)*uint64(p.Unit)
 	if delay > PriceOne || p.Away {
 		delay += PriceOne
 	}
