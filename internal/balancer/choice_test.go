@@ -453,6 +453,26 @@ func (r *ranked) checkEmptied() {
 	}
 }
 
+// A step corrects all numbers of a ranking, however wrong they are.
+func TestStepCorrectsRanking(t *testing.T) {
+	t.Parallel()
+	r := openRanked(t, inferring(manyServers(300)...), 32, 400)
+	r.changePrices()
+	for range 10 {
+		for line := range uint32(len(r.lines)) {
+			wrong := r.lines[line]
+			for i := range wrong {
+				if wrong[i] != rankNone { // otherwise there is nothing below
+					wrong[i] = []uint64{0, wrong[i], rankNone}[r.random.IntN(3)]
+				}
+			}
+			r.must(r.plane.Objects.RankLines.Put(line, wrong))
+		}
+		r.rank()
+		r.checkTree(true)
+	}
+}
+
 // While two cores place flows on equal servers, a wrong number hides servers until the next step at
 // most. So servers hardly differ in their numbers of flows.
 func TestStormIsSpread(t *testing.T) {
