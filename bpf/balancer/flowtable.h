@@ -350,9 +350,9 @@ static __always_inline void count_change(__u64 old, __u64 new)
 		add_load(entry_server(new), more);
 }
 
-/* Counts a change of an entry, and what it tells about the server (observe.h). Returns whether a
- * flow of a server of a ranking has ended. Not inlined: most packets change nothing, and the code is
- * large. */
+/* Counts a change of an entry, and what it tells about the server (observe.h). Returns whether the
+ * server of the old entry has lost a flow, so that its rank is to be corrected. Not inlined: most
+ * packets change nothing, and the code is large. */
 int note_change(__u64 old, __u64 new);
 /* Corrects the rank of an entry's server. */
 int correct_rank(__u64 entry);
@@ -383,7 +383,7 @@ static __always_inline bool flow_transition(const struct flow *flow, __u64 old, 
 		}
 	}
 	if (is_done && !dry_run && note_change(old, new))
-		correct_rank(new);
+		correct_rank(old);
 	return is_done;
 }
 
