@@ -15,34 +15,36 @@
  * that was placed since makes one rank outdated, so most packets correct one. */
 #define MOST_CORRECTIONS 8
 
-/* The lowest rank of the servers that take new flows, as far as they have been compared. */
 struct rank_scan {
-	struct service service;
-	__u32 first; /* line of the ranking */
-	__u64 lowest;
+	const struct service *service;
+	__u32 first;   /* line of the ranking */
+	__u64 *lowest; /* rank so far of the servers that take new flows */
 };
 
-static long compare_rank(__u32 place, struct rank_scan *scan)
+static long compare_rank(__u32 place, const struct rank_scan *scan)
 {
 	const struct rank_line *line = rank_line_at(scan->first + place / RANKS_PER_LINE);
 	__u64 rank = line ? line->node[place % RANKS_PER_LINE] : RANK_NONE;
 	__u32 slot = rank & RANK_SLOT_MASK;
 	const struct load *load = load_at(slot);
 
-	if (rank != RANK_NONE && load && takes_flows_of(server_at(slot), &scan->service))
-		scan->lowest = lower(scan->lowest, rank_of(slot, load));
+	if (rank != RANK_NONE && load && takes_flows_of(server_at(slot), scan->service))
+		*scan->lowest = lower(*scan->lowest, rank_of(slot, load));
 	return 0;
 }
 
-/* As best_server(), but corrects no rank: it compares all servers. For dry runs. */
-static __always_inline int compare_all(const struct service *service, const struct ranking *ranking)
+/* As best_server(), but corrects no rank: it compares all servers. For dry runs. Not inlined, so
+ * that the verifier does not follow the content of `lowest`: it would follow each number. */
+__noinline int compare_all(const struct service *service, const struct ranking *ranking,
+			   __u64 *lowest)
 {
-	struct rank_scan scan = { .service.id = service->id,
-				  .first = ranking->first,
-				  .lowest = RANK_NONE };
+	struct rank_scan scan = { .service = service, .lowest = lowest };
 
+	if (!service || !ranking || !lowest)
+		return -1;
+	scan.first = ranking->first;
 	bpf_loop(ranking->servers, compare_rank, &scan, 0);
-	return scan.lowest == RANK_NONE ? -1 : (int)(scan.lowest & RANK_SLOT_MASK);
+	return *lowest == RANK_NONE ? -1 : (int)(*lowest & RANK_SLOT_MASK);
 }
 
 /* Returns the server with the lowest score that takes new flows; negative: there is none, or the
@@ -50,6 +52,7 @@ static __always_inline int compare_all(const struct service *service, const stru
 __noinline int best_server(const struct service *service)
 {
 	const struct ranking *ranking;
+	__u64 lowest = RANK_NONE;
 	int best = -1;
 	__u32 top;
 
@@ -59,7 +62,7 @@ __noinline int best_server(const struct service *service)
 	if (!ranking || !ranking->servers)
 		return -1;
 	if (dry_run)
-		return compare_all(service, ranking);
+		return compare_all(service, ranking, &lowest);
 	top = top_of(ranking);
 	for (int i = 0; i < MOST_CORRECTIONS; i++) {
 		const struct rank_line *line = rank_line_at(top);

@@ -46,6 +46,9 @@ const (
 
 	AmongAll        Among = "all"        // all servers of the service
 	AmongCandidates Among = "candidates" // the candidates of the flow's bucket
+	AmongTwo        Among = "two"        // two random servers
+	AmongThree      Among = "three"      // three random servers
+	AmongFour       Among = "four"       // four random servers
 )
 
 // DefaultInferInterval is the default time between two estimates (HLB, section IV-B).
@@ -120,7 +123,8 @@ func (r *rules) checkInfer(path string, s *Service) {
 	}
 	r.checkEstimator(at, s)
 	checkRange(r, field.Child(at, "slow-start"), s.Infer.SlowStart, 0, 10*time.Minute)
-	checkKnown(r, field.Child(at, "among"), s.Infer.Among, AmongAll, AmongCandidates)
+	checkKnown(r, field.Child(at, "among"), s.Infer.Among, AmongAll, AmongCandidates,
+		AmongTwo, AmongThree, AmongFour)
 	if s.Persistence == PersistenceTable || !slices.Contains(persistences, s.Persistence) {
 		return
 	}
