@@ -49,7 +49,7 @@ static __always_inline void observe(__u64 old, __u64 new)
 	struct load *load = load_at(slot);
 
 	if (!load)
-		return false;
+		return;
 	if (to == FLOW_NEW && from != FLOW_NEW)
 		__sync_fetch_and_add(&load->placed, 1);
 	else if (from == FLOW_NEW && to != FLOW_NEW)

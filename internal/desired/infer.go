@@ -46,6 +46,9 @@ const (
 
 	AmongAll        Among = "all"        // all servers of the service
 	AmongCandidates Among = "candidates" // the candidates of the flow's bucket
+	AmongTwo        Among = "two"        // two random servers
+	AmongThree      Among = "three"      // three random servers
+	AmongFour       Among = "four"       // four random servers
 )
 
 // DefaultInferInterval is the default time between two estimates (HLB, section IV-B).
@@ -132,8 +135,9 @@ func (r *rules) checkInfer(path string, s *Service) {
 	} else {
 		checkRange(r, field.Child(at, "slow-start"), *slowStart, 0, 10*time.Minute)
 	}
-	checkKnown(r, field.Child(at, "among"), s.Infer.Among, AmongAll, AmongCandidates)
-	if s.FindsByColumn() && s.Infer.Among == AmongAll {
+	checkKnown(r, field.Child(at, "among"), s.Infer.Among, AmongAll, AmongCandidates,
+		AmongTwo, AmongThree, AmongFour)
+	if s.FindsByColumn() && s.Infer.Among != AmongCandidates {
 		r.failf(field.Child(at, "among"), "must be %s for persistence %s: another server is in no "+
 			"column of the flow's bucket", AmongCandidates, s.Persistence)
 	}
