@@ -136,6 +136,19 @@ func (t *LoadTable) reset(slot uint32) {
 	t.put(slot, slotLoad{})
 }
 
+// Delay returns the delay that the next flow of the slot's server is expected to have. Up to 1, the
+// server serves the flow at once.
+func (t *LoadTable) Delay(slot uint32) float64 {
+	delay := t.Score(slot) >> scoreShift
+	if delay > infer.PriceOne { // the score adds 1 if the flow waits, or the server is away
+		delay -= infer.PriceOne
+	}
+	return float64(delay) / infer.PriceOne
+}
+
+// scoreShift is RANK_SCORE_SHIFT in bpf/balancer/ranking.h.
+const scoreShift = 28
+
 // slotLoad is all that is known of the load of a slot's server.
 type slotLoad struct {
 	load      balancerLoad
