@@ -222,7 +222,7 @@ func TestSlowStart(t *testing.T) {
 	servers := manyServers(5)
 	cfg := func(servers ...desired.Server) *desired.Balancer {
 		cfg := placingBy(desired.PlacementLeastQueue, servers...)
-		cfg.Services[0].Infer.SlowStart = 10 * time.Second
+		cfg.Services[0].Infer.SlowStart = new(10 * time.Second)
 		return cfg
 	}
 	drained, weightless := servers[4], servers[4]
@@ -279,7 +279,7 @@ func TestSlowStartAfterRestart(t *testing.T) {
 	f.infers(time.Second)
 	f.stop()
 	next := placingBy(desired.PlacementSED, manyServers(4)...)
-	next.Services[0].Infer.SlowStart = 10 * time.Second
+	next.Services[0].Infer.SlowStart = new(10 * time.Second)
 	next.Node = cfg.Node
 	f.start(next)
 	f.route()

@@ -112,10 +112,10 @@ func TestInferDefaults(t *testing.T) {
 		"hash": nil,
 		"infer": {
 			Estimator: desired.EstimateTerritoryLearned, Interval: 500 * time.Millisecond,
-			SlowStart: 10 * time.Second, Among: desired.AmongAll,
+			SlowStart: new(10 * time.Second), Among: desired.AmongAll,
 		},
-		"least-queue": {SlowStart: 10 * time.Second, Among: desired.AmongAll},
-		"sed":         {SlowStart: 10 * time.Second, Among: desired.AmongAll},
+		"least-queue": {SlowStart: new(10 * time.Second), Among: desired.AmongAll},
+		"sed":         {SlowStart: new(10 * time.Second), Among: desired.AmongAll},
 	} {
 		b, _, err := ParseBalancer([]byte(`
 node: {interface: eth0, locator: "fd00:6c:0:1::/64", peers: [lb2]}

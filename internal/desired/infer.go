@@ -21,9 +21,9 @@ type Infer struct {
 	Interval time.Duration `yaml:"interval,omitempty"`
 	// SlowStart is the time in which a server that begins to take new flows comes to its full
 	// share, 0 to 10 minutes. Default 10 s.
-	SlowStart time.Duration `yaml:"slow-start"`
+	SlowStart *time.Duration `yaml:"slow-start,omitempty"`
 	// Among are the servers that a flow can be given to. Default all.
-	Among Among `yaml:"among"`
+	Among Among `yaml:"among,omitempty"`
 }
 
 // Estimator is a method by which a balancer estimates the speeds and the loads of servers (package
@@ -50,6 +50,9 @@ const (
 
 // DefaultInferInterval is the default time between two estimates (HLB, section IV-B).
 const DefaultInferInterval = 500 * time.Millisecond
+
+// DefaultSlowStart is the default time in which a server comes to its full share.
+const DefaultSlowStart = 10 * time.Second
 
 // Infers tells whether the placement gives new flows to the server with the lowest score.
 func (p Placement) Infers() bool {
@@ -97,7 +100,8 @@ func (given Given) defaultInfer(s *Service, path string) {
 	}
 	at := field.Child(path, "infer")
 	setDefault(given, at, &s.Infer, &Infer{})
-	setDefault(given, field.Child(at, "slow-start"), &s.Infer.SlowStart, 10*time.Second)
+	slowStart := DefaultSlowStart
+	setDefault(given, field.Child(at, "slow-start"), &s.Infer.SlowStart, &slowStart)
 	setDefault(given, field.Child(at, "among"), &s.Infer.Among, AmongAll)
 	if s.Placement == PlacementInfer {
 		setDefault(given, field.Child(at, "estimator"), &s.Infer.Estimator, EstimateTerritoryLearned)
@@ -119,7 +123,11 @@ func (r *rules) checkInfer(path string, s *Service) {
 		return
 	}
 	r.checkEstimator(at, s)
-	checkRange(r, field.Child(at, "slow-start"), s.Infer.SlowStart, 0, 10*time.Minute)
+	if slowStart := s.Infer.SlowStart; slowStart == nil {
+		r.failf(field.Child(at, "slow-start"), "required")
+	} else {
+		checkRange(r, field.Child(at, "slow-start"), *slowStart, 0, 10*time.Minute)
+	}
 	checkKnown(r, field.Child(at, "among"), s.Infer.Among, AmongAll, AmongCandidates)
 	if s.Persistence == PersistenceTable || !slices.Contains(persistences, s.Persistence) {
 		return
