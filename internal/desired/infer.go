@@ -51,8 +51,12 @@ const (
 	AmongFour       Among = "four"       // four random servers
 )
 
-// DefaultInferInterval is the default time between two estimates (HLB, section IV-B).
-const DefaultInferInterval = 500 * time.Millisecond
+const (
+	// DefaultInferInterval is the default time between two estimates (HLB, section IV-B).
+	DefaultInferInterval = 500 * time.Millisecond
+	// ShortestInferInterval is the shortest one.
+	ShortestInferInterval = 100 * time.Millisecond
+)
 
 // DefaultSlowStart is the default time in which a server comes to its full share.
 const DefaultSlowStart = 10 * time.Second
@@ -149,7 +153,7 @@ func (r *rules) checkEstimator(path string, s *Service) {
 	if s.Placement == PlacementInfer {
 		checkKnown(r, estimator, s.Infer.Estimator, EstimateTerritoryLearned, EstimateTerritory,
 			EstimateHLB, EstimateHLBFixed, EstimateHLBMean)
-		checkRange(r, interval, s.Infer.Interval, 100*time.Millisecond, 10*time.Second)
+		checkRange(r, interval, s.Infer.Interval, ShortestInferInterval, 10*time.Second)
 		return
 	}
 	if s.Infer.Estimator != "" {
