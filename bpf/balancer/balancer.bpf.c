@@ -116,10 +116,12 @@ __noinline int handle_in_full(struct xdp_md *ctx, struct packet *pkt, __u32 resu
 	if (!pkt)
 		return XDP_ABORTED;
 	why = judge(pkt, read_unusual(ctx, pkt, result, &service));
-	if (!why)
+	if (!why) {
+		observe_packet(pkt, &service);
 		why = pkt->kind == PACKET_WHOLE
 			      ? find_segments(ctx, pkt, &service, &flow, &segments)
 			      : find_related(pkt, &service, &flow, &segments);
+	}
 	if (!is_forward(why))
 		return leave(ctx, pkt, why);
 	return forward(ctx, pkt, &service, &segments, segments.server[0],

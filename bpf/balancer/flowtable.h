@@ -64,10 +64,20 @@ struct {
 	__type(value, struct flow_bucket);
 } flows SEC(".maps");
 
+/* The flows of services without a flow table that are observed (observed.h), in the same format. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1); /* set at load: a power of two */
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct flow_bucket);
+} observed SEC(".maps");
+
 /* Secret, random, and kept as long as the table: set at load. */
 const volatile __u64 flow_bucket_keys[FLOW_BUCKET_WORDS];
 const volatile __u64 flow_signature_keys[FLOW_WORDS + 1];
-const volatile __u32 flow_bucket_shift; /* 64 less the bits of a bucket's number */
+const volatile __u32 flow_bucket_shift;	    /* 64 less the bits of a bucket's number */
+const volatile __u32 observed_bucket_shift; /* likewise */
 /* One tick of `last seen` is 2^this jiffies, 3.6 to 7.2 s. */
 const volatile __u32 flow_tick_shift;
 
@@ -332,9 +342,12 @@ static __always_inline void count_change(__u64 old, __u64 new)
 		add_load(entry_server(new), more);
 }
 
-/* Counts a change of an entry, and what it tells about the server (observe.h). Not inlined: most
- * packets change nothing, and the code is large. */
+/* Counts a change of an entry, and what it tells about the server (observe.h). Returns whether a
+ * flow of a server of a ranking has ended. Not inlined: most packets change nothing, and the code is
+ * large. */
 int note_change(__u64 old, __u64 new);
+/* Corrects the rank of an entry's server. */
+int correct_rank(__u64 entry);
 
 static __always_inline bool entry_swap(__u64 *entry, __u64 old, __u64 new)
 {
@@ -361,8 +374,8 @@ static __always_inline bool flow_transition(const struct flow *flow, __u64 old, 
 			break;
 		}
 	}
-	if (is_done && !dry_run)
-		note_change(old, new);
+	if (is_done && !dry_run && note_change(old, new))
+		correct_rank(new);
 	return is_done;
 }
 

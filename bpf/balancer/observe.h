@@ -34,8 +34,9 @@ static __always_inline bool is_load(enum flow_state state)
 	return state == FLOW_NEW || state == FLOW_ESTABLISHED;
 }
 
-/* Takes note of a flow that has changed its state, or that was placed on a server of a ranking. */
-static __always_inline void observe(__u64 old, __u64 new, const struct server *server)
+/* Takes note of a flow that has changed its state, or that was placed on a server of a ranking.
+ * Returns whether the flow has ended. */
+static __always_inline bool observe(__u64 old, __u64 new)
 {
 	enum flow_state from = (old ^ new) >> FLOW_SIGNATURE_SHIFT ? FLOW_FREE : entry_state(old);
 	enum flow_state to = entry_state(new);
@@ -43,7 +44,7 @@ static __always_inline void observe(__u64 old, __u64 new, const struct server *s
 	struct load *load = load_at(slot);
 
 	if (!load)
-		return;
+		return false;
 	if (to == FLOW_NEW && from != FLOW_NEW)
 		__sync_fetch_and_add(&load->placed, 1);
 	else if (from == FLOW_NEW && to != FLOW_NEW)
@@ -53,18 +54,25 @@ static __always_inline void observe(__u64 old, __u64 new, const struct server *s
 	if (load->is_timed && is_established(from) && to == FLOW_CLOSING)
 		end_duration(new);
 	if (is_load(to) || !is_load(from))
-		return;
+		return false;
 	count_end(slot, *(const volatile __u64 *)&load->flows);
-	correct_rank(server, slot, load);
+	return true;
 }
 
 __noinline int note_change(__u64 old, __u64 new)
 {
-	const struct server *server = server_at(entry_server(new));
-
 	count_change(old, new);
-	if (server->rank)
-		observe(old, new, server);
+	return server_at(entry_server(new))->rank && observe(old, new);
+}
+
+__noinline int correct_rank(__u64 entry)
+{
+	__u32 slot = entry_server(entry);
+	const struct server *server = server_at(slot);
+	const struct load *load = load_at(slot);
+
+	if (load)
+		set_rank(ranking_of(server->service), server->rank - 1, rank_of(slot, load), false);
 	return 0;
 }
 

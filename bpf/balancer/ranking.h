@@ -176,13 +176,6 @@ static __always_inline const struct ranking *ranking_of(__u32 service)
 	return bpf_map_lookup_elem(&rankings, &service);
 }
 
-/* Corrects the rank of a server after its load has changed. */
-static __always_inline void correct_rank(const struct server *server, __u32 slot,
-					 const struct load *load)
-{
-	set_rank(ranking_of(server->service), server->rank - 1, rank_of(slot, load), false);
-}
-
 /* The number of the line that is the top of a ranking. */
 static __always_inline __u32 top_of(const struct ranking *ranking)
 {

@@ -411,6 +411,7 @@ func (f *fixture) bucketNumber(flow dataplane.Flow) uint32 {
 func (f *fixture) forgetFlows() {
 	clear(f.plane.Flows.Entries)
 	clear(f.plane.HalfOpen.Entries)
+	clear(f.plane.Observed.Entries)
 	f.plane.Loads.Clear()
 }
 

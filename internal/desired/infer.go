@@ -22,7 +22,8 @@ type Infer struct {
 	// SlowStart is the time in which a server that begins to take new flows comes to its full
 	// share, 0 to 10 minutes. Default 10 s.
 	SlowStart *time.Duration `yaml:"slow-start,omitempty"`
-	// Among are the servers that a flow can be given to. Default all.
+	// Among are the servers that a flow can be given to. Default all; candidates for persistence
+	// stateless and hint, which need that.
 	Among Among `yaml:"among,omitempty"`
 }
 
@@ -100,9 +101,12 @@ func (given Given) defaultInfer(s *Service, path string) {
 	}
 	at := field.Child(path, "infer")
 	setDefault(given, at, &s.Infer, &Infer{})
-	slowStart := DefaultSlowStart
+	slowStart, among := DefaultSlowStart, AmongAll
+	if s.FindsByColumn() {
+		among = AmongCandidates
+	}
 	setDefault(given, field.Child(at, "slow-start"), &s.Infer.SlowStart, &slowStart)
-	setDefault(given, field.Child(at, "among"), &s.Infer.Among, AmongAll)
+	setDefault(given, field.Child(at, "among"), &s.Infer.Among, among)
 	if s.Placement == PlacementInfer {
 		setDefault(given, field.Child(at, "estimator"), &s.Infer.Estimator, EstimateTerritoryLearned)
 		setDefault(given, field.Child(at, "interval"), &s.Infer.Interval, DefaultInferInterval)
@@ -129,12 +133,10 @@ func (r *rules) checkInfer(path string, s *Service) {
 		checkRange(r, field.Child(at, "slow-start"), *slowStart, 0, 10*time.Minute)
 	}
 	checkKnown(r, field.Child(at, "among"), s.Infer.Among, AmongAll, AmongCandidates)
-	if s.Persistence == PersistenceTable || !slices.Contains(persistences, s.Persistence) {
-		return
+	if s.FindsByColumn() && s.Infer.Among == AmongAll {
+		r.failf(field.Child(at, "among"), "must be %s for persistence %s: another server is in no "+
+			"column of the flow's bucket", AmongCandidates, s.Persistence)
 	}
-	r.failf(field.Child(path, "persistence"),
-		"must be %s for placement %s: the balancer counts the flows of servers in its flow table",
-		PersistenceTable, s.Placement)
 }
 
 // checkEstimator checks the fields that only placement infer has.

@@ -22,6 +22,10 @@ const (
 	// flowsPerHalfOpen is the assumed number of flows for each half-open flow. A flow is half-open
 	// for one round trip, and lasts for many.
 	flowsPerHalfOpen = 4
+	// observedFlows is how many flows of services without a flow table are observed at once. They
+	// take one megabyte, which fits into the second-level cache. If there are more, loads are those
+	// of some of the flows.
+	observedFlows = 1 << 16
 
 	// FlowTimeMask selects the bits of an entry that contain the time of the last packet, in ticks.
 	FlowTimeMask = 0xfff
