@@ -234,11 +234,10 @@ static long rank_server(__u32 i, const struct rank_run *run)
 	__u32 slot = run->first + i;
 	const struct server *server = server_at(slot);
 	const struct load *load = load_at(slot);
-	struct service service = { .id = server->service };
 
 	if (server->rank && load)
 		set_rank(ranking_of(server->service), server->rank - 1,
-			 takes_flows_of(server, &service) ? rank_of(slot, load) : RANK_NONE, true);
+			 present_rank(server, slot, load), true);
 	return 0;
 }
 

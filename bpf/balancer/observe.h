@@ -34,17 +34,22 @@ static __always_inline bool is_load(enum flow_state state)
 	return state == FLOW_NEW || state == FLOW_ESTABLISHED;
 }
 
-/* Takes note of a flow that has changed its state, or that was placed on a server of a ranking.
- * Returns whether the flow has ended. */
-static __always_inline bool observe(__u64 old, __u64 new)
+/* Whether a change gives an entry to another flow, or a flow to another server. */
+static __always_inline bool is_replaced(__u64 old, __u64 new)
 {
-	enum flow_state from = (old ^ new) >> FLOW_SIGNATURE_SHIFT ? FLOW_FREE : entry_state(old);
+	return (old ^ new) >> FLOW_SERVER_SHIFT;
+}
+
+/* Takes note of a flow that has changed its state, or that was placed on a server of a ranking. */
+static __always_inline void observe(__u64 old, __u64 new)
+{
+	enum flow_state from = is_replaced(old, new) ? FLOW_FREE : entry_state(old);
 	enum flow_state to = entry_state(new);
 	__u32 slot = entry_server(new);
 	struct load *load = load_at(slot);
 
 	if (!load)
-		return false;
+		return;
 	if (to == FLOW_NEW && from != FLOW_NEW)
 		__sync_fetch_and_add(&load->placed, 1);
 	else if (from == FLOW_NEW && to != FLOW_NEW)
@@ -53,16 +58,16 @@ static __always_inline bool observe(__u64 old, __u64 new)
 		begin_duration(new);
 	if (load->is_timed && is_established(from) && to == FLOW_CLOSING)
 		end_duration(new);
-	if (is_load(to) || !is_load(from))
-		return false;
-	count_end(slot, *(const volatile __u64 *)&load->flows);
-	return true;
+	if (is_load(from) && !is_load(to))
+		count_end(slot, *(const volatile __u64 *)&load->flows);
 }
 
 __noinline int note_change(__u64 old, __u64 new)
 {
 	count_change(old, new);
-	return server_at(entry_server(new))->rank && observe(old, new);
+	if (server_at(entry_server(new))->rank)
+		observe(old, new);
+	return is_load(entry_state(old)) && (is_replaced(old, new) || !is_load(entry_state(new)));
 }
 
 __noinline int correct_rank(__u64 entry)
@@ -71,8 +76,9 @@ __noinline int correct_rank(__u64 entry)
 	const struct server *server = server_at(slot);
 	const struct load *load = load_at(slot);
 
-	if (load)
-		set_rank(ranking_of(server->service), server->rank - 1, rank_of(slot, load), false);
+	if (server->rank && load)
+		set_rank(ranking_of(server->service), server->rank - 1,
+			 present_rank(server, slot, load), false);
 	return 0;
 }
 

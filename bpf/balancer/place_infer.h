@@ -15,38 +15,6 @@
  * that was placed since makes one rank outdated, so most packets correct one. */
 #define MOST_CORRECTIONS 8
 
-/* The lowest rank of the servers that take new flows, as far as they have been compared. */
-struct rank_scan {
-	struct service service;
-	__u32 first; /* line of the ranking */
-	__u64 lowest;
-};
-
-/* Not on the stack: kernel 6.18 then fails to verify the program. */
-static struct rank_scan scan;
-
-static long compare_rank(__u32 place, void *unused)
-{
-	const struct rank_line *line = rank_line_at(scan.first + place / RANKS_PER_LINE);
-	__u64 rank = line ? line->node[place % RANKS_PER_LINE] : RANK_NONE;
-	__u32 slot = rank & RANK_SLOT_MASK;
-	const struct load *load = load_at(slot);
-
-	if (rank != RANK_NONE && load && takes_flows_of(server_at(slot), &scan.service))
-		scan.lowest = lower(scan.lowest, rank_of(slot, load));
-	return 0;
-}
-
-/* As best_server(), but corrects no rank: it compares all servers. For dry runs. */
-static __always_inline int compare_all(const struct service *service, const struct ranking *ranking)
-{
-	scan.service.id = service->id;
-	scan.first = ranking->first;
-	scan.lowest = RANK_NONE;
-	bpf_loop(ranking->servers, compare_rank, NULL, 0);
-	return scan.lowest == RANK_NONE ? -1 : (int)(scan.lowest & RANK_SLOT_MASK);
-}
-
 /* Returns the server with the lowest score that takes new flows; negative: there is none, or the
  * lowest ranks are of servers that take none. Not inlined: see handle_in_full. */
 __noinline int best_server(const struct service *service)
@@ -60,8 +28,6 @@ __noinline int best_server(const struct service *service)
 	ranking = ranking_of(service->id);
 	if (!ranking || !ranking->servers)
 		return -1;
-	if (dry_run)
-		return compare_all(service, ranking);
 	top = top_of(ranking);
 	for (int i = 0; i < MOST_CORRECTIONS; i++) {
 		const struct rank_line *line = rank_line_at(top);
@@ -76,7 +42,8 @@ __noinline int best_server(const struct service *service)
 			best = slot;
 			now = rank_of(slot, load);
 		}
-		if (now == rank || !serves(server, service) || !server->rank)
+		/* A dry run changes nothing. User space corrects all ranks before it. */
+		if (now == rank || dry_run || !serves(server, service) || !server->rank)
 			return best;
 		set_rank(ranking, server->rank - 1, now, false);
 	}

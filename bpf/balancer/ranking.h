@@ -19,11 +19,11 @@
  *	[ 3 7 ... ] [ 5 9 ... ]  lines 16 and 17
  *	[ 3 8 ... ] ...          lines 0 to 15: 128 servers
  *
- * A flow that ends corrects the rank of its server at once. A flow that begins changes only the
- * load. best_server() compares the lowest rank with the load, and corrects it. Cores correct ranks
- * without locks and without barriers, which would take most of the time. If two cores correct a line
- * and the node above it at the same moment, the node can be wrong. A number that is too low is
- * corrected when it is found. A number that is too high hides the servers of the
+ * A flow that leaves a server corrects its rank at once, except in a sweep. A flow that begins
+ * changes only the load. best_server() compares the lowest rank with the load, and corrects it.
+ * Cores correct ranks without locks and without barriers, which would take most of the time. If two
+ * cores correct a line and the node above it at the same moment, the node can be wrong. A number
+ * that is too low is corrected when it is found. A number that is too high hides the servers of the
  * line, until one of them is corrected. User space corrects all numbers at each step (rank_servers),
  * so that no server is hidden for longer.
  */
@@ -32,6 +32,7 @@
 
 #include "directory.h"
 #include "loads.h"
+#include "segments.h"
 #include "services.h"
 
 /*
@@ -108,6 +109,15 @@ static __always_inline __u64 rank_of(__u32 slot, const struct load *load)
 {
 	return score_of(load) << RANK_SCORE_SHIFT |
 	       (load->position & RANK_POSITION_MASK) << RANK_POSITION_SHIFT | slot;
+}
+
+/* The rank that a server is to have now. */
+static __always_inline __u64 present_rank(const struct server *server, __u32 slot,
+					  const struct load *load)
+{
+	struct service service = { .id = server->service };
+
+	return takes_flows_of(server, &service) ? rank_of(slot, load) : RANK_NONE;
 }
 
 /* The lower of two ranks, without a branch, which could not be predicted. */

@@ -69,11 +69,13 @@ static __always_inline struct swept_server *swept_server_at(__u32 slot)
  * entry may be free, and the sweep would take twice as long. */
 static __always_inline enum flow_state state_of(__u64 value)
 {
-	__u64 sign = -value;
+	__u64 bits = value >> FLOW_STATE_SHIFT & FLOW_STATE_MASK, sign = -value;
+	__u64 is_used, has_bits = (bits | bits >> 1) & 1;
 
 	/* Otherwise the compiler makes it a branch. */
 	barrier_var(sign);
-	return (value >> FLOW_STATE_SHIFT & 3) | (((value | sign) >> 63) ^ 1) << 2;
+	is_used = (value | sign) >> 63;
+	return bits | (is_used ^ has_bits) * FLOW_SILENT;
 }
 
 /* Frees an entry that is due, or makes it silent. False: another core changes it meanwhile. */
@@ -81,7 +83,7 @@ static __always_inline bool sweep_due(__u64 *entry, __u64 value, enum flow_state
 				      const struct swept_server *server)
 {
 	bool turns_silent = state == FLOW_ESTABLISHED && age < server->established;
-	__u64 new = turns_silent ? value & ~(3ULL << FLOW_STATE_SHIFT) : 0;
+	__u64 new = turns_silent ? value & ~((__u64)FLOW_STATE_MASK << FLOW_STATE_SHIFT) : 0;
 
 	if (!entry_swap(entry, value, new))
 		return false;

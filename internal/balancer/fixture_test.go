@@ -477,7 +477,7 @@ func entryOf(signature uint64, slot uint32, state dataplane.FlowState, seen uint
 	if state == stateFree {
 		return 0
 	}
-	return signature<<30 | uint64(slot)<<14 | uint64(state)<<12 | uint64(seen&dataplane.FlowTimeMask)
+	return signature<<30 | uint64(slot)<<14 | uint64(state&3)<<12 | uint64(seen&dataplane.FlowTimeMask)
 }
 
 // setHealth applies the result of a health check to the data path.

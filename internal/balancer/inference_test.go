@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"testing"
 	"time"
@@ -44,7 +45,11 @@ func placingBy(placement desired.Placement, servers ...desired.Server) *desired.
 // manyServers returns servers of weight 1.
 func manyServers(n int) (servers []desired.Server) {
 	for i := range n {
-		servers = append(servers, srv6Server(fmt.Sprint("s", i+1), uint8(i+1), 1))
+		server := srv6Server(fmt.Sprint("s", i+1), uint8(i+1), 1)
+		locator := server.Locator.Addr().As16()
+		locator[6] = byte((i + 1) >> 8)
+		server.Locator = netip.PrefixFrom(netip.AddrFrom16(locator), 64)
+		servers = append(servers, server)
 	}
 	return servers
 }

@@ -78,10 +78,11 @@ func (e FlowEntry) Server() uint32 { return uint32(e>>14) & 0xffff }
 
 // State returns the state of the flow. FlowFree means that the entry has no flow.
 func (e FlowEntry) State() FlowState {
-	if e == 0 {
-		return FlowFree
+	state := FlowState(e >> 12 & 3)
+	if state == 0 && e != 0 {
+		return FlowSilent
 	}
-	return FlowState(e >> 12 & 3)
+	return state
 }
 
 // String returns the name of the state, as output shows it.

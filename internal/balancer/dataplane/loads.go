@@ -19,7 +19,7 @@ func rankLines(slots uint32) uint32 { return 2*slots + 64 }
 
 // timedFlows returns how many flows are timed at once, for a flow table of so many flows: a
 // sixteenth, and at most 65536, which fit into the second-level cache. It is a power of two.
-func timedFlows(flows uint32) uint32 { return min(flowBuckets(flows)/4, 1<<16) }
+func timedFlows(flows uint32) uint32 { return max(1, min(flowBuckets(flows)/4, 1<<16)) }
 
 // LoadTable is what the data path knows of the loads of servers, by slot: the maps loads, ends and
 // reservoirs, mapped into this process. Packets change all but the prices at any time.

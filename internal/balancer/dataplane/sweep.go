@@ -42,8 +42,8 @@ const sweptStates = 8
 func (l FlowLifetimes) swept() SweptServer {
 	return SweptServer{
 		Due: [sweptStates]uint16{
-			FlowSilent: l.Established, FlowNew: l.New,
-			FlowEstablished: min(l.Established, l.Silent), FlowClosing: l.Closing,
+			FlowNew: l.New, FlowEstablished: min(l.Established, l.Silent),
+			FlowClosing: l.Closing, FlowSilent: l.Established,
 		},
 		Established: l.Established,
 	}
