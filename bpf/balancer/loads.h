@@ -13,6 +13,15 @@
 #define LOAD_ESTABLISHED 1ULL
 #define LOAD_NEW (1ULL << 32)
 
+/*
+ * So many flows in the state FLOW_NEW count fully. Without a flood a server has fewer, because each
+ * lasts a round trip. A flood of SYNs has many more, for which no server works. Of these, 64 count
+ * as one, so that the flood is still spread over all servers.
+ */
+#define SURE_NEW 16
+#define FLOOD_SHIFT 6
+/* No server has a billion flows. */
+#define MOST_FLOWS (1ULL << 30)
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1); /* set at load: as servers */
@@ -26,12 +35,26 @@ static __always_inline struct load *load_at(__u32 server)
 	return bpf_map_lookup_elem(&loads, &server);
 }
 
-static __always_inline void add_load(__u32 server, __u64 more)
+/* The load of a server with these flows (struct load) and one more. */
+static __always_inline __u64 next_load(__u64 flows)
+{
+	__u64 new = flows >> 32, sure = new < SURE_NEW ? new : SURE_NEW;
+	__u64 next = (__u32)flows + sure + ((new - sure) >> FLOOD_SHIFT) + 1;
+
+	return next < MOST_FLOWS ? next : MOST_FLOWS;
+}
+
+/* Adds to the flows of a server. Returns whether its load is another one afterwards: most flows of a
+ * flood change nothing. */
+static __always_inline bool add_load(__u32 server, __u64 more)
 {
 	struct load *load = load_at(server);
+	__u64 before;
 
-	if (load)
-		__sync_fetch_and_add(&load->flows, more);
+	if (!load)
+		return false;
+	before = __sync_fetch_and_add(&load->flows, more);
+	return next_load(before) != next_load(before + more);
 }
 
 #endif

@@ -40,12 +40,12 @@ services:
 
 func TestInferRules(t *testing.T) {
 	const (
-		block  = "infer: {estimator: hlb, interval: 100ms, slow-start: 0s, among: all}"
-		unused = "not used by placement "
-		column = ": another server is in no column of the flow's bucket"
+		block   = "infer: {estimator: hlb, interval: 100ms, slow-start: 0s, among: all}"
+		unused  = "not used by placement "
+		outside = "another server is in no column of the flow's bucket"
 	)
-	inRow := func(persistence string) []problem {
-		return one("services[0].infer.among", "must be candidates for persistence "+persistence+column)
+	column := func(persistence string) []problem {
+		return one("services[0].infer.among", "must be candidates for persistence "+persistence+": "+outside)
 	}
 	checkMutations(t, inferring, ParseBalancer, []mutation{
 		{"hash", "placement: infer", "placement: hash", one("services[0].infer", unused+"hash")},
@@ -75,13 +75,14 @@ func TestInferRules(t *testing.T) {
 			one("services[0].infer.slow-start", "must be from 0s to 10m0s")},
 		{"early start", "slow-start: 0s", "slow-start: -1s",
 			one("services[0].infer.slow-start", "must be from 0s to 10m0s")},
-		{"stateless", "placement: infer", "placement: infer\n    buckets: 1021\n    persistence: stateless", inRow("stateless")},
-		{"hint", "placement: infer", "placement: infer\n    buckets: 1021\n    persistence: hint", inRow("hint")},
+		{"stateless", "placement: infer", "placement: infer\n    buckets: 1021\n    persistence: stateless", column("stateless")},
+		{"hint", "placement: infer", "placement: infer\n    buckets: 1021\n    persistence: hint", column("hint")},
 		{"quic", "placement: sed", "placement: sed\n    persistence: quic", []problem{
 			{"services[1].placement", "must be hash for persistence quic: a client sends several packets " +
 				"before it knows the server's connection ID, and only hash leads all of them to one server"},
 			{"services[1].servers[0].quic-id", "required by persistence quic"},
 		}},
+		{"stateless candidates", block, "persistence: stateless\n    buckets: 1021", nil},
 		{"silent", "placement: infer", "placement: infer\n    timeouts: {silent: 4s}",
 			one("services[0].timeouts.silent", timeRange)},
 		{"name empty", "name: lb1", `name: ""`, one("node.name", "required")},

@@ -596,6 +596,10 @@ func TestConfigTemplates(t *testing.T) {
 		Form: desired.QUICLB21, Rotation: 2, ServerIDLength: 3, NonceLength: 4, EncodeLength: true,
 	}
 	full.Services[3].Servers[1].QUICID = "c4605e"
+	full.Services[2].Infer = &desired.Infer{
+		Estimator: desired.EstimateHLB, Interval: time.Second, SlowStart: new(time.Duration),
+		Among: desired.AmongCandidates,
+	}
 	full.Services[1].Health = &desired.Health{TCP: &desired.TCPCheck{Port: 80}}
 	full.Services[2].Health = &desired.Health{HTTP: &desired.HTTPCheck{}}
 	agent := l.Node("s1").AgentConfig()
