@@ -336,7 +336,7 @@ static __always_inline __u64 entry_load(__u64 value)
 }
 
 /* Counts a change of an entry, which may have been the entry of another flow before. Returns whether
- * the old entry's server has another load now. */
+ * the old entry's server has another load now, apart from a flood. */
 static __always_inline bool count_change(__u64 old, __u64 new)
 {
 	__u64 less = entry_load(old), more = entry_load(new);
@@ -349,8 +349,8 @@ static __always_inline bool count_change(__u64 old, __u64 new)
 }
 
 /* Counts a change of an entry, and what it tells about the server (observe.h). Returns whether the
- * server of the old entry has lost a flow, so that its rank is to be corrected. Not inlined: most
- * packets change nothing, and the code is large. */
+ * rank of the old entry's server is to be corrected. Not inlined: most packets change nothing, and
+ * the code is large. */
 int note_change(__u64 old, __u64 new);
 /* Corrects the rank of an entry's server. */
 int correct_rank(__u64 entry);

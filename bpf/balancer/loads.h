@@ -35,17 +35,25 @@ static __always_inline struct load *load_at(__u32 server)
 	return bpf_map_lookup_elem(&loads, &server);
 }
 
-/* The load of a server with these flows (struct load) and one more. */
+/* The flows of a server (struct load) that count fully. */
+static __always_inline __u64 sure_flows(__u64 flows)
+{
+	__u64 new = flows >> 32;
+
+	return (__u32)flows + (new < SURE_NEW ? new : SURE_NEW);
+}
+
+/* The load of a server with these flows and one more. */
 static __always_inline __u64 next_load(__u64 flows)
 {
-	__u64 new = flows >> 32, sure = new < SURE_NEW ? new : SURE_NEW;
-	__u64 next = (__u32)flows + sure + ((new - sure) >> FLOOD_SHIFT) + 1;
+	__u64 new = flows >> 32, flood = new > SURE_NEW ? new - SURE_NEW : 0;
+	__u64 next = sure_flows(flows) + (flood >> FLOOD_SHIFT) + 1;
 
 	return next < MOST_FLOWS ? next : MOST_FLOWS;
 }
 
-/* Adds to the flows of a server. Returns whether its load is another one afterwards: most flows of a
- * flood change nothing. */
+/* Adds to the flows of a server. Returns whether others of its flows count fully afterwards: flows of
+ * a flood change nothing. */
 static __always_inline bool add_load(__u32 server, __u64 more)
 {
 	struct load *load = load_at(server);
@@ -54,7 +62,7 @@ static __always_inline bool add_load(__u32 server, __u64 more)
 	if (!load)
 		return false;
 	before = __sync_fetch_and_add(&load->flows, more);
-	return next_load(before) != next_load(before + more);
+	return sure_flows(before) != sure_flows(before + more);
 }
 
 #endif
