@@ -29,13 +29,22 @@ static __always_inline __u32 generations_of(const struct service *service)
 	return service->rule.row >> 4;
 }
 
-/* Maps a hash onto 0..buckets-1 without a division (Lemire, "Fast random
- * integer generation in an interval", 2019, section 2). */
+/* The same on all balancers that share a seed. */
+static __always_inline __u32 hash_of(const struct flow_key *flow)
+{
+	return mix(multilinear((const __u32 *)flow, TUPLE_WORDS, bucket_keys) >> 32);
+}
+
+/* Maps a hash onto 0..count-1 without a division (Lemire, "Fast random integer generation in an
+ * interval", 2019, section 2). */
+static __always_inline __u32 share_of(__u32 hash, __u32 count)
+{
+	return (__u64)hash * count >> 32;
+}
+
 static __always_inline __u32 bucket_of(const struct flow_key *flow, __u32 buckets)
 {
-	__u32 hash = mix(multilinear((const __u32 *)flow, TUPLE_WORDS, bucket_keys) >> 32);
-
-	return (__u64)hash * buckets >> 32;
+	return share_of(hash_of(flow), buckets);
 }
 
 static __always_inline __u32 table_number(const struct service *service)

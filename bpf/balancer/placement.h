@@ -10,6 +10,7 @@
 #include "place_hunt.h"
 #include "place_infer.h"
 #include "place_round_robin.h"
+#include "place_sample.h"
 
 /* The server of a new flow, if the placement picks one of its own accord, and the flow's bucket
  * does not tell it; negative: there is none. */
@@ -20,6 +21,10 @@ static __always_inline int pick(const struct packet *pkt, const struct service *
 		return next_in_turn(service);
 	case PLACEMENT_INFER:
 		return best_server(service);
+	case PLACEMENT_INFER_TWO:
+	case PLACEMENT_INFER_THREE:
+	case PLACEMENT_INFER_FOUR:
+		return best_of_sample(pkt, service);
 	default:
 		return best_candidate(service, bucket_of(&pkt->key, service->rule.buckets));
 	}
@@ -49,6 +54,9 @@ static __always_inline bool choose(const struct packet *pkt, const struct servic
 	switch (placement_of(service)) {
 	case PLACEMENT_INFER:
 	case PLACEMENT_INFER_ROW:
+	case PLACEMENT_INFER_TWO:
+	case PLACEMENT_INFER_THREE:
+	case PLACEMENT_INFER_FOUR:
 	case PLACEMENT_ROUND_ROBIN:
 		if (place_picked(pkt, service, segments))
 			return true;
@@ -77,6 +85,9 @@ static __always_inline bool choose_without_room(const struct packet *pkt,
 	switch (placement_of(service)) {
 	case PLACEMENT_INFER:
 	case PLACEMENT_INFER_ROW:
+	case PLACEMENT_INFER_TWO:
+	case PLACEMENT_INFER_THREE:
+	case PLACEMENT_INFER_FOUR:
 	case PLACEMENT_ROUND_ROBIN:
 		note_pick(false);
 		return place_hash(pkt, service, segments);
@@ -94,6 +105,9 @@ static __always_inline bool choose_related(const struct packet *pkt, const struc
 	case PLACEMENT_ROUND_ROBIN:
 	case PLACEMENT_INFER:
 	case PLACEMENT_INFER_ROW:
+	case PLACEMENT_INFER_TWO:
+	case PLACEMENT_INFER_THREE:
+	case PLACEMENT_INFER_FOUR:
 		return place_hash_related(&pkt->key, service, segments);
 	case PLACEMENT_HUNT:
 	case PLACEMENT_HUNT_RANDOM:

@@ -63,11 +63,12 @@ func (d *document) warnOfSeveralBalancers(b *desired.Balancer) {
 				"candidates: in simulations with 4 and 16 balancers, flows took 891 and 2741 ms instead of "+
 				"544 and 692 (territory), and 827 and 1260 ms instead of 699 and 743 (hlb)")
 		case !s.Probes():
-			d.warnf(field.Child(at, "infer.among"), "all, and servers without agents: packets of a "+
-				"connection that come to another balancer do not find their server")
+			d.warnf(field.Child(at, "infer.among"), "%s, and servers without agents: packets of a "+
+				"connection that come to another balancer do not find their server", s.Infer.Among)
 		case len(s.Servers) > s.Candidates:
-			d.warnf(field.Child(at, "infer.among"), "all: packets of a connection that come to another "+
-				"balancer visit %d of %d servers, and may not find theirs", s.Candidates, len(s.Servers))
+			d.warnf(field.Child(at, "infer.among"), "%s: packets of a connection that come to another "+
+				"balancer visit %d of %d servers, and may not find theirs", s.Infer.Among, s.Candidates,
+				len(s.Servers))
 		}
 	}
 }

@@ -46,10 +46,17 @@ const (
 
 	AmongAll        Among = "all"        // all servers of the service
 	AmongCandidates Among = "candidates" // the candidates of the flow's bucket
+	AmongTwo        Among = "two"        // two random servers
+	AmongThree      Among = "three"      // three random servers
+	AmongFour       Among = "four"       // four random servers
 )
 
-// DefaultInferInterval is the default time between two estimates (HLB, section IV-B).
-const DefaultInferInterval = 500 * time.Millisecond
+const (
+	// DefaultInferInterval is the default time between two estimates (HLB, section IV-B).
+	DefaultInferInterval = 500 * time.Millisecond
+	// ShortestInferInterval is the shortest one.
+	ShortestInferInterval = 100 * time.Millisecond
+)
 
 // DefaultSlowStart is the default time in which a server comes to its full share.
 const DefaultSlowStart = 10 * time.Second
@@ -132,8 +139,9 @@ func (r *rules) checkInfer(path string, s *Service) {
 	} else {
 		checkRange(r, field.Child(at, "slow-start"), *slowStart, 0, 10*time.Minute)
 	}
-	checkKnown(r, field.Child(at, "among"), s.Infer.Among, AmongAll, AmongCandidates)
-	if s.FindsByColumn() && s.Infer.Among == AmongAll {
+	checkKnown(r, field.Child(at, "among"), s.Infer.Among, AmongAll, AmongCandidates,
+		AmongTwo, AmongThree, AmongFour)
+	if s.FindsByColumn() && s.Infer.Among != AmongCandidates {
 		r.failf(field.Child(at, "among"), "must be %s for persistence %s: another server is in no "+
 			"column of the flow's bucket", AmongCandidates, s.Persistence)
 	}
@@ -145,7 +153,7 @@ func (r *rules) checkEstimator(path string, s *Service) {
 	if s.Placement == PlacementInfer {
 		checkKnown(r, estimator, s.Infer.Estimator, EstimateTerritoryLearned, EstimateTerritory,
 			EstimateHLB, EstimateHLBFixed, EstimateHLBMean)
-		checkRange(r, interval, s.Infer.Interval, 100*time.Millisecond, 10*time.Second)
+		checkRange(r, interval, s.Infer.Interval, ShortestInferInterval, 10*time.Second)
 		return
 	}
 	if s.Infer.Estimator != "" {

@@ -27,6 +27,9 @@ var placements = map[placementName]balancerPlacement{
 var inferring = map[desired.Among]balancerPlacement{
 	desired.AmongAll:        balancerPlacementPLACEMENT_INFER,
 	desired.AmongCandidates: balancerPlacementPLACEMENT_INFER_ROW,
+	desired.AmongTwo:        balancerPlacementPLACEMENT_INFER_TWO,
+	desired.AmongThree:      balancerPlacementPLACEMENT_INFER_THREE,
+	desired.AmongFour:       balancerPlacementPLACEMENT_INFER_FOUR,
 }
 
 // estimators are the methods by which services infer, as desired.Service.Estimates names them.
