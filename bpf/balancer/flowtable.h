@@ -335,24 +335,22 @@ static __always_inline __u64 entry_load(__u64 value)
 	}
 }
 
-/* Counts a change of an entry, which may have been the entry of another flow before. */
-static __always_inline void count_change(__u64 old, __u64 new)
+/* Counts a change of an entry, which may have been the entry of another flow before. Returns whether
+ * the old entry's server has another load now, apart from a flood. */
+static __always_inline bool count_change(__u64 old, __u64 new)
 {
 	__u64 less = entry_load(old), more = entry_load(new);
 
-	if (entry_server(old) == entry_server(new)) {
-		more -= less;
-		less = 0;
-	}
-	if (less)
-		add_load(entry_server(old), -less);
+	if (entry_server(old) == entry_server(new))
+		return less != more && add_load(entry_server(old), more - less);
 	if (more)
 		add_load(entry_server(new), more);
+	return less && add_load(entry_server(old), -less);
 }
 
 /* Counts a change of an entry, and what it tells about the server (observe.h). Returns whether the
- * server of the old entry has lost a flow, so that its rank is to be corrected. Not inlined: most
- * packets change nothing, and the code is large. */
+ * rank of the old entry's server is to be corrected. Not inlined: most packets change nothing, and
+ * the code is large. */
 int note_change(__u64 old, __u64 new);
 /* Corrects the rank of an entry's server. */
 int correct_rank(__u64 entry);

@@ -64,10 +64,11 @@ static __always_inline void observe(__u64 old, __u64 new)
 
 __noinline int note_change(__u64 old, __u64 new)
 {
-	count_change(old, new);
+	bool is_changed = count_change(old, new);
+
 	if (server_at(entry_server(new))->rank)
 		observe(old, new);
-	return is_load(entry_state(old)) && (is_replaced(old, new) || !is_load(entry_state(new)));
+	return is_changed;
 }
 
 __noinline int correct_rank(__u64 entry)

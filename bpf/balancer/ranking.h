@@ -19,8 +19,8 @@
  *	[ 3 7 ... ] [ 5 9 ... ]  lines 16 and 17
  *	[ 3 8 ... ] ...          lines 0 to 15: 128 servers
  *
- * A flow that leaves a server corrects its rank at once, except in a sweep. A flow that begins
- * changes only the load. best_server() compares the lowest rank with the load, and corrects it.
+ * A flow that leaves a server corrects its rank at once, except in a sweep and in a flood. A flow
+ * that begins changes only the load. best_server() compares the lowest rank with the load, and corrects it.
  * Cores correct ranks without locks and without barriers, which would take most of the time. If two
  * cores correct a line and the node above it at the same moment, the node can be wrong. A number
  * that is too low is corrected when it is found. A number that is too high hides the servers of the
@@ -35,15 +35,6 @@
 #include "segments.h"
 #include "services.h"
 
-/*
- * So many flows in the state FLOW_NEW count fully. Without a flood a server has fewer, because each
- * lasts a round trip. A flood of SYNs has many more, for which no server works. Of these, 64 count
- * as one, so that the flood is still spread over all servers.
- */
-#define SURE_NEW 16
-#define FLOOD_SHIFT 6
-/* No server has a billion flows. */
-#define MOST_FLOWS (1ULL << 30)
 /* Prices have so many fractional bits. 1 is one flow per unit of capacity. */
 #define PRICE_SHIFT 16
 #define PRICE_ONE (1ULL << PRICE_SHIFT)
@@ -83,15 +74,6 @@ struct rank_run {
 static __always_inline struct rank_line *rank_line_at(__u32 number)
 {
 	return bpf_map_lookup_elem(&rank_lines, &number);
-}
-
-/* The load of a server with these flows (struct load) and one more. */
-static __always_inline __u64 next_load(__u64 flows)
-{
-	__u64 new = flows >> 32, sure = new < SURE_NEW ? new : SURE_NEW;
-	__u64 next = (__u32)flows + sure + ((new - sure) >> FLOOD_SHIFT) + 1;
-
-	return next < MOST_FLOWS ? next : MOST_FLOWS;
 }
 
 /* The score of a load, from 0 to MAX_SCORE. */

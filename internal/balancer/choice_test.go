@@ -156,7 +156,8 @@ func (r *ranked) send(flow int, flags packet.TCPFlags) {
 	if !isExact {
 		r.inexact++
 	} else if got := score[after.Server()]; got != want {
-		r.t.Fatalf("flow %d goes to slot %d with score %#x, want %#x", flow, after.Server(), got, want)
+		r.t.Fatalf("flow %d goes to slot %d with score %#x, want %#x", flow, after.Server(), got,
+			want)
 	}
 }
 
@@ -265,7 +266,8 @@ func (r *ranked) bar(slot uint32) {
 	}
 	r.barred[slot] = flags
 	why := []dataplane.ServerFlags{
-		dataplane.FlagDrained, dataplane.FlagFailing, dataplane.FlagFailing | dataplane.FlagUnreachable,
+		dataplane.FlagDrained, dataplane.FlagFailing,
+		dataplane.FlagFailing | dataplane.FlagUnreachable,
 	}[r.random.IntN(3)]
 	r.plane.Servers.SetFlags(slot, flags|why)
 }
@@ -302,6 +304,20 @@ func (r *ranked) sweepSome() {
 	r.must(err)
 }
 
+// rankFlooded corrects the ranks if a server has more new flows than count fully. Packets leave the
+// ranks of such servers to the next step.
+func (r *ranked) rankFlooded(slots []uint32) {
+	for _, slot := range slots {
+		if unconfirmed, _ := r.plane.Loads.Flows(slot); unconfirmed > sureNew {
+			r.rank()
+			return
+		}
+	}
+}
+
+// sureNew is SURE_NEW in bpf/balancer/loads.h.
+const sureNew = 16
+
 // step makes a random packet, or rarely something else.
 func (r *ranked) step() {
 	r.t.Helper()
@@ -324,6 +340,7 @@ func (r *ranked) step() {
 		r.admitAll()
 		r.checkTree(true)
 	default:
+		r.rankFlooded(slots)
 		r.send(r.random.IntN(len(r.flows)), []packet.TCPFlags{
 			packet.SYN, packet.SYN, packet.SYN, packet.ACK, packet.FIN | packet.ACK, packet.RST,
 		}[r.random.IntN(6)])
@@ -342,6 +359,7 @@ func TestFlowsGoToLowest(t *testing.T) {
 			for i := range 2000 {
 				r.step()
 				if i%20 == 0 {
+					r.rankFlooded(r.services.byName["web"].slots())
 					r.checkTree(false)
 				}
 			}
@@ -367,8 +385,8 @@ func TestFlowsGoToLowestCandidate(t *testing.T) {
 	}
 }
 
-// storm makes two cores send random packets, each of its own flows, while a third goroutine acts.
-func (r *ranked) storm(packets int, flags []packet.TCPFlags, act func()) {
+// storm makes two cores send so many packets each, while a third goroutine acts.
+func (r *ranked) storm(packets int, send func(core int, random *rand.Rand), act func()) {
 	r.t.Helper()
 	r.moving = true
 	defer func() { r.moving = false }()
@@ -377,9 +395,8 @@ func (r *ranked) storm(packets int, flags []packet.TCPFlags, act func()) {
 		random := rand.New(rand.NewPCG(r.random.Uint64(), 0))
 		senders.Go(func() {
 			pin(r.t, core)
-			for i := range packets {
-				flow := random.IntN(len(r.flows)/2)*2 + core
-				r.exec(r.frames[flags[(i+random.IntN(2))%len(flags)]][flow], nil)
+			for range packets {
+				send(core, random)
 			}
 		})
 	}
@@ -395,16 +412,38 @@ func (r *ranked) storm(packets int, flags []packet.TCPFlags, act func()) {
 	}
 }
 
-// Two cores correct ranks at the same time, while prices change and flows are swept. The numbers of
-// the ranking can be wrong then, and are right after the next step.
+// own returns one of the flows that only this core sends, and the flags of a packet.
+func (r *ranked) own(core int, random *rand.Rand) (flow int, flags packet.TCPFlags) {
+	return random.IntN(len(r.flows)/2)*2 + core, rankedFlags[random.IntN(len(rankedFlags))]
+}
+
+// Two cores correct ranks at the same time, while prices change, flows are swept, and the service
+// is reloaded with other servers and another placement. The numbers of the ranking can be wrong
+// then, and are right after the next step. The loads are always right.
 func TestRankingAfterStorm(t *testing.T) {
 	for _, n := range []int{9, 70} {
 		r := openRanked(t, inferring(manyServers(n)...), 64, 800)
+		limits := r.cfg.Node.Limits
+		reload := func(cfg *desired.Balancer) {
+			cfg.Node.Limits = limits
+			r.mustApply(cfg)
+		}
 		for range 3 {
-			r.storm(5000, rankedFlags, func() {
-				r.changePrices()
-				r.sweepSome()
+			r.storm(5000, func(core int, random *rand.Rand) {
+				flow, flags := r.own(core, random)
+				r.exec(r.frames[flags][flow], nil)
+			}, func() {
+				switch r.random.IntN(10) {
+				case 0:
+					reload(inferring(manyServers(1 + r.random.IntN(n))...))
+				case 1:
+					reload(placingBy(desired.PlacementHash, manyServers(n)...))
+				default:
+					r.changePrices()
+					r.sweepSome()
+				}
 			})
+			reload(inferring(manyServers(n)...))
 			r.rank()
 			r.checkTree(true)
 			r.checkLoads()
@@ -412,6 +451,20 @@ func TestRankingAfterStorm(t *testing.T) {
 				r.step()
 			}
 			r.admitAll()
+		}
+		r.checkEmptied()
+	}
+}
+
+// checkEmptied sweeps all flows, and requires that no server has a load then.
+func (r *ranked) checkEmptied() {
+	r.t.Helper()
+	_, err := r.plane.Sweeper.Sweep(nobody)
+	r.must(err)
+	for slot := range r.plane.Objects.Loads.MaxEntries() {
+		unconfirmed, established := r.plane.Loads.Flows(slot)
+		if unconfirmed != 0 || established != 0 {
+			r.t.Errorf("slot %d has %d and %d flows, and no entry", slot, unconfirmed, established)
 		}
 	}
 }
