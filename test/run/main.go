@@ -58,8 +58,9 @@ var tiers = []tier{
 		// that faults: the race detector reads it in C, where Go cannot recover from the fault.
 		name: "unit",
 		packages: []string{
-			"internal/tables", "internal/processor", "internal/sim", "internal/sim/placement",
-			"internal/sim/scenario", "internal/repro", "loadshm",
+			"internal/config", "internal/desired", "internal/labreport", "internal/model",
+			"internal/processor", "internal/repro", "internal/sim", "internal/sim/placement",
+			"internal/sim/scenario", "internal/tables", "internal/wiki", "loadshm",
 		},
 	},
 	{
