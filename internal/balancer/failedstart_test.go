@@ -257,9 +257,9 @@ func TestRefusedStartBeginsNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	before := stateOf(t, n.cfg.Node.Instance)
 	for name, c := range refusals {
 		t.Run(name, func(t *testing.T) {
-			before := stateOf(t, n.cfg.Node.Instance)
 			n := *n
 			n.own = slices.Clone(n.own)
 			cfg := hunting(desired.SelectRandom, 3)
