@@ -107,13 +107,13 @@ var soak = []tier{
 		name:     soakTier,
 		packages: []string{"./internal/balancer"},
 		flags:    []string{"-count=1", "-timeout=30m", "-parallel=4"},
-		args:     []string{"-dryruns", "-crashes=3", "-mutants=2000"},
+		args:     []string{"-dryruns", "-crashes=6", "-mutants=2000"},
 	},
 	{
 		name:     soakTier,
 		packages: []string{"./internal/agent"},
 		flags:    []string{"-count=1", "-timeout=30m", "-run=^Test(Failed|.*Mutants)"},
-		args:     []string{"-crashes=3", "-mutants=5000"},
+		args:     []string{"-crashes=6", "-mutants=5000"},
 	},
 }
 
