@@ -19,12 +19,24 @@ const QUICLB21 QUICForm = "quic-lb-21"
 // QUIC is the form of the connection IDs that the servers of a service issue. The fields after Form
 // are those of quiclb.Config.
 type QUIC struct {
-	Form           QUICForm `yaml:"form"` // default quic-lb-21
-	Rotation       uint8    `yaml:"rotation" range:"0 to 6"`
-	ServerIDLength int      `yaml:"server-id-length" range:"1 to 15"` // default 8
+	Form     QUICForm `yaml:"form" json:"form"` // default quic-lb-21
+	Rotation uint8    `yaml:"rotation" json:"rotation" range:"0 to 6"`
+	// ServerIDLength is 8 by default.
+	ServerIDLength int `yaml:"server-id-length" json:"server_id_length" range:"1 to 15"`
 	// NonceLength is 8 by default, or less if the server ID leaves less room.
-	NonceLength  int  `yaml:"nonce-length" range:"4 to 18"`
-	EncodeLength bool `yaml:"encode-length"`
+	NonceLength  int  `yaml:"nonce-length" json:"nonce_length" range:"4 to 18"`
+	EncodeLength bool `yaml:"encode-length" json:"encode_length"`
+}
+
+// String returns the form with its fields as in the file, such as "quic-lb-21, rotation 0,
+// server-id-length 3, nonce-length 8".
+func (q *QUIC) String() string {
+	text := fmt.Sprintf("%s, rotation %d, server-id-length %d, nonce-length %d",
+		q.Form, q.Rotation, q.ServerIDLength, q.NonceLength)
+	if q.EncodeLength {
+		text += ", encode-length"
+	}
+	return text
 }
 
 // Config returns the form as servers configure it.
