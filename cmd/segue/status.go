@@ -325,6 +325,7 @@ func printService(out io.Writer, s *inspect.ServiceState) error {
 		s.Name, s.Protocol, endpoint(s), s.Encapsulation, describePlacement(s), s.Persistence,
 		count(int(s.Buckets), "bucket"), count(int(s.Candidates), "candidate"),
 		describeGeneration(s), describeProbing(s))
+	printForms(out, s.QUIC, s.FormerQUIC)
 	printWarnings(out, s)
 	header := []string{"server", "address", "condition", "share", "next hop", "new", "established", "closing",
 		"packets/s", "bits/s", "new flows/s"}
@@ -362,6 +363,16 @@ func printService(out io.Writer, s *inspect.ServiceState) error {
 		table.row(row...)
 	}
 	return table.Flush()
+}
+
+// printForms prints the forms of a service's connection IDs, if it has any.
+func printForms(out io.Writer, present, former *desired.QUIC) {
+	if present != nil {
+		fmt.Fprintf(out, "quic: %s\n", present)
+	}
+	if former != nil {
+		fmt.Fprintf(out, "former-quic: %s\n", former)
+	}
 }
 
 // ordersByReports tells whether the balancer orders the service's candidates by the loads that they

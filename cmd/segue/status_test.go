@@ -59,6 +59,13 @@ func someSnapshots() (before, after *inspect.Snapshot) {
 					},
 				},
 				{
+					Name: "h3", VIP: netip.MustParseAddr("2001:db8:80::1"), Port: 443, Protocol: desired.UDP,
+					Placement: desired.PlacementHash, Persistence: desired.PersistenceQUIC, Encapsulation: desired.SRv6Insert,
+					QUIC: someForm, FormerQUIC: formerForm,
+					Buckets: 65537, Candidates: 3, Generation: 1, Sets: 1, Digest: "12345678", TakesFlows: true, Ignored: none,
+					Servers: []*inspect.ServerState{},
+				},
+				{
 					Name: "hunt", VIP: netip.MustParseAddr("2001:db8:80::2"), Port: 80, Protocol: desired.TCP,
 					Placement: desired.PlacementHunt, Selection: desired.SelectConsistent, Persistence: desired.PersistenceTable,
 					Encapsulation: desired.SRv6Encap, Buckets: 65537, Candidates: 2, Generation: 3, Sets: 3, Digest: "00c0ffee", TakesFlows: true, Ignored: none,

@@ -13,13 +13,16 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/quic-go/quic-go"
 	"github.com/quic-go/quic-go/http3"
 
+	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/lab"
 )
@@ -39,15 +42,20 @@ func serverID(server string) string {
 // nextServerID returns the server ID of a server after a change of the form.
 func nextServerID(server string) string { return "6d" + serverID(server) }
 
+// quicForm returns the form of connection IDs before a change.
+func quicForm() *desired.QUIC {
+	return &desired.QUIC{
+		Form: desired.QUICLB21, Rotation: 1, ServerIDLength: 3, NonceLength: 8,
+		EncodeLength: true,
+	}
+}
+
 // byID gives all services persistence quic.
 func byID(cfg *desired.Balancer) {
 	for i := range cfg.Services {
 		s := &cfg.Services[i]
 		s.Persistence = desired.PersistenceQUIC
-		s.QUIC = &desired.QUIC{
-			Form: desired.QUICLB21, Rotation: 1, ServerIDLength: 3, NonceLength: 8,
-			EncodeLength: true,
-		}
+		s.QUIC = quicForm()
 		for j := range s.Servers {
 			s.Servers[j].QUICID = serverID(s.Servers[j].Name)
 		}
@@ -354,6 +362,25 @@ func TestQUICServersComeAndGo(t *testing.T) {
 	requireNoDrops(t, l)
 }
 
+// requireForms requires that the status of lb1 shows the forms of a configuration.
+func requireForms(t *testing.T, l *lab.Lab, change func(*desired.Balancer)) {
+	t.Helper()
+	cfg := l.Node("lb1").BalancerConfig()
+	change(&cfg)
+	view, err := inspect.OpenView(l.Node("lb1").Instance())
+	must(t, err)
+	defer view.Close()
+	state, err := view.Snapshot()
+	must(t, err)
+	for _, s := range state.Services {
+		i := slices.IndexFunc(cfg.Services, func(c desired.Service) bool { return c.Name == s.Name })
+		want := []*desired.QUIC{cfg.Services[i].QUIC, cfg.Services[i].FormerQUIC}
+		if diff := cmp.Diff(want, []*desired.QUIC{s.QUIC, s.FormerQUIC}); diff != "" {
+			t.Errorf("%s: forms (-want +got):\n%s", s.Name, diff)
+		}
+	}
+}
+
 // TestQUICRotation changes the form of connection IDs under live connections: first on the
 // balancers, then on one of the servers. Connections of both forms follow their clients. When the
 // balancers know the new form alone, its connections go on.
@@ -362,6 +389,7 @@ func TestQUICRotation(t *testing.T) {
 	l := up(t, quicLab(3))
 	servers := startQUICServers(t, l)
 	reconfigure(t, l, byID)
+	requireForms(t, l, byID)
 	dial := func() (all []*quicConnection) {
 		for _, s := range l.Topology.Services {
 			for range 5 {
@@ -388,6 +416,7 @@ func TestQUICRotation(t *testing.T) {
 	others := func(server string) bool { return server != "s1" }
 	former := dial()
 	reconfigure(t, l, byBothIDs)
+	requireForms(t, l, byBothIDs)
 	stay(former, func(string) bool { return true })
 	servers.stopOne("s1")
 	servers.startOne(t, l, "s1", "-server-id", nextServerID("s1"), "-rotation", "2",
