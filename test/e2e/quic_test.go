@@ -22,6 +22,7 @@ import (
 	"github.com/quic-go/quic-go"
 	"github.com/quic-go/quic-go/http3"
 
+	"github.com/segue-lb/segue/internal/agent"
 	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/lab"
@@ -435,4 +436,114 @@ func TestQUICRotation(t *testing.T) {
 	})
 	stay(mixed, func(server string) bool { return server == "s1" })
 	requireNoDrops(t, l)
+}
+
+// quicIDs counts the connection IDs that a server's agent has compared, by result.
+func quicIDs(t *testing.T, l *lab.Lab, server string) map[string]uint64 {
+	t.Helper()
+	view, err := agent.OpenView(l.Node(server).Instance())
+	must(t, err)
+	defer view.Close()
+	state, err := view.Snapshot()
+	must(t, err)
+	all := map[string]uint64{}
+	for _, s := range state.Services {
+		for result, ids := range s.QUIC.IDs {
+			all[result] += ids.Packets
+		}
+	}
+	return all
+}
+
+// requireOwnIDs requires that a server's agent has counted the server's own IDs only.
+func requireOwnIDs(t *testing.T, l *lab.Lab, server string) {
+	t.Helper()
+	ids := quicIDs(t, l, server)
+	if ids["issued_own"] == 0 || ids["issued_other"] != 0 || ids["delivered_other"] != 0 {
+		t.Errorf("%s counts the IDs %v", server, ids)
+	}
+	if log := readLog(t, l.Process(server, "agent")); strings.Contains(log, "connection IDs") {
+		t.Errorf("the agent of %s warns:\n%s", server, log)
+	}
+}
+
+// dialUntil opens connections, which may fail, until these servers count IDs with the result.
+func dialUntil(t *testing.T, l *lab.Lab, result string, servers ...string) {
+	t.Helper()
+	config := http3.ConfigureTLSConfig(&tls.Config{InsecureSkipVerify: true})
+	to := net.UDPAddrFromAddrPort(l.Topology.Services[0].Address())
+	eventually(t, func() error {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, _ = quicTransport(t, l).Dial(ctx, to, config, nil)
+		for _, name := range servers {
+			if quicIDs(t, l, name)[result] == 0 {
+				return fmt.Errorf("%s counts no ID as %s", name, result)
+			}
+		}
+		return nil
+	})
+}
+
+// TestQUICServerIDs gives a server a program that issues the ID of another server, as a copied
+// image does. Its connections fail, and balancers count their packets as known: only its agent
+// notices. Then the balancers have exchanged the IDs of two servers, and both agents notice.
+func TestQUICServerIDs(t *testing.T) {
+	t.Parallel()
+	l := up(t, quicLab(2))
+	servers := startQUICServers(t, l)
+	reconfigure(t, l, byID)
+	for _, name := range nodes(l, lab.RoleServer) {
+		reagent(t, l, name, func(s *desired.AgentService) {
+			s.QUIC, s.QUICID = quicForm(), serverID(name)
+		})
+	}
+	for _, s := range l.Topology.Services {
+		for range 10 {
+			c := dialQUIC(t, l, s)
+			c.move(t)
+			c.requireServer(t)
+		}
+	}
+	requireOwnIDs(t, l, "s1")
+	requireOwnIDs(t, l, "s2")
+
+	before := packetCounts(t, l.Node("lb1"))
+	servers.stopOne("s2")
+	servers.startOne(t, l, "s2", "-server-id", serverID("s1"), "-rotation", "1", "-encode-length")
+	dialUntil(t, l, "issued_other", "s2")
+	eventually(t, func() error {
+		log := readLog(t, l.Process("s2", "agent"))
+		for _, text := range []string{
+			"level=WARN", "issues connection IDs", "service=" + l.Topology.Services[0].Name,
+			"last_id=2b" + serverID("s1"), "quic-id=" + serverID("s2"),
+		} {
+			if !strings.Contains(log, text) {
+				return fmt.Errorf("the log of the agent of s2 has no %s", text)
+			}
+		}
+		return nil
+	})
+	requireOwnIDs(t, l, "s1")
+	after := packetCounts(t, l.Node("lb1"))
+	if after["forward_recover"] != before["forward_recover"] {
+		t.Errorf("lb1 counts packets that name no server: %v, then %v", before, after)
+	}
+	counted := quicIDs(t, l, "s2")
+	must(t, l.Process("s2", "agent").Stop())
+	must(t, l.Process("s2", "agent").Start(t.Context()))
+	if now := quicIDs(t, l, "s2"); now["issued_other"] < counted["issued_other"] {
+		t.Errorf("a restart of the agent of s2 lost counts: %v, then %v", counted, now)
+	}
+
+	servers.stopOne("s2")
+	servers.startOne(t, l, "s2", "-server-id", serverID("s2"), "-rotation", "1", "-encode-length")
+	reconfigure(t, l, func(cfg *desired.Balancer) {
+		byID(cfg)
+		for i := range cfg.Services {
+			s := cfg.Services[i].Servers
+			s[0].QUICID, s[1].QUICID = s[1].QUICID, s[0].QUICID
+		}
+	})
+	dialUntil(t, l, "delivered_other", "s1", "s2")
 }
