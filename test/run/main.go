@@ -58,9 +58,9 @@ var tiers = []tier{
 		// that faults: the race detector reads it in C, where Go cannot recover from the fault.
 		name: "unit",
 		packages: []string{
-			"internal/config", "internal/desired", "internal/labreport", "internal/model",
-			"internal/processor", "internal/repro", "internal/sim", "internal/sim/placement",
-			"internal/sim/scenario", "internal/tables", "internal/wiki", "loadshm",
+			"internal/config", "internal/desired", "internal/infer", "internal/labreport",
+			"internal/model", "internal/processor", "internal/repro", "internal/sim",
+			"internal/sim/placement", "internal/sim/scenario", "internal/tables", "internal/wiki", "loadshm",
 		},
 	},
 	{
@@ -71,7 +71,7 @@ var tiers = []tier{
 		},
 		// More tests and packages run at a time than there are cores, because many of them wait
 		// for the kernel to change tables or routes.
-		flags: []string{"-count=1", "-timeout=10m", "-parallel=4", "-p=3"},
+		flags: []string{"-count=1", "-timeout=20m", "-parallel=4", "-p=3"},
 	},
 	{
 		name:     "e2e", // tests with networks of namespaces
