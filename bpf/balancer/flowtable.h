@@ -201,9 +201,14 @@ static __always_inline void flow_search(struct flow *flow)
 	for (int i = 0; i < FLOWS_PER_BUCKET; i++) {
 		__u64 value = entry_read(flow->bucket, flow_way(signature, i));
 
-		if (entry_is_own(flow, value) && value) {
-			flow->value = value;
-			return;
+		if (entry_is_own(flow, value)) {
+			/* Otherwise the compiler would test each entry for 0 first, by a branch that
+			 * the processor predicts badly. */
+			barrier_var(value);
+			if (value) {
+				flow->value = value;
+				return;
+			}
 		}
 		/* Otherwise the compiler would prepare all iterations before the first. */
 		barrier_var(signature);
