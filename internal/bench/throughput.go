@@ -50,11 +50,15 @@ const (
 	HostAlone        Way = "host"             // only the program that writes each packet anew
 	HostBalanced     Way = "host-balanced"    // with xdp_lb, 1M entries; all cores have the same flows
 	HostBalancedMany Way = "host-balanced-1M" // all flows of the table on all cores
+	// The packets of new connections: the SYN, a later packet and the FIN (HLB, section VI-F). Each
+	// core has connections of its own, and all go to the same 1000 servers.
+	HostHashMix  Way = "host-mix-hash"  // placement hash
+	HostInferMix Way = "host-mix-infer" // placement infer
 )
 
 var (
 	networkWays = []Way{Dropped, PassedOn, Balanced, BalancedAlike}
-	testRunWays = []Way{HostAlone, HostBalanced, HostBalancedMany}
+	testRunWays = []Way{HostAlone, HostBalanced, HostBalancedMany, HostHashMix, HostInferMix}
 )
 
 // MinThroughputDuration is the shortest useful measurement. A shorter one would only show the start
