@@ -13,6 +13,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"time"
 
@@ -67,11 +68,12 @@ const MinThroughputDuration = 10 * time.Millisecond
 
 // ThroughputOptions are the options of MeasureThroughput.
 type ThroughputOptions struct {
-	Cores    []int         // numbers of cores to compare; default 1 and 2
-	Flows    uint32        // per core; default 1000, at most 2^20
-	Servers  int           // of the service; default 16, at most 256
-	Duration time.Duration // of each measurement; default 1 s
-	Rounds   int           // of all measurements in turn; default 9
+	Cores    []int          // numbers of cores to compare; default 1 and 2
+	Flows    uint32         // per core; default 1000, at most 2^20
+	Servers  int            // of the service; default 16, at most 256
+	Duration time.Duration  // of each measurement; default 1 s
+	Rounds   int            // of all measurements in turn; default 9
+	Setups   *regexp.Regexp // matches the ways to measure; default all
 
 	Progress Progress
 }
@@ -111,6 +113,10 @@ func Speedup(results []Throughput, way Way, cores int) float64 {
 // that drop all packets in a third. It also makes test runs. It needs root and idle cores.
 func MeasureThroughput(ctx context.Context, options ThroughputOptions) (_ []Throughput, err error) {
 	options.setDefaults()
+	ways := options.ways()
+	if len(ways) == 0 {
+		return nil, fmt.Errorf("throughput: no setup matches %q", options.Setups)
+	}
 	cpus, err := allowedCPUs()
 	if err != nil {
 		return nil, err
@@ -136,7 +142,7 @@ func MeasureThroughput(ctx context.Context, options ThroughputOptions) (_ []Thro
 	for round := range options.Rounds {
 		options.Progress.say("round %d of %d", round+1, options.Rounds)
 		bed.rotate()
-		for _, way := range slices.Concat(networkWays, testRunWays) {
+		for _, way := range ways {
 			for _, cores := range options.Cores {
 				key := Throughput{Way: way, Cores: cores}
 				rate, missing, err := measureWay(ctx, bed, runs, way, cores)
@@ -154,6 +160,16 @@ func MeasureThroughput(ctx context.Context, options ThroughputOptions) (_ []Thro
 		order[i].summarize(rates[order[i]], lost[order[i]])
 	}
 	return order, nil
+}
+
+// ways returns the ways to measure.
+func (o *ThroughputOptions) ways() (ways []Way) {
+	for _, way := range slices.Concat(networkWays, testRunWays) {
+		if o.Setups == nil || o.Setups.MatchString(string(way)) {
+			ways = append(ways, way)
+		}
+	}
+	return ways
 }
 
 func measureWay(ctx context.Context, bed *testbed, runs *testRuns, way Way, cores int) (rate, lost float64, err error) {
