@@ -254,6 +254,7 @@ func printResults(out io.Writer, r *testbed.Results, directory string) error {
 		return err
 	}
 	fmt.Fprintln(out)
+	printOrder(out, r)
 	for _, c := range r.Claims {
 		printClaim(out, c)
 	}
@@ -283,6 +284,24 @@ func printResponses(w io.Writer, r *testbed.Results) {
 			row.P99, optional(row.HalfP99), row.Failed,
 			optional(row.SimulatedMean), optional(row.BoundMean), optional(row.ModelMean))
 	}
+}
+
+// printOrder prints the order of the cases at each point, from the best to the worst.
+func printOrder(out io.Writer, r *testbed.Results) {
+	if !r.ComparesTimes() {
+		return
+	}
+	for _, point := range r.Points {
+		steps := r.Order(point)
+		if len(steps) == 0 {
+			continue
+		}
+		fmt.Fprintf(out, "order by the mean, %s %v:\n", r.Axis.Key, point)
+		for _, s := range steps {
+			fmt.Fprintf(out, "  %s\n", s)
+		}
+	}
+	fmt.Fprintln(out)
 }
 
 // printChanges prints the connections that broke when servers were removed.

@@ -23,6 +23,7 @@ type content struct {
 	// Met and Judged are the numbers of claims that are met, and that could be judged.
 	Met, Judged int
 	Agreement   string
+	Orders      []order
 	// Disturbances are the runs that may not be valid. The page shows the first of them at once.
 	Disturbances             []disturbance
 	Disturbed, AlsoDisturbed []disturbance
@@ -57,6 +58,12 @@ type claim struct {
 	Measured, Simulated, Model string
 	Verdict                    string
 	Class                      string
+}
+
+// order has the cases at a point, from the best to the worst.
+type order struct {
+	Point string
+	Steps []testbed.Step
 }
 
 // row is a line of the table of response times.
@@ -112,7 +119,7 @@ func (f *folder) content() (*content, error) {
 	first := min(len(c.Disturbances), 3)
 	c.Disturbed, c.AlsoDisturbed = c.Disturbances[:first], c.Disturbances[first:]
 	c.addClaims()
-	c.Agreement = f.agreement()
+	c.Agreement, c.Orders = f.agreement(), f.orders()
 	for i := range c.Rows {
 		c.HasModel = c.HasModel || c.Rows[i].Model.Number != unknown
 		c.HasBound = c.HasBound || c.Rows[i].Bound.Number != unknown
@@ -215,6 +222,19 @@ func (f *folder) agreement() string {
 	return fmt.Sprintf("Measured means differ from those of the simulator by %.1f%% in the median, "+
 		"and at most by %s%% (%s).",
 		(sizes[(len(sizes)-1)/2]+sizes[len(sizes)/2])/2, withSign(worst), where)
+}
+
+// orders returns the orders of the cases at all points.
+func (f *folder) orders() (all []order) {
+	if !f.ComparesTimes() {
+		return nil
+	}
+	for _, x := range f.Points {
+		if steps := f.Order(x); len(steps) > 0 {
+			all = append(all, order{pointName(f.Axis, x), steps})
+		}
+	}
+	return all
 }
 
 // rows returns a row for each case at each point that has runs.

@@ -93,6 +93,13 @@ func TestBadExperiments(t *testing.T) {
 			`exceptions[0].colocated "50%": "50%": must be SHARE@TIME`,
 		hold + "points: [6]\nemulated: {colocated: 50%@60s}\n": "emulated.colocated",
 
+		good + "claims: [{text: x, quantity: mean, of: sc}]\n":                        "claims[0].at-least",
+		good + "claims: [{text: x, quantity: mean, of: sc, beyond-simulated: 0.1}]\n": "claims[0].beyond-simulated",
+		good + "claims: [{text: x, quantity: large, of: sc, over: sc, beyond-simulated: 0.1}]\n": "" +
+			"claims[0].beyond-simulated",
+		good + "claims: [{text: x, quantity: mean, of: sc, over: sc, at-most: 1, beyond-simulated: 0.1}]\n": "" +
+			"not with at-least or at-most",
+
 		one + "[{name: d, direct: true, weighted: true}]\n": "cases[0].weighted",
 		one + "[{name: rr, placement: round-robin, feedback: 1s, weighted: true}]\n": "" +
 			"cases[0].weighted",

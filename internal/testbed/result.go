@@ -58,6 +58,8 @@ type Claim struct {
 	OverAt   float64 `json:"over_at,omitempty" yaml:"over-at"`   // the point of Over, if another
 	AtLeast  float64 `json:"at_least,omitempty" yaml:"at-least"`
 	AtMost   float64 `json:"at_most,omitempty" yaml:"at-most"`
+	// BeyondSimulated is by how much the quantity may exceed the simulated one at any point.
+	BeyondSimulated float64 `json:"beyond_simulated,omitempty" yaml:"beyond-simulated"`
 
 	// Holds is the condition for readers, as in "mean(sc) / mean(sr4) at 0.88 ≥ 2".
 	Holds string `json:"holds,omitempty" yaml:"-"`

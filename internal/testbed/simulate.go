@@ -106,8 +106,10 @@ func (p planned) spec() placement.Spec {
 	switch c := p.Case; {
 	case c.Placement.Infers():
 		return p.inferring()
+	case c.Weighted && c.Placement == desired.PlacementHash:
+		return &placement.WCMP{}
 	case c.Weighted && !c.huntsByTable():
-		return nil // the simulator has weights in candidate tables of hunting only
+		return nil // the simulator has no other placement by hash with weights
 	case c.Selection.OrdersByReports() && c.policy() != desired.AcceptLeast:
 		return nil
 	case c.Direct:
