@@ -44,7 +44,8 @@ p99_half_width_ms (half of a 95% confidence interval over the seeds), failed,
 connections, simulated_mean_ms, bound_mean_ms (of an omniscient balancer), model_mean_ms
 and warnings.`,
 		Example: "  segue lab run --list\n  segue lab run policies-quick\n  segue lab run --all\n" +
-			"  segue lab run --set least\n  segue lab run 6lb-10 --full",
+			"  segue lab run --set least\n  segue lab run 6lb-10 --full\n" +
+			"  segue lab run hlb-trace --trace rate_350.csv",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if cmd.Flags().Changed("speed") && !(o.Speed > 0) {
 				return fmt.Errorf("--speed %v: must be a positive number", o.Speed)
@@ -91,6 +92,8 @@ and warnings.`,
 		"`count` of runs of each case at each point (default: the experiment's)")
 	cmd.Flags().StringVar(&o.Directory, "out", "",
 		"directory `name` for the results (default: testbed/EXPERIMENT)")
+	cmd.Flags().StringVar(&o.Trace, "trace", "",
+		"`file` with the requests, for experiments that replay a trace")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	cmd.Flags().BoolVar(&loud, "progress", false, "show progress even if standard error is not a terminal")
 	return cmd

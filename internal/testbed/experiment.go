@@ -49,6 +49,8 @@ type Experiment struct {
 	// Load is the share of all processors that the requests use.
 	Load    float64 `yaml:"load"`
 	Buckets int     `yaml:"buckets"` // of the candidate tables; 0 stands for the default
+	// Replay takes the requests from a trace. Then only the mean of Work counts.
+	Replay *Replay `yaml:"replay"`
 
 	// Amplitude is that of the rate's sine, for KindDay: with 0.5, the rate is between half and one
 	// and a half of its mean.
@@ -282,6 +284,9 @@ func (e *Experiment) problems() (errs field.Errors) {
 	e.Size.problems(e, e.Servers, under(""))
 	e.Full.problems(e, cmp.Or(e.Full.Servers, e.Servers), under("full"))
 	emulatedProblems(e.Kind, e.Emulated, under("emulated"))
+	if e.Replay != nil {
+		e.Replay.problems(e, under("replay"))
+	}
 	names := map[string]bool{overSimulation: true, overOmniscient: true}
 	for i, c := range e.Cases {
 		path := field.Item("cases", i)

@@ -100,6 +100,10 @@ func TestBadExperiments(t *testing.T) {
 		good + "claims: [{text: x, quantity: mean, of: sc, over: sc, at-most: 1, beyond-simulated: 0.1}]\n": "" +
 			"not with at-least or at-most",
 
+		good + "replay: {format: pcap, match: 'n=(.)'}\n":                     "replay.format",
+		good + "replay: {format: queries, match: 'n='}\n":                     "replay.match",
+		good + "axis: deviation\nreplay: {format: queries, match: 'n=(.)'}\n": "replay.match",
+
 		one + "[{name: d, direct: true, weighted: true}]\n": "cases[0].weighted",
 		one + "[{name: rr, placement: round-robin, feedback: 1s, weighted: true}]\n": "" +
 			"cases[0].weighted",

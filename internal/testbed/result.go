@@ -16,7 +16,9 @@ type Results struct {
 	About string `json:"about,omitempty"`
 	// Text is the file of the experiment.
 	Text string `json:"text"`
-	Kind Kind   `json:"kind"`
+	// Trace is the SHA-256 digest of the file of the requests, if the experiment replays a trace.
+	Trace string `json:"trace,omitempty"`
+	Kind  Kind   `json:"kind"`
 	// Axis is what the points of the experiment differ in.
 	Axis  Axis     `json:"axis"`
 	Cases []string `json:"cases"`

@@ -100,16 +100,22 @@ func (p planned) compare(ctx context.Context, run *Run, arrivals string) (err er
 
 // generate sends the requests. It writes the arrivals and the requests in emulated time.
 func (b *rig) generate(ctx context.Context, p planned, folder string) (*traffic.Report, error) {
-	if p.Kind == KindDay {
-		if err := p.writeDay(filepath.Join(folder, arrivalsFile)); err != nil {
-			return nil, err
-		}
+	arrivals := filepath.Join(folder, arrivalsFile)
+	var err error
+	switch {
+	case p.Kind == KindDay:
+		err = p.writeDay(arrivals)
+	case p.Replay != nil:
+		err = p.writeReplay(arrivals)
+	}
+	if err != nil {
+		return nil, err
 	}
 	config, err := p.traffic(ctx, folder)
 	if err != nil {
 		return nil, err
 	}
-	files, err := createFiles(folder, p.Kind != KindDay)
+	files, err := createFiles(folder, !p.playsTrace())
 	if err != nil {
 		return nil, err
 	}
@@ -127,14 +133,17 @@ func (b *rig) send(ctx context.Context, config traffic.Config) (report *traffic.
 	return report, err
 }
 
+// playsTrace tells whether the arrivals of a run are written before it.
+func (s settings) playsTrace() bool { return s.Kind == KindDay || s.Replay != nil }
+
 // traffic returns the configuration of the load generator, whose times are those of the clock. The
-// folder has the arrivals of a day.
+// folder has the arrivals if the run plays a trace.
 func (p planned) traffic(ctx context.Context, folder string) (traffic.Config, error) {
 	config := traffic.Config{
 		Seed: p.seed, ConnectTimeout: connectTimeout, Timeout: timeout, ServerHeader: serverHeader,
 	}
-	if p.Kind == KindDay {
-		config.Arrivals = traffic.Trace(filepath.Join(folder, arrivalsFile), sim.TimedQueries, 1)
+	if p.playsTrace() {
+		config.Arrivals = traffic.Trace(filepath.Join(folder, arrivalsFile), sim.TimedQueries, p.Speed)
 	} else {
 		config.Arrivals = sim.Poisson{Rate: p.rate() * p.Speed}
 		config.Requests, config.Demand = uint64(p.Connections), p.work()

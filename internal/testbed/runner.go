@@ -25,6 +25,8 @@ type Options struct {
 	// Speed and Seeds replace those of the experiment, unless they are 0.
 	Speed float64
 	Seeds int
+	// Trace is the file of the requests that experiments with a Replay need.
+	Trace string
 	// Progress is called with what was done. It may be nil.
 	Progress func(text string)
 }
@@ -128,7 +130,10 @@ func (e *Experiment) Run(ctx context.Context, text []byte, o Options) (results *
 	if err := e.Check(o); err != nil {
 		return nil, err
 	}
-	s := e.with(o)
+	s, err := e.with(o).replayed(o.Trace)
+	if err != nil {
+		return nil, fmt.Errorf("experiment %s: %w", e.Name, err)
+	}
 	store, err := openStore(o.Directory, s, text, o.Full)
 	if err != nil {
 		return nil, err

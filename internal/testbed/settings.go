@@ -22,6 +22,7 @@ type settings struct {
 	deviation float64 // of the work in seconds; 0: the work is as in the file
 	removed   int     // servers to remove
 	perSecond float64 // requests per second in the mean of a day
+	recorded  *recording
 }
 
 // settings returns the experiment at one of its two sizes.
@@ -265,7 +266,7 @@ func vip(i int) netip.Addr {
 // urls returns the URLs of a case: that of its VIP, or those of all servers.
 func (s settings) urls(c Case) (urls []string) {
 	path := "/?work={demand}"
-	if s.Kind == KindDay {
+	if s.playsTrace() {
 		path = "" // the trace has the paths
 	}
 	url := func(address netip.Addr) string {

@@ -227,11 +227,11 @@ func (c Case) huntsByTable() bool {
 }
 
 // model returns the mean response time of the model with this load, or nil if it has none: for
-// other work than exponential, for unequal servers, for servers whose speed changes, for small
+// other work than exponential, for requests of a trace, for unequal servers, for servers whose speed changes, for small
 // tables, in which servers have unequal shares, and at a load of 1 and more.
 func (p planned) model() (*Response, error) {
 	load := p.actualLoad()
-	if p.deviation != 0 || !isExponential(p.Work) || len(p.Emulated.Exceptions) > 0 ||
+	if p.deviation != 0 || p.Replay != nil || !isExponential(p.Work) || len(p.Emulated.Exceptions) > 0 ||
 		p.Emulated.Colocated != "" || p.Axis == AxisBuckets || load >= 1 {
 		return nil, nil
 	}
