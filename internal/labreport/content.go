@@ -40,6 +40,7 @@ type content struct {
 	Holds         bool // open connections
 	Counted       string
 	Servers       []serverTable
+	Use           []useRow
 	Machine       []machineRow
 	Facts         []fact
 	figures       []figure
@@ -113,7 +114,7 @@ func (f *folder) content() (*content, error) {
 		Results: f.Results, ID: fileName(f.name), Disturbances: f.disturbances(),
 		HasSimulation: f.hasSimulation(), Forwards: f.forwards(), Holds: f.holds(),
 		Counted: strings.ToLower(f.counted()), Rows: f.rows(), Unit: f.unit().Name,
-		Handshakes: f.handshakes(), Servers: f.serverTables(),
+		Handshakes: f.handshakes(), Servers: f.serverTables(), Use: f.use(),
 		Machine: f.machineRows(), Facts: f.facts(),
 	}
 	first := min(len(c.Disturbances), 3)

@@ -26,6 +26,9 @@ var sharesOf = map[string]func(*Summary) float64{
 	"from-even": func(s *Summary) float64 { return s.FromEven },
 	// The share of the requests that the servers with the largest capacity served.
 	"large": func(s *Summary) float64 { return s.Measured.Large },
+	// What the balancers infer about these servers, relative to the others.
+	"estimates":     func(s *Summary) float64 { return s.Estimates },
+	"overprovision": func(s *Summary) float64 { return s.Overprovision },
 }
 
 // These words instead of the name of a case compare a case with what the simulator has for its
@@ -50,7 +53,7 @@ func (c Claim) problems(e *Experiment, fail func(name, problem string)) {
 	}
 	isTime := timesOf[c.Quantity] != nil
 	if !isTime && sharesOf[c.Quantity] == nil {
-		fail("quantity", "must be mean, p50, p90, p99, failed, fairness, from-even or large")
+		fail("quantity", "must be mean, p50, p90, p99, failed, fairness, from-even, large, estimates or overprovision")
 	}
 	if !known(c.Of) {
 		fail("of", "must be a case")

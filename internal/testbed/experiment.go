@@ -49,6 +49,8 @@ type Experiment struct {
 	// Load is the share of all processors that the requests use.
 	Load    float64 `yaml:"load"`
 	Buckets int     `yaml:"buckets"` // of the candidate tables; 0 stands for the default
+	// Layouts are the servers of the points of AxisRatio.
+	Layouts []Layout `yaml:"layouts"`
 	// Replay takes the requests from a trace. Then only the mean of Work counts.
 	Replay *Replay `yaml:"replay"`
 
@@ -74,6 +76,14 @@ type Size struct {
 	// are for KindDay.
 	Day time.Duration `yaml:"day"`
 	Bin time.Duration `yaml:"bin"`
+}
+
+// Layout is a set of servers, for AxisRatio.
+type Layout struct {
+	// Ratio is the point: the capacity of a large server, relative to that of a small one.
+	Ratio float64 `yaml:"ratio"`
+	// Cores has the number of cores of each server.
+	Cores []int `yaml:"cores"`
 }
 
 // fastest is the highest speed, at which loads are sampled every millisecond.
@@ -126,6 +136,8 @@ const (
 	AxisFlows     AxisKind = "flows"   // for KindForward
 	// AxisConnections is the number of connections that are open, for KindHold.
 	AxisConnections AxisKind = "connections"
+	// AxisRatio is the capacity of a large server relative to that of a small one (Layouts).
+	AxisRatio AxisKind = "ratio"
 )
 
 // axisOf has the kinds of experiments with an axis of their own.
@@ -147,6 +159,7 @@ var axisLabels = map[AxisKind]string{
 	AxisFlows:     "flows",
 
 	AxisConnections: "open connections",
+	AxisRatio:       "capacity of a large server, relative to a small one",
 }
 
 // Case is a service of the lab. All cases of an experiment use the same servers, one after the
@@ -264,7 +277,7 @@ func (e *Experiment) problems() (errs field.Errors) {
 	require(slices.Contains(Sets(), e.Set), "set", "must be papers, least or infer")
 	require(known, "kind", "must be load, change, hold, day or forward")
 	require(axisLabels[e.Axis] != "", "axis", "must be load, servers, balancers, buckets, "+
-		"deviation, speed, removed, connections, rate or flows")
+		"deviation, speed, removed, connections, rate, flows or ratio")
 	require(own == "" || own == e.Axis, "axis", "must be %s for the kind %s", own, e.Kind)
 	require(own != "" || !e.Axis.ofOneKind(), "axis", "is not for the kind %s", e.Kind)
 	require(e.Amplitude >= 0 && e.Amplitude <= 1, "amplitude", "must be from 0 to 1")
@@ -284,6 +297,7 @@ func (e *Experiment) problems() (errs field.Errors) {
 	e.Size.problems(e, e.Servers, under(""))
 	e.Full.problems(e, cmp.Or(e.Full.Servers, e.Servers), under("full"))
 	emulatedProblems(e.Kind, e.Emulated, under("emulated"))
+	e.layoutProblems(func(name, problem string) { errs.Addf(name, "%s", problem) })
 	if e.Replay != nil {
 		e.Replay.problems(e, under("replay"))
 	}
@@ -301,6 +315,38 @@ func (e *Experiment) problems() (errs field.Errors) {
 		return errs
 	}
 	return e.refusedByLab()
+}
+
+// layoutProblems checks that each point of AxisRatio has its servers.
+func (e *Experiment) layoutProblems(fail func(name, problem string)) {
+	if e.Axis != AxisRatio {
+		if len(e.Layouts) > 0 {
+			fail("layouts", "are only for the axis ratio")
+		}
+		return
+	}
+	if len(e.Emulated.Exceptions) > 0 {
+		fail("emulated.exceptions", "are not for the axis ratio, whose servers are in layouts")
+	}
+	for _, point := range slices.Concat(e.Points, e.Full.Points) {
+		if e.layout(point) == nil {
+			fail("layouts", fmt.Sprintf("the ratio %v is missing", point))
+		}
+	}
+	for i, l := range e.Layouts {
+		if len(l.Cores) == 0 || slices.Min(l.Cores) < 1 {
+			fail(field.Child(field.Item("layouts", i), "cores"), "must have at least one server, with 1 core or more each")
+		}
+	}
+}
+
+// layout returns the numbers of cores of the servers at a point of AxisRatio, or nil.
+func (e *Experiment) layout(ratio float64) []int {
+	i := slices.IndexFunc(e.Layouts, func(l Layout) bool { return l.Ratio == ratio })
+	if i < 0 {
+		return nil
+	}
+	return e.Layouts[i].Cores
 }
 
 // problems checks a size of an experiment with that many servers.

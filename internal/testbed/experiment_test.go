@@ -100,6 +100,11 @@ func TestBadExperiments(t *testing.T) {
 		good + "claims: [{text: x, quantity: mean, of: sc, over: sc, at-most: 1, beyond-simulated: 0.1}]\n": "" +
 			"not with at-least or at-most",
 
+		good + "layouts: [{ratio: 1, cores: [1]}]\n":                "layouts: are only for the axis ratio",
+		good + "axis: ratio\n":                                      "layouts: the ratio 0.5 is missing",
+		good + "axis: ratio\nlayouts: [{ratio: 0.5, cores: [0]}]\n": "layouts[0].cores",
+		good + "axis: ratio\nlayouts: [{ratio: 0.5, cores: [1]}]\nemulated: {exceptions: [{server: s1, cores: 2}]}\n": "" +
+			"emulated.exceptions",
 		good + "replay: {format: pcap, match: 'n=(.)'}\n":                     "replay.format",
 		good + "replay: {format: queries, match: 'n='}\n":                     "replay.match",
 		good + "axis: deviation\nreplay: {format: queries, match: 'n=(.)'}\n": "replay.match",

@@ -12,6 +12,8 @@ import (
 	"strconv"
 	"sync"
 
+	"gonum.org/v1/gonum/stat"
+
 	"github.com/segue-lb/segue/internal/sim"
 )
 
@@ -31,6 +33,25 @@ func (s settings) largeServers() map[string]bool {
 		large[name] = s.capacityOf(name) == most
 	}
 	return large
+}
+
+// EstimateRatio returns what the balancers infer about the servers with the largest capacity,
+// relative to what they infer about the others. It is NaN if they do not infer, or if all servers
+// have the same capacity.
+func (r *Run) EstimateRatio() float64 {
+	most := 0.0
+	for _, s := range r.Shares {
+		most = max(most, s.Capacity)
+	}
+	var large, others []float64
+	for _, s := range r.Shares {
+		if s.Capacity == most {
+			large = append(large, s.Estimate)
+		} else {
+			others = append(others, s.Estimate)
+		}
+	}
+	return stat.Mean(large, nil) / stat.Mean(others, nil) // 0/0 without estimates
 }
 
 // LargeInterval is the length of the intervals of Response.LargeOver, in seconds.

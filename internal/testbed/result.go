@@ -126,6 +126,9 @@ type Run struct {
 	// VI-B2). Busy is the mean number of busy workers of a server.
 	Fairness float64 `json:"fairness"`
 	Busy     float64 `json:"busy"`
+	// Overprovision is the largest number of busy workers of a server, relative to the mean of all
+	// servers, in the mean over time (HLB, section VI-A2).
+	Overprovision float64 `json:"overprovision,omitempty"`
 	// Shares has an element for each server.
 	Shares []Share `json:"shares"`
 	// Counters has what balancers counted, by the reasons of segue status.
@@ -167,6 +170,12 @@ type Share struct {
 	Responses uint64  `json:"responses"`
 	Mean      float64 `json:"mean"` // response time in seconds
 	Busy      float64 `json:"busy"` // mean number of busy workers
+	// Capacity is the work that the server can do in a second, without co-located work. It is 0 for
+	// servers that are not emulated.
+	Capacity float64 `json:"capacity,omitempty"`
+	// Estimate is what the balancers infer about the server at the end of the run: its capacity or
+	// its weight, in the mean of the balancers. It is 0 if they do not infer.
+	Estimate float64 `json:"estimate,omitempty"`
 	// Offers by their result; all 0 without hunting.
 	Accepted  uint64 `json:"accepted"`
 	Refused   uint64 `json:"refused"`

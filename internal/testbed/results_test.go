@@ -370,4 +370,52 @@ func TestLoadsOfARun(t *testing.T) {
 	if math.Abs(r.Fairness-2.5/3) > 1e-9 || math.Abs(r.Busy-8.0/6) > 1e-9 || r.Shares[0].Busy != 2 {
 		t.Errorf("fairness %v, busy %v, busy of s1 %v", r.Fairness, r.Busy, r.Shares[0].Busy)
 	}
+	if math.Abs(r.Overprovision-1.5) > 1e-9 { // 2 and 1 while servers are busy
+		t.Errorf("the largest load is %v of the mean, want 1.5", r.Overprovision)
+	}
+}
+
+// TestEstimateRatio compares what balancers infer about large servers with the others.
+func TestEstimateRatio(t *testing.T) {
+	r := &Run{Shares: []Share{
+		{Capacity: 1, Estimate: 2}, {Capacity: 2, Estimate: 7}, {Capacity: 1, Estimate: 4}, {Capacity: 2, Estimate: 5},
+	}}
+	if got := r.EstimateRatio(); got != 2 {
+		t.Errorf("%v, want 2", got)
+	}
+	for _, r := range []*Run{
+		{Shares: []Share{{Capacity: 2}, {Capacity: 1}}},                           // nobody infers
+		{Shares: []Share{{Capacity: 1, Estimate: 1}, {Capacity: 1, Estimate: 2}}}, // all are alike
+	} {
+		if got := r.EstimateRatio(); !math.IsNaN(got) {
+			t.Errorf("%+v: %v, want none", r.Shares, got)
+		}
+	}
+}
+
+// TestLayouts checks that the points of the axis ratio have servers of their own, at the same load.
+func TestLayouts(t *testing.T) {
+	e := parse(t, `
+title: t
+axis: ratio
+points: [1, 4]
+work: "constant: 100ms"
+load: 0.5
+layouts: [{ratio: 1, cores: [2, 2, 2]}, {ratio: 4, cores: [2, 8]}]
+cases: [{name: sc, placement: hash}]
+`)
+	for i, want := range []struct {
+		capacity, rate float64
+		names          int
+		large          map[string]bool
+	}{{6, 30, 3, nil}, {10, 50, 2, map[string]bool{"s1": false, "s2": true}}} {
+		s := e.with(Options{}).at(e.Points[i])
+		if s.capacity(s.present) != want.capacity || s.rate() != want.rate || len(s.serverNames()) != want.names {
+			t.Errorf("ratio %v: capacity %v, rate %v, servers %v; want %+v",
+				e.Points[i], s.capacity(s.present), s.rate(), s.serverNames(), want)
+		}
+		if diff := cmp.Diff(want.large, s.largeServers()); diff != "" {
+			t.Errorf("ratio %v: large servers, -want +got:\n%s", e.Points[i], diff)
+		}
+	}
 }

@@ -185,6 +185,9 @@ func (p planned) newRun(report *traffic.Report) *Run {
 	}
 	for i := 1; i <= p.present; i++ {
 		share := Share{Server: serverName(i)}
+		if p.Kind == KindLoad {
+			share.Capacity = p.capacityOf(share.Server)
+		}
 		for _, s := range report.Servers {
 			if s.Name == share.Server {
 				share.Responses = s.Responses

@@ -201,13 +201,13 @@ type rig struct {
 // layout is what a lab was built for.
 type layout struct {
 	servers, balancers, buckets int
-	speed                       float64
+	speed, capacity             float64
 }
 
 // prepare makes a lab for a run of the case, unless there is one. Balancers that infer must not
 // know the servers from an earlier run.
 func (b *rig) prepare(ctx context.Context, s settings, c Case) error {
-	want := layout{s.present, s.Balancers, s.Buckets, s.Speed}
+	want := layout{s.present, s.Balancers, s.Buckets, s.Speed, s.capacity(s.present)}
 	if b.lab != nil && b.built == want && !b.inferred[c.Name] {
 		b.inferred[c.Name] = c.Placement.Infers()
 		return nil

@@ -64,8 +64,21 @@ func (s settings) at(point float64) settings {
 		s.Connections = int(point)
 	case AxisRate:
 		s.perSecond = point
+	case AxisRatio:
+		s.takeLayout(s.layout(point))
 	}
 	return s
+}
+
+// takeLayout replaces the servers by servers with these numbers of cores.
+func (s *settings) takeLayout(cores []int) {
+	s.Servers, s.present = len(cores), len(cores)
+	s.Emulated.Exceptions = nil
+	for i, n := range cores {
+		s.Emulated.Exceptions = append(s.Emulated.Exceptions, lab.EmulatedException{
+			Server: serverName(i + 1), EmulatedServer: lab.EmulatedServer{Cores: n},
+		})
+	}
 }
 
 // rate returns the requests per emulated second. They make the load with the file's own servers and
