@@ -49,6 +49,9 @@ type Experiment struct {
 	// Load is the share of all processors that the requests use.
 	Load    float64 `yaml:"load"`
 	Buckets int     `yaml:"buckets"` // of the candidate tables; 0 stands for the default
+	// RoundTrip is the distribution of the times after which replies reach the clients. Without it,
+	// clients are near.
+	RoundTrip string `yaml:"round-trip"`
 	// Layouts are the servers of the points of AxisRatio.
 	Layouts []Layout `yaml:"layouts"`
 	// Replay takes the requests from a trace. Then only the mean of Work counts.
@@ -92,15 +95,16 @@ const fastest = float64(sampleInterval / time.Millisecond)
 // Set is a set of experiments that run one after the other.
 type Set string
 
-// The sets. SetPapers has the experiments of the papers, and what shows how far to trust them.
+// The sets. SetPapers has the experiments of the papers besides HLB, and what shows how far to trust them.
 const (
 	SetPapers Set = "papers"
 	SetLeast  Set = "least" // servers that compare their loads
 	SetInfer  Set = "infer" // balancers that infer the loads of servers
+	SetHLB    Set = "hlb"   // the experiments of HLB, with its balancers that infer
 )
 
 // Sets lists all sets.
-func Sets() []Set { return []Set{SetPapers, SetLeast, SetInfer} }
+func Sets() []Set { return []Set{SetPapers, SetLeast, SetInfer, SetHLB} }
 
 // Kind is what a run does.
 type Kind string
@@ -117,6 +121,16 @@ const (
 	KindDay Kind = "day"
 	// KindForward measures the CPU time of a packet of a known flow, without a lab.
 	KindForward Kind = "forward"
+)
+
+// Packets are packets whose CPU time is measured.
+type Packets string
+
+// The packets. PacketsKnown, of flows that the balancer knows, is the default.
+const (
+	PacketsKnown Packets = "known"
+	PacketsSYN   Packets = "syn" // of new flows
+	PacketsMix   Packets = "mix" // the SYN, a later packet and the FIN of new flows
 )
 
 // AxisKind is a quantity in which points differ.
@@ -136,6 +150,8 @@ const (
 	AxisFlows     AxisKind = "flows"   // for KindForward
 	// AxisConnections is the number of connections that are open, for KindHold.
 	AxisConnections AxisKind = "connections"
+	// AxisRoundTrip is the mean of the round trip in seconds: it is a Pareto distribution then.
+	AxisRoundTrip AxisKind = "round-trip"
 	// AxisRatio is the capacity of a large server relative to that of a small one (Layouts).
 	AxisRatio AxisKind = "ratio"
 )
@@ -159,6 +175,7 @@ var axisLabels = map[AxisKind]string{
 	AxisFlows:     "flows",
 
 	AxisConnections: "open connections",
+	AxisRoundTrip:   "mean round trip of the clients, s",
 	AxisRatio:       "capacity of a large server, relative to a small one",
 }
 
@@ -183,6 +200,8 @@ type Case struct {
 	// Weighted gives each server a weight in proportion to its capacity. Otherwise all servers have
 	// the same weight.
 	Weighted bool `yaml:"weighted,omitempty"`
+	// Packets are those that KindForward measures.
+	Packets Packets `yaml:"packets,omitempty"`
 	// Feedback is the interval at which the weights of the servers follow their loads, in emulated
 	// time; 0: weights stay as they are.
 	Feedback time.Duration `yaml:"feedback,omitempty"`
@@ -274,10 +293,10 @@ func (e *Experiment) problems() (errs field.Errors) {
 	}
 	own, known := axisOf[e.Kind]
 	require(e.Title != "", "title", "required")
-	require(slices.Contains(Sets(), e.Set), "set", "must be papers, least or infer")
+	require(slices.Contains(Sets(), e.Set), "set", "must be papers, least, infer or hlb")
 	require(known, "kind", "must be load, change, hold, day or forward")
 	require(axisLabels[e.Axis] != "", "axis", "must be load, servers, balancers, buckets, "+
-		"deviation, speed, removed, connections, rate, flows or ratio")
+		"deviation, speed, removed, connections, rate, flows, ratio or round-trip")
 	require(own == "" || own == e.Axis, "axis", "must be %s for the kind %s", own, e.Kind)
 	require(own != "" || !e.Axis.ofOneKind(), "axis", "is not for the kind %s", e.Kind)
 	require(e.Amplitude >= 0 && e.Amplitude <= 1, "amplitude", "must be from 0 to 1")
@@ -297,6 +316,13 @@ func (e *Experiment) problems() (errs field.Errors) {
 	e.Size.problems(e, e.Servers, under(""))
 	e.Full.problems(e, cmp.Or(e.Full.Servers, e.Servers), under("full"))
 	emulatedProblems(e.Kind, e.Emulated, under("emulated"))
+	if e.RoundTrip != "" {
+		if _, err := scenario.ParseDistribution(e.RoundTrip, "."); err != nil {
+			errs.Addf("round-trip", "%v", err)
+		}
+	}
+	require(e.Kind == KindLoad || e.RoundTrip == "" && e.Axis != AxisRoundTrip, "round-trip",
+		"is only for the kind load")
 	e.layoutProblems(func(name, problem string) { errs.Addf(name, "%s", problem) })
 	if e.Replay != nil {
 		e.Replay.problems(e, under("replay"))
@@ -446,6 +472,18 @@ func (c Case) problems(kind Kind, fail func(name, problem string)) {
 	}
 	if c.Feedback < 0 {
 		fail("feedback", "must not be negative")
+	}
+	switch c.Packets {
+	case "":
+	case PacketsKnown, PacketsSYN, PacketsMix:
+		if kind != KindForward {
+			fail("packets", "is only for the kind forward")
+		}
+		if c.Packets != PacketsKnown && c.Placement != desired.PlacementHash && c.Placement != desired.PlacementInfer {
+			fail("packets", "of new flows need the placement hash or infer")
+		}
+	default:
+		fail("packets", "must be known, syn or mix")
 	}
 }
 

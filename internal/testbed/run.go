@@ -141,6 +141,7 @@ func (s settings) playsTrace() bool { return s.Kind == KindDay || s.Replay != ni
 func (p planned) traffic(ctx context.Context, folder string) (traffic.Config, error) {
 	config := traffic.Config{
 		Seed: p.seed, ConnectTimeout: connectTimeout, Timeout: timeout, ServerHeader: serverHeader,
+		RoundTrip: p.roundTrip(),
 	}
 	if p.playsTrace() {
 		config.Arrivals = traffic.Trace(filepath.Join(folder, arrivalsFile), sim.TimedQueries, p.Speed)

@@ -22,6 +22,7 @@ type settings struct {
 	deviation float64 // of the work in seconds; 0: the work is as in the file
 	removed   int     // servers to remove
 	perSecond float64 // requests per second in the mean of a day
+	meanTrip  float64 // of AxisRoundTrip
 	recorded  *recording
 }
 
@@ -64,6 +65,8 @@ func (s settings) at(point float64) settings {
 		s.Connections = int(point)
 	case AxisRate:
 		s.perSecond = point
+	case AxisRoundTrip:
+		s.meanTrip = point
 	case AxisRatio:
 		s.takeLayout(s.layout(point))
 	}
@@ -141,6 +144,24 @@ func (s settings) work() *sim.Distribution {
 	median := s.baseWork().Sample(1 << 63)
 	work := sim.Lognormal(median, lognormalSigma(median, s.deviation))
 	return &work
+}
+
+// tripIndex is the index of Pareto-distributed round trips. Their deviation is 0.58 of their mean.
+const tripIndex = 3
+
+// roundTrip returns the distribution of the round trips, or nil if clients are near.
+func (s settings) roundTrip() *sim.Distribution {
+	switch {
+	case s.meanTrip > 0:
+		return new(sim.Pareto(s.meanTrip, tripIndex))
+	case s.RoundTrip == "":
+		return nil
+	}
+	trip, err := scenario.ParseDistribution(s.RoundTrip, ".")
+	if err != nil {
+		panic(err) // problems has checked it
+	}
+	return &trip
 }
 
 // lognormalSigma returns sigma of a lognormal distribution with a median m and a standard deviation

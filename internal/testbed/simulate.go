@@ -64,7 +64,8 @@ func (p planned) replay(
 			Classes: []sim.TraceClass{{Match: workOf, Sized: true}},
 		},
 		Placement: method, Policy: policy,
-		Events: p.slowdowns(), Completed: shares.completed(servers),
+		Network: p.network(),
+		Events:  p.slowdowns(), Completed: shares.completed(servers),
 	}
 	result, err := sim.Run(ctx, config, sim.Options{Seed: p.seed, Runs: simulations})
 	if err != nil {
@@ -81,6 +82,14 @@ func (p planned) replay(
 	}
 	shares.shareOut(r)
 	return r, nil
+}
+
+// network has the round trips of the clients on the way of the replies.
+func (p planned) network() (n sim.Network) {
+	if trip := p.roundTrip(); trip != nil {
+		n.ServerClient = *trip
+	}
+	return n
 }
 
 func (p planned) simulatedServers() (servers []sim.Server) {
@@ -227,11 +236,11 @@ func (c Case) huntsByTable() bool {
 }
 
 // model returns the mean response time of the model with this load, or nil if it has none: for
-// other work than exponential, for requests of a trace, for unequal servers, for servers whose speed changes, for small
+// other work than exponential, for requests of a trace, for distant clients, for unequal servers, for servers whose speed changes, for small
 // tables, in which servers have unequal shares, and at a load of 1 and more.
 func (p planned) model() (*Response, error) {
 	load := p.actualLoad()
-	if p.deviation != 0 || p.Replay != nil || !isExponential(p.Work) || len(p.Emulated.Exceptions) > 0 ||
+	if p.deviation != 0 || p.Replay != nil || p.roundTrip() != nil || !isExponential(p.Work) || len(p.Emulated.Exceptions) > 0 ||
 		p.Emulated.Colocated != "" || p.Axis == AxisBuckets || load >= 1 {
 		return nil, nil
 	}
