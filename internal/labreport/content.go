@@ -41,6 +41,7 @@ type content struct {
 	Counted       string
 	Servers       []serverTable
 	Use           []useRow
+	Types         []typeRow
 	Machine       []machineRow
 	Facts         []fact
 	figures       []figure
@@ -114,7 +115,7 @@ func (f *folder) content() (*content, error) {
 		Results: f.Results, ID: fileName(f.name), Disturbances: f.disturbances(),
 		HasSimulation: f.hasSimulation(), Forwards: f.forwards(), Holds: f.holds(),
 		Counted: strings.ToLower(f.counted()), Rows: f.rows(), Unit: f.unit().Name,
-		Handshakes: f.handshakes(), Servers: f.serverTables(), Use: f.use(),
+		Handshakes: f.handshakes(), Servers: f.serverTables(), Use: f.use(), Types: f.types(),
 		Machine: f.machineRows(), Facts: f.facts(),
 	}
 	first := min(len(c.Disturbances), 3)
@@ -141,8 +142,8 @@ func (c *content) addSections(f *folder) error {
 		f.responses(),
 		f.distributions("Distribution of response times", "Response times", "cdf",
 			measured, simulated, modelled),
-		overTime,
 	}
+	sections = append(append(sections, f.typeSections()...), overTime)
 	if f.Bin > 0 {
 		day, err := f.overDay()
 		if err != nil {

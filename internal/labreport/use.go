@@ -64,10 +64,13 @@ func useOf(runs []*testbed.Run) (rows []useRow) {
 				busy += s.Busy
 			}
 		}
+		cpu := unknown
+		if load := runs[0].Load; load > 0 { // nobody knows the work of a page
+			cpu = percent(load * capacity * served / requests / (n * c))
+		}
 		rows = append(rows, useRow{
 			Servers: fmt.Sprintf("%.0f × %s", n, plain(c)), Share: percent(served / requests),
-			CPU:  percent(runs[0].Load * capacity * served / requests / (n * c)),
-			Mean: number(1000 * time / max(served, 1)), Busy: number(busy / n),
+			CPU: cpu, Mean: number(1000 * time / max(served, 1)), Busy: number(busy / n),
 		})
 	}
 	if len(rows) > 0 {

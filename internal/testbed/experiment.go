@@ -59,7 +59,9 @@ type Experiment struct {
 
 	// Amplitude is that of the rate's sine, for KindDay: with 0.5, the rate is between half and one
 	// and a half of its mean.
-	Amplitude float64              `yaml:"amplitude"`
+	Amplitude float64 `yaml:"amplitude"`
+	// Static is the share of the requests for static files, for KindDay. The others are for pages.
+	Static    float64              `yaml:"static"`
 	Apache    lab.ApacheServers    `yaml:"apache"`
 	MediaWiki lab.MediaWikiServers `yaml:"mediawiki"`
 
@@ -300,6 +302,8 @@ func (e *Experiment) problems() (errs field.Errors) {
 	require(own == "" || own == e.Axis, "axis", "must be %s for the kind %s", own, e.Kind)
 	require(own != "" || !e.Axis.ofOneKind(), "axis", "is not for the kind %s", e.Kind)
 	require(e.Amplitude >= 0 && e.Amplitude <= 1, "amplitude", "must be from 0 to 1")
+	require(e.Static >= 0 && e.Static <= 1, "static", "must be from 0 to 1")
+	require(e.Kind == KindDay || e.Static == 0, "static", "is only for the kind day")
 	require(e.Kind != KindChange || e.Balancers > 1, "balancers",
 		"must be at least 2 for the kind change")
 	require(e.Load > 0 && !math.IsInf(e.Load, 0), "load", "must be a positive number")
@@ -467,8 +471,8 @@ func (c Case) problems(kind Kind, fail func(name, problem string)) {
 	if c.Feedback != 0 && c.Placement != desired.PlacementRoundRobin {
 		fail("feedback", "only the placement round-robin uses weights that change all the time")
 	}
-	if c.Weighted && (kind != KindLoad || c.Direct || c.Feedback != 0) {
-		fail("weighted", "is only for the kind load, with a balancer and without feedback")
+	if c.Weighted && (kind != KindLoad && kind != KindDay || c.Direct || c.Feedback != 0) {
+		fail("weighted", "is only for the kinds load and day, with a balancer and without feedback")
 	}
 	if c.Feedback < 0 {
 		fail("feedback", "must not be negative")

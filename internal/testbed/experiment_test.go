@@ -105,12 +105,13 @@ func TestBadExperiments(t *testing.T) {
 		good + "axis: ratio\nlayouts: [{ratio: 0.5, cores: [0]}]\n": "layouts[0].cores",
 		good + "axis: ratio\nlayouts: [{ratio: 0.5, cores: [1]}]\nemulated: {exceptions: [{server: s1, cores: 2}]}\n": "" +
 			"emulated.exceptions",
-		one + "[{name: sc, placement: hash, packets: mix}]\n": "packets: is only for the kind forward",
+		one + "[{name: sc, placement: hash, packets: mix}]\n": "is only for the kind forward",
 		"title: t\nkind: forward\naxis: flows\npoints: [1]\nseeds: 1\ncases: [{name: h, placement: hunt, packets: syn}]\n": "" +
-			"packets: of new flows need",
+			"of new flows need the placement hash or infer",
 		one + "[{name: sc, packets: all}]\n":                                  "must be known, syn or mix",
 		good + "round-trip: far\n":                                            `round-trip "far"`,
 		good + "kind: hold\nround-trip: \"constant: 1s\"\n":                   "round-trip",
+		good + "static: 0.5\n":                                                "is only for the kind day",
 		good + "replay: {format: pcap, match: 'n=(.)'}\n":                     "replay.format",
 		good + "replay: {format: queries, match: 'n='}\n":                     "replay.match",
 		good + "axis: deviation\nreplay: {format: queries, match: 'n=(.)'}\n": "replay.match",

@@ -3,13 +3,6 @@
 package testbed
 
 import (
-	"compress/gzip"
-	"encoding/csv"
-	"errors"
-	"fmt"
-	"io"
-	"os"
-	"strconv"
 	"sync"
 
 	"gonum.org/v1/gonum/stat"
@@ -119,34 +112,12 @@ func (t *tally) completed(servers []sim.Server) func(int, sim.Ended) {
 }
 
 // read counts the requests in the file requests.csv.gz that succeeded.
-func (t *tally) read(path string) (err error) {
+func (t *tally) read(path string) error {
 	if t == nil {
 		return nil
 	}
-	file, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer file.Close()
-	unpacked, err := gzip.NewReader(file)
-	if err != nil {
-		return fmt.Errorf("%s: %w", path, err)
-	}
-	const time, server, outcome = 0, 2, 3
-	for lines := csv.NewReader(unpacked); ; {
-		row, err := lines.Read()
-		switch {
-		case errors.Is(err, io.EOF):
-			return nil
-		case err != nil:
-			return fmt.Errorf("%s: %w", path, err)
-		case row[outcome] != "succeeded":
-			continue // also the names of the columns
-		}
-		sent, err := strconv.ParseFloat(row[time], 64)
-		if err != nil {
-			return fmt.Errorf("%s: time: %w", path, err)
-		}
-		t.add(sent, row[server])
-	}
+	return eachSuccess(path, func(sent float64, row []string) error {
+		t.add(sent, row[columnServer])
+		return nil
+	})
 }

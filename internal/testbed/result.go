@@ -109,6 +109,8 @@ type Run struct {
 
 	// Measured are response times. In an experiment of KindForward, they are CPU times of packets.
 	Measured Response `json:"measured"`
+	// Types are the response times of each type of request, if there are several (HLB, figure 8).
+	Types map[string]Response `json:"types,omitempty"`
 	// Simulated is what the simulator has for the same arrivals and the same work, in the mean of
 	// several placements of the flows. It is nil for cases that the simulator does not have.
 	Simulated *Response `json:"simulated,omitempty"`
@@ -170,8 +172,8 @@ type Share struct {
 	Responses uint64  `json:"responses"`
 	Mean      float64 `json:"mean"` // response time in seconds
 	Busy      float64 `json:"busy"` // mean number of busy workers
-	// Capacity is the work that the server can do in a second, without co-located work. It is 0 for
-	// servers that are not emulated.
+	// Capacity is the work that the server can do in a second, without co-located work, or the CPUs
+	// that it may use. It is 0 if it is not known.
 	Capacity float64 `json:"capacity,omitempty"`
 	// Estimate is what the balancers infer about the server at the end of the run: its capacity or
 	// its weight, in the mean of the balancers. It is 0 if they do not infer.

@@ -5,6 +5,7 @@ package testbed
 import (
 	"compress/gzip"
 	"context"
+	"errors"
 	"io"
 	"math"
 	"os"
@@ -390,6 +391,30 @@ func TestEstimateRatio(t *testing.T) {
 		if got := r.EstimateRatio(); !math.IsNaN(got) {
 			t.Errorf("%+v: %v, want none", r.Shares, got)
 		}
+	}
+}
+
+// TestTypesOfRequests tells pages from static files, and counts only requests that succeeded.
+func TestTypesOfRequests(t *testing.T) {
+	path := filepath.Join(t.TempDir(), requestsFile)
+	file, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	zipped := gzip.NewWriter(file)
+	io.WriteString(zipped, "time,query,server,outcome,latency,exchange\n"+
+		"0.1,/wiki/index.php/A,s1,succeeded,0.3,0.3\n0.2,/static/a.png,s1,succeeded,0.002,0.002\n"+
+		"0.3,/wiki/index.php/B,s2,succeeded,0.1,0.1\n0.4,/wiki/index.php/B,s2,timeout,,\n")
+	if err := errors.Join(zipped.Close(), file.Close()); err != nil {
+		t.Fatal(err)
+	}
+	types, err := readTypes(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	page, static := types[TypePage], types[TypeStatic]
+	if len(types) != 2 || math.Abs(page.Mean-0.2) > 1e-9 || page.P50 != 0.1 || page.P90 != 0.3 || static.Mean != 0.002 {
+		t.Errorf("pages %+v, static files %+v", page, static)
 	}
 }
 

@@ -73,6 +73,11 @@ func (b *rig) run(ctx context.Context, p planned, st *store) (run *Run, err erro
 		return nil, err
 	}
 	shares.shareOut(&run.Measured)
+	if p.Static > 0 {
+		if run.Types, err = readTypes(filepath.Join(folder, requestsFile)); err != nil {
+			return nil, err
+		}
+	}
 	run.addLoads(samples)
 	run.addCounts(before, after)
 	run.Warnings = append(run.Warnings, feedback.warnings()...)
@@ -186,9 +191,7 @@ func (p planned) newRun(report *traffic.Report) *Run {
 	}
 	for i := 1; i <= p.present; i++ {
 		share := Share{Server: serverName(i)}
-		if p.Kind == KindLoad {
-			share.Capacity = p.capacityOf(share.Server)
-		}
+		share.Capacity = p.capacityOf(share.Server)
 		for _, s := range report.Servers {
 			if s.Name == share.Server {
 				share.Responses = s.Responses

@@ -104,8 +104,11 @@ func (s settings) capacity(servers int) (sum float64) {
 	return sum
 }
 
-// capacityOf returns the work that a server does in an emulated second.
+// capacityOf returns the work that a server does in an emulated second. It is 0 if it is not known.
 func (s settings) capacityOf(server string) float64 {
+	if s.Kind == KindDay {
+		return s.Apache.CPUsOf(server)
+	}
 	e := s.Emulated.Of(server)
 	return float64(e.Cores) * speedOf(e)
 }
