@@ -35,10 +35,14 @@ func (p planned) simulate(ctx context.Context, arrivals string) (*Response, erro
 }
 
 // bound replays the arrivals of a run with an omniscient balancer, which knows the requests on all
-// servers: each request goes to the server with the shortest expected delay. It leaves out the
-// distribution.
+// servers: each request goes to the server with the shortest expected delay. If clients are distant,
+// it also knows the requests that are on the way. It leaves out the distribution.
 func (p planned) bound(ctx context.Context, arrivals string) (*Response, error) {
-	r, err := p.replay(ctx, arrivals, &placement.GSED{})
+	spec := &placement.GSED{}
+	if p.roundTrip() != nil {
+		spec.Count = placement.CountPlaced
+	}
+	r, err := p.replay(ctx, arrivals, spec)
 	if err != nil {
 		return nil, err
 	}
