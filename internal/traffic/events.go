@@ -113,6 +113,10 @@ func (g *generator) read(c *connection, ending bool) {
 			return
 		}
 		g.received(c, g.buffer[:n])
+		if c.phase == returning { // what follows does not matter: the client has the response
+			c.left = ending
+			return
+		}
 		if n < len(g.buffer) && !ending {
 			return
 		}
@@ -139,8 +143,6 @@ func (g *generator) received(c *connection, p []byte) {
 // ended handles the end of a connection by the server.
 func (g *generator) ended(c *connection) {
 	switch {
-	case c.phase == returning:
-		c.left = true
 	case c.phase == requesting && c.response.end():
 		c.left = true
 		g.answered(c, false)

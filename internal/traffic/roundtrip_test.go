@@ -17,11 +17,15 @@ import (
 // TestRoundTrip checks that a distant client sends its request, and the end of its connection, so
 // late as replies reach it, however the server ends the response.
 func TestRoundTrip(t *testing.T) {
-	const n, trip = 5, 30 * time.Millisecond
+	const n, trip = 200, 30 * time.Millisecond
 	for name, serve := range map[string]func(net.Conn){
 		"closed by the server": func(conn net.Conn) { io.WriteString(conn, answer) },
 		"ended by the server's close": func(conn net.Conn) {
 			io.WriteString(conn, "HTTP/1.1 200 OK\r\n\r\nbody")
+		},
+		"reset by the server": func(conn net.Conn) {
+			io.WriteString(conn, answer)
+			conn.(*net.TCPConn).SetLinger(0)
 		},
 		"kept by the server": func(conn net.Conn) {
 			io.WriteString(conn, answer)
@@ -39,14 +43,15 @@ func TestRoundTrip(t *testing.T) {
 			served.Add(1)
 			serve(conn)
 		}), n)
-		c.RoundTrip, c.Scale = new(sim.Constant(2*trip.Seconds())), 2
+		c.Arrivals = Constant{Rate: 1e6} // so many at once that ends follow responses before they are read
+		c.RoundTrip, c.Scale = new(sim.Constant(trip.Seconds()/2)), 0.5
 		report, log := runLogged(t, c)
 		if report.Succeeded != n || served.Load() != n || report.Connections != n {
 			t.Errorf("%s: %d of %d requests succeeded on %d connections: %v", name,
 				report.Succeeded, n, report.Connections, report.Errors)
 		}
 		for _, l := range log {
-			if l.latency < 2*2*trip.Seconds() { // the log has scaled times
+			if l.latency < trip.Seconds() { // half of the time by the clock
 				t.Errorf("%s: latency %v s, want at least two round trips", name, l.latency)
 			}
 		}
