@@ -54,7 +54,7 @@ type Experiment struct {
 	RoundTrip string `yaml:"round-trip"`
 	// Layouts are the servers of the points of AxisRatio.
 	Layouts []Layout `yaml:"layouts"`
-	// Replay takes the requests from a trace. Then only the mean of Work counts.
+	// Replay takes the requests from a trace. If that has their work, only the mean of Work counts.
 	Replay *Replay `yaml:"replay"`
 
 	// Amplitude is that of the rate's sine, for KindDay: with 0.5, the rate is between half and one

@@ -113,7 +113,7 @@ func TestBadExperiments(t *testing.T) {
 		good + "kind: hold\nround-trip: \"constant: 1s\"\n":                   "round-trip",
 		good + "static: 0.5\n":                                                "is only for the kind day",
 		good + "replay: {format: pcap, match: 'n=(.)'}\n":                     "replay.format",
-		good + "replay: {format: queries, match: 'n='}\n":                     "replay.match",
+		good + "replay: {format: queries, match: '(n)=(.)'}\n":                "replay.match",
 		good + "axis: deviation\nreplay: {format: queries, match: 'n=(.)'}\n": "replay.match",
 
 		one + "[{name: d, direct: true, weighted: true}]\n": "cases[0].weighted",

@@ -16,12 +16,13 @@ import (
 )
 
 // Replay tells how an experiment takes its requests from a trace (Options.Trace). The trace has
-// their order, the proportions of the times between them, and those of their work. The experiment
-// has the mean work and the load.
+// their order, the proportions of the times between them, and those of their work, if it has any.
+// The experiment has the mean work and the load.
 type Replay struct {
 	Format TraceFormat `yaml:"format"`
 	// Match is a regular expression that must be found in each query. Its only group captures the
-	// size of the request, to which its work is proportional.
+	// size of the request, to which its work is proportional. Without a group, the experiment's work
+	// is drawn.
 	Match string `yaml:"match"`
 }
 
@@ -36,13 +37,16 @@ func (r *Replay) problems(e *Experiment, fail func(name, problem string)) {
 	if _, ok := traceFormats[r.Format]; !ok {
 		fail("format", "must be queries or wikibench")
 	}
-	if match, err := regexp.Compile(r.Match); err != nil || match.NumSubexp() != 1 {
-		fail("match", "must be a regular expression with one group, such as 'n=([0-9]+)$'")
+	if match, err := regexp.Compile(r.Match); err != nil || match.NumSubexp() > 1 {
+		fail("match", "must be a regular expression with at most one group, such as 'n=([0-9]+)$'")
 	}
 	if e.Kind != KindLoad || e.Axis == AxisDeviation {
 		fail("match", "a trace is only for the kind load, and not for the axis deviation")
 	}
 }
+
+// streamWork is the stream of random numbers for work that a trace does not tell.
+const streamWork = 1
 
 // recording has the requests of a trace.
 type recording struct {
@@ -50,21 +54,26 @@ type recording struct {
 	digest   string // of the file
 }
 
-// read reads a trace.
-func (r *Replay) read(file string) (*recording, error) {
+// read reads a trace, whose requests have the work if the trace does not tell it.
+func (r *Replay) read(file string, work *sim.Distribution) (*recording, error) {
 	recorded := &recording{}
+	match := regexp.MustCompile(r.Match)
+	drawn, random := match.NumSubexp() == 0, sim.NewRand(1, streamWork)
 	var err error
 	if recorded.digest, err = digestOf(file); err != nil {
 		return nil, err
 	}
 	source, err := sim.Trace{
 		File: file, Format: traceFormats[r.Format], MustMatch: true,
-		Classes: []sim.TraceClass{{Match: regexp.MustCompile(r.Match), Sized: true}},
+		Classes: []sim.TraceClass{{Match: match, Sized: !drawn}},
 	}.Start(nil)
 	if err != nil {
 		return nil, err
 	}
 	for next, ok := source.Next(); ok; next, ok = source.Next() {
+		if drawn {
+			next.Size = work.Sample(random.Uint64())
+		}
 		recorded.at = append(recorded.at, next.At)
 		recorded.size = append(recorded.size, next.Size)
 	}
@@ -93,7 +102,7 @@ func (s settings) replayed(file string) (settings, error) {
 	case file == "":
 		return s, errors.New("trace: a file with the requests is required")
 	}
-	recorded, err := s.Replay.read(file)
+	recorded, err := s.Replay.read(file, s.baseWork())
 	if err != nil {
 		return s, fmt.Errorf("trace: %w", err)
 	}

@@ -93,6 +93,29 @@ func TestReplay(t *testing.T) {
 	}
 }
 
+// TestReplayWithoutWork draws the work of requests whose trace does not tell it, such as pages. It is
+// not the same for all requests, and has the mean of the experiment.
+func TestReplayWithoutWork(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "hour20.csv")
+	var text strings.Builder
+	for i := range 200 {
+		fmt.Fprintf(&text, "%d\t/wiki/index.php/A\n", i)
+	}
+	if err := os.WriteFile(path, []byte(text.String()), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	e := parse(t, strings.Replace(replaying, "n=([0-9]+)$", "^/wiki/", 1))
+	s, err := e.with(Options{}).replayed(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, size := s.part(1)
+	_, other := s.part(2)
+	if size[0] == size[1] || size[0] == other[0] || min(size[0], size[1]) <= 0 {
+		t.Errorf("the work is not drawn: %v and %v", size[:2], other[0])
+	}
+}
+
 // TestBadTraces refuses traces before anything is built.
 func TestBadTraces(t *testing.T) {
 	path := func(text string) string {
