@@ -37,18 +37,18 @@ static __always_inline struct load *load_at(__u32 server)
 }
 
 /* Whether the next flow goes to the server, whatever its price. */
-static __always_inline bool is_probed(const struct load *load)
+static __always_inline bool is_tried(const struct load *load)
 {
-	return *(const volatile __s32 *)&load->probes > 0;
+	return *(const volatile __s32 *)&load->trials > 0;
 }
 
-/* Takes a probe of a server that gets a flow. */
-static __always_inline void take_probe(__u32 server)
+/* Takes a trial of a server that gets a flow. */
+static __always_inline void take_trial(__u32 server)
 {
 	struct load *load = load_at(server);
 
-	if (load && is_probed(load) && !dry_run)
-		__sync_fetch_and_add(&load->probes, -1);
+	if (load && is_tried(load) && !dry_run)
+		__sync_fetch_and_add(&load->trials, -1);
 }
 
 /* The new flows that count, of a server with these flows. */

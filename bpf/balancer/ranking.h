@@ -9,7 +9,7 @@
  * extra, position and is_away (struct load). The score puts the delays of other balancers' servers
  * behind those of the balancer's own servers where neither server lets a flow wait, that is where
  * the delay is at most 1. So it is the order of infer.Territory, and without is_away that of the
- * delays. A server that is to be probed has the score 0.
+ * delays. A server with trials has the score 0.
  *
  * A ranking is a tree, so that a thousand servers cost little more than eight. A line has eight
  * nodes. The leaves are the servers' ranks: score, position and slot in one number. Each line has a
@@ -82,7 +82,7 @@ static __always_inline __u64 score_of(const struct load *load)
 	__u64 next = next_load(load, *(const volatile __u64 *)&load->flows);
 	__u64 delay = load->extra + next * load->unit;
 
-	if (is_probed(load))
+	if (is_tried(load))
 		return 0;
 	if (delay > PRICE_ONE || load->is_away)
 		delay += PRICE_ONE;

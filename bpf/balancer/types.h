@@ -161,7 +161,7 @@ struct load {
 	/* So many of the next flows go to it, whatever its price: they show whether it is well again.
 	 * User space sets it, and each such flow takes one. Cores that do so at the same moment may
 	 * leave a number below 0, which is as 0. */
-	__s32 probes;
+	__s32 trials;
 	/* So many of its flows in the state FLOW_NEW do not count, because nobody has answered them in
 	 * time. User space sets it. */
 	__u32 stale;

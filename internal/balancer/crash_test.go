@@ -353,7 +353,7 @@ func (s *crashSite) checkSides(number int) {
 // before a system call that changes something. The calls are 31 apart, from a random one on, so
 // that several runs of the test reach every call. The data path must keep working. The next process
 // has the other configuration, is killed as well, and must cope with the state that the one before
-// has left.
+// has left. With -crashes 3, more than 20 processes are killed.
 func TestKilledAtEveryStep(t *testing.T) {
 	t.Parallel()
 	killAtSteps(t, datapathtest.Apart(31), [2]string{})

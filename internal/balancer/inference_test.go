@@ -288,9 +288,9 @@ func (f *fixture) established() (flows uint32) {
 	return flows
 }
 
-// A server with probes gets the next flows, however idle the other servers are. Each flow takes a
-// probe, and the dry run before it takes none.
-func TestProbesAreTaken(t *testing.T) {
+// A server with trials gets the next flows, however idle the other servers are. Each flow takes a
+// trial, and the dry run before it takes none.
+func TestTrialsAreTaken(t *testing.T) {
 	t.Parallel()
 	for _, among := range []desired.Among{desired.AmongAll, desired.AmongCandidates} {
 		cfg := inferring(manyServers(4)...)
@@ -298,14 +298,14 @@ func TestProbesAreTaken(t *testing.T) {
 		f := open(t, cfg)
 		slot := f.slot("web", "s3")
 		f.plane.Loads.SetPrice(slot, infer.NewPrice(64, 0, 0, false))
-		f.plane.Loads.Probe(slot, 3)
+		f.plane.Loads.Try(slot, 3)
 		f.must(f.plane.Rankings.Rank([]uint32{slot}))
 		var to []string
 		for port := range uint16(8) {
 			to = append(to, serverOf(f.run(frameOf(fromPort(web, 1000+port)))))
 		}
 		if got := occurrences(to[:3])["web/s3"]; got != 3 || occurrences(to)["web/s3"] != 3 {
-			t.Errorf("%s: with three probes, flows go to %v", among, to)
+			t.Errorf("%s: with three trials, flows go to %v", among, to)
 		}
 	}
 }

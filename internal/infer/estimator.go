@@ -71,7 +71,7 @@ type Counters struct {
 //	Arrange                     at first, and whenever servers or balancers change;
 //	Sample                      for each server every 10 to 20 ms;
 //	Observe                     for each server before a Step, if UsesDurations;
-//	Step, then Price and Probes for each server every 0.5 s;
+//	Step, then Price and Trials for each server every 0.5 s;
 //	Forget, Restart             when a server is replaced, or is back.
 type Estimator struct {
 	settings   Settings
@@ -98,7 +98,7 @@ type server struct {
 	// a flow that is not counted any more. It is good if the flow has ended, and not fallen silent.
 	endings   conduct
 	isSuspect bool
-	credit    float64 // probes that it may have
+	credit    float64 // trials that it may have
 	stale     uint32  // new flows that do not count
 }
 

@@ -177,10 +177,10 @@ const (
 	// windowTime is the least duration of a window in seconds. A client has this time for its
 	// second packet, and at most twice this time.
 	windowTime = 0.5
-	// probeShare is the share of its usual number of flows that a server gets while it is watched.
-	probeShare = 0.25
-	// probeAnswers is the number of answers of a well server that suffice in a window.
-	probeAnswers = 2
+	// trialShare is the share of its usual number of flows that a server gets while it is watched.
+	trialShare = 0.25
+	// trialAnswers is the number of answers of a well server that suffice in a window.
+	trialAnswers = 2
 )
 
 // suspect judges all servers at the end of a window. The argument is the time since the last step.
@@ -195,19 +195,19 @@ func (e *Estimator) suspect(seconds float64) {
 	}
 	judge(e.servers, func(s *server) *conduct { return &s.answers.conduct }, e.window)
 	judge(e.servers, func(s *server) *conduct { return &s.endings }, e.window)
-	probes, most := e.trickle()
+	trials, most := e.trickle()
 	for i := range e.servers {
-		e.treat(i, probes, most)
+		e.treat(i, trials, most)
 		e.servers[i].since = events{}
 	}
 	e.window = 0
 }
 
 // treat does what follows from the belief about a server. A server that is watched gets a number of
-// probes in this window, and keeps at most so many for later. A suspect begins a slow start when it
+// trials in this window, and keeps at most so many for later. A suspect begins a slow start when it
 // is none any more. What was learned from flows that fell silent, before the server was known to be
 // ill, is not true.
-func (e *Estimator) treat(server int, probes, most float64) {
+func (e *Estimator) treat(server int, trials, most float64) {
 	s := &e.servers[server]
 	was := s.isSuspect
 	s.isSuspect = s.suspicion() > 1
@@ -222,7 +222,7 @@ func (e *Estimator) treat(server int, probes, most float64) {
 		s.credit = 0
 		return
 	}
-	s.credit = min(max(0, s.credit-s.since.placed)+probes, most)
+	s.credit = min(max(0, s.credit-s.since.placed)+trials, most)
 }
 
 // isWatched tells whether it is to be found out if the server is well: it gets flows in any case.
@@ -232,8 +232,8 @@ func (s *server) isWatched() bool {
 }
 
 // trickle returns how many flows a server that is watched gets in a window, and how many suffice:
-// a well server would answer probeAnswers of these.
-func (e *Estimator) trickle() (probes, most float64) {
+// a well server would answer trialAnswers of these.
+func (e *Estimator) trickle() (trials, most float64) {
 	var all events
 	servers := 0.0
 	for i := range e.servers {
@@ -243,12 +243,12 @@ func (e *Estimator) trickle() (probes, most float64) {
 			servers++
 		}
 	}
-	return probeShare * all.placed / max(1, servers), probeAnswers * all.placed / max(1, all.answered)
+	return trialShare * all.placed / max(1, servers), trialAnswers * all.placed / max(1, all.answered)
 }
 
-// Probes returns how many of the next flows a server is to get, whatever its price. These flows
+// Trials returns how many of the next flows a server is to get, whatever its price. These flows
 // show whether the server is well, even if the other servers have so little to do that its price
 // attracts none.
-func (e *Estimator) Probes(server int) uint32 {
+func (e *Estimator) Trials(server int) uint32 {
 	return uint32(e.servers[server].credit)
 }

@@ -158,10 +158,10 @@ func TestAnswersHaveTime(t *testing.T) {
 	}
 }
 
-// TestProbes lets one of eight servers refuse all flows, of which there are so few that no server
+// TestTrials lets one of eight servers refuse all flows, of which there are so few that no server
 // has two at once. It must get less than half of its share. After it is well, it must be known
 // within ten seconds.
-func TestProbes(t *testing.T) {
+func TestTrials(t *testing.T) {
 	for _, kind := range []Kind{TerritoryLearned, TerritoryConfigured, HLB, LeastQueue} {
 		for seed := range uint64(8) {
 			w := newWorld(seed, kind, 1, sites(8, 4))

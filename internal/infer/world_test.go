@@ -54,7 +54,7 @@ const (
 type gate struct {
 	estimator *Estimator
 	counters  []Counters
-	probes    []uint32
+	trials    []uint32
 	samples   [][]float64 // durations, by server
 	last      []float64   // time of the last sample, by server
 }
@@ -156,7 +156,7 @@ func (w *world) step() {
 		}
 		g.estimator.Step(0.5, w.random.Uint64())
 		for s := range w.sites {
-			g.probes[s] = max(g.probes[s], g.estimator.Probes(s))
+			g.trials[s] = max(g.trials[s], g.estimator.Trials(s))
 		}
 	}
 	w.after(0.5, w.step)
@@ -185,14 +185,14 @@ func (w *world) place(g *gate) *flow {
 	for s := range w.sites {
 		c := &g.counters[s]
 		score := g.estimator.Price(s).Score(c.Established, c.New, uint16(s))
-		if g.probes[s] > 0 {
+		if g.trials[s] > 0 {
 			score = uint64(s)
 		}
 		if !w.sites[s].down && score < least {
 			best, least = s, score
 		}
 	}
-	g.probes[best] -= min(1, g.probes[best])
+	g.trials[best] -= min(1, g.trials[best])
 	g.counters[best].New++
 	g.counters[best].Placed++
 	f := &flow{gate: g, server: best, state: Syn}

@@ -113,12 +113,12 @@ func (t *LoadTable) SetPrice(slot uint32, price infer.Price) {
 	}
 }
 
-// Probe makes the next flows go to the slot's server when it is ranked again, at least as many as
-// the argument says. Packets may take probes at the same time.
-func (t *LoadTable) Probe(slot, flows uint32) {
-	probes := &t.loads[slot].Probes
-	if left := atomic.LoadInt32(probes); left < int32(flows) {
-		atomic.CompareAndSwapInt32(probes, left, int32(flows))
+// Try makes the next flows go to the slot's server when it is ranked again, at least as many as
+// the argument says. Packets may take trials at the same time.
+func (t *LoadTable) Try(slot, flows uint32) {
+	trials := &t.loads[slot].Trials
+	if left := atomic.LoadInt32(trials); left < int32(flows) {
+		atomic.CompareAndSwapInt32(trials, left, int32(flows))
 	}
 }
 
@@ -138,7 +138,7 @@ func priceOf(load *balancerLoad) infer.Price {
 func (t *LoadTable) Score(slot uint32) uint64 {
 	unconfirmed, established := t.Flows(slot)
 	score := t.Price(slot).Score(established, unconfirmed, uint16(slot))
-	if atomic.LoadInt32(&t.loads[slot].Probes) > 0 {
+	if atomic.LoadInt32(&t.loads[slot].Trials) > 0 {
 		score &= 1<<scoreShift - 1
 	}
 	return score
@@ -179,7 +179,7 @@ func (t *LoadTable) put(slot uint32, all slotLoad) {
 	t.putPrice(slot, &all.load)
 	atomic.StoreUint32(&t.loads[slot].Placed, all.load.Placed)
 	atomic.StoreUint32(&t.loads[slot].Answered, all.load.Answered)
-	atomic.StoreInt32(&t.loads[slot].Probes, all.load.Probes)
+	atomic.StoreInt32(&t.loads[slot].Trials, all.load.Trials)
 	t.ends[slot], t.reservoirs[slot] = all.ends, all.durations
 }
 
