@@ -6,6 +6,7 @@
 #ifndef SEGUE_BALANCER_LOADS_H
 #define SEGUE_BALANCER_LOADS_H
 
+#include "decision.h"
 #include "types.h"
 
 /* The parts of struct load's `flows`: both numbers are in one word, so that one instruction moves a
@@ -35,19 +36,42 @@ static __always_inline struct load *load_at(__u32 server)
 	return bpf_map_lookup_elem(&loads, &server);
 }
 
-/* The flows of a server (struct load) that count fully. */
-static __always_inline __u64 sure_flows(__u64 flows)
+/* Whether the next flow goes to the server, whatever its price. */
+static __always_inline bool is_tried(const struct load *load)
 {
-	__u64 new = flows >> 32;
+	return *(const volatile __s32 *)&load->trials > 0;
+}
+
+/* Takes a trial of a server that gets a flow. */
+static __always_inline void take_trial(__u32 server)
+{
+	struct load *load = load_at(server);
+
+	if (load && is_tried(load) && !dry_run)
+		__sync_fetch_and_add(&load->trials, -1);
+}
+
+/* The new flows that count, of a server with these flows. */
+static __always_inline __u64 fresh_flows(const struct load *load, __u64 flows)
+{
+	__u64 new = flows >> 32, stale = load->stale;
+
+	return new > stale ? new - stale : 0;
+}
+
+/* The flows that count fully, of a server with these flows. */
+static __always_inline __u64 sure_flows(const struct load *load, __u64 flows)
+{
+	__u64 new = fresh_flows(load, flows);
 
 	return (__u32)flows + (new < SURE_NEW ? new : SURE_NEW);
 }
 
 /* The load of a server with these flows and one more. */
-static __always_inline __u64 next_load(__u64 flows)
+static __always_inline __u64 next_load(const struct load *load, __u64 flows)
 {
-	__u64 new = flows >> 32, flood = new > SURE_NEW ? new - SURE_NEW : 0;
-	__u64 next = sure_flows(flows) + (flood >> FLOOD_SHIFT) + 1;
+	__u64 new = fresh_flows(load, flows), flood = new > SURE_NEW ? new - SURE_NEW : 0;
+	__u64 next = sure_flows(load, flows) + (flood >> FLOOD_SHIFT) + 1;
 
 	return next < MOST_FLOWS ? next : MOST_FLOWS;
 }
@@ -62,7 +86,7 @@ static __always_inline bool add_load(__u32 server, __u64 more)
 	if (!load)
 		return false;
 	before = __sync_fetch_and_add(&load->flows, more);
-	return sure_flows(before) != sure_flows(before + more);
+	return sure_flows(load, before) != sure_flows(load, before + more);
 }
 
 #endif

@@ -17,11 +17,12 @@ struct {
 	__type(value, struct ends);
 } ends SEC(".maps");
 
-/* Counts the end of a flow of a server, which has these flows afterwards. */
+/* Counts the end of a flow of a server, which has these flows afterwards. No new flows are counted:
+ * the server does not serve them yet, and they may be those of a flood. */
 static __always_inline void count_end(__u32 slot, __u64 flows)
 {
 	struct ends *of = bpf_map_lookup_elem(&ends, &slot);
-	__u64 before = next_load(flows);
+	__u64 before = (__u64)(__u32)flows + 1;
 
 	if (of)
 		__sync_fetch_and_add(&of->by_flows[before < MOST_COUNTED ? before : MOST_COUNTED],

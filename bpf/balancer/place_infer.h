@@ -141,6 +141,7 @@ static __always_inline void put_best_first(struct segments *segments)
 	*(volatile __u8 *)segments->pad = best & (MAX_CANDIDATES - 1);
 	place = *(volatile __u8 *)segments->pad & (MAX_CANDIDATES - 1);
 	segments->server[0] = segments->server[place];
+	take_trial(segments->server[0]);
 	segments->columns = segments->columns >> place * COLUMN_BITS & COLUMN_MASK;
 }
 

@@ -9,7 +9,7 @@
  * extra, position and is_away (struct load). The score puts the delays of other balancers' servers
  * behind those of the balancer's own servers where neither server lets a flow wait, that is where
  * the delay is at most 1. So it is the order of infer.Territory, and without is_away that of the
- * delays.
+ * delays. A server with trials has the score 0.
  *
  * A ranking is a tree, so that a thousand servers cost little more than eight. A line has eight
  * nodes. The leaves are the servers' ranks: score, position and slot in one number. Each line has a
@@ -79,9 +79,11 @@ static __always_inline struct rank_line *rank_line_at(__u32 number)
 /* The score of a load, from 0 to MAX_SCORE. */
 static __always_inline __u64 score_of(const struct load *load)
 {
-	__u64 next = next_load(*(const volatile __u64 *)&load->flows);
+	__u64 next = next_load(load, *(const volatile __u64 *)&load->flows);
 	__u64 delay = load->extra + next * load->unit;
 
+	if (is_tried(load))
+		return 0;
 	if (delay > PRICE_ONE || load->is_away)
 		delay += PRICE_ONE;
 	return delay < MAX_SCORE ? delay : MAX_SCORE;

@@ -5,6 +5,7 @@ package balancer
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -352,7 +353,7 @@ func (s *crashSite) checkSides(number int) {
 // before a system call that changes something. The calls are 31 apart, from a random one on, so
 // that several runs of the test reach every call. The data path must keep working. The next process
 // has the other configuration, is killed as well, and must cope with the state that the one before
-// has left.
+// has left. With -crashes 3, more than 20 processes are killed.
 func TestKilledAtEveryStep(t *testing.T) {
 	t.Parallel()
 	killAtSteps(t, datapathtest.Apart(31), [2]string{})
@@ -370,7 +371,8 @@ func TestKilledWithTwoInterfaces(t *testing.T) {
 	}
 }
 
-// killAtSteps kills processes before system calls. The numbers of the calls are step apart.
+// killAtSteps kills processes before system calls, while packets come. The numbers of the calls are
+// step apart.
 func killAtSteps(t *testing.T, step int, inside [2]string) {
 	s := newCrashSite(t, inside)
 	if s.run(1, 0) {
@@ -378,14 +380,19 @@ func killAtSteps(t *testing.T, step int, inside [2]string) {
 	}
 	s.remember()
 	call := rand.IntN(step) - step + 1
+	kills := 0
 	for survived := 0; survived < 2; { // until both configurations have survived
 		call += step
+		end := s.traffic()
 		if s.run(call%2, call) {
 			survived = 0
+			kills++
 		} else {
 			survived++
 			s.checkSides(call % 2)
 		}
+		end()
+		s.checkLoads(fmt.Sprintf("killed before call %d", call))
 		s.check(fmt.Sprintf("killed before call %d", call))
 		if t.Failed() {
 			t.FailNow()
@@ -396,6 +403,93 @@ func killAtSteps(t *testing.T, step int, inside [2]string) {
 	}
 	if diff := cmp.Diff(newCrashSite(t, inside).settled(), s.settled()); diff != "" {
 		t.Errorf("what is left after all, other than after one start (-want +got):\n%s", diff)
+	}
+	s.sweepAll()
+	t.Logf("%d processes were killed", kills)
+}
+
+// traffic sends packets of random flows to services that infer, until the returned function is
+// called.
+func (s *crashSite) traffic() (end func()) {
+	s.t.Helper()
+	program := s.programs()["pin"]
+	flags := []packet.TCPFlags{packet.SYN, packet.SYN, packet.ACK, packet.ACK, packet.FIN | packet.ACK, packet.RST}
+	done, ended := make(chan struct{}), make(chan error, 1)
+	go func() {
+		for {
+			select {
+			case <-done:
+				ended <- program.Close()
+				return
+			default:
+			}
+			to := flowTo(vip6, 8082+uint16(rand.IntN(2)), desired.TCP)
+			frame := frameOf(fromPort(to, 40000+uint16(rand.IntN(256))), packet.Flags(flags[rand.IntN(len(flags))]))
+			if _, err := program.Run(&ebpf.RunOptions{Data: frame}); err != nil {
+				ended <- errors.Join(err, program.Close())
+				return
+			}
+		}
+	}()
+	return func() {
+		s.t.Helper()
+		close(done)
+		s.must(<-ended)
+	}
+}
+
+// checkLoads requires that the load of each server equals its entries of the pinned tables. It
+// returns the number of flows that count.
+func (s *crashSite) checkLoads(when string) (flows int) {
+	s.t.Helper()
+	loads, size := s.words("loads")
+	var tables [][]uint64
+	for _, name := range []string{"flows", "half_open", "observed"} {
+		entries, _ := s.words(name)
+		tables = append(tables, entries)
+	}
+	for slot, want := range loadsOf(uint32(len(loads)/size), tables...) {
+		word := loads[slot*size]
+		if got := (load{uint32(word >> 32), uint32(word)}); got != want {
+			s.t.Errorf("%s: slot %d: the load is %+v, the entries are %+v", when, slot, got, want)
+		}
+		flows += int(want.unconfirmed + want.established)
+	}
+	return flows
+}
+
+// words returns the values of a pinned array, as words, and how many words a value has.
+func (s *crashSite) words(name string) (words []uint64, size int) {
+	s.t.Helper()
+	m, err := ebpf.LoadPinnedMap(filepath.Join(datapath.Dir(s.instance), name), nil)
+	s.must(err)
+	defer m.Close()
+	value := make([]byte, m.ValueSize())
+	for i := range m.MaxEntries() {
+		s.must(m.Lookup(i, value))
+		for at := 0; at+8 <= len(value); at += 8 {
+			words = append(words, binary.LittleEndian.Uint64(value[at:]))
+		}
+	}
+	return words, len(value) / 8
+}
+
+// sweepAll frees all entries. No load may be left.
+func (s *crashSite) sweepAll() {
+	s.t.Helper()
+	if s.checkLoads("before the sweep") == 0 {
+		s.t.Error("no flows are left to sweep")
+	}
+	s.must(s.ns.Do(func() error {
+		b, err := New(crashConfig(s.instance, 0), slog.New(slog.DiscardHandler))
+		if err != nil {
+			return err
+		}
+		_, err = b.plane.Sweeper.Sweep(nobody)
+		return errors.Join(err, b.Close())
+	}))
+	if flows := s.checkLoads("after the sweep"); flows != 0 {
+		s.t.Errorf("%d flows are left after the sweep", flows)
 	}
 }
 

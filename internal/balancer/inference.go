@@ -119,6 +119,7 @@ func (n *inference) step(in *inferred, now time.Time) error {
 	in.stepped = now
 	for i, slot := range in.slots {
 		n.plane.Loads.SetPrice(slot, in.estimator.Price(i))
+		n.plane.Loads.Try(slot, in.estimator.Trials(i))
 	}
 	if err := n.plane.Rankings.Rank(in.slots); err != nil {
 		return err

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/infer"
 	"github.com/segue-lb/segue/internal/packet"
@@ -219,6 +220,94 @@ func (f *fixture) ignoreSYNs(server string, rounds int) {
 		f.must(err)
 	}
 	f.infers(2 * time.Second)
+}
+
+// A flood of SYNs makes no server seem slower and changes neither the learned capacities nor the
+// number of established flows, though half of the servers have no flows whose clients answer. The
+// flood begins slowly, so that for a while it takes only these servers.
+func TestFloodKeepsEstimates(t *testing.T) {
+	t.Parallel()
+	const servers = 8
+	f := open(t, inferring(manyServers(servers)...))
+	port := uint16(10000)
+	var live []dataplane.Flow
+	visit := func(visits int) { // as many flows begin, and the oldest end
+		for range visits {
+			port++
+			flow := fromPort(web, port)
+			f.exec(frameOf(flow), nil)
+			f.exec(frameOf(flow, packet.Flags(packet.ACK)), nil)
+			live = append(live, flow)
+		}
+		for len(live) > servers/2 {
+			f.exec(frameOf(live[0], packet.Flags(packet.FIN|packet.ACK)), nil)
+			live = live[1:]
+		}
+		f.infers(500 * time.Millisecond)
+	}
+	for range 40 {
+		visit(servers)
+	}
+	capacity, established := f.capacity(), f.established()
+	flood := flowTo(vip6, 80, desired.TCP)
+	for step := range 30 {
+		for range min(1<<step, 2000) {
+			flood.Source = netip.AddrPortFrom(flood.Source.Addr().Next(), 1024)
+			f.exec(frameOf(flood), nil)
+		}
+		visit(1 + step%2)
+		for i := range servers {
+			if r := f.estimatorOf("web").Report(i); r.Suspicion > 1 {
+				t.Fatalf("step %d, server %d: %+v", step, i, r)
+			}
+		}
+	}
+	if got := f.capacity(); got < capacity*2/3 || got > capacity*3/2 {
+		t.Errorf("a mean capacity of %.1f, before the flood %.1f", got, capacity)
+	}
+	if got := f.established(); got != established {
+		t.Errorf("%d flows are established, before the flood %d", got, established)
+	}
+}
+
+// capacity returns the mean learned capacity of the servers of the service web.
+func (f *fixture) capacity() (mean float64) {
+	members := f.services.byName["web"].members
+	for i := range members {
+		mean += f.estimatorOf("web").Report(i).Capacity / float64(len(members))
+	}
+	return mean
+}
+
+// established returns the number of established flows of the service web.
+func (f *fixture) established() (flows uint32) {
+	for _, m := range f.services.byName["web"].members {
+		_, established := f.plane.Loads.Flows(m.slot)
+		flows += established
+	}
+	return flows
+}
+
+// A server with trials gets the next flows, however idle the other servers are. Each flow takes a
+// trial, and the dry run before it takes none.
+func TestTrialsAreTaken(t *testing.T) {
+	t.Parallel()
+	for _, among := range []desired.Among{desired.AmongAll, desired.AmongCandidates} {
+		cfg := inferring(manyServers(4)...)
+		cfg.Services[0].Infer.Among = among
+		f := open(t, cfg)
+		slot := f.slot("web", "s3")
+		f.plane.Loads.SetPrice(slot, infer.NewPrice(64, 0, 0, false))
+		f.plane.Loads.Try(slot, 3)
+		f.must(f.plane.Rankings.Rank([]uint32{slot}))
+		var to []string
+		for port := range uint16(8) {
+			to = append(to, serverOf(f.run(frameOf(fromPort(web, 1000+port)))))
+		}
+		if got := occurrences(to[:3])["web/s3"]; got != 3 || occurrences(to)["web/s3"] != 3 {
+			t.Errorf("%s: with three trials, flows go to %v", among, to)
+		}
+	}
 }
 
 // A server that begins to take flows seems slow at first, whatever the reason is for which it took

@@ -14,12 +14,17 @@ import (
 // load is how many flows of a server count.
 type load struct{ unconfirmed, established uint32 }
 
-// loadsOfEntries counts the entries of all flow tables, by slot. Silent flows do not count, nor do
-// closing ones.
+// loadsOfEntries counts the entries of all flow tables, by slot.
 func (f *fixture) loadsOfEntries() []load {
-	loads := make([]load, f.plane.Objects.Loads.MaxEntries())
-	for _, table := range []*dataplane.FlowTable{f.plane.Flows, f.plane.HalfOpen, f.plane.Observed} {
-		for _, value := range table.Entries {
+	return loadsOf(f.plane.Objects.Loads.MaxEntries(),
+		f.plane.Flows.Entries, f.plane.HalfOpen.Entries, f.plane.Observed.Entries)
+}
+
+// loadsOf counts the entries of flow tables by slot. Silent flows do not count, nor do closing ones.
+func loadsOf(slots uint32, tables ...[]uint64) []load {
+	loads := make([]load, slots)
+	for _, entries := range tables {
+		for _, value := range entries {
 			entry := dataplane.FlowEntry(value)
 			switch entry.State() {
 			case stateNew:

@@ -90,9 +90,7 @@ func (o *observer) observe(before, after observedFlow, stays bool) {
 		c.Answered++
 	}
 	if (was == stateNew || was == stateEstablished) && after.state == stateClosing {
-		sure := min(c.New, 16)
-		flows := c.Established + sure + (c.New-sure)/64 + 1
-		c.Ended[min(int(flows), len(c.Ended))-1]++
+		c.Ended[min(int(c.Established)+1, len(c.Ended))-1]++
 	}
 }
 

@@ -59,8 +59,8 @@ type Counters struct {
 	// Placed counts flows that were placed on the server, and Answered those of them whose client
 	// has sent a second packet that is not a SYN.
 	Placed, Answered uint32
-	// Ended counts flows that ended with a FIN or RST, by the server's number of flows before that
-	// less 1. The last counter includes all higher numbers.
+	// Ended counts flows that ended with a FIN or RST, by the server's number of established flows
+	// before that less 1. The last counter includes all higher numbers.
 	Ended [MostServed]uint32
 }
 
@@ -71,7 +71,7 @@ type Counters struct {
 //	Arrange                     at first, and whenever servers or balancers change;
 //	Sample                      for each server every 10 to 20 ms;
 //	Observe                     for each server before a Step, if UsesDurations;
-//	Step, then Price            for each server every 0.5 s;
+//	Step, then Price and Trials for each server every 0.5 s;
 //	Forget, Restart             when a server is replaced, or is back.
 type Estimator struct {
 	settings   Settings
@@ -80,6 +80,7 @@ type Estimator struct {
 	capacities *Capacities // of territories
 	speeds     *Speeds     // of HLB
 	numerator  float64     // of the units of SED, whose denominators are the weights
+	window     float64     // age of the window in which events are counted, in seconds
 }
 
 type server struct {
@@ -92,24 +93,24 @@ type server struct {
 	age      float64 // time since the slow start began, in seconds
 	since    events
 	answers  answers
-	// endings is the evidence that flows go on to their end. A server that resets connections or
-	// says nothing has few flows if others' flows last longer than silent ones are counted. An
-	// event is a flow that is not counted any more. It is good if the flow has ended, and not
-	// fallen silent.
-	endings evidence
+	// endings is the belief that flows go on to their end. A server that resets connections or says
+	// nothing has few flows if others' flows last longer than silent ones are counted. An event is
+	// a flow that is not counted any more. It is good if the flow has ended, and not fallen silent.
+	endings   conduct
+	isSuspect bool
+	credit    float64 // trials that it may have
+	stale     uint32  // new flows that do not count
 }
 
-// events are the numbers of flows to which something happened since the last step.
+// events are the numbers of flows to which something happened in this window.
 type events struct{ placed, answered, left, ended float64 }
 
 // suspicion returns the factor by which the server's unit is multiplied.
-func (s *server) suspicion() float64 { return max(s.answers.factor, s.endings.factor) }
+func (s *server) suspicion() float64 { return max(s.answers.factor(), s.endings.factor()) }
 
 // newServer returns a server of which nothing is known.
 func newServer(m Member, age float64) server {
-	s := server{Member: m, age: age}
-	s.answers.factor, s.endings.factor = 1, 1
-	return s
+	return server{Member: m, age: age, answers: answers{conduct: conduct{belief: unknown}}, endings: conduct{belief: unknown}}
 }
 
 // NewEstimator returns an estimator without servers. It fails if the kind is unknown, or the time
@@ -265,10 +266,10 @@ func (e *Estimator) Sample(server int, c Counters, seconds float64) {
 		last = Counters{}
 	}
 	s.since.add(&c, &last)
-	if e.capacities == nil || s.suspicion() > doubt {
+	if e.capacities == nil || s.isSuspect {
 		return // flows that are not served do not show the capacity
 	}
-	e.capacities.Had(int32(server), c.flows(), seconds)
+	e.capacities.Had(int32(server), count(c.Established), seconds)
 	for i, n := range c.Ended {
 		if n != last.Ended[i] {
 			e.capacities.Ended(int32(server), i+1, float64(n-last.Ended[i]))
@@ -285,9 +286,6 @@ func (e *events) add(c, last *Counters) {
 		e.ended += float64(n - last.Ended[i])
 	}
 }
-
-// flows returns the number of flows.
-func (c *Counters) flows() int { return count(c.Established) + count(c.New) }
 
 // count returns a number of flows. What is below 0 modulo 2^32 counts as 0.
 func count(flows uint32) int { return int(max(0, int32(flows))) }
@@ -331,25 +329,6 @@ func (e *Estimator) Step(seconds float64, random uint64) {
 	e.setPrices()
 }
 
-// suspect computes suspicions from what happened since the last step. What was learned from flows
-// that were not served, before this was known, is not true.
-func (e *Estimator) suspect(seconds float64) {
-	for i := range e.servers {
-		s := &e.servers[i]
-		s.answers.pass(s.since.placed, s.since.answered, seconds)
-		s.endings.fade(seconds)
-		s.endings.add(s.since.left, s.since.ended)
-		s.since = events{}
-	}
-	judge(e.servers, func(s *server) *evidence { return &s.answers.evidence })
-	judge(e.servers, func(s *server) *evidence { return &s.endings })
-	for i := range e.servers {
-		if e.capacities != nil && e.servers[i].suspicion() > distrust {
-			e.capacities.Forget(int32(i))
-		}
-	}
-}
-
 // Price returns the price of a server as of the last Step, Arrange, Forget or Restart.
 func (e *Estimator) Price(server int) Price { return e.servers[server].price }
 
@@ -391,6 +370,7 @@ func (e *Estimator) setPrice(server int) {
 		position = position * Positions / n
 	}
 	s.price = NewPrice(unit, extra, position, s.away)
+	s.price.Stale = s.stale
 }
 
 // base returns the unit of a server without slow start and suspicion, and the extra delay.

@@ -16,6 +16,8 @@ type Price struct {
 	Position uint16
 	// Away tells that the server's home is another balancer.
 	Away bool
+	// Stale is the number of new flows that do not count, because nobody has answered them in time.
+	Stale uint32
 }
 
 const (
@@ -61,6 +63,7 @@ func fixed(x float64) uint32 {
 // shortest delay. Up to a delay of 1 no flow waits, and home servers are first. Above it the
 // waiting decides, which has the order of the delays.
 func (p Price) Score(established, fresh uint32, slot uint16) uint64 {
+	fresh -= min(fresh, p.Stale)
 	sure := min(fresh, sureNew)
 	flows := uint64(established) + uint64(sure) + uint64(fresh-sure)>>floodShift
 	delay := uint64(p.Extra) + min(flows+1, mostFlows)*uint64(p.Unit)

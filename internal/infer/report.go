@@ -41,13 +41,16 @@ func (e *Estimator) Report(server int) Report {
 	if r.SlowStart > 1 {
 		r.Reasons = append(r.Reasons, fmt.Sprintf("slow start since %.1f s", s.age))
 	}
-	if a := &s.answers; a.factor > 1 {
-		r.Reasons = append(r.Reasons, fmt.Sprintf("answered %.1f of %.1f recent flows",
-			a.good, a.events))
+	if b := &s.answers.belief; b.factor() > 1 {
+		r.Reasons = append(r.Reasons, b.reason("does not answer new flows as others do"))
 	}
-	if a := &s.endings; a.factor > 1 {
-		r.Reasons = append(r.Reasons, fmt.Sprintf(
-			"ended %.1f of %.1f recent flows, others fell silent", a.good, a.events))
+	if b := &s.endings.belief; b.factor() > 1 {
+		r.Reasons = append(r.Reasons, b.reason("flows fall silent, those of others end"))
 	}
 	return r
+}
+
+// reason returns the reason why a server is suspect, and how sure it is.
+func (b *belief) reason(what string) string {
+	return fmt.Sprintf("%s: %.1f%% sure", what, 100*(b.half+b.ill))
 }

@@ -13,9 +13,9 @@ const StateSize = 4 + 4*stateNumbers
 
 const (
 	// stateVersion changes with the layout or the meaning of a state.
-	stateVersion = 1
+	stateVersion = 2
 	// stateNumbers is the number of the numbers in a state. Capacities have the most: two numbers
-	// for each number of flows from 1 to MostServed, three others, and four of evidence.
+	// for each number of flows from 1 to MostServed, three others, and four of beliefs.
 	stateNumbers = 2*MostServed + 7
 )
 
@@ -36,10 +36,10 @@ func (e *Estimator) contents() byte {
 	return 0
 }
 
-// Save returns what was learned of a server. The state of LeastQueue and SED has evidence only.
+// Save returns what was learned of a server. The state of LeastQueue and SED has beliefs only.
 func (e *Estimator) Save(server int) (state Saved) {
 	s := &e.servers[server]
-	numbers := []float64{s.answers.events, s.answers.good, s.endings.events, s.endings.good}
+	numbers := []float64{s.answers.half, s.answers.ill, s.endings.half, s.endings.ill}
 	switch {
 	case e.capacities != nil:
 		numbers = e.capacities.servers[server].save(numbers)
@@ -66,10 +66,10 @@ func (e *Estimator) Restore(server int, state []byte, age float64) error {
 	}
 	s := &e.servers[server]
 	s.age = math.Inf(1)
-	for i, e := range [...]*evidence{&s.answers.evidence, &s.endings} {
-		*e = evidence{factor: 1}
-		e.add(numbers[2*i], numbers[2*i+1])
-		e.fade(age)
+	for i, b := range [...]*belief{&s.answers.belief, &s.endings.belief} {
+		*b = belief{half: min(1, numbers[2*i])}
+		b.ill = min(1-b.half, numbers[2*i+1])
+		b.age(age)
 	}
 	switch {
 	case e.capacities != nil:

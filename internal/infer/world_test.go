@@ -17,6 +17,7 @@ type world struct {
 	schedule     schedule
 	random       *rand.Rand
 	rate         float64        // flows per second
+	flood        float64        // SYNs of a flood per second
 	work         func() float64 // of a flow, in seconds
 	rtt          float64
 	give         float64 // time in seconds until a client gives up
@@ -53,6 +54,7 @@ const (
 type gate struct {
 	estimator *Estimator
 	counters  []Counters
+	trials    []uint32
 	samples   [][]float64 // durations, by server
 	last      []float64   // time of the last sample, by server
 }
@@ -83,7 +85,9 @@ func newWorld(seed uint64, kind Kind, balancers int, sites []*site) *world {
 			panic(err)
 		}
 		n := len(sites)
-		w.gates = append(w.gates, &gate{e, make([]Counters, n), make([][]float64, n), make([]float64, n)})
+		w.gates = append(w.gates, &gate{
+			e, make([]Counters, n), make([]uint32, n), make([][]float64, n), make([]float64, n),
+		})
 	}
 	w.work = func() float64 { return 0.1 * w.random.ExpFloat64() }
 	w.after(0, w.sample)
@@ -151,6 +155,9 @@ func (w *world) step() {
 			}
 		}
 		g.estimator.Step(0.5, w.random.Uint64())
+		for s := range w.sites {
+			g.trials[s] = max(g.trials[s], g.estimator.Trials(s))
+		}
 	}
 	w.after(0.5, w.step)
 }
@@ -158,22 +165,10 @@ func (w *world) step() {
 func (w *world) arrive() {
 	w.after(w.random.ExpFloat64()/w.rate, w.arrive)
 	g := w.gates[w.random.IntN(len(w.gates))]
-	best, least := 0, uint64(math.MaxUint64)
-	for s := range w.sites {
-		if w.sites[s].down {
-			continue
-		}
-		c := &g.counters[s]
-		if score := g.estimator.Price(s).Score(c.Established, c.New, uint16(s)); score < least {
-			best, least = s, score
-		}
-	}
-	f := &flow{gate: g, server: best, work: w.work(), state: Syn}
-	w.placed[best]++
-	g.counters[best].New++
-	g.counters[best].Placed++
-	w.packet(f)
-	switch w.sites[best].fault {
+	f := w.place(g)
+	f.work = w.work()
+	w.placed[f.server]++
+	switch w.sites[f.server].fault {
 	case refuses:
 	case blackhole:
 		for _, at := range []float64{1, 3, 7} {
@@ -181,6 +176,35 @@ func (w *world) arrive() {
 		}
 	default:
 		w.after(w.rtt, func() { w.answered(f) })
+	}
+}
+
+// place places the flow of a SYN.
+func (w *world) place(g *gate) *flow {
+	best, least := 0, uint64(math.MaxUint64)
+	for s := range w.sites {
+		c := &g.counters[s]
+		score := g.estimator.Price(s).Score(c.Established, c.New, uint16(s))
+		if g.trials[s] > 0 {
+			score = uint64(s)
+		}
+		if !w.sites[s].down && score < least {
+			best, least = s, score
+		}
+	}
+	g.trials[best] -= min(1, g.trials[best])
+	g.counters[best].New++
+	g.counters[best].Placed++
+	f := &flow{gate: g, server: best, state: Syn}
+	w.packet(f)
+	return f
+}
+
+// attack sends a SYN of a flood, and the others that follow.
+func (w *world) attack() {
+	if w.flood > 0 {
+		w.place(w.gates[w.random.IntN(len(w.gates))])
+		w.after(w.random.ExpFloat64()/w.flood, w.attack)
 	}
 }
 
@@ -264,7 +288,7 @@ func (w *world) end(f *flow) {
 	}
 	w.stays, w.ended = w.stays+w.now-f.begun, w.ended+1
 	c := &f.gate.counters[f.server]
-	c.Ended[min(c.Established+c.New, MostServed)-1]++
+	c.Ended[min(c.Established, MostServed)-1]++
 	kept := &f.gate.samples[f.server]
 	if len(*kept) < ReservoirSize {
 		*kept = append(*kept, w.now-f.begun)

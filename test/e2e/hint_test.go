@@ -53,21 +53,27 @@ func requireAllColumns(t *testing.T, l *lab.Lab, balancer string, live *load) {
 func TestHintsKeepConnections(t *testing.T) {
 	t.Parallel()
 	for _, persistence := range withoutFlowTable {
+		services := columnServices(4, persistence)
+		others := len(services) - 1
 		t.Run(string(persistence), func(t *testing.T) {
 			t.Parallel()
-			keepConnections(t, persistence)
+			keepConnections(t, 400, services[:others]...)
+		})
+		t.Run(string(persistence)+" infer", func(t *testing.T) {
+			t.Parallel()
+			keepConnections(t, 1000, services[others:]...)
 		})
 	}
 }
 
-func keepConnections(t *testing.T, persistence desired.Persistence) {
-	topology := hunting(columnServices(4, persistence)...)
+func keepConnections(t *testing.T, connections int, services ...lab.Service) {
+	topology := hunting(services...)
 	topology.Servers, topology.Applications = 9, []lab.Application{lab.Nginx}
 	l := up(t, refusing(topology))
 	must(t, l.SetNextHops("lb1"))
-	live := openMixed(t, l, 200, l.Topology.Services...)
-	requireAllColumns(t, l, "lb1", &load{connections: live.connections[:200]})
-	requireAllColumns(t, l, "lb1", &load{connections: live.connections[200:]})
+	live := openMixed(t, l, connections/2, l.Topology.Services...)
+	requireAllColumns(t, l, "lb1", &load{connections: live.connections[:connections/2]})
+	requireAllColumns(t, l, "lb1", &load{connections: live.connections[connections/2:]})
 	requireHints(t, l, "lb1", live)
 	must(t, l.Process("lb1", "lb").Kill())
 	requireHints(t, l, "lb1", live)

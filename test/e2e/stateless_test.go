@@ -29,13 +29,15 @@ func statelessServices(candidates int) []lab.Service {
 	return columnServices(candidates, desired.PersistenceStateless)
 }
 
-// columnServices returns services with the persistence: some that hunt, in each encapsulation,
-// and one with placement hash.
+// columnServices returns services with the persistence: some that hunt, in each encapsulation, one
+// with placement hash, and at last one that infers.
 func columnServices(candidates int, persistence desired.Persistence) []lab.Service {
 	services := huntingServices(candidates)
 	hash := services[0]
 	hash.Name, hash.Port, hash.Placement, hash.Candidates = "hash6", 81, desired.PlacementHash, 0
-	services = append(services, hash)
+	infers := hash
+	infers.Name, infers.Port, infers.Placement, infers.Candidates = "infer6", 83, desired.PlacementInfer, candidates
+	services = append(services, hash, infers)
 	for i := range services {
 		services[i].Persistence = persistence
 	}

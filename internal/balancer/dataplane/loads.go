@@ -106,9 +106,19 @@ func (t *LoadTable) SetPrice(slot uint32, price infer.Price) {
 	load := &t.loads[slot]
 	atomic.StoreUint32(&load.Unit, price.Unit)
 	atomic.StoreUint32(&load.Extra, price.Extra)
+	atomic.StoreUint32(&load.Stale, price.Stale)
 	load.Position, load.IsAway = price.Position, 0
 	if price.Away {
 		load.IsAway = 1
+	}
+}
+
+// Try makes the next flows go to the slot's server when it is ranked again, at least as many as
+// the argument says. Packets may take trials at the same time.
+func (t *LoadTable) Try(slot, flows uint32) {
+	trials := &t.loads[slot].Trials
+	if left := atomic.LoadInt32(trials); left < int32(flows) {
+		atomic.CompareAndSwapInt32(trials, left, int32(flows))
 	}
 }
 
@@ -120,14 +130,18 @@ func (t *LoadTable) Price(slot uint32) infer.Price {
 func priceOf(load *balancerLoad) infer.Price {
 	return infer.Price{
 		Unit: atomic.LoadUint32(&load.Unit), Extra: atomic.LoadUint32(&load.Extra),
-		Position: load.Position, Away: load.IsAway != 0,
+		Position: load.Position, Away: load.IsAway != 0, Stale: atomic.LoadUint32(&load.Stale),
 	}
 }
 
 // Score returns the rank of the slot's server: the data path chooses the lowest.
 func (t *LoadTable) Score(slot uint32) uint64 {
 	unconfirmed, established := t.Flows(slot)
-	return t.Price(slot).Score(established, unconfirmed, uint16(slot))
+	score := t.Price(slot).Score(established, unconfirmed, uint16(slot))
+	if atomic.LoadInt32(&t.loads[slot].Trials) > 0 {
+		score &= 1<<scoreShift - 1
+	}
+	return score
 }
 
 // reset removes all that is known of the slot's server, except the numbers of its flows, which
@@ -165,6 +179,7 @@ func (t *LoadTable) put(slot uint32, all slotLoad) {
 	t.putPrice(slot, &all.load)
 	atomic.StoreUint32(&t.loads[slot].Placed, all.load.Placed)
 	atomic.StoreUint32(&t.loads[slot].Answered, all.load.Answered)
+	atomic.StoreInt32(&t.loads[slot].Trials, all.load.Trials)
 	t.ends[slot], t.reservoirs[slot] = all.ends, all.durations
 }
 

@@ -137,7 +137,7 @@ func (p *inferring) Closed(f *sim.Flow, end sim.End) {
 		c.New--
 		return
 	}
-	c.Ended[min(c.Established+c.New, infer.MostServed)-1]++
+	c.Ended[min(c.Established, infer.MostServed)-1]++
 	c.Established--
 	p.durations[server].Add(end.Duration, p.b.Rand.Uint64())
 }
