@@ -500,6 +500,8 @@ func TestAgentRules(t *testing.T) {
 		{"MTU zero", "mtu: 1500", "mtu: 0", one("node.mtu", wholeNumber+"1280 to 65535")},
 		{"MTU large", "mtu: 1500", "mtu: 65536", one("node.mtu", wholeNumber+"1280 to 65535")},
 		{"assign-vips number", "assign-vips: false", "assign-vips: 0", one("node.assign-vips", "must be true or false")},
+		{"polls without a key", "metrics:", "poll: {listen: \"[::1]:7460\"}\nmetrics:",
+			one("node.signal-key", "required by poll.listen: only balancers with the key get answers")},
 		{"listen", `":9189"`, `":"`, one("metrics.listen", listenForm)},
 		{"no services", validAgent[strings.Index(validAgent, "services:"):], "services: []",
 			one("services", "at least one is required")},

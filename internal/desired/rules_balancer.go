@@ -51,7 +51,7 @@ func (r *rules) checkBalancer(b *Balancer) {
 	if b.Node.State != "" && !filepath.IsAbs(b.Node.State) {
 		r.failf("node.state", "must be absolute")
 	}
-	r.checkListen(b.Metrics.Listen)
+	r.checkListen("metrics.listen", b.Metrics.Listen)
 
 	if n := len(b.Services); n > MaxServices {
 		r.failf("services", "must have at most %d items, has %d", MaxServices, n)
