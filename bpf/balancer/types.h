@@ -38,6 +38,8 @@ enum placement {
 	PLACEMENT_INFER_TWO,
 	PLACEMENT_INFER_THREE,
 	PLACEMENT_INFER_FOUR,
+	PLACEMENT_WEIGHTED_DRAW, /* a random server, by the weights (place_weighted.h) */
+	PLACEMENT_WEIGHTED_TURN, /* the next server in turn, likewise */
 };
 
 enum persistence {
@@ -294,6 +296,9 @@ enum estimator {
 	ESTIMATOR_HLB_MEAN,
 	ESTIMATOR_LEAST_QUEUE,
 	ESTIMATOR_SED,
+	ESTIMATOR_AWCMP,
+	ESTIMATOR_WEIGHTED_ROUND_ROBIN,
+	ESTIMATOR_GSQ2,
 };
 
 /*

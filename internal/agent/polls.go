@@ -27,7 +27,7 @@ func (a *Agent) answerPolls(ctx context.Context) (end func()) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		_ = a.polls.Run(ctx) // it ends without an error
+		a.polls.Run(ctx)
 	}()
 	return func() {
 		_ = a.polls.Close()

@@ -3,6 +3,7 @@
 package balancer
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"math/rand/v2"
@@ -13,6 +14,7 @@ import (
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/infer"
+	"github.com/segue-lb/segue/internal/poll"
 )
 
 // sampleInterval is the time between two samples of the counters of servers.
@@ -25,8 +27,9 @@ const sampleInterval = 20 * time.Millisecond
 // The goroutine in run samples counters and computes prices. Other goroutines may call all other
 // methods. Only they change which servers there are.
 type inference struct {
-	log   *slog.Logger
-	plane *dataplane.Plane
+	log    *slog.Logger
+	plane  *dataplane.Plane
+	poller *poll.Poller
 	// changed wakes run after services were added or removed.
 	changed chan struct{}
 
@@ -42,13 +45,16 @@ type inferred struct {
 	interval  time.Duration // between two steps
 	names     []string      // of servers, by index of the estimator
 	slots     []uint32      // likewise
-	// sampled and stepped are the times of the last sample and of the last step; zero: none yet.
-	sampled, stepped time.Time
+	polled    []polled      // likewise; empty: the service does not poll
+	// sampled, stepped and asked are the times of the last sample, of the last step and of the last
+	// polls; zero: none yet.
+	sampled, stepped, asked time.Time
 }
 
 func newInference(plane *dataplane.Plane, log *slog.Logger) *inference {
 	return &inference{
-		log: log, plane: plane, changed: make(chan struct{}, 1), byName: map[string]*inferred{},
+		log: log, plane: plane, poller: poll.NewPoller(), changed: make(chan struct{}, 1),
+		byName: map[string]*inferred{},
 	}
 }
 
@@ -83,7 +89,7 @@ func (n *inference) tick(now time.Time) bool {
 	defer n.mu.Unlock()
 	for _, in := range n.byName {
 		in.sample(n.plane.Loads, now)
-		if now.Sub(in.stepped) >= in.interval {
+		if n.poll(in, now) || now.Sub(in.stepped) >= in.interval {
 			n.logProblem(n.step(in, now))
 		}
 	}
@@ -181,6 +187,7 @@ func (n *inference) arrange(svc *service, node *desired.BalancerNode) error {
 		in.names = append(in.names, m.Name)
 		n.plane.Loads.Time(m.slot, in.estimator.UsesDurations())
 	}
+	n.arrangePolls(in, svc)
 	return n.welcome(in, slotOf)
 }
 
@@ -196,15 +203,20 @@ func (n *inference) of(svc *service) (*inferred, error) {
 		if err != nil {
 			return nil, err
 		}
-		in = &inferred{estimator: estimator, settings: settings}
+		in = &inferred{estimator: estimator, settings: settings, polled: in.polledBefore()}
 		n.byName[svc.Name] = in
 		n.wake()
 	}
-	in.interval = svc.Infer.Interval
-	if in.interval == 0 {
-		in.interval = desired.DefaultInferInterval
-	}
+	in.interval = cmp.Or(svc.Infer.Poll, svc.Infer.Interval, desired.DefaultInferInterval)
 	return in, nil
+}
+
+// polledBefore returns the servers that were polled under another estimator.
+func (in *inferred) polledBefore() []polled {
+	if in == nil {
+		return nil
+	}
+	return in.polled
 }
 
 func (n *inference) wake() {
@@ -281,5 +293,10 @@ func (n *inference) admitted(svc *service) {
 func (n *inference) remove(service string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if in := n.byName[service]; in != nil {
+		for _, p := range in.polled {
+			n.poller.Forget(p.target.ID)
+		}
+	}
 	delete(n.byName, service)
 }

@@ -70,13 +70,13 @@ func (given Given) defaultService(s *Service, path string) {
 	setDefault(given, field.Child(path, "persistence"), &s.Persistence, PersistenceTable)
 	setDefault(given, field.Child(path, "encapsulation"), &s.Encapsulation, SRv6Encap)
 	candidates := 3
-	switch s.Placement {
-	case PlacementHunt:
+	switch {
+	case s.Placement == PlacementHunt:
 		setDefault(given, field.Child(path, "selection"), &s.Selection, SelectConsistent)
 		candidates = s.Selection.DefaultCandidates()
-	case PlacementRoundRobin: // a flow's bucket does not tell its server, so all are candidates
+	case s.Placement == PlacementRoundRobin: // a flow's bucket does not tell its server
 		candidates = tables.MaxCandidates
-	case PlacementInfer, PlacementLeastQueue, PlacementSED: // likewise, or each one more helps
+	case s.Placement.Infers(): // likewise, or each one more helps
 		candidates = tables.MaxCandidates
 	}
 	setDefault(given, field.Child(path, "candidates"), &s.Candidates, candidates)

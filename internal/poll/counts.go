@@ -31,3 +31,16 @@ func (c Counts) Collect(metrics chan<- prometheus.Metric, desc *prometheus.Desc)
 		metrics <- prometheus.MustNewConstMetric(desc, prometheus.CounterValue, float64(n), result)
 	}
 }
+
+var pollsDesc = prometheus.NewDesc("segue_lb_polls_total",
+	"Answers to polls of the loads of servers, by what became of them.", []string{"result"}, nil)
+
+// Describe implements prometheus.Collector.
+func (p *Poller) Describe(descs chan<- *prometheus.Desc) { descs <- pollsDesc }
+
+// Collect implements prometheus.Collector. There are no metrics before the first answer.
+func (p *Poller) Collect(metrics chan<- prometheus.Metric) {
+	if c := p.Counts(); c.Received > 0 {
+		c.Collect(metrics, pollsDesc)
+	}
+}

@@ -3,9 +3,9 @@
 package poll
 
 import (
-	"context"
 	"crypto/rand"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -30,28 +30,23 @@ type Answer struct {
 	At   time.Time
 }
 
-// Poller asks agents, and keeps their last answers. All methods may be called by any goroutine.
+// Poller asks agents, and keeps their last answers. It has no socket before the first Ask. All
+// methods may be called by any goroutine.
 type Poller struct {
 	counters
-	conn *net.UDPConn
-
 	mu      sync.Mutex // protects all that follows
+	conn    *net.UDPConn
 	keys    config.SignalKeys
 	asked   map[uint64]Target // the last request to each target, by its nonce
 	nonces  map[uint32]uint64 // of the same requests, by the ID of the target
 	answers map[uint32]Answer
 }
 
-// NewPoller opens a socket for requests. It returns an error if there is no free port.
-func NewPoller() (*Poller, error) {
-	conn, err := net.ListenUDP("udp", nil)
-	if err != nil {
-		return nil, fmt.Errorf("open a socket to poll servers: %w", err)
-	}
+// NewPoller returns a poller without keys.
+func NewPoller() *Poller {
 	return &Poller{
-		conn: conn, asked: map[uint64]Target{}, nonces: map[uint32]uint64{},
-		answers: map[uint32]Answer{},
-	}, nil
+		asked: map[uint64]Target{}, nonces: map[uint32]uint64{}, answers: map[uint32]Answer{},
+	}
 }
 
 // SetKeys replaces the keys. Without keys, Ask fails.
@@ -61,25 +56,45 @@ func (p *Poller) SetKeys(keys config.SignalKeys) {
 	p.keys = keys
 }
 
-// Close closes the socket. It ends Run.
-func (p *Poller) Close() error { return p.conn.Close() }
-
-// Run receives answers until the context ends or Close, and then returns nil. It closes the socket.
-func (p *Poller) Run(ctx context.Context) error {
-	defer context.AfterFunc(ctx, func() { _ = p.conn.Close() })()
-	return receive(p.conn, func(b []byte, _ sender) { p.take(b, time.Now()) })
+// Close closes the socket, if there is one. Answers are received no more.
+func (p *Poller) Close() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.conn == nil {
+		return nil
+	}
+	return p.conn.Close()
 }
 
 // Ask sends a request. From now on, answers to earlier requests to the target are refused. Ask
-// returns an error if there are no keys, or if the host has no route to the server.
+// returns an error if there are no keys, no free port, or no route to the server.
 func (p *Poller) Ask(t Target) error {
 	b, err := p.request(t)
+	if err == nil {
+		err = p.open()
+	}
+	if err == nil {
+		_, err = p.conn.WriteToUDPAddrPort(b, t.Address)
+	}
+	if err != nil {
+		return fmt.Errorf("poll %s: %w", t.Address, err)
+	}
+	return nil
+}
+
+// open opens the socket, if there is none, and receives until Close.
+func (p *Poller) open() (err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.conn != nil {
+		return nil
+	}
+	conn, err := net.ListenUDP("udp", nil)
 	if err != nil {
 		return err
 	}
-	if _, err := p.conn.WriteToUDPAddrPort(b, t.Address); err != nil {
-		return fmt.Errorf("poll %s: %w", t.Address, err)
-	}
+	p.conn = conn
+	go receive(conn, func(b []byte, _ sender) { p.take(b, time.Now()) })
 	return nil
 }
 
@@ -91,7 +106,7 @@ func (p *Poller) request(t Target) ([]byte, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if len(p.keys) == 0 {
-		return nil, fmt.Errorf("poll %s: there is no signal key", t.Address)
+		return nil, errors.New("there is no signal key")
 	}
 	p.forget(t.ID)
 	p.asked[nonce], p.nonces[t.ID] = t, nonce

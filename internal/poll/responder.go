@@ -54,11 +54,11 @@ func (r *Responder) Close() error {
 	return r.conn.Close()
 }
 
-// Run answers until the context ends or Close, and then returns nil. It closes the socket. Listen
+// Run answers until the context ends or Close. It closes the socket. Listen
 // must have succeeded.
-func (r *Responder) Run(ctx context.Context) error {
+func (r *Responder) Run(ctx context.Context) {
 	defer context.AfterFunc(ctx, func() { _ = r.conn.Close() })()
-	return receive(r.conn, func(b []byte, from sender) {
+	receive(r.conn, func(b []byte, from sender) {
 		if answer := r.answer(b); answer != nil {
 			_, _ = r.conn.WriteToUDPAddrPort(answer, from) // the balancer asks again
 		}
@@ -89,13 +89,13 @@ func (r *Responder) answer(b []byte) []byte {
 }
 
 // receive passes each datagram on until the socket is closed.
-func receive(conn *net.UDPConn, handle func(b []byte, from sender)) error {
+func receive(conn *net.UDPConn, handle func(b []byte, from sender)) {
 	b := make([]byte, size+1) // so that a longer datagram does not look right
 	for {
 		n, from, err := conn.ReadFromUDPAddrPort(b)
 		switch {
 		case errors.Is(err, net.ErrClosed):
-			return nil
+			return
 		case err == nil:
 			handle(b[:n], from)
 		}
