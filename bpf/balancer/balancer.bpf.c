@@ -116,10 +116,12 @@ __noinline int handle_in_full(struct xdp_md *ctx, struct packet *pkt, __u32 resu
 	if (!pkt)
 		return XDP_ABORTED;
 	why = judge(pkt, read_unusual(ctx, pkt, result, &service));
-	if (!why)
+	if (!why) {
+		observe_packet(pkt, &service);
 		why = pkt->kind == PACKET_WHOLE
 			      ? find_segments(ctx, pkt, &service, &flow, &segments)
 			      : find_related(pkt, &service, &flow, &segments);
+	}
 	if (!is_forward(why))
 		return leave(ctx, pkt, why);
 	return forward(ctx, pkt, &service, &segments, segments.server[0],
@@ -232,11 +234,10 @@ static long rank_server(__u32 i, const struct rank_run *run)
 	__u32 slot = run->first + i;
 	const struct server *server = server_at(slot);
 	const struct load *load = load_at(slot);
-	struct service service = { .id = server->service };
 
 	if (server->rank && load)
 		set_rank(ranking_of(server->service), server->rank - 1,
-			 takes_flows_of(server, &service) ? rank_of(slot, load) : RANK_NONE, true);
+			 present_rank(server, slot, load), true);
 	return 0;
 }
 

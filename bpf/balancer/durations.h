@@ -6,9 +6,9 @@
  * A start time would make every entry of the flow table larger, so only some flows are timed. Their
  * starts are in a small table, with one place for each flow. A flow is timed if its place is free
  * when it begins. Whether it is free does not depend on how long the flow will last, so the sample
- * is not biased. A flow that leaves the flow table without an end leaves its start behind. So after
- * MAX_TIMED another flow takes the place. Flows that last longer are missing in the sample if
- * another flow comes by.
+ * is not biased. A flow that leaves the flow table without an end leaves its start behind. So the
+ * flow itself takes the place when it begins again, and any flow does after MAX_TIMED. Flows that
+ * last longer are missing in the sample if another flow comes by.
  *
  * Algorithm 1 has two slips. Its index is a random number modulo the number of servers, and not
  * modulo the size of the buffer. It also takes a duration from each packet, so that a flow counts
@@ -61,7 +61,7 @@ static __always_inline __u64 microseconds(void)
 	return bpf_ktime_get_boot_ns() / 1000 & START_TIME_MASK;
 }
 
-/* Begins to time a flow, if its place is free. */
+/* Begins to time a flow, if its place is free or has an earlier start of the flow. */
 static __always_inline void begin_duration(__u64 entry)
 {
 	__u64 *start = start_of(entry), now = microseconds(), other;
@@ -69,7 +69,8 @@ static __always_inline void begin_duration(__u64 entry)
 	if (!start)
 		return;
 	other = *(volatile __u64 *)start;
-	if (!other || now - (other & START_TIME_MASK) > MAX_TIMED)
+	if (!other || start_tag(other) == start_tag(entry) ||
+	    now - (other & START_TIME_MASK) > MAX_TIMED)
 		*(volatile __u64 *)start = start_tag(entry) | now;
 }
 

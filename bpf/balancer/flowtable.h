@@ -25,6 +25,7 @@
 #define FLOWS_PER_BUCKET 8
 #define FLOW_SERVER_SHIFT 14
 #define FLOW_STATE_SHIFT 12
+#define FLOW_STATE_MASK 3
 #define FLOW_SIGNATURE_SHIFT 30
 #define FLOW_TIME_MASK 0xfffULL
 #define FLOW_SEEN_MASK 0x3fffULL /* state and time */
@@ -42,15 +43,16 @@
 #define FLOW_LINGER 2 /* ticks */
 
 enum flow_state {
-	/* Established, and silent for so long that it does not count as a load of its server. */
-	FLOW_SILENT,
+	FLOW_FREE,
 	FLOW_NEW, /* one packet seen: it may belong to a flood */
 	FLOW_ESTABLISHED,
 	FLOW_CLOSING, /* the client sent FIN or RST, or the server signalled the end */
-	FLOW_FREE,    /* the entry is 0. All other states are stored in the entry */
+	/* Established, and silent for so long that it does not count as a load of its server. An entry
+	 * has two bits for the state: they are 0, as in a free entry, but the entry is not 0. */
+	FLOW_SILENT,
 };
 
-#define FLOW_STATES (FLOW_FREE + 1)
+#define FLOW_STATES (FLOW_SILENT + 1)
 
 struct flow_bucket {
 	__u64 entry[FLOWS_PER_BUCKET];
@@ -64,10 +66,20 @@ struct {
 	__type(value, struct flow_bucket);
 } flows SEC(".maps");
 
+/* The flows of services without a flow table that are observed (observed.h), in the same format. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1); /* set at load: a power of two */
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct flow_bucket);
+} observed SEC(".maps");
+
 /* Secret, random, and kept as long as the table: set at load. */
 const volatile __u64 flow_bucket_keys[FLOW_BUCKET_WORDS];
 const volatile __u64 flow_signature_keys[FLOW_WORDS + 1];
-const volatile __u32 flow_bucket_shift; /* 64 less the bits of a bucket's number */
+const volatile __u32 flow_bucket_shift;	    /* 64 less the bits of a bucket's number */
+const volatile __u32 observed_bucket_shift; /* likewise */
 /* One tick of `last seen` is 2^this jiffies, 3.6 to 7.2 s. */
 const volatile __u32 flow_tick_shift;
 
@@ -93,7 +105,15 @@ static __always_inline __u32 entry_server(__u64 value)
 
 static __always_inline enum flow_state entry_state(__u64 value)
 {
-	return value ? (value >> FLOW_STATE_SHIFT) & 3 : FLOW_FREE;
+	enum flow_state state = (value >> FLOW_STATE_SHIFT) & FLOW_STATE_MASK;
+
+	return value && !state ? FLOW_SILENT : state;
+}
+
+/* The bits of a state in an entry. */
+static __always_inline __u64 state_bits(enum flow_state state)
+{
+	return (__u64)(state & FLOW_STATE_MASK) << FLOW_STATE_SHIFT;
 }
 
 /* Ticks since the flow was seen. Another core may have renewed the entry after this one read the
@@ -108,8 +128,7 @@ static __always_inline __u64 entry_age(__u64 value, __u64 now)
 static __always_inline __u64 entry_value(__u64 signature, __u32 server, enum flow_state state,
 					 __u64 now)
 {
-	return signature | (__u64)server << FLOW_SERVER_SHIFT | (__u64)state << FLOW_STATE_SHIFT |
-	       now;
+	return signature | (__u64)server << FLOW_SERVER_SHIFT | state_bits(state) | now;
 }
 
 /*
@@ -281,10 +300,9 @@ enum flow_event {
 	FLOW_ENDS,	/* a FIN or RST, or a remove-stickiness */
 };
 
-/* Whether the state is FLOW_ESTABLISHED or FLOW_SILENT. One comparison suffices. */
 static __always_inline bool is_established(enum flow_state state)
 {
-	return !(state & ~FLOW_ESTABLISHED);
+	return state == FLOW_ESTABLISHED || state == FLOW_SILENT;
 }
 
 /*
@@ -317,24 +335,25 @@ static __always_inline __u64 entry_load(__u64 value)
 	}
 }
 
-/* Counts a change of an entry, which may have been the entry of another flow before. */
-static __always_inline void count_change(__u64 old, __u64 new)
+/* Counts a change of an entry, which may have been the entry of another flow before. Returns whether
+ * the old entry's server has another load now, apart from a flood. */
+static __always_inline bool count_change(__u64 old, __u64 new)
 {
 	__u64 less = entry_load(old), more = entry_load(new);
 
-	if (entry_server(old) == entry_server(new)) {
-		more -= less;
-		less = 0;
-	}
-	if (less)
-		add_load(entry_server(old), -less);
+	if (entry_server(old) == entry_server(new))
+		return less != more && add_load(entry_server(old), more - less);
 	if (more)
 		add_load(entry_server(new), more);
+	return less && add_load(entry_server(old), -less);
 }
 
-/* Counts a change of an entry, and what it tells about the server (observe.h). Not inlined: most
- * packets change nothing, and the code is large. */
+/* Counts a change of an entry, and what it tells about the server (observe.h). Returns whether the
+ * rank of the old entry's server is to be corrected. Not inlined: most packets change nothing, and
+ * the code is large. */
 int note_change(__u64 old, __u64 new);
+/* Corrects the rank of an entry's server. */
+int correct_rank(__u64 entry);
 
 static __always_inline bool entry_swap(__u64 *entry, __u64 old, __u64 new)
 {
@@ -361,8 +380,8 @@ static __always_inline bool flow_transition(const struct flow *flow, __u64 old, 
 			break;
 		}
 	}
-	if (is_done && !dry_run)
-		note_change(old, new);
+	if (is_done && !dry_run && note_change(old, new))
+		correct_rank(old);
 	return is_done;
 }
 
@@ -370,7 +389,7 @@ static __always_inline bool flow_transition(const struct flow *flow, __u64 old, 
  * changes, at most once per tick, so that cores can share the cache line. */
 static __always_inline bool flow_renew(struct flow *flow, enum flow_event event, __u64 now)
 {
-	__u64 seen = (__u64)flow_next(entry_state(flow->value), event) << FLOW_STATE_SHIFT | now;
+	__u64 seen = state_bits(flow_next(entry_state(flow->value), event)) | now;
 	__u64 changed = (flow->value ^ seen) & FLOW_SEEN_MASK;
 
 	return changed && flow_transition(flow, flow->value, flow->value ^ changed);
@@ -385,7 +404,7 @@ static __always_inline __u64 entry_rank(__u64 value, __u64 now)
 
 	if (!value)
 		return FLOW_RANK_FREE;
-	if (is_established(entry_state(value)))
+	if (!(value >> FLOW_STATE_SHIFT & 1)) /* established, or silent */
 		return age < FLOW_MIN_IDLE ? 0 : age;
 	return FLOW_TIME_MASK + 1 + age; /* at least 1, also in the tick it was seen */
 }

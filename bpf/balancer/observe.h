@@ -34,10 +34,16 @@ static __always_inline bool is_load(enum flow_state state)
 	return state == FLOW_NEW || state == FLOW_ESTABLISHED;
 }
 
-/* Takes note of a flow that has changed its state, or that was placed on a server of a ranking. */
-static __always_inline void observe(__u64 old, __u64 new, const struct server *server)
+/* Whether a change gives an entry to another flow, or a flow to another server. */
+static __always_inline bool is_replaced(__u64 old, __u64 new)
 {
-	enum flow_state from = (old ^ new) >> FLOW_SIGNATURE_SHIFT ? FLOW_FREE : entry_state(old);
+	return (old ^ new) >> FLOW_SERVER_SHIFT;
+}
+
+/* Takes note of a flow that has changed its state, or that was placed on a server of a ranking. */
+static __always_inline void observe(__u64 old, __u64 new)
+{
+	enum flow_state from = is_replaced(old, new) ? FLOW_FREE : entry_state(old);
 	enum flow_state to = entry_state(new);
 	__u32 slot = entry_server(new);
 	struct load *load = load_at(slot);
@@ -52,19 +58,28 @@ static __always_inline void observe(__u64 old, __u64 new, const struct server *s
 		begin_duration(new);
 	if (load->is_timed && is_established(from) && to == FLOW_CLOSING)
 		end_duration(new);
-	if (is_load(to) || !is_load(from))
-		return;
-	count_end(slot, *(const volatile __u64 *)&load->flows);
-	correct_rank(server, slot, load);
+	if (is_load(from) && !is_load(to))
+		count_end(slot, *(const volatile __u64 *)&load->flows);
 }
 
 __noinline int note_change(__u64 old, __u64 new)
 {
-	const struct server *server = server_at(entry_server(new));
+	bool is_changed = count_change(old, new);
 
-	count_change(old, new);
-	if (server->rank)
-		observe(old, new, server);
+	if (server_at(entry_server(new))->rank)
+		observe(old, new);
+	return is_changed;
+}
+
+__noinline int correct_rank(__u64 entry)
+{
+	__u32 slot = entry_server(entry);
+	const struct server *server = server_at(slot);
+	const struct load *load = load_at(slot);
+
+	if (server->rank && load)
+		set_rank(ranking_of(server->service), server->rank - 1,
+			 present_rank(server, slot, load), false);
 	return 0;
 }
 

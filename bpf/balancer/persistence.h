@@ -6,6 +6,7 @@
 #ifndef SEGUE_BALANCER_PERSISTENCE_H
 #define SEGUE_BALANCER_PERSISTENCE_H
 
+#include "observed.h"
 #include "persist_quic.h"
 #include "persist_stateless.h"
 #include "persist_table.h"
@@ -55,7 +56,8 @@ static __always_inline bool lookup_plain(struct xdp_md *ctx, const struct packet
 					 const struct service *service, struct flow *flow,
 					 struct segments *segments)
 {
-	if (service->rule.flags & RULE_FORMER_FLOWS)
+	if (service->rule.flags & RULE_FORMER_FLOWS ||
+	    (pkt->tcp_flags & TCP_PSH && is_observed(service)))
 		return false;
 	switch (persistence_of(service)) {
 	case PERSISTENCE_TABLE:
@@ -100,6 +102,7 @@ static __always_inline enum lb_reason commit(const struct packet *pkt,
 		if (!starts_connection(pkt) && !pkt->opens_quic)
 			return LB_FORWARD_RECOVER;
 		forget_former(service, flow, segments);
+		observe_new(pkt, service, segments->server[0]);
 		return segments->keeps_whole ? LB_FORWARD_HUNT : LB_FORWARD_NEW;
 	}
 	return LB_FORWARD_NEW;

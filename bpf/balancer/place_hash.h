@@ -5,7 +5,8 @@
 #ifndef SEGUE_BALANCER_PLACE_HASH_H
 #define SEGUE_BALANCER_PLACE_HASH_H
 
-#include "candidates.h"
+#include "observed.h"
+#include "place_infer.h"
 
 /* Chooses the server of a new flow. False when no server takes new flows. */
 static __always_inline bool place_hash_new(const struct flow_key *flow,
@@ -26,15 +27,13 @@ static __always_inline bool place_hash_new(const struct flow_key *flow,
 	return true;
 }
 
-/* Makes the first server of a row that takes new flows take the flow. The server then knows its
- * column. */
+/* Makes a server of the row that takes new flows take the flow: the first one, or under `infer` the
+ * one with the lowest score. The server then knows its column. */
 static __always_inline bool place_hash_in_row(const struct packet *pkt,
 					      const struct service *service,
 					      struct segments *segments)
 {
-	segments->count = 0;
-	segments->columns = 0;
-	list_own_row(service, bucket_of(&pkt->key, service->rule.buckets), segments);
+	list_takers(service, bucket_of(&pkt->key, service->rule.buckets), segments);
 	if (segments->count > 1)
 		segments->count = 1;
 	if (!ask_listed(segments, SID_CONNECT_FORCE, SID_CONNECT_FORCE))

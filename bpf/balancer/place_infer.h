@@ -8,51 +8,18 @@
 #ifndef SEGUE_BALANCER_PLACE_INFER_H
 #define SEGUE_BALANCER_PLACE_INFER_H
 
+#include "candidates.h"
 #include "observe.h"
-#include "place_hash.h"
 
 /* How many ranks a packet corrects before it takes the last server that it has found. Each flow
  * that was placed since makes one rank outdated, so most packets correct one. */
 #define MOST_CORRECTIONS 8
-
-struct rank_scan {
-	const struct service *service;
-	__u32 first;   /* line of the ranking */
-	__u64 *lowest; /* rank so far of the servers that take new flows */
-};
-
-static long compare_rank(__u32 place, const struct rank_scan *scan)
-{
-	const struct rank_line *line = rank_line_at(scan->first + place / RANKS_PER_LINE);
-	__u64 rank = line ? line->node[place % RANKS_PER_LINE] : RANK_NONE;
-	__u32 slot = rank & RANK_SLOT_MASK;
-	const struct load *load = load_at(slot);
-
-	if (rank != RANK_NONE && load && takes_flows_of(server_at(slot), scan->service))
-		*scan->lowest = lower(*scan->lowest, rank_of(slot, load));
-	return 0;
-}
-
-/* As best_server(), but corrects no rank: it compares all servers. For dry runs. Not inlined, so
- * that the verifier does not follow the content of `lowest`: it would follow each number. */
-__noinline int compare_all(const struct service *service, const struct ranking *ranking,
-			   __u64 *lowest)
-{
-	struct rank_scan scan = { .service = service, .lowest = lowest };
-
-	if (!service || !ranking || !lowest)
-		return -1;
-	scan.first = ranking->first;
-	bpf_loop(ranking->servers, compare_rank, &scan, 0);
-	return *lowest == RANK_NONE ? -1 : (int)(*lowest & RANK_SLOT_MASK);
-}
 
 /* Returns the server with the lowest score that takes new flows; negative: there is none, or the
  * lowest ranks are of servers that take none. Not inlined: see handle_in_full. */
 __noinline int best_server(const struct service *service)
 {
 	const struct ranking *ranking;
-	__u64 lowest = RANK_NONE;
 	int best = -1;
 	__u32 top;
 
@@ -61,8 +28,6 @@ __noinline int best_server(const struct service *service)
 	ranking = ranking_of(service->id);
 	if (!ranking || !ranking->servers)
 		return -1;
-	if (dry_run)
-		return compare_all(service, ranking, &lowest);
 	top = top_of(ranking);
 	for (int i = 0; i < MOST_CORRECTIONS; i++) {
 		const struct rank_line *line = rank_line_at(top);
@@ -77,7 +42,8 @@ __noinline int best_server(const struct service *service)
 			best = slot;
 			now = rank_of(slot, load);
 		}
-		if (now == rank || !serves(server, service) || !server->rank)
+		/* A dry run changes nothing. User space corrects all ranks before it. */
+		if (now == rank || dry_run || !serves(server, service) || !server->rank)
 			return best;
 		set_rank(ranking, server->rank - 1, now, false);
 	}
@@ -85,14 +51,15 @@ __noinline int best_server(const struct service *service)
 }
 
 /* Returns the candidate of the flow's bucket with the lowest score that takes new flows; negative:
- * there is none. Not inlined: see handle_in_full. */
+ * there is none, or the server must know its column (place_hash_in_row). Not inlined: see handle_in_full. */
 __noinline int best_candidate(const struct service *service, __u32 bucket)
 {
 	__u64 best = RANK_NONE;
 	__u32 first, table_key;
 	void *table;
 
-	if (!service || !(service->rule.flags & RULE_TAKES_FLOWS))
+	if (!service ||
+	    (service->rule.flags & (RULE_TAKES_FLOWS | RULE_IN_ROW)) != RULE_TAKES_FLOWS)
 		return -1;
 	table_key = table_number(service);
 	table = bpf_map_lookup_elem(&tables, &table_key);
@@ -107,6 +74,40 @@ __noinline int best_candidate(const struct service *service, __u32 bucket)
 			best = lower(best, rank_of(slot, load));
 	}
 	return best == RANK_NONE ? -1 : (int)(best & RANK_SLOT_MASK);
+}
+
+/* Puts the server with the lowest score first in a list of candidates. Here a rank ends with the
+ * place in the list, and not with the slot. */
+static __always_inline void put_best_first(struct segments *segments)
+{
+	__u64 best = RANK_NONE;
+	__u32 place;
+
+	for (__u32 i = 0; i < MAX_CANDIDATES && i < segments->count; i++) {
+		const struct load *load = load_at(segments->server[i]);
+
+		if (load)
+			best = lower(best, rank_of(i, load));
+	}
+	/* Otherwise the verifier would follow the ranks of all servers. */
+	*(volatile __u8 *)segments->pad = best & (MAX_CANDIDATES - 1);
+	place = *(volatile __u8 *)segments->pad & (MAX_CANDIDATES - 1);
+	segments->server[0] = segments->server[place];
+	segments->columns = segments->columns >> place * COLUMN_BITS & COLUMN_MASK;
+}
+
+/* Lists the servers of a row that take new flows, with their columns. Under `infer` the one with the
+ * lowest score is the first. Not inlined: see handle_in_full. */
+__noinline int list_takers(const struct service *service, __u32 bucket, struct segments *segments)
+{
+	if (!service || !segments)
+		return 0;
+	segments->count = 0;
+	segments->columns = 0;
+	list_own_row(service, bucket, segments);
+	if (placement_of(service) == PLACEMENT_INFER_ROW)
+		put_best_first(segments);
+	return 0;
 }
 
 #endif

@@ -19,11 +19,11 @@
  *	[ 3 7 ... ] [ 5 9 ... ]  lines 16 and 17
  *	[ 3 8 ... ] ...          lines 0 to 15: 128 servers
  *
- * A flow that ends corrects the rank of its server at once. A flow that begins changes only the
- * load. best_server() compares the lowest rank with the load, and corrects it. Cores correct ranks
- * without locks and without barriers, which would take most of the time. If two cores correct a line
- * and the node above it at the same moment, the node can be wrong. A number that is too low is
- * corrected when it is found. A number that is too high hides the servers of the
+ * A flow that leaves a server corrects its rank at once, except in a sweep and in a flood. A flow
+ * that begins changes only the load. best_server() compares the lowest rank with the load, and corrects it.
+ * Cores correct ranks without locks and without barriers, which would take most of the time. If two
+ * cores correct a line and the node above it at the same moment, the node can be wrong. A number
+ * that is too low is corrected when it is found. A number that is too high hides the servers of the
  * line, until one of them is corrected. User space corrects all numbers at each step (rank_servers),
  * so that no server is hidden for longer.
  */
@@ -32,17 +32,9 @@
 
 #include "directory.h"
 #include "loads.h"
+#include "segments.h"
 #include "services.h"
 
-/*
- * So many flows in the state FLOW_NEW count fully. Without a flood a server has fewer, because each
- * lasts a round trip. A flood of SYNs has many more, for which no server works. Of these, 64 count
- * as one, so that the flood is still spread over all servers.
- */
-#define SURE_NEW 16
-#define FLOOD_SHIFT 6
-/* No server has a billion flows. */
-#define MOST_FLOWS (1ULL << 30)
 /* Prices have so many fractional bits. 1 is one flow per unit of capacity. */
 #define PRICE_SHIFT 16
 #define PRICE_ONE (1ULL << PRICE_SHIFT)
@@ -84,15 +76,6 @@ static __always_inline struct rank_line *rank_line_at(__u32 number)
 	return bpf_map_lookup_elem(&rank_lines, &number);
 }
 
-/* The load of a server with these flows (struct load) and one more. */
-static __always_inline __u64 next_load(__u64 flows)
-{
-	__u64 new = flows >> 32, sure = new < SURE_NEW ? new : SURE_NEW;
-	__u64 next = (__u32)flows + sure + ((new - sure) >> FLOOD_SHIFT) + 1;
-
-	return next < MOST_FLOWS ? next : MOST_FLOWS;
-}
-
 /* The score of a load, from 0 to MAX_SCORE. */
 static __always_inline __u64 score_of(const struct load *load)
 {
@@ -108,6 +91,15 @@ static __always_inline __u64 rank_of(__u32 slot, const struct load *load)
 {
 	return score_of(load) << RANK_SCORE_SHIFT |
 	       (load->position & RANK_POSITION_MASK) << RANK_POSITION_SHIFT | slot;
+}
+
+/* The rank that a server is to have now. */
+static __always_inline __u64 present_rank(const struct server *server, __u32 slot,
+					  const struct load *load)
+{
+	struct service service = { .id = server->service };
+
+	return takes_flows_of(server, &service) ? rank_of(slot, load) : RANK_NONE;
 }
 
 /* The lower of two ranks, without a branch, which could not be predicted. */
@@ -174,13 +166,6 @@ __noinline int set_rank(const struct ranking *ranking, __u32 place, __u64 rank, 
 static __always_inline const struct ranking *ranking_of(__u32 service)
 {
 	return bpf_map_lookup_elem(&rankings, &service);
-}
-
-/* Corrects the rank of a server after its load has changed. */
-static __always_inline void correct_rank(const struct server *server, __u32 slot,
-					 const struct load *load)
-{
-	set_rank(ranking_of(server->service), server->rank - 1, rank_of(slot, load), false);
 }
 
 /* The number of the line that is the top of a ranking. */

@@ -37,15 +37,24 @@ const volatile __u32 swept_slots;
 /* The first swept_server. User space makes the section large enough for all of them. */
 struct swept_server swept_servers_start SEC(".data.swept_servers") __hidden;
 
+enum swept_table {
+	SWEPT_FLOWS,
+	SWEPT_HALF_OPEN,
+	SWEPT_OBSERVED, /* its entries are not counted: they are no flows that have to be found */
+};
+
 /* The buckets that a run sweeps. */
 struct sweep_run {
 	__u32 first;
 	__u32 count;
-	__u32 is_half_open; /* 0: buckets of flows; 1: of half_open */
+	__u32 table; /* enum swept_table */
 };
 
-/* Makes the compiler describe this type to user space, which no map mentions. */
-const struct sweep_run *shared_type __attribute__((unused));
+/* Makes the compiler describe these types to user space, which no map mentions. */
+const union {
+	struct sweep_run run;
+	enum swept_table table;
+} *shared_types __attribute__((unused));
 
 static __always_inline struct swept_server *swept_server_at(__u32 slot)
 {
@@ -60,11 +69,13 @@ static __always_inline struct swept_server *swept_server_at(__u32 slot)
  * entry may be free, and the sweep would take twice as long. */
 static __always_inline enum flow_state state_of(__u64 value)
 {
-	__u64 sign = -value;
+	__u64 bits = value >> FLOW_STATE_SHIFT & FLOW_STATE_MASK, sign = -value;
+	__u64 is_used, has_bits = (bits | bits >> 1) & 1;
 
 	/* Otherwise the compiler makes it a branch. */
 	barrier_var(sign);
-	return (value >> FLOW_STATE_SHIFT & 3) | (((value | sign) >> 63) ^ 1) << 2;
+	is_used = (value | sign) >> 63;
+	return bits | (is_used ^ has_bits) * FLOW_SILENT;
 }
 
 /* Frees an entry that is due, or makes it silent. False: another core changes it meanwhile. */
@@ -72,7 +83,7 @@ static __always_inline bool sweep_due(__u64 *entry, __u64 value, enum flow_state
 				      const struct swept_server *server)
 {
 	bool turns_silent = state == FLOW_ESTABLISHED && age < server->established;
-	__u64 new = turns_silent ? value & ~(3ULL << FLOW_STATE_SHIFT) : 0;
+	__u64 new = turns_silent ? value & ~((__u64)FLOW_STATE_MASK << FLOW_STATE_SHIFT) : 0;
 
 	if (!entry_swap(entry, value, new))
 		return false;
@@ -85,7 +96,7 @@ static __always_inline bool sweep_due(__u64 *entry, __u64 value, enum flow_state
  * and counts as it was before. A free entry is one of slot 0 in the state FLOW_FREE, which is never
  * due.
  */
-static __always_inline void sweep_entry(__u64 *entry, __u64 now, bool is_half_open)
+static __always_inline void sweep_entry(__u64 *entry, __u64 now, enum swept_table table)
 {
 	__u64 value = *(volatile __u64 *)entry, age = entry_age(value, now);
 	struct swept_server *server = swept_server_at(entry_server(value));
@@ -96,9 +107,9 @@ static __always_inline void sweep_entry(__u64 *entry, __u64 now, bool is_half_op
 			return;
 		state = FLOW_SILENT;
 	}
-	if (is_half_open)
+	if (table == SWEPT_HALF_OPEN)
 		server->half_open[state]++;
-	else
+	else if (table == SWEPT_FLOWS)
 		server->flows[state]++;
 }
 
@@ -112,7 +123,7 @@ struct sweep_batches {
 };
 
 /* Sweeps the i-th batch, and stops at the end of the table. */
-static __always_inline long sweep_batch(void *table, bool is_half_open, __u32 i,
+static __always_inline long sweep_batch(void *buckets, enum swept_table table, __u32 i,
 					const struct sweep_batches *batches)
 {
 	__u32 first = batches->first + i * SWEEP_BATCH;
@@ -120,24 +131,29 @@ static __always_inline long sweep_batch(void *table, bool is_half_open, __u32 i,
 
 	for (int j = 0; j < SWEEP_BATCH; j++) {
 		__u32 number = first + j;
-		struct flow_bucket *bucket = bpf_map_lookup_elem(table, &number);
+		struct flow_bucket *bucket = bpf_map_lookup_elem(buckets, &number);
 
 		if (!bucket)
 			return 1;
 		for (int way = 0; way < FLOWS_PER_BUCKET; way++)
-			sweep_entry(&bucket->entry[way], now, is_half_open);
+			sweep_entry(&bucket->entry[way], now, table);
 	}
 	return 0;
 }
 
 static long sweep_flows_batch(__u32 i, struct sweep_batches *batches)
 {
-	return sweep_batch(&flows, false, i, batches);
+	return sweep_batch(&flows, SWEPT_FLOWS, i, batches);
 }
 
 static long sweep_half_open_batch(__u32 i, struct sweep_batches *batches)
 {
-	return sweep_batch(&half_open, true, i, batches);
+	return sweep_batch(&half_open, SWEPT_HALF_OPEN, i, batches);
+}
+
+static long sweep_observed_batch(__u32 i, struct sweep_batches *batches)
+{
+	return sweep_batch(&observed, SWEPT_OBSERVED, i, batches);
 }
 
 /* Sweeps part of a flow table. The number of buckets is rounded up to whole batches. The result is
@@ -149,7 +165,12 @@ int sweep_flows(const struct sweep_run *run)
 	__u32 count = (run->count + SWEEP_BATCH - 1) / SWEEP_BATCH;
 
 	swept_server_at(0)->due[FLOW_FREE] = FLOW_TIME_MASK + 1;
-	if (run->is_half_open)
+	switch (run->table) {
+	case SWEPT_FLOWS:
+		return bpf_loop(count, sweep_flows_batch, &batches, 0);
+	case SWEPT_HALF_OPEN:
 		return bpf_loop(count, sweep_half_open_batch, &batches, 0);
-	return bpf_loop(count, sweep_flows_batch, &batches, 0);
+	default:
+		return bpf_loop(count, sweep_observed_batch, &batches, 0);
+	}
 }

@@ -4,6 +4,7 @@
  * between the measurements show the cost of each step. The verifier removes the code behind the
  * last step.
  */
+#include "balancer/observe.h"
 #include "balancer/persistence.h"
 #include "balancer/forward.h"
 

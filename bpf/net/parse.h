@@ -28,6 +28,7 @@ enum tcp_flag {
 	TCP_FIN = 0x01,
 	TCP_SYN = 0x02,
 	TCP_RST = 0x04,
+	TCP_PSH = 0x08,
 	TCP_ACK = 0x10,
 };
 

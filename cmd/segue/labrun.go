@@ -80,7 +80,7 @@ and warnings.`,
 	}
 	cmd.Flags().BoolVar(&list, "list", false, "list the experiments, and how long each takes")
 	cmd.Flags().StringVar(&set, "set", "",
-		"run all experiments of the set `name` that need no other installation: papers or least")
+		"run all experiments of the set `name` that need no other installation: papers, least or infer")
 	cmd.Flags().BoolVar(&all, "all", false, "the same as --set papers")
 	cmd.MarkFlagsMutuallyExclusive("list", "all", "set")
 	cmd.Flags().BoolVar(&o.Full, "full", false,
@@ -100,7 +100,7 @@ and warnings.`,
 // cannot run with the options, and why.
 func experimentsOf(set testbed.Set, out io.Writer, o testbed.Options) ([]string, error) {
 	if !slices.Contains(testbed.Sets(), set) {
-		return nil, fmt.Errorf("--set %s: must be papers or least", set)
+		return nil, fmt.Errorf("--set %s: must be papers, least or infer", set)
 	}
 	ready, others, err := testbed.Ready(set, o)
 	if err != nil {

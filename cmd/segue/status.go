@@ -296,6 +296,9 @@ func printService(out io.Writer, s *inspect.ServiceState) error {
 	if s.Placement == desired.PlacementHunt {
 		header = append(header, "half-open", "offered", "created", "removed", "resets")
 	}
+	if s.Inference != nil {
+		header = append(header, "flows now", estimateName(s), "slower", "placed", "answered")
+	}
 	if ordersByReports(s) {
 		header = append(header, "reported load")
 	}
@@ -310,7 +313,7 @@ func printService(out io.Writer, s *inspect.ServiceState) error {
 		if server.PlacedRate != nil {
 			placed = short(*server.PlacedRate)
 		}
-		row := []string{server.Name, server.Address, string(server.Condition), percent(server.Share), describeHop(server.NextHop)}
+		row := []string{server.Name, server.Address, string(server.Condition), describeShare(s, server), describeHop(server.NextHop)}
 		row = append(row, describeStates(server.Flows)...)
 		row = append(row, packets, bits, placed)
 		if h := server.Hunt; h != nil {
@@ -323,6 +326,9 @@ func printService(out io.Writer, s *inspect.ServiceState) error {
 			if h.Reports != nil {
 				row = append(row, describeReport(h.Reports))
 			}
+		}
+		if i := server.Inferred; i != nil {
+			row = append(row, describeInferred(i)...)
 		}
 		table.row(row...)
 	}
@@ -410,6 +416,9 @@ func numbers(values ...uint64) []string {
 }
 
 func describePlacement(s *inspect.ServiceState) string {
+	if s.Inference != nil {
+		return describeInference(s)
+	}
 	if s.Selection == "" {
 		return string(s.Placement)
 	}

@@ -5,6 +5,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
@@ -72,6 +73,7 @@ func someSnapshots() (before, after *inspect.Snapshot) {
 						Hunt: &inspect.HuntCounts{Offered: 2},
 					}},
 				},
+				inferredService(),
 				{
 					Name: "web", VIP: netip.MustParseAddr("2001:db8:80::1"), Port: 80, Protocol: desired.TCP,
 					Placement: desired.PlacementHash, Persistence: desired.PersistenceTable, Encapsulation: desired.SRv6Insert,
@@ -99,6 +101,55 @@ func someSnapshots() (before, after *inspect.Snapshot) {
 		}
 	}
 	return snapshot(1000, 1000), snapshot(1002, 2500)
+}
+
+// inferredService is a service that infers, with a new server, a silent one, and one that was not
+// estimated yet.
+func inferredService() *inspect.ServiceState {
+	s := &inspect.ServiceState{
+		Name: "inferred", VIP: netip.MustParseAddr("2001:db8:80::4"), Port: 80, Protocol: desired.TCP,
+		Placement: desired.PlacementInfer, Persistence: desired.PersistenceTable,
+		Encapsulation: desired.IPIP, Buckets: 65537, Candidates: 8, Generation: 1, Sets: 1,
+		Digest: "0badcafe", TakesFlows: true, Ignored: none,
+		Inference: &inspect.InferenceState{
+			Estimator: "territory-learned", Among: desired.AmongAll, Age: new(0.214),
+		},
+	}
+	for i, inferred := range []inspect.InferredServer{
+		{New: 1, Established: 3, Placed: 120, Answered: 119, Delay: 1.25, Estimate: &inspect.EstimateState{
+			Capacity: new(4.0), Wait: new(0.0), Duration: new(0.1), SlowStart: 1, Suspicion: 1,
+		}},
+		{Placed: 7, Answered: 5, Delay: 4, Away: true, Estimate: &inspect.EstimateState{
+			Capacity: new(4.0), Wait: new(0.5), SlowStart: 16, Suspicion: 2.4,
+		}},
+		{Delay: 1},
+	} {
+		s.Servers = append(s.Servers, &inspect.ServerState{
+			Name: fmt.Sprint("i", i+1), Slot: uint32(10 + i), Address: fmt.Sprint("192.0.2.", 10+i),
+			Condition: inspect.ServerUp, Causes: none, Inferred: &inferred,
+		})
+	}
+	return s
+}
+
+// TestDescribeInference checks how status shows a placement that infers.
+func TestDescribeInference(t *testing.T) {
+	for want, c := range map[string]struct {
+		placement desired.Placement
+		state     inspect.InferenceState
+	}{
+		"infer hlb, estimated 500ms ago": {desired.PlacementInfer,
+			inspect.InferenceState{Estimator: "hlb", Among: desired.AmongAll, Age: new(0.4999)}},
+		"infer territory among candidates, not estimated yet": {desired.PlacementInfer,
+			inspect.InferenceState{Estimator: "territory", Among: desired.AmongCandidates}},
+		"sed, ESTIMATES ARE 1M40S OLD": {desired.PlacementSED,
+			inspect.InferenceState{Estimator: "sed", Among: desired.AmongAll, Age: new(100.0)}},
+	} {
+		got := describeInference(&inspect.ServiceState{Placement: c.placement, Inference: &c.state})
+		if got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
 }
 
 // The causes of the servers in the snapshots.

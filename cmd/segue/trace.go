@@ -300,6 +300,11 @@ func printTrace(out io.Writer, t *inspect.Trace) error {
 	}
 	if p := t.Placement; p != nil {
 		table.row("placement", describePlacing(p, t.Course))
+		if p.Scores != nil {
+			for i := range p.Scores.Servers {
+				table.row("", describeScored(&p.Scores.Servers[i]))
+			}
+		}
 		if p.Order != nil {
 			table.row("loads", describeMean(p.Order))
 			for i := range p.Order.Servers {
@@ -337,10 +342,33 @@ func describePlacing(p *inspect.TracedPlacement, course []inspect.TracedSegment)
 		}
 		return candidates
 	}
+	if p.Scores != nil {
+		return describeScores(p)
+	}
 	if p.InTurn {
 		return fmt.Sprintf("in turn: %s, unless another new flow comes first", strings.Join(p.Candidates, ", "))
 	}
 	return fmt.Sprintf("bucket %d of %d: %s", p.Bucket, p.Buckets, strings.Join(p.Candidates, ", "))
+}
+
+// describeScores names the server with the lowest score.
+func describeScores(p *inspect.TracedPlacement) string {
+	among := "all servers"
+	if p.Scores.Among == desired.AmongCandidates {
+		among = fmt.Sprintf("the candidates of bucket %d of %d", p.Bucket, p.Buckets)
+	}
+	return fmt.Sprintf("lowest score of %s (%d): %s, unless another new flow comes first",
+		among, len(p.Scores.Servers)+p.Scores.Others, strings.Join(p.Candidates, ", "))
+}
+
+// describeScored tells why a server has its place among the others.
+func describeScored(s *inspect.ScoredServer) string {
+	text := fmt.Sprintf("%s: expected delay %s, %d new and %d established flows",
+		s.Server, short(s.Delay), s.New, s.Established)
+	if s.Away {
+		text += ", another balancer prefers it"
+	}
+	return text
 }
 
 // describeMean tells what estimates approach.

@@ -50,6 +50,17 @@ func TestPrintTrace(t *testing.T) {
 			Reason: "drop_no_next_hop"},
 		"in-turn": {Opens: true, Service: service, Placement: &inspect.TracedPlacement{Buckets: 4, Candidates: []string{"s2"}, InTurn: true},
 			Server: server, Encapsulation: insert, NextHop: hop, Reason: "forward_new"},
+		"inferred": {Opens: true, Service: service, Reason: "forward_new", Placement: &inspect.TracedPlacement{
+			Buckets: 65537, Candidates: []string{"s2"},
+			Scores: &inspect.TracedScores{Among: desired.AmongAll, Others: 40, Servers: []inspect.ScoredServer{
+				{Server: "s2", InferredServer: &inspect.InferredServer{New: 1, Established: 2, Delay: 1}},
+				{Server: "s7", InferredServer: &inspect.InferredServer{Delay: 0.25, Away: true}},
+			}}}},
+		"inferred-row": {Opens: true, Service: service, Reason: "forward_new", Placement: &inspect.TracedPlacement{
+			Bucket: 4711, Buckets: 65537, Candidates: []string{"s2"},
+			Scores: &inspect.TracedScores{Among: desired.AmongCandidates, Servers: []inspect.ScoredServer{
+				{Server: "s2", InferredServer: &inspect.InferredServer{Delay: 1.5}},
+			}}}},
 		"random": {Opens: true, Service: service, Placement: &inspect.TracedPlacement{Buckets: 65537, Random: true}, Reason: "forward_hunt"},
 		"random-after-drained": {Opens: true, Service: service, Placement: &inspect.TracedPlacement{Buckets: 65537, Random: true},
 			Course: []inspect.TracedSegment{{Server: "s2", Function: "steer"}}, Server: server, NextHop: hop,

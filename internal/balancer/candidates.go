@@ -314,7 +314,7 @@ func hasEntries(kept []dataplane.SweptServer, slot uint32) bool {
 	if int(slot) >= len(kept) {
 		return false
 	}
-	for state := range dataplane.FlowFree {
+	for state := dataplane.FlowNew; state <= dataplane.FlowSilent; state++ {
 		if kept[slot].Flows[state] > 0 || kept[slot].HalfOpen[state] > 0 {
 			return true
 		}

@@ -411,6 +411,7 @@ func (f *fixture) bucketNumber(flow dataplane.Flow) uint32 {
 func (f *fixture) forgetFlows() {
 	clear(f.plane.Flows.Entries)
 	clear(f.plane.HalfOpen.Entries)
+	clear(f.plane.Observed.Entries)
 	f.plane.Loads.Clear()
 }
 
@@ -476,7 +477,7 @@ func entryOf(signature uint64, slot uint32, state dataplane.FlowState, seen uint
 	if state == stateFree {
 		return 0
 	}
-	return signature<<30 | uint64(slot)<<14 | uint64(state)<<12 | uint64(seen&dataplane.FlowTimeMask)
+	return signature<<30 | uint64(slot)<<14 | uint64(state&3)<<12 | uint64(seen&dataplane.FlowTimeMask)
 }
 
 // setHealth applies the result of a health check to the data path.

@@ -195,7 +195,7 @@ func (n *inference) arrange(svc *service, node *desired.BalancerNode) error {
 // a new one.
 func (n *inference) of(svc *service) (*inferred, error) {
 	settings := infer.Settings{
-		Kind: infer.Kind(svc.Estimates()), SlowStart: svc.Infer.SlowStart.Seconds(),
+		Kind: infer.Kind(svc.Estimates()), SlowStart: svc.slowStart().Seconds(),
 	}
 	in := n.byName[svc.Name]
 	if in == nil || in.settings != settings {
@@ -209,6 +209,15 @@ func (n *inference) of(svc *service) (*inferred, error) {
 	}
 	in.interval = cmp.Or(svc.Infer.Poll, svc.Infer.Interval, desired.DefaultInferInterval)
 	return in, nil
+}
+
+// slowStart returns the time of the service's slow starts. There are none by default: the
+// configuration has a default of its own.
+func (svc *service) slowStart() time.Duration {
+	if svc.Infer.SlowStart == nil {
+		return 0
+	}
+	return *svc.Infer.SlowStart
 }
 
 // polledBefore returns the servers that were polled under another estimator.

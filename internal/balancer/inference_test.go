@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"testing"
 	"time"
@@ -44,7 +45,11 @@ func placingBy(placement desired.Placement, servers ...desired.Server) *desired.
 // manyServers returns servers of weight 1.
 func manyServers(n int) (servers []desired.Server) {
 	for i := range n {
-		servers = append(servers, srv6Server(fmt.Sprint("s", i+1), uint8(i+1), 1))
+		server := srv6Server(fmt.Sprint("s", i+1), uint8(i+1), 1)
+		locator := server.Locator.Addr().As16()
+		locator[6] = byte((i + 1) >> 8)
+		server.Locator = netip.PrefixFrom(netip.AddrFrom16(locator), 64)
+		servers = append(servers, server)
 	}
 	return servers
 }
@@ -222,7 +227,7 @@ func TestSlowStart(t *testing.T) {
 	servers := manyServers(5)
 	cfg := func(servers ...desired.Server) *desired.Balancer {
 		cfg := placingBy(desired.PlacementLeastQueue, servers...)
-		cfg.Services[0].Infer.SlowStart = 10 * time.Second
+		cfg.Services[0].Infer.SlowStart = new(10 * time.Second)
 		return cfg
 	}
 	drained, weightless := servers[4], servers[4]
@@ -279,7 +284,7 @@ func TestSlowStartAfterRestart(t *testing.T) {
 	f.infers(time.Second)
 	f.stop()
 	next := placingBy(desired.PlacementSED, manyServers(4)...)
-	next.Services[0].Infer.SlowStart = 10 * time.Second
+	next.Services[0].Infer.SlowStart = new(10 * time.Second)
 	next.Node = cfg.Node
 	f.start(next)
 	f.route()

@@ -14,11 +14,11 @@ import (
 // load is how many flows of a server count.
 type load struct{ unconfirmed, established uint32 }
 
-// loadsOfEntries counts the entries of both flow tables, by slot. Silent flows do not count, nor do
+// loadsOfEntries counts the entries of all flow tables, by slot. Silent flows do not count, nor do
 // closing ones.
 func (f *fixture) loadsOfEntries() []load {
 	loads := make([]load, f.plane.Objects.Loads.MaxEntries())
-	for _, table := range []*dataplane.FlowTable{f.plane.Flows, f.plane.HalfOpen} {
+	for _, table := range []*dataplane.FlowTable{f.plane.Flows, f.plane.HalfOpen, f.plane.Observed} {
 		for _, value := range table.Entries {
 			entry := dataplane.FlowEntry(value)
 			switch entry.State() {

@@ -27,7 +27,8 @@ func sweptReference(
 		if value == 0 {
 			continue
 		}
-		slot, state, seen := value>>14&0xffff, value>>12&3, uint16(value&0xfff)
+		slot, seen := value>>14&0xffff, uint16(value&0xfff)
+		state := dataplane.FlowEntry(value).State()
 		var of dataplane.FlowLifetimes
 		if slot < uint64(len(lifetimes)) {
 			of = lifetimes[slot]
@@ -42,9 +43,9 @@ func sweptReference(
 			if atomic.CompareAndSwapUint64(&entries[i], value, 0) {
 				continue
 			}
-		case state == uint64(stateEstablished) && age >= of.Silent:
+		case state == stateEstablished && age >= of.Silent:
 			if atomic.CompareAndSwapUint64(&entries[i], value, value&^(3<<12)) {
-				state = uint64(stateSilent)
+				state = stateSilent
 			}
 		}
 		counts[slot][state]++

@@ -40,12 +40,12 @@ services:
 
 func TestInferRules(t *testing.T) {
 	const (
-		block  = "infer: {estimator: hlb, interval: 100ms, slow-start: 0s, among: all}"
-		unused = "not used by placement "
-		counts = "the balancer counts the flows of servers in its flow table"
+		block   = "infer: {estimator: hlb, interval: 100ms, slow-start: 0s, among: all}"
+		unused  = "not used by placement "
+		outside = "another server is in no column of the flow's bucket"
 	)
-	noTable := func(placement string) []problem {
-		return one("services[0].persistence", "must be table for placement "+placement+": "+counts)
+	column := func(persistence string) []problem {
+		return one("services[0].infer.among", "must be candidates for persistence "+persistence+": "+outside)
 	}
 	checkMutations(t, inferring, ParseBalancer, []mutation{
 		{"hash", "placement: infer", "placement: hash", one("services[0].infer", unused+"hash")},
@@ -88,12 +88,14 @@ func TestInferRules(t *testing.T) {
 			one("services[0].infer.slow-start", "must be from 0s to 10m0s")},
 		{"early start", "slow-start: 0s", "slow-start: -1s",
 			one("services[0].infer.slow-start", "must be from 0s to 10m0s")},
-		{"stateless", "placement: infer", "placement: infer\n    buckets: 1021\n    persistence: stateless", noTable("infer")},
-		{"hint", "placement: infer", "placement: infer\n    buckets: 1021\n    persistence: hint", noTable("infer")},
+		{"stateless", "placement: infer", "placement: infer\n    buckets: 1021\n    persistence: stateless", column("stateless")},
+		{"hint", "placement: infer", "placement: infer\n    buckets: 1021\n    persistence: hint", column("hint")},
 		{"quic", "placement: sed", "placement: sed\n    persistence: quic", []problem{
-			{"services[1].persistence", "must be table for placement sed: " + counts},
+			{"services[1].placement", "must be hash for persistence quic: a client sends several packets " +
+				"before it knows the server's connection ID, and only hash leads all of them to one server"},
 			{"services[1].servers[0].quic-id", "required by persistence quic"},
 		}},
+		{"stateless candidates", block, "persistence: stateless\n    buckets: 1021", nil},
 		{"silent", "placement: infer", "placement: infer\n    timeouts: {silent: 4s}",
 			one("services[0].timeouts.silent", timeRange)},
 		{"name empty", "name: lb1", `name: ""`, one("node.name", "required")},
@@ -126,10 +128,10 @@ func TestInferDefaults(t *testing.T) {
 		"hash": nil,
 		"infer": {
 			Estimator: desired.EstimateTerritoryLearned, Interval: 500 * time.Millisecond,
-			SlowStart: 10 * time.Second, Among: desired.AmongAll,
+			SlowStart: new(10 * time.Second), Among: desired.AmongAll,
 		},
-		"least-queue": {SlowStart: 10 * time.Second, Among: desired.AmongAll},
-		"sed":         {SlowStart: 10 * time.Second, Among: desired.AmongAll},
+		"least-queue": {SlowStart: new(10 * time.Second), Among: desired.AmongAll},
+		"sed":         {SlowStart: new(10 * time.Second), Among: desired.AmongAll},
 	} {
 		b, _, err := ParseBalancer([]byte(`
 node: {interface: eth0, locator: "fd00:6c:0:1::/64", peers: [lb2]}

@@ -22,10 +22,10 @@ type Infer struct {
 	Interval time.Duration `yaml:"interval,omitempty"`
 	// SlowStart is the time in which a server that begins to take new flows comes to its full
 	// share, 0 to 10 minutes. Default 10 s.
-	SlowStart time.Duration `yaml:"slow-start"`
+	SlowStart *time.Duration `yaml:"slow-start,omitempty"`
 	// Among are the servers that a flow can be given to. Default all. Placements that poll have one
 	// value each.
-	Among Among `yaml:"among"`
+	Among Among `yaml:"among,omitempty"`
 	// Poll is the time between two polls of a server, 50 ms to 10 s. It is for placements that poll
 	// only, where the default is 500 ms (HLB, section V-C).
 	Poll time.Duration `yaml:"poll,omitempty"`
@@ -64,8 +64,15 @@ const (
 // DefaultPollPort is the default port of the agents' endpoints for polls.
 const DefaultPollPort = 7460
 
-// DefaultInferInterval is the default time between two estimates (HLB, section IV-B).
-const DefaultInferInterval = 500 * time.Millisecond
+const (
+	// DefaultInferInterval is the default time between two estimates (HLB, section IV-B).
+	DefaultInferInterval = 500 * time.Millisecond
+	// ShortestInferInterval is the shortest one.
+	ShortestInferInterval = 100 * time.Millisecond
+)
+
+// DefaultSlowStart is the default time in which a server comes to its full share.
+const DefaultSlowStart = 10 * time.Second
 
 // Infers tells whether the placement chooses by prices that user space writes (package infer).
 func (p Placement) Infers() bool {
@@ -131,8 +138,13 @@ func (given Given) defaultInfer(s *Service, path string) {
 	}
 	at := field.Child(path, "infer")
 	setDefault(given, at, &s.Infer, &Infer{})
-	setDefault(given, field.Child(at, "slow-start"), &s.Infer.SlowStart, 10*time.Second)
-	setDefault(given, field.Child(at, "among"), &s.Infer.Among, s.Placement.amongs()[0])
+	slowStart := DefaultSlowStart
+	setDefault(given, field.Child(at, "slow-start"), &s.Infer.SlowStart, &slowStart)
+	among := s.Placement.amongs()[0]
+	if s.FindsByColumn() && !s.Placement.Polls() {
+		among = AmongCandidates
+	}
+	setDefault(given, field.Child(at, "among"), &s.Infer.Among, among)
 	if s.Placement.Polls() {
 		setDefault(given, field.Child(at, "poll"), &s.Infer.Poll, DefaultInferInterval)
 		setDefault(given, field.Child(at, "poll-port"), &s.Infer.PollPort, DefaultPollPort)
@@ -157,15 +169,22 @@ func (r *rules) checkInfer(path string, s *Service) {
 		return
 	}
 	r.checkEstimator(at, s)
-	checkRange(r, field.Child(at, "slow-start"), s.Infer.SlowStart, 0, 10*time.Minute)
+	if slowStart := s.Infer.SlowStart; slowStart == nil {
+		r.failf(field.Child(at, "slow-start"), "required")
+	} else {
+		checkRange(r, field.Child(at, "slow-start"), *slowStart, 0, 10*time.Minute)
+	}
 	checkKnown(r, field.Child(at, "among"), s.Infer.Among, s.Placement.amongs()...)
 	r.checkPolls(at, s)
-	if s.Persistence == PersistenceTable || !slices.Contains(persistences, s.Persistence) {
-		return
+	switch {
+	case !s.FindsByColumn():
+	case s.Placement.Polls():
+		r.failf(field.Child(path, "persistence"), "must be %s for placement %s: the server that it "+
+			"picks is in no column of the flow's bucket", PersistenceTable, s.Placement)
+	case s.Infer.Among != AmongCandidates:
+		r.failf(field.Child(at, "among"), "must be %s for persistence %s: another server is in no "+
+			"column of the flow's bucket", AmongCandidates, s.Persistence)
 	}
-	r.failf(field.Child(path, "persistence"),
-		"must be %s for placement %s: the balancer counts the flows of servers in its flow table",
-		PersistenceTable, s.Placement)
 }
 
 // checkEstimator checks the fields that only placement infer has.
@@ -174,7 +193,7 @@ func (r *rules) checkEstimator(path string, s *Service) {
 	if s.Placement == PlacementInfer {
 		checkKnown(r, estimator, s.Infer.Estimator, EstimateTerritoryLearned, EstimateTerritory,
 			EstimateHLB, EstimateHLBFixed, EstimateHLBMean)
-		checkRange(r, interval, s.Infer.Interval, 100*time.Millisecond, 10*time.Second)
+		checkRange(r, interval, s.Infer.Interval, ShortestInferInterval, 10*time.Second)
 		return
 	}
 	if s.Infer.Estimator != "" {

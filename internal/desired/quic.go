@@ -74,7 +74,7 @@ func (r *rules) checkQUIC(path string, s *Service) {
 				"which are datagrams of UDP, have connection IDs",
 			UDP, s.Persistence)
 	}
-	if s.Placement == PlacementHunt || s.Placement == PlacementRoundRobin {
+	if s.Placement == PlacementHunt || s.Placement == PlacementRoundRobin || s.Placement.Infers() {
 		r.failf(field.Child(path, "placement"),
 			"must be %s for persistence %s: a client sends several packets "+
 				"before it knows the server's connection ID, "+

@@ -89,6 +89,7 @@ type Estimator struct {
 	home       []int32
 	capacities *Capacities // of territories
 	speeds     *Speeds     // of HLB
+	numerator  float64     // of the units of SED, whose denominators are the weights
 	polled     polled      // of kinds that are polled
 }
 
@@ -178,6 +179,8 @@ func (e *Estimator) Arrange(members []Member, balancers []string, self string) e
 		e.settle(balancers, here)
 	case e.speeds != nil:
 		e.speeds.Rearrange(from)
+	case e.settings.Kind == SED:
+		e.numerator = numerator(members)
 	}
 	e.setPrices()
 	return nil
@@ -419,6 +422,8 @@ func (e *Estimator) base(server int) (unit, extra float64) {
 		unit = 1 / (e.speeds.Weight(int32(server)) * float64(len(e.servers)))
 	case e.settings.Kind == LeastQueue:
 		unit = 1
+	case e.settings.Kind == SED:
+		unit = e.numerator / s.Weight
 	default:
 		unit = 1 / s.Weight
 	}

@@ -216,6 +216,37 @@ func TestUnits(t *testing.T) {
 	}
 }
 
+// TestEqualDelays checks that rounding does not make equal delays of SED unequal: all servers have
+// a number of flows in proportion to their weight, with the next one.
+func TestEqualDelays(t *testing.T) {
+	for _, weights := range [][]float64{
+		{1, 2, 4}, {10, 20}, {3, 4, 0}, {7, 5, 3}, {997, 991}, {1, 1000}, {0.5, 1, 2}, {60, 120, 900},
+	} {
+		var list []Member
+		for i, w := range weights {
+			list = append(list, Member{string(rune('a' + i)), w})
+		}
+		e := newEstimator(t, SED, list)
+		least := slices.MinFunc(weights, func(a, b float64) int {
+			return cmp.Compare(cmp.Or(a, math.Inf(1)), cmp.Or(b, math.Inf(1)))
+		})
+		for _, flows := range []float64{1, 2, 50} {
+			first := e.Price(0).Score(uint32(4*flows*weights[0]-1), 0, 0) >> 28
+			for s, w := range weights {
+				if score := e.Price(s).Score(uint32(4*flows*w-1), 0, 0) >> 28; w > 0 && score != first {
+					t.Errorf("weights %v: server %d has the delay %d, want %d", weights, s, score, first)
+				}
+			}
+			if got := float64(first-PriceOne) / PriceOne / (4 * flows * least); math.Abs(got-1) > 0.02 {
+				t.Errorf("weights %v: the unit of the least is %v, want 1", weights, got)
+			}
+		}
+	}
+	if got := numerator([]Member{{"a", 997}, {"b", 991}, {"c", 983}}); got != 983 {
+		t.Errorf("weights without a common multiple: %v, want the least", got)
+	}
+}
+
 // TestTies checks that random bits decide between servers of HLB, and homes between those of a
 // territory.
 func TestTies(t *testing.T) {

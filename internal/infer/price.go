@@ -69,3 +69,36 @@ func (p Price) Score(established, fresh uint32, slot uint16) uint64 {
 	}
 	return min(delay, mostDelay)<<28 | uint64(p.Position)<<16 | uint64(slot)
 }
+
+// numerator returns a number whose quotients by the weights, if possible, are exact in the fields
+// of a Price: a multiple of all weights. Otherwise rounding would decide between servers of equal
+// delay, and always for the same ones. The largest quotient is about 1.
+func numerator(members []Member) float64 {
+	least, multiple := math.Inf(1), 1.0
+	for _, m := range members {
+		if m.Weight > 0 {
+			least = min(least, m.Weight)
+		}
+	}
+	for _, m := range members {
+		if m.Weight > 0 {
+			multiple *= m.Weight / divisor(multiple, m.Weight)
+		}
+		if multiple > PriceOne*least {
+			return least // too many different weights
+		}
+	}
+	return multiple * math.Floor(PriceOne*least/multiple) / PriceOne
+}
+
+// divisor returns the greatest common divisor of two positive numbers, or 1 if one of them is not
+// whole.
+func divisor(a, b float64) float64 {
+	if a != math.Trunc(a) || b != math.Trunc(b) {
+		return 1
+	}
+	for b > 0 {
+		a, b = b, math.Mod(a, b)
+	}
+	return a
+}

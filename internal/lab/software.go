@@ -86,6 +86,8 @@ func (n *Node) BalancerConfig() desired.Balancer {
 	c := desired.Balancer{
 		Node: desired.BalancerNode{
 			Instance:  n.Instance(),
+			Name:      n.Name,
+			Peers:     n.lab.balancers(),
 			Interface: uplink,
 			Locator:   n.Locator,
 			State:     n.lab.path("state"),
@@ -103,7 +105,7 @@ func (n *Node) BalancerConfig() desired.Balancer {
 		service := desired.Service{
 			Name: s.Name, VIP: s.VIP, Port: s.Port, Protocol: s.Protocol, Encapsulation: s.Encapsulation,
 			Placement: s.Placement, Persistence: s.Persistence, Selection: s.Selection,
-			Candidates: s.Candidates, History: s.History,
+			Infer: s.Infer, Candidates: s.Candidates, History: s.History,
 			Generations: s.Generations, Buckets: s.Buckets, Health: s.Health,
 		}
 		for _, spec := range n.lab.Topology.specs(RoleServer) {

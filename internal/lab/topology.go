@@ -77,11 +77,12 @@ type Service struct {
 	Port          desired.Port          `yaml:"port"`
 	Protocol      desired.Protocol      `yaml:"protocol"`
 	Encapsulation desired.Encapsulation `yaml:"encapsulation"`
-	// Placement, Persistence, Selection, Candidates, Generations, History and Buckets are the same
+	// Placement, Persistence, Selection, Infer, Candidates, Generations, History and Buckets are the same
 	// as in a balancer's configuration, with its defaults.
 	Placement   desired.Placement   `yaml:"placement,omitempty"`
 	Persistence desired.Persistence `yaml:"persistence,omitempty"`
 	Selection   desired.Selection   `yaml:"selection,omitempty"`
+	Infer       *desired.Infer      `yaml:"infer,omitempty"`
 	Candidates  int                 `yaml:"candidates,omitempty"`
 	Generations int                 `yaml:"generations,omitempty"`
 	History     int                 `yaml:"history,omitempty"`

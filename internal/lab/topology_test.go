@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -336,6 +337,58 @@ services:
 	}
 }
 
+// TestInferIsAsTheTopologySays requires that balancers infer as the topology says, that they know
+// each other, and that the topology is written for the next command.
+func TestInferIsAsTheTopologySays(t *testing.T) {
+	topology, err := ParseTopology([]byte(`
+balancers: 2
+services:
+  - {name: a, vip: 192.0.2.1, port: 80, protocol: tcp, encapsulation: gre, placement: infer,
+     infer: {estimator: hlb, interval: 200ms, slow-start: 0s, among: candidates}}
+  - {name: b, vip: 192.0.2.1, port: 81, protocol: tcp, encapsulation: gre, placement: infer}
+  - {name: c, vip: 192.0.2.1, port: 82, protocol: tcp, encapsulation: gre, placement: infer,
+     infer: {interval: 1s}}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := yaml.Dump(topology)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := ParseTopology(text)
+	if err != nil {
+		t.Fatalf("topology that was written: %v\n%s", err, text)
+	}
+	text, err = render("balancer.yaml", testLab(t, again).Node("lb2").BalancerConfig())
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, _, err := config.ParseBalancer(text)
+	if err != nil {
+		t.Fatalf("%v in\n%s", err, text)
+	}
+	if got := c.Node.Balancers(); c.Node.Name != "lb2" || !slices.Equal(got, []string{"lb1", "lb2"}) {
+		t.Errorf("%s knows the balancers %v, want lb1 and lb2", c.Node.Name, got)
+	}
+	learned := desired.Infer{
+		Estimator: desired.EstimateTerritoryLearned, Interval: desired.DefaultInferInterval,
+		SlowStart: new(desired.DefaultSlowStart), Among: desired.AmongAll,
+	}
+	slow := learned
+	slow.Interval = time.Second
+	for i, want := range []desired.Infer{
+		{
+			Estimator: desired.EstimateHLB, Interval: 200 * time.Millisecond,
+			SlowStart: new(time.Duration(0)), Among: desired.AmongCandidates,
+		}, learned, slow,
+	} {
+		if diff := cmp.Diff(&want, c.Services[i].Infer); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", c.Services[i].Name, diff)
+		}
+	}
+}
+
 func TestEnumerate(t *testing.T) {
 	for want, names := range map[string][]string{
 		"":                        nil,
@@ -543,6 +596,10 @@ func TestConfigTemplates(t *testing.T) {
 		Form: desired.QUICLB21, Rotation: 2, ServerIDLength: 3, NonceLength: 4, EncodeLength: true,
 	}
 	full.Services[3].Servers[1].QUICID = "c4605e"
+	full.Services[2].Infer = &desired.Infer{
+		Estimator: desired.EstimateHLB, Interval: time.Second, SlowStart: new(time.Duration),
+		Among: desired.AmongCandidates,
+	}
 	full.Services[1].Health = &desired.Health{TCP: &desired.TCPCheck{Port: 80}}
 	full.Services[2].Health = &desired.Health{HTTP: &desired.HTTPCheck{}}
 	agent := l.Node("s1").AgentConfig()

@@ -52,18 +52,22 @@ func (f *folder) responses() section {
 	if f.hasSimulation() {
 		s.note += " The simulator replays the same requests."
 	}
-	draw := f.overPoints
-	if len(f.Points) == 1 {
-		draw = f.overCases
-	}
 	for _, m := range measures {
-		c := draw(m)
+		c := f.overall(m, f.unit())
 		if m.name != "p50" && f.any(m) { // the table has the median
 			c.Title, c.Y.Label = f.subject()+": "+strings.ToLower(m.title), m.name+", "+f.unit().Name
 			s.figures = append(s.figures, figure{m.name, c})
 		}
 	}
 	return s
+}
+
+// overall has a chart of a measure over the points, or of the cases if there is a single point.
+func (f *folder) overall(m measure, u unit) chart.Chart {
+	if len(f.Points) == 1 {
+		return f.overCases(m, u)
+	}
+	return f.overPoints(m, u)
 }
 
 // intervals says what error bars are.
@@ -105,7 +109,7 @@ var ways = []struct {
 	{"model", modelled, chart.Dotted},
 }
 
-func (f *folder) overPoints(m measure) chart.Chart {
+func (f *folder) overPoints(m measure, u unit) chart.Chart {
 	c := chart.Chart{X: f.axis()}
 	for _, way := range ways {
 		for i, name := range f.Cases {
@@ -114,7 +118,7 @@ func (f *folder) overPoints(m measure) chart.Chart {
 				series.Name, series.Kind, series.Like = name+", "+way.kind, way.kind, name
 			}
 			for _, x := range f.Points {
-				if e, ok := estimate(f.runs(name, x), way.from, m, f.unit()); ok {
+				if e, ok := estimate(f.runs(name, x), way.from, m, u); ok {
 					series.Points = append(series.Points, point(x, e))
 				}
 			}
@@ -136,7 +140,7 @@ func withoutErrors(s chart.Series) chart.Series {
 	return s
 }
 
-func (f *folder) overCases(m measure) chart.Chart {
+func (f *folder) overCases(m measure, u unit) chart.Chart {
 	c := chart.Chart{X: chart.Axis{Categories: f.Cases, Label: pointName(f.Axis, f.Points[0])}}
 	for i, style := range []chart.Style{chart.Bars, chart.Bars, chart.Marks} {
 		series := chart.Series{Name: cmp.Or(ways[i].kind, "measured"), Style: style, Look: 2 - i/2}
@@ -144,7 +148,7 @@ func (f *folder) overCases(m measure) chart.Chart {
 			series.Like = "measured"
 		}
 		for x, name := range f.Cases {
-			if e, ok := estimate(f.runs(name, f.Points[0]), ways[i].from, m, f.unit()); ok {
+			if e, ok := estimate(f.runs(name, f.Points[0]), ways[i].from, m, u); ok {
 				series.Points = append(series.Points, point(float64(x), e))
 			}
 		}

@@ -142,7 +142,7 @@ func (c *content) addSections(f *folder) error {
 		}
 		sections = append(sections, day)
 	}
-	sections = append(sections, f.failures(), f.shares(), f.offers(),
+	sections = append(sections, f.failures(), f.large(), f.shares(), f.offers(),
 		f.distributions("Time from SYN to SYN-ACK", "SYN to SYN-ACK", "handshake", handshake))
 	for _, s := range sections {
 		if len(s.figures)+len(s.rest) == 0 {

@@ -319,6 +319,10 @@ func (x fixture) run(t *testing.T, directory, policy string, load float64, seed 
 	}
 	if x.handshakes {
 		run.Handshake = real.handshake()
+		for i, r := range []*testbed.Response{&run.Measured, run.Simulated} {
+			over := 0.6 + 0.02*float64(i)
+			r.Large, r.LargeOver = over-0.05, []float64{over, over - 0.1, 1}
+		}
 	}
 	writeFile(t, filepath.Join(directory, run.Folder, "loads.csv"), real.loads.String())
 	real.writeRequests(t, filepath.Join(directory, run.Folder, "requests.csv.gz"))

@@ -222,3 +222,20 @@ func TestPointNames(t *testing.T) {
 		}
 	}
 }
+
+// TestLargeOver checks that the last interval, which is not complete, and intervals that a run does
+// not have are left out.
+func TestLargeOver(t *testing.T) {
+	f := &folder{}
+	runs := []*testbed.Run{
+		{Measured: testbed.Response{LargeOver: []float64{0.5, 0.25, 0.5, 1}}},
+		{Measured: testbed.Response{LargeOver: []float64{0.75, 0.25, 1}}},
+	}
+	want := []chart.Point{{X: 2.5, Y: 62.5}, {X: 7.5, Y: 25}}
+	if diff := cmp.Diff(want, f.largeOver(runs, measured, unit{"%", 100})); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+	if points := f.largeOver(runs, simulated, unit{"%", 100}); points != nil {
+		t.Errorf("points without a simulation: %v", points)
+	}
+}

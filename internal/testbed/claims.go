@@ -24,6 +24,8 @@ var sharesOf = map[string]func(*Summary) float64{
 	"fairness": func(s *Summary) float64 { return s.Fairness },
 	// The largest distance of a server's responses, or of its open connections, from an even share.
 	"from-even": func(s *Summary) float64 { return s.FromEven },
+	// The share of the requests that the servers with the largest capacity served.
+	"large": func(s *Summary) float64 { return s.Measured.Large },
 }
 
 // These words instead of the name of a case compare a case with what the simulator has for its
@@ -48,7 +50,7 @@ func (c Claim) problems(e *Experiment, fail func(name, problem string)) {
 	}
 	isTime := timesOf[c.Quantity] != nil
 	if !isTime && sharesOf[c.Quantity] == nil {
-		fail("quantity", "must be mean, p50, p90, p99, failed, fairness or from-even")
+		fail("quantity", "must be mean, p50, p90, p99, failed, fairness, from-even or large")
 	}
 	if !known(c.Of) {
 		fail("of", "must be a case")

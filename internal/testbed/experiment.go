@@ -84,10 +84,11 @@ type Set string
 const (
 	SetPapers Set = "papers"
 	SetLeast  Set = "least" // servers that compare their loads
+	SetInfer  Set = "infer" // balancers that infer the loads of servers
 )
 
 // Sets lists all sets.
-func Sets() []Set { return []Set{SetPapers, SetLeast} }
+func Sets() []Set { return []Set{SetPapers, SetLeast, SetInfer} }
 
 // Kind is what a run does.
 type Kind string
@@ -160,8 +161,10 @@ type Case struct {
 	Persistence   desired.Persistence   `yaml:"persistence,omitempty"`
 	Candidates    int                   `yaml:"candidates,omitempty"`
 	Generations   int                   `yaml:"generations,omitempty"`
-	Accept        desired.Accept        `yaml:"accept,omitempty"`
-	Source        desired.Source        `yaml:"source,omitempty"`
+	// Infer is for placements that infer. Times are emulated.
+	Infer  *desired.Infer `yaml:"infer,omitempty"`
+	Accept desired.Accept `yaml:"accept,omitempty"`
+	Source desired.Source `yaml:"source,omitempty"`
 	// Weighted gives each server a weight in proportion to its capacity. Otherwise all servers have
 	// the same weight.
 	Weighted bool `yaml:"weighted,omitempty"`
@@ -256,7 +259,7 @@ func (e *Experiment) problems() (errs field.Errors) {
 	}
 	own, known := axisOf[e.Kind]
 	require(e.Title != "", "title", "required")
-	require(slices.Contains(Sets(), e.Set), "set", "must be papers or least")
+	require(slices.Contains(Sets(), e.Set), "set", "must be papers, least or infer")
 	require(known, "kind", "must be load, change, hold, day or forward")
 	require(axisLabels[e.Axis] != "", "axis", "must be load, servers, balancers, buckets, "+
 		"deviation, speed, removed, connections, rate or flows")

@@ -15,7 +15,9 @@ import (
 
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/infer"
 	"github.com/segue-lb/segue/internal/lab"
+	"github.com/segue-lb/segue/internal/sim"
 	"github.com/segue-lb/segue/internal/sim/placement"
 	"github.com/segue-lb/segue/internal/wholefile"
 )
@@ -127,7 +129,7 @@ func (b *rig) setWeights(ctx context.Context, p planned) (reset func() error, er
 	}
 	var all desired.Overrides
 	servers := p.simulatedServers()
-	for i, weight := range placement.TableWeights(servers) {
+	for i, weight := range p.weights(servers) {
 		all.Overrides = append(all.Overrides,
 			desired.Override{Service: p.Case.Name, Server: servers[i].Name, Weight: &weight})
 	}
@@ -135,6 +137,18 @@ func (b *rig) setWeights(ctx context.Context, p planned) (reset func() error, er
 		return b.override(context.WithoutCancel(ctx), desired.Overrides{})
 	}
 	return reset, b.override(ctx, all)
+}
+
+// weights returns weights in proportion to the capacities of servers. For territories they are the
+// capacities themselves: the numbers of requests that the servers serve at once.
+func (p planned) weights(servers []sim.Server) (weights []uint32) {
+	if p.Case.estimator() != infer.TerritoryConfigured {
+		return placement.TableWeights(servers)
+	}
+	for i := range servers {
+		weights = append(weights, uint32(servers[i].CPUs))
+	}
+	return weights
 }
 
 // override replaces the overrides of all balancers.

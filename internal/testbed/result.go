@@ -138,6 +138,11 @@ type Response struct {
 	P50  float64 `json:"p50"`
 	P90  float64 `json:"p90"`
 	P99  float64 `json:"p99"`
+	// Large is the share of the requests that the servers with the largest capacity served, and
+	// LargeOver the same in intervals of LargeInterval, by the time at which requests were sent.
+	// They are 0 and nil if all servers have the same capacity.
+	Large     float64   `json:"large,omitempty"`
+	LargeOver []float64 `json:"large_over,omitempty"`
 	// Half is half of the 95% confidence interval of the mean; 0 if it is not known.
 	Half float64 `json:"half,omitempty"`
 	// Distribution is the cumulative distribution, in ascending order.

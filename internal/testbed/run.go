@@ -68,6 +68,11 @@ func (b *rig) run(ctx context.Context, p planned, st *store) (run *Run, err erro
 		return nil, err
 	}
 	run = p.newRun(report)
+	shares := p.newTally()
+	if err := shares.read(filepath.Join(folder, requestsFile)); err != nil {
+		return nil, err
+	}
+	shares.shareOut(&run.Measured)
 	run.addLoads(samples)
 	run.addCounts(before, after)
 	run.Warnings = append(run.Warnings, feedback.warnings()...)

@@ -149,7 +149,7 @@ func (e *Experiment) Run(ctx context.Context, text []byte, o Options) (results *
 			continue
 		}
 		o.Progress(p.describe(i, len(plan), remaining(started, done, len(plan)-i)))
-		if err := b.prepare(ctx, p.settings); err != nil {
+		if err := b.prepare(ctx, p.settings, p.Case); err != nil {
 			return &store.results, err
 		}
 		run, err := b.make(ctx, p, store)
@@ -188,8 +188,9 @@ type rig struct {
 	lab       *lab.Lab
 	guard     *guard
 	built     layout
-	sources   []load.Source // of the servers' loads
-	reading   sync.Mutex    // held while the sources are read
+	inferred  map[string]bool // the cases that infer and had a run in this lab
+	sources   []load.Source   // of the servers' loads
+	reading   sync.Mutex      // held while the sources are read
 }
 
 // layout is what a lab was built for.
@@ -198,10 +199,12 @@ type layout struct {
 	speed                       float64
 }
 
-// prepare makes a lab for the settings, unless there is one.
-func (b *rig) prepare(ctx context.Context, s settings) error {
+// prepare makes a lab for a run of the case, unless there is one. Balancers that infer must not
+// know the servers from an earlier run.
+func (b *rig) prepare(ctx context.Context, s settings, c Case) error {
 	want := layout{s.present, s.Balancers, s.Buckets, s.Speed}
-	if b.lab != nil && b.built == want {
+	if b.lab != nil && b.built == want && !b.inferred[c.Name] {
+		b.inferred[c.Name] = c.Placement.Infers()
 		return nil
 	}
 	if err := b.close(); err != nil {
@@ -218,6 +221,7 @@ func (b *rig) prepare(ctx context.Context, s settings) error {
 		return errors.Join(err, b.close())
 	}
 	b.lab, b.built = built, want
+	b.inferred = map[string]bool{c.Name: c.Placement.Infers()}
 	for i := range s.present {
 		b.sources = append(b.sources, built.Node(serverName(i+1)).LoadSource())
 	}

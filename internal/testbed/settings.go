@@ -82,10 +82,15 @@ func (s settings) actualLoad() float64 {
 // capacity returns the work that the first servers do in an emulated second.
 func (s settings) capacity(servers int) (sum float64) {
 	for i := 1; i <= servers; i++ {
-		e := s.Emulated.Of(serverName(i))
-		sum += float64(e.Cores) * speedOf(e)
+		sum += s.capacityOf(serverName(i))
 	}
 	return sum
+}
+
+// capacityOf returns the work that a server does in an emulated second.
+func (s settings) capacityOf(server string) float64 {
+	e := s.Emulated.Of(server)
+	return float64(e.Cores) * speedOf(e)
 }
 
 func serverName(i int) string { return fmt.Sprintf("s%d", i) }
@@ -189,7 +194,7 @@ func (c Case) service(i int, s settings) lab.Service {
 		Name: c.Name, VIP: vip(i), Port: port, Protocol: desired.TCP,
 		Encapsulation: cmp.Or(c.Encapsulation, desired.SRv6Insert),
 		Placement:     c.Placement, Selection: c.Selection, Persistence: c.Persistence, Candidates: c.Candidates,
-		Generations: c.Generations, Buckets: s.Buckets, Accept: c.accept(s), Load: c.Source,
+		Generations: c.Generations, Infer: c.infer(s), Buckets: s.Buckets, Accept: c.accept(s), Load: c.Source,
 	}
 	switch {
 	case c.Placement != desired.PlacementHunt || c.Source != (desired.Source{}):
@@ -212,6 +217,26 @@ func (c Case) accept(s settings) desired.Accept {
 		a.WindowTime = new(s.byTheClock(c.windowTime()))
 	}
 	return a
+}
+
+// infer returns how the case infers by the clock. The balancer's own times, such as that between
+// two samples, do not scale.
+func (c Case) infer(s settings) *desired.Infer {
+	if !c.Placement.Infers() {
+		return c.Infer
+	}
+	var i desired.Infer
+	if c.Infer != nil {
+		i = *c.Infer
+	}
+	if i.SlowStart != nil {
+		i.SlowStart = new(s.byTheClock(*i.SlowStart))
+	}
+	if c.Placement == desired.PlacementInfer {
+		i.Interval = max(s.byTheClock(cmp.Or(i.Interval, desired.DefaultInferInterval)),
+			desired.ShortestInferInterval)
+	}
+	return &i
 }
 
 // windowTime returns the shortest time of a window of the policy dynamic, in emulated time.

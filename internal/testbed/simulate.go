@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/infer"
 	"github.com/segue-lb/segue/internal/lab"
 	"github.com/segue-lb/segue/internal/model"
 	"github.com/segue-lb/segue/internal/sim"
@@ -53,8 +54,9 @@ func (p planned) replay(
 	if err != nil {
 		return nil, err
 	}
+	servers, shares := p.simulatedServers(), p.newTally()
 	config := &sim.Config{
-		Servers:   p.simulatedServers(),
+		Servers:   servers,
 		Balancers: slices.Repeat([]sim.Share{{Weight: 1}}, p.Balancers),
 		Jobs:      []sim.Job{{Stages: []sim.Stage{{Queue: sim.CPU, PerUnit: 1e-3}}}},
 		Arrivals: sim.Trace{
@@ -62,7 +64,7 @@ func (p planned) replay(
 			Classes: []sim.TraceClass{{Match: workOf, Sized: true}},
 		},
 		Placement: method, Policy: policy,
-		Events: p.slowdowns(),
+		Events: p.slowdowns(), Completed: shares.completed(servers),
 	}
 	result, err := sim.Run(ctx, config, sim.Options{Seed: p.seed, Runs: simulations})
 	if err != nil {
@@ -77,6 +79,7 @@ func (p planned) replay(
 		r.Distribution = append(r.Distribution,
 			DistributionPoint{result.Response.Quantile(share), share})
 	}
+	shares.shareOut(r)
 	return r, nil
 }
 
@@ -101,6 +104,8 @@ func disciplineOf(e lab.EmulatedServer) sim.Discipline {
 // spec returns the simulator's placement of the case, or nil.
 func (p planned) spec() placement.Spec {
 	switch c := p.Case; {
+	case c.Placement.Infers():
+		return p.inferring()
 	case c.Weighted && !c.huntsByTable():
 		return nil // the simulator has weights in candidate tables of hunting only
 	case c.Selection.OrdersByReports() && c.policy() != desired.AcceptLeast:
@@ -140,6 +145,40 @@ func (p planned) spec() placement.Spec {
 		return spec
 	}
 	return nil
+}
+
+// samplePeriod is the time by the clock between two samples of the counters in a balancer.
+const samplePeriod = 20 * time.Millisecond
+
+// inferring returns the simulator's placement of a case that infers, or nil. The simulator's
+// balancers know the capacities if a placement needs them.
+func (p planned) inferring() placement.Spec {
+	kind := p.Case.estimator()
+	knows := kind == infer.SED || kind == infer.TerritoryConfigured
+	i := p.Case.infer(p.settings)
+	if knows != p.Case.Weighted || i.Among == desired.AmongCandidates {
+		return nil
+	}
+	emulated := func(byTheClock time.Duration) time.Duration {
+		return time.Duration(float64(byTheClock) * p.Speed)
+	}
+	slowStart := desired.DefaultSlowStart
+	return &placement.Infer{
+		Kind: kind, Polled: emulated(samplePeriod),
+		Interval:  emulated(cmp.Or(i.Interval, desired.DefaultInferInterval)),
+		SlowStart: emulated(*cmp.Or(i.SlowStart, &slowStart)),
+	}
+}
+
+// estimator returns the method by which a case that infers finds prices.
+func (c Case) estimator() infer.Kind {
+	switch {
+	case c.Placement != desired.PlacementInfer:
+		return infer.Kind(c.Placement)
+	case c.Infer == nil:
+		return infer.TerritoryLearned
+	}
+	return cmp.Or(infer.Kind(c.Infer.Estimator), infer.TerritoryLearned)
 }
 
 // What balancers do with load reports.

@@ -87,6 +87,7 @@ func meanOf(all []*Response) *Response {
 		mean.P50 += r.P50 / n
 		mean.P90 += r.P90 / n
 		mean.P99 += r.P99 / n
+		mean.Large += r.Large / n
 	}
 	return &mean
 }

@@ -256,6 +256,37 @@ cases:
 	}
 }
 
+// TestInferExperiment runs placements that infer, with servers that differ by a factor of four. The
+// run with the second seed needs a new lab, in which balancers know nothing yet.
+func TestInferExperiment(t *testing.T) {
+	t.Parallel()
+	r := runExperiment(t, `
+title: Balancers that infer
+set: infer
+axis: balancers
+points: [2]
+load: 0.5
+servers: 2
+seeds: 2
+speed: 4
+work: "exponential: 40ms"
+connections: 300
+emulated: {cores: 1, exceptions: [{server: s2, cores: 4}]}
+cases:
+  - {name: sed, placement: sed, weighted: true}
+  - {name: infer, placement: infer, infer: {slow-start: 4s}}
+`)
+	if len(r.Runs) != 4 {
+		t.Fatalf("%d runs, want 4", len(r.Runs))
+	}
+	for _, run := range r.Runs {
+		if run.Failed > 0 || run.Simulated == nil || run.Measured.Large < 0.5 || run.Simulated.Large < 0.5 {
+			t.Errorf("%s, seed %d: %d failed, %v of the large server, simulated %+v", run.Case, run.Seed,
+				run.Failed, run.Measured.Large, run.Simulated)
+		}
+	}
+}
+
 // TestExperimentResetsThresholds: a run begins with the first threshold of the policy dynamic, not
 // with the one to which the run before has adapted it.
 func TestExperimentResetsThresholds(t *testing.T) {

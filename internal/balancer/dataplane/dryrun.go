@@ -15,9 +15,14 @@ import (
 
 // DryRun is a copy of xdp_lb that decides what happens to a packet, and why, and changes no table:
 // bpf/balancer/decision.h. Only one goroutine may use it at a time.
+//
+// A packet of a service that infers corrects outdated ranks. So Run corrects all ranks before,
+// which packets and the process of the balancer do all the time.
 type DryRun struct {
+	slots   uint32 // of servers
 	objects struct {
 		XdpLb       *ebpf.Program  `ebpf:"xdp_lb"`
+		RankServers *ebpf.Program  `ebpf:"rank_servers"`
 		Decision    *ebpf.Variable `ebpf:"decision"`
 		WholeLength *ebpf.Variable `ebpf:"whole_length"`
 		HostMac     *ebpf.Variable `ebpf:"host_mac"`
@@ -47,6 +52,9 @@ func NewDryRun(tables map[string]*ebpf.Map, constants map[string]any, outside bo
 		return nil, fmt.Errorf("set where the interface leads: %w", err)
 	}
 	d := &DryRun{}
+	if loads := tables[LoadsMap]; loads != nil {
+		d.slots = loads.MaxEntries()
+	}
 	err = spec.LoadAndAssign(&d.objects, &ebpf.CollectionOptions{MapReplacements: tables})
 	var verifier *ebpf.VerifierError
 	switch {
@@ -79,6 +87,7 @@ func (r *Reader) DryRun() (*DryRun, error) {
 	}
 	sizes := tableSizes{
 		flows: r.maps.Flows.MaxEntries(), halfOpen: r.maps.HalfOpen.MaxEntries(), hints: r.maps.Hints.MaxEntries(),
+		starts: r.maps.Starts.MaxEntries(), observed: r.maps.Observed.MaxEntries(),
 	}
 	return NewDryRun(tables, constantsOf(&r.Identity, r.Clock, sizes), true)
 }
@@ -115,6 +124,11 @@ func (d *DryRun) Run(options *ebpf.RunOptions, length uint16) (verdict uint32, d
 	if err := d.objects.WholeLength.Set(length); err != nil {
 		return 0, nil, fmt.Errorf("set the length of the packet: %w", err)
 	}
+	if d.slots > 0 {
+		if err := rankSlots(d.objects.RankServers, 0, d.slots-1); err != nil {
+			return 0, nil, err
+		}
+	}
 	if verdict, err = d.objects.XdpLb.Run(options); err != nil {
 		return 0, nil, fmt.Errorf("run the data path: %w", err)
 	}
@@ -126,4 +140,6 @@ func (d *DryRun) Run(options *ebpf.RunOptions, length uint16) (verdict uint32, d
 }
 
 // Close unloads the program.
-func (d *DryRun) Close() error { return d.objects.XdpLb.Close() }
+func (d *DryRun) Close() error {
+	return errors.Join(d.objects.XdpLb.Close(), d.objects.RankServers.Close())
+}

@@ -32,7 +32,7 @@ func (c *FlowCounts) add(more FlowCounts) {
 }
 
 // countsOf returns numbers of flows that are given by state. They may be changed meanwhile.
-func countsOf(states *[FlowFree + 1]uint32) FlowCounts {
+func countsOf(states *[FlowSilent + 1]uint32) FlowCounts {
 	return FlowCounts{
 		New:         uint64(atomic.LoadUint32(&states[FlowNew])),
 		Established: uint64(atomic.LoadUint32(&states[FlowEstablished])),

@@ -22,6 +22,10 @@ const (
 	// flowsPerHalfOpen is the assumed number of flows for each half-open flow. A flow is half-open
 	// for one round trip, and lasts for many.
 	flowsPerHalfOpen = 4
+	// observedFlows is how many flows of services without a flow table are observed at once. They
+	// take one megabyte, which fits into the second-level cache. If there are more, loads are those
+	// of some of the flows.
+	observedFlows = 1 << 16
 
 	// FlowTimeMask selects the bits of an entry that contain the time of the last packet, in ticks.
 	FlowTimeMask = 0xfff
@@ -74,10 +78,11 @@ func (e FlowEntry) Server() uint32 { return uint32(e>>14) & 0xffff }
 
 // State returns the state of the flow. FlowFree means that the entry has no flow.
 func (e FlowEntry) State() FlowState {
-	if e == 0 {
-		return FlowFree
+	state := FlowState(e >> 12 & 3)
+	if state == 0 && e != 0 {
+		return FlowSilent
 	}
-	return FlowState(e >> 12 & 3)
+	return state
 }
 
 // String returns the name of the state, as output shows it.

@@ -138,7 +138,7 @@ func TestFillTree(t *testing.T) {
 	for _, n := range []uint32{1, 7, 8, 9, 64, 65, 512, 513, 5000} {
 		ranks := make([]uint64, n)
 		for i := range ranks {
-			ranks[i] = rand.Uint64()
+			ranks[i] = rand.Uint64N(rankNone)
 		}
 		lines := make([]balancerRankLine, linesOf(n))
 		fillTree(lines, ranks)

@@ -19,7 +19,7 @@ func rankLines(slots uint32) uint32 { return 2*slots + 64 }
 
 // timedFlows returns how many flows are timed at once, for a flow table of so many flows: a
 // sixteenth, and at most 65536, which fit into the second-level cache. It is a power of two.
-func timedFlows(flows uint32) uint32 { return min(flowBuckets(flows)/4, 1<<16) }
+func timedFlows(flows uint32) uint32 { return max(1, min(flowBuckets(flows)/4, 1<<16)) }
 
 // LoadTable is what the data path knows of the loads of servers, by slot: the maps loads, ends and
 // reservoirs, mapped into this process. Packets change all but the prices at any time.
@@ -135,6 +135,19 @@ func (t *LoadTable) Score(slot uint32) uint64 {
 func (t *LoadTable) reset(slot uint32) {
 	t.put(slot, slotLoad{})
 }
+
+// Delay returns the delay that the next flow of the slot's server is expected to have. Up to 1, the
+// server serves the flow at once.
+func (t *LoadTable) Delay(slot uint32) float64 {
+	delay := t.Score(slot) >> scoreShift
+	if delay > infer.PriceOne { // the score adds 1 if the flow waits, or the server is away
+		delay -= infer.PriceOne
+	}
+	return float64(delay) / infer.PriceOne
+}
+
+// scoreShift is RANK_SCORE_SHIFT in bpf/balancer/ranking.h.
+const scoreShift = 28
 
 // slotLoad is all that is known of the load of a slot's server.
 type slotLoad struct {

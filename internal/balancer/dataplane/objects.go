@@ -42,6 +42,7 @@ func (maps *Maps) Pinned() map[string]**ebpf.Map {
 		FragmentsMap:              &maps.Fragments,
 		balancerMapIdentity:       &maps.Identity,
 		balancerMapHalfOpen:       &maps.HalfOpen,
+		balancerMapObserved:       &maps.Observed,
 		HintsMap:                  &maps.Hints,
 		LoadsMap:                  &maps.Loads,
 		balancerMapRankings:       &maps.Rankings,
@@ -54,6 +55,7 @@ func (maps *Maps) Pinned() map[string]**ebpf.Map {
 		balancerMapServerSignals:  &maps.ServerSignals,
 		balancerMapServiceLabels:  &maps.ServiceLabels,
 		balancerMapServiceReports: &maps.ServiceReports,
+		balancerMapStarts:         &maps.Starts,
 		TablesMap:                 &maps.Tables,
 		balancerMapTurns:          &maps.Turns,
 	}
@@ -95,7 +97,6 @@ func (o *Objects) Shared() map[string]*ebpf.Map {
 		balancerMapQuicServers:    o.QuicServers,
 		balancerMapSenders:        o.Senders,
 		balancerMapSignalKeys:     o.SignalKeys,
-		balancerMapStarts:         o.Starts,
 	}
 	for name, table := range o.Maps.Pinned() {
 		all[name] = *table

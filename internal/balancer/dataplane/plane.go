@@ -36,6 +36,7 @@ type Plane struct {
 	Servers   *ServerTable
 	Ports     *Ports
 	Flows     *FlowTable
+	Observed  *FlowTable // flows of services without a flow table, for placement infer
 	HalfOpen  *FlowTable // flows whose SYN a server has answered, and whose client has not answered
 	Hints     *HintTable
 	Clock     *FlowClock // the clock of both flow tables
@@ -89,6 +90,7 @@ func Open(cfg *desired.Balancer, clock *FlowClock, log *slog.Logger) (*Plane, er
 	} {
 		spec.Maps[bySlot].MaxEntries = serverSlots(cfg.Node.Limits.Servers)
 	}
+	spec.Maps[balancerMapObserved].MaxEntries = flowBuckets(min(cfg.Node.Limits.Flows, observedFlows))
 	spec.Maps[balancerMapStarts].MaxEntries = timedFlows(cfg.Node.Limits.Flows)
 	spec.Maps[balancerMapRankLines].MaxEntries = rankLines(serverSlots(cfg.Node.Limits.Servers))
 	spec.Maps[balancerMapFlowCounts].MaxEntries = serverSlots(cfg.Node.Limits.Servers) + 1
@@ -134,6 +136,7 @@ func (p *Plane) load(spec *ebpf.CollectionSpec, node *desired.BalancerNode, log 
 	p.Constants = constantsOf(identity, p.Clock, tableSizes{
 		flows: spec.Maps[FlowsMap].MaxEntries, halfOpen: spec.Maps[balancerMapHalfOpen].MaxEntries,
 		hints: spec.Maps[HintsMap].MaxEntries, starts: spec.Maps[balancerMapStarts].MaxEntries,
+		observed: spec.Maps[balancerMapObserved].MaxEntries,
 	})
 	for name, value := range p.Constants {
 		if err := spec.Variables[name].Set(value); err != nil {
@@ -154,6 +157,9 @@ func (p *Plane) load(spec *ebpf.CollectionSpec, node *desired.BalancerNode, log 
 		return err
 	}
 	if p.HalfOpen, err = mapFlows(p.Objects.HalfOpen); err != nil {
+		return err
+	}
+	if p.Observed, err = mapFlows(p.Objects.Observed); err != nil {
 		return err
 	}
 	if p.Hints, err = mapHints(p.Objects.Hints); err != nil {
@@ -193,7 +199,7 @@ func (p *Plane) load(spec *ebpf.CollectionSpec, node *desired.BalancerNode, log 
 }
 
 // tableSizes are the numbers of buckets of the flow tables, and of sets of the hint table.
-type tableSizes struct{ flows, halfOpen, hints, starts uint32 }
+type tableSizes struct{ flows, halfOpen, hints, starts, observed uint32 }
 
 // constantsOf returns the values of the variables with which programs that use some tables must be
 // loaded. The tables have the identity and these sizes.
@@ -207,6 +213,7 @@ func constantsOf(identity *Identity, clock *FlowClock, sizes tableSizes) map[str
 		balancerVarHalfOpenBucketShift: bucketShift(sizes.halfOpen),
 		balancerVarHintSetShift:        hintSetShift(sizes.hints),
 		balancerVarStartMask:           sizes.starts - 1,
+		balancerVarObservedBucketShift: bucketShift(sizes.observed),
 		balancerVarServiceKeys:         identity.ServiceKeys,
 		balancerVarBucketKeys:          identity.BucketKeys,
 	}
@@ -220,7 +227,7 @@ func (p *Plane) SetSignalKeys(keys config.SignalKeys) error {
 
 // Close unloads the objects that are not pinned. A data path that is attached keeps working.
 func (p *Plane) Close() error {
-	return errors.Join(p.Probes.close(), p.Sweeper.close(), p.Flows.close(), p.HalfOpen.close(), p.Hints.close(),
+	return errors.Join(p.Probes.close(), p.Sweeper.close(), p.Flows.close(), p.HalfOpen.close(), p.Observed.close(), p.Hints.close(),
 		p.FlowCounts.close(), p.Loads.close(), p.Rankings.close(), p.Directory.Close(), p.closeObjects())
 }
 

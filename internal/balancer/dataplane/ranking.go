@@ -230,10 +230,14 @@ func (r *Rankings) Rank(slots []uint32) error {
 	if len(slots) == 0 {
 		return nil
 	}
-	last := slices.Max(slots)
-	for first := slices.Min(slots); first <= last; first += rankedPerRun {
+	return rankSlots(r.program, slices.Min(slots), slices.Max(slots))
+}
+
+// rankSlots ranks the servers of the slots from first to last by the program rank_servers.
+func rankSlots(program *ebpf.Program, first, last uint32) error {
+	for ; first <= last; first += rankedPerRun {
 		run := balancerRankRun{First: first, Count: min(rankedPerRun, last-first+1)}
-		if _, err := r.program.Run(&ebpf.RunOptions{Context: run}); err != nil {
+		if _, err := program.Run(&ebpf.RunOptions{Context: run}); err != nil {
 			return fmt.Errorf("rank %d servers from slot %d: %w", run.Count, first, err)
 		}
 	}

@@ -26,6 +26,8 @@ type Reader struct {
 	// themselves, because they can have gigabytes.
 	FlowCounts *FlowCountTable
 	Clock      *FlowClock // the clock of both flow tables
+	Loads      *LoadTable
+	Estimates  *EstimateTable
 
 	maps      Maps
 	directory *Directory
@@ -94,6 +96,10 @@ func newReader(
 	if r.FlowCounts, err = mapFlowCounts(r.maps.FlowCounts, unix.PROT_READ); err != nil {
 		return nil, err
 	}
+	if r.Loads, err = mapLoads(&r.maps, unix.PROT_READ); err != nil {
+		return nil, err
+	}
+	r.Estimates = &EstimateTable{estimates: r.maps.Estimates}
 	r.Clock, err = loadFlowClock(spec)
 	return r, err
 }
@@ -103,6 +109,9 @@ func (r *Reader) Close() error {
 	var errs []error
 	if r.FlowCounts != nil {
 		errs = append(errs, r.FlowCounts.close())
+	}
+	if r.Loads != nil {
+		errs = append(errs, r.Loads.close())
 	}
 	if r.directory != nil {
 		errs = append(errs, r.directory.Close())

@@ -76,6 +76,16 @@ func (t *ServerTable) takesFlowsOf(slot, service uint32) bool {
 	return t.servers[slot].Service == service && t.TakesFlows(slot)
 }
 
+// Of returns the slots of a service, in order.
+func (t *ServerTable) Of(service uint32) (slots []uint32) {
+	for slot := range t.servers {
+		if t.servers[slot].Service == service && t.Flags(uint32(slot))&FlagInUse != 0 {
+			slots = append(slots, uint32(slot))
+		}
+	}
+	return slots
+}
+
 // TakesFlows tells whether the slot has a server that takes new flows.
 func (t *ServerTable) TakesFlows(slot uint32) bool {
 	return t.Flags(slot)&(FlagInUse|FlagDrained|FlagFailing) == FlagInUse

@@ -42,8 +42,8 @@ const sweptStates = 8
 func (l FlowLifetimes) swept() SweptServer {
 	return SweptServer{
 		Due: [sweptStates]uint16{
-			FlowSilent: l.Established, FlowNew: l.New,
-			FlowEstablished: min(l.Established, l.Silent), FlowClosing: l.Closing,
+			FlowNew: l.New, FlowEstablished: min(l.Established, l.Silent),
+			FlowClosing: l.Closing, FlowSilent: l.Established,
 		},
 		Established: l.Established,
 	}
@@ -52,7 +52,7 @@ func (l FlowLifetimes) swept() SweptServer {
 // Sweeper sweeps the flow tables by the program of bpf/balancer/sweep.bpf.c. One goroutine owns it.
 type Sweeper struct {
 	program *ebpf.Program
-	tables  []*ebpf.Map // flows and half-open flows, in this order
+	tables  []*ebpf.Map // by enum swept_table of bpf/balancer/sweep.bpf.c
 	memory  []byte
 	servers []SweptServer // by slot, and one more for all higher slots
 }
@@ -64,7 +64,8 @@ func newSweeper(o *Objects, clock *FlowClock) (*Sweeper, error) {
 		return nil, err
 	}
 	shared := map[string]*ebpf.Map{
-		FlowsMap: o.Flows, balancerMapHalfOpen: o.HalfOpen, LoadsMap: o.Loads,
+		FlowsMap: o.Flows, balancerMapHalfOpen: o.HalfOpen, balancerMapObserved: o.Observed,
+		LoadsMap: o.Loads,
 	}
 	for name, table := range shared {
 		spec.Maps[name].MaxEntries = table.MaxEntries()
@@ -88,7 +89,10 @@ func newSweeper(o *Objects, clock *FlowClock) (*Sweeper, error) {
 		return nil, fmt.Errorf("load the sweep: %w", err)
 	}
 	defer loaded.Servers.Close() // the program and the mapping keep the map
-	s := &Sweeper{program: loaded.Program, tables: []*ebpf.Map{o.Flows, o.HalfOpen}}
+	s := &Sweeper{program: loaded.Program, tables: []*ebpf.Map{
+		sweeperSweptTableSWEPT_FLOWS: o.Flows, sweeperSweptTableSWEPT_HALF_OPEN: o.HalfOpen,
+		sweeperSweptTableSWEPT_OBSERVED: o.Observed,
+	}}
 	const protection = unix.PROT_READ | unix.PROT_WRITE
 	s.memory, err = unix.Mmap(loaded.Servers.FD(), 0, int(size), protection, unix.MAP_SHARED)
 	if err != nil {
@@ -106,7 +110,7 @@ func (s *Sweeper) close() error {
 	return err
 }
 
-// Sweep frees the entries of both flow tables that have reached their lifetimes, and counts the
+// Sweep frees the entries of all flow tables that have reached their lifetimes, and counts the
 // others. The lifetimes are by slot. Entries of all other slots are freed. Packets can change the
 // tables meanwhile. An entry that changes during the sweep stays.
 //
@@ -125,9 +129,9 @@ func (s *Sweeper) Sweep(
 	for number, table := range s.tables {
 		for first := uint32(0); first < table.MaxEntries(); first += bucketsPerRun {
 			part := sweeperSweepRun{
-				First:      first,
-				Count:      min(bucketsPerRun, table.MaxEntries()-first),
-				IsHalfOpen: uint32(number),
+				First: first,
+				Count: min(bucketsPerRun, table.MaxEntries()-first),
+				Table: uint32(number),
 			}
 			if err := s.run(part); err != nil {
 				return nil, err

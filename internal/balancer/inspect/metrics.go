@@ -62,6 +62,23 @@ var (
 		"Time since the server's last load report.", "service", "server")
 	reportsDesc = desc("server_reports_total",
 		"Load reports of the server, by what became of them.", "service", "server", "result")
+	countedDesc = desc("server_counted_flows",
+		"Flows of the server that count as its load now.", "service", "server", "state")
+	placementsDesc = desc("server_placements_total",
+		"Flows placed on the server, and those of them of which another packet was seen.",
+		"service", "server", "event")
+	serverCapacityDesc = desc("server_capacity",
+		"Flows that the server serves at once, as inferred.", "service", "server")
+	serverWeightDesc = desc("server_weight",
+		"Speed of the server relative to that of the others, as inferred or configured.",
+		"service", "server")
+	serverWaitDesc = desc("server_wait_ratio",
+		"Time that flows wait for each second of service, as inferred.", "service", "server")
+	slowdownDesc = desc("server_slowdown",
+		"Factor by which the server seems slower, as it is new or does not answer.",
+		"service", "server", "reason")
+	estimateAgeDesc = desc("service_estimate_age_seconds",
+		"Time since the loads of the servers were last estimated.", "service", "estimator")
 	capacityDesc     = desc("flow_table_capacity", "Flows that the flow table is made for.")
 	hintsDesc        = desc("hints", "Hints, by use: idle, recent or shared.", "use")
 	hintCapacityDesc = desc("hint_table_capacity", "Flows that the hint table is made for.")
@@ -76,6 +93,8 @@ func (c *Collector) Describe(out chan<- *prometheus.Desc) {
 		serverHealthyDesc, serverDrainingDesc, serviceServersDesc, serviceIgnoredDesc, flowsDesc, halfOpenDesc, capacityDesc,
 		offersDesc, signalsDesc, resetsDesc, versionDesc, serviceGenerationDesc,
 		reportedLoadDesc, reportAgeDesc, reportsDesc, hintsDesc, hintCapacityDesc,
+		countedDesc, placementsDesc, serverCapacityDesc, serverWeightDesc, serverWaitDesc,
+		slowdownDesc, estimateAgeDesc,
 	} {
 		out <- d
 	}
@@ -131,6 +150,9 @@ func collectServers(out chan<- prometheus.Metric, services []*ServiceState) {
 			counts[server.Condition]++
 			collectServer(out, server, []string{service.Name, server.Name})
 		}
+		if i := service.Inference; i != nil && i.Age != nil {
+			gauge(out, estimateAgeDesc, *i.Age, service.Name, i.Estimator)
+		}
 		gauge(out, serviceGenerationDesc, float64(service.Generation), service.Name, service.Digest)
 		for _, condition := range conditions {
 			gauge(out, serviceServersDesc, float64(counts[condition]), service.Name, string(condition))
@@ -153,6 +175,9 @@ func collectServer(out chan<- prometheus.Metric, server *ServerState, labels []s
 	}
 	if server.Hunt != nil {
 		collectHunt(out, server.Hunt, labels)
+	}
+	if server.Inferred != nil {
+		collectInferred(out, server.Inferred, labels)
 	}
 	if server.Flows != nil {
 		collectFlows(out, *server.Flows, labels)
@@ -187,6 +212,27 @@ func collectReports(out chan<- prometheus.Metric, reports *ReportState, labels [
 	for result, n := range reports.Counts {
 		counter(out, reportsDesc, n, append(labels[:2:2], result)...)
 	}
+}
+
+func collectInferred(out chan<- prometheus.Metric, i *InferredServer, labels []string) {
+	with := func(label string) []string { return append(labels[:2:2], label) }
+	gauge(out, countedDesc, float64(i.New), with("new")...)
+	gauge(out, countedDesc, float64(i.Established), with("established")...)
+	counter(out, placementsDesc, uint64(i.Placed), with("placed")...)
+	counter(out, placementsDesc, uint64(i.Answered), with("answered")...)
+	e := i.Estimate
+	if e == nil {
+		return
+	}
+	for desc, number := range map[*prometheus.Desc]*float64{
+		serverCapacityDesc: e.Capacity, serverWeightDesc: e.Weight, serverWaitDesc: e.Wait,
+	} {
+		if number != nil {
+			gauge(out, desc, *number, labels...)
+		}
+	}
+	gauge(out, slowdownDesc, e.SlowStart, with("slow_start")...)
+	gauge(out, slowdownDesc, e.Suspicion, with("no_answers")...)
 }
 
 func collectFlows(out chan<- prometheus.Metric, counts dataplane.FlowCounts, labels []string) {

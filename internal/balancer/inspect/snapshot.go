@@ -53,6 +53,7 @@ type ServiceState struct {
 	Protocol      desired.Protocol      `json:"protocol"`
 	Placement     desired.Placement     `json:"placement"`
 	Selection     desired.Selection     `json:"selection,omitempty"` // only with placement hunt
+	Inference     *InferenceState       `json:"inference,omitempty"` // nil: the service does not infer
 	Persistence   desired.Persistence   `json:"persistence"`
 	Encapsulation desired.Encapsulation `json:"encapsulation"`
 	Buckets       uint32                `json:"buckets"` // 0: it has no candidate table
@@ -86,7 +87,7 @@ type ServerState struct {
 	// drained and has no cause gets no new flows either.
 	Causes []Condition `json:"causes"`
 	// Share is the part of the buckets whose new flows the server gets, or is offered first, from 0
-	// to 1.
+	// to 1. It is 0 if the service infers, because buckets do not determine who gets a flow.
 	Share   float64  `json:"share"`
 	NextHop *NextHop `json:"next_hop"` // nil: none, packets are dropped
 	// Flows are the numbers of flows at the last sweep. They are nil if the server is newer than
@@ -97,6 +98,8 @@ type ServerState struct {
 	Placed  uint64                `json:"placed"` // new flows placed on the server
 	// Hunt is nil if the service does not hunt.
 	Hunt *HuntCounts `json:"hunt"`
+	// Inferred is nil if the service does not infer.
+	Inferred *InferredServer `json:"inferred,omitempty"`
 	// Rate and PlacedRate (flows per second) are nil until RatesSince has set them.
 	Rate       *datapath.Rate `json:"rate,omitempty"`
 	PlacedRate *float64       `json:"placed_per_second,omitempty"`
@@ -263,8 +266,10 @@ func (v *View) Services() ([]*ServiceState, error) {
 
 func newServiceState(label dataplane.ServiceLabel, entry *dataplane.ServiceEntry) *ServiceState {
 	vip, port, protocol := entry.Matches()
-	placement, selection := entry.Rule.PlacementName()
+	inference := newInferenceState(label, entry.Rule)
+	placement, selection := placementOf(entry.Rule, inference)
 	return &ServiceState{
+		Inference:     inference,
 		Name:          label.Name,
 		VIP:           vip,
 		Port:          uint16(port),
@@ -355,8 +360,11 @@ func (v *View) server(slot uint32, name string, service *ServiceState, interface
 	if counted {
 		server.Flows = &flows.Flows
 	}
+	if service.Inference != nil {
+		server.Inferred, err = v.inferred(slot, service.Inference)
+	}
 	if service.Placement != desired.PlacementHunt {
-		return server, nil
+		return server, err
 	}
 	signals, err := v.tables.ServerSignals(slot)
 	if err != nil {
@@ -440,7 +448,7 @@ func interfaceNames() map[int]net.Interface {
 // addShares reads the service's candidate table and counts the buckets of each server: those whose
 // new flows it gets, or is offered first.
 func (v *View) addShares(service *ServiceState) error {
-	if service.Buckets == 0 {
+	if service.Buckets == 0 || service.Inference != nil {
 		return nil
 	}
 	table, err := v.tables.Candidates(service.table)

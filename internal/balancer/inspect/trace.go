@@ -98,6 +98,10 @@ type TracedPlacement struct {
 	// InTurn is true for a new flow under round-robin. Candidates is then the server whose turn it
 	// is at present, and Bucket is 0.
 	InTurn bool `json:"in_turn,omitempty"`
+	// Scores are the servers among which a new flow is placed under a placement that infers.
+	// Candidates is then the server with the lowest score at present, and Bucket is 0 unless it is
+	// chosen among the candidates of the bucket.
+	Scores *TracedScores `json:"scores,omitempty"`
 	// Order is why these servers are offered a connection, if load reports decide. They do not
 	// decide about a SYN that another server gets first because it may have the connection.
 	Order *TracedOrder `json:"order,omitempty"`
@@ -371,10 +375,18 @@ func (v *View) describePlacement(d *dataplane.Decision) (*TracedPlacement, error
 	for _, slot := range placed.Candidate[:placed.Count] {
 		p.Candidates = append(p.Candidates, v.serverName(slot))
 	}
+	var err error
+	if placed.IsPicked != 0 {
+		if p.Scores, err = v.describeScores(d.Service, d.Rule, placed.Bucket); err != nil {
+			return nil, err
+		}
+	}
+	if p.Scores != nil && p.Scores.Among == desired.AmongCandidates {
+		p.Bucket = placed.Bucket
+	}
 	if placed.Ordered == 0 {
 		return p, nil
 	}
-	var err error
 	p.Order, err = v.describeOrder(placed)
 	return p, err
 }

@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Flows that are observed for placement `infer` by services without a flow table. A table in the
+ * format of the flow table (flowtable.h) knows some of them, so that the loads of servers are known.
+ * No packet finds its server here. So a flow that finds no room, or loses its entry, makes a load
+ * less accurate, and costs no connection.
+ *
+ * Most packets do not look here. Those that do are the SYN, packets with the flag PSH, which ends a
+ * request, and those with FIN or RST.
+ */
+#ifndef SEGUE_BALANCER_OBSERVED_H
+#define SEGUE_BALANCER_OBSERVED_H
+
+#include "persist_table.h"
+
+/* Whether the service's flows are observed here. */
+static __always_inline bool is_observed(const struct service *service)
+{
+	return placement_of(service) == PLACEMENT_INFER_ROW &&
+	       persistence_of(service) != PERSISTENCE_TABLE;
+}
+
+static __always_inline void observed_lookup(const struct packet *pkt, const struct service *service,
+					    struct flow *flow)
+{
+	__u32 number;
+
+	flow->signature = flow_signature(&pkt->key, service->id);
+	flow->place = flow_place(&pkt->key, service->id);
+	number = flow->place >> observed_bucket_shift;
+	flow->bucket = bpf_map_lookup_elem(&observed, &number);
+	flow_search(flow);
+}
+
+/* Observes a new flow that is placed on a server. Not inlined: see handle_in_full. */
+__noinline int observe_new(const struct packet *pkt, const struct service *service, __u32 server)
+{
+	struct flow flow;
+
+	if (!pkt || !service || dry_run || !is_observed(service) || !starts_connection(pkt))
+		return 0;
+	observed_lookup(pkt, service, &flow);
+	flow_enter(&flow, server, FLOW_NEW, flow_now(), false);
+	return 0;
+}
+
+/* Observes a later packet of a flow. Not inlined: see handle_in_full. */
+__noinline int observe_packet(const struct packet *pkt, const struct service *service)
+{
+	struct flow flow;
+
+	if (!pkt || !service || dry_run || !is_observed(service))
+		return 0;
+	if (pkt->kind != PACKET_WHOLE || starts_connection(pkt))
+		return 0;
+	observed_lookup(pkt, service, &flow);
+	if (flow_known(&flow))
+		flow_renew(&flow, event_of(pkt), flow_now());
+	return 0;
+}
+
+#endif

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/segue-lb/segue/internal/balancer/inspect"
+	"github.com/segue-lb/segue/internal/desired"
+)
+
+// describeInference returns the placement of a service that infers, and how old its estimates are,
+// such as "infer territory-learned, estimated 210ms ago".
+func describeInference(s *inspect.ServiceState) string {
+	text := string(s.Placement)
+	if s.Placement == desired.PlacementInfer {
+		text += " " + s.Inference.Estimator
+	}
+	if s.Inference.Among == desired.AmongCandidates {
+		text += " among candidates"
+	}
+	if s.Inference.Age == nil {
+		return text + ", not estimated yet"
+	}
+	age := time.Duration(*s.Inference.Age * float64(time.Second))
+	if age < 10*time.Second {
+		return text + ", estimated " + age.Round(10*time.Millisecond).String() + " ago"
+	}
+	return text + ", ESTIMATES ARE " + strings.ToUpper(wholeSeconds(*s.Inference.Age)) + " OLD"
+}
+
+// estimateName returns the name of what a service infers about its servers.
+func estimateName(s *inspect.ServiceState) string {
+	switch desired.Estimator(s.Inference.Estimator) {
+	case desired.EstimateTerritory, desired.EstimateTerritoryLearned:
+		return "capacity"
+	}
+	return "weight"
+}
+
+// describeShare returns the share of a server in the buckets, or a dash if it does not matter.
+func describeShare(s *inspect.ServiceState, server *inspect.ServerState) string {
+	if s.Inference != nil {
+		return "-"
+	}
+	return percent(server.Share)
+}
+
+// describeInferred returns the load of a server, what is inferred about it, and the numbers of
+// flows that were placed on it and answered.
+func describeInferred(i *inspect.InferredServer) []string {
+	flows := fmt.Sprintf("%d new, %d established", i.New, i.Established)
+	row := []string{flows, describeEstimate(i), describeSlower(i.Estimate)}
+	return append(row, numbers(uint64(i.Placed), uint64(i.Answered))...)
+}
+
+// describeEstimate returns the capacity or the weight of a server, such as "4, waits 0.50, away".
+func describeEstimate(i *inspect.InferredServer) string {
+	if i.Estimate == nil {
+		return "-"
+	}
+	text := "-"
+	if e := i.Estimate; e.Capacity != nil {
+		text = short(*e.Capacity)
+		if e.Wait != nil && *e.Wait >= 0.005 {
+			text += ", waits " + short(*e.Wait)
+		}
+	} else if e.Weight != nil {
+		text = short(*e.Weight)
+	}
+	if i.Away {
+		text += ", away"
+	}
+	return text
+}
+
+// describeSlower returns why a server seems slower, and how much.
+func describeSlower(e *inspect.EstimateState) string {
+	var reasons []string
+	if e != nil && e.SlowStart > 1 {
+		reasons = append(reasons, short(e.SlowStart)+"x, slow start")
+	}
+	if e != nil && e.Suspicion > 1 {
+		reasons = append(reasons, short(e.Suspicion)+"x, no answers")
+	}
+	if len(reasons) == 0 {
+		return "-"
+	}
+	return strings.Join(reasons, "; ")
+}

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package inspect
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
+	"github.com/segue-lb/segue/internal/desired"
+)
+
+// InferenceState says how a service infers the loads of its servers.
+type InferenceState struct {
+	// Estimator is the method: a desired.Estimator, or least-queue or sed.
+	Estimator string        `json:"estimator"`
+	Among     desired.Among `json:"among"`
+	// Age is the time since the last estimates, in seconds. The process of the balancer makes them
+	// at the interval of the service. Age is nil if there are none yet.
+	Age *float64 `json:"age_seconds"`
+}
+
+// InferredServer is what the balancer knows of the load of a server that a service infers.
+type InferredServer struct {
+	// New and Established are the numbers of flows that count now: flows of which one packet was
+	// seen, and flows with more packets that are not silent.
+	New         uint32 `json:"new"`
+	Established uint32 `json:"established"`
+	// Placed and Answered count flows that were placed on the server, and those of them of which
+	// another packet was seen, modulo 2^32.
+	Placed   uint32 `json:"placed"`
+	Answered uint32 `json:"answered"`
+	// Delay is the expected delay of the next flow, on which the choice is based. The delay is 1
+	// if the flow has the server's last free unit of capacity.
+	Delay float64 `json:"delay"`
+	// Away tells that another balancer prefers the server.
+	Away bool `json:"away"`
+	// Estimate is nil before the first one.
+	Estimate *EstimateState `json:"estimate"`
+}
+
+// EstimateState is an estimate of a server. Numbers are nil if the estimator does not have them.
+type EstimateState struct {
+	// Capacity is the number of flows that the server serves at once.
+	Capacity *float64 `json:"capacity"`
+	// Weight is the speed relative to that of the other servers, or the configured weight.
+	Weight *float64 `json:"weight"`
+	// Wait is the mean time that flows wait, for each second of service.
+	Wait *float64 `json:"wait"`
+	// Duration is a mean duration of flows in seconds: under territories, of a flow while it is the
+	// server's only one; under HLB, of the flows that have ended last.
+	Duration *float64 `json:"duration_seconds"`
+	// SlowStart and Suspicion are the factors by which the server seems slower, because it is new
+	// or does not answer. They are 1 or more.
+	SlowStart float64 `json:"slow_start"`
+	Suspicion float64 `json:"suspicion"`
+}
+
+// newInferenceState returns nil if the service of the label does not infer.
+func newInferenceState(label dataplane.ServiceLabel, rule dataplane.ServiceRule) *InferenceState {
+	among, infers := rule.Among()
+	if !infers {
+		return nil
+	}
+	return &InferenceState{Estimator: label.Estimator, Among: among}
+}
+
+// placementOf returns the placement as in a configuration.
+func placementOf(rule dataplane.ServiceRule, inference *InferenceState) (desired.Placement, desired.Selection) {
+	if inference != nil && desired.Placement(inference.Estimator).Infers() {
+		return desired.Placement(inference.Estimator), ""
+	}
+	return rule.PlacementName()
+}
+
+// inferred reads what is known of the load of the slot's server. It also sets the age of the
+// service's estimates.
+func (v *View) inferred(slot uint32, of *InferenceState) (*InferredServer, error) {
+	s := v.loadOf(slot)
+	estimate, ok, err := v.tables.Estimates.Of(slot)
+	if !ok || err != nil {
+		return s, err
+	}
+	now, err := dataplane.BootTime()
+	if err != nil {
+		return s, err
+	}
+	if age := (now - estimate.Time).Seconds(); of.Age == nil || age < *of.Age {
+		of.Age = &age
+	}
+	s.Estimate = &EstimateState{
+		Capacity: known(estimate.Capacity), Weight: known(estimate.Weight),
+		Duration:  known(estimate.Duration),
+		SlowStart: estimate.SlowStart, Suspicion: estimate.Suspicion,
+	}
+	if s.Estimate.Capacity != nil {
+		s.Estimate.Wait = &estimate.Wait
+	}
+	return s, nil
+}
+
+func known(x float64) *float64 {
+	if x == 0 {
+		return nil
+	}
+	return &x
+}
+
+// loadOf returns the load of the slot's server without its estimate.
+func (v *View) loadOf(slot uint32) *InferredServer {
+	s := &InferredServer{}
+	s.New, s.Established = v.tables.Loads.Flows(slot)
+	s.Placed, s.Answered = v.tables.Loads.Placed(slot)
+	s.Delay, s.Away = v.tables.Loads.Delay(slot), v.tables.Loads.Price(slot).Away
+	return s
+}
+
+// TracedScores are the servers among which a new flow goes to the one with the lowest score.
+type TracedScores struct {
+	Among desired.Among `json:"among"`
+	// Servers are those with the lowest scores that take new flows, at most mostScored, in order.
+	Servers []ScoredServer `json:"servers"`
+	// Others is the number of the other servers.
+	Others int `json:"others"`
+}
+
+// ScoredServer is a server that a flow can be given to.
+type ScoredServer struct {
+	Server string `json:"server"`
+	*InferredServer
+}
+
+// mostScored is how many servers a trace lists.
+const mostScored = 4
+
+// describeScores returns the servers with the lowest scores, at this moment. It returns an error if
+// the candidate table cannot be read.
+func (v *View) describeScores(service uint32, rule dataplane.ServiceRule, bucket uint32) (*TracedScores, error) {
+	among, infers := rule.Among()
+	if !infers {
+		return nil, nil
+	}
+	slots, err := v.scored(service, rule, bucket)
+	if err != nil {
+		return nil, err
+	}
+	slices.SortFunc(slots, func(a, b uint32) int {
+		return cmp.Compare(v.tables.Loads.Score(a), v.tables.Loads.Score(b))
+	})
+	best := slots[:min(len(slots), mostScored)]
+	scores := &TracedScores{Among: among, Others: len(slots) - len(best)}
+	for _, slot := range best {
+		scores.Servers = append(scores.Servers, ScoredServer{v.serverName(slot), v.loadOf(slot)})
+	}
+	return scores, nil
+}
+
+// scored returns the slots that a flow of a bucket can be given to.
+func (v *View) scored(service uint32, rule dataplane.ServiceRule, bucket uint32) (slots []uint32, err error) {
+	all := v.tables.Servers.Of(service)
+	if among, _ := rule.Among(); among == desired.AmongCandidates {
+		entry := dataplane.ServiceEntry{Id: service, Rule: rule}
+		table, err := v.tables.Candidates(entry.Table())
+		if err != nil {
+			return nil, fmt.Errorf("service %d: %w", service, err)
+		}
+		all = nil
+		first := bucket * rule.Candidates() * rule.Generations()
+		for i := range rule.Candidates() {
+			if slot, ok := table.At(first + i); ok && slot != dataplane.NoServer {
+				all = append(all, slot)
+			}
+		}
+	}
+	return slices.DeleteFunc(all, func(slot uint32) bool { return !v.tables.Servers.TakesFlows(slot) }), nil
+}

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package balancer
+
+import (
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/infer"
+	"github.com/segue-lb/segue/internal/packet"
+)
+
+// observer is the reference of bpf/balancer/observe.h: what one core observes of its own flows. The
+// flow clock stands still, and each flow has room in the flow table.
+type observer struct {
+	*ranked
+	known    map[int]observedFlow       // by number of the flow
+	counters map[uint32]*infer.Counters // by slot
+}
+
+type observedFlow struct {
+	slot  uint32
+	state dataplane.FlowState
+}
+
+func newObserver(r *ranked) *observer {
+	return &observer{r, map[int]observedFlow{}, map[uint32]*infer.Counters{}}
+}
+
+func (o *observer) of(slot uint32) *infer.Counters {
+	if o.counters[slot] == nil {
+		o.counters[slot] = &infer.Counters{}
+	}
+	return o.counters[slot]
+}
+
+// add counts a flow of the slot's server in its state, so many times.
+func (o *observer) add(f observedFlow, times int) {
+	switch f.state {
+	case stateNew:
+		o.of(f.slot).New += uint32(times)
+	case stateEstablished:
+		o.of(f.slot).Established += uint32(times)
+	}
+}
+
+// send sends a packet, and observes it.
+func (o *observer) send(flow int, flags packet.TCPFlags) {
+	o.exec(o.frames[flags][flow], nil)
+	entry := o.entry(o.flows[flow])
+	before, isKnown := o.known[flow]
+	after := observedFlow{entry.Server(), stateNew}
+	stays := isKnown && before.slot == after.slot
+	isEstablished := stays && (before.state == stateEstablished || before.state == stateSilent)
+	switch {
+	case flags&(packet.FIN|packet.RST) != 0:
+		after.state = stateClosing
+	case flags == packet.SYN && isEstablished,
+		flags == packet.ACK && stays && before.state == stateClosing:
+		after.state = before.state
+	case flags == packet.ACK && stays:
+		after.state = stateEstablished
+	}
+	if entry.State() != after.state {
+		o.t.Fatalf("flow %d was %+v, and is %v after %v; want %v", flow, before, entry.State(),
+			flags, after.state)
+	}
+	o.known[flow] = after
+	o.add(before, -1)
+	o.add(after, 1)
+	if o.plane.Directory.Servers[after.slot].Rank > 0 {
+		o.observe(before, after, stays)
+	}
+}
+
+// observe counts a change of a flow whose server has a place in a ranking.
+func (o *observer) observe(before, after observedFlow, stays bool) {
+	c := o.of(after.slot)
+	was := before.state
+	if !stays {
+		was = stateFree
+	}
+	if after.state == stateNew && was != stateNew {
+		c.Placed++
+	}
+	if was == stateNew && after.state != stateNew {
+		c.Answered++
+	}
+	if (was == stateNew || was == stateEstablished) && after.state == stateClosing {
+		sure := min(c.New, 16)
+		flows := c.Established + sure + (c.New-sure)/64 + 1
+		c.Ended[min(int(flows), len(c.Ended))-1]++
+	}
+}
+
+// sweep frees flows, or makes them silent, by slot and state.
+func (o *observer) sweep() {
+	o.t.Helper()
+	slots := o.plane.Objects.ServerCounters.MaxEntries()
+	lifetimes := slices.Repeat([]dataplane.FlowLifetimes{dataplane.Forever}, int(slots))
+	for slot := range lifetimes {
+		of := &lifetimes[slot]
+		for _, lifetime := range []*uint16{&of.New, &of.Established, &of.Closing, &of.Silent} {
+			if o.random.IntN(8) == 0 {
+				*lifetime = 0
+			}
+		}
+	}
+	_, err := o.plane.Sweeper.Sweep(func(yield func(uint32, dataplane.FlowLifetimes) bool) {
+		for slot, of := range lifetimes {
+			if !yield(uint32(slot), of) {
+				return
+			}
+		}
+	})
+	o.must(err)
+	for flow, f := range o.known {
+		of := lifetimes[f.slot]
+		isFreed := map[dataplane.FlowState]bool{
+			stateNew: of.New == 0, stateEstablished: of.Established == 0,
+			stateSilent: of.Established == 0, stateClosing: of.Closing == 0,
+		}[f.state]
+		switch {
+		case isFreed:
+			o.add(f, -1)
+			delete(o.known, flow)
+		case f.state == stateEstablished && of.Silent == 0:
+			o.add(f, -1)
+			o.known[flow] = observedFlow{f.slot, stateSilent}
+		}
+	}
+}
+
+// What the data path counts equals what the reference counts: also for repeated SYNs, flows that
+// move to another server, sweeps, servers that come and go, and a service that infers at times.
+func TestCountersFollowReference(t *testing.T) {
+	t.Parallel()
+	r := openRanked(t, inferring(manyServers(6)...), 1024, 400)
+	limits := r.cfg.Node.Limits
+	o := newObserver(r)
+	for range 6000 {
+		switch r.random.IntN(200) {
+		case 0:
+			o.sweep()
+		case 1:
+			servers := manyServers(1 + r.random.IntN(8))
+			cfg := inferring(servers...)
+			if r.random.IntN(2) == 0 {
+				cfg = placingBy(desired.PlacementHash, servers...)
+			}
+			cfg.Node.Limits = limits
+			r.mustApply(cfg)
+		default:
+			// Some flows get most of the packets, so that flows end and begin again.
+			flow := r.random.IntN(1 + r.random.IntN(len(r.flows)))
+			flags := rankedFlags[r.random.IntN(len(rankedFlags))]
+			o.send(flow, flags)
+		}
+	}
+	for slot := range r.plane.Objects.Loads.MaxEntries() {
+		if got, want := r.plane.Loads.Counters(slot), *o.of(slot); got != want {
+			t.Errorf("slot %d: %+v, want %+v", slot, got, want)
+		}
+	}
+	r.checkEmptied()
+}
+
+// No count is lost when two cores observe the same servers.
+func TestCountersOfTwoCores(t *testing.T) {
+	r := openRanked(t, inferring(manyServers(3)...), 1024, 400)
+	cores := []*observer{newObserver(r), newObserver(r)}
+	r.storm(15000, func(core int, random *rand.Rand) {
+		flow, flags := r.own(core, random)
+		cores[core].send(flow, flags)
+	}, func() { r.rank() })
+	for _, m := range r.services.byName["web"].members {
+		got, want := r.plane.Loads.Counters(m.slot), *cores[0].of(m.slot)
+		other := cores[1].of(m.slot)
+		want.New, want.Established = want.New+other.New, want.Established+other.Established
+		want.Placed, want.Answered = want.Placed+other.Placed, want.Answered+other.Answered
+		endedGot, endedWant := uint32(0), uint32(0)
+		for i := range got.Ended { // a core does not know the flows of the other
+			endedGot, endedWant = endedGot+got.Ended[i], endedWant+want.Ended[i]+other.Ended[i]
+		}
+		got.Ended, want.Ended = infer.Counters{}.Ended, infer.Counters{}.Ended
+		if got != want || endedGot != endedWant {
+			t.Errorf("slot %d: %+v and %d ends, want %+v and %d", m.slot, got, endedGot, want,
+				endedWant)
+		}
+	}
+	r.checkEmptied()
+}
