@@ -20,6 +20,7 @@
 #include "mss.h"
 #include "next_segment.h"
 #include "query.h"
+#include "quic.h"
 #include "signal.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
@@ -30,6 +31,7 @@ const union {
 	enum syn_ack syn_ack;
 	enum offer offer;
 	enum sent_signal signal;
+	enum quic_id_result quic_id_result;
 	enum accept_policy accept_policy;
 	enum load_source load_source;
 	enum agent_flow_state agent_flow_state;
@@ -100,6 +102,11 @@ static __always_inline enum agent_reason receive(struct xdp_md *ctx)
 	return carry_out(ctx, &envelope, decide(ctx, &envelope));
 }
 
+static __always_inline bool is_delivered(enum agent_reason why)
+{
+	return why >= AGENT_DELIVER_SRV6_INSERT && why <= AGENT_DELIVER_IPIP;
+}
+
 SEC("xdp")
 int xdp_agent(struct xdp_md *ctx)
 {
@@ -112,6 +119,8 @@ int xdp_agent(struct xdp_md *ctx)
 		record.reason = why;
 	} else {
 		count_frame(why, bytes);
+		if (quic_is_compared && is_delivered(why))
+			check_delivered_id(ctx);
 	}
 	return verdict;
 }
@@ -137,6 +146,11 @@ int tc_agent(struct __sk_buff *skb)
 
 	if (!read_sent(skb, &sent))
 		return TC_ACT_UNSPEC;
+	if (sent.flow.protocol == IPPROTO_UDP) {
+		if (!skb->ingress_ifindex)
+			check_issued_id(skb, &sent);
+		return TC_ACT_UNSPEC;
+	}
 	clamp_mss(skb, &sent);
 	/* A packet that the host only forwards is not the server's, whatever its source. */
 	return skb->ingress_ifindex ? TC_ACT_UNSPEC : signal(skb, &sent);

@@ -117,7 +117,7 @@ static __always_inline void clamp_mss(struct __sk_buff *skb, const struct sent *
 	largest = largest_mss(&key);
 	if (!largest)
 		return;
-	count_syn_ack(clamp(skb, sent->tcp, sent->tcp_size, largest));
+	count_syn_ack(clamp(skb, sent->transport, sent->tcp_size, largest));
 }
 
 #endif

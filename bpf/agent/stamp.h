@@ -74,7 +74,8 @@ __noinline int walk_to_sent_timestamps(struct __sk_buff *skb, __u32 at, __u32 en
 /* The offset in the frame of the timestamps; 0: there are none. */
 static __always_inline __u32 sent_timestamps(struct __sk_buff *skb, const struct sent *sent)
 {
-	__u32 options = sent->tcp + sizeof(struct tcphdr), end = sent->tcp + sent->tcp_size;
+	__u32 options = sent->transport + sizeof(struct tcphdr),
+	      end = sent->transport + sent->tcp_size;
 	__be32 first;
 
 	if (options + sizeof(first) + sizeof(struct timestamps) <= end &&
@@ -105,9 +106,9 @@ static __always_inline void stamp(struct __sk_buff *skb, const struct sent *sent
 	/* RFC 1624. A checksum that the interface completes does not cover the options yet: the
 	 * helper then leaves it. */
 	if (after == before ||
-	    bpf_l4_csum_replace(skb, sent->tcp + offsetof(struct tcphdr, check),
-				checksum_words(before, at - sent->tcp),
-				checksum_words(after, at - sent->tcp), sizeof(after)))
+	    bpf_l4_csum_replace(skb, sent->transport + offsetof(struct tcphdr, check),
+				checksum_words(before, at - sent->transport),
+				checksum_words(after, at - sent->transport), sizeof(after)))
 		return;
 	bpf_skb_store_bytes(skb, at, &after, sizeof(after), 0);
 }

@@ -136,4 +136,14 @@ static __always_inline void count_sent_signal(enum sent_signal result)
 		(*counter)++;
 }
 
+/* How a connection ID of QUIC compares with this server's: the `result` label of
+ * segue_agent_quic_ids_total. */
+enum quic_id_result {
+	QUIC_ID_ISSUED_OWN,   /* the program has issued it, and it names this server */
+	QUIC_ID_ISSUED_OTHER, /* the program has issued it: balancers do not forward it to here */
+	QUIC_ID_DELIVERED_OTHER, /* it came to here, and names another server */
+
+	QUIC_ID_COUNT,
+};
+
 #endif

@@ -51,7 +51,8 @@ __noinline int best_server(const struct service *service)
 }
 
 /* Returns the candidate of the flow's bucket with the lowest score that takes new flows; negative:
- * there is none, or the server must know its column (place_hash_in_row). Not inlined: see handle_in_full. */
+ * there is none, or the server must know its column (place_hash_in_row). Not inlined: see
+ * handle_in_full. */
 __noinline int best_candidate(const struct service *service, __u32 bucket)
 {
 	__u64 best = RANK_NONE;

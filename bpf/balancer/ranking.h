@@ -20,8 +20,8 @@
  *	[ 3 8 ... ] ...          lines 0 to 15: 128 servers
  *
  * A flow that leaves a server corrects its rank at once, except in a sweep and in a flood. A flow
- * that begins changes only the load. best_server() compares the lowest rank with the load, and corrects it.
- * Cores correct ranks without locks and without barriers, which would take most of the time. If two
+ * that begins changes only the load. best_server() compares the lowest rank with the load, and
+ * corrects it. Cores correct ranks without locks and without barriers, which would take most of the time. If two
  * cores correct a line and the node above it at the same moment, the node can be wrong. A number
  * that is too low is corrected when it is found. A number that is too high hides the servers of the
  * line, until one of them is corrected. User space corrects all numbers at each step (rank_servers),

@@ -148,7 +148,7 @@ struct server {
  * space writes the price, which tells how the numbers are to be read (ranking.h).
  */
 struct load {
-	/* Its entries of both flow tables in the state FLOW_ESTABLISHED, and in the upper half those
+	/* Its entries of all flow tables in the state FLOW_ESTABLISHED, and in the upper half those
 	 * in the state FLOW_NEW. */
 	__u64 flows;
 	/* How many new flows were placed on it, and how many of these had a second packet, modulo

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * QUIC packets, as far as a balancer reads them: the header form, the version and the destination
- * connection ID. They are the same in all versions (RFC 8999 section 5). The packet types of the
- * versions 1 and 2 tell whether the client has chosen the ID.
+ * QUIC packets, as far as balancers and agents read them: the header form, the version and the
+ * connection IDs. They are the same in all versions (RFC 8999 section 5). The packet types of the
+ * versions 1 and 2 tell whether the client has chosen the destination ID.
  */
 #ifndef SEGUE_NET_QUIC_H
 #define SEGUE_NET_QUIC_H

@@ -3,11 +3,13 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -187,7 +189,7 @@ func wholeSeconds(seconds float64) string {
 func printAgent(out io.Writer, s *agent.Snapshot) error {
 	printHeader(out, &s.Snapshot, isAttached(s.Attachment))
 	printConfiguration(out, s.Configuration)
-	if err := printOffers(out, s.Services); err != nil {
+	if err := errors.Join(printOffers(out, s.Services), printIDs(out, s.Services)); err != nil {
 		return err
 	}
 	fmt.Fprintf(out, "\nsignals: %d create, %d remove; %d did not fit\n", s.Signals["create"], s.Signals["remove"], s.Signals["too_long"])
@@ -220,6 +222,39 @@ func printOffers(out io.Writer, services []*agent.ServiceState) error {
 		table.row(append(row, rate)...)
 	}
 	return table.Flush()
+}
+
+// printIDs prints the services whose connection IDs are compared.
+func printIDs(out io.Writer, services []*agent.ServiceState) error {
+	for _, s := range services {
+		q := s.QUIC
+		if q == nil {
+			continue
+		}
+		fmt.Fprintf(out, "\nservice %s: quic-id %s (%s)", s.Name, q.QUICID, q.QUIC)
+		if q.FormerQUIC != nil {
+			fmt.Fprintf(out, ", former-quic-id %s (%s)", q.FormerQUICID, q.FormerQUIC)
+		}
+		fmt.Fprintln(out)
+		table := newTable(out)
+		table.row("connection IDs", "packets", "last")
+		for _, result := range slices.Sorted(maps.Keys(q.IDs)) {
+			ids := q.IDs[result]
+			table.row(result, strconv.FormatUint(ids.Packets, 10), describeLast(ids))
+		}
+		if err := table.Flush(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// describeLast returns the last connection ID.
+func describeLast(ids agent.IDCount) string {
+	if ids.Packets == 0 {
+		return "-"
+	}
+	return cmp.Or(ids.Last, "empty")
 }
 
 // printHeader prints instance, attachment and process. attached tells whether the data path is
@@ -290,6 +325,7 @@ func printService(out io.Writer, s *inspect.ServiceState) error {
 		s.Name, s.Protocol, endpoint(s), s.Encapsulation, describePlacement(s), s.Persistence,
 		count(int(s.Buckets), "bucket"), count(int(s.Candidates), "candidate"),
 		describeGeneration(s), describeProbing(s))
+	printForms(out, s.QUIC, s.FormerQUIC)
 	printWarnings(out, s)
 	header := []string{"server", "address", "condition", "share", "next hop", "new", "established", "closing",
 		"packets/s", "bits/s", "new flows/s"}
@@ -333,6 +369,16 @@ func printService(out io.Writer, s *inspect.ServiceState) error {
 		table.row(row...)
 	}
 	return table.Flush()
+}
+
+// printForms prints the forms of a service's connection IDs, if it has any.
+func printForms(out io.Writer, present, former *desired.QUIC) {
+	if present != nil {
+		fmt.Fprintf(out, "quic: %s\n", present)
+	}
+	if former != nil {
+		fmt.Fprintf(out, "former-quic: %s\n", former)
+	}
 }
 
 // ordersByReports tells whether the balancer orders the service's candidates by the loads that they

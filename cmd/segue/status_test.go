@@ -60,6 +60,13 @@ func someSnapshots() (before, after *inspect.Snapshot) {
 					},
 				},
 				{
+					Name: "h3", VIP: netip.MustParseAddr("2001:db8:80::1"), Port: 443, Protocol: desired.UDP,
+					Placement: desired.PlacementHash, Persistence: desired.PersistenceQUIC, Encapsulation: desired.SRv6Insert,
+					QUIC: someForm, FormerQUIC: formerForm,
+					Buckets: 65537, Candidates: 3, Generation: 1, Sets: 1, Digest: "12345678", TakesFlows: true, Ignored: none,
+					Servers: []*inspect.ServerState{},
+				},
+				{
 					Name: "hunt", VIP: netip.MustParseAddr("2001:db8:80::2"), Port: 80, Protocol: desired.TCP,
 					Placement: desired.PlacementHunt, Selection: desired.SelectConsistent, Persistence: desired.PersistenceTable,
 					Encapsulation: desired.SRv6Encap, Buckets: 65537, Candidates: 2, Generation: 3, Sets: 3, Digest: "00c0ffee", TakesFlows: true, Ignored: none,
@@ -151,6 +158,14 @@ func TestDescribeInference(t *testing.T) {
 		}
 	}
 }
+
+// The forms of connection IDs in the snapshots.
+var (
+	someForm = &desired.QUIC{
+		Form: desired.QUICLB21, Rotation: 2, ServerIDLength: 3, NonceLength: 8, EncodeLength: true,
+	}
+	formerForm = &desired.QUIC{Form: desired.QUICLB21, ServerIDLength: 1, NonceLength: 4}
+)
 
 // The causes of the servers in the snapshots.
 var (
@@ -247,6 +262,13 @@ func someAgent() (before, after *agent.Snapshot) {
 				{Name: "dynamic", VIP: netip.MustParseAddr("2001:db8:80::1"), Port: 80, Protocol: desired.TCP, Accept: &agent.AcceptState{
 					Policy: desired.AcceptDynamic, Source: "shared-memory", Load: &agent.Load{Busy: 2, Capacity: &four}, Threshold: &three,
 					Offered: accepted + 8, Offers: offers(accepted, 1, 4, 0, 3)}},
+				{Name: "h3", VIP: netip.MustParseAddr("2001:db8:80::1"), Port: 443, Protocol: desired.UDP, QUIC: &agent.QUICState{
+					QUIC: someForm, QUICID: "c4605e", FormerQUIC: formerForm, FormerQUICID: "07",
+					IDs: map[string]agent.IDCount{
+						"issued_own": {}, "issued_other": {Packets: 7, Last: "4bc4605f0011223344556677"}, "delivered_other": {Packets: 1},
+					}}},
+				{Name: "h3-new", VIP: netip.MustParseAddr("2001:db8:80::1"), Port: 444, Protocol: desired.UDP, QUIC: &agent.QUICState{
+					QUIC: someForm, QUICID: "c4605e", IDs: map[string]agent.IDCount{"issued_own": {}, "issued_other": {}, "delivered_other": {}}}},
 				{Name: "never", VIP: netip.MustParseAddr("2001:db8:80::1"), Port: 81, Protocol: desired.TCP, Accept: &agent.AcceptState{
 					Policy: desired.AcceptNever, Offered: 6, Offers: offers(0, 0, 2, 3, 1)}},
 				{Name: "stale", VIP: netip.MustParseAddr("2001:db8:80::1"), Port: 82, Protocol: desired.TCP, Accept: &agent.AcceptState{

@@ -35,6 +35,7 @@ type Agent struct {
 	refused map[netip.Addr]time.Time // when the host last refused to accept a VIP again
 	// cookiesLost tells that a balancer asks for cookies, but the host sends no timestamps.
 	cookiesLost bool
+	others      map[string]othersWarned // by service
 	reloads     chan reload
 	ready       chan struct{}
 }
@@ -161,6 +162,9 @@ func (a *Agent) Run(ctx context.Context) error {
 			}
 			if err := a.followTimestamps(); err != nil {
 				a.log.Error("follow the setting of TCP timestamps", "error", err)
+			}
+			if err := a.followQUIC(); err != nil {
+				a.log.Error("follow the connection IDs of QUIC", "error", err)
 			}
 			vips.Reset(presenceInterval)
 		case r := <-a.reloads:

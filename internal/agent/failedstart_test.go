@@ -179,7 +179,7 @@ func TestFailedStartChangesNothing(t *testing.T) {
 		name, filter, second string
 		step                 int
 	}{
-		{"tcx", "", "eth0", 9}, {"clsact", "yes", "eth0", 24}, {"other interface", "", "eth1", 24},
+		{"tcx", "", "eth0", 18}, {"clsact", "yes", "eth0", 24}, {"other interface", "", "eth1", 24},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

@@ -30,6 +30,7 @@ type comparison struct {
 	table   *flowTable
 	seen    map[string]int    // frames by reason
 	signals map[string]uint64 // wanted signals by result, of the frames that are being compared
+	quicIDs map[string]uint64 // the same of compared connection IDs
 }
 
 // openComparison leaves nothing pinned, because a fuzzing process may be killed at any time.
@@ -43,6 +44,7 @@ func openComparison(t testing.TB) *comparison {
 		Accept: desired.Accept{Policy: desired.AcceptLeast},
 		Load:   desired.Source{Kind: desired.LoadSharedMemory}, NotLocal: desired.NotLocalDrop,
 	})
+	cfg.Services = append(cfg.Services, quicServices()...)
 	return openComparisonOf(t, cfg)
 }
 
@@ -54,7 +56,7 @@ func openComparisonOf(t testing.TB, cfg *desired.Agent) *comparison {
 	if err := k.objects.CookiesUsed.Put(uint32(0), uint32(1)); err != nil {
 		t.Fatal(err)
 	}
-	c := &comparison{k, newReference(cfg), cfg, tableOf(t, k), map[string]int{}, map[string]uint64{}}
+	c := &comparison{k, newReference(cfg), cfg, tableOf(t, k), map[string]int{}, map[string]uint64{}, map[string]uint64{}}
 	if err := datapath.RemoveDir(c.instance); err != nil {
 		t.Fatal(err)
 	}
@@ -78,12 +80,18 @@ func captures() (frames [][]byte) {
 			}
 		}
 	}
+	for _, c := range deliveredIDs() {
+		frames = append(frames, c.frame)
+	}
 	return slices.Concat(frames, reportCaptures(), cookieCaptures())
 }
 
 // synAckCaptures returns frames that the host sends.
 func synAckCaptures() (frames [][]byte) {
 	for _, c := range synAcks() {
+		frames = append(frames, c.frame)
+	}
+	for _, c := range issuedIDs() {
 		frames = append(frames, c.frame)
 	}
 	return slices.Concat(frames, sentCaptures(), sentStampCaptures())
@@ -162,6 +170,9 @@ func TestMutants(t *testing.T) {
 			return d.seen[reason] > 0
 		})
 	})
+	if d.seen["quic_id_delivered_other"] == 0 {
+		t.Error("no packet with the connection ID of another server")
+	}
 	t.Log(d.seen)
 }
 
@@ -184,6 +195,7 @@ func TestSentMutants(t *testing.T) {
 	packettest.TryMutants(t, "FuzzTransmit", d.captures, d.compare, func() []string {
 		wanted := append(slices.Clone(d.labels.synAcks), "")
 		wanted = append(wanted, "signal create", "signal remove", "signal too_long", "stamp")
+		wanted = append(wanted, "quic_id_issued_own", "quic_id_issued_other")
 		return slices.DeleteFunc(wanted, func(result string) bool { return d.seen[result] > 0 })
 	})
 	t.Log(d.seen)
@@ -209,6 +221,7 @@ func (d direction) compareHere(t *testing.T, frames [][]byte) {
 	d.table.t = t
 	d.forgetFlows()
 	clear(d.signals)
+	clear(d.quicIDs)
 	before, want := d.allCounters(t), map[string]agentCounter{}
 	for _, frame := range frames {
 		if counter, n := d.give(t, frame); counter != "" {
@@ -218,6 +231,9 @@ func (d direction) compareHere(t *testing.T, frames [][]byte) {
 	}
 	for result, n := range d.signals {
 		want["signal_"+result] = agentCounter{Packets: n}
+	}
+	for result, n := range d.quicIDs {
+		want[result] = agentCounter{Packets: n}
 	}
 	d.checkCount(t)
 	got := changed(before, d.allCounters(t))
@@ -235,7 +251,7 @@ func (d direction) compareHere(t *testing.T, frames [][]byte) {
 	}
 }
 
-// allCounters returns the counters of frames, and those of signals.
+// allCounters returns the counters of frames, of signals and of connection IDs.
 func (c *comparison) allCounters(t *testing.T) map[string]agentCounter {
 	t.Helper()
 	all := counters(t, c.kernel)
@@ -248,13 +264,26 @@ func (c *comparison) allCounters(t *testing.T) map[string]agentCounter {
 			all["signal_"+result] = agentCounter{Packets: n}
 		}
 	}
+	for name, ids := range countedIDs(t, c.kernel, c.cfg) {
+		all[name] = agentCounter{Packets: all[name].Packets + ids.Packets}
+	}
 	return all
+}
+
+// compareID notes the wanted result of a connection ID. The result is "" if it is not compared.
+func (c *comparison) compareID(result string) {
+	if result != "" {
+		c.quicIDs["quic_id_"+result]++
+		c.seen["quic_id_"+result]++
+	}
 }
 
 func (c *comparison) giveIncoming(t *testing.T, frame []byte) (string, agentCounter) {
 	t.Helper()
 	reason, out := c.receive(frame)
 	c.seen[reason]++
+	result, _ := c.deliveredID(reason, out)
+	c.compareID(result)
 	if plain, err := packet.Decapsulate(frame); err == nil && strings.HasPrefix(reason, "deliver_") && !bytes.Equal(plain, out) {
 		c.seen["cookie taken"]++
 	}
@@ -273,6 +302,8 @@ func (c *comparison) giveOutgoing(t *testing.T, frame []byte) (string, agentCoun
 	if !hasIPHeader(frame) {
 		return "", agentCounter{}
 	}
+	issued, _ := c.issuedID(frame)
+	c.compareID(issued)
 	result, want := c.transmit(frame)
 	c.seen[result]++
 	if s, ok := readSent(frame); ok {

@@ -188,13 +188,16 @@ func huntingConfig(kind desired.Encapsulation, accept desired.Accept, notLocal d
 // reference.
 func TestTableIII(t *testing.T) {
 	k := testKernel(t)
-	s := newStage(t)
-	sides := map[string][]situation{"IPv4": s.situations(client4, vip4), "IPv6": s.situations(client6, vip6)}
 	seen := map[string]int{}
 	for _, way := range []struct {
-		kind desired.Encapsulation
-		side string
-	}{{desired.SRv6Insert, "IPv6"}, {desired.SRv6Encap, "IPv6"}, {desired.SRv6Encap, "IPv4"}} {
+		kind        desired.Encapsulation
+		side        string
+		client, vip netip.AddrPort
+	}{
+		{desired.SRv6Insert, "IPv6", client6, vip6},
+		{desired.SRv6Encap, "IPv6", client6, vip6},
+		{desired.SRv6Encap, "IPv4", client4, vip4},
+	} {
 		for _, accept := range []desired.AcceptPolicy{desired.AcceptAlways, desired.AcceptNever} {
 			notLocal := map[desired.AcceptPolicy]desired.NotLocal{
 				desired.AcceptAlways: desired.NotLocalReset, desired.AcceptNever: desired.NotLocalDrop,
@@ -203,15 +206,17 @@ func TestTableIII(t *testing.T) {
 			if err := k.write(newTableContent(cfg, mtu)); err != nil {
 				t.Fatal(err)
 			}
-			for _, now := range sides[way.side] {
+			// The sockets are new each time, because some of them end after a minute.
+			s := newStage(t)
+			for _, now := range s.situations(way.client, way.vip) {
 				for _, state := range []string{"", "wait", "direct", "ending", "closing", "closed", "cookie", "cookie, acknowledged"} {
-					for _, e := range events() {
-						name := fmt.Sprintf("%s/%s/%s/%s/%s/%s", way.kind, way.side, accept, now.name, state, e.name)
-						s.do(func() error {
+					s.do(func() error {
+						for _, e := range events() {
+							name := fmt.Sprintf("%s/%s/%s/%s/%s/%s", way.kind, way.side, accept, now.name, state, e.name)
 							seen[tryEvent(t, k, cfg, way.kind, now, state, e, name)]++
-							return nil
-						})
-					}
+						}
+						return nil
+					})
 				}
 			}
 		}

@@ -40,6 +40,8 @@ func viewed(maps *agentMaps) map[string]**ebpf.Map {
 		agentMapConnections:  &maps.Connections,
 		agentMapLoads:        &maps.Loads,
 		agentMapOffers:       &maps.Offers,
+		agentMapQuicIdCounts: &maps.QuicIdCounts,
+		agentMapQuicOwnIds:   &maps.QuicOwnIds,
 		agentMapReasons:      &maps.Reasons,
 		agentMapServiceNames: &maps.ServiceNames,
 		agentMapSignals:      &maps.Signals,
@@ -118,6 +120,8 @@ type ServiceState struct {
 	Protocol desired.Protocol `json:"protocol"`
 	// Accept is nil if the service cannot be offered connections.
 	Accept *AcceptState `json:"accept"`
+	// QUIC is nil if connection IDs of the service are not compared.
+	QUIC *QUICState `json:"quic"`
 }
 
 // AcceptState is the accept policy of a service, with its load and its counters.
@@ -249,8 +253,10 @@ func (v *View) services() ([]*ServiceState, error) {
 	labels := v.maps.ServiceNames.Iterate()
 	for labels.Next(&key, &label) {
 		service := newServiceState(key, label)
-		var err error
-		if service.Accept, err = v.acceptState(key); err != nil {
+		var failed [2]error
+		service.Accept, failed[0] = v.acceptState(key)
+		service.QUIC, failed[1] = v.quicState(key)
+		if err := errors.Join(failed[:]...); err != nil {
 			return nil, fmt.Errorf("service %s: %w", service.Name, err)
 		}
 		services = append(services, service)
@@ -379,6 +385,18 @@ func sums(m *ebpf.Map, labels []string) (map[string]uint64, error) {
 		}
 	}
 	return counters, nil
+}
+
+// find reads an element of a hash table. It reports false if there is none.
+func find(m *ebpf.Map, key agentServiceKey, value any) (bool, error) {
+	err := m.Lookup(key, value)
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("read %s: %w", m, err)
+	}
+	return true, nil
 }
 
 // lookup reads an element of a per-CPU array.

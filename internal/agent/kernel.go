@@ -40,7 +40,7 @@ type kernel struct {
 
 // labels are the names of the data path's counters, indexed by their numbers.
 type labels struct {
-	reasons, synAcks, offers, signals []string
+	reasons, synAcks, offers, signals, quicIDs []string
 }
 
 // openKernel loads the programs. It attaches nothing.
@@ -77,6 +77,7 @@ func loadSpec() (spec *ebpf.CollectionSpec, l labels, err error) {
 		{"syn_ack", "SYN_ACK_", agentMapSynAcks, &l.synAcks},
 		{"offer", "OFFER_", agentMapOffers, &l.offers},
 		{"sent_signal", "SENT_", agentMapSignals, &l.signals},
+		{"quic_id_result", "QUIC_ID_", agentMapQuicIdCounts, &l.quicIDs},
 	} {
 		if *c.labels, err = datapath.EnumLabels(spec.Types, c.enum, c.prefix); err != nil {
 			return nil, l, err
@@ -185,6 +186,7 @@ func keptMaps(maps *agentMaps) []keptMap {
 		{agentMapSynAcks, &maps.SynAcks},
 		{agentMapSignals, &maps.Signals},
 		{agentMapOffers, &maps.Offers},
+		{agentMapQuicIdCounts, &maps.QuicIdCounts},
 		{agentMapAgentFlows, &maps.AgentFlows},
 		{agentMapAgentBalancers, &maps.AgentBalancers},
 		{agentMapAgentFlowKeys, &maps.AgentFlowKeys},
@@ -302,6 +304,7 @@ func (k *kernel) pin(t *datapath.Takeover) error {
 		agentMapTunnelAddresses: k.objects.TunnelAddresses,
 		agentMapSegmentSizes:    k.objects.SegmentSizes,
 		agentMapLoads:           k.objects.Loads,
+		agentMapQuicOwnIds:      k.objects.QuicOwnIds,
 		agentMapServiceNames:    k.objects.ServiceNames,
 	} {
 		if err := t.Pin(m, k.pinOf(name)); err != nil {

@@ -20,6 +20,9 @@ var (
 		"New connections that balancers offered, by what became of them.", []string{"service", "result"}, nil)
 	signalsDesc = prometheus.NewDesc("segue_agent_signals_total",
 		"Packets that were to tell a balancer what becomes of a connection.", []string{"signal"}, nil)
+	quicIDsDesc = prometheus.NewDesc("segue_agent_quic_ids_total",
+		"Packets of QUIC whose connection IDs were compared with this server's ID, by the result.",
+		[]string{"service", "result"}, nil)
 	busyDesc = prometheus.NewDesc("segue_agent_load",
 		"How busy a service is, in units of its load source; absent while that is not known.", []string{"service"}, nil)
 	capacityDesc = prometheus.NewDesc("segue_agent_capacity",
@@ -39,6 +42,7 @@ func (a *Agent) Describe(descs chan<- *prometheus.Desc) {
 	descs <- synAcksDesc
 	descs <- offersDesc
 	descs <- signalsDesc
+	descs <- quicIDsDesc
 	descs <- busyDesc
 	descs <- capacityDesc
 	descs <- staleDesc
@@ -69,6 +73,12 @@ func (a *Agent) Collect(metrics chan<- prometheus.Metric) {
 	for _, s := range services {
 		if s.Accept != nil {
 			collectAcceptance(metrics, s.Name, s.Accept)
+		}
+		if s.QUIC != nil {
+			for result, ids := range s.QUIC.IDs {
+				metrics <- prometheus.MustNewConstMetric(quicIDsDesc, prometheus.CounterValue,
+					float64(ids.Packets), s.Name, result)
+			}
 		}
 	}
 }

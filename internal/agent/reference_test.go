@@ -26,11 +26,13 @@ type reference struct {
 	// largest are the segment sizes of TCP services, in bytes. Port 0 is for all ports that no
 	// other service has.
 	largest map[netip.AddrPort]uint16
+	// forms are the forms of the own connection IDs of UDP services. Port 0 is as in largest.
+	forms map[netip.AddrPort][]ownForm
 	hunter
 }
 
 func newReference(cfg *desired.Agent) reference {
-	r := reference{outside: !cfg.Node.IsInternal(), locator: cfg.Node.Locator, tunnels: cfg.Node.Addresses, largest: map[netip.AddrPort]uint16{}}
+	r := reference{outside: !cfg.Node.IsInternal(), locator: cfg.Node.Locator, tunnels: cfg.Node.Addresses, largest: map[netip.AddrPort]uint16{}, forms: formsOf(cfg)}
 	r.hunter = hunter{
 		balancers: cfg.Node.Balancers,
 		flows:     map[flow]remembered{}, fragments: map[[3]any]bool{}, services: map[netip.AddrPort]*policy{}, offers: map[string]int{},

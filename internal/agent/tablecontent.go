@@ -26,6 +26,7 @@ type tableContent struct {
 	tunnels      map[address]uint32
 	segmentSizes map[agentServiceKey]uint32
 	acceptances  map[agentServiceKey]agentAcceptance
+	ownIDs       map[agentServiceKey]agentQuicOwnIds
 	labels       map[agentServiceKey]agentServiceLabel
 	signalMTU    uint32 // bytes of layer 3
 	assigned     map[netip.Addr]bool
@@ -39,6 +40,7 @@ func newTableContent(cfg *desired.Agent, mtu int) *tableContent {
 		tunnels:      map[address]uint32{},
 		segmentSizes: map[agentServiceKey]uint32{},
 		acceptances:  map[agentServiceKey]agentAcceptance{},
+		ownIDs:       ownIDsOf(cfg.Services),
 		labels:       map[agentServiceKey]agentServiceLabel{},
 		signalMTU:    uint32(mtu),
 		assigned:     map[netip.Addr]bool{},
@@ -150,6 +152,7 @@ func (k *kernel) fill(t *datapath.Takeover, c *tableContent) error {
 		datapath.Replace(k.objects.TunnelAddresses, c.tunnels),
 		datapath.Replace(k.objects.SegmentSizes, c.segmentSizes),
 		k.writeAcceptances(t, c.acceptances),
+		k.writeOwnIDs(t, c.ownIDs),
 		datapath.Replace(k.objects.ServiceNames, c.labels),
 	)
 }

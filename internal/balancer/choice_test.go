@@ -469,6 +469,31 @@ func (r *ranked) checkEmptied() {
 	}
 }
 
+// A step corrects all numbers of a ranking, also if one is wrong above numbers that are right.
+func TestStepCorrectsRanking(t *testing.T) {
+	t.Parallel()
+	r := openRanked(t, inferring(manyServers(300)...), 32, 400)
+	r.changePrices()
+	ranks, above := r.leaves()
+	lines := len(ranks) / ranksPerLine
+	for _, level := range above {
+		lines += len(level)
+	}
+	var ranking [2]uint32
+	r.must(r.plane.Objects.Rankings.Lookup(r.services.byName["web"].id, &ranking))
+	for line := range uint32(lines) {
+		wrong := r.lines[ranking[0]+line]
+		for i := range wrong {
+			if wrong[i] != rankNone { // otherwise there is nothing below
+				wrong[i] = []uint64{0, rankNone - 1}[r.random.IntN(2)]
+			}
+		}
+		r.must(r.plane.Objects.RankLines.Put(ranking[0]+line, wrong))
+		r.rank()
+		r.checkTree(true)
+	}
+}
+
 // While two cores place flows on equal servers, a wrong number hides servers until the next step at
 // most. So servers hardly differ in their numbers of flows.
 func TestStormIsSpread(t *testing.T) {

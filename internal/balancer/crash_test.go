@@ -349,13 +349,13 @@ func (s *crashSite) checkSides(number int) {
 }
 
 // TestKilledAtEveryStep starts processes over a data path that is in use, and kills each process
-// before a system call that changes something. The calls are 15 apart, from a random one on, so
+// before a system call that changes something. The calls are 31 apart, from a random one on, so
 // that several runs of the test reach every call. The data path must keep working. The next process
 // has the other configuration, is killed as well, and must cope with the state that the one before
 // has left.
 func TestKilledAtEveryStep(t *testing.T) {
 	t.Parallel()
-	killAtSteps(t, datapathtest.Apart(15), [2]string{})
+	killAtSteps(t, datapathtest.Apart(31), [2]string{})
 }
 
 // TestKilledWithTwoInterfaces kills processes that exchange the roles of their two interfaces, or
@@ -365,7 +365,7 @@ func TestKilledWithTwoInterfaces(t *testing.T) {
 	for _, inside := range [][2]string{{"eth1", "eth0"}, {"eth1", ""}} {
 		t.Run(fmt.Sprintf("%q", inside), func(t *testing.T) {
 			t.Parallel()
-			killAtSteps(t, datapathtest.Apart(33), inside)
+			killAtSteps(t, datapathtest.Apart(67), inside)
 		})
 	}
 }
@@ -432,7 +432,7 @@ func (s *crashSite) settled() (services map[string][]string) {
 // packets, on the same interfaces or with their roles exchanged.
 func TestFirstStartKilledAtEveryStep(t *testing.T) {
 	t.Parallel()
-	for inside, step := range map[[2]string]int{{}: 20, {"eth1", "eth0"}: 40} {
+	for inside, step := range map[[2]string]int{{}: 40, {"eth1", "eth0"}: 80} {
 		t.Run(fmt.Sprintf("%q", inside), func(t *testing.T) {
 			t.Parallel()
 			s, step := newCrashSite(t, inside), datapathtest.Apart(step)

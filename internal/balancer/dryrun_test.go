@@ -172,7 +172,7 @@ func TestDryRunChangesNothing(t *testing.T) {
 	r := openHintReference(t)
 	r.t = t
 	frames := captures()
-	for range 3 {
+	for range 2 {
 		before := datapathtest.ReadMaps(t, r.plane.Objects.Shared())
 		for _, frame := range frames {
 			r.foresee(r.plane.Objects.XdpLb, ebpf.RunOptions{Data: frame, DataOut: make([]byte, 4096)})

@@ -174,7 +174,7 @@ func failAtSteps(t *testing.T, step int, inside [2]string) {
 func TestFailedStartChangesNothing(t *testing.T) {
 	t.Parallel()
 	for inside, step := range map[[2]string]int{
-		{}: 12, {"eth1", "eth0"}: 24, {"eth1", ""}: 24, {"", "eth1"}: 24,
+		{}: 24, {"eth1", "eth0"}: 24, {"eth1", ""}: 24, {"", "eth1"}: 24,
 	} {
 		t.Run(fmt.Sprintf("%q", inside), func(t *testing.T) {
 			t.Parallel()
@@ -292,9 +292,9 @@ func TestRefusedStartBeginsNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	before := stateOf(t, n.cfg.Node.Instance)
 	for name, c := range refusals {
 		t.Run(name, func(t *testing.T) {
-			before := stateOf(t, n.cfg.Node.Instance)
 			n := *n
 			n.own = slices.Clone(n.own)
 			cfg := hunting(desired.SelectRandom, 3)
@@ -347,7 +347,7 @@ func (n *fabric) block(name string) (blocker link.Link) {
 // A first start that fails leaves no pin and no program, whichever step fails.
 func TestFailedFirstStartLeavesNothing(t *testing.T) {
 	t.Parallel()
-	step := datapathtest.Apart(36)
+	step := datapathtest.Apart(48)
 	s := newCrashSite(t, [2]string{"eth1", "eth1"})
 	for call := 1 + rand.IntN(step); ; call += step {
 		refusal, reached := s.fail(0, call)

@@ -206,21 +206,27 @@ func TestTwoAnswersAtOnce(t *testing.T) {
 		writers.Go(func() {
 			pin(t, core)
 			for flow := range flows[core] {
-				meet(&ready, len(s.own))
+				meet(t, &ready, len(s.own))
 				s.exec(s.signals[flow][signal].frame, nil)
 				done <- struct{}{}
 			}
 		})
 	}
 	rounds := 0
+	deadline := time.After(patience)
 	for start := time.Now(); time.Since(start) < 2*time.Second && !t.Failed(); rounds++ {
 		clear(s.plane.Hints.Words())
 		flow := s.pool[rand.IntN(len(s.pool))]
 		for core := range flows {
 			flows[core] <- flow
 		}
-		for range flows {
-			<-done
+		for core := range flows {
+			select {
+			case <-done:
+			case <-deadline:
+				t.Fatalf("round %d: after %v, %d of %d cores have taken a SYN-ACK",
+					rounds, patience, core, len(flows))
+			}
 		}
 		s.checkHints()
 	}
@@ -231,11 +237,11 @@ func TestTwoAnswersAtOnce(t *testing.T) {
 	t.Logf("%d rounds", rounds)
 }
 
-// meet waits until so many goroutines have come. It does not sleep, so that all go on at the same
-// moment.
-func meet(arrived *atomic.Int64, all int) {
+// meet waits until so many goroutines have come, or until the test has failed. It does not sleep,
+// so that all go on at the same moment.
+func meet(t *testing.T, arrived *atomic.Int64, all int) {
 	number := arrived.Add(1) - 1
-	for arrived.Load() < number-number%int64(all)+int64(all) {
+	for arrived.Load() < number-number%int64(all)+int64(all) && !t.Failed() {
 	}
 }
 

@@ -197,6 +197,7 @@ func TestEstimatesOutliveProcess(t *testing.T) {
 		f.mustApply(inferring(manyServers(n)...))
 		f.checkPlaces()
 	}
+	f.infers(time.Second)
 	if got := f.priceOf("s2"); got.Unit != f.priceOf("s3").Unit {
 		t.Errorf("a new server has the price %+v, others %+v", got, f.priceOf("s3"))
 	}

@@ -3,6 +3,7 @@
 package balancer
 
 import (
+	"flag"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -12,6 +13,9 @@ import (
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/srv6"
 )
+
+var collisions = flag.Int("collisions", 1,
+	"how many times as many packets meet on two cores as in make test")
 
 // meeting makes two cores continue at the same time, any number of times.
 type meeting struct{ arrived atomic.Int32 }
@@ -24,8 +28,10 @@ func (m *meeting) wait(n int32) {
 }
 
 // collide runs the data path with two frames at the same time, each on its own core, the given
-// number of times. It calls before and after around each time; after gets the verdicts.
+// number of times in make test. It calls before and after around each time; after gets the
+// verdicts.
 func (f *fixture) collide(times int32, frames [2][]byte, before func(), after func(verdict [2]uint32)) {
+	times *= int32(*collisions)
 	f.moving = true
 	defer func() { f.moving = false }()
 	var verdict [2]uint32
@@ -67,7 +73,7 @@ func TestTwoTakers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f.t = t
 			won := map[string]int{}
-			f.collide(4_000, frames, func() { f.crowdHalfOpen(web, "web", ages) }, func(verdict [2]uint32) {
+			f.collide(1_500, frames, func() { f.crowdHalfOpen(web, "web", ages) }, func(verdict [2]uint32) {
 				f.leaveHalfOpen(web)
 				outcome := verdicts[verdict[0]] + ", " + verdicts[verdict[1]] + ": " + f.state(web, "web", parts)
 				won[outcome]++
@@ -116,7 +122,7 @@ func TestTakerWhileConfirmed(t *testing.T) {
 		frameOf(web, packet.Flags(packet.ACK)),
 		f.signal(web, "web", parts[second], srv6.CreateStickiness, synAck),
 	}
-	f.collide(30_000, frames, func() { f.setState(web, "web", "half-open first", parts) }, func(verdict [2]uint32) {
+	f.collide(10_000, frames, func() { f.setState(web, "web", "half-open first", parts) }, func(verdict [2]uint32) {
 		outcome := verdicts[verdict[0]] + ", " + verdicts[verdict[1]] + ": " + f.state(web, "web", parts)
 		if outcome != "redirect, redirect: steer first" {
 			t.Error(outcome)

@@ -57,6 +57,7 @@ func FuzzParseBalancer(f *testing.F) {
 // FuzzParseAgent does the same for an agent's file.
 func FuzzParseAgent(f *testing.F) {
 	addExample(f, "agent.yaml", []byte(validAgent))
+	f.Add([]byte(agentQUIC), []byte(validAgent))
 	f.Fuzz(func(t *testing.T, data, next []byte) {
 		a := checkRead(t, ParseAgent, data)
 		b := checkRead(t, ParseAgent, next)

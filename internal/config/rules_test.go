@@ -511,7 +511,8 @@ func TestAgentRules(t *testing.T) {
 			"vip: 2001:db8:80::1\n    port: 80\n    protocol: tcp",
 			one("services[1]", "tcp port 80 of 2001:db8:80::1 is already used by services[0]")},
 		{"field of a balancer", "protocol: tcp", "protocol: tcp\n    buckets: 7",
-			one("services[0].buckets", "unknown field; must be one of: name, vip, port, protocol, encapsulation, accept, load, not-local")},
+			one("services[0].buckets", "unknown field; must be one of: name, vip, port, protocol, encapsulation, accept, load, not-local, "+
+				"quic, quic-id, former-quic, former-quic-id")},
 		{"accept of a tunnel", "protocol: udp", "protocol: udp\n    accept: {policy: always}", one("services[1].accept",
 			"only for TCP in srv6-insert or srv6-encap: other services do not hunt")},
 	})
@@ -760,5 +761,68 @@ func TestQUICDefaults(t *testing.T) {
 		if diff := cmp.Diff(want, b.Services[0].QUIC); diff != "" {
 			t.Errorf("-want +got:\n%s", diff)
 		}
+	}
+}
+
+// agentQUIC is an agent's file with a service of QUIC during a change of the form.
+const agentQUIC = `node: {interface: eth0, addresses: [192.0.2.53]}
+services:
+  - name: h3
+    vip: 198.51.100.4
+    port: 443
+    protocol: udp
+    encapsulation: ipip
+    quic: {form: quic-lb-21, rotation: 1, server-id-length: 3, nonce-length: 16, encode-length: true}
+    quic-id: c4605e
+    former-quic: {rotation: 2, server-id-length: 3}
+    former-quic-id: 000002
+`
+
+func TestAgentQUICRules(t *testing.T) {
+	const block = "    quic: {form: quic-lb-21, rotation: 1, server-id-length: 3, nonce-length: 16, encode-length: true}\n"
+	const id, formerID = "    quic-id: c4605e\n", "    former-quic-id: 000002\n"
+	const former = "    former-quic: {rotation: 2, server-id-length: 3}\n"
+	const service = "services[0]"
+	checkMutations(t, agentQUIC, ParseAgent, []mutation{
+		{"valid", "h3", "h3", nil},
+		{"none", block + id + former + formerID, "", nil},
+		{"default form", block, "", one(service+".quic-id",
+			"must be 8 octets, as quic.server-id-length says; is 3")},
+		{"former fields alone", block + id, "", []problem{
+			{service + ".former-quic", "not used without quic"},
+			{service + ".former-quic-id", "not used without quic"},
+		}},
+		{"form", "quic-lb-21", "quic-lb-20", one(service+".quic.form", "must be one of: quic-lb-21")},
+		{"rotation", "rotation: 1", "rotation: 7", one(service+".quic.rotation", wholeNumber+"0 to 6")},
+		{"server ID long", "length: 3, nonce", "length: 16, nonce",
+			one(service+".quic.server-id-length", wholeNumber+"1 to 15")},
+		{"nonce long", "nonce-length: 16", "nonce-length: 17", one(service+".quic.nonce-length",
+			"must be at most 16 with server IDs of 3 octets: a connection ID has at most 20 octets")},
+		{"ID missing", id, "", one(service+".quic-id", "required by quic")},
+		{"ID not hexadecimal", "c4605e", "0xc460",
+			one(service+".quic-id", "must be an even number of hexadecimal digits")},
+		{"TCP", "protocol: udp", "protocol: tcp", one(service+".protocol", "must be udp for quic: "+
+			"only packets of QUIC, which are datagrams of UDP, have connection IDs")},
+		{"no former form", former, "", one(service+".former-quic-id", "not used without former-quic")},
+		{"same rotation", "rotation: 2", "rotation: 1", one(service+".former-quic.rotation",
+			"must not be 1, the rotation of quic: it tells the IDs of both forms apart")},
+		{"default of the former ID", formerID, "", nil},
+		{"wrong default of the former ID", id + former + formerID, "    quic-id: c4\n" + former,
+			one(service+".quic-id", "must be 3 octets, as quic.server-id-length says; is 1")},
+		{"former ID of another length", former + formerID, strings.Replace(former, "3}", "2}", 1),
+			one(service+".former-quic-id", "required by former-quic")},
+	})
+	a, _, err := ParseAgent([]byte(strings.Replace(agentQUIC, formerID, "", 1)))
+	if err != nil || a.Services[0].FormerQUICID != "c4605e" {
+		t.Errorf("the default of former-quic-id: %+v, %v", a, err)
+	}
+	long := strings.Replace(agentQUIC, block+id+former+formerID, "    quic-id: 0102030405060708\n", 1)
+	a, _, err = ParseAgent([]byte(long))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := &desired.QUIC{Form: desired.QUICLB21, ServerIDLength: 8, NonceLength: 8}
+	if diff := cmp.Diff(want, a.Services[0].QUIC); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
 	}
 }

@@ -56,6 +56,14 @@ type AgentService struct {
 	// NotLocal says what the last candidate does with a packet of a flow that no candidate has.
 	// Default reset.
 	NotLocal NotLocal `yaml:"not-local,omitempty"`
+	// QUIC and FormerQUIC are the forms of the connection IDs that the service's program issues, as
+	// in the balancer's Service. QUICID and FormerQUICID are the server ID of this server in these
+	// forms, as in the balancer's Server. QUICID and QUIC are both set, or both not. They are for
+	// UDP. Without them, the agent does not compare connection IDs.
+	QUIC         *QUIC  `yaml:"quic,omitempty"`
+	QUICID       string `yaml:"quic-id,omitempty"`
+	FormerQUIC   *QUIC  `yaml:"former-quic,omitempty"`
+	FormerQUICID string `yaml:"former-quic-id,omitempty"`
 }
 
 // AcceptPolicy decides whether a server accepts an offered connection.

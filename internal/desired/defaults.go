@@ -106,15 +106,20 @@ func (given Given) defaultQUIC(s *Service, path string) {
 	if isQUIC {
 		setDefault(given, field.Child(path, "quic"), &s.QUIC, &QUIC{})
 	}
-	given.defaultQUICForm(s.QUIC, field.Child(path, "quic"))
-	given.defaultQUICForm(s.FormerQUIC, field.Child(path, "former-quic"))
-	if !isQUIC || !s.keepsServerIDs() {
+	given.defaultQUICForms(s.QUIC, s.FormerQUIC, path)
+	if !isQUIC || !s.QUIC.keepsServerIDs(s.FormerQUIC) {
 		return
 	}
 	for i := range s.Servers {
 		server, at := &s.Servers[i], field.Item(field.Child(path, "servers"), i)
 		setDefault(given, field.Child(at, "former-quic-id"), &server.FormerQUICID, server.QUICID)
 	}
+}
+
+// defaultQUICForms sets the fields of the forms of a service.
+func (given Given) defaultQUICForms(present, former *QUIC, path string) {
+	given.defaultQUICForm(present, field.Child(path, "quic"))
+	given.defaultQUICForm(former, field.Child(path, "former-quic"))
 }
 
 // defaultQUICForm sets the fields of a form, or nothing if there is no such form.
@@ -185,6 +190,7 @@ var loadIntervals = map[LoadSource]time.Duration{
 
 func (given Given) defaultAgentService(s *AgentService, path string) {
 	setDefault(given, field.Child(path, "encapsulation"), &s.Encapsulation, SRv6Encap)
+	given.defaultAgentQUIC(s, path)
 	if !s.Hunts() {
 		return
 	}
@@ -201,4 +207,15 @@ func (given Given) defaultAgentService(s *AgentService, path string) {
 		setDefault(given, field.Child(path, "load.interval"), &s.Load.Interval, loadIntervals[s.Load.Kind])
 	}
 	setDefault(given, field.Child(path, "not-local"), &s.NotLocal, NotLocalReset)
+}
+
+// defaultAgentQUIC sets the forms of connection IDs and the server ID of the former form.
+func (given Given) defaultAgentQUIC(s *AgentService, path string) {
+	if s.QUICID != "" {
+		setDefault(given, field.Child(path, "quic"), &s.QUIC, &QUIC{})
+	}
+	given.defaultQUICForms(s.QUIC, s.FormerQUIC, path)
+	if s.QUIC != nil && s.QUIC.keepsServerIDs(s.FormerQUIC) {
+		setDefault(given, field.Child(path, "former-quic-id"), &s.FormerQUICID, s.QUICID)
+	}
 }

@@ -19,12 +19,24 @@ const QUICLB21 QUICForm = "quic-lb-21"
 // QUIC is the form of the connection IDs that the servers of a service issue. The fields after Form
 // are those of quiclb.Config.
 type QUIC struct {
-	Form           QUICForm `yaml:"form"` // default quic-lb-21
-	Rotation       uint8    `yaml:"rotation" range:"0 to 6"`
-	ServerIDLength int      `yaml:"server-id-length" range:"1 to 15"` // default 8
+	Form     QUICForm `yaml:"form" json:"form"` // default quic-lb-21
+	Rotation uint8    `yaml:"rotation" json:"rotation" range:"0 to 6"`
+	// ServerIDLength is 8 by default.
+	ServerIDLength int `yaml:"server-id-length" json:"server_id_length" range:"1 to 15"`
 	// NonceLength is 8 by default, or less if the server ID leaves less room.
-	NonceLength  int  `yaml:"nonce-length" range:"4 to 18"`
-	EncodeLength bool `yaml:"encode-length"`
+	NonceLength  int  `yaml:"nonce-length" json:"nonce_length" range:"4 to 18"`
+	EncodeLength bool `yaml:"encode-length" json:"encode_length"`
+}
+
+// String returns the form with its fields as in the file, such as "quic-lb-21, rotation 0,
+// server-id-length 3, nonce-length 8".
+func (q *QUIC) String() string {
+	text := fmt.Sprintf("%s, rotation %d, server-id-length %d, nonce-length %d",
+		q.Form, q.Rotation, q.ServerIDLength, q.NonceLength)
+	if q.EncodeLength {
+		text += ", encode-length"
+	}
+	return text
 }
 
 // Config returns the form as servers configure it.
@@ -42,6 +54,12 @@ func (s *Server) QUICServerID() []byte { return quicServerID(s.QUICID) }
 // FormerQUICServerID is as QUICServerID, for the connection IDs of the form FormerQUIC.
 func (s *Server) FormerQUICServerID() []byte { return quicServerID(s.FormerQUICID) }
 
+// QUICServerID is as that of Server.
+func (s *AgentService) QUICServerID() []byte { return quicServerID(s.QUICID) }
+
+// FormerQUICServerID is as that of Server.
+func (s *AgentService) FormerQUICServerID() []byte { return quicServerID(s.FormerQUICID) }
+
 func quicServerID(text string) []byte {
 	id, err := quiclb.ParseServerID(text)
 	if err != nil {
@@ -50,10 +68,9 @@ func quicServerID(text string) []byte {
 	return id
 }
 
-// keepsServerIDs tells whether server IDs can be the same in both forms of a service with
-// persistence quic.
-func (s *Service) keepsServerIDs() bool {
-	return s.FormerQUIC != nil && s.QUIC.ServerIDLength == s.FormerQUIC.ServerIDLength
+// keepsServerIDs tells whether server IDs can be the same in this form and in the former one.
+func (q *QUIC) keepsServerIDs(former *QUIC) bool {
+	return former != nil && q.ServerIDLength == former.ServerIDLength
 }
 
 // mostNonce returns the greatest length of nonces, in octets, beside server IDs of a length.
@@ -68,12 +85,7 @@ func (r *rules) checkQUIC(path string, s *Service) {
 		r.checkNoQUIC(path, s)
 		return
 	}
-	if s.Protocol == TCP {
-		r.failf(field.Child(path, "protocol"),
-			"must be %s for persistence %s: only packets of QUIC, "+
-				"which are datagrams of UDP, have connection IDs",
-			UDP, s.Persistence)
-	}
+	r.checkQUICProtocol(path, s.Protocol, fmt.Sprintf("persistence %s", s.Persistence))
 	if s.Placement == PlacementHunt || s.Placement == PlacementRoundRobin || s.Placement.Infers() {
 		r.failf(field.Child(path, "placement"),
 			"must be %s for persistence %s: a client sends several packets "+
@@ -85,22 +97,37 @@ func (r *rules) checkQUIC(path string, s *Service) {
 		r.failf(at, "required by persistence %s", s.Persistence)
 		return
 	}
-	r.checkQUICForm(at, s.QUIC)
+	r.checkQUICForms(path, s.QUIC, s.FormerQUIC)
 	if s.FormerQUIC == nil {
-		r.checkNoFormerIDs(path, s, "not used without former-quic")
-	} else {
-		r.checkFormerQUIC(field.Child(path, "former-quic"), s)
+		r.checkNoFormerIDs(path, s, withoutFormer)
 	}
 	r.checkQUICIDs(path, s)
 }
 
-// checkFormerQUIC checks the former form of a service.
-func (r *rules) checkFormerQUIC(at string, s *Service) {
-	r.checkQUICForm(at, s.FormerQUIC)
-	if s.FormerQUIC.Rotation == s.QUIC.Rotation {
+const withoutFormer = "not used without former-quic"
+
+// checkQUICProtocol checks the protocol of a service. The feature needs connection IDs.
+func (r *rules) checkQUICProtocol(path string, protocol Protocol, feature string) {
+	if protocol == TCP {
+		r.failf(field.Child(path, "protocol"),
+			"must be %s for %s: only packets of QUIC, "+
+				"which are datagrams of UDP, have connection IDs",
+			UDP, feature)
+	}
+}
+
+// checkQUICForms checks the forms of a service. There need not be a former one.
+func (r *rules) checkQUICForms(path string, present, former *QUIC) {
+	r.checkQUICForm(field.Child(path, "quic"), present)
+	if former == nil {
+		return
+	}
+	at := field.Child(path, "former-quic")
+	r.checkQUICForm(at, former)
+	if former.Rotation == present.Rotation {
 		r.failf(field.Child(at, "rotation"),
 			"must not be %d, the rotation of quic: it tells the IDs of both forms apart",
-			s.QUIC.Rotation)
+			present.Rotation)
 	}
 }
 
@@ -162,16 +189,42 @@ type quicIDs struct {
 // checkQUICIDs checks the server IDs of a service, in each of its forms.
 func (r *rules) checkQUICIDs(path string, s *Service) {
 	present := quicIDs{s.QUIC, "quic", "persistence quic", map[string]string{}}
-	former := quicIDs{s.FormerQUIC, "former-quic", "former-quic", map[string]string{}}
+	former := formerIDs(s.FormerQUIC)
 	for i := range s.Servers {
 		server, at := &s.Servers[i], field.Item(field.Child(path, "servers"), i)
-		ok := r.checkQUICID(at, server.QUICID, present)
-		// The default is wrong for the same reason as the ID that it was taken from.
-		isDefault := s.keepsServerIDs() && server.FormerQUICID == server.QUICID
-		if s.FormerQUIC != nil && (ok || !isDefault) {
-			r.checkQUICID(at, server.FormerQUICID, former)
-		}
+		r.checkBothQUICIDs(at, server.QUICID, server.FormerQUICID, present, former)
 	}
+}
+
+func formerIDs(form *QUIC) quicIDs {
+	return quicIDs{form, "former-quic", "former-quic", map[string]string{}}
+}
+
+// checkBothQUICIDs checks a server's ID, and the former one if there is a former form.
+func (r *rules) checkBothQUICIDs(at, id, formerID string, present, former quicIDs) {
+	ok := r.checkQUICID(at, id, present)
+	// The default is wrong for the same reason as the ID that it was taken from.
+	isDefault := present.keepsServerIDs(former.QUIC) && formerID == id
+	if former.QUIC != nil && (ok || !isDefault) {
+		r.checkQUICID(at, formerID, former)
+	}
+}
+
+// checkAgentQUIC checks the forms and the server IDs of an agent's service.
+func (r *rules) checkAgentQUIC(path string, s *AgentService) {
+	if s.QUIC == nil {
+		const unused = "not used without quic"
+		r.refuse(field.Child(path, "quic-id"), s.QUICID != "", unused)
+		r.refuse(field.Child(path, "former-quic"), s.FormerQUIC != nil, unused)
+		r.refuse(field.Child(path, "former-quic-id"), s.FormerQUICID != "", unused)
+		return
+	}
+	r.checkQUICProtocol(path, s.Protocol, "quic")
+	r.checkQUICForms(path, s.QUIC, s.FormerQUIC)
+	r.refuse(field.Child(path, "former-quic-id"), s.FormerQUIC == nil && s.FormerQUICID != "",
+		withoutFormer)
+	present := quicIDs{s.QUIC, "quic", "quic", map[string]string{}}
+	r.checkBothQUICIDs(path, s.QUICID, s.FormerQUICID, present, formerIDs(s.FormerQUIC))
 }
 
 // checkQUICID checks a server's ID. It reports false if the ID breaks a rule.

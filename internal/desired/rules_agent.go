@@ -53,6 +53,7 @@ func (r *rules) checkAgent(a *Agent) {
 	}
 	for i, s := range a.Services {
 		r.checkHunting(field.Item("services", i), s)
+		r.checkAgentQUIC(field.Item("services", i), &s)
 	}
 }
 

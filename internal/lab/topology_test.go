@@ -621,6 +621,11 @@ func TestConfigTemplates(t *testing.T) {
 	}
 	agent.Services[0].NotLocal = desired.NotLocalReset
 	agent.Services[1].Accept = desired.Accept{Policy: desired.AcceptStatic, Threshold: &weight}
+	agent.Services[3].QUIC, agent.Services[3].QUICID = full.Services[3].QUIC, "c4605e"
+	agent.Services[3].FormerQUIC = &desired.QUIC{
+		Form: desired.QUICLB21, Rotation: 1, ServerIDLength: 2, NonceLength: 8,
+	}
+	agent.Services[3].FormerQUICID = "c460"
 	roundTrip(t, "balancer.yaml", l.Node("lb1").BalancerConfig(), func(text []byte) error {
 		_, _, err := config.ParseBalancer(text)
 		return err

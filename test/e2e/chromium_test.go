@@ -183,7 +183,11 @@ func (s *http2Servers) await(t *testing.T, count int) (got []http2Request) {
 func TestHTTP2Chromium(t *testing.T) {
 	t.Parallel()
 	needs.Command(t, "chromium", "chromium")
-	topology := hunting(statelessServices(4)...)
+	// insert6 and encap4 have the family and the encapsulation of encap6.
+	services := slices.DeleteFunc(statelessServices(4), func(s lab.Service) bool {
+		return s.Encapsulation == desired.SRv6Encap && s.VIP.Is6()
+	})
+	topology := hunting(services...)
 	topology.Servers, topology.Applications = 5, []lab.Application{lab.Nginx}
 	l := up(t, refusing(topology))
 	servers := startHTTP2(t, l)

@@ -262,11 +262,16 @@ services: [{name: web, vip: "2001:db8:99::1", port: 80, protocol: tcp}]
 	}
 }
 
-// TestDemoIsInterrupted interrupts the demo in each of its phases.
+// TestDemoIsInterrupted interrupts the demo in each of its phases. Its lab is small, because it is
+// built nine times.
 func TestDemoIsInterrupted(t *testing.T) {
 	needRoot(t)
 	before := readMachine(t)
 	cleanUp(t)
+	file := filepath.Join(t.TempDir(), "topology.yaml")
+	must(t, os.WriteFile(file, []byte("balancers: 1\nservers: 2\nservices:\n"+
+		"  - {name: web, vip: 2001:db8:80::1, port: 80, protocol: tcp, encapsulation: srv6-insert}\n"+
+		"  - {name: echo, vip: 203.0.113.2, port: 9000, protocol: udp, encapsulation: gre}\n"), 0o644))
 	for _, phase := range []string{"Building", "Starting", "Sending", "Removing"} {
 		signals := []unix.Signal{unix.SIGINT, unix.SIGKILL}
 		if phase == "Sending" {
@@ -274,7 +279,7 @@ func TestDemoIsInterrupted(t *testing.T) {
 		}
 		for _, signal := range signals {
 			t.Run(phase+" "+unix.SignalName(signal), func(t *testing.T) {
-				cmd := exec.Command(segue, "lab", "demo", "--name", labName)
+				cmd := exec.Command(segue, "lab", "demo", "--name", labName, "-f", file)
 				// A process group of its own, so that it gets no signals of a terminal.
 				cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 				out, err := cmd.StdoutPipe()

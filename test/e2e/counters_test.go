@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/lab"
@@ -17,12 +18,22 @@ import (
 // counts are numbers of packets by reason, in one data path or several.
 type counts map[string]uint64
 
-// packetCounts reads the counters of a balancer or an agent by `segue status`. The process need not
-// run.
+// packetCounts reads the counters of a balancer or an agent. The process need not run. A balancer's
+// counters come from its table, because `segue status` also reads all candidate tables.
 func packetCounts(t *testing.T, n *lab.Node) counts {
 	t.Helper()
+	var reasons []datapath.ReasonCount
+	if n.Role == lab.RoleBalancer {
+		tables, err := dataplane.OpenReader(n.Instance())
+		must(t, err)
+		defer tables.Close()
+		reasons, err = tables.CountReasons()
+		must(t, err)
+	} else {
+		reasons = status(t, n).Reasons
+	}
 	all := counts{}
-	for _, r := range status(t, n).Reasons {
+	for _, r := range reasons {
 		all[r.Reason] = r.Packets
 	}
 	return all

@@ -26,10 +26,13 @@ import (
 // thousand connections.
 const longestThink = 500 * time.Millisecond
 
-// think returns the time between two requests on each of n connections. Together they make a
-// thousand requests per second, or two thousand if there are many connections. This leaves CPU time
-// for the tested programs.
-func think(n int) time.Duration { return min(time.Duration(n)*time.Millisecond, longestThink) }
+// think returns the time between two requests on each of n connections. Together they make 500
+// requests per second, or more if there are many connections. This leaves CPU time for the tested
+// programs, and for other tests.
+func think(n int) time.Duration { return min(time.Duration(2*n)*time.Millisecond, longestThink) }
+
+// visitorsRest is the time between two requests of a visitor.
+const visitorsRest = 10 * time.Millisecond
 
 // connection is an HTTP connection that makes requests at intervals until it ends.
 type connection struct {
@@ -264,7 +267,7 @@ func (l *load) stop() {
 	l.group.Wait()
 }
 
-// visitors make requests continuously, each on a new connection.
+// visitors make requests at intervals, each on a new connection.
 type visitors struct {
 	cancel   context.CancelFunc
 	group    sync.WaitGroup
@@ -302,6 +305,11 @@ func (v *visitors) run(ctx context.Context, c *client, first int, services []lab
 		select {
 		case v.progress <- struct{}{}:
 		default:
+		}
+		select {
+		case <-time.After(visitorsRest):
+		case <-ctx.Done():
+			return
 		}
 	}
 }

@@ -264,23 +264,43 @@ func awaitServers(t *testing.T, l *lab.Lab) {
 		must(t, err)
 		defer view.Close()
 		eventually(t, func() error {
+			// Shares are in all of the candidate tables, so they are read last.
+			services, err := view.Services()
+			if err != nil {
+				return err
+			}
+			err = requireAll(services, func(s *inspect.ServerState) bool { return s.NextHop != nil })
+			if err != nil {
+				return fmt.Errorf("%s: %w", name, err)
+			}
 			state, err := view.Snapshot()
 			if err != nil {
 				return err
 			}
-			for _, service := range state.Services {
-				for _, s := range service.Servers {
-					out := s.Condition == inspect.ServerDrained || s.Condition == inspect.ServerRemoved
-					// If the service infers, no buckets tell who gets flows.
-					placed := s.Share > 0 || service.Inference != nil && len(s.Causes) == 0
-					if !out && (!placed || s.NextHop == nil) {
-						return fmt.Errorf("%s places no flow of %s on %s, which is %s", name, service.Name, s.Name, s.Condition)
-					}
-				}
+			err = requireAll(state.Services, func(s *inspect.ServerState) bool {
+				// If the service infers, no buckets tell who gets flows.
+				return s.Share > 0 || s.Inferred != nil && len(s.Causes) == 0
+			})
+			if err != nil {
+				return fmt.Errorf("%s: %w", name, err)
 			}
 			return nil
 		})
 	}
+}
+
+// requireAll returns an error unless all servers meet the condition, except for drained and removed
+// ones.
+func requireAll(services []*inspect.ServiceState, meets func(*inspect.ServerState) bool) error {
+	for _, service := range services {
+		for _, s := range service.Servers {
+			out := s.Condition == inspect.ServerDrained || s.Condition == inspect.ServerRemoved
+			if !out && !meets(s) {
+				return fmt.Errorf("no flow of %s is placed on %s, which is %s", service.Name, s.Name, s.Condition)
+			}
+		}
+	}
+	return nil
 }
 
 // reload makes a balancer or an agent reload its configuration, which must succeed.

@@ -13,13 +13,17 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/quic-go/quic-go"
 	"github.com/quic-go/quic-go/http3"
 
+	"github.com/segue-lb/segue/internal/agent"
+	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/lab"
 )
@@ -39,15 +43,20 @@ func serverID(server string) string {
 // nextServerID returns the server ID of a server after a change of the form.
 func nextServerID(server string) string { return "6d" + serverID(server) }
 
+// quicForm returns the form of connection IDs before a change.
+func quicForm() *desired.QUIC {
+	return &desired.QUIC{
+		Form: desired.QUICLB21, Rotation: 1, ServerIDLength: 3, NonceLength: 8,
+		EncodeLength: true,
+	}
+}
+
 // byID gives all services persistence quic.
 func byID(cfg *desired.Balancer) {
 	for i := range cfg.Services {
 		s := &cfg.Services[i]
 		s.Persistence = desired.PersistenceQUIC
-		s.QUIC = &desired.QUIC{
-			Form: desired.QUICLB21, Rotation: 1, ServerIDLength: 3, NonceLength: 8,
-			EncodeLength: true,
-		}
+		s.QUIC = quicForm()
 		for j := range s.Servers {
 			s.Servers[j].QUICID = serverID(s.Servers[j].Name)
 		}
@@ -354,6 +363,25 @@ func TestQUICServersComeAndGo(t *testing.T) {
 	requireNoDrops(t, l)
 }
 
+// requireForms requires that the status of lb1 shows the forms of a configuration.
+func requireForms(t *testing.T, l *lab.Lab, change func(*desired.Balancer)) {
+	t.Helper()
+	cfg := l.Node("lb1").BalancerConfig()
+	change(&cfg)
+	view, err := inspect.OpenView(l.Node("lb1").Instance())
+	must(t, err)
+	defer view.Close()
+	state, err := view.Snapshot()
+	must(t, err)
+	for _, s := range state.Services {
+		i := slices.IndexFunc(cfg.Services, func(c desired.Service) bool { return c.Name == s.Name })
+		want := []*desired.QUIC{cfg.Services[i].QUIC, cfg.Services[i].FormerQUIC}
+		if diff := cmp.Diff(want, []*desired.QUIC{s.QUIC, s.FormerQUIC}); diff != "" {
+			t.Errorf("%s: forms (-want +got):\n%s", s.Name, diff)
+		}
+	}
+}
+
 // TestQUICRotation changes the form of connection IDs under live connections: first on the
 // balancers, then on one of the servers. Connections of both forms follow their clients. When the
 // balancers know the new form alone, its connections go on.
@@ -362,6 +390,7 @@ func TestQUICRotation(t *testing.T) {
 	l := up(t, quicLab(3))
 	servers := startQUICServers(t, l)
 	reconfigure(t, l, byID)
+	requireForms(t, l, byID)
 	dial := func() (all []*quicConnection) {
 		for _, s := range l.Topology.Services {
 			for range 5 {
@@ -388,6 +417,7 @@ func TestQUICRotation(t *testing.T) {
 	others := func(server string) bool { return server != "s1" }
 	former := dial()
 	reconfigure(t, l, byBothIDs)
+	requireForms(t, l, byBothIDs)
 	stay(former, func(string) bool { return true })
 	servers.stopOne("s1")
 	servers.startOne(t, l, "s1", "-server-id", nextServerID("s1"), "-rotation", "2",
@@ -406,4 +436,114 @@ func TestQUICRotation(t *testing.T) {
 	})
 	stay(mixed, func(server string) bool { return server == "s1" })
 	requireNoDrops(t, l)
+}
+
+// quicIDs counts the connection IDs that a server's agent has compared, by result.
+func quicIDs(t *testing.T, l *lab.Lab, server string) map[string]uint64 {
+	t.Helper()
+	view, err := agent.OpenView(l.Node(server).Instance())
+	must(t, err)
+	defer view.Close()
+	state, err := view.Snapshot()
+	must(t, err)
+	all := map[string]uint64{}
+	for _, s := range state.Services {
+		for result, ids := range s.QUIC.IDs {
+			all[result] += ids.Packets
+		}
+	}
+	return all
+}
+
+// requireOwnIDs requires that a server's agent has counted the server's own IDs only.
+func requireOwnIDs(t *testing.T, l *lab.Lab, server string) {
+	t.Helper()
+	ids := quicIDs(t, l, server)
+	if ids["issued_own"] == 0 || ids["issued_other"] != 0 || ids["delivered_other"] != 0 {
+		t.Errorf("%s counts the IDs %v", server, ids)
+	}
+	if log := readLog(t, l.Process(server, "agent")); strings.Contains(log, "connection IDs") {
+		t.Errorf("the agent of %s warns:\n%s", server, log)
+	}
+}
+
+// dialUntil opens connections, which may fail, until these servers count IDs with the result.
+func dialUntil(t *testing.T, l *lab.Lab, result string, servers ...string) {
+	t.Helper()
+	config := http3.ConfigureTLSConfig(&tls.Config{InsecureSkipVerify: true})
+	to := net.UDPAddrFromAddrPort(l.Topology.Services[0].Address())
+	eventually(t, func() error {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, _ = quicTransport(t, l).Dial(ctx, to, config, nil)
+		for _, name := range servers {
+			if quicIDs(t, l, name)[result] == 0 {
+				return fmt.Errorf("%s counts no ID as %s", name, result)
+			}
+		}
+		return nil
+	})
+}
+
+// TestQUICServerIDs gives a server a program that issues the ID of another server, as a copied
+// image does. Its connections fail, and balancers count their packets as known: only its agent
+// notices. Then the balancers have exchanged the IDs of two servers, and both agents notice.
+func TestQUICServerIDs(t *testing.T) {
+	t.Parallel()
+	l := up(t, quicLab(2))
+	servers := startQUICServers(t, l)
+	reconfigure(t, l, byID)
+	for _, name := range nodes(l, lab.RoleServer) {
+		reagent(t, l, name, func(s *desired.AgentService) {
+			s.QUIC, s.QUICID = quicForm(), serverID(name)
+		})
+	}
+	for _, s := range l.Topology.Services {
+		for range 10 {
+			c := dialQUIC(t, l, s)
+			c.move(t)
+			c.requireServer(t)
+		}
+	}
+	requireOwnIDs(t, l, "s1")
+	requireOwnIDs(t, l, "s2")
+
+	before := packetCounts(t, l.Node("lb1"))
+	servers.stopOne("s2")
+	servers.startOne(t, l, "s2", "-server-id", serverID("s1"), "-rotation", "1", "-encode-length")
+	dialUntil(t, l, "issued_other", "s2")
+	eventually(t, func() error {
+		log := readLog(t, l.Process("s2", "agent"))
+		for _, text := range []string{
+			"level=WARN", "issues connection IDs", "service=" + l.Topology.Services[0].Name,
+			"last_id=2b" + serverID("s1"), "quic-id=" + serverID("s2"),
+		} {
+			if !strings.Contains(log, text) {
+				return fmt.Errorf("the log of the agent of s2 has no %s", text)
+			}
+		}
+		return nil
+	})
+	requireOwnIDs(t, l, "s1")
+	after := packetCounts(t, l.Node("lb1"))
+	if after["forward_recover"] != before["forward_recover"] {
+		t.Errorf("lb1 counts packets that name no server: %v, then %v", before, after)
+	}
+	counted := quicIDs(t, l, "s2")
+	must(t, l.Process("s2", "agent").Stop())
+	must(t, l.Process("s2", "agent").Start(t.Context()))
+	if now := quicIDs(t, l, "s2"); now["issued_other"] < counted["issued_other"] {
+		t.Errorf("a restart of the agent of s2 lost counts: %v, then %v", counted, now)
+	}
+
+	servers.stopOne("s2")
+	servers.startOne(t, l, "s2", "-server-id", serverID("s2"), "-rotation", "1", "-encode-length")
+	reconfigure(t, l, func(cfg *desired.Balancer) {
+		byID(cfg)
+		for i := range cfg.Services {
+			s := cfg.Services[i].Servers
+			s[0].QUICID, s[1].QUICID = s[1].QUICID, s[0].QUICID
+		}
+	})
+	dialUntil(t, l, "delivered_other", "s1", "s2")
 }

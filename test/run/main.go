@@ -58,8 +58,9 @@ var tiers = []tier{
 		// that faults: the race detector reads it in C, where Go cannot recover from the fault.
 		name: "unit",
 		packages: []string{
-			"internal/tables", "internal/processor", "internal/sim", "internal/sim/placement",
-			"internal/sim/scenario", "internal/repro", "loadshm",
+			"internal/config", "internal/desired", "internal/infer", "internal/labreport",
+			"internal/model", "internal/processor", "internal/repro", "internal/sim",
+			"internal/sim/placement", "internal/sim/scenario", "internal/tables", "internal/wiki", "loadshm",
 		},
 	},
 	{
@@ -70,13 +71,13 @@ var tiers = []tier{
 		},
 		// More tests and packages run at a time than there are cores, because many of them wait
 		// for the kernel to change tables or routes.
-		flags: []string{"-count=1", "-timeout=10m", "-parallel=4", "-p=3"},
+		flags: []string{"-count=1", "-timeout=20m", "-parallel=4", "-p=3"},
 	},
 	{
 		name:     "e2e", // tests with networks of namespaces
 		packages: []string{"internal/lab", "test/e2e"},
 		// One package runs at a time, because all packages use the resources of the whole machine.
-		flags: []string{"-count=1", "-timeout=15m", "-p=1", "-parallel=3"},
+		flags: []string{"-count=1", "-timeout=15m", "-p=1", "-parallel=4"},
 	},
 }
 
@@ -106,13 +107,13 @@ var soak = []tier{
 		name:     soakTier,
 		packages: []string{"./internal/balancer"},
 		flags:    []string{"-count=1", "-timeout=30m", "-parallel=4"},
-		args:     []string{"-dryruns", "-crashes=3", "-mutants=2000"},
+		args:     []string{"-dryruns", "-crashes=6", "-mutants=2000", "-collisions=3"},
 	},
 	{
 		name:     soakTier,
 		packages: []string{"./internal/agent"},
 		flags:    []string{"-count=1", "-timeout=30m", "-run=^Test(Failed|.*Mutants)"},
-		args:     []string{"-crashes=3", "-mutants=5000"},
+		args:     []string{"-crashes=6", "-mutants=5000"},
 	},
 }
 

@@ -14,7 +14,6 @@ import (
 type services struct {
 	space   lineSpace
 	present map[int]region
-	slots   int // of all servers together
 }
 
 // change gives a service another number of servers. The new ranking is beside the old one.

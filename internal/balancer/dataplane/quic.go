@@ -29,6 +29,34 @@ func quicFormOf(q *desired.QUIC) balancerQuicForm {
 	return form
 }
 
+// form is the reverse of quicFormOf.
+func (f balancerQuicForm) form() *desired.QUIC {
+	n := int(f.ServerIdLength)
+	return &desired.QUIC{
+		Form: desired.QUICLB21, Rotation: f.Rotation, ServerIDLength: n,
+		NonceLength: int(f.Length) - 1 - n, EncodeLength: f.Mask == quicWholeMask,
+	}
+}
+
+// QUICForms reads the forms of the connection IDs of the service with this number. There need not
+// be a former one. Both are nil if no program is attached. QUICForms returns an error if the table
+// cannot be read.
+func (r *Reader) QUICForms(number uint32) (present, former *desired.QUIC, err error) {
+	table, err := openAttached(r.Instance, balancerMapQuicForms)
+	if table == nil || err != nil {
+		return nil, nil, err
+	}
+	defer table.Close()
+	var forms balancerQuicForms
+	if err := table.Lookup(number, &forms); err != nil {
+		return nil, nil, fmt.Errorf("read the forms of connection IDs: %w", err)
+	}
+	if forms.Former != forms.Present {
+		former = forms.Former.form()
+	}
+	return forms.Present.form(), former, nil
+}
+
 // quicFormsOf returns the forms of a service as the data path has them.
 func quicFormsOf(svc *desired.Service) balancerQuicForms {
 	former := svc.QUIC

@@ -4,6 +4,7 @@ package inspect
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -56,8 +57,11 @@ type ServiceState struct {
 	Inference     *InferenceState       `json:"inference,omitempty"` // nil: the service does not infer
 	Persistence   desired.Persistence   `json:"persistence"`
 	Encapsulation desired.Encapsulation `json:"encapsulation"`
-	Buckets       uint32                `json:"buckets"` // 0: it has no candidate table
-	Candidates    uint8                 `json:"candidates"`
+	// QUIC and FormerQUIC are the forms of the connection IDs. Only persistence quic has them.
+	QUIC       *desired.QUIC `json:"quic,omitempty"`
+	FormerQUIC *desired.QUIC `json:"former_quic,omitempty"`
+	Buckets    uint32        `json:"buckets"` // 0: it has no candidate table
+	Candidates uint8         `json:"candidates"`
 	// Generation is the number of the present set of servers. Sets is how many sets the candidate
 	// table contains: the present one, and former ones, which may have older flows. Balancers with
 	// the same Digest have the same candidate tables.
@@ -70,7 +74,8 @@ type ServiceState struct {
 	Ignored []Condition    `json:"ignored"`
 	Servers []*ServerState `json:"servers"` // by name
 
-	table uint32
+	number uint32
+	table  uint32
 }
 
 // ServerState is a server of a service, with its state in the data path. Counters begin when the
@@ -174,7 +179,7 @@ func (v *View) Snapshot() (*Snapshot, error) {
 		s.Hints = &counts
 	}
 	for _, service := range s.Services {
-		if err := v.addShares(service); err != nil {
+		if err := errors.Join(v.addShares(service), v.addForms(service)); err != nil {
 			return nil, fmt.Errorf("instance %s: service %s: %w", v.tables.Instance, service.Name, err)
 		}
 	}
@@ -184,6 +189,14 @@ func (v *View) Snapshot() (*Snapshot, error) {
 // usesHints tells whether packets of the service can follow hints.
 func usesHints(s *ServiceState) bool {
 	return s.Persistence == desired.PersistenceHint || s.Persistence == desired.PersistenceStateless
+}
+
+// addForms adds the forms of a service's connection IDs.
+func (v *View) addForms(s *ServiceState) (err error) {
+	if s.Persistence == desired.PersistenceQUIC {
+		s.QUIC, s.FormerQUIC, err = v.tables.QUICForms(s.number)
+	}
+	return err
 }
 
 // flowTable reads what the last sweep has counted.
@@ -286,6 +299,7 @@ func newServiceState(label dataplane.ServiceLabel, entry *dataplane.ServiceEntry
 		TakesFlows:    entry.Rule.Flags&dataplane.RuleTakesFlows != 0,
 		Ignored:       []Condition{},
 		Servers:       []*ServerState{},
+		number:        entry.Id,
 		table:         entry.Table(),
 	}
 }

@@ -1,0 +1,201 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Connection IDs of QUIC. Balancers forward a packet to the server whose ID is in the connection ID
+ * (docs/quic.md). If a program issues IDs with the server ID of another server, balancers forward
+ * its clients' packets to that server, and count them as those of a known flow. Only the agent
+ * knows which server ID is its own. It counts, and changes neither packets nor decisions.
+ */
+#ifndef SEGUE_AGENT_QUIC_H
+#define SEGUE_AGENT_QUIC_H
+
+#include "maps.h"
+#include "net/quic.h"
+#include "sent.h"
+#include "stats.h"
+
+#define QUIC_ROTATION_SHIFT 5 /* of the rotation in the first octet of an ID */
+#define QUIC_PREFIX_SIZE 16   /* the first octet, and the longest server ID */
+#define QUIC_ID_SIZE 20	      /* the longest ID of the versions 1 and 2 */
+
+/* How the connection IDs of this server begin, in one form. */
+struct quic_own_id {
+	__u8 octets[QUIC_PREFIX_SIZE]; /* the first octet, and the server ID */
+	__u8 mask[QUIC_PREFIX_SIZE];   /* the bits that all IDs of this server have in common */
+	__u32 length;		       /* of the whole ID, in octets; 0: IDs are not compared */
+	__u32 pad;
+};
+
+/* The forms of a service's connection IDs. Their rotations differ. A service without a former form
+ * has the present one twice. */
+struct quic_own_ids {
+	struct quic_own_id present;
+	struct quic_own_id former;
+};
+
+/* By UDP service. A service whose IDs are not compared is in it, too, so that its packets do not
+ * count for a service of all ports. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, MAX_AGENT_SERVICES);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct service_key);
+	__type(value, struct quic_own_ids);
+} quic_own_ids SEC(".maps");
+
+/* A connection ID. Of a longer one, it has the beginning. */
+struct quic_id {
+	__u8 octets[QUIC_ID_SIZE]; /* zeros behind the ID */
+	__u8 length;
+	__u8 pad[3];
+} __attribute__((aligned(8)));
+
+/* Packets with one result, and the last of their IDs. A reader may find that ID half written. */
+struct quic_id_count {
+	__u64 packets;
+	__u64 when; /* ns of the coarse clock */
+	struct quic_id last;
+};
+
+struct quic_id_counts {
+	struct quic_id_count of[QUIC_ID_COUNT];
+};
+
+/* By service whose IDs are compared. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_HASH);
+	__uint(max_entries, MAX_AGENT_SERVICES);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct service_key);
+	__type(value, struct quic_id_counts);
+} quic_id_counts SEC(".maps");
+
+static __always_inline void count_quic_id(const struct service_key *key, enum quic_id_result result,
+					  const struct quic_id *id)
+{
+	struct quic_id_counts *counts = bpf_map_lookup_elem(&quic_id_counts, key);
+
+	if (!counts)
+		return;
+	counts->of[result].packets++;
+	counts->of[result].when = bpf_ktime_get_coarse_ns();
+	counts->of[result].last = *id;
+}
+
+/* Finds the own IDs of the service to whose packets the flow belongs, and sets `key` to the key of
+ * the service's entries. NULL: its IDs are not compared. */
+static __always_inline const struct quic_own_ids *find_own_ids(const struct flow_key *flow,
+							       struct service_key *key)
+{
+	const struct quic_own_ids *ids;
+
+	copy_address(&key->vip, &flow->destination);
+	key->port = flow->destination_port;
+	key->protocol = IPPROTO_UDP;
+	ids = bpf_map_lookup_elem(&quic_own_ids, key);
+	if (!ids) {
+		key->port = 0;
+		ids = bpf_map_lookup_elem(&quic_own_ids, key);
+	}
+	return ids && ids->present.length ? ids : NULL;
+}
+
+/* The own ID in the form that an ID has by its rotation. */
+static __always_inline const struct quic_own_id *own_id(const struct quic_own_ids *ids,
+							const struct quic_id *id)
+{
+	__u8 rotation = id->octets[0] >> QUIC_ROTATION_SHIFT;
+
+	return rotation == ids->former.octets[0] >> QUIC_ROTATION_SHIFT ? &ids->former
+									: &ids->present;
+}
+
+/* Whether an ID names a server, as Config.ServerID in quiclb/quiclb.go decides. */
+static __always_inline bool names_server(const struct quic_id *id, const struct quic_own_id *own)
+{
+	return id->length >= own->length && !((id->octets[0] ^ own->octets[0]) & own->mask[0]);
+}
+
+/* Whether an ID names this server. */
+static __always_inline bool is_own_id(const struct quic_id *id, const struct quic_own_id *own)
+{
+	const __u64 *octets = (const __u64 *)id->octets;
+	const __u64 *wanted = (const __u64 *)own->octets, *mask = (const __u64 *)own->mask;
+
+	return id->length >= own->length && !((octets[0] ^ wanted[0]) & mask[0]) &&
+	       !((octets[1] ^ wanted[1]) & mask[1]);
+}
+
+/*
+ * Compares the source ID of a packet that this host sends: the program has issued it. Packets with
+ * a short header have none, and the source ID in a packet of Version Negotiation is the client's.
+ * Not inlined: it has a stack of its own.
+ */
+__noinline int check_issued_id(struct __sk_buff *skb, const struct sent *sent)
+{
+	struct service_key key __attribute__((aligned(8))) = {}; /* addresses are copied as words */
+	const struct quic_own_ids *own;
+	struct quic_long_header header;
+	struct quic_id id = {};
+	__u32 at, size;
+
+	if (!sent)
+		return 0;
+	own = find_own_ids(&sent->flow, &key);
+	at = sent->transport + sizeof(struct udphdr);
+	if (!own || bpf_skb_load_bytes(skb, at, &header, sizeof(header)) ||
+	    !(header.first & QUIC_LONG_HEADER) ||
+	    header.version == bpf_htonl(QUIC_VERSION_NEGOTIATION))
+		return 0;
+	at += sizeof(header) + header.id_length;
+	if (bpf_skb_load_bytes(skb, at, &id.length, sizeof(id.length)))
+		return 0;
+	at += sizeof(id.length);
+	if (at + id.length > skb->len)
+		return 0;
+	if (id.length > QUIC_ID_SIZE)
+		id.length = QUIC_ID_SIZE;
+	size = id.length;
+	if (size && bpf_skb_load_bytes(skb, at, id.octets, size))
+		return 0;
+	count_quic_id(&key,
+		      is_own_id(&id, own_id(own, &id)) ? QUIC_ID_ISSUED_OWN : QUIC_ID_ISSUED_OTHER,
+		      &id);
+	return 0;
+}
+
+/*
+ * Compares the destination ID of a packet that the host's stack gets. The client has chosen the ID
+ * of an Initial or 0-RTT packet. An ID that names no server is not counted, because any datagram
+ * may be one. Packets with extension headers are not read, as in read_sent(). Not inlined: most
+ * packets are not of QUIC.
+ */
+__noinline int check_delivered_id(struct xdp_md *ctx)
+{
+	struct service_key key __attribute__((aligned(8))) = {}; /* addresses are copied as words */
+	const struct quic_own_ids *ids;
+	const struct quic_own_id *own;
+	struct packet pkt = {};
+	struct cursor at = {};
+	struct quic_id id = {};
+	__u32 size;
+	bool opens;
+
+	if (parse_network(ctx, &at, &pkt, NULL) || pkt.transport ||
+	    pkt.key.protocol != IPPROTO_UDP || parse_transport(&at, &pkt, true))
+		return 0;
+	ids = find_own_ids(&pkt.key, &key);
+	if (!ids || !enter_udp(&at) || !find_connection_id(&at, &opens) || opens)
+		return 0;
+	size = at.left;
+	if (size > QUIC_ID_SIZE)
+		size = QUIC_ID_SIZE;
+	if (!size || bpf_xdp_load_bytes(ctx, at.pos - frame_start(ctx), id.octets, size))
+		return 0;
+	id.length = size;
+	own = own_id(ids, &id);
+	if (names_server(&id, own) && !is_own_id(&id, own))
+		count_quic_id(&key, QUIC_ID_DELIVERED_OTHER, &id);
+	return 0;
+}
+
+#endif

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"encoding/hex"
+	"fmt"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/desired"
+)
+
+// The first octet of a connection ID, as in package quiclb. A mask has the bits that all IDs of a
+// form have in common.
+const (
+	quicRotationShift = 5
+	quicRotationMask  = 0xe0 // the others are random
+	quicWholeMask     = 0xff // the others are the length
+)
+
+// ownIDOf returns how the connection IDs of this server begin.
+func ownIDOf(form *desired.QUIC, serverID []byte) agentQuicOwnId {
+	own := agentQuicOwnId{Length: uint32(form.Config().Length())}
+	own.Octets[0] = form.Rotation<<quicRotationShift | uint8(own.Length-1)
+	own.Mask[0] = quicRotationMask
+	if form.EncodeLength {
+		own.Mask[0] = quicWholeMask
+	}
+	for i, octet := range serverID {
+		own.Octets[1+i], own.Mask[1+i] = octet, 0xff
+	}
+	return own
+}
+
+// form is the reverse of ownIDOf.
+func (own *agentQuicOwnId) form() (form *desired.QUIC, serverID string) {
+	n := 0
+	for n+1 < len(own.Mask) && own.Mask[n+1] != 0 {
+		n++
+	}
+	return &desired.QUIC{
+		Form: desired.QUICLB21, Rotation: own.Octets[0] >> quicRotationShift,
+		ServerIDLength: n, NonceLength: int(own.Length) - 1 - n,
+		EncodeLength: own.Mask[0] == quicWholeMask,
+	}, hex.EncodeToString(own.Octets[1 : 1+n])
+}
+
+// ownIDsOf returns the own IDs of all UDP services. Those of services without quic are zero. It
+// returns none if no service has quic.
+func ownIDsOf(services []desired.AgentService) map[agentServiceKey]agentQuicOwnIds {
+	all := map[agentServiceKey]agentQuicOwnIds{}
+	compares := false
+	for _, s := range services {
+		var own agentQuicOwnIds
+		if s.QUIC != nil {
+			compares = true
+			own.Present = ownIDOf(s.QUIC, s.QUICServerID())
+			own.Former = own.Present
+		}
+		if s.FormerQUIC != nil {
+			own.Former = ownIDOf(s.FormerQUIC, s.FormerQUICServerID())
+		}
+		if s.Protocol == desired.UDP {
+			all[serviceKey(s)] = own
+		}
+	}
+	if !compares {
+		return nil
+	}
+	return all
+}
+
+// writeOwnIDs writes the own IDs to the data path. The counters of a service that had quic before
+// continue. The previous process uses them, too.
+func (k *kernel) writeOwnIDs(
+	t *datapath.Takeover, want map[agentServiceKey]agentQuicOwnIds,
+) error {
+	counted := map[agentServiceKey]bool{}
+	for key, own := range want {
+		if own.Present.Length == 0 {
+			continue
+		}
+		counted[key] = true
+		zero := make([]agentQuicIdCounts, ebpf.MustPossibleCPU())
+		if err := addIfAbsent(t, k.objects.QuicIdCounts, key, zero); err != nil {
+			return err
+		}
+	}
+	t.OnCommit(func() error { return datapath.Keep(k.objects.QuicIdCounts, counted) })
+	if err := datapath.Replace(k.objects.QuicOwnIds, want); err != nil {
+		return err
+	}
+	compared := uint32(0)
+	if len(counted) > 0 {
+		compared = 1
+	}
+	if err := k.objects.QuicIsCompared.Set(compared); err != nil {
+		return fmt.Errorf("set whether connection IDs are compared: %w", err)
+	}
+	return nil
+}
+
+// QUICState tells which connection IDs name this server, and which ones occur.
+type QUICState struct {
+	// QUIC and FormerQUIC are the forms of IDs, with this server's ID in each of them. FormerQUIC
+	// is nil if there is no former form.
+	QUIC         *desired.QUIC `json:"quic"`
+	QUICID       string        `json:"quic_id"`
+	FormerQUIC   *desired.QUIC `json:"former_quic,omitempty"`
+	FormerQUICID string        `json:"former_quic_id,omitempty"`
+	// IDs are the compared IDs by result: issued_own, issued_other and delivered_other.
+	IDs map[string]IDCount `json:"ids"`
+}
+
+// IDCount is the number of packets whose connection ID had a result.
+type IDCount struct {
+	Packets uint64 `json:"packets"`
+	// Last is the ID of the last of these packets in hexadecimal, up to 20 octets. Of a packet with
+	// a short header, which does not tell where its ID ends, Last may have octets behind the ID.
+	Last string `json:"last"`
+}
+
+// quicState returns nil for a service without quic.
+func (v *View) quicState(key agentServiceKey) (*QUICState, error) {
+	var own agentQuicOwnIds
+	if found, err := find(v.maps.QuicOwnIds, key, &own); !found || own.Present.Length == 0 {
+		return nil, err
+	}
+	state := &QUICState{}
+	state.QUIC, state.QUICID = own.Present.form()
+	if own.Former != own.Present {
+		state.FormerQUIC, state.FormerQUICID = own.Former.form()
+	}
+	var err error
+	state.IDs, err = v.idCounts(key)
+	return state, err
+}
+
+// idCounts counts the compared connection IDs of a service, by result.
+func (v *View) idCounts(key agentServiceKey) (map[string]IDCount, error) {
+	var perCPU []agentQuicIdCounts
+	if _, err := find(v.maps.QuicIdCounts, key, &perCPU); err != nil {
+		return nil, err
+	}
+	counts := map[string]IDCount{}
+	for i, label := range v.labels.quicIDs {
+		var sum IDCount
+		latest := uint64(0)
+		for _, cpu := range perCPU {
+			count := &cpu.Of[i]
+			sum.Packets += count.Packets
+			if count.When > latest {
+				last := count.Last
+				latest, sum.Last = count.When, hex.EncodeToString(last.Octets[:last.Length])
+			}
+		}
+		counts[label] = sum
+	}
+	return counts, nil
+}
+
+// othersWarned is what the log has told about the IDs of other servers that a program issues.
+type othersWarned struct {
+	packets uint64
+	at      time.Time // of the last warning
+}
+
+// othersInterval is the shortest time between two warnings about a service.
+const othersInterval = time.Minute
+
+// followQUIC warns about programs that issue connection IDs of other servers. It does not warn
+// about delivered packets with such IDs, because every client can send them.
+func (a *Agent) followQUIC() error {
+	view, warned := a.kernel.view(), map[string]othersWarned{}
+	for _, s := range a.cfg.Services {
+		if s.QUIC == nil {
+			continue
+		}
+		counts, err := view.idCounts(serviceKey(s))
+		if err != nil {
+			return fmt.Errorf("service %s: %w", s.Name, err)
+		}
+		others := counts["issued_other"]
+		before, known := a.others[s.Name]
+		grown := datapath.Growth(others.Packets, before.packets)
+		switch {
+		case !known: // these packets are from before the start
+			before.packets = others.Packets
+		case grown > 0 && time.Since(before.at) >= othersInterval:
+			a.log.Warn("the program issues connection IDs that do not name this server: "+
+				"balancers may send packets of its connections to other servers", "service", s.Name,
+				"packets", grown, "last_id", others.Last, "quic-id", s.QUICID)
+			before = othersWarned{others.Packets, time.Now()}
+		}
+		warned[s.Name] = before
+	}
+	a.others = warned
+	return nil
+}
