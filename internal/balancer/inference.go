@@ -40,6 +40,7 @@ type inference struct {
 
 // inferred is a service that infers.
 type inferred struct {
+	name      string
 	estimator *infer.Estimator
 	settings  infer.Settings
 	interval  time.Duration // between two steps
@@ -140,10 +141,14 @@ func (n *inference) save(in *inferred) error {
 	}
 	for i, slot := range in.slots {
 		r := in.estimator.Report(i)
-		n.plane.Estimates.Add(slot, &dataplane.Estimate{
+		e := &dataplane.Estimate{
 			Time: now, Capacity: r.Capacity, Weight: r.Weight, Wait: r.Wait, Duration: r.Duration,
 			SlowStart: r.SlowStart, Suspicion: r.Suspicion, State: in.estimator.Save(i),
-		})
+		}
+		if len(in.polled) > 0 {
+			e.Told, e.ToldAt = in.polled[i].load, now-time.Since(in.polled[i].heard)
+		}
+		n.plane.Estimates.Add(slot, e)
 	}
 	return n.plane.Estimates.Put()
 }
@@ -203,7 +208,9 @@ func (n *inference) of(svc *service) (*inferred, error) {
 		if err != nil {
 			return nil, err
 		}
-		in = &inferred{estimator: estimator, settings: settings, polled: in.polledBefore()}
+		in = &inferred{
+			name: svc.Name, estimator: estimator, settings: settings, polled: in.polledBefore(),
+		}
 		n.byName[svc.Name] = in
 		n.wake()
 	}
@@ -272,6 +279,9 @@ func (n *inference) restore(in *inferred, server int) (ok bool, err error) {
 	now, err := dataplane.BootTime()
 	if err != nil {
 		return false, err
+	}
+	if len(in.polled) > 0 {
+		in.polled[server].recall(&estimate, now, in.interval)
 	}
 	age := (now - estimate.Time).Seconds()
 	return in.estimator.Restore(server, estimate.State[:], max(0, age)) == nil, nil

@@ -9,6 +9,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sys/unix"
 
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/infer"
 	"github.com/segue-lb/segue/internal/poll"
@@ -21,8 +22,18 @@ const mostMissed = 4
 // polled is a server that is polled.
 type polled struct {
 	target poll.Target
-	heard  time.Time // when the last answer came; zero: there is none
-	missed int       // polls since then
+	load   *infer.Load // of the last answer; nil: there is none that counts
+	heard  time.Time   // when it came; zero: there was none
+	missed int         // polls since then
+}
+
+// recall continues with a load that an earlier process has stored, if it is young enough. The
+// argument now is the time of BootTime.
+func (p *polled) recall(e *dataplane.Estimate, now, interval time.Duration) {
+	age := now - e.ToldAt
+	if missed := int(age / interval); e.Told != nil && missed <= mostMissed {
+		p.load, p.heard, p.missed = e.Told, time.Now().Add(-age), missed
+	}
 }
 
 // Polls returns the collector of metrics about polls.
@@ -40,8 +51,8 @@ func targetOf(svc *service, m *member) poll.Target {
 	}
 }
 
-// arrangePolls makes the service's present members be polled, if its placement polls. What was
-// heard of a member stays while the member has its slot and address.
+// arrangePolls makes the service's present members be polled, if its placement polls. What a member
+// has told stays while the member has its slot and address.
 func (n *inference) arrangePolls(in *inferred, svc *service) {
 	before := map[uint32]polled{}
 	for _, p := range in.polled {
@@ -70,14 +81,16 @@ func (n *inference) poll(in *inferred, now time.Time) (news bool) {
 	for i := range in.polled {
 		p := &in.polled[i]
 		answer, ok := n.poller.Answer(p.target.ID)
-		if ok && answer.At != p.heard {
+		if ok && answer.At.After(p.heard) {
+			n.logAnswers(in, i)
+			l := answer.Load
+			p.load = &infer.Load{Busy: float64(l.Busy), Capacity: float64(l.Capacity)}
 			p.heard, p.missed, news = answer.At, 0, true
-			load := infer.Load{Busy: float64(answer.Load.Busy), Capacity: float64(answer.Load.Capacity)}
-			in.estimator.SetLoad(i, &load)
 		}
 		if isDue {
 			n.ask(in, i)
 		}
+		in.estimator.SetLoad(i, p.load)
 	}
 	if isDue {
 		in.asked = now
@@ -88,11 +101,21 @@ func (n *inference) poll(in *inferred, now time.Time) (news bool) {
 // ask polls a server. A server that has not answered for too long has no load.
 func (n *inference) ask(in *inferred, server int) {
 	p := &in.polled[server]
-	if p.missed > mostMissed {
-		in.estimator.SetLoad(server, nil)
+	err := n.poller.Ask(p.target)
+	if p.missed++; p.missed != mostMissed+2 {
+		return
 	}
-	if err := n.poller.Ask(p.target); err != nil && p.missed == mostMissed {
-		n.log.Warn("a server is not polled", "server", in.names[server], "error", err)
+	p.load = nil
+	about := []any{"service", in.name, "server", in.names[server], "address", p.target.Address}
+	if err != nil {
+		about = append(about, "error", err)
 	}
-	p.missed++
+	n.log.Warn("a server does not answer polls, and counts as the average", about...)
+}
+
+// logAnswers logs that a server answers again.
+func (n *inference) logAnswers(in *inferred, server int) {
+	if in.polled[server].missed > mostMissed+1 {
+		n.log.Info("a server answers polls again", "service", in.name, "server", in.names[server])
+	}
 }

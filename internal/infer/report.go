@@ -9,7 +9,8 @@ type Report struct {
 	// Capacity is the number of flows that the server serves at once, for territories.
 	Capacity float64
 	// Weight is the weight relative to the average one, for HLB, the configured one, for SED, or
-	// the one that follows from the server's load, for AWCMP and WeightedRoundRobin.
+	// the one that follows from the server's load relative to the highest one, for AWCMP and
+	// WeightedRoundRobin.
 	Weight float64
 	// Wait is the mean time that flows wait, for each second of service, for territories.
 	Wait float64
@@ -36,13 +37,9 @@ func (e *Estimator) Report(server int) Report {
 	case e.speeds != nil:
 		r.Weight = 1 / unit
 		r.Duration, _ = e.speeds.servers[server].reservoir.Mean()
+	case e.settings.Kind == GSQ2: // it has no weights
 	case e.settings.Kind.IsPolled():
-		if e.settings.Kind != GSQ2 {
-			r.Weight = e.measureOf(s)
-		}
-		if s.load != nil {
-			r.Capacity = s.load.Capacity
-		}
+		r.Weight = e.measureOf(s) / e.polled.most
 	default:
 		r.Weight = 1 / unit
 	}
