@@ -79,6 +79,25 @@ func TestInferRules(t *testing.T) {
 				{"services[1].servers[0].host",
 					"required by placement gsq2: the agent is polled at this address"},
 			}},
+		{"poll port", "placement: sed\n    infer: {slow-start: 10m}",
+			"placement: awcmp\n    infer: {poll-port: 0}", []problem{
+				{"node.signal-key", "required by services[1], whose placement is awcmp: agents answer " +
+					"only balancers with the key"},
+				{"services[1].infer.poll-port", "must be from 1 to 65535"},
+				{"services[1].servers[0].host",
+					"required by placement awcmp: the agent is polled at this address"},
+			}},
+		{"poll port large", "{slow-start: 10m}", "{poll-port: 65536}",
+			one("services[1].infer.poll-port", wholeNumber+"0 to 65535")},
+		{"polled without a flow table", "placement: infer\n    " + block,
+			"placement: awcmp\n    persistence: hint", []problem{
+				{"node.signal-key", "required by services[0], whose placement is awcmp: agents answer " +
+					"only balancers with the key"},
+				{"services[0].persistence", "must be table for placement awcmp: the server that it " +
+					"picks is in no column of the flow's bucket"},
+				{"services[0].servers[0].host",
+					"required by placement awcmp: the agent is polled at this address"},
+			}},
 		{"often", "interval: 100ms", "interval: 99ms",
 			one("services[0].infer.interval", "must be from 100ms to 10s")},
 		{"seldom", "interval: 100ms", "interval: 10.1s",

@@ -503,6 +503,14 @@ func TestAgentRules(t *testing.T) {
 		{"assign-vips number", "assign-vips: false", "assign-vips: 0", one("node.assign-vips", "must be true or false")},
 		{"polls without a key", "metrics:", "poll: {listen: \"[::1]:7460\"}\nmetrics:",
 			one("node.signal-key", "required by poll.listen: only balancers with the key get answers")},
+		{"polls at no port", "metrics:", "poll: {listen: \"[::1]\"}\nmetrics:", []problem{
+			{"node.signal-key", "required by poll.listen: only balancers with the key get answers"},
+			{"poll.listen", listenForm},
+		}},
+		{"polls at port 0", "metrics:", "poll: {listen: \"[::1]:0\"}\nmetrics:", []problem{
+			{"node.signal-key", "required by poll.listen: only balancers with the key get answers"},
+			{"poll.listen", listenForm},
+		}},
 		{"listen", `":9189"`, `":"`, one("metrics.listen", listenForm)},
 		{"no services", validAgent[strings.Index(validAgent, "services:"):], "services: []",
 			one("services", "at least one is required")},

@@ -5,7 +5,9 @@ package poll
 import (
 	"context"
 	"encoding/binary"
+	"fmt"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
@@ -74,6 +76,21 @@ func TestExchange(t *testing.T) {
 	}
 	cancel()
 	<-done
+}
+
+// The address of an agent that cannot listen is in the error.
+func TestListen(t *testing.T) {
+	t.Parallel()
+	used := answering(t).Address()
+	for address, problem := range map[string]string{
+		used: "address already in use", "192.0.2.1:7460": "cannot assign requested address",
+	} {
+		err := NewResponder(nil).Listen(address)
+		if err == nil || !strings.HasPrefix(err.Error(), fmt.Sprintf("poll.listen %q: ", address)) ||
+			!strings.Contains(err.Error(), problem) {
+			t.Errorf("%v, want %s", err, problem)
+		}
+	}
 }
 
 // Keys change without a moment in which messages are refused: a node that has both accepts both.
