@@ -90,7 +90,7 @@ func TestInferRules(t *testing.T) {
 		{"poll port large", "{slow-start: 10m}", "{poll-port: 65536}",
 			one("services[1].infer.poll-port", wholeNumber+"0 to 65535")},
 		{"polled without a flow table", "placement: infer\n    " + block,
-			"placement: awcmp\n    persistence: hint", []problem{
+			"placement: awcmp\n    buckets: 1021\n    persistence: hint", []problem{
 				{"node.signal-key", "required by services[0], whose placement is awcmp: agents answer " +
 					"only balancers with the key"},
 				{"services[0].persistence", "must be table for placement awcmp: the server that it " +
