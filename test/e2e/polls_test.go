@@ -4,9 +4,7 @@ package e2e
 
 import (
 	"fmt"
-	"net/netip"
-	"os"
-	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/segue-lb/segue/internal/desired"
@@ -18,10 +16,14 @@ import (
 // two thirds of the connections.
 func TestPolledTurns(t *testing.T) {
 	t.Parallel()
-	l := up(t, topology("http6-insert"))
-	s := service(t, l, "http6-insert")
-	answerPolls(t, l)
-	must(t, l.SetNextHops("lb1"))
+	polled := topology("http6-insert")
+	s := &polled.Services[0]
+	s.Placement = desired.PlacementWeightedTurns
+	s.Load = desired.Source{Kind: desired.LoadConnections, Capacity: 100}
+	s.Exceptions = []lab.Exception{
+		{Server: "s1", Load: desired.Source{Kind: desired.LoadConnections, Capacity: 400}},
+	}
+	l := up(t, polled)
 	const connections = 300
 	// A weight is capacity / (busy + 1), and polls see a few connections. With equal weights, 100
 	// connections would be expected.
@@ -39,35 +41,20 @@ func TestPolledTurns(t *testing.T) {
 		return nil
 	})
 	requireNoDrops(t, l)
+	requirePolled(t, l)
 }
 
-// answerPolls gives all nodes a key and makes the balancers poll the servers.
-func answerPolls(t *testing.T, l *lab.Lab) {
+// requirePolled requires that status and trace show what the agents told.
+func requirePolled(t *testing.T, l *lab.Lab) {
 	t.Helper()
-	file := filepath.Join(t.TempDir(), "key")
-	must(t, os.WriteFile(file, []byte("000102030405060708090a0b0c0d0e0f\n"), 0o600))
-	hosts := map[string]netip.Addr{}
-	for _, name := range nodes(l, lab.RoleServer) {
-		n := l.Node(name)
-		hosts[name] = n.IPv6
-		cfg := n.AgentConfig()
-		cfg.Node.SignalKey = file
-		cfg.Poll.Listen = netip.AddrPortFrom(n.IPv6, desired.DefaultPollPort).String()
-		cfg.Services[0].Load = desired.Source{Kind: desired.LoadConnections, Capacity: 100}
-		if name == "s1" {
-			cfg.Services[0].Load.Capacity = 400
-		}
-		must(t, n.WriteAgentConfig(cfg))
-		agent := l.Process(name, "agent")
-		must(t, agent.Stop())
-		must(t, agent.Start(t.Context()))
+	n := l.Node("lb1")
+	status := command(t, l, n.Name, segue, "status", "-i", n.Instance(), "--interval", "0s")
+	if strings.Count(status, " of 100, ") != 2 || strings.Count(status, " of 400, ") != 1 {
+		t.Errorf("status shows other loads:\n%s", status)
 	}
-	reconfigure(t, l, func(cfg *desired.Balancer) {
-		cfg.Node.SignalKey = file
-		svc := &cfg.Services[0]
-		svc.Placement = desired.PlacementWeightedTurns
-		for i := range svc.Servers {
-			svc.Servers[i].Host = hosts[svc.Servers[i].Name]
-		}
-	})
+	trace := command(t, l, n.Name, segue, "trace", "-i", n.Instance(), "tcp", "[2001:db8:c::2]:7",
+		service(t, l, "http6-insert").Address().String())
+	if !strings.Contains(trace, "in turn by weights, of 3 servers: s") {
+		t.Errorf("a trace shows no turn:\n%s", trace)
+	}
 }
