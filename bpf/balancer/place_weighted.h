@@ -65,8 +65,8 @@ static long propose(__u32 tried, struct weighted *in)
 		return in->server >= 0;
 	}
 	turn = dry_run ? *in->turns + tried : __sync_fetch_and_add(in->turns, 1);
-	in->server = accepted(in, turn % servers, turn % servers * (GOLDEN_RATIO >> 32),
-			      turn / servers);
+	in->server =
+		accepted(in, turn % servers, turn % servers * (GOLDEN_RATIO >> 32), turn / servers);
 	return in->server >= 0;
 }
 
