@@ -144,7 +144,7 @@ func (given Given) defaultTimeouts(t *Timeouts, path string, s *Service) {
 	setDefault(given, field.Child(path, "new"), &t.New, unconfirmed)
 	setDefault(given, field.Child(path, "established"), &t.Established, established)
 	setDefault(given, field.Child(path, "closing"), &t.Closing, closing)
-	setDefault(given, field.Child(path, "silent"), &t.Silent, 10*time.Second)
+	setDefault(given, field.Child(path, "silent"), &t.Silent, DefaultSilent)
 }
 
 // defaultHealth leaves the port of a check 0 if the service is for all ports.

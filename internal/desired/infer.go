@@ -74,6 +74,9 @@ const (
 // DefaultSlowStart is the default time in which a server comes to its full share.
 const DefaultSlowStart = 10 * time.Second
 
+// DefaultSilent is the default time after which a silent flow does not count as a load.
+const DefaultSilent = 10 * time.Second
+
 // Infers tells whether the placement chooses by prices that user space writes (package infer).
 func (p Placement) Infers() bool {
 	return p == PlacementInfer || p == PlacementLeastQueue || p == PlacementSED || p.Polls()

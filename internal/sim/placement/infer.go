@@ -24,7 +24,7 @@ type Infer struct {
 	Interval time.Duration `yaml:"interval"`
 	// SlowStart is the time in which an added server comes to its full share, 0 to 1 h.
 	SlowStart time.Duration `yaml:"slow-start"`
-	// Silent is the time after which a flow without packets does not count, 1 s to 1 h.
+	// Silent is the time after which a flow without packets does not count, 1 ms to 1 h.
 	Silent time.Duration `yaml:"silent"`
 }
 
@@ -42,7 +42,7 @@ func (m *Infer) Build() (sim.Method, sim.Policy, error) {
 		inRange("polled", m.Polled, time.Millisecond, time.Hour),
 		inRange("interval", m.Interval, m.Polled, time.Hour),
 		inRange("slow-start", m.SlowStart, 0, time.Hour),
-		inRange("silent", m.Silent, time.Second, time.Hour),
+		inRange("silent", m.Silent, time.Millisecond, time.Hour),
 	)
 }
 

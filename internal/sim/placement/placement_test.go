@@ -44,7 +44,7 @@ func TestParameters(t *testing.T) {
 		"polled 0s: must be 1ms to 1h0m0s":           &Infer{},
 		"interval 1ms: must be 1s to 1h0m0s":         &Infer{Polled: time.Second, Interval: time.Millisecond},
 		"slow-start -1s: must be 0s to 1h0m0s":       &Infer{SlowStart: -time.Second},
-		"silent 1ms: must be 1s to 1h0m0s":           &Infer{Silent: time.Millisecond},
+		"silent 0s: must be 1ms to 1h0m0s":           &Infer{},
 		"quantile 2: must be 0 to 1":                 &Prequal{Probes: 1, Pool: 1, Age: time.Second, Quantile: 2},
 	} {
 		if _, _, err := spec.Build(); err == nil || !strings.Contains(err.Error(), want) {
