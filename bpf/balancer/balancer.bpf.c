@@ -117,7 +117,8 @@ __noinline int handle_in_full(struct xdp_md *ctx, struct packet *pkt, __u32 resu
 		return XDP_ABORTED;
 	why = judge(pkt, read_unusual(ctx, pkt, result, &service));
 	if (!why) {
-		observe_packet(pkt, &service);
+		if (is_observed(&service))
+			observe_packet(pkt, &service);
 		why = pkt->kind == PACKET_WHOLE
 			      ? find_segments(ctx, pkt, &service, &flow, &segments)
 			      : find_related(pkt, &service, &flow, &segments);

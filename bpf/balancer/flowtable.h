@@ -201,9 +201,14 @@ static __always_inline void flow_search(struct flow *flow)
 	for (int i = 0; i < FLOWS_PER_BUCKET; i++) {
 		__u64 value = entry_read(flow->bucket, flow_way(signature, i));
 
-		if (entry_is_own(flow, value) && value) {
-			flow->value = value;
-			return;
+		if (entry_is_own(flow, value)) {
+			/* Otherwise the compiler would test each entry for 0 first, by a branch that
+			 * the processor predicts badly. */
+			barrier_var(value);
+			if (value) {
+				flow->value = value;
+				return;
+			}
 		}
 		/* Otherwise the compiler would prepare all iterations before the first. */
 		barrier_var(signature);
@@ -348,12 +353,9 @@ static __always_inline bool count_change(__u64 old, __u64 new)
 	return less && add_load(entry_server(old), -less);
 }
 
-/* Counts a change of an entry, and what it tells about the server (observe.h). Returns whether the
- * rank of the old entry's server is to be corrected. Not inlined: most packets change nothing, and
- * the code is large. */
+/* Counts a change of an entry, and what it tells about the server (observe.h). Not inlined: most
+ * packets change nothing, and the code is large. */
 int note_change(__u64 old, __u64 new);
-/* Corrects the rank of an entry's server. */
-int correct_rank(__u64 entry);
 
 static __always_inline bool entry_swap(__u64 *entry, __u64 old, __u64 new)
 {
@@ -380,8 +382,8 @@ static __always_inline bool flow_transition(const struct flow *flow, __u64 old, 
 			break;
 		}
 	}
-	if (is_done && !dry_run && note_change(old, new))
-		correct_rank(old);
+	if (is_done && !dry_run)
+		note_change(old, new);
 	return is_done;
 }
 

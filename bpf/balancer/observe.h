@@ -62,24 +62,25 @@ static __always_inline void observe(__u64 old, __u64 new)
 		count_end(slot, *(const volatile __u64 *)&load->flows);
 }
 
-__noinline int note_change(__u64 old, __u64 new)
+/* Lowers the rank of a server that has lost a flow. */
+static __always_inline void lower_rank_of(__u32 slot)
 {
-	bool is_changed = count_change(old, new);
-
-	if (server_at(entry_server(new))->rank)
-		observe(old, new);
-	return is_changed;
-}
-
-__noinline int correct_rank(__u64 entry)
-{
-	__u32 slot = entry_server(entry);
 	const struct server *server = server_at(slot);
 	const struct load *load = load_at(slot);
 
 	if (server->rank && load)
-		set_rank(ranking_of(server->service), server->rank - 1,
-			 present_rank(server, slot, load), false);
+		lower_rank(ranking_of(server->service), server->rank - 1,
+			   present_rank(server, slot, load));
+}
+
+__noinline int note_change(__u64 old, __u64 new)
+{
+	bool has_less = count_change(old, new);
+
+	if (server_at(entry_server(new))->rank)
+		observe(old, new);
+	if (has_less)
+		lower_rank_of(entry_server(old));
 	return 0;
 }
 

@@ -32,26 +32,24 @@ static __always_inline void observed_lookup(const struct packet *pkt, const stru
 	flow_search(flow);
 }
 
-/* Observes a new flow that is placed on a server. Not inlined: see handle_in_full. */
+/* Observes a new flow of an observed service that is placed on a server. Not inlined: see handle_in_full. */
 __noinline int observe_new(const struct packet *pkt, const struct service *service, __u32 server)
 {
 	struct flow flow;
 
-	if (!pkt || !service || dry_run || !is_observed(service) || !starts_connection(pkt))
+	if (!pkt || !service || dry_run || !starts_connection(pkt))
 		return 0;
 	observed_lookup(pkt, service, &flow);
 	flow_enter(&flow, server, FLOW_NEW, flow_now(), false);
 	return 0;
 }
 
-/* Observes a later packet of a flow. Not inlined: see handle_in_full. */
+/* Observes a later packet of a flow of an observed service. Not inlined: see handle_in_full. */
 __noinline int observe_packet(const struct packet *pkt, const struct service *service)
 {
 	struct flow flow;
 
-	if (!pkt || !service || dry_run || !is_observed(service))
-		return 0;
-	if (pkt->kind != PACKET_WHOLE || starts_connection(pkt))
+	if (!pkt || !service || dry_run || pkt->kind != PACKET_WHOLE || starts_connection(pkt))
 		return 0;
 	observed_lookup(pkt, service, &flow);
 	if (flow_known(&flow))

@@ -102,7 +102,8 @@ static __always_inline enum lb_reason commit(const struct packet *pkt,
 		if (!starts_connection(pkt) && !pkt->opens_quic)
 			return LB_FORWARD_RECOVER;
 		forget_former(service, flow, segments);
-		observe_new(pkt, service, segments->server[0]);
+		if (is_observed(service))
+			observe_new(pkt, service, segments->server[0]);
 		return segments->keeps_whole ? LB_FORWARD_HUNT : LB_FORWARD_NEW;
 	}
 	return LB_FORWARD_NEW;

@@ -15,26 +15,48 @@
  * that was placed since makes one rank outdated, so most packets correct one. */
 #define MOST_CORRECTIONS 8
 
-/* Returns the server with the lowest score that takes new flows; negative: there is none, or the
- * lowest ranks are of servers that take none. Not inlined: see handle_in_full. */
-__noinline int best_server(const struct service *service)
-{
-	const struct ranking *ranking;
-	int best = -1;
-	__u32 top;
+/*
+ * Of several servers with the shortest delay, a core takes the one that got its last flow.
+ * Otherwise all cores would choose the same server at the same moment, and write the same cache
+ * lines: HLB's mix of packets (docs/performance.md) would take 1.4 times as long on two cores.
+ */
 
-	if (!service || !(service->rule.flags & RULE_TAKES_FLOWS))
-		return -1;
-	ranking = ranking_of(service->id);
-	if (!ranking || !ranking->servers)
-		return -1;
-	top = top_of(ranking);
+/* The slot of the server that got the last new flow of each service on this core, plus 1; 0: none. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, MAX_SERVICES);
+	__type(key, __u32);
+	__type(value, __u32);
+} latest SEC(".maps");
+
+/* Whether the server that got the last new flow has the lowest score, too. */
+static __always_inline bool may_stay(const struct service *service, __u32 slot, __u64 lowest_rank)
+{
+	const struct load *load = load_at(slot);
+
+	return load && takes_flows_of(server_at(slot), service) &&
+	       score_of(load) <= lowest_rank >> RANK_SCORE_SHIFT;
+}
+
+static __always_inline __u64 lowest_rank(__u32 top)
+{
+	const struct rank_line *line = rank_line_at(top);
+
+	return line ? lowest_of(line) : RANK_NONE;
+}
+
+/* Returns the server with the lowest score that takes new flows; negative: there is none, or the
+ * lowest ranks are of servers that take none. */
+static __always_inline int find_lowest(const struct service *service, const struct ranking *ranking,
+				       __u32 top, __u64 rank)
+{
+	int best = -1;
+
 	for (int i = 0; i < MOST_CORRECTIONS; i++) {
-		const struct rank_line *line = rank_line_at(top);
-		__u64 rank = line ? lowest_of(line) : RANK_NONE, now = RANK_NONE;
 		__u32 slot = rank & RANK_SLOT_MASK;
 		const struct server *server = server_at(slot);
 		const struct load *load = load_at(slot);
+		__u64 now = RANK_NONE;
 
 		if (rank == RANK_NONE || !load)
 			return best;
@@ -46,7 +68,32 @@ __noinline int best_server(const struct service *service)
 		if (now == rank || dry_run || !serves(server, service) || !server->rank)
 			return best;
 		set_rank(ranking, server->rank - 1, now, false);
+		rank = lowest_rank(top);
 	}
+	return best;
+}
+
+/* Returns the server of a new flow; negative: there is none. Not inlined: see handle_in_full. */
+__noinline int best_server(const struct service *service)
+{
+	const struct ranking *ranking;
+	__u32 top, *last;
+	__u64 rank;
+	int best;
+
+	if (!service || !(service->rule.flags & RULE_TAKES_FLOWS))
+		return -1;
+	ranking = ranking_of(service->id);
+	last = bpf_map_lookup_elem(&latest, &service->id);
+	if (!ranking || !ranking->servers || !last)
+		return -1;
+	top = top_of(ranking);
+	rank = lowest_rank(top);
+	if (*last && may_stay(service, *last - 1, rank))
+		return *last - 1;
+	best = find_lowest(service, ranking, top, rank);
+	if (!dry_run)
+		*last = best + 1;
 	return best;
 }
 

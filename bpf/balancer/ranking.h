@@ -19,7 +19,7 @@
  *	[ 3 7 ... ] [ 5 9 ... ]  lines 16 and 17
  *	[ 3 8 ... ] ...          lines 0 to 15: 128 servers
  *
- * A flow that leaves a server corrects its rank at once, except in a sweep and in a flood. A flow
+ * A flow that leaves a server lowers its rank at once, except in a sweep and in a flood. A flow
  * that begins changes only the load. best_server() compares the lowest rank with the load, and
  * corrects it. Cores correct ranks without locks and without barriers, which would take most of the time. If two
  * cores correct a line and the node above it at the same moment, the node can be wrong. A number
@@ -161,6 +161,39 @@ __noinline int set_rank(const struct ranking *ranking, __u32 place, __u64 rank, 
 		line = above;
 	}
 	return 0;
+}
+
+/*
+ * Lowers a rank and the numbers above it, as far as they are higher. A rank that is lower already is
+ * outdated: best_server() corrects it when it finds it.
+ */
+static __always_inline void lower_rank(const struct ranking *ranking, __u32 place, __u64 rank)
+{
+	__u32 first, nodes;
+
+	if (!ranking)
+		return;
+	first = ranking->first;
+	nodes = ranking->servers;
+	if (place >= nodes)
+		return;
+	for (int level = 0; level < RANK_LEVELS; level++) {
+		__u32 lines = lines_of(nodes);
+		struct rank_line *line = rank_line_at(first + place / RANKS_PER_LINE);
+		volatile __u64 *node;
+
+		if (!line)
+			return;
+		node = &line->node[place % RANKS_PER_LINE];
+		if (*node <= rank)
+			return;
+		*node = rank;
+		if (lines <= 1)
+			return;
+		place /= RANKS_PER_LINE;
+		first += lines;
+		nodes = lines;
+	}
 }
 
 static __always_inline const struct ranking *ranking_of(__u32 service)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"regexp"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -240,6 +241,7 @@ func newBenchTables(asJSON, loud *bool) *cobra.Command {
 
 func newBenchThroughput(asJSON, loud *bool) *cobra.Command {
 	o := bench.ThroughputOptions{Duration: time.Second, Rounds: 9}
+	setups := ""
 	cmd := &cobra.Command{
 		Use:   "throughput",
 		Short: "Measure the packets per second of one and two cores",
@@ -251,15 +253,19 @@ last does the same with flows that all cores share.
 
 Setups whose names begin with "host" are test runs without a network. Their rates are
 per second of CPU time. One of them runs only the program that writes each packet anew.
-The others also run the balancer, with known flows that all cores share. One has a few
-flows, and one has a million.`,
+The others also run the balancer. Two have known flows that all cores share: one has a
+few flows, and one has a million. Two have short connections to 1000 servers, with
+placement hash and infer.`,
 		Args: arguments(),
-		RunE: func(cmd *cobra.Command, _ []string) error {
+		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			if o.Rounds < 1 {
 				return fmt.Errorf("--rounds %d: must be at least 1", o.Rounds)
 			}
 			if o.Duration < bench.MinThroughputDuration {
 				return fmt.Errorf("--duration %v: must be at least %v", o.Duration, bench.MinThroughputDuration)
+			}
+			if o.Setups, err = regexp.Compile(setups); err != nil {
+				return fmt.Errorf("--setup %q: %w", setups, err)
 			}
 			o.Progress = progressTo(cmd.ErrOrStderr(), *loud)
 			results, err := bench.MeasureThroughput(cmd.Context(), o)
@@ -279,6 +285,7 @@ flows, and one has a million.`,
 		},
 	}
 	cmd.Flags().IntVar(&o.Rounds, "rounds", o.Rounds, "number of measurements of each setup")
+	cmd.Flags().StringVar(&setups, "setup", setups, "measure only the setups whose names match this `regexp`")
 	cmd.Flags().DurationVar(&o.Duration, "duration", o.Duration, "length of each measurement")
 	return cmd
 }

@@ -33,6 +33,8 @@ func TestBenchRefuses(t *testing.T) {
 		"--changes 0":                           {"bench", "tables", "--changes", "0"},
 		`"nosuch"`:                              {"bench", "--case", "nosuch", "--rounds", "1"},
 		"--duration -1s: must be at least 10ms": {"bench", "throughput", "--duration", "-1s"},
+		`--setup "("`:                           {"bench", "throughput", "--setup", "("},
+		`no setup matches "nosuch"`:             {"bench", "throughput", "--setup", "nosuch"},
 		"--against: missing the executable":     {"bench", "--against", ""},
 		"--against /no/such/segue: start the old build": {
 			"bench", "--against", "/no/such/segue", "--rounds", "1",

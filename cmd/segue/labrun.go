@@ -44,7 +44,8 @@ p99_half_width_ms (half of a 95% confidence interval over the seeds), failed,
 connections, simulated_mean_ms, bound_mean_ms (of an omniscient balancer), model_mean_ms
 and warnings.`,
 		Example: "  segue lab run --list\n  segue lab run policies-quick\n  segue lab run --all\n" +
-			"  segue lab run --set least\n  segue lab run 6lb-10 --full",
+			"  segue lab run --set least\n  segue lab run 6lb-10 --full\n" +
+			"  segue lab run hlb-trace --trace rate_350.csv",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if cmd.Flags().Changed("speed") && !(o.Speed > 0) {
 				return fmt.Errorf("--speed %v: must be a positive number", o.Speed)
@@ -80,7 +81,7 @@ and warnings.`,
 	}
 	cmd.Flags().BoolVar(&list, "list", false, "list the experiments, and how long each takes")
 	cmd.Flags().StringVar(&set, "set", "",
-		"run all experiments of the set `name` that need no other installation: papers, least or infer")
+		"run all experiments of the set `name` that need no other installation: papers, least, infer or hlb")
 	cmd.Flags().BoolVar(&all, "all", false, "the same as --set papers")
 	cmd.MarkFlagsMutuallyExclusive("list", "all", "set")
 	cmd.Flags().BoolVar(&o.Full, "full", false,
@@ -91,6 +92,8 @@ and warnings.`,
 		"`count` of runs of each case at each point (default: the experiment's)")
 	cmd.Flags().StringVar(&o.Directory, "out", "",
 		"directory `name` for the results (default: testbed/EXPERIMENT)")
+	cmd.Flags().StringVar(&o.Trace, "trace", "",
+		"`file` with the requests, for experiments that replay a trace")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	cmd.Flags().BoolVar(&loud, "progress", false, "show progress even if standard error is not a terminal")
 	return cmd
@@ -100,7 +103,7 @@ and warnings.`,
 // cannot run with the options, and why.
 func experimentsOf(set testbed.Set, out io.Writer, o testbed.Options) ([]string, error) {
 	if !slices.Contains(testbed.Sets(), set) {
-		return nil, fmt.Errorf("--set %s: must be papers, least or infer", set)
+		return nil, fmt.Errorf("--set %s: must be papers, least, infer or hlb", set)
 	}
 	ready, others, err := testbed.Ready(set, o)
 	if err != nil {
@@ -254,6 +257,7 @@ func printResults(out io.Writer, r *testbed.Results, directory string) error {
 		return err
 	}
 	fmt.Fprintln(out)
+	printOrder(out, r)
 	for _, c := range r.Claims {
 		printClaim(out, c)
 	}
@@ -283,6 +287,24 @@ func printResponses(w io.Writer, r *testbed.Results) {
 			row.P99, optional(row.HalfP99), row.Failed,
 			optional(row.SimulatedMean), optional(row.BoundMean), optional(row.ModelMean))
 	}
+}
+
+// printOrder prints the order of the cases at each point, from the best to the worst.
+func printOrder(out io.Writer, r *testbed.Results) {
+	if !r.ComparesTimes() {
+		return
+	}
+	for _, point := range r.Points {
+		steps := r.Order(point)
+		if len(steps) == 0 {
+			continue
+		}
+		fmt.Fprintf(out, "order by the mean, %s %v:\n", r.Axis.Key, point)
+		for _, s := range steps {
+			fmt.Fprintf(out, "  %s\n", s)
+		}
+	}
+	fmt.Fprintln(out)
 }
 
 // printChanges prints the connections that broke when servers were removed.

@@ -27,16 +27,26 @@ import (
 	"github.com/segue-lb/segue/internal/runstate"
 )
 
+// statusOptions are the flags of status.
+type statusOptions struct {
+	instance string
+	asJSON   bool
+	watch    bool
+	interval time.Duration
+}
+
 func newStatus() *cobra.Command {
-	var instance string
-	var asJSON bool
-	var interval time.Duration
+	var o statusOptions
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show services, servers, flows and packet counters",
 		Long: `Status reads the tables of the data path of a balancer or an agent. It works without
 a running process. To measure rates, it reads the counters again after an interval. It
 needs root.
+
+With --watch it goes on, and shows the status again after each interval, until Ctrl-C. On
+a terminal, it shows as much of the status as the window has room for. Otherwise it
+prints one status after the other.
 
 Without --instance it shows the only instance on the host, or the only one in this
 network namespace. If there is no such instance, or there are several, it lists all
@@ -51,77 +61,89 @@ An interface in another network namespace is shown by its index, as #7.
 --json prints the fields that docs/observability.md describes.`,
 		Args: noArguments("the instance", "-i"),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return status(cmd.Context(), cmd.OutOrStdout(), instance, interval, asJSON)
+			return status(cmd.Context(), cmd.OutOrStdout(), o)
 		},
 	}
-	cmd.Flags().StringVarP(&instance, "instance", "i", "", "`name` of the balancer or agent")
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
-	cmd.Flags().DurationVar(&interval, "interval", time.Second, "time over which rates are measured; 0 shows no rates and returns at once")
+	cmd.Flags().StringVarP(&o.instance, "instance", "i", "", "`name` of the balancer or agent")
+	cmd.Flags().BoolVar(&o.asJSON, "json", false, "print JSON")
+	cmd.Flags().BoolVarP(&o.watch, "watch", "w", false, "show the status again after each interval")
+	cmd.Flags().DurationVar(&o.interval, "interval", time.Second,
+		"time over which rates are measured; 0 shows no rates and returns at once")
 	return cmd
 }
 
-func status(ctx context.Context, out io.Writer, name string, interval time.Duration, asJSON bool) error {
-	if interval < 0 {
-		return fmt.Errorf("--interval %s: must not be negative", interval)
+func status(ctx context.Context, out io.Writer, o statusOptions) error {
+	if o.interval < 0 {
+		return fmt.Errorf("--interval %s: must not be negative", o.interval)
 	}
-	instance, err := choose(name)
+	if o.watch && o.interval == 0 {
+		return errors.New("--interval 0: --watch needs an interval")
+	}
+	instance, err := choose(o.instance)
 	var several *severalError
 	if errors.As(err, &several) {
-		return errors.Join(listInstances(out, several.instances, asJSON), errors.New(several.advice()))
+		return errors.Join(listInstances(out, several.instances, o.asJSON), errors.New(several.advice()))
 	}
 	if err != nil {
 		return err
 	}
 	if instance.Role == datapath.RoleAgent {
-		return agentStatus(ctx, out, instance.Name, interval, asJSON)
+		return report(ctx, out, o, func() (*agent.Snapshot, error) {
+			return readAgent(instance.Name)
+		}, printAgent)
 	}
-	return balancerStatus(ctx, out, instance.Name, interval, asJSON)
+	return report(ctx, out, o, func() (*inspect.Snapshot, error) {
+		return readBalancer(instance.Name)
+	}, printBalancer)
 }
 
-func balancerStatus(ctx context.Context, out io.Writer, name string, interval time.Duration, asJSON bool) error {
+func readBalancer(name string) (*inspect.Snapshot, error) {
 	view, err := inspect.OpenView(name)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer view.Close()
-	snapshot, err := view.Snapshot()
-	if err != nil {
-		return err
-	}
-	if interval > 0 {
-		before := snapshot
-		if snapshot, err = later(ctx, interval, view.Snapshot); err != nil {
-			return err
-		}
-		snapshot.RatesSince(before)
-	}
-	if asJSON {
-		return printJSON(out, snapshot)
-	}
-	return printBalancer(out, snapshot)
+	return view.Snapshot()
 }
 
-func agentStatus(ctx context.Context, out io.Writer, name string, interval time.Duration, asJSON bool) error {
+func readAgent(name string) (*agent.Snapshot, error) {
 	view, err := agent.OpenView(name)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer view.Close()
-	snapshot, err := view.Snapshot()
+	return view.Snapshot()
+}
+
+// snapshot is the state of an instance. RatesSince sets the rates since an earlier one.
+type snapshot[S any] interface{ RatesSince(earlier S) }
+
+// report prints one snapshot. To watch, it goes on until the context ends, and begins with a
+// snapshot without rates, so that the reader need not wait for an interval.
+func report[S snapshot[S]](
+	ctx context.Context, out io.Writer, o statusOptions,
+	read func() (S, error), text func(io.Writer, S) error,
+) error {
+	show := text
+	if o.asJSON {
+		show = func(out io.Writer, s S) error { return printJSON(out, s) }
+	}
+	before, err := read()
 	if err != nil {
 		return err
 	}
-	if interval > 0 {
-		before := snapshot
-		if snapshot, err = later(ctx, interval, view.Snapshot); err != nil {
-			return err
-		}
-		snapshot.RatesSince(before)
+	if o.watch {
+		return watch(ctx, out, o, before, read, show)
 	}
-	if asJSON {
-		return printJSON(out, snapshot)
+	if o.interval == 0 {
+		return show(out, before)
 	}
-	return printAgent(out, snapshot)
+	now, err := later(ctx, o.interval, read)
+	if err != nil {
+		return err
+	}
+	now.RatesSince(before)
+	return show(out, now)
 }
 
 // later waits for an interval and then reads a snapshot.
@@ -333,7 +355,7 @@ func printService(out io.Writer, s *inspect.ServiceState) error {
 		header = append(header, "half-open", "offered", "created", "removed", "resets")
 	}
 	if s.Inference != nil {
-		header = append(header, "flows now", estimateName(s), "slower", "placed", "answered")
+		header = append(header, "flows now", estimateName(s), "delay", "slower", "placed", "answered")
 		if polls(s) {
 			header = append(header, "polled load")
 		}

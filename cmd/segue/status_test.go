@@ -80,7 +80,7 @@ func someSnapshots() (before, after *inspect.Snapshot) {
 						Hunt: &inspect.HuntCounts{Offered: 2},
 					}},
 				},
-				inferredService(), polledService(),
+				inferredService(packets), polledService(packets),
 				{
 					Name: "web", VIP: netip.MustParseAddr("2001:db8:80::1"), Port: 80, Protocol: desired.TCP,
 					Placement: desired.PlacementHash, Persistence: desired.PersistenceTable, Encapsulation: desired.SRv6Insert,
@@ -112,7 +112,7 @@ func someSnapshots() (before, after *inspect.Snapshot) {
 
 // inferredService is a service that infers, with a new server, a silent one, and one that was not
 // estimated yet.
-func inferredService() *inspect.ServiceState {
+func inferredService(packets uint64) *inspect.ServiceState {
 	s := &inspect.ServiceState{
 		Name: "inferred", VIP: netip.MustParseAddr("2001:db8:80::4"), Port: 80, Protocol: desired.TCP,
 		Placement: desired.PlacementInfer, Persistence: desired.PersistenceTable,
@@ -122,6 +122,7 @@ func inferredService() *inspect.ServiceState {
 			Estimator: "territory-learned", Among: desired.AmongAll, Age: new(0.214),
 		},
 	}
+	placed := []uint64{3 * packets / 100, packets / 100, 0}
 	for i, inferred := range []inspect.InferredServer{
 		{New: 1, Established: 3, Placed: 120, Answered: 119, Delay: 1.25, Estimate: &inspect.EstimateState{
 			Capacity: new(4.0), Wait: new(0.0), Duration: new(0.1), SlowStart: 1, Suspicion: 1,
@@ -133,7 +134,7 @@ func inferredService() *inspect.ServiceState {
 	} {
 		s.Servers = append(s.Servers, &inspect.ServerState{
 			Name: fmt.Sprint("i", i+1), Slot: uint32(10 + i), Address: fmt.Sprint("192.0.2.", 10+i),
-			Condition: inspect.ServerUp, Causes: none, Inferred: &inferred,
+			Condition: inspect.ServerUp, Causes: none, Inferred: &inferred, Placed: placed[i],
 		})
 	}
 	return s
@@ -141,8 +142,8 @@ func inferredService() *inspect.ServiceState {
 
 // polledService is a service that polls, with a server that has told its load and capacity, one that
 // does not know its capacity, and one that has not answered.
-func polledService() *inspect.ServiceState {
-	s := inferredService()
+func polledService(packets uint64) *inspect.ServiceState {
+	s := inferredService(packets)
 	s.Name, s.Port, s.Placement = "polled", 81, desired.PlacementAWCMP
 	s.Inference = &inspect.InferenceState{
 		Estimator: "awcmp", Among: desired.AmongWeighted, Age: new(0.02),
@@ -383,6 +384,7 @@ func TestShort(t *testing.T) {
 func TestStatusErrors(t *testing.T) {
 	for _, test := range []struct{ args, err string }{
 		{"status --interval -1s", "--interval -1s: must not be negative"},
+		{"status --watch --interval 0s", "--interval 0: --watch needs an interval"},
 		{"status extra",
 			`unexpected argument "extra"; to name the instance, write: segue status -i extra`},
 		{"trace tcp 192.0.2.1:1", "trace: missing DST:PORT"},

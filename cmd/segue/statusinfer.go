@@ -41,19 +41,23 @@ func estimateName(s *inspect.ServiceState) string {
 	return "weight"
 }
 
-// describeShare returns the share of a server in the buckets, or a dash if it does not matter.
+// describeShare returns the share of a server in the buckets. If loads decide, and not buckets, it
+// is the share of the flows that were placed lately, or a dash if it is not known.
 func describeShare(s *inspect.ServiceState, server *inspect.ServerState) string {
-	if s.Inference != nil {
+	switch {
+	case s.Inference == nil:
+		return percent(server.Share)
+	case server.PlacedShare == nil:
 		return "-"
 	}
-	return percent(server.Share)
+	return percent(*server.PlacedShare)
 }
 
-// describeInferred returns the load of a server, what is inferred about it, and the numbers of
-// flows that were placed on it and answered.
+// describeInferred returns the load of a server, what is inferred about it, the delay that the next
+// flow is expected to have, and the numbers of flows that were placed on it and answered.
 func describeInferred(i *inspect.InferredServer) []string {
 	flows := fmt.Sprintf("%d new, %d established", i.New, i.Established)
-	row := []string{flows, describeEstimate(i), describeSlower(i.Estimate)}
+	row := []string{flows, describeEstimate(i), short(i.Delay), describeSlower(i.Estimate)}
 	return append(row, numbers(uint64(i.Placed), uint64(i.Answered))...)
 }
 

@@ -25,6 +25,8 @@ const (
 	rankNone = math.MaxInt64
 	// mostCorrections is MOST_CORRECTIONS in bpf/balancer/place_infer.h.
 	mostCorrections = 8
+	// rankScoreShift is RANK_SCORE_SHIFT in bpf/balancer/ranking.h.
+	rankScoreShift = 28
 )
 
 // ranked is a balancer whose service web infers, with its ranking.
@@ -106,7 +108,7 @@ func (r *ranked) least(slots []uint32) uint64 {
 	return least
 }
 
-// foretell returns the score of the server that best_server in bpf/balancer/place_infer.h chooses,
+// foretell returns the score of the server that find_lowest in bpf/balancer/place_infer.h chooses,
 // among all. It is the lowest one unless too many ranks are outdated; then isExact is false.
 func (r *ranked) foretell() (score uint64, isExact bool) {
 	ranks, _ := r.leaves()
@@ -128,13 +130,22 @@ func (r *ranked) foretell() (score uint64, isExact bool) {
 	return score, false
 }
 
-// send sends a packet of a flow. If it places the flow, it must do so on the lowest server.
+// staysWith tells whether a core may stay with a server (place_infer.h): the server got the last new
+// flow of a core, and its delay is the shortest one.
+func (r *ranked) staysWith(slot uint32, latest []uint32, score, least uint64) bool {
+	return slices.Contains(latest, slot+1) && score>>rankScoreShift == least>>rankScoreShift
+}
+
+// send sends a packet of a flow. If it places the flow, it must do so on the lowest server, or on
+// one with which a core stays.
 func (r *ranked) send(flow int, flags packet.TCPFlags) {
 	r.t.Helper()
 	least, before := r.least(r.slotsFor(r.flows[flow])), r.entry(r.flows[flow])
 	want, isExact := least, true
+	var latest []uint32
 	if r.service("web").Infer.Among == desired.AmongAll {
 		want, isExact = r.foretell()
+		r.must(r.plane.Objects.Latest.Lookup(r.services.byName["web"].id, &latest))
 	}
 	if isExact && want != least {
 		r.t.Fatalf("the ranking has %#x, and the lowest score is %#x", want, least)
@@ -153,9 +164,13 @@ func (r *ranked) send(flow int, flags packet.TCPFlags) {
 	if !r.plane.Servers.TakesFlows(after.Server()) {
 		r.t.Fatalf("flow %d goes to slot %d, which takes no flows", flow, after.Server())
 	}
+	got := score[after.Server()]
+	if r.staysWith(after.Server(), latest, got, least) {
+		return
+	}
 	if !isExact {
 		r.inexact++
-	} else if got := score[after.Server()]; got != want {
+	} else if got != want {
 		r.t.Fatalf("flow %d goes to slot %d with score %#x, want %#x", flow, after.Server(), got,
 			want)
 	}
@@ -345,6 +360,41 @@ func (r *ranked) step() {
 			packet.SYN, packet.SYN, packet.SYN, packet.ACK, packet.FIN | packet.ACK, packet.RST,
 		}[r.random.IntN(6)])
 	}
+}
+
+// Of several servers with the shortest delay, a core takes the one that got its last flow, unless it
+// takes no flows.
+func TestCoreStaysWithServer(t *testing.T) {
+	r := openRanked(t, inferring(manyServers(3)...), 32, 100)
+	pin(t, 0)
+	next, slots := 0, r.services.byName["web"].slots()
+	prices := func(unit uint32, position uint16) {
+		r.plane.Loads.SetPrice(slots[0], infer.Price{Unit: unit, Position: position})
+		r.rank()
+	}
+	expect := func(what string, want uint32) {
+		t.Helper()
+		r.exec(r.frames[packet.SYN][next], nil)
+		if got := r.entry(r.flows[next]).Server(); got != want {
+			t.Errorf("%s: slot %d gets the flow, want %d", what, got, want)
+		}
+		r.exec(r.frames[packet.RST][next], nil)
+		next++
+	}
+	const unit = infer.PriceOne / 4
+	for i, slot := range slots {
+		r.plane.Loads.SetPrice(slot, infer.Price{Unit: unit, Position: uint16(i)})
+	}
+	prices(unit, 0)
+	expect("the first flow", slots[0])
+	prices(unit, 3)
+	expect("equal delays, and the last position", slots[0])
+	prices(unit+1, 3)
+	expect("a longer delay", slots[1])
+	prices(unit, 0)
+	expect("another server has got the last flow", slots[1])
+	r.plane.Servers.SetFlags(slots[1], r.plane.Servers.Flags(slots[1])|dataplane.FlagDrained)
+	expect("that server is drained", slots[0])
 }
 
 // Each new flow goes to the server with the lowest score, whatever prices servers have, whatever

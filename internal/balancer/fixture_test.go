@@ -311,6 +311,9 @@ func (f *fixture) foreseeAndExec(frame []byte, context *frameContext) (dry *fore
 		program = f.plane.Sides[1].Objects.XdpLb
 	}
 	if f.foresees && !f.moving {
+		if f.choosesByCPU() {
+			defer stayOnCPU(f.t)()
+		}
 		dry = f.foresee(program, options)
 	}
 	verdict, err := program.Run(&options)
@@ -321,6 +324,12 @@ func (f *fixture) foreseeAndExec(frame []byte, context *frameContext) (dry *fore
 		f.checkSame(dry, frame, verdict, options.DataOut)
 	}
 	return dry, verdict, options.DataOut[metadata:]
+}
+
+// choosesByCPU tells whether a placement has a state of its own on each CPU (latest in
+// bpf/balancer/place_infer.h).
+func (f *fixture) choosesByCPU() bool {
+	return slices.ContainsFunc(f.cfg.Services, func(s desired.Service) bool { return s.Infer != nil })
 }
 
 // refill permits all cores to send answers again.

@@ -450,7 +450,7 @@ func FuzzTwoWriters(f *testing.F) {
 
 // pin keeps a goroutine on one of the CPUs that it may use, until the goroutine ends.
 func pin(t testing.TB, number int) {
-	runtime.LockOSThread() // never unlocked, so that the thread ends with the goroutine
+	runtime.LockOSThread() // without an unlock, the thread ends with the goroutine
 	var allowed, one unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &allowed); err != nil {
 		t.Errorf("read the CPUs: %v", err)
@@ -464,5 +464,20 @@ func pin(t testing.TB, number int) {
 	}
 	if err := unix.SchedSetaffinity(0, &one); err != nil {
 		t.Errorf("run on one CPU: %v", err)
+	}
+}
+
+// stayOnCPU keeps a goroutine on one CPU until the returned function is called.
+func stayOnCPU(t testing.TB) (leave func()) {
+	var allowed unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &allowed); err != nil {
+		t.Fatalf("read the CPUs: %v", err)
+	}
+	pin(t, rand.IntN(allowed.Count()))
+	return func() {
+		if err := unix.SchedSetaffinity(0, &allowed); err != nil {
+			t.Errorf("run on all CPUs: %v", err)
+		}
+		runtime.UnlockOSThread()
 	}
 }

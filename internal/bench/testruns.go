@@ -20,10 +20,14 @@ import (
 // manyFlows is a number of flows whose entries exceed the caches.
 const manyFlows = desired.DefaultFlows
 
-// testRuns measures the throughput of several cores by test runs alone. All use the tables of one
-// balancer.
+// mixServers is the number of servers of the ways HostHashMix and HostInferMix.
+const mixServers = 1000
+
+// testRuns measures the throughput of several cores by test runs alone. All cores use the tables of
+// one balancer.
 type testRuns struct {
-	rig     *rig
+	known   *rig    // its flow table is full
+	mixed   *rig    // with mixServers servers
 	hosts   []*host // one for each core, as its variables change with every packet
 	options *ThroughputOptions
 }
@@ -40,15 +44,22 @@ func newTestRuns(ctx context.Context, cores int, options *ThroughputOptions) (t 
 		t.hosts = append(t.hosts, h)
 	}
 	s := setup{kind: setupBalancer, family: ipv6, capacity: manyFlows, content: knownFlows}
-	if t.rig, err = s.build(); err != nil {
+	if t.known, err = s.build(); err != nil {
 		return t, err
 	}
-	return t, t.rig.fill(ctx, t.hosts[0], &s)
+	if err := t.known.fill(ctx, t.hosts[0], &s); err != nil {
+		return t, err
+	}
+	mixed := setup{kind: setupBalancer, family: ipv6, capacity: manyFlows, servers: mixServers}
+	t.mixed, err = mixed.build()
+	return t, err
 }
 
 func (t *testRuns) close() (err error) {
-	if t.rig != nil {
-		err = t.rig.close()
+	for _, r := range []*rig{t.known, t.mixed} {
+		if r != nil {
+			err = errors.Join(err, r.close())
+		}
 	}
 	for _, h := range t.hosts {
 		err = errors.Join(err, h.close())
@@ -58,10 +69,14 @@ func (t *testRuns) close() (err error) {
 
 // measure returns the total packets per second of the CPUs.
 func (t *testRuns) measure(ctx context.Context, way Way, cpus []int) (float64, error) {
-	if err := t.prepare(way, len(cpus)); err != nil {
+	source, err := t.sourceOf(way)
+	if err != nil {
 		return 0, err
 	}
-	before, err := t.rig.count(reasonKnown)
+	if err := t.prepare(source, len(cpus)); err != nil {
+		return 0, err
+	}
+	before, err := source.rig.count(reasonKnown)
 	if err != nil {
 		return 0, err
 	}
@@ -69,28 +84,62 @@ func (t *testRuns) measure(ctx context.Context, way Way, cpus []int) (float64, e
 	if err != nil {
 		return 0, err
 	}
-	after, err := t.rig.count(reasonKnown)
-	if known := after - before; err == nil && way != HostAlone && float64(known) < 0.96*float64(packets) {
+	source.rig.next += packets / source.traffic.order.packetsPerFlow()
+	after, err := source.rig.count(reasonKnown)
+	if known := after - before; err == nil && float64(known) < source.known*float64(packets) {
 		err = fmt.Errorf("of %d packets %d were of known flows", packets, known)
 	}
 	return rate, err
 }
 
-// prepare gives every core packets of the same flows, each in a different order.
-func (t *testRuns) prepare(way Way, cores int) error {
-	var program *ebpf.Program
-	traffic := trafficTo(ipv6, vips[ipv6], desired.TCP, packet.ACK)
+// source is what the packets of a way are, and what handles them.
+type source struct {
+	rig     *rig
+	program *ebpf.Program // nil: the host program alone
+	traffic traffic
+	known   float64 // the least share of packets of known flows
+	apart   uint64  // how far the first flows of two cores are apart
+}
+
+// sourceOf returns the source of a way. It changes the service of the mixes.
+func (t *testRuns) sourceOf(way Way) (*source, error) {
+	s := &source{
+		rig: t.known, program: t.known.program, known: 0.96, apart: 1,
+		traffic: trafficTo(ipv6, vips[ipv6], desired.TCP, packet.ACK),
+	}
 	switch way {
 	case HostAlone:
-		traffic.verdict = xdpAborted
+		s.program, s.traffic.verdict, s.known = nil, xdpAborted, 0
 	case HostBalanced:
-		program, traffic.flows = t.rig.program, t.options.Flows
+		s.traffic.flows = t.options.Flows
 	case HostBalancedMany:
-		program, traffic.flows = t.rig.program, manyFlows
+		s.traffic.flows = manyFlows
+	case HostHashMix:
+		return t.mix(s, desired.PlacementHash)
+	case HostInferMix:
+		return t.mix(s, desired.PlacementInfer)
 	}
+	return s, nil
+}
+
+// mix makes a source one of new connections, of which two of three packets are of known flows.
+func (t *testRuns) mix(s *source, placement desired.Placement) (*source, error) {
+	serves := usual(ipv6, desired.TCP)
+	serves.placement, serves.servers = placement, mixServers
+	if err := t.mixed.serve(t.hosts[0], serves); err != nil {
+		return nil, err
+	}
+	s.rig, s.program, s.known, s.apart = t.mixed, t.mixed.program, 0.6, 1<<31
+	s.traffic.order, s.traffic.first = connections, t.mixed.next
+	return s, nil
+}
+
+// prepare gives every core its packets. Flows at random are the same flows, in different orders.
+func (t *testRuns) prepare(s *source, cores int) error {
 	for core, h := range t.hosts[:cores] {
-		traffic.first = uint64(core)
-		if err := h.prepare(program, &traffic); err != nil {
+		own := s.traffic
+		own.first += uint64(core) * s.apart
+		if err := h.prepare(s.program, &own); err != nil {
 			return err
 		}
 	}

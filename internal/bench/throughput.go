@@ -13,6 +13,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"time"
 
@@ -50,11 +51,15 @@ const (
 	HostAlone        Way = "host"             // only the program that writes each packet anew
 	HostBalanced     Way = "host-balanced"    // with xdp_lb, 1M entries; all cores have the same flows
 	HostBalancedMany Way = "host-balanced-1M" // all flows of the table on all cores
+	// The packets of new connections: the SYN, a later packet and the FIN (HLB, section VI-F). Each
+	// core has connections of its own, and all go to the same 1000 servers.
+	HostHashMix  Way = "host-mix-hash"  // placement hash
+	HostInferMix Way = "host-mix-infer" // placement infer
 )
 
 var (
 	networkWays = []Way{Dropped, PassedOn, Balanced, BalancedAlike}
-	testRunWays = []Way{HostAlone, HostBalanced, HostBalancedMany}
+	testRunWays = []Way{HostAlone, HostBalanced, HostBalancedMany, HostHashMix, HostInferMix}
 )
 
 // MinThroughputDuration is the shortest useful measurement. A shorter one would only show the start
@@ -63,11 +68,12 @@ const MinThroughputDuration = 10 * time.Millisecond
 
 // ThroughputOptions are the options of MeasureThroughput.
 type ThroughputOptions struct {
-	Cores    []int         // numbers of cores to compare; default 1 and 2
-	Flows    uint32        // per core; default 1000, at most 2^20
-	Servers  int           // of the service; default 16, at most 256
-	Duration time.Duration // of each measurement; default 1 s
-	Rounds   int           // of all measurements in turn; default 9
+	Cores    []int          // numbers of cores to compare; default 1 and 2
+	Flows    uint32         // per core; default 1000, at most 2^20
+	Servers  int            // of the service; default 16, at most 256
+	Duration time.Duration  // of each measurement; default 1 s
+	Rounds   int            // of all measurements in turn; default 9
+	Setups   *regexp.Regexp // matches the ways to measure; default all
 
 	Progress Progress
 }
@@ -107,6 +113,10 @@ func Speedup(results []Throughput, way Way, cores int) float64 {
 // that drop all packets in a third. It also makes test runs. It needs root and idle cores.
 func MeasureThroughput(ctx context.Context, options ThroughputOptions) (_ []Throughput, err error) {
 	options.setDefaults()
+	ways := options.ways()
+	if len(ways) == 0 {
+		return nil, fmt.Errorf("throughput: no setup matches %q", options.Setups)
+	}
 	cpus, err := allowedCPUs()
 	if err != nil {
 		return nil, err
@@ -132,7 +142,7 @@ func MeasureThroughput(ctx context.Context, options ThroughputOptions) (_ []Thro
 	for round := range options.Rounds {
 		options.Progress.say("round %d of %d", round+1, options.Rounds)
 		bed.rotate()
-		for _, way := range slices.Concat(networkWays, testRunWays) {
+		for _, way := range ways {
 			for _, cores := range options.Cores {
 				key := Throughput{Way: way, Cores: cores}
 				rate, missing, err := measureWay(ctx, bed, runs, way, cores)
@@ -150,6 +160,16 @@ func MeasureThroughput(ctx context.Context, options ThroughputOptions) (_ []Thro
 		order[i].summarize(rates[order[i]], lost[order[i]])
 	}
 	return order, nil
+}
+
+// ways returns the ways to measure.
+func (o *ThroughputOptions) ways() (ways []Way) {
+	for _, way := range slices.Concat(networkWays, testRunWays) {
+		if o.Setups == nil || o.Setups.MatchString(string(way)) {
+			ways = append(ways, way)
+		}
+	}
+	return ways
 }
 
 func measureWay(ctx context.Context, bed *testbed, runs *testRuns, way Way, cores int) (rate, lost float64, err error) {

@@ -22,7 +22,7 @@ func TestThroughput(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := 7 * len(cores); len(results) != want {
+	if want := 9 * len(cores); len(results) != want {
 		t.Errorf("%d results, want %d", len(results), want)
 	}
 	for _, r := range results {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 
 	"github.com/segue-lb/segue/internal/cpulimit"
 	"github.com/segue-lb/segue/internal/desired"
@@ -24,6 +25,23 @@ type ApacheServers struct {
 	// CPUs limits the CPU time of each server's application: 0.5 is half of one CPU. At 0, there is
 	// no limit.
 	CPUs float64 `yaml:"cpus,omitempty"`
+	// Exceptions are the differences of single servers.
+	Exceptions []ApacheException `yaml:"exceptions,omitempty"`
+}
+
+// ApacheException replaces the limit of the CPU time on one server.
+type ApacheException struct {
+	Server string  `yaml:"server"`
+	CPUs   float64 `yaml:"cpus"`
+}
+
+// CPUsOf returns the limit of the CPU time of a server, or 0 if there is no limit.
+func (a ApacheServers) CPUsOf(server string) float64 {
+	i := slices.IndexFunc(a.Exceptions, func(x ApacheException) bool { return x.Server == server })
+	if i < 0 {
+		return a.CPUs
+	}
+	return a.Exceptions[i].CPUs
 }
 
 // problems calls fail for every problem of the settings, with the path of the field.
@@ -35,9 +53,14 @@ func (a ApacheServers) problems(fail func(path string, value any, format string,
 	}
 	inRange("apache.workers", a.Workers)
 	inRange("apache.backlog", a.Backlog)
-	if a.CPUs != 0 && !(a.CPUs >= cpulimit.Min && a.CPUs <= cpulimit.Max) {
-		fail("apache.cpus", a.CPUs, "must be a number from %v to %v, or 0 for no limit",
-			cpulimit.Min, cpulimit.Max)
+	limit := func(path string, cpus float64) {
+		if cpus != 0 && !(cpus >= cpulimit.Min && cpus <= cpulimit.Max) {
+			fail(path, cpus, "must be a number from %v to %v, or 0 for no limit", cpulimit.Min, cpulimit.Max)
+		}
+	}
+	limit("apache.cpus", a.CPUs)
+	for i, x := range a.Exceptions {
+		limit(fmt.Sprintf("apache.exceptions[%d].cpus", i), x.CPUs)
 	}
 }
 
@@ -47,7 +70,7 @@ func (a Application) runsApache() bool { return a == Apache || a == MediaWiki }
 // cpus returns the CPUs that the node's application may use, or 0 if there is no limit.
 func (n *Node) cpus() float64 {
 	if n.Application.runsApache() {
-		return n.lab.Topology.Apache.CPUs
+		return n.lab.Topology.Apache.CPUsOf(n.Name)
 	}
 	return 0
 }

@@ -209,6 +209,11 @@ func (t Topology) problems() field.Errors {
 	}
 	t.emulatedProblems(fail)
 	t.Apache.problems(fail)
+	for i, x := range t.Apache.Exceptions {
+		if !t.hasServer(x.Server) {
+			fail(fmt.Sprintf("apache.exceptions[%d].server", i), x.Server, "is not a server of the lab")
+		}
+	}
 	t.MediaWiki.problems(fail)
 	for i, s := range t.Services {
 		path := fmt.Sprintf("services[%d]", i)

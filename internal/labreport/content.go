@@ -23,6 +23,7 @@ type content struct {
 	// Met and Judged are the numbers of claims that are met, and that could be judged.
 	Met, Judged int
 	Agreement   string
+	Orders      []order
 	// Disturbances are the runs that may not be valid. The page shows the first of them at once.
 	Disturbances             []disturbance
 	Disturbed, AlsoDisturbed []disturbance
@@ -39,6 +40,8 @@ type content struct {
 	Holds         bool // open connections
 	Counted       string
 	Servers       []serverTable
+	Use           []useRow
+	Types         []typeRow
 	Machine       []machineRow
 	Facts         []fact
 	figures       []figure
@@ -57,6 +60,12 @@ type claim struct {
 	Measured, Simulated, Model string
 	Verdict                    string
 	Class                      string
+}
+
+// order has the cases at a point, from the best to the worst.
+type order struct {
+	Point string
+	Steps []testbed.Step
 }
 
 // row is a line of the table of response times.
@@ -106,13 +115,13 @@ func (f *folder) content() (*content, error) {
 		Results: f.Results, ID: fileName(f.name), Disturbances: f.disturbances(),
 		HasSimulation: f.hasSimulation(), Forwards: f.forwards(), Holds: f.holds(),
 		Counted: strings.ToLower(f.counted()), Rows: f.rows(), Unit: f.unit().Name,
-		Handshakes: f.handshakes(), Servers: f.serverTables(),
+		Handshakes: f.handshakes(), Servers: f.serverTables(), Use: f.use(), Types: f.types(),
 		Machine: f.machineRows(), Facts: f.facts(),
 	}
 	first := min(len(c.Disturbances), 3)
 	c.Disturbed, c.AlsoDisturbed = c.Disturbances[:first], c.Disturbances[first:]
 	c.addClaims()
-	c.Agreement = f.agreement()
+	c.Agreement, c.Orders = f.agreement(), f.orders()
 	for i := range c.Rows {
 		c.HasModel = c.HasModel || c.Rows[i].Model.Number != unknown
 		c.HasBound = c.HasBound || c.Rows[i].Bound.Number != unknown
@@ -133,8 +142,8 @@ func (c *content) addSections(f *folder) error {
 		f.responses(),
 		f.distributions("Distribution of response times", "Response times", "cdf",
 			measured, simulated, modelled),
-		overTime,
 	}
+	sections = append(append(sections, f.typeSections()...), overTime)
 	if f.Bin > 0 {
 		day, err := f.overDay()
 		if err != nil {
@@ -215,6 +224,19 @@ func (f *folder) agreement() string {
 	return fmt.Sprintf("Measured means differ from those of the simulator by %.1f%% in the median, "+
 		"and at most by %s%% (%s).",
 		(sizes[(len(sizes)-1)/2]+sizes[len(sizes)/2])/2, withSign(worst), where)
+}
+
+// orders returns the orders of the cases at all points.
+func (f *folder) orders() (all []order) {
+	if !f.ComparesTimes() {
+		return nil
+	}
+	for _, x := range f.Points {
+		if steps := f.Order(x); len(steps) > 0 {
+			all = append(all, order{pointName(f.Axis, x), steps})
+		}
+	}
+	return all
 }
 
 // rows returns a row for each case at each point that has runs.

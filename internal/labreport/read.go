@@ -107,6 +107,11 @@ func checkRun(r *testbed.Results, run *testbed.Run) error {
 	case run.Failed > run.Requests:
 		return fmt.Errorf("failed %d: there are %d requests", run.Failed, run.Requests)
 	}
+	for name, r := range run.Types {
+		if err := checkResponse(&r); err != nil {
+			return fmt.Errorf("types[%q].%w", name, err)
+		}
+	}
 	for _, of := range []struct {
 		name string
 		*testbed.Response

@@ -193,6 +193,70 @@ func TestTable(t *testing.T) {
 	}
 }
 
+// TestUse checks how the servers of each capacity are used. At a load of 0.6, the servers can do 4 s
+// of work in a second, and get 2.4 s of it.
+func TestUse(t *testing.T) {
+	directory := t.TempDir()
+	results := small(t, directory, 0.1, 0.1)
+	for i := range results.Runs {
+		run := &results.Runs[i]
+		run.Load, run.Fairness, run.Overprovision = 0.6, 0.9, 1.5
+		run.Shares = []testbed.Share{
+			{Server: "s1", Capacity: 1, Responses: 200, Mean: 0.1, Busy: 1, Estimate: 1},
+			{Server: "s2", Capacity: 1, Responses: 100, Mean: 0.4, Busy: 2, Estimate: 1},
+			{Server: "s3", Capacity: 2, Responses: 500, Mean: 0.2, Busy: 4, Estimate: 1.5 + float64(i)},
+		}
+	}
+	writeResults(t, directory, results)
+	_, page := mustWrite(t, directory, Settings{})
+	want := [][]string{
+		{"sr4", "ρ = 0.5", "1 × 2", "62%", "75%", "200", "4.00", "0.900 ± 0.000", "1.50 ± 0.00", "2.00 ± 6.35"},
+		{"", "", "2 × 1", "38%", "45%", "200", "1.50", "", "", ""},
+	}
+	if diff := cmp.Diff(want, cells(t, page, "use")); diff != "" {
+		t.Errorf("the use of the servers, -want +got:\n%s", diff)
+	}
+}
+
+// TestTypes checks the table and the charts of the types of requests.
+func TestTypes(t *testing.T) {
+	directory := t.TempDir()
+	results := small(t, directory, 0.1)
+	results.Runs[0].Types = map[string]testbed.Response{
+		testbed.TypePage: {Mean: 0.2, P50: 0.1, P90: 0.4, P99: 1, Distribution: []testbed.DistributionPoint{
+			{Seconds: 0.1, Share: 0.5}, {Seconds: 0.4, Share: 1},
+		}},
+	}
+	writeResults(t, directory, results)
+	_, page := mustWrite(t, directory, Settings{})
+	want := [][]string{{"sr4", "ρ = 0.5", "page", "200", "100", "400", "1000"}}
+	if diff := cmp.Diff(want, cells(t, page, "types")); diff != "" {
+		t.Errorf("the types of requests, -want +got:\n%s", diff)
+	}
+	if !strings.Contains(page, "Distribution of response times: page") || strings.Contains(page, "times: static file") {
+		t.Error("not just pages have a chart")
+	}
+}
+
+// TestOrder checks the sentences about the order of the cases.
+func TestOrder(t *testing.T) {
+	directory := t.TempDir()
+	results := small(t, directory, 0.2, 0.2)
+	results.Cases = append(results.Cases, "least")
+	for i, mean := range []float64{0.1, 0.12} {
+		results.Runs = append(results.Runs, testbed.Run{
+			Case: "least", Point: 0.5, Seed: uint64(i), Requests: 1,
+			Measured: testbed.Response{Mean: mean}, Simulated: &testbed.Response{Mean: 0.05},
+		})
+	}
+	results.Planned = len(results.Runs)
+	writeResults(t, directory, results)
+	_, page := mustWrite(t, directory, Settings{})
+	if want := "<li>least takes 45.0% ± 63.5 less than sr4 (simulated: 50.0%), with a confidence of 96.5%</li>"; !strings.Contains(page, want) {
+		t.Errorf("the page does not have %q", want)
+	}
+}
+
 // TestHeldTables checks the tables of open connections, which have no times. For two seeds,
 // Student's factor is 12.7.
 func TestHeldTables(t *testing.T) {

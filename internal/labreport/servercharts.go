@@ -20,7 +20,7 @@ func serverShares(runs []*testbed.Run) (servers []testbed.Share) {
 			i := slices.IndexFunc(servers, func(s testbed.Share) bool { return s.Server == share.Server })
 			if i < 0 {
 				i = len(servers)
-				servers = append(servers, testbed.Share{Server: share.Server})
+				servers = append(servers, testbed.Share{Server: share.Server, Capacity: share.Capacity})
 			}
 			s := &servers[i]
 			if n := s.Responses + share.Responses; n > 0 {

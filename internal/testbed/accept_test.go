@@ -106,7 +106,7 @@ func TestLeastInTheSimulator(t *testing.T) {
 	}
 }
 
-// TestWeightedInTheSimulator checks that the simulator has weights for hunting only.
+// TestWeightedInTheSimulator checks for which placements the simulator has weights.
 func TestWeightedInTheSimulator(t *testing.T) {
 	for selection, want := range map[desired.Selection]bool{"": true, desired.SelectRandom: false} {
 		p := planned{Case: Case{
@@ -119,7 +119,11 @@ func TestWeightedInTheSimulator(t *testing.T) {
 		}
 	}
 	p := planned{Case: Case{Placement: desired.PlacementHash, Weighted: true}}
+	if spec, ok := p.spec().(*placement.WCMP); !ok {
+		t.Errorf("hash: placement %+v, want WCMP", spec)
+	}
+	p.Case.Placement = desired.PlacementRoundRobin
 	if spec := p.spec(); spec != nil {
-		t.Errorf("hash: placement %+v, want none", spec)
+		t.Errorf("round-robin: placement %+v, want none", spec)
 	}
 }

@@ -26,6 +26,9 @@ var sharesOf = map[string]func(*Summary) float64{
 	"from-even": func(s *Summary) float64 { return s.FromEven },
 	// The share of the requests that the servers with the largest capacity served.
 	"large": func(s *Summary) float64 { return s.Measured.Large },
+	// What the balancers infer about these servers, relative to the others.
+	"estimates":     func(s *Summary) float64 { return s.Estimates },
+	"overprovision": func(s *Summary) float64 { return s.Overprovision },
 }
 
 // These words instead of the name of a case compare a case with what the simulator has for its
@@ -50,7 +53,7 @@ func (c Claim) problems(e *Experiment, fail func(name, problem string)) {
 	}
 	isTime := timesOf[c.Quantity] != nil
 	if !isTime && sharesOf[c.Quantity] == nil {
-		fail("quantity", "must be mean, p50, p90, p99, failed, fairness, from-even or large")
+		fail("quantity", "must be mean, p50, p90, p99, failed, fairness, from-even, large, estimates or overprovision")
 	}
 	if !known(c.Of) {
 		fail("of", "must be a case")
@@ -70,8 +73,14 @@ func (c Claim) problems(e *Experiment, fail func(name, problem string)) {
 	if c.OverAt != 0 && (c.At == 0 || c.Over == "" || c.overReplay()) {
 		fail("over-at", "needs at, and a case as over")
 	}
-	if c.AtLeast == 0 && c.AtMost == 0 {
-		fail("at-least", "at-least or at-most is required")
+	switch {
+	case c.BeyondSimulated == 0 && c.AtLeast == 0 && c.AtMost == 0:
+		fail("at-least", "at-least, at-most or beyond-simulated is required")
+	case c.BeyondSimulated == 0:
+	case c.AtLeast != 0 || c.AtMost != 0:
+		fail("beyond-simulated", "not with at-least or at-most")
+	case e.Kind != KindLoad || !isTime || !known(c.Over) || c.OverAt != 0:
+		fail("beyond-simulated", "needs a quantity that is a time, another case as over, and the kind load")
 	}
 }
 
@@ -94,9 +103,12 @@ func (c Claim) condition() string {
 	default:
 		fmt.Fprintf(&b, " / %s(%s)", c.Quantity, c.Over)
 	}
-	if at := cmp.Or(c.OverAt, c.At); at > 0 {
+	switch at := cmp.Or(c.OverAt, c.At); {
+	case at > 0:
 		fmt.Fprintf(&b, " at %v", at)
-	} else {
+	case c.BeyondSimulated != 0:
+		b.WriteString(", at each point,")
+	default:
 		b.WriteString(", the largest of all points,")
 	}
 	if c.AtLeast > 0 {
@@ -105,6 +117,9 @@ func (c Claim) condition() string {
 	if c.AtMost > 0 {
 		fmt.Fprintf(&b, " ≤ %v", c.AtMost)
 	}
+	if c.BeyondSimulated != 0 {
+		fmt.Fprintf(&b, " ≤ simulated + %v", c.BeyondSimulated)
+	}
 	return b.String()
 }
 
@@ -112,6 +127,10 @@ func (c Claim) condition() string {
 func (c *Claim) judge(r *Results) {
 	c.Holds, c.Measured, c.Simulated, c.Model, c.Met = c.condition(), nil, nil, nil, nil
 	if c.Quantity == "" || len(r.Runs) != r.Planned {
+		return
+	}
+	if c.BeyondSimulated != 0 {
+		c.judgeBySimulation(r)
 		return
 	}
 	if share := sharesOf[c.Quantity]; share != nil {
@@ -129,6 +148,30 @@ func (c *Claim) judge(r *Results) {
 		c.Met = new((c.AtLeast == 0 || *c.Measured >= c.AtLeast) &&
 			(c.AtMost == 0 || *c.Measured <= c.AtMost))
 	}
+}
+
+// judgeBySimulation compares the quantity at each point with the simulated one, and keeps those of
+// the point at which it exceeds the simulated one the most.
+func (c *Claim) judgeBySimulation(r *Results) {
+	worst := math.Inf(-1)
+	for _, point := range c.points(r) {
+		m, s := c.value(r, point, c.time(measured)), c.value(r, point, c.time(simulated))
+		if math.IsNaN(m - s) {
+			return // not all points can be compared
+		}
+		if m-s > worst {
+			worst, c.Measured, c.Simulated = m-s, &m, &s
+		}
+	}
+	c.Met = new(worst <= c.BeyondSimulated)
+}
+
+// points returns the points that the claim is about.
+func (c *Claim) points(r *Results) []float64 {
+	if c.At > 0 {
+		return []float64{c.At}
+	}
+	return r.Points
 }
 
 func measured(s *Summary) *Response  { return &s.Measured }
@@ -150,10 +193,7 @@ func (c *Claim) time(of func(*Summary) *Response) func(*Summary) float64 {
 // points. It is nil if no point has one.
 func (c *Claim) largest(r *Results, read func(*Summary) float64) *float64 {
 	largest := math.Inf(-1)
-	for _, point := range r.Points {
-		if c.At > 0 && point != c.At {
-			continue
-		}
+	for _, point := range c.points(r) {
 		if v := c.value(r, point, read); !math.IsNaN(v) {
 			largest = max(largest, v)
 		}

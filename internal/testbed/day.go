@@ -3,6 +3,7 @@
 package testbed
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,13 +19,26 @@ import (
 	"github.com/segue-lb/segue/internal/wiki"
 )
 
-// warmUpRate is the rate of requests to each server before the first run. The first request to a
-// server compiles MediaWiki, and the first one for a page takes longer than others. So all servers
-// get a request for each page. A server with a quarter of a CPU answers 4 of them a second.
-const warmUpRate = 3.5
+// A server answers some 16 pages a second for each CPU that it may use. The first request to a
+// server compiles MediaWiki, and the first one for a page takes longer than others. So before the
+// first run, all servers get a request for each page, at warmUpRate for each CPU of the smallest
+// server, or at the rate for warmUpCPUs if servers have no limit.
+const (
+	warmUpRate = 14
+	warmUpCPUs = 0.25
+)
+
+// warmUpPace returns the rate of the requests to each server.
+func (s settings) warmUpPace() float64 {
+	least := s.capacityOf(serverName(1))
+	for _, name := range s.serverNames() {
+		least = min(least, s.capacityOf(name))
+	}
+	return warmUpRate * cmp.Or(least, warmUpCPUs)
+}
 
 func (s settings) warmUpTime() time.Duration {
-	return time.Duration(float64(s.MediaWiki.Pages) / warmUpRate * float64(time.Second))
+	return time.Duration(float64(s.MediaWiki.Pages) / s.warmUpPace() * float64(time.Second))
 }
 
 // warmUp sends requests to all servers directly.
@@ -37,7 +51,7 @@ func (b *rig) warmUp(ctx context.Context, s settings) error {
 	defer os.RemoveAll(folder)
 	p := planned{settings: s, Case: Case{Direct: true}}
 	err := writeTrace(filepath.Join(folder, arrivalsFile), func(out io.Writer) error {
-		return s.topology("x").Wiki().WritePages(out, warmUpRate)
+		return s.topology("x").Wiki().WritePages(out, s.warmUpPace())
 	})
 	if err != nil {
 		return err
@@ -70,7 +84,7 @@ func (p planned) writeDay(path string) error {
 				Rate:  p.perSecond,
 				Curve: traffic.Day{Length: p.Day, Curve: traffic.Sine(p.Amplitude)},
 			},
-			Duration: p.Day, Seed: p.seed,
+			Duration: p.Day, Seed: p.seed, Static: p.Static,
 		})
 	})
 }

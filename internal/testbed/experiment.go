@@ -49,10 +49,19 @@ type Experiment struct {
 	// Load is the share of all processors that the requests use.
 	Load    float64 `yaml:"load"`
 	Buckets int     `yaml:"buckets"` // of the candidate tables; 0 stands for the default
+	// RoundTrip is the distribution of the times after which replies reach the clients. Without it,
+	// clients are near.
+	RoundTrip string `yaml:"round-trip"`
+	// Layouts are the servers of the points of AxisRatio.
+	Layouts []Layout `yaml:"layouts"`
+	// Replay takes the requests from a trace. If that has their work, only the mean of Work counts.
+	Replay *Replay `yaml:"replay"`
 
 	// Amplitude is that of the rate's sine, for KindDay: with 0.5, the rate is between half and one
 	// and a half of its mean.
-	Amplitude float64              `yaml:"amplitude"`
+	Amplitude float64 `yaml:"amplitude"`
+	// Static is the share of the requests for static files, for KindDay. The others are for pages.
+	Static    float64              `yaml:"static"`
 	Apache    lab.ApacheServers    `yaml:"apache"`
 	MediaWiki lab.MediaWikiServers `yaml:"mediawiki"`
 
@@ -74,21 +83,30 @@ type Size struct {
 	Bin time.Duration `yaml:"bin"`
 }
 
+// Layout is a set of servers, for AxisRatio.
+type Layout struct {
+	// Ratio is the point: the capacity of a large server, relative to that of a small one.
+	Ratio float64 `yaml:"ratio"`
+	// Cores has the number of cores of each server.
+	Cores []int `yaml:"cores"`
+}
+
 // fastest is the highest speed, at which loads are sampled every millisecond.
 const fastest = float64(sampleInterval / time.Millisecond)
 
 // Set is a set of experiments that run one after the other.
 type Set string
 
-// The sets. SetPapers has the experiments of the papers, and what shows how far to trust them.
+// The sets. SetPapers has the experiments of the papers besides HLB, and what shows how far to trust them.
 const (
 	SetPapers Set = "papers"
 	SetLeast  Set = "least" // servers that compare their loads
 	SetInfer  Set = "infer" // balancers that infer the loads of servers
+	SetHLB    Set = "hlb"   // the experiments of HLB, with its balancers that infer
 )
 
 // Sets lists all sets.
-func Sets() []Set { return []Set{SetPapers, SetLeast, SetInfer} }
+func Sets() []Set { return []Set{SetPapers, SetLeast, SetInfer, SetHLB} }
 
 // Kind is what a run does.
 type Kind string
@@ -105,6 +123,16 @@ const (
 	KindDay Kind = "day"
 	// KindForward measures the CPU time of a packet of a known flow, without a lab.
 	KindForward Kind = "forward"
+)
+
+// Packets are packets whose CPU time is measured.
+type Packets string
+
+// The packets. PacketsKnown, of flows that the balancer knows, is the default.
+const (
+	PacketsKnown Packets = "known"
+	PacketsSYN   Packets = "syn" // of new flows
+	PacketsMix   Packets = "mix" // the SYN, a later packet and the FIN of new flows
 )
 
 // AxisKind is a quantity in which points differ.
@@ -124,6 +152,10 @@ const (
 	AxisFlows     AxisKind = "flows"   // for KindForward
 	// AxisConnections is the number of connections that are open, for KindHold.
 	AxisConnections AxisKind = "connections"
+	// AxisRoundTrip is the mean of the round trip in seconds: it is a Pareto distribution then.
+	AxisRoundTrip AxisKind = "round-trip"
+	// AxisRatio is the capacity of a large server relative to that of a small one (Layouts).
+	AxisRatio AxisKind = "ratio"
 )
 
 // axisOf has the kinds of experiments with an axis of their own.
@@ -145,6 +177,8 @@ var axisLabels = map[AxisKind]string{
 	AxisFlows:     "flows",
 
 	AxisConnections: "open connections",
+	AxisRoundTrip:   "mean round trip of the clients, s",
+	AxisRatio:       "capacity of a large server, relative to a small one",
 }
 
 // Case is a service of the lab. All cases of an experiment use the same servers, one after the
@@ -168,6 +202,8 @@ type Case struct {
 	// Weighted gives each server a weight in proportion to its capacity. Otherwise all servers have
 	// the same weight.
 	Weighted bool `yaml:"weighted,omitempty"`
+	// Packets are those that KindForward measures.
+	Packets Packets `yaml:"packets,omitempty"`
 	// Feedback is the interval at which the weights of the servers follow their loads, in emulated
 	// time; 0: weights stay as they are.
 	Feedback time.Duration `yaml:"feedback,omitempty"`
@@ -259,13 +295,15 @@ func (e *Experiment) problems() (errs field.Errors) {
 	}
 	own, known := axisOf[e.Kind]
 	require(e.Title != "", "title", "required")
-	require(slices.Contains(Sets(), e.Set), "set", "must be papers, least or infer")
+	require(slices.Contains(Sets(), e.Set), "set", "must be papers, least, infer or hlb")
 	require(known, "kind", "must be load, change, hold, day or forward")
 	require(axisLabels[e.Axis] != "", "axis", "must be load, servers, balancers, buckets, "+
-		"deviation, speed, removed, connections, rate or flows")
+		"deviation, speed, removed, connections, rate, flows, ratio or round-trip")
 	require(own == "" || own == e.Axis, "axis", "must be %s for the kind %s", own, e.Kind)
 	require(own != "" || !e.Axis.ofOneKind(), "axis", "is not for the kind %s", e.Kind)
 	require(e.Amplitude >= 0 && e.Amplitude <= 1, "amplitude", "must be from 0 to 1")
+	require(e.Static >= 0 && e.Static <= 1, "static", "must be from 0 to 1")
+	require(e.Kind == KindDay || e.Static == 0, "static", "is only for the kind day")
 	require(e.Kind != KindChange || e.Balancers > 1, "balancers",
 		"must be at least 2 for the kind change")
 	require(e.Load > 0 && !math.IsInf(e.Load, 0), "load", "must be a positive number")
@@ -282,6 +320,17 @@ func (e *Experiment) problems() (errs field.Errors) {
 	e.Size.problems(e, e.Servers, under(""))
 	e.Full.problems(e, cmp.Or(e.Full.Servers, e.Servers), under("full"))
 	emulatedProblems(e.Kind, e.Emulated, under("emulated"))
+	if e.RoundTrip != "" {
+		if _, err := scenario.ParseDistribution(e.RoundTrip, "."); err != nil {
+			errs.Addf("round-trip", "%v", err)
+		}
+	}
+	require(e.Kind == KindLoad || e.RoundTrip == "" && e.Axis != AxisRoundTrip, "round-trip",
+		"is only for the kind load")
+	e.layoutProblems(func(name, problem string) { errs.Addf(name, "%s", problem) })
+	if e.Replay != nil {
+		e.Replay.problems(e, under("replay"))
+	}
 	names := map[string]bool{overSimulation: true, overOmniscient: true}
 	for i, c := range e.Cases {
 		path := field.Item("cases", i)
@@ -296,6 +345,38 @@ func (e *Experiment) problems() (errs field.Errors) {
 		return errs
 	}
 	return e.refusedByLab()
+}
+
+// layoutProblems checks that each point of AxisRatio has its servers.
+func (e *Experiment) layoutProblems(fail func(name, problem string)) {
+	if e.Axis != AxisRatio {
+		if len(e.Layouts) > 0 {
+			fail("layouts", "are only for the axis ratio")
+		}
+		return
+	}
+	if len(e.Emulated.Exceptions) > 0 {
+		fail("emulated.exceptions", "are not for the axis ratio, whose servers are in layouts")
+	}
+	for _, point := range slices.Concat(e.Points, e.Full.Points) {
+		if e.layout(point) == nil {
+			fail("layouts", fmt.Sprintf("the ratio %v is missing", point))
+		}
+	}
+	for i, l := range e.Layouts {
+		if len(l.Cores) == 0 || slices.Min(l.Cores) < 1 {
+			fail(field.Child(field.Item("layouts", i), "cores"), "must have at least one server, with 1 core or more each")
+		}
+	}
+}
+
+// layout returns the numbers of cores of the servers at a point of AxisRatio, or nil.
+func (e *Experiment) layout(ratio float64) []int {
+	i := slices.IndexFunc(e.Layouts, func(l Layout) bool { return l.Ratio == ratio })
+	if i < 0 {
+		return nil
+	}
+	return e.Layouts[i].Cores
 }
 
 // problems checks a size of an experiment with that many servers.
@@ -390,11 +471,23 @@ func (c Case) problems(kind Kind, fail func(name, problem string)) {
 	if c.Feedback != 0 && c.Placement != desired.PlacementRoundRobin {
 		fail("feedback", "only the placement round-robin uses weights that change all the time")
 	}
-	if c.Weighted && (kind != KindLoad || c.Direct || c.Feedback != 0) {
-		fail("weighted", "is only for the kind load, with a balancer and without feedback")
+	if c.Weighted && (kind != KindLoad && kind != KindDay || c.Direct || c.Feedback != 0) {
+		fail("weighted", "is only for the kinds load and day, with a balancer and without feedback")
 	}
 	if c.Feedback < 0 {
 		fail("feedback", "must not be negative")
+	}
+	switch c.Packets {
+	case "":
+	case PacketsKnown, PacketsSYN, PacketsMix:
+		if kind != KindForward {
+			fail("packets", "is only for the kind forward")
+		}
+		if c.Packets != PacketsKnown && c.Placement != desired.PlacementHash && c.Placement != desired.PlacementInfer {
+			fail("packets", "of new flows need the placement hash or infer")
+		}
+	default:
+		fail("packets", "must be known, syn or mix")
 	}
 }
 

@@ -93,6 +93,29 @@ func TestBadExperiments(t *testing.T) {
 			`exceptions[0].colocated "50%": "50%": must be SHARE@TIME`,
 		hold + "points: [6]\nemulated: {colocated: 50%@60s}\n": "emulated.colocated",
 
+		good + "claims: [{text: x, quantity: mean, of: sc}]\n":                        "claims[0].at-least",
+		good + "claims: [{text: x, quantity: mean, of: sc, beyond-simulated: 0.1}]\n": "claims[0].beyond-simulated",
+		good + "claims: [{text: x, quantity: large, of: sc, over: sc, beyond-simulated: 0.1}]\n": "" +
+			"claims[0].beyond-simulated",
+		good + "claims: [{text: x, quantity: mean, of: sc, over: sc, at-most: 1, beyond-simulated: 0.1}]\n": "" +
+			"not with at-least or at-most",
+
+		good + "layouts: [{ratio: 1, cores: [1]}]\n":                "layouts: are only for the axis ratio",
+		good + "axis: ratio\n":                                      "layouts: the ratio 0.5 is missing",
+		good + "axis: ratio\nlayouts: [{ratio: 0.5, cores: [0]}]\n": "layouts[0].cores",
+		good + "axis: ratio\nlayouts: [{ratio: 0.5, cores: [1]}]\nemulated: {exceptions: [{server: s1, cores: 2}]}\n": "" +
+			"emulated.exceptions",
+		one + "[{name: sc, placement: hash, packets: mix}]\n": "is only for the kind forward",
+		"title: t\nkind: forward\naxis: flows\npoints: [1]\nseeds: 1\ncases: [{name: h, placement: hunt, packets: syn}]\n": "" +
+			"of new flows need the placement hash or infer",
+		one + "[{name: sc, packets: all}]\n":                                  "must be known, syn or mix",
+		good + "round-trip: far\n":                                            `round-trip "far"`,
+		good + "kind: hold\nround-trip: \"constant: 1s\"\n":                   "round-trip",
+		good + "static: 0.5\n":                                                "is only for the kind day",
+		good + "replay: {format: pcap, match: 'n=(.)'}\n":                     "replay.format",
+		good + "replay: {format: queries, match: '(n)=(.)'}\n":                "replay.match",
+		good + "axis: deviation\nreplay: {format: queries, match: 'n=(.)'}\n": "replay.match",
+
 		one + "[{name: d, direct: true, weighted: true}]\n": "cases[0].weighted",
 		one + "[{name: rr, placement: round-robin, feedback: 1s, weighted: true}]\n": "" +
 			"cases[0].weighted",

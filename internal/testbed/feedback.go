@@ -128,10 +128,9 @@ func (b *rig) setWeights(ctx context.Context, p planned) (reset func() error, er
 		return func() error { return nil }, nil
 	}
 	var all desired.Overrides
-	servers := p.simulatedServers()
-	for i, weight := range p.weights(servers) {
+	for i, weight := range p.weights() {
 		all.Overrides = append(all.Overrides,
-			desired.Override{Service: p.Case.Name, Server: servers[i].Name, Weight: &weight})
+			desired.Override{Service: p.Case.Name, Server: serverName(i + 1), Weight: &weight})
 	}
 	reset = func() error {
 		return b.override(context.WithoutCancel(ctx), desired.Overrides{})
@@ -141,14 +140,18 @@ func (b *rig) setWeights(ctx context.Context, p planned) (reset func() error, er
 
 // weights returns weights in proportion to the capacities of servers. For territories they are the
 // capacities themselves: the numbers of requests that the servers serve at once.
-func (p planned) weights(servers []sim.Server) (weights []uint32) {
-	if p.Case.estimator() != infer.TerritoryConfigured {
-		return placement.TableWeights(servers)
+func (p planned) weights() (weights []uint32) {
+	if p.Case.estimator() == infer.TerritoryConfigured {
+		for _, name := range p.serverNames() {
+			weights = append(weights, uint32(p.Emulated.Of(name).Cores))
+		}
+		return weights
 	}
-	for i := range servers {
-		weights = append(weights, uint32(servers[i].CPUs))
+	var servers []sim.Server
+	for _, name := range p.serverNames() {
+		servers = append(servers, sim.Server{CPUs: 1, Speed: p.capacityOf(name)})
 	}
-	return weights
+	return placement.TableWeights(servers)
 }
 
 // override replaces the overrides of all balancers.

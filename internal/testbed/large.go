@@ -3,14 +3,9 @@
 package testbed
 
 import (
-	"compress/gzip"
-	"encoding/csv"
-	"errors"
-	"fmt"
-	"io"
-	"os"
-	"strconv"
 	"sync"
+
+	"gonum.org/v1/gonum/stat"
 
 	"github.com/segue-lb/segue/internal/sim"
 )
@@ -31,6 +26,25 @@ func (s settings) largeServers() map[string]bool {
 		large[name] = s.capacityOf(name) == most
 	}
 	return large
+}
+
+// EstimateRatio returns what the balancers infer about the servers with the largest capacity,
+// relative to what they infer about the others. It is NaN if they do not infer, or if all servers
+// have the same capacity.
+func (r *Run) EstimateRatio() float64 {
+	most := 0.0
+	for _, s := range r.Shares {
+		most = max(most, s.Capacity)
+	}
+	var large, others []float64
+	for _, s := range r.Shares {
+		if s.Capacity == most {
+			large = append(large, s.Estimate)
+		} else {
+			others = append(others, s.Estimate)
+		}
+	}
+	return stat.Mean(large, nil) / stat.Mean(others, nil) // 0/0 without estimates
 }
 
 // LargeInterval is the length of the intervals of Response.LargeOver, in seconds.
@@ -98,34 +112,12 @@ func (t *tally) completed(servers []sim.Server) func(int, sim.Ended) {
 }
 
 // read counts the requests in the file requests.csv.gz that succeeded.
-func (t *tally) read(path string) (err error) {
+func (t *tally) read(path string) error {
 	if t == nil {
 		return nil
 	}
-	file, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer file.Close()
-	unpacked, err := gzip.NewReader(file)
-	if err != nil {
-		return fmt.Errorf("%s: %w", path, err)
-	}
-	const time, server, outcome = 0, 2, 3
-	for lines := csv.NewReader(unpacked); ; {
-		row, err := lines.Read()
-		switch {
-		case errors.Is(err, io.EOF):
-			return nil
-		case err != nil:
-			return fmt.Errorf("%s: %w", path, err)
-		case row[outcome] != "succeeded":
-			continue // also the names of the columns
-		}
-		sent, err := strconv.ParseFloat(row[time], 64)
-		if err != nil {
-			return fmt.Errorf("%s: time: %w", path, err)
-		}
-		t.add(sent, row[server])
-	}
+	return eachSuccess(path, func(sent float64, row []string) error {
+		t.add(sent, row[columnServer])
+		return nil
+	})
 }

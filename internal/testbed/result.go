@@ -16,7 +16,9 @@ type Results struct {
 	About string `json:"about,omitempty"`
 	// Text is the file of the experiment.
 	Text string `json:"text"`
-	Kind Kind   `json:"kind"`
+	// Trace is the SHA-256 digest of the file of the requests, if the experiment replays a trace.
+	Trace string `json:"trace,omitempty"`
+	Kind  Kind   `json:"kind"`
 	// Axis is what the points of the experiment differ in.
 	Axis  Axis     `json:"axis"`
 	Cases []string `json:"cases"`
@@ -58,6 +60,8 @@ type Claim struct {
 	OverAt   float64 `json:"over_at,omitempty" yaml:"over-at"`   // the point of Over, if another
 	AtLeast  float64 `json:"at_least,omitempty" yaml:"at-least"`
 	AtMost   float64 `json:"at_most,omitempty" yaml:"at-most"`
+	// BeyondSimulated is by how much the quantity may exceed the simulated one at any point.
+	BeyondSimulated float64 `json:"beyond_simulated,omitempty" yaml:"beyond-simulated"`
 
 	// Holds is the condition for readers, as in "mean(sc) / mean(sr4) at 0.88 ≥ 2".
 	Holds string `json:"holds,omitempty" yaml:"-"`
@@ -105,6 +109,8 @@ type Run struct {
 
 	// Measured are response times. In an experiment of KindForward, they are CPU times of packets.
 	Measured Response `json:"measured"`
+	// Types are the response times of each type of request, if there are several (HLB, figure 8).
+	Types map[string]Response `json:"types,omitempty"`
 	// Simulated is what the simulator has for the same arrivals and the same work, in the mean of
 	// several placements of the flows. It is nil for cases that the simulator does not have.
 	Simulated *Response `json:"simulated,omitempty"`
@@ -122,6 +128,9 @@ type Run struct {
 	// VI-B2). Busy is the mean number of busy workers of a server.
 	Fairness float64 `json:"fairness"`
 	Busy     float64 `json:"busy"`
+	// Overprovision is the largest number of busy workers of a server, relative to the mean of all
+	// servers, in the mean over time (HLB, section VI-A2).
+	Overprovision float64 `json:"overprovision,omitempty"`
 	// Shares has an element for each server.
 	Shares []Share `json:"shares"`
 	// Counters has what balancers counted, by the reasons of segue status.
@@ -163,6 +172,12 @@ type Share struct {
 	Responses uint64  `json:"responses"`
 	Mean      float64 `json:"mean"` // response time in seconds
 	Busy      float64 `json:"busy"` // mean number of busy workers
+	// Capacity is the work that the server can do in a second, without co-located work, or the CPUs
+	// that it may use. It is 0 if it is not known.
+	Capacity float64 `json:"capacity,omitempty"`
+	// Estimate is what the balancers infer about the server at the end of the run: its capacity or
+	// its weight, in the mean of the balancers. It is 0 if they do not infer.
+	Estimate float64 `json:"estimate,omitempty"`
 	// Offers by their result; all 0 without hunting.
 	Accepted  uint64 `json:"accepted"`
 	Refused   uint64 `json:"refused"`

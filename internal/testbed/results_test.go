@@ -5,6 +5,7 @@ package testbed
 import (
 	"compress/gzip"
 	"context"
+	"errors"
 	"io"
 	"math"
 	"os"
@@ -369,5 +370,77 @@ func TestLoadsOfARun(t *testing.T) {
 	// Jain's index is 1 (nobody is busy), 1/2 and 1.
 	if math.Abs(r.Fairness-2.5/3) > 1e-9 || math.Abs(r.Busy-8.0/6) > 1e-9 || r.Shares[0].Busy != 2 {
 		t.Errorf("fairness %v, busy %v, busy of s1 %v", r.Fairness, r.Busy, r.Shares[0].Busy)
+	}
+	if math.Abs(r.Overprovision-1.5) > 1e-9 { // 2 and 1 while servers are busy
+		t.Errorf("the largest load is %v of the mean, want 1.5", r.Overprovision)
+	}
+}
+
+// TestEstimateRatio compares what balancers infer about large servers with the others.
+func TestEstimateRatio(t *testing.T) {
+	r := &Run{Shares: []Share{
+		{Capacity: 1, Estimate: 2}, {Capacity: 2, Estimate: 7}, {Capacity: 1, Estimate: 4}, {Capacity: 2, Estimate: 5},
+	}}
+	if got := r.EstimateRatio(); got != 2 {
+		t.Errorf("%v, want 2", got)
+	}
+	for _, r := range []*Run{
+		{Shares: []Share{{Capacity: 2}, {Capacity: 1}}},                           // nobody infers
+		{Shares: []Share{{Capacity: 1, Estimate: 1}, {Capacity: 1, Estimate: 2}}}, // all are alike
+	} {
+		if got := r.EstimateRatio(); !math.IsNaN(got) {
+			t.Errorf("%+v: %v, want none", r.Shares, got)
+		}
+	}
+}
+
+// TestTypesOfRequests tells pages from static files, and counts only requests that succeeded.
+func TestTypesOfRequests(t *testing.T) {
+	path := filepath.Join(t.TempDir(), requestsFile)
+	file, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	zipped := gzip.NewWriter(file)
+	io.WriteString(zipped, "time,query,server,outcome,latency,exchange\n"+
+		"0.1,/wiki/index.php/A,s1,succeeded,0.3,0.3\n0.2,/static/a.png,s1,succeeded,0.002,0.002\n"+
+		"0.3,/wiki/index.php/B,s2,succeeded,0.1,0.1\n0.4,/wiki/index.php/B,s2,timeout,,\n")
+	if err := errors.Join(zipped.Close(), file.Close()); err != nil {
+		t.Fatal(err)
+	}
+	types, err := readTypes(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	page, static := types[TypePage], types[TypeStatic]
+	if len(types) != 2 || math.Abs(page.Mean-0.2) > 1e-9 || page.P50 != 0.1 || page.P90 != 0.3 || static.Mean != 0.002 {
+		t.Errorf("pages %+v, static files %+v", page, static)
+	}
+}
+
+// TestLayouts checks that the points of the axis ratio have servers of their own, at the same load.
+func TestLayouts(t *testing.T) {
+	e := parse(t, `
+title: t
+axis: ratio
+points: [1, 4]
+work: "constant: 100ms"
+load: 0.5
+layouts: [{ratio: 1, cores: [2, 2, 2]}, {ratio: 4, cores: [2, 8]}]
+cases: [{name: sc, placement: hash}]
+`)
+	for i, want := range []struct {
+		capacity, rate float64
+		names          int
+		large          map[string]bool
+	}{{6, 30, 3, nil}, {10, 50, 2, map[string]bool{"s1": false, "s2": true}}} {
+		s := e.with(Options{}).at(e.Points[i])
+		if s.capacity(s.present) != want.capacity || s.rate() != want.rate || len(s.serverNames()) != want.names {
+			t.Errorf("ratio %v: capacity %v, rate %v, servers %v; want %+v",
+				e.Points[i], s.capacity(s.present), s.rate(), s.serverNames(), want)
+		}
+		if diff := cmp.Diff(want.large, s.largeServers()); diff != "" {
+			t.Errorf("ratio %v: large servers, -want +got:\n%s", e.Points[i], diff)
+		}
 	}
 }

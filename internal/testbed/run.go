@@ -73,6 +73,11 @@ func (b *rig) run(ctx context.Context, p planned, st *store) (run *Run, err erro
 		return nil, err
 	}
 	shares.shareOut(&run.Measured)
+	if p.Static > 0 {
+		if run.Types, err = readTypes(filepath.Join(folder, requestsFile)); err != nil {
+			return nil, err
+		}
+	}
 	run.addLoads(samples)
 	run.addCounts(before, after)
 	run.Warnings = append(run.Warnings, feedback.warnings()...)
@@ -100,16 +105,22 @@ func (p planned) compare(ctx context.Context, run *Run, arrivals string) (err er
 
 // generate sends the requests. It writes the arrivals and the requests in emulated time.
 func (b *rig) generate(ctx context.Context, p planned, folder string) (*traffic.Report, error) {
-	if p.Kind == KindDay {
-		if err := p.writeDay(filepath.Join(folder, arrivalsFile)); err != nil {
-			return nil, err
-		}
+	arrivals := filepath.Join(folder, arrivalsFile)
+	var err error
+	switch {
+	case p.Kind == KindDay:
+		err = p.writeDay(arrivals)
+	case p.Replay != nil:
+		err = p.writeReplay(arrivals)
+	}
+	if err != nil {
+		return nil, err
 	}
 	config, err := p.traffic(ctx, folder)
 	if err != nil {
 		return nil, err
 	}
-	files, err := createFiles(folder, p.Kind != KindDay)
+	files, err := createFiles(folder, !p.playsTrace())
 	if err != nil {
 		return nil, err
 	}
@@ -127,14 +138,18 @@ func (b *rig) send(ctx context.Context, config traffic.Config) (report *traffic.
 	return report, err
 }
 
+// playsTrace tells whether the arrivals of a run are written before it.
+func (s settings) playsTrace() bool { return s.Kind == KindDay || s.Replay != nil }
+
 // traffic returns the configuration of the load generator, whose times are those of the clock. The
-// folder has the arrivals of a day.
+// folder has the arrivals if the run plays a trace.
 func (p planned) traffic(ctx context.Context, folder string) (traffic.Config, error) {
 	config := traffic.Config{
 		Seed: p.seed, ConnectTimeout: connectTimeout, Timeout: timeout, ServerHeader: serverHeader,
+		RoundTrip: p.roundTrip(),
 	}
-	if p.Kind == KindDay {
-		config.Arrivals = traffic.Trace(filepath.Join(folder, arrivalsFile), sim.TimedQueries, 1)
+	if p.playsTrace() {
+		config.Arrivals = traffic.Trace(filepath.Join(folder, arrivalsFile), sim.TimedQueries, p.Speed)
 	} else {
 		config.Arrivals = sim.Poisson{Rate: p.rate() * p.Speed}
 		config.Requests, config.Demand = uint64(p.Connections), p.work()
@@ -176,6 +191,7 @@ func (p planned) newRun(report *traffic.Report) *Run {
 	}
 	for i := 1; i <= p.present; i++ {
 		share := Share{Server: serverName(i)}
+		share.Capacity = p.capacityOf(share.Server)
 		for _, s := range report.Servers {
 			if s.Name == share.Server {
 				share.Responses = s.Responses

@@ -25,6 +25,8 @@ type Options struct {
 	// Speed and Seeds replace those of the experiment, unless they are 0.
 	Speed float64
 	Seeds int
+	// Trace is the file of the requests that experiments with a Replay need.
+	Trace string
 	// Progress is called with what was done. It may be nil.
 	Progress func(text string)
 }
@@ -128,7 +130,10 @@ func (e *Experiment) Run(ctx context.Context, text []byte, o Options) (results *
 	if err := e.Check(o); err != nil {
 		return nil, err
 	}
-	s := e.with(o)
+	s, err := e.with(o).replayed(o.Trace)
+	if err != nil {
+		return nil, fmt.Errorf("experiment %s: %w", e.Name, err)
+	}
 	store, err := openStore(o.Directory, s, text, o.Full)
 	if err != nil {
 		return nil, err
@@ -196,13 +201,13 @@ type rig struct {
 // layout is what a lab was built for.
 type layout struct {
 	servers, balancers, buckets int
-	speed                       float64
+	speed, capacity             float64
 }
 
 // prepare makes a lab for a run of the case, unless there is one. Balancers that infer must not
 // know the servers from an earlier run.
 func (b *rig) prepare(ctx context.Context, s settings, c Case) error {
-	want := layout{s.present, s.Balancers, s.Buckets, s.Speed}
+	want := layout{s.present, s.Balancers, s.Buckets, s.Speed, s.capacity(s.present)}
 	if b.lab != nil && b.built == want && !b.inferred[c.Name] {
 		b.inferred[c.Name] = c.Placement.Infers()
 		return nil

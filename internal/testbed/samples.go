@@ -144,7 +144,7 @@ func (r *Run) addLoads(s *samples) {
 	if len(s.times) == 0 {
 		return
 	}
-	n := float64(len(s.times))
+	n, loaded := float64(len(s.times)), 0.0
 	for _, busy := range s.busy {
 		values := make([]float64, len(busy))
 		for i, value := range busy {
@@ -153,7 +153,12 @@ func (r *Run) addLoads(s *samples) {
 			r.Busy += values[i] / float64(len(busy)) / n
 		}
 		r.Fairness += Fairness(values) / n
+		if mean := sum(values) / float64(len(values)); mean > 0 {
+			r.Overprovision += slices.Max(values) / mean
+			loaded++
+		}
 	}
+	r.Overprovision /= max(loaded, 1) // all servers are idle at the other times
 }
 
 // Fairness returns Jain's index of loads, from 1/n for a single one that is not 0 to 1 for equal

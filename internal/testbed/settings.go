@@ -22,6 +22,8 @@ type settings struct {
 	deviation float64 // of the work in seconds; 0: the work is as in the file
 	removed   int     // servers to remove
 	perSecond float64 // requests per second in the mean of a day
+	meanTrip  float64 // of AxisRoundTrip
+	recorded  *recording
 }
 
 // settings returns the experiment at one of its two sizes.
@@ -63,8 +65,23 @@ func (s settings) at(point float64) settings {
 		s.Connections = int(point)
 	case AxisRate:
 		s.perSecond = point
+	case AxisRoundTrip:
+		s.meanTrip = point
+	case AxisRatio:
+		s.takeLayout(s.layout(point))
 	}
 	return s
+}
+
+// takeLayout replaces the servers by servers with these numbers of cores.
+func (s *settings) takeLayout(cores []int) {
+	s.Servers, s.present = len(cores), len(cores)
+	s.Emulated.Exceptions = nil
+	for i, n := range cores {
+		s.Emulated.Exceptions = append(s.Emulated.Exceptions, lab.EmulatedException{
+			Server: serverName(i + 1), EmulatedServer: lab.EmulatedServer{Cores: n},
+		})
+	}
 }
 
 // rate returns the requests per emulated second. They make the load with the file's own servers and
@@ -87,8 +104,11 @@ func (s settings) capacity(servers int) (sum float64) {
 	return sum
 }
 
-// capacityOf returns the work that a server does in an emulated second.
+// capacityOf returns the work that a server does in an emulated second. It is 0 if it is not known.
 func (s settings) capacityOf(server string) float64 {
+	if s.Kind == KindDay {
+		return s.Apache.CPUsOf(server)
+	}
 	e := s.Emulated.Of(server)
 	return float64(e.Cores) * speedOf(e)
 }
@@ -127,6 +147,24 @@ func (s settings) work() *sim.Distribution {
 	median := s.baseWork().Sample(1 << 63)
 	work := sim.Lognormal(median, lognormalSigma(median, s.deviation))
 	return &work
+}
+
+// tripIndex is the index of Pareto-distributed round trips. Their deviation is 0.58 of their mean.
+const tripIndex = 3
+
+// roundTrip returns the distribution of the round trips, or nil if clients are near.
+func (s settings) roundTrip() *sim.Distribution {
+	switch {
+	case s.meanTrip > 0:
+		return new(sim.Pareto(s.meanTrip, tripIndex))
+	case s.RoundTrip == "":
+		return nil
+	}
+	trip, err := scenario.ParseDistribution(s.RoundTrip, ".")
+	if err != nil {
+		panic(err) // problems has checked it
+	}
+	return &trip
 }
 
 // lognormalSigma returns sigma of a lognormal distribution with a median m and a standard deviation
@@ -265,7 +303,7 @@ func vip(i int) netip.Addr {
 // urls returns the URLs of a case: that of its VIP, or those of all servers.
 func (s settings) urls(c Case) (urls []string) {
 	path := "/?work={demand}"
-	if s.Kind == KindDay {
+	if s.playsTrace() {
 		path = "" // the trace has the paths
 	}
 	url := func(address netip.Addr) string {

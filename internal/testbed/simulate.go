@@ -35,10 +35,14 @@ func (p planned) simulate(ctx context.Context, arrivals string) (*Response, erro
 }
 
 // bound replays the arrivals of a run with an omniscient balancer, which knows the requests on all
-// servers: each request goes to the server with the shortest expected delay. It leaves out the
-// distribution.
+// servers: each request goes to the server with the shortest expected delay. If clients are distant,
+// it also knows the requests that are on the way. It leaves out the distribution.
 func (p planned) bound(ctx context.Context, arrivals string) (*Response, error) {
-	r, err := p.replay(ctx, arrivals, &placement.GSED{})
+	spec := &placement.GSED{}
+	if p.roundTrip() != nil {
+		spec.Count = placement.CountPlaced
+	}
+	r, err := p.replay(ctx, arrivals, spec)
 	if err != nil {
 		return nil, err
 	}
@@ -64,7 +68,8 @@ func (p planned) replay(
 			Classes: []sim.TraceClass{{Match: workOf, Sized: true}},
 		},
 		Placement: method, Policy: policy,
-		Events: p.slowdowns(), Completed: shares.completed(servers),
+		Network: p.network(),
+		Events:  p.slowdowns(), Completed: shares.completed(servers),
 	}
 	result, err := sim.Run(ctx, config, sim.Options{Seed: p.seed, Runs: simulations})
 	if err != nil {
@@ -81,6 +86,14 @@ func (p planned) replay(
 	}
 	shares.shareOut(r)
 	return r, nil
+}
+
+// network has the round trips of the clients on the way of the replies.
+func (p planned) network() (n sim.Network) {
+	if trip := p.roundTrip(); trip != nil {
+		n.ServerClient = *trip
+	}
+	return n
 }
 
 func (p planned) simulatedServers() (servers []sim.Server) {
@@ -106,8 +119,10 @@ func (p planned) spec() placement.Spec {
 	switch c := p.Case; {
 	case c.Placement.Infers():
 		return p.inferring()
+	case c.Weighted && c.Placement == desired.PlacementHash:
+		return &placement.WCMP{}
 	case c.Weighted && !c.huntsByTable():
-		return nil // the simulator has weights in candidate tables of hunting only
+		return nil // the simulator has no other placement by hash with weights
 	case c.Selection.OrdersByReports() && c.policy() != desired.AcceptLeast:
 		return nil
 	case c.Direct:
@@ -227,11 +242,11 @@ func (c Case) huntsByTable() bool {
 }
 
 // model returns the mean response time of the model with this load, or nil if it has none: for
-// other work than exponential, for unequal servers, for servers whose speed changes, for small
+// other work than exponential, for requests of a trace, for distant clients, for unequal servers, for servers whose speed changes, for small
 // tables, in which servers have unequal shares, and at a load of 1 and more.
 func (p planned) model() (*Response, error) {
 	load := p.actualLoad()
-	if p.deviation != 0 || !isExponential(p.Work) || len(p.Emulated.Exceptions) > 0 ||
+	if p.deviation != 0 || p.Replay != nil || p.roundTrip() != nil || !isExponential(p.Work) || len(p.Emulated.Exceptions) > 0 ||
 		p.Emulated.Colocated != "" || p.Axis == AxisBuckets || load >= 1 {
 		return nil, nil
 	}

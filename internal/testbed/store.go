@@ -91,6 +91,9 @@ func newResults(s settings, text []byte, full bool) Results {
 		Seeds: s.Seeds, Claims: slices.Clone(s.Claims), Full: full, Speed: s.Speed,
 		Environment: readEnvironment(), Planned: len(s.plan()), Runs: []Run{},
 	}
+	if s.recorded != nil {
+		r.Trace = s.recorded.digest
+	}
 	if s.Kind == KindDay {
 		r.Bin = s.Bin.Seconds()
 	}
@@ -110,6 +113,8 @@ func (r *Results) mayContinue(earlier *Results) error {
 		return differ("experiment", earlier.Experiment, r.Experiment)
 	case earlier.Text != r.Text:
 		return fmt.Errorf("has results of an earlier version of the experiment %s", r.Experiment)
+	case earlier.Trace != r.Trace:
+		return differ("trace, by its SHA-256 digest", earlier.Trace, r.Trace)
 	case earlier.Full != r.Full:
 		return differ("length (--full)", earlier.Full, r.Full)
 	case earlier.Speed != r.Speed:

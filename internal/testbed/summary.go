@@ -17,6 +17,8 @@ type Summary struct {
 	Failures  map[string]uint64
 	Warnings  []string // of all runs
 	Fairness  float64
+	// Overprovision and Estimates are the means of Run.Overprovision and Run.EstimateRatio.
+	Overprovision, Estimates float64
 	// FromEven is the largest of the runs' Run.FromEven.
 	FromEven float64
 	// Fewest and Most are the smallest and the largest number of responses of a server in a run.
@@ -48,6 +50,8 @@ func (r *Results) Summarise(name string, point float64) *Summary {
 			s.Failures[outcome] += n
 		}
 		s.Fairness += run.Fairness
+		s.Overprovision += run.Overprovision
+		s.Estimates += run.EstimateRatio()
 		s.addShares(run)
 		s.Warnings = append(s.Warnings, run.Warnings...)
 		measured = append(measured, &run.Measured)
@@ -59,6 +63,8 @@ func (r *Results) Summarise(name string, point float64) *Summary {
 		return nil
 	}
 	s.Fairness /= float64(s.Seeds)
+	s.Overprovision /= float64(s.Seeds)
+	s.Estimates /= float64(s.Seeds)
 	s.Measured, s.Half = *meanOf(measured), halfOf(measured)
 	s.Simulated, s.Bound, s.Model = meanOf(simulated), meanOf(bound), meanOf(model)
 	return s

@@ -24,7 +24,9 @@ type phase uint8
 
 const (
 	connecting phase = iota // the end of the handshake
+	accepted                // the time at which a distant client learns of the end of the handshake
 	requesting              // the response
+	returning               // the time at which a distant client gets the response
 	resting                 // a request, or nothing if it is held idle
 	closing                 // the end of the connection: the response is complete
 	closed
@@ -39,6 +41,7 @@ type connection struct {
 	phase  phase
 	target *Target
 	idle   bool // held open without requests
+	left   bool // the server has closed the connection, after the response
 
 	request  request
 	unsent   []byte

@@ -3,6 +3,7 @@
 package traffic
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -50,6 +51,10 @@ func (g *generator) handle(c *connection, events uint32) {
 		}
 		g.connected(c)
 	}
+	if c.phase == returning {
+		c.left = c.left || events&broken != 0
+		return
+	}
 	if len(c.unsent) > 0 && c.phase == requesting && events&unix.EPOLLOUT != 0 {
 		g.write(c, c.unsent)
 	}
@@ -67,6 +72,25 @@ func (g *generator) connected(c *connection) {
 		g.deadlines.clear(c)
 		return
 	}
+	if !g.travels(c, accepted) {
+		g.request(c)
+	}
+}
+
+// travels has a connection wait in a phase for as long as a reply takes to a distant client. It
+// returns false if clients are near.
+func (g *generator) travels(c *connection, p phase) bool {
+	if g.RoundTrip == nil {
+		return false
+	}
+	c.phase = p
+	trip := toDuration(g.RoundTrip.Sample(g.trips.Uint64()) / cmp.Or(g.Scale, 1))
+	g.deadlines.set(c, g.now()+trip)
+	return true
+}
+
+// request sends the request of a new connection.
+func (g *generator) request(c *connection) {
 	g.results.connected(&c.request, g.now()-c.begun)
 	g.send(c, c.request, c.begun)
 }
@@ -89,6 +113,10 @@ func (g *generator) read(c *connection, ending bool) {
 			return
 		}
 		g.received(c, g.buffer[:n])
+		if c.phase == returning { // what follows does not matter: the client has the response
+			c.left = ending
+			return
+		}
 		if n < len(g.buffer) && !ending {
 			return
 		}
@@ -116,8 +144,10 @@ func (g *generator) received(c *connection, p []byte) {
 func (g *generator) ended(c *connection) {
 	switch {
 	case c.phase == requesting && c.response.end():
+		c.left = true
 		g.answered(c, false)
-		g.release(c)
+	case c.phase == accepted:
+		g.fail(c, Short, fmt.Errorf("%s: the server closed the connection before the request", c.target.Address))
 	case c.phase == requesting:
 		what := "before the response"
 		if c.response.status != 0 {
@@ -129,9 +159,16 @@ func (g *generator) ended(c *connection) {
 	}
 }
 
-// answered ends a request whose response is complete. The connection then rests, takes the next
-// request that waits, or waits for its end.
+// answered continues after the end of a response.
 func (g *generator) answered(c *connection, reusable bool) {
+	if !g.travels(c, returning) {
+		g.complete(c, reusable)
+	}
+}
+
+// complete ends a request whose response the client has. The connection then rests, takes the next
+// request that waits, or waits for its end.
+func (g *generator) complete(c *connection, reusable bool) {
 	now := g.now()
 	r, response := c.request, &c.response
 	o := outcome{
@@ -147,6 +184,8 @@ func (g *generator) answered(c *connection, reusable bool) {
 	g.pending--
 	g.finish(&r, &o)
 	switch {
+	case c.left:
+		g.release(c)
 	case !reusable:
 		c.phase = closing
 		g.deadlines.set(c, now+linger)
@@ -170,12 +209,12 @@ func (g *generator) fail(c *connection, kind Outcome, err error) {
 			g.idle.err = err
 		}
 	}
-	if phase == requesting {
+	if phase == requesting || phase == accepted {
 		g.reset(c)
 	} else {
 		g.release(c)
 	}
-	if (phase == connecting || phase == requesting) && !c.idle {
+	if (phase == connecting || phase == accepted || phase == requesting) && !c.idle {
 		g.pending--
 		g.finish(&r, &outcome{kind: kind, err: err, server: server})
 	}

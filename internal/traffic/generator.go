@@ -35,6 +35,7 @@ const (
 	streamArrivals = 100 + iota
 	streamDemands
 	streamTargets
+	streamTrips
 )
 
 // generator runs a Config.
@@ -53,6 +54,7 @@ type generator struct {
 	number  uint64
 	demands *sim.Rand
 	choices *sim.Rand
+	trips   *sim.Rand
 
 	epoll       int
 	events      []unix.EpollEvent
@@ -92,6 +94,7 @@ func newGenerator(c *Config) (*generator, error) {
 	g := &generator{
 		Config: c, source: source, epoll: epoll, start: time.Now(), more: true,
 		demands: sim.NewRand(c.Seed, streamDemands), choices: sim.NewRand(c.Seed, streamTargets),
+		trips:  sim.NewRand(c.Seed, streamTrips),
 		events: make([]unix.EpollEvent, 256), buffer: make([]byte, readBuffer),
 		headers: map[*Target]string{}, resting: map[*Target][]*connection{},
 		heads: newHeadReader(c.ServerHeader, c.Expect.Body != nil),
@@ -339,6 +342,10 @@ func (g *generator) expire(now time.Duration) {
 		switch {
 		case c.phase == closing:
 			g.reset(c)
+		case c.phase == accepted:
+			g.request(c)
+		case c.phase == returning:
+			g.complete(c, false)
 		case c.phase == connecting && (c.idle || c.deadline < c.request.due+g.Timeout):
 			g.fail(c, ConnectTimeout,
 				fmt.Errorf("connect %s: no answer within %v", c.target.Address, g.ConnectTimeout))

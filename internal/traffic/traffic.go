@@ -46,7 +46,12 @@ type Config struct {
 	// Demand is the distribution of the work in the targets' URLs. Work is rounded to microseconds.
 	// It is nil if the targets have no placeholder for it.
 	Demand *sim.Distribution
-	// Seed seeds arrivals, targets and work.
+	// RoundTrip, if it is set, makes clients seem far away: the generator acts on the end of a
+	// handshake and on a response only after a time from this distribution. So the balancer sees the
+	// packets of clients that replies reach so late. Times are those of the clock, multiplied by
+	// Scale. It excludes KeepAlive.
+	RoundTrip *sim.Distribution
+	// Seed seeds arrivals, targets, work and round trips.
 	Seed uint64
 
 	// ConnectTimeout is counted from the beginning of the handshake, Timeout from the time at which
@@ -130,6 +135,9 @@ func (c *Config) Check() error {
 			return fmt.Errorf("URL %q: must contain {demand} or {demand-us}, because a distribution "+
 				"of it is given", t.URL)
 		}
+	}
+	if c.RoundTrip != nil && c.KeepAlive {
+		return errors.New("round trips are not for connections that are kept")
 	}
 	for _, line := range c.Headers {
 		if err := checkHeader(line); err != nil {

@@ -3,8 +3,13 @@
 package e2e
 
 import (
+	"bufio"
+	"errors"
 	"fmt"
+	"io"
 	"net/netip"
+	"os"
+	"os/exec"
 	"strings"
 	"testing"
 	"time"
@@ -96,5 +101,27 @@ func requireStatus(t *testing.T, l *lab.Lab) {
 		if !strings.Contains(trace, "lowest score of all servers (8): s") {
 			t.Errorf("%s: a trace shows no scores:\n%s", name, trace)
 		}
+	}
+	requireWatch(t, l.Node(nodes(l, lab.RoleBalancer)[0]))
+}
+
+// requireWatch requires that status --watch prints one status after the other into a pipe, and that
+// SIGINT ends it without an error.
+func requireWatch(t *testing.T, n *lab.Node) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), segue, "status", "-i", n.Instance(), "--watch", "--interval", "100ms")
+	out, err := cmd.StdoutPipe()
+	must(t, err)
+	must(t, n.Start(cmd))
+	seen := 0
+	for lines := bufio.NewScanner(out); seen < 3 && lines.Scan(); {
+		if strings.Contains(lines.Text(), "placement infer territory-learned") {
+			seen++
+		}
+	}
+	must(t, cmd.Process.Signal(os.Interrupt))
+	_, reading := io.Copy(io.Discard, out)
+	if err := errors.Join(reading, cmd.Wait()); err != nil || seen < 3 {
+		t.Errorf("%s: watch printed %d statuses, and ended with %v", n.Name, seen, err)
 	}
 }

@@ -357,3 +357,46 @@ func runExperiment(t *testing.T, text string) *testbed.Results {
 	must(t, err)
 	return r
 }
+
+// TestExperimentReplaysATrace replays requests on servers of two sizes, for distant clients. What
+// balancers have inferred is in the results.
+func TestExperimentReplaysATrace(t *testing.T) {
+	t.Parallel()
+	file, trace := filepath.Join(t.TempDir(), "replay.yaml"), filepath.Join(t.TempDir(), "trace.csv")
+	must(t, os.WriteFile(file, []byte(`
+title: A replay
+axis: ratio
+points: [2]
+layouts: [{ratio: 2, cores: [1, 2]}]
+seeds: 1
+speed: 4
+load: 0.5
+balancers: 2
+connections: 100
+work: "constant: 100ms"
+round-trip: "constant: 200ms"
+replay: {format: queries, match: 'n=([0-9]+)$'}
+cases: [{name: infer, placement: infer}]
+`), 0o644))
+	var requests strings.Builder
+	requests.WriteString("time\tquery\n")
+	for i := range 100 {
+		fmt.Fprintf(&requests, "%v\t/dummy.php/?n=%d\n", 0.02*float64(i), 1000+i%7)
+	}
+	must(t, os.WriteFile(trace, []byte(requests.String()), 0o644))
+	out := t.TempDir()
+	_, err := exec.CommandContext(interrupted, segue, "lab", "run", file, "--trace", trace, "--out", out).Output()
+	must(t, err)
+	r, err := testbed.Read(out)
+	must(t, err)
+	run := r.Runs[0]
+	if run.Requests != 100 || run.Failed > 0 || run.Measured.P50 < 0.45 {
+		t.Errorf("%d requests, %d failed, median %v s; want 100 of two round trips and 100 ms or less of work",
+			run.Requests, run.Failed, run.Measured.P50)
+	}
+	for i, share := range run.Shares {
+		if share.Estimate == 0 || share.Capacity != float64(i+1) {
+			t.Errorf("%s: %+v, want the capacity %d and an estimate", share.Server, share, i+1)
+		}
+	}
+}

@@ -44,6 +44,7 @@ func (maps *Maps) Pinned() map[string]**ebpf.Map {
 		balancerMapHalfOpen:       &maps.HalfOpen,
 		balancerMapObserved:       &maps.Observed,
 		HintsMap:                  &maps.Hints,
+		balancerMapLatest:         &maps.Latest,
 		LoadsMap:                  &maps.Loads,
 		balancerMapRankings:       &maps.Rankings,
 		balancerMapRankLines:      &maps.RankLines,

@@ -105,9 +105,12 @@ type ServerState struct {
 	Hunt *HuntCounts `json:"hunt"`
 	// Inferred is nil if the service does not infer.
 	Inferred *InferredServer `json:"inferred,omitempty"`
-	// Rate and PlacedRate (flows per second) are nil until RatesSince has set them.
-	Rate       *datapath.Rate `json:"rate,omitempty"`
-	PlacedRate *float64       `json:"placed_per_second,omitempty"`
+	// Rate and PlacedRate (flows per second) are nil until RatesSince has set them. PlacedShare is
+	// the share of the service's flows that were placed on this server in the same time. It is nil
+	// if no flow was placed.
+	Rate        *datapath.Rate `json:"rate,omitempty"`
+	PlacedRate  *float64       `json:"placed_per_second,omitempty"`
+	PlacedShare *float64       `json:"placed_share,omitempty"`
 }
 
 // HuntCounts are the counters of a server that gets offers. They begin when the server is
@@ -245,6 +248,21 @@ func (s *Snapshot) RatesSince(earlier *Snapshot) {
 			now.Rate = datapath.NewRate(datapath.Growth(now.Packets, old.Packets), datapath.Growth(now.Bytes, old.Bytes), interval)
 			placed := datapath.PerSecond(datapath.Growth(now.Placed, old.Placed), interval)
 			now.PlacedRate = &placed
+		}
+		service.setPlacedShares()
+	}
+}
+
+// setPlacedShares sets the shares of the servers in the flows that were placed.
+func (s *ServiceState) setPlacedShares() {
+	all := 0.0
+	for _, server := range s.Servers {
+		all += *server.PlacedRate
+	}
+	for _, server := range s.Servers {
+		server.PlacedShare = nil
+		if all > 0 {
+			server.PlacedShare = new(*server.PlacedRate / all)
 		}
 	}
 }

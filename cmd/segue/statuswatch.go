@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"golang.org/x/sys/unix"
+)
+
+// watch shows the snapshot before, and then another one with rates after each interval. It returns
+// nil when the context ends, because that is how the user ends it.
+func watch[S snapshot[S]](
+	ctx context.Context, out io.Writer, o statusOptions, before S,
+	read func() (S, error), show func(io.Writer, S) error,
+) error {
+	for {
+		var status bytes.Buffer
+		if !o.asJSON {
+			fmt.Fprintf(&status, "%s, every %s\n", time.Now().UTC().Format(time.RFC3339), o.interval)
+		}
+		if err := show(&status, before); err != nil {
+			return err
+		}
+		if err := refresh(out, status.String(), o.asJSON); err != nil {
+			return err
+		}
+		now, err := later(ctx, o.interval, read)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		now.RatesSince(before)
+		before = now
+	}
+}
+
+// refresh replaces what a terminal shows. Anything else than a terminal, and a reader of JSON, get
+// one status after the other.
+func refresh(out io.Writer, status string, asJSON bool) error {
+	const clear = "\x1b[H\x1b[2J" // cursor to the first cell, and erase all
+	var err error
+	switch size := windowSize(out); {
+	case asJSON:
+		_, err = io.WriteString(out, status)
+	case size == nil:
+		_, err = io.WriteString(out, status+"\n")
+	default:
+		_, err = io.WriteString(out, clear+fit(status, int(size.Row), int(size.Col)))
+	}
+	return err
+}
+
+// windowSize returns the size of a terminal's window, or nil if out is no terminal.
+func windowSize(out io.Writer) *unix.Winsize {
+	file, ok := out.(*os.File)
+	if !ok {
+		return nil
+	}
+	size, err := unix.IoctlGetWinsize(int(file.Fd()), unix.TIOCGWINSZ)
+	if err != nil {
+		return nil
+	}
+	return size
+}
+
+// fit cuts a text, so that a window shows its beginning and does not scroll. Long lines take
+// several rows. The last row stays free for the cursor. A size of 0 is not known and cuts nothing.
+func fit(text string, rows, columns int) string {
+	if rows == 0 || columns == 0 {
+		return text
+	}
+	var shown strings.Builder
+	for line := range strings.Lines(text) {
+		length := utf8.RuneCountInString(strings.TrimSuffix(line, "\n"))
+		rows -= max(1, (length+columns-1)/columns)
+		if rows < 1 {
+			break
+		}
+		shown.WriteString(line)
+	}
+	return shown.String()
+}
