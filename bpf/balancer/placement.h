@@ -11,6 +11,7 @@
 #include "place_infer.h"
 #include "place_round_robin.h"
 #include "place_sample.h"
+#include "place_weighted.h"
 
 /* The server of a new flow, if the placement picks one of its own accord, and the flow's bucket
  * does not tell it; negative: there is none. */
@@ -25,6 +26,9 @@ static __always_inline int pick(const struct packet *pkt, const struct service *
 	case PLACEMENT_INFER_THREE:
 	case PLACEMENT_INFER_FOUR:
 		return best_of_sample(pkt, service);
+	case PLACEMENT_WEIGHTED_DRAW:
+	case PLACEMENT_WEIGHTED_TURN:
+		return weighted_server(pkt, service);
 	default:
 		return best_candidate(service, bucket_of(&pkt->key, service->rule.buckets));
 	}
@@ -58,6 +62,8 @@ static __always_inline bool choose(const struct packet *pkt, const struct servic
 	case PLACEMENT_INFER_TWO:
 	case PLACEMENT_INFER_THREE:
 	case PLACEMENT_INFER_FOUR:
+	case PLACEMENT_WEIGHTED_DRAW:
+	case PLACEMENT_WEIGHTED_TURN:
 	case PLACEMENT_ROUND_ROBIN:
 		if (place_picked(pkt, service, segments))
 			return true;
@@ -89,6 +95,8 @@ static __always_inline bool choose_without_room(const struct packet *pkt,
 	case PLACEMENT_INFER_TWO:
 	case PLACEMENT_INFER_THREE:
 	case PLACEMENT_INFER_FOUR:
+	case PLACEMENT_WEIGHTED_DRAW:
+	case PLACEMENT_WEIGHTED_TURN:
 	case PLACEMENT_ROUND_ROBIN:
 		note_pick(false);
 		return place_hash(pkt, service, segments);
@@ -109,6 +117,8 @@ static __always_inline bool choose_related(const struct packet *pkt, const struc
 	case PLACEMENT_INFER_TWO:
 	case PLACEMENT_INFER_THREE:
 	case PLACEMENT_INFER_FOUR:
+	case PLACEMENT_WEIGHTED_DRAW:
+	case PLACEMENT_WEIGHTED_TURN:
 		return place_hash_related(&pkt->key, service, segments);
 	case PLACEMENT_HUNT:
 	case PLACEMENT_HUNT_RANDOM:

@@ -38,6 +38,8 @@ enum placement {
 	PLACEMENT_INFER_TWO,
 	PLACEMENT_INFER_THREE,
 	PLACEMENT_INFER_FOUR,
+	PLACEMENT_WEIGHTED_DRAW, /* a random server, by the weights (place_weighted.h) */
+	PLACEMENT_WEIGHTED_TURN, /* the next server in turn, likewise */
 };
 
 enum persistence {
@@ -301,6 +303,9 @@ enum estimator {
 	ESTIMATOR_HLB_MEAN,
 	ESTIMATOR_LEAST_QUEUE,
 	ESTIMATOR_SED,
+	ESTIMATOR_AWCMP,
+	ESTIMATOR_WEIGHTED_ROUND_ROBIN,
+	ESTIMATOR_GSQ2,
 };
 
 /*
@@ -309,13 +314,16 @@ enum estimator {
  */
 #define ESTIMATE_STATE 640
 struct estimate {
-	__u64 time;		    /* of the estimate, in nanoseconds of CLOCK_BOOTTIME */
-	__u32 capacity;		    /* flows that the server serves at once */
-	__u32 weight;		    /* speed, relative to the other servers */
-	__u32 wait;		    /* time that flows wait, for each second of service */
-	__u32 duration;		    /* of flows, in seconds */
-	__u32 slow_start;	    /* by this factor it seems slower, because it is new */
-	__u32 suspicion;	    /* likewise, because it does not answer */
+	__u64 time;	  /* of the estimate, in nanoseconds of CLOCK_BOOTTIME */
+	__u32 capacity;	  /* flows that the server serves at once */
+	__u32 weight;	  /* relative to the other servers: infer.Report */
+	__u32 wait;	  /* time that flows wait, for each second of service */
+	__u32 duration;	  /* of flows, in seconds */
+	__u32 slow_start; /* by this factor it seems slower, because it is new */
+	__u32 suspicion;  /* likewise, because it does not answer */
+	__u64 told;	  /* time of the server's own load; 0: there is none that counts */
+	__u32 busy;	  /* this load, in units of the server's load source */
+	__u32 limit;	  /* the capacity that the server told with it; 0: not known */
 	__u8 state[ESTIMATE_STATE]; /* as the estimator saves it, and zeros */
 };
 

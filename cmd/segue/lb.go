@@ -69,7 +69,7 @@ func runLB(ctx context.Context, file string, f *foreground) error {
 		return err
 	}
 	defer collector.Close()
-	metrics.MustRegister(collector)
+	metrics.MustRegister(collector, b.Polls())
 	recorder := runstate.NewRecorder(lock, string(datapath.RoleBalancer), file, cfg.Fixed(), log)
 	defer recorder.Close()
 	recorder.SetOverrides(cfg.Overrides)

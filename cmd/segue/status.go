@@ -356,6 +356,9 @@ func printService(out io.Writer, s *inspect.ServiceState) error {
 	}
 	if s.Inference != nil {
 		header = append(header, "flows now", estimateName(s), "delay", "slower", "placed", "answered")
+		if polls(s) {
+			header = append(header, "polled load")
+		}
 	}
 	if ordersByReports(s) {
 		header = append(header, "reported load")
@@ -387,6 +390,9 @@ func printService(out io.Writer, s *inspect.ServiceState) error {
 		}
 		if i := server.Inferred; i != nil {
 			row = append(row, describeInferred(i)...)
+			if polls(s) {
+				row = append(row, describePolled(i.Estimate))
+			}
 		}
 		table.row(row...)
 	}

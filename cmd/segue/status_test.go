@@ -80,7 +80,7 @@ func someSnapshots() (before, after *inspect.Snapshot) {
 						Hunt: &inspect.HuntCounts{Offered: 2},
 					}},
 				},
-				inferredService(packets),
+				inferredService(packets), polledService(packets),
 				{
 					Name: "web", VIP: netip.MustParseAddr("2001:db8:80::1"), Port: 80, Protocol: desired.TCP,
 					Placement: desired.PlacementHash, Persistence: desired.PersistenceTable, Encapsulation: desired.SRv6Insert,
@@ -136,6 +136,28 @@ func inferredService(packets uint64) *inspect.ServiceState {
 			Name: fmt.Sprint("i", i+1), Slot: uint32(10 + i), Address: fmt.Sprint("192.0.2.", 10+i),
 			Condition: inspect.ServerUp, Causes: none, Inferred: &inferred, Placed: placed[i],
 		})
+	}
+	return s
+}
+
+// polledService is a service that polls, with a server that has told its load and capacity, one that
+// does not know its capacity, and one that has not answered.
+func polledService(packets uint64) *inspect.ServiceState {
+	s := inferredService(packets)
+	s.Name, s.Port, s.Placement = "polled", 81, desired.PlacementAWCMP
+	s.Inference = &inspect.InferenceState{
+		Estimator: "awcmp", Among: desired.AmongWeighted, Age: new(0.02),
+	}
+	for i, estimate := range []inspect.EstimateState{
+		{Weight: new(1.0), Polled: &inspect.PolledLoad{
+			Busy: 7, Capacity: new(uint32(64)), Age: 0.213,
+		}},
+		{Weight: new(0.25), Polled: &inspect.PolledLoad{Busy: 9, Age: 2.2}},
+		{Weight: new(0.625)},
+	} {
+		estimate.SlowStart, estimate.Suspicion = 1, 1
+		s.Servers[i].Name = fmt.Sprint("p", i+1)
+		s.Servers[i].Inferred = &inspect.InferredServer{Delay: 1, Estimate: &estimate}
 	}
 	return s
 }

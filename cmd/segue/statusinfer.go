@@ -4,6 +4,7 @@ package main
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
@@ -78,6 +79,22 @@ func describeEstimate(i *inspect.InferredServer) string {
 		text += ", away"
 	}
 	return text
+}
+
+// polls tells whether the balancer asks the servers of a service for their loads.
+func polls(s *inspect.ServiceState) bool { return desired.Placement(s.Inference.Estimator).Polls() }
+
+// describePolled returns the load that a server told, and when, such as "7 of 64, 210ms ago".
+func describePolled(e *inspect.EstimateState) string {
+	if e == nil || e.Polled == nil {
+		return "none"
+	}
+	text := strconv.FormatUint(uint64(e.Polled.Busy), 10)
+	if e.Polled.Capacity != nil {
+		text += fmt.Sprintf(" of %d", *e.Polled.Capacity)
+	}
+	age := time.Duration(e.Polled.Age * float64(time.Second))
+	return fmt.Sprintf("%s, %s ago", text, age.Round(10*time.Millisecond))
 }
 
 // describeSlower returns why a server seems slower, and how much.

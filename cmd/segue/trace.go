@@ -302,7 +302,7 @@ func printTrace(out io.Writer, t *inspect.Trace) error {
 		table.row("placement", describePlacing(p, t.Course))
 		if p.Scores != nil {
 			for i := range p.Scores.Servers {
-				table.row("", describeScored(&p.Scores.Servers[i]))
+				table.row("", describeScored(&p.Scores.Servers[i], p.Scores.Among))
 			}
 		}
 		if p.Order != nil {
@@ -351,20 +351,34 @@ func describePlacing(p *inspect.TracedPlacement, course []inspect.TracedSegment)
 	return fmt.Sprintf("bucket %d of %d: %s", p.Bucket, p.Buckets, strings.Join(p.Candidates, ", "))
 }
 
-// describeScores names the server with the lowest score.
+// describeScores names the server that gets the flow, and says how it is chosen.
 func describeScores(p *inspect.TracedPlacement) string {
-	among := "all servers"
-	if p.Scores.Among == desired.AmongCandidates {
-		among = fmt.Sprintf("the candidates of bucket %d of %d", p.Bucket, p.Buckets)
+	servers := len(p.Scores.Servers) + p.Scores.Others
+	name, until := strings.Join(p.Candidates, ", "), "unless another new flow comes first"
+	switch among := p.Scores.Among; among {
+	case desired.AmongCandidates:
+		return fmt.Sprintf("lowest score of the candidates of bucket %d of %d (%d): %s, %s",
+			p.Bucket, p.Buckets, servers, name, until)
+	case desired.AmongAll:
+		return fmt.Sprintf("lowest score of all servers (%d): %s, %s", servers, name, until)
+	case desired.AmongWeighted:
+		return fmt.Sprintf("random by weights, of %d servers: %s, unless weights change", servers, name)
+	case desired.AmongTurns:
+		return fmt.Sprintf("in turn by weights, of %d servers: %s, %s", servers, name, until)
+	default:
+		return fmt.Sprintf("lowest score of %s random servers (of %d): %s, %s",
+			among, servers, name, until)
 	}
-	return fmt.Sprintf("lowest score of %s (%d): %s, unless another new flow comes first",
-		among, len(p.Scores.Servers)+p.Scores.Others, strings.Join(p.Candidates, ", "))
 }
 
-// describeScored tells why a server has its place among the others.
-func describeScored(s *inspect.ScoredServer) string {
-	text := fmt.Sprintf("%s: expected delay %s, %d new and %d established flows",
-		s.Server, short(s.Delay), s.New, s.Established)
+// describeScored tells why a server has its place among the others. Its delay does not matter if
+// only weights do.
+func describeScored(s *inspect.ScoredServer, among desired.Among) string {
+	text := s.Server + ": "
+	if among != desired.AmongWeighted && among != desired.AmongTurns {
+		text += fmt.Sprintf("expected delay %s, ", short(s.Delay))
+	}
+	text += fmt.Sprintf("%d new and %d established flows", s.New, s.Established)
 	if s.Away {
 		text += ", another balancer prefers it"
 	}

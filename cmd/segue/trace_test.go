@@ -61,6 +61,21 @@ func TestPrintTrace(t *testing.T) {
 			Scores: &inspect.TracedScores{Among: desired.AmongCandidates, Servers: []inspect.ScoredServer{
 				{Server: "s2", InferredServer: &inspect.InferredServer{Delay: 1.5}},
 			}}}},
+		"sampled": {Opens: true, Service: service, Reason: "forward_new", Placement: &inspect.TracedPlacement{
+			Buckets: 65537, Candidates: []string{"s2"},
+			Scores: &inspect.TracedScores{Among: desired.AmongTwo, Others: 41, Servers: []inspect.ScoredServer{
+				{Server: "s2", InferredServer: &inspect.InferredServer{Established: 2, Delay: 3}},
+			}}}},
+		"weighted-turn": {Opens: true, Service: service, Reason: "forward_new", Placement: &inspect.TracedPlacement{
+			Buckets: 65537, Candidates: []string{"s2"},
+			Scores: &inspect.TracedScores{Among: desired.AmongTurns, Others: 41, Servers: []inspect.ScoredServer{
+				{Server: "s2", InferredServer: &inspect.InferredServer{New: 1, Delay: 3}},
+			}}}},
+		"weighted-draw": {Opens: true, Service: service, Reason: "forward_new", Placement: &inspect.TracedPlacement{
+			Buckets: 65537, Candidates: []string{"s2"},
+			Scores: &inspect.TracedScores{Among: desired.AmongWeighted, Others: 41, Servers: []inspect.ScoredServer{
+				{Server: "s2", InferredServer: &inspect.InferredServer{New: 1, Delay: 3}},
+			}}}},
 		"random": {Opens: true, Service: service, Placement: &inspect.TracedPlacement{Buckets: 65537, Random: true}, Reason: "forward_hunt"},
 		"random-after-drained": {Opens: true, Service: service, Placement: &inspect.TracedPlacement{Buckets: 65537, Random: true},
 			Course: []inspect.TracedSegment{{Server: "s2", Function: "steer"}}, Server: server, NextHop: hop,

@@ -19,6 +19,7 @@ import (
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/poll"
 )
 
 // Agent is a running agent. The goroutine in Run owns everything but the exported methods.
@@ -28,6 +29,7 @@ type Agent struct {
 	keys    config.SignalKeys
 	kernel  *kernel
 	link    iface
+	polls   *poll.Responder // nil: the configuration has no poll.listen
 	watches watches
 	absent  map[netip.Addr]bool      // VIPs that are not addresses of the host
 	refused map[netip.Addr]time.Time // when the host last refused to accept a VIP again
@@ -58,7 +60,7 @@ func New(cfg *desired.Agent, log *slog.Logger) (*Agent, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Agent{
+	a := &Agent{
 		log:     log,
 		cfg:     cfg,
 		kernel:  k,
@@ -67,11 +69,18 @@ func New(cfg *desired.Agent, log *slog.Logger) (*Agent, error) {
 		refused: map[netip.Addr]time.Time{},
 		reloads: make(chan reload),
 		ready:   make(chan struct{}),
-	}, nil
+	}
+	if cfg.Poll.Listen != "" {
+		a.polls = poll.NewResponder(a.polledLoad)
+	}
+	return a, nil
 }
 
 // Close closes the agent's references to the data path. The data path keeps working.
 func (a *Agent) Close() error {
+	if a.polls != nil {
+		_ = a.polls.Close()
+	}
 	return a.kernel.close()
 }
 
@@ -116,6 +125,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	if err := a.start(); err != nil {
 		return err
 	}
+	defer a.answerPolls(ctx)()
 	close(a.ready)
 	vips := time.NewTimer(0)
 	defer vips.Stop()
@@ -211,6 +221,9 @@ func (a *Agent) check() (err error) {
 	if a.keys, err = config.ReadSignalKeys(a.cfg.Node.SignalKey); err != nil {
 		return err
 	}
+	if err := a.listenForPolls(); err != nil {
+		return err
+	}
 	return a.kernel.setHostMAC(a.link.mac)
 }
 
@@ -297,6 +310,9 @@ func (a *Agent) reload(cfg *desired.Agent) error {
 	changes := cfg.ChangesFrom(a.cfg).WithKeys(!slices.Equal(keys, a.keys))
 	a.log.Info("reloaded", changes.Attributes()...)
 	a.cfg, a.keys = cfg, keys
+	if a.polls != nil {
+		a.polls.SetKeys(keys)
+	}
 	return nil
 }
 

@@ -29,6 +29,8 @@ var (
 		"How busy a service can be, in units of its load source; absent while that is not known.", []string{"service"}, nil)
 	staleDesc = prometheus.NewDesc("segue_agent_load_stale",
 		"Whether the load that the policy asks for is not known, so that all that is offered is taken.", []string{"service"}, nil)
+	pollsDesc = prometheus.NewDesc("segue_agent_polls_total",
+		"Datagrams at poll.listen, by what became of them.", []string{"result"}, nil)
 	thresholdDesc = prometheus.NewDesc("segue_agent_threshold",
 		"The load from which on connections are passed on, of the policies static and dynamic.", []string{"service"}, nil)
 )
@@ -45,6 +47,7 @@ func (a *Agent) Describe(descs chan<- *prometheus.Desc) {
 	descs <- capacityDesc
 	descs <- staleDesc
 	descs <- thresholdDesc
+	descs <- pollsDesc
 }
 
 // Collect implements prometheus.Collector. It reads the tables of the data path.
@@ -60,6 +63,9 @@ func (a *Agent) Collect(metrics chan<- prometheus.Metric) {
 	}
 	collectArray(metrics, synAcksDesc, view.maps.SynAcks, view.labels.synAcks)
 	collectArray(metrics, signalsDesc, view.maps.Signals, view.labels.signals)
+	if a.polls != nil {
+		a.polls.Counts().Collect(metrics, pollsDesc)
+	}
 	services, err := view.services()
 	if err != nil {
 		metrics <- prometheus.NewInvalidMetric(offersDesc, err)

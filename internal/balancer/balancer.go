@@ -124,7 +124,7 @@ func newBalancer(cfg *desired.Balancer, clock *dataplane.FlowClock, log *slog.Lo
 // Close closes the data path. A data path that was attached keeps working. A data path that was
 // never attached is removed.
 func (b *Balancer) Close() error {
-	err := b.plane.Close()
+	err := errors.Join(b.inference.poller.Close(), b.plane.Close())
 	if !b.attached {
 		err = errors.Join(err, b.plane.Undo())
 	}

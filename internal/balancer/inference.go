@@ -3,6 +3,7 @@
 package balancer
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"math/rand/v2"
@@ -13,6 +14,7 @@ import (
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/infer"
+	"github.com/segue-lb/segue/internal/poll"
 )
 
 // sampleInterval is the time between two samples of the counters of servers.
@@ -25,8 +27,9 @@ const sampleInterval = 20 * time.Millisecond
 // The goroutine in run samples counters and computes prices. Other goroutines may call all other
 // methods. Only they change which servers there are.
 type inference struct {
-	log   *slog.Logger
-	plane *dataplane.Plane
+	log    *slog.Logger
+	plane  *dataplane.Plane
+	poller *poll.Poller
 	// changed wakes run after services were added or removed.
 	changed chan struct{}
 
@@ -37,18 +40,22 @@ type inference struct {
 
 // inferred is a service that infers.
 type inferred struct {
+	name      string
 	estimator *infer.Estimator
 	settings  infer.Settings
 	interval  time.Duration // between two steps
 	names     []string      // of servers, by index of the estimator
 	slots     []uint32      // likewise
-	// sampled and stepped are the times of the last sample and of the last step; zero: none yet.
-	sampled, stepped time.Time
+	polled    []polled      // likewise; empty: the service does not poll
+	// sampled, stepped and asked are the times of the last sample, of the last step and of the last
+	// polls; zero: none yet.
+	sampled, stepped, asked time.Time
 }
 
 func newInference(plane *dataplane.Plane, log *slog.Logger) *inference {
 	return &inference{
-		log: log, plane: plane, changed: make(chan struct{}, 1), byName: map[string]*inferred{},
+		log: log, plane: plane, poller: poll.NewPoller(), changed: make(chan struct{}, 1),
+		byName: map[string]*inferred{},
 	}
 }
 
@@ -83,7 +90,7 @@ func (n *inference) tick(now time.Time) bool {
 	defer n.mu.Unlock()
 	for _, in := range n.byName {
 		in.sample(n.plane.Loads, now)
-		if now.Sub(in.stepped) >= in.interval {
+		if n.poll(in, now) || now.Sub(in.stepped) >= in.interval {
 			n.logProblem(n.step(in, now))
 		}
 	}
@@ -135,10 +142,14 @@ func (n *inference) save(in *inferred) error {
 	}
 	for i, slot := range in.slots {
 		r := in.estimator.Report(i)
-		n.plane.Estimates.Add(slot, &dataplane.Estimate{
+		e := &dataplane.Estimate{
 			Time: now, Capacity: r.Capacity, Weight: r.Weight, Wait: r.Wait, Duration: r.Duration,
 			SlowStart: r.SlowStart, Suspicion: r.Suspicion, State: in.estimator.Save(i),
-		})
+		}
+		if len(in.polled) > 0 {
+			e.Told, e.ToldAt = in.polled[i].load, now-time.Since(in.polled[i].heard)
+		}
+		n.plane.Estimates.Add(slot, e)
 	}
 	return n.plane.Estimates.Put()
 }
@@ -182,6 +193,7 @@ func (n *inference) arrange(svc *service, node *desired.BalancerNode) error {
 		in.names = append(in.names, m.Name)
 		n.plane.Loads.Time(m.slot, in.estimator.UsesDurations())
 	}
+	n.arrangePolls(in, svc)
 	return n.welcome(in, slotOf)
 }
 
@@ -197,14 +209,13 @@ func (n *inference) of(svc *service) (*inferred, error) {
 		if err != nil {
 			return nil, err
 		}
-		in = &inferred{estimator: estimator, settings: settings}
+		in = &inferred{
+			name: svc.Name, estimator: estimator, settings: settings, polled: in.polledBefore(),
+		}
 		n.byName[svc.Name] = in
 		n.wake()
 	}
-	in.interval = svc.Infer.Interval
-	if in.interval == 0 {
-		in.interval = desired.DefaultInferInterval
-	}
+	in.interval = cmp.Or(svc.Infer.Poll, svc.Infer.Interval, desired.DefaultInferInterval)
 	return in, nil
 }
 
@@ -215,6 +226,14 @@ func (svc *service) slowStart() time.Duration {
 		return 0
 	}
 	return *svc.Infer.SlowStart
+}
+
+// polledBefore returns the servers that were polled under another estimator.
+func (in *inferred) polledBefore() []polled {
+	if in == nil {
+		return nil
+	}
+	return in.polled
 }
 
 func (n *inference) wake() {
@@ -262,6 +281,9 @@ func (n *inference) restore(in *inferred, server int) (ok bool, err error) {
 	if err != nil {
 		return false, err
 	}
+	if len(in.polled) > 0 {
+		in.polled[server].recall(&estimate, now, in.interval)
+	}
 	age := (now - estimate.Time).Seconds()
 	return in.estimator.Restore(server, estimate.State[:], max(0, age)) == nil, nil
 }
@@ -291,5 +313,10 @@ func (n *inference) admitted(svc *service) {
 func (n *inference) remove(service string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if in := n.byName[service]; in != nil {
+		for _, p := range in.polled {
+			n.poller.Forget(p.target.ID)
+		}
+	}
 	delete(n.byName, service)
 }

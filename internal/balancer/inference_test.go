@@ -36,7 +36,7 @@ func placingBy(placement desired.Placement, servers ...desired.Server) *desired.
 	svc := &cfg.Services[0]
 	svc.Placement = placement
 	if placement.Infers() {
-		svc.Infer = &desired.Infer{Among: desired.AmongAll}
+		svc.Infer = &desired.Infer{Among: among(placement)}
 	} else {
 		svc.Infer = nil
 	}

@@ -57,6 +57,7 @@ func (b *Balancer) reconcile(cfg *desired.Balancer, keys config.SignalKeys, gene
 	if err := b.services.reconcile(cfg, generations); err != nil {
 		return err
 	}
+	b.inference.poller.SetKeys(keys)
 	return b.plane.SetSignalKeys(keys)
 }
 

@@ -43,7 +43,7 @@ const (
 	caseDeliver   = "agent-deliver"    // decapsulated on a server
 	caseHuntKnown = "known-flow-hunt"  // known-flow of a service with placement hunt
 	caseTurnSYN   = "syn-round-robin"  // syn-of-new-flow of a service with placement round-robin
-	// The next four are followed by the number of servers.
+	// The next four are followed by the number of servers. There are more of them: polledSYN.
 	caseHashSYN   = "syn-hash-"            // syn-of-new-flow
 	caseInferSYN  = "syn-infer-"           // the same of a service with placement infer
 	caseHashMix   = "mix-hash-"            // the SYN, a later packet and the FIN of new flows
@@ -144,7 +144,15 @@ func allCases(levels []uint32, room uint32) []benchCase {
 	return append(cases, inferCases(levels, room)...)
 }
 
-// inferCases returns the cases of services with placement infer, and the same cases with hash.
+// polling are the placements that poll. In the bench nobody answers.
+var polling = []desired.Placement{
+	desired.PlacementAWCMP, desired.PlacementWeightedTurns, desired.PlacementGSQ2,
+}
+
+// polledSYN returns the name of the case of such a placement, before the number of servers.
+func polledSYN(p desired.Placement) string { return fmt.Sprintf("syn-%s-", p) }
+
+// inferCases returns the cases of services with placements that infer, and the same cases with hash.
 func inferCases(levels []uint32, room uint32) (cases []benchCase) {
 	for _, servers := range []int{8, 128, 1000} {
 		hash := usual(ipv6, desired.TCP)
@@ -158,6 +166,12 @@ func inferCases(levels []uint32, room uint32) (cases []benchCase) {
 				newCase(name(caseInferSYN), infer, packet.SYN, flows, room),
 				mixCase(name(caseHashMix), hash, flows, room),
 				mixCase(name(caseInferMix), infer, flows, room))
+			for _, placement := range polling {
+				polled := hash
+				polled.placement = placement
+				cases = append(cases,
+					newCase(name(polledSYN(placement)), polled, packet.SYN, flows, room))
+			}
 		}
 	}
 	return cases

@@ -232,8 +232,9 @@ func (m *measured) count() (uint64, error) {
 
 // isOfNewFlows tells whether each packet is the first one of its flow, and its flow is entered.
 func (c *benchCase) isOfNewFlows() bool {
-	return slices.Contains([]string{caseSYN, caseTurnSYN, caseUnknown}, c.name) ||
-		strings.HasPrefix(c.name, caseHashSYN) || strings.HasPrefix(c.name, caseInferSYN)
+	name := strings.TrimRight(c.name, "0123456789")
+	return slices.Contains([]string{caseSYN, caseTurnSYN, caseUnknown, caseHashSYN, caseInferSYN}, name) ||
+		c.placement.Polls()
 }
 
 // requireCounted returns an error unless nearly all packets of cases with known flows were of known

@@ -276,8 +276,16 @@ func serviceConfig(s service) desired.Service {
 			Estimator: desired.EstimateTerritoryLearned, Interval: desired.DefaultInferInterval,
 			Among: desired.AmongAll,
 		}
+	case desired.PlacementAWCMP, desired.PlacementWeightedTurns, desired.PlacementGSQ2:
+		c.Placement, c.Candidates = s.placement, tables.MaxCandidates
+		c.Infer = &desired.Infer{Among: polledAmong[s.placement], Poll: 10 * time.Second}
 	}
 	addServers(&c, 1, s.serverCount())
+	if s.placement.Polls() { // of those that are drawn, a third does not take the flow
+		for i := range c.Servers {
+			c.Servers[i].Weight = new(uint32(1 + 2*(i%2)))
+		}
+	}
 	if s.changed {
 		for i := range c.Servers {
 			c.Servers[i].Weight = new(uint32(0))
@@ -285,6 +293,13 @@ func serviceConfig(s service) desired.Service {
 		addServers(&c, s.serverCount()+1, s.serverCount())
 	}
 	return c
+}
+
+// polledAmong are the servers that placements choose among.
+var polledAmong = map[desired.Placement]desired.Among{
+	desired.PlacementAWCMP:         desired.AmongWeighted,
+	desired.PlacementWeightedTurns: desired.AmongTurns,
+	desired.PlacementGSQ2:          desired.AmongTwo,
 }
 
 func addServers(c *desired.Service, first, count int) {

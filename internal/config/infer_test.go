@@ -66,6 +66,38 @@ func TestInferRules(t *testing.T) {
 		{"among unknown", "among: all", "among: row",
 			one("services[0].infer.among", "must be one of: all, candidates, two, three, four")},
 		{"sampled", "among: all", "among: three", nil},
+		{"poll of infer", "interval: 100ms", "poll: 1s",
+			one("services[0].infer.poll", unused+"infer")},
+		{"poll port of sed", "{slow-start: 10m}", "{poll-port: 1}",
+			one("services[1].infer.poll-port", unused+"sed")},
+		{"polled", "placement: sed\n    infer: {slow-start: 10m}",
+			"placement: gsq2\n    infer: {poll: 49ms, among: four}", []problem{
+				{"node.signal-key", "required by services[1], whose placement is gsq2: agents answer " +
+					"only balancers with the key"},
+				{"services[1].infer.among", "must be one of: two"},
+				{"services[1].infer.poll", "must be from 50ms to 10s"},
+				{"services[1].servers[0].host",
+					"required by placement gsq2: the agent is polled at this address"},
+			}},
+		{"poll port", "placement: sed\n    infer: {slow-start: 10m}",
+			"placement: awcmp\n    infer: {poll-port: 0}", []problem{
+				{"node.signal-key", "required by services[1], whose placement is awcmp: agents answer " +
+					"only balancers with the key"},
+				{"services[1].infer.poll-port", "must be from 1 to 65535"},
+				{"services[1].servers[0].host",
+					"required by placement awcmp: the agent is polled at this address"},
+			}},
+		{"poll port large", "{slow-start: 10m}", "{poll-port: 65536}",
+			one("services[1].infer.poll-port", wholeNumber+"0 to 65535")},
+		{"polled without a flow table", "placement: infer\n    " + block,
+			"placement: awcmp\n    buckets: 1021\n    persistence: hint", []problem{
+				{"node.signal-key", "required by services[0], whose placement is awcmp: agents answer " +
+					"only balancers with the key"},
+				{"services[0].persistence", "must be table for placement awcmp: the server that it " +
+					"picks is in no column of the flow's bucket"},
+				{"services[0].servers[0].host",
+					"required by placement awcmp: the agent is polled at this address"},
+			}},
 		{"often", "interval: 100ms", "interval: 99ms",
 			one("services[0].infer.interval", "must be from 100ms to 10s")},
 		{"seldom", "interval: 100ms", "interval: 10.1s",

@@ -276,7 +276,8 @@ func TestServiceRules(t *testing.T) {
 		{"protocol missing", "protocol: tcp", "", one("services[0].protocol", "required")},
 		{"protocol unknown", "protocol: tcp", "protocol: sctp", one("services[0].protocol", "must be one of: tcp, udp")},
 		{"placement unknown", "placement: hash", "placement: best",
-			one("services[0].placement", "must be one of: hash, hunt, round-robin, infer, least-queue, sed")},
+			one("services[0].placement", "must be one of: hash, hunt, round-robin, infer, least-queue, sed, "+
+				"awcmp, weighted-round-robin, gsq2")},
 		{"placement hunt", "placement: hash", "placement: hunt", nil},
 		{"random candidates", "placement: hash", "placement: hunt\n    selection: random", nil},
 		{"more candidates than servers", "placement: hash\n    persistence: table\n    encapsulation: srv6-insert\n    candidates: 1",
@@ -500,6 +501,16 @@ func TestAgentRules(t *testing.T) {
 		{"MTU zero", "mtu: 1500", "mtu: 0", one("node.mtu", wholeNumber+"1280 to 65535")},
 		{"MTU large", "mtu: 1500", "mtu: 65536", one("node.mtu", wholeNumber+"1280 to 65535")},
 		{"assign-vips number", "assign-vips: false", "assign-vips: 0", one("node.assign-vips", "must be true or false")},
+		{"polls without a key", "metrics:", "poll: {listen: \"[::1]:7460\"}\nmetrics:",
+			one("node.signal-key", "required by poll.listen: only balancers with the key get answers")},
+		{"polls at no port", "metrics:", "poll: {listen: \"[::1]\"}\nmetrics:", []problem{
+			{"node.signal-key", "required by poll.listen: only balancers with the key get answers"},
+			{"poll.listen", listenForm},
+		}},
+		{"polls at port 0", "metrics:", "poll: {listen: \"[::1]:0\"}\nmetrics:", []problem{
+			{"node.signal-key", "required by poll.listen: only balancers with the key get answers"},
+			{"poll.listen", listenForm},
+		}},
 		{"listen", `":9189"`, `":"`, one("metrics.listen", listenForm)},
 		{"no services", validAgent[strings.Index(validAgent, "services:"):], "services: []",
 			one("services", "at least one is required")},

@@ -11,7 +11,15 @@ import (
 type Agent struct {
 	Node     AgentNode      `yaml:"node"`
 	Metrics  Metrics        `yaml:"metrics"`
+	Poll     Poll           `yaml:"poll,omitempty"`
 	Services []AgentService `yaml:"services"`
+}
+
+// Poll configures the endpoint at which balancers ask for the loads of services. Without an address
+// there is none.
+type Poll struct {
+	// Listen is a UDP address such as "[2001:db8::7]:7460".
+	Listen string `yaml:"listen,omitempty"`
 }
 
 // AgentNode describes a server.

@@ -70,13 +70,13 @@ func (given Given) defaultService(s *Service, path string) {
 	setDefault(given, field.Child(path, "persistence"), &s.Persistence, PersistenceTable)
 	setDefault(given, field.Child(path, "encapsulation"), &s.Encapsulation, SRv6Encap)
 	candidates := 3
-	switch s.Placement {
-	case PlacementHunt:
+	switch {
+	case s.Placement == PlacementHunt:
 		setDefault(given, field.Child(path, "selection"), &s.Selection, SelectConsistent)
 		candidates = s.Selection.DefaultCandidates()
-	case PlacementRoundRobin: // a flow's bucket does not tell its server, so all are candidates
+	case s.Placement == PlacementRoundRobin: // a flow's bucket does not tell its server
 		candidates = tables.MaxCandidates
-	case PlacementInfer, PlacementLeastQueue, PlacementSED: // likewise, or each one more helps
+	case s.Placement.Infers(): // likewise, or each one more helps
 		candidates = tables.MaxCandidates
 	}
 	setDefault(given, field.Child(path, "candidates"), &s.Candidates, candidates)
@@ -144,7 +144,7 @@ func (given Given) defaultTimeouts(t *Timeouts, path string, s *Service) {
 	setDefault(given, field.Child(path, "new"), &t.New, unconfirmed)
 	setDefault(given, field.Child(path, "established"), &t.Established, established)
 	setDefault(given, field.Child(path, "closing"), &t.Closing, closing)
-	setDefault(given, field.Child(path, "silent"), &t.Silent, 10*time.Second)
+	setDefault(given, field.Child(path, "silent"), &t.Silent, DefaultSilent)
 }
 
 // defaultHealth leaves the port of a check 0 if the service is for all ports.

@@ -10,8 +10,9 @@ import (
 	"github.com/segue-lb/segue/internal/field"
 )
 
-// Infer configures a placement that gives a new flow to the server with the lowest score: infer,
-// least-queue or sed.
+// Infer configures a placement that gives a new flow to the server with the lowest score (infer,
+// least-queue and sed), or follows the loads that servers tell (awcmp, weighted-round-robin and
+// gsq2).
 type Infer struct {
 	// Estimator is what scores are made of. It is for placement infer only, where the default is
 	// territory-learned.
@@ -22,8 +23,15 @@ type Infer struct {
 	// SlowStart is the time in which a server that begins to take new flows comes to its full
 	// share, 0 to 10 minutes. Default 10 s.
 	SlowStart *time.Duration `yaml:"slow-start,omitempty"`
-	// Among are the servers that a flow can be given to. Default all.
+	// Among are the servers that a flow can be given to. Default all. Placements that poll have one
+	// value each.
 	Among Among `yaml:"among,omitempty"`
+	// Poll is the time between two polls of a server, 50 ms to 10 s. It is for placements that poll
+	// only, where the default is 500 ms (HLB, section V-C).
+	Poll time.Duration `yaml:"poll,omitempty"`
+	// PollPort is the port of the agents' poll.listen. It is for placements that poll only, where
+	// the default is DefaultPollPort.
+	PollPort uint16 `yaml:"poll-port,omitempty"`
 }
 
 // Estimator is a method by which a balancer estimates the speeds and the loads of servers (package
@@ -49,7 +57,12 @@ const (
 	AmongTwo        Among = "two"        // two random servers
 	AmongThree      Among = "three"      // three random servers
 	AmongFour       Among = "four"       // four random servers
+	AmongWeighted   Among = "weighted"   // a random server by weights, under awcmp
+	AmongTurns      Among = "turns"      // the next one in turn, under weighted-round-robin
 )
+
+// DefaultPollPort is the default port of the agents' endpoints for polls.
+const DefaultPollPort = 7460
 
 const (
 	// DefaultInferInterval is the default time between two estimates (HLB, section IV-B).
@@ -61,9 +74,30 @@ const (
 // DefaultSlowStart is the default time in which a server comes to its full share.
 const DefaultSlowStart = 10 * time.Second
 
-// Infers tells whether the placement gives new flows to the server with the lowest score.
+// DefaultSilent is the default time after which a silent flow does not count as a load.
+const DefaultSilent = 10 * time.Second
+
+// Infers tells whether the placement chooses by prices that user space writes (package infer).
 func (p Placement) Infers() bool {
-	return p == PlacementInfer || p == PlacementLeastQueue || p == PlacementSED
+	return p == PlacementInfer || p == PlacementLeastQueue || p == PlacementSED || p.Polls()
+}
+
+// Polls tells whether the placement asks servers for their loads.
+func (p Placement) Polls() bool {
+	return p == PlacementAWCMP || p == PlacementWeightedTurns || p == PlacementGSQ2
+}
+
+// amongs returns the servers that the placement can choose among, the default first.
+func (p Placement) amongs() []Among {
+	switch p {
+	case PlacementAWCMP:
+		return []Among{AmongWeighted}
+	case PlacementWeightedTurns:
+		return []Among{AmongTurns}
+	case PlacementGSQ2:
+		return []Among{AmongTwo}
+	}
+	return []Among{AmongAll, AmongCandidates, AmongTwo, AmongThree, AmongFour}
 }
 
 // Estimates returns the name of the method that finds the scores: that of the estimator or, under
@@ -109,11 +143,15 @@ func (given Given) defaultInfer(s *Service, path string) {
 	setDefault(given, at, &s.Infer, &Infer{})
 	slowStart := DefaultSlowStart
 	setDefault(given, field.Child(at, "slow-start"), &s.Infer.SlowStart, &slowStart)
-	among := AmongAll
-	if s.FindsByColumn() {
+	among := s.Placement.amongs()[0]
+	if s.FindsByColumn() && !s.Placement.Polls() {
 		among = AmongCandidates
 	}
 	setDefault(given, field.Child(at, "among"), &s.Infer.Among, among)
+	if s.Placement.Polls() {
+		setDefault(given, field.Child(at, "poll"), &s.Infer.Poll, DefaultInferInterval)
+		setDefault(given, field.Child(at, "poll-port"), &s.Infer.PollPort, DefaultPollPort)
+	}
 	if s.Placement == PlacementInfer {
 		setDefault(given, field.Child(at, "estimator"), &s.Infer.Estimator, EstimateTerritoryLearned)
 		setDefault(given, field.Child(at, "interval"), &s.Infer.Interval, DefaultInferInterval)
@@ -139,9 +177,14 @@ func (r *rules) checkInfer(path string, s *Service) {
 	} else {
 		checkRange(r, field.Child(at, "slow-start"), *slowStart, 0, 10*time.Minute)
 	}
-	checkKnown(r, field.Child(at, "among"), s.Infer.Among, AmongAll, AmongCandidates,
-		AmongTwo, AmongThree, AmongFour)
-	if s.FindsByColumn() && s.Infer.Among != AmongCandidates {
+	checkKnown(r, field.Child(at, "among"), s.Infer.Among, s.Placement.amongs()...)
+	r.checkPolls(at, s)
+	switch {
+	case !s.FindsByColumn():
+	case s.Placement.Polls():
+		r.failf(field.Child(path, "persistence"), "must be %s for placement %s: the server that it "+
+			"picks is in no column of the flow's bucket", PersistenceTable, s.Placement)
+	case s.Infer.Among != AmongCandidates:
 		r.failf(field.Child(at, "among"), "must be %s for persistence %s: another server is in no "+
 			"column of the flow's bucket", AmongCandidates, s.Persistence)
 	}
@@ -161,6 +204,29 @@ func (r *rules) checkEstimator(path string, s *Service) {
 	}
 	if s.Infer.Interval != 0 {
 		r.failf(interval, "not used by placement %s", s.Placement)
+	}
+}
+
+// checkPolls checks the fields that only placements that poll have.
+func (r *rules) checkPolls(path string, s *Service) {
+	every, port := field.Child(path, "poll"), field.Child(path, "poll-port")
+	if s.Placement.Polls() {
+		checkRange(r, every, s.Infer.Poll, 50*time.Millisecond, 10*time.Second)
+		if s.Infer.PollPort == 0 {
+			r.failf(port, "must be from 1 to 65535")
+		}
+		return
+	}
+	r.refuse(every, s.Infer.Poll != 0, "not used by placement %s", s.Placement)
+	r.refuse(port, s.Infer.PollPort != 0, "not used by placement %s", s.Placement)
+}
+
+// checkPollKey checks that there is a key if servers are polled.
+func (r *rules) checkPollKey(b *Balancer) {
+	i := slices.IndexFunc(b.Services, func(s Service) bool { return s.Placement.Polls() })
+	if i >= 0 && b.Node.SignalKey == "" {
+		r.failf(SignalKeyField, "required by %s, whose placement is %s: agents answer only balancers "+
+			"with the key", field.Item("services", i), b.Services[i].Placement)
 	}
 }
 

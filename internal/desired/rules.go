@@ -129,7 +129,7 @@ func family(address netip.Addr) string {
 	return "IPv6"
 }
 
-func (r *rules) checkListen(listen string) {
+func (r *rules) checkListen(path, listen string) {
 	if listen == "" {
 		return
 	}
@@ -137,7 +137,7 @@ func (r *rules) checkListen(listen string) {
 	number, portErr := strconv.ParseUint(port, 10, 16)
 	_, addrErr := netip.ParseAddr(host)
 	if err != nil || portErr != nil || number == 0 || host != "" && addrErr != nil && !isHostName(host) {
-		r.failf("metrics.listen", "must be an address and a port from 1 to 65535, "+
+		r.failf(path, "must be an address and a port from 1 to 65535, "+
 			"such as 127.0.0.1:9188 or [::1]:9188")
 	}
 }

@@ -24,7 +24,11 @@ func (r *rules) checkAgent(a *Agent) {
 	r.checkHost(a.Node.Instance, a.Node.Interface, a.Node.Locator, a.Node.Addresses)
 	r.checkBalancers(a.Node.Balancers, a.Services)
 	r.checkSignalKey(a.Node.SignalKey)
-	r.checkListen(a.Metrics.Listen)
+	r.checkListen("metrics.listen", a.Metrics.Listen)
+	r.checkListen("poll.listen", a.Poll.Listen)
+	if a.Poll.Listen != "" && a.Node.SignalKey == "" {
+		r.failf(SignalKeyField, "required by poll.listen: only balancers with the key get answers")
+	}
 	r.checkServices(a.Services)
 	r.checkLocatorNeeded(a.Services, a.Node.Locator)
 	for i, s := range a.Services {

@@ -48,10 +48,11 @@ func (r *rules) checkBalancer(b *Balancer) {
 	r.checkTunnelSources(b.Node.Addresses)
 	r.checkPeers(&b.Node)
 	r.checkSignalKey(b.Node.SignalKey)
+	r.checkPollKey(b)
 	if b.Node.State != "" && !filepath.IsAbs(b.Node.State) {
 		r.failf("node.state", "must be absolute")
 	}
-	r.checkListen(b.Metrics.Listen)
+	r.checkListen("metrics.listen", b.Metrics.Listen)
 
 	if n := len(b.Services); n > MaxServices {
 		r.failf("services", "must have at most %d items, has %d", MaxServices, n)
@@ -303,6 +304,8 @@ func (r *rules) checkServers(path string, s *Service, own netip.Prefix) {
 			r.checkCheckedHost(field.Child(at, "host"), server.Host)
 		} else if s.Health != nil && s.Encapsulation.IsSRv6() {
 			r.failf(field.Child(at, "host"), "required by the health checks of a service whose encapsulation is %s", s.Encapsulation)
+		} else if s.Placement.Polls() && s.Encapsulation.IsSRv6() {
+			r.failf(field.Child(at, "host"), "required by placement %s: the agent is polled at this address", s.Placement)
 		}
 	}
 }

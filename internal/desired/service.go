@@ -32,6 +32,11 @@ const (
 	// The server with the fewest flows per unit of its configured weight: the shortest expected
 	// delay.
 	PlacementSED Placement = "sed"
+	// These poll the servers. A random server by weights, the next one in turn by weights, and the
+	// one of two random servers with the shorter queue.
+	PlacementAWCMP         Placement = "awcmp"
+	PlacementWeightedTurns Placement = "weighted-round-robin"
+	PlacementGSQ2          Placement = "gsq2"
 
 	SelectConsistent Selection = "consistent" // the candidates of the flow's bucket
 	SelectRandom     Selection = "random"     // the candidates of a random bucket
@@ -55,7 +60,7 @@ const (
 var (
 	placements = []Placement{
 		PlacementHash, PlacementHunt, PlacementRoundRobin, PlacementInfer, PlacementLeastQueue,
-		PlacementSED,
+		PlacementSED, PlacementAWCMP, PlacementWeightedTurns, PlacementGSQ2,
 	}
 	persistences = []Persistence{
 		PersistenceTable, PersistenceStateless, PersistenceHint, PersistenceQUIC,
@@ -117,7 +122,7 @@ type Service struct {
 	Encapsulation Encapsulation `yaml:"encapsulation"` // default srv6-encap
 	// Selection is for placement hunt only, where the default is consistent.
 	Selection Selection `yaml:"selection,omitempty"`
-	// Infer is for the placements infer, least-queue and sed only.
+	// Infer is for placements that infer only (Placement.Infers).
 	Infer *Infer `yaml:"infer,omitempty"`
 	// Candidates is how many servers a bucket lists, 1 to 8, or fewer if there are not so many
 	// servers. Default 4 for placement hunt, or 8 with selection reports or spare; 3 for hash; 8

@@ -32,11 +32,20 @@ const (
 	LeastQueue Kind = "least-queue"
 	// SED takes the configured weights (section I-B).
 	SED Kind = "sed"
+	// AWCMP and WeightedRoundRobin take weights from the loads that servers tell ("HLB", section
+	// I-B; "6LB", section VI-B7). They differ in how the data path draws a server by its weight.
+	AWCMP              Kind = "awcmp"
+	WeightedRoundRobin Kind = "weighted-round-robin"
+	// GSQ2 takes the queues that servers tell (HLB, section I-B). The data path compares two.
+	GSQ2 Kind = "gsq2"
 )
 
 // Kinds returns all kinds, the default first.
 func Kinds() []Kind {
-	return []Kind{TerritoryLearned, TerritoryConfigured, HLB, HLBFixed, HLBMean, LeastQueue, SED}
+	return []Kind{
+		TerritoryLearned, TerritoryConfigured, HLB, HLBFixed, HLBMean, LeastQueue, SED, AWCMP,
+		WeightedRoundRobin, GSQ2,
+	}
 }
 
 // DefaultSlowStart is the usual Settings.SlowStart, in seconds.
@@ -71,6 +80,7 @@ type Counters struct {
 //	Arrange                     at first, and whenever servers or balancers change;
 //	Sample                      for each server every 10 to 20 ms;
 //	Observe                     for each server before a Step, if UsesDurations;
+//	SetLoad                     for each server before a Step, if the kind IsPolled;
 //	Step, then Price and Trials for each server every 0.5 s;
 //	Forget, Restart             when a server is replaced, or is back.
 type Estimator struct {
@@ -81,6 +91,7 @@ type Estimator struct {
 	speeds     *Speeds     // of HLB
 	numerator  float64     // of the units of SED, whose denominators are the weights
 	window     float64     // age of the window in which events are counted, in seconds
+	polled     polled      // of kinds that are polled
 }
 
 type server struct {
@@ -100,6 +111,7 @@ type server struct {
 	isSuspect bool
 	credit    float64 // trials that it may have
 	stale     uint32  // new flows that do not count
+	load      *Load   // by the server's own account; nil: not known
 }
 
 // events are the numbers of flows to which something happened in this window.
@@ -355,6 +367,9 @@ func (e *Estimator) Restart(server int) {
 }
 
 func (e *Estimator) setPrices() {
+	if e.settings.Kind.IsPolled() {
+		e.comparePolled()
+	}
 	for i := range e.servers {
 		e.setPrice(i)
 	}
@@ -379,6 +394,8 @@ func (e *Estimator) base(server int) (unit, extra float64) {
 	switch {
 	case s.Weight == 0:
 		return math.Inf(1), 0
+	case e.settings.Kind.IsPolled():
+		unit, extra = e.polledPrice(s)
 	case e.settings.Kind == TerritoryLearned:
 		unit = 1 / e.capacities.Capacity(int32(server))
 	case e.speeds != nil:

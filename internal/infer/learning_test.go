@@ -152,10 +152,14 @@ func TestOneServer(t *testing.T) {
 }
 
 // TestSlowStart adds a server to seven with about 20 flows each. Its share must be small at first,
-// increase, and be that of the others in the end: one in eight.
+// increase, and be that of the others in the end: one in eight. GSQ2 has no slow start: queues are
+// compared as they are.
 func TestSlowStart(t *testing.T) {
 	const seeds = 8
 	for _, kind := range Kinds() {
+		if kind == GSQ2 {
+			continue
+		}
 		first, middle, last := 0.0, 0.0, 0.0
 		for seed := range uint64(seeds) {
 			w := newWorld(seed, kind, 1, sites(8, 32))

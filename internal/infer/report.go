@@ -8,7 +8,9 @@ import "fmt"
 type Report struct {
 	// Capacity is the number of flows that the server serves at once, for territories.
 	Capacity float64
-	// Weight is the weight relative to the average one, for HLB, or the configured one, for SED.
+	// Weight is the weight relative to the average one, for HLB, the configured one, for SED, or
+	// the one that follows from the server's load relative to the highest one, for AWCMP and
+	// WeightedRoundRobin.
 	Weight float64
 	// Wait is the mean time that flows wait, for each second of service, for territories.
 	Wait float64
@@ -35,6 +37,9 @@ func (e *Estimator) Report(server int) Report {
 	case e.speeds != nil:
 		r.Weight = 1 / unit
 		r.Duration, _ = e.speeds.servers[server].reservoir.Mean()
+	case e.settings.Kind == GSQ2: // it has no weights
+	case e.settings.Kind.IsPolled():
+		r.Weight = e.measureOf(s) / e.polled.most
 	default:
 		r.Weight = 1 / unit
 	}

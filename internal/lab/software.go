@@ -101,6 +101,9 @@ func (n *Node) BalancerConfig() desired.Balancer {
 	if n.lab.Topology.has(desired.GRE, desired.IPIP) {
 		c.Node.Addresses = append(c.Node.Addresses, n.IPv4, n.IPv6)
 	}
+	if n.lab.Topology.polls() {
+		c.Node.SignalKey = n.lab.keyPath()
+	}
 	for _, s := range n.lab.Topology.Services {
 		service := desired.Service{
 			Name: s.Name, VIP: s.VIP, Port: s.Port, Protocol: s.Protocol, Encapsulation: s.Encapsulation,
@@ -128,7 +131,7 @@ func server(spec Spec, s Service) desired.Server {
 		server.Address = spec.IPv6
 	}
 	switch {
-	case s.Health == nil:
+	case s.Health == nil && !s.Placement.Polls():
 	case s.VIP.Is4():
 		server.Host = spec.IPv4
 	default:
@@ -149,6 +152,10 @@ func (n *Node) AgentConfig() desired.Agent {
 	}
 	if n.lab.Topology.has(desired.GRE, desired.IPIP) {
 		c.Node.Addresses = append(c.Node.Addresses, n.IPv4, n.IPv6)
+	}
+	if n.lab.Topology.polls() {
+		c.Node.SignalKey = n.lab.keyPath()
+		c.Poll.Listen = fmt.Sprintf("[::]:%d", desired.DefaultPollPort)
 	}
 	for _, s := range n.lab.Topology.Services {
 		c.Services = append(c.Services, n.agentService(s))
@@ -245,7 +252,7 @@ func render(template string, data any) ([]byte, error) {
 
 // writeFiles writes all files that the processes read.
 func (l *Lab) writeFiles() error {
-	if err := l.writeContent(); err != nil {
+	if err := errors.Join(l.writeContent(), l.writeKey()); err != nil {
 		return err
 	}
 	for _, n := range l.Nodes {
@@ -261,6 +268,17 @@ func (l *Lab) writeFiles() error {
 		}
 	}
 	return nil
+}
+
+// keyPath returns the path of the file with the key by which balancers poll agents.
+func (l *Lab) keyPath() string { return l.path("signal-key") }
+
+// writeKey writes a new key, if balancers poll agents.
+func (l *Lab) writeKey() error {
+	if !l.Topology.polls() {
+		return nil
+	}
+	return os.WriteFile(l.keyPath(), fmt.Appendf(nil, "%016x%016x\n", rand.Uint64(), rand.Uint64()), 0o600)
 }
 
 func (n *Node) writeApplicationConfig() error {

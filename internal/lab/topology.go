@@ -317,9 +317,18 @@ func (s Service) validate(fail func(field string, value any, format string, args
 	if !slices.Contains(known, s.Encapsulation) {
 		fail("encapsulation", s.Encapsulation, "must be one of %v", known)
 	}
+	if s.Infer != nil && s.Infer.PollPort != 0 && s.Infer.PollPort != desired.DefaultPollPort {
+		fail("infer.poll-port", s.Infer.PollPort, "must be %d, where the lab's agents listen",
+			desired.DefaultPollPort)
+	}
 	if s.Encapsulation == desired.SRv6Insert && s.VIP.Is4() {
 		fail("encapsulation", s.Encapsulation, "cannot carry the IPv4 VIP %s", s.VIP)
 	}
+}
+
+// polls tells whether balancers poll agents.
+func (t Topology) polls() bool {
+	return slices.ContainsFunc(t.Services, func(s Service) bool { return s.Placement.Polls() })
 }
 
 // hunts tells whether the service has placement hunt.

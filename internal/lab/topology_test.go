@@ -389,6 +389,65 @@ services:
 	}
 }
 
+// TestPollsAsTheTopologySays requires that balancers poll agents where agents answer, and that both
+// have the same key.
+func TestPollsAsTheTopologySays(t *testing.T) {
+	topology, err := ParseTopology([]byte(`
+services:
+  - {name: a, vip: 192.0.2.1, port: 80, protocol: tcp, encapsulation: srv6-encap,
+     placement: awcmp, infer: {poll: 200ms}}
+  - {name: b, vip: "2001:db8::1", port: 80, protocol: tcp, encapsulation: srv6-encap,
+     placement: gsq2}
+  - {name: c, vip: 192.0.2.1, port: 81, protocol: tcp, encapsulation: srv6-encap}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := testLab(t, topology)
+	text, err := render("balancer.yaml", l.Node("lb1").BalancerConfig())
+	if err != nil {
+		t.Fatal(err)
+	}
+	lb, _, err := config.ParseBalancer(text)
+	if err != nil {
+		t.Fatalf("%v in\n%s", err, text)
+	}
+	if text, err = render("agent.yaml", l.Node("s2").AgentConfig()); err != nil {
+		t.Fatal(err)
+	}
+	agent, _, err := config.ParseAgent(text)
+	if err != nil {
+		t.Fatalf("%v in\n%s", err, text)
+	}
+	if key := l.keyPath(); lb.Node.SignalKey != key || agent.Node.SignalKey != key {
+		t.Errorf("keys %q and %q, want %q", lb.Node.SignalKey, agent.Node.SignalKey, key)
+	}
+	if got := agent.Poll.Listen; got != "[::]:7460" {
+		t.Errorf("the agent listens at %q", got)
+	}
+	hosts := []netip.Addr{
+		netip.MustParseAddr("10.77.0.102"), netip.MustParseAddr("fd00:fab::2:2"), {},
+	}
+	for i, want := range []time.Duration{200 * time.Millisecond, desired.DefaultInferInterval, 0} {
+		s := lb.Services[i]
+		if got := s.Servers[1].Host; got != hosts[i] {
+			t.Errorf("%s: s2 is polled at %s, want %s", s.Name, got, hosts[i])
+		}
+		if s.Infer == nil && want == 0 {
+			continue
+		}
+		if s.Infer.Poll != want || s.Infer.PollPort != desired.DefaultPollPort {
+			t.Errorf("%s: polled at port %d every %s, want every %s", s.Name, s.Infer.PollPort,
+				s.Infer.Poll, want)
+		}
+	}
+	topology.Services[0].Infer.PollPort = 7461
+	want := `services[0].infer.poll-port "7461": must be 7460, where the lab's agents listen`
+	if err := topology.Validate(); err == nil || err.Error() != want {
+		t.Errorf("another port: %v, want %s", err, want)
+	}
+}
+
 func TestEnumerate(t *testing.T) {
 	for want, names := range map[string][]string{
 		"":                        nil,

@@ -17,6 +17,7 @@ type balancer struct {
 	accepter  Accepter
 	connecter Connecter
 	closer    Closer
+	silencer  Silencer
 	stepper   Stepper
 	prober    Prober
 	member    Member
@@ -39,6 +40,7 @@ func (b *balancer) begin(m Method) error {
 	b.accepter, _ = p.(Accepter)
 	b.connecter, _ = p.(Connecter)
 	b.closer, _ = p.(Closer)
+	b.silencer, _ = p.(Silencer)
 	b.stepper, _ = p.(Stepper)
 	b.prober, _ = p.(Prober)
 	b.member, _ = p.(Member)
@@ -252,15 +254,21 @@ func (e *engine) connect(f int32) {
 // learn it later.
 func (e *engine) end(f int32, outcome Outcome) {
 	flow := &e.flows[f]
-	n := &e.config.Network
 	flow.phase = ended
 	back := 0.0
 	switch {
 	case flow.Server != none:
-		back = e.delay(&n.ServerClient, f)
+		back = e.delay(&e.config.Network.ServerClient, f)
 	case flow.transit != none:
 		e.arrived(f) // no server has the flow
 	}
+	e.tellEnd(f, e.respond(f, outcome, back))
+}
+
+// respond counts the end of a flow, of which its client learns after the delay back. It returns the
+// delay until the client has done with the flow.
+func (e *engine) respond(f int32, outcome Outcome, back float64) float64 {
+	flow := &e.flows[f]
 	response := e.now + back - flow.sent
 	limit := e.config.Timeout
 	switch {
@@ -275,6 +283,12 @@ func (e *engine) end(f int32, outcome Outcome) {
 	}
 	flow.outcome = outcome
 	e.countEnd(flow, response)
+	return back
+}
+
+// tellEnd tells the balancer that a flow has ended, after the delay until the client does so.
+func (e *engine) tellEnd(f int32, back float64) {
+	flow := &e.flows[f]
 	if !flow.tracked || e.balancers[flow.balancer].ignorant() {
 		e.forget(f)
 		return
@@ -284,7 +298,46 @@ func (e *engine) end(f int32, outcome Outcome) {
 	if s := flow.Server; s != none && e.servers[s].alive {
 		t.leaving = e.load(s)
 	}
-	e.send(back+e.delay(&n.ClientBalancer, f), closedAtBalancer, f)
+	e.send(back+e.delay(&e.config.Network.ClientBalancer, f), closedAtBalancer, f)
+}
+
+// fallIdle ends the response of a flow that the client keeps open for a time. A client that has
+// given up closes the connection.
+func (e *engine) fallIdle(f int32, idle float64) {
+	flow := &e.flows[f]
+	back := e.respond(f, Completed, e.delay(&e.config.Network.ServerClient, f))
+	e.observe(flow)
+	if flow.outcome != Completed {
+		idle = 0
+	}
+	flow.phase = idling
+	e.servers[flow.Server].idle++
+	b := &e.balancers[flow.balancer]
+	if b.silencer != nil && flow.tracked && idle > b.silencer.SilentAfter() {
+		e.send(back+b.silencer.SilentAfter(), silentAtBalancer, f)
+	}
+	e.send(back+idle, idleEnds, f)
+}
+
+// silent tells the balancer that a flow is silent.
+func (e *engine) silent(f int32) {
+	flow := &e.flows[f]
+	if b := &e.balancers[flow.balancer]; flow.phase == idling && flow.tracked && b.silencer != nil {
+		b.silencer.Silent(&flow.Flow)
+	}
+}
+
+// endIdle closes the connection of a flow that was idle.
+func (e *engine) endIdle(f int32) {
+	flow := &e.flows[f]
+	if flow.phase != idling {
+		return // its server or its balancer has failed before
+	}
+	flow.phase = ended
+	e.touch(flow.Server)
+	e.servers[flow.Server].idle--
+	e.opened(flow.Server, -1)
+	e.tellEnd(f, 0)
 }
 
 // close handles the end of a flow as the balancer sees it.

@@ -132,6 +132,9 @@ type Job struct {
 	Share float64
 	// Stages follow each other. The server sends the response after the last stage.
 	Stages []Stage
+	// Idle is the time for which the client then keeps the connection open and says nothing, as with
+	// keep-alive connections. The default is none.
+	Idle Distribution
 }
 
 // Stage is a visit to a queue of the server (HLB, section V-B and figure 6).

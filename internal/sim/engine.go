@@ -16,6 +16,8 @@ const (
 	connectedAtBalancer                  // index of the flow
 	requestAtServer                      // index of the flow
 	closedAtBalancer                     // index of the flow
+	silentAtBalancer                     // index of the flow
+	idleEnds                             // index of the flow
 	step                                 // index of the balancer
 	probeAtServer                        // index of the probe
 	probeAtBalancer                      // index of the probe
@@ -150,6 +152,10 @@ func (e *engine) handle(kind eventKind, index int32) {
 		e.request(index)
 	case closedAtBalancer:
 		e.close(index)
+	case silentAtBalancer:
+		e.silent(index)
+	case idleEnds:
+		e.endIdle(index)
 	case step:
 		e.step(index)
 	case probeAtServer:

@@ -2,6 +2,8 @@
 
 package sim
 
+import "math"
+
 // flow is a flow under way: what balancers see of it, and the rest. It fills one cache line,
 // because with many servers a flow has left the cache before its next event.
 type flow struct {
@@ -28,6 +30,7 @@ type phase uint8
 const (
 	unused    phase = iota // the memory is free
 	underWay               // on its way to a server, or on a server
+	idling                 // answered; its client keeps it open
 	ended                  // left its server, or reached none
 	forgotten              // its balancer has seen the end
 )
@@ -52,6 +55,9 @@ func (f *flow) draw() uint64 {
 // stageDraw returns the random bits that determine the work of a flow's stage. They are
 // independent of those of draw, so the work is the same however the flow came to its server.
 func stageDraw(key uint64, stage uint8) uint64 { return mix(key - uint64(stage+1)*golden) }
+
+// idleDraw is the argument of stageDraw for the time that a flow is idle. It is no stage's.
+const idleDraw = math.MaxUint8
 
 // flowList is a queue of flows, linked through flow.next.
 type flowList struct{ head, tail, n int32 }

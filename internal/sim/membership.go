@@ -60,11 +60,16 @@ func (e *engine) failServer(s int32) {
 	}
 	for f := range int32(len(e.flows)) {
 		flow := &e.flows[f]
-		if flow.phase == underWay && flow.Server == s {
-			e.hold(f)
-			e.leave(f, Broken)
-			e.release(f)
+		if flow.Server != s || flow.phase != underWay && flow.phase != idling {
+			continue
 		}
+		e.hold(f)
+		if flow.phase == idling {
+			e.endIdle(f)
+		} else {
+			e.leave(f, Broken)
+		}
+		e.release(f)
 	}
 }
 
@@ -130,7 +135,7 @@ func (e *engine) changeBalancers(event *Event) {
 	}
 	e.tellMembership()
 	for f := range int32(len(e.flows)) {
-		if flow := &e.flows[f]; flow.phase == underWay || flow.phase == ended {
+		if flow := &e.flows[f]; flow.phase != unused && flow.phase != forgotten {
 			if to := e.edgeChoice(flow.Key); to != int32(flow.balancer) {
 				e.hold(f)
 				e.move(f, to)
@@ -157,6 +162,10 @@ func (e *engine) move(f, to int32) {
 	switch {
 	case flow.phase == ended: // the balancers have nothing more to do for the flow
 		e.forget(f)
+	case flow.phase == idling:
+		if to == none || !e.recover(f) {
+			e.endIdle(f)
+		}
 	case flow.Server == none:
 		if wasTracked { // the SYN is between the balancer and the servers
 			e.end(f, Lost)

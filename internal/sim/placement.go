@@ -58,6 +58,7 @@ func (o *Offer) Last() bool { return o.At == o.N-1 }
 // Load is the load that a server reports, at the time of the report.
 type Load struct {
 	Open    int32 // connections that the server has taken and that have not ended
+	Idle    int32 // those that are answered and kept open by their clients
 	Busy    int32 // those that are served at the moment
 	Waiting int32 // those that wait in the backlog for a worker or processor
 	// Workers is the number of connections that can be served at once: the processors with FIFO,
@@ -102,6 +103,12 @@ type (
 	Connecter interface{ Connected(f *Flow) }
 	// Closer sees the end of a flow.
 	Closer interface{ Closed(f *Flow, end End) }
+	// Silencer learns that a flow has been silent for a time in seconds: its response has ended so
+	// long ago, and the client keeps it open.
+	Silencer interface {
+		SilentAfter() float64
+		Silent(f *Flow)
+	}
 	// Stepper is called every Interval seconds, from Interval on.
 	Stepper interface {
 		Interval() float64

@@ -17,6 +17,7 @@ type server struct {
 	workers int32 // 0 means no limit
 	backlog int32 // -1 means no limit
 	open    int32
+	idle    int32    // of these, answered flows
 	active  int32    // with processor sharing: number of workers in use
 	waiting flowList // with processor sharing: flows that wait for a worker
 	use     use
@@ -131,7 +132,11 @@ func (e *engine) stageEnds(f int32) {
 		return
 	}
 	s := flow.Server
-	e.leave(f, Completed)
+	if idle := &e.config.Jobs[flow.Class].Idle; idle.zero() {
+		e.leave(f, Completed)
+	} else {
+		e.fallIdle(f, idle.Sample(stageDraw(flow.Key, idleDraw)))
+	}
 	if e.stations[s].sharing != nil {
 		e.nextWorker(s)
 	}
@@ -213,16 +218,23 @@ func (e *engine) leave(f int32, outcome Outcome) {
 	flow := &e.flows[f]
 	e.touch(flow.Server)
 	e.opened(flow.Server, -1)
-	if agent := e.agentOf(flow.Server); agent != nil && agent.observer != nil && outcome == Completed {
-		agent.observer.Served(e.now-flow.connected, int32(flow.found))
+	if outcome == Completed {
+		e.observe(flow)
 	}
 	e.end(f, outcome)
+}
+
+// observe tells the server's agent that a flow was served.
+func (e *engine) observe(flow *flow) {
+	if agent := e.agentOf(flow.Server); agent != nil && agent.observer != nil {
+		agent.observer.Served(e.now-flow.connected, int32(flow.found))
+	}
 }
 
 // load returns the load that a server reports.
 func (e *engine) load(s int32) Load {
 	server, cpu := &e.servers[s], &e.stations[s]
-	l := Load{Open: server.open, CPUs: cpu.cpus, Capacity: float64(cpu.cpus) * cpu.speed}
+	l := Load{Open: server.open, Idle: server.idle, CPUs: cpu.cpus, Capacity: float64(cpu.cpus) * cpu.speed}
 	if cpu.sharing != nil {
 		l.Busy, l.Waiting, l.Workers = server.active, server.waiting.n, server.workers
 	} else {

@@ -30,20 +30,29 @@ func TestInferInTheSimulator(t *testing.T) {
 	}{
 		"default": {Case{Placement: desired.PlacementInfer}, 4, &placement.Infer{
 			Kind: infer.TerritoryLearned, Polled: sampled, Interval: step, SlowStart: 40 * time.Second,
+			Silent: 40 * time.Second,
 		}},
 		"hlb": {Case{Placement: desired.PlacementInfer, Infer: &hlb}, 4, &placement.Infer{
 			Kind: infer.HLB, Polled: sampled, Interval: step, SlowStart: 4 * time.Second,
+			Silent: 40 * time.Second,
 		}},
 		"too fast": {Case{Placement: desired.PlacementInfer}, 8, &placement.Infer{
 			Kind: infer.TerritoryLearned, Polled: 2 * sampled, Interval: 800 * time.Millisecond, SlowStart: 80 * time.Second,
+			Silent: 80 * time.Second,
 		}},
 		"least-queue": {Case{Placement: desired.PlacementLeastQueue}, 4, &placement.Infer{
 			Kind: infer.LeastQueue, Polled: sampled, Interval: 2 * time.Second, SlowStart: 40 * time.Second,
+			Silent: 40 * time.Second,
 		}},
 		"sed": {Case{Placement: desired.PlacementSED, Weighted: true}, 4, &placement.Infer{
 			Kind: infer.SED, Polled: sampled, Interval: 2 * time.Second, SlowStart: 40 * time.Second,
+			Silent: 40 * time.Second,
 		}},
 		"sed without weights": {Case{Placement: desired.PlacementSED}, 4, nil},
+		"polled":              {Case{Placement: desired.PlacementAWCMP}, 4, nil},
+		"among two": {Case{
+			Placement: desired.PlacementLeastQueue, Infer: &desired.Infer{Among: desired.AmongTwo},
+		}, 4, nil},
 		"among candidates": {
 			Case{Placement: desired.PlacementInfer, Infer: &candidates}, 4, nil,
 		},

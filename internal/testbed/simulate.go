@@ -171,7 +171,8 @@ func (p planned) inferring() placement.Spec {
 	kind := p.Case.estimator()
 	knows := kind == infer.SED || kind == infer.TerritoryConfigured
 	i := p.Case.infer(p.settings)
-	if knows != p.Case.Weighted || i.Among == desired.AmongCandidates {
+	comparesAll := i.Among == "" || i.Among == desired.AmongAll
+	if knows != p.Case.Weighted || !comparesAll || kind.IsPolled() {
 		return nil
 	}
 	emulated := func(byTheClock time.Duration) time.Duration {
@@ -182,6 +183,7 @@ func (p planned) inferring() placement.Spec {
 		Kind: kind, Polled: emulated(samplePeriod),
 		Interval:  emulated(cmp.Or(i.Interval, desired.DefaultInferInterval)),
 		SlowStart: emulated(*cmp.Or(i.SlowStart, &slowStart)),
+		Silent:    emulated(desired.DefaultSilent),
 	}
 }
 

@@ -29,6 +29,10 @@ type Estimate struct {
 	// SlowStart and Suspicion are the factors by which the server seems slower, because it is new
 	// or does not answer.
 	SlowStart, Suspicion float64
+	// Told is the load by the server's own account, at the time ToldAt on the clock of BootTime. It
+	// is nil if the server is not polled, or has told nothing that counts.
+	Told   *infer.Load
+	ToldAt time.Duration
 	// State is the state of the estimator.
 	State infer.Saved
 }
@@ -41,6 +45,9 @@ func (e *Estimate) stored() (s balancerEstimate) {
 	s.Time = uint64(e.Time)
 	s.Capacity, s.Weight, s.Wait = fixed(e.Capacity), fixed(e.Weight), fixed(e.Wait)
 	s.Duration, s.SlowStart, s.Suspicion = fixed(e.Duration), fixed(e.SlowStart), fixed(e.Suspicion)
+	if e.Told != nil {
+		s.Told, s.Busy, s.Limit = uint64(e.ToldAt), uint32(e.Told.Busy), uint32(e.Told.Capacity)
+	}
 	copy(s.State[:], e.State[:])
 	return s
 }
@@ -50,6 +57,9 @@ func estimateOf(s *balancerEstimate) (e Estimate) {
 	e.Time = time.Duration(s.Time)
 	e.Capacity, e.Weight, e.Wait = number(s.Capacity), number(s.Weight), number(s.Wait)
 	e.Duration, e.SlowStart, e.Suspicion = number(s.Duration), number(s.SlowStart), number(s.Suspicion)
+	if s.Told != 0 {
+		e.Told, e.ToldAt = &infer.Load{Busy: float64(s.Busy), Capacity: float64(s.Limit)}, time.Duration(s.Told)
+	}
 	copy(e.State[:], s.State[:])
 	return e
 }

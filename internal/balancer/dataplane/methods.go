@@ -30,6 +30,8 @@ var inferring = map[desired.Among]balancerPlacement{
 	desired.AmongTwo:        balancerPlacementPLACEMENT_INFER_TWO,
 	desired.AmongThree:      balancerPlacementPLACEMENT_INFER_THREE,
 	desired.AmongFour:       balancerPlacementPLACEMENT_INFER_FOUR,
+	desired.AmongWeighted:   balancerPlacementPLACEMENT_WEIGHTED_DRAW,
+	desired.AmongTurns:      balancerPlacementPLACEMENT_WEIGHTED_TURN,
 }
 
 // estimators are the methods by which services infer, as desired.Service.Estimates names them.
@@ -42,6 +44,9 @@ var estimators = map[string]balancerEstimator{
 	string(desired.EstimateHLBMean):          balancerEstimatorESTIMATOR_HLB_MEAN,
 	string(desired.PlacementLeastQueue):      balancerEstimatorESTIMATOR_LEAST_QUEUE,
 	string(desired.PlacementSED):             balancerEstimatorESTIMATOR_SED,
+	string(desired.PlacementAWCMP):           balancerEstimatorESTIMATOR_AWCMP,
+	string(desired.PlacementWeightedTurns):   balancerEstimatorESTIMATOR_WEIGHTED_ROUND_ROBIN,
+	string(desired.PlacementGSQ2):            balancerEstimatorESTIMATOR_GSQ2,
 }
 
 var persistences = map[desired.Persistence]balancerPersistence{

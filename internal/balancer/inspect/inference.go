@@ -44,7 +44,8 @@ type InferredServer struct {
 type EstimateState struct {
 	// Capacity is the number of flows that the server serves at once.
 	Capacity *float64 `json:"capacity"`
-	// Weight is the speed relative to that of the other servers, or the configured weight.
+	// Weight is the speed relative to that of the other servers, the configured weight, or, if the
+	// service polls, the weight relative to the highest one.
 	Weight *float64 `json:"weight"`
 	// Wait is the mean time that flows wait, for each second of service.
 	Wait *float64 `json:"wait"`
@@ -55,6 +56,17 @@ type EstimateState struct {
 	// or does not answer. They are 1 or more.
 	SlowStart float64 `json:"slow_start"`
 	Suspicion float64 `json:"suspicion"`
+	// Polled is the load by the server's own account. It is nil if the service does not poll, or
+	// the server has told no load that counts.
+	Polled *PolledLoad `json:"polled,omitempty"`
+}
+
+// PolledLoad is the load of a server in units of its load source.
+type PolledLoad struct {
+	Busy     uint32  `json:"busy"`
+	Capacity *uint32 `json:"capacity"` // nil: the server does not know it
+	// Age is the time since the server has told the load, in seconds.
+	Age float64 `json:"age_seconds"`
 }
 
 // newInferenceState returns nil if the service of the label does not infer.
@@ -97,6 +109,14 @@ func (v *View) inferred(slot uint32, of *InferenceState) (*InferredServer, error
 	if s.Estimate.Capacity != nil {
 		s.Estimate.Wait = &estimate.Wait
 	}
+	if told := estimate.Told; told != nil {
+		s.Estimate.Polled = &PolledLoad{
+			Busy: uint32(told.Busy), Age: (now - estimate.ToldAt).Seconds(),
+		}
+		if capacity := uint32(told.Capacity); capacity > 0 {
+			s.Estimate.Polled.Capacity = &capacity
+		}
+	}
 	return s, nil
 }
 
@@ -116,12 +136,13 @@ func (v *View) loadOf(slot uint32) *InferredServer {
 	return s
 }
 
-// TracedScores are the servers among which a new flow goes to the one with the lowest score.
+// TracedScores are the servers among which a placement that infers gives a new flow to one.
 type TracedScores struct {
 	Among desired.Among `json:"among"`
-	// Servers are those with the lowest scores that take new flows, at most mostScored, in order.
+	// Servers are those with the lowest scores that take new flows, at most mostScored, in order. If
+	// the flow goes to a random server, or to the next one in turn, only that server is listed.
 	Servers []ScoredServer `json:"servers"`
-	// Others is the number of the other servers.
+	// Others is the number of the other servers that take new flows.
 	Others int `json:"others"`
 }
 
@@ -134,9 +155,9 @@ type ScoredServer struct {
 // mostScored is how many servers a trace lists.
 const mostScored = 4
 
-// describeScores returns the servers with the lowest scores, at this moment. It returns an error if
-// the candidate table cannot be read.
-func (v *View) describeScores(service uint32, rule dataplane.ServiceRule, bucket uint32) (*TracedScores, error) {
+// describeScores returns the servers with the lowest scores, at this moment, or the one that was
+// picked otherwise. It returns an error if the candidate table cannot be read.
+func (v *View) describeScores(service uint32, rule dataplane.ServiceRule, bucket, picked uint32) (*TracedScores, error) {
 	among, infers := rule.Among()
 	if !infers {
 		return nil, nil
@@ -145,10 +166,13 @@ func (v *View) describeScores(service uint32, rule dataplane.ServiceRule, bucket
 	if err != nil {
 		return nil, err
 	}
-	slices.SortFunc(slots, func(a, b uint32) int {
-		return cmp.Compare(v.tables.Loads.Score(a), v.tables.Loads.Score(b))
-	})
-	best := slots[:min(len(slots), mostScored)]
+	best := []uint32{picked}
+	if among == desired.AmongAll || among == desired.AmongCandidates {
+		slices.SortFunc(slots, func(a, b uint32) int {
+			return cmp.Compare(v.tables.Loads.Score(a), v.tables.Loads.Score(b))
+		})
+		best = slots[:min(len(slots), mostScored)]
+	}
 	scores := &TracedScores{Among: among, Others: len(slots) - len(best)}
 	for _, slot := range best {
 		scores.Servers = append(scores.Servers, ScoredServer{v.serverName(slot), v.loadOf(slot)})

@@ -70,8 +70,14 @@ var (
 	serverCapacityDesc = desc("server_capacity",
 		"Flows that the server serves at once, as inferred.", "service", "server")
 	serverWeightDesc = desc("server_weight",
-		"Speed of the server relative to that of the others, as inferred or configured.",
+		"Weight of the server relative to that of the others, as inferred, configured or polled.",
 		"service", "server")
+	polledLoadDesc = desc("server_polled_load",
+		"Load that the server told last, in units of its load source.", "service", "server")
+	polledCapacityDesc = desc("server_polled_capacity",
+		"Capacity that the server told last, in units of its load source.", "service", "server")
+	polledAgeDesc = desc("server_poll_age_seconds",
+		"Time since the server told its load.", "service", "server")
 	serverWaitDesc = desc("server_wait_ratio",
 		"Time that flows wait for each second of service, as inferred.", "service", "server")
 	slowdownDesc = desc("server_slowdown",
@@ -94,7 +100,7 @@ func (c *Collector) Describe(out chan<- *prometheus.Desc) {
 		offersDesc, signalsDesc, resetsDesc, versionDesc, serviceGenerationDesc,
 		reportedLoadDesc, reportAgeDesc, reportsDesc, hintsDesc, hintCapacityDesc,
 		countedDesc, placementsDesc, serverCapacityDesc, serverWeightDesc, serverWaitDesc,
-		slowdownDesc, estimateAgeDesc,
+		slowdownDesc, estimateAgeDesc, polledLoadDesc, polledCapacityDesc, polledAgeDesc,
 	} {
 		out <- d
 	}
@@ -233,6 +239,17 @@ func collectInferred(out chan<- prometheus.Metric, i *InferredServer, labels []s
 	}
 	gauge(out, slowdownDesc, e.SlowStart, with("slow_start")...)
 	gauge(out, slowdownDesc, e.Suspicion, with("no_answers")...)
+	if e.Polled != nil {
+		collectPolled(out, e.Polled, labels)
+	}
+}
+
+func collectPolled(out chan<- prometheus.Metric, p *PolledLoad, labels []string) {
+	gauge(out, polledLoadDesc, float64(p.Busy), labels...)
+	gauge(out, polledAgeDesc, p.Age, labels...)
+	if p.Capacity != nil {
+		gauge(out, polledCapacityDesc, float64(*p.Capacity), labels...)
+	}
 }
 
 func collectFlows(out chan<- prometheus.Metric, counts dataplane.FlowCounts, labels []string) {

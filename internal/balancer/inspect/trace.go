@@ -99,7 +99,7 @@ type TracedPlacement struct {
 	// is at present, and Bucket is 0.
 	InTurn bool `json:"in_turn,omitempty"`
 	// Scores are the servers among which a new flow is placed under a placement that infers.
-	// Candidates is then the server with the lowest score at present, and Bucket is 0 unless it is
+	// Candidates is then the server that gets the flow at present, and Bucket is 0 unless it is
 	// chosen among the candidates of the bucket.
 	Scores *TracedScores `json:"scores,omitempty"`
 	// Order is why these servers are offered a connection, if load reports decide. They do not
@@ -377,7 +377,7 @@ func (v *View) describePlacement(d *dataplane.Decision) (*TracedPlacement, error
 	}
 	var err error
 	if placed.IsPicked != 0 {
-		if p.Scores, err = v.describeScores(d.Service, d.Rule, placed.Bucket); err != nil {
+		if p.Scores, err = v.describeScores(d.Service, d.Rule, placed.Bucket, placed.Candidate[0]); err != nil {
 			return nil, err
 		}
 	}

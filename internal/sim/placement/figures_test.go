@@ -49,3 +49,22 @@ func TestFigures(t *testing.T) {
 		}
 	}
 }
+
+// TestCountsOfOneBalancer runs once the cases in which a balancer's own flows are a bad guide, and
+// requires what docs/placement.md concludes.
+func TestCountsOfOneBalancer(t *testing.T) {
+	s, err := scenario.Load("../../../docs/examples/sim/placement-local.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Runs = 1
+	report, err := s.Run(t.Context(), 0, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, v := range report.Assertions {
+		if !v.OK() {
+			t.Errorf("%s: %s", v.Condition, v.Values)
+		}
+	}
+}

@@ -161,6 +161,9 @@ type Least struct {
 	ReportOthers ReportOthers `yaml:"report-others"`
 	// Coded reports the loads in 8 bits each, as signals on the wire do (accept.Code).
 	Coded bool `yaml:"coded"`
+	// IgnoreIdle lets servers not count connections that are answered and kept open, as with the
+	// load source apache-scoreboard. Otherwise they count, as with connections.
+	IgnoreIdle bool `yaml:"ignore-idle"`
 	// Spare is the number of servers that a balancer remembers because they last reported a free
 	// processor. They need not be in the flow's bucket (accept.Spare). The most recent one gets
 	// the last place in the list. If the balancer fails, the flows outside their bucket are lost.
@@ -191,7 +194,7 @@ func (m *Least) Build() (sim.Method, sim.Policy, error) {
 			}
 		}
 	}
-	return m, leastPolicy{}, err
+	return m, leastPolicy{m.IgnoreIdle}, err
 }
 
 // New implements sim.Method.
@@ -207,7 +210,8 @@ func (m *Least) New(b *sim.Balancer) (sim.Placement, error) {
 	}
 	return &reported{
 		chained: p, b: b, age: m.Age.Seconds(), others: m.others(), coded: m.Coded,
-		last: make([]report, len(b.Servers)), spare: accept.NewSpare(m.Spare),
+		ignoresIdle: m.IgnoreIdle,
+		last:        make([]report, len(b.Servers)), spare: accept.NewSpare(m.Spare),
 	}, nil
 }
 
@@ -254,10 +258,12 @@ type reported struct {
 	age    float64
 	others int32
 	coded  bool
-	last   []report
-	mean   float64 // mean of the reports; recent ones count for more
-	spare  *accept.Spare
-	rank   [sim.MaxChain]candidate
+	// ignoresIdle is Least.IgnoreIdle.
+	ignoresIdle bool
+	last        []report
+	mean        float64 // mean of the reports; recent ones count for more
+	spare       *accept.Spare
+	rank        [sim.MaxChain]candidate
 }
 
 // report is the last report of a server.
@@ -309,6 +315,9 @@ func (p *reported) load(server int32) float64 {
 }
 
 func (p *reported) report(server int32, load *sim.Load) {
+	if p.ignoresIdle {
+		load.Open, load.Idle = load.Open-load.Idle, 0
+	}
 	exact := acceptLoad(*load, uint32(load.CPUs))
 	now := report{float64(load.Open+1) / float64(load.CPUs), p.b.Now()}
 	if p.coded {
@@ -368,15 +377,24 @@ func place(offer *sim.Offer) accept.Place {
 }
 
 // leastPolicy is the policy accept.Least.
-type leastPolicy struct{}
+type leastPolicy struct{ ignoresIdle bool }
 
 // New implements sim.Policy.
-func (leastPolicy) New(*sim.Host) (sim.Agent, error) { return &leastAgent{}, nil }
+func (p leastPolicy) New(*sim.Host) (sim.Agent, error) {
+	return &leastAgent{ignoresIdle: p.ignoresIdle}, nil
+}
 
-type leastAgent struct{ passed [sim.MaxChain]accept.Load }
+type leastAgent struct {
+	ignoresIdle bool
+	passed      [sim.MaxChain]accept.Load
+}
 
 // Decide implements sim.Agent.
 func (a *leastAgent) Decide(own sim.Load, offer *sim.Offer) int32 {
+	if a.ignoresIdle {
+		own.Open, own.Idle = own.Open-own.Idle, 0
+		offer.Loads[offer.At] = own
+	}
 	for i := range offer.At {
 		a.passed[i] = acceptLoad(offer.Loads[i], uint32(offer.Loads[i].CPUs))
 	}

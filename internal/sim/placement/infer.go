@@ -24,12 +24,14 @@ type Infer struct {
 	Interval time.Duration `yaml:"interval"`
 	// SlowStart is the time in which an added server comes to its full share, 0 to 1 h.
 	SlowStart time.Duration `yaml:"slow-start"`
+	// Silent is the time after which a flow without packets does not count, 1 ms to 1 h.
+	Silent time.Duration `yaml:"silent"`
 }
 
 func inferDefaults() *Infer {
 	return &Infer{
 		Kind: infer.TerritoryLearned, Polled: 20 * time.Millisecond, Interval: defaultInterval,
-		SlowStart: infer.DefaultSlowStart * time.Second,
+		SlowStart: infer.DefaultSlowStart * time.Second, Silent: 10 * time.Second,
 	}
 }
 
@@ -40,6 +42,7 @@ func (m *Infer) Build() (sim.Method, sim.Policy, error) {
 		inRange("polled", m.Polled, time.Millisecond, time.Hour),
 		inRange("interval", m.Interval, m.Polled, time.Hour),
 		inRange("slow-start", m.SlowStart, 0, time.Hour),
+		inRange("silent", m.Silent, time.Millisecond, time.Hour),
 	)
 }
 
@@ -127,12 +130,30 @@ func (p *inferring) Connected(f *sim.Flow) {
 	mark(f, state, server)
 }
 
+// silent is the state of a flow that does not count, because it has been silent.
+const silent = infer.Conn + 1
+
+// SilentAfter implements sim.Silencer.
+func (p *inferring) SilentAfter() float64 { return p.method.Silent.Seconds() }
+
+// Silent implements sim.Silencer.
+func (p *inferring) Silent(f *sim.Flow) {
+	if state, server := marked(f); state == infer.Conn {
+		p.counters[server].Established--
+		mark(f, silent, server)
+	}
+}
+
+// Closed counts a silent flow again, because the packet that ends it is a packet.
 func (p *inferring) Closed(f *sim.Flow, end sim.End) {
 	state, server := marked(f)
 	if state == infer.Null {
 		return
 	}
 	c := &p.counters[server]
+	if state == silent {
+		c.Established++
+	}
 	if state == infer.Syn {
 		c.New--
 		return

@@ -44,6 +44,7 @@ func TestParameters(t *testing.T) {
 		"polled 0s: must be 1ms to 1h0m0s":           &Infer{},
 		"interval 1ms: must be 1s to 1h0m0s":         &Infer{Polled: time.Second, Interval: time.Millisecond},
 		"slow-start -1s: must be 0s to 1h0m0s":       &Infer{SlowStart: -time.Second},
+		"silent 0s: must be 1ms to 1h0m0s":           &Infer{},
 		"quantile 2: must be 0 to 1":                 &Prequal{Probes: 1, Pool: 1, Age: time.Second, Quantile: 2},
 	} {
 		if _, _, err := spec.Build(); err == nil || !strings.Contains(err.Error(), want) {
@@ -341,6 +342,70 @@ func TestCountsReturnToZero(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// Flows that are idle for long leave the count of infer, and all flows leave it at the end.
+func TestSilentFlowsDoNotCount(t *testing.T) {
+	spec := inferDefaults()
+	spec.Silent = 2 * time.Second
+	c := smallConfig(spec)
+	c.Jobs[0].Idle = sim.Constant(20)
+	type count struct{ counted, open int }
+	var at50, last count
+	c.SampleInterval = 1
+	c.Sample = func(_ int, now float64, w sim.World) {
+		last = count{}
+		for b := range w.Balancers() {
+			if b == 1 {
+				continue // the balancer fails
+			}
+			for _, counters := range w.Placement(int32(b)).(*inferring).counters {
+				last.counted += int(counters.Established + counters.New)
+			}
+		}
+		for s := range w.Servers() {
+			last.open += w.Open(int32(s))
+		}
+		if now == 50 {
+			at50 = last
+		}
+	}
+	if _, err := sim.Run(t.Context(), c, sim.Options{Seed: 1, Runs: 1}); err != nil {
+		t.Fatal(err)
+	}
+	// Of the 20 s in which a flow is idle, it counts for 2 s.
+	if at50.counted < at50.open/20 || at50.counted > at50.open/5 {
+		t.Errorf("%d flows count of %d", at50.counted, at50.open)
+	}
+	if last.counted != 0 {
+		t.Errorf("%d flows count at the end", last.counted)
+	}
+}
+
+// Servers whose idle connections do not count take flows as if they had none.
+func TestIdleConnectionsAreIgnored(t *testing.T) {
+	mean := func(ignore bool, idle float64) float64 {
+		c := smallConfig(nil)
+		spec := &Least{
+			Hunt: Hunt{Candidates: 8}, Chain: 3, Reports: true, Age: 200 * time.Millisecond,
+			IgnoreIdle: ignore,
+		}
+		var err error
+		if c.Placement, c.Policy, err = spec.Build(); err != nil {
+			t.Fatal(err)
+		}
+		c.Jobs[0].Idle, c.Events = sim.Constant(idle), nil
+		result, err := sim.Run(t.Context(), c, sim.Options{Seed: 1, Runs: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return result.Mean().Value
+	}
+	if without, ignored, counted := mean(false, 0), mean(true, 20), mean(false, 20); ignored >
+		1.02*without || counted < 1.2*without {
+		t.Errorf("means of %.3f s without idle connections, %.3f if they are ignored, %.3f if not",
+			without, ignored, counted)
 	}
 }
 

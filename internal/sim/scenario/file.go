@@ -175,6 +175,8 @@ type Job struct {
 	Match string `yaml:"match"`
 	Work
 	Stages []Stage `yaml:"stages"`
+	// Idle is how long the client keeps the connection open after the response; default: it does not.
+	Idle *Distribution `yaml:"idle"`
 }
 
 // Work is the duration of a stage at speed 1. One field is set.

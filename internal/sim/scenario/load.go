@@ -57,6 +57,9 @@ func (m *merger) job(path string, j *Job) sim.Job {
 	job.Share = given(j.Share, job.Share)
 	m.require(job.Share >= 0, path+".share", "must not be negative")
 	m.match(path, j)
+	if j.Idle != nil {
+		job.Idle = m.distribution(path+".idle", j.Idle)
+	}
 	if len(j.Stages) == 0 {
 		job.Stages = []sim.Stage{m.stage(path, &j.Work)}
 		return job

@@ -32,7 +32,7 @@ clients: {timeout: 2s, overflow: drop}
 arrivals: {poisson: {load: 0.5}}
 jobs:
 - {name: page, share: 3, exponential: 20ms}
-- {name: picture, stages: [{lognormal: {median: 1ms, sigma: 1}}, {queue: io, pareto: {mean: 2ms, index: 3}}]}
+- {name: picture, idle: {constant: 7s}, stages: [{lognormal: {median: 1ms, sigma: 1}}, {queue: io, pareto: {mean: 2ms, index: 3}}]}
 placement: lsq
 measure: {connections: 1000, duration: 9s, warmup: 0.1, cooldown: 0.2}
 events:
@@ -95,7 +95,7 @@ func TestParse(t *testing.T) {
 		Arrivals:  sim.Poisson{Rate: 0.5 * 4 / (0.75*0.02 + 0.25*lognormalMean)},
 		Jobs: []sim.Job{
 			{Name: "page", Share: 3, Stages: []sim.Stage{{Work: sim.Exponential(0.02)}}},
-			{Name: "picture", Share: 1, Stages: []sim.Stage{
+			{Name: "picture", Share: 1, Idle: sim.Constant(7), Stages: []sim.Stage{
 				{Work: sim.Lognormal(0.001, 1)}, {Queue: sim.IO, Work: sim.Pareto(0.002, 3)},
 			}},
 		},
@@ -165,11 +165,13 @@ func TestProblems(t *testing.T) {
 		{"load: 0.5", "load: 0.5, rate: 1", `line 10: arrivals.poisson: must have one of rate and load`},
 		{"poisson: {load: 0.5}", "wikibench: {file: none}", `line 10: arrivals.wikibench.file "none": stat none: no such file or directory`},
 		{"share: 3", "share: -3", `line 12: jobs[0].share "-3": must not be negative`},
+		{"idle: {constant: 7s}", "idle: {constant: -7s}",
+			`line 13: jobs[1].idle.constant "-7s": must not be negative`},
 		{"name: picture", "name: page", `line 13: jobs[1].name "page": used twice`},
 		{"share: 3", "match: '['", `line 12: jobs[0].match "[": error parsing regexp: missing closing ]: ` + "`[`"},
 		{"exponential: 20ms", "values: none", `line 12: jobs[0].values "none": open none: no such file or directory`},
 		{"exponential: 20ms", "factor: 35ns", `line 12: jobs[0].factor: unknown field; must be one of: name,` +
-			` share, match, constant, exponential, uniform, lognormal, pareto, values, captured, stages` +
+			` share, match, constant, exponential, uniform, lognormal, pareto, values, captured, stages, idle` +
 			"\n" + `line 12: jobs[0]: must have one of constant, exponential, uniform, lognormal,` +
 			` pareto, values and captured`},
 		{"{constant: 1ms}", "{captured: {factor: 35ns}}", `line 8: network.client-balancer.captured:` +

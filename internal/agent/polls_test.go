@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"net/netip"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf/link"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/poll"
+)
+
+// Agents and balancers change their keys by reloads, one after the other. No poll is lost at any
+// step, also if the file of an agent cannot be read meanwhile.
+func TestReloadOfPollKeys(t *testing.T) {
+	n := newNetwork(t, 1)
+	file := filepath.Join(t.TempDir(), "signal.key")
+	writeKeys(t, file, oldKey)
+	cfg := n.config(1, desired.SRv6Encap, vip6.Addr())
+	cfg.Node.SignalKey, cfg.Poll.Listen = file, "[::1]:0"
+	a := n.run(1, cfg, link.AttachTCX)
+	b := poll.NewPoller()
+	t.Cleanup(func() { _ = b.Close() })
+	b.SetKeys(config.SignalKeys{oldKey})
+	target := poll.Target{
+		Address: netip.MustParseAddrPort(a.polls.Address()),
+		Service: poll.Service{VIP: vip6.Addr(), Port: vip6.Port(), Protocol: 6},
+	}
+	answered := uint64(0)
+	asks := func(step string) {
+		t.Helper()
+		n.in(n.servers[0], func() error { return b.Ask(target) })
+		answered++
+		for end := time.Now().Add(patience); a.polls.Counts().Received < answered ||
+			b.Counts().Received < answered; time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("%s: no answer: agent %+v, balancer %+v", step, a.polls.Counts(), b.Counts())
+			}
+		}
+	}
+	asks("at first")
+	for _, keys := range []config.SignalKeys{{oldKey, newKey}, {newKey, oldKey}, {newKey}} {
+		writeKeys(t, file, keys...)
+		asks("before the agent reloads")
+		if err := a.Reload(t.Context(), cfg); err != nil {
+			t.Fatal(err)
+		}
+		asks("before the balancer reloads")
+		b.SetKeys(keys)
+		asks("after both")
+	}
+	bad := *cfg
+	bad.Node.SignalKey = file + ".none"
+	if err := a.Reload(t.Context(), &bad); err == nil {
+		t.Error("a reload without its file succeeded")
+	}
+	asks("after a reload that failed")
+	if refused := a.polls.Counts().Refused + b.Counts().Refused; refused != 0 {
+		t.Errorf("%d datagrams are refused", refused)
+	}
+}
