@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"math"
 	"net/netip"
 	"slices"
 	"testing"
@@ -73,27 +74,32 @@ func (f *fixture) priceOf(server string) infer.Price {
 	return f.plane.Loads.Price(f.slot("web", server))
 }
 
-// lowest returns the server that takes flows and has the lowest score now.
-func (f *fixture) lowest() string {
-	best, least := "", uint64(1<<64-1)
+// lowest returns the servers that take flows and have the shortest delay now. A core may take any of
+// them (place_infer.h).
+func (f *fixture) lowest() (servers []string) {
+	least := uint64(math.MaxUint64)
 	for _, m := range f.services.byName["web"].members {
-		score := f.plane.Loads.Score(m.slot)
-		if f.plane.Servers.TakesFlows(m.slot) && score < least {
-			best, least = m.Name, score
+		delay := f.plane.Loads.Score(m.slot) >> rankScoreShift
+		if !f.plane.Servers.TakesFlows(m.slot) || delay > least {
+			continue
 		}
+		if delay < least {
+			least, servers = delay, nil
+		}
+		servers = append(servers, "web/"+m.Name)
 	}
-	return best
+	return servers
 }
 
-// goesToLowest sends a number of SYNs of other flows, and requires that each goes to the server
-// with the lowest score.
+// goesToLowest sends a number of SYNs of other flows, and requires that each goes to a server with
+// the shortest delay.
 func (f *fixture) goesToLowest(first, count uint16) (servers []string) {
 	f.t.Helper()
 	for port := range count {
-		want := "web/" + f.lowest()
+		lowest := f.lowest()
 		o := f.run(frameOf(fromPort(web, first+port)))
-		if serverOf(o) != want || reasonOf(o) != "forward_new" {
-			f.t.Fatalf("flow %d goes to %s (%s), want %s", port, serverOf(o), reasonOf(o), want)
+		if !slices.Contains(lowest, serverOf(o)) || reasonOf(o) != "forward_new" {
+			f.t.Fatalf("flow %d goes to %s (%s), want one of %s", port, serverOf(o), reasonOf(o), lowest)
 		}
 		servers = append(servers, serverOf(o))
 	}
