@@ -51,10 +51,27 @@ static __always_inline void take_trial(__u32 server)
 		__sync_fetch_and_add(&load->trials, -1);
 }
 
+/* The parts of a server's flows (struct load). A number can be below 0 for a moment, if one core
+ * counts the end of a flow before another core counts its beginning. It is 0 then: otherwise the
+ * server would seem to have billions of flows. */
+static __always_inline __u64 established_of(__u64 flows)
+{
+	__s64 number = (__s32)flows;
+
+	return number & ~(number >> 63);
+}
+
+static __always_inline __u64 new_of(__u64 flows)
+{
+	__s64 number = (__s64)(flows - (__s32)flows) >> 32;
+
+	return number & ~(number >> 63);
+}
+
 /* The new flows that count, of a server with these flows. */
 static __always_inline __u64 fresh_flows(const struct load *load, __u64 flows)
 {
-	__u64 new = flows >> 32, stale = load->stale;
+	__u64 new = new_of(flows), stale = load->stale;
 
 	return new > stale ? new - stale : 0;
 }
@@ -64,7 +81,7 @@ static __always_inline __u64 sure_flows(const struct load *load, __u64 flows)
 {
 	__u64 new = fresh_flows(load, flows);
 
-	return (__u32)flows + (new < SURE_NEW ? new : SURE_NEW);
+	return established_of(flows) + (new < SURE_NEW ? new : SURE_NEW);
 }
 
 /* The load of a server with these flows and one more. */

@@ -17,16 +17,14 @@ struct {
 	__type(value, struct ends);
 } ends SEC(".maps");
 
-/* Counts the end of a flow of a server, which has these flows afterwards. No new flows are counted:
- * the server does not serve them yet, and they may be those of a flood. */
+/* Counts the end of a flow of a server that had so many established flows before; 0: the flow was
+ * not established. */
 static __always_inline void count_end(__u32 slot, __u64 flows)
 {
 	struct ends *of = bpf_map_lookup_elem(&ends, &slot);
-	__u64 before = (__u64)(__u32)flows + 1;
 
 	if (of)
-		__sync_fetch_and_add(&of->by_flows[before < MOST_COUNTED ? before : MOST_COUNTED],
-				     1);
+		__sync_fetch_and_add(&of->by_flows[flows < MOST_COUNTED ? flows : MOST_COUNTED], 1);
 }
 
 /* Whether a flow in this state counts as a load of its server. */
@@ -59,8 +57,12 @@ static __always_inline void observe(__u64 old, __u64 new)
 		begin_duration(new);
 	if (load->is_timed && is_established(from) && to == FLOW_CLOSING)
 		end_duration(new);
-	if (is_load(from) && !is_load(to))
-		count_end(slot, *(const volatile __u64 *)&load->flows);
+	/* If a flood has forged sources, the hosts there reset what they did not open. The server has
+	 * not served these flows, so they do not tell how many it can serve. */
+	if (from == FLOW_NEW && to == FLOW_CLOSING)
+		count_end(slot, 0);
+	else if (from == FLOW_ESTABLISHED && !is_load(to))
+		count_end(slot, established_of(*(const volatile __u64 *)&load->flows) + 1);
 }
 
 /* Lowers the rank of a server that has lost a flow. */

@@ -170,10 +170,11 @@ struct load {
 	__u8 pad[28];
 };
 
-/* The flows of a server that have ended, by how many established flows it had before. The last number stands
- * for all above. Modulo 2^32. */
+/* The flows of a server that have ended, modulo 2^32. */
 #define MOST_COUNTED 32
 struct ends {
+	/* By how many established flows it had before. The last number stands for all above, and the
+	 * first one for flows that were never established. */
 	__u32 by_flows[MOST_COUNTED + 1];
 	__u32 pad;
 };

@@ -244,8 +244,8 @@ func (n *inference) wake() {
 }
 
 // welcome restores the estimates of servers that were not there before, and sets their prices. The
-// argument has the slots of those that were. If only some of the servers are known, the others are
-// new, and begin slowly. The prices of servers that have one stay until the next step.
+// argument has the slots of those that were. If some of the servers are known, or the service had
+// other servers before, those that are not known are new, and begin slowly. The prices of servers that have one stay until the next step.
 func (n *inference) welcome(in *inferred, slotOf map[string]uint32) error {
 	isKnown := make([]bool, len(in.slots))
 	for i, slot := range in.slots {
@@ -260,7 +260,7 @@ func (n *inference) welcome(in *inferred, slotOf map[string]uint32) error {
 	}
 	anyKnown := slices.Contains(isKnown, true)
 	for i, slot := range in.slots {
-		if !isKnown[i] && anyKnown {
+		if !isKnown[i] && (anyKnown || len(slotOf) > 0) {
 			in.estimator.Forget(i)
 		}
 		if !isKnown[i] || n.plane.Loads.Price(slot).Unit == 0 {

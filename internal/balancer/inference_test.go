@@ -230,7 +230,8 @@ func (f *fixture) ignoreSYNs(server string, rounds int) {
 
 // A flood of SYNs makes no server seem slower and changes neither the learned capacities nor the
 // number of established flows, though half of the servers have no flows whose clients answer. The
-// flood begins slowly, so that for a while it takes only these servers.
+// flood begins slowly, so that for a while it takes only these servers. Half of its sources are
+// addresses of other hosts, which reset what they did not open.
 func TestFloodKeepsEstimates(t *testing.T) {
 	t.Parallel()
 	const servers = 8
@@ -260,6 +261,9 @@ func TestFloodKeepsEstimates(t *testing.T) {
 		for range min(1<<step, 2000) {
 			flood.Source = netip.AddrPortFrom(flood.Source.Addr().Next(), 1024)
 			f.exec(frameOf(flood), nil)
+			if flood.Source.Addr().As16()[15]%2 == 0 {
+				f.exec(frameOf(flood, packet.Flags(packet.RST)), nil)
+			}
 		}
 		visit(1 + step%2)
 		for i := range servers {
@@ -388,6 +392,27 @@ func TestSlowStartAfterRestart(t *testing.T) {
 		isSlow := f.estimatorOf("web").Report(i).SlowStart > 1
 		if isNew := i == 3; isSlow != isNew {
 			t.Errorf("server %d has a slow start: %t", i+1, isSlow)
+		}
+	}
+}
+
+// If all servers of a service are replaced by others of the same names, these begin anew. If they
+// stay, they do not.
+func TestAllServersAreReplaced(t *testing.T) {
+	t.Parallel()
+	cfg := func(host byte) *desired.Balancer {
+		cfg := placingBy(desired.PlacementSED, srv6Server("s1", host, 1))
+		cfg.Services[0].Infer.SlowStart = new(10 * time.Second)
+		return cfg
+	}
+	f := open(t, cfg(1))
+	for _, c := range []struct {
+		host   byte
+		isAnew bool
+	}{{1, false}, {7, true}} {
+		f.mustApply(cfg(c.host))
+		if got := f.estimatorOf("web").Report(0).SlowStart > 1; got != c.isAnew {
+			t.Errorf("host %d begins slowly: %t", c.host, got)
 		}
 	}
 }

@@ -3,6 +3,7 @@
 package balancer
 
 import (
+	"encoding/binary"
 	"iter"
 	"math/rand/v2"
 	"testing"
@@ -120,5 +121,31 @@ func TestLoadsFollowEvictions(t *testing.T) {
 	}
 	if t.Failed() {
 		t.Logf("seed %d", seed)
+	}
+}
+
+// A number of flows that is below 0 counts as 0, so that the server still gets flows.
+func TestLoadBelowZero(t *testing.T) {
+	t.Parallel()
+	f := open(t, inferring(manyServers(2)...))
+	slot := f.slot("web", "s1")
+	for _, flows := range []int64{-1, -1 << 32, -1 - 1<<32} {
+		load, err := f.plane.Objects.Loads.LookupBytes(slot)
+		f.must(err)
+		binary.NativeEndian.PutUint64(load, uint64(flows)) // the first field
+		f.must(f.plane.Objects.Loads.Put(slot, load))
+		if fresh, established := f.plane.Loads.Flows(slot); fresh != 0 || established != 0 {
+			t.Errorf("%d: %d new and %d established flows", flows, fresh, established)
+		}
+		f.must(f.plane.Rankings.Rank(f.services.byName["web"].slots()))
+		got := map[string]int{}
+		for port := range uint16(4) {
+			got[serverOf(f.run(frameOf(fromPort(web, 2000+port+uint16(-flows)))))]++
+		}
+		if got["web/s1"] == 0 {
+			t.Errorf("%d: flows go to %v", flows, got)
+		}
+		f.plane.Loads.Clear()
+		clear(f.plane.Flows.Entries)
 	}
 }

@@ -89,7 +89,10 @@ func (o *observer) observe(before, after observedFlow, stays bool) {
 	if was == stateNew && after.state != stateNew {
 		c.Answered++
 	}
-	if (was == stateNew || was == stateEstablished) && after.state == stateClosing {
+	switch {
+	case was == stateNew && after.state == stateClosing:
+		c.EndedNew++
+	case was == stateEstablished && after.state == stateClosing:
 		c.Ended[min(int(c.Established)+1, len(c.Ended))-1]++
 	}
 }
@@ -179,6 +182,7 @@ func TestCountersOfTwoCores(t *testing.T) {
 		other := cores[1].of(m.slot)
 		want.New, want.Established = want.New+other.New, want.Established+other.Established
 		want.Placed, want.Answered = want.Placed+other.Placed, want.Answered+other.Answered
+		want.EndedNew += other.EndedNew
 		endedGot, endedWant := uint32(0), uint32(0)
 		for i := range got.Ended { // a core does not know the flows of the other
 			endedGot, endedWant = endedGot+got.Ended[i], endedWant+want.Ended[i]+other.Ended[i]

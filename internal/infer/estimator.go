@@ -68,9 +68,11 @@ type Counters struct {
 	// Placed counts flows that were placed on the server, and Answered those of them whose client
 	// has sent a second packet that is not a SYN.
 	Placed, Answered uint32
-	// Ended counts flows that ended with a FIN or RST, by the server's number of established flows
-	// before that less 1. The last counter includes all higher numbers.
+	// Ended counts established flows that ended with a FIN or RST, by the server's number of
+	// established flows before that less 1. The last counter includes all higher numbers.
 	Ended [MostServed]uint32
+	// EndedNew counts flows whose second packet was the FIN or RST.
+	EndedNew uint32
 }
 
 // Estimator turns the counters of the data path into the prices of servers. It has no clock, draws
@@ -294,6 +296,7 @@ func (e *events) add(c, last *Counters) {
 	e.placed += float64(c.Placed - last.Placed)
 	e.answered += answered
 	e.left += answered - float64(count(c.Established)-count(last.Established))
+	e.ended += float64(c.EndedNew - last.EndedNew)
 	for i, n := range c.Ended {
 		e.ended += float64(n - last.Ended[i])
 	}
@@ -305,7 +308,8 @@ func count(flows uint32) int { return int(max(0, int32(flows))) }
 // restarted tells whether the counters began anew after earlier ones: one of them is less. Between
 // two samples it increases by less than 2^31.
 func (c *Counters) restarted(last *Counters) bool {
-	less := int32(c.Placed-last.Placed) < 0 || int32(c.Answered-last.Answered) < 0
+	less := int32(c.Placed-last.Placed) < 0 || int32(c.Answered-last.Answered) < 0 ||
+		int32(c.EndedNew-last.EndedNew) < 0
 	for i := 0; i < len(c.Ended) && !less; i++ {
 		less = int32(c.Ended[i]-last.Ended[i]) < 0
 	}

@@ -383,9 +383,10 @@ func TestCounters(t *testing.T) {
 		"increase": {[]Counters{{}, {Placed: 7, Answered: 6, New: 1, Established: 2, Ended: ended(4)}}, events{7, 6, 4, 4}, tenure{1, 4}},
 		"wrap": {[]Counters{{Placed: most, Answered: most - 1, Ended: ended(most)}, {Placed: 1, Answered: 0, Ended: ended(0)}},
 			events{2, 2, 2, 1}, tenure{0, 1}},
-		"restart":          {[]Counters{{Placed: 100, Answered: 100, Ended: ended(90)}, {Placed: 5, Answered: 4, Ended: ended(3)}}, events{5, 4, 4, 3}, tenure{0, 3}},
-		"restart of ended": {[]Counters{{Placed: 5, Answered: 4, Ended: ended(90)}, {Placed: 5, Answered: 4, Ended: ended(3)}}, events{5, 4, 4, 3}, tenure{0, 3}},
-		"below 0":          {[]Counters{{}, {Established: most}}, events{}, tenure{}},
+		"restart":           {[]Counters{{Placed: 100, Answered: 100, Ended: ended(90)}, {Placed: 5, Answered: 4, Ended: ended(3)}}, events{5, 4, 4, 3}, tenure{0, 3}},
+		"restart of ended":  {[]Counters{{Placed: 5, Answered: 4, Ended: ended(90)}, {Placed: 5, Answered: 4, Ended: ended(3)}}, events{5, 4, 4, 3}, tenure{0, 3}},
+		"ends of new flows": {[]Counters{{}, {Placed: 7, Answered: 7, Established: 2, EndedNew: 5}}, events{7, 7, 5, 5}, tenure{1, 0}},
+		"below 0":           {[]Counters{{}, {Established: most}}, events{}, tenure{}},
 	} {
 		since, r := sample(c.list...)
 		if since != c.want || r.having[2] != c.two {

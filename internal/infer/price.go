@@ -26,7 +26,7 @@ const (
 	// Positions is the number of different positions.
 	Positions = 1 << 12
 	// sureNew is the number of new flows that count fully. Of the others, 64 count as one: SURE_NEW
-	// and FLOOD_SHIFT in bpf/balancer/ranking.h. So a flood of SYNs does not hide the established
+	// and FLOOD_SHIFT in bpf/balancer/loads.h. So a flood of SYNs does not hide the established
 	// flows, and is spread over all servers.
 	sureNew    = 16
 	floodShift = 6
@@ -37,7 +37,7 @@ const (
 )
 
 // NewPrice rounds down: a server with as many flows as it can serve at once must not seem to have
-// a little more. What is too large, too small or no number is replaced by the next possible number.
+// a little more. Numbers that are too large or too small are replaced by the next possible ones.
 func NewPrice(unit, extra float64, position int, away bool) Price {
 	return Price{
 		Unit: max(1, fixed(unit)), Extra: fixed(extra),
@@ -45,7 +45,7 @@ func NewPrice(unit, extra float64, position int, away bool) Price {
 	}
 }
 
-// fixed converts to a fixed-point number. What is no number becomes the largest one.
+// fixed converts to a fixed-point number. NaN becomes the largest number.
 func fixed(x float64) uint32 {
 	switch x = math.Floor(x * PriceOne); {
 	case x < 0:

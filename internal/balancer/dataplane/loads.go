@@ -58,18 +58,20 @@ func (t *LoadTable) close() error {
 }
 
 // Flows returns the numbers of flows of the slot's server in both flow tables: those of which one
-// packet was seen, and those that are established and not silent.
+// packet was seen, and those that are established and not silent. A number that is below 0 for a
+// moment (bpf/balancer/loads.h) is returned as 0.
 func (t *LoadTable) Flows(slot uint32) (unconfirmed, established uint32) {
-	flows := atomic.LoadUint64(&t.loads[slot].Flows)
-	return uint32(flows >> 32), uint32(flows)
+	flows := int64(atomic.LoadUint64(&t.loads[slot].Flows))
+	confirmed := int64(int32(flows))
+	return uint32(max(0, (flows-confirmed)>>32)), uint32(max(0, confirmed))
 }
 
 // Counters returns all that the data path counts for the slot's server.
 func (t *LoadTable) Counters(slot uint32) (c infer.Counters) {
 	c.New, c.Established = t.Flows(slot)
 	c.Placed, c.Answered = t.Placed(slot)
+	c.EndedNew = atomic.LoadUint32(&t.ends[slot].ByFlows[0])
 	for i := range c.Ended {
-		// The first number is of servers without a flow, of which none can end.
 		c.Ended[i] = atomic.LoadUint32(&t.ends[slot].ByFlows[i+1])
 	}
 	return c
@@ -153,15 +155,20 @@ func (t *LoadTable) reset(slot uint32) {
 // Delay returns the delay that the next flow of the slot's server is expected to have. Up to 1, the
 // server serves the flow at once.
 func (t *LoadTable) Delay(slot uint32) float64 {
-	delay := t.Score(slot) >> scoreShift
-	if delay > infer.PriceOne { // the score adds 1 if the flow waits, or the server is away
+	fresh, established := t.Flows(slot)
+	delay := t.Price(slot).Score(established, fresh, 0) >> scoreShift // whether it has trials or not
+	if delay > infer.PriceOne {                                       // the score adds 1 if the flow waits, or the server is away
 		delay -= infer.PriceOne
 	}
 	return float64(delay) / infer.PriceOne
 }
 
-// scoreShift is RANK_SCORE_SHIFT in bpf/balancer/ranking.h.
-const scoreShift = 28
+const (
+	// scoreShift is RANK_SCORE_SHIFT in bpf/balancer/ranking.h.
+	scoreShift = 28
+	// ScoreTie has the bits of a score that decide between servers of equal delay.
+	ScoreTie = 1<<scoreShift - 1
+)
 
 // slotLoad is all that is known of the load of a slot's server.
 type slotLoad struct {

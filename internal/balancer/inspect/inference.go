@@ -168,9 +168,14 @@ func (v *View) describeScores(service uint32, rule dataplane.ServiceRule, bucket
 	}
 	best := []uint32{picked}
 	if among == desired.AmongAll || among == desired.AmongCandidates {
-		slices.SortFunc(slots, func(a, b uint32) int {
-			return cmp.Compare(v.tables.Loads.Score(a), v.tables.Loads.Score(b))
-		})
+		order := func(slot uint32) uint64 {
+			score := v.tables.Loads.Score(slot)
+			if slot == picked { // of several servers with the shortest delay a core picks any
+				score &^= dataplane.ScoreTie
+			}
+			return score
+		}
+		slices.SortFunc(slots, func(a, b uint32) int { return cmp.Compare(order(a), order(b)) })
 		best = slots[:min(len(slots), mostScored)]
 	}
 	scores := &TracedScores{Among: among, Others: len(slots) - len(best)}
