@@ -104,8 +104,8 @@ static __always_inline enum lb_reason read_unusual(struct xdp_md *ctx, struct pa
 	return why;
 }
 
-/* Sends the packet to any number of servers. `found` is the flow label, and then how they were found
- * (enum lb_reason). Not inlined: see handle_in_full. */
+/* Sends the packet to any number of servers. `found` is the flow label, and then how they were
+ * found (enum lb_reason). Not inlined: see handle_in_full. */
 __noinline int forward_to_all(struct xdp_md *ctx, const struct packet *pkt,
 			      const struct service *service, const struct segments *segments,
 			      __u64 found)

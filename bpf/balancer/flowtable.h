@@ -47,8 +47,9 @@ enum flow_state {
 	FLOW_NEW, /* one packet seen: it may belong to a flood */
 	FLOW_ESTABLISHED,
 	FLOW_CLOSING, /* the client sent FIN or RST, or the server signalled the end */
-	/* Established, and silent for so long that it does not count as a load of its server. An entry
-	 * has two bits for the state: they are 0, as in a free entry, but the entry is not 0. */
+	/* Established, and silent for so long that it does not count as a load of its server. An
+	 * entry has two bits for the state: they are 0, as in a free entry, but the entry is not
+	 * 0. */
 	FLOW_SILENT,
 };
 
@@ -202,8 +203,8 @@ static __always_inline void flow_search(struct flow *flow)
 		__u64 value = entry_read(flow->bucket, flow_way(signature, i));
 
 		if (entry_is_own(flow, value)) {
-			/* Otherwise the compiler would test each entry for 0 first, by a branch that
-			 * the processor predicts badly. */
+			/* Otherwise the compiler would test each entry for 0 first, by a branch
+			 * that the processor predicts badly. */
 			barrier_var(value);
 			if (value) {
 				flow->value = value;
@@ -340,8 +341,8 @@ static __always_inline __u64 entry_load(__u64 value)
 	}
 }
 
-/* Counts a change of an entry, which may have been the entry of another flow before. Returns whether
- * the old entry's server has another load now, apart from a flood. */
+/* Counts a change of an entry, which may have been the entry of another flow before. Returns
+ * whether the old entry's server has another load now, apart from a flood. */
 static __always_inline bool count_change(__u64 old, __u64 new)
 {
 	__u64 less = entry_load(old), more = entry_load(new);

@@ -64,8 +64,8 @@ static __always_inline void note_first_segment(enum encapsulation kind, const st
 	note_segment(0, segments->server[0], segments->first_sid ?: server->known_sid);
 }
 
-/* Encapsulates the packet for its servers, of which there are `count`. `first` is the first of them.
- * Returns the port that leads to it, or NULL with the reason in `failed`. */
+/* Encapsulates the packet for its servers, of which there are `count`. `first` is the first of
+ * them. Returns the port that leads to it, or NULL with the reason in `failed`. */
 static __always_inline const struct port *send(struct xdp_md *ctx, const struct packet *pkt,
 					       const struct service *service,
 					       const struct segments *segments, __u32 first,

@@ -93,8 +93,8 @@ static __always_inline __u64 next_load(const struct load *load, __u64 flows)
 	return next < MOST_FLOWS ? next : MOST_FLOWS;
 }
 
-/* Adds to the flows of a server. Returns whether others of its flows count fully afterwards: flows of
- * a flood change nothing. */
+/* Adds to the flows of a server. Returns whether others of its flows count fully afterwards:
+ * flows of a flood change nothing. */
 static __always_inline bool add_load(__u32 server, __u64 more)
 {
 	struct load *load = load_at(server);

@@ -55,8 +55,8 @@ struct {
 	__type(value, struct service_label);
 } service_labels SEC(".maps");
 
-/* What user space has inferred about a server, by the server's slot. Only servers of services with a
- * ranking have an element. */
+/* What user space has inferred about a server, by the server's slot. Only servers of services
+ * with a ranking have an element. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 65536);

@@ -57,8 +57,8 @@ static __always_inline void observe(__u64 old, __u64 new)
 		begin_duration(new);
 	if (load->is_timed && is_established(from) && to == FLOW_CLOSING)
 		end_duration(new);
-	/* If a flood has forged sources, the hosts there reset what they did not open. The server has
-	 * not served these flows, so they do not tell how many it can serve. */
+	/* If a flood has forged sources, the hosts there reset what they did not open. The
+	 * server has not served these flows, so they do not tell how many it can serve. */
 	if (from == FLOW_NEW && to == FLOW_CLOSING)
 		count_end(slot, 0);
 	else if (from == FLOW_ESTABLISHED && !is_load(to))

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * Flows that are observed for placement `infer` by services without a flow table. A table in the
- * format of the flow table (flowtable.h) knows some of them, so that the loads of servers are known.
- * No packet finds its server here. So a flow that finds no room, or loses its entry, makes a load
- * less accurate, and costs no connection.
+ * format of the flow table (flowtable.h) knows some of them, so that the loads of servers are
+ * known. No packet finds its server here. So a flow that finds no room, or loses its entry, makes a
+ * load less accurate, and costs no connection.
  *
  * Most packets do not look here. Those that do are the SYN, packets with the flag PSH, which ends a
  * request, and those with FIN or RST.
@@ -32,7 +32,8 @@ static __always_inline void observed_lookup(const struct packet *pkt, const stru
 	flow_search(flow);
 }
 
-/* Observes a new flow of an observed service that is placed on a server. Not inlined: see handle_in_full. */
+/* Observes a new flow of an observed service that is placed on a server. Not inlined: see
+ * handle_in_full. */
 __noinline int observe_new(const struct packet *pkt, const struct service *service, __u32 server)
 {
 	struct flow flow;

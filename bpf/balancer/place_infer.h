@@ -15,13 +15,8 @@
  * that was placed since makes one rank outdated, so most packets correct one. */
 #define MOST_CORRECTIONS 8
 
-/*
- * Of several servers with the shortest delay, a core takes the one that got its last flow.
- * Otherwise all cores would choose the same server at the same moment, and write the same cache
- * lines: HLB's mix of packets (docs/performance.md) would take 1.4 times as long on two cores.
- */
-
-/* The slot of the server that got the last new flow of each service on this core, plus 1; 0: none. */
+/* The slot of the server that got the last new flow of each service on this core, plus 1; 0:
+ * none. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, MAX_SERVICES);
@@ -29,7 +24,11 @@ struct {
 	__type(value, __u32);
 } latest SEC(".maps");
 
-/* Whether the server that got the last new flow has the lowest score, too. */
+/*
+ * Whether the server that got the last new flow has the shortest delay, too. Then the core takes it
+ * again. Otherwise all cores would choose the same server at the same moment, and write the same
+ * cache lines: HLB's mix of packets (docs/performance.md) would take 1.4 times as long on two cores.
+ */
 static __always_inline bool may_stay(const struct service *service, __u32 slot, __u64 lowest_rank)
 {
 	const struct load *load = load_at(slot);
@@ -145,8 +144,8 @@ static __always_inline void put_best_first(struct segments *segments)
 	segments->columns = segments->columns >> place * COLUMN_BITS & COLUMN_MASK;
 }
 
-/* Lists the servers of a row that take new flows, with their columns. Under `infer` the one with the
- * lowest score is the first. Not inlined: see handle_in_full. */
+/* Lists the servers of a row that take new flows, with their columns. Under `infer` the one with
+ * the lowest score is the first. Not inlined: see handle_in_full. */
 __noinline int list_takers(const struct service *service, __u32 bucket, struct segments *segments)
 {
 	if (!service || !segments)
@@ -154,7 +153,7 @@ __noinline int list_takers(const struct service *service, __u32 bucket, struct s
 	segments->count = 0;
 	segments->columns = 0;
 	list_own_row(service, bucket, segments);
-	if (placement_of(service) == PLACEMENT_INFER_ROW)
+	if (placement_of(service) == PLACEMENT_INFER_ROW && segments->count)
 		put_best_first(segments);
 	return 0;
 }

@@ -21,11 +21,11 @@
  *
  * A flow that leaves a server lowers its rank at once, except in a sweep and in a flood. A flow
  * that begins changes only the load. best_server() compares the lowest rank with the load, and
- * corrects it. Cores correct ranks without locks and without barriers, which would take most of the time. If two
- * cores correct a line and the node above it at the same moment, the node can be wrong. A number
- * that is too low is corrected when it is found. A number that is too high hides the servers of the
- * line, until one of them is corrected. User space corrects all numbers at each step (rank_servers),
- * so that no server is hidden for longer.
+ * corrects it. Cores correct ranks without locks and without barriers, which would take most of the
+ * time. If two cores correct a line and the node above it at the same moment, the node can be
+ * wrong. A number that is too low is corrected when it is found. A number that is too high hides
+ * the servers of the line, until one of them is corrected. User space corrects all numbers at each
+ * step (rank_servers), so that no server is hidden for longer.
  */
 #ifndef SEGUE_BALANCER_RANKING_H
 #define SEGUE_BALANCER_RANKING_H
@@ -166,8 +166,8 @@ __noinline int set_rank(const struct ranking *ranking, __u32 place, __u64 rank, 
 }
 
 /*
- * Lowers a rank and the numbers above it, as far as they are higher. A rank that is lower already is
- * outdated: best_server() corrects it when it finds it.
+ * Lowers a rank and the numbers above it, as far as they are higher. A rank that is lower already
+ * is outdated: best_server() corrects it when it finds it.
  */
 static __always_inline void lower_rank(const struct ranking *ranking, __u32 place, __u64 rank)
 {

@@ -160,12 +160,12 @@ struct load {
 	__u16 position; /* among servers of equal scores: the lowest is taken; 12 bits */
 	__u8 is_away;	/* another balancer is its home */
 	__u8 is_timed;	/* user space needs the durations of its flows */
-	/* So many of the next flows go to it, whatever its price: they show whether it is well again.
-	 * User space sets it, and each such flow takes one. Cores that do so at the same moment may
-	 * leave a number below 0, which is as 0. */
+	/* So many of the next flows go to it, whatever its price: they show whether it is well
+	 * again. User space sets it, and each such flow takes one. Cores that do so at the same
+	 * moment may leave a number below 0, which is as 0. */
 	__s32 trials;
-	/* So many of its flows in the state FLOW_NEW do not count, because nobody has answered them in
-	 * time. User space sets it. */
+	/* So many of its flows in the state FLOW_NEW do not count, because nobody has answered
+	 * them in time. User space sets it. */
 	__u32 stale;
 	__u8 pad[28];
 };
@@ -173,8 +173,8 @@ struct load {
 /* The flows of a server that have ended, modulo 2^32. */
 #define MOST_COUNTED 32
 struct ends {
-	/* By how many established flows it had before. The last number stands for all above, and the
-	 * first one for flows that were never established. */
+	/* By how many established flows it had before. The last number stands for all above, and
+	 * the first one for flows that were never established. */
 	__u32 by_flows[MOST_COUNTED + 1];
 	__u32 pad;
 };

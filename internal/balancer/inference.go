@@ -245,7 +245,8 @@ func (n *inference) wake() {
 
 // welcome restores the estimates of servers that were not there before, and sets their prices. The
 // argument has the slots of those that were. If some of the servers are known, or the service had
-// other servers before, those that are not known are new, and begin slowly. The prices of servers that have one stay until the next step.
+// other servers before, those that are not known are new, and begin slowly. The prices of servers
+// that have one stay until the next step.
 func (n *inference) welcome(in *inferred, slotOf map[string]uint32) error {
 	isKnown := make([]bool, len(in.slots))
 	for i, slot := range in.slots {
