@@ -104,18 +104,6 @@ static __always_inline enum lb_reason read_unusual(struct xdp_md *ctx, struct pa
 	return why;
 }
 
-/* Sends the packet to any number of servers. `found` is the flow label, and then how they were
- * found (enum lb_reason). Not inlined: see handle_in_full. */
-__noinline int forward_to_all(struct xdp_md *ctx, const struct packet *pkt,
-			      const struct service *service, const struct segments *segments,
-			      __u64 found)
-{
-	if (!pkt || !service || !segments)
-		return XDP_ABORTED;
-	return forward(ctx, pkt, service, segments, segments->server[0], segments->count,
-		       found >> 32, (__u32)found);
-}
-
 /* Handles a packet that is not plain, that is not parsed completely, or whose flow is not known.
  * Not inlined: the verifier walks it once, and the path of all other packets stays short. */
 __noinline int handle_in_full(struct xdp_md *ctx, struct packet *pkt, __u32 result)
@@ -137,9 +125,8 @@ __noinline int handle_in_full(struct xdp_md *ctx, struct packet *pkt, __u32 resu
 	}
 	if (!is_forward(why))
 		return leave(ctx, pkt, why);
-	if (dry_run)
-		note_further_segments(&segments, segments.count);
-	return forward_to_all(ctx, pkt, &service, &segments, (__u64)flow_label(&flow) << 32 | why);
+	return forward(ctx, pkt, &service, &segments, segments.server[0],
+		       forget(pkt, segments.count), flow_label(&flow), forget(pkt, why));
 }
 
 /* The verdict on a packet that is to be handled as the client's. */

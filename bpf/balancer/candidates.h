@@ -447,6 +447,7 @@ static __always_inline bool ask_listed(struct segments *segments, enum sid_funct
 {
 	if (!segments->count)
 		return false;
+	segments->first_server = server_at(segments->server[0]);
 	ask(segments, each, last);
 	return true;
 }

@@ -50,30 +50,31 @@ __noinline int note_further_segments(const struct segments *segments, __u32 coun
 	return 0;
 }
 
-/* Notes the first server that a packet visits, and its encapsulation. */
-static __always_inline void note_first_segment(enum encapsulation kind, const struct encap *encap)
+/* Notes the servers that a packet visits, and its encapsulation. */
+static __always_inline void note_segments(enum encapsulation kind, const struct encap *encap)
 {
 	const struct segments *segments = encap->segments;
 	const struct server *server = encap->server;
 
-	if (!dry_run)
+	if (!dry_run || !server)
 		return;
 	decision.count = encap->count;
 	decision.added = encap_size(kind, encap);
 	decision.mtu = server->next_hop ? port_at(NEXT_HOP_PORT(server->next_hop))->mtu : 0;
 	note_segment(0, segments->server[0], segments->first_sid ?: server->known_sid);
+	if (encap->count > 1)
+		note_further_segments(segments, encap->count);
 }
 
-/* Encapsulates the packet for its servers, of which there are `count`. `first` is the first of
- * them. Returns the port that leads to it, or NULL with the reason in `failed`. */
+/* Encapsulates the packet for the first `count` of its servers. Returns the port that leads to the
+ * first server, or NULL with the reason in `failed`. */
 static __always_inline const struct port *send(struct xdp_md *ctx, const struct packet *pkt,
 					       const struct service *service,
-					       const struct segments *segments, __u32 first,
-					       __u32 count, __u32 flow_label,
-					       enum lb_reason *failed)
+					       const struct segments *segments, __u32 count,
+					       __u32 flow_label, enum lb_reason *failed)
 {
-	const struct server *server = server_at(first);
-	__u64 next_hop = *(volatile __u64 *)&server->next_hop;
+	const struct server *server = segments->first_server;
+	__u64 next_hop = server ? *(volatile __u64 *)&server->next_hop : 0;
 	const struct port *port = port_at(NEXT_HOP_PORT(next_hop));
 	struct encap encap = {
 		.pkt = pkt,
@@ -83,7 +84,7 @@ static __always_inline const struct port *send(struct xdp_md *ctx, const struct 
 		.count = count,
 	};
 
-	note_first_segment(service->rule.encapsulation, &encap);
+	note_segments(service->rule.encapsulation, &encap);
 	*failed = LB_DROP_NO_NEXT_HOP;
 	if (!next_hop)
 		return NULL;
@@ -139,7 +140,7 @@ static __always_inline int forward(struct xdp_md *ctx, const struct packet *pkt,
 	const struct port *port;
 	enum lb_reason failed;
 
-	port = send(ctx, pkt, service, segments, first, count, flow_label, &failed);
+	port = send(ctx, pkt, service, segments, count, flow_label, &failed);
 	if (!port)
 		return leave(ctx, pkt, failed);
 	count_forwarded(first, found, pkt);

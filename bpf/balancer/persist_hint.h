@@ -27,7 +27,7 @@ static __always_inline void follow_hint(const struct hint *hint, __u32 number,
 					const struct server *server, struct segments *segments)
 {
 	hint_renew(hint);
-	go_to(segments, number);
+	go_to(segments, number, server);
 	segments->first_sid = SID_HINTED;
 }
 

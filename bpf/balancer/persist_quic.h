@@ -100,7 +100,7 @@ static __always_inline bool lookup_quic_plain(struct xdp_md *ctx, const struct p
 	if (number < 0)
 		return false;
 	flow_assume(flow, &pkt->key, number);
-	go_to(segments, number);
+	go_to(segments, number, server_at(number));
 	return true;
 }
 
@@ -115,7 +115,7 @@ static __always_inline enum lb_reason lookup_quic(struct xdp_md *ctx, struct pac
 	pkt->opens_quic = number == ID_OF_CLIENT;
 	if (number < 0)
 		return LB_NONE;
-	go_to(segments, number);
+	go_to(segments, number, server_at(number));
 	return LB_FORWARD_KNOWN;
 }
 

@@ -74,7 +74,7 @@ static __always_inline bool lookup_stateless_plain(struct xdp_md *ctx, const str
 	if (!serves(server, service))
 		return false;
 	flow_assume(flow, &pkt->key, number);
-	go_to(segments, number);
+	go_to(segments, number, server);
 	return true;
 }
 

@@ -96,7 +96,7 @@ static __always_inline bool keep(const struct packet *pkt, const struct service 
 	note_entry(flow, departure);
 	if (departure)
 		return false;
-	go_to(segments, flow_server(flow));
+	go_to(segments, flow_server(flow), server_at(flow_server(flow)));
 	return true;
 }
 
@@ -222,7 +222,7 @@ static __always_inline bool lookup_table_plain(const struct packet *pkt,
 	if (!is_well(server, service))
 		return false;
 	note_entry(flow, STAYS);
-	go_to(segments, flow_server(flow));
+	go_to(segments, flow_server(flow), server);
 	now = flow_now();
 	return flow_is_fresh(flow, now) || renew(pkt, service, flow, now);
 }
@@ -236,7 +236,7 @@ static __always_inline bool recall(const struct service *service, const struct f
 
 	if (!flow_known(flow) || !serves(server, service))
 		return false;
-	go_to(segments, flow_server(flow));
+	go_to(segments, flow_server(flow), server);
 	ask(segments, SID_DELIVER, SID_DELIVER);
 	return true;
 }

@@ -22,7 +22,7 @@ static __always_inline bool place_hash_new(const struct flow_key *flow,
 			return false;
 		server = server_at(number);
 	}
-	go_to(segments, number);
+	go_to(segments, number, server);
 	ask(segments, SID_DELIVER, SID_DELIVER);
 	return true;
 }

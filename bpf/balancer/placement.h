@@ -46,7 +46,7 @@ static __always_inline bool place_picked(const struct packet *pkt, const struct 
 	barrier_var(number); /* the compiler knows its range, and the verifier does not */
 	take_trial(number);
 	note_pick(true);
-	go_to(segments, number);
+	go_to(segments, number, server_at(number));
 	ask(segments, SID_DELIVER, SID_DELIVER);
 	return true;
 }

@@ -111,6 +111,7 @@ static __always_inline int send_probe(struct xdp_md *ctx, __u32 server)
 	struct segments segments = {
 		.count = 1,
 		.server = { server },
+		.first_server = server_at(server),
 	};
 	struct service service = {};
 	struct packet pkt = {};
@@ -123,10 +124,10 @@ static __always_inline int send_probe(struct xdp_md *ctx, __u32 server)
 	pkt.key.destination = probe->vip;
 	pkt.hop_limit = PROBE_HOP_LIMIT;
 	if (!(is_ipv4(&probe->vip) ? write_probe_ipv4(ctx, probe, &pkt)
-				   : write_probe_ipv6(ctx, probe, server_at(server), &pkt)))
+				   : write_probe_ipv6(ctx, probe, segments.first_server, &pkt)))
 		return XDP_ABORTED;
 	ask(&segments, SID_PROBE, SID_PROBE);
-	port = send(ctx, &pkt, &service, &segments, server, 1, probe->token >> 16, &failed);
+	port = send(ctx, &pkt, &service, &segments, 1, probe->token >> 16, &failed);
 	return port ? transmit(port) : XDP_DROP;
 }
 

@@ -39,6 +39,7 @@ struct segments {
 	 * Otherwise an encapsulation may leave out the first server. */
 	bool keeps_whole;
 	__u8 pad[3];
+	const struct server *first_server; /* server[0] */
 };
 
 /* The argument of a server's SID, as bits to add to SID_LOW. */
@@ -60,11 +61,13 @@ static __always_inline void ask(struct segments *segments, enum sid_function eac
 }
 
 /* Makes a server the only segment, and asks it for what known flows are asked. */
-static __always_inline void go_to(struct segments *segments, __u32 number)
+static __always_inline void go_to(struct segments *segments, __u32 number,
+				  const struct server *server)
 {
 	segments->count = 1;
 	segments->first_sid = 0;
 	segments->server[0] = number;
+	segments->first_server = server;
 }
 
 /* Whether it is a server of the service, now. */

@@ -106,6 +106,7 @@ static __always_inline int send_reset(struct xdp_md *ctx, struct packet *pkt,
 	struct segments segments = {
 		.count = 1,
 		.server = { sender },
+		.first_server = server_at(sender),
 	};
 
 	if (!make_reset(ctx, pkt, signal))

@@ -27,6 +27,7 @@ find_segments(const struct packet *pkt, const struct service *service, struct se
 		segments->count = 1;
 		segments->first_sid = SID_LOW(SID_DELIVER);
 		segments->server[0] = *known;
+		segments->first_server = server_at(*known);
 		return LB_FORWARD_KNOWN;
 	}
 	if (!place_hash_new(&pkt->key, service, segments))

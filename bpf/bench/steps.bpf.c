@@ -49,8 +49,7 @@ int xdp_steps(struct xdp_md *ctx)
 		return stop(&flow); /* the flow is one of the few without an entry */
 	if (last_step == STEP_LOOKUP)
 		return stop(&segments);
-	port = send(ctx, &pkt, &service, &segments, flow_server(&flow), 1, flow_label(&flow),
-		    &failed);
+	port = send(ctx, &pkt, &service, &segments, 1, flow_label(&flow), &failed);
 	if (!port)
 		return XDP_DROP;
 	if (last_step == STEP_COUNT)

@@ -39,6 +39,7 @@ int xdp_segments(struct xdp_md *ctx)
 		return XDP_ABORTED;
 	for (int i = 0; i < MAX_SEGMENTS; i++)
 		segments.server[i] = i;
+	segments.first_server = encap.server;
 	ask(&segments, SID_CONNECT_AVAIL, SID_CONNECT_FORCE);
 	encap.count = segments.count;
 	encap.size = encap_size(kind, &encap);
