@@ -379,7 +379,8 @@ func testCookiesWithGRO(t *testing.T, n *cookieNetwork) {
 	}
 }
 
-// The round trip that the server measures does not depend on the cookie.
+// The round trip that the server measures does not depend on the cookie. A busy machine only makes
+// round trips longer, so the shortest ones of several connections are compared.
 func testRoundTripWithCookie(t *testing.T, n *cookieNetwork) {
 	measure := func(use bool) (rtt, received time.Duration) {
 		n.useCookies(use)
@@ -393,14 +394,21 @@ func testRoundTripWithCookie(t *testing.T, n *cookieNetwork) {
 		return time.Duration(info.Rtt) * time.Microsecond, time.Duration(info.Rcv_rtt) * time.Microsecond
 	}
 	measure(true) // the network finds its neighbours
-	for range 3 {
-		plain, plainReceived := measure(false)
-		cookie, cookieReceived := measure(true)
-		t.Logf("round trip: %v with cookie, %v without; as receiver: %v, %v", cookie, plain, cookieReceived, plainReceived)
-		const most = 5 * time.Millisecond
-		if (cookie-plain).Abs() > most || (cookieReceived-plainReceived).Abs() > most {
-			t.Errorf("round trip: %v with cookie, %v without; as receiver: %v, %v", cookie, plain, cookieReceived, plainReceived)
+	rtt, received := map[bool]time.Duration{}, map[bool]time.Duration{}
+	for i := range 3 {
+		for _, use := range []bool{false, true} {
+			a, b := measure(use)
+			t.Logf("with cookie: %t, round trip: %v, as receiver: %v", use, a, b)
+			if i == 0 {
+				rtt[use], received[use] = a, b
+			}
+			rtt[use], received[use] = min(rtt[use], a), min(received[use], b)
 		}
+	}
+	const most = 5 * time.Millisecond
+	if (rtt[true]-rtt[false]).Abs() > most || (received[true]-received[false]).Abs() > most {
+		t.Errorf("round trip: %v with cookie, %v without; as receiver: %v, %v",
+			rtt[true], rtt[false], received[true], received[false])
 	}
 }
 
