@@ -27,14 +27,7 @@ cases: [{name: sed, placement: sed, weighted: true}]
 	for i := range 2000 {
 		fmt.Fprintf(&text, "%d\t/?work=100ms\n", i)
 	}
-	arrivals := filepath.Join(t.TempDir(), arrivalsFile)
-	if err := os.WriteFile(arrivals, []byte(text.String()), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	run := &Run{}
-	if err := p.compare(t.Context(), run, arrivals); err != nil {
-		t.Fatal(err)
-	}
+	run := comparedWith(t, p, text.String())
 	for name, r := range map[string]*Response{"simulated": run.Simulated, "omniscient": run.Bound} {
 		if math.Abs(r.Mean-0.5) > 0.02 {
 			t.Errorf("%s: %v s, want 0.1 s and two round trips of 0.2 s in the mean", name, r.Mean)
@@ -67,15 +60,22 @@ cases: [{name: sed, placement: sed, weighted: true}]
 		work := -100 * math.Log(1-(float64(i*617%p.Connections)+0.5)/float64(p.Connections))
 		fmt.Fprintf(&text, "%.6f\t/?work=%.3fms\n", float64(i)/p.rate(), work)
 	}
+	run := comparedWith(t, p, text.String())
+	if run.Bound.Mean > 1.05*run.Simulated.Mean {
+		t.Errorf("an omniscient balancer has %v s, and sed %v s", run.Bound.Mean, run.Simulated.Mean)
+	}
+}
+
+// comparedWith returns a run that is compared with the simulations of these arrivals.
+func comparedWith(t *testing.T, p planned, text string) *Run {
+	t.Helper()
 	arrivals := filepath.Join(t.TempDir(), arrivalsFile)
-	if err := os.WriteFile(arrivals, []byte(text.String()), 0o644); err != nil {
+	if err := os.WriteFile(arrivals, []byte(text), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	run := &Run{}
 	if err := p.compare(t.Context(), run, arrivals); err != nil {
 		t.Fatal(err)
 	}
-	if run.Bound.Mean > 1.05*run.Simulated.Mean {
-		t.Errorf("an omniscient balancer has %v s, and sed %v s", run.Bound.Mean, run.Simulated.Mean)
-	}
+	return run
 }
