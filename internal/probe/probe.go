@@ -22,7 +22,8 @@ const (
 	// groups is the number of groups of servers that are probed in turn within an interval, so that
 	// probes are spread over time.
 	groups = 10
-	// Fall is the number of probes in a row without an answer that make a server Silent.
+	// Fall is the number of probes in a row without an answer that make a server Silent, unless
+	// signals of the server arrive meanwhile.
 	Fall = 3
 	// Rise is the number of good answers in a row that end a fault.
 	Rise = 2
@@ -95,6 +96,8 @@ type Wire interface {
 	HasWay(slot uint32) bool
 	// Answer returns the answer to a server's last probe, if it has arrived.
 	Answer(slot uint32) (answer Answer, ok bool)
+	// Signals returns the number of signals that have arrived from a server.
+	Signals(slot uint32) (uint64, error)
 	// Offers returns the counters of a server.
 	Offers(slot uint32) (Offers, error)
 	// Forget discards further answers of a server.
@@ -266,6 +269,9 @@ func (p *Prober) judge(s *server, now time.Time) (changed bool) {
 	before := s.fault
 	if s.asked {
 		answer, ok := p.wire.Answer(s.target.Slot)
+		if !ok {
+			p.listen(s)
+		}
 		if s.noteProbe(p.faultOf(answer, ok)) {
 			p.explain(s)
 		}
@@ -287,6 +293,18 @@ func (p *Prober) judge(s *server, now time.Time) (changed bool) {
 		s.fault = Unheard
 	}
 	return s.fault != before
+}
+
+// listen looks for signals when a probe has no answer. A server that signals is not silent: the
+// network has lost the probes. If the server were taken for silent, a repeated SYN could open its
+// connection on another server too, and then one of the two would be reset.
+func (p *Prober) listen(s *server) {
+	signals, err := p.wire.Signals(s.target.Slot)
+	if err != nil {
+		p.log.Error("read the number of signals", "service", s.target.Service, "server", s.target.Server, "error", err)
+		return
+	}
+	s.noteSignals(signals)
 }
 
 // explain forgets unanswered offers when probes find the reason: the server accepted neither its

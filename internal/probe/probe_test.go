@@ -25,6 +25,7 @@ type wire struct {
 	tokens    map[uint32]uint64  // tokens of the last probes
 	sent      map[uint32][]time.Time
 	offers    map[uint32]Offers
+	signals   map[uint32]uint64
 	forgotten []uint32
 	err       error // error that Send returns
 	cutOff    bool  // no server has a next hop
@@ -33,7 +34,7 @@ type wire struct {
 func newWire() *wire {
 	return &wire{
 		answers: map[uint32]*Answer{}, tokens: map[uint32]uint64{}, sent: map[uint32][]time.Time{},
-		offers: map[uint32]Offers{},
+		offers: map[uint32]Offers{}, signals: map[uint32]uint64{},
 	}
 }
 
@@ -69,6 +70,19 @@ func (w *wire) Offers(slot uint32) (Offers, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.offers[slot], nil
+}
+
+func (w *wire) Signals(slot uint32) (uint64, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.signals[slot], nil
+}
+
+// signal lets a server send a number of signals.
+func (w *wire) signal(slot uint32, signals uint64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.signals[slot] += signals
 }
 
 func (w *wire) Forget(slot uint32) { w.forgotten = append(w.forgotten, slot) }
@@ -177,6 +191,20 @@ func TestProbes(t *testing.T) {
 		w.set(2, well)
 		expect(t, "one good answer", pass(p, Interval), map[string]Fault{})
 		expect(t, "two good answers", pass(p, Interval), map[string]Fault{"s2": None})
+	})
+}
+
+// A server that signals is not silent, also if the network loses its probes or their answers.
+func TestProbesOfServerThatSignals(t *testing.T) {
+	w := newWire()
+	simulate(t, w, func(t *testing.T, p *Prober) {
+		p.SetTargets(t.Context(), []Target{target(1)})
+		for range 10 {
+			w.signal(1, 1)
+			expect(t, "signals, but no answers", pass(p, Interval), map[string]Fault{})
+		}
+		expect(t, "a probe without signals", pass(p, Interval), map[string]Fault{})
+		expect(t, "neither signals nor answers", pass(p, Interval), map[string]Fault{"s1": Silent})
 	})
 }
 

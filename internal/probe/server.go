@@ -12,7 +12,8 @@ type server struct {
 
 	// Findings from probes:
 	probed       Fault
-	misses, hits int // successive probes with and without an answer
+	misses, hits int    // successive probes with and without an answer
+	signals      uint64 // signals of the server when the last probe had no answer
 
 	// Findings from offers:
 	counted bool   // the counters have been read before
@@ -58,6 +59,15 @@ func (s *server) noteProbe(found Fault) (proof bool) {
 		s.probed = found
 	}
 	return before == None && s.probed != None
+}
+
+// noteSignals takes the number of a server's signals when a probe has no answer. If there are more
+// than at the last such probe, the earlier ones do not count.
+func (s *server) noteSignals(now uint64) {
+	if now != s.signals {
+		s.misses = 0
+	}
+	s.signals = now
 }
 
 // noteOffers reads the counters of offers and signals.

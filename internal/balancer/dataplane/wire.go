@@ -48,6 +48,12 @@ func (w *Wire) HasWay(slot uint32) bool { return w.plane.Servers.HasNextHop(slot
 // Answer implements probe.Wire.
 func (w *Wire) Answer(slot uint32) (probe.Answer, bool) { return w.plane.Probes.Answer(slot) }
 
+// Signals implements probe.Wire.
+func (w *Wire) Signals(slot uint32) (uint64, error) {
+	signals, err := readServerSignals(w.plane.Objects.ServerSignals, slot)
+	return signals.Created + signals.Removed, err
+}
+
 // Offers implements probe.Wire.
 func (w *Wire) Offers(slot uint32) (probe.Offers, error) { return w.plane.Offers(slot) }
 
