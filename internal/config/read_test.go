@@ -121,6 +121,28 @@ services: [{name: web, vip: "2001:db8:80::1", port: 80, protocol: tcp, placement
 	}
 }
 
+// TestBucketsByPersistence checks that the default number of buckets fits with each default number of
+// candidates.
+func TestBucketsByPersistence(t *testing.T) {
+	for service, want := range map[string]int{
+		"placement: hash, persistence: stateless":                65537,
+		"placement: infer":                                       65537,
+		"placement: infer, persistence: hint":                    65536,
+		"placement: infer, persistence: stateless":               65536,
+		"placement: hunt, selection: reports, persistence: hint": 65536,
+	} {
+		got, _, err := ParseBalancer([]byte(`
+node: {interface: eth0, locator: "fd00:6c:0:1::/64"}
+services: [{name: web, vip: "2001:db8:80::1", port: 80, protocol: tcp, ` + service + `}]
+`))
+		if err != nil {
+			t.Errorf("%s: %v", service, err)
+		} else if buckets := got.Services[0].Buckets; buckets != want {
+			t.Errorf("%s: %d buckets, want %d", service, buckets, want)
+		}
+	}
+}
+
 func TestAgentDefaults(t *testing.T) {
 	got, _, err := ParseAgent([]byte(`
 node: {interface: eth0, locator: "fd00:5:0:1::/64"}

@@ -90,7 +90,11 @@ func (given Given) defaultService(s *Service, path string) {
 	}
 	given.defaultQUIC(s, path)
 	given.defaultInfer(s, path)
-	setDefault(given, field.Child(path, "buckets"), &s.Buckets, tables.DefaultBuckets)
+	buckets := tables.DefaultBuckets
+	if s.FindsByColumn() && buckets*s.Candidates > MaxColumns {
+		buckets = 1 << 16 // has room for eight candidates
+	}
+	setDefault(given, field.Child(path, "buckets"), &s.Buckets, buckets)
 	given.defaultTimeouts(&s.Timeouts, field.Child(path, "timeouts"), s)
 	if s.Health != nil {
 		given.defaultHealth(s.Health, field.Child(path, "health"), s.Port)

@@ -142,7 +142,8 @@ type Service struct {
 	// form to the other; nil: none. Its rotation differs from that of QUIC.
 	FormerQUIC *QUIC `yaml:"former-quic,omitempty"`
 	// Buckets is the size of the consistent-hash table: a prime or a power of two, larger than the
-	// number of servers. Default 65537. Under placement round-robin the table has a row for each
+	// number of servers. Default 65537, or 65536 for eight candidates under persistence stateless or
+	// hint, whose tables have no room for more. Under placement round-robin the table has a row for each
 	// turn of a cycle, and Buckets is the largest number of rows.
 	Buckets  int      `yaml:"buckets"`
 	Timeouts Timeouts `yaml:"timeouts"`
