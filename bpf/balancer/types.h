@@ -313,19 +313,20 @@ enum estimator {
  * What user space has inferred about a server. The next process continues with the state, and
  * readers show the numbers. Those have PRICE_SHIFT; 0: not known.
  */
-#define ESTIMATE_STATE 640
+#define ESTIMATE_STATE 300
 struct estimate {
 	__u64 time;	  /* of the estimate, in nanoseconds of CLOCK_BOOTTIME */
+	__u64 told;	  /* time of the server's own load; 0: there is none that counts */
 	__u32 capacity;	  /* flows that the server serves at once */
 	__u32 weight;	  /* relative to the other servers: infer.Report */
 	__u32 wait;	  /* time that flows wait, for each second of service */
 	__u32 duration;	  /* of flows, in seconds */
 	__u32 slow_start; /* by this factor it seems slower, because it is new */
-	__u32 suspicion;  /* likewise, because it does not answer */
-	__u64 told;	  /* time of the server's own load; 0: there is none that counts */
-	__u32 busy;	  /* this load, in units of the server's load source */
+	__u32 unanswered; /* likewise, because it does not answer new flows as others do */
+	__u32 silent;	  /* likewise, because its flows fall silent, and do not end */
+	__u32 busy;	  /* the server's own load, in units of its load source */
 	__u32 limit;	  /* the capacity that the server told with it; 0: not known */
-	__u8 state[ESTIMATE_STATE]; /* as the estimator saves it, and zeros */
+	__u8 state[ESTIMATE_STATE]; /* as the estimator saves it, and zeros. There is no padding */
 };
 
 #endif

@@ -100,11 +100,15 @@ func describePolled(e *inspect.EstimateState) string {
 // describeSlower returns why a server seems slower, and how much.
 func describeSlower(e *inspect.EstimateState) string {
 	var reasons []string
-	if e != nil && e.SlowStart > 1 {
-		reasons = append(reasons, short(e.SlowStart)+"x, slow start")
-	}
-	if e != nil && e.Suspicion > 1 {
-		reasons = append(reasons, short(e.Suspicion)+"x, no answers")
+	if e != nil {
+		for _, r := range []struct {
+			factor float64
+			why    string
+		}{{e.SlowStart, "slow start"}, {e.Unanswered, "no answers"}, {e.Silent, "flows fall silent"}} {
+			if r.factor > 1 {
+				reasons = append(reasons, short(r.factor)+"x, "+r.why)
+			}
+		}
 	}
 	if len(reasons) == 0 {
 		return "-"

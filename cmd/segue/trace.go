@@ -43,11 +43,12 @@ On a server, trace shows the state of a connection in the agent, the application
 socket, and the verdict on a packet for each SID function. With --next it also shows
 whether the server has a route to the next server.
 
-With --ask, trace on a balancer also runs "segue trace" on the servers of a flow whose
-service hunts. It then shows which server has the connection and which one gets the
-packet. The command is split at spaces, and {} in it stands for the server's name. The
-command must run in the network namespace of the server's agent. The last example is
-for servers in network namespaces of this host.
+With --ask, trace on a balancer also runs "segue trace" on the servers that the packet
+may visit, if there are several: if the service hunts, or has no flow table. It then
+shows which server has the connection and which one gets the packet. The command is
+split at spaces, and {} in it stands for the server's name. The command must run in the
+network namespace of the server's agent. The last example is for servers in network
+namespaces of this host.
 
 SRC is the client and DST is the VIP. IPv6 addresses go in brackets. A TCP packet is a
 SYN if the flow is unknown, and otherwise a later packet of the connection; --echo makes

@@ -144,7 +144,8 @@ func (n *inference) save(in *inferred) error {
 		r := in.estimator.Report(i)
 		e := &dataplane.Estimate{
 			Time: now, Capacity: r.Capacity, Weight: r.Weight, Wait: r.Wait, Duration: r.Duration,
-			SlowStart: r.SlowStart, Suspicion: r.Suspicion, State: in.estimator.Save(i),
+			SlowStart: r.SlowStart, Unanswered: r.Unanswered, Silent: r.Silent,
+			State: in.estimator.Save(i),
 		}
 		if len(in.polled) > 0 {
 			e.Told, e.ToldAt = in.polled[i].load, now-time.Since(in.polled[i].heard)
@@ -261,6 +262,9 @@ func (n *inference) welcome(in *inferred, slotOf map[string]uint32) error {
 	}
 	anyKnown := slices.Contains(isKnown, true)
 	for i, slot := range in.slots {
+		if !isKnown[i] {
+			n.plane.Loads.Forget(slot)
+		}
 		if !isKnown[i] && (anyKnown || len(slotOf) > 0) {
 			in.estimator.Forget(i)
 		}

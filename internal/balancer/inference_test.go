@@ -267,7 +267,7 @@ func TestFloodKeepsEstimates(t *testing.T) {
 		}
 		visit(1 + step%2)
 		for i := range servers {
-			if r := f.estimatorOf("web").Report(i); r.Suspicion > 1 {
+			if r := f.estimatorOf("web").Report(i); r.Unanswered*r.Silent > 1 {
 				t.Fatalf("step %d, server %d: %+v", step, i, r)
 			}
 		}
@@ -393,6 +393,35 @@ func TestSlowStartAfterRestart(t *testing.T) {
 		if isNew := i == 3; isSlow != isNew {
 			t.Errorf("server %d has a slow start: %t", i+1, isSlow)
 		}
+	}
+}
+
+// A server that is removed and added again before its slot is free begins anew: with no durations, no
+// trials and no estimate.
+func TestServerThatIsBackBeginsAnew(t *testing.T) {
+	t.Parallel()
+	cfg := func(servers ...desired.Server) *desired.Balancer {
+		cfg := inferring(servers...)
+		cfg.Services[0].Infer.Estimator = desired.EstimateHLB
+		return cfg
+	}
+	servers := manyServers(2)
+	f := open(t, cfg(servers...))
+	f.infers(time.Second)
+	slot := f.slot("web", "s1")
+	f.must(f.plane.Objects.Reservoirs.Put(slot, [reservoirSize + 2]uint32{3, 0, 1000, 2000, 3000}))
+	f.mustApply(cfg(servers[1]))
+	f.plane.Loads.Try(slot, 100)
+	f.mustApply(cfg(servers...))
+	if got := f.slot("web", "s1"); got != slot {
+		t.Fatalf("s1 has slot %d, not %d: nothing is tested", got, slot)
+	}
+	durations := f.plane.Loads.Durations(slot, nil)
+	if score := f.plane.Loads.Score(slot); len(durations) > 0 || score>>rankScoreShift == 0 {
+		t.Errorf("durations %v, score %#x", durations, score)
+	}
+	if got := f.estimatorOf("web").Report(0); got.Duration != 0 || got.SlowStart != 1 {
+		t.Errorf("%+v", got) // there is no slow start in this configuration
 	}
 }
 

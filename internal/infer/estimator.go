@@ -111,6 +111,7 @@ type server struct {
 	// a flow that is not counted any more. It is good if the flow has ended, and not fallen silent.
 	endings   conduct
 	isSuspect bool
+	doubtful  float64 // time in seconds until its flows show its capacity again
 	credit    float64 // trials that it may have
 	stale     uint32  // new flows that do not count
 	load      *Load   // by the server's own account; nil: not known
@@ -280,7 +281,7 @@ func (e *Estimator) Sample(server int, c Counters, seconds float64) {
 		last = Counters{}
 	}
 	s.since.add(&c, &last)
-	if e.capacities == nil || s.isSuspect {
+	if e.capacities == nil || s.doubtful > 0 {
 		return // flows that are not served do not show the capacity
 	}
 	e.capacities.Had(int32(server), count(c.Established), seconds)

@@ -145,8 +145,40 @@ func TestOneServer(t *testing.T) {
 		if share := w.run(30)[0]; share != 1 {
 			t.Errorf("%s: a share of %v", kind, share)
 		}
-		if r := w.gates[0].estimator.Report(0); r.SlowStart != 1 || r.Suspicion != 1 || r.Reasons != nil {
+		if r := w.gates[0].estimator.Report(0); r.SlowStart*r.Unanswered*r.Silent != 1 {
 			t.Errorf("%s: %+v", kind, r)
+		}
+	}
+}
+
+// TestLittleToDo lets a server be ill while each of the others has about one flow, and hardly anything
+// shows how many it could serve. The server must get a part of its share of 1/8, before it is ill,
+// and when it is well again.
+func TestLittleToDo(t *testing.T) {
+	const seeds, fair = 8, 1. / 8
+	for _, ill := range []fault{refuses, resets} {
+		before, after := 0.0, 0.0
+		for seed := range uint64(seeds) {
+			w := newWorld(seed, TerritoryLearned, 1, sites(8, 64))
+			w.give = 2
+			w.exponential(0.5, 10./8/64)
+			share := func() float64 {
+				w.run(60)
+				share := w.run(60)[7]
+				if share < fair/4 {
+					t.Errorf("%s, seed %d: a share of %.3f", ill, seed, share)
+				}
+				return share
+			}
+			before += share() / seeds
+			w.sites[7].fault = ill
+			w.run(60)
+			w.sites[7].fault = healthy
+			after += share() / seeds
+		}
+		t.Logf("%s: shares of %.3f before, %.3f after", ill, before, after)
+		if before < fair/2 || after < fair/2 {
+			t.Errorf("%s: shares of %.3f before, %.3f after", ill, before, after)
 		}
 	}
 }

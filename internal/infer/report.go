@@ -2,8 +2,6 @@
 
 package infer
 
-import "fmt"
-
 // Report is what an operator sees of a server.
 type Report struct {
 	// Capacity is the number of flows that the server serves at once, for territories.
@@ -19,17 +17,21 @@ type Report struct {
 	Duration float64
 	// Away tells that the server's home is another balancer.
 	Away bool
-	// SlowStart and Suspicion are the factors by which the server seems slower, 1 or more.
-	SlowStart, Suspicion float64
-	// Reasons are the reasons for factors above 1, as words for an operator.
-	Reasons []string
+	// SlowStart, Unanswered and Silent are the factors by which the server seems slower: because it
+	// takes new flows for a short time only, because it does not answer new flows as others do, and
+	// because its flows fall silent, whereas those of others end. They are 1 or more. Of the last
+	// two, the larger one counts.
+	SlowStart, Unanswered, Silent float64
 }
 
 // Report returns what is known of a server now.
 func (e *Estimator) Report(server int) Report {
 	s := &e.servers[server]
 	unit, _ := e.base(server)
-	r := Report{Away: s.away, SlowStart: e.slow(s.age, unit), Suspicion: s.suspicion()}
+	r := Report{
+		Away: s.away, SlowStart: e.slow(s.age, unit), Unanswered: s.answers.factor(),
+		Silent: s.endings.factor(),
+	}
 	switch {
 	case e.capacities != nil:
 		r.Capacity, r.Wait = 1/unit, e.capacities.Wait(int32(server))
@@ -43,19 +45,5 @@ func (e *Estimator) Report(server int) Report {
 	default:
 		r.Weight = 1 / unit
 	}
-	if r.SlowStart > 1 {
-		r.Reasons = append(r.Reasons, fmt.Sprintf("slow start since %.1f s", s.age))
-	}
-	if b := &s.answers.belief; b.factor() > 1 {
-		r.Reasons = append(r.Reasons, b.reason("does not answer new flows as others do"))
-	}
-	if b := &s.endings.belief; b.factor() > 1 {
-		r.Reasons = append(r.Reasons, b.reason("flows fall silent, those of others end"))
-	}
 	return r
-}
-
-// reason returns the reason why a server is suspect, and how sure it is.
-func (b *belief) reason(what string) string {
-	return fmt.Sprintf("%s: %.1f%% sure", what, 100*(b.half+b.ill))
 }

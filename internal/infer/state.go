@@ -13,7 +13,7 @@ const StateSize = 4 + 4*stateNumbers
 
 const (
 	// stateVersion changes with the layout or the meaning of a state.
-	stateVersion = 2
+	stateVersion = 3
 	// stateNumbers is the number of the numbers in a state. Capacities have the most: two numbers
 	// for each number of flows from 1 to MostServed, three others, and four of beliefs.
 	stateNumbers = 2*MostServed + 7
@@ -28,6 +28,8 @@ func (e *Estimator) contents() byte {
 	switch {
 	case e.capacities != nil:
 		return 1
+	case e.speeds != nil && e.speeds.options.FixedNoise:
+		return 4
 	case e.speeds != nil && e.speeds.options.Norm == ByMean:
 		return 3
 	case e.speeds != nil:
@@ -123,17 +125,26 @@ func (l *learned) restore(numbers []float64) {
 // save saves the noise with each server, though it is the same for all.
 func (s *Speeds) save(server int, numbers []float64) []float64 {
 	v := &s.servers[server]
-	relative := v.weight * float64(len(s.servers))
-	return append(numbers, v.filter.Value, v.filter.Error, relative, s.noise)
+	relative, unit := v.weight*float64(len(s.servers)), s.unit()
+	return append(numbers, v.filter.Value/unit, v.filter.Error/unit/unit, relative, s.noise/unit/unit)
+}
+
+// unit is the z of a server whose mean duration is that of all servers. A state has multiples of it,
+// because a service can have another number of servers after a restart.
+func (s *Speeds) unit() float64 {
+	if s.options.Norm == BySum {
+		return 1 / float64(len(s.servers))
+	}
+	return 1
 }
 
 // restore restores an estimate whose certainty has decreased by a factor of 0 to 1.
 func (s *Speeds) restore(server int, numbers []float64, factor float64) {
-	v := &s.servers[server]
-	v.filter.Value = numbers[0]
-	v.filter.Error = factor*min(numbers[1], initialError) + (1-factor)*initialError
+	v, unit := &s.servers[server], s.unit()
+	v.filter.Value = numbers[0] * unit
+	v.filter.Error = factor*min(numbers[1]*unit*unit, initialError) + (1-factor)*initialError
 	if numbers[2] > 0 {
 		v.weight = numbers[2] / float64(len(s.servers))
 	}
-	s.noise = numbers[3]
+	s.noise = numbers[3] * unit * unit
 }

@@ -179,6 +179,9 @@ const (
 	windowTime = 0.5
 	// trialShare is the share of its usual number of flows that a server gets while it is watched.
 	trialShare = 0.25
+	// aftermath is the time in seconds for which flows of an ill server can stay after it is well: the
+	// default of timeouts.silent.
+	aftermath = 10
 	// trialAnswers is the number of answers of a well server that suffice in a window.
 	trialAnswers = 2
 )
@@ -211,6 +214,10 @@ func (e *Estimator) treat(server int, trials, most float64) {
 	s := &e.servers[server]
 	was := s.isSuspect
 	s.isSuspect = s.suspicion() > 1
+	s.doubtful = max(0, s.doubtful-e.window)
+	if s.isSuspect {
+		s.doubtful = aftermath
+	}
 	if was && !s.isSuspect {
 		s.age = 0
 	}
@@ -218,11 +225,21 @@ func (e *Estimator) treat(server int, trials, most float64) {
 		e.capacities.Forget(int32(server))
 	}
 	s.stale = uint32(max(0, float64(count(s.last.New))-s.answers.open))
-	if !s.isWatched() {
+	switch {
+	case s.isWatched():
+		s.credit = min(max(0, s.credit-s.since.placed)+trials, most)
+	case e.capacities != nil && s.isIdle():
+		s.credit = min(s.credit+trials/trialShare, most)
+	default:
 		s.credit = 0
-		return
 	}
-	s.credit = min(max(0, s.credit-s.since.placed)+trials, most)
+}
+
+// isIdle tells whether a home server had no flows in this window. A flow does not wait there. But
+// with a low capacity, servers with more flows attract all new ones, as long as these have little to
+// do. Without flows, nothing would ever show that the capacity is higher.
+func (s *server) isIdle() bool {
+	return s.Weight > 0 && !s.away && s.since.placed == 0 && s.last.Established+s.last.New == 0
 }
 
 // isWatched tells whether it is to be found out if the server is well: it gets flows in any case.

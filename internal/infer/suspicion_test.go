@@ -173,7 +173,7 @@ func TestTrials(t *testing.T) {
 			w.sites[3].fault = healthy
 			w.run(10)
 			r := w.gates[0].estimator.Report(3)
-			if ill > 0.5/8 || r.Suspicion > 1 {
+			if ill > 0.5/8 || r.Unanswered*r.Silent > 1 {
 				t.Errorf("%s, seed %d: a share of %.3f, then %+v", kind, seed, ill, r)
 			}
 		}
@@ -185,12 +185,12 @@ func TestSuspectsBeginSlowly(t *testing.T) {
 	e := newEstimator(t, LeastQueue, members(2))
 	e.servers[0].answers.belief = belief{ill: 0.5}
 	e.Step(windowTime, 1)
-	if r := e.Report(0); r.Suspicion == 1 || r.SlowStart > 1 {
+	if r := e.Report(0); r.Unanswered*r.Silent == 1 || r.SlowStart > 1 {
 		t.Errorf("a suspect: %+v", r)
 	}
 	e.servers[0].since = events{placed: 2, answered: 2}
 	e.Step(windowTime, 1)
-	if r := e.Report(0); r.Suspicion > 1 || r.SlowStart != 1/leastShare {
+	if r := e.Report(0); r.Unanswered*r.Silent > 1 || r.SlowStart != 1/leastShare {
 		t.Errorf("well again: %+v", r)
 	}
 }
@@ -209,7 +209,7 @@ func TestFlood(t *testing.T) {
 			for range 60 {
 				w.run(0.5)
 				for s := range w.sites {
-					if r := w.gates[0].estimator.Report(s); r.Suspicion > 1 {
+					if r := w.gates[0].estimator.Report(s); r.Unanswered*r.Silent > 1 {
 						t.Fatalf("%s, %v SYNs per second: at %.1f s: %+v", kind, flood, w.now, r)
 					}
 				}

@@ -26,9 +26,9 @@ type Estimate struct {
 	Wait float64
 	// Duration is a mean duration of flows in seconds.
 	Duration float64
-	// SlowStart and Suspicion are the factors by which the server seems slower, because it is new
-	// or does not answer.
-	SlowStart, Suspicion float64
+	// SlowStart, Unanswered and Silent are the factors by which the server seems slower, as in
+	// infer.Report.
+	SlowStart, Unanswered, Silent float64
 	// Told is the load by the server's own account, at the time ToldAt on the clock of BootTime. It
 	// is nil if the server is not polled, or has told nothing that counts.
 	Told   *infer.Load
@@ -44,7 +44,8 @@ var _ [len(balancerEstimate{}.State) - infer.StateSize]byte
 func (e *Estimate) stored() (s balancerEstimate) {
 	s.Time = uint64(e.Time)
 	s.Capacity, s.Weight, s.Wait = fixed(e.Capacity), fixed(e.Weight), fixed(e.Wait)
-	s.Duration, s.SlowStart, s.Suspicion = fixed(e.Duration), fixed(e.SlowStart), fixed(e.Suspicion)
+	s.Duration, s.SlowStart = fixed(e.Duration), fixed(e.SlowStart)
+	s.Unanswered, s.Silent = fixed(e.Unanswered), fixed(e.Silent)
 	if e.Told != nil {
 		s.Told, s.Busy, s.Limit = uint64(e.ToldAt), uint32(e.Told.Busy), uint32(e.Told.Capacity)
 	}
@@ -56,7 +57,8 @@ func estimateOf(s *balancerEstimate) (e Estimate) {
 	number := func(n uint32) float64 { return float64(n) / infer.PriceOne }
 	e.Time = time.Duration(s.Time)
 	e.Capacity, e.Weight, e.Wait = number(s.Capacity), number(s.Weight), number(s.Wait)
-	e.Duration, e.SlowStart, e.Suspicion = number(s.Duration), number(s.SlowStart), number(s.Suspicion)
+	e.Duration, e.SlowStart = number(s.Duration), number(s.SlowStart)
+	e.Unanswered, e.Silent = number(s.Unanswered), number(s.Silent)
 	if s.Told != 0 {
 		e.Told, e.ToldAt = &infer.Load{Busy: float64(s.Busy), Capacity: float64(s.Limit)}, time.Duration(s.Told)
 	}

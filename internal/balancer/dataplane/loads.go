@@ -86,10 +86,15 @@ func (t *LoadTable) Placed(slot uint32) (placed, answered uint32) {
 
 // Time tells the data path whether to sample the durations of the slot's server.
 func (t *LoadTable) Time(slot uint32, isTimed bool) {
-	t.loads[slot].IsTimed = 0
-	if isTimed {
-		t.loads[slot].IsTimed = 1
+	t.loads[slot].IsTimed = flag(isTimed)
+}
+
+// flag returns 1 for true. Packets read flags at any time, so a flag must be written once.
+func flag(is bool) uint8 {
+	if is {
+		return 1
 	}
+	return 0
 }
 
 // Durations appends the sample of the durations of the slot's server to a list, in seconds.
@@ -109,10 +114,7 @@ func (t *LoadTable) SetPrice(slot uint32, price infer.Price) {
 	atomic.StoreUint32(&load.Unit, price.Unit)
 	atomic.StoreUint32(&load.Extra, price.Extra)
 	atomic.StoreUint32(&load.Stale, price.Stale)
-	load.Position, load.IsAway = price.Position, 0
-	if price.Away {
-		load.IsAway = 1
-	}
+	load.Position, load.IsAway = price.Position, flag(price.Away)
 }
 
 // Try makes the next flows go to the slot's server when it is ranked again, at least as many as
@@ -144,6 +146,13 @@ func (t *LoadTable) Score(slot uint32) uint64 {
 		score &= 1<<scoreShift - 1
 	}
 	return score
+}
+
+// Forget removes the trials of the slot's server, and the sample of durations. They can be those of
+// a server that was removed, and is there again.
+func (t *LoadTable) Forget(slot uint32) {
+	atomic.StoreInt32(&t.loads[slot].Trials, 0)
+	atomic.StoreUint32(&t.reservoirs[slot].Count, 0)
 }
 
 // reset removes all that is known of the slot's server, except the numbers of its flows, which

@@ -52,10 +52,13 @@ type EstimateState struct {
 	// Duration is a mean duration of flows in seconds: under territories, of a flow while it is the
 	// server's only one; under HLB, of the flows that have ended last.
 	Duration *float64 `json:"duration_seconds"`
-	// SlowStart and Suspicion are the factors by which the server seems slower, because it is new
-	// or does not answer. They are 1 or more.
-	SlowStart float64 `json:"slow_start"`
-	Suspicion float64 `json:"suspicion"`
+	// SlowStart, Unanswered and Silent are the factors by which the server seems slower: because it
+	// takes new flows for a short time only, because it does not answer new flows as others do, and
+	// because its flows fall silent, whereas those of others end. They are 1 or more. Of the last
+	// two, the larger one counts.
+	SlowStart  float64 `json:"slow_start"`
+	Unanswered float64 `json:"unanswered"`
+	Silent     float64 `json:"silent"`
 	// Polled is the load by the server's own account. It is nil if the service does not poll, or
 	// the server has told no load that counts.
 	Polled *PolledLoad `json:"polled,omitempty"`
@@ -104,7 +107,7 @@ func (v *View) inferred(slot uint32, of *InferenceState) (*InferredServer, error
 	s.Estimate = &EstimateState{
 		Capacity: known(estimate.Capacity), Weight: known(estimate.Weight),
 		Duration:  known(estimate.Duration),
-		SlowStart: estimate.SlowStart, Suspicion: estimate.Suspicion,
+		SlowStart: estimate.SlowStart, Unanswered: estimate.Unanswered, Silent: estimate.Silent,
 	}
 	if s.Estimate.Capacity != nil {
 		s.Estimate.Wait = &estimate.Wait

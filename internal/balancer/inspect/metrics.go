@@ -238,7 +238,8 @@ func collectInferred(out chan<- prometheus.Metric, i *InferredServer, labels []s
 		}
 	}
 	gauge(out, slowdownDesc, e.SlowStart, with("slow_start")...)
-	gauge(out, slowdownDesc, e.Suspicion, with("no_answers")...)
+	gauge(out, slowdownDesc, e.Unanswered, with("no_answers")...)
+	gauge(out, slowdownDesc, e.Silent, with("silent")...)
 	if e.Polled != nil {
 		collectPolled(out, e.Polled, labels)
 	}
