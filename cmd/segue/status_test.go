@@ -125,10 +125,10 @@ func inferredService(packets uint64) *inspect.ServiceState {
 	placed := []uint64{3 * packets / 100, packets / 100, 0}
 	for i, inferred := range []inspect.InferredServer{
 		{New: 1, Established: 3, Placed: 120, Answered: 119, Delay: 1.25, Estimate: &inspect.EstimateState{
-			Capacity: new(4.0), Wait: new(0.0), Duration: new(0.1), SlowStart: 1, Unanswered: 1, Silent: 1,
+			Capacity: new(4.0), Wait: new(0.0), Duration: new(0.1), SlowStart: 1, NoAnswers: 1, SilentFlows: 1,
 		}},
 		{Placed: 7, Answered: 5, Delay: 4, Away: true, Estimate: &inspect.EstimateState{
-			Capacity: new(4.0), Wait: new(0.5), SlowStart: 16, Unanswered: 2.4, Silent: 1.5,
+			Capacity: new(4.0), Wait: new(0.5), SlowStart: 16, NoAnswers: 2.4, SilentFlows: 1.5,
 		}},
 		{Delay: 1},
 	} {
@@ -155,7 +155,7 @@ func polledService(packets uint64) *inspect.ServiceState {
 		{Weight: new(0.25), Polled: &inspect.PolledLoad{Busy: 9, Age: 2.2}},
 		{Weight: new(0.625)},
 	} {
-		estimate.SlowStart, estimate.Unanswered, estimate.Silent = 1, 1, 1
+		estimate.SlowStart, estimate.NoAnswers, estimate.SilentFlows = 1, 1, 1
 		s.Servers[i].Name = fmt.Sprint("p", i+1)
 		s.Servers[i].Inferred = &inspect.InferredServer{Delay: 1, Estimate: &estimate}
 	}

@@ -104,7 +104,7 @@ func describeSlower(e *inspect.EstimateState) string {
 		for _, r := range []struct {
 			factor float64
 			why    string
-		}{{e.SlowStart, "slow start"}, {e.Unanswered, "no answers"}, {e.Silent, "flows fall silent"}} {
+		}{{e.SlowStart, "slow start"}, {e.NoAnswers, "no answers"}, {e.SilentFlows, "silent flows"}} {
 			if r.factor > 1 {
 				reasons = append(reasons, short(r.factor)+"x, "+r.why)
 			}

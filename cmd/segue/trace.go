@@ -44,7 +44,7 @@ socket, and the verdict on a packet for each SID function. With --next it also s
 whether the server has a route to the next server.
 
 With --ask, trace on a balancer also runs "segue trace" on the servers that the packet
-may visit, if there are several: if the service hunts, or has no flow table. It then
+may visit, if there are several: if the service hunts, or has no flow table. Trace then
 shows which server has the connection and which one gets the packet. The command is
 split at spaces, and {} in it stands for the server's name. The command must run in the
 network namespace of the server's agent. The last example is for servers in network

@@ -212,7 +212,8 @@ var hostNames = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*$`)
 // askAgents runs the command for all servers of the flow at the same time.
 func askAgents(ctx context.Context, command string, t *inspect.Trace) ([]askedAgent, error) {
 	if t.Service != nil && t.Placement == nil {
-		return nil, fmt.Errorf("--ask: service %s does not hunt, so no server can be asked", t.Service.Name)
+		return nil, fmt.Errorf("--ask: no server can be asked about service %s: it does not hunt, and its flow table "+
+			"tells the server of a flow", t.Service.Name)
 	}
 	agents := []askedAgent{}
 	for _, name := range serversOf(t) {

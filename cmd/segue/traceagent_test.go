@@ -342,7 +342,7 @@ func TestAskNobody(t *testing.T) {
 		}
 	}
 	hash := &inspect.Trace{Service: &inspect.TracedService{Name: "web"}}
-	if _, err := askAgents(context.Background(), "echo {}", hash); err == nil || !strings.Contains(err.Error(), "service web does not hunt") {
+	if _, err := askAgents(context.Background(), "echo {}", hash); err == nil || !strings.Contains(err.Error(), "service web: it does not hunt") {
 		t.Errorf("of a service that does not hunt: error %v", err)
 	}
 }

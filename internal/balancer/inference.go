@@ -144,7 +144,7 @@ func (n *inference) save(in *inferred) error {
 		r := in.estimator.Report(i)
 		e := &dataplane.Estimate{
 			Time: now, Capacity: r.Capacity, Weight: r.Weight, Wait: r.Wait, Duration: r.Duration,
-			SlowStart: r.SlowStart, Unanswered: r.Unanswered, Silent: r.Silent,
+			SlowStart: r.SlowStart, NoAnswers: r.NoAnswers, SilentFlows: r.SilentFlows,
 			State: in.estimator.Save(i),
 		}
 		if len(in.polled) > 0 {
@@ -203,6 +203,7 @@ func (n *inference) arrange(svc *service, node *desired.BalancerNode) error {
 func (n *inference) of(svc *service) (*inferred, error) {
 	settings := infer.Settings{
 		Kind: infer.Kind(svc.Estimates()), SlowStart: svc.slowStart().Seconds(),
+		Silent: svc.Timeouts.Silent.Seconds(),
 	}
 	in := n.byName[svc.Name]
 	if in == nil || in.settings != settings {
@@ -262,9 +263,6 @@ func (n *inference) welcome(in *inferred, slotOf map[string]uint32) error {
 	}
 	anyKnown := slices.Contains(isKnown, true)
 	for i, slot := range in.slots {
-		if !isKnown[i] {
-			n.plane.Loads.Forget(slot)
-		}
 		if !isKnown[i] && (anyKnown || len(slotOf) > 0) {
 			in.estimator.Forget(i)
 		}

@@ -267,7 +267,7 @@ func TestFloodKeepsEstimates(t *testing.T) {
 		}
 		visit(1 + step%2)
 		for i := range servers {
-			if r := f.estimatorOf("web").Report(i); r.Unanswered*r.Silent > 1 {
+			if r := f.estimatorOf("web").Report(i); r.NoAnswers*r.SilentFlows > 1 {
 				t.Fatalf("step %d, server %d: %+v", step, i, r)
 			}
 		}
@@ -317,6 +317,22 @@ func TestTrialsAreTaken(t *testing.T) {
 		if got := occurrences(to[:3])["web/s3"]; got != 3 || occurrences(to)["web/s3"] != 3 {
 			t.Errorf("%s: with three trials, flows go to %v", among, to)
 		}
+	}
+}
+
+// A server keeps no trials that its estimator does not give it any more.
+func TestTrialsEnd(t *testing.T) {
+	t.Parallel()
+	f := open(t, inferring(manyServers(4)...))
+	slot := f.slot("web", "s3")
+	f.plane.Loads.Try(slot, 100)
+	f.run(frameOf(web)) // otherwise the service has had no flow, so no server is idle
+	f.infers(time.Second)
+	for port := range uint16(40) {
+		f.run(frameOf(fromPort(web, 1000+port)))
+	}
+	if fresh, _ := f.plane.Loads.Flows(slot); fresh > 20 {
+		t.Errorf("s3 has %d of 40 flows", fresh)
 	}
 }
 
@@ -407,9 +423,15 @@ func TestServerThatIsBackBeginsAnew(t *testing.T) {
 	}
 	servers := manyServers(2)
 	f := open(t, cfg(servers...))
-	f.infers(time.Second)
 	slot := f.slot("web", "s1")
-	f.must(f.plane.Objects.Reservoirs.Put(slot, [reservoirSize + 2]uint32{3, 0, 1000, 2000, 3000}))
+	for server, microseconds := range map[string]uint32{"s1": 1000, "s2": 9000} {
+		sample := [reservoirSize + 2]uint32{1, 0, microseconds}
+		f.must(f.plane.Objects.Reservoirs.Put(f.slot("web", server), sample))
+	}
+	f.infers(time.Second)
+	if got := f.estimatorOf("web").Report(0); got.Duration != 1e-3 || got.Weight < 1.1 {
+		t.Fatalf("nothing is learned, so nothing is tested: %+v", got)
+	}
 	f.mustApply(cfg(servers[1]))
 	f.plane.Loads.Try(slot, 100)
 	f.mustApply(cfg(servers...))
@@ -420,8 +442,8 @@ func TestServerThatIsBackBeginsAnew(t *testing.T) {
 	if score := f.plane.Loads.Score(slot); len(durations) > 0 || score>>rankScoreShift == 0 {
 		t.Errorf("durations %v, score %#x", durations, score)
 	}
-	if got := f.estimatorOf("web").Report(0); got.Duration != 0 || got.SlowStart != 1 {
-		t.Errorf("%+v", got) // there is no slow start in this configuration
+	if got := f.estimatorOf("web").Report(0); got.Duration != 0 || got.Weight != 1 {
+		t.Errorf("%+v", got)
 	}
 }
 

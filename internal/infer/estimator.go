@@ -3,6 +3,7 @@
 package infer
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -51,11 +52,17 @@ func Kinds() []Kind {
 // DefaultSlowStart is the usual Settings.SlowStart, in seconds.
 const DefaultSlowStart = 10
 
+// DefaultSilent is the usual Settings.Silent, in seconds.
+const DefaultSilent = 10
+
 // Settings are the parameters of an Estimator.
 type Settings struct {
 	Kind Kind
 	// SlowStart is the time in seconds in which a new server comes to its full share. 0 is none.
 	SlowStart float64
+	// Silent is the time in seconds after which a flow without packets does not count. 0 is
+	// DefaultSilent.
+	Silent float64
 }
 
 // Counters are what the data path counts for a server.
@@ -111,7 +118,7 @@ type server struct {
 	// a flow that is not counted any more. It is good if the flow has ended, and not fallen silent.
 	endings   conduct
 	isSuspect bool
-	doubtful  float64 // time in seconds until its flows show its capacity again
+	aftermath float64 // time in seconds for which flows of a fault may still be there
 	credit    float64 // trials that it may have
 	stale     uint32  // new flows that do not count
 	load      *Load   // by the server's own account; nil: not known
@@ -128,15 +135,18 @@ func newServer(m Member, age float64) server {
 	return server{Member: m, age: age, answers: answers{conduct: conduct{belief: unknown}}, endings: conduct{belief: unknown}}
 }
 
-// NewEstimator returns an estimator without servers. It fails if the kind is unknown, or the time
-// is negative or not finite.
+// NewEstimator returns an estimator without servers. It fails if the kind is unknown, or a time is
+// negative or not finite.
 func NewEstimator(s Settings) (*Estimator, error) {
 	if !slices.Contains(Kinds(), s.Kind) {
 		return nil, fmt.Errorf("kind %q: must be one of %v", s.Kind, Kinds())
 	}
-	if !(s.SlowStart >= 0) || math.IsInf(s.SlowStart, 1) {
-		return nil, fmt.Errorf("slow start %v: must be 0 s or more", s.SlowStart)
+	for name, seconds := range map[string]float64{"slow start": s.SlowStart, "silent": s.Silent} {
+		if !(seconds >= 0) || math.IsInf(seconds, 1) {
+			return nil, fmt.Errorf("%s %v: must be 0 s or more", name, seconds)
+		}
 	}
+	s.Silent = cmp.Or(s.Silent, DefaultSilent)
 	e := &Estimator{settings: s}
 	switch s.Kind {
 	case TerritoryLearned, TerritoryConfigured:
@@ -281,7 +291,7 @@ func (e *Estimator) Sample(server int, c Counters, seconds float64) {
 		last = Counters{}
 	}
 	s.since.add(&c, &last)
-	if e.capacities == nil || s.doubtful > 0 {
+	if e.capacities == nil || s.aftermath > 0 {
 		return // flows that are not served do not show the capacity
 	}
 	e.capacities.Had(int32(server), count(c.Established), seconds)

@@ -145,7 +145,7 @@ func TestOneServer(t *testing.T) {
 		if share := w.run(30)[0]; share != 1 {
 			t.Errorf("%s: a share of %v", kind, share)
 		}
-		if r := w.gates[0].estimator.Report(0); r.SlowStart*r.Unanswered*r.Silent != 1 {
+		if r := w.gates[0].estimator.Report(0); r.SlowStart*r.NoAnswers*r.SilentFlows != 1 {
 			t.Errorf("%s: %+v", kind, r)
 		}
 	}

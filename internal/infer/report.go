@@ -17,11 +17,11 @@ type Report struct {
 	Duration float64
 	// Away tells that the server's home is another balancer.
 	Away bool
-	// SlowStart, Unanswered and Silent are the factors by which the server seems slower: because it
+	// SlowStart, NoAnswers and SilentFlows are the factors by which the server seems slower: because it
 	// takes new flows for a short time only, because it does not answer new flows as others do, and
-	// because its flows fall silent, whereas those of others end. They are 1 or more. Of the last
+	// because its flows fall silent while flows of other servers end. They are 1 or more. Of the last
 	// two, the larger one counts.
-	SlowStart, Unanswered, Silent float64
+	SlowStart, NoAnswers, SilentFlows float64
 }
 
 // Report returns what is known of a server now.
@@ -29,8 +29,8 @@ func (e *Estimator) Report(server int) Report {
 	s := &e.servers[server]
 	unit, _ := e.base(server)
 	r := Report{
-		Away: s.away, SlowStart: e.slow(s.age, unit), Unanswered: s.answers.factor(),
-		Silent: s.endings.factor(),
+		Away: s.away, SlowStart: e.slow(s.age, unit), NoAnswers: s.answers.factor(),
+		SilentFlows: s.endings.factor(),
 	}
 	switch {
 	case e.capacities != nil:

@@ -123,7 +123,11 @@ func (s *Speeds) Rearrange(from []int32) {
 		s.servers[i].weight *= scale
 		if s.options.Norm == BySum {
 			s.servers[i].filter.Value *= scale
+			s.servers[i].filter.Error = min(s.servers[i].filter.Error*scale*scale, initialError)
 		}
+	}
+	if s.options.Norm == BySum && !s.options.FixedNoise && scale > 0 && len(from) > 0 {
+		s.noise *= scale * scale
 	}
 }
 

@@ -73,6 +73,9 @@ func (e *Estimator) Restore(server int, state []byte, age float64) error {
 		b.ill = min(1-b.half, numbers[2*i+1])
 		b.age(age)
 	}
+	if s.isSuspect = s.suspicion() > 1; s.isSuspect {
+		s.aftermath = e.settings.Silent
+	}
 	switch {
 	case e.capacities != nil:
 		l := &e.capacities.servers[server]
@@ -146,5 +149,7 @@ func (s *Speeds) restore(server int, numbers []float64, factor float64) {
 	if numbers[2] > 0 {
 		v.weight = numbers[2] / float64(len(s.servers))
 	}
-	s.noise = numbers[3] * unit * unit
+	if !s.options.FixedNoise {
+		s.noise = numbers[3] * unit * unit
+	}
 }

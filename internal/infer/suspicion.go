@@ -179,9 +179,6 @@ const (
 	windowTime = 0.5
 	// trialShare is the share of its usual number of flows that a server gets while it is watched.
 	trialShare = 0.25
-	// aftermath is the time in seconds for which flows of an ill server can stay after it is well: the
-	// default of timeouts.silent.
-	aftermath = 10
 	// trialAnswers is the number of answers of a well server that suffice in a window.
 	trialAnswers = 2
 )
@@ -214,9 +211,9 @@ func (e *Estimator) treat(server int, trials, most float64) {
 	s := &e.servers[server]
 	was := s.isSuspect
 	s.isSuspect = s.suspicion() > 1
-	s.doubtful = max(0, s.doubtful-e.window)
+	s.aftermath = max(0, s.aftermath-e.window)
 	if s.isSuspect {
-		s.doubtful = aftermath
+		s.aftermath = e.settings.Silent
 	}
 	if was && !s.isSuspect {
 		s.age = 0
@@ -228,18 +225,19 @@ func (e *Estimator) treat(server int, trials, most float64) {
 	switch {
 	case s.isWatched():
 		s.credit = min(max(0, s.credit-s.since.placed)+trials, most)
-	case e.capacities != nil && s.isIdle():
-		s.credit = min(s.credit+trials/trialShare, most)
+	case e.settings.Kind == TerritoryLearned && s.isIdle():
+		s.credit = min(s.credit+trials/trialShare, 1) // so that no flow waits for another
 	default:
 		s.credit = 0
 	}
 }
 
-// isIdle tells whether a home server had no flows in this window. A flow does not wait there. But
-// with a low capacity, servers with more flows attract all new ones, as long as these have little to
-// do. Without flows, nothing would ever show that the capacity is higher.
+// isIdle tells whether a home server had no flow in this window. A flow would not wait there. But if
+// a low capacity was learned, servers with more flows attract all new ones while they have little to
+// do. Without flows, nothing would show that the capacity is higher.
 func (s *server) isIdle() bool {
-	return s.Weight > 0 && !s.away && s.since.placed == 0 && s.last.Established+s.last.New == 0
+	return s.Weight > 0 && !s.away && s.since.placed+s.since.left == 0 &&
+		s.last.Established+s.last.New == 0
 }
 
 // isWatched tells whether it is to be found out if the server is well: it gets flows in any case.
@@ -248,8 +246,8 @@ func (s *server) isWatched() bool {
 		max(s.answers.half+s.answers.ill, s.endings.half+s.endings.ill) > littleDoubt
 }
 
-// trickle returns how many flows a server that is watched gets in a window, and how many suffice:
-// a well server would answer trialAnswers of these.
+// trickle returns how many trials a server that is watched gets in a window, and the most that it
+// keeps: so many that a well server would answer trialAnswers of them.
 func (e *Estimator) trickle() (trials, most float64) {
 	var all events
 	servers := 0.0

@@ -173,7 +173,7 @@ func TestTrials(t *testing.T) {
 			w.sites[3].fault = healthy
 			w.run(10)
 			r := w.gates[0].estimator.Report(3)
-			if ill > 0.5/8 || r.Unanswered*r.Silent > 1 {
+			if ill > 0.5/8 || r.NoAnswers*r.SilentFlows > 1 {
 				t.Errorf("%s, seed %d: a share of %.3f, then %+v", kind, seed, ill, r)
 			}
 		}
@@ -185,13 +185,88 @@ func TestSuspectsBeginSlowly(t *testing.T) {
 	e := newEstimator(t, LeastQueue, members(2))
 	e.servers[0].answers.belief = belief{ill: 0.5}
 	e.Step(windowTime, 1)
-	if r := e.Report(0); r.Unanswered*r.Silent == 1 || r.SlowStart > 1 {
+	if r := e.Report(0); r.NoAnswers*r.SilentFlows == 1 || r.SlowStart > 1 {
 		t.Errorf("a suspect: %+v", r)
 	}
 	e.servers[0].since = events{placed: 2, answered: 2}
 	e.Step(windowTime, 1)
-	if r := e.Report(0); r.Unanswered*r.Silent > 1 || r.SlowStart != 1/leastShare {
+	if r := e.Report(0); r.NoAnswers*r.SilentFlows > 1 || r.SlowStart != 1/leastShare {
 		t.Errorf("well again: %+v", r)
+	}
+}
+
+// TestAftermath checks that flows do not count for the capacity of a server that is suspect, nor until
+// the flows of the fault have fallen silent, also after a restart of the balancer.
+func TestAftermath(t *testing.T) {
+	for _, restarts := range []bool{false, true} {
+		e := newEstimator(t, TerritoryLearned, members(2))
+		e.settings.Silent = 3
+		var c Counters
+		isCounted := func() bool {
+			before := e.capacities.servers[0].ends
+			c.Established, c.Placed, c.Answered = 1, c.Placed+1, c.Answered+1
+			c.Ended[0]++
+			e.Sample(0, c, 0.1)
+			return e.capacities.servers[0].ends != before
+		}
+		e.Sample(0, c, 0)
+		if !isCounted() {
+			t.Error("an end is not counted")
+		}
+		e.servers[0].answers.belief, e.servers[0].since = belief{ill: 0.5}, events{}
+		e.Step(windowTime, 1)
+		if restarts {
+			state := e.Save(0)
+			e.Forget(0)
+			if err := e.Restore(0, state[:], 0); err != nil {
+				t.Fatal(err)
+			}
+			e.Sample(0, c, 0)
+		}
+		if isCounted() {
+			t.Error("an end of a suspect is counted")
+		}
+		e.servers[0].answers.belief = unknown
+		for window := range 8 {
+			e.servers[0].since = events{placed: 2, answered: 2, left: 2, ended: 2}
+			e.Step(windowTime, 1)
+			if got, want := isCounted(), window >= 5; got != want {
+				t.Errorf("restart %t: %d windows after the suspicion an end is counted: %t", restarts, window, got)
+			}
+		}
+	}
+}
+
+// TestIdleServersKeepFewTrials checks that a server without flows collects one trial at most, for
+// example because it is drained, whether clients answer or not.
+func TestIdleServersKeepFewTrials(t *testing.T) {
+	for _, answered := range []float64{0, 100, 100_000} {
+		e := newEstimator(t, TerritoryLearned, members(8))
+		for range 40 {
+			for s := range e.servers[:7] {
+				e.servers[s].since = events{placed: 100_000, answered: answered, left: answered, ended: answered}
+			}
+			e.Step(windowTime, 1)
+		}
+		if got := e.Trials(7); got > 1 {
+			t.Errorf("%v answers: %d trials", answered, got)
+		}
+	}
+}
+
+// TestConfiguredCapacitiesCount checks that a territory with configured capacities keeps to them if
+// its servers have little to do: hardly a flow goes to a small server.
+func TestConfiguredCapacitiesCount(t *testing.T) {
+	list := append(sites(4, 1), sites(4, 8)...)
+	w := newWorld(1, TerritoryConfigured, 1, list)
+	w.exponential(0.5, 0.1)
+	w.run(30)
+	small := 0.0
+	for _, share := range w.run(60)[:4] {
+		small += share
+	}
+	if small > 0.02 {
+		t.Errorf("small servers get %.3f of the flows", small)
 	}
 }
 
@@ -209,7 +284,7 @@ func TestFlood(t *testing.T) {
 			for range 60 {
 				w.run(0.5)
 				for s := range w.sites {
-					if r := w.gates[0].estimator.Report(s); r.Unanswered*r.Silent > 1 {
+					if r := w.gates[0].estimator.Report(s); r.NoAnswers*r.SilentFlows > 1 {
 						t.Fatalf("%s, %v SYNs per second: at %.1f s: %+v", kind, flood, w.now, r)
 					}
 				}

@@ -23,8 +23,10 @@ const (
 	// probes are spread over time.
 	groups = 10
 	// Fall is the number of probes in a row without an answer that make a server Silent, unless
-	// signals of the server arrive meanwhile.
-	Fall = 3
+	// signals of the server arrive meanwhile. Signals prove only the way from the server. So
+	// fallDespiteSignals such probes make it Silent in any case. If the network loses a fifth of the
+	// probes, that many in a row are lost once in 10^7 times.
+	Fall, fallDespiteSignals = 3, 10
 	// Rise is the number of good answers in a row that end a fault.
 	Rise = 2
 	// UnansweredOffers is the number of connections that are offered to a server first and accepted
@@ -295,13 +297,14 @@ func (p *Prober) judge(s *server, now time.Time) (changed bool) {
 	return s.fault != before
 }
 
-// listen looks for signals when a probe has no answer. A server that signals is not silent: the
-// network has lost the probes. If the server were taken for silent, a repeated SYN could open its
-// connection on another server too, and then one of the two would be reset.
+// listen looks for signals when a probe has no answer. If a server signals, the network has probably
+// lost the probes. If such a server were taken for silent, a repeated SYN could open its connection
+// on another server too, and then one of the two would be reset.
 func (p *Prober) listen(s *server) {
 	signals, err := p.wire.Signals(s.target.Slot)
 	if err != nil {
-		p.log.Error("read the number of signals", "service", s.target.Service, "server", s.target.Server, "error", err)
+		p.log.Error("read the number of signals", "service", s.target.Service, "server",
+			s.target.Server, "error", err)
 		return
 	}
 	s.noteSignals(signals)

@@ -194,17 +194,43 @@ func TestProbes(t *testing.T) {
 	})
 }
 
-// A server that signals is not silent, also if the network loses its probes or their answers.
+// A server that signals is not silent, also if the network loses some of its probes in a row. If it
+// loses ten, the way to the server is broken.
 func TestProbesOfServerThatSignals(t *testing.T) {
 	w := newWire()
 	simulate(t, w, func(t *testing.T, p *Prober) {
 		p.SetTargets(t.Context(), []Target{target(1)})
-		for range 10 {
-			w.signal(1, 1)
-			expect(t, "signals, but no answers", pass(p, Interval), map[string]Fault{})
+		signals := func(probes int) {
+			for range probes {
+				w.signal(1, 1)
+				expect(t, "signals, but no answers", pass(p, Interval), map[string]Fault{})
+			}
 		}
+		signals(7)
 		expect(t, "a probe without signals", pass(p, Interval), map[string]Fault{})
 		expect(t, "neither signals nor answers", pass(p, Interval), map[string]Fault{"s1": Silent})
+		w.set(1, well)
+		expect(t, "answers", pass(p, 3*Interval), map[string]Fault{"s1": None})
+		w.set(1, nil)
+		signals(9)
+		w.signal(1, 1)
+		expect(t, "signals, but ten probes without an answer", pass(p, Interval), map[string]Fault{"s1": Silent})
+	})
+}
+
+// One answer suffices for probes of a server that signals not to be counted together.
+func TestProbesOfServerThatSignalsAndAnswers(t *testing.T) {
+	w := newWire()
+	simulate(t, w, func(t *testing.T, p *Prober) {
+		p.SetTargets(t.Context(), []Target{target(1)})
+		for i := range 40 {
+			w.signal(1, 1)
+			w.set(1, nil)
+			if i%8 == 0 {
+				w.set(1, well)
+			}
+			expect(t, "an answer to each eighth probe", pass(p, Interval), map[string]Fault{})
+		}
 	})
 }
 

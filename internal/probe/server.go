@@ -11,9 +11,11 @@ type server struct {
 	asked  bool  // a probe was sent
 
 	// Findings from probes:
-	probed       Fault
-	misses, hits int    // successive probes with and without an answer
-	signals      uint64 // signals of the server when the last probe had no answer
+	probed  Fault
+	hits    int    // successive probes with an answer
+	lost    int    // successive probes without an answer
+	misses  int    // of these, those since the last signal
+	signals uint64 // of the server, when the last probe had no answer
 
 	// Findings from offers:
 	counted bool   // the counters have been read before
@@ -43,7 +45,7 @@ func (s *server) noteProbe(found Fault) (proof bool) {
 	before := s.probed
 	switch found {
 	case None:
-		s.misses = 0
+		s.misses, s.lost = 0, 0
 		s.hits++
 		if s.hits >= Rise {
 			s.probed = None
@@ -51,18 +53,19 @@ func (s *server) noteProbe(found Fault) (proof bool) {
 	case Silent:
 		s.hits = 0
 		s.misses++
-		if s.misses >= Fall {
+		s.lost++
+		if s.misses >= Fall || s.lost >= fallDespiteSignals {
 			s.probed = Silent
 		}
 	default:
-		s.misses, s.hits = 0, 0
+		s.misses, s.lost, s.hits = 0, 0, 0
 		s.probed = found
 	}
 	return before == None && s.probed != None
 }
 
-// noteSignals takes the number of a server's signals when a probe has no answer. If there are more
-// than at the last such probe, the earlier ones do not count.
+// noteSignals takes the number of a server's signals when a probe has no answer. If the server has
+// signalled since the last probe without an answer, the count of such probes begins anew.
 func (s *server) noteSignals(now uint64) {
 	if now != s.signals {
 		s.misses = 0

@@ -26,9 +26,9 @@ type Estimate struct {
 	Wait float64
 	// Duration is a mean duration of flows in seconds.
 	Duration float64
-	// SlowStart, Unanswered and Silent are the factors by which the server seems slower, as in
+	// SlowStart, NoAnswers and SilentFlows are the factors by which the server seems slower, as in
 	// infer.Report.
-	SlowStart, Unanswered, Silent float64
+	SlowStart, NoAnswers, SilentFlows float64
 	// Told is the load by the server's own account, at the time ToldAt on the clock of BootTime. It
 	// is nil if the server is not polled, or has told nothing that counts.
 	Told   *infer.Load
@@ -45,7 +45,7 @@ func (e *Estimate) stored() (s balancerEstimate) {
 	s.Time = uint64(e.Time)
 	s.Capacity, s.Weight, s.Wait = fixed(e.Capacity), fixed(e.Weight), fixed(e.Wait)
 	s.Duration, s.SlowStart = fixed(e.Duration), fixed(e.SlowStart)
-	s.Unanswered, s.Silent = fixed(e.Unanswered), fixed(e.Silent)
+	s.NoAnswers, s.SilentFlows = fixed(e.NoAnswers), fixed(e.SilentFlows)
 	if e.Told != nil {
 		s.Told, s.Busy, s.Limit = uint64(e.ToldAt), uint32(e.Told.Busy), uint32(e.Told.Capacity)
 	}
@@ -58,7 +58,7 @@ func estimateOf(s *balancerEstimate) (e Estimate) {
 	e.Time = time.Duration(s.Time)
 	e.Capacity, e.Weight, e.Wait = number(s.Capacity), number(s.Weight), number(s.Wait)
 	e.Duration, e.SlowStart = number(s.Duration), number(s.SlowStart)
-	e.Unanswered, e.Silent = number(s.Unanswered), number(s.Silent)
+	e.NoAnswers, e.SilentFlows = number(s.NoAnswers), number(s.SilentFlows)
 	if s.Told != 0 {
 		e.Told, e.ToldAt = &infer.Load{Busy: float64(s.Busy), Capacity: float64(s.Limit)}, time.Duration(s.Told)
 	}

@@ -89,7 +89,8 @@ func (t *LoadTable) Time(slot uint32, isTimed bool) {
 	t.loads[slot].IsTimed = flag(isTimed)
 }
 
-// flag returns 1 for true. Packets read flags at any time, so a flag must be written once.
+// flag returns 1 for true. Flags are written once: a packet between two writes would see the wrong
+// value.
 func flag(is bool) uint8 {
 	if is {
 		return 1
@@ -118,10 +119,10 @@ func (t *LoadTable) SetPrice(slot uint32, price infer.Price) {
 }
 
 // Try makes the next flows go to the slot's server when it is ranked again, at least as many as
-// the argument says. Packets may take trials at the same time.
+// the argument says. 0 ends all trials. Packets may take trials at the same time.
 func (t *LoadTable) Try(slot, flows uint32) {
 	trials := &t.loads[slot].Trials
-	if left := atomic.LoadInt32(trials); left < int32(flows) {
+	if left := atomic.LoadInt32(trials); flows == 0 || left < int32(flows) {
 		atomic.CompareAndSwapInt32(trials, left, int32(flows))
 	}
 }
@@ -148,11 +149,17 @@ func (t *LoadTable) Score(slot uint32) uint64 {
 	return score
 }
 
-// Forget removes the trials of the slot's server, and the sample of durations. They can be those of
-// a server that was removed, and is there again.
-func (t *LoadTable) Forget(slot uint32) {
-	atomic.StoreInt32(&t.loads[slot].Trials, 0)
-	atomic.StoreUint32(&t.reservoirs[slot].Count, 0)
+// forgetLoad removes the trials of the slot's server, and the sample of durations: the server was
+// removed, and is added again.
+func (p *Plane) forgetLoad(slot uint32) error {
+	if p.backup != nil {
+		if err := p.backup.keepCounters(slot); err != nil {
+			return err
+		}
+	}
+	atomic.StoreInt32(&p.Loads.loads[slot].Trials, 0)
+	atomic.StoreUint32(&p.Loads.reservoirs[slot].Count, 0)
+	return nil
 }
 
 // reset removes all that is known of the slot's server, except the numbers of its flows, which

@@ -105,6 +105,9 @@ func (s *Slots) Claim(key ServerKey, service uint32, known Known, flags ServerFl
 		switch {
 		case present&FlagInUse == 0:
 			flags |= FlagFailing
+			if err := s.plane.forgetLoad(slot); err != nil {
+				return 0, err
+			}
 		case present&FlagDrained == 0:
 			flags &^= FlagDrained
 		}

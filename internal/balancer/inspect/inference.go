@@ -52,13 +52,13 @@ type EstimateState struct {
 	// Duration is a mean duration of flows in seconds: under territories, of a flow while it is the
 	// server's only one; under HLB, of the flows that have ended last.
 	Duration *float64 `json:"duration_seconds"`
-	// SlowStart, Unanswered and Silent are the factors by which the server seems slower: because it
+	// SlowStart, NoAnswers and SilentFlows are the factors by which the server seems slower: because it
 	// takes new flows for a short time only, because it does not answer new flows as others do, and
-	// because its flows fall silent, whereas those of others end. They are 1 or more. Of the last
+	// because its flows fall silent while flows of other servers end. They are 1 or more. Of the last
 	// two, the larger one counts.
-	SlowStart  float64 `json:"slow_start"`
-	Unanswered float64 `json:"unanswered"`
-	Silent     float64 `json:"silent"`
+	SlowStart   float64 `json:"slow_start"`
+	NoAnswers   float64 `json:"no_answers"`
+	SilentFlows float64 `json:"silent_flows"`
 	// Polled is the load by the server's own account. It is nil if the service does not poll, or
 	// the server has told no load that counts.
 	Polled *PolledLoad `json:"polled,omitempty"`
@@ -107,7 +107,8 @@ func (v *View) inferred(slot uint32, of *InferenceState) (*InferredServer, error
 	s.Estimate = &EstimateState{
 		Capacity: known(estimate.Capacity), Weight: known(estimate.Weight),
 		Duration:  known(estimate.Duration),
-		SlowStart: estimate.SlowStart, Unanswered: estimate.Unanswered, Silent: estimate.Silent,
+		SlowStart: estimate.SlowStart, NoAnswers: estimate.NoAnswers,
+		SilentFlows: estimate.SilentFlows,
 	}
 	if s.Estimate.Capacity != nil {
 		s.Estimate.Wait = &estimate.Wait

@@ -81,7 +81,7 @@ var (
 	serverWaitDesc = desc("server_wait_ratio",
 		"Time that flows wait for each second of service, as inferred.", "service", "server")
 	slowdownDesc = desc("server_slowdown",
-		"Factor by which the server seems slower, as it is new or does not answer.",
+		"Factor by which the server seems slower: as it is new, as it does not answer, or as its flows fall silent.",
 		"service", "server", "reason")
 	estimateAgeDesc = desc("service_estimate_age_seconds",
 		"Time since the loads of the servers were last estimated.", "service", "estimator")
@@ -238,8 +238,8 @@ func collectInferred(out chan<- prometheus.Metric, i *InferredServer, labels []s
 		}
 	}
 	gauge(out, slowdownDesc, e.SlowStart, with("slow_start")...)
-	gauge(out, slowdownDesc, e.Unanswered, with("no_answers")...)
-	gauge(out, slowdownDesc, e.Silent, with("silent")...)
+	gauge(out, slowdownDesc, e.NoAnswers, with("no_answers")...)
+	gauge(out, slowdownDesc, e.SilentFlows, with("silent_flows")...)
 	if e.Polled != nil {
 		collectPolled(out, e.Polled, labels)
 	}

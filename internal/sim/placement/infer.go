@@ -52,7 +52,9 @@ func (m *Infer) New(b *sim.Balancer) (sim.Placement, error) {
 	if n > mostServers {
 		return nil, errors.New("too many servers: at most " + strconv.Itoa(mostServers))
 	}
-	e, err := infer.NewEstimator(infer.Settings{Kind: m.Kind, SlowStart: m.SlowStart.Seconds()})
+	e, err := infer.NewEstimator(infer.Settings{
+		Kind: m.Kind, SlowStart: m.SlowStart.Seconds(), Silent: m.Silent.Seconds(),
+	})
 	if err != nil {
 		return nil, err
 	}
