@@ -315,19 +315,19 @@ enum estimator {
  */
 #define ESTIMATE_STATE 300 /* StateSize in internal/infer/state.go, and some more */
 struct estimate {
-	__u64 time;	  /* of the estimate, in nanoseconds of CLOCK_BOOTTIME */
-	__u64 told;	  /* time of the server's own load; 0: there is none that counts */
-	__u32 capacity;	  /* flows that the server serves at once */
-	__u32 weight;	  /* relative to the other servers: infer.Report */
-	__u32 wait;	  /* time that flows wait, for each second of service */
-	__u32 duration;	  /* of flows, in seconds */
+	__u64 time;	/* of the estimate, in nanoseconds of CLOCK_BOOTTIME */
+	__u64 told;	/* time of the server's own load; 0: there is none that counts */
+	__u32 capacity; /* flows that the server serves at once */
+	__u32 weight;	/* relative to the other servers: infer.Report */
+	__u32 wait;	/* time that flows wait, for each second of service */
+	__u32 duration; /* of flows, in seconds */
 	/* By these factors it seems slower: because it is new, because it does not answer new flows as
 	 * others do, and because its flows fall silent while flows of other servers end. */
 	__u32 slow_start;
 	__u32 no_answers;
 	__u32 silent_flows;
-	__u32 busy;	  /* the server's own load, in units of its load source */
-	__u32 limit;	  /* the capacity that the server told with it; 0: not known */
+	__u32 busy;		    /* the server's own load, in units of its load source */
+	__u32 limit;		    /* the capacity that the server told with it; 0: not known */
 	__u8 state[ESTIMATE_STATE]; /* as the estimator saves it, and zeros */
 };
 _Static_assert(sizeof(struct estimate) == 52 + ESTIMATE_STATE, "padding would not be zero");

@@ -172,6 +172,10 @@ func TestDescribeInference(t *testing.T) {
 			inspect.InferenceState{Estimator: "hlb", Among: desired.AmongAll, Age: new(0.4999)}},
 		"infer territory among candidates, not estimated yet": {desired.PlacementInfer,
 			inspect.InferenceState{Estimator: "territory", Among: desired.AmongCandidates}},
+		"least-queue among two, not estimated yet": {desired.PlacementLeastQueue,
+			inspect.InferenceState{Estimator: "least-queue", Among: desired.AmongTwo}},
+		"gsq2, not estimated yet": {desired.PlacementGSQ2,
+			inspect.InferenceState{Estimator: "gsq2", Among: desired.AmongTwo}},
 		"sed, ESTIMATES ARE 1M40S OLD": {desired.PlacementSED,
 			inspect.InferenceState{Estimator: "sed", Among: desired.AmongAll, Age: new(100.0)}},
 	} {

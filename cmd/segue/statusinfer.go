@@ -19,8 +19,8 @@ func describeInference(s *inspect.ServiceState) string {
 	if s.Placement == desired.PlacementInfer {
 		text += " " + s.Inference.Estimator
 	}
-	if s.Inference.Among == desired.AmongCandidates {
-		text += " among candidates"
+	if among := s.Inference.Among; among != desired.AmongAll && !s.Placement.Polls() {
+		text += " among " + string(among)
 	}
 	if s.Inference.Age == nil {
 		return text + ", not estimated yet"

@@ -80,6 +80,10 @@ func (k *kernel) attachCounting(t *datapath.Takeover) error {
 	l, err = link.AttachCgroup(link.CgroupOptions{
 		Path: root, Attach: ebpf.AttachCGroupSockOps, Program: k.objects.CountConnections,
 	})
+	if errors.Is(err, unix.E2BIG) {
+		return fmt.Errorf("attach to %s: %w: the kernel allows 64 such programs, and each agent on "+
+			"this machine has one", root, err)
+	}
 	if err != nil {
 		return fmt.Errorf("attach to %s: %w", root, err)
 	}

@@ -47,6 +47,7 @@ type inferred struct {
 	names     []string      // of servers, by index of the estimator
 	slots     []uint32      // likewise
 	polled    []polled      // likewise; empty: the service does not poll
+	suspects  []string      // names of servers that seem ill
 	// sampled, stepped and asked are the times of the last sample, of the last step and of the last
 	// polls; zero: none yet.
 	sampled, stepped, asked time.Time
@@ -142,6 +143,7 @@ func (n *inference) save(in *inferred) error {
 	}
 	for i, slot := range in.slots {
 		r := in.estimator.Report(i)
+		n.logConduct(in, in.names[i], &r)
 		e := &dataplane.Estimate{
 			Time: now, Capacity: r.Capacity, Weight: r.Weight, Wait: r.Wait, Duration: r.Duration,
 			SlowStart: r.SlowStart, NoAnswers: r.NoAnswers, SilentFlows: r.SilentFlows,
@@ -153,6 +155,26 @@ func (n *inference) save(in *inferred) error {
 		n.plane.Estimates.Add(slot, e)
 	}
 	return n.plane.Estimates.Put()
+}
+
+// logConduct logs that a server begins or ends to seem ill.
+func (n *inference) logConduct(in *inferred, server string, r *infer.Report) {
+	at := slices.Index(in.suspects, server)
+	about := []any{"service", in.name, "server", server}
+	switch isSuspect := r.NoAnswers*r.SilentFlows > 1; {
+	case isSuspect == (at >= 0):
+	case isSuspect && r.NoAnswers >= r.SilentFlows:
+		in.suspects = append(in.suspects, server)
+		n.log.Warn("clients of a server send fewer second packets than those of other servers: it gets "+
+			"hardly any new flows", about...)
+	case isSuspect:
+		in.suspects = append(in.suspects, server)
+		n.log.Warn("flows of a server fall silent, while those of other servers end: it gets hardly any "+
+			"new flows", about...)
+	default:
+		in.suspects = slices.Delete(in.suspects, at, at+1)
+		n.log.Info("a server gets new flows again", about...)
+	}
 }
 
 // logProblem logs an error once, until there is none any more.

@@ -3,16 +3,20 @@
 package balancer
 
 import (
+	"bytes"
 	"cmp"
 	"fmt"
+	"log/slog"
 	"maps"
 	"math"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
+	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/infer"
 	"github.com/segue-lb/segue/internal/packet"
@@ -317,6 +321,62 @@ func TestTrialsAreTaken(t *testing.T) {
 		if got := occurrences(to[:3])["web/s3"]; got != 3 || occurrences(to)["web/s3"] != 3 {
 			t.Errorf("%s: with three trials, flows go to %v", among, to)
 		}
+	}
+}
+
+// New flows that do not count any more are not shown.
+func TestStaleFlowsAreNotShown(t *testing.T) {
+	t.Parallel()
+	f := open(t, inferring(manyServers(1)...))
+	for port := range uint16(3) {
+		f.run(frameOf(fromPort(web, 1000+port)))
+	}
+	f.plane.Loads.SetPrice(f.slot("web", "s1"), infer.Price{Unit: infer.PriceOne, Stale: 2})
+	if got := mustSnapshot(t, f.view()).Services[0].Servers[0].Inferred; got.New != 1 || got.Placed != 3 {
+		t.Errorf("%+v", got)
+	}
+}
+
+// A trace shows the scores also where a flow goes to a candidate of its bucket without a flow table.
+func TestTraceOfCandidates(t *testing.T) {
+	t.Parallel()
+	for _, persistence := range []desired.Persistence{
+		desired.PersistenceTable, desired.PersistenceHint, desired.PersistenceStateless,
+	} {
+		cfg := inferring(manyServers(4)...)
+		svc := &cfg.Services[0]
+		svc.Persistence, svc.Infer.Among, svc.Candidates = persistence, desired.AmongCandidates, 3
+		if svc.FindsByColumn() {
+			svc.Generations, svc.History = 32, 3
+		}
+		f := open(t, cfg)
+		trace := mustTrace(t, f.view(), inspect.Packet{Flow: web, Length: 60, Opens: true})
+		got := trace.Placement.Scores
+		if got == nil || len(got.Servers) != 3 || got.Servers[0].Server != trace.Server.Name {
+			t.Errorf("%s: %+v, to %s", persistence, got, trace.Server.Name)
+		}
+	}
+}
+
+// The log says when a server begins and ends to seem ill.
+func TestLogOfSuspects(t *testing.T) {
+	t.Parallel()
+	f := open(t, inferring(manyServers(2)...))
+	var log bytes.Buffer
+	f.inference.log = slog.New(slog.NewTextHandler(&log, nil))
+	in := f.inference.byName["web"]
+	for _, r := range []infer.Report{
+		{NoAnswers: 1, SilentFlows: 1}, {NoAnswers: 2, SilentFlows: 1}, {NoAnswers: 3, SilentFlows: 5},
+		{NoAnswers: 1, SilentFlows: 1}, {NoAnswers: 1, SilentFlows: 2},
+	} {
+		f.inference.logConduct(in, "s2", &r)
+	}
+	for i, want := range []string{"second packets", "gets new flows again", "fall silent", ""} {
+		line, _, _ := strings.Cut(log.String(), "\n")
+		if !strings.Contains(line, want) || want != "" && !strings.Contains(line, "service=web server=s2") {
+			t.Errorf("line %d is %q, want %q", i, line, want)
+		}
+		log.Next(min(log.Len(), len(line)+1))
 	}
 }
 

@@ -194,7 +194,13 @@ func TestWarningsOfSeveralBalancers(t *testing.T) {
 		{"no agents", server, server + "\n    probe: false", one("services[1].infer.among", without)},
 		{"many servers", `servers: [{name: s1, locator: "fd00:5:0:1::/64"}]
   - name: dns`, "servers: [" + servers(9) + "]\n  - name: dns", one("services[0].infer.among", few)},
-		{"candidates", "among: all", "among: candidates", one("services[0].infer.among", lost)},
+		{"candidates", `all}
+    servers: [{name: s1, locator: "fd00:5:0:1::/64"}]`, "candidates}\n    servers: [" + servers(9) + "]",
+			one("services[0].infer.among", lost)},
+		{"candidates without a flow table", `all}
+    servers: [{name: s1, locator: "fd00:5:0:1::/64"}]`, "candidates}\n    persistence: hint\n    servers: [" +
+			servers(9) + "]", one("services[0].persistence", lost)},
+		{"all servers are candidates", "among: all", "among: candidates", nil},
 		{"candidates of hash", block, "", nil},
 		{"alone", peers, "[lb1]", nil},
 		{"strangers without territories", peers, "[lb2, lb3]", nil},
@@ -213,6 +219,34 @@ func TestWarningsOfSeveralBalancers(t *testing.T) {
 	suggesting := strings.Replace(territory, "  peers: [lb1, lb2]\n", "", 1)
 	checkWarnings(t, suggesting, ParseBalancer, []mutation{
 		{"no peers of candidates", "among: all", "among: candidates", one("node.peers", unnamed)},
+	})
+}
+
+// TestWarningsOfUnusedWeights checks the warnings about weights that have no effect, and about
+// estimators that learn nothing.
+func TestWarningsOfUnusedWeights(t *testing.T) {
+	const (
+		server = `servers: [{name: s1, locator: "fd00:5:0:1::/64"}]
+  - name: dns`
+		weights = `servers: [{name: s1, locator: "fd00:5:0:1::/64", weight: 2}, ` +
+			`{name: s2, locator: "fd00:5:0:2::/64", weight: 0}, {name: s3, locator: "fd00:5:0:3::/64", weight: 3}]
+  - name: dns`
+		unused = ", other than 0: placement sed uses weights, and placement infer with estimator territory"
+	)
+	at := func(estimator string) []problem {
+		return one("services[0].servers[0].weight", "not used by "+estimator+unused)
+	}
+	weighted := strings.Replace(inferring, server, weights, 1)
+	checkWarnings(t, weighted, ParseBalancer, []mutation{
+		{"hlb", "", "", at("hlb")},
+		{"the default", "estimator: hlb, ", "", at("territory-learned")},
+		{"territory", "estimator: hlb", "estimator: territory", nil},
+		{"equal weights", "weight: 2", "weight: 3", nil},
+		{"hash", "placement: infer\n    infer: {estimator: hlb, interval: 100ms, slow-start: 0s, among: all}", "placement: hash", nil},
+	})
+	checkWarnings(t, strings.Replace(inferring, "placement: sed", "placement: infer", 1), ParseBalancer, []mutation{
+		{"udp", "", "", one("services[1].infer.estimator", "territory-learned learns nothing from flows of udp, "+
+			"whose ends it does not see: it takes all servers for equal")},
 	})
 }
 

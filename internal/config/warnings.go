@@ -15,6 +15,7 @@ func (d *document) warnOfBalancer(b *desired.Balancer) {
 	d.warnOfUnknownClocks(b)
 	d.warnOfSeveralBalancers(b)
 	d.warnOfPeers(b)
+	d.warnOfUnusedWeights(b)
 	d.warnOfNoTaker(b)
 }
 
@@ -58,8 +59,14 @@ func (d *document) warnOfSeveralBalancers(b *desired.Balancer) {
 		}
 		at := field.Item("services", i)
 		switch {
+		case s.Infer.Among == desired.AmongCandidates && len(s.Servers) <= s.Candidates:
+			// All servers are candidates.
 		case s.Infer.Among == desired.AmongCandidates:
-			d.warnf(field.Child(at, "infer.among"), "the favourites of several balancers are the same "+
+			cause := "infer.among"
+			if s.FindsByColumn() { // then among cannot be changed
+				cause = "persistence"
+			}
+			d.warnf(field.Child(at, cause), "the favourites of several balancers are the same "+
 				"candidates: in simulations with 4 and 16 balancers, flows took 891 and 2741 ms instead of "+
 				"544 and 692 (territory), and 827 and 1260 ms instead of 699 and 743 (hlb)")
 		case !s.Probes():
@@ -91,6 +98,30 @@ func (d *document) warnOfPeers(b *desired.Balancer) {
 	if len(peers) == 0 && i >= 0 {
 		d.warnf("node.peers", "missing: if several balancers have %s, as its infer.among suggests, they "+
 			"prefer the same servers", field.Item("services", i))
+	}
+}
+
+// warnOfUnusedWeights warns about services whose placement infers, and does not do what the
+// configuration suggests: it ignores weights, or learns nothing, because UDP has no packet that ends
+// a flow.
+func (d *document) warnOfUnusedWeights(b *desired.Balancer) {
+	for i, s := range b.Services {
+		if !s.IgnoresWeights() {
+			continue
+		}
+		at := field.Item("services", i)
+		differs := slices.IndexFunc(s.Servers, func(server desired.Server) bool {
+			return *server.Weight > 0 && *server.Weight != s.HeaviestWeight()
+		})
+		if differs >= 0 {
+			d.warnf(field.Child(field.Item(field.Child(at, "servers"), differs), "weight"),
+				"not used by %s, other than 0: placement sed uses weights, and placement infer with "+
+					"estimator territory", s.Estimates())
+		}
+		if s.Placement == desired.PlacementInfer && s.Protocol == desired.UDP {
+			d.warnf(field.Child(at, "infer.estimator"), "%s learns nothing from flows of udp, whose ends it "+
+				"does not see: it takes all servers for equal", s.Estimates())
+		}
 	}
 }
 

@@ -112,6 +112,21 @@ func (s *Service) Estimates() string {
 	return string(s.Placement)
 }
 
+// IgnoresWeights tells whether the placement infers, and takes no server for faster because of its
+// weight.
+func (s *Service) IgnoresWeights() bool {
+	return s.Estimates() != "" && !s.Placement.Polls() && s.Placement != PlacementSED &&
+		s.Infer.Estimator != EstimateTerritory
+}
+
+// HeaviestWeight returns the largest weight of the servers, or 0 without servers.
+func (s *Service) HeaviestWeight() (weight uint32) {
+	for _, server := range s.Servers {
+		weight = max(weight, *server.Weight)
+	}
+	return weight
+}
+
 // HasTerritories tells whether each server has a home balancer, so that the names of balancers
 // matter.
 func (s *Service) HasTerritories() bool {

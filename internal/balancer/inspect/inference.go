@@ -24,7 +24,7 @@ type InferenceState struct {
 // InferredServer is what the balancer knows of the load of a server that a service infers.
 type InferredServer struct {
 	// New and Established are the numbers of flows that count now: flows of which one packet was
-	// seen, and flows with more packets that are not silent.
+	// seen not long ago, and flows with more packets that are not silent.
 	New         uint32 `json:"new"`
 	Established uint32 `json:"established"`
 	// Placed and Answered count flows that were placed on the server, and those of them of which
@@ -134,9 +134,11 @@ func known(x float64) *float64 {
 // loadOf returns the load of the slot's server without its estimate.
 func (v *View) loadOf(slot uint32) *InferredServer {
 	s := &InferredServer{}
+	price := v.tables.Loads.Price(slot)
 	s.New, s.Established = v.tables.Loads.Flows(slot)
+	s.New -= min(s.New, price.Stale)
 	s.Placed, s.Answered = v.tables.Loads.Placed(slot)
-	s.Delay, s.Away = v.tables.Loads.Delay(slot), v.tables.Loads.Price(slot).Away
+	s.Delay, s.Away = v.tables.Loads.Delay(slot), price.Away
 	return s
 }
 

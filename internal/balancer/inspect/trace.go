@@ -376,7 +376,8 @@ func (v *View) describePlacement(d *dataplane.Decision) (*TracedPlacement, error
 		p.Candidates = append(p.Candidates, v.serverName(slot))
 	}
 	var err error
-	if placed.IsPicked != 0 {
+	// Without a flow table, the chosen candidate is in the list as under any other placement.
+	if placed.IsPicked != 0 || placed.Count == 1 {
 		if p.Scores, err = v.describeScores(d.Service, d.Rule, placed.Bucket, placed.Candidate[0]); err != nil {
 			return nil, err
 		}
