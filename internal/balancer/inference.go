@@ -165,15 +165,14 @@ func (n *inference) logConduct(in *inferred, server string, r *infer.Report) {
 	case isSuspect == (at >= 0):
 	case isSuspect && r.NoAnswers >= r.SilentFlows:
 		in.suspects = append(in.suspects, server)
-		n.log.Warn("clients of a server send fewer second packets than those of other servers: it gets "+
-			"hardly any new flows", about...)
+		n.log.Warn("a server seems ill: its clients send fewer second packets than those of other servers",
+			about...)
 	case isSuspect:
 		in.suspects = append(in.suspects, server)
-		n.log.Warn("flows of a server fall silent, while those of other servers end: it gets hardly any "+
-			"new flows", about...)
+		n.log.Warn("a server seems ill: its flows fall silent, while those of other servers end", about...)
 	default:
 		in.suspects = slices.Delete(in.suspects, at, at+1)
-		n.log.Info("a server gets new flows again", about...)
+		n.log.Info("a server seems well again", about...)
 	}
 }
 
@@ -216,6 +215,9 @@ func (n *inference) arrange(svc *service, node *desired.BalancerNode) error {
 		in.names = append(in.names, m.Name)
 		n.plane.Loads.Time(m.slot, in.estimator.UsesDurations())
 	}
+	in.suspects = slices.DeleteFunc(in.suspects, func(name string) bool {
+		return !slices.Contains(in.names, name)
+	})
 	n.arrangePolls(in, svc)
 	return n.welcome(in, slotOf)
 }

@@ -245,8 +245,8 @@ func TestWarningsOfUnusedWeights(t *testing.T) {
 		{"hash", "placement: infer\n    infer: {estimator: hlb, interval: 100ms, slow-start: 0s, among: all}", "placement: hash", nil},
 	})
 	checkWarnings(t, strings.Replace(inferring, "placement: sed", "placement: infer", 1), ParseBalancer, []mutation{
-		{"udp", "", "", one("services[1].infer.estimator", "territory-learned learns nothing from flows of udp, "+
-			"whose ends it does not see: it takes all servers for equal")},
+		{"udp", "", "", one("services[1].infer.estimator", "territory-learned learns nothing from udp, "+
+			"because no packet ends a flow: it takes all servers for equal")},
 	})
 }
 

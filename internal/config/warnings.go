@@ -16,6 +16,7 @@ func (d *document) warnOfBalancer(b *desired.Balancer) {
 	d.warnOfSeveralBalancers(b)
 	d.warnOfPeers(b)
 	d.warnOfUnusedWeights(b)
+	d.warnOfUnseenEnds(b)
 	d.warnOfNoTaker(b)
 }
 
@@ -101,9 +102,7 @@ func (d *document) warnOfPeers(b *desired.Balancer) {
 	}
 }
 
-// warnOfUnusedWeights warns about services whose placement infers, and does not do what the
-// configuration suggests: it ignores weights, or learns nothing, because UDP has no packet that ends
-// a flow.
+// warnOfUnusedWeights warns about different weights that a placement ignores.
 func (d *document) warnOfUnusedWeights(b *desired.Balancer) {
 	for i, s := range b.Services {
 		if !s.IgnoresWeights() {
@@ -118,9 +117,15 @@ func (d *document) warnOfUnusedWeights(b *desired.Balancer) {
 				"not used by %s, other than 0: placement sed uses weights, and placement infer with "+
 					"estimator territory", s.Estimates())
 		}
-		if s.Placement == desired.PlacementInfer && s.Protocol == desired.UDP {
-			d.warnf(field.Child(at, "infer.estimator"), "%s learns nothing from flows of udp, whose ends it "+
-				"does not see: it takes all servers for equal", s.Estimates())
+	}
+}
+
+// warnOfUnseenEnds warns about estimators that learn nothing from UDP, because no packet ends a flow.
+func (d *document) warnOfUnseenEnds(b *desired.Balancer) {
+	for i, s := range b.Services {
+		if s.IgnoresWeights() && s.Placement == desired.PlacementInfer && s.Protocol == desired.UDP {
+			d.warnf(field.Child(field.Item("services", i), "infer.estimator"), "%s learns nothing from udp, "+
+				"because no packet ends a flow: it takes all servers for equal", s.Estimates())
 		}
 	}
 }

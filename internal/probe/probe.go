@@ -25,7 +25,7 @@ const (
 	// Fall is the number of probes in a row without an answer that make a server Silent, unless
 	// signals of the server arrive meanwhile. Signals prove only the way from the server. So
 	// fallDespiteSignals such probes make it Silent in any case. If the network loses a fifth of the
-	// probes, that many in a row are lost once in 10^7 times.
+	// probes, ten in a row are lost with a probability of 10^-7.
 	Fall, fallDespiteSignals = 3, 10
 	// Rise is the number of good answers in a row that end a fault.
 	Rise = 2
