@@ -328,30 +328,30 @@ static __always_inline enum flow_state flow_next(enum flow_state from, enum flow
 	}
 }
 
-/* What an entry adds to the load of its server (loads.h). */
-static __always_inline __u64 entry_load(__u64 value)
+/* Whether a change gives an entry to another flow, or a flow to another server. */
+static __always_inline bool is_replaced(__u64 old, __u64 new)
 {
-	switch (entry_state(value)) {
-	case FLOW_NEW:
-		return LOAD_NEW;
-	case FLOW_ESTABLISHED:
-		return LOAD_ESTABLISHED;
-	default:
-		return 0;
-	}
+	return (old ^ new) >> FLOW_SERVER_SHIFT;
 }
 
-/* Counts a change of an entry, which may have been the entry of another flow before. Returns
- * whether the old entry's server has another load now, apart from a flood. */
-static __always_inline bool count_change(__u64 old, __u64 new)
+/* Counts a change of a flow's state in the load of its server. FLOW_FREE: the flow is not there
+ * before, or it leaves. Returns the load's word `flows` before the change. */
+static __always_inline __u64 count_states(struct load *load, enum flow_state from,
+					  enum flow_state to)
 {
-	__u64 less = entry_load(old), more = entry_load(new);
+	__u64 more = 0;
 
-	if (entry_server(old) == entry_server(new))
-		return less != more && add_load(entry_server(old), more - less);
-	if (more)
-		add_load(entry_server(new), more);
-	return less && add_load(entry_server(old), -less);
+	if (to == FLOW_NEW && from != FLOW_NEW)
+		__sync_fetch_and_add(&load->placed, 1);
+	if (from == FLOW_NEW && to == FLOW_FREE)
+		__sync_fetch_and_add(&load->lost, 1);
+	else if (from == FLOW_NEW && to != FLOW_NEW)
+		more = LOAD_ANSWERED;
+	if (to == FLOW_ESTABLISHED)
+		more += LOAD_ESTABLISHED;
+	if (from == FLOW_ESTABLISHED)
+		more -= LOAD_ESTABLISHED;
+	return more ? __sync_fetch_and_add(&load->flows, more) : flows_of(load);
 }
 
 /* Counts a change of an entry, and what it tells about the server (observe.h). Not inlined: most
@@ -367,7 +367,7 @@ static __always_inline bool entry_swap(__u64 *entry, __u64 old, __u64 new)
  * Changes the entry of the flow's bucket that has the old value. False: another core was faster,
  * and the entry is as that core left it. The data path makes every change of an entry's state, age
  * or server here, and the sweep makes its changes by sweep_entry(). Both count the change by
- * count_change(). So the loads of servers always equal what the entries of both flow tables add to
+ * count_states(). So the loads of servers always equal what the entries of both flow tables add to
  * them, except for changes under way.
  */
 static __always_inline bool flow_transition(const struct flow *flow, __u64 old, __u64 new)

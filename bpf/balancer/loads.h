@@ -9,10 +9,10 @@
 #include "decision.h"
 #include "types.h"
 
-/* The parts of struct load's `flows`: both numbers are in one word, so that one instruction moves a
- * flow from one to the other. */
+/* The parts of struct load's `flows`: both numbers are in one word, so that one instruction counts
+ * a flow's second packet. */
 #define LOAD_ESTABLISHED 1ULL
-#define LOAD_NEW (1ULL << 32)
+#define LOAD_ANSWERED (1ULL << 32)
 
 /*
  * So many flows in the state FLOW_NEW count fully. Without a flood a server has fewer, because each
@@ -23,6 +23,7 @@
 #define FLOOD_SHIFT 6
 /* No server has a billion flows. */
 #define MOST_FLOWS (1ULL << 30)
+
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1); /* set at load: as servers */
@@ -51,59 +52,44 @@ static __always_inline void take_trial(__u32 server)
 		__sync_fetch_and_add(&load->trials, -1);
 }
 
-/* The parts of a server's flows (struct load). A number can be below 0 for a moment, if one core
- * counts the end of a flow before another core counts its beginning. It is 0 then: otherwise the
- * server would seem to have billions of flows. */
+static __always_inline __u64 flows_of(const struct load *load)
+{
+	return *(const volatile __u64 *)&load->flows;
+}
+
+/* A number of flows can be below 0 for a moment, if one core counts the end of a flow before
+ * another core counts its beginning. It is 0 then: otherwise the server would seem to have billions
+ * of flows. */
+static __always_inline __u64 not_negative(__s64 number)
+{
+	return number & ~(number >> 63);
+}
+
+/* The established flows of a server, from the word `flows`. */
 static __always_inline __u64 established_of(__u64 flows)
 {
-	__s64 number = (__s32)flows;
-
-	return number & ~(number >> 63);
+	return not_negative((__s32)flows);
 }
 
-static __always_inline __u64 new_of(__u64 flows)
+/* The new flows of a server that count, with this word `flows`. The words are not read at the same
+ * moment, so the number can miss changes of other cores. */
+static __always_inline __u64 new_of(const struct load *load, __u64 flows)
 {
-	__s64 number = (__s64)(flows - (__s32)flows) >> 32;
+	__u32 answered = (flows - (__s32)flows) >> 32;
+	__u32 lost = *(const volatile __u32 *)&load->lost;
+	__u32 placed = *(const volatile __u32 *)&load->placed;
 
-	return number & ~(number >> 63);
+	return not_negative((__s64)(__s32)(placed - answered - lost) - load->stale);
 }
 
-/* The new flows that count, of a server with these flows. */
-static __always_inline __u64 fresh_flows(const struct load *load, __u64 flows)
+/* The load of a server if it gets one more flow. */
+static __always_inline __u64 next_load(const struct load *load)
 {
-	__u64 new = new_of(flows), stale = load->stale;
+	__u64 flows = flows_of(load), new = new_of(load, flows);
+	__u64 next = established_of(flows) + 1;
 
-	return new > stale ? new - stale : 0;
-}
-
-/* The flows that count fully, of a server with these flows. */
-static __always_inline __u64 sure_flows(const struct load *load, __u64 flows)
-{
-	__u64 new = fresh_flows(load, flows);
-
-	return established_of(flows) + (new < SURE_NEW ? new : SURE_NEW);
-}
-
-/* The load of a server with these flows and one more. */
-static __always_inline __u64 next_load(const struct load *load, __u64 flows)
-{
-	__u64 new = fresh_flows(load, flows), flood = new > SURE_NEW ? new - SURE_NEW : 0;
-	__u64 next = sure_flows(load, flows) + (flood >> FLOOD_SHIFT) + 1;
-
+	next += new < SURE_NEW ? new : SURE_NEW + ((new - SURE_NEW) >> FLOOD_SHIFT);
 	return next < MOST_FLOWS ? next : MOST_FLOWS;
-}
-
-/* Adds to the flows of a server. Returns whether others of its flows count fully afterwards:
- * flows of a flood change nothing. */
-static __always_inline bool add_load(__u32 server, __u64 more)
-{
-	struct load *load = load_at(server);
-	__u64 before;
-
-	if (!load)
-		return false;
-	before = __sync_fetch_and_add(&load->flows, more);
-	return sure_flows(load, before) != sure_flows(load, before + more);
 }
 
 #endif

@@ -27,63 +27,64 @@ static __always_inline void count_end(__u32 slot, __u64 flows)
 		__sync_fetch_and_add(&of->by_flows[flows < MOST_COUNTED ? flows : MOST_COUNTED], 1);
 }
 
-/* Whether a flow in this state counts as a load of its server. */
-static __always_inline bool is_load(enum flow_state state)
+/* Takes note of a flow of a server of a ranking that has changed its state. `flows` is the load's
+ * word before. */
+static __always_inline void observe(__u64 entry, const struct load *load, __u64 flows,
+				    enum flow_state from, enum flow_state to)
 {
-	return state == FLOW_NEW || state == FLOW_ESTABLISHED;
-}
-
-/* Whether a change gives an entry to another flow, or a flow to another server. */
-static __always_inline bool is_replaced(__u64 old, __u64 new)
-{
-	return (old ^ new) >> FLOW_SERVER_SHIFT;
-}
-
-/* Takes note of a flow that has changed its state, or that was placed on a server of a ranking. */
-static __always_inline void observe(__u64 old, __u64 new)
-{
-	enum flow_state from = is_replaced(old, new) ? FLOW_FREE : entry_state(old);
-	enum flow_state to = entry_state(new);
-	__u32 slot = entry_server(new);
-	struct load *load = load_at(slot);
-
-	if (!load)
-		return;
-	if (to == FLOW_NEW && from != FLOW_NEW)
-		__sync_fetch_and_add(&load->placed, 1);
-	else if (from == FLOW_NEW && to != FLOW_NEW)
-		__sync_fetch_and_add(&load->answered, 1);
 	if (load->is_timed && from == FLOW_NEW && to == FLOW_ESTABLISHED)
-		begin_duration(new);
+		begin_duration(entry);
 	if (load->is_timed && is_established(from) && to == FLOW_CLOSING)
-		end_duration(new);
+		end_duration(entry);
 	/* If a flood has forged sources, the hosts there reset what they did not open. The
 	 * server has not served these flows, so they do not tell how many it can serve. */
 	if (from == FLOW_NEW && to == FLOW_CLOSING)
-		count_end(slot, 0);
-	else if (from == FLOW_ESTABLISHED && !is_load(to))
-		count_end(slot, established_of(*(const volatile __u64 *)&load->flows) + 1);
+		count_end(entry_server(entry), 0);
+	else if (from == FLOW_ESTABLISHED && to == FLOW_CLOSING)
+		count_end(entry_server(entry), established_of(flows));
+}
+
+/* Whether a server has less to do after a change. A flow that leaves a flood changes nothing. */
+static __always_inline bool has_less(const struct load *load, enum flow_state from,
+				     enum flow_state to)
+{
+	if (from == FLOW_ESTABLISHED)
+		return to != FLOW_ESTABLISHED;
+	return from == FLOW_NEW && to != FLOW_NEW && to != FLOW_ESTABLISHED &&
+	       new_of(load, flows_of(load)) < SURE_NEW;
 }
 
 /* Lowers the rank of a server that has lost a flow. */
-static __always_inline void lower_rank_of(__u32 slot)
+static __always_inline void lower_rank_of(__u32 slot, const struct load *load)
 {
 	const struct server *server = server_at(slot);
-	const struct load *load = load_at(slot);
 
-	if (server->rank && load)
+	if (server->rank)
 		lower_rank(ranking_of(server->service), server->rank - 1,
 			   present_rank(server, slot, load));
 }
 
 __noinline int note_change(__u64 old, __u64 new)
 {
-	bool has_less = count_change(old, new);
+	bool stays = !is_replaced(old, new);
+	enum flow_state from = entry_state(old), to = entry_state(new);
+	struct load *load = load_at(entry_server(new)), *former = load;
+	__u64 flows;
 
-	if (server_at(entry_server(new))->rank)
-		observe(old, new);
-	if (has_less)
-		lower_rank_of(entry_server(old));
+	if (!load)
+		return 0;
+	flows = count_states(load, stays ? from : FLOW_FREE, to);
+	if (stays && server_at(entry_server(new))->rank)
+		observe(new, load, flows, from, to);
+	if (!stays) {
+		to = FLOW_FREE;
+		former = load_at(entry_server(old));
+		if (!old || !former)
+			return 0;
+		count_states(former, from, to);
+	}
+	if (has_less(former, from, to))
+		lower_rank_of(entry_server(old), former);
 	return 0;
 }
 

@@ -79,8 +79,7 @@ static __always_inline struct rank_line *rank_line_at(__u32 number)
 /* The score of a load, from 0 to MAX_SCORE. */
 static __always_inline __u64 score_of(const struct load *load)
 {
-	__u64 next = next_load(load, *(const volatile __u64 *)&load->flows);
-	__u64 delay = load->extra + next * load->unit;
+	__u64 delay = load->extra + next_load(load) * load->unit;
 
 	if (is_tried(load))
 		return 0;

@@ -84,10 +84,12 @@ static __always_inline bool sweep_due(__u64 *entry, __u64 value, enum flow_state
 {
 	bool turns_silent = state == FLOW_ESTABLISHED && age < server->established;
 	__u64 new = turns_silent ? value & ~((__u64)FLOW_STATE_MASK << FLOW_STATE_SHIFT) : 0;
+	struct load *load = load_at(entry_server(value));
 
 	if (!entry_swap(entry, value, new))
 		return false;
-	count_change(value, new);
+	if (load)
+		count_states(load, state, turns_silent ? FLOW_SILENT : FLOW_FREE);
 	return true;
 }
 

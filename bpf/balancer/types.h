@@ -148,13 +148,13 @@ struct server {
  * space writes the price, which tells how the numbers are to be read (ranking.h).
  */
 struct load {
-	/* Its entries of all flow tables in the state FLOW_ESTABLISHED, and in the upper half those
-	 * in the state FLOW_NEW. */
+	/* Its entries of all flow tables in the state FLOW_ESTABLISHED, and in the upper half how
+	 * many of its new flows had a second packet, modulo 2^32. */
 	__u64 flows;
-	/* How many new flows were placed on it, and how many of these had a second packet, modulo
-	 * 2^32. They are counted only while it has a place in a ranking. */
+	/* How many new flows were placed on it, and how many of these left it without a second
+	 * packet, modulo 2^32. The rest are its entries in the state FLOW_NEW (loads.h). */
 	__u32 placed;
-	__u32 answered;
+	__u32 lost;
 	__u32 unit;	/* what one flow adds to the delay, with PRICE_SHIFT; at least 1 */
 	__u32 extra;	/* what the flows of other balancers add, likewise */
 	__u16 position; /* among servers of equal scores: the lowest is taken; 12 bits */
@@ -167,7 +167,11 @@ struct load {
 	/* So many of its flows in the state FLOW_NEW do not count, because nobody has answered
 	 * them in time. User space sets it. */
 	__u32 stale;
-	__u8 pad[28];
+	/* How many new flows of earlier servers of the slot were placed and had a second packet.
+	 * User space subtracts them, because it cannot set `placed` and `flows` at one moment. */
+	__u32 placed_before;
+	__u32 answered_before;
+	__u8 pad[20];
 };
 
 /* The flows of a server that have ended, modulo 2^32. */
@@ -243,7 +247,7 @@ struct port {
  * bits of a flow's entry or another hash.
  */
 enum tables_version {
-	TABLES_VERSION = 9,
+	TABLES_VERSION = 10,
 };
 
 /* The version, and the hash keys; all but the last live as long as the tables. */

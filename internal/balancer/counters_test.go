@@ -23,6 +23,9 @@ func TestCountersOutliveServers(t *testing.T) {
 		f.run(frameOf(web, packet.Flags(packet.ACK)))
 	}
 	slot := f.slot("web", "a")
+	if placed, answered := f.plane.Loads.Placed(slot); placed != 1 || answered != 1 {
+		t.Errorf("%d flows placed, %d answered", placed, answered)
+	}
 	without := func(servers ...desired.Server) *desired.Balancer {
 		cfg := webOf(servers...)
 		cfg.Node = f.cfg.Node
@@ -34,6 +37,9 @@ func TestCountersOutliveServers(t *testing.T) {
 	f.mustApply(without(a, b))
 	if got := f.slot("web", "a"); got != slot {
 		t.Fatalf("the server has slot %d now, not %d: nothing is tested", got, slot)
+	}
+	if placed, answered := f.plane.Loads.Placed(slot); placed != 0 || answered != 0 {
+		t.Errorf("the next server begins with %d flows placed, %d answered", placed, answered)
 	}
 	lines := strings.Split(expose(t, registry), "\n")
 	for _, want := range []string{

@@ -449,8 +449,10 @@ func (s *crashSite) checkLoads(when string) (flows int) {
 		tables = append(tables, entries)
 	}
 	for slot, want := range loadsOf(uint32(len(loads)/size), tables...) {
-		word := loads[slot*size]
-		if got := (load{uint32(word >> 32), uint32(word)}); got != want {
+		confirmed, counts := loads[slot*size], loads[slot*size+1]
+		established, answered := uint32(confirmed), uint32(confirmed>>32)
+		placed, lost := uint32(counts), uint32(counts>>32)
+		if got := (load{placed - answered - lost, established}); got != want {
 			s.t.Errorf("%s: slot %d: the load is %+v, the entries are %+v", when, slot, got, want)
 		}
 		flows += int(want.unconfirmed + want.established)

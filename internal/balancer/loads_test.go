@@ -129,21 +129,26 @@ func TestLoadBelowZero(t *testing.T) {
 	t.Parallel()
 	f := open(t, inferring(manyServers(2)...))
 	slot := f.slot("web", "s1")
-	for _, flows := range []int64{-1, -1 << 32, -1 - 1<<32} {
+	for flows, of := range []struct {
+		established int64
+		lost        uint32
+	}{{-1, 0}, {0, 1}, {-1, 1}} {
 		load, err := f.plane.Objects.Loads.LookupBytes(slot)
 		f.must(err)
-		binary.NativeEndian.PutUint64(load, uint64(flows)) // the first field
+		binary.NativeEndian.PutUint64(load, uint64(of.established)) // flows
+		binary.NativeEndian.PutUint32(load[8:], 0)                  // placed
+		binary.NativeEndian.PutUint32(load[12:], of.lost)
 		f.must(f.plane.Objects.Loads.Put(slot, load))
 		if fresh, established := f.plane.Loads.Flows(slot); fresh != 0 || established != 0 {
-			t.Errorf("%d: %d new and %d established flows", flows, fresh, established)
+			t.Errorf("%+v: %d new and %d established flows", of, fresh, established)
 		}
 		f.must(f.plane.Rankings.Rank(f.services.byName["web"].slots()))
 		got := map[string]int{}
 		for port := range uint16(4) {
-			got[serverOf(f.run(frameOf(fromPort(web, 2000+port+uint16(-flows)))))]++
+			got[serverOf(f.run(frameOf(fromPort(web, 2000+port+uint16(4*flows)))))]++
 		}
 		if got["web/s1"] == 0 {
-			t.Errorf("%d: flows go to %v", flows, got)
+			t.Errorf("%+v: flows go to %v", of, got)
 		}
 		f.plane.Loads.Clear()
 		clear(f.plane.Flows.Entries)

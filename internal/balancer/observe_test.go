@@ -89,25 +89,24 @@ func (o *observer) send(flow int, flags packet.TCPFlags) {
 	o.known[flow] = after
 	o.add(before, -1)
 	o.add(after, 1)
-	if o.plane.Directory.Servers[after.slot].Rank > 0 {
-		o.observe(before, after, stays)
-	}
-}
-
-// observe counts a change of a flow whose server has a place in a ranking.
-func (o *observer) observe(before, after observedFlow, stays bool) {
-	c := o.of(after.slot)
 	was := before.state
 	if !stays {
 		was = stateFree
 	}
+	o.observe(was, after)
+}
+
+// observe counts a change of a flow. Ends count only if the server has a place in a ranking.
+func (o *observer) observe(was dataplane.FlowState, after observedFlow) {
+	c := o.of(after.slot)
 	if after.state == stateNew && was != stateNew {
 		c.Placed++
 	}
 	if was == stateNew && after.state != stateNew {
 		c.Answered++
 	}
-	switch {
+	switch isRanked := o.plane.Directory.Servers[after.slot].Rank > 0; {
+	case !isRanked:
 	case was == stateNew && after.state == stateClosing:
 		c.EndedNew++
 	case was == stateEstablished && after.state == stateClosing:

@@ -61,15 +61,38 @@ func (t *LoadTable) close() error {
 // packet was seen, and those that are established and not silent. A number that is below 0 for a
 // moment (bpf/balancer/loads.h) is returned as 0.
 func (t *LoadTable) Flows(slot uint32) (unconfirmed, established uint32) {
-	flows := int64(atomic.LoadUint64(&t.loads[slot].Flows))
-	confirmed := int64(int32(flows))
-	return uint32(max(0, (flows-confirmed)>>32)), uint32(max(0, confirmed))
+	return t.numbers(slot).current()
+}
+
+// loadNumbers are the numbers of flows in a load: see struct load in bpf/balancer/types.h.
+type loadNumbers struct {
+	placed, answered, lost uint32
+	established            int32
+}
+
+func (n loadNumbers) unconfirmed() int32 { return int32(n.placed - n.answered - n.lost) }
+
+func (n loadNumbers) current() (unconfirmed, established uint32) {
+	return uint32(max(0, n.unconfirmed())), uint32(max(0, n.established))
+}
+
+// numbers reads the numbers of a slot. Packets can change the other words after the first one is
+// read.
+func (t *LoadTable) numbers(slot uint32) loadNumbers {
+	load := &t.loads[slot]
+	flows := atomic.LoadUint64(&load.Flows)
+	established := int32(flows)
+	return loadNumbers{
+		answered: uint32((flows - uint64(int64(established))) >> 32), established: established,
+		lost: atomic.LoadUint32(&load.Lost), placed: atomic.LoadUint32(&load.Placed),
+	}
 }
 
 // Counters returns all that the data path counts for the slot's server.
 func (t *LoadTable) Counters(slot uint32) (c infer.Counters) {
-	c.New, c.Established = t.Flows(slot)
-	c.Placed, c.Answered = t.Placed(slot)
+	n := t.numbers(slot)
+	c.New, c.Established = n.current()
+	c.Placed, c.Answered = t.placed(slot, n)
 	c.EndedNew = atomic.LoadUint32(&t.ends[slot].ByFlows[0])
 	for i := range c.Ended {
 		c.Ended[i] = atomic.LoadUint32(&t.ends[slot].ByFlows[i+1])
@@ -80,8 +103,13 @@ func (t *LoadTable) Counters(slot uint32) (c infer.Counters) {
 // Placed returns how many new flows were placed on the slot's server, and how many of them had a
 // second packet, modulo 2^32.
 func (t *LoadTable) Placed(slot uint32) (placed, answered uint32) {
+	return t.placed(slot, t.numbers(slot))
+}
+
+func (t *LoadTable) placed(slot uint32, n loadNumbers) (placed, answered uint32) {
 	load := &t.loads[slot]
-	return atomic.LoadUint32(&load.Placed), atomic.LoadUint32(&load.Answered)
+	return n.placed - atomic.LoadUint32(&load.PlacedBefore),
+		n.answered - atomic.LoadUint32(&load.AnsweredBefore)
 }
 
 // Time tells the data path whether to sample the durations of the slot's server.
@@ -165,7 +193,8 @@ func (p *Plane) forgetLoad(slot uint32) error {
 // reset removes all that is known of the slot's server, except the numbers of its flows, which
 // always equal those of its entries.
 func (t *LoadTable) reset(slot uint32) {
-	t.put(slot, slotLoad{})
+	n := t.numbers(slot)
+	t.put(slot, slotLoad{load: balancerLoad{PlacedBefore: n.placed, AnsweredBefore: n.answered}})
 }
 
 // Delay returns the delay that the next flow of the slot's server is expected to have. Up to 1, the
@@ -197,11 +226,11 @@ func (t *LoadTable) of(slot uint32) slotLoad {
 	return slotLoad{t.loads[slot], t.ends[slot], t.reservoirs[slot]}
 }
 
-// put replaces all that is known of the slot's server, except the numbers of its flows.
+// put replaces all that is known of the slot's server, except what packets count of its flows.
 func (t *LoadTable) put(slot uint32, all slotLoad) {
 	t.putPrice(slot, &all.load)
-	atomic.StoreUint32(&t.loads[slot].Placed, all.load.Placed)
-	atomic.StoreUint32(&t.loads[slot].Answered, all.load.Answered)
+	atomic.StoreUint32(&t.loads[slot].PlacedBefore, all.load.PlacedBefore)
+	atomic.StoreUint32(&t.loads[slot].AnsweredBefore, all.load.AnsweredBefore)
 	atomic.StoreInt32(&t.loads[slot].Trials, all.load.Trials)
 	t.ends[slot], t.reservoirs[slot] = all.ends, all.durations
 }
@@ -215,15 +244,18 @@ func (t *LoadTable) putPrice(slot uint32, load *balancerLoad) {
 // Clear sets all numbers of flows to zero. Only tests call it, which empty the flow tables.
 func (t *LoadTable) Clear() {
 	for slot := range t.loads {
-		atomic.StoreUint64(&t.loads[slot].Flows, 0)
+		n := t.numbers(uint32(slot))
+		atomic.AddUint32(&t.loads[slot].Lost, uint32(n.unconfirmed()))
+		atomic.AddUint64(&t.loads[slot].Flows, uint64(-int64(n.established)))
 	}
 }
 
-// count adds the entry's part of its server's load, as count_change in bpf/balancer/flowtable.h.
+// count adds the entry's part of its server's load: the sweep has freed the entry (count_states in
+// bpf/balancer/flowtable.h), and it is there again.
 func (t *LoadTable) count(entry FlowEntry) {
 	switch entry.State() {
 	case FlowNew:
-		atomic.AddUint64(&t.loads[entry.Server()].Flows, 1<<32)
+		atomic.AddUint32(&t.loads[entry.Server()].Lost, ^uint32(0))
 	case FlowEstablished:
 		atomic.AddUint64(&t.loads[entry.Server()].Flows, 1)
 	}
