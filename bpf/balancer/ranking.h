@@ -76,16 +76,17 @@ static __always_inline struct rank_line *rank_line_at(__u32 number)
 	return bpf_map_lookup_elem(&rank_lines, &number);
 }
 
-/* The score of a load, from 0 to MAX_SCORE. */
+/* The score of a load, from 0 to MAX_SCORE. Without branches: the verifier follows this for each
+ * rank that a packet corrects. */
 static __always_inline __u64 score_of(const struct load *load)
 {
 	__u64 delay = load->extra + next_load(load) * load->unit;
+	__u64 waits = (PRICE_ONE - delay) >> 63;
+	__s64 untried = (trials_of(load) - 1) >> 63; /* all ones, or 0 */
 
-	if (is_tried(load))
-		return 0;
-	if (delay > PRICE_ONE || load->is_away)
-		delay += PRICE_ONE;
-	return delay < MAX_SCORE ? delay : MAX_SCORE;
+	barrier_var(untried);
+	delay += (waits | load->is_away) << PRICE_SHIFT;
+	return lower(delay, MAX_SCORE) & untried;
 }
 
 static __always_inline __u64 rank_of(__u32 slot, const struct load *load)
@@ -101,14 +102,6 @@ static __always_inline __u64 present_rank(const struct server *server, __u32 slo
 	struct service service = { .id = server->service };
 
 	return takes_flows_of(server, &service) ? rank_of(slot, load) : RANK_NONE;
-}
-
-/* The lower of two ranks, without a branch, which could not be predicted. */
-static __always_inline __u64 lower(__u64 a, __u64 b)
-{
-	__u64 difference = a - b;
-
-	return b + (difference & (__u64)((__s64)difference >> 63));
 }
 
 static __always_inline __u64 lowest_of(const struct rank_line *line)

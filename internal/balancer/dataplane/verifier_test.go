@@ -11,7 +11,7 @@ import (
 )
 
 // mostVerified is how many instructions the kernel's verifier may process for xdp_lb. It processes
-// 176,000, and 159,000 of the dry run: the test logs both. The kernel refuses a program at
+// 162,000, and 153,000 of the dry run: the test logs both. The kernel refuses a program at
 // one million.
 const mostVerified = 200_000
 
