@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -15,6 +16,7 @@ import (
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/field"
+	"github.com/segue-lb/segue/internal/lab"
 	"github.com/segue-lb/segue/internal/plural"
 	"github.com/segue-lb/segue/internal/runstate"
 )
@@ -36,7 +38,8 @@ instance. It prints each field whose change needs a restart, and each error in t
 overrides of a balancer. This needs root.
 
 Without --role, a file in which a service has the field servers is checked as a
-balancer's file, and any other as an agent's file.
+balancer's file. A file with the field servers or balancers and without the field node
+is checked as the topology of a lab, and any other file as an agent's file.
 
 The exit code is 0 if the file is valid, with or without warnings. It is 1 if the
 file is invalid, or if the instance would refuse to reload it.`,
@@ -45,7 +48,7 @@ file is invalid, or if the instance would refuse to reload it.`,
 		},
 	}
 	configFlag(cmd, &file)
-	cmd.Flags().StringVar(&role, "role", "", "`role` of the file: lb or agent")
+	cmd.Flags().StringVar(&role, "role", "", "`role` of the file: lb, agent or lab")
 	cmd.Flags().StringVar(&against, "against", "",
 		"`name` of a running instance to compare the file with")
 	return cmd
@@ -62,7 +65,7 @@ func check(cmd *cobra.Command, file, role, against string) error {
 		role, hint, err = guessRole(data)
 	}
 	if err == nil {
-		read, err = parseFor(role, data)
+		read, err = parseFor(role, data, filepath.Dir(file))
 	}
 	var problems field.Errors
 	if errors.As(err, &problems) {
@@ -91,15 +94,15 @@ func check(cmd *cobra.Command, file, role, against string) error {
 
 // checkedFile describes a valid file. For an invalid file only the kind is set.
 type checkedFile struct {
-	kind     string // balancer or agent
+	kind     string // balancer, agent or lab
 	content  string // numbers of services and servers
 	warnings field.Errors
 	fixed    []desired.Setting
-	balancer *desired.Balancer // nil for an agent's file
+	balancer *desired.Balancer // nil for any other file
 }
 
-// parseFor reads a file for the role of a host.
-func parseFor(role string, data []byte) (checkedFile, error) {
+// parseFor reads a file in dir for the role of a host, or for a lab.
+func parseFor(role string, data []byte, dir string) (checkedFile, error) {
 	switch role {
 	case "lb":
 		b, warnings, err := config.ParseBalancer(data)
@@ -115,8 +118,24 @@ func parseFor(role string, data []byte) (checkedFile, error) {
 		}
 		content := count(len(a.Services), "service")
 		return checkedFile{string(datapath.RoleAgent), content, warnings, a.Fixed(), nil}, nil
+	case "lab":
+		t, err := parseTopology(data, dir)
+		if err != nil {
+			return checkedFile{kind: "lab"}, err
+		}
+		content := count(t.Balancers, "balancer") + ", " + count(t.Servers, "server") + ", " +
+			count(len(t.Services), "service")
+		return checkedFile{kind: "lab", content: content}, nil
 	}
-	return checkedFile{}, fmt.Errorf("--role %q: must be lb or agent", role)
+	return checkedFile{}, fmt.Errorf("--role %q: must be lb, agent or lab", role)
+}
+
+func parseTopology(data []byte, dir string) (lab.Topology, error) {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return lab.Topology{}, err
+	}
+	return lab.ParseTopologyIn(data, dir)
 }
 
 // checkAgainst compares a file with the running configuration of an instance. The error is of type
@@ -170,11 +189,13 @@ func printFileWarnings(out io.Writer, warnings field.Errors) {
 // guessRole returns the role of a file, and a hint for users who meant the other role. If the file
 // is not YAML it returns an error.
 func guessRole(data []byte) (role, hint string, err error) {
-	isBalancer, err := config.HasServers(data)
+	kind, err := config.KindOf(data)
 	switch {
 	case err != nil:
 		return "", "", err
-	case isBalancer:
+	case kind == config.TopologyFile:
+		return "lab", " (for a balancer's file, use --role lb)", nil
+	case kind == config.BalancerFile:
 		return "lb", " (for an agent's file, use --role agent)", nil
 	}
 	return "agent", " (for a balancer's file, use --role lb)", nil

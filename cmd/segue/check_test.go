@@ -31,6 +31,8 @@ func TestCheck(t *testing.T) {
 	bad := write("bad.yaml", "node: {interface: eth0}\nservices:\n- {servers: [{name: s 1}]}\n")
 	badAgent := write("agent.yaml", "node: {interface: eth0}\n")
 
+	const topology = "../../docs/examples/lab/infer.yaml"
+	badTopology := write("lab.yaml", "balancers: 17\n")
 	noYAML := write("none.yaml", "node: {interface: eth0\nservices: []\n")
 
 	tests := []struct {
@@ -42,6 +44,10 @@ func TestCheck(t *testing.T) {
 		{"balancer told", "--role lb --config " + lb, lb + ": valid balancer configuration: 4 services, 10 servers\n", ""},
 		{"agent", "-c " + agent, agent + ": valid agent configuration: 3 services\n", ""},
 		{"agent told", "--role agent -c " + agent, agent + ": valid agent configuration: 3 services\n", ""},
+		{"topology", "-c " + topology, topology + ": valid lab configuration: 2 balancers, 8 servers, 1 service\n", ""},
+		{"invalid topology", "-c " + badTopology,
+			badTopology + ":1: balancers \"17\": must be 1 to 16\n",
+			badTopology + ": invalid lab configuration: 1 error (for a balancer's file, use --role lb)"},
 		{"problems", "-c " + bad, bad + ":1: node.locator: required by services[0], whose encapsulation is srv6-encap\n" +
 			bad + ":3: services[0].name: required\n" +
 			bad + ":3: services[0].vip: required\n" +
@@ -61,7 +67,7 @@ func TestCheck(t *testing.T) {
 			noYAML + ": invalid balancer configuration: 1 error"},
 		{"no file", "-c " + filepath.Join(dir, "none"), "", "no such file or directory"},
 		{"no flag", "", "", "check: missing -c FILE"},
-		{"unknown role", "--role web -c " + lb, "", `--role "web": must be lb or agent`},
+		{"unknown role", "--role web -c " + lb, "", `--role "web": must be lb, agent or lab`},
 		{"an argument", lb, "", "to name the file, write: segue check -c " + lb},
 	}
 	for _, test := range tests {

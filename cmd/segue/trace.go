@@ -349,17 +349,20 @@ func describePlacing(p *inspect.TracedPlacement, course []inspect.TracedSegment)
 	if p.InTurn {
 		return fmt.Sprintf("in turn: %s, unless another new flow comes first", strings.Join(p.Candidates, ", "))
 	}
-	return fmt.Sprintf("bucket %d of %d: %s", p.Bucket, p.Buckets, strings.Join(p.Candidates, ", "))
+	return fmt.Sprintf("bucket %d of %d: %s", *p.Bucket, p.Buckets, strings.Join(p.Candidates, ", "))
 }
 
 // describeScores names the server that gets the flow, and says how it is chosen.
 func describeScores(p *inspect.TracedPlacement) string {
 	servers := len(p.Scores.Servers) + p.Scores.Others
 	name, until := strings.Join(p.Candidates, ", "), "unless another new flow comes first"
+	if equal := p.Scores.Equal; equal > 0 {
+		name += fmt.Sprintf(" (or, on another core, one of %d with an equal score)", equal)
+	}
 	switch among := p.Scores.Among; among {
 	case desired.AmongCandidates:
 		return fmt.Sprintf("lowest score of the candidates of bucket %d of %d (%d): %s, %s",
-			p.Bucket, p.Buckets, servers, name, until)
+			*p.Bucket, p.Buckets, servers, name, until)
 	case desired.AmongAll:
 		return fmt.Sprintf("lowest score of all servers (%d): %s, %s", servers, name, until)
 	case desired.AmongWeighted:

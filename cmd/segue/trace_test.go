@@ -33,7 +33,7 @@ func TestPrintTrace(t *testing.T) {
 	server := &inspect.TracedServer{Name: "s2", Slot: 1, Address: "fd00:5:0:2::/64", Causes: []inspect.Condition{}}
 	service := &inspect.TracedService{Name: "web", Exact: true}
 	hop := &inspect.NextHop{MAC: "02:00:00:00:00:02", Ifindex: 2, Interface: "eth0", MTU: 1500}
-	placement := &inspect.TracedPlacement{Bucket: 4711, Buckets: 65537, Candidates: []string{"s2", "s1"}}
+	placement := &inspect.TracedPlacement{Bucket: new(uint32(4711)), Buckets: 65537, Candidates: []string{"s2", "s1"}}
 	for name, trace := range map[string]*inspect.Trace{
 		"new": {Opens: true, Service: service, Placement: placement, Server: server, Encapsulation: insert, NextHop: hop,
 			Reason: "forward_new"},
@@ -52,12 +52,12 @@ func TestPrintTrace(t *testing.T) {
 			Server: server, Encapsulation: insert, NextHop: hop, Reason: "forward_new"},
 		"inferred": {Opens: true, Service: service, Reason: "forward_new", Placement: &inspect.TracedPlacement{
 			Buckets: 65537, Candidates: []string{"s2"},
-			Scores: &inspect.TracedScores{Among: desired.AmongAll, Others: 40, Servers: []inspect.ScoredServer{
+			Scores: &inspect.TracedScores{Among: desired.AmongAll, Others: 40, Equal: 3, Servers: []inspect.ScoredServer{
 				{Server: "s2", InferredServer: &inspect.InferredServer{New: 1, Established: 2, Delay: 1}},
 				{Server: "s7", InferredServer: &inspect.InferredServer{Delay: 0.25, Away: true}},
 			}}}},
 		"inferred-row": {Opens: true, Service: service, Reason: "forward_new", Placement: &inspect.TracedPlacement{
-			Bucket: 4711, Buckets: 65537, Candidates: []string{"s2"},
+			Bucket: new(uint32(4711)), Buckets: 65537, Candidates: []string{"s2"},
 			Scores: &inspect.TracedScores{Among: desired.AmongCandidates, Servers: []inspect.ScoredServer{
 				{Server: "s2", InferredServer: &inspect.InferredServer{Delay: 1.5}},
 			}}}},
@@ -84,7 +84,7 @@ func TestPrintTrace(t *testing.T) {
 			Course: []inspect.TracedSegment{{Server: "s9", Function: "steer"},
 				{Server: "s2", Function: "connect-avail", Column: new(int)}, {Server: "s7", Function: "connect-avail"}}},
 		"ordered": {Opens: true, Service: service, Reason: "forward_hunt",
-			Placement: &inspect.TracedPlacement{Bucket: 4711, Buckets: 65537, Candidates: []string{"s2", "s9"},
+			Placement: &inspect.TracedPlacement{Bucket: new(uint32(4711)), Buckets: 65537, Candidates: []string{"s2", "s9"},
 				Order: &inspect.TracedOrder{Mean: 1.25, Servers: []inspect.OrderedServer{
 					{Server: "s2", Report: reported(0.5, 0.048), Estimate: new(0.66), Offered: true},
 					{Server: "s1", Report: reported(1.5, 0.2), Estimate: new(1.31)},

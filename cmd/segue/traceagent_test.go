@@ -97,7 +97,7 @@ func byDefaultRoute(t *agent.Trace) *agent.Trace {
 func huntTrace(opens bool, reason, state string, course ...inspect.TracedSegment) *inspect.Trace {
 	t := &inspect.Trace{
 		Instance: "lb", Flow: someFlow, Opens: opens, Length: 60, Service: &inspect.TracedService{Name: "web", Exact: true},
-		Placement: &inspect.TracedPlacement{Bucket: 4711, Buckets: 65537, Candidates: []string{"s2", "s1"}},
+		Placement: &inspect.TracedPlacement{Bucket: new(uint32(4711)), Buckets: 65537, Candidates: []string{"s2", "s1"}},
 		Course:    course, Reason: reason,
 	}
 	if state != "" {

@@ -355,6 +355,25 @@ func TestTraceOfCandidates(t *testing.T) {
 		if got == nil || len(got.Servers) != 3 || got.Servers[0].Server != trace.Server.Name {
 			t.Errorf("%s: %+v, to %s", persistence, got, trace.Server.Name)
 		}
+		if trace.Placement.Bucket == nil {
+			t.Errorf("%s: the bucket decides, and the trace does not show it", persistence)
+		}
+	}
+}
+
+// A trace tells how many other servers have the lowest score, too, and what is estimated of each. No
+// bucket decides.
+func TestTraceOfEqualScores(t *testing.T) {
+	t.Parallel()
+	f := open(t, inferring(manyServers(6)...))
+	f.infers(time.Second)
+	for dearer, equal := range []int{5, 4} {
+		trace := mustTrace(t, f.view(), inspect.Packet{Flow: web, Length: 60, Opens: true})
+		scores := trace.Placement.Scores
+		if scores.Equal != equal || trace.Placement.Bucket != nil || scores.Servers[0].Estimate == nil {
+			t.Errorf("%d dearer servers: %+v", dearer, trace.Placement)
+		}
+		f.plane.Loads.SetPrice(f.slot("web", "s1"), infer.Price{Unit: 1 << 20})
 	}
 }
 

@@ -45,7 +45,7 @@ func FuzzParseBalancer(f *testing.F) {
 	addExample(f, "lb.yaml", []byte(everything))
 	f.Add([]byte(everything), []byte(validBalancer))
 	f.Fuzz(func(t *testing.T, data, next []byte) {
-		HasServers(data)
+		KindOf(data)
 		a := checkRead(t, ParseBalancer, data)
 		b := checkRead(t, ParseBalancer, next)
 		if a != nil && b != nil {

@@ -83,25 +83,43 @@ func ParseAgent(data []byte) (*desired.Agent, field.Errors, error) {
 	return &a, d.warnings.Sorted(), nil
 }
 
-// HasServers tells whether a service in the file has the field servers, which may be empty. Only a
-// balancer's file has it. The error is of type field.Errors: the file is not a YAML
-// document.
-func HasServers(data []byte) (bool, error) {
+// Kind is what a file describes.
+type Kind int
+
+// The kinds of files.
+const (
+	AgentFile Kind = iota
+	BalancerFile
+	TopologyFile // of a lab
+)
+
+// KindOf guesses what a file describes. A file without the field node that has servers, balancers or
+// applications is the topology of a lab. A file in which a service has the field servers, which may
+// be empty, is a balancer's. Any other is an agent's. The error is of type field.Errors: the file is
+// not a YAML document.
+func KindOf(data []byte) (Kind, error) {
 	root, problem := parse(data)
 	if problem != nil {
-		return false, field.Errors{problem}
+		return 0, field.Errors{problem}
 	}
 	var file struct {
-		Services []struct {
+		Node         any `yaml:"node"`
+		Servers      any `yaml:"servers"`
+		Balancers    any `yaml:"balancers"`
+		Applications any `yaml:"applications"`
+		Services     []struct {
 			Servers *[]any `yaml:"servers"`
 		} `yaml:"services"`
 	}
-	// An invalid file is read as far as possible. ParseBalancer and ParseAgent report its errors.
+	// An invalid file is read as far as possible. The parser of its kind reports its errors.
 	_ = root.Load(&file, yaml.WithUniqueKeys(false))
+	if file.Node == nil && (file.Servers != nil || file.Balancers != nil || file.Applications != nil) {
+		return TopologyFile, nil
+	}
 	for _, service := range file.Services {
 		if service.Servers != nil {
-			return true, nil
+			return BalancerFile, nil
 		}
 	}
-	return false, nil
+	return AgentFile, nil
 }

@@ -348,7 +348,7 @@ func TestExamples(t *testing.T) {
 	}
 }
 
-func TestHasServers(t *testing.T) {
+func TestKindOf(t *testing.T) {
 	lb, err := os.ReadFile(examples + "lb.yaml")
 	if err != nil {
 		t.Fatal(err)
@@ -357,22 +357,28 @@ func TestHasServers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	topology, err := os.ReadFile(examples + "lab/infer.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
 	tests := map[string]struct {
 		file string
-		want bool
+		want Kind
 	}{
-		"balancer":         {string(lb), true},
-		"agent":            {string(agent), false},
-		"invalid balancer": {"services: [1, {port: x, port: [], servers: [1]}]", true},
-		"no servers":       {"services: [{servers: []}]", true},
-		"no field":         {"services: [{name: web, servers: }]", false},
+		"balancer":         {string(lb), BalancerFile},
+		"agent":            {string(agent), AgentFile},
+		"topology":         {string(topology), TopologyFile},
+		"invalid balancer": {"services: [1, {port: x, port: [], servers: [1]}]", BalancerFile},
+		"misplaced field":  {"servers: []\nnode: {}\nservices: [{servers: []}]", BalancerFile},
+		"no servers":       {"services: [{servers: []}]", BalancerFile},
+		"no field":         {"services: [{name: web, servers: }]", AgentFile},
 	}
 	for name, test := range tests {
-		if got, err := HasServers([]byte(test.file)); got != test.want || err != nil {
+		if got, err := KindOf([]byte(test.file)); got != test.want || err != nil {
 			t.Errorf("%s: got %v, %v", name, got, err)
 		}
 	}
-	if _, err := HasServers([]byte("services: [{servers: [{}]}]\nnode: ]")); err == nil || !strings.Contains(err.Error(), "line 2: ") {
+	if _, err := KindOf([]byte("services: [{servers: [{}]}]\nnode: ]")); err == nil || !strings.Contains(err.Error(), "line 2: ") {
 		t.Errorf("no YAML: %v", err)
 	}
 }

@@ -128,10 +128,10 @@ func DefaultTopology() Topology {
 
 // ParseTopology reads a topology in YAML. Missing fields have the values of the built-in topology.
 // A list replaces the built-in list as a whole. The error is of type field.Errors.
-func ParseTopology(text []byte) (Topology, error) { return parseTopology(text, "") }
+func ParseTopology(text []byte) (Topology, error) { return ParseTopologyIn(text, "") }
 
-// parseTopology is ParseTopology for a file in dir. If dir is empty, paths must be absolute.
-func parseTopology(text []byte, dir string) (Topology, error) {
+// ParseTopologyIn is ParseTopology for a file in dir. If dir is empty, paths must be absolute.
+func ParseTopologyIn(text []byte, dir string) (Topology, error) {
 	t := DefaultTopology()
 	return t, t.parse(text, dir)
 }
@@ -149,7 +149,7 @@ func LoadTopology(path string) (Topology, error) {
 	if err != nil {
 		return Topology{}, err
 	}
-	return config.Load(path, func(text []byte) (Topology, error) { return parseTopology(text, dir) })
+	return config.Load(path, func(text []byte) (Topology, error) { return ParseTopologyIn(text, dir) })
 }
 
 // A lab's name becomes part of the names of namespaces and pins. It has no hyphens, so that the

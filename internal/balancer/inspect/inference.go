@@ -150,6 +150,9 @@ type TracedScores struct {
 	Servers []ScoredServer `json:"servers"`
 	// Others is the number of the other servers that take new flows.
 	Others int `json:"others"`
+	// Equal is the number of other servers whose score equals that of the first one. Each core keeps
+	// to one of them. It is 0 unless the flow is placed among all servers.
+	Equal int `json:"equal"`
 }
 
 // ScoredServer is a server that a flow can be given to.
@@ -172,7 +175,7 @@ func (v *View) describeScores(service uint32, rule dataplane.ServiceRule, bucket
 	if err != nil {
 		return nil, err
 	}
-	best := []uint32{picked}
+	scores, best := &TracedScores{Among: among}, []uint32{picked}
 	if among == desired.AmongAll || among == desired.AmongCandidates {
 		order := func(slot uint32) uint64 {
 			score := v.tables.Loads.Score(slot)
@@ -183,12 +186,29 @@ func (v *View) describeScores(service uint32, rule dataplane.ServiceRule, bucket
 		}
 		slices.SortFunc(slots, func(a, b uint32) int { return cmp.Compare(order(a), order(b)) })
 		best = slots[:min(len(slots), mostScored)]
+		if among == desired.AmongAll {
+			scores.Equal = v.equalsOfFirst(slots)
+		}
 	}
-	scores := &TracedScores{Among: among, Others: len(slots) - len(best)}
+	scores.Others = len(slots) - len(best)
 	for _, slot := range best {
-		scores.Servers = append(scores.Servers, ScoredServer{v.serverName(slot), v.loadOf(slot)})
+		server, err := v.inferred(slot, &InferenceState{})
+		if err != nil {
+			return nil, err
+		}
+		scores.Servers = append(scores.Servers, ScoredServer{v.serverName(slot), server})
 	}
 	return scores, nil
+}
+
+// equalsOfFirst returns how many of the other servers have the score of the first one.
+func (v *View) equalsOfFirst(slots []uint32) (equal int) {
+	for _, slot := range slots[min(1, len(slots)):] {
+		if (v.tables.Loads.Score(slot)^v.tables.Loads.Score(slots[0]))&^dataplane.ScoreTie == 0 {
+			equal++
+		}
+	}
+	return equal
 }
 
 // scored returns the slots that a flow of a bucket can be given to.

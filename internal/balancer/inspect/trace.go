@@ -90,17 +90,17 @@ type TracedHint struct {
 // TracedPlacement is a row of a service's candidate table. It contains only the candidates that the
 // packet may visit.
 type TracedPlacement struct {
-	Bucket     uint32   `json:"bucket"`
+	// Bucket is nil if the flow's bucket does not decide about a new flow.
+	Bucket     *uint32  `json:"bucket"`
 	Buckets    uint32   `json:"buckets"`
 	Candidates []string `json:"candidates"` // the first one gets the flow or the first offer
 	// Random is true for a SYN that is offered to the candidates of a random bucket.
 	Random bool `json:"random,omitempty"`
 	// InTurn is true for a new flow under round-robin. Candidates is then the server whose turn it
-	// is at present, and Bucket is 0.
+	// is at present.
 	InTurn bool `json:"in_turn,omitempty"`
 	// Scores are the servers among which a new flow is placed under a placement that infers.
-	// Candidates is then the server that gets the flow at present, and Bucket is 0 unless it is
-	// chosen among the candidates of the bucket.
+	// Candidates is then the server that gets the flow at present.
 	Scores *TracedScores `json:"scores,omitempty"`
 	// Order is why these servers are offered a connection, if load reports decide. They do not
 	// decide about a SYN that another server gets first because it may have the connection.
@@ -367,10 +367,10 @@ func (v *View) describePlacement(d *dataplane.Decision) (*TracedPlacement, error
 	if placed.Count == 0 {
 		return nil, nil
 	}
-	p := &TracedPlacement{Bucket: placed.Bucket, Buckets: d.Rule.Buckets}
+	p := &TracedPlacement{Buckets: d.Rule.Buckets}
 	if placed.IsPicked != 0 {
 		placement, _ := d.Rule.PlacementName()
-		p.Bucket, p.InTurn = 0, placement == desired.PlacementRoundRobin
+		p.InTurn = placement == desired.PlacementRoundRobin
 	}
 	for _, slot := range placed.Candidate[:placed.Count] {
 		p.Candidates = append(p.Candidates, v.serverName(slot))
@@ -382,8 +382,8 @@ func (v *View) describePlacement(d *dataplane.Decision) (*TracedPlacement, error
 			return nil, err
 		}
 	}
-	if p.Scores != nil && p.Scores.Among == desired.AmongCandidates {
-		p.Bucket = placed.Bucket
+	if placed.IsPicked == 0 || (p.Scores != nil && p.Scores.Among == desired.AmongCandidates) {
+		p.Bucket = &placed.Bucket
 	}
 	if placed.Ordered == 0 {
 		return p, nil
