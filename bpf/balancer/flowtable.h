@@ -334,8 +334,8 @@ static __always_inline bool is_replaced(__u64 old, __u64 new)
 	return (old ^ new) >> FLOW_SERVER_SHIFT;
 }
 
-/* Counts a change of a flow's state in the load of its server. FLOW_FREE: the flow is not there
- * before, or it leaves. Returns the load's word `flows` before the change. */
+/* Counts a change of a flow's state in the load of its server. FLOW_FREE means that the flow had no
+ * entry before, or has none afterwards. Returns the load's word `flows` before the change. */
 static __always_inline __u64 count_states(struct load *load, enum flow_state from,
 					  enum flow_state to)
 {

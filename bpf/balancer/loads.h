@@ -37,7 +37,7 @@ static __always_inline struct load *load_at(__u32 server)
 	return bpf_map_lookup_elem(&loads, &server);
 }
 
-/* So many of the next flows go to the server, whatever its price. */
+/* The number of the next flows that go to the server, whatever its price; 0 or less: none. */
 static __always_inline __s64 trials_of(const struct load *load)
 {
 	return *(const volatile __s32 *)&load->trials;
@@ -64,7 +64,7 @@ static __always_inline __u64 not_negative(__s64 number)
 {
 	__s64 sign = number >> 63;
 
-	/* Otherwise the compiler makes it a branch, and the verifier follows twice as many paths. */
+	/* Otherwise the compiler makes it a branch: the verifier follows twice as many paths. */
 	barrier_var(sign);
 	return number & ~sign;
 }

@@ -27,8 +27,8 @@ static __always_inline void count_end(__u32 slot, __u64 flows)
 		__sync_fetch_and_add(&of->by_flows[flows < MOST_COUNTED ? flows : MOST_COUNTED], 1);
 }
 
-/* Takes note of a flow of a server of a ranking that has changed its state. `flows` is the load's
- * word before. */
+/* Takes note of a flow that has changed its state. Its server has a place in a ranking. `flows` is
+ * the load's word before the change. */
 static __always_inline void observe(__u64 entry, const struct load *load, __u64 flows,
 				    enum flow_state from, enum flow_state to)
 {
@@ -41,7 +41,7 @@ static __always_inline void observe(__u64 entry, const struct load *load, __u64 
 	if (from == FLOW_NEW && to == FLOW_CLOSING)
 		count_end(entry_server(entry), 0);
 	else if (from == FLOW_ESTABLISHED && to == FLOW_CLOSING)
-		count_end(entry_server(entry), established_of(flows));
+		count_end(entry_server(entry), established_of(flows - LOAD_ESTABLISHED) + 1);
 }
 
 /* Whether a server has less to do after a change. A flow that leaves a flood changes nothing. */
@@ -73,7 +73,7 @@ __noinline int note_change(__u64 old, __u64 new)
 
 	if (!load)
 		return 0;
-	flows = count_states(load, stays ? from : FLOW_FREE, to);
+	flows = new ? count_states(load, stays ? from : FLOW_FREE, to) : 0;
 	if (stays && server_at(entry_server(new))->rank)
 		observe(new, load, flows, from, to);
 	if (!stays) {

@@ -151,8 +151,10 @@ struct load {
 	/* Its entries of all flow tables in the state FLOW_ESTABLISHED, and in the upper half how
 	 * many of its new flows had a second packet, modulo 2^32. */
 	__u64 flows;
-	/* How many new flows were placed on it, and how many of these left it without a second
-	 * packet, modulo 2^32. The rest are its entries in the state FLOW_NEW (loads.h). */
+	/* How many new flows were placed on it, and how many entries of new flows were removed or
+	 * given to another flow, modulo 2^32. `placed` less `lost` and less the upper half of
+	 * `flows` is the number of its entries in the state FLOW_NEW. A half-open flow that moves
+	 * to the flow table counts as lost. */
 	__u32 placed;
 	__u32 lost;
 	__u32 unit;	/* what one flow adds to the delay, with PRICE_SHIFT; at least 1 */
@@ -167,8 +169,9 @@ struct load {
 	/* So many of its flows in the state FLOW_NEW do not count, because nobody has answered
 	 * them in time. User space sets it. */
 	__u32 stale;
-	/* How many new flows of earlier servers of the slot were placed and had a second packet.
-	 * User space subtracts them, because it cannot set `placed` and `flows` at one moment. */
+	/* How many new flows were placed, and how many of these had a second packet, before the
+	 * server got its place in a ranking. User space subtracts the numbers, because it cannot
+	 * set `placed` and `flows` at one moment. */
 	__u32 placed_before;
 	__u32 answered_before;
 	__u8 pad[20];

@@ -597,8 +597,14 @@ func TestInferenceBeginsAndEnds(t *testing.T) {
 		inferring(servers...),
 	} {
 		cfg.Node.Limits = hash.Node.Limits
+		inferred := len(f.inference.byName) > 0
 		f.mustApply(cfg)
 		f.checkPlaces()
+		for _, s := range servers {
+			if placed, _ := f.plane.Loads.Placed(f.slot("web", s.Name)); placed > 0 && !inferred {
+				t.Errorf("%s begins with %d flows placed", s.Name, placed)
+			}
+		}
 		f.stay(all, "")
 		f.infers(time.Second)
 		if infers := len(f.inference.byName) > 0; infers != cfg.Services[0].Placement.Infers() {

@@ -129,28 +129,53 @@ func TestLoadBelowZero(t *testing.T) {
 	t.Parallel()
 	f := open(t, inferring(manyServers(2)...))
 	slot := f.slot("web", "s1")
-	for flows, of := range []struct {
-		established int64
-		lost        uint32
-	}{{-1, 0}, {0, 1}, {-1, 1}} {
+	for i, c := range []struct {
+		flows int64
+		lost  uint32
+	}{{-1, 0}, {0, 1}, {-1, 1}, {1 << 32, 0}} {
 		load, err := f.plane.Objects.Loads.LookupBytes(slot)
 		f.must(err)
-		binary.NativeEndian.PutUint64(load, uint64(of.established)) // flows
-		binary.NativeEndian.PutUint32(load[8:], 0)                  // placed
-		binary.NativeEndian.PutUint32(load[12:], of.lost)
+		binary.NativeEndian.PutUint64(load, uint64(c.flows))
+		binary.NativeEndian.PutUint32(load[8:], 0) // placed
+		binary.NativeEndian.PutUint32(load[12:], c.lost)
 		f.must(f.plane.Objects.Loads.Put(slot, load))
 		if fresh, established := f.plane.Loads.Flows(slot); fresh != 0 || established != 0 {
-			t.Errorf("%+v: %d new and %d established flows", of, fresh, established)
+			t.Errorf("%+v: %d new and %d established flows", c, fresh, established)
 		}
 		f.must(f.plane.Rankings.Rank(f.services.byName["web"].slots()))
 		got := map[string]int{}
 		for port := range uint16(4) {
-			got[serverOf(f.run(frameOf(fromPort(web, 2000+port+uint16(4*flows)))))]++
+			got[serverOf(f.run(frameOf(fromPort(web, 2000+port+uint16(4*i)))))]++
 		}
 		if got["web/s1"] == 0 {
-			t.Errorf("%+v: flows go to %v", of, got)
+			t.Errorf("%+v: flows go to %v", c, got)
 		}
 		f.plane.Loads.Clear()
 		clear(f.plane.Flows.Entries)
 	}
+}
+
+// The data path and user space compute the same score from any numbers, also if these are below 0 or
+// have passed 2^32.
+func TestScoresAgree(t *testing.T) {
+	t.Parallel()
+	r := openRanked(t, inferring(manyServers(8)...), 32, 8)
+	slots := r.services.byName["web"].slots()
+	for range 200 {
+		for _, slot := range slots {
+			load, err := r.plane.Objects.Loads.LookupBytes(slot)
+			r.must(err)
+			answered, lost := r.random.Uint32(), r.random.Uint32()
+			established := int64(r.random.IntN(7) - 3)
+			binary.NativeEndian.PutUint64(load, uint64(answered)<<32+uint64(established))
+			binary.NativeEndian.PutUint32(load[8:], answered+lost+uint32(r.random.IntN(100)-10)) // placed
+			binary.NativeEndian.PutUint32(load[12:], lost)
+			r.must(r.plane.Objects.Loads.Put(slot, load))
+			r.plane.Loads.SetPrice(slot, randomPrice(r.random))
+		}
+		r.rank()
+		r.checkTree(true)
+	}
+	r.plane.Loads.Clear()
+	r.checkLoads()
 }

@@ -114,6 +114,17 @@ func (o *observer) observe(was dataplane.FlowState, after observedFlow) {
 	}
 }
 
+// ranks returns the slots whose servers have a place in a ranking.
+func (o *observer) ranks() map[uint32]bool {
+	ranks := map[uint32]bool{}
+	for slot, server := range o.plane.Directory.Servers {
+		if server.Rank > 0 {
+			ranks[uint32(slot)] = true
+		}
+	}
+	return ranks
+}
+
 // sweep frees flows, or makes them silent, by slot and state.
 func (o *observer) sweep() {
 	o.t.Helper()
@@ -170,7 +181,13 @@ func TestCountersFollowReference(t *testing.T) {
 				cfg = placingBy(desired.PlacementHash, servers...)
 			}
 			cfg.Node.Limits = limits
+			ranked := o.ranks()
 			r.mustApply(cfg)
+			for slot := range o.ranks() {
+				if !ranked[slot] { // its counts begin anew
+					o.of(slot).Placed, o.of(slot).Answered = 0, 0
+				}
+			}
 		default:
 			// Some flows get most of the packets, so that flows end and begin again.
 			flow := r.random.IntN(1 + r.random.IntN(len(r.flows)))

@@ -223,10 +223,11 @@ func (b *backup) restoreServers(which func(slot uint32) bool) {
 }
 
 // restoreRankings makes services use their former rankings, which the takeover has not changed, and
-// restores the prices that these follow from.
+// restores the prices that these follow from, and the counts that begin with a ranking.
 func (b *backup) restoreRankings() {
 	for slot := range b.loads {
 		b.plane.Loads.putPrice(uint32(slot), &b.loads[slot])
+		b.plane.Loads.putCounts(uint32(slot), &b.loads[slot])
 	}
 	for service, ranking := range b.rankings {
 		b.plane.Rankings.publish(uint32(service), region{first: ranking.First}, int(ranking.Servers))

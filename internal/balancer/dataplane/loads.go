@@ -22,7 +22,7 @@ func rankLines(slots uint32) uint32 { return 2*slots + 64 }
 func timedFlows(flows uint32) uint32 { return max(1, min(flowBuckets(flows)/4, 1<<16)) }
 
 // LoadTable is what the data path knows of the loads of servers, by slot: the maps loads, ends and
-// reservoirs, mapped into this process. Packets change all but the prices at any time.
+// reservoirs, mapped into this process. Packets change all but the prices and where counts begin.
 type LoadTable struct {
 	memory     [3][]byte
 	loads      []balancerLoad
@@ -193,8 +193,21 @@ func (p *Plane) forgetLoad(slot uint32) error {
 // reset removes all that is known of the slot's server, except the numbers of its flows, which
 // always equal those of its entries.
 func (t *LoadTable) reset(slot uint32) {
+	t.put(slot, slotLoad{})
+	t.beginCounts(slot)
+}
+
+// beginCounts makes the numbers of placed and answered flows of the slot's server begin with 0. Its
+// service begins to infer: under other placements, flows can be counted as placed only.
+func (t *LoadTable) beginCounts(slot uint32) {
 	n := t.numbers(slot)
-	t.put(slot, slotLoad{load: balancerLoad{PlacedBefore: n.placed, AnsweredBefore: n.answered}})
+	t.putCounts(slot, &balancerLoad{PlacedBefore: n.placed, AnsweredBefore: n.answered})
+}
+
+// putCounts replaces where the numbers of placed and answered flows begin.
+func (t *LoadTable) putCounts(slot uint32, load *balancerLoad) {
+	atomic.StoreUint32(&t.loads[slot].PlacedBefore, load.PlacedBefore)
+	atomic.StoreUint32(&t.loads[slot].AnsweredBefore, load.AnsweredBefore)
 }
 
 // Delay returns the delay that the next flow of the slot's server is expected to have. Up to 1, the
@@ -226,11 +239,10 @@ func (t *LoadTable) of(slot uint32) slotLoad {
 	return slotLoad{t.loads[slot], t.ends[slot], t.reservoirs[slot]}
 }
 
-// put replaces all that is known of the slot's server, except what packets count of its flows.
+// put replaces all that is known of the slot's server, except what packets count in the map loads.
 func (t *LoadTable) put(slot uint32, all slotLoad) {
 	t.putPrice(slot, &all.load)
-	atomic.StoreUint32(&t.loads[slot].PlacedBefore, all.load.PlacedBefore)
-	atomic.StoreUint32(&t.loads[slot].AnsweredBefore, all.load.AnsweredBefore)
+	t.putCounts(slot, &all.load)
 	atomic.StoreInt32(&t.loads[slot].Trials, all.load.Trials)
 	t.ends[slot], t.reservoirs[slot] = all.ends, all.durations
 }

@@ -122,6 +122,9 @@ func (r *Rankings) Set(service uint32, slots []uint32) error {
 	fillTree(r.lines[at.first:at.end()], r.ranks(service, placed))
 	r.unrank(service, slots)
 	for place, slot := range placed {
+		if _, isRanked := before[slot]; !isRanked {
+			r.plane.Loads.beginCounts(slot)
+		}
 		r.plane.Servers.setRank(slot, uint32(place)+1)
 		r.note(service, slot, uint32(place))
 	}
