@@ -89,6 +89,9 @@ func check(cmd *cobra.Command, file, role, against string) error {
 		return err
 	}
 	fmt.Fprintf(cmd.OutOrStdout(), "%s: valid %s configuration: %s\n", file, read.kind, read.content)
+	if against != "" {
+		fmt.Fprintf(cmd.OutOrStdout(), "instance %q would reload it\n", against)
+	}
 	return nil
 }
 

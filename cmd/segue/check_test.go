@@ -208,7 +208,7 @@ services:
 		if test.role == "balancer" {
 			valid += ", 1 server"
 		}
-		check(same, valid+"\n", "<nil>")
+		check(same, fmt.Sprintf("%s\ninstance %q would reload it\n", valid, instance), "<nil>")
 		problems := ""
 		for _, problem := range test.problems {
 			problems += file + ": " + problem + "\n"
@@ -222,7 +222,7 @@ services:
 		if test.role == "balancer" {
 			check(same, overrides+":2: overrides[0]: must have drained or weight\n", "would refuse to reload it: 1 error")
 		} else {
-			check(same, valid+"\n", "<nil>") // an agent has no overrides
+			check(same, fmt.Sprintf("%s\ninstance %q would reload it\n", valid, instance), "<nil>") // an agent has no overrides
 		}
 		otherRole := fmt.Sprintf(files, instance, "")
 		if test.role == "agent" {

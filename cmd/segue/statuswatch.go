@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -73,20 +74,26 @@ func windowSize(out io.Writer) *unix.Winsize {
 	return size
 }
 
-// fit cuts a text, so that a window shows its beginning and does not scroll. Long lines take
-// several rows. The last row stays free for the cursor. A size of 0 is not known and cuts nothing.
+// fit cuts a text, so that a window shows its beginning and does not scroll, and says how much is
+// missing. Long lines take several rows. The last row stays free for the cursor. A size of 0 is not
+// known and cuts nothing.
 func fit(text string, rows, columns int) string {
-	if rows == 0 || columns == 0 {
+	lines := slices.Collect(strings.Lines(text))
+	if rows == 0 || columns == 0 || shownLines(lines, rows-1, columns) == len(lines) {
 		return text
 	}
-	var shown strings.Builder
-	for line := range strings.Lines(text) {
+	shown := shownLines(lines, rows-2, columns)
+	more := fmt.Sprintf("... %s: enlarge the window", count(len(lines)-shown, "more line"))
+	return strings.Join(lines[:shown], "") + more[:min(len(more), columns)] + "\n"
+}
+
+// shownLines returns how many of the lines fit into so many rows.
+func shownLines(lines []string, rows, columns int) int {
+	for i, line := range lines {
 		length := utf8.RuneCountInString(strings.TrimSuffix(line, "\n"))
-		rows -= max(1, (length+columns-1)/columns)
-		if rows < 1 {
-			break
+		if rows -= max(1, (length+columns-1)/columns); rows < 0 {
+			return i
 		}
-		shown.WriteString(line)
 	}
-	return shown.String()
+	return len(lines)
 }

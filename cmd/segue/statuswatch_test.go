@@ -102,8 +102,11 @@ func TestFit(t *testing.T) {
 		want          string
 	}{
 		{"a\nb\nc\n", 4, 10, "a\nb\nc\n"},
-		{"a\nb\nc\n", 3, 10, "a\nb\n"},
-		{"abcdefghijk\nb\nc\n", 4, 10, "abcdefghijk\nb\n"}, // the first line takes two rows
+		{"a\nb\nc\n", 3, 40, "a\n... 2 more lines: enlarge the window\n"},
+		{"a\nb\nc\n", 3, 10, "a\n... 2 more\n"},
+		{"abcdefghijk\nb\nc\n", 5, 10, "abcdefghijk\nb\nc\n"}, // the first line takes two rows
+		{"abcdefghijk\nb\nc\n", 4, 10, "abcdefghijk\n... 2 more\n"},
+		{"a\nb\n", 2, 10, "... 2 more\n"},
 		{"ééééé\n\nb\n", 4, 5, "ééééé\n\nb\n"},
 		{"a\nb\n", 0, 0, "a\nb\n"}, // the size is not known
 	} {

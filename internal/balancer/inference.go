@@ -165,11 +165,14 @@ func (n *inference) logConduct(in *inferred, server string, r *infer.Report) {
 	case isSuspect == (at >= 0):
 	case isSuspect && r.NoAnswers >= r.SilentFlows:
 		in.suspects = append(in.suspects, server)
-		n.log.Warn("a server seems ill: its clients send fewer second packets than those of other servers",
-			about...)
+		n.log.Warn("a server seems ill: it gets few new flows", append(about, "reason",
+			"its clients send a second packet less often than those of other servers: "+
+				"it may refuse or lose connections")...)
 	case isSuspect:
 		in.suspects = append(in.suspects, server)
-		n.log.Warn("a server seems ill: its flows fall silent, while those of other servers end", about...)
+		n.log.Warn("a server seems ill: it gets few new flows", append(about, "reason",
+			"its flows fall silent, while those of other servers end: "+
+				"it may reset connections, or say nothing")...)
 	default:
 		in.suspects = slices.Delete(in.suspects, at, at+1)
 		n.log.Info("a server seems well again", about...)

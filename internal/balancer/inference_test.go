@@ -390,7 +390,7 @@ func TestLogOfSuspects(t *testing.T) {
 	} {
 		f.inference.logConduct(in, "s2", &r)
 	}
-	for i, want := range []string{"second packets", "seems well again", "fall silent", ""} {
+	for i, want := range []string{"a second packet", "seems well again", "fall silent", ""} {
 		line, _, _ := strings.Cut(log.String(), "\n")
 		if !strings.Contains(line, want) || want != "" && !strings.Contains(line, "service=web server=s2") {
 			t.Errorf("line %d is %q, want %q", i, line, want)
