@@ -11,9 +11,10 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/segue-lb/segue/internal/api"
 	"github.com/segue-lb/segue/internal/balancer"
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/control"
 	"github.com/segue-lb/segue/internal/daemon"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/nexthop"
@@ -44,10 +45,11 @@ path over without losing a packet. "segue lb detach" removes the data path.`,
 
 func runLB(ctx context.Context, file string, f *foreground) error {
 	log := f.log
-	cfg, warnings, err := config.LoadBalancer(file)
+	controller, warnings, err := control.Load(file)
 	if err != nil {
 		return err
 	}
+	cfg := controller.Desired()
 	logWarnings(log, warnings)
 	lock, err := lockInstance(cfg.Node.Instance)
 	if err != nil {
@@ -59,6 +61,11 @@ func runLB(ctx context.Context, file string, f *foreground) error {
 		return err
 	}
 	defer metrics.Close()
+	socket, err := api.Listen(cfg.Node.Instance, cfg.API.Group, log)
+	if err != nil {
+		return err
+	}
+	defer socket.Close()
 	b, err := balancer.New(cfg, log)
 	if err != nil {
 		return err
@@ -70,23 +77,31 @@ func runLB(ctx context.Context, file string, f *foreground) error {
 	}
 	defer collector.Close()
 	metrics.MustRegister(collector, b.Polls())
+	view, err := b.View()
+	if err != nil {
+		return err
+	}
+	defer view.Close()
 	recorder := runstate.NewRecorder(lock, string(datapath.RoleBalancer), file, cfg.Fixed(), log)
 	defer recorder.Close()
-	recorder.SetOverrides(cfg.Overrides)
+	controller.Attach(b, recorder.SetOverrides)
 	reload := metrics.TrackReloads(recorder.TrackReloads(func(ctx context.Context) error {
-		cfg, warnings, err := config.LoadBalancer(file)
-		if err != nil {
-			return err
+		warnings, err := controller.Reload(ctx)
+		if err == nil {
+			logWarnings(log, warnings)
 		}
-		if err := b.Reload(ctx, cfg); err != nil {
-			return err
-		}
-		logWarnings(log, warnings)
-		recorder.SetOverrides(cfg.Overrides)
-		return nil
+		return err
 	}))
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return metrics.Run(ctx) })
+	group.Go(func() error {
+		select { // before, a change would wait for the balancer to run
+		case <-b.Ready():
+			return socket.Run(ctx, controller, view.Snapshot)
+		case <-ctx.Done():
+			return nil
+		}
+	})
 	group.Go(func() error {
 		return daemon.Serve(ctx, b, reload, f.hangups, f.detachCommand("lb", cfg.Node.Instance), log)
 	})

@@ -134,11 +134,21 @@ func (b *Balancer) Close() error {
 // Collector returns a collector of the balancer's metrics. Close the collector before the balancer.
 // Collector returns an error if the tables cannot be opened again.
 func (b *Balancer) Collector() (*inspect.Collector, error) {
+	view, err := b.View()
+	if err != nil {
+		return nil, err
+	}
+	return inspect.NewCollector(view), nil
+}
+
+// View returns a view of the balancer's tables. Close the view before the balancer. View returns an
+// error if the tables cannot be opened again.
+func (b *Balancer) View() (*inspect.View, error) {
 	tables, err := b.plane.Reader()
 	if err != nil {
 		return nil, err
 	}
-	return inspect.NewCollector(inspect.NewView(tables)), nil
+	return inspect.NewView(tables), nil
 }
 
 // Ready returns a channel that is closed when the data path is attached.

@@ -13,6 +13,7 @@ import (
 // Balancer is what `segue lb` has to do.
 type Balancer struct {
 	Node     BalancerNode `yaml:"node"`
+	API      API          `yaml:"api"`
 	Metrics  Metrics      `yaml:"metrics"`
 	Services []Service    `yaml:"services"`
 	// Overrides are the overrides that the services follow (Override). The configuration file does
@@ -77,6 +78,12 @@ type Limits struct {
 	// Servers is how many servers all services together may have, 1 to 65535.
 	// Default 4096.
 	Servers uint32 `yaml:"servers" range:"1 to 65535"`
+}
+
+// API configures the socket by which operators change a running balancer.
+type API struct {
+	// Group is the name of the group that may use the socket, beside root. A change needs a restart.
+	Group string `yaml:"group,omitempty"`
 }
 
 // Metrics configures the server for Prometheus metrics. Without an address there is none.

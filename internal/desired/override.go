@@ -78,7 +78,7 @@ func (b *Balancer) Override(overrides []Override) (warnings field.Errors) {
 		took[i] = b.Services[i].Takes()
 	}
 	for i, o := range overrides {
-		server := b.server(o.Service, o.Server)
+		server := b.Server(o.Service, o.Server)
 		if server == nil {
 			warnings.Addf(field.Item("overrides", i),
 				"service %s has no server %s: the override has no effect", o.Service, o.Server)
@@ -101,8 +101,8 @@ func (b *Balancer) Override(overrides []Override) (warnings field.Errors) {
 	return warnings
 }
 
-// server returns a server of a service, or nil.
-func (b *Balancer) server(service, name string) *Server {
+// Server returns a server of a service, or nil.
+func (b *Balancer) Server(service, name string) *Server {
 	for i := range b.Services {
 		for j := range b.Services[i].Servers {
 			if b.Services[i].Name == service && b.Services[i].Servers[j].Name == name {

@@ -28,6 +28,7 @@ func (b *Balancer) Fixed() []Setting {
 		setting("node.limits.flows", b.Node.Limits.Flows),
 		setting("node.limits.hints", b.Node.Limits.Hints),
 		setting("node.limits.servers", b.Node.Limits.Servers),
+		setting("api.group", b.API.Group),
 		setting("metrics.listen", b.Metrics.Listen),
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"path/filepath"
 	"reflect"
+	"regexp"
 	"slices"
 	"time"
 
@@ -43,6 +44,9 @@ func (b *Balancer) Validate() field.Errors {
 	return r.errs
 }
 
+// groupName is what the commands of Debian accept for the name of a group, and capital letters.
+var groupName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_.-]{0,31}$`)
+
 func (r *rules) checkBalancer(b *Balancer) {
 	r.checkHost(b.Node.Instance, b.Node.Interface, b.Node.Locator, b.Node.Addresses)
 	r.checkTunnelSources(b.Node.Addresses)
@@ -51,6 +55,9 @@ func (r *rules) checkBalancer(b *Balancer) {
 	r.checkPollKey(b)
 	if b.Node.State != "" && !filepath.IsAbs(b.Node.State) {
 		r.failf("node.state", "must be absolute")
+	}
+	if group := b.API.Group; group != "" && !groupName.MatchString(group) {
+		r.failf("api.group", "must be the name of a group: letters, digits, -, _ and dots")
 	}
 	r.checkListen("metrics.listen", b.Metrics.Listen)
 

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/segue-lb/segue/internal/desired"
@@ -84,11 +85,13 @@ func readRecord(path string, process *Process) (*Record, error) {
 	return &record, nil
 }
 
-// Recorder keeps the record of a process. If it cannot write the record, it logs the error, and the
+// Recorder keeps the record of a process. Several goroutines may use it. If it cannot write the record, it logs the error, and the
 // process continues.
 type Recorder struct {
-	log    *slog.Logger
-	path   string
+	log  *slog.Logger
+	path string
+
+	mu     sync.Mutex
 	record Record
 }
 
@@ -118,6 +121,8 @@ func (r *Recorder) TrackReloads(reload func(context.Context) error) func(context
 	return func(ctx context.Context) error {
 		now := time.Now()
 		err := reload(ctx)
+		r.mu.Lock()
+		defer r.mu.Unlock()
 		if err != nil {
 			r.record.Configuration.Refused = &Refusal{now, strings.Split(err.Error(), "\n")}
 		} else {
@@ -130,6 +135,8 @@ func (r *Recorder) TrackReloads(reload func(context.Context) error) func(context
 
 // SetOverrides records the overrides in force.
 func (r *Recorder) SetOverrides(overrides []desired.Override) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	r.record.Configuration.Overrides = overrides
 	r.write()
 }

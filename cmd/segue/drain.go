@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/segue-lb/segue/internal/api"
+	"github.com/segue-lb/segue/internal/datapath"
+)
+
+// drainOptions are the flags of drain and undrain.
+type drainOptions struct {
+	instance string
+	dryRun   bool
+	wait     bool
+	timeout  time.Duration
+}
+
+func newDrain() *cobra.Command {
+	var o drainOptions
+	cmd := &cobra.Command{
+		Use:   "drain SERVICE/SERVER",
+		Short: "Give a server no new connections",
+		Long: `Drain gives a server no new connections. Its connections stay with it. This holds until
+"segue undrain", also across reloads and restarts of the balancer: it is an override,
+which segue status shows apart from the configuration file.
+
+With --wait, drain ends when the server has no flow left in the flow table, and shows how
+many are left until then. The flows are counted every five seconds. The exit code is 1 if
+--timeout passes first; the server stays drained.
+
+Drain speaks with the process of the balancer on this host. Each balancer of a service
+has its own overrides.`,
+		Example: "  segue drain web/s3\n  segue drain web/s3 --wait --timeout 10m && ssh s3 reboot",
+		Args:    arguments("SERVICE/SERVER"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if o.timeout < 0 {
+				return fmt.Errorf("--timeout %s: must not be negative", o.timeout)
+			}
+			return drain(cmd.Context(), cmd.OutOrStdout(), args[0], &o)
+		},
+	}
+	o.addFlags(cmd)
+	cmd.ValidArgsFunction = o.complete
+	cmd.Flags().BoolVar(&o.wait, "wait", false, "wait until the server has no flow left")
+	cmd.Flags().DurationVar(&o.timeout, "timeout", 0, "wait at most so long; 0: without limit")
+	return cmd
+}
+
+func newUndrain() *cobra.Command {
+	var o drainOptions
+	cmd := &cobra.Command{
+		Use:   "undrain SERVICE/SERVER",
+		Short: "Give a drained server new connections again",
+		Long: `Undrain gives a server new connections again, also if the configuration file drains it.
+It is an override then, as that of drain.`,
+		Example: "  segue undrain web/s3",
+		Args:    arguments("SERVICE/SERVER"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return undrain(cmd.Context(), cmd.OutOrStdout(), args[0], &o)
+		},
+	}
+	o.addFlags(cmd)
+	cmd.ValidArgsFunction = o.complete
+	return cmd
+}
+
+func (o *drainOptions) addFlags(cmd *cobra.Command) {
+	cmd.Flags().StringVarP(&o.instance, "instance", "i", "",
+		"`name` of the balancer (default: the only one in this network namespace)")
+	cmd.Flags().BoolVar(&o.dryRun, "dry-run", false, "show what would change, and change nothing")
+}
+
+// complete returns the names of all servers for the completion of a shell.
+func (o *drainOptions) complete(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+	client, err := clientOf(o.instance)
+	if err != nil || len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	services, err := client.Services(cmd.Context())
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	var names []string
+	for _, service := range services {
+		for _, server := range service.Servers {
+			names = append(names, service.Name+"/"+server.Name)
+		}
+	}
+	return names, cobra.ShellCompDirectiveNoFileComp
+}
+
+// clientOf returns a client of a balancer on this host.
+func clientOf(instance string) (*api.Client, error) {
+	if instance != "" {
+		return api.NewClient(instance), nil // also for users who may not read the tables
+	}
+	found, err := choose("")
+	if err != nil {
+		return nil, err
+	}
+	if found.Role != datapath.RoleBalancer {
+		return nil, fmt.Errorf("instance %q is an agent: name a balancer with --instance", found.Name)
+	}
+	return api.NewClient(found.Name), nil
+}
+
+func drain(ctx context.Context, out io.Writer, name string, o *drainOptions) error {
+	began := time.Now()
+	client, server, err := o.setDrained(ctx, out, name, true)
+	if err != nil || o.dryRun {
+		return err
+	}
+	if server.state.Flows == nil {
+		if o.wait {
+			return fmt.Errorf("%s is drained; its flows cannot be counted, because the service has no "+
+				"flow table", name)
+		}
+		return nil
+	}
+	if !o.wait {
+		_, err := fmt.Fprintf(out, "%s\n", describeLeft(server.state.Flows.Live))
+		return err
+	}
+	if o.timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, o.timeout)
+		defer cancel()
+	}
+	return awaitEnd(ctx, out, client, name, began)
+}
+
+func undrain(ctx context.Context, out io.Writer, name string, o *drainOptions) error {
+	_, _, err := o.setDrained(ctx, out, name, false)
+	return err
+}
+
+// setDrained drains a server, or ends that, and tells so. It returns the server as it was before.
+func (o *drainOptions) setDrained(
+	ctx context.Context, out io.Writer, name string, drained bool,
+) (*api.Client, *namedServer, error) {
+	client, err := clientOf(o.instance)
+	if err != nil {
+		return nil, nil, err
+	}
+	server, err := findServer(ctx, client, name)
+	if err != nil {
+		return nil, nil, err
+	}
+	changed, err := client.Change(ctx, server.service, server.state.Name, api.Override{Drained: &drained}, o.dryRun)
+	if err != nil {
+		return nil, nil, err
+	}
+	fmt.Fprintln(out, describeDrained(name, changed, drained, o.dryRun))
+	for _, warning := range changed.Warnings {
+		fmt.Fprintln(out, "warning:", warning)
+	}
+	return client, server, nil
+}
+
+func describeDrained(name string, changed *api.Changed, drained, dryRun bool) string {
+	what := "gets no new connections"
+	if !drained {
+		what = "gets new connections"
+	}
+	if len(changed.Changes) == 0 {
+		return fmt.Sprintf("%s %s already", name, what)
+	}
+	if dryRun {
+		var items []string
+		for _, change := range changed.Changes {
+			items = append(items, change.Items...)
+		}
+		return "would change: " + strings.Join(items, ", ")
+	}
+	if !drained {
+		return fmt.Sprintf("%s %s again", name, what)
+	}
+	return fmt.Sprintf("%s is drained: it %s", name, what)
+}
+
+// namedServer is a server of a service.
+type namedServer struct {
+	service string
+	state   *api.Server
+}
+
+// findServer finds the server that is named SERVICE/SERVER. Both names may contain slashes.
+func findServer(ctx context.Context, client *api.Client, name string) (*namedServer, error) {
+	services, err := client.Services(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for i := range services {
+		s := &services[i]
+		for j := range s.Servers {
+			if s.Name+"/"+s.Servers[j].Name == name {
+				return &namedServer{s.Name, &s.Servers[j]}, nil
+			}
+		}
+	}
+	if !strings.Contains(name, "/") {
+		return nil, fmt.Errorf("%q: must be SERVICE/SERVER, such as web/s1", name)
+	}
+	return nil, fmt.Errorf("%q: the balancer has no such server; segue status shows all", name)
+}
+
+func describeLeft(flows uint64) string {
+	if flows == 1 {
+		return "1 flow is left"
+	}
+	return fmt.Sprintf("%d flows are left", flows)
+}
+
+// awaitEnd waits until a server has no flow left, and tells how many there are whenever the number
+// changes. Flows that were counted before the beginning prove nothing.
+func awaitEnd(ctx context.Context, out io.Writer, client *api.Client, name string, began time.Time) error {
+	var last *uint64
+	for {
+		server, err := findServer(ctx, client, name)
+		if err != nil {
+			return endedEarly(ctx, err, name, last)
+		}
+		flows := server.state.Flows
+		if flows == nil {
+			return fmt.Errorf("%s: its flows are not counted any more", name)
+		}
+		counted := time.Now().Add(-time.Duration(flows.Age * float64(time.Second)))
+		if counted.After(began) {
+			if last == nil || *last != flows.Live {
+				fmt.Fprintln(out, describeLeft(flows.Live))
+			}
+			if last = &flows.Live; flows.Live == 0 {
+				return nil
+			}
+		}
+		select {
+		case <-time.After(time.Second):
+		case <-ctx.Done():
+			return endedEarly(ctx, ctx.Err(), name, last)
+		}
+	}
+}
+
+// endedEarly returns the error of a wait that has ended with flows left.
+func endedEarly(ctx context.Context, err error, name string, last *uint64) error {
+	if ctx.Err() == nil {
+		return err
+	}
+	left := "its flows were not counted"
+	if last != nil {
+		left = describeLeft(*last)
+	}
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		return fmt.Errorf("--timeout has passed: %s; %s stays drained", left, name)
+	}
+	return fmt.Errorf("interrupted: %s; %s stays drained", left, name)
+}

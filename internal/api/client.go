@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/http"
+	"net/url"
+	"syscall"
+
+	"github.com/danielgtaylor/huma/v2"
+)
+
+// Client calls the API of an instance on this host.
+type Client struct {
+	instance string
+	http     http.Client
+}
+
+// NewClient returns a client of an instance. It opens no connection.
+func NewClient(instance string) *Client {
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", SocketOf(instance))
+	}
+	return &Client{instance, http.Client{Transport: &http.Transport{DialContext: dial}}}
+}
+
+// Services returns the services in force.
+func (c *Client) Services(ctx context.Context) (services []Service, err error) {
+	return services, c.call(ctx, http.MethodGet, "/v1/services", nil, &services)
+}
+
+// Overrides returns all overrides.
+func (c *Client) Overrides(ctx context.Context) (overrides *Overrides, err error) {
+	return overrides, c.call(ctx, http.MethodGet, "/v1/overrides", nil, &overrides)
+}
+
+// Change sets the fields of a server's override that are not nil. A dry run changes nothing.
+func (c *Client) Change(
+	ctx context.Context, service, server string, override Override, dryRun bool,
+) (changed *Changed, err error) {
+	path := fmt.Sprintf("/v1/services/%s/servers/%s/override?dry-run=%t",
+		url.PathEscape(service), url.PathEscape(server), dryRun)
+	return changed, c.call(ctx, http.MethodPatch, path, override, &changed)
+}
+
+// call makes a request and reads the answer.
+func (c *Client) call(ctx context.Context, method, path string, request, answer any) error {
+	var content bytes.Buffer
+	if request != nil {
+		if err := json.NewEncoder(&content).Encode(request); err != nil {
+			return err
+		}
+	}
+	r, err := http.NewRequestWithContext(ctx, method, "http://segue"+path, &content)
+	if err != nil {
+		return err
+	}
+	r.Header.Set("Content-Type", "application/json")
+	response, err := c.http.Do(r)
+	if err != nil {
+		return c.explain(err)
+	}
+	defer response.Body.Close()
+	if response.StatusCode >= http.StatusBadRequest {
+		var problem huma.ErrorModel
+		if err := json.NewDecoder(response.Body).Decode(&problem); err != nil {
+			return fmt.Errorf("instance %q answers %s", c.instance, response.Status)
+		}
+		return errors.New(problem.Detail)
+	}
+	if err := json.NewDecoder(response.Body).Decode(answer); err != nil {
+		return fmt.Errorf("the answer of instance %q: %w", c.instance, err)
+	}
+	return nil
+}
+
+// explain says why an instance cannot be reached.
+func (c *Client) explain(err error) error {
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED):
+		return fmt.Errorf("no process runs the balancer %q on this host", c.instance)
+	case errors.Is(err, fs.ErrPermission):
+		return fmt.Errorf("%s: not permitted: be root, or a member of the group in api.group",
+			SocketOf(c.instance))
+	}
+	return fmt.Errorf("instance %q: %w", c.instance, err)
+}

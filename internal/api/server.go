@@ -1,0 +1,305 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"os/user"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+	"github.com/danielgtaylor/huma/v2/adapters/humago"
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/balancer/inspect"
+	"github.com/segue-lb/segue/internal/control"
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/field"
+	"github.com/segue-lb/segue/internal/version"
+)
+
+const (
+	// requestTimeout bounds the time of a request. A reload takes at most two seconds and the time
+	// to build tables.
+	requestTimeout = time.Minute
+	// shutdownTimeout is how long requests may go on after the context has ended.
+	shutdownTimeout = time.Second
+)
+
+// Socket serves the API of a balancer.
+type Socket struct {
+	log      *slog.Logger
+	listener net.Listener
+}
+
+// Source reads the state of a balancer in the data path.
+type Source func() (*inspect.Snapshot, error)
+
+// Listen opens the socket of an instance. Members of the group may use it; without a group only
+// root may. Listen returns an error if there is no such group, or if the socket cannot be opened.
+// A caller that never calls Run must call Close.
+func Listen(instance, group string, log *slog.Logger) (*Socket, error) {
+	path := SocketOf(instance)
+	listener, err := listenAt(path, group)
+	if err != nil {
+		return nil, fmt.Errorf("open the socket %s: %w", path, err)
+	}
+	return &Socket{log: log, listener: listener}, nil
+}
+
+// listenAt opens a socket. The caller holds the lock of the instance, so a socket that is there is
+// that of a process that was killed.
+func listenAt(path, group string) (net.Listener, error) {
+	id, err := groupID(group)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	// Nobody else may use the socket before its group is set. Files that other goroutines make at
+	// this moment are restricted, too.
+	before := unix.Umask(0o177)
+	listener, err := net.Listen("unix", path)
+	unix.Umask(before)
+	if err != nil {
+		return nil, err
+	}
+	err = os.Chown(path, -1, id)
+	if err == nil {
+		err = os.Chmod(path, 0o660)
+	}
+	if err != nil {
+		return nil, errors.Join(err, listener.Close())
+	}
+	return listener, nil
+}
+
+func groupID(name string) (int, error) {
+	if name == "" {
+		return 0, nil
+	}
+	group, err := user.LookupGroup(name)
+	if err != nil {
+		return 0, fmt.Errorf("api.group %q: %w", name, err)
+	}
+	return strconv.Atoi(group.Gid)
+}
+
+// Close closes the socket and removes it.
+func (s *Socket) Close() error { return s.listener.Close() }
+
+// Run answers requests until the context ends.
+func (s *Socket) Run(ctx context.Context, c *control.Controller, source Source) error {
+	server := &http.Server{
+		Handler:           Handler(c, source),
+		ReadHeaderTimeout: requestTimeout,
+		ReadTimeout:       requestTimeout,
+		WriteTimeout:      requestTimeout,
+		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelWarn),
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error {
+		if err := server.Serve(s.listener); !errors.Is(err, http.ErrServerClosed) {
+			return fmt.Errorf("socket %s: %w", s.listener.Addr(), err)
+		}
+		return nil
+	})
+	group.Go(func() error {
+		<-ctx.Done()
+		patience, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
+		defer cancel()
+		if server.Shutdown(patience) != nil {
+			return server.Close()
+		}
+		return nil
+	})
+	return group.Wait()
+}
+
+// balancerAPI has the operations.
+type balancerAPI struct {
+	control *control.Controller
+	reading sync.Mutex // one request at a time uses the source
+	source  Source
+}
+
+func (b *balancerAPI) snapshot() (*inspect.Snapshot, error) {
+	b.reading.Lock()
+	defer b.reading.Unlock()
+	return b.source()
+}
+
+// Handler returns the handler of all operations.
+func Handler(c *control.Controller, source Source) http.Handler {
+	mux := http.NewServeMux()
+	settings := huma.DefaultConfig("Segue balancer", version.String())
+	settings.DocsPath = "" // it would load a program from elsewhere
+	settings.RejectUnknownQueryParameters = true
+	settings.CreateHooks = nil
+	api := humago.New(mux, settings)
+	b := &balancerAPI{control: c, source: source}
+	huma.Register(api, huma.Operation{
+		OperationID: "list-services", Method: http.MethodGet, Path: "/v1/services",
+		Summary: "List services and their servers",
+	}, b.listServices)
+	huma.Register(api, huma.Operation{
+		OperationID: "list-overrides", Method: http.MethodGet, Path: "/v1/overrides",
+		Summary: "List overrides, also those of servers that do not exist",
+	}, b.listOverrides)
+	const path = "/v1/services/{service}/servers/{server}/override"
+	errorsOfChange := []int{
+		http.StatusNotFound, http.StatusConflict, http.StatusPreconditionFailed,
+		http.StatusServiceUnavailable,
+	}
+	huma.Register(api, huma.Operation{
+		OperationID: "change-override", Method: http.MethodPatch, Path: path,
+		Summary:     "Set fields of a server's override, and keep the others",
+		Description: "A field that gets the value of the file is removed from the override.",
+		Errors:      errorsOfChange,
+	}, b.changeOverride)
+	huma.Register(api, huma.Operation{
+		OperationID: "remove-override", Method: http.MethodDelete, Path: path,
+		Summary: "Remove the override of a server", Errors: errorsOfChange,
+	}, b.removeOverride)
+	return mux
+}
+
+type body[T any] struct{ Body T }
+
+func (b *balancerAPI) listOverrides(context.Context, *struct{}) (*body[Overrides], error) {
+	list, version := b.control.Overrides()
+	return &body[Overrides]{Overrides{version, overridesOf(list)}}, nil
+}
+
+// Target names the server whose override a request changes. It is exported because the library
+// cannot set the fields of an unexported embedded type.
+type Target struct {
+	Service string `path:"service"`
+	Server  string `path:"server"`
+	Version string `header:"If-Match" doc:"the version that must be in force; without it, any"`
+	DryRun  bool   `query:"dry-run" doc:"tell what would change, and change nothing"`
+}
+
+type overrideChange struct {
+	Target
+	Body Override
+}
+
+func (b *balancerAPI) changeOverride(ctx context.Context, r *overrideChange) (*body[Changed], error) {
+	return b.change(ctx, &r.Target, func(o *desired.Override, file *desired.Server) {
+		if drained := r.Body.Drained; drained != nil {
+			o.Drained = unless(*drained == file.Drained, drained)
+		}
+		if weight := r.Body.Weight; weight != nil {
+			o.Weight = unless(*weight == *file.Weight, weight)
+		}
+	})
+}
+
+// unless returns nil if the file has the same value.
+func unless[T any](isSame bool, value *T) *T {
+	if isSame {
+		return nil
+	}
+	return value
+}
+
+func (b *balancerAPI) removeOverride(ctx context.Context, r *Target) (*body[Changed], error) {
+	return b.change(ctx, r, func(o *desired.Override, _ *desired.Server) {
+		o.Drained, o.Weight = nil, nil
+	})
+}
+
+// change makes one change a transaction.
+func (b *balancerAPI) change(
+	ctx context.Context, r *Target, edit func(*desired.Override, *desired.Server),
+) (*body[Changed], error) {
+	result, err := b.control.Change(ctx, control.Request{
+		Service: r.Service, Server: r.Server, Version: r.Version, DryRun: r.DryRun, Edit: edit,
+	})
+	if err != nil {
+		return nil, refusal(err)
+	}
+	changed := Changed{
+		Version: result.Version, Changes: []Difference{}, Warnings: textsOf(result.Warnings),
+	}
+	for _, c := range result.Changes {
+		changed.Changes = append(changed.Changes, Difference{c.What, c.Names})
+	}
+	return &body[Changed]{changed}, nil
+}
+
+// refusal returns the answer to a change that was refused.
+func refusal(err error) error {
+	var problems field.Errors
+	switch {
+	case errors.Is(err, control.ErrVersion):
+		return huma.Error412PreconditionFailed(err.Error())
+	case errors.Is(err, control.ErrStored):
+		return huma.Error409Conflict(err.Error())
+	case errors.Is(err, control.ErrNoServer):
+		return huma.Error404NotFound(err.Error())
+	case errors.As(err, &problems):
+		return huma.Error422UnprocessableEntity(err.Error())
+	}
+	return huma.Error503ServiceUnavailable(err.Error())
+}
+
+func textsOf(problems field.Errors) []string {
+	texts := []string{}
+	for _, p := range problems {
+		texts = append(texts, p.Error())
+	}
+	return texts
+}
+
+func (b *balancerAPI) listServices(context.Context, *struct{}) (*body[[]Service], error) {
+	snapshot, err := b.snapshot()
+	if err != nil {
+		return nil, huma.Error503ServiceUnavailable(err.Error())
+	}
+	cfg := b.control.Desired()
+	services := []Service{}
+	for _, s := range snapshot.Services {
+		service := Service{Name: s.Name, TakesFlows: s.TakesFlows, Servers: []Server{}}
+		for _, state := range s.Servers {
+			server := Server{Name: state.Name, Condition: string(state.Condition), Flows: flowsOf(snapshot, s, state)}
+			if c := cfg.Server(s.Name, state.Name); c != nil {
+				server.Drained, server.Weight = c.Drained, *c.Weight
+			}
+			for _, o := range cfg.Overrides {
+				if o.Service == s.Name && o.Server == state.Name {
+					server.Override = &Override{o.Drained, o.Weight}
+				}
+			}
+			service.Servers = append(service.Servers, server)
+		}
+		services = append(services, service)
+	}
+	return &body[[]Service]{services}, nil
+}
+
+// flowsOf returns the flows of a server, or nil if they are not known.
+func flowsOf(of *inspect.Snapshot, service *inspect.ServiceState, server *inspect.ServerState) *Flows {
+	if service.Persistence != desired.PersistenceTable || server.Flows == nil || of.FlowTable.Age == nil {
+		return nil
+	}
+	f := &Flows{
+		Live:    server.Flows.Total() - server.Flows.Closing,
+		Closing: server.Flows.Closing, Age: *of.FlowTable.Age,
+	}
+	if server.Hunt != nil && server.Hunt.HalfOpen != nil {
+		f.Live += *server.Hunt.HalfOpen
+	}
+	return f
+}

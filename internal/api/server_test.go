@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
+	"github.com/segue-lb/segue/internal/balancer/inspect"
+	"github.com/segue-lb/segue/internal/control"
+	"github.com/segue-lb/segue/internal/desired"
+)
+
+type follower struct{}
+
+func (follower) Reload(context.Context, *desired.Balancer) error { return nil }
+
+const text = `
+node: {instance: edge, interface: eth0, addresses: ["2001:db8::1"], state: %q}
+services:
+- {name: web, vip: "2001:db8:80::1", port: 80, protocol: tcp, encapsulation: gre,
+   servers: [{name: s1, address: "2001:db8:1::1", weight: 3}, {name: s2, address: "2001:db8:1::2"}]}
+`
+
+// serve serves the API of a balancer whose tables are as in the snapshot.
+func serve(t *testing.T, snapshot *inspect.Snapshot) *httptest.Server {
+	t.Helper()
+	dir := t.TempDir()
+	file := filepath.Join(dir, "lb.yaml")
+	if err := os.WriteFile(file, fmt.Appendf(nil, text, dir), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	c, _, err := control.Load(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Attach(follower{}, func([]desired.Override) {})
+	server := httptest.NewServer(Handler(c, func() (*inspect.Snapshot, error) { return snapshot, nil }))
+	t.Cleanup(server.Close)
+	return server
+}
+
+// send sends a request, and returns the status and the body of the answer.
+func send(t *testing.T, method, url, body string, headers ...string) (status int, answer string) {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Header.Set("Content-Type", "application/json")
+	for i := 0; i < len(headers); i += 2 {
+		r.Header.Set(headers[i], headers[i+1])
+	}
+	response, err := http.DefaultClient.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	content, err := io.ReadAll(response.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return response.StatusCode, string(content)
+}
+
+func TestOverridesOfAPI(t *testing.T) {
+	t.Parallel()
+	url := serve(t, &inspect.Snapshot{}).URL + "/v1/"
+	const s1 = "services/web/servers/s1/override"
+	for i, step := range []struct {
+		method, path, body string
+		headers            []string
+		status             int
+		answer             string // part of it
+	}{
+		{"GET", "overrides", "", nil, 200, `"overrides":[]`},
+		{"PATCH", s1, `{"drained":true}`, []string{"If-Match", "old"}, 412, "has changed meanwhile"},
+		{"PATCH", s1 + "?dry-run=true", `{"drained":true}`, nil, 200, `"items":["web/s1 (drained false to true)"]`},
+		{"GET", "overrides", "", nil, 200, `"overrides":[]`},
+		{"PATCH", s1, `{"drained":true,"weight":7}`, nil, 200, `"web/s1 (weight 3 to 7, drained false to true)"`},
+		{"GET", "overrides", "", nil, 200, `"overrides":[{"service":"web","server":"s1","drained":true,"weight":7}]`},
+		{"PATCH", s1, `{"weight":3}`, nil, 200, `"web/s1 (weight 7 to 3)"`}, // that of the file
+		{"GET", "overrides", "", nil, 200, `"overrides":[{"service":"web","server":"s1","drained":true}]`},
+		{"DELETE", s1, "", nil, 200, `"web/s1 (drained true to false)"`},
+		{"DELETE", s1, "", nil, 200, `"changes":[]`},
+		{"PATCH", strings.Replace(s1, "s1", "s9", 1), `{"drained":true}`, nil, 404, "web/s9"},
+		{"PATCH", s1, `{"weight":1001}`, nil, 422, "1000"},
+		{"PATCH", s1, `{"drained":"yes"}`, nil, 422, "boolean"},
+		{"PATCH", s1, `{"drain":true}`, nil, 422, "drain"},
+		{"PATCH", s1 + "?dryrun=true", `{"drained":true}`, nil, 422, "dryrun"},
+		{"PATCH", s1, `{`, nil, 400, ""},
+		{"GET", "overrides", "", nil, 200, `"overrides":[]`},
+	} {
+		status, answer := send(t, step.method, url+step.path, step.body, step.headers...)
+		if status != step.status || !strings.Contains(answer, step.answer) {
+			t.Errorf("step %d: %s %s %s: %d %s\nwant %d %s", i, step.method, step.path, step.body, status, answer,
+				step.status, step.answer)
+		}
+	}
+}
+
+// Flows count until they are closing. Services without a flow table have none that are known.
+func TestServicesOfAPI(t *testing.T) {
+	t.Parallel()
+	age := 2.5
+	state := func(persistence desired.Persistence) *inspect.ServiceState {
+		return &inspect.ServiceState{Name: "web", TakesFlows: true, Persistence: persistence,
+			Servers: []*inspect.ServerState{{Name: "s1", Condition: inspect.ServerUnchecked,
+				Flows: &dataplane.FlowCounts{New: 1, Established: 2, Silent: 3, Closing: 4}}}}
+	}
+	snapshot := &inspect.Snapshot{
+		FlowTable: inspect.FlowTable{Age: &age},
+		Services: []*inspect.ServiceState{
+			state(desired.PersistenceTable), state(desired.PersistenceStateless),
+		},
+	}
+	status, answer := send(t, http.MethodGet, serve(t, snapshot).URL+"/v1/services", "")
+	var services []Service
+	if err := json.Unmarshal([]byte(answer), &services); status != 200 || err != nil || len(services) != 2 {
+		t.Fatalf("%d, %v: %s", status, err, answer)
+	}
+	s := services[0].Servers[0]
+	if s.Name != "s1" || s.Weight != 3 || s.Flows == nil || *s.Flows != (Flows{Live: 6, Closing: 4, Age: 2.5}) {
+		t.Errorf("%s", answer)
+	}
+	if services[1].Servers[0].Flows != nil {
+		t.Errorf("flows of a service without a flow table: %s", answer)
+	}
+}
+
+func TestDocument(t *testing.T) {
+	t.Parallel()
+	status, answer := send(t, http.MethodGet, serve(t, &inspect.Snapshot{}).URL+"/openapi.json", "")
+	var document struct {
+		OpenAPI string `json:"openapi"`
+		Paths   map[string]map[string]any
+	}
+	if err := json.Unmarshal([]byte(answer), &document); status != 200 || err != nil {
+		t.Fatalf("%d, %v", status, err)
+	}
+	if !strings.HasPrefix(document.OpenAPI, "3.1.") || len(document.Paths) < 3 {
+		t.Errorf("version %s, %d paths", document.OpenAPI, len(document.Paths))
+	}
+}
+
+// The socket of a killed process is replaced. Only the owner and the group may use it.
+func TestListenAt(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "edge.sock")
+	killed, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	killed.(*net.UnixListener).SetUnlinkOnClose(false)
+	_ = killed.Close()
+	listener, err := listenAt(path, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	info, err := os.Stat(path)
+	if err != nil || info.Mode().Perm() != 0o660 {
+		t.Errorf("%v, %v", info, err)
+	}
+	_ = listener.Close()
+	if _, err := os.Stat(path); !os.IsNotExist(err) {
+		t.Errorf("after the end: %v", err)
+	}
+	if _, err := listenAt(path, "no-such-group"); err == nil || !strings.Contains(err.Error(), `api.group "no-such-group"`) {
+		t.Errorf("error %v", err)
+	}
+}
+
+func TestNoProcess(t *testing.T) {
+	t.Parallel()
+	_, err := NewClient("api-test-none").Services(t.Context())
+	if err == nil || !strings.Contains(err.Error(), `no process runs the balancer "api-test-none"`) {
+		t.Errorf("error %v", err)
+	}
+}

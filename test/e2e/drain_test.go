@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"bytes"
+	"fmt"
+	"net/http"
+	"os/exec"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/segue-lb/segue/internal/balancer/inspect"
+	"github.com/segue-lb/segue/internal/lab"
+)
+
+// TestDrain drains a server that has a connection, on all balancers. No new connection goes there.
+// The command waits until the connection has ended. The server stays drained when a balancer starts
+// again, until it is undrained.
+func TestDrain(t *testing.T) {
+	t.Parallel()
+	l := up(t, topology("http6-encap"))
+	s := l.Topology.Services[0]
+	kept := &http.Transport{DialContext: l.Node("client").Dial}
+	server, _, err := (&client{l, http.Client{Transport: kept, Timeout: patience}}).get(t.Context(), s, "/")
+	must(t, err)
+	name := s.Name + "/" + server
+	balancers := nodes(l, lab.RoleBalancer)
+	waits := make([]*exec.Cmd, len(balancers))
+	outputs := make([]output, len(balancers))
+	for i, balancer := range balancers {
+		waits[i] = exec.CommandContext(t.Context(), segue, "drain", name, "--wait", "--timeout", patience.String())
+		waits[i].Stdout, waits[i].Stderr = &outputs[i], &outputs[i]
+		must(t, l.Node(balancer).Start(waits[i]))
+	}
+	eventually(t, func() error { // one balancer has the connection
+		all := ""
+		for i := range outputs {
+			all += outputs[i].String()
+		}
+		if strings.Count(all, "is drained") < len(outputs) || !strings.Contains(all, "1 flow is left") {
+			return fmt.Errorf("%s", all)
+		}
+		return nil
+	})
+	visits, err := newClient(l).visit(t.Context(), s, 100)
+	must(t, err)
+	if visits[server] > 0 {
+		t.Errorf("%d of 100 new connections went to %s, which is drained", visits[server], server)
+	}
+	kept.CloseIdleConnections()
+	for i := range waits {
+		if err := waits[i].Wait(); err != nil || !strings.HasSuffix(outputs[i].String(), "0 flows are left\n") {
+			t.Errorf("%s: %v: %s", balancers[i], err, &outputs[i])
+		}
+	}
+	restart(t, l.Process("lb1", "lb"))
+	eventually(t, func() error {
+		for _, state := range balancerStatus(t, l.Node("lb1")).Services[0].Servers {
+			if state.Name == server && state.Condition != inspect.ServerDrained {
+				return fmt.Errorf("%s is %s after a restart", server, state.Condition)
+			}
+		}
+		return nil
+	})
+	for _, balancer := range balancers {
+		if out := command(t, l, balancer, segue, "undrain", name); !strings.Contains(out, "gets new connections again") {
+			t.Errorf("%s: %s", balancer, out)
+		}
+	}
+	visits, err = newClient(l).visit(t.Context(), s, 100)
+	must(t, err)
+	if visits[server] == 0 {
+		t.Errorf("no new connection went to %s: %v", server, visits)
+	}
+}
+
+// output is what a running command has written so far.
+type output struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.Write(p)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.String()
+}
