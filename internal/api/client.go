@@ -15,6 +15,8 @@ import (
 	"syscall"
 
 	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/segue-lb/segue/internal/runstate"
 )
 
 // Client calls the API of an instance on this host.
@@ -26,7 +28,7 @@ type Client struct {
 // NewClient returns a client of an instance. It opens no connection.
 func NewClient(instance string) *Client {
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", SocketOf(instance))
+		return (&net.Dialer{}).DialContext(ctx, "unix", runstate.SocketFile(instance))
 	}
 	return &Client{instance, http.Client{Transport: &http.Transport{DialContext: dial}}}
 }
@@ -88,7 +90,7 @@ func (c *Client) explain(err error) error {
 		return fmt.Errorf("no process runs the balancer %q on this host", c.instance)
 	case errors.Is(err, fs.ErrPermission):
 		return fmt.Errorf("%s: not permitted: be root, or a member of the group in api.group",
-			SocketOf(c.instance))
+			runstate.SocketFile(c.instance))
 	}
 	return fmt.Errorf("instance %q: %w", c.instance, err)
 }

@@ -24,6 +24,7 @@ import (
 	"github.com/segue-lb/segue/internal/control"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/field"
+	"github.com/segue-lb/segue/internal/runstate"
 	"github.com/segue-lb/segue/internal/version"
 )
 
@@ -48,7 +49,7 @@ type Source func() (*inspect.Snapshot, error)
 // root may. Listen returns an error if there is no such group, or if the socket cannot be opened.
 // A caller that never calls Run must call Close.
 func Listen(instance, group string, log *slog.Logger) (*Socket, error) {
-	path := SocketOf(instance)
+	path := runstate.SocketFile(instance)
 	listener, err := listenAt(path, group)
 	if err != nil {
 		return nil, fmt.Errorf("open the socket %s: %w", path, err)

@@ -6,14 +6,8 @@
 package api
 
 import (
-	"path/filepath"
-
 	"github.com/segue-lb/segue/internal/desired"
 )
-
-// SocketOf returns the path of the socket of an instance. It exists while the process runs, and
-// after the process was killed.
-func SocketOf(instance string) string { return filepath.Join("/run/segue", instance+".sock") }
 
 // Override is what an override sets. A field that is missing keeps the value of the file.
 type Override struct {

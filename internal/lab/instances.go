@@ -92,15 +92,17 @@ func instancesIn(namespace string, instances []string) (found []string, err erro
 	return found, err
 }
 
-// removeInstances removes the pins, locks and records of instances. Their programs are attached by
-// pinned links, or to interfaces that end with their namespaces, so nothing keeps the programs
-// after that.
+// removeInstances removes the pins, locks, records and sockets of instances. Their programs are
+// attached by pinned links, or to interfaces that end with their namespaces, so nothing keeps the
+// programs after that.
 func removeInstances(names []string) error {
 	for _, name := range names {
 		if err := os.RemoveAll(filepath.Join(pinRoot, name)); err != nil {
 			return err
 		}
-		for _, file := range []string{runstate.RecordFile(name), runstate.LockFile(name)} {
+		for _, file := range []string{
+			runstate.RecordFile(name), runstate.SocketFile(name), runstate.LockFile(name),
+		} {
 			if err := removeFile(file); err != nil {
 				return err
 			}

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -26,6 +27,12 @@ const lockSuffix = ".lock"
 func LockFile(instance string) string {
 	return filepath.Join(runDir, instance+lockSuffix)
 }
+
+// SocketFile returns the path of the socket by which an instance is changed (package api). The file
+// exists while the instance's process runs, and after the process was killed.
+func SocketFile(instance string) string { return socketFile(LockFile(instance)) }
+
+func socketFile(lockFile string) string { return strings.TrimSuffix(lockFile, lockSuffix) + ".sock" }
 
 // ErrRunning is wrapped in the error of Lock if a process runs the instance.
 var ErrRunning = errors.New("is already running")
@@ -103,12 +110,14 @@ func stamp(file *os.File) error {
 	return nil
 }
 
-// Unlock removes the lock file of a removed instance, and the record that a killed process has
-// left.
+// Unlock removes the lock file of a removed instance, and the record and the socket that a killed
+// process has left.
 func Unlock(lock *os.File) error {
-	err := os.Remove(recordFile(lock.Name()))
-	if errors.Is(err, os.ErrNotExist) {
-		err = nil
+	var err error
+	for _, file := range []string{recordFile(lock.Name()), socketFile(lock.Name())} {
+		if problem := os.Remove(file); !errors.Is(problem, os.ErrNotExist) {
+			err = errors.Join(err, problem)
+		}
 	}
 	return errors.Join(err, os.Remove(lock.Name()), lock.Close())
 }
