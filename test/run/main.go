@@ -214,9 +214,25 @@ func choose(names []string) ([]tier, error) {
 	return chosen, nil
 }
 
-// run tests the packages of the tier. It reports each package to standard output when the package
-// has finished.
+// run tests the packages of the tier. It tests a package a second time if the race detector itself
+// has failed there. That ends all tests of the package, and is no fault of theirs.
 func (t tier) run(ctx context.Context, packages []string) (result, error) {
+	r, err := t.runOnce(ctx, packages)
+	broken := r.withdrawBroken()
+	if len(broken) == 0 || ctx.Err() != nil {
+		return r, err
+	}
+	fmt.Printf("again, because the race detector itself failed: %s\n", strings.Join(broken, ", "))
+	again, againErr := t.runOnce(ctx, broken)
+	if len(r.failures) == 0 {
+		err = nil
+	}
+	r.add(again)
+	return r, errors.Join(err, againErr)
+}
+
+// runOnce tests packages. It reports each package to standard output when the package has finished.
+func (t tier) runOnce(ctx context.Context, packages []string) (result, error) {
 	if len(packages) == 0 {
 		return result{counts: counts{failed: 1}}, errors.New("has no package")
 	}

@@ -5,6 +5,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"testing"
 
@@ -176,5 +177,23 @@ func TestTiersDivideThePackages(t *testing.T) {
 		if got := strings.Join(found[all[i]], " "); got != want {
 			t.Errorf("%s is in tier %q, want %q", all[i], got, want)
 		}
+	}
+}
+
+// A failure of the race detector itself withdraws all failures of its package, and no other.
+func TestWithdrawBroken(t *testing.T) {
+	r := result{counts: counts{passed: 3, failed: 3}, failures: []failure{
+		{"a", "TestParent", "=== RUN TestParent"},
+		{"a", "TestParent/child", "x\nThreadSanitizer: CHECK failed: tsan_rtl.cpp:346\n"},
+		{"b", "TestOther", "WARNING: DATA RACE"},
+	}}
+	if broken := r.withdrawBroken(); !slices.Equal(broken, []string{"a"}) {
+		t.Errorf("broken: %v", broken)
+	}
+	if len(r.failures) != 1 || r.failures[0].pkg != "b" || r.failed != 1 || r.passed != 3 {
+		t.Errorf("left: %+v", r)
+	}
+	if broken := r.withdrawBroken(); len(broken) > 0 || r.failed != 1 {
+		t.Errorf("a data race is withdrawn: %v", broken)
 	}
 }
