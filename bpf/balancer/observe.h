@@ -66,7 +66,8 @@ static __always_inline void lower_rank_of(__u32 slot, const struct load *load)
 
 __noinline int note_change(__u64 old, __u64 new)
 {
-	bool stays = !is_replaced(old, new);
+	/* A removed entry does not stay, even if its signature and its slot are 0. */
+	bool stays = new && !is_replaced(old, new);
 	enum flow_state from = entry_state(old), to = entry_state(new);
 	struct load *load = load_at(entry_server(new)), *former = load;
 	__u64 flows;

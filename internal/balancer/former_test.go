@@ -322,3 +322,35 @@ func (f *fixture) sendAllTheTime(frame []byte) (end func() map[srv6.SID]int) {
 		return asked
 	}
 }
+
+// A new flow that has the signature of free entries, on the server in slot 0, leaves the load when
+// its entry is removed: such an entry differs from a free one by its state and time only.
+func TestForgottenFlowWithSignatureZero(t *testing.T) {
+	t.Parallel()
+	before, after := hunting(desired.SelectConsistent, 3), stateless(desired.PlacementHash, 3)
+	for i := range before.Services {
+		before.Services[i].Placement, before.Services[i].Selection = desired.PlacementHash, ""
+	}
+	f := open(t, before)
+	first, flow := f.slots.Server(0), flowTo(vip6, 443, desired.TCP)
+	for f.row(flow, first.Service)[0] != first.Server {
+		flow = fromPort(flow, flow.Source.Port()+1)
+	}
+	// The last key is added to the sum of products. It is chosen so that the signature is 0.
+	var places dataplane.PlaceKeys
+	var keys dataplane.FlowKeys
+	f.rekey(places, keys)
+	keys[len(keys)-1] = -f.signature(flow) << 30
+	f.rekey(places, keys)
+	if signature := f.signature(flow); signature != 0 {
+		t.Fatalf("the signature is %#x: nothing is tested", signature)
+	}
+	f.route()
+	f.run(frameOf(flow, packet.Timestamps(7, 0)))
+	f.hasLoad(0, load{1, 0})
+	server := serverOfName(&after.Services[0], first.Server)
+	server.Drained = true
+	f.mustApply(after)
+	f.run(frameOf(flow, packet.Timestamps(7, 0)))
+	f.hasLoad(0, load{})
+}
