@@ -61,7 +61,7 @@ func newUndrain() *cobra.Command {
 		Use:   "undrain SERVICE/SERVER",
 		Short: "Give a drained server new connections again",
 		Long: `Undrain gives a server new connections again, also if the configuration file drains it.
-It is an override then, as that of drain.`,
+Then it makes an override, as drain does.`,
 		Example: "  segue undrain web/s3",
 		Args:    arguments("SERVICE/SERVER"),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -114,20 +114,19 @@ func clientOf(instance string) (*api.Client, error) {
 }
 
 func drain(ctx context.Context, out io.Writer, name string, o *drainOptions) error {
-	began := time.Now()
 	client, server, err := o.setDrained(ctx, out, name, true)
-	if err != nil || o.dryRun {
+	drained := time.Now()
+	switch {
+	case err != nil || o.dryRun:
 		return err
-	}
-	if server.state.Flows == nil {
-		if o.wait {
-			return fmt.Errorf("%s is drained; its flows cannot be counted, because the service has no "+
-				"flow table", name)
-		}
+	case o.wait && !server.isCounted:
+		return fmt.Errorf("%s is drained; its flows cannot be counted, because the service has no "+
+			"flow table", name)
+	case o.wait:
+	case server.state.Flows == nil:
 		return nil
-	}
-	if !o.wait {
-		_, err := fmt.Fprintf(out, "%s\n", describeLeft(server.state.Flows.Live))
+	default:
+		_, err := fmt.Fprintln(out, describeLeft(server.state.Flows.Live))
 		return err
 	}
 	if o.timeout > 0 {
@@ -135,7 +134,7 @@ func drain(ctx context.Context, out io.Writer, name string, o *drainOptions) err
 		ctx, cancel = context.WithTimeout(ctx, o.timeout)
 		defer cancel()
 	}
-	return awaitEnd(ctx, out, client, name, began)
+	return awaitEnd(ctx, out, client, name, drained)
 }
 
 func undrain(ctx context.Context, out io.Writer, name string, o *drainOptions) error {
@@ -189,8 +188,9 @@ func describeDrained(name string, changed *api.Changed, drained, dryRun bool) st
 
 // namedServer is a server of a service.
 type namedServer struct {
-	service string
-	state   *api.Server
+	service   string
+	isCounted bool // the service has a flow table
+	state     *api.Server
 }
 
 // findServer finds the server that is named SERVICE/SERVER. Both names may contain slashes.
@@ -203,7 +203,7 @@ func findServer(ctx context.Context, client *api.Client, name string) (*namedSer
 		s := &services[i]
 		for j := range s.Servers {
 			if s.Name+"/"+s.Servers[j].Name == name {
-				return &namedServer{s.Name, &s.Servers[j]}, nil
+				return &namedServer{s.Name, s.HasFlowTable, &s.Servers[j]}, nil
 			}
 		}
 	}
@@ -213,6 +213,9 @@ func findServer(ctx context.Context, client *api.Client, name string) (*namedSer
 	return nil, fmt.Errorf("%q: the balancer has no such server; segue status shows all", name)
 }
 
+// ageOf returns the time since flows were counted.
+func ageOf(f *api.Flows) time.Duration { return time.Duration(f.Age * float64(time.Second)) }
+
 func describeLeft(flows uint64) string {
 	if flows == 1 {
 		return "1 flow is left"
@@ -220,21 +223,18 @@ func describeLeft(flows uint64) string {
 	return fmt.Sprintf("%d flows are left", flows)
 }
 
-// awaitEnd waits until a server has no flow left, and tells how many there are whenever the number
-// changes. Flows that were counted before the beginning prove nothing.
-func awaitEnd(ctx context.Context, out io.Writer, client *api.Client, name string, began time.Time) error {
+// awaitEnd waits until a drained server has no flow left, and prints how many there are whenever the
+// number changes. Flows that were counted before the server was drained prove nothing. A balancer
+// does not count while it changes its servers, so a later count began later.
+func awaitEnd(ctx context.Context, out io.Writer, client *api.Client, name string, drained time.Time) error {
 	var last *uint64
 	for {
+		asked := time.Now()
 		server, err := findServer(ctx, client, name)
 		if err != nil {
 			return endedEarly(ctx, err, name, last)
 		}
-		flows := server.state.Flows
-		if flows == nil {
-			return fmt.Errorf("%s: its flows are not counted any more", name)
-		}
-		counted := time.Now().Add(-time.Duration(flows.Age * float64(time.Second)))
-		if counted.After(began) {
+		if flows := server.state.Flows; flows != nil && ageOf(flows) < asked.Sub(drained) {
 			if last == nil || *last != flows.Live {
 				fmt.Fprintln(out, describeLeft(flows.Live))
 			}

@@ -357,7 +357,7 @@ func describeScores(p *inspect.TracedPlacement) string {
 	servers := len(p.Scores.Servers) + p.Scores.Others
 	name, until := strings.Join(p.Candidates, ", "), "unless another new flow comes first"
 	if equal := p.Scores.Equal; equal > 0 {
-		name += fmt.Sprintf(" (or, on another core, one of %d with an equal score)", equal)
+		name += fmt.Sprintf(" (as low: %d others)", equal)
 	}
 	switch among := p.Scores.Among; among {
 	case desired.AmongCandidates:

@@ -38,11 +38,6 @@ func (c *Client) Services(ctx context.Context) (services []Service, err error) {
 	return services, c.call(ctx, http.MethodGet, "/v1/services", nil, &services)
 }
 
-// Overrides returns all overrides.
-func (c *Client) Overrides(ctx context.Context) (overrides *Overrides, err error) {
-	return overrides, c.call(ctx, http.MethodGet, "/v1/overrides", nil, &overrides)
-}
-
 // Change sets the fields of a server's override that are not nil. A dry run changes nothing.
 func (c *Client) Change(
 	ctx context.Context, service, server string, override Override, dryRun bool,

@@ -17,24 +17,20 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
-	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/control"
+	"github.com/segue-lb/segue/internal/daemon"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/field"
 	"github.com/segue-lb/segue/internal/runstate"
 	"github.com/segue-lb/segue/internal/version"
 )
 
-const (
-	// requestTimeout bounds the time of a request. A reload takes at most two seconds and the time
-	// to build tables.
-	requestTimeout = time.Minute
-	// shutdownTimeout is how long requests may go on after the context has ended.
-	shutdownTimeout = time.Second
-)
+// requestTimeout bounds the time of a request. A reload takes at most two seconds and the time to
+// build tables.
+const requestTimeout = time.Minute
 
 // Socket serves the API of a balancer.
 type Socket struct {
@@ -108,23 +104,10 @@ func (s *Socket) Run(ctx context.Context, c *control.Controller, source Source) 
 		WriteTimeout:      requestTimeout,
 		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelWarn),
 	}
-	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error {
-		if err := server.Serve(s.listener); !errors.Is(err, http.ErrServerClosed) {
-			return fmt.Errorf("socket %s: %w", s.listener.Addr(), err)
-		}
-		return nil
-	})
-	group.Go(func() error {
-		<-ctx.Done()
-		patience, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
-		defer cancel()
-		if server.Shutdown(patience) != nil {
-			return server.Close()
-		}
-		return nil
-	})
-	return group.Wait()
+	if err := daemon.ServeHTTP(ctx, server, s.listener); err != nil {
+		return fmt.Errorf("socket %s: %w", s.listener.Addr(), err)
+	}
+	return nil
 }
 
 // balancerAPI has the operations.
@@ -272,7 +255,10 @@ func (b *balancerAPI) listServices(context.Context, *struct{}) (*body[[]Service]
 	cfg := b.control.Desired()
 	services := []Service{}
 	for _, s := range snapshot.Services {
-		service := Service{Name: s.Name, TakesFlows: s.TakesFlows, Servers: []Server{}}
+		service := Service{
+			Name: s.Name, TakesFlows: s.TakesFlows, Servers: []Server{},
+			HasFlowTable: s.Persistence == desired.PersistenceTable,
+		}
 		for _, state := range s.Servers {
 			server := Server{Name: state.Name, Condition: string(state.Condition), Flows: flowsOf(snapshot, s, state)}
 			if c := cfg.Server(s.Name, state.Name); c != nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/segue-lb/segue/internal/desired"
 )
 
-// Override is what an override sets. A field that is missing keeps the value of the file.
+// Override has the fields of an override. A field that is missing keeps the value of the file.
 type Override struct {
 	Drained *bool   `json:"drained,omitempty" doc:"whether the server gets no new connections"`
 	Weight  *uint32 `json:"weight,omitempty" maximum:"1000" doc:"the weight of the server; 0: no new connections"`
@@ -28,7 +28,7 @@ type Overrides struct {
 	Overrides []ServerOverride `json:"overrides" nullable:"false"`
 }
 
-// Changed is what a request has changed, or would change in a dry run.
+// Changed is the effect of a change, or the effect that it would have in a dry run.
 type Changed struct {
 	Version  string       `json:"version" doc:"of the configuration after the change"`
 	Changes  []Difference `json:"changes" nullable:"false" doc:"empty: nothing was to be changed"`
@@ -43,9 +43,10 @@ type Difference struct {
 
 // Service is a service of a balancer.
 type Service struct {
-	Name       string   `json:"name"`
-	TakesFlows bool     `json:"takes_flows" doc:"whether at least one server gets new connections"`
-	Servers    []Server `json:"servers" nullable:"false"`
+	Name         string   `json:"name"`
+	TakesFlows   bool     `json:"takes_flows" doc:"whether at least one server gets new connections"`
+	HasFlowTable bool     `json:"has_flow_table" doc:"whether a table has all flows of the service, so that they can be counted"`
+	Servers      []Server `json:"servers" nullable:"false"`
 }
 
 // Server is a server of a service, as it is in force.
@@ -54,8 +55,8 @@ type Server struct {
 	Drained   bool      `json:"drained"`
 	Weight    uint32    `json:"weight"`
 	Condition string    `json:"condition" doc:"as segue status shows it"`
-	Override  *Override `json:"override,omitempty" doc:"what an override has set"`
-	Flows     *Flows    `json:"flows,omitempty" doc:"missing: the service keeps no flow table, or its flows were not counted yet"`
+	Override  *Override `json:"override,omitempty" doc:"missing: the server has none that is in force"`
+	Flows     *Flows    `json:"flows,omitempty" doc:"missing: the service has no flow table, or no flows were counted yet"`
 }
 
 // Flows are the flows of a server that an entry of the flow table names.

@@ -22,15 +22,24 @@ func OverridesFile(node *desired.BalancerNode) string {
 // LoadOverrides reads the overrides of a balancer's instance. There are none if the file does not
 // exist. The error is of type field.Errors, or that of reading the file.
 func LoadOverrides(b *desired.Balancer) ([]desired.Override, error) {
+	overrides, _, err := readOverrides(b)
+	return overrides, err
+}
+
+// readOverrides is LoadOverrides, and also returns the content of the file; nil: there is no file.
+func readOverrides(b *desired.Balancer) (overrides []desired.Override, text []byte, err error) {
 	path := OverridesFile(&b.Node)
 	if path == "" {
-		return nil, nil
+		return nil, nil, nil
 	}
-	overrides, err := Load(path, ParseOverrides)
+	overrides, err = Load(path, func(data []byte) ([]desired.Override, error) {
+		text = data
+		return ParseOverrides(data)
+	})
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
+		return nil, nil, nil
 	}
-	return overrides, err
+	return overrides, text, err
 }
 
 // ParseOverrides is LoadOverrides for a file's content.

@@ -4,6 +4,7 @@ package config
 
 import (
 	"errors"
+	"fmt"
 	"os"
 
 	"go.yaml.in/yaml/v4"
@@ -12,19 +13,49 @@ import (
 	"github.com/segue-lb/segue/internal/field"
 )
 
-// LoadBalancer reads a balancer's configuration file, and the overrides of its instance. The result
-// has all defaults, obeys all rules, and follows the overrides. Warnings are about valid settings
-// that are rarely intended. The error is of type field.Errors, or that of reading a file.
-func LoadBalancer(path string) (b *desired.Balancer, warnings field.Errors, err error) {
-	b, warnings, err = load(path, ParseBalancer)
+// BalancerFiles are the contents of a balancer's configuration file and of its file of overrides,
+// and the desired state that follows from both.
+type BalancerFiles struct {
+	Text      []byte             // of the configuration file
+	Overrides []desired.Override // also those without effect
+	Stored    []byte             // the text of the overrides; nil: there is no file
+	// Desired has all defaults, obeys all rules, and follows the overrides.
+	Desired *desired.Balancer
+}
+
+// LoadBalancer reads a balancer's configuration file, and the overrides of its instance. Warnings
+// are about valid settings that are rarely intended. The error is of type field.Errors, or that of
+// reading a file.
+func LoadBalancer(path string) (*BalancerFiles, field.Errors, error) {
+	var f BalancerFiles
+	b, warnings, err := load(path, func(data []byte) (*desired.Balancer, field.Errors, error) {
+		f.Text = data
+		return ParseBalancer(data)
+	})
 	if err != nil {
 		return nil, nil, err
 	}
-	overrides, err := LoadOverrides(b)
-	if err != nil {
+	if f.Overrides, f.Stored, err = readOverrides(b); err != nil {
 		return nil, nil, err
 	}
-	return b, append(warnings, b.Override(overrides).In(OverridesFile(&b.Node))...), nil
+	f.Desired = b
+	return &f, append(warnings, f.override()...), nil
+}
+
+// WithOverrides returns the files with other overrides. The text of the overrides is not set.
+// Warnings are about the overrides.
+func (f *BalancerFiles) WithOverrides(overrides []desired.Override) (*BalancerFiles, field.Errors) {
+	b, _, err := ParseBalancer(f.Text)
+	if err != nil {
+		panic(fmt.Sprintf("a configuration that was valid is not: %v", err))
+	}
+	changed := &BalancerFiles{Text: f.Text, Overrides: overrides, Desired: b}
+	return changed, changed.override()
+}
+
+// override makes the desired state follow the overrides.
+func (f *BalancerFiles) override() (warnings field.Errors) {
+	return f.Desired.Override(f.Overrides).In(OverridesFile(&f.Desired.Node))
 }
 
 // LoadAgent reads an agent's configuration file, as LoadBalancer a balancer's.
@@ -59,7 +90,8 @@ func Load[T any](path string, parse func([]byte) (T, error)) (result T, err erro
 	return result, err
 }
 
-// ParseBalancer is LoadBalancer for a file's content, without overrides.
+// ParseBalancer reads the content of a balancer's configuration file, without overrides. The result
+// has all defaults and obeys all rules. Warnings and errors are those of LoadBalancer.
 func ParseBalancer(data []byte) (*desired.Balancer, field.Errors, error) {
 	var b desired.Balancer
 	d := decode(data, &b)
@@ -83,7 +115,7 @@ func ParseAgent(data []byte) (*desired.Agent, field.Errors, error) {
 	return &a, d.warnings.Sorted(), nil
 }
 
-// Kind is what a file describes.
+// Kind is a kind of files.
 type Kind int
 
 // The kinds of files.
@@ -93,9 +125,9 @@ const (
 	TopologyFile // of a lab
 )
 
-// KindOf guesses what a file describes. A file without the field node that has servers, balancers or
-// applications is the topology of a lab. A file in which a service has the field servers, which may
-// be empty, is a balancer's. Any other is an agent's. The error is of type field.Errors: the file is
+// KindOf guesses what a file describes. A file in which a service has the field servers, which may
+// be empty, is a balancer's. Of the others, a file without the field node that has servers,
+// balancers or applications is the topology of a lab, and any other is an agent's. The error is of type field.Errors: the file is
 // not a YAML document.
 func KindOf(data []byte) (Kind, error) {
 	root, problem := parse(data)
@@ -113,13 +145,13 @@ func KindOf(data []byte) (Kind, error) {
 	}
 	// An invalid file is read as far as possible. The parser of its kind reports its errors.
 	_ = root.Load(&file, yaml.WithUniqueKeys(false))
-	if file.Node == nil && (file.Servers != nil || file.Balancers != nil || file.Applications != nil) {
-		return TopologyFile, nil
-	}
 	for _, service := range file.Services {
 		if service.Servers != nil {
 			return BalancerFile, nil
 		}
+	}
+	if file.Node == nil && (file.Servers != nil || file.Balancers != nil || file.Applications != nil) {
+		return TopologyFile, nil
 	}
 	return AgentFile, nil
 }

@@ -323,10 +323,11 @@ func TestLoad(t *testing.T) {
 const examples = "../../docs/examples/"
 
 func TestExamples(t *testing.T) {
-	b, _, err := LoadBalancer(examples + "lb.yaml")
+	files, _, err := LoadBalancer(examples + "lb.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
+	b := files.Desired
 	checkRoundTrip(t, b, ParseBalancer)
 	a, _, err := LoadAgent(examples + "agent.yaml")
 	if err != nil {
@@ -458,11 +459,11 @@ func TestLoadOverrides(t *testing.T) {
 	file := write("lb.yaml", strings.Replace(validBalancer, "node:", "node:\n  state: "+dir, 1))
 	drained := func() bool {
 		t.Helper()
-		b, _, err := LoadBalancer(file)
+		files, _, err := LoadBalancer(file)
 		if err != nil {
 			t.Fatal(err)
 		}
-		return b.Services[0].Servers[1].Drained
+		return files.Desired.Services[0].Servers[1].Drained
 	}
 	if drained() {
 		t.Error("drained without overrides")

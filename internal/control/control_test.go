@@ -19,12 +19,17 @@ import (
 // runner is a balancer that follows what it is told, or fails.
 type runner struct {
 	err      error
+	during   func()   // during the next reload
 	followed []string // whether s1 is drained, and its weight, for each state
 }
 
 func (r *runner) Reload(_ context.Context, b *desired.Balancer) error {
 	if r.err != nil {
 		return r.err
+	}
+	if during := r.during; during != nil {
+		r.during = nil
+		during()
 	}
 	s := b.Server("web", "s1")
 	r.followed = append(r.followed, fmt.Sprint(s.Drained, " ", *s.Weight))
@@ -218,13 +223,24 @@ func TestRefusedChange(t *testing.T) {
 	})
 	t.Run("disk", func(t *testing.T) {
 		s := newSite(t)
-		// A directory in the file's place lets the last step fail, when the balancer follows.
-		if err := os.MkdirAll(filepath.Join(s.overridden, "full"), 0o755); err != nil {
-			t.Fatal(err)
+		s.change(drains("s1", &yes))
+		// A directory in the file's place makes the last step fail, when the balancer follows.
+		s.runner.during = func() {
+			_ = os.Remove(s.overridden)
+			if err := os.MkdirAll(filepath.Join(s.overridden, "full"), 0o755); err != nil {
+				t.Fatal(err)
+			}
 		}
-		s.refuses(drains("s1", &yes), s.overridden)
-		if n := len(s.runner.followed); n > 0 && s.runner.followed[n-1] != "false 3" {
-			t.Errorf("the balancer followed %v", s.runner.followed)
+		_, version := s.c.Overrides()
+		_, err := s.c.Change(t.Context(), drains("s1", nil))
+		if err == nil || !strings.Contains(err.Error(), s.overridden) {
+			t.Errorf("error %v", err)
+		}
+		if want := []string{"true 3", "false 3", "true 3"}; !slices.Equal(s.runner.followed, want) {
+			t.Errorf("the balancer followed %q, want %q", s.runner.followed, want)
+		}
+		if _, now := s.c.Overrides(); now != version {
+			t.Errorf("version %s, before %s", now, version)
 		}
 	})
 	t.Run("no directory", func(t *testing.T) {

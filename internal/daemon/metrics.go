@@ -4,7 +4,6 @@ package daemon
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -14,18 +13,12 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
-	"golang.org/x/sync/errgroup"
 
 	"github.com/segue-lb/segue/internal/version"
 )
 
-const (
-	// scrapeTimeout bounds the time that a client may take to send its request and to read the
-	// answer.
-	scrapeTimeout = 30 * time.Second
-	// shutdownTimeout is how long scrapes may continue after the context has ended.
-	shutdownTimeout = time.Second
-)
+// scrapeTimeout bounds the time that a client may take to send its request and to read the answer.
+const scrapeTimeout = 30 * time.Second
 
 // Metrics serves Prometheus metrics over HTTP, at /metrics. It serves the registered metrics, and
 // those of the process, the build and the reloads of its configuration.
@@ -103,24 +96,10 @@ func (m *Metrics) Run(ctx context.Context) error {
 		WriteTimeout: scrapeTimeout,
 		ErrorLog:     slog.NewLogLogger(m.log.Handler(), slog.LevelWarn),
 	}
-	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error {
-		if err := server.Serve(m.listener); !errors.Is(err, http.ErrServerClosed) {
-			return fmt.Errorf("metrics.listen %q: %w", m.listener.Addr(), err)
-		}
-		return nil
-	})
-	group.Go(func() error {
-		<-ctx.Done()
-		// The context has ended, so the remaining scrapes get a timeout of their own.
-		patience, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
-		defer cancel()
-		if server.Shutdown(patience) != nil {
-			return server.Close() // aborts the remaining scrapes
-		}
-		return nil
-	})
-	return group.Wait()
+	if err := ServeHTTP(ctx, server, m.listener); err != nil {
+		return fmt.Errorf("metrics.listen %q: %w", m.listener.Addr(), err)
+	}
+	return nil
 }
 
 // TrackReloads returns a function that reloads and exports the result as metrics.

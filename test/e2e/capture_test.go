@@ -38,6 +38,13 @@ func (f *sharedFile) Write(p []byte) (int, error) {
 	return f.data.Write(p)
 }
 
+// String returns what is written so far.
+func (f *sharedFile) String() string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.data.String()
+}
+
 // reader returns a reader of the bytes that are written so far.
 func (f *sharedFile) reader() io.Reader {
 	f.mu.Lock()

@@ -3,12 +3,10 @@
 package e2e
 
 import (
-	"bytes"
 	"fmt"
 	"net/http"
 	"os/exec"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/segue-lb/segue/internal/balancer/inspect"
@@ -28,7 +26,7 @@ func TestDrain(t *testing.T) {
 	name := s.Name + "/" + server
 	balancers := nodes(l, lab.RoleBalancer)
 	waits := make([]*exec.Cmd, len(balancers))
-	outputs := make([]output, len(balancers))
+	outputs := make([]sharedFile, len(balancers))
 	for i, balancer := range balancers {
 		waits[i] = exec.CommandContext(t.Context(), segue, "drain", name, "--wait", "--timeout", patience.String())
 		waits[i].Stdout, waits[i].Stderr = &outputs[i], &outputs[i]
@@ -74,22 +72,4 @@ func TestDrain(t *testing.T) {
 	if visits[server] == 0 {
 		t.Errorf("no new connection went to %s: %v", server, visits)
 	}
-}
-
-// output is what a running command has written so far.
-type output struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (o *output) Write(p []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.text.Write(p)
-}
-
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.text.String()
 }
