@@ -101,7 +101,7 @@ type checkedFile struct {
 	content  string // numbers of services and servers
 	warnings field.Errors
 	fixed    []desired.Setting
-	balancer *desired.Balancer // nil for any other file
+	data     []byte // of a balancer's file; nil for any other file
 }
 
 // parseFor reads a file in dir for the role of a host, or for a lab.
@@ -113,7 +113,7 @@ func parseFor(role string, data []byte, dir string) (checkedFile, error) {
 			return checkedFile{kind: string(datapath.RoleBalancer)}, err
 		}
 		content := count(len(b.Services), "service") + ", " + count(servers(b), "server")
-		return checkedFile{string(datapath.RoleBalancer), content, warnings, b.Fixed(), b}, nil
+		return checkedFile{string(datapath.RoleBalancer), content, warnings, b.Fixed(), data}, nil
 	case "agent":
 		a, warnings, err := config.ParseAgent(data)
 		if err != nil {
@@ -167,19 +167,19 @@ func checkAgainst(instance string, file checkedFile, warnings io.Writer) error {
 		return fmt.Errorf("--against %s: the instance has the role %s, but the file is for the role %s",
 			instance, record.Role, file.kind)
 	}
-	if err := desired.CheckFixed(file.fixed, record.Fixed); err != nil || file.balancer == nil {
+	if err := desired.CheckFixed(file.fixed, record.Fixed); err != nil || file.data == nil {
 		return err
 	}
-	return checkOverrides(file.balancer, warnings)
+	return checkOverrides(file, warnings)
 }
 
 // checkOverrides reads the overrides of a balancer, and prints their warnings.
-func checkOverrides(b *desired.Balancer, warnings io.Writer) error {
-	overrides, err := config.LoadOverrides(b)
+func checkOverrides(file checkedFile, warnings io.Writer) error {
+	_, all, err := config.ParseBalancerFiles(file.data)
 	if err != nil {
 		return err
 	}
-	printFileWarnings(warnings, b.Override(overrides).In(config.OverridesFile(&b.Node)))
+	printFileWarnings(warnings, all[len(file.warnings):])
 	return nil
 }
 

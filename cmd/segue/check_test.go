@@ -220,7 +220,7 @@ services:
 			t.Fatal(err)
 		}
 		if test.role == "balancer" {
-			check(same, overrides+":2: overrides[0]: must have drained or weight\n", "would refuse to reload it: 1 error")
+			check(same, overrides+":2: overrides[0]: must have add, set or remove\n", "would refuse to reload it: 1 error")
 		} else {
 			check(same, fmt.Sprintf("%s\ninstance %q would reload it\n", valid, instance), "<nil>") // an agent has no overrides
 		}

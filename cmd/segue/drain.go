@@ -14,14 +14,14 @@ import (
 
 	"github.com/segue-lb/segue/internal/api"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/desired"
 )
 
 // drainOptions are the flags of drain and undrain.
 type drainOptions struct {
-	instance string
-	dryRun   bool
-	wait     bool
-	timeout  time.Duration
+	target
+	wait    bool
+	timeout time.Duration
 }
 
 func newDrain() *cobra.Command {
@@ -73,29 +73,12 @@ Then it makes an override, as drain does.`,
 	return cmd
 }
 
-func (o *drainOptions) addFlags(cmd *cobra.Command) {
-	cmd.Flags().StringVarP(&o.instance, "instance", "i", "",
-		"`name` of the balancer (default: the only one in this network namespace)")
-	cmd.Flags().BoolVar(&o.dryRun, "dry-run", false, "show what would change, and change nothing")
-}
-
 // complete returns the names of all servers for the completion of a shell.
 func (o *drainOptions) complete(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-	client, err := clientOf(o.instance)
-	if err != nil || len(args) > 0 {
+	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	services, err := client.Services(cmd.Context())
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	var names []string
-	for _, service := range services {
-		for _, server := range service.Servers {
-			names = append(names, service.Name+"/"+server.Name)
-		}
-	}
-	return names, cobra.ShellCompDirectiveNoFileComp
+	return completeNames(cmd.Context(), o.instance, serverNames), cobra.ShellCompDirectiveNoFileComp
 }
 
 // clientOf returns a client of a balancer on this host.
@@ -154,14 +137,14 @@ func (o *drainOptions) setDrained(
 	if err != nil {
 		return nil, nil, err
 	}
-	changed, err := client.Change(ctx, server.service, server.state.Name, api.Override{Drained: &drained}, o.dryRun)
+	changed, err := client.Change(ctx, o.dryRun, api.Edit{Override: api.Override{
+		Service: server.service, Server: server.state.Name, Set: desired.Fields{"drained": drained},
+	}})
 	if err != nil {
 		return nil, nil, err
 	}
 	fmt.Fprintln(out, describeDrained(name, changed, drained, o.dryRun))
-	for _, warning := range changed.Warnings {
-		fmt.Fprintln(out, "warning:", warning)
-	}
+	tellWarnings(out, changed.Warnings)
 	return client, server, nil
 }
 

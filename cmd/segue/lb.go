@@ -17,6 +17,7 @@ import (
 	"github.com/segue-lb/segue/internal/control"
 	"github.com/segue-lb/segue/internal/daemon"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/field"
 	"github.com/segue-lb/segue/internal/nexthop"
 	"github.com/segue-lb/segue/internal/runstate"
 )
@@ -85,25 +86,33 @@ func runLB(ctx context.Context, file string, f *foreground) error {
 	recorder := runstate.NewRecorder(lock, string(datapath.RoleBalancer), file, cfg.Fixed(), log)
 	defer recorder.Close()
 	controller.Attach(b, recorder.SetOverrides)
-	reload := metrics.TrackReloads(recorder.TrackReloads(func(ctx context.Context) error {
-		warnings, err := controller.Reload(ctx)
-		if err == nil {
-			logWarnings(log, warnings)
+	reload := func(ctx context.Context) (warnings field.Errors, err error) {
+		tracked := metrics.TrackReloads(recorder.TrackReloads(func(ctx context.Context) error {
+			warnings, err = controller.Reload(ctx)
+			return err
+		}))
+		if err := tracked(ctx); err != nil {
+			return nil, err
 		}
-		return err
-	}))
+		logWarnings(log, warnings)
+		return warnings, nil
+	}
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return metrics.Run(ctx) })
 	group.Go(func() error {
 		select { // before, a change would wait for the balancer to run
 		case <-b.Ready():
-			return socket.Run(ctx, controller, view.Snapshot)
+			return socket.Run(ctx, api.Balancer{Control: controller, Source: view.Snapshot, Reload: reload})
 		case <-ctx.Done():
 			return nil
 		}
 	})
 	group.Go(func() error {
-		return daemon.Serve(ctx, b, reload, f.hangups, f.detachCommand("lb", cfg.Node.Instance), log)
+		hangup := func(ctx context.Context) error {
+			_, err := reload(ctx)
+			return err
+		}
+		return daemon.Serve(ctx, b, hangup, f.hangups, f.detachCommand("lb", cfg.Node.Instance), log)
 	})
 	return group.Wait()
 }

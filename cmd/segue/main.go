@@ -37,7 +37,8 @@ func newRoot() *cobra.Command {
 	}
 	root.SetFlagErrorFunc(describeFlagError)
 	addGroup(root, "run", "Run a balancer or an agent:", newLB(), newAgent(), newCheck())
-	addGroup(root, "change", "Change a running balancer:", newDrain(), newUndrain())
+	addGroup(root, "change", "Change a running balancer:", newDrain(), newUndrain(), newServer(), newService(), newDiff(),
+		newApply(), newReload())
 	addGroup(root, "observe", "Observe a balancer or an agent:", newStatus(), newTrace())
 	addGroup(root, "lab", "Try and measure on this machine:",
 		newLab(), newApp(), newLoad(), newBench())

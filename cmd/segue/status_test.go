@@ -29,8 +29,8 @@ func someSnapshots() (before, after *inspect.Snapshot) {
 				Configuration: &runstate.Configuration{
 					File: "/etc/segue/lb.yaml", Read: time.Unix(910, 0).UTC(),
 					Overrides: []desired.Override{
-						{Service: "dns", Server: "d1", Drained: new(true)},
-						{Service: "web", Server: "s1", Drained: new(false), Weight: new(uint32(10))},
+						{Service: "dns", Server: "d1", Set: desired.Fields{"drained": true}},
+						{Service: "web", Server: "s1", Set: desired.Fields{"drained": false, "weight": 10}},
 					},
 					Refused: &runstate.Refusal{Time: time.Unix(920, 0).UTC(), Problems: []string{
 						`node.interface "eth1": a change from "eth0" needs a restart`,

@@ -8,10 +8,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
 	"net/http"
-	"net/url"
 	"syscall"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -38,16 +38,29 @@ func (c *Client) Services(ctx context.Context) (services []Service, err error) {
 	return services, c.call(ctx, http.MethodGet, "/v1/services", nil, &services)
 }
 
-// Change sets the fields of a server's override that are not nil. A dry run changes nothing.
-func (c *Client) Change(
-	ctx context.Context, service, server string, override Override, dryRun bool,
-) (changed *Changed, err error) {
-	path := fmt.Sprintf("/v1/services/%s/servers/%s/override?dry-run=%t",
-		url.PathEscape(service), url.PathEscape(server), dryRun)
-	return changed, c.call(ctx, http.MethodPatch, path, override, &changed)
+// Overrides returns all overrides, and the version in force.
+func (c *Client) Overrides(ctx context.Context) (overrides *Overrides, err error) {
+	return overrides, c.call(ctx, http.MethodGet, "/v1/overrides", nil, &overrides)
 }
 
-// call makes a request and reads the answer.
+// Change makes edits in one transaction. A dry run changes nothing.
+func (c *Client) Change(ctx context.Context, dryRun bool, edits ...Edit) (changed *Changed, err error) {
+	path := fmt.Sprintf("/v1/changes?dry-run=%t", dryRun)
+	return changed, c.call(ctx, http.MethodPost, path, Change{edits}, &changed)
+}
+
+// Apply makes the services those of the content of a configuration file. A dry run changes nothing.
+func (c *Client) Apply(ctx context.Context, file []byte, dryRun bool) (changed *Changed, err error) {
+	path := fmt.Sprintf("/v1/services?dry-run=%t", dryRun)
+	return changed, c.send(ctx, http.MethodPut, path, "application/yaml", bytes.NewReader(file), &changed)
+}
+
+// Reload makes the balancer read its files again.
+func (c *Client) Reload(ctx context.Context) (reloaded *Reloaded, err error) {
+	return reloaded, c.call(ctx, http.MethodPost, "/v1/reload", nil, &reloaded)
+}
+
+// call makes a request with JSON and reads the answer.
 func (c *Client) call(ctx context.Context, method, path string, request, answer any) error {
 	var content bytes.Buffer
 	if request != nil {
@@ -55,11 +68,18 @@ func (c *Client) call(ctx context.Context, method, path string, request, answer 
 			return err
 		}
 	}
-	r, err := http.NewRequestWithContext(ctx, method, "http://segue"+path, &content)
+	return c.send(ctx, method, path, "application/json", &content, answer)
+}
+
+// send makes a request and reads the answer.
+func (c *Client) send(
+	ctx context.Context, method, path, contentType string, content io.Reader, answer any,
+) error {
+	r, err := http.NewRequestWithContext(ctx, method, "http://segue"+path, content)
 	if err != nil {
 		return err
 	}
-	r.Header.Set("Content-Type", "application/json")
+	r.Header.Set("Content-Type", contentType)
 	response, err := c.http.Do(r)
 	if err != nil {
 		return c.explain(err)

@@ -95,10 +95,18 @@ func groupID(name string) (int, error) {
 // Close closes the socket and removes it.
 func (s *Socket) Close() error { return s.listener.Close() }
 
+// Balancer is the running balancer that the socket gives access to.
+type Balancer struct {
+	Control *control.Controller
+	Source  Source
+	// Reload reads the files again, as SIGHUP does.
+	Reload func(context.Context) (field.Errors, error)
+}
+
 // Run answers requests until the context ends.
-func (s *Socket) Run(ctx context.Context, c *control.Controller, source Source) error {
+func (s *Socket) Run(ctx context.Context, b Balancer) error {
 	server := &http.Server{
-		Handler:           Handler(c, source),
+		Handler:           Handler(b),
 		ReadHeaderTimeout: requestTimeout,
 		ReadTimeout:       requestTimeout,
 		WriteTimeout:      requestTimeout,
@@ -112,105 +120,96 @@ func (s *Socket) Run(ctx context.Context, c *control.Controller, source Source) 
 
 // balancerAPI has the operations.
 type balancerAPI struct {
-	control *control.Controller
+	Balancer
 	reading sync.Mutex // one request at a time uses the source
-	source  Source
 }
 
 func (b *balancerAPI) snapshot() (*inspect.Snapshot, error) {
 	b.reading.Lock()
 	defer b.reading.Unlock()
-	return b.source()
+	return b.Source()
 }
 
+// mostBytes bounds the size of a request: 100,000 servers need about 10 MB.
+const mostBytes = 32 << 20
+
 // Handler returns the handler of all operations.
-func Handler(c *control.Controller, source Source) http.Handler {
+func Handler(balancer Balancer) http.Handler {
 	mux := http.NewServeMux()
 	settings := huma.DefaultConfig("Segue balancer", version.String())
 	settings.DocsPath = "" // it would load a program from elsewhere
 	settings.RejectUnknownQueryParameters = true
 	settings.CreateHooks = nil
 	api := humago.New(mux, settings)
-	b := &balancerAPI{control: c, source: source}
+	b := &balancerAPI{Balancer: balancer}
 	huma.Register(api, huma.Operation{
 		OperationID: "list-services", Method: http.MethodGet, Path: "/v1/services",
 		Summary: "List services and their servers",
+		Errors:  []int{http.StatusServiceUnavailable},
 	}, b.listServices)
 	huma.Register(api, huma.Operation{
 		OperationID: "list-overrides", Method: http.MethodGet, Path: "/v1/overrides",
 		Summary: "List overrides, also those of servers that do not exist",
 	}, b.listOverrides)
-	const path = "/v1/services/{service}/servers/{server}/override"
 	errorsOfChange := []int{
 		http.StatusNotFound, http.StatusConflict, http.StatusPreconditionFailed,
 		http.StatusServiceUnavailable,
 	}
 	huma.Register(api, huma.Operation{
-		OperationID: "change-override", Method: http.MethodPatch, Path: path,
-		Summary:     "Set fields of a server's override, and keep the others",
-		Description: "A field that gets the value of the file is removed from the override.",
-		Errors:      errorsOfChange,
-	}, b.changeOverride)
+		OperationID: "change", Method: http.MethodPost, Path: "/v1/changes",
+		Summary: "Add, set, remove and reset services and servers, in one transaction",
+		Errors:  errorsOfChange, MaxBodyBytes: mostBytes,
+	}, b.change)
 	huma.Register(api, huma.Operation{
-		OperationID: "remove-override", Method: http.MethodDelete, Path: path,
-		Summary: "Remove the override of a server", Errors: errorsOfChange,
-	}, b.removeOverride)
+		OperationID: "apply", Method: http.MethodPut, Path: "/v1/services",
+		Summary: "Make the services those of a configuration file, in one transaction",
+		Description: "Servers that an override drains stay drained. Other sections of the file have no " +
+			"effect.",
+		Errors: errorsOfChange, MaxBodyBytes: mostBytes,
+	}, b.applyFile)
+	huma.Register(api, huma.Operation{
+		OperationID: "reload", Method: http.MethodPost, Path: "/v1/reload",
+		Summary: "Read the configuration file and the file of overrides again",
+		Errors:  []int{http.StatusServiceUnavailable},
+	}, b.reload)
 	return mux
 }
 
 type body[T any] struct{ Body T }
 
 func (b *balancerAPI) listOverrides(context.Context, *struct{}) (*body[Overrides], error) {
-	list, version := b.control.Overrides()
+	list, version := b.Control.Overrides()
 	return &body[Overrides]{Overrides{version, overridesOf(list)}}, nil
 }
 
-// Target names the server whose override a request changes. It is exported because the library
-// cannot set the fields of an unexported embedded type.
-type Target struct {
-	Service string `path:"service"`
-	Server  string `path:"server"`
+// Terms are the conditions of a change. It is exported because the library cannot set the fields of
+// an unexported embedded type.
+type Terms struct {
 	Version string `header:"If-Match" doc:"the version that must be in force; without it, any"`
 	DryRun  bool   `query:"dry-run" doc:"tell what would change, and change nothing"`
 }
 
-type overrideChange struct {
-	Target
-	Body Override
+type changeRequest struct {
+	Terms
+	Body Change
 }
 
-func (b *balancerAPI) changeOverride(ctx context.Context, r *overrideChange) (*body[Changed], error) {
-	return b.change(ctx, &r.Target, func(o *desired.Override, file *desired.Server) {
-		if drained := r.Body.Drained; drained != nil {
-			o.Drained = unless(*drained == file.Drained, drained)
-		}
-		if weight := r.Body.Weight; weight != nil {
-			o.Weight = unless(*weight == *file.Weight, weight)
-		}
-	})
+func (b *balancerAPI) change(ctx context.Context, r *changeRequest) (*body[Changed], error) {
+	result, err := b.Control.Change(ctx, editsOf(r.Body.Edits), control.Terms(r.Terms))
+	return changedBy(result, err)
 }
 
-// unless returns nil if the file has the same value.
-func unless[T any](isSame bool, value *T) *T {
-	if isSame {
-		return nil
-	}
-	return value
+type applyRequest struct {
+	Terms
+	RawBody []byte `contentType:"application/yaml"`
 }
 
-func (b *balancerAPI) removeOverride(ctx context.Context, r *Target) (*body[Changed], error) {
-	return b.change(ctx, r, func(o *desired.Override, _ *desired.Server) {
-		o.Drained, o.Weight = nil, nil
-	})
+func (b *balancerAPI) applyFile(ctx context.Context, r *applyRequest) (*body[Changed], error) {
+	result, err := b.Control.ApplyFile(ctx, r.RawBody, control.Terms(r.Terms))
+	return changedBy(result, err)
 }
 
-// change makes one change a transaction.
-func (b *balancerAPI) change(
-	ctx context.Context, r *Target, edit func(*desired.Override, *desired.Server),
-) (*body[Changed], error) {
-	result, err := b.control.Change(ctx, control.Request{
-		Service: r.Service, Server: r.Server, Version: r.Version, DryRun: r.DryRun, Edit: edit,
-	})
+func changedBy(result *control.Result, err error) (*body[Changed], error) {
 	if err != nil {
 		return nil, refusal(err)
 	}
@@ -223,15 +222,24 @@ func (b *balancerAPI) change(
 	return &body[Changed]{changed}, nil
 }
 
+func (b *balancerAPI) reload(ctx context.Context, _ *struct{}) (*body[Reloaded], error) {
+	warnings, err := b.Reload(ctx)
+	if err != nil {
+		return nil, refusal(err)
+	}
+	_, version := b.Control.Overrides()
+	return &body[Reloaded]{Reloaded{version, textsOf(warnings)}}, nil
+}
+
 // refusal returns the answer to a change that was refused.
 func refusal(err error) error {
 	var problems field.Errors
 	switch {
 	case errors.Is(err, control.ErrVersion):
 		return huma.Error412PreconditionFailed(err.Error())
-	case errors.Is(err, control.ErrStored):
+	case errors.Is(err, control.ErrStored), errors.Is(err, control.ErrExists):
 		return huma.Error409Conflict(err.Error())
-	case errors.Is(err, control.ErrNoServer):
+	case errors.Is(err, control.ErrNotFound):
 		return huma.Error404NotFound(err.Error())
 	case errors.As(err, &problems):
 		return huma.Error422UnprocessableEntity(err.Error())
@@ -252,22 +260,36 @@ func (b *balancerAPI) listServices(context.Context, *struct{}) (*body[[]Service]
 	if err != nil {
 		return nil, huma.Error503ServiceUnavailable(err.Error())
 	}
-	cfg := b.control.Desired()
+	cfg := b.Control.Desired()
+	overrides := map[string]string{}
+	for _, o := range cfg.Overrides {
+		overrides[o.Target()] = o.Does()
+	}
 	services := []Service{}
 	for _, s := range snapshot.Services {
+		c := cfg.Service(s.Name)
+		if c == nil {
+			continue // it was removed at this moment
+		}
 		service := Service{
-			Name: s.Name, TakesFlows: s.TakesFlows, Servers: []Server{},
+			Name: s.Name, VIP: c.VIP.String(), Port: c.Port.String(), Protocol: string(c.Protocol),
+			Placement: string(c.Placement), Persistence: string(c.Persistence),
+			Encapsulation: string(c.Encapsulation),
+			TakesFlows:    s.TakesFlows, Servers: []Server{},
 			HasFlowTable: s.Persistence == desired.PersistenceTable,
+			Override:     overrides[s.Name],
+		}
+		servers := map[string]*desired.Server{}
+		for i := range c.Servers {
+			servers[c.Servers[i].Name] = &c.Servers[i]
 		}
 		for _, state := range s.Servers {
-			server := Server{Name: state.Name, Condition: string(state.Condition), Flows: flowsOf(snapshot, s, state)}
-			if c := cfg.Server(s.Name, state.Name); c != nil {
-				server.Drained, server.Weight = c.Drained, *c.Weight
+			server := Server{
+				Name: state.Name, Address: state.Address, Condition: string(state.Condition),
+				Flows: flowsOf(snapshot, s, state), Override: overrides[s.Name+"/"+state.Name],
 			}
-			for _, o := range cfg.Overrides {
-				if o.Service == s.Name && o.Server == state.Name {
-					server.Override = &Override{o.Drained, o.Weight}
-				}
+			if c := servers[state.Name]; c != nil {
+				server.Drained, server.Weight = c.Drained, *c.Weight
 			}
 			service.Servers = append(service.Servers, server)
 		}

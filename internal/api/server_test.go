@@ -30,6 +30,8 @@ node: {instance: edge, interface: eth0, addresses: ["2001:db8::1"], state: %q}
 services:
 - {name: web, vip: "2001:db8:80::1", port: 80, protocol: tcp, encapsulation: gre,
    servers: [{name: s1, address: "2001:db8:1::1", weight: 3}, {name: s2, address: "2001:db8:1::2"}]}
+- {name: quic, vip: "2001:db8:80::1", port: 443, protocol: udp, encapsulation: gre,
+   servers: [{name: s1, address: "2001:db8:1::1"}]}
 `
 
 // serve serves the API of a balancer whose tables are as in the snapshot.
@@ -45,7 +47,10 @@ func serve(t *testing.T, snapshot *inspect.Snapshot) *httptest.Server {
 		t.Fatal(err)
 	}
 	c.Attach(follower{}, func([]desired.Override) {})
-	server := httptest.NewServer(Handler(c, func() (*inspect.Snapshot, error) { return snapshot, nil }))
+	server := httptest.NewServer(Handler(Balancer{
+		Control: c, Reload: c.Reload,
+		Source: func() (*inspect.Snapshot, error) { return snapshot, nil },
+	}))
 	t.Cleanup(server.Close)
 	return server
 }
@@ -73,33 +78,48 @@ func send(t *testing.T, method, url, body string, headers ...string) (status int
 	return response.StatusCode, string(content)
 }
 
-func TestOverridesOfAPI(t *testing.T) {
+func TestChanges(t *testing.T) {
 	t.Parallel()
 	url := serve(t, &inspect.Snapshot{}).URL + "/v1/"
-	const s1 = "services/web/servers/s1/override"
+	const dry = "changes?dry-run=true"
+	edits := func(list string) string { return `{"edits":[` + list + `]}` }
+	s1 := func(action string) string { return edits(`{"service":"web","server":"s1",` + action + `}`) }
+	const none, s3 = `"overrides":[]`, `{"service":"web","server":"s3","add":{"address":"2001:db8:1::3"}}`
+	file := strings.Replace(text, "weight: 3", "weight: 4", 1)
+	file = file[strings.Index(file, "services:"):]
 	for i, step := range []struct {
 		method, path, body string
 		headers            []string
 		status             int
 		answer             string // part of it
 	}{
-		{"GET", "overrides", "", nil, 200, `"overrides":[]`},
-		{"PATCH", s1, `{"drained":true}`, []string{"If-Match", "old"}, 412, "has changed meanwhile"},
-		{"PATCH", s1 + "?dry-run=true", `{"drained":true}`, nil, 200, `"items":["web/s1 (drained false to true)"]`},
-		{"GET", "overrides", "", nil, 200, `"overrides":[]`},
-		{"PATCH", s1, `{"drained":true,"weight":7}`, nil, 200, `"web/s1 (weight 3 to 7, drained false to true)"`},
-		{"GET", "overrides", "", nil, 200, `"overrides":[{"service":"web","server":"s1","drained":true,"weight":7}]`},
-		{"PATCH", s1, `{"weight":3}`, nil, 200, `"web/s1 (weight 7 to 3)"`}, // that of the file
-		{"GET", "overrides", "", nil, 200, `"overrides":[{"service":"web","server":"s1","drained":true}]`},
-		{"DELETE", s1, "", nil, 200, `"web/s1 (drained true to false)"`},
-		{"DELETE", s1, "", nil, 200, `"changes":[]`},
-		{"PATCH", strings.Replace(s1, "s1", "s9", 1), `{"drained":true}`, nil, 404, "web/s9"},
-		{"PATCH", s1, `{"weight":1001}`, nil, 422, "1000"},
-		{"PATCH", s1, `{"drained":"yes"}`, nil, 422, "boolean"},
-		{"PATCH", s1, `{"drain":true}`, nil, 422, "drain"},
-		{"PATCH", s1 + "?dryrun=true", `{"drained":true}`, nil, 422, "dryrun"},
-		{"PATCH", s1, `{`, nil, 400, ""},
-		{"GET", "overrides", "", nil, 200, `"overrides":[]`},
+		{"GET", "overrides", "", nil, 200, none},
+		{"POST", "changes", s1(`"set":{"drained":true}`), []string{"If-Match", "old"}, 412, "has changed meanwhile"},
+		{"POST", dry, s1(`"set":{"drained":true}`), nil, 200, `"items":["web/s1 (drained false to true)"]`},
+		{"GET", "overrides", "", nil, 200, none},
+		{"POST", "changes", s1(`"set":{"drained":true,"weight":7}`), nil, 200, `"web/s1 (weight 3 to 7, drained false to true)"`},
+		{"GET", "overrides", "", nil, 200, `"overrides":[{"service":"web","server":"s1","set":{"drained":true,"weight":7}}]`},
+		{"POST", "changes", s1(`"set":{"weight":3}`), nil, 200, `"web/s1 (weight 7 to 3)"`}, // that of the file
+		{"GET", "overrides", "", nil, 200, `"overrides":[{"service":"web","server":"s1","set":{"drained":true}}]`},
+		{"PUT", "services", file, []string{"Content-Type", "application/yaml"}, 200, `"web/s1 (weight 3 to 4)"`},
+		{"GET", "overrides", "", nil, 200, `"overrides":[{"service":"web","server":"s1","set":{"drained":true,"weight":4}}]`},
+		{"POST", "changes", s1(`"reset":true`), nil, 200, `"web/s1 (weight 4 to 3, drained true to false)"`},
+		{"POST", "changes", s1(`"reset":true`), nil, 200, `"changes":[]`},
+		{"POST", "changes", edits(s3 + `,` + s3), nil, 409, "web/s3: exists already"},
+		{"POST", "changes", edits(s3), nil, 200, `"kind":"servers_added","items":["web/s3"]`},
+		{"POST", "changes", edits(`{"service":"web","server":"s3","remove":true}`), nil, 200, `"kind":"servers_removed"`},
+		{"POST", "changes", edits(`{"service":"web","server":"s9","set":{"drained":true}}`), nil, 404, "web/s9"},
+		{"POST", "changes", s1(`"set":{"weight":1001}`), nil, 422, `web/s1.weight \"1001\"`},
+		{"POST", "changes", s1(`"set":{"drained":"yes"}`), nil, 422, `web/s1.drained \"yes\": must be true or false`},
+		{"POST", "changes", s1(`"set":{"drain":true}`), nil, 422, "web/s1.drain: unknown field"},
+		{"POST", "changes", s1(`"drain":true`), nil, 422, "drain"},
+		{"POST", "changes", s1(`"set":{"weight":1},"remove":true`), nil, 422, "edits[0]: must have exactly one of"},
+		{"POST", "changes", edits(``), nil, 422, "edits"},
+		{"POST", "changes?dryrun=true", s1(`"remove":true`), nil, 422, "dryrun"},
+		{"POST", "changes", `{`, nil, 400, ""},
+		{"PUT", "services", "services: [", []string{"Content-Type", "application/yaml"}, 422, "line 2"},
+		{"GET", "overrides", "", nil, 200, none},
+		{"POST", "reload", "", nil, 200, `"warnings":[]`},
 	} {
 		status, answer := send(t, step.method, url+step.path, step.body, step.headers...)
 		if status != step.status || !strings.Contains(answer, step.answer) {
@@ -113,15 +133,15 @@ func TestOverridesOfAPI(t *testing.T) {
 func TestServicesOfAPI(t *testing.T) {
 	t.Parallel()
 	age := 2.5
-	state := func(persistence desired.Persistence) *inspect.ServiceState {
-		return &inspect.ServiceState{Name: "web", TakesFlows: true, Persistence: persistence,
+	state := func(name string, persistence desired.Persistence) *inspect.ServiceState {
+		return &inspect.ServiceState{Name: name, TakesFlows: true, Persistence: persistence,
 			Servers: []*inspect.ServerState{{Name: "s1", Condition: inspect.ServerUnchecked,
 				Flows: &dataplane.FlowCounts{New: 1, Established: 2, Silent: 3, Closing: 4}}}}
 	}
 	snapshot := &inspect.Snapshot{
 		FlowTable: inspect.FlowTable{Age: &age},
 		Services: []*inspect.ServiceState{
-			state(desired.PersistenceTable), state(desired.PersistenceStateless),
+			state("web", desired.PersistenceTable), state("quic", desired.PersistenceStateless),
 		},
 	}
 	status, answer := send(t, http.MethodGet, serve(t, snapshot).URL+"/v1/services", "")

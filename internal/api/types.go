@@ -6,26 +6,34 @@
 package api
 
 import (
+	"github.com/segue-lb/segue/internal/control"
 	"github.com/segue-lb/segue/internal/desired"
 )
 
-// Override has the fields of an override. A field that is missing keeps the value of the file.
+// Override changes a service or a server of the configuration file.
 type Override struct {
-	Drained *bool   `json:"drained,omitempty" doc:"whether the server gets no new connections"`
-	Weight  *uint32 `json:"weight,omitempty" maximum:"1000" doc:"the weight of the server; 0: no new connections"`
-}
-
-// ServerOverride is the override of a server.
-type ServerOverride struct {
-	Service string `json:"service"`
-	Server  string `json:"server"`
-	Override
+	Service string         `json:"service"`
+	Server  string         `json:"server,omitempty" doc:"missing: the override is about the service itself"`
+	Add     desired.Fields `json:"add,omitempty" doc:"the fields of a service or server that the file does not have"`
+	Set     desired.Fields `json:"set,omitempty" doc:"a merge patch (RFC 7396) of the service or server; a service's has no servers"`
+	Remove  bool           `json:"remove,omitempty" doc:"the service or server is removed"`
 }
 
 // Overrides are all overrides of a balancer.
 type Overrides struct {
-	Version   string           `json:"version" doc:"identifies the file and the overrides in force"`
-	Overrides []ServerOverride `json:"overrides" nullable:"false"`
+	Version   string     `json:"version" doc:"identifies the file and the overrides in force"`
+	Overrides []Override `json:"overrides" nullable:"false"`
+}
+
+// Edit is one change of a service or server: add, set or remove it, or reset it to the file.
+type Edit struct {
+	Override
+	Reset bool `json:"reset,omitempty" doc:"remove the overrides of the service and its servers, or of the server"`
+}
+
+// Change is a list of edits that are made together or not at all.
+type Change struct {
+	Edits []Edit `json:"edits" nullable:"false" minItems:"1" maxItems:"100000"`
 }
 
 // Changed is the effect of a change, or the effect that it would have in a dry run.
@@ -43,20 +51,28 @@ type Difference struct {
 
 // Service is a service of a balancer.
 type Service struct {
-	Name         string   `json:"name"`
-	TakesFlows   bool     `json:"takes_flows" doc:"whether at least one server gets new connections"`
-	HasFlowTable bool     `json:"has_flow_table" doc:"whether a table has all flows of the service, so that they can be counted"`
-	Servers      []Server `json:"servers" nullable:"false"`
+	Name          string   `json:"name"`
+	VIP           string   `json:"vip"`
+	Port          string   `json:"port" doc:"a number or all"`
+	Protocol      string   `json:"protocol"`
+	Placement     string   `json:"placement"`
+	Persistence   string   `json:"persistence"`
+	Encapsulation string   `json:"encapsulation"`
+	TakesFlows    bool     `json:"takes_flows" doc:"whether at least one server gets new connections"`
+	HasFlowTable  bool     `json:"has_flow_table" doc:"whether a table has all flows of the service, so that they can be counted"`
+	Override      string   `json:"override,omitempty" doc:"what the override of the service does; missing: it has none"`
+	Servers       []Server `json:"servers" nullable:"false"`
 }
 
 // Server is a server of a service, as it is in force.
 type Server struct {
-	Name      string    `json:"name"`
-	Drained   bool      `json:"drained"`
-	Weight    uint32    `json:"weight"`
-	Condition string    `json:"condition" doc:"as segue status shows it"`
-	Override  *Override `json:"override,omitempty" doc:"missing: the server has none that is in force"`
-	Flows     *Flows    `json:"flows,omitempty" doc:"missing: the service has no flow table, or no flows were counted yet"`
+	Name      string `json:"name"`
+	Address   string `json:"address" doc:"the locator, or the far end of the tunnel"`
+	Drained   bool   `json:"drained"`
+	Weight    uint32 `json:"weight"`
+	Condition string `json:"condition" doc:"as segue status shows it"`
+	Override  string `json:"override,omitempty" doc:"what the override of the server does; missing: it has none"`
+	Flows     *Flows `json:"flows,omitempty" doc:"missing: the service has no flow table, or no flows were counted yet"`
 }
 
 // Flows are the flows of a server that an entry of the flow table names.
@@ -66,10 +82,26 @@ type Flows struct {
 	Age     float64 `json:"age_seconds" doc:"time since the flows were counted"`
 }
 
-func overridesOf(list []desired.Override) []ServerOverride {
-	all := make([]ServerOverride, len(list))
+// Reloaded is the answer to a reload.
+type Reloaded struct {
+	Version  string   `json:"version" doc:"of the configuration in force"`
+	Warnings []string `json:"warnings" nullable:"false"`
+}
+
+func overridesOf(list []desired.Override) []Override {
+	all := make([]Override, len(list))
 	for i, o := range list {
-		all[i] = ServerOverride{o.Service, o.Server, Override{o.Drained, o.Weight}}
+		all[i] = Override{o.Service, o.Server, o.Add, o.Set, o.Remove}
+	}
+	return all
+}
+
+func editsOf(list []Edit) []control.Edit {
+	all := make([]control.Edit, len(list))
+	for i, e := range list {
+		all[i] = control.Edit{
+			Service: e.Service, Server: e.Server, Add: e.Add, Set: e.Set, Remove: e.Remove, Reset: e.Reset,
+		}
 	}
 	return all
 }

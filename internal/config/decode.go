@@ -66,18 +66,28 @@ func (d *document) check(rules func() field.Errors) {
 
 // decode is Decode without rules.
 func decode(data []byte, into any) *document {
-	d := &document{
+	root, problem := parse(data)
+	if problem == nil {
+		return decodeDocument(root, into)
+	}
+	d := newDocument()
+	d.problems = append(d.problems, problem)
+	d.fields[""] = place{bad: true}
+	return d
+}
+
+// decodeDocument is decode for a document that was parsed.
+func decodeDocument(root *yaml.Node, into any) *document {
+	d := newDocument()
+	d.value("", root.Content[0], reflect.ValueOf(into).Elem())
+	return d
+}
+
+func newDocument() *document {
+	return &document{
 		fields: make(map[string]place), lacking: make(map[string]bool),
 		bounds: make(map[string]field.Bounds),
 	}
-	root, problem := parse(data)
-	if problem != nil {
-		d.problems = append(d.problems, problem)
-		d.fields[""] = place{bad: true}
-		return d
-	}
-	d.value("", root.Content[0], reflect.ValueOf(into).Elem())
-	return d
 }
 
 // parse returns the only YAML document in data, or an error.
@@ -204,6 +214,8 @@ func (d *document) value(path string, node *yaml.Node, into reflect.Value) {
 		d.mapping(path, node, into)
 	case into.Kind() == reflect.Slice:
 		d.list(path, node, into)
+	case into.Kind() == reflect.Map:
+		d.anyFields(path, node, into)
 	case node.Kind != yaml.ScalarNode:
 		d.badf(path, "must be a single value, not a list or a mapping")
 	default:
@@ -309,6 +321,18 @@ func (d *document) list(path string, node *yaml.Node, into reflect.Value) {
 			d.fields[at] = place{line: element.Line}
 			d.badf(at, "empty list element")
 		}
+	}
+}
+
+// anyFields decodes fields whose names are not known here (desired.Fields).
+func (d *document) anyFields(path string, node *yaml.Node, into reflect.Value) {
+	if node.Kind != yaml.MappingNode {
+		d.badf(path, "must be a mapping of field names to values")
+		return
+	}
+	before := len(d.problems)
+	if d.checkTree(path, node); len(d.problems) == before {
+		into.Set(reflect.ValueOf(desired.Fields(treeOf(node).(map[string]any))))
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/field"
 )
 
 // OverridesFile returns the path of the file with the overrides of a balancer's instance. It is
@@ -19,14 +20,8 @@ func OverridesFile(node *desired.BalancerNode) string {
 	return filepath.Join(node.State, node.Instance+".overrides.yaml")
 }
 
-// LoadOverrides reads the overrides of a balancer's instance. There are none if the file does not
-// exist. The error is of type field.Errors, or that of reading the file.
-func LoadOverrides(b *desired.Balancer) ([]desired.Override, error) {
-	overrides, _, err := readOverrides(b)
-	return overrides, err
-}
-
-// readOverrides is LoadOverrides, and also returns the content of the file; nil: there is no file.
+// readOverrides reads the overrides of a balancer's instance, and returns them with the content of
+// their file; nil: there is no file. The error is of type field.Errors, or that of reading the file.
 func readOverrides(b *desired.Balancer) (overrides []desired.Override, text []byte, err error) {
 	path := OverridesFile(&b.Node)
 	if path == "" {
@@ -42,9 +37,15 @@ func readOverrides(b *desired.Balancer) (overrides []desired.Override, text []by
 	return overrides, text, err
 }
 
-// ParseOverrides is LoadOverrides for a file's content.
+// ParseOverrides reads the content of a file of overrides. The error is of type field.Errors.
 func ParseOverrides(data []byte) ([]desired.Override, error) {
 	var o desired.Overrides
-	err := Decode(data, &o, o.Validate)
-	return o.Overrides, err
+	d := decode(data, &o)
+	if d.check(o.Validate); len(d.problems) > 0 {
+		return nil, d.problems.OrNil()
+	}
+	for i := range o.Overrides {
+		o.Overrides[i].Line = d.fields[field.Item("overrides", i)].line
+	}
+	return o.Overrides, nil
 }

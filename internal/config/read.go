@@ -19,43 +19,82 @@ type BalancerFiles struct {
 	Text      []byte             // of the configuration file
 	Overrides []desired.Override // also those without effect
 	Stored    []byte             // the text of the overrides; nil: there is no file
-	// Desired has all defaults, obeys all rules, and follows the overrides.
-	Desired *desired.Balancer
+	// File is what the configuration file wants, and Desired what the overrides make of it. Both
+	// have all defaults and obey all rules. They can be the same.
+	File, Desired *desired.Balancer
+	// warnings of the configuration file
+	warnings field.Errors
 }
 
 // LoadBalancer reads a balancer's configuration file, and the overrides of its instance. Warnings
 // are about valid settings that are rarely intended. The error is of type field.Errors, or that of
 // reading a file.
 func LoadBalancer(path string) (*BalancerFiles, field.Errors, error) {
-	var f BalancerFiles
-	b, warnings, err := load(path, func(data []byte) (*desired.Balancer, field.Errors, error) {
-		f.Text = data
-		return ParseBalancer(data)
-	})
+	return load(path, ParseBalancerFiles)
+}
+
+// ParseBalancerFiles is LoadBalancer for the content of a configuration file.
+func ParseBalancerFiles(data []byte) (*BalancerFiles, field.Errors, error) {
+	b, warnings, err := ParseBalancer(data)
 	if err != nil {
 		return nil, nil, err
 	}
-	if f.Overrides, f.Stored, err = readOverrides(b); err != nil {
+	overrides, stored, err := readOverrides(b)
+	if err != nil {
 		return nil, nil, err
 	}
-	f.Desired = b
-	return &f, append(warnings, f.override()...), nil
+	file := &BalancerFiles{Text: data, File: b, warnings: warnings}
+	f, more, err := file.WithOverrides(overrides)
+	if err != nil {
+		return nil, nil, err
+	}
+	f.Stored = stored
+	return f, append(warnings, more...), nil
 }
 
 // WithOverrides returns the files with other overrides. The text of the overrides is not set.
-// Warnings are about the overrides.
-func (f *BalancerFiles) WithOverrides(overrides []desired.Override) (*BalancerFiles, field.Errors) {
-	b, _, err := ParseBalancer(f.Text)
-	if err != nil {
-		panic(fmt.Sprintf("a configuration that was valid is not: %v", err))
+// Warnings are about the overrides, and so is the error, which is of type field.Errors. Both name
+// fields by service and server, such as web/s1.weight.
+func (f *BalancerFiles) WithOverrides(
+	overrides []desired.Override,
+) (changed *BalancerFiles, warnings field.Errors, err error) {
+	changed = &BalancerFiles{
+		Text: f.Text, Overrides: overrides, File: f.File, Desired: f.File, warnings: f.warnings,
 	}
-	changed := &BalancerFiles{Text: f.Text, Overrides: overrides, Desired: b}
-	return changed, changed.override()
+	if len(overrides) == 0 {
+		return changed, nil, nil
+	}
+	file := OverridesFile(&f.File.Node)
+	root, problem := parse(f.Text)
+	if problem != nil {
+		panic(fmt.Sprintf("a configuration that was valid is not: %v", problem))
+	}
+	merged, m := merge(root, overrides)
+	b, all, problems := parseDocument(merged)
+	if len(problems) > 0 {
+		for i, problem := range problems {
+			problems[i] = m.translated(problem, b)
+		}
+		return nil, nil, problems.In(file).OrNil()
+	}
+	changed.Desired = b
+	b.Overrides, warnings = m.inForce()
+	return changed, append(warnings, m.newWarnings(all, f, b)...).In(file), nil
 }
 
-// override makes the desired state follow the overrides.
-func (f *BalancerFiles) override() (warnings field.Errors) {
-	return f.Desired.Override(f.Overrides).In(OverridesFile(&f.Desired.Node))
+// newWarnings returns the warnings about the merged document that are not about the file, too.
+func (m *merger) newWarnings(all field.Errors, f *BalancerFiles, b *desired.Balancer) (fresh field.Errors) {
+	known := map[string]bool{}
+	for _, warning := range f.warnings {
+		t := m.translated(warning, f.File)
+		known[t.Path+t.Problem] = true
+	}
+	for _, warning := range all {
+		if t := m.translated(warning, b); !known[t.Path+t.Problem] {
+			fresh = append(fresh, t)
+		}
+	}
+	return fresh
 }
 
 // LoadAgent reads an agent's configuration file, as LoadBalancer a balancer's.
@@ -93,14 +132,28 @@ func Load[T any](path string, parse func([]byte) (T, error)) (result T, err erro
 // ParseBalancer reads the content of a balancer's configuration file, without overrides. The result
 // has all defaults and obeys all rules. Warnings and errors are those of LoadBalancer.
 func ParseBalancer(data []byte) (*desired.Balancer, field.Errors, error) {
-	var b desired.Balancer
-	d := decode(data, &b)
+	root, problem := parse(data)
+	if problem != nil {
+		return nil, nil, field.Errors{problem}
+	}
+	b, warnings, problems := parseDocument(root)
+	if len(problems) > 0 {
+		return nil, nil, problems.OrNil()
+	}
+	return b, warnings, nil
+}
+
+// parseDocument is ParseBalancer for a document. If there are errors, the result is what could be
+// decoded.
+func parseDocument(root *yaml.Node) (b *desired.Balancer, warnings, problems field.Errors) {
+	b = &desired.Balancer{}
+	d := decodeDocument(root, b)
 	b.SetDefaults(d.has)
 	if d.check(b.Validate); len(d.problems) > 0 {
-		return nil, nil, d.problems.OrNil()
+		return b, nil, d.problems
 	}
-	d.warnOfBalancer(&b)
-	return &b, d.warnings.Sorted(), nil
+	d.warnOfBalancer(b)
+	return b, d.warnings.Sorted(), nil
 }
 
 // ParseAgent is LoadAgent for a file's content.

@@ -468,8 +468,8 @@ func TestLoadOverrides(t *testing.T) {
 	if drained() {
 		t.Error("drained without overrides")
 	}
-	overrides := write("edge-1.overrides.yaml", "overrides:\n- {service: web, server: s2, drained: true}\n"+
-		"- {service: web, server: s7, weight: 3}\n")
+	overrides := write("edge-1.overrides.yaml", "overrides:\n- {service: web, server: s2, set: {drained: true}}\n"+
+		"- {service: web, server: s7, set: {weight: 3}}\n")
 	if !drained() {
 		t.Error("not drained")
 	}
@@ -477,14 +477,14 @@ func TestLoadOverrides(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := overrides + ": overrides[1]: service web has no server s7: the override has no effect\n" +
-		overrides + ": overrides: all servers are now drained or have weight 0: service web gets no new connections"
+	want := overrides + ":3: web/s7: does not exist: the override has no effect\n" +
+		overrides + ": web.servers: all are drained or have weight 0: service web gets no new connections"
 	if warnings.Error() != want {
 		t.Errorf("warnings %q, want %q", warnings, want)
 	}
-	write("edge-1.overrides.yaml", "overrides:\n- {service: web, server: s2, drained: maybe}\n")
+	write("edge-1.overrides.yaml", "overrides:\n- {service: web, server: s2, set: {drained: maybe}}\n")
 	_, _, err = LoadBalancer(file)
-	want = overrides + `:2: overrides[0].drained "maybe": must be true or false`
+	want = overrides + `:2: web/s2.drained "maybe": must be true or false`
 	if err == nil || err.Error() != want {
 		t.Errorf("error %v, want %s", err, want)
 	}

@@ -10,6 +10,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -48,7 +49,11 @@ func versionOf(f *config.BalancerFiles) string {
 	fmt.Fprintf(sum, "%d\n", len(f.Text))
 	sum.Write(f.Text)
 	for _, o := range f.Overrides {
-		fmt.Fprintln(sum, o)
+		text, err := json.Marshal(o)
+		if err != nil {
+			panic(err) // overrides have only what JSON can express
+		}
+		sum.Write(text)
 	}
 	return hex.EncodeToString(sum.Sum(nil)[:8])
 }
@@ -108,25 +113,24 @@ func (c *Controller) Overrides() (overrides []desired.Override, version string) 
 }
 
 var (
-	// ErrVersion is wrapped in the error of Change if the version in force is not the expected one.
+	// ErrVersion is wrapped in the error of a change if the version in force is not the expected
+	// one.
 	ErrVersion = errors.New("the configuration has changed meanwhile")
-	// ErrStored is wrapped in the error of Change if somebody else has changed the file of
+	// ErrStored is wrapped in the error of a change if somebody else has changed the file of
 	// overrides, and the balancer has not read it yet.
 	ErrStored = errors.New("was changed, and not reloaded: reload the balancer first")
-	// ErrNoServer is wrapped in the error of Change if there is no such server.
-	ErrNoServer = errors.New("no such server")
+	// ErrNotFound is wrapped in the error of a change if there is no such service or server.
+	ErrNotFound = errors.New("no such service or server")
+	// ErrExists is wrapped in the error of a change that adds what exists already.
+	ErrExists = errors.New("exists already")
 )
 
-// Request is a change of the override of one server.
-type Request struct {
-	Service, Server string
+// Terms are the conditions of a change.
+type Terms struct {
 	// Version is the version in force that the caller expects; empty: any.
 	Version string
 	// DryRun checks the change and applies nothing.
 	DryRun bool
-	// Edit changes the override of the server. It gets one without settings if there is none. An
-	// override without settings is removed.
-	Edit func(o *desired.Override, server *desired.Server)
 }
 
 // Result is what a change did, or would do.
@@ -136,51 +140,44 @@ type Result struct {
 	Warnings field.Errors    // of the desired state after the change
 }
 
-// Change changes the override of a server, and stores it, so that it survives a restart. The error
-// wraps ErrVersion, ErrStored or ErrNoServer, is of type field.Errors, or is that of the balancer or
-// of writing the file. After an error, the state before stays in force.
-func (c *Controller) Change(ctx context.Context, r Request) (*Result, error) {
+// Change makes all edits in their order, or none. It stores the overrides, so that they survive a
+// restart. The error wraps ErrVersion, ErrStored, ErrNotFound or ErrExists, is of type field.Errors,
+// or is that of the balancer or of writing the file. After an error, the state before stays in
+// force.
+func (c *Controller) Change(ctx context.Context, edits []Edit, terms Terms) (*Result, error) {
+	return c.follow(ctx, terms, func() (*config.BalancerFiles, field.Errors, error) {
+		return edited(c.inForce, edits)
+	})
+}
+
+// ApplyFile makes the services those of another configuration file, by overrides. Servers that
+// operators have drained stay drained. Other sections of the file have no effect: there is a warning
+// if they differ from those in force. Errors are those of Change.
+func (c *Controller) ApplyFile(ctx context.Context, text []byte, terms Terms) (*Result, error) {
+	return c.follow(ctx, terms, func() (*config.BalancerFiles, field.Errors, error) {
+		return c.inForce.FollowingFile(text)
+	})
+}
+
+// follow makes the balancer follow the files that a function returns.
+func (c *Controller) follow(
+	ctx context.Context, terms Terms, compute func() (*config.BalancerFiles, field.Errors, error),
+) (*Result, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	version := versionOf(c.inForce)
-	if r.Version != "" && r.Version != version {
-		return nil, fmt.Errorf("version %s: %w: it has version %s now", r.Version, ErrVersion, version)
+	if terms.Version != "" && terms.Version != version {
+		return nil, fmt.Errorf("version %s: %w: it has version %s now", terms.Version, ErrVersion, version)
 	}
-	overrides, err := c.edited(r)
+	next, warnings, err := compute()
 	if err != nil {
 		return nil, err
 	}
-	next, warnings := c.inForce.WithOverrides(overrides)
 	result := &Result{versionOf(next), next.Desired.ChangesFrom(c.inForce.Desired), warnings}
-	if r.DryRun || result.Version == version {
+	if terms.DryRun || result.Version == version {
 		return result, nil
 	}
 	return result, c.apply(ctx, next)
-}
-
-// edited returns the overrides that a request asks for.
-func (c *Controller) edited(r Request) ([]desired.Override, error) {
-	file, _ := c.inForce.WithOverrides(nil)
-	server := file.Desired.Server(r.Service, r.Server)
-	if server == nil {
-		return nil, fmt.Errorf("%s/%s: %w", r.Service, r.Server, ErrNoServer)
-	}
-	all := desired.Overrides{Overrides: slices.Clone(c.inForce.Overrides)}
-	at := slices.IndexFunc(all.Overrides, func(o desired.Override) bool {
-		return o.Service == r.Service && o.Server == r.Server
-	})
-	if at < 0 {
-		at = len(all.Overrides)
-		all.Overrides = append(all.Overrides, desired.Override{Service: r.Service, Server: r.Server})
-	}
-	r.Edit(&all.Overrides[at], server)
-	if o := all.Overrides[at]; o.Drained == nil && o.Weight == nil {
-		all.Overrides = slices.Delete(all.Overrides, at, at+1)
-	}
-	if problems := all.Validate(); len(problems) > 0 {
-		return nil, problems
-	}
-	return all.Overrides, nil
 }
 
 // apply makes the balancer follow other overrides, and stores them. The file is written first, under

@@ -16,8 +16,8 @@ type Balancer struct {
 	API      API          `yaml:"api"`
 	Metrics  Metrics      `yaml:"metrics"`
 	Services []Service    `yaml:"services"`
-	// Overrides are the overrides that the services follow (Override). The configuration file does
-	// not have them.
+	// Overrides are the overrides that the services follow. The configuration file does not have
+	// them.
 	Overrides []Override `yaml:"-"`
 }
 
@@ -90,6 +90,30 @@ type API struct {
 type Metrics struct {
 	// Listen is a TCP address such as "127.0.0.1:9188".
 	Listen string `yaml:"listen"`
+}
+
+// Service returns a service, or nil.
+func (b *Balancer) Service(name string) *Service {
+	for i := range b.Services {
+		if b.Services[i].Name == name {
+			return &b.Services[i]
+		}
+	}
+	return nil
+}
+
+// Server returns a server of a service, or nil.
+func (b *Balancer) Server(service, name string) *Server {
+	s := b.Service(service)
+	if s == nil {
+		return nil
+	}
+	for i := range s.Servers {
+		if s.Servers[i].Name == name {
+			return &s.Servers[i]
+		}
+	}
+	return nil
 }
 
 // IsInternal tells whether Interface is internal. By default it is, unless Inside is set.

@@ -4,37 +4,75 @@ package desired
 
 import (
 	"fmt"
-	"reflect"
+	"maps"
 	"slices"
 	"strings"
 
 	"github.com/segue-lb/segue/internal/field"
 )
 
-// Override replaces settings of one server, for as long as the override exists. It is apart from
-// the configuration, so that a server can be drained without a change of the configuration.
+// Fields are fields of a service or a server by their names in a configuration file. A value is a
+// bool, a number, a string, a list ([]any) or further fields (map[string]any). As in a merge patch
+// (RFC 7396), nil stands for a field that is to be removed.
+type Fields map[string]any
+
+// Override changes a service or a server for as long as the override exists. It is apart from the
+// configuration file, so that operators and programs can change a running balancer while somebody
+// else owns the file.
 type Override struct {
 	Service string `yaml:"service" json:"service"`
-	Server  string `yaml:"server" json:"server"`
-	// Drained and Weight replace the server's fields of the same names. Nil keeps the server's
-	// field. One of them at least is set.
-	Drained *bool   `yaml:"drained,omitempty" json:"drained,omitempty"`
-	Weight  *uint32 `yaml:"weight,omitempty" json:"weight,omitempty" range:"0 to 1000"`
+	// Server is a server of the service. It is empty in an override of the service itself.
+	Server string `yaml:"server,omitempty" json:"server,omitempty"`
+	// Add has the fields of a service or server that the file does not have, without its name.
+	Add Fields `yaml:"add,omitempty" json:"add,omitempty"`
+	// Set is a merge patch (RFC 7396) of the service or server. For a service it has no servers:
+	// each has an override of its own.
+	Set Fields `yaml:"set,omitempty" json:"set,omitempty"`
+	// Remove removes the service or server.
+	Remove bool `yaml:"remove,omitempty" json:"remove,omitempty"`
+	// Line is the line of the override in its file, from 1; 0: it was not read from a file.
+	Line int `yaml:"-" json:"-"`
 }
 
-// String returns the override as SERVICE/SERVER and the settings, such as web/s1 (drained).
-func (o Override) String() string {
-	var settings []string
+// Target returns the name of the service or server: SERVICE or SERVICE/SERVER.
+func (o *Override) Target() string {
+	if o.Server == "" {
+		return o.Service
+	}
+	return o.Service + "/" + o.Server
+}
+
+// String returns the target and what the override does, such as web/s1 (drained, weight 10).
+func (o Override) String() string { return fmt.Sprintf("%s (%s)", o.Target(), o.Does()) }
+
+// Does tells what the override does, such as drained, weight 10.
+func (o *Override) Does() string {
+	var does []string
 	switch {
-	case o.Drained != nil && *o.Drained:
-		settings = append(settings, "drained")
-	case o.Drained != nil:
-		settings = append(settings, "not drained")
+	case o.Remove:
+		does = []string{"removed"}
+	case o.Add != nil:
+		does = []string{"added"}
 	}
-	if o.Weight != nil {
-		settings = append(settings, fmt.Sprintf("weight %d", *o.Weight))
+	for _, name := range slices.Sorted(maps.Keys(o.Set)) {
+		does = append(does, describeSet(name, o.Set[name]))
 	}
-	return fmt.Sprintf("%s/%s (%s)", o.Service, o.Server, strings.Join(settings, ", "))
+	return strings.Join(does, ", ")
+}
+
+func describeSet(name string, value any) string {
+	switch v := value.(type) {
+	case nil:
+		return "default " + name
+	case bool:
+		if v {
+			return name
+		}
+		return "not " + name
+	case map[string]any, Fields, []any:
+		return name
+	}
+	return fmt.Sprintf("%s %v", name, value)
 }
 
 // Overrides are the overrides of a balancer.
@@ -42,73 +80,47 @@ type Overrides struct {
 	Overrides []Override `yaml:"overrides"`
 }
 
-// Validate returns an error for every rule that the overrides break. An override of a server that
-// does not exist is valid.
+// Validate returns an error for every rule that the overrides break. It knows neither the services
+// nor the fields that they have: an override of a server that does not exist is valid.
 func (o *Overrides) Validate() field.Errors {
 	var r rules
+	first := map[[2]string]string{}
 	for i, override := range o.Overrides {
-		r.checkOverride(field.Item("overrides", i), &override)
-		same := func(other Override) bool {
-			return other.Service == override.Service && other.Server == override.Server
-		}
-		if first := slices.IndexFunc(o.Overrides[:i], same); first >= 0 && override.Server != "" {
-			r.failf(field.Item("overrides", i), "server %s of service %s is already in %s",
-				override.Server, override.Service, field.Item("overrides", first))
+		at := field.Item("overrides", i)
+		r.errs = append(r.errs, override.Validate(at)...)
+		target := [2]string{override.Service, override.Server}
+		if before := first[target]; before != "" {
+			r.failf(at, "%s is already in %s", override.Target(), before)
+		} else if override.Service != "" {
+			first[target] = at
 		}
 	}
 	return r.errs
 }
 
-func (r *rules) checkOverride(path string, o *Override) {
+// Validate returns an error for every rule that the override at a path breaks.
+func (o *Override) Validate(path string) field.Errors {
+	var r rules
 	r.checkName(field.Child(path, "service"), o.Service)
-	r.checkName(field.Child(path, "server"), o.Server)
-	if o.Drained == nil && o.Weight == nil {
-		r.failf(path, "must have drained or weight")
+	if o.Server != "" {
+		r.checkName(field.Child(path, "server"), o.Server)
 	}
-	r.checkRanges(path, reflect.ValueOf(*o))
-}
-
-// Override makes the services follow overrides. It leaves out overrides of servers that do not
-// exist. It returns a warning for each of these, and for each service that gets no new connections
-// because of overrides.
-func (b *Balancer) Override(overrides []Override) (warnings field.Errors) {
-	b.Overrides = nil
-	took := make([]bool, len(b.Services)) // new connections, without overrides
-	for i := range b.Services {
-		took[i] = b.Services[i].Takes()
+	switch {
+	case o.Add == nil && len(o.Set) == 0 && !o.Remove:
+		r.failf(path, "must have add, set or remove")
+	case o.Remove && (o.Add != nil || o.Set != nil):
+		r.failf(path, "must not have both remove and another change")
 	}
-	for i, o := range overrides {
-		server := b.Server(o.Service, o.Server)
-		if server == nil {
-			warnings.Addf(field.Item("overrides", i),
-				"service %s has no server %s: the override has no effect", o.Service, o.Server)
-			continue
-		}
-		b.Overrides = append(b.Overrides, o)
-		if o.Drained != nil {
-			server.Drained = *o.Drained
-		}
-		if o.Weight != nil {
-			server.Weight = o.Weight
+	for _, change := range []struct {
+		name   string
+		fields Fields
+	}{{"add", o.Add}, {"set", o.Set}} {
+		if _, ok := change.fields["name"]; ok {
+			r.failf(field.Child(field.Child(path, change.name), "name"), "a name cannot be changed")
 		}
 	}
-	for i := range b.Services {
-		if took[i] && !b.Services[i].Takes() {
-			warnings.Addf("overrides", "all servers are now drained or have weight 0: "+
-				"service %s gets no new connections", b.Services[i].Name)
-		}
+	if _, ok := o.Set["servers"]; ok && o.Server == "" {
+		r.failf(field.Child(path, "set.servers"), "each server needs an override of its own")
 	}
-	return warnings
-}
-
-// Server returns a server of a service, or nil.
-func (b *Balancer) Server(service, name string) *Server {
-	for i := range b.Services {
-		for j := range b.Services[i].Servers {
-			if b.Services[i].Name == service && b.Services[i].Servers[j].Name == name {
-				return &b.Services[i].Servers[j]
-			}
-		}
-	}
-	return nil
+	return r.errs
 }

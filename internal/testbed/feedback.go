@@ -112,7 +112,7 @@ func (b *rig) adjustWeights(ctx context.Context, p planned, f *feedback) (err er
 		for i, name := range servers {
 			weight := feedbackWeight(busy[i], p.Emulated.Of(name).Workers)
 			all.Overrides = append(all.Overrides,
-				desired.Override{Service: p.Case.Name, Server: name, Weight: &weight})
+				desired.Override{Service: p.Case.Name, Server: name, Set: desired.Fields{"weight": weight}})
 		}
 		if err := b.override(ctx, all); err != nil && ctx.Err() == nil {
 			return err
@@ -130,7 +130,7 @@ func (b *rig) setWeights(ctx context.Context, p planned) (reset func() error, er
 	var all desired.Overrides
 	for i, weight := range p.weights() {
 		all.Overrides = append(all.Overrides,
-			desired.Override{Service: p.Case.Name, Server: serverName(i + 1), Weight: &weight})
+			desired.Override{Service: p.Case.Name, Server: serverName(i + 1), Set: desired.Fields{"weight": weight}})
 	}
 	reset = func() error {
 		return b.override(context.WithoutCancel(ctx), desired.Overrides{})

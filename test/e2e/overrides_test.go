@@ -36,7 +36,7 @@ func TestOverrides(t *testing.T) {
 		})
 	}
 	require(inspect.ServerUnchecked, "[]")
-	write("overrides:\n- {service: http6-encap, server: s1, drained: true}\n")
+	write("overrides:\n- {service: http6-encap, server: s1, set: {drained: true}}\n")
 	reload(t, l, "lb1")
 	require(inspect.ServerDrained, "[http6-encap/s1 (drained)]")
 
@@ -47,7 +47,7 @@ func TestOverrides(t *testing.T) {
 
 	write("overrides:\n- {service: http6-encap, server: s1}\n")
 	must(t, balancer.Reload(t.Context()))
-	requireRefused(t, n, filepath.Join("/run/segue/lab", l.Name, "conf", "lb1-balancer.yaml"), path+":2: overrides[0]: must have drained or weight")
+	requireRefused(t, n, filepath.Join("/run/segue/lab", l.Name, "conf", "lb1-balancer.yaml"), path+":2: overrides[0]: must have add, set or remove")
 	require(inspect.ServerDrained, "[http6-encap/s1 (drained)]")
 
 	must(t, os.Remove(path))

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"regexp"
+
+	"github.com/spf13/cobra"
+
+	"github.com/segue-lb/segue/internal/api"
+)
+
+func newApply() *cobra.Command {
+	var t target
+	cmd := &cobra.Command{
+		Use:   "apply FILE",
+		Short: "Make the services of a running balancer those of a configuration file",
+		Long: `Make the services of a running balancer those of a configuration file, in one transaction.
+The balancer's own configuration file stays as it is: the difference becomes overrides. Servers
+that "segue drain" has drained stay drained. The sections node, api and metrics of FILE can be
+missing, and have no effect.`,
+		Example: "  segue apply web.yaml --dry-run\n  segue apply web.yaml",
+		Args:    arguments("FILE"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			changed, err := applyFile(cmd.Context(), &t, args[0])
+			if err != nil {
+				return err
+			}
+			printChanged(cmd.OutOrStdout(), changed, t.dryRun)
+			return nil
+		},
+	}
+	t.addFlags(cmd)
+	return cmd
+}
+
+// errDifferent ends diff with exit code 1, after the differences were printed.
+var errDifferent = errors.New("the balancer's services differ from the file")
+
+func newDiff() *cobra.Command {
+	t := target{dryRun: true}
+	cmd := &cobra.Command{
+		Use:   "diff FILE",
+		Short: "Show how the services of a running balancer differ from a configuration file",
+		Long: `Show what "segue apply FILE" would change. The exit code is 0 if nothing would change, and 1
+otherwise.`,
+		Example: "  segue diff web.yaml",
+		Args:    arguments("FILE"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			changed, err := applyFile(cmd.Context(), &t, args[0])
+			if err != nil {
+				return err
+			}
+			printChanged(cmd.OutOrStdout(), changed, true)
+			if len(changed.Changes) > 0 {
+				return errDifferent
+			}
+			return nil
+		},
+	}
+	instanceFlag(cmd, &t.instance)
+	return cmd
+}
+
+func applyFile(ctx context.Context, t *target, file string) (*api.Changed, error) {
+	content, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	client, err := clientOf(t.instance)
+	if err != nil {
+		return nil, err
+	}
+	changed, err := client.Apply(ctx, content, t.dryRun)
+	if err != nil {
+		return nil, inFile(file, err)
+	}
+	return changed, nil
+}
+
+// lineOfError finds the line numbers in a balancer's answer about a file.
+var lineOfError = regexp.MustCompile(`(?m)^line (\d+): `)
+
+// inFile puts the name of a file into an error about its content.
+func inFile(file string, err error) error {
+	if !lineOfError.MatchString(err.Error()) {
+		return fmt.Errorf("%s: %w", file, err)
+	}
+	return errors.New(lineOfError.ReplaceAllString(err.Error(), file+":$1: "))
+}
+
+func newReload() *cobra.Command {
+	var instance string
+	cmd := &cobra.Command{
+		Use:   "reload",
+		Short: "Make a running balancer read its configuration file again",
+		Long: `Make a running balancer read its configuration file and its overrides again, as SIGHUP does,
+and wait for the result. The exit code is 1 if the balancer refuses the files. It then keeps
+the running configuration.`,
+		Example: "  segue reload",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			client, err := clientOf(instance)
+			if err != nil {
+				return err
+			}
+			reloaded, err := client.Reload(cmd.Context())
+			if err != nil {
+				return err
+			}
+			tellWarnings(cmd.OutOrStdout(), reloaded.Warnings)
+			return nil
+		},
+	}
+	instanceFlag(cmd, &instance)
+	return cmd
+}

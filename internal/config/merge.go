@@ -1,0 +1,392 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+
+	"go.yaml.in/yaml/v4"
+
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/field"
+)
+
+// merger makes a document of a configuration file and overrides. It changes no node of the file: an
+// anchored node can be in several places.
+type merger struct {
+	overrides []desired.Override
+	services  map[string]*serviceOverrides
+	// has tells which targets (desired.Override.Target) the file has.
+	hasService map[string]bool
+	hasServer  map[[2]string]bool
+}
+
+// serviceOverrides are the overrides of one service, as indexes of merger.overrides; -1: none.
+type serviceOverrides struct {
+	own     int
+	servers map[string]int
+	added   []int // the overrides that may add a server, in their order
+}
+
+// merge returns the document in which overrides were applied to the document of a file.
+func merge(root *yaml.Node, overrides []desired.Override) (*yaml.Node, *merger) {
+	m := &merger{
+		overrides: overrides, services: map[string]*serviceOverrides{},
+		hasService: map[string]bool{}, hasServer: map[[2]string]bool{},
+	}
+	for i, o := range overrides {
+		s := m.services[o.Service]
+		if s == nil {
+			s = &serviceOverrides{own: -1, servers: map[string]int{}}
+			m.services[o.Service] = s
+		}
+		switch {
+		case o.Server == "":
+			s.own = i
+		default:
+			s.servers[o.Server] = i
+			s.added = append(s.added, i)
+		}
+	}
+	top := resolved(root.Content[0])
+	return &yaml.Node{
+		Kind:    yaml.DocumentNode,
+		Content: []*yaml.Node{with(top, "services", m.mergeServices(child(top, "services")))},
+	}, m
+}
+
+// mergeServices returns the list of services with overrides.
+func (m *merger) mergeServices(list *yaml.Node) *yaml.Node {
+	merged := sequenceLike(list)
+	for _, item := range elements(list) {
+		name := nameOf(item)
+		m.hasService[name] = true
+		s := m.services[name]
+		if s == nil {
+			merged.Content = append(merged.Content, item)
+			continue
+		}
+		for _, server := range elements(child(resolved(item), "servers")) {
+			m.hasServer[[2]string{name, nameOf(server)}] = true
+		}
+		if s.own < 0 || !m.overrides[s.own].Remove {
+			merged.Content = append(merged.Content, m.mergeService(item, s))
+		}
+	}
+	for i := range m.overrides {
+		o := &m.overrides[i]
+		if o.Server == "" && o.Add != nil && !m.hasService[o.Service] {
+			added := nodeOf(map[string]any(o.Add))
+			for _, server := range elements(child(added, "servers")) {
+				m.hasServer[[2]string{o.Service, nameOf(server)}] = true
+			}
+			merged.Content = append(merged.Content,
+				m.mergeService(with(added, "name", scalar(o.Service)), m.services[o.Service]))
+		}
+	}
+	return merged
+}
+
+// mergeService returns a service with the overrides of itself and of its servers.
+func (m *merger) mergeService(item *yaml.Node, s *serviceOverrides) *yaml.Node {
+	service := resolved(item)
+	if s.own >= 0 {
+		service = patched(service, m.overrides[s.own].Set)
+	}
+	if len(s.servers) == 0 {
+		return service
+	}
+	name, list := nameOf(service), child(service, "servers")
+	merged := sequenceLike(list)
+	for _, server := range elements(list) {
+		i, ok := s.servers[nameOf(server)]
+		switch {
+		case !ok:
+			merged.Content = append(merged.Content, server)
+		case !m.overrides[i].Remove:
+			merged.Content = append(merged.Content, patched(resolved(server), m.overrides[i].Set))
+		}
+	}
+	for _, i := range s.added {
+		o := &m.overrides[i]
+		if o.Add != nil && !m.hasServer[[2]string{name, o.Server}] {
+			added := with(nodeOf(map[string]any(o.Add)), "name", scalar(o.Server))
+			merged.Content = append(merged.Content, patched(added, o.Set))
+		}
+	}
+	return with(service, "servers", merged)
+}
+
+// exists tells whether the merged document has what an override changes.
+func (m *merger) exists(o *desired.Override) bool {
+	s := m.services[o.Service]
+	if s.own >= 0 && m.overrides[s.own].Remove && o.Server != "" {
+		return false
+	}
+	if o.Server == "" {
+		return m.hasService[o.Service] || o.Add != nil
+	}
+	added := s.own >= 0 && m.overrides[s.own].Add != nil
+	return m.hasServer[[2]string{o.Service, o.Server}] ||
+		o.Add != nil && (m.hasService[o.Service] || added)
+}
+
+// inFile tells whether the file, or the override that adds its service, has the target of an
+// override.
+func (m *merger) inFile(o *desired.Override) bool {
+	if o.Server == "" {
+		return m.hasService[o.Service]
+	}
+	return m.hasServer[[2]string{o.Service, o.Server}]
+}
+
+// inForce returns the overrides that have an effect, and warnings about the others.
+func (m *merger) inForce() (effective []desired.Override, warnings field.Errors) {
+	warn := func(o *desired.Override, format string, args ...any) {
+		problem := fmt.Sprintf(format, args...)
+		warnings = append(warnings, &field.Error{Line: o.Line, Path: o.Target(), Problem: problem})
+	}
+	for i := range m.overrides {
+		o := &m.overrides[i]
+		switch {
+		case !m.exists(o):
+			warn(o, "does not exist: the override has no effect")
+			continue
+		case o.Add != nil && m.inFile(o):
+			warn(o, "is in the file, which takes precedence: the override adds nothing")
+			if o.Set == nil {
+				continue
+			}
+		}
+		effective = append(effective, *o)
+	}
+	return effective, warnings
+}
+
+// translated describes an error in the merged document by the override that caused it, if it is
+// about a service or a server with an override: by the line of the override, and by the path of the
+// field from its target. Paths of the merged document have indexes that no file has.
+func (m *merger) translated(problem *field.Error, b *desired.Balancer) *field.Error {
+	t := *problem
+	t.Line = 0
+	service, rest := indexed(problem.Path, "services")
+	if service < 0 || service >= len(b.Services) {
+		return &t
+	}
+	s := &b.Services[service]
+	target := desired.Override{Service: s.Name}
+	own := -1
+	if o := m.services[s.Name]; o != nil {
+		own = o.own
+	}
+	if i, below := indexed(rest, "servers"); i >= 0 && i < len(s.Servers) {
+		target.Server, rest = s.Servers[i].Name, below
+		if o := m.services[s.Name]; o != nil {
+			if of, ok := o.servers[target.Server]; ok {
+				own = of
+			}
+		}
+	}
+	if own >= 0 {
+		t.Line = m.overrides[own].Line
+	}
+	t.Path = target.Target()
+	if rest != "" {
+		t.Path = field.Child(t.Path, rest)
+	}
+	return &t
+}
+
+// indexed takes apart a path such as list[2].rest. The index is -1 if the path does not begin so.
+func indexed(path, list string) (i int, rest string) {
+	if _, err := fmt.Sscanf(path, list+"[%d]", &i); err != nil {
+		return -1, path
+	}
+	rest = path[len(field.Item(list, i)):]
+	if rest != "" && rest[0] == '.' {
+		rest = rest[1:]
+	}
+	return i, rest
+}
+
+// patched returns a mapping to which a merge patch was applied (RFC 7396 section 2).
+func patched(node *yaml.Node, patch map[string]any) *yaml.Node {
+	for _, name := range slices.Sorted(maps.Keys(patch)) {
+		var value *yaml.Node
+		switch v := patch[name].(type) {
+		case nil:
+		case map[string]any:
+			before := resolved(child(node, name))
+			if before == nil || before.Kind != yaml.MappingNode {
+				before = &yaml.Node{Kind: yaml.MappingNode}
+			}
+			value = patched(before, v)
+		default:
+			value = nodeOf(v)
+		}
+		node = with(node, name, value)
+	}
+	return node
+}
+
+// with returns a mapping in which a field has another value; nil: the mapping lacks the field. A
+// node that is no mapping stays as it is: decoding it gives the error.
+func with(mapping *yaml.Node, name string, value *yaml.Node) *yaml.Node {
+	if mapping.Kind != yaml.MappingNode {
+		return mapping
+	}
+	changed := *mapping
+	changed.Content = nil
+	found := false
+	for i := 0; i < len(mapping.Content); i += 2 {
+		key, was := mapping.Content[i], mapping.Content[i+1]
+		if key.Value == name {
+			if found || value == nil {
+				continue
+			}
+			was, found = value, true
+		}
+		changed.Content = append(changed.Content, key, was)
+	}
+	if !found && value != nil {
+		changed.Content = append(changed.Content, scalar(name), value)
+	}
+	return &changed
+}
+
+// child returns a field of a mapping, or nil.
+func child(mapping *yaml.Node, name string) *yaml.Node {
+	if mapping == nil || mapping.Kind != yaml.MappingNode {
+		return nil
+	}
+	for i := 0; i < len(mapping.Content); i += 2 {
+		if mapping.Content[i].Value == name {
+			return mapping.Content[i+1]
+		}
+	}
+	return nil
+}
+
+// elements returns the elements of a list, or nothing.
+func elements(list *yaml.Node) []*yaml.Node {
+	if list = resolved(list); list == nil || list.Kind != yaml.SequenceNode {
+		return nil
+	}
+	return list.Content
+}
+
+// sequenceLike returns an empty list at the place of another one.
+func sequenceLike(list *yaml.Node) *yaml.Node {
+	empty := &yaml.Node{Kind: yaml.SequenceNode}
+	if list != nil {
+		empty.Line = list.Line
+	}
+	return empty
+}
+
+// nameOf returns the name of a service or server.
+func nameOf(item *yaml.Node) string {
+	if name := resolved(child(resolved(item), "name")); name != nil {
+		return name.Value
+	}
+	return ""
+}
+
+func resolved(node *yaml.Node) *yaml.Node {
+	for node != nil && node.Kind == yaml.AliasNode {
+		node = node.Alias
+	}
+	return node
+}
+
+func scalar(text string) *yaml.Node {
+	return &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: text}
+}
+
+// nodeOf returns the node of a value of desired.Fields.
+func nodeOf(value any) *yaml.Node {
+	switch v := value.(type) {
+	case map[string]any:
+		node := &yaml.Node{Kind: yaml.MappingNode}
+		for _, name := range slices.Sorted(maps.Keys(v)) {
+			node.Content = append(node.Content, scalar(name), nodeOf(v[name]))
+		}
+		return node
+	case []any:
+		node := &yaml.Node{Kind: yaml.SequenceNode}
+		for _, element := range v {
+			node.Content = append(node.Content, nodeOf(element))
+		}
+		return node
+	case nil:
+		return &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!null"}
+	case float64: // of JSON
+		return scalar(strconv.FormatFloat(v, 'f', -1, 64))
+	}
+	return scalar(fmt.Sprint(value))
+}
+
+// checkTree reports what a tree of fields must not have: aliases, because they can contain
+// themselves, addresses without quotes, and fields that are given twice.
+func (d *document) checkTree(path string, node *yaml.Node) {
+	d.fields[path] = place{line: node.Line, text: node.Value}
+	if node.Kind == yaml.AliasNode {
+		d.badf(path, "must not be an alias")
+		return
+	}
+	if address, ok := misreadAddress(node); ok {
+		d.fields[path] = place{line: node.Line, text: address}
+		d.badf(path, "%s", needsQuotes)
+		return
+	}
+	switch node.Kind {
+	case yaml.MappingNode:
+		seen := map[string]int{}
+		for i := 0; i < len(node.Content); i += 2 {
+			key := node.Content[i]
+			at := field.Child(path, plain(key.Value))
+			if first, twice := seen[key.Value]; twice {
+				d.reportAt(key.Line, at, "", fmt.Sprintf("given twice; first in line %d", first))
+			}
+			seen[key.Value] = key.Line
+			d.checkTree(at, node.Content[i+1])
+		}
+	case yaml.SequenceNode:
+		for i, element := range node.Content {
+			d.checkTree(field.Item(path, i), element)
+		}
+	}
+}
+
+// treeOf is the reverse of nodeOf.
+func treeOf(node *yaml.Node) any {
+	node = resolved(node)
+	switch node.Kind {
+	case yaml.MappingNode:
+		fields := map[string]any{}
+		for i := 0; i < len(node.Content); i += 2 {
+			fields[node.Content[i].Value] = treeOf(node.Content[i+1])
+		}
+		return fields
+	case yaml.SequenceNode:
+		list := make([]any, len(node.Content))
+		for i, element := range node.Content {
+			list[i] = treeOf(element)
+		}
+		return list
+	}
+	switch node.Tag {
+	case "!!null":
+		return nil
+	case "!!bool":
+		return node.Value == "true"
+	case "!!int":
+		if number, err := strconv.ParseInt(node.Value, 10, 64); err == nil {
+			return number
+		}
+	}
+	return node.Value
+}

@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package control
+
+import (
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/field"
+)
+
+// Edit is one change of a service or, with a server, of a server. It has exactly one of the last
+// four fields.
+type Edit struct {
+	Service, Server string
+	Add             desired.Fields // the fields of a new service or server
+	Set             desired.Fields // a merge patch (RFC 7396) of the service or server
+	Remove          bool
+	Reset           bool // removes the overrides of the service and its servers, or of the server
+}
+
+// target names a service, or a server of it.
+type target struct{ service, server string }
+
+func (t target) String() string {
+	o := desired.Override{Service: t.service, Server: t.server}
+	return o.Target()
+}
+
+// draft is a list of overrides that is being edited.
+type draft struct {
+	file map[target]bool // what the file has, and the servers of services that overrides add
+	list []desired.Override
+	at   map[target]int // indexes in list
+	// sets are the targets whose field Set was edited.
+	sets []target
+}
+
+// edited returns files with edited overrides.
+func edited(files *config.BalancerFiles, edits []Edit) (*config.BalancerFiles, field.Errors, error) {
+	if problems := validate(edits); len(problems) > 0 {
+		return nil, nil, problems
+	}
+	d := newDraft(files)
+	for _, e := range edits {
+		if err := d.edit(e); err != nil {
+			return nil, nil, err
+		}
+	}
+	next, warnings, err := files.WithOverrides(d.overrides())
+	if err != nil {
+		return nil, nil, err
+	}
+	if trimmed, w, ok := d.trimmed(files, next); ok {
+		return trimmed, w, nil
+	}
+	return next, warnings, nil
+}
+
+// validate checks the form of edits.
+func validate(edits []Edit) (problems field.Errors) {
+	for i, e := range edits {
+		at := field.Item("edits", i)
+		actions := 0
+		for _, does := range []bool{e.Add != nil, e.Set != nil, e.Remove, e.Reset} {
+			if does {
+				actions++
+			}
+		}
+		o := desired.Override{
+			Service: e.Service, Server: e.Server, Add: e.Add, Set: e.Set, Remove: e.Remove || e.Reset,
+		}
+		if actions != 1 {
+			problems.Addf(at, "must have exactly one of add, set, remove and reset")
+			continue
+		}
+		problems = append(problems, o.Validate(at)...)
+	}
+	return problems
+}
+
+func newDraft(files *config.BalancerFiles) *draft {
+	d := &draft{
+		file: map[target]bool{}, list: slices.Clone(files.Overrides), at: map[target]int{},
+	}
+	for _, s := range files.File.Services {
+		d.file[target{s.Name, ""}] = true
+		for _, server := range s.Servers {
+			d.file[target{s.Name, server.Name}] = true
+		}
+	}
+	for i, o := range d.list {
+		d.at[target{o.Service, o.Server}] = i
+	}
+	for i := range d.list {
+		d.noteServers(&d.list[i])
+	}
+	return d
+}
+
+// noteServers notes the servers of a service that an override adds.
+func (d *draft) noteServers(o *desired.Override) {
+	if o.Server != "" || d.file[target{o.Service, ""}] {
+		return
+	}
+	list, _ := o.Add["servers"].([]any)
+	for _, item := range list {
+		if server, ok := item.(map[string]any); ok {
+			d.file[target{o.Service, fmt.Sprint(server["name"])}] = true
+		}
+	}
+}
+
+// override returns the override of a target, which is empty if there is none.
+func (d *draft) override(t target) *desired.Override {
+	i, ok := d.at[t]
+	if !ok {
+		i = len(d.list)
+		d.at[t] = i
+		d.list = append(d.list, desired.Override{Service: t.service, Server: t.server})
+	}
+	return &d.list[i]
+}
+
+// overrides returns all overrides that are not empty.
+func (d *draft) overrides() (all []desired.Override) {
+	for _, o := range d.list {
+		if o.Add != nil || len(o.Set) > 0 || o.Remove {
+			all = append(all, o)
+		}
+	}
+	return all
+}
+
+// exists tells whether there is a service or server, by the file and the overrides so far.
+func (d *draft) exists(t target) bool {
+	if t.server != "" && !d.exists(target{t.service, ""}) {
+		return false
+	}
+	i, ok := d.at[t]
+	if !ok {
+		return d.file[t]
+	}
+	return !d.list[i].Remove && (d.file[t] || d.list[i].Add != nil)
+}
+
+func (d *draft) edit(e Edit) error {
+	t := target{e.Service, e.Server}
+	switch {
+	case e.Add != nil:
+		return d.add(t, e.Add)
+	case e.Reset:
+		d.reset(t)
+		return nil
+	case !d.exists(t):
+		return fmt.Errorf("%s: %w", t, ErrNotFound)
+	case e.Remove:
+		d.reset(t)
+		if d.file[t] {
+			d.override(t).Remove = true
+		}
+		return nil
+	}
+	o := d.override(t)
+	o.Set = mergePatches(o.Set, e.Set)
+	o.Line = 0
+	d.sets = append(d.sets, t)
+	return nil
+}
+
+func (d *draft) add(t target, fields desired.Fields) error {
+	service := target{t.service, ""}
+	switch {
+	case d.exists(t):
+		return fmt.Errorf("%s: %w", t, ErrExists)
+	case t.server != "" && !d.exists(service):
+		return fmt.Errorf("%s: %w", service, ErrNotFound)
+	case d.file[t]:
+		return fmt.Errorf("%s: %w in the configuration file, and is removed by an override: reset it",
+			t, ErrExists)
+	}
+	o := d.override(t)
+	*o = desired.Override{Service: t.service, Server: t.server, Add: fields}
+	d.noteServers(o)
+	return nil
+}
+
+// reset removes the overrides of a target, and those of its servers.
+func (d *draft) reset(t target) {
+	for i := range d.list {
+		o := &d.list[i]
+		if o.Service == t.service && (o.Server == t.server || t.server == "") {
+			d.unnoteServers(o)
+			*o = desired.Override{Service: o.Service, Server: o.Server}
+		}
+	}
+}
+
+// unnoteServers is the reverse of noteServers.
+func (d *draft) unnoteServers(o *desired.Override) {
+	if o.Server == "" && o.Add != nil && !d.file[target{o.Service, ""}] {
+		maps.DeleteFunc(d.file, func(t target, _ bool) bool { return t.service == o.Service })
+	}
+}
+
+// mergePatches returns the merge patch that has the effect of two, one after the other.
+func mergePatches(first, second map[string]any) map[string]any {
+	merged := maps.Clone(first)
+	if merged == nil {
+		merged = map[string]any{}
+	}
+	for name, value := range second {
+		before, isMap := merged[name].(map[string]any)
+		if patch, ok := value.(map[string]any); ok && isMap {
+			value = mergePatches(before, patch)
+		}
+		merged[name] = value
+	}
+	return merged
+}
+
+// trimmed leaves out the fields of the edited overrides that change nothing, such as an end of a
+// drain. It tells whether there are any.
+func (d *draft) trimmed(
+	files, next *config.BalancerFiles,
+) (trimmed *config.BalancerFiles, warnings field.Errors, ok bool) {
+	full := slices.Clone(d.list)
+	for _, t := range d.sets {
+		d.override(t).Set = nil
+	}
+	without, _, err := files.WithOverrides(d.overrides())
+	if err != nil {
+		return nil, nil, false // the file is valid only with an edited field
+	}
+	changed := false
+	for _, t := range d.sets {
+		set := full[d.at[t]].Set
+		kept := effective(set, fieldsOf(without.Desired, t), fieldsOf(next.Desired, t))
+		changed = changed || !reflect.DeepEqual(map[string]any(set), kept)
+		d.override(t).Set = kept
+	}
+	if !changed {
+		return nil, nil, false
+	}
+	trimmed, warnings, err = files.WithOverrides(d.overrides())
+	// A field without effect of its own can change the default of another one.
+	if err != nil || !reflect.DeepEqual(trimmed.Desired.Services, next.Desired.Services) {
+		return nil, nil, false
+	}
+	return trimmed, warnings, true
+}
+
+// fieldsOf returns a service or server, or the zero value.
+func fieldsOf(b *desired.Balancer, t target) reflect.Value {
+	if t.server == "" {
+		if s := b.Service(t.service); s != nil {
+			return reflect.ValueOf(*s)
+		}
+	} else if s := b.Server(t.service, t.server); s != nil {
+		return reflect.ValueOf(*s)
+	}
+	return reflect.Value{}
+}
+
+// effective returns the fields of a patch whose values differ in two structs.
+func effective(patch map[string]any, before, after reflect.Value) map[string]any {
+	kept := map[string]any{}
+	for name, value := range patch {
+		was, is := fieldNamed(before, name), fieldNamed(after, name)
+		if inner, ok := value.(map[string]any); ok && isStruct(was) && isStruct(is) {
+			if inner = effective(inner, was, is); len(inner) > 0 {
+				kept[name] = inner
+			}
+			continue
+		}
+		if !was.IsValid() || !is.IsValid() || !reflect.DeepEqual(was.Interface(), is.Interface()) {
+			kept[name] = value
+		}
+	}
+	return kept
+}
+
+func isStruct(v reflect.Value) bool { return v.IsValid() && v.Kind() == reflect.Struct }
+
+// fieldNamed returns the field with a name in configuration files, without pointers. It is invalid
+// if the struct has no such field, or if the pointer is nil.
+func fieldNamed(in reflect.Value, name string) reflect.Value {
+	if !isStruct(in) {
+		return reflect.Value{}
+	}
+	for _, f := range reflect.VisibleFields(in.Type()) {
+		if tag, _, _ := strings.Cut(f.Tag.Get("yaml"), ","); tag == name {
+			return reflect.Indirect(in.FieldByIndex(f.Index))
+		}
+	}
+	return reflect.Value{}
+}

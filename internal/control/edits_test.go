@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package control
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/segue-lb/segue/internal/desired"
+)
+
+// overrides returns the overrides of a site as text.
+func (s *site) overrides() string {
+	all, _ := s.c.Overrides()
+	return fmt.Sprint(all)
+}
+
+// Edits end at the state that their order says. A restart reads the same state.
+func TestEdits(t *testing.T) {
+	added := desired.Fields{"address": "2001:db8:1::3", "weight": 2}
+	service := desired.Fields{
+		"vip": "2001:db8:80::1", "port": "443", "protocol": "tcp", "encapsulation": "gre",
+		"servers": []any{map[string]any{"name": "t1", "address": "2001:db8:1::1"}},
+	}
+	web := func(server string, e Edit) Edit {
+		e.Service, e.Server = "web", server
+		return e
+	}
+	for _, test := range []struct {
+		name  string
+		edits []Edit
+		want  string // the overrides
+	}{
+		{"add a server", []Edit{web("s3", Edit{Add: added})}, "[web/s3 (added)]"},
+		{"add and drain", []Edit{web("s3", Edit{Add: added}), drain("s3", true)}, "[web/s3 (added, drained)]"},
+		{"add, drain, undrain", []Edit{web("s3", Edit{Add: added}), drain("s3", true), drain("s3", false)}, "[web/s3 (added)]"},
+		{"add and remove", []Edit{web("s3", Edit{Add: added}), web("s3", Edit{Remove: true})}, "[]"},
+		{"remove a drained server", []Edit{drain("s1", true), web("s1", Edit{Remove: true})}, "[web/s1 (removed)]"},
+		{"remove and reset", []Edit{web("s1", Edit{Remove: true}), web("s1", Edit{Reset: true})}, "[]"},
+		{"undrain what the file drains", []Edit{drain("s2", false)}, "[web/s2 (not drained)]"},
+		{"and drain it again", []Edit{drain("s2", false), drain("s2", true)}, "[]"},
+		{"set a service", []Edit{web("", Edit{Set: desired.Fields{"timeouts": map[string]any{"new": "5s", "closing": "60s"}}})},
+			"[web (timeouts)]"},
+		{"set what the file has", []Edit{web("", Edit{Set: desired.Fields{"timeouts": map[string]any{"new": "60s"}, "buckets": 65537}})},
+			"[]"},
+		{"a value that keeps another from its default", []Edit{web("", Edit{Set: desired.Fields{"placement": "infer", "candidates": 3}})},
+			"[web (candidates 3, placement infer)]"},
+		{"reset a service", []Edit{drain("s1", true), web("", Edit{Set: desired.Fields{"buckets": 101}}), web("", Edit{Reset: true})},
+			"[]"},
+		{"add a service", []Edit{{Service: "tls", Add: service}, {Service: "tls", Server: "t1", Set: desired.Fields{"weight": 5}}},
+			"[tls (added) tls/t1 (weight 5)]"},
+		{"add a service and a server", []Edit{{Service: "tls", Add: service}, {Service: "tls", Server: "t2", Add: added}},
+			"[tls (added) tls/t2 (added)]"},
+		{"add a service and remove its server", []Edit{
+			{Service: "tls", Add: service}, {Service: "tls", Server: "t2", Add: added}, {Service: "tls", Server: "t1", Remove: true},
+		}, "[tls (added) tls/t2 (added) tls/t1 (removed)]"},
+		{"add and remove a service", []Edit{
+			{Service: "tls", Add: service}, {Service: "tls", Server: "t1", Set: desired.Fields{"weight": 5}}, {Service: "tls", Remove: true},
+		}, "[]"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			s := newSite(t)
+			s.runner.any = true
+			s.change(test.edits...)
+			if got := s.overrides(); got != test.want {
+				t.Errorf("overrides %s, want %s", got, test.want)
+			}
+			before := s.c.Desired()
+			s.load()
+			if diff := cmp.Diff(before, s.c.Desired(), cmp.Comparer(func(a, b desired.Override) bool {
+				return a.String() == b.String()
+			}), cmp.Exporter(func(reflect.Type) bool { return true })); diff != "" {
+				t.Errorf("after a restart, -before +after:\n%s", diff)
+			}
+		})
+	}
+}
+
+// Edits that cannot be made change nothing, also not by those before them.
+func TestImpossibleEdits(t *testing.T) {
+	add := Edit{Service: "web", Server: "s3", Add: desired.Fields{"address": "2001:db8:1::3"}}
+	for _, test := range []struct {
+		name, want string
+		edits      []Edit
+		is         error
+	}{
+		{"add what exists", "web/s1: exists already", []Edit{{Service: "web", Server: "s1", Add: add.Add}}, ErrExists},
+		{"add to no service", "tls: no such service", []Edit{{Service: "tls", Server: "s1", Add: add.Add}}, ErrNotFound},
+		{"add what an override removes", "removed by an override", []Edit{
+			{Service: "web", Server: "s1", Remove: true}, {Service: "web", Server: "s1", Add: add.Add},
+		}, ErrExists},
+		{"set after remove", "web/s3: no such", []Edit{
+			add, {Service: "web", Server: "s3", Remove: true}, drain("s3", true),
+		}, ErrNotFound},
+		{"incomplete server", "web/s3.address: required", []Edit{
+			drain("s1", true), {Service: "web", Server: "s3", Add: desired.Fields{"weight": 1}},
+		}, nil},
+		{"unknown field", "web/s3.port: unknown field", []Edit{
+			{Service: "web", Server: "s3", Add: desired.Fields{"address": "2001:db8:1::3", "port": 1}},
+		}, nil},
+		{"two actions", "edits[1]: must have exactly one of", []Edit{add, {Service: "web", Remove: true, Reset: true}}, nil},
+		{"no action", "edits[0]: must have exactly one of", []Edit{{Service: "web"}}, nil},
+		{"servers of a service", "edits[0].set.servers: each server", []Edit{
+			{Service: "web", Set: desired.Fields{"servers": []any{}}},
+		}, nil},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			err := newSite(t).refuses(test.want, test.edits...)
+			if test.is != nil && !errors.Is(err, test.is) {
+				t.Errorf("error %v", err)
+			}
+		})
+	}
+}
+
+// The file takes precedence over an override that adds the same server. A drain of the server stays
+// in force.
+func TestFileAdoptsServer(t *testing.T) {
+	s := newSite(t)
+	s.runner.any = true
+	s.change(Edit{Service: "web", Server: "s3", Add: desired.Fields{"address": "2001:db8:1::3"}}, drain("s3", true))
+	text, err := os.ReadFile(s.file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.write(s.file, string(text)+"  - {name: s3, address: \"2001:db8:1::3\", weight: 9}\n")
+	warnings, err := s.c.Reload(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(warnings.Error(), "web/s3: is in the file, which takes precedence") {
+		t.Errorf("warnings %v", warnings)
+	}
+	server := s.c.Desired().Server("web", "s3")
+	if len(s.c.Desired().Services[0].Servers) != 3 || *server.Weight != 9 || !server.Drained {
+		t.Errorf("%+v", server)
+	}
+}
+
+// Applying a file that adds, changes and removes makes the services those of the file, and keeps
+// drains. Applying the balancer's own file ends all other overrides.
+func TestApplyFile(t *testing.T) {
+	s := newSite(t)
+	s.runner.any = true
+	s.change(drain("s1", true), Edit{Service: "web", Server: "s3", Add: desired.Fields{"address": "2001:db8:1::3"}})
+	const file = `
+services:
+- name: web
+  vip: "2001:db8:80::1"
+  port: 80
+  protocol: tcp
+  encapsulation: gre
+  timeouts: {new: 5s}
+  servers:
+  - {name: s1, address: "2001:db8:1::1", weight: 3}
+  - {name: s4, address: "2001:db8:1::4"}
+`
+	result, err := s.c.ApplyFile(t.Context(), []byte(file), Terms{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := fmt.Sprint(result.Changes)
+	if want := "[{services_changed web (timeouts)} {servers_added web/s4} {servers_removed web/s2, web/s3}]"; got != want {
+		t.Errorf("changes %s, want %s", got, want)
+	}
+	if want := "[web (timeouts) web/s2 (removed) web/s4 (added) web/s1 (drained)]"; s.overrides() != want {
+		t.Errorf("overrides %s, want %s", s.overrides(), want)
+	}
+	own, err := os.ReadFile(s.file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.c.ApplyFile(t.Context(), own, Terms{}); err != nil || s.overrides() != "[web/s1 (drained)]" {
+		t.Errorf("overrides %s, error %v", s.overrides(), err)
+	}
+	result, err = s.c.ApplyFile(t.Context(), []byte("node: {interface: eth7, addresses: [\"2001:db8::1\"]}\n"+file), Terms{DryRun: true})
+	if err != nil || !strings.Contains(result.Warnings.Error(), "node: differs") {
+		t.Errorf("result %+v, error %v", result, err)
+	}
+	_, err = s.c.ApplyFile(t.Context(), []byte(strings.Replace(file, "gre", "grey", 1)), Terms{})
+	if err == nil || !strings.Contains(err.Error(), `line 7: services[0].encapsulation "grey"`) {
+		t.Errorf("error %v", err)
+	}
+}
