@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -72,4 +73,67 @@ func TestDrain(t *testing.T) {
 	if visits[server] == 0 {
 		t.Errorf("no new connection went to %s: %v", server, visits)
 	}
+}
+
+// TestServerCommands changes the servers of a running balancer by commands. Changes hold until they
+// are reset, also across a restart, and a file can be applied whole.
+func TestServerCommands(t *testing.T) {
+	t.Parallel()
+	l := up(t, topology("http6-encap"))
+	s := l.Topology.Services[0]
+	balancers := nodes(l, lab.RoleBalancer)
+	onAll := func(want string, args ...string) {
+		t.Helper()
+		for _, balancer := range balancers {
+			if out := command(t, l, balancer, segue, args...); !strings.Contains(out, want) {
+				t.Fatalf("segue %s: %s, want %s", strings.Join(args, " "), out, want)
+			}
+		}
+	}
+	requireVisits := func(server string, some bool) {
+		t.Helper()
+		visits, err := newClient(l).visit(t.Context(), s, 100)
+		must(t, err)
+		if visits[server] > 0 != some {
+			t.Errorf("of 100 new connections, %d went to %s", visits[server], server)
+		}
+	}
+	name := s.Name + "/s1"
+	locator := l.Node("s1").Locator.String()
+
+	onAll("server "+name+" would be removed", "server", "remove", name, "--dry-run")
+	onAll("removed", "server", "remove", name)
+	requireVisits("s1", false)
+	restart(t, l.Process("lb1", "lb"))
+	onAll("nothing to change", "server", "reset", s.Name+"/s2")
+	requireVisits("s1", false)
+	onAll("added", "server", "reset", name)
+	requireVisits("s1", true)
+
+	// The same server with another name.
+	onAll("removed", "server", "remove", name)
+	onAll("added", "server", "add", s.Name+"/new", "locator="+locator, "weight=2")
+	requireVisits("s1", true)
+	onAll("new (weight 2 to 0)", "server", "set", s.Name+"/new", "weight=0")
+	requireVisits("s1", false)
+	onAll("new (weight 0 to 2)", "server", "set", s.Name+"/new", "weight=2")
+
+	// The balancer's own file ends all overrides.
+	for _, balancer := range balancers {
+		file := filepath.Join("/run/segue/lab", l.Name, "conf", balancer+"-balancer.yaml")
+		_, err := l.Node(balancer).Run(t.Context(), segue, "diff", file)
+		if err == nil {
+			t.Error("diff finds no difference")
+		}
+		if out := command(t, l, balancer, segue, "apply", file); !strings.Contains(out, "server "+name+" added") {
+			t.Errorf("apply: %s", out)
+		}
+		if out := command(t, l, balancer, segue, "diff", file); out != "nothing to change\n" {
+			t.Errorf("diff: %s", out)
+		}
+	}
+	requireVisits("s1", true)
+	onAll("", "reload")
+	onAll(name, "server", "list")
+	onAll("http6-encap", "service", "list")
 }
