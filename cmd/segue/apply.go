@@ -102,7 +102,7 @@ func newReload() *cobra.Command {
 and wait for the result. The exit code is 1 if the balancer refuses the files. It then keeps
 the running configuration.`,
 		Example: "  segue reload",
-		Args:    cobra.NoArgs,
+		Args:    arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			client, err := clientOf(instance)
 			if err != nil {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/api"
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/plural"
 )
 
 // target is a running balancer, and whether a command changes it.
@@ -93,7 +94,7 @@ func (k kind) listCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "list",
 		Short: fmt.Sprintf("List the %ss with their overrides", k.noun),
-		Args:  cobra.NoArgs,
+		Args:  arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			client, err := clientOf(instance)
 			if err != nil {
@@ -219,7 +220,22 @@ func printChanged(out io.Writer, changed *api.Changed, dryRun bool) {
 			fmt.Fprintf(out, "%s %s %s%s\n", strings.TrimSuffix(what, "s"), item, would, how)
 		}
 	}
+	for _, loss := range changed.Losses {
+		fmt.Fprintln(out, describeLoss(&loss))
+	}
 	tellWarnings(out, changed.Warnings)
+}
+
+func describeLoss(l *api.Loss) string {
+	flows := "an unknown number of flows"
+	if l.Flows != nil {
+		flows = plural.Count(int(*l.Flows), "live flow")
+	}
+	if l.Cause == string(desired.LossForgotten) {
+		return fmt.Sprintf("%s/%s leaves the history with %s: a balancer that does not know them cannot "+
+			"find their server", l.Service, l.Server, flows)
+	}
+	return fmt.Sprintf("%s/%s is removed with %s", l.Service, l.Server, flows)
 }
 
 func tellWarnings(out io.Writer, warnings []string) {

@@ -195,8 +195,9 @@ type changeRequest struct {
 }
 
 func (b *balancerAPI) change(ctx context.Context, r *changeRequest) (*body[Changed], error) {
-	result, err := b.Control.Change(ctx, editsOf(r.Body.Edits), control.Terms(r.Terms))
-	return changedBy(result, err)
+	return b.changed(func() (*control.Result, error) {
+		return b.Control.Change(ctx, editsOf(r.Body.Edits), control.Terms(r.Terms))
+	})
 }
 
 type applyRequest struct {
@@ -205,21 +206,49 @@ type applyRequest struct {
 }
 
 func (b *balancerAPI) applyFile(ctx context.Context, r *applyRequest) (*body[Changed], error) {
-	result, err := b.Control.ApplyFile(ctx, r.RawBody, control.Terms(r.Terms))
-	return changedBy(result, err)
+	return b.changed(func() (*control.Result, error) {
+		return b.Control.ApplyFile(ctx, r.RawBody, control.Terms(r.Terms))
+	})
 }
 
-func changedBy(result *control.Result, err error) (*body[Changed], error) {
+// changed makes a change and returns the answer. Flows are counted before the change: afterwards a
+// removed server has none.
+func (b *balancerAPI) changed(change func() (*control.Result, error)) (*body[Changed], error) {
+	before, err := b.snapshot()
+	if err != nil {
+		before = &inspect.Snapshot{} // the flows are not known
+	}
+	result, err := change()
 	if err != nil {
 		return nil, refusal(err)
 	}
-	changed := Changed{
-		Version: result.Version, Changes: []Difference{}, Warnings: textsOf(result.Warnings),
+	answer := Changed{
+		Version: result.Version, Changes: []Difference{}, Losses: lossesOf(result.Losses, before),
+		Warnings: textsOf(result.Warnings),
 	}
 	for _, c := range result.Changes {
-		changed.Changes = append(changed.Changes, Difference{c.What, c.Names})
+		answer.Changes = append(answer.Changes, Difference{c.What, c.Names})
 	}
-	return &body[Changed]{changed}, nil
+	return &body[Changed]{answer}, nil
+}
+
+func lossesOf(losses []desired.Loss, of *inspect.Snapshot) []Loss {
+	flows := map[[2]string]*Flows{}
+	if len(losses) > 0 {
+		for _, s := range of.Services {
+			for _, server := range s.Servers {
+				flows[[2]string{s.Name, server.Name}] = flowsOf(of, s, server)
+			}
+		}
+	}
+	all := make([]Loss, len(losses))
+	for i, loss := range losses {
+		all[i] = Loss{Service: loss.Service, Server: loss.Server, Cause: string(loss.Cause)}
+		if f := flows[[2]string{loss.Service, loss.Server}]; f != nil {
+			all[i].Flows = &f.Live
+		}
+	}
+	return all
 }
 
 func (b *balancerAPI) reload(ctx context.Context, _ *struct{}) (*body[Reloaded], error) {

@@ -25,6 +25,16 @@ type follower struct{}
 
 func (follower) Reload(context.Context, *desired.Balancer) error { return nil }
 
+// Losses counts only removed servers.
+func (follower) Losses(_ context.Context, b *desired.Balancer) (losses []desired.Loss, err error) {
+	for _, name := range []string{"s1", "s2"} {
+		if b.Server("web", name) == nil {
+			losses = append(losses, desired.Loss{Service: "web", Server: name, Cause: desired.LossRemoved})
+		}
+	}
+	return losses, nil
+}
+
 const text = `
 node: {instance: edge, interface: eth0, addresses: ["2001:db8::1"], state: %q}
 services:
@@ -155,6 +165,34 @@ func TestServicesOfAPI(t *testing.T) {
 	}
 	if services[1].Servers[0].Flows != nil {
 		t.Errorf("flows of a service without a flow table: %s", answer)
+	}
+}
+
+// The answer to a change tells the flows that lose their server, as they were before the change.
+func TestLosses(t *testing.T) {
+	t.Parallel()
+	age := 1.0
+	snapshot := &inspect.Snapshot{
+		FlowTable: inspect.FlowTable{Age: &age},
+		Services: []*inspect.ServiceState{{Name: "web", Persistence: desired.PersistenceTable,
+			Servers: []*inspect.ServerState{
+				{Name: "s1", Flows: &dataplane.FlowCounts{Established: 12, Closing: 3}},
+				{Name: "s2"}, // not counted yet
+			}}},
+	}
+	url := serve(t, snapshot).URL + "/v1/changes"
+	for server, want := range map[string]string{
+		"s1": `"losses":[{"service":"web","server":"s1","cause":"removed","flows":12}]`,
+		"s2": `"losses":[{"service":"web","server":"s2","cause":"removed"}]`,
+	} {
+		edit := fmt.Sprintf(`{"edits":[{"service":"web","server":%q,"remove":true}]}`, server)
+		if _, answer := send(t, http.MethodPost, url+"?dry-run=true", edit); !strings.Contains(answer, want) {
+			t.Errorf("%s, want %s", answer, want)
+		}
+	}
+	edit := `{"edits":[{"service":"web","server":"s1","set":{"drained":true}}]}`
+	if _, answer := send(t, http.MethodPost, url, edit); !strings.Contains(answer, `"losses":[]`) {
+		t.Error(answer)
 	}
 }
 

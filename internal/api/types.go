@@ -40,6 +40,7 @@ type Change struct {
 type Changed struct {
 	Version  string       `json:"version" doc:"of the configuration after the change"`
 	Changes  []Difference `json:"changes" nullable:"false" doc:"empty: nothing was to be changed"`
+	Losses   []Loss       `json:"losses" nullable:"false" doc:"servers whose flows the change affects"`
 	Warnings []string     `json:"warnings" nullable:"false" doc:"about the configuration after the change"`
 }
 
@@ -47,6 +48,14 @@ type Changed struct {
 type Difference struct {
 	Kind  string   `json:"kind" example:"servers_changed"`
 	Items []string `json:"items" nullable:"false" example:"web/s1 (drained false to true)"`
+}
+
+// Loss is a server whose flows a change affects.
+type Loss struct {
+	Service string  `json:"service"`
+	Server  string  `json:"server"`
+	Cause   string  `json:"cause" enum:"removed,forgotten" doc:"removed: the flows lose their server. forgotten: the server is in none of the kept generations any more, and only the flows in the flow table of this balancer find it"`
+	Flows   *uint64 `json:"flows,omitempty" doc:"live flows when the change was asked for; missing: not known"`
 }
 
 // Service is a service of a balancer.

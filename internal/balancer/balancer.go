@@ -67,7 +67,7 @@ type Balancer struct {
 	checker     *health.Checker
 	prober      *probe.Prober
 	wire        *dataplane.Wire // the prober's access to the data path
-	reloads     chan reload
+	calls       chan call
 	attached    bool
 	mode        datapath.Mode   // native if at least one interface is
 	warned      map[string]bool // names of interfaces that cannot send what XDP forwards
@@ -75,9 +75,10 @@ type Balancer struct {
 	ready       chan struct{}
 }
 
-// reload is a new configuration, and the channel for the result.
-type reload struct {
-	cfg    *desired.Balancer
+// call is a function for the goroutine that owns the balancer, and the channel for its error. The
+// function gets the context of Run: the caller may go away while the function works.
+type call struct {
+	do     func(context.Context) error
 	result chan<- error
 }
 
@@ -109,7 +110,7 @@ func newBalancer(cfg *desired.Balancer, clock *dataplane.FlowClock, log *slog.Lo
 		inference: newInference(plane, log),
 		prober:    probe.New(w, uint16(dataplane.ProtocolVersion), log),
 		wire:      w,
-		reloads:   make(chan reload),
+		calls:     make(chan call),
 		warned:    map[string]bool{},
 		stale:     map[string]bool{},
 		ready:     make(chan struct{}),
@@ -160,9 +161,15 @@ func (b *Balancer) Ready() <-chan struct{} {
 // afterwards. Reload waits until Run has applied the state. If it returns an error, the state
 // before stays in force.
 func (b *Balancer) Reload(ctx context.Context, cfg *desired.Balancer) error {
+	return b.call(ctx, func(ctx context.Context) error { return b.reload(ctx, cfg) })
+}
+
+// call makes the goroutine that owns the balancer call a function, and returns its error. If the
+// context ends before the goroutine is ready, call returns the context's error.
+func (b *Balancer) call(ctx context.Context, do func(context.Context) error) error {
 	result := make(chan error, 1)
 	select {
-	case b.reloads <- reload{cfg, result}:
+	case b.calls <- call{do, result}:
 		return <-result
 	case <-ctx.Done():
 		return ctx.Err()
@@ -236,10 +243,10 @@ func (b *Balancer) control(ctx context.Context) error {
 			b.trySweep()
 		case <-hints.C:
 			b.plane.Hints.Sweep()
-		case r := <-b.reloads:
-			r.result <- b.reload(ctx, r.cfg)
+		case c := <-b.calls:
+			c.result <- c.do(ctx)
 			b.saveGenerations()
-			journal.within(journalDelay) // a new server may have no next hop
+			journal.within(journalDelay) // after a reload, a new server may have no next hop
 		}
 		if err != nil {
 			return err

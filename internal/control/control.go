@@ -27,9 +27,13 @@ import (
 	"github.com/segue-lb/segue/internal/wholefile"
 )
 
-// Runner is a running balancer. If Reload returns an error, the state before stays in force.
+// Runner is a running balancer.
 type Runner interface {
+	// Reload makes the balancer follow another state. After an error, the state before stays in
+	// force.
 	Reload(context.Context, *desired.Balancer) error
+	// Losses returns the servers whose flows such a change would affect.
+	Losses(context.Context, *desired.Balancer) ([]desired.Loss, error)
 }
 
 // Controller changes the desired state of a balancer. Several goroutines may use it.
@@ -137,6 +141,7 @@ type Terms struct {
 type Result struct {
 	Version  string          // of the desired state after the change
 	Changes  desired.Changes // none: the change has no effect
+	Losses   []desired.Loss  // servers whose flows the change affects
 	Warnings field.Errors    // of the desired state after the change
 }
 
@@ -173,7 +178,11 @@ func (c *Controller) follow(
 	if err != nil {
 		return nil, err
 	}
-	result := &Result{versionOf(next), next.Desired.ChangesFrom(c.inForce.Desired), warnings}
+	losses, err := c.runner.Losses(ctx, next.Desired)
+	if err != nil {
+		return nil, err
+	}
+	result := &Result{versionOf(next), next.Desired.ChangesFrom(c.inForce.Desired), losses, warnings}
 	if terms.DryRun || result.Version == version {
 		return result, nil
 	}

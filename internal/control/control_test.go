@@ -40,6 +40,10 @@ func (r *runner) Reload(_ context.Context, b *desired.Balancer) error {
 	return nil
 }
 
+func (r *runner) Losses(context.Context, *desired.Balancer) ([]desired.Loss, error) {
+	return nil, nil
+}
+
 // site is a controller with its files.
 type site struct {
 	t          *testing.T

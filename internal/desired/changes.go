@@ -158,3 +158,21 @@ func (n Names) String() string {
 	}
 	return list
 }
+
+// Loss is a server whose flows a change affects.
+type Loss struct {
+	Service, Server string
+	Cause           LossCause
+}
+
+// LossCause is why a change affects the flows of a server.
+type LossCause string
+
+// The causes of losses.
+const (
+	// LossRemoved: the server is removed. Its flows go to other servers, which reset them.
+	LossRemoved LossCause = "removed"
+	// LossForgotten: the server is in none of the kept generations any more. The balancer still
+	// knows the flows in its flow table. Packets of other flows do not find the server.
+	LossForgotten LossCause = "forgotten"
+)

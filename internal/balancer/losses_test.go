@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package balancer
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/generation"
+)
+
+// Flows lose their server if the server or its service goes. They leave the history when no kept
+// generation has their server.
+func TestLosses(t *testing.T) {
+	service := func(name string, weights ...uint32) desired.Service {
+		s := desired.Service{
+			Name: name, Placement: desired.PlacementHash, Buckets: 101, Candidates: 3, Generations: 3,
+		}
+		for i, w := range weights {
+			s.Servers = append(s.Servers, desired.Server{Name: fmt.Sprint("s", i+1), Weight: &w})
+		}
+		return s
+	}
+	weighted := func(weights ...uint32) []desired.Service {
+		return []desired.Service{service("web", weights...)}
+	}
+	g := generation.Generations{}
+	require := func(before, after []desired.Service, want ...desired.Loss) {
+		t.Helper()
+		if got := lossesOf(before, after, g); !slices.Equal(got, want) {
+			t.Errorf("got %v, want %v", got, want)
+		}
+	}
+	removed, forgotten := desired.LossRemoved, desired.LossForgotten
+	states := [][]desired.Service{weighted(1, 1, 1), weighted(1, 1, 0), weighted(2, 1, 0), weighted(3, 1, 0)}
+	g = g.Next(states[0])
+	require(states[0], states[0])
+	require(states[0], states[0][:0], desired.Loss{Service: "web", Server: "s1", Cause: removed},
+		desired.Loss{Service: "web", Server: "s2", Cause: removed}, desired.Loss{Service: "web", Server: "s3", Cause: removed})
+	require(states[0], weighted(1, 1), desired.Loss{Service: "web", Server: "s3", Cause: removed})
+	require(states[0], states[1]) // the generation before has s3
+	g = g.Next(states[1])
+	require(states[1], states[2])
+	g = g.Next(states[2])
+	require(states[2], states[3], desired.Loss{Service: "web", Server: "s3", Cause: forgotten})
+	other := weighted(2, 1, 0)
+	other[0].Buckets = 103 // no former set fits
+	require(states[2], other, desired.Loss{Service: "web", Server: "s3", Cause: forgotten})
+	g = g.Next(states[3])
+	require(states[3], weighted(4, 1, 0)) // s3 had left before
+	require(states[3], append(weighted(3, 1, 0), service("new", 1)))
+}
