@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"reflect"
+	"strings"
+	"testing"
+
+	"go.yaml.in/yaml/v4"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/field"
+)
+
+// randomFile writes the services of a balancer's file. Names are few, so that files share them.
+func randomFile(r *rand.Rand) string {
+	var s strings.Builder
+	s.WriteString("node: {interface: eth0, addresses: [\"2001:db8::1\"]}\nservices:\n")
+	for i := range 4 {
+		if i > 0 && r.IntN(3) == 0 {
+			continue
+		}
+		fmt.Fprintf(&s, "- name: v%d\n  vip: \"2001:db8:80::%d\"\n  port: %d\n  protocol: %s\n  encapsulation: gre\n",
+			i, i+1, 80+r.IntN(2), []string{"tcp", "udp"}[r.IntN(2)])
+		for _, optional := range []string{
+			"timeouts: {new: 10s}", "candidates: 2", "health: {tcp: {}, interval: 2s}", "generations: 2",
+		} {
+			if r.IntN(3) == 0 {
+				fmt.Fprintf(&s, "  %s\n", optional)
+			}
+		}
+		s.WriteString("  servers:\n")
+		for j := range 5 {
+			if j > 0 && r.IntN(3) == 0 {
+				continue
+			}
+			fmt.Fprintf(&s, "  - {name: s%d, address: \"2001:db8:1::%d\"", j, j+1)
+			if r.IntN(2) == 0 {
+				fmt.Fprintf(&s, ", weight: %d", r.IntN(3)+1)
+			}
+			s.WriteString("}\n")
+		}
+	}
+	return s.String()
+}
+
+// The overrides that make a balancer follow another file give exactly the services of that file,
+// also after they were written and read.
+func TestFollowingFile(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	for range 300 {
+		from, to := randomFile(r), randomFile(r)
+		files, _, err := ParseBalancerFiles([]byte(from))
+		if err != nil {
+			t.Fatalf("%v\n%s", err, from)
+		}
+		wanted, _, err := ParseBalancer([]byte(to))
+		if err != nil {
+			t.Fatal(err)
+		}
+		next, _, err := files.FollowingFile([]byte(to))
+		if err != nil {
+			t.Fatalf("%v\nfrom\n%s\nto\n%s", err, from, to)
+		}
+		requireServices(t, next.Desired, wanted)
+		stored, err := yaml.Dump(desired.Overrides{Overrides: next.Overrides})
+		if err != nil {
+			t.Fatal(err)
+		}
+		overrides, err := ParseOverrides(stored)
+		if err != nil {
+			t.Fatalf("%v\n%s", err, stored)
+		}
+		again, _, err := files.WithOverrides(overrides)
+		if err != nil {
+			t.Fatal(err)
+		}
+		requireServices(t, again.Desired, wanted)
+		if back, _, err := next.FollowingFile([]byte(from)); err != nil || len(back.Overrides) > 0 {
+			t.Errorf("back to the first file: %v, error %v", back.Overrides, err)
+		}
+	}
+}
+
+// requireServices compares services and servers by name: additions come last.
+func requireServices(t *testing.T, got, want *desired.Balancer) {
+	t.Helper()
+	byName := func(b *desired.Balancer) map[string]any {
+		all := map[string]any{}
+		for _, s := range b.Services {
+			for _, server := range s.Servers {
+				all[s.Name+"/"+server.Name] = server
+			}
+			s.Servers = nil
+			all[s.Name] = s
+		}
+		return all
+	}
+	opt := cmp.Exporter(func(reflect.Type) bool { return true })
+	if diff := cmp.Diff(byName(want), byName(got), opt); diff != "" {
+		t.Fatalf("-want +got:\n%s", diff)
+	}
+}
+
+// An override changes an aliased section for its own service only.
+func TestOverrideOfAlias(t *testing.T) {
+	const file = `
+node: {interface: eth0, addresses: ["2001:db8::1"]}
+services:
+- {name: a, vip: "2001:db8:80::1", port: 80, protocol: tcp, encapsulation: gre, timeouts: &t {new: 10s}, servers: []}
+- {name: b, vip: "2001:db8:80::2", port: 80, protocol: tcp, encapsulation: gre, timeouts: *t, servers: []}
+`
+	files, _, err := ParseBalancerFiles([]byte(file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, service := range []string{"a", "b"} {
+		next, _, err := files.WithOverrides([]desired.Override{
+			{Service: service, Set: desired.Fields{"timeouts": map[string]any{"new": "20s"}}},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range next.Desired.Services {
+			if got, want := s.Timeouts.New.Seconds(), 10.0; (got != want) != (s.Name == service) {
+				t.Errorf("override of %s: %s has %v s", service, s.Name, got)
+			}
+		}
+	}
+}
+
+// Errors in a file of overrides have its line, and the path from the service or server.
+func TestOverrideErrors(t *testing.T) {
+	files, _, err := ParseBalancerFiles([]byte(validBalancer))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for text, want := range map[string]string{
+		"- {service: web, server: s2, set: {weight: heavy}}":              `line 2: web/s2.weight "heavy": must be a whole number from 0 to 1000`,
+		"- service: web\n  set: {timeouts: {new: 1s}}":                    `line 2: web.timeouts.new "1s": must be from 5s to 4h0m0s`,
+		"- {service: web, server: s9, add: {weight: 1}}":                  `line 2: web/s9.locator: required`,
+		"- {service: web, server: s9, add: {locator: 2001:db8::}}":        `line 2: "2001:db8::" must be in quotes`,
+		"- {service: web, server: s2, set: &a {weight: *a}}":              `line 2: overrides[0].set.weight "a": must not be an alias`,
+		"- {service: web, server: s2, set: {weight: 1, weight: 2}}":       `line 2: overrides[0].set.weight: given twice; first in line 2`,
+		"- {service: web, server: s2, set: [1]}":                          `line 2: overrides[0].set: must be a mapping`,
+		"- {service: web, server: s2, drained: true}":                     `line 2: overrides[0].drained: unknown field`,
+		"- {service: web, server: s2, set: {drained: true}, remove: yes}": `line 2: overrides[0].remove "yes": must be true or false`,
+	} {
+		overrides, err := ParseOverrides([]byte("overrides:\n" + text + "\n"))
+		if err == nil {
+			_, _, err = files.WithOverrides(overrides)
+		}
+		got := fmt.Sprint(err)
+		if problems, ok := err.(field.Errors); ok {
+			got = problems.In("").Error()
+		}
+		if got = strings.ReplaceAll(got, OverridesFile(&files.File.Node)+":2:", "line 2:"); !strings.HasPrefix(got, want) {
+			t.Errorf("%s: %s, want %s", text, got, want)
+		}
+	}
+}
