@@ -210,15 +210,15 @@ func printChanged(out io.Writer, changed *api.Changed, dryRun bool) {
 	if len(changed.Changes) == 0 {
 		fmt.Fprintln(out, "nothing to change")
 	}
-	would := ""
-	if dryRun {
-		would = "would be "
-	}
+	var changes desired.Changes
 	for _, c := range changed.Changes {
-		what, how, _ := strings.Cut(c.Kind, "_")
-		for _, item := range c.Items {
-			fmt.Fprintf(out, "%s %s %s%s\n", strings.TrimSuffix(what, "s"), item, would, how)
+		changes = append(changes, desired.Change{What: c.Kind, Names: c.Items})
+	}
+	for _, line := range changes.Lines() {
+		if dryRun {
+			line = "dry run: " + line
 		}
+		fmt.Fprintln(out, line)
 	}
 	for _, loss := range changed.Losses {
 		fmt.Fprintln(out, describeLoss(&loss))

@@ -17,6 +17,7 @@ import (
 	"github.com/segue-lb/segue/internal/control"
 	"github.com/segue-lb/segue/internal/daemon"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/events"
 	"github.com/segue-lb/segue/internal/field"
 	"github.com/segue-lb/segue/internal/nexthop"
 	"github.com/segue-lb/segue/internal/runstate"
@@ -85,6 +86,8 @@ func runLB(ctx context.Context, file string, f *foreground) error {
 	defer view.Close()
 	recorder := runstate.NewRecorder(lock, string(datapath.RoleBalancer), file, cfg.Fixed(), log)
 	defer recorder.Close()
+	stream := events.NewStream()
+	b.PublishTo(stream)
 	controller.Attach(b, recorder.SetOverrides)
 	reload := func(ctx context.Context) (warnings field.Errors, err error) {
 		tracked := metrics.TrackReloads(recorder.TrackReloads(func(ctx context.Context) error {
@@ -92,6 +95,7 @@ func runLB(ctx context.Context, file string, f *foreground) error {
 			return err
 		}))
 		if err := tracked(ctx); err != nil {
+			stream.Publish(events.Event{Kind: events.ReloadRefused, Reason: err.Error()})
 			return nil, err
 		}
 		logWarnings(log, warnings)
@@ -102,7 +106,9 @@ func runLB(ctx context.Context, file string, f *foreground) error {
 	group.Go(func() error {
 		select { // before, a change would wait for the balancer to run
 		case <-b.Ready():
-			return socket.Run(ctx, api.Balancer{Control: controller, Source: view.Snapshot, Reload: reload})
+			return socket.Run(ctx, api.Balancer{
+				Control: controller, Source: view.Snapshot, Reload: reload, Events: stream,
+			})
 		case <-ctx.Done():
 			return nil
 		}

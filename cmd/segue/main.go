@@ -39,7 +39,7 @@ func newRoot() *cobra.Command {
 	addGroup(root, "run", "Run a balancer or an agent:", newLB(), newAgent(), newCheck())
 	addGroup(root, "change", "Change a running balancer:", newDrain(), newUndrain(), newServer(), newService(), newDiff(),
 		newApply(), newReload())
-	addGroup(root, "observe", "Observe a balancer or an agent:", newStatus(), newTrace())
+	addGroup(root, "observe", "Observe a balancer or an agent:", newStatus(), newTrace(), newEvents())
 	addGroup(root, "lab", "Try and measure on this machine:",
 		newLab(), newApp(), newLoad(), newBench())
 	addGroup(root, "research", "Simulate and compute:", newSim(), newModel(), newRepro())

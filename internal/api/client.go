@@ -3,6 +3,7 @@
 package api
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/segue-lb/segue/internal/events"
 	"github.com/segue-lb/segue/internal/runstate"
 )
 
@@ -59,6 +61,51 @@ func (c *Client) Apply(ctx context.Context, file []byte, dryRun bool) (changed *
 func (c *Client) Reload(ctx context.Context) (reloaded *Reloaded, err error) {
 	return reloaded, c.call(ctx, http.MethodPost, "/v1/reload", nil, &reloaded)
 }
+
+// Events calls a function for each event from now on, until the function or the connection fails, or
+// the context ends. The error is nil only if the context has ended.
+func (c *Client) Events(ctx context.Context, each func(events.Event) error) error {
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://segue/v1/events", http.NoBody)
+	if err != nil {
+		return err
+	}
+	response, err := c.http.Do(r)
+	switch {
+	case ctx.Err() != nil:
+		return nil
+	case err != nil:
+		return c.explain(err)
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		return fmt.Errorf("instance %q answers %s", c.instance, response.Status)
+	}
+	lines := bufio.NewScanner(response.Body)
+	lines.Buffer(nil, longestEvent)
+	for lines.Scan() {
+		data, ok := bytes.CutPrefix(lines.Bytes(), []byte("data: "))
+		if !ok {
+			continue
+		}
+		var e events.Event
+		if err := json.Unmarshal(data, &e); err != nil {
+			return fmt.Errorf("an event of instance %q: %w", c.instance, err)
+		}
+		if err := each(e); err != nil {
+			return err
+		}
+	}
+	switch {
+	case ctx.Err() != nil:
+		return nil
+	case lines.Err() != nil:
+		return fmt.Errorf("instance %q: %w", c.instance, lines.Err())
+	}
+	return fmt.Errorf("the process of the balancer %q has ended", c.instance)
+}
+
+// longestEvent is the size of the longest event, in bytes: a change of 100,000 servers has about 8 MB.
+const longestEvent = 64 << 20
 
 // call makes a request with JSON and reads the answer.
 func (c *Client) call(ctx context.Context, method, path string, request, answer any) error {

@@ -17,12 +17,14 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
+	"github.com/danielgtaylor/huma/v2/sse"
 	"golang.org/x/sys/unix"
 
 	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/control"
 	"github.com/segue-lb/segue/internal/daemon"
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/events"
 	"github.com/segue-lb/segue/internal/field"
 	"github.com/segue-lb/segue/internal/runstate"
 	"github.com/segue-lb/segue/internal/version"
@@ -101,6 +103,7 @@ type Balancer struct {
 	Source  Source
 	// Reload reads the files again, as SIGHUP does.
 	Reload func(context.Context) (field.Errors, error)
+	Events *events.Stream
 }
 
 // Run answers requests until the context ends.
@@ -172,7 +175,24 @@ func Handler(balancer Balancer) http.Handler {
 		Summary: "Read the configuration file and the file of overrides again",
 		Errors:  []int{http.StatusServiceUnavailable},
 	}, b.reload)
-	return mux
+	sse.Register(api, huma.Operation{
+		OperationID: "watch-events", Method: http.MethodGet, Path: "/v1/events",
+		Summary: "Follow the events of the balancer, as server-sent events",
+		Description: "Begins after the event in Last-Event-ID, or with the next event. A reader that misses " +
+			"events sees a gap between their numbers. The balancer keeps at least the last 3,000.",
+	}, map[string]any{"message": events.Event{}}, b.watchEvents)
+	return withoutReadDeadline(mux, "/v1/events")
+}
+
+// withoutReadDeadline lets requests for a path last longer than the server's timeout.
+func withoutReadDeadline(handler http.Handler, path string) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == path {
+			// The server's connections have deadlines. Those of tests may not, and need none.
+			_ = http.NewResponseController(w).SetReadDeadline(time.Time{})
+		}
+		handler.ServeHTTP(w, r)
+	})
 }
 
 type body[T any] struct{ Body T }
@@ -195,9 +215,7 @@ type changeRequest struct {
 }
 
 func (b *balancerAPI) change(ctx context.Context, r *changeRequest) (*body[Changed], error) {
-	return b.changed(func() (*control.Result, error) {
-		return b.Control.Change(ctx, editsOf(r.Body.Edits), control.Terms(r.Terms))
-	})
+	return changed(b.Control.Change(ctx, editsOf(r.Body.Edits), control.Terms(r.Terms)))
 }
 
 type applyRequest struct {
@@ -206,49 +224,47 @@ type applyRequest struct {
 }
 
 func (b *balancerAPI) applyFile(ctx context.Context, r *applyRequest) (*body[Changed], error) {
-	return b.changed(func() (*control.Result, error) {
-		return b.Control.ApplyFile(ctx, r.RawBody, control.Terms(r.Terms))
-	})
+	return changed(b.Control.ApplyFile(ctx, r.RawBody, control.Terms(r.Terms)))
 }
 
-// changed makes a change and returns the answer. Flows are counted before the change: afterwards a
-// removed server has none.
-func (b *balancerAPI) changed(change func() (*control.Result, error)) (*body[Changed], error) {
-	before, err := b.snapshot()
-	if err != nil {
-		before = &inspect.Snapshot{} // the flows are not known
-	}
-	result, err := change()
+func changed(result *control.Result, err error) (*body[Changed], error) {
 	if err != nil {
 		return nil, refusal(err)
 	}
 	answer := Changed{
-		Version: result.Version, Changes: []Difference{}, Losses: lossesOf(result.Losses, before),
+		Version: result.Version, Changes: []Difference{}, Losses: []Loss{},
 		Warnings: textsOf(result.Warnings),
 	}
 	for _, c := range result.Changes {
 		answer.Changes = append(answer.Changes, Difference{c.What, c.Names})
 	}
+	for _, l := range result.Losses {
+		answer.Losses = append(answer.Losses, Loss{l.Service, l.Server, string(l.Cause), l.Flows})
+	}
 	return &body[Changed]{answer}, nil
 }
 
-func lossesOf(losses []desired.Loss, of *inspect.Snapshot) []Loss {
-	flows := map[[2]string]*Flows{}
-	if len(losses) > 0 {
-		for _, s := range of.Services {
-			for _, server := range s.Servers {
-				flows[[2]string{s.Name, server.Name}] = flowsOf(of, s, server)
+type eventsRequest struct {
+	After uint64 `header:"Last-Event-ID" doc:"the number of the last event that the reader has got"`
+}
+
+// watchEvents sends events until the reader goes away.
+func (b *balancerAPI) watchEvents(ctx context.Context, r *eventsRequest, send sse.Sender) {
+	after := r.After
+	if after == 0 {
+		after = b.Events.Last()
+	}
+	for {
+		list, err := b.Events.After(ctx, after)
+		if err != nil {
+			return
+		}
+		for _, e := range list {
+			if after = e.ID; send(sse.Message{ID: int(e.ID), Data: e}) != nil {
+				return
 			}
 		}
 	}
-	all := make([]Loss, len(losses))
-	for i, loss := range losses {
-		all[i] = Loss{Service: loss.Service, Server: loss.Server, Cause: string(loss.Cause)}
-		if f := flows[[2]string{loss.Service, loss.Server}]; f != nil {
-			all[i].Flows = &f.Live
-		}
-	}
-	return all
 }
 
 func (b *balancerAPI) reload(ctx context.Context, _ *struct{}) (*body[Reloaded], error) {

@@ -5,6 +5,7 @@ package api
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -12,13 +13,16 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/control"
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/events"
 )
 
 type follower struct{}
@@ -29,7 +33,9 @@ func (follower) Reload(context.Context, *desired.Balancer) error { return nil }
 func (follower) Losses(_ context.Context, b *desired.Balancer) (losses []desired.Loss, err error) {
 	for _, name := range []string{"s1", "s2"} {
 		if b.Server("web", name) == nil {
-			losses = append(losses, desired.Loss{Service: "web", Server: name, Cause: desired.LossRemoved})
+			losses = append(losses, desired.Loss{
+				Service: "web", Server: name, Cause: desired.LossRemoved, Flows: new(uint64(12)),
+			})
 		}
 	}
 	return losses, nil
@@ -44,8 +50,14 @@ services:
    servers: [{name: s1, address: "2001:db8:1::1"}]}
 `
 
-// serve serves the API of a balancer whose tables are as in the snapshot.
+// serve serves as serveEvents does, without events.
 func serve(t *testing.T, snapshot *inspect.Snapshot) *httptest.Server {
+	server, _ := serveEvents(t, snapshot)
+	return server
+}
+
+// serveEvents serves the API of a balancer whose tables are as in the snapshot.
+func serveEvents(t *testing.T, snapshot *inspect.Snapshot) (*httptest.Server, *events.Stream) {
 	t.Helper()
 	dir := t.TempDir()
 	file := filepath.Join(dir, "lb.yaml")
@@ -57,12 +69,14 @@ func serve(t *testing.T, snapshot *inspect.Snapshot) *httptest.Server {
 		t.Fatal(err)
 	}
 	c.Attach(follower{}, func([]desired.Override) {})
+	stream := events.NewStream()
 	server := httptest.NewServer(Handler(Balancer{
+		Events:  stream,
 		Control: c, Reload: c.Reload,
 		Source: func() (*inspect.Snapshot, error) { return snapshot, nil },
 	}))
 	t.Cleanup(server.Close)
-	return server
+	return server, stream
 }
 
 // send sends a request, and returns the status and the body of the answer.
@@ -168,32 +182,83 @@ func TestServicesOfAPI(t *testing.T) {
 	}
 }
 
-// The answer to a change tells the flows that lose their server, as they were before the change.
+// The answer to a change tells the flows that lose their server.
 func TestLosses(t *testing.T) {
 	t.Parallel()
-	age := 1.0
-	snapshot := &inspect.Snapshot{
-		FlowTable: inspect.FlowTable{Age: &age},
-		Services: []*inspect.ServiceState{{Name: "web", Persistence: desired.PersistenceTable,
-			Servers: []*inspect.ServerState{
-				{Name: "s1", Flows: &dataplane.FlowCounts{Established: 12, Closing: 3}},
-				{Name: "s2"}, // not counted yet
-			}}},
+	url := serve(t, &inspect.Snapshot{}).URL + "/v1/changes"
+	const want = `"losses":[{"service":"web","server":"s1","cause":"removed","flows":12}]`
+	edit := `{"edits":[{"service":"web","server":"s1","remove":true}]}`
+	if _, answer := send(t, http.MethodPost, url+"?dry-run=true", edit); !strings.Contains(answer, want) {
+		t.Errorf("%s, want %s", answer, want)
 	}
-	url := serve(t, snapshot).URL + "/v1/changes"
-	for server, want := range map[string]string{
-		"s1": `"losses":[{"service":"web","server":"s1","cause":"removed","flows":12}]`,
-		"s2": `"losses":[{"service":"web","server":"s2","cause":"removed"}]`,
-	} {
-		edit := fmt.Sprintf(`{"edits":[{"service":"web","server":%q,"remove":true}]}`, server)
-		if _, answer := send(t, http.MethodPost, url+"?dry-run=true", edit); !strings.Contains(answer, want) {
-			t.Errorf("%s, want %s", answer, want)
-		}
-	}
-	edit := `{"edits":[{"service":"web","server":"s1","set":{"drained":true}}]}`
+	edit = `{"edits":[{"service":"web","server":"s1","set":{"drained":true}}]}`
 	if _, answer := send(t, http.MethodPost, url, edit); !strings.Contains(answer, `"losses":[]`) {
 		t.Error(answer)
 	}
+}
+
+// A reader gets the events after the one that it names. Without a name it gets those from now on.
+func TestEventsOfAPI(t *testing.T) {
+	t.Parallel()
+	server, stream := serveEvents(t, &inspect.Snapshot{})
+	stream.Publish(events.Event{Kind: events.ServerDown, Service: "web", Server: "s1", Reason: "failing"})
+	stream.Publish(events.Event{Kind: events.ServerUp, Service: "web", Server: "s1"})
+	client := &Client{"edge", *server.Client()}
+	client.http.Transport = redirected{server}
+	ended := errors.New("enough")
+	kinds := make(chan events.Kind, 10)
+	done := make(chan error, 1)
+	go func() {
+		done <- client.Events(t.Context(), func(e events.Event) error {
+			if kinds <- e.Kind; e.Kind == events.Changed {
+				return ended
+			}
+			return nil
+		})
+	}()
+	// The reader has begun when it gets an event.
+	for len(kinds) == 0 {
+		stream.Publish(events.Event{Kind: events.FlowsLost})
+		time.Sleep(time.Millisecond)
+	}
+	stream.Publish(events.Event{Kind: events.Changed})
+	if err := <-done; !errors.Is(err, ended) {
+		t.Errorf("error %v", err)
+	}
+	if first := <-kinds; first != events.FlowsLost {
+		t.Errorf("the first event is %s", first)
+	}
+
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL+"/v1/events", http.NoBody)
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, err := stream.After(t.Context(), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Header.Set("Last-Event-ID", strconv.FormatUint(first[0].ID, 10))
+	response, err := http.DefaultClient.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	got := make([]byte, 200)
+	if _, err := io.ReadFull(response.Body, got[:20]); err != nil {
+		t.Fatal(err)
+	}
+	n, _ := response.Body.Read(got[20:])
+	if want := fmt.Sprintf("id: %d\n", first[1].ID); !strings.Contains(string(got[:20+n]), want) {
+		t.Errorf("%s, want %s", got[:20+n], want)
+	}
+}
+
+// redirected sends all requests to a test's server.
+type redirected struct{ server *httptest.Server }
+
+func (r redirected) RoundTrip(request *http.Request) (*http.Response, error) {
+	request.URL.Host = r.server.Listener.Addr().String()
+	return http.DefaultTransport.RoundTrip(request)
 }
 
 func TestDocument(t *testing.T) {

@@ -22,6 +22,7 @@ import (
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/events"
 	"github.com/segue-lb/segue/internal/generation"
 	"github.com/segue-lb/segue/internal/health"
 	"github.com/segue-lb/segue/internal/nexthop"
@@ -71,6 +72,7 @@ type Balancer struct {
 	attached    bool
 	mode        datapath.Mode   // native if at least one interface is
 	warned      map[string]bool // names of interfaces that cannot send what XDP forwards
+	events      *events.Stream
 	stale       map[string]bool // services whose servers that get new flows must be chosen again
 	ready       chan struct{}
 }
@@ -342,6 +344,7 @@ func (b *Balancer) reload(ctx context.Context, cfg *desired.Balancer) error {
 	}
 	b.awaitHops(ctx, cfg)
 	generations := b.generations.Next(cfg.Services)
+	losses := b.losses(cfg.Services) // before the flows are forgotten
 	if err := b.reconcile(cfg, keys, generations); err != nil {
 		if undo := b.reconcile(b.cfg, b.keys, b.generations); undo != nil {
 			b.log.Error("restore the configuration before", "error", undo)
@@ -353,9 +356,12 @@ func (b *Balancer) reload(ctx context.Context, cfg *desired.Balancer) error {
 	}
 	changes := cfg.ChangesFrom(b.cfg).WithKeys(!slices.Equal(keys, b.keys))
 	b.log.Info("reloaded", changes.Attributes()...)
+	before := b.cfg
 	b.cfg, b.keys, b.generations = cfg, keys, generations
 	b.setTargets(ctx)
+	b.publishReload(before, losses, changes)
 	b.applyHops()
+	b.publishAll()
 	return nil
 }
 
@@ -371,6 +377,7 @@ func (b *Balancer) admit() {
 	for name := range b.stale {
 		if svc := b.services.byName[name]; svc != nil {
 			b.services.admit(svc)
+			b.publish(svc)
 		}
 		delete(b.stale, name)
 	}
@@ -391,6 +398,7 @@ func (b *Balancer) sweep() error {
 		return err
 	}
 	b.services.endHunts(time.Now())
+	defer b.publishDrained()
 	b.services.endFormerFlows(kept, time.Now())
 	return errors.Join(b.services.removeSpares(), b.slots.Swept(kept))
 }

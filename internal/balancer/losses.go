@@ -14,9 +14,23 @@ import (
 // an error if the context ends first.
 func (b *Balancer) Losses(ctx context.Context, cfg *desired.Balancer) (losses []desired.Loss, err error) {
 	return losses, b.call(ctx, func(context.Context) error {
-		losses = lossesOf(b.cfg.Services, cfg.Services, b.generations)
+		losses = b.losses(cfg.Services)
 		return nil
 	})
+}
+
+// losses is Losses in the goroutine that owns the balancer.
+func (b *Balancer) losses(services []desired.Service) []desired.Loss {
+	losses := lossesOf(b.cfg.Services, services, b.generations)
+	for i := range losses {
+		loss := &losses[i]
+		if svc := b.services.byName[loss.Service]; svc != nil {
+			if m := svc.member(loss.Server); m != nil {
+				loss.Flows = b.liveFlows(svc, m)
+			}
+		}
+	}
+	return losses
 }
 
 // lossesOf compares the services before and after a change. A flow can lose its server because the

@@ -126,6 +126,8 @@ type member struct {
 	probed  bool
 	routed  bool // it has had a route of its own, so that the default route does not count
 	took    bool // it has taken new flows since the last admit
+	down    bool // the last event about it says that it is unfit for new flows
+	drained bool // an event says that it has no flow left
 	// since is when this process's probes first found the member unfit. It is zero if they have
 	// not, or if an earlier process's probes found it unfit.
 	since time.Time
@@ -148,6 +150,7 @@ func newMember(server desired.Server, cfg *desired.Service, before *member, note
 	if before != nil {
 		m.causes, m.reasons, m.since = before.causes, before.reasons, before.since
 		m.logged, m.unlogged = before.logged, before.unlogged
+		m.down, m.drained = before.down, before.drained
 	}
 	m.causes &^= dataplane.Unresolved
 	if !m.checked {

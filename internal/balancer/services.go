@@ -22,6 +22,7 @@ type service struct {
 	hasSpare bool             // the candidate table that is not in use may exist
 	huntsEnd time.Time        // zero, or the end of RuleHalfOpen after hunting
 	logged   dataplane.Causes // the ignored causes at the last log
+	down     bool             // the last event about it says that no server is fit
 	// formerSince is when RuleFormerFlows was set in this process, or zero if it is not set.
 	formerSince time.Time
 }

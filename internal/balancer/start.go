@@ -117,6 +117,7 @@ func (b *Balancer) attach() error {
 	inside := len(attached) - 1
 	b.wire.LeaveBy(b.own[inside].Index, attached[inside].Mode)
 	b.applyHops()
+	b.publishAll()
 	b.logChanges()
 	b.trySweep() // otherwise the numbers of flows are unknown until the first tick
 	close(b.ready)

@@ -30,6 +30,17 @@ func (c Changes) Attributes() []any {
 	return attributes
 }
 
+// Lines returns a line for each changed item, such as "server web/s1 (weight 1 to 2) changed".
+func (c Changes) Lines() (lines []string) {
+	for _, change := range c {
+		what, how, _ := strings.Cut(change.What, "_")
+		for _, name := range change.Names {
+			lines = append(lines, fmt.Sprintf("%s %s %s", strings.TrimSuffix(what, "s"), name, how))
+		}
+	}
+	return lines
+}
+
 // WithKeys adds a change of the keys in the file of node.signal-key, if they changed.
 func (c Changes) WithKeys(changed bool) Changes {
 	if !changed {
@@ -163,6 +174,7 @@ func (n Names) String() string {
 type Loss struct {
 	Service, Server string
 	Cause           LossCause
+	Flows           *uint64 // live flows before the change; nil: not known
 }
 
 // LossCause is why a change affects the flows of a server.

@@ -5,6 +5,7 @@ package e2e
 import (
 	"fmt"
 	"net/http"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -101,7 +102,11 @@ func TestServerCommands(t *testing.T) {
 	name := s.Name + "/s1"
 	locator := l.Node("s1").Locator.String()
 
-	onAll("server "+name+" would be removed", "server", "remove", name, "--dry-run")
+	var log sharedFile
+	watch := exec.CommandContext(t.Context(), segue, "events")
+	watch.Stdout, watch.Stderr = &log, &log
+	must(t, l.Node("lb2").Start(watch))
+	onAll("dry run: server "+name+" removed", "server", "remove", name, "--dry-run")
 	onAll("removed", "server", "remove", name)
 	requireVisits("s1", false)
 	restart(t, l.Process("lb1", "lb"))
@@ -117,6 +122,20 @@ func TestServerCommands(t *testing.T) {
 	onAll("new (weight 2 to 0)", "server", "set", s.Name+"/new", "weight=0")
 	requireVisits("s1", false)
 	onAll("new (weight 0 to 2)", "server", "set", s.Name+"/new", "weight=2")
+
+	for _, event := range []string{
+		"changed server " + name + " removed", "changed server " + name + " added",
+		"server_draining " + s.Name + "/new", "server_undrained " + s.Name + "/new",
+	} {
+		eventually(t, func() error {
+			if !strings.Contains(log.String(), event) {
+				return fmt.Errorf("no event %q in\n%s", event, &log)
+			}
+			return nil
+		})
+	}
+	must(t, watch.Process.Signal(os.Interrupt))
+	must(t, watch.Wait())
 
 	// The balancer's own file ends all overrides.
 	for _, balancer := range balancers {

@@ -45,6 +45,9 @@ var conditionsOfCauses = map[dataplane.Causes]Condition{
 	dataplane.Unheard:      ServerUnheard,
 }
 
+// ConditionOf returns the condition of a server that has one cause.
+func ConditionOf(cause dataplane.Causes) Condition { return conditionsOfCauses[cause] }
+
 // conditionsOf returns the names of the causes as conditions, the most severe first.
 func conditionsOf(c dataplane.Causes) []Condition {
 	names := []Condition{}

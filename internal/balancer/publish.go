@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package balancer
+
+import (
+	"strings"
+
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
+	"github.com/segue-lb/segue/internal/balancer/inspect"
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/events"
+)
+
+// PublishTo makes the balancer publish its events. Call it before Run.
+func (b *Balancer) PublishTo(stream *events.Stream) { b.events = stream }
+
+// publishAll publishes the changes of all services.
+func (b *Balancer) publishAll() {
+	for _, svc := range b.services.byName {
+		b.publish(svc)
+	}
+}
+
+// publish publishes which servers of a service have become unfit for new flows or fit again since
+// its last call, and whether the service has a fit server.
+func (b *Balancer) publish(svc *service) {
+	fit := false
+	for _, m := range svc.members {
+		causes := b.services.causes(m)
+		fit = fit || causes == 0 && m.Takes()
+		if down := causes != 0; down != m.down {
+			m.down = down
+			kind := events.ServerUp
+			if down {
+				kind = events.ServerDown
+			}
+			b.events.Publish(events.Event{
+				Kind: kind, Service: svc.Name, Server: m.Name, Reason: m.describe(causes),
+			})
+		}
+	}
+	if svc.down == !fit {
+		return
+	}
+	svc.down = !fit
+	kind := events.ServiceUp
+	if svc.down {
+		kind = events.ServiceDown
+	}
+	b.events.Publish(events.Event{Kind: kind, Service: svc.Name})
+}
+
+// describe names the causes with their reasons, as far as they are known.
+func (m *member) describe(causes dataplane.Causes) string {
+	var texts []string
+	for _, cause := range causes.Each() {
+		text := string(inspect.ConditionOf(cause))
+		if why := m.reasons[cause].began; why != "" {
+			text += " (" + why + ")"
+		}
+		texts = append(texts, text)
+	}
+	return strings.Join(texts, ", ")
+}
+
+// publishReload publishes what a change of the desired state does.
+func (b *Balancer) publishReload(before *desired.Balancer, losses []desired.Loss, changes desired.Changes) {
+	if len(changes) == 0 {
+		return
+	}
+	b.events.Publish(events.Event{Kind: events.Changed, Changes: changes.Lines()})
+	for _, s := range b.cfg.Services {
+		for i := range s.Servers {
+			now := &s.Servers[i]
+			was := before.Server(s.Name, now.Name)
+			if was == nil || was.Takes() == now.Takes() {
+				continue
+			}
+			kind := events.ServerUndrained
+			if !now.Takes() {
+				kind = events.ServerDraining
+			}
+			b.events.Publish(events.Event{Kind: kind, Service: s.Name, Server: now.Name})
+		}
+	}
+	for _, loss := range losses {
+		if loss.Cause == desired.LossRemoved && loss.Flows != nil && *loss.Flows > 0 {
+			b.events.Publish(events.Event{
+				Kind: events.FlowsLost, Service: loss.Service, Server: loss.Server, Flows: loss.Flows,
+				Reason: "the server was removed",
+			})
+		}
+	}
+}
+
+// publishDrained publishes which drained servers have no flow left, after a sweep.
+func (b *Balancer) publishDrained() {
+	for _, svc := range b.services.byName {
+		for _, m := range svc.members {
+			if m.Takes() {
+				m.drained = false
+				continue
+			}
+			if flows := b.liveFlows(svc, m); !m.drained && flows != nil && *flows == 0 {
+				m.drained = true
+				b.events.Publish(events.Event{Kind: events.ServerDrained, Service: svc.Name, Server: m.Name})
+			}
+		}
+	}
+}
+
+// liveFlows returns the flows of a member at the last sweep but those that are closing. It returns
+// nil if the service has no flow table, or if they were not counted yet.
+func (b *Balancer) liveFlows(svc *service, m *member) *uint64 {
+	counted, ok := b.plane.FlowCounts.Of(m.slot)
+	if !ok || svc.Persistence != desired.PersistenceTable {
+		return nil
+	}
+	live := counted.Flows.Total() - counted.Flows.Closing + counted.HalfOpen.Total()
+	return &live
+}

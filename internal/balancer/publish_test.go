@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package balancer
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/events"
+	"github.com/segue-lb/segue/internal/probe"
+)
+
+// Events tell when servers and services become unfit and fit again, what a change of the desired
+// state does, and when a drained server has no flow left.
+func TestEvents(t *testing.T) {
+	t.Parallel()
+	config := func() *desired.Balancer {
+		cfg := probedWeb(3)
+		cfg.Services[0].Health = &desired.Health{TCP: &desired.TCPCheck{Port: 80}}
+		return cfg
+	}
+	f := open(t, config())
+	stream := events.NewStream()
+	f.Balancer.PublishTo(stream)
+	last := stream.Last()
+	require := func(when string, want ...string) {
+		t.Helper()
+		stream.Publish(events.Event{Kind: "end"}) // so that After returns
+		list, err := stream.After(t.Context(), last)
+		if err != nil {
+			t.Fatal(err)
+		}
+		last = stream.Last()
+		got := []string{}
+		for _, e := range list[:len(list)-1] {
+			text := fmt.Sprintf("%s %s/%s", e.Kind, e.Service, e.Server)
+			if e.Reason != "" {
+				text += ": " + e.Reason
+			}
+			got = append(got, text)
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("%s: events %q, want %q", when, got, want)
+		}
+	}
+	publish := func() { f.Balancer.publish(f.services.byName["web"]) }
+	publish()
+	require("all are fit")
+	f.find(probe.Silent, "s1")
+	publish()
+	publish()
+	require("one is silent", "server_down web/s1: silent")
+	f.services.setCause("web", "s3", dataplane.Failing, true, "status 500")
+	f.find(probe.Silent, "s2", "s3")
+	publish()
+	require("all are unfit", "server_down web/s2: silent", "server_down web/s3: failing (status 500), silent",
+		"service_down web/")
+	f.find(probe.None, "s2")
+	publish()
+	require("one is fit again", "server_up web/s2", "service_up web/")
+
+	after := config()
+	after.Services[0].Servers[1].Drained = true
+	f.mustApply(after)
+	require("a reload", "changed /", "server_draining web/s2", "service_down web/")
+	f.must(f.Balancer.sweep())
+	f.must(f.Balancer.sweep())
+	require("no flow is left", "server_drained web/s2")
+	f.mustApply(config())
+	require("the end of the drain", "changed /", "server_undrained web/s2", "service_up web/")
+	f.Balancer.publishReload(f.cfg, []desired.Loss{
+		{Service: "web", Server: "s9", Cause: desired.LossRemoved, Flows: new(uint64(3))},
+		{Service: "web", Server: "s8", Cause: desired.LossRemoved, Flows: new(uint64)},
+		{Service: "web", Server: "s7", Cause: desired.LossForgotten, Flows: new(uint64(3))},
+	}, after.ChangesFrom(config()))
+	require("losses", "changed /", "flows_lost web/s9: the server was removed")
+}

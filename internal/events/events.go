@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package events keeps the last events of a running balancer, and delivers them to any number of
+// readers. A slow reader delays nobody: it misses the oldest events, and sees that by their numbers.
+package events
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+// Kind is what has happened.
+type Kind string
+
+// The kinds of events. docs/api.md describes them.
+const (
+	ServerDown      Kind = "server_down"      // unfit for new flows
+	ServerUp        Kind = "server_up"        // fit again
+	ServerDraining  Kind = "server_draining"  // the desired state gives it no new flows any more
+	ServerDrained   Kind = "server_drained"   // and it has no flow left
+	ServerUndrained Kind = "server_undrained" // the desired state gives it new flows again
+	ServiceDown     Kind = "service_down"     // no server is fit for new flows
+	ServiceUp       Kind = "service_up"       // a server is fit again
+	FlowsLost       Kind = "flows_lost"       // a server with flows was removed
+	Changed         Kind = "changed"          // the desired state has changed
+	ReloadRefused   Kind = "reload_refused"   // the files are not valid, or cannot be followed
+)
+
+// Event is something that has happened.
+type Event struct {
+	// ID grows by one with each event of a process. The events of a later process have higher
+	// numbers.
+	ID      uint64    `json:"id" doc:"grows by one with each event; after a restart it begins higher"`
+	Time    time.Time `json:"time"`
+	Kind    Kind      `json:"kind" example:"server_down"`
+	Service string    `json:"service,omitempty"`
+	Server  string    `json:"server,omitempty"`
+	// Reason says why, in plain words. It may be empty.
+	Reason  string   `json:"reason,omitempty"`
+	Flows   *uint64  `json:"flows,omitempty" doc:"the live flows that the server had"`
+	Changes []string `json:"changes,omitempty" doc:"as segue apply prints them"`
+}
+
+// kept is the largest number of events that a stream keeps. Then it forgets a quarter.
+const kept = 4096
+
+// Stream keeps the last events. A nil stream drops them.
+type Stream struct {
+	mu   sync.Mutex
+	last []Event // at most kept
+	next uint64  // the ID of the next event
+	// more is closed by the next event.
+	more chan struct{}
+}
+
+// NewStream returns an empty stream. Its IDs begin with the time in microseconds, so they are higher
+// than those of an earlier process.
+func NewStream() *Stream {
+	return &Stream{next: uint64(time.Now().UnixMicro()), more: make(chan struct{})}
+}
+
+// Publish adds an event, with its ID and time.
+func (s *Stream) Publish(e Event) {
+	if s == nil {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e.ID, e.Time = s.next, time.Now()
+	s.next++
+	if len(s.last) == kept {
+		s.last = s.last[kept/4:] // a reader may still use the memory
+	}
+	s.last = append(s.last, e)
+	close(s.more)
+	s.more = make(chan struct{})
+}
+
+// Last returns the ID of the last event, or that before the first one.
+func (s *Stream) Last() uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.next - 1
+}
+
+// After returns the kept events with higher IDs. If there are none, After waits for one. An ID that
+// the stream has not given yet counts as 0: it is of a process whose clock was ahead. After returns
+// the error of the context if it ends first.
+func (s *Stream) After(ctx context.Context, id uint64) ([]Event, error) {
+	for {
+		events, more := s.after(id)
+		if len(events) > 0 {
+			return events, nil
+		}
+		select {
+		case <-more:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// after returns the kept events with higher IDs, and a channel that the next event closes.
+func (s *Stream) after(id uint64) ([]Event, <-chan struct{}) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	first := s.next - uint64(len(s.last))
+	if id >= s.next {
+		id = 0
+	}
+	skip := 0
+	if id >= first {
+		skip = int(id - first + 1)
+	}
+	return s.last[skip:len(s.last):len(s.last)], s.more
+}

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package events
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+)
+
+// Readers get all events in their order, each from the ID that it names.
+func TestStream(t *testing.T) {
+	s := NewStream()
+	begin := s.Last()
+	const readers, n = 8, 1000
+	var group sync.WaitGroup
+	for range readers {
+		group.Go(func() {
+			for id := begin; id < begin+n; {
+				events, err := s.After(t.Context(), id)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				for _, e := range events {
+					if e.ID != id+1 {
+						t.Errorf("event %d after %d", e.ID, id)
+					}
+					id = e.ID
+				}
+			}
+		})
+	}
+	for range n {
+		s.Publish(Event{Kind: ServerUp})
+	}
+	group.Wait()
+}
+
+// A reader that is too slow gets the events that are kept.
+func TestSlowReader(t *testing.T) {
+	s := NewStream()
+	begin := s.Last()
+	for range 3 * kept {
+		s.Publish(Event{Kind: ServerUp})
+	}
+	events, err := s.After(t.Context(), begin)
+	if err != nil || len(events) > kept || len(events) < kept*3/4 {
+		t.Fatalf("%d events, error %v", len(events), err)
+	}
+	if last := events[len(events)-1].ID; last != s.Last() || last != begin+3*kept {
+		t.Errorf("the last event is %d, want %d", last, begin+3*kept)
+	}
+	// What a reader has got stays as it is.
+	first := events[0]
+	for range kept {
+		s.Publish(Event{Kind: ServerDown})
+	}
+	if events[0].ID != first.ID || events[0].Kind != ServerUp {
+		t.Errorf("%+v has become %+v", first, events[0])
+	}
+}
+
+func TestWaitingReader(t *testing.T) {
+	s := NewStream()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := s.After(ctx, s.Last()); !errors.Is(err, context.Canceled) {
+		t.Errorf("error %v", err)
+	}
+	s.Publish(Event{Kind: ServerUp})
+	// The number is of a process whose clock was ahead.
+	if events, err := s.After(t.Context(), s.Last()+100); err != nil || len(events) != 1 {
+		t.Errorf("%v, error %v", events, err)
+	}
+	var none *Stream
+	none.Publish(Event{})
+}
