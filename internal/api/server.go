@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"os/user"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -155,6 +156,7 @@ func Handler(balancer Balancer) http.Handler {
 		Summary: "List overrides, also those of servers that do not exist",
 	}, b.listOverrides)
 	errorsOfChange := []int{
+		http.StatusBadRequest, http.StatusRequestEntityTooLarge, http.StatusUnsupportedMediaType,
 		http.StatusNotFound, http.StatusConflict, http.StatusPreconditionFailed,
 		http.StatusServiceUnavailable,
 	}
@@ -207,6 +209,16 @@ func (b *balancerAPI) listOverrides(context.Context, *struct{}) (*body[Overrides
 type Terms struct {
 	Version string `header:"If-Match" doc:"the version that must be in force; without it, any"`
 	DryRun  bool   `query:"dry-run" doc:"tell what would change, and change nothing"`
+}
+
+// Resolve refuses "?dry-run" without a value. The library would take it for false, and make the
+// change.
+func (*Terms) Resolve(r huma.Context) []error {
+	url := r.URL()
+	if values, ok := url.Query()["dry-run"]; ok && slices.Contains(values, "") {
+		return []error{&huma.ErrorDetail{Location: "query.dry-run", Message: "must be true or false", Value: ""}}
+	}
+	return nil
 }
 
 type changeRequest struct {

@@ -6,14 +6,16 @@
 package api
 
 import (
+	"github.com/danielgtaylor/huma/v2"
+
 	"github.com/segue-lb/segue/internal/control"
 	"github.com/segue-lb/segue/internal/desired"
 )
 
 // Override changes a service or a server of the configuration file.
 type Override struct {
-	Service string         `json:"service"`
-	Server  string         `json:"server,omitempty" doc:"missing: the override is about the service itself"`
+	Service string         `json:"service" minLength:"1" maxLength:"63" example:"web"`
+	Server  string         `json:"server,omitempty" maxLength:"63" example:"s1" doc:"missing: the override is about the service itself"`
 	Add     desired.Fields `json:"add,omitempty" doc:"the fields of a service or server that the file does not have"`
 	Set     desired.Fields `json:"set,omitempty" doc:"a merge patch (RFC 7396) of the service or server; a service's has no servers"`
 	Remove  bool           `json:"remove,omitempty" doc:"the service or server is removed"`
@@ -29,6 +31,27 @@ type Overrides struct {
 type Edit struct {
 	Override
 	Reset bool `json:"reset,omitempty" doc:"remove the overrides of the service and its servers, or of the server"`
+}
+
+// TransformSchema says that an edit does exactly one thing. A tag cannot say so.
+func (*Edit) TransformSchema(_ huma.Registry, s *huma.Schema) *huma.Schema {
+	one := 1
+	patch := &huma.Schema{Type: huma.TypeObject, MinProperties: &one, AdditionalProperties: true}
+	yes := &huma.Schema{Type: huma.TypeBoolean, Enum: []any{true}}
+	fields := &huma.Schema{Type: huma.TypeObject, AdditionalProperties: true}
+	for _, action := range []struct {
+		name  string
+		value *huma.Schema
+	}{{"add", fields}, {"set", patch}, {"remove", yes}, {"reset", yes}} {
+		does := &huma.Schema{
+			Type: huma.TypeObject, Required: []string{action.name},
+			Properties: map[string]*huma.Schema{action.name: action.value}, AdditionalProperties: true,
+		}
+		action.value.PrecomputeMessages()
+		does.PrecomputeMessages()
+		s.OneOf = append(s.OneOf, does)
+	}
+	return s
 }
 
 // Change is a list of edits that are made together or not at all.
