@@ -9,9 +9,12 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/segue-lb/segue/internal/agent"
+	"github.com/segue-lb/segue/internal/api"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/daemon"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/events"
+	"github.com/segue-lb/segue/internal/field"
 	"github.com/segue-lb/segue/internal/runstate"
 )
 
@@ -54,6 +57,11 @@ func runAgent(ctx context.Context, file string, f *foreground) error {
 		return err
 	}
 	defer metrics.Close()
+	socket, err := api.Listen(cfg.Node.Instance, cfg.API.Group, log)
+	if err != nil {
+		return err
+	}
+	defer socket.Close()
 	a, err := agent.New(cfg, log)
 	if err != nil {
 		return err
@@ -62,21 +70,39 @@ func runAgent(ctx context.Context, file string, f *foreground) error {
 	metrics.MustRegister(a)
 	recorder := runstate.NewRecorder(lock, string(datapath.RoleAgent), file, cfg.Fixed(), log)
 	defer recorder.Close()
-	reload := metrics.TrackReloads(recorder.TrackReloads(func(ctx context.Context) error {
+	stream := events.NewStream()
+	a.PublishTo(stream)
+	reload := tracked(metrics, recorder, stream, log, func(ctx context.Context) (field.Errors, error) {
 		cfg, warnings, err := config.LoadAgent(file)
 		if err != nil {
-			return err
+			return nil, err
 		}
-		if err := a.Reload(ctx, cfg); err != nil {
-			return err
-		}
-		logWarnings(log, warnings)
-		return nil
-	}))
+		return warnings, a.Reload(ctx, cfg)
+	})
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return metrics.Run(ctx) })
 	group.Go(func() error {
-		return daemon.Serve(ctx, a, reload, f.hangups, f.detachCommand("agent", cfg.Node.Instance), log)
+		select { // before, a reload would wait for the agent to run
+		case <-a.Ready():
+			return serveAgentAPI(ctx, socket, cfg.Node.Instance, reload, stream)
+		case <-ctx.Done():
+			return nil
+		}
+	})
+	group.Go(func() error {
+		return daemon.Serve(ctx, a, withoutWarnings(reload), f.hangups, f.detachCommand("agent", cfg.Node.Instance), log)
 	})
 	return group.Wait()
+}
+
+// serveAgentAPI answers requests until the context ends.
+func serveAgentAPI(
+	ctx context.Context, socket *api.Socket, instance string, reload api.Reload, stream *events.Stream,
+) error {
+	view, err := agent.OpenView(instance)
+	if err != nil {
+		return err
+	}
+	defer view.Close()
+	return socket.Run(ctx, api.Agent{Source: view.Snapshot, Reload: reload, Events: stream}.Handler())
 }

@@ -97,14 +97,14 @@ func newReload() *cobra.Command {
 	var instance string
 	cmd := &cobra.Command{
 		Use:   "reload",
-		Short: "Make a running balancer read its configuration file again",
-		Long: `Make a running balancer read its configuration file and its overrides again, as SIGHUP does,
-and wait for the result. The exit code is 1 if the balancer refuses the files. It then keeps
-the running configuration.`,
+		Short: "Make a running balancer or agent read its configuration file again",
+		Long: `Make a running balancer or agent read its configuration file again, as SIGHUP does, and wait
+for the result. A balancer also reads its overrides. The exit code is 1 if the process refuses
+a file. It then keeps the running configuration.`,
 		Example: "  segue reload",
 		Args:    arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			client, err := clientOf(instance)
+			client, err := clientOfAny(instance)
 			if err != nil {
 				return err
 			}

@@ -11,8 +11,10 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/segue-lb/segue/internal/api"
 	"github.com/segue-lb/segue/internal/daemon"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/events"
 	"github.com/segue-lb/segue/internal/field"
 	"github.com/segue-lb/segue/internal/runstate"
 )
@@ -62,5 +64,33 @@ func lockInstance(name string) (*os.File, error) {
 func logWarnings(log *slog.Logger, warnings field.Errors) {
 	for _, warning := range warnings {
 		log.Warn("configuration", "warning", warning)
+	}
+}
+
+// tracked returns a reload whose result is also in the metrics, in the record of the process, and in
+// the log or the events.
+func tracked(
+	metrics *daemon.Metrics, recorder *runstate.Recorder, stream *events.Stream, log *slog.Logger,
+	reload api.Reload,
+) api.Reload {
+	return func(ctx context.Context) (warnings field.Errors, err error) {
+		err = metrics.TrackReloads(recorder.TrackReloads(func(ctx context.Context) error {
+			warnings, err = reload(ctx)
+			return err
+		}))(ctx)
+		if err != nil {
+			stream.Publish(events.Event{Kind: events.ReloadRefused, Reason: err.Error()})
+			return nil, err
+		}
+		logWarnings(log, warnings)
+		return warnings, nil
+	}
+}
+
+// withoutWarnings returns a reload for SIGHUP, whose warnings only the log has.
+func withoutWarnings(reload api.Reload) func(context.Context) error {
+	return func(ctx context.Context) error {
+		_, err := reload(ctx)
+		return err
 	}
 }

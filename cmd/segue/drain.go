@@ -96,6 +96,18 @@ func clientOf(instance string) (*api.Client, error) {
 	return api.NewClient(found.Name), nil
 }
 
+// clientOfAny returns a client of a balancer or an agent on this host.
+func clientOfAny(instance string) (*api.Client, error) {
+	if instance != "" {
+		return api.NewClient(instance), nil
+	}
+	found, err := choose("")
+	if err != nil {
+		return nil, err
+	}
+	return api.NewClient(found.Name), nil
+}
+
 func drain(ctx context.Context, out io.Writer, name string, o *drainOptions) error {
 	client, server, err := o.setDrained(ctx, out, name, true)
 	drained := time.Now()

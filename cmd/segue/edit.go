@@ -31,7 +31,7 @@ func (t *target) addFlags(cmd *cobra.Command) {
 
 func instanceFlag(cmd *cobra.Command, instance *string) {
 	cmd.Flags().StringVarP(instance, "instance", "i", "",
-		"`name` of the balancer (default: the only one in this network namespace)")
+		"`name` of the instance (default: the only one in this network namespace)")
 }
 
 // kind is what a command edits: services, or servers.

@@ -20,13 +20,14 @@ func newEvents() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "events",
-		Short: "Print the events of a balancer as they happen",
-		Long: `Print the events of a balancer as they happen, until Ctrl-C: servers that become unfit for new
-connections or fit again, drains, changes of services and servers, and refused reloads.`,
+		Short: "Print the events of a balancer or an agent as they happen",
+		Long: `Print the events of a balancer or an agent as they happen, until Ctrl-C: servers that become
+unfit for new connections or fit again, drains, changes of services and servers, and refused
+reloads.`,
 		Example: "  segue events\n  segue events --json | jq 'select(.kind == \"server_down\")'",
 		Args:    arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			client, err := clientOf(instance)
+			client, err := clientOfAny(instance)
 			if err != nil {
 				return err
 			}

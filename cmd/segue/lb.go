@@ -18,7 +18,6 @@ import (
 	"github.com/segue-lb/segue/internal/daemon"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/events"
-	"github.com/segue-lb/segue/internal/field"
 	"github.com/segue-lb/segue/internal/nexthop"
 	"github.com/segue-lb/segue/internal/runstate"
 )
@@ -89,18 +88,7 @@ func runLB(ctx context.Context, file string, f *foreground) error {
 	stream := events.NewStream()
 	b.PublishTo(stream)
 	controller.Attach(b, recorder.SetOverrides)
-	reload := func(ctx context.Context) (warnings field.Errors, err error) {
-		tracked := metrics.TrackReloads(recorder.TrackReloads(func(ctx context.Context) error {
-			warnings, err = controller.Reload(ctx)
-			return err
-		}))
-		if err := tracked(ctx); err != nil {
-			stream.Publish(events.Event{Kind: events.ReloadRefused, Reason: err.Error()})
-			return nil, err
-		}
-		logWarnings(log, warnings)
-		return warnings, nil
-	}
+	reload := tracked(metrics, recorder, stream, log, controller.Reload)
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return metrics.Run(ctx) })
 	group.Go(func() error {
@@ -108,17 +96,13 @@ func runLB(ctx context.Context, file string, f *foreground) error {
 		case <-b.Ready():
 			return socket.Run(ctx, api.Balancer{
 				Control: controller, Source: view.Snapshot, Reload: reload, Events: stream,
-			})
+			}.Handler())
 		case <-ctx.Done():
 			return nil
 		}
 	})
 	group.Go(func() error {
-		hangup := func(ctx context.Context) error {
-			_, err := reload(ctx)
-			return err
-		}
-		return daemon.Serve(ctx, b, hangup, f.hangups, f.detachCommand("lb", cfg.Node.Instance), log)
+		return daemon.Serve(ctx, b, withoutWarnings(reload), f.hangups, f.detachCommand("lb", cfg.Node.Instance), log)
 	})
 	return group.Wait()
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/events"
 	"github.com/segue-lb/segue/internal/poll"
 )
 
@@ -36,6 +37,7 @@ type Agent struct {
 	// cookiesLost tells that a balancer asks for cookies, but the host sends no timestamps.
 	cookiesLost bool
 	others      map[string]othersWarned // by service
+	events      *events.Stream
 	reloads     chan reload
 	ready       chan struct{}
 }
@@ -75,6 +77,9 @@ func New(cfg *desired.Agent, log *slog.Logger) (*Agent, error) {
 	}
 	return a, nil
 }
+
+// PublishTo makes the agent publish its events. Call it before Run.
+func (a *Agent) PublishTo(stream *events.Stream) { a.events = stream }
 
 // Close closes the agent's references to the data path. The data path keeps working.
 func (a *Agent) Close() error {
@@ -309,6 +314,9 @@ func (a *Agent) reload(cfg *desired.Agent) error {
 	}
 	changes := cfg.ChangesFrom(a.cfg).WithKeys(!slices.Equal(keys, a.keys))
 	a.log.Info("reloaded", changes.Attributes()...)
+	if len(changes) > 0 {
+		a.events.Publish(events.Event{Kind: events.Changed, Changes: changes.Lines()})
+	}
 	a.cfg, a.keys = cfg, keys
 	if a.polls != nil {
 		a.polls.SetKeys(keys)

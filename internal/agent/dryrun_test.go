@@ -218,7 +218,7 @@ func TestDryRunChangesNothing(t *testing.T) {
 			for range 5 {
 				now := sides[random.IntN(2)][random.IntN(7)]
 				state := []string{"", "wait", "direct", "ending", "closing"}[random.IntN(5)]
-				e := events()[random.IntN(len(events()))]
+				e := handshakeEvents()[random.IntN(len(handshakeEvents()))]
 				randomLoad(t, k, random, now.vip)
 				setFlow(t, k, now.flow, desired.SRv6Encap, state, 5)
 				d := requireNoChange(t, k, e.frame(now.dialogue, desired.SRv6Encap))

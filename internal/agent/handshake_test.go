@@ -93,7 +93,7 @@ type event struct {
 	returns bool
 }
 
-func events() []event {
+func handshakeEvents() []event {
 	all := []event{
 		{"ca", connectAvail, false, packet.SYN, 0, false}, {"ca, last", connectAvail, true, packet.SYN, 0, false},
 		{"cf", connectForce, true, packet.SYN, 0, false}, {"cf, not last", connectForce, false, packet.SYN, 0, false},
@@ -211,7 +211,7 @@ func TestTableIII(t *testing.T) {
 			for _, now := range s.situations(way.client, way.vip) {
 				for _, state := range []string{"", "wait", "direct", "ending", "closing", "closed", "cookie", "cookie, acknowledged"} {
 					s.do(func() error {
-						for _, e := range events() {
+						for _, e := range handshakeEvents() {
 							name := fmt.Sprintf("%s/%s/%s/%s/%s/%s", way.kind, way.side, accept, now.name, state, e.name)
 							seen[tryEvent(t, k, cfg, way.kind, now, state, e, name)]++
 						}
@@ -340,7 +340,7 @@ func TestPapersRows(t *testing.T) {
 			}
 			now := all[row.sockets]
 			setFlow(t, k, now.flow, desired.SRv6Insert, row.state, 0)
-			list := events()
+			list := handshakeEvents()
 			e := list[slices.IndexFunc(list, func(e event) bool { return e.name == row.event })]
 			before := counters(t, k)
 			s.do(func() error {
@@ -377,7 +377,7 @@ func TestRepeatedSYN(t *testing.T) {
 				t.Errorf("after %d s: traced as %s, want %s", age, trace.Answers[0].Outcome, want)
 			}
 			before := counters(t, k)
-			runAgent(t, k, events()[0].frame(dialogue{flow: f}, desired.SRv6Insert))
+			runAgent(t, k, handshakeEvents()[0].frame(dialogue{flow: f}, desired.SRv6Insert))
 			if got := slices.Collect(maps.Keys(changed(before, counters(t, k)))); !slices.Equal(got, []string{want}) {
 				t.Errorf("after %d s: left as %v, want %s", age, got, want)
 			}
@@ -439,7 +439,7 @@ func tryOffer(t *testing.T, k *kernel, key agentServiceKey, want *policy, f flow
 	}
 	setFlow(t, k, f, desired.SRv6Insert, "", 0)
 	before := offers(t, k, f.vip)
-	runAgent(t, k, events()[0].frame(dialogue{flow: f}, desired.SRv6Insert))
+	runAgent(t, k, handshakeEvents()[0].frame(dialogue{flow: f}, desired.SRv6Insert))
 	after, result := offers(t, k, f.vip), want.offer(sockets{listening: true})
 	for name := range after {
 		if got := after[name] - before[name]; (got == 1) != (name == result) {
@@ -565,7 +565,7 @@ func TestStaleLoad(t *testing.T) {
 			}
 			setFlow(t, k, flow{client6, vip6}, desired.SRv6Insert, "", 0)
 			before := offers(t, k, vip6)
-			runAgent(t, k, events()[0].frame(dialogue{flow: flow{client6, vip6}}, desired.SRv6Insert))
+			runAgent(t, k, handshakeEvents()[0].frame(dialogue{flow: flow{client6, vip6}}, desired.SRv6Insert))
 			if after := offers(t, k, vip6); after[c.want] != before[c.want]+1 {
 				t.Errorf("%s: before %v, after %v, want one more %s", name, before, after, c.want)
 			}

@@ -179,7 +179,7 @@ func TestServicesOfSnapshot(t *testing.T) {
 		}
 	}
 	s.connect(flow{client6, vip6}, accepted)
-	sid := events()[1].frame(dialogue{flow: flow{client6, netip.AddrPortFrom(vip6.Addr(), 81)}}, desired.SRv6Encap)
+	sid := handshakeEvents()[1].frame(dialogue{flow: flow{client6, netip.AddrPortFrom(vip6.Addr(), 81)}}, desired.SRv6Encap)
 	s.do(func() error { runAgent(t, k, sid); return nil }) // connect-avail at the last server
 	for _, when := range []int64{now, now - int64(time.Minute)} {
 		report(when)

@@ -102,7 +102,7 @@ func (l *loadTest) offer() string {
 	f := flow{netip.AddrPortFrom(l.from, 1024), l.vip}
 	defer setFlow(l.T, l.k, f, desired.SRv6Encap, "", 0)
 	before := offers(l.T, l.k, l.vip)
-	run(l.T, l.k.objects.XdpAgent, events()[0].frame(dialogue{flow: f}, desired.SRv6Encap))
+	run(l.T, l.k.objects.XdpAgent, handshakeEvents()[0].frame(dialogue{flow: f}, desired.SRv6Encap))
 	for result, n := range offers(l.T, l.k, l.vip) {
 		if n != before[result] {
 			return result

@@ -11,6 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/events"
 )
 
 const (
@@ -64,11 +65,13 @@ func (a *Agent) followVIPs() error {
 	for vip := range absent {
 		if !a.absent[vip] {
 			a.log.Warn("a VIP is not an address of this host: balancers send no new connections", "vip", vip)
+			a.events.Publish(events.Event{Kind: events.VIPMissing, Reason: vip.String()})
 		}
 	}
 	for vip := range a.absent {
 		if !absent[vip] && served[vip] {
 			a.log.Info("a VIP is an address of this host again", "vip", vip)
+			a.events.Publish(events.Event{Kind: events.VIPBack, Reason: vip.String()})
 		}
 	}
 	a.absent = absent

@@ -435,7 +435,7 @@ func TestAcceptQueue(t *testing.T) {
 			if load == nil || int(load.Busy) != waiting || load.Capacity != nil {
 				t.Errorf("%d waiting: traced as %+v", waiting, load)
 			}
-			runAgent(t, k, events()[0].frame(dialogue{flow: f}, desired.SRv6Insert))
+			runAgent(t, k, handshakeEvents()[0].frame(dialogue{flow: f}, desired.SRv6Insert))
 			return nil
 		})
 		if after := offers(t, k, vip6); after[want] != before[want]+1 {

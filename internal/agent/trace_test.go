@@ -95,7 +95,7 @@ func TestTraceAgreesWithDataPath(t *testing.T) {
 			for range 30 {
 				now := sides[random.IntN(2)][random.IntN(7)]
 				state := []string{"", "wait", "direct", "ending", "closing", "closed"}[random.IntN(6)]
-				e := events()[random.IntN(len(events()))]
+				e := handshakeEvents()[random.IntN(len(handshakeEvents()))]
 				if e.returns {
 					continue // no balancer wants the packet of a trace back
 				}

@@ -140,7 +140,7 @@ func TestBalancersAreNamed(t *testing.T) {
 			if err := k.write(newTableContent(cfg, mtu)); err != nil {
 				t.Fatal(err)
 			}
-			for _, e := range events() {
+			for _, e := range handshakeEvents() {
 				setFlow(t, k, way.flow, way.kind, "direct", 0)
 				flow, before := getFlow(t, k, way.flow), counters(t, k)
 				verdict, _ := runAgent(t, k, e.frame(dialogue{flow: way.flow}, way.kind))

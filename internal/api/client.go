@@ -58,7 +58,7 @@ func (c *Client) Apply(ctx context.Context, file []byte, dryRun bool) (changed *
 	return changed, c.send(ctx, http.MethodPut, path, "application/yaml", bytes.NewReader(file), &changed)
 }
 
-// Reload makes the balancer read its files again.
+// Reload makes the process read its files again.
 func (c *Client) Reload(ctx context.Context) (reloaded *Reloaded, err error) {
 	return reloaded, c.call(ctx, http.MethodPost, "/v1/reload", nil, &reloaded)
 }
@@ -102,7 +102,7 @@ func (c *Client) Events(ctx context.Context, each func(events.Event) error) erro
 	case lines.Err() != nil:
 		return fmt.Errorf("instance %q: %w", c.instance, lines.Err())
 	}
-	return fmt.Errorf("the process of the balancer %q has ended", c.instance)
+	return fmt.Errorf("the process of the instance %q has ended", c.instance)
 }
 
 // longestEvent is the size of the longest event, in bytes: a change of 100,000 servers has about 8 MB.
@@ -159,7 +159,7 @@ func explained(problem *huma.ErrorModel) error {
 func (c *Client) explain(err error) error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED):
-		return fmt.Errorf("no process runs the balancer %q on this host", c.instance)
+		return fmt.Errorf("no process runs the instance %q on this host", c.instance)
 	case errors.Is(err, fs.ErrPermission):
 		return fmt.Errorf("%s: not permitted: be root, or a member of the group in api.group",
 			runstate.SocketFile(c.instance))

@@ -70,11 +70,11 @@ func serveEvents(t *testing.T, snapshot *inspect.Snapshot) (*httptest.Server, *e
 	}
 	c.Attach(follower{}, func([]desired.Override) {})
 	stream := events.NewStream()
-	server := httptest.NewServer(Handler(Balancer{
+	server := httptest.NewServer(Balancer{
 		Events:  stream,
 		Control: c, Reload: c.Reload,
 		Source: func() (*inspect.Snapshot, error) { return snapshot, nil },
-	}))
+	}.Handler())
 	t.Cleanup(server.Close)
 	return server, stream
 }
@@ -307,7 +307,7 @@ func TestListenAt(t *testing.T) {
 func TestNoProcess(t *testing.T) {
 	t.Parallel()
 	_, err := NewClient("api-test-none").Services(t.Context())
-	if err == nil || !strings.Contains(err.Error(), `no process runs the balancer "api-test-none"`) {
+	if err == nil || !strings.Contains(err.Error(), `no process runs the instance "api-test-none"`) {
 		t.Errorf("error %v", err)
 	}
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package api is the interface by which programs and the commands of segue change a running
-// balancer and look at it: HTTP with JSON on a Unix socket. The types here define the document in
+// Package api is the interface by which programs and the commands of segue change a running balancer
+// or agent and look at it: HTTP with JSON on a Unix socket. The types here define the document in
 // OpenAPI 3.1 that the socket serves at /openapi.json, and against which requests are checked.
 package api
 
@@ -116,7 +116,6 @@ type Flows struct {
 
 // Reloaded is the answer to a reload.
 type Reloaded struct {
-	Version  string   `json:"version" doc:"of the configuration in force"`
 	Warnings []string `json:"warnings" nullable:"false"`
 }
 

@@ -10,6 +10,7 @@ import (
 // Agent is what `segue agent` has to do.
 type Agent struct {
 	Node     AgentNode      `yaml:"node"`
+	API      API            `yaml:"api,omitempty"`
 	Metrics  Metrics        `yaml:"metrics"`
 	Poll     Poll           `yaml:"poll,omitempty"`
 	Services []AgentService `yaml:"services"`

@@ -80,7 +80,7 @@ type Limits struct {
 	Servers uint32 `yaml:"servers" range:"1 to 65535"`
 }
 
-// API configures the socket by which operators change a running balancer.
+// API configures the socket by which operators change a running balancer or agent.
 type API struct {
 	// Group is the name of the group that may use the socket, beside root. A change needs a restart.
 	Group string `yaml:"group,omitempty"`

@@ -24,6 +24,7 @@ func (r *rules) checkAgent(a *Agent) {
 	r.checkHost(a.Node.Instance, a.Node.Interface, a.Node.Locator, a.Node.Addresses)
 	r.checkBalancers(a.Node.Balancers, a.Services)
 	r.checkSignalKey(a.Node.SignalKey)
+	r.checkAPI(&a.API)
 	r.checkListen("metrics.listen", a.Metrics.Listen)
 	r.checkListen("poll.listen", a.Poll.Listen)
 	if a.Poll.Listen != "" && a.Node.SignalKey == "" {

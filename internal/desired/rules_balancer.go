@@ -47,6 +47,12 @@ func (b *Balancer) Validate() field.Errors {
 // groupName is what the commands of Debian accept for the name of a group, and capital letters.
 var groupName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_.-]{0,31}$`)
 
+func (r *rules) checkAPI(a *API) {
+	if a.Group != "" && !groupName.MatchString(a.Group) {
+		r.failf("api.group", "must be the name of a group: letters, digits, -, _ and dots")
+	}
+}
+
 func (r *rules) checkBalancer(b *Balancer) {
 	r.checkHost(b.Node.Instance, b.Node.Interface, b.Node.Locator, b.Node.Addresses)
 	r.checkTunnelSources(b.Node.Addresses)
@@ -56,9 +62,7 @@ func (r *rules) checkBalancer(b *Balancer) {
 	if b.Node.State != "" && !filepath.IsAbs(b.Node.State) {
 		r.failf("node.state", "must be absolute")
 	}
-	if group := b.API.Group; group != "" && !groupName.MatchString(group) {
-		r.failf("api.group", "must be the name of a group: letters, digits, -, _ and dots")
-	}
+	r.checkAPI(&b.API)
 	r.checkListen("metrics.listen", b.Metrics.Listen)
 
 	if n := len(b.Services); n > MaxServices {

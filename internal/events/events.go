@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package events keeps the last events of a running balancer, and delivers them to any number of
+// Package events keeps the last events of a running balancer or agent, and delivers them to any number of
 // readers. A slow reader delays nobody: it misses the oldest events, and sees that by their numbers.
 package events
 
@@ -23,6 +23,8 @@ const (
 	ServiceDown     Kind = "service_down"     // no server is fit for new flows
 	ServiceUp       Kind = "service_up"       // a server is fit again
 	FlowsLost       Kind = "flows_lost"       // a server with flows was removed
+	VIPMissing      Kind = "vip_missing"      // a VIP is not an address of the agent's host
+	VIPBack         Kind = "vip_back"         // and is one again
 	Changed         Kind = "changed"          // the desired state has changed
 	ReloadRefused   Kind = "reload_refused"   // the files are not valid, or cannot be followed
 )

@@ -13,6 +13,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/lab"
+	"github.com/segue-lb/segue/internal/runstate"
 )
 
 // TestDrain drains a server that has a connection, on all balancers. No new connection goes there.
@@ -133,6 +134,15 @@ func TestServerCommands(t *testing.T) {
 			}
 			return nil
 		})
+	}
+	// Agents have the same socket.
+	if out := command(t, l, "s2", segue, "reload"); out != "" {
+		t.Errorf("segue reload on a server: %s", out)
+	}
+	out := command(t, l, "s2", "curl", "-sS", "--unix-socket",
+		runstate.SocketFile(l.Node("s2").Instance()), "http://agent/v1/services")
+	if !strings.Contains(out, `"name":"`+s.Name+`"`) {
+		t.Errorf("services of an agent: %s", out)
 	}
 	must(t, watch.Process.Signal(os.Interrupt))
 	must(t, watch.Wait())
