@@ -9,6 +9,7 @@
  */
 #include <linux/pkt_cls.h>
 
+#include "check.h"
 #include "decision.h"
 #include "domain.h"
 #include "forward.h"
@@ -220,6 +221,13 @@ int tc_return(struct __sk_buff *skb)
 	if (!is_marked_own(skb))
 		return TC_ACT_UNSPEC;
 	return bpf_redirect_neigh(host_client_interface, NULL, 0, 0);
+}
+
+/* Encapsulates the packets of health checks at the egress of the interface towards the servers. */
+SEC("tc")
+int tc_check(struct __sk_buff *skb)
+{
+	return skb->mark >> 16 == CHECK_MARK ? send_check(skb) : TC_ACT_UNSPEC;
 }
 
 /* Tells user space the time of the flow table's clock, which only programs can read. */

@@ -14,6 +14,7 @@ import (
 	"github.com/segue-lb/segue/internal/api"
 	"github.com/segue-lb/segue/internal/balancer"
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
+	"github.com/segue-lb/segue/internal/checkpath"
 	"github.com/segue-lb/segue/internal/control"
 	"github.com/segue-lb/segue/internal/daemon"
 	"github.com/segue-lb/segue/internal/datapath"
@@ -107,9 +108,15 @@ func runLB(ctx context.Context, file string, f *foreground) error {
 	return group.Wait()
 }
 
-// detachLB also releases the neighbour entries that a killed process left managed.
+// detachLB also releases the neighbour entries that a killed process left managed, and removes the
+// routes of its health checks.
 func detachLB(instance string) error {
-	return errors.Join(dataplane.Detach(instance), nexthop.GiveBack())
+	attachments, _ := datapath.ReadAttachments(instance) // newDetach reports the error
+	errs := []error{dataplane.Detach(instance), nexthop.GiveBack()}
+	for _, a := range attachments {
+		errs = append(errs, checkpath.Remove(dataplane.CheckMark, a.Ifindex))
+	}
+	return errors.Join(errs...)
 }
 
 // newDetach returns the command that removes the data path of an instance.

@@ -19,6 +19,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/balancer/inspect"
+	"github.com/segue-lb/segue/internal/checkpath"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
@@ -66,6 +67,7 @@ type Balancer struct {
 	problems    map[netip.Addr]string // why a target has no next hop
 	resolver    *nexthop.Resolver
 	checker     *health.Checker
+	path        *checkpath.Path // of checks
 	prober      *probe.Prober
 	wire        *dataplane.Wire // the prober's access to the data path
 	calls       chan call
@@ -102,13 +104,15 @@ func newBalancer(cfg *desired.Balancer, clock *dataplane.FlowClock, log *slog.Lo
 		return nil, err
 	}
 	w := dataplane.NewWire(plane)
+	path := checkpath.New(dataplane.CheckMark, dataplane.CheckMarkMask)
 	b := &Balancer{
 		log:       log,
 		cfg:       cfg,
 		plane:     plane,
 		own:       make([]nexthop.Link, len(plane.Sides)),
 		resolver:  nexthop.New(cfg.Node.Interfaces(), log),
-		checker:   health.New(log),
+		checker:   health.New(path, log),
+		path:      path,
 		inference: newInference(plane, log),
 		prober:    probe.New(w, uint16(dataplane.ProtocolVersion), log),
 		wire:      w,
@@ -127,7 +131,7 @@ func newBalancer(cfg *desired.Balancer, clock *dataplane.FlowClock, log *slog.Lo
 // Close closes the data path. A data path that was attached keeps working. A data path that was
 // never attached is removed.
 func (b *Balancer) Close() error {
-	err := errors.Join(b.inference.poller.Close(), b.plane.Close())
+	err := errors.Join(b.path.Close(), b.inference.poller.Close(), b.plane.Close())
 	if !b.attached {
 		err = errors.Join(err, b.plane.Undo())
 	}
@@ -209,7 +213,7 @@ func (b *Balancer) control(ctx context.Context) error {
 	defer admit.Stop()
 	defer journal.Stop()
 
-	b.checker.SetTargets(ctx, b.services.healthTargets(b.cfg.Services))
+	b.setChecks(ctx)
 	b.prober.SetTargets(ctx, b.services.probeTargets())
 	for {
 		if len(b.stale) > 0 {
@@ -305,7 +309,7 @@ func (b *Balancer) follow(update nexthop.Update) error {
 // addresses to the programs. It returns an error if an interface was removed or created again: the
 // new interface has no program, and only another start attaches one.
 func (b *Balancer) followInterfaces(now []nexthop.Link) error {
-	changed := false
+	changed, egress := false, b.own[len(b.own)-1]
 	for i, name := range b.cfg.Node.Interfaces() {
 		before := b.own[i]
 		if b.attached && now[i].Index != before.Index {
@@ -317,6 +321,9 @@ func (b *Balancer) followInterfaces(now []nexthop.Link) error {
 		}
 	}
 	b.own = now
+	if b.attached && egress != now[len(now)-1] {
+		b.leadChecks()
+	}
 	if changed {
 		return b.setHost()
 	}
@@ -368,8 +375,26 @@ func (b *Balancer) reload(ctx context.Context, cfg *desired.Balancer) error {
 // setTargets passes the servers of the configuration to the resolver, the checker and the prober.
 func (b *Balancer) setTargets(ctx context.Context) {
 	b.resolver.SetTargets(ctx, targetsOf(b.cfg))
-	b.checker.SetTargets(ctx, b.services.healthTargets(b.cfg.Services))
+	b.setChecks(ctx)
 	b.prober.SetTargets(ctx, b.services.probeTargets())
+}
+
+// setChecks passes the servers with health checks to the checker, the data path and the host.
+func (b *Balancer) setChecks(ctx context.Context) {
+	targets, onPath := b.services.healthTargets(b.cfg.Services)
+	b.plane.Checks.Replace(onPath)
+	b.leadChecks()
+	b.checker.SetTargets(ctx, targets)
+}
+
+// leadChecks says through which interface checks leave, and which addresses cannot be sources.
+func (b *Balancer) leadChecks() {
+	vips := make([]netip.Addr, len(b.cfg.Services))
+	for i, svc := range b.cfg.Services {
+		vips[i] = svc.VIP
+	}
+	by := b.own[len(b.own)-1] // towards the servers
+	b.path.Set(checkpath.Interface{Name: by.Name, Index: by.Index, MTU: by.MTU}, vips, b.cfg.Node.Addresses)
 }
 
 // admit chooses the servers that get new flows for all stale services.

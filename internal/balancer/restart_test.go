@@ -143,7 +143,8 @@ func TestRestartRemembersHealth(t *testing.T) {
 			t.Fatalf("a new flow goes to %s", got)
 		}
 	}
-	for _, target := range f.services.healthTargets(cfg.Services) {
+	targets, _ := f.services.healthTargets(cfg.Services)
+	for _, target := range targets {
 		if target.Failing != (target.Server == "s1") {
 			t.Errorf("%s is checked as failing: %v", target.Server, target.Failing)
 		}

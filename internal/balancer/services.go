@@ -111,14 +111,23 @@ func (s *services) setHealth(result health.Result) *service {
 	return s.setCause(result.Service, result.Server, dataplane.Failing, !result.Healthy, result.Reason)
 }
 
-// healthTargets lists the servers to check, each with its present result.
-func (s *services) healthTargets(services []desired.Service) []health.Target {
-	targets := health.Targets(services)
+// healthTargets lists the servers to check, each with its present result. It also returns those
+// whose checks take the path of clients' packets, by slot.
+func (s *services) healthTargets(
+	services []desired.Service,
+) ([]health.Target, map[uint32]dataplane.Check) {
+	targets, onPath := health.Targets(services), map[uint32]dataplane.Check{}
 	for i := range targets {
 		t := &targets[i]
-		t.Failing = s.byName[t.Service].member(t.Server).causes.Has(dataplane.Failing)
+		svc := s.byName[t.Service]
+		m := svc.member(t.Server)
+		t.Failing = m.causes.Has(dataplane.Failing)
+		if t.OnPath {
+			t.Mark = dataplane.MarkOf(m.slot)
+			onPath[m.slot] = dataplane.Check{VIP: svc.VIP, Encapsulation: svc.Encapsulation}
+		}
 	}
-	return targets
+	return targets, onPath
 }
 
 // members lists the members of all services.

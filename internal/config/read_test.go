@@ -53,6 +53,7 @@ services:
 	if err != nil {
 		t.Fatal(err)
 	}
+	jitters := []time.Duration{100 * time.Millisecond, 500 * time.Millisecond}
 	want := &desired.Balancer{
 		Node: desired.BalancerNode{
 			Instance:  "lb",
@@ -71,8 +72,9 @@ services:
 				New: time.Minute, Established: time.Hour, Closing: time.Minute, Silent: 10 * time.Second,
 			},
 			Health: &desired.Health{
-				HTTP:     &desired.HTTPCheck{Path: "/", Port: 443},
-				Interval: time.Second, Timeout: time.Second, Rise: 2, Fall: 3,
+				Via:      desired.ViaPackets,
+				HTTP:     &desired.HTTPCheck{Path: "/", Port: 443, Status: "200-399"},
+				Interval: time.Second, Jitter: &jitters[0], Timeout: time.Second, Rise: 2, Fall: 3,
 			},
 			Probe: &yes,
 			Servers: []desired.Server{{
@@ -87,8 +89,9 @@ services:
 				Silent: 10 * time.Second,
 			},
 			Health: &desired.Health{
+				Via:      desired.ViaPackets,
 				TCP:      &desired.TCPCheck{Port: 53},
-				Interval: 5 * time.Second, Timeout: 5 * time.Second, Rise: 2, Fall: 3,
+				Interval: 5 * time.Second, Jitter: &jitters[1], Timeout: 5 * time.Second, Rise: 2, Fall: 3,
 			},
 			Probe: &no,
 			Servers: []desired.Server{{
@@ -275,7 +278,7 @@ services:
     health:
       tcp:
     servers: [{name: s1, locator: "fd00:5:0:1::/64", host: "2001:db8:0:5::1"}]
-`, "line 8: services[0].health: must have exactly one of http and tcp; tcp: {} uses the defaults"},
+`, "line 8: services[0].health: must have exactly one of http, https, tcp and udp; tcp: {} uses the defaults"},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {

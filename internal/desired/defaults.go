@@ -153,17 +153,31 @@ func (given Given) defaultTimeouts(t *Timeouts, path string, s *Service) {
 
 // defaultHealth leaves the port of a check 0 if the service is for all ports.
 func (given Given) defaultHealth(h *Health, path string, port Port) {
+	setDefault(given, field.Child(path, "via"), &h.Via, ViaPackets)
 	setDefault(given, field.Child(path, "interval"), &h.Interval, time.Second)
+	jitter := h.Interval / 10
+	setDefault(given, field.Child(path, "jitter"), &h.Jitter, &jitter)
 	setDefault(given, field.Child(path, "timeout"), &h.Timeout, h.Interval)
 	setDefault(given, field.Child(path, "rise"), &h.Rise, 2)
 	setDefault(given, field.Child(path, "fall"), &h.Fall, 3)
-	if h.HTTP != nil {
-		setDefault(given, field.Child(path, "http.path"), &h.HTTP.Path, "/")
-		setDefault(given, field.Child(path, "http.port"), &h.HTTP.Port, port.Number())
-	}
+	given.defaultHTTP(h.HTTP, field.Child(path, "http"), port)
+	given.defaultHTTP(h.HTTPS, field.Child(path, "https"), port)
 	if h.TCP != nil {
 		setDefault(given, field.Child(path, "tcp.port"), &h.TCP.Port, port.Number())
 	}
+	if h.UDP != nil {
+		setDefault(given, field.Child(path, "udp.port"), &h.UDP.Port, port.Number())
+	}
+}
+
+// defaultHTTP sets the fields of an HTTP or HTTPS check, or nothing if there is none.
+func (given Given) defaultHTTP(h *HTTPCheck, path string, port Port) {
+	if h == nil {
+		return
+	}
+	setDefault(given, field.Child(path, "path"), &h.Path, "/")
+	setDefault(given, field.Child(path, "port"), &h.Port, port.Number())
+	setDefault(given, field.Child(path, "status"), &h.Status, DefaultStatus)
 }
 
 func (given Given) defaultServer(s *Server, path string) {

@@ -5,7 +5,6 @@ package desired
 import (
 	"fmt"
 	"net/netip"
-	"net/url"
 	"path/filepath"
 	"reflect"
 	"regexp"
@@ -249,44 +248,6 @@ func (r *rules) checkProbe(path string, s *Service, node *BalancerNode) {
 	}
 }
 
-func (r *rules) checkHealth(path string, s *Service) {
-	h := s.Health
-	if (h.HTTP == nil) == (h.TCP == nil) {
-		r.failf(path, "must have exactly one of http and tcp; tcp: {} uses the defaults")
-	}
-	if h.Rise == 0 {
-		r.failf(field.Child(path, "rise"), "required")
-	}
-	if h.Fall == 0 {
-		r.failf(field.Child(path, "fall"), "required")
-	}
-	if h.HTTP != nil {
-		at := field.Child(path, "http")
-		if _, err := url.ParseRequestURI(h.HTTP.Path); err != nil || h.HTTP.Path[0] != '/' {
-			r.failf(field.Child(at, "path"), "must be a URL path that begins with /")
-		}
-		r.checkHealthPort(field.Child(at, "port"), h.HTTP.Port, s.Port)
-	}
-	if h.TCP != nil {
-		r.checkHealthPort(field.Child(field.Child(path, "tcp"), "port"), h.TCP.Port, s.Port)
-	}
-	if h.Interval < 100*time.Millisecond {
-		r.failf(field.Child(path, "interval"), "must be at least 100ms")
-	} else {
-		checkRange(r, field.Child(path, "timeout"), h.Timeout, time.Millisecond, h.Interval)
-	}
-}
-
-func (r *rules) checkHealthPort(path string, port uint16, service Port) {
-	switch {
-	case port != 0 || service == 0:
-	case service == AllPorts:
-		r.failf(path, "required, because the service's port is all")
-	default:
-		r.failf(path, "required")
-	}
-}
-
 // checkServers checks the servers of a service, apart from conflicts with other services.
 func (r *rules) checkServers(path string, s *Service, own netip.Prefix) {
 	names := make(map[string]string)
@@ -313,8 +274,8 @@ func (r *rules) checkServers(path string, s *Service, own netip.Prefix) {
 
 		if server.hasOwnHost() {
 			r.checkCheckedHost(field.Child(at, "host"), server.Host)
-		} else if s.Health != nil && s.Encapsulation.IsSRv6() {
-			r.failf(field.Child(at, "host"), "required by the health checks of a service whose encapsulation is %s", s.Encapsulation)
+		} else if s.Health != nil && s.Health.Via == ViaHost && s.Encapsulation.IsSRv6() {
+			r.failf(field.Child(at, "host"), "required by health checks via %s of a service whose encapsulation is %s", ViaHost, s.Encapsulation)
 		} else if s.Placement.Polls() && s.Encapsulation.IsSRv6() {
 			r.failf(field.Child(at, "host"), "required by placement %s: the agent is polled at this address", s.Placement)
 		}

@@ -187,32 +187,6 @@ type Timeouts struct {
 	Silent time.Duration `yaml:"silent"`
 }
 
-// Health is an active check of every server of a service. Exactly one of HTTP
-// and TCP is set.
-type Health struct {
-	HTTP     *HTTPCheck    `yaml:"http,omitempty"`
-	TCP      *TCPCheck     `yaml:"tcp,omitempty"`
-	Interval time.Duration `yaml:"interval,omitempty"` // at least 100ms; default 1s
-	Timeout  time.Duration `yaml:"timeout,omitempty"`  // 1ms to the interval; default the interval
-	// Fall failures in a row exclude a server, and Rise successes in a row end that: 1 to 1000
-	// each.
-	Rise int `yaml:"rise,omitempty" range:"1 to 1000"` // default 2
-	Fall int `yaml:"fall,omitempty" range:"1 to 1000"` // default 3
-}
-
-// HTTPCheck succeeds if the answer has a status from 200 to 399.
-type HTTPCheck struct {
-	Path string `yaml:"path,omitempty"` // default "/"
-	// Port is the service's port by default, and required if that is all.
-	Port uint16 `yaml:"port,omitempty" range:"1 to 65535"`
-}
-
-// TCPCheck succeeds when a connection opens.
-type TCPCheck struct {
-	// Port is the service's port by default, and required if that is all.
-	Port uint16 `yaml:"port,omitempty" range:"1 to 65535"`
-}
-
 // Server is a host that runs the application of a service.
 type Server struct {
 	Name string `yaml:"name"`
@@ -220,9 +194,9 @@ type Server struct {
 	Locator netip.Prefix `yaml:"locator"`
 	// Address is the tunnel's far end. gre and ipip only.
 	Address netip.Addr `yaml:"address"`
-	// Host is the address to which health checks connect. The default is Address. A
-	// server of an SRv6 encapsulation has no Address, so Host is required there if
-	// the service has health checks.
+	// Host is the address to which health checks via host connect, and at which the agent is
+	// polled. The default is Address. A server of an SRv6 encapsulation has no Address, so Host is
+	// required there if the service has such checks or polls.
 	Host netip.Addr `yaml:"host"`
 	// QUICID is the server ID in the connection IDs of the server, in hexadecimal. It is for
 	// persistence quic only.
@@ -238,7 +212,7 @@ type Server struct {
 	Drained bool `yaml:"drained,omitempty"`
 }
 
-// hasOwnHost tells whether the health checks connect to another address than Address.
+// hasOwnHost tells whether Host is another address than Address.
 func (s *Server) hasOwnHost() bool { return s.Host.IsValid() && s.Host != s.Address }
 
 // FindsByColumn tells whether packets find the server of a flow by its column, that is by its place

@@ -28,6 +28,7 @@ type board struct {
 	start   func(*watch)
 	watches map[name]*watch
 	untold  map[name]*watch
+	wanted  int // how many targets there are when all are started
 }
 
 func newBoard(start func(*watch)) *board {
@@ -41,6 +42,7 @@ func (b *board) replace(targets []Target) {
 	for _, t := range targets {
 		wanted[name{t.Service, t.Server}] = t
 	}
+	b.wanted = len(wanted)
 	for n, w := range b.watches {
 		if _, ok := wanted[n]; !ok {
 			w.stop()

@@ -4,7 +4,9 @@ package health
 
 import (
 	"bufio"
+	"bytes"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -13,9 +15,15 @@ import (
 	"net/netip"
 	"net/url"
 	"os"
+	"slices"
+	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/checkpath"
+	"github.com/segue-lb/segue/internal/desired"
 )
 
 // userAgent is the User-Agent header of HTTP checks.
@@ -28,17 +36,23 @@ const maxHeader = 64 << 10
 // the server.
 var errUntried = errors.New("not tried")
 
-// attempt checks a target once. Its error is the reason in plain words. Ignore errors after the
+// Path is the way of checks on the path of clients' packets (package checkpath).
+type Path interface {
+	// Socket returns what a socket to a VIP needs, or why the host cannot check the VIP.
+	Socket(vip netip.Addr) (checkpath.Socket, error)
+}
+
+// tryOnce checks a target once. Its error is the reason in plain words. Ignore errors after the
 // end of the context.
-func attempt(ctx context.Context, t Target) error {
+func (c *Checker) tryOnce(ctx context.Context, t *Target) error {
 	ctx, cancel := context.WithTimeout(ctx, t.Timeout)
 	defer cancel()
-	err := connect(ctx, t)
+	err := c.connect(ctx, t)
 	var errno unix.Errno
 	switch {
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
 		return fmt.Errorf("timeout after %v", t.Timeout)
-	case errors.As(err, &errno) && isOwn(errno):
+	case errors.As(err, &errno) && (isOwn(errno) || t.OnPath && isOwnOnPath(errno)):
 		return fmt.Errorf("%w: %w", errUntried, errno)
 	case errors.As(err, &errno):
 		return errno // without Go's "dial tcp …: connect:"
@@ -56,28 +70,138 @@ func isOwn(errno unix.Errno) bool {
 	return false
 }
 
+// isOwnOnPath tells whether an error of a check on the path of clients' packets comes from this
+// host. The packets of such a check need no route and no neighbour.
+func isOwnOnPath(errno unix.Errno) bool {
+	switch errno {
+	case unix.ENETUNREACH, unix.ENODEV, unix.EPERM, unix.EACCES, unix.EINVAL:
+		return true
+	}
+	return false
+}
+
+// dialer returns a dialer of connections to the target.
+func (c *Checker) dialer(t *Target) (*net.Dialer, error) {
+	dialer := &net.Dialer{KeepAlive: -1}
+	if !t.OnPath {
+		return dialer, nil
+	}
+	socket, err := c.path.Socket(t.Address.Addr())
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", errUntried, err)
+	}
+	local := netip.AddrPortFrom(socket.Source, 0)
+	dialer.LocalAddr = net.TCPAddrFromAddrPort(local)
+	if t.Kind == UDP {
+		dialer.LocalAddr = net.UDPAddrFromAddrPort(local)
+	}
+	mark := t.Mark
+	dialer.Control = func(_, _ string, raw syscall.RawConn) (err error) {
+		controlErr := raw.Control(func(fd uintptr) { err = prepare(int(fd), mark, socket.Device) })
+		return errors.Join(controlErr, err)
+	}
+	return dialer, nil
+}
+
+// prepare makes a socket send on the path of clients' packets. The source port is chosen with the
+// destination, so that checks of several VIPs can use the same port.
+func prepare(fd int, mark uint32, device string) error {
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, int(mark)); err != nil {
+		return err
+	}
+	if err := unix.BindToDevice(fd, device); err != nil {
+		return err
+	}
+	return unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1)
+}
+
 // connect opens a new connection for each check, because the check also tests that the server
 // accepts connections.
-func connect(ctx context.Context, t Target) error {
-	dialer := net.Dialer{KeepAlive: -1}
-	conn, err := dialer.DialTCP(ctx, "tcp", netip.AddrPort{}, t.Address)
+func (c *Checker) connect(ctx context.Context, t *Target) error {
+	dialer, err := c.dialer(t)
+	if err != nil {
+		return err
+	}
+	if t.Kind == UDP {
+		return ask(ctx, dialer, t)
+	}
+	dialed, err := dialer.DialContext(ctx, "tcp", t.Address.String())
+	if err != nil {
+		return err
+	}
+	conn := dialed.(*net.TCPConn)
+	defer conn.Close()
+	// A reset leaves no connection in TIME-WAIT on either side. The ports would not suffice.
+	if err := conn.SetLinger(0); err != nil || t.Kind == TCP {
+		return err
+	}
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	if t.Kind == HTTP {
+		return exchange(conn, t)
+	}
+	secure := tls.Client(conn, tlsConfig(t))
+	if err := secure.HandshakeContext(ctx); err != nil {
+		return tlsReason(err)
+	}
+	return exchange(secure, t)
+}
+
+// tlsConfig returns the configuration of an HTTPS check. It offers only curves with short keys, so
+// that the first message fits into one packet.
+func tlsConfig(t *Target) *tls.Config {
+	name := t.Host
+	if host, _, err := net.SplitHostPort(name); err == nil {
+		name = host
+	}
+	return &tls.Config{
+		ServerName: strings.Trim(name, "[]"), InsecureSkipVerify: !t.Verify, //nolint:gosec // as configured
+		CurvePreferences: []tls.CurveID{tls.X25519, tls.CurveP256},
+		NextProtos:       []string{"http/1.1"}, MinVersion: tls.VersionTLS12,
+	}
+}
+
+// tlsReason returns an error of a handshake without the text of the server.
+func tlsReason(err error) error {
+	var network *net.OpError
+	var certificate *tls.CertificateVerificationError
+	switch {
+	case errors.As(err, &network), errors.Is(err, context.DeadlineExceeded),
+		errors.Is(err, os.ErrDeadlineExceeded):
+		return err
+	case errors.As(err, &certificate):
+		return fmt.Errorf("certificate: %w", certificate.Err)
+	}
+	return errors.New("the TLS handshake failed")
+}
+
+// ask sends the datagram of a UDP check, and waits for the answer.
+func ask(ctx context.Context, dialer *net.Dialer, t *Target) error {
+	conn, err := dialer.DialContext(ctx, "udp", t.Address.String())
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	if t.Path == "" {
-		// A reset leaves no connection in TIME-WAIT on either side.
-		return conn.SetLinger(0)
-	}
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
-	return exchange(conn, t)
+	if _, err := io.WriteString(conn, t.Request); err != nil {
+		return err
+	}
+	answer := make([]byte, 64<<10)
+	n, err := conn.Read(answer)
+	if err != nil {
+		return err
+	}
+	if !bytes.Contains(answer[:n], []byte(t.Answer)) {
+		return errors.New("another answer")
+	}
+	return nil
 }
 
-// exchange requests the target's path and checks the status of the response. It
+// exchange requests the target's path and checks the response. It
 // does not use http.Client, which would reuse connections, follow redirects, obey
 // proxies, and leave goroutines behind.
-func exchange(conn net.Conn, t Target) error {
+func exchange(conn net.Conn, t *Target) error {
 	path, err := url.ParseRequestURI(t.Path)
 	if err != nil {
 		return err
@@ -92,39 +216,63 @@ func exchange(conn net.Conn, t Target) error {
 	if err := request.Write(conn); err != nil {
 		return err
 	}
-	status, err := readStatus(conn, request)
+	limited := &io.LimitedReader{R: conn, N: maxHeader}
+	response, err := readResponse(limited, request)
 	if err != nil {
 		return err
 	}
-	if status < 200 || status > 399 {
-		return fmt.Errorf("status %d", status)
+	if !isSuccess(response.StatusCode, t.Status) {
+		return fmt.Errorf("status %d", response.StatusCode)
 	}
-	return nil
+	if t.Body == "" {
+		return nil // closing the connection ends the body
+	}
+	limited.N = maxHeader + desired.MaxCheckedBody
+	return searchBody(response.Body, t.Body)
 }
 
-// readStatus reads up to the end of the response's header. It skips interim
+// isSuccess tells whether a status is in a list of statuses.
+func isSuccess(status int, list string) bool {
+	ranges, _ := desired.ParseStatus(list)
+	return slices.ContainsFunc(ranges, func(r desired.StatusRange) bool {
+		return status >= r.First && status <= r.Last
+	})
+}
+
+// searchBody looks for a text in the first MaxCheckedBody bytes of a body.
+func searchBody(body io.Reader, text string) error {
+	read, err := io.ReadAll(io.LimitReader(body, desired.MaxCheckedBody))
+	if bytes.Contains(read, []byte(text)) {
+		return nil
+	}
+	var network *net.OpError
+	if errors.As(err, &network) {
+		return err
+	}
+	return fmt.Errorf("the first %d bytes of the body do not contain the text", len(read))
+}
+
+// readResponse reads up to the end of the response's header. It skips interim
 // responses (RFC 9110 section 15.2).
-func readStatus(conn net.Conn, request *http.Request) (int, error) {
-	limited := &io.LimitedReader{R: conn, N: maxHeader}
+func readResponse(limited *io.LimitedReader, request *http.Request) (*http.Response, error) {
 	reader := bufio.NewReader(limited)
 	for {
 		response, err := http.ReadResponse(reader, request)
 		var network *net.OpError
 		switch {
 		case err == nil:
-			// The body stays unread; closing the connection ends it.
 		case errors.As(err, &network):
-			return 0, err
+			return nil, err
 		case limited.N == 0:
-			return 0, fmt.Errorf("response header longer than %d bytes", maxHeader)
+			return nil, fmt.Errorf("response header longer than %d bytes", maxHeader)
 		case errors.Is(err, io.ErrUnexpectedEOF):
-			return 0, errors.New("connection closed before the end of a response header")
+			return nil, errors.New("connection closed before the end of a response header")
 		default: // the library's error would quote the server's text, of any length
-			return 0, errors.New("not an HTTP response")
+			return nil, errors.New("not an HTTP response")
 		}
 		status := response.StatusCode
 		if status < 100 || status > 199 || status == http.StatusSwitchingProtocols {
-			return status, nil
+			return response, nil
 		}
 	}
 }

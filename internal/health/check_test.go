@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -16,6 +17,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/desired"
 )
 
 const (
@@ -29,15 +32,20 @@ func httpTarget(address net.Addr) Target {
 	return Target{
 		Service: "web", Server: "s1",
 		Address: address.(*net.TCPAddr).AddrPort(),
-		Path:    "/healthz", Host: "vip.test",
+		Kind:    HTTP, Path: "/healthz", Host: "vip.test", Status: desired.DefaultStatus,
 		Interval: 5 * time.Millisecond, Timeout: ample, Rise: 1, Fall: 1,
 	}
 }
 
 func tcpTarget(address net.Addr) Target {
 	t := httpTarget(address)
-	t.Path, t.Host = "", ""
+	t.Kind = TCP
 	return t
+}
+
+// attempt checks a target once.
+func attempt(ctx context.Context, t Target) error {
+	return New(nil, slog.New(slog.DiscardHandler)).tryOnce(ctx, &t)
 }
 
 func listen(t *testing.T, address string) net.Listener {
@@ -324,23 +332,24 @@ func TestCancelledCheck(t *testing.T) {
 	if <-ended == nil {
 		t.Error("a cancelled check succeeded")
 	}
-	if _, err := conn.Read(make([]byte, 1)); err != io.EOF {
-		t.Errorf("the server's end: %v, want EOF", err)
+	if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, unix.ECONNRESET) {
+		t.Errorf("the server's end: %v, want a reset", err)
 	}
 }
 
 func TestHostHeader(t *testing.T) {
 	for _, test := range []struct {
-		vip  string
-		port uint16
-		want string
+		vip         string
+		port, usual uint16
+		want        string
 	}{
-		{"192.0.2.80", 80, "192.0.2.80"},
-		{"192.0.2.80", 8080, "192.0.2.80:8080"},
-		{"2001:db8::80", 80, "[2001:db8::80]"},
-		{"2001:db8::80", 443, "[2001:db8::80]:443"},
+		{"192.0.2.80", 80, 80, "192.0.2.80"},
+		{"192.0.2.80", 8080, 80, "192.0.2.80:8080"},
+		{"2001:db8::80", 80, 80, "[2001:db8::80]"},
+		{"2001:db8::80", 443, 443, "[2001:db8::80]"},
+		{"2001:db8::80", 443, 80, "[2001:db8::80]:443"},
 	} {
-		if got := hostHeader(netip.MustParseAddr(test.vip), test.port); got != test.want {
+		if got := hostHeader(netip.MustParseAddr(test.vip), test.port, test.usual); got != test.want {
 			t.Errorf("%s port %d: got %s, want %s", test.vip, test.port, got, test.want)
 		}
 	}

@@ -25,10 +25,19 @@ type Result struct {
 // check. Every check of every target would log the same.
 const complaintInterval = 10 * time.Second
 
+const (
+	// crowd is the number of targets up to which the first checks are made at once.
+	crowd = 100
+	// firstPace is the mean time between the first checks of more targets. A core has time for
+	// them, so they do not fail for lack of it.
+	firstPace = 100 * time.Microsecond
+)
+
 // Checker checks its targets, from the network namespace of its process.
 type Checker struct {
 	log      *slog.Logger
-	attempt  func(context.Context, Target) error
+	path     Path
+	attempt  func(context.Context, *Target) error
 	targets  chan []Target
 	verdicts chan verdict
 	untried  chan error
@@ -42,16 +51,19 @@ type verdict struct {
 	reason  string
 }
 
-// New returns a checker. It works while Run runs.
-func New(log *slog.Logger) *Checker {
-	return &Checker{
+// New returns a checker. It works while Run runs. Checks on the path of clients' packets take this
+// path.
+func New(path Path, log *slog.Logger) *Checker {
+	c := &Checker{
 		log:      log,
-		attempt:  attempt,
+		path:     path,
 		targets:  make(chan []Target),
 		verdicts: make(chan verdict),
 		untried:  make(chan error),
 		updates:  make(chan Result),
 	}
+	c.attempt = c.tryOnce
+	return c
 }
 
 // SetTargets replaces the targets. A target that equals a former one in every
@@ -79,10 +91,15 @@ func (c *Checker) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 
-	b := newBoard(func(w *watch) {
+	var b *board
+	b = newBoard(func(w *watch) {
 		var life context.Context
 		life, w.stop = context.WithCancel(ctx)
-		running.Go(func() { c.follow(life, w) })
+		first := time.Duration(0)
+		if n := b.wanted; n > crowd {
+			first = rand.N(min(w.target.Interval, time.Duration(n)*firstPace))
+		}
+		running.Go(func() { c.follow(life, w, first) })
 	})
 	var complained time.Time
 	for {
@@ -109,28 +126,42 @@ func (c *Checker) Run(ctx context.Context) error {
 	}
 }
 
-// follow checks a target until the context ends: at once, then at a random time
+// follow checks a target until the context ends: after the given time, then at a random time
 // in the next interval, which spreads the checks of targets that were added
-// together, then at every interval.
-func (c *Checker) follow(ctx context.Context, w *watch) {
+// together, then at every interval, with jitter.
+func (c *Checker) follow(ctx context.Context, w *watch, first time.Duration) {
 	s := streak{healthy: !w.target.Failing}
-	c.check(ctx, w, &s)
-	timer := time.NewTimer(rand.N(w.target.Interval))
+	timer := time.NewTimer(first)
 	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return
+	case <-timer.C:
+		c.check(ctx, w, &s)
+	}
+	timer.Reset(rand.N(w.target.Interval))
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-timer.C:
-			timer.Reset(w.target.Interval)
+			timer.Reset(w.target.wait())
 			c.check(ctx, w, &s)
 		}
 	}
 }
 
+// wait returns the time from the start of a check to the start of the next one.
+func (t *Target) wait() time.Duration {
+	if t.Jitter == 0 {
+		return t.Interval
+	}
+	return t.Interval - t.Jitter + rand.N(2*t.Jitter+1)
+}
+
 // check checks a target once, and reports a change of its state.
 func (c *Checker) check(ctx context.Context, w *watch, s *streak) {
-	err := c.attempt(ctx, w.target)
+	err := c.attempt(ctx, &w.target)
 	if errors.Is(err, errUntried) {
 		select {
 		case c.untried <- err:

@@ -11,25 +11,45 @@ import (
 	"github.com/segue-lb/segue/internal/desired"
 )
 
+// Kind is what a check does.
+type Kind uint8
+
+// The kinds of checks.
+const (
+	TCP   Kind = iota // a connection must open
+	HTTP              // a request on a connection
+	HTTPS             // a request on a connection with TLS
+	UDP               // a datagram
+)
+
 // Target is a server of a service with its check. The ranges of its values are those of
-// config.Health.
+// desired.Health.
 type Target struct {
 	Service, Server string
 	Address         netip.AddrPort // the address to which checks connect
-	// Path is the path of an HTTP check, with its query; empty for a TCP check.
-	Path string
-	// Host is the Host header of an HTTP check.
-	Host     string
-	Interval time.Duration // time between the starts of two successive checks
-	Timeout  time.Duration // timeout of a whole check, at most the interval
-	Rise     int           // consecutive successes after which a server is healthy again
-	Fall     int           // consecutive failures after which the server is failing
+	// OnPath tells whether checks take the path of clients' packets. Address is then the VIP, and
+	// the mark of packets names the server.
+	OnPath bool
+	Mark   uint32
+	Kind   Kind
+	// The request of HTTP and HTTPS: the path with its query, and the Host header. The answer must
+	// have one of these statuses, and its body must contain Body.
+	Path, Host, Status, Body string
+	Verify                   bool // the certificate of HTTPS must be valid
+	// Request is the datagram of UDP, and Answer is what the answer must contain.
+	Request, Answer string
+	Interval        time.Duration // mean time between the starts of two successive checks
+	Jitter          time.Duration // how much this time may differ from Interval
+	Timeout         time.Duration // timeout of a whole check, at most the interval
+	Rise            int           // consecutive successes after which a server is healthy again
+	Fall            int           // consecutive failures after which the server is failing
 	// Failing is the initial state of a new target. A target that starts as failing becomes
 	// healthy after Rise successes.
 	Failing bool
 }
 
-// Targets returns the targets of all services with a health check.
+// Targets returns the targets of all services with a health check. Those on the path of clients'
+// packets have no marks yet.
 func Targets(services []desired.Service) []Target {
 	var targets []Target
 	for i := range services {
@@ -43,33 +63,59 @@ func Targets(services []desired.Service) []Target {
 func appendTargets(targets []Target, svc *desired.Service) []Target {
 	check := svc.Health
 	target := Target{
-		Service:  svc.Name,
-		Interval: check.Interval,
-		Timeout:  check.Timeout,
-		Rise:     check.Rise,
-		Fall:     check.Fall,
+		Service: svc.Name, OnPath: check.ViaPackets(),
+		Interval: check.Interval, Timeout: check.Timeout, Rise: check.Rise, Fall: check.Fall,
 	}
-	var port uint16
-	if check.HTTP != nil {
-		port = check.HTTP.Port
-		target.Path, target.Host = check.HTTP.Path, hostHeader(svc.VIP, port)
-	} else {
-		port = check.TCP.Port
+	if check.Jitter != nil {
+		target.Jitter = *check.Jitter
 	}
+	port := target.ask(check, svc.VIP)
 	for _, server := range svc.Servers {
 		target.Server = server.Name
-		target.Address = netip.AddrPortFrom(server.Host, port)
+		host := server.Host
+		if target.OnPath {
+			host = svc.VIP
+		}
+		target.Address = netip.AddrPortFrom(host, port)
 		targets = append(targets, target)
 	}
 	return targets
 }
 
+// ask sets the kind of the check and its request, and returns its port.
+func (t *Target) ask(check *desired.Health, vip netip.Addr) (port uint16) {
+	switch {
+	case check.HTTP != nil:
+		t.Kind = HTTP
+		return t.askHTTP(check.HTTP, vip, 80)
+	case check.HTTPS != nil:
+		t.Kind, t.Verify = HTTPS, check.HTTPS.Verify
+		return t.askHTTP(check.HTTPS, vip, 443)
+	case check.UDP != nil:
+		t.Kind = UDP
+		request, _ := check.UDP.Datagram() // desired has checked both
+		answer, _ := check.UDP.Expected()
+		t.Request, t.Answer = string(request), string(answer)
+		return check.UDP.Port
+	}
+	t.Kind = TCP
+	return check.TCP.Port
+}
+
+func (t *Target) askHTTP(check *desired.HTTPCheck, vip netip.Addr, usual uint16) (port uint16) {
+	t.Path, t.Status, t.Body, t.Host = check.Path, check.Status, check.Body, check.Host
+	if t.Host == "" {
+		t.Host = hostHeader(vip, check.Port, usual)
+	}
+	return check.Port
+}
+
 // hostHeader returns the Host header of a client of the VIP, so that a server with
 // several virtual hosts answers for the one that clients get. It has no port if
-// that is the default of the scheme (RFC 9110 section 7.2).
-func hostHeader(vip netip.Addr, port uint16) string {
+// that is the usual one of the scheme (RFC 9110 section 7.2).
+func hostHeader(vip netip.Addr, port, usual uint16) string {
 	switch {
-	case port != 80:
+	case port != usual:
 		return net.JoinHostPort(vip.String(), strconv.Itoa(int(port)))
 	case vip.Is6():
 		return "[" + vip.String() + "]"

@@ -136,9 +136,9 @@ func TestParseTopologyRefuses(t *testing.T) {
 		{service("protocol: sctp"), `: services[0].protocol "sctp": must be tcp or udp`},
 		{service("encapsulation: vxlan"), `: services[0].encapsulation "vxlan": must be one of [srv6-insert srv6-encap gre ipip]`},
 		{service("port: 99999"), `: services[0].port "99999": must be a port from 1 to 65535`},
-		{service("health: {}"), ": services[0].health: must have exactly one of http and tcp"},
+		{service("health: {}"), ": services[0].health: must have exactly one of http, https, tcp and udp"},
 		{service("health: {interval: 5s}"),
-			": services[0].health: must have exactly one of http and tcp"},
+			": services[0].health: must have exactly one of http, https, tcp and udp"},
 		{service("health: {http: {path: healthz}}"),
 			`: services[0].health.http.path "healthz": must be a URL path`},
 		{service("health: {tcp: {port: 99999}}"),
@@ -147,8 +147,8 @@ func TestParseTopologyRefuses(t *testing.T) {
 			`: services[0].health.rise "0": must be a whole number from 1 to 1000`},
 		{service("health: {tcp: {}, interval: 1ms}"),
 			`: services[0].health.interval "1ms": must be at least 100ms (lb1)`},
-		{service("health: {tcp: {}, udp: {}}"),
-			": services[0].health.udp: unknown field; must be one of: http, tcp, interval"},
+		{service("health: {tcp: {}, icmp: {}}"),
+			": services[0].health.icmp: unknown field; must be one of: via, http, https, tcp, udp, interval"},
 		{"applications: [nginx, iis]", `line 1: applications[1] "iis": must be one of [nginx apache emulated mediawiki]`},
 		{"apache: {workers: 0}", `line 1: apache.workers "0": must be a whole number from 1 to 4096`},
 		{"apache: {backlog: 5000}",
@@ -311,17 +311,19 @@ services:
 		t.Fatalf("%v in\n%s", err, text)
 	}
 	host6, host4 := netip.MustParseAddr("fd00:fab::2:2"), netip.MustParseAddr("10.77.0.102")
+	jitters := []time.Duration{time.Second / 10, time.Second / 20}
 	tcp := &desired.Health{
-		TCP:      &desired.TCPCheck{Port: 80},
-		Interval: time.Second, Timeout: time.Second, Rise: 2, Fall: 3,
+		Via: desired.ViaPackets, TCP: &desired.TCPCheck{Port: 80},
+		Interval: time.Second, Jitter: &jitters[0], Timeout: time.Second, Rise: 2, Fall: 3,
 	}
 	for i, want := range []struct {
 		health *desired.Health
 		host   netip.Addr
 	}{
 		{&desired.Health{
-			HTTP:     &desired.HTTPCheck{Path: "/healthz", Port: 80},
-			Interval: time.Second / 2, Timeout: time.Second / 2, Rise: 2, Fall: 2,
+			Via:      desired.ViaPackets,
+			HTTP:     &desired.HTTPCheck{Path: "/healthz", Port: 80, Status: desired.DefaultStatus},
+			Interval: time.Second / 2, Jitter: &jitters[1], Timeout: time.Second / 2, Rise: 2, Fall: 2,
 		}, host6},
 		{tcp, host4},
 		{tcp, host4},
@@ -661,6 +663,14 @@ func TestConfigTemplates(t *testing.T) {
 	}
 	full.Services[1].Health = &desired.Health{TCP: &desired.TCPCheck{Port: 80}}
 	full.Services[2].Health = &desired.Health{HTTP: &desired.HTTPCheck{}}
+	full.Services[3].Health = &desired.Health{
+		Via: desired.ViaHost, Jitter: new(time.Duration), UDP: &desired.UDPCheck{
+			Port: 53, Request: "a\"b", RequestHex: "00", Answer: "c\n", AnswerHex: "01",
+		},
+		HTTPS: &desired.HTTPCheck{
+			Path: "/", Port: 443, Host: "a", Status: "200, 204", Body: "\"", Verify: true,
+		},
+	}
 	agent := l.Node("s1").AgentConfig()
 	agent.Node.MTU, agent.Node.AssignVIPs = 1500, &no
 	epsilon := 0.25

@@ -116,10 +116,8 @@ func (f *failing) undergo(x failure) *outcome {
 	pause(f.T, lasts)
 	end := time.Now()
 	f.arrivals.setLimit(answerLimit)
-	if !x.retried {
-		f.requireAllAnswered(noticed, end, noticing...)
-		f.requireOut(noticed, end, noticing...)
-	}
+	f.requireAllAnswered(noticed, end, noticing...)
+	f.requireOut(noticed, end, noticing...)
 	o := f.judge(x, start, end)
 	o.requireConditions(f.T)
 	x.heal(f)

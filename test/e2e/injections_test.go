@@ -27,7 +27,6 @@ type failure struct {
 	heal    func(*failing)      // ends the failure
 	tells   []inspect.Condition // conditions in status after a balancer has noticed
 	hidden  []string            // services in which balancers may not notice
-	retried bool                // balancers try the server again meanwhile
 	lasts   time.Duration       // minimum time of observation for the tables
 }
 
@@ -56,7 +55,7 @@ var failures = []failure{
 	{
 		name: "agent detached", brief: true,
 		prepare: stopAgent, inject: detachAgent, heal: startAgent,
-		tells: []inspect.Condition{inspect.ServerSilent, inspect.ServerUnheard},
+		tells: []inspect.Condition{inspect.ServerFailing, inspect.ServerSilent, inspect.ServerUnheard},
 	},
 	{
 		name: "VIP gone, agent puts it back", inject: removeVIPs,
@@ -69,8 +68,7 @@ var failures = []failure{
 	},
 	{
 		name: "VIP gone, agent killed", prepare: killAgent, inject: removeVIPs, heal: startAgent,
-		tells:  []inspect.Condition{inspect.ServerUnheard},
-		hidden: []string{"http6-insert", "http4-encap"}, retried: true, lasts: 30 * time.Second,
+		tells: []inspect.Condition{inspect.ServerFailing, inspect.ServerUnheard}, lasts: 30 * time.Second,
 	},
 }
 
@@ -82,7 +80,9 @@ var unreachable = []inspect.Condition{
 
 // notServed are the possible conditions of a server without the VIPs, if its agent knows that they
 // are missing.
-var notServed = []inspect.Condition{inspect.ServerNotServed, inspect.ServerUnheard}
+var notServed = []inspect.Condition{
+	inspect.ServerNotServed, inspect.ServerUnheard, inspect.ServerFailing,
+}
 
 // fabric is the servers' interface to the fabric.
 const fabric = "eth0"

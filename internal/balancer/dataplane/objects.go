@@ -91,6 +91,7 @@ func (o *Objects) Shared() map[string]*ebpf.Map {
 	all := map[string]*ebpf.Map{
 		balancerMapAnsweredOffers: o.AnsweredOffers,
 		balancerMapAnswers:        o.Answers,
+		balancerMapChecks:         o.Checks,
 		balancerMapLocators:       o.Locators,
 		balancerMapProbes:         o.Probes,
 		balancerMapProbeTurns:     o.ProbeTurns,

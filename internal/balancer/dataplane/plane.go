@@ -47,6 +47,7 @@ type Plane struct {
 	Rankings   *Rankings
 	Estimates  *EstimateTable
 	Probes     *ProbeTable
+	Checks     *CheckTable
 	// Constants are the values of the variables with which programs that use these tables must be
 	// loaded, by the names of the variables.
 	Constants map[string]any
@@ -64,6 +65,8 @@ type Plane struct {
 	columns  *ebpf.MapSpec // the layout of column tables
 	identity *Identity
 	backup   *backup // set while this process takes over
+	// checkLink is the tcx link of tc_check; nil: it is not attached, or by a filter.
+	checkLink link.Link
 }
 
 // Open loads the programs. It opens the tables that an earlier process has left pinned, or makes
@@ -86,7 +89,7 @@ func Open(cfg *desired.Balancer, clock *FlowClock, log *slog.Logger) (*Plane, er
 	for _, bySlot := range []string{
 		ServerCountersMap, balancerMapServerSignals, balancerMapAnsweredOffers,
 		balancerMapProbes, balancerMapProbeTurns, balancerMapReportCounters,
-		LoadsMap, balancerMapEnds, balancerMapReservoirs,
+		balancerMapChecks, LoadsMap, balancerMapEnds, balancerMapReservoirs,
 	} {
 		spec.Maps[bySlot].MaxEntries = serverSlots(cfg.Node.Limits.Servers)
 	}
@@ -186,6 +189,9 @@ func (p *Plane) load(spec *ebpf.CollectionSpec, node *desired.BalancerNode, log 
 	p.Rankings.load(p.Servers.servers)
 	p.Services = &ServiceTable{directory: p.Directory, keys: &identity.ServiceKeys}
 	p.Ports = &Ports{directory: p.Directory}
+	if p.Checks, err = mapChecks(p.Objects.Checks); err != nil {
+		return err
+	}
 	// Probes leave through the side towards the servers.
 	if p.Probes, err = p.mapProbes(p.Sides[len(p.Sides)-1]); err != nil {
 		return err
@@ -227,7 +233,7 @@ func (p *Plane) SetSignalKeys(keys config.SignalKeys) error {
 
 // Close unloads the objects that are not pinned. A data path that is attached keeps working.
 func (p *Plane) Close() error {
-	return errors.Join(p.Probes.close(), p.Sweeper.close(), p.Flows.close(), p.HalfOpen.close(), p.Observed.close(), p.Hints.close(),
+	return errors.Join(p.closeCheck(), p.Checks.close(), p.Probes.close(), p.Sweeper.close(), p.Flows.close(), p.HalfOpen.close(), p.Observed.close(), p.Hints.close(),
 		p.FlowCounts.close(), p.Loads.close(), p.Rankings.close(), p.Directory.Close(), p.closeObjects())
 }
 

@@ -143,6 +143,9 @@ func (p *Plane) Attach(t *datapath.Takeover, links []nexthop.Link) ([]datapath.A
 			return nil, err
 		}
 	}
+	if err := p.attachCheck(t, links[len(links)-1].Index); err != nil {
+		return nil, err
+	}
 	if err := p.pinCounting(t); err != nil {
 		return nil, err
 	}

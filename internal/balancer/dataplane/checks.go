@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dataplane
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/desired"
+)
+
+// checkPriority is the priority of the filter of tc_check in clsact. Filters with lower priorities
+// run first.
+const checkPriority = 0x5e6d
+
+// checkMark is CHECK_MARK in bpf/balancer/check.h.
+const checkMark = 0x5e6c
+
+// The marks of packets of health checks: all of them have CheckMark in the bits of CheckMarkMask.
+const (
+	CheckMark     uint32 = checkMark << 16
+	CheckMarkMask uint32 = 0xffff << 16
+)
+
+// MarkOf returns the mark of packets that check the server of a slot.
+func MarkOf(slot uint32) uint32 { return CheckMark | slot }
+
+// Check says how the data path encapsulates the packets that check a server.
+type Check struct {
+	VIP           netip.Addr
+	Encapsulation desired.Encapsulation
+}
+
+// CheckTable says which servers are checked on the path of clients' packets, and how: the map of
+// bpf/balancer/check.h. One goroutine owns it.
+type CheckTable struct {
+	memory []byte
+	checks []balancerCheck // by slot
+}
+
+func mapChecks(m *ebpf.Map) (*CheckTable, error) {
+	memory, checks, err := mapArrayFor[balancerCheck](m, unix.PROT_READ|unix.PROT_WRITE)
+	if err != nil {
+		return nil, fmt.Errorf("map the checks: %w", err)
+	}
+	return &CheckTable{memory, checks}, nil
+}
+
+func (t *CheckTable) close() error {
+	if t == nil || t.memory == nil {
+		return nil
+	}
+	return unix.Munmap(t.memory)
+}
+
+// Replace makes the data path send the packets of these checks, by slot, and drop those of all
+// others.
+func (t *CheckTable) Replace(checks map[uint32]Check) {
+	for slot := range t.checks {
+		entry := balancerCheck{}
+		if check, ok := checks[uint32(slot)]; ok {
+			entry = balancerCheck{
+				Vip: in6(check.VIP), Encapsulation: uint8(encapsulations[check.Encapsulation]), IsUsed: 1,
+			}
+		}
+		if t.checks[slot] != entry {
+			t.checks[slot].IsUsed = 0 // a packet meanwhile is dropped, and sent again by TCP
+			t.checks[slot].Vip, t.checks[slot].Encapsulation = entry.Vip, entry.Encapsulation
+			t.checks[slot].IsUsed = entry.IsUsed
+		}
+	}
+}
+
+// attachCheck attaches tc_check to the egress of the interface towards the servers. It uses tcx, or
+// a filter if the kernel is older than 6.6. The link is not pinned: only a process sends checks, so
+// the program need not outlive it.
+func (p *Plane) attachCheck(t *datapath.Takeover, ifindex int) error {
+	l, err := p.AttachTCX(link.TCXOptions{
+		Program: p.Objects.TcCheck, Interface: ifindex, Attach: ebpf.AttachTCXEgress,
+	})
+	if errors.Is(err, ebpf.ErrNotSupported) {
+		return t.AttachFilter(p.Objects.TcCheck, ifindex, datapath.Filter{
+			Instance: p.instance, Parent: netlink.HANDLE_MIN_EGRESS, Priority: checkPriority,
+		})
+	}
+	if err != nil {
+		return fmt.Errorf("attach %s to interface %d: %w", ebpf.AttachTCXEgress, ifindex, err)
+	}
+	p.checkLink = l
+	t.OnUndo(func() error {
+		p.checkLink = nil
+		return l.Close()
+	})
+	return nil
+}
+
+// closeCheck detaches tc_check, if it is attached by tcx.
+func (p *Plane) closeCheck() error {
+	if p.checkLink == nil {
+		return nil
+	}
+	return p.checkLink.Close()
+}
