@@ -46,7 +46,7 @@ func (r *runner) Losses(context.Context, *desired.Balancer) ([]desired.Loss, err
 
 // site is a controller with its files.
 type site struct {
-	t          *testing.T
+	t          testing.TB
 	c          *Controller
 	runner     runner
 	file       string
@@ -67,7 +67,7 @@ services:
   - {name: s2, address: "2001:db8:1::2", drained: true}
 `
 
-func newSite(t *testing.T) *site {
+func newSite(t testing.TB) *site {
 	t.Helper()
 	dir := t.TempDir()
 	s := &site{t: t, file: filepath.Join(dir, "lb.yaml")}

@@ -16,61 +16,84 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/segue-lb/segue/internal/lab"
 	"github.com/segue-lb/segue/internal/runstate"
 )
 
-// TestSchemathesis lets Schemathesis invent requests from the API's own document. No request may get
-// an answer of 500, or one that the document does not describe. The data path goes on.
+// TestSchemathesis lets Schemathesis invent requests from the documents of a balancer's and an agent's
+// API. No request may get an answer of 500, or one that the document does not describe. The data
+// path goes on.
 func TestSchemathesis(t *testing.T) {
 	t.Parallel()
+	topology := topology("http6-encap")
+	topology.Services[0].Name = "web" // an example in the document
+	l := up(t, topology)
+	answers := schemathesis(t, l, "lb1")
+	for _, want := range []int{http.StatusOK, http.StatusNotFound, http.StatusConflict, http.StatusPreconditionFailed} {
+		if status := fmt.Sprint(want, " ", http.StatusText(want)); answers["/v1/changes"][status] == 0 {
+			t.Errorf("no request for a change got the answer %s: %v", status, answers)
+		}
+	}
+	answers = schemathesis(t, l, "s1")
+	if answers["/v1/reload"]["200 OK"] == 0 {
+		t.Errorf("no reload of an agent succeeded: %v", answers)
+	}
+	// Whatever the requests have changed, the balancer's own file brings back.
+	file := filepath.Join("/run/segue/lab", l.Name, "conf", "lb1-balancer.yaml")
+	command(t, l, "lb1", segue, "apply", file)
+	_, err := newClient(l).visit(t.Context(), l.Topology.Services[0], 20)
+	must(t, err)
+}
+
+// schemathesis tests the API of a node, and returns the statuses of the answers by path.
+func schemathesis(t *testing.T, l *lab.Lab, node string) map[string]map[string]int {
+	t.Helper()
 	tool, err := filepath.Abs("../../.tools/schemathesis")
 	must(t, err)
 	if _, err := os.Stat(tool); err != nil {
 		t.Skipf("needs Schemathesis, which make setup-test installs: %v", err)
 	}
-	topology := topology("http6-encap")
-	topology.Services[0].Name = "web" // an example in the document
-	l := up(t, topology)
-	socket := runstate.SocketFile(l.Node("lb1").Instance())
-	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
-	}
-	proxy := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "http", Host: "segue"})
-	proxy.Transport = &http.Transport{DialContext: dial}
-	var mu sync.Mutex
-	answers := map[string]int{} // to requests for changes
-	proxy.ModifyResponse = func(r *http.Response) error {
-		mu.Lock()
-		defer mu.Unlock()
-		if r.Request.URL.Path == "/v1/changes" {
-			answers[r.Status]++
-		}
-		return nil
-	}
-	server := httptest.NewServer(proxy)
-	t.Cleanup(server.Close)
+	hooks, err := filepath.Abs("testdata")
+	must(t, err)
+	server, answers := proxyTo(t, runstate.SocketFile(l.Node(node).Instance()))
 	run := exec.CommandContext(t.Context(), "python3", "-m", "schemathesis.cli", "run", server.URL+"/openapi.json",
 		"--exclude-operation-id", "watch-events", // an answer without an end
 		// A schema cannot say which fields a service has: most valid requests are refused.
-		"--checks", "all", "--exclude-checks", "positive_data_acceptance", "--max-examples", "100", "--seed", "1", "--generation-database", "none")
-	hooks, err := filepath.Abs("testdata")
-	must(t, err)
+		"--checks", "all", "--exclude-checks", "positive_data_acceptance", "--max-examples", "100",
+		"--seed", "1", "--generation-database", "none")
 	run.Env = append(os.Environ(), "NO_COLOR=1", "SCHEMATHESIS_HOOKS=schemathesis_hooks",
 		"PYTHONPATH="+tool+":"+hooks, "PYTHONDONTWRITEBYTECODE=1")
 	run.Dir = t.TempDir()
 	out, err := run.CombinedOutput()
 	if err != nil {
-		t.Fatalf("%v\n%s", err, out)
+		t.Fatalf("%s: %v\n%s", node, err, out)
 	}
-	t.Logf("%s\nanswers to changes: %v", out, answers)
-	for _, want := range []int{http.StatusOK, http.StatusNotFound, http.StatusConflict, http.StatusPreconditionFailed} {
-		if status := fmt.Sprint(want, " ", http.StatusText(want)); answers[status] == 0 {
-			t.Errorf("no request for a change got the answer %s: %v", status, answers)
+	server.Close()
+	t.Logf("%s: %s\nanswers: %v", node, out, answers)
+	return answers
+}
+
+// proxyTo serves on a TCP port what a socket serves. It counts the statuses of the answers by path.
+func proxyTo(t *testing.T, socket string) (*httptest.Server, map[string]map[string]int) {
+	proxy := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "http", Host: "segue"})
+	proxy.Transport = &http.Transport{
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+		},
+	}
+	var mu sync.Mutex
+	answers := map[string]map[string]int{}
+	proxy.ModifyResponse = func(r *http.Response) error {
+		mu.Lock()
+		defer mu.Unlock()
+		path := r.Request.URL.Path
+		if answers[path] == nil {
+			answers[path] = map[string]int{}
 		}
+		answers[path][r.Status]++
+		return nil
 	}
-	// Whatever the requests have changed, the balancer's own file brings back.
-	file := filepath.Join("/run/segue/lab", l.Name, "conf", "lb1-balancer.yaml")
-	command(t, l, "lb1", segue, "apply", file)
-	_, err = newClient(l).visit(t.Context(), l.Topology.Services[0], 20)
-	must(t, err)
+	server := httptest.NewServer(proxy)
+	t.Cleanup(server.Close)
+	return server, answers
 }
