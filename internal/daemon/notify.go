@@ -5,7 +5,6 @@ package daemon
 
 import (
 	"errors"
-	"fmt"
 	"io/fs"
 	"net"
 	"os"
@@ -24,11 +23,11 @@ func Notify(state string) error {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("notify the service manager: %w", err)
+		return err
 	}
 	defer conn.Close()
 	if _, err := conn.Write([]byte(state)); err != nil {
-		return fmt.Errorf("notify the service manager: %w", err)
+		return err
 	}
 	return nil
 }

@@ -57,7 +57,7 @@ func answer(ctx context.Context, service Service, reload func(context.Context) e
 		return
 	}
 	if err := Notify("READY=1"); err != nil {
-		log.Warn(err.Error())
+		log.Warn("cannot notify the service manager", "error", err)
 	}
 	for {
 		select {
@@ -95,12 +95,12 @@ func announceReload(reload func() error, log *slog.Logger) {
 		log.Warn("read the clock", "error", err)
 	}
 	if err := Notify(fmt.Sprintf("RELOADING=1\nMONOTONIC_USEC=%d", now.Nano()/1000)); err != nil {
-		log.Warn(err.Error())
+		log.Warn("cannot notify the service manager", "error", err)
 	}
 	if err := reload(); err != nil {
 		log.Error("reload failed; the earlier configuration stays in force", "error", err)
 	}
 	if err := Notify("READY=1"); err != nil {
-		log.Warn(err.Error())
+		log.Warn("cannot notify the service manager", "error", err)
 	}
 }
