@@ -498,7 +498,7 @@ func (j *joinedTrace) whyTaken(a *askedAgent, answer *agent.Answer) string {
 			a.Server, j.describeTold())
 	case answer.Offer == "accepted" && isLeast:
 		return fmt.Sprintf("%s is the first candidate with free capacity: load %s", a.Server, load)
-	case answer.Offer == "accepted" && a.Trace.Accept.Threshold != nil:
+	case answer.Offer == "accepted" && a.Trace.Accept != nil && a.Trace.Accept.Threshold != nil:
 		return fmt.Sprintf("%s is the first candidate whose load is below its threshold: load %s, threshold %s",
 			a.Server, load, a.Trace.Accept.DescribeThreshold())
 	case answer.Offer == "accepted":
