@@ -36,6 +36,7 @@ losing a packet. "segue agent detach" removes the data path.`,
 		},
 	}
 	configFlag(cmd, &file)
+	logFlag(cmd)
 	cmd.AddCommand(newDetach(datapath.RoleAgent, agent.Detach))
 	return cmd
 }

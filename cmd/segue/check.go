@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -23,7 +24,7 @@ import (
 
 // newCheck returns the command that validates a configuration file. It changes nothing.
 func newCheck() *cobra.Command {
-	var file, role, against string
+	var o checkOptions
 	cmd := &cobra.Command{
 		Use:   "check -c FILE",
 		Short: "Validate a configuration file",
@@ -41,20 +42,57 @@ Without --role, a file in which a service has the field servers is checked as a
 balancer's file. A file with the field servers or balancers and without the field node
 is checked as the topology of a lab, and any other file as an agent's file.
 
+With --strict, check also prints findings to standard error. A finding is about a
+setting that is legal but unwise, and names the reason, the cure and its rule. Findings
+about permissions and interfaces are for the host on which the command runs. If a
+finding is intended, --allow names its rule.
+
 The exit code is 0 if the file is valid, with or without warnings. It is 1 if the
-file is invalid, or if the instance would refuse to reload it.`,
+file is invalid, or if the instance would refuse to reload it. With --strict it is 2
+if the file is valid and there are warnings or findings.`,
+		Example: `  segue check -c lb.yaml
+  segue check -c lb.yaml --strict --allow one-server,seed
+  segue check -c /etc/segue/lb.yaml --against lb`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return check(cmd, file, role, against)
+			return check(cmd, o)
 		},
 	}
-	configFlag(cmd, &file)
-	cmd.Flags().StringVar(&role, "role", "", "`role` of the file: lb, agent or lab")
-	cmd.Flags().StringVar(&against, "against", "",
+	configFlag(cmd, &o.file)
+	cmd.Flags().StringVar(&o.role, "role", "", "`role` of the file: lb, agent or lab")
+	cmd.Flags().StringVar(&o.against, "against", "",
 		"`name` of a running instance to compare the file with")
+	cmd.Flags().BoolVar(&o.strict, "strict", false, "also report settings that are legal but unwise")
+	cmd.Flags().StringSliceVar(&o.allow, "allow", nil,
+		"with --strict: `name`s of rules that the file may break, separated by commas")
+	_ = cmd.RegisterFlagCompletionFunc("allow", cobra.FixedCompletions(config.Rules(), cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
 
-func check(cmd *cobra.Command, file, role, against string) error {
+// checkOptions are the flags of the command.
+type checkOptions struct {
+	file, role, against string
+	strict              bool
+	allow               []string
+}
+
+// validate returns an error if the flags do not belong together.
+func (o *checkOptions) validate() error {
+	if len(o.allow) > 0 && !o.strict {
+		return errors.New("--allow: only with --strict")
+	}
+	for _, name := range o.allow {
+		if !slices.Contains(config.Rules(), name) {
+			return fmt.Errorf("--allow %q: no such rule; the rules are %s", name, strings.Join(config.Rules(), ", "))
+		}
+	}
+	return nil
+}
+
+func check(cmd *cobra.Command, o checkOptions) error {
+	if err := o.validate(); err != nil {
+		return err
+	}
+	file, role, against := o.file, o.role, o.against
 	data, err := os.ReadFile(file)
 	if err != nil {
 		return err
@@ -92,7 +130,34 @@ func check(cmd *cobra.Command, file, role, against string) error {
 	if against != "" {
 		fmt.Fprintf(cmd.OutOrStdout(), "instance %q would reload it\n", against)
 	}
-	return nil
+	if !o.strict {
+		return nil
+	}
+	return checkStrictly(cmd, o, read, data)
+}
+
+// exitUnwise is the exit code for a file that is valid but unwise.
+const exitUnwise = 2
+
+// checkStrictly reports findings in a valid file. The error has the code exitUnwise if there are
+// findings or warnings.
+func checkStrictly(cmd *cobra.Command, o checkOptions, read checkedFile, data []byte) error {
+	if read.inspect == nil {
+		return fmt.Errorf("--strict: there are no rules for a %s configuration", read.kind)
+	}
+	findings, err := read.inspect(o.file, data, config.ThisHost())
+	if err != nil {
+		return err
+	}
+	findings = slices.DeleteFunc(findings, func(f config.Finding) bool { return slices.Contains(o.allow, f.Rule) })
+	for _, f := range findings {
+		fmt.Fprintf(cmd.ErrOrStderr(), "finding: %v [%s]\n", f.Error, f.Rule)
+	}
+	if len(findings)+len(read.warnings) == 0 {
+		return nil
+	}
+	return coded{fmt.Errorf("%s: valid, but not strictly: %s, %s", o.file,
+		count(len(read.warnings), "warning"), count(len(findings), "finding")), exitUnwise}
 }
 
 // checkedFile describes a valid file. For an invalid file only the kind is set.
@@ -102,6 +167,8 @@ type checkedFile struct {
 	warnings field.Errors
 	fixed    []desired.Setting
 	data     []byte // of a balancer's file; nil for any other file
+	// inspect applies the strict rules. It is nil for a lab.
+	inspect func(path string, data []byte, host config.Host) ([]config.Finding, error)
 }
 
 // parseFor reads a file in dir for the role of a host, or for a lab.
@@ -113,14 +180,16 @@ func parseFor(role string, data []byte, dir string) (checkedFile, error) {
 			return checkedFile{kind: string(datapath.RoleBalancer)}, err
 		}
 		content := count(len(b.Services), "service") + ", " + count(servers(b), "server")
-		return checkedFile{string(datapath.RoleBalancer), content, warnings, b.Fixed(), data}, nil
+		return checkedFile{
+			string(datapath.RoleBalancer), content, warnings, b.Fixed(), data, config.InspectBalancer,
+		}, nil
 	case "agent":
 		a, warnings, err := config.ParseAgent(data)
 		if err != nil {
 			return checkedFile{kind: string(datapath.RoleAgent)}, err
 		}
 		content := count(len(a.Services), "service")
-		return checkedFile{string(datapath.RoleAgent), content, warnings, a.Fixed(), nil}, nil
+		return checkedFile{string(datapath.RoleAgent), content, warnings, a.Fixed(), nil, config.InspectAgent}, nil
 	case "lab":
 		t, err := parseTopology(data, dir)
 		if err != nil {

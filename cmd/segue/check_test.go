@@ -143,6 +143,62 @@ services:
 	}
 }
 
+// TestCheckStrictly compares the findings of the example, and checks the exit codes.
+func TestCheckStrictly(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, text string) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	const clean = `node: {interface: none0, internal: true, locator: "fd00:6c:0:1::/64", seed: 7}
+services:
+- {name: web, vip: "2001:db8:80::1", port: 80, protocol: tcp, health: {tcp: {}}, servers: [
+  {name: s1, locator: "fd00:5:0:1::/64", host: "2001:db8::1"},
+  {name: s2, locator: "fd00:5:0:2::/64", host: "2001:db8::2"}]}
+`
+	unwise := strings.Replace(strings.Replace(clean, ", seed: 7", "", 1), ", health: {tcp: {}}", "", 1)
+	good, bad := write("good.yaml", clean), write("bad.yaml", unwise)
+	warned := write("warned.yaml", strings.Replace(clean, "protocol: tcp", "protocol: tcp, placement: hunt", 1))
+	for _, c := range []struct {
+		name string
+		args []string
+		code int
+		err  string
+	}{
+		{"good", []string{"-c", good, "--strict"}, 0, "<nil>"},
+		{"bad", []string{"-c", bad, "--strict"}, 2, bad + ": valid, but not strictly: 0 warnings, 2 findings"},
+		{"not strict", []string{"-c", bad}, 0, "<nil>"},
+		{"one allowed", []string{"-c", bad, "--strict", "--allow", "seed"}, 2, "0 warnings, 1 finding"},
+		{"both allowed", []string{"-c", bad, "--strict", "--allow", "seed,health"}, 0, "<nil>"},
+		{"warning", []string{"-c", warned, "--strict"}, 2, "1 warning, 0 findings"},
+		{"no rule", []string{"-c", bad, "--strict", "--allow", "sed"}, 1, `--allow "sed": no such rule; the rules are buckets`},
+		{"not allowed", []string{"-c", bad, "--allow", "seed"}, 1, "--allow: only with --strict"},
+		{"topology", []string{"-c", "../../docs/examples/lab/infer.yaml", "--strict"}, 1, "there are no rules for a lab"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var output, errors bytes.Buffer
+			root := newRoot()
+			root.SetOut(&output)
+			root.SetErr(&errors)
+			root.SetArgs(append([]string{"check"}, c.args...))
+			err := root.Execute()
+			code := 0
+			if err != nil {
+				code = exitCode(err)
+			}
+			if code != c.code || !strings.Contains(fmt.Sprint(err), c.err) {
+				t.Errorf("code %d, want %d; error %v, want %s", code, c.code, err, c.err)
+			}
+			if c.name == "bad" {
+				golden(t, "check-strict.txt", bytes.NewBuffer(bytes.ReplaceAll(errors.Bytes(), []byte(dir), []byte("DIR"))))
+			}
+		})
+	}
+}
+
 // TestCheckAgainst compares files with the configuration of a running process. The test itself
 // takes the place of this process.
 func TestCheckAgainst(t *testing.T) {

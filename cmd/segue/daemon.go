@@ -6,8 +6,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -42,13 +44,49 @@ func (f *foreground) detachCommand(role, instance string) string {
 func runDaemon(cmd *cobra.Command, run func(context.Context, *foreground) error) error {
 	hangups, stop := daemon.CatchHangups()
 	defer stop()
-	log := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
+	format, _ := cmd.Flags().GetString(logFormat)
+	log, err := newLog(cmd.ErrOrStderr(), format)
+	if err != nil {
+		return err
+	}
 	hidesPins := datapath.HidesPins()
 	if hidesPins {
 		log.Warn("/sys/fs/bpf is private to this process, as under ip netns exec: the data path ends with " +
 			"the process, and segue status cannot see it; use nsenter --net= instead")
 	}
 	return run(cmd.Context(), &foreground{hangups, hidesPins, log})
+}
+
+// logFormat is the name of the flag for the format of the log.
+const logFormat = "log-format"
+
+// logFlag adds the flag for the format of the log.
+func logFlag(cmd *cobra.Command) {
+	cmd.Flags().String(logFormat, "text", "`format` of the log: text or json")
+	_ = cmd.RegisterFlagCompletionFunc(logFormat,
+		cobra.FixedCompletions([]string{"text", "json"}, cobra.ShellCompDirectiveNoFileComp))
+}
+
+// newLog returns a log in one of the two formats. Both show a value by the same text. So a duration
+// is 10s, and not a number of nanoseconds.
+func newLog(out io.Writer, format string) (*slog.Logger, error) {
+	switch format {
+	case "text":
+		return slog.New(slog.NewTextHandler(out, nil)), nil
+	case "json":
+		return slog.New(slog.NewJSONHandler(out, &slog.HandlerOptions{ReplaceAttr: textOf})), nil
+	}
+	return nil, fmt.Errorf("--%s %q: must be text or json", logFormat, format)
+}
+
+// textOf replaces a value that JSON would show in another form than text.
+func textOf(_ []string, a slog.Attr) slog.Attr {
+	switch value := a.Value.Any().(type) {
+	case time.Time, slog.Level, error: // JSON shows them as text
+	case fmt.Stringer:
+		a.Value = slog.StringValue(value.String())
+	}
+	return a
 }
 
 // lockInstance is runstate.Lock for a process that will run the instance.

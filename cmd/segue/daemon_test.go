@@ -5,21 +5,26 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/runstate"
 )
 
 // TestHangupWhileStarting waits for the daemon, and does not end the process.
 func TestHangupWhileStarting(t *testing.T) {
 	cmd := &cobra.Command{}
+	logFlag(cmd)
 	cmd.SetContext(t.Context())
 	err := runDaemon(cmd, func(_ context.Context, f *foreground) error {
 		if err := syscall.Kill(os.Getpid(), syscall.SIGHUP); err != nil {
@@ -68,5 +73,30 @@ func TestRunningAlready(t *testing.T) {
 				t.Errorf("segue %s: error %v, want %q", role, err, want)
 			}
 		}
+	}
+}
+
+// TestLogFormats checks that both formats have the same values.
+func TestLogFormats(t *testing.T) {
+	for format, want := range map[string]string{
+		"text": `level=WARN msg="load source is stale" after=10s mode=native error="no such file" vip=2001:db8::1 count=3`,
+		"json": `"level":"WARN","msg":"load source is stale","after":"10s","mode":"native","error":"no such file",` +
+			`"vip":"2001:db8::1","count":3}`,
+	} {
+		var out bytes.Buffer
+		log, err := newLog(&out, format)
+		if err != nil {
+			t.Fatal(err)
+		}
+		log.Warn("load source is stale", "after", 10*time.Second, "mode", datapath.Native,
+			"error", errors.New("no such file"), "vip", netip.MustParseAddr("2001:db8::1"), "count", 3)
+		if !strings.HasSuffix(out.String(), want+"\n") {
+			t.Errorf("%s: %swant ... %s", format, &out, want)
+		}
+	}
+	root := newRoot()
+	root.SetArgs([]string{"lb", "-c", "/nonexistent", "--log-format", "xml"})
+	if err := root.Execute(); err == nil || err.Error() != `--log-format "xml": must be text or json` {
+		t.Errorf("error %v", err)
 	}
 }

@@ -41,6 +41,7 @@ path over without losing a packet. "segue lb detach" removes the data path.`,
 		},
 	}
 	configFlag(cmd, &file)
+	logFlag(cmd)
 	cmd.AddCommand(newDetach(datapath.RoleBalancer, detachLB))
 	return cmd
 }

@@ -5,6 +5,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/signal"
@@ -21,8 +22,23 @@ func main() {
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "segue:", err)
-		os.Exit(1)
+		os.Exit(exitCode(err))
 	}
+}
+
+// coded is an error with an exit code of its own.
+type coded struct {
+	error
+	code int
+}
+
+// exitCode returns the exit code for an error: 1 unless the error has another one.
+func exitCode(err error) int {
+	var c coded
+	if errors.As(err, &c) {
+		return c.code
+	}
+	return 1
 }
 
 // newRoot assembles the command tree. Commands write to cmd.OutOrStdout, so that

@@ -3,7 +3,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -16,6 +15,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode"
 
 	"github.com/segue-lb/segue/internal/accept"
 	"github.com/segue-lb/segue/internal/agent"
@@ -285,25 +285,78 @@ func askAgent(ctx context.Context, command, server string, flow dataplane.Flow, 
 	words = append(words, "--json", string(flow.Protocol), flow.Source.String(), flow.Destination.String())
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	var complaint bytes.Buffer
+	answer, complaint := bounded{most: longestAnswer}, bounded{most: longestComplaint}
 	ask := exec.CommandContext(ctx, words[0], words[1:]...)
-	ask.Stderr = &complaint
+	ask.Stdout, ask.Stderr = &answer, &complaint
 	ask.WaitDelay = time.Second // for processes that the command started
-	answer, err := ask.Output()
+	err := ask.Run()
 	if ctx.Err() == context.DeadlineExceeded {
 		return nil, fmt.Errorf("%s: no answer within %s", words[0], askTimeout)
 	}
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w: %s", words[0], err, strings.TrimSpace(complaint.String()))
+	if answer.isFull || complaint.isFull {
+		return nil, fmt.Errorf("%s: the answer is too long", words[0])
 	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w: %s", words[0], err, printable(strings.TrimSpace(string(complaint.text))))
+	}
+	t, err := parseAnswer(answer.text, flow)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", words[0], err)
+	}
+	return t, nil
+}
+
+// The longest output and the longest error of a server, in bytes. A trace is much shorter.
+const (
+	longestAnswer    = 1 << 20
+	longestComplaint = 4 << 10
+)
+
+// bounded keeps what is written to it, and refuses more than it may keep. So a compromised server
+// cannot fill the memory.
+type bounded struct {
+	text   []byte
+	most   int
+	isFull bool
+}
+
+func (b *bounded) Write(p []byte) (int, error) {
+	if len(b.text)+len(p) > b.most {
+		b.isFull = true
+		return 0, io.ErrShortWrite
+	}
+	b.text = append(b.text, p...)
+	return len(p), nil
+}
+
+// parseAnswer reads an agent's trace of a flow. A compromised server can answer anything. So an
+// answer with characters that control a terminal is refused.
+func parseAnswer(answer []byte, flow dataplane.Flow) (*agent.Trace, error) {
 	var t agent.Trace
 	if err := json.Unmarshal(answer, &t); err != nil {
-		return nil, fmt.Errorf("%s: the answer is not a trace: %w", words[0], err)
+		return nil, fmt.Errorf("the answer is not a trace: %s", printable(err.Error()))
 	}
 	if t.Client != flow.Source || t.VIP != flow.Destination {
-		return nil, fmt.Errorf("%s: the answer is not an agent's trace of this flow", words[0])
+		return nil, errors.New("the answer is not an agent's trace of this flow")
+	}
+	plain, err := json.Marshal(t)
+	if err != nil || string(plain) != printable(string(plain)) || controlEscapes.Match(plain) {
+		return nil, errors.New("the answer has control characters")
 	}
 	return &t, nil
+}
+
+// controlEscapes matches escapes of JSON that stand for control characters.
+var controlEscapes = regexp.MustCompile(`\\(u00[01]|[bfnrt])`)
+
+// printable replaces the characters of a foreign text that could control a terminal.
+func printable(text string) string {
+	return strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return unicode.ReplacementChar
+		}
+		return r
+	}, text)
 }
 
 // follow determines how far the packet gets.
@@ -445,7 +498,7 @@ func (j *joinedTrace) whyTaken(a *askedAgent, answer *agent.Answer) string {
 			a.Server, j.describeTold())
 	case answer.Offer == "accepted" && isLeast:
 		return fmt.Sprintf("%s is the first candidate with free capacity: load %s", a.Server, load)
-	case answer.Offer == "accepted" && a.Trace.Accept.Threshold != nil:
+	case answer.Offer == "accepted" && a.Trace.Accept != nil && a.Trace.Accept.Threshold != nil:
 		return fmt.Sprintf("%s is the first candidate whose load is below its threshold: load %s, threshold %s",
 			a.Server, load, a.Trace.Accept.DescribeThreshold())
 	case answer.Offer == "accepted":

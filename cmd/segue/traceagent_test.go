@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -15,6 +16,7 @@ import (
 	"testing"
 
 	"github.com/segue-lb/segue/internal/agent"
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
@@ -375,4 +377,75 @@ func TestNextOf(t *testing.T) {
 	if got := nextOf(trace, "s2"); got.IsValid() {
 		t.Errorf("next is %s, where nobody knows it", got)
 	}
+}
+
+// A compromised server can answer anything. Its answer cannot control the terminal, nor fill the
+// memory.
+func TestAnswersOfACompromisedServer(t *testing.T) {
+	honest := agent.Trace{Client: someFlow.Source, VIP: someFlow.Destination, Service: "web"}
+	escaping := honest
+	escaping.Service = "\x1b]0;owned\x07"
+	file := filepath.Join(t.TempDir(), "answer")
+	for _, c := range []struct {
+		name   string
+		answer agent.Trace
+		script string
+		want   string // part of the error
+	}{
+		{"honest", honest, "cat " + file, ""},
+		{"escapes", escaping, "cat " + file, "control characters"},
+		{"escapes in an error", honest, `printf '\033[2Jowned\n' >&2; exit 1`, "\ufffd[2Jowned"},
+		{"endless", honest, "cat /dev/zero", "the answer is too long"},
+		{"endless error", honest, "cat /dev/zero >&2", "the answer is too long"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			text, err := json.Marshal(c.answer)
+			if err != nil {
+				t.Fatal(err)
+			}
+			ask := filepath.Join(t.TempDir(), "ask")
+			if err := errors.Join(os.WriteFile(file, text, 0o600), os.WriteFile(ask, []byte(c.script), 0o600)); err != nil {
+				t.Fatal(err)
+			}
+			_, err = askAgent(t.Context(), "sh "+ask+" {}", "s1", someFlow, netip.Addr{})
+			if message := fmt.Sprint(err); !strings.Contains(message, c.want) || (err != nil) != (c.want != "") ||
+				strings.ContainsAny(message, "\x1b\x00") {
+				t.Errorf("error %q, want %q", message, c.want)
+			}
+		})
+	}
+}
+
+// FuzzAgentAnswer reads any bytes as the answer of a server's agent. An accepted one prints without
+// characters that control a terminal.
+func FuzzAgentAnswer(f *testing.F) {
+	for _, c := range slices.Concat(offerCases, leastCases) {
+		for _, trace := range c.says {
+			text, err := json.Marshal(trace)
+			if err != nil {
+				f.Fatal(err)
+			}
+			f.Add(text)
+		}
+	}
+	f.Fuzz(func(t *testing.T, answer []byte) {
+		var any struct{ Client, VIP netip.AddrPort }
+		_ = json.Unmarshal(answer, &any)
+		trace, err := parseAnswer(answer, dataplane.Flow{Protocol: desired.TCP, Source: any.Client, Destination: any.VIP})
+		if err != nil {
+			return
+		}
+		joined := joinedTrace{Trace: huntTrace(true, "forward_hunt", "", segment("s1", "connect-avail"))}
+		joined.Agents = []askedAgent{{Server: "s1", Trace: trace}}
+		joined.follow()
+		var output bytes.Buffer
+		if err := printAgents(&output, &joined); err != nil {
+			t.Fatal(err)
+		}
+		for _, line := range strings.Split(output.String(), "\n") {
+			if line != printable(line) {
+				t.Errorf("%q", line)
+			}
+		}
+	})
 }

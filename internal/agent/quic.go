@@ -192,7 +192,7 @@ func (a *Agent) followQUIC() error {
 		case grown > 0 && time.Since(before.at) >= othersInterval:
 			a.log.Warn("the program issues connection IDs that do not name this server: "+
 				"balancers may send packets of its connections to other servers", "service", s.Name,
-				"packets", grown, "last_id", others.Last, "quic-id", s.QUICID)
+				"packets", grown, "last_id", others.Last, "quic_id", s.QUICID)
 			before = othersWarned{others.Packets, time.Now()}
 		}
 		warned[s.Name] = before

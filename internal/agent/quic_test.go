@@ -532,7 +532,7 @@ func TestQUICWarning(t *testing.T) {
 	}
 	warned()
 	issue(2)
-	warned("level=WARN", "service=h3", "packets=2", "last_id="+otherID, "quic-id=c4605e")
+	warned("level=WARN", "service=h3", "packets=2", "last_id="+otherID, "quic_id=c4605e")
 	issue(3)
 	warned()
 	for name, before := range maps.Clone(a.others) {

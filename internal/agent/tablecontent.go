@@ -106,29 +106,7 @@ func segmentSize(s desired.AgentService, tunnels []netip.Addr, mtu int) int {
 	if s.VIP.Is4() {
 		ip = ipv4Header
 	}
-	return mtu - overhead(s.Encapsulation, tunnels) - ip - tcpHeader
-}
-
-// overhead returns the number of bytes that an encapsulation adds; see docs/protocol.md. The
-// balancer may send to any address of a tunnel. If one of them is an IPv6 address, overhead assumes
-// an outer IPv6 header.
-func overhead(kind desired.Encapsulation, tunnels []netip.Addr) int {
-	outer := ipv4Header
-	for _, a := range tunnels {
-		if a.Is6() {
-			outer = ipv6Header
-		}
-	}
-	switch kind {
-	case desired.SRv6Insert:
-		return 8 + 3*16 // the balancer, the server and the VIP
-	case desired.SRv6Encap:
-		return ipv6Header
-	case desired.GRE:
-		return outer + 4
-	default:
-		return outer
-	}
+	return mtu - s.Encapsulation.Overhead(tunnels) - ip - tcpHeader
 }
 
 // write writes the content to the tables.

@@ -31,7 +31,7 @@ func (a *Agent) followTimestamps() error {
 	switch {
 	case lost && !a.cookiesLost:
 		a.log.Warn("a balancer asks for cookies, but this host sends no TCP timestamps: it takes few connections, "+
-			"and balancers ask several servers for each of their packets", "net.ipv4.tcp_timestamps", 0)
+			"and balancers ask several servers for each of their packets", "setting", "net.ipv4.tcp_timestamps=0")
 	case !lost && a.cookiesLost:
 		a.log.Info("this host sends TCP timestamps again, which carry the cookies")
 	}

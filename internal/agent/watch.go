@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/kernelclock"
 	"github.com/segue-lb/segue/internal/load"
 )
 
@@ -202,14 +203,9 @@ func putLoad(loads *ebpf.Map, key *agentServiceKey, value *agentLoad) error {
 	return nil
 }
 
-// monotonic returns the time on the clock of the data path (CLOCK_MONOTONIC), in nanoseconds. Like
-// putLoad, it makes a raw system call.
+// monotonic returns the time on the clock of the data path, in nanoseconds. Like putLoad, it makes
+// a raw system call.
 func monotonic() (int64, error) {
-	var now unix.Timespec
-	_, _, errno := unix.RawSyscall(unix.SYS_CLOCK_GETTIME, unix.CLOCK_MONOTONIC,
-		uintptr(unsafe.Pointer(&now)), 0)
-	if errno != 0 {
-		return 0, fmt.Errorf("read the clock: %w", errno)
-	}
-	return now.Nano(), nil
+	now, err := kernelclock.Monotonic()
+	return int64(now), err
 }

@@ -3,11 +3,15 @@
 package config
 
 import (
+	"bytes"
 	"errors"
 	"os"
 	"strings"
 	"testing"
 
+	"go.yaml.in/yaml/v4"
+
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/field"
 )
 
@@ -107,4 +111,76 @@ func checkReload(t *testing.T, there, back, itself error) {
 	if there != nil {
 		checkProblems(t, there)
 	}
+}
+
+// FuzzParseOverrides reads any bytes as a file of overrides. An accepted file stays the same when it
+// is written and read again. A balancer follows it, or names the problem.
+func FuzzParseOverrides(f *testing.F) {
+	f.Add([]byte("overrides:\n- {service: web, server: s1, set: {drained: true, weight: 10}}\n- {service: dns, remove: true}\n"))
+	f.Add([]byte("overrides:\n- {service: web, server: s4, add: {locator: \"fd00:5:0:4::/64\"}, set: {weight: null}}\n"))
+	f.Add([]byte("overrides:\n- {service: web, set: {timeouts: {new: 7s}, servers: [&a {b: *a}]}}\n"))
+	f.Add([]byte("overrides: []\n"))
+	files, _, err := ParseBalancerFiles([]byte(everything))
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		overrides, err := ParseOverrides(data)
+		if err != nil {
+			checkProblems(t, err)
+			return
+		}
+		text, err := yaml.Dump(desired.Overrides{Overrides: overrides})
+		if err != nil {
+			t.Fatal(err)
+		}
+		again, err := ParseOverrides(text)
+		if err != nil {
+			t.Fatalf("not valid when written: %v\n%s", err, text)
+		}
+		if twice, err := yaml.Dump(desired.Overrides{Overrides: again}); err != nil || !bytes.Equal(text, twice) {
+			t.Fatalf("%v\n%s\nbecomes\n%s", err, text, twice)
+		}
+		if _, _, err := files.WithOverrides(overrides); err != nil {
+			checkProblems(t, err)
+		}
+	})
+}
+
+// FuzzSignalKeys reads any text as a key file. An error does not quote the file.
+func FuzzSignalKeys(f *testing.F) {
+	f.Add("000102030405060708090a0b0c0d0e0f\r\nFFfeFDfcfbfaf9f8f7f6f5f4f3f2f1f0\n")
+	f.Add("a secret\n")
+	f.Fuzz(func(t *testing.T, content string) {
+		keys, problem := parseSignalKeys(content)
+		if (problem == "") != (len(keys) == 1 || len(keys) == 2) {
+			t.Errorf("%d keys, problem %q", len(keys), problem)
+		}
+		for line := range strings.Lines(content) {
+			if line = strings.TrimSpace(line); len(line) > 8 && strings.Contains(problem, line) {
+				t.Errorf("quotes the file: %s", problem)
+			}
+		}
+	})
+}
+
+// FuzzInspect looks for findings in any bytes.
+func FuzzInspect(f *testing.F) {
+	addExample(f, "lb.yaml", nil)
+	addExample(f, "agent.yaml", nil)
+	f.Add([]byte(everything), []byte(nil))
+	host := Host{MTU: func(string) (int, bool) { return 1280, true }}
+	f.Fuzz(func(t *testing.T, data, _ []byte) {
+		for _, inspect := range []func(string, []byte, Host) ([]Finding, error){InspectBalancer, InspectAgent} {
+			findings, err := inspect("", data, host)
+			if err != nil {
+				checkProblems(t, err)
+			}
+			for _, f := range findings {
+				if f.Rule == "" || strings.Contains(f.Error.Error(), "\n") {
+					t.Errorf("%v", f)
+				}
+			}
+		}
+	})
 }

@@ -148,24 +148,44 @@ func ParseBalancer(data []byte) (*desired.Balancer, field.Errors, error) {
 func parseDocument(root *yaml.Node) (b *desired.Balancer, warnings, problems field.Errors) {
 	b = &desired.Balancer{}
 	d := decodeDocument(root, b)
-	b.SetDefaults(d.has)
-	if d.check(b.Validate); len(d.problems) > 0 {
+	if d.completeBalancer(b); len(d.problems) > 0 {
 		return b, nil, d.problems
 	}
 	d.warnOfBalancer(b)
 	return b, d.warnings.Sorted(), nil
 }
 
+// readBalancer is ParseBalancer without warnings. The document has the errors.
+func readBalancer(data []byte) (*desired.Balancer, *document) {
+	var b desired.Balancer
+	d := decode(data, &b)
+	d.completeBalancer(&b)
+	return &b, d
+}
+
+// completeBalancer sets the defaults of a decoded balancer, and checks its rules.
+func (d *document) completeBalancer(b *desired.Balancer) {
+	b.SetDefaults(d.has)
+	d.check(b.Validate)
+}
+
 // ParseAgent is LoadAgent for a file's content.
 func ParseAgent(data []byte) (*desired.Agent, field.Errors, error) {
+	a, d := readAgent(data)
+	if len(d.problems) > 0 {
+		return nil, nil, d.problems.OrNil()
+	}
+	d.warnOfAgent(a)
+	return a, d.warnings.Sorted(), nil
+}
+
+// readAgent is ParseAgent without warnings. The document has the errors.
+func readAgent(data []byte) (*desired.Agent, *document) {
 	var a desired.Agent
 	d := decode(data, &a)
 	a.SetDefaults(d.has)
-	if d.check(a.Validate); len(d.problems) > 0 {
-		return nil, nil, d.problems.OrNil()
-	}
-	d.warnOfAgent(&a)
-	return &a, d.warnings.Sorted(), nil
+	d.check(a.Validate)
+	return &a, d
 }
 
 // Kind is a kind of files.

@@ -13,8 +13,16 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"golang.org/x/net/netutil"
 
 	"github.com/segue-lb/segue/internal/version"
+)
+
+// mostScrapes and mostConnections bound what clients of the metrics can use at a time. Further scrapes get
+// the status 503, and further connections wait.
+const (
+	mostScrapes     = 4
+	mostConnections = 64
 )
 
 // scrapeTimeout bounds the time that a client may take to send its request and to read the answer.
@@ -88,7 +96,8 @@ func (m *Metrics) Run(ctx context.Context) error {
 	}
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(m, promhttp.HandlerOpts{
-		ErrorLog: slog.NewLogLogger(m.log.Handler(), slog.LevelError),
+		ErrorLog:            slog.NewLogLogger(m.log.Handler(), slog.LevelError),
+		MaxRequestsInFlight: mostScrapes,
 	}))
 	server := &http.Server{
 		Handler:      mux,
@@ -96,7 +105,7 @@ func (m *Metrics) Run(ctx context.Context) error {
 		WriteTimeout: scrapeTimeout,
 		ErrorLog:     slog.NewLogLogger(m.log.Handler(), slog.LevelWarn),
 	}
-	if err := ServeHTTP(ctx, server, m.listener); err != nil {
+	if err := ServeHTTP(ctx, server, netutil.LimitListener(m.listener, mostConnections)); err != nil {
 		return fmt.Errorf("metrics.listen %q: %w", m.listener.Addr(), err)
 	}
 	return nil

@@ -10,8 +10,10 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 )
@@ -47,6 +49,58 @@ func TestMetricsAreServed(t *testing.T) {
 	if conn, err := net.Dial("tcp", m.Addr().String()); err == nil {
 		_ = conn.Close()
 		t.Error("still listens after the end")
+	}
+}
+
+// TestConnectionsOfMetricsAreBounded opens more connections than there may be. The process serves
+// at most that many, so that strangers cannot use up its file descriptors.
+func TestConnectionsOfMetricsAreBounded(t *testing.T) {
+	m, err := ListenMetrics("127.0.0.1:0", "segue_lb", slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- m.Run(ctx) }()
+	defer func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}()
+	// dial opens a connection and asks for something. The connection stays open.
+	dial := func() net.Conn {
+		conn, err := net.Dial("tcp", m.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.WriteString(conn, "GET /none HTTP/1.1\r\nHost: a\r\n\r\n"); err != nil {
+			t.Fatal(err)
+		}
+		return conn
+	}
+	answers := func(conn net.Conn, within time.Duration) error {
+		_ = conn.SetReadDeadline(time.Now().Add(within))
+		_, err := conn.Read(make([]byte, 1))
+		return err
+	}
+	var conns []net.Conn
+	for range mostConnections {
+		conn := dial()
+		defer conn.Close()
+		if err := answers(conn, time.Minute); err != nil {
+			t.Fatalf("connection %d: %v", len(conns), err)
+		}
+		conns = append(conns, conn)
+	}
+	further := dial()
+	defer further.Close()
+	if err := answers(further, 100*time.Millisecond); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("connection %d: error %v, want none to be served", mostConnections, err)
+	}
+	_ = conns[0].Close()
+	if err := answers(further, time.Minute); err != nil {
+		t.Errorf("after another connection was closed: %v", err)
 	}
 }
 

@@ -5,10 +5,10 @@ package daemon
 
 import (
 	"errors"
-	"fmt"
-	"io/fs"
-	"net"
 	"os"
+	"sync"
+
+	"golang.org/x/sys/unix"
 )
 
 // Notify tells the service manager the state of the process, such as "READY=1"; see sd_notify(3).
@@ -19,16 +19,18 @@ func Notify(state string) error {
 	if path == "" {
 		return nil
 	}
-	conn, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: path, Net: "unixgram"})
-	if errors.Is(err, fs.ErrNotExist) {
+	socket, err := notifySocket()
+	if err == nil {
+		err = unix.Sendto(socket, []byte(state), 0, &unix.SockaddrUnix{Name: path})
+	}
+	if errors.Is(err, unix.ENOENT) {
 		return nil
 	}
-	if err != nil {
-		return fmt.Errorf("notify the service manager: %w", err)
-	}
-	defer conn.Close()
-	if _, err := conn.Write([]byte(state)); err != nil {
-		return fmt.Errorf("notify the service manager: %w", err)
-	}
-	return nil
+	return err
 }
+
+// notifySocket is opened by the first call and stays open. So a process that has no more file
+// descriptors can still tell that it reloads.
+var notifySocket = sync.OnceValues(func() (int, error) {
+	return unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+})

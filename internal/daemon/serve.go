@@ -11,7 +11,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sync/errgroup"
-	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/kernelclock"
 )
 
 // Service is a process that works until its context ends.
@@ -57,7 +58,7 @@ func answer(ctx context.Context, service Service, reload func(context.Context) e
 		return
 	}
 	if err := Notify("READY=1"); err != nil {
-		log.Warn(err.Error())
+		log.Warn("cannot notify the service manager", "error", err)
 	}
 	for {
 		select {
@@ -90,17 +91,17 @@ func announceStop(service Service, reason error, detach string, log *slog.Logger
 
 // announceReload reloads between the two notifications that sd_notify(3) requires.
 func announceReload(reload func() error, log *slog.Logger) {
-	var now unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
+	now, err := kernelclock.Monotonic()
+	if err != nil {
 		log.Warn("read the clock", "error", err)
 	}
-	if err := Notify(fmt.Sprintf("RELOADING=1\nMONOTONIC_USEC=%d", now.Nano()/1000)); err != nil {
-		log.Warn(err.Error())
+	if err := Notify(fmt.Sprintf("RELOADING=1\nMONOTONIC_USEC=%d", now.Microseconds())); err != nil {
+		log.Warn("cannot notify the service manager", "error", err)
 	}
 	if err := reload(); err != nil {
 		log.Error("reload failed; the earlier configuration stays in force", "error", err)
 	}
 	if err := Notify("READY=1"); err != nil {
-		log.Warn(err.Error())
+		log.Warn("cannot notify the service manager", "error", err)
 	}
 }

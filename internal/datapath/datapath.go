@@ -51,7 +51,7 @@ func MakeDir(instance string, role Role) (string, error) {
 		return "", fmt.Errorf("%s: %w", Root, err)
 	}
 	if stat.Type != unix.BPF_FS_MAGIC {
-		if err := unix.Mount("bpf", Root, "bpf", 0, ""); err != nil {
+		if err := unix.Mount("bpf", Root, "bpf", 0, "mode=0700"); err != nil {
 			return "", fmt.Errorf("mount the BPF file system at %s: %w", Root, err)
 		}
 	}
@@ -61,7 +61,24 @@ func MakeDir(instance string, role Role) (string, error) {
 		return "", fmt.Errorf("instance %q has the role %s, not %s: choose another name, or detach the instance first", instance, is, role)
 	}
 	dir := Dir(instance)
-	return dir, makeInShared(dir)
+	if err := makeInShared(dir); err != nil {
+		return "", err
+	}
+	return dir, errors.Join(checkOwner(filepath.Dir(dir)), checkOwner(dir))
+}
+
+// checkOwner returns an error if another user could replace what a directory contains. On many
+// hosts, every user can make directories in the BPF file system, and so could have made this one.
+func checkOwner(dir string) error {
+	var stat unix.Stat_t
+	if err := unix.Lstat(dir, &stat); err != nil {
+		return fmt.Errorf("%s: %w", dir, err)
+	}
+	if stat.Mode&unix.S_IFMT != unix.S_IFDIR || int(stat.Uid) != os.Geteuid() || stat.Mode&0o022 != 0 {
+		return fmt.Errorf("%s belongs to user %d and has mode %04o: other users could replace the tables; remove it",
+			dir, stat.Uid, stat.Mode&0o7777)
+	}
+	return nil
 }
 
 // makeInShared makes a directory. The last instance to be removed may remove the parent at any

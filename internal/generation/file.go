@@ -38,18 +38,27 @@ func Load(path string) (Generations, error) {
 	} else if err != nil {
 		return nil, err
 	}
+	g, err := parse(text)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return g, nil
+}
+
+// parse is Load for a file's content.
+func parse(text []byte) (Generations, error) {
 	decoder := json.NewDecoder(bytes.NewReader(text))
 	decoder.DisallowUnknownFields()
 	var d document
 	if err := decoder.Decode(&d); err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
+		return nil, err
 	}
 	if d.Format != format {
-		return nil, fmt.Errorf("%s: format %d is not %d, the format of this build", path, d.Format, format)
+		return nil, fmt.Errorf("format %d is not %d, the format of this build", d.Format, format)
 	}
 	for name, g := range d.Services {
 		if err := g.validate(); err != nil {
-			return nil, fmt.Errorf("%s: service %s: %w", path, name, err)
+			return nil, fmt.Errorf("service %s: %w", name, err)
 		}
 	}
 	return d.Services, nil

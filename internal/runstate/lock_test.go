@@ -78,3 +78,23 @@ func TestLockRefusesNames(t *testing.T) {
 		}
 	}
 }
+
+// TestLockIsPrivate checks that other users cannot open the lock, whatever the umask. Otherwise they
+// could hold it, and so prevent a start.
+func TestLockIsPrivate(t *testing.T) {
+	before := unix.Umask(0)
+	path := filepath.Join(t.TempDir(), "lb.lock")
+	file, err := lockFile(path)
+	unix.Umask(before)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	info, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info.Mode().Perm() != 0o600 {
+		t.Errorf("mode %v", info.Mode())
+	}
+}

@@ -75,12 +75,20 @@ func readRecord(path string, process *Process) (*Record, error) {
 	if err != nil {
 		return nil, err
 	}
-	var record Record
-	if err := json.Unmarshal(data, &record); err != nil {
+	record, err := parseRecord(data)
+	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	if !record.Process.Equal(process.Since) {
 		return nil, nil
+	}
+	return record, nil
+}
+
+func parseRecord(data []byte) (*Record, error) {
+	var record Record
+	if err := json.Unmarshal(data, &record); err != nil {
+		return nil, err
 	}
 	return &record, nil
 }

@@ -44,3 +44,25 @@ func TestWriteFails(t *testing.T) {
 		t.Errorf("left behind: %v, error %v", entries, err)
 	}
 }
+
+// TestLinksAreNotFollowed writes where a link to another file was planted. The link is replaced, and
+// the other file stays.
+func TestLinksAreNotFollowed(t *testing.T) {
+	directory := t.TempDir()
+	victim, path := filepath.Join(directory, "victim"), filepath.Join(directory, "file")
+	if err := os.WriteFile(victim, []byte("precious"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(victim, path); err != nil {
+		t.Fatal(err)
+	}
+	if err := Write(path, []byte("new"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if text, err := os.ReadFile(victim); err != nil || string(text) != "precious" {
+		t.Errorf("the other file is %q, error %v", text, err)
+	}
+	if info, err := os.Lstat(path); err != nil || !info.Mode().IsRegular() {
+		t.Errorf("the link is now %v, error %v", info, err)
+	}
+}

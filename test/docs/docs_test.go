@@ -182,3 +182,32 @@ func TestLineLength(t *testing.T) {
 		}
 	}
 }
+
+var fuzzFunction = regexp.MustCompile(`(?m)^func (Fuzz[A-Za-z]+)\(f \*testing\.F\) `)
+
+// TestFuzzersAreListed checks that CONTRIBUTING.md describes each fuzzer, and no others.
+func TestFuzzersAreListed(t *testing.T) {
+	rows := map[string]bool{}
+	for _, line := range strings.Split(read(t, "CONTRIBUTING.md"), "\n") {
+		if cells := strings.Split(line, " | "); strings.HasPrefix(line, "| `Fuzz") && len(cells) == 3 {
+			for name := range strings.SplitSeq(strings.TrimPrefix(cells[0], "| "), ", ") {
+				rows[strings.Trim(name, "`")+" in "+strings.Trim(cells[1], "`")] = true
+			}
+		}
+	}
+	for _, name := range files(t, ".go") {
+		if !strings.HasSuffix(name, "_test.go") {
+			continue
+		}
+		for _, match := range fuzzFunction.FindAllStringSubmatch(read(t, name), -1) {
+			row := match[1] + " in " + path.Dir(name)
+			if !rows[row] {
+				t.Errorf("CONTRIBUTING.md does not list %s", row)
+			}
+			delete(rows, row)
+		}
+	}
+	for row := range rows {
+		t.Errorf("CONTRIBUTING.md lists %s, which does not exist", row)
+	}
+}

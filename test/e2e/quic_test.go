@@ -516,7 +516,7 @@ func TestQUICServerIDs(t *testing.T) {
 		log := readLog(t, l.Process("s2", "agent"))
 		for _, text := range []string{
 			"level=WARN", "issues connection IDs", "service=" + l.Topology.Services[0].Name,
-			"last_id=2b" + serverID("s1"), "quic-id=" + serverID("s2"),
+			"last_id=2b" + serverID("s1"), "quic_id=" + serverID("s2"),
 		} {
 			if !strings.Contains(log, text) {
 				return fmt.Errorf("the log of the agent of s2 has no %s", text)

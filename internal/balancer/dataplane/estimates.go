@@ -11,6 +11,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/segue-lb/segue/internal/infer"
+	"github.com/segue-lb/segue/internal/kernelclock"
 )
 
 // Estimate is what a process has inferred about a server. It outlives the process. Numbers are 0 if
@@ -145,4 +146,4 @@ func (p *Plane) forgetEstimate(slot uint32) error {
 
 // BootTime returns the time since the system was booted. It is the clock of estimates. It returns
 // an error if the clock cannot be read.
-func BootTime() (time.Duration, error) { return bootTime() }
+func BootTime() (time.Duration, error) { return kernelclock.Boot() }

@@ -11,6 +11,8 @@ import (
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/kernelclock"
 )
 
 // FlowCounts are numbers of flows by state.
@@ -71,7 +73,7 @@ func (t *FlowCountTable) close() error { return unix.Munmap(t.memory) }
 // store stores the numbers of entries that a sweep has kept, for the slots that have a server. The
 // argument kept is by slot. Slots beyond its end have no entries.
 func (t *FlowCountTable) store(kept []SweptServer, slots iter.Seq[uint32]) error {
-	now, err := bootTime()
+	now, err := kernelclock.Boot()
 	if err != nil {
 		return err
 	}
@@ -119,16 +121,6 @@ func (t *FlowCountTable) Total() (flows CountedFlows, age time.Duration, ok bool
 		flows.Flows.add(counted.Flows)
 		flows.HalfOpen.add(counted.HalfOpen)
 	}
-	now, err := bootTime()
+	now, err := kernelclock.Boot()
 	return flows, now - time.Duration(then), true, err
-}
-
-// bootTime returns the time since the system was booted. All processes have the same clock, unless
-// they are in different time namespaces (time_namespaces(7)).
-func bootTime() (time.Duration, error) {
-	var now unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &now); err != nil {
-		return 0, fmt.Errorf("read the time since boot: %w", err)
-	}
-	return time.Duration(now.Nano()), nil
 }

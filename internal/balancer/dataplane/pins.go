@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/desired"
 )
 
 // countsOthers tells whether an earlier process has left counters by reason that are not compatible
@@ -122,7 +123,7 @@ func (p *Plane) pinNew(kept map[string]*ebpf.Map) error {
 }
 
 // explain adds to an error of Open what the user can do about it.
-func (p *Plane) explain(err error) error {
+func (p *Plane) explain(err error, limits desired.Limits) error {
 	var verifier *ebpf.VerifierError
 	if errors.As(err, &verifier) {
 		return fmt.Errorf("the kernel refuses the program: %+v", verifier)
@@ -133,6 +134,11 @@ func (p *Plane) explain(err error) error {
 	if errors.Is(err, ebpf.ErrMapIncompatible) {
 		return fmt.Errorf("the tables in %s were made with other limits, or by another build, and have flows: "+
 			"`segue lb detach %s` drops them: %w", p.dir, p.instance, err)
+	}
+	if errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.E2BIG) {
+		return fmt.Errorf("the kernel has no memory for the tables of node.limits (flows: %d, hints: %d, servers: %d): "+
+			"lower a limit, or give the host or the control group of the process more memory: %w",
+			limits.Flows, limits.Hints, limits.Servers, err)
 	}
 	return fmt.Errorf("load the data path: %w", err)
 }

@@ -105,7 +105,7 @@ func Open(cfg *desired.Balancer, clock *FlowClock, log *slog.Logger) (*Plane, er
 	}
 	if err := p.load(spec, &cfg.Node, log); err != nil {
 		_ = p.closeObjects()
-		return nil, errors.Join(p.explain(err), p.Undo())
+		return nil, errors.Join(p.explain(err, cfg.Node.Limits), p.Undo())
 	}
 	return p, nil
 }

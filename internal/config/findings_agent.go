@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"slices"
+
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/field"
+)
+
+var agentRules = []rule[desired.Agent]{
+	{"internal", func(i *inspection, a *desired.Agent) {
+		srv6 := func(s desired.AgentService) bool { return s.Encapsulation.IsSRv6() }
+		i.trustedInterface(slices.ContainsFunc(a.Services, srv6), "")
+	}},
+	{"signal-key", (*inspection).noTags},
+	{"key-file", func(i *inspection, a *desired.Agent) { i.keyFile(a.Node.SignalKey) }},
+	{"writable", (*inspection).writableAgentFiles},
+	{"metrics-listen", func(i *inspection, a *desired.Agent) { i.metricsEverywhere(a.Metrics) }},
+	{"poll-listen", func(i *inspection, a *desired.Agent) {
+		i.listensEverywhere("poll.listen", a.Poll.Listen, "strangers can send polls, also to the VIPs",
+			"use the address that balancers have in servers[].host")
+	}},
+	{"never", (*inspection).neverAccepts},
+	{"mtu", (*inspection).impossibleMTU},
+}
+
+// noTags is for services with fields for hunting, as warnOfForgedQuestions.
+func (i *inspection) noTags(a *desired.Agent) {
+	if a.Node.SignalKey != "" {
+		return
+	}
+	for n := range a.Services {
+		path := field.Item("services", n)
+		if i.has(field.Child(path, "accept")) || i.has(field.Child(path, "load")) {
+			i.findf(desired.SignalKeyField, "missing: balancers cannot tell the signals of %s from forged ones; give "+
+				"all nodes the same key", path)
+			return
+		}
+	}
+}
+
+func (i *inspection) writableAgentFiles(a *desired.Agent) {
+	i.writable("", i.file, "the configuration")
+	i.writable(desired.SignalKeyField, a.Node.SignalKey, "the key")
+	for n, s := range a.Services {
+		path := field.Child(field.Item("services", n), "load.path")
+		if s.Load.Kind == desired.LoadSharedMemory || s.Load.Kind == desired.LoadApache {
+			i.writableByAll(path, s.Load.Path, "the load")
+		}
+	}
+}
+
+func (i *inspection) neverAccepts(a *desired.Agent) {
+	for n, s := range a.Services {
+		if s.Accept.Policy == desired.AcceptNever {
+			i.findf(field.Child(field.Item("services", n), "accept.policy"), "the server is still offered connections, "+
+				"and gets those that no other candidate takes; drain the server at the balancers instead")
+		}
+	}
+}
+
+func (i *inspection) impossibleMTU(a *desired.Agent) {
+	if mtu, ok := i.host.MTU(a.Node.Interface); ok && a.Node.MTU > mtu {
+		i.findf("node.mtu", "larger than the MTU of %s, which is %d: large packets of new connections are lost or "+
+			"answered by ICMP; set at most that, or raise it", a.Node.Interface, mtu)
+	}
+}

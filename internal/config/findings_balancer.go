@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"net/netip"
+	"time"
+
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/field"
+)
+
+var balancerRules = []rule[desired.Balancer]{
+	{"seed", (*inspection).publicSeed},
+	{"internal", func(i *inspection, b *desired.Balancer) {
+		i.trustedInterface(b.Node.Locator.IsValid(), b.Node.Inside)
+	}},
+	{"signal-key", (*inspection).unsignedSignals},
+	{"key-file", func(i *inspection, b *desired.Balancer) { i.keyFile(b.Node.SignalKey) }},
+	{"writable", (*inspection).writableBalancerFiles},
+	{"metrics-listen", func(i *inspection, b *desired.Balancer) { i.metricsEverywhere(b.Metrics) }},
+	{"state", (*inspection).lostState},
+	{"flows", (*inspection).smallFlowTable},
+	{"server-slots", (*inspection).fewServerSlots},
+	{"hints", (*inspection).noHints},
+	{"one-server", eachService((*inspection).oneServer)},
+	{"drained", eachService((*inspection).drainedServers)},
+	{"health", eachService((*inspection).noHealth)},
+	{"slow-detection", eachService((*inspection).slowDetection)},
+	{"probe", eachService((*inspection).noProbes)},
+	{"generations", eachService((*inspection).fewGenerations)},
+	{"buckets", eachService((*inspection).fewBuckets)},
+	{"candidates", eachService((*inspection).fewCandidates)},
+	{"several-balancers", (*inspection).unrecoverableFlows},
+	{"idle-timeout", eachService((*inspection).shortIdleTimeout)},
+	{"mtu", (*inspection).narrowPath},
+}
+
+// eachService makes a rule for a balancer of a rule for a service.
+func eachService(
+	find func(i *inspection, path string, s *desired.Service),
+) func(*inspection, *desired.Balancer) {
+	return func(i *inspection, b *desired.Balancer) {
+		for n := range b.Services {
+			find(i, field.Item("services", n), &b.Services[n])
+		}
+	}
+}
+
+func (i *inspection) publicSeed(b *desired.Balancer) {
+	if b.Node.Seed == 0 {
+		i.findf("node.seed", "0: a client can compute its bucket, and choose its server by its port; set the "+
+			"same secret random number on all balancers")
+	}
+}
+
+// unsignedSignals completes warnOfForgedSignals, which is for internal interfaces.
+func (i *inspection) unsignedSignals(b *desired.Balancer) {
+	if b.Node.Inside == "" || b.Node.SignalKey != "" {
+		return
+	}
+	for n, s := range b.Services {
+		if s.Placement == desired.PlacementHunt {
+			i.findf(desired.SignalKeyField, "missing: any host that can send packets to %s through %s can pose as "+
+				"a server of %s; give all nodes the same key", b.Node.Locator, b.Node.Inside, field.Item("services", n))
+			return
+		}
+	}
+}
+
+func (i *inspection) writableBalancerFiles(b *desired.Balancer) {
+	i.writable("", i.file, "the configuration")
+	i.writable("node.state", b.Node.State, "generations and overrides")
+	i.writable(desired.SignalKeyField, b.Node.SignalKey, "the key")
+}
+
+func (i *inspection) lostState(b *desired.Balancer) {
+	if isVolatile(b.Node.State) {
+		i.findf("node.state", "does not outlast a reboot: the balancer then forgets former servers and "+
+			"overrides; use a directory on a disk")
+	}
+}
+
+// leastFlows is how many flows a table should hold for each server.
+const leastFlows = 1000
+
+func (i *inspection) smallFlowTable(b *desired.Balancer) {
+	servers := 0
+	for _, s := range b.Services {
+		if s.Persistence == desired.PersistenceTable {
+			servers += len(s.Servers)
+		}
+	}
+	if least := servers * leastFlows; uint64(b.Node.Limits.Flows) < uint64(least) {
+		i.findf("node.limits.flows", "%d for %d servers: flows without room in the table may lose their server "+
+			"when servers change; set at least %d", b.Node.Limits.Flows, servers, least)
+	}
+}
+
+func (i *inspection) fewServerSlots(b *desired.Balancer) {
+	servers := 0
+	for _, s := range b.Services {
+		servers += len(s.Servers)
+	}
+	if 5*servers > 4*int(b.Node.Limits.Servers) {
+		i.findf("node.limits.servers", "%d, of which %d are in use: more servers need another limit, and to change "+
+			"it forgets all flows; set at least %d", b.Node.Limits.Servers, servers, 2*servers)
+	}
+}
+
+func (i *inspection) noHints(b *desired.Balancer) {
+	if b.Node.Limits.Hints > 0 {
+		return
+	}
+	for n, s := range b.Services {
+		if s.Persistence == desired.PersistenceStateless {
+			i.findf("node.limits.hints", "0: clients without TCP timestamps are offered only one candidate of %s; "+
+				"leave the default", field.Item("services", n))
+			return
+		}
+	}
+}
+
+func (i *inspection) oneServer(path string, s *desired.Service) {
+	taking := 0
+	for _, server := range s.Servers {
+		if server.Takes() {
+			taking++
+		}
+	}
+	if taking == 1 {
+		i.findf(field.Child(path, "servers"), "only one server takes new connections: %s fails with it; "+
+			"add another server", s.Name)
+	}
+}
+
+func (i *inspection) drainedServers(path string, s *desired.Service) {
+	for n, server := range s.Servers {
+		at := field.Item(field.Child(path, "servers"), n)
+		switch {
+		case *server.Weight == 0:
+			i.findf(field.Child(at, "weight"), "the server is drained by the file, and its weight changed the "+
+				"candidate table; use `segue drain %s/%s`, or remove the server", s.Name, server.Name)
+		case server.Drained:
+			i.findf(field.Child(at, "drained"), "a drain in the file is easily forgotten; use `segue drain %s/%s`, "+
+				"or remove the server", s.Name, server.Name)
+		}
+	}
+}
+
+func (i *inspection) noHealth(path string, s *desired.Service) {
+	if s.Health != nil {
+		return
+	}
+	gap := "a server that fails still gets connections"
+	switch {
+	case s.Placement == desired.PlacementHunt:
+		gap = "an application that accepts connections and does not answer still gets them"
+	case s.Probes():
+		gap = "probes find a failed host or agent, but an application that fails still gets connections"
+	}
+	i.findf(field.Child(path, "health"), "missing: %s; add a check", gap)
+}
+
+// slowestDetection is how long a failed server may get connections.
+const slowestDetection = 10 * time.Second
+
+// slowDetection adds up the longest time from a failure to the verdict: the server fails just after
+// a check, and the last of the failing checks has to time out.
+func (i *inspection) slowDetection(path string, s *desired.Service) {
+	h := s.Health
+	if h == nil {
+		return
+	}
+	if takes := time.Duration(h.Fall)*h.Interval + h.Timeout; takes > slowestDetection {
+		i.findf(field.Child(path, "health"), "a failed server gets connections for up to %s (fall × interval + "+
+			"timeout); choose values that make at most %s", takes, slowestDetection)
+	}
+}
+
+func (i *inspection) noProbes(path string, s *desired.Service) {
+	if i.has(field.Child(path, "probe")) && !s.Probes() && s.Encapsulation.IsSRv6() {
+		i.findf(field.Child(path, "probe"), "the balancer does not notice agents that are down, and packets of "+
+			"unknown connections do not find their server; run agents, and remove the field")
+	}
+}
+
+// leastGenerations is how many changes of servers a flow without state on the balancer should
+// outlive.
+const leastGenerations = 8
+
+func (i *inspection) fewGenerations(path string, s *desired.Service) {
+	switch {
+	case s.FindsByColumn() && s.Generations < leastGenerations:
+		i.findf(field.Child(path, "generations"), "connections that outlive %d changes of the servers break; set at "+
+			"least %d", s.Generations-1, leastGenerations)
+	case s.Generations == 1 && s.Probes():
+		i.findf(field.Child(path, "generations"), "after a change of the servers, another balancer does not find "+
+			"connections from before; set at least 2")
+	}
+}
+
+func (i *inspection) fewBuckets(path string, s *desired.Service) {
+	if s.Placement != desired.PlacementHash && s.Placement != desired.PlacementHunt {
+		return
+	}
+	if least := 100 * len(s.Servers); s.Buckets < least {
+		i.findf(field.Child(path, "buckets"), "fewer than 100 for each of %d servers: shares differ by more than 1 %%, "+
+			"and changes move more connections; set a prime or a power of two from %d", len(s.Servers), least)
+	}
+}
+
+func (i *inspection) fewCandidates(path string, s *desired.Service) {
+	at := field.Child(path, "candidates")
+	switch {
+	case len(s.Servers) <= s.Candidates:
+	case s.Placement == desired.PlacementHunt && s.Candidates == 1:
+		i.findf(at, "the only candidate cannot refuse, so servers do not decide; set at least 2")
+	case s.Placement == desired.PlacementHash && s.Candidates < 3:
+		i.findf(at, "if the %d of a bucket fail, another balancer finds their connections only while they fail; "+
+			"set at least 3", s.Candidates)
+	}
+}
+
+// unrecoverableFlows finds services whose flows other balancers do not find. Warnings are about
+// services that infer.
+func (i *inspection) unrecoverableFlows(b *desired.Balancer) {
+	if len(b.Node.Balancers()) < 2 {
+		return
+	}
+	for n, s := range b.Services {
+		path := field.Item("services", n)
+		switch {
+		case len(s.Servers) <= s.Candidates:
+		case s.Placement == desired.PlacementHunt && s.Selection == desired.SelectRandom:
+			i.findf(field.Child(path, "selection"), "another balancer finds the server of only %d in %d connections; "+
+				"use consistent, or a single balancer", s.Candidates, len(s.Servers))
+		case s.Placement == desired.PlacementRoundRobin:
+			i.findf(field.Child(path, "placement"), "another balancer finds the server of only %d in %d connections; "+
+				"use hash or hunt, or a single balancer", s.Candidates, len(s.Servers))
+		}
+	}
+}
+
+// shortestIdle is how long a balancer should know an idle TCP connection to servers without agents.
+const shortestIdle = 15 * time.Minute
+
+func (i *inspection) shortIdleTimeout(path string, s *desired.Service) {
+	isForgotten := s.Protocol == desired.TCP && s.Persistence == desired.PersistenceTable && !s.Probes()
+	if isForgotten && s.Timeouts.Established < shortestIdle {
+		i.findf(field.Child(path, "timeouts.established"), "idle connections are forgotten after %s, and may then "+
+			"lose their server, but hosts ask an idle peer after 2 h (RFC 9293 section 3.8.4); set at least %s, or "+
+			"shorten the keepalive of the servers", s.Timeouts.Established, shortestIdle)
+	}
+}
+
+// clientMTU is the length of the largest packets that clients usually send.
+const clientMTU = 1500
+
+func (i *inspection) narrowPath(b *desired.Balancer) {
+	out := b.Node.Interface
+	if b.Node.Inside != "" {
+		out = b.Node.Inside
+	}
+	mtu, ok := i.host.MTU(out)
+	if !ok {
+		return
+	}
+	for n, s := range b.Services {
+		var tunnels []netip.Addr
+		for _, server := range s.Servers {
+			tunnels = append(tunnels, server.Address)
+		}
+		// Agents clamp the MSS, so only clients of these services send packets that do not fit.
+		isUnclamped := s.Protocol == desired.UDP || s.Encapsulation.IsTunnel()
+		if need := clientMTU + s.Encapsulation.Overhead(tunnels); isUnclamped && mtu < need {
+			i.findf(field.Child(field.Item("services", n), "encapsulation"), "packets of %d bytes do not fit: %s has an "+
+				"MTU of %d, and clients behind filters for ICMP are not told; raise the MTU on the way to the servers "+
+				"to %d", clientMTU, out, mtu, need)
+		}
+	}
+}

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/field"
+)
+
+// Host is what rules read of the host, apart from files. A file may be checked on a host that does
+// not have its interfaces and files: rules then find nothing.
+type Host struct {
+	// MTU returns the MTU of an interface in bytes, or false if the host does not have it.
+	MTU func(name string) (mtu int, ok bool)
+}
+
+// ThisHost returns the host of the process, in its network namespace.
+func ThisHost() Host {
+	return Host{MTU: func(name string) (int, bool) {
+		i, err := net.InterfaceByName(name)
+		if err != nil {
+			return 0, false
+		}
+		return i.MTU, true
+	}}
+}
+
+// keyFile finds a key file that a start or a reload would refuse.
+func (i *inspection) keyFile(file string) {
+	if file == "" || unix.Access(file, unix.R_OK) != nil { // absent, or not for this user
+		return
+	}
+	var problem *field.Error
+	if _, err := ReadSignalKeys(file); errors.As(err, &problem) {
+		i.findf(desired.SignalKeyField, "a start would fail, because the file is not right: %s; mend the file",
+			problem.Problem)
+	}
+}
+
+// writable finds a file or directory that users other than root, and other than the user who
+// checks, can change or replace. The path may be empty.
+func (i *inspection) writable(path, file, what string) {
+	if who := writers(file, false); who != "" {
+		i.findf(path, "%s, and so change %s; let only root write there", who, what)
+	}
+}
+
+// writableByAll is writable for a file that an application's own user writes.
+func (i *inspection) writableByAll(path, file, what string) {
+	if who := writers(file, true); who != "" {
+		i.findf(path, "%s, and so change %s; let only the application write there", who, what)
+	}
+}
+
+const (
+	othersMayWrite = 0o002
+	groupMayWrite  = 0o020
+)
+
+// writers says which users can change or replace a file: by its own permissions, or by those of a
+// directory above it. It returns an empty text if there are none, or if the file does not exist.
+// With onlyAll, it considers only permissions for all users.
+func writers(file string, onlyAll bool) string {
+	if file == "" {
+		return ""
+	}
+	file, err := filepath.Abs(file)
+	if err != nil {
+		return ""
+	}
+	target, err := filepath.EvalSymlinks(file)
+	if err != nil {
+		return ""
+	}
+	for _, path := range []string{target, filepath.Dir(file)} { // a link can be replaced, too
+		for {
+			info, err := os.Stat(path)
+			if err != nil {
+				return ""
+			}
+			if who := writer(info, path != target, onlyAll); who != "" {
+				return fmt.Sprintf("%s can write to %s", who, path)
+			}
+			if path == "/" {
+				break
+			}
+			path = filepath.Dir(path)
+		}
+	}
+	return ""
+}
+
+// writer says who can write to a file, or replace entries of a directory. In a sticky directory,
+// only the owner of an entry can replace it.
+func writer(info fs.FileInfo, isAbove, onlyAll bool) string {
+	mode := info.Mode()
+	owner, ok := info.Sys().(*syscall.Stat_t)
+	sticky := isAbove && mode&fs.ModeSticky != 0
+	switch {
+	case !ok:
+		return ""
+	case mode.Perm()&othersMayWrite != 0 && !sticky:
+		return "any user of this host"
+	case onlyAll:
+		return ""
+	case mode.Perm()&groupMayWrite != 0 && owner.Gid != 0 && !sticky:
+		return fmt.Sprintf("the group %d", owner.Gid)
+	case owner.Uid != 0 && int(owner.Uid) != os.Geteuid():
+		return fmt.Sprintf("the user %d", owner.Uid)
+	}
+	return ""
+}
+
+// isVolatile tells whether a directory is usually in memory, or emptied by a boot.
+func isVolatile(dir string) bool {
+	for _, volatile := range []string{"/run", "/var/run", "/tmp", "/dev"} {
+		if dir == volatile || strings.HasPrefix(dir, volatile+"/") {
+			return true
+		}
+	}
+	return false
+}
+
+// isUnspecified tells whether an address with a port stands for all addresses of the host.
+func isUnspecified(listen string) bool {
+	host, _, err := net.SplitHostPort(listen)
+	if err != nil {
+		return false
+	}
+	address, err := netip.ParseAddr(host)
+	return host == "" || err == nil && address.IsUnspecified()
+}

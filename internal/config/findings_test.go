@@ -1,0 +1,331 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// strictBalancer is a file without findings.
+const strictBalancer = `node:
+  interface: eth0
+  internal: true
+  locator: "fd00:6c:0:1::/64"
+  addresses: [192.0.2.10]
+  seed: 7
+services:
+- {name: web, vip: "2001:db8:80::1", port: 80, protocol: tcp, health: {tcp: {}}, # web
+   servers: [{name: s1, locator: "fd00:5:0:1::/64", host: "2001:db8::1"},
+             {name: s2, locator: "fd00:5:0:2::/64", host: "2001:db8::2"},
+             {name: s3, locator: "fd00:5:0:3::/64", host: "2001:db8::3"},
+             {name: s4, locator: "fd00:5:0:4::/64", host: "2001:db8::4"},
+             {name: s5, locator: "fd00:5:0:5::/64", host: "2001:db8::5"}]}
+- {name: old, vip: 192.0.2.80, port: 80, protocol: tcp, encapsulation: ipip, health: {tcp: {}}, # old
+   servers: [{name: s1, address: 192.0.2.1}, {name: s2, address: 192.0.2.2}]}
+`
+
+const strictAgent = `node:
+  interface: eth0
+  internal: true
+  locator: "fd00:5:0:1::/64"
+  balancers: ["fd00:6c::/32"]
+  mtu: 1500
+services:
+- {name: web, vip: "2001:db8:80::1", port: 80, protocol: tcp}
+`
+
+// found is a finding without its text.
+type found struct{ rule, path string }
+
+type findingCase struct {
+	name, from, to string
+	rule, path     string // no rule: there is no finding
+	problem        string // part of the text
+}
+
+// checkFindings inspects a file that is strictly valid with each of the changes. It returns the rules
+// of the findings.
+func checkFindings(
+	t *testing.T, valid string, cases []findingCase,
+	inspect func(string, []byte, Host) ([]Finding, error),
+) (rules []string) {
+	t.Helper()
+	host := Host{MTU: func(name string) (int, bool) {
+		mtu, ok := map[string]int{"eth0": 1540, "eth1": 1300}[name]
+		return mtu, ok
+	}}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			if c.from != "" && strings.Count(valid, c.from) != 1 {
+				t.Fatalf("%q is not in the file once", c.from)
+			}
+			findings, err := inspect("/nonexistent/node.yaml", []byte(strings.Replace(valid, c.from, c.to, 1)), host)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, want := []found{}, []found{}
+			for _, f := range findings {
+				got = append(got, found{f.Rule, f.Path})
+				if !strings.Contains(f.Problem, "; ") {
+					t.Errorf("no cure: %v", f)
+				}
+				if !strings.Contains(f.Problem, c.problem) {
+					t.Errorf("%q does not contain %q", f.Problem, c.problem)
+				}
+				if f.Line == 0 || f.File == "" {
+					t.Errorf("no place: %v", f)
+				}
+			}
+			if c.rule != "" {
+				want = append(want, found{c.rule, c.path})
+				rules = append(rules, c.rule)
+			}
+			if diff := cmp.Diff(want, got, cmp.AllowUnexported(found{})); diff != "" {
+				t.Errorf("-want +got:\n%s", diff)
+			}
+		})
+	}
+	return rules
+}
+
+// needsFiles are the rules of TestFindingsOfFiles.
+var needsFiles = []string{"writable", "key-file"}
+
+// TestFindings checks that each rule finds what it is for, and nothing else.
+func TestFindings(t *testing.T) {
+	const (
+		web, old   = "health: {tcp: {}}, # web", "health: {tcp: {}}, # old"
+		s5         = `host: "2001:db8::5"`
+		first, two = "services[0]", "services[1]"
+	)
+	rules := checkFindings(t, strictBalancer, []findingCase{
+		{name: "none"},
+		{"seed", "seed: 7", "seed: 0", "seed", "node.seed", "0: a client can compute"},
+		{"no seed", "  seed: 7\n", "", "seed", "node.seed", ""},
+		{"trust by default", "  internal: true\n", "", "internal", "node.internal", "missing"},
+		{"edge", "  internal: true\n", "  inside: eth9\n", "", "", ""},
+		{"metrics", "services:", "metrics: {listen: ':9188'}\nservices:", "metrics-listen", "metrics.listen", ""},
+		{"metrics 0", "services:", "metrics: {listen: '0.0.0.0:9188'}\nservices:", "metrics-listen", "metrics.listen", ""},
+		{"metrics ::", "services:", "metrics: {listen: '[::]:9188'}\nservices:", "metrics-listen", "metrics.listen", ""},
+		{"metrics of one address", "services:", "metrics: {listen: '127.0.0.1:9188'}\nservices:", "", "", ""},
+		{"state", "seed: 7", "seed: 7\n  state: /run/segue", "state", "node.state", "reboot"},
+		{"state on a disk", "seed: 7", "seed: 7\n  state: /runs", "", "", ""},
+		{"few flows", "seed: 7", "seed: 7\n  limits: {flows: 6999}", "flows", "node.limits.flows", "6999 for 7 servers"},
+		{"flows", "seed: 7", "seed: 7\n  limits: {flows: 7000}", "", "", ""},
+		{"few slots", "seed: 7", "seed: 7\n  limits: {servers: 8}", "server-slots", "node.limits.servers",
+			"8, of which 7 are in use"},
+		{"slots", "seed: 7", "seed: 7\n  limits: {servers: 9}", "", "", ""},
+		{"no hints", "seed: 7", "seed: 7\n  limits: {hints: 0}", "", "", ""},
+		{"one server", ", {name: s2, address: 192.0.2.2}", "", "one-server", two + ".servers", "old fails with it"},
+		{"drained", s5, s5 + ", drained: true", "drained", first + ".servers[4].drained", "segue drain web/s5"},
+		{"weight 0", s5, s5 + ", weight: 0", "drained", first + ".servers[4].weight", "segue drain web/s5"},
+		{"no health", web, "", "health", first + ".health", "probes find a failed host or agent"},
+		{"no health, no agent", old, "", "health", two + ".health", "a server that fails still gets connections"},
+		{"no health, hunts", web, "placement: hunt, probe: true,", "health", first + ".health",
+			"accepts connections and does not answer"},
+		{"slow", web, "health: {tcp: {}, interval: 4s, timeout: 1s, fall: 3},", "slow-detection", first + ".health",
+			"up to 13s"},
+		{"not slow", web, "health: {tcp: {}, interval: 3s, timeout: 1s, fall: 3},", "", "", ""},
+		{"no probes", web, web[:len(web)-6] + " probe: false, generations: 1,", "probe", first + ".probe", ""},
+		{"one generation", web, web[:len(web)-6] + " generations: 1,", "generations", first + ".generations",
+			"set at least 2"},
+		{"few generations", web, web[:len(web)-6] + " persistence: stateless, generations: 7,", "generations",
+			first + ".generations", "outlive 6 changes"},
+		{"generations", web, web[:len(web)-6] + " persistence: stateless, generations: 8,", "", "", ""},
+		{"few buckets", web, web[:len(web)-6] + " buckets: 499,", "buckets", first + ".buckets", "from 500"},
+		{"buckets", web, web[:len(web)-6] + " buckets: 503,", "", "", ""},
+		{"turns", web, web[:len(web)-6] + " placement: round-robin, buckets: 499,", "", "", ""},
+		{"few candidates", web, web[:len(web)-6] + " candidates: 2,", "candidates", first + ".candidates", "if the 2"},
+		{"one candidate", web, web[:len(web)-6] + " placement: hunt, candidates: 1,", "candidates",
+			first + ".candidates", "cannot refuse"},
+		{"short timeout", old, old[:len(old)-6] + " timeouts: {established: 899s},", "idle-timeout",
+			two + ".timeouts.established", "after 14m59s"},
+		{"timeout", old, old[:len(old)-6] + " timeouts: {established: 15m},", "", "", ""},
+		{"agents", web, web[:len(web)-6] + " timeouts: {established: 5s},", "", "", ""},
+		{"narrow", "encapsulation: ipip", "encapsulation: gre", "", "", ""},
+		{"narrow inside", "internal: true", "inside: eth1", "mtu", two + ".encapsulation",
+			"eth1 has an MTU of 1300, and clients behind filters for ICMP are not told; raise the MTU on the way " +
+				"to the servers to 1520"},
+	}, InspectBalancer)
+	rules = append(rules, checkFindings(t, strings.Replace(strictBalancer, "seed: 7", "seed: 7\n  name: lb1\n  peers: [lb1, lb2]", 1),
+		[]findingCase{
+			{name: "none of peers"},
+			{"random", web, web[:len(web)-6] + " placement: hunt, selection: random,", "several-balancers",
+				first + ".selection", "only 4 in 5"},
+			{"turns", web, web[:len(web)-6] + " placement: round-robin, candidates: 2,", "several-balancers",
+				first + ".placement", "only 2 in 5"},
+			{"turns of all", web, web[:len(web)-6] + " placement: round-robin,", "", "", ""},
+		}, InspectBalancer)...)
+	rules = append(rules, checkFindings(t, strings.Replace(strictBalancer, web, web[:len(web)-6]+"placement: hunt,", 1),
+		[]findingCase{
+			{"no key", "internal: true", "inside: eth9", "signal-key", "node.signal-key", "through eth9"},
+			{"key", "internal: true", "inside: eth9\n  signal-key: /nonexistent/key", "", "", ""},
+		}, InspectBalancer)...)
+	rules = append(rules, checkFindings(t, strings.Replace(strictBalancer, web, web[:len(web)-6]+"persistence: stateless,", 1),
+		[]findingCase{
+			{"no hints", "seed: 7", "seed: 7\n  limits: {hints: 0}", "hints", "node.limits.hints", "services[0]"},
+		}, InspectBalancer)...)
+	rules = append(rules, checkFindings(t, strictAgent, []findingCase{
+		{name: "no agent's"},
+		{"agent's trust", "  internal: true\n", "", "internal", "node.internal", "missing"},
+		{"no tags", "protocol: tcp}", "protocol: tcp, load: {source: accept-queue}}", "signal-key", "node.signal-key",
+			"services[0]"},
+		{"mtu elsewhere", "eth0", "eth7", "", "", ""},
+	}, InspectAgent)...)
+	tagged := strings.Replace(strictAgent, "mtu: 1500", "mtu: 1500\n  signal-key: /nonexistent/key", 1)
+	rules = append(rules, checkFindings(t, tagged, []findingCase{
+		{"tags", "protocol: tcp}", "protocol: tcp, load: {source: accept-queue}}", "", "", ""},
+		{"never", "protocol: tcp}", "protocol: tcp, accept: {policy: never}}", "never", "services[0].accept.policy", ""},
+		{"mtu", "mtu: 1500", "mtu: 1541", "mtu", "node.mtu", "eth0, which is 1540"},
+		{"agent's metrics", "services:", "metrics: {listen: ':9188'}\nservices:", "metrics-listen", "metrics.listen", ""},
+		{"polls", "services:", "poll: {listen: '[::]:7460'}\nservices:", "poll-listen", "poll.listen", ""},
+		{"polls at one address", "services:", "poll: {listen: '[2001:db8::7]:7460'}\nservices:", "", "", ""},
+	}, InspectAgent)...)
+	for _, rule := range Rules() {
+		if !slices.Contains(append(rules, needsFiles...), rule) {
+			t.Errorf("rule %s has no case", rule)
+		}
+	}
+}
+
+// TestRulesAreDocumented checks that the documentation has a row for each rule, and no other rows.
+func TestRulesAreDocumented(t *testing.T) {
+	text, err := os.ReadFile("../../docs/configuration.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, chapter, _ := strings.Cut(string(text), "\n### Strict checks\n")
+	chapter, _, _ = strings.Cut(chapter, "\n## ")
+	var rows []string
+	for line := range strings.Lines(chapter) {
+		if name, ok := strings.CutPrefix(line, "| `"); ok {
+			name, _, _ = strings.Cut(name, "`")
+			rows = append(rows, name)
+		}
+	}
+	slices.Sort(rows)
+	if diff := cmp.Diff(Rules(), rows); diff != "" {
+		t.Errorf("-rules +rows:\n%s", diff)
+	}
+}
+
+// TestWritable checks whom the permissions of files and of the directories above them trust.
+func TestWritable(t *testing.T) {
+	for _, c := range []struct {
+		name          string
+		top, dir      os.FileMode
+		file          os.FileMode
+		group, user   int
+		onlyAll, link bool
+		want          string // with DIR for the directory of the test
+	}{
+		{name: "root's", top: 0o755, dir: 0o700, file: 0o644},
+		{name: "all", top: 0o755, dir: 0o700, file: 0o646, want: "any user of this host can write to DIR/a/f"},
+		{name: "all above", top: 0o755, dir: 0o707, file: 0o600, want: "any user of this host can write to DIR/a"},
+		{name: "all on top", top: 0o777, dir: 0o700, file: 0o600, want: "any user of this host can write to DIR"},
+		{name: "sticky", top: 0o777 | os.ModeSticky, dir: 0o700, file: 0o600},
+		{name: "sticky itself", top: 0o755, dir: 0o700, file: 0o602 | os.ModeSticky,
+			want: "any user of this host can write to DIR/a/f"},
+		{name: "group", top: 0o755, dir: 0o700, file: 0o664, group: 77, want: "the group 77 can write to DIR/a/f"},
+		{name: "group root", top: 0o755, dir: 0o700, file: 0o664},
+		{name: "user", top: 0o755, dir: 0o700, file: 0o600, user: 77, want: "the user 77 can write to DIR/a/f"},
+		{name: "application", top: 0o755, dir: 0o700, file: 0o660, user: 77, group: 77, onlyAll: true},
+		{name: "all but application", top: 0o755, dir: 0o700, file: 0o666, user: 77, onlyAll: true,
+			want: "any user of this host can write to DIR/a/f"},
+		{name: "link", top: 0o755, dir: 0o703, file: 0o600, link: true, want: "any user of this host can write to DIR/a"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if os.Geteuid() != 0 {
+				t.Skip("only root can give files away")
+			}
+			top, elsewhere := t.TempDir(), t.TempDir()
+			file := filepath.Join(top, "a", "f")
+			target := file
+			if c.link {
+				target = filepath.Join(elsewhere, "f")
+			}
+			must := func(errs ...error) {
+				t.Helper()
+				for _, err := range errs {
+					if err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			must(os.Mkdir(filepath.Dir(file), 0o700), os.WriteFile(target, nil, 0o600), os.Chown(target, c.user, c.group),
+				os.Chmod(target, c.file), os.Chmod(filepath.Dir(file), c.dir), os.Chmod(top, c.top))
+			if c.link {
+				must(os.Symlink(target, file))
+			}
+			want := strings.Replace(c.want, "DIR", top, 1)
+			if got := writers(file, c.onlyAll); got != want {
+				t.Errorf("got %q, want %q", got, want)
+			}
+		})
+	}
+	if got := writers("/nonexistent/file", false); got != "" {
+		t.Errorf("absent: %q", got)
+	}
+}
+
+// TestFindingsOfFiles checks the fields that name files.
+func TestFindingsOfFiles(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, content string, mode os.FileMode) string {
+		t.Helper()
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chmod(path, mode); err != nil { // the umask does not count
+			t.Fatal(err)
+		}
+		return path
+	}
+	open := filepath.Join(dir, "open")
+	if err := os.Mkdir(open, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(open, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	const key = "000102030405060708090a0b0c0d0e0f\n"
+	lb := strings.Replace(strictBalancer, "seed: 7", "seed: 7\n  state: "+open+"\n  signal-key: "+write("k", key, 0o640), 1)
+	agent := strings.Replace(strictAgent, "mtu: 1500", "mtu: 1500\n  signal-key: "+write("short", "0001\n", 0o600), 1)
+	agent = strings.Replace(agent, "protocol: tcp}", "protocol: tcp, load: {source: shared-memory, path: "+
+		write("load", "", 0o666)+"}}", 1)
+	host := Host{MTU: func(string) (int, bool) { return 0, false }}
+	file := write("node.yaml", "", 0o646)
+	for _, c := range []struct {
+		inspect func(string, []byte, Host) ([]Finding, error)
+		text    string
+		want    []found
+	}{
+		{InspectBalancer, lb, []found{
+			{"writable", ""}, {"writable", "node.state"}, {"key-file", "node.signal-key"},
+		}},
+		{InspectAgent, agent, []found{
+			{"writable", ""}, {"key-file", "node.signal-key"}, {"writable", "services[0].load.path"},
+		}},
+	} {
+		findings, err := c.inspect(file, []byte(c.text), host)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []found
+		for _, f := range findings {
+			if f.Rule != "state" { // the test's directory does not outlast a reboot
+				got = append(got, found{f.Rule, f.Path})
+			}
+		}
+		if diff := cmp.Diff(c.want, got, cmp.AllowUnexported(found{})); diff != "" {
+			t.Errorf("-want +got:\n%s", diff)
+		}
+	}
+}
