@@ -50,10 +50,10 @@ func FuzzRequests(f *testing.F) {
 		f.Fatal(err)
 	}
 	c.Attach(follower{}, func([]desired.Override) {})
-	handler := Handler(Balancer{
+	handler := Balancer{
 		Control: c, Reload: c.Reload, Events: events.NewStream(),
 		Source: func() (*inspect.Snapshot, error) { return &inspect.Snapshot{}, nil },
-	})
+	}.Handler()
 	gone, leave := context.WithCancel(f.Context()) // a client that follows events, and has gone
 	leave()
 	f.Fuzz(func(t *testing.T, method, path, query, version string, body []byte) {
