@@ -81,7 +81,7 @@ func TestDrain(t *testing.T) {
 // are reset, also across a restart, and a file can be applied whole.
 func TestServerCommands(t *testing.T) {
 	t.Parallel()
-	l := up(t, topology("http6-encap"))
+	l := up(t, topology("http6-encap", "http6-insert")) // a balancer has at least one service
 	s := l.Topology.Services[0]
 	balancers := nodes(l, lab.RoleBalancer)
 	onAll := func(want string, args ...string) {
@@ -162,6 +162,18 @@ func TestServerCommands(t *testing.T) {
 		}
 	}
 	requireVisits("s1", true)
+	// The same service with another name, and one server.
+	onAll("removed", "service", "remove", s.Name)
+	onAll("added", "service", "add", "web", "vip="+s.VIP.String(), fmt.Sprint("port=", s.Port), "protocol=tcp",
+		"encapsulation="+string(s.Encapsulation), "placement="+string(s.Placement), "timeouts.new=30s")
+	onAll("added", "server", "add", "web/only", "locator="+locator)
+	visits, err := newClient(l).visit(t.Context(), s, 20)
+	must(t, err)
+	if visits["s1"] != 20 {
+		t.Errorf("a service that was added: connections went to %v, want s1", visits)
+	}
+	onAll("removed", "service", "remove", "web")
+	onAll("added", "service", "reset", s.Name)
 	onAll("", "reload")
 	onAll(name, "server", "list")
 	onAll("http6-encap", "service", "list")
