@@ -103,7 +103,7 @@ func (w *watch) hasNews(name string, services []*inspect.ServiceState) bool {
 }
 
 // fit are the conditions in which a server gets new flows.
-var fit = []inspect.Condition{inspect.ServerUp, inspect.ServerUnchecked}
+var fit = []inspect.Condition{inspect.ServerUp, inspect.ServerUnchecked, inspect.ServerStarting}
 
 // isFit tells whether the server should be in the service's table.
 func isFit(service *inspect.ServiceState, server *inspect.ServerState) bool {
