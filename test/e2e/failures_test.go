@@ -137,6 +137,7 @@ func (f *failing) undergo(x failure) *outcome {
 func (f *failing) awaitUse() {
 	f.Helper()
 	f.watch.await(f.T, true, probed...)
+	f.watch.awaitStarted(f.T)
 	used := time.Now()
 	eventually(f.T, func() error {
 		answered := map[string]bool{}

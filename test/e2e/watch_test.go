@@ -201,6 +201,19 @@ func (w *watch) await(t *testing.T, used bool, services ...string) {
 	})
 }
 
+// awaitStarted waits until the server gets its full share of new flows in all balancers.
+func (w *watch) awaitStarted(t *testing.T) {
+	t.Helper()
+	eventually(t, func() error {
+		for here, sight := range w.last(t) {
+			if sight.condition == inspect.ServerStarting {
+				return fmt.Errorf("%s: %s starts slowly in %s", here.balancer, w.server, here.service)
+			}
+		}
+		return nil
+	})
+}
+
 func (w *watch) stop() {
 	w.cancel()
 	w.group.Wait()
