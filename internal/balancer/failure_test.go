@@ -230,6 +230,23 @@ func TestRecoveredServersStartSlowly(t *testing.T) {
 	}
 }
 
+// A server that only lacked a next hop, as a new one may, does not start slowly.
+func TestResolvedServersDoNotStartSlowly(t *testing.T) {
+	t.Parallel()
+	slow := time.Minute
+	cfg := webOf(srv6Server("s1", 1, 1), srv6Server("s2", 2, 1))
+	cfg.Services[0].SlowStart = &slow
+	f := open(t, cfg)
+	f.via["s1"] = ""
+	f.route()
+	f.requireCondition("web", "s1", inspect.ServerUnresolved)
+	f.via["s1"] = "out"
+	f.route()
+	if f.services.startSlowly() {
+		t.Error("the server starts slowly")
+	}
+}
+
 // While a server rests, new flows go to others, and it keeps the flows that it has.
 func TestRestingServerKeepsFlows(t *testing.T) {
 	t.Parallel()

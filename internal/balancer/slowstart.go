@@ -73,11 +73,12 @@ func (svc *service) slow() time.Duration {
 }
 
 // pace notes which members are used, and lets servers that were unfit begin slowly. If only such
-// servers are used, none of them rests.
+// servers are used, none of them rests. A server that only lacked a next hop does not begin slowly:
+// it is new, or only its route was gone.
 func (s *services) pace(svc *service, used map[*member]bool, now time.Time) {
 	resting := 0
 	for _, m := range svc.members {
-		m.slow.fits(used[m], m.Takes() && s.causes(m) != 0, svc.slow(), now)
+		m.slow.fits(used[m], m.Takes() && m.causes != 0, svc.slow(), now)
 		if used[m] && m.slow.rests {
 			resting++
 		}
