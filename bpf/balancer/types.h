@@ -125,6 +125,9 @@ enum server_flags {
 	SERVER_NOT_SERVED = 1 << 9,   /* its agent does not have the VIP */
 	SERVER_UNHEARD = 1 << 10,     /* the connections offered to it first are not answered */
 	SERVER_ROUTED = 1 << 12,      /* it has had a route of its own, not the default route */
+	/* It was unfit, and gets a growing share of new flows. Meanwhile it is drained now and
+	 * then. */
+	SERVER_STARTING = 1 << 13,
 };
 
 /*

@@ -457,7 +457,10 @@ func describeGeneration(s *inspect.ServiceState) string {
 
 // printWarnings prints the warnings about a service as a whole.
 func printWarnings(out io.Writer, s *inspect.ServiceState) {
-	if !s.TakesFlows {
+	switch {
+	case s.Refuses:
+		fmt.Fprintln(out, "ALL SERVERS HAVE FAILED: new flows are dropped (all-failed: refuse)")
+	case !s.TakesFlows:
 		fmt.Fprintln(out, "NO SERVER FOR NEW FLOWS: there are no servers, or all are drained, and new flows are dropped")
 	}
 	for _, cause := range s.Ignored {

@@ -209,7 +209,8 @@ func (b *Balancer) control(ctx context.Context) error {
 	defer sweep.Stop()
 	hints := time.NewTicker(hintInterval)
 	defer hints.Stop()
-	admit, journal := newAlarm(), newAlarm()
+	admit, journal, slow := newAlarm(), newAlarm(), newAlarm()
+	defer slow.Stop()
 	defer admit.Stop()
 	defer journal.Stop()
 
@@ -220,10 +221,14 @@ func (b *Balancer) control(ctx context.Context) error {
 			admit.within(gather)
 			journal.within(journalDelay)
 		}
+		if b.services.startSlowly() {
+			slow.within(slowTick)
+		}
 		var err error
 		select {
 		case <-ctx.Done():
 			b.logChanges()
+			b.services.endSlowStarts()
 			return nil
 		case update := <-b.resolver.Updates():
 			err = b.follow(update)
@@ -241,6 +246,9 @@ func (b *Balancer) control(ctx context.Context) error {
 		case <-admit.C:
 			admit.armed = false
 			b.admit()
+		case now := <-slow.C:
+			slow.armed = false
+			b.services.tickSlowStarts(now)
 		case <-journal.C:
 			journal.armed = false
 			b.logChanges()

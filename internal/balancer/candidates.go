@@ -331,13 +331,15 @@ func (s *services) writeRule(svc *service) {
 	}
 }
 
-// admit tells the data path which servers of a service get new flows, and whether there is one. If
-// the service infers, the servers that get flows again begin slowly.
+// admit tells the data path which servers of a service get new flows, whether there is one, and
+// what becomes of the flows of failed servers. The servers that get flows again begin slowly.
 func (s *services) admit(svc *service) {
-	for _, m := range s.admitUsable(svc) {
-		s.plane.Servers.SetFlags(m.slot, m.flags(false))
+	unused := s.admitUsable(svc)
+	for _, m := range unused {
+		s.plane.Servers.SetFlags(m.slot, s.flagsOfUnused(svc, m))
 	}
 	s.inference.admitted(svc)
+	s.endFlows(svc, unused)
 }
 
 // admitUsable makes the usable servers of a service get new flows, and then puts the service's rule
@@ -350,7 +352,11 @@ func (s *services) admitUsable(svc *service) (unused []*member) {
 	svc.rule.Flags &^= dataplane.RuleTakesFlows
 	for _, m := range usable {
 		used[m] = true
-		s.plane.Servers.SetFlags(m.slot, m.flags(true))
+	}
+	s.pace(svc, used, time.Now())
+	for m := range used {
+		s.plane.Servers.SetService(m.slot, svc.id)
+		s.plane.Servers.SetFlags(m.slot, m.flags(true)|m.slow.flags())
 		svc.rule.Flags |= dataplane.RuleTakesFlows
 	}
 	s.writeRule(svc)

@@ -74,6 +74,7 @@ func (t *transitions) log(log *slog.Logger, worse slog.Level, text changeText) {
 // become unfit for new flows or fit again, and which services place new flows on unfit servers.
 func (s *services) logChanges(log *slog.Logger) {
 	servers, services := make([]transitions, len(causeTexts)), make([]transitions, len(causeTexts))
+	var refusals transitions
 	for _, name := range slices.Sorted(maps.Keys(s.byName)) {
 		svc := s.byName[name]
 		for _, m := range svc.members {
@@ -90,10 +91,19 @@ func (s *services) logChanges(log *slog.Logger) {
 			services[i].note(kind.cause, svc.logged, 0, ignored, change{service: name}, change{service: name})
 		}
 		svc.logged = ignored
+		switch refuses := s.refuses(svc); {
+		case refuses && !svc.refused:
+			refusals.began = append(refusals.began, change{service: name})
+			svc.refused = true
+		case !refuses && svc.refused:
+			refusals.ended = append(refusals.ended, change{service: name})
+			svc.refused = false
+		}
 	}
 	for i, kind := range causeTexts {
 		servers[i].log(log, slog.LevelWarn, kind.server)
 	}
+	refusals.log(log, slog.LevelError, refusalText)
 	for i, kind := range causeTexts {
 		services[i].log(log, slog.LevelError, kind.service)
 	}

@@ -118,6 +118,15 @@ var tooMany = changeText{
 		"probes find no fault in the servers of these services that get new connections"},
 }
 
+// refusalText is logged when all servers of a service have failed, and the service refuses new flows
+// then.
+var refusalText = changeText{
+	began: wording{"ALL servers of the service have failed: new connections are DROPPED",
+		"ALL servers of these services have failed: new connections are DROPPED"},
+	ended: wording{"the service takes new connections again",
+		"these services take new connections again"},
+}
+
 // member is a server of a service, with its state in the data path.
 type member struct {
 	desired.Server
@@ -137,6 +146,7 @@ type member struct {
 	logged  dataplane.Causes // the causes at the last log, with Unresolved
 	// unlogged are the causes that the member has got since the last log, except Unresolved.
 	unlogged dataplane.Causes
+	slow     slowStart
 }
 
 // reasons are texts that say why a server got a cause and why it lost the cause. An empty text
@@ -149,7 +159,7 @@ func newMember(server desired.Server, cfg *desired.Service, before *member, note
 	m := &member{Server: server, checked: cfg.Health != nil, probed: cfg.Probes(), causes: noted, routed: routed}
 	if before != nil {
 		m.causes, m.reasons, m.since = before.causes, before.reasons, before.since
-		m.logged, m.unlogged = before.logged, before.unlogged
+		m.logged, m.unlogged, m.slow = before.logged, before.unlogged, before.slow
 		m.down, m.drained = before.down, before.drained
 	}
 	m.causes &^= dataplane.Unresolved
@@ -231,19 +241,6 @@ func (m *member) setReason(cause dataplane.Causes, holds bool, reason string) {
 // causes returns all present causes of a member, with Unresolved.
 func (s *services) causes(m *member) dataplane.Causes {
 	return m.causes.Set(dataplane.Unresolved, !s.plane.Servers.HasNextHop(m.slot))
-}
-
-// usable lists the servers of a service that get new flows: the servers that are not drained and
-// have no cause. A cause that all servers have is ignored (fail open). For example, if the health
-// checks of all servers fail, a fault of the checks is more likely than a fault of all servers.
-// Probes exclude at most mostUnfit servers.
-func (s *services) usable(svc *service) []*member {
-	undrained := slices.DeleteFunc(slices.Clone(svc.members), func(m *member) bool { return !m.Takes() })
-	chosen := undrained
-	for _, cause := range []dataplane.Causes{dataplane.Unresolved, dataplane.Unreachable, dataplane.Failing} {
-		chosen = prefer(chosen, func(m *member) bool { return !s.causes(m).Has(cause) })
-	}
-	return withoutUnfit(chosen, mostUnfit(len(undrained)))
 }
 
 // mostUnfit returns how many servers of a service probes may exclude: a third, but at least one.

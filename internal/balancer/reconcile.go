@@ -25,6 +25,9 @@ func (s *services) reconcile(cfg *desired.Balancer, generations generation.Gener
 	if err := s.settle(); err != nil {
 		return err
 	}
+	for _, svc := range s.byName {
+		s.join(svc)
+	}
 	wanted := map[string]bool{}
 	for i := range cfg.Services {
 		name := cfg.Services[i].Name

@@ -23,6 +23,7 @@ type service struct {
 	huntsEnd time.Time        // zero, or the end of RuleHalfOpen after hunting
 	logged   dataplane.Causes // the ignored causes at the last log
 	down     bool             // the last event about it says that no server is fit
+	refused  bool             // it refused new flows at the last log
 	// formerSince is when RuleFormerFlows was set in this process, or zero if it is not set.
 	formerSince time.Time
 }

@@ -62,13 +62,29 @@ func (b *Balancer) SetDefaults(given Given) {
 		given.defaultService(s, path)
 		probes := s.Encapsulation.IsSRv6() && b.Node.TakesSignals()
 		setDefault(given, field.Child(path, "probe"), &s.Probe, &probes)
+		given.defaultSlowStart(s, path)
 	}
+}
+
+// defaultSlowStart sets the slow start of services that do not infer. While a server starts slowly,
+// balancers may place a flow differently. Then servers must be able to pass on its packets.
+func (given Given) defaultSlowStart(s *Service, path string) {
+	if s.Placement.Infers() {
+		return
+	}
+	slow := time.Duration(0)
+	if s.Protocol == TCP && (s.Placement == PlacementHunt || s.Probes() || s.FindsByColumn()) {
+		slow = DefaultSlowStart
+	}
+	setDefault(given, field.Child(path, "slow-start"), &s.SlowStart, &slow)
 }
 
 func (given Given) defaultService(s *Service, path string) {
 	setDefault(given, field.Child(path, "placement"), &s.Placement, PlacementHash)
 	setDefault(given, field.Child(path, "persistence"), &s.Persistence, PersistenceTable)
 	setDefault(given, field.Child(path, "encapsulation"), &s.Encapsulation, SRv6Encap)
+	setDefault(given, field.Child(path, "on-failure"), &s.OnFailure, OnFailureMoveUDP)
+	setDefault(given, field.Child(path, "all-failed"), &s.AllFailed, AllFailedUse)
 	candidates := 3
 	switch {
 	case s.Placement == PlacementHunt:

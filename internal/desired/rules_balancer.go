@@ -169,6 +169,15 @@ func (r *rules) checkService(path string, s *Service) {
 	checkRange(r, field.Child(at, "established"), s.Timeouts.Established, 5*time.Second, 4*time.Hour)
 	checkRange(r, field.Child(at, "closing"), s.Timeouts.Closing, 5*time.Second, 4*time.Hour)
 	checkRange(r, field.Child(at, "silent"), s.Timeouts.Silent, 5*time.Second, 4*time.Hour)
+	checkKnown(r, field.Child(path, "on-failure"), s.OnFailure, OnFailureKeep, OnFailureMoveUDP, OnFailureReset)
+	checkKnown(r, field.Child(path, "all-failed"), s.AllFailed, AllFailedUse, AllFailedRefuse)
+	switch at := field.Child(path, "slow-start"); {
+	case s.SlowStart == nil:
+	case s.Placement.Infers():
+		r.failf(at, "not used by placement %s: it has infer.slow-start", s.Placement)
+	default:
+		checkRange(r, at, *s.SlowStart, 0, time.Hour)
+	}
 	if s.Health != nil {
 		r.checkHealth(field.Child(path, "health"), s)
 	}

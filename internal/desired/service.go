@@ -111,6 +111,24 @@ func (p Port) MarshalYAML() (any, error) {
 	return p.Number(), nil
 }
 
+// OnFailure is what becomes of the flows of a server that fails: that has no next hop or one that
+// does not answer, that fails its health checks, or whose agent probes find unfit.
+type OnFailure string
+
+// AllFailed is what becomes of new flows if all servers have failed.
+type AllFailed string
+
+// The values of OnFailure and AllFailed.
+const (
+	OnFailureKeep    OnFailure = "keep"     // all flows stay with the server
+	OnFailureMoveUDP OnFailure = "move-udp" // flows of UDP move to other servers
+	// As move-udp, and connections of TCP are reset when their clients send the next packet.
+	OnFailureReset OnFailure = "reset"
+
+	AllFailedUse    AllFailed = "use"    // all servers get new flows, as if none had failed
+	AllFailedRefuse AllFailed = "refuse" // new flows are dropped
+)
+
 // Service is a VIP, port and protocol with the servers behind it.
 type Service struct {
 	Name          string        `yaml:"name"`
@@ -149,6 +167,15 @@ type Service struct {
 	Timeouts Timeouts `yaml:"timeouts"`
 	// Health excludes servers that fail their checks from placement; nil: no checks.
 	Health *Health `yaml:"health"`
+	// OnFailure is what becomes of the flows of a server that fails. Default move-udp.
+	OnFailure OnFailure `yaml:"on-failure"`
+	// AllFailed is what becomes of new flows if all servers that are not drained have failed.
+	// Default use.
+	AllFailed AllFailed `yaml:"all-failed"`
+	// SlowStart is the time in which a server that was unfit comes to its full share of new flows,
+	// 0 to 1h. Default 10s if servers can pass on packets of flows that they do not have, or else 0.
+	// Placements that infer do not use it (Infer.SlowStart).
+	SlowStart *time.Duration `yaml:"slow-start,omitempty"`
 	// Probe tells whether the balancer probes the servers' agents. Default true if servers have
 	// locators and the balancer takes packets from them (TakesSignals); otherwise it must not be
 	// true.

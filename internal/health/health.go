@@ -131,22 +131,26 @@ func (c *Checker) Run(ctx context.Context) error {
 // together, then at every interval, with jitter.
 func (c *Checker) follow(ctx context.Context, w *watch, first time.Duration) {
 	s := streak{healthy: !w.target.Failing}
-	timer := time.NewTimer(first)
+	timer, due := time.NewTimer(first), time.Now().Add(first)
 	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return
-	case <-timer.C:
-		c.check(ctx, w, &s)
-	}
-	timer.Reset(rand.N(w.target.Interval))
-	for {
+	for checked := false; ; checked = true {
 		select {
 		case <-ctx.Done():
 			return
 		case <-timer.C:
-			timer.Reset(w.target.wait())
-			c.check(ctx, w, &s)
+		}
+		late := time.Since(due)
+		wait := w.target.wait()
+		timer.Reset(wait)
+		due = time.Now().Add(wait)
+		c.check(ctx, w, &s, late)
+		now := time.Now()
+		if !checked {
+			wait = rand.N(w.target.Interval)
+			timer.Reset(wait)
+			due = now.Add(wait)
+		} else if due.Before(now) { // a check that takes long delays the next one
+			due = now
 		}
 	}
 }
@@ -159,9 +163,17 @@ func (t *Target) wait() time.Duration {
 	return t.Interval - t.Jitter + rand.N(2*t.Jitter+1)
 }
 
-// check checks a target once, and reports a change of its state.
-func (c *Checker) check(ctx context.Context, w *watch, s *streak) {
+// errBusy says that a check began so late that its failure proves nothing: this host has too little
+// CPU time.
+var errBusy = fmt.Errorf("%w: this host is too busy: a check began too late", errUntried)
+
+// check checks a target once, and reports a change of its state. The argument late is how long
+// after its time the check begins.
+func (c *Checker) check(ctx context.Context, w *watch, s *streak, late time.Duration) {
 	err := c.attempt(ctx, &w.target)
+	if err != nil && late > w.target.Timeout/2 {
+		err = errBusy
+	}
 	if errors.Is(err, errUntried) {
 		select {
 		case c.untried <- err:

@@ -3,6 +3,7 @@
 package health
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -539,4 +540,47 @@ func TestFailingFromTheStart(t *testing.T) {
 	if r, ok := b.news(); !ok || !r.Healthy {
 		t.Errorf("after it recovered: %+v, %v", r, ok)
 	}
+}
+
+// A check that begins late, because the host has no CPU time for it, cannot fail. It can succeed.
+func TestLateChecks(t *testing.T) {
+	for _, test := range []struct {
+		late    time.Duration
+		failing bool // the server's state before
+		err     error
+		changes bool
+	}{
+		{target("s1").Timeout / 2, false, errDown, true},
+		{target("s1").Timeout/2 + 1, false, errDown, false},
+		{time.Hour, true, nil, true},
+	} {
+		c := New(nil, slog.New(slog.DiscardHandler))
+		c.verdicts, c.untried = make(chan verdict, 1), make(chan error, 1)
+		c.attempt = func(context.Context, *Target) error { return test.err }
+		w := &watch{target: target("s1")}
+		w.target.Rise, w.target.Fall = 1, 1
+		c.check(t.Context(), w, &streak{healthy: !test.failing}, test.late)
+		if changes := len(c.verdicts) > 0; changes != test.changes || changes == (len(c.untried) > 0) {
+			t.Errorf("late by %v: changes %v, complaints: %d", test.late, changes, len(c.untried))
+		}
+	}
+}
+
+// A server that does not answer delays its own next check, if the jitter is large. This is not the
+// host's fault.
+func TestSlowChecksAreNotLate(t *testing.T) {
+	f := newFake()
+	f.hang["s1"] = true
+	simulate(t, f, func(t *testing.T, c *Checker) {
+		hanging := target("s1")
+		hanging.Jitter = hanging.Interval * 9 / 10 // more than a configuration may have
+		var log bytes.Buffer
+		c.log = slog.New(slog.NewTextHandler(&log, nil))
+		c.SetTargets(t.Context(), []Target{hanging})
+		expect(t, "after its checks", pass(c, 30*time.Second),
+			Result{Service: "web", Server: "s1", Reason: "timeout"})
+		if log.Len() > 0 {
+			t.Errorf("logged: %s", &log)
+		}
+	})
 }

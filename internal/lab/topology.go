@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/desired"
@@ -87,9 +88,14 @@ type Service struct {
 	Generations int                 `yaml:"generations,omitempty"`
 	History     int                 `yaml:"history,omitempty"`
 	Buckets     int                 `yaml:"buckets,omitempty"`
-	// Health is the same as in a balancer's configuration, with its defaults. The checks connect to
-	// the servers' link addresses of the VIP's family.
+	// Health is the same as in a balancer's configuration, with its defaults. Checks via host connect
+	// to the servers' link addresses of the VIP's family.
 	Health *desired.Health `yaml:"health,omitempty"`
+	// OnFailure, AllFailed and SlowStart are the same as in a balancer's configuration, with its
+	// defaults.
+	OnFailure desired.OnFailure `yaml:"on-failure,omitempty"`
+	AllFailed desired.AllFailed `yaml:"all-failed,omitempty"`
+	SlowStart *time.Duration    `yaml:"slow-start,omitempty"`
 	// Accept, Load and NotLocal are the same as in an agent's configuration, with its defaults.
 	// Unless the topology sets them, the path and the workers of apache-scoreboard are those of the
 	// lab's Apache, and the path of shared-memory is that of the server's application.

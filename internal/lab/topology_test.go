@@ -661,6 +661,8 @@ func TestConfigTemplates(t *testing.T) {
 		Estimator: desired.EstimateHLB, Interval: time.Second, SlowStart: new(time.Duration),
 		Among: desired.AmongCandidates,
 	}
+	full.Services[1].OnFailure, full.Services[1].AllFailed = desired.OnFailureReset, desired.AllFailedRefuse
+	full.Services[1].SlowStart = new(time.Duration)
 	full.Services[1].Health = &desired.Health{TCP: &desired.TCPCheck{Port: 80}}
 	full.Services[2].Health = &desired.Health{HTTP: &desired.HTTPCheck{}}
 	full.Services[3].Health = &desired.Health{

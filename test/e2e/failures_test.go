@@ -7,6 +7,7 @@ import (
 	"flag"
 	"fmt"
 	"maps"
+	"net"
 	"slices"
 	"testing"
 	"time"
@@ -59,6 +60,8 @@ type failing struct {
 	routes   [][]string // routes of the server through gateways
 	arrivals *arrivals
 	watch    *watch
+	resetter net.Listener // the application that resets connections
+	speedUp  func()       // ends slowApplication
 }
 
 // newFailing builds the lab and starts the client's connections.
@@ -116,6 +119,9 @@ func (f *failing) undergo(x failure) *outcome {
 	pause(f.T, lasts)
 	end := time.Now()
 	f.arrivals.setLimit(answerLimit)
+	if x.harmless {
+		f.requireAllAnswered(start, end, probed...)
+	}
 	f.requireAllAnswered(noticed, end, noticing...)
 	f.requireOut(noticed, end, noticing...)
 	o := f.judge(x, start, end)
@@ -131,6 +137,7 @@ func (f *failing) undergo(x failure) *outcome {
 func (f *failing) awaitUse() {
 	f.Helper()
 	f.watch.await(f.T, true, probed...)
+	f.watch.awaitStarted(f.T)
 	used := time.Now()
 	eventually(f.T, func() error {
 		answered := map[string]bool{}

@@ -51,13 +51,7 @@ func TestChecksTakeThePathOfPackets(t *testing.T) {
 	lb := l.Node("lb1")
 	requireChecked(t, l)
 
-	must(t, l.Process("s3", "agent").Stop())
-	command(t, l, "s3", segue, "agent", "detach", l.Node("s3").Instance())
-	eventually(t, func() error { return conditionsAre(t, lb, "s3", inspect.ServerFailing) })
-	must(t, conditionsAre(t, lb, "s1", inspect.ServerUp))
-	must(t, l.Process("s3", "agent").Start(t.Context()))
-	eventually(t, func() error { return conditionsAre(t, lb, "s3", inspect.ServerUp) })
-
+	requireNoticed(t, l)
 	command(t, l, "lb1", "sysctl", "-w", "net.ipv4.conf.all.accept_local=1")
 	must(t, ownVIPs(lb, l.Topology.Services))
 	requireChecked(t, l)
@@ -74,6 +68,29 @@ func TestChecksTakeThePathOfPackets(t *testing.T) {
 			t.Errorf("after the end of the process: %s", rules)
 		}
 	}
+}
+
+// TestChecksOfTwoArmedBalancers does the same with a balancer that has an interface towards servers.
+func TestChecksOfTwoArmedBalancers(t *testing.T) {
+	t.Parallel()
+	topology := checkedTopology()
+	topology.TwoArmed = true
+	l := up(t, topology)
+	requireChecked(t, l)
+	requireNoticed(t, l)
+}
+
+// requireNoticed requires that the checks notice a server without an agent, and when the agent is
+// back.
+func requireNoticed(t *testing.T, l *lab.Lab) {
+	t.Helper()
+	lb := l.Node("lb1")
+	must(t, l.Process("s3", "agent").Stop())
+	command(t, l, "s3", segue, "agent", "detach", l.Node("s3").Instance())
+	eventually(t, func() error { return conditionsAre(t, lb, "s3", inspect.ServerFailing) })
+	must(t, conditionsAre(t, lb, "s1", inspect.ServerUp))
+	must(t, l.Process("s3", "agent").Start(t.Context()))
+	eventually(t, func() error { return conditionsAre(t, lb, "s3", inspect.ServerUp) })
 }
 
 // requireChecked requires that checks of all encapsulations reach a server, which no client uses.

@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"context"
 	"errors"
 	"net"
 	"net/netip"
@@ -12,6 +13,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"github.com/segue-lb/segue/internal/balancer/inspect"
@@ -27,7 +29,9 @@ type failure struct {
 	heal    func(*failing)      // ends the failure
 	tells   []inspect.Condition // conditions in status after a balancer has noticed
 	hidden  []string            // services in which balancers may not notice
-	lasts   time.Duration       // minimum time of observation for the tables
+	// harmless says that no connection fails at all.
+	harmless bool
+	lasts    time.Duration // minimum time of observation for the tables
 }
 
 // failures are all injected failures.
@@ -51,6 +55,26 @@ var failures = []failure{
 	{
 		name: "application killed", brief: true, inject: killApplication, heal: startApplication,
 		tells: []inspect.Condition{inspect.ServerFailing},
+	},
+	{
+		name: "application resets", brief: true, inject: resetConnections, heal: restartApplication,
+		tells: []inspect.Condition{inspect.ServerFailing},
+	},
+	{
+		name: "application hangs", brief: true, inject: hangApplication, heal: resumeApplication,
+		tells: []inspect.Condition{inspect.ServerFailing},
+	},
+	{
+		name: "application slow", inject: slowApplication, heal: speedApplication,
+		hidden: probed, harmless: true, lasts: 10 * time.Second,
+	},
+	{
+		name: "server drained", brief: true, inject: drainServer, heal: undrainServer,
+		tells: []inspect.Condition{inspect.ServerDrained}, harmless: true, lasts: 10 * time.Second,
+	},
+	{
+		name: "agent killed", inject: killAgent, heal: startAgent,
+		hidden: probed, harmless: true, lasts: 10 * time.Second,
 	},
 	{
 		name: "agent detached", brief: true,
@@ -223,6 +247,88 @@ func startHost(f *failing) {
 	must(f.T, f.atPort(netlink.LinkSetUp))
 	startApplication(f)
 	startAgent(f)
+}
+
+// resetConnections replaces the application by one that accepts connections, and resets them.
+func resetConnections(f *failing) {
+	killApplication(f)
+	must(f.T, f.server.Do(func() (err error) {
+		f.resetter, err = net.Listen("tcp", ":80")
+		return err
+	}))
+	go func(listener net.Listener) {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			_ = conn.(*net.TCPConn).SetLinger(0)
+			_ = conn.Close()
+		}
+	}(f.resetter)
+}
+
+func restartApplication(f *failing) {
+	must(f.T, f.resetter.Close())
+	startApplication(f)
+}
+
+// signalApplication sends a signal to all processes of the application.
+func (f *failing) signalApplication(signal unix.Signal) {
+	pid, alive := f.process("nginx").PID()
+	if !alive {
+		f.Fatal("the application does not run")
+	}
+	must(f.T, unix.Kill(-pid, signal))
+}
+
+// hangApplication stops the application. The kernel still accepts connections for it.
+func hangApplication(f *failing)   { f.signalApplication(unix.SIGSTOP) }
+func resumeApplication(f *failing) { f.signalApplication(unix.SIGCONT) }
+
+// slowApplication makes the application work in a fifth of the time. Answers take up to 0.4 s.
+func slowApplication(f *failing) {
+	ctx, cancel := context.WithCancel(f.Context())
+	ended := make(chan struct{})
+	pid, _ := f.process("nginx").PID()
+	f.speedUp = func() { cancel(); <-ended }
+	go func() {
+		defer close(ended)
+		defer unix.Kill(-pid, unix.SIGCONT)
+		for ctx.Err() == nil {
+			_ = unix.Kill(-pid, unix.SIGSTOP)
+			wait(ctx, 400*time.Millisecond)
+			_ = unix.Kill(-pid, unix.SIGCONT)
+			wait(ctx, 100*time.Millisecond)
+		}
+	}()
+}
+
+func speedApplication(f *failing) { f.speedUp() }
+
+// wait waits for a time, or until the context ends.
+func wait(ctx context.Context, d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+	}
+}
+
+func drainServer(f *failing)   { f.onServer("drain") }
+func undrainServer(f *failing) { f.onServer("undrain") }
+
+// onServer runs a command about the server of each service on all balancers, at the same time.
+func (f *failing) onServer(command string) {
+	var group errgroup.Group
+	for _, name := range nodes(f.lab, lab.RoleBalancer) {
+		for _, s := range probed {
+			group.Go(func() error {
+				_, err := f.lab.Node(name).Run(f.Context(), segue, command, s+"/"+f.server.Name)
+				return err
+			})
+		}
+	}
+	must(f.T, group.Wait())
 }
 
 // process returns one of the server's processes.

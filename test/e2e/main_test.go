@@ -279,7 +279,8 @@ func awaitServers(t *testing.T, l *lab.Lab) {
 			}
 			err = requireAll(state.Services, func(s *inspect.ServerState) bool {
 				// If the service infers, no buckets tell who gets flows.
-				return s.Share > 0 || s.Inferred != nil && len(s.Causes) == 0
+				return (s.Share > 0 || s.Inferred != nil && len(s.Causes) == 0) &&
+					s.Condition != inspect.ServerStarting
 			})
 			if err != nil {
 				return fmt.Errorf("%s: %w", name, err)

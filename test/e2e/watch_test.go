@@ -103,7 +103,7 @@ func (w *watch) hasNews(name string, services []*inspect.ServiceState) bool {
 }
 
 // fit are the conditions in which a server gets new flows.
-var fit = []inspect.Condition{inspect.ServerUp, inspect.ServerUnchecked}
+var fit = []inspect.Condition{inspect.ServerUp, inspect.ServerUnchecked, inspect.ServerStarting}
 
 // isFit tells whether the server should be in the service's table.
 func isFit(service *inspect.ServiceState, server *inspect.ServerState) bool {
@@ -195,6 +195,19 @@ func (w *watch) await(t *testing.T, used bool, services ...string) {
 			if slices.Contains(services, here.service) && all[here].used != used {
 				return fmt.Errorf("%s: %s is %s in %s",
 					here.balancer, w.server, all[here].condition, here.service)
+			}
+		}
+		return nil
+	})
+}
+
+// awaitStarted waits until the server gets its full share of new flows in all balancers.
+func (w *watch) awaitStarted(t *testing.T) {
+	t.Helper()
+	eventually(t, func() error {
+		for here, sight := range w.last(t) {
+			if sight.condition == inspect.ServerStarting {
+				return fmt.Errorf("%s: %s starts slowly in %s", here.balancer, w.server, here.service)
 			}
 		}
 		return nil

@@ -83,6 +83,7 @@ const (
 	FlagIncompatible = balancerServerFlagsSERVER_INCOMPATIBLE
 	FlagNotServed    = balancerServerFlagsSERVER_NOT_SERVED
 	FlagUnheard      = balancerServerFlagsSERVER_UNHEARD
+	FlagStarting     = balancerServerFlagsSERVER_STARTING
 )
 
 // Why a packet leaves the server of its flow's entry (enum departure in decision.h).

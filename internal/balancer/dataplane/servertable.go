@@ -70,6 +70,15 @@ func (t *ServerTable) SetFlags(slot uint32, flags ServerFlags) {
 	atomic.StoreUint32(&t.servers[slot].Flags, uint32(flags))
 }
 
+// NoService is the number of no service.
+const NoService = ^uint32(0)
+
+// SetService makes the slot's server one of the service with this number, or of none: then no
+// packet of a service goes to it.
+func (t *ServerTable) SetService(slot, service uint32) {
+	atomic.StoreUint32(&t.servers[slot].Service, service)
+}
+
 // takesFlowsOf tells whether the slot has a server of the service that takes new flows:
 // takes_flows_of in bpf/balancer/segments.h.
 func (t *ServerTable) takesFlowsOf(slot, service uint32) bool {

@@ -13,6 +13,7 @@ type Condition string
 const (
 	ServerUp         Condition = "up"         // it passes its health checks and gets new flows
 	ServerUnchecked  Condition = "unchecked"  // it has no health checks and gets new flows
+	ServerStarting   Condition = "starting"   // it was unfit, and gets a growing share of new flows
 	ServerDrained    Condition = "drained"    // it keeps its flows and gets no new ones
 	ServerUnresolved Condition = "unresolved" // it has no next hop: its packets are dropped
 	// ServerUnreachable: the next hop does not answer the kernel. The server gets no new flows. It
@@ -30,7 +31,7 @@ const (
 
 // conditions are all conditions that a configured server can have.
 var conditions = []Condition{
-	ServerUp, ServerUnchecked, ServerDrained, ServerUnresolved, ServerUnreachable, ServerFailing,
+	ServerUp, ServerUnchecked, ServerStarting, ServerDrained, ServerUnresolved, ServerUnreachable, ServerFailing,
 	ServerSilent, ServerIncompatible, ServerNotServed, ServerUnheard,
 }
 
@@ -57,15 +58,24 @@ func conditionsOf(c dataplane.Causes) []Condition {
 	return names
 }
 
+// isOnlyPaused tells whether a server has FlagDrained although nobody has drained it: it starts
+// slowly, or it has failed and keeps its flows. A drained server with a cause also has FlagFailing
+// (member.flags in package balancer).
+func isOnlyPaused(flags dataplane.ServerFlags, all dataplane.Causes) bool {
+	return flags&dataplane.FlagStarting != 0 || all != 0 && flags&dataplane.FlagFailing == 0
+}
+
 // conditionOf returns the one condition that describes a server with these flags and causes.
 func conditionOf(flags dataplane.ServerFlags, all dataplane.Causes) Condition {
 	switch {
 	case flags&dataplane.FlagInUse == 0:
 		return ServerRemoved
-	case flags&dataplane.FlagDrained != 0:
+	case flags&dataplane.FlagDrained != 0 && !isOnlyPaused(flags, all):
 		return ServerDrained
 	case all != 0:
 		return conditionsOf(all)[0]
+	case flags&dataplane.FlagStarting != 0:
+		return ServerStarting
 	case flags&dataplane.FlagUnchecked != 0:
 		return ServerUnchecked
 	}

@@ -44,6 +44,8 @@ var (
 		"Number of the service's generation. It grows with each change of servers and weights. The digest "+
 			"is the same on balancers with the same candidate table.", "service", "digest")
 	serviceServersDesc = desc("service_servers", "Servers of the service by condition.", "service", "condition")
+	serviceTakesDesc   = desc("service_takes_flows",
+		"Whether at least one server gets new flows. If not, new flows are dropped.", "service")
 	serviceIgnoredDesc = desc("service_cause_ignored",
 		"Whether servers get new flows despite the cause, as no server of the service is without.", "service", "cause")
 
@@ -96,7 +98,7 @@ var (
 func (c *Collector) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		packetsDesc, bytesDesc, serverPacketsDesc, serverBytesDesc, serverFlowsDesc, serverHopDesc,
-		serverHealthyDesc, serverDrainingDesc, serviceServersDesc, serviceIgnoredDesc, flowsDesc, halfOpenDesc, capacityDesc,
+		serverHealthyDesc, serverDrainingDesc, serviceServersDesc, serviceIgnoredDesc, serviceTakesDesc, flowsDesc, halfOpenDesc, capacityDesc,
 		offersDesc, signalsDesc, resetsDesc, versionDesc, serviceGenerationDesc,
 		reportedLoadDesc, reportAgeDesc, reportsDesc, hintsDesc, hintCapacityDesc,
 		countedDesc, placementsDesc, serverCapacityDesc, serverWeightDesc, serverWaitDesc,
@@ -160,6 +162,7 @@ func collectServers(out chan<- prometheus.Metric, services []*ServiceState) {
 			gauge(out, estimateAgeDesc, *i.Age, service.Name, i.Estimator)
 		}
 		gauge(out, serviceGenerationDesc, float64(service.Generation), service.Name, service.Digest)
+		gauge(out, serviceTakesDesc, boolean(service.TakesFlows), service.Name)
 		for _, condition := range conditions {
 			gauge(out, serviceServersDesc, float64(counts[condition]), service.Name, string(condition))
 		}

@@ -69,6 +69,9 @@ type ServiceState struct {
 	Sets       uint8  `json:"sets"`
 	Digest     string `json:"digest"`      // 8 hexadecimal digits
 	TakesFlows bool   `json:"takes_flows"` // at least one server gets new flows
+	// Refuses tells whether new flows are dropped because all servers that are not drained have
+	// failed.
+	Refuses bool `json:"refuses"`
 	// Ignored are the causes of servers that get new flows nevertheless, because each server that
 	// is not drained has a cause.
 	Ignored []Condition    `json:"ignored"`
@@ -345,15 +348,21 @@ func (v *View) addServers(services map[string]*ServiceState) error {
 			return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Slot, b.Slot))
 		})
 		service.Ignored = v.ignored(service)
+		service.Refuses = !service.TakesFlows && slices.ContainsFunc(service.Servers, isRefused)
 	}
 	return nil
+}
+
+// isRefused tells whether a server would get new flows if it had no cause.
+func isRefused(server *ServerState) bool {
+	return len(server.Causes) > 0 && server.Condition != ServerRemoved && server.Condition != ServerDrained
 }
 
 // ignored returns the same causes as services.ignored of package balancer, but from the slots.
 func (v *View) ignored(service *ServiceState) []Condition {
 	candidates := slices.DeleteFunc(slices.Clone(service.Servers), func(server *ServerState) bool {
 		return server.Condition == ServerRemoved || server.Condition == ServerDrained ||
-			v.tables.Servers.Flags(server.Slot)&dataplane.FlagFailing != 0
+			v.tables.Servers.Flags(server.Slot)&(dataplane.FlagFailing|dataplane.FlagDrained) != 0
 	})
 	hasHop := func(server *ServerState) bool { return server.NextHop != nil }
 	if slices.ContainsFunc(candidates, hasHop) {
@@ -557,7 +566,8 @@ func (v *View) takers(service *ServiceState) (takes, reachable map[uint32]bool) 
 		if flags&dataplane.FlagInUse == 0 {
 			continue
 		}
-		takes[server.Slot] = flags&(dataplane.FlagDrained|dataplane.FlagFailing) == 0
+		takes[server.Slot] = flags&(dataplane.FlagDrained|dataplane.FlagFailing) == 0 ||
+			flags&dataplane.FlagStarting != 0
 		reachable[server.Slot] = flags&dataplane.FlagUnreachable == 0 &&
 			v.tables.Servers.HasNextHop(server.Slot)
 	}

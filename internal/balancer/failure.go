@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package balancer
+
+import (
+	"slices"
+
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
+	"github.com/segue-lb/segue/internal/desired"
+)
+
+// hasFailed tells whether a server has a cause because of which its flows may be ended. Offers
+// without an answer do not suffice: the server may still serve the connections that it has.
+func hasFailed(all dataplane.Causes) bool { return all&^dataplane.Unheard != 0 }
+
+// usable lists the servers of a service that get new flows: the servers that are not drained and
+// have no cause. A cause that all servers have is ignored, unless the service refuses new flows
+// then. For example, if the health checks of all servers fail, a fault of the checks is more likely
+// than a fault of all servers. Probes exclude at most mostUnfit servers.
+func (s *services) usable(svc *service) []*member {
+	undrained := slices.DeleteFunc(slices.Clone(svc.members), func(m *member) bool { return !m.Takes() })
+	chosen := undrained
+	for _, cause := range []dataplane.Causes{dataplane.Unresolved, dataplane.Unreachable, dataplane.Failing} {
+		without := func(m *member) bool { return !s.causes(m).Has(cause) }
+		if svc.AllFailed == desired.AllFailedRefuse {
+			chosen = slices.DeleteFunc(slices.Clone(chosen), func(m *member) bool { return !without(m) })
+		} else {
+			chosen = prefer(chosen, without)
+		}
+	}
+	return withoutUnfit(chosen, mostUnfit(len(undrained)))
+}
+
+// refuses tells whether a service gives new flows to no server, although servers are not drained.
+func (s *services) refuses(svc *service) bool {
+	return svc.Takes() && len(s.usable(svc)) == 0
+}
+
+// flagsOfUnused returns the flags of a member that gets no new flows. Packets of UDP leave a server
+// with FlagFailing, and stay with one that has only FlagDrained. So a member that has failed has
+// only FlagDrained if its flows of UDP are to stay.
+func (s *services) flagsOfUnused(svc *service, m *member) dataplane.ServerFlags {
+	flags := m.flags(false)
+	if m.Takes() && svc.Protocol == desired.UDP && svc.OnFailure == desired.OnFailureKeep {
+		flags = flags&^dataplane.FlagFailing | dataplane.FlagDrained
+	}
+	return flags
+}
+
+// endFlows makes packets of the unused members' flows leave these servers, if the service says so.
+// Another server then gets the packets, and resets the connections, which it does not have. The
+// data path finds the flow table's entry of such a flow to be of another service
+// (bpf/balancer/segments.h).
+func (s *services) endFlows(svc *service, unused []*member) {
+	for _, m := range unused {
+		service := svc.id
+		if svc.OnFailure == desired.OnFailureReset && hasFailed(s.causes(m)) {
+			service = dataplane.NoService
+		}
+		s.plane.Servers.SetService(m.slot, service)
+	}
+}
+
+// join ends endFlows for all members of a service.
+func (s *services) join(svc *service) {
+	for _, m := range svc.members {
+		s.plane.Servers.SetService(m.slot, svc.id)
+	}
+}

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package balancer
+
+import (
+	"time"
+
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
+)
+
+// slowTick is the time for which a server that starts slowly either takes new flows or rests.
+const slowTick = 100 * time.Millisecond
+
+// slowStart is the state of a server that was unfit and gets new flows again. It takes new flows in
+// a share of all ticks that grows from nearly 0 to 1. While it rests, it is drained: it keeps its
+// flows, and the candidate table stays. This works for every placement, because all of them skip
+// drained servers.
+type slowStart struct {
+	unfit  bool      // the member gets no new flows, because it has a cause
+	since  time.Time // when it became fit; zero: it takes all of its new flows
+	credit float64   // the part of a tick for which it has still to take new flows
+	rests  bool
+}
+
+// fits notes whether the member is used, and begins the slow start of a member that was unfit.
+func (s *slowStart) fits(used, hasCause bool, within time.Duration, now time.Time) {
+	switch {
+	case !used:
+		*s = slowStart{unfit: s.unfit || hasCause}
+	case s.unfit:
+		*s = slowStart{}
+		if within > 0 {
+			*s = slowStart{since: now, rests: true}
+		}
+	}
+}
+
+// tick decides whether the member takes new flows in the tick that begins now.
+func (s *slowStart) tick(within time.Duration, now time.Time) {
+	if s.since.IsZero() {
+		return
+	}
+	age := now.Sub(s.since)
+	if age >= within {
+		*s = slowStart{}
+		return
+	}
+	s.credit += float64(age) / float64(within)
+	s.rests = s.credit < 1
+	if !s.rests {
+		s.credit--
+	}
+}
+
+// flags returns the flags that a used member has in addition.
+func (s *slowStart) flags() (flags dataplane.ServerFlags) {
+	if !s.since.IsZero() {
+		flags |= dataplane.FlagStarting
+	}
+	if s.rests {
+		flags |= dataplane.FlagDrained
+	}
+	return flags
+}
+
+// slow returns the time in which servers of the service come to their full share, or 0. Services
+// that infer have a slow start of their own, by prices.
+func (svc *service) slow() time.Duration {
+	if svc.SlowStart == nil || svc.Placement.Infers() {
+		return 0
+	}
+	return *svc.SlowStart
+}
+
+// pace notes which members are used, and lets servers that were unfit begin slowly. If only such
+// servers are used, none of them rests. A server that only lacked a next hop does not begin slowly:
+// it is new, or only its route was gone.
+func (s *services) pace(svc *service, used map[*member]bool, now time.Time) {
+	resting := 0
+	for _, m := range svc.members {
+		m.slow.fits(used[m], m.Takes() && m.causes != 0, svc.slow(), now)
+		if used[m] && m.slow.rests {
+			resting++
+		}
+	}
+	if resting < len(used) {
+		return
+	}
+	for m := range used {
+		m.slow.rests = false
+	}
+}
+
+// startsSlowly tells whether a member of the service starts slowly.
+func (svc *service) startsSlowly() bool {
+	for _, m := range svc.members {
+		if !m.slow.since.IsZero() {
+			return true
+		}
+	}
+	return false
+}
+
+// tickSlowStarts lets each server that starts slowly take new flows or rest until the next tick.
+func (s *services) tickSlowStarts(now time.Time) {
+	for _, svc := range s.byName {
+		if !svc.startsSlowly() {
+			continue
+		}
+		for _, m := range svc.members {
+			m.slow.tick(svc.slow(), now)
+		}
+		s.admit(svc)
+	}
+}
+
+// endSlowStarts lets all servers take their full share of new flows. It is for the end of the
+// process: the data path continues, and nothing would end the rest of a server.
+func (s *services) endSlowStarts() {
+	for _, svc := range s.byName {
+		if !svc.startsSlowly() {
+			continue
+		}
+		for _, m := range svc.members {
+			if !m.slow.since.IsZero() {
+				m.slow = slowStart{}
+			}
+		}
+		s.admit(svc)
+	}
+}
+
+// startSlowly tells whether a server of any service starts slowly.
+func (s *services) startSlowly() bool {
+	for _, svc := range s.byName {
+		if svc.startsSlowly() {
+			return true
+		}
+	}
+	return false
+}
