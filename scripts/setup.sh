@@ -104,7 +104,9 @@ block_services() {
 unblock_services() {
     local service probe
     while read -r service probe; do
-        [[ -n $service ]] && have "$probe" || continue
+        if [[ -z $service ]] || ! have "$probe"; then
+            continue
+        fi
         logged update-rc.d "$service" disable || say "could not disable the service $service"
         logged service "$service" stop || true
     done <<<"${new_services:-}"

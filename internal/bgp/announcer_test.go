@@ -399,6 +399,7 @@ func TestVIPs(t *testing.T) {
 		{[]desired.Announcement{"usable"}, []balancer.Ability{balancer.Unable}, "not served"},
 		{[]desired.Announcement{"never"}, []balancer.Ability{balancer.Ready}, "none"},
 		{[]desired.Announcement{"", ""}, []balancer.Ability{balancer.Unable, balancer.Ready}, "served"},
+		{[]desired.Announcement{"", ""}, []balancer.Ability{balancer.Ready, balancer.Unable}, "served"},
 		{[]desired.Announcement{"", "never"}, []balancer.Ability{balancer.Unable, balancer.Ready}, "not served"},
 	} {
 		var services []balancer.ServiceState
