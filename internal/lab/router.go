@@ -27,6 +27,9 @@ type Edge struct {
 	// Router is the software by which the edge router learns the routes of the VIPs from the
 	// balancers. It is empty by default: the lab configures the routes.
 	Router Router `yaml:"router,omitempty"`
+	// BFD tells whether edge router and balancers watch each other by BFD. On balancers, BIRD speaks
+	// BFD, in a process of its own.
+	BFD bool `yaml:"bfd,omitempty"`
 }
 
 // Router is routing software.
@@ -56,7 +59,7 @@ func (t Topology) checkRouter() error {
 	if t.Edge.Router != FRR {
 		return nil // the command line of BIRD is checked like all others
 	}
-	for _, daemon := range []string{"zebra", "bgpd"} {
+	for _, daemon := range []string{"zebra", "bgpd", "bfdd"} {
 		if _, err := exec.LookPath(filepath.Join(frrDir, daemon)); err != nil {
 			return fmt.Errorf("the edge router runs FRR: %w", err)
 		}
@@ -77,6 +80,26 @@ func (n *Node) router() Process {
 	return Process{}
 }
 
+// bfd returns the process that speaks BFD on a balancer. It is ready at once: it listens on no TCP
+// port.
+func (n *Node) bfd() Process {
+	return Process{Name: "bfd", args: []string{
+		"bird", "-f", "-c", n.configPath("bfd.conf"), "-s", n.lab.path("run", n.Name+"-bfd.ctl"),
+	}}
+}
+
+// writeBFD writes the configuration of the process that speaks BFD.
+func (n *Node) writeBFD() error {
+	if !n.lab.Topology.Edge.BFD {
+		return nil
+	}
+	c := routerConfig{ID: n.IPv4, Interface: uplink, Sessions: n.bgpSessions()}
+	if n.hasOuter() {
+		c.Interface = outer
+	}
+	return n.writeConfig("bfd.conf", c)
+}
+
 // routerConfig is what the configurations of all routers name.
 type routerConfig struct {
 	Dir      string // the router's own directory, for sockets
@@ -86,6 +109,9 @@ type routerConfig struct {
 	Password string
 	Sessions []routerSession
 	VIPs     []netip.Prefix
+	BFD      bool
+	// Interface leads to the other end of all sessions. It is for balancers only.
+	Interface string
 }
 
 // routerSession is a session of the edge router.
@@ -136,6 +162,7 @@ func (n *Node) writeRouter() error {
 	}
 	c := routerConfig{
 		Dir: n.lab.path(n.Name), FRR: frrDir, ASN: edgeASN, ID: n.IPv4, Password: rand.Text(),
+		BFD: t.Edge.BFD,
 	}
 	for _, vip := range t.vips() {
 		c.VIPs = append(c.VIPs, netip.PrefixFrom(vip, vip.BitLen()))
@@ -153,7 +180,7 @@ func (n *Node) writeRouter() error {
 		return n.writeConfig("bird.conf", c)
 	}
 	return errors.Join(own(c.Dir, frrUser), n.writeConfig("frr.sh", c),
-		n.writeConfig("zebra.conf", c), n.writeConfig("bgpd.conf", c))
+		n.writeConfig("zebra.conf", c), n.writeConfig("bgpd.conf", c), n.writeConfig("bfdd.conf", c))
 }
 
 // own gives a directory to a user.

@@ -51,6 +51,9 @@ func (n *Node) processes(binary string) []*Process {
 		add(router.Name, router)
 	case n.Role == RoleBalancer && !n.lab.Topology.Bare:
 		add("lb", Process{args: []string{binary, "lb", "-c", n.configPath("balancer.yaml")}, daemon: true})
+		if n.lab.Topology.Edge.BFD {
+			add("bfd", n.bfd())
+		}
 	}
 	return list
 }
@@ -266,7 +269,7 @@ func (l *Lab) writeFiles() error {
 		case RoleEdge:
 			err = n.writeRouter()
 		case RoleBalancer:
-			err = n.WriteBalancerConfig(n.BalancerConfig())
+			err = errors.Join(n.WriteBalancerConfig(n.BalancerConfig()), n.writeBFD())
 		case RoleServer:
 			err = errors.Join(n.WriteAgentConfig(n.AgentConfig()), n.writeApplicationConfig())
 		}

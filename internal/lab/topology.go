@@ -198,6 +198,9 @@ func (t Topology) problems() field.Errors {
 	inRange("balancers", t.Balancers, 1, maxBalancers)
 	switch router := t.Edge.Router; {
 	case router == "":
+		if t.Edge.BFD {
+			fail("edge.bfd", true, "needs edge.router")
+		}
 	case !slices.Contains(routers, router):
 		fail("edge.router", router, "must be one of %v", routers)
 	case t.Bare:

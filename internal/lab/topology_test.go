@@ -104,6 +104,7 @@ func TestParseTopologyRefuses(t *testing.T) {
 		{"servers: 3\nbalancers: 0", `line 2: balancers "0": must be 1 to 16`},
 		{"servers: 129", `line 1: servers "129": must be 1 to 128`},
 		{"servers: many", `line 1: servers "many": must be a whole number`},
+		{"edge: {bfd: true}", `line 1: edge.bfd "true": needs edge.router`},
 		{"edge: {router: quagga}", `line 1: edge.router "quagga": must be one of [frr bird]`},
 		{"edge: {router: frr}\nbare: true",
 			`line 1: edge.router "frr": cannot be used with bare: there are no balancers that announce VIPs`},

@@ -268,6 +268,38 @@ func comeAndGo(t *testing.T, router lab.Router) {
 		*bgpConnections, *bgpArrivals, strings.Join(c.table, "\n"))
 }
 
+// TestBFD: beside the balancer's process, BFD finds a dead host long before the hold time has passed,
+// and a restart of the process still moves no route.
+func TestBFD(t *testing.T) {
+	for _, router := range []lab.Router{lab.FRR, lab.BIRD} {
+		t.Run(string(router), func(t *testing.T) {
+			t.Parallel()
+			needs.Command(t, "bird", "bird2")
+			topology := routed(t, router, 2)
+			topology.Edge.BFD = true
+			l := up(t, topology)
+			eventually(t, func() error {
+				out := command(t, l, "lb1", "birdc", "-s", filepath.Join("/run/segue/lab", l.Name, "run/lb1-bfd.ctl"),
+					"show", "bfd", "sessions")
+				if strings.Count(out, " Up ") < 2 {
+					return fmt.Errorf("%s", out)
+				}
+				return nil
+			})
+			routes := watchRoutes(t, l)
+			restart(t, l.Process("lb1", "lb"))
+			awaitSessions(t, l.Node("lb1"), 1)
+			if changes, _ := routes.since(0); len(changes) > 0 {
+				t.Errorf("a restart changed routes: %v", changes)
+			}
+			start := time.Now()
+			command(t, l, "fabric", "ip", "link", "set", "lb1", "down")
+			awaitNextHops(t, l, "lb2")
+			t.Logf("the routes of a dead host left after %.1f s", time.Since(start).Seconds())
+		})
+	}
+}
+
 // TestVIPsWithoutServers: a VIP is announced while a server is ready, whatever happens to other
 // VIPs.
 func TestVIPsWithoutServers(t *testing.T) {
