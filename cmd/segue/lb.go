@@ -102,6 +102,7 @@ func runLB(ctx context.Context, file string, f *foreground) error {
 	var speaker api.Speaker
 	if announcer != nil {
 		speaker = announcer
+		announcer.PublishTo(stream)
 		metrics.MustRegister(announcer)
 		group.Go(func() error { return announcer.Run(ctx, b.Abilities()) })
 	}

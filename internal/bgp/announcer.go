@@ -22,6 +22,7 @@ import (
 	"github.com/segue-lb/segue/internal/balancer"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/events"
 	"github.com/segue-lb/segue/internal/wholefile"
 )
 
@@ -35,6 +36,7 @@ type Announcer struct {
 	services  []balancer.ServiceState // nil: not known yet
 	requests  chan request
 	speaker   *speaker
+	events    *events.Stream // nil: nobody follows them
 
 	mu      sync.Mutex
 	state   State // without what the speaker knows
@@ -105,6 +107,9 @@ func New(cfg *desired.Balancer, plan *Plan, preserved bool, log *slog.Logger) (*
 	}
 	return a, nil
 }
+
+// PublishTo makes the announcer publish its events. Call it before Run.
+func (a *Announcer) PublishTo(stream *events.Stream) { a.events = stream }
 
 // Run announces the VIPs that can be served, as the channel tells, until the context ends. It
 // begins when the channel tells for the first time: the data path is attached then. In the end,
@@ -240,6 +245,7 @@ func (a *Announcer) takeEvent(ctx context.Context, e sessionEvent) {
 	}
 	a.mu.Unlock()
 	if e.isEstablished {
+		a.events.Publish(events.Event{Kind: events.SessionUp, Peer: e.peer.String()})
 		a.log.Info("bgp session established", "peer", e.peer, "asn", p.ASN)
 		if !e.keepsRoutes {
 			a.log.Warn("bgp peer does not support graceful restarts: it removes the routes whenever the "+
@@ -247,6 +253,7 @@ func (a *Announcer) takeEvent(ctx context.Context, e sessionEvent) {
 		}
 		return
 	}
+	a.events.Publish(events.Event{Kind: events.SessionDown, Peer: e.peer.String(), Reason: e.reason})
 	a.log.Warn("bgp session ended", "peer", e.peer, "asn", p.ASN, "reason", e.reason)
 	i := slices.IndexFunc(a.plan.bgp.Peers, func(p desired.BGPPeer) bool { return p.Address == e.peer })
 	if i < 0 {
@@ -325,6 +332,7 @@ func (a *Announcer) updateRoute(r *routeState, now time.Time) (next time.Time) {
 	r.sent = r.vip.route
 	if !r.Announced {
 		r.Announced, r.Since, r.Reason, r.damping.announced = true, now, "", now
+		a.events.Publish(events.Event{Kind: events.RouteAnnounced, Prefix: r.Prefix})
 		a.log.Info("route announced", "prefix", r.Prefix, "services", desired.Names(r.Services))
 	}
 	return time.Time{}
@@ -342,17 +350,23 @@ func (a *Announcer) withdraw(r *routeState, now time.Time, reason Reason) {
 		r.Announced, r.Since = false, now
 	}
 	r.Reason = reason
-	attributes := []any{"prefix", r.Prefix, "services", desired.Names(r.Services)}
+	names := desired.Names(r.Services)
+	if wasAnnounced {
+		a.events.Publish(events.Event{
+			Kind: events.RouteWithdrawn, Prefix: r.Prefix, Reason: reason.text(),
+		})
+	}
 	switch {
 	case reason == NotServed && wasAnnounced:
-		a.log.Error("route WITHDRAWN: no service of the VIP can serve", attributes...)
+		a.log.Error("route WITHDRAWN: no service of the VIP can serve", "prefix", r.Prefix, "services", names)
 	case reason == NotServed && before != NotServed && before != HeldDown:
-		a.log.Error("route is NOT announced: no service of the VIP can serve", attributes...)
+		a.log.Error("route is NOT announced: no service of the VIP can serve", "prefix", r.Prefix,
+			"services", names)
 	case !wasAnnounced:
 	case reason == Drained:
-		a.log.Info("route withdrawn: the balancer is drained", attributes...)
+		a.log.Info("route withdrawn: the balancer is drained", "prefix", r.Prefix, "services", names)
 	default:
-		a.log.Info("route withdrawn: the VIP is no longer configured", attributes...)
+		a.log.Info("route withdrawn: the VIP is no longer configured", "prefix", r.Prefix, "services", names)
 	}
 }
 
@@ -372,10 +386,13 @@ func (a *Announcer) Drain(ctx context.Context, drained bool) error {
 			a.state.Drained = &now
 		}
 		a.mu.Unlock()
+		kind := events.Drained
 		if !drained {
+			kind = events.Undrained
 			a.log.Info("the balancer is no longer drained")
 		}
 		a.update(now)
+		a.events.Publish(events.Event{Kind: kind})
 		return nil
 	})
 }

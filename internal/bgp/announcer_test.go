@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -19,6 +20,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/balancer"
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/events"
 )
 
 const (
@@ -33,6 +35,7 @@ type fixture struct {
 	router   *router
 	services chan []balancer.ServiceState
 	log      *logged
+	events   *events.Stream
 
 	announcer *Announcer
 	stop      func()
@@ -62,6 +65,7 @@ func newFixture(t *testing.T) *fixture {
 	r := newRouter(t)
 	f := &fixture{
 		t: t, router: r, services: make(chan []balancer.ServiceState, 1), log: &logged{},
+		events: events.NewStream(),
 		cfg: &desired.Balancer{
 			Node: desired.BalancerNode{Instance: "lb", State: t.TempDir()},
 			BGP: &desired.BGP{
@@ -97,6 +101,7 @@ func (f *fixture) start(preserved bool, abilities ...balancer.Ability) {
 	if err != nil {
 		f.t.Fatal(err)
 	}
+	f.announcer.PublishTo(f.events)
 	ctx, cancel := context.WithCancel(f.t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- f.announcer.Run(ctx, f.services) }()
@@ -285,6 +290,36 @@ func TestDrain(t *testing.T) {
 	f.router.await(1, routesAre(vip6, vip4))
 	if _, err := os.Stat(drainedFile(&f.cfg.Node)); !os.IsNotExist(err) {
 		t.Errorf("error %v", err)
+	}
+}
+
+// TestEvents follows the events of a route, a session and a drain.
+func TestEvents(t *testing.T) {
+	f := newFixture(t)
+	f.start(false, balancer.Ready, balancer.Unable)
+	f.router.await(0, routesAre(vip4))
+	f.drain(true)
+	f.drain(false)
+	f.tell(balancer.Usable, balancer.Unable)
+	f.router.await(0, routesAre())
+	f.router.cut()
+	var got []string
+	for last := uint64(0); len(got) < 7; {
+		more, err := f.events.After(t.Context(), last)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range more {
+			got = append(got, fmt.Sprint(e.Kind, " ", e.Prefix, e.Peer))
+			last = e.ID
+		}
+	}
+	want := []string{
+		"route_announced " + vip4, "session_up 127.0.0.1", "route_withdrawn " + vip4, "drained ",
+		"route_announced " + vip4, "undrained ", "route_withdrawn " + vip4,
+	}
+	if !slices.Equal(got[:len(want)], want) {
+		t.Errorf("events %q, want %q", got, want)
 	}
 }
 

@@ -61,3 +61,14 @@ const (
 	HeldDown  Reason = "held_down"  // a service can serve again, but not for long enough
 	Drained   Reason = "drained"    // the balancer is drained
 )
+
+// text returns the reason in plain words. An empty reason is that of a VIP that was removed.
+func (r Reason) text() string {
+	switch r {
+	case NotServed:
+		return "no service of the VIP can serve"
+	case Drained:
+		return "the balancer is drained"
+	}
+	return "the VIP is no longer configured"
+}
