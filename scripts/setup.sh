@@ -32,6 +32,8 @@ demo  iproute2         ip
 demo  nginx            nginx
 demo  procps           ps
 test  apache2-bin      apache2
+test  bird2            bird
+test  frr              /usr/lib/frr/bgpd
 test  iperf3           iperf3
 test  python3          python3
 test  python3-pip      pip3
@@ -48,8 +50,13 @@ mediawiki php-apcu            /usr/lib/php/*/apcu.so
 mediawiki php-mysql           /usr/lib/php/*/mysqli.so
 "
 
-# The packages whose service has the same name as their command.
-services="nginx memcached"
+# The services of packages, each with a probe of its program.
+services="
+nginx      nginx
+memcached  memcached
+bird       bird
+frr        /usr/lib/frr/bgpd
+"
 
 # What we linked ourselves is no find; tools of the system's directories are, whoever runs this.
 PATH=${PATH//"$tools/bin:"/}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
@@ -78,10 +85,10 @@ missing() {
 # block_services keeps freshly installed packages from starting their services: the way to say so is
 # a policy file (invoke-rc.d(8)). One that exists is the administrator's and stays.
 block_services() {
-    local service
-    for service in $services; do
-        have "$service" || new_services+=" $service"
-    done
+    local service probe
+    while read -r service probe; do
+        [[ -z $service ]] || have "$probe" || new_services+="$service $probe"$'\n'
+    done <<<"$services"
     trap unblock_services EXIT
     trap 'exit 130' INT
     trap 'exit 143' TERM HUP
@@ -95,12 +102,14 @@ block_services() {
 # unblock_services undoes that, and leaves a service that we installed as a program only: its package
 # also makes it start with the machine, and another's policy may have let it start at once.
 unblock_services() {
-    local service
-    for service in ${new_services:-}; do
-        have "$service" || continue
+    local service probe
+    while read -r service probe; do
+        if [[ -z $service ]] || ! have "$probe"; then
+            continue
+        fi
         logged update-rc.d "$service" disable || say "could not disable the service $service"
         logged service "$service" stop || true
-    done
+    done <<<"${new_services:-}"
     new_services=
     if [[ -e $policy ]] && grep -qxF "$policy_mark" "$policy"; then
         rm -f "$policy"

@@ -20,6 +20,7 @@ import (
 // drainOptions are the flags of drain and undrain.
 type drainOptions struct {
 	target
+	self    bool // not a server, but the balancer itself
 	wait    bool
 	timeout time.Duration
 }
@@ -38,19 +39,30 @@ many are left until then. The flows are counted every five seconds. The exit cod
 --timeout passes first; the server stays drained.
 
 Drain speaks with the process of the balancer on this host. Each balancer of a service
-has its own overrides.`,
-		Example: "  segue drain web/s3\n  segue drain web/s3 --wait --timeout 10m && ssh s3 reboot",
-		Args:    arguments("SERVICE/SERVER"),
+has its own overrides.
+
+With --self, drain is about the balancer itself. It withdraws the routes of all VIPs, and
+ends when no packets have arrived for two seconds, and bgp.drain-delay has passed. The
+process can then be stopped, and the host, too. --wait=false ends at once.`,
+		Example: "  segue drain web/s3\n  segue drain web/s3 --wait --timeout 10m && ssh s3 reboot\n" +
+			"  segue drain --self --timeout 2m && reboot",
+		Args: o.arguments,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if o.timeout < 0 {
 				return fmt.Errorf("--timeout %s: must not be negative", o.timeout)
+			}
+			if o.self {
+				o.wait = o.wait || !cmd.Flags().Changed("wait")
+				return drainSelf(cmd.Context(), cmd.OutOrStdout(), &o)
 			}
 			return drain(cmd.Context(), cmd.OutOrStdout(), args[0], &o)
 		},
 	}
 	o.addFlags(cmd)
+	o.addSelfFlag(cmd)
 	cmd.ValidArgsFunction = o.complete
-	cmd.Flags().BoolVar(&o.wait, "wait", false, "wait until the server has no flow left")
+	cmd.Flags().BoolVar(&o.wait, "wait", false,
+		"wait until the server has no flow left; with --self: until no packets arrive, the default")
 	cmd.Flags().DurationVar(&o.timeout, "timeout", 0, "wait at most so long; 0: without limit")
 	return cmd
 }
@@ -61,16 +73,36 @@ func newUndrain() *cobra.Command {
 		Use:   "undrain SERVICE/SERVER",
 		Short: "Give a drained server new connections again",
 		Long: `Undrain gives a server new connections again, also if the configuration file drains it.
-Then it makes an override, as drain does.`,
-		Example: "  segue undrain web/s3",
-		Args:    arguments("SERVICE/SERVER"),
+Then it makes an override, as drain does. With --self, the balancer announces the routes
+of its VIPs again.`,
+		Example: "  segue undrain web/s3\n  segue undrain --self",
+		Args:    o.arguments,
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if o.self {
+				return undrainSelf(cmd.Context(), cmd.OutOrStdout(), &o)
+			}
 			return undrain(cmd.Context(), cmd.OutOrStdout(), args[0], &o)
 		},
 	}
 	o.addFlags(cmd)
+	o.addSelfFlag(cmd)
 	cmd.ValidArgsFunction = o.complete
 	return cmd
+}
+
+func (o *drainOptions) addSelfFlag(cmd *cobra.Command) {
+	cmd.Flags().BoolVar(&o.self, "self", false, "the balancer itself instead of a server")
+}
+
+// arguments requires the name of a server, or none with --self.
+func (o *drainOptions) arguments(cmd *cobra.Command, args []string) error {
+	if o.self {
+		if len(args) > 0 {
+			return fmt.Errorf("%q: --self is about the balancer itself, not about a server", args[0])
+		}
+		return nil
+	}
+	return arguments("SERVICE/SERVER")(cmd, args)
 }
 
 // complete returns the names of all servers for the completion of a shell.

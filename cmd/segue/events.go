@@ -22,8 +22,8 @@ func newEvents() *cobra.Command {
 		Use:   "events",
 		Short: "Print the events of a balancer or an agent as they happen",
 		Long: `Print the events of a balancer or an agent as they happen, until Ctrl-C: servers that become
-unfit for new connections or fit again, drains, changes of services and servers, and refused
-reloads.`,
+unfit for new connections or fit again, drains, changes of services and servers, refused
+reloads, and BGP sessions and routes.`,
 		Example: "  segue events\n  segue events --json | jq 'select(.kind == \"server_down\")'",
 		Args:    arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -50,6 +50,11 @@ func printEvent(out io.Writer, e *events.Event) error {
 	var parts []string
 	if e.Service != "" {
 		parts = append(parts, strings.TrimSuffix(e.Service+"/"+e.Server, "/"))
+	}
+	for _, of := range []string{e.Prefix, e.Peer} {
+		if of != "" {
+			parts = append(parts, of)
+		}
 	}
 	if e.Flows != nil {
 		parts = append(parts, plural.Count(int(*e.Flows), "live flow"))

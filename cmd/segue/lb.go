@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -14,10 +15,12 @@ import (
 	"github.com/segue-lb/segue/internal/api"
 	"github.com/segue-lb/segue/internal/balancer"
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
+	"github.com/segue-lb/segue/internal/bgp"
 	"github.com/segue-lb/segue/internal/checkpath"
 	"github.com/segue-lb/segue/internal/control"
 	"github.com/segue-lb/segue/internal/daemon"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/events"
 	"github.com/segue-lb/segue/internal/nexthop"
 	"github.com/segue-lb/segue/internal/runstate"
@@ -69,6 +72,10 @@ func runLB(ctx context.Context, file string, f *foreground) error {
 		return err
 	}
 	defer socket.Close()
+	announcer, err := newAnnouncer(cfg, log)
+	if err != nil {
+		return err
+	}
 	b, err := balancer.New(cfg, log)
 	if err != nil {
 		return err
@@ -89,15 +96,22 @@ func runLB(ctx context.Context, file string, f *foreground) error {
 	defer recorder.Close()
 	stream := events.NewStream()
 	b.PublishTo(stream)
-	controller.Attach(b, recorder.SetOverrides)
+	controller.Attach(&announced{b, announcer}, recorder.SetOverrides)
 	reload := tracked(metrics, recorder, stream, log, controller.Reload)
 	group, ctx := errgroup.WithContext(ctx)
+	var speaker api.Speaker
+	if announcer != nil {
+		speaker = announcer
+		announcer.PublishTo(stream)
+		metrics.MustRegister(announcer)
+		group.Go(func() error { return announcer.Run(ctx, b.Abilities()) })
+	}
 	group.Go(func() error { return metrics.Run(ctx) })
 	group.Go(func() error {
 		select { // before, a change would wait for the balancer to run
 		case <-b.Ready():
 			return socket.Run(ctx, api.Balancer{
-				Control: controller, Source: view.Snapshot, Reload: reload, Events: stream,
+				Control: controller, Source: view.Snapshot, Reload: reload, Events: stream, Speaker: speaker,
 			}.Handler())
 		case <-ctx.Done():
 			return nil
@@ -107,6 +121,41 @@ func runLB(ctx context.Context, file string, f *foreground) error {
 		return daemon.Serve(ctx, b, withoutWarnings(reload), f.hangups, f.detachCommand("lb", cfg.Node.Instance), log)
 	})
 	return group.Wait()
+}
+
+// newAnnouncer returns the announcer of a balancer's VIPs, or nil if the configuration has none.
+func newAnnouncer(cfg *desired.Balancer, log *slog.Logger) (*bgp.Announcer, error) {
+	if cfg.BGP == nil {
+		return nil, nil
+	}
+	plan, err := bgp.NewPlan(cfg.BGP)
+	if err != nil {
+		return nil, err
+	}
+	// An error is no reason to refuse the start. Peers then remove the routes until they get new ones.
+	preserved, _ := datapath.AttachedHere(cfg.Node.Instance)
+	return bgp.New(cfg, plan, preserved, log)
+}
+
+// announced is a balancer with the announcer of its VIPs, which may be nil.
+type announced struct {
+	*balancer.Balancer
+	announcer *bgp.Announcer
+}
+
+// Reload makes both follow another desired state, as control.Runner says.
+func (a *announced) Reload(ctx context.Context, cfg *desired.Balancer) error {
+	if a.announcer == nil || cfg.BGP == nil { // a change of that needs a restart
+		return a.Balancer.Reload(ctx, cfg)
+	}
+	plan, err := bgp.NewPlan(cfg.BGP)
+	if err != nil {
+		return err
+	}
+	if err := a.Balancer.Reload(ctx, cfg); err != nil {
+		return err
+	}
+	return a.announcer.Apply(ctx, plan)
 }
 
 // detachLB also releases the neighbour entries that a killed process left managed, and removes the

@@ -92,8 +92,12 @@ func status(ctx context.Context, out io.Writer, o statusOptions) error {
 			return readAgent(instance.Name)
 		}, printAgent)
 	}
-	return report(ctx, out, o, func() (*inspect.Snapshot, error) {
-		return readBalancer(instance.Name)
+	return report(ctx, out, o, func() (*balancerStatus, error) {
+		snapshot, err := readBalancer(instance.Name)
+		if err != nil {
+			return nil, err
+		}
+		return &balancerStatus{snapshot, readBGP(ctx, instance.Name)}, nil
 	}, printBalancer)
 }
 
@@ -164,8 +168,8 @@ func printJSON(out io.Writer, value any) error {
 	return encoder.Encode(value)
 }
 
-func printBalancer(out io.Writer, s *inspect.Snapshot) error {
-	printHeader(out, &s.Snapshot, isAttached(s.Attachment) || isAttached(s.Inside))
+func printBalancer(out io.Writer, s *balancerStatus) error {
+	printHeader(out, &s.Snapshot.Snapshot, isAttached(s.Attachment) || isAttached(s.Inside))
 	printConfiguration(out, s.Configuration)
 	if s.Inside != nil {
 		fmt.Fprintf(out, "inside: %s\n", describeAttachment(s.Inside))
@@ -174,12 +178,15 @@ func printBalancer(out io.Writer, s *inspect.Snapshot) error {
 	if s.Hints != nil {
 		fmt.Fprintf(out, "hints: %s\n", describeHints(s.Hints))
 	}
+	if err := printBGP(out, s.BGP, s.Time); err != nil {
+		return err
+	}
 	for _, service := range s.Services {
 		if err := printService(out, service); err != nil {
 			return err
 		}
 	}
-	return printReasons(out, &s.Snapshot)
+	return printReasons(out, &s.Snapshot.Snapshot)
 }
 
 // describeHints returns how full the hint table is.

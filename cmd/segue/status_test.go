@@ -225,14 +225,14 @@ func troubledServices() []*inspect.ServiceState {
 func TestPrintBalancer(t *testing.T) {
 	before, after := someSnapshots()
 	var output bytes.Buffer
-	if err := printBalancer(&output, before); err != nil {
+	if err := printBalancer(&output, &balancerStatus{Snapshot: before}); err != nil {
 		t.Fatal(err)
 	}
 	golden(t, "status-without-rates.txt", &output)
 
 	after.RatesSince(before)
 	output.Reset()
-	if err := printBalancer(&output, after); err != nil {
+	if err := printBalancer(&output, &balancerStatus{Snapshot: after}); err != nil {
 		t.Fatal(err)
 	}
 	golden(t, "status.txt", &output)
@@ -365,7 +365,7 @@ func TestStatusOfStopped(t *testing.T) {
 		_, s := someSnapshots()
 		s.Process, s.Attachment, s.Inside = nil, c.outside, c.inside
 		var output bytes.Buffer
-		if err := printBalancer(&output, s); err != nil {
+		if err := printBalancer(&output, &balancerStatus{Snapshot: s}); err != nil {
 			t.Fatal(err)
 		}
 		if !strings.Contains(output.String(), c.want) {

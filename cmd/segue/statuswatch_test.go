@@ -20,14 +20,14 @@ func watched(t *testing.T, o statusOptions, snapshots ...*inspect.Snapshot) stri
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	o.watch, o.interval = true, time.Nanosecond
-	read := func() (*inspect.Snapshot, error) {
+	read := func() (*balancerStatus, error) {
 		if len(snapshots) == 0 {
 			cancel()
 			return nil, ctx.Err()
 		}
 		next := snapshots[0]
 		snapshots = snapshots[1:]
-		return next, nil
+		return &balancerStatus{Snapshot: next}, nil
 	}
 	var output bytes.Buffer
 	if err := report(ctx, &output, o, read, printBalancer); err != nil {
@@ -82,10 +82,10 @@ func TestWatchJSON(t *testing.T) {
 func TestWatchFails(t *testing.T) {
 	before, _ := someSnapshots()
 	first := true
-	read := func() (*inspect.Snapshot, error) {
+	read := func() (*balancerStatus, error) {
 		if first {
 			first = false
-			return before, nil
+			return &balancerStatus{Snapshot: before}, nil
 		}
 		return nil, errors.New("gone")
 	}

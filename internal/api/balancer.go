@@ -23,6 +23,8 @@ type Balancer struct {
 	Source func() (*inspect.Snapshot, error)
 	Reload Reload
 	Events *events.Stream
+	// Speaker is nil if the balancer does not announce its VIPs.
+	Speaker Speaker
 }
 
 // balancerAPI has the operations.
@@ -70,6 +72,7 @@ func (balancer Balancer) Handler() http.Handler {
 			"effect.",
 		Errors: errorsOfChange, MaxBodyBytes: mostBytes,
 	}, b.applyFile)
+	b.registerSelf(api)
 	register(api, balancer.Reload, balancer.Events)
 	return handler
 }

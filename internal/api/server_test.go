@@ -59,6 +59,13 @@ func serve(t *testing.T, snapshot *inspect.Snapshot) *httptest.Server {
 // serveEvents serves the API of a balancer whose tables are as in the snapshot.
 func serveEvents(t *testing.T, snapshot *inspect.Snapshot) (*httptest.Server, *events.Stream) {
 	t.Helper()
+	return serveWith(t, snapshot, nil)
+}
+
+func serveWith(
+	t *testing.T, snapshot *inspect.Snapshot, speaker Speaker,
+) (*httptest.Server, *events.Stream) {
+	t.Helper()
 	dir := t.TempDir()
 	file := filepath.Join(dir, "lb.yaml")
 	if err := os.WriteFile(file, fmt.Appendf(nil, text, dir), 0o644); err != nil {
@@ -73,7 +80,8 @@ func serveEvents(t *testing.T, snapshot *inspect.Snapshot) (*httptest.Server, *e
 	server := httptest.NewServer(Balancer{
 		Events:  stream,
 		Control: c, Reload: c.Reload,
-		Source: func() (*inspect.Snapshot, error) { return snapshot, nil },
+		Source:  func() (*inspect.Snapshot, error) { return snapshot, nil },
+		Speaker: speaker,
 	}.Handler())
 	t.Cleanup(server.Close)
 	return server, stream

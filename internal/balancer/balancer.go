@@ -77,6 +77,7 @@ type Balancer struct {
 	events      *events.Stream
 	stale       map[string]bool // services whose servers that get new flows must be chosen again
 	ready       chan struct{}
+	abilities   chan []ServiceState // has room for one value
 }
 
 // call is a function for the goroutine that owns the balancer, and the channel for its error. The
@@ -120,6 +121,7 @@ func newBalancer(cfg *desired.Balancer, clock *dataplane.FlowClock, log *slog.Lo
 		warned:    map[string]bool{},
 		stale:     map[string]bool{},
 		ready:     make(chan struct{}),
+		abilities: make(chan []ServiceState, 1),
 	}
 	if err := b.read(); err != nil {
 		return nil, errors.Join(err, b.Close())
@@ -217,6 +219,7 @@ func (b *Balancer) control(ctx context.Context) error {
 	b.setChecks(ctx)
 	b.prober.SetTargets(ctx, b.services.probeTargets())
 	for {
+		b.tellAbilities()
 		if len(b.stale) > 0 {
 			admit.within(gather)
 			journal.within(journalDelay)

@@ -21,6 +21,7 @@ import (
 // services that follow another state. Servers are added before the tables that name them, and
 // removed after these tables. After an error, another call can restore the state before.
 func (s *services) reconcile(cfg *desired.Balancer, generations generation.Generations) error {
+	s.abilitiesChanged = true
 	// A call that failed may have left tables that packets use.
 	if err := s.settle(); err != nil {
 		return err

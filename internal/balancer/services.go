@@ -24,6 +24,7 @@ type service struct {
 	logged   dataplane.Causes // the ignored causes at the last log
 	down     bool             // the last event about it says that no server is fit
 	refused  bool             // it refused new flows at the last log
+	ability  Ability
 	// formerSince is when RuleFormerFlows was set in this process, or zero if it is not set.
 	formerSince time.Time
 }
@@ -42,6 +43,8 @@ type services struct {
 	// Services whose candidate tables were replaced, or that have ceased to be stateless. Packets
 	// may still use their former tables and rules.
 	swapped []*service
+	// abilitiesChanged tells whether services or their abilities have changed since tellAbilities.
+	abilitiesChanged bool
 }
 
 // loadServices reads the services that an earlier process has left. The first apply adds their

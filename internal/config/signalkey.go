@@ -37,11 +37,7 @@ func ReadSignalKeys(file string) (SignalKeys, error) {
 	if file == "" {
 		return nil, nil
 	}
-	content, err := readSecret(file)
-	var system *fs.PathError
-	if errors.As(err, &system) {
-		err = system.Err // without the name of the file, which the error contains already
-	}
+	content, err := readSecret(file, longestKeyFile)
 	if err != nil {
 		return nil, &field.Error{Path: desired.SignalKeyField, Value: file, Problem: err.Error()}
 	}
@@ -52,9 +48,14 @@ func ReadSignalKeys(file string) (SignalKeys, error) {
 	return keys, nil
 }
 
-// readSecret reads a file to which only the owner has access.
-func readSecret(file string) (string, error) {
+// readSecret reads a file to which only the owner has access. Of a longer file it reads longest + 1
+// bytes. The error does not contain the name of the file.
+func readSecret(file string, longest int) (string, error) {
 	f, err := os.OpenFile(file, os.O_RDONLY|unix.O_NONBLOCK, 0) // without it a FIFO would block
+	var system *fs.PathError
+	if errors.As(err, &system) {
+		return "", system.Err
+	}
 	if err != nil {
 		return "", err
 	}
@@ -69,7 +70,7 @@ func readSecret(file string) (string, error) {
 	if mode := info.Mode().Perm(); mode&0o077 != 0 {
 		return "", fmt.Errorf("has mode %04o: others than its owner may use it; 0600 or 0400 is right", mode)
 	}
-	content, err := io.ReadAll(io.LimitReader(f, int64(longestKeyFile)+1))
+	content, err := io.ReadAll(io.LimitReader(f, int64(longest)+1))
 	return string(content), err
 }
 

@@ -12,10 +12,12 @@ import (
 
 // Balancer is what `segue lb` has to do.
 type Balancer struct {
-	Node     BalancerNode `yaml:"node"`
-	API      API          `yaml:"api"`
-	Metrics  Metrics      `yaml:"metrics"`
-	Services []Service    `yaml:"services"`
+	Node    BalancerNode `yaml:"node"`
+	API     API          `yaml:"api"`
+	Metrics Metrics      `yaml:"metrics"`
+	// BGP announces the VIPs to routers; nil: they are not announced.
+	BGP      *BGP      `yaml:"bgp,omitempty"`
+	Services []Service `yaml:"services"`
 	// Overrides are the overrides that the services follow. The configuration file does not have
 	// them.
 	Overrides []Override `yaml:"-"`

@@ -66,7 +66,7 @@ func (b *Balancer) ChangesFrom(old *Balancer) Changes {
 		}
 	}
 	node := Change{"node_changed", changedFields(b.Node, old.Node)}
-	return named(node, services.changes("services"), servers.changes("servers"))
+	return named(node, bgpChanges(b.BGP, old.BGP), services.changes("services"), servers.changes("servers"))
 }
 
 // ChangesFrom lists the differences between a running configuration and a, as that of Balancer
@@ -75,6 +75,16 @@ func (a *Agent) ChangesFrom(old *Agent) Changes {
 	services := compare(a.Services, old.Services, "", func(s AgentService) string { return s.Name })
 	node := Change{"node_changed", changedFields(a.Node, old.Node)}
 	return named(node, services.changes("services"))
+}
+
+// bgpChanges lists the differences of announcements, with those of each peer.
+func bgpChanges(now, before *BGP) Changes {
+	if now == nil || before == nil { // then ASN differs, and needs a restart
+		return nil
+	}
+	peers := compare(now.Peers, before.Peers, "", func(p BGPPeer) string { return p.Address.String() })
+	fields := slices.DeleteFunc(changedFields(*now, *before), func(name string) bool { return name == "peers" })
+	return append(Changes{{"bgp_changed", fields}}, peers.changes("peers")...)
 }
 
 // difference is how two lists of named items differ.

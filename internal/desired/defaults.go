@@ -57,6 +57,7 @@ func (b *Balancer) SetDefaults(given Given) {
 	setDefault(given, "node.limits.hints", &b.Node.Limits.Hints, DefaultHints)
 	setDefault(given, "node.state", &b.Node.State, "/var/lib/segue")
 	setDefault(given, "node.limits.servers", &b.Node.Limits.Servers, 4096)
+	given.defaultBGP(b.BGP)
 	for i := range b.Services {
 		s, path := &b.Services[i], field.Item("services", i)
 		given.defaultService(s, path)
@@ -77,6 +78,23 @@ func (given Given) defaultSlowStart(s *Service, path string) {
 		slow = DefaultSlowStart
 	}
 	setDefault(given, field.Child(path, "slow-start"), &s.SlowStart, &slow)
+}
+
+func (given Given) defaultBGP(b *BGP) {
+	if b == nil {
+		return
+	}
+	setDefault(given, "bgp.restart-time", &b.RestartTime, 2*time.Minute)
+	setDefault(given, "bgp.hold-down", &b.HoldDown, 10*time.Second)
+	setDefault(given, "bgp.drain-delay", &b.DrainDelay, 5*time.Second)
+	for i := range b.Peers {
+		p, path := &b.Peers[i], field.Item("bgp.peers", i)
+		setDefault(given, field.Child(path, "port"), &p.Port, 179)
+		setDefault(given, field.Child(path, "hold-time"), &p.HoldTime, 9*time.Second)
+		if p.Address.IsValid() {
+			setDefault(given, field.Child(path, "families"), &p.Families, []Family{FamilyOf(p.Address)})
+		}
+	}
 }
 
 func (given Given) defaultService(s *Service, path string) {

@@ -18,6 +18,10 @@ type Setting struct {
 
 // Fixed returns the fields whose change needs a restart, in the order of docs/configuration.md.
 func (b *Balancer) Fixed() []Setting {
+	speaker := BGP{}
+	if b.BGP != nil {
+		speaker = *b.BGP
+	}
 	return []Setting{
 		setting("node.instance", b.Node.Instance),
 		setting("node.interface", b.Node.Interface),
@@ -30,6 +34,10 @@ func (b *Balancer) Fixed() []Setting {
 		setting("node.limits.servers", b.Node.Limits.Servers),
 		setting("api.group", b.API.Group),
 		setting("metrics.listen", b.Metrics.Listen),
+		setting("bgp.asn", speaker.ASN),
+		setting("bgp.router-id", speaker.RouterID),
+		setting("bgp.listen", speaker.Listen),
+		setting("bgp.restart-time", speaker.RestartTime),
 	}
 }
 

@@ -88,6 +88,7 @@ func (r *rules) checkBalancer(b *Balancer) {
 	r.checkTunnelsNeeded(b)
 	r.checkInside(b)
 	r.checkVIPs(b, newVIPs(common))
+	r.checkBGP(b, newVIPs(common))
 }
 
 // checkInside checks node.internal and node.inside.

@@ -179,8 +179,10 @@ type Service struct {
 	// Probe tells whether the balancer probes the servers' agents. Default true if servers have
 	// locators and the balancer takes packets from them (TakesSignals); otherwise it must not be
 	// true.
-	Probe   *bool    `yaml:"probe"`
-	Servers []Server `yaml:"servers"`
+	Probe *bool `yaml:"probe"`
+	// BGP has the settings of the VIP's announcement; nil: the defaults.
+	BGP     *ServiceBGP `yaml:"bgp,omitempty"`
+	Servers []Server    `yaml:"servers"`
 }
 
 // Takes tells whether the configuration permits new flows to the server: its weight is not 0, and

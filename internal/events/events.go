@@ -25,6 +25,12 @@ const (
 	FlowsLost       Kind = "flows_lost"       // a server with flows was removed
 	VIPMissing      Kind = "vip_missing"      // a VIP is not an address of the agent's host
 	VIPBack         Kind = "vip_back"         // and is one again
+	RouteAnnounced  Kind = "route_announced"  // a VIP is announced to routers
+	RouteWithdrawn  Kind = "route_withdrawn"  // and is not any more
+	SessionUp       Kind = "session_up"       // a BGP session is established
+	SessionDown     Kind = "session_down"     // a BGP session has ended
+	Drained         Kind = "drained"          // the balancer itself: all routes are withdrawn
+	Undrained       Kind = "undrained"        // and are announced again
 	Changed         Kind = "changed"          // the desired state has changed
 	ReloadRefused   Kind = "reload_refused"   // the files are not valid, or cannot be followed
 )
@@ -38,6 +44,8 @@ type Event struct {
 	Kind    Kind      `json:"kind" example:"server_down"`
 	Service string    `json:"service,omitempty"`
 	Server  string    `json:"server,omitempty"`
+	Prefix  string    `json:"prefix,omitempty" doc:"of a VIP"`
+	Peer    string    `json:"peer,omitempty" doc:"of a BGP session"`
 	// Reason says why, in plain words. It may be empty.
 	Reason  string   `json:"reason,omitempty"`
 	Flows   *uint64  `json:"flows,omitempty" doc:"the live flows that the server had"`

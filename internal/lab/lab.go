@@ -76,7 +76,7 @@ func Up(ctx context.Context, topology Topology, options Options) (*Lab, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := topology.checkMediaWiki(); err != nil {
+	if err := errors.Join(topology.checkMediaWiki(), topology.checkRouter()); err != nil {
 		return nil, err
 	}
 	for _, p := range l.Processes {
@@ -126,6 +126,9 @@ func (l *Lab) build(ctx context.Context) error {
 		steps = append(steps, step{"Preparing the wiki.", l.prepareWikis})
 	}
 	steps = append(steps, step{"Starting " + plural.Count(len(l.Processes), "process") + ".", start})
+	if router := l.Topology.Edge.Router; router != "" {
+		steps = append(steps, step{"Waiting until " + string(router) + " has learned the routes.", l.awaitRoutes})
+	}
 	if l.Topology.Impair.Some() {
 		steps = append(steps, step{"Impairing the links: " + l.Topology.Impair.String() + ".", l.startImpairment})
 	}

@@ -40,8 +40,10 @@ func (l *Lab) buildNetwork(ctx context.Context) error {
 	if err := l.addNeighbours(); err != nil {
 		return err
 	}
-	if err := l.SetNextHops(l.balancers()...); err != nil {
-		return err
+	if l.Topology.Edge.Router == "" {
+		if err := l.SetNextHops(l.balancers()...); err != nil {
+			return err
+		}
 	}
 	return l.awaitNetwork(ctx)
 }
@@ -467,6 +469,9 @@ func addLocalRoutes(h *netlink.Handle, prefixes ...netip.Prefix) error {
 // kernel's hash-threshold algorithm permits (RFC 2992). Without balancers, the VIPs become
 // unreachable.
 func (l *Lab) SetNextHops(balancers ...string) error {
+	if router := l.Topology.Edge.Router; router != "" {
+		return fmt.Errorf("the edge router runs %s: the balancers tell it their routes", router)
+	}
 	var nodes []*Node
 	for _, name := range balancers {
 		n := l.Node(name)

@@ -24,7 +24,7 @@ type Process struct {
 	node *Node
 	args []string
 	// daemon tells that the process supports systemd's notification protocol and reloads on SIGHUP.
-	// Other processes are ready when their TCP port accepts connections.
+	// Other processes are ready when their TCP port accepts connections, or at once if they have none.
 	daemon bool
 	port   uint16
 	// limited tells that the process shares the limit of CPU time of the node's application.
@@ -115,6 +115,9 @@ func (p *Process) start(ctx context.Context) error {
 	}
 	if p.daemon {
 		return notify.await(ctx, p.exited, "READY=1")
+	}
+	if p.port == 0 {
+		return nil
 	}
 	return p.awaitPort(ctx)
 }

@@ -46,8 +46,14 @@ func (n *Node) processes(binary string) []*Process {
 		if !n.lab.Topology.Bare {
 			add("agent", Process{args: []string{binary, "agent", "-c", n.configPath("agent.yaml")}, daemon: true})
 		}
+	case n.Role == RoleEdge && n.lab.Topology.Edge.Router != "":
+		router := n.router()
+		add(router.Name, router)
 	case n.Role == RoleBalancer && !n.lab.Topology.Bare:
 		add("lb", Process{args: []string{binary, "lb", "-c", n.configPath("balancer.yaml")}, daemon: true})
+		if n.lab.Topology.Edge.BFD {
+			add("bfd", n.bfd())
+		}
 	}
 	return list
 }
@@ -94,6 +100,7 @@ func (n *Node) BalancerConfig() desired.Balancer {
 			Limits:    desired.Limits{Hints: desired.DefaultHints},
 		},
 		Metrics: desired.Metrics{Listen: balancerMetrics},
+		BGP:     n.bgp(),
 	}
 	if n.hasOuter() {
 		c.Node.Interface, c.Node.Inside = outer, uplink
@@ -259,8 +266,10 @@ func (l *Lab) writeFiles() error {
 	for _, n := range l.Nodes {
 		var err error
 		switch n.Role {
+		case RoleEdge:
+			err = n.writeRouter()
 		case RoleBalancer:
-			err = n.WriteBalancerConfig(n.BalancerConfig())
+			err = errors.Join(n.WriteBalancerConfig(n.BalancerConfig()), n.writeBFD())
 		case RoleServer:
 			err = errors.Join(n.WriteAgentConfig(n.AgentConfig()), n.writeApplicationConfig())
 		}

@@ -35,6 +35,7 @@ type Topology struct {
 	// Bare leaves out the daemons of balancers and agents. The lab then has the network and the
 	// servers' applications, but nothing forwards packets from VIPs to servers.
 	Bare   bool       `yaml:"bare"`
+	Edge   Edge       `yaml:"edge,omitempty"`
 	Impair Impairment `yaml:"impair"`
 	// Applications are the applications of the servers in turn: s1 runs the first, s2 the second.
 	Applications []Application `yaml:"applications"`
@@ -195,6 +196,16 @@ func (t Topology) problems() field.Errors {
 		fail("name", t.Name, nameForm)
 	}
 	inRange("balancers", t.Balancers, 1, maxBalancers)
+	switch router := t.Edge.Router; {
+	case router == "":
+		if t.Edge.BFD {
+			fail("edge.bfd", true, "needs edge.router")
+		}
+	case !slices.Contains(routers, router):
+		fail("edge.router", router, "must be one of %v", routers)
+	case t.Bare:
+		fail("edge.router", router, "cannot be used with bare: there are no balancers that announce VIPs")
+	}
 	inRange("servers", t.Servers, 1, maxServers)
 	before := len(errs)
 	inRange("mtu.client", t.MTU.Client, 1280, MaxFabricMTU)

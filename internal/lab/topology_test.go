@@ -98,12 +98,16 @@ func TestParseTopologyRefuses(t *testing.T) {
 		return "applications: [emulated, nginx]\nemulated: {exceptions: [{" + exceptions + "}]}"
 	}
 	for _, test := range []struct{ text, want string }{
-		{"colour: red", "line 1: colour: unknown field; must be one of: name, balancers, servers, mtu, two-armed, bare, impair, applications, emulated, apache, mediawiki, services"},
+		{"colour: red", "line 1: colour: unknown field; must be one of: name, balancers, servers, mtu, two-armed, bare, edge, impair, applications, emulated, apache, mediawiki, services"},
 		{"name: my-lab", `line 1: name "my-lab": must be 1 to 12 lower-case letters and digits`},
 		{"name: abcdefghijklm", `name "abcdefghijklm": must be 1 to 12`},
 		{"servers: 3\nbalancers: 0", `line 2: balancers "0": must be 1 to 16`},
 		{"servers: 129", `line 1: servers "129": must be 1 to 128`},
 		{"servers: many", `line 1: servers "many": must be a whole number`},
+		{"edge: {bfd: true}", `line 1: edge.bfd "true": needs edge.router`},
+		{"edge: {router: quagga}", `line 1: edge.router "quagga": must be one of [frr bird]`},
+		{"edge: {router: frr}\nbare: true",
+			`line 1: edge.router "frr": cannot be used with bare: there are no balancers that announce VIPs`},
 		{"bare: perhaps", `line 1: bare "perhaps": must be true or false`},
 		{"mtu: 1500", `line 1: mtu "1500": must be a mapping`},
 		{"mtu: {client: 1279}", `mtu.client "1279": must be 1280 to 3498`},
@@ -673,6 +677,18 @@ func TestConfigTemplates(t *testing.T) {
 			Path: "/", Port: 443, Host: "a", Status: "200, 204", Body: "\"", Verify: true,
 		},
 	}
+	full.BGP = &desired.BGP{
+		ASN: 64600, RouterID: netip.MustParseAddr("192.0.2.1"), Listen: 179, RestartTime: time.Minute,
+		HoldDown: time.Second, DrainDelay: 2 * time.Second, Communities: []desired.Community{"1:2", "no-export"},
+		NextHops: []netip.Addr{netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("2001:db8::2")},
+		Peers: []desired.BGPPeer{
+			{Address: netip.MustParseAddr("192.0.2.3"), ASN: 64512},
+			{Address: netip.MustParseAddr("2001:db8::3"), ASN: 64512, Port: 1179, PasswordFile: "/key",
+				HoldTime: 3 * time.Second, Multihop: 2, TTLSecurity: true,
+				Families: []desired.Family{desired.IPv4, desired.IPv6}},
+		},
+	}
+	s.BGP = &desired.ServiceBGP{Announce: desired.AnnounceUsable, Communities: []desired.Community{"1:2:3"}}
 	agent := l.Node("s1").AgentConfig()
 	agent.Node.MTU, agent.Node.AssignVIPs = 1500, &no
 	epsilon := 0.25
@@ -702,6 +718,12 @@ func TestConfigTemplates(t *testing.T) {
 		return err
 	})
 	roundTrip(t, "balancer.yaml", full, nil)
+	topology := DefaultTopology()
+	topology.Edge.Router = BIRD
+	roundTrip(t, "balancer.yaml", testLab(t, topology).Node("lb1").BalancerConfig(), func(text []byte) error {
+		_, _, err := config.ParseBalancer(text)
+		return err
+	})
 	roundTrip(t, "agent.yaml", l.Node("s2").AgentConfig(), func(text []byte) error {
 		_, _, err := config.ParseAgent(text)
 		return err

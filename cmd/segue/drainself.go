@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/segue-lb/segue/internal/api"
+	"github.com/segue-lb/segue/internal/bgp"
+)
+
+const (
+	// selfInterval is the time between two looks at the packets of a drained balancer.
+	selfInterval = time.Second
+	// quietTime is how long no packet must have arrived until a balancer counts as drained.
+	quietTime = 2 * selfInterval
+)
+
+// drainSelf withdraws the routes of a balancer, and waits until no packets arrive any more.
+func drainSelf(ctx context.Context, out io.Writer, o *drainOptions) error {
+	client, err := clientOf(o.instance)
+	if err != nil {
+		return err
+	}
+	if o.dryRun {
+		return describeSelf(ctx, out, client)
+	}
+	state, err := client.DrainSelf(ctx, true)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "the balancer is drained: %s withdrawn\n", count(len(state.BGP.Routes), "route"))
+	warnOfDeafPeers(out, state.BGP)
+	if !o.wait {
+		return nil
+	}
+	if o.timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, o.timeout)
+		defer cancel()
+	}
+	return awaitSilence(ctx, out, client, state)
+}
+
+// describeSelf says what a drain would do.
+func describeSelf(ctx context.Context, out io.Writer, client *api.Client) error {
+	state, err := client.Self(ctx)
+	switch {
+	case err != nil:
+		return err
+	case state.BGP == nil:
+		return errors.New("the balancer does not announce its VIPs, so it cannot be drained")
+	case state.Drained:
+		_, err = fmt.Fprintln(out, "the balancer is drained already")
+		return err
+	}
+	announced := 0
+	for _, r := range state.BGP.Routes {
+		if r.Announced {
+			announced++
+		}
+	}
+	_, err = fmt.Fprintf(out, "would withdraw %s\n", count(announced, "route"))
+	return err
+}
+
+// warnOfDeafPeers names peers without a session. They may still have routes of an earlier session.
+func warnOfDeafPeers(out io.Writer, state *bgp.State) {
+	for _, p := range state.Peers {
+		if !p.IsEstablished() {
+			fmt.Fprintf(out, "warning: peer %s has no session: it may keep earlier routes until they expire\n", p.Address)
+		}
+	}
+}
+
+// awaitSilence waits until routers have had time to use other routes, and no packets arrive.
+func awaitSilence(ctx context.Context, out io.Writer, client *api.Client, state *api.SelfState) error {
+	packets, changed := state.Packets, time.Now()
+	earliest := changed
+	if state.BGP.Drained != nil {
+		earliest = state.BGP.Drained.Add(time.Duration(state.BGP.DrainDelay * float64(time.Second)))
+	}
+	for {
+		select {
+		case <-time.After(selfInterval):
+		case <-ctx.Done():
+			return stillBusy(ctx, time.Since(changed))
+		}
+		now, err := client.Self(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return stillBusy(ctx, time.Since(changed))
+		case err != nil:
+			return err
+		case !now.Drained:
+			return errors.New("somebody else has undrained the balancer")
+		}
+		if now.Packets != packets {
+			fmt.Fprintf(out, "%s in the last second\n", count(int(now.Packets-packets), "packet"))
+			packets, changed = now.Packets, time.Now()
+		}
+		if time.Since(changed) >= quietTime && !time.Now().Before(earliest) {
+			_, err := fmt.Fprintln(out, "no packets arrive any more: the balancer can be stopped")
+			return err
+		}
+	}
+}
+
+// stillBusy returns the error of a wait that has ended too early.
+func stillBusy(ctx context.Context, quiet time.Duration) error {
+	left := fmt.Sprintf("the last packet arrived %s ago", quiet.Round(time.Second))
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		return fmt.Errorf("--timeout has passed: %s; the balancer stays drained", left)
+	}
+	return fmt.Errorf("interrupted: %s; the balancer stays drained", left)
+}
+
+// undrainSelf announces the routes of a balancer again.
+func undrainSelf(ctx context.Context, out io.Writer, o *drainOptions) error {
+	client, err := clientOf(o.instance)
+	if err != nil {
+		return err
+	}
+	if o.dryRun {
+		_, err := fmt.Fprintln(out, "would announce the routes of all VIPs that can be served")
+		return err
+	}
+	state, err := client.DrainSelf(ctx, false)
+	if err != nil {
+		return err
+	}
+	announced := 0
+	for _, r := range state.BGP.Routes {
+		if r.Announced {
+			announced++
+		}
+	}
+	_, err = fmt.Fprintf(out, "the balancer announces %d of %s\n", announced, count(len(state.BGP.Routes), "route"))
+	return err
+}

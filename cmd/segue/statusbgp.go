@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/segue-lb/segue/internal/api"
+	"github.com/segue-lb/segue/internal/balancer/inspect"
+	"github.com/segue-lb/segue/internal/bgp"
+)
+
+// balancerStatus is the state of a balancer's tables, and of its BGP speaker.
+type balancerStatus struct {
+	*inspect.Snapshot
+	BGP *bgp.State `json:"bgp,omitempty"` // nil: no process, or it does not announce its VIPs
+}
+
+// RatesSince sets the rates since an earlier status.
+func (s *balancerStatus) RatesSince(earlier *balancerStatus) { s.Snapshot.RatesSince(earlier.Snapshot) }
+
+// bgpPatience is how long status waits for the process. Its socket answers at once, unless the
+// process hangs or begins.
+const bgpPatience = time.Second
+
+// readBGP asks the process of a balancer for its sessions and routes. It returns nil without an
+// answer: the tables alone make a status.
+func readBGP(ctx context.Context, instance string) *bgp.State {
+	ctx, cancel := context.WithTimeout(ctx, bgpPatience)
+	defer cancel()
+	self, err := api.NewClient(instance).Self(ctx)
+	if err != nil {
+		return nil
+	}
+	return self.BGP
+}
+
+// printBGP prints sessions and routes. Services come below, so it begins with what is wrong.
+func printBGP(out io.Writer, s *bgp.State, now time.Time) error {
+	if s == nil {
+		return nil
+	}
+	fmt.Fprintf(out, "\nbgp: AS %d, router ID %s\n", s.ASN, s.RouterID)
+	if s.Drained != nil {
+		fmt.Fprintf(out, "BALANCER IS DRAINED since %s: no route is announced (segue undrain --self)\n",
+			s.Drained.Format(time.RFC3339))
+	}
+	for _, r := range s.Routes {
+		switch r.Reason {
+		case bgp.NotServed:
+			fmt.Fprintf(out, "NOT ANNOUNCED: %s: no service of the VIP can serve: %s\n",
+				r.Prefix, strings.Join(r.Services, ", "))
+		case bgp.HeldDown:
+			fmt.Fprintf(out, "NOT ANNOUNCED: %s: held down after a withdrawal: %s\n",
+				r.Prefix, strings.Join(r.Services, ", "))
+		}
+	}
+	ago := func(t time.Time) string { return wholeSeconds(now.Sub(t).Seconds()) }
+	table := newTable(out)
+	table.row("peer", "AS", "session", "for", "prefixes", "hold time", "keeps routes", "last end")
+	for _, p := range s.Peers {
+		row := []string{p.Address, strconv.FormatUint(uint64(p.ASN), 10), strings.ToUpper(p.State), ago(p.Since),
+			"-", "-", "-", p.Reason}
+		if p.IsEstablished() {
+			keeps := "NO"
+			if p.KeepsRoutes {
+				keeps = "yes"
+			}
+			row = []string{p.Address, row[1], p.State, ago(p.Since), strconv.FormatUint(p.Prefixes, 10),
+				wholeSeconds(p.HoldTime), keeps, p.Reason}
+		}
+		table.row(row...)
+	}
+	if err := table.Flush(); err != nil {
+		return err
+	}
+	fmt.Fprintln(out)
+	table = newTable(out)
+	table.row("route", "announced", "for", "communities", "services")
+	for _, r := range s.Routes {
+		announced := "yes"
+		if !r.Announced {
+			announced = "NO"
+		}
+		communities := strings.Join(r.Communities, " ")
+		if communities == "" {
+			communities = "-"
+		}
+		table.row(r.Prefix, announced, ago(r.Since), communities, strings.Join(r.Services, ", "))
+	}
+	return table.Flush()
+}

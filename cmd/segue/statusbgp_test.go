@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/segue-lb/segue/internal/bgp"
+)
+
+func someBGP(now time.Time) *bgp.State {
+	drained := now.Add(-time.Minute)
+	return &bgp.State{
+		ASN: 64600, RouterID: "192.0.2.2", Drained: &drained,
+		Peers: []bgp.Peer{
+			{Address: "192.0.2.1", ASN: 64512, State: "established", Since: now.Add(-90 * time.Second),
+				Sessions: 2, Reason: "read-failed", LocalAddress: "192.0.2.2", HoldTime: 9, KeepsRoutes: true, Prefixes: 3},
+			{Address: "192.0.2.3", ASN: 64512, State: "established", Since: now, HoldTime: 180},
+			{Address: "2001:db8::1", ASN: 4200000000, State: "down", Since: now.Add(-time.Hour)},
+		},
+		Routes: []bgp.Route{
+			{Prefix: "2001:db8:80::1/128", Since: now, Reason: bgp.NotServed, Services: []string{"web", "dns"}},
+			{Prefix: "203.0.113.1/32", Since: now, Reason: bgp.HeldDown, Services: []string{"web4"}},
+			{Prefix: "203.0.113.2/32", Since: now, Reason: bgp.Drained, Services: []string{"mail"}},
+			{Prefix: "203.0.113.3/32", Announced: true, Since: now, Services: []string{"ntp"},
+				Communities: []string{"64600:1", "no-export"}},
+		},
+	}
+}
+
+// TestStatusOfBGP compares the output with the golden file. What is wrong comes first.
+func TestStatusOfBGP(t *testing.T) {
+	var out bytes.Buffer
+	now := time.Date(2026, 5, 4, 12, 0, 0, 0, time.UTC)
+	if err := printBGP(&out, someBGP(now), now); err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "status-bgp.txt", &out)
+}
+
+// TestJSONOfBGP: the fields stand beside those of the snapshot.
+func TestJSONOfBGP(t *testing.T) {
+	snapshot, _ := someSnapshots()
+	var out bytes.Buffer
+	if err := printJSON(&out, &balancerStatus{snapshot, someBGP(time.Now())}); err != nil {
+		t.Fatal(err)
+	}
+	var s struct {
+		Instance string
+		BGP      struct{ Routes []struct{ Reason string } }
+	}
+	if err := json.Unmarshal(out.Bytes(), &s); err != nil || s.Instance != "lb" || s.BGP.Routes[0].Reason != "not_served" {
+		t.Errorf("error %v: %s", err, &out)
+	}
+	if strings.Contains(out.String(), "Snapshot") {
+		t.Error("the snapshot is an object of its own")
+	}
+}

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import (
+	"context"
+	"net/http"
+	"strings"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/segue-lb/segue/internal/bgp"
+)
+
+// Speaker announces the VIPs of the balancer.
+type Speaker interface {
+	State(context.Context) (*bgp.State, error)
+	Drain(ctx context.Context, drained bool) error
+}
+
+// Self is the balancer itself.
+type Self struct {
+	Drained bool `json:"drained" doc:"whether all routes are withdrawn, so that no packets arrive"`
+}
+
+// SelfState is the state of the balancer itself.
+type SelfState struct {
+	Self
+	// Packets counts packets to servers since the data path was made.
+	Packets uint64     `json:"packets" doc:"packets to servers, since the data path was made"`
+	BGP     *bgp.State `json:"bgp,omitempty" doc:"missing: the balancer does not announce its VIPs"`
+}
+
+// registerSelf adds the operations on the balancer itself.
+func (b *balancerAPI) registerSelf(api huma.API) {
+	const path = "/v1/self"
+	huma.Register(api, huma.Operation{
+		OperationID: "get-self", Method: http.MethodGet, Path: path,
+		Summary: "Show whether the balancer is drained, its BGP sessions and its routes",
+		Errors:  []int{http.StatusServiceUnavailable},
+	}, b.getSelf)
+	huma.Register(api, huma.Operation{
+		OperationID: "change-self", Method: http.MethodPatch, Path: path,
+		Summary:     "Drain the balancer, or end that",
+		Description: "A drained balancer withdraws all routes. It holds across restarts.",
+		Errors: []int{
+			http.StatusBadRequest, http.StatusRequestEntityTooLarge, http.StatusUnsupportedMediaType,
+			http.StatusConflict, http.StatusServiceUnavailable,
+		},
+	}, b.changeSelf)
+}
+
+func (b *balancerAPI) getSelf(ctx context.Context, _ *struct{}) (*body[SelfState], error) {
+	snapshot, err := b.snapshot()
+	if err != nil {
+		return nil, huma.Error503ServiceUnavailable(err.Error())
+	}
+	var state SelfState
+	for _, reason := range snapshot.Reasons {
+		if strings.HasPrefix(reason.Reason, "forward_") {
+			state.Packets += reason.Packets
+		}
+	}
+	if b.Speaker == nil {
+		return &body[SelfState]{state}, nil
+	}
+	if state.BGP, err = b.Speaker.State(ctx); err != nil {
+		return nil, huma.Error503ServiceUnavailable(err.Error())
+	}
+	state.Drained = state.BGP.Drained != nil
+	return &body[SelfState]{state}, nil
+}
+
+type selfChange struct{ Body Self }
+
+func (b *balancerAPI) changeSelf(ctx context.Context, r *selfChange) (*body[SelfState], error) {
+	if b.Speaker == nil {
+		return nil, huma.Error409Conflict("the balancer does not announce its VIPs: its file has no " +
+			"section bgp. Withdraw the routes to it where they are configured")
+	}
+	if err := b.Speaker.Drain(ctx, r.Body.Drained); err != nil {
+		return nil, huma.Error503ServiceUnavailable(err.Error())
+	}
+	return b.getSelf(ctx, nil)
+}
+
+// Self returns the state of the balancer itself.
+func (c *Client) Self(ctx context.Context) (state *SelfState, err error) {
+	return state, c.call(ctx, http.MethodGet, "/v1/self", nil, &state)
+}
+
+// DrainSelf drains the balancer, or ends that.
+func (c *Client) DrainSelf(ctx context.Context, drained bool) (state *SelfState, err error) {
+	return state, c.call(ctx, http.MethodPatch, "/v1/self", Self{drained}, &state)
+}

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/segue-lb/segue/internal/balancer/inspect"
+	"github.com/segue-lb/segue/internal/bgp"
+	"github.com/segue-lb/segue/internal/datapath"
+)
+
+// speaker is a Speaker that only remembers whether it is drained.
+type speaker struct {
+	drained bool
+	refuses error
+}
+
+func (s *speaker) State(context.Context) (*bgp.State, error) {
+	state := &bgp.State{ASN: 64600, Peers: []bgp.Peer{}, Routes: []bgp.Route{}}
+	if s.drained {
+		now := time.Now()
+		state.Drained = &now
+	}
+	return state, s.refuses
+}
+
+func (s *speaker) Drain(_ context.Context, drained bool) error {
+	if s.refuses == nil {
+		s.drained = drained
+	}
+	return s.refuses
+}
+
+func TestSelfOfAPI(t *testing.T) {
+	t.Parallel()
+	snapshot := &inspect.Snapshot{}
+	snapshot.Reasons = []datapath.ReasonCount{
+		{Reason: "pass_not_vip", Packets: 100},
+		{Reason: "forward_known", Packets: 5},
+		{Reason: "forward_new", Packets: 2},
+	}
+	static, s := serve(t, snapshot).URL+"/v1/self", &speaker{}
+	speakingServer, _ := serveWith(t, snapshot, s)
+	speaking := speakingServer.URL + "/v1/self"
+	for i, step := range []struct {
+		method, url, body string
+		status            int
+		answer            string // part of it
+	}{
+		{"GET", static, "", 200, `{"drained":false,"packets":7}`},
+		{"PATCH", static, `{"drained":true}`, 409, "has no section bgp"},
+		{"GET", speaking, "", 200, `"drained":false,"packets":7,"bgp":{"asn":64600`},
+		{"PATCH", speaking, `{"drained":true}`, 200, `"drained":true`},
+		{"GET", speaking, "", 200, `"drained_since":"`},
+		{"PATCH", speaking, `{"drained":false}`, 200, `"drained":false`},
+		{"PATCH", speaking, `{}`, 422, "drained"},
+		{"PATCH", speaking, `{"drained":1}`, 422, "boolean"},
+	} {
+		status, answer := send(t, step.method, step.url, step.body)
+		if status != step.status || !strings.Contains(answer, step.answer) {
+			t.Errorf("step %d: %s %s: %d %s\nwant %d %s", i, step.method, step.body, status, answer, step.status, step.answer)
+		}
+	}
+	s.refuses = errors.New("no space left on device")
+	if status, answer := send(t, "PATCH", speaking, `{"drained":true}`); status != 503 || !strings.Contains(answer, "no space") {
+		t.Errorf("%d %s", status, answer)
+	}
+}

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package balancer
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
+	"github.com/segue-lb/segue/internal/desired"
+)
+
+// Ability is what a service can do with new connections.
+type Ability int
+
+// The abilities, from the worst.
+const (
+	Unable Ability = iota // no server gets new connections, or their packets are dropped
+	Usable                // servers get new connections, and the balancer ignores that all have a fault
+	Ready                 // at least one server without a fault gets new connections
+)
+
+// ServiceState is a service of the desired state, and its ability.
+type ServiceState struct {
+	Service *desired.Service
+	Ability Ability
+}
+
+// Abilities returns a channel with the abilities of all services. Each value replaces the one before,
+// unless it was read. The first one comes when the data path is attached.
+func (b *Balancer) Abilities() <-chan []ServiceState { return b.abilities }
+
+// abilityOf returns the ability of a service that gives new flows to the members.
+func (s *services) abilityOf(usable []*member) Ability {
+	ability := Unable
+	for _, m := range usable {
+		switch causes := s.causes(m); {
+		case causes == 0:
+			return Ready
+		case !causes.Has(dataplane.Unresolved):
+			ability = Usable
+		}
+	}
+	return ability
+}
+
+// tellAbilities puts the present abilities into the channel, if they, or the services, have changed.
+func (b *Balancer) tellAbilities() {
+	if !b.services.abilitiesChanged {
+		return
+	}
+	b.services.abilitiesChanged = false
+	var all []ServiceState
+	for _, name := range slices.Sorted(maps.Keys(b.services.byName)) {
+		svc := b.services.byName[name]
+		service := svc.Service
+		all = append(all, ServiceState{&service, svc.ability})
+	}
+	select { // nobody else sends
+	case <-b.abilities:
+	default:
+	}
+	b.abilities <- all
+}

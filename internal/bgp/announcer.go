@@ -1,0 +1,440 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package bgp announces the VIPs of a balancer to routers. A VIP is announced while the balancer can
+// serve it. The BGP speaker itself is a library.
+package bgp
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/segue-lb/segue/internal/balancer"
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/events"
+	"github.com/segue-lb/segue/internal/wholefile"
+)
+
+// Announcer announces the VIPs of a balancer. The goroutine in Run owns all fields, except those
+// behind mu. Other goroutines may call the exported methods.
+type Announcer struct {
+	log       *slog.Logger
+	file      string // tells that the balancer is drained; empty: it forgets that
+	preserved bool
+	plan      *Plan
+	services  []balancer.ServiceState // nil: not known yet
+	requests  chan request
+	speaker   *speaker
+	events    *events.Stream // nil: nobody follows them
+
+	mu      sync.Mutex
+	state   State // without what the speaker knows
+	peers   map[netip.Addr]*Peer
+	routes  map[netip.Addr]*routeState
+	stopped bool
+}
+
+// routeState is a VIP's route and its history.
+type routeState struct {
+	Route
+	vip     *vip
+	sent    route // what was announced last
+	damping damping
+}
+
+// request is a change, and the channel for the result.
+type request struct {
+	make   func(context.Context) error
+	result chan<- error
+}
+
+// Plan is a configuration with all that was read for it.
+type Plan struct {
+	bgp       *desired.BGP
+	passwords config.Passwords
+}
+
+// NewPlan reads what a configuration needs. The error is that of config.ReadPasswords.
+func NewPlan(b *desired.BGP) (*Plan, error) {
+	passwords, err := config.ReadPasswords(b)
+	return &Plan{b, passwords}, err
+}
+
+// drainedFile returns the path of the file that tells that an instance is drained. It is empty if
+// the balancer has no directory for its state.
+func drainedFile(node *desired.BalancerNode) string {
+	if node.State == "" {
+		return ""
+	}
+	return filepath.Join(node.State, node.Instance+".drained")
+}
+
+// New returns an announcer. If preserved is true, an earlier process has left a data path that has
+// worked ever since: peers then keep its routes. New returns an error if it cannot find out whether
+// the balancer is drained.
+func New(cfg *desired.Balancer, plan *Plan, preserved bool, log *slog.Logger) (*Announcer, error) {
+	a := &Announcer{
+		log: log, file: drainedFile(&cfg.Node), preserved: preserved, plan: plan,
+		requests: make(chan request),
+		state: State{
+			ASN: plan.bgp.ASN, RouterID: plan.bgp.RouterID.String(),
+			DrainDelay: plan.bgp.DrainDelay.Seconds(),
+		},
+		peers: map[netip.Addr]*Peer{}, routes: map[netip.Addr]*routeState{},
+	}
+	if a.file == "" {
+		return a, nil
+	}
+	info, err := os.Stat(a.file)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+	case err != nil:
+		return nil, fmt.Errorf("find out whether the balancer is drained: %w", err)
+	default:
+		since := info.ModTime()
+		a.state.Drained = &since
+	}
+	return a, nil
+}
+
+// PublishTo makes the announcer publish its events. Call it before Run.
+func (a *Announcer) PublishTo(stream *events.Stream) { a.events = stream }
+
+// Run announces the VIPs that can be served, as the channel tells, until the context ends. It
+// begins when the channel tells for the first time: the data path is attached then. In the end,
+// peers keep the routes, because the data path continues. Run returns an error if the speaker
+// cannot be started.
+func (a *Announcer) Run(ctx context.Context, services <-chan []balancer.ServiceState) error {
+	select {
+	case a.services = <-services:
+	case <-ctx.Done():
+		return nil
+	}
+	var err error
+	if a.speaker, err = startSpeaker(context.WithoutCancel(ctx), a.plan.bgp, a.log); err != nil {
+		return err
+	}
+	defer a.stop()
+	if a.state.Drained != nil {
+		a.log.Warn("the balancer is drained: no route is announced", "since", *a.state.Drained,
+			"undrain", "segue undrain --self")
+	}
+	next := a.update(time.Now()) // before there are sessions, so that they begin with all routes
+	if err := a.follow(ctx, &Plan{bgp: &desired.BGP{}}); err != nil {
+		return err
+	}
+	a.preserved = true // from now on, this process has a data path
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		if next.IsZero() {
+			timer.Stop()
+		} else {
+			timer.Reset(time.Until(next))
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case a.services = <-services:
+		case event := <-a.speaker.events:
+			a.takeEvent(ctx, event)
+		case r := <-a.requests:
+			r.result <- r.make(ctx)
+		case <-timer.C:
+		}
+		next = a.update(time.Now())
+	}
+}
+
+// stop ends the sessions, and refuses further questions to the speaker.
+func (a *Announcer) stop() {
+	a.mu.Lock()
+	a.stopped = true
+	a.mu.Unlock()
+	a.speaker.stop()
+}
+
+// ask makes the goroutine in Run do something.
+func (a *Announcer) ask(ctx context.Context, do func(context.Context) error) error {
+	result := make(chan error, 1)
+	select {
+	case a.requests <- request{do, result}:
+		return <-result
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// Apply makes a running announcer follow another configuration. Sessions whose peers have not
+// changed continue. It returns an error if a peer cannot be added or removed, which no valid
+// configuration causes.
+func (a *Announcer) Apply(ctx context.Context, plan *Plan) error {
+	return a.ask(ctx, func(ctx context.Context) error {
+		before := a.plan
+		a.plan = plan
+		a.mu.Lock()
+		a.state.DrainDelay = plan.bgp.DrainDelay.Seconds()
+		a.mu.Unlock()
+		return a.follow(ctx, before)
+	})
+}
+
+// follow adds, removes and changes peers, from those of the plan before.
+func (a *Announcer) follow(ctx context.Context, before *Plan) error {
+	old := map[netip.Addr]desired.BGPPeer{}
+	for _, p := range before.bgp.Peers {
+		old[p.Address] = p
+	}
+	var problems error
+	for i := range a.plan.bgp.Peers {
+		p := &a.plan.bgp.Peers[i]
+		password := a.plan.passwords[p.Address]
+		was, exists := old[p.Address]
+		delete(old, p.Address)
+		if exists && reflect.DeepEqual(was, *p) && password == before.passwords[p.Address] {
+			continue
+		}
+		if exists {
+			a.log.Info("bgp session is reset: the configuration of the peer has changed", "peer", p.Address)
+			problems = errors.Join(problems, a.speaker.removePeer(ctx, p.Address))
+		}
+		problems = errors.Join(problems, a.speaker.addPeer(ctx, p, password, a.preserved))
+		a.mu.Lock()
+		a.peers[p.Address] = &Peer{
+			Address: p.Address.String(), ASN: p.ASN, State: down, Since: time.Now(),
+		}
+		a.mu.Unlock()
+	}
+	for address := range old {
+		problems = errors.Join(problems, a.speaker.removePeer(ctx, address))
+		a.mu.Lock()
+		delete(a.peers, address)
+		a.mu.Unlock()
+		a.log.Info("bgp peer is removed", "peer", address)
+	}
+	return problems
+}
+
+// takeEvent follows the state of a session. When a session has ended, its peer is added anew, so
+// that the next session tells the peer to keep the routes: for the library, only the first session
+// after a restart does.
+func (a *Announcer) takeEvent(ctx context.Context, e sessionEvent) {
+	a.mu.Lock()
+	p := a.peers[e.peer]
+	if p == nil || p.IsEstablished() == e.isEstablished {
+		a.mu.Unlock()
+		return
+	}
+	p.Since, p.State, p.KeepsRoutes = time.Now(), down, e.keepsRoutes && e.isEstablished
+	if e.isEstablished {
+		p.State = established
+		p.Sessions++
+	} else {
+		p.Reason = e.reason
+	}
+	a.mu.Unlock()
+	if e.isEstablished {
+		a.events.Publish(events.Event{Kind: events.SessionUp, Peer: e.peer.String()})
+		a.log.Info("bgp session established", "peer", e.peer, "asn", p.ASN)
+		if !e.keepsRoutes {
+			a.log.Warn("bgp peer does not support graceful restarts: it removes the routes whenever the "+
+				"process restarts", "peer", e.peer)
+		}
+		return
+	}
+	a.events.Publish(events.Event{Kind: events.SessionDown, Peer: e.peer.String(), Reason: e.reason})
+	a.log.Warn("bgp session ended", "peer", e.peer, "asn", p.ASN, "reason", e.reason)
+	i := slices.IndexFunc(a.plan.bgp.Peers, func(p desired.BGPPeer) bool { return p.Address == e.peer })
+	if i < 0 {
+		return
+	}
+	err := errors.Join(a.speaker.removePeer(ctx, e.peer),
+		a.speaker.addPeer(ctx, &a.plan.bgp.Peers[i], a.plan.passwords[e.peer], true))
+	if err != nil {
+		a.log.Error("bgp session cannot be opened again", "peer", e.peer, "error", err)
+	}
+}
+
+// update announces and withdraws routes. It returns when it must be called again, or zero.
+func (a *Announcer) update(now time.Time) (next time.Time) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	vips := vipsOf(a.plan.bgp, a.services)
+	for address, r := range a.routes {
+		if vips[address] == nil {
+			a.withdraw(r, now, "")
+			delete(a.routes, address)
+		}
+	}
+	for _, address := range slices.SortedFunc(maps.Keys(vips), netip.Addr.Compare) {
+		r := a.routes[address]
+		if r == nil {
+			r = &routeState{Route: Route{Since: now}}
+			a.routes[address] = r
+		}
+		r.take(vips[address])
+		if due := a.updateRoute(r, now); !due.IsZero() && (next.IsZero() || due.Before(next)) {
+			next = due
+		}
+	}
+	return next
+}
+
+func (r *routeState) take(v *vip) {
+	r.vip, r.Prefix, r.Services = v, v.prefix().String(), v.services
+	r.Communities = []string{}
+	for _, c := range v.communities {
+		r.Communities = append(r.Communities, string(c))
+	}
+}
+
+// updateRoute announces or withdraws a route. It returns when it must be called again, or zero.
+func (a *Announcer) updateRoute(r *routeState, now time.Time) (next time.Time) {
+	holdDown := a.plan.bgp.HoldDown
+	switch {
+	case !r.vip.isServed:
+		if r.Announced {
+			r.damping.withdrawn(now, holdDown)
+		}
+		r.damping.served = time.Time{}
+		a.withdraw(r, now, NotServed)
+		return time.Time{}
+	case a.state.Drained != nil:
+		a.withdraw(r, now, Drained)
+		return time.Time{}
+	case r.Announced && r.vip.equals(r.sent):
+		return time.Time{}
+	case !r.Announced:
+		if due := r.damping.due(now, holdDown); due.After(now) {
+			if r.Reason != HeldDown {
+				a.log.Info("route is held down: a service of the VIP can serve again", "prefix", r.Prefix,
+					"services", desired.Names(r.Services), "until", due.Format(time.RFC3339))
+			}
+			r.Reason = HeldDown
+			return due
+		}
+	}
+	if err := a.speaker.announce(r.vip.route); err != nil {
+		a.log.Error("route cannot be announced", "prefix", r.Prefix, "error", err)
+		return now.Add(time.Minute)
+	}
+	r.sent = r.vip.route
+	if !r.Announced {
+		r.Announced, r.Since, r.Reason, r.damping.announced = true, now, "", now
+		a.events.Publish(events.Event{Kind: events.RouteAnnounced, Prefix: r.Prefix})
+		a.log.Info("route announced", "prefix", r.Prefix, "services", desired.Names(r.Services))
+	}
+	return time.Time{}
+}
+
+// withdraw withdraws a route, unless it is not announced. An empty reason means that the VIP was
+// removed from the configuration.
+func (a *Announcer) withdraw(r *routeState, now time.Time, reason Reason) {
+	wasAnnounced, before := r.Announced, r.Reason
+	if wasAnnounced {
+		if err := a.speaker.withdraw(r.sent); err != nil {
+			a.log.Error("route cannot be withdrawn", "prefix", r.Prefix, "error", err)
+			return
+		}
+		r.Announced, r.Since = false, now
+	}
+	r.Reason = reason
+	names := desired.Names(r.Services)
+	if wasAnnounced {
+		a.events.Publish(events.Event{
+			Kind: events.RouteWithdrawn, Prefix: r.Prefix, Reason: reason.text(),
+		})
+	}
+	switch {
+	case reason == NotServed && wasAnnounced:
+		a.log.Error("route WITHDRAWN: no service of the VIP can serve", "prefix", r.Prefix, "services", names)
+	case reason == NotServed && before != NotServed && before != HeldDown:
+		a.log.Error("route is NOT announced: no service of the VIP can serve", "prefix", r.Prefix,
+			"services", names)
+	case !wasAnnounced:
+	case reason == Drained:
+		a.log.Info("route withdrawn: the balancer is drained", "prefix", r.Prefix, "services", names)
+	default:
+		a.log.Info("route withdrawn: the VIP is no longer configured", "prefix", r.Prefix, "services", names)
+	}
+}
+
+// Drain withdraws all routes, or ends that. It holds across restarts. It returns an error, and
+// changes nothing, if it cannot store that.
+func (a *Announcer) Drain(ctx context.Context, drained bool) error {
+	return a.ask(ctx, func(context.Context) error {
+		if drained == (a.state.Drained != nil) {
+			return nil
+		}
+		if err := a.store(drained); err != nil {
+			return fmt.Errorf("store that the balancer is drained: %w", err)
+		}
+		now := time.Now()
+		a.mu.Lock()
+		if a.state.Drained = nil; drained {
+			a.state.Drained = &now
+		}
+		a.mu.Unlock()
+		kind := events.Drained
+		if !drained {
+			kind = events.Undrained
+			a.log.Info("the balancer is no longer drained")
+		}
+		a.update(now)
+		a.events.Publish(events.Event{Kind: kind})
+		return nil
+	})
+}
+
+// store makes the file that tells that the balancer is drained, or removes it.
+func (a *Announcer) store(drained bool) error {
+	switch {
+	case a.file == "":
+		return nil
+	case !drained:
+		return os.Remove(a.file)
+	}
+	if err := os.MkdirAll(filepath.Dir(a.file), 0o755); err != nil {
+		return err
+	}
+	return wholefile.Write(a.file, []byte("segue undrain --self removes this file.\n"), 0o644)
+}
+
+// State returns the present state.
+func (a *Announcer) State(ctx context.Context) (*State, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	state := a.state
+	state.Peers, state.Routes = []Peer{}, []Route{}
+	sessions := map[netip.Addr]session{}
+	if len(a.peers) > 0 && !a.stopped { // then there is a speaker
+		var err error
+		if sessions, err = a.speaker.sessions(ctx); err != nil {
+			return nil, err
+		}
+	}
+	for _, address := range slices.SortedFunc(maps.Keys(a.peers), netip.Addr.Compare) {
+		p := *a.peers[address]
+		if s, ok := sessions[address]; ok && p.IsEstablished() {
+			p.LocalAddress, p.HoldTime = s.localAddress.String(), s.holdTime.Seconds()
+			p.Prefixes = s.prefixes
+		}
+		state.Peers = append(state.Peers, p)
+	}
+	for _, r := range a.routes {
+		state.Routes = append(state.Routes, r.Route)
+	}
+	slices.SortFunc(state.Routes, func(a, b Route) int { return cmp.Compare(a.Prefix, b.Prefix) })
+	return &state, nil
+}

@@ -1,0 +1,496 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bgp
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/osrg/gobgp/v4/pkg/packet/bgp"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/segue-lb/segue/internal/balancer"
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/events"
+)
+
+const (
+	vip4 = "203.0.113.1/32"
+	vip6 = "2001:db8:80::1/128"
+)
+
+// fixture is an announcer with a router.
+type fixture struct {
+	t        *testing.T
+	cfg      *desired.Balancer
+	router   *router
+	services chan []balancer.ServiceState
+	log      *logged
+	events   *events.Stream
+
+	announcer *Announcer
+	stop      func()
+}
+
+// logged keeps a log.
+type logged struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *logged) Write(text []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(text)
+}
+
+func (l *logged) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+func newFixture(t *testing.T) *fixture {
+	t.Helper()
+	t.Parallel()
+	r := newRouter(t)
+	f := &fixture{
+		t: t, router: r, services: make(chan []balancer.ServiceState, 1), log: &logged{},
+		events: events.NewStream(),
+		cfg: &desired.Balancer{
+			Node: desired.BalancerNode{Instance: "lb", State: t.TempDir()},
+			BGP: &desired.BGP{
+				ASN: balancerASN, RouterID: netip.MustParseAddr("192.0.2.2"), RestartTime: 77 * time.Second,
+				NextHops: []netip.Addr{netip.MustParseAddr("2001:db8::2")},
+				Peers:    []desired.BGPPeer{r.peer()},
+			},
+		},
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Log(f.log)
+		}
+	})
+	return f
+}
+
+func (r *router) peer() desired.BGPPeer {
+	return desired.BGPPeer{
+		Address: netip.MustParseAddr("127.0.0.1"), ASN: routerASN, Port: r.port(), HoldTime: 9 * time.Second,
+		Families: []desired.Family{desired.IPv4, desired.IPv6},
+	}
+}
+
+// start starts an announcer as a process does.
+func (f *fixture) start(preserved bool, abilities ...balancer.Ability) {
+	f.t.Helper()
+	plan, err := NewPlan(f.cfg.BGP)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	f.announcer, err = New(f.cfg, plan, preserved, slog.New(slog.NewTextHandler(f.log, nil)))
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	f.announcer.PublishTo(f.events)
+	ctx, cancel := context.WithCancel(f.t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- f.announcer.Run(ctx, f.services) }()
+	f.stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			f.t.Error(err)
+		}
+	})
+	f.t.Cleanup(f.stop)
+	f.tell(abilities...)
+}
+
+// tell tells the abilities of a service with an IPv4 VIP, and of one with an IPv6 VIP.
+func (f *fixture) tell(abilities ...balancer.Ability) {
+	f.services <- []balancer.ServiceState{
+		{Service: &desired.Service{Name: "four", VIP: netip.MustParsePrefix(vip4).Addr()}, Ability: abilities[0]},
+		{Service: &desired.Service{Name: "six", VIP: netip.MustParsePrefix(vip6).Addr()}, Ability: abilities[1]},
+	}
+}
+
+func (f *fixture) state() *State {
+	f.t.Helper()
+	state, err := f.announcer.State(f.t.Context())
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return state
+}
+
+// TestRestart follows a balancer through restarts. No message makes a peer remove routes.
+func TestRestart(t *testing.T) {
+	f := newFixture(t)
+	f.start(false, balancer.Ready, balancer.Ready)
+	s := f.router.await(0, routesAre(vip6, vip4))
+	s.requireRestart(t, false)
+	for family, before := range s.ends {
+		if before == 0 {
+			t.Errorf("End-of-RIB of %s came before the routes", family)
+		}
+	}
+	f.stop()
+	if s = f.router.await(0, isClosed); s.notified != nil {
+		t.Errorf("the end of the process sent a notification: %+v", s.notified)
+	}
+	f.start(true, balancer.Ready, balancer.Unable) // which may have changed meanwhile
+	s = f.router.await(1, routesAre(vip4))
+	s.requireRestart(t, true)
+
+	// A session that ends by itself is no restart, but the data path is preserved nevertheless.
+	f.router.cut()
+	s = f.router.await(2, routesAre(vip4))
+	s.requireRestart(t, true)
+	if p := f.state().Peers[0]; p.Sessions != 2 || !p.IsEstablished() {
+		t.Errorf("%+v", p)
+	}
+}
+
+// TestNoGracefulRestart: a peer that does not keep routes is told that the session ends.
+func TestNoGracefulRestart(t *testing.T) {
+	f := newFixture(t)
+	f.router.supports = false
+	f.start(true, balancer.Ready, balancer.Ready)
+	f.router.await(0, func(s *received) error {
+		if len(s.routes) != 2 {
+			return fmt.Errorf("routes %v", s.routes)
+		}
+		return nil
+	})
+	if f.state().Peers[0].KeepsRoutes {
+		t.Error("a peer without graceful restarts keeps routes")
+	}
+	f.stop()
+	if s := f.router.await(0, isClosed); s.notified == nil {
+		t.Error("no notification")
+	}
+}
+
+// TestWithdrawals follows routes while services lose and regain their servers.
+func TestWithdrawals(t *testing.T) {
+	f := newFixture(t)
+	f.cfg.BGP.HoldDown = time.Hour
+	f.start(false, balancer.Ready, balancer.Unable)
+	f.router.await(0, routesAre(vip4))
+	f.tell(balancer.Ready, balancer.Ready) // the first announcement is not held down
+	f.router.await(0, routesAre(vip6, vip4))
+	f.tell(balancer.Usable, balancer.Ready)
+	f.router.await(0, routesAre(vip6))
+	if !strings.Contains(f.log.String(), `level=ERROR msg="route WITHDRAWN: no service of the VIP can serve" `+
+		"prefix="+vip4+" services=four") {
+		t.Error("the withdrawal is not in the log")
+	}
+	f.tell(balancer.Ready, balancer.Ready)
+	f.awaitReason(vip4, HeldDown)
+	f.tell(balancer.Unable, balancer.Ready)
+	f.awaitReason(vip4, NotServed)
+	if p := f.state().Peers[0]; !p.KeepsRoutes || p.HoldTime != 9 || p.LocalAddress != "127.0.0.1" {
+		t.Errorf("%+v", p)
+	}
+	metrics := `
+# HELP segue_lb_bgp_drained 1 if the balancer is drained, otherwise 0.
+# TYPE segue_lb_bgp_drained gauge
+segue_lb_bgp_drained 0
+# HELP segue_lb_bgp_prefixes Prefixes that the peer was sent.
+# TYPE segue_lb_bgp_prefixes gauge
+segue_lb_bgp_prefixes{peer="127.0.0.1"} 1
+# HELP segue_lb_bgp_route_announced 1 if the VIP is announced, otherwise 0.
+# TYPE segue_lb_bgp_route_announced gauge
+segue_lb_bgp_route_announced{prefix="2001:db8:80::1/128"} 1
+segue_lb_bgp_route_announced{prefix="203.0.113.1/32"} 0
+# HELP segue_lb_bgp_session_established 1 if the session is established, otherwise 0.
+# TYPE segue_lb_bgp_session_established gauge
+segue_lb_bgp_session_established{peer="127.0.0.1"} 1
+# HELP segue_lb_bgp_sessions_total How often a session was established.
+# TYPE segue_lb_bgp_sessions_total counter
+segue_lb_bgp_sessions_total{peer="127.0.0.1"} 1
+`
+	if err := testutil.CollectAndCompare(f.announcer, strings.NewReader(metrics)); err != nil {
+		t.Error(err)
+	}
+
+	// A reload without hold-down lets the route return.
+	f.cfg.BGP = f.with(func(b *desired.BGP) { b.HoldDown = 0 })
+	f.apply()
+	f.tell(balancer.Ready, balancer.Ready)
+	f.router.await(0, routesAre(vip6, vip4))
+	if f.router.session(1) != nil {
+		t.Error("a reload has reset the session")
+	}
+}
+
+func (f *fixture) awaitReason(prefix string, want Reason) {
+	f.t.Helper()
+	deadline := time.Now().Add(patience)
+	for {
+		var got Reason
+		for _, r := range f.state().Routes {
+			if r.Prefix == prefix && !r.Announced {
+				got = r.Reason
+			}
+		}
+		if got == want {
+			return
+		}
+		if time.Now().After(deadline) {
+			f.t.Fatalf("%s: reason %q, want %q", prefix, got, want)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// with returns a changed copy of the configuration.
+func (f *fixture) with(change func(*desired.BGP)) *desired.BGP {
+	b := *f.cfg.BGP
+	b.Peers = append([]desired.BGPPeer{}, b.Peers...)
+	change(&b)
+	return &b
+}
+
+func (f *fixture) apply() {
+	f.t.Helper()
+	plan, err := NewPlan(f.cfg.BGP)
+	if err == nil {
+		err = f.announcer.Apply(f.t.Context(), plan)
+	}
+	if err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+// TestDrain drains the balancer, which holds across a restart.
+func TestDrain(t *testing.T) {
+	f := newFixture(t)
+	f.cfg.BGP.HoldDown = time.Hour // which does not concern drains
+	f.start(false, balancer.Ready, balancer.Ready)
+	f.router.await(0, routesAre(vip6, vip4))
+	f.drain(true)
+	f.router.await(0, routesAre())
+	f.stop()
+	f.start(true, balancer.Ready, balancer.Ready)
+	f.router.await(1, routesAre())
+	if state := f.state(); state.Drained == nil || state.Routes[0].Reason != Drained {
+		t.Errorf("%+v", state)
+	}
+	f.drain(false)
+	f.router.await(1, routesAre(vip6, vip4))
+	if _, err := os.Stat(drainedFile(&f.cfg.Node)); !os.IsNotExist(err) {
+		t.Errorf("error %v", err)
+	}
+}
+
+// TestEvents follows the events of a route, a session and a drain.
+func TestEvents(t *testing.T) {
+	f := newFixture(t)
+	f.start(false, balancer.Ready, balancer.Unable)
+	f.router.await(0, routesAre(vip4))
+	f.drain(true)
+	f.drain(false)
+	f.tell(balancer.Usable, balancer.Unable)
+	f.router.await(0, routesAre())
+	f.router.cut()
+	var got []string
+	for last := uint64(0); len(got) < 7; {
+		more, err := f.events.After(t.Context(), last)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range more {
+			got = append(got, fmt.Sprint(e.Kind, " ", e.Prefix, e.Peer))
+			last = e.ID
+		}
+	}
+	want := []string{
+		"route_announced " + vip4, "session_up 127.0.0.1", "route_withdrawn " + vip4, "drained ",
+		"route_announced " + vip4, "undrained ", "route_withdrawn " + vip4,
+	}
+	if !slices.Equal(got[:len(want)], want) {
+		t.Errorf("events %q, want %q", got, want)
+	}
+}
+
+// TestDrainThatCannotBeStored changes nothing.
+func TestDrainThatCannotBeStored(t *testing.T) {
+	f := newFixture(t)
+	f.cfg.Node.State = filepath.Join(f.cfg.Node.State, "file")
+	if err := os.WriteFile(f.cfg.Node.State, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	f.cfg.Node.Instance = "../none"
+	f.start(false, balancer.Ready, balancer.Ready)
+	f.router.await(0, routesAre(vip6, vip4))
+	f.announcer.file = filepath.Join(f.cfg.Node.State, "lb.drained")
+	if err := f.announcer.Drain(t.Context(), true); err == nil || f.state().Drained != nil {
+		t.Errorf("error %v, %+v", err, f.state())
+	}
+	f.router.await(0, routesAre(vip6, vip4))
+}
+
+func (f *fixture) drain(drained bool) {
+	f.t.Helper()
+	if err := f.announcer.Drain(f.t.Context(), drained); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+// TestReload changes routes without an effect on sessions, and a peer, whose session is reset.
+func TestReload(t *testing.T) {
+	f := newFixture(t)
+	f.start(false, balancer.Ready, balancer.Ready)
+	s := f.router.await(0, routesAre(vip6, vip4))
+	requireNextHop(t, s, vip4, "127.0.0.1") // that of the session
+	requireNextHop(t, s, vip6, "2001:db8::2")
+	f.cfg.BGP = f.with(func(b *desired.BGP) {
+		b.Communities = []desired.Community{"64600:1", "no-export", "4200000000:1:2"}
+		b.NextHops = append(b.NextHops, netip.MustParseAddr("192.0.2.9"))
+	})
+	f.apply()
+	s = f.router.await(0, func(s *received) error {
+		if got := attribute[*bgp.PathAttributeCommunities](s, vip4); got == nil {
+			return fmt.Errorf("attributes %v", s.routes)
+		}
+		return routesAre(vip6, vip4)(s)
+	})
+	requireNextHop(t, s, vip4, "192.0.2.9")
+	standard := attribute[*bgp.PathAttributeCommunities](s, vip4)
+	large := attribute[*bgp.PathAttributeLargeCommunities](s, vip4)
+	if len(standard.Value) != 2 || standard.Value[0] != 64600<<16|1 || standard.Value[1] != 0xffffff01 ||
+		len(large.Values) != 1 || *large.Values[0] != (bgp.LargeCommunity{ASN: 4200000000, LocalData1: 1, LocalData2: 2}) {
+		t.Errorf("communities %v, %v", standard, large)
+	}
+	f.services <- []balancer.ServiceState{{ // a service gets another name
+		Service: &desired.Service{Name: "other", VIP: netip.MustParsePrefix(vip6).Addr()}, Ability: balancer.Ready,
+	}}
+	f.router.await(0, routesAre(vip6))
+	if f.router.session(1) != nil || strings.Contains(f.log.String(), "WITHDRAWN") {
+		t.Error("a reload has reset the session, or withdrawn the route")
+	}
+
+	f.cfg.BGP = f.with(func(b *desired.BGP) { b.Peers[0].HoldTime = 12 * time.Second })
+	f.apply()
+	if s := f.router.await(0, isClosed); s.notified == nil {
+		t.Error("no notification")
+	}
+	if s := f.router.await(1, routesAre(vip6)); s.open.HoldTime != 12 {
+		t.Errorf("hold time %d", s.open.HoldTime)
+	}
+	f.cfg.BGP = f.with(func(b *desired.BGP) { b.Peers = nil })
+	f.apply()
+	f.router.await(1, isClosed)
+	if peers := f.state().Peers; len(peers) != 0 {
+		t.Errorf("%+v", peers)
+	}
+}
+
+// attribute returns an attribute of a route, or the zero value.
+func attribute[T bgp.PathAttributeInterface](s *received, prefix string) (none T) {
+	for _, a := range s.routes[netip.MustParsePrefix(prefix)] {
+		if found, ok := a.(T); ok {
+			return found
+		}
+	}
+	return none
+}
+
+func requireNextHop(t *testing.T, s *received, prefix, want string) {
+	t.Helper()
+	got := ""
+	if a := attribute[*bgp.PathAttributeNextHop](s, prefix); a != nil {
+		got = a.Value.String()
+	}
+	if a := attribute[*bgp.PathAttributeMpReachNLRI](s, prefix); a != nil {
+		got = a.Nexthop.String()
+	}
+	if got != want {
+		t.Errorf("%s: next hop %s, want %s", prefix, got, want)
+	}
+}
+
+// TestVIPs: a VIP is served as long as one of its services is.
+func TestVIPs(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		announce  []desired.Announcement
+		abilities []balancer.Ability
+		want      string
+	}{
+		{[]desired.Announcement{""}, []balancer.Ability{balancer.Ready}, "served"},
+		{[]desired.Announcement{""}, []balancer.Ability{balancer.Usable}, "not served"},
+		{[]desired.Announcement{"usable"}, []balancer.Ability{balancer.Usable}, "served"},
+		{[]desired.Announcement{"usable"}, []balancer.Ability{balancer.Unable}, "not served"},
+		{[]desired.Announcement{"never"}, []balancer.Ability{balancer.Ready}, "none"},
+		{[]desired.Announcement{"", ""}, []balancer.Ability{balancer.Unable, balancer.Ready}, "served"},
+		{[]desired.Announcement{"", ""}, []balancer.Ability{balancer.Ready, balancer.Unable}, "served"},
+		{[]desired.Announcement{"", "never"}, []balancer.Ability{balancer.Unable, balancer.Ready}, "not served"},
+	} {
+		var services []balancer.ServiceState
+		for i, a := range test.announce {
+			s := &desired.Service{VIP: netip.MustParsePrefix(vip6).Addr(), BGP: &desired.ServiceBGP{Announce: a}}
+			services = append(services, balancer.ServiceState{Service: s, Ability: test.abilities[i]})
+		}
+		got := "none"
+		for _, v := range vipsOf(&desired.BGP{}, services) {
+			if got = "not served"; v.isServed {
+				got = "served"
+			}
+		}
+		if got != test.want {
+			t.Errorf("%v with %v: %s, want %s", test.announce, test.abilities, got, test.want)
+		}
+	}
+}
+
+// TestDamping: a route that comes and goes waits longer each time, up to a limit.
+func TestDamping(t *testing.T) {
+	t.Parallel()
+	const holdDown = 10 * time.Second
+	var d damping
+	now := time.Unix(1e9, 0)
+	if due := d.due(now, holdDown); due != now {
+		t.Errorf("the first announcement waits for %v", due.Sub(now))
+	}
+	var waits []time.Duration
+	for range 8 {
+		d.announced = now
+		now = now.Add(time.Second)
+		d.withdrawn(now, holdDown)
+		now = now.Add(time.Minute)
+		due := d.due(now, holdDown)
+		waits = append(waits, due.Sub(now)/time.Second)
+		if again := d.due(now.Add(time.Second), holdDown); again != due {
+			t.Errorf("due %v, and a second later %v", due, again)
+		}
+		now = due
+	}
+	if got := fmt.Sprint(waits); got != "[10ns 20ns 40ns 80ns 160ns 320ns 320ns 320ns]" {
+		t.Errorf("waits %s", got)
+	}
+	d.announced = now
+	now = now.Add(stableFactor*holdDown + time.Second)
+	d.withdrawn(now, holdDown)
+	if due := d.due(now, holdDown); due != now.Add(holdDown) {
+		t.Errorf("a route that was stable waits for %v", due.Sub(now))
+	}
+}
+
+func TestPlanWithoutPassword(t *testing.T) {
+	t.Parallel()
+	_, err := NewPlan(&desired.BGP{Peers: []desired.BGPPeer{{PasswordFile: "/no/such/file"}}})
+	if err == nil || !strings.Contains(err.Error(), "bgp.peers[0].password-file") {
+		t.Errorf("error %v", err)
+	}
+}

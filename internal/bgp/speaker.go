@@ -1,0 +1,316 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bgp
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/osrg/gobgp/v4/api"
+	"github.com/osrg/gobgp/v4/pkg/apiutil"
+	"github.com/osrg/gobgp/v4/pkg/packet/bgp"
+	"github.com/osrg/gobgp/v4/pkg/server"
+
+	"github.com/segue-lb/segue/internal/desired"
+)
+
+const (
+	// connectRetry is the time between two attempts to open a session. It is much shorter than the
+	// time for which a peer keeps the routes of a balancer that restarts.
+	connectRetry = 5 * time.Second
+	// deferral is how long a restarted balancer waits for the routes of its peers before it sends its
+	// own (RFC 4724, section 4.1). It takes no routes, so it does not wait longer than it must.
+	deferral = time.Second
+)
+
+// speaker is the BGP speaker of a library. It knows nothing of services.
+type speaker struct {
+	server      *server.BgpServer
+	restartTime time.Duration
+	events      chan sessionEvent
+	cancel      context.CancelFunc
+}
+
+// sessionEvent tells that the state of a session has changed.
+type sessionEvent struct {
+	peer          netip.Addr
+	isEstablished bool
+	keepsRoutes   bool   // the peer keeps the routes while the balancer restarts
+	reason        string // why an established session has ended
+}
+
+// startSpeaker starts a speaker without peers and routes. It returns an error if its port cannot be
+// opened. The caller must read events, and call stop.
+func startSpeaker(ctx context.Context, b *desired.BGP, log *slog.Logger) (*speaker, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	level := &slog.LevelVar{}
+	s := &speaker{
+		server:      server.NewBgpServer(server.LoggerOption(slog.New(&libraryLog{log.Handler()}), level)),
+		restartTime: b.RestartTime,
+		events:      make(chan sessionEvent),
+		cancel:      cancel,
+	}
+	go s.server.Serve() // until stop
+	port := int32(-1)   // none
+	if b.Listen != 0 {
+		port = int32(b.Listen)
+	}
+	err := s.server.StartBgp(ctx, &api.StartBgpRequest{Global: &api.Global{
+		Asn: b.ASN, RouterId: b.RouterID.String(), ListenPort: port,
+	}})
+	if err != nil {
+		err = fmt.Errorf("bgp.listen %d: %w", b.Listen, err)
+	} else {
+		err = s.refuseRoutes(ctx)
+	}
+	if err == nil {
+		err = s.server.WatchEvent(ctx, server.WatchEventMessageCallbacks{
+			OnPeerUpdate: func(e *apiutil.WatchEventMessage_PeerEvent, _ time.Time) { s.forward(ctx, e) },
+		}, server.WatchPeer())
+	}
+	if err != nil {
+		s.stop()
+		return nil, err
+	}
+	return s, nil
+}
+
+// refuseRoutes makes the speaker ignore the routes of its peers. Otherwise it would pass them on to
+// its other peers.
+func (s *speaker) refuseRoutes(ctx context.Context) error {
+	own := &api.Policy{Name: "own", Statements: []*api.Statement{{
+		Name:       "own",
+		Conditions: &api.Conditions{RouteType: api.Conditions_ROUTE_TYPE_LOCAL},
+		Actions:    &api.Actions{RouteAction: api.RouteAction_ROUTE_ACTION_ACCEPT},
+	}}}
+	if err := s.server.AddPolicy(ctx, &api.AddPolicyRequest{Policy: own}); err != nil {
+		return err
+	}
+	return s.server.SetPolicyAssignment(ctx, &api.SetPolicyAssignmentRequest{
+		Assignment: &api.PolicyAssignment{
+			Name:          "global",
+			Direction:     api.PolicyDirection_POLICY_DIRECTION_IMPORT,
+			Policies:      []*api.Policy{{Name: own.Name}},
+			DefaultAction: api.RouteAction_ROUTE_ACTION_REJECT,
+		},
+	})
+}
+
+// forward passes changes of a session's state on to events. The library keeps events until then.
+func (s *speaker) forward(ctx context.Context, e *apiutil.WatchEventMessage_PeerEvent) {
+	if e.Type != apiutil.PEER_EVENT_STATE {
+		return
+	}
+	state := e.Peer.State
+	event := sessionEvent{
+		peer: state.NeighborAddress, reason: state.DisconnectMessage,
+		isEstablished: state.SessionState == bgp.BGP_FSM_ESTABLISHED,
+		keepsRoutes: slices.ContainsFunc(state.RemoteCap, func(c bgp.ParameterCapabilityInterface) bool {
+			return c.Code() == bgp.BGP_CAP_GRACEFUL_RESTART
+		}),
+	}
+	select {
+	case s.events <- event:
+	case <-ctx.Done():
+	}
+}
+
+// stop ends all sessions as a process that dies does: without a notification. Peers that support
+// graceful restarts then keep the routes (RFC 4724, section 4.2).
+func (s *speaker) stop() {
+	s.cancel()
+	err := s.server.StopBgp(context.Background(), &api.StopBgpRequest{AllowGracefulRestart: true})
+	if err != nil {
+		s.server.Log().Error("stop the BGP speaker", "error", err)
+	}
+}
+
+// addPeer begins to open a session. If preserved is true, the balancer tells the peer that it has
+// restarted and that its data path has continued (the bits R and F of RFC 4724, section 3). Then
+// the peer keeps the routes of the session before.
+func (s *speaker) addPeer(ctx context.Context, p *desired.BGPPeer, password string, preserved bool) error {
+	peer := &api.Peer{
+		Conf: &api.PeerConf{
+			NeighborAddress: p.Address.String(), PeerAsn: p.ASN, AuthPassword: password,
+		},
+		Timers: &api.Timers{Config: &api.TimersConfig{
+			ConnectRetry: uint64(connectRetry / time.Second),
+			HoldTime:     uint64(p.HoldTime / time.Second),
+			// A third of the hold time (RFC 4271, section 10).
+			KeepaliveInterval: uint64(p.HoldTime / time.Second / 3),
+		}},
+		Transport: &api.Transport{RemotePort: uint32(p.Port)},
+		GracefulRestart: &api.GracefulRestart{
+			Enabled:         true,
+			RestartTime:     uint32(s.restartTime / time.Second),
+			DeferralTime:    uint32(deferral / time.Second),
+			LocalRestarting: preserved,
+		},
+	}
+	if p.Multihop != 0 {
+		peer.EbgpMultihop = &api.EbgpMultihop{Enabled: true, MultihopTtl: uint32(p.Multihop)}
+	}
+	if p.TTLSecurity {
+		peer.TtlSecurity = &api.TtlSecurity{Enabled: true, TtlMin: 255}
+	}
+	for _, family := range p.Families {
+		peer.AfiSafis = append(peer.AfiSafis, &api.AfiSafi{
+			Config:            &api.AfiSafiConfig{Family: apiFamily(family), Enabled: true},
+			MpGracefulRestart: &api.MpGracefulRestart{Config: &api.MpGracefulRestartConfig{Enabled: true}},
+		})
+	}
+	if err := s.server.AddPeer(ctx, &api.AddPeerRequest{Peer: peer}); err != nil {
+		return fmt.Errorf("peer %s: %w", p.Address, err)
+	}
+	return nil
+}
+
+// removePeer ends a session with a notification, so that the peer removes the routes.
+func (s *speaker) removePeer(ctx context.Context, peer netip.Addr) error {
+	if err := s.server.DeletePeer(ctx, &api.DeletePeerRequest{Address: peer.String()}); err != nil {
+		return fmt.Errorf("peer %s: %w", peer, err)
+	}
+	return nil
+}
+
+// session is what the library knows about a session.
+type session struct {
+	localAddress netip.Addr
+	holdTime     time.Duration // as both sides have agreed
+	prefixes     uint64        // that the peer was sent
+}
+
+// sessions returns the established sessions.
+func (s *speaker) sessions(ctx context.Context) (map[netip.Addr]session, error) {
+	all := map[netip.Addr]session{}
+	err := s.server.ListPeer(ctx, &api.ListPeerRequest{EnableAdvertised: true}, func(p *api.Peer) {
+		address, err := netip.ParseAddr(p.GetConf().GetNeighborAddress())
+		if err != nil || p.GetState().GetSessionState() != api.PeerState_SESSION_STATE_ESTABLISHED {
+			return
+		}
+		found := session{
+			holdTime: time.Duration(p.GetTimers().GetState().GetNegotiatedHoldTime()) * time.Second,
+		}
+		found.localAddress, _ = netip.ParseAddr(p.GetTransport().GetLocalAddress())
+		for _, f := range p.GetAfiSafis() {
+			found.prefixes += f.GetState().GetAdvertised()
+		}
+		all[address] = found
+	})
+	return all, err
+}
+
+// announce announces a route, or changes its attributes.
+func (s *speaker) announce(r route) error {
+	path, err := r.path()
+	if err == nil {
+		_, err = s.server.AddPath(apiutil.AddPathRequest{Paths: []*apiutil.Path{path}})
+	}
+	if err != nil {
+		return fmt.Errorf("announce %s: %w", r.prefix(), err)
+	}
+	return nil
+}
+
+// withdraw withdraws a route.
+func (s *speaker) withdraw(r route) error {
+	path, err := r.path()
+	if err == nil {
+		err = s.server.DeletePath(apiutil.DeletePathRequest{Paths: []*apiutil.Path{path}})
+	}
+	if err != nil {
+		return fmt.Errorf("withdraw %s: %w", r.prefix(), err)
+	}
+	return nil
+}
+
+// path returns the route in the form of the library. An unspecified next hop stands for the
+// address of each session.
+func (r route) path() (*apiutil.Path, error) {
+	nlri, err := bgp.NewIPAddrPrefix(r.prefix())
+	if err != nil {
+		return nil, err
+	}
+	path := &apiutil.Path{
+		Family: bgp.RF_IPv4_UC, Nlri: nlri, Age: time.Now().Unix(),
+		Attrs: []bgp.PathAttributeInterface{bgp.NewPathAttributeOrigin(bgp.BGP_ORIGIN_ATTR_TYPE_IGP)},
+	}
+	hop := r.nextHop
+	if r.vip.Is4() {
+		if !hop.IsValid() {
+			hop = netip.IPv4Unspecified()
+		}
+		attribute, err := bgp.NewPathAttributeNextHop(hop)
+		if err != nil {
+			return nil, err
+		}
+		path.Attrs = append(path.Attrs, attribute)
+	} else {
+		if !hop.IsValid() {
+			hop = netip.IPv6Unspecified()
+		}
+		path.Family = bgp.RF_IPv6_UC
+		attribute, err := bgp.NewPathAttributeMpReachNLRI(path.Family, []bgp.PathNLRI{{NLRI: nlri}}, hop)
+		if err != nil {
+			return nil, err
+		}
+		path.Attrs = append(path.Attrs, attribute)
+	}
+	path.Attrs = append(path.Attrs, r.communityAttributes()...)
+	return path, nil
+}
+
+// communityAttributes returns the path attributes of the communities.
+func (r route) communityAttributes() (attributes []bgp.PathAttributeInterface) {
+	var standard []uint32
+	var large []*bgp.LargeCommunity
+	for _, c := range r.communities {
+		if value, ok := c.Standard(); ok {
+			standard = append(standard, value)
+		} else if parts, ok := c.Large(); ok {
+			large = append(large, bgp.NewLargeCommunity(parts[0], parts[1], parts[2]))
+		}
+	}
+	if len(standard) > 0 {
+		attributes = append(attributes, bgp.NewPathAttributeCommunities(standard))
+	}
+	if len(large) > 0 {
+		attributes = append(attributes, bgp.NewPathAttributeLargeCommunities(large))
+	}
+	return attributes
+}
+
+func apiFamily(family desired.Family) *api.Family {
+	afi := api.Family_AFI_IP
+	if family == desired.IPv6 {
+		afi = api.Family_AFI_IP6
+	}
+	return &api.Family{Afi: afi, Safi: api.Family_SAFI_UNICAST}
+}
+
+// libraryLog passes on warnings of the library, and the notifications that it sends and receives,
+// which say why a session is refused. All else is in the log of this package, or uninteresting.
+type libraryLog struct{ to slog.Handler }
+
+func (l *libraryLog) Enabled(_ context.Context, level slog.Level) bool {
+	return level >= slog.LevelInfo
+}
+
+func (l *libraryLog) Handle(ctx context.Context, r slog.Record) error {
+	if r.Level < slog.LevelWarn && !strings.Contains(r.Message, "notification") {
+		return nil
+	}
+	r.Message = "bgp library: " + r.Message
+	return l.to.Handle(ctx, r)
+}
+
+func (l *libraryLog) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return &libraryLog{l.to.WithAttrs(attrs)}
+}
+
+func (l *libraryLog) WithGroup(name string) slog.Handler { return &libraryLog{l.to.WithGroup(name)} }

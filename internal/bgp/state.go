@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bgp
+
+import "time"
+
+// State is the state of all sessions and routes.
+type State struct {
+	ASN      uint32 `json:"asn" doc:"the autonomous system of the balancer"`
+	RouterID string `json:"router_id"`
+	// Drained is when the balancer was drained; nil: it is not.
+	Drained *time.Time `json:"drained_since,omitempty" doc:"missing: the balancer is not drained"`
+	// DrainDelay is in seconds.
+	DrainDelay float64 `json:"drain_delay_seconds" doc:"for routers to use other routes after a drain"`
+	Peers      []Peer  `json:"peers" nullable:"false"`
+	Routes     []Route `json:"routes" nullable:"false"`
+}
+
+// Peer is the state of a session.
+type Peer struct {
+	Address string    `json:"address"`
+	ASN     uint32    `json:"asn"`
+	State   string    `json:"state" enum:"established,down"`
+	Since   time.Time `json:"since" doc:"of the state"`
+	// Reason is why the last session has ended.
+	Reason       string `json:"reason,omitempty" doc:"why the last session has ended"`
+	Sessions     uint64 `json:"sessions" doc:"how often a session was established"`
+	LocalAddress string `json:"local_address,omitempty"`
+	// HoldTime is in seconds, as both sides have agreed.
+	HoldTime    float64 `json:"hold_time_seconds,omitempty" doc:"as both sides have agreed"`
+	KeepsRoutes bool    `json:"keeps_routes" doc:"the peer keeps the routes while the balancer restarts"`
+	Prefixes    uint64  `json:"prefixes" doc:"that the peer was sent"`
+}
+
+// IsEstablished tells whether the session is established.
+func (p *Peer) IsEstablished() bool { return p.State == established }
+
+// The states of a session.
+const (
+	established = "established"
+	down        = "down"
+)
+
+// Route is the state of a VIP's route.
+type Route struct {
+	Prefix    string    `json:"prefix"`
+	Announced bool      `json:"announced"`
+	Since     time.Time `json:"since" doc:"since when it is announced, or not"`
+	Reason    Reason    `json:"reason,omitempty" enum:"not_served,held_down,drained" doc:"why it is not announced"`
+	Services  []string  `json:"services" nullable:"false" doc:"services of the VIP"`
+	// Communities are those of the route.
+	Communities []string `json:"communities" nullable:"false"`
+}
+
+// Reason is why a route is not announced.
+type Reason string
+
+// The reasons.
+const (
+	NotServed Reason = "not_served" // no service of the VIP can serve
+	HeldDown  Reason = "held_down"  // a service can serve again, but not for long enough
+	Drained   Reason = "drained"    // the balancer is drained
+)
+
+// text returns the reason in plain words. An empty reason is that of a VIP that was removed.
+func (r Reason) text() string {
+	switch r {
+	case NotServed:
+		return "no service of the VIP can serve"
+	case Drained:
+		return "the balancer is drained"
+	}
+	return "the VIP is no longer configured"
+}

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"unicode"
+
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/field"
+)
+
+// longestPassword, in bytes, is TCP_MD5SIG_MAXKEYLEN of the kernel.
+const longestPassword = 80
+
+// Passwords are those of peers, by their addresses.
+type Passwords map[netip.Addr]string
+
+// ReadPasswords reads the password files of all peers. Only the owner may have access to a file,
+// which must be a regular one. The error is of type field.Errors. It names field and file, and never
+// quotes the content.
+func ReadPasswords(b *desired.BGP) (Passwords, error) {
+	if b == nil {
+		return nil, nil
+	}
+	passwords := Passwords{}
+	var problems field.Errors
+	for i, peer := range b.Peers {
+		if peer.PasswordFile == "" {
+			continue
+		}
+		password, err := readPassword(peer.PasswordFile)
+		if err != nil {
+			problems = append(problems, &field.Error{
+				Path:  field.Child(field.Item("bgp.peers", i), "password-file"),
+				Value: peer.PasswordFile, Problem: err.Error(),
+			})
+		}
+		passwords[peer.Address] = password
+	}
+	return passwords, problems.OrNil()
+}
+
+// readPassword reads a file with one line.
+func readPassword(file string) (string, error) {
+	const lineBreak = "\r\n"
+	content, err := readSecret(file, longestPassword+len(lineBreak))
+	if err != nil {
+		return "", err
+	}
+	password := strings.TrimSuffix(strings.TrimSuffix(content, "\n"), "\r")
+	switch {
+	case password == "":
+		return "", fmt.Errorf("must hold a password of 1 to %d bytes", longestPassword)
+	case len(password) > longestPassword:
+		return "", fmt.Errorf("must hold a password of 1 to %d bytes, has more", longestPassword)
+	case strings.ContainsFunc(password, unicode.IsControl):
+		return "", fmt.Errorf("must hold one line of printable characters")
+	}
+	return password, nil
+}

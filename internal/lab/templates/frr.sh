@@ -1,0 +1,14 @@
+{{- /* SPDX-License-Identifier: Apache-2.0 */ -}}
+# bgpd tries again only after ten seconds if zebra does not listen yet.
+{{.FRR}}/zebra -f {{.Dir}}/../conf/edge-zebra.conf -i {{.Dir}}/zebra.pid -z {{.Dir}}/zserv.api \
+    --vty_socket {{.Dir}} -P 0 --log stdout &
+until [ -S {{.Dir}}/zserv.api ]; do
+    kill -0 $! || exit 1
+    sleep 0.05
+done
+{{- if .BFD}}
+{{.FRR}}/bfdd -f {{.Dir}}/../conf/edge-bfdd.conf -i {{.Dir}}/bfdd.pid -z {{.Dir}}/zserv.api \
+    --vty_socket {{.Dir}} --bfdctl {{.Dir}}/bfdd.sock -P 0 --log stdout &
+{{- end}}
+exec {{.FRR}}/bgpd -f {{.Dir}}/../conf/edge-bgpd.conf -i {{.Dir}}/bgpd.pid -z {{.Dir}}/zserv.api \
+    --vty_socket {{.Dir}} -P 0 --log stdout

@@ -1,0 +1,373 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/bgp"
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/lab"
+	"github.com/segue-lb/segue/internal/needs"
+)
+
+var (
+	bgpConnections = flag.Int("bgp.connections", 1000, "how many connections TestBalancersComeAndGo keeps open")
+	bgpArrivals    = flag.Int("bgp.arrivals", 200, "how many connections per second TestBalancersComeAndGo opens")
+)
+
+// bgpThink is the time between two requests on each of the connections.
+const bgpThink = 2 * time.Second
+
+// late is the time after which a new connection counts as one that suffered. TCP sends a lost SYN
+// again after a second.
+const late = 900 * time.Millisecond
+
+// routed returns a lab whose edge router runs the software, with a VIP of each family.
+func routed(t *testing.T, router lab.Router, balancers int) lab.Topology {
+	t.Helper()
+	if router == lab.FRR {
+		needs.Command(t, "/usr/lib/frr/bgpd", "frr")
+	} else {
+		needs.Command(t, "bird", "bird2")
+	}
+	topology := topology("http6-encap", "http4-encap")
+	topology.Balancers, topology.Edge.Router = balancers, router
+	return topology
+}
+
+// awaitNextHops waits until the edge router sends packets for all VIPs to exactly the balancers.
+func awaitNextHops(t *testing.T, l *lab.Lab, want ...string) {
+	t.Helper()
+	eventually(t, func() error {
+		hops, err := l.NextHops()
+		must(t, err)
+		for _, s := range l.Topology.Services {
+			if got := hops[s.VIP]; !slices.Equal(got, want) {
+				return fmt.Errorf("VIP %s: next hops %v, want %v", s.VIP, got, want)
+			}
+		}
+		return nil
+	})
+}
+
+// awaitSessions waits until a balancer has all its sessions, and at least so many of each since its
+// start.
+func awaitSessions(t *testing.T, n *lab.Node, least uint64) {
+	t.Helper()
+	eventually(t, func() error {
+		for _, p := range bgpStatus(t, n).Peers {
+			if !p.IsEstablished() || p.Sessions < least {
+				return fmt.Errorf("%s: %+v", n.Name, p)
+			}
+		}
+		return nil
+	})
+}
+
+// bgpStatus reads a balancer's sessions and routes by `segue status`.
+func bgpStatus(t *testing.T, n *lab.Node) *bgp.State {
+	t.Helper()
+	out, err := n.Run(t.Context(), segue, "status", "--instance", n.Instance(), "--interval", "0s", "--json")
+	must(t, err)
+	var s struct{ BGP *bgp.State }
+	must(t, json.Unmarshal([]byte(out), &s))
+	if s.BGP == nil {
+		return &bgp.State{Peers: []bgp.Peer{{State: "unknown"}}} // the process begins
+	}
+	return s.BGP
+}
+
+// routeWatch counts the changes of the VIPs' routes in the edge router's kernel.
+type routeWatch struct {
+	vips []netip.Addr
+
+	mu      sync.Mutex
+	changes []string
+}
+
+func watchRoutes(t *testing.T, l *lab.Lab) *routeWatch {
+	t.Helper()
+	w := &routeWatch{}
+	for _, s := range l.Topology.Services {
+		w.vips = append(w.vips, s.VIP)
+	}
+	updates, done := make(chan netlink.RouteUpdate, 1000), make(chan struct{})
+	must(t, l.Node("edge").Do(func() error { return netlink.RouteSubscribe(updates, done) }))
+	var group sync.WaitGroup
+	group.Go(func() {
+		for u := range updates {
+			w.take(u)
+		}
+	})
+	t.Cleanup(func() {
+		close(done)
+		group.Wait()
+	})
+	return w
+}
+
+func (w *routeWatch) take(u netlink.RouteUpdate) {
+	if u.Dst == nil {
+		return
+	}
+	to, _ := netip.AddrFromSlice(u.Dst.IP)
+	if !slices.Contains(w.vips, to.Unmap()) {
+		return
+	}
+	change := "removed"
+	if u.Type == unix.RTM_NEWROUTE {
+		change = fmt.Sprintf("%d next hops", max(1, len(u.MultiPath)))
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.changes = append(w.changes, fmt.Sprintf("%s: %s", to.Unmap(), change))
+}
+
+// since returns the changes after the first ones, and how many there are in total.
+func (w *routeWatch) since(first int) (changes []string, total int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Clone(w.changes[first:]), len(w.changes)
+}
+
+// churn is a lab under load whose balancers come and go.
+type churn struct {
+	t        *testing.T
+	lab      *lab.Lab
+	live     *load
+	arrivals *arrivals
+	routes   *routeWatch
+	table    []string
+}
+
+// during runs an event under load, and some seconds around it. Then no live connection may be
+// broken, and each new connection must have been answered. It returns the changes of routes. The
+// function returns what to note about the event.
+func (c *churn) during(event string, do func() string) (changes []string) {
+	c.t.Helper()
+	_, seen := c.routes.since(0)
+	before := tcpCounts(c.t, c.lab)
+	from := time.Now()
+	note := do()
+	lasted := time.Since(from)
+	c.live.rounds(c.t, 1)
+	to := time.Now()
+	c.live.requireUnbroken(c.t)
+	all := c.arrivals.await(c.t, from, to)
+	suffered, failed, longest := 0, 0, time.Duration(0)
+	for _, a := range all {
+		if took := a.ended.Sub(a.began); a.err != nil {
+			failed++
+			c.t.Errorf("%s: a new connection to %s failed after %v: %v", event, a.service, took, a.err)
+		} else if longest = max(longest, took); took > late {
+			suffered++
+		}
+	}
+	changes, _ = c.routes.since(seen)
+	counts := tcpCounts(c.t, c.lab).since(before)
+	c.table = append(c.table, fmt.Sprintf("| %s | %.1f s | %d | 0 of %d | %d | %d of %d, at most %.1f s | %d | %s |",
+		event, lasted.Seconds(), len(changes), len(c.live.connections), failed, suffered, len(all),
+		longest.Seconds(), counts.lost, note))
+	return changes
+}
+
+// TestBalancersComeAndGo kills, upgrades, drains, adds and loses balancers under load, with each
+// routing software. No connection breaks.
+func TestBalancersComeAndGo(t *testing.T) {
+	for _, router := range []lab.Router{lab.FRR, lab.BIRD} {
+		t.Run(string(router), func(t *testing.T) { comeAndGo(t, router) })
+	}
+}
+
+func comeAndGo(t *testing.T, router lab.Router) {
+	topology := routed(t, router, 3)
+	needRoot(t)
+	builds := &builds{path: filepath.Join(t.TempDir(), "segue"), all: []string{segue, otherBuild(t)}}
+	must(t, builds.install(0))
+	l := upWith(t, topology, builds.path)
+	c := &churn{
+		t: t, lab: l, routes: watchRoutes(t, l),
+		live:     openResting(t, l, *bgpConnections, bgpThink, l.Topology.Services...),
+		arrivals: startArrivals(t, l, *bgpArrivals, patience),
+	}
+	awaitNextHops(t, l, "lb1", "lb2", "lb3")
+	lb1 := l.Process("lb1", "lb")
+
+	requireUnmoved := func(event string, changes []string) {
+		t.Helper()
+		for _, change := range changes {
+			if !strings.HasSuffix(change, "3 next hops") {
+				t.Errorf("%s moved a route: %s", event, change)
+			}
+		}
+	}
+	requireUnmoved("nothing", c.during("nothing", func() string {
+		c.live.rounds(t, 1)
+		return ""
+	}))
+	requireUnmoved("a kill", c.during("process killed", func() string {
+		must(t, lb1.Kill())
+		c.live.rounds(t, 1) // without a process
+		must(t, lb1.Start(t.Context()))
+		awaitSessions(t, l.Node("lb1"), 1)
+		return "no process for a round of requests"
+	}))
+	requireUnmoved("an upgrade", c.during("upgraded", func() string {
+		must(t, lb1.Stop())
+		must(t, builds.install(1))
+		must(t, lb1.Start(t.Context()))
+		awaitSessions(t, l.Node("lb1"), 1)
+		return "stopped, and another build started"
+	}))
+	c.during("drained", func() string {
+		out := command(t, l, "lb1", segue, "drain", "--self", "--timeout", patience.String())
+		awaitNextHops(t, l, "lb2", "lb3")
+		if !strings.HasSuffix(out, "no packets arrive any more: the balancer can be stopped\n") {
+			t.Error(out)
+		}
+		must(t, lb1.Stop())
+		command(t, l, "lb1", segue, "lb", "detach", l.Node("lb1").Instance())
+		return "and stopped, and detached"
+	})
+	c.during("added", func() string {
+		must(t, lb1.Start(t.Context()))
+		awaitSessions(t, l.Node("lb1"), 1)
+		if state := bgpStatus(t, l.Node("lb1")); state.Drained == nil {
+			t.Error("the balancer is no longer drained after a restart")
+		}
+		command(t, l, "lb1", segue, "undrain", "--self")
+		awaitNextHops(t, l, "lb1", "lb2", "lb3")
+		return ""
+	})
+	c.during("host dead", func() string {
+		start := time.Now()
+		command(t, l, "fabric", "ip", "link", "set", "lb2", "down")
+		awaitNextHops(t, l, "lb1", "lb3")
+		return fmt.Sprintf("routes left after %.1f s (hold time 9 s)", time.Since(start).Seconds())
+	})
+	c.during("host back", func() string {
+		command(t, l, "fabric", "ip", "link", "set", "lb2", "up")
+		awaitNextHops(t, l, "lb1", "lb2", "lb3")
+		return ""
+	})
+	t.Logf("%d connections, %d new ones a second\n| event | time | route changes | broken | failed | suffered | segments lost | |\n%s",
+		*bgpConnections, *bgpArrivals, strings.Join(c.table, "\n"))
+}
+
+// TestBFD: beside the balancer's process, BFD finds a dead host long before the hold time has passed,
+// and a restart of the process still moves no route.
+func TestBFD(t *testing.T) {
+	for _, router := range []lab.Router{lab.FRR, lab.BIRD} {
+		t.Run(string(router), func(t *testing.T) {
+			t.Parallel()
+			needs.Command(t, "bird", "bird2")
+			topology := routed(t, router, 2)
+			topology.Edge.BFD = true
+			l := up(t, topology)
+			eventually(t, func() error {
+				out := command(t, l, "lb1", "birdc", "-s", filepath.Join("/run/segue/lab", l.Name, "run/lb1-bfd.ctl"),
+					"show", "bfd", "sessions")
+				if strings.Count(out, " Up ") < 2 {
+					return fmt.Errorf("%s", out)
+				}
+				return nil
+			})
+			routes := watchRoutes(t, l)
+			restart(t, l.Process("lb1", "lb"))
+			awaitSessions(t, l.Node("lb1"), 1)
+			if changes, _ := routes.since(0); len(changes) > 0 {
+				t.Errorf("a restart changed routes: %v", changes)
+			}
+			start := time.Now()
+			command(t, l, "fabric", "ip", "link", "set", "lb1", "down")
+			awaitNextHops(t, l, "lb2")
+			t.Logf("the routes of a dead host left after %.1f s", time.Since(start).Seconds())
+		})
+	}
+}
+
+// TestVIPsWithoutServers: a VIP is announced while a server is ready, whatever happens to other
+// VIPs.
+func TestVIPsWithoutServers(t *testing.T) {
+	t.Parallel()
+	topology := routed(t, lab.BIRD, 1)
+	l := up(t, topology)
+	six, four := service(t, l, "http6-encap"), service(t, l, "http4-encap")
+	n := l.Node("lb1")
+	configure := func(change func(*desired.Balancer)) {
+		t.Helper()
+		cfg := n.BalancerConfig()
+		cfg.BGP.HoldDown = time.Millisecond
+		change(&cfg)
+		must(t, n.WriteBalancerConfig(cfg))
+		reload(t, l, "lb1")
+	}
+	requireRoutes := func(when string, want6, want4 int) {
+		t.Helper()
+		eventually(t, func() error {
+			hops, err := l.NextHops()
+			must(t, err)
+			if len(hops[six.VIP]) != want6 || len(hops[four.VIP]) != want4 {
+				return fmt.Errorf("%s: routes %v", when, hops)
+			}
+			return nil
+		})
+	}
+	requireRoutes("at first", 1, 1)
+	configure(func(cfg *desired.Balancer) {
+		for i := range cfg.Services {
+			if s := &cfg.Services[i]; s.Name == four.Name {
+				for j := range s.Servers {
+					s.Servers[j].Drained = true
+				}
+			}
+		}
+	})
+	requireRoutes("drained servers", 1, 0)
+	out := command(t, l, "lb1", segue, "status", "--interval", "0s")
+	if want := "NOT ANNOUNCED: 203.0.113.2/32: no service of the VIP can serve: http4-encap"; !strings.Contains(out, want) {
+		t.Errorf("status does not say %q:\n%s", want, out)
+	}
+	if log := readLog(t, l.Process("lb1", "lb")); !strings.Contains(log, "route WITHDRAWN") {
+		t.Errorf("the log does not say so:\n%s", log)
+	}
+	configure(func(*desired.Balancer) {})
+	requireRoutes("undrained servers", 1, 1)
+	if sessions := bgpStatus(t, n).Peers[0].Sessions; sessions != 1 {
+		t.Errorf("reloads have reset a session: it was established %d times", sessions)
+	}
+	for _, name := range nodes(l, lab.RoleServer) { // no server answers probes
+		must(t, l.Process(name, "agent").Stop())
+		command(t, l, name, "ip", "link", "set", "eth0", "down")
+	}
+	requireRoutes("dead servers", 0, 0)
+	for _, name := range nodes(l, lab.RoleServer) {
+		command(t, l, name, "ip", "link", "set", "eth0", "up")
+		must(t, l.Process(name, "agent").Start(t.Context()))
+	}
+	requireRoutes("servers are back", 1, 1)
+}
+
+// TestDrainOfAStaticBalancer: without BGP a balancer cannot be drained.
+func TestDrainOfAStaticBalancer(t *testing.T) {
+	t.Parallel()
+	l := up(t, topology("http6-encap"))
+	out, err := l.Node("lb1").Run(context.Background(), segue, "drain", "--self")
+	if err == nil || !strings.Contains(out, "has no section bgp") {
+		t.Errorf("error %v: %s", err, out)
+	}
+}
