@@ -98,6 +98,7 @@ func check(cmd *cobra.Command, file, role, against string) error {
 // checkedFile describes a valid file. For an invalid file only the kind is set.
 type checkedFile struct {
 	kind     string // balancer, agent or lab
+	instance string // empty for a lab
 	content  string // numbers of services and servers
 	warnings field.Errors
 	fixed    []desired.Setting
@@ -113,14 +114,18 @@ func parseFor(role string, data []byte, dir string) (checkedFile, error) {
 			return checkedFile{kind: string(datapath.RoleBalancer)}, err
 		}
 		content := count(len(b.Services), "service") + ", " + count(servers(b), "server")
-		return checkedFile{string(datapath.RoleBalancer), content, warnings, b.Fixed(), b}, nil
+		return checkedFile{
+			string(datapath.RoleBalancer), b.Node.Instance, content, warnings, b.Fixed(), b,
+		}, nil
 	case "agent":
 		a, warnings, err := config.ParseAgent(data)
 		if err != nil {
 			return checkedFile{kind: string(datapath.RoleAgent)}, err
 		}
 		content := count(len(a.Services), "service")
-		return checkedFile{string(datapath.RoleAgent), content, warnings, a.Fixed(), nil}, nil
+		return checkedFile{
+			string(datapath.RoleAgent), a.Node.Instance, content, warnings, a.Fixed(), nil,
+		}, nil
 	case "lab":
 		t, err := parseTopology(data, dir)
 		if err != nil {

@@ -6,6 +6,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"os/user"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -61,7 +64,7 @@ func runLB(ctx context.Context, file string, f *foreground) error {
 		return err
 	}
 	defer metrics.Close()
-	socket, err := api.Listen(cfg.Node.Instance, cfg.API.Group, log)
+	socket, err := api.Listen(cfg.Node.Instance, socketGroup(cfg.API.Group), log)
 	if err != nil {
 		return err
 	}
@@ -106,6 +109,19 @@ func runLB(ctx context.Context, file string, f *foreground) error {
 		return daemon.Serve(ctx, b, reload, f.hangups, f.detachCommand("lb", cfg.Node.Instance), log)
 	})
 	return group.Wait()
+}
+
+// socketGroup returns the group that may use the socket. Only root can give the socket to the group
+// of root, which api.Listen does without a group. A balancer of another user keeps it in its own.
+func socketGroup(configured string) string {
+	if configured != "" || os.Geteuid() == 0 {
+		return configured
+	}
+	own, err := user.LookupGroupId(strconv.Itoa(os.Getegid()))
+	if err != nil {
+		return "" // then api.Listen reports that it may not use the group of root
+	}
+	return own.Name
 }
 
 // detachLB also releases the neighbour entries that a killed process left managed.

@@ -36,7 +36,7 @@ func newRoot() *cobra.Command {
 		SilenceErrors: true,
 	}
 	root.SetFlagErrorFunc(describeFlagError)
-	addGroup(root, "run", "Run a balancer or an agent:", newLB(), newAgent(), newCheck())
+	addGroup(root, "run", "Run a balancer or an agent:", newLB(), newAgent(), newCheck(), newReload())
 	addGroup(root, "change", "Change a running balancer:", newDrain(), newUndrain())
 	addGroup(root, "observe", "Observe a balancer or an agent:", newStatus(), newTrace())
 	addGroup(root, "lab", "Try and measure on this machine:",
