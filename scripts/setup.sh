@@ -32,6 +32,7 @@ demo  iproute2         ip
 demo  nginx            nginx
 demo  procps           ps
 test  apache2-bin      apache2
+test  debootstrap      debootstrap
 test  iperf3           iperf3
 test  python3          python3
 test  tshark           tshark

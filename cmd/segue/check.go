@@ -43,6 +43,8 @@ is checked as the topology of a lab, and any other file as an agent's file.
 
 The exit code is 0 if the file is valid, with or without warnings. It is 1 if the
 file is invalid, or if the instance would refuse to reload it.`,
+		Example: "  segue check -c /etc/segue/lb.yaml\n" +
+			"  segue check -c /etc/segue/lb.yaml --against lb",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return check(cmd, file, role, against)
 		},
