@@ -105,11 +105,16 @@ func RemoveDir(instance string) error {
 		return err
 	}
 	// The last instance also removes the parent.
-	if err := os.Remove(filepath.Dir(dir)); err != nil &&
-		!errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.ENOTEMPTY) {
-		return err
+	err := os.Remove(filepath.Dir(dir))
+	for _, stays := range []error{
+		os.ErrNotExist, unix.ENOTEMPTY,
+		os.ErrPermission, unix.EBUSY, unix.EROFS, // in a sandbox
+	} {
+		if errors.Is(err, stays) {
+			return nil
+		}
 	}
-	return nil
+	return err
 }
 
 // Pin pins a program or a map at path. The object must not have been pinned before. Pin replaces an
