@@ -29,6 +29,10 @@ export GOFLAGS += -buildvcs=$(STAMP)
 # traces, profiles by pprof and `segue version` work without them.
 LDFLAGS := -s -w
 
+# The version by git's tags, which `segue version` shows and the package has; see the script.
+VERSION := $(shell scripts/version.sh)
+override LDFLAGS += $(VERSION:%=-X github.com/segue-lb/segue/internal/version.release=%)
+
 # bpf2go uses this compiler and these flags in every //go:generate line. asm/types.h has no version for
 # BPF, so the host's version is used.
 export BPF2GO_CC := $(CURDIR)/.tools/bin/clang
@@ -39,7 +43,7 @@ BPF := $(wildcard bpf/*/*.c bpf/*/*.h)
 REPORTER := $(wildcard loadshm/*.h loadshm/example/c/*.c loadshm/testdata/*.c)
 GENERATORS := $(shell grep -rl --include='*.go' '^//go:generate' cmd internal)
 GENERATED := bin/.generated
-SCRIPTS := $(SETUP) .ci/run
+SCRIPTS := $(SETUP) .ci/run scripts/version.sh packaging/build.sh $(wildcard packaging/scripts/* test/*/testdata/*.sh)
 
 ##@ Use
 .PHONY: demo
@@ -53,10 +57,14 @@ mediawiki: setup-mediawiki build ## install what the lab's MediaWiki servers nee
 build: generate ## build bin/segue
 	go build -ldflags '$(LDFLAGS)' -o bin/ ./cmd/segue
 
+.PHONY: package
+package: generate ## build a Debian package in bin/, of the machine's architecture
+	VERSION='$(VERSION)' LDFLAGS='$(LDFLAGS)' packaging/build.sh
+
 ##@ Develop
 # `go run` would not wait for the tests to clean up when it is terminated.
 .PHONY: test
-test: setup-test build ## run every test: unit, packet, end-to-end (root); TIER=unit for one tier
+test: setup-test build ## run every test: unit, packet, end-to-end, package (root); TIER=unit for one tier
 	go build -o bin/test-run ./test/run
 	bin/test-run $(TIER)
 

@@ -33,6 +33,7 @@ demo  nginx            nginx
 demo  procps           ps
 test  apache2-bin      apache2
 test  bird2            bird
+test  debootstrap      debootstrap
 test  frr              /usr/lib/frr/bgpd
 test  iperf3           iperf3
 test  python3          python3

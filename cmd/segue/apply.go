@@ -92,30 +92,3 @@ func inFile(file string, err error) error {
 	}
 	return errors.New(lineOfError.ReplaceAllString(err.Error(), file+":$1: "))
 }
-
-func newReload() *cobra.Command {
-	var instance string
-	cmd := &cobra.Command{
-		Use:   "reload",
-		Short: "Make a running balancer or agent read its configuration file again",
-		Long: `Make a running balancer or agent read its configuration file again, as SIGHUP does, and wait
-for the result. A balancer also reads its overrides. The exit code is 1 if the process refuses
-a file. It then keeps the running configuration.`,
-		Example: "  segue reload",
-		Args:    arguments(),
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			client, err := clientOfAny(instance)
-			if err != nil {
-				return err
-			}
-			reloaded, err := client.Reload(cmd.Context())
-			if err != nil {
-				return err
-			}
-			tellWarnings(cmd.OutOrStdout(), reloaded.Warnings)
-			return nil
-		},
-	}
-	instanceFlag(cmd, &instance)
-	return cmd
-}

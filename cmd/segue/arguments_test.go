@@ -151,7 +151,7 @@ func TestHelpGroups(t *testing.T) {
 		t.Fatal(err)
 	}
 	golden(t, "help.txt", &help)
-	about := []string{"completion", "help", "version"}
+	about := []string{"completion", "help", "man", "version"}
 	for _, cmd := range root.Commands() {
 		if grouped := cmd.GroupID != ""; grouped == slices.Contains(about, cmd.Name()) {
 			t.Errorf("segue %s is in group %q", cmd.Name(), cmd.GroupID)

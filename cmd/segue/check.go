@@ -163,6 +163,7 @@ func checkStrictly(cmd *cobra.Command, o checkOptions, read checkedFile, data []
 // checkedFile describes a valid file. For an invalid file only the kind is set.
 type checkedFile struct {
 	kind     string // balancer, agent or lab
+	instance string // empty for a lab
 	content  string // numbers of services and servers
 	warnings field.Errors
 	fixed    []desired.Setting
@@ -181,7 +182,8 @@ func parseFor(role string, data []byte, dir string) (checkedFile, error) {
 		}
 		content := count(len(b.Services), "service") + ", " + count(servers(b), "server")
 		return checkedFile{
-			string(datapath.RoleBalancer), content, warnings, b.Fixed(), data, config.InspectBalancer,
+			string(datapath.RoleBalancer), b.Node.Instance, content, warnings, b.Fixed(), data,
+			config.InspectBalancer,
 		}, nil
 	case "agent":
 		a, warnings, err := config.ParseAgent(data)
@@ -189,7 +191,9 @@ func parseFor(role string, data []byte, dir string) (checkedFile, error) {
 			return checkedFile{kind: string(datapath.RoleAgent)}, err
 		}
 		content := count(len(a.Services), "service")
-		return checkedFile{string(datapath.RoleAgent), content, warnings, a.Fixed(), nil, config.InspectAgent}, nil
+		return checkedFile{
+			string(datapath.RoleAgent), a.Node.Instance, content, warnings, a.Fixed(), nil, config.InspectAgent,
+		}, nil
 	case "lab":
 		t, err := parseTopology(data, dir)
 		if err != nil {

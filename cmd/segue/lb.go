@@ -37,6 +37,7 @@ On SIGHUP the balancer reads its configuration and its overrides again. It refus
 an invalid file and keeps the running configuration. When the process ends, the data
 path stays in the kernel and keeps forwarding packets. The next start takes the data
 path over without losing a packet. "segue lb detach" removes the data path.`,
+		Example: "  segue lb -c /etc/segue/lb.yaml",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return runDaemon(cmd, func(ctx context.Context, f *foreground) error {
 				return runLB(ctx, file, f)
@@ -171,10 +172,15 @@ func detachLB(instance string) error {
 
 // newDetach returns the command that removes the data path of an instance.
 func newDetach(role datapath.Role, detach func(instance string) error) *cobra.Command {
+	command := "agent"
+	if role == datapath.RoleBalancer {
+		command = "lb"
+	}
 	return &cobra.Command{
-		Use:   "detach INSTANCE",
-		Short: "Remove the data path of a stopped " + string(role) + " from the kernel",
-		Args:  arguments("INSTANCE"),
+		Use:     "detach INSTANCE",
+		Short:   "Remove the data path of a stopped " + string(role) + " from the kernel",
+		Example: fmt.Sprintf("  segue %[1]s detach %[1]s", command),
+		Args:    arguments("INSTANCE"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			instance := args[0]
 			if err := datapath.CheckRole(instance, role); err != nil {

@@ -59,7 +59,7 @@ func newRoot() *cobra.Command {
 	addGroup(root, "lab", "Try and measure on this machine:",
 		newLab(), newApp(), newLoad(), newBench())
 	addGroup(root, "research", "Simulate and compute:", newSim(), newModel(), newRepro())
-	root.AddCommand(newVersion())
+	root.AddCommand(newMan(), newVersion())
 	return root
 }
 

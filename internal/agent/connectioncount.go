@@ -68,7 +68,7 @@ func (k *kernel) attachCounting(t *datapath.Takeover) error {
 	pin := filepath.Join(k.dir, connectionCountPin)
 	l, err := link.LoadPinnedLink(pin, nil)
 	if err == nil {
-		return t.Update(l, k.objects.CountConnections)
+		return t.Update(l, k.objects.CountConnections, k.dir)
 	}
 	if !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("open %s: %w", pin, err)
@@ -87,7 +87,7 @@ func (k *kernel) attachCounting(t *datapath.Takeover) error {
 	if err != nil {
 		return fmt.Errorf("attach to %s: %w", root, err)
 	}
-	return t.PinLink(l, pin)
+	return t.PinLink(l, k.objects.CountConnections, pin)
 }
 
 // netnsCookie returns the number by which BPF programs identify the network namespace of the

@@ -56,5 +56,5 @@ func (c *tc) attach(t *datapath.Takeover, prog *ebpf.Program, ifindex int, at ho
 	if err != nil {
 		return fmt.Errorf("attach %s to interface %d: %w", at.tcx, ifindex, err)
 	}
-	return t.PinLink(l, pin)
+	return t.PinLink(l, prog, pin)
 }

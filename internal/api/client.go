@@ -36,6 +36,9 @@ func NewClient(instance string) *Client {
 	return &Client{instance, http.Client{Transport: &http.Transport{DialContext: dial}}}
 }
 
+// Instance returns the name of the instance.
+func (c *Client) Instance() string { return c.instance }
+
 // Services returns the services in force.
 func (c *Client) Services(ctx context.Context) (services []Service, err error) {
 	return services, c.call(ctx, http.MethodGet, "/v1/services", nil, &services)

@@ -30,8 +30,8 @@ type Socket struct {
 	listener net.Listener
 }
 
-// Listen opens the socket of an instance. Members of the group may use it; without a group only
-// root may. Listen returns an error if there is no such group, or if the socket cannot be opened.
+// Listen opens the socket of an instance. Members of the group may use it; without a group, those
+// of the group of the process. Listen returns an error if there is no such group, or if the socket cannot be opened.
 // A caller that never calls Run must call Close.
 func Listen(instance, group string, log *slog.Logger) (*Socket, error) {
 	path := runstate.SocketFile(instance)
@@ -72,7 +72,7 @@ func listenAt(path, group string) (net.Listener, error) {
 
 func groupID(name string) (int, error) {
 	if name == "" {
-		return 0, nil
+		return os.Getegid(), nil
 	}
 	group, err := user.LookupGroup(name)
 	if err != nil {

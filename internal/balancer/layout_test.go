@@ -5,6 +5,7 @@ package balancer
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -26,28 +27,26 @@ import (
 // pins returns the objects that the instance has pinned, by name.
 func (f *fixture) pins() map[string]string {
 	f.t.Helper()
-	dir := datapath.Dir(f.cfg.Node.Instance)
-	entries, err := os.ReadDir(dir)
-	f.must(err)
 	pins := map[string]string{}
-	for _, entry := range entries {
-		path := filepath.Join(dir, entry.Name())
+	f.must(filepath.WalkDir(datapath.Dir(f.cfg.Node.Instance), func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
+		}
 		if m, err := ebpf.LoadPinnedMap(path, nil); err == nil {
 			info, err := m.Info()
 			f.must(err)
 			id, _ := info.ID()
-			pins[entry.Name()] = fmt.Sprint("map ", id)
-			f.must(m.Close())
-			continue
+			pins[path] = fmt.Sprint("map ", id)
+			return m.Close()
 		}
 		program, err := ebpf.LoadPinnedProgram(path, nil)
 		f.must(err)
 		info, err := program.Info()
 		f.must(err)
 		id, _ := info.ID()
-		pins[entry.Name()] = fmt.Sprint("program ", id)
-		f.must(program.Close())
-	}
+		pins[path] = fmt.Sprint("program ", id)
+		return program.Close()
+	}))
 	return pins
 }
 

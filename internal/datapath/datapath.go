@@ -27,8 +27,7 @@ func Dir(instance string) string {
 // HidesPins tells whether pins of this process will be visible to this process alone: the BPF file
 // system is not mounted, and the process has a mount namespace of its own, as under ip netns exec.
 func HidesPins() bool {
-	var stat unix.Statfs_t
-	if unix.Statfs(Root, &stat) != nil || stat.Type == unix.BPF_FS_MAGIC {
+	if mounted, err := isMounted(); err != nil || mounted {
 		return false
 	}
 	own, err := os.Readlink("/proc/self/ns/mnt")
@@ -40,17 +39,33 @@ func HidesPins() bool {
 	return err == nil && own != host
 }
 
+// isMounted tells whether the directory of all instances is in the BPF file system, or will be when
+// it is made. A sandbox may show a process this directory alone, and not all of Root.
+func isMounted() (bool, error) {
+	var stat unix.Statfs_t
+	for _, dir := range []string{Dir(""), Root} {
+		err := unix.Statfs(dir, &stat)
+		if err == nil && stat.Type == unix.BPF_FS_MAGIC {
+			return true, nil
+		}
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return false, fmt.Errorf("%s: %w", dir, err)
+		}
+	}
+	return false, nil
+}
+
 // MakeDir makes the pin directory of an instance. It mounts the BPF file system first if the host
 // has not mounted it. It returns an error if the instance has another role.
 func MakeDir(instance string, role Role) (string, error) {
 	if err := desired.CheckInstance(instance); err != nil {
 		return "", err
 	}
-	var stat unix.Statfs_t
-	if err := unix.Statfs(Root, &stat); err != nil {
-		return "", fmt.Errorf("%s: %w", Root, err)
+	mounted, err := isMounted()
+	if err != nil {
+		return "", err
 	}
-	if stat.Type != unix.BPF_FS_MAGIC {
+	if !mounted {
 		if err := unix.Mount("bpf", Root, "bpf", 0, "mode=0700"); err != nil {
 			return "", fmt.Errorf("mount the BPF file system at %s: %w", Root, err)
 		}
@@ -107,11 +122,16 @@ func RemoveDir(instance string) error {
 		return err
 	}
 	// The last instance also removes the parent.
-	if err := os.Remove(filepath.Dir(dir)); err != nil &&
-		!errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.ENOTEMPTY) {
-		return err
+	err := os.Remove(filepath.Dir(dir))
+	for _, stays := range []error{
+		os.ErrNotExist, unix.ENOTEMPTY,
+		os.ErrPermission, unix.EBUSY, unix.EROFS, // in a sandbox
+	} {
+		if errors.Is(err, stays) {
+			return nil
+		}
 	}
-	return nil
+	return err
 }
 
 // Pin pins a program or a map at path. The object must not have been pinned before. Pin replaces an

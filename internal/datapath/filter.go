@@ -33,6 +33,9 @@ func (t *Takeover) AttachFilter(prog *ebpf.Program, ifindex int, f Filter) error
 	if err != nil && !errors.Is(err, unix.EEXIST) {
 		return fmt.Errorf("add clsact to interface %d: %w", ifindex, err)
 	}
+	if err := t.keep(prog, Dir(f.Instance)); err != nil {
+		return err
+	}
 	before, err := t.filterProgram(ifindex, f)
 	if err != nil {
 		return fmt.Errorf("list the filters of interface %d: %w", ifindex, err)
@@ -76,7 +79,7 @@ func (t *Takeover) filterProgram(ifindex int, f Filter) (*ebpf.Program, error) {
 		if !ok || bpf.Name != filterName(f.Instance) || bpf.Priority != f.Priority {
 			continue
 		}
-		program, err := ebpf.NewProgramFromID(ebpf.ProgramID(bpf.Id))
+		program, err := openProgram(Dir(f.Instance), ebpf.ProgramID(bpf.Id))
 		if err == nil {
 			t.held = append(t.held, program)
 		}

@@ -29,6 +29,16 @@ func filtersOf(t *testing.T, name string) (names []string) {
 	return names
 }
 
+// makeInstances makes the directories of instances for the duration of a test.
+func makeInstances(t *testing.T, names ...string) {
+	t.Helper()
+	for _, name := range names {
+		_, err := MakeDir(name, RoleBalancer)
+		must(t, err)
+		t.Cleanup(func() { must(t, RemoveDir(name)) })
+	}
+}
+
 func addFilter(prog *ebpf.Program, ifindex int, f Filter) error {
 	return inOne(func(t *Takeover) error { return t.AttachFilter(prog, ifindex, f) })
 }
@@ -37,6 +47,7 @@ func addFilter(prog *ebpf.Program, ifindex int, f Filter) error {
 // the filters of others nor clsact.
 func TestFilters(t *testing.T) {
 	prog := pass(t, ebpf.SchedCLS, -1)
+	makeInstances(t, "a", "b")
 	near, far := testnet.New(t), testnet.New(t)
 	testnet.Connect(t, near, "eth0", nil, far, "eth0", nil)
 	testnet.Connect(t, near, "eth1", nil, far, "eth1", nil)

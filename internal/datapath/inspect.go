@@ -83,11 +83,11 @@ func CheckRole(instance string, role Role) error {
 
 // checkMounted returns an error if the BPF file system is not visible.
 func checkMounted() error {
-	var stat unix.Statfs_t
-	if err := unix.Statfs(Root, &stat); err != nil {
-		return fmt.Errorf("%s: %w", Root, err)
+	mounted, err := isMounted()
+	if err != nil {
+		return err
 	}
-	if stat.Type != unix.BPF_FS_MAGIC {
+	if !mounted {
 		return fmt.Errorf("%s: not a BPF file system here (`ip netns exec` hides it, `nsenter --net=` does not)", Root)
 	}
 	return nil

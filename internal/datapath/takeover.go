@@ -8,6 +8,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"slices"
 
 	"github.com/cilium/ebpf"
@@ -22,6 +23,8 @@ type Takeover struct {
 	undo   []func() error
 	commit []func() error
 	held   []io.Closer // what undo needs
+	// kept are the programs that the takeover has pinned by number, by the directory of the instance.
+	kept map[string]map[ebpf.ProgramID]bool
 }
 
 // TakeOver runs the steps. If they return an error, TakeOver undoes them in reverse order, so that
@@ -85,7 +88,7 @@ func (t *Takeover) AttachXDP(prog *ebpf.Program, ifindex int, pin string) (Attac
 	if err != nil {
 		return Attached{}, fmt.Errorf("attach XDP to %s: %w", iface.Attrs().Name, err)
 	}
-	return attached, t.PinLink(l, pin)
+	return attached, t.PinLink(l, prog, pin)
 }
 
 // UpdateLink gives a pinned XDP or tcx link a new program, in one step. The error is os.ErrNotExist
@@ -107,20 +110,24 @@ func (t *Takeover) UpdateLink(prog *ebpf.Program, ifindex int, pin string) error
 	if attached != ifindex {
 		return errors.Join(os.ErrNotExist, l.Close())
 	}
-	if err := t.Update(l, prog); err != nil {
+	if err := t.Update(l, prog, filepath.Dir(pin)); err != nil {
 		return fmt.Errorf("replace the program of %s: %w", pin, err)
 	}
 	return nil
 }
 
-// Update gives a link a new program, in one step. The takeover closes the link.
-func (t *Takeover) Update(l link.Link, prog *ebpf.Program) error {
+// Update gives a link a new program, in one step. The takeover closes the link. The directory is that
+// of the instance.
+func (t *Takeover) Update(l link.Link, prog *ebpf.Program, dir string) error {
 	t.held = append(t.held, l)
+	if err := t.keep(prog, dir); err != nil {
+		return err
+	}
 	info, err := l.Info()
 	if err != nil {
 		return err
 	}
-	before, err := ebpf.NewProgramFromID(info.Program)
+	before, err := openProgram(dir, info.Program)
 	if err != nil {
 		return fmt.Errorf("program %d: %w", info.Program, err)
 	}
@@ -129,6 +136,27 @@ func (t *Takeover) Update(l link.Link, prog *ebpf.Program) error {
 		return err
 	}
 	t.OnUndo(func() error { return l.Update(before) })
+	return nil
+}
+
+// keep pins a program by its number before it is attached, for the next process. The end of the
+// takeover removes the pins of programs that are attached no more.
+func (t *Takeover) keep(prog *ebpf.Program, dir string) error {
+	id, isNew, err := keepProgram(dir, prog)
+	if err != nil {
+		return err
+	}
+	if t.kept == nil {
+		t.kept = map[string]map[ebpf.ProgramID]bool{}
+	}
+	if t.kept[dir] == nil {
+		t.kept[dir] = map[ebpf.ProgramID]bool{}
+		t.OnCommit(func() error { return releasePrograms(dir, t.kept[dir]) })
+	}
+	t.kept[dir][id] = true
+	if isNew {
+		t.OnUndo(func() error { return release(numberPin(dir, programKind, uint32(id))) })
+	}
 	return nil
 }
 
@@ -162,11 +190,14 @@ func exchange(a, b string) error {
 	return unix.Renameat2(unix.AT_FDCWD, a, unix.AT_FDCWD, b, unix.RENAME_EXCHANGE)
 }
 
-// PinLink pins a new link, and closes it when the takeover ends. A link that is pinned there
-// already works until then.
-func (t *Takeover) PinLink(l link.Link, pin string) error {
+// PinLink pins a new link of a program, and closes it when the takeover ends. A link that is pinned
+// there already works until then.
+func (t *Takeover) PinLink(l link.Link, prog *ebpf.Program, pin string) error {
 	t.held = append(t.held, l)
 	t.OnUndo(l.Detach)
+	if err := t.keep(prog, filepath.Dir(pin)); err != nil {
+		return err
+	}
 	return t.pin(l, pin, DetachLink)
 }
 

@@ -115,6 +115,7 @@ func TestTakeoverIsUndone(t *testing.T) {
 // that it has added.
 func TestFilterIsUndone(t *testing.T) {
 	old, program := pass(t, ebpf.SchedCLS, -1), pass(t, ebpf.SchedCLS, 0)
+	makeInstances(t, "a")
 	ns, _, ifindex := pair(t)
 	must(t, ns.Do(func() error {
 		filters := map[uint32]Filter{}

@@ -4,19 +4,22 @@
 package version
 
 import (
+	"cmp"
 	"runtime"
 	"runtime/debug"
 
 	"github.com/segue-lb/segue/internal/tables"
 )
 
+// release is the version that the linker sets (Makefile). It is empty in builds without make.
+var release string
+
 // Build describes a build. Unknown fields are empty.
 type Build struct {
-	// Version is the version of the main module, as the Go toolchain stamped it. For a tagged
-	// commit it is the tag, such as v1.2.3. For other commits it is a pseudo-version
-	// (https://go.dev/ref/mod#pseudo-versions), which contains the commit's time and hash. It ends
-	// with +dirty if files were changed after the commit. It is "(devel)" if the build did not use
-	// git.
+	// Version is the version by git's tags, as scripts/version.sh prints it: 1.2.3 for the tag
+	// v1.2.3. A build without make has the version that the Go toolchain stamped: v1.2.3, or a
+	// pseudo-version (https://go.dev/ref/mod#pseudo-versions). It is "(devel)" if the build did not
+	// use git.
 	Version string `json:"version"`
 	// Commit is the hash of the commit that was built. Time is the time of that commit, as RFC
 	// 3339.
@@ -47,7 +50,7 @@ func Read() Build {
 
 func describe(info *debug.BuildInfo) Build {
 	b := Build{
-		Version: info.Main.Version, Go: info.GoVersion,
+		Version: cmp.Or(release, info.Main.Version), Go: info.GoVersion,
 		Platform: runtime.GOOS + "/" + runtime.GOARCH, Tables: tables.Version,
 	}
 	for _, setting := range info.Settings {

@@ -79,6 +79,11 @@ var tiers = []tier{
 		// One package runs at a time, because all packages use the resources of the whole machine.
 		flags: []string{"-count=1", "-timeout=15m", "-p=1", "-parallel=4"},
 	},
+	{
+		name:     "package", // tests of the Debian package, on bare hosts in namespaces
+		packages: []string{"test/packages"},
+		flags:    []string{"-count=1", "-timeout=20m"},
+	},
 }
 
 // soakTier is the name of all tiers in soak.
@@ -208,7 +213,7 @@ func choose(names []string) ([]tier, error) {
 			}
 		}
 		if len(chosen) == before {
-			return nil, fmt.Errorf("tier %q: not one of unit, packet, e2e, soak", name)
+			return nil, fmt.Errorf("tier %q: not one of unit, packet, e2e, package, soak", name)
 		}
 	}
 	return chosen, nil

@@ -113,8 +113,7 @@ func (b *backup) keepTable(outer *ebpf.Map, number uint32) error {
 	if _, kept := b.tables[key]; kept {
 		return nil
 	}
-	var table *ebpf.Map
-	err := outer.Lookup(number, &table)
+	table, err := openInner(b.plane.dir, outer, number)
 	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return fmt.Errorf("read table %d: %w", number, err)
 	}
@@ -293,7 +292,7 @@ func (b *backup) restoreFlows() {
 
 func (b *backup) close() error {
 	b.plane.backup = nil
-	var errs []error
+	errs := []error{b.plane.releaseTables()}
 	for _, table := range b.tables {
 		if table != nil {
 			errs = append(errs, table.Close())

@@ -9,6 +9,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/tables"
 )
 
@@ -81,11 +82,17 @@ func (p *Plane) remove(outer *ebpf.Map, number uint32) error {
 	if err := p.backup.keepTable(outer, number); err != nil {
 		return err
 	}
-	err := outer.Delete(number)
-	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+	former, err := innerID(outer, number)
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		return nil
+	}
+	if err == nil {
+		err = outer.Delete(number)
+	}
+	if err != nil {
 		return fmt.Errorf("remove table %d: %w", number, err)
 	}
-	return nil
+	return p.releaseTable(former)
 }
 
 // Install writes a new candidate table under a number. The argument rows contains the slots, row by
@@ -116,10 +123,61 @@ func (p *Plane) install(outer *ebpf.Map, number uint32, spec *ebpf.MapSpec, word
 	if err := p.backup.keepTable(outer, number); err != nil {
 		return err
 	}
+	former, err := innerID(outer, number)
+	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("find table %d: %w", number, err)
+	}
+	if err := datapath.KeepMap(p.dir, table); err != nil {
+		return fmt.Errorf("keep table %d: %w", number, err)
+	}
 	if err := outer.Put(number, table); err != nil {
 		return fmt.Errorf("install table %d: %w", number, err)
 	}
-	return nil
+	return p.releaseTable(former)
+}
+
+// releaseTable removes the pin of a table that was replaced or removed; 0: there was none. During a
+// takeover it does nothing, because an undo needs the pin: see releaseTables.
+func (p *Plane) releaseTable(former ebpf.MapID) error {
+	if p.backup != nil || former == 0 {
+		return nil
+	}
+	return datapath.ReleaseMap(p.dir, former)
+}
+
+// releaseTables removes the pins of all tables that no service has.
+func (p *Plane) releaseTables() error {
+	used := map[ebpf.MapID]bool{}
+	for _, outer := range []*ebpf.Map{p.Objects.Tables, p.Objects.Columns} {
+		var number uint32
+		var id ebpf.MapID
+		elements := outer.Iterate()
+		for elements.Next(&number, (*uint32)(&id)) {
+			used[id] = true
+		}
+		if err := elements.Err(); err != nil {
+			return fmt.Errorf("list the tables of services: %w", err)
+		}
+	}
+	return datapath.ReleaseMapsExcept(p.dir, used)
+}
+
+// innerID returns the kernel's number of an element of a map of maps. The error is
+// ebpf.ErrKeyNotExist if there is no such element.
+func innerID(outer *ebpf.Map, number uint32) (ebpf.MapID, error) {
+	var id uint32
+	err := outer.Lookup(number, &id)
+	return ebpf.MapID(id), err
+}
+
+// openInner opens an element of a map of maps of the instance with the directory. Its errors are
+// those of innerID and of opening the map.
+func openInner(dir string, outer *ebpf.Map, number uint32) (*ebpf.Map, error) {
+	id, err := innerID(outer, number)
+	if err != nil {
+		return nil, err
+	}
+	return datapath.OpenMap(dir, id)
 }
 
 // slotsIn returns the slots that are packed in words.
@@ -130,7 +188,7 @@ func slotsIn(words []uint64) []uint16 {
 // Holds tells whether the candidate table of the number exists and begins with these rows. It
 // returns false if the table cannot be read.
 func (p *Plane) Holds(number uint32, rows []uint16) bool {
-	table, err := readCandidates(p.Objects.Tables, number)
+	table, err := readCandidates(p.dir, p.Objects.Tables, number)
 	if err != nil || len(table)*candidatesPerWord < len(rows) {
 		return false
 	}
@@ -159,16 +217,16 @@ func (p *Plane) Settle() error {
 type Candidates []uint64
 
 // readCandidates reads a whole candidate table.
-func readCandidates(tables *ebpf.Map, number uint32) (Candidates, error) {
-	var table *ebpf.Map
-	if err := tables.Lookup(number, &table); err != nil {
+func readCandidates(dir string, tables *ebpf.Map, number uint32) (Candidates, error) {
+	table, err := openInner(dir, tables, number)
+	if err != nil {
 		return nil, fmt.Errorf("open table %d: %w", number, err)
 	}
 	defer table.Close()
 	words := make(Candidates, table.MaxEntries())
 	keys := make([]uint32, len(words))
 	var cursor ebpf.MapBatchCursor
-	_, err := table.BatchLookup(&cursor, keys, []uint64(words), nil)
+	_, err = table.BatchLookup(&cursor, keys, []uint64(words), nil)
 	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return nil, fmt.Errorf("read table %d: %w", number, err)
 	}

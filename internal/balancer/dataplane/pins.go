@@ -42,12 +42,12 @@ func openKept(spec *ebpf.CollectionSpec, dir string) (kept map[string]*ebpf.Map,
 			return kept, fmt.Errorf("table %s: %w", name, err)
 		}
 	}
-	return kept, checkInner(kept, spec)
+	return kept, checkInner(dir, kept, spec)
 }
 
 // checkInner compares the layout of candidate tables and column tables with that of this build.
 // They have no pins, so checkInner finds them through the services.
-func checkInner(kept map[string]*ebpf.Map, spec *ebpf.CollectionSpec) error {
+func checkInner(dir string, kept map[string]*ebpf.Map, spec *ebpf.CollectionSpec) error {
 	if kept[DirectoryMap] == nil || kept[TablesMap] == nil {
 		return nil
 	}
@@ -61,7 +61,7 @@ func checkInner(kept map[string]*ebpf.Map, spec *ebpf.CollectionSpec) error {
 			continue
 		}
 		for kind, name := range map[string]string{"candidate": TablesMap, "column": balancerMapColumns} {
-			if err := checkElement(kept[name], entry.Table(), spec.Maps[name].InnerMap); err != nil {
+			if err := checkElement(dir, kept[name], entry.Table(), spec.Maps[name].InnerMap); err != nil {
 				return fmt.Errorf("%s table %d: %w", kind, entry.Table(), err)
 			}
 		}
@@ -71,12 +71,11 @@ func checkInner(kept map[string]*ebpf.Map, spec *ebpf.CollectionSpec) error {
 
 // checkElement compares the layout of an element of a map of maps, if both exist. It ignores the
 // size of a candidate table, which depends on the content.
-func checkElement(outer *ebpf.Map, number uint32, spec *ebpf.MapSpec) error {
+func checkElement(dir string, outer *ebpf.Map, number uint32, spec *ebpf.MapSpec) error {
 	if outer == nil {
 		return nil
 	}
-	var inner *ebpf.Map
-	err := outer.Lookup(number, &inner)
+	inner, err := openInner(dir, outer, number)
 	if errors.Is(err, ebpf.ErrKeyNotExist) {
 		return nil
 	}

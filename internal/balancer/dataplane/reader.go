@@ -161,7 +161,7 @@ func (r *Reader) ServerName(slot uint32) (ServerName, bool) {
 // Candidates reads the candidate table of the number. Candidates returns an error if there is no
 // such table.
 func (r *Reader) Candidates(number uint32) (Candidates, error) {
-	return readCandidates(r.maps.Tables, number)
+	return readCandidates(datapath.Dir(r.Instance), r.maps.Tables, number)
 }
 
 // Port returns the interface that has the number of a port, from 0 to 255.

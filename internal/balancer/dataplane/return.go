@@ -36,7 +36,7 @@ func (p *Plane) attachReturn(t *datapath.Takeover, side *Side, ifindex int) erro
 	if err != nil {
 		return fmt.Errorf("attach %s to interface %d: %w", ebpf.AttachTCXIngress, ifindex, err)
 	}
-	return t.PinLink(l, pin)
+	return t.PinLink(l, program, pin)
 }
 
 // detachReturn removes the tc_return programs of an instance from their interfaces. It finds

@@ -34,6 +34,12 @@ func ReadState(t testing.TB, dir string) State {
 	}
 	s := State{}
 	for _, entry := range pins {
+		if entry.IsDir() {
+			for name, object := range ReadState(t, filepath.Join(dir, entry.Name())) {
+				s[filepath.Join(entry.Name(), name)] = object
+			}
+			continue
+		}
 		object, err := pin.Load(filepath.Join(dir, entry.Name()), nil)
 		if err != nil {
 			t.Fatal(err)

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/segue-lb/segue/internal/api"
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/events"
+	"github.com/segue-lb/segue/internal/field"
+	"github.com/segue-lb/segue/internal/runstate"
+)
+
+// TestReload reloads this process, which poses as a balancer.
+func TestReload(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root can write below /run/segue")
+	}
+	instance := fmt.Sprintf("test-%d-reload", os.Getpid())
+	dir := t.TempDir()
+	file := filepath.Join(dir, "lb.yaml")
+	write := func(name, seed string) {
+		t.Helper()
+		content := fmt.Sprintf(`node: {instance: %s, state: %q, interface: eth0, seed: %s}
+services:
+- name: web
+  vip: 198.51.100.1
+  port: 80
+  protocol: tcp
+  encapsulation: ipip
+  servers: [{name: s1, address: 192.0.2.1}]
+`, instance, dir, seed)
+		content = strings.Replace(content, "seed:", "addresses: [192.0.2.9], seed:", 1)
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("lb.yaml", "1")
+	run := func(name string, more ...string) (string, error) {
+		var out bytes.Buffer
+		root := newRoot()
+		root.SetOut(&out)
+		root.SetArgs(append([]string{"reload", "-c", filepath.Join(dir, name)}, more...))
+		err := root.ExecuteContext(t.Context())
+		return out.String(), err
+	}
+	refuse := func(name, why string, more ...string) {
+		t.Helper()
+		if out, err := run(name, more...); err == nil || !strings.Contains(out+err.Error(), why) {
+			t.Errorf("%s: error %v, output %q; want %q", name, err, out, why)
+		}
+	}
+	refuse("lb.yaml", "no process runs the instance")
+
+	lock, err := runstate.Lock(instance)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg, _, err := config.LoadBalancer(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	log := slog.New(slog.DiscardHandler)
+	recorder := runstate.NewRecorder(lock, "balancer", file, cfg.Desired.Fixed(), log)
+	var problem atomic.Pointer[string]
+	var reloads atomic.Int32
+	reload := func(context.Context) (field.Errors, error) {
+		reloads.Add(1)
+		if text := problem.Load(); text != nil {
+			return nil, errors.New(*text)
+		}
+		return nil, nil
+	}
+	socket, err := api.Listen(instance, "", log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- socket.Run(ctx, api.Agent{Reload: reload, Events: events.NewStream()}.Handler()) }()
+	defer func() {
+		cancel()
+		if err := errors.Join(<-ended, recorder.Close(), runstate.Unlock(lock)); err != nil {
+			t.Error(err)
+		}
+	}()
+
+	if out, err := run("lb.yaml"); err != nil || !strings.HasSuffix(out, "has reloaded its configuration\n") || reloads.Load() != 1 {
+		t.Errorf("output %q, error %v, %d reloads", out, err, reloads.Load())
+	}
+	refusal := "the kernel refuses\nthe second line"
+	problem.Store(&refusal)
+	refuse("lb.yaml", "the kernel refuses\nthe second line")
+	if reloads.Load() != 2 {
+		t.Errorf("%d reloads, want 2", reloads.Load())
+	}
+	problem.Store(nil)
+
+	// Nothing is sent to the process in these cases.
+	write("seed.yaml", "2")
+	refuse("seed.yaml", "node.seed \"2\": a change from \"1\" needs a restart")
+	write("other.yaml", "1")
+	refuse("other.yaml", fmt.Sprintf("runs with %s, not with ", file))
+	write("invalid.yaml", "-1")
+	refuse("invalid.yaml", "node.seed")
+	refuse("lb.yaml", "not by both", "--instance", instance)
+	if reloads.Load() != 2 {
+		t.Errorf("%d reloads, want 2", reloads.Load())
+	}
+}

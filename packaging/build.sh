@@ -1,0 +1,50 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+
+# Builds bin/segue_VERSION_ARCHITECTURE.deb. `make package` calls it. Builds of one commit are equal
+# bit by bit, wherever and whenever they are made with the same tools.
+#
+#   VERSION   version of the package (make: of scripts/version.sh)
+#   LDFLAGS   flags of the linker
+#   OUT       folder for what goes into the package (bin/package)
+set -euo pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+[[ -n ${VERSION:-} ]] || {
+    echo "package: this source has no git repository: name a version, such as make package VERSION=1.2.3" >&2
+    exit 1
+}
+out=${OUT:-bin/package}
+rm -rf "$out"
+mkdir -p "$out/completion"
+
+SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git -c safe.directory="$PWD" log -1 --format=%ct 2>/dev/null ||
+    stat --format=%Y CHANGELOG.md)}
+export SOURCE_DATE_EPOCH VERSION OUT="../$out"
+GOARCH=$(go env GOARCH)
+export GOARCH
+
+# The linker's build ID and the paths of sources would depend on the folder.
+go build -trimpath -buildvcs=false -ldflags "$LDFLAGS" -o "$out/segue" ./cmd/segue
+host=$out/segue
+if [[ $GOARCH != $(go env GOHOSTARCH) ]]; then # the man pages are the same
+    host=$out/segue-host
+    GOARCH=$(go env GOHOSTARCH) go build -trimpath -buildvcs=false -ldflags "$LDFLAGS" -o "$host" ./cmd/segue
+fi
+"$host" man "$out/man"
+gzip -9 --no-name "$out"/man/*
+for shell in bash zsh fish; do
+    "$host" completion "$shell" >"$out/completion/$shell"
+done
+# Only what is below /usr/share/doc; the links between the documents keep working.
+mkdir -p "$out/doc"
+cp -r README.md CHANGELOG.md docs "$out/doc/"
+cp -r packaging/examples/. "$out/doc/docs/examples/"
+# Modes do not depend on the umask.
+chmod -R u=rwX,go=rX "$out"
+
+go -C packaging tool nfpm package --packager deb --config nfpm.yaml --target ../bin/ >"$out/nfpm.log" 2>&1 || {
+    cat "$out/nfpm.log" >&2
+    exit 1
+}
+ls -1 "bin/segue_${VERSION}_$GOARCH.deb"

@@ -1,0 +1,27 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+
+# Prints the version of this checkout, by git's tags: nothing without git. Versions sort as commits do,
+# by the rules of dpkg(1):
+#
+#   0.0.0~git20260801093000.1a2b3c4   no tag before this commit, which has this time
+#   1.2.0~rc.1                        the tag v1.2.0-rc.1
+#   1.2.0                             the tag v1.2.0
+#   1.2.0+5.g1a2b3c4                  the fifth commit after it
+#   1.2.0+dirty                       files were changed since the commit
+set -euo pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+git() { command git -c safe.directory="$PWD" "$@"; }
+
+git rev-parse --verify --quiet HEAD >/dev/null 2>&1 || exit 0
+described=$(git describe --tags --match 'v[0-9]*' --long --abbrev=7 --dirty=+dirty 2>/dev/null || true)
+if [[ $described =~ ^v([^-]+)(-(.+))?-([0-9]+)-(g[0-9a-f]+)(\+dirty)?$ ]]; then
+    version=${BASH_REMATCH[1]}${BASH_REMATCH[3]:+"~${BASH_REMATCH[3]}"}
+    [[ ${BASH_REMATCH[4]} == 0 ]] || version+=+${BASH_REMATCH[4]}.${BASH_REMATCH[5]}
+    echo "$version${BASH_REMATCH[6]:-}"
+else
+    time=$(TZ=UTC git log -1 --format=%cd --date=format-local:%Y%m%d%H%M%S)
+    dirty=$(git diff-index --quiet HEAD -- || echo +dirty)
+    echo "0.0.0~git$time.$(git rev-parse --short=7 HEAD)$dirty"
+fi

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package packages tests the Debian package: how it is built, and what it does on bare Debian hosts
+// on which systemd runs.
+package packages
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/segue-lb/segue/internal/needs"
+)
+
+const (
+	project = "../.."
+	// Versions of the packages that the tests install. The earlier one is a build of the same tree,
+	// unless -previous names another.
+	earlier = "0.8.0"
+	later   = "0.9.0~rc.1+2.gabcdef0"
+)
+
+var previous = flag.String("previous", "", "`commit` from whose package TestPackage upgrades; empty: this one")
+
+// buildEarlier builds the package from which the tests upgrade, and returns its path.
+func buildEarlier(t *testing.T) string {
+	t.Helper()
+	if *previous == "" {
+		return buildPackage(t, earlier)
+	}
+	build, _ := built.LoadOrStore("previous", sync.OnceValues(func() (string, error) {
+		dir, err := os.MkdirTemp("", "segue-previous")
+		if err != nil {
+			return "", err
+		}
+		defer os.RemoveAll(dir)
+		const script = `git clone --quiet --no-checkout . "$0" && git -C "$0" checkout --quiet "$1" &&
+			cp -r .tools/bin "$0/.tools-bin" && mkdir "$0/.tools" && mv "$0/.tools-bin" "$0/.tools/bin" &&
+			make -C "$0" package VERSION="$2" >&2 && cp "$0"/bin/*_*.deb bin/`
+		cmd := exec.Command("sh", "-c", script, dir, *previous, earlier)
+		cmd.Dir = project
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return "", fmt.Errorf("build commit %s: %w\n%s", *previous, err, out)
+		}
+		return buildName(earlier)
+	}))
+	path, err := build.(func() (string, error))()
+	must(t, err)
+	return path
+}
+
+// buildName returns the path of the package of a version.
+func buildName(version string) (string, error) {
+	return filepath.Abs(filepath.Join(project, "bin", fmt.Sprintf("segue_%s_%s.deb", version, runtime.GOARCH)))
+}
+
+// built has the packages that the tests have built, by version.
+var built sync.Map
+
+// buildPackage builds the package with a version, and returns its path.
+func buildPackage(t *testing.T, version string) string {
+	t.Helper()
+	build, _ := built.LoadOrStore(version, sync.OnceValues(func() (string, error) {
+		return buildIn(project, version)
+	}))
+	path, err := build.(func() (string, error))()
+	must(t, err)
+	return path
+}
+
+// buildIn builds the package of a source folder.
+func buildIn(folder, version string, env ...string) (string, error) {
+	cmd := exec.Command("packaging/build.sh")
+	cmd.Dir = folder
+	cmd.Env = append(os.Environ(), "VERSION="+version, "SOURCE_DATE_EPOCH=1700000000", "CGO_ENABLED=0",
+		"OUT="+filepath.Join("bin", "package-"+version),
+		"LDFLAGS=-s -w -X github.com/segue-lb/segue/internal/version.release="+version)
+	cmd.Env = append(cmd.Env, env...)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("build version %s: %w\n%s", version, err, out)
+	}
+	lines := strings.Fields(string(out))
+	return filepath.Abs(filepath.Join(folder, lines[len(lines)-1]))
+}
+
+// TestReproducible builds the package of a copy of the source in another folder, at another time.
+func TestReproducible(t *testing.T) {
+	first := buildPackage(t, earlier)
+	copied := t.TempDir()
+	for _, part := range []string{"CHANGELOG.md", "README.md", "bpf", "cmd", "docs", "experiments", "go.mod", "go.sum",
+		"internal", "loadshm", "packaging", "quiclb", "scripts"} {
+		run(t, "cp", "-r", "--no-preserve=all", filepath.Join(project, part), copied)
+	}
+	for _, script := range []string{"packaging/build.sh", "packaging/scripts/postinst", "packaging/scripts/prerm",
+		"packaging/scripts/postrm", "scripts/version.sh"} {
+		must(t, os.Chmod(filepath.Join(copied, script), 0o700))
+	}
+	second, err := buildIn(copied, earlier, "TZ=Asia/Kolkata", "LC_ALL=C")
+	must(t, err)
+	if out, err := exec.CommandContext(t.Context(), "cmp", first, second).CombinedOutput(); err != nil {
+		t.Errorf("the packages differ: %s", out)
+	}
+}
+
+// TestVersion checks versions of a repository while commits and tags are added, and that they sort
+// as the commits do.
+func TestVersion(t *testing.T) {
+	needs.Command(t, "git", "git")
+	dir := t.TempDir()
+	must(t, os.Mkdir(filepath.Join(dir, "scripts"), 0o755))
+	run(t, "cp", filepath.Join(project, "scripts/version.sh"), filepath.Join(dir, "scripts"))
+	version := func() string {
+		t.Helper()
+		return strings.TrimSpace(run(t, filepath.Join(dir, "scripts/version.sh")))
+	}
+	if got := version(); got != "" {
+		t.Errorf("without a repository: %q", got)
+	}
+	git := func(args ...string) {
+		t.Helper()
+		cmd := exec.CommandContext(t.Context(), "git", append([]string{"-c", "user.name=n", "-c", "user.email=e"}, args...)...)
+		cmd.Dir = dir
+		cmd.Env = append(os.Environ(), "GIT_COMMITTER_DATE=2026-08-01T09:30:00+05:30")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("git %v: %v\n%s", args, err, out)
+		}
+	}
+	git("init", "-q")
+	git("add", ".")
+	var versions []string
+	expect := func(want string) {
+		t.Helper()
+		short := exec.CommandContext(t.Context(), "git", "rev-parse", "--short=7", "HEAD")
+		short.Dir = dir
+		hash, err := short.Output()
+		must(t, err)
+		want = strings.ReplaceAll(want, "HASH", strings.TrimSpace(string(hash)))
+		if got := version(); got != want {
+			t.Errorf("version %q, want %q", got, want)
+		}
+		versions = append(versions, version())
+	}
+	git("commit", "-qm", "first")
+	expect("0.0.0~git20260801040000.HASH")
+	git("tag", "v1.2.0-rc.1")
+	expect("1.2.0~rc.1")
+	git("commit", "-qm", "second", "--allow-empty")
+	expect("1.2.0~rc.1+1.gHASH")
+	git("tag", "v1.2.0")
+	git("tag", "other")
+	expect("1.2.0")
+	for range 10 {
+		git("commit", "-qm", "more", "--allow-empty")
+		if len(versions) == 4 {
+			expect("1.2.0+1.gHASH")
+		}
+	}
+	expect("1.2.0+10.gHASH")
+	git("tag", "-am", "annotated", "v1.2.1")
+	expect("1.2.1")
+	for i := range versions[1:] {
+		run(t, "dpkg", "--compare-versions", versions[i], "lt", versions[i+1])
+	}
+	file, err := os.OpenFile(filepath.Join(dir, "scripts/version.sh"), os.O_APPEND|os.O_WRONLY, 0)
+	must(t, err)
+	_, err = file.WriteString("# changed\n")
+	must(t, err)
+	must(t, file.Close())
+	expect("1.2.1+dirty")
+}
