@@ -34,6 +34,7 @@ demo  procps           ps
 test  apache2-bin      apache2
 test  bird2            bird
 test  frr              /usr/lib/frr/bgpd
+test  etcd-server      etcd
 test  iperf3           iperf3
 test  python3          python3
 test  python3-pip      pip3
@@ -55,6 +56,7 @@ services="
 nginx      nginx
 memcached  memcached
 bird       bird
+etcd       etcd
 frr        /usr/lib/frr/bgpd
 "
 
