@@ -35,6 +35,7 @@ test  apache2-bin      apache2
 test  bird2            bird
 test  debootstrap      debootstrap
 test  frr              /usr/lib/frr/bgpd
+test  etcd-server      etcd
 test  iperf3           iperf3
 test  python3          python3
 test  python3-pip      pip3
@@ -56,6 +57,7 @@ services="
 nginx      nginx
 memcached  memcached
 bird       bird
+etcd       etcd
 frr        /usr/lib/frr/bgpd
 "
 

@@ -42,7 +42,7 @@ missing, and have no effect.`,
 var errDifferent = errors.New("the balancer's services differ from the file")
 
 func newDiff() *cobra.Command {
-	t := target{dryRun: true}
+	t := target{dryRun: true, allowRemovals: true}
 	cmd := &cobra.Command{
 		Use:   "diff FILE",
 		Short: "Show how the services of a running balancer differ from a configuration file",
@@ -75,6 +75,7 @@ func applyFile(ctx context.Context, t *target, file string) (*api.Changed, error
 	if err != nil {
 		return nil, err
 	}
+	client.AllowRemovals = t.allowRemovals
 	changed, err := client.Apply(ctx, content, t.dryRun)
 	if err != nil {
 		return nil, inFile(file, err)

@@ -181,6 +181,9 @@ func parseFor(role string, data []byte, dir string) (checkedFile, error) {
 			return checkedFile{kind: string(datapath.RoleBalancer)}, err
 		}
 		content := count(len(b.Services), "service") + ", " + count(servers(b), "server")
+		if b.Store != nil {
+			content = "the services are in the store, below " + b.Store.Etcd.Prefix
+		}
 		return checkedFile{
 			string(datapath.RoleBalancer), b.Node.Instance, content, warnings, b.Fixed(), data,
 			config.InspectBalancer,

@@ -39,7 +39,7 @@ many are left until then. The flows are counted every five seconds. The exit cod
 --timeout passes first; the server stays drained.
 
 Drain speaks with the process of the balancer on this host. Each balancer of a service
-has its own overrides.
+has its own overrides, unless the balancers share a store: then all of them drain the server.
 
 With --self, drain is about the balancer itself. It withdraws the routes of all VIPs, and
 ends when no packets have arrived for two seconds, and bgp.drain-delay has passed. The

@@ -20,13 +20,16 @@ import (
 
 // target is a running balancer, and whether a command changes it.
 type target struct {
-	instance string
-	dryRun   bool
+	instance      string
+	dryRun        bool
+	allowRemovals bool
 }
 
 func (t *target) addFlags(cmd *cobra.Command) {
 	instanceFlag(cmd, &t.instance)
 	cmd.Flags().BoolVar(&t.dryRun, "dry-run", false, "show what would change, and change nothing")
+	cmd.Flags().BoolVar(&t.allowRemovals, "allow-removals", false,
+		"remove servers also above the limit of the store (store.max-removed-percent)")
 }
 
 func instanceFlag(cmd *cobra.Command, instance *string) {
@@ -197,6 +200,7 @@ func (k kind) send(ctx context.Context, out io.Writer, t *target, name string, e
 	if e.Service, e.Server, err = k.parse(ctx, client, name); err != nil {
 		return err
 	}
+	client.AllowRemovals = t.allowRemovals
 	changed, err := client.Change(ctx, t.dryRun, e)
 	if err != nil {
 		return err

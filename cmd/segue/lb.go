@@ -22,6 +22,7 @@ import (
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/events"
+	"github.com/segue-lb/segue/internal/generation"
 	"github.com/segue-lb/segue/internal/nexthop"
 	"github.com/segue-lb/segue/internal/runstate"
 )
@@ -73,11 +74,22 @@ func runLB(ctx context.Context, file string, f *foreground) error {
 		return err
 	}
 	defer socket.Close()
+	recorder := runstate.NewRecorder(lock, string(datapath.RoleBalancer), file, cfg.Fixed(), log)
+	defer recorder.Close()
+	fleet, err := joinFleet(ctx, controller, recorder, log)
+	if err != nil {
+		return err
+	}
+	if fleet != nil {
+		defer fleet.Close()
+		cfg = controller.Desired()
+		metrics.MustRegister(storeMetrics{fleet})
+	}
 	announcer, err := newAnnouncer(cfg, log)
 	if err != nil {
 		return err
 	}
-	b, err := balancer.New(cfg, log)
+	b, err := balancer.NewShared(cfg, controller.Generations(), log)
 	if err != nil {
 		return err
 	}
@@ -93,13 +105,14 @@ func runLB(ctx context.Context, file string, f *foreground) error {
 		return err
 	}
 	defer view.Close()
-	recorder := runstate.NewRecorder(lock, string(datapath.RoleBalancer), file, cfg.Fixed(), log)
-	defer recorder.Close()
 	stream := events.NewStream()
 	b.PublishTo(stream)
 	controller.Attach(&announced{b, announcer}, recorder.SetOverrides)
 	reload := tracked(metrics, recorder, stream, log, controller.Reload)
 	group, ctx := errgroup.WithContext(ctx)
+	if fleet != nil {
+		group.Go(func() error { recordStore(ctx, fleet, recorder, stream); return nil })
+	}
 	var speaker api.Speaker
 	if announcer != nil {
 		speaker = announcer
@@ -146,14 +159,21 @@ type announced struct {
 
 // Reload makes both follow another desired state, as control.Runner says.
 func (a *announced) Reload(ctx context.Context, cfg *desired.Balancer) error {
+	return a.Follow(ctx, cfg, nil)
+}
+
+// Follow is Reload with the generations of a fleet, as control.Runner says.
+func (a *announced) Follow(
+	ctx context.Context, cfg *desired.Balancer, shared generation.Generations,
+) error {
 	if a.announcer == nil || cfg.BGP == nil { // a change of that needs a restart
-		return a.Balancer.Reload(ctx, cfg)
+		return a.Balancer.Follow(ctx, cfg, shared)
 	}
 	plan, err := bgp.NewPlan(cfg.BGP)
 	if err != nil {
 		return err
 	}
-	if err := a.Balancer.Reload(ctx, cfg); err != nil {
+	if err := a.Balancer.Follow(ctx, cfg, shared); err != nil {
 		return err
 	}
 	return a.announcer.Apply(ctx, plan)

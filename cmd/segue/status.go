@@ -310,6 +310,12 @@ func printConfiguration(out io.Writer, c *runstate.Configuration) {
 		}
 		fmt.Fprintf(out, "overrides: %s\n", names)
 	}
+	if c.Store != nil {
+		fmt.Fprintf(out, "store: version %s\n", c.Store.Version)
+		for _, problem := range c.Store.Problems {
+			fmt.Fprintf(out, "  %s\n", problem)
+		}
+	}
 	if c.Refused == nil {
 		return
 	}

@@ -73,6 +73,7 @@ func (balancer Balancer) Handler() http.Handler {
 		Errors: errorsOfChange, MaxBodyBytes: mostBytes,
 	}, b.applyFile)
 	b.registerSelf(api)
+	b.registerStore(api)
 	register(api, balancer.Reload, balancer.Events)
 	return handler
 }
@@ -87,16 +88,21 @@ func (b *balancerAPI) listOverrides(context.Context, *struct{}) (*body[Overrides
 type Terms struct {
 	Version string `header:"If-Match" doc:"the version that must be in force; without it, any"`
 	DryRun  bool   `query:"dry-run" doc:"tell what would change, and change nothing"`
+
+	PermitsRemovals bool `query:"allow-removals" doc:"permit the change to remove more servers than the limit of the store"`
 }
 
-// Resolve refuses "?dry-run" without a value. The library would take it for false, and make the
-// change.
-func (*Terms) Resolve(r huma.Context) []error {
+// Resolve refuses "?dry-run" without a value, and likewise the other switch. The library would take
+// it for false, and make the change.
+func (*Terms) Resolve(r huma.Context) (problems []error) {
 	url := r.URL()
-	if values, ok := url.Query()["dry-run"]; ok && slices.Contains(values, "") {
-		return []error{&huma.ErrorDetail{Location: "query.dry-run", Message: "must be true or false", Value: ""}}
+	for _, name := range []string{"dry-run", "allow-removals"} {
+		if values, ok := url.Query()[name]; ok && slices.Contains(values, "") {
+			problems = append(problems,
+				&huma.ErrorDetail{Location: "query." + name, Message: "must be true or false", Value: ""})
+		}
 	}
-	return nil
+	return problems
 }
 
 type changeRequest struct {

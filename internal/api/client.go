@@ -24,6 +24,9 @@ import (
 
 // Client calls the API of an instance on this host.
 type Client struct {
+	// AllowRemovals lets changes remove more servers than the limit of the balancer's store.
+	AllowRemovals bool
+
 	instance string
 	http     http.Client
 }
@@ -33,7 +36,7 @@ func NewClient(instance string) *Client {
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", runstate.SocketFile(instance))
 	}
-	return &Client{instance, http.Client{Transport: &http.Transport{DialContext: dial}}}
+	return &Client{instance: instance, http: http.Client{Transport: &http.Transport{DialContext: dial}}}
 }
 
 // Instance returns the name of the instance.
@@ -51,19 +54,30 @@ func (c *Client) Overrides(ctx context.Context) (overrides *Overrides, err error
 
 // Change makes edits in one transaction. A dry run changes nothing.
 func (c *Client) Change(ctx context.Context, dryRun bool, edits ...Edit) (changed *Changed, err error) {
-	path := fmt.Sprintf("/v1/changes?dry-run=%t", dryRun)
+	path := fmt.Sprintf("/v1/changes?dry-run=%t&allow-removals=%t", dryRun, c.AllowRemovals)
 	return changed, c.call(ctx, http.MethodPost, path, Change{edits}, &changed)
 }
 
 // Apply makes the services those of the content of a configuration file. A dry run changes nothing.
 func (c *Client) Apply(ctx context.Context, file []byte, dryRun bool) (changed *Changed, err error) {
-	path := fmt.Sprintf("/v1/services?dry-run=%t", dryRun)
+	path := fmt.Sprintf("/v1/services?dry-run=%t&allow-removals=%t", dryRun, c.AllowRemovals)
 	return changed, c.send(ctx, http.MethodPut, path, "application/yaml", bytes.NewReader(file), &changed)
 }
 
 // Reload makes the process read its files again.
 func (c *Client) Reload(ctx context.Context) (reloaded *Reloaded, err error) {
 	return reloaded, c.call(ctx, http.MethodPost, "/v1/reload", nil, &reloaded)
+}
+
+// Store returns the condition of the balancer's connection to the store of its fleet.
+func (c *Client) Store(ctx context.Context) (s *Store, err error) {
+	return s, c.call(ctx, http.MethodGet, "/v1/store", nil, &s)
+}
+
+// ConfirmStore makes the balancer follow the store although that removes more servers than the limit
+// allows.
+func (c *Client) ConfirmStore(ctx context.Context) (s *Store, err error) {
+	return s, c.call(ctx, http.MethodPost, "/v1/store/confirm", nil, &s)
 }
 
 // Events calls a function for each event from now on, until the function or the connection fails, or

@@ -98,7 +98,8 @@ func refusal(err error) error {
 	switch {
 	case errors.Is(err, control.ErrVersion):
 		return huma.Error412PreconditionFailed(err.Error())
-	case errors.Is(err, control.ErrStored), errors.Is(err, control.ErrExists):
+	case errors.Is(err, control.ErrStored), errors.Is(err, control.ErrExists),
+		errors.Is(err, control.ErrRemovals):
 		return huma.Error409Conflict(err.Error())
 	case errors.Is(err, control.ErrNotFound):
 		return huma.Error404NotFound(err.Error())

@@ -23,11 +23,14 @@ import (
 	"github.com/segue-lb/segue/internal/control"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/events"
+	"github.com/segue-lb/segue/internal/generation"
 )
 
 type follower struct{}
 
 func (follower) Reload(context.Context, *desired.Balancer) error { return nil }
+
+func (follower) Follow(context.Context, *desired.Balancer, generation.Generations) error { return nil }
 
 // Losses counts only removed servers.
 func (follower) Losses(_ context.Context, b *desired.Balancer) (losses []desired.Loss, err error) {
@@ -212,7 +215,7 @@ func TestEventsOfAPI(t *testing.T) {
 	server, stream := serveEvents(t, &inspect.Snapshot{})
 	stream.Publish(events.Event{Kind: events.ServerDown, Service: "web", Server: "s1", Reason: "failing"})
 	stream.Publish(events.Event{Kind: events.ServerUp, Service: "web", Server: "s1"})
-	client := &Client{"edge", *server.Client()}
+	client := &Client{instance: "edge", http: *server.Client()}
 	client.http.Transport = redirected{server}
 	ended := errors.New("enough")
 	kinds := make(chan events.Kind, 10)

@@ -92,11 +92,21 @@ type call struct {
 // and attaches the programs. New returns an error if the data path cannot be loaded, or if the
 // tables do not fit.
 func New(cfg *desired.Balancer, log *slog.Logger) (*Balancer, error) {
+	return NewShared(cfg, nil, log)
+}
+
+// NewShared is New with the generations that all balancers of the services share. If they are nil,
+// the balancer makes its own.
+func NewShared(cfg *desired.Balancer, shared generation.Generations, log *slog.Logger) (*Balancer, error) {
 	clock, err := dataplane.NewFlowClock()
 	if err != nil {
 		return nil, err
 	}
-	return newBalancer(cfg, clock, log)
+	b, err := newBalancer(cfg, clock, log)
+	if err == nil && shared != nil {
+		b.generations = shared
+	}
+	return b, err
 }
 
 func newBalancer(cfg *desired.Balancer, clock *dataplane.FlowClock, log *slog.Logger) (*Balancer, error) {
@@ -169,7 +179,13 @@ func (b *Balancer) Ready() <-chan struct{} {
 // afterwards. Reload waits until Run has applied the state. If it returns an error, the state
 // before stays in force.
 func (b *Balancer) Reload(ctx context.Context, cfg *desired.Balancer) error {
-	return b.call(ctx, func(ctx context.Context) error { return b.reload(ctx, cfg) })
+	return b.Follow(ctx, cfg, nil)
+}
+
+// Follow is Reload with the generations that all balancers of the services share. If they are nil,
+// the balancer makes its own.
+func (b *Balancer) Follow(ctx context.Context, cfg *desired.Balancer, shared generation.Generations) error {
+	return b.call(ctx, func(ctx context.Context) error { return b.reload(ctx, cfg, shared) })
 }
 
 // call makes the goroutine that owns the balancer call a function, and returns its error. If the
@@ -351,8 +367,11 @@ func (b *Balancer) setHost() error {
 	return b.plane.SetHost(b.own)
 }
 
-// reload applies another configuration. If that fails, reload restores the running configuration.
-func (b *Balancer) reload(ctx context.Context, cfg *desired.Balancer) error {
+// reload applies another configuration, with the generations of its services; nil: those that
+// follow from the present ones. If that fails, reload restores the running configuration.
+func (b *Balancer) reload(
+	ctx context.Context, cfg *desired.Balancer, generations generation.Generations,
+) error {
 	if err := cfg.ReloadableFrom(b.cfg); err != nil {
 		return err
 	}
@@ -361,7 +380,9 @@ func (b *Balancer) reload(ctx context.Context, cfg *desired.Balancer) error {
 		return err
 	}
 	b.awaitHops(ctx, cfg)
-	generations := b.generations.Next(cfg.Services)
+	if generations == nil {
+		generations = b.generations.Next(cfg.Services)
+	}
 	losses := b.losses(cfg.Services) // before the flows are forgotten
 	if err := b.reconcile(cfg, keys, generations); err != nil {
 		if undo := b.reconcile(b.cfg, b.keys, b.generations); undo != nil {

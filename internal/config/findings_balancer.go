@@ -4,6 +4,7 @@ package config
 
 import (
 	"net/netip"
+	"net/url"
 	"time"
 
 	"github.com/segue-lb/segue/internal/desired"
@@ -20,6 +21,8 @@ var balancerRules = []rule[desired.Balancer]{
 	{"writable", (*inspection).writableBalancerFiles},
 	{"metrics-listen", func(i *inspection, b *desired.Balancer) { i.metricsEverywhere(b.Metrics) }},
 	{"state", (*inspection).lostState},
+	{"plain-store", (*inspection).plainStore},
+	{"store-limit", (*inspection).unlimitedStore},
 	{"flows", (*inspection).smallFlowTable},
 	{"server-slots", (*inspection).fewServerSlots},
 	{"hints", (*inspection).noHints},
@@ -34,6 +37,31 @@ var balancerRules = []rule[desired.Balancer]{
 	{"several-balancers", (*inspection).unrecoverableFlows},
 	{"idle-timeout", eachService((*inspection).shortIdleTimeout)},
 	{"mtu", (*inspection).narrowPath},
+}
+
+// plainStore finds a store whose connections anybody on the way can read and change.
+func (i *inspection) plainStore(b *desired.Balancer) {
+	if b.Store == nil || b.Store.Etcd.UsesTLS() {
+		return
+	}
+	for n, endpoint := range b.Store.Etcd.Endpoints {
+		parsed, err := url.Parse(endpoint)
+		if err != nil || parsed.Hostname() == "localhost" {
+			continue
+		}
+		if address, err := netip.ParseAddr(parsed.Hostname()); err != nil || !address.IsLoopback() {
+			i.findf(field.Item("store.etcd.endpoints", n), "http: whoever is on the way can change where the "+
+				"traffic of all services goes; use https")
+		}
+	}
+}
+
+// unlimitedStore finds a store that may empty all services.
+func (i *inspection) unlimitedStore(b *desired.Balancer) {
+	if b.Store != nil && b.Store.MaxRemovedPercent == 100 {
+		i.findf("store.max-removed-percent", "100: a store that has lost its servers removes them from all "+
+			"balancers; set the share that a change may remove")
+	}
 }
 
 // eachService makes a rule for a balancer of a rule for a service.

@@ -3,6 +3,7 @@
 package config
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -99,6 +100,18 @@ var needsFiles = []string{"writable", "key-file"}
 
 // TestFindings checks that each rule finds what it is for, and nothing else.
 func TestFindings(t *testing.T) {
+	// store is strictBalancer with its services in a store.
+	store := func(endpoint, settings string) string {
+		own, _, _ := strings.Cut(strictBalancer, "services:")
+		return own + fmt.Sprintf("store: {etcd: {endpoints: [%q], prefix: /segue/a}%s}\n", endpoint, settings)
+	}
+	stored := checkFindings(t, store("https://etcd1:2379", ""), []findingCase{
+		{name: "none"},
+		{"http", "https:", "http:", "plain-store", "store.etcd.endpoints[0]", "use https"},
+		{"http on the host", "https://etcd1", "http://[::1]", "", "", ""},
+		{"no limit", "/segue/a}", "/segue/a}, max-removed-percent: 100", "store-limit",
+			"store.max-removed-percent", "lost its servers"},
+	}, InspectBalancer)
 	const (
 		web, old   = "health: {tcp: {}}, # web", "health: {tcp: {}}, # old"
 		s5         = `host: "2001:db8::5"`
@@ -153,6 +166,7 @@ func TestFindings(t *testing.T) {
 			"eth1 has an MTU of 1300, and clients behind filters for ICMP are not told; raise the MTU on the way " +
 				"to the servers to 1520"},
 	}, InspectBalancer)
+	rules = append(rules, stored...)
 	rules = append(rules, checkFindings(t, strings.Replace(strictBalancer, "seed: 7", "seed: 7\n  name: lb1\n  peers: [lb1, lb2]", 1),
 		[]findingCase{
 			{name: "none of peers"},

@@ -18,10 +18,7 @@ import (
 // no effect: there is a warning if they differ from those in force. The error is of type
 // field.Errors.
 func (f *BalancerFiles) FollowingFile(text []byte) (*BalancerFiles, field.Errors, error) {
-	own, problem := parse(f.Text)
-	if problem != nil {
-		return nil, nil, field.Errors{problem}
-	}
+	own := f.root
 	root, problem := parse(text)
 	if problem != nil {
 		return nil, nil, field.Errors{problem}
@@ -43,10 +40,13 @@ func (f *BalancerFiles) FollowingFile(text []byte) (*BalancerFiles, field.Errors
 	return next, append(f.otherSections(wanted), warnings...), nil
 }
 
+// ownSections are the sections of a balancer's file that are about this balancer alone.
+var ownSections = []string{"node", "api", "metrics", "bgp", "store"}
+
 // withSections returns a document with the sections of another one that it lacks.
 func withSections(root, other *yaml.Node) *yaml.Node {
 	top := resolved(root.Content[0])
-	for _, section := range []string{"node", "api", "metrics"} {
+	for _, section := range ownSections {
 		if child(top, section) == nil {
 			top = with(top, section, child(other.Content[0], section))
 		}
@@ -61,7 +61,8 @@ func (f *BalancerFiles) otherSections(wanted *desired.Balancer) (warnings field.
 		is, was any
 	}{
 		{"node", wanted.Node, f.File.Node}, {"api", wanted.API, f.File.API},
-		{"metrics", wanted.Metrics, f.File.Metrics},
+		{"metrics", wanted.Metrics, f.File.Metrics}, {"store", wanted.Store, f.File.Store},
+		{"bgp", wanted.BGP, f.File.BGP},
 	} {
 		if !reflect.DeepEqual(section.is, section.was) {
 			warnings.Addf(section.name, "differs from the balancer's configuration file, and has no effect: "+

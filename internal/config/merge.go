@@ -384,7 +384,9 @@ func treeOf(node *yaml.Node) any {
 	case "!!bool":
 		return node.Value == "true"
 	case "!!int":
-		if number, err := strconv.ParseInt(node.Value, 10, 64); err == nil {
+		// Names and hexadecimal IDs can look like numbers, such as 007.
+		number, err := strconv.ParseInt(node.Value, 10, 64)
+		if err == nil && strconv.FormatInt(number, 10) == node.Value {
 			return number
 		}
 	}

@@ -4,7 +4,6 @@ package config
 
 import (
 	"errors"
-	"fmt"
 	"os"
 
 	"go.yaml.in/yaml/v4"
@@ -24,6 +23,8 @@ type BalancerFiles struct {
 	File, Desired *desired.Balancer
 	// warnings of the configuration file
 	warnings field.Errors
+	// root is the document of the configuration file, with the services of the store if it has one.
+	root *yaml.Node
 }
 
 // LoadBalancer reads a balancer's configuration file, and the overrides of its instance. Warnings
@@ -35,22 +36,72 @@ func LoadBalancer(path string) (*BalancerFiles, field.Errors, error) {
 
 // ParseBalancerFiles is LoadBalancer for the content of a configuration file.
 func ParseBalancerFiles(data []byte) (*BalancerFiles, field.Errors, error) {
-	b, warnings, err := ParseBalancer(data)
+	file, err := parseFile(data)
+	if err != nil || file.File.Store != nil { // the store has the overrides
+		return file, nil, err
+	}
+	overrides, stored, err := readOverrides(file.File)
 	if err != nil {
 		return nil, nil, err
 	}
-	overrides, stored, err := readOverrides(b)
-	if err != nil {
-		return nil, nil, err
-	}
-	file := &BalancerFiles{Text: data, File: b, warnings: warnings}
 	f, more, err := file.WithOverrides(overrides)
 	if err != nil {
 		return nil, nil, err
 	}
 	f.Stored = stored
-	return f, append(warnings, more...), nil
+	return f, append(file.warnings, more...), nil
 }
+
+// parseFile reads the content of a configuration file, without overrides.
+func parseFile(data []byte) (*BalancerFiles, error) {
+	root, problem := parse(data)
+	if problem != nil {
+		return nil, field.Errors{problem}
+	}
+	b, warnings, problems := parseDocument(root)
+	if at := child(resolved(root.Content[0]), "services"); b.Store != nil && at != nil {
+		problems = append(problems, &field.Error{
+			Line: at.Line, Path: "services", Problem: "must be absent, because they come from the store",
+		})
+	}
+	if len(problems) > 0 {
+		return nil, problems.OrNil()
+	}
+	return &BalancerFiles{Text: data, File: b, Desired: b, warnings: warnings, root: root}, nil
+}
+
+// WithStored returns the files with services and overrides from the store of the balancer, instead
+// of those in files. Warnings are about both, and so is the error, which is of type field.Errors.
+// Both name fields as those of WithOverrides do.
+func (f *BalancerFiles) WithStored(
+	services []desired.Fields, overrides []desired.Override,
+) (*BalancerFiles, field.Errors, error) {
+	list := &yaml.Node{Kind: yaml.SequenceNode}
+	for _, service := range services {
+		list.Content = append(list.Content, nodeOf(map[string]any(service)))
+	}
+	root := &yaml.Node{
+		Kind:    yaml.DocumentNode,
+		Content: []*yaml.Node{with(resolved(f.root.Content[0]), "services", list)},
+	}
+	_, m := merge(root, nil)
+	b, warnings, problems := parseDocument(root)
+	if len(problems) > 0 {
+		for i, problem := range problems {
+			problems[i] = m.translated(problem, b)
+		}
+		return nil, nil, problems.In(storeName).OrNil()
+	}
+	for i, warning := range warnings {
+		warnings[i] = m.translated(warning, b)
+	}
+	stored := &BalancerFiles{Text: f.Text, File: b, warnings: warnings, root: root}
+	next, more, err := stored.WithOverrides(overrides)
+	return next, append(warnings.In(storeName), more...), err
+}
+
+// storeName is where errors in the services and overrides of a store are.
+const storeName = "store"
 
 // WithOverrides returns the files with other overrides. The text of the overrides is not set.
 // Warnings are about the overrides, and so is the error, which is of type field.Errors. Both name
@@ -60,16 +111,16 @@ func (f *BalancerFiles) WithOverrides(
 ) (changed *BalancerFiles, warnings field.Errors, err error) {
 	changed = &BalancerFiles{
 		Text: f.Text, Overrides: overrides, File: f.File, Desired: f.File, warnings: f.warnings,
+		root: f.root,
 	}
 	if len(overrides) == 0 {
 		return changed, nil, nil
 	}
 	file := OverridesFile(&f.File.Node)
-	root, problem := parse(f.Text)
-	if problem != nil {
-		panic(fmt.Sprintf("a configuration that was valid is not: %v", problem))
+	if f.File.Store != nil {
+		file = storeName
 	}
-	merged, m := merge(root, overrides)
+	merged, m := merge(f.root, overrides)
 	b, all, problems := parseDocument(merged)
 	if len(problems) > 0 {
 		for i, problem := range problems {
@@ -132,15 +183,11 @@ func Load[T any](path string, parse func([]byte) (T, error)) (result T, err erro
 // ParseBalancer reads the content of a balancer's configuration file, without overrides. The result
 // has all defaults and obeys all rules. Warnings and errors are those of LoadBalancer.
 func ParseBalancer(data []byte) (*desired.Balancer, field.Errors, error) {
-	root, problem := parse(data)
-	if problem != nil {
-		return nil, nil, field.Errors{problem}
+	file, err := parseFile(data)
+	if err != nil {
+		return nil, nil, err
 	}
-	b, warnings, problems := parseDocument(root)
-	if len(problems) > 0 {
-		return nil, nil, problems.OrNil()
-	}
-	return b, warnings, nil
+	return file.File, file.warnings, nil
 }
 
 // parseDocument is ParseBalancer for a document. If there are errors, the result is what could be
@@ -199,9 +246,9 @@ const (
 )
 
 // KindOf guesses what a file describes. A file in which a service has the field servers, which may
-// be empty, is a balancer's. Of the others, a file without the field node that has servers,
-// balancers or applications is the topology of a lab, and any other is an agent's. The error is of type field.Errors: the file is
-// not a YAML document.
+// be empty, is a balancer's, and so is a file with the field store. Of the others, a file without
+// the field node that has servers, balancers or applications is the topology of a lab, and any
+// other is an agent's. The error is of type field.Errors: the file is not a YAML document.
 func KindOf(data []byte) (Kind, error) {
 	root, problem := parse(data)
 	if problem != nil {
@@ -209,6 +256,7 @@ func KindOf(data []byte) (Kind, error) {
 	}
 	var file struct {
 		Node         any `yaml:"node"`
+		Store        any `yaml:"store"`
 		Servers      any `yaml:"servers"`
 		Balancers    any `yaml:"balancers"`
 		Applications any `yaml:"applications"`
@@ -222,6 +270,9 @@ func KindOf(data []byte) (Kind, error) {
 		if service.Servers != nil {
 			return BalancerFile, nil
 		}
+	}
+	if file.Store != nil {
+		return BalancerFile, nil
 	}
 	if file.Node == nil && (file.Servers != nil || file.Balancers != nil || file.Applications != nil) {
 		return TopologyFile, nil

@@ -24,6 +24,7 @@ import (
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/field"
+	"github.com/segue-lb/segue/internal/generation"
 	"github.com/segue-lb/segue/internal/wholefile"
 )
 
@@ -32,13 +33,16 @@ type Runner interface {
 	// Reload makes the balancer follow another state. After an error, the state before stays in
 	// force.
 	Reload(context.Context, *desired.Balancer) error
+	// Follow is Reload with the generations of a fleet, instead of the balancer's own.
+	Follow(context.Context, *desired.Balancer, generation.Generations) error
 	// Losses returns the servers whose flows such a change would affect.
 	Losses(context.Context, *desired.Balancer) ([]desired.Loss, error)
 }
 
 // Controller changes the desired state of a balancer. Several goroutines may use it.
 type Controller struct {
-	file string // of the configuration
+	file  string // of the configuration
+	fleet *Fleet // nil: the services come from the file
 
 	mu      sync.Mutex
 	runner  Runner
@@ -86,6 +90,9 @@ func (c *Controller) Attach(runner Runner, onChange func([]desired.Override)) {
 	defer c.mu.Unlock()
 	c.runner, c.onChange = runner, onChange
 	onChange(c.inForce.Desired.Overrides)
+	if c.fleet != nil {
+		close(c.fleet.attached)
+	}
 }
 
 // Reload reads both files again and makes the balancer follow them. If it returns an error, the
@@ -96,6 +103,9 @@ func (c *Controller) Reload(ctx context.Context) (warnings field.Errors, err err
 	next, warnings, err := config.LoadBalancer(c.file)
 	if err != nil {
 		return nil, err
+	}
+	if c.fleet != nil {
+		return c.fleet.reload(ctx, next)
 	}
 	if err := c.runner.Reload(ctx, next.Desired); err != nil {
 		return nil, err
@@ -111,6 +121,9 @@ func (c *Controller) enforce(next *config.BalancerFiles) {
 
 // Overrides returns all overrides, also those without effect, and the version of the desired state.
 func (c *Controller) Overrides() (overrides []desired.Override, version string) {
+	if c.fleet != nil {
+		return c.fleet.overrides()
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return slices.Clone(c.inForce.Overrides), versionOf(c.inForce)
@@ -135,6 +148,8 @@ type Terms struct {
 	Version string
 	// DryRun checks the change and applies nothing.
 	DryRun bool
+	// PermitsRemovals permits the change to remove more servers than the limit of a store allows.
+	PermitsRemovals bool
 }
 
 // Result is what a change did, or would do.
@@ -146,35 +161,39 @@ type Result struct {
 }
 
 // Change makes all edits in their order, or none. It stores the overrides, so that they survive a
-// restart. The error wraps ErrVersion, ErrStored, ErrNotFound or ErrExists, is of type field.Errors,
-// or is that of the balancer or of writing the file. After an error, the state before stays in
-// force.
+// restart. The error wraps ErrVersion, ErrStored, ErrNotFound, ErrExists or ErrRemovals, is of type
+// field.Errors, or is that of the balancer or of writing the file or the store. After an error, the
+// state before stays in force, unless the error wraps store.ErrUnknown.
 func (c *Controller) Change(ctx context.Context, edits []Edit, terms Terms) (*Result, error) {
-	return c.follow(ctx, terms, func() (*config.BalancerFiles, field.Errors, error) {
-		return edited(c.inForce, edits)
+	return c.follow(ctx, terms, func(f *config.BalancerFiles) (*config.BalancerFiles, field.Errors, error) {
+		return edited(f, edits)
 	})
 }
 
 // ApplyFile makes the services those of another configuration file, by overrides. Servers that
-// operators have drained stay drained. Other sections of the file have no effect: there is a warning
-// if they differ from those in force. Errors are those of Change.
+// operators have drained stay drained. Other sections of the file have no effect: there is a
+// warning if they differ from those in force. Errors are those of Change.
 func (c *Controller) ApplyFile(ctx context.Context, text []byte, terms Terms) (*Result, error) {
-	return c.follow(ctx, terms, func() (*config.BalancerFiles, field.Errors, error) {
-		return c.inForce.FollowingFile(text)
+	return c.follow(ctx, terms, func(f *config.BalancerFiles) (*config.BalancerFiles, field.Errors, error) {
+		return f.FollowingFile(text)
 	})
 }
 
-// follow makes the balancer follow the files that a function returns.
-func (c *Controller) follow(
-	ctx context.Context, terms Terms, compute func() (*config.BalancerFiles, field.Errors, error),
-) (*Result, error) {
+// change returns changed files, and warnings about the change.
+type change func(*config.BalancerFiles) (*config.BalancerFiles, field.Errors, error)
+
+// follow makes the balancer follow the files that a change returns.
+func (c *Controller) follow(ctx context.Context, terms Terms, compute change) (*Result, error) {
+	if c.fleet != nil {
+		return c.fleet.change(ctx, terms, compute)
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	version := versionOf(c.inForce)
 	if terms.Version != "" && terms.Version != version {
 		return nil, fmt.Errorf("version %s: %w: it has version %s now", terms.Version, ErrVersion, version)
 	}
-	next, warnings, err := compute()
+	next, warnings, err := compute(c.inForce)
 	if err != nil {
 		return nil, err
 	}
@@ -189,8 +208,8 @@ func (c *Controller) follow(
 	return result, c.apply(ctx, next)
 }
 
-// apply makes the balancer follow other overrides, and stores them. The file is written first, under
-// another name: the likeliest failure, a full disk, then changes nothing.
+// apply makes the balancer follow other overrides, and stores them. The file is written first,
+// under another name: the likeliest failure, a full disk, then changes nothing.
 func (c *Controller) apply(ctx context.Context, next *config.BalancerFiles) error {
 	pending, err := c.prepare(next)
 	if err != nil {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/generation"
 )
 
 // runner is a balancer that follows what it is told, or fails.
@@ -38,6 +39,10 @@ func (r *runner) Reload(_ context.Context, b *desired.Balancer) error {
 	s := b.Server("web", "s1")
 	r.followed = append(r.followed, fmt.Sprint(s.Drained, " ", *s.Weight))
 	return nil
+}
+
+func (r *runner) Follow(ctx context.Context, b *desired.Balancer, _ generation.Generations) error {
+	return r.Reload(ctx, b)
 }
 
 func (r *runner) Losses(context.Context, *desired.Balancer) ([]desired.Loss, error) {

@@ -16,7 +16,9 @@ type Balancer struct {
 	API     API          `yaml:"api"`
 	Metrics Metrics      `yaml:"metrics"`
 	// BGP announces the VIPs to routers; nil: they are not announced.
-	BGP      *BGP      `yaml:"bgp,omitempty"`
+	BGP *BGP `yaml:"bgp,omitempty"`
+	// Store is where the services come from; nil: from the file. A change needs a restart.
+	Store    *Store    `yaml:"store,omitempty"`
 	Services []Service `yaml:"services"`
 	// Overrides are the overrides that the services follow. The configuration file does not have
 	// them.

@@ -58,6 +58,7 @@ func (b *Balancer) SetDefaults(given Given) {
 	setDefault(given, "node.state", &b.Node.State, "/var/lib/segue")
 	setDefault(given, "node.limits.servers", &b.Node.Limits.Servers, 4096)
 	given.defaultBGP(b.BGP)
+	given.defaultStore(b.Store)
 	for i := range b.Services {
 		s, path := &b.Services[i], field.Item("services", i)
 		given.defaultService(s, path)

@@ -22,7 +22,7 @@ func (b *Balancer) Fixed() []Setting {
 	if b.BGP != nil {
 		speaker = *b.BGP
 	}
-	return []Setting{
+	return append([]Setting{
 		setting("node.instance", b.Node.Instance),
 		setting("node.interface", b.Node.Interface),
 		setting("node.inside", b.Node.Inside),
@@ -38,7 +38,7 @@ func (b *Balancer) Fixed() []Setting {
 		setting("bgp.router-id", speaker.RouterID),
 		setting("bgp.listen", speaker.Listen),
 		setting("bgp.restart-time", speaker.RestartTime),
-	}
+	}, b.Store.fixed()...)
 }
 
 // Fixed is as that of Balancer.

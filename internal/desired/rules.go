@@ -151,12 +151,16 @@ func isHostName(host string) bool {
 	return len(host) <= 253
 }
 
-// checkServices checks the fields of services that balancers and agents share.
-func (r *rules) checkServices(services []AgentService) {
-	// An empty list is more likely a truncated file than a wish to stop all traffic.
-	if len(services) == 0 {
+// checkPresent checks that there are services. An empty list is more likely a truncated file than a
+// wish to stop all traffic.
+func (r *rules) checkPresent(services int) {
+	if services == 0 {
 		r.failf("services", "at least one is required")
 	}
+}
+
+// checkServices checks the fields of services that balancers and agents share.
+func (r *rules) checkServices(services []AgentService) {
 	names := make(map[string]string)
 	type key struct {
 		vip      netip.Addr

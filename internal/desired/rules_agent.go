@@ -30,6 +30,7 @@ func (r *rules) checkAgent(a *Agent) {
 	if a.Poll.Listen != "" && a.Node.SignalKey == "" {
 		r.failf(SignalKeyField, "required by poll.listen: only balancers with the key get answers")
 	}
+	r.checkPresent(len(a.Services))
 	r.checkServices(a.Services)
 	r.checkLocatorNeeded(a.Services, a.Node.Locator)
 	for i, s := range a.Services {

@@ -63,6 +63,7 @@ func (r *rules) checkBalancer(b *Balancer) {
 	}
 	r.checkAPI(&b.API)
 	r.checkListen("metrics.listen", b.Metrics.Listen)
+	r.checkStore(b)
 
 	if n := len(b.Services); n > MaxServices {
 		r.failf("services", "must have at most %d items, has %d", MaxServices, n)
@@ -71,6 +72,9 @@ func (r *rules) checkBalancer(b *Balancer) {
 	common := make([]AgentService, len(b.Services))
 	for i, s := range b.Services {
 		common[i] = AgentService{Name: s.Name, VIP: s.VIP, Port: s.Port, Protocol: s.Protocol, Encapsulation: s.Encapsulation}
+	}
+	if b.Store == nil {
+		r.checkPresent(len(b.Services))
 	}
 	r.checkServices(common)
 	r.checkLocatorNeeded(common, b.Node.Locator)

@@ -33,6 +33,10 @@ const (
 	Undrained       Kind = "undrained"        // and are announced again
 	Changed         Kind = "changed"          // the desired state has changed
 	ReloadRefused   Kind = "reload_refused"   // the files are not valid, or cannot be followed
+	StoreDown       Kind = "store_down"       // the store of the fleet does not answer
+	StoreUp         Kind = "store_up"         // it answers again
+	StoreHeld       Kind = "store_held"       // the balancer does not follow the store
+	StoreFollowed   Kind = "store_followed"   // it follows again
 )
 
 // Event is something that has happened.

@@ -57,7 +57,7 @@ func parse(text []byte) (Generations, error) {
 		return nil, fmt.Errorf("format %d is not %d, the format of this build", d.Format, format)
 	}
 	for name, g := range d.Services {
-		if err := g.validate(); err != nil {
+		if err := g.Validate(); err != nil {
 			return nil, fmt.Errorf("service %s: %w", name, err)
 		}
 	}

@@ -93,6 +93,22 @@ func (g Generation) next(set Set, most int) Generation {
 	return g
 }
 
+// Check returns an error if a configured service has no generation, or one for another set. Builds
+// with other defaults can disagree about the set of the same service.
+func (g Generations) Check(services []desired.Service) error {
+	for i := range services {
+		now := g[services[i].Name]
+		if len(now.Sets) == 0 {
+			return fmt.Errorf("service %s has no generation", services[i].Name)
+		}
+		if !reflect.DeepEqual(now.Sets[0], SetOf(&services[i])) {
+			return fmt.Errorf("generation %d of service %s has another set of servers, number of buckets or "+
+				"candidates than the service", now.Number, services[i].Name)
+		}
+	}
+	return nil
+}
+
 // Digest identifies sets, and the history of columns in servers (0: the service finds no flows by
 // columns). Balancers whose digests of a service are equal have the same candidate tables.
 func Digest(sets []Set, history int) uint32 {
@@ -135,8 +151,8 @@ func (s Set) CanHold(former Set) bool {
 	return s.Placement != desired.PlacementRoundRobin && s.Buckets == former.Buckets
 }
 
-// validate returns an error that names the first value that no configuration can have.
-func (g Generation) validate() error {
+// Validate returns an error that names the first value that no configuration can have.
+func (g Generation) Validate() error {
 	for i, set := range g.Sets {
 		if err := set.validate(); err != nil {
 			return fmt.Errorf("set %d: %w", i, err)

@@ -24,9 +24,18 @@ type Configuration struct {
 	Read time.Time `json:"read"` // when the configuration in force was read
 	// Overrides are the overrides in force. An agent has none.
 	Overrides []desired.Override `json:"overrides,omitempty"`
+	// Store is the condition of the connection to the store of a balancer's fleet. It is nil
+	// without a store.
+	Store *Store `json:"store,omitempty"`
 	// Refused describes the last reload if it failed. It is nil if the last reload succeeded or
 	// there was none.
 	Refused *Refusal `json:"refused"`
+}
+
+// Store is the condition of a connection to a store.
+type Store struct {
+	Version  string   `json:"version"`  // which the balancer follows
+	Problems []string `json:"problems"` // what an operator should know, the gravest first
 }
 
 // Refusal is a reload that failed and changed nothing.
@@ -146,6 +155,14 @@ func (r *Recorder) SetOverrides(overrides []desired.Override) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.record.Configuration.Overrides = overrides
+	r.write()
+}
+
+// SetStore records the condition of the connection to a store.
+func (r *Recorder) SetStore(store Store) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.record.Configuration.Store = &store
 	r.write()
 }
 

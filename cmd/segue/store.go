@@ -1,0 +1,462 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/spf13/cobra"
+
+	"github.com/segue-lb/segue/internal/api"
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/control"
+	"github.com/segue-lb/segue/internal/daemon"
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/events"
+	"github.com/segue-lb/segue/internal/field"
+	"github.com/segue-lb/segue/internal/plural"
+	"github.com/segue-lb/segue/internal/runstate"
+	"github.com/segue-lb/segue/internal/store"
+)
+
+func newStore() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "store status|confirm|import|export",
+		Short: "Use the store that a fleet of balancers shares",
+		Long: `Use the store that a fleet of balancers shares. The configuration file of each balancer names
+it (section store). Status and confirm speak with the balancer on this host. Import and
+export speak with the store itself, so they need no balancer.`,
+	}
+	cmd.AddCommand(newStoreStatus(), newStoreConfirm(), newStoreImport(), newStoreExport())
+	return cmd
+}
+
+func newStoreStatus() *cobra.Command {
+	var instance string
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Show whether the balancer on this host follows the store",
+		Long: `Show whether the balancer on this host follows the store. The exit code is 1 if the store
+does not answer, or if the balancer does not follow it.`,
+		Example: "  segue store status",
+		Args:    arguments(),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			client, err := clientOf(instance)
+			if err != nil {
+				return err
+			}
+			state, err := client.Store(cmd.Context())
+			if err != nil {
+				return err
+			}
+			return printStore(cmd.OutOrStdout(), state)
+		},
+	}
+	instanceFlag(cmd, &instance)
+	return cmd
+}
+
+// errNotFollowing ends status with exit code 1, after the reason was printed.
+var errNotFollowing = errors.New("the balancer does not follow the store")
+
+func printStore(out io.Writer, s *api.Store) error {
+	origin := ""
+	if s.FromCache {
+		origin = ", from the balancer's own file"
+	}
+	fmt.Fprintf(out, "follows: %s%s\n", orNone(s.Follows), origin)
+	fmt.Fprintf(out, "newest:  %s\n", orNone(s.Newest))
+	fmt.Fprintf(out, "leader:  %s\n", orNone(s.Leader))
+	for _, problem := range problemsOf(s) {
+		fmt.Fprintln(out, problem)
+	}
+	if s.Held != "" || !s.Reachable {
+		return errNotFollowing
+	}
+	return nil
+}
+
+func orNone(text string) string {
+	if text == "" {
+		return "none"
+	}
+	return text
+}
+
+// problemsOf tells what an operator should know, the gravest first.
+func problemsOf(s *api.Store) (problems []string) {
+	if s.Held != "" {
+		problems = append(problems, "NOT FOLLOWED: "+s.Held)
+	}
+	if !s.Reachable {
+		problems = append(problems, fmt.Sprintf("NOT REACHABLE since %s, the balancer continues with its "+
+			"last state: %s", s.Since.Format(time.RFC3339), s.Problem))
+	}
+	if s.Unsaved != "" {
+		problems = append(problems,
+			"NOT SAVED, a restart without the store would use an older state: "+s.Unsaved)
+	}
+	return problems
+}
+
+func newStoreConfirm() *cobra.Command {
+	var instance string
+	cmd := &cobra.Command{
+		Use:   "confirm",
+		Short: "Follow the store although it removes more servers than the limit allows",
+		Long: `Make the balancer on this host follow the store although that removes more servers than
+store.max-removed-percent allows. It holds once, for the present content of the store, and
+for this balancer. "segue store status" shows which servers would be removed.`,
+		Example: "  segue store status\n  segue store confirm",
+		Args:    arguments(),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			client, err := clientOf(instance)
+			if err != nil {
+				return err
+			}
+			state, err := client.ConfirmStore(cmd.Context())
+			if err != nil {
+				return err
+			}
+			return printStore(cmd.OutOrStdout(), state)
+		},
+	}
+	instanceFlag(cmd, &instance)
+	return cmd
+}
+
+// storeOptions are the flags of commands that speak with the store itself.
+type storeOptions struct {
+	file          string // of a balancer
+	timeout       time.Duration
+	replace       bool
+	dryRun        bool
+	allowRemovals bool
+	cache         bool
+}
+
+func (o *storeOptions) addFlags(cmd *cobra.Command) {
+	configFlag(cmd, &o.file)
+	cmd.Flags().DurationVar(&o.timeout, "timeout", time.Minute, "wait for the store at most so long")
+}
+
+// open returns the configuration of a balancer, and a connection to its store.
+func (o *storeOptions) open() (*config.BalancerFiles, *store.Store, error) {
+	files, _, err := config.LoadBalancer(o.file)
+	if err != nil {
+		return nil, nil, err
+	}
+	if files.File.Store == nil {
+		return nil, nil, fmt.Errorf("%s: has no section store", o.file)
+	}
+	s, err := store.Open(&files.File.Store.Etcd, files.File.Node.Name)
+	return files, s, err
+}
+
+func newStoreImport() *cobra.Command {
+	var o storeOptions
+	cmd := &cobra.Command{
+		Use:   "import -c FILE SERVICES",
+		Short: "Fill the store with the services of a file",
+		Long: `Fill the store that FILE, the configuration of a balancer, names. SERVICES is a file with the
+section services, such as a configuration file of a balancer without a store, or the output
+of "segue store export". Other sections have no effect, except overrides.
+
+The store must be empty. With --replace its services become those of the file; overrides stay
+unless the file has some. All balancers take the change over as a whole.`,
+		Example: "  segue store import -c /etc/segue/lb.yaml services.yaml\n" +
+			"  segue store import -c /etc/segue/lb.yaml services.yaml --replace --dry-run",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return importStore(cmd.Context(), cmd.OutOrStdout(), args[0], &o)
+		},
+	}
+	o.addFlags(cmd)
+	services := arguments("SERVICES")
+	cmd.Args = func(cmd *cobra.Command, args []string) error {
+		if o.file == "" {
+			return fmt.Errorf("%s: missing -c FILE", commandName(cmd))
+		}
+		return services(cmd, args)
+	}
+	flags := cmd.Flags()
+	flags.BoolVar(&o.replace, "replace", false, "replace the services of a store that is not empty")
+	flags.BoolVar(&o.dryRun, "dry-run", false, "show what would change, and change nothing")
+	flags.BoolVar(&o.allowRemovals, "allow-removals", false,
+		"remove servers also above the limit of the store (store.max-removed-percent)")
+	return cmd
+}
+
+// errDryRun ends a change that must not be made.
+var errDryRun = errors.New("dry run")
+
+func importStore(ctx context.Context, out io.Writer, path string, o *storeOptions) error {
+	files, s, err := o.open()
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	content, warnings, err := files.ParseContent(text)
+	var problems field.Errors
+	if errors.As(err, &problems) {
+		return problems.In(path)
+	} else if err != nil {
+		return err
+	}
+	for _, warning := range warnings {
+		fmt.Fprintln(out, "warning:", warning)
+	}
+	ctx, cancel := context.WithTimeout(ctx, o.timeout)
+	defer cancel()
+	var changes desired.Changes
+	version, err := s.Apply(ctx, store.Change{
+		Fills: !o.replace, PermitsRemovals: o.replace && o.allowRemovals,
+		Edit: func(before store.Tree) (after store.Tree, err error) {
+			if after, changes, err = imported(files, before, content); err != nil {
+				return nil, err
+			}
+			limit := files.File.Store.MaxRemovedPercent
+			if err := store.CheckRemovals(before, after, limit); err != nil && !o.allowRemovals {
+				return nil, fmt.Errorf("%w: %w", err, control.ErrRemovals)
+			}
+			if o.dryRun {
+				return nil, errDryRun
+			}
+			return after, nil
+		},
+	})
+	if errors.Is(err, store.ErrNotEmpty) {
+		return fmt.Errorf("%w; --replace replaces its services", err)
+	}
+	if err != nil && !errors.Is(err, errDryRun) {
+		return err
+	}
+	for _, line := range changes.Lines() {
+		if o.dryRun {
+			line = "dry run: " + line
+		}
+		fmt.Fprintln(out, line)
+	}
+	if !o.dryRun {
+		services := plural.Count(len(content.Services), "service")
+		fmt.Fprintf(out, "the store has version %s: %s\n", version, services)
+	}
+	return nil
+}
+
+// imported returns the content of a store after an import.
+func imported(
+	files *config.BalancerFiles, before store.Tree, content *config.Content,
+) (store.Tree, desired.Changes, error) {
+	had, err := before.Document()
+	if err != nil {
+		return nil, nil, err
+	}
+	wanted := store.Document{Services: content.Services, Overrides: content.Overrides}
+	if wanted.Overrides == nil {
+		wanted.Overrides = had.Overrides
+	}
+	after, err := wanted.Tree()
+	if err != nil {
+		return nil, nil, err
+	}
+	is, _, err := files.WithStored(wanted.Services, wanted.Overrides)
+	if err != nil {
+		return nil, nil, err
+	}
+	was := &desired.Balancer{Node: is.Desired.Node}
+	if stored, _, err := files.WithStored(had.Services, had.Overrides); err == nil {
+		was = stored.Desired
+	}
+	return after, is.Desired.ChangesFrom(was), nil
+}
+
+func newStoreExport() *cobra.Command {
+	var o storeOptions
+	cmd := &cobra.Command{
+		Use:   "export -c FILE",
+		Short: "Print the services and overrides of the store",
+		Long: `Print the services and overrides of the store that FILE, the configuration of a balancer,
+names. "segue store import" can read the output.
+
+With --cache, export prints what the balancer on this host has followed last, from the file
+that the balancer keeps in node.state. That works without the store, and fills a store that
+has lost its content.`,
+		Example: "  segue store export -c /etc/segue/lb.yaml >services.yaml\n" +
+			"  segue store export -c /etc/segue/lb.yaml --cache >services.yaml",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return exportStore(cmd.Context(), cmd.OutOrStdout(), &o)
+		},
+	}
+	o.addFlags(cmd)
+	cmd.Flags().BoolVar(&o.cache, "cache", false, "print what the balancer on this host has followed last")
+	return cmd
+}
+
+func exportStore(ctx context.Context, out io.Writer, o *storeOptions) error {
+	files, s, err := o.open()
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	ctx, cancel := context.WithTimeout(ctx, o.timeout)
+	defer cancel()
+	var tree store.Tree
+	if o.cache {
+		tree, err = cachedTree(files, s)
+	} else {
+		tree, err = storedTree(ctx, s)
+	}
+	if err != nil {
+		return err
+	}
+	document, err := tree.Document()
+	if err != nil {
+		return err
+	}
+	content := config.Content{Services: document.Services, Overrides: document.Overrides}
+	text, err := content.YAML()
+	if err != nil {
+		return err
+	}
+	_, err = out.Write(text)
+	return err
+}
+
+func storedTree(ctx context.Context, s *store.Store) (store.Tree, error) {
+	n, err := s.Read(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("read the store: %w", err)
+	}
+	if err := n.Check(); err != nil {
+		return nil, err
+	}
+	return n.Tree(), nil
+}
+
+func cachedTree(files *config.BalancerFiles, s *store.Store) (store.Tree, error) {
+	path := store.CacheFile(files.File.Node.State, files.File.Node.Instance)
+	state, err := store.LoadCache(path, s.Prefix())
+	if err != nil {
+		return nil, err
+	}
+	if state == nil {
+		return nil, fmt.Errorf("%s: missing, or of another fleet than %s", path, s.Prefix())
+	}
+	return state.Content, nil
+}
+
+// joinFleet connects a balancer with the store that its configuration names, if it names one, and
+// waits until the balancer knows its services. The data path of an earlier process continues
+// meanwhile.
+func joinFleet(
+	ctx context.Context, c *control.Controller, recorder *runstate.Recorder, log *slog.Logger,
+) (*control.Fleet, error) {
+	fleet, err := c.Join(ctx, log)
+	if fleet == nil || err != nil {
+		return nil, err
+	}
+	err = fleet.First(ctx, func(s store.Status) {
+		recorder.SetStore(recordOf(s))
+		reason := s.Held
+		if !s.Reachable {
+			reason = s.Problem
+		}
+		log.Warn("waits for the services: nothing of the store is known; an attached data path continues",
+			"reason", reason)
+		// The service manager must not end the process for its long start.
+		_ = daemon.Notify("STATUS=waits for the store: " + reason + "\nEXTEND_TIMEOUT_USEC=30000000")
+	})
+	if err != nil {
+		return nil, errors.Join(err, fleet.Close())
+	}
+	return fleet, nil
+}
+
+func recordOf(s store.Status) runstate.Store {
+	state := api.StoreOf(s)
+	return runstate.Store{Version: orNone(state.Follows), Problems: problemsOf(&state)}
+}
+
+// recordStore records the condition of the store for segue status, and its changes as events, until
+// the context ends.
+func recordStore(
+	ctx context.Context, fleet *control.Fleet, recorder *runstate.Recorder, stream *events.Stream,
+) {
+	before := store.Status{Reachable: true}
+	for {
+		now := fleet.Status()
+		recorder.SetStore(recordOf(now))
+		publishStore(stream, before, now)
+		before = now
+		if fleet.Await(ctx, func(s store.Status) bool { return s != now }) != nil {
+			return
+		}
+	}
+}
+
+// publishStore publishes what has changed between two conditions.
+func publishStore(stream *events.Stream, before, now store.Status) {
+	switch {
+	case before.Reachable && !now.Reachable:
+		stream.Publish(events.Event{Kind: events.StoreDown, Reason: now.Problem})
+	case !before.Reachable && now.Reachable:
+		stream.Publish(events.Event{Kind: events.StoreUp})
+	}
+	switch {
+	case now.Held != before.Held && now.Held != "":
+		stream.Publish(events.Event{Kind: events.StoreHeld, Reason: now.Held})
+	case now.Held != before.Held:
+		stream.Publish(events.Event{Kind: events.StoreFollowed})
+	}
+}
+
+// storeMetrics exports the condition of the store.
+type storeMetrics struct{ fleet *control.Fleet }
+
+var (
+	storeReachable = prometheus.NewDesc("segue_lb_store_reachable",
+		"1 if the store of the fleet answers, otherwise 0.", nil, nil)
+	storeFollowed = prometheus.NewDesc("segue_lb_store_followed",
+		"1 if the balancer follows what the store has released, 0 if it keeps an earlier state.", nil, nil)
+	storeVersion = prometheus.NewDesc("segue_lb_store_change",
+		"The number of the last change: followed by the balancer, or the newest of the store.",
+		[]string{"state"}, nil)
+	storeLeader = prometheus.NewDesc("segue_lb_store_leader",
+		"1 if this balancer makes the generations of the fleet, otherwise 0.", nil, nil)
+)
+
+func (storeMetrics) Describe(descriptions chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{storeReachable, storeFollowed, storeVersion, storeLeader} {
+		descriptions <- d
+	}
+}
+
+func (m storeMetrics) Collect(metrics chan<- prometheus.Metric) {
+	s := m.fleet.Status()
+	gauge := func(d *prometheus.Desc, value float64, labels ...string) {
+		metrics <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)
+	}
+	gauge(storeReachable, number(s.Reachable))
+	gauge(storeFollowed, number(s.Held == "" && !s.FromCache))
+	gauge(storeVersion, float64(s.Follows.Change), "followed")
+	gauge(storeVersion, float64(s.Newest.Change), "newest")
+	gauge(storeLeader, number(s.IsLeader))
+}
+
+func number(is bool) float64 {
+	if is {
+		return 1
+	}
+	return 0
+}

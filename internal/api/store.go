@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import (
+	"context"
+	"net/http"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/segue-lb/segue/internal/store"
+)
+
+// Store is the condition of a balancer's connection to the store of its fleet.
+type Store struct {
+	Reachable bool      `json:"reachable" doc:"whether the store answers"`
+	Since     time.Time `json:"since" doc:"when that began"`
+	Problem   string    `json:"problem,omitempty" doc:"why the store does not answer"`
+	Newest    string    `json:"newest,omitempty" doc:"the last version of the store that the balancer has read"`
+	Follows   string    `json:"follows,omitempty" doc:"the version that the balancer follows; a newer one waits for generations"`
+	FromCache bool      `json:"from_cache" doc:"whether that comes from the balancer's own file"`
+	Held      string    `json:"held,omitempty" doc:"why the balancer does not follow the store"`
+	// Confirmable is true if the reason is that too many servers would be removed.
+	Confirmable bool   `json:"confirmable" doc:"whether confirm-store makes the balancer follow it"`
+	Leader      string `json:"leader,omitempty" doc:"the balancer that makes the generations of the fleet"`
+	Unsaved     string `json:"unsaved,omitempty" doc:"why the balancer could not write its own file"`
+}
+
+// StoreOf describes a condition.
+func StoreOf(s store.Status) Store {
+	state := Store{
+		Reachable: s.Reachable, Since: s.Since, Problem: s.Problem, FromCache: s.FromCache, Held: s.Held,
+		Confirmable: s.Confirmable, Leader: s.Leader, Unsaved: s.Unsaved,
+	}
+	if s.Newest != (store.Version{}) {
+		state.Newest = s.Newest.String()
+	}
+	if s.Follows != (store.Version{}) {
+		state.Follows = s.Follows.String()
+	}
+	return state
+}
+
+// registerStore adds the operations of balancers with a store.
+func (b *balancerAPI) registerStore(api huma.API) {
+	huma.Register(api, huma.Operation{
+		OperationID: "get-store", Method: http.MethodGet, Path: "/v1/store",
+		Summary: "Show the connection to the store of the fleet",
+		Errors:  []int{http.StatusNotFound},
+	}, b.getStore)
+	huma.Register(api, huma.Operation{
+		OperationID: "confirm-store", Method: http.MethodPost, Path: "/v1/store/confirm",
+		Summary: "Follow the store although that removes more servers than the limit allows",
+		Errors:  []int{http.StatusNotFound, http.StatusServiceUnavailable},
+	}, b.confirmStore)
+}
+
+var errNoStore = huma.Error404NotFound("the balancer has no store: its services come from its file")
+
+func (b *balancerAPI) getStore(context.Context, *struct{}) (*body[Store], error) {
+	fleet := b.Control.Fleet()
+	if fleet == nil {
+		return nil, errNoStore
+	}
+	return &body[Store]{StoreOf(fleet.Status())}, nil
+}
+
+func (b *balancerAPI) confirmStore(ctx context.Context, _ *struct{}) (*body[Store], error) {
+	fleet := b.Control.Fleet()
+	if fleet == nil {
+		return nil, errNoStore
+	}
+	if err := fleet.Confirm(ctx); err != nil {
+		return nil, huma.Error503ServiceUnavailable(err.Error())
+	}
+	return &body[Store]{StoreOf(fleet.Status())}, nil
+}

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"go.yaml.in/yaml/v4"
+
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/field"
+)
+
+// Content is what the store of a fleet has, as a file: the section services of a configuration
+// file, and the section overrides of a file of overrides.
+type Content struct {
+	Services  []desired.Fields   `yaml:"services"`
+	Overrides []desired.Override `yaml:"overrides,omitempty"`
+}
+
+// ParseContent reads the services of a file for the store of a balancer, and overrides if the file
+// has any. The file may be a configuration file: its other sections have no effect. ParseContent
+// checks the rules of the services as they would hold for the balancer. The error is of type
+// field.Errors.
+func (f *BalancerFiles) ParseContent(text []byte) (*Content, field.Errors, error) {
+	root, problem := parse(text)
+	if problem != nil {
+		return nil, nil, field.Errors{problem}
+	}
+	top := resolved(root.Content[0])
+	overrides := child(top, "overrides")
+	top = with(top, "overrides", nil)
+	for _, section := range ownSections {
+		top = with(top, section, child(resolved(f.root.Content[0]), section))
+	}
+	document := &yaml.Node{Kind: yaml.DocumentNode, Content: []*yaml.Node{top}}
+	if _, _, problems := parseDocument(document); len(problems) > 0 {
+		return nil, nil, problems.OrNil()
+	}
+	c := &Content{}
+	for _, item := range elements(child(top, "services")) {
+		c.Services = append(c.Services, treeOf(item).(map[string]any))
+	}
+	if overrides != nil {
+		var o desired.Overrides
+		d := decodeDocument(&yaml.Node{Kind: yaml.DocumentNode, Content: []*yaml.Node{
+			with(&yaml.Node{Kind: yaml.MappingNode}, "overrides", overrides),
+		}}, &o)
+		if d.check(o.Validate); len(d.problems) > 0 {
+			return nil, nil, d.problems.OrNil()
+		}
+		c.Overrides = o.Overrides
+	}
+	_, warnings, err := f.WithStored(c.Services, c.Overrides)
+	return c, warnings, err
+}
+
+// YAML returns the content as a file that ParseContent can read.
+func (c *Content) YAML() ([]byte, error) { return yaml.Dump(c) }

@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package control
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/field"
+	"github.com/segue-lb/segue/internal/generation"
+	"github.com/segue-lb/segue/internal/store"
+)
+
+const (
+	// effectPatience is how long a change waits until this balancer follows it, and
+	// releasePatience how long it waits for new generations. A service begins one in ten seconds.
+	effectPatience, releasePatience = 10 * time.Second, 2 * time.Second
+)
+
+// ErrRemovals is wrapped in the error of a change that removes more servers than the limit of the
+// store allows.
+var ErrRemovals = errors.New("permit it by --allow-removals")
+
+// Fleet connects a controller with the store of its fleet.
+type Fleet struct {
+	controller *Controller
+	store      *store.Store
+	follower   *store.Follower
+	attached   chan struct{} // closed when the controller has a balancer
+	cancel     context.CancelFunc
+	ended      chan struct{}
+
+	// own has the file without services, and generations those in force. The controller's mutex
+	// guards both.
+	own         *config.BalancerFiles
+	generations generation.Generations
+}
+
+// Join connects the controller with the store that its configuration names, and begins to follow
+// it. The result is nil if the configuration names none. Join returns an error if a file of the
+// configuration cannot be read.
+func (c *Controller) Join(ctx context.Context, log *slog.Logger) (*Fleet, error) {
+	cfg := c.Desired()
+	if cfg.Store == nil {
+		return nil, nil
+	}
+	s, err := store.Open(&cfg.Store.Etcd, cfg.Node.Name)
+	if err != nil {
+		return nil, err
+	}
+	f := &Fleet{
+		controller: c, store: s, own: c.inForce, attached: make(chan struct{}), ended: make(chan struct{}),
+	}
+	f.follower = store.NewFollower(s, f, cfg, ownGenerations(&cfg.Node, log), log)
+	c.fleet = f
+	ctx, f.cancel = context.WithCancel(ctx)
+	go func() { // Close waits for it
+		defer close(f.ended)
+		_ = f.follower.Run(ctx)
+	}()
+	return f, nil
+}
+
+// ownGenerations returns the generations that the balancer had before it joined a fleet.
+func ownGenerations(node *desired.BalancerNode, log *slog.Logger) generation.Generations {
+	own, err := generation.Load(generation.File(node.State, node.Instance))
+	if err != nil {
+		log.Warn("the generations from before the fleet are unknown", "error", err)
+	}
+	return own
+}
+
+// Close ends the connection, and gives the lease back.
+func (f *Fleet) Close() error {
+	f.cancel()
+	<-f.ended
+	return f.store.Close()
+}
+
+// First waits for the first content of the store, or that which the balancer followed last. It
+// calls waiting, again and again, as long as there is none.
+func (f *Fleet) First(ctx context.Context, waiting func(store.Status)) error {
+	return f.follower.First(ctx, waiting)
+}
+
+// Status returns the condition of the connection.
+func (f *Fleet) Status() store.Status { return f.follower.Status() }
+
+// Await waits until the condition of the connection fulfils a condition.
+func (f *Fleet) Await(ctx context.Context, condition func(store.Status) bool) error {
+	return f.follower.Await(ctx, condition)
+}
+
+// Confirm makes the balancer follow the store although that removes more servers than the limit
+// allows.
+func (f *Fleet) Confirm(ctx context.Context) error { return f.follower.Confirm(ctx) }
+
+// Fleet returns the connection to a store, or nil.
+func (c *Controller) Fleet() *Fleet { return c.fleet }
+
+// Generations returns the generations of the fleet, or nil if the balancer makes its own.
+func (c *Controller) Generations() generation.Generations {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.fleet == nil {
+		return nil
+	}
+	return c.fleet.generations
+}
+
+// interpret returns the files with the content of a store.
+func (f *Fleet) interpret(d *store.Document) (*config.BalancerFiles, field.Errors, error) {
+	f.controller.mu.Lock()
+	own := f.own
+	f.controller.mu.Unlock()
+	return own.WithStored(d.Services, d.Overrides)
+}
+
+// Interpret is for the follower of the store.
+func (f *Fleet) Interpret(d *store.Document) (*desired.Balancer, error) {
+	files, _, err := f.interpret(d)
+	if err != nil {
+		return nil, err
+	}
+	return files.Desired, nil
+}
+
+// Follow is for the follower of the store. The first state is for the start of the balancer. The
+// next ones wait until it has started.
+func (f *Fleet) Follow(ctx context.Context, state *store.State) error {
+	document, err := state.Content.Document()
+	if err != nil {
+		return err
+	}
+	files, _, err := f.interpret(document)
+	if err != nil {
+		return err
+	}
+	if err := state.Generations.Check(files.Desired.Services); err != nil {
+		return err
+	}
+	c := f.controller
+	c.mu.Lock()
+	isFirst := f.generations == nil
+	if isFirst {
+		f.generations, c.inForce = state.Generations, files
+	}
+	c.mu.Unlock()
+	if isFirst {
+		return nil
+	}
+	select {
+	case <-f.attached:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return f.enforce(ctx, files, state.Generations)
+}
+
+// enforce makes the balancer follow files and generations.
+func (f *Fleet) enforce(ctx context.Context, files *config.BalancerFiles, g generation.Generations) error {
+	if err := f.controller.runner.Follow(ctx, files.Desired, g); err != nil {
+		return err
+	}
+	f.generations = g
+	f.controller.enforce(files)
+	return nil
+}
+
+// reload makes the balancer follow its own file after a change. The caller holds the controller's
+// mutex.
+func (f *Fleet) reload(ctx context.Context, own *config.BalancerFiles) (field.Errors, error) {
+	if err := own.File.ReloadableFrom(f.own.File); err != nil {
+		return nil, err
+	}
+	document, err := f.follower.State().Content.Document()
+	if err != nil {
+		return nil, err
+	}
+	files, warnings, err := own.WithStored(document.Services, document.Overrides)
+	if err != nil {
+		return nil, err
+	}
+	if err := f.enforce(ctx, files, f.generations); err != nil {
+		return nil, err
+	}
+	f.own = own
+	return warnings, nil
+}
+
+// overrides returns all overrides of the store, and its version.
+func (f *Fleet) overrides() ([]desired.Override, string) {
+	if n := f.follower.Newest(); n != nil && n.Check() == nil {
+		if document, err := n.Tree().Document(); err == nil {
+			return document.Overrides, n.Version().String()
+		}
+	}
+	c := f.controller
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.inForce.Overrides), f.follower.Status().Follows.String()
+}
+
+// errDryRun ends a change that must not be made.
+var errDryRun = errors.New("dry run")
+
+// change makes a change in the store, so that all balancers follow it.
+func (f *Fleet) change(ctx context.Context, terms Terms, compute change) (*Result, error) {
+	change := store.Change{PermitsRemovals: terms.PermitsRemovals}
+	if terms.Version != "" {
+		var err error
+		if change.Expected, err = store.ParseVersion(terms.Version); err != nil {
+			return nil, fmt.Errorf("%w: %w", ErrVersion, err)
+		}
+	}
+	var result *Result
+	var refusal error // of the last edit
+	change.Edit = func(tree store.Tree) (next store.Tree, err error) {
+		if next, result, refusal = f.edit(ctx, tree, terms, compute); refusal == nil && terms.DryRun {
+			return nil, errDryRun
+		}
+		return next, refusal
+	}
+	version, err := f.store.Apply(ctx, change)
+	switch {
+	case errors.Is(err, errDryRun):
+		_, result.Version = f.overrides()
+		return result, nil
+	case refusal != nil && errors.Is(err, refusal):
+		return nil, err
+	case errors.Is(err, store.ErrVersion):
+		return nil, fmt.Errorf("%w: %w", ErrVersion, err)
+	case err != nil:
+		return nil, fmt.Errorf("change the store: %w", err)
+	}
+	result.Version = version.String()
+	result.Warnings = append(result.Warnings, f.awaitEffect(ctx, version)...)
+	return result, nil
+}
+
+// edit makes a change in the content of the store.
+func (f *Fleet) edit(
+	ctx context.Context, tree store.Tree, terms Terms, compute change,
+) (store.Tree, *Result, error) {
+	document, err := tree.Document()
+	if err != nil {
+		return nil, nil, err
+	}
+	before, _, err := f.interpret(document)
+	if err != nil {
+		return nil, nil, err
+	}
+	after, warnings, err := compute(before)
+	if err != nil {
+		return nil, nil, err
+	}
+	next, err := tree.WithOverrides(after.Overrides)
+	if err != nil {
+		return nil, nil, err
+	}
+	if !terms.PermitsRemovals {
+		limit := before.Desired.Store.MaxRemovedPercent
+		if err := store.CheckRemovals(tree, next, limit); err != nil {
+			return nil, nil, fmt.Errorf("%w: %w", err, ErrRemovals)
+		}
+	}
+	losses, err := f.controller.runner.Losses(ctx, after.Desired)
+	if err != nil {
+		return nil, nil, err
+	}
+	changes := after.Desired.ChangesFrom(before.Desired)
+	return next, &Result{Changes: changes, Losses: losses, Warnings: warnings}, nil
+}
+
+// awaitEffect waits until this balancer follows a change. The change is made in any case, so the
+// result is only warnings.
+func (f *Fleet) awaitEffect(ctx context.Context, version store.Version) (warnings field.Errors) {
+	hasHandled := func(s store.Status) bool {
+		return s.Newest.Epoch == version.Epoch && s.Newest.Change >= version.Change
+	}
+	follows := func(s store.Status) bool {
+		return s.Follows.Epoch == version.Epoch && s.Follows.Change >= version.Change || s.Confirmable
+	}
+	waiting, cancel := context.WithTimeout(ctx, effectPatience)
+	defer cancel()
+	if err := f.Await(waiting, hasHandled); err != nil {
+		warnings.Addf("store", "the change is made, and this balancer does not follow it yet")
+		return warnings
+	}
+	waiting, cancel = context.WithTimeout(ctx, releasePatience)
+	defer cancel()
+	err := f.Await(waiting, follows)
+	switch held := f.Status().Held; {
+	case held != "":
+		warnings.Addf("store", "this balancer does not follow the change: %s", held)
+	case err != nil:
+		warnings.Addf("store", "the change takes effect with the next generation of the service, within "+
+			"ten seconds; drains have taken effect")
+	}
+	return warnings
+}

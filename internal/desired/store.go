@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package desired
+
+import (
+	"net/url"
+	"path/filepath"
+	"strings"
+
+	"github.com/segue-lb/segue/internal/field"
+)
+
+// Store is where the services of a fleet of balancers come from, instead of the balancer's own
+// file.
+type Store struct {
+	Etcd Etcd `yaml:"etcd"`
+	// MaxRemovedPercent is the share of a service's servers that one change of the store may
+	// remove. One server may always be removed, unless it is the last. A balancer keeps its state
+	// when the store would remove more, until an operator confirms it.
+	MaxRemovedPercent uint32 `yaml:"max-removed-percent" range:"0 to 100"` // default 30
+}
+
+// Etcd names a cluster of etcd, and a fleet in it.
+type Etcd struct {
+	// Endpoints are the URLs of the cluster's members: all http, or all https.
+	Endpoints []string `yaml:"endpoints"`
+	// Prefix is the first part of the keys of the fleet, such as /segue/main. It begins with a
+	// slash.
+	Prefix string `yaml:"prefix"`
+	// CAFile has the certificates of the authorities that sign those of the members, in PEM.
+	// Without it, those of the system do. It is for https only, as are the next two.
+	CAFile string `yaml:"ca-file,omitempty"`
+	// CertFile and KeyFile have the certificate by which the balancer proves who it is, and its
+	// key. Both or none of them are set.
+	CertFile string `yaml:"cert-file,omitempty"`
+	KeyFile  string `yaml:"key-file,omitempty"`
+	// Username and PasswordFile are for a cluster with users. The file has the password in one
+	// line. Both or none of them are set.
+	Username     string `yaml:"username,omitempty"`
+	PasswordFile string `yaml:"password-file,omitempty"`
+}
+
+// DefaultMaxRemovedPercent is the default of Store.MaxRemovedPercent.
+const DefaultMaxRemovedPercent = 30
+
+// UsesTLS tells whether the connections are encrypted.
+func (e *Etcd) UsesTLS() bool {
+	return len(e.Endpoints) > 0 && strings.HasPrefix(e.Endpoints[0], "https:")
+}
+
+// fixed returns the fields whose change needs a restart. They have empty values without a store.
+func (s *Store) fixed() []Setting {
+	var e Etcd
+	if s != nil {
+		e = s.Etcd
+	}
+	return []Setting{
+		setting("store.etcd.endpoints", strings.Join(e.Endpoints, ", ")),
+		setting("store.etcd.prefix", e.Prefix),
+		setting("store.etcd.ca-file", e.CAFile),
+		setting("store.etcd.cert-file", e.CertFile),
+		setting("store.etcd.key-file", e.KeyFile),
+		setting("store.etcd.username", e.Username),
+		setting("store.etcd.password-file", e.PasswordFile),
+	}
+}
+
+const storePath = "store"
+
+func (given Given) defaultStore(s *Store) {
+	if s != nil {
+		setDefault(given, field.Child(storePath, "max-removed-percent"), &s.MaxRemovedPercent,
+			DefaultMaxRemovedPercent)
+	}
+}
+
+// checkStore checks the fields of the store.
+func (r *rules) checkStore(b *Balancer) {
+	if b.Store == nil {
+		return
+	}
+	if b.Node.State == "" {
+		r.failf("node.state", "required by store: the balancer keeps there what it has read")
+	}
+	etcd, path := &b.Store.Etcd, field.Child(storePath, "etcd")
+	at := field.Child(path, "endpoints")
+	if len(etcd.Endpoints) == 0 {
+		r.failf(at, "at least one is required")
+	}
+	seen := map[string]string{}
+	for i, endpoint := range etcd.Endpoints {
+		r.checkEndpoint(field.Item(at, i), endpoint, etcd.UsesTLS())
+		checkUnique(r, seen, endpoint, field.Item(at, i))
+	}
+	at = field.Child(path, "prefix")
+	switch prefix := etcd.Prefix; {
+	case prefix == "":
+		r.failf(at, "required")
+	case !strings.HasPrefix(prefix, "/") || strings.Trim(prefix, "/") == "" || strings.Contains(prefix, "//"):
+		r.failf(at, "must begin with a slash and name the fleet, such as /segue/main")
+	}
+	r.checkStoreFiles(path, etcd)
+}
+
+func (r *rules) checkEndpoint(path, endpoint string, usesTLS bool) {
+	parsed, err := url.Parse(endpoint)
+	switch {
+	case err != nil || parsed.Host == "" || parsed.Port() == "" || parsed.User != nil ||
+		strings.Trim(parsed.Path, "/") != "" || parsed.RawQuery != "" || parsed.Fragment != "" ||
+		parsed.Scheme != "http" && parsed.Scheme != "https":
+		r.failf(path, "must be the URL of a member of etcd, such as https://etcd1.example:2379")
+	case (parsed.Scheme == "https") != usesTLS:
+		r.failf(path, "must have the same scheme, http or https, as the other endpoints")
+	}
+}
+
+// checkStoreFiles checks the names of files without reading them.
+func (r *rules) checkStoreFiles(path string, e *Etcd) {
+	files := []struct{ name, file string }{
+		{"ca-file", e.CAFile}, {"cert-file", e.CertFile}, {"key-file", e.KeyFile},
+		{"password-file", e.PasswordFile},
+	}
+	for _, f := range files {
+		at := field.Child(path, f.name)
+		switch isTLS := f.name != "password-file"; {
+		case f.file == "":
+		case !filepath.IsAbs(f.file):
+			r.failf(at, "must be absolute")
+		case isTLS && len(e.Endpoints) > 0 && !e.UsesTLS():
+			r.failf(at, "not used: the endpoints are http, and certificates need https")
+		}
+	}
+	r.checkPair(path, "cert-file", e.CertFile, "key-file", e.KeyFile)
+	r.checkPair(path, "username", e.Username, "password-file", e.PasswordFile)
+}
+
+// checkPair checks that both or none of two fields have values.
+func (r *rules) checkPair(path, first, a, second, b string) {
+	switch {
+	case a != "" && b == "":
+		r.failf(field.Child(path, second), "required by %s", first)
+	case a == "" && b != "":
+		r.failf(field.Child(path, first), "required by %s", second)
+	}
+}

@@ -1,0 +1,323 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package store
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+
+	"github.com/segue-lb/segue/internal/desired"
+)
+
+// Document is the content of a fleet as files have it.
+type Document struct {
+	// Services are the services of a configuration file, in the order of their names, and so are
+	// their servers.
+	Services []desired.Fields
+	// Overrides are in the order of their targets.
+	Overrides []desired.Override
+}
+
+// Document returns the tree as a document. It returns an error that names the first key with an
+// invalid name or value.
+func (t Tree) Document() (*Document, error) {
+	d := &Document{}
+	services := map[string]desired.Fields{}
+	servers := map[string][]any{}
+	for _, key := range slices.Sorted(maps.Keys(t)) {
+		tree := treeOf(key)
+		service, server, err := namesOf(tree, key)
+		if err != nil {
+			return nil, err
+		}
+		switch tree {
+		case overridesKey:
+			var o desired.Override
+			if o, err = t.override(key); err == nil {
+				o.Service, o.Server = service, server
+				d.Overrides = append(d.Overrides, o)
+			}
+		case servicesKey:
+			services[service], err = t.fields(key, service)
+		case serversKey:
+			var fields desired.Fields
+			if fields, err = t.fields(key, server); err == nil {
+				servers[service] = append(servers[service], map[string]any(fields))
+			}
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	for name := range servers {
+		if services[name] == nil {
+			return nil, fmt.Errorf("key %s: missing, but the service has servers", keyOf(servicesKey, name))
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(services)) {
+		list := servers[name]
+		if list == nil {
+			list = []any{}
+		}
+		services[name]["servers"] = list
+		d.Services = append(d.Services, services[name])
+	}
+	return d, nil
+}
+
+// fields returns the fields of a service or a server with a name.
+func (t Tree) fields(key, name string) (fields desired.Fields, err error) {
+	if err := t.decode(key, &fields); err != nil {
+		return nil, err
+	}
+	if fields == nil {
+		return nil, fmt.Errorf("key %s: is null", key)
+	}
+	fields = plainNumbers(map[string]any(fields)).(map[string]any)
+	fields["name"] = name
+	return fields, nil
+}
+
+// override returns the override of a key, without its target.
+func (t Tree) override(key string) (o desired.Override, err error) {
+	if t[key] == nil {
+		return o, nil
+	}
+	if err := t.decode(key, &o); err != nil {
+		return o, err
+	}
+	for _, fields := range []*desired.Fields{&o.Add, &o.Set} {
+		if *fields != nil {
+			*fields = plainNumbers(map[string]any(*fields)).(map[string]any)
+		}
+	}
+	return o, nil
+}
+
+func (t Tree) decode(key string, into any) error {
+	decoder := json.NewDecoder(bytes.NewReader(t[key]))
+	decoder.UseNumber() // a float64 has not the digits of all integers
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(into); err != nil {
+		return fmt.Errorf("key %s: %w", key, err)
+	}
+	return nil
+}
+
+// plainNumbers makes the numbers of a value those that configuration files have.
+func plainNumbers(value any) any {
+	switch v := value.(type) {
+	case map[string]any:
+		for name := range v {
+			v[name] = plainNumbers(v[name])
+		}
+	case []any:
+		for i := range v {
+			v[i] = plainNumbers(v[i])
+		}
+	case json.Number:
+		if number, err := v.Int64(); err == nil {
+			return number
+		}
+		return v.String()
+	}
+	return value
+}
+
+// Tree returns the document as a tree. It returns an error if a service or server has no name, or
+// the same name as another one.
+func (d *Document) Tree() (Tree, error) {
+	t := Tree{}
+	for i, service := range d.Services {
+		name, err := nameIn(service, fmt.Sprintf("services[%d]", i))
+		if err != nil {
+			return nil, err
+		}
+		if err := t.put(keyOf(servicesKey, name), without(service, "name", "servers")); err != nil {
+			return nil, err
+		}
+		list, _ := service["servers"].([]any)
+		for j, element := range list {
+			at := fmt.Sprintf("services[%d].servers[%d]", i, j)
+			server, isMapping := element.(map[string]any)
+			if !isMapping {
+				return nil, fmt.Errorf("%s: must be a mapping", at)
+			}
+			of, err := nameIn(server, at)
+			if err != nil {
+				return nil, err
+			}
+			if err := t.put(keyOf(serversKey, name, of), without(server, "name")); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return t, t.putOverrides(d.Overrides)
+}
+
+// WithOverrides returns the tree with other overrides.
+func (t Tree) WithOverrides(overrides []desired.Override) (Tree, error) {
+	next := maps.Clone(t)
+	maps.DeleteFunc(next, func(key string, _ json.RawMessage) bool { return treeOf(key) == overridesKey })
+	return next, next.putOverrides(overrides)
+}
+
+func (t Tree) putOverrides(overrides []desired.Override) error {
+	for _, o := range overrides {
+		if err := t.put(overrideKey(o.Service, o.Server), bare(o)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func overrideKey(service, server string) string {
+	if server == "" {
+		return keyOf(overridesKey, service)
+	}
+	return keyOf(overridesKey, service, server)
+}
+
+// bareOverride is an override whose target is in its key.
+type bareOverride struct {
+	Add    desired.Fields `json:"add,omitzero"`
+	Set    desired.Fields `json:"set,omitempty"`
+	Remove bool           `json:"remove,omitempty"`
+}
+
+func bare(o desired.Override) bareOverride { return bareOverride{o.Add, o.Set, o.Remove} }
+
+// put adds a value, whose fields are then in the order of their names.
+func (t Tree) put(key string, value any) error {
+	if _, ok := t[key]; ok {
+		return fmt.Errorf("%s: occurs twice", key)
+	}
+	text, err := json.Marshal(value)
+	if err != nil {
+		return fmt.Errorf("%s: %w", key, err)
+	}
+	t[key] = text
+	return nil
+}
+
+func nameIn(fields map[string]any, at string) (string, error) {
+	name := fmt.Sprint(fields["name"])
+	if fields["name"] == nil || name == "" {
+		return "", fmt.Errorf("%s.name: required", at)
+	}
+	return name, nil
+}
+
+func without(fields map[string]any, names ...string) map[string]any {
+	rest := maps.Clone(fields)
+	for _, name := range names {
+		delete(rest, name)
+	}
+	return rest
+}
+
+// drainedField is the field of a server that gives it no new connections.
+const drainedField = "drained"
+
+// withDrainsOf returns the tree in which servers are drained as they are in a later one. Balancers
+// follow a drain at once, because it does not change a set of servers.
+func (t Tree) withDrainsOf(later Tree) (Tree, error) {
+	result := maps.Clone(t)
+	for _, c := range t.changesTo(later) {
+		tree := treeOf(c.key)
+		service, server, err := namesOf(tree, c.key)
+		if err != nil {
+			return nil, err
+		}
+		if server == "" {
+			continue
+		}
+		stays, err := bothHave(t, later, service, server)
+		switch {
+		case err != nil:
+		case !stays: // it is added or removed, which waits for the release
+		case tree == overridesKey:
+			err = result.followOverride(c.key, later)
+		default:
+			err = result.followServer(c.key, later)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	return result, nil
+}
+
+// bothHave tells whether both trees have a server in the same way.
+func bothHave(t, later Tree, service, server string) (bool, error) {
+	key := overrideKey(service, server)
+	before, err := t.override(key)
+	after, problem := later.override(key)
+	if err := errors.Join(err, problem); err != nil {
+		return false, err
+	}
+	own := keyOf(serversKey, service, server)
+	return (t[own] == nil) == (later[own] == nil) && (t[own] != nil || before.Add != nil) &&
+		(before.Add == nil) == (after.Add == nil) && !before.Remove && !after.Remove, nil
+}
+
+// followServer makes a server as drained as in a later tree.
+func (t Tree) followServer(key string, later Tree) error {
+	before, err := t.fields(key, "")
+	after, problem := later.fields(key, "")
+	if err := errors.Join(err, problem); err != nil {
+		return err
+	}
+	delete(t, key)
+	return t.put(key, without(withDrainOf(before, after), "name"))
+}
+
+// followOverride makes an override drain its server as in a later tree.
+func (t Tree) followOverride(key string, later Tree) error {
+	before, err := t.override(key)
+	after, problem := later.override(key)
+	if err := errors.Join(err, problem); err != nil {
+		return err
+	}
+	before.Set = withDrainOf(before.Set, after.Set)
+	if before.Add != nil {
+		before.Add = withDrainOf(before.Add, after.Add)
+	}
+	delete(t, key)
+	if reflect.DeepEqual(bare(before), bareOverride{Set: before.Set}) && len(before.Set) == 0 {
+		return nil
+	}
+	return t.put(key, bare(before))
+}
+
+// withDrainOf returns fields with the drain of other fields.
+func withDrainOf(fields, other map[string]any) map[string]any {
+	result := without(fields, drainedField)
+	if drained, ok := other[drainedField]; ok {
+		if result == nil {
+			result = map[string]any{}
+		}
+		result[drainedField] = drained
+	}
+	return result
+}
+
+// describeRemoved tells which servers a change would remove, such as "9 of 10 servers of web".
+func describeRemoved(removed []removal) string {
+	const most = 5
+	var texts []string
+	for _, r := range removed[:min(len(removed), most)] {
+		texts = append(texts, r.String())
+	}
+	text := strings.Join(texts, ", ")
+	if more := len(removed) - most; more > 0 {
+		text += fmt.Sprintf(", and servers of %d more", more)
+	}
+	return text
+}

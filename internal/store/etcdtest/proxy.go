@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package etcdtest
+
+import (
+	"io"
+	"net"
+	"sync"
+	"testing"
+	"time"
+)
+
+// Proxy forwards connections to a server, and can delay or stop what they carry.
+type Proxy struct {
+	listener net.Listener
+	wait     sync.WaitGroup
+
+	mu      sync.Mutex
+	to      string
+	delay   time.Duration
+	flows   chan struct{} // closed: packets pass
+	closed  bool
+	sockets map[net.Conn]bool
+}
+
+// NewProxy starts a proxy to an address and port, and ends it with the test.
+func NewProxy(t testing.TB, to string) *Proxy {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return Serve(t, listener, to)
+}
+
+// Serve is NewProxy on a listener, which may be of another network namespace.
+func Serve(t testing.TB, listener net.Listener, to string) *Proxy {
+	t.Helper()
+	p := &Proxy{listener: listener, to: to, flows: make(chan struct{}), sockets: map[net.Conn]bool{}}
+	close(p.flows)
+	p.wait.Go(p.accept)
+	t.Cleanup(p.close)
+	return p
+}
+
+// Endpoint returns the URL of the proxy.
+func (p *Proxy) Endpoint() string { return "http://" + p.listener.Addr().String() }
+
+// Delay sets the time by which each piece of data is delayed, in each direction.
+func (p *Proxy) Delay(d time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.delay = d
+}
+
+// Cut stops all data without an error, as a partition of the network does. Heal ends that.
+func (p *Proxy) Cut() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.flows = make(chan struct{})
+}
+
+// Heal ends Cut. The connections from before are gone, as after a long partition.
+func (p *Proxy) Heal() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for c := range p.sockets {
+		_ = c.Close()
+	}
+	close(p.flows)
+}
+
+// Redirect makes the proxy lead to another server, and ends the connections to the one before.
+func (p *Proxy) Redirect(to string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.to = to
+	for c := range p.sockets {
+		_ = c.Close()
+	}
+}
+
+func (p *Proxy) accept() {
+	for {
+		client, err := p.listener.Accept()
+		if err != nil {
+			return
+		}
+		p.wait.Go(func() { p.serve(client) })
+	}
+}
+
+// serve connects a client with the server.
+func (p *Proxy) serve(client net.Conn) {
+	if !p.note(client) {
+		return
+	}
+	p.mu.Lock()
+	to := p.to
+	p.mu.Unlock()
+	server, err := net.Dial("tcp", to)
+	if err != nil || !p.note(server) {
+		p.forget(client)
+		return
+	}
+	var both sync.WaitGroup
+	both.Go(func() { p.forward(server, client) })
+	both.Go(func() { p.forward(client, server) })
+	both.Wait()
+}
+
+func (p *Proxy) forward(to, from net.Conn) {
+	defer p.forget(to)
+	defer p.forget(from)
+	buffer := make([]byte, 64<<10)
+	for {
+		n, err := from.Read(buffer)
+		if err != nil {
+			return
+		}
+		p.mu.Lock()
+		delay, flows := p.delay, p.flows
+		p.mu.Unlock()
+		time.Sleep(delay)
+		<-flows
+		if _, err := to.Write(buffer[:n]); err != nil && err != io.ErrShortWrite {
+			return
+		}
+	}
+}
+
+// note notes a connection that close has to end.
+func (p *Proxy) note(c net.Conn) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		_ = c.Close()
+		return false
+	}
+	p.sockets[c] = true
+	return true
+}
+
+func (p *Proxy) forget(c net.Conn) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.sockets, c)
+	_ = c.Close()
+}
+
+func (p *Proxy) close() {
+	_ = p.listener.Close()
+	p.mu.Lock()
+	p.closed = true
+	select {
+	case <-p.flows:
+	default:
+		close(p.flows)
+	}
+	for c := range p.sockets {
+		_ = c.Close()
+	}
+	p.mu.Unlock()
+	p.wait.Wait()
+}

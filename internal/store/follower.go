@@ -1,0 +1,449 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"reflect"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/generation"
+)
+
+const (
+	// startPatience is how long a start waits for the store before it uses what it has kept.
+	startPatience = 5 * time.Second
+	// retryInterval is the time after which a state is applied again that could not be applied.
+	retryInterval = 10 * time.Second
+)
+
+// Balancer is the balancer that a follower keeps up to date. Its methods are called by one
+// goroutine.
+type Balancer interface {
+	// Interpret returns what a document makes of the balancer. The error says which value of the
+	// document the balancer cannot follow.
+	Interpret(*Document) (*desired.Balancer, error)
+	// Follow makes the balancer follow a state whose document Interpret has accepted. If it returns
+	// an error, the state before stays in force.
+	Follow(context.Context, *State) error
+}
+
+// Follower makes a balancer follow the store. Several goroutines may use it.
+type Follower struct {
+	store    *Store
+	log      *slog.Logger
+	balancer Balancer
+	cache    string        // path of the file
+	interval time.Duration // generationInterval, except in tests
+	history  generation.Generations
+
+	first    chan struct{} // closed when there is a state
+	confirms chan chan error
+
+	mu      sync.Mutex
+	status  Status
+	state   *State // in force, or to be in force at the start
+	newest  *Snapshot
+	changed chan struct{} // closed and replaced when the status changes
+}
+
+// Status is the condition of a balancer's connection to the store.
+type Status struct {
+	// Reachable tells whether the store answers, and Since, when that began.
+	Reachable bool
+	Since     time.Time
+	// Problem tells why the store does not answer.
+	Problem string
+	// Follows is the version that the balancer follows. FromCache tells that it comes from the
+	// balancer's own file, and was not confirmed by the store yet.
+	Follows   Version
+	FromCache bool
+	// Newest is the last version of the store, and Handled the last one that was looked at.
+	Newest Version
+	// Held tells why the balancer does not follow the store's released version.
+	Held string
+	// Confirmable tells that an operator can make the balancer follow the version all the same.
+	Confirmable bool
+	// Leader is the balancer that makes the generations. IsLeader tells that it is this one.
+	Leader   string
+	IsLeader bool
+	// Unsaved tells why the state could not be written to the balancer's own file.
+	Unsaved string
+}
+
+const noAnswerYet = "it has not answered yet"
+
+// NewFollower returns a follower of a store. It reads the state that the balancer followed last.
+// The history has the generations that the balancer had before it followed a store. They become
+// those of the fleet if the store has none.
+func NewFollower(
+	s *Store, b Balancer, cfg *desired.Balancer, history generation.Generations, log *slog.Logger,
+) *Follower {
+	f := &Follower{
+		store: s, log: log, balancer: b, interval: generationInterval, history: history,
+		cache: CacheFile(cfg.Node.State, cfg.Node.Instance),
+		first: make(chan struct{}), confirms: make(chan chan error), changed: make(chan struct{}),
+	}
+	f.status.Since, f.status.Problem = time.Now(), noAnswerYet
+	var err error
+	if f.state, err = LoadCache(f.cache, s.prefix); err != nil {
+		log.Error("what the store had before is unknown", "error", err)
+	}
+	return f
+}
+
+// Status returns the present condition.
+func (f *Follower) Status() Status {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.status
+}
+
+// State returns the state in force.
+func (f *Follower) State() *State {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.state
+}
+
+// Newest returns the last content that was read, or nil.
+func (f *Follower) Newest() *Snapshot {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.newest
+}
+
+// update changes the status.
+func (f *Follower) update(change func(*Status)) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	before := f.status
+	change(&f.status)
+	if f.status != before {
+		close(f.changed)
+		f.changed = make(chan struct{})
+	}
+}
+
+// Await waits until the status fulfils a condition, or until the context ends.
+func (f *Follower) Await(ctx context.Context, condition func(Status) bool) error {
+	for {
+		f.mu.Lock()
+		status, changed := f.status, f.changed
+		f.mu.Unlock()
+		if condition(status) {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// Run follows the store, and makes its generations while this balancer holds the lease, until the
+// context ends.
+func (f *Follower) Run(ctx context.Context) error {
+	toFollow, toRelease := newLatest[*Snapshot](), newLatest[*Snapshot]()
+	r := newReleaser(f)
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error {
+		f.store.watch(ctx, func(n *Snapshot) {
+			toFollow.put(n)
+			toRelease.put(n)
+		}, f.reached)
+		return nil
+	})
+	group.Go(func() error { r.run(ctx, toRelease); return nil })
+	group.Go(func() error { f.follow(ctx, toFollow); return nil })
+	return group.Wait()
+}
+
+func newReleaser(f *Follower) *releaser {
+	return &releaser{
+		Store: f.store, log: f.log, interpret: f.balancer.Interpret, interval: f.interval,
+		former: func() generation.Generations {
+			if state := f.State(); state != nil {
+				return state.Generations
+			}
+			return f.history
+		},
+		began: map[string]beginning{}, removed: map[string]int64{},
+	}
+}
+
+// reached notes whether the store answers, and logs changes of that.
+func (f *Follower) reached(err error) {
+	problem := ""
+	if err != nil {
+		problem = err.Error()
+	}
+	before := f.Status()
+	f.update(func(s *Status) {
+		if isReachable := err == nil; s.Reachable != isReachable {
+			s.Reachable, s.Since = isReachable, time.Now()
+		}
+		s.Problem = problem
+	})
+	switch {
+	case err == nil && !before.Reachable:
+		f.log.Info("the store answers", "duration", time.Since(before.Since).Round(time.Millisecond))
+	case err != nil && (before.Reachable || before.Problem == noAnswerYet):
+		f.log.Error("the store does not answer; the balancer continues with its last state", "error", err)
+	}
+}
+
+// follow applies what the store releases.
+func (f *Follower) follow(ctx context.Context, snapshots <-chan *Snapshot) {
+	patience := time.NewTimer(startPatience)
+	defer patience.Stop()
+	var newest *Snapshot
+	var retry <-chan time.Time
+	for {
+		var reply chan error
+		select {
+		case <-ctx.Done():
+			return
+		case <-patience.C:
+			if f.begin(ctx) {
+				f.log.Warn("the store does not answer; the balancer starts with what it followed last",
+					"version", f.State().Version)
+			}
+			continue
+		case newest = <-snapshots:
+		case <-retry:
+		case reply = <-f.confirms:
+		}
+		retry = nil
+		if newest == nil {
+			if reply != nil {
+				reply <- errors.New("the store does not answer")
+			}
+			continue
+		}
+		err := f.consider(ctx, newest, reply != nil)
+		if reply != nil {
+			reply <- err
+		}
+		if err != nil || f.Status().Unsaved != "" {
+			retry = time.After(retryInterval)
+		}
+	}
+}
+
+// begin starts with the state that the balancer followed last, if there is one, and if there is no
+// newer one.
+func (f *Follower) begin(ctx context.Context) bool {
+	select {
+	case <-f.first:
+		return false
+	default:
+	}
+	state := f.State()
+	if state == nil {
+		return false
+	}
+	if err := f.balancer.Follow(ctx, state); err != nil {
+		f.log.Error("the balancer cannot follow what it followed last", "error", err)
+		return false
+	}
+	f.update(func(s *Status) { s.Follows, s.FromCache = state.Version, true })
+	close(f.first)
+	return true
+}
+
+// Confirm makes the balancer follow the store although that removes more servers than the limit
+// permits. It returns an error if the balancer cannot follow the store.
+func (f *Follower) Confirm(ctx context.Context) error {
+	reply := make(chan error, 1)
+	select {
+	case f.confirms <- reply:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	select {
+	case err := <-reply:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// errNotReleased tells that the store has no released change yet.
+var errNotReleased = errors.New("no balancer has made generations yet")
+
+// consider makes the balancer follow the content of the store. It returns an error if the balancer
+// does not follow it.
+func (f *Follower) consider(ctx context.Context, n *Snapshot, isConfirmed bool) error {
+	f.mu.Lock()
+	f.newest = n
+	f.mu.Unlock()
+	next, err := stateOf(n)
+	confirmable := false
+	if err == nil {
+		confirmable, err = f.apply(ctx, n, next, isConfirmed)
+	}
+	f.report(n, err, confirmable)
+	return err
+}
+
+// stateOf returns the state that balancers follow.
+func stateOf(n *Snapshot) (*State, error) {
+	if err := n.Check(); err != nil {
+		return nil, err
+	}
+	version, ok := n.released()
+	if !ok {
+		return nil, errNotReleased
+	}
+	content, err := n.tree(version.Change).withDrainsOf(n.Tree())
+	if err != nil {
+		return nil, err
+	}
+	generations, err := n.generations(version.Change)
+	if err != nil {
+		return nil, err
+	}
+	return &State{version, content, generations}, nil
+}
+
+// apply makes the balancer follow a state, unless it does already. confirmable tells that an
+// operator can confirm the state.
+func (f *Follower) apply(
+	ctx context.Context, n *Snapshot, next *State, isConfirmed bool,
+) (confirmable bool, err error) {
+	before, isFirst := f.State(), !f.hasBegun()
+	if !isFirst && before.equal(next) {
+		f.adopt(next, before.Version != next.Version)
+		return false, nil
+	}
+	if confirmable, err = f.check(n, before, next); err != nil && !(confirmable && isConfirmed) {
+		if isFirst && before != nil {
+			f.begin(ctx)
+		}
+		return confirmable, err
+	}
+	if err := f.balancer.Follow(ctx, next); err != nil {
+		return false, err
+	}
+	if isFirst || before.Version != next.Version {
+		f.log.Info("follows the store", "version", next.Version)
+	}
+	f.adopt(next, true)
+	return false, nil
+}
+
+func (f *Follower) hasBegun() bool {
+	select {
+	case <-f.first:
+		return true
+	default:
+		return false
+	}
+}
+
+// equal tells whether two states are the same for a balancer. After a drain, which has taken effect
+// at once, the release of its change is nothing new.
+func (s *State) equal(other *State) bool {
+	return s.Content.Equal(other.Content) && reflect.DeepEqual(s.Generations, other.Generations)
+}
+
+// check tells whether the balancer can follow a state, and whether its limit permits that.
+func (f *Follower) check(n *Snapshot, before, next *State) (confirmable bool, err error) {
+	document, err := next.Content.Document()
+	if err != nil {
+		return false, err
+	}
+	wanted, err := f.balancer.Interpret(document)
+	if err != nil || before == nil {
+		return false, err
+	}
+	limit := wanted.Store.MaxRemovedPercent
+	had, err := before.Content.Document()
+	if err != nil {
+		return false, err
+	}
+	all := removals(had.servers(), document.servers(), limit)
+	isPermitted := before.Version.Epoch == next.Version.Epoch &&
+		before.Version.Change < n.head.Removals && n.head.Removals <= next.Version.Change
+	if len(all) == 0 || isPermitted {
+		return false, nil
+	}
+	return true, fmt.Errorf("version %s would remove %s, and the limit is %d percent: "+
+		"confirm it by segue store confirm, or restore the content of the store",
+		next.Version, describeRemoved(all), limit)
+}
+
+// adopt notes the state in force, and writes it to the balancer's own file.
+func (f *Follower) adopt(state *State, isNew bool) {
+	f.mu.Lock()
+	f.state = state
+	f.mu.Unlock()
+	f.update(func(s *Status) { s.Follows, s.FromCache = state.Version, false })
+	if !f.hasBegun() {
+		close(f.first)
+	}
+	if !isNew && f.Status().Unsaved == "" {
+		return
+	}
+	unsaved := ""
+	if err := state.save(f.cache, f.store.prefix); err != nil {
+		unsaved = err.Error()
+		f.log.Error("what the store has is not saved: a restart without the store would use an older state",
+			"error", err)
+	}
+	f.update(func(s *Status) { s.Unsaved = unsaved })
+}
+
+// report notes what became of the content of the store.
+func (f *Follower) report(n *Snapshot, err error, confirmable bool) {
+	held := ""
+	if err != nil {
+		held = err.Error()
+	}
+	before := f.Status()
+	f.update(func(s *Status) {
+		s.Held, s.Confirmable = held, confirmable
+		s.Leader = n.leader[:max(0, strings.LastIndex(n.leader, " "))]
+		s.IsLeader = s.Leader == f.store.name
+		if s.Newest = (Version{}); n.head != nil {
+			s.Newest = n.Version()
+		}
+	})
+	switch {
+	case held == before.Held:
+	case held == "":
+		f.log.Info("the balancer follows the store again")
+	case errors.Is(err, errNotReleased):
+		f.log.Info("waits for the store", "reason", err)
+	case f.hasBegun():
+		f.log.Error("the balancer keeps its state and does not follow the store", "reason", err)
+	default:
+		f.log.Error("the balancer cannot start: it has no state, and cannot follow the store", "reason", err)
+	}
+}
+
+// First waits for the first state. It calls waiting, again and again, as long as there is none.
+func (f *Follower) First(ctx context.Context, waiting func(Status)) error {
+	tick := time.NewTicker(startPatience)
+	defer tick.Stop()
+	for {
+		select {
+		case <-f.first:
+			return nil
+		case <-tick.C:
+			waiting(f.Status())
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package store
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+)
+
+// An item is the value of a key, with the versions that balancers may still need: the newest first.
+//
+// A change can have more keys than a transaction of etcd. Its versions are written first, in any
+// number of transactions, under the number of the change. Nobody reads them until the head, one
+// key, has this number. So every reader sees a change wholly or not at all.
+type item []version
+
+// version is the value of a key from a change on.
+type version struct {
+	Change uint64 `json:"change"`
+	// Value is absent if the key has no value from this change on.
+	Value json.RawMessage `json:"value,omitempty"`
+}
+
+func parseItem(text []byte) (item, error) {
+	var it item
+	decoder := json.NewDecoder(bytes.NewReader(text))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(&it); err != nil {
+		return nil, err
+	}
+	if len(it) == 0 {
+		return nil, errors.New("has no version")
+	}
+	for i, v := range it {
+		if i > 0 && v.Change >= it[i-1].Change {
+			return nil, fmt.Errorf("version of change %d: not in order", v.Change)
+		}
+	}
+	return it, nil
+}
+
+// at returns the value as of a change, or nil.
+func (it item) at(change uint64) json.RawMessage {
+	if v := it.versionAt(change); v != nil {
+		return v.Value
+	}
+	return nil
+}
+
+func (it item) versionAt(change uint64) *version {
+	for i := range it {
+		if it[i].Change <= change {
+			return &it[i]
+		}
+	}
+	return nil
+}
+
+// with returns the item with a version of a new change. It keeps what readers of the given changes
+// read, and no other version.
+func (it item) with(v version, readers ...uint64) item {
+	next := item{v}
+	for _, change := range slices.Backward(slices.Sorted(slices.Values(readers))) {
+		if kept := it.versionAt(change); kept != nil && kept.Change < next[len(next)-1].Change {
+			next = append(next, *kept)
+		}
+	}
+	return next.trimmed()
+}
+
+// without returns the item without the versions after a change. It is empty if there is no other.
+func (it item) without(after uint64) item {
+	return slices.DeleteFunc(slices.Clone(it), func(v version) bool { return v.Change > after })
+}
+
+// trimmed drops the oldest versions that have no value: without them, there is no value either.
+func (it item) trimmed() item {
+	for len(it) > 1 && it[len(it)-1].Value == nil {
+		it = it[:len(it)-1]
+	}
+	return it
+}
+
+// isGone tells whether the item has no value for readers of a change and later ones.
+func (it item) isGone(change uint64) bool {
+	return len(it) > 0 && it[0].Change <= change && it[0].Value == nil
+}
+
+func (it item) text() string {
+	text, err := json.Marshal(it)
+	if err != nil {
+		panic(err) // the values were read from JSON
+	}
+	return string(text)
+}
+
+// Tree is the content of a fleet's keys as of a change: the JSON values of services, servers and
+// overrides, by key below the prefix.
+type Tree map[string]json.RawMessage
+
+// changed is the difference between two trees.
+type changed struct {
+	key   string
+	value json.RawMessage // nil: removed
+}
+
+// changesTo returns what has to change, in the order of the keys.
+func (t Tree) changesTo(next Tree) []changed {
+	var all []changed
+	for _, key := range slices.Sorted(maps.Keys(next)) {
+		if before, ok := t[key]; !ok || !bytes.Equal(before, next[key]) {
+			all = append(all, changed{key, next[key]})
+		}
+	}
+	for _, key := range slices.Sorted(maps.Keys(t)) {
+		if _, ok := next[key]; !ok {
+			all = append(all, changed{key, nil})
+		}
+	}
+	return all
+}
+
+// Equal tells whether two trees have the same keys and values.
+func (t Tree) Equal(other Tree) bool { return len(t.changesTo(other)) == 0 }

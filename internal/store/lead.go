@@ -1,0 +1,348 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package store
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/generation"
+)
+
+const (
+	// leaseTTL is the time in seconds after which another balancer takes over from a leader
+	// that has died.
+	leaseTTL = 10
+	// generationInterval is the least time between two generations of a service. Changes of servers
+	// meanwhile become one generation, so that the last generations cover some time.
+	generationInterval = 10 * time.Second
+	// unfitPause is how long a balancer that cannot follow the content does not try to be the
+	// leader again.
+	unfitPause = 30 * time.Second
+)
+
+// releaser makes the generations of a fleet while its balancer holds the lease.
+type releaser struct {
+	*Store
+	log *slog.Logger
+	// interpret returns the services of a document.
+	interpret func(*Document) (*desired.Balancer, error)
+	// former returns the generations that this balancer follows. They are the history if the store
+	// has none, because it has lost its content.
+	former   func() generation.Generations
+	interval time.Duration // generationInterval, except in tests
+
+	// began has the number of the last generation of each service, and when this balancer saw it
+	// first. Another balancer's clock is of no use.
+	began map[string]beginning
+	token string // the value of the key leader, if this balancer has written it
+	// removed has the keys that this balancer has removed, with the revisions. A snapshot from
+	// before may still have them.
+	removed map[string]int64
+}
+
+type beginning struct {
+	number uint64
+	at     time.Time
+}
+
+// run takes the lease whenever nobody has it, and then releases changes, until the context ends.
+func (r *releaser) run(ctx context.Context, snapshots <-chan *Snapshot) {
+	var newest *Snapshot
+	var again <-chan time.Time // after a failure
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case newest = <-snapshots: // generations also have their times while others make them
+			r.note(newest)
+		case <-again:
+		}
+		again = nil
+		// The key of a lease that was lost may still be there.
+		if (newest.leader != "" && newest.leader != r.token) || newest.Check() != nil {
+			continue
+		}
+		pause, err := longestPause, r.hold(ctx, newest.leader, snapshots)
+		switch {
+		case ctx.Err() != nil:
+			return
+		case errors.Is(err, errUnfit):
+			pause = unfitPause
+			r.log.Error("the lease is given back", "error", err)
+		case err != nil:
+			r.log.Warn("make generations", "error", err)
+		}
+		again = time.After(pause)
+	}
+}
+
+// hold takes the lease, if its key has a value or none, and releases changes as long as it has the
+// lease. It returns nil if another balancer has it.
+func (r *releaser) hold(ctx context.Context, before string, snapshots <-chan *Snapshot) error {
+	life, err := r.newLease(ctx, leaseTTL)
+	if err != nil {
+		return err
+	}
+	defer life.close()
+	free := clientv3.Compare(clientv3.CreateRevision(r.key(leaderKey)), "=", 0)
+	if before != "" {
+		free = clientv3.Compare(clientv3.Value(r.key(leaderKey)), "=", before)
+	}
+	r.token = r.name + " " + newID()
+	take := clientv3.OpPut(r.key(leaderKey), r.token, clientv3.WithLease(life.id))
+	revision, ok, err := r.commit(ctx, []clientv3.Cmp{free}, []clientv3.Op{take})
+	if err != nil || !ok {
+		return err
+	}
+	r.log.Info("this balancer makes the generations of the fleet")
+	holds := clientv3.Compare(clientv3.ModRevision(r.key(leaderKey)), "=", revision)
+	// The watch may not yet have delivered what the leader before has done.
+	newest, err := r.Read(ctx)
+	if err != nil {
+		return err
+	}
+	r.note(newest)
+	for {
+		var due <-chan time.Time
+		wait, err := r.release(ctx, newest, holds)
+		if err != nil {
+			return err
+		}
+		if wait > 0 {
+			due = time.After(wait)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-life.ended:
+			return errors.New("the lease is lost")
+		case n := <-snapshots:
+			if n.revision < newest.revision && n.cluster == newest.cluster {
+				continue // from before the lease
+			}
+			newest = n
+			r.note(newest)
+		case <-due:
+		}
+	}
+}
+
+// note notes which generations are new.
+func (r *releaser) note(n *Snapshot) {
+	version, ok := n.released()
+	if !ok {
+		return
+	}
+	all, err := n.generations(version.Change)
+	if err != nil {
+		return // release reports it
+	}
+	for name, g := range all {
+		r.begin(name, g.Number)
+	}
+}
+
+func (r *releaser) begin(service string, number uint64) {
+	if before, ok := r.began[service]; !ok || before.number != number {
+		r.began[service] = beginning{number, time.Now()}
+	}
+}
+
+// errUnfit tells that this balancer cannot make the generations, and another one may be able to.
+var errUnfit = errors.New("this balancer cannot follow the store, so another one has to make generations")
+
+// release releases the last change. If a service would begin generations too fast, it returns the
+// time after which the change can be released.
+func (r *releaser) release(ctx context.Context, n *Snapshot, holds clientv3.Cmp) (time.Duration, error) {
+	if n.Check() != nil {
+		return 0, nil // each balancer reports it
+	}
+	version, isReleased := n.released()
+	if isReleased && version == n.Version() {
+		return 0, nil
+	}
+	former, err := r.formerGenerations(n)
+	if err != nil {
+		return 0, fmt.Errorf("%w: %w", errUnfit, err)
+	}
+	document, err := n.Tree().Document()
+	if err != nil {
+		return 0, fmt.Errorf("%w: %w", errUnfit, err)
+	}
+	wanted, err := r.interpret(document)
+	if err != nil {
+		return 0, fmt.Errorf("%w: %w", errUnfit, err)
+	}
+	next := former.Next(wanted.Services)
+	if wait := r.wait(former, next); wait > 0 {
+		return wait, nil
+	}
+	return 0, r.write(ctx, n, next, holds)
+}
+
+// formerGenerations returns the generations before the change that is to be released.
+func (r *releaser) formerGenerations(n *Snapshot) (generation.Generations, error) {
+	version, isReleased := n.released()
+	if !isReleased {
+		return r.former(), nil
+	}
+	return n.generations(version.Change)
+}
+
+// wait returns the time after which all services may begin their next generations.
+func (r *releaser) wait(former, next generation.Generations) (longest time.Duration) {
+	for name, g := range next {
+		began, ok := r.began[name]
+		if ok && former[name].Number > 0 && g.Number != former[name].Number {
+			longest = max(longest, time.Until(began.at.Add(r.interval)))
+		}
+	}
+	return longest
+}
+
+// write writes generations, and then the number of the change to which they belong.
+func (r *releaser) write(
+	ctx context.Context, n *Snapshot, next generation.Generations, holds clientv3.Cmp,
+) error {
+	plan := r.plan(n, next)
+	conditions := []clientv3.Cmp{
+		holds,
+		clientv3.Compare(clientv3.ModRevision(r.key(releaseKey)), "=", n.releaseAt),
+		clientv3.Compare(clientv3.ModRevision(r.key(headKey)), "=", n.headAt),
+	}
+	// The release is last: whoever sees it has seen the generations.
+	released := encode(release{n.head.Epoch, n.head.Change, r.name + " " + newID()})
+	plan.put.add(clientv3.OpPut(r.key(releaseKey), released), len(released))
+	for _, batch := range plan.put.ops {
+		_, ok, err := r.commit(ctx, conditions, batch)
+		if err != nil {
+			return err
+		}
+		if !ok {
+			return nil // the watch tells what has changed
+		}
+	}
+	for name, g := range next {
+		r.begin(name, g.Number)
+	}
+	if n.head.Writing > 0 {
+		return nil // another release cleans up
+	}
+	conditions[1] = clientv3.Compare(clientv3.Value(r.key(releaseKey)), "=", released)
+	return r.clean(ctx, conditions, plan.remove)
+}
+
+// clean removes keys that nobody needs any more. Its conditions are that nothing was released
+// since, and that no writer has begun since. If they do not hold, another release cleans up.
+func (r *releaser) clean(ctx context.Context, conditions []clientv3.Cmp, keys []string) error {
+	for batch := range slices.Chunk(keys, batchKeys) {
+		operations := make([]clientv3.Op, len(batch))
+		for i, key := range batch {
+			operations[i] = clientv3.OpDelete(r.key(key))
+		}
+		revision, ok, err := r.commit(ctx, conditions, operations)
+		if err != nil || !ok {
+			return err
+		}
+		for _, key := range batch {
+			r.removed[key] = revision
+		}
+	}
+	return nil
+}
+
+// plan is what a release writes, and the keys that are of no use after it.
+type plan struct {
+	put    batches
+	remove []string
+}
+
+func (r *releaser) plan(n *Snapshot, next generation.Generations) *plan {
+	p := &plan{}
+	maps.DeleteFunc(r.removed, func(_ string, revision int64) bool { return revision <= n.revision })
+	records := map[string]json.RawMessage{}
+	pieces := map[string]string{}
+	for name, g := range next {
+		records[keyOf(generationsKey, name)] = encodeGeneration(g, pieces)
+	}
+	for _, key := range slices.Sorted(maps.Keys(pieces)) {
+		_, exists := n.pieces[key]
+		if !exists || r.removed[key] > n.revision {
+			p.put.add(clientv3.OpPut(r.key(key), pieces[key]), len(pieces[key]))
+		}
+	}
+	for key := range n.pieces {
+		if _, isNeeded := pieces[key]; !isNeeded {
+			p.remove = append(p.remove, key)
+		}
+	}
+	for key, it := range n.items {
+		if _, isWanted := records[key]; treeOf(key) == generationsKey && !isWanted {
+			records[key] = nil // the service is removed
+		} else if treeOf(key) != generationsKey && it.isGone(n.head.Change) {
+			p.remove = append(p.remove, key)
+		}
+	}
+	for _, key := range slices.Sorted(maps.Keys(records)) {
+		r.planRecord(n, key, records[key], p)
+	}
+	return p
+}
+
+// planRecord plans what a release does with the record of a service, which has no value if the
+// service is removed.
+func (r *releaser) planRecord(n *Snapshot, key string, value json.RawMessage, p *plan) {
+	before := uint64(0)
+	if version, ok := n.released(); ok {
+		before = version.Change
+	}
+	now := n.items[key].without(before) // a leader that has died may have left more
+	next := now
+	if string(now.at(before)) != string(value) {
+		next = now.with(version{n.head.Change, value}, before)
+	}
+	switch text := next.text(); {
+	case len(next) == 0 || next.isGone(before):
+		p.remove = append(p.remove, key)
+	case text != n.items[key].text():
+		p.put.add(clientv3.OpPut(r.key(key), text), len(text))
+	}
+}
+
+// encodeGeneration returns the record of a generation, and adds the pieces of its sets by key.
+func encodeGeneration(g generation.Generation, pieces map[string]string) json.RawMessage {
+	r := record{Number: g.Number, Sets: make([]setRef, len(g.Sets))}
+	for i, set := range g.Sets {
+		text := encode(set)
+		ref := setRef{ID: idOf(text)}
+		for len(text) > 0 {
+			piece := text[:min(len(text), pieceBytes)]
+			pieces[ref.key(ref.Pieces)] = piece
+			ref.Pieces++
+			text = text[len(piece):]
+		}
+		r.Sets[i] = ref
+	}
+	return json.RawMessage(encode(r))
+}
+
+// pieceBytes is the size of a part of a set.
+const pieceBytes = 256 << 10
+
+// idOf identifies the text of a set.
+func idOf(text string) string {
+	sum := sha256.Sum256([]byte(text))
+	return hex.EncodeToString(sum[:16])
+}

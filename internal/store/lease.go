@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package store
+
+import (
+	"context"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// lease is a lease of the store that is kept alive. Its keys vanish some time after its process has
+// died, or has lost the store.
+type lease struct {
+	store *Store
+	id    clientv3.LeaseID
+	end   context.CancelFunc
+	ended chan struct{} // closed when the lease is no longer kept alive
+}
+
+// newLease gets a lease that lives for the given seconds after it was last kept alive.
+func (s *Store) newLease(ctx context.Context, seconds int64) (*lease, error) {
+	began := time.Now()
+	asking, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	granted, err := s.client.Grant(asking, seconds)
+	if err != nil {
+		return nil, s.causes.describe(err, began)
+	}
+	keeping, end := context.WithCancel(ctx)
+	answers, err := s.client.KeepAlive(keeping, granted.ID)
+	if err != nil {
+		end()
+		return nil, s.causes.describe(err, began)
+	}
+	l := &lease{s, granted.ID, end, make(chan struct{})}
+	go func() { // close waits for it
+		defer close(l.ended)
+		for range answers {
+		}
+	}()
+	return l, nil
+}
+
+// close ends the lease, so that nobody has to wait until its time is over.
+func (l *lease) close() {
+	l.end()
+	<-l.ended
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	_, _ = l.store.client.Revoke(ctx, l.id) // otherwise it ends by itself
+}

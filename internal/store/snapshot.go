@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package store
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	mvccpb "go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/segue-lb/segue/internal/generation"
+)
+
+// Snapshot is the content of the store at one revision of etcd. It never changes.
+type Snapshot struct {
+	cluster  uint64 // of etcd
+	revision int64
+	head     *head // nil: the store has no services
+	release  *release
+	// headAt and releaseAt are the revisions at which the keys were written. 0: they do not exist.
+	headAt, releaseAt int64
+	hasWriter         bool // a process writes a change of many keys
+	// leader is the name of the balancer that makes generations, and what identifies its lease.
+	// Empty: none.
+	leader   string
+	items    map[string]item
+	pieces   map[string]string // of sets, by key below the prefix
+	problems map[string]error  // keys whose values are not valid
+}
+
+func newSnapshot() *Snapshot {
+	return &Snapshot{
+		items: map[string]item{}, pieces: map[string]string{}, problems: map[string]error{},
+	}
+}
+
+// clone returns a copy that does not follow the original.
+func (n *Snapshot) clone() *Snapshot {
+	c := *n
+	c.items, c.pieces, c.problems = maps.Clone(n.items), maps.Clone(n.pieces), maps.Clone(n.problems)
+	return &c
+}
+
+// put notes the value of a key.
+func (n *Snapshot) put(key string, kv *mvccpb.KeyValue) {
+	delete(n.problems, key)
+	err := n.read(key, kv)
+	if err != nil {
+		n.remove(key)
+		n.problems[key] = err
+	}
+}
+
+func (n *Snapshot) read(key string, kv *mvccpb.KeyValue) error {
+	switch {
+	case key == headKey:
+		n.head, n.headAt = &head{}, kv.ModRevision
+		if err := json.Unmarshal(kv.Value, n.head); err != nil {
+			return err
+		}
+		if n.head.Format != format {
+			return fmt.Errorf("format %d is not %d, the format of this build", n.head.Format, format)
+		}
+	case key == releaseKey:
+		n.release, n.releaseAt = &release{}, kv.ModRevision
+		return json.Unmarshal(kv.Value, n.release)
+	case key == writerKey:
+		n.hasWriter = true
+	case key == leaderKey:
+		n.leader = string(kv.Value)
+	case strings.HasPrefix(key, setsKey):
+		n.pieces[key] = string(kv.Value)
+	case treeOf(key) != "":
+		it, err := parseItem(kv.Value)
+		if err != nil {
+			return err
+		}
+		n.items[key] = it
+	}
+	return nil
+}
+
+// remove notes that a key has no value.
+func (n *Snapshot) remove(key string) {
+	delete(n.problems, key)
+	switch key {
+	case headKey:
+		n.head, n.headAt = nil, 0
+	case releaseKey:
+		n.release, n.releaseAt = nil, 0
+	case writerKey:
+		n.hasWriter = false
+	case leaderKey:
+		n.leader = ""
+	default:
+		delete(n.pieces, key)
+		delete(n.items, key)
+	}
+}
+
+// Check returns an error if the store has no services, or if a key has a value that is not valid.
+func (n *Snapshot) Check() error {
+	if key, ok := first(n.problems); ok {
+		return fmt.Errorf("key %s: %w", key, n.problems[key])
+	}
+	if n.head == nil || n.head.Change == 0 { // 0: the first change is being written
+		return ErrEmpty
+	}
+	return nil
+}
+
+func first[V any](m map[string]V) (key string, ok bool) {
+	if len(m) == 0 {
+		return "", false
+	}
+	return slices.Min(slices.Collect(maps.Keys(m))), true
+}
+
+// Version returns the version of the last change. Check has returned no error.
+func (n *Snapshot) Version() Version { return Version{n.head.Epoch, n.head.Change} }
+
+// released returns the version that balancers follow, or false if none is released yet.
+func (n *Snapshot) released() (Version, bool) {
+	if n.release == nil || n.head == nil || n.release.Epoch != n.head.Epoch {
+		return Version{}, false
+	}
+	return Version{n.release.Epoch, n.release.Change}, true
+}
+
+// tree returns the content of the fleet as of a change.
+func (n *Snapshot) tree(change uint64) Tree {
+	t := make(Tree, len(n.items))
+	for key, it := range n.items {
+		if value := it.at(change); value != nil && treeOf(key) != generationsKey {
+			t[key] = value
+		}
+	}
+	return t
+}
+
+// Tree returns the content of the fleet as of the last change. Check has returned no error.
+func (n *Snapshot) Tree() Tree { return n.tree(n.head.Change) }
+
+// record is the generation of a service, as the store has it. The sets have keys of their own,
+// since one with many servers is large and generations have most sets in common.
+type record struct {
+	Number uint64   `json:"number"`
+	Sets   []setRef `json:"sets"`
+}
+
+// setRef names a set of servers.
+type setRef struct {
+	ID     string `json:"id"`     // of its text
+	Pieces int    `json:"pieces"` // of its text
+}
+
+func (r setRef) key(piece int) string { return fmt.Sprintf("%s%s/%d", setsKey, r.ID, piece) }
+
+// generations returns the generations of all services as of a released change.
+func (n *Snapshot) generations(change uint64) (generation.Generations, error) {
+	all := generation.Generations{}
+	for key, it := range n.items {
+		value := it.at(change)
+		if value == nil || treeOf(key) != generationsKey {
+			continue
+		}
+		service, _, err := namesOf(generationsKey, key)
+		if err == nil {
+			all[service], err = n.generation(value)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("key %s: %w", key, err)
+		}
+	}
+	return all, nil
+}
+
+func (n *Snapshot) generation(value json.RawMessage) (g generation.Generation, err error) {
+	var r record
+	if err := json.Unmarshal(value, &r); err != nil {
+		return g, err
+	}
+	g = generation.Generation{Number: r.Number, Sets: make([]generation.Set, len(r.Sets))}
+	for i, ref := range r.Sets {
+		var text strings.Builder
+		for piece := range ref.Pieces {
+			text.WriteString(n.pieces[ref.key(piece)])
+		}
+		if idOf(text.String()) != ref.ID {
+			return g, fmt.Errorf("the set %s is not complete", ref.ID)
+		}
+		if err := json.Unmarshal([]byte(text.String()), &g.Sets[i]); err != nil {
+			return g, fmt.Errorf("the set %s: %w", ref.ID, err)
+		}
+	}
+	return g, g.Validate()
+}
+
+// Read reads the whole content at one revision.
+func (s *Store) Read(ctx context.Context) (*Snapshot, error) {
+	n := newSnapshot()
+	from, end := s.prefix, clientv3.GetPrefixRangeEnd(s.prefix)
+	options := []clientv3.OpOption{
+		clientv3.WithRange(end), clientv3.WithLimit(pageSize),
+		clientv3.WithSort(clientv3.SortByKey, clientv3.SortAscend),
+	}
+	for {
+		page, err := s.get(ctx, from, options...)
+		if err != nil {
+			return nil, err
+		}
+		if n.revision == 0 {
+			n.cluster, n.revision = page.Header.ClusterId, page.Header.Revision
+			options = append(options, clientv3.WithRev(n.revision))
+		}
+		for _, kv := range page.Kvs {
+			n.put(strings.TrimPrefix(string(kv.Key), s.prefix), kv)
+			from = string(kv.Key) + "\x00"
+		}
+		if !page.More {
+			return n, nil
+		}
+	}
+}
+
+func (s *Store) get(
+	ctx context.Context, key string, options ...clientv3.OpOption,
+) (*clientv3.GetResponse, error) {
+	began := time.Now()
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	response, err := s.client.Get(ctx, key, options...)
+	if err != nil {
+		return nil, s.causes.describe(err, began)
+	}
+	return response, nil
+}
+
+// commit runs a transaction. ok tells whether its conditions held.
+func (s *Store) commit(ctx context.Context, conditions []clientv3.Cmp, operations []clientv3.Op) (
+	revision int64, ok bool, err error,
+) {
+	began := time.Now()
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	response, err := s.client.Txn(ctx).If(conditions...).Then(operations...).Commit()
+	if err != nil {
+		return 0, false, s.causes.describe(err, began)
+	}
+	return response.Header.Revision, response.Succeeded, nil
+}
+
+// errConflict tells that somebody else has changed the store meanwhile.
+var errConflict = errors.New("another writer has changed the store meanwhile")

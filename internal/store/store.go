@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package store shares the services, servers and overrides of a fleet of balancers, and the
+// generations of its services, through etcd.
+//
+// Three parties use the keys. Writers change services, servers and overrides. Each change has a
+// number, and the key head has the number of the last one. The leader, one of the balancers,
+// releases changes: it writes the generations that follow from a change, and then its number into
+// the key release. Balancers follow the released change.
+package store
+
+import (
+	"crypto/rand"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"go.etcd.io/etcd/client/pkg/v3/transport"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/grpclog"
+
+	"github.com/segue-lb/segue/internal/desired"
+)
+
+const (
+	// requestTimeout bounds the time of one request to the store.
+	requestTimeout = 10 * time.Second
+	// pingInterval and pingTimeout find a connection that has died silently. Members of etcd refuse
+	// pings more often than every five seconds (--grpc-keepalive-min-time).
+	pingInterval = 6 * time.Second
+	pingTimeout  = 3 * time.Second
+	// longestDial bounds the time of an attempt to connect, and the pause before the next one. By
+	// default a pause grows to two minutes.
+	longestDial = 3 * time.Second
+	// pageSize is the number of keys of one answer when all keys are read.
+	pageSize = 1000
+	// batchKeys and batchBytes bound a transaction. etcd refuses more than 128 operations and more
+	// than 1.5 MiB, unless it is configured otherwise (--max-txn-ops, --max-request-bytes).
+	batchKeys  = 100
+	batchBytes = 512 << 10
+)
+
+// format is the version of the keys' format.
+const format = 1
+
+// Store is a connection to the store of a fleet. Several goroutines may use it.
+type Store struct {
+	client *clientv3.Client
+	causes *causes // of failures
+	prefix string  // ends with a slash
+	name   string  // of this host, in the store
+}
+
+// The library logs in a form of its own. Its errors reach the caller.
+func init() { grpclog.SetLoggerV2(grpclog.NewLoggerV2(io.Discard, io.Discard, io.Discard)) }
+
+// Open returns a connection to the store. It connects in the background, so the store need not be
+// reachable. The name tells others who changes the store or holds the lease. Open returns an error
+// if a file of the configuration cannot be read.
+func Open(cfg *desired.Etcd, name string) (*Store, error) {
+	causes := newCauses()
+	settings := clientv3.Config{
+		Endpoints:            cfg.Endpoints,
+		DialKeepAliveTime:    pingInterval,
+		DialKeepAliveTimeout: pingTimeout,
+		PermitWithoutStream:  true,
+		DialTimeout:          requestTimeout,
+		Username:             cfg.Username,
+		Logger:               zap.New(causes), // errors reach the caller
+		DialOptions: []grpc.DialOption{grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff: backoff.Config{
+				BaseDelay: firstPause, Multiplier: 1.6, Jitter: 0.2, MaxDelay: longestDial,
+			},
+			MinConnectTimeout: longestDial,
+		})},
+	}
+	var err error
+	if settings.TLS, err = tlsOf(cfg); err != nil {
+		return nil, err
+	}
+	if cfg.PasswordFile != "" {
+		password, err := os.ReadFile(cfg.PasswordFile)
+		if err == nil {
+			err = checkPrivate(cfg.PasswordFile)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("store.etcd.password-file: %w", err)
+		}
+		settings.Password = strings.TrimRight(string(password), "\r\n")
+	}
+	client, err := clientv3.New(settings)
+	if err != nil {
+		return nil, fmt.Errorf("store.etcd: %w", err)
+	}
+	return &Store{client, causes, strings.TrimSuffix(cfg.Prefix, "/") + "/", name}, nil
+}
+
+// tlsOf returns the settings of TLS, or nil without it. The certificate is read again for each
+// connection, so it can be renewed without a restart.
+func tlsOf(cfg *desired.Etcd) (*tls.Config, error) {
+	if !cfg.UsesTLS() {
+		return nil, nil
+	}
+	if cfg.KeyFile != "" {
+		if err := checkPrivate(cfg.KeyFile); err != nil {
+			return nil, fmt.Errorf("store.etcd.key-file: %w", err)
+		}
+	}
+	info := transport.TLSInfo{TrustedCAFile: cfg.CAFile, CertFile: cfg.CertFile, KeyFile: cfg.KeyFile}
+	settings, err := info.ClientConfig()
+	if err != nil {
+		return nil, fmt.Errorf("store.etcd: %w", err)
+	}
+	return settings, nil
+}
+
+// checkPrivate returns an error if others than the owner of a file and its group may use it.
+func checkPrivate(path string) error {
+	info, err := os.Stat(path)
+	if err != nil {
+		return err
+	}
+	if mode := info.Mode().Perm(); mode&0o007 != 0 {
+		return fmt.Errorf("%s has mode %04o: everybody may use it; 0600 or 0640 is right", path, mode)
+	}
+	return nil
+}
+
+// Close ends the connection.
+func (s *Store) Close() error { return s.client.Close() }
+
+// Prefix returns the first part of the keys of the fleet. It ends with a slash.
+func (s *Store) Prefix() string { return s.prefix }
+
+// key returns a key with the prefix of the fleet.
+func (s *Store) key(key string) string { return s.prefix + key }
+
+// head is the last change of a fleet.
+type head struct {
+	Format int `json:"format"`
+	// Epoch identifies the store since it was filled. A store that has lost its content and was
+	// filled again has another one.
+	Epoch  string `json:"epoch"`
+	Change uint64 `json:"change"`
+	// Removals is the last change whose writer has permitted it to remove more servers than the
+	// limit. 0: none.
+	Removals uint64 `json:"removals,omitempty"`
+	// Writing is the number of a change of many keys that is being written. 0: none.
+	Writing uint64 `json:"writing,omitempty"`
+	// By names the writer, and identifies its attempt.
+	By string `json:"by"`
+}
+
+// release is the change that balancers follow.
+type release struct {
+	Epoch  string `json:"epoch"`
+	Change uint64 `json:"change"`
+	By     string `json:"by"`
+}
+
+var (
+	// ErrEmpty is wrapped in an error if the store has no head, and so no services.
+	ErrEmpty = errors.New("the store has no services: segue store import fills it")
+	// ErrVersion is wrapped in an error if the store has another version than expected.
+	ErrVersion = errors.New("the configuration has changed meanwhile")
+	// ErrNotEmpty is wrapped in an error if a store to be filled has content.
+	ErrNotEmpty = errors.New("the store has content already")
+	// ErrUnknown is wrapped in an error if it is not known whether a change was made.
+	ErrUnknown = errors.New("whether the change was made is not known: the store did not answer")
+)
+
+// Version identifies a change of a fleet.
+type Version struct {
+	Epoch  string `json:"epoch"`
+	Change uint64 `json:"change"`
+}
+
+// String returns the version as EPOCH-CHANGE.
+func (v Version) String() string { return fmt.Sprintf("%s-%d", v.Epoch, v.Change) }
+
+// ParseVersion is the reverse of String.
+func ParseVersion(text string) (Version, error) {
+	epoch, number, _ := strings.Cut(text, "-")
+	change, err := strconv.ParseUint(number, 10, 64)
+	if err != nil || epoch == "" {
+		return Version{}, fmt.Errorf("version %q: must be EPOCH-CHANGE", text)
+	}
+	return Version{epoch, change}, nil
+}
+
+func newID() string { return strings.ToLower(rand.Text()[:12]) }
+
+func encode(value any) string {
+	text, err := json.Marshal(value)
+	if err != nil {
+		panic(err) // only numbers and strings
+	}
+	return string(text)
+}

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"golang.org/x/sync/errgroup"
+)
+
+const (
+	// probeInterval is the time between two questions whether the store is there, and whether it is
+	// still the same. A store that was emptied and restarted continues watches without an error.
+	probeInterval = time.Second
+	probeTimeout  = 5 * time.Second
+	// missedProbes is how many questions in a row may find a newer change than the watch has
+	// delivered. After that the content is read anew.
+	missedProbes = 10
+	// firstPause and longestPause are the times before the content is read anew after an error.
+	firstPause, longestPause = 200 * time.Millisecond, 5 * time.Second
+)
+
+// latest hands the newest value over to one reader. A slow reader misses values and delays nobody.
+type latest[T any] chan T
+
+func newLatest[T any]() latest[T] { return make(latest[T], 1) }
+
+// put replaces a value that was not read yet. There is one writer.
+func (l latest[T]) put(value T) {
+	select {
+	case <-l:
+	default:
+	}
+	l <- value
+}
+
+// watch reads the content of the store, and reports it, whenever the head or the release has
+// changed, until the context ends. It also reports whether the store answers: nil, or the error.
+func (s *Store) watch(ctx context.Context, emit func(*Snapshot), reachable func(error)) {
+	pause := firstPause
+	for ctx.Err() == nil {
+		began := time.Now()
+		err := s.follow(ctx, emit, reachable)
+		if ctx.Err() != nil {
+			return
+		}
+		if !errors.Is(err, errReadAnew) {
+			reachable(err)
+		}
+		if time.Since(began) > longestPause {
+			pause = firstPause
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(pause):
+		}
+		pause = min(2*pause, longestPause)
+	}
+}
+
+// errReadAnew tells that the content must be read anew, although the store answers.
+var errReadAnew = errors.New("the content is read anew")
+
+// follow reads the content and follows its changes until that is no longer possible.
+func (s *Store) follow(ctx context.Context, emit func(*Snapshot), reachable func(error)) error {
+	n, err := s.Read(ctx)
+	if err != nil {
+		return err
+	}
+	reachable(nil)
+	emit(n.clone())
+	group, ctx := errgroup.WithContext(ctx)
+	seen := newLatest[position]() // which the watch has delivered
+	seen.put(n.position())
+	cluster, revision := n.cluster, n.revision // receive changes n from now on
+	group.Go(func() error { return s.receive(ctx, n, emit, seen) })
+	group.Go(func() error { return s.probe(ctx, cluster, revision, seen, reachable) })
+	return group.Wait()
+}
+
+// receive applies the events of a watch to the content.
+func (s *Store) receive(
+	ctx context.Context, n *Snapshot, emit func(*Snapshot), seen latest[position],
+) error {
+	events := s.client.Watch(clientv3.WithRequireLeader(ctx), s.prefix,
+		clientv3.WithPrefix(), clientv3.WithRev(n.revision+1), clientv3.WithProgressNotify())
+	for response := range events {
+		if err := response.Err(); err != nil {
+			// Revisions that the watch has missed may be compacted, or the member of etcd has lost
+			// its majority.
+			return fmt.Errorf("%w: %w", errReadAnew, err)
+		}
+		moved := false
+		for _, event := range response.Events {
+			key := strings.TrimPrefix(string(event.Kv.Key), s.prefix)
+			moved = moved || key == headKey || key == releaseKey || key == leaderKey
+			if event.Type == clientv3.EventTypeDelete {
+				n.remove(key)
+			} else {
+				n.put(key, event.Kv)
+			}
+		}
+		n.revision = max(n.revision, response.Header.Revision)
+		if moved {
+			seen.put(n.position())
+			emit(n.clone())
+		}
+	}
+	return errReadAnew
+}
+
+// probe asks the store again and again for its head and its release. It returns an error if the
+// store is not the one that is being watched, or if the watch does not deliver its changes.
+func (s *Store) probe(
+	ctx context.Context, cluster uint64, revision int64, seen latest[position], reachable func(error),
+) error {
+	tick := time.NewTicker(probeInterval)
+	defer tick.Stop()
+	var delivered position
+	missed := 0
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case delivered = <-seen:
+			missed = 0
+			continue
+		case <-tick.C:
+		}
+		now, err := s.ask(ctx)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		reachable(err)
+		switch {
+		case err != nil:
+			continue // the watch resumes when the store answers again
+		case now.cluster != cluster || now.revision < revision, now.isBefore(delivered):
+			return fmt.Errorf("%w: the store is another one, or was restored", errReadAnew)
+		case now.position == delivered:
+			missed = 0
+		case missed == missedProbes:
+			return fmt.Errorf("%w: the watch does not deliver changes", errReadAnew)
+		default:
+			missed++
+		}
+		revision = now.revision
+	}
+}
+
+// answer is what a probe learns.
+type answer struct {
+	cluster  uint64
+	revision int64
+	position
+}
+
+// position are the revisions at which the head and the release were written.
+type position struct{ head, release int64 }
+
+func (n *Snapshot) position() position { return position{n.headAt, n.releaseAt} }
+
+// isBefore tells whether a position is older than another one, or lacks a key. That is so for a
+// moment if a key was deleted.
+func (p position) isBefore(other position) bool {
+	return p.head < other.head || p.release < other.release
+}
+
+func (s *Store) ask(ctx context.Context) (a answer, err error) {
+	began := time.Now()
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	response, err := s.client.Txn(ctx).Then(
+		clientv3.OpGet(s.key(headKey), clientv3.WithKeysOnly()),
+		clientv3.OpGet(s.key(releaseKey), clientv3.WithKeysOnly())).Commit()
+	if err != nil {
+		return a, s.causes.describe(err, began)
+	}
+	a.cluster, a.revision = response.Header.ClusterId, response.Header.Revision
+	for i, into := range []*int64{&a.head, &a.release} {
+		for _, kv := range response.Responses[i].GetResponseRange().Kvs {
+			*into = kv.ModRevision
+		}
+	}
+	return a, nil
+}

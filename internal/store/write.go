@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package store
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// writerTTL is the time in seconds after which a writer of many keys that has died can be replaced.
+const writerTTL = 10
+
+// Change is a change of a fleet's content.
+type Change struct {
+	// Edit returns the content after the change. It must not change its argument, and may be called
+	// several times.
+	Edit func(Tree) (Tree, error)
+	// Expected is the version that the change is for. Without a value it is for any.
+	Expected Version
+	// PermitsRemovals tells balancers to follow the change even if it removes more servers than
+	// their limits allow.
+	PermitsRemovals bool
+	// Fills tells that the store must be empty before.
+	Fills bool
+}
+
+// Apply makes a change as a whole, and returns the version after it, which is the version before if
+// there is nothing to change. If somebody else changes the store at the same time, Apply begins
+// anew, until the context ends. The error wraps ErrVersion, ErrEmpty, ErrNotEmpty or ErrUnknown, or
+// is that of Edit or of the store. Unless it wraps ErrUnknown, nothing has changed.
+func (s *Store) Apply(ctx context.Context, c Change) (Version, error) {
+	w := &writer{Store: s, change: c, by: s.name + " " + newID()}
+	for {
+		version, err := w.attempt(ctx)
+		if !errors.Is(err, errConflict) {
+			return version, err
+		}
+		select {
+		case <-ctx.Done():
+			return Version{}, fmt.Errorf("%w: %w", err, context.Cause(ctx))
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
+// writer makes a change.
+type writer struct {
+	*Store
+	change Change
+	by     string
+}
+
+// attempt makes the change. The error wraps errConflict if another attempt may succeed.
+func (w *writer) attempt(ctx context.Context) (Version, error) {
+	n, err := w.Read(ctx)
+	if err != nil {
+		return Version{}, err
+	}
+	if n, err = w.prepare(ctx, n); err != nil {
+		return Version{}, err
+	}
+	before := n.Tree()
+	after, err := w.change.Edit(maps.Clone(before))
+	if err != nil {
+		return Version{}, err
+	}
+	next := *n.head
+	next.Change, next.By, next.Writing = next.Change+1, w.by, 0
+	if w.change.PermitsRemovals {
+		next.Removals = next.Change
+	}
+	batches := w.batches(n, before.changesTo(after), next.Change)
+	switch {
+	case len(batches) == 0 && n.headAt > 0:
+		return n.Version(), nil
+	case len(batches) <= 1:
+		_, err = w.finish(ctx, n.headAt, slices.Concat(batches...), &next)
+	default:
+		err = w.writeMany(ctx, n, batches, &next)
+	}
+	if err != nil {
+		return Version{}, err
+	}
+	return Version{next.Epoch, next.Change}, nil
+}
+
+// prepare checks that the store can be changed. It clears what a writer that has died has left.
+func (w *writer) prepare(ctx context.Context, n *Snapshot) (*Snapshot, error) {
+	err := n.Check()
+	isEmpty := errors.Is(err, ErrEmpty)
+	switch {
+	case w.change.Fills && isEmpty && n.head != nil: // what an earlier attempt has left
+	case w.change.Fills && isEmpty && len(n.items)+len(n.pieces) == 0 && n.release == nil:
+		n.head = &head{Format: format, Epoch: newID()}
+		return n, nil
+	case w.change.Fills && isEmpty:
+		return nil, fmt.Errorf("%w: keys below %s, and no key %s; remove them first",
+			ErrNotEmpty, w.prefix, w.key(headKey))
+	case w.change.Fills:
+		return nil, fmt.Errorf("%w below %s", ErrNotEmpty, w.prefix)
+	case err != nil:
+		return nil, err
+	}
+	if expected := w.change.Expected; expected != (Version{}) && expected != n.Version() {
+		return nil, fmt.Errorf("version %s: %w: it has version %s now", expected, ErrVersion, n.Version())
+	}
+	switch {
+	case n.head.Writing == 0:
+		return n, nil
+	case n.hasWriter:
+		return nil, fmt.Errorf("%w: %s is writing", errConflict, n.head.By)
+	}
+	if err := w.takeBack(ctx, n); err != nil {
+		return nil, err
+	}
+	return w.Read(ctx)
+}
+
+// batches returns the operations of a change, in groups of the size of a transaction.
+func (w *writer) batches(n *Snapshot, changes []changed, number uint64) [][]clientv3.Op {
+	var all batches
+	readers := []uint64{n.head.Change}
+	if released, ok := n.released(); ok {
+		readers = append(readers, released.Change)
+	}
+	for _, c := range changes {
+		next := n.items[c.key].with(version{number, c.value}, readers...)
+		all.add(clientv3.OpPut(w.key(c.key), next.text()), len(next.text()))
+	}
+	return all.ops
+}
+
+// batches are operations in groups of the size of a transaction.
+type batches struct {
+	ops   [][]clientv3.Op
+	bytes int // of the last group
+}
+
+func (b *batches) add(operation clientv3.Op, bytes int) {
+	last := len(b.ops) - 1
+	if last < 0 || len(b.ops[last]) >= batchKeys || b.bytes+bytes > batchBytes {
+		b.ops, b.bytes = append(b.ops, nil), 0
+		last++
+	}
+	b.ops[last] = append(b.ops[last], operation)
+	b.bytes += bytes
+}
+
+// finish writes the last operations of a change and the head in one transaction. The head must be
+// as it was written at the given revision. finish returns the revision of the new head.
+func (w *writer) finish(
+	ctx context.Context, headAt int64, operations []clientv3.Op, next *head,
+) (int64, error) {
+	// The head is last: whoever sees it has seen all others.
+	operations = append(slices.Clone(operations), clientv3.OpPut(w.key(headKey), encode(next)))
+	if next.Writing == 0 {
+		operations = append(operations, clientv3.OpDelete(w.key(writerKey)))
+	}
+	revision, ok, err := w.commit(ctx, []clientv3.Cmp{w.headIs(headAt)}, operations)
+	switch {
+	case err != nil:
+		return w.wasFinished(ctx, headAt, next, err)
+	case !ok:
+		return 0, errConflict
+	}
+	return revision, nil
+}
+
+// wasFinished finds out whether a transaction with an unknown result has taken place.
+func (w *writer) wasFinished(
+	ctx context.Context, headAt int64, next *head, cause error,
+) (int64, error) {
+	for range 3 {
+		answer, err := w.get(ctx, w.key(headKey))
+		if err != nil {
+			continue
+		}
+		var now head
+		var at int64 // as long as there is no head
+		if len(answer.Kvs) == 1 {
+			at = answer.Kvs[0].ModRevision
+			if json.Unmarshal(answer.Kvs[0].Value, &now) == nil && now == *next {
+				return at, nil
+			}
+		}
+		if at == headAt {
+			return 0, cause
+		}
+		break // others have made changes since
+	}
+	return 0, fmt.Errorf("%w (%w)", ErrUnknown, cause)
+}
+
+func (w *writer) headIs(revision int64) clientv3.Cmp {
+	return clientv3.Compare(clientv3.ModRevision(w.key(headKey)), "=", revision)
+}
+
+// writeMany makes a change that needs several transactions. While it is being written, the head
+// says so, and keeps other writers off. Nobody reads its versions before the last transaction.
+func (w *writer) writeMany(
+	ctx context.Context, n *Snapshot, batches [][]clientv3.Op, next *head,
+) error {
+	life, err := w.newLease(ctx, writerTTL)
+	if err != nil {
+		return err
+	}
+	defer life.close()
+	reserved := *n.head
+	reserved.Writing, reserved.By = next.Change, w.by
+	operations := []clientv3.Op{clientv3.OpPut(w.key(writerKey), w.by, clientv3.WithLease(life.id))}
+	at, err := w.finish(ctx, n.headAt, operations, &reserved)
+	if errors.Is(err, ErrUnknown) {
+		err = errConflict // nothing has changed yet
+	}
+	if err != nil {
+		return err
+	}
+	for _, batch := range batches {
+		if err := w.writeBatch(ctx, at, batch); err != nil {
+			return err
+		}
+	}
+	_, err = w.finish(ctx, at, nil, next)
+	return err
+}
+
+// writeBatch writes some of the versions of a change. It tries again until the context ends: to
+// write them twice does no harm.
+func (w *writer) writeBatch(ctx context.Context, headAt int64, batch []clientv3.Op) error {
+	for {
+		_, ok, err := w.commit(ctx, []clientv3.Cmp{w.headIs(headAt)}, batch)
+		switch {
+		case err == nil && ok:
+			return nil
+		case err == nil:
+			return errConflict
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
+// takeBack removes the versions of a change whose writer has died. The head is replaced first, so
+// that the writer, should it live after all, can write no more.
+func (w *writer) takeBack(ctx context.Context, n *Snapshot) error {
+	taken := *n.head
+	taken.By = w.by
+	life, err := w.newLease(ctx, writerTTL)
+	if err != nil {
+		return err
+	}
+	defer life.close()
+	operations := []clientv3.Op{clientv3.OpPut(w.key(writerKey), w.by, clientv3.WithLease(life.id))}
+	at, err := w.finish(ctx, n.headAt, operations, &taken)
+	if err != nil {
+		return err
+	}
+	if n, err = w.Read(ctx); err != nil {
+		return err
+	}
+	var undo batches
+	for key, it := range n.items {
+		if treeOf(key) == generationsKey || it[0].Change <= taken.Change {
+			continue
+		}
+		if kept := it.without(taken.Change); len(kept) == 0 {
+			undo.add(clientv3.OpDelete(w.key(key)), 0)
+		} else {
+			undo.add(clientv3.OpPut(w.key(key), kept.text()), len(kept.text()))
+		}
+	}
+	for _, batch := range undo.ops {
+		if err := w.writeBatch(ctx, at, batch); err != nil {
+			return err
+		}
+	}
+	taken.Writing = 0
+	_, err = w.finish(ctx, at, nil, &taken)
+	return err
+}
