@@ -365,8 +365,9 @@ func (s *site) upgrade(t *testing.T, load *load) {
 		if after == before || after == "0" {
 			t.Errorf("%s: process %s before the upgrade, %s after", unit, before, after)
 		}
-		if exe := m.must(t, "readlink", "/proc/"+after+"/exe"); exe != "/usr/bin/segue\n" {
-			t.Errorf("%s runs %s", unit, exe)
+		runs := m.must(t, "stat", "--dereference", "--format=%i", "/proc/"+after+"/exe")
+		if installed := m.must(t, "stat", "--format=%i", "/usr/bin/segue"); runs != installed {
+			t.Errorf("%s does not run the installed file", unit)
 		}
 		load.more(t)
 	}
