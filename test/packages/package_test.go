@@ -154,12 +154,15 @@ func (s *site) connect(t *testing.T, name, address string, host *testnet.Namespa
 // install installs the package, writes configurations, and starts the units.
 func (s *site) install(t *testing.T, file string) {
 	t.Helper()
+	// The processes whose files exist start with the installation.
+	must(t, os.Mkdir(filepath.Join(s.server.root, "etc/segue"), 0o750))
+	s.server.write(t, "etc/segue/agent.yaml", strings.Replace(agentFile, "  signal-key: /etc/segue/signal.key\n", "", 1), 0o644)
 	for _, m := range []*machine{s.lb, s.server} {
 		m.dpkg(t, file)
 		for _, role := range []string{"lb", "agent"} {
-			// Without a file, nothing runs.
-			if out, err := m.run("systemctl", "is-active", "segue-"+role); err == nil {
-				t.Errorf("%s: segue-%s is %s without a file", m.name, role, out)
+			_, err := m.run("systemctl", "is-active", "segue-"+role)
+			if isActive := err == nil; isActive != (m == s.server && role == "agent") {
+				t.Errorf("%s: after the installation, segue-%s is active: %t", m.name, role, isActive)
 			}
 		}
 		m.write(t, "etc/segue/signal.key", key, 0o400)
@@ -167,7 +170,7 @@ func (s *site) install(t *testing.T, file string) {
 	}
 	s.lb.write(t, "etc/segue/lb.yaml", lbFile, 0o644)
 	s.server.write(t, "etc/segue/agent.yaml", agentFile, 0o644)
-	s.server.must(t, "systemctl", "start", "segue-agent")
+	s.server.must(t, "systemctl", "restart", "segue-agent")
 	s.lb.must(t, "systemctl", "start", "segue-lb")
 	if out := s.lb.must(t, "systemctl", "is-enabled", "segue-lb"); out != "enabled\n" {
 		t.Errorf("segue-lb is %s", out)
@@ -362,8 +365,9 @@ func (s *site) upgrade(t *testing.T, load *load) {
 		if after == before || after == "0" {
 			t.Errorf("%s: process %s before the upgrade, %s after", unit, before, after)
 		}
-		if exe := m.must(t, "readlink", "/proc/"+after+"/exe"); exe != "/usr/bin/segue\n" {
-			t.Errorf("%s runs %s", unit, exe)
+		runs := m.must(t, "stat", "--dereference", "--format=%i", "/proc/"+after+"/exe")
+		if installed := m.must(t, "stat", "--format=%i", "/usr/bin/segue"); runs != installed {
+			t.Errorf("%s does not run the installed file", unit)
 		}
 		load.more(t)
 	}
