@@ -1,0 +1,324 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/segue-lb/segue/internal/lab"
+	"github.com/segue-lb/segue/internal/store/etcdtest"
+)
+
+// storeEndpoint is the address of the store in the network namespace of each balancer.
+const storeEndpoint = "127.0.0.1:2379"
+
+// site is a lab whose balancers have a store. Each reaches it by a proxy of its own.
+type site struct {
+	*testing.T
+	lab       *lab.Lab
+	etcd      *etcdtest.Server
+	proxies   map[string]*etcdtest.Proxy
+	balancers []string
+	service   lab.Service
+	file      string // the configuration of the first balancer
+	services  string // a file with the services
+}
+
+// newSite makes the balancers of a lab take their services from a store.
+func newSite(t *testing.T, servers int) *site {
+	t.Helper()
+	top := topology("http6-encap")
+	top.Servers = servers
+	s := &site{T: t, proxies: map[string]*etcdtest.Proxy{}, etcd: etcdtest.Start(t)}
+	s.lab = up(t, top)
+	s.service = s.lab.Topology.Services[0]
+	s.balancers = nodes(s.lab, lab.RoleBalancer)
+	s.services = filepath.Join(t.TempDir(), "services.yaml")
+	for _, name := range s.balancers {
+		listener, err := s.lab.Node(name).Listen(t.Context(), "tcp", storeEndpoint)
+		must(t, err)
+		s.proxies[name] = etcdtest.Serve(t, listener, s.etcd.Address())
+		file := configFile(s.lab, name+"-balancer.yaml")
+		text, err := os.ReadFile(file)
+		must(t, err)
+		own, services, ok := strings.Cut(string(text), "services:\n")
+		if !ok {
+			t.Fatalf("%s has no services", file)
+		}
+		own += fmt.Sprintf("store: {etcd: {endpoints: [\"http://%s\"], prefix: /segue/lab}}\n", storeEndpoint)
+		must(t, os.WriteFile(file, []byte(own), 0o644))
+		must(t, os.WriteFile(s.services, []byte("services:\n"+services), 0o644))
+	}
+	s.file = configFile(s.lab, s.balancers[0]+"-balancer.yaml")
+	s.run(s.balancers[0], "store", "import", "-c", s.file, s.services)
+	for _, name := range s.balancers {
+		p := s.lab.Process(name, "lb")
+		must(t, p.Stop())
+		must(t, p.Start(t.Context()))
+	}
+	awaitServers(t, s.lab)
+	return s
+}
+
+// run runs segue on a node and returns its output.
+func (s *site) run(node string, args ...string) string {
+	s.Helper()
+	return command(s.T, s.lab, node, segue, args...)
+}
+
+// digest returns the digest of the generations of the service, and the servers that a balancer has
+// in its tables with their conditions.
+func (s *site) digest(balancer string) string {
+	s.Helper()
+	state := balancerStatus(s.T, s.lab.Node(balancer)).Services[0]
+	text := fmt.Sprintf("generation %d %s:", state.Generation, state.Digest)
+	for _, server := range state.Servers {
+		text += fmt.Sprintf(" %s %s %g", server.Name, server.Condition, server.Share)
+	}
+	return text
+}
+
+// agree waits until all balancers have the same tables, and one of them fulfils a condition.
+func (s *site) agree(condition func(digest string) bool) {
+	s.Helper()
+	eventually(s.T, func() error {
+		first := s.digest(s.balancers[0])
+		for _, other := range s.balancers[1:] {
+			if now := s.digest(other); now != first {
+				return fmt.Errorf("%s has %s, %s has %s", s.balancers[0], first, other, now)
+			}
+		}
+		if !condition(first) {
+			return fmt.Errorf("the balancers agree on %s", first)
+		}
+		return nil
+	})
+}
+
+// has tells whether a digest names a server in a condition.
+func has(server, condition string) func(string) bool {
+	return func(digest string) bool { return strings.Contains(digest, " "+server+" "+condition+" ") }
+}
+
+func lacks(server string) func(string) bool {
+	return func(digest string) bool { return !strings.Contains(digest, " "+server+" ") }
+}
+
+// TestStore drains a server by one balancer, for both. A new balancer process and a copy of the
+// content know all.
+func TestStore(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, 4)
+	name := s.service.Name + "/s1"
+	if out := s.run("lb2", "drain", name); !strings.Contains(out, "is drained") {
+		t.Errorf("drain: %s", out)
+	}
+	s.agree(has("s1", "drained"))
+	visits, err := newClient(s.lab).visit(t.Context(), s.service, 50)
+	must(t, err)
+	if visits["s1"] > 0 {
+		t.Errorf("%d of 50 new connections went to s1, which is drained", visits["s1"])
+	}
+	restart(t, s.lab.Process("lb1", "lb"))
+	s.agree(has("s1", "drained"))
+	if out := s.run("lb1", "undrain", name); !strings.Contains(out, "gets new connections again") {
+		t.Errorf("undrain: %s", out)
+	}
+	s.agree(has("s1", "unchecked"))
+	if out := s.run("lb2", "server", "remove", name); !strings.Contains(out, "removed") {
+		t.Errorf("remove: %s", out)
+	}
+	s.agree(lacks("s1"))
+	out := s.run("lb1", "store", "export", "-c", s.file)
+	if !strings.Contains(out, "remove: true") || !strings.Contains(out, "name: s2") {
+		t.Errorf("export: %s", out)
+	}
+	out = s.run("lb1", "status")
+	if !strings.Contains(out, "\nstore: version ") {
+		t.Errorf("status shows no store: %s", out)
+	}
+	if out := s.run("lb2", "store", "status"); !strings.Contains(out, "follows: ") {
+		t.Errorf("store status: %s", out)
+	}
+	s.requireRefusal("lb2", "limit is 30 percent", "service", "remove", s.service.Name)
+}
+
+// requireRefusal runs segue on a node, which must fail.
+func (s *site) requireRefusal(node, want string, args ...string) {
+	s.Helper()
+	out, err := s.lab.Node(node).Run(s.Context(), segue, args...)
+	if err == nil || !strings.Contains(out+err.Error(), want) {
+		s.Errorf("segue %s: %s, error %v; want %s", strings.Join(args, " "), out, err, want)
+	}
+}
+
+// fault is a fault of the store or of the way to it, with changes of servers meanwhile.
+type fault struct {
+	name  string
+	cause func(*site)
+	// end ends the fault. The balancers have to agree after it.
+	end func(*site)
+	// agreed tells from a digest whether the changes have taken effect.
+	agreed func(string) bool
+}
+
+// storeFaults are the faults of TestStoreFaults.
+var storeFaults = []fault{
+	{
+		name:   "no fault, a server drained",
+		cause:  func(*site) {},
+		end:    func(s *site) { s.run("lb1", "drain", s.service.Name+"/s4") },
+		agreed: has("s4", "drained"),
+	},
+	{
+		name:   "no fault, a server undrained",
+		cause:  func(*site) {},
+		end:    func(s *site) { s.run("lb2", "undrain", s.service.Name+"/s4") },
+		agreed: has("s4", "unchecked"),
+	},
+	{
+		name: "one balancer in a partition",
+		cause: func(s *site) {
+			s.proxies["lb1"].Cut()
+			s.awaitStatus("lb1", "NOT REACHABLE")
+			s.run("lb2", "drain", s.service.Name+"/s4")
+		},
+		end: func(s *site) { s.proxies["lb1"].Heal() }, agreed: has("s4", "drained"),
+	},
+	{
+		name: "all balancers in a partition, one restarts",
+		cause: func(s *site) {
+			for _, name := range s.balancers {
+				s.proxies[name].Cut()
+			}
+			s.awaitStatus("lb2", "NOT REACHABLE")
+			restart(s.T, s.lab.Process("lb1", "lb"))
+			s.awaitStatus("lb1", "NOT REACHABLE")
+		},
+		end: func(s *site) {
+			for _, name := range s.balancers {
+				s.proxies[name].Heal()
+			}
+			s.run("lb1", "undrain", s.service.Name+"/s4")
+		},
+		agreed: has("s4", "unchecked"),
+	},
+	{
+		name:  "the store restarts",
+		cause: func(s *site) { s.etcd.Kill() },
+		end: func(s *site) {
+			s.etcd.Run()
+			s.run("lb2", "server", "set", s.service.Name+"/s4", "weight=2")
+		},
+		agreed: func(digest string) bool { return strings.HasPrefix(digest, "generation 2 ") },
+	},
+	{
+		name: "the store compacts during a partition",
+		cause: func(s *site) {
+			s.proxies["lb2"].Cut()
+			s.awaitStatus("lb2", "NOT REACHABLE")
+			s.run("lb1", "server", "set", s.service.Name+"/s4", "weight=1")
+			s.etcd.Compact()
+		},
+		end:    func(s *site) { s.proxies["lb2"].Heal() },
+		agreed: func(digest string) bool { return strings.HasPrefix(digest, "generation 3 ") },
+	},
+	{
+		name: "the store is slow",
+		cause: func(s *site) {
+			for _, name := range s.balancers {
+				s.proxies[name].Delay(500 * time.Millisecond)
+			}
+		},
+		end:    func(s *site) { s.run("lb2", "drain", s.service.Name+"/s4") },
+		agreed: has("s4", "drained"),
+	},
+	{
+		name: "the store loses its content, and is filled again",
+		cause: func(s *site) {
+			for _, name := range s.balancers {
+				s.proxies[name].Delay(0)
+			}
+			s.etcd.Kill()
+			s.etcd.Lose()
+			s.etcd.Run()
+			for _, name := range s.balancers {
+				s.awaitStatus(name, "NOT FOLLOWED")
+			}
+		},
+		end: func(s *site) {
+			kept := s.run("lb1", "store", "export", "-c", s.file, "--cache")
+			must(s.T, os.WriteFile(s.services, []byte(kept), 0o644))
+			s.run("lb1", "store", "import", "-c", s.file, s.services)
+		},
+		agreed: has("s4", "drained"),
+	},
+}
+
+// awaitStatus waits until segue status shows a problem with the store.
+func (s *site) awaitStatus(balancer, problem string) {
+	s.Helper()
+	eventually(s.T, func() error {
+		out, err := s.lab.Node(balancer).Run(s.Context(), segue, "status")
+		if err == nil && !strings.Contains(out, problem) {
+			err = fmt.Errorf("%s: no %q in the status:\n%s", balancer, problem, out)
+		}
+		return err
+	})
+}
+
+// TestStoreFaults causes each fault under live connections and new ones. No connection is lost,
+// also when all traffic moves to the other balancer after the fault.
+func TestStoreFaults(t *testing.T) {
+	s := newSite(t, 4)
+	const connections = 200
+	var log sharedFile
+	watch := exec.CommandContext(t.Context(), segue, "events")
+	watch.Stdout, watch.Stderr = &log, &log
+	must(t, s.lab.Node("lb2").Start(watch))
+	live := open(t, s.lab, connections, s.service)
+	v := startVisitors(t, s.lab, 4, s.service)
+	for _, f := range storeFaults {
+		before := v.answered.Load()
+		f.cause(s)
+		live.rounds(t, 1)
+		began := time.Now()
+		f.end(s)
+		s.agree(f.agreed)
+		took := time.Since(began)
+		for _, balancer := range s.balancers { // each takes all flows of the other
+			must(t, s.lab.SetNextHops(balancer))
+			live.rounds(t, 1)
+		}
+		must(t, s.lab.SetNextHops(s.balancers...))
+		live.rounds(t, 1)
+		lost := slices.DeleteFunc(slices.Clone(live.connections),
+			func(c *connection) bool { return c.failure() == nil })
+		v.mu.Lock()
+		failed := len(v.failures)
+		v.failures = nil
+		v.mu.Unlock()
+		t.Logf("| %s | %.1f s | %d of %d | %d of %d |", f.name, took.Seconds(), len(lost), connections,
+			failed, v.answered.Load()-before)
+		if len(lost) > 0 {
+			t.Fatalf("%s: %d connections are lost, for one: %v", f.name, len(lost), lost[0].failure())
+		}
+		if failed > 0 {
+			t.Errorf("%s: %d new connections failed", f.name, failed)
+		}
+	}
+	must(t, watch.Process.Signal(os.Interrupt))
+	must(t, watch.Wait())
+	for _, event := range []string{" store_down", " store_up", " store_held", " store_followed"} {
+		if !strings.Contains(log.String(), event) {
+			t.Errorf("no event%s in\n%s", event, &log)
+		}
+	}
+}
