@@ -77,7 +77,7 @@ var tiers = []tier{
 		name:     "e2e", // tests with networks of namespaces
 		packages: []string{"internal/lab", "test/e2e"},
 		// One package runs at a time, because all packages use the resources of the whole machine.
-		flags: []string{"-count=1", "-timeout=15m", "-p=1", "-parallel=4"},
+		flags: []string{"-count=1", "-timeout=30m", "-p=1", "-parallel=4"},
 	},
 	{
 		name:     "package", // tests of the Debian package, on bare hosts in namespaces
