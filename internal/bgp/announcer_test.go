@@ -59,9 +59,10 @@ func (l *logged) String() string {
 	return l.text.String()
 }
 
+// newFixture does not make the test parallel: the library keeps settings in global variables, which
+// each server of the process sets.
 func newFixture(t *testing.T) *fixture {
 	t.Helper()
-	t.Parallel()
 	r := newRouter(t)
 	f := &fixture{
 		t: t, router: r, services: make(chan []balancer.ServiceState, 1), log: &logged{},

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -195,11 +196,7 @@ func (r *router) session(number int) *received {
 		return nil
 	}
 	s := *r.sessions[number]
-	routes := map[netip.Prefix][]bgp.PathAttributeInterface{}
-	for prefix, attributes := range s.routes {
-		routes[prefix] = attributes
-	}
-	s.routes = routes
+	s.routes, s.ends = maps.Clone(s.routes), maps.Clone(s.ends)
 	return &s
 }
 
