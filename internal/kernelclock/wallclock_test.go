@@ -22,6 +22,8 @@ var wallClock = regexp.MustCompile(
 var shown = map[string]string{
 	"cmd/segue/statuswatch.go":     "the time of a status, for humans",
 	"internal/daemon/metrics.go":   "the time of the last reload, for humans and alerts",
+	"internal/bgp/announcer.go":    "since when the balancer is drained, for the status",
+	"internal/bgp/speaker.go":      "the age of a route, which the library shows",
 	"internal/events/events.go":    "the first ID of a stream; IDs of a clock that was ahead count as 0",
 	"internal/health/check.go":     "a deadline in the past, to end a check",
 	"internal/runstate/process.go": "the start of a process, compared for equality only",
