@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"sync"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
@@ -74,7 +75,10 @@ func runAgent(ctx context.Context, file string, f *foreground) error {
 	defer recorder.Close()
 	stream := events.NewStream()
 	a.PublishTo(stream)
+	var reloading sync.Mutex // SIGHUP and the socket must not exchange files
 	reload := tracked(metrics, recorder, stream, log, func(ctx context.Context) (field.Errors, error) {
+		reloading.Lock()
+		defer reloading.Unlock()
 		cfg, warnings, err := config.LoadAgent(file)
 		if err != nil {
 			return nil, err

@@ -277,16 +277,14 @@ func parseFields(args []string) (desired.Fields, error) {
 	return fields, nil
 }
 
-// parseValue returns a value of JSON. The balancer checks it.
+// parseValue returns a value of JSON. Numbers stay text, because the balancer reads numbers from text,
+// and the digits of an ID must not change.
 func parseValue(text string) any {
 	switch text {
 	case "":
 		return nil
 	case "true", "false":
 		return text == "true"
-	}
-	if number, err := strconv.ParseInt(text, 10, 64); err == nil {
-		return number
 	}
 	return text
 }

@@ -44,40 +44,47 @@ func (c *Client) Instance() string { return c.instance }
 
 // Services returns the services in force.
 func (c *Client) Services(ctx context.Context) (services []Service, err error) {
-	return services, c.call(ctx, http.MethodGet, "/v1/services", nil, &services)
+	err = c.call(ctx, http.MethodGet, "/v1/services", nil, &services)
+	return services, err
 }
 
 // Overrides returns all overrides, and the version in force.
 func (c *Client) Overrides(ctx context.Context) (overrides *Overrides, err error) {
-	return overrides, c.call(ctx, http.MethodGet, "/v1/overrides", nil, &overrides)
+	err = c.call(ctx, http.MethodGet, "/v1/overrides", nil, &overrides)
+	return overrides, err
 }
 
 // Change makes edits in one transaction. A dry run changes nothing.
 func (c *Client) Change(ctx context.Context, dryRun bool, edits ...Edit) (changed *Changed, err error) {
 	path := fmt.Sprintf("/v1/changes?dry-run=%t&allow-removals=%t", dryRun, c.AllowRemovals)
-	return changed, c.call(ctx, http.MethodPost, path, Change{edits}, &changed)
+	err = c.call(ctx, http.MethodPost, path, Change{edits}, &changed)
+	return changed, err
 }
 
 // Apply makes the services those of the content of a configuration file. A dry run changes nothing.
 func (c *Client) Apply(ctx context.Context, file []byte, dryRun bool) (changed *Changed, err error) {
 	path := fmt.Sprintf("/v1/services?dry-run=%t&allow-removals=%t", dryRun, c.AllowRemovals)
-	return changed, c.send(ctx, http.MethodPut, path, "application/yaml", bytes.NewReader(file), &changed)
+	err = c.send(ctx, http.MethodPut, path, "application/yaml", bytes.NewReader(file), &changed)
+	return changed, err
 }
 
 // Reload makes the process read its files again.
 func (c *Client) Reload(ctx context.Context) (reloaded *Reloaded, err error) {
-	return reloaded, c.call(ctx, http.MethodPost, "/v1/reload", nil, &reloaded)
+	err = c.call(ctx, http.MethodPost, "/v1/reload", nil, &reloaded)
+	return reloaded, err
 }
 
 // Store returns the condition of the balancer's connection to the store of its fleet.
 func (c *Client) Store(ctx context.Context) (s *Store, err error) {
-	return s, c.call(ctx, http.MethodGet, "/v1/store", nil, &s)
+	err = c.call(ctx, http.MethodGet, "/v1/store", nil, &s)
+	return s, err
 }
 
 // ConfirmStore makes the balancer follow the store although that removes more servers than the limit
 // allows.
 func (c *Client) ConfirmStore(ctx context.Context) (s *Store, err error) {
-	return s, c.call(ctx, http.MethodPost, "/v1/store/confirm", nil, &s)
+	err = c.call(ctx, http.MethodPost, "/v1/store/confirm", nil, &s)
+	return s, err
 }
 
 // Events calls a function for each event from now on, until the function or the connection fails, or

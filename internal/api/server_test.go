@@ -155,7 +155,8 @@ func TestChanges(t *testing.T) {
 		{"POST", "changes", `{`, nil, 400, ""},
 		{"PUT", "services", "services: [", []string{"Content-Type", "application/yaml"}, 422, "line 2"},
 		{"GET", "overrides", "", nil, 200, none},
-		{"POST", "reload", "", nil, 200, `"warnings":[]`},
+		{"POST", "changes", edits(`{"service":"web","set":{"buckets":1048576}}`), nil, 200, "web (buckets)"},
+		{"POST", "reload", "", nil, 200, `"warnings":[]`}, // it reads what the change has stored
 	} {
 		status, answer := send(t, step.method, url+step.path, step.body, step.headers...)
 		if status != step.status || !strings.Contains(answer, step.answer) {

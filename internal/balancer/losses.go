@@ -13,10 +13,11 @@ import (
 // Losses returns the servers whose flows a change to another desired state would affect. It returns
 // an error if the context ends first.
 func (b *Balancer) Losses(ctx context.Context, cfg *desired.Balancer) (losses []desired.Loss, err error) {
-	return losses, b.call(ctx, func(context.Context) error {
+	err = b.call(ctx, func(context.Context) error {
 		losses = b.losses(cfg.Services)
 		return nil
 	})
+	return losses, err
 }
 
 // losses is Losses in the goroutine that owns the balancer.

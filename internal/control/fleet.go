@@ -224,6 +224,7 @@ func (f *Fleet) change(ctx context.Context, terms Terms, compute change) (*Resul
 	var result *Result
 	var refusal error // of the last edit
 	change.Edit = func(tree store.Tree) (next store.Tree, err error) {
+		refusal = nil
 		if next, result, refusal = f.edit(ctx, tree, terms, compute); refusal == nil && terms.DryRun {
 			return nil, errDryRun
 		}
@@ -234,8 +235,8 @@ func (f *Fleet) change(ctx context.Context, terms Terms, compute change) (*Resul
 	case errors.Is(err, errDryRun):
 		_, result.Version = f.overrides()
 		return result, nil
-	case refusal != nil && errors.Is(err, refusal):
-		return nil, err
+	case refusal != nil:
+		return nil, refusal
 	case errors.Is(err, store.ErrVersion):
 		return nil, fmt.Errorf("%w: %w", ErrVersion, err)
 	case err != nil:

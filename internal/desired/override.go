@@ -106,6 +106,8 @@ func (o *Override) Validate(path string) field.Errors {
 		r.checkName(field.Child(path, "server"), o.Server)
 	}
 	switch {
+	case o.Add != nil && len(o.Add) == 0:
+		r.failf(field.Child(path, "add"), "must have fields")
 	case o.Add == nil && len(o.Set) == 0 && !o.Remove:
 		r.failf(path, "must have add, set or remove")
 	case o.Remove && (o.Add != nil || o.Set != nil):

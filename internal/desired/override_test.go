@@ -18,7 +18,8 @@ func TestValidateOverrides(t *testing.T) {
 		{Service: "web", Set: Fields{"servers": []any{}}},
 		{Service: "old", Remove: true, Set: drained},
 		{Service: "new", Add: Fields{"name": "other"}},
-		{Service: "new", Server: "a b", Add: Fields{}},
+		{Service: "new", Server: "a b", Add: Fields{"weight": 1}},
+		{Service: "new", Server: "s4", Add: Fields{}, Set: drained},
 	}}
 	want := `overrides[1]: web/s1 is already in overrides[0]
 overrides[2]: must have add, set or remove
@@ -26,7 +27,8 @@ overrides[3].service: required
 overrides[4].set.servers: each server needs an override of its own
 overrides[5]: must not have both remove and another change
 overrides[6].add.name: a name cannot be changed
-overrides[7].server: must have only printable characters, and no spaces`
+overrides[7].server: must have only printable characters, and no spaces
+overrides[8].add: must have fields`
 	if diff := cmp.Diff(want, overrides.Validate().Error()); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}

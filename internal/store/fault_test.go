@@ -3,6 +3,7 @@
 package store
 
 import (
+	"context"
 	"errors"
 	"flag"
 	"fmt"
@@ -351,6 +352,34 @@ func TestBalancerRefuses(t *testing.T) {
 	b.refuses = nil
 	b.mu.Unlock()
 	f.await(version, time.Now())
+}
+
+// A balancer that cannot read the content gives the lease back, and leaves it to others for a while.
+func TestUnfitLeader(t *testing.T) {
+	t.Parallel()
+	server := etcdtest.Start(t)
+	f := newFleet(t, server.Endpoint())
+	b := f.add(server.Endpoint())
+	f.await(f.fill(service("web", 10)), time.Now())
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+	defer cancel()
+	leases := f.store.client.Watch(ctx, f.store.key(leaderKey), clientv3.WithFilterDelete())
+	b.mu.Lock()
+	b.cannotRead = errors.New("of a newer build")
+	b.mu.Unlock()
+	f.edit(add9(0))
+	taken := 0
+	for response := range leases { // until the time has passed
+		taken += len(response.Events)
+	}
+	if taken > 1 {
+		t.Errorf("the balancer has taken the lease %d times in three seconds", taken)
+	}
+	b.mu.Lock()
+	b.cannotRead = nil
+	b.mu.Unlock()
+	other := f.add(server.Endpoint())
+	other.await(func(s Status) bool { return s.Follows == s.Newest && s.Newest.Change > 1 }, "make the generations")
 }
 
 // A balancer that restarts while the store is away goes on with what it followed last.

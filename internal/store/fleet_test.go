@@ -53,10 +53,11 @@ type simulated struct {
 	opened  *Store
 	history generation.Generations
 
-	mu       sync.Mutex
-	refuses  error
-	desired  *desired.Balancer
-	followed []string // the versions
+	mu         sync.Mutex
+	refuses    error
+	cannotRead error // for any content
+	desired    *desired.Balancer
+	followed   []string // the versions
 }
 
 // newFleet returns a fleet without balancers.
@@ -136,6 +137,12 @@ func (b *simulated) stop() {
 }
 
 func (b *simulated) Interpret(d *Document) (*desired.Balancer, error) {
+	b.mu.Lock()
+	err := b.cannotRead
+	b.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
 	files, _, err := b.file.WithStored(d.Services, d.Overrides)
 	if err != nil {
 		return nil, err

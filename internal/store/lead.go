@@ -60,21 +60,27 @@ type beginning struct {
 // run takes the lease whenever nobody has it, and then releases changes, until the context ends.
 func (r *releaser) run(ctx context.Context, snapshots <-chan *Snapshot) {
 	var newest *Snapshot
-	var again <-chan time.Time // after a failure
+	again := time.NewTimer(0) // after a pause, which follows a failure
+	<-again.C
+	isPausing := false
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case newest = <-snapshots: // generations also have their times while others make them
 			r.note(newest)
-		case <-again:
+			if isPausing { // the end of the own lease is news, too
+				continue
+			}
+		case <-again.C:
+			isPausing = false
 		}
-		again = nil
 		// The key of a lease that was lost may still be there.
 		if (newest.leader != "" && newest.leader != r.token) || newest.Check() != nil {
 			continue
 		}
 		pause, err := longestPause, r.hold(ctx, newest.leader, snapshots)
+		isPausing = err != nil
 		switch {
 		case ctx.Err() != nil:
 			return
@@ -84,7 +90,7 @@ func (r *releaser) run(ctx context.Context, snapshots <-chan *Snapshot) {
 		case err != nil:
 			r.log.Warn("make generations", "error", err)
 		}
-		again = time.After(pause)
+		again.Reset(pause)
 	}
 }
 

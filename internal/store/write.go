@@ -120,7 +120,8 @@ func (w *writer) prepare(ctx context.Context, n *Snapshot) (*Snapshot, error) {
 	if err := w.takeBack(ctx, n); err != nil {
 		return nil, err
 	}
-	return w.Read(ctx)
+	// Another writer may have begun meanwhile, so everything has to be checked again.
+	return nil, fmt.Errorf("%w: a writer has ended in the middle of a change", errConflict)
 }
 
 // batches returns the operations of a change, in groups of the size of a transaction.
