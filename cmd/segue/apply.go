@@ -35,6 +35,7 @@ missing, and have no effect.`,
 		},
 	}
 	t.addFlags(cmd)
+	t.addRemovalFlag(cmd)
 	return cmd
 }
 

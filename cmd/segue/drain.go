@@ -142,7 +142,6 @@ func clientOfAny(instance string) (*api.Client, error) {
 
 func drain(ctx context.Context, out io.Writer, name string, o *drainOptions) error {
 	client, server, err := o.setDrained(ctx, out, name, true)
-	drained := time.Now()
 	switch {
 	case err != nil || o.dryRun:
 		return err
@@ -161,7 +160,7 @@ func drain(ctx context.Context, out io.Writer, name string, o *drainOptions) err
 		ctx, cancel = context.WithTimeout(ctx, o.timeout)
 		defer cancel()
 	}
-	return awaitEnd(ctx, out, client, name, drained)
+	return awaitEnd(ctx, out, client, name)
 }
 
 func undrain(ctx context.Context, out io.Writer, name string, o *drainOptions) error {
@@ -253,15 +252,21 @@ func describeLeft(flows uint64) string {
 // awaitEnd waits until a drained server has no flow left, and prints how many there are whenever the
 // number changes. Flows that were counted before the server was drained prove nothing. A balancer
 // does not count while it changes its servers, so a later count began later.
-func awaitEnd(ctx context.Context, out io.Writer, client *api.Client, name string, drained time.Time) error {
+//
+// A balancer of a fleet may follow the drain later than the store has it.
+func awaitEnd(ctx context.Context, out io.Writer, client *api.Client, name string) error {
 	var last *uint64
+	var drained time.Time // when this balancer was first seen to follow the drain
 	for {
 		asked := time.Now()
 		server, err := findServer(ctx, client, name)
 		if err != nil {
 			return endedEarly(ctx, err, name, last)
 		}
-		if flows := server.state.Flows; flows != nil && ageOf(flows) < asked.Sub(drained) {
+		if drained.IsZero() && server.state.Drained {
+			drained = time.Now() // the change may have been made after the request was sent
+		}
+		if flows := server.state.Flows; flows != nil && !drained.IsZero() && ageOf(flows) < asked.Sub(drained) {
 			if last == nil || *last != flows.Live {
 				fmt.Fprintln(out, describeLeft(flows.Live))
 			}

@@ -28,6 +28,10 @@ type target struct {
 func (t *target) addFlags(cmd *cobra.Command) {
 	instanceFlag(cmd, &t.instance)
 	cmd.Flags().BoolVar(&t.dryRun, "dry-run", false, "show what would change, and change nothing")
+}
+
+// addRemovalFlag adds the flag of commands that can remove servers.
+func (t *target) addRemovalFlag(cmd *cobra.Command) {
 	cmd.Flags().BoolVar(&t.allowRemovals, "allow-removals", false,
 		"remove servers also above the limit of the store (store.max-removed-percent)")
 }
@@ -188,6 +192,7 @@ func (k kind) editCommand(cmd *cobra.Command, edit func(desired.Fields) api.Edit
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
 	t.addFlags(cmd)
+	t.addRemovalFlag(cmd)
 	return cmd
 }
 

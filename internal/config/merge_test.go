@@ -5,6 +5,8 @@ package config
 import (
 	"fmt"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
@@ -162,5 +164,30 @@ func TestOverrideErrors(t *testing.T) {
 		if got = strings.ReplaceAll(got, OverridesFile(&files.File.Node)+":2:", "line 2:"); !strings.HasPrefix(got, want) {
 			t.Errorf("%s: %s, want %s", text, got, want)
 		}
+	}
+}
+
+// A balancer with a store warns about overrides from before, and ignores them.
+func TestOverridesBesideAStore(t *testing.T) {
+	dir := t.TempDir()
+	text := fmt.Sprintf("node: {interface: eth0, state: %q}\n"+
+		"store: {etcd: {endpoints: [\"https://192.0.2.1:2379\"], prefix: /segue/main}}\n", dir)
+	load := func() field.Errors {
+		t.Helper()
+		_, warnings, err := ParseBalancerFiles([]byte(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return warnings
+	}
+	if warnings := load(); len(warnings) > 0 {
+		t.Errorf("warnings %v", warnings)
+	}
+	file := filepath.Join(dir, "lb.overrides.yaml")
+	if err := os.WriteFile(file, []byte("overrides:\n- {service: web, remove: true}\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if want := file + ": overrides: have no effect"; !strings.HasPrefix(load().Error(), want) {
+		t.Errorf("warnings %v, want %s", load(), want)
 	}
 }

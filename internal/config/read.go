@@ -37,10 +37,13 @@ func LoadBalancer(path string) (*BalancerFiles, field.Errors, error) {
 // ParseBalancerFiles is LoadBalancer for the content of a configuration file.
 func ParseBalancerFiles(data []byte) (*BalancerFiles, field.Errors, error) {
 	file, err := parseFile(data)
-	if err != nil || file.File.Store != nil { // the store has the overrides
-		return file, nil, err
+	if err != nil {
+		return nil, nil, err
 	}
 	overrides, stored, err := readOverrides(file.File)
+	if file.File.Store != nil { // it has the overrides
+		return file, unusedOverrides(file.File, overrides, err), nil
+	}
 	if err != nil {
 		return nil, nil, err
 	}
@@ -50,6 +53,15 @@ func ParseBalancerFiles(data []byte) (*BalancerFiles, field.Errors, error) {
 	}
 	f.Stored = stored
 	return f, append(file.warnings, more...), nil
+}
+
+// unusedOverrides warns about overrides from the time before a balancer had a store.
+func unusedOverrides(b *desired.Balancer, overrides []desired.Override, err error) (warnings field.Errors) {
+	if len(overrides) > 0 || err != nil {
+		warnings.Addf("overrides", "have no effect, because the balancer has a store: import them, and remove "+
+			"the file")
+	}
+	return warnings.In(OverridesFile(&b.Node))
 }
 
 // parseFile reads the content of a configuration file, without overrides.
