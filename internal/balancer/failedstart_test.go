@@ -163,7 +163,7 @@ func failAtSteps(t *testing.T, step int, inside [2]string) {
 			t.FailNow()
 		}
 	}
-	if refusals*step < 20 {
+	if (refusals+1)*step < 20 { // the first interrupted call is a random one of the first step
 		t.Errorf("%d starts were refused; there must be more", refusals)
 	}
 	s.check("after all")

@@ -57,6 +57,13 @@ func TestFlowsOfFailedServers(t *testing.T) {
 			servers := f.establish(flow)
 			f.setHealth("web", "s1", false)
 			f.requireVisits(servers, "web/s1", test.stays)
+			// A change of another service changes nothing.
+			cfg = balancerOf(service, serviceOf("other", vip6, 81, desired.TCP, desired.SRv6Encap, srv6Server("s1", 1, 1)))
+			if test.agents {
+				cfg = withProbes(cfg)
+			}
+			f.mustApply(cfg)
+			f.requireVisits(servers, "web/s1", test.stays)
 			fresh := fromPort(flow, 9999)
 			for port := range uint16(100) {
 				if got := serverOf(f.run(frameOf(fromPort(fresh, 30000+port)))); got == "web/s1" || got == "" {

@@ -26,9 +26,6 @@ func (s *services) reconcile(cfg *desired.Balancer, generations generation.Gener
 	if err := s.settle(); err != nil {
 		return err
 	}
-	for _, svc := range s.byName {
-		s.join(svc)
-	}
 	wanted := map[string]bool{}
 	for i := range cfg.Services {
 		name := cfg.Services[i].Name
@@ -92,6 +89,7 @@ func (s *services) reconcileService(want *serviceState) error {
 		return nil
 	}
 	svc.follows = nil // until all steps have succeeded
+	s.join(svc)
 	members, err := s.claimMembers(svc, want)
 	if err != nil {
 		return err

@@ -302,6 +302,10 @@ func (r *routeState) take(v *vip) {
 // updateRoute announces or withdraws a route. It returns when it must be called again, or zero.
 func (a *Announcer) updateRoute(r *routeState, now time.Time) (next time.Time) {
 	holdDown := a.plan.bgp.HoldDown
+	due := now
+	if r.vip.isServed { // also while the balancer is drained
+		due = r.damping.due(now, holdDown)
+	}
 	switch {
 	case !r.vip.isServed:
 		if r.Announced {
@@ -316,7 +320,7 @@ func (a *Announcer) updateRoute(r *routeState, now time.Time) (next time.Time) {
 	case r.Announced && r.vip.equals(r.sent):
 		return time.Time{}
 	case !r.Announced:
-		if due := r.damping.due(now, holdDown); due.After(now) {
+		if due.After(now) {
 			if r.Reason != HeldDown {
 				a.log.Info("route is held down: a service of the VIP can serve again", "prefix", r.Prefix,
 					"services", desired.Names(r.Services), "until", due.Format(time.RFC3339))
@@ -403,7 +407,10 @@ func (a *Announcer) store(drained bool) error {
 	case a.file == "":
 		return nil
 	case !drained:
-		return os.Remove(a.file)
+		if err := os.Remove(a.file); !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+		return nil
 	}
 	if err := os.MkdirAll(filepath.Dir(a.file), 0o755); err != nil {
 		return err

@@ -52,7 +52,9 @@ func (c *Checker) tryOnce(ctx context.Context, t *Target) error {
 	switch {
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
 		return fmt.Errorf("timeout after %v", t.Timeout)
-	case errors.As(err, &errno) && (isOwn(errno) || t.OnPath && isOwnOnPath(errno)):
+	case errors.Is(err, errUntried):
+		return err
+	case errors.As(err, &errno) && isOwn(errno):
 		return fmt.Errorf("%w: %w", errUntried, errno)
 	case errors.As(err, &errno):
 		return errno // without Go's "dial tcp …: connect:"
@@ -60,21 +62,11 @@ func (c *Checker) tryOnce(ctx context.Context, t *Target) error {
 	return err
 }
 
-// isOwn tells whether an error comes from this host, which lacks descriptors,
-// memory or ports, and not from a server or the path to it.
+// isOwn tells whether an error comes from this host, and not from a server or the path to it: the
+// host lacks descriptors, memory, ports or the interface, or its own firewall refuses the packet.
 func isOwn(errno unix.Errno) bool {
 	switch errno {
-	case unix.EMFILE, unix.ENFILE, unix.ENOBUFS, unix.ENOMEM, unix.EADDRNOTAVAIL:
-		return true
-	}
-	return false
-}
-
-// isOwnOnPath tells whether an error of a check on the path of clients' packets comes from this
-// host. The packets of such a check need no route and no neighbour.
-func isOwnOnPath(errno unix.Errno) bool {
-	switch errno {
-	case unix.ENETUNREACH, unix.ENODEV, unix.EPERM, unix.EACCES, unix.EINVAL:
+	case unix.EMFILE, unix.ENFILE, unix.ENOBUFS, unix.ENOMEM, unix.EADDRNOTAVAIL, unix.ENODEV, unix.EPERM:
 		return true
 	}
 	return false
@@ -98,7 +90,10 @@ func (c *Checker) dialer(t *Target) (*net.Dialer, error) {
 	mark := t.Mark
 	dialer.Control = func(_, _ string, raw syscall.RawConn) (err error) {
 		controlErr := raw.Control(func(fd uintptr) { err = prepare(int(fd), mark, socket.Device) })
-		return errors.Join(controlErr, err)
+		if err = errors.Join(controlErr, err); err != nil {
+			return fmt.Errorf("%w: %w", errUntried, err)
+		}
+		return nil
 	}
 	return dialer, nil
 }
