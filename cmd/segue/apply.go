@@ -21,7 +21,7 @@ func newApply() *cobra.Command {
 		Short: "Make the services of a running balancer those of a configuration file",
 		Long: `Make the services of a running balancer those of a configuration file, in one transaction.
 The balancer's own configuration file stays as it is: the difference becomes overrides. Servers
-that "segue drain" has drained stay drained. The sections node, api and metrics of FILE can be
+that "segue drain" has drained stay drained. The sections of FILE other than services can be
 missing, and have no effect.`,
 		Example: "  segue apply web.yaml --dry-run\n  segue apply web.yaml",
 		Args:    arguments("FILE"),
