@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
@@ -176,8 +177,15 @@ func (a *announced) Follow(
 	if err := a.Balancer.Follow(ctx, cfg, shared); err != nil {
 		return err
 	}
+	// The data path follows already, so the announcer must, too, also if the caller goes away.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), applyTimeout)
+	defer cancel()
 	return a.announcer.Apply(ctx, plan)
 }
+
+// applyTimeout is how long the announcer may take to follow a change. It answers at once, unless the
+// process is ending.
+const applyTimeout = 10 * time.Second
 
 // detachLB also releases the neighbour entries that a killed process left managed, and removes the
 // routes of its health checks.

@@ -315,7 +315,7 @@ func (a *Agent) reload(cfg *desired.Agent) error {
 	changes := cfg.ChangesFrom(a.cfg).WithKeys(!slices.Equal(keys, a.keys))
 	a.log.Info("reloaded", changes.Attributes()...)
 	if len(changes) > 0 {
-		a.events.Publish(events.Event{Kind: events.Changed, Changes: changes.Lines()})
+		a.events.Publish(events.Event{Kind: events.Changed, Changes: changes.Summary()})
 	}
 	a.cfg, a.keys = cfg, keys
 	if a.polls != nil {

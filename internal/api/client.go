@@ -129,8 +129,8 @@ func (c *Client) Events(ctx context.Context, each func(events.Event) error) erro
 	return fmt.Errorf("the process of the instance %q has ended", c.instance)
 }
 
-// longestEvent is the size of the longest event, in bytes: a change of 100,000 servers has about 8 MB.
-const longestEvent = 64 << 20
+// longestEvent is more than the size of the longest event, in bytes.
+const longestEvent = 1 << 20
 
 // call makes a request with JSON and reads the answer.
 func (c *Client) call(ctx context.Context, method, path string, request, answer any) error {

@@ -68,7 +68,7 @@ func (b *Balancer) publishReload(before *desired.Balancer, losses []desired.Loss
 	if len(changes) == 0 {
 		return
 	}
-	b.events.Publish(events.Event{Kind: events.Changed, Changes: changes.Lines()})
+	b.events.Publish(events.Event{Kind: events.Changed, Changes: changes.Summary()})
 	for _, s := range b.cfg.Services {
 		for i := range s.Servers {
 			now := &s.Servers[i]

@@ -41,6 +41,16 @@ func (c Changes) Lines() (lines []string) {
 	return lines
 }
 
+// Summary returns the first lines, and the number of the others.
+func (c Changes) Summary() []string {
+	const most = 100
+	lines := c.Lines()
+	if len(lines) <= most {
+		return lines
+	}
+	return append(lines[:most:most], fmt.Sprintf("and %d more", len(lines)-most))
+}
+
 // WithKeys adds a change of the keys in the file of node.signal-key, if they changed.
 func (c Changes) WithKeys(changed bool) Changes {
 	if !changed {

@@ -47,3 +47,15 @@ func TestOverrideString(t *testing.T) {
 		}
 	}
 }
+
+func TestSummaryOfChanges(t *testing.T) {
+	many := Changes{{"servers_added", make(Names, 250)}, {"services_removed", Names{"web"}}}
+	lines := many.Summary()
+	if len(lines) != 101 || lines[100] != "and 151 more" {
+		t.Errorf("%d lines, the last is %q", len(lines), lines[len(lines)-1])
+	}
+	few := Changes{{"servers_changed", Names{"web/s1 (weight 1 to 2)"}}}.Summary()
+	if diff := cmp.Diff([]string{"server web/s1 (weight 1 to 2) changed"}, few); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}

@@ -53,7 +53,7 @@ type Event struct {
 	// Reason says why, in plain words. It may be empty.
 	Reason  string   `json:"reason,omitempty"`
 	Flows   *uint64  `json:"flows,omitempty" doc:"the live flows that the server had"`
-	Changes []string `json:"changes,omitempty" doc:"as segue apply prints them"`
+	Changes []string `json:"changes,omitempty" doc:"as segue apply prints them, at most 100, and the number of the others"`
 }
 
 // kept is the largest number of events that a stream keeps. Then it forgets a quarter.
