@@ -74,7 +74,7 @@ func crash() error {
 			return err
 		}
 	}
-	b, err := startCrash(context.Background())
+	b, _, err := startCrash(context.Background())
 	if err != nil || call == startOnly {
 		return err
 	}
@@ -85,23 +85,23 @@ func crash() error {
 	return b.Reload(context.Background(), cfg)
 }
 
-// startCrash starts a balancer with the first configuration of this process.
-func startCrash(ctx context.Context) (*Balancer, error) {
+// startCrash starts a balancer with the first configuration of this process. The channel has the
+// result of Run.
+func startCrash(ctx context.Context) (b *Balancer, ended <-chan error, err error) {
 	cfg, err := crashConfigOf(0)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	b, err := New(cfg, slog.New(slog.DiscardHandler))
-	if err != nil {
-		return nil, err
+	if b, err = New(cfg, slog.New(slog.DiscardHandler)); err != nil {
+		return nil, nil, err
 	}
-	ended := make(chan error, 1)
-	go func() { ended <- b.Run(ctx) }()
+	result := make(chan error, 1)
+	go func() { result <- b.Run(ctx) }()
 	select {
-	case err := <-ended:
-		return nil, errors.Join(err, b.Close())
+	case err := <-result:
+		return nil, nil, errors.Join(err, b.Close())
 	case <-b.Ready():
-		return b, nil
+		return b, result, nil
 	}
 }
 

@@ -51,14 +51,17 @@ func failStart() error {
 	if err != nil {
 		return err
 	}
-	b, err := startCrash(context.Background())
+	ctx, stop := context.WithCancel(context.Background())
+	defer stop()
+	b, ended, err := startCrash(ctx)
 	if hasFailed() {
 		fmt.Println(failed)
 	}
 	if err != nil {
 		return err
 	}
-	return b.Close()
+	stop()
+	return errors.Join(<-ended, b.Close())
 }
 
 // fail starts a process with the configuration of the number, and with node.inside of the other

@@ -71,7 +71,7 @@ var tiers = []tier{
 		},
 		// More tests and packages run at a time than there are cores, because many of them wait
 		// for the kernel to change tables or routes.
-		flags: []string{"-count=1", "-timeout=20m", "-parallel=4", "-p=3"},
+		flags: []string{"-count=1", "-timeout=40m", "-parallel=4", "-p=3"},
 	},
 	{
 		name:     "e2e", // tests with networks of namespaces
