@@ -335,9 +335,12 @@ func (s *site) testReload(t *testing.T) {
 	must(t, reload(lbFile, "msg=reloaded"))
 }
 
-// restart restarts the units. A killed process is started again.
+// restart restarts the units, also many times in a short time. A killed process is started again.
 func (s *site) restart(t *testing.T) {
 	t.Helper()
+	for range 7 {
+		s.server.must(t, "systemctl", "restart", "segue-agent")
+	}
 	for m, unit := range s.units() {
 		m.must(t, "systemctl", "restart", unit)
 		before := m.pid(t, unit)
