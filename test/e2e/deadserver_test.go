@@ -173,6 +173,7 @@ func TestDeadServer(t *testing.T) {
 	for _, view := range views {
 		eventually(t, func() error { return waysOf(t, view).allAnswer(macs) })
 	}
+	awaitServers(t, l) // they start slowly
 	must(t, newClient(l).spread(t.Context(), nodes(l, lab.RoleServer)...))
 	for _, c := range resting {
 		if server, err := c.request(); err != nil || server != c.server {
