@@ -99,13 +99,13 @@ var soak = []tier{
 			"-run=^(TestKillsUnderManyConnections|TestServerFailures|TestServersAndABalancerFailAtOnce|" +
 				"TestHuntingOverBadLinks|TestLongTransferWithCookie|TestHistoryKeepsConnections|" +
 				"TestSYNFlood|TestSYNFloodOfAServiceThatHunts|TestSYNFloodWithoutFlowTable|" +
-				"TestReloadsUnderLoad|TestToolsWithoutFlowTable)$",
+				"TestReloadsUnderLoad|TestToolsWithoutFlowTable|TestBalancersComeAndGo)$",
 		},
 		args: []string{
 			"-kills.count=20", "-kills.connections=10000", "-failures.table", "-failover.figure",
 			"-badlinks.connections=10000", "-cookies.downloads=999", "-history.changes=20",
 			"-history.servers=36", "-history.connections=400", "-flood=20s", "-flood.rate=0",
-			"-flood.syns=200000", "-reloads=40", "-iperf=500M",
+			"-flood.syns=200000", "-reloads=40", "-iperf=500M", "-bgp.routers=frr,bird",
 		},
 	},
 	{
