@@ -196,7 +196,7 @@ func (k kind) editCommand(cmd *cobra.Command, edit func(desired.Fields) api.Edit
 	return cmd
 }
 
-// send sends an edit of what has the name, and prints what has changed.
+// send sends an edit of the service or server with the name, and prints the changes.
 func (k kind) send(ctx context.Context, out io.Writer, t *target, name string, e api.Edit) error {
 	client, err := clientOf(t.instance)
 	if err != nil {

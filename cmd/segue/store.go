@@ -405,7 +405,7 @@ func recordStore(
 	}
 }
 
-// publishStore publishes what has changed between two conditions.
+// publishStore publishes the differences between two conditions.
 func publishStore(stream *events.Stream, before, now store.Status) {
 	switch {
 	case before.Reachable && !now.Reachable:

@@ -131,36 +131,9 @@ func editsOf(list []Edit) []control.Edit {
 	all := make([]control.Edit, len(list))
 	for i, e := range list {
 		all[i] = control.Edit{
-			Service: e.Service, Server: e.Server, Add: fieldsOf(e.Add), Set: fieldsOf(e.Set),
+			Service: e.Service, Server: e.Server, Add: e.Add.WithPlainNumbers(), Set: e.Set.WithPlainNumbers(),
 			Remove: e.Remove, Reset: e.Reset,
 		}
 	}
 	return all
-}
-
-// fieldsOf returns fields with the numbers that configuration files have: JSON gives a float64, which
-// would be stored as 1e+06.
-func fieldsOf(fields desired.Fields) desired.Fields {
-	if fields == nil {
-		return nil
-	}
-	return plainNumbers(map[string]any(fields)).(map[string]any)
-}
-
-func plainNumbers(value any) any {
-	switch v := value.(type) {
-	case map[string]any:
-		for name := range v {
-			v[name] = plainNumbers(v[name])
-		}
-	case []any:
-		for i := range v {
-			v[i] = plainNumbers(v[i])
-		}
-	case float64:
-		if whole := int64(v); float64(whole) == v {
-			return whole
-		}
-	}
-	return value
 }

@@ -3,6 +3,7 @@
 package desired
 
 import (
+	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
@@ -15,6 +16,36 @@ import (
 // bool, a number, a string, a list ([]any) or further fields (map[string]any). As in a merge patch
 // (RFC 7396), nil stands for a field that is to be removed.
 type Fields map[string]any
+
+// WithPlainNumbers returns the fields, with the numbers that configuration files have instead of those
+// of JSON: a float64 would be stored as 1e+06. It changes the fields.
+func (f Fields) WithPlainNumbers() Fields {
+	for name := range f {
+		f[name] = plainNumbers(f[name])
+	}
+	return f
+}
+
+func plainNumbers(value any) any {
+	switch v := value.(type) {
+	case map[string]any:
+		return map[string]any(Fields(v).WithPlainNumbers())
+	case []any:
+		for i := range v {
+			v[i] = plainNumbers(v[i])
+		}
+	case json.Number:
+		if number, err := v.Int64(); err == nil {
+			return number
+		}
+		return v.String()
+	case float64:
+		if whole := int64(v); float64(whole) == v {
+			return whole
+		}
+	}
+	return value
+}
 
 // Override changes a service or a server for as long as the override exists. It is apart from the
 // configuration file, so that operators and programs can change a running balancer while somebody

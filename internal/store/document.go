@@ -79,7 +79,7 @@ func (t Tree) fields(key, name string) (fields desired.Fields, err error) {
 	if fields == nil {
 		return nil, fmt.Errorf("key %s: is null", key)
 	}
-	fields = plainNumbers(map[string]any(fields)).(map[string]any)
+	fields = fields.WithPlainNumbers()
 	fields["name"] = name
 	return fields, nil
 }
@@ -94,7 +94,7 @@ func (t Tree) override(key string) (o desired.Override, err error) {
 	}
 	for _, fields := range []*desired.Fields{&o.Add, &o.Set} {
 		if *fields != nil {
-			*fields = plainNumbers(map[string]any(*fields)).(map[string]any)
+			*fields = fields.WithPlainNumbers()
 		}
 	}
 	return o, nil
@@ -108,26 +108,6 @@ func (t Tree) decode(key string, into any) error {
 		return fmt.Errorf("key %s: %w", key, err)
 	}
 	return nil
-}
-
-// plainNumbers makes the numbers of a value those that configuration files have.
-func plainNumbers(value any) any {
-	switch v := value.(type) {
-	case map[string]any:
-		for name := range v {
-			v[name] = plainNumbers(v[name])
-		}
-	case []any:
-		for i := range v {
-			v[i] = plainNumbers(v[i])
-		}
-	case json.Number:
-		if number, err := v.Int64(); err == nil {
-			return number
-		}
-		return v.String()
-	}
-	return value
 }
 
 // Tree returns the document as a tree. It returns an error if a service or server has no name, or
