@@ -10,14 +10,9 @@ import (
 	"github.com/segue-lb/segue/internal/needs"
 )
 
-// mostVerified is how many instructions the kernel's verifier may process for xdp_lb. It processes
-// 162,000, and 153,000 of the dry run: the test logs both. The kernel refuses a program at
-// one million.
-const mostVerified = 200_000
-
 // The verifier's work is most of the time of a start, and of the packet tests. It multiplies
 // easily: by a loop that is inlined, or by a value that the verifier follows through all that comes
-// after it (forget in bpf/net/parse.h).
+// after it (forget in bpf/net/parse.h). The kernel refuses a program at one million instructions.
 func TestVerifierWork(t *testing.T) {
 	t.Parallel()
 	needs.BPF(t)
@@ -30,20 +25,32 @@ func TestVerifierWork(t *testing.T) {
 		t.Fatal(err)
 	}
 	NameDirectory(dry)
-	for name, spec := range map[string]*ebpf.CollectionSpec{"attached": attached, "dry run": dry} {
-		objects, err := ebpf.NewCollection(spec)
+	sweeper, err := loadSweeper()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, test := range map[string]struct {
+		spec    *ebpf.CollectionSpec
+		program string
+		most    uint32 // instructions
+	}{
+		"attached": {attached, balancerProgXdpLb, 200_000},
+		"dry run":  {dry, balancerProgXdpLb, 200_000},
+		"sweep":    {sweeper, sweeperProgSweepFlows, 15_000},
+	} {
+		objects, err := ebpf.NewCollection(test.spec)
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer objects.Close()
-		info, err := objects.Programs[balancerProgXdpLb].Info()
+		info, err := objects.Programs[test.program].Info()
 		if err != nil {
 			t.Fatal(err)
 		}
 		verified, ok := info.VerifiedInstructions()
 		t.Logf("%s: the verifier processes %d instructions", name, verified)
-		if !ok || verified > mostVerified {
-			t.Errorf("%s: %d instructions are more than %d", name, verified, mostVerified)
+		if !ok || verified > test.most {
+			t.Errorf("%s: %d instructions are more than %d", name, verified, test.most)
 		}
 	}
 }
