@@ -62,7 +62,7 @@ static __always_inline bool read_check(struct __sk_buff *skb, const struct check
 		pkt->key.destination.s6_addr32[2] = bpf_htonl(0xffff);
 		pkt->key.destination.s6_addr32[3] = ip.daddr;
 	}
-	return !__builtin_memcmp(&pkt->key.destination, &check->vip, sizeof(check->vip));
+	return same_address(&pkt->key.destination, &check->vip);
 }
 
 /* Tells the kernel which headers are added, so that it can compute the checksums of the inner
