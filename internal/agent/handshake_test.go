@@ -429,11 +429,7 @@ func TestAlgorithm2(t *testing.T) {
 
 func tryOffer(t *testing.T, k *kernel, key agentServiceKey, want *policy, f flow, seed uint64, i int) {
 	t.Helper()
-	now, err := monotonic()
-	if err != nil {
-		t.Fatal(err)
-	}
-	load := agentLoad{Busy: want.load.Busy, Capacity: want.load.Capacity, When: uint64(now)}
+	load := agentLoad{Busy: want.load.Busy, Capacity: want.load.Capacity, When: uint64(lasting(t))}
 	if err := k.objects.Loads.Put(key, load); err != nil {
 		t.Fatal(err)
 	}

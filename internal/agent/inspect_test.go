@@ -168,10 +168,7 @@ func TestServicesOfSnapshot(t *testing.T) {
 	if err := errors.Join(k.write(newTableContent(cfg, mtu)), pinAll(k)); err != nil {
 		t.Fatal(err)
 	}
-	now, err := monotonic()
-	if err != nil {
-		t.Fatal(err)
-	}
+	fresh := lasting(t)
 	report := func(when int64) {
 		load := agentLoad{Busy: 2, Capacity: 4, When: uint64(when)}
 		if err := k.objects.Loads.Put(serviceKey(cfg.Services[0]), load); err != nil {
@@ -181,7 +178,7 @@ func TestServicesOfSnapshot(t *testing.T) {
 	s.connect(flow{client6, vip6}, accepted)
 	sid := handshakeEvents()[1].frame(dialogue{flow: flow{client6, netip.AddrPortFrom(vip6.Addr(), 81)}}, desired.SRv6Encap)
 	s.do(func() error { runAgent(t, k, sid); return nil }) // connect-avail at the last server
-	for _, when := range []int64{now, now - int64(time.Minute)} {
+	for _, when := range []int64{fresh, fresh - int64(2*time.Hour)} {
 		report(when)
 		var got []*ServiceState
 		s.do(func() (err error) {
@@ -206,7 +203,7 @@ func TestServicesOfSnapshot(t *testing.T) {
 		four := uint32(4)
 		reported := &AcceptState{Policy: desired.AcceptStatic, Source: "shared-memory", Load: &Load{Busy: 2, Capacity: &four},
 			Threshold: &three, Offered: 1, Offers: forced}
-		if when != now {
+		if when != fresh {
 			reported.Load, reported.Stale = nil, true
 		}
 		want := []*ServiceState{

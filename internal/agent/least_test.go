@@ -12,6 +12,7 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -55,6 +56,17 @@ func arrived(frame []byte, hops int) []byte {
 	return frame
 }
 
+// lasting returns a time for a load that must not become stale during a test, however busy the
+// machine is: the time is an hour ahead.
+func lasting(t testing.TB) int64 {
+	t.Helper()
+	now, err := monotonic()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return now + int64(time.Hour)
+}
+
 // setLoads writes the load of the VIP's services, or none.
 func setLoads(t testing.TB, k *kernel, cfg *desired.Agent, load *accept.Load) {
 	t.Helper()
@@ -65,11 +77,7 @@ func setLoads(t testing.TB, k *kernel, cfg *desired.Agent, load *accept.Load) {
 		if load == nil {
 			continue
 		}
-		now, err := monotonic()
-		if err != nil {
-			t.Fatal(err)
-		}
-		value := agentLoad{Busy: load.Busy, Capacity: load.Capacity, When: uint64(now)}
+		value := agentLoad{Busy: load.Busy, Capacity: load.Capacity, When: uint64(lasting(t))}
 		if err := k.objects.Loads.Put(serviceKey(s), value); err != nil {
 			t.Fatal(err)
 		}

@@ -60,11 +60,7 @@ func randomSource(random *rand.Rand) desired.Source {
 // randomLoad reports a load, or makes the load missing or stale.
 func randomLoad(t *testing.T, k *kernel, random *rand.Rand, vip netip.AddrPort) {
 	t.Helper()
-	now, err := monotonic()
-	if err != nil {
-		t.Fatal(err)
-	}
-	load := agentLoad{Busy: random.Uint32N(4), Capacity: random.Uint32N(4), When: uint64(now)}
+	load := agentLoad{Busy: random.Uint32N(4), Capacity: random.Uint32N(4), When: uint64(lasting(t))}
 	if random.IntN(4) == 0 {
 		load.When = uint64(random.IntN(2)) // never, or long ago
 	}
