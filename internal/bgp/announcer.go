@@ -29,14 +29,15 @@ import (
 // Announcer announces the VIPs of a balancer. The goroutine in Run owns all fields, except those
 // behind mu. Other goroutines may call the exported methods.
 type Announcer struct {
-	log       *slog.Logger
-	file      string // tells that the balancer is drained; empty: it forgets that
-	preserved bool
-	plan      *Plan
-	services  []balancer.ServiceState // nil: not known yet
-	requests  chan request
-	speaker   *speaker
-	events    *events.Stream // nil: nobody follows them
+	log        *slog.Logger
+	file       string // tells that the balancer is drained; empty: it forgets that
+	forwarding Forwarding
+	preserved  bool // the data path has worked since the sessions before
+	plan       *Plan
+	services   []balancer.ServiceState // nil: not known yet
+	requests   chan request
+	speaker    *speaker
+	events     *events.Stream // nil: nobody follows them
 
 	mu      sync.Mutex
 	state   State // without what the speaker knows
@@ -71,6 +72,14 @@ func NewPlan(b *desired.BGP) (*Plan, error) {
 	return &Plan{b, passwords}, err
 }
 
+// Forwarding tells whether packets are forwarded while no process runs.
+type Forwarding struct {
+	// EndsWithProcess: the data path ends with the process, in whatever way that ends.
+	EndsWithProcess bool
+	// Works tells whether the instance has a data path now. It can be asked at any time.
+	Works func() (bool, error)
+}
+
 // drainedFile returns the path of the file that tells that an instance is drained. It is empty if
 // the balancer has no directory for its state.
 func drainedFile(node *desired.BalancerNode) string {
@@ -80,18 +89,22 @@ func drainedFile(node *desired.BalancerNode) string {
 	return filepath.Join(node.State, node.Instance+".drained")
 }
 
-// New returns an announcer. If preserved is true, an earlier process has left a data path that has
-// worked ever since: peers then keep its routes. New returns an error if it cannot find out whether
-// the balancer is drained.
-func New(cfg *desired.Balancer, plan *Plan, preserved bool, log *slog.Logger) (*Announcer, error) {
+// New returns an announcer. If a data path works already, an earlier process has left it, and it has
+// worked ever since: peers then keep its routes. So call New before the data path is attached. New
+// returns an error if it cannot find out whether the balancer is drained.
+func New(cfg *desired.Balancer, plan *Plan, forwarding Forwarding, log *slog.Logger) (*Announcer, error) {
 	a := &Announcer{
-		log: log, file: drainedFile(&cfg.Node), preserved: preserved, plan: plan,
+		log: log, file: drainedFile(&cfg.Node), forwarding: forwarding, plan: plan,
 		requests: make(chan request),
 		state: State{
 			ASN: plan.bgp.ASN, RouterID: plan.bgp.RouterID.String(),
 			DrainDelay: plan.bgp.DrainDelay.Seconds(),
 		},
 		peers: map[netip.Addr]*Peer{}, routes: map[netip.Addr]*routeState{},
+	}
+	if !forwarding.EndsWithProcess {
+		// An error is no reason to refuse the start. Peers then remove the routes until they get new ones.
+		a.preserved, _ = forwarding.Works()
 	}
 	if a.file == "" {
 		return a, nil
@@ -113,8 +126,8 @@ func (a *Announcer) PublishTo(stream *events.Stream) { a.events = stream }
 
 // Run announces the VIPs that can be served, as the channel tells, until the context ends. It
 // begins when the channel tells for the first time: the data path is attached then. In the end,
-// peers keep the routes, because the data path continues. Run returns an error if the speaker
-// cannot be started.
+// peers keep the routes if the data path continues. Run returns an error if the speaker cannot be
+// started.
 func (a *Announcer) Run(ctx context.Context, services <-chan []balancer.ServiceState) error {
 	select {
 	case a.services = <-services:
@@ -122,10 +135,14 @@ func (a *Announcer) Run(ctx context.Context, services <-chan []balancer.ServiceS
 		return nil
 	}
 	var err error
-	if a.speaker, err = startSpeaker(context.WithoutCancel(ctx), a.plan.bgp, a.log); err != nil {
+	a.speaker, err = startSpeaker(context.WithoutCancel(ctx), a.plan.bgp, !a.forwarding.EndsWithProcess, a.log)
+	if err != nil {
 		return err
 	}
 	defer a.stop()
+	if a.forwarding.EndsWithProcess {
+		a.log.Warn("the data path ends with the process: bgp peers remove the routes whenever it ends")
+	}
 	if a.state.Drained != nil {
 		a.log.Warn("the balancer is drained: no route is announced", "since", *a.state.Drained,
 			"undrain", "segue undrain --self")
@@ -134,7 +151,7 @@ func (a *Announcer) Run(ctx context.Context, services <-chan []balancer.ServiceS
 	if err := a.follow(ctx, &Plan{bgp: &desired.BGP{}}); err != nil {
 		return err
 	}
-	a.preserved = true // from now on, this process has a data path
+	a.preserved = !a.forwarding.EndsWithProcess // from now on, this process has a data path
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -157,12 +174,22 @@ func (a *Announcer) Run(ctx context.Context, services <-chan []balancer.ServiceS
 	}
 }
 
-// stop ends the sessions, and refuses further questions to the speaker.
+// stop ends the sessions, and refuses further questions to the speaker. Peers must not keep the
+// routes of a data path that is gone, as when its interface was removed.
 func (a *Announcer) stop() {
 	a.mu.Lock()
 	a.stopped = true
 	a.mu.Unlock()
-	a.speaker.stop()
+	works, err := a.forwarding.Works()
+	switch {
+	case a.forwarding.EndsWithProcess: // peers know, and keep nothing
+	case err != nil:
+		a.log.Warn("cannot find out whether the data path works: bgp peers keep the routes", "error", err)
+		works = true
+	case !works:
+		a.log.Error("the data path is gone: bgp peers are told to remove the routes")
+	}
+	a.speaker.stop(works && !a.forwarding.EndsWithProcess)
 }
 
 // ask makes the goroutine in Run do something.
@@ -236,6 +263,7 @@ func (a *Announcer) takeEvent(ctx context.Context, e sessionEvent) {
 		a.mu.Unlock()
 		return
 	}
+	e.keepsRoutes = e.keepsRoutes && !a.forwarding.EndsWithProcess
 	p.Since, p.State, p.KeepsRoutes = time.Now(), down, e.keepsRoutes && e.isEstablished
 	if e.isEstablished {
 		p.State = established
@@ -247,7 +275,7 @@ func (a *Announcer) takeEvent(ctx context.Context, e sessionEvent) {
 	if e.isEstablished {
 		a.events.Publish(events.Event{Kind: events.SessionUp, Peer: e.peer.String()})
 		a.log.Info("bgp session established", "peer", e.peer, "asn", p.ASN)
-		if !e.keepsRoutes {
+		if !e.keepsRoutes && !a.forwarding.EndsWithProcess {
 			a.log.Warn("bgp peer does not support graceful restarts: it removes the routes whenever the "+
 				"process restarts", "peer", e.peer)
 		}
@@ -260,7 +288,7 @@ func (a *Announcer) takeEvent(ctx context.Context, e sessionEvent) {
 		return
 	}
 	err := errors.Join(a.speaker.removePeer(ctx, e.peer),
-		a.speaker.addPeer(ctx, &a.plan.bgp.Peers[i], a.plan.passwords[e.peer], true))
+		a.speaker.addPeer(ctx, &a.plan.bgp.Peers[i], a.plan.passwords[e.peer], a.preserved))
 	if err != nil {
 		a.log.Error("bgp session cannot be opened again", "peer", e.peer, "error", err)
 	}

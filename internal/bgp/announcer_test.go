@@ -37,6 +37,9 @@ type fixture struct {
 	log      *logged
 	events   *events.Stream
 
+	works           bool // there is a data path
+	endsWithProcess bool // as in Forwarding
+
 	announcer *Announcer
 	stop      func()
 }
@@ -98,10 +101,14 @@ func (f *fixture) start(preserved bool, abilities ...balancer.Ability) {
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	f.announcer, err = New(f.cfg, plan, preserved, slog.New(slog.NewTextHandler(f.log, nil)))
+	f.works = preserved
+	f.announcer, err = New(f.cfg, plan, Forwarding{
+		EndsWithProcess: f.endsWithProcess, Works: func() (bool, error) { return f.works, nil },
+	}, slog.New(slog.NewTextHandler(f.log, nil)))
 	if err != nil {
 		f.t.Fatal(err)
 	}
+	f.works = true // the balancer attaches it
 	f.announcer.PublishTo(f.events)
 	ctx, cancel := context.WithCancel(f.t.Context())
 	ended := make(chan error, 1)
@@ -179,6 +186,41 @@ func TestNoGracefulRestart(t *testing.T) {
 	if s := f.router.await(0, isClosed); s.notified == nil {
 		t.Error("no notification")
 	}
+}
+
+// TestDataPathIsGone: a peer is told to remove the routes when the process ends without a data path.
+func TestDataPathIsGone(t *testing.T) {
+	f := newFixture(t)
+	f.start(false, balancer.Ready, balancer.Ready)
+	f.router.await(0, routesAre(vip6, vip4))
+	f.works = false
+	f.stop()
+	f.router.await(0, isClosed).requireCease(t)
+	if !strings.Contains(f.log.String(), "level=ERROR msg=\"the data path is gone") {
+		t.Error("the log does not say so")
+	}
+}
+
+// TestDataPathEndsWithProcess: the balancer does not ask peers to keep routes. They remove them
+// also when the process is killed.
+func TestDataPathEndsWithProcess(t *testing.T) {
+	f := newFixture(t)
+	f.endsWithProcess = true
+	f.start(true, balancer.Ready, balancer.Ready)
+	s := f.router.await(0, func(s *received) error {
+		if len(s.routes) != 2 {
+			return fmt.Errorf("routes %v", s.routes)
+		}
+		return nil
+	})
+	if s.restart() != nil {
+		t.Error("the balancer supports graceful restarts")
+	}
+	if f.state().Peers[0].KeepsRoutes {
+		t.Error("the peer keeps routes")
+	}
+	f.stop()
+	f.router.await(0, isClosed).requireCease(t)
 }
 
 // TestWithdrawals follows routes while services lose and regain their servers.

@@ -8,6 +8,8 @@ import (
 	"flag"
 	"fmt"
 	"net/netip"
+	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -18,6 +20,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/segue-lb/segue/internal/api"
 	"github.com/segue-lb/segue/internal/bgp"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/lab"
@@ -301,6 +304,82 @@ func TestBFD(t *testing.T) {
 			t.Logf("the routes of a dead host left after %.1f s", time.Since(start).Seconds())
 		})
 	}
+}
+
+// routersKeepRoutes is the default of bgp.restart-time. If routes leave within patience, routers have
+// not kept them.
+const routersKeepRoutes = 2 * time.Minute
+
+// TestRoutesOfNoDataPath: when a process ends and leaves no data path, routers do not keep its routes.
+func TestRoutesOfNoDataPath(t *testing.T) {
+	if patience >= routersKeepRoutes {
+		t.Fatalf("%v is too long to see that routers do not keep routes", patience)
+	}
+	for _, router := range []lab.Router{lab.FRR, lab.BIRD} {
+		t.Run(string(router), func(t *testing.T) {
+			t.Parallel()
+			topology := routed(t, router, 2)
+			topology.TwoArmed = true
+			l := up(t, topology)
+			lb1, lb2 := l.Process("lb1", "lb"), l.Node("lb2")
+
+			// The interface towards the servers is removed. The sessions are on the other one.
+			command(t, l, "lb1", "ip", "link", "delete", l.Node("lb1").BalancerConfig().Node.Inside)
+			awaitNextHops(t, l, "lb2")
+			if log := readLog(t, lb1); !strings.Contains(log, "the data path is gone: bgp peers are told to remove the routes") {
+				t.Errorf("the log does not say so:\n%s", log)
+			}
+
+			// The BPF file system is private to the process, which is killed.
+			must(t, l.Process("lb2", "lb").Stop())
+			command(t, l, "lb2", segue, "lb", "detach", lb2.Instance())
+			private := startPrivately(t, l, lb2)
+			awaitPrivateSessions(t, lb2)
+			awaitNextHops(t, l, "lb2")
+			must(t, private.Process.Kill())
+			awaitNextHops(t, l)
+		})
+	}
+}
+
+// startPrivately starts a balancer as `ip netns exec` does: with a BPF file system of its own.
+func startPrivately(t *testing.T, l *lab.Lab, n *lab.Node) *exec.Cmd {
+	t.Helper()
+	cmd := exec.Command("ip", "netns", "exec", "segue-"+l.Name+"-"+n.Name, segue, "lb", "-c", configFile(l, n.Name+"-balancer.yaml"))
+	log, err := os.Create(filepath.Join(t.TempDir(), "log"))
+	must(t, err)
+	cmd.Stdout, cmd.Stderr = log, log
+	must(t, cmd.Start())
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill() // may have ended
+		_ = cmd.Wait()
+		if t.Failed() {
+			text, _ := os.ReadFile(log.Name())
+			t.Logf("%s", text)
+		}
+	})
+	return cmd
+}
+
+// awaitPrivateSessions waits until a balancer, which hides its tables, has all its sessions. Their
+// peers must not keep routes.
+func awaitPrivateSessions(t *testing.T, n *lab.Node) {
+	t.Helper()
+	eventually(t, func() error {
+		state, err := api.NewClient(n.Instance()).Self(t.Context())
+		if err != nil {
+			return err
+		}
+		for _, p := range state.BGP.Peers {
+			if !p.IsEstablished() {
+				return fmt.Errorf("%s: %+v", n.Name, p)
+			}
+			if p.KeepsRoutes {
+				t.Errorf("%s: the peer keeps routes: %+v", n.Name, p)
+			}
+		}
+		return nil
+	})
 }
 
 // TestVIPsWithoutServers: a VIP is announced while a server is ready, whatever happens to other
