@@ -335,6 +335,9 @@ func (a *Announcer) updateRoute(r *routeState, now time.Time) (next time.Time) {
 		due = r.damping.due(now, holdDown)
 	}
 	switch {
+	case !r.vip.hasPeer:
+		a.withdraw(r, now, NoPeer)
+		return time.Time{}
 	case !r.vip.isServed:
 		if r.Announced {
 			r.damping.withdrawn(now, holdDown)
@@ -393,6 +396,9 @@ func (a *Announcer) withdraw(r *routeState, now time.Time, reason Reason) {
 		a.log.Error("route WITHDRAWN: no service of the VIP can serve", "prefix", r.Prefix, "services", names)
 	case reason == NotServed && before != NotServed && before != HeldDown:
 		a.log.Error("route is NOT announced: no service of the VIP can serve", "prefix", r.Prefix,
+			"services", names)
+	case reason == NoPeer && before != NoPeer:
+		a.log.Error("route is NOT announced: no peer takes routes of the VIP's family", "prefix", r.Prefix,
 			"services", names)
 	case !wasAnnounced:
 	case reason == Drained:

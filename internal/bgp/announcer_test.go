@@ -487,6 +487,9 @@ func TestVIPs(t *testing.T) {
 		}
 		got := "none"
 		for _, v := range vipsOf(&desired.BGP{}, services) {
+			if v.hasPeer {
+				t.Error("there is no peer")
+			}
 			if got = "not served"; v.isServed {
 				got = "served"
 			}
@@ -494,6 +497,37 @@ func TestVIPs(t *testing.T) {
 		if got != test.want {
 			t.Errorf("%v with %v: %s, want %s", test.announce, test.abilities, got, test.want)
 		}
+	}
+}
+
+// TestVIPWithoutPeer: a VIP whose family no peer takes is not announced, until a reload changes that.
+func TestVIPWithoutPeer(t *testing.T) {
+	f := newFixture(t)
+	f.cfg.BGP.HoldDown = time.Hour
+	six := f.cfg.BGP.Peers[0]
+	f.cfg.BGP.Peers[0].Families = []desired.Family{desired.IPv4}
+	f.start(false, balancer.Ready, balancer.Ready)
+	f.awaitReason(vip6, NoPeer)
+	f.router.await(0, func(s *received) error {
+		if len(s.routes) != 1 {
+			return fmt.Errorf("routes %v", s.routes)
+		}
+		return nil
+	})
+	if !strings.Contains(f.log.String(), "level=ERROR msg=\"route is NOT announced: no peer takes routes of the VIP's "+
+		"family\" prefix="+vip6+" services=six") {
+		t.Error("the log does not say so")
+	}
+	f.tell(balancer.Ready, balancer.Unable)
+	f.tell(balancer.Ready, balancer.Ready)
+	f.cfg.BGP = f.with(func(b *desired.BGP) { b.Peers[0] = six })
+	f.apply()
+	f.router.await(1, routesAre(vip6, vip4))
+	f.cfg.BGP = f.with(func(b *desired.BGP) { b.Peers[0].Families = []desired.Family{desired.IPv4} })
+	f.apply()
+	f.awaitReason(vip6, NoPeer)
+	if strings.Count(f.log.String(), "no peer takes routes") != 2 {
+		t.Error("the log does not say so once each time")
 	}
 }
 
