@@ -39,11 +39,20 @@ type Announcer struct {
 	speaker    *speaker
 	events     *events.Stream // nil: nobody follows them
 
+	// attempt is how long a session may take to be established. Then it is opened anew.
+	attempt time.Duration
+
 	mu      sync.Mutex
 	state   State // without what the speaker knows
-	peers   map[netip.Addr]*Peer
+	peers   map[netip.Addr]*peerState
 	routes  map[netip.Addr]*routeState
 	stopped bool
+}
+
+// peerState is the state of a peer's session.
+type peerState struct {
+	Peer
+	opened time.Time // when the speaker began to open the session; of the goroutine in Run
 }
 
 // routeState is a VIP's route and its history.
@@ -95,12 +104,12 @@ func drainedFile(node *desired.BalancerNode) string {
 func New(cfg *desired.Balancer, plan *Plan, forwarding Forwarding, log *slog.Logger) (*Announcer, error) {
 	a := &Announcer{
 		log: log, file: drainedFile(&cfg.Node), forwarding: forwarding, plan: plan,
-		requests: make(chan request),
+		requests: make(chan request), attempt: longestAttempt,
 		state: State{
 			ASN: plan.bgp.ASN, RouterID: plan.bgp.RouterID.String(),
 			DrainDelay: plan.bgp.DrainDelay.Seconds(),
 		},
-		peers: map[netip.Addr]*Peer{}, routes: map[netip.Addr]*routeState{},
+		peers: map[netip.Addr]*peerState{}, routes: map[netip.Addr]*routeState{},
 	}
 	if !forwarding.EndsWithProcess {
 		// An error is no reason to refuse the start. Peers then remove the routes until they get new ones.
@@ -147,7 +156,7 @@ func (a *Announcer) Run(ctx context.Context, services <-chan []balancer.ServiceS
 		a.log.Warn("the balancer is drained: no route is announced", "since", *a.state.Drained,
 			"undrain", "segue undrain --self")
 	}
-	next := a.update(time.Now()) // before there are sessions, so that they begin with all routes
+	due := a.update(time.Now()) // before there are sessions, so that they begin with all routes
 	if err := a.follow(ctx, &Plan{bgp: &desired.BGP{}}); err != nil {
 		return err
 	}
@@ -155,7 +164,7 @@ func (a *Announcer) Run(ctx context.Context, services <-chan []balancer.ServiceS
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
-		if next.IsZero() {
+		if next := earlier(due, a.openAnew(ctx, time.Now())); next.IsZero() {
 			timer.Stop()
 		} else {
 			timer.Reset(time.Until(next))
@@ -170,7 +179,53 @@ func (a *Announcer) Run(ctx context.Context, services <-chan []balancer.ServiceS
 			r.result <- r.make(ctx)
 		case <-timer.C:
 		}
-		next = a.update(time.Now())
+		due = a.update(time.Now())
+	}
+}
+
+// earlier returns the earlier one of two times. A zero time stands for never.
+func earlier(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
+}
+
+// longestAttempt is how long a session may take to be established. It is much longer than a router
+// takes, and much shorter than the time for which peers keep routes. The library itself would wait
+// for four minutes for a router that accepts a connection and says nothing, as when the router
+// has lost it.
+const longestAttempt = 20 * time.Second
+
+// openAnew opens sessions anew that have taken too long. It returns when it must be called again, or
+// zero.
+func (a *Announcer) openAnew(ctx context.Context, now time.Time) (next time.Time) {
+	for i := range a.plan.bgp.Peers {
+		p := &a.plan.bgp.Peers[i]
+		state := a.peers[p.Address] // only this goroutine changes it
+		if state.IsEstablished() {
+			continue
+		}
+		if !now.Before(state.opened.Add(a.attempt)) {
+			a.reopen(ctx, p)
+		}
+		next = earlier(next, state.opened.Add(a.attempt))
+	}
+	return next
+}
+
+// reopen begins to open the session with a peer anew. It does nothing if the session is established,
+// which an event is going to tell: its end would make the peer remove the routes.
+func (a *Announcer) reopen(ctx context.Context, p *desired.BGPPeer) {
+	a.peers[p.Address].opened = time.Now()
+	sessions, err := a.speaker.sessions(ctx)
+	if _, isEstablished := sessions[p.Address]; isEstablished {
+		return
+	}
+	err = errors.Join(err, a.speaker.removePeer(ctx, p.Address),
+		a.speaker.addPeer(ctx, p, a.plan.passwords[p.Address], a.preserved))
+	if err != nil {
+		a.log.Error("bgp session cannot be opened again", "peer", p.Address, "error", err)
 	}
 }
 
@@ -238,8 +293,9 @@ func (a *Announcer) follow(ctx context.Context, before *Plan) error {
 		}
 		problems = errors.Join(problems, a.speaker.addPeer(ctx, p, password, a.preserved))
 		a.mu.Lock()
-		a.peers[p.Address] = &Peer{
-			Address: p.Address.String(), ASN: p.ASN, State: down, Since: time.Now(),
+		now := time.Now()
+		a.peers[p.Address] = &peerState{
+			Peer{Address: p.Address.String(), ASN: p.ASN, State: down, Since: now}, now,
 		}
 		a.mu.Unlock()
 	}
@@ -284,13 +340,8 @@ func (a *Announcer) takeEvent(ctx context.Context, e sessionEvent) {
 	a.events.Publish(events.Event{Kind: events.SessionDown, Peer: e.peer.String(), Reason: e.reason})
 	a.log.Warn("bgp session ended", "peer", e.peer, "asn", p.ASN, "reason", e.reason)
 	i := slices.IndexFunc(a.plan.bgp.Peers, func(p desired.BGPPeer) bool { return p.Address == e.peer })
-	if i < 0 {
-		return
-	}
-	err := errors.Join(a.speaker.removePeer(ctx, e.peer),
-		a.speaker.addPeer(ctx, &a.plan.bgp.Peers[i], a.plan.passwords[e.peer], a.preserved))
-	if err != nil {
-		a.log.Error("bgp session cannot be opened again", "peer", e.peer, "error", err)
+	if i >= 0 {
+		a.reopen(ctx, &a.plan.bgp.Peers[i])
 	}
 }
 
@@ -466,7 +517,7 @@ func (a *Announcer) State(ctx context.Context) (*State, error) {
 		}
 	}
 	for _, address := range slices.SortedFunc(maps.Keys(a.peers), netip.Addr.Compare) {
-		p := *a.peers[address]
+		p := a.peers[address].Peer
 		if s, ok := sessions[address]; ok && p.IsEstablished() {
 			p.LocalAddress, p.HoldTime = s.localAddress.String(), s.holdTime.Seconds()
 			p.Prefixes = s.prefixes

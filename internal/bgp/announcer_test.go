@@ -37,8 +37,9 @@ type fixture struct {
 	log      *logged
 	events   *events.Stream
 
-	works           bool // there is a data path
-	endsWithProcess bool // as in Forwarding
+	attempt         time.Duration // if not 0, how long a session may take to be established
+	works           bool          // there is a data path
+	endsWithProcess bool          // as in Forwarding
 
 	announcer *Announcer
 	stop      func()
@@ -89,7 +90,7 @@ func newFixture(t *testing.T) *fixture {
 
 func (r *router) peer() desired.BGPPeer {
 	return desired.BGPPeer{
-		Address: netip.MustParseAddr("127.0.0.1"), ASN: routerASN, Port: r.port(), HoldTime: 9 * time.Second,
+		Address: r.addr().Addr(), ASN: routerASN, Port: r.addr().Port(), HoldTime: 9 * time.Second,
 		Families: []desired.Family{desired.IPv4, desired.IPv6},
 	}
 }
@@ -109,6 +110,9 @@ func (f *fixture) start(preserved bool, abilities ...balancer.Ability) {
 		f.t.Fatal(err)
 	}
 	f.works = true // the balancer attaches it
+	if f.attempt != 0 {
+		f.announcer.attempt = f.attempt
+	}
 	f.announcer.PublishTo(f.events)
 	ctx, cancel := context.WithCancel(f.t.Context())
 	ended := make(chan error, 1)
@@ -185,6 +189,27 @@ func TestNoGracefulRestart(t *testing.T) {
 	f.stop()
 	if s := f.router.await(0, isClosed); s.notified == nil {
 		t.Error("no notification")
+	}
+}
+
+// TestSessionThatHangs: a router accepts a connection and says nothing, as when it has lost the
+// connection while it was opened. The balancer does not wait for it longer than peers keep routes.
+func TestSessionThatHangs(t *testing.T) {
+	f := newFixture(t)
+	f.attempt = 3 * time.Second
+	f.router.mute = 2
+	f.start(true, balancer.Ready, balancer.Ready)
+	s := f.router.await(2, routesAre(vip6, vip4))
+	s.requireRestart(t, true)
+	for i := range f.router.mute {
+		if s := f.router.await(i, isClosed); s.notified != nil {
+			t.Errorf("session %d ended with %+v", i, s.notified)
+		}
+	}
+	// An established session stays.
+	time.Sleep(f.attempt + time.Second)
+	if s := f.router.session(2); s.closed || f.router.session(3) != nil {
+		t.Error("the session was opened anew")
 	}
 }
 

@@ -33,6 +33,7 @@ type router struct {
 	supports bool // graceful restarts
 
 	mu       sync.Mutex
+	mute     int // so many sessions get no answer
 	sessions []*received
 }
 
@@ -46,13 +47,17 @@ type received struct {
 	closed   bool
 }
 
-func newRouter(t *testing.T) *router {
+func newRouter(t *testing.T) *router { return newRouterAt(t, "127.0.0.1") }
+
+func newRouterAt(t *testing.T, address string) *router {
 	t.Helper()
-	listener, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	config := net.ListenConfig{}
+	config.SetMultipathTCP(false) // it has no MD5
+	listener, err := config.Listen(t.Context(), "tcp", net.JoinHostPort(address, "0"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &router{t: t, listener: listener, supports: true}
+	r := &router{t: t, listener: listener.(*net.TCPListener), supports: true}
 	var group sync.WaitGroup
 	group.Go(func() {
 		for {
@@ -71,7 +76,8 @@ func newRouter(t *testing.T) *router {
 	return r
 }
 
-func (r *router) port() uint16 { return uint16(r.listener.Addr().(*net.TCPAddr).Port) }
+// addr is the address at which the router listens.
+func (r *router) addr() netip.AddrPort { return r.listener.Addr().(*net.TCPAddr).AddrPort() }
 
 // serve takes part in a session until it ends.
 func (r *router) serve(conn net.Conn) {
@@ -80,6 +86,7 @@ func (r *router) serve(conn net.Conn) {
 	}
 	r.mu.Lock()
 	r.sessions = append(r.sessions, s)
+	isMute := len(r.sessions) <= r.mute
 	r.mu.Unlock()
 	defer func() {
 		_ = conn.Close()
@@ -98,6 +105,9 @@ func (r *router) serve(conn net.Conn) {
 		r.mu.Lock()
 		answers := r.take(s, message)
 		r.mu.Unlock()
+		if isMute {
+			continue
+		}
 		for _, answer := range answers {
 			text, err := answer.Serialize()
 			if err == nil {
@@ -176,6 +186,18 @@ func (s *received) update(u *bgp.BGPUpdate) {
 				delete(s.routes, route.NLRI.(*bgp.IPAddrPrefix).Prefix)
 			}
 		}
+	}
+}
+
+// send sends a message in the session with a number.
+func (r *router) send(number int, message *bgp.BGPMessage) {
+	r.t.Helper()
+	text, err := message.Serialize()
+	if err == nil {
+		_, err = r.session(number).conn.Write(text)
+	}
+	if err != nil {
+		r.t.Fatal(err)
 	}
 }
 

@@ -20,9 +20,10 @@ import (
 )
 
 const (
-	// connectRetry is the time between two attempts to open a session. It is much shorter than the
-	// time for which a peer keeps the routes of a balancer that restarts.
-	connectRetry = 5 * time.Second
+	// connectRetry is the time between two attempts to connect to a peer. The library waits for at
+	// least three quarters of it, and one second less for an answer. It is much shorter than the time
+	// for which a peer keeps the routes of a balancer that restarts.
+	connectRetry = 3 * time.Second
 	// deferral is how long a restarted balancer waits for the routes of its peers before it sends its
 	// own (RFC 4724, section 4.1). It takes no routes, so it does not wait longer than it must.
 	deferral = time.Second
