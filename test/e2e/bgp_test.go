@@ -481,7 +481,7 @@ func sectionBGP(t *testing.T, section string) *desired.BGP {
 	b, _, err := config.ParseBalancer([]byte(`node: {interface: eth0, addresses: [192.0.2.10]}
 services:
 - {name: web, vip: 203.0.113.1, port: 80, protocol: tcp, encapsulation: ipip, servers: [{name: s1, address: 192.0.2.53}]}
-`+section))
+` + section))
 	must(t, err)
 	return b.BGP
 }
