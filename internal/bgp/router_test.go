@@ -137,23 +137,7 @@ func (r *router) take(s *received, message *bgp.BGPMessage) (answers []*bgp.BGPM
 	switch body := message.Body.(type) {
 	case *bgp.BGPOpen:
 		s.open = body
-		capabilities := []bgp.ParameterCapabilityInterface{
-			bgp.NewCapMultiProtocol(bgp.RF_IPv4_UC), bgp.NewCapMultiProtocol(bgp.RF_IPv6_UC),
-			bgp.NewCapFourOctetASNumber(routerASN),
-		}
-		if r.supports { // and never sends End-of-RIB, so that a restarted balancer has to give up waiting
-			capabilities = append(capabilities, bgp.NewCapGracefulRestart(false, false, 60,
-				[]*bgp.CapGracefulRestartTuple{
-					bgp.NewCapGracefulRestartTuple(bgp.RF_IPv4_UC, false),
-					bgp.NewCapGracefulRestartTuple(bgp.RF_IPv6_UC, false),
-				}))
-		}
-		open, err := bgp.NewBGPOpenMessage(routerASN, 90, netip.MustParseAddr("192.0.2.1"),
-			[]bgp.OptionParameterInterface{bgp.NewOptionParameterCapability(capabilities)})
-		if err != nil {
-			r.t.Error(err)
-		}
-		return []*bgp.BGPMessage{open, bgp.NewBGPKeepAliveMessage()}
+		return []*bgp.BGPMessage{openMessage(r.t, r.supports), bgp.NewBGPKeepAliveMessage()}
 	case *bgp.BGPKeepAlive:
 		return []*bgp.BGPMessage{bgp.NewBGPKeepAliveMessage()}
 	case *bgp.BGPNotification:
@@ -162,6 +146,28 @@ func (r *router) take(s *received, message *bgp.BGPMessage) (answers []*bgp.BGPM
 		s.update(body)
 	}
 	return nil
+}
+
+// openMessage is the OPEN of a router that supports graceful restarts, or does not.
+func openMessage(t testing.TB, supports bool) *bgp.BGPMessage {
+	t.Helper()
+	capabilities := []bgp.ParameterCapabilityInterface{
+		bgp.NewCapMultiProtocol(bgp.RF_IPv4_UC), bgp.NewCapMultiProtocol(bgp.RF_IPv6_UC),
+		bgp.NewCapFourOctetASNumber(routerASN),
+	}
+	if supports { // and never sends End-of-RIB, so that a restarted balancer has to give up waiting
+		capabilities = append(capabilities, bgp.NewCapGracefulRestart(false, false, 60,
+			[]*bgp.CapGracefulRestartTuple{
+				bgp.NewCapGracefulRestartTuple(bgp.RF_IPv4_UC, false),
+				bgp.NewCapGracefulRestartTuple(bgp.RF_IPv6_UC, false),
+			}))
+	}
+	open, err := bgp.NewBGPOpenMessage(routerASN, 90, netip.MustParseAddr("192.0.2.1"),
+		[]bgp.OptionParameterInterface{bgp.NewOptionParameterCapability(capabilities)})
+	if err != nil {
+		t.Error(err)
+	}
+	return open
 }
 
 func (s *received) update(u *bgp.BGPUpdate) {

@@ -50,7 +50,7 @@ func TestNoRoutesAreTaken(t *testing.T) {
 }
 
 // update is a message with routes of the router.
-func update(t *testing.T, prefixes ...string) *bgp.BGPMessage {
+func update(t testing.TB, prefixes ...string) *bgp.BGPMessage {
 	t.Helper()
 	var routes []bgp.PathNLRI
 	for _, prefix := range prefixes {
