@@ -20,20 +20,38 @@ const (
 	quietTime = 2 * selfInterval
 )
 
+// selfClient asks a balancer about itself.
+type selfClient interface {
+	Self(context.Context) (*api.SelfState, error)
+	DrainSelf(ctx context.Context, drained bool) (*api.SelfState, error)
+}
+
 // drainSelf withdraws the routes of a balancer, and waits until no packets arrive any more.
 func drainSelf(ctx context.Context, out io.Writer, o *drainOptions) error {
 	client, err := clientOf(o.instance)
 	if err != nil {
 		return err
 	}
+	return drainBalancer(ctx, out, client, o)
+}
+
+func drainBalancer(ctx context.Context, out io.Writer, client selfClient, o *drainOptions) error {
 	if o.dryRun {
 		return describeSelf(ctx, out, client)
+	}
+	before, err := client.Self(ctx)
+	if err != nil {
+		return err
 	}
 	state, err := client.DrainSelf(ctx, true)
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "the balancer is drained: %s withdrawn\n", count(len(state.BGP.Routes), "route"))
+	if before.Drained {
+		fmt.Fprintln(out, "the balancer is drained already")
+	} else {
+		fmt.Fprintf(out, "the balancer is drained: %s withdrawn\n", count(announcedRoutes(before.BGP), "route"))
+	}
 	warnOfDeafPeers(out, state.BGP)
 	if !o.wait {
 		return nil
@@ -47,7 +65,7 @@ func drainSelf(ctx context.Context, out io.Writer, o *drainOptions) error {
 }
 
 // describeSelf says what a drain would do.
-func describeSelf(ctx context.Context, out io.Writer, client *api.Client) error {
+func describeSelf(ctx context.Context, out io.Writer, client selfClient) error {
 	state, err := client.Self(ctx)
 	switch {
 	case err != nil:
@@ -58,14 +76,22 @@ func describeSelf(ctx context.Context, out io.Writer, client *api.Client) error 
 		_, err = fmt.Fprintln(out, "the balancer is drained already")
 		return err
 	}
-	announced := 0
-	for _, r := range state.BGP.Routes {
+	_, err = fmt.Fprintf(out, "would withdraw %s\n", count(announcedRoutes(state.BGP), "route"))
+	return err
+}
+
+// announcedRoutes returns how many routes are announced. A balancer without BGP, which is nil, has
+// none.
+func announcedRoutes(state *bgp.State) (announced int) {
+	if state == nil {
+		return 0
+	}
+	for _, r := range state.Routes {
 		if r.Announced {
 			announced++
 		}
 	}
-	_, err = fmt.Fprintf(out, "would withdraw %s\n", count(announced, "route"))
-	return err
+	return announced
 }
 
 // warnOfDeafPeers names peers without a session. They may still have routes of an earlier session.
@@ -78,7 +104,7 @@ func warnOfDeafPeers(out io.Writer, state *bgp.State) {
 }
 
 // awaitSilence waits until routers have had time to use other routes, and no packets arrive.
-func awaitSilence(ctx context.Context, out io.Writer, client *api.Client, state *api.SelfState) error {
+func awaitSilence(ctx context.Context, out io.Writer, client selfClient, state *api.SelfState) error {
 	packets, changed := state.Packets, time.Now()
 	earliest := changed
 	if state.BGP.Drained != nil {
@@ -125,6 +151,10 @@ func undrainSelf(ctx context.Context, out io.Writer, o *drainOptions) error {
 	if err != nil {
 		return err
 	}
+	return undrainBalancer(ctx, out, client, o)
+}
+
+func undrainBalancer(ctx context.Context, out io.Writer, client selfClient, o *drainOptions) error {
 	if o.dryRun {
 		_, err := fmt.Fprintln(out, "would announce the routes of all VIPs that can be served")
 		return err
@@ -133,12 +163,7 @@ func undrainSelf(ctx context.Context, out io.Writer, o *drainOptions) error {
 	if err != nil {
 		return err
 	}
-	announced := 0
-	for _, r := range state.BGP.Routes {
-		if r.Announced {
-			announced++
-		}
-	}
-	_, err = fmt.Fprintf(out, "the balancer announces %d of %s\n", announced, count(len(state.BGP.Routes), "route"))
+	_, err = fmt.Fprintf(out, "the balancer announces %d of %s\n",
+		announcedRoutes(state.BGP), count(len(state.BGP.Routes), "route"))
 	return err
 }

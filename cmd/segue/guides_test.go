@@ -12,7 +12,9 @@ import (
 )
 
 // guides are the documents that operators follow in a hurry.
-var guides = []string{"../../README.md", "../../docs/fleet.md", "../../docs/incidents.md", "../../docs/sizing.md"}
+var guides = []string{
+	"../../README.md", "../../docs/bgp.md", "../../docs/fleet.md", "../../docs/incidents.md", "../../docs/sizing.md",
+}
 
 // commandInText matches a command of segue: a line of a code block, or code in a line.
 var commandInText = regexp.MustCompile("(?m)(?:^    (?:# |\\$ )?|`|&& )(?:sudo )?(segue [a-z][^`|\n]*)")

@@ -86,7 +86,7 @@ func runLB(ctx context.Context, file string, f *foreground) error {
 		cfg = controller.Desired()
 		metrics.MustRegister(storeMetrics{fleet})
 	}
-	announcer, err := newAnnouncer(cfg, log)
+	announcer, err := newAnnouncer(cfg, f.hidesPins, log)
 	if err != nil {
 		return err
 	}
@@ -138,8 +138,9 @@ func runLB(ctx context.Context, file string, f *foreground) error {
 	return group.Wait()
 }
 
-// newAnnouncer returns the announcer of a balancer's VIPs, or nil if the configuration has none.
-func newAnnouncer(cfg *desired.Balancer, log *slog.Logger) (*bgp.Announcer, error) {
+// newAnnouncer returns the announcer of a balancer's VIPs, or nil if the configuration has none. If
+// pins are hidden, the data path ends with the process.
+func newAnnouncer(cfg *desired.Balancer, hidesPins bool, log *slog.Logger) (*bgp.Announcer, error) {
 	if cfg.BGP == nil {
 		return nil, nil
 	}
@@ -147,9 +148,22 @@ func newAnnouncer(cfg *desired.Balancer, log *slog.Logger) (*bgp.Announcer, erro
 	if err != nil {
 		return nil, err
 	}
-	// An error is no reason to refuse the start. Peers then remove the routes until they get new ones.
-	preserved, _ := datapath.AttachedHere(cfg.Node.Instance)
-	return bgp.New(cfg, plan, preserved, log)
+	return bgp.New(cfg, plan, bgp.Forwarding{
+		EndsWithProcess: hidesPins,
+		Works:           func() (bool, error) { return forwards(&cfg.Node) },
+	}, log)
+}
+
+// forwards tells whether the data path of a balancer runs on all its interfaces.
+func forwards(node *desired.BalancerNode) (bool, error) {
+	attachments, err := datapath.ReadAttachments(node.Instance)
+	running := 0
+	for _, a := range attachments {
+		if a.Interface != "" {
+			running++
+		}
+	}
+	return running >= len(node.Interfaces()), err
 }
 
 // announced is a balancer with the announcer of its VIPs, which may be nil.

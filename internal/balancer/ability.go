@@ -17,7 +17,7 @@ type Ability int
 const (
 	Unable Ability = iota // no server gets new connections, or their packets are dropped
 	Usable                // servers get new connections, and the balancer ignores that all have a fault
-	Ready                 // at least one server without a fault gets new connections
+	Ready                 // at least one server that works gets new connections
 )
 
 // ServiceState is a service of the desired state, and its ability.
@@ -30,11 +30,13 @@ type ServiceState struct {
 // unless it was read. The first one comes when the data path is attached.
 func (b *Balancer) Abilities() <-chan []ServiceState { return b.abilities }
 
-// abilityOf returns the ability of a service that gives new flows to the members.
+// abilityOf returns the ability of a service that gives new flows to the members. A server whose agent
+// uses another version of the protocol works: its agent has answered. While a fleet is upgraded, all
+// balancers can see all servers so.
 func (s *services) abilityOf(usable []*member) Ability {
 	ability := Unable
 	for _, m := range usable {
-		switch causes := s.causes(m); {
+		switch causes := s.causes(m) &^ dataplane.Incompatible; {
 		case causes == 0:
 			return Ready
 		case !causes.Has(dataplane.Unresolved):

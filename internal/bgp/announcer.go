@@ -29,20 +29,30 @@ import (
 // Announcer announces the VIPs of a balancer. The goroutine in Run owns all fields, except those
 // behind mu. Other goroutines may call the exported methods.
 type Announcer struct {
-	log       *slog.Logger
-	file      string // tells that the balancer is drained; empty: it forgets that
-	preserved bool
-	plan      *Plan
-	services  []balancer.ServiceState // nil: not known yet
-	requests  chan request
-	speaker   *speaker
-	events    *events.Stream // nil: nobody follows them
+	log        *slog.Logger
+	file       string // tells that the balancer is drained; empty: it forgets that
+	forwarding Forwarding
+	preserved  bool // the data path has worked since the sessions before
+	plan       *Plan
+	services   []balancer.ServiceState // nil: not known yet
+	requests   chan request
+	speaker    *speaker
+	events     *events.Stream // nil: nobody follows them
+
+	// attempt is how long a session may take to be established. Then it is opened anew.
+	attempt time.Duration
 
 	mu      sync.Mutex
 	state   State // without what the speaker knows
-	peers   map[netip.Addr]*Peer
+	peers   map[netip.Addr]*peerState
 	routes  map[netip.Addr]*routeState
 	stopped bool
+}
+
+// peerState is the state of a peer's session.
+type peerState struct {
+	Peer
+	opened time.Time // when the speaker began to open the session; of the goroutine in Run
 }
 
 // routeState is a VIP's route and its history.
@@ -71,6 +81,14 @@ func NewPlan(b *desired.BGP) (*Plan, error) {
 	return &Plan{b, passwords}, err
 }
 
+// Forwarding tells whether packets are forwarded while no process runs.
+type Forwarding struct {
+	// EndsWithProcess: the data path ends with the process, in whatever way that ends.
+	EndsWithProcess bool
+	// Works tells whether the instance has a data path now. It can be asked at any time.
+	Works func() (bool, error)
+}
+
 // drainedFile returns the path of the file that tells that an instance is drained. It is empty if
 // the balancer has no directory for its state.
 func drainedFile(node *desired.BalancerNode) string {
@@ -80,18 +98,22 @@ func drainedFile(node *desired.BalancerNode) string {
 	return filepath.Join(node.State, node.Instance+".drained")
 }
 
-// New returns an announcer. If preserved is true, an earlier process has left a data path that has
-// worked ever since: peers then keep its routes. New returns an error if it cannot find out whether
-// the balancer is drained.
-func New(cfg *desired.Balancer, plan *Plan, preserved bool, log *slog.Logger) (*Announcer, error) {
+// New returns an announcer. If a data path works already, an earlier process has left it, and it has
+// worked ever since: peers then keep its routes. So call New before the data path is attached. New
+// returns an error if it cannot find out whether the balancer is drained.
+func New(cfg *desired.Balancer, plan *Plan, forwarding Forwarding, log *slog.Logger) (*Announcer, error) {
 	a := &Announcer{
-		log: log, file: drainedFile(&cfg.Node), preserved: preserved, plan: plan,
-		requests: make(chan request),
+		log: log, file: drainedFile(&cfg.Node), forwarding: forwarding, plan: plan,
+		requests: make(chan request), attempt: longestAttempt,
 		state: State{
 			ASN: plan.bgp.ASN, RouterID: plan.bgp.RouterID.String(),
 			DrainDelay: plan.bgp.DrainDelay.Seconds(),
 		},
-		peers: map[netip.Addr]*Peer{}, routes: map[netip.Addr]*routeState{},
+		peers: map[netip.Addr]*peerState{}, routes: map[netip.Addr]*routeState{},
+	}
+	if !forwarding.EndsWithProcess {
+		// An error is no reason to refuse the start. Peers then remove the routes until they get new ones.
+		a.preserved, _ = forwarding.Works()
 	}
 	if a.file == "" {
 		return a, nil
@@ -113,8 +135,8 @@ func (a *Announcer) PublishTo(stream *events.Stream) { a.events = stream }
 
 // Run announces the VIPs that can be served, as the channel tells, until the context ends. It
 // begins when the channel tells for the first time: the data path is attached then. In the end,
-// peers keep the routes, because the data path continues. Run returns an error if the speaker
-// cannot be started.
+// peers keep the routes if the data path continues. Run returns an error if the speaker cannot be
+// started.
 func (a *Announcer) Run(ctx context.Context, services <-chan []balancer.ServiceState) error {
 	select {
 	case a.services = <-services:
@@ -122,23 +144,27 @@ func (a *Announcer) Run(ctx context.Context, services <-chan []balancer.ServiceS
 		return nil
 	}
 	var err error
-	if a.speaker, err = startSpeaker(context.WithoutCancel(ctx), a.plan.bgp, a.log); err != nil {
+	a.speaker, err = startSpeaker(context.WithoutCancel(ctx), a.plan.bgp, !a.forwarding.EndsWithProcess, a.log)
+	if err != nil {
 		return err
 	}
 	defer a.stop()
+	if a.forwarding.EndsWithProcess {
+		a.log.Warn("the data path ends with the process: bgp peers remove the routes whenever it ends")
+	}
 	if a.state.Drained != nil {
 		a.log.Warn("the balancer is drained: no route is announced", "since", *a.state.Drained,
 			"undrain", "segue undrain --self")
 	}
-	next := a.update(time.Now()) // before there are sessions, so that they begin with all routes
+	due := a.update(time.Now()) // before there are sessions, so that they begin with all routes
 	if err := a.follow(ctx, &Plan{bgp: &desired.BGP{}}); err != nil {
 		return err
 	}
-	a.preserved = true // from now on, this process has a data path
+	a.preserved = !a.forwarding.EndsWithProcess // from now on, this process has a data path
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
-		if next.IsZero() {
+		if next := earlier(due, a.openAnew(ctx, time.Now())); next.IsZero() {
 			timer.Stop()
 		} else {
 			timer.Reset(time.Until(next))
@@ -153,16 +179,72 @@ func (a *Announcer) Run(ctx context.Context, services <-chan []balancer.ServiceS
 			r.result <- r.make(ctx)
 		case <-timer.C:
 		}
-		next = a.update(time.Now())
+		due = a.update(time.Now())
 	}
 }
 
-// stop ends the sessions, and refuses further questions to the speaker.
+// earlier returns the earlier one of two times. A zero time stands for never.
+func earlier(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
+}
+
+// longestAttempt is how long a session may take to be established. It is much longer than a router
+// takes, and much shorter than the time for which peers keep routes. The library itself would wait
+// for four minutes for a router that accepts a connection and says nothing, as when the router
+// has lost it.
+const longestAttempt = 20 * time.Second
+
+// openAnew opens sessions anew that have taken too long. It returns when it must be called again, or
+// zero.
+func (a *Announcer) openAnew(ctx context.Context, now time.Time) (next time.Time) {
+	for i := range a.plan.bgp.Peers {
+		p := &a.plan.bgp.Peers[i]
+		state := a.peers[p.Address] // only this goroutine changes it
+		if state.IsEstablished() {
+			continue
+		}
+		if !now.Before(state.opened.Add(a.attempt)) {
+			a.reopen(ctx, p)
+		}
+		next = earlier(next, state.opened.Add(a.attempt))
+	}
+	return next
+}
+
+// reopen begins to open the session with a peer anew. It does nothing if the session is established,
+// which an event is going to tell: its end would make the peer remove the routes.
+func (a *Announcer) reopen(ctx context.Context, p *desired.BGPPeer) {
+	a.peers[p.Address].opened = time.Now()
+	sessions, err := a.speaker.sessions(ctx)
+	if _, isEstablished := sessions[p.Address]; isEstablished {
+		return
+	}
+	err = errors.Join(err, a.speaker.removePeer(ctx, p.Address),
+		a.speaker.addPeer(ctx, p, a.plan.passwords[p.Address], a.preserved))
+	if err != nil {
+		a.log.Error("bgp session cannot be opened again", "peer", p.Address, "error", err)
+	}
+}
+
+// stop ends the sessions, and refuses further questions to the speaker. Peers must not keep the
+// routes of a data path that is gone, as when its interface was removed.
 func (a *Announcer) stop() {
 	a.mu.Lock()
 	a.stopped = true
 	a.mu.Unlock()
-	a.speaker.stop()
+	works, err := a.forwarding.Works()
+	switch {
+	case a.forwarding.EndsWithProcess: // peers know, and keep nothing
+	case err != nil:
+		a.log.Warn("cannot find out whether the data path works: bgp peers keep the routes", "error", err)
+		works = true
+	case !works:
+		a.log.Error("the data path is gone: bgp peers are told to remove the routes")
+	}
+	a.speaker.stop(works && !a.forwarding.EndsWithProcess)
 }
 
 // ask makes the goroutine in Run do something.
@@ -211,8 +293,9 @@ func (a *Announcer) follow(ctx context.Context, before *Plan) error {
 		}
 		problems = errors.Join(problems, a.speaker.addPeer(ctx, p, password, a.preserved))
 		a.mu.Lock()
-		a.peers[p.Address] = &Peer{
-			Address: p.Address.String(), ASN: p.ASN, State: down, Since: time.Now(),
+		now := time.Now()
+		a.peers[p.Address] = &peerState{
+			Peer{Address: p.Address.String(), ASN: p.ASN, State: down, Since: now}, now,
 		}
 		a.mu.Unlock()
 	}
@@ -236,6 +319,7 @@ func (a *Announcer) takeEvent(ctx context.Context, e sessionEvent) {
 		a.mu.Unlock()
 		return
 	}
+	e.keepsRoutes = e.keepsRoutes && !a.forwarding.EndsWithProcess
 	p.Since, p.State, p.KeepsRoutes = time.Now(), down, e.keepsRoutes && e.isEstablished
 	if e.isEstablished {
 		p.State = established
@@ -247,7 +331,7 @@ func (a *Announcer) takeEvent(ctx context.Context, e sessionEvent) {
 	if e.isEstablished {
 		a.events.Publish(events.Event{Kind: events.SessionUp, Peer: e.peer.String()})
 		a.log.Info("bgp session established", "peer", e.peer, "asn", p.ASN)
-		if !e.keepsRoutes {
+		if !e.keepsRoutes && !a.forwarding.EndsWithProcess {
 			a.log.Warn("bgp peer does not support graceful restarts: it removes the routes whenever the "+
 				"process restarts", "peer", e.peer)
 		}
@@ -256,13 +340,8 @@ func (a *Announcer) takeEvent(ctx context.Context, e sessionEvent) {
 	a.events.Publish(events.Event{Kind: events.SessionDown, Peer: e.peer.String(), Reason: e.reason})
 	a.log.Warn("bgp session ended", "peer", e.peer, "asn", p.ASN, "reason", e.reason)
 	i := slices.IndexFunc(a.plan.bgp.Peers, func(p desired.BGPPeer) bool { return p.Address == e.peer })
-	if i < 0 {
-		return
-	}
-	err := errors.Join(a.speaker.removePeer(ctx, e.peer),
-		a.speaker.addPeer(ctx, &a.plan.bgp.Peers[i], a.plan.passwords[e.peer], true))
-	if err != nil {
-		a.log.Error("bgp session cannot be opened again", "peer", e.peer, "error", err)
+	if i >= 0 {
+		a.reopen(ctx, &a.plan.bgp.Peers[i])
 	}
 }
 
@@ -307,6 +386,9 @@ func (a *Announcer) updateRoute(r *routeState, now time.Time) (next time.Time) {
 		due = r.damping.due(now, holdDown)
 	}
 	switch {
+	case !r.vip.hasPeer:
+		a.withdraw(r, now, NoPeer)
+		return time.Time{}
 	case !r.vip.isServed:
 		if r.Announced {
 			r.damping.withdrawn(now, holdDown)
@@ -365,6 +447,9 @@ func (a *Announcer) withdraw(r *routeState, now time.Time, reason Reason) {
 		a.log.Error("route WITHDRAWN: no service of the VIP can serve", "prefix", r.Prefix, "services", names)
 	case reason == NotServed && before != NotServed && before != HeldDown:
 		a.log.Error("route is NOT announced: no service of the VIP can serve", "prefix", r.Prefix,
+			"services", names)
+	case reason == NoPeer && before != NoPeer:
+		a.log.Error("route is NOT announced: no peer takes routes of the VIP's family", "prefix", r.Prefix,
 			"services", names)
 	case !wasAnnounced:
 	case reason == Drained:
@@ -432,7 +517,7 @@ func (a *Announcer) State(ctx context.Context) (*State, error) {
 		}
 	}
 	for _, address := range slices.SortedFunc(maps.Keys(a.peers), netip.Addr.Compare) {
-		p := *a.peers[address]
+		p := a.peers[address].Peer
 		if s, ok := sessions[address]; ok && p.IsEstablished() {
 			p.LocalAddress, p.HoldTime = s.localAddress.String(), s.holdTime.Seconds()
 			p.Prefixes = s.prefixes

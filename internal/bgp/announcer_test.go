@@ -37,6 +37,10 @@ type fixture struct {
 	log      *logged
 	events   *events.Stream
 
+	attempt         time.Duration // if not 0, how long a session may take to be established
+	works           bool          // there is a data path
+	endsWithProcess bool          // as in Forwarding
+
 	announcer *Announcer
 	stop      func()
 }
@@ -86,7 +90,7 @@ func newFixture(t *testing.T) *fixture {
 
 func (r *router) peer() desired.BGPPeer {
 	return desired.BGPPeer{
-		Address: netip.MustParseAddr("127.0.0.1"), ASN: routerASN, Port: r.port(), HoldTime: 9 * time.Second,
+		Address: r.addr().Addr(), ASN: routerASN, Port: r.addr().Port(), HoldTime: 9 * time.Second,
 		Families: []desired.Family{desired.IPv4, desired.IPv6},
 	}
 }
@@ -98,9 +102,16 @@ func (f *fixture) start(preserved bool, abilities ...balancer.Ability) {
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	f.announcer, err = New(f.cfg, plan, preserved, slog.New(slog.NewTextHandler(f.log, nil)))
+	f.works = preserved
+	f.announcer, err = New(f.cfg, plan, Forwarding{
+		EndsWithProcess: f.endsWithProcess, Works: func() (bool, error) { return f.works, nil },
+	}, slog.New(slog.NewTextHandler(f.log, nil)))
 	if err != nil {
 		f.t.Fatal(err)
+	}
+	f.works = true // the balancer attaches it
+	if f.attempt != 0 {
+		f.announcer.attempt = f.attempt
 	}
 	f.announcer.PublishTo(f.events)
 	ctx, cancel := context.WithCancel(f.t.Context())
@@ -179,6 +190,62 @@ func TestNoGracefulRestart(t *testing.T) {
 	if s := f.router.await(0, isClosed); s.notified == nil {
 		t.Error("no notification")
 	}
+}
+
+// TestSessionThatHangs: a router accepts a connection and says nothing, as when it has lost the
+// connection while it was opened. The balancer does not wait for it longer than peers keep routes.
+func TestSessionThatHangs(t *testing.T) {
+	f := newFixture(t)
+	f.attempt = 3 * time.Second
+	f.router.mute = 2
+	f.start(true, balancer.Ready, balancer.Ready)
+	s := f.router.await(2, routesAre(vip6, vip4))
+	s.requireRestart(t, true)
+	for i := range f.router.mute {
+		if s := f.router.await(i, isClosed); s.notified != nil {
+			t.Errorf("session %d ended with %+v", i, s.notified)
+		}
+	}
+	// An established session stays.
+	time.Sleep(f.attempt + time.Second)
+	if s := f.router.session(2); s.closed || f.router.session(3) != nil {
+		t.Error("the session was opened anew")
+	}
+}
+
+// TestDataPathIsGone: a peer is told to remove the routes when the process ends without a data path.
+func TestDataPathIsGone(t *testing.T) {
+	f := newFixture(t)
+	f.start(false, balancer.Ready, balancer.Ready)
+	f.router.await(0, routesAre(vip6, vip4))
+	f.works = false
+	f.stop()
+	f.router.await(0, isClosed).requireCease(t)
+	if !strings.Contains(f.log.String(), "level=ERROR msg=\"the data path is gone") {
+		t.Error("the log does not say so")
+	}
+}
+
+// TestDataPathEndsWithProcess: the balancer does not ask peers to keep routes. They remove them
+// also when the process is killed.
+func TestDataPathEndsWithProcess(t *testing.T) {
+	f := newFixture(t)
+	f.endsWithProcess = true
+	f.start(true, balancer.Ready, balancer.Ready)
+	s := f.router.await(0, func(s *received) error {
+		if len(s.routes) != 2 {
+			return fmt.Errorf("routes %v", s.routes)
+		}
+		return nil
+	})
+	if s.restart() != nil {
+		t.Error("the balancer supports graceful restarts")
+	}
+	if f.state().Peers[0].KeepsRoutes {
+		t.Error("the peer keeps routes")
+	}
+	f.stop()
+	f.router.await(0, isClosed).requireCease(t)
 }
 
 // TestWithdrawals follows routes while services lose and regain their servers.
@@ -445,6 +512,9 @@ func TestVIPs(t *testing.T) {
 		}
 		got := "none"
 		for _, v := range vipsOf(&desired.BGP{}, services) {
+			if v.hasPeer {
+				t.Error("there is no peer")
+			}
 			if got = "not served"; v.isServed {
 				got = "served"
 			}
@@ -452,6 +522,37 @@ func TestVIPs(t *testing.T) {
 		if got != test.want {
 			t.Errorf("%v with %v: %s, want %s", test.announce, test.abilities, got, test.want)
 		}
+	}
+}
+
+// TestVIPWithoutPeer: a VIP whose family no peer takes is not announced, until a reload changes that.
+func TestVIPWithoutPeer(t *testing.T) {
+	f := newFixture(t)
+	f.cfg.BGP.HoldDown = time.Hour
+	six := f.cfg.BGP.Peers[0]
+	f.cfg.BGP.Peers[0].Families = []desired.Family{desired.IPv4}
+	f.start(false, balancer.Ready, balancer.Ready)
+	f.awaitReason(vip6, NoPeer)
+	f.router.await(0, func(s *received) error {
+		if len(s.routes) != 1 {
+			return fmt.Errorf("routes %v", s.routes)
+		}
+		return nil
+	})
+	if !strings.Contains(f.log.String(), "level=ERROR msg=\"route is NOT announced: no peer takes routes of the VIP's "+
+		"family\" prefix="+vip6+" services=six") {
+		t.Error("the log does not say so")
+	}
+	f.tell(balancer.Ready, balancer.Unable)
+	f.tell(balancer.Ready, balancer.Ready)
+	f.cfg.BGP = f.with(func(b *desired.BGP) { b.Peers[0] = six })
+	f.apply()
+	f.router.await(1, routesAre(vip6, vip4))
+	f.cfg.BGP = f.with(func(b *desired.BGP) { b.Peers[0].Families = []desired.Family{desired.IPv4} })
+	f.apply()
+	f.awaitReason(vip6, NoPeer)
+	if strings.Count(f.log.String(), "no peer takes routes") != 2 {
+		t.Error("the log does not say so once each time")
 	}
 }
 

@@ -33,6 +33,7 @@ type router struct {
 	supports bool // graceful restarts
 
 	mu       sync.Mutex
+	mute     int // so many sessions get no answer
 	sessions []*received
 }
 
@@ -46,13 +47,17 @@ type received struct {
 	closed   bool
 }
 
-func newRouter(t *testing.T) *router {
+func newRouter(t *testing.T) *router { return newRouterAt(t, "127.0.0.1") }
+
+func newRouterAt(t *testing.T, address string) *router {
 	t.Helper()
-	listener, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	config := net.ListenConfig{}
+	config.SetMultipathTCP(false) // it has no MD5
+	listener, err := config.Listen(t.Context(), "tcp", net.JoinHostPort(address, "0"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &router{t: t, listener: listener, supports: true}
+	r := &router{t: t, listener: listener.(*net.TCPListener), supports: true}
 	var group sync.WaitGroup
 	group.Go(func() {
 		for {
@@ -71,7 +76,8 @@ func newRouter(t *testing.T) *router {
 	return r
 }
 
-func (r *router) port() uint16 { return uint16(r.listener.Addr().(*net.TCPAddr).Port) }
+// addr is the address at which the router listens.
+func (r *router) addr() netip.AddrPort { return r.listener.Addr().(*net.TCPAddr).AddrPort() }
 
 // serve takes part in a session until it ends.
 func (r *router) serve(conn net.Conn) {
@@ -80,6 +86,7 @@ func (r *router) serve(conn net.Conn) {
 	}
 	r.mu.Lock()
 	r.sessions = append(r.sessions, s)
+	isMute := len(r.sessions) <= r.mute
 	r.mu.Unlock()
 	defer func() {
 		_ = conn.Close()
@@ -98,6 +105,9 @@ func (r *router) serve(conn net.Conn) {
 		r.mu.Lock()
 		answers := r.take(s, message)
 		r.mu.Unlock()
+		if isMute {
+			continue
+		}
 		for _, answer := range answers {
 			text, err := answer.Serialize()
 			if err == nil {
@@ -127,23 +137,7 @@ func (r *router) take(s *received, message *bgp.BGPMessage) (answers []*bgp.BGPM
 	switch body := message.Body.(type) {
 	case *bgp.BGPOpen:
 		s.open = body
-		capabilities := []bgp.ParameterCapabilityInterface{
-			bgp.NewCapMultiProtocol(bgp.RF_IPv4_UC), bgp.NewCapMultiProtocol(bgp.RF_IPv6_UC),
-			bgp.NewCapFourOctetASNumber(routerASN),
-		}
-		if r.supports { // and never sends End-of-RIB, so that a restarted balancer has to give up waiting
-			capabilities = append(capabilities, bgp.NewCapGracefulRestart(false, false, 60,
-				[]*bgp.CapGracefulRestartTuple{
-					bgp.NewCapGracefulRestartTuple(bgp.RF_IPv4_UC, false),
-					bgp.NewCapGracefulRestartTuple(bgp.RF_IPv6_UC, false),
-				}))
-		}
-		open, err := bgp.NewBGPOpenMessage(routerASN, 90, netip.MustParseAddr("192.0.2.1"),
-			[]bgp.OptionParameterInterface{bgp.NewOptionParameterCapability(capabilities)})
-		if err != nil {
-			r.t.Error(err)
-		}
-		return []*bgp.BGPMessage{open, bgp.NewBGPKeepAliveMessage()}
+		return []*bgp.BGPMessage{openMessage(r.t, r.supports), bgp.NewBGPKeepAliveMessage()}
 	case *bgp.BGPKeepAlive:
 		return []*bgp.BGPMessage{bgp.NewBGPKeepAliveMessage()}
 	case *bgp.BGPNotification:
@@ -152,6 +146,28 @@ func (r *router) take(s *received, message *bgp.BGPMessage) (answers []*bgp.BGPM
 		s.update(body)
 	}
 	return nil
+}
+
+// openMessage is the OPEN of a router that supports graceful restarts, or does not.
+func openMessage(t testing.TB, supports bool) *bgp.BGPMessage {
+	t.Helper()
+	capabilities := []bgp.ParameterCapabilityInterface{
+		bgp.NewCapMultiProtocol(bgp.RF_IPv4_UC), bgp.NewCapMultiProtocol(bgp.RF_IPv6_UC),
+		bgp.NewCapFourOctetASNumber(routerASN),
+	}
+	if supports { // and never sends End-of-RIB, so that a restarted balancer has to give up waiting
+		capabilities = append(capabilities, bgp.NewCapGracefulRestart(false, false, 60,
+			[]*bgp.CapGracefulRestartTuple{
+				bgp.NewCapGracefulRestartTuple(bgp.RF_IPv4_UC, false),
+				bgp.NewCapGracefulRestartTuple(bgp.RF_IPv6_UC, false),
+			}))
+	}
+	open, err := bgp.NewBGPOpenMessage(routerASN, 90, netip.MustParseAddr("192.0.2.1"),
+		[]bgp.OptionParameterInterface{bgp.NewOptionParameterCapability(capabilities)})
+	if err != nil {
+		t.Error(err)
+	}
+	return open
 }
 
 func (s *received) update(u *bgp.BGPUpdate) {
@@ -176,6 +192,18 @@ func (s *received) update(u *bgp.BGPUpdate) {
 				delete(s.routes, route.NLRI.(*bgp.IPAddrPrefix).Prefix)
 			}
 		}
+	}
+}
+
+// send sends a message in the session with a number.
+func (r *router) send(number int, message *bgp.BGPMessage) {
+	r.t.Helper()
+	text, err := message.Serialize()
+	if err == nil {
+		_, err = r.session(number).conn.Write(text)
+	}
+	if err != nil {
+		r.t.Fatal(err)
 	}
 }
 
@@ -242,9 +270,17 @@ func isClosed(s *received) error {
 	return nil
 }
 
-// restart returns the capability of RFC 4724 in a session's OPEN.
-func (s *received) restart(t *testing.T) *bgp.CapGracefulRestart {
+// requireCease fails the test unless the session has ended by a notification that makes a peer remove
+// the routes.
+func (s *received) requireCease(t *testing.T) {
 	t.Helper()
+	if s.notified == nil || s.notified.ErrorCode != bgp.BGP_ERROR_CEASE {
+		t.Errorf("notification %+v, want a Cease", s.notified)
+	}
+}
+
+// restart returns the capability of RFC 4724 in a session's OPEN; nil: there is none.
+func (s *received) restart() *bgp.CapGracefulRestart {
 	for _, parameter := range s.open.OptParams {
 		p, ok := parameter.(*bgp.OptionParameterCapability)
 		if !ok {
@@ -256,7 +292,6 @@ func (s *received) restart(t *testing.T) *bgp.CapGracefulRestart {
 			}
 		}
 	}
-	t.Fatal("the balancer does not support graceful restarts")
 	return nil
 }
 
@@ -264,7 +299,10 @@ func (s *received) restart(t *testing.T) *bgp.CapGracefulRestart {
 func (s *received) requireRestart(t *testing.T, preserved bool) {
 	t.Helper()
 	const restartState, notification, forwarding = 0x8, 0x4, 0x80
-	c := s.restart(t)
+	c := s.restart()
+	if c == nil {
+		t.Fatal("the balancer does not support graceful restarts")
+	}
 	if got := c.Flags&restartState != 0; got != preserved {
 		t.Errorf("bit R %t, want %t", got, preserved)
 	}

@@ -29,6 +29,7 @@ func (r route) equals(other route) bool {
 type vip struct {
 	route
 	isServed bool     // at least one service is a reason to announce it
+	hasPeer  bool     // at least one peer takes routes of its family
 	services []string // that may be a reason
 }
 
@@ -44,10 +45,10 @@ func vipsOf(b *desired.BGP, services []balancer.ServiceState) map[netip.Addr]*vi
 		address := s.Service.VIP
 		v := vips[address]
 		if v == nil {
+			family := desired.FamilyOf(address)
 			v = &vip{route: route{
-				vip: address, nextHop: b.NextHop(desired.FamilyOf(address)),
-				communities: slices.Clone(b.Communities),
-			}}
+				vip: address, nextHop: b.NextHop(family), communities: slices.Clone(b.Communities),
+			}, hasPeer: b.Announces(family)}
 			vips[address] = v
 		}
 		v.services = append(v.services, s.Service.Name)

@@ -20,9 +20,10 @@ import (
 )
 
 const (
-	// connectRetry is the time between two attempts to open a session. It is much shorter than the
-	// time for which a peer keeps the routes of a balancer that restarts.
-	connectRetry = 5 * time.Second
+	// connectRetry is the time between two attempts to connect to a peer. The library waits for at
+	// least three quarters of it, and one second less for an answer. It is much shorter than the time
+	// for which a peer keeps the routes of a balancer that restarts.
+	connectRetry = 3 * time.Second
 	// deferral is how long a restarted balancer waits for the routes of its peers before it sends its
 	// own (RFC 4724, section 4.1). It takes no routes, so it does not wait longer than it must.
 	deferral = time.Second
@@ -31,6 +32,7 @@ const (
 // speaker is the BGP speaker of a library. It knows nothing of services.
 type speaker struct {
 	server      *server.BgpServer
+	graceful    bool // peers are to keep the routes while no process runs
 	restartTime time.Duration
 	events      chan sessionEvent
 	cancel      context.CancelFunc
@@ -44,13 +46,15 @@ type sessionEvent struct {
 	reason        string // why an established session has ended
 }
 
-// startSpeaker starts a speaker without peers and routes. It returns an error if its port cannot be
-// opened. The caller must read events, and call stop.
-func startSpeaker(ctx context.Context, b *desired.BGP, log *slog.Logger) (*speaker, error) {
+// startSpeaker starts a speaker without peers and routes. If it is graceful, it supports graceful
+// restarts. It returns an error if its port cannot be opened. The caller must read events, and call
+// stop.
+func startSpeaker(ctx context.Context, b *desired.BGP, graceful bool, log *slog.Logger) (*speaker, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	level := &slog.LevelVar{}
 	s := &speaker{
 		server:      server.NewBgpServer(server.LoggerOption(slog.New(&libraryLog{log.Handler()}), level)),
+		graceful:    graceful,
 		restartTime: b.RestartTime,
 		events:      make(chan sessionEvent),
 		cancel:      cancel,
@@ -74,7 +78,7 @@ func startSpeaker(ctx context.Context, b *desired.BGP, log *slog.Logger) (*speak
 		}, server.WatchPeer())
 	}
 	if err != nil {
-		s.stop()
+		s.stop(false)
 		return nil, err
 	}
 	return s, nil
@@ -120,11 +124,12 @@ func (s *speaker) forward(ctx context.Context, e *apiutil.WatchEventMessage_Peer
 	}
 }
 
-// stop ends all sessions as a process that dies does: without a notification. Peers that support
-// graceful restarts then keep the routes (RFC 4724, section 4.2).
-func (s *speaker) stop() {
+// stop ends all sessions. If peers are to keep the routes, it ends them as a process that dies does:
+// without a notification. Peers that support graceful restarts then keep the routes (RFC 4724,
+// section 4.2). A notification makes them remove the routes at once.
+func (s *speaker) stop(keepRoutes bool) {
 	s.cancel()
-	err := s.server.StopBgp(context.Background(), &api.StopBgpRequest{AllowGracefulRestart: true})
+	err := s.server.StopBgp(context.Background(), &api.StopBgpRequest{AllowGracefulRestart: keepRoutes})
 	if err != nil {
 		s.server.Log().Error("stop the BGP speaker", "error", err)
 	}
@@ -146,7 +151,7 @@ func (s *speaker) addPeer(ctx context.Context, p *desired.BGPPeer, password stri
 		}},
 		Transport: &api.Transport{RemotePort: uint32(p.Port)},
 		GracefulRestart: &api.GracefulRestart{
-			Enabled:         true,
+			Enabled:         s.graceful,
 			RestartTime:     uint32(s.restartTime / time.Second),
 			DeferralTime:    uint32(deferral / time.Second),
 			LocalRestarting: preserved,
@@ -161,7 +166,7 @@ func (s *speaker) addPeer(ctx context.Context, p *desired.BGPPeer, password stri
 	for _, family := range p.Families {
 		peer.AfiSafis = append(peer.AfiSafis, &api.AfiSafi{
 			Config:            &api.AfiSafiConfig{Family: apiFamily(family), Enabled: true},
-			MpGracefulRestart: &api.MpGracefulRestart{Config: &api.MpGracefulRestartConfig{Enabled: true}},
+			MpGracefulRestart: &api.MpGracefulRestart{Config: &api.MpGracefulRestartConfig{Enabled: s.graceful}},
 		})
 	}
 	if err := s.server.AddPeer(ctx, &api.AddPeerRequest{Peer: peer}); err != nil {

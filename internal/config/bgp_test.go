@@ -153,3 +153,16 @@ func TestCommunities(t *testing.T) {
 		t.Errorf("%v, %t", parts, ok)
 	}
 }
+
+// TestVIPsWithoutPeer checks the warning about VIPs that no peer would be told.
+func TestVIPsWithoutPeer(t *testing.T) {
+	const families, web, usable = "families: [ipv4, ipv6]", "services[0].vip", "announce: usable"
+	const problem = "is not announced: no peer in bgp.peers has the family ipv4; for a service that is not to " +
+		"be announced, write bgp: {announce: never}"
+	checkWarnings(t, announced, ParseBalancer, []mutation{
+		{"announced", "", "", nil},
+		{"no IPv4", families, "families: [ipv6]", one(web, problem)},
+	})
+	without := strings.Replace(announced, families, "families: [ipv6]", 1)
+	checkWarnings(t, without, ParseBalancer, []mutation{{"never", usable, "announce: never", nil}})
+}

@@ -17,7 +17,7 @@ var balancerRules = []rule[desired.Balancer]{
 		i.trustedInterface(b.Node.Locator.IsValid(), b.Node.Inside)
 	}},
 	{"signal-key", (*inspection).unsignedSignals},
-	{"key-file", func(i *inspection, b *desired.Balancer) { i.keyFile(b.Node.SignalKey) }},
+	{"key-file", (*inspection).balancerKeyFiles},
 	{"writable", (*inspection).writableBalancerFiles},
 	{"metrics-listen", func(i *inspection, b *desired.Balancer) { i.metricsEverywhere(b.Metrics) }},
 	{"state", (*inspection).lostState},
@@ -37,6 +37,12 @@ var balancerRules = []rule[desired.Balancer]{
 	{"several-balancers", (*inspection).unrecoverableFlows},
 	{"idle-timeout", eachService((*inspection).shortIdleTimeout)},
 	{"mtu", (*inspection).narrowPath},
+	{"bgp-password", eachPeer((*inspection).noPassword)},
+	{"bgp-hold-time", eachPeer((*inspection).holdTime)},
+	{"bgp-restart-time", (*inspection).shortRestartTime},
+	{"bgp-one-peer", (*inspection).onePeer},
+	{"bgp-communities", (*inspection).harmfulCommunities},
+	{"bgp-announce", eachService((*inspection).uselessUsable)},
 }
 
 // plainStore finds a store whose connections anybody on the way can read and change.
@@ -100,6 +106,16 @@ func (i *inspection) writableBalancerFiles(b *desired.Balancer) {
 	i.writable("", i.file, "the configuration")
 	i.writable("node.state", b.Node.State, "generations and overrides")
 	i.writable(desired.SignalKeyField, b.Node.SignalKey, "the key")
+	eachPeer(func(i *inspection, path string, p *desired.BGPPeer) {
+		i.writable(field.Child(path, "password-file"), p.PasswordFile, "the password")
+	})(i, b)
+}
+
+func (i *inspection) balancerKeyFiles(b *desired.Balancer) {
+	i.keyFile(b.Node.SignalKey)
+	eachPeer(func(i *inspection, path string, p *desired.BGPPeer) {
+		i.passwordFile(field.Child(path, "password-file"), p.PasswordFile)
+	})(i, b)
 }
 
 func (i *inspection) lostState(b *desired.Balancer) {

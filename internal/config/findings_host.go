@@ -49,6 +49,16 @@ func (i *inspection) keyFile(file string) {
 	}
 }
 
+// passwordFile is keyFile for the password of a BGP peer.
+func (i *inspection) passwordFile(path, file string) {
+	if file == "" || unix.Access(file, unix.R_OK) != nil {
+		return
+	}
+	if _, err := readPassword(file); err != nil {
+		i.findf(path, "a start would fail, because the file is not right: %s; mend the file", err)
+	}
+}
+
 // writable finds a file or directory that users other than root, and other than the user who
 // checks, can change or replace. The path may be empty.
 func (i *inspection) writable(path, file, what string) {

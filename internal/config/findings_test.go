@@ -185,6 +185,36 @@ func TestFindings(t *testing.T) {
 		[]findingCase{
 			{"no hints", "seed: 7", "seed: 7\n  limits: {hints: 0}", "hints", "node.limits.hints", "services[0]"},
 		}, InspectBalancer)...)
+	speaking := strings.Replace(strictBalancer, "services:", `bgp:
+  asn: 64600
+  router-id: 192.0.2.11
+  peers:
+  - {address: 192.0.2.1, asn: 64512, password-file: /nonexistent/1} # first
+  - {address: 192.0.2.2, asn: 64512, password-file: /nonexistent/2, hold-time: 30s}
+  - {address: "2001:db8::1", asn: 64512, password-file: /nonexistent/1, hold-time: 6s}
+  - {address: "2001:db8::2", asn: 64512, password-file: /nonexistent/2} # last
+services:`, 1)
+	const one, last = ", password-file: /nonexistent/1} # first", ", password-file: /nonexistent/2} # last"
+	rules = append(rules, checkFindings(t, speaking, []findingCase{
+		{name: "none of BGP"},
+		{"no password", one, "}", "bgp-password", "bgp.peers[0].password-file", "any host that reaches this one"},
+		{"no password on a link", one, ", ttl-security: true}", "bgp-password", "bgp.peers[0].password-file",
+			"any host on the link"},
+		{"short hold time", one, ", hold-time: 5s" + one, "bgp-hold-time", "bgp.peers[0].hold-time", "5s: when"},
+		{"long hold time", one, ", hold-time: 31s" + one, "bgp-hold-time", "bgp.peers[0].hold-time", "31s: for"},
+		{"short restart time", "asn: 64600", "asn: 64600\n  restart-time: 59s", "bgp-restart-time", "bgp.restart-time",
+			"59s: when"},
+		{"restart time", "asn: 64600", "asn: 64600\n  restart-time: 60s", "", "", ""},
+		{"one peer", `  - {address: "2001:db8::2", asn: 64512` + last + "\n", "", "bgp-one-peer", "bgp.peers",
+			"only one has the family ipv6"},
+		{"blackhole", "asn: 64600", "asn: 64600\n  communities: [no-export, blackhole]", "bgp-communities",
+			"bgp.communities[1]", "drop the packets"},
+		{"shutdown", "asn: 64600", "asn: 64600\n  communities: [graceful-shutdown]", "bgp-communities",
+			"bgp.communities[0]", "prefer all other routes"},
+		{"usable", old, "health: {tcp: {}}, bgp: {announce: usable},", "", "", ""},
+		{"useless usable", old, "health: {tcp: {}}, all-failed: refuse, bgp: {announce: usable},", "bgp-announce",
+			two + ".bgp.announce", "has no effect"},
+	}, InspectBalancer)...)
 	rules = append(rules, checkFindings(t, strictAgent, []findingCase{
 		{name: "no agent's"},
 		{"agent's trust", "  internal: true\n", "", "internal", "node.internal", "missing"},
@@ -311,6 +341,13 @@ func TestFindingsOfFiles(t *testing.T) {
 	}
 	const key = "000102030405060708090a0b0c0d0e0f\n"
 	lb := strings.Replace(strictBalancer, "seed: 7", "seed: 7\n  state: "+open+"\n  signal-key: "+write("k", key, 0o640), 1)
+	lb = strings.Replace(lb, "services:", fmt.Sprintf(`bgp:
+  asn: 64600
+  router-id: 192.0.2.11
+  peers:
+  - {address: 192.0.2.1, asn: 64512, password-file: %s}
+  - {address: 192.0.2.2, asn: 64512, password-file: %s}
+services:`, write("right", "secret\n", 0o600), write("wrong", "secret\n", 0o602)), 1)
 	agent := strings.Replace(strictAgent, "mtu: 1500", "mtu: 1500\n  signal-key: "+write("short", "0001\n", 0o600), 1)
 	agent = strings.Replace(agent, "protocol: tcp}", "protocol: tcp, load: {source: shared-memory, path: "+
 		write("load", "", 0o666)+"}}", 1)
@@ -323,6 +360,7 @@ func TestFindingsOfFiles(t *testing.T) {
 	}{
 		{InspectBalancer, lb, []found{
 			{"writable", ""}, {"writable", "node.state"}, {"key-file", "node.signal-key"},
+			{"key-file", "bgp.peers[1].password-file"}, {"writable", "bgp.peers[1].password-file"},
 		}},
 		{InspectAgent, agent, []found{
 			{"writable", ""}, {"key-file", "node.signal-key"}, {"writable", "services[0].load.path"},

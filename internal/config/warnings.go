@@ -18,6 +18,7 @@ func (d *document) warnOfBalancer(b *desired.Balancer) {
 	d.warnOfUnusedWeights(b)
 	d.warnOfUnseenEnds(b)
 	d.warnOfNoTaker(b)
+	d.warnOfVIPsWithoutPeer(b)
 }
 
 // warnOfAgent adds the warnings about an agent's file.
@@ -139,6 +140,20 @@ func (d *document) warnOfNoTaker(b *desired.Balancer) {
 			d.warnf(at, "none: packets to service %s are dropped", service.Name)
 		case !service.Takes():
 			d.warnf(at, "all are drained or have weight 0: service %s gets no new connections", service.Name)
+		}
+	}
+}
+
+// warnOfVIPsWithoutPeer warns about VIPs that should be announced, but not to anybody.
+func (d *document) warnOfVIPsWithoutPeer(b *desired.Balancer) {
+	if b.BGP == nil {
+		return
+	}
+	for i, s := range b.Services {
+		family := desired.FamilyOf(s.VIP)
+		if s.Announcement() != desired.AnnounceNever && !b.BGP.Announces(family) {
+			d.warnf(field.Child(field.Item("services", i), "vip"), "is not announced: no peer in bgp.peers has the "+
+				"family %s; for a service that is not to be announced, write bgp: {announce: never}", family)
 		}
 	}
 }

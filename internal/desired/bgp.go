@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -89,6 +90,11 @@ func (b *BGP) NextHop(family Family) netip.Addr {
 		}
 	}
 	return netip.Addr{}
+}
+
+// Announces tells whether any peer takes routes of a family.
+func (b *BGP) Announces(family Family) bool {
+	return slices.ContainsFunc(b.Peers, func(p BGPPeer) bool { return slices.Contains(p.Families, family) })
 }
 
 // Announcement says when a service is a reason to announce its VIP.

@@ -8,6 +8,8 @@ import (
 	"flag"
 	"fmt"
 	"net/netip"
+	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -18,7 +20,9 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/segue-lb/segue/internal/api"
 	"github.com/segue-lb/segue/internal/bgp"
+	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/lab"
 	"github.com/segue-lb/segue/internal/needs"
@@ -301,6 +305,185 @@ func TestBFD(t *testing.T) {
 			t.Logf("the routes of a dead host left after %.1f s", time.Since(start).Seconds())
 		})
 	}
+}
+
+// routersKeepRoutes is the default of bgp.restart-time. If routes leave within patience, routers have
+// not kept them.
+const routersKeepRoutes = 2 * time.Minute
+
+// TestRoutesOfNoDataPath: when a process ends and leaves no data path, routers do not keep its routes.
+func TestRoutesOfNoDataPath(t *testing.T) {
+	if patience >= routersKeepRoutes {
+		t.Fatalf("%v is too long to see that routers do not keep routes", patience)
+	}
+	for _, router := range []lab.Router{lab.FRR, lab.BIRD} {
+		t.Run(string(router), func(t *testing.T) {
+			t.Parallel()
+			topology := routed(t, router, 2)
+			topology.TwoArmed = true
+			l := up(t, topology)
+			lb1, lb2 := l.Process("lb1", "lb"), l.Node("lb2")
+
+			// The interface towards the servers is removed. The sessions are on the other one.
+			command(t, l, "lb1", "ip", "link", "delete", l.Node("lb1").BalancerConfig().Node.Inside)
+			awaitNextHops(t, l, "lb2")
+			if log := readLog(t, lb1); !strings.Contains(log, "the data path is gone: bgp peers are told to remove the routes") {
+				t.Errorf("the log does not say so:\n%s", log)
+			}
+
+			// The BPF file system is private to the process, which is killed.
+			must(t, l.Process("lb2", "lb").Stop())
+			command(t, l, "lb2", segue, "lb", "detach", lb2.Instance())
+			private := startPrivately(t, l, lb2)
+			awaitPrivateSessions(t, lb2)
+			awaitNextHops(t, l, "lb2")
+			must(t, private.Process.Kill())
+			awaitNextHops(t, l)
+		})
+	}
+}
+
+// startPrivately starts a balancer as `ip netns exec` does: with a BPF file system of its own.
+func startPrivately(t *testing.T, l *lab.Lab, n *lab.Node) *exec.Cmd {
+	t.Helper()
+	cmd := exec.Command("ip", "netns", "exec", "segue-"+l.Name+"-"+n.Name, segue, "lb", "-c", configFile(l, n.Name+"-balancer.yaml"))
+	log, err := os.Create(filepath.Join(t.TempDir(), "log"))
+	must(t, err)
+	cmd.Stdout, cmd.Stderr = log, log
+	must(t, cmd.Start())
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill() // may have ended
+		_ = cmd.Wait()
+		if t.Failed() {
+			text, _ := os.ReadFile(log.Name())
+			t.Logf("%s", text)
+		}
+	})
+	return cmd
+}
+
+// awaitPrivateSessions waits until a balancer, which hides its tables, has all its sessions. Their
+// peers must not keep routes.
+func awaitPrivateSessions(t *testing.T, n *lab.Node) {
+	t.Helper()
+	eventually(t, func() error {
+		state, err := api.NewClient(n.Instance()).Self(t.Context())
+		if err != nil {
+			return err
+		}
+		for _, p := range state.BGP.Peers {
+			if !p.IsEstablished() {
+				return fmt.Errorf("%s: %+v", n.Name, p)
+			}
+			if p.KeepsRoutes {
+				t.Errorf("%s: the peer keeps routes: %+v", n.Name, p)
+			}
+		}
+		return nil
+	})
+}
+
+// TestRoutersOfTheGuide runs the configurations of docs/bgp.md, of router and balancers, with the
+// addresses of a lab. The router takes no other routes than those of VIPs.
+func TestRoutersOfTheGuide(t *testing.T) {
+	page, err := os.ReadFile("../../docs/bgp.md")
+	must(t, err)
+	for router, file := range map[lab.Router]string{lab.FRR: "edge-bgpd.conf", lab.BIRD: "edge-bird.conf"} {
+		t.Run(string(router), func(t *testing.T) {
+			t.Parallel()
+			l := up(t, routed(t, router, 2))
+			guide := guideOf(t, l, string(page))
+			section := strings.ToUpper(string(router))
+			must(t, os.WriteFile(configFile(l, file), []byte(guide("### "+section)), 0o644))
+			must(t, l.Process("edge", string(router)).Stop())
+			must(t, l.Process("edge", string(router)).Start(t.Context()))
+			text := guide("## Configure Segue")
+			for _, name := range nodes(l, lab.RoleBalancer) {
+				n := l.Node(name)
+				cfg := n.BalancerConfig()
+				own := strings.Replace(text, "router-id: "+l.Node("lb1").IPv4.String(), "router-id: "+n.IPv4.String(), 1)
+				cfg.BGP = sectionBGP(t, own)
+				must(t, n.WriteBalancerConfig(cfg))
+				reload(t, l, name)
+			}
+			awaitNextHops(t, l, "lb1", "lb2")
+
+			// lb1 announces a VIP that the router does not expect, and then its others again.
+			n := l.Node("lb1")
+			cfg := n.BalancerConfig()
+			cfg.BGP = sectionBGP(t, text)
+			all := cfg.Services
+			stranger := *service4(t, cfg.Services)
+			stranger.Name, stranger.VIP = "stranger", netip.MustParseAddr("198.51.100.1")
+			cfg.Services = []desired.Service{stranger}
+			must(t, n.WriteBalancerConfig(cfg))
+			reload(t, l, "lb1")
+			awaitNextHops(t, l, "lb2")
+			cfg.Services = append(all, stranger)
+			must(t, n.WriteBalancerConfig(cfg))
+			reload(t, l, "lb1")
+			awaitNextHops(t, l, "lb1", "lb2")
+			if routes := bgpStatus(t, n).Routes; len(routes) != 3 || !routes[0].Announced {
+				t.Errorf("lb1 does not announce the third VIP: %+v", routes)
+			}
+			if out := command(t, l, "edge", "ip", "route", "show", "198.51.100.1"); out != "" {
+				t.Errorf("the router has taken a route that is none of a VIP: %s", out)
+			}
+		})
+	}
+}
+
+// service4 returns the service with an IPv4 VIP.
+func service4(t *testing.T, services []desired.Service) *desired.Service {
+	t.Helper()
+	i := slices.IndexFunc(services, func(s desired.Service) bool { return s.VIP.Is4() })
+	if i < 0 {
+		t.Fatal("no service has an IPv4 VIP")
+	}
+	return &services[i]
+}
+
+// guideOf returns a function that returns the first code block after a headline of docs/bgp.md, with
+// the addresses and the password of the lab.
+func guideOf(t *testing.T, l *lab.Lab, page string) func(headline string) string {
+	t.Helper()
+	edge, lb1, lb2 := l.Node("edge"), l.Node("lb1"), l.Node("lb2")
+	file := lb1.BalancerConfig().BGP.Peers[0].PasswordFile
+	password, err := os.ReadFile(file)
+	must(t, err)
+	replace := strings.NewReplacer( // at each place, the first one that matches
+		"192.0.2.11", lb1.IPv4.String(), "192.0.2.12", lb2.IPv4.String(), "192.0.2.1", edge.IPv4.String(),
+		"2001:db8:0:1::11", lb1.IPv6.String(), "2001:db8:0:1::12", lb2.IPv6.String(),
+		"2001:db8:0:1::1", edge.IPv6.String(), "SECRET", strings.TrimSpace(string(password)),
+		"/etc/segue/bgp-password", file)
+	return func(headline string) string {
+		_, text, found := strings.Cut(page, "\n"+headline+"\n")
+		text, _, _ = strings.Cut(text, "\n#")
+		_, text, hasBlock := strings.Cut(text, "\n\n    ")
+		if !found || !hasBlock {
+			t.Fatalf("docs/bgp.md has no code block below %q", headline)
+		}
+		var block strings.Builder
+		for line := range strings.Lines("    " + text) {
+			content, ok := strings.CutPrefix(line, "    ")
+			if !ok {
+				break
+			}
+			block.WriteString(content)
+		}
+		return replace.Replace(block.String())
+	}
+}
+
+// sectionBGP parses the section bgp of a balancer's file.
+func sectionBGP(t *testing.T, section string) *desired.BGP {
+	t.Helper()
+	b, _, err := config.ParseBalancer([]byte(`node: {interface: eth0, addresses: [192.0.2.10]}
+services:
+- {name: web, vip: 203.0.113.1, port: 80, protocol: tcp, encapsulation: ipip, servers: [{name: s1, address: 192.0.2.53}]}
+` + section))
+	must(t, err)
+	return b.BGP
 }
 
 // TestVIPsWithoutServers: a VIP is announced while a server is ready, whatever happens to other

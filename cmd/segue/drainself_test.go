@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/segue-lb/segue/internal/api"
+	"github.com/segue-lb/segue/internal/bgp"
+)
+
+// fakeBalancer is a balancer whose routers send packets for some time after it was drained.
+type fakeBalancer struct {
+	bgp     *bgp.State // nil: it does not announce its VIPs
+	drained time.Time
+	packets uint64        // before it was drained
+	busy    time.Duration // how long 10 packets a second arrive after that
+	// undrains tells that somebody ends the drain after so long; 0: nobody does.
+	undrains time.Duration
+	failure  error // of the next request
+}
+
+func (b *fakeBalancer) Self(ctx context.Context) (*api.SelfState, error) {
+	if err := errors.Join(b.failure, ctx.Err()); err != nil {
+		return nil, err
+	}
+	state := &api.SelfState{Packets: b.packets}
+	if b.bgp != nil {
+		copied := *b.bgp
+		state.BGP = &copied
+	}
+	if b.drained.IsZero() {
+		return state, nil
+	}
+	since := time.Since(b.drained)
+	state.Drained = b.undrains == 0 || since < b.undrains
+	state.BGP.Drained = &b.drained
+	state.Packets += 10 * uint64(min(since, b.busy)/time.Second)
+	return state, nil
+}
+
+func (b *fakeBalancer) DrainSelf(ctx context.Context, drained bool) (*api.SelfState, error) {
+	switch {
+	case b.bgp == nil:
+		return nil, errors.New("no section bgp")
+	case !drained:
+		b.drained = time.Time{}
+	case b.drained.IsZero():
+		b.drained = time.Now()
+	}
+	return b.Self(ctx)
+}
+
+// announcing returns the state of a balancer that announces one of three routes. drain-delay is 5 s.
+func announcing() *bgp.State {
+	return &bgp.State{
+		DrainDelay: 5,
+		Peers:      []bgp.Peer{{Address: "192.0.2.1", State: "established"}},
+		Routes: []bgp.Route{
+			{Prefix: "203.0.113.1/32", Announced: true},
+			{Prefix: "203.0.113.2/32", Reason: bgp.NotServed},
+			{Prefix: "2001:db8::1/128", Reason: bgp.NoPeer},
+		},
+	}
+}
+
+// TestDrainSelf follows drains until they end, with the time that they take.
+func TestDrainSelf(t *testing.T) {
+	const (
+		one   = "the balancer is drained: 1 route withdrawn\n"
+		quiet = "no packets arrive any more: the balancer can be stopped\n"
+		ten   = "10 packets in the last second\n"
+	)
+	for _, test := range []struct {
+		name    string
+		b       fakeBalancer
+		options drainOptions
+		want    string
+		err     string
+		takes   time.Duration
+	}{
+		{name: "without traffic: after drain-delay", options: drainOptions{wait: true}, want: one + quiet,
+			takes: 5 * time.Second},
+		{name: "packets of before do not count", b: fakeBalancer{packets: 99}, options: drainOptions{wait: true},
+			want: one + quiet, takes: 5 * time.Second},
+		{name: "with traffic: two seconds after it", b: fakeBalancer{busy: 8 * time.Second},
+			options: drainOptions{wait: true}, want: one + strings.Repeat(ten, 8) + quiet, takes: 10 * time.Second},
+		{name: "without waiting", b: fakeBalancer{busy: time.Hour}, want: one},
+		{name: "too much traffic", b: fakeBalancer{busy: time.Hour},
+			options: drainOptions{wait: true, timeout: 2500 * time.Millisecond}, want: one + ten + ten,
+			err:   "--timeout has passed: the last packet arrived 1s ago; the balancer stays drained",
+			takes: 2500 * time.Millisecond},
+		{name: "undrained by somebody", b: fakeBalancer{undrains: 3 * time.Second},
+			options: drainOptions{wait: true}, want: one, err: "somebody else has undrained the balancer",
+			takes: 3 * time.Second},
+		{name: "no process", b: fakeBalancer{failure: errors.New("no process")}, options: drainOptions{wait: true},
+			err: "no process"},
+		{name: "dry run", options: drainOptions{target: target{dryRun: true}}, want: "would withdraw 1 route\n"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := test.b
+				b.bgp = announcing()
+				requireDrain(t, &b, &test.options, test.want, test.err, test.takes)
+			})
+		})
+	}
+}
+
+// requireDrain drains a balancer. It fails the test unless output, error and time are as wanted.
+func requireDrain(
+	t *testing.T, b selfClient, o *drainOptions, want, wantErr string, takes time.Duration,
+) {
+	t.Helper()
+	var out bytes.Buffer
+	began := time.Now()
+	err := drainBalancer(t.Context(), &out, b, o)
+	if out.String() != want {
+		t.Errorf("output %q, want %q", &out, want)
+	}
+	got := ""
+	if err != nil {
+		got = err.Error()
+	}
+	if got != wantErr {
+		t.Errorf("error %q, want %q", got, wantErr)
+	}
+	if took := time.Since(began); took != takes {
+		t.Errorf("it took %v, want %v", took, takes)
+	}
+}
+
+// TestDrainSelfAgain: after a timeout, another drain waits on. Routes are not counted again.
+func TestDrainSelfAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &fakeBalancer{bgp: announcing(), busy: 4 * time.Second}
+		if _, err := b.DrainSelf(t.Context(), true); err != nil {
+			t.Fatal(err)
+		}
+		const drained = "the balancer is drained already\n"
+		requireDrain(t, b, &drainOptions{target: target{dryRun: true}}, drained, "", 0)
+		time.Sleep(7 * time.Second) // drain-delay and the last packet are over
+		requireDrain(t, b, &drainOptions{wait: true}, drained+"no packets arrive any more: the balancer can be stopped\n",
+			"", quietTime)
+	})
+}
+
+// TestDrainSelfWarns: a peer without a session may keep routes of an earlier one.
+func TestDrainSelfWarns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &fakeBalancer{bgp: announcing()}
+		b.bgp.Peers = append(b.bgp.Peers, bgp.Peer{Address: "192.0.2.2", State: "down"})
+		requireDrain(t, b, &drainOptions{}, "the balancer is drained: 1 route withdrawn\n"+
+			"warning: peer 192.0.2.2 has no session: it may keep earlier routes until they expire\n", "", 0)
+	})
+}
+
+// TestInterruptedDrain: an interrupt ends the wait, and not the drain.
+func TestInterruptedDrain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &fakeBalancer{bgp: announcing(), busy: time.Hour}
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(2500*time.Millisecond, cancel)
+		err := drainBalancer(ctx, &bytes.Buffer{}, b, &drainOptions{wait: true})
+		const want = "interrupted: the last packet arrived 1s ago; the balancer stays drained"
+		if err == nil || err.Error() != want || b.drained.IsZero() {
+			t.Errorf("error %v, want %q; drained since %v", err, want, b.drained)
+		}
+	})
+}
+
+// TestDrainSelfWithoutBGP: a dry run says that a balancer without BGP cannot be drained, and so does
+// the drain.
+func TestDrainSelfWithoutBGP(t *testing.T) {
+	for _, o := range []drainOptions{{}, {target: target{dryRun: true}}} {
+		if err := drainBalancer(t.Context(), &bytes.Buffer{}, &fakeBalancer{}, &o); err == nil {
+			t.Errorf("%+v: no error", o)
+		}
+	}
+}
+
+// TestUndrainSelf says how many routes are announced again.
+func TestUndrainSelf(t *testing.T) {
+	b := &fakeBalancer{bgp: announcing(), drained: time.Now()}
+	for _, test := range []struct {
+		dryRun, drained bool
+		want            string
+	}{
+		{true, true, "would announce the routes of all VIPs that can be served\n"},
+		{false, false, "the balancer announces 1 of 3 routes\n"},
+	} {
+		var out bytes.Buffer
+		err := undrainBalancer(t.Context(), &out, b, &drainOptions{target: target{dryRun: test.dryRun}})
+		if err != nil || out.String() != test.want || b.drained.IsZero() == test.drained {
+			t.Errorf("error %v, output %q, want %q; drained since %v", err, &out, test.want, b.drained)
+		}
+	}
+}

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"slices"
+	"time"
+
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/field"
+)
+
+const (
+	// shortestHoldTime is how long a router or a balancer may be too busy to send keepalives.
+	shortestHoldTime = 6 * time.Second
+	// longestHoldTime is how long a router may send packets to a dead host.
+	longestHoldTime = 30 * time.Second
+	// shortestRestartTime is the longest time until a session returns (docs/bgp.md), doubled.
+	shortestRestartTime = time.Minute
+)
+
+// eachPeer makes a rule for a balancer of a rule for a BGP peer.
+func eachPeer(
+	find func(i *inspection, path string, p *desired.BGPPeer),
+) func(*inspection, *desired.Balancer) {
+	return func(i *inspection, b *desired.Balancer) {
+		if b.BGP == nil {
+			return
+		}
+		for n := range b.BGP.Peers {
+			find(i, field.Item("bgp.peers", n), &b.BGP.Peers[n])
+		}
+	}
+}
+
+func (i *inspection) noPassword(path string, p *desired.BGPPeer) {
+	if p.PasswordFile != "" {
+		return
+	}
+	who := "any host that reaches this one"
+	if p.TTLSecurity {
+		who = "any host on the link"
+	}
+	i.findf(field.Child(path, "password-file"), "missing: %s can forge packets of the router, and end the session; "+
+		"set the same password on both sides", who)
+}
+
+func (i *inspection) holdTime(path string, p *desired.BGPPeer) {
+	at := field.Child(path, "hold-time")
+	switch {
+	case p.HoldTime < shortestHoldTime:
+		i.findf(at, "%s: when a router or this host is busy for so long, the router removes the routes; set at "+
+			"least %s, and use BFD to find dead hosts faster", p.HoldTime, shortestHoldTime)
+	case p.HoldTime > longestHoldTime:
+		i.findf(at, "%s: for so long, a router sends packets to a balancer that is dead; set at most %s",
+			p.HoldTime, longestHoldTime)
+	}
+}
+
+func (i *inspection) shortRestartTime(b *desired.Balancer) {
+	if b.BGP != nil && b.BGP.RestartTime < shortestRestartTime {
+		i.findf("bgp.restart-time", "%s: when a start takes longer, routers remove the routes during an upgrade; set "+
+			"at least %s", b.BGP.RestartTime, shortestRestartTime)
+	}
+}
+
+// onePeer finds families whose routes only one router has.
+func (i *inspection) onePeer(b *desired.Balancer) {
+	if b.BGP == nil {
+		return
+	}
+	for _, family := range []desired.Family{desired.IPv4, desired.IPv6} {
+		peers := 0
+		for _, p := range b.BGP.Peers {
+			if slices.Contains(p.Families, family) {
+				peers++
+			}
+		}
+		if peers == 1 {
+			i.findf("bgp.peers", "only one has the family %s: with this router, or with the session to it, the balancer "+
+				"loses all its traffic; add another router", family)
+		}
+	}
+}
+
+// harmfulCommunities finds communities that keep traffic away from all VIPs.
+func (i *inspection) harmfulCommunities(b *desired.Balancer) {
+	if b.BGP == nil {
+		return
+	}
+	harms := map[desired.Community]string{
+		"blackhole":         "routers drop the packets to all VIPs (RFC 7999)",
+		"graceful-shutdown": "routers prefer all other routes to the VIPs (RFC 8326)",
+	}
+	for n, c := range b.BGP.Communities {
+		if harm, ok := harms[c]; ok {
+			i.findf(field.Item("bgp.communities", n), "%s; to take this balancer out of service, use `segue drain --self`",
+				harm)
+		}
+	}
+}
+
+// uselessUsable finds services that cannot use what announce: usable is for.
+func (i *inspection) uselessUsable(path string, s *desired.Service) {
+	if s.Announcement() == desired.AnnounceUsable && s.AllFailed == desired.AllFailedRefuse {
+		i.findf(field.Child(path, "bgp.announce"), "usable has no effect with all-failed refuse: when all servers fail "+
+			"their checks, the route is withdrawn; use one of both")
+	}
+}
