@@ -43,7 +43,7 @@ BPF := $(wildcard bpf/*/*.c bpf/*/*.h)
 REPORTER := $(wildcard loadshm/*.h loadshm/example/c/*.c loadshm/testdata/*.c)
 GENERATORS := $(shell grep -rl --include='*.go' '^//go:generate' cmd internal)
 GENERATED := bin/.generated
-SCRIPTS := $(SETUP) .ci/run scripts/version.sh packaging/build.sh $(wildcard packaging/scripts/* test/*/testdata/*.sh)
+SCRIPTS := $(SETUP) .ci/run scripts/version.sh packaging/build.sh $(wildcard packaging/scripts/* docs/examples/*/*.sh)
 
 ##@ Use
 .PHONY: demo

@@ -99,7 +99,7 @@ func bootMachine(t *testing.T, name, root string) *machine {
 	run(t, "cp", "-a", "--reflink=auto", root, m.root)
 	must(t, os.WriteFile(filepath.Join(m.root, "etc/hostname"), []byte(name+"\n"), 0o644))
 	group := m.ownGroup(t)
-	script, err := filepath.Abs("testdata/boot.sh")
+	script, err := filepath.Abs("../../docs/examples/fleet/boot.sh")
 	must(t, err)
 	// The shell joins the control group, which is then the root of unshare's group namespace.
 	cmd := exec.Command("sh", "-c", `echo $$ >"$2/cgroup.procs" &&
