@@ -238,10 +238,10 @@ use_go() {
 use_schemathesis() {
     local pinned=$root/scripts/schemathesis.txt into=$tools/schemathesis
     cmp -s "$pinned" "$into/pinned.txt" && return
-    say "installing with pip, into .tools: $(grep '^schemathesis==' "$pinned")"
+    say "installing with pip, into .tools: $(grep -o '^schemathesis==[^ ]*' "$pinned")"
     rm -rf "$into" "$into.new"
     pip3 install --quiet --disable-pip-version-check --root-user-action=ignore --no-deps --no-compile \
-        --requirement "$pinned" --target "$into.new" >"$tools/pip.log" 2>&1 ||
+        --only-binary :all: --require-hashes --requirement "$pinned" --target "$into.new" >"$tools/pip.log" 2>&1 ||
         { tail -n 5 "$tools/pip.log" >&2; die "could not install Schemathesis"; }
     cp "$pinned" "$into.new/pinned.txt"
     mv "$into.new" "$into"
