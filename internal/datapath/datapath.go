@@ -6,10 +6,13 @@
 package datapath
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
+	"os/user"
 	"path/filepath"
+	"strconv"
 
 	"golang.org/x/sys/unix"
 
@@ -79,21 +82,39 @@ func MakeDir(instance string, role Role) (string, error) {
 	if err := makeInShared(dir); err != nil {
 		return "", err
 	}
-	return dir, errors.Join(checkOwner(filepath.Dir(dir)), checkOwner(dir))
+	return dir, cmp.Or(checkOwner(filepath.Dir(dir), role), checkOwner(dir, role))
 }
 
 // checkOwner returns an error if another user could replace what a directory contains. On many
 // hosts, every user can make directories in the BPF file system, and so could have made this one.
-func checkOwner(dir string) error {
+// It also refuses root after another user, such as that of the package's units: a process of that
+// user which an attacker controls could otherwise prepare tables for root.
+func checkOwner(dir string, role Role) error {
 	var stat unix.Stat_t
 	if err := unix.Lstat(dir, &stat); err != nil {
 		return fmt.Errorf("%s: %w", dir, err)
 	}
-	if stat.Mode&unix.S_IFMT != unix.S_IFDIR || int(stat.Uid) != os.Geteuid() || stat.Mode&0o022 != 0 {
-		return fmt.Errorf("%s belongs to user %d and has mode %04o: other users could replace the tables; remove it",
-			dir, stat.Uid, stat.Mode&0o7777)
+	isDirectory, isShared := stat.Mode&unix.S_IFMT == unix.S_IFDIR, stat.Mode&0o022 != 0
+	if isDirectory && !isShared && int(stat.Uid) == os.Geteuid() {
+		return nil
 	}
-	return nil
+	owner, self := userName(int(stat.Uid)), userName(os.Geteuid())
+	if !isDirectory || isShared {
+		return fmt.Errorf("%s belongs to the user %s and has mode %04o: other users could replace the tables; remove it",
+			dir, owner, stat.Mode&0o7777)
+	}
+	return fmt.Errorf("%s belongs to the user %s, who could replace the tables, and this process runs as %s: "+
+		"start the process as %s (the package's unit does: systemctl start segue-%s), or, if you trust what %s has "+
+		"put there, give the tables to %s: chown -R %s: %s",
+		dir, owner, self, owner, commands[role], owner, self, self, Dir(""))
+}
+
+// userName returns the name of a user, or the number of a user without a name.
+func userName(id int) string {
+	if u, err := user.LookupId(strconv.Itoa(id)); err == nil {
+		return u.Username
+	}
+	return strconv.Itoa(id)
 }
 
 // makeInShared makes a directory. The last instance to be removed may remove the parent at any

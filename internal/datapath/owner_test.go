@@ -3,6 +3,7 @@
 package datapath
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -26,14 +27,21 @@ func TestPinsOfAnotherUser(t *testing.T) {
 			if err := os.Mkdir(dir, 0o700); err != nil {
 				return err
 			}
-			return os.Chown(dir, 1000, 0)
-		}, "belongs to user 1000 and has mode 0700"},
+			return os.Chown(dir, 54321, 0)
+		}, "belongs to the user 54321, who could replace the tables, and this process runs as root: start the process " +
+			"as 54321 (the package's unit does: systemctl start segue-agent), or"},
+		{"another user's, and writable", func(dir string) error {
+			if err := os.Mkdir(dir, 0o700); err != nil {
+				return err
+			}
+			return errors.Join(os.Chmod(dir, 0o777), os.Chown(dir, 54321, 0))
+		}, "belongs to the user 54321 and has mode 0777: other users could replace the tables; remove it"},
 		{"writable", func(dir string) error {
 			if err := os.Mkdir(dir, 0o700); err != nil {
 				return err
 			}
 			return os.Chmod(dir, 0o770)
-		}, "belongs to user 0 and has mode 0770"},
+		}, "belongs to the user root and has mode 0770"},
 		{"link", func(dir string) error { return os.Symlink("/root", dir) }, "remove it"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -41,7 +49,7 @@ func TestPinsOfAnotherUser(t *testing.T) {
 			if err := c.prepare(dir); err != nil {
 				t.Fatal(err)
 			}
-			err := checkOwner(dir)
+			err := checkOwner(dir, RoleAgent)
 			if (err != nil) != (c.problem != "") || err != nil && !strings.Contains(err.Error(), c.problem) {
 				t.Errorf("error %v, want %q", err, c.problem)
 			}

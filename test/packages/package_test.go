@@ -110,6 +110,8 @@ func testPackage(t *testing.T, suite string) {
 	s.upgrade(t, load)
 	load.requireNoLoss(t)
 
+	s.startByRoot(t)
+	s.removeAndReturn(t)
 	s.remove(t, before)
 }
 
@@ -399,6 +401,53 @@ func (s *site) refusedUpgrade(t *testing.T) {
 		t.Errorf("process %s before an upgrade with an invalid file, %s after", before, after)
 	}
 	s.lb.write(t, "etc/segue/lb.yaml", lbFile, 0o644)
+}
+
+// startByRoot starts processes by hand, as root, after their units have run.
+func (s *site) startByRoot(t *testing.T) {
+	t.Helper()
+	for m, unit := range s.units() {
+		role := strings.TrimPrefix(unit, "segue-")
+		m.must(t, "systemctl", "stop", unit)
+		byHand := []string{"/usr/bin/segue", role, "-c", "/etc/segue/" + role + ".yaml"}
+		out, err := m.run(byHand...)
+		for _, cure := range []string{"belongs to the user segue", "systemctl start " + unit, "chown -R root: /sys/fs/bpf/segue"} {
+			if err == nil || !strings.Contains(out, cure) {
+				t.Errorf("%s started by root after its unit (%v) does not say %q:\n%s", role, err, cure, out)
+			}
+		}
+		m.must(t, "chown", "-R", "root:", "/sys/fs/bpf/segue")
+		m.must(t, "install", "-m", "0400", "/etc/segue/signal.key", "/etc/segue/root.key")
+		m.must(t, "sed", "-i", "s,/signal.key,/root.key,", "/etc/segue/"+role+".yaml")
+		// systemd tells when the process is ready.
+		m.must(t, append([]string{"systemd-run", "--quiet", "--unit=by-hand", "--service-type=notify", "--"}, byHand...)...)
+		m.must(t, "systemctl", "stop", "by-hand")
+		m.must(t, "sed", "-i", "s,/root.key,/signal.key,", "/etc/segue/"+role+".yaml")
+		m.must(t, "rm", "/etc/segue/root.key")
+		m.must(t, "systemctl", "start", unit)
+	}
+	s.requireSandbox(t)
+}
+
+// removeAndReturn removes the package and installs it again: the processes run as before. A unit
+// that the administrator has disabled does not start.
+func (s *site) removeAndReturn(t *testing.T) {
+	t.Helper()
+	for m, unit := range s.units() {
+		for _, enabled := range []bool{true, false} {
+			if !enabled {
+				m.must(t, "systemctl", "disable", unit)
+			}
+			m.must(t, "dpkg", "--remove", "segue")
+			m.dpkg(t, buildPackage(t, later))
+			state, _ := m.run("systemctl", "is-enabled", unit)
+			_, err := m.run("systemctl", "is-active", unit)
+			if isActive := err == nil; isActive != enabled || (state == "enabled\n") != enabled {
+				t.Errorf("%s after a removal and an installation: %s, active: %t; it was enabled: %t", unit, state, isActive, enabled)
+			}
+		}
+		m.must(t, "systemctl", "enable", "--now", unit)
+	}
 }
 
 // remove removes and purges the package. Only the files of before remain.
