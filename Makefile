@@ -58,8 +58,8 @@ build: generate ## build bin/segue
 	go build -ldflags '$(LDFLAGS)' -o bin/ ./cmd/segue
 
 .PHONY: package
-package: generate ## build a Debian package in bin/, of the machine's architecture
-	VERSION='$(VERSION)' LDFLAGS='$(LDFLAGS)' packaging/build.sh
+package: generate ## build a Debian package in bin/; ARCH=arm64 or amd64, if not the machine's
+	GOARCH='$(ARCH)' VERSION='$(VERSION)' LDFLAGS='$(LDFLAGS)' packaging/build.sh
 
 ##@ Develop
 # `go run` would not wait for the tests to clean up when it is terminated.
@@ -91,16 +91,17 @@ lint: setup-lint generate ## check licence lines, format and correctness of C, G
 	go run ./test/spdx
 	clang-format-19 --dry-run -Werror $(BPF) $(REPORTER)
 	shellcheck $(SCRIPTS)
-	@unformatted=$$(gofmt -l cmd internal loadshm quiclb test) && \
+	@unformatted=$$(gofmt -l cmd internal loadshm packaging quiclb test) && \
 		if [ -n "$$unformatted" ]; then echo "not formatted by gofmt:" $$unformatted; exit 1; fi
 	go vet ./...
+	go -C packaging vet ./...
 	go tool staticcheck ./...
 
 .PHONY: format
 format: setup-lint ## format C and Go in place, and add licence lines
 	go run ./test/spdx -w
 	clang-format-19 -i $(BPF) $(REPORTER)
-	gofmt -w cmd internal loadshm quiclb test
+	gofmt -w cmd internal loadshm packaging quiclb test
 
 .PHONY: generate
 generate: setup-build $(GENERATED) ## compile the BPF programs and their Go bindings

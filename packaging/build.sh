@@ -40,6 +40,9 @@ done
 mkdir -p "$out/doc"
 cp -r README.md CHANGELOG.md docs "$out/doc/"
 cp -r packaging/examples/. "$out/doc/docs/examples/"
+# The licences of all that is part of the program.
+GOARCH=$(go env GOHOSTARCH) go -C packaging build -buildvcs=false -o "../$out/notices" ./notices
+"$out/notices" packaging/copyright ./cmd/segue >"$out/copyright"
 # Modes do not depend on the umask.
 chmod -R u=rwX,go=rX "$out"
 

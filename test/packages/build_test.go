@@ -5,6 +5,7 @@
 package packages
 
 import (
+	"debug/buildinfo"
 	"flag"
 	"fmt"
 	"os"
@@ -107,6 +108,52 @@ func TestReproducible(t *testing.T) {
 	if out, err := exec.CommandContext(t.Context(), "cmp", first, second).CombinedOutput(); err != nil {
 		t.Errorf("the packages differ: %s", out)
 	}
+}
+
+// TestNotices requires that the package has the licence of each module that is part of the program.
+func TestNotices(t *testing.T) {
+	deb := buildPackage(t, earlier)
+	const script = `dpkg-deb --fsys-tarfile "$0" | tar -xO ./usr/share/doc/segue/copyright`
+	text := run(t, "sh", "-c", script, deb)
+	licenses := map[string]string{} // by PATH@VERSION
+	for stanza := range strings.SplitSeq(text, "\n\n") {
+		_, license, found := strings.Cut(stanza, "\nLicense: ")
+		if files, has := strings.CutPrefix(stanza, "Files: "); has {
+			files, _, _ = strings.Cut(files, "\nCopyright:")
+			for _, name := range strings.Fields(files) {
+				licenses[name] = license
+			}
+			if name, terms, _ := strings.Cut(license, "\n"); !found || name == "" || len(terms) < 50 {
+				t.Errorf("%s has no licence:\n%s", files, license)
+			}
+		}
+	}
+	info, err := buildinfo.ReadFile(filepath.Join(project, "bin/package-"+earlier, "segue"))
+	must(t, err)
+	if len(info.Deps) < 10 {
+		t.Fatalf("the program has only %d modules", len(info.Deps))
+	}
+	for _, module := range info.Deps {
+		if licenses[module.Path+"@"+module.Version] == "" {
+			t.Errorf("no licence of %s %s", module.Path, module.Version)
+		}
+	}
+	if !strings.Contains(licenses["github.com/cilium/ebpf@"+versionOf(info, "github.com/cilium/ebpf")],
+		"Permission is hereby granted") {
+		t.Error("the licence of cilium/ebpf is not its own")
+	}
+	if licenses["go.dev@"+strings.TrimPrefix(runtime.Version(), "go")] == "" {
+		t.Errorf("no licence of %s", runtime.Version())
+	}
+}
+
+func versionOf(info *buildinfo.BuildInfo, module string) string {
+	for _, m := range info.Deps {
+		if m.Path == module {
+			return m.Version
+		}
+	}
+	return ""
 }
 
 // TestVersion checks versions of a repository while commits and tags are added, and that they sort
