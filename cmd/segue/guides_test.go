@@ -48,12 +48,19 @@ func TestCommandsInGuides(t *testing.T) {
 			if err != nil && !strings.Contains(err.Error(), "needs an argument") { // prose names flags alone
 				t.Errorf("%s: %q: %v", guide, line, err)
 			}
+			isWhole := len(cmd.Flags().Args()) > 0 || strings.Contains(line, " -") // prose also names commands alone
+			if missing := cmd.ValidateRequiredFlags(); isWhole && missing != nil {
+				t.Errorf("%s: %q: %v", guide, line, missing)
+			}
 		}
 		if found == 0 {
 			t.Errorf("%s has no command", guide)
 		}
 	}
 }
+
+// warningInText matches what segue status shows in capitals, up to the first word that is not.
+var warningInText = regexp.MustCompile("`([A-Z]{2,}(?: [A-Z]{2,})+)")
 
 var messageInText = regexp.MustCompile(`msg="([^"]*)"`)
 
@@ -80,9 +87,10 @@ func TestMessagesInIncidents(t *testing.T) {
 	// A message may be joined of several literals.
 	code := regexp.MustCompile(`"\s*\+\s*"`).ReplaceAllString(source.String(), "")
 	messages := messageInText.FindAllStringSubmatch(string(text), -1)
+	messages = append(messages, warningInText.FindAllStringSubmatch(string(text), -1)...)
 	for _, more := range []string{
-		"HEALTH CHECKS ARE IGNORED", "RELOAD REFUSED", "NOT RUNNING, the data path keeps working", "NOT ATTACHED",
-		"only the default route is left", "is already running", "were made with other limits, or by another build",
+		"HEALTH CHECKS ARE IGNORED", "NOT RUNNING, the data path keeps working", "no service of the VIP can serve",
+		"held down after a withdrawal", "waits for the store", "only the default route is left", "is already running", "were made with other limits, or by another build",
 		"it runs %s", "was changed, and not reloaded", "no native XDP: attached in generic mode",
 	} {
 		messages = append(messages, []string{"", more})
