@@ -5,6 +5,7 @@
 # bit by bit, wherever and whenever they are made with the same tools.
 #
 #   VERSION   version of the package (make: of scripts/version.sh)
+#   GOARCH    the architecture (that of the machine)
 #   LDFLAGS   flags of the linker
 #   OUT       folder for what goes into the package (bin/package)
 set -euo pipefail
@@ -21,15 +22,15 @@ mkdir -p "$out/completion"
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git -c safe.directory="$PWD" log -1 --format=%ct 2>/dev/null ||
     stat --format=%Y CHANGELOG.md)}
 export SOURCE_DATE_EPOCH VERSION OUT="../$out"
-GOARCH=$(go env GOARCH)
-export GOARCH
+ARCH=$(go env GOARCH)
+export ARCH
 
 # The linker's build ID and the paths of sources would depend on the folder.
 go build -trimpath -buildvcs=false -ldflags "$LDFLAGS" -o "$out/segue" ./cmd/segue
 host=$out/segue
-if [[ $GOARCH != $(go env GOHOSTARCH) ]]; then # the man pages are the same
+if [[ $ARCH != $(go env GOHOSTARCH) ]]; then # the man pages are the same
     host=$out/segue-host
-    GOARCH=$(go env GOHOSTARCH) go build -trimpath -buildvcs=false -ldflags "$LDFLAGS" -o "$host" ./cmd/segue
+    GOARCH='' go build -trimpath -buildvcs=false -ldflags "$LDFLAGS" -o "$host" ./cmd/segue
 fi
 "$host" man "$out/man"
 gzip -9 --no-name "$out"/man/*
@@ -41,13 +42,13 @@ mkdir -p "$out/doc"
 cp -r README.md CHANGELOG.md docs "$out/doc/"
 cp -r packaging/examples/. "$out/doc/docs/examples/"
 # The licences of all that is part of the program.
-GOARCH=$(go env GOHOSTARCH) go -C packaging build -buildvcs=false -o "../$out/notices" ./notices
+GOARCH='' go -C packaging build -buildvcs=false -o "../$out/notices" ./notices
 "$out/notices" packaging/copyright ./cmd/segue >"$out/copyright"
 # Modes do not depend on the umask.
 chmod -R u=rwX,go=rX "$out"
 
-go -C packaging tool nfpm package --packager deb --config nfpm.yaml --target ../bin/ >"$out/nfpm.log" 2>&1 || {
+GOARCH='' go -C packaging tool nfpm package --packager deb --config nfpm.yaml --target ../bin/ >"$out/nfpm.log" 2>&1 || {
     cat "$out/nfpm.log" >&2
     exit 1
 }
-ls -1 "bin/segue_${VERSION}_$GOARCH.deb"
+ls -1 "bin/segue_${VERSION}_$ARCH.deb"

@@ -6,6 +6,7 @@ package packages
 
 import (
 	"debug/buildinfo"
+	"debug/elf"
 	"flag"
 	"fmt"
 	"os"
@@ -107,6 +108,43 @@ func TestReproducible(t *testing.T) {
 	must(t, err)
 	if out, err := exec.CommandContext(t.Context(), "cmp", first, second).CombinedOutput(); err != nil {
 		t.Errorf("the packages differ: %s", out)
+	}
+}
+
+var foreign = flag.Bool("foreign", false, "build the package of another architecture in TestForeign, which takes minutes")
+
+// TestForeign builds the package of another architecture, and runs its program where qemu can.
+func TestForeign(t *testing.T) {
+	if !*foreign {
+		t.Skip("compiles everything once more, which takes minutes: -foreign")
+	}
+	arch, machine, emulator := "arm64", elf.EM_AARCH64, "qemu-aarch64-static"
+	if runtime.GOARCH == arch {
+		arch, machine, emulator = "amd64", elf.EM_X86_64, "qemu-x86_64-static"
+	}
+	deb, err := buildIn(project, "0.8.1", "GOARCH="+arch)
+	must(t, err)
+	if got := strings.TrimSpace(run(t, "dpkg-deb", "--field", deb, "Architecture")); got != arch {
+		t.Errorf("the package is of the architecture %s", got)
+	}
+	dir := t.TempDir()
+	run(t, "dpkg-deb", "--extract", deb, dir)
+	program := filepath.Join(dir, "usr/bin/segue")
+	file, err := elf.Open(program)
+	must(t, err)
+	defer file.Close()
+	if file.Machine != machine {
+		t.Errorf("the program is for %s", file.Machine)
+	}
+	if pages, err := filepath.Glob(filepath.Join(dir, "usr/share/man/man8/*.gz")); err != nil || len(pages) < 20 {
+		t.Errorf("the package has %d man pages: %v", len(pages), err)
+	}
+	needs.Command(t, emulator, "qemu-user-static")
+	if out := run(t, emulator, program, "version"); !strings.Contains(out, "segue 0.8.1\n") || !strings.Contains(out, arch) {
+		t.Errorf("segue version: %s", out)
+	}
+	for role, example := range map[string]string{"lb": "lb.yaml", "agent": "agent.yaml"} {
+		run(t, emulator, program, "check", "--role", role, "-c", filepath.Join(project, "docs/examples", example))
 	}
 }
 

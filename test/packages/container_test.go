@@ -3,6 +3,7 @@
 package packages
 
 import (
+	"crypto/x509"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -17,7 +18,8 @@ import (
 
 // image is the last stage of the Containerfile.
 type image struct {
-	files      map[string]string // where the files of the project are in the image
+	files      map[string]string // where files of the build stage are in the image
+	small      string            // the command of the build stage that makes files without the compiler
 	entrypoint []string
 }
 
@@ -29,7 +31,11 @@ func readImage(t *testing.T) image {
 	if !found {
 		t.Fatal("the last stage is not from scratch")
 	}
-	i := image{files: map[string]string{}}
+	small := regexp.MustCompile(`(?m)^RUN (echo .*)$`).FindStringSubmatch(string(text))
+	if small == nil {
+		t.Fatal("the build stage makes no small files")
+	}
+	i := image{files: map[string]string{}, small: small[1]}
 	for line := range strings.Lines(stage) {
 		words := strings.Fields(line)
 		switch words[0] {
@@ -101,19 +107,42 @@ func TestContainer(t *testing.T) {
 func (m *machine) runImage(t *testing.T, role, file string) {
 	t.Helper()
 	buildPackage(t, later)
-	for from, to := range readImage(t).files {
-		if from != "bin/segue" {
-			t.Fatalf("the image has %s, which this test does not build", from)
+	build := t.TempDir() // has what the build stage has in its working directory
+	must(t, os.Mkdir(filepath.Join(build, "bin"), 0o755))
+	run(t, "cp", filepath.Join(project, "bin/package-"+later, "segue"), filepath.Join(build, "bin"))
+	image := readImage(t)
+	run(t, "sh", "-c", "cd "+build+" && "+image.small)
+	for from, to := range image.files {
+		if !path.IsAbs(from) {
+			from = filepath.Join(build, from)
 		}
 		target := filepath.Join(m.root, "srv/image", to)
 		must(t, os.MkdirAll(filepath.Dir(target), 0o755))
-		run(t, "cp", filepath.Join(project, "bin/package-"+later, "segue"), target)
+		run(t, "cp", "--dereference", from, target)
 	}
+	m.requireImage(t)
 	must(t, os.MkdirAll(filepath.Join(m.root, "etc/segue"), 0o755))
 	m.write(t, "etc/segue/signal.key", key, 0o400)
 	m.write(t, path.Join("etc/segue", role+".yaml"), file, 0o644)
 	m.must(t, "mkdir", "-p", "/run/segue", "/var/lib/segue")
 	m.startImage(t, role)
+}
+
+// requireImage requires what the program reads of its root: the authorities of the system, for a
+// store that is reached by TLS, and the names of groups.
+func (m *machine) requireImage(t *testing.T) {
+	t.Helper()
+	authorities, err := os.ReadFile(filepath.Join(m.root, "srv/image/etc/ssl/certs/ca-certificates.crt"))
+	must(t, err)
+	if !x509.NewCertPool().AppendCertsFromPEM(authorities) {
+		t.Error("the image has no certificates of authorities")
+	}
+	for _, name := range []string{"passwd", "group"} {
+		content, err := os.ReadFile(filepath.Join(m.root, "srv/image/etc", name))
+		if err != nil || !strings.HasPrefix(string(content), "root:x:0:") {
+			t.Errorf("/etc/%s of the image: %q, %v", name, content, err)
+		}
+	}
 }
 
 func (m *machine) startImage(t *testing.T, role string) {

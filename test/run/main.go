@@ -120,6 +120,12 @@ var soak = []tier{
 		flags:    []string{"-count=1", "-timeout=30m", "-run=^Test(Failed|.*Mutants)"},
 		args:     []string{"-crashes=6", "-mutants=5000"},
 	},
+	{
+		name:     soakTier,
+		packages: []string{"./test/packages"},
+		flags:    []string{"-count=1", "-timeout=30m", "-run=^TestForeign$"},
+		args:     []string{"-foreign"},
+	},
 }
 
 // choosePackages selects the packages of a tier from all packages of the module.
