@@ -82,26 +82,8 @@ func start(t *testing.T, change func(*Config)) *testServer {
 	return s
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-// eventually calls try until it returns no error.
-func eventually(t *testing.T, try func() error) {
-	t.Helper()
-	for deadline := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
-		err := try()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("after %v: %v", patience, err)
-		}
-	}
-}
+// Helpers of all tests.
+var must, eventually = testnet.Must, testnet.Eventually
 
 // dial connects from the server's namespace.
 func (s *testServer) dial(ctx context.Context, network, address string) (conn net.Conn, err error) {

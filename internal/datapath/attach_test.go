@@ -94,12 +94,8 @@ func claim(pin, other string, ifindex int) error {
 	return inOne(func(t *Takeover) error { return t.ClaimLink(pin, other, ifindex) })
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+// must ends the test if there is an error.
+var must = testnet.Must
 
 // If a process ends when its link has its first pin but not its name, the next process can still
 // use the interface.

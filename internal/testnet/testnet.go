@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package testnet gives tests network namespaces of their own.
+// Package testnet gives tests network namespaces of their own, and lets them wait for conditions.
 package testnet
 
 import (

@@ -24,6 +24,7 @@ import (
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/lab"
 	"github.com/segue-lb/segue/internal/needs"
+	"github.com/segue-lb/segue/internal/testnet"
 )
 
 // patience is the limit for everything that should happen soon. It does not measure speed, because
@@ -217,31 +218,8 @@ func command(t *testing.T, l *lab.Lab, node, name string, args ...string) string
 	return out
 }
 
-// must fails the test on an error.
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-// eventually calls try repeatedly until it returns no error.
-func eventually(t *testing.T, try func() error) {
-	t.Helper()
-	tick := time.NewTicker(50 * time.Millisecond)
-	defer tick.Stop()
-	deadline := time.Now().Add(patience)
-	for {
-		err := try()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("after %v: %v", patience, err)
-		}
-		<-tick.C
-	}
-}
+// Helpers of all tests.
+var must, eventually = testnet.Must, testnet.Eventually
 
 // reconfigure writes a changed configuration for every balancer and reloads it.
 func reconfigure(t *testing.T, l *lab.Lab, change func(*desired.Balancer)) {

@@ -16,14 +16,12 @@ import (
 	"sync"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/segue-lb/segue/internal/needs"
 	"github.com/segue-lb/segue/internal/testnet"
 )
 
-// patience is the limit for everything that should happen soon. It does not measure speed.
-const patience = 2 * time.Minute
+const patience = testnet.Patience
 
 // rootsDir has the Debian roots that other test runs of this checkout have made.
 const rootsDir = "../../.tools/roots"
@@ -270,30 +268,8 @@ func run(t *testing.T, args ...string) string {
 	return string(out)
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-// eventually calls try repeatedly until it returns no error.
-func eventually(t *testing.T, try func() error) {
-	t.Helper()
-	tick := time.NewTicker(50 * time.Millisecond)
-	defer tick.Stop()
-	deadline := time.Now().Add(patience)
-	for {
-		err := try()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("after %v: %v", patience, err)
-		}
-		<-tick.C
-	}
-}
+// Helpers of all tests.
+var must, eventually = testnet.Must, testnet.Eventually
 
 func lastLines(text []byte, n int) string {
 	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
