@@ -23,7 +23,8 @@ import (
 const (
 	project = "../.."
 	// Versions of the packages that the tests install. The earlier one is a build of the same tree,
-	// unless -previous names another.
+	// because there is no release yet: it tests the maintainer scripts and the restart, and not
+	// tables of another layout. -previous names a commit to build instead.
 	earlier = "0.8.0"
 	later   = "0.9.0~rc.1+2.gabcdef0"
 )

@@ -123,8 +123,8 @@ var soak = []tier{
 	{
 		name:     soakTier,
 		packages: []string{"./test/packages"},
-		flags:    []string{"-count=1", "-timeout=30m", "-run=^TestForeign$"},
-		args:     []string{"-foreign"},
+		flags:    []string{"-count=1", "-timeout=30m", "-run=^Test(Foreign|Image)$"},
+		args:     []string{"-foreign", "-image"},
 	},
 }
 
