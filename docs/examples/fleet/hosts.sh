@@ -44,7 +44,7 @@ make_root() {
     mkdir -p "$(dirname "$base")"
     rm -rf "$base.new"
     debootstrap --variant=minbase \
-        --include=curl,dbus,etcd-client,etcd-server,frr,iproute2,iputils-ping,nginx-light,procps,systemd,systemd-sysv \
+        --include=curl,dbus,etcd-client,etcd-server,frr,iproute2,iputils-ping,nginx,procps,systemd,systemd-sysv \
         bookworm "$base.new" ${SEGUE_HOSTS_MIRROR:+"$SEGUE_HOSTS_MIRROR"} >"$base.log" || die "debootstrap failed: $base.log"
     chmod 0755 "$base.new"
     # Of the hosts, few need these programs. There they are started by hand.
