@@ -141,11 +141,11 @@ run() {
 
 off() {
     local dir=$state/$1
-    [[ -e $dir/pid ]] || return 0
-    kill -KILL "$(<"$dir/pid")" 2>/dev/null || true
+    [[ ! -e $dir/pid ]] || kill -KILL "$(<"$dir/pid")" 2>/dev/null || true
     rm -f "$dir/pid"
     ip -n $switch link delete "$1" 2>/dev/null || true
     ip netns delete "fleet-$1" 2>/dev/null || true
+    [[ -d $groups/$1 ]] || return 0
     until [[ $(<"$groups/$1/cgroup.events") == *"populated 0"* ]]; do sleep 0.1; done
     find "$groups/$1" -depth -type d -exec rmdir {} +
 }
