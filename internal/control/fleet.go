@@ -32,14 +32,17 @@ type Fleet struct {
 	controller *Controller
 	store      *store.Store
 	follower   *store.Follower
+	log        *slog.Logger
 	attached   chan struct{} // closed when the controller has a balancer
 	cancel     context.CancelFunc
 	ended      chan struct{}
 
-	// own has the file without services, and generations those in force. The controller's mutex
-	// guards both.
-	own         *config.BalancerFiles
-	generations generation.Generations
+	// The controller's mutex guards what the balancer follows: its own file, which has no services,
+	// and a state of the store, which is nil before the first one. warned has the warnings about
+	// both.
+	own    *config.BalancerFiles
+	state  *store.State
+	warned []string
 }
 
 // Join connects the controller with the store that its configuration names, and begins to follow
@@ -55,7 +58,8 @@ func (c *Controller) Join(ctx context.Context, log *slog.Logger) (*Fleet, error)
 		return nil, err
 	}
 	f := &Fleet{
-		controller: c, store: s, own: c.inForce, attached: make(chan struct{}), ended: make(chan struct{}),
+		controller: c, store: s, log: log, own: c.inForce,
+		attached: make(chan struct{}), ended: make(chan struct{}),
 	}
 	f.follower = store.NewFollower(s, f, cfg, ownGenerations(&cfg.Node, log), log)
 	c.fleet = f
@@ -108,10 +112,10 @@ func (c *Controller) Fleet() *Fleet { return c.fleet }
 func (c *Controller) Generations() generation.Generations {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.fleet == nil {
+	if c.fleet == nil || c.fleet.state == nil {
 		return nil
 	}
-	return c.fleet.generations
+	return c.fleet.state.Generations
 }
 
 // interpret returns the files with the content of a store.
@@ -134,54 +138,35 @@ func (f *Fleet) Interpret(d *store.Document) (*desired.Balancer, error) {
 // Follow is for the follower of the store. The first state is for the start of the balancer. The
 // next ones wait until it has started.
 func (f *Fleet) Follow(ctx context.Context, state *store.State) error {
-	document, err := state.Content.Document()
-	if err != nil {
-		return err
-	}
-	files, _, err := f.interpret(document)
-	if err != nil {
-		return err
-	}
-	if err := state.Generations.Check(files.Desired.Services); err != nil {
-		return err
-	}
 	c := f.controller
 	c.mu.Lock()
-	isFirst := f.generations == nil
-	if isFirst {
-		f.generations, c.inForce = state.Generations, files
-	}
+	isFirst := f.state == nil
 	c.mu.Unlock()
-	if isFirst {
-		return nil
-	}
-	select {
-	case <-f.attached:
-	case <-ctx.Done():
-		return ctx.Err()
+	if !isFirst {
+		select {
+		case <-f.attached:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return f.enforce(ctx, files, state.Generations)
-}
-
-// enforce makes the balancer follow files and generations.
-func (f *Fleet) enforce(ctx context.Context, files *config.BalancerFiles, g generation.Generations) error {
-	if err := f.controller.runner.Follow(ctx, files.Desired, g); err != nil {
+	warnings, err := f.enforce(ctx, f.own, state)
+	if err != nil {
 		return err
 	}
-	f.generations = g
-	f.controller.enforce(files)
+	f.logNew(warnings)
 	return nil
 }
 
-// reload makes the balancer follow its own file after a change. The caller holds the controller's
-// mutex.
-func (f *Fleet) reload(ctx context.Context, own *config.BalancerFiles) (field.Errors, error) {
-	if err := own.File.ReloadableFrom(f.own.File); err != nil {
-		return nil, err
-	}
-	document, err := f.follower.State().Content.Document()
+// enforce makes the balancer follow its own file with a state of the store. The caller holds the
+// controller's mutex from before it takes either of them until enforce returns. So whichever of a
+// reload and a new state comes last has the newest of both. The first state is only noted: the
+// balancer starts with it.
+func (f *Fleet) enforce(
+	ctx context.Context, own *config.BalancerFiles, state *store.State,
+) (warnings field.Errors, err error) {
+	document, err := state.Content.Document()
 	if err != nil {
 		return nil, err
 	}
@@ -189,11 +174,53 @@ func (f *Fleet) reload(ctx context.Context, own *config.BalancerFiles) (field.Er
 	if err != nil {
 		return nil, err
 	}
-	if err := f.enforce(ctx, files, f.generations); err != nil {
+	if err := state.Generations.Check(files.Desired.Services); err != nil {
 		return nil, err
 	}
-	f.own = own
+	c := f.controller
+	if f.state == nil {
+		c.inForce = files
+	} else {
+		if err := c.runner.Follow(ctx, files.Desired, state.Generations); err != nil {
+			return nil, err
+		}
+		c.enforce(files)
+	}
+	f.own, f.state = own, state
 	return warnings, nil
+}
+
+// reload makes the balancer follow its own file after a change. The caller holds the controller's
+// mutex, and logs the warnings.
+func (f *Fleet) reload(ctx context.Context, own *config.BalancerFiles) (field.Errors, error) {
+	if err := own.File.ReloadableFrom(f.own.File); err != nil {
+		return nil, err
+	}
+	warnings, err := f.enforce(ctx, own, f.state)
+	if err == nil {
+		f.warned = textsOf(warnings)
+	}
+	return warnings, err
+}
+
+// logNew logs the warnings that the state before did not have. Each state has most of its warnings
+// in common with the one before. The caller holds the controller's mutex.
+func (f *Fleet) logNew(warnings field.Errors) {
+	texts := textsOf(warnings)
+	for _, text := range texts {
+		if !slices.Contains(f.warned, text) {
+			f.log.Warn("configuration", "warning", text)
+		}
+	}
+	f.warned = texts
+}
+
+func textsOf(warnings field.Errors) []string {
+	texts := make([]string, len(warnings))
+	for i, warning := range warnings {
+		texts[i] = warning.Error()
+	}
+	return texts
 }
 
 // overrides returns all overrides of the store, and its version.

@@ -3,12 +3,15 @@
 package control
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -73,6 +76,11 @@ func (m *member) server(name string) *desired.Server {
 // join starts a member that reaches the store at an endpoint.
 func join(t *testing.T, name, endpoint string) *member {
 	t.Helper()
+	return joinWith(t, name, endpoint, slog.New(slog.DiscardHandler))
+}
+
+func joinWith(t *testing.T, name, endpoint string, log *slog.Logger) *member {
+	t.Helper()
 	dir := t.TempDir()
 	m := &member{t: t, file: filepath.Join(dir, "lb.yaml")}
 	m.write(fmt.Sprintf(fleetText, name, filepath.Join(dir, "state"), endpoint))
@@ -80,7 +88,7 @@ func join(t *testing.T, name, endpoint string) *member {
 	if m.c, _, err = Load(m.file); err != nil {
 		t.Fatal(err)
 	}
-	if m.f, err = m.c.Join(t.Context(), slog.New(slog.DiscardHandler)); err != nil {
+	if m.f, err = m.c.Join(t.Context(), log); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = m.f.Close() })
@@ -114,10 +122,10 @@ func await(t *testing.T, version string, members ...*member) {
 	}
 }
 
-// fleetOf returns two members of a fleet whose store has the services of storedText.
-func fleetOf(t *testing.T) (a, b *member) {
+// filled returns the endpoint of a store that has the services of storedText.
+func filled(t *testing.T, overrides ...desired.Override) (endpoint string) {
 	t.Helper()
-	endpoint := etcdtest.Start(t).Endpoint()
+	endpoint = etcdtest.Start(t).Endpoint()
 	own, _, err := config.ParseBalancerFiles(fmt.Appendf(nil, fleetText, "a", t.TempDir(), endpoint))
 	if err != nil {
 		t.Fatal(err)
@@ -132,11 +140,18 @@ func fleetOf(t *testing.T) (a, b *member) {
 	}
 	defer s.Close()
 	_, err = s.Apply(t.Context(), store.Change{Fills: true, Edit: func(store.Tree) (store.Tree, error) {
-		return (&store.Document{Services: content.Services}).Tree()
+		return (&store.Document{Services: content.Services, Overrides: overrides}).Tree()
 	}})
 	if err != nil {
 		t.Fatal(err)
 	}
+	return endpoint
+}
+
+// fleetOf returns two members of a fleet whose store has the services of storedText.
+func fleetOf(t *testing.T) (a, b *member) {
+	t.Helper()
+	endpoint := filled(t)
 	return join(t, "a", endpoint), join(t, "b", endpoint)
 }
 
@@ -251,5 +266,103 @@ func TestFleetReload(t *testing.T) {
 	a.write(string(text) + storedText)
 	if _, err := a.c.Reload(t.Context()); err == nil || !strings.Contains(err.Error(), "must be absent") {
 		t.Errorf("error %v", err)
+	}
+}
+
+// Reloads and new states of the store come at the same time. Whichever is last, the balancer follows
+// the newest file and the newest state.
+func TestFleetReloadAndFollow(t *testing.T) {
+	t.Parallel()
+	m, _ := fleetOf(t)
+	text, err := os.ReadFile(m.file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	first := m.f.follower.State()
+	for i := 1; i <= 100; i++ {
+		address := fmt.Sprintf("2001:db8::%x", 0x100+i)
+		m.write(strings.Replace(string(text), "2001:db8::1", address, 1))
+		next := &store.State{Version: first.Version, Content: maps.Clone(first.Content)}
+		weight := uint32(i + 1)
+		next.Content["servers/web/s1"] = fmt.Appendf(nil, `{"address":"2001:db8:1::1","weight":%d}`, weight)
+		wanted, err := m.f.Interpret(documentOf(t, next))
+		if err != nil {
+			t.Fatal(err)
+		}
+		next.Generations = first.Generations.Next(wanted.Services)
+		var both sync.WaitGroup
+		both.Go(func() {
+			if err := m.f.Follow(t.Context(), next); err != nil {
+				t.Error(err)
+			}
+		})
+		both.Go(func() {
+			if _, err := m.c.Reload(t.Context()); err != nil {
+				t.Error(err)
+			}
+		})
+		both.Wait()
+		for where, has := range map[string]*desired.Balancer{"balancer": m.wanted, "controller": m.c.Desired()} {
+			a, w := has.Node.Addresses[0].String(), *has.Server("web", "s1").Weight
+			if a != address || w != weight {
+				t.Fatalf("round %d: the %s has address %s and weight %d, want %s and %d",
+					i, where, a, w, address, weight)
+			}
+		}
+	}
+}
+
+func documentOf(t *testing.T, state *store.State) *store.Document {
+	t.Helper()
+	document, err := state.Content.Document()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return document
+}
+
+// journal is a log that several goroutines use.
+type journal struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (j *journal) Write(line []byte) (int, error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.text.Write(line)
+}
+
+func (j *journal) String() string {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.text.String()
+}
+
+// The log has the warnings about the first state of the store, and of later states the new ones.
+func TestFleetLogsWarnings(t *testing.T) {
+	t.Parallel()
+	ghost := func(server string) desired.Override {
+		return desired.Override{Service: "web", Server: server, Set: desired.Fields{"weight": 2}}
+	}
+	endpoint := filled(t, ghost("s8"))
+	var log journal
+	m := joinWith(t, "a", endpoint, slog.New(slog.NewTextHandler(&log, nil)))
+	logged := func() []string { return regexp.MustCompile(`warning=.*`).FindAllString(log.String(), -1) }
+	if all := logged(); len(all) != 1 || !strings.Contains(all[0], "web/s8: does not exist") {
+		t.Errorf("after the first state: %q", all)
+	}
+	first := m.f.follower.State()
+	next := &store.State{
+		Version: first.Version, Generations: first.Generations, Content: maps.Clone(first.Content),
+	}
+	next.Content["overrides/web/s9"] = []byte(`{"set":{"weight":2}}`)
+	for range 2 {
+		if err := m.f.Follow(t.Context(), next); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if all := logged(); len(all) != 2 || !strings.Contains(all[1], "web/s9: does not exist") {
+		t.Errorf("after the next state: %q", all)
 	}
 }
