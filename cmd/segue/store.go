@@ -193,9 +193,6 @@ unless the file has some. All balancers take the change over as a whole.`,
 	return cmd
 }
 
-// errDryRun ends a change that must not be made.
-var errDryRun = errors.New("dry run")
-
 func importStore(ctx context.Context, out io.Writer, path string, o *storeOptions) error {
 	files, s, err := o.open()
 	if err != nil {
@@ -220,7 +217,7 @@ func importStore(ctx context.Context, out io.Writer, path string, o *storeOption
 	defer cancel()
 	var changes desired.Changes
 	version, err := s.Apply(ctx, store.Change{
-		Fills: !o.replace, PermitsRemovals: o.replace && o.allowRemovals,
+		Fills: !o.replace, PermitsRemovals: o.replace && o.allowRemovals, DryRun: o.dryRun,
 		Edit: func(before store.Tree) (after store.Tree, err error) {
 			if after, changes, err = imported(files, before, content); err != nil {
 				return nil, err
@@ -229,16 +226,13 @@ func importStore(ctx context.Context, out io.Writer, path string, o *storeOption
 			if err := store.CheckRemovals(before, after, limit); err != nil && !o.allowRemovals {
 				return nil, fmt.Errorf("%w: %w", err, control.ErrRemovals)
 			}
-			if o.dryRun {
-				return nil, errDryRun
-			}
 			return after, nil
 		},
 	})
 	if errors.Is(err, store.ErrNotEmpty) {
 		return fmt.Errorf("%w; --replace replaces its services", err)
 	}
-	if err != nil && !errors.Is(err, errDryRun) {
+	if err != nil {
 		return err
 	}
 	for _, line := range changes.Lines() {

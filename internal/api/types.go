@@ -61,7 +61,7 @@ type Change struct {
 
 // Changed is the effect of a change, or the effect that it would have in a dry run.
 type Changed struct {
-	Version  string       `json:"version" doc:"of the configuration after the change"`
+	Version  string       `json:"version" doc:"of the configuration after the change; of a dry run: of the configuration that it was made for"`
 	Changes  []Difference `json:"changes" nullable:"false" doc:"empty: nothing was to be changed"`
 	Losses   []Loss       `json:"losses" nullable:"false" doc:"servers whose flows the change affects"`
 	Warnings []string     `json:"warnings" nullable:"false" doc:"about the configuration after the change"`

@@ -154,7 +154,9 @@ type Terms struct {
 
 // Result is what a change did, or would do.
 type Result struct {
-	Version  string          // of the desired state after the change
+	// Version is that of the desired state after the change. After a dry run, it is the version that
+	// the result is for: with it in Terms, the same change is made, or none.
+	Version  string
 	Changes  desired.Changes // none: the change has no effect
 	Losses   []desired.Loss  // servers whose flows the change affects
 	Warnings field.Errors    // of the desired state after the change
@@ -201,11 +203,12 @@ func (c *Controller) follow(ctx context.Context, terms Terms, compute change) (*
 	if err != nil {
 		return nil, err
 	}
-	result := &Result{versionOf(next), next.Desired.ChangesFrom(c.inForce.Desired), losses, warnings}
-	if terms.DryRun || result.Version == version {
-		return result, nil
+	result := &Result{version, next.Desired.ChangesFrom(c.inForce.Desired), losses, warnings}
+	if after := versionOf(next); !terms.DryRun && after != version {
+		result.Version = after
+		return result, c.apply(ctx, next)
 	}
-	return result, c.apply(ctx, next)
+	return result, nil
 }
 
 // apply makes the balancer follow other overrides, and stores them. The file is written first,

@@ -174,10 +174,10 @@ func TestChange(t *testing.T) {
 // A change without effect reaches neither the balancer nor the disk, and neither does a dry run.
 func TestChangeNothing(t *testing.T) {
 	s := newSite(t)
-	before, _ := s.c.Overrides()
+	before, version := s.c.Overrides()
 	result, err := s.c.Change(t.Context(), []Edit{drain("s1", true)}, Terms{DryRun: true})
-	if err != nil || len(result.Changes) != 1 {
-		t.Errorf("a dry run would change %v, error %v", result, err)
+	if err != nil || len(result.Changes) != 1 || result.Version != version {
+		t.Errorf("a dry run for version %s would change %+v, error %v", version, result, err)
 	}
 	if result := s.change(drain("s1", false)); len(result.Changes) > 0 {
 		t.Errorf("changes %v", result.Changes)

@@ -236,12 +236,9 @@ func (f *Fleet) overrides() ([]desired.Override, string) {
 	return slices.Clone(c.inForce.Overrides), f.follower.Status().Follows.String()
 }
 
-// errDryRun ends a change that must not be made.
-var errDryRun = errors.New("dry run")
-
 // change makes a change in the store, so that all balancers follow it.
 func (f *Fleet) change(ctx context.Context, terms Terms, compute change) (*Result, error) {
-	change := store.Change{PermitsRemovals: terms.PermitsRemovals}
+	change := store.Change{PermitsRemovals: terms.PermitsRemovals, DryRun: terms.DryRun}
 	if terms.Version != "" {
 		var err error
 		if change.Expected, err = store.ParseVersion(terms.Version); err != nil {
@@ -251,17 +248,11 @@ func (f *Fleet) change(ctx context.Context, terms Terms, compute change) (*Resul
 	var result *Result
 	var refusal error // of the last edit
 	change.Edit = func(tree store.Tree) (next store.Tree, err error) {
-		refusal = nil
-		if next, result, refusal = f.edit(ctx, tree, terms, compute); refusal == nil && terms.DryRun {
-			return nil, errDryRun
-		}
+		next, result, refusal = f.edit(ctx, tree, terms, compute)
 		return next, refusal
 	}
 	version, err := f.store.Apply(ctx, change)
 	switch {
-	case errors.Is(err, errDryRun):
-		_, result.Version = f.overrides()
-		return result, nil
 	case refusal != nil:
 		return nil, refusal
 	case errors.Is(err, store.ErrVersion):
@@ -270,6 +261,9 @@ func (f *Fleet) change(ctx context.Context, terms Terms, compute change) (*Resul
 		return nil, fmt.Errorf("change the store: %w", err)
 	}
 	result.Version = version.String()
+	if terms.DryRun {
+		return result, nil
+	}
 	result.Warnings = append(result.Warnings, f.awaitEffect(ctx, version)...)
 	return result, nil
 }

@@ -19,6 +19,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/field"
 	"github.com/segue-lb/segue/internal/generation"
 	"github.com/segue-lb/segue/internal/store"
 	"github.com/segue-lb/segue/internal/store/etcdtest"
@@ -228,10 +229,6 @@ func TestFleetRefuses(t *testing.T) {
 			}
 		})
 	}
-	dry, err := b.c.Change(t.Context(), weight(7), Terms{DryRun: true})
-	if err != nil || len(dry.Changes) != 1 {
-		t.Errorf("a dry run gives %+v, error %v", dry, err)
-	}
 	await(t, result.Version, a, b)
 	result, err = b.c.Change(t.Context(), []Edit{remove("s1"), remove("s2")}, Terms{PermitsRemovals: true})
 	if err != nil {
@@ -241,6 +238,48 @@ func TestFleetRefuses(t *testing.T) {
 	if a.server("s1") != nil || a.server("s3") == nil {
 		t.Error("the permitted removal has no effect")
 	}
+}
+
+// A dry run changes nothing. Its version is the one of the store that it was made for, also if the
+// member has not seen that version yet.
+func TestFleetDryRun(t *testing.T) {
+	t.Parallel()
+	a, b := fleetOf(t)
+	edits := []Edit{set("s3", desired.Fields{"drained": true})}
+	version := ""
+	for i := range 10 {
+		version = a.apply(set("s1", desired.Fields{"drained": i%2 == 0}))
+		dry, err := b.c.Change(t.Context(), edits, Terms{DryRun: true})
+		if err != nil || len(dry.Changes) != 1 || dry.Version != version {
+			t.Fatalf("a dry run for version %s gives %+v, error %v", version, dry, err)
+		}
+	}
+	await(t, version, a, b)
+	if b.server("s3").Drained {
+		t.Error("the dry run has drained a server")
+	}
+	if _, err := b.c.Change(t.Context(), edits, Terms{Version: version}); err != nil {
+		t.Error(err)
+	}
+}
+
+// apply makes edits in the store, and does not wait until a member follows it.
+func (m *member) apply(edits ...Edit) (version string) {
+	m.t.Helper()
+	applied, err := m.f.store.Apply(m.t.Context(), store.Change{
+		Edit: func(tree store.Tree) (store.Tree, error) {
+			next, _, err := m.f.edit(m.t.Context(), tree, Terms{}, func(f *config.BalancerFiles) (
+				*config.BalancerFiles, field.Errors, error,
+			) {
+				return edited(f, edits)
+			})
+			return next, err
+		},
+	})
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	return applied.String()
 }
 
 // A reload takes the member's own file again, and keeps what the store has.

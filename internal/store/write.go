@@ -29,10 +29,12 @@ type Change struct {
 	PermitsRemovals bool
 	// Fills tells that the store must be empty before.
 	Fills bool
+	// DryRun tells to call Edit, and to write nothing.
+	DryRun bool
 }
 
-// Apply makes a change as a whole, and returns the version after it, which is the version before if
-// there is nothing to change. If somebody else changes the store at the same time, Apply begins
+// Apply makes a change as a whole, and returns the version after it. That is the version before it if
+// there is nothing to change, and also after a dry run; a store to be filled has none. If somebody else changes the store at the same time, Apply begins
 // anew, until the context ends. The error wraps ErrVersion, ErrEmpty, ErrNotEmpty or ErrUnknown, or
 // is that of Edit or of the store. Unless it wraps ErrUnknown, nothing has changed.
 func (s *Store) Apply(ctx context.Context, c Change) (Version, error) {
@@ -68,8 +70,13 @@ func (w *writer) attempt(ctx context.Context) (Version, error) {
 	}
 	before := n.Tree()
 	after, err := w.change.Edit(maps.Clone(before))
-	if err != nil {
+	switch {
+	case err != nil:
 		return Version{}, err
+	case w.change.DryRun && w.change.Fills:
+		return Version{}, nil
+	case w.change.DryRun:
+		return n.Version(), nil
 	}
 	next := *n.head
 	next.Change, next.By, next.Writing = next.Change+1, w.by, 0
@@ -112,7 +119,7 @@ func (w *writer) prepare(ctx context.Context, n *Snapshot) (*Snapshot, error) {
 		return nil, fmt.Errorf("version %s: %w: it has version %s now", expected, ErrVersion, n.Version())
 	}
 	switch {
-	case n.head.Writing == 0:
+	case n.head.Writing == 0 || w.change.DryRun:
 		return n, nil
 	case n.hasWriter:
 		return nil, fmt.Errorf("%w: %s is writing", errConflict, n.head.By)
