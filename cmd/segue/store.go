@@ -109,27 +109,46 @@ func problemsOf(s *api.Store) (problems []string) {
 func newStoreConfirm() *cobra.Command {
 	var instance string
 	cmd := &cobra.Command{
-		Use:   "confirm",
-		Short: "Follow the store although it removes more servers than the limit allows",
-		Long: `Make the balancer on this host follow the store although that removes more servers than
-store.max-removed-percent allows. It holds once, for the present content of the store, and
-for this balancer. "segue store status" shows which servers would be removed.`,
-		Example: "  segue store status\n  segue store confirm",
-		Args:    arguments(),
-		RunE: func(cmd *cobra.Command, _ []string) error {
+		Use:   "confirm VERSION",
+		Short: "Follow a version although it removes more servers than the limit allows",
+		Long: `Make the balancer on this host follow a version of the store although that removes more
+servers than store.max-removed-percent allows. "segue store status" shows the version, and
+how many servers it would remove. If the store has another version since, nothing happens.
+A confirmation holds once, and only for this balancer.`,
+		Example: "  segue store status\n  segue store confirm 3esnfahqxufb-8",
+		Args:    arguments("VERSION"),
+		RunE: func(cmd *cobra.Command, args []string) error {
 			client, err := clientOf(instance)
 			if err != nil {
 				return err
 			}
-			state, err := client.ConfirmStore(cmd.Context())
+			state, err := client.ConfirmStore(cmd.Context(), args[0])
 			if err != nil {
 				return err
 			}
 			return printStore(cmd.OutOrStdout(), state)
 		},
 	}
+	cmd.ValidArgsFunction = func(
+		cmd *cobra.Command, args []string, _ string,
+	) ([]string, cobra.ShellCompDirective) {
+		return confirmable(cmd.Context(), instance, args), cobra.ShellCompDirectiveNoFileComp
+	}
 	instanceFlag(cmd, &instance)
 	return cmd
+}
+
+// confirmable completes the version that can be confirmed.
+func confirmable(ctx context.Context, instance string, args []string) []string {
+	client, err := clientOf(instance)
+	if err != nil || len(args) > 0 {
+		return nil
+	}
+	state, err := client.Store(ctx)
+	if err != nil || state.Confirmable == "" {
+		return nil
+	}
+	return []string{state.Confirmable}
 }
 
 // storeOptions are the flags of commands that speak with the store itself.

@@ -13,6 +13,7 @@ import (
 	"io/fs"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -80,10 +81,10 @@ func (c *Client) Store(ctx context.Context) (s *Store, err error) {
 	return s, err
 }
 
-// ConfirmStore makes the balancer follow the store although that removes more servers than the limit
-// allows.
-func (c *Client) ConfirmStore(ctx context.Context) (s *Store, err error) {
-	err = c.call(ctx, http.MethodPost, "/v1/store/confirm", nil, &s)
+// ConfirmStore makes the balancer follow a version of the store although that removes more servers
+// than the limit allows.
+func (c *Client) ConfirmStore(ctx context.Context, version string) (s *Store, err error) {
+	err = c.call(ctx, http.MethodPost, "/v1/store/confirm", nil, &s, "If-Match", version)
 	return s, err
 }
 
@@ -132,26 +133,32 @@ func (c *Client) Events(ctx context.Context, each func(events.Event) error) erro
 // longestEvent is more than the size of the longest event, in bytes.
 const longestEvent = 1 << 20
 
-// call makes a request with JSON and reads the answer.
-func (c *Client) call(ctx context.Context, method, path string, request, answer any) error {
+// call makes a request with JSON and reads the answer. Each name of a header precedes its value.
+func (c *Client) call(
+	ctx context.Context, method, path string, request, answer any, headers ...string,
+) error {
 	var content bytes.Buffer
 	if request != nil {
 		if err := json.NewEncoder(&content).Encode(request); err != nil {
 			return err
 		}
 	}
-	return c.send(ctx, method, path, "application/json", &content, answer)
+	return c.send(ctx, method, path, "application/json", &content, answer, headers...)
 }
 
 // send makes a request and reads the answer.
 func (c *Client) send(
 	ctx context.Context, method, path, contentType string, content io.Reader, answer any,
+	headers ...string,
 ) error {
 	r, err := http.NewRequestWithContext(ctx, method, "http://segue"+path, content)
 	if err != nil {
 		return err
 	}
 	r.Header.Set("Content-Type", contentType)
+	for header := range slices.Chunk(headers, 2) {
+		r.Header.Set(header[0], header[1])
+	}
 	response, err := c.http.Do(r)
 	if err != nil {
 		return c.explain(err)

@@ -21,8 +21,8 @@ type Store struct {
 	Follows   string    `json:"follows,omitempty" doc:"the version that the balancer follows; a newer one waits for generations"`
 	FromCache bool      `json:"from_cache" doc:"whether that comes from the balancer's own file"`
 	Held      string    `json:"held,omitempty" doc:"why the balancer does not follow the store"`
-	// Confirmable is true if the reason is that too many servers would be removed.
-	Confirmable bool   `json:"confirmable" doc:"whether confirm-store makes the balancer follow it"`
+	// Confirmable is set if the reason is that too many servers would be removed.
+	Confirmable string `json:"confirmable,omitempty" doc:"the version that confirm-store makes the balancer follow all the same"`
 	Leader      string `json:"leader,omitempty" doc:"the balancer that makes the generations of the fleet"`
 	Unsaved     string `json:"unsaved,omitempty" doc:"why the balancer could not write its own file"`
 }
@@ -31,13 +31,14 @@ type Store struct {
 func StoreOf(s store.Status) Store {
 	state := Store{
 		Reachable: s.Reachable, Since: s.Since, Problem: s.Problem, FromCache: s.FromCache, Held: s.Held,
-		Confirmable: s.Confirmable, Leader: s.Leader, Unsaved: s.Unsaved,
+		Leader: s.Leader, Unsaved: s.Unsaved,
 	}
-	if s.Newest != (store.Version{}) {
-		state.Newest = s.Newest.String()
-	}
-	if s.Follows != (store.Version{}) {
-		state.Follows = s.Follows.String()
+	for text, version := range map[*string]store.Version{
+		&state.Newest: s.Newest, &state.Follows: s.Follows, &state.Confirmable: s.Confirmable,
+	} {
+		if version != (store.Version{}) {
+			*text = version.String()
+		}
 	}
 	return state
 }
@@ -51,8 +52,8 @@ func (b *balancerAPI) registerStore(api huma.API) {
 	}, b.getStore)
 	huma.Register(api, huma.Operation{
 		OperationID: "confirm-store", Method: http.MethodPost, Path: "/v1/store/confirm",
-		Summary: "Follow the store although that removes more servers than the limit allows",
-		Errors:  []int{http.StatusNotFound, http.StatusServiceUnavailable},
+		Summary: "Follow a version of the store although that removes more servers than the limit allows",
+		Errors:  []int{http.StatusNotFound, http.StatusPreconditionFailed, http.StatusServiceUnavailable},
 	}, b.confirmStore)
 }
 
@@ -66,13 +67,17 @@ func (b *balancerAPI) getStore(context.Context, *struct{}) (*body[Store], error)
 	return &body[Store]{StoreOf(fleet.Status())}, nil
 }
 
-func (b *balancerAPI) confirmStore(ctx context.Context, _ *struct{}) (*body[Store], error) {
+type confirmRequest struct {
+	Version string `header:"If-Match" required:"true" doc:"the version that was seen, as confirmable of get-store has it"`
+}
+
+func (b *balancerAPI) confirmStore(ctx context.Context, r *confirmRequest) (*body[Store], error) {
 	fleet := b.Control.Fleet()
 	if fleet == nil {
 		return nil, errNoStore
 	}
-	if err := fleet.Confirm(ctx); err != nil {
-		return nil, huma.Error503ServiceUnavailable(err.Error())
+	if err := fleet.Confirm(ctx, r.Version); err != nil {
+		return nil, refusal(err)
 	}
 	return &body[Store]{StoreOf(fleet.Status())}, nil
 }

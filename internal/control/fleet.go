@@ -101,9 +101,20 @@ func (f *Fleet) Await(ctx context.Context, condition func(store.Status) bool) er
 	return f.follower.Await(ctx, condition)
 }
 
-// Confirm makes the balancer follow the store although that removes more servers than the limit
-// allows.
-func (f *Fleet) Confirm(ctx context.Context) error { return f.follower.Confirm(ctx) }
+// Confirm makes the balancer follow a version of the store although that removes more servers than
+// the limit allows. The error wraps ErrVersion if the store has released another version since.
+func (f *Fleet) Confirm(ctx context.Context, version string) error {
+	v, err := store.ParseVersion(version)
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrVersion, err)
+	}
+	if err := f.follower.Confirm(ctx, v); errors.Is(err, store.ErrVersion) {
+		return fmt.Errorf("%w: %w", ErrVersion, err)
+	} else if err != nil {
+		return err
+	}
+	return nil
+}
 
 // Fleet returns the connection to a store, or nil.
 func (c *Controller) Fleet() *Fleet { return c.fleet }
@@ -309,7 +320,8 @@ func (f *Fleet) awaitEffect(ctx context.Context, version store.Version) (warning
 		return s.Newest.Epoch == version.Epoch && s.Newest.Change >= version.Change
 	}
 	follows := func(s store.Status) bool {
-		return s.Follows.Epoch == version.Epoch && s.Follows.Change >= version.Change || s.Confirmable
+		return s.Follows.Epoch == version.Epoch && s.Follows.Change >= version.Change ||
+			s.Confirmable != (store.Version{})
 	}
 	waiting, cancel := context.WithTimeout(ctx, effectPatience)
 	defer cancel()

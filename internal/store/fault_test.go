@@ -189,7 +189,7 @@ func TestLostContent(t *testing.T) {
 	// Half of the content is too little.
 	half := f.fill(service("web", 5), service("dns", 3))
 	for _, b := range f.balancers {
-		b.await(func(s Status) bool { return s.Confirmable && s.Newest == half }, "refuse half the content")
+		b.await(func(s Status) bool { return s.Confirmable == half }, "refuse half the content")
 		if want := "6 of 11 servers of web"; !strings.Contains(b.Status().Held, want) {
 			t.Errorf("%s: %s; want %s", b.name, b.Status().Held, want)
 		}
@@ -244,11 +244,11 @@ func TestBackup(t *testing.T) {
 	server.Restore()
 	server.Run()
 	for _, b := range f.balancers {
-		b.await(func(s Status) bool { return s.Confirmable && s.Newest == old }, "refuse the backup")
+		b.await(func(s Status) bool { return s.Confirmable == old }, "refuse the backup")
 		if len(b.servers("web")) != 20 {
 			t.Errorf("%s has %v", b.name, b.servers("web"))
 		}
-		if err := b.Confirm(t.Context()); err != nil {
+		if err := b.Confirm(t.Context(), old); err != nil {
 			t.Error(err)
 		}
 	}
@@ -257,6 +257,51 @@ func TestBackup(t *testing.T) {
 		if len(b.servers("web")) != 10 {
 			t.Errorf("%s has %v after the confirmation", b.name, b.servers("web"))
 		}
+	}
+}
+
+// A confirmation is for the version that an operator has seen, and for no later one.
+func TestConfirm(t *testing.T) {
+	t.Parallel()
+	server := etcdtest.Start(t)
+	f := newFleet(t, server.Endpoint())
+	f.interval = 0
+	b := f.add(server.Endpoint())
+	first := f.fill(service("web", 10), service("dns", 10))
+	f.await(first, time.Now())
+	refused := func(version Version) {
+		t.Helper()
+		if err := b.Confirm(t.Context(), version); !errors.Is(err, ErrVersion) {
+			t.Errorf("error %v", err)
+		}
+	}
+	refused(Version{first.Epoch, first.Change + 1})
+	removed := func(service string) Version {
+		version := f.edit(func(t Tree) {
+			for i := range 5 {
+				delete(t, keyOf(serversKey, service, fmt.Sprint("s", i)))
+			}
+		})
+		b.await(func(s Status) bool { return s.Confirmable == version }, "refuse")
+		return version
+	}
+	seen := removed("web")
+	next := removed("dns")
+	if want := "segue store confirm " + next.String(); !strings.Contains(b.Status().Held, want) {
+		t.Errorf("held: %s; want %s", b.Status().Held, want)
+	}
+	refused(seen)
+	if len(b.servers("web")) != 10 || len(b.servers("dns")) != 10 {
+		t.Error("a version that was not confirmed is in force")
+	}
+	for range 2 { // to confirm it again does no harm
+		if err := b.Confirm(t.Context(), next); err != nil {
+			t.Error(err)
+		}
+	}
+	f.await(next, time.Now())
+	if len(b.servers("web")) != 5 || len(b.servers("dns")) != 5 {
+		t.Error("the confirmed version is not in force")
 	}
 }
 
@@ -270,7 +315,7 @@ func TestLimit(t *testing.T) {
 		}
 	})
 	for _, b := range f.balancers {
-		b.await(func(s Status) bool { return s.Confirmable && s.Newest == version }, "refuse")
+		b.await(func(s Status) bool { return s.Confirmable == version }, "refuse")
 	}
 	version = f.apply(Change{PermitsRemovals: true, Edit: func(t Tree) (Tree, error) {
 		delete(t, keyOf(serversKey, "dns", "s1"))

@@ -46,7 +46,7 @@ type Follower struct {
 	history  generation.Generations
 
 	first    chan struct{} // closed when there is a state
-	confirms chan chan error
+	confirms chan confirmation
 
 	mu      sync.Mutex
 	status  Status
@@ -70,8 +70,9 @@ type Status struct {
 	Newest Version
 	// Held tells why the balancer does not follow the store's released version.
 	Held string
-	// Confirmable tells that an operator can make the balancer follow the version all the same.
-	Confirmable bool
+	// Confirmable is the version that Confirm makes the balancer follow all the same. Without a value
+	// there is none.
+	Confirmable Version
 	// Leader is the balancer that makes the generations. IsLeader tells that it is this one.
 	Leader   string
 	IsLeader bool
@@ -90,7 +91,7 @@ func NewFollower(
 	f := &Follower{
 		store: s, log: log, balancer: b, interval: generationInterval, history: history,
 		cache: CacheFile(cfg.Node.State, cfg.Node.Instance),
-		first: make(chan struct{}), confirms: make(chan chan error), changed: make(chan struct{}),
+		first: make(chan struct{}), confirms: make(chan confirmation), changed: make(chan struct{}),
 	}
 	f.status.Since, f.status.Problem = time.Now(), noAnswerYet
 	var err error
@@ -209,7 +210,7 @@ func (f *Follower) follow(ctx context.Context, snapshots <-chan *Snapshot) {
 	var newest *Snapshot
 	var retry <-chan time.Time
 	for {
-		var reply chan error
+		var c confirmation
 		select {
 		case <-ctx.Done():
 			return
@@ -221,18 +222,18 @@ func (f *Follower) follow(ctx context.Context, snapshots <-chan *Snapshot) {
 			continue
 		case newest = <-snapshots:
 		case <-retry:
-		case reply = <-f.confirms:
+		case c = <-f.confirms:
 		}
 		retry = nil
 		if newest == nil {
-			if reply != nil {
-				reply <- errors.New("the store does not answer")
+			if c.reply != nil {
+				c.reply <- errors.New("the store does not answer")
 			}
 			continue
 		}
-		err := f.consider(ctx, newest, reply != nil)
-		if reply != nil {
-			reply <- err
+		err := f.consider(ctx, newest, c.version)
+		if c.reply != nil {
+			c.reply <- f.outcome(c.version, err)
 		}
 		if err != nil || f.Status().Unsaved != "" {
 			retry = time.After(retryInterval)
@@ -261,17 +262,36 @@ func (f *Follower) begin(ctx context.Context) bool {
 	return true
 }
 
-// Confirm makes the balancer follow the store although that removes more servers than the limit
-// permits. It returns an error if the balancer cannot follow the store.
-func (f *Follower) Confirm(ctx context.Context) error {
-	reply := make(chan error, 1)
+// confirmation makes the balancer follow a version. Without values there is none.
+type confirmation struct {
+	version Version
+	reply   chan error // has room for the answer
+}
+
+// outcome returns what became of a confirmation, after the store was considered.
+func (f *Follower) outcome(confirmed Version, err error) error {
+	s := f.Status()
+	switch {
+	case err != nil && s.Confirmable != (Version{}):
+		return fmt.Errorf("version %s: %w: %w", confirmed, ErrVersion, err)
+	case err == nil && s.Follows != confirmed:
+		return fmt.Errorf("version %s: %w: the balancer follows version %s", confirmed, ErrVersion, s.Follows)
+	}
+	return err
+}
+
+// Confirm makes the balancer follow a version of the store although that removes more servers than
+// the limit permits. The error wraps ErrVersion if the store has released another version since. It
+// tells why if the balancer cannot follow the version.
+func (f *Follower) Confirm(ctx context.Context, version Version) error {
+	c := confirmation{version, make(chan error, 1)}
 	select {
-	case f.confirms <- reply:
+	case f.confirms <- c:
 	case <-ctx.Done():
 		return ctx.Err()
 	}
 	select {
-	case err := <-reply:
+	case err := <-c.reply:
 		return err
 	case <-ctx.Done():
 		return ctx.Err()
@@ -281,16 +301,19 @@ func (f *Follower) Confirm(ctx context.Context) error {
 // errNotReleased tells that the store has no released change yet.
 var errNotReleased = errors.New("no balancer has made generations yet")
 
-// consider makes the balancer follow the content of the store. It returns an error if the balancer
-// does not follow it.
-func (f *Follower) consider(ctx context.Context, n *Snapshot, isConfirmed bool) error {
+// consider makes the balancer follow the content of the store, of which an operator may have
+// confirmed a version. It returns an error if the balancer does not follow it.
+func (f *Follower) consider(ctx context.Context, n *Snapshot, confirmed Version) error {
 	f.mu.Lock()
 	f.newest = n
 	f.mu.Unlock()
 	next, err := stateOf(n)
-	confirmable := false
+	var confirmable Version
 	if err == nil {
-		confirmable, err = f.apply(ctx, n, next, isConfirmed)
+		var ok bool
+		if ok, err = f.apply(ctx, n, next, confirmed); ok {
+			confirmable = next.Version
+		}
 	}
 	f.report(n, err, confirmable)
 	return err
@@ -319,14 +342,14 @@ func stateOf(n *Snapshot) (*State, error) {
 // apply makes the balancer follow a state, unless it does already. confirmable tells that an
 // operator can confirm the state.
 func (f *Follower) apply(
-	ctx context.Context, n *Snapshot, next *State, isConfirmed bool,
+	ctx context.Context, n *Snapshot, next *State, confirmed Version,
 ) (confirmable bool, err error) {
 	before, isFirst := f.State(), !f.hasBegun()
 	if !isFirst && before.equal(next) {
 		f.adopt(next, before.Version != next.Version)
 		return false, nil
 	}
-	if confirmable, err = f.check(n, before, next); err != nil && !(confirmable && isConfirmed) {
+	if confirmable, err = f.check(n, before, next); err != nil && !(confirmable && confirmed == next.Version) {
 		if isFirst && before != nil {
 			f.begin(ctx)
 		}
@@ -379,8 +402,8 @@ func (f *Follower) check(n *Snapshot, before, next *State) (confirmable bool, er
 		return false, nil
 	}
 	return true, fmt.Errorf("version %s would remove %s, and the limit is %d percent: "+
-		"confirm it by segue store confirm, or restore the content of the store",
-		next.Version, describeRemoved(all), limit)
+		"confirm it by segue store confirm %s, or restore the content of the store",
+		next.Version, describeRemoved(all), limit, next.Version)
 }
 
 // adopt notes the state in force, and writes it to the balancer's own file.
@@ -405,7 +428,7 @@ func (f *Follower) adopt(state *State, isNew bool) {
 }
 
 // report notes what became of the content of the store.
-func (f *Follower) report(n *Snapshot, err error, confirmable bool) {
+func (f *Follower) report(n *Snapshot, err error, confirmable Version) {
 	held := ""
 	if err != nil {
 		held = err.Error()
