@@ -248,8 +248,11 @@ func importStore(ctx context.Context, out io.Writer, path string, o *storeOption
 			return after, nil
 		},
 	})
-	if errors.Is(err, store.ErrNotEmpty) {
+	switch {
+	case errors.Is(err, store.ErrNotEmpty):
 		return fmt.Errorf("%w; --replace replaces its services", err)
+	case errors.Is(err, store.ErrUnknown):
+		return fmt.Errorf("%w: look with segue store export before you repeat it", err)
 	}
 	if err != nil {
 		return err

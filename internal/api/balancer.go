@@ -58,7 +58,7 @@ func (balancer Balancer) Handler() http.Handler {
 	errorsOfChange := []int{
 		http.StatusBadRequest, http.StatusRequestEntityTooLarge, http.StatusUnsupportedMediaType,
 		http.StatusNotFound, http.StatusConflict, http.StatusPreconditionFailed,
-		http.StatusServiceUnavailable,
+		http.StatusServiceUnavailable, http.StatusGatewayTimeout,
 	}
 	huma.Register(api, huma.Operation{
 		OperationID: "change", Method: http.MethodPost, Path: "/v1/changes",

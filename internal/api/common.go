@@ -15,6 +15,7 @@ import (
 	"github.com/segue-lb/segue/internal/control"
 	"github.com/segue-lb/segue/internal/events"
 	"github.com/segue-lb/segue/internal/field"
+	"github.com/segue-lb/segue/internal/store"
 	"github.com/segue-lb/segue/internal/version"
 )
 
@@ -105,6 +106,8 @@ func refusal(err error) error {
 		return huma.Error404NotFound(err.Error())
 	case errors.As(err, &problems):
 		return huma.Error422UnprocessableEntity(err.Error())
+	case errors.Is(err, store.ErrUnknown):
+		return huma.Error504GatewayTimeout(err.Error())
 	}
 	return huma.Error503ServiceUnavailable(err.Error())
 }

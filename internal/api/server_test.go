@@ -18,12 +18,16 @@ import (
 	"testing"
 	"time"
 
+	"github.com/danielgtaylor/huma/v2"
+
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/control"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/events"
+	"github.com/segue-lb/segue/internal/field"
 	"github.com/segue-lb/segue/internal/generation"
+	"github.com/segue-lb/segue/internal/store"
 )
 
 type follower struct{}
@@ -111,6 +115,25 @@ func send(t *testing.T, method, url, body string, headers ...string) (status int
 		t.Fatal(err)
 	}
 	return response.StatusCode, string(content)
+}
+
+// Each cause of a refusal has its status. A change that may have been made has one of its own.
+func TestRefusal(t *testing.T) {
+	t.Parallel()
+	for want, cause := range map[int]error{
+		http.StatusNotFound:            control.ErrNotFound,
+		http.StatusConflict:            control.ErrRemovals,
+		http.StatusPreconditionFailed:  control.ErrVersion,
+		http.StatusUnprocessableEntity: field.Errors{{Path: "web.port", Problem: "required"}},
+		http.StatusGatewayTimeout:      store.ErrUnknown,
+		http.StatusServiceUnavailable:  store.ErrEmpty,
+	} {
+		var problem huma.StatusError
+		err := fmt.Errorf("the cause: %w", cause)
+		if !errors.As(refusal(err), &problem) || problem.GetStatus() != want || problem.Error() != err.Error() {
+			t.Errorf("%v: answer %v, want status %d", err, problem, want)
+		}
+	}
 }
 
 func TestChanges(t *testing.T) {

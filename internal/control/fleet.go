@@ -21,6 +21,9 @@ const (
 	// effectPatience is how long a change waits until this balancer follows it, and
 	// releasePatience how long it waits for new generations. A service begins one in ten seconds.
 	effectPatience, releasePatience = 10 * time.Second, 2 * time.Second
+	// storePatience is how long the store may take to make a change. With the times above, the answer
+	// is there before the API's server and its clients give up.
+	storePatience = 40 * time.Second
 )
 
 // ErrRemovals is wrapped in the error of a change that removes more servers than the limit of the
@@ -262,12 +265,16 @@ func (f *Fleet) change(ctx context.Context, terms Terms, compute change) (*Resul
 		next, result, refusal = f.edit(ctx, tree, terms, compute)
 		return next, refusal
 	}
-	version, err := f.store.Apply(ctx, change)
+	writing, cancel := context.WithTimeout(ctx, storePatience)
+	defer cancel()
+	version, err := f.store.Apply(writing, change)
 	switch {
 	case refusal != nil:
 		return nil, refusal
 	case errors.Is(err, store.ErrVersion):
 		return nil, fmt.Errorf("%w: %w", ErrVersion, err)
+	case errors.Is(err, store.ErrUnknown):
+		return nil, fmt.Errorf("%w: look with segue service list and segue server list before you repeat it", err)
 	case err != nil:
 		return nil, fmt.Errorf("change the store: %w", err)
 	}

@@ -123,10 +123,11 @@ func await(t *testing.T, version string, members ...*member) {
 	}
 }
 
-// filled returns the endpoint of a store that has the services of storedText.
-func filled(t *testing.T, overrides ...desired.Override) (endpoint string) {
+// filled returns a store that has the services of storedText.
+func filled(t *testing.T, overrides ...desired.Override) *etcdtest.Server {
 	t.Helper()
-	endpoint = etcdtest.Start(t).Endpoint()
+	server := etcdtest.Start(t)
+	endpoint := server.Endpoint()
 	own, _, err := config.ParseBalancerFiles(fmt.Appendf(nil, fleetText, "a", t.TempDir(), endpoint))
 	if err != nil {
 		t.Fatal(err)
@@ -146,13 +147,13 @@ func filled(t *testing.T, overrides ...desired.Override) (endpoint string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return endpoint
+	return server
 }
 
 // fleetOf returns two members of a fleet whose store has the services of storedText.
 func fleetOf(t *testing.T) (a, b *member) {
 	t.Helper()
-	endpoint := filled(t)
+	endpoint := filled(t).Endpoint()
 	return join(t, "a", endpoint), join(t, "b", endpoint)
 }
 
@@ -260,6 +261,40 @@ func TestFleetDryRun(t *testing.T) {
 	}
 	if _, err := b.c.Change(t.Context(), edits, Terms{Version: version}); err != nil {
 		t.Error(err)
+	}
+}
+
+// The answer of the store to a change is lost. The error says that the change may have been made, and
+// a repetition for the same version does not make it twice.
+func TestFleetUnknownChange(t *testing.T) {
+	t.Parallel()
+	server := filled(t)
+	proxy := etcdtest.NewProxy(t, server.Address())
+	far, near := join(t, "far", proxy.Endpoint()), join(t, "near", server.Endpoint())
+	_, before := far.c.Overrides()
+	edits := []Edit{set("s1", desired.Fields{"drained": true})}
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() { // the client goes away
+		_ = near.f.Await(ctx, func(s store.Status) bool { return s.Newest.Change > 1 })
+		cancel()
+	}()
+	_, err := far.f.change(ctx, Terms{Version: before}, func(f *config.BalancerFiles) (
+		*config.BalancerFiles, field.Errors, error,
+	) {
+		proxy.Mute()
+		return edited(f, edits)
+	})
+	if !errors.Is(err, store.ErrUnknown) || !strings.Contains(err.Error(), "look with segue service list") {
+		t.Errorf("error %v", err)
+	}
+	proxy.Heal()
+	if _, err := far.c.Change(t.Context(), edits, Terms{Version: before}); !errors.Is(err, ErrVersion) {
+		t.Errorf("the repetition: error %v", err)
+	}
+	_, now := near.c.Overrides()
+	await(t, now, far, near)
+	if !far.server("s1").Drained {
+		t.Error("the change has no effect")
 	}
 }
 
@@ -384,9 +419,8 @@ func TestFleetLogsWarnings(t *testing.T) {
 	ghost := func(server string) desired.Override {
 		return desired.Override{Service: "web", Server: server, Set: desired.Fields{"weight": 2}}
 	}
-	endpoint := filled(t, ghost("s8"))
 	var log journal
-	m := joinWith(t, "a", endpoint, slog.New(slog.NewTextHandler(&log, nil)))
+	m := joinWith(t, "a", filled(t, ghost("s8")).Endpoint(), slog.New(slog.NewTextHandler(&log, nil)))
 	logged := func() []string { return regexp.MustCompile(`warning=.*`).FindAllString(log.String(), -1) }
 	if all := logged(); len(all) != 1 || !strings.Contains(all[0], "web/s8: does not exist") {
 		t.Errorf("after the first state: %q", all)

@@ -459,7 +459,7 @@ func TestWriterDies(t *testing.T) {
 	}
 	reserved := *n.head
 	reserved.Writing, reserved.By = n.head.Change+1, w.by
-	at, err := w.finish(t.Context(), n.headAt, nil, &reserved)
+	at, err := w.finish(t.Context(), n.headAt, nil, n.head, &reserved)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,7 +13,10 @@ import (
 	"time"
 
 	mvccpb "go.etcd.io/etcd/api/v3/mvccpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/segue-lb/segue/internal/generation"
 )
@@ -243,7 +246,8 @@ func (s *Store) get(
 	return response, nil
 }
 
-// commit runs a transaction. ok tells whether its conditions held.
+// commit runs a transaction. ok tells whether its conditions held. The error wraps errUncertain if
+// the transaction may have taken place, or may yet.
 func (s *Store) commit(ctx context.Context, conditions []clientv3.Cmp, operations []clientv3.Op) (
 	revision int64, ok bool, err error,
 ) {
@@ -251,11 +255,38 @@ func (s *Store) commit(ctx context.Context, conditions []clientv3.Cmp, operation
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	response, err := s.client.Txn(ctx).If(conditions...).Then(operations...).Commit()
-	if err != nil {
+	switch {
+	case isRefusal(err):
 		return 0, false, s.causes.describe(err, began)
+	case err != nil:
+		return 0, false, uncertain{s.causes.describe(err, began)}
 	}
 	return response.Header.Revision, response.Succeeded, nil
 }
 
 // errConflict tells that somebody else has changed the store meanwhile.
 var errConflict = errors.New("another writer has changed the store meanwhile")
+
+// errUncertain tells that a transaction may have taken place although there was no answer.
+var errUncertain = errors.New("the transaction may have taken place")
+
+// uncertain is an error that wraps errUncertain. Its text is only the cause.
+type uncertain struct{ cause error }
+
+func (u uncertain) Error() string { return u.cause.Error() }
+
+func (u uncertain) Unwrap() []error { return []error{errUncertain, u.cause} }
+
+// isRefusal tells whether the store has refused a request, so that it has had no effect.
+func isRefusal(err error) bool {
+	code := status.Code(err) // of the library's own refusals
+	if refusal, ok := errors.AsType[rpctypes.EtcdError](err); ok {
+		code = refusal.Code()
+	}
+	switch code {
+	case codes.InvalidArgument, codes.NotFound, codes.PermissionDenied, codes.ResourceExhausted,
+		codes.FailedPrecondition, codes.OutOfRange, codes.Unimplemented, codes.Unauthenticated:
+		return true
+	}
+	return false
+}

@@ -175,7 +175,7 @@ var (
 	// ErrNotEmpty is wrapped in an error if a store to be filled has content.
 	ErrNotEmpty = errors.New("the store has content already")
 	// ErrUnknown is wrapped in an error if it is not known whether a change was made.
-	ErrUnknown = errors.New("whether the change was made is not known: the store did not answer")
+	ErrUnknown = errors.New("the change may have been made: the store did not answer")
 )
 
 // Version identifies a change of a fleet.

@@ -14,8 +14,14 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// writerTTL is the time in seconds after which a writer of many keys that has died can be replaced.
-const writerTTL = 10
+const (
+	// writerTTL is the time in seconds after which a writer of many keys that has died can be
+	// replaced.
+	writerTTL = 10
+	// settlePatience is how long a writer tries to find out whether a change was made, if the answer
+	// of the store was lost.
+	settlePatience = 15 * time.Second
+)
 
 // Change is a change of a fleet's content.
 type Change struct {
@@ -88,7 +94,7 @@ func (w *writer) attempt(ctx context.Context) (Version, error) {
 	case len(batches) == 0 && n.headAt > 0:
 		return n.Version(), nil
 	case len(batches) <= 1:
-		_, err = w.finish(ctx, n.headAt, slices.Concat(batches...), &next)
+		_, err = w.finish(ctx, n.headAt, slices.Concat(batches...), n.head, &next)
 	default:
 		err = w.writeMany(ctx, n, batches, &next)
 	}
@@ -124,7 +130,7 @@ func (w *writer) prepare(ctx context.Context, n *Snapshot) (*Snapshot, error) {
 	case n.hasWriter:
 		return nil, fmt.Errorf("%w: %s is writing", errConflict, n.head.By)
 	}
-	if err := w.takeBack(ctx, n); err != nil {
+	if err := w.takeBack(ctx, n); err != nil && !errors.Is(err, ErrUnknown) {
 		return nil, err
 	}
 	// Another writer may have begun meanwhile, so everything has to be checked again.
@@ -164,7 +170,7 @@ func (b *batches) add(operation clientv3.Op, bytes int) {
 // finish writes the last operations of a change and the head in one transaction. The head must be
 // as it was written at the given revision. finish returns the revision of the new head.
 func (w *writer) finish(
-	ctx context.Context, headAt int64, operations []clientv3.Op, next *head,
+	ctx context.Context, headAt int64, operations []clientv3.Op, before, next *head,
 ) (int64, error) {
 	// The head is last: whoever sees it has seen all others.
 	operations = append(slices.Clone(operations), clientv3.OpPut(w.key(headKey), encode(next)))
@@ -173,37 +179,89 @@ func (w *writer) finish(
 	}
 	revision, ok, err := w.commit(ctx, []clientv3.Cmp{w.headIs(headAt)}, operations)
 	switch {
+	case errors.Is(err, errUncertain):
+		return w.settle(ctx, headAt, before, next, err)
 	case err != nil:
-		return w.wasFinished(ctx, headAt, next, err)
+		return 0, err
 	case !ok:
 		return 0, errConflict
 	}
 	return revision, nil
 }
 
-// wasFinished finds out whether a transaction with an unknown result has taken place.
-func (w *writer) wasFinished(
-	ctx context.Context, headAt int64, next *head, cause error,
+// settle finds out whether a transaction has taken place whose answer was lost. If not, it returns
+// the cause, and the transaction will not take place later either. If the store does not tell in
+// time, the error wraps ErrUnknown.
+func (w *writer) settle(
+	ctx context.Context, headAt int64, before, next *head, cause error,
 ) (int64, error) {
-	for range 3 {
-		answer, err := w.get(ctx, w.key(headKey))
-		if err != nil {
-			continue
-		}
-		var now head
-		var at int64 // as long as there is no head
-		if len(answer.Kvs) == 1 {
-			at = answer.Kvs[0].ModRevision
-			if json.Unmarshal(answer.Kvs[0].Value, &now) == nil && now == *next {
-				return at, nil
-			}
-		}
-		if at == headAt {
+	waiting, cancel := context.WithTimeout(ctx, settlePatience)
+	defer cancel()
+	for {
+		at, err := w.outcome(waiting, headAt, before, next)
+		switch {
+		case err == nil:
+			return at, nil
+		case errors.Is(err, errNotMade):
 			return 0, cause
+		case errors.Is(err, errConflict):
+			return 0, err
 		}
-		break // others have made changes since
+		select {
+		case <-waiting.Done():
+			return 0, fmt.Errorf("%w (%w)", ErrUnknown, cause)
+		case <-time.After(100 * time.Millisecond):
+		}
 	}
-	return 0, fmt.Errorf("%w (%w)", ErrUnknown, cause)
+}
+
+// errNotMade tells that a change was not made.
+var errNotMade = errors.New("the change was not made")
+
+// outcome returns the revision at which a transaction has replaced the head. The error wraps
+// errNotMade if it has not, and errConflict if others have.
+//
+// The transaction may still be on its way. So outcome replaces the head, as it was before, by one
+// with another writer: the transaction then finds that the head is not the one that it expects.
+func (w *writer) outcome(ctx context.Context, headAt int64, before, next *head) (int64, error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	barrier := *before
+	barrier.By = w.by + " gives up"
+	key := w.key(headKey)
+	answer, err := w.client.Txn(ctx).If(w.headIs(headAt)).
+		Then(clientv3.OpPut(key, encode(barrier))).
+		Else(clientv3.OpGet(key)).Commit()
+	switch {
+	case err != nil:
+		return 0, err
+	case answer.Succeeded:
+		return 0, errNotMade
+	}
+	found := answer.Responses[0].GetResponseRange().Kvs
+	// If others have made changes since, a former value of the head tells.
+	for len(found) == 1 && found[0].ModRevision > headAt {
+		var now head
+		if err := json.Unmarshal(found[0].Value, &now); err != nil {
+			return 0, err
+		}
+		switch at := found[0].ModRevision; now {
+		case *next:
+			return at, nil
+		case barrier:
+			return 0, errNotMade
+		default:
+			former, err := w.client.Get(ctx, key, clientv3.WithRev(at-1))
+			if err != nil {
+				return 0, err // etcd may have compacted it
+			}
+			found = former.Kvs
+		}
+	}
+	if len(found) == 0 && headAt > 0 {
+		return 0, ErrEmpty
+	}
+	return 0, errConflict
 }
 
 func (w *writer) headIs(revision int64) clientv3.Cmp {
@@ -223,7 +281,7 @@ func (w *writer) writeMany(
 	reserved := *n.head
 	reserved.Writing, reserved.By = next.Change, w.by
 	operations := []clientv3.Op{clientv3.OpPut(w.key(writerKey), w.by, clientv3.WithLease(life.id))}
-	at, err := w.finish(ctx, n.headAt, operations, &reserved)
+	at, err := w.finish(ctx, n.headAt, operations, n.head, &reserved)
 	if errors.Is(err, ErrUnknown) {
 		err = errConflict // nothing has changed yet
 	}
@@ -235,12 +293,12 @@ func (w *writer) writeMany(
 			return err
 		}
 	}
-	_, err = w.finish(ctx, at, nil, next)
+	_, err = w.finish(ctx, at, nil, &reserved, next)
 	return err
 }
 
-// writeBatch writes some of the versions of a change. It tries again until the context ends: to
-// write them twice does no harm.
+// writeBatch writes some of the versions of a change. It tries again until the context ends, unless
+// the store refuses them: to write them twice does no harm.
 func (w *writer) writeBatch(ctx context.Context, headAt int64, batch []clientv3.Op) error {
 	for {
 		_, ok, err := w.commit(ctx, []clientv3.Cmp{w.headIs(headAt)}, batch)
@@ -249,6 +307,8 @@ func (w *writer) writeBatch(ctx context.Context, headAt int64, batch []clientv3.
 			return nil
 		case err == nil:
 			return errConflict
+		case !errors.Is(err, errUncertain):
+			return err
 		}
 		select {
 		case <-ctx.Done():
@@ -269,7 +329,7 @@ func (w *writer) takeBack(ctx context.Context, n *Snapshot) error {
 	}
 	defer life.close()
 	operations := []clientv3.Op{clientv3.OpPut(w.key(writerKey), w.by, clientv3.WithLease(life.id))}
-	at, err := w.finish(ctx, n.headAt, operations, &taken)
+	at, err := w.finish(ctx, n.headAt, operations, n.head, &taken)
 	if err != nil {
 		return err
 	}
@@ -292,7 +352,8 @@ func (w *writer) takeBack(ctx context.Context, n *Snapshot) error {
 			return err
 		}
 	}
-	taken.Writing = 0
-	_, err = w.finish(ctx, at, nil, &taken)
+	free := taken
+	free.Writing = 0
+	_, err = w.finish(ctx, at, nil, &taken, &free)
 	return err
 }

@@ -19,6 +19,7 @@ type Proxy struct {
 	to      string
 	delay   time.Duration
 	flows   chan struct{} // closed: packets pass
+	muted   bool          // answers are dropped
 	closed  bool
 	sockets map[net.Conn]bool
 }
@@ -60,14 +61,26 @@ func (p *Proxy) Cut() {
 	p.flows = make(chan struct{})
 }
 
-// Heal ends Cut. The connections from before are gone, as after a long partition.
+// Mute drops the answers of the server, which still gets its requests. Heal ends that.
+func (p *Proxy) Mute() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.muted = true
+}
+
+// Heal ends Cut and Mute. The connections from before are gone, as after a long partition.
 func (p *Proxy) Heal() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for c := range p.sockets {
 		_ = c.Close()
 	}
-	close(p.flows)
+	p.muted = false
+	select {
+	case <-p.flows:
+	default:
+		close(p.flows)
+	}
 }
 
 // Redirect makes the proxy lead to another server, and ends the connections to the one before.
@@ -104,12 +117,12 @@ func (p *Proxy) serve(client net.Conn) {
 		return
 	}
 	var both sync.WaitGroup
-	both.Go(func() { p.forward(server, client) })
-	both.Go(func() { p.forward(client, server) })
+	both.Go(func() { p.forward(server, client, false) })
+	both.Go(func() { p.forward(client, server, true) })
 	both.Wait()
 }
 
-func (p *Proxy) forward(to, from net.Conn) {
+func (p *Proxy) forward(to, from net.Conn, isAnswer bool) {
 	defer p.forget(to)
 	defer p.forget(from)
 	buffer := make([]byte, 64<<10)
@@ -119,10 +132,13 @@ func (p *Proxy) forward(to, from net.Conn) {
 			return
 		}
 		p.mu.Lock()
-		delay, flows := p.delay, p.flows
+		delay, flows, drops := p.delay, p.flows, p.muted && isAnswer
 		p.mu.Unlock()
 		time.Sleep(delay)
 		<-flows
+		if drops {
+			continue
+		}
 		if _, err := to.Write(buffer[:n]); err != nil && err != io.ErrShortWrite {
 			return
 		}
