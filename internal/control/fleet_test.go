@@ -269,7 +269,7 @@ func TestFleetDryRun(t *testing.T) {
 func TestFleetUnknownChange(t *testing.T) {
 	t.Parallel()
 	server := filled(t)
-	proxy := etcdtest.NewProxy(t, server.Address())
+	proxy := etcdtest.NewProxy(t, server)
 	far, near := join(t, "far", proxy.Endpoint()), join(t, "near", server.Endpoint())
 	_, before := far.c.Overrides()
 	edits := []Edit{set("s1", desired.Fields{"drained": true})}

@@ -30,7 +30,7 @@ func add9(n int) func(Tree) {
 func faulty(t *testing.T) (*fleet, *etcdtest.Server, *etcdtest.Proxy) {
 	t.Helper()
 	server := etcdtest.Start(t)
-	proxy := etcdtest.NewProxy(t, server.Address())
+	proxy := etcdtest.NewProxy(t, server)
 	f := newFleet(t, server.Endpoint())
 	f.add(proxy.Endpoint())
 	f.add(proxy.Endpoint())
@@ -67,7 +67,7 @@ func TestPartition(t *testing.T) {
 func TestLeaderIsCutOff(t *testing.T) {
 	t.Parallel()
 	server := etcdtest.Start(t)
-	proxy := etcdtest.NewProxy(t, server.Address())
+	proxy := etcdtest.NewProxy(t, server)
 	f := newFleet(t, server.Endpoint())
 	leader := f.add(proxy.Endpoint())
 	f.await(f.fill(service("web", 10)), time.Now())
@@ -213,7 +213,7 @@ func TestLostContent(t *testing.T) {
 func TestOtherStore(t *testing.T) {
 	t.Parallel()
 	server, other := etcdtest.Start(t), etcdtest.Start(t)
-	proxy := etcdtest.NewProxy(t, server.Address())
+	proxy := etcdtest.NewProxy(t, server)
 	f := newFleet(t, server.Endpoint())
 	b := f.add(proxy.Endpoint())
 	f.await(f.fill(service("web", 10)), time.Now())
@@ -221,7 +221,7 @@ func TestOtherStore(t *testing.T) {
 		f.edit(add9(i))
 	}
 	f.await(f.edit(drain("web", "s1")), time.Now())
-	proxy.Redirect(other.Address())
+	proxy.Redirect(other)
 	b.await(func(s Status) bool {
 		return strings.Contains(s.Held, ErrEmpty.Error())
 	}, "notice the other store")

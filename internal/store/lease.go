@@ -21,9 +21,11 @@ type lease struct {
 // newLease gets a lease that lives for the given seconds after it was last kept alive.
 func (s *Store) newLease(ctx context.Context, seconds int64) (*lease, error) {
 	began := time.Now()
-	asking, cancel := context.WithTimeout(ctx, requestTimeout)
+	asking, cancel := forRequest(ctx, requestTimeout)
 	defer cancel()
-	granted, err := s.client.Grant(asking, seconds)
+	granted, err := untilLeader(asking, func() (*clientv3.LeaseGrantResponse, error) {
+		return s.client.Grant(asking, seconds)
+	})
 	if err != nil {
 		return nil, s.causes.describe(err, began)
 	}

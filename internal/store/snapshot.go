@@ -233,11 +233,33 @@ func (s *Store) Read(ctx context.Context) (*Snapshot, error) {
 	}
 }
 
+// forRequest returns the context of a request. A member of etcd that is cut off from the others
+// refuses the request at once. It would else try to answer for seconds.
+func forRequest(ctx context.Context, timeout time.Duration) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(clientv3.WithRequireLeader(ctx), timeout)
+}
+
+// untilLeader repeats a request until it reaches a member of etcd that is not cut off from the
+// others. The library takes the members in turn. It repeats only Get by itself.
+func untilLeader[T any](ctx context.Context, request func() (T, error)) (answer T, err error) {
+	for {
+		answer, err = request()
+		if !errors.Is(err, rpctypes.ErrNoLeader) {
+			return answer, err
+		}
+		select {
+		case <-ctx.Done():
+			return answer, err
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
 func (s *Store) get(
 	ctx context.Context, key string, options ...clientv3.OpOption,
 ) (*clientv3.GetResponse, error) {
 	began := time.Now()
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	ctx, cancel := forRequest(ctx, requestTimeout)
 	defer cancel()
 	response, err := s.client.Get(ctx, key, options...)
 	if err != nil {
@@ -252,9 +274,9 @@ func (s *Store) commit(ctx context.Context, conditions []clientv3.Cmp, operation
 	revision int64, ok bool, err error,
 ) {
 	began := time.Now()
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	ctx, cancel := forRequest(ctx, requestTimeout)
 	defer cancel()
-	response, err := s.client.Txn(ctx).If(conditions...).Then(operations...).Commit()
+	response, err := untilLeader(ctx, s.client.Txn(ctx).If(conditions...).Then(operations...).Commit)
 	switch {
 	case isRefusal(err):
 		return 0, false, s.causes.describe(err, began)
@@ -279,6 +301,9 @@ func (u uncertain) Unwrap() []error { return []error{errUncertain, u.cause} }
 
 // isRefusal tells whether the store has refused a request, so that it has had no effect.
 func isRefusal(err error) bool {
+	if errors.Is(err, rpctypes.ErrNoLeader) {
+		return true
+	}
 	code := status.Code(err) // of the library's own refusals
 	if refusal, ok := errors.AsType[rpctypes.EtcdError](err); ok {
 		code = refusal.Code()

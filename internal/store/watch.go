@@ -173,11 +173,11 @@ func (p position) isBefore(other position) bool {
 
 func (s *Store) ask(ctx context.Context) (a answer, err error) {
 	began := time.Now()
-	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	ctx, cancel := forRequest(ctx, probeTimeout)
 	defer cancel()
-	response, err := s.client.Txn(ctx).Then(
+	response, err := untilLeader(ctx, s.client.Txn(ctx).Then(
 		clientv3.OpGet(s.key(headKey), clientv3.WithKeysOnly()),
-		clientv3.OpGet(s.key(releaseKey), clientv3.WithKeysOnly())).Commit()
+		clientv3.OpGet(s.key(releaseKey), clientv3.WithKeysOnly())).Commit)
 	if err != nil {
 		return a, s.causes.describe(err, began)
 	}

@@ -39,15 +39,16 @@ type Change struct {
 	DryRun bool
 }
 
-// Apply makes a change as a whole, and returns the version after it. That is the version before it if
-// there is nothing to change, and also after a dry run; a store to be filled has none. If somebody else changes the store at the same time, Apply begins
-// anew, until the context ends. The error wraps ErrVersion, ErrEmpty, ErrNotEmpty or ErrUnknown, or
-// is that of Edit or of the store. Unless it wraps ErrUnknown, nothing has changed.
+// Apply makes a change as a whole, and returns the version after it. That is the version before it
+// if there is nothing to change, and also after a dry run; a store to be filled has none. If
+// somebody else changes the store at the same time, or if the change is lost on its way, Apply
+// begins anew, until the context ends. The error wraps ErrVersion, ErrEmpty, ErrNotEmpty or
+// ErrUnknown, or is that of Edit or of the store. Unless it wraps ErrUnknown, nothing has changed.
 func (s *Store) Apply(ctx context.Context, c Change) (Version, error) {
 	w := &writer{Store: s, change: c, by: s.name + " " + newID()}
 	for {
 		version, err := w.attempt(ctx)
-		if !errors.Is(err, errConflict) {
+		if !errors.Is(err, errConflict) && !errors.Is(err, errNotMade) {
 			return version, err
 		}
 		select {
@@ -65,7 +66,7 @@ type writer struct {
 	by     string
 }
 
-// attempt makes the change. The error wraps errConflict if another attempt may succeed.
+// attempt makes the change. The error wraps errConflict or errNotMade if another attempt may succeed.
 func (w *writer) attempt(ctx context.Context) (Version, error) {
 	n, err := w.Read(ctx)
 	if err != nil {
@@ -189,9 +190,8 @@ func (w *writer) finish(
 	return revision, nil
 }
 
-// settle finds out whether a transaction has taken place whose answer was lost. If not, it returns
-// the cause, and the transaction will not take place later either. If the store does not tell in
-// time, the error wraps ErrUnknown.
+// settle finds out whether a transaction has taken place whose answer was lost. The errors are those
+// of outcome. If the store does not tell in time, the error wraps ErrUnknown.
 func (w *writer) settle(
 	ctx context.Context, headAt int64, before, next *head, cause error,
 ) (int64, error) {
@@ -203,7 +203,7 @@ func (w *writer) settle(
 		case err == nil:
 			return at, nil
 		case errors.Is(err, errNotMade):
-			return 0, cause
+			return 0, fmt.Errorf("%w: %w", err, cause)
 		case errors.Is(err, errConflict):
 			return 0, err
 		}
@@ -215,8 +215,8 @@ func (w *writer) settle(
 	}
 }
 
-// errNotMade tells that a change was not made.
-var errNotMade = errors.New("the change was not made")
+// errNotMade tells that a change was lost on its way, and will not be made.
+var errNotMade = errors.New("the change was lost on its way to the store")
 
 // outcome returns the revision at which a transaction has replaced the head. The error wraps
 // errNotMade if it has not, and errConflict if others have.
@@ -224,14 +224,14 @@ var errNotMade = errors.New("the change was not made")
 // The transaction may still be on its way. So outcome replaces the head, as it was before, by one
 // with another writer: the transaction then finds that the head is not the one that it expects.
 func (w *writer) outcome(ctx context.Context, headAt int64, before, next *head) (int64, error) {
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	ctx, cancel := forRequest(ctx, requestTimeout)
 	defer cancel()
 	barrier := *before
 	barrier.By = w.by + " gives up"
 	key := w.key(headKey)
-	answer, err := w.client.Txn(ctx).If(w.headIs(headAt)).
+	answer, err := untilLeader(ctx, w.client.Txn(ctx).If(w.headIs(headAt)).
 		Then(clientv3.OpPut(key, encode(barrier))).
-		Else(clientv3.OpGet(key)).Commit()
+		Else(clientv3.OpGet(key)).Commit)
 	switch {
 	case err != nil:
 		return 0, err

@@ -44,7 +44,7 @@ func newSite(t *testing.T, servers int) *site {
 	for _, name := range s.balancers {
 		listener, err := s.lab.Node(name).Listen(t.Context(), "tcp", storeEndpoint)
 		must(t, err)
-		s.proxies[name] = etcdtest.Serve(t, listener, s.etcd.Address())
+		s.proxies[name] = etcdtest.Serve(t, listener, s.etcd)
 		file := configFile(s.lab, name+"-balancer.yaml")
 		text, err := os.ReadFile(file)
 		must(t, err)

@@ -20,20 +20,28 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
+	"google.golang.org/grpc"
 
+	"github.com/segue-lb/segue/internal/namespace"
 	"github.com/segue-lb/segue/internal/needs"
 )
 
-// Server is a cluster of one member.
+// Server is a member of a cluster, which may have no other.
 type Server struct {
 	t      testing.TB
+	name   string
 	dir    string
-	listen string // address and port for clients
-	scheme string
-	flags  []string
-	run    *exec.Cmd
-	ended  chan struct{} // closed when the process has ended
-	output bytes.Buffer
+	place  *namespace.Namespace // in which the process runs; nil: that of the test
+	listen string               // address and port for clients
+	peer   string               // URL for other members; empty: a free port for each run
+	// cluster has the names and URLs of all members, as etcd takes them; empty: only this one.
+	cluster  string
+	existing bool // joins a cluster that exists
+	scheme   string
+	flags    []string
+	run      *exec.Cmd
+	ended    chan struct{} // closed when the process has ended
+	output   bytes.Buffer
 }
 
 // Start starts a server that listens for clients on a local port, and ends it with the test. The
@@ -47,7 +55,7 @@ func Start(t testing.TB, flags ...string) *Server {
 func StartAt(t testing.TB, listen, scheme string, flags ...string) *Server {
 	t.Helper()
 	needs.Command(t, "etcd", "etcd-server")
-	s := &Server{t: t, dir: t.TempDir(), listen: listen, scheme: scheme, flags: flags}
+	s := &Server{t: t, name: "test", dir: t.TempDir(), listen: listen, scheme: scheme, flags: flags}
 	t.Cleanup(s.Kill)
 	s.Run()
 	return s
@@ -78,16 +86,26 @@ func (s *Server) Address() string { return s.listen }
 // Endpoint returns the URL for clients.
 func (s *Server) Endpoint() string { return s.scheme + "://" + s.listen }
 
-// Run starts the server again after Kill, and waits until it answers.
+// Run starts the server again after Kill, and waits until it accepts connections.
 func (s *Server) Run() {
 	s.t.Helper()
-	peer := "http://" + FreePort(s.t)
+	peer, cluster, state := s.peer, s.cluster, "new"
+	if peer == "" {
+		peer = "http://" + FreePort(s.t)
+	}
+	if cluster == "" {
+		cluster = s.name + "=" + peer
+	}
+	if s.existing {
+		state = "existing"
+	}
 	s.output.Reset()
 	s.run = exec.Command("etcd", append([]string{
-		"--name=test", "--data-dir=" + filepath.Join(s.dir, "data"),
+		"--name=" + s.name, "--data-dir=" + filepath.Join(s.dir, "data"),
 		"--listen-client-urls=" + s.Endpoint(), "--advertise-client-urls=" + s.Endpoint(),
 		"--listen-peer-urls=" + peer, "--initial-advertise-peer-urls=" + peer,
-		"--initial-cluster=test=" + peer, "--logger=zap", "--log-level=warn",
+		"--initial-cluster=" + cluster, "--initial-cluster-state=" + state,
+		"--logger=zap", "--log-level=warn",
 	}, s.flags...)...)
 	s.run.Env = append(os.Environ(), "ETCD_UNSUPPORTED_ARCH=arm64") // else it refuses to run there
 	s.run.Stdout, s.run.Stderr = &s.output, &s.output
@@ -96,7 +114,7 @@ func (s *Server) Run() {
 	}
 	deadline := time.Now().Add(time.Minute)
 	for {
-		connection, err := net.DialTimeout("tcp", s.listen, time.Second)
+		connection, err := s.Dial(s.t.Context())
 		if err == nil {
 			_ = connection.Close()
 			return
@@ -111,19 +129,45 @@ func (s *Server) Run() {
 // start starts the process so that it does not outlive a test that is killed. It ends with the
 // thread that has started it (prctl(2)), so this thread does nothing else.
 func (s *Server) start() error {
-	started := make(chan error)
+	started := make(chan error, 2)
 	s.ended = make(chan struct{})
 	go func() {
 		defer close(s.ended)
-		runtime.LockOSThread()
-		s.run.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-		err := s.run.Start()
-		started <- err
-		if err == nil {
-			_ = s.run.Wait()
-		}
+		err := s.inside(func() error {
+			s.run.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+			err := s.run.Start()
+			started <- err
+			if err == nil {
+				_ = s.run.Wait()
+			}
+			return nil
+		})
+		started <- err // if the function did not run
 	}()
 	return <-started
+}
+
+// inside runs a function in the namespace of the server, on a thread that does nothing else.
+func (s *Server) inside(f func() error) error {
+	if s.place != nil {
+		return s.place.Do(f)
+	}
+	runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+	return f()
+}
+
+// Dial connects with the server, in its namespace.
+func (s *Server) Dial(ctx context.Context) (connection net.Conn, err error) {
+	dial := func() error {
+		d := net.Dialer{Timeout: time.Second}
+		connection, err = d.DialContext(ctx, "tcp", s.listen)
+		return err
+	}
+	if s.place == nil {
+		return connection, dial()
+	}
+	err = s.place.Do(dial)
+	return connection, err
 }
 
 // Kill ends the server at once.
@@ -180,7 +224,12 @@ func (s *Server) copy(from, to string) {
 // Client returns a client that is closed with the test.
 func (s *Server) Client() *clientv3.Client {
 	s.t.Helper()
-	c, err := clientv3.New(clientv3.Config{Endpoints: []string{s.Endpoint()}, Logger: zap.NewNop()})
+	c, err := clientv3.New(clientv3.Config{
+		Endpoints: []string{s.Endpoint()}, Logger: zap.NewNop(),
+		DialOptions: []grpc.DialOption{grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			return s.Dial(ctx)
+		})},
+	})
 	if err != nil {
 		s.t.Fatal(err)
 	}

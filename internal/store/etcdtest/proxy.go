@@ -3,6 +3,7 @@
 package etcdtest
 
 import (
+	"context"
 	"io"
 	"net"
 	"sync"
@@ -16,7 +17,7 @@ type Proxy struct {
 	wait     sync.WaitGroup
 
 	mu      sync.Mutex
-	to      string
+	to      *Server
 	delay   time.Duration
 	flows   chan struct{} // closed: packets pass
 	muted   bool          // answers are dropped
@@ -24,8 +25,8 @@ type Proxy struct {
 	sockets map[net.Conn]bool
 }
 
-// NewProxy starts a proxy to an address and port, and ends it with the test.
-func NewProxy(t testing.TB, to string) *Proxy {
+// NewProxy starts a proxy to a server, and ends it with the test.
+func NewProxy(t testing.TB, to *Server) *Proxy {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -35,7 +36,7 @@ func NewProxy(t testing.TB, to string) *Proxy {
 }
 
 // Serve is NewProxy on a listener, which may be of another network namespace.
-func Serve(t testing.TB, listener net.Listener, to string) *Proxy {
+func Serve(t testing.TB, listener net.Listener, to *Server) *Proxy {
 	t.Helper()
 	p := &Proxy{listener: listener, to: to, flows: make(chan struct{}), sockets: map[net.Conn]bool{}}
 	close(p.flows)
@@ -84,7 +85,7 @@ func (p *Proxy) Heal() {
 }
 
 // Redirect makes the proxy lead to another server, and ends the connections to the one before.
-func (p *Proxy) Redirect(to string) {
+func (p *Proxy) Redirect(to *Server) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.to = to
@@ -111,7 +112,7 @@ func (p *Proxy) serve(client net.Conn) {
 	p.mu.Lock()
 	to := p.to
 	p.mu.Unlock()
-	server, err := net.Dial("tcp", to)
+	server, err := to.Dial(context.Background())
 	if err != nil || !p.note(server) {
 		p.forget(client)
 		return
