@@ -50,10 +50,10 @@ func (c *clustered) access(t *testing.T) (desired.Etcd, map[*etcdtest.Server]*et
 }
 
 // onlyReaches cuts a balancer off from all members but one. reachesAll ends that.
-func (c *clustered) onlyReaches(balancer int, m *etcdtest.Server) {
+func (c *clustered) onlyReaches(balancer int, m *etcdtest.Server, cut func(*etcdtest.Proxy)) {
 	for other, proxy := range c.proxies[balancer] {
 		if other != m {
-			proxy.Cut()
+			cut(proxy)
 		}
 	}
 }
@@ -86,7 +86,7 @@ func TestClusterMinority(t *testing.T) {
 	c := newClustered(t, 3)
 	minority := c.cluster.Leader()
 	c.cluster.Isolate(minority)
-	c.onlyReaches(0, minority)
+	c.onlyReaches(0, minority, (*etcdtest.Proxy).Cut)
 	alone, others := c.balancers[0], c.balancers[1:]
 	alone.await(func(s Status) bool { return !s.Reachable }, "notice the partition")
 	before := alone.State()
@@ -144,7 +144,7 @@ func TestClusterMemberIsReplaced(t *testing.T) {
 	t.Logf("all balancers agree %s after a member was killed", c.await(c.edit(add9(0)), began))
 	c.cluster.Replace(lost)
 	for i := range c.balancers {
-		c.onlyReaches(i, lost)
+		c.onlyReaches(i, lost, (*etcdtest.Proxy).Refuse)
 	}
 	began = time.Now()
 	t.Logf("all balancers agree %s after a change that they have from the new member",

@@ -16,35 +16,56 @@ import (
 	"github.com/segue-lb/segue/internal/store/etcdtest"
 )
 
-// storeEndpoint is the address of the store in the network namespace of each balancer.
-const storeEndpoint = "127.0.0.1:2379"
-
-// site is a lab whose balancers have a store. Each reaches it by a proxy of its own.
+// site is a lab whose balancers have a store. Each reaches each member of it by a proxy of its own.
 type site struct {
 	*testing.T
 	lab       *lab.Lab
-	etcd      *etcdtest.Server
-	proxies   map[string]*etcdtest.Proxy
+	etcd      *etcdtest.Server  // the only member, or the one that a fault is about
+	cluster   *etcdtest.Cluster // nil: the store has one member
+	proxies   map[string]map[*etcdtest.Server]*etcdtest.Proxy
 	balancers []string
 	service   lab.Service
 	file      string // the configuration of the first balancer
 	services  string // a file with the services
 }
 
-// newSite makes the balancers of a lab take their services from a store.
+// newSite makes the balancers of a lab take their services from a store with one member.
 func newSite(t *testing.T, servers int) *site {
 	t.Helper()
+	s := &site{T: t, etcd: etcdtest.Start(t)}
+	s.build(servers, s.etcd)
+	return s
+}
+
+// newClusteredSite does the same with a store of three members.
+func newClusteredSite(t *testing.T, servers int) *site {
+	t.Helper()
+	s := &site{T: t, cluster: etcdtest.StartCluster(t, 3)}
+	s.build(servers, s.cluster.Members...)
+	return s
+}
+
+// build starts the lab of a site.
+func (s *site) build(servers int, members ...*etcdtest.Server) {
+	s.Helper()
+	t := s.T
 	top := topology("http6-encap")
 	top.Servers = servers
-	s := &site{T: t, proxies: map[string]*etcdtest.Proxy{}, etcd: etcdtest.Start(t)}
+	s.proxies = map[string]map[*etcdtest.Server]*etcdtest.Proxy{}
 	s.lab = up(t, top)
 	s.service = s.lab.Topology.Services[0]
 	s.balancers = nodes(s.lab, lab.RoleBalancer)
 	s.services = filepath.Join(t.TempDir(), "services.yaml")
 	for _, name := range s.balancers {
-		listener, err := s.lab.Node(name).Listen(t.Context(), "tcp", storeEndpoint)
-		must(t, err)
-		s.proxies[name] = etcdtest.Serve(t, listener, s.etcd)
+		var endpoints []string
+		s.proxies[name] = map[*etcdtest.Server]*etcdtest.Proxy{}
+		for i, member := range members {
+			address := fmt.Sprintf("127.0.0.%d:2379", i+1)
+			listener, err := s.lab.Node(name).Listen(t.Context(), "tcp", address)
+			must(t, err)
+			s.proxies[name][member] = etcdtest.Serve(t, listener, member)
+			endpoints = append(endpoints, fmt.Sprintf("%q", "http://"+address))
+		}
 		file := configFile(s.lab, name+"-balancer.yaml")
 		text, err := os.ReadFile(file)
 		must(t, err)
@@ -52,7 +73,7 @@ func newSite(t *testing.T, servers int) *site {
 		if !ok {
 			t.Fatalf("%s has no services", file)
 		}
-		own += fmt.Sprintf("store: {etcd: {endpoints: [\"http://%s\"], prefix: /segue/lab}}\n", storeEndpoint)
+		own += fmt.Sprintf("store: {etcd: {endpoints: [%s], prefix: /segue/lab}}\n", strings.Join(endpoints, ", "))
 		must(t, os.WriteFile(file, []byte(own), 0o644))
 		must(t, os.WriteFile(s.services, []byte("services:\n"+services), 0o644))
 	}
@@ -64,7 +85,24 @@ func newSite(t *testing.T, servers int) *site {
 		must(t, p.Start(t.Context()))
 	}
 	awaitServers(t, s.lab)
-	return s
+}
+
+// toStore does something with all ways of some balancers to the store, such as to cut them.
+func (s *site) toStore(do func(*etcdtest.Proxy), balancers ...string) {
+	for _, name := range balancers {
+		for _, proxy := range s.proxies[name] {
+			do(proxy)
+		}
+	}
+}
+
+// onlyReaches does something with the ways of a balancer to all members of the store but one.
+func (s *site) onlyReaches(balancer string, m *etcdtest.Server, cut func(*etcdtest.Proxy)) {
+	for other, proxy := range s.proxies[balancer] {
+		if other != m {
+			cut(proxy)
+		}
+	}
 }
 
 // run runs segue on a node and returns its output.
@@ -186,26 +224,22 @@ var storeFaults = []fault{
 	{
 		name: "one balancer in a partition",
 		cause: func(s *site) {
-			s.proxies["lb1"].Cut()
+			s.toStore((*etcdtest.Proxy).Cut, "lb1")
 			s.awaitStatus("lb1", "NOT REACHABLE")
 			s.run("lb2", "drain", s.service.Name+"/s4")
 		},
-		end: func(s *site) { s.proxies["lb1"].Heal() }, agreed: has("s4", "drained"),
+		end: func(s *site) { s.toStore((*etcdtest.Proxy).Heal, "lb1") }, agreed: has("s4", "drained"),
 	},
 	{
 		name: "all balancers in a partition, one restarts",
 		cause: func(s *site) {
-			for _, name := range s.balancers {
-				s.proxies[name].Cut()
-			}
+			s.toStore((*etcdtest.Proxy).Cut, s.balancers...)
 			s.awaitStatus("lb2", "NOT REACHABLE")
 			restart(s.T, s.lab.Process("lb1", "lb"))
 			s.awaitStatus("lb1", "NOT REACHABLE")
 		},
 		end: func(s *site) {
-			for _, name := range s.balancers {
-				s.proxies[name].Heal()
-			}
+			s.toStore((*etcdtest.Proxy).Heal, s.balancers...)
 			s.run("lb1", "undrain", s.service.Name+"/s4")
 		},
 		agreed: has("s4", "unchecked"),
@@ -222,20 +256,18 @@ var storeFaults = []fault{
 	{
 		name: "the store compacts during a partition",
 		cause: func(s *site) {
-			s.proxies["lb2"].Cut()
+			s.toStore((*etcdtest.Proxy).Cut, "lb2")
 			s.awaitStatus("lb2", "NOT REACHABLE")
 			s.run("lb1", "server", "set", s.service.Name+"/s4", "weight=1")
 			s.etcd.Compact()
 		},
-		end:    func(s *site) { s.proxies["lb2"].Heal() },
+		end:    func(s *site) { s.toStore((*etcdtest.Proxy).Heal, "lb2") },
 		agreed: func(digest string) bool { return strings.HasPrefix(digest, "generation 3 ") },
 	},
 	{
 		name: "the store is slow",
 		cause: func(s *site) {
-			for _, name := range s.balancers {
-				s.proxies[name].Delay(500 * time.Millisecond)
-			}
+			s.toStore(func(p *etcdtest.Proxy) { p.Delay(500 * time.Millisecond) }, s.balancers...)
 		},
 		end:    func(s *site) { s.run("lb2", "drain", s.service.Name+"/s4") },
 		agreed: has("s4", "drained"),
@@ -243,9 +275,7 @@ var storeFaults = []fault{
 	{
 		name: "the store loses its content, and is filled again",
 		cause: func(s *site) {
-			for _, name := range s.balancers {
-				s.proxies[name].Delay(0)
-			}
+			s.toStore(func(p *etcdtest.Proxy) { p.Delay(0) }, s.balancers...)
 			s.etcd.Kill()
 			s.etcd.Lose()
 			s.etcd.Run()
@@ -257,6 +287,54 @@ var storeFaults = []fault{
 			kept := s.run("lb1", "store", "export", "-c", s.file, "--cache")
 			must(s.T, os.WriteFile(s.services, []byte(kept), 0o644))
 			s.run("lb1", "store", "import", "-c", s.file, s.services)
+		},
+		agreed: has("s4", "drained"),
+	},
+}
+
+// clusterFaults are the faults of TestStoreClusterFaults.
+var clusterFaults = []fault{
+	{
+		name:  "the leader of three members is killed, a server drained at that moment",
+		cause: func(*site) {},
+		end: func(s *site) {
+			s.etcd = s.cluster.Leader()
+			s.etcd.Kill()
+			s.run("lb1", "drain", s.service.Name+"/s4")
+		},
+		agreed: has("s4", "drained"),
+	},
+	{
+		name: "one balancer reaches only a member without a majority, a server undrained meanwhile",
+		cause: func(s *site) {
+			s.etcd.Run()
+			s.etcd = s.cluster.Leader()
+			s.cluster.Isolate(s.etcd)
+			s.onlyReaches("lb1", s.etcd, (*etcdtest.Proxy).Cut)
+			s.awaitStatus("lb1", "NOT REACHABLE")
+			s.run("lb2", "undrain", s.service.Name+"/s4")
+		},
+		end: func(s *site) {
+			s.cluster.Rejoin(s.etcd)
+			s.toStore((*etcdtest.Proxy).Heal, "lb1")
+		},
+		agreed: has("s4", "unchecked"),
+	},
+	{
+		name: "a member loses its disk, and is replaced, a generation meanwhile",
+		cause: func(s *site) {
+			s.etcd = s.cluster.Other(s.cluster.Leader())
+			s.etcd.Kill()
+			s.etcd.Lose()
+			s.run("lb1", "server", "set", s.service.Name+"/s4", "weight=2")
+			s.agree(func(digest string) bool { return strings.HasPrefix(digest, "generation 2 ") })
+		},
+		end: func(s *site) {
+			s.cluster.Replace(s.etcd)
+			for _, name := range s.balancers { // they have the drain from the new member
+				s.onlyReaches(name, s.etcd, (*etcdtest.Proxy).Refuse)
+			}
+			s.run("lb2", "drain", s.service.Name+"/s4")
 		},
 		agreed: has("s4", "drained"),
 	},
@@ -278,14 +356,32 @@ func (s *site) awaitStatus(balancer, problem string) {
 // also when all traffic moves to the other balancer after the fault.
 func TestStoreFaults(t *testing.T) {
 	s := newSite(t, 4)
-	const connections = 200
 	var log sharedFile
 	watch := exec.CommandContext(t.Context(), segue, "events")
 	watch.Stdout, watch.Stderr = &log, &log
 	must(t, s.lab.Node("lb2").Start(watch))
+	s.suffer(storeFaults)
+	must(t, watch.Process.Signal(os.Interrupt))
+	must(t, watch.Wait())
+	for _, event := range []string{" store_down", " store_up", " store_held", " store_followed"} {
+		if !strings.Contains(log.String(), event) {
+			t.Errorf("no event%s in\n%s", event, &log)
+		}
+	}
+}
+
+// TestStoreClusterFaults does the same with the faults of a store of three members.
+func TestStoreClusterFaults(t *testing.T) {
+	newClusteredSite(t, 4).suffer(clusterFaults)
+}
+
+// suffer causes faults under live connections and new ones.
+func (s *site) suffer(faults []fault) {
+	t := s.T
+	const connections = 200
 	live := open(t, s.lab, connections, s.service)
 	v := startVisitors(t, s.lab, 4, s.service)
-	for _, f := range storeFaults {
+	for _, f := range faults {
 		before := v.answered.Load()
 		f.cause(s)
 		live.rounds(t, 1)
@@ -312,13 +408,6 @@ func TestStoreFaults(t *testing.T) {
 		}
 		if failed > 0 {
 			t.Errorf("%s: %d new connections failed", f.name, failed)
-		}
-	}
-	must(t, watch.Process.Signal(os.Interrupt))
-	must(t, watch.Wait())
-	for _, event := range []string{" store_down", " store_up", " store_held", " store_followed"} {
-		if !strings.Contains(log.String(), event) {
-			t.Errorf("no event%s in\n%s", event, &log)
 		}
 	}
 }

@@ -21,6 +21,7 @@ type Proxy struct {
 	delay   time.Duration
 	flows   chan struct{} // closed: packets pass
 	muted   bool          // answers are dropped
+	refuses bool          // connections end at once
 	closed  bool
 	sockets map[net.Conn]bool
 }
@@ -69,14 +70,24 @@ func (p *Proxy) Mute() {
 	p.muted = true
 }
 
-// Heal ends Cut and Mute. The connections from before are gone, as after a long partition.
+// Refuse ends all connections, and new ones at once. Heal ends that.
+func (p *Proxy) Refuse() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.refuses = true
+	for c := range p.sockets {
+		_ = c.Close()
+	}
+}
+
+// Heal ends Cut, Mute and Refuse. The connections from before are gone, as after a long partition.
 func (p *Proxy) Heal() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for c := range p.sockets {
 		_ = c.Close()
 	}
-	p.muted = false
+	p.muted, p.refuses = false, false
 	select {
 	case <-p.flows:
 	default:
@@ -150,7 +161,7 @@ func (p *Proxy) forward(to, from net.Conn, isAnswer bool) {
 func (p *Proxy) note(c net.Conn) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.closed {
+	if p.closed || p.refuses {
 		_ = c.Close()
 		return false
 	}
