@@ -1,0 +1,367 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/segue-lb/segue/internal/api"
+	"github.com/segue-lb/segue/internal/control"
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/events"
+	"github.com/segue-lb/segue/internal/generation"
+	"github.com/segue-lb/segue/internal/runstate"
+	"github.com/segue-lb/segue/internal/store"
+	"github.com/segue-lb/segue/internal/store/etcdtest"
+)
+
+// storeSite has the files of an operator who fills a store.
+type storeSite struct {
+	t    *testing.T
+	dir  string
+	file string // of a balancer
+	etcd *etcdtest.Server
+}
+
+func newStoreSite(t *testing.T) *storeSite {
+	t.Helper()
+	s := &storeSite{t: t, dir: t.TempDir(), etcd: etcdtest.Start(t)}
+	s.file = s.write("lb.yaml", fmt.Sprintf(`
+node: {instance: edge, name: lb1, interface: eth0, addresses: ["2001:db8::1"], state: %q}
+store: {etcd: {endpoints: [%q], prefix: /segue/main}}
+`, s.dir, s.etcd.Endpoint()))
+	return s
+}
+
+func (s *storeSite) write(name, text string) (path string) {
+	s.t.Helper()
+	path = filepath.Join(s.dir, name)
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		s.t.Fatal(err)
+	}
+	return path
+}
+
+// services writes a file with a service that has the named servers.
+func (s *storeSite) services(more string, servers ...string) (path string) {
+	s.t.Helper()
+	text := "services:\n- name: web\n  vip: \"2001:db8:80::1\"\n  port: 80\n  protocol: tcp\n" +
+		"  encapsulation: gre\n  servers:\n"
+	for _, name := range servers {
+		text += fmt.Sprintf("  - {name: %s, address: \"2001:db8:1::%s\"}\n", name, name[1:])
+	}
+	return s.write("services.yaml", text+more)
+}
+
+func (s *storeSite) run(args ...string) (string, error) {
+	var out bytes.Buffer
+	root := newRoot()
+	root.SetOut(&out)
+	root.SetArgs(append([]string{"store"}, args...))
+	err := root.ExecuteContext(s.t.Context())
+	return out.String(), err
+}
+
+// want runs a command whose output has all texts.
+func (s *storeSite) want(args []string, texts ...string) string {
+	s.t.Helper()
+	out, err := s.run(args...)
+	if err != nil {
+		s.t.Errorf("segue store %s: %v", strings.Join(args, " "), err)
+	}
+	for _, text := range texts {
+		if !strings.Contains(out, text) {
+			s.t.Errorf("segue store %s: no %q in\n%s", strings.Join(args, " "), text, out)
+		}
+	}
+	return out
+}
+
+// refuse runs a command whose error has a text.
+func (s *storeSite) refuse(why string, args ...string) {
+	s.t.Helper()
+	if out, err := s.run(args...); err == nil || !strings.Contains(err.Error(), why) {
+		s.t.Errorf("segue store %s: output %q, error %v; want %q", strings.Join(args, " "), out, err, why)
+	}
+}
+
+// An import fills an empty store, and replaces the services of another one within the limit. What
+// an export prints can be imported.
+func TestStoreImport(t *testing.T) {
+	t.Parallel()
+	s := newStoreSite(t)
+	imports := func(path string, more ...string) []string {
+		return append([]string{"import", "-c", s.file, path}, more...)
+	}
+	exports := []string{"export", "-c", s.file}
+	s.refuse("the store has no services", exports...)
+	s.refuse("the store has no services", imports(s.services("", "s1"), "--replace")...)
+
+	override := "overrides:\n- {service: web, server: s1, set: {drained: true}}\n"
+	s.want(imports(s.services(override, "s1", "s2", "s3", "s4"), "--dry-run"), "dry run: service web added\n")
+	s.refuse("the store has no services", exports...)
+	s.want(imports(s.services(override, "s1", "s2", "s3", "s4")), "service web added\n", "-1: 1 service\n")
+	text := s.want(exports, "name: s4", "drained: true")
+	s.refuse("--replace replaces its services", imports(s.services("", "s1"))...)
+
+	// The override stays, and each import within the limit has a version of its own.
+	s.want(imports(s.services("", "s1", "s2", "s3"), "--replace", "--dry-run"), "dry run: server web/s4 removed\n")
+	if now := s.want(exports); now != text {
+		t.Errorf("a dry run has changed the store:\n%s", now)
+	}
+	s.want(imports(s.services("", "s1", "s2", "s3"), "--replace"), "server web/s4 removed\n", "-2: 1 service\n")
+	s.want(exports, "drained: true")
+	s.refuse("2 of 3 servers of web, and the limit is 30 percent: permit it by --allow-removals",
+		imports(s.services("", "s1"), "--replace")...)
+	s.want(imports(s.services("", "s1"), "--replace", "--allow-removals"), "-3: 1 service\n")
+
+	backup := s.write("backup.yaml", text)
+	s.want(imports(backup, "--replace"), "-4: 1 service\n")
+	if now := s.want(exports); now != text {
+		t.Errorf("the import of an export has another export:\n%s\nwant:\n%s", now, text)
+	}
+}
+
+// An error names the file or the argument, and leaves the store as it was.
+func TestStoreRefusals(t *testing.T) {
+	t.Parallel()
+	s := newStoreSite(t)
+	good := s.services("", "s1")
+	bad := s.write("bad.yaml", "services:\n- {name: web, vip: none}\n")
+	alone := s.write("alone.yaml", "node: {interface: eth0, addresses: [\"2001:db8::1\"]}\n"+fileText(t, good))
+	s.refuse("missing -c FILE", "import", good)
+	s.refuse("missing SERVICES", "import", "-c", s.file)
+	s.refuse(filepath.Base(bad), "import", "-c", s.file, bad)
+	s.refuse("no such file", "import", "-c", s.file, filepath.Join(s.dir, "none.yaml"))
+	s.refuse("has no section store", "import", "-c", alone, good)
+	s.refuse("has no section store", "export", "-c", alone)
+	s.refuse("edge.store.json: missing", "export", "-c", s.file, "--cache")
+	s.refuse("missing VERSION", "confirm")
+	s.refuse("unexpected argument", "status", "web")
+	s.refuse("the store has no services", "export", "-c", s.file)
+	s.etcd.Stop()
+	defer s.etcd.Continue()
+	s.refuse("read the store: no answer in time", "export", "-c", s.file, "--timeout", "300ms")
+	s.refuse("no answer in time", "import", "-c", s.file, good, "--timeout", "300ms")
+}
+
+// What a balancer has kept fills a store that has lost its content.
+func TestStoreExportOfCache(t *testing.T) {
+	t.Parallel()
+	s := newStoreSite(t)
+	s.want([]string{"import", "-c", s.file, s.services("", "s1", "s2")})
+	want := s.want([]string{"export", "-c", s.file})
+	c, _, err := control.Load(s.file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fleet, err := c.Join(t.Context(), slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := fleet.First(t.Context(), func(store.Status) {}); err != nil {
+		t.Fatal(err)
+	}
+	if err := fleet.Await(t.Context(), func(store.Status) bool {
+		_, err := os.Stat(store.CacheFile(s.dir, "edge"))
+		return err == nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	expected := `
+		# HELP segue_lb_store_followed 1 if the balancer follows what the store has released, 0 if it keeps an earlier state.
+		# TYPE segue_lb_store_followed gauge
+		segue_lb_store_followed 1
+	`
+	registry := prometheus.NewPedanticRegistry()
+	registry.MustRegister(storeMetrics{fleet})
+	if err := testutil.GatherAndCompare(registry, strings.NewReader(expected), "segue_lb_store_followed"); err != nil {
+		t.Error(err)
+	}
+	if err := fleet.Close(); err != nil {
+		t.Fatal(err)
+	}
+	s.etcd.Kill()
+	if got := s.want([]string{"export", "-c", s.file, "--cache"}); got != want {
+		t.Errorf("the cache has\n%s\nwant\n%s", got, want)
+	}
+	other := s.write("other.yaml", strings.Replace(fileText(t, s.file), "/segue/main", "/segue/other", 1))
+	s.refuse("of another fleet than /segue/other", "export", "-c", other, "--cache")
+}
+
+func fileText(t *testing.T, path string) string {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// The status tells what is wrong, the gravest first. Only an unsaved state is no failure.
+func TestPrintStore(t *testing.T) {
+	t.Parallel()
+	since := time.Date(2026, 11, 22, 9, 12, 40, 0, time.UTC)
+	for name, c := range map[string]struct {
+		state api.Store
+		want  string
+		fails bool
+	}{
+		"follows": {
+			api.Store{Reachable: true, Follows: "a-7", Newest: "a-7", Leader: "lb1"},
+			"follows: a-7\nnewest:  a-7\nleader:  lb1\n", false,
+		},
+		"nothing yet": {
+			api.Store{Since: since, Problem: "refused"},
+			"follows: none\nnewest:  none\nleader:  none\n" +
+				"NOT REACHABLE since 2026-11-22T09:12:40Z, the balancer continues with its last state: refused\n",
+			true,
+		},
+		"held": {
+			api.Store{Reachable: true, Follows: "a-7", FromCache: true, Newest: "a-8", Held: "too many"},
+			"follows: a-7, from the balancer's own file\nnewest:  a-8\nleader:  none\nNOT FOLLOWED: too many\n", true,
+		},
+		"unsaved": {
+			api.Store{Reachable: true, Follows: "a-7", Newest: "a-7", Leader: "lb1", Unsaved: "disk full"},
+			"follows: a-7\nnewest:  a-7\nleader:  lb1\n" +
+				"NOT SAVED, a restart without the store would use an older state: disk full\n", false,
+		},
+	} {
+		var out bytes.Buffer
+		err := printStore(&out, &c.state)
+		if out.String() != c.want || errors.Is(err, errNotFollowing) != c.fails {
+			t.Errorf("%s: error %v, output\n%swant\n%s", name, err, &out, c.want)
+		}
+	}
+}
+
+// Each change of the condition is one event.
+func TestPublishStore(t *testing.T) {
+	t.Parallel()
+	up := store.Status{Reachable: true}
+	down := store.Status{Problem: "refused"}
+	held := store.Status{Reachable: true, Held: "too many"}
+	heldOtherwise := store.Status{Reachable: true, Held: "not valid"}
+	stream := events.NewStream()
+	before := up
+	for _, now := range []store.Status{up, down, down, up, held, held, heldOtherwise, up} {
+		publishStore(stream, before, now)
+		before = now
+	}
+	list, err := stream.After(t.Context(), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, e := range list {
+		got = append(got, fmt.Sprintf("%s %s", e.Kind, e.Reason))
+	}
+	want := []string{
+		"store_down refused", "store_up ", "store_held too many", "store_held not valid", "store_followed ",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("events %q, want %q", got, want)
+	}
+}
+
+// runner is a balancer without a data path.
+type runner struct{}
+
+func (runner) Reload(context.Context, *desired.Balancer) error { return nil }
+
+func (runner) Follow(context.Context, *desired.Balancer, generation.Generations) error { return nil }
+
+func (runner) Losses(context.Context, *desired.Balancer) ([]desired.Loss, error) { return nil, nil }
+
+// serveFleet serves the API of a balancer that follows the store, under a name that no other process
+// has.
+func (s *storeSite) serveFleet() (instance string, fleet *control.Fleet) {
+	s.t.Helper()
+	if os.Geteuid() != 0 {
+		s.t.Skip("only root can write below /run/segue")
+	}
+	instance = fmt.Sprintf("test-%d-store", os.Getpid())
+	s.file = s.write("lb.yaml", strings.Replace(fileText(s.t, s.file), "instance: edge", "instance: "+instance, 1))
+	c, _, err := control.Load(s.file)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	log := slog.New(slog.DiscardHandler)
+	fleet, err = c.Join(s.t.Context(), log)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	if err := fleet.First(s.t.Context(), func(store.Status) {}); err != nil {
+		s.t.Fatal(err)
+	}
+	c.Attach(runner{}, func([]desired.Override) {})
+	lock, err := runstate.Lock(instance)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	socket, err := api.Listen(instance, "", log)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	handler := api.Balancer{Control: c, Reload: c.Reload, Events: events.NewStream()}.Handler()
+	go func() { ended <- socket.Run(ctx, handler) }()
+	s.t.Cleanup(func() {
+		cancel()
+		if err := errors.Join(<-ended, fleet.Close(), runstate.Unlock(lock)); err != nil {
+			s.t.Error(err)
+		}
+	})
+	return instance, fleet
+}
+
+// An operator confirms the version that the status has shown, and no other.
+func TestStoreConfirm(t *testing.T) {
+	t.Parallel()
+	s := newStoreSite(t)
+	s.want([]string{"import", "-c", s.file, s.services("", "s1", "s2", "s3", "s4")})
+	instance, fleet := s.serveFleet()
+	on := func(args ...string) []string { return append(args, "-i", instance) }
+	if err := fleet.Await(t.Context(), func(now store.Status) bool { return now.Held == "" }); err != nil {
+		t.Fatal(err)
+	}
+	s.want(on("status"), "-1\nleader: ")
+	// The limit of this host is another one than that of the balancer.
+	loose := s.write("loose.yaml",
+		strings.Replace(fileText(t, s.file), "store: {", "store: {max-removed-percent: 100, ", 1))
+	remove := func(servers ...string) (version string) {
+		s.want([]string{"import", "-c", loose, s.services("", servers...), "--replace"})
+		err := fleet.Await(t.Context(), func(now store.Status) bool {
+			version = now.Confirmable.String()
+			return now.Confirmable != (store.Version{}) && now.Confirmable == now.Newest
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return version
+	}
+	seen := remove("s1", "s2")
+	out, err := s.run(on("status")...)
+	if want := "segue store confirm " + seen; !errors.Is(err, errNotFollowing) || !strings.Contains(out, want) {
+		t.Errorf("status: error %v, output\n%s\nwant %s", err, out, want)
+	}
+	newer := strings.TrimSuffix(seen, "2") + "3"
+	s.refuse("has changed meanwhile", on("confirm", newer)...)
+	s.refuse("must be EPOCH-CHANGE", on("confirm", "2")...)
+	s.want(on("confirm", seen), "follows: "+seen+"\n")
+	s.want(on("confirm", seen), "follows: "+seen+"\n")
+}
