@@ -209,3 +209,162 @@ func TestOutcome(t *testing.T) {
 		})
 	}
 }
+
+// A change of many servers takes effect as a whole, even if its writer dies.
+func TestBulk(t *testing.T) {
+	server := etcdtest.Start(t)
+	f := newFleet(t, server.Endpoint())
+	for range 3 {
+		f.add(server.Endpoint())
+	}
+	const many = 10000
+	began := time.Now()
+	first := f.fill(bulk("web", many))
+	written := time.Since(began)
+	t.Logf("%d servers: written in %s, all balancers agree after %s", many, written, f.await(first, began))
+	began = time.Now()
+	version := f.edit(func(t Tree) {
+		for i := range many {
+			key := keyOf(serversKey, "web", fmt.Sprint("s", i))
+			delete(t, key)
+			address := fmt.Sprintf("2001:db8:1::%x", i+2)
+			if err := t.put(key, map[string]any{"address": address, "weight": 2 + i%3}); err != nil {
+				panic(err)
+			}
+		}
+	})
+	written = time.Since(began)
+	t.Logf("%d servers changed: written in %s, all balancers agree after %s",
+		many, written, f.await(version, began))
+	for _, b := range f.balancers {
+		b.mu.Lock()
+		for i, s := range b.desired.Services[0].Servers {
+			if *s.Weight < 2 {
+				t.Fatalf("%s: server %d has weight %d", b.name, i, *s.Weight)
+			}
+		}
+		if len(b.followed) != 2 {
+			t.Errorf("%s followed %v, want two versions", b.name, b.followed)
+		}
+		b.mu.Unlock()
+	}
+}
+
+// A writer that dies in a change of many keys has changed nothing, and the next one can go on.
+func TestWriterDies(t *testing.T) {
+	t.Parallel()
+	server := etcdtest.Start(t)
+	f := newFleet(t, server.Endpoint())
+	b := f.add(server.Endpoint())
+	first := f.fill(service("web", 500))
+	f.await(first, time.Now())
+	before := b.State()
+
+	w := &writer{Store: f.store, by: "dead"}
+	n, err := f.store.Read(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	after := Tree{keyOf(servicesKey, "web"): n.Tree()[keyOf(servicesKey, "web")]}
+	for i := range 300 {
+		key := keyOf(serversKey, "web", fmt.Sprint("s", i+400))
+		if err := after.put(key, map[string]any{"weight": 7}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	changes := n.Tree().changesTo(after)
+	all := w.batches(n, changes, n.head.Change+1)
+	if len(all) < 5 {
+		t.Fatalf("%d transactions", len(all))
+	}
+	reserved := *n.head
+	reserved.Writing, reserved.By = n.head.Change+1, w.by
+	at, err := w.finish(t.Context(), n.headAt, nil, n.head, &reserved)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, batch := range all[:len(all)-1] {
+		if err := w.writeBatch(t.Context(), at, batch); err != nil {
+			t.Fatal(err)
+		}
+	}
+	late := f.add(server.Endpoint())
+	f.await(first, time.Now())
+	if !late.State().equal(before) {
+		t.Error("a balancer that starts meanwhile has another state")
+	}
+	version := f.edit(drain("web", "s1"))
+	f.await(version, time.Now())
+	if got := len(b.servers("web")); got != 500 || b.isDrained("web", "s1") == false {
+		t.Errorf("%d servers after the next change, want 500", got)
+	}
+	// Should the writer live after all, it can write no more.
+	if err := w.writeBatch(t.Context(), at, all[len(all)-1]); !errors.Is(err, errConflict) {
+		t.Errorf("the dead writer writes: %v", err)
+	}
+	n, err = f.store.Read(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for key, it := range n.items {
+		if it[0].Change > n.head.Change {
+			t.Errorf("key %s is left with a version of change %d", key, it[0].Change)
+		}
+	}
+}
+
+// Changes by several writers at once are made one after the other.
+func TestConcurrentWriters(t *testing.T) {
+	t.Parallel()
+	server := etcdtest.Start(t)
+	f := newFleet(t, server.Endpoint())
+	b := f.add(server.Endpoint())
+	f.fill(service("web", 4))
+	var all sync.WaitGroup
+	for i := range 8 {
+		all.Go(func() {
+			s := open(t, server.Endpoint(), fmt.Sprint("writer", i))
+			for j := range 5 {
+				_, err := s.Apply(t.Context(), Change{Edit: func(tree Tree) (Tree, error) {
+					return tree, tree.put(keyOf(serversKey, "web", fmt.Sprintf("w%d-%d", i, j)),
+						map[string]any{"address": fmt.Sprintf("2001:db8:2::%x", i*16+j+1)})
+				}})
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	n, err := f.store.Read(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n.head.Change != 41 {
+		t.Errorf("change %d, want 41", n.head.Change)
+	}
+	f.await(n.Version(), time.Now())
+	if got := len(b.servers("web")); got != 44 {
+		t.Errorf("%d servers, want 44", got)
+	}
+}
+
+// A change for another version than that of the store is refused.
+func TestExpectedVersion(t *testing.T) {
+	t.Parallel()
+	server := etcdtest.Start(t)
+	f := newFleet(t, server.Endpoint())
+	first := f.fill(service("web", 4))
+	f.edit(drain("web", "s1"))
+	_, err := f.store.Apply(t.Context(), Change{Expected: first, Edit: func(t Tree) (Tree, error) {
+		drain("web", "s2")(t)
+		return t, nil
+	}})
+	if !errors.Is(err, ErrVersion) {
+		t.Errorf("error %v", err)
+	}
+	_, err = f.store.Apply(t.Context(), Change{Fills: true, Edit: replace(service("web", 1))})
+	if !errors.Is(err, ErrNotEmpty) {
+		t.Errorf("error %v", err)
+	}
+}

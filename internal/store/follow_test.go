@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package store
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/generation"
+	"github.com/segue-lb/segue/internal/store/etcdtest"
+)
+
+// All balancers have the tables of all changes, also those that start late.
+func TestFollow(t *testing.T) {
+	t.Parallel()
+	server := etcdtest.Start(t)
+	f := newFleet(t, server.Endpoint())
+	for range 3 {
+		f.add(server.Endpoint())
+	}
+	f.await(f.fill(service("web", 4), service("dns", 2)), time.Now())
+	version := f.edit(put(keyOf(serversKey, "web", "s9"), map[string]any{"address": "2001:db8:1::99"}))
+	f.await(version, time.Now())
+	f.edit(func(t Tree) { delete(t, keyOf(serversKey, "web", "s1")) })
+	version = f.edit(put(keyOf(servicesKey, "a/b"), without(service("a/b", 0), "name", "servers")))
+	f.await(version, time.Now())
+	late := f.add(server.Endpoint())
+	f.await(version, time.Now())
+	for _, b := range f.balancers {
+		if got, want := b.servers("web"), []string{"s0", "s2", "s3", "s9"}; !slices.Equal(got, want) {
+			t.Errorf("%s has %v, want %v", b.name, got, want)
+		}
+	}
+	// The latecomer knows the former servers.
+	g := late.State().Generations["web"]
+	if g.Number < 2 || len(g.Sets) < 2 || len(g.Sets[1].Servers) < 4 {
+		t.Errorf("generation %+v", g)
+	}
+	if number := late.State().Generations["dns"].Number; number != 1 {
+		t.Errorf("generation %d of a service that has not changed", number)
+	}
+}
+
+// A drain takes effect at once, while a change of servers waits for its generation.
+func TestDrainDoesNotWait(t *testing.T) {
+	t.Parallel()
+	server := etcdtest.Start(t)
+	f := newFleet(t, server.Endpoint())
+	f.interval = time.Hour
+	b := f.add(server.Endpoint())
+	f.await(f.fill(service("web", 4)), time.Now())
+	first := b.State().Version
+	f.edit(func(t Tree) { delete(t, keyOf(serversKey, "web", "s3")) })
+	version := f.edit(drain("web", "s1"))
+	b.await(func(s Status) bool { return s.Newest == version && b.isDrained("web", "s1") }, "drain")
+	if got := b.servers("web"); len(got) != 4 || b.State().Version != first {
+		t.Errorf("the servers are %v at %s, before their generation", got, b.State().Version)
+	}
+	version = f.edit(func(t Tree) { delete(t, keyOf(overridesKey, "web", "s1")) })
+	b.await(func(s Status) bool { return s.Newest == version && !b.isDrained("web", "s1") }, "end the drain")
+}
+
+// Two changes within the interval become one generation, after the interval.
+func TestInterval(t *testing.T) {
+	t.Parallel()
+	server := etcdtest.Start(t)
+	f := newFleet(t, server.Endpoint())
+	f.interval = 2 * time.Second
+	b := f.add(server.Endpoint())
+	began := time.Now()
+	f.await(f.fill(service("web", 4)), began)
+	for i := range 3 {
+		key := keyOf(serversKey, "web", fmt.Sprint("new", i))
+		f.edit(put(key, map[string]any{"address": fmt.Sprintf("2001:db8:1::9%d", i)}))
+	}
+	f.await(f.edit(drain("web", "s1")), time.Now())
+	if since := time.Since(began); since < f.interval {
+		t.Errorf("a second generation after %s", since)
+	}
+	if g := b.State().Generations["web"]; g.Number != 2 || len(g.Sets[0].Servers) != 7 {
+		t.Errorf("generation %d with %d servers, want 2 with 7", g.Number, len(g.Sets[0].Servers))
+	}
+}
+
+// Nothing is left in the store of what was removed.
+func TestClean(t *testing.T) {
+	t.Parallel()
+	server := etcdtest.Start(t)
+	f := newFleet(t, server.Endpoint())
+	f.interval = 0
+	f.add(server.Endpoint())
+	f.await(f.fill(service("web", 4), service("old", 2)), time.Now())
+	f.await(f.apply(Change{PermitsRemovals: true, Edit: replace(service("web", 4))}), time.Now())
+	for i := range 6 {
+		f.await(f.edit(put(keyOf(serversKey, "web", "s0"),
+			map[string]any{"address": "2001:db8:1::2", "weight": i + 2})), time.Now())
+	}
+	deadline := time.Now().Add(patience)
+	for {
+		n, err := f.store.Read(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		// One service with three sets, four servers, a service, a record.
+		if len(n.items) == 6 && len(n.pieces) <= 4 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%d items and %d pieces of sets are left", len(n.items), len(n.pieces))
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
+// The cache is whole, and not that of another fleet.
+func TestCache(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "deep", "lb.store.json")
+	tree, err := (&Document{Services: []desired.Fields{service("web", 2)}}).Tree()
+	if err != nil {
+		t.Fatal(err)
+	}
+	state := &State{Version: Version{"e", 7}, Content: tree}
+	if got, err := LoadCache(path, "/a/"); got != nil || err != nil {
+		t.Errorf("without a file: %v, %v", got, err)
+	}
+	if err := state.save(path, "/a/"); err != nil {
+		t.Fatal(err)
+	}
+	got, err := LoadCache(path, "/a/")
+	if err != nil || !got.equal(state) {
+		t.Errorf("got %+v, error %v", got, err)
+	}
+	if got, err := LoadCache(path, "/b/"); got != nil || err != nil {
+		t.Errorf("of another fleet: %v, %v", got, err)
+	}
+	if err := os.WriteFile(path, []byte(`{"format":1,"prefix":"/a/","version`), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := LoadCache(path, "/a/"); err == nil {
+		t.Error("half a file is read")
+	}
+}
+
+// A store that was never used takes over the history of the balancer that comes first.
+func TestHistory(t *testing.T) {
+	t.Parallel()
+	server := etcdtest.Start(t)
+	f := newFleet(t, server.Endpoint())
+	etcd := desired.Etcd{Endpoints: []string{server.Endpoint()}, Prefix: prefix}
+	files, _, err := f.member(etcd).file.WithStored([]desired.Fields{service("web", 5)}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := generation.Generations{}.Next(files.Desired.Services)
+	files.Desired.Services[0].Servers = files.Desired.Services[0].Servers[:4]
+	before = before.Next(files.Desired.Services)
+	f.fill(service("web", 4))
+	b := f.member(etcd)
+	b.history = before
+	b.start()
+	b.await(func(s Status) bool { return s.Follows.Change == 1 }, "follow")
+	g := b.State().Generations["web"]
+	if g.Number != 2 || len(g.Sets) != 2 || len(g.Sets[1].Servers) != 5 {
+		t.Errorf("the history is %+v", g)
+	}
+}
