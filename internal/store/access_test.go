@@ -115,9 +115,7 @@ func TestTLS(t *testing.T) {
 		"--trusted-ca-file="+ca)
 	cfg := desired.Etcd{Endpoints: []string{"https://" + listen}, Prefix: prefix, CAFile: ca}
 	cfg.CertFile, cfg.KeyFile = ours.issue("lb1")
-	if err := reads(t, &cfg); err != nil {
-		t.Error(err)
-	}
+	requireFleet(t, &cfg)
 	cfg.CertFile, cfg.KeyFile = others.issue("lb1")
 	if reads(t, &cfg) == nil {
 		t.Error("a certificate of another authority is accepted")
@@ -181,13 +179,19 @@ func TestPassword(t *testing.T) {
 	if err := os.WriteFile(file, []byte("balance\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	f := &fleet{t: t, interval: time.Millisecond, tables: map[string]string{}}
-	var err error
-	if f.store, err = Open(&cfg, "operator"); err != nil {
+	requireFleet(t, &cfg)
+}
+
+// requireFleet requires that a fleet can work by a connection.
+func requireFleet(t *testing.T, cfg *desired.Etcd) {
+	t.Helper()
+	s, err := Open(cfg, "operator")
+	if err != nil {
 		t.Fatal(err)
 	}
-	defer f.store.Close()
-	b := f.addWith(cfg)
+	defer s.Close()
+	f := fleetOf(t, s)
+	b := f.addWith(*cfg)
 	f.await(f.fill(service("web", 200)), time.Now(), b)
 	f.await(f.edit(add9(1)), time.Now(), b)
 }

@@ -27,7 +27,7 @@ func newClustered(t *testing.T, balancers int) *clustered {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = s.Close() })
-	c.fleet = &fleet{t: t, store: s, interval: 100 * time.Millisecond, tables: map[string]string{}}
+	c.fleet = fleetOf(t, s)
 	for range balancers {
 		etcd, proxies := c.access(t)
 		c.proxies = append(c.proxies, proxies)

@@ -209,6 +209,34 @@ func TestLostContent(t *testing.T) {
 	}
 }
 
+// A balancer that restarts while the store has lost its content, wholly or in part, goes on with what
+// it followed last.
+func TestRestartAtLostContent(t *testing.T) {
+	t.Parallel()
+	f, server, _ := faulty(t)
+	b := f.balancers[2]
+	before := b.State()
+	server.Kill()
+	server.Lose()
+	server.Run()
+	restart := func(held string) {
+		t.Helper()
+		b.stop()
+		b.start()
+		b.await(func(s Status) bool {
+			return s.Reachable && s.FromCache && strings.Contains(s.Held, held)
+		}, "start from its own file")
+		if !b.State().equal(before) || len(b.servers("web")) != 10 || len(b.servers("dns")) != 3 {
+			t.Errorf("after a restart with %q, the servers are %v and %v", held, b.servers("web"), b.servers("dns"))
+		}
+	}
+	restart(ErrEmpty.Error())
+	half := f.fill(service("web", 5))
+	f.balancers[0].await(func(s Status) bool { return s.Confirmable == half }, "refuse half the content")
+	restart("3 of 3 servers of dns, 5 of 10 servers of web")
+	f.await(f.apply(Change{Edit: func(Tree) (Tree, error) { return before.Content, nil }}), time.Now())
+}
+
 // A watch that goes on at another store, whose revisions are lower, would never report a change.
 func TestOtherStore(t *testing.T) {
 	t.Parallel()
@@ -507,5 +535,11 @@ func TestManyBalancers(t *testing.T) {
 	t.Logf("a server is drained on all of them after %s", time.Since(began).Round(time.Millisecond))
 	if generations := f.balancers[0].State().Generations["web"].Number; generations != 11 {
 		t.Errorf("generation %d, want 11", generations)
+	}
+	for number := range uint64(11) {
+		name := generationName(version.Epoch, "web", number+1)
+		if had := len(f.compared[name]); had != *manyBalancers {
+			t.Errorf("generation %s: the tables of %d balancers were compared, want %d", name, had, *manyBalancers)
+		}
 	}
 }

@@ -34,6 +34,8 @@ type fleet struct {
 	// tables has a digest of the candidate tables and one of the content for each generation of a
 	// service, as the first balancer that had it computed them.
 	tables map[string]string
+	// compared has the balancers that had each of them.
+	compared map[string]map[string]bool
 }
 
 // simulated is a balancer without a data path.
@@ -58,9 +60,14 @@ type simulated struct {
 // newFleet returns a fleet without balancers.
 func newFleet(t *testing.T, endpoint string) *fleet {
 	t.Helper()
+	return fleetOf(t, open(t, endpoint, "operator"))
+}
+
+// fleetOf is newFleet with a connection for changes.
+func fleetOf(t *testing.T, s *Store) *fleet {
 	return &fleet{
-		t: t, store: open(t, endpoint, "operator"), interval: 100 * time.Millisecond,
-		tables: map[string]string{},
+		t: t, store: s, interval: 100 * time.Millisecond,
+		tables: map[string]string{}, compared: map[string]map[string]bool{},
 	}
 }
 
@@ -168,8 +175,11 @@ func (b *simulated) Follow(_ context.Context, state *State) error {
 }
 
 // compare computes the candidate tables of all generations, and requires that they are those of the
-// other balancers with the same generations.
+// other balancers with the same generations, and that the last ones follow from the services.
 func (f *fleet) compare(balancer string, wanted *desired.Balancer, state *State) error {
+	if err := state.Generations.Check(wanted.Services); err != nil {
+		f.t.Errorf("%s at %s: %v", balancer, state.Version, err)
+	}
 	for i := range wanted.Services {
 		service := &wanted.Services[i]
 		g, ok := state.Generations[service.Name]
@@ -189,16 +199,25 @@ func (f *fleet) compare(balancer string, wanted *desired.Balancer, state *State)
 			text, _ := json.Marshal(set)
 			sum.Write(text)
 		}
-		key := fmt.Sprintf("%s %s %d", state.Version.Epoch, service.Name, g.Number)
+		key := generationName(state.Version.Epoch, service.Name, g.Number)
 		digest := hex.EncodeToString(sum.Sum(nil))
 		f.mu.Lock()
 		if first, ok := f.tables[key]; ok && first != digest {
 			f.t.Errorf("%s has other tables in generation %s", balancer, key)
 		}
 		f.tables[key] = digest
+		if f.compared[key] == nil {
+			f.compared[key] = map[string]bool{}
+		}
+		f.compared[key][balancer] = true
 		f.mu.Unlock()
 	}
 	return nil
+}
+
+// generationName identifies a generation of a service.
+func generationName(epoch, service string, number uint64) string {
+	return fmt.Sprintf("%s %s %d", epoch, service, number)
 }
 
 // apply changes the store, and returns the version after it.

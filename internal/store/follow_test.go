@@ -3,10 +3,12 @@
 package store
 
 import (
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -84,6 +86,75 @@ func TestInterval(t *testing.T) {
 	}
 	if g := b.State().Generations["web"]; g.Number != 2 || len(g.Sets[0].Servers) != 7 {
 		t.Errorf("generation %d with %d servers, want 2 with 7", g.Number, len(g.Sets[0].Servers))
+	}
+}
+
+// Generations keep their distance also when another balancer begins to make them, and when a
+// balancer does that which knows nothing of the time before.
+func TestIntervalAcrossLeaders(t *testing.T) {
+	t.Parallel()
+	server := etcdtest.Start(t)
+	f := newFleet(t, server.Endpoint())
+	f.interval = 3 * time.Second
+	began := watchGenerations(t, f.store, "web")
+	first := f.add(server.Endpoint())
+	f.await(f.fill(service("web", 4)), time.Now())
+	first.await(func(s Status) bool { return s.IsLeader }, "lead")
+	second := f.add(server.Endpoint())
+	f.await(first.State().Version, time.Now())
+
+	first.stop()
+	version := f.edit(add9(0))
+	f.await(version, time.Now(), second)
+	second.stop()
+	first.start() // a new process
+	version = f.edit(add9(1))
+	f.await(version, time.Now(), first)
+
+	times := began()
+	if len(times) != 3 {
+		t.Fatalf("%d generations, want 3", len(times))
+	}
+	for i, at := range times[1:] {
+		// The watch may deliver the first of two later.
+		if distance := at.Sub(times[i]); distance < f.interval*3/4 {
+			t.Errorf("generation %d began %s after the one before, want %s", i+2, distance, f.interval)
+		}
+	}
+}
+
+// watchGenerations notes when the store gets each generation of a service. The result returns the
+// times so far.
+func watchGenerations(t *testing.T, s *Store, service string) func() []time.Time {
+	t.Helper()
+	changes := s.client.Watch(t.Context(), s.key(keyOf(generationsKey, service)))
+	var mu sync.Mutex
+	var times []time.Time
+	last := uint64(0)
+	go func() {
+		for response := range changes {
+			for _, event := range response.Events {
+				it, err := parseItem(event.Kv.Value)
+				var r record
+				if err == nil {
+					err = json.Unmarshal(it[0].Value, &r)
+				}
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				mu.Lock()
+				if r.Number != last {
+					last, times = r.Number, append(times, time.Now())
+				}
+				mu.Unlock()
+			}
+		}
+	}()
+	return func() []time.Time {
+		mu.Lock()
+		defer mu.Unlock()
+		return slices.Clone(times)
 	}
 }
 

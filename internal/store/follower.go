@@ -3,6 +3,7 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -215,10 +216,8 @@ func (f *Follower) follow(ctx context.Context, snapshots <-chan *Snapshot) {
 		case <-ctx.Done():
 			return
 		case <-patience.C:
-			if f.begin(ctx) {
-				f.log.Warn("the store does not answer; the balancer starts with what it followed last",
-					"version", f.State().Version)
-			}
+			s := f.Status()
+			f.begin(ctx, cmp.Or(s.Held, s.Problem))
 			continue
 		case newest = <-snapshots:
 		case <-retry:
@@ -242,24 +241,19 @@ func (f *Follower) follow(ctx context.Context, snapshots <-chan *Snapshot) {
 }
 
 // begin starts with the state that the balancer followed last, if there is one, and if there is no
-// newer one.
-func (f *Follower) begin(ctx context.Context) bool {
-	select {
-	case <-f.first:
-		return false
-	default:
-	}
+// newer one. The reason is why it does not start with the store's.
+func (f *Follower) begin(ctx context.Context, reason string) {
 	state := f.State()
-	if state == nil {
-		return false
+	if state == nil || f.hasBegun() {
+		return
 	}
 	if err := f.balancer.Follow(ctx, state); err != nil {
 		f.log.Error("the balancer cannot follow what it followed last", "error", err)
-		return false
+		return
 	}
+	f.log.Warn("the balancer starts with what it followed last", "version", state.Version, "reason", reason)
 	f.update(func(s *Status) { s.Follows, s.FromCache = state.Version, true })
 	close(f.first)
-	return true
 }
 
 // confirmation makes the balancer follow a version. Without values there is none.
@@ -351,7 +345,7 @@ func (f *Follower) apply(
 	}
 	if confirmable, err = f.check(n, before, next); err != nil && !(confirmable && confirmed == next.Version) {
 		if isFirst && before != nil {
-			f.begin(ctx)
+			f.begin(ctx, err.Error())
 		}
 		return confirmable, err
 	}
