@@ -7,6 +7,8 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -425,6 +427,30 @@ func TestBalancerRefuses(t *testing.T) {
 	b.refuses = nil
 	b.mu.Unlock()
 	f.await(version, time.Now())
+}
+
+// A balancer that cannot write its own file follows the store, reports that, and tries again.
+func TestUnsaved(t *testing.T) {
+	t.Parallel()
+	server := etcdtest.Start(t)
+	f := newFleet(t, server.Endpoint())
+	b := f.add(server.Endpoint())
+	f.await(f.fill(service("web", 10)), time.Now())
+	b.await(func(s Status) bool { return s.Held == "" }, "write its file")
+	obstacle := filepath.Join(b.cache, "obstacle")
+	if err := errors.Join(os.Remove(b.cache), os.MkdirAll(obstacle, 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	version := f.edit(add9(0))
+	f.await(version, time.Now())
+	b.await(func(s Status) bool { return strings.Contains(s.Unsaved, b.cache) }, "report its file")
+	if err := os.RemoveAll(b.cache); err != nil {
+		t.Fatal(err)
+	}
+	b.await(func(s Status) bool { return s.Unsaved == "" }, "write its file again")
+	if saved, err := LoadCache(b.cache, f.store.prefix); err != nil || saved.Version != version {
+		t.Errorf("the file has %+v, error %v", saved, err)
+	}
 }
 
 // A balancer that cannot read the content gives the lease back, and leaves it to others for a while.
