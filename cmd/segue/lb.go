@@ -209,6 +209,7 @@ func detachLB(instance string) error {
 	for _, a := range attachments {
 		errs = append(errs, checkpath.Remove(dataplane.CheckMark, a.Ifindex))
 	}
+	errs = append(errs, checkpath.RemoveOrphans(dataplane.CheckMark))
 	return errors.Join(errs...)
 }
 
