@@ -33,6 +33,9 @@ const (
 	// The kernel removes the routes and the neighbour entries of an interface that goes down. So
 	// they are made again with each choice.
 	addressLife = 5 * time.Second
+	// recheckPause is the shortest time from one search for the reason of a missing answer to the
+	// next one for the same VIP. It is shorter than any timeout of checks.
+	recheckPause = 50 * time.Millisecond
 )
 
 // gatewayMAC is the address in the permanent neighbour entries. No host has it: a packet that the
@@ -255,6 +258,20 @@ func (p *Path) Socket(vip netip.Addr) (Socket, error) {
 		s.err = p.return4(vip)
 	}
 	return Socket{p.by.Name, s.address}, s.err
+}
+
+// Recheck tells why the host would drop the answers of a VIP at this moment, after a check without an
+// answer. It returns nil if it would not.
+func (p *Path) Recheck(vip netip.Addr) error {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	if p.by.Index == 0 || !vip.Is4() {
+		return nil
+	}
+	if time.Since(p.returns[vip].found) > recheckPause {
+		delete(p.returns, vip)
+	}
+	return p.return4(vip)
 }
 
 // return4 tells why the host would drop the answers of an IPv4 VIP. It returns nil if it accepts

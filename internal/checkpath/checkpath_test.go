@@ -4,6 +4,7 @@ package checkpath
 
 import (
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"os"
@@ -276,6 +277,16 @@ func TestReversePath(t *testing.T) {
 			_, err := h.Socket(vips[0])
 			if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
 				t.Errorf("%s: %v, want %q", c.name, err, c.want)
+			}
+			h.setSysctl("eth0/rp_filter", "0")
+			h.returns[vips[0]] = finding{h.returns[vips[0]].err, time.Now().Add(-2 * recheckPause)}
+			if err := h.Recheck(vips[0]); err != nil {
+				t.Errorf("%s: without the filter: %v", c.name, err)
+			}
+			h.setSysctl("eth0/rp_filter", c.filter)
+			h.returns[vips[0]] = finding{h.returns[vips[0]].err, time.Now().Add(-2 * recheckPause)}
+			if again := h.Recheck(vips[0]); fmt.Sprint(again) != fmt.Sprint(err) {
+				t.Errorf("%s: at first %v, and then %v", c.name, err, again)
 			}
 			if arrives := h.exchangeOnPath(vips[0], server); arrives != (c.want == "") {
 				t.Errorf("%s: an answer arrives: %v", c.name, arrives)
