@@ -108,6 +108,7 @@ func runLB(ctx context.Context, file string, f *foreground) error {
 	defer view.Close()
 	stream := events.NewStream()
 	b.PublishTo(stream)
+	b.ReportUntried(recorder.SetUnchecked)
 	controller.Attach(&announced{b, announcer}, recorder.SetOverrides)
 	reload := tracked(metrics, recorder, stream, log, controller.Reload)
 	group, ctx := errgroup.WithContext(ctx)
@@ -209,6 +210,7 @@ func detachLB(instance string) error {
 	for _, a := range attachments {
 		errs = append(errs, checkpath.Remove(dataplane.CheckMark, a.Ifindex))
 	}
+	errs = append(errs, checkpath.RemoveOrphans(dataplane.CheckMark))
 	return errors.Join(errs...)
 }
 

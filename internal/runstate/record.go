@@ -30,6 +30,15 @@ type Configuration struct {
 	// Refused describes the last reload if it failed. It is nil if the last reload succeeded or
 	// there was none.
 	Refused *Refusal `json:"refused"`
+	// Unchecked tells why the host of a balancer could not check servers the last time. It is nil if
+	// there was no such time.
+	Unchecked *Unchecked `json:"unchecked,omitempty"`
+}
+
+// Unchecked is a health check that the host could not make.
+type Unchecked struct {
+	Time   time.Time `json:"time"`
+	Reason string    `json:"reason"` // as in the log
 }
 
 // Store is the condition of a connection to a store.
@@ -163,6 +172,14 @@ func (r *Recorder) SetStore(store Store) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.record.Configuration.Store = &store
+	r.write()
+}
+
+// SetUnchecked records why the host cannot check servers.
+func (r *Recorder) SetUnchecked(reason string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.record.Configuration.Unchecked = &Unchecked{time.Now(), reason}
 	r.write()
 }
 
