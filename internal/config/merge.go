@@ -270,6 +270,16 @@ func child(mapping *yaml.Node, name string) *yaml.Node {
 	return nil
 }
 
+// item returns the item of a list with a name, or nil.
+func item(list *yaml.Node, name string) *yaml.Node {
+	for _, element := range elements(list) {
+		if nameOf(element) == name {
+			return resolved(element)
+		}
+	}
+	return nil
+}
+
 // elements returns the elements of a list, or nothing.
 func elements(list *yaml.Node) []*yaml.Node {
 	if list = resolved(list); list == nil || list.Kind != yaml.SequenceNode {

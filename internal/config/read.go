@@ -145,6 +145,19 @@ func (f *BalancerFiles) WithOverrides(
 	return changed, append(warnings, m.newWarnings(all, f, b)...).In(file), nil
 }
 
+// Written returns the fields that the configuration file gives a service or, with a server, a server
+// of it, without the name. It is nil if the file does not have the service or server.
+func (f *BalancerFiles) Written(service, server string) desired.Fields {
+	node := item(child(resolved(f.root.Content[0]), "services"), service)
+	if node != nil && server != "" {
+		node = item(child(node, "servers"), server)
+	}
+	if node == nil {
+		return nil
+	}
+	return fieldsOf(node)
+}
+
 // newWarnings returns the warnings about the merged document that are not about the file, too.
 func (m *merger) newWarnings(all field.Errors, f *BalancerFiles, b *desired.Balancer) (fresh field.Errors) {
 	known := map[string]bool{}

@@ -4,6 +4,7 @@ package control
 
 import (
 	"fmt"
+	"iter"
 	"maps"
 	"reflect"
 	"slices"
@@ -34,7 +35,8 @@ func (t target) String() string {
 
 // draft is a list of overrides that is being edited.
 type draft struct {
-	file map[target]bool // what the file has, and the servers of services that overrides add
+	files *config.BalancerFiles
+	file  map[target]bool // what the file has, and the servers of services that overrides add
 	list []desired.Override
 	at   map[target]int // indexes in list
 	// sets are the targets whose field Set was edited.
@@ -86,7 +88,7 @@ func validate(edits []Edit) (problems field.Errors) {
 
 func newDraft(files *config.BalancerFiles) *draft {
 	d := &draft{
-		file: map[target]bool{}, list: slices.Clone(files.Overrides), at: map[target]int{},
+		files: files, file: map[target]bool{}, list: slices.Clone(files.Overrides), at: map[target]int{},
 	}
 	for _, s := range files.File.Services {
 		d.file[target{s.Name, ""}] = true
@@ -108,10 +110,19 @@ func (d *draft) noteServers(o *desired.Override) {
 	if o.Server != "" || d.file[target{o.Service, ""}] {
 		return
 	}
-	list, _ := o.Add["servers"].([]any)
-	for _, item := range list {
-		if server, ok := item.(map[string]any); ok {
-			d.file[target{o.Service, fmt.Sprint(server["name"])}] = true
+	for server := range addedServers(o) {
+		d.file[target{o.Service, fmt.Sprint(server["name"])}] = true
+	}
+}
+
+// addedServers yields the fields of the servers of a service that an override adds.
+func addedServers(o *desired.Override) iter.Seq[map[string]any] {
+	return func(yield func(map[string]any) bool) {
+		list, _ := o.Add["servers"].([]any)
+		for _, item := range list {
+			if server, ok := item.(map[string]any); ok && !yield(server) {
+				return
+			}
 		}
 	}
 }
@@ -167,7 +178,7 @@ func (d *draft) edit(e Edit) error {
 		return nil
 	}
 	o := d.override(t)
-	o.Set = mergePatches(o.Set, e.Set)
+	o.Set = mergePatches(d.written(t), o.Set, e.Set)
 	o.Line = 0
 	d.sets = append(d.sets, t)
 	return nil
@@ -208,20 +219,51 @@ func (d *draft) unnoteServers(o *desired.Override) {
 	}
 }
 
-// mergePatches returns the merge patch that has the effect of two, one after the other.
-func mergePatches(first, second map[string]any) map[string]any {
+// written returns the fields of a target without the patch of its override: those of the file, or
+// those with which an override adds it.
+func (d *draft) written(t target) map[string]any {
+	if i, ok := d.at[t]; ok && d.list[i].Add != nil {
+		return d.list[i].Add
+	}
+	if i, ok := d.at[target{t.service, ""}]; ok && t.server != "" {
+		for server := range addedServers(&d.list[i]) {
+			if fmt.Sprint(server["name"]) == t.server {
+				return server
+			}
+		}
+	}
+	return d.files.Written(t.service, t.server)
+}
+
+// mergePatches returns the merge patch that has the effect of two, one after the other, on fields. If
+// the first patch removes a section, and the second one gives it fields, then the result removes the
+// other fields of the section.
+func mergePatches(fields, first, second map[string]any) map[string]any {
 	merged := maps.Clone(first)
 	if merged == nil {
 		merged = map[string]any{}
 	}
 	for name, value := range second {
-		before, isMap := merged[name].(map[string]any)
-		if patch, ok := value.(map[string]any); ok && isMap {
-			value = mergePatches(before, patch)
+		if patch, ok := value.(map[string]any); ok {
+			section, _ := fields[name].(map[string]any)
+			before, isPatch := merged[name].(map[string]any)
+			if _, touched := merged[name]; touched && !isPatch {
+				before = removal(section)
+			}
+			value = mergePatches(section, before, patch)
 		}
 		merged[name] = value
 	}
 	return merged
+}
+
+// removal returns the merge patch that removes all fields.
+func removal(fields map[string]any) map[string]any {
+	patch := map[string]any{}
+	for name := range fields {
+		patch[name] = nil
+	}
+	return patch
 }
 
 // trimmed leaves out the fields of the edited overrides that change nothing, such as an end of a

@@ -9,6 +9,7 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -115,6 +116,47 @@ func TestImpossibleEdits(t *testing.T) {
 			if test.is != nil && !errors.Is(err, test.is) {
 				t.Errorf("error %v", err)
 			}
+		})
+	}
+}
+
+// A section that was removed stays removed when one of its fields is set: the other fields of the
+// file do not come back.
+func TestSetFieldOfRemovedSection(t *testing.T) {
+	written := map[string]any{"new": "20s", "established": "2h"}
+	for service, begin := range map[string]func(*site){
+		"web": func(s *site) { // has the section in the file
+			text, err := os.ReadFile(s.file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.write(s.file, strings.Replace(string(text), "  servers:", "  timeouts: {new: 20s, established: 2h}\n  servers:", 1))
+			s.load()
+		},
+		"tls": func(s *site) {
+			s.change(Edit{Service: "tls", Add: desired.Fields{
+				"vip": "2001:db8:80::1", "port": "443", "protocol": "tcp", "encapsulation": "gre", "servers": []any{},
+				"timeouts": written,
+			}})
+		},
+	} {
+		t.Run(service, func(t *testing.T) {
+			s := newSite(t)
+			s.runner.any = true
+			begin(s)
+			requireAfter := func(fields any, fresh, established time.Duration) {
+				t.Helper()
+				s.change(Edit{Service: service, Set: desired.Fields{"timeouts": fields}})
+				got := s.c.Desired().Service(service).Timeouts
+				if got.New != fresh || got.Established != established {
+					t.Errorf("after %v: new %s, established %s, want %s and %s", fields, got.New, got.Established, fresh, established)
+				}
+			}
+			requireAfter(nil, time.Minute, time.Hour) // the defaults
+			requireAfter(map[string]any{"new": "30s"}, 30*time.Second, time.Hour)
+			requireAfter(map[string]any{"established": "3h"}, 30*time.Second, 3*time.Hour)
+			requireAfter(map[string]any{"established": nil}, 30*time.Second, time.Hour)
+			requireAfter(written, 20*time.Second, 2*time.Hour)
 		})
 	}
 }
