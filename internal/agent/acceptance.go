@@ -37,6 +37,9 @@ var (
 // newAcceptance returns the accept policy of a service in the form of the data path, with its
 // initial threshold.
 func newAcceptance(s desired.AgentService) agentAcceptance {
+	if s.Drained {
+		s.Accept = desired.Accept{Policy: desired.AcceptNever}
+	}
 	a := agentAcceptance{
 		Policy:   uint8(acceptPolicies[s.Accept.Policy]),
 		Source:   uint8(loadSources[s.Load.Kind]),

@@ -45,7 +45,7 @@ func FuzzRequests(f *testing.F) {
 	if err := os.WriteFile(file, fmt.Appendf(nil, text, dir), 0o644); err != nil {
 		f.Fatal(err)
 	}
-	c, _, err := control.Load(file)
+	c, _, err := control.LoadBalancer(file)
 	if err != nil {
 		f.Fatal(err)
 	}

@@ -74,7 +74,7 @@ func serveWith(
 	if err := os.WriteFile(file, fmt.Appendf(nil, text, dir), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	c, _, err := control.Load(file)
+	c, _, err := control.LoadBalancer(file)
 	if err != nil {
 		t.Fatal(err)
 	}
