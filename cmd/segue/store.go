@@ -48,7 +48,7 @@ does not answer, or if the balancer does not follow it.`,
 		Example: "  segue store status",
 		Args:    arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			client, err := clientOf(instance)
+			client, err := balancerOn(cmd.Context(), instance)
 			if err != nil {
 				return err
 			}
@@ -117,7 +117,7 @@ for this balancer. "segue store status" shows which servers would be removed.`,
 		Example: "  segue store status\n  segue store confirm",
 		Args:    arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			client, err := clientOf(instance)
+			client, err := balancerOn(cmd.Context(), instance)
 			if err != nil {
 				return err
 			}
