@@ -143,7 +143,7 @@ func (c *Client) Events(ctx context.Context, each func(events.Event) error) erro
 	switch {
 	case ctx.Err() != nil:
 		return nil
-	case lines.Err() != nil:
+	case lines.Err() != nil && !errors.Is(lines.Err(), io.ErrUnexpectedEOF):
 		return fmt.Errorf("instance %q: %w", c.instance, lines.Err())
 	}
 	return fmt.Errorf("the process of the instance %q has ended", c.instance)

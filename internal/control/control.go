@@ -32,8 +32,8 @@ type Runner[D any] interface {
 	// Reload makes the process follow another state. After an error, the state before stays in
 	// force.
 	Reload(context.Context, D) error
-	// Losses returns the servers whose flows such a change would affect; for an agent, the services
-	// whose connections.
+	// Losses returns the servers whose flows such a change would affect. Of an agent, it returns the
+	// services whose connections it would affect.
 	Losses(context.Context, D) ([]desired.Loss, error)
 }
 
@@ -53,11 +53,11 @@ type Controller[D config.State[D]] struct {
 
 // keeper keeps the overrides of a controller, and makes its changes.
 type keeper[D config.State[D]] interface {
-	overrides() (list []desired.Override, version string)
-	// reload makes the process follow its own file after a change. The caller holds the controller's
+	Overrides() (list []desired.Override, version string)
+	// Reload makes the process follow its own file after a change. The caller holds the controller's
 	// mutex.
-	reload(ctx context.Context, own *config.Files[D]) (field.Errors, error)
-	change(ctx context.Context, terms Terms, compute change[D]) (*Result, error)
+	Reload(ctx context.Context, own *config.Files[D]) (field.Errors, error)
+	Change(ctx context.Context, terms Terms, compute change[D]) (*Result, error)
 }
 
 // Agent is the controller of an agent.
@@ -147,7 +147,7 @@ func (c *Controller[D]) Reload(ctx context.Context) (warnings field.Errors, err 
 		return nil, err
 	}
 	if c.keeper != nil {
-		return c.keeper.reload(ctx, next)
+		return c.keeper.Reload(ctx, next)
 	}
 	if err := c.runner.Reload(ctx, next.Desired); err != nil {
 		return nil, err
@@ -164,7 +164,7 @@ func (c *Controller[D]) enforce(next *config.Files[D]) {
 // Overrides returns all overrides, also those without effect, and the version of the desired state.
 func (c *Controller[D]) Overrides() (overrides []desired.Override, version string) {
 	if c.keeper != nil {
-		return c.keeper.overrides()
+		return c.keeper.Overrides()
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -227,7 +227,7 @@ type change[D config.State[D]] func(*config.Files[D]) (*config.Files[D], field.E
 // follow makes the process follow the files that a change returns.
 func (c *Controller[D]) follow(ctx context.Context, terms Terms, compute change[D]) (*Result, error) {
 	if c.keeper != nil {
-		return c.keeper.change(ctx, terms, compute)
+		return c.keeper.Change(ctx, terms, compute)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -192,8 +192,8 @@ func (f *Fleet) enforce(ctx context.Context, files *config.BalancerFiles, g gene
 	return nil
 }
 
-// reload is for the controller.
-func (f *Fleet) reload(ctx context.Context, own *config.BalancerFiles) (field.Errors, error) {
+// Reload is for the controller.
+func (f *Fleet) Reload(ctx context.Context, own *config.BalancerFiles) (field.Errors, error) {
 	if err := own.File.ReloadableFrom(f.own.File); err != nil {
 		return nil, err
 	}
@@ -212,8 +212,8 @@ func (f *Fleet) reload(ctx context.Context, own *config.BalancerFiles) (field.Er
 	return warnings, nil
 }
 
-// overrides returns all overrides of the store, and its version, for the controller.
-func (f *Fleet) overrides() ([]desired.Override, string) {
+// Overrides returns all overrides of the store, and its version, for the controller.
+func (f *Fleet) Overrides() ([]desired.Override, string) {
 	if n := f.follower.Newest(); n != nil && n.Check() == nil {
 		if document, err := n.Tree().Document(); err == nil {
 			return document.Overrides, n.Version().String()
@@ -228,8 +228,8 @@ func (f *Fleet) overrides() ([]desired.Override, string) {
 // errDryRun ends a change that must not be made.
 var errDryRun = errors.New("dry run")
 
-// change makes a change in the store, so that all balancers follow it, for the controller.
-func (f *Fleet) change(ctx context.Context, terms Terms, compute change[*desired.Balancer]) (*Result, error) {
+// Change makes a change in the store, so that all balancers follow it, for the controller.
+func (f *Fleet) Change(ctx context.Context, terms Terms, compute change[*desired.Balancer]) (*Result, error) {
 	change := store.Change{PermitsRemovals: terms.PermitsRemovals}
 	if terms.Version != "" {
 		var err error
@@ -249,7 +249,7 @@ func (f *Fleet) change(ctx context.Context, terms Terms, compute change[*desired
 	version, err := f.store.Apply(ctx, change)
 	switch {
 	case errors.Is(err, errDryRun):
-		_, result.Version = f.overrides()
+		_, result.Version = f.Overrides()
 		return result, nil
 	case refusal != nil:
 		return nil, refusal
