@@ -64,7 +64,7 @@ static __always_inline enum offer answer_offer(struct xdp_md *ctx, const struct 
 		return load_of_sid(envelope->sid_low).next ? OFFER_TAKEN_BACK : OFFER_FORCED;
 	if (listens && !is_last_server(envelope) && cannot_carry_column(ctx, envelope, pkt))
 		return OFFER_REFUSED;
-	if (acceptance->policy == ACCEPT_LEAST)
+	if (acceptance->policy == ACCEPT_LEAST || acceptance->policy == ACCEPT_DRAINED)
 		return decide_least(ctx, envelope, acceptance, key, listens, backlog);
 	if (is_last_server(envelope))
 		return OFFER_FORCED;

@@ -54,7 +54,7 @@ path over without losing a packet. "segue lb detach" removes the data path.`,
 
 func runLB(ctx context.Context, file string, f *foreground) error {
 	log := f.log
-	controller, warnings, err := control.Load(file)
+	controller, warnings, err := control.LoadBalancer(file)
 	if err != nil {
 		return err
 	}
@@ -178,7 +178,7 @@ func (a *announced) Reload(ctx context.Context, cfg *desired.Balancer) error {
 	return a.Follow(ctx, cfg, nil)
 }
 
-// Follow is Reload with the generations of a fleet, as control.Runner says.
+// Follow is Reload with the generations of a fleet, as control.Member says.
 func (a *announced) Follow(
 	ctx context.Context, cfg *desired.Balancer, shared generation.Generations,
 ) error {

@@ -22,7 +22,7 @@ import (
 type Configuration struct {
 	File string    `json:"file"` // absolute
 	Read time.Time `json:"read"` // when the configuration in force was read
-	// Overrides are the overrides in force. An agent has none.
+	// Overrides are the overrides in force.
 	Overrides []desired.Override `json:"overrides,omitempty"`
 	// Store is the condition of the connection to the store of a balancer's fleet. It is nil
 	// without a store.

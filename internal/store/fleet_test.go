@@ -143,7 +143,7 @@ func (b *simulated) Interpret(d *Document) (*desired.Balancer, error) {
 	if err != nil {
 		return nil, err
 	}
-	files, _, err := b.file.WithStored(d.Services, d.Overrides)
+	files, _, err := config.WithStored(b.file, d.Services, d.Overrides)
 	if err != nil {
 		return nil, err
 	}
@@ -615,7 +615,7 @@ func TestHistory(t *testing.T) {
 	server := etcdtest.Start(t)
 	f := newFleet(t, server.Endpoint())
 	etcd := desired.Etcd{Endpoints: []string{server.Endpoint()}, Prefix: prefix}
-	files, _, err := f.member(etcd).file.WithStored([]desired.Fields{service("web", 5)}, nil)
+	files, _, err := config.WithStored(f.member(etcd).file, []desired.Fields{service("web", 5)}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
