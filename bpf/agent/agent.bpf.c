@@ -16,6 +16,7 @@
 #include "decision.h"
 #include "envelope.h"
 #include "handshake.h"
+#include "listener.h"
 #include "net/host.h"
 #include "mss.h"
 #include "next_segment.h"
@@ -153,7 +154,10 @@ int tc_agent(struct __sk_buff *skb)
 	}
 	clamp_mss(skb, &sent);
 	/* A packet that the host only forwards is not the server's, whatever its source. */
-	return skb->ingress_ifindex ? TC_ACT_UNSPEC : signal(skb, &sent);
+	if (skb->ingress_ifindex)
+		return TC_ACT_UNSPEC;
+	note_refusal(skb, &sent);
+	return signal(skb, &sent);
 }
 
 SEC("sockops")

@@ -12,6 +12,7 @@
 #include "maps.h"
 #include "envelope.h"
 #include "handshake.h"
+#include "listener.h"
 #include "net/host.h"
 #include "next_segment.h"
 #include "net/probe.h"
@@ -44,19 +45,24 @@ static __always_inline __u32 token_offset(struct xdp_md *ctx, const struct envel
 		       : 0;
 }
 
-/* Reads the token of a probe. False when there is none. */
-static __always_inline bool read_token(struct xdp_md *ctx, const struct envelope *envelope,
-				       __u64 *token)
+/* Reads the data of a probe. False when there is no token. A probe that has only a token asks about
+ * no service. */
+static __always_inline bool read_request(struct xdp_md *ctx, const struct envelope *envelope,
+					 struct probe_request *request)
 {
 	const struct ipv6hdr *ip = frame_start(ctx) + ETH_HLEN;
-	__u32 offset = token_offset(ctx, envelope);
-	const __u64 *data = frame_start(ctx) + (offset & 0xff);
+	__u32 offset = token_offset(ctx, envelope), end;
+	const struct probe_request *data = frame_start(ctx) + (offset & 0xff);
 
 	if (!offset || (const void *)(ip + 1) > frame_end(ctx) ||
-	    (const void *)(data + 1) > frame_end(ctx) ||
-	    offset + sizeof(*data) > ETH_HLEN + sizeof(*ip) + bpf_ntohs(ip->payload_len))
+	    (const void *)(&data->token + 1) > frame_end(ctx))
 		return false;
-	*token = *data;
+	end = ETH_HLEN + sizeof(*ip) + bpf_ntohs(ip->payload_len);
+	if (offset + sizeof(data->token) > end)
+		return false;
+	request->token = data->token;
+	if ((const void *)(data + 1) <= frame_end(ctx) && offset + sizeof(*data) <= end)
+		*request = *data;
 	return true;
 }
 
@@ -102,13 +108,17 @@ static __always_inline enum agent_reason answer_probe(struct xdp_md *ctx,
 						      const struct envelope *envelope, bool serves)
 {
 	__u16 flags = serves && is_present(&envelope->vip) ? PROBE_SERVED : 0;
-	__u64 token;
+	struct probe_request request = {};
 
 	if (!is_balancer(envelope->sender))
 		return AGENT_DROP_SENDER;
-	if (!read_token(ctx, envelope, &token))
+	if (!read_request(ctx, envelope, &request))
 		return AGENT_DROP_PROBE;
-	return write_answer(ctx, envelope, token, flags) ? AGENT_ANSWER_PROBE : AGENT_DROP_REWRITE;
+	if (flags && request.protocol == IPPROTO_TCP &&
+	    is_refusing(ctx, &envelope->vip, request.port))
+		flags |= PROBE_REFUSING;
+	return write_answer(ctx, envelope, request.token, flags) ? AGENT_ANSWER_PROBE
+								 : AGENT_DROP_REWRITE;
 }
 
 static __always_inline bool is_to_host(const struct __sk_buff *skb)

@@ -11,6 +11,7 @@
 #include "client.h"
 #include "echo.h"
 #include "least.h"
+#include "listener.h"
 #include "local.h"
 #include "next_segment.h"
 #include "net/token.h"
@@ -63,7 +64,7 @@ static __always_inline enum offer answer_offer(struct xdp_md *ctx, const struct 
 		return load_of_sid(envelope->sid_low).next ? OFFER_TAKEN_BACK : OFFER_FORCED;
 	if (listens && !is_last_server(envelope) && cannot_carry_column(ctx, envelope, pkt))
 		return OFFER_REFUSED;
-	if (acceptance->policy == ACCEPT_LEAST)
+	if (acceptance->policy == ACCEPT_LEAST || acceptance->policy == ACCEPT_DRAINED)
 		return decide_least(ctx, envelope, acceptance, key, listens, backlog);
 	if (is_last_server(envelope))
 		return OFFER_FORCED;
@@ -87,6 +88,8 @@ static __always_inline enum agent_reason take_connection(struct xdp_md *ctx,
 			       : AGENT_NEXT_REFUSED;
 	result = answer_offer(ctx, envelope, pkt, acceptance, &key, kinds, backlog);
 	count_offer(acceptance, result);
+	if (result == OFFER_REFUSED_DOWN && !dry_run)
+		note_refused(&pkt->key);
 	if (result == OFFER_RETURNED)
 		return AGENT_NEXT_RETURNED;
 	return result == OFFER_REFUSED || result == OFFER_REFUSED_DOWN ? AGENT_NEXT_REFUSED

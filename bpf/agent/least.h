@@ -148,9 +148,9 @@ static __always_inline bool hand_back(struct xdp_md *ctx, const struct envelope 
 }
 
 /* Decides about an offer without regard to free capacity. `own` is unknown if the application does
- * not listen, or if its load is unknown. */
+ * not listen, if its load is unknown, or if the service is drained. */
 static __always_inline enum offer compare_loads(struct xdp_md *ctx, const struct envelope *envelope,
-						bool listens, struct known_load own)
+						bool listens, bool drained, struct known_load own)
 {
 	if (is_last_server(envelope)) {
 		if (hand_back(ctx, envelope, own))
@@ -162,21 +162,23 @@ static __always_inline enum offer compare_loads(struct xdp_md *ctx, const struct
 	if (own.next)
 		show_load(ctx, envelope, own);
 	/* A server without a load gets the share of connections that hashing would give it. */
-	else if (is_first_candidate(ctx, envelope))
+	else if (!drained && is_first_candidate(ctx, envelope))
 		return OFFER_ACCEPTED_STALE;
 	return OFFER_REFUSED;
 }
 
-/* Applies the policy to an offer. */
+/* Applies the policy to an offer. A drained service does as one whose load is unknown, and does not
+ * accept as the first candidate either. So it tells no load, and gets no connection back. */
 static __always_inline enum offer decide_least(struct xdp_md *ctx, const struct envelope *envelope,
 					       const struct acceptance *acceptance,
 					       const struct service_key *key, bool listens,
 					       const struct backlog *backlog)
 {
+	bool drained = acceptance->policy == ACCEPT_DRAINED;
 	struct known_load own = {};
 	struct load load = {};
 
-	if (listens) {
+	if (listens && !drained) {
 		bool known = load_now(acceptance, key, backlog, &load);
 
 		record_load(known, &load);
@@ -187,7 +189,7 @@ static __always_inline enum offer decide_least(struct xdp_md *ctx, const struct 
 		if (known)
 			own = known_load_of(load.busy, load.capacity);
 	}
-	return compare_loads(ctx, envelope, listens, own);
+	return compare_loads(ctx, envelope, listens, drained, own);
 }
 
 #endif

@@ -13,7 +13,8 @@ enum accept_policy {
 	ACCEPT_NEVER,
 	ACCEPT_STATIC,
 	ACCEPT_DYNAMIC,
-	ACCEPT_LEAST, /* least.h */
+	ACCEPT_LEAST,	/* least.h */
+	ACCEPT_DRAINED, /* no policy of a file: the service is drained (least.h) */
 };
 
 enum load_source {

@@ -24,7 +24,8 @@ struct probe {
 	__u16 version;	/* of the last answer; so are the flags (enum probe_flag) */
 	__u16 flags;
 	__u8 encapsulation; /* enum encapsulation */
-	__u8 pad[3];
+	__u8 protocol;	    /* of the service; so is the port. 0: the service has all ports */
+	__be16 port;
 };
 
 /* By slot. User space writes the fields of the probe, the program those of the answer. */
@@ -51,25 +52,34 @@ __u32 probe_turn;
 #define DUMMY_IPV4 bpf_htonl(0xc0000008)
 #define PROBE_HOP_LIMIT 64
 
+static __always_inline struct probe_request request_of(const struct probe *probe)
+{
+	return (struct probe_request){
+		.token = probe->token,
+		.port = probe->port,
+		.protocol = probe->protocol,
+	};
+}
+
 /* Writes the whole packet, because the frame may hold an earlier probe. */
 static __always_inline bool write_probe_ipv6(struct xdp_md *ctx, const struct probe *probe,
 					     const struct server *server, struct packet *pkt)
 {
 	struct ipv6hdr *ip = frame_start(ctx) + ETH_HLEN;
-	__u64 *token = (void *)(ip + 1);
+	struct probe_request *request = (void *)(ip + 1);
 
-	if ((void *)(token + 1) > frame_end(ctx))
+	if ((void *)(request + 1) > frame_end(ctx))
 		return false;
 	pkt->ethertype = bpf_htons(ETH_P_IPV6);
-	pkt->length = sizeof(*ip) + sizeof(*token);
+	pkt->length = sizeof(*ip) + sizeof(*request);
 	pkt->version_class = bpf_htons(6 << 12);
 	*(__be32 *)ip = bpf_htonl(6 << 28 | (probe->token >> 16 & FLOW_LABEL_MASK));
-	ip->payload_len = bpf_htons(sizeof(*token));
+	ip->payload_len = bpf_htons(sizeof(*request));
 	ip->nexthdr = NO_NEXT_HEADER;
 	ip->hop_limit = PROBE_HOP_LIMIT;
 	ip->saddr = server->source;
 	ip->daddr = probe->vip;
-	*token = probe->token;
+	*request = request_of(probe);
 	return true;
 }
 
@@ -77,11 +87,11 @@ static __always_inline bool write_probe_ipv4(struct xdp_md *ctx, const struct pr
 					     struct packet *pkt)
 {
 	struct iphdr *ip;
-	__u64 *token;
+	struct probe_request *request;
 	struct iphdr header = {
 		.version = 4,
 		.ihl = 5,
-		.tot_len = bpf_htons(sizeof(*ip) + sizeof(*token)),
+		.tot_len = bpf_htons(sizeof(*ip) + sizeof(*request)),
 		.frag_off = bpf_htons(IP_FLAG_DF),
 		.ttl = PROBE_HOP_LIMIT,
 		.protocol = NO_NEXT_HEADER,
@@ -92,15 +102,15 @@ static __always_inline bool write_probe_ipv4(struct xdp_md *ctx, const struct pr
 	if (bpf_xdp_adjust_tail(ctx, (int)sizeof(*ip) - (int)sizeof(struct ipv6hdr)))
 		return false;
 	ip = frame_start(ctx) + ETH_HLEN;
-	token = (void *)(ip + 1);
-	if ((void *)(token + 1) > frame_end(ctx))
+	request = (void *)(ip + 1);
+	if ((void *)(request + 1) > frame_end(ctx))
 		return false;
 	pkt->ethertype = bpf_htons(ETH_P_IP);
-	pkt->length = sizeof(*ip) + sizeof(*token);
+	pkt->length = sizeof(*ip) + sizeof(*request);
 	pkt->version_class = bpf_htons(4 << 12);
 	header.check = ipv4_checksum(&header);
 	*ip = header;
-	*token = probe->token;
+	*request = request_of(probe);
 	return true;
 }
 

@@ -105,7 +105,7 @@ static __always_inline bool is_reachable(const struct server *server)
 static __always_inline bool is_only_unheard(const struct server *server)
 {
 	const __u32 causes = SERVER_CHECKS_FAIL | SERVER_SILENT | SERVER_INCOMPATIBLE |
-			     SERVER_NOT_SERVED | SERVER_UNHEARD;
+			     SERVER_NOT_SERVED | SERVER_REFUSING | SERVER_UNHEARD;
 
 	return (server->flags & causes) == SERVER_UNHEARD;
 }

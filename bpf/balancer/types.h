@@ -128,6 +128,7 @@ enum server_flags {
 	/* It was unfit, and gets a growing share of new flows. Meanwhile it is drained now and
 	 * then. */
 	SERVER_STARTING = 1 << 13,
+	SERVER_REFUSING = 1 << 14, /* unfit: its application has stopped listening */
 };
 
 /*

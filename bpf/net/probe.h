@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Probes: a balancer asks an agent which version of the protocol the agent speaks, and whether it
- * serves a VIP. A probe takes the path of data packets. Both programs share this header;
- * docs/protocol.md describes the packets.
+ * Probes: a balancer asks an agent which version of the protocol the agent speaks, whether it
+ * serves a VIP, and whether the application of a service refuses connections. A probe takes the
+ * path of data packets. Both programs share this header; docs/protocol.md describes the packets.
  *
- *	probe	a packet from the balancer to the VIP, with a token as its data, in the
+ *	probe	a packet from the balancer to the VIP, with a probe_request as its data, in the
  *		service's encapsulation and with the function `probe`
  *	answer	a packet from the server to the function `probe` of the balancer
  */
@@ -21,8 +21,18 @@ enum protocol_version {
 /* No next header: RFC 8200 section 4.7. The kernel's headers for user space do not define it. */
 #define NO_NEXT_HEADER 59
 
+/* Agents that do not know of services read the token only. */
+struct probe_request {
+	__u64 token;
+	/* The service's. 0: none, as in probes that have only a token. */
+	__be16 port;
+	__u8 protocol;
+	__u8 reserved[5];
+};
+
 enum probe_flag {
-	PROBE_SERVED = 1 << 0, /* the server takes packets to the VIP */
+	PROBE_SERVED = 1 << 0,	 /* the server takes packets to the VIP */
+	PROBE_REFUSING = 1 << 1, /* the application has stopped listening, and refuses clients */
 };
 
 struct probe_answer {

@@ -4,18 +4,16 @@ package main
 
 import (
 	"context"
-	"sync"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/segue-lb/segue/internal/agent"
 	"github.com/segue-lb/segue/internal/api"
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/control"
 	"github.com/segue-lb/segue/internal/daemon"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/events"
-	"github.com/segue-lb/segue/internal/field"
 	"github.com/segue-lb/segue/internal/runstate"
 )
 
@@ -26,8 +24,8 @@ func newAgent() *cobra.Command {
 		Short: "Run the agent of a server",
 		Long: `Run the agent of a server in the foreground.
 
-On SIGHUP the agent reads its configuration again. It refuses an invalid file and
-keeps the running configuration. When the process ends, the data path stays in the
+On SIGHUP the agent reads its configuration and its overrides again. It refuses an
+invalid file and keeps the running configuration. When the process ends, the data path stays in the
 kernel and keeps delivering packets. The next start takes the data path over without
 losing a packet. "segue agent detach" removes the data path.`,
 		Example: "  segue agent -c /etc/segue/agent.yaml",
@@ -45,10 +43,11 @@ losing a packet. "segue agent detach" removes the data path.`,
 
 func runAgent(ctx context.Context, file string, f *foreground) error {
 	log := f.log
-	cfg, warnings, err := config.LoadAgent(file)
+	controller, warnings, err := control.LoadAgent(file)
 	if err != nil {
 		return err
 	}
+	cfg := controller.Desired()
 	logWarnings(log, warnings)
 	lock, err := lockInstance(cfg.Node.Instance)
 	if err != nil {
@@ -75,22 +74,14 @@ func runAgent(ctx context.Context, file string, f *foreground) error {
 	defer recorder.Close()
 	stream := events.NewStream()
 	a.PublishTo(stream)
-	var reloading sync.Mutex // SIGHUP and the socket must not exchange files
-	reload := tracked(metrics, recorder, stream, log, func(ctx context.Context) (field.Errors, error) {
-		reloading.Lock()
-		defer reloading.Unlock()
-		cfg, warnings, err := config.LoadAgent(file)
-		if err != nil {
-			return nil, err
-		}
-		return warnings, a.Reload(ctx, cfg)
-	})
+	controller.Attach(a, recorder.SetOverrides)
+	reload := tracked(metrics, recorder, stream, log, controller.Reload)
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return metrics.Run(ctx) })
 	group.Go(func() error {
-		select { // before, a reload would wait for the agent to run
+		select { // before, a change would wait for the agent to run
 		case <-a.Ready():
-			return serveAgentAPI(ctx, socket, cfg.Node.Instance, reload, stream)
+			return serveAgentAPI(ctx, socket, api.Agent{Control: controller, Reload: reload, Events: stream})
 		case <-ctx.Done():
 			return nil
 		}
@@ -101,14 +92,13 @@ func runAgent(ctx context.Context, file string, f *foreground) error {
 	return group.Wait()
 }
 
-// serveAgentAPI answers requests until the context ends.
-func serveAgentAPI(
-	ctx context.Context, socket *api.Socket, instance string, reload api.Reload, stream *events.Stream,
-) error {
-	view, err := agent.OpenView(instance)
+// serveAgentAPI answers requests about the tables of an agent until the context ends.
+func serveAgentAPI(ctx context.Context, socket *api.Socket, serving api.Agent) error {
+	view, err := agent.OpenView(serving.Control.Desired().Node.Instance)
 	if err != nil {
 		return err
 	}
 	defer view.Close()
-	return socket.Run(ctx, api.Agent{Source: view.Snapshot, Reload: reload, Events: stream}.Handler())
+	serving.Source = view.Snapshot
+	return socket.Run(ctx, serving.Handler())
 }

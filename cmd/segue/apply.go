@@ -18,10 +18,10 @@ func newApply() *cobra.Command {
 	var t target
 	cmd := &cobra.Command{
 		Use:   "apply FILE",
-		Short: "Make the services of a running balancer those of a configuration file",
-		Long: `Make the services of a running balancer those of a configuration file, in one transaction.
-The balancer's own configuration file stays as it is: the difference becomes overrides. Servers
-that "segue drain" has drained stay drained. The sections of FILE other than services can be
+		Short: "Make the services of a running balancer or agent those of a configuration file",
+		Long: `Make the services of a running balancer or agent those of a configuration file, in one
+transaction. The process's own configuration file stays as it is: the difference becomes
+overrides. What "segue drain" has drained stays drained. The sections of FILE other than services can be
 missing, and have no effect.`,
 		Example: "  segue apply web.yaml --dry-run\n  segue apply web.yaml",
 		Args:    arguments("FILE"),
@@ -40,18 +40,23 @@ missing, and have no effect.`,
 }
 
 // errDifferent ends diff with exit code 1, after the differences were printed.
-var errDifferent = errors.New("the balancer's services differ from the file")
+var errDifferent = errors.New("the services of the process differ from the file")
 
 func newDiff() *cobra.Command {
-	t := target{dryRun: true, allowRemovals: true}
+	t := target{dryRun: true}
 	cmd := &cobra.Command{
 		Use:   "diff FILE",
-		Short: "Show how the services of a running balancer differ from a configuration file",
+		Short: "Show how the services of a running balancer or agent differ from a configuration file",
 		Long: `Show what "segue apply FILE" would change. The exit code is 0 if nothing would change, and 1
 otherwise.`,
 		Example: "  segue diff web.yaml",
 		Args:    arguments("FILE"),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			_, role, err := connect(cmd.Context(), t.instance)
+			if err != nil {
+				return err
+			}
+			t.allowRemovals = role == api.RoleBalancer // how much would be removed is no reason to fail
 			changed, err := applyFile(cmd.Context(), &t, args[0])
 			if err != nil {
 				return err
@@ -76,7 +81,9 @@ func applyFile(ctx context.Context, t *target, file string) (*api.Changed, error
 	if err != nil {
 		return nil, err
 	}
-	client.AllowRemovals = t.allowRemovals
+	if err := t.permitRemovals(ctx, client); err != nil {
+		return nil, err
+	}
 	changed, err := client.Apply(ctx, content, t.dryRun)
 	if err != nil {
 		return nil, inFile(file, err)
@@ -84,7 +91,7 @@ func applyFile(ctx context.Context, t *target, file string) (*api.Changed, error
 	return changed, nil
 }
 
-// lineOfError finds the line numbers in a balancer's answer about a file.
+// lineOfError finds the line numbers in an answer about a file.
 var lineOfError = regexp.MustCompile(`(?m)^line (\d+): `)
 
 // inFile puts the name of a file into an error about its content.

@@ -36,7 +36,7 @@ anywhere, as any user.
 
 With --against, check also compares the file with the process that runs the
 instance. It prints each field whose change needs a restart, and each error in the
-overrides of a balancer. This needs root.
+overrides of the instance. This needs root.
 
 Without --role, a file in which a service has the field servers is checked as a
 balancer's file. A file with the field servers or balancers and without the field node
@@ -167,7 +167,9 @@ type checkedFile struct {
 	content  string // numbers of services and servers
 	warnings field.Errors
 	fixed    []desired.Setting
-	data     []byte // of a balancer's file; nil for any other file
+	// overrides reads the file with the overrides of its instance. Warnings are those about the file,
+	// and then those about the overrides. It is nil for a lab.
+	overrides func() (warnings field.Errors, err error)
 	// inspect applies the strict rules. It is nil for a lab.
 	inspect func(path string, data []byte, host config.Host) ([]config.Finding, error)
 }
@@ -185,8 +187,8 @@ func parseFor(role string, data []byte, dir string) (checkedFile, error) {
 			content = "the services are in the store, below " + b.Store.Etcd.Prefix
 		}
 		return checkedFile{
-			string(datapath.RoleBalancer), b.Node.Instance, content, warnings, b.Fixed(), data,
-			config.InspectBalancer,
+			string(datapath.RoleBalancer), b.Node.Instance, content, warnings, b.Fixed(),
+			withOverrides(data, config.ParseBalancerFiles), config.InspectBalancer,
 		}, nil
 	case "agent":
 		a, warnings, err := config.ParseAgent(data)
@@ -195,7 +197,8 @@ func parseFor(role string, data []byte, dir string) (checkedFile, error) {
 		}
 		content := count(len(a.Services), "service")
 		return checkedFile{
-			string(datapath.RoleAgent), a.Node.Instance, content, warnings, a.Fixed(), nil, config.InspectAgent,
+			string(datapath.RoleAgent), a.Node.Instance, content, warnings, a.Fixed(),
+			withOverrides(data, config.ParseAgentFiles), config.InspectAgent,
 		}, nil
 	case "lab":
 		t, err := parseTopology(data, dir)
@@ -207,6 +210,16 @@ func parseFor(role string, data []byte, dir string) (checkedFile, error) {
 		return checkedFile{kind: "lab", content: content}, nil
 	}
 	return checkedFile{}, fmt.Errorf("--role %q: must be lb, agent or lab", role)
+}
+
+// withOverrides returns checkedFile.overrides for a parser of files.
+func withOverrides[F any](
+	data []byte, parse func([]byte) (F, field.Errors, error),
+) func() (field.Errors, error) {
+	return func() (field.Errors, error) {
+		_, warnings, err := parse(data)
+		return warnings, err
+	}
 }
 
 func parseTopology(data []byte, dir string) (lab.Topology, error) {
@@ -243,15 +256,10 @@ func checkAgainst(instance string, file checkedFile, warnings io.Writer) error {
 		return fmt.Errorf("--against %s: the instance has the role %s, but the file is for the role %s",
 			instance, record.Role, file.kind)
 	}
-	if err := desired.CheckFixed(file.fixed, record.Fixed); err != nil || file.data == nil {
+	if err := desired.CheckFixed(file.fixed, record.Fixed); err != nil {
 		return err
 	}
-	return checkOverrides(file, warnings)
-}
-
-// checkOverrides reads the overrides of a balancer, and prints their warnings.
-func checkOverrides(file checkedFile, warnings io.Writer) error {
-	_, all, err := config.ParseBalancerFiles(file.data)
+	all, err := file.overrides()
 	if err != nil {
 		return err
 	}

@@ -227,9 +227,7 @@ services:
 	} {
 		instance := fmt.Sprintf("check-%s-%d", test.role, os.Getpid())
 		running := fmt.Sprintf(files, instance, test.more)
-		if test.role == "balancer" {
-			running = strings.Replace(running, "node: {", fmt.Sprintf("node: {state: %q, ", dir), 1)
-		}
+		running = strings.Replace(running, "node: {", fmt.Sprintf("node: {state: %q, ", dir), 1)
 		cfg, _, err := test.parse([]byte(running))
 		if err != nil {
 			t.Fatal(err)
@@ -275,11 +273,7 @@ services:
 		if err := os.WriteFile(overrides, []byte("overrides:\n- {service: web, server: s1}\n"), 0o644); err != nil {
 			t.Fatal(err)
 		}
-		if test.role == "balancer" {
-			check(same, overrides+":2: overrides[0]: must have add, set or remove\n", "would refuse to reload it: 1 error")
-		} else {
-			check(same, fmt.Sprintf("%s\ninstance %q would reload it\n", valid, instance), "<nil>") // an agent has no overrides
-		}
+		check(same, overrides+":2: overrides[0]: must have add, set or remove\n", "would refuse to reload it: 1 error")
 		otherRole := fmt.Sprintf(files, instance, "")
 		if test.role == "agent" {
 			otherRole = fmt.Sprintf(files, instance, servers)

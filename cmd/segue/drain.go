@@ -13,7 +13,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/segue-lb/segue/internal/api"
-	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
 )
 
@@ -28,7 +27,7 @@ type drainOptions struct {
 func newDrain() *cobra.Command {
 	var o drainOptions
 	cmd := &cobra.Command{
-		Use:   "drain SERVICE/SERVER",
+		Use:   "drain SERVICE/SERVER|SERVICE",
 		Short: "Give a server no new connections",
 		Long: `Drain gives a server no new connections. Its connections stay with it. This holds until
 "segue undrain", also across reloads and restarts of the balancer: it is an override,
@@ -41,10 +40,15 @@ many are left until then. The flows are counted every five seconds. The exit cod
 Drain speaks with the process of the balancer on this host. Each balancer of a service
 has its own overrides, unless the balancers share a store: then all of them drain the server.
 
+On a server, drain SERVICE makes the agent refuse the connections that balancers with
+placement hunt offer. The server then gets only those that no other server takes. --wait
+ends when the server has no open connection left.
+
 With --self, drain is about the balancer itself. It withdraws the routes of all VIPs, and
 ends when no packets have arrived for two seconds, and bgp.drain-delay has passed. The
 process can then be stopped, and the host, too. --wait=false ends at once.`,
 		Example: "  segue drain web/s3\n  segue drain web/s3 --wait --timeout 10m && ssh s3 reboot\n" +
+			"  segue drain web --wait && reboot\n" +
 			"  segue drain --self --timeout 2m && reboot",
 		Args: o.arguments,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -62,7 +66,7 @@ process can then be stopped, and the host, too. --wait=false ends at once.`,
 	o.addSelfFlag(cmd)
 	cmd.ValidArgsFunction = o.complete
 	cmd.Flags().BoolVar(&o.wait, "wait", false,
-		"wait until the server has no flow left; with --self: until no packets arrive, the default")
+		"wait until the server has no flow or connection left; with --self: until no packets arrive, the default")
 	cmd.Flags().DurationVar(&o.timeout, "timeout", 0, "wait at most so long; 0: without limit")
 	return cmd
 }
@@ -70,10 +74,11 @@ process can then be stopped, and the host, too. --wait=false ends at once.`,
 func newUndrain() *cobra.Command {
 	var o drainOptions
 	cmd := &cobra.Command{
-		Use:   "undrain SERVICE/SERVER",
+		Use:   "undrain SERVICE/SERVER|SERVICE",
 		Short: "Give a drained server new connections again",
 		Long: `Undrain gives a server new connections again, also if the configuration file drains it.
-Then it makes an override, as drain does. With --self, the balancer announces the routes
+Then it makes an override, as drain does. On a server, undrain SERVICE makes the agent
+accept connections by its policy again. With --self, the balancer announces the routes
 of its VIPs again.`,
 		Example: "  segue undrain web/s3\n  segue undrain --self",
 		Args:    o.arguments,
@@ -102,36 +107,46 @@ func (o *drainOptions) arguments(cmd *cobra.Command, args []string) error {
 		}
 		return nil
 	}
-	return arguments("SERVICE/SERVER")(cmd, args)
+	return arguments("SERVICE/SERVER, or SERVICE on a server")(cmd, args)
 }
 
-// complete returns the names of all servers for the completion of a shell.
+// complete returns the names of all servers, or of an agent's services, for the completion of a shell.
 func (o *drainOptions) complete(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	return completeNames(cmd.Context(), o.instance, serverNames), cobra.ShellCompDirectiveNoFileComp
+	k := &serverKind
+	if _, role, err := connect(cmd.Context(), o.instance); err == nil && role == api.RoleAgent {
+		k = &serviceKind
+	}
+	return k.complete(cmd.Context(), o.instance), cobra.ShellCompDirectiveNoFileComp
 }
 
-// clientOf returns a client of a balancer on this host.
+// connect returns a client of a balancer or an agent on this host, and its role.
+func connect(ctx context.Context, instance string) (client *api.Client, role string, err error) {
+	if client, err = clientOf(instance); err != nil {
+		return nil, "", err
+	}
+	self, err := client.Identify(ctx)
+	if err != nil {
+		return nil, "", err
+	}
+	return client, self.Role, nil
+}
+
+// balancerOn returns a client of a balancer on this host.
+func balancerOn(ctx context.Context, instance string) (*api.Client, error) {
+	client, role, err := connect(ctx, instance)
+	if err == nil && role != api.RoleBalancer {
+		return nil, fmt.Errorf("instance %q is an agent: name a balancer with --instance", client.Instance())
+	}
+	return client, err
+}
+
+// clientOf returns a client of a balancer or an agent on this host.
 func clientOf(instance string) (*api.Client, error) {
 	if instance != "" {
 		return api.NewClient(instance), nil // also for users who may not read the tables
-	}
-	found, err := choose("")
-	if err != nil {
-		return nil, err
-	}
-	if found.Role != datapath.RoleBalancer {
-		return nil, fmt.Errorf("instance %q is an agent: name a balancer with --instance", found.Name)
-	}
-	return api.NewClient(found.Name), nil
-}
-
-// clientOfAny returns a client of a balancer or an agent on this host.
-func clientOfAny(instance string) (*api.Client, error) {
-	if instance != "" {
-		return api.NewClient(instance), nil
 	}
 	found, err := choose("")
 	if err != nil {
@@ -141,18 +156,17 @@ func clientOfAny(instance string) (*api.Client, error) {
 }
 
 func drain(ctx context.Context, out io.Writer, name string, o *drainOptions) error {
-	client, server, err := o.setDrained(ctx, out, name, true)
+	client, d, err := o.setDrained(ctx, out, name, true)
 	switch {
 	case err != nil || o.dryRun:
 		return err
-	case o.wait && !server.isCounted:
-		return fmt.Errorf("%s is drained; its flows cannot be counted, because the service has no "+
-			"flow table", name)
+	case o.wait && !d.isCounted:
+		return fmt.Errorf("%s is drained; its %ss cannot be counted, because %s", name, d.noun, d.uncounted)
 	case o.wait:
-	case server.state.Flows == nil:
+	case d.left == nil:
 		return nil
 	default:
-		_, err := fmt.Fprintln(out, describeLeft(server.state.Flows.Live))
+		_, err := fmt.Fprintln(out, d.describeLeft(*d.left))
 		return err
 	}
 	if o.timeout > 0 {
@@ -168,33 +182,35 @@ func undrain(ctx context.Context, out io.Writer, name string, o *drainOptions) e
 	return err
 }
 
-// setDrained drains a server, or ends that, and tells so. It returns the server as it was before.
+// setDrained drains a server or a service, or ends that, and tells so. It returns what it was before.
 func (o *drainOptions) setDrained(
 	ctx context.Context, out io.Writer, name string, drained bool,
-) (*api.Client, *namedServer, error) {
-	client, err := clientOf(o.instance)
+) (*drainClient, *drainable, error) {
+	client, role, err := connect(ctx, o.instance)
 	if err != nil {
 		return nil, nil, err
 	}
-	server, err := findServer(ctx, client, name)
+	c := &drainClient{client, role}
+	d, err := c.find(ctx, name)
 	if err != nil {
 		return nil, nil, err
 	}
 	changed, err := client.Change(ctx, o.dryRun, api.Edit{Override: api.Override{
-		Service: server.service, Server: server.state.Name, Set: desired.Fields{"drained": drained},
+		Service: d.service, Server: d.server, Set: desired.Fields{"drained": drained},
 	}})
 	if err != nil {
 		return nil, nil, err
 	}
-	fmt.Fprintln(out, describeDrained(name, changed, drained, o.dryRun))
+	fmt.Fprintln(out, describeDrained(d, changed, drained, o.dryRun))
 	tellWarnings(out, changed.Warnings)
-	return client, server, nil
+	return c, d, nil
 }
 
-func describeDrained(name string, changed *api.Changed, drained, dryRun bool) string {
-	what := "gets no new connections"
+func describeDrained(d *drainable, changed *api.Changed, drained, dryRun bool) string {
+	name := strings.TrimSuffix(d.service+"/"+d.server, "/")
+	what := d.refuses
 	if !drained {
-		what = "gets new connections"
+		what = d.takes
 	}
 	if len(changed.Changes) == 0 {
 		return fmt.Sprintf("%s %s already", name, what)
@@ -212,25 +228,58 @@ func describeDrained(name string, changed *api.Changed, drained, dryRun bool) st
 	return fmt.Sprintf("%s is drained: it %s", name, what)
 }
 
-// namedServer is a server of a service.
-type namedServer struct {
-	service   string
-	isCounted bool // the service has a flow table
-	state     *api.Server
+// drainable is a server of a balancer's service, or a service of an agent.
+type drainable struct {
+	service, server string
+	noun            string // of what is left after a drain
+	refuses, takes  string // what it does when it is drained, and when it is not
+	isCounted       bool   // what is left is counted
+	uncounted       string // why not
+	drained         bool
+	left            *uint64 // nil: not counted yet
+	age             time.Duration
+}
+
+func (d *drainable) describeLeft(n uint64) string {
+	if n == 1 {
+		return fmt.Sprintf("1 %s is left", d.noun)
+	}
+	return fmt.Sprintf("%d %ss are left", n, d.noun)
+}
+
+// drainClient finds what a process can drain.
+type drainClient struct {
+	*api.Client
+	role string
+}
+
+func (c *drainClient) find(ctx context.Context, name string) (*drainable, error) {
+	if c.role == api.RoleAgent {
+		return findService(ctx, c.Client, name)
+	}
+	return findServer(ctx, c.Client, name)
 }
 
 // findServer finds the server that is named SERVICE/SERVER. Both names may contain slashes.
-func findServer(ctx context.Context, client *api.Client, name string) (*namedServer, error) {
+func findServer(ctx context.Context, client *api.Client, name string) (*drainable, error) {
 	services, err := client.Services(ctx)
 	if err != nil {
 		return nil, err
 	}
-	for i := range services {
-		s := &services[i]
-		for j := range s.Servers {
-			if s.Name+"/"+s.Servers[j].Name == name {
-				return &namedServer{s.Name, s.HasFlowTable, &s.Servers[j]}, nil
+	for _, s := range services {
+		for _, server := range s.Servers {
+			if s.Name+"/"+server.Name != name {
+				continue
 			}
+			d := &drainable{
+				service: s.Name, server: server.Name, noun: "flow", drained: server.Drained,
+				refuses: "gets no new connections", takes: "gets new connections",
+				isCounted: s.HasFlowTable, uncounted: "the service has no flow table",
+			}
+			if f := server.Flows; f != nil {
+				d.left, d.age = &f.Live, time.Duration(f.Age*float64(time.Second))
+			}
+			return d, nil
 		}
 	}
 	if !strings.Contains(name, "/") {
@@ -239,57 +288,73 @@ func findServer(ctx context.Context, client *api.Client, name string) (*namedSer
 	return nil, fmt.Errorf("%q: the balancer has no such server; segue status shows all", name)
 }
 
-// ageOf returns the time since flows were counted.
-func ageOf(f *api.Flows) time.Duration { return time.Duration(f.Age * float64(time.Second)) }
-
-func describeLeft(flows uint64) string {
-	if flows == 1 {
-		return "1 flow is left"
+// findService finds a service of an agent.
+func findService(ctx context.Context, client *api.Client, name string) (*drainable, error) {
+	services, err := client.AgentServices(ctx)
+	if err != nil {
+		return nil, err
 	}
-	return fmt.Sprintf("%d flows are left", flows)
+	for _, s := range services {
+		if s.Name != name {
+			continue
+		}
+		d := &drainable{
+			service: name, noun: "connection", drained: s.Drained,
+			refuses: "refuses the connections that balancers offer", takes: "accepts connections by its policy",
+			isCounted: s.Connections != nil, uncounted: "no control groups, version 2, are mounted",
+		}
+		if s.Connections != nil {
+			left := uint64(*s.Connections)
+			d.left = &left
+		}
+		return d, nil
+	}
+	return nil, fmt.Errorf("%q: the agent has no such service; segue service list shows all", name)
 }
 
-// awaitEnd waits until a drained server has no flow left, and prints how many there are whenever the
-// number changes. Flows that were counted before the server was drained prove nothing. A balancer
-// does not count while it changes its servers, so a later count began later.
+// awaitEnd waits until something drained has nothing left, and prints how much there is whenever the
+// number changes. What was counted before the drain proves nothing. A balancer does not count while
+// it changes its servers, so a later count began later.
 //
 // A balancer of a fleet may follow the drain later than the store has it.
-func awaitEnd(ctx context.Context, out io.Writer, client *api.Client, name string) error {
+func awaitEnd(ctx context.Context, out io.Writer, client *drainClient, name string) error {
 	var last *uint64
-	var drained time.Time // when this balancer was first seen to follow the drain
+	var since time.Time // when the process was first seen to follow the drain
+	var d *drainable
 	for {
 		asked := time.Now()
-		server, err := findServer(ctx, client, name)
+		now, err := client.find(ctx, name)
 		if err != nil {
-			return endedEarly(ctx, err, name, last)
+			return d.endedEarly(ctx, err, name, last)
 		}
-		if drained.IsZero() && server.state.Drained {
-			drained = time.Now() // the change may have been made after the request was sent
+		d = now
+		if since.IsZero() && d.drained {
+			since = time.Now() // the change may have been made after the request was sent
 		}
-		if flows := server.state.Flows; flows != nil && !drained.IsZero() && ageOf(flows) < asked.Sub(drained) {
-			if last == nil || *last != flows.Live {
-				fmt.Fprintln(out, describeLeft(flows.Live))
+		if d.left != nil && !since.IsZero() && d.age < asked.Sub(since) {
+			if last == nil || *last != *d.left {
+				fmt.Fprintln(out, d.describeLeft(*d.left))
 			}
-			if last = &flows.Live; flows.Live == 0 {
+			if last = d.left; *last == 0 {
 				return nil
 			}
 		}
 		select {
 		case <-time.After(time.Second):
 		case <-ctx.Done():
-			return endedEarly(ctx, ctx.Err(), name, last)
+			return d.endedEarly(ctx, ctx.Err(), name, last)
 		}
 	}
 }
 
-// endedEarly returns the error of a wait that has ended with flows left.
-func endedEarly(ctx context.Context, err error, name string, last *uint64) error {
+// endedEarly returns the error of a wait that has ended early. d may be nil: nothing was counted.
+func (d *drainable) endedEarly(ctx context.Context, err error, name string, last *uint64) error {
 	if ctx.Err() == nil {
 		return err
 	}
-	left := "its flows were not counted"
+	left := "nothing was counted"
 	if last != nil {
-		left = describeLeft(*last)
+		left = d.describeLeft(*last)
 	}
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		return fmt.Errorf("--timeout has passed: %s; %s stays drained", left, name)

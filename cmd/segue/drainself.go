@@ -28,7 +28,7 @@ type selfClient interface {
 
 // drainSelf withdraws the routes of a balancer, and waits until no packets arrive any more.
 func drainSelf(ctx context.Context, out io.Writer, o *drainOptions) error {
-	client, err := clientOf(o.instance)
+	client, err := balancerOn(ctx, o.instance)
 	if err != nil {
 		return err
 	}
@@ -147,7 +147,7 @@ func stillBusy(ctx context.Context, quiet time.Duration) error {
 
 // undrainSelf announces the routes of a balancer again.
 func undrainSelf(ctx context.Context, out io.Writer, o *drainOptions) error {
-	client, err := clientOf(o.instance)
+	client, err := balancerOn(ctx, o.instance)
 	if err != nil {
 		return err
 	}

@@ -18,7 +18,7 @@ import (
 	"github.com/segue-lb/segue/internal/plural"
 )
 
-// target is a running balancer, and whether a command changes it.
+// target is a running process, and whether a command changes it.
 type target struct {
 	instance      string
 	dryRun        bool
@@ -36,6 +36,19 @@ func (t *target) addRemovalFlag(cmd *cobra.Command) {
 		"remove servers also above the limit of the store (store.max-removed-percent)")
 }
 
+// permitRemovals lets a client remove servers above the limit, if the command says so.
+func (t *target) permitRemovals(ctx context.Context, client *api.Client) error {
+	if !t.allowRemovals {
+		return nil
+	}
+	self, err := client.Identify(ctx)
+	if err == nil && self.Role != api.RoleBalancer {
+		return fmt.Errorf("--allow-removals: instance %q is an agent, which has no store", self.Name)
+	}
+	client.AllowRemovals = true
+	return err
+}
+
 func instanceFlag(cmd *cobra.Command, instance *string) {
 	cmd.Flags().StringVarP(instance, "instance", "i", "",
 		"`name` of the instance (default: the only one in this network namespace)")
@@ -50,10 +63,15 @@ type kind struct {
 	settings string // fields to set, as an example
 	// parse takes a name apart.
 	parse func(ctx context.Context, client *api.Client, name string) (service, server string, err error)
-	// names lists the names of all services.
-	names func([]api.Service) []string
-	list  func(out io.Writer, services []api.Service)
-	field reflect.Type // the struct with the fields
+	// views tell how the processes of a role have this kind.
+	views map[string]view
+}
+
+// view is how processes have services or servers.
+type view struct {
+	names  func(ctx context.Context, client *api.Client) ([]string, error)
+	list   func(ctx context.Context, client *api.Client, out io.Writer) error
+	fields reflect.Type // the struct with the fields
 }
 
 var serviceKind = kind{
@@ -63,9 +81,18 @@ var serviceKind = kind{
 	parse: func(_ context.Context, _ *api.Client, name string) (service, server string, err error) {
 		return name, "", nil
 	},
-	names: serviceNames,
-	list:  listServices,
-	field: reflect.TypeFor[desired.Service](),
+	views: map[string]view{
+		api.RoleBalancer: {
+			names:  namesOf((*api.Client).Services, serviceNames),
+			list:   listOf((*api.Client).Services, listServices),
+			fields: reflect.TypeFor[desired.Service](),
+		},
+		api.RoleAgent: {
+			names:  namesOf((*api.Client).AgentServices, agentServiceNames),
+			list:   listOf((*api.Client).AgentServices, listAgentServices),
+			fields: reflect.TypeFor[desired.AgentService](),
+		},
+	},
 }
 
 var serverKind = kind{
@@ -73,9 +100,50 @@ var serverKind = kind{
 	fields:   "locator=fd00:5:0:4::/64 weight=2",
 	settings: "weight=10",
 	parse:    parseServerName,
-	names:    serverNames,
-	list:     listServers,
-	field:    reflect.TypeFor[desired.Server](),
+	views: map[string]view{
+		api.RoleBalancer: {
+			names:  namesOf((*api.Client).Services, serverNames),
+			list:   listOf((*api.Client).Services, listServers),
+			fields: reflect.TypeFor[desired.Server](),
+		},
+	},
+}
+
+// namesOf returns the names in what a client reads.
+func namesOf[T any](
+	read func(*api.Client, context.Context) ([]T, error), names func([]T) []string,
+) func(context.Context, *api.Client) ([]string, error) {
+	return func(ctx context.Context, client *api.Client) ([]string, error) {
+		all, err := read(client, ctx)
+		return names(all), err
+	}
+}
+
+// listOf prints what a client reads.
+func listOf[T any](
+	read func(*api.Client, context.Context) ([]T, error), list func(io.Writer, []T),
+) func(context.Context, *api.Client, io.Writer) error {
+	return func(ctx context.Context, client *api.Client, out io.Writer) error {
+		all, err := read(client, ctx)
+		if err == nil {
+			list(out, all)
+		}
+		return err
+	}
+}
+
+// open returns a client of an instance on this host, and how the instance has the kind.
+func (k *kind) open(ctx context.Context, instance string) (*api.Client, view, error) {
+	client, role, err := connect(ctx, instance)
+	if err != nil {
+		return nil, view{}, err
+	}
+	v, ok := k.views[role]
+	if !ok {
+		return nil, v, fmt.Errorf("instance %q is an agent, whose services have no servers: name a balancer with "+
+			"--instance", client.Instance())
+	}
+	return client, v, nil
 }
 
 func newService() *cobra.Command { return serviceKind.command() }
@@ -86,14 +154,22 @@ func newServer() *cobra.Command { return serverKind.command() }
 func (k kind) command() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   k.noun + " list|add|set|remove|reset",
-		Short: fmt.Sprintf("List and change the %ss of a running balancer", k.noun),
-		Long: fmt.Sprintf(`List and change the %ss of a running balancer.
+		Short: fmt.Sprintf("List and change the %ss of %s", k.noun, k.owners()),
+		Long: fmt.Sprintf(`List and change the %ss of %s.
 
 Changes are overrides: they hold across reloads and restarts, and leave the configuration
-file as it is. segue status shows them apart from the file's content.`, k.noun),
+file as it is. segue status shows them apart from the file's content.`, k.noun, k.owners()),
 	}
 	cmd.AddCommand(k.listCommand(), k.addCommand(), k.setCommand(), k.removeCommand(), k.resetCommand())
 	return cmd
+}
+
+// owners names the processes that have the kind.
+func (k kind) owners() string {
+	if _, ok := k.views[api.RoleAgent]; ok {
+		return "a running balancer or agent"
+	}
+	return "a running balancer"
 }
 
 func (k kind) listCommand() *cobra.Command {
@@ -103,16 +179,11 @@ func (k kind) listCommand() *cobra.Command {
 		Short: fmt.Sprintf("List the %ss with their overrides", k.noun),
 		Args:  arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			client, err := clientOf(instance)
+			client, view, err := k.open(cmd.Context(), instance)
 			if err != nil {
 				return err
 			}
-			services, err := client.Services(cmd.Context())
-			if err != nil {
-				return err
-			}
-			k.list(cmd.OutOrStdout(), services)
-			return nil
+			return view.list(cmd.Context(), client, cmd.OutOrStdout())
 		},
 	}
 	instanceFlag(cmd, &instance)
@@ -184,9 +255,9 @@ func (k kind) editCommand(cmd *cobra.Command, edit func(desired.Fields) api.Edit
 	) ([]string, cobra.ShellCompDirective) {
 		switch {
 		case len(args) == 0:
-			return completeNames(cmd.Context(), t.instance, k.names), cobra.ShellCompDirectiveNoFileComp
+			return k.complete(cmd.Context(), t.instance), cobra.ShellCompDirectiveNoFileComp
 		case takesFields:
-			return completeFields(k.field, word),
+			return k.completeFields(cmd.Context(), t.instance, word),
 				cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveNoSpace
 		}
 		return nil, cobra.ShellCompDirectiveNoFileComp
@@ -198,14 +269,16 @@ func (k kind) editCommand(cmd *cobra.Command, edit func(desired.Fields) api.Edit
 
 // send sends an edit of the service or server with the name, and prints the changes.
 func (k kind) send(ctx context.Context, out io.Writer, t *target, name string, e api.Edit) error {
-	client, err := clientOf(t.instance)
+	client, _, err := k.open(ctx, t.instance)
 	if err != nil {
 		return err
 	}
 	if e.Service, e.Server, err = k.parse(ctx, client, name); err != nil {
 		return err
 	}
-	client.AllowRemovals = t.allowRemovals
+	if err := t.permitRemovals(ctx, client); err != nil {
+		return err
+	}
 	changed, err := client.Change(ctx, t.dryRun, e)
 	if err != nil {
 		return err
@@ -236,9 +309,16 @@ func printChanged(out io.Writer, changed *api.Changed, dryRun bool) {
 }
 
 func describeLoss(l *api.Loss) string {
-	flows := "an unknown number of flows"
+	noun := "live flow"
+	if l.Server == "" {
+		noun = "open connection"
+	}
+	flows := fmt.Sprintf("an unknown number of %ss", noun)
 	if l.Flows != nil {
-		flows = plural.Count(int(*l.Flows), "live flow")
+		flows = plural.Count(int(*l.Flows), noun)
+	}
+	if l.Server == "" {
+		return fmt.Sprintf("%s is removed from this server with %s", l.Service, flows)
 	}
 	if l.Cause == string(desired.LossForgotten) {
 		return fmt.Sprintf("%s/%s leaves the history with %s: a balancer that does not know them cannot "+
@@ -282,7 +362,7 @@ func parseFields(args []string) (desired.Fields, error) {
 	return fields, nil
 }
 
-// parseValue returns a value of JSON. Numbers stay text, because the balancer reads numbers from text,
+// parseValue returns a value of JSON. Numbers stay text, because the process reads numbers from text,
 // and the digits of an ID must not change.
 func parseValue(text string) any {
 	switch text {
@@ -337,17 +417,31 @@ func serverNames(services []api.Service) (names []string) {
 	return names
 }
 
-// completeNames returns names of a balancer's services or servers for the completion of a shell.
-func completeNames(ctx context.Context, instance string, names func([]api.Service) []string) []string {
-	client, err := clientOf(instance)
+func agentServiceNames(services []api.AgentService) (names []string) {
+	for _, s := range services {
+		names = append(names, s.Name)
+	}
+	return names
+}
+
+// complete returns the names of an instance's services or servers for the completion of a shell.
+func (k *kind) complete(ctx context.Context, instance string) []string {
+	client, view, err := k.open(ctx, instance)
 	if err != nil {
 		return nil
 	}
-	services, err := client.Services(ctx)
+	names, _ := view.names(ctx, client)
+	return names
+}
+
+// completeFields returns the fields of a service or server that begin with a word, for the completion
+// of a shell. Without a process, they are those of a balancer.
+func (k *kind) completeFields(ctx context.Context, instance, word string) []string {
+	_, v, err := k.open(ctx, instance)
 	if err != nil {
-		return nil
+		v = k.views[api.RoleBalancer]
 	}
-	return names(services)
+	return completeFields(v.fields, word)
 }
 
 // completeFields returns the fields of a struct that begin with a word, each with an equals sign.
@@ -388,6 +482,26 @@ func listServices(out io.Writer, services []api.Service) {
 	for _, s := range services {
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%d\t%s\n", s.Name, s.VIP, s.Port, s.Protocol,
 			s.Placement, s.Persistence, s.Encapsulation, len(s.Servers), orDash(s.Override))
+	}
+	w.Flush()
+}
+
+func listAgentServices(out io.Writer, services []api.AgentService) {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "SERVICE\tVIP\tPORT\tPROTOCOL\tENCAPSULATION\tPOLICY\tCONNECTIONS\tOVERRIDE")
+	for _, s := range services {
+		policy, connections := "-", "-"
+		switch {
+		case s.Drained:
+			policy = "drained"
+		case s.Accept != nil:
+			policy = s.Accept.Policy
+		}
+		if s.Connections != nil {
+			connections = strconv.FormatUint(uint64(*s.Connections), 10)
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", s.Name, s.VIP, s.Port, s.Protocol,
+			s.Encapsulation, policy, connections, orDash(s.Override))
 	}
 	w.Flush()
 }

@@ -27,7 +27,7 @@ reloads, and BGP sessions and routes.`,
 		Example: "  segue events\n  segue events --json | jq 'select(.kind == \"server_down\")'",
 		Args:    arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			client, err := clientOfAny(instance)
+			client, err := clientOf(instance)
 			if err != nil {
 				return err
 			}
@@ -64,9 +64,14 @@ func printEvent(out io.Writer, e *events.Event) error {
 	}
 	if len(e.Changes) == 1 {
 		parts = append(parts, e.Changes[0])
-	} else if len(e.Changes) > 1 {
-		parts = append(parts, strings.Join(append([]string{""}, e.Changes...), "\n    "))
 	}
-	_, err := fmt.Fprintf(out, "%s %s %s\n", e.Time.Format(time.RFC3339), e.Kind, strings.Join(parts, ": "))
+	line := e.Time.Format(time.RFC3339) + " " + string(e.Kind)
+	if len(parts) > 0 {
+		line += " " + strings.Join(parts, ": ")
+	}
+	if len(e.Changes) > 1 {
+		line += "\n    " + strings.Join(e.Changes, "\n    ")
+	}
+	_, err := fmt.Fprintln(out, line)
 	return err
 }

@@ -54,7 +54,7 @@ path over without losing a packet. "segue lb detach" removes the data path.`,
 
 func runLB(ctx context.Context, file string, f *foreground) error {
 	log := f.log
-	controller, warnings, err := control.Load(file)
+	controller, warnings, err := control.LoadBalancer(file)
 	if err != nil {
 		return err
 	}
@@ -108,6 +108,7 @@ func runLB(ctx context.Context, file string, f *foreground) error {
 	defer view.Close()
 	stream := events.NewStream()
 	b.PublishTo(stream)
+	b.ReportUntried(recorder.SetUnchecked)
 	controller.Attach(&announced{b, announcer}, recorder.SetOverrides)
 	reload := tracked(metrics, recorder, stream, log, controller.Reload)
 	group, ctx := errgroup.WithContext(ctx)
@@ -177,7 +178,7 @@ func (a *announced) Reload(ctx context.Context, cfg *desired.Balancer) error {
 	return a.Follow(ctx, cfg, nil)
 }
 
-// Follow is Reload with the generations of a fleet, as control.Runner says.
+// Follow is Reload with the generations of a fleet, as control.Member says.
 func (a *announced) Follow(
 	ctx context.Context, cfg *desired.Balancer, shared generation.Generations,
 ) error {
@@ -209,6 +210,7 @@ func detachLB(instance string) error {
 	for _, a := range attachments {
 		errs = append(errs, checkpath.Remove(dataplane.CheckMark, a.Ifindex))
 	}
+	errs = append(errs, checkpath.RemoveOrphans(dataplane.CheckMark))
 	return errors.Join(errs...)
 }
 

@@ -53,7 +53,7 @@ func newRoot() *cobra.Command {
 	}
 	root.SetFlagErrorFunc(describeFlagError)
 	addGroup(root, "run", "Run a balancer or an agent:", newLB(), newAgent(), newCheck())
-	addGroup(root, "change", "Change a running balancer:", newDrain(), newUndrain(), newServer(), newService(), newDiff(),
+	addGroup(root, "change", "Change a running balancer or agent:", newDrain(), newUndrain(), newServer(), newService(), newDiff(),
 		newApply(), newReload(), newStore())
 	addGroup(root, "observe", "Observe a balancer or an agent:", newStatus(), newTrace(), newEvents())
 	addGroup(root, "lab", "Try and measure on this machine:",

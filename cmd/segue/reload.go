@@ -19,7 +19,7 @@ func newReload() *cobra.Command {
 		Use:   "reload",
 		Short: "Make a running balancer or agent read its configuration file again",
 		Long: `Make a running balancer or agent read its configuration file again, as SIGHUP does, and wait
-for the result. A balancer also reads its overrides. The exit code is 1 if the process refuses
+for the result. It also reads its overrides. The exit code is 1 if the process refuses
 a file. It then keeps the running configuration.
 
 With -c, reload checks FILE first, as "segue check --against" does, and finds the instance that
@@ -36,7 +36,7 @@ FILE names. It is an error if the process of the instance runs with another file
 					return err
 				}
 			}
-			client, err := clientOfAny(instance)
+			client, err := clientOf(instance)
 			if err != nil {
 				return err
 			}

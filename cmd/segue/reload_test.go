@@ -15,7 +15,7 @@ import (
 	"testing"
 
 	"github.com/segue-lb/segue/internal/api"
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/control"
 	"github.com/segue-lb/segue/internal/events"
 	"github.com/segue-lb/segue/internal/field"
 	"github.com/segue-lb/segue/internal/runstate"
@@ -66,12 +66,12 @@ services:
 	if err != nil {
 		t.Fatal(err)
 	}
-	cfg, _, err := config.LoadBalancer(file)
+	controller, _, err := control.LoadBalancer(file)
 	if err != nil {
 		t.Fatal(err)
 	}
 	log := slog.New(slog.DiscardHandler)
-	recorder := runstate.NewRecorder(lock, "balancer", file, cfg.Desired.Fixed(), log)
+	recorder := runstate.NewRecorder(lock, "balancer", file, controller.Desired().Fixed(), log)
 	var problem atomic.Pointer[string]
 	var reloads atomic.Int32
 	reload := func(context.Context) (field.Errors, error) {
@@ -87,7 +87,8 @@ services:
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
-	go func() { ended <- socket.Run(ctx, api.Agent{Reload: reload, Events: events.NewStream()}.Handler()) }()
+	handler := api.Balancer{Control: controller, Reload: reload, Events: events.NewStream()}.Handler()
+	go func() { ended <- socket.Run(ctx, handler) }()
 	defer func() {
 		cancel()
 		if err := errors.Join(<-ended, recorder.Close(), runstate.Unlock(lock)); err != nil {

@@ -171,6 +171,7 @@ func printJSON(out io.Writer, value any) error {
 func printBalancer(out io.Writer, s *balancerStatus) error {
 	printHeader(out, &s.Snapshot.Snapshot, isAttached(s.Attachment) || isAttached(s.Inside))
 	printConfiguration(out, s.Configuration)
+	printUnchecked(out, s.Configuration, s.Time)
 	if s.Inside != nil {
 		fmt.Fprintf(out, "inside: %s\n", describeAttachment(s.Inside))
 	}
@@ -323,6 +324,20 @@ func printConfiguration(out io.Writer, c *runstate.Configuration) {
 		c.Refused.Time.Format(time.RFC3339))
 	for _, problem := range c.Refused.Problems {
 		fmt.Fprintf(out, "  %s\n", problem)
+	}
+}
+
+// uncheckedLasts is how long status shows a health check that the host could not make. The process
+// records such checks every ten seconds.
+const uncheckedLasts = time.Minute
+
+// printUnchecked prints why the host could not check servers shortly before now.
+func printUnchecked(out io.Writer, c *runstate.Configuration, now time.Time) {
+	if c == nil || c.Unchecked == nil {
+		return
+	}
+	if age := now.Sub(c.Unchecked.Time); age < uncheckedLasts {
+		fmt.Fprintf(out, "CANNOT CHECK SERVERS, %v ago: %s\n", max(0, age).Round(time.Second), c.Unchecked.Reason)
 	}
 }
 

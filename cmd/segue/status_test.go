@@ -36,6 +36,7 @@ func someSnapshots() (before, after *inspect.Snapshot) {
 						`node.interface "eth1": a change from "eth0" needs a restart`,
 						`node.seed "7": a change from "0" needs a restart`,
 					}},
+					Unchecked: &runstate.Unchecked{Time: time.Unix(996, 0).UTC(), Reason: "too many open files"},
 				},
 				Time:       time.Unix(at, 0).UTC(),
 				Program:    &datapath.Program{ID: 12, Tag: "0123456789abcdef"},

@@ -48,7 +48,7 @@ does not answer, or if the balancer does not follow it.`,
 		Example: "  segue store status",
 		Args:    arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			client, err := clientOf(instance)
+			client, err := balancerOn(cmd.Context(), instance)
 			if err != nil {
 				return err
 			}
@@ -118,7 +118,7 @@ A confirmation holds once, and only for this balancer.`,
 		Example: "  segue store status\n  segue store confirm 3esnfahqxufb-8",
 		Args:    arguments("VERSION"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			client, err := clientOf(instance)
+			client, err := balancerOn(cmd.Context(), instance)
 			if err != nil {
 				return err
 			}
@@ -222,7 +222,7 @@ func importStore(ctx context.Context, out io.Writer, path string, o *storeOption
 	if err != nil {
 		return err
 	}
-	content, warnings, err := files.ParseContent(text)
+	content, warnings, err := config.ParseContent(files, text)
 	var problems field.Errors
 	if errors.As(err, &problems) {
 		return problems.In(path)
@@ -286,12 +286,12 @@ func imported(
 	if err != nil {
 		return nil, nil, err
 	}
-	is, _, err := files.WithStored(wanted.Services, wanted.Overrides)
+	is, _, err := config.WithStored(files, wanted.Services, wanted.Overrides)
 	if err != nil {
 		return nil, nil, err
 	}
 	was := &desired.Balancer{Node: is.Desired.Node}
-	if stored, _, err := files.WithStored(had.Services, had.Overrides); err == nil {
+	if stored, _, err := config.WithStored(files, had.Services, had.Overrides); err == nil {
 		was = stored.Desired
 	}
 	return after, is.Desired.ChangesFrom(was), nil
@@ -376,7 +376,7 @@ func cachedTree(files *config.BalancerFiles, s *store.Store) (store.Tree, error)
 // waits until the balancer knows its services. The data path of an earlier process continues
 // meanwhile.
 func joinFleet(
-	ctx context.Context, c *control.Controller, recorder *runstate.Recorder, log *slog.Logger,
+	ctx context.Context, c *control.Balancer, recorder *runstate.Recorder, log *slog.Logger,
 ) (*control.Fleet, error) {
 	fleet, err := c.Join(ctx, log)
 	if fleet == nil || err != nil {

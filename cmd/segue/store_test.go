@@ -164,7 +164,7 @@ func TestStoreExportOfCache(t *testing.T) {
 	s := newStoreSite(t)
 	s.want([]string{"import", "-c", s.file, s.services("", "s1", "s2")})
 	want := s.want([]string{"export", "-c", s.file})
-	c, _, err := control.Load(s.file)
+	c, _, err := control.LoadBalancer(s.file)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -295,7 +295,7 @@ func (s *storeSite) serveFleet() (instance string, fleet *control.Fleet) {
 	}
 	instance = fmt.Sprintf("test-%d-store", os.Getpid())
 	s.file = s.write("lb.yaml", strings.Replace(fileText(s.t, s.file), "instance: edge", "instance: "+instance, 1))
-	c, _, err := control.Load(s.file)
+	c, _, err := control.LoadBalancer(s.file)
 	if err != nil {
 		s.t.Fatal(err)
 	}

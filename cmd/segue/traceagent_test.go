@@ -67,6 +67,12 @@ func leastOf(instance, offer, last string, busy, capacity uint32) *agent.Trace {
 	return t
 }
 
+// drainedOf makes a trace that of a drained server.
+func drainedOf(t *agent.Trace) *agent.Trace {
+	t.Accept.Policy, t.Accept.Load = agent.Drained, nil
+	return t
+}
+
 // stale removes the load from the trace.
 func stale(t *agent.Trace) *agent.Trace {
 	t.Accept.Load, t.Accept.Stale = nil, true
@@ -228,6 +234,10 @@ var leastCases = []askCase{
 		"s1": leastOf("s1", "refused", "accepted_least", 6, 0), "s2": leastOf("s2", "refused", "accepted_least", 5, 0)}, "s2", "deliver"},
 	{"least stale", huntTrace(true, "forward_hunt", "", offersCourse...), map[string]*agent.Trace{
 		"s1": stale(leastOf("s1", "refused", "forced", 0, 2)), "s2": leastOf("s2", "refused", "accepted_least", 9, 1)}, "s2", "deliver"},
+	{"drained last", huntTrace(true, "forward_hunt", "", offersCourse...), map[string]*agent.Trace{
+		"s1": drainedOf(leastOf("s1", "refused", "forced", 0, 2)), "s2": leastOf("s2", "refused", "accepted_least", 9, 1)}, "s2", "deliver"},
+	{"drained first", huntTrace(true, "forward_hunt", "", offersCourse...), map[string]*agent.Trace{
+		"s1": leastOf("s1", "refused", "accepted_least", 9, 1), "s2": drainedOf(leastOf("s2", "refused", "forced", 0, 2))}, "s1", "deliver"},
 	{"least stale in the middle", huntTrace(true, "forward_hunt", "", heldCourse[1:]...), map[string]*agent.Trace{
 		"s1": leastOf("s1", "refused", "accepted_least", 4, 2), "s2": stale(leastOf("s2", "accepted_stale", "forced", 0, 2)),
 		"s3": leastOf("s3", "refused", "accepted_least", 3, 2)}, "s3", "deliver"},

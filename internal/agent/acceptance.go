@@ -24,6 +24,7 @@ var (
 		desired.AcceptStatic:  agentAcceptPolicyACCEPT_STATIC,
 		desired.AcceptDynamic: agentAcceptPolicyACCEPT_DYNAMIC,
 		desired.AcceptLeast:   agentAcceptPolicyACCEPT_LEAST,
+		Drained:               agentAcceptPolicyACCEPT_DRAINED,
 	}
 	loadSources = map[desired.LoadSource]agentLoadSource{
 		desired.LoadConnections:  agentLoadSourceLOAD_CONNECTIONS,
@@ -34,9 +35,15 @@ var (
 	}
 )
 
+// Drained is the policy of a drained service in the data path. No file can name it.
+const Drained desired.AcceptPolicy = "drained"
+
 // newAcceptance returns the accept policy of a service in the form of the data path, with its
 // initial threshold.
 func newAcceptance(s desired.AgentService) agentAcceptance {
+	if s.Drained {
+		s.Accept = desired.Accept{Policy: Drained}
+	}
 	a := agentAcceptance{
 		Policy:   uint8(acceptPolicies[s.Accept.Policy]),
 		Source:   uint8(loadSources[s.Load.Kind]),

@@ -38,7 +38,7 @@ type Agent struct {
 	cookiesLost bool
 	others      map[string]othersWarned // by service
 	events      *events.Stream
-	reloads     chan reload
+	requests    chan func()
 	ready       chan struct{}
 }
 
@@ -49,12 +49,6 @@ type iface struct {
 	mtu   int
 }
 
-// reload is a request to apply a new configuration. The result is sent to the channel.
-type reload struct {
-	cfg    *desired.Agent
-	result chan<- error
-}
-
 // New loads the data path. Until Run is called, the agent processes no packets and changes nothing
 // on the host.
 func New(cfg *desired.Agent, log *slog.Logger) (*Agent, error) {
@@ -63,14 +57,14 @@ func New(cfg *desired.Agent, log *slog.Logger) (*Agent, error) {
 		return nil, err
 	}
 	a := &Agent{
-		log:     log,
-		cfg:     cfg,
-		kernel:  k,
-		watches: watches{},
-		absent:  map[netip.Addr]bool{},
-		refused: map[netip.Addr]time.Time{},
-		reloads: make(chan reload),
-		ready:   make(chan struct{}),
+		log:      log,
+		cfg:      cfg,
+		kernel:   k,
+		watches:  watches{},
+		absent:   map[netip.Addr]bool{},
+		refused:  map[netip.Addr]time.Time{},
+		requests: make(chan func()),
+		ready:    make(chan struct{}),
 	}
 	if cfg.Poll.Listen != "" {
 		a.polls = poll.NewResponder(a.polledLoad)
@@ -97,9 +91,24 @@ func (a *Agent) Ready() <-chan struct{} {
 // Reload applies another configuration to a running agent. On an error the agent keeps the previous
 // configuration.
 func (a *Agent) Reload(ctx context.Context, cfg *desired.Agent) error {
+	return a.do(ctx, func() error { return a.reload(cfg) })
+}
+
+// Losses returns the services that another configuration removes, with their open connections: the
+// agent then no longer delivers their packets.
+func (a *Agent) Losses(ctx context.Context, cfg *desired.Agent) (losses []desired.Loss, err error) {
+	err = a.do(ctx, func() error {
+		losses, err = a.losses(cfg)
+		return err
+	})
+	return losses, err
+}
+
+// do lets the goroutine in Run call a function, and returns its error.
+func (a *Agent) do(ctx context.Context, call func() error) error {
 	result := make(chan error, 1)
 	select {
-	case a.reloads <- reload{cfg, result}:
+	case a.requests <- func() { result <- call() }:
 		return <-result
 	case <-ctx.Done():
 		return ctx.Err()
@@ -172,8 +181,8 @@ func (a *Agent) Run(ctx context.Context) error {
 				a.log.Error("follow the connection IDs of QUIC", "error", err)
 			}
 			vips.Reset(presenceInterval)
-		case r := <-a.reloads:
-			r.result <- a.reload(r.cfg)
+		case request := <-a.requests:
+			request()
 			vips.Reset(0)
 		}
 	}
@@ -322,6 +331,29 @@ func (a *Agent) reload(cfg *desired.Agent) error {
 		a.polls.SetKeys(keys)
 	}
 	return nil
+}
+
+// losses is Losses for the goroutine in Run.
+func (a *Agent) losses(cfg *desired.Agent) (losses []desired.Loss, err error) {
+	kept := map[agentServiceKey]bool{}
+	for _, s := range cfg.Services {
+		kept[serviceKey(s)] = true
+	}
+	for _, s := range a.cfg.Services {
+		if key := serviceKey(s); !kept[key] {
+			loss := desired.Loss{Service: s.Name, Cause: desired.LossRemoved}
+			connections, err := a.kernel.view().countedConnections(key)
+			if err != nil {
+				return nil, err
+			}
+			if connections != nil && s.Accept.Policy != "" {
+				flows := uint64(*connections)
+				loss.Flows = &flows
+			}
+			losses = append(losses, loss)
+		}
+	}
+	return losses, nil
 }
 
 // followLink adopts a changed MAC address or MTU of the interface.

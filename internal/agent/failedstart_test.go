@@ -54,7 +54,7 @@ func failStart() error {
 	if err != nil {
 		return err
 	}
-	cfg, _, err := config.LoadAgent(os.Getenv(failConfig))
+	files, _, err := config.LoadAgent(os.Getenv(failConfig))
 	if err != nil {
 		return err
 	}
@@ -62,7 +62,7 @@ func failStart() error {
 	if err != nil {
 		return err
 	}
-	err = startAndEnd(cfg)
+	err = startAndEnd(files.Desired)
 	if hasFailed() {
 		fmt.Println(failed)
 	}

@@ -118,6 +118,9 @@ type ServiceState struct {
 	VIP      netip.Addr       `json:"vip"`
 	Port     uint16           `json:"port"` // 0: all ports that no other service of the VIP has
 	Protocol desired.Protocol `json:"protocol"`
+	// Connections is the number of open connections, without those from before the agent's first
+	// start. It is nil if nothing counts them, as for services that cannot be offered connections.
+	Connections *uint32 `json:"connections"`
 	// Accept is nil if the service cannot be offered connections.
 	Accept *AcceptState `json:"accept"`
 	// QUIC is nil if connection IDs of the service are not compared.
@@ -253,9 +256,12 @@ func (v *View) services() ([]*ServiceState, error) {
 	labels := v.maps.ServiceNames.Iterate()
 	for labels.Next(&key, &label) {
 		service := newServiceState(key, label)
-		var failed [2]error
+		var failed [3]error
 		service.Accept, failed[0] = v.acceptState(key)
 		service.QUIC, failed[1] = v.quicState(key)
+		if service.Accept != nil {
+			service.Connections, failed[2] = v.countedConnections(key)
+		}
 		if err := errors.Join(failed[:]...); err != nil {
 			return nil, fmt.Errorf("service %s: %w", service.Name, err)
 		}

@@ -194,6 +194,7 @@ func keptMaps(maps *agentMaps) []keptMap {
 		{agentMapSocketCookies, &maps.SocketCookies},
 		{agentMapCookiesUsed, &maps.CookiesUsed},
 		{agentMapAcceptances, &maps.Acceptances},
+		{agentMapListeners, &maps.Listeners},
 	}
 }
 

@@ -112,7 +112,22 @@ func newLeastStage(t *testing.T) *leastStage {
 // be makes the data path that of the candidate with a number, from 1.
 func (s *leastStage) be(kind desired.Encapsulation, candidate int, load *accept.Load) {
 	s.t.Helper()
-	s.cfg = leastConfig(kind)
+	s.beIn(leastConfig(kind), candidate, load)
+}
+
+// beDrained is be for a candidate whose services are drained.
+func (s *leastStage) beDrained(kind desired.Encapsulation, candidate int, load *accept.Load) {
+	s.t.Helper()
+	cfg := leastConfig(kind)
+	for i := range cfg.Services {
+		cfg.Services[i].Drained = true
+	}
+	s.beIn(cfg, candidate, load)
+}
+
+func (s *leastStage) beIn(cfg *desired.Agent, candidate int, load *accept.Load) {
+	s.t.Helper()
+	s.cfg = cfg
 	s.cfg.Node.Locator = srv6.Parse(candidateSID(candidate, srv6.Host, srv6.Offer{})).Locator
 	if err := s.k.write(newTableContent(s.cfg, mtu)); err != nil {
 		s.t.Fatal(err)
@@ -221,6 +236,43 @@ func TestLeast(t *testing.T) {
 				}
 				want := leaves(t, frame, c.result, c.next, c.entry)
 				if diff := cmp.Diff(want, out); diff != "" {
+					t.Errorf("frame (-want +got):\n%s", diff)
+				}
+			})
+		}
+	}
+}
+
+// TestDrained has the decisions of a drained service written out. It gets a connection only if no
+// earlier candidate has told its load.
+func TestDrained(t *testing.T) {
+	s := newLeastStage(t)
+	free := &accept.Load{Busy: 0, Capacity: 8}
+	for _, c := range []struct {
+		name   string
+		list   []netip.Addr
+		at     int
+		result string
+		next   netip.Addr
+		entry  netip.Addr
+	}{
+		{"first", list(2), 0, "refused", list(2)[1], netip.Addr{}},
+		{"in the middle", list(3, told(0, 9, 2)), 1, "refused", list(3)[2], netip.Addr{}},
+		{"last, behind a busy one", list(2, told(0, 9, 2)), 1, "returned",
+			candidateSID(1, srv6.ConnectForce, told(0, 9, 2)), candidateSID(1, srv6.ConnectForce, told(0, 9, 2))},
+		{"last, behind one that told nothing", list(2), 1, "forced", netip.Addr{}, netip.Addr{}},
+		{"alone", list(1), 0, "forced", netip.Addr{}, netip.Addr{}},
+		{"forced", []netip.Addr{candidateSID(1, srv6.ConnectForce, srv6.Offer{})}, 0, "forced", netip.Addr{}, netip.Addr{}},
+	} {
+		for _, way := range leastWays {
+			t.Run(fmt.Sprintf("%s/%s/%v", c.name, way.kind, way.flow.vip.Addr()), func(t *testing.T) {
+				s.beDrained(way.kind, c.at+1, free)
+				frame := offered(way.kind, way.flow, c.list, c.at)
+				reason, result, out := s.give(way.flow, frame)
+				if result != c.result {
+					t.Errorf("left as %s, %q; want %q", reason, result, c.result)
+				}
+				if diff := cmp.Diff(leaves(t, frame, c.result, c.next, c.entry), out); diff != "" {
 					t.Errorf("frame (-want +got):\n%s", diff)
 				}
 			})

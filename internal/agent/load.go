@@ -97,6 +97,16 @@ func (v *View) openConnections(key agentServiceKey) (l agentLoad, known bool, er
 	return agentLoad{Busy: uint32(max(open, 0)), Capacity: accept.NoCapacity}, err == nil, nil
 }
 
+// countedConnections returns the number of connections that the server has not closed; nil: nothing
+// counts them.
+func (v *View) countedConnections(key agentServiceKey) (*uint32, error) {
+	open, known, err := v.openConnections(key)
+	if err != nil || !known {
+		return nil, err
+	}
+	return &open.Busy, nil
+}
+
 // backlog returns the connections of the service's listening socket that the application does not
 // have yet. It finds the socket with a packet from port 0, which no client uses. listens is false
 // if there is none, or if it cannot be known.

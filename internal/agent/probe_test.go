@@ -18,6 +18,11 @@ func probeFor(kind desired.Encapsulation, vip netip.Addr, options ...packet.Opti
 	return wrap(packet.Probe(sender, vip, 0x0123456789abcdef, options...), srv6Encap(kind, sidOf(sid, probe)))
 }
 
+// aboutService returns a probe about a TCP service.
+func aboutService(kind desired.Encapsulation, service netip.AddrPort) []byte {
+	return wrap(packet.ServiceProbe(sender, service, protocolTCP, 0x0123456789abcdef), srv6Encap(kind, sidOf(sid, probe)))
+}
+
 // probes returns probes in all encapsulations, and packets that resemble probes.
 func probes() []packetCase {
 	insert, encap4 := probeFor(desired.SRv6Insert, vip6.Addr()), probeFor(desired.SRv6Encap, vip4.Addr())
@@ -27,6 +32,10 @@ func probes() []packetCase {
 		{"insert", insert, "answer_probe", nil},
 		{"encap, IPv4", encap4, "answer_probe", nil},
 		{"encap, IPv6", encap6, "answer_probe", nil},
+		{"insert, about a service", aboutService(desired.SRv6Insert, vip6), "answer_probe", nil},
+		{"encap, about a service, IPv4", aboutService(desired.SRv6Encap, vip4), "answer_probe", nil},
+		{"encap, about a service, IPv6", aboutService(desired.SRv6Encap, vip6), "answer_probe", nil},
+		{"encap, about a part of a service", cut(aboutService(desired.SRv6Encap, vip6), len(encap6)-14+7), "answer_probe", nil},
 		{"insert, another server's VIP", probeFor(desired.SRv6Insert, other6.Addr()), "answer_probe", nil},
 		{"encap, another server's VIP", probeFor(desired.SRv6Encap, other4.Addr()), "answer_probe", nil},
 		{"Ethernet padding", packet.Pad(encap4, 1, 2, 3), "answer_probe", nil},

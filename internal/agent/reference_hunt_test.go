@@ -85,14 +85,18 @@ type hunter struct {
 
 // policy is the accept policy of a service.
 type policy struct {
-	accept.Policy // nil: least
+	accept.Policy // nil: least, or drained
+	drained       bool
 	reset         bool
 	source        desired.Source
 	load          *accept.Load // what the source shows; nil: unknown
 }
 
 func newPolicy(s desired.AgentService) *policy {
-	p := &policy{reset: s.NotLocal == desired.NotLocalReset, source: s.Load} // and least
+	p := &policy{drained: s.Drained, reset: s.NotLocal == desired.NotLocalReset, source: s.Load} // and least
+	if s.Drained {
+		return p
+	}
 	switch a := s.Accept; a.Policy {
 	case desired.AcceptAlways:
 		p.Policy = accept.Always{}

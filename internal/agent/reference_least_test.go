@@ -48,7 +48,7 @@ func (w *wrapped) isListed() bool {
 // own entry.
 func (p *policy) compare(w *wrapped, local sockets) string {
 	own, free := accept.Unknown, false
-	if local.listening && p.isKnown() {
+	if local.listening && !p.drained && p.isKnown() {
 		load := p.now(local)
 		free = load.Capacity != accept.NoCapacity && load.Busy < load.Capacity
 		own = toldLoad(offerOf(load))
@@ -70,7 +70,7 @@ func (p *policy) compare(w *wrapped, local sockets) string {
 		return "accepted"
 	case place != accept.Last && !local.listening:
 		return "refused_down"
-	case place != accept.Last && answer == accept.Take:
+	case place != accept.Last && answer == accept.Take && !p.drained:
 		return "accepted_stale"
 	case place != accept.Last:
 		w.tell(own)

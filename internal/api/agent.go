@@ -10,12 +10,15 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"github.com/segue-lb/segue/internal/agent"
+	"github.com/segue-lb/segue/internal/control"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/events"
+	"github.com/segue-lb/segue/internal/version"
 )
 
 // Agent is the running agent that the socket gives access to.
 type Agent struct {
+	Control *control.Agent
 	// Source reads the state in the data path.
 	Source func() (*agent.Snapshot, error)
 	Reload Reload
@@ -24,11 +27,16 @@ type Agent struct {
 
 // AgentService is a service of an agent.
 type AgentService struct {
-	Name     string  `json:"name"`
-	VIP      string  `json:"vip"`
-	Port     string  `json:"port" doc:"a number or all"`
-	Protocol string  `json:"protocol"`
-	Accept   *Accept `json:"accept,omitempty" doc:"missing: the service cannot be offered connections"`
+	Name     string `json:"name"`
+	VIP      string `json:"vip"`
+	Port     string `json:"port" doc:"a number or all"`
+	Protocol string `json:"protocol"`
+	// Encapsulation and the next fields are those of the desired state.
+	Encapsulation string  `json:"encapsulation"`
+	Drained       bool    `json:"drained" doc:"the service refuses the connections that balancers offer"`
+	Override      string  `json:"override,omitempty" doc:"what the override of the service does; missing: it has none"`
+	Connections   *uint32 `json:"connections,omitempty" doc:"open connections since the first start of the agent; missing: not counted"`
+	Accept        *Accept `json:"accept,omitempty" doc:"missing: the service cannot be offered connections"`
 }
 
 // Accept is how a service decides about offered connections.
@@ -45,6 +53,7 @@ type Accept struct {
 func agentServiceOf(s *agent.ServiceState) AgentService {
 	service := AgentService{
 		Name: s.Name, VIP: s.VIP.String(), Port: desired.PortOf(s.Port).String(), Protocol: string(s.Protocol),
+		Connections: s.Connections,
 	}
 	if a := s.Accept; a != nil {
 		service.Accept = &Accept{
@@ -58,27 +67,73 @@ func agentServiceOf(s *agent.ServiceState) AgentService {
 	return service
 }
 
+// agentAPI has the operations.
+type agentAPI struct {
+	Agent
+	reading sync.Mutex // one request at a time uses the source
+}
+
 // Handler returns the handler of all operations.
-func (a Agent) Handler() http.Handler {
+func (agent Agent) Handler() http.Handler {
 	api, handler := newAPI("Segue agent")
-	var reading sync.Mutex // one request at a time uses the source
+	a := &agentAPI{Agent: agent}
 	huma.Register(api, huma.Operation{
 		OperationID: "list-services", Method: http.MethodGet, Path: "/v1/services",
 		Summary: "List services, with their loads and the connections that balancers have offered",
 		Errors:  []int{http.StatusServiceUnavailable},
-	}, func(context.Context, *struct{}) (*body[[]AgentService], error) {
-		reading.Lock()
-		defer reading.Unlock()
-		snapshot, err := a.Source()
-		if err != nil {
-			return nil, huma.Error503ServiceUnavailable(err.Error())
-		}
-		services := []AgentService{}
-		for _, s := range snapshot.Services {
-			services = append(services, agentServiceOf(s))
-		}
-		return &body[[]AgentService]{services}, nil
-	})
-	register(api, a.Reload, a.Events)
+	}, a.listServices)
+	huma.Register(api, changeOperation, a.change)
+	huma.Register(api, applyOperation, a.applyFile)
+	self := Instance{agent.Control.Desired().Node.Instance, RoleAgent, version.String()}
+	register(api, self, agent.Control, agent.Reload, agent.Events)
 	return handler
+}
+
+func (a *agentAPI) snapshot() (*agent.Snapshot, error) {
+	a.reading.Lock()
+	defer a.reading.Unlock()
+	return a.Source()
+}
+
+func (a *agentAPI) listServices(context.Context, *struct{}) (*body[[]AgentService], error) {
+	snapshot, err := a.snapshot()
+	if err != nil {
+		return nil, huma.Error503ServiceUnavailable(err.Error())
+	}
+	cfg, inForce := a.Control.InForce()
+	wanted := map[string]*desired.AgentService{}
+	for i := range cfg.Services {
+		wanted[cfg.Services[i].Name] = &cfg.Services[i]
+	}
+	overrides := described(inForce)
+	services := []AgentService{}
+	for _, s := range snapshot.Services {
+		c := wanted[s.Name]
+		if c == nil {
+			continue // it was removed at this moment
+		}
+		service := agentServiceOf(s)
+		service.Encapsulation, service.Drained = string(c.Encapsulation), c.Drained
+		service.Override = overrides[s.Name]
+		services = append(services, service)
+	}
+	return &body[[]AgentService]{services}, nil
+}
+
+type changeRequest struct {
+	Terms
+	Body Change
+}
+
+func (a *agentAPI) change(ctx context.Context, r *changeRequest) (*body[Changed], error) {
+	return changed(a.Control.Change(ctx, editsOf(r.Body.Edits), r.terms()))
+}
+
+type applyRequest struct {
+	Terms
+	RawBody []byte `contentType:"application/yaml"`
+}
+
+func (a *agentAPI) applyFile(ctx context.Context, r *applyRequest) (*body[Changed], error) {
+	return changed(a.Control.ApplyFile(ctx, r.RawBody, r.terms()))
 }

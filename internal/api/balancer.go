@@ -5,7 +5,6 @@ package api
 import (
 	"context"
 	"net/http"
-	"slices"
 	"sync"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -14,11 +13,12 @@ import (
 	"github.com/segue-lb/segue/internal/control"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/events"
+	"github.com/segue-lb/segue/internal/version"
 )
 
 // Balancer is the running balancer that the socket gives access to.
 type Balancer struct {
-	Control *control.Controller
+	Control *control.Balancer
 	// Source reads the state in the data path.
 	Source func() (*inspect.Snapshot, error)
 	Reload Reload
@@ -39,9 +39,6 @@ func (b *balancerAPI) snapshot() (*inspect.Snapshot, error) {
 	return b.Source()
 }
 
-// mostBytes bounds the size of a request: 100,000 servers need about 10 MB.
-const mostBytes = 32 << 20
-
 // Handler returns the handler of all operations.
 func (balancer Balancer) Handler() http.Handler {
 	api, handler := newAPI("Segue balancer")
@@ -51,93 +48,46 @@ func (balancer Balancer) Handler() http.Handler {
 		Summary: "List services and their servers",
 		Errors:  []int{http.StatusServiceUnavailable},
 	}, b.listServices)
-	huma.Register(api, huma.Operation{
-		OperationID: "list-overrides", Method: http.MethodGet, Path: "/v1/overrides",
-		Summary: "List overrides, also those of servers that do not exist",
-	}, b.listOverrides)
-	errorsOfChange := []int{
-		http.StatusBadRequest, http.StatusRequestEntityTooLarge, http.StatusUnsupportedMediaType,
-		http.StatusNotFound, http.StatusConflict, http.StatusPreconditionFailed,
-		http.StatusServiceUnavailable, http.StatusGatewayTimeout,
-	}
-	huma.Register(api, huma.Operation{
-		OperationID: "change", Method: http.MethodPost, Path: "/v1/changes",
-		Summary: "Add, set, remove and reset services and servers, in one transaction",
-		Errors:  errorsOfChange, MaxBodyBytes: mostBytes,
-	}, b.change)
-	huma.Register(api, huma.Operation{
-		OperationID: "apply", Method: http.MethodPut, Path: "/v1/services",
-		Summary: "Make the services those of a configuration file, in one transaction",
-		Description: "Servers that an override drains stay drained. Other sections of the file have no " +
-			"effect.",
-		Errors: errorsOfChange, MaxBodyBytes: mostBytes,
-	}, b.applyFile)
+	huma.Register(api, changeOperation, b.change)
+	huma.Register(api, applyOperation, b.applyFile)
 	b.registerSelf(api)
 	b.registerStore(api)
-	register(api, balancer.Reload, balancer.Events)
+	self := Instance{balancer.Control.Desired().Node.Instance, RoleBalancer, version.String()}
+	register(api, self, balancer.Control, balancer.Reload, balancer.Events)
 	return handler
 }
 
-func (b *balancerAPI) listOverrides(context.Context, *struct{}) (*body[Overrides], error) {
-	list, version := b.Control.Overrides()
-	return &body[Overrides]{Overrides{version, overridesOf(list)}}, nil
-}
-
-// Terms are the conditions of a change. It is exported because the library cannot set the fields of
-// an unexported embedded type.
-type Terms struct {
-	Version string `header:"If-Match" doc:"the version that must be in force; without it, any"`
-	DryRun  bool   `query:"dry-run" doc:"tell what would change, and change nothing"`
-
+// FleetTerms are the conditions of a change of a balancer that may have a store.
+type FleetTerms struct {
+	Terms
 	PermitsRemovals bool `query:"allow-removals" doc:"permit the change to remove more servers than the limit of the store"`
 }
 
-// Resolve refuses "?dry-run" without a value, and likewise the other switch. The library would take
-// it for false, and make the change.
-func (*Terms) Resolve(r huma.Context) (problems []error) {
-	url := r.URL()
-	for _, name := range []string{"dry-run", "allow-removals"} {
-		if values, ok := url.Query()[name]; ok && slices.Contains(values, "") {
-			problems = append(problems,
-				&huma.ErrorDetail{Location: "query." + name, Message: "must be true or false", Value: ""})
-		}
-	}
-	return problems
+// Resolve is as that of Terms.
+func (*FleetTerms) Resolve(r huma.Context) []error {
+	return refuseEmpty(r, "dry-run", "allow-removals")
 }
 
-type changeRequest struct {
-	Terms
+func (t *FleetTerms) terms() control.Terms {
+	return control.Terms{Version: t.Version, DryRun: t.DryRun, PermitsRemovals: t.PermitsRemovals}
+}
+
+type fleetChangeRequest struct {
+	FleetTerms
 	Body Change
 }
 
-func (b *balancerAPI) change(ctx context.Context, r *changeRequest) (*body[Changed], error) {
-	return changed(b.Control.Change(ctx, editsOf(r.Body.Edits), control.Terms(r.Terms)))
+func (b *balancerAPI) change(ctx context.Context, r *fleetChangeRequest) (*body[Changed], error) {
+	return changed(b.Control.Change(ctx, editsOf(r.Body.Edits), r.terms()))
 }
 
-type applyRequest struct {
-	Terms
+type fleetApplyRequest struct {
+	FleetTerms
 	RawBody []byte `contentType:"application/yaml"`
 }
 
-func (b *balancerAPI) applyFile(ctx context.Context, r *applyRequest) (*body[Changed], error) {
-	return changed(b.Control.ApplyFile(ctx, r.RawBody, control.Terms(r.Terms)))
-}
-
-func changed(result *control.Result, err error) (*body[Changed], error) {
-	if err != nil {
-		return nil, refusal(err)
-	}
-	answer := Changed{
-		Version: result.Version, Changes: []Difference{}, Losses: []Loss{},
-		Warnings: textsOf(result.Warnings),
-	}
-	for _, c := range result.Changes {
-		answer.Changes = append(answer.Changes, Difference{c.What, c.Names})
-	}
-	for _, l := range result.Losses {
-		answer.Losses = append(answer.Losses, Loss{l.Service, l.Server, string(l.Cause), l.Flows})
-	}
-	return &body[Changed]{answer}, nil
+func (b *balancerAPI) applyFile(ctx context.Context, r *fleetApplyRequest) (*body[Changed], error) {
+	return changed(b.Control.ApplyFile(ctx, r.RawBody, r.terms()))
 }
 
 func (b *balancerAPI) listServices(context.Context, *struct{}) (*body[[]Service], error) {
@@ -145,11 +95,8 @@ func (b *balancerAPI) listServices(context.Context, *struct{}) (*body[[]Service]
 	if err != nil {
 		return nil, huma.Error503ServiceUnavailable(err.Error())
 	}
-	cfg := b.Control.Desired()
-	overrides := map[string]string{}
-	for _, o := range cfg.Overrides {
-		overrides[o.Target()] = o.Does()
-	}
+	cfg, inForce := b.Control.InForce()
+	overrides := described(inForce)
 	services := []Service{}
 	for _, s := range snapshot.Services {
 		c := cfg.Service(s.Name)

@@ -43,7 +43,19 @@ func NewClient(instance string) *Client {
 // Instance returns the name of the instance.
 func (c *Client) Instance() string { return c.instance }
 
-// Services returns the services in force.
+// Identify tells which process has the socket.
+func (c *Client) Identify(ctx context.Context) (self *Instance, err error) {
+	err = c.call(ctx, http.MethodGet, "/v1/instance", nil, &self)
+	return self, err
+}
+
+// AgentServices returns the services of an agent.
+func (c *Client) AgentServices(ctx context.Context) (services []AgentService, err error) {
+	err = c.call(ctx, http.MethodGet, "/v1/services", nil, &services)
+	return services, err
+}
+
+// Services returns the services of a balancer.
 func (c *Client) Services(ctx context.Context) (services []Service, err error) {
 	err = c.call(ctx, http.MethodGet, "/v1/services", nil, &services)
 	return services, err
@@ -57,16 +69,24 @@ func (c *Client) Overrides(ctx context.Context) (overrides *Overrides, err error
 
 // Change makes edits in one transaction. A dry run changes nothing.
 func (c *Client) Change(ctx context.Context, dryRun bool, edits ...Edit) (changed *Changed, err error) {
-	path := fmt.Sprintf("/v1/changes?dry-run=%t&allow-removals=%t", dryRun, c.AllowRemovals)
+	path := "/v1/changes" + c.terms(dryRun)
 	err = c.call(ctx, http.MethodPost, path, Change{edits}, &changed)
 	return changed, err
 }
 
 // Apply makes the services those of the content of a configuration file. A dry run changes nothing.
 func (c *Client) Apply(ctx context.Context, file []byte, dryRun bool) (changed *Changed, err error) {
-	path := fmt.Sprintf("/v1/services?dry-run=%t&allow-removals=%t", dryRun, c.AllowRemovals)
+	path := "/v1/services" + c.terms(dryRun)
 	err = c.send(ctx, http.MethodPut, path, "application/yaml", bytes.NewReader(file), &changed)
 	return changed, err
+}
+
+// terms returns the query of a change. Only balancers know the second term.
+func (c *Client) terms(dryRun bool) string {
+	if c.AllowRemovals {
+		return fmt.Sprintf("?dry-run=%t&allow-removals=true", dryRun)
+	}
+	return fmt.Sprintf("?dry-run=%t", dryRun)
 }
 
 // Reload makes the process read its files again.
@@ -124,7 +144,7 @@ func (c *Client) Events(ctx context.Context, each func(events.Event) error) erro
 	switch {
 	case ctx.Err() != nil:
 		return nil
-	case lines.Err() != nil:
+	case lines.Err() != nil && !errors.Is(lines.Err(), io.ErrUnexpectedEOF):
 		return fmt.Errorf("instance %q: %w", c.instance, lines.Err())
 	}
 	return fmt.Errorf("the process of the instance %q has ended", c.instance)

@@ -49,7 +49,12 @@ func withoutReadDeadline(handler http.Handler, path string) http.Handler {
 type body[T any] struct{ Body T }
 
 // register adds the operations that balancers and agents have.
-func register(api huma.API, reload Reload, stream *events.Stream) {
+func register(api huma.API, self Instance, of overrider, reload Reload, stream *events.Stream) {
+	huma.Register(api, huma.Operation{
+		OperationID: "get-instance", Method: http.MethodGet, Path: "/v1/instance",
+		Summary: "Tell whose socket this is",
+	}, func(context.Context, *struct{}) (*body[Instance], error) { return &body[Instance]{self}, nil })
+	registerOverrides(api, of)
 	huma.Register(api, huma.Operation{
 		OperationID: "reload", Method: http.MethodPost, Path: "/v1/reload",
 		Summary: "Read the configuration again",

@@ -21,8 +21,8 @@ import (
 	"github.com/segue-lb/segue/internal/events"
 )
 
-// FuzzRequests sends any requests. None of them fails in the balancer, all answers are JSON, and
-// what is stored can be read again.
+// FuzzRequests sends any requests to a balancer and to an agent. None of them fails in the process,
+// all answers are JSON, and what is stored can be read again.
 func FuzzRequests(f *testing.F) {
 	const changes = "/v1/changes"
 	for _, r := range [][5]string{
@@ -37,6 +37,9 @@ func FuzzRequests(f *testing.F) {
 		{"POST", changes, "", "", `{"edits":[{"service":"web","set":{"timeouts":{"new":"7s"}}},{"service":"web","reset":true}]}`},
 		{"POST", changes, "dry-run=2", "", `{"edits":[{"service":"web","server":"s1","set":{"weight":1e400}}]}`},
 		{"PUT", "/v1/services", "", "", "services:\n- {name: web, vip: 2001:db8:80::1, port: 80, protocol: tcp, encapsulation: gre}\n"},
+		{"GET", "/v1/instance", "", "", ""},
+		{"POST", changes, "", "", `{"edits":[{"service":"web","set":{"accept":{"policy":"never","threshold":null}}}]}`},
+		{"POST", changes, "", "", `{"edits":[{"service":"web","set":{"drained":true}},{"service":"quic","remove":true}]}`},
 	} {
 		f.Add(r[0], r[1], r[2], r[3], []byte(r[4]))
 	}
@@ -45,7 +48,7 @@ func FuzzRequests(f *testing.F) {
 	if err := os.WriteFile(file, fmt.Appendf(nil, text, dir), 0o644); err != nil {
 		f.Fatal(err)
 	}
-	c, _, err := control.Load(file)
+	c, _, err := control.LoadBalancer(file)
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -54,6 +57,8 @@ func FuzzRequests(f *testing.F) {
 		Control: c, Reload: c.Reload, Events: events.NewStream(),
 		Source: func() (*inspect.Snapshot, error) { return &inspect.Snapshot{}, nil },
 	}.Handler()
+	agent, agentFile := newAgent(f)
+	handlers := []http.Handler{handler, agent.Handler()}
 	gone, leave := context.WithCancel(f.Context()) // a client that follows events, and has gone
 	leave()
 	f.Fuzz(func(t *testing.T, method, path, query, version string, body []byte) {
@@ -62,28 +67,41 @@ func FuzzRequests(f *testing.F) {
 			return // the server answers such requests itself
 		}
 		target.RawQuery = query
-		r := httptest.NewRequest(http.MethodGet, "http://localhost/", strings.NewReader(string(body)))
-		r.Method, r.URL = method, target
-		r.Header.Set("Content-Type", "application/json")
-		if method == http.MethodPut {
-			r.Header.Set("Content-Type", "application/yaml")
-		}
-		if target.Path == "/v1/events" {
-			r = r.WithContext(gone)
-		}
-		if version != "" {
-			r.Header.Set("If-Match", version)
-		}
-		answer := httptest.NewRecorder()
-		handler.ServeHTTP(answer, r)
-		if answer.Code >= 500 {
-			t.Errorf("%d %s", answer.Code, answer.Body)
-		}
-		if strings.Contains(answer.Header().Get("Content-Type"), "json") && !json.Valid(answer.Body.Bytes()) {
-			t.Errorf("not JSON: %s", answer.Body)
+		for _, handler := range handlers {
+			sendAny(t, handler, gone, method, target, version, body)
 		}
 		if _, _, err := config.LoadBalancer(file); err != nil {
 			t.Fatalf("the balancer cannot start any more: %v", err)
 		}
+		if _, _, err := config.LoadAgent(agentFile); err != nil {
+			t.Fatalf("the agent cannot start any more: %v", err)
+		}
 	})
+}
+
+// sendAny sends a request. gone has ended: it is for requests whose answer has no end.
+func sendAny(
+	t *testing.T, handler http.Handler, gone context.Context, method string, target *url.URL, version string, body []byte,
+) {
+	t.Helper()
+	r := httptest.NewRequest(http.MethodGet, "http://localhost/", strings.NewReader(string(body)))
+	r.Method, r.URL = method, target
+	r.Header.Set("Content-Type", "application/json")
+	if method == http.MethodPut {
+		r.Header.Set("Content-Type", "application/yaml")
+	}
+	if target.Path == "/v1/events" {
+		r = r.WithContext(gone)
+	}
+	if version != "" {
+		r.Header.Set("If-Match", version)
+	}
+	answer := httptest.NewRecorder()
+	handler.ServeHTTP(answer, r)
+	if answer.Code >= 500 {
+		t.Errorf("%d %s", answer.Code, answer.Body)
+	}
+	if strings.Contains(answer.Header().Get("Content-Type"), "json") && !json.Valid(answer.Body.Bytes()) {
+		t.Errorf("not JSON: %s", answer.Body)
+	}
 }

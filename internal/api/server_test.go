@@ -78,7 +78,7 @@ func serveWith(
 	if err := os.WriteFile(file, fmt.Appendf(nil, text, dir), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	c, _, err := control.Load(file)
+	c, _, err := control.LoadBalancer(file)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -299,16 +299,32 @@ func (r redirected) RoundTrip(request *http.Request) (*http.Response, error) {
 
 func TestDocument(t *testing.T) {
 	t.Parallel()
-	status, answer := send(t, http.MethodGet, serve(t, &inspect.Snapshot{}).URL+"/openapi.json", "")
-	var document struct {
-		OpenAPI string `json:"openapi"`
-		Paths   map[string]map[string]any
-	}
-	if err := json.Unmarshal([]byte(answer), &document); status != 200 || err != nil {
-		t.Fatalf("%d, %v", status, err)
-	}
-	if !strings.HasPrefix(document.OpenAPI, "3.1.") || len(document.Paths) < 3 {
-		t.Errorf("version %s, %d paths", document.OpenAPI, len(document.Paths))
+	for role, url := range map[string]string{
+		"balancer": serve(t, &inspect.Snapshot{}).URL, "agent": serveAgent(t).URL,
+	} {
+		status, answer := send(t, http.MethodGet, url+"/openapi.json", "")
+		var document struct {
+			OpenAPI string `json:"openapi"`
+			Paths   map[string]map[string]any
+		}
+		if err := json.Unmarshal([]byte(answer), &document); status != 200 || err != nil {
+			t.Fatalf("%s: %d, %v", role, status, err)
+		}
+		if !strings.HasPrefix(document.OpenAPI, "3.1.") {
+			t.Errorf("%s: version %s", role, document.OpenAPI)
+		}
+		for _, path := range []string{"/v1/services", "/v1/overrides", "/v1/changes", "/v1/events", "/v1/reload", "/v1/instance"} {
+			if document.Paths[path] == nil {
+				t.Errorf("%s: the document has no %s", role, path)
+			}
+		}
+		if strings.Contains(answer, "allow-removals") != (role == "balancer") {
+			t.Errorf("%s: wrong about the limit of a store", role)
+		}
+		_, answer = send(t, http.MethodGet, url+"/v1/instance", "")
+		if !strings.Contains(answer, `"role":"`+role+`"`) {
+			t.Errorf("the instance of a %s: %s", role, answer)
+		}
 	}
 }
 

@@ -9,19 +9,33 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"github.com/segue-lb/segue/internal/control"
+	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
+)
+
+// Instance is the process that has a socket.
+type Instance struct {
+	Name    string `json:"name" example:"lb" doc:"node.instance of the configuration"`
+	Role    string `json:"role" enum:"balancer,agent"`
+	Version string `json:"version" doc:"of the build"`
+}
+
+// The roles of an instance.
+const (
+	RoleBalancer = string(datapath.RoleBalancer)
+	RoleAgent    = string(datapath.RoleAgent)
 )
 
 // Override changes a service or a server of the configuration file.
 type Override struct {
 	Service string         `json:"service" minLength:"1" maxLength:"63" example:"web"`
-	Server  string         `json:"server,omitempty" maxLength:"63" example:"s1" doc:"missing: the override is about the service itself"`
+	Server  string         `json:"server,omitempty" maxLength:"63" example:"s1" doc:"missing: the override is about the service itself. Services of agents have no servers"`
 	Add     desired.Fields `json:"add,omitempty" doc:"the fields of a service or server that the file does not have"`
 	Set     desired.Fields `json:"set,omitempty" doc:"a merge patch (RFC 7396) of the service or server; a service's has no servers"`
 	Remove  bool           `json:"remove,omitempty" doc:"the service or server is removed"`
 }
 
-// Overrides are all overrides of a balancer.
+// Overrides are all overrides of a process.
 type Overrides struct {
 	Version   string     `json:"version" doc:"identifies the file and the overrides in force"`
 	Overrides []Override `json:"overrides" nullable:"false"`
@@ -63,7 +77,7 @@ type Change struct {
 type Changed struct {
 	Version  string       `json:"version" doc:"of the configuration after the change; of a dry run: of the configuration that it was made for"`
 	Changes  []Difference `json:"changes" nullable:"false" doc:"empty: nothing was to be changed"`
-	Losses   []Loss       `json:"losses" nullable:"false" doc:"servers whose flows the change affects"`
+	Losses   []Loss       `json:"losses" nullable:"false" doc:"servers, or services of an agent, whose flows the change affects"`
 	Warnings []string     `json:"warnings" nullable:"false" doc:"about the configuration after the change"`
 }
 
@@ -73,10 +87,10 @@ type Difference struct {
 	Items []string `json:"items" nullable:"false" example:"web/s1 (drained false to true)"`
 }
 
-// Loss is a server whose flows a change affects.
+// Loss is a server, or a service of an agent, whose flows a change affects.
 type Loss struct {
 	Service string  `json:"service"`
-	Server  string  `json:"server"`
+	Server  string  `json:"server,omitempty" doc:"missing: a service of an agent"`
 	Cause   string  `json:"cause" enum:"removed,forgotten" doc:"removed: the flows lose their server. forgotten: the server is in none of the kept generations any more, and only the flows in the flow table of this balancer find it"`
 	Flows   *uint64 `json:"flows,omitempty" doc:"live flows when the change was asked for; missing: not known"`
 }

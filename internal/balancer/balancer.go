@@ -426,7 +426,10 @@ func (b *Balancer) leadChecks() {
 		vips[i] = svc.VIP
 	}
 	by := b.own[len(b.own)-1] // towards the servers
-	b.path.Set(checkpath.Interface{Name: by.Name, Index: by.Index, MTU: by.MTU}, vips, b.cfg.Node.Addresses)
+	way := checkpath.Interface{Name: by.Name, Index: by.Index, MTU: by.MTU}
+	if err := b.path.Set(way, vips, b.cfg.Node.Addresses); err != nil {
+		b.log.Warn("cannot remove the rules of interfaces that are gone", "error", err)
+	}
 }
 
 // admit chooses the servers that get new flows for all stale services.

@@ -10,8 +10,12 @@ import (
 )
 
 // hasFailed tells whether a server has a cause because of which its flows may be ended. Offers
-// without an answer do not suffice: the server may still serve the connections that it has.
-func hasFailed(all dataplane.Causes) bool { return all&^dataplane.Unheard != 0 }
+// without an answer do not suffice, nor does an application that has stopped listening: the server
+// may still serve the connections that it has. If the application has ended, the server's kernel
+// resets them.
+func hasFailed(all dataplane.Causes) bool {
+	return all&^(dataplane.Unheard|dataplane.Refusing) != 0
+}
 
 // usable lists the servers of a service that get new flows: the servers that are not drained and
 // have no cause. A cause that all servers have is ignored, unless the service refuses new flows

@@ -15,6 +15,7 @@ import (
 	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/internal/probe"
 )
 
 // withProbes makes the servers of services have agents, which pass packets on.
@@ -81,6 +82,29 @@ func TestFlowsOfFailedServers(t *testing.T) {
 			f.setHealth("web", "s1", false)
 			f.setHealth("web", "s1", true)
 			f.requireVisits(servers, "web/s1", true)
+		})
+	}
+}
+
+// The flows of a server whose application has stopped listening stay, whatever the rule: a server
+// that ends gracefully still serves them. New flows go elsewhere.
+func TestFlowsOfRefusingServer(t *testing.T) {
+	t.Parallel()
+	for _, rule := range []desired.OnFailure{desired.OnFailureKeep, desired.OnFailureReset} {
+		t.Run(string(rule), func(t *testing.T) {
+			cfg := probedWeb(3)
+			cfg.Services[0].OnFailure = rule
+			f := open(t, cfg)
+			flow := flowTo(vip6, 80, desired.TCP)
+			servers := f.establish(flow)
+			f.find(probe.Refusing, "s1")
+			f.requireVisits(servers, "web/s1", true)
+			for port := range uint16(100) {
+				if got := serverOf(f.run(frameOf(fromPort(flow, 30000+port)))); got == "web/s1" || got == "" {
+					t.Fatalf("a new flow goes to %q", got)
+				}
+			}
+			f.requireCondition("web", "s1", inspect.ServerRefusing)
 		})
 	}
 }

@@ -72,7 +72,7 @@ func shortenRows(f *fixture, cfg *desired.Balancer) {
 		if got := f.slot(svc, name); got != uint32(slot) {
 			f.t.Fatalf("server %s of %s has slot %d, want %d", name, svc, got, slot)
 		}
-		f.plane.Probes.Set(uint32(slot), vip6, desired.SRv6Insert, probeToken|uint64(slot))
+		f.setProbe(probeToken | uint64(slot))
 	}
 	if got := f.plane.Constants["report_half_life_shift"].(uint32); got != slowHalfLife {
 		f.t.Fatalf("the half-life of reports is 2^%d jiffies, want 2^%d", got, slowHalfLife)

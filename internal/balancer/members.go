@@ -96,6 +96,15 @@ var causeTexts = []causeText{
 		service: tooMany,
 	},
 	{
+		cause: dataplane.Refusing,
+		server: changeText{
+			began: wording{"application has stopped listening: the server refuses connections",
+				"applications have stopped listening: the servers refuse connections"},
+			ended: wording{"application listens", "applications listen"},
+		},
+		service: tooMany,
+	},
+	{
 		cause: dataplane.Unheard,
 		server: changeText{
 			began: wording{"connections offered to the server get no answer",
@@ -283,6 +292,7 @@ var causesOfFaults = map[probe.Fault]dataplane.Causes{
 	probe.Silent:       dataplane.Silent,
 	probe.OtherVersion: dataplane.Incompatible,
 	probe.NotServed:    dataplane.NotServed,
+	probe.Refusing:     dataplane.Refusing,
 	probe.Unheard:      dataplane.Unheard,
 }
 
@@ -324,7 +334,8 @@ func (s *services) probeTargets() []probe.Target {
 				continue
 			}
 			targets = append(targets, probe.Target{
-				Service: svc.Name, Server: m.Name, Slot: m.slot, VIP: svc.VIP, Encapsulation: svc.Encapsulation,
+				Service: svc.Name, Server: m.Name, Slot: m.slot, VIP: svc.VIP, Protocol: svc.Protocol,
+				Port: svc.Port.Number(), Encapsulation: svc.Encapsulation,
 				// With random candidates, nobody knows to which server a flow was offered first.
 				// Under stateless, no server says that it has accepted.
 				Offered: svc.Placement == desired.PlacementHunt && svc.Selection != desired.SelectRandom &&

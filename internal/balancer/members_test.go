@@ -146,17 +146,21 @@ func TestStatusShowsFaults(t *testing.T) {
 	f := open(t, probedWeb(6))
 	for fault, server := range map[probe.Fault]string{
 		probe.Silent: "s1", probe.OtherVersion: "s2", probe.NotServed: "s3", probe.Unheard: "s4",
+		probe.Refusing: "s5",
 	} {
 		f.find(fault, server)
 	}
 	service := mustSnapshot(t, f.view()).Services[0]
-	want := []inspect.Condition{inspect.ServerSilent, inspect.ServerIncompatible, inspect.ServerNotServed, inspect.ServerUnheard, inspect.ServerUnchecked, inspect.ServerUnchecked}
+	want := []inspect.Condition{
+		inspect.ServerSilent, inspect.ServerIncompatible, inspect.ServerNotServed, inspect.ServerUnheard,
+		inspect.ServerRefusing, inspect.ServerUnchecked,
+	}
 	for i, server := range service.Servers {
 		if server.Condition != want[i] || !server.Probed {
 			t.Errorf("%s: %s, probed %v; want %s", server.Name, server.Condition, server.Probed, want[i])
 		}
 	}
-	if len(service.Ignored) != 2 {
-		t.Errorf("of four unfit servers, two of which are used, these causes are ignored: %v", service.Ignored)
+	if len(service.Ignored) != 3 {
+		t.Errorf("of five unfit servers, three of which are used, these causes are ignored: %v", service.Ignored)
 	}
 }

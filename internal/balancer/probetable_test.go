@@ -21,13 +21,24 @@ func (f *fixture) answerTo(token uint64) []byte {
 	return packet.ProbeAnswer(netip.MustParseAddr("fd00:5:0:1::"), f.cfg.Node.Locator.Addr(), token, 1, 1)
 }
 
+// setProbe prepares a probe about the first service's VIP.
+func (f *fixture) setProbe(token uint64) {
+	svc := f.cfg.Services[0]
+	f.plane.Probes.Set(probe.Request{Token: token, Target: &probe.Target{
+		Slot: uint32(token & 0xffff), VIP: svc.VIP, Protocol: svc.Protocol, Port: svc.Port.Number(),
+		Encapsulation: svc.Encapsulation,
+	}})
+}
+
 // probeOf returns the frame of a probe to a server's agent, as the reference implementation makes
 // it.
 func (f *fixture) probeOf(svc *desired.Service, server string, token uint64) []byte {
 	f.t.Helper()
 	label := uint32(token>>16) & 0xfffff
 	sender := f.cfg.Node.Locator.Addr()
-	frame := packet.Probe(sender, svc.VIP, token, packet.FlowLabel(label))
+	protocol := map[desired.Protocol]uint8{desired.TCP: 6, desired.UDP: 17}[svc.Protocol]
+	frame := packet.ServiceProbe(sender, netip.AddrPortFrom(svc.VIP, svc.Port.Number()), protocol, token,
+		packet.FlowLabel(label))
 	s := serverOfName(svc, server)
 	out, err := packet.Encapsulate(frame, packet.Encap{
 		Kind: svc.Encapsulation, FlowLabel: label, Sender: sender,
@@ -45,7 +56,7 @@ func TestProbeFrames(t *testing.T) {
 	var services []desired.Service
 	for i, w := range ways {
 		if w.kind == desired.SRv6Insert || w.kind == desired.SRv6Encap {
-			services = append(services, w.serviceBy(uint8(i), desired.TCP))
+			services = append(services, w.serviceBy(uint8(i), []desired.Protocol{desired.TCP, desired.UDP}[i%2]))
 		}
 	}
 	f := open(t, balancerOf(services...))
@@ -55,7 +66,10 @@ func TestProbeFrames(t *testing.T) {
 			f.t = t
 			slot := f.slot(svc.Name, "s")
 			token := 0x123456789abc0000 | uint64(slot)
-			f.plane.Probes.Set(slot, svc.VIP, svc.Encapsulation, token)
+			f.plane.Probes.Set(probe.Request{Token: token, Target: &probe.Target{
+				Slot: slot, VIP: svc.VIP, Protocol: svc.Protocol, Port: svc.Port.Number(),
+				Encapsulation: svc.Encapsulation,
+			}})
 			before := f.counters()
 			got, err := f.plane.Probes.Frame(slot)
 			f.must(err)
@@ -74,7 +88,7 @@ func TestNoProbeWithoutWay(t *testing.T) {
 	t.Parallel()
 	f := open(t, balancerOf(serviceOf("web", vip6, 80, desired.TCP, desired.SRv6Insert, srv6Server("s1", 1, 1))))
 	slot := f.slot("web", "s1")
-	f.plane.Probes.Set(slot, vip6, desired.SRv6Insert, 1<<16|uint64(slot))
+	f.setProbe(1<<16 | uint64(slot))
 	if frame, err := f.plane.Probes.Frame(slot); frame == nil || err != nil {
 		t.Fatalf("a server with a next hop: %x, %v", frame, err)
 	}
@@ -92,7 +106,7 @@ func TestProbeAnswers(t *testing.T) {
 		srv6Server("s1", 1, 1), srv6Server("s2", 2, 1))))
 	slot, other := f.slot("web", "s1"), f.slot("web", "s2")
 	token := 0x123456789abc0000 | uint64(slot)
-	f.plane.Probes.Set(slot, vip6, desired.SRv6Insert, token)
+	f.setProbe(token)
 	answer := f.answerTo(token)
 	short := packet.Truncate(packet.SetByte(answer, ethernetLength+5, 15), len(answer)-1)
 	for _, c := range []struct {
@@ -125,12 +139,17 @@ func TestProbeAnswers(t *testing.T) {
 	if got, ok := f.plane.Probes.Answer(slot); !ok || got != (probe.Answer{Version: 1, Serves: true}) {
 		t.Errorf("got %+v, %v", got, ok)
 	}
-	refusal := packet.ProbeAnswer(netip.MustParseAddr("fd00:5:0:1::"), f.cfg.Node.Locator.Addr(), token, 0x102, 0xfffe)
+	refusal := packet.ProbeAnswer(netip.MustParseAddr("fd00:5:0:1::"), f.cfg.Node.Locator.Addr(), token, 0x102, 0xfffc)
 	f.check(refused(refusal, "take_probe", layer3(refusal)), f.run(refusal))
 	if got, ok := f.plane.Probes.Answer(slot); !ok || got != (probe.Answer{Version: 0x102}) {
 		t.Errorf("got %+v, %v", got, ok)
 	}
-	f.plane.Probes.Set(slot, vip6, desired.SRv6Insert, token+1<<16)
+	refusing := packet.ProbeAnswer(netip.MustParseAddr("fd00:5:0:1::"), f.cfg.Node.Locator.Addr(), token, 1, 3)
+	f.check(refused(refusing, "take_probe", layer3(refusing)), f.run(refusing))
+	if got, ok := f.plane.Probes.Answer(slot); !ok || got != (probe.Answer{Version: 1, Serves: true, Refuses: true}) {
+		t.Errorf("got %+v, %v", got, ok)
+	}
+	f.setProbe(token + 1<<16)
 	if _, ok := f.plane.Probes.Answer(slot); ok {
 		t.Error("the server has answered the next probe")
 	}
@@ -144,7 +163,7 @@ func TestProbeAnswersFromOutside(t *testing.T) {
 	f := open(t, outsideOf(balancerOf(serviceOf("web", vip6, 80, desired.TCP, desired.SRv6Encap, srv6Server("s1", 1, 1)))))
 	slot := f.slot("web", "s1")
 	token := 1<<16 | uint64(slot)
-	f.plane.Probes.Set(slot, vip6, desired.SRv6Encap, token)
+	f.setProbe(token)
 	answer := f.answerTo(token)
 	f.check(refused(answer, "drop_outside", layer3(answer)), f.run(answer))
 }

@@ -14,6 +14,10 @@ import (
 // PublishTo makes the balancer publish its events. Call it before Run.
 func (b *Balancer) PublishTo(stream *events.Stream) { b.events = stream }
 
+// ReportUntried makes the balancer tell why its host cannot check servers, at most every ten seconds.
+// The function must not block. Call ReportUntried before Run.
+func (b *Balancer) ReportUntried(report func(reason string)) { b.checker.ReportUntried(report) }
+
 // publishAll publishes the changes of all services.
 func (b *Balancer) publishAll() {
 	for _, svc := range b.services.byName {

@@ -410,7 +410,7 @@ func TestReportsAreOfNow(t *testing.T) {
 func (f *fixture) probeClock(slot uint32, clock uint32) {
 	f.t.Helper()
 	token := 0x123456789abc0000 | uint64(slot)
-	f.plane.Probes.Set(slot, vip6, desired.SRv6Insert, token)
+	f.setProbe(token)
 	answer := f.answerTo(token)
 	binary.BigEndian.PutUint32(answer[len(answer)-4:], clock)
 	f.check(refused(answer, "take_probe", layer3(answer)), f.run(answer))

@@ -12,9 +12,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -35,6 +33,9 @@ const (
 	// The kernel removes the routes and the neighbour entries of an interface that goes down. So
 	// they are made again with each choice.
 	addressLife = 5 * time.Second
+	// recheckPause is the shortest time from one search for the reason of a missing answer to the
+	// next one for the same VIP. It is shorter than any timeout of checks.
+	recheckPause = 50 * time.Millisecond
 )
 
 // gatewayMAC is the address in the permanent neighbour entries. No host has it: a packet that the
@@ -70,6 +71,8 @@ type Path struct {
 	// wanted are the addresses that are preferred as sources.
 	wanted  []netip.Addr
 	sources map[bool]source // by whether they are IPv4
+	// returns tells for IPv4 VIPs whether the host accepts the answers of servers.
+	returns map[netip.Addr]finding
 }
 
 // Interface is the interface through which checks leave.
@@ -86,19 +89,33 @@ type source struct {
 	found   time.Time
 }
 
+// finding is nil if all is well, or the reason why checks cannot work.
+type finding struct {
+	err   error
+	found time.Time
+}
+
 // New returns a path for packets with these marks. It can be used after Set.
 func New(mark, mask uint32) *Path { return &Path{mark: mark, mask: mask} }
 
 // Set makes the path lead through an interface. The VIPs cannot be sources. The wanted addresses
-// are preferred as sources, if the host has them.
-func (p *Path) Set(by Interface, vips, wanted []netip.Addr) {
+// are preferred as sources, if the host has them. If the interface is another one than before, Set
+// removes the rules that killed processes have left for interfaces that are gone. Its error tells
+// that this failed. The path works all the same.
+func (p *Path) Set(by Interface, vips, wanted []netip.Addr) error {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
+	isOther := by.Index != p.by.Index
 	p.by, p.wanted = by, wanted
 	p.vips, p.sources = map[netip.Addr]bool{}, map[bool]source{}
+	p.returns = map[netip.Addr]finding{}
 	for _, vip := range vips {
 		p.vips[vip] = true
 	}
+	if isOther {
+		return RemoveOrphans(p.mark)
+	}
+	return nil
 }
 
 // lead makes the rule, the route and the neighbour entry of a family.
@@ -144,6 +161,33 @@ func (p *Path) Close() error {
 // Remove removes what paths of packets with this mark through an interface have made in the
 // caller's network namespace, for example those of a process that was killed.
 func Remove(mark uint32, index int) error {
+	return removeRules(mark, func(f family, rule *netlink.Rule) (remove bool, err error) {
+		if rule.Table != firstTable+index {
+			return false, nil
+		}
+		return true, clear(f, index)
+	})
+}
+
+// RemoveOrphans removes the rules for packets with this mark whose interface is gone from the
+// caller's network namespace, whether or not another interface has its name. Only killed processes
+// leave such rules. The routes and the neighbour entries have gone with the interface.
+func RemoveOrphans(mark uint32) error {
+	return removeRules(mark, func(_ family, rule *netlink.Rule) (remove bool, err error) {
+		link, err := netlink.LinkByIndex(rule.Table - firstTable)
+		var gone netlink.LinkNotFoundError
+		switch {
+		case errors.As(err, &gone):
+			return true, nil
+		case err != nil:
+			return false, fmt.Errorf("find the interface of the rule %v: %w", rule, err)
+		}
+		return link.Attrs().Name != rule.OifName, nil
+	})
+}
+
+// removeRules removes the paths' rules for packets with this mark for which choose returns true.
+func removeRules(mark uint32, choose func(family, *netlink.Rule) (remove bool, err error)) error {
 	var errs []error
 	for _, f := range []family{ipv4, ipv6} {
 		rules, err := netlink.RuleList(f.number)
@@ -152,11 +196,15 @@ func Remove(mark uint32, index int) error {
 			continue
 		}
 		for _, rule := range rules {
-			if rule.Priority != rulePriority || rule.Mark != mark || rule.Table != firstTable+index {
+			if rule.Priority != rulePriority || rule.Mark != mark || rule.Table <= firstTable {
 				continue
 			}
-			rule.Family = f.number
-			errs = append(errs, ignoring(unix.ENOENT, netlink.RuleDel(&rule)), clear(f, index))
+			remove, err := choose(f, &rule)
+			errs = append(errs, err)
+			if remove {
+				rule.Family = f.number
+				errs = append(errs, ignoring(unix.ENOENT, netlink.RuleDel(&rule)))
+			}
 		}
 	}
 	return errors.Join(errs...)
@@ -206,7 +254,35 @@ func (p *Path) Socket(vip netip.Addr) (Socket, error) {
 		s = p.find(is4)
 		p.sources[is4] = s
 	}
+	if s.err == nil && is4 {
+		s.err = p.return4(vip)
+	}
 	return Socket{p.by.Name, s.address}, s.err
+}
+
+// Recheck tells why the host would drop the answers of a VIP at this moment, after a check without an
+// answer. It returns nil if it would not.
+func (p *Path) Recheck(vip netip.Addr) error {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	if p.by.Index == 0 || !vip.Is4() {
+		return nil
+	}
+	if time.Since(p.returns[vip].found) > recheckPause {
+		delete(p.returns, vip)
+	}
+	return p.return4(vip)
+}
+
+// return4 tells why the host would drop the answers of an IPv4 VIP. It returns nil if it accepts
+// them.
+func (p *Path) return4(vip netip.Addr) error {
+	f, ok := p.returns[vip]
+	if !ok || time.Since(f.found) > addressLife {
+		f = finding{findReturn4(p.by, vip), time.Now()}
+		p.returns[vip] = f
+	}
+	return f.err
 }
 
 // find makes the host's part of the path for a family, and chooses the source address.
@@ -281,11 +357,5 @@ func (p *Path) accepts(all []netlink.Addr) bool {
 	if !has {
 		return true
 	}
-	for _, scope := range []string{"all", p.by.Name} {
-		value, err := os.ReadFile("/proc/sys/net/ipv4/conf/" + scope + "/accept_local")
-		if err == nil && strings.TrimSpace(string(value)) == "1" {
-			return true
-		}
-	}
-	return false
+	return sysctl4("all", "accept_local") == 1 || sysctl4(p.by.Name, "accept_local") == 1
 }

@@ -3,9 +3,14 @@
 package checkpath
 
 import (
+	"errors"
+	"fmt"
+	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -32,8 +37,11 @@ type host struct {
 }
 
 // in runs a test in a namespace with the interface.
-func in(t *testing.T, test func(*host)) {
-	ns, peer := testnet.New(t), testnet.New(t)
+func in(t *testing.T, test func(*host)) { inWith(t, testnet.New(t), test) }
+
+// inWith is in with a namespace at the other end of the interface.
+func inWith(t *testing.T, peer *testnet.Namespace, test func(*host)) {
+	ns := testnet.New(t)
 	testnet.Connect(t, ns, "eth0", testnet.Prefixes("10.0.0.1/24", "2001:db8:0:1::1/64"), peer, "eth0",
 		testnet.Prefixes("10.0.0.2/24", "2001:db8:0:1::2/64"))
 	err := ns.Do(func() error {
@@ -59,7 +67,7 @@ func (h *host) must(err error) {
 // set sets the path, and makes it choose sources anew.
 func (h *host) set(wanted ...netip.Addr) {
 	by := Interface{Name: "eth0", Index: h.eth0.Attrs().Index, MTU: h.eth0.Attrs().MTU}
-	h.Set(by, vips, wanted)
+	h.must(h.Set(by, vips, wanted))
 }
 
 func (h *host) requireSource(vip netip.Addr, want string) {
@@ -91,7 +99,7 @@ func (h *host) addTo(name, prefix string) {
 	address, err := netlink.ParseAddr(prefix)
 	h.must(err)
 	address.Flags = unix.IFA_F_NODAD
-	h.must(netlink.AddrAdd(link, address))
+	h.must(netlink.AddrReplace(link, address))
 }
 
 func TestPath(t *testing.T) {
@@ -173,6 +181,174 @@ func TestOwnIPv4VIP(t *testing.T) {
 		h.set()
 		h.requireSource(vips[0], "10.0.0.1")
 		h.requireWay(vips[1]) // the host's own
+	})
+}
+
+// setSysctl sets a setting of IPv4 in the namespace of the test.
+func (h *host) setSysctl(name, value string) {
+	h.Helper()
+	h.must(os.WriteFile("/proc/thread-self/root/proc/sys/net/ipv4/conf/"+name, []byte(value), 0))
+}
+
+// exchangeOnPath sends a datagram from the VIP of the peer's host to a socket of a check, and
+// tells whether it arrives.
+func (h *host) exchangeOnPath(vip netip.Addr, peer *testnet.Namespace) bool {
+	h.Helper()
+	var config net.ListenConfig
+	config.Control = func(_, _ string, raw syscall.RawConn) error {
+		var err error
+		return errors.Join(raw.Control(func(fd uintptr) { err = unix.BindToDevice(int(fd), "eth0") }), err)
+	}
+	conn, err := config.ListenPacket(h.Context(), "udp4", "10.0.0.1:7000")
+	h.must(err)
+	defer conn.Close()
+	h.must(conn.SetReadDeadline(time.Now().Add(time.Second)))
+	h.must(peer.Do(func() error {
+		from := net.UDPAddrFromAddrPort(netip.AddrPortFrom(vip, 80))
+		sender, err := net.DialUDP("udp4", from, &net.UDPAddr{IP: net.IPv4(10, 0, 0, 1), Port: 7000})
+		if err != nil {
+			return err
+		}
+		defer sender.Close()
+		_, err = sender.Write([]byte("answer"))
+		return err
+	}))
+	_, _, err = conn.ReadFrom(make([]byte, 10))
+	return err == nil
+}
+
+// The kernel drops answers by the reverse path, and the path says so. The test compares what the
+// path says with what the kernel does.
+func TestReversePath(t *testing.T) {
+	server := testnet.New(t)
+	inWith(t, server, func(h *host) {
+		h.must(server.Do(func() error {
+			lo, err := netlink.LinkByName("lo")
+			if err != nil {
+				return err
+			}
+			address, err := netlink.ParseAddr(vips[0].String() + "/32")
+			return errors.Join(err, netlink.LinkSetUp(lo), netlink.AddrAdd(lo, address))
+		}))
+		outside := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "outside"}, PeerName: "clients"}
+		h.must(netlink.LinkAdd(outside))
+		h.must(netlink.LinkSetUp(outside))
+		h.addTo("outside", "10.9.0.1/24")
+		clients, err := netlink.LinkByName("clients")
+		h.must(err)
+		h.must(netlink.LinkSetUp(clients))
+		through := func(gateways ...string) *netlink.Route {
+			_, all, _ := net.ParseCIDR("0.0.0.0/0")
+			route := &netlink.Route{Dst: all}
+			for _, gateway := range gateways {
+				route.MultiPath = append(route.MultiPath, &netlink.NexthopInfo{Gw: net.ParseIP(gateway)})
+			}
+			return route
+		}
+		for _, c := range []struct {
+			name    string
+			filter  string
+			route   *netlink.Route
+			want    string // in the reason; "": answers arrive
+			isLocal bool
+		}{
+			{"off, no route", "0", nil, "", false},
+			{"strict, no route", "1", nil, "has no route to the VIP 192.0.2.80", false},
+			{"loose, no route", "2", nil, "has no route to the VIP 192.0.2.80", false},
+			{"strict, through the other interface", "1", through("10.9.0.2"),
+				"net.ipv4.conf.eth0.rp_filter is 1 and the route to the VIP 192.0.2.80 leads through outside", false},
+			{"loose, through the other interface", "2", through("10.9.0.2"), "", false},
+			{"off, through the other interface", "0", through("10.9.0.2"), "", false},
+			{"strict, through the interface", "1", through("10.0.0.2"), "", false},
+			{"strict, through both", "1", through("10.9.0.2", "10.0.0.2"), "", false},
+			{"strict, the host has the VIP", "1", nil, "leads through lo", true},
+			{"loose, the host has the VIP", "2", nil, "", true},
+		} {
+			h.setSysctl("all/rp_filter", "0")
+			h.setSysctl("eth0/rp_filter", c.filter)
+			if c.route != nil {
+				h.must(netlink.RouteReplace(c.route))
+			}
+			if c.isLocal {
+				h.setSysctl("eth0/accept_local", "1")
+				h.addTo("lo", vips[0].String()+"/32")
+			}
+			h.set()
+			_, err := h.Socket(vips[0])
+			if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
+				t.Errorf("%s: %v, want %q", c.name, err, c.want)
+			}
+			h.setSysctl("eth0/rp_filter", "0")
+			h.returns[vips[0]] = finding{h.returns[vips[0]].err, time.Now().Add(-2 * recheckPause)}
+			if err := h.Recheck(vips[0]); err != nil {
+				t.Errorf("%s: without the filter: %v", c.name, err)
+			}
+			h.setSysctl("eth0/rp_filter", c.filter)
+			h.returns[vips[0]] = finding{h.returns[vips[0]].err, time.Now().Add(-2 * recheckPause)}
+			if again := h.Recheck(vips[0]); fmt.Sprint(again) != fmt.Sprint(err) {
+				t.Errorf("%s: at first %v, and then %v", c.name, err, again)
+			}
+			if arrives := h.exchangeOnPath(vips[0], server); arrives != (c.want == "") {
+				t.Errorf("%s: an answer arrives: %v", c.name, arrives)
+			}
+			if _, err := h.Socket(vips[2]); err != nil {
+				t.Errorf("%s: IPv6: %v", c.name, err)
+			}
+			if c.route != nil {
+				h.must(netlink.RouteDel(c.route))
+			}
+		}
+	})
+}
+
+// A process that was killed leaves rules. If its interface is deleted, and made again with the same
+// name, the next process removes them. The rules of other interfaces stay, because another instance
+// may use them.
+func TestRulesOfGoneInterfaces(t *testing.T) {
+	in(t, func(h *host) {
+		before := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "eth1"}, PeerName: "peer1"}
+		h.must(netlink.LinkAdd(before))
+		h.must(netlink.LinkSetUp(before))
+		h.addTo("eth1", "10.1.0.1/24")
+		h.addTo("eth1", "2001:db8:1::1/64")
+		killed := New(mark, mask)
+		h.must(killed.Set(Interface{"eth1", before.Attrs().Index, 1500}, vips, nil))
+		for _, vip := range []netip.Addr{vips[0], vips[2]} {
+			_, err := killed.Socket(vip)
+			h.must(err)
+			_, err = h.Socket(vip)
+			h.must(err)
+		}
+		h.must(netlink.LinkDel(before))
+		again := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "eth1"}, PeerName: "peer1"}
+		h.must(netlink.LinkAdd(again))
+		h.must(netlink.LinkSetUp(again))
+		h.addTo("eth1", "10.1.0.1/24")
+		h.addTo("eth1", "2001:db8:1::1/64")
+		if again.Attrs().Index == before.Attrs().Index {
+			t.Fatal("the new interface has the index of the old one")
+		}
+		next := New(mark, mask)
+		h.must(next.Set(Interface{"eth1", again.Attrs().Index, 1500}, vips, nil))
+		for _, f := range []family{ipv4, ipv6} {
+			vip := vips[0]
+			if f.number == ipv6.number {
+				vip = vips[2]
+			}
+			_, err := next.Socket(vip)
+			h.must(err)
+			rules, err := netlink.RuleListFiltered(f.number, &netlink.Rule{Priority: rulePriority}, netlink.RT_FILTER_PRIORITY)
+			h.must(err)
+			var tables []int
+			for _, rule := range rules {
+				tables = append(tables, rule.Table-firstTable)
+			}
+			slices.Sort(tables)
+			if want := []int{h.eth0.Attrs().Index, again.Attrs().Index}; !slices.Equal(tables, want) {
+				t.Errorf("rules for the interfaces %v, want %v", tables, want)
+			}
+		}
+		h.must(next.Close())
 	})
 }
 

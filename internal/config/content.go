@@ -20,7 +20,7 @@ type Content struct {
 // has any. The file may be a configuration file: its other sections have no effect. ParseContent
 // checks the rules of the services as they would hold for the balancer. The error is of type
 // field.Errors.
-func (f *BalancerFiles) ParseContent(text []byte) (*Content, field.Errors, error) {
+func ParseContent(f *BalancerFiles, text []byte) (*Content, field.Errors, error) {
 	root, problem := parse(text)
 	if problem != nil {
 		return nil, nil, field.Errors{problem}
@@ -28,11 +28,11 @@ func (f *BalancerFiles) ParseContent(text []byte) (*Content, field.Errors, error
 	top := resolved(root.Content[0])
 	overrides := child(top, "overrides")
 	top = with(top, "overrides", nil)
-	for _, section := range ownSections {
-		top = with(top, section, child(resolved(f.root.Content[0]), section))
+	for _, s := range sectionsOf(f.File) {
+		top = with(top, s.name, child(resolved(f.root.Content[0]), s.name))
 	}
 	document := &yaml.Node{Kind: yaml.DocumentNode, Content: []*yaml.Node{top}}
-	if _, _, problems := parseDocument(document); len(problems) > 0 {
+	if _, _, problems := balancerOf(document); len(problems) > 0 {
 		return nil, nil, problems.OrNil()
 	}
 	c := &Content{}
@@ -49,7 +49,7 @@ func (f *BalancerFiles) ParseContent(text []byte) (*Content, field.Errors, error
 		}
 		c.Overrides = o.Overrides
 	}
-	_, warnings, err := f.WithStored(c.Services, c.Overrides)
+	_, warnings, err := WithStored(f, c.Services, c.Overrides)
 	return c, warnings, err
 }
 

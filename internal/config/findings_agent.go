@@ -23,6 +23,8 @@ var agentRules = []rule[desired.Agent]{
 			"use the address that balancers have in servers[].host")
 	}},
 	{"never", (*inspection).neverAccepts},
+	{"drained", (*inspection).drainedAgentServices},
+	{"state", func(i *inspection, a *desired.Agent) { i.lostState(a.Node.State, "the agent then forgets overrides") }},
 	{"mtu", (*inspection).impossibleMTU},
 }
 
@@ -43,6 +45,7 @@ func (i *inspection) noTags(a *desired.Agent) {
 
 func (i *inspection) writableAgentFiles(a *desired.Agent) {
 	i.writable("", i.file, "the configuration")
+	i.writable("node.state", a.Node.State, "overrides")
 	i.writable(desired.SignalKeyField, a.Node.SignalKey, "the key")
 	for n, s := range a.Services {
 		path := field.Child(field.Item("services", n), "load.path")
@@ -57,6 +60,15 @@ func (i *inspection) neverAccepts(a *desired.Agent) {
 		if s.Accept.Policy == desired.AcceptNever {
 			i.findf(field.Child(field.Item("services", n), "accept.policy"), "the server is still offered connections, "+
 				"and gets those that no other candidate takes; drain the server at the balancers instead")
+		}
+	}
+}
+
+func (i *inspection) drainedAgentServices(a *desired.Agent) {
+	for n, s := range a.Services {
+		if s.Drained {
+			i.findf(field.Child(field.Item("services", n), "drained"), "a drain in the file is easily forgotten; use "+
+				"`segue drain %s`", s.Name)
 		}
 	}
 }

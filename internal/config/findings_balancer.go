@@ -20,7 +20,9 @@ var balancerRules = []rule[desired.Balancer]{
 	{"key-file", (*inspection).balancerKeyFiles},
 	{"writable", (*inspection).writableBalancerFiles},
 	{"metrics-listen", func(i *inspection, b *desired.Balancer) { i.metricsEverywhere(b.Metrics) }},
-	{"state", (*inspection).lostState},
+	{"state", func(i *inspection, b *desired.Balancer) {
+		i.lostState(b.Node.State, "the balancer then forgets former servers and overrides")
+	}},
 	{"plain-store", (*inspection).plainStore},
 	{"store-limit", (*inspection).unlimitedStore},
 	{"flows", (*inspection).smallFlowTable},
@@ -118,10 +120,10 @@ func (i *inspection) balancerKeyFiles(b *desired.Balancer) {
 	})(i, b)
 }
 
-func (i *inspection) lostState(b *desired.Balancer) {
-	if isVolatile(b.Node.State) {
-		i.findf("node.state", "does not outlast a reboot: the balancer then forgets former servers and "+
-			"overrides; use a directory on a disk")
+// lostState is a rule about the directory for state. lost says what is lost with it.
+func (i *inspection) lostState(state, lost string) {
+	if isVolatile(state) {
+		i.findf("node.state", "does not outlast a reboot: %s; use a directory on a disk", lost)
 	}
 }
 

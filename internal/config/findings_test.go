@@ -226,6 +226,8 @@ services:`, 1)
 	rules = append(rules, checkFindings(t, tagged, []findingCase{
 		{"tags", "protocol: tcp}", "protocol: tcp, load: {source: accept-queue}}", "", "", ""},
 		{"never", "protocol: tcp}", "protocol: tcp, accept: {policy: never}}", "never", "services[0].accept.policy", ""},
+		{"drained service", "protocol: tcp}", "protocol: tcp, drained: true}", "drained", "services[0].drained", "segue drain web"},
+		{"agent's state", "mtu: 1500", "mtu: 1500\n  state: /run/segue", "state", "node.state", "reboot: the agent"},
 		{"mtu", "mtu: 1500", "mtu: 1541", "mtu", "node.mtu", "eth0, which is 1540"},
 		{"agent's metrics", "services:", "metrics: {listen: ':9188'}\nservices:", "metrics-listen", "metrics.listen", ""},
 		{"polls", "services:", "poll: {listen: '[::]:7460'}\nservices:", "poll-listen", "poll.listen", ""},

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"reflect"
 	"slices"
+	"strings"
 
 	"go.yaml.in/yaml/v4"
 
@@ -14,25 +15,22 @@ import (
 )
 
 // FollowingFile returns the files with the overrides that make the services those of another
-// configuration file. Servers that an override drains stay drained. Other sections of the file have
-// no effect: there is a warning if they differ from those in force. The error is of type
+// configuration file. Services and servers that an override drains stay drained. Other sections of
+// the file have no effect: there is a warning if they differ from those in force. The error is of type
 // field.Errors.
-func (f *BalancerFiles) FollowingFile(text []byte) (*BalancerFiles, field.Errors, error) {
-	own := f.root
+func (f *Files[D]) FollowingFile(text []byte) (*Files[D], field.Errors, error) {
 	root, problem := parse(text)
 	if problem != nil {
 		return nil, nil, field.Errors{problem}
 	}
-	root = withSections(root, own)
-	wanted, _, problems := parseDocument(root)
+	root = f.withSections(root)
+	wanted, _, problems := f.read(root)
 	if len(problems) > 0 {
 		return nil, nil, problems.OrNil()
 	}
-	d := differ{
-		from: named(child(own.Content[0], "services")), to: named(child(root.Content[0], "services")),
-	}
-	overrides := d.services(f.File, wanted)
-	overrides = keepDrains(overrides, f.Desired.Overrides, wanted)
+	after := itemsOf(wanted.Items(), root)
+	overrides := differences(itemsOf(f.File.Items(), f.root), after)
+	overrides = keepDrains(overrides, f.InForce, after)
 	next, warnings, err := f.WithOverrides(overrides)
 	if err != nil {
 		return nil, nil, err
@@ -40,114 +38,114 @@ func (f *BalancerFiles) FollowingFile(text []byte) (*BalancerFiles, field.Errors
 	return next, append(f.otherSections(wanted), warnings...), nil
 }
 
-// ownSections are the sections of a balancer's file that are about this balancer alone.
-var ownSections = []string{"node", "api", "metrics", "bgp", "store"}
+// section is a section of a configuration file other than services. It is about one process alone.
+type section struct {
+	name  string
+	value any
+}
 
-// withSections returns a document with the sections of another one that it lacks.
-func withSections(root, other *yaml.Node) *yaml.Node {
+// sectionsOf returns the sections of a *desired.Balancer or *desired.Agent.
+func sectionsOf(state any) (sections []section) {
+	value := reflect.ValueOf(state).Elem()
+	for i := range value.NumField() {
+		name, _, _ := strings.Cut(value.Type().Field(i).Tag.Get("yaml"), ",")
+		if name != "services" {
+			sections = append(sections, section{name, value.Field(i).Interface()})
+		}
+	}
+	return sections
+}
+
+// withSections returns a document with the sections of the configuration file that it lacks.
+func (f *Files[D]) withSections(root *yaml.Node) *yaml.Node {
 	top := resolved(root.Content[0])
-	for _, section := range ownSections {
-		if child(top, section) == nil {
-			top = with(top, section, child(other.Content[0], section))
+	for _, s := range sectionsOf(f.File) {
+		if child(top, s.name) == nil {
+			top = with(top, s.name, child(resolved(f.root.Content[0]), s.name))
 		}
 	}
 	return &yaml.Node{Kind: yaml.DocumentNode, Content: []*yaml.Node{top}}
 }
 
 // otherSections returns a warning for each section of a file that has no effect.
-func (f *BalancerFiles) otherSections(wanted *desired.Balancer) (warnings field.Errors) {
-	for _, section := range []struct {
-		name    string
-		is, was any
-	}{
-		{"node", wanted.Node, f.File.Node}, {"api", wanted.API, f.File.API},
-		{"metrics", wanted.Metrics, f.File.Metrics}, {"store", wanted.Store, f.File.Store},
-		{"bgp", wanted.BGP, f.File.BGP},
-	} {
-		if !reflect.DeepEqual(section.is, section.was) {
-			warnings.Addf(section.name, "differs from the balancer's configuration file, and has no effect: "+
+func (f *Files[D]) otherSections(wanted D) (warnings field.Errors) {
+	own := sectionsOf(f.File)
+	for i, s := range sectionsOf(wanted) {
+		if !reflect.DeepEqual(s.value, own[i].value) {
+			warnings.Addf(s.name, "differs from the configuration file of the process, and has no effect: "+
 				"only services are applied")
 		}
 	}
 	return warnings
 }
 
-// differ finds the overrides by which the services of one document become those of another.
-type differ struct {
-	from, to  map[string]*yaml.Node // the services by name
-	overrides []desired.Override
+// items are services and servers in their order, with their nodes in a document.
+type items struct {
+	list  []desired.Item
+	at    map[target]int // indexes in list
+	nodes map[target]*yaml.Node
 }
 
-// named returns the items of a list by name.
-func named(list *yaml.Node) map[string]*yaml.Node {
-	items := map[string]*yaml.Node{}
-	for _, item := range elements(list) {
-		items[nameOf(item)] = resolved(item)
+// target names a service, or a server of it.
+type target struct{ service, server string }
+
+func targetOf(i *desired.Item) target { return target{i.Service, i.Server} }
+
+// itemsOf finds the nodes of items in a document.
+func itemsOf(list []desired.Item, root *yaml.Node) *items {
+	all := &items{list, map[target]int{}, map[target]*yaml.Node{}}
+	for i := range list {
+		all.at[targetOf(&list[i])] = i
 	}
-	return items
+	for _, service := range elements(child(resolved(root.Content[0]), "services")) {
+		name := nameOf(service)
+		all.nodes[target{name, ""}] = resolved(service)
+		for _, server := range elements(child(resolved(service), "servers")) {
+			all.nodes[target{name, nameOf(server)}] = resolved(server)
+		}
+	}
+	return all
 }
 
-func (d *differ) services(before, after *desired.Balancer) []desired.Override {
-	for _, s := range before.Services {
-		if d.to[s.Name] == nil {
-			d.add(desired.Override{Service: s.Name, Remove: true})
-		}
+func (i *items) has(t target) bool { _, ok := i.at[t]; return ok }
+
+// written returns the fields of a service without its servers, or of a server.
+func (i *items) written(t target) desired.Fields {
+	fields := fieldsOf(i.nodes[t])
+	if t.server == "" {
+		delete(fields, "servers")
 	}
-	for i := range after.Services {
-		s := &after.Services[i]
-		if d.from[s.Name] == nil {
-			d.add(desired.Override{Service: s.Name, Add: fieldsOf(d.to[s.Name])})
-			continue
-		}
-		d.service(before.Service(s.Name), s)
-	}
-	return d.overrides
+	return fields
 }
 
-// service finds the overrides of a service that is in both documents.
-func (d *differ) service(before, after *desired.Service) {
-	from, to := d.from[after.Name], d.to[after.Name]
-	if !sameSettings(*before, *after) {
-		was, is := fieldsOf(from), fieldsOf(to)
-		delete(was, "servers")
-		delete(is, "servers")
-		d.add(desired.Override{Service: after.Name, Set: patch(was, is)})
-	}
-	fromServers, toServers := named(child(from, "servers")), named(child(to, "servers"))
-	was := map[string]desired.Server{}
-	for _, s := range before.Servers {
-		was[s.Name] = s
-		if toServers[s.Name] == nil {
-			d.add(desired.Override{Service: after.Name, Server: s.Name, Remove: true})
+// differences returns the overrides that make items others.
+func differences(before, after *items) (overrides []desired.Override) {
+	for i := range before.list {
+		t := targetOf(&before.list[i])
+		if !after.has(t) && (t.server == "" || after.has(target{t.service, ""})) {
+			overrides = append(overrides, desired.Override{Service: t.service, Server: t.server, Remove: true})
 		}
 	}
-	for _, s := range after.Servers {
-		o := desired.Override{Service: after.Name, Server: s.Name}
-		old, ok := was[s.Name]
+	for i := range after.list {
+		t := targetOf(&after.list[i])
+		o := desired.Override{Service: t.service, Server: t.server}
+		at, existed := before.at[t]
 		switch {
-		case !ok:
-			o.Add = fieldsOf(toServers[s.Name])
-		case reflect.DeepEqual(s, old):
+		case !existed && t.server != "" && !before.has(target{t.service, ""}):
+			continue // the service is added with its servers
+		case !existed:
+			o.Add = fieldsOf(after.nodes[t])
+		case reflect.DeepEqual(before.list[at].Value, after.list[i].Value):
 			continue
 		default:
-			o.Set = patch(fieldsOf(fromServers[s.Name]), fieldsOf(toServers[s.Name]))
+			o.Set = patch(before.written(t), after.written(t))
 		}
-		d.add(o)
+		// The default of a field can differ because of another override.
+		if o.Add != nil || len(o.Set) > 0 {
+			overrides = append(overrides, o)
+		}
 	}
-}
-
-// add adds an override, unless it is empty: the default of a field can differ because of another
-// override.
-func (d *differ) add(o desired.Override) {
-	if o.Add != nil || len(o.Set) > 0 || o.Remove {
-		d.overrides = append(d.overrides, o)
-	}
-}
-
-// sameSettings tells whether two services differ in nothing but their servers.
-func sameSettings(a, b desired.Service) bool {
-	a.Servers, b.Servers = nil, nil
-	return reflect.DeepEqual(a, b)
+	return overrides
 }
 
 // fieldsOf returns the fields of a service or server, without its name.
@@ -179,10 +177,10 @@ func patch(from, to map[string]any) map[string]any {
 	return changes
 }
 
-// keepDrains adds the drains of overrides that were in force to others, for servers that there are.
-func keepDrains(overrides, inForce []desired.Override, wanted *desired.Balancer) []desired.Override {
+// keepDrains adds the drains of overrides that were in force to others, for what there is.
+func keepDrains(overrides, inForce []desired.Override, wanted *items) []desired.Override {
 	for _, o := range inForce {
-		if o.Set["drained"] != true || wanted.Server(o.Service, o.Server) == nil {
+		if o.Set["drained"] != true || !wanted.has(target{o.Service, o.Server}) {
 			continue
 		}
 		i := slices.IndexFunc(overrides, func(other desired.Override) bool {

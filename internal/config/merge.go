@@ -166,26 +166,36 @@ func (m *merger) inForce() (effective []desired.Override, warnings field.Errors)
 	return effective, warnings
 }
 
-// translated describes an error in the merged document by the override that caused it, if it is
-// about a service or a server with an override: by the line of the override, and by the path of the
-// field from its target. Paths of the merged document have indexes that no file has.
-func (m *merger) translated(problem *field.Error, b *desired.Balancer) *field.Error {
+// translated describes errors or warnings about a document by the overrides that caused them, if they
+// are about a service or a server with an override: by the line of the override, and by the path of
+// the field from its target. Paths of the merged document have indexes that no file has.
+func (m *merger) translated(problems field.Errors, root *yaml.Node) field.Errors {
+	services := elements(child(resolved(root.Content[0]), "services"))
+	all := make(field.Errors, len(problems))
+	for i, problem := range problems {
+		all[i] = m.translatedOne(problem, services)
+	}
+	return all
+}
+
+func (m *merger) translatedOne(problem *field.Error, services []*yaml.Node) *field.Error {
 	t := *problem
 	t.Line = 0
 	service, rest := indexed(problem.Path, "services")
-	if service < 0 || service >= len(b.Services) {
+	if service < 0 || service >= len(services) {
 		return &t
 	}
-	s := &b.Services[service]
-	target := desired.Override{Service: s.Name}
+	target := desired.Override{Service: nameOf(services[service])}
 	own := -1
-	if o := m.services[s.Name]; o != nil {
-		own = o.own
+	overrides := m.services[target.Service]
+	if overrides != nil {
+		own = overrides.own
 	}
-	if i, below := indexed(rest, "servers"); i >= 0 && i < len(s.Servers) {
-		target.Server, rest = s.Servers[i].Name, below
-		if o := m.services[s.Name]; o != nil {
-			if of, ok := o.servers[target.Server]; ok {
+	servers := elements(child(resolved(services[service]), "servers"))
+	if i, below := indexed(rest, "servers"); i >= 0 && i < len(servers) {
+		target.Server, rest = nameOf(servers[i]), below
+		if overrides != nil {
+			if of, ok := overrides.servers[target.Server]; ok {
 				own = of
 			}
 		}
@@ -265,6 +275,16 @@ func child(mapping *yaml.Node, name string) *yaml.Node {
 	for i := 0; i < len(mapping.Content); i += 2 {
 		if mapping.Content[i].Value == name {
 			return mapping.Content[i+1]
+		}
+	}
+	return nil
+}
+
+// item returns the item of a list with a name, or nil.
+func item(list *yaml.Node, name string) *yaml.Node {
+	for _, element := range elements(list) {
+		if nameOf(element) == name {
+			return resolved(element)
 		}
 	}
 	return nil

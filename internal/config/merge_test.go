@@ -161,7 +161,7 @@ func TestOverrideErrors(t *testing.T) {
 		if problems, ok := err.(field.Errors); ok {
 			got = problems.In("").Error()
 		}
-		if got = strings.ReplaceAll(got, OverridesFile(&files.File.Node)+":2:", "line 2:"); !strings.HasPrefix(got, want) {
+		if got = strings.ReplaceAll(got, files.File.OverridesFile()+":2:", "line 2:"); !strings.HasPrefix(got, want) {
 			t.Errorf("%s: %s, want %s", text, got, want)
 		}
 	}

@@ -5,25 +5,14 @@ package config
 import (
 	"errors"
 	"io/fs"
-	"path/filepath"
 
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/field"
 )
 
-// OverridesFile returns the path of the file with the overrides of a balancer's instance. It is
-// empty if the balancer has no directory for its state.
-func OverridesFile(node *desired.BalancerNode) string {
-	if node.State == "" {
-		return ""
-	}
-	return filepath.Join(node.State, node.Instance+".overrides.yaml")
-}
-
-// readOverrides reads the overrides of a balancer's instance, and returns them with the content of
-// their file; nil: there is no file. The error is of type field.Errors, or that of reading the file.
-func readOverrides(b *desired.Balancer) (overrides []desired.Override, text []byte, err error) {
-	path := OverridesFile(&b.Node)
+// readOverrides reads a file of overrides, and returns them with its content; nil: there is no file.
+// The error is of type field.Errors, or that of reading the file.
+func readOverrides(path string) (overrides []desired.Override, text []byte, err error) {
 	if path == "" {
 		return nil, nil, nil
 	}

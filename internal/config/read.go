@@ -12,21 +12,6 @@ import (
 	"github.com/segue-lb/segue/internal/field"
 )
 
-// BalancerFiles are the contents of a balancer's configuration file and of its file of overrides,
-// and the desired state that follows from both.
-type BalancerFiles struct {
-	Text      []byte             // of the configuration file
-	Overrides []desired.Override // also those without effect
-	Stored    []byte             // the text of the overrides; nil: there is no file
-	// File is what the configuration file wants, and Desired what the overrides make of it. Both
-	// have all defaults and obey all rules. They can be the same.
-	File, Desired *desired.Balancer
-	// warnings of the configuration file
-	warnings field.Errors
-	// root is the document of the configuration file, with the services of the store if it has one.
-	root *yaml.Node
-}
-
 // LoadBalancer reads a balancer's configuration file, and the overrides of its instance. Warnings
 // are about valid settings that are rarely intended. The error is of type field.Errors, or that of
 // reading a file.
@@ -34,135 +19,9 @@ func LoadBalancer(path string) (*BalancerFiles, field.Errors, error) {
 	return load(path, ParseBalancerFiles)
 }
 
-// ParseBalancerFiles is LoadBalancer for the content of a configuration file.
-func ParseBalancerFiles(data []byte) (*BalancerFiles, field.Errors, error) {
-	file, err := parseFile(data)
-	if err != nil {
-		return nil, nil, err
-	}
-	overrides, stored, err := readOverrides(file.File)
-	if file.File.Store != nil { // it has the overrides
-		return file, unusedOverrides(file.File, overrides, err), nil
-	}
-	if err != nil {
-		return nil, nil, err
-	}
-	f, more, err := file.WithOverrides(overrides)
-	if err != nil {
-		return nil, nil, err
-	}
-	f.Stored = stored
-	return f, append(file.warnings, more...), nil
-}
-
-// unusedOverrides warns about overrides from the time before a balancer had a store.
-func unusedOverrides(b *desired.Balancer, overrides []desired.Override, err error) (warnings field.Errors) {
-	if len(overrides) > 0 || err != nil {
-		warnings.Addf("overrides", "have no effect, because the balancer has a store: import them, and remove "+
-			"the file")
-	}
-	return warnings.In(OverridesFile(&b.Node))
-}
-
-// parseFile reads the content of a configuration file, without overrides.
-func parseFile(data []byte) (*BalancerFiles, error) {
-	root, problem := parse(data)
-	if problem != nil {
-		return nil, field.Errors{problem}
-	}
-	b, warnings, problems := parseDocument(root)
-	if at := child(resolved(root.Content[0]), "services"); b.Store != nil && at != nil {
-		problems = append(problems, &field.Error{
-			Line: at.Line, Path: "services", Problem: "must be absent, because they come from the store",
-		})
-	}
-	if len(problems) > 0 {
-		return nil, problems.OrNil()
-	}
-	return &BalancerFiles{Text: data, File: b, Desired: b, warnings: warnings, root: root}, nil
-}
-
-// WithStored returns the files with services and overrides from the store of the balancer, instead
-// of those in files. Warnings are about both, and so is the error, which is of type field.Errors.
-// Both name fields as those of WithOverrides do.
-func (f *BalancerFiles) WithStored(
-	services []desired.Fields, overrides []desired.Override,
-) (*BalancerFiles, field.Errors, error) {
-	list := &yaml.Node{Kind: yaml.SequenceNode}
-	for _, service := range services {
-		list.Content = append(list.Content, nodeOf(map[string]any(service)))
-	}
-	root := &yaml.Node{
-		Kind:    yaml.DocumentNode,
-		Content: []*yaml.Node{with(resolved(f.root.Content[0]), "services", list)},
-	}
-	_, m := merge(root, nil)
-	b, warnings, problems := parseDocument(root)
-	if len(problems) > 0 {
-		for i, problem := range problems {
-			problems[i] = m.translated(problem, b)
-		}
-		return nil, nil, problems.In(storeName).OrNil()
-	}
-	for i, warning := range warnings {
-		warnings[i] = m.translated(warning, b)
-	}
-	stored := &BalancerFiles{Text: f.Text, File: b, warnings: warnings, root: root}
-	next, more, err := stored.WithOverrides(overrides)
-	return next, append(warnings.In(storeName), more...), err
-}
-
-// storeName is where errors in the services and overrides of a store are.
-const storeName = "store"
-
-// WithOverrides returns the files with other overrides. The text of the overrides is not set.
-// Warnings are about the overrides, and so is the error, which is of type field.Errors. Both name
-// fields by service and server, such as web/s1.weight.
-func (f *BalancerFiles) WithOverrides(
-	overrides []desired.Override,
-) (changed *BalancerFiles, warnings field.Errors, err error) {
-	changed = &BalancerFiles{
-		Text: f.Text, Overrides: overrides, File: f.File, Desired: f.File, warnings: f.warnings,
-		root: f.root,
-	}
-	if len(overrides) == 0 {
-		return changed, nil, nil
-	}
-	file := OverridesFile(&f.File.Node)
-	if f.File.Store != nil {
-		file = storeName
-	}
-	merged, m := merge(f.root, overrides)
-	b, all, problems := parseDocument(merged)
-	if len(problems) > 0 {
-		for i, problem := range problems {
-			problems[i] = m.translated(problem, b)
-		}
-		return nil, nil, problems.In(file).OrNil()
-	}
-	changed.Desired = b
-	b.Overrides, warnings = m.inForce()
-	return changed, append(warnings, m.newWarnings(all, f, b)...).In(file), nil
-}
-
-// newWarnings returns the warnings about the merged document that are not about the file, too.
-func (m *merger) newWarnings(all field.Errors, f *BalancerFiles, b *desired.Balancer) (fresh field.Errors) {
-	known := map[string]bool{}
-	for _, warning := range f.warnings {
-		t := m.translated(warning, f.File)
-		known[t.Path+t.Problem] = true
-	}
-	for _, warning := range all {
-		if t := m.translated(warning, b); !known[t.Path+t.Problem] {
-			fresh = append(fresh, t)
-		}
-	}
-	return fresh
-}
-
-// LoadAgent reads an agent's configuration file, as LoadBalancer a balancer's.
-func LoadAgent(path string) (*desired.Agent, field.Errors, error) {
-	return load(path, ParseAgent)
+// LoadAgent reads an agent's configuration file and its overrides, as LoadBalancer a balancer's.
+func LoadAgent(path string) (*AgentFiles, field.Errors, error) {
+	return load(path, ParseAgentFiles)
 }
 
 // load is Load for a function that also returns warnings.
@@ -195,16 +54,15 @@ func Load[T any](path string, parse func([]byte) (T, error)) (result T, err erro
 // ParseBalancer reads the content of a balancer's configuration file, without overrides. The result
 // has all defaults and obeys all rules. Warnings and errors are those of LoadBalancer.
 func ParseBalancer(data []byte) (*desired.Balancer, field.Errors, error) {
-	file, err := parseFile(data)
+	file, err := parseBalancerFile(data)
 	if err != nil {
 		return nil, nil, err
 	}
 	return file.File, file.warnings, nil
 }
 
-// parseDocument is ParseBalancer for a document. If there are errors, the result is what could be
-// decoded.
-func parseDocument(root *yaml.Node) (b *desired.Balancer, warnings, problems field.Errors) {
+// balancerOf reads a balancer's document. If there are errors, the result is what could be decoded.
+func balancerOf(root *yaml.Node) (b *desired.Balancer, warnings, problems field.Errors) {
 	b = &desired.Balancer{}
 	d := decodeDocument(root, b)
 	if d.completeBalancer(b); len(d.problems) > 0 {
@@ -228,11 +86,21 @@ func (d *document) completeBalancer(b *desired.Balancer) {
 	d.check(b.Validate)
 }
 
-// ParseAgent is LoadAgent for a file's content.
+// ParseAgent is ParseBalancer for an agent's file.
 func ParseAgent(data []byte) (*desired.Agent, field.Errors, error) {
-	a, d := readAgent(data)
-	if len(d.problems) > 0 {
-		return nil, nil, d.problems.OrNil()
+	file, err := parseAgentFile(data)
+	if err != nil {
+		return nil, nil, err
+	}
+	return file.File, file.warnings, nil
+}
+
+// agentOf is balancerOf for an agent's document.
+func agentOf(root *yaml.Node) (a *desired.Agent, warnings, problems field.Errors) {
+	a = &desired.Agent{}
+	d := decodeDocument(root, a)
+	if d.completeAgent(a); len(d.problems) > 0 {
+		return a, nil, d.problems
 	}
 	d.warnOfAgent(a)
 	return a, d.warnings.Sorted(), nil
@@ -242,9 +110,14 @@ func ParseAgent(data []byte) (*desired.Agent, field.Errors, error) {
 func readAgent(data []byte) (*desired.Agent, *document) {
 	var a desired.Agent
 	d := decode(data, &a)
+	d.completeAgent(&a)
+	return &a, d
+}
+
+// completeAgent sets the defaults of a decoded agent, and checks its rules.
+func (d *document) completeAgent(a *desired.Agent) {
 	a.SetDefaults(d.has)
 	d.check(a.Validate)
-	return &a, d
 }
 
 // Kind is a kind of files.

@@ -161,7 +161,7 @@ services: [{name: web, vip: 192.0.2.80, port: all, protocol: tcp}]
 	want := &desired.Agent{
 		Node: desired.AgentNode{
 			Instance: "agent", Interface: "eth0", Internal: &yes, Locator: netip.MustParsePrefix("fd00:5:0:1::/64"),
-			AssignVIPs: &yes,
+			AssignVIPs: &yes, State: "/var/lib/segue",
 		},
 		Services: []desired.AgentService{{
 			Name: "web", VIP: netip.MustParseAddr("192.0.2.80"), Port: desired.AllPorts, Protocol: desired.TCP, Encapsulation: desired.SRv6Encap,
@@ -335,10 +335,11 @@ func TestExamples(t *testing.T) {
 	}
 	b := files.Desired
 	checkRoundTrip(t, b, ParseBalancer)
-	a, _, err := LoadAgent(examples + "agent.yaml")
+	agentFiles, _, err := LoadAgent(examples + "agent.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
+	a := agentFiles.File
 	checkRoundTrip(t, a, ParseAgent)
 
 	// The agent's file is that of the balancer's server s1. Its services must have the same

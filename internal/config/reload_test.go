@@ -47,6 +47,7 @@ metrics.listen "127.0.0.1:9188": a change from "" needs a restart`},
 		{"agent several", agent("eth0", "eth1").ReloadableFrom(&desired.Agent{}),
 			`node.instance "server": a change from "" needs a restart
 node.interface "eth1": a change from "" needs a restart
+node.state "/var/lib/segue": a change from "" needs a restart
 metrics.listen ":9189": a change from "" needs a restart`},
 	}
 	for _, test := range tests {

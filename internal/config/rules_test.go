@@ -213,7 +213,7 @@ func TestOutsideRules(t *testing.T) {
 		{"two inside", parses(ParseBalancer, inside(strings.Replace(validBalancer, "seed: 0x10", "internal: true", 1), "eth1")),
 			`line 7: node.internal "true": must be false or absent if node.inside is set: the domain is then reached by node.inside`},
 		{"agent with two", parses(ParseAgent, inside(validAgent, "eth1")),
-			"line 4: node.inside: unknown field; must be one of: instance, interface, internal, locator, addresses, mtu, assign-vips, balancers, signal-key"},
+			"line 4: node.inside: unknown field; must be one of: instance, interface, internal, locator, addresses, mtu, assign-vips, balancers, state, signal-key"},
 		{"balancer", parses(ParseBalancer, outside(validBalancer, "", "")), ""},
 		{"balancer that hunts", parses(ParseBalancer, outside(validBalancer, "placement: hash", "placement: hunt")),
 			`line 4: node.internal "false": must be true for services[0], whose placement is hunt: ` +
@@ -508,6 +508,7 @@ func TestAgentRules(t *testing.T) {
 	checkMutations(t, validAgent, ParseAgent, []mutation{
 		{"interface missing", "interface: eth0", "", one("node.interface", "required")},
 		{"instance dot", "instance: server", "instance: .", one("node.instance", plainForm)},
+		{"state relative", "mtu: 1500", "state: var", one("node.state", "must be absolute")},
 		{"locator missing", `locator: "fd00:5:0:1::/64"`, "",
 			one("node.locator", "required by services[0], whose encapsulation is srv6-encap")},
 		{"locator /63", "1::/64", "0::/63", one("node.locator", "must be an IPv6 /64")},
@@ -557,7 +558,7 @@ func TestAgentRules(t *testing.T) {
 			"vip: 2001:db8:80::1\n    port: 80\n    protocol: tcp",
 			one("services[1]", "tcp port 80 of 2001:db8:80::1 is already used by services[0]")},
 		{"field of a balancer", "protocol: tcp", "protocol: tcp\n    buckets: 7",
-			one("services[0].buckets", "unknown field; must be one of: name, vip, port, protocol, encapsulation, accept, load, not-local, "+
+			one("services[0].buckets", "unknown field; must be one of: name, vip, port, protocol, encapsulation, accept, load, not-local, drained, "+
 				"quic, quic-id, former-quic, former-quic-id")},
 		{"accept of a tunnel", "protocol: udp", "protocol: udp\n    accept: {policy: always}", one("services[1].accept",
 			"only for TCP in srv6-insert or srv6-encap: other services do not hunt")},
@@ -629,6 +630,7 @@ func TestLoadRules(t *testing.T) {
 func TestNotLocalRules(t *testing.T) {
 	checkMutations(t, validAgent, ParseAgent, []mutation{
 		hunting("reset", "not-local: reset", nil),
+		hunting("drained", "drained: true", nil),
 		hunting("not-local", "not-local: pass", one("services[0].not-local", "must be one of: drop, reset")),
 	})
 }

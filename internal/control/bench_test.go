@@ -16,7 +16,7 @@ func BenchmarkDrain(b *testing.B) {
 	s := newSite(b)
 	var file strings.Builder
 	fmt.Fprintf(&file, "node: {interface: eth0, addresses: [\"2001:db8::1\"], state: %s, limits: {servers: 10000}}\nservices:\n",
-		s.c.Desired().Node.State)
+		s.Desired().Node.State)
 	for i := range 10_000 {
 		if i%100 == 0 {
 			fmt.Fprintf(&file, "- name: web%d\n  vip: 2001:db8:80::%x\n  port: 80\n  protocol: tcp\n  encapsulation: gre\n  servers:\n",
@@ -25,7 +25,6 @@ func BenchmarkDrain(b *testing.B) {
 		fmt.Fprintf(&file, "  - {name: s%d, address: \"2001:db8:1::%x\"}\n", i, i+1)
 	}
 	s.write(s.file, file.String())
-	s.runner.any = true
 	s.load()
 	for b.Loop() {
 		for _, drained := range []bool{true, false} {

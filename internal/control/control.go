@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package control keeps the desired state of a running balancer: the content of its file, and the
-// overrides that operators make while it runs. Each change is a transaction: it is checked, applied
-// and stored, or it has no effect at all.
+// Package control keeps the desired state of a running balancer or agent: the content of its file,
+// and the overrides that operators make while it runs. Each change is a transaction: it is checked,
+// applied and stored, or it has no effect at all.
 package control
 
 import (
@@ -24,35 +24,83 @@ import (
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/field"
-	"github.com/segue-lb/segue/internal/generation"
 	"github.com/segue-lb/segue/internal/wholefile"
 )
 
-// Runner is a running balancer.
-type Runner interface {
-	// Reload makes the balancer follow another state. After an error, the state before stays in
+// Runner is a running balancer or agent.
+type Runner[D any] interface {
+	// Reload makes the process follow another state. After an error, the state before stays in
 	// force.
-	Reload(context.Context, *desired.Balancer) error
-	// Follow is Reload with the generations of a fleet, instead of the balancer's own.
-	Follow(context.Context, *desired.Balancer, generation.Generations) error
-	// Losses returns the servers whose flows such a change would affect.
-	Losses(context.Context, *desired.Balancer) ([]desired.Loss, error)
+	Reload(context.Context, D) error
+	// Losses returns the servers whose flows such a change would affect. Of an agent, it returns the
+	// services whose connections it would affect.
+	Losses(context.Context, D) ([]desired.Loss, error)
 }
 
-// Controller changes the desired state of a balancer. Several goroutines may use it.
-type Controller struct {
-	file  string // of the configuration
-	fleet *Fleet // nil: the services come from the file
+// Controller changes the desired state of a process. Several goroutines may use it.
+type Controller[D config.State[D]] struct {
+	file string // of the configuration
+	load func(file string) (*config.Files[D], field.Errors, error)
+	// keeper keeps the overrides instead of a file; nil: they are in a file.
+	keeper keeper[D]
 
 	mu      sync.Mutex
-	runner  Runner
-	inForce *config.BalancerFiles
+	runner  Runner[D]
+	inForce *config.Files[D]
 	// onChange gets the overrides after each change.
 	onChange func([]desired.Override)
 }
 
+// keeper keeps the overrides of a controller, and makes its changes.
+type keeper[D config.State[D]] interface {
+	Overrides() (list []desired.Override, version string)
+	// Reload makes the process follow its own file after a change. The caller holds the controller's
+	// mutex.
+	Reload(ctx context.Context, own *config.Files[D]) (field.Errors, error)
+	Change(ctx context.Context, terms Terms, compute change[D]) (*Result, error)
+}
+
+// Agent is the controller of an agent.
+type Agent = Controller[*desired.Agent]
+
+// Balancer is the controller of a balancer, whose services may come from the store of a fleet.
+type Balancer struct {
+	Controller[*desired.Balancer]
+	fleet *Fleet // nil: the services come from the file
+}
+
+// LoadBalancer reads a balancer's configuration file and its overrides. Warnings and errors are
+// those of config.LoadBalancer.
+func LoadBalancer(file string) (*Balancer, field.Errors, error) {
+	var b Balancer
+	warnings, err := b.start(file, config.LoadBalancer)
+	if err != nil {
+		return nil, nil, err
+	}
+	return &b, warnings, nil
+}
+
+// LoadAgent is LoadBalancer for an agent.
+func LoadAgent(file string) (*Agent, field.Errors, error) {
+	var a Agent
+	warnings, err := a.start(file, config.LoadAgent)
+	if err != nil {
+		return nil, nil, err
+	}
+	return &a, warnings, nil
+}
+
+// start reads the files for the first time.
+func (c *Controller[D]) start(
+	file string, load func(string) (*config.Files[D], field.Errors, error),
+) (warnings field.Errors, err error) {
+	c.file, c.load, c.onChange = file, load, func([]desired.Override) {}
+	c.inForce, warnings, err = load(file)
+	return warnings, err
+}
+
 // versionOf identifies a desired state. Equal files and overrides have the same version.
-func versionOf(f *config.BalancerFiles) string {
+func versionOf[D config.State[D]](f *config.Files[D]) string {
 	sum := sha256.New()
 	fmt.Fprintf(sum, "%d\n", len(f.Text))
 	sum.Write(f.Text)
@@ -66,46 +114,40 @@ func versionOf(f *config.BalancerFiles) string {
 	return hex.EncodeToString(sum.Sum(nil)[:8])
 }
 
-// Load reads a balancer's configuration file and its overrides. Warnings and errors are those of
-// config.LoadBalancer.
-func Load(file string) (*Controller, field.Errors, error) {
-	files, warnings, err := config.LoadBalancer(file)
-	if err != nil {
-		return nil, nil, err
-	}
-	return &Controller{file: file, inForce: files, onChange: func([]desired.Override) {}}, warnings, nil
+// Desired returns the desired state in force. The caller must not change it.
+func (c *Controller[D]) Desired() D {
+	state, _ := c.InForce()
+	return state
 }
 
-// Desired returns the desired state in force. The caller must not change it.
-func (c *Controller) Desired() *desired.Balancer {
+// InForce returns the desired state in force, and the overrides that it follows. The caller must not
+// change them.
+func (c *Controller[D]) InForce() (D, []desired.Override) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.inForce.Desired
+	return c.inForce.Desired, c.inForce.InForce
 }
 
-// Attach makes the controller change a balancer, and report the overrides in force to a function:
-// now, and after each change.
-func (c *Controller) Attach(runner Runner, onChange func([]desired.Override)) {
+// Attach makes the controller change a process, and report the overrides in force to a function: now,
+// and after each change.
+func (c *Controller[D]) Attach(runner Runner[D], onChange func([]desired.Override)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.runner, c.onChange = runner, onChange
-	onChange(c.inForce.Desired.Overrides)
-	if c.fleet != nil {
-		close(c.fleet.attached)
-	}
+	onChange(c.inForce.InForce)
 }
 
-// Reload reads both files again and makes the balancer follow them. If it returns an error, the
-// state before stays in force.
-func (c *Controller) Reload(ctx context.Context) (warnings field.Errors, err error) {
+// Reload reads both files again and makes the process follow them. If it returns an error, the state
+// before stays in force.
+func (c *Controller[D]) Reload(ctx context.Context) (warnings field.Errors, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	next, warnings, err := config.LoadBalancer(c.file)
+	next, warnings, err := c.load(c.file)
 	if err != nil {
 		return nil, err
 	}
-	if c.fleet != nil {
-		return c.fleet.reload(ctx, next)
+	if c.keeper != nil {
+		return c.keeper.Reload(ctx, next)
 	}
 	if err := c.runner.Reload(ctx, next.Desired); err != nil {
 		return nil, err
@@ -114,15 +156,15 @@ func (c *Controller) Reload(ctx context.Context) (warnings field.Errors, err err
 	return warnings, nil
 }
 
-func (c *Controller) enforce(next *config.BalancerFiles) {
+func (c *Controller[D]) enforce(next *config.Files[D]) {
 	c.inForce = next
-	c.onChange(next.Desired.Overrides)
+	c.onChange(next.InForce)
 }
 
 // Overrides returns all overrides, also those without effect, and the version of the desired state.
-func (c *Controller) Overrides() (overrides []desired.Override, version string) {
-	if c.fleet != nil {
-		return c.fleet.overrides()
+func (c *Controller[D]) Overrides() (overrides []desired.Override, version string) {
+	if c.keeper != nil {
+		return c.keeper.Overrides()
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -134,8 +176,8 @@ var (
 	// one.
 	ErrVersion = errors.New("the configuration has changed meanwhile")
 	// ErrStored is wrapped in the error of a change if somebody else has changed the file of
-	// overrides, and the balancer has not read it yet.
-	ErrStored = errors.New("was changed, and not reloaded: reload the balancer first")
+	// overrides, and the process has not read it yet.
+	ErrStored = errors.New("was changed, and not reloaded: reload first")
 	// ErrNotFound is wrapped in the error of a change if there is no such service or server.
 	ErrNotFound = errors.New("no such service or server")
 	// ErrExists is wrapped in the error of a change that adds what exists already.
@@ -158,36 +200,36 @@ type Result struct {
 	// the result is for: with it in Terms, the same change is made, or none.
 	Version  string
 	Changes  desired.Changes // none: the change has no effect
-	Losses   []desired.Loss  // servers whose flows the change affects
+	Losses   []desired.Loss  // servers or services whose flows the change affects
 	Warnings field.Errors    // of the desired state after the change
 }
 
 // Change makes all edits in their order, or none. It stores the overrides, so that they survive a
 // restart. The error wraps ErrVersion, ErrStored, ErrNotFound, ErrExists or ErrRemovals, is of type
-// field.Errors, or is that of the balancer or of writing the file or the store. After an error, the
+// field.Errors, or is that of the process or of writing the file or the store. After an error, the
 // state before stays in force, unless the error wraps store.ErrUnknown.
-func (c *Controller) Change(ctx context.Context, edits []Edit, terms Terms) (*Result, error) {
-	return c.follow(ctx, terms, func(f *config.BalancerFiles) (*config.BalancerFiles, field.Errors, error) {
+func (c *Controller[D]) Change(ctx context.Context, edits []Edit, terms Terms) (*Result, error) {
+	return c.follow(ctx, terms, func(f *config.Files[D]) (*config.Files[D], field.Errors, error) {
 		return edited(f, edits)
 	})
 }
 
-// ApplyFile makes the services those of another configuration file, by overrides. Servers that
-// operators have drained stay drained. Other sections of the file have no effect: there is a
+// ApplyFile makes the services those of another configuration file, by overrides. What
+// operators have drained stays drained. Other sections of the file have no effect: there is a
 // warning if they differ from those in force. Errors are those of Change.
-func (c *Controller) ApplyFile(ctx context.Context, text []byte, terms Terms) (*Result, error) {
-	return c.follow(ctx, terms, func(f *config.BalancerFiles) (*config.BalancerFiles, field.Errors, error) {
+func (c *Controller[D]) ApplyFile(ctx context.Context, text []byte, terms Terms) (*Result, error) {
+	return c.follow(ctx, terms, func(f *config.Files[D]) (*config.Files[D], field.Errors, error) {
 		return f.FollowingFile(text)
 	})
 }
 
 // change returns changed files, and warnings about the change.
-type change func(*config.BalancerFiles) (*config.BalancerFiles, field.Errors, error)
+type change[D config.State[D]] func(*config.Files[D]) (*config.Files[D], field.Errors, error)
 
-// follow makes the balancer follow the files that a change returns.
-func (c *Controller) follow(ctx context.Context, terms Terms, compute change) (*Result, error) {
-	if c.fleet != nil {
-		return c.fleet.change(ctx, terms, compute)
+// follow makes the process follow the files that a change returns.
+func (c *Controller[D]) follow(ctx context.Context, terms Terms, compute change[D]) (*Result, error) {
+	if c.keeper != nil {
+		return c.keeper.Change(ctx, terms, compute)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -211,9 +253,9 @@ func (c *Controller) follow(ctx context.Context, terms Terms, compute change) (*
 	return result, nil
 }
 
-// apply makes the balancer follow other overrides, and stores them. The file is written first,
+// apply makes the process follow other overrides, and stores them. The file is written first,
 // under another name: the likeliest failure, a full disk, then changes nothing.
-func (c *Controller) apply(ctx context.Context, next *config.BalancerFiles) error {
+func (c *Controller[D]) apply(ctx context.Context, next *config.Files[D]) error {
 	pending, err := c.prepare(next)
 	if err != nil {
 		return err
@@ -230,10 +272,10 @@ func (c *Controller) apply(ctx context.Context, next *config.BalancerFiles) erro
 }
 
 // prepare writes the file of overrides under another name.
-func (c *Controller) prepare(next *config.BalancerFiles) (*wholefile.Pending, error) {
-	path := config.OverridesFile(&next.Desired.Node)
+func (c *Controller[D]) prepare(next *config.Files[D]) (*wholefile.Pending, error) {
+	path := next.Desired.OverridesFile()
 	if path == "" {
-		return nil, errors.New("the balancer has no directory for its state, so overrides cannot be stored")
+		return nil, errors.New("the process has no directory for its state, so overrides cannot be stored")
 	}
 	text, err := yaml.Dump(desired.Overrides{Overrides: next.Overrides})
 	if err == nil {

@@ -3,7 +3,6 @@
 package control
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -14,267 +13,234 @@ import (
 
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/generation"
 )
 
-// runner is a balancer that follows what it is told, or fails.
-type runner struct {
-	err      error
-	any      bool     // followed states may lack s1
-	during   func()   // during the next reload
-	followed []string // whether s1 is drained, and its weight, for each state
+// subject is what the tests change: a server of a balancer, or a service of an agent. It has a
+// number of 3 in the file, and is not drained.
+type subject[D config.State[D]] struct {
+	new    func(testing.TB) *site[D]
+	name   string
+	server string // empty: a service
+	// number returns an edit that sets the number, and stored a file of overrides that does so.
+	number func(n int) Edit
+	stored string
+	// of returns whether the subject is drained, and its number.
+	of func(D) string
+	// refused is the error about a number of 5,000,000,000.
+	refused string
 }
 
-func (r *runner) Reload(_ context.Context, b *desired.Balancer) error {
-	if r.err != nil {
-		return r.err
+var server = subject[*desired.Balancer]{
+	new: newSite, name: "web/s1", server: "s1",
+	number: func(n int) Edit { return set("s1", desired.Fields{"weight": n}) },
+	stored: "overrides:\n- {service: web, server: s1, set: {weight: 7}}\n",
+	of: func(b *desired.Balancer) string {
+		s := b.Server("web", "s1")
+		return fmt.Sprint(s.Drained, " ", *s.Weight)
+	},
+	refused: `web/s1.weight "5000000000": must be a whole number from 0 to 1000`,
+}
+
+var service = subject[*desired.Agent]{
+	new: newAgentSite, name: "web",
+	number: func(n int) Edit { return set("", desired.Fields{"accept": map[string]any{"threshold": n}}) },
+	stored: "overrides:\n- {service: web, set: {accept: {threshold: 7}}}\n",
+	of: func(a *desired.Agent) string {
+		return fmt.Sprint(a.Services[0].Drained, " ", *a.Services[0].Accept.Threshold)
+	},
+	refused: `web.accept.threshold "5000000000": must be a whole number from 0 to 4294967295`,
+}
+
+// followed returns the states that the process was told to follow.
+func (u *subject[D]) followed(s *site[D]) (all []string) {
+	for _, state := range s.runner.followed {
+		all = append(all, u.of(state))
 	}
-	if during := r.during; during != nil {
-		r.during = nil
-		during()
-	}
-	if r.any {
-		return nil
-	}
-	s := b.Server("web", "s1")
-	r.followed = append(r.followed, fmt.Sprint(s.Drained, " ", *s.Weight))
-	return nil
+	return all
 }
 
-func (r *runner) Follow(ctx context.Context, b *desired.Balancer, _ generation.Generations) error {
-	return r.Reload(ctx, b)
-}
-
-func (r *runner) Losses(context.Context, *desired.Balancer) ([]desired.Loss, error) {
-	return nil, nil
-}
-
-// site is a controller with its files.
-type site struct {
-	t          testing.TB
-	c          *Controller
-	runner     runner
-	file       string
-	overridden string // path of the overrides
-	reported   []desired.Override
-}
-
-const text = `
-node: {instance: edge, interface: eth0, addresses: ["2001:db8::1"], state: %q}
-services:
-- name: web
-  vip: "2001:db8:80::1"
-  port: 80
-  protocol: tcp
-  encapsulation: gre
-  servers:
-  - {name: s1, address: "2001:db8:1::1", weight: 3}
-  - {name: s2, address: "2001:db8:1::2", drained: true}
-`
-
-func newSite(t testing.TB) *site {
-	t.Helper()
-	dir := t.TempDir()
-	s := &site{t: t, file: filepath.Join(dir, "lb.yaml")}
-	s.write(s.file, fmt.Sprintf(text, filepath.Join(dir, "state")))
-	s.load()
-	s.overridden = config.OverridesFile(&s.c.Desired().Node)
-	return s
-}
-
-// load starts another process.
-func (s *site) load() {
+func (u *subject[D]) requireFollowed(s *site[D], want ...string) {
 	s.t.Helper()
-	var err error
-	if s.c, _, err = Load(s.file); err != nil {
-		s.t.Fatal(err)
+	if got := u.followed(s); !slices.Equal(got, want) {
+		s.t.Errorf("the process followed %q, want %q", got, want)
 	}
-	s.c.Attach(&s.runner, func(all []desired.Override) { s.reported = all })
-}
-
-func (s *site) write(path, content string) {
-	s.t.Helper()
-	if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
-		s.t.Fatal(err)
-	}
-}
-
-// drain returns an edit that drains a server, or ends that.
-func drain(server string, drained bool) Edit {
-	return Edit{Service: "web", Server: server, Set: desired.Fields{"drained": drained}}
-}
-
-func (s *site) change(edits ...Edit) *Result {
-	s.t.Helper()
-	result, err := s.c.Change(s.t.Context(), edits, Terms{})
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	return result
-}
-
-// refuses requires that a change fails, and that nothing has changed.
-func (s *site) refuses(want string, edits ...Edit) error {
-	s.t.Helper()
-	return s.refusesUnder(Terms{}, want, edits...)
-}
-
-func (s *site) refusesUnder(terms Terms, want string, edits ...Edit) error {
-	s.t.Helper()
-	_, version := s.c.Overrides()
-	before, _ := os.ReadFile(s.overridden)
-	_, err := s.c.Change(s.t.Context(), edits, terms)
-	if err == nil || !strings.Contains(err.Error(), want) {
-		s.t.Errorf("error %v, want %s", err, want)
-	}
-	if _, now := s.c.Overrides(); now != version {
-		s.t.Errorf("version %s after a refused change, before %s", now, version)
-	}
-	if now, _ := os.ReadFile(s.overridden); string(now) != string(before) {
-		s.t.Errorf("overrides after a refused change:\n%s", now)
-	}
-	left, _ := filepath.Glob(filepath.Join(filepath.Dir(s.overridden), ".*"))
-	if len(left) > 0 {
-		s.t.Errorf("files are left: %v", left)
-	}
-	return err
 }
 
 // A change is applied, reported and stored. It survives a restart and a reload, until it is undone.
 func TestChange(t *testing.T) {
-	s := newSite(t)
-	result := s.change(drain("s1", true))
-	want := "servers_changed: web/s1 (drained false to true)"
-	if len(result.Changes) != 1 || result.Changes[0].What+": "+result.Changes[0].Names.String() != want {
-		t.Errorf("changes %+v, want %s", result.Changes, want)
+	t.Run("balancer", func(t *testing.T) { testChange(t, server, "servers_changed") })
+	t.Run("agent", func(t *testing.T) { testChange(t, service, "services_changed") })
+}
+
+func testChange[D config.State[D]](t *testing.T, u subject[D], kind string) {
+	s := u.new(t)
+	result := s.change(drain(u.server, true))
+	want := fmt.Sprintf("[{%s %s (drained false to true)}]", kind, u.name)
+	if got := fmt.Sprint(result.Changes); got != want {
+		t.Errorf("changes %s, want %s", got, want)
 	}
-	if len(result.Warnings) != 1 || !strings.Contains(result.Warnings[0].Error(), "gets no new connections") {
-		t.Errorf("warnings %v", result.Warnings)
-	}
-	if _, version := s.c.Overrides(); version != result.Version {
+	if _, version := s.Overrides(); version != result.Version {
 		t.Errorf("version %s, told %s", version, result.Version)
 	}
 	s.load()
-	if _, err := s.c.Reload(t.Context()); err != nil {
+	if _, err := s.Reload(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	s.change(drain("s1", false))
-	if got := []string{"true 3", "true 3", "false 3"}; !slices.Equal(s.runner.followed, got) {
-		t.Errorf("the balancer followed %q, want %q", s.runner.followed, got)
+	if got := fmt.Sprint(s.reported); got != fmt.Sprintf("[%s (drained)]", u.name) {
+		t.Errorf("after a restart, overrides %s are reported", got)
 	}
+	s.change(drain(u.server, false))
+	u.requireFollowed(s, "true 3", "true 3", "false 3")
 	if len(s.reported) > 0 {
 		t.Errorf("overrides %v are reported after the end of the last", s.reported)
 	}
 	s.load()
-	if all, _ := s.c.Overrides(); len(all) > 0 {
+	if all, _ := s.Overrides(); len(all) > 0 {
 		t.Errorf("overrides %v after a restart", all)
 	}
 }
 
-// A change without effect reaches neither the balancer nor the disk, and neither does a dry run.
+// A change warns about what follows from it.
+func TestWarningsOfChange(t *testing.T) {
+	result := newSite(t).change(drain("s1", true))
+	if len(result.Warnings) != 1 || !strings.Contains(result.Warnings[0].Error(), "gets no new connections") {
+		t.Errorf("warnings %v", result.Warnings)
+	}
+}
+
+// A change without effect reaches neither the process nor the disk, and neither does a dry run.
 func TestChangeNothing(t *testing.T) {
-	s := newSite(t)
-	before, version := s.c.Overrides()
-	result, err := s.c.Change(t.Context(), []Edit{drain("s1", true)}, Terms{DryRun: true})
+	t.Run("balancer", func(t *testing.T) { testChangeNothing(t, server) })
+	t.Run("agent", func(t *testing.T) { testChangeNothing(t, service) })
+}
+
+func testChangeNothing[D config.State[D]](t *testing.T, u subject[D]) {
+	s := u.new(t)
+	_, version := s.Overrides()
+	result, err := s.Change(t.Context(), []Edit{drain(u.server, true)}, Terms{DryRun: true})
 	if err != nil || len(result.Changes) != 1 || result.Version != version {
 		t.Errorf("a dry run for version %s would change %+v, error %v", version, result, err)
 	}
-	if result := s.change(drain("s1", false)); len(result.Changes) > 0 {
+	if result := s.change(drain(u.server, false)); len(result.Changes) > 0 {
 		t.Errorf("changes %v", result.Changes)
 	}
-	if now, _ := s.c.Overrides(); len(now) != len(before) || len(s.runner.followed) > 0 {
-		t.Errorf("overrides %v; the balancer followed %v", now, s.runner.followed)
+	if s.overrides() != "[]" || len(s.runner.followed) > 0 {
+		t.Errorf("overrides %s; the process followed %q", s.overrides(), u.followed(s))
 	}
-	if _, err := os.Stat(s.overridden); !errors.Is(err, os.ErrNotExist) {
+	if _, err := os.Stat(s.stored()); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the overrides are stored: %v", err)
 	}
 }
 
 // A change that is refused, or fails anywhere, changes nothing.
 func TestRefusedChange(t *testing.T) {
+	t.Run("balancer", func(t *testing.T) { testRefusedChange(t, server) })
+	t.Run("agent", func(t *testing.T) { testRefusedChange(t, service) })
+}
+
+func testRefusedChange[D config.State[D]](t *testing.T, u subject[D]) {
 	t.Run("version", func(t *testing.T) {
-		s := newSite(t)
-		_, version := s.c.Overrides()
-		if _, err := s.c.Change(t.Context(), []Edit{drain("s1", true)}, Terms{Version: version}); err != nil {
+		s := u.new(t)
+		_, version := s.Overrides()
+		if _, err := s.Change(t.Context(), []Edit{drain(u.server, true)}, Terms{Version: version}); err != nil {
 			t.Fatal(err)
 		}
-		err := s.refusesUnder(Terms{Version: version}, "has changed meanwhile", drain("s2", false))
+		err := s.refusesUnder(Terms{Version: version}, "has changed meanwhile", u.number(5))
 		if !errors.Is(err, ErrVersion) {
 			t.Error(err)
 		}
 	})
-	t.Run("server", func(t *testing.T) {
-		if err := newSite(t).refuses("web/s7", drain("s7", true)); !errors.Is(err, ErrNotFound) {
+	t.Run("unknown", func(t *testing.T) {
+		if err := u.new(t).refuses("web/s7", drain("s7", true)); !errors.Is(err, ErrNotFound) {
 			t.Error(err)
 		}
 	})
 	t.Run("value", func(t *testing.T) {
-		newSite(t).refuses(`web/s1.weight "1001": must be a whole number from 0 to 1000`,
-			Edit{Service: "web", Server: "s1", Set: desired.Fields{"weight": 1001}})
+		u.new(t).refuses(u.refused, u.number(5_000_000_000))
 	})
-	t.Run("balancer", func(t *testing.T) {
-		s := newSite(t)
-		s.change(drain("s1", true))
+	t.Run("process", func(t *testing.T) {
+		s := u.new(t)
+		s.change(drain(u.server, true))
 		s.runner.err = errors.New("no room")
-		s.refuses("no room", drain("s1", false))
+		s.refuses("no room", drain(u.server, false))
 	})
 	t.Run("edited file", func(t *testing.T) {
-		s := newSite(t)
-		s.change(drain("s1", true))
-		s.write(s.overridden, "overrides:\n- {service: web, server: s1, set: {weight: 7}}\n")
-		if err := s.refuses(s.overridden, drain("s1", false)); !errors.Is(err, ErrStored) {
+		s := u.new(t)
+		s.change(drain(u.server, true))
+		s.write(s.stored(), u.stored)
+		if err := s.refuses(s.stored(), drain(u.server, false)); !errors.Is(err, ErrStored) {
 			t.Error(err)
 		}
-		if _, err := s.c.Reload(t.Context()); err != nil {
+		if _, err := s.Reload(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		s.change(drain("s1", true))
-		if got := s.runner.followed[len(s.runner.followed)-1]; got != "true 7" {
-			t.Errorf("after a reload the balancer follows %q", got)
-		}
+		s.change(drain(u.server, true))
+		u.requireFollowed(s, "true 3", "false 7", "true 7")
 	})
 	t.Run("disk", func(t *testing.T) {
-		s := newSite(t)
-		s.change(drain("s1", true))
-		// A directory in the file's place makes the last step fail, when the balancer follows.
+		s := u.new(t)
+		s.change(drain(u.server, true))
+		stored := s.stored()
+		// A directory in the file's place makes the last step fail, when the process follows.
 		s.runner.during = func() {
-			_ = os.Remove(s.overridden)
-			if err := os.MkdirAll(filepath.Join(s.overridden, "full"), 0o755); err != nil {
+			_ = os.Remove(stored)
+			if err := os.MkdirAll(filepath.Join(stored, "full"), 0o755); err != nil {
 				t.Fatal(err)
 			}
 		}
-		_, version := s.c.Overrides()
-		_, err := s.c.Change(t.Context(), []Edit{drain("s1", false)}, Terms{})
-		if err == nil || !strings.Contains(err.Error(), s.overridden) {
+		_, version := s.Overrides()
+		_, err := s.Change(t.Context(), []Edit{drain(u.server, false)}, Terms{})
+		if err == nil || !strings.Contains(err.Error(), stored) {
 			t.Errorf("error %v", err)
 		}
-		if want := []string{"true 3", "false 3", "true 3"}; !slices.Equal(s.runner.followed, want) {
-			t.Errorf("the balancer followed %q, want %q", s.runner.followed, want)
-		}
-		if _, now := s.c.Overrides(); now != version {
+		u.requireFollowed(s, "true 3", "false 3", "true 3")
+		if _, now := s.Overrides(); now != version {
 			t.Errorf("version %s, before %s", now, version)
 		}
 	})
 	t.Run("no directory", func(t *testing.T) {
-		s := newSite(t)
-		s.write(filepath.Dir(s.overridden), "a file")
-		s.refuses("store the overrides", drain("s1", true))
-		if len(s.runner.followed) > 0 {
-			t.Errorf("the balancer followed %v", s.runner.followed)
-		}
+		s := u.new(t)
+		s.write(filepath.Dir(s.stored()), "a file")
+		s.refuses("store the overrides", drain(u.server, true))
+		u.requireFollowed(s)
 	})
 }
 
-// A reload that fails keeps the files of before for the next change.
+// A reload that fails keeps the files of before for the next change. A start with such files fails.
 func TestReloadFails(t *testing.T) {
-	s := newSite(t)
-	before := s.c.Desired()
+	t.Run("balancer", func(t *testing.T) {
+		testReloadFails(t, server, func(file string) error { _, _, err := LoadBalancer(file); return err })
+	})
+	t.Run("agent", func(t *testing.T) {
+		testReloadFails(t, service, func(file string) error { _, _, err := LoadAgent(file); return err })
+	})
+}
+
+func testReloadFails[D config.State[D]](t *testing.T, u subject[D], start func(file string) error) {
+	requireRefused := func(s *site[D], want string) {
+		t.Helper()
+		if _, err := s.Reload(t.Context()); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("reload: error %v, want %s", err, want)
+		}
+		if err := start(s.file); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("start: error %v, want %s", err, want)
+		}
+	}
+	s := u.new(t)
 	s.write(s.file, "services: [")
-	if _, err := s.c.Reload(t.Context()); err == nil || !strings.Contains(err.Error(), s.file+":2") {
-		t.Errorf("error %v", err)
+	requireRefused(s, s.file+":2")
+	s.change(drain(u.server, true))
+	u.requireFollowed(s, "true 3")
+
+	s = u.new(t)
+	s.change(drain(u.server, true))
+	stored, err := os.ReadFile(s.stored())
+	if err != nil {
+		t.Fatal(err)
 	}
-	s.change(drain("s1", true))
-	if s.c.Desired() == before || !s.c.Desired().Server("web", "s1").Drained {
-		t.Error("the change has no effect")
-	}
+	s.write(s.stored(), "overrides:\n- {service: web}\n")
+	requireRefused(s, s.stored()+":2: overrides[0]: must have add, set or remove")
+	s.write(s.stored(), string(stored))
+	s.change(drain(u.server, false))
+	u.requireFollowed(s, "true 3", "false 3")
 }

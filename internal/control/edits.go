@@ -4,6 +4,7 @@ package control
 
 import (
 	"fmt"
+	"iter"
 	"maps"
 	"reflect"
 	"slices"
@@ -33,16 +34,17 @@ func (t target) String() string {
 }
 
 // draft is a list of overrides that is being edited.
-type draft struct {
-	file map[target]bool // what the file has, and the servers of services that overrides add
-	list []desired.Override
-	at   map[target]int // indexes in list
+type draft[D config.State[D]] struct {
+	files *config.Files[D]
+	file  map[target]bool // what the file has, and the servers of services that overrides add
+	list  []desired.Override
+	at    map[target]int // indexes in list
 	// sets are the targets whose field Set was edited.
 	sets []target
 }
 
 // edited returns files with edited overrides.
-func edited(files *config.BalancerFiles, edits []Edit) (*config.BalancerFiles, field.Errors, error) {
+func edited[D config.State[D]](files *config.Files[D], edits []Edit) (*config.Files[D], field.Errors, error) {
 	if problems := validate(edits); len(problems) > 0 {
 		return nil, nil, problems
 	}
@@ -56,7 +58,7 @@ func edited(files *config.BalancerFiles, edits []Edit) (*config.BalancerFiles, f
 	if err != nil {
 		return nil, nil, err
 	}
-	if trimmed, w, ok := d.trimmed(files, next); ok {
+	if trimmed, w, ok := d.trimmed(next); ok {
 		return trimmed, w, nil
 	}
 	return next, warnings, nil
@@ -84,15 +86,12 @@ func validate(edits []Edit) (problems field.Errors) {
 	return problems
 }
 
-func newDraft(files *config.BalancerFiles) *draft {
-	d := &draft{
-		file: map[target]bool{}, list: slices.Clone(files.Overrides), at: map[target]int{},
+func newDraft[D config.State[D]](files *config.Files[D]) *draft[D] {
+	d := &draft[D]{
+		files: files, file: map[target]bool{}, list: slices.Clone(files.Overrides), at: map[target]int{},
 	}
-	for _, s := range files.File.Services {
-		d.file[target{s.Name, ""}] = true
-		for _, server := range s.Servers {
-			d.file[target{s.Name, server.Name}] = true
-		}
+	for _, i := range files.File.Items() {
+		d.file[target{i.Service, i.Server}] = true
 	}
 	for i, o := range d.list {
 		d.at[target{o.Service, o.Server}] = i
@@ -104,20 +103,29 @@ func newDraft(files *config.BalancerFiles) *draft {
 }
 
 // noteServers notes the servers of a service that an override adds.
-func (d *draft) noteServers(o *desired.Override) {
+func (d *draft[D]) noteServers(o *desired.Override) {
 	if o.Server != "" || d.file[target{o.Service, ""}] {
 		return
 	}
-	list, _ := o.Add["servers"].([]any)
-	for _, item := range list {
-		if server, ok := item.(map[string]any); ok {
-			d.file[target{o.Service, fmt.Sprint(server["name"])}] = true
+	for server := range addedServers(o) {
+		d.file[target{o.Service, fmt.Sprint(server["name"])}] = true
+	}
+}
+
+// addedServers yields the fields of the servers of a service that an override adds.
+func addedServers(o *desired.Override) iter.Seq[map[string]any] {
+	return func(yield func(map[string]any) bool) {
+		list, _ := o.Add["servers"].([]any)
+		for _, item := range list {
+			if server, ok := item.(map[string]any); ok && !yield(server) {
+				return
+			}
 		}
 	}
 }
 
 // override returns the override of a target, which is empty if there is none.
-func (d *draft) override(t target) *desired.Override {
+func (d *draft[D]) override(t target) *desired.Override {
 	i, ok := d.at[t]
 	if !ok {
 		i = len(d.list)
@@ -128,7 +136,7 @@ func (d *draft) override(t target) *desired.Override {
 }
 
 // overrides returns all overrides that are not empty.
-func (d *draft) overrides() (all []desired.Override) {
+func (d *draft[D]) overrides() (all []desired.Override) {
 	for _, o := range d.list {
 		if o.Add != nil || len(o.Set) > 0 || o.Remove {
 			all = append(all, o)
@@ -138,7 +146,7 @@ func (d *draft) overrides() (all []desired.Override) {
 }
 
 // exists tells whether there is a service or server, by the file and the overrides so far.
-func (d *draft) exists(t target) bool {
+func (d *draft[D]) exists(t target) bool {
 	if t.server != "" && !d.exists(target{t.service, ""}) {
 		return false
 	}
@@ -149,7 +157,7 @@ func (d *draft) exists(t target) bool {
 	return !d.list[i].Remove && (d.file[t] || d.list[i].Add != nil)
 }
 
-func (d *draft) edit(e Edit) error {
+func (d *draft[D]) edit(e Edit) error {
 	t := target{e.Service, e.Server}
 	switch {
 	case e.Add != nil:
@@ -167,13 +175,17 @@ func (d *draft) edit(e Edit) error {
 		return nil
 	}
 	o := d.override(t)
-	o.Set = mergePatches(o.Set, e.Set)
+	if o.Set == nil {
+		o.Set = e.Set
+	} else {
+		o.Set = mergePatches(d.written(t), o.Set, e.Set)
+	}
 	o.Line = 0
 	d.sets = append(d.sets, t)
 	return nil
 }
 
-func (d *draft) add(t target, fields desired.Fields) error {
+func (d *draft[D]) add(t target, fields desired.Fields) error {
 	service := target{t.service, ""}
 	switch {
 	case d.exists(t):
@@ -191,7 +203,7 @@ func (d *draft) add(t target, fields desired.Fields) error {
 }
 
 // reset removes the overrides of a target, and those of its servers.
-func (d *draft) reset(t target) {
+func (d *draft[D]) reset(t target) {
 	for i := range d.list {
 		o := &d.list[i]
 		if o.Service == t.service && (o.Server == t.server || t.server == "") {
@@ -202,69 +214,96 @@ func (d *draft) reset(t target) {
 }
 
 // unnoteServers is the reverse of noteServers.
-func (d *draft) unnoteServers(o *desired.Override) {
+func (d *draft[D]) unnoteServers(o *desired.Override) {
 	if o.Server == "" && o.Add != nil && !d.file[target{o.Service, ""}] {
 		maps.DeleteFunc(d.file, func(t target, _ bool) bool { return t.service == o.Service })
 	}
 }
 
-// mergePatches returns the merge patch that has the effect of two, one after the other.
-func mergePatches(first, second map[string]any) map[string]any {
+// written returns the fields of a target without the patch of its override: those of the file, or
+// those with which an override adds it.
+func (d *draft[D]) written(t target) map[string]any {
+	if i, ok := d.at[t]; ok && d.list[i].Add != nil {
+		return d.list[i].Add
+	}
+	if i, ok := d.at[target{t.service, ""}]; ok && t.server != "" {
+		for server := range addedServers(&d.list[i]) {
+			if fmt.Sprint(server["name"]) == t.server {
+				return server
+			}
+		}
+	}
+	return d.files.Written(t.service, t.server)
+}
+
+// mergePatches returns the merge patch that has the effect of two, one after the other, on fields. If
+// the first patch removes a section, and the second one gives it fields, then the result removes the
+// other fields of the section.
+func mergePatches(fields, first, second map[string]any) map[string]any {
 	merged := maps.Clone(first)
 	if merged == nil {
 		merged = map[string]any{}
 	}
 	for name, value := range second {
-		before, isMap := merged[name].(map[string]any)
-		if patch, ok := value.(map[string]any); ok && isMap {
-			value = mergePatches(before, patch)
+		if patch, ok := value.(map[string]any); ok {
+			section, _ := fields[name].(map[string]any)
+			before, isPatch := merged[name].(map[string]any)
+			if _, touched := merged[name]; touched && !isPatch {
+				before = removal(section)
+			}
+			value = mergePatches(section, before, patch)
 		}
 		merged[name] = value
 	}
 	return merged
 }
 
+// removal returns the merge patch that removes all fields.
+func removal(fields map[string]any) map[string]any {
+	patch := map[string]any{}
+	for name := range fields {
+		patch[name] = nil
+	}
+	return patch
+}
+
 // trimmed leaves out the fields of the edited overrides that change nothing, such as an end of a
 // drain. It tells whether there are any.
-func (d *draft) trimmed(
-	files, next *config.BalancerFiles,
-) (trimmed *config.BalancerFiles, warnings field.Errors, ok bool) {
+func (d *draft[D]) trimmed(next *config.Files[D]) (trimmed *config.Files[D], warnings field.Errors, ok bool) {
 	full := slices.Clone(d.list)
 	for _, t := range d.sets {
 		d.override(t).Set = nil
 	}
-	without, _, err := files.WithOverrides(d.overrides())
+	without, _, err := d.files.WithOverrides(d.overrides())
 	if err != nil {
 		return nil, nil, false // the file is valid only with an edited field
 	}
+	before, after := valuesOf(without.Desired.Items()), valuesOf(next.Desired.Items())
 	changed := false
 	for _, t := range d.sets {
 		set := full[d.at[t]].Set
-		kept := effective(set, fieldsOf(without.Desired, t), fieldsOf(next.Desired, t))
+		kept := effective(set, before[t], after[t])
 		changed = changed || !reflect.DeepEqual(map[string]any(set), kept)
 		d.override(t).Set = kept
 	}
 	if !changed {
 		return nil, nil, false
 	}
-	trimmed, warnings, err = files.WithOverrides(d.overrides())
+	trimmed, warnings, err = d.files.WithOverrides(d.overrides())
 	// A field without effect of its own can change the default of another one.
-	if err != nil || !reflect.DeepEqual(trimmed.Desired.Services, next.Desired.Services) {
+	if err != nil || !reflect.DeepEqual(trimmed.Desired.Items(), next.Desired.Items()) {
 		return nil, nil, false
 	}
 	return trimmed, warnings, true
 }
 
-// fieldsOf returns a service or server, or the zero value.
-func fieldsOf(b *desired.Balancer, t target) reflect.Value {
-	if t.server == "" {
-		if s := b.Service(t.service); s != nil {
-			return reflect.ValueOf(*s)
-		}
-	} else if s := b.Server(t.service, t.server); s != nil {
-		return reflect.ValueOf(*s)
+// valuesOf returns the values of items by their targets.
+func valuesOf(items []desired.Item) map[target]reflect.Value {
+	values := map[target]reflect.Value{}
+	for _, i := range items {
+		values[target{i.Service, i.Server}] = reflect.ValueOf(i.Value)
 	}
-	return reflect.Value{}
+	return values
 }
 
 // effective returns the fields of a patch whose values differ in two structs.

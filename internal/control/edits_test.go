@@ -9,17 +9,12 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/segue-lb/segue/internal/desired"
 )
-
-// overrides returns the overrides of a site as text.
-func (s *site) overrides() string {
-	all, _ := s.c.Overrides()
-	return fmt.Sprint(all)
-}
 
 // Edits end at the state that their order says. A restart reads the same state.
 func TestEdits(t *testing.T) {
@@ -66,14 +61,13 @@ func TestEdits(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			s := newSite(t)
-			s.runner.any = true
 			s.change(test.edits...)
 			if got := s.overrides(); got != test.want {
 				t.Errorf("overrides %s, want %s", got, test.want)
 			}
-			before := s.c.Desired()
+			before := s.Desired()
 			s.load()
-			if diff := cmp.Diff(before, s.c.Desired(), cmp.Comparer(func(a, b desired.Override) bool {
+			if diff := cmp.Diff(before, s.Desired(), cmp.Comparer(func(a, b desired.Override) bool {
 				return a.String() == b.String()
 			}), cmp.Exporter(func(reflect.Type) bool { return true })); diff != "" {
 				t.Errorf("after a restart, -before +after:\n%s", diff)
@@ -119,26 +113,57 @@ func TestImpossibleEdits(t *testing.T) {
 	}
 }
 
+// A section that was removed stays removed when one of its fields is set: the other fields of the
+// file do not come back.
+func TestSetFieldOfRemovedSection(t *testing.T) {
+	written := map[string]any{"new": "20s", "established": "2h"}
+	for service, begin := range map[string]func(*site[*desired.Balancer]){
+		"web": func(s *site[*desired.Balancer]) { // has the section in the file
+			s.edit("  servers:", "  timeouts: {new: 20s, established: 2h}\n  servers:")
+			s.load()
+		},
+		"tls": func(s *site[*desired.Balancer]) {
+			s.change(Edit{Service: "tls", Add: desired.Fields{
+				"vip": "2001:db8:80::1", "port": "443", "protocol": "tcp", "encapsulation": "gre", "servers": []any{},
+				"timeouts": written,
+			}})
+		},
+	} {
+		t.Run(service, func(t *testing.T) {
+			s := newSite(t)
+			begin(s)
+			requireAfter := func(fields any, fresh, established time.Duration) {
+				t.Helper()
+				s.change(Edit{Service: service, Set: desired.Fields{"timeouts": fields}})
+				got := s.Desired().Service(service).Timeouts
+				if got.New != fresh || got.Established != established {
+					t.Errorf("after %v: new %s, established %s, want %s and %s", fields, got.New, got.Established, fresh, established)
+				}
+			}
+			requireAfter(nil, time.Minute, time.Hour) // the defaults
+			requireAfter(map[string]any{"new": "30s"}, 30*time.Second, time.Hour)
+			requireAfter(map[string]any{"established": "3h"}, 30*time.Second, 3*time.Hour)
+			requireAfter(map[string]any{"established": nil}, 30*time.Second, time.Hour)
+			requireAfter(written, 20*time.Second, 2*time.Hour)
+		})
+	}
+}
+
 // The file takes precedence over an override that adds the same server. A drain of the server stays
 // in force.
 func TestFileAdoptsServer(t *testing.T) {
 	s := newSite(t)
-	s.runner.any = true
 	s.change(Edit{Service: "web", Server: "s3", Add: desired.Fields{"address": "2001:db8:1::3"}}, drain("s3", true))
-	text, err := os.ReadFile(s.file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.write(s.file, string(text)+"  - {name: s3, address: \"2001:db8:1::3\", weight: 9}\n")
-	warnings, err := s.c.Reload(t.Context())
+	s.edit("servers:\n", "servers:\n  - {name: s3, address: \"2001:db8:1::3\", weight: 9}\n")
+	warnings, err := s.Reload(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	if !strings.Contains(warnings.Error(), "web/s3: is in the file, which takes precedence") {
 		t.Errorf("warnings %v", warnings)
 	}
-	server := s.c.Desired().Server("web", "s3")
-	if len(s.c.Desired().Services[0].Servers) != 3 || *server.Weight != 9 || !server.Drained {
+	server := s.Desired().Server("web", "s3")
+	if len(s.Desired().Services[0].Servers) != 3 || *server.Weight != 9 || !server.Drained {
 		t.Errorf("%+v", server)
 	}
 }
@@ -147,7 +172,6 @@ func TestFileAdoptsServer(t *testing.T) {
 // drains. Applying the balancer's own file ends all other overrides.
 func TestApplyFile(t *testing.T) {
 	s := newSite(t)
-	s.runner.any = true
 	s.change(drain("s1", true), Edit{Service: "web", Server: "s3", Add: desired.Fields{"address": "2001:db8:1::3"}})
 	const file = `
 services:
@@ -161,7 +185,7 @@ services:
   - {name: s1, address: "2001:db8:1::1", weight: 3}
   - {name: s4, address: "2001:db8:1::4"}
 `
-	result, err := s.c.ApplyFile(t.Context(), []byte(file), Terms{})
+	result, err := s.ApplyFile(t.Context(), []byte(file), Terms{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -169,21 +193,21 @@ services:
 	if want := "[{services_changed web (timeouts)} {servers_added web/s4} {servers_removed web/s2, web/s3}]"; got != want {
 		t.Errorf("changes %s, want %s", got, want)
 	}
-	if want := "[web (timeouts) web/s2 (removed) web/s4 (added) web/s1 (drained)]"; s.overrides() != want {
+	if want := "[web/s2 (removed) web (timeouts) web/s4 (added) web/s1 (drained)]"; s.overrides() != want {
 		t.Errorf("overrides %s, want %s", s.overrides(), want)
 	}
 	own, err := os.ReadFile(s.file)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.c.ApplyFile(t.Context(), own, Terms{}); err != nil || s.overrides() != "[web/s1 (drained)]" {
+	if _, err := s.ApplyFile(t.Context(), own, Terms{}); err != nil || s.overrides() != "[web/s1 (drained)]" {
 		t.Errorf("overrides %s, error %v", s.overrides(), err)
 	}
-	result, err = s.c.ApplyFile(t.Context(), []byte("node: {interface: eth7, addresses: [\"2001:db8::1\"]}\n"+file), Terms{DryRun: true})
+	result, err = s.ApplyFile(t.Context(), []byte("node: {interface: eth7, addresses: [\"2001:db8::1\"]}\n"+file), Terms{DryRun: true})
 	if err != nil || !strings.Contains(result.Warnings.Error(), "node: differs") {
 		t.Errorf("result %+v, error %v", result, err)
 	}
-	_, err = s.c.ApplyFile(t.Context(), []byte(strings.Replace(file, "gre", "grey", 1)), Terms{})
+	_, err = s.ApplyFile(t.Context(), []byte(strings.Replace(file, "gre", "grey", 1)), Terms{})
 	if err == nil || !strings.Contains(err.Error(), `line 7: services[0].encapsulation "grey"`) {
 		t.Errorf("error %v", err)
 	}

@@ -30,13 +30,21 @@ const (
 // store allows.
 var ErrRemovals = errors.New("permit it by --allow-removals")
 
-// Fleet connects a controller with the store of its fleet.
+// Member is a running balancer of a fleet.
+type Member interface {
+	Runner[*desired.Balancer]
+	// Follow is Reload with the generations of the fleet, instead of the balancer's own.
+	Follow(context.Context, *desired.Balancer, generation.Generations) error
+}
+
+// Fleet connects the controller of a balancer with the store of its fleet.
 type Fleet struct {
-	controller *Controller
+	controller *Balancer
 	store      *store.Store
 	follower   *store.Follower
 	log        *slog.Logger
-	attached   chan struct{} // closed when the controller has a balancer
+	member     Member
+	attached   chan struct{} // closed when there is a member
 	cancel     context.CancelFunc
 	ended      chan struct{}
 
@@ -51,7 +59,7 @@ type Fleet struct {
 // Join connects the controller with the store that its configuration names, and begins to follow
 // it. The result is nil if the configuration names none. Join returns an error if a file of the
 // configuration cannot be read.
-func (c *Controller) Join(ctx context.Context, log *slog.Logger) (*Fleet, error) {
+func (c *Balancer) Join(ctx context.Context, log *slog.Logger) (*Fleet, error) {
 	cfg := c.Desired()
 	if cfg.Store == nil {
 		return nil, nil
@@ -65,7 +73,7 @@ func (c *Controller) Join(ctx context.Context, log *slog.Logger) (*Fleet, error)
 		attached: make(chan struct{}), ended: make(chan struct{}),
 	}
 	f.follower = store.NewFollower(s, f, cfg, ownGenerations(&cfg.Node, log), log)
-	c.fleet = f
+	c.fleet, c.keeper = f, f
 	ctx, f.cancel = context.WithCancel(ctx)
 	go func() { // Close waits for it
 		defer close(f.ended)
@@ -119,11 +127,20 @@ func (f *Fleet) Confirm(ctx context.Context, version string) error {
 	return nil
 }
 
+// Attach is as that of Controller, for a balancer that may be a member of a fleet.
+func (c *Balancer) Attach(member Member, onChange func([]desired.Override)) {
+	c.Controller.Attach(member, onChange)
+	if c.fleet != nil {
+		c.fleet.member = member
+		close(c.fleet.attached)
+	}
+}
+
 // Fleet returns the connection to a store, or nil.
-func (c *Controller) Fleet() *Fleet { return c.fleet }
+func (c *Balancer) Fleet() *Fleet { return c.fleet }
 
 // Generations returns the generations of the fleet, or nil if the balancer makes its own.
-func (c *Controller) Generations() generation.Generations {
+func (c *Balancer) Generations() generation.Generations {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.fleet == nil || c.fleet.state == nil {
@@ -137,7 +154,7 @@ func (f *Fleet) interpret(d *store.Document) (*config.BalancerFiles, field.Error
 	f.controller.mu.Lock()
 	own := f.own
 	f.controller.mu.Unlock()
-	return own.WithStored(d.Services, d.Overrides)
+	return config.WithStored(own, d.Services, d.Overrides)
 }
 
 // Interpret is for the follower of the store.
@@ -184,7 +201,7 @@ func (f *Fleet) enforce(
 	if err != nil {
 		return nil, err
 	}
-	files, warnings, err := own.WithStored(document.Services, document.Overrides)
+	files, warnings, err := config.WithStored(own, document.Services, document.Overrides)
 	if err != nil {
 		return nil, err
 	}
@@ -195,7 +212,7 @@ func (f *Fleet) enforce(
 	if f.state == nil {
 		c.inForce = files
 	} else {
-		if err := c.runner.Follow(ctx, files.Desired, state.Generations); err != nil {
+		if err := f.member.Follow(ctx, files.Desired, state.Generations); err != nil {
 			return nil, err
 		}
 		c.enforce(files)
@@ -204,9 +221,8 @@ func (f *Fleet) enforce(
 	return warnings, nil
 }
 
-// reload makes the balancer follow its own file after a change. The caller holds the controller's
-// mutex, and logs the warnings.
-func (f *Fleet) reload(ctx context.Context, own *config.BalancerFiles) (field.Errors, error) {
+// Reload is for the controller, whose caller logs the warnings.
+func (f *Fleet) Reload(ctx context.Context, own *config.BalancerFiles) (field.Errors, error) {
 	if err := own.File.ReloadableFrom(f.own.File); err != nil {
 		return nil, err
 	}
@@ -237,8 +253,8 @@ func textsOf(warnings field.Errors) []string {
 	return texts
 }
 
-// overrides returns all overrides of the store, and its version.
-func (f *Fleet) overrides() ([]desired.Override, string) {
+// Overrides returns all overrides of the store, and its version, for the controller.
+func (f *Fleet) Overrides() ([]desired.Override, string) {
 	if n := f.follower.Newest(); n != nil && n.Check() == nil {
 		if document, err := n.Tree().Document(); err == nil {
 			return document.Overrides, n.Version().String()
@@ -250,8 +266,8 @@ func (f *Fleet) overrides() ([]desired.Override, string) {
 	return slices.Clone(c.inForce.Overrides), f.follower.Status().Follows.String()
 }
 
-// change makes a change in the store, so that all balancers follow it.
-func (f *Fleet) change(ctx context.Context, terms Terms, compute change) (*Result, error) {
+// Change makes a change in the store, so that all balancers follow it, for the controller.
+func (f *Fleet) Change(ctx context.Context, terms Terms, compute change[*desired.Balancer]) (*Result, error) {
 	change := store.Change{PermitsRemovals: terms.PermitsRemovals, DryRun: terms.DryRun}
 	if terms.Version != "" {
 		var err error
@@ -288,7 +304,7 @@ func (f *Fleet) change(ctx context.Context, terms Terms, compute change) (*Resul
 
 // edit makes a change in the content of the store.
 func (f *Fleet) edit(
-	ctx context.Context, tree store.Tree, terms Terms, compute change,
+	ctx context.Context, tree store.Tree, terms Terms, compute change[*desired.Balancer],
 ) (store.Tree, *Result, error) {
 	document, err := tree.Document()
 	if err != nil {
@@ -312,7 +328,7 @@ func (f *Fleet) edit(
 			return nil, nil, fmt.Errorf("%w: %w", err, ErrRemovals)
 		}
 	}
-	losses, err := f.controller.runner.Losses(ctx, after.Desired)
+	losses, err := f.member.Losses(ctx, after.Desired)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -9,9 +9,8 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"os"
-	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -26,53 +25,23 @@ import (
 )
 
 const fleetText = `
-node: {instance: edge, name: %s, interface: eth0, addresses: ["2001:db8::1"], state: %q}
+node: {instance: edge, name: %s, interface: eth0, addresses: ["2001:db8::1"], state: %s}
 store: {etcd: {endpoints: [%q], prefix: /segue/main}}
 `
 
-const storedText = `
-services:
-- name: web
-  vip: "2001:db8:80::1"
-  port: 80
-  protocol: tcp
-  encapsulation: gre
-  servers:
-  - {name: s1, address: "2001:db8:1::1", weight: 3}
-  - {name: s2, address: "2001:db8:1::2", drained: true}
-  - {name: s3, address: "2001:db8:1::3"}
+// storedText has two further servers.
+const storedText = services + `  - {name: s3, address: "2001:db8:1::3"}
   - {name: s4, address: "2001:db8:1::4"}
 `
 
 // member is a balancer of a fleet, without a data path.
 type member struct {
-	t    *testing.T
-	file string
-	c    *Controller
-	f    *Fleet
-
-	mu          sync.Mutex
-	wanted      *desired.Balancer
-	generations generation.Generations
+	*site[*desired.Balancer]
+	fleet *Fleet
 }
-
-func (m *member) Reload(ctx context.Context, b *desired.Balancer) error { return m.Follow(ctx, b, nil) }
-
-func (m *member) Follow(_ context.Context, b *desired.Balancer, g generation.Generations) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.wanted, m.generations = b, g
-	return nil
-}
-
-func (m *member) Losses(context.Context, *desired.Balancer) ([]desired.Loss, error) { return nil, nil }
 
 // server returns a server as the balancer has it.
-func (m *member) server(name string) *desired.Server {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.wanted.Server("web", name)
-}
+func (m *member) server(name string) *desired.Server { return m.runner.last().Server("web", name) }
 
 // join starts a member that reaches the store at an endpoint.
 func join(t *testing.T, name, endpoint string) *member {
@@ -82,30 +51,24 @@ func join(t *testing.T, name, endpoint string) *member {
 
 func joinWith(t *testing.T, name, endpoint string, log *slog.Logger) *member {
 	t.Helper()
-	dir := t.TempDir()
-	m := &member{t: t, file: filepath.Join(dir, "lb.yaml")}
-	m.write(fmt.Sprintf(fleetText, name, filepath.Join(dir, "state"), endpoint))
-	var err error
-	if m.c, _, err = Load(m.file); err != nil {
+	m := &member{site: writeSite[*desired.Balancer](t, fmt.Sprintf(fleetText, name, "%q", endpoint))}
+	b, _, err := LoadBalancer(m.file)
+	if err != nil {
 		t.Fatal(err)
 	}
-	if m.f, err = m.c.Join(t.Context(), log); err != nil {
+	if m.fleet, err = b.Join(t.Context(), log); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = m.f.Close() })
-	if err := m.f.First(t.Context(), func(store.Status) {}); err != nil {
+	t.Cleanup(func() { _ = m.fleet.Close() })
+	if err := m.fleet.First(t.Context(), func(store.Status) {}); err != nil {
 		t.Fatal(err)
 	}
-	m.wanted, m.generations = m.c.Desired(), m.c.Generations()
-	m.c.Attach(m, func([]desired.Override) {})
+	if err := m.runner.Follow(t.Context(), b.Desired(), b.Generations()); err != nil {
+		t.Fatal(err)
+	}
+	m.Controller = &b.Controller
+	b.Attach(&m.runner, m.report)
 	return m
-}
-
-func (m *member) write(text string) {
-	m.t.Helper()
-	if err := os.WriteFile(m.file, []byte(text), 0o644); err != nil {
-		m.t.Fatal(err)
-	}
 }
 
 // await waits until all members follow a version.
@@ -114,11 +77,11 @@ func await(t *testing.T, version string, members ...*member) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	for _, m := range members {
-		err := m.f.Await(ctx, func(s store.Status) bool {
+		err := m.fleet.Await(ctx, func(s store.Status) bool {
 			return s.Follows.String() == version && s.Held == ""
 		})
 		if err != nil {
-			t.Fatalf("%v; status %+v", err, m.f.Status())
+			t.Fatalf("%v; status %+v", err, m.fleet.Status())
 		}
 	}
 }
@@ -132,7 +95,7 @@ func filled(t *testing.T, overrides ...desired.Override) *etcdtest.Server {
 	if err != nil {
 		t.Fatal(err)
 	}
-	content, _, err := own.ParseContent([]byte(storedText))
+	content, _, err := config.ParseContent(own, []byte(storedText))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -157,15 +120,11 @@ func fleetOf(t *testing.T) (a, b *member) {
 	return join(t, "a", endpoint), join(t, "b", endpoint)
 }
 
-func set(server string, fields desired.Fields) Edit {
-	return Edit{Service: "web", Server: server, Set: fields}
-}
-
 // A change by one member takes effect on both, and both list it.
 func TestFleetChange(t *testing.T) {
 	t.Parallel()
 	a, b := fleetOf(t)
-	result, err := a.c.Change(t.Context(), []Edit{set("s1", desired.Fields{"drained": true})}, Terms{})
+	result, err := a.Change(t.Context(), []Edit{drain("s1", true)}, Terms{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -174,7 +133,7 @@ func TestFleetChange(t *testing.T) {
 		if !m.server("s1").Drained {
 			t.Error("s1 is not drained")
 		}
-		list, version := m.c.Overrides()
+		list, version := m.Overrides()
 		if len(list) != 1 || version != result.Version {
 			t.Errorf("overrides %v at version %s, want one at %s", list, version, result.Version)
 		}
@@ -183,16 +142,16 @@ func TestFleetChange(t *testing.T) {
 		t.Errorf("changes %q", lines)
 	}
 	// The other member ends the drain.
-	result, err = b.c.Change(t.Context(), []Edit{set("s1", desired.Fields{"drained": false})},
+	result, err = b.Change(t.Context(), []Edit{drain("s1", false)},
 		Terms{Version: result.Version})
 	if err != nil {
 		t.Fatal(err)
 	}
 	await(t, result.Version, a, b)
-	if list, _ := a.c.Overrides(); len(list) > 0 || a.server("s1").Drained {
+	if list, _ := a.Overrides(); len(list) > 0 || a.server("s1").Drained {
 		t.Errorf("overrides %v after the end of the drain", list)
 	}
-	digest := func(m *member) uint32 { return generation.Digest(m.generations["web"].Sets, 0) }
+	digest := func(m *member) uint32 { return generation.Digest(m.runner.generations["web"].Sets, 0) }
 	if digest(a) != digest(b) {
 		t.Error("the generations differ")
 	}
@@ -202,10 +161,10 @@ func TestFleetChange(t *testing.T) {
 func TestFleetRefuses(t *testing.T) {
 	t.Parallel()
 	a, b := fleetOf(t)
-	_, version := a.c.Overrides()
+	_, version := a.Overrides()
 	outdated := version
 	weight := func(w int) []Edit { return []Edit{set("s1", desired.Fields{"weight": w})} }
-	result, err := a.c.Change(t.Context(), weight(5), Terms{Version: version})
+	result, err := a.Change(t.Context(), weight(5), Terms{Version: version})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -223,7 +182,7 @@ func TestFleetRefuses(t *testing.T) {
 		"removals": {[]Edit{remove("s1"), remove("s2")}, Terms{}, ErrRemovals, "2 of 4 servers of web"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := b.c.Change(t.Context(), refused.edits, refused.terms)
+			_, err := b.Change(t.Context(), refused.edits, refused.terms)
 			if err == nil || refused.want != nil && !errors.Is(err, refused.want) ||
 				!strings.Contains(err.Error(), refused.says) {
 				t.Errorf("error %v, want %v: %s", err, refused.want, refused.says)
@@ -231,7 +190,7 @@ func TestFleetRefuses(t *testing.T) {
 		})
 	}
 	await(t, result.Version, a, b)
-	result, err = b.c.Change(t.Context(), []Edit{remove("s1"), remove("s2")}, Terms{PermitsRemovals: true})
+	result, err = b.Change(t.Context(), []Edit{remove("s1"), remove("s2")}, Terms{PermitsRemovals: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -250,7 +209,7 @@ func TestFleetDryRun(t *testing.T) {
 	version := ""
 	for i := range 10 {
 		version = a.apply(set("s1", desired.Fields{"drained": i%2 == 0}))
-		dry, err := b.c.Change(t.Context(), edits, Terms{DryRun: true})
+		dry, err := b.Change(t.Context(), edits, Terms{DryRun: true})
 		if err != nil || len(dry.Changes) != 1 || dry.Version != version {
 			t.Fatalf("a dry run for version %s gives %+v, error %v", version, dry, err)
 		}
@@ -259,7 +218,7 @@ func TestFleetDryRun(t *testing.T) {
 	if b.server("s3").Drained {
 		t.Error("the dry run has drained a server")
 	}
-	if _, err := b.c.Change(t.Context(), edits, Terms{Version: version}); err != nil {
+	if _, err := b.Change(t.Context(), edits, Terms{Version: version}); err != nil {
 		t.Error(err)
 	}
 }
@@ -271,14 +230,14 @@ func TestFleetUnknownChange(t *testing.T) {
 	server := filled(t)
 	proxy := etcdtest.NewProxy(t, server)
 	far, near := join(t, "far", proxy.Endpoint()), join(t, "near", server.Endpoint())
-	_, before := far.c.Overrides()
+	_, before := far.Overrides()
 	edits := []Edit{set("s1", desired.Fields{"drained": true})}
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() { // the client goes away
-		_ = near.f.Await(ctx, func(s store.Status) bool { return s.Newest.Change > 1 })
+		_ = near.fleet.Await(ctx, func(s store.Status) bool { return s.Newest.Change > 1 })
 		cancel()
 	}()
-	_, err := far.f.change(ctx, Terms{Version: before}, func(f *config.BalancerFiles) (
+	_, err := far.fleet.Change(ctx, Terms{Version: before}, func(f *config.BalancerFiles) (
 		*config.BalancerFiles, field.Errors, error,
 	) {
 		proxy.Mute()
@@ -288,10 +247,10 @@ func TestFleetUnknownChange(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 	proxy.Heal()
-	if _, err := far.c.Change(t.Context(), edits, Terms{Version: before}); !errors.Is(err, ErrVersion) {
+	if _, err := far.Change(t.Context(), edits, Terms{Version: before}); !errors.Is(err, ErrVersion) {
 		t.Errorf("the repetition: error %v", err)
 	}
-	_, now := near.c.Overrides()
+	_, now := near.Overrides()
 	await(t, now, far, near)
 	if !far.server("s1").Drained {
 		t.Error("the change has no effect")
@@ -301,9 +260,9 @@ func TestFleetUnknownChange(t *testing.T) {
 // apply makes edits in the store, and does not wait until a member follows it.
 func (m *member) apply(edits ...Edit) (version string) {
 	m.t.Helper()
-	applied, err := m.f.store.Apply(m.t.Context(), store.Change{
+	applied, err := m.fleet.store.Apply(m.t.Context(), store.Change{
 		Edit: func(tree store.Tree) (store.Tree, error) {
-			next, _, err := m.f.edit(m.t.Context(), tree, Terms{}, func(f *config.BalancerFiles) (
+			next, _, err := m.fleet.edit(m.t.Context(), tree, Terms{}, func(f *config.BalancerFiles) (
 				*config.BalancerFiles, field.Errors, error,
 			) {
 				return edited(f, edits)
@@ -321,24 +280,20 @@ func (m *member) apply(edits ...Edit) (version string) {
 func TestFleetReload(t *testing.T) {
 	t.Parallel()
 	a, _ := fleetOf(t)
-	text, err := os.ReadFile(a.file)
-	if err != nil {
+	a.edit(`"2001:db8::1"`, `"2001:db8::99"`)
+	if _, err := a.Reload(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	a.write(strings.Replace(string(text), `"2001:db8::1"`, `"2001:db8::99"`, 1))
-	if _, err := a.c.Reload(t.Context()); err != nil {
-		t.Fatal(err)
+	got := a.runner.last().Node.Addresses[0].String()
+	if got != "2001:db8::99" || a.server("s4") == nil || a.runner.generations == nil {
+		t.Errorf("after the reload the address is %s, the services are %v", got, a.runner.last().Services)
 	}
-	got := a.wanted.Node.Addresses[0].String()
-	if got != "2001:db8::99" || a.server("s4") == nil || a.generations == nil {
-		t.Errorf("after the reload the address is %s, the services are %v", got, a.wanted.Services)
-	}
-	a.write(strings.Replace(string(text), "/segue/main", "/segue/other", 1))
-	if _, err := a.c.Reload(t.Context()); err == nil || !strings.Contains(err.Error(), "store.etcd.prefix") {
+	a.edit("/segue/main", "/segue/other")
+	if _, err := a.Reload(t.Context()); err == nil || !strings.Contains(err.Error(), "store.etcd.prefix") {
 		t.Errorf("error %v", err)
 	}
-	a.write(string(text) + storedText)
-	if _, err := a.c.Reload(t.Context()); err == nil || !strings.Contains(err.Error(), "must be absent") {
+	a.edit("store:", services+"store:")
+	if _, err := a.Reload(t.Context()); err == nil || !strings.Contains(err.Error(), "must be absent") {
 		t.Errorf("error %v", err)
 	}
 }
@@ -348,35 +303,33 @@ func TestFleetReload(t *testing.T) {
 func TestFleetReloadAndFollow(t *testing.T) {
 	t.Parallel()
 	m, _ := fleetOf(t)
-	text, err := os.ReadFile(m.file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	first := m.f.follower.State()
+	former := "2001:db8::1"
+	first := m.fleet.follower.State()
 	for i := 1; i <= 100; i++ {
 		address := fmt.Sprintf("2001:db8::%x", 0x100+i)
-		m.write(strings.Replace(string(text), "2001:db8::1", address, 1))
+		m.edit(strconv.Quote(former), strconv.Quote(address))
+		former = address
 		next := &store.State{Version: first.Version, Content: maps.Clone(first.Content)}
 		weight := uint32(i + 1)
 		next.Content["servers/web/s1"] = fmt.Appendf(nil, `{"address":"2001:db8:1::1","weight":%d}`, weight)
-		wanted, err := m.f.Interpret(documentOf(t, next))
+		wanted, err := m.fleet.Interpret(documentOf(t, next))
 		if err != nil {
 			t.Fatal(err)
 		}
 		next.Generations = first.Generations.Next(wanted.Services)
 		var both sync.WaitGroup
 		both.Go(func() {
-			if err := m.f.Follow(t.Context(), next); err != nil {
+			if err := m.fleet.Follow(t.Context(), next); err != nil {
 				t.Error(err)
 			}
 		})
 		both.Go(func() {
-			if _, err := m.c.Reload(t.Context()); err != nil {
+			if _, err := m.Reload(t.Context()); err != nil {
 				t.Error(err)
 			}
 		})
 		both.Wait()
-		for where, has := range map[string]*desired.Balancer{"balancer": m.wanted, "controller": m.c.Desired()} {
+		for where, has := range map[string]*desired.Balancer{"balancer": m.runner.last(), "controller": m.Desired()} {
 			a, w := has.Node.Addresses[0].String(), *has.Server("web", "s1").Weight
 			if a != address || w != weight {
 				t.Fatalf("round %d: the %s has address %s and weight %d, want %s and %d",
@@ -425,13 +378,13 @@ func TestFleetLogsWarnings(t *testing.T) {
 	if all := logged(); len(all) != 1 || !strings.Contains(all[0], "web/s8: does not exist") {
 		t.Errorf("after the first state: %q", all)
 	}
-	first := m.f.follower.State()
+	first := m.fleet.follower.State()
 	next := &store.State{
 		Version: first.Version, Generations: first.Generations, Content: maps.Clone(first.Content),
 	}
 	next.Content["overrides/web/s9"] = []byte(`{"set":{"weight":2}}`)
 	for range 2 {
-		if err := m.f.Follow(t.Context(), next); err != nil {
+		if err := m.fleet.Follow(t.Context(), next); err != nil {
 			t.Fatal(err)
 		}
 	}

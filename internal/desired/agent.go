@@ -39,6 +39,10 @@ type AgentNode struct {
 	// Balancers are prefixes of the locators of the balancers that may send functions about
 	// connections. The default is all balancers.
 	Balancers []netip.Prefix `yaml:"balancers,omitempty"`
+	// State is the absolute path of the directory in which the agent keeps its overrides. Default
+	// /var/lib/segue; a change needs a restart. An empty path means that it keeps none. A file cannot
+	// say so.
+	State string `yaml:"state,omitempty"`
 	// SignalKey is the path of the file with the key for tags. It is the same file as on the
 	// balancers. Without it signals have no tags.
 	SignalKey string `yaml:"signal-key,omitempty"`
@@ -57,6 +61,9 @@ type AgentService struct {
 	// NotLocal says what the last candidate does with a packet of a flow that no candidate has.
 	// Default reset.
 	NotLocal NotLocal `yaml:"not-local,omitempty"`
+	// Drained makes the service refuse offered connections as policy never does, whatever Accept is.
+	// Only for services that hunt.
+	Drained bool `yaml:"drained,omitempty"`
 	// QUIC and FormerQUIC are the forms of the connection IDs that the service's program issues, as
 	// in the balancer's Service. QUICID and FormerQUICID are the server ID of this server in these
 	// forms, as in the balancer's Server. QUICID and QUIC are both set, or both not. They are for

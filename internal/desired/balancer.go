@@ -20,9 +20,6 @@ type Balancer struct {
 	// Store is where the services come from; nil: from the file. A change needs a restart.
 	Store    *Store    `yaml:"store,omitempty"`
 	Services []Service `yaml:"services"`
-	// Overrides are the overrides that the services follow. The configuration file does not have
-	// them.
-	Overrides []Override `yaml:"-"`
 }
 
 // BalancerNode describes the host that a balancer runs on.

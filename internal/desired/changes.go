@@ -160,7 +160,7 @@ func changedFields(now, before any) (names []string) {
 		switch value := a.Field(i).Interface().(type) {
 		case *uint32: // a weight
 			name = fmt.Sprintf("%s %d to %d", name, *b.Field(i).Interface().(*uint32), *value)
-		case bool: // whether a server is drained
+		case bool: // whether a server or a service is drained
 			name = fmt.Sprintf("%s %t to %t", name, !value, value)
 		}
 		names = append(names, name)
@@ -190,7 +190,7 @@ func (n Names) String() string {
 	return list
 }
 
-// Loss is a server whose flows a change affects.
+// Loss is a server, or without one a service of an agent, whose flows a change affects.
 type Loss struct {
 	Service, Server string
 	Cause           LossCause

@@ -47,6 +47,9 @@ func setDefault[T any](given Given, path string, into *T, value T) {
 	}
 }
 
+// defaultState is the default directory for state that outlasts a process.
+const defaultState = "/var/lib/segue"
+
 // SetDefaults sets the fields that the source does not give.
 func (b *Balancer) SetDefaults(given Given) {
 	setDefault(given, "node.instance", &b.Node.Instance, "lb")
@@ -55,7 +58,7 @@ func (b *Balancer) SetDefaults(given Given) {
 	setDefault(given, "node.internal", &b.Node.Internal, &internal)
 	setDefault(given, "node.limits.flows", &b.Node.Limits.Flows, DefaultFlows)
 	setDefault(given, "node.limits.hints", &b.Node.Limits.Hints, DefaultHints)
-	setDefault(given, "node.state", &b.Node.State, "/var/lib/segue")
+	setDefault(given, "node.state", &b.Node.State, defaultState)
 	setDefault(given, "node.limits.servers", &b.Node.Limits.Servers, 4096)
 	given.defaultBGP(b.BGP)
 	given.defaultStore(b.Store)
@@ -227,6 +230,7 @@ func (a *Agent) SetDefaults(given Given) {
 	yes := true
 	setDefault(given, "node.internal", &a.Node.Internal, &yes)
 	setDefault(given, "node.assign-vips", &a.Node.AssignVIPs, &yes)
+	setDefault(given, "node.state", &a.Node.State, defaultState)
 	for i := range a.Services {
 		given.defaultAgentService(&a.Services[i], field.Item("services", i))
 	}

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -106,7 +107,50 @@ func describeSet(name string, value any) string {
 	return fmt.Sprintf("%s %v", name, value)
 }
 
-// Overrides are the overrides of a balancer.
+// Item is a service, or a server of a service, in a desired state.
+type Item struct {
+	Service string
+	Server  string // empty: the service itself
+	// Value is a Service without its servers, a Server, or an AgentService.
+	Value any
+}
+
+// Items returns the services, each with its servers behind it.
+func (b *Balancer) Items() (items []Item) {
+	for _, s := range b.Services {
+		servers := s.Servers
+		s.Servers = nil
+		items = append(items, Item{Service: s.Name, Value: s})
+		for _, server := range servers {
+			items = append(items, Item{s.Name, server.Name, server})
+		}
+	}
+	return items
+}
+
+// Items returns the services.
+func (a *Agent) Items() (items []Item) {
+	for _, s := range a.Services {
+		items = append(items, Item{Service: s.Name, Value: s})
+	}
+	return items
+}
+
+// OverridesFile returns the path of the file with the overrides. It is empty if the balancer has no
+// directory for its state.
+func (b *Balancer) OverridesFile() string { return overridesFile(b.Node.State, b.Node.Instance) }
+
+// OverridesFile is as that of Balancer.
+func (a *Agent) OverridesFile() string { return overridesFile(a.Node.State, a.Node.Instance) }
+
+func overridesFile(state, instance string) string {
+	if state == "" {
+		return ""
+	}
+	return filepath.Join(state, instance+".overrides.yaml")
+}
+
+// Overrides are the overrides of a balancer or an agent.
 type Overrides struct {
 	Overrides []Override `yaml:"overrides"`
 }

@@ -47,6 +47,7 @@ func (a *Agent) Fixed() []Setting {
 		setting("node.instance", a.Node.Instance),
 		setting("node.interface", a.Node.Interface),
 		setting("node.internal", a.Node.IsInternal()),
+		setting("node.state", a.Node.State),
 		setting("api.group", a.API.Group),
 		setting("metrics.listen", a.Metrics.Listen),
 		setting("poll.listen", a.Poll.Listen),

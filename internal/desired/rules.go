@@ -108,6 +108,12 @@ func (r *rules) checkSignalKey(file string) {
 	}
 }
 
+func (r *rules) checkState(directory string) {
+	if directory != "" && !filepath.IsAbs(directory) {
+		r.failf("node.state", "must be absolute")
+	}
+}
+
 func (r *rules) checkInterface(path, name string) {
 	if !isInterfaceName(name) {
 		r.failf(path, "must be an interface name: 1 to 15 bytes without /, : and spaces")

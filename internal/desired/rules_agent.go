@@ -24,6 +24,7 @@ func (r *rules) checkAgent(a *Agent) {
 	r.checkHost(a.Node.Instance, a.Node.Interface, a.Node.Locator, a.Node.Addresses)
 	r.checkBalancers(a.Node.Balancers, a.Services)
 	r.checkSignalKey(a.Node.SignalKey)
+	r.checkState(a.Node.State)
 	r.checkAPI(&a.API)
 	r.checkListen("metrics.listen", a.Metrics.Listen)
 	r.checkListen("poll.listen", a.Poll.Listen)
@@ -93,6 +94,8 @@ func (r *rules) checkHunting(path string, s AgentService) {
 		r.refuse(field.Child(path, "accept"), s.Accept != Accept{}, other)
 		r.refuse(field.Child(path, "load"), s.Load != Source{}, other)
 		r.refuse(field.Child(path, "not-local"), s.NotLocal != "", other)
+		r.refuse(field.Child(path, "drained"), s.Drained, "only for TCP in srv6-insert or srv6-encap: balancers do "+
+			"not ask the servers of other services; drain the server at the balancers")
 		return
 	}
 	r.checkAccept(field.Child(path, "accept"), s.Accept)

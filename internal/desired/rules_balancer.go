@@ -5,7 +5,6 @@ package desired
 import (
 	"fmt"
 	"net/netip"
-	"path/filepath"
 	"reflect"
 	"regexp"
 	"slices"
@@ -58,9 +57,7 @@ func (r *rules) checkBalancer(b *Balancer) {
 	r.checkPeers(&b.Node)
 	r.checkSignalKey(b.Node.SignalKey)
 	r.checkPollKey(b)
-	if b.Node.State != "" && !filepath.IsAbs(b.Node.State) {
-		r.failf("node.state", "must be absolute")
-	}
+	r.checkState(b.Node.State)
 	r.checkAPI(&b.API)
 	r.checkListen("metrics.listen", b.Metrics.Listen)
 	r.checkStore(b)

@@ -40,6 +40,8 @@ var errUntried = errors.New("not tried")
 type Path interface {
 	// Socket returns what a socket to a VIP needs, or why the host cannot check the VIP.
 	Socket(vip netip.Addr) (checkpath.Socket, error)
+	// Recheck tells why the host drops the answers of a VIP; nil: it does not.
+	Recheck(vip netip.Addr) error
 }
 
 // tryOnce checks a target once. Its error is the reason in plain words. Ignore errors after the
@@ -51,7 +53,7 @@ func (c *Checker) tryOnce(ctx context.Context, t *Target) error {
 	var errno unix.Errno
 	switch {
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
-		return fmt.Errorf("timeout after %v", t.Timeout)
+		return c.timeout(t)
 	case errors.Is(err, errUntried):
 		return err
 	case errors.As(err, &errno) && isOwn(errno):
@@ -60,6 +62,16 @@ func (c *Checker) tryOnce(ctx context.Context, t *Target) error {
 		return errno // without Go's "dial tcp …: connect:"
 	}
 	return err
+}
+
+// timeout returns the reason for a check without an answer.
+func (c *Checker) timeout(t *Target) error {
+	if t.OnPath {
+		if err := c.path.Recheck(t.Address.Addr()); err != nil {
+			return fmt.Errorf("%w: %w", errUntried, err)
+		}
+	}
+	return fmt.Errorf("timeout after %v", t.Timeout)
 }
 
 // isOwn tells whether an error comes from this host, and not from a server or the path to it: the

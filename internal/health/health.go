@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"time"
 )
@@ -42,6 +43,7 @@ type Checker struct {
 	verdicts chan verdict
 	untried  chan error
 	updates  chan Result
+	report   func(reason string) // nil: nobody wants to know
 }
 
 // verdict is a change of a target's state.
@@ -64,6 +66,18 @@ func New(path Path, log *slog.Logger) *Checker {
 	}
 	c.attempt = c.tryOnce
 	return c
+}
+
+// ReportUntried makes the checker tell why this host cannot check servers, as often as it logs that.
+// The function must not block. Call ReportUntried before Run.
+func (c *Checker) ReportUntried(report func(reason string)) { c.report = report }
+
+// complain logs and reports why this host cannot check servers.
+func (c *Checker) complain(err error) {
+	c.log.Error("cannot check servers", "error", err)
+	if c.report != nil {
+		c.report(strings.TrimPrefix(err.Error(), errUntried.Error()+": "))
+	}
 }
 
 // SetTargets replaces the targets. A target that equals a former one in every
@@ -117,7 +131,7 @@ func (c *Checker) Run(ctx context.Context) error {
 			b.record(v)
 		case err := <-c.untried:
 			if time.Since(complained) >= complaintInterval {
-				c.log.Error("cannot check servers", "error", err)
+				c.complain(err)
 				complained = time.Now()
 			}
 		case out <- news:

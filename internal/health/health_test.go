@@ -23,12 +23,13 @@ import (
 
 // fake is a network in which servers succeed, fail or hang as a test requires.
 type fake struct {
-	mu     sync.Mutex
-	answer map[string]error       // results of checks by server; nil means success
-	hang   map[string]bool        // servers whose checks hang until the timeout
-	checks map[string][]time.Time // start times of the checks
-	active map[string]int
-	worst  int // the maximum number of simultaneous checks of a target
+	mu      sync.Mutex
+	answer  map[string]error       // results of checks by server; nil means success
+	hang    map[string]bool        // servers whose checks hang until the timeout
+	checks  map[string][]time.Time // start times of the checks
+	active  map[string]int
+	worst   int      // the maximum number of simultaneous checks of a target
+	reports []string // why the host cannot check, as reported
 }
 
 func newFake() *fake {
@@ -81,6 +82,7 @@ func simulate(t *testing.T, f *fake, test func(t *testing.T, c *Checker)) {
 	synctest.Test(t, func(t *testing.T) {
 		c := New(nil, slog.New(slog.DiscardHandler))
 		c.attempt = f.attempt
+		c.ReportUntried(func(reason string) { f.reports = append(f.reports, reason) })
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error)
 		go func() { ended <- c.Run(ctx) }()
@@ -182,9 +184,12 @@ func TestUpdatesOnChangeOnly(t *testing.T) {
 func TestUntriedProbesCountForNothing(t *testing.T) {
 	f := newFake()
 	simulate(t, f, func(t *testing.T, c *Checker) {
-		f.set("s1", errUntried)
+		f.set("s1", fmt.Errorf("%w: too many open files", errUntried))
 		c.SetTargets(t.Context(), []Target{target("s1")})
 		expect(t, "untried while healthy", pass(c, time.Minute))
+		if n := len(f.reports); n < 5 || n > 7 || f.reports[n-1] != "too many open files" {
+			t.Errorf("in a minute, these reasons were reported: %q", f.reports)
+		}
 		f.set("s1", errDown)
 		expect(t, "failures", pass(c, 3*time.Second), Result{"web", "s1", false, "connection refused"})
 		f.set("s1", errUntried)

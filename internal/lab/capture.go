@@ -30,8 +30,8 @@ const captureBuffer = 512 << 20
 const Every = ""
 
 // Capture starts to write all packets of one of the node's interfaces, in both directions, to w as
-// a pcap file, in the order in which they pass. The recording has begun when Capture returns.
-// Packets that a node sends by XDP do not pass the node's own packet sockets: capture those at the
+// a pcap file, in the order in which they pass, with the kernel's times. The recording has begun
+// when Capture returns. Packets that a node sends by XDP do not pass the node's own packet sockets: capture those at the
 // node's port of the fabric.
 func (n *Node) Capture(ifname string, w io.Writer) (*Capture, error) {
 	c := &Capture{done: make(chan error, 1)}
@@ -80,6 +80,7 @@ func packetSocket(ifname string) (*os.File, error) {
 	all := binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, unix.ETH_P_ALL))
 	err = errors.Join(
 		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, captureBuffer),
+		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TIMESTAMPNS, 1),
 		unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: all, Ifindex: ifindex}),
 	)
 	if err != nil {
@@ -88,29 +89,47 @@ func packetSocket(ifname string) (*os.File, error) {
 	return socket, nil
 }
 
+// timestamp returns the time at which a packet passed the interface, by the kernel's clock. The
+// reader may have been late.
+func timestamp(control []byte) time.Time {
+	messages, _ := unix.ParseSocketControlMessage(control)
+	for _, m := range messages {
+		if m.Header.Level != unix.SOL_SOCKET || m.Header.Type != unix.SCM_TIMESTAMPNS {
+			continue
+		}
+		seconds := binary.NativeEndian.Uint64(m.Data)
+		return time.Unix(int64(seconds), int64(binary.NativeEndian.Uint64(m.Data[8:])))
+	}
+	return time.Now()
+}
+
 // record copies packets until the socket's read deadline has passed and its queue is empty.
 func (c *Capture) record(w io.Writer) error {
 	raw, err := c.socket.SyscallConn()
 	if err != nil {
 		return err
 	}
-	buf := make([]byte, maxPacket)
+	buf, control := make([]byte, maxPacket), make([]byte, 64)
 	for {
-		n, err := c.socket.Read(buf)
-		if errors.Is(err, os.ErrDeadlineExceeded) {
-			// After the deadline, Read ignores the queue.
-			errControl := raw.Control(func(fd uintptr) { n, err = unix.Read(int(fd), buf) })
+		var n, controls int
+		receive := func(fd uintptr) (done bool) {
+			n, controls, _, _, err = unix.Recvmsg(int(fd), buf, control, 0)
+			return !errors.Is(err, unix.EAGAIN)
+		}
+		errWait := raw.Read(receive)
+		if errors.Is(errWait, os.ErrDeadlineExceeded) {
+			// After the deadline, raw.Read ignores the queue.
+			errWait = raw.Control(func(fd uintptr) { receive(fd) })
 			if errors.Is(err, unix.EAGAIN) {
 				return nil
 			}
-			err = errors.Join(err, errControl)
 		}
-		if err != nil {
+		if err := errors.Join(err, errWait); err != nil {
 			return err
 		}
-		now := time.Now()
-		packet := binary.NativeEndian.AppendUint32(nil, uint32(now.Unix()))
-		for _, field := range []int{now.Nanosecond(), n, n} {
+		passed := timestamp(control[:controls])
+		packet := binary.NativeEndian.AppendUint32(nil, uint32(passed.Unix()))
+		for _, field := range []int{passed.Nanosecond(), n, n} {
 			packet = binary.NativeEndian.AppendUint32(packet, uint32(field))
 		}
 		if _, err := w.Write(append(packet, buf[:n]...)); err != nil {

@@ -155,6 +155,7 @@ func (n *Node) AgentConfig() desired.Agent {
 			Instance:  n.Instance(),
 			Interface: uplink,
 			Locator:   n.Locator,
+			State:     n.lab.path("state"),
 		},
 		Metrics: desired.Metrics{Listen: agentMetrics},
 	}

@@ -18,11 +18,24 @@ var dummyIPv4 = netip.AddrFrom4([4]byte{192, 0, 0, 8})
 // VIP. sender is the balancer's address. The token is in host byte order, because only the balancer
 // reads it.
 func Probe(sender, vip netip.Addr, token uint64, options ...Option) []byte {
+	return probe(sender, vip, binary.NativeEndian.AppendUint64(nil, token), options)
+}
+
+// ServiceProbe is Probe about a service of the VIP. The port 0 stands for all ports.
+func ServiceProbe(
+	sender netip.Addr, service netip.AddrPort, protocol uint8, token uint64, options ...Option,
+) []byte {
+	request := binary.NativeEndian.AppendUint64(nil, token)
+	request = binary.BigEndian.AppendUint16(request, service.Port())
+	request = append(request, protocol, 0, 0, 0, 0, 0)
+	return probe(sender, service.Addr(), request, options)
+}
+
+func probe(sender, vip netip.Addr, request []byte, options []Option) []byte {
 	if vip.Is4() {
 		sender = dummyIPv4
 	}
-	options = append(options, Payload(binary.NativeEndian.AppendUint64(nil, token)))
-	s := newSpec(sender, vip, layers.IPProtocolNoNextHeader, options)
+	s := newSpec(sender, vip, layers.IPProtocolNoNextHeader, append(options, Payload(request)))
 	return s.frame()
 }
 

@@ -52,6 +52,7 @@ const (
 	Silent             // the agent does not answer
 	OtherVersion       // the agent speaks another version of the protocol
 	NotServed          // the agent does not have the VIP
+	Refusing           // the application has stopped listening, and refuses connections
 	Unheard            // it accepts no connections, and many are lost (placement hunt)
 )
 
@@ -60,6 +61,8 @@ type Target struct {
 	Service, Server string
 	Slot            uint32 // its number in the data path
 	VIP             netip.Addr
+	Protocol        desired.Protocol
+	Port            uint16 // 0: all ports
 	Encapsulation   desired.Encapsulation
 	// Offered tells that the service hunts with consistent candidates. Offers are then compared
 	// with signals.
@@ -78,6 +81,7 @@ type Request struct {
 type Answer struct {
 	Version uint16 // of the protocol
 	Serves  bool   // it has the VIP
+	Refuses bool   // the application has stopped listening, and refuses connections
 }
 
 // Offers are a server's counters of offered connections.
@@ -327,6 +331,8 @@ func (p *Prober) faultOf(answer Answer, ok bool) Fault {
 		return OtherVersion
 	case !answer.Serves:
 		return NotServed
+	case answer.Refuses:
+		return Refusing
 	}
 	return None
 }

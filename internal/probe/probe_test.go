@@ -188,6 +188,8 @@ func TestProbes(t *testing.T) {
 		expect(t, "another version", pass(p, Interval), map[string]Fault{"s2": OtherVersion})
 		w.set(2, &Answer{Version: version})
 		expect(t, "the VIP is gone", pass(p, Interval), map[string]Fault{"s2": NotServed})
+		w.set(2, &Answer{Version: version, Serves: true, Refuses: true})
+		expect(t, "the application has ended", pass(p, Interval), map[string]Fault{"s2": Refusing})
 		w.set(2, well)
 		expect(t, "one good answer", pass(p, Interval), map[string]Fault{})
 		expect(t, "two good answers", pass(p, Interval), map[string]Fault{"s2": None})

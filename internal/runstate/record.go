@@ -22,7 +22,7 @@ import (
 type Configuration struct {
 	File string    `json:"file"` // absolute
 	Read time.Time `json:"read"` // when the configuration in force was read
-	// Overrides are the overrides in force. An agent has none.
+	// Overrides are the overrides in force.
 	Overrides []desired.Override `json:"overrides,omitempty"`
 	// Store is the condition of the connection to the store of a balancer's fleet. It is nil
 	// without a store.
@@ -30,6 +30,15 @@ type Configuration struct {
 	// Refused describes the last reload if it failed. It is nil if the last reload succeeded or
 	// there was none.
 	Refused *Refusal `json:"refused"`
+	// Unchecked tells why the host of a balancer could not check servers the last time. It is nil if
+	// there was no such time.
+	Unchecked *Unchecked `json:"unchecked,omitempty"`
+}
+
+// Unchecked is a health check that the host could not make.
+type Unchecked struct {
+	Time   time.Time `json:"time"`
+	Reason string    `json:"reason"` // as in the log
 }
 
 // Store is the condition of a connection to a store.
@@ -163,6 +172,14 @@ func (r *Recorder) SetStore(store Store) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.record.Configuration.Store = &store
+	r.write()
+}
+
+// SetUnchecked records why the host cannot check servers.
+func (r *Recorder) SetUnchecked(reason string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.record.Configuration.Unchecked = &Unchecked{time.Now(), reason}
 	r.write()
 }
 

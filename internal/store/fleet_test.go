@@ -145,7 +145,7 @@ func (b *simulated) Interpret(d *Document) (*desired.Balancer, error) {
 	if err != nil {
 		return nil, err
 	}
-	files, _, err := b.file.WithStored(d.Services, d.Overrides)
+	files, _, err := config.WithStored(b.file, d.Services, d.Overrides)
 	if err != nil {
 		return nil, err
 	}

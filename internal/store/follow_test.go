@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/generation"
 	"github.com/segue-lb/segue/internal/store/etcdtest"
@@ -224,7 +225,7 @@ func TestHistory(t *testing.T) {
 	server := etcdtest.Start(t)
 	f := newFleet(t, server.Endpoint())
 	etcd := desired.Etcd{Endpoints: []string{server.Endpoint()}, Prefix: prefix}
-	files, _, err := f.member(etcd).file.WithStored([]desired.Fields{service("web", 5)}, nil)
+	files, _, err := config.WithStored(f.member(etcd).file, []desired.Fields{service("web", 5)}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,7 +13,6 @@ import (
 
 	"go.yaml.in/yaml/v4"
 
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/infer"
 	"github.com/segue-lb/segue/internal/lab"
@@ -165,7 +164,7 @@ func (b *rig) override(ctx context.Context, all desired.Overrides) error {
 			continue
 		}
 		c := n.BalancerConfig()
-		path := config.OverridesFile(&c.Node)
+		path := c.OverridesFile()
 		if len(all.Overrides) == 0 {
 			if err = os.Remove(path); errors.Is(err, fs.ErrNotExist) {
 				err = nil // the run ended before the first feedback

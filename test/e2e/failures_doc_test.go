@@ -130,6 +130,7 @@ var finders = []struct {
 	{"health checks", []inspect.Condition{inspect.ServerFailing}},
 	{"probes", []inspect.Condition{
 		inspect.ServerSilent, inspect.ServerIncompatible, inspect.ServerNotServed,
+		inspect.ServerRefusing,
 	}},
 	{"offers without answers (hunt)", []inspect.Condition{inspect.ServerUnheard}},
 }

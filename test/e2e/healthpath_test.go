@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -76,6 +77,35 @@ func TestChecksOfTwoArmedBalancers(t *testing.T) {
 	topology := checkedTopology()
 	topology.TwoArmed = true
 	l := up(t, topology)
+	requireChecked(t, l)
+	requireNoticed(t, l)
+}
+
+// TestReversePathOfTwoArmedBalancers sets rp_filter on the interface towards the servers. The way to
+// VIPs leads through the other interface. So the kernel drops the answers to checks of IPv4 VIPs.
+// This is no fault of the servers, and log and status say what to do.
+func TestReversePathOfTwoArmedBalancers(t *testing.T) {
+	t.Parallel()
+	topology := checkedTopology()
+	topology.TwoArmed = true
+	l := up(t, topology)
+	lb := l.Node("lb1")
+	requireChecked(t, l)
+	command(t, l, "lb1", "ip", "route", "replace", "default", "dev", "eth1")
+	command(t, l, "lb1", "sysctl", "-w", "net.ipv4.conf.eth0.rp_filter=1")
+	const cure = "net.ipv4.conf.eth0.rp_filter to 2"
+	eventually(t, func() error {
+		status := command(t, l, "lb1", segue, "status", "--instance", lb.Instance(), "--interval", "0s")
+		if !strings.Contains(status, "CANNOT CHECK SERVERS") || !strings.Contains(status, cure) {
+			return fmt.Errorf("status does not name the sysctl:\n%s", status)
+		}
+		return nil
+	})
+	if log := readLog(t, l.Process("lb1", "lb")); !strings.Contains(log, cure) {
+		t.Errorf("the log does not name the sysctl: %s", log)
+	}
+	must(t, conditionsAre(t, lb, "s3", inspect.ServerUp))
+	command(t, l, "lb1", "sysctl", "-w", "net.ipv4.conf.eth0.rp_filter=2")
 	requireChecked(t, l)
 	requireNoticed(t, l)
 }

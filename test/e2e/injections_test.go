@@ -54,11 +54,11 @@ var failures = []failure{
 	},
 	{
 		name: "application killed", brief: true, inject: killApplication, heal: startApplication,
-		tells: []inspect.Condition{inspect.ServerFailing},
+		tells: []inspect.Condition{inspect.ServerFailing, inspect.ServerRefusing},
 	},
 	{
 		name: "application resets", brief: true, inject: resetConnections, heal: restartApplication,
-		tells: []inspect.Condition{inspect.ServerFailing},
+		tells: []inspect.Condition{inspect.ServerFailing, inspect.ServerRefusing},
 	},
 	{
 		name: "application hangs", brief: true, inject: hangApplication, heal: resumeApplication,

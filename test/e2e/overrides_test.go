@@ -9,7 +9,6 @@ import (
 	"testing"
 
 	"github.com/segue-lb/segue/internal/balancer/inspect"
-	"github.com/segue-lb/segue/internal/config"
 )
 
 // TestOverrides drains a server by an override. The server stays drained when the balancer starts
@@ -19,7 +18,7 @@ func TestOverrides(t *testing.T) {
 	l := up(t, topology("http6-encap"))
 	n := l.Node("lb1")
 	cfg := n.BalancerConfig()
-	path := config.OverridesFile(&cfg.Node)
+	path := cfg.OverridesFile()
 	must(t, os.MkdirAll(filepath.Dir(path), 0o755))
 	write := func(text string) { t.Helper(); must(t, os.WriteFile(path, []byte(text), 0o644)) }
 	require := func(condition inspect.Condition, overrides string) {

@@ -87,6 +87,27 @@ func TestDetachedAgent(t *testing.T) {
 	must(t, c.spread(t.Context(), "s1", "s2", "s3"))
 }
 
+// TestKilledApplication kills the application of a server, while clients connect. The services have
+// no health checks: only the agents know that the server refuses connections. Its connections from
+// before are not the balancers' business.
+func TestKilledApplication(t *testing.T) {
+	t.Parallel()
+	l := up(t, topology(probed...))
+	c := newClient(l)
+	awaitCondition(t, l, "s3", inspect.ServerUnchecked, probed...)
+	must(t, c.spread(t.Context(), "s1", "s2", "s3"))
+	for range 2 {
+		must(t, l.Process("s3", "nginx").Kill())
+		stop := attempts(t, l)
+		awaitCondition(t, l, "s3", inspect.ServerRefusing, probed...)
+		stop()
+		must(t, c.spread(t.Context(), "s1", "s2"))
+		must(t, l.Process("s3", "nginx").Start(t.Context()))
+		awaitCondition(t, l, "s3", inspect.ServerUnchecked, probed...)
+		must(t, c.spread(t.Context(), "s1", "s2", "s3"))
+	}
+}
+
 // TestServerWithoutWayToBalancers removes a server's routes to the balancers. The server answers
 // probes and accepts connections. But its SYN-ACKs, which travel through the balancers, are lost.
 // The other servers are busier. So all connections go to this server until the balancers notice. Its

@@ -16,7 +16,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/segue-lb/segue/internal/balancer/inspect"
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/generation"
 	"github.com/segue-lb/segue/internal/lab"
@@ -126,7 +125,7 @@ func TestFullDisk(t *testing.T) {
 	entries, err := os.ReadDir(state)
 	must(t, err)
 	for _, entry := range entries {
-		if path := filepath.Join(state, entry.Name()); path != file && path != config.OverridesFile(&cfg.Node) {
+		if path := filepath.Join(state, entry.Name()); path != file && path != cfg.OverridesFile() {
 			t.Errorf("%s is left behind", path)
 		}
 	}

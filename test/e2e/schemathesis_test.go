@@ -28,19 +28,20 @@ func TestSchemathesis(t *testing.T) {
 	topology := topology("http6-encap")
 	topology.Services[0].Name = "web" // an example in the document
 	l := up(t, topology)
-	answers := schemathesis(t, l, "lb1")
-	for _, want := range []int{http.StatusOK, http.StatusNotFound, http.StatusConflict, http.StatusPreconditionFailed} {
-		if status := fmt.Sprint(want, " ", http.StatusText(want)); answers["/v1/changes"][status] == 0 {
-			t.Errorf("no request for a change got the answer %s: %v", status, answers)
+	for node, file := range map[string]string{"lb1": "lb1-balancer.yaml", "s1": "s1-agent.yaml"} {
+		answers := schemathesis(t, l, node)
+		for _, want := range []int{http.StatusOK, http.StatusNotFound, http.StatusConflict, http.StatusPreconditionFailed} {
+			if status := fmt.Sprint(want, " ", http.StatusText(want)); answers["/v1/changes"][status] == 0 {
+				t.Errorf("%s: no request for a change got the answer %s: %v", node, status, answers)
+			}
 		}
+		if answers["/v1/reload"]["200 OK"] == 0 {
+			t.Errorf("%s: no reload succeeded: %v", node, answers)
+		}
+		// Whatever the requests have changed, the process's own file brings back. What they have
+		// drained stays drained.
+		command(t, l, node, segue, "apply", filepath.Join("/run/segue/lab", l.Name, "conf", file))
 	}
-	answers = schemathesis(t, l, "s1")
-	if answers["/v1/reload"]["200 OK"] == 0 {
-		t.Errorf("no reload of an agent succeeded: %v", answers)
-	}
-	// Whatever the requests have changed, the balancer's own file brings back.
-	file := filepath.Join("/run/segue/lab", l.Name, "conf", "lb1-balancer.yaml")
-	command(t, l, "lb1", segue, "apply", file)
 	_, err := newClient(l).visit(t.Context(), l.Topology.Services[0], 20)
 	must(t, err)
 }
@@ -62,6 +63,7 @@ func schemathesis(t *testing.T, l *lab.Lab, node string) map[string]map[string]i
 		"--checks", "all", "--exclude-checks", "positive_data_acceptance", "--max-examples", "100",
 		"--seed", "1", "--generation-database", "none")
 	run.Env = append(os.Environ(), "NO_COLOR=1", "SCHEMATHESIS_HOOKS=schemathesis_hooks",
+		"NODE_ROLE="+string(l.Node(node).Role),
 		"PYTHONPATH="+tool+":"+hooks, "PYTHONDONTWRITEBYTECODE=1")
 	run.Dir = t.TempDir()
 	out, err := run.CombinedOutput()

@@ -14,12 +14,13 @@ const (
 	Incompatible                    // the server's agent uses another version of the protocol
 	NotServed                       // the server's agent does not have the VIP
 	Unheard                         // offers that the server gets first are not answered
+	Refusing                        // the server's application has stopped listening
 )
 
 // Probed are the causes that probes find. An error in the network or in the configuration can make
 // probes wrong about many servers at once. So probes exclude at most a third of a service's
 // servers.
-const Probed = Silent | Incompatible | NotServed | Unheard
+const Probed = Silent | Incompatible | NotServed | Refusing | Unheard
 
 // AnyCause is the set of all causes.
 const AnyCause = Unresolved | Unreachable | Failing | Probed
@@ -47,6 +48,7 @@ var causeFlags = []struct {
 	{Silent, FlagSilent},
 	{Incompatible, FlagIncompatible},
 	{NotServed, FlagNotServed},
+	{Refusing, FlagRefusing},
 	{Unheard, FlagUnheard},
 }
 

@@ -82,6 +82,7 @@ const (
 	FlagSilent       = balancerServerFlagsSERVER_SILENT
 	FlagIncompatible = balancerServerFlagsSERVER_INCOMPATIBLE
 	FlagNotServed    = balancerServerFlagsSERVER_NOT_SERVED
+	FlagRefusing     = balancerServerFlagsSERVER_REFUSING
 	FlagUnheard      = balancerServerFlagsSERVER_UNHEARD
 	FlagStarting     = balancerServerFlagsSERVER_STARTING
 )

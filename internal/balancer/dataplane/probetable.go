@@ -5,7 +5,7 @@ package dataplane
 import (
 	"errors"
 	"fmt"
-	"net/netip"
+	"math/bits"
 	"sync/atomic"
 	"unsafe"
 
@@ -13,14 +13,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/segue-lb/segue/internal/datapath"
-	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/probe"
 )
 
 const (
 	// probeFrame is the length of the longest frame that xdp_probe encapsulates, in bytes: an
-	// Ethernet header, an IPv6 header and the token.
-	probeFrame = 14 + 40 + 8
+	// Ethernet header, an IPv6 header and struct probe_request.
+	probeFrame = 14 + 40 + 16
 	// probeBatch is the highest number of frames that the kernel sends at a time
 	// (TEST_XDP_MAX_BATCH).
 	probeBatch = 256
@@ -82,12 +81,13 @@ func (t *ProbeTable) close() error {
 	return errors.Join(errs...)
 }
 
-// Set prepares the next probe of the slot's server. The low 16 bits of the token must be the slot.
-func (t *ProbeTable) Set(slot uint32, vip netip.Addr, encapsulation desired.Encapsulation, token uint64) {
-	p := &t.probes[slot]
-	p.Vip = in6(vip)
-	p.Encapsulation = uint8(encapsulations[encapsulation])
-	atomic.StoreUint64(&p.Token, token)
+// Set prepares the next probe of a server. The low 16 bits of the token must be its slot.
+func (t *ProbeTable) Set(r probe.Request) {
+	p := &t.probes[r.Target.Slot]
+	p.Vip = in6(r.Target.VIP)
+	p.Encapsulation = uint8(encapsulations[r.Target.Encapsulation])
+	p.Protocol, p.Port = protocolNumber(r.Target.Protocol), bits.ReverseBytes16(r.Target.Port)
+	atomic.StoreUint64(&p.Token, r.Token)
 }
 
 // Forget makes the data path drop answers of the slot's server until the next Set.
@@ -111,8 +111,11 @@ func (t *ProbeTable) Answer(slot uint32) (probe.Answer, bool) {
 	if atomic.LoadUint64(&p.Answered) != t.Token(slot) {
 		return probe.Answer{}, false
 	}
+	flags := balancerProbeFlag(p.Flags)
 	return probe.Answer{
-		Version: p.Version, Serves: balancerProbeFlag(p.Flags)&balancerProbeFlagPROBE_SERVED != 0,
+		Version: p.Version,
+		Serves:  flags&balancerProbeFlagPROBE_SERVED != 0,
+		Refuses: flags&balancerProbeFlagPROBE_REFUSING != 0,
 	}, true
 }
 

@@ -36,7 +36,7 @@ func (w *Wire) Send(requests []probe.Request) error {
 	}
 	w.slots = w.slots[:0]
 	for _, r := range requests {
-		w.plane.Probes.Set(r.Target.Slot, r.Target.VIP, r.Target.Encapsulation, r.Token)
+		w.plane.Probes.Set(r)
 		w.slots = append(w.slots, r.Target.Slot)
 	}
 	return w.plane.Probes.send(w.slots, by.ifindex, by.mode)

@@ -26,13 +26,14 @@ const (
 	ServerSilent       Condition = "silent"       // its agent does not answer probes
 	ServerIncompatible Condition = "incompatible" // its agent uses another version of the protocol
 	ServerNotServed    Condition = "not-served"   // its agent does not have the VIP
+	ServerRefusing     Condition = "refusing"     // its application has stopped listening
 	ServerUnheard      Condition = "unheard"      // offers that it gets first are not answered
 )
 
 // conditions are all conditions that a configured server can have.
 var conditions = []Condition{
 	ServerUp, ServerUnchecked, ServerStarting, ServerDrained, ServerUnresolved, ServerUnreachable, ServerFailing,
-	ServerSilent, ServerIncompatible, ServerNotServed, ServerUnheard,
+	ServerSilent, ServerIncompatible, ServerNotServed, ServerRefusing, ServerUnheard,
 }
 
 // conditionsOfCauses maps each single cause to the condition of a server that has it.
@@ -43,6 +44,7 @@ var conditionsOfCauses = map[dataplane.Causes]Condition{
 	dataplane.Silent:       ServerSilent,
 	dataplane.Incompatible: ServerIncompatible,
 	dataplane.NotServed:    ServerNotServed,
+	dataplane.Refusing:     ServerRefusing,
 	dataplane.Unheard:      ServerUnheard,
 }
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gives three of four edits the name of a service that a balancer has or could have, and one action.
-Nearly all random edits are refused before they reach the balancer."""
+"""Gives three of four edits the name of a service that a process has or could have, and one action.
+Nearly all random edits are refused before they reach the balancer or the agent."""
 
+import os
 import zlib
 
 import schemathesis
@@ -18,6 +19,20 @@ ACTIONS = [
     ("add", {"locator": "fd00:5:0:9::/64"}),
     ("add", {"vip": "2001:db8::9", "port": "all", "protocol": "udp"}),
 ]
+
+
+if os.environ["NODE_ROLE"] == "server":
+    SERVERS = [None, None, None, "s1"]
+    ACTIONS = [
+        ("remove", True),
+        ("reset", True),
+        ("set", {"drained": True}),
+        ("set", {"drained": False, "accept": {"policy": "always"}}),
+        ("set", {"accept": None}),
+        ("set", {"candidates": 2}),
+        ("add", {"vip": "2001:db8::9", "port": "all", "protocol": "udp"}),
+        ("add", {"vip": "2001:db8::9", "port": "80", "protocol": "tcp", "accept": {"policy": "never"}}),
+    ]
 
 
 @schemathesis.hook

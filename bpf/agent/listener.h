@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Whether the application of a TCP service has stopped listening, so that the host refuses clients.
+ * The answers to probes tell balancers (answer_probe.h).
+ *
+ * Clients must not be able to take a healthy server out of use. So three things must hold, and a
+ * client can cause the second one only:
+ *
+ *	1. The answer to an earlier probe has found a socket that listens on the service's port.
+ *	2. Since then, the host has sent the reset that refuses a SYN, or the agent has passed on an
+ *	   offered connection because no socket listens.
+ *	3. The answer to the present probe finds no socket that listens.
+ *
+ * The first two are for hosts that pass connections on to another network namespace or host, for
+ * example by address translation: such a host never listens itself.
+ */
+#ifndef SEGUE_AGENT_LISTENER_H
+#define SEGUE_AGENT_LISTENER_H
+
+#include "decision.h"
+#include "local.h"
+#include "maps.h"
+#include "sent.h"
+
+enum listener_state {
+	LISTENER_SEEN = 1, /* a socket listened at the last probe that found one */
+	LISTENER_REFUSED,  /* since then, the host has refused a connection */
+};
+
+/* By TCP service of one port; only those whose application has listened. Kept across restarts. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, MAX_AGENT_SERVICES);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct service_key);
+	__type(value, __u32); /* enum listener_state */
+} listeners SEC(".maps");
+
+/* Whether the application of the service has stopped listening, and refuses connections. Not
+ * inlined, because of the size of its stack. */
+__noinline int is_refusing(struct xdp_md *ctx, const struct in6_addr *vip, __be16 port)
+{
+	struct flow_key flow __attribute__((aligned(8))) = {}; /* addresses are copied as words */
+	struct service_key key __attribute__((aligned(8))) = {};
+	__u32 seen = LISTENER_SEEN;
+	struct backlog backlog = {};
+	const __u32 *state;
+
+	if (!vip || !port)
+		return false;
+	copy_address(&flow.destination, vip);
+	flow.destination_port = port;
+	copy_address(&key.vip, vip);
+	key.port = port;
+	key.protocol = IPPROTO_TCP;
+	if (!bpf_map_lookup_elem(&segment_sizes, &key))
+		return false; /* not a service, or a service of all ports */
+	state = bpf_map_lookup_elem(&listeners, &key);
+	if (!is_listening(ctx, &flow, &backlog))
+		return state && *state == LISTENER_REFUSED;
+	if (!dry_run && (!state || *state != LISTENER_SEEN))
+		bpf_map_update_elem(&listeners, &key, &seen, BPF_ANY);
+	return false;
+}
+
+/* Whether the packet refuses a SYN: it is a reset in answer to a segment without an acknowledgement
+ * (RFC 9293 section 3.5.2, group 1). A socket that listens sends no such reset. */
+static __always_inline bool is_refusal(const struct __sk_buff *skb, const struct sent *sent)
+{
+	const __u8 flags = TCP_SYN | TCP_FIN | TCP_RST | TCP_ACK;
+	__be32 sequence;
+
+	return (sent->tcp_flags & flags) == (TCP_RST | TCP_ACK) &&
+	       !bpf_skb_load_bytes(skb, sent->transport + offsetof(struct tcphdr, seq), &sequence,
+				   sizeof(sequence)) &&
+	       !sequence;
+}
+
+/* Notes that a connection is refused. Nothing is noted if no application has listened. */
+static __always_inline void note_refused(const struct flow_key *flow)
+{
+	struct service_key key __attribute__((aligned(8))) = {}; /* addresses are copied as words */
+	__u32 *state;
+
+	copy_address(&key.vip, &flow->destination);
+	key.port = flow->destination_port;
+	key.protocol = IPPROTO_TCP;
+	state = bpf_map_lookup_elem(&listeners, &key);
+	if (state)
+		*(volatile __u32 *)state = LISTENER_REFUSED;
+}
+
+/* Notes a packet of this host that refuses a connection. */
+static __always_inline void note_refusal(const struct __sk_buff *skb, const struct sent *sent)
+{
+	if (is_refusal(skb, sent))
+		note_refused(&sent->flow);
+}
+
+#endif

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+)
+
+func TestApply(t *testing.T) {
+	p := startBalancer(t)
+	services := strings.Replace(balancerOfTest[strings.Index(balancerOfTest, "services:"):], "s2", "s3", 1)
+	p.write("other.yaml", services)
+	p.write("invalid.yaml", strings.Replace(services, "port: 443", "port: 70000", 1))
+	p.write("broken.yaml", "services: [\n")
+	p.write("bgp.yaml", "metrics: {listen: \"[::1]:9\"}\n"+services)
+	p.transcript("apply-balancer.txt", `
+diff DIR/segue.yaml
+diff DIR/other.yaml
+drain web/s1
+apply DIR/other.yaml --dry-run
+apply DIR/other.yaml
+diff DIR/other.yaml
+apply DIR/bgp.yaml
+apply DIR/invalid.yaml
+apply DIR/broken.yaml
+apply DIR/none.yaml
+apply
+apply DIR/segue.yaml
+server list
+`)
+	if _, err := p.segue("diff", p.write("other.yaml", services)); !errors.Is(err, errDifferent) || exitCode(err) != 1 {
+		t.Errorf("diff: error %v", err)
+	}
+}
+
+func TestApplyToAgent(t *testing.T) {
+	p := startAgent(t)
+	p.write("other.yaml", strings.Replace(agentOfTest[strings.Index(agentOfTest, "services:"):], "threshold: 8", "threshold: 9", 1))
+	p.write("lb.yaml", fmt.Sprintf(balancerOfTest, "lb", p.dir))
+	p.transcript("apply-agent.txt", `
+drain web
+diff DIR/other.yaml
+apply DIR/other.yaml
+service list
+apply DIR/lb.yaml
+apply DIR/segue.yaml
+reload
+`)
+}

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"io"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/segue-lb/segue/internal/events"
+)
+
+func TestPrintEvent(t *testing.T) {
+	flows, one := uint64(12), uint64(1)
+	var out bytes.Buffer
+	for i, e := range []events.Event{
+		{Kind: events.ServerDown, Service: "web", Server: "s2", Reason: "failing (status 500)"},
+		{Kind: events.ServerUp, Service: "web", Server: "s2"},
+		{Kind: events.ServiceDown, Service: "web"},
+		{Kind: events.FlowsLost, Service: "web", Server: "s1", Flows: &flows},
+		{Kind: events.FlowsLost, Service: "web", Server: "s1", Flows: &one},
+		{Kind: events.VIPMissing, Reason: "2001:db8:80::1"},
+		{Kind: events.RouteWithdrawn, Prefix: "2001:db8:80::1/128", Reason: "drained"},
+		{Kind: events.SessionDown, Peer: "192.0.2.1", Reason: "hold time expired"},
+		{Kind: events.Drained},
+		{Kind: events.Changed, Changes: []string{"server web/s3 (drained false to true) changed"}},
+		{Kind: events.Changed, Changes: []string{"server web/s4 added", "server web/s1 removed"}},
+		{Kind: events.ReloadRefused, Reason: "lb.yaml:2: node: required"},
+	} {
+		e.ID, e.Time = uint64(i), time.Date(2026, 11, 26, 12, 16, i, 0, time.UTC)
+		if err := printEvent(&out, &e); err != nil {
+			t.Fatal(err)
+		}
+	}
+	golden(t, "events.txt", &out)
+}
+
+// The command prints the events of an agent or a balancer until it is interrupted.
+func TestEvents(t *testing.T) {
+	p := startAgent(t)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	reader, writer := io.Pipe()
+	ended := make(chan error, 1)
+	go func() {
+		root := newRoot()
+		root.SetOut(writer)
+		root.SetArgs([]string{"events", "--json", "--instance", p.instance})
+		err := root.ExecuteContext(ctx)
+		_ = writer.Close()
+		ended <- err
+	}()
+	published := make(chan struct{})
+	go func() { // until the command prints: it sees the events from its start on
+		for {
+			p.stream.Publish(events.Event{Kind: events.VIPMissing, Reason: "2001:db8:80::1"})
+			select {
+			case <-time.After(time.Millisecond):
+			case <-published:
+				return
+			}
+		}
+	}()
+	var e events.Event
+	err := json.NewDecoder(reader).Decode(&e)
+	close(published)
+	if err != nil || e.Kind != events.VIPMissing || e.Reason != "2001:db8:80::1" || e.ID == 0 {
+		t.Errorf("event %+v, error %v", e, err)
+	}
+	go func() { _, _ = io.Copy(io.Discard, reader) }()
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	if _, err := runSegue(t.Context(), "events", "--instance", "none"); err == nil ||
+		!strings.Contains(err.Error(), `no process runs the instance "none"`) {
+		t.Errorf("error %v", err)
+	}
+}

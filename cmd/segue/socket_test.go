@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/segue-lb/segue/internal/agent"
+	"github.com/segue-lb/segue/internal/api"
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
+	"github.com/segue-lb/segue/internal/balancer/inspect"
+	"github.com/segue-lb/segue/internal/control"
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/events"
+	"github.com/segue-lb/segue/internal/generation"
+	"github.com/segue-lb/segue/internal/runstate"
+)
+
+// process poses as a running balancer or agent.
+type process struct {
+	t        *testing.T
+	instance string
+	dir      string
+	stream   *events.Stream
+}
+
+// started counts the processes of the tests.
+var started atomic.Int32
+
+// newProcess returns a process with a configuration file.
+func newProcess(t *testing.T, text string) (p *process, file string) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("only root can write below /run/segue")
+	}
+	name := fmt.Sprintf("test-%d-%s-%d", os.Getpid(), t.Name(), started.Add(1))
+	p = &process{t, name, t.TempDir(), events.NewStream()}
+	return p, p.write("segue.yaml", fmt.Sprintf(text, p.instance, p.dir))
+}
+
+// write writes a file, and returns its path.
+func (p *process) write(name, text string) string {
+	p.t.Helper()
+	path := filepath.Join(p.dir, name)
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		p.t.Fatal(err)
+	}
+	return path
+}
+
+// serve answers requests until the test ends.
+func (p *process) serve(handler http.Handler) {
+	p.t.Helper()
+	lock, err := runstate.Lock(p.instance)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	socket, err := api.Listen(p.instance, "", slog.New(slog.DiscardHandler))
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error)
+	go func() { ended <- socket.Run(ctx, handler) }()
+	p.t.Cleanup(func() {
+		cancel()
+		if err := errors.Join(<-ended, runstate.Unlock(lock)); err != nil {
+			p.t.Error(err)
+		}
+	})
+}
+
+// segue runs a command about the process.
+func (p *process) segue(args ...string) (output string, err error) {
+	p.t.Helper()
+	return runSegue(p.t.Context(), append(args, "--instance", p.instance)...)
+}
+
+// runSegue runs a command in this process.
+func runSegue(ctx context.Context, args ...string) (output string, err error) {
+	var out bytes.Buffer
+	root := newRoot()
+	root.SetOut(&out)
+	root.SetErr(&out)
+	root.SetArgs(args)
+	err = root.ExecuteContext(ctx)
+	return out.String(), err
+}
+
+// transcript runs commands, one in each line, and compares their output with a golden file.
+func (p *process) transcript(name, commands string) {
+	p.t.Helper()
+	var all bytes.Buffer
+	for line := range strings.Lines(strings.TrimSpace(commands)) {
+		line = strings.TrimSpace(line)
+		fmt.Fprintf(&all, "# segue %s\n", line)
+		out, err := p.segue(strings.Fields(strings.ReplaceAll(line, "DIR", p.dir))...)
+		if err != nil {
+			out += fmt.Sprintf("segue: %v\n", err)
+		}
+		all.WriteString(strings.NewReplacer(p.dir, "DIR", p.instance, "INSTANCE").Replace(out))
+	}
+	golden(p.t, name, &all)
+}
+
+// follower is a data path that follows every state, and loses the flows of what is removed.
+type follower[D interface{ Items() []desired.Item }] struct{ state D }
+
+func (f *follower[D]) Reload(_ context.Context, state D) error {
+	f.state = state
+	return nil
+}
+
+func (f *follower[D]) Follow(ctx context.Context, state D, _ generation.Generations) error {
+	return f.Reload(ctx, state)
+}
+
+func (f *follower[D]) Losses(_ context.Context, next D) (losses []desired.Loss, err error) {
+	kept := map[string]bool{}
+	for _, i := range next.Items() {
+		kept[i.Service+"/"+i.Server] = true
+	}
+	for _, i := range f.state.Items() {
+		_, isService := i.Value.(desired.Service)
+		if !isService && !kept[i.Service+"/"+i.Server] {
+			flows := uint64(31)
+			losses = append(losses, desired.Loss{
+				Service: i.Service, Server: i.Server, Cause: desired.LossRemoved, Flows: &flows,
+			})
+		}
+	}
+	return losses, nil
+}
+
+const balancerOfTest = `
+node: {instance: %s, state: %q, interface: eth0, locator: "fd00:6c:0:1::/64"}
+services:
+- {name: web, vip: "2001:db8:80::1", port: 80, protocol: tcp, probe: false,
+   servers: [{name: s1, locator: "fd00:5:0:1::/64"}, {name: s2, locator: "fd00:5:0:2::/64"}]}
+- {name: quic, vip: "2001:db8:80::1", port: 443, protocol: udp, probe: false,
+   servers: [{name: s1, locator: "fd00:5:0:1::/64"}]}
+`
+
+// startBalancer starts a balancer. Its servers have three flows each.
+func startBalancer(t *testing.T) *process {
+	t.Helper()
+	p, file := newProcess(t, balancerOfTest)
+	c, _, err := control.LoadBalancer(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := &follower[*desired.Balancer]{c.Desired()}
+	c.Attach(f, func([]desired.Override) {})
+	source := func() (*inspect.Snapshot, error) {
+		age := 0.
+		s := &inspect.Snapshot{FlowTable: inspect.FlowTable{Age: &age}}
+		for _, service := range f.state.Services {
+			state := &inspect.ServiceState{Name: service.Name, Persistence: service.Persistence}
+			for _, server := range service.Servers {
+				state.Servers = append(state.Servers, &inspect.ServerState{
+					Name: server.Name, Address: server.Locator.String(), Condition: inspect.ServerUnchecked,
+					Flows: &dataplane.FlowCounts{Established: 3},
+				})
+			}
+			s.Services = append(s.Services, state)
+		}
+		return s, nil
+	}
+	p.serve(api.Balancer{Control: c, Source: source, Reload: c.Reload, Events: p.stream}.Handler())
+	return p
+}
+
+const agentOfTest = `
+node: {instance: %s, state: %q, interface: eth0, locator: "fd00:5:0:1::/64"}
+services:
+- {name: web, vip: "2001:db8:80::1", port: 80, protocol: tcp, accept: {policy: static, threshold: 8}}
+- {name: quic, vip: "2001:db8:80::1", port: 443, protocol: udp}
+`
+
+// startAgent starts an agent. Its services have two connections each, and none when they are drained.
+func startAgent(t *testing.T) *process {
+	t.Helper()
+	p, file := newProcess(t, agentOfTest)
+	c, _, err := control.LoadAgent(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := &follower[*desired.Agent]{c.Desired()}
+	c.Attach(f, func([]desired.Override) {})
+	source := func() (*agent.Snapshot, error) {
+		s := &agent.Snapshot{}
+		for _, service := range f.state.Services {
+			state := &agent.ServiceState{
+				Name: service.Name, VIP: netip.MustParseAddr("2001:db8:80::1"), Port: service.Port.Number(),
+				Protocol: service.Protocol,
+			}
+			if service.Hunts() {
+				state.Accept = &agent.AcceptState{Policy: service.Accept.Policy}
+				connections := uint32(2)
+				if service.Drained {
+					connections = 0
+				}
+				state.Connections = &connections
+			}
+			s.Services = append(s.Services, state)
+		}
+		return s, nil
+	}
+	p.serve(api.Agent{Control: c, Source: source, Reload: c.Reload, Events: p.stream}.Handler())
+	return p
+}

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+	"unicode"
+
+	"github.com/segue-lb/segue/internal/agent"
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
+	"github.com/segue-lb/segue/internal/balancer/inspect"
+)
+
+// serverName stands for the name of a server in the command that asks it.
+const serverName = "{}"
+
+// askTimeout is the maximum time for the answer of a server.
+const askTimeout = 10 * time.Second
+
+// hostNames matches the names of servers that are safe in a command.
+var hostNames = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*$`)
+
+// askAgents runs the command for all servers of the flow at the same time.
+func askAgents(ctx context.Context, command string, t *inspect.Trace) ([]askedAgent, error) {
+	if t.Service != nil && t.Placement == nil {
+		return nil, fmt.Errorf("--ask: no server can be asked about service %s: it does not hunt, and its flow table "+
+			"tells the server of a flow", t.Service.Name)
+	}
+	agents := []askedAgent{}
+	for _, name := range serversOf(t) {
+		agents = append(agents, askedAgent{Server: name})
+	}
+	var group sync.WaitGroup
+	for i := range agents {
+		group.Go(func() {
+			a := &agents[i]
+			var err error
+			if a.Trace, err = askAgent(ctx, command, a.Server, t.Flow, nextOf(t, a.Server)); err != nil {
+				a.Error = err.Error()
+			}
+		})
+	}
+	group.Wait()
+	return agents, nil
+}
+
+// nextOf returns the SID to which a server would pass the packet on. It is not valid if there is
+// none, or if it is unknown.
+func nextOf(t *inspect.Trace, server string) netip.Addr {
+	at := slices.IndexFunc(t.Course, func(s inspect.TracedSegment) bool { return s.Server == server })
+	if at < 0 || at == len(t.Course)-1 || t.Encapsulation == nil {
+		return netip.Addr{}
+	}
+	return t.Encapsulation.Segments[at+2] // the balancer is the first segment
+}
+
+func askAgent(ctx context.Context, command, server string, flow dataplane.Flow, next netip.Addr) (*agent.Trace, error) {
+	if !hostNames.MatchString(server) {
+		return nil, fmt.Errorf("server name %q: must be a host name to be used in --ask", server)
+	}
+	words := strings.Fields(strings.ReplaceAll(command, serverName, server))
+	if next.IsValid() {
+		words = append(words, "--next", next.String())
+	}
+	words = append(words, "--json", string(flow.Protocol), flow.Source.String(), flow.Destination.String())
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	answer, complaint := bounded{most: longestAnswer}, bounded{most: longestComplaint}
+	ask := exec.CommandContext(ctx, words[0], words[1:]...)
+	ask.Stdout, ask.Stderr = &answer, &complaint
+	ask.WaitDelay = time.Second // for processes that the command started
+	err := ask.Run()
+	if ctx.Err() == context.DeadlineExceeded {
+		return nil, fmt.Errorf("%s: no answer within %s", words[0], askTimeout)
+	}
+	if answer.isFull || complaint.isFull {
+		return nil, fmt.Errorf("%s: the answer is too long", words[0])
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w: %s", words[0], err, printable(strings.TrimSpace(string(complaint.text))))
+	}
+	t, err := parseAnswer(answer.text, flow)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", words[0], err)
+	}
+	return t, nil
+}
+
+// The longest output and the longest error of a server, in bytes. A trace is much shorter.
+const (
+	longestAnswer    = 1 << 20
+	longestComplaint = 4 << 10
+)
+
+// bounded keeps what is written to it, and refuses more than it may keep. So a compromised server
+// cannot fill the memory.
+type bounded struct {
+	text   []byte
+	most   int
+	isFull bool
+}
+
+func (b *bounded) Write(p []byte) (int, error) {
+	if len(b.text)+len(p) > b.most {
+		b.isFull = true
+		return 0, io.ErrShortWrite
+	}
+	b.text = append(b.text, p...)
+	return len(p), nil
+}
+
+// parseAnswer reads an agent's trace of a flow. A compromised server can answer anything. So an
+// answer with characters that control a terminal is refused.
+func parseAnswer(answer []byte, flow dataplane.Flow) (*agent.Trace, error) {
+	var t agent.Trace
+	if err := json.Unmarshal(answer, &t); err != nil {
+		return nil, fmt.Errorf("the answer is not a trace: %s", printable(err.Error()))
+	}
+	if t.Client != flow.Source || t.VIP != flow.Destination {
+		return nil, errors.New("the answer is not an agent's trace of this flow")
+	}
+	plain, err := json.Marshal(t)
+	if err != nil || string(plain) != printable(string(plain)) || controlEscapes.Match(plain) {
+		return nil, errors.New("the answer has control characters")
+	}
+	return &t, nil
+}
+
+// controlEscapes matches escapes of JSON that stand for control characters.
+var controlEscapes = regexp.MustCompile(`\\(u00[01]|[bfnrt])`)
+
+// printable replaces the characters of a foreign text that could control a terminal.
+func printable(text string) string {
+	return strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return unicode.ReplacementChar
+		}
+		return r
+	}, text)
+}

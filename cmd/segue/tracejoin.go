@@ -1,0 +1,369 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/segue-lb/segue/internal/accept"
+	"github.com/segue-lb/segue/internal/agent"
+	"github.com/segue-lb/segue/internal/balancer/inspect"
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/srv6"
+)
+
+// joinedTrace is a balancer's trace with the traces of the servers.
+type joinedTrace struct {
+	*inspect.Trace
+	// Agents are the candidates in their order. The flow's server follows, if it is not among
+	// them. Null means that no server was asked.
+	Agents []askedAgent `json:"agents"`
+	// Receiver is the server that the packet reaches. It is empty if the packet reaches none, or
+	// if the server is unknown.
+	Receiver string `json:"receiver,omitempty"`
+	// End is what happens to the packet at the last server that it reaches. It is empty if that is
+	// unknown.
+	End string `json:"end,omitempty"`
+	// Why is the reason why the receiver gets a new connection, for readers. It is empty for other
+	// packets, and if the receiver has the connection already.
+	Why string `json:"why,omitempty"`
+}
+
+// askedAgent is the answer of a server.
+type askedAgent struct {
+	Server string       `json:"server"`
+	Trace  *agent.Trace `json:"trace"`           // null: see Error
+	Error  string       `json:"error,omitempty"` // error of the command
+	// Offer is what the server does with a new connection at the server's place in the list. It is
+	// null if the server is not in the list, or did not answer that.
+	Offer *agent.Answer `json:"offer"`
+	// Packet is what the server does with the packet if the packet reaches it. It is null if the
+	// packet is not for this server, or if the server did not answer that.
+	Packet *agent.Answer `json:"packet"`
+	// TakenBack is what the server does with the packet when the last candidate hands it back. It
+	// is null if that does not happen.
+	TakenBack *agent.Answer `json:"taken_back,omitempty"`
+	// Reached tells whether the packet comes here.
+	Reached bool `json:"reached"`
+}
+
+// serversOf returns the candidates of a flow, and the flow's server.
+func serversOf(t *inspect.Trace) (names []string) {
+	for _, candidate := range candidatesOf(t) {
+		names = append(names, candidate.Server)
+	}
+	for _, segment := range t.Course {
+		if !slices.Contains(names, segment.Server) {
+			names = append(names, segment.Server)
+		}
+	}
+	return names
+}
+
+// candidatesOf returns the servers that are offered a new connection, and how, in their order. An
+// offer contains them: a holder, which is asked before them, is none of them. For other packets,
+// they are those of the flow's placement.
+func candidatesOf(t *inspect.Trace) []inspect.TracedSegment {
+	if offers := offersOf(t.Course); offers != nil || t.Placement == nil {
+		return offers
+	}
+	function := srv6.ConnectAvail
+	if len(t.Placement.Candidates) == 1 {
+		function = srv6.ConnectForce
+	}
+	var candidates []inspect.TracedSegment
+	for _, name := range t.Placement.Candidates {
+		candidates = append(candidates, inspect.TracedSegment{Server: name, Function: function.String()})
+	}
+	return candidates
+}
+
+// follow determines how far the packet gets.
+func (j *joinedTrace) follow() {
+	back := j.offer()
+	if !strings.HasPrefix(j.Reason, "forward_") {
+		return
+	}
+	onItsWay := true
+	// There are more candidates, which are unknown.
+	isRandom := j.Placement != nil && j.Placement.Random
+	for i, segment := range j.Course {
+		at := slices.IndexFunc(j.Agents, func(a askedAgent) bool { return a.Server == segment.Server })
+		if at < 0 {
+			return
+		}
+		a := &j.Agents[at]
+		if a.Reached && !onItsWay {
+			continue // the packet visits this server twice: it ended here before, or on the way
+		}
+		a.Packet = answerOf(a.Trace, segment.Function, i == len(j.Course)-1 && !isRandom)
+		if a.Packet != nil && a.Offer != nil && *a.Packet != *a.Offer && isSameQuestion(a.Packet, a.Offer) {
+			a.Packet = a.Offer // it depends on the place in the list, or on the loads of others
+		}
+		a.Reached = onItsWay
+		if !onItsWay {
+			continue
+		}
+		if a.Packet == nil || !strings.HasPrefix(a.Packet.Outcome, "next_") || a.Packet.Offer == returned {
+			onItsWay = false
+		} else if next := a.Trace.Next; next != nil && next.Problem != "" {
+			onItsWay = false
+			j.End = fmt.Sprintf("lost after %s: %s", a.Server, next.Problem)
+			continue
+		}
+		if a.Packet != nil && a.Packet.Offer == returned {
+			back.TakenBack = answerOf(back.Trace, srv6.ConnectForce.String(), true)
+			j.endAt(back, back.TakenBack)
+		} else if !onItsWay {
+			j.endAt(a, a.Packet)
+		}
+	}
+}
+
+// endAt notes that the packet ends at a server. The answer is nil if it is unknown.
+func (j *joinedTrace) endAt(a *askedAgent, answer *agent.Answer) {
+	if answer == nil {
+		return
+	}
+	j.End = answer.Outcome
+	if strings.HasPrefix(j.End, "deliver") {
+		j.Receiver = a.Server
+		j.Why = j.whyTaken(a, answer)
+	}
+}
+
+// offer determines what the candidates do with a new connection. The last one may hand it back to
+// an earlier one, which offer returns. Otherwise offer returns nil.
+func (j *joinedTrace) offer() (back *askedAgent) {
+	offers := candidatesOf(j.Trace)
+	for i := range offers {
+		a, isLast := &j.Agents[i], i == len(offers)-1
+		a.Offer = answerOf(a.Trace, offers[i].Function, isLast)
+		if a.Offer == nil || !comparesLoads(a.Trace) && !isDrained(a.Trace) {
+			continue
+		}
+		if !isLast {
+			a.Offer = answerAt(i, a.Offer)
+			continue
+		}
+		candidates, loads := j.told()
+		answer, least := accept.Least(knownLoad(a.Trace), loads, accept.Last)
+		isOffer := a.Offer.Offer == "accepted_least" || a.Offer.Offer == "forced"
+		if isOffer && answer == accept.Return {
+			back = candidates[least]
+			a.Offer = &agent.Answer{Function: a.Offer.Function, Last: true, Outcome: "next_returned", Offer: returned}
+		}
+	}
+	return back
+}
+
+// answerAt returns the answer of a candidate that compares loads, at its place in the list. The
+// agent's own answer is that of the first candidate, which accepts if it does not know its load.
+func answerAt(place int, answer *agent.Answer) *agent.Answer {
+	if place == 0 || answer.Offer != "accepted_stale" {
+		return answer
+	}
+	return &agent.Answer{Function: answer.Function, Outcome: "next_refused", Offer: "refused"}
+}
+
+// returned is the offer label of a connection that the last candidate hands back.
+const returned = "returned"
+
+// candidates returns the candidates among the servers.
+func (j *joinedTrace) candidates() []askedAgent { return j.Agents[:len(candidatesOf(j.Trace))] }
+
+// told returns the candidates that pass a new connection on with their loads.
+func (j *joinedTrace) told() (candidates []*askedAgent, loads []accept.Load) {
+	all := j.candidates()
+	for i := range all {
+		a := &all[i]
+		if a.Offer != nil && a.Offer.Offer == "refused" && comparesLoads(a.Trace) {
+			candidates, loads = append(candidates, a), append(loads, knownLoad(a.Trace))
+		}
+	}
+	return candidates, loads
+}
+
+// comparesLoads tells whether the server tells its load to other candidates, and compares theirs.
+func comparesLoads(t *agent.Trace) bool {
+	return t != nil && t.Accept != nil && t.Accept.Policy == desired.AcceptLeast
+}
+
+// isDrained tells whether the server is drained. It tells no load. As the last candidate it hands the
+// connection back, as one that does not know its load.
+func isDrained(t *agent.Trace) bool {
+	return t != nil && t.Accept != nil && t.Accept.Policy == agent.Drained
+}
+
+// knownLoad returns the load by which a server decides.
+func knownLoad(t *agent.Trace) accept.Load {
+	switch l := t.Accept.Load; {
+	case l == nil || t.Accept.Stale:
+		return accept.Unknown
+	case l.Capacity == nil:
+		return accept.Load{Busy: l.Busy, Capacity: accept.NoCapacity}
+	default:
+		return accept.Load{Busy: l.Busy, Capacity: *l.Capacity}
+	}
+}
+
+func isSameQuestion(a, b *agent.Answer) bool { return a.Function == b.Function && a.Last == b.Last }
+
+// whyTaken tells why a server takes a new connection. The text is empty if the packet is not an
+// offer, or if the server has the connection already.
+func (j *joinedTrace) whyTaken(a *askedAgent, answer *agent.Answer) string {
+	load := "-"
+	if a.Trace.Accept != nil {
+		load = a.Trace.Accept.DescribeLoad()
+	}
+	isLeast := comparesLoads(a.Trace)
+	switch {
+	case a.TakenBack != nil:
+		return fmt.Sprintf("%s has the lowest load of those that the last candidate compared: %s",
+			a.Server, j.describeTold())
+	case answer.Offer == "accepted" && isLeast:
+		return fmt.Sprintf("%s is the first candidate with free capacity: load %s", a.Server, load)
+	case answer.Offer == "accepted" && a.Trace.Accept != nil && a.Trace.Accept.Threshold != nil:
+		return fmt.Sprintf("%s is the first candidate whose load is below its threshold: load %s, threshold %s",
+			a.Server, load, a.Trace.Accept.DescribeThreshold())
+	case answer.Offer == "accepted":
+		return fmt.Sprintf("%s is the first candidate that accepts by its policy", a.Server)
+	case answer.Offer == "accepted_stale":
+		return fmt.Sprintf("%s is the first candidate, and does not know its load", a.Server)
+	case answer.Offer == "accepted_least":
+		return fmt.Sprintf("%s is the last candidate, and none before it has told a lower load: %s",
+			a.Server, j.describeTold())
+	case answer.Offer == "forced":
+		return fmt.Sprintf("%s is the last candidate, and must accept", a.Server)
+	}
+	return ""
+}
+
+// describeTold lists the loads that are compared: those of the candidates that pass the connection
+// on, and that of the last candidate.
+func (j *joinedTrace) describeTold() string {
+	candidates, _ := j.told()
+	all := j.candidates()
+	last := &all[len(all)-1]
+	if comparesLoads(last.Trace) && !slices.Contains(candidates, last) {
+		candidates = append(candidates, last)
+	}
+	var loads []string
+	for _, a := range candidates {
+		loads = append(loads, a.Server+" "+a.Trace.Accept.DescribeLoad())
+	}
+	return strings.Join(loads, ", ")
+}
+
+func answerOf(t *agent.Trace, function string, last bool) *agent.Answer {
+	if t == nil {
+		return nil
+	}
+	for i := range t.Answers {
+		if a := &t.Answers[i]; a.Function == function && a.Last == last {
+			return a
+		}
+	}
+	return nil
+}
+
+func printAgents(out io.Writer, j *joinedTrace) error {
+	fmt.Fprintln(out)
+	table := newTable(out)
+	table.row("server", "flow", "socket", "load", "threshold", "new connection", "this packet")
+	for i := range j.Agents {
+		a := &j.Agents[i]
+		if a.Trace == nil {
+			table.row(a.Server, "UNKNOWN", "-", "-", "-", "-", "-")
+			continue
+		}
+		load, threshold := "-", "-"
+		if a.Trace.Accept != nil {
+			load, threshold = a.Trace.Accept.DescribeLoad(), a.Trace.Accept.DescribeThreshold()
+		}
+		table.row(a.Server, a.Trace.Flow.State, describeSocket(a.Trace), load, threshold,
+			describeOffer(a), describePassage(a))
+	}
+	if err := table.Flush(); err != nil {
+		return err
+	}
+	for i := range j.Agents {
+		if a := &j.Agents[i]; a.Error != "" {
+			fmt.Fprintf(out, "%s: %s\n", a.Server, a.Error)
+		}
+		if router := j.Agents[i].router(); router != nil {
+			fmt.Fprintf(out, "%s: the packet takes the default route, via %s: LOST unless that router knows the next server\n",
+				j.Agents[i].Server, router)
+		}
+	}
+	fmt.Fprintf(out, "\nthe packet goes to: %s\n", describeEnd(j))
+	if j.Why == "" {
+		return nil
+	}
+	_, err := fmt.Fprintf(out, "why: %s\n", j.Why)
+	return err
+}
+
+// router returns the router to which the server passes the packet on, if the server has only the
+// default route to the next server. It is nil if the packet does not come here, or stays here.
+func (a *askedAgent) router() *netip.Addr {
+	if !a.Reached || a.Packet == nil || a.Trace.Next == nil || !strings.HasPrefix(a.Packet.Outcome, "next_") {
+		return nil
+	}
+	return a.Trace.Next.Router
+}
+
+func describeOffer(a *askedAgent) string {
+	if a.Offer == nil {
+		return "-"
+	}
+	return describeAnswer(a.Offer, a.Trace.Accept)
+}
+
+// describePassage describes what happens to the packet at a server, if the packet reaches the
+// server.
+func describePassage(a *askedAgent) string {
+	switch {
+	case a.Packet == nil:
+		return "-"
+	case !a.Reached:
+		return "not reached"
+	}
+	text := fmt.Sprintf("%s: %s", a.Packet.Function, a.Packet.Outcome)
+	if a.TakenBack != nil {
+		text += fmt.Sprintf(", then %s: %s", a.TakenBack.Function, a.TakenBack.Outcome)
+	}
+	return text
+}
+
+func describeEnd(j *joinedTrace) string {
+	err := j.unknown()
+	switch {
+	case err != nil:
+		return "UNKNOWN: " + err.Error()
+	case j.Receiver != "":
+		if slices.ContainsFunc(j.Agents, func(a askedAgent) bool { return a.router() != nil }) {
+			return fmt.Sprintf("%s, %s, unless it is LOST on the default route", j.Receiver, j.End)
+		}
+		return fmt.Sprintf("%s, %s", j.Receiver, j.End)
+	case j.End != "":
+		return "nowhere, " + j.End
+	}
+	return "no server: " + j.Reason
+}
+
+// unknown returns the reason why it is unknown what happens to the packet, if servers were asked.
+func (j *joinedTrace) unknown() error {
+	switch {
+	case j.Agents == nil || j.End != "" || !strings.HasPrefix(j.Reason, "forward_"):
+		return nil
+	case j.Placement != nil && j.Placement.Random:
+		return errors.New("the candidates are random")
+	}
+	return errors.New("not all servers on the packet's path have answered")
+}

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import (
+	"context"
+	"net/http"
+	"slices"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/segue-lb/segue/internal/control"
+	"github.com/segue-lb/segue/internal/desired"
+)
+
+// mostBytes bounds the size of a request: 100,000 servers need about 10 MB.
+const mostBytes = 32 << 20
+
+var errorsOfChange = []int{
+	http.StatusBadRequest, http.StatusRequestEntityTooLarge, http.StatusUnsupportedMediaType,
+	http.StatusNotFound, http.StatusConflict, http.StatusPreconditionFailed,
+	http.StatusServiceUnavailable, http.StatusGatewayTimeout,
+}
+
+// changeOperation and applyOperation change the desired state.
+var (
+	changeOperation = huma.Operation{
+		OperationID: "change", Method: http.MethodPost, Path: "/v1/changes",
+		Summary: "Add, set, remove and reset services and servers, in one transaction",
+		Errors:  errorsOfChange, MaxBodyBytes: mostBytes,
+	}
+	applyOperation = huma.Operation{
+		OperationID: "apply", Method: http.MethodPut, Path: "/v1/services",
+		Summary: "Make the services those of a configuration file, in one transaction",
+		Description: "What an override drains stays drained. Other sections of the file have no " +
+			"effect.",
+		Errors: errorsOfChange, MaxBodyBytes: mostBytes,
+	}
+)
+
+// overrider has overrides.
+type overrider interface {
+	Overrides() (list []desired.Override, version string)
+}
+
+func registerOverrides(api huma.API, of overrider) {
+	huma.Register(api, huma.Operation{
+		OperationID: "list-overrides", Method: http.MethodGet, Path: "/v1/overrides",
+		Summary: "List overrides, also those of services and servers that do not exist",
+	}, func(context.Context, *struct{}) (*body[Overrides], error) {
+		list, version := of.Overrides()
+		return &body[Overrides]{Overrides{version, overridesOf(list)}}, nil
+	})
+}
+
+// Terms are the conditions of a change. It is exported because the library cannot set the fields of
+// an unexported embedded type.
+type Terms struct {
+	Version string `header:"If-Match" doc:"the version that must be in force; without it, any"`
+	DryRun  bool   `query:"dry-run" doc:"tell what would change, and change nothing"`
+}
+
+// Resolve refuses "?dry-run" without a value. The library would take it for false, and make the
+// change.
+func (*Terms) Resolve(r huma.Context) []error { return refuseEmpty(r, "dry-run") }
+
+func (t *Terms) terms() control.Terms {
+	return control.Terms{Version: t.Version, DryRun: t.DryRun}
+}
+
+// refuseEmpty returns an error for each switch that a request has without a value.
+func refuseEmpty(r huma.Context, switches ...string) (problems []error) {
+	url := r.URL()
+	for _, name := range switches {
+		if values, ok := url.Query()[name]; ok && slices.Contains(values, "") {
+			problems = append(problems,
+				&huma.ErrorDetail{Location: "query." + name, Message: "must be true or false", Value: ""})
+		}
+	}
+	return problems
+}
+
+func changed(result *control.Result, err error) (*body[Changed], error) {
+	if err != nil {
+		return nil, refusal(err)
+	}
+	answer := Changed{
+		Version: result.Version, Changes: []Difference{}, Losses: []Loss{},
+		Warnings: textsOf(result.Warnings),
+	}
+	for _, c := range result.Changes {
+		answer.Changes = append(answer.Changes, Difference{c.What, c.Names})
+	}
+	for _, l := range result.Losses {
+		answer.Losses = append(answer.Losses, Loss{l.Service, l.Server, string(l.Cause), l.Flows})
+	}
+	return &body[Changed]{answer}, nil
+}
+
+// described tells what overrides do, by their targets.
+func described(overrides []desired.Override) map[string]string {
+	does := map[string]string{}
+	for _, o := range overrides {
+		does[o.Target()] = o.Does()
+	}
+	return does
+}

@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"go.yaml.in/yaml/v4"
+
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/field"
+)
+
+// State is the desired state of a balancer or of an agent.
+type State[D any] interface {
+	*desired.Balancer | *desired.Agent
+	Items() []desired.Item
+	ChangesFrom(old D) desired.Changes
+	OverridesFile() string
+}
+
+// Files are the contents of a configuration file and of its file of overrides, and the desired state
+// that follows from both.
+type Files[D State[D]] struct {
+	Text      []byte             // of the configuration file
+	Overrides []desired.Override // also those without effect
+	InForce   []desired.Override // those with an effect
+	Stored    []byte             // the text of the overrides; nil: there is no file
+	// File is what the configuration file wants, and Desired what the overrides make of it. Both
+	// have all defaults and obey all rules. They can be the same.
+	File, Desired D
+	// warnings of the configuration file
+	warnings field.Errors
+	// root is the document of the configuration file, with the services of the store if it has one.
+	root *yaml.Node
+	// read reads a document. If there are errors, the result is what could be decoded.
+	read func(root *yaml.Node) (state D, warnings, problems field.Errors)
+	// place is where the overrides are: the path of their file, or a store.
+	place string
+}
+
+// BalancerFiles and AgentFiles are the files of a balancer and of an agent.
+type (
+	BalancerFiles = Files[*desired.Balancer]
+	AgentFiles    = Files[*desired.Agent]
+)
+
+// ParseBalancerFiles is LoadBalancer for the content of a configuration file.
+func ParseBalancerFiles(data []byte) (*BalancerFiles, field.Errors, error) {
+	file, err := parseBalancerFile(data)
+	switch {
+	case err != nil:
+		return nil, nil, err
+	case file.File.Store != nil: // it has the overrides
+		return file, unusedOverrides(file.File), nil
+	}
+	return file.withStoredOverrides()
+}
+
+// ParseAgentFiles is LoadAgent for the content of a configuration file.
+func ParseAgentFiles(data []byte) (*AgentFiles, field.Errors, error) {
+	file, err := parseAgentFile(data)
+	if err != nil {
+		return nil, nil, err
+	}
+	return file.withStoredOverrides()
+}
+
+// withStoredOverrides returns the files with the overrides in the file of overrides.
+func (f *Files[D]) withStoredOverrides() (*Files[D], field.Errors, error) {
+	overrides, stored, err := readOverrides(f.place)
+	if err != nil {
+		return nil, nil, err
+	}
+	changed, warnings, err := f.WithOverrides(overrides)
+	if err != nil {
+		return nil, nil, err
+	}
+	changed.Stored = stored
+	return changed, append(f.warnings, warnings...), nil
+}
+
+// unusedOverrides warns about overrides from the time before a balancer had a store.
+func unusedOverrides(b *desired.Balancer) (warnings field.Errors) {
+	overrides, _, err := readOverrides(b.OverridesFile())
+	if len(overrides) > 0 || err != nil {
+		warnings.Addf("overrides", "have no effect, because the balancer has a store: import them, and remove "+
+			"the file")
+	}
+	return warnings.In(b.OverridesFile())
+}
+
+// parseBalancerFile reads the content of a balancer's configuration file, without overrides.
+func parseBalancerFile(data []byte) (*BalancerFiles, error) {
+	root, problem := parse(data)
+	if problem != nil {
+		return nil, field.Errors{problem}
+	}
+	b, warnings, problems := balancerOf(root)
+	if at := child(resolved(root.Content[0]), "services"); b.Store != nil && at != nil {
+		problems = append(problems, &field.Error{
+			Line: at.Line, Path: "services", Problem: "must be absent, because they come from the store",
+		})
+	}
+	if len(problems) > 0 {
+		return nil, problems.OrNil()
+	}
+	return &BalancerFiles{
+		Text: data, File: b, Desired: b, warnings: warnings, root: root, read: balancerOf,
+		place: b.OverridesFile(),
+	}, nil
+}
+
+// parseAgentFile reads the content of an agent's configuration file, without overrides.
+func parseAgentFile(data []byte) (*AgentFiles, error) {
+	root, problem := parse(data)
+	if problem != nil {
+		return nil, field.Errors{problem}
+	}
+	a, warnings, problems := agentOf(root)
+	if len(problems) > 0 {
+		return nil, problems.OrNil()
+	}
+	return &AgentFiles{
+		Text: data, File: a, Desired: a, warnings: warnings, root: root, read: agentOf,
+		place: a.OverridesFile(),
+	}, nil
+}
+
+// storeName is where errors in the services and overrides of a store are.
+const storeName = "store"
+
+// WithStored returns a balancer's files with services and overrides from its store, instead of those
+// in files. Warnings are about both, and so is the error, which is of type field.Errors. Both name
+// fields as those of WithOverrides do.
+func WithStored(
+	f *BalancerFiles, services []desired.Fields, overrides []desired.Override,
+) (*BalancerFiles, field.Errors, error) {
+	list := &yaml.Node{Kind: yaml.SequenceNode}
+	for _, service := range services {
+		list.Content = append(list.Content, nodeOf(map[string]any(service)))
+	}
+	root := &yaml.Node{
+		Kind:    yaml.DocumentNode,
+		Content: []*yaml.Node{with(resolved(f.root.Content[0]), "services", list)},
+	}
+	_, m := merge(root, nil)
+	b, warnings, problems := f.read(root)
+	if len(problems) > 0 {
+		return nil, nil, m.translated(problems, root).In(storeName).OrNil()
+	}
+	stored := &BalancerFiles{
+		Text: f.Text, File: b, warnings: m.translated(warnings, root), root: root, read: f.read,
+		place: storeName,
+	}
+	next, more, err := stored.WithOverrides(overrides)
+	return next, append(stored.warnings.In(storeName), more...), err
+}
+
+// WithOverrides returns the files with other overrides. The text of the overrides is not set.
+// Warnings are about the overrides, and so is the error, which is of type field.Errors. Both name
+// fields by service and server, such as web/s1.weight.
+func (f *Files[D]) WithOverrides(
+	overrides []desired.Override,
+) (changed *Files[D], warnings field.Errors, err error) {
+	next := *f
+	next.Overrides, next.InForce, next.Desired, next.Stored = overrides, nil, f.File, nil
+	if len(overrides) == 0 {
+		return &next, nil, nil
+	}
+	if problems := f.refuseServers(overrides); len(problems) > 0 {
+		return nil, nil, problems.In(f.place).OrNil()
+	}
+	merged, m := merge(f.root, overrides)
+	state, all, problems := f.read(merged)
+	if len(problems) > 0 {
+		return nil, nil, m.translated(problems, merged).In(f.place).OrNil()
+	}
+	next.Desired = state
+	next.InForce, warnings = m.inForce()
+	fresh := newWarnings(m.translated(all, merged), m.translated(f.warnings, f.root))
+	return &next, append(warnings, fresh...).In(f.place), nil
+}
+
+// refuseServers returns an error for each override of a server, if these are the files of an agent.
+func (f *Files[D]) refuseServers(overrides []desired.Override) (problems field.Errors) {
+	if _, isAgent := any(f.File).(*desired.Agent); !isAgent {
+		return nil
+	}
+	for _, o := range overrides {
+		if o.Server != "" {
+			problems = append(problems, &field.Error{
+				Line: o.Line, Path: o.Target(), Problem: "services of an agent have no servers",
+			})
+		}
+	}
+	return problems
+}
+
+// newWarnings returns the warnings that are not among known ones.
+func newWarnings(all, known field.Errors) (fresh field.Errors) {
+	is := map[string]bool{}
+	for _, w := range known {
+		is[w.Path+w.Problem] = true
+	}
+	for _, w := range all {
+		if !is[w.Path+w.Problem] {
+			fresh = append(fresh, w)
+		}
+	}
+	return fresh
+}
+
+// Written returns the fields that the configuration file gives a service or, with a server, a server
+// of it, without the name. It is nil if the file does not have the service or server.
+func (f *Files[D]) Written(service, server string) desired.Fields {
+	node := item(child(resolved(f.root.Content[0]), "services"), service)
+	if node != nil && server != "" {
+		node = item(child(node, "servers"), server)
+	}
+	if node == nil {
+		return nil
+	}
+	return fieldsOf(node)
+}

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package control
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/segue-lb/segue/internal/desired"
+)
+
+// The services of an agent are added, changed, removed and reset.
+func TestAgentEdits(t *testing.T) {
+	added := desired.Fields{"vip": "192.0.2.53", "port": 53, "protocol": "udp"}
+	policy := func(fields map[string]any) Edit { return set("", desired.Fields{"accept": fields}) }
+	for _, test := range []struct {
+		name  string
+		edits []Edit
+		want  string // the overrides
+	}{
+		{"add", []Edit{{Service: "dns", Add: added}}, "[dns (added)]"},
+		{"add and remove", []Edit{{Service: "dns", Add: added}, {Service: "dns", Remove: true}}, "[]"},
+		{"remove", []Edit{{Service: "tls", Remove: true}}, "[tls (removed)]"},
+		{"another policy", []Edit{policy(map[string]any{"policy": "always", "threshold": nil})}, "[web (accept)]"},
+		{"the file's policy", []Edit{policy(map[string]any{"policy": "static"})}, "[]"},
+		{"another load", []Edit{set("", desired.Fields{"load": map[string]any{"source": "accept-queue"}})}, "[web (load)]"},
+		{"drain both, reset one", []Edit{
+			drain("", true), {Service: "tls", Set: desired.Fields{"drained": true}}, {Service: "web", Reset: true},
+		}, "[tls (drained)]"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			s := newAgentSite(t)
+			s.change(test.edits...)
+			if s.overrides() != test.want {
+				t.Errorf("overrides %s, want %s", s.overrides(), test.want)
+			}
+			s.load()
+			if s.overrides() != test.want {
+				t.Errorf("overrides %s after a restart, want %s", s.overrides(), test.want)
+			}
+		})
+	}
+}
+
+func TestImpossibleAgentEdits(t *testing.T) {
+	for _, test := range []struct {
+		name, want string
+		edit       Edit
+		is         error
+	}{
+		{"a server", "web/s1: services of an agent have no servers",
+			Edit{Service: "web", Server: "s1", Add: desired.Fields{"weight": 1}}, nil},
+		{"the last service", "services: at least one is required", Edit{Service: "tls", Remove: true}, nil},
+		{"a field of a balancer", "web.candidates: unknown field", set("", desired.Fields{"candidates": 2}), nil},
+		{"another policy's field", `web.accept.threshold "3": only for policy static`,
+			set("", desired.Fields{"accept": map[string]any{"policy": "always"}}), nil},
+		{"what exists", "web: exists already", Edit{Service: "web", Add: desired.Fields{"port": 1}}, ErrExists},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			s := newAgentSite(t)
+			if strings.HasPrefix(test.want, "services: ") {
+				s.change(Edit{Service: "web", Remove: true})
+			}
+			if err := s.refuses(test.want, test.edit); test.is != nil && !errors.Is(err, test.is) {
+				t.Errorf("error %v", err)
+			}
+		})
+	}
+}
+
+// A drain in a service that balancers do not ask about would have no effect, so it is refused.
+func TestDrainOfServiceThatDoesNotHunt(t *testing.T) {
+	s := newAgentSite(t)
+	s.change(Edit{Service: "dns", Add: desired.Fields{"vip": "192.0.2.53", "port": 53, "protocol": "udp"}})
+	s.refuses(`dns.drained "true": only for TCP`, Edit{Service: "dns", Set: desired.Fields{"drained": true}})
+}
+
+// Applying a file to an agent keeps its drains. Its other sections have no effect.
+func TestApplyFileToAgent(t *testing.T) {
+	s := newAgentSite(t)
+	s.change(drain("", true))
+	const file = `
+poll: {listen: "[::]:7460"}
+services:
+- {name: web, vip: "2001:db8:80::1", port: 80, protocol: tcp, accept: {policy: static, threshold: 4}}
+- {name: dns, vip: 192.0.2.53, port: 53, protocol: udp}
+`
+	_, err := s.ApplyFile(t.Context(), []byte(file), Terms{})
+	if err == nil || !strings.Contains(err.Error(), "node.signal-key") {
+		t.Errorf("error %v", err)
+	}
+	result, err := s.ApplyFile(t.Context(), []byte(strings.Replace(file, "poll: {listen: \"[::]:7460\"}", "metrics: {listen: \"[::1]:9189\"}", 1)), Terms{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := "[tls (removed) web (accept, drained) dns (added)]"; s.overrides() != want {
+		t.Errorf("overrides %s, want %s", s.overrides(), want)
+	}
+	if !strings.HasPrefix(result.Warnings.Error(), "metrics: differs from the configuration file") {
+		t.Errorf("warnings %v", result.Warnings)
+	}
+	if got := service.of(s.runner.last()); got != "true 4" {
+		t.Errorf("the agent follows %s, want true 4", got)
+	}
+}
