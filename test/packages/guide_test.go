@@ -137,7 +137,6 @@ var (
 	backquoted = regexp.MustCompile("`([^`]*)`")
 	otherHost  = regexp.MustCompile("^Then run the blocks of the steps (\\d+) and (\\d+) on `(\\w+)`")
 	power      = regexp.MustCompile(`^docs/examples/fleet/hosts.sh (on|off) (\w+)$`)
-	number     = regexp.MustCompile(`(?m)^N=1 .*$`)
 )
 
 func (g *guideRun) follow(t *testing.T, b guideBlock) {
@@ -178,8 +177,7 @@ func (g *guideRun) followOn(t *testing.T, b guideBlock, only string) {
 		}
 		for _, host := range g.hosts {
 			t.Logf("%s: %s", host, strings.SplitN(b.code, "\n", 2)[0])
-			script := number.ReplaceAllString(b.code, "N="+host[len(host)-1:])
-			g.printed = append(g.printed, fleet(t, "run", host, "bash", "-e", "-c", script))
+			g.printed = append(g.printed, fleet(t, "run", host, "bash", "-e", "-c", b.code))
 		}
 		g.script = b.code[strings.LastIndexByte(b.code, '\n')+1:]
 		g.commands++

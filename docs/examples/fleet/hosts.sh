@@ -7,7 +7,7 @@
 #
 #   hosts.sh up                     makes and boots the hosts (the first time downloads Debian)
 #   hosts.sh run HOST [COMMAND...]  runs a command as root on a host; without a command, a shell
-#   hosts.sh copy FILE              copies a file into /var/tmp of each host
+#   hosts.sh copy FILE...           copies files into /var/tmp of each host
 #   hosts.sh off HOST               takes the power from a host: nothing is stopped in an orderly way
 #   hosts.sh on HOST                boots it again; its files have stayed
 #   hosts.sh down                   removes all hosts, with their files
@@ -64,7 +64,7 @@ number() {
 
 # plug HOST: connects the host's eth0 with the switch, or the client with the router's eth1.
 plug() {
-    local n
+    local n mac
     n=$(number "$1")
     if [[ $1 == client ]]; then
         ip -n fleet-client link add eth0 type veth peer name eth1 netns fleet-router
@@ -74,7 +74,9 @@ plug() {
         address client 2001:db8:99::100/64 198.51.100.100/24 2001:db8:99::1 198.51.100.1
         return
     fi
-    ip -n "fleet-$1" link add eth0 type veth peer name "$1" netns $switch
+    # The same at each boot: the other hosts remember the address of a host that lost its power.
+    mac=$(printf '02:00:00:00:00:%02x' "$n")
+    ip -n "fleet-$1" link add eth0 address "$mac" type veth peer name "$1" netns $switch
     ip -n $switch link set "$1" master br0 up
     # XDP programs on veth need both: see docs/lab.md.
     ip netns exec $switch ethtool -K "$1" gro on tx off >/dev/null
@@ -178,14 +180,15 @@ down() {
 
 copy() {
     local host
-    for host in "${hosts[@]}"; do cp "$1" "$state/$host/root/var/tmp/"; done
+    for host in "${hosts[@]}"; do cp "$@" "$state/$host/root/var/tmp/"; done
 }
 
-[[ $# -ge 1 ]] || { sed -n '5,/^set/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 2; }
+[[ $# -ge 1 ]] || { sed -n '4,/^set/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 2; }
 check
 case $1:$# in
     up:1 | down:1) "$1" ;;
-    copy:2) copy "$2" ;;
+    copy:1) die "copy: needs a file" ;;
+    copy:*) "$@" ;;
     on:2) is_host "$2"; on "$2"; await "$2" ;;
     off:2) is_host "$2"; off "$2" ;;
     run:1) die "run: needs a host" ;;
