@@ -27,7 +27,8 @@ enum listener_state {
 	LISTENER_REFUSED,  /* since then, the host has refused a connection */
 };
 
-/* By TCP service of one port; only those whose application has listened. Kept across restarts. */
+/* By TCP service of one port; only those whose application has listened. Kept across restarts. User
+ * space deletes services that are no longer configured. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, MAX_AGENT_SERVICES);

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/segue-lb/segue/internal/desired"
@@ -168,4 +169,31 @@ func TestDryRunNotesNoListener(t *testing.T) {
 	if err := k.objects.Listeners.Lookup(key, &state); err != nil || state != 1 {
 		t.Errorf("the state after a probe is %d, %v", state, err)
 	}
+}
+
+// A service that is removed from the configuration is forgotten: if it comes back, its connections
+// may be passed on to a container, so no socket may ever listen again.
+func TestRemovedServiceIsForgotten(t *testing.T) {
+	s, k := newStage(t), testKernel(t)
+	listener := s.open(vip4)
+	s.expectFlags("it listens", k, vip4, answersServed)
+	_ = listener.Close()
+	transmit(t, k, refusalTo(client4, vip4), 0)
+	s.expectFlags("it refuses clients", k, vip4, answersRefusing)
+
+	full := testConfig()
+	if err := k.write(newTableContent(full, mtu)); err != nil {
+		t.Fatal(err)
+	}
+	s.expectFlags("the same configuration", k, vip4, answersRefusing)
+	less := *full
+	less.Services = slices.DeleteFunc(slices.Clone(full.Services), func(a desired.AgentService) bool {
+		return a.VIP == vip4.Addr()
+	})
+	for _, cfg := range []*desired.Agent{&less, full} {
+		if err := k.write(newTableContent(cfg, mtu)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.expectFlags("the service was removed and has come back", k, vip4, answersServed)
 }

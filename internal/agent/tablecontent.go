@@ -129,6 +129,7 @@ func (k *kernel) fill(t *datapath.Takeover, c *tableContent) error {
 		k.writeVIPLines(c.vips),
 		datapath.Replace(k.objects.TunnelAddresses, c.tunnels),
 		datapath.Replace(k.objects.SegmentSizes, c.segmentSizes),
+		datapath.Keep(k.objects.Listeners, c.segmentSizes), // of the same services
 		k.writeAcceptances(t, c.acceptances),
 		k.writeOwnIDs(t, c.ownIDs),
 		datapath.Replace(k.objects.ServiceNames, c.labels),

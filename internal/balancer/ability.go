@@ -30,13 +30,18 @@ type ServiceState struct {
 // unless it was read. The first one comes when the data path is attached.
 func (b *Balancer) Abilities() <-chan []ServiceState { return b.abilities }
 
-// abilityOf returns the ability of a service that gives new flows to the members. A server whose agent
-// uses another version of the protocol works: its agent has answered. While a fleet is upgraded, all
-// balancers can see all servers so.
+// passing are causes that say little about whether the service works, though other servers are
+// better. A server whose agent uses another version of the protocol works: its agent has answered.
+// While a fleet is upgraded, all balancers can see all servers so. An application that is refusing may
+// just be restarted, and all balancers see that at once: each would withdraw the VIP for many times as
+// long (bgp.hold-down). If the application stays away, health checks find that.
+const passing = dataplane.Incompatible | dataplane.Refusing
+
+// abilityOf returns the ability of a service that gives new flows to the members.
 func (s *services) abilityOf(usable []*member) Ability {
 	ability := Unable
 	for _, m := range usable {
-		switch causes := s.causes(m) &^ dataplane.Incompatible; {
+		switch causes := s.causes(m) &^ passing; {
 		case causes == 0:
 			return Ready
 		case !causes.Has(dataplane.Unresolved):

@@ -196,7 +196,7 @@ func TestNoGracefulRestart(t *testing.T) {
 // connection while it was opened. The balancer does not wait for it longer than peers keep routes.
 func TestSessionThatHangs(t *testing.T) {
 	f := newFixture(t)
-	f.attempt = 3 * time.Second
+	f.attempt = 5 * time.Second // the first connection is tried after 2 s
 	f.router.mute = 2
 	f.start(true, balancer.Ready, balancer.Ready)
 	s := f.router.await(2, routesAre(vip6, vip4))

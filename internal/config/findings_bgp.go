@@ -77,8 +77,8 @@ func (i *inspection) onePeer(b *desired.Balancer) {
 			}
 		}
 		if peers == 1 {
-			i.findf("bgp.peers", "only one has the family %s: with this router, or with the session to it, the balancer "+
-				"loses all its traffic; add another router", family)
+			i.findf("bgp.peers", "only one has the family %s: if this router or the session to it fails, the balancer "+
+				"loses all traffic of the family; add another router", family)
 		}
 	}
 }
@@ -100,10 +100,11 @@ func (i *inspection) harmfulCommunities(b *desired.Balancer) {
 	}
 }
 
-// uselessUsable finds services that cannot use what announce: usable is for.
+// uselessUsable finds services with announce: usable whose routes leave nevertheless when all servers
+// fail their checks.
 func (i *inspection) uselessUsable(path string, s *desired.Service) {
 	if s.Announcement() == desired.AnnounceUsable && s.AllFailed == desired.AllFailedRefuse {
-		i.findf(field.Child(path, "bgp.announce"), "usable has no effect with all-failed refuse: when all servers fail "+
-			"their checks, the route is withdrawn; use one of both")
+		i.findf(field.Child(path, "bgp.announce"), "usable does not keep the route when all servers fail their "+
+			"checks, because all-failed is refuse; set all-failed to use, or announce to ready")
 	}
 }

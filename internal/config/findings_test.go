@@ -213,7 +213,7 @@ services:`, 1)
 			"bgp.communities[0]", "prefer all other routes"},
 		{"usable", old, "health: {tcp: {}}, bgp: {announce: usable},", "", "", ""},
 		{"useless usable", old, "health: {tcp: {}}, all-failed: refuse, bgp: {announce: usable},", "bgp-announce",
-			two + ".bgp.announce", "has no effect"},
+			two + ".bgp.announce", "does not keep the route"},
 	}, InspectBalancer)...)
 	rules = append(rules, checkFindings(t, strictAgent, []findingCase{
 		{name: "no agent's"},

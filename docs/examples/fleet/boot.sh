@@ -25,5 +25,5 @@ ln -s pts/ptmx dev/ptmx
 mount -t tmpfs tmpfs dev/shm
 pivot_root . mnt
 umount -l mnt
-exec env -i container=segue-test PATH=/usr/sbin:/usr/bin:/sbin:/bin \
+exec env -i container=segue-hosts PATH=/usr/sbin:/usr/bin:/sbin:/bin \
     /usr/lib/systemd/systemd --show-status=no
