@@ -213,8 +213,11 @@ func describeDrained(d *drainable, changed *api.Changed, drained, dryRun bool) s
 	if !drained {
 		what = d.takes
 	}
+	if len(changed.Changes) == 0 && drained {
+		return fmt.Sprintf("%s is drained already: it %s", name, what)
+	}
 	if len(changed.Changes) == 0 {
-		return fmt.Sprintf("%s %s already", name, what)
+		return fmt.Sprintf("%s is not drained: it %s", name, what)
 	}
 	if dryRun {
 		var items []string
