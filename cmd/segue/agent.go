@@ -25,9 +25,9 @@ func newAgent() *cobra.Command {
 		Long: `Run the agent of a server in the foreground.
 
 On SIGHUP the agent reads its configuration and its overrides again. It refuses an
-invalid file and keeps the running configuration. When the process ends, the data path stays in the
-kernel and keeps delivering packets. The next start takes the data path over without
-losing a packet. "segue agent detach" removes the data path.`,
+invalid file and keeps the running configuration. When the process ends, the data path
+stays in the kernel and keeps delivering packets. The next start takes the data path
+over without losing a packet. "segue agent detach" removes the data path.`,
 		Example: "  segue agent -c /etc/segue/agent.yaml",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return runDaemon(cmd, func(ctx context.Context, f *foreground) error {

@@ -21,8 +21,8 @@ func newApply() *cobra.Command {
 		Short: "Make the services of a running balancer or agent those of a configuration file",
 		Long: `Make the services of a running balancer or agent those of a configuration file, in one
 transaction. The process's own configuration file stays as it is: the difference becomes
-overrides. What "segue drain" has drained stays drained. The sections of FILE other than services can be
-missing, and have no effect.`,
+overrides. What "segue drain" has drained stays drained. The sections of FILE other than
+services can be missing, and have no effect.`,
 		Example: "  segue apply web.yaml --dry-run\n  segue apply web.yaml",
 		Args:    arguments("FILE"),
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -106,7 +106,7 @@ services:
 			output: "%s: valid balancer configuration: 1 service, 2 servers\n",
 			warnings: "warning: %s:1: node.signal-key: missing while node.internal is true: " +
 				"any host that can send packets to fd00:6c:0:1::/64 through eth0 " +
-				"can pose as a server of services[0] and take over its connections\n",
+				"can pose as a server of web and take over its connections\n",
 		},
 		"agent": {
 			file: `node: {interface: eth0, locator: "fd00:5:0:1::/64"}
@@ -116,7 +116,7 @@ services:
 			output: "%s: valid agent configuration: 1 service\n",
 			warnings: "warning: %s:1: node.balancers: missing: " +
 				"any host that can send packets to fd00:5:0:1::/64 through eth0 " +
-				"can pose as a balancer and have replies of services[0] sent to itself\n",
+				"can pose as a balancer and have replies of web sent to itself\n",
 		},
 	}
 	for name, test := range tests {

@@ -42,7 +42,8 @@ has its own overrides, unless the balancers share a store: then all of them drai
 
 On a server, drain SERVICE makes the agent refuse the connections that balancers with
 placement hunt offer. The server then gets only those that no other server takes. --wait
-ends when the server has no open connection left.
+ends when the service has no open connection left on the server, after three seconds at
+the earliest: until then, the handshakes of accepted connections end.
 
 With --self, drain is about the balancer itself. It withdraws the routes of all VIPs, and
 ends when no packets have arrived for two seconds, and bgp.drain-delay has passed. The
@@ -212,8 +213,11 @@ func describeDrained(d *drainable, changed *api.Changed, drained, dryRun bool) s
 	if !drained {
 		what = d.takes
 	}
+	if len(changed.Changes) == 0 && drained {
+		return fmt.Sprintf("%s is drained already: it %s", name, what)
+	}
 	if len(changed.Changes) == 0 {
-		return fmt.Sprintf("%s %s already", name, what)
+		return fmt.Sprintf("%s is not drained: it %s", name, what)
 	}
 	if dryRun {
 		var items []string
@@ -236,7 +240,8 @@ type drainable struct {
 	isCounted       bool   // what is left is counted
 	uncounted       string // why not
 	drained         bool
-	left            *uint64 // nil: not counted yet
+	left            *uint64       // nil: not counted yet
+	opening         time.Duration // for so long after it was accepted, a connection may not be counted
 	age             time.Duration
 }
 
@@ -288,6 +293,11 @@ func findServer(ctx context.Context, client *api.Client, name string) (*drainabl
 	return nil, fmt.Errorf("%q: the balancer has no such server; segue status shows all", name)
 }
 
+// openingTime is how long the handshake of an accepted connection may take. An agent counts the
+// connection when the handshake has ended. The time suffices for a repetition of the SYN-ACK, which the
+// kernel sends after one second (RFC 6298 section 2), and two seconds for it to be answered.
+const openingTime = 3 * time.Second
+
 // findService finds a service of an agent.
 func findService(ctx context.Context, client *api.Client, name string) (*drainable, error) {
 	services, err := client.AgentServices(ctx)
@@ -299,7 +309,7 @@ func findService(ctx context.Context, client *api.Client, name string) (*drainab
 			continue
 		}
 		d := &drainable{
-			service: name, noun: "connection", drained: s.Drained,
+			service: name, noun: "connection", drained: s.Drained, opening: openingTime,
 			refuses: "refuses the connections that balancers offer", takes: "accepts connections by its policy",
 			isCounted: s.Connections != nil, uncounted: "no control groups, version 2, are mounted",
 		}
@@ -314,7 +324,8 @@ func findService(ctx context.Context, client *api.Client, name string) (*drainab
 
 // awaitEnd waits until something drained has nothing left, and prints how much there is whenever the
 // number changes. What was counted before the drain proves nothing. A balancer does not count while
-// it changes its servers, so a later count began later.
+// it changes its servers, so a later count began later. Nothing is left only when the connections that
+// were being opened at the drain would be counted.
 //
 // A balancer of a fleet may follow the drain later than the store has it.
 func awaitEnd(ctx context.Context, out io.Writer, client *drainClient, name string) error {
@@ -335,7 +346,7 @@ func awaitEnd(ctx context.Context, out io.Writer, client *drainClient, name stri
 			if last == nil || *last != *d.left {
 				fmt.Fprintln(out, d.describeLeft(*d.left))
 			}
-			if last = d.left; *last == 0 {
+			if last = d.left; *last == 0 && d.age+d.opening < asked.Sub(since) {
 				return nil
 			}
 		}

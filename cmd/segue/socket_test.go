@@ -191,6 +191,17 @@ services:
 // startAgent starts an agent. Its services have two connections each, and none when they are drained.
 func startAgent(t *testing.T) *process {
 	t.Helper()
+	return startAgentWith(t, func(drained bool) uint32 {
+		if drained {
+			return 0
+		}
+		return 2
+	})
+}
+
+// startAgentWith starts an agent, and a function counts the connections of a service.
+func startAgentWith(t *testing.T, count func(drained bool) uint32) *process {
+	t.Helper()
 	p, file := newProcess(t, agentOfTest)
 	c, _, err := control.LoadAgent(file)
 	if err != nil {
@@ -207,10 +218,7 @@ func startAgent(t *testing.T) *process {
 			}
 			if service.Hunts() {
 				state.Accept = &agent.AcceptState{Policy: service.Accept.Policy}
-				connections := uint32(2)
-				if service.Drained {
-					connections = 0
-				}
+				connections := count(service.Drained)
 				state.Connections = &connections
 			}
 			s.Services = append(s.Services, state)

@@ -94,8 +94,9 @@ func (a *Agent) Reload(ctx context.Context, cfg *desired.Agent) error {
 	return a.do(ctx, func() error { return a.reload(cfg) })
 }
 
-// Losses returns the services that another configuration removes, with their open connections: the
-// agent then no longer delivers their packets.
+// Losses returns the services whose VIP another configuration does not have, with their open
+// connections: the agent then no longer delivers their packets. As long as another service has the
+// VIP, it delivers the packets of all connections to it.
 func (a *Agent) Losses(ctx context.Context, cfg *desired.Agent) (losses []desired.Loss, err error) {
 	err = a.do(ctx, func() error {
 		losses, err = a.losses(cfg)
@@ -335,12 +336,12 @@ func (a *Agent) reload(cfg *desired.Agent) error {
 
 // losses is Losses for the goroutine in Run.
 func (a *Agent) losses(cfg *desired.Agent) (losses []desired.Loss, err error) {
-	kept := map[agentServiceKey]bool{}
+	kept := map[netip.Addr]bool{}
 	for _, s := range cfg.Services {
-		kept[serviceKey(s)] = true
+		kept[s.VIP] = true
 	}
 	for _, s := range a.cfg.Services {
-		if key := serviceKey(s); !kept[key] {
+		if key := serviceKey(s); !kept[s.VIP] {
 			loss := desired.Loss{Service: s.Name, Cause: desired.LossRemoved}
 			connections, err := a.kernel.view().countedConnections(key)
 			if err != nil {

@@ -23,6 +23,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/needs"
 	"github.com/segue-lb/segue/internal/testnet"
 )
 
@@ -342,6 +343,45 @@ func TestFailedStart(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestLosses checks that a change affects the connections of services whose VIP it removes, and not
+// those of a VIP that another service keeps.
+func TestLosses(t *testing.T) {
+	needs.Cgroup2(t)
+	n := newNetwork(t, 1)
+	cfg := n.config(1, desired.SRv6Encap, vip4.Addr(), vip6.Addr())
+	cfg.Services[2].Accept, cfg.Services[2].Load.Kind = desired.Accept{Policy: desired.AcceptAlways}, desired.LoadConnections
+	a := n.run(1, cfg, link.AttachTCX)
+	n.serve(1, vip6.Addr())
+	n.use(srv6Encap(desired.SRv6Encap, serverSID(1)))
+	c := n.dial(vip6.Addr())
+	n.echo(c, 1000)
+	without := func(services ...desired.AgentService) *desired.Agent {
+		next := *cfg
+		next.Services = services
+		return &next
+	}
+	requireLosses := func(next *desired.Agent, want ...desired.Loss) {
+		t.Helper()
+		losses, err := a.Losses(t.Context(), next)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, losses); diff != "" {
+			t.Errorf("losses (-want +got):\n%s", diff)
+		}
+	}
+	requireLosses(cfg)
+	requireLosses(without(cfg.Services[:2]...),
+		desired.Loss{Service: cfg.Services[2].Name, Cause: desired.LossRemoved, Flows: new(uint64(1))},
+		desired.Loss{Service: cfg.Services[3].Name, Cause: desired.LossRemoved})
+	keepsVIP := without(cfg.Services[0], cfg.Services[1], cfg.Services[3])
+	requireLosses(keepsVIP)
+	if err := a.Reload(t.Context(), keepsVIP); err != nil {
+		t.Fatal(err)
+	}
+	n.echo(c, 1000)
 }
 
 // TestReload checks that a reload adds and removes services, and refuses changes that need a

@@ -186,7 +186,12 @@ func (c *Client) send(
 	defer response.Body.Close()
 	if response.StatusCode >= http.StatusBadRequest {
 		var problem huma.ErrorModel
-		if err := json.NewDecoder(response.Body).Decode(&problem); err != nil {
+		err := json.NewDecoder(response.Body).Decode(&problem)
+		switch {
+		case err != nil && response.StatusCode == http.StatusNotFound: // of a build without the path
+			return fmt.Errorf("instance %q does not know the request %s %s: its process runs another build; restart it",
+				c.instance, method, r.URL.Path)
+		case err != nil:
 			return fmt.Errorf("instance %q answers %s", c.instance, response.Status)
 		}
 		return explained(&problem)

@@ -355,6 +355,21 @@ func TestListenAt(t *testing.T) {
 	}
 }
 
+// A process of an earlier build runs on after an upgrade, and does not know all requests.
+func TestOtherBuild(t *testing.T) {
+	t.Parallel()
+	_, earlier := newAPI("Segue agent")
+	server := httptest.NewServer(earlier)
+	t.Cleanup(server.Close)
+	client := &Client{instance: "edge", http: *server.Client()}
+	client.http.Transport = redirected{server}
+	_, err := client.Identify(t.Context())
+	const want = `instance "edge" does not know the request GET /v1/instance: its process runs another build; restart it`
+	if err == nil || err.Error() != want {
+		t.Errorf("error %v, want %s", err, want)
+	}
+}
+
 func TestNoProcess(t *testing.T) {
 	t.Parallel()
 	_, err := NewClient("api-test-none").Services(t.Context())

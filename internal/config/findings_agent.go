@@ -45,8 +45,8 @@ func (i *inspection) noTags(a *desired.Agent) {
 
 func (i *inspection) writableAgentFiles(a *desired.Agent) {
 	i.writable("", i.file, "the configuration")
-	i.writable("node.state", a.Node.State, "overrides")
-	i.writable(desired.SignalKeyField, a.Node.SignalKey, "the key")
+	i.writableByOthers("node.state", a.Node.State, "overrides")
+	i.writableByOthers(desired.SignalKeyField, a.Node.SignalKey, "the key")
 	for n, s := range a.Services {
 		path := field.Child(field.Item("services", n), "load.path")
 		if s.Load.Kind == desired.LoadSharedMemory || s.Load.Kind == desired.LoadApache {

@@ -106,10 +106,10 @@ func (i *inspection) unsignedSignals(b *desired.Balancer) {
 
 func (i *inspection) writableBalancerFiles(b *desired.Balancer) {
 	i.writable("", i.file, "the configuration")
-	i.writable("node.state", b.Node.State, "generations and overrides")
-	i.writable(desired.SignalKeyField, b.Node.SignalKey, "the key")
+	i.writableByOthers("node.state", b.Node.State, "generations and overrides")
+	i.writableByOthers(desired.SignalKeyField, b.Node.SignalKey, "the key")
 	eachPeer(func(i *inspection, path string, p *desired.BGPPeer) {
-		i.writable(field.Child(path, "password-file"), p.PasswordFile, "the password")
+		i.writableByOthers(field.Child(path, "password-file"), p.PasswordFile, "the password")
 	})(i, b)
 }
 

@@ -62,14 +62,22 @@ func (i *inspection) passwordFile(path, file string) {
 // writable finds a file or directory that users other than root, and other than the user who
 // checks, can change or replace. The path may be empty.
 func (i *inspection) writable(path, file, what string) {
-	if who := writers(file, false); who != "" {
+	if who := writers(file, trustRoot); who != "" {
 		i.findf(path, "%s, and so change %s; let only root write there", who, what)
+	}
+}
+
+// writableByOthers is writable for what belongs to the user of the process, who need not be root: the
+// directory of its state, and files that only their owner may read.
+func (i *inspection) writableByOthers(path, file, what string) {
+	if who := writers(file, trustOwner); who != "" {
+		i.findf(path, "%s, and so change %s; let only the user of the process write there", who, what)
 	}
 }
 
 // writableByAll is writable for a file that an application's own user writes.
 func (i *inspection) writableByAll(path, file, what string) {
-	if who := writers(file, true); who != "" {
+	if who := writers(file, trustSome); who != "" {
 		i.findf(path, "%s, and so change %s; let only the application write there", who, what)
 	}
 }
@@ -79,10 +87,18 @@ const (
 	groupMayWrite  = 0o020
 )
 
+// trust names the users who may change a file.
+type trust int
+
+const (
+	trustRoot  trust = iota // and the user who checks
+	trustOwner              // these, and the owner of the file itself
+	trustSome               // all for whom the permissions are not those of all users
+)
+
 // writers says which users can change or replace a file: by its own permissions, or by those of a
 // directory above it. It returns an empty text if there are none, or if the file does not exist.
-// With onlyAll, it considers only permissions for all users.
-func writers(file string, onlyAll bool) string {
+func writers(file string, trusted trust) string {
 	if file == "" {
 		return ""
 	}
@@ -100,7 +116,7 @@ func writers(file string, onlyAll bool) string {
 			if err != nil {
 				return ""
 			}
-			if who := writer(info, path != target, onlyAll); who != "" {
+			if who := writer(info, path != target, trusted); who != "" {
 				return fmt.Sprintf("%s can write to %s", who, path)
 			}
 			if path == "/" {
@@ -114,7 +130,7 @@ func writers(file string, onlyAll bool) string {
 
 // writer says who can write to a file, or replace entries of a directory. In a sticky directory,
 // only the owner of an entry can replace it.
-func writer(info fs.FileInfo, isAbove, onlyAll bool) string {
+func writer(info fs.FileInfo, isAbove bool, trusted trust) string {
 	mode := info.Mode()
 	owner, ok := info.Sys().(*syscall.Stat_t)
 	sticky := isAbove && mode&fs.ModeSticky != 0
@@ -123,10 +139,12 @@ func writer(info fs.FileInfo, isAbove, onlyAll bool) string {
 		return ""
 	case mode.Perm()&othersMayWrite != 0 && !sticky:
 		return "any user of this host"
-	case onlyAll:
+	case trusted == trustSome:
 		return ""
 	case mode.Perm()&groupMayWrite != 0 && owner.Gid != 0 && !sticky:
 		return fmt.Sprintf("the group %d", owner.Gid)
+	case trusted == trustOwner && !isAbove:
+		return ""
 	case owner.Uid != 0 && int(owner.Uid) != os.Geteuid():
 		return fmt.Sprintf("the user %d", owner.Uid)
 	}

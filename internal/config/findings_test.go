@@ -3,6 +3,7 @@
 package config
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -264,12 +265,14 @@ func TestRulesAreDocumented(t *testing.T) {
 // TestWritable checks whom the permissions of files and of the directories above them trust.
 func TestWritable(t *testing.T) {
 	for _, c := range []struct {
-		name          string
-		top, dir      os.FileMode
-		file          os.FileMode
-		group, user   int
-		onlyAll, link bool
-		want          string // with DIR for the directory of the test
+		name        string
+		top, dir    os.FileMode
+		file        os.FileMode
+		group, user int
+		trusted     trust
+		dirGroup    int
+		link        bool
+		want        string // with DIR for the directory of the test
 	}{
 		{name: "root's", top: 0o755, dir: 0o700, file: 0o644},
 		{name: "all", top: 0o755, dir: 0o700, file: 0o646, want: "any user of this host can write to DIR/a/f"},
@@ -281,8 +284,13 @@ func TestWritable(t *testing.T) {
 		{name: "group", top: 0o755, dir: 0o700, file: 0o664, group: 77, want: "the group 77 can write to DIR/a/f"},
 		{name: "group root", top: 0o755, dir: 0o700, file: 0o664},
 		{name: "user", top: 0o755, dir: 0o700, file: 0o600, user: 77, want: "the user 77 can write to DIR/a/f"},
-		{name: "application", top: 0o755, dir: 0o700, file: 0o660, user: 77, group: 77, onlyAll: true},
-		{name: "all but application", top: 0o755, dir: 0o700, file: 0o666, user: 77, onlyAll: true,
+		{name: "the process's", top: 0o755, dir: 0o700, file: 0o600, user: 77, trusted: trustOwner},
+		{name: "the process's above", top: 0o755, dir: 0o770, file: 0o600, user: 77, dirGroup: 77, trusted: trustOwner,
+			want: "the group 77 can write to DIR/a"},
+		{name: "the process's with its group", top: 0o755, dir: 0o700, file: 0o660, user: 77, group: 77, trusted: trustOwner,
+			want: "the group 77 can write to DIR/a/f"},
+		{name: "application", top: 0o755, dir: 0o700, file: 0o660, user: 77, group: 77, trusted: trustSome},
+		{name: "all but application", top: 0o755, dir: 0o700, file: 0o666, user: 77, trusted: trustSome,
 			want: "any user of this host can write to DIR/a/f"},
 		{name: "link", top: 0o755, dir: 0o703, file: 0o600, link: true, want: "any user of this host can write to DIR/a"},
 	} {
@@ -305,18 +313,51 @@ func TestWritable(t *testing.T) {
 				}
 			}
 			must(os.Mkdir(filepath.Dir(file), 0o700), os.WriteFile(target, nil, 0o600), os.Chown(target, c.user, c.group),
+				os.Chown(filepath.Dir(file), 0, c.dirGroup),
 				os.Chmod(target, c.file), os.Chmod(filepath.Dir(file), c.dir), os.Chmod(top, c.top))
 			if c.link {
 				must(os.Symlink(target, file))
 			}
 			want := strings.Replace(c.want, "DIR", top, 1)
-			if got := writers(file, c.onlyAll); got != want {
+			if got := writers(file, c.trusted); got != want {
 				t.Errorf("got %q, want %q", got, want)
 			}
 		})
 	}
-	if got := writers("/nonexistent/file", false); got != "" {
+	if got := writers("/nonexistent/file", trustRoot); got != "" {
 		t.Errorf("absent: %q", got)
+	}
+}
+
+// TestFilesOfProcess checks that what the user of the process must own is no finding, as with the units
+// of the package.
+func TestFilesOfProcess(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root can give files away")
+	}
+	dir := t.TempDir()
+	key, state := filepath.Join(dir, "key"), filepath.Join(dir, "state")
+	err := errors.Join(os.WriteFile(key, []byte(strings.Repeat("5", 32)+"\n"), 0o400), os.Mkdir(state, 0o750),
+		os.Chown(key, 77, 77), os.Chown(state, 77, 77))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const node = "node: {interface: eth0, locator: \"fd00:5:0:1::/64\", state: %s, signal-key: %s}\nservices:\n"
+	const service = `- {name: web, vip: "2001:db8:80::1", port: 80, protocol: tcp`
+	file := fmt.Sprintf(node, state, key) + service
+	host := Host{MTU: func(string) (int, bool) { return 0, false }}
+	ofAgent, err := InspectAgent("", []byte(file+"}\n"), host)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ofBalancer, err := InspectBalancer("", []byte(file+`, servers: [{name: s1, locator: "fd00:5:0:2::/64"}]}`), host)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range append(ofAgent, ofBalancer...) {
+		if f.Rule == "writable" {
+			t.Error(f)
+		}
 	}
 }
 

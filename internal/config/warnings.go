@@ -36,7 +36,7 @@ func (d *document) warnOfForgedSignals(b *desired.Balancer) {
 	}
 	d.warnf(desired.SignalKeyField, "missing while node.internal is true: any host that can send packets "+
 		"to %s through %s can pose as a server of %s and take over its connections",
-		b.Node.Locator, b.Node.Interface, field.Item("services", hunting))
+		b.Node.Locator, b.Node.Interface, b.Services[hunting].Name)
 }
 
 // warnOfUnknownClocks warns about load reports of servers whose clocks the balancer does not know.
@@ -169,7 +169,7 @@ func (d *document) warnOfForgedQuestions(a *desired.Agent) {
 		if d.has(field.Child(path, "accept")) || d.has(field.Child(path, "load")) {
 			d.warnf("node.balancers", "missing: any host that can send packets to %s through %s "+
 				"can pose as a balancer and have replies of %s sent to itself",
-				a.Node.Locator, a.Node.Interface, path)
+				a.Node.Locator, a.Node.Interface, a.Services[i].Name)
 			return
 		}
 	}

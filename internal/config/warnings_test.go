@@ -30,9 +30,9 @@ services:
 
 const (
 	forgedSignals = "missing while node.internal is true: any host that can send packets " +
-		"to fd00:6c:0:1::/64 through eth0 can pose as a server of services[1] and take over its connections"
+		"to fd00:6c:0:1::/64 through eth0 can pose as a server of web and take over its connections"
 	forgedQuestions = "missing: any host that can send packets to fd00:5:0:1::/64 through eth0 " +
-		"can pose as a balancer and have replies of services[1] sent to itself"
+		"can pose as a balancer and have replies of web sent to itself"
 )
 
 // TestForgedSignals checks the warning about balancers that accept signals from unidentified

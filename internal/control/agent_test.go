@@ -43,6 +43,21 @@ func TestAgentEdits(t *testing.T) {
 	}
 }
 
+// A desired state keeps its version across a restart, also with a number that has a fraction.
+func TestVersionWithFraction(t *testing.T) {
+	s := newAgentSite(t)
+	policy := desired.Fields{"policy": "dynamic", "threshold": nil, "window": 60., "epsilon": 0.25}
+	s.change(set("", desired.Fields{"accept": map[string]any(policy)}.WithPlainNumbers()))
+	_, before := s.Overrides()
+	s.load()
+	if _, now := s.Overrides(); now != before {
+		t.Errorf("version %s after a restart, before %s", now, before)
+	}
+	if a := s.Desired().Services[0].Accept; a.Window != 60 || *a.Epsilon != 0.25 {
+		t.Errorf("window %d, epsilon %g, want 60 and 0.25", a.Window, *a.Epsilon)
+	}
+}
+
 func TestImpossibleAgentEdits(t *testing.T) {
 	for _, test := range []struct {
 		name, want string

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/segue-lb/segue/internal/field"
@@ -18,8 +19,8 @@ import (
 // (RFC 7396), nil stands for a field that is to be removed.
 type Fields map[string]any
 
-// WithPlainNumbers returns the fields, with the numbers that configuration files have instead of those
-// of JSON: a float64 would be stored as 1e+06. It changes the fields.
+// WithPlainNumbers returns the fields with the numbers of JSON as a file of overrides is read: whole
+// ones as int64, and others as text. A float64 would be stored as 1e+06. It changes the fields.
 func (f Fields) WithPlainNumbers() Fields {
 	for name := range f {
 		f[name] = plainNumbers(f[name])
@@ -44,6 +45,7 @@ func plainNumbers(value any) any {
 		if whole := int64(v); float64(whole) == v {
 			return whole
 		}
+		return strconv.FormatFloat(v, 'f', -1, 64)
 	}
 	return value
 }
