@@ -22,7 +22,7 @@ if [[ $described =~ ^v([^-]+)(-(.+))?-([0-9]+)-(g[0-9a-f]+)(\+dirty)?$ ]]; then
     echo "$version${BASH_REMATCH[6]:-}"
 else
     time=$(TZ=UTC git log -1 --format=%cd --date=format-local:%Y%m%d%H%M%S)
-    git update-index -q --refresh 2>/dev/null || true # other times of files are no change
+    git update-index -q --refresh >/dev/null 2>&1 || true # other times of files are no change
     dirty=$(git diff-index --quiet HEAD -- || echo +dirty)
     echo "0.0.0~git$time.$(git rev-parse --short=7 HEAD)$dirty"
 fi

@@ -71,6 +71,7 @@ type Balancer struct {
 	prober      *probe.Prober
 	wire        *dataplane.Wire // the prober's access to the data path
 	calls       chan call
+	ended       chan struct{} // closed when nobody takes calls any more
 	attached    bool
 	mode        datapath.Mode   // native if at least one interface is
 	warned      map[string]bool // names of interfaces that cannot send what XDP forwards
@@ -128,6 +129,7 @@ func newBalancer(cfg *desired.Balancer, clock *dataplane.FlowClock, log *slog.Lo
 		prober:    probe.New(w, uint16(dataplane.ProtocolVersion), log),
 		wire:      w,
 		calls:     make(chan call),
+		ended:     make(chan struct{}),
 		warned:    map[string]bool{},
 		stale:     map[string]bool{},
 		ready:     make(chan struct{}),
@@ -188,13 +190,18 @@ func (b *Balancer) Follow(ctx context.Context, cfg *desired.Balancer, shared gen
 	return b.call(ctx, func(ctx context.Context) error { return b.reload(ctx, cfg, shared) })
 }
 
+var errEnded = errors.New("the balancer has ended")
+
 // call makes the goroutine that owns the balancer call a function, and returns its error. If the
-// context ends before the goroutine is ready, call returns the context's error.
+// context ends before the goroutine is ready, call returns the context's error. The context may
+// outlive Run: call then returns errEnded.
 func (b *Balancer) call(ctx context.Context, do func(context.Context) error) error {
 	result := make(chan error, 1)
 	select {
 	case b.calls <- call{do, result}:
 		return <-result
+	case <-b.ended:
+		return errEnded
 	case <-ctx.Done():
 		return ctx.Err()
 	}
@@ -219,6 +226,7 @@ func (b *Balancer) Run(ctx context.Context) error {
 
 // control runs in the only goroutine that changes the data path.
 func (b *Balancer) control(ctx context.Context) error {
+	defer close(b.ended)
 	if err := b.start(ctx); err != nil || !b.attached {
 		return err
 	}

@@ -5,6 +5,7 @@ package balancer
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -261,6 +262,11 @@ func TestInterfaceGoes(t *testing.T) {
 			case err := <-s.ended:
 				if !strings.Contains(err.Error(), fmt.Sprintf("%s %q is gone", c.setting, c.name)) {
 					t.Errorf("it ended with: %v", err)
+				}
+				waiting, cancel := context.WithTimeout(t.Context(), patience)
+				defer cancel()
+				if err := s.Reload(waiting, s.cfg); !errors.Is(err, errEnded) {
+					t.Errorf("a reload after the end: error %v", err)
 				}
 			case <-time.After(patience):
 				t.Error("it goes on without its interface")

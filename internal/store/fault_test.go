@@ -113,6 +113,21 @@ func TestLostLease(t *testing.T) {
 	}
 }
 
+// An operator removes all keys, also that of the lease, and fills the store again. The leader then
+// takes the lease anew.
+func TestKeysAreRemoved(t *testing.T) {
+	t.Parallel()
+	server := etcdtest.Start(t)
+	f := newFleet(t, server.Endpoint())
+	b := f.add(server.Endpoint())
+	f.await(f.fill(service("web", 10)), time.Now())
+	b.await(func(s Status) bool { return s.IsLeader }, "lead")
+	if _, err := server.Client().Delete(t.Context(), f.store.prefix, clientv3.WithPrefix()); err != nil {
+		t.Fatal(err)
+	}
+	f.await(f.fill(service("web", 10)), time.Now())
+}
+
 // Watches go on after a restart of the store.
 func TestRestart(t *testing.T) {
 	t.Parallel()

@@ -140,6 +140,9 @@ func (r *releaser) hold(ctx context.Context, before string, snapshots <-chan *Sn
 			}
 			newest = n
 			r.note(newest)
+			if newest.leader != r.token {
+				return errors.New("somebody has removed the key of the lease")
+			}
 		case <-due:
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
@@ -92,7 +93,7 @@ func (w *writer) attempt(ctx context.Context) (Version, error) {
 	}
 	batches := w.batches(n, before.changesTo(after), next.Change)
 	switch {
-	case len(batches) == 0 && n.headAt > 0:
+	case len(batches) == 0 && n.head.Change > 0:
 		return n.Version(), nil
 	case len(batches) <= 1:
 		_, err = w.finish(ctx, n.headAt, slices.Concat(batches...), n.head, &next)
@@ -191,7 +192,7 @@ func (w *writer) finish(
 }
 
 // settle finds out whether a transaction has taken place whose answer was lost. The errors are those
-// of outcome. If the store does not tell in time, the error wraps ErrUnknown.
+// of outcome. If the store does not answer in time, the error wraps ErrUnknown, too.
 func (w *writer) settle(
 	ctx context.Context, headAt int64, before, next *head, cause error,
 ) (int64, error) {
@@ -206,6 +207,8 @@ func (w *writer) settle(
 			return 0, fmt.Errorf("%w: %w", err, cause)
 		case errors.Is(err, errConflict):
 			return 0, err
+		case errors.Is(err, ErrUnknown):
+			return 0, fmt.Errorf("%w (%w)", err, cause)
 		}
 		select {
 		case <-waiting.Done():
@@ -219,7 +222,8 @@ func (w *writer) settle(
 var errNotMade = errors.New("the change was lost on its way to the store")
 
 // outcome returns the revision at which a transaction has replaced the head. The error wraps
-// errNotMade if it has not, and errConflict if others have.
+// errNotMade if it has not, errConflict if others have, and ErrUnknown if the store no longer has
+// the values that tell.
 //
 // The transaction may still be on its way. So outcome replaces the head, as it was before, by one
 // with another writer: the transaction then finds that the head is not the one that it expects.
@@ -252,14 +256,17 @@ func (w *writer) outcome(ctx context.Context, headAt int64, before, next *head) 
 			return 0, errNotMade
 		default:
 			former, err := w.client.Get(ctx, key, clientv3.WithRev(at-1))
+			if errors.Is(err, rpctypes.ErrCompacted) {
+				return 0, ErrUnknown
+			}
 			if err != nil {
-				return 0, err // etcd may have compacted it
+				return 0, err
 			}
 			found = former.Kvs
 		}
 	}
 	if len(found) == 0 && headAt > 0 {
-		return 0, ErrEmpty
+		return 0, ErrUnknown // somebody has removed the content
 	}
 	return 0, errConflict
 }

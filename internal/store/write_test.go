@@ -210,6 +210,62 @@ func TestOutcome(t *testing.T) {
 	}
 }
 
+// Nobody can find out any more what became of a change if the values of the head are gone.
+func TestOutcomeIsGone(t *testing.T) {
+	t.Parallel()
+	for name, lose := range map[string]func(*etcdtest.Server, *Store) error{
+		"compacted": func(server *etcdtest.Server, _ *Store) error { server.Compact(); return nil },
+		"removed": func(server *etcdtest.Server, s *Store) error {
+			_, err := server.Client().Delete(t.Context(), s.prefix, clientv3.WithPrefix())
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			server := etcdtest.Start(t)
+			f := newFleet(t, server.Endpoint())
+			f.fill(service("web", 4))
+			w := &writer{Store: f.store, by: "lost"}
+			n, err := f.store.Read(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			next := *n.head
+			next.Change, next.By = next.Change+1, w.by
+			f.edit(add9(0))
+			f.edit(add9(1))
+			if err := lose(server, f.store); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := w.outcome(t.Context(), n.headAt, n.head, &next); !errors.Is(err, ErrUnknown) {
+				t.Errorf("error %v", err)
+			}
+		})
+	}
+}
+
+// A writer that fills a store has given up, and has left the head of a store without services. The
+// next one fills it, also with nothing.
+func TestFillAfterLoss(t *testing.T) {
+	t.Parallel()
+	server := etcdtest.Start(t)
+	f := newFleet(t, server.Endpoint())
+	w := &writer{Store: f.store, by: "lost"}
+	empty := head{Format: format, Epoch: newID()}
+	next := empty
+	next.Change = 1
+	if _, err := w.outcome(t.Context(), 0, &empty, &next); !errors.Is(err, errNotMade) {
+		t.Fatal(err)
+	}
+	version := f.fill()
+	n, err := f.store.Read(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := n.Check(); err != nil || version.Change != 1 || n.Version() != version {
+		t.Errorf("version %s, error %v", version, err)
+	}
+}
+
 // A change of many servers takes effect as a whole, even if its writer dies.
 func TestBulk(t *testing.T) {
 	server := etcdtest.Start(t)
