@@ -56,11 +56,13 @@ process can then be stopped, and the host, too. --wait=false ends at once.`,
 			if o.timeout < 0 {
 				return fmt.Errorf("--timeout %s: must not be negative", o.timeout)
 			}
+			ctx, cancel := o.limit(cmd.Context())
+			defer cancel()
 			if o.self {
 				o.wait = o.wait || !cmd.Flags().Changed("wait")
-				return drainSelf(cmd.Context(), cmd.OutOrStdout(), &o)
+				return drainSelf(ctx, cmd.OutOrStdout(), &o)
 			}
-			return drain(cmd.Context(), cmd.OutOrStdout(), args[0], &o)
+			return drain(ctx, cmd.OutOrStdout(), args[0], &o)
 		},
 	}
 	o.addFlags(cmd)
@@ -70,6 +72,14 @@ process can then be stopped, and the host, too. --wait=false ends at once.`,
 		"wait until the server has no flow or connection left; with --self: until no packets arrive, the default")
 	cmd.Flags().DurationVar(&o.timeout, "timeout", 0, "wait at most so long; 0: without limit")
 	return cmd
+}
+
+// limit returns a context that ends when --timeout has passed.
+func (o *drainOptions) limit(ctx context.Context) (context.Context, context.CancelFunc) {
+	if o.timeout == 0 {
+		return ctx, func() {}
+	}
+	return context.WithTimeout(ctx, o.timeout)
 }
 
 func newUndrain() *cobra.Command {
@@ -169,11 +179,6 @@ func drain(ctx context.Context, out io.Writer, name string, o *drainOptions) err
 	default:
 		_, err := fmt.Fprintln(out, d.describeLeft(*d.left))
 		return err
-	}
-	if o.timeout > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, o.timeout)
-		defer cancel()
 	}
 	return awaitEnd(ctx, out, client, name)
 }

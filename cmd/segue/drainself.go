@@ -56,11 +56,6 @@ func drainBalancer(ctx context.Context, out io.Writer, client selfClient, o *dra
 	if !o.wait {
 		return nil
 	}
-	if o.timeout > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, o.timeout)
-		defer cancel()
-	}
 	return awaitSilence(ctx, out, client, state)
 }
 

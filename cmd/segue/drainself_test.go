@@ -120,7 +120,9 @@ func requireDrain(
 	t.Helper()
 	var out bytes.Buffer
 	began := time.Now()
-	err := drainBalancer(t.Context(), &out, b, o)
+	ctx, cancel := o.limit(t.Context())
+	defer cancel()
+	err := drainBalancer(ctx, &out, b, o)
 	if out.String() != want {
 		t.Errorf("output %q, want %q", &out, want)
 	}

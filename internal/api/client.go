@@ -219,6 +219,8 @@ func (c *Client) explain(err error) error {
 	case errors.Is(err, fs.ErrPermission):
 		return fmt.Errorf("%s: not permitted: be root, or a member of the group in api.group",
 			runstate.SocketFile(c.instance))
+	case errors.Is(err, context.DeadlineExceeded):
+		return fmt.Errorf("the process of instance %q does not answer", c.instance)
 	}
 	return fmt.Errorf("instance %q: %w", c.instance, err)
 }

@@ -117,8 +117,8 @@ func TestIntervalAcrossLeaders(t *testing.T) {
 		t.Fatalf("%d generations, want 3", len(times))
 	}
 	for i, at := range times[1:] {
-		// The watch may deliver the first of two later.
-		if distance := at.Sub(times[i]); distance < f.interval*3/4 {
+		// On a busy machine, the watch may deliver the first of two much later.
+		if distance := at.Sub(times[i]); distance < f.interval/2 {
 			t.Errorf("generation %d began %s after the one before, want %s", i+2, distance, f.interval)
 		}
 	}

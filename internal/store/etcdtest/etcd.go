@@ -180,8 +180,31 @@ func (s *Server) Kill() {
 	s.run = nil
 }
 
-// Stop suspends the server: it accepts connections and says nothing. Continue ends that.
-func (s *Server) Stop() { s.signal(syscall.SIGSTOP) }
+// Stop suspends the server: it accepts connections and says nothing. Continue ends that. Stop returns
+// when all threads have stopped.
+func (s *Server) Stop() {
+	s.t.Helper()
+	s.signal(syscall.SIGSTOP)
+	tasks := fmt.Sprintf("/proc/%d/task/*/stat", s.run.Process.Pid)
+	for deadline := time.Now().Add(time.Minute); runs(tasks); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			s.t.Fatal("etcd does not stop")
+		}
+	}
+}
+
+// runs tells whether a thread has not stopped. The argument is a pattern of files (proc_pid_stat(5)).
+func runs(stats string) bool {
+	files, _ := filepath.Glob(stats)
+	for _, file := range files {
+		stat, err := os.ReadFile(file)
+		_, state, _ := bytes.Cut(stat, []byte(") "))
+		if err == nil && !bytes.HasPrefix(state, []byte("T")) {
+			return true
+		}
+	}
+	return false
+}
 
 // Continue ends Stop.
 func (s *Server) Continue() { s.signal(syscall.SIGCONT) }
