@@ -7,8 +7,11 @@ until [ -S {{.Dir}}/zserv.api ]; do
     sleep 0.05
 done
 {{- if .BFD}}
+# FRR 10 has no --bfdctl. Former versions make this socket in a directory of the machine by default.
+bfdctl=
+! {{.FRR}}/bfdd --help | grep -q -e --bfdctl || bfdctl="--bfdctl {{.Dir}}/bfdd.sock"
 {{.FRR}}/bfdd -f {{.Dir}}/../conf/edge-bfdd.conf -i {{.Dir}}/bfdd.pid -z {{.Dir}}/zserv.api \
-    --vty_socket {{.Dir}} --bfdctl {{.Dir}}/bfdd.sock -P 0 --log stdout &
+    --vty_socket {{.Dir}} $bfdctl -P 0 --log stdout &
 {{- end}}
 exec {{.FRR}}/bgpd -f {{.Dir}}/../conf/edge-bgpd.conf -i {{.Dir}}/bgpd.pid -z {{.Dir}}/zserv.api \
     --vty_socket {{.Dir}} -P 0 --log stdout
