@@ -114,7 +114,12 @@ func TestKilledApplication(t *testing.T) {
 // half-open connections count as a load. So they must end soon.
 func TestServerWithoutWayToBalancers(t *testing.T) {
 	t.Parallel()
-	l := up(t, topology("hunt6-insert", "hunt4-encap"))
+	top := topology("hunt6-insert", "hunt4-encap")
+	for i := range top.Services {
+		// s1 and s2 can become unheard, too, while s3 gets all connections and does not answer.
+		top.Services[i].SlowStart = new(time.Duration)
+	}
+	l := up(t, top)
 	c := newClient(l)
 	must(t, c.spread(t.Context(), "s1", "s2", "s3"))
 	busy := make([]*connection, 60*len(l.Topology.Services))
