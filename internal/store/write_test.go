@@ -60,15 +60,18 @@ func (l *lossy) drain(ctx context.Context, expected Version, fault func()) (Vers
 }
 
 // awaitChange waits until the store has a change after a version.
-func (l *lossy) awaitChange(before Version) {
-	l.t.Helper()
+// Any goroutine may call it.
+func (l *lossy) awaitChange(before Version) error {
 	deadline := time.Now().Add(patience)
 	for {
-		if now, _ := l.version(); now != before {
-			return
-		}
-		if time.Now().After(deadline) {
-			l.t.Fatal("the store gets no change")
+		n, err := l.store.Read(l.t.Context())
+		switch {
+		case err != nil:
+			return err
+		case n.Version() != before:
+			return nil
+		case time.Now().After(deadline):
+			return errors.New("the store gets no change")
 		}
 		time.Sleep(20 * time.Millisecond)
 	}
@@ -79,14 +82,15 @@ func TestAnswerIsLost(t *testing.T) {
 	t.Parallel()
 	l := newLossy(t)
 	before, _ := l.version()
-	healed := make(chan struct{})
-	go func() {
-		defer close(healed)
-		l.awaitChange(before)
+	var healing sync.WaitGroup
+	healing.Go(func() {
+		if err := l.awaitChange(before); err != nil {
+			t.Error(err)
+		}
 		l.proxy.Heal()
-	}()
+	})
 	version, err := l.drain(t.Context(), before, l.proxy.Mute)
-	<-healed
+	healing.Wait()
 	if err != nil || version.Change != before.Change+1 {
 		t.Errorf("version %s, error %v", version, err)
 	}
@@ -123,13 +127,17 @@ func TestUnknownChange(t *testing.T) {
 	l := newLossy(t)
 	before, _ := l.version()
 	ctx, cancel := context.WithCancel(t.Context())
-	go func() {
+	var watching sync.WaitGroup
+	watching.Go(func() {
 		defer cancel()
-		l.awaitChange(before)
-	}()
+		if err := l.awaitChange(before); err != nil {
+			t.Error(err)
+		}
+	})
 	if _, err := l.drain(ctx, before, l.proxy.Mute); !errors.Is(err, ErrUnknown) {
 		t.Errorf("error %v", err)
 	}
+	watching.Wait()
 	l.proxy.Heal()
 	if _, err := l.drain(t.Context(), before, func() {}); !errors.Is(err, ErrVersion) {
 		t.Errorf("error %v", err)

@@ -60,7 +60,11 @@ func (p *Proxy) Delay(d time.Duration) {
 func (p *Proxy) Cut() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.flows = make(chan struct{})
+	select {
+	case <-p.flows:
+		p.flows = make(chan struct{})
+	default: // cut already
+	}
 }
 
 // Mute drops the answers of the server, which still gets its requests. Heal ends that.

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package etcdtest
+
+import "testing"
+
+// What waits since the first of two cuts also goes on after the end of both.
+func TestCutTwice(t *testing.T) {
+	t.Parallel()
+	p := NewProxy(t, &Server{})
+	p.Cut()
+	first := p.flows
+	p.Cut()
+	p.Heal()
+	select {
+	case <-first:
+	default:
+		t.Error("what the first cut has stopped waits for ever")
+	}
+}
