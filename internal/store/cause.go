@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	"go.uber.org/zap/zapcore"
 	"google.golang.org/grpc/status"
 )
@@ -53,8 +54,17 @@ func (c *causes) Write(_ zapcore.Entry, fields []zapcore.Field) error {
 // Sync is for the logger.
 func (c *causes) Sync() error { return nil }
 
+// errFull tells that the store has reached its quota. It says so to a transaction that it has
+// refused, and also to one that it has made and that has crossed the quota: a member checks the quota
+// before it proposes a transaction, and again when it applies it, and then answers with the error
+// after it has applied it (quotaApplierV3.Txn of etcd, 3.4 to 3.7).
+var errFull = errors.New("the store is full (etcdctl alarm list)")
+
 // describe says in a few words why a request that began at a time has failed.
 func (c *causes) describe(err error, began time.Time) error {
+	if errors.Is(err, rpctypes.ErrNoSpace) {
+		return fmt.Errorf("%w: %w", errFull, err)
+	}
 	if !errors.Is(err, context.DeadlineExceeded) {
 		if s, ok := status.FromError(err); ok {
 			return errors.New(s.Message())

@@ -269,7 +269,7 @@ func (s *Store) get(
 }
 
 // commit runs a transaction. ok tells whether its conditions held. The error wraps errUncertain if
-// the transaction may have taken place, or may yet.
+// the transaction may have taken place, or may yet. It also wraps errFull if it cannot any more.
 func (s *Store) commit(ctx context.Context, conditions []clientv3.Cmp, operations []clientv3.Op) (
 	revision int64, ok bool, err error,
 ) {
@@ -301,8 +301,11 @@ func (u uncertain) Unwrap() []error { return []error{errUncertain, u.cause} }
 
 // isRefusal tells whether the store has refused a request, so that it has had no effect.
 func isRefusal(err error) bool {
-	if errors.Is(err, rpctypes.ErrNoLeader) {
+	switch {
+	case errors.Is(err, rpctypes.ErrNoLeader):
 		return true
+	case errors.Is(err, rpctypes.ErrNoSpace):
+		return false
 	}
 	code := status.Code(err) // of the library's own refusals
 	if refusal, ok := errors.AsType[rpctypes.EtcdError](err); ok {

@@ -191,18 +191,21 @@ func (w *writer) finish(
 	return revision, nil
 }
 
-// settle finds out whether a transaction has taken place whose answer was lost. The errors are those
-// of outcome. If the store does not answer in time, the error wraps ErrUnknown, too.
+// settle finds out whether a transaction has taken place whose answer was lost, or does not tell. The
+// errors are those of outcome, or the cause if the transaction was not made and would fail again. If
+// the store does not answer in time, the error wraps ErrUnknown, too.
 func (w *writer) settle(
 	ctx context.Context, headAt int64, before, next *head, cause error,
 ) (int64, error) {
 	waiting, cancel := context.WithTimeout(ctx, settlePatience)
 	defer cancel()
 	for {
-		at, err := w.outcome(waiting, headAt, before, next)
+		at, err := w.outcome(waiting, headAt, before, next, errors.Is(cause, errFull))
 		switch {
 		case err == nil:
 			return at, nil
+		case errors.Is(err, errNotMade) && errors.Is(cause, errFull):
+			return 0, cause
 		case errors.Is(err, errNotMade):
 			return 0, fmt.Errorf("%w: %w", err, cause)
 		case errors.Is(err, errConflict):
@@ -225,17 +228,23 @@ var errNotMade = errors.New("the change was lost on its way to the store")
 // errNotMade if it has not, errConflict if others have, and ErrUnknown if the store no longer has
 // the values that tell.
 //
-// The transaction may still be on its way. So outcome replaces the head, as it was before, by one
-// with another writer: the transaction then finds that the head is not the one that it expects.
-func (w *writer) outcome(ctx context.Context, headAt int64, before, next *head) (int64, error) {
+// Unless the store has answered, the transaction may still be on its way. So outcome replaces the
+// head, as it was before, by one with another writer: the transaction then finds that the head is not
+// the one that it expects.
+func (w *writer) outcome(
+	ctx context.Context, headAt int64, before, next *head, isAnswered bool,
+) (int64, error) {
 	ctx, cancel := forRequest(ctx, requestTimeout)
 	defer cancel()
 	barrier := *before
 	barrier.By = w.by + " gives up"
 	key := w.key(headKey)
+	var replace []clientv3.Op
+	if !isAnswered { // a full store would refuse it, too
+		replace = append(replace, clientv3.OpPut(key, encode(barrier)))
+	}
 	answer, err := untilLeader(ctx, w.client.Txn(ctx).If(w.headIs(headAt)).
-		Then(clientv3.OpPut(key, encode(barrier))).
-		Else(clientv3.OpGet(key)).Commit)
+		Then(replace...).Else(clientv3.OpGet(key)).Commit)
 	switch {
 	case err != nil:
 		return 0, err
@@ -314,7 +323,7 @@ func (w *writer) writeBatch(ctx context.Context, headAt int64, batch []clientv3.
 			return nil
 		case err == nil:
 			return errConflict
-		case !errors.Is(err, errUncertain):
+		case !errors.Is(err, errUncertain), errors.Is(err, errFull):
 			return err
 		}
 		select {

@@ -205,7 +205,7 @@ func TestOutcome(t *testing.T) {
 				l.edit(add9(i))
 			}
 			for range 2 { // the first answer may be lost, too
-				at, err := w.outcome(t.Context(), n.headAt, n.head, &next)
+				at, err := w.outcome(t.Context(), n.headAt, n.head, &next, false)
 				if !errors.Is(err, c.want) || at != madeAt {
 					t.Errorf("revision %d, error %v; want %d, %v", at, err, madeAt, c.want)
 				}
@@ -244,7 +244,7 @@ func TestOutcomeIsGone(t *testing.T) {
 			if err := lose(server, f.store); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := w.outcome(t.Context(), n.headAt, n.head, &next); !errors.Is(err, ErrUnknown) {
+			if _, err := w.outcome(t.Context(), n.headAt, n.head, &next, false); !errors.Is(err, ErrUnknown) {
 				t.Errorf("error %v", err)
 			}
 		})
@@ -261,7 +261,7 @@ func TestFillAfterLoss(t *testing.T) {
 	empty := head{Format: format, Epoch: newID()}
 	next := empty
 	next.Change = 1
-	if _, err := w.outcome(t.Context(), 0, &empty, &next); !errors.Is(err, errNotMade) {
+	if _, err := w.outcome(t.Context(), 0, &empty, &next, false); !errors.Is(err, errNotMade) {
 		t.Fatal(err)
 	}
 	version := f.fill()
