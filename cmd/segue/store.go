@@ -270,31 +270,40 @@ func importStore(ctx context.Context, out io.Writer, path string, o *storeOption
 	return nil
 }
 
-// imported returns the content of a store after an import.
+// imported returns the content of a store after an import. Services that cannot be read, or that no
+// balancer can follow, may be replaced.
 func imported(
 	files *config.BalancerFiles, before store.Tree, content *config.Content,
 ) (store.Tree, desired.Changes, error) {
-	had, err := before.Document()
+	after, err := (&store.Document{Services: content.Services, Overrides: content.Overrides}).Tree()
 	if err != nil {
 		return nil, nil, err
 	}
-	wanted := store.Document{Services: content.Services, Overrides: content.Overrides}
-	if wanted.Overrides == nil {
-		wanted.Overrides = had.Overrides
+	if content.Overrides == nil {
+		after = after.WithOverridesOf(before)
 	}
-	after, err := wanted.Tree()
+	is, err := balancerWith(files, after)
 	if err != nil {
 		return nil, nil, err
 	}
-	is, _, err := config.WithStored(files, wanted.Services, wanted.Overrides)
+	was, err := balancerWith(files, before)
 	if err != nil {
-		return nil, nil, err
+		was = &desired.Balancer{Node: is.Node}
 	}
-	was := &desired.Balancer{Node: is.Desired.Node}
-	if stored, _, err := config.WithStored(files, had.Services, had.Overrides); err == nil {
-		was = stored.Desired
+	return after, is.ChangesFrom(was), nil
+}
+
+// balancerWith returns what the content of a store makes of a balancer.
+func balancerWith(files *config.BalancerFiles, content store.Tree) (*desired.Balancer, error) {
+	document, err := content.Document()
+	if err != nil {
+		return nil, err
 	}
-	return after, is.Desired.ChangesFrom(was), nil
+	stored, _, err := config.WithStored(files, document.Services, document.Overrides)
+	if err != nil {
+		return nil, err
+	}
+	return stored.Desired, nil
 }
 
 func newStoreExport() *cobra.Command {
@@ -444,7 +453,7 @@ var (
 	storeReachable = prometheus.NewDesc("segue_lb_store_reachable",
 		"1 if the store of the fleet answers, otherwise 0.", nil, nil)
 	storeFollowed = prometheus.NewDesc("segue_lb_store_followed",
-		"1 if the balancer follows what the store has released, 0 if it keeps an earlier state.", nil, nil)
+		"1 if the balancer follows the store, 0 if it keeps an earlier state or cannot follow the newest version.", nil, nil)
 	storeVersion = prometheus.NewDesc("segue_lb_store_change",
 		"The number of the last change: followed by the balancer, or the newest of the store.",
 		[]string{"state"}, nil)

@@ -5,6 +5,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -182,7 +183,7 @@ func TestStoreExportOfCache(t *testing.T) {
 		t.Fatal(err)
 	}
 	expected := `
-		# HELP segue_lb_store_followed 1 if the balancer follows what the store has released, 0 if it keeps an earlier state.
+		# HELP segue_lb_store_followed 1 if the balancer follows the store, 0 if it keeps an earlier state or cannot follow the newest version.
 		# TYPE segue_lb_store_followed gauge
 		segue_lb_store_followed 1
 	`
@@ -293,7 +294,7 @@ func (s *storeSite) serveFleet() (instance string, fleet *control.Fleet) {
 	if os.Geteuid() != 0 {
 		s.t.Skip("only root can write below /run/segue")
 	}
-	instance = fmt.Sprintf("test-%d-store", os.Getpid())
+	instance = fmt.Sprintf("test-%d-%s", os.Getpid(), strings.ToLower(s.t.Name()))
 	s.file = s.write("lb.yaml", strings.Replace(fileText(s.t, s.file), "instance: edge", "instance: "+instance, 1))
 	c, _, err := control.LoadBalancer(s.file)
 	if err != nil {
@@ -364,4 +365,76 @@ func TestStoreConfirm(t *testing.T) {
 	s.refuse("must be EPOCH-CHANGE", on("confirm", "2")...)
 	s.want(on("confirm", seen), "follows: "+seen+"\n")
 	s.want(on("confirm", seen), "follows: "+seen+"\n")
+}
+
+// Content that no balancer can follow shows in the status and in the metric, with the cure. An import
+// replaces it, also if it cannot be read.
+func TestStoreUnfit(t *testing.T) {
+	t.Parallel()
+	s := newStoreSite(t)
+	good := s.services("", "s1", "s2")
+	s.want([]string{"import", "-c", s.file, good})
+	instance, fleet := s.serveFleet()
+	write := func(key, value string) {
+		t.Helper()
+		_, s, err := (&storeOptions{file: s.file}).open()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Close()
+		_, err = s.Apply(t.Context(), store.Change{Edit: func(tree store.Tree) (store.Tree, error) {
+			tree[key] = json.RawMessage(value)
+			return tree, nil
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	await := func(condition func(store.Status) bool) {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		defer cancel()
+		if err := fleet.Await(ctx, condition); err != nil {
+			t.Fatalf("%v; status %+v", err, fleet.Status())
+		}
+	}
+	for _, c := range []struct{ key, value, want string }{
+		{"servers/web/s1", `{"address":"x"}`, `web/s1.address "x": must be an IP address`},
+		{"servers/web/s1", `7`, "key servers/web/s1: "},
+	} {
+		write(c.key, c.value)
+		await(func(now store.Status) bool { return now.Held != "" })
+		out, err := s.run("status", "-i", instance)
+		if !errors.Is(err, errNotFollowing) || !strings.Contains(out, c.want) ||
+			!strings.Contains(out, "segue store import --replace") {
+			t.Errorf("status: error %v, output\n%s\nwant %s", err, out, c.want)
+		}
+		if got := followedMetric(t, fleet); got != 0 {
+			t.Errorf("the metric is %v", got)
+		}
+		s.want([]string{"import", "-c", s.file, good, "--replace", "--allow-removals"})
+		await(func(now store.Status) bool { return now.Held == "" && now.Follows == now.Newest })
+	}
+	write("overrides/web/s1", "7")
+	s.refuse("key overrides/web/s1", "import", "-c", s.file, good, "--replace", "--allow-removals")
+	others := s.services("overrides:\n- {service: web, server: s2, set: {drained: true}}\n", "s1", "s2")
+	s.want([]string{"import", "-c", s.file, others, "--replace", "--allow-removals"})
+	await(func(now store.Status) bool { return now.Held == "" && now.Follows == now.Newest })
+}
+
+func followedMetric(t *testing.T, fleet *control.Fleet) float64 {
+	t.Helper()
+	registry := prometheus.NewPedanticRegistry()
+	registry.MustRegister(storeMetrics{fleet})
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, family := range families {
+		if family.GetName() == "segue_lb_store_followed" {
+			return family.GetMetric()[0].GetGauge().GetValue()
+		}
+	}
+	t.Fatal("no metric")
+	return 0
 }

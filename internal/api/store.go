@@ -20,7 +20,7 @@ type Store struct {
 	Newest    string    `json:"newest,omitempty" doc:"the last version of the store that the balancer has read"`
 	Follows   string    `json:"follows,omitempty" doc:"the version that the balancer follows; a newer one waits for generations"`
 	FromCache bool      `json:"from_cache" doc:"whether that comes from the balancer's own file"`
-	Held      string    `json:"held,omitempty" doc:"why the balancer does not follow the store"`
+	Held      string    `json:"held,omitempty" doc:"why the balancer does not follow the store, or cannot follow its newest version, and what to do"`
 	// Confirmable is set if the reason is that too many servers would be removed.
 	Confirmable string `json:"confirmable,omitempty" doc:"the version that confirm-store makes the balancer follow all the same"`
 	Leader      string `json:"leader,omitempty" doc:"the balancer that makes the generations of the fleet"`

@@ -148,6 +148,18 @@ func (t Tree) WithOverrides(overrides []desired.Override) (Tree, error) {
 	return next, next.putOverrides(overrides)
 }
 
+// WithOverridesOf returns the tree with the overrides of another one, also those that Document cannot
+// read.
+func (t Tree) WithOverridesOf(other Tree) Tree {
+	next, _ := t.WithOverrides(nil) // without overrides there is no error
+	for key, value := range other {
+		if treeOf(key) == overridesKey {
+			next[key] = value
+		}
+	}
+	return next
+}
+
 func (t Tree) putOverrides(overrides []desired.Override) error {
 	for _, o := range overrides {
 		if err := t.put(overrideKey(o.Service, o.Server), bare(o)); err != nil {

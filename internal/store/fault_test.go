@@ -17,6 +17,7 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/store/etcdtest"
 )
 
@@ -423,6 +424,70 @@ func TestDamage(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Content that no balancer can interpret is never released. All balancers report it and keep their
+// state, and follow a correction.
+func TestUnfitContent(t *testing.T) {
+	t.Parallel()
+	server := etcdtest.Start(t)
+	f := newFleet(t, server.Endpoint())
+	f.add(server.Endpoint())
+	f.add(server.Endpoint())
+	first := f.fill(service("web", 10))
+	f.await(first, time.Now())
+	held := func(what string, b *simulated, version Version, wants ...string) {
+		t.Helper()
+		b.await(func(s Status) bool {
+			isMissing := func(want string) bool { return !strings.Contains(s.Held, want) }
+			return s.Newest == version && !slices.ContainsFunc(append(wants, version.String()), isMissing)
+		}, "report "+what)
+	}
+	unfit := f.edit(put(keyOf(serversKey, "web", "s1"), map[string]any{"address": "x"}))
+	for _, b := range f.balancers {
+		held("the address", b, unfit, "web/s1.address", `"x"`, "segue store import --replace")
+		if s := b.Status(); s.Follows != first || s.Confirmable != (Version{}) || len(b.servers("web")) != 10 {
+			t.Errorf("%s has status %+v and %v", b.name, s, b.servers("web"))
+		}
+	}
+	other := f.edit(put(keyOf(serversKey, "web", "s2"), map[string]any{"address": "y", "weight": -1}))
+	held("all fields", f.balancers[0], other, "web/s1.address", "web/s2.address", "web/s2.weight")
+	late := f.add(server.Endpoint())
+	held("it at the start", late, other, "web/s1.address")
+	if late.Status().Follows != first {
+		t.Errorf("the status at the start is %+v", late.Status())
+	}
+	f.await(f.edit(func(t Tree) {
+		put(keyOf(serversKey, "web", "s1"), map[string]any{"address": "2001:db8:1::3"})(t)
+		put(keyOf(serversKey, "web", "s2"), map[string]any{"address": "2001:db8:1::4"})(t)
+	}), time.Now())
+}
+
+// A balancer that has given the lease back for some content takes it again for a correction.
+func TestUnfitLeaderAfterCorrection(t *testing.T) {
+	t.Parallel()
+	server := etcdtest.Start(t)
+	f := newFleet(t, server.Endpoint())
+	b := f.add(server.Endpoint())
+	f.await(f.fill(service("web", 10)), time.Now())
+	f.edit(put(keyOf(serversKey, "web", "s1"), map[string]any{"address": "x"}))
+	b.await(func(s Status) bool { return s.Held != "" && s.Leader == "" }, "give the lease back")
+	began := time.Now()
+	f.await(f.edit(put(keyOf(serversKey, "web", "s1"), map[string]any{"address": "2001:db8:1::3"})), began)
+	if waited := time.Since(began); waited > unfitPause/2 {
+		t.Errorf("the correction was followed after %s", waited)
+	}
+}
+
+// A store that is filled for the first time, with what no balancer can interpret, is reported as such.
+func TestUnfitFirstContent(t *testing.T) {
+	t.Parallel()
+	server := etcdtest.Start(t)
+	f := newFleet(t, server.Endpoint())
+	b := f.add(server.Endpoint())
+	f.fill(desired.Fields{"name": "web", "port": "http"})
+	b.await(func(s Status) bool { return strings.Contains(s.Held, `web.port "http"`) }, "report the port")
+	f.await(f.apply(Change{Edit: replace(service("web", 2))}), time.Now())
 }
 
 // A balancer that cannot follow a state keeps the one before, and tries again.

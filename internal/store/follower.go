@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/field"
 	"github.com/segue-lb/segue/internal/generation"
 )
 
@@ -67,9 +68,10 @@ type Status struct {
 	// balancer's own file, and was not confirmed by the store yet.
 	Follows   Version
 	FromCache bool
-	// Newest is the last version of the store, and Handled the last one that was looked at.
+	// Newest is the last version of the store.
 	Newest Version
-	// Held tells why the balancer does not follow the store's released version.
+	// Held tells why the balancer does not follow the store's released version, or cannot follow the
+	// last one.
 	Held string
 	// Confirmable is the version that Confirm makes the balancer follow all the same. Without a value
 	// there is none.
@@ -172,7 +174,11 @@ func (f *Follower) Run(ctx context.Context) error {
 
 func newReleaser(f *Follower) *releaser {
 	return &releaser{
-		Store: f.store, log: f.log, interpret: f.balancer.Interpret, interval: f.interval,
+		Store: f.store, log: f.log, interval: f.interval,
+		interpret: func(version Version, content Tree) (*desired.Balancer, error) {
+			_, wanted, err := f.interpret(version, content)
+			return wanted, err
+		},
 		former: func() generation.Generations {
 			if state := f.State(); state != nil {
 				return state.Generations
@@ -234,7 +240,7 @@ func (f *Follower) follow(ctx context.Context, snapshots <-chan *Snapshot) {
 		if c.reply != nil {
 			c.reply <- f.outcome(c.version, err)
 		}
-		if err != nil || f.Status().Unsaved != "" {
+		if s := f.Status(); s.Held != "" || s.Unsaved != "" {
 			retry = time.After(retryInterval)
 		}
 	}
@@ -295,8 +301,12 @@ func (f *Follower) Confirm(ctx context.Context, version Version) error {
 // errNotReleased tells that the store has no released change yet.
 var errNotReleased = errors.New("no balancer has made generations yet")
 
-// consider makes the balancer follow the content of the store, of which an operator may have
-// confirmed a version. It returns an error if the balancer does not follow it.
+// errUnreadable tells that the drains of the last change cannot be read.
+var errUnreadable = errors.New("the last change cannot be read")
+
+// consider makes the balancer follow what the store has released, of which an operator may have
+// confirmed a version. It returns an error if the balancer does not follow that. It also reports
+// newer content that cannot be followed, because nobody may ever release it.
 func (f *Follower) consider(ctx context.Context, n *Snapshot, confirmed Version) error {
 	f.mu.Lock()
 	f.newest = n
@@ -309,8 +319,58 @@ func (f *Follower) consider(ctx context.Context, n *Snapshot, confirmed Version)
 			confirmable = next.Version
 		}
 	}
-	f.report(n, err, confirmable)
+	held := err
+	if err == nil || errors.Is(err, errNotReleased) || errors.Is(err, errUnreadable) {
+		if unfit := f.checkNewest(n); unfit != nil {
+			held = unfit
+		}
+	}
+	f.report(n, held, confirmable)
 	return err
+}
+
+// checkNewest returns an error if the last change is not released yet, and if the balancer cannot
+// follow it.
+func (f *Follower) checkNewest(n *Snapshot) error {
+	if released, ok := n.released(); ok && released == n.Version() {
+		return nil
+	}
+	_, _, err := f.interpret(n.Version(), n.Tree())
+	return err
+}
+
+// interpret returns the content of a version as a document, and what that makes of the balancer. The
+// error tells how to cure it.
+func (f *Follower) interpret(version Version, content Tree) (*Document, *desired.Balancer, error) {
+	document, err := content.Document()
+	var wanted *desired.Balancer
+	if err == nil {
+		wanted, err = f.balancer.Interpret(document)
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("this balancer cannot follow version %s: %s: correct that by "+
+			"segue store import --replace, or upgrade this balancer if a newer build has written it",
+			version, describeProblems(err))
+	}
+	return document, wanted, nil
+}
+
+// describeProblems returns the first problems of a content in one line. It may have thousands.
+func describeProblems(err error) string {
+	const most = 5
+	var problems field.Errors
+	if !errors.As(err, &problems) {
+		return err.Error()
+	}
+	var texts []string
+	for _, problem := range problems[:min(len(problems), most)] {
+		texts = append(texts, problem.Error())
+	}
+	text := strings.Join(texts, "; ")
+	if more := len(problems) - most; more > 0 {
+		text += fmt.Sprintf("; and %d more", more)
+	}
+	return text
 }
 
 // stateOf returns the state that balancers follow.
@@ -324,7 +384,7 @@ func stateOf(n *Snapshot) (*State, error) {
 	}
 	content, err := n.tree(version.Change).withDrainsOf(n.Tree())
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%w: %w", errUnreadable, err)
 	}
 	generations, err := n.generations(version.Change)
 	if err != nil {
@@ -376,11 +436,7 @@ func (s *State) equal(other *State) bool {
 
 // check tells whether the balancer can follow a state, and whether its limit permits that.
 func (f *Follower) check(n *Snapshot, before, next *State) (confirmable bool, err error) {
-	document, err := next.Content.Document()
-	if err != nil {
-		return false, err
-	}
-	wanted, err := f.balancer.Interpret(document)
+	document, wanted, err := f.interpret(next.Version, next.Content)
 	if err != nil || before == nil {
 		return false, err
 	}

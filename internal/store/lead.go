@@ -28,7 +28,7 @@ const (
 	// meanwhile become one generation, so that the last generations cover some time.
 	generationInterval = 10 * time.Second
 	// unfitPause is how long a balancer that cannot follow the content does not try to be the
-	// leader again.
+	// leader again, unless the content changes.
 	unfitPause = 30 * time.Second
 )
 
@@ -36,8 +36,8 @@ const (
 type releaser struct {
 	*Store
 	log *slog.Logger
-	// interpret returns the services of a document.
-	interpret func(*Document) (*desired.Balancer, error)
+	// interpret returns what the content of a version makes of the balancer.
+	interpret func(Version, Tree) (*desired.Balancer, error)
 	// former returns the generations that this balancer follows. They are the history if the store
 	// has none, because it has lost its content.
 	former   func() generation.Generations
@@ -50,6 +50,8 @@ type releaser struct {
 	// removed has the keys that this balancer has removed, with the revisions. A snapshot from
 	// before may still have them.
 	removed map[string]int64
+	// unfitAt is the revision of the head whose change this balancer could not release. 0: none.
+	unfitAt int64
 }
 
 type beginning struct {
@@ -69,7 +71,8 @@ func (r *releaser) run(ctx context.Context, snapshots <-chan *Snapshot) {
 			return
 		case newest = <-snapshots: // generations also have their times while others make them
 			r.note(newest)
-			if isPausing { // the end of the own lease is news, too
+			isOther := r.unfitAt > 0 && newest.headAt != r.unfitAt
+			if isPausing && !isOther { // the end of the own lease is news, too
 				continue
 			}
 		case <-again.C:
@@ -79,6 +82,7 @@ func (r *releaser) run(ctx context.Context, snapshots <-chan *Snapshot) {
 		if (newest.leader != "" && newest.leader != r.token) || newest.Check() != nil {
 			continue
 		}
+		r.unfitAt = 0
 		pause, err := longestPause, r.hold(ctx, newest.leader, snapshots)
 		isPausing = err != nil
 		switch {
@@ -170,7 +174,7 @@ func (r *releaser) begin(service string, number uint64) {
 }
 
 // errUnfit tells that this balancer cannot make the generations, and another one may be able to.
-var errUnfit = errors.New("this balancer cannot follow the store, so another one has to make generations")
+var errUnfit = errors.New("another balancer has to make the generations")
 
 // release releases the last change. If a service would begin generations too fast, it returns the
 // time after which the change can be released.
@@ -182,23 +186,27 @@ func (r *releaser) release(ctx context.Context, n *Snapshot, holds clientv3.Cmp)
 	if isReleased && version == n.Version() {
 		return 0, nil
 	}
-	former, err := r.formerGenerations(n)
+	former, next, err := r.next(n)
 	if err != nil {
+		r.unfitAt = n.headAt
 		return 0, fmt.Errorf("%w: %w", errUnfit, err)
 	}
-	document, err := n.Tree().Document()
-	if err != nil {
-		return 0, fmt.Errorf("%w: %w", errUnfit, err)
-	}
-	wanted, err := r.interpret(document)
-	if err != nil {
-		return 0, fmt.Errorf("%w: %w", errUnfit, err)
-	}
-	next := former.Next(wanted.Services)
 	if wait := r.wait(former, next); wait > 0 {
 		return wait, nil
 	}
 	return 0, r.write(ctx, n, next, holds)
+}
+
+// next returns the generations of the last change, and those before it.
+func (r *releaser) next(n *Snapshot) (former, next generation.Generations, err error) {
+	if former, err = r.formerGenerations(n); err != nil {
+		return nil, nil, err
+	}
+	wanted, err := r.interpret(n.Version(), n.Tree())
+	if err != nil {
+		return nil, nil, err
+	}
+	return former, former.Next(wanted.Services), nil
 }
 
 // formerGenerations returns the generations before the change that is to be released.
