@@ -4,11 +4,14 @@ package store
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"reflect"
 	"runtime"
 	"slices"
 	"strings"
@@ -384,7 +387,6 @@ func TestDamage(t *testing.T) {
 			keyOf(serversKey, "web", "s1"), `[{"change":1,"value":{"address":"x"}}]`, "web/s1.address",
 		},
 		"name":             {serversKey + "web/%zz", `[{"change":1,"value":{}}]`, "%zz"},
-		"pieces of sets":   {setsKey, "", "is not complete"},
 		"unknown format":   {headKey, `{"format":2}`, "format 2"},
 		"key of a service": {keyOf(servicesKey, "web"), "", "missing"},
 	} {
@@ -423,6 +425,111 @@ func TestDamage(t *testing.T) {
 				t.Error("the state has changed")
 			}
 		})
+	}
+}
+
+// Generations in the store that were damaged become again what they were, at the next change, or when
+// a balancer becomes the leader. The history of no balancer changes.
+func TestDamagedGenerations(t *testing.T) {
+	t.Parallel()
+	record := keyOf(generationsKey, "web")
+	for name, damage := range map[string]func(Tree, *Snapshot){
+		"no pieces":          func(t Tree, n *Snapshot) { maps.DeleteFunc(t, isPiece) },
+		"other pieces":       func(t Tree, n *Snapshot) { t[first(n.pieces)] = json.RawMessage("{}") },
+		"no record":          func(t Tree, n *Snapshot) { delete(t, record) },
+		"record not valid":   func(t Tree, n *Snapshot) { t[record] = json.RawMessage("{") },
+		"value not valid":    func(t Tree, n *Snapshot) { t[record] = json.RawMessage(`[{"change":1,"value":7}]`) },
+		"name not valid":     func(t Tree, n *Snapshot) { t[generationsKey+"%zz"] = t[record] },
+		"another, not valid": func(t Tree, n *Snapshot) { t[generationsKey+"old"] = json.RawMessage("{") },
+	} {
+		for _, isRestarted := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, restart %t", name, isRestarted), func(t *testing.T) {
+				server := etcdtest.Start(t)
+				f := newFleet(t, server.Endpoint())
+				f.interval = 0
+				b := f.add(server.Endpoint())
+				f.await(f.fill(service("web", 4), service("dns", 2)), time.Now())
+				f.await(f.edit(add9(0)), time.Now())
+				f.await(f.edit(add9(1)), time.Now())
+				before := b.State()
+				if isRestarted {
+					b.stop()
+				}
+				damageRecords(t, f.store, damage)
+				version := before.Version
+				if isRestarted {
+					b.start()
+				} else {
+					version = f.edit(drain("web", "s1"))
+				}
+				f.await(version, time.Now())
+				late := f.add(server.Endpoint())
+				f.await(version, time.Now())
+				for _, b := range []*simulated{b, late} {
+					if now := b.State(); !reflect.DeepEqual(now.Generations, before.Generations) {
+						t.Errorf("%s has the generations %+v, want %+v", b.name, now.Generations, before.Generations)
+					}
+				}
+				f.await(f.edit(add9(2)), time.Now())
+			})
+		}
+	}
+}
+
+func isPiece(key string, _ json.RawMessage) bool { return strings.HasPrefix(key, setsKey) }
+
+func first(pieces map[string]string) string { return slices.Min(slices.Collect(maps.Keys(pieces))) }
+
+// damageRecords changes the keys of generations and sets.
+func damageRecords(t *testing.T, s *Store, damage func(Tree, *Snapshot)) {
+	t.Helper()
+	n, err := s.Read(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := Tree{}
+	for key, text := range n.pieces {
+		before[key] = json.RawMessage(text)
+	}
+	for key, it := range n.items {
+		if treeOf(key) == generationsKey {
+			before[key] = json.RawMessage(it.text())
+		}
+	}
+	after := maps.Clone(before)
+	damage(after, n)
+	for _, c := range before.changesTo(after) {
+		if c.value == nil {
+			_, err = s.client.Delete(t.Context(), s.key(c.key))
+		} else {
+			_, err = s.client.Put(t.Context(), s.key(c.key), string(c.value))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// A leader that does not follow the released change does not know its generations. It leaves the
+// repair to a balancer that does.
+func TestDamageIsLeftToOthers(t *testing.T) {
+	t.Parallel()
+	server := etcdtest.Start(t)
+	f := newFleet(t, server.Endpoint())
+	f.interval = 0
+	leader := f.add(server.Endpoint())
+	f.await(f.fill(service("web", 4)), time.Now())
+	leader.await(func(s Status) bool { return s.IsLeader }, "lead")
+	leader.mu.Lock()
+	leader.refuses = errors.New("no room")
+	leader.mu.Unlock()
+	other := f.add(server.Endpoint())
+	f.await(f.edit(add9(0)), time.Now(), other)
+	damageRecords(t, f.store, func(t Tree, _ *Snapshot) { maps.DeleteFunc(t, isPiece) })
+	f.await(f.edit(add9(1)), time.Now(), other)
+	g := other.State().Generations["web"]
+	if g.Number != 3 || len(g.Sets) != 3 || len(g.Sets[1].Servers) != 5 || len(g.Sets[2].Servers) != 4 {
+		t.Errorf("the history is %+v", g)
 	}
 }
 

@@ -179,12 +179,7 @@ func newReleaser(f *Follower) *releaser {
 			_, wanted, err := f.interpret(version, content)
 			return wanted, err
 		},
-		former: func() generation.Generations {
-			if state := f.State(); state != nil {
-				return state.Generations
-			}
-			return f.history
-		},
+		state: f.State, history: f.history,
 		began: map[string]beginning{}, removed: map[string]int64{},
 	}
 }

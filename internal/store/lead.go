@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"reflect"
 	"slices"
 	"time"
 
@@ -38,9 +39,10 @@ type releaser struct {
 	log *slog.Logger
 	// interpret returns what the content of a version makes of the balancer.
 	interpret func(Version, Tree) (*desired.Balancer, error)
-	// former returns the generations that this balancer follows. They are the history if the store
-	// has none, because it has lost its content.
-	former   func() generation.Generations
+	// state returns what this balancer follows, or nil. history has the generations from before it
+	// followed a store.
+	state    func() *State
+	history  generation.Generations
 	interval time.Duration // generationInterval, except in tests
 
 	// began has the number of the last generation of each service, and when this balancer saw it
@@ -158,10 +160,7 @@ func (r *releaser) note(n *Snapshot) {
 	if !ok {
 		return
 	}
-	all, err := n.generations(version.Change)
-	if err != nil {
-		return // release reports it
-	}
+	all, _ := n.generations(version.Change) // release reports what is damaged
 	for name, g := range all {
 		r.begin(name, g.Number)
 	}
@@ -182,11 +181,15 @@ func (r *releaser) release(ctx context.Context, n *Snapshot, holds clientv3.Cmp)
 	if n.Check() != nil {
 		return 0, nil // each balancer reports it
 	}
+	former, damage, err := r.formerGenerations(n)
 	version, isReleased := n.released()
-	if isReleased && version == n.Version() {
+	if err == nil && damage == nil && isReleased && version == n.Version() {
 		return 0, nil
 	}
-	former, next, err := r.next(n)
+	var next generation.Generations
+	if err == nil {
+		next, err = r.next(n, former)
+	}
 	if err != nil {
 		r.unfitAt = n.headAt
 		return 0, fmt.Errorf("%w: %w", errUnfit, err)
@@ -194,28 +197,51 @@ func (r *releaser) release(ctx context.Context, n *Snapshot, holds clientv3.Cmp)
 	if wait := r.wait(former, next); wait > 0 {
 		return wait, nil
 	}
+	if damage != nil {
+		r.log.Warn("generations of the store are damaged: they are written again as this balancer follows them",
+			"error", damage)
+	}
 	return 0, r.write(ctx, n, next, holds)
 }
 
-// next returns the generations of the last change, and those before it.
-func (r *releaser) next(n *Snapshot) (former, next generation.Generations, err error) {
-	if former, err = r.formerGenerations(n); err != nil {
-		return nil, nil, err
-	}
+// next returns the generations of the last change, which follow from those before it.
+func (r *releaser) next(n *Snapshot, former generation.Generations) (generation.Generations, error) {
 	wanted, err := r.interpret(n.Version(), n.Tree())
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	return former, former.Next(wanted.Services), nil
+	return former.Next(wanted.Services), nil
 }
 
-// formerGenerations returns the generations before the change that is to be released.
-func (r *releaser) formerGenerations(n *Snapshot) (generation.Generations, error) {
+// formerGenerations returns the generations before the change that is to be released. If some are
+// damaged or missing, they are those that this balancer follows, and damage tells which. They are
+// the same only if it follows the released change, and if the others agree with what it follows. If
+// not, the error leaves the release to a balancer to which that applies: all balancers follow what
+// the leader writes, so their history must be the one that they have.
+func (r *releaser) formerGenerations(n *Snapshot) (
+	former generation.Generations, damage, err error,
+) {
+	state := r.state()
 	version, isReleased := n.released()
-	if !isReleased {
-		return r.former(), nil
+	switch {
+	case !isReleased && state != nil: // the store has lost its content
+		return state.Generations, nil, nil
+	case !isReleased:
+		return r.history, nil, nil
 	}
-	return n.generations(version.Change)
+	former, damage = n.generations(version.Change)
+	switch {
+	case damage == nil:
+		return former, nil, nil
+	case state == nil || state.Version != version:
+		return nil, nil, fmt.Errorf("%w; this balancer does not follow version %s", damage, version)
+	}
+	for name, g := range former {
+		if !reflect.DeepEqual(g, state.Generations[name]) {
+			return nil, nil, fmt.Errorf("%w; this balancer follows another generation of service %s", damage, name)
+		}
+	}
+	return state.Generations, damage, nil
 }
 
 // wait returns the time after which all services may begin their next generations.
@@ -295,8 +321,8 @@ func (r *releaser) plan(n *Snapshot, next generation.Generations) *plan {
 		records[keyOf(generationsKey, name)] = encodeGeneration(g, pieces)
 	}
 	for _, key := range slices.Sorted(maps.Keys(pieces)) {
-		_, exists := n.pieces[key]
-		if !exists || r.removed[key] > n.revision {
+		isSame := n.pieces[key] == pieces[key]
+		if !isSame || r.removed[key] > n.revision {
 			p.put.add(clientv3.OpPut(r.key(key), pieces[key]), len(pieces[key]))
 		}
 	}
@@ -310,6 +336,12 @@ func (r *releaser) plan(n *Snapshot, next generation.Generations) *plan {
 			records[key] = nil // the service is removed
 		} else if treeOf(key) != generationsKey && it.isGone(n.head.Change) {
 			p.remove = append(p.remove, key)
+		}
+	}
+	for _, key := range slices.Sorted(maps.Keys(n.problems)) {
+		// Balancers would read it until another release, so it is not removed after this one.
+		if _, isWanted := records[key]; treeOf(key) == generationsKey && !isWanted {
+			p.put.add(clientv3.OpDelete(r.key(key)), 0)
 		}
 	}
 	for _, key := range slices.Sorted(maps.Keys(records)) {

@@ -109,21 +109,17 @@ func (n *Snapshot) remove(key string) {
 }
 
 // Check returns an error if the store has no services, or if a key has a value that is not valid.
+// It does not look at generations, which the leader can repair.
 func (n *Snapshot) Check() error {
-	if key, ok := first(n.problems); ok {
-		return fmt.Errorf("key %s: %w", key, n.problems[key])
+	for _, key := range slices.Sorted(maps.Keys(n.problems)) {
+		if treeOf(key) != generationsKey {
+			return fmt.Errorf("key %s: %w", key, n.problems[key])
+		}
 	}
 	if n.head == nil || n.head.Change == 0 { // 0: the first change is being written
 		return ErrEmpty
 	}
 	return nil
-}
-
-func first[V any](m map[string]V) (key string, ok bool) {
-	if len(m) == 0 {
-		return "", false
-	}
-	return slices.Min(slices.Collect(maps.Keys(m))), true
 }
 
 // Version returns the version of the last change. Check has returned no error.
@@ -166,23 +162,53 @@ type setRef struct {
 
 func (r setRef) key(piece int) string { return fmt.Sprintf("%s%s/%d", setsKey, r.ID, piece) }
 
-// generations returns the generations of all services as of a released change.
+// generations returns the generations of all services as of a released change. The error names the
+// first key that cannot be read, or is missing; the result then has the others.
 func (n *Snapshot) generations(change uint64) (generation.Generations, error) {
 	all := generation.Generations{}
+	damaged := map[string]error{}
+	for key, problem := range n.problems {
+		if treeOf(key) == generationsKey {
+			damaged[key] = problem
+		}
+	}
 	for key, it := range n.items {
 		value := it.at(change)
 		if value == nil || treeOf(key) != generationsKey {
 			continue
 		}
 		service, _, err := namesOf(generationsKey, key)
+		var g generation.Generation
 		if err == nil {
-			all[service], err = n.generation(value)
+			g, err = n.generation(value)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("key %s: %w", key, err)
+			damaged[key] = err
+			continue
+		}
+		all[service] = g
+	}
+	for key, it := range n.items {
+		service, _, err := namesOf(servicesKey, key)
+		if treeOf(key) != servicesKey || err != nil || it.at(change) == nil {
+			continue
+		}
+		record := keyOf(generationsKey, service)
+		if _, ok := all[service]; !ok && damaged[record] == nil && !n.isRemoved(service, change) {
+			damaged[record] = errors.New("missing")
 		}
 	}
+	for _, key := range slices.Sorted(maps.Keys(damaged)) {
+		return all, fmt.Errorf("key %s: %w", key, damaged[key])
+	}
 	return all, nil
+}
+
+// isRemoved tells whether an override removes a service.
+func (n *Snapshot) isRemoved(service string, change uint64) bool {
+	key := overrideKey(service, "")
+	o, err := Tree{key: n.items[key].at(change)}.override(key)
+	return err == nil && o.Remove
 }
 
 func (n *Snapshot) generation(value json.RawMessage) (g generation.Generation, err error) {
