@@ -97,17 +97,18 @@ func bgpStatus(t *testing.T, n *lab.Node) *bgp.State {
 
 // routeWatch counts the changes of the VIPs' routes in the edge router's kernel.
 type routeWatch struct {
-	vips []netip.Addr
-
 	mu      sync.Mutex
+	hops    map[netip.Addr]int // the present number of next hops, by VIP
 	changes []string
 }
 
 func watchRoutes(t *testing.T, l *lab.Lab) *routeWatch {
 	t.Helper()
-	w := &routeWatch{}
+	w := &routeWatch{hops: map[netip.Addr]int{}}
+	present, err := l.NextHops()
+	must(t, err)
 	for _, s := range l.Topology.Services {
-		w.vips = append(w.vips, s.VIP)
+		w.hops[s.VIP] = len(present[s.VIP])
 	}
 	updates, done := make(chan netlink.RouteUpdate, 1000), make(chan struct{})
 	must(t, l.Node("edge").Do(func() error { return netlink.RouteSubscribe(updates, done) }))
@@ -129,16 +130,19 @@ func (w *routeWatch) take(u netlink.RouteUpdate) {
 		return
 	}
 	to, _ := netip.AddrFromSlice(u.Dst.IP)
-	if !slices.Contains(w.vips, to.Unmap()) {
-		return
-	}
-	change := "removed"
+	vip, change, hops := to.Unmap(), "removed", 0
 	if u.Type == unix.RTM_NEWROUTE {
-		change = fmt.Sprintf("%d next hops", max(1, len(u.MultiPath)))
+		hops = max(1, len(u.MultiPath))
+		change = fmt.Sprintf("%d next hops", hops)
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.changes = append(w.changes, fmt.Sprintf("%s: %s", to.Unmap(), change))
+	before, isWatched := w.hops[vip]
+	if !isWatched || before == hops { // FRR 10 writes a route again that has not changed
+		return
+	}
+	w.hops[vip] = hops
+	w.changes = append(w.changes, fmt.Sprintf("%s: %s", vip, change))
 }
 
 // since returns the changes after the first ones, and how many there are in total.
