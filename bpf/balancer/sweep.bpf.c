@@ -119,7 +119,7 @@ static __always_inline void sweep_entry(__u64 *entry, __u64 now, enum swept_tabl
  * Sweeps a bucket. The result is always 0.
  *
  * The verifier checks a global function once, with arguments that it knows nothing about, and not
- * at each call. Inlined, this function would cost 24 times the work: 0.4 s at each start.
+ * at each call. Inlined, this function would cost 24 times the work: half a second at each start.
  */
 __noinline int sweep_bucket(struct flow_bucket *bucket, __u64 now, enum swept_table table)
 {

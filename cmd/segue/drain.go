@@ -240,9 +240,9 @@ func describeDrained(d *drainable, changed *api.Changed, drained, dryRun bool) s
 // drainable is a server of a balancer's service, or a service of an agent.
 type drainable struct {
 	service, server string
-	noun            string // of what is left after a drain
+	noun            string // "flow" or "connection"
 	refuses, takes  string // what it does when it is drained, and when it is not
-	isCounted       bool   // what is left is counted
+	isCounted       bool   // the remaining flows or connections can be counted
 	uncounted       string // why not
 	drained         bool
 	left            *uint64       // nil: not counted yet

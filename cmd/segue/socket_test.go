@@ -114,7 +114,8 @@ func (p *process) transcript(name, commands string) {
 	golden(p.t, name, &all)
 }
 
-// follower is a data path that follows every state, and loses the flows of what is removed.
+// follower is a data path that follows every state, and loses the flows of removed services and
+// servers.
 type follower[D interface{ Items() []desired.Item }] struct{ state D }
 
 func (f *follower[D]) Reload(_ context.Context, state D) error {

@@ -212,7 +212,7 @@ func fileText(t *testing.T, path string) string {
 	return string(text)
 }
 
-// The status tells what is wrong, the gravest first. Only an unsaved state is no failure.
+// The status names each problem, the gravest first. All are failures, except for an unsaved state.
 func TestPrintStore(t *testing.T) {
 	t.Parallel()
 	since := time.Date(2026, 11, 22, 9, 12, 40, 0, time.UTC)
