@@ -117,10 +117,11 @@ static __always_inline void record_load(bool known, const struct load *load)
 	record.capacity = load->capacity;
 }
 
-/* Applies the policy. */
+/* Applies the policy. Sets `own` to this server's load if the policy asks for it and it is known. */
 static __always_inline enum offer decide_offer(struct acceptance *acceptance,
 					       const struct service_key *key,
-					       const struct backlog *backlog)
+					       const struct backlog *backlog,
+					       struct known_load *own)
 {
 	struct load load = {};
 	bool known, accepted;
@@ -133,6 +134,7 @@ static __always_inline enum offer decide_offer(struct acceptance *acceptance,
 	record_load(known, &load);
 	if (!known)
 		return OFFER_ACCEPTED_STALE;
+	*own = told_load(&load);
 	if (acceptance->policy == ACCEPT_STATIC)
 		accepted = accept_static(acceptance->threshold, &load);
 	else

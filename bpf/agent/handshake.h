@@ -51,6 +51,27 @@ static __always_inline bool was_accepted(const struct local_flow *flow, int kind
 	       agent_flow_age(&flow->entry) <= REPEAT_LIFETIME;
 }
 
+/* Decides about an offer by a policy that does not compare loads. A later candidate may compare
+ * them, so a busy server tells its load. The last candidate accepts, unless no application listens
+ * and an earlier candidate has told its load. */
+static __always_inline enum offer decide_alone(struct xdp_md *ctx, const struct envelope *envelope,
+					       struct acceptance *acceptance,
+					       const struct service_key *key, bool listens,
+					       const struct backlog *backlog)
+{
+	struct known_load own = {};
+	enum offer result;
+
+	if (is_last_server(envelope))
+		return !listens && hand_back(ctx, envelope, own) ? OFFER_RETURNED : OFFER_FORCED;
+	if (!listens)
+		return OFFER_REFUSED_DOWN;
+	result = decide_offer(acceptance, key, backlog, &own);
+	if (result == OFFER_REFUSED && own.next)
+		show_load(ctx, envelope, own);
+	return result;
+}
+
 /* Decides about a new connection of a service with an accept policy. */
 static __always_inline enum offer answer_offer(struct xdp_md *ctx, const struct envelope *envelope,
 					       const struct packet *pkt,
@@ -66,9 +87,7 @@ static __always_inline enum offer answer_offer(struct xdp_md *ctx, const struct 
 		return OFFER_REFUSED;
 	if (acceptance->policy == ACCEPT_LEAST || acceptance->policy == ACCEPT_DRAINED)
 		return decide_least(ctx, envelope, acceptance, key, listens, backlog);
-	if (is_last_server(envelope))
-		return OFFER_FORCED;
-	return listens ? decide_offer(acceptance, key, backlog) : OFFER_REFUSED_DOWN;
+	return decide_alone(ctx, envelope, acceptance, key, listens, backlog);
 }
 
 /* Decides about a new connection. None if this server accepts it. Without a service there is no

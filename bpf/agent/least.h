@@ -182,12 +182,10 @@ static __always_inline enum offer decide_least(struct xdp_md *ctx, const struct 
 		bool known = load_now(acceptance, key, backlog, &load);
 
 		record_load(known, &load);
-		if (load.capacity == NO_CAPACITY)
-			load.capacity = 0;
-		if (known && load.busy < load.capacity)
+		if (known && load.capacity != NO_CAPACITY && load.busy < load.capacity)
 			return OFFER_ACCEPTED;
 		if (known)
-			own = known_load_of(load.busy, load.capacity);
+			own = told_load(&load);
 	}
 	return compare_loads(ctx, envelope, listens, drained, own);
 }

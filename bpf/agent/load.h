@@ -7,6 +7,7 @@
 #define SEGUE_AGENT_LOAD_H
 
 #include "local.h"
+#include "net/load.h"
 #include "service.h"
 
 /* Half-open connections that count in any case. */
@@ -91,6 +92,12 @@ static __always_inline bool load_now(const struct acceptance *acceptance,
 	busy = load->busy + not_shown(acceptance->source, load, backlog);
 	load->busy = busy < 0xffffffff ? busy : 0xffffffff;
 	return true;
+}
+
+/* The load as packets tell it: with a capacity of 0 if the source has none. */
+static __always_inline struct known_load told_load(const struct load *load)
+{
+	return known_load_of(load->busy, load->capacity == NO_CAPACITY ? 0 : load->capacity);
 }
 
 #endif

@@ -142,8 +142,7 @@ static __always_inline __u8 own_load_code(struct __sk_buff *skb, const struct se
 		return 0;
 	if (function == SID_REMOVE && load.busy && shows_ending(acceptance->source))
 		load.busy--;
-	return load_code(
-		known_load_of(load.busy, load.capacity == NO_CAPACITY ? 0 : load.capacity));
+	return load_code(told_load(&load));
 }
 
 /* The report for a signal of a flow, as the low 64 bits of this server's segment; 0: none. Not

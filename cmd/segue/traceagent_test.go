@@ -73,6 +73,12 @@ func drainedOf(t *agent.Trace) *agent.Trace {
 	return t
 }
 
+// neverOf gives a trace the policy never.
+func neverOf(t *agent.Trace) *agent.Trace {
+	t.Accept.Policy, t.Accept.Threshold = desired.AcceptNever, nil
+	return t
+}
+
 // stale removes the load from the trace.
 func stale(t *agent.Trace) *agent.Trace {
 	t.Accept.Load, t.Accept.Stale = nil, true
@@ -205,7 +211,7 @@ func randomTrace() *inspect.Trace {
 // offerCases are SYNs to servers that do not compare their loads.
 var offerCases = []askCase{
 	{"refused", huntTrace(true, "forward_hunt", "", offersCourse...), map[string]*agent.Trace{
-		"s1": traceOf("s1", "refused_down", false), "s2": traceOf("s2", "refused", false)}, "s1", "deliver"},
+		"s1": traceOf("s1", "refused", false), "s2": traceOf("s2", "refused", false)}, "s1", "deliver"},
 	{"accepted", huntTrace(true, "forward_hunt", "", offersCourse...), map[string]*agent.Trace{
 		"s1": traceOf("s1", "refused", false), "s2": traceOf("s2", "accepted", false)}, "s2", "deliver"},
 	{"no route", huntTrace(true, "forward_hunt", "", offersCourse...), map[string]*agent.Trace{
@@ -242,7 +248,15 @@ var leastCases = []askCase{
 		"s1": leastOf("s1", "refused", "accepted_least", 4, 2), "s2": stale(leastOf("s2", "accepted_stale", "forced", 0, 2)),
 		"s3": leastOf("s3", "refused", "accepted_least", 3, 2)}, "s3", "deliver"},
 	{"least behind static", huntTrace(true, "forward_hunt", "", offersCourse...), map[string]*agent.Trace{
-		"s1": leastOf("s1", "refused", "accepted_least", 9, 1), "s2": traceOf("s2", "refused", false)}, "s1", "deliver"},
+		"s1": leastOf("s1", "refused", "accepted_least", 9, 1), "s2": traceOf("s2", "refused", false)}, "s2", "deliver"},
+	{"least behind never", huntTrace(true, "forward_hunt", "", offersCourse...), map[string]*agent.Trace{
+		"s1": leastOf("s1", "refused", "accepted_least", 9, 1), "s2": neverOf(traceOf("s2", "refused", false))}, "s1", "deliver"},
+	{"static behind least", huntTrace(true, "forward_hunt", "", offersCourse...), map[string]*agent.Trace{
+		"s1": traceOf("s1", "refused", false), "s2": leastOf("s2", "refused", "accepted_least", 3, 2)}, "s1", "deliver"},
+	{"static down behind static", huntTrace(true, "forward_hunt", "", offersCourse...), map[string]*agent.Trace{
+		"s1": traceOf("s1", "refused_down", false), "s2": traceOf("s2", "refused", false)}, "s2", "deliver"},
+	{"drained behind static", huntTrace(true, "forward_hunt", "", offersCourse...), map[string]*agent.Trace{
+		"s1": drainedOf(traceOf("s1", "refused", false)), "s2": traceOf("s2", "refused", false)}, "s2", "deliver"},
 }
 
 // laterCases are packets of connections that a server may have.

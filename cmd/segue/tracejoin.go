@@ -144,11 +144,14 @@ func (j *joinedTrace) offer() (back *askedAgent) {
 	for i := range offers {
 		a, isLast := &j.Agents[i], i == len(offers)-1
 		a.Offer = answerOf(a.Trace, offers[i].Function, isLast)
-		if a.Offer == nil || !comparesLoads(a.Trace) && !isDrained(a.Trace) {
+		if a.Offer == nil || a.Trace.Accept == nil {
 			continue
 		}
 		if !isLast {
-			a.Offer = answerAt(i, a.Offer)
+			a.Offer = answerAt(i, a.Offer, comparesLoads(a.Trace))
+			continue
+		}
+		if !handsBack(a.Trace) {
 			continue
 		}
 		candidates, loads := j.told()
@@ -162,10 +165,11 @@ func (j *joinedTrace) offer() (back *askedAgent) {
 	return back
 }
 
-// answerAt returns the answer of a candidate that compares loads, at its place in the list. The
-// agent's own answer is that of the first candidate, which accepts if it does not know its load.
-func answerAt(place int, answer *agent.Answer) *agent.Answer {
-	if place == 0 || answer.Offer != "accepted_stale" {
+// answerAt returns the answer of a candidate that is not the last one, at its place in the list. The
+// agent's own answer is that of the first candidate, which accepts if it does not know its load. A
+// later one that compares loads does not.
+func answerAt(place int, answer *agent.Answer, compares bool) *agent.Answer {
+	if place == 0 || !compares || answer.Offer != "accepted_stale" {
 		return answer
 	}
 	return &agent.Answer{Function: answer.Function, Outcome: "next_refused", Offer: "refused"}
@@ -182,28 +186,44 @@ func (j *joinedTrace) told() (candidates []*askedAgent, loads []accept.Load) {
 	all := j.candidates()
 	for i := range all {
 		a := &all[i]
-		if a.Offer != nil && a.Offer.Offer == "refused" && comparesLoads(a.Trace) {
+		if a.Offer != nil && a.Offer.Offer == "refused" && tellsLoad(a.Trace) {
 			candidates, loads = append(candidates, a), append(loads, knownLoad(a.Trace))
 		}
 	}
 	return candidates, loads
 }
 
-// comparesLoads tells whether the server tells its load to other candidates, and compares theirs.
+// comparesLoads tells whether the server compares its load with those of other candidates.
 func comparesLoads(t *agent.Trace) bool {
 	return t != nil && t.Accept != nil && t.Accept.Policy == desired.AcceptLeast
 }
 
-// isDrained tells whether the server is drained. It tells no load. As the last candidate it hands the
-// connection back, as one that does not know its load.
-func isDrained(t *agent.Trace) bool {
-	return t != nil && t.Accept != nil && t.Accept.Policy == agent.Drained
+// tellsLoad tells whether the server tells later candidates its load when it refuses a connection.
+func tellsLoad(t *agent.Trace) bool {
+	return t.Accept != nil && slices.Contains(loadPolicies, t.Accept.Policy)
+}
+
+// loadPolicies are the accept policies that decide by the load.
+var loadPolicies = []desired.AcceptPolicy{
+	desired.AcceptLeast, desired.AcceptStatic, desired.AcceptDynamic,
+}
+
+// handsBack tells whether the server, as the last candidate, hands a connection back to a candidate
+// with a lower load. If the server is drained, or no application listens, any load is lower.
+func handsBack(t *agent.Trace) bool {
+	return comparesLoads(t) || t.Accept.Policy == agent.Drained || isDown(t)
+}
+
+// isDown tells whether no application of the service listens on the server.
+func isDown(t *agent.Trace) bool {
+	answer := answerOf(t, srv6.ConnectAvail.String(), false)
+	return answer != nil && answer.Offer == "refused_down"
 }
 
 // knownLoad returns the load by which a server decides.
 func knownLoad(t *agent.Trace) accept.Load {
 	switch l := t.Accept.Load; {
-	case l == nil || t.Accept.Stale:
+	case l == nil || t.Accept.Stale || isDown(t):
 		return accept.Unknown
 	case l.Capacity == nil:
 		return accept.Load{Busy: l.Busy, Capacity: accept.NoCapacity}

@@ -280,6 +280,53 @@ func TestDrained(t *testing.T) {
 	}
 }
 
+// TestStaticTellsItsLoad has the decisions of policy static written out. A server that refuses tells
+// its load, and never compares it. It hands a connection back only if no application listens.
+func TestStaticTellsItsLoad(t *testing.T) {
+	s := newLeastStage(t)
+	three := uint32(3)
+	two := func(busy uint32) *accept.Load { return &accept.Load{Busy: busy, Capacity: 2} }
+	for _, c := range []struct {
+		name   string
+		list   []netip.Addr
+		at     int
+		port   uint16 // 81: nothing listens
+		load   *accept.Load
+		result string
+		next   netip.Addr
+		entry  netip.Addr
+	}{
+		{"below the threshold", list(2), 0, 80, two(2), "accepted", netip.Addr{}, netip.Addr{}},
+		{"busy, first", list(2), 0, 80, two(3), "refused", list(2)[1], candidateSID(1, srv6.ConnectAvail, told(0, 3, 2))},
+		{"busy, in the middle", list(3, told(0, 9, 2)), 1, 80, two(3), "refused", list(3)[2],
+			candidateSID(2, srv6.ConnectAvail, told(1, 3, 2))},
+		{"without a capacity", list(2), 0, 80, &accept.Load{Busy: 3, Capacity: accept.NoCapacity}, "refused", list(2)[1],
+			candidateSID(1, srv6.ConnectAvail, told(0, 3, 0))},
+		{"unknown", list(2), 0, 80, nil, "accepted_stale", netip.Addr{}, netip.Addr{}},
+		{"busy, last", list(2, told(0, 1, 2)), 1, 80, two(3), "forced", netip.Addr{}, netip.Addr{}},
+		{"down, first", list(2), 0, 81, two(3), "refused_down", list(2)[1], netip.Addr{}},
+		{"down, last", list(2, told(0, 9, 2)), 1, 81, two(3), "returned",
+			candidateSID(1, srv6.ConnectForce, told(0, 9, 2)), candidateSID(1, srv6.ConnectForce, told(0, 9, 2))},
+		{"down, last, and no load is told", list(2), 1, 81, two(3), "forced", netip.Addr{}, netip.Addr{}},
+	} {
+		for _, way := range leastWays {
+			t.Run(fmt.Sprintf("%s/%s/%v", c.name, way.kind, way.flow.vip.Addr()), func(t *testing.T) {
+				policy := desired.Accept{Policy: desired.AcceptStatic, Threshold: &three}
+				s.beIn(huntingConfig(way.kind, policy, desired.NotLocalDrop), c.at+1, c.load)
+				f := flow{way.flow.client, netip.AddrPortFrom(way.flow.vip.Addr(), c.port)}
+				frame := offered(way.kind, f, c.list, c.at)
+				reason, result, out := s.give(f, frame)
+				if result != c.result {
+					t.Errorf("left as %s, %q; want %q", reason, result, c.result)
+				}
+				if diff := cmp.Diff(leaves(t, frame, c.result, c.next, c.entry), out); diff != "" {
+					t.Errorf("frame (-want +got):\n%s", diff)
+				}
+			})
+		}
+	}
+}
+
 // leaves returns the frame that leaves XDP after the result of an offer. entry is what the
 // candidate's entry becomes, if that changes. next is the next destination, if there is one.
 func leaves(t *testing.T, frame []byte, result string, next, entry netip.Addr) (out []byte) {

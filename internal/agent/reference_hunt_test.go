@@ -123,14 +123,18 @@ func (p *policy) answer(w *wrapped, s segment, local sockets) string {
 		return "forced"
 	case local.listening && w.left() > 0 && w.cookie().column > 0 && !s.hasTimestamps():
 		return "refused"
-	case p.Policy == nil:
+	case p.Policy == nil, w.left() <= 0 && !local.listening:
 		return p.compare(w, local)
 	case w.left() <= 0:
 		return "forced"
 	case !local.listening:
 		return "refused_down"
 	}
-	return p.offer(local)
+	result := p.offer(local)
+	if result == "refused" && p.Policy != (accept.Never{}) {
+		w.tell(toldLoad(offerOf(p.now(local))))
+	}
+	return result
 }
 
 // isKnown tells whether the load of a service with a listening socket is known.
