@@ -154,8 +154,10 @@ int tc_agent(struct __sk_buff *skb)
 	}
 	clamp_mss(skb, &sent);
 	/* A packet that the host only forwards is not the server's, whatever its source. */
-	if (skb->ingress_ifindex)
+	if (skb->ingress_ifindex) {
+		note_forwarded(&sent);
 		return TC_ACT_UNSPEC;
+	}
 	note_refusal(skb, &sent);
 	return signal(skb, &sent);
 }

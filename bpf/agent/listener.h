@@ -77,16 +77,21 @@ static __always_inline bool is_refusal(const struct __sk_buff *skb, const struct
 	       !sequence;
 }
 
+/* Sets `key` to the service of a flow, and returns the state of its listener. */
+static __always_inline __u32 *find_listener(const struct flow_key *flow, struct service_key *key)
+{
+	copy_address(&key->vip, &flow->destination);
+	key->port = flow->destination_port;
+	key->protocol = IPPROTO_TCP;
+	return bpf_map_lookup_elem(&listeners, key);
+}
+
 /* Notes that a connection is refused. Nothing is noted if no application has listened. */
 static __always_inline void note_refused(const struct flow_key *flow)
 {
 	struct service_key key __attribute__((aligned(8))) = {}; /* addresses are copied as words */
-	__u32 *state;
+	__u32 *state = find_listener(flow, &key);
 
-	copy_address(&key.vip, &flow->destination);
-	key.port = flow->destination_port;
-	key.protocol = IPPROTO_TCP;
-	state = bpf_map_lookup_elem(&listeners, &key);
 	if (state)
 		*(volatile __u32 *)state = LISTENER_REFUSED;
 }
@@ -96,6 +101,17 @@ static __always_inline void note_refusal(const struct __sk_buff *skb, const stru
 {
 	if (is_refusal(skb, sent))
 		note_refused(&sent->flow);
+}
+
+/* Forgets the former application of a service if the host forwards a SYN-ACK of the service: the
+ * host now passes its connections on, for example to a container. */
+static __always_inline void note_forwarded(const struct sent *sent)
+{
+	const __u8 flags = TCP_SYN | TCP_FIN | TCP_RST | TCP_ACK;
+	struct service_key key __attribute__((aligned(8))) = {}; /* addresses are copied as words */
+
+	if ((sent->tcp_flags & flags) == (TCP_SYN | TCP_ACK) && find_listener(&sent->flow, &key))
+		bpf_map_delete_elem(&listeners, &key);
 }
 
 #endif

@@ -171,6 +171,34 @@ func TestDryRunNotesNoListener(t *testing.T) {
 	}
 }
 
+// An application that moves into a container is forgotten as soon as the host forwards an answer of
+// the container. The container then listens in a namespace of its own.
+func TestApplicationInContainer(t *testing.T) {
+	s, k := newStage(t), testKernel(t)
+	for _, c := range []struct{ client, vip netip.AddrPort }{{client4, vip4}, {client6, vip6}} {
+		forward := func(frame []byte) {
+			t.Helper()
+			if _, out := transmitAs(t, k, frame, map[int]uint32{ingressIfindexAt: 1}); !bytes.Equal(out[:len(frame)], frame) {
+				t.Errorf("the packet was changed: %x", out)
+			}
+		}
+		synAck := packet.TCP(c.vip, c.client, packet.Flags(packet.SYN|packet.ACK), packet.MSS(536))
+		listener := s.open(c.vip)
+		s.expectFlags("it listens", k, c.vip, answersServed)
+		_ = listener.Close()
+		transmit(t, k, refusalTo(c.client, c.vip), 0)
+		s.expectFlags("it refuses clients", k, c.vip, answersRefusing)
+		transmit(t, k, synAck, 0)
+		forward(packet.TCP(c.vip, c.client, packet.Flags(packet.ACK)))
+		forward(packet.TCP(c.client, c.vip, packet.Flags(packet.SYN|packet.ACK), packet.MSS(536)))
+		s.expectFlags("no SYN-ACK of the service was forwarded", k, c.vip, answersRefusing)
+		forward(synAck)
+		s.expectFlags("a SYN-ACK was forwarded", k, c.vip, answersServed)
+		transmit(t, k, refusalTo(c.client, c.vip), 0)
+		s.expectFlags("the container is restarted: the host refuses for a while", k, c.vip, answersServed)
+	}
+}
+
 // A service that is removed from the configuration is forgotten: if it comes back, its connections
 // may be passed on to a container, so no socket may ever listen again.
 func TestRemovedServiceIsForgotten(t *testing.T) {
