@@ -28,6 +28,7 @@ import (
 	"os/signal"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 )
@@ -42,12 +43,16 @@ type tier struct {
 	flags    []string
 	env      []string
 	args     []string // arguments of the test programs
+	// beside tells that the tier runs at the same time as the tier before it, because both wait
+	// more than they compute.
+	beside bool
 }
 
 var tiers = []tier{
 	{
-		name:  "unit",
-		flags: []string{"-race", "-timeout=10m"},
+		name: "unit",
+		// More packages run at a time than there are cores, because many tests wait.
+		flags: []string{"-race", "-timeout=10m", "-p=4"},
 		// The race detector is linked through cgo, which needs a C compiler. clang is there for
 		// the BPF programs.
 		env: []string{"CGO_ENABLED=1", "CC=clang"},
@@ -62,6 +67,7 @@ var tiers = []tier{
 			"internal/model", "internal/processor", "internal/repro", "internal/sim",
 			"internal/sim/placement", "internal/sim/scenario", "internal/tables", "internal/wiki", "loadshm",
 		},
+		beside: true,
 	},
 	{
 		name: "packet", // tests that run BPF programs in the kernel
@@ -82,7 +88,8 @@ var tiers = []tier{
 	{
 		name:     "package", // tests of the Debian package, on bare hosts in namespaces
 		packages: []string{"test/packages"},
-		flags:    []string{"-count=1", "-timeout=20m"},
+		flags:    []string{"-count=1", "-timeout=30m"},
+		beside:   true,
 	},
 }
 
@@ -174,20 +181,10 @@ func run(ctx context.Context, names []string) (passed bool, err error) {
 	}
 	var total result
 	var failed []string
-	for _, t := range chosen {
-		fmt.Printf("== %s\n", t.name)
-		packages := t.packages
-		if t.name != soakTier {
-			packages = t.choosePackages(strings.Fields(string(all)))
-		}
-		began, before := time.Now(), processorTime()
-		r, err := t.run(ctx, packages)
-		fmt.Printf("took %.0f s, and %.0f s of CPU time\n",
-			time.Since(began).Seconds(), (processorTime() - before).Seconds())
+	for _, stage := range stages(chosen) {
+		r, failures := stage.run(ctx, strings.Fields(string(all)))
 		total.add(r)
-		if err != nil {
-			failed = append(failed, fmt.Sprintf("tier %s: %v", t.name, err))
-		}
+		failed = append(failed, failures...)
 		if ctx.Err() != nil {
 			break
 		}
@@ -207,6 +204,56 @@ func run(ctx context.Context, names []string) (passed bool, err error) {
 	}
 	fmt.Println(total.counts)
 	return len(failed) == 0, nil
+}
+
+// A stage is a list of tiers that run at the same time.
+type stage []tier
+
+func stages(tiers []tier) (all []stage) {
+	for _, t := range tiers {
+		if last := len(all) - 1; t.beside && last >= 0 {
+			all[last] = append(all[last], t)
+		} else {
+			all = append(all, stage{t})
+		}
+	}
+	return all
+}
+
+// run runs the tiers of the stage, with their packages among all of the module.
+func (s stage) run(ctx context.Context, all []string) (total result, failed []string) {
+	fmt.Printf("== %s\n", s)
+	began, before := time.Now(), processorTime()
+	results, errs := make([]result, len(s)), make([]error, len(s))
+	var running sync.WaitGroup
+	for i, t := range s {
+		packages := t.packages
+		if t.name != soakTier {
+			packages = t.choosePackages(all)
+		}
+		running.Go(func() { results[i], errs[i] = t.run(ctx, packages) })
+	}
+	running.Wait()
+	fmt.Printf("took %.0f s, and %.0f s of CPU time\n",
+		time.Since(began).Seconds(), (processorTime() - before).Seconds())
+	for i, t := range s {
+		total.add(results[i])
+		if errs[i] != nil {
+			failed = append(failed, fmt.Sprintf("tier %s: %v", t.name, errs[i]))
+		}
+	}
+	return total, failed
+}
+
+// String returns the names of the stage's tiers.
+func (s stage) String() string {
+	var names []string
+	for _, t := range s {
+		if !slices.Contains(names, t.name) {
+			names = append(names, t.name)
+		}
+	}
+	return strings.Join(names, ", ")
 }
 
 // processorTime returns the CPU time that ended child processes have taken, with their own children.

@@ -180,6 +180,26 @@ func TestTiersDivideThePackages(t *testing.T) {
 	}
 }
 
+func TestStages(t *testing.T) {
+	x, y := tier{name: "x"}, tier{name: "y", beside: true}
+	for _, c := range []struct {
+		tiers []tier
+		want  []string
+	}{
+		{[]tier{x, y, x}, []string{"x, y", "x"}},
+		{[]tier{x, {name: "x", beside: true}, y}, []string{"x, y"}},
+		{[]tier{y}, []string{"y"}},
+	} {
+		var got []string
+		for _, s := range stages(c.tiers) {
+			got = append(got, s.String())
+		}
+		if diff := cmp.Diff(c.want, got); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+	}
+}
+
 // A failure of the race detector itself withdraws all failures of its package, and no other.
 func TestWithdrawBroken(t *testing.T) {
 	r := result{counts: counts{passed: 3, failed: 3}, failures: []failure{
