@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package store
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/segue-lb/segue/internal/store/etcdtest"
+)
+
+// A store that has lost its content changes no balancer. When it is filled again, the history goes
+// on.
+func TestLostContent(t *testing.T) {
+	t.Parallel()
+	f, server, _ := faulty(t)
+	f.await(f.edit(add9(0)), time.Now())
+	before := f.balancers[0].State()
+	server.Kill()
+	server.Lose()
+	server.Run()
+	for _, b := range f.balancers {
+		b.await(func(s Status) bool {
+			return s.Reachable && strings.Contains(s.Held, ErrEmpty.Error())
+		}, "report the loss")
+		if !b.State().equal(before) {
+			t.Errorf("%s has changed its state", b.name)
+		}
+	}
+	// Half of the content is too little.
+	half := f.fill(service("web", 5), service("dns", 3))
+	for _, b := range f.balancers {
+		b.await(func(s Status) bool { return s.Confirmable == half }, "refuse half the content")
+		if want := "6 of 11 servers of web"; !strings.Contains(b.Status().Held, want) {
+			t.Errorf("%s: %s; want %s", b.name, b.Status().Held, want)
+		}
+		if len(b.servers("web")) != 11 {
+			t.Errorf("%s has %v", b.name, b.servers("web"))
+		}
+	}
+	// The whole content ends that.
+	began := time.Now()
+	version := f.apply(Change{Edit: func(Tree) (Tree, error) { return before.Content, nil }})
+	t.Logf("all balancers agree %s after the content is back", f.await(version, began))
+	for _, b := range f.balancers {
+		g := b.State().Generations["web"]
+		if len(g.Sets) != 3 || len(g.Sets[0].Servers) != 11 {
+			t.Errorf("%s: the history of web is %+v", b.name, g)
+		}
+	}
+}
+
+// A balancer that restarts while the store has lost its content, wholly or in part, goes on with what
+// it followed last.
+func TestRestartAtLostContent(t *testing.T) {
+	t.Parallel()
+	f, server, _ := faulty(t)
+	b := f.balancers[2]
+	before := b.State()
+	server.Kill()
+	server.Lose()
+	server.Run()
+	restart := func(held string) {
+		t.Helper()
+		b.stop()
+		b.start()
+		b.await(func(s Status) bool {
+			return s.Reachable && s.FromCache && strings.Contains(s.Held, held)
+		}, "start from its own file")
+		if !b.State().equal(before) || len(b.servers("web")) != 10 || len(b.servers("dns")) != 3 {
+			t.Errorf("after a restart with %q, the servers are %v and %v", held, b.servers("web"), b.servers("dns"))
+		}
+	}
+	restart(ErrEmpty.Error())
+	half := f.fill(service("web", 5))
+	f.balancers[0].await(func(s Status) bool { return s.Confirmable == half }, "refuse half the content")
+	restart("3 of 3 servers of dns, 5 of 10 servers of web")
+	f.await(f.apply(Change{Edit: func(Tree) (Tree, error) { return before.Content, nil }}), time.Now())
+}
+
+// A watch that goes on at another store, whose revisions are lower, would never report a change.
+func TestOtherStore(t *testing.T) {
+	t.Parallel()
+	server, other := etcdtest.Start(t), etcdtest.Start(t)
+	proxy := etcdtest.NewProxy(t, server)
+	f := newFleet(t, server.Endpoint())
+	b := f.add(proxy.Endpoint())
+	f.await(f.fill(service("web", 10)), time.Now())
+	for i := range 10 {
+		f.edit(add9(i))
+	}
+	f.await(f.edit(drain("web", "s1")), time.Now())
+	proxy.Redirect(other)
+	b.await(func(s Status) bool {
+		return strings.Contains(s.Held, ErrEmpty.Error())
+	}, "notice the other store")
+}
+
+// A store that was restored from a backup is followed as far as the limit permits.
+func TestBackup(t *testing.T) {
+	t.Parallel()
+	f, server, _ := faulty(t)
+	old := f.balancers[0].State().Version
+	server.Kill()
+	server.BackUp()
+	server.Run()
+	var version Version
+	for i := range 10 {
+		version = f.edit(add9(i))
+	}
+	f.await(version, time.Now())
+	server.Kill()
+	server.Restore()
+	server.Run()
+	for _, b := range f.balancers {
+		b.await(func(s Status) bool { return s.Confirmable == old }, "refuse the backup")
+		if len(b.servers("web")) != 20 {
+			t.Errorf("%s has %v", b.name, b.servers("web"))
+		}
+		if err := b.Confirm(t.Context(), old); err != nil {
+			t.Error(err)
+		}
+	}
+	f.await(old, time.Now())
+	for _, b := range f.balancers {
+		if len(b.servers("web")) != 10 {
+			t.Errorf("%s has %v after the confirmation", b.name, b.servers("web"))
+		}
+	}
+}
+
+// A confirmation is for the version that an operator has seen, and for no later one.
+func TestConfirm(t *testing.T) {
+	t.Parallel()
+	server := etcdtest.Start(t)
+	f := newFleet(t, server.Endpoint())
+	f.interval = 0
+	b := f.add(server.Endpoint())
+	first := f.fill(service("web", 10), service("dns", 10))
+	f.await(first, time.Now())
+	refused := func(version Version) {
+		t.Helper()
+		if err := b.Confirm(t.Context(), version); !errors.Is(err, ErrVersion) {
+			t.Errorf("error %v", err)
+		}
+	}
+	refused(Version{first.Epoch, first.Change + 1})
+	removed := func(service string) Version {
+		version := f.edit(func(t Tree) {
+			for i := range 5 {
+				delete(t, keyOf(serversKey, service, fmt.Sprint("s", i)))
+			}
+		})
+		b.await(func(s Status) bool { return s.Confirmable == version }, "refuse")
+		return version
+	}
+	seen := removed("web")
+	next := removed("dns")
+	if want := "segue store confirm " + next.String(); !strings.Contains(b.Status().Held, want) {
+		t.Errorf("held: %s; want %s", b.Status().Held, want)
+	}
+	refused(seen)
+	if len(b.servers("web")) != 10 || len(b.servers("dns")) != 10 {
+		t.Error("a version that was not confirmed is in force")
+	}
+	for range 2 { // to confirm it again does no harm
+		if err := b.Confirm(t.Context(), next); err != nil {
+			t.Error(err)
+		}
+	}
+	f.await(next, time.Now())
+	if len(b.servers("web")) != 5 || len(b.servers("dns")) != 5 {
+		t.Error("the confirmed version is not in force")
+	}
+}
+
+// Removals above the limit need a permission.
+func TestLimit(t *testing.T) {
+	t.Parallel()
+	f, _, _ := faulty(t)
+	version := f.edit(func(t Tree) {
+		for i := range 9 {
+			delete(t, keyOf(serversKey, "web", fmt.Sprint("s", i)))
+		}
+	})
+	for _, b := range f.balancers {
+		b.await(func(s Status) bool { return s.Confirmable == version }, "refuse")
+	}
+	version = f.apply(Change{PermitsRemovals: true, Edit: func(t Tree) (Tree, error) {
+		delete(t, keyOf(serversKey, "dns", "s1"))
+		return t, nil
+	}})
+	f.await(version, time.Now())
+	if got := len(f.balancers[0].servers("web")); got != 1 {
+		t.Errorf("%d servers", got)
+	}
+}

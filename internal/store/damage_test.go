@@ -1,0 +1,289 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package store
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/store/etcdtest"
+)
+
+// Keys that were deleted by hand, and keys with values that are not valid, change no balancer.
+func TestDamage(t *testing.T) {
+	t.Parallel()
+	for name, damage := range map[string]struct{ key, value, want string }{
+		"all servers": {serversKey, "", "would remove"},
+		"head":        {headKey, "{", "key head"},
+		"item":        {keyOf(serversKey, "web", "s1"), "[]", "has no version"},
+		"value": {
+			keyOf(serversKey, "web", "s1"), `[{"change":1,"value":{"address":"x"}}]`, "web/s1.address",
+		},
+		"name":             {serversKey + "web/%zz", `[{"change":1,"value":{}}]`, "%zz"},
+		"unknown format":   {headKey, `{"format":2}`, "format 2"},
+		"key of a service": {keyOf(servicesKey, "web"), "", "missing"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			server := etcdtest.Start(t)
+			f := newFleet(t, server.Endpoint())
+			b := f.add(server.Endpoint())
+			f.await(f.fill(service("web", 10)), time.Now())
+			before := b.State()
+			client := server.Client()
+			var err error
+			if damage.value == "" {
+				_, err = client.Delete(t.Context(), f.store.key(damage.key), clientv3.WithPrefix())
+			} else {
+				_, err = client.Put(t.Context(), f.store.key(damage.key), damage.value)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			// The head moves, or is read.
+			n, err := f.store.Read(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if n.head != nil && n.head.Format == format && n.head.Change > 0 {
+				next := *n.head
+				next.Change++
+				if _, err := client.Put(t.Context(), f.store.key(headKey), encode(next)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			b.await(func(s Status) bool {
+				return strings.Contains(s.Held, damage.want)
+			}, "report "+damage.want)
+			if !b.State().equal(before) {
+				t.Error("the state has changed")
+			}
+		})
+	}
+}
+
+// Generations in the store that were damaged become again what they were, at the next change, or when
+// a balancer becomes the leader. The history of no balancer changes.
+func TestDamagedGenerations(t *testing.T) {
+	t.Parallel()
+	record := keyOf(generationsKey, "web")
+	for name, damage := range map[string]func(Tree, *Snapshot){
+		"no pieces":          func(t Tree, n *Snapshot) { maps.DeleteFunc(t, isPiece) },
+		"other pieces":       func(t Tree, n *Snapshot) { t[first(n.pieces)] = json.RawMessage("{}") },
+		"no record":          func(t Tree, n *Snapshot) { delete(t, record) },
+		"record not valid":   func(t Tree, n *Snapshot) { t[record] = json.RawMessage("{") },
+		"value not valid":    func(t Tree, n *Snapshot) { t[record] = json.RawMessage(`[{"change":1,"value":7}]`) },
+		"name not valid":     func(t Tree, n *Snapshot) { t[generationsKey+"%zz"] = t[record] },
+		"another, not valid": func(t Tree, n *Snapshot) { t[generationsKey+"old"] = json.RawMessage("{") },
+	} {
+		for _, isRestarted := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, restart %t", name, isRestarted), func(t *testing.T) {
+				server := etcdtest.Start(t)
+				f := newFleet(t, server.Endpoint())
+				f.interval = 0
+				b := f.add(server.Endpoint())
+				f.await(f.fill(service("web", 4), service("dns", 2)), time.Now())
+				f.await(f.edit(add9(0)), time.Now())
+				f.await(f.edit(add9(1)), time.Now())
+				before := b.State()
+				if isRestarted {
+					b.stop()
+				}
+				damageRecords(t, f.store, damage)
+				version := before.Version
+				if isRestarted {
+					b.start()
+				} else {
+					version = f.edit(drain("web", "s1"))
+				}
+				f.await(version, time.Now())
+				late := f.add(server.Endpoint())
+				f.await(version, time.Now())
+				for _, b := range []*simulated{b, late} {
+					if now := b.State(); !reflect.DeepEqual(now.Generations, before.Generations) {
+						t.Errorf("%s has the generations %+v, want %+v", b.name, now.Generations, before.Generations)
+					}
+				}
+				f.await(f.edit(add9(2)), time.Now())
+			})
+		}
+	}
+}
+
+func isPiece(key string, _ json.RawMessage) bool { return strings.HasPrefix(key, setsKey) }
+
+func first(pieces map[string]string) string { return slices.Min(slices.Collect(maps.Keys(pieces))) }
+
+// damageRecords changes the keys of generations and sets.
+func damageRecords(t *testing.T, s *Store, damage func(Tree, *Snapshot)) {
+	t.Helper()
+	n, err := s.Read(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := Tree{}
+	for key, text := range n.pieces {
+		before[key] = json.RawMessage(text)
+	}
+	for key, it := range n.items {
+		if treeOf(key) == generationsKey {
+			before[key] = json.RawMessage(it.text())
+		}
+	}
+	after := maps.Clone(before)
+	damage(after, n)
+	for _, c := range before.changesTo(after) {
+		if c.value == nil {
+			_, err = s.client.Delete(t.Context(), s.key(c.key))
+		} else {
+			_, err = s.client.Put(t.Context(), s.key(c.key), string(c.value))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// A leader that does not follow the released change does not know its generations. It leaves the
+// repair to a balancer that does.
+func TestDamageIsLeftToOthers(t *testing.T) {
+	t.Parallel()
+	server := etcdtest.Start(t)
+	f := newFleet(t, server.Endpoint())
+	f.interval = 0
+	leader := f.add(server.Endpoint())
+	f.await(f.fill(service("web", 4)), time.Now())
+	leader.await(func(s Status) bool { return s.IsLeader }, "lead")
+	leader.mu.Lock()
+	leader.refuses = errors.New("no room")
+	leader.mu.Unlock()
+	other := f.add(server.Endpoint())
+	f.await(f.edit(add9(0)), time.Now(), other)
+	damageRecords(t, f.store, func(t Tree, _ *Snapshot) { maps.DeleteFunc(t, isPiece) })
+	f.await(f.edit(add9(1)), time.Now(), other)
+	g := other.State().Generations["web"]
+	if g.Number != 3 || len(g.Sets) != 3 || len(g.Sets[1].Servers) != 5 || len(g.Sets[2].Servers) != 4 {
+		t.Errorf("the history is %+v", g)
+	}
+}
+
+// Content that no balancer can interpret is never released. All balancers report it and keep their
+// state, and follow a correction.
+func TestUnfitContent(t *testing.T) {
+	t.Parallel()
+	server := etcdtest.Start(t)
+	f := newFleet(t, server.Endpoint())
+	f.add(server.Endpoint())
+	f.add(server.Endpoint())
+	first := f.fill(service("web", 10))
+	f.await(first, time.Now())
+	held := func(what string, b *simulated, version Version, wants ...string) {
+		t.Helper()
+		b.await(func(s Status) bool {
+			isMissing := func(want string) bool { return !strings.Contains(s.Held, want) }
+			return s.Newest == version && !slices.ContainsFunc(append(wants, version.String()), isMissing)
+		}, "report "+what)
+	}
+	unfit := f.edit(put(keyOf(serversKey, "web", "s1"), map[string]any{"address": "x"}))
+	for _, b := range f.balancers {
+		held("the address", b, unfit, "web/s1.address", `"x"`, "segue store import --replace")
+		if s := b.Status(); s.Follows != first || s.Confirmable != (Version{}) || len(b.servers("web")) != 10 {
+			t.Errorf("%s has status %+v and %v", b.name, s, b.servers("web"))
+		}
+	}
+	other := f.edit(put(keyOf(serversKey, "web", "s2"), map[string]any{"address": "y", "weight": -1}))
+	held("all fields", f.balancers[0], other, "web/s1.address", "web/s2.address", "web/s2.weight")
+	late := f.add(server.Endpoint())
+	held("it at the start", late, other, "web/s1.address")
+	if late.Status().Follows != first {
+		t.Errorf("the status at the start is %+v", late.Status())
+	}
+	f.await(f.edit(func(t Tree) {
+		put(keyOf(serversKey, "web", "s1"), map[string]any{"address": "2001:db8:1::3"})(t)
+		put(keyOf(serversKey, "web", "s2"), map[string]any{"address": "2001:db8:1::4"})(t)
+	}), time.Now())
+}
+
+// A balancer that has given the lease back for some content takes it again for a correction.
+func TestUnfitLeaderAfterCorrection(t *testing.T) {
+	t.Parallel()
+	server := etcdtest.Start(t)
+	f := newFleet(t, server.Endpoint())
+	b := f.add(server.Endpoint())
+	f.await(f.fill(service("web", 10)), time.Now())
+	f.edit(put(keyOf(serversKey, "web", "s1"), map[string]any{"address": "x"}))
+	b.await(func(s Status) bool { return s.Held != "" && s.Leader == "" }, "give the lease back")
+	began := time.Now()
+	f.await(f.edit(put(keyOf(serversKey, "web", "s1"), map[string]any{"address": "2001:db8:1::3"})), began)
+	if waited := time.Since(began); waited > unfitPause/2 {
+		t.Errorf("the correction was followed after %s", waited)
+	}
+}
+
+// A store that is filled for the first time, with what no balancer can interpret, is reported as such.
+func TestUnfitFirstContent(t *testing.T) {
+	t.Parallel()
+	server := etcdtest.Start(t)
+	f := newFleet(t, server.Endpoint())
+	b := f.add(server.Endpoint())
+	f.fill(desired.Fields{"name": "web", "port": "http"})
+	b.await(func(s Status) bool { return strings.Contains(s.Held, `web.port "http"`) }, "report the port")
+	f.await(f.apply(Change{Edit: replace(service("web", 2))}), time.Now())
+}
+
+// A balancer that cannot follow a state keeps the one before, and tries again.
+func TestBalancerRefuses(t *testing.T) {
+	t.Parallel()
+	server := etcdtest.Start(t)
+	f := newFleet(t, server.Endpoint())
+	b := f.add(server.Endpoint())
+	first := f.fill(service("web", 10))
+	f.await(first, time.Now())
+	b.mu.Lock()
+	b.refuses = errors.New("no room")
+	b.mu.Unlock()
+	version := f.edit(add9(0))
+	b.await(func(s Status) bool { return s.Held == "no room" && s.Follows == first }, "report the error")
+	b.mu.Lock()
+	b.refuses = nil
+	b.mu.Unlock()
+	f.await(version, time.Now())
+}
+
+// A balancer that cannot read the content gives the lease back, and leaves it to others for a while.
+func TestUnfitLeader(t *testing.T) {
+	t.Parallel()
+	server := etcdtest.Start(t)
+	f := newFleet(t, server.Endpoint())
+	b := f.add(server.Endpoint())
+	f.await(f.fill(service("web", 10)), time.Now())
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+	defer cancel()
+	leases := f.store.client.Watch(ctx, f.store.key(leaderKey), clientv3.WithFilterDelete())
+	b.mu.Lock()
+	b.cannotRead = errors.New("of a newer build")
+	b.mu.Unlock()
+	f.edit(add9(0))
+	taken := 0
+	for response := range leases { // until the time has passed
+		taken += len(response.Events)
+	}
+	if taken > 1 {
+		t.Errorf("the balancer has taken the lease %d times in three seconds", taken)
+	}
+	b.mu.Lock()
+	b.cannotRead = nil
+	b.mu.Unlock()
+	other := f.add(server.Endpoint())
+	other.await(func(s Status) bool { return s.Follows == s.Newest && s.Newest.Change > 1 }, "make the generations")
+}
