@@ -51,8 +51,8 @@ type tier struct {
 var tiers = []tier{
 	{
 		name: "unit",
-		// More packages run at a time than there are cores, because many tests wait.
-		flags: []string{"-race", "-timeout=10m", "-p=4"},
+		// More packages and tests run at a time than there are cores, because many of them wait.
+		flags: []string{"-race", "-timeout=10m", "-p=4", "-parallel=4"},
 		// The race detector is linked through cgo, which needs a C compiler. clang is there for
 		// the BPF programs.
 		env: []string{"CGO_ENABLED=1", "CC=clang"},
