@@ -329,7 +329,7 @@ func testPacketsWithoutCookie(t *testing.T, n *cookieNetwork) {
 	} {
 		client, server := n.connect()
 		n.transfer(client, server, 1000)
-		n.forge(n.lastOf(portOf(client)), c.function, c.flags)
+		n.forge(n.packetOf(portOf(client)), c.function, c.flags)
 		n.await("the forged packet", func() bool {
 			return len(n.stack.of(func(s sentSegment) bool { return s.source == portOf(client) && !s.Found })) > 0
 		})

@@ -539,14 +539,17 @@ func (n *cookieNetwork) repeat(frame []byte) {
 	}
 }
 
-// lastOf returns the last packet of a client's port that reached the stack of server 2.
-func (n *cookieNetwork) lastOf(port uint16) sentSegment {
+// packetOf waits for a packet of a client's port that has reached the stack of server 2.
+func (n *cookieNetwork) packetOf(port uint16) (last sentSegment) {
 	n.t.Helper()
-	all := n.stack.of(func(s sentSegment) bool { return s.source == port && s.from != n.vip.Addr() })
-	if len(all) == 0 {
-		n.t.Fatalf("no packet came from port %d", port)
-	}
-	return all[len(all)-1]
+	n.await(fmt.Sprintf("a packet from port %d", port), func() bool {
+		all := n.stack.of(func(s sentSegment) bool { return s.source == port && s.from != n.vip.Addr() })
+		if len(all) > 0 {
+			last = all[len(all)-1]
+		}
+		return len(all) > 0
+	})
+	return last
 }
 
 // forge sends a packet without options of the same flow to server 2. Its sequence number is far

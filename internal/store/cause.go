@@ -60,6 +60,9 @@ func (c *causes) Sync() error { return nil }
 // after it has applied it (quotaApplierV3.Txn of etcd, 3.4 to 3.7).
 var errFull = errors.New("the store is full (etcdctl alarm list)")
 
+// errNoAnswer tells that the time of a request has ended.
+var errNoAnswer = errors.New("no answer in time")
+
 // describe says in a few words why a request that began at a time has failed.
 func (c *causes) describe(err error, began time.Time) error {
 	if errors.Is(err, rpctypes.ErrNoSpace) {
@@ -74,7 +77,7 @@ func (c *causes) describe(err error, began time.Time) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.last == nil || c.at.Before(began) {
-		return errors.New("no answer in time")
+		return errNoAnswer
 	}
-	return fmt.Errorf("no answer in time: %s", status.Convert(c.last).Message())
+	return fmt.Errorf("%w: %s", errNoAnswer, status.Convert(c.last).Message())
 }

@@ -7,6 +7,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -225,11 +226,17 @@ func (f *fleet) apply(c Change) Version {
 	f.t.Helper()
 	ctx, cancel := context.WithTimeout(f.t.Context(), patience)
 	defer cancel()
-	version, err := f.store.Apply(ctx, c)
-	if err != nil {
-		f.t.Fatal(err)
+	for {
+		version, err := f.store.Apply(ctx, c)
+		// A member that was cut off needs some time to find its leader. Nothing has changed yet.
+		if errors.Is(err, errNoAnswer) && !errors.Is(err, ErrUnknown) && ctx.Err() == nil {
+			continue
+		}
+		if err != nil {
+			f.t.Fatal(err)
+		}
+		return version
 	}
-	return version
 }
 
 // fill makes services the content of an empty store.
