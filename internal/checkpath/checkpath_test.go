@@ -247,25 +247,37 @@ func TestReversePath(t *testing.T) {
 		}
 		for _, c := range []struct {
 			name    string
-			filter  string
+			filter  string // of eth0, if it does not name another
 			route   *netlink.Route
-			want    string // in the reason; "": answers arrive
+			want    string // the end of the reason; "": answers arrive
 			isLocal bool
 		}{
 			{"off, no route", "0", nil, "", false},
-			{"strict, no route", "1", nil, "has no route to the VIP 192.0.2.80", false},
-			{"loose, no route", "2", nil, "has no route to the VIP 192.0.2.80", false},
+			{"strict, no route", "1", nil, "because net.ipv4.conf.eth0.rp_filter is 1 and the host has no " +
+				"route to the VIP 192.0.2.80: add a route to the VIP, and set the sysctl " +
+				"net.ipv4.conf.eth0.rp_filter to 2", false},
+			{"loose, no route", "2", nil, "because net.ipv4.conf.eth0.rp_filter is 2 and the host has no " +
+				"route to the VIP 192.0.2.80: add a route to the VIP", false},
+			{"strict on all, through the other interface", "all 1", through("10.9.0.2"),
+				"because net.ipv4.conf.all.rp_filter is 1 and the route to the VIP 192.0.2.80 leads through " +
+					"outside: set the sysctl net.ipv4.conf.eth0.rp_filter to 2", false},
 			{"strict, through the other interface", "1", through("10.9.0.2"),
-				"net.ipv4.conf.eth0.rp_filter is 1 and the route to the VIP 192.0.2.80 leads through outside", false},
+				"because net.ipv4.conf.eth0.rp_filter is 1 and the route to the VIP 192.0.2.80 leads through " +
+					"outside: set the sysctl net.ipv4.conf.eth0.rp_filter to 2", false},
 			{"loose, through the other interface", "2", through("10.9.0.2"), "", false},
 			{"off, through the other interface", "0", through("10.9.0.2"), "", false},
 			{"strict, through the interface", "1", through("10.0.0.2"), "", false},
 			{"strict, through both", "1", through("10.9.0.2", "10.0.0.2"), "", false},
-			{"strict, the host has the VIP", "1", nil, "leads through lo", true},
+			{"strict, the host has the VIP", "1", nil, "leads through lo: set the sysctl net.ipv4.conf.eth0.rp_filter to 2", true},
 			{"loose, the host has the VIP", "2", nil, "", true},
 		} {
+			scope, value, ok := strings.Cut(c.filter, " ")
+			if !ok {
+				scope, value = "eth0", c.filter
+			}
 			h.setSysctl("all/rp_filter", "0")
-			h.setSysctl("eth0/rp_filter", c.filter)
+			h.setSysctl("eth0/rp_filter", "0")
+			h.setSysctl(scope+"/rp_filter", value)
 			if c.route != nil {
 				h.must(netlink.RouteReplace(c.route))
 			}
@@ -275,15 +287,15 @@ func TestReversePath(t *testing.T) {
 			}
 			h.set()
 			_, err := h.Socket(vips[0])
-			if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
+			if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.HasSuffix(err.Error(), c.want)) {
 				t.Errorf("%s: %v, want %q", c.name, err, c.want)
 			}
-			h.setSysctl("eth0/rp_filter", "0")
+			h.setSysctl(scope+"/rp_filter", "0")
 			h.returns[vips[0]] = finding{h.returns[vips[0]].err, time.Now().Add(-2 * recheckPause)}
 			if err := h.Recheck(vips[0]); err != nil {
 				t.Errorf("%s: without the filter: %v", c.name, err)
 			}
-			h.setSysctl("eth0/rp_filter", c.filter)
+			h.setSysctl(scope+"/rp_filter", value)
 			h.returns[vips[0]] = finding{h.returns[vips[0]].err, time.Now().Add(-2 * recheckPause)}
 			if again := h.Recheck(vips[0]); fmt.Sprint(again) != fmt.Sprint(err) {
 				t.Errorf("%s: at first %v, and then %v", c.name, err, again)

@@ -23,22 +23,35 @@ const strict = 1
 // checks, because these are bound to the interface. findReturn4 returns nil if the kernel accepts
 // the answers, and also if that cannot be found out.
 func findReturn4(by Interface, vip netip.Addr) error {
-	filter := max(sysctl4("all", "rp_filter"), sysctl4(by.Name, "rp_filter"))
+	setting, filter := reversePathFilter(by.Name)
 	if filter == 0 || isInVRF(by.Index) {
 		return nil
 	}
 	routes, err := netlink.RouteGetWithOptions(vip.AsSlice(), &netlink.RouteGetOptions{FIBMatch: true})
 	switch {
 	case errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.EHOSTUNREACH):
-		return fmt.Errorf("the kernel drops the answers of servers on %[1]s, because "+
-			"net.ipv4.conf.%[1]s.rp_filter is %[2]d and the host has no route to the VIP %[3]s: add a "+
-			"route to the VIP, and set the sysctl net.ipv4.conf.%[1]s.rp_filter to 2", by.Name, filter, vip)
+		cure := "add a route to the VIP"
+		if filter == strict {
+			cure += fmt.Sprintf(", and set the sysctl net.ipv4.conf.%s.rp_filter to 2", by.Name)
+		}
+		return fmt.Errorf("the kernel drops the answers of servers on %s, because %s is %d and the host "+
+			"has no route to the VIP %s: %s", by.Name, setting, filter, vip, cure)
 	case err != nil || len(routes) == 0 || filter != strict || leadsThrough(&routes[0], by.Index):
 		return nil
 	}
-	return fmt.Errorf("the kernel drops the answers of servers on %[1]s, because "+
-		"net.ipv4.conf.%[1]s.rp_filter is 1 and the route to the VIP %[2]s leads through %[3]s: set the "+
-		"sysctl net.ipv4.conf.%[1]s.rp_filter to 2", by.Name, vip, nameOf(&routes[0]))
+	return fmt.Errorf("the kernel drops the answers of servers on %[1]s, because %[2]s is 1 and the "+
+		"route to the VIP %[3]s leads through %[4]s: set the sysctl net.ipv4.conf.%[1]s.rp_filter to 2",
+		by.Name, setting, vip, nameOf(&routes[0]))
+}
+
+// reversePathFilter returns the sysctl that decides about an interface, and its value: the higher one
+// of those of the interface and of all interfaces.
+func reversePathFilter(name string) (setting string, value int) {
+	all, own := sysctl4("all", "rp_filter"), sysctl4(name, "rp_filter")
+	if all > own {
+		return "net.ipv4.conf.all.rp_filter", all
+	}
+	return "net.ipv4.conf." + name + ".rp_filter", own
 }
 
 // leadsThrough tells whether one of a route's next hops is on the interface.
