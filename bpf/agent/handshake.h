@@ -51,25 +51,13 @@ static __always_inline bool was_accepted(const struct local_flow *flow, int kind
 	       agent_flow_age(&flow->entry) <= REPEAT_LIFETIME;
 }
 
-/* Decides about an offer by a policy that does not compare loads. A later candidate may compare
- * them, so a busy server tells its load. The last candidate accepts, unless no application listens
- * and an earlier candidate has told its load. */
-static __always_inline enum offer decide_alone(struct xdp_md *ctx, const struct envelope *envelope,
-					       struct acceptance *acceptance,
-					       const struct service_key *key, bool listens,
-					       const struct backlog *backlog)
+/* Whether the server compares its load with those of other candidates. The last one does so under
+ * any policy if no application listens: then any load is lower than its own. */
+static __always_inline bool compares(const struct envelope *envelope,
+				     const struct acceptance *acceptance, bool listens)
 {
-	struct known_load own = {};
-	enum offer result;
-
-	if (is_last_server(envelope))
-		return !listens && hand_back(ctx, envelope, own) ? OFFER_RETURNED : OFFER_FORCED;
-	if (!listens)
-		return OFFER_REFUSED_DOWN;
-	result = decide_offer(acceptance, key, backlog, &own);
-	if (result == OFFER_REFUSED && own.next)
-		show_load(ctx, envelope, own);
-	return result;
+	return acceptance->policy == ACCEPT_LEAST || acceptance->policy == ACCEPT_DRAINED ||
+	       (!listens && is_last_server(envelope));
 }
 
 /* Decides about a new connection of a service with an accept policy. */
@@ -80,14 +68,24 @@ static __always_inline enum offer answer_offer(struct xdp_md *ctx, const struct 
 					       const struct backlog *backlog)
 {
 	bool listens = kinds & SOCKET_LISTENING;
+	struct known_load own = {};
+	enum offer result;
 
 	if (envelope->function == SID_CONNECT_FORCE)
 		return load_of_sid(envelope->sid_low).next ? OFFER_TAKEN_BACK : OFFER_FORCED;
 	if (listens && !is_last_server(envelope) && cannot_carry_column(ctx, envelope, pkt))
 		return OFFER_REFUSED;
-	if (acceptance->policy == ACCEPT_LEAST || acceptance->policy == ACCEPT_DRAINED)
-		return decide_least(ctx, envelope, acceptance, key, listens, backlog);
-	return decide_alone(ctx, envelope, acceptance, key, listens, backlog);
+	if (compares(envelope, acceptance, listens))
+		result = decide_least(ctx, envelope, acceptance, key, listens, backlog, &own);
+	else if (is_last_server(envelope))
+		result = OFFER_FORCED;
+	else
+		result =
+			listens ? decide_offer(acceptance, key, backlog, &own) : OFFER_REFUSED_DOWN;
+	/* Also if this server compares no loads: a later candidate may. */
+	if (result == OFFER_REFUSED && own.next)
+		show_load(ctx, envelope, own);
+	return result;
 }
 
 /* Decides about a new connection. None if this server accepts it. Without a service there is no

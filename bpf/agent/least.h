@@ -159,23 +159,22 @@ static __always_inline enum offer compare_loads(struct xdp_md *ctx, const struct
 	}
 	if (!listens)
 		return OFFER_REFUSED_DOWN;
-	if (own.next)
-		show_load(ctx, envelope, own);
 	/* A server without a load gets the share of connections that hashing would give it. */
-	else if (!drained && is_first_candidate(ctx, envelope))
+	if (!own.next && !drained && is_first_candidate(ctx, envelope))
 		return OFFER_ACCEPTED_STALE;
 	return OFFER_REFUSED;
 }
 
-/* Applies the policy to an offer. A drained service does as one whose load is unknown, and does not
- * accept as the first candidate either. So it tells no load, and gets no connection back. */
+/* Applies the policy to an offer, and sets `own` to this server's load if it is known. A drained
+ * service does as one whose load is unknown, and does not accept as the first candidate either. So
+ * it tells no load, and gets no connection back. */
 static __always_inline enum offer decide_least(struct xdp_md *ctx, const struct envelope *envelope,
 					       const struct acceptance *acceptance,
 					       const struct service_key *key, bool listens,
-					       const struct backlog *backlog)
+					       const struct backlog *backlog,
+					       struct known_load *own)
 {
 	bool drained = acceptance->policy == ACCEPT_DRAINED;
-	struct known_load own = {};
 	struct load load = {};
 
 	if (listens && !drained) {
@@ -185,9 +184,9 @@ static __always_inline enum offer decide_least(struct xdp_md *ctx, const struct 
 		if (known && load.capacity != NO_CAPACITY && load.busy < load.capacity)
 			return OFFER_ACCEPTED;
 		if (known)
-			own = told_load(&load);
+			*own = told_load(&load);
 	}
-	return compare_loads(ctx, envelope, listens, drained, own);
+	return compare_loads(ctx, envelope, listens, drained, *own);
 }
 
 #endif
