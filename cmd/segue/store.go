@@ -163,20 +163,24 @@ type storeOptions struct {
 
 func (o *storeOptions) addFlags(cmd *cobra.Command) {
 	configFlag(cmd, &o.file)
-	cmd.Flags().DurationVar(&o.timeout, "timeout", time.Minute, "wait for the store at most so long")
+	cmd.Flags().DurationVar(&o.timeout, "timeout", time.Minute, "how long to wait for the store")
 }
 
-// open returns the configuration of a balancer, and a connection to its store.
-func (o *storeOptions) open() (*config.BalancerFiles, *store.Store, error) {
+// load returns the configuration of a balancer that has a store.
+func (o *storeOptions) load() (*config.BalancerFiles, error) {
 	files, _, err := config.LoadBalancer(o.file)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	if files.File.Store == nil {
-		return nil, nil, fmt.Errorf("%s: has no section store", o.file)
+		return nil, fmt.Errorf("%s: has no section store", o.file)
 	}
-	s, err := store.Open(&files.File.Store.Etcd, files.File.Node.Name)
-	return files, s, err
+	return files, nil
+}
+
+// openStore returns a connection to the store of a balancer.
+func openStore(files *config.BalancerFiles) (*store.Store, error) {
+	return store.Open(&files.File.Store.Etcd, files.File.Node.Name)
 }
 
 func newStoreImport() *cobra.Command {
@@ -213,7 +217,11 @@ unless the file has some. All balancers take the change over as a whole.`,
 }
 
 func importStore(ctx context.Context, out io.Writer, path string, o *storeOptions) error {
-	files, s, err := o.open()
+	files, err := o.load()
+	if err != nil {
+		return err
+	}
+	s, err := openStore(files)
 	if err != nil {
 		return err
 	}
@@ -329,19 +337,17 @@ has lost its content.`,
 }
 
 func exportStore(ctx context.Context, out io.Writer, o *storeOptions) error {
-	files, s, err := o.open()
+	files, err := o.load()
 	if err != nil {
 		return err
 	}
-	defer s.Close()
+	read := storedTree
+	if o.cache {
+		read = cachedTree
+	}
 	ctx, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
-	var tree store.Tree
-	if o.cache {
-		tree, err = cachedTree(files, s)
-	} else {
-		tree, err = storedTree(ctx, s)
-	}
+	tree, err := read(ctx, files)
 	if err != nil {
 		return err
 	}
@@ -358,7 +364,12 @@ func exportStore(ctx context.Context, out io.Writer, o *storeOptions) error {
 	return err
 }
 
-func storedTree(ctx context.Context, s *store.Store) (store.Tree, error) {
+func storedTree(ctx context.Context, files *config.BalancerFiles) (store.Tree, error) {
+	s, err := openStore(files)
+	if err != nil {
+		return nil, err
+	}
+	defer s.Close()
 	n, err := s.Read(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("read the store: %w", err)
@@ -369,14 +380,16 @@ func storedTree(ctx context.Context, s *store.Store) (store.Tree, error) {
 	return n.Tree(), nil
 }
 
-func cachedTree(files *config.BalancerFiles, s *store.Store) (store.Tree, error) {
-	path := store.CacheFile(files.File.Node.State, files.File.Node.Instance)
-	state, err := store.LoadCache(path, s.Prefix())
+// cachedTree needs no store, and none of the files with which a connection proves who it is.
+func cachedTree(_ context.Context, files *config.BalancerFiles) (store.Tree, error) {
+	node := &files.File.Node
+	path, prefix := store.CacheFile(node.State, node.Instance), store.Prefix(&files.File.Store.Etcd)
+	state, err := store.LoadCache(path, prefix)
 	if err != nil {
 		return nil, err
 	}
 	if state == nil {
-		return nil, fmt.Errorf("%s: missing, or of another fleet than %s", path, s.Prefix())
+		return nil, fmt.Errorf("%s: missing, or of another fleet than %s", path, prefix)
 	}
 	return state.Content, nil
 }
