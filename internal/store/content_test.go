@@ -5,6 +5,7 @@ package store
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -128,6 +129,52 @@ func TestBackup(t *testing.T) {
 	for _, b := range f.balancers {
 		if len(b.servers("web")) != 10 {
 			t.Errorf("%s has %v after the confirmation", b.name, b.servers("web"))
+		}
+	}
+}
+
+// A store is restored from a backup while a balancer does not reach it, and has more revisions than
+// before when the balancer does again. The balancer has nothing of what was lost.
+func TestBackupDuringPartition(t *testing.T) {
+	t.Parallel()
+	f, server, proxy := faulty(t)
+	server.Kill()
+	server.BackUp()
+	server.Run()
+	f.edit(add9(0))
+	f.await(f.edit(add9(1)), time.Now())
+	far, near := f.balancers[:2], f.balancers[2]
+	lost, err := f.store.Read(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	proxy.Cut()
+	for _, b := range far {
+		b.await(func(s Status) bool { return !s.Reachable }, "notice the partition")
+	}
+	server.Kill()
+	server.Restore()
+	server.Run()
+	f.mu.Lock()
+	clear(f.tables) // generations of the same numbers have other servers now
+	f.mu.Unlock()
+	var version Version
+	for i := range 10 {
+		version = f.edit(add9(i + 2))
+		f.await(version, time.Now(), near)
+	}
+	now, err := f.store.Read(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if now.revision <= lost.revision || version.Change <= lost.head.Change {
+		t.Fatalf("revision %d at %s, before %d", now.revision, version, lost.revision)
+	}
+	proxy.Heal()
+	f.await(version, time.Now())
+	for _, b := range far {
+		if got, want := b.servers("web"), near.servers("web"); !slices.Equal(got, want) {
+			t.Errorf("%s has %v, want %v", b.name, got, want)
 		}
 	}
 }
