@@ -243,19 +243,17 @@ func importStore(ctx context.Context, out io.Writer, path string, o *storeOption
 	ctx, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
 	var changes desired.Changes
-	version, err := s.Apply(ctx, store.Change{
+	change := store.Change{
 		Fills: !o.replace, PermitsRemovals: o.replace && o.allowRemovals, DryRun: o.dryRun,
 		Edit: func(before store.Tree) (after store.Tree, err error) {
-			if after, changes, err = imported(files, before, content); err != nil {
-				return nil, err
-			}
-			limit := files.File.Store.MaxRemovedPercent
-			if err := store.CheckRemovals(before, after, limit); err != nil && !o.allowRemovals {
-				return nil, fmt.Errorf("%w: %w", err, control.ErrRemovals)
-			}
-			return after, nil
+			after, changes, err = imported(files, before, content)
+			return after, err
 		},
-	})
+	}
+	if !o.allowRemovals {
+		change.Check = control.CheckRemovals(files.File)
+	}
+	version, err := s.Apply(ctx, change)
 	switch {
 	case errors.Is(err, store.ErrNotEmpty):
 		return fmt.Errorf("%w; --replace replaces its services", err)

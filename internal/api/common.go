@@ -105,7 +105,7 @@ func refusal(err error) error {
 	case errors.Is(err, control.ErrVersion):
 		return huma.Error412PreconditionFailed(err.Error())
 	case errors.Is(err, control.ErrStored), errors.Is(err, control.ErrExists),
-		errors.Is(err, control.ErrRemovals):
+		errors.Is(err, control.ErrRemovals), errors.Is(err, control.ErrHeld):
 		return huma.Error409Conflict(err.Error())
 	case errors.Is(err, control.ErrNotFound):
 		return huma.Error404NotFound(err.Error())

@@ -31,6 +31,10 @@ type Change struct {
 	Edit func(Tree) (Tree, error)
 	// Expected is the version that the change is for. Without a value it is for any.
 	Expected Version
+	// Check returns an error if a balancer that follows one content must not follow another one. Apply
+	// calls it with each content that balancers follow now, or may follow before the change takes
+	// effect, and the content after the change. nil: any change is right.
+	Check func(before, after Tree) error
 	// PermitsRemovals tells balancers to follow the change even if it removes more servers than
 	// their limits allow.
 	PermitsRemovals bool
@@ -44,7 +48,8 @@ type Change struct {
 // if there is nothing to change, and also after a dry run; a store to be filled has none. If
 // somebody else changes the store at the same time, or if the change is lost on its way, Apply
 // begins anew, until the context ends. The error wraps ErrVersion, ErrEmpty, ErrNotEmpty or
-// ErrUnknown, or is that of Edit or of the store. Unless it wraps ErrUnknown, nothing has changed.
+// ErrUnknown, or is that of Edit, of Check or of the store. Unless it wraps ErrUnknown, nothing has
+// changed.
 func (s *Store) Apply(ctx context.Context, c Change) (Version, error) {
 	w := &writer{Store: s, change: c, by: s.name + " " + newID()}
 	for {
@@ -78,9 +83,13 @@ func (w *writer) attempt(ctx context.Context) (Version, error) {
 	}
 	before := n.Tree()
 	after, err := w.change.Edit(maps.Clone(before))
-	switch {
-	case err != nil:
+	if err != nil {
 		return Version{}, err
+	}
+	if err := w.check(n, after); err != nil {
+		return Version{}, err
+	}
+	switch {
 	case w.change.DryRun && w.change.Fills:
 		return Version{}, nil
 	case w.change.DryRun:
@@ -104,6 +113,20 @@ func (w *writer) attempt(ctx context.Context) (Version, error) {
 		return Version{}, err
 	}
 	return Version{next.Epoch, next.Change}, nil
+}
+
+// check checks a change from the last content, and from the released one: changes that were made since
+// become one with this change for the balancers.
+func (w *writer) check(n *Snapshot, after Tree) error {
+	if w.change.Check == nil {
+		return nil
+	}
+	if released, ok := n.released(); ok && released != n.Version() {
+		if err := w.change.Check(n.tree(released.Change), after); err != nil {
+			return fmt.Errorf("together with the changes that have not taken effect yet, %w", err)
+		}
+	}
+	return w.change.Check(n.Tree(), after)
 }
 
 // prepare checks that the store can be changed. It clears what a writer that has died has left.
