@@ -244,7 +244,8 @@ func importStore(ctx context.Context, out io.Writer, path string, o *storeOption
 	defer cancel()
 	var changes desired.Changes
 	change := store.Change{
-		Fills: !o.replace, PermitsRemovals: o.replace && o.allowRemovals, DryRun: o.dryRun,
+		Fills: !o.replace, Replaces: o.replace, PermitsRemovals: o.replace && o.allowRemovals,
+		DryRun: o.dryRun,
 		Edit: func(before store.Tree) (after store.Tree, err error) {
 			after, changes, err = imported(files, before, content)
 			return after, err

@@ -419,13 +419,13 @@ func TestStoreUnfit(t *testing.T) {
 		if got := followedMetric(t, fleet); got != 0 {
 			t.Errorf("the metric is %v", got)
 		}
-		s.want([]string{"import", "-c", s.file, good, "--replace", "--allow-removals"})
+		s.want([]string{"import", "-c", s.file, good, "--replace"})
 		await(func(now store.Status) bool { return now.Held == "" && now.Follows == now.Newest })
 	}
 	write("overrides/web/s1", "7")
-	s.refuse("key overrides/web/s1", "import", "-c", s.file, good, "--replace", "--allow-removals")
+	s.refuse("key overrides/web/s1", "import", "-c", s.file, good, "--replace")
 	others := s.services("overrides:\n- {service: web, server: s2, set: {drained: true}}\n", "s1", "s2")
-	s.want([]string{"import", "-c", s.file, others, "--replace", "--allow-removals"})
+	s.want([]string{"import", "-c", s.file, others, "--replace"})
 	await(func(now store.Status) bool { return now.Held == "" && now.Follows == now.Newest })
 }
 

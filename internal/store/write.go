@@ -38,6 +38,9 @@ type Change struct {
 	// PermitsRemovals tells balancers to follow the change even if it removes more servers than
 	// their limits allow.
 	PermitsRemovals bool
+	// Replaces tells that the change replaces services, servers and overrides also where their keys have
+	// values that are not valid. Edit does not get these values.
+	Replaces bool
 	// Fills tells that the store must be empty before.
 	Fills bool
 	// DryRun tells to call Edit, and to write nothing.
@@ -100,7 +103,8 @@ func (w *writer) attempt(ctx context.Context) (Version, error) {
 	if w.change.PermitsRemovals {
 		next.Removals = next.Change
 	}
-	batches := w.batches(n, before.changesTo(after), next.Change)
+	changes := append(before.changesTo(after), n.unreadable(after)...)
+	batches := w.batches(n, changes, next.Change)
 	switch {
 	case len(batches) == 0 && n.head.Change > 0:
 		return n.Version(), nil
@@ -121,17 +125,25 @@ func (w *writer) check(n *Snapshot, after Tree) error {
 	if w.change.Check == nil {
 		return nil
 	}
+	last := n.counted(n.head.Change)
 	if released, ok := n.released(); ok && released != n.Version() {
-		if err := w.change.Check(n.tree(released.Change), after); err != nil {
+		if err := w.change.Check(n.counted(released.Change), after); err != nil {
 			return fmt.Errorf("together with the changes that have not taken effect yet, %w", err)
 		}
+		if _, err := last.Document(); err != nil && w.change.Replaces {
+			return nil // no balancer will follow it
+		}
 	}
-	return w.change.Check(n.Tree(), after)
+	return w.change.Check(last, after)
 }
 
 // prepare checks that the store can be changed. It clears what a writer that has died has left.
 func (w *writer) prepare(ctx context.Context, n *Snapshot) (*Snapshot, error) {
-	err := n.Check()
+	check := n.Check
+	if w.change.Replaces {
+		check = n.checkForReplacing
+	}
+	err := check()
 	isEmpty := errors.Is(err, ErrEmpty)
 	switch {
 	case w.change.Fills && isEmpty && n.head != nil: // what an earlier attempt has left
@@ -170,7 +182,15 @@ func (w *writer) batches(n *Snapshot, changes []changed, number uint64) [][]clie
 		readers = append(readers, released.Change)
 	}
 	for _, c := range changes {
-		next := n.items[c.key].with(version{number, c.value}, readers...)
+		it, isUnreadable := n.items[c.key], n.problems[c.key] != nil
+		switch {
+		case isUnreadable && c.value == nil:
+			all.add(clientv3.OpDelete(w.key(c.key)), 0)
+			continue
+		case isUnreadable: // also for readers of earlier changes, who have no other value
+			it = item{{Value: c.value}}
+		}
+		next := it.with(version{number, c.value}, readers...)
 		all.add(clientv3.OpPut(w.key(c.key), next.text()), len(next.text()))
 	}
 	return all.ops
