@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"reflect"
 	"slices"
 	"strings"
@@ -265,6 +266,30 @@ func TestBalancerRefuses(t *testing.T) {
 	b.refuses = nil
 	b.mu.Unlock()
 	f.await(version, time.Now())
+}
+
+// The file of a balancer's last state is damaged. The balancer follows the store, and keeps the file.
+func TestDamagedCache(t *testing.T) {
+	t.Parallel()
+	server := etcdtest.Start(t)
+	f := newFleet(t, server.Endpoint())
+	b := f.add(server.Endpoint())
+	f.await(f.fill(service("web", 10)), time.Now())
+	b.stop()
+	const damaged = `{"format":1,"prefix":`
+	if err := os.WriteFile(b.cache, []byte(damaged), 0o640); err != nil {
+		t.Fatal(err)
+	}
+	version := f.edit(add9(0))
+	b.start()
+	f.await(version, time.Now(), b)
+	b.stop() // when the file is written
+	if text, err := os.ReadFile(b.cache + ".invalid"); err != nil || string(text) != damaged {
+		t.Errorf("the file that was set aside has %q, error %v", text, err)
+	}
+	if saved, err := LoadCache(b.cache, f.store.prefix); err != nil || saved.Version != version {
+		t.Errorf("the file has %+v, error %v", saved, err)
+	}
 }
 
 // Services, servers and overrides whose values are not valid can be replaced, and nothing else can be
