@@ -5,6 +5,7 @@ package store
 import (
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -52,6 +53,49 @@ func TestLostContent(t *testing.T) {
 			t.Errorf("%s: the history of web is %+v", b.name, g)
 		}
 	}
+}
+
+// After a loss of the content, a balancer without history leaves the lease to those that have one.
+func TestLostContentAndStranger(t *testing.T) {
+	t.Parallel()
+	server := etcdtest.Start(t)
+	proxy := etcdtest.NewProxy(t, server)
+	f := newFleet(t, server.Endpoint())
+	f.interval = 0
+	b := f.add(proxy.Endpoint())
+	f.await(f.fill(service("web", 4)), time.Now())
+	f.await(f.edit(add9(0)), time.Now())
+	before := b.State()
+	server.Kill()
+	server.Lose()
+	proxy.Cut()
+	server.Run()
+	f.deference = time.Hour
+	stranger := f.add(server.Endpoint())
+	stranger.await(func(s Status) bool { return strings.Contains(s.Held, ErrEmpty.Error()) }, "see the loss")
+	version := f.apply(Change{Fills: true, Edit: func(Tree) (Tree, error) { return before.Content, nil }})
+	stranger.await(func(s Status) bool { return s.Newest == version }, "see the content")
+	if s := stranger.Status(); s.Leader != "" {
+		t.Errorf("%s is the leader", s.Leader)
+	}
+	proxy.Heal()
+	f.await(version, time.Now())
+	for _, b := range f.balancers {
+		if g := b.State().Generations; !reflect.DeepEqual(g, before.Generations) {
+			t.Errorf("%s has the generations %+v, want %+v", b.name, g, before.Generations)
+		}
+	}
+}
+
+// Balancers without history begin one if nobody else does.
+func TestStrangerBegins(t *testing.T) {
+	t.Parallel()
+	server := etcdtest.Start(t)
+	f := newFleet(t, server.Endpoint())
+	f.deference = 500 * time.Millisecond
+	f.add(server.Endpoint())
+	f.add(server.Endpoint())
+	f.await(f.fill(service("web", 4)), time.Now())
 }
 
 // A balancer that restarts while the store has lost its content, wholly or in part, goes on with what

@@ -154,7 +154,7 @@ func TestLargeOverride(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, etcdtest.Start(t).Endpoint())
 	f.fill()
-	const many = 30000
+	const many = 40000
 	f.apply(Change{Edit: overrides(desired.Override{Service: "new", Add: without(bulk("new", many), "name")})})
 	f.edit(put(overrideKey("new", "s1"), bareOverride{Add: desired.Fields{"address": "2001:db8:1::1"}}))
 	n, err := f.store.Read(t.Context())

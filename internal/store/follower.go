@@ -48,6 +48,8 @@ type Follower struct {
 	cache    string        // path of the file
 	setAside bool          // the file could not be read, and is kept under another name
 	interval time.Duration // generationInterval, except in tests
+	// deference is strangerPause, except in tests.
+	deference time.Duration
 	history   generation.Generations
 
 	first    chan struct{} // closed when there is a state
@@ -95,7 +97,8 @@ func NewFollower(
 	s *Store, b Balancer, cfg *desired.Balancer, history generation.Generations, log *slog.Logger,
 ) *Follower {
 	f := &Follower{
-		store: s, log: log, balancer: b, interval: generationInterval, history: history,
+		store: s, log: log, balancer: b, history: history,
+		interval: generationInterval, deference: strangerPause,
 		cache: CacheFile(cfg.Node.State, cfg.Node.Instance),
 		first: make(chan struct{}), confirms: make(chan confirmation), changed: make(chan struct{}),
 	}
@@ -179,7 +182,7 @@ func (f *Follower) Run(ctx context.Context) error {
 
 func newReleaser(f *Follower) *releaser {
 	return &releaser{
-		Store: f.store, log: f.log, interval: f.interval,
+		Store: f.store, log: f.log, interval: f.interval, deference: f.deference,
 		interpret: func(version Version, content Tree) (*desired.Balancer, error) {
 			_, wanted, err := f.interpret(version, content)
 			return wanted, err
