@@ -96,8 +96,12 @@ func problemsOf(s *api.Store) (problems []string) {
 		problems = append(problems, "NOT FOLLOWED: "+s.Held)
 	}
 	if !s.Reachable {
-		problems = append(problems, fmt.Sprintf("NOT REACHABLE since %s, the balancer continues with its "+
-			"last state: %s", s.Since.Format(time.RFC3339), s.Problem))
+		does := "continues with its last state"
+		if s.Follows == "" {
+			does = "waits for its services"
+		}
+		problems = append(problems, fmt.Sprintf("NOT REACHABLE since %s, the balancer %s: %s",
+			s.Since.Format(time.RFC3339), does, s.Problem))
 	}
 	if s.Unsaved != "" {
 		problems = append(problems,
@@ -393,17 +397,12 @@ func cachedTree(_ context.Context, files *config.BalancerFiles) (store.Tree, err
 	return state.Content, nil
 }
 
-// joinFleet connects a balancer with the store that its configuration names, if it names one, and
-// waits until the balancer knows its services. The data path of an earlier process continues
-// meanwhile.
-func joinFleet(
-	ctx context.Context, c *control.Balancer, recorder *runstate.Recorder, log *slog.Logger,
-) (*control.Fleet, error) {
-	fleet, err := c.Join(ctx, log)
-	if fleet == nil || err != nil {
-		return nil, err
-	}
-	err = fleet.First(ctx, func(s store.Status) {
+// awaitServices waits until a balancer knows its services from the store. The data path of an earlier
+// process continues meanwhile.
+func awaitServices(
+	ctx context.Context, fleet *control.Fleet, recorder *runstate.Recorder, log *slog.Logger,
+) error {
+	return fleet.First(ctx, func(s store.Status) {
 		recorder.SetStore(recordOf(s))
 		reason := s.Held
 		if !s.Reachable {
@@ -414,10 +413,6 @@ func joinFleet(
 		// The service manager must not end the process for its long start.
 		_ = daemon.Notify("STATUS=waits for the store: " + reason + "\nEXTEND_TIMEOUT_USEC=30000000")
 	})
-	if err != nil {
-		return nil, errors.Join(err, fleet.Close())
-	}
-	return fleet, nil
 }
 
 func recordOf(s store.Status) runstate.Store {
