@@ -177,6 +177,30 @@ func TestBackup(t *testing.T) {
 	}
 }
 
+// A leader goes on at a store that was restored from a backup, and has lower revisions than before.
+func TestLeaderAfterBackup(t *testing.T) {
+	t.Parallel()
+	server := etcdtest.Start(t)
+	f := newFleet(t, server.Endpoint())
+	b := f.add(server.Endpoint())
+	f.await(f.fill(service("web", 10)), time.Now())
+	b.await(func(s Status) bool { return s.IsLeader }, "lead")
+	server.Kill()
+	server.BackUp()
+	server.Run()
+	for i := range 3 {
+		f.await(f.edit(add9(i)), time.Now())
+	}
+	f.await(f.edit(drain("web", "s1")), time.Now()) // after which the leader removes no keys
+	server.Kill()
+	server.Restore()
+	server.Run()
+	f.mu.Lock()
+	clear(f.tables) // generations of the same numbers have other servers now
+	f.mu.Unlock()
+	f.await(f.edit(add9(3)), time.Now())
+}
+
 // A store is restored from a backup while a balancer does not reach it, and has more revisions than
 // before when the balancer does again. The balancer has nothing of what was lost.
 func TestBackupDuringPartition(t *testing.T) {

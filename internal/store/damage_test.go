@@ -314,7 +314,8 @@ func TestReplaceDamage(t *testing.T) {
 		Check: func(before, after Tree) error { return CheckRemovals(before, after, 30) },
 	}
 	_, err := f.store.Apply(t.Context(), change)
-	if err == nil || !strings.Contains(err.Error(), prefix+"/overrides/web/s2") {
+	if err == nil || !strings.Contains(err.Error(), prefix+"/overrides/web/s2") ||
+		!strings.Contains(err.Error(), "segue store import --replace") {
 		t.Errorf("error %v", err)
 	}
 	change.Replaces = true

@@ -168,7 +168,10 @@ func (r *releaser) hold(ctx context.Context, before string, snapshots <-chan *Sn
 			return errors.New("the lease is lost")
 		case n := <-snapshots:
 			if n.revision < newest.revision && n.cluster == newest.cluster {
-				continue // from before the lease
+				// It is from before the lease, or the store was restored from a backup.
+				if n, err = r.Read(ctx); err != nil {
+					return err
+				}
 			}
 			newest = n
 			r.note(newest)

@@ -126,9 +126,14 @@ func (n *Snapshot) checkForReplacing() error {
 
 func (n *Snapshot) check(isWanted func(key string) bool) error {
 	for _, key := range slices.Sorted(maps.Keys(n.problems)) {
-		if isWanted(key) {
-			return fmt.Errorf("key %s%s: %w", n.prefix, key, n.problems[key])
+		if !isWanted(key) {
+			continue
 		}
+		cure := ""
+		if treeOf(key) != "" {
+			cure = ": correct that by segue store import --replace"
+		}
+		return fmt.Errorf("key %s%s: %w%s", n.prefix, key, n.problems[key], cure)
 	}
 	if n.head == nil || n.head.Change == 0 { // 0: the first change is being written
 		return ErrEmpty
