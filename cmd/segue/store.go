@@ -197,7 +197,8 @@ section services, such as a configuration file of a balancer without a store, or
 of "segue store export". Other sections have no effect, except overrides.
 
 The store must be empty. With --replace its services become those of the file; overrides stay
-unless the file has some. All balancers take the change over as a whole.`,
+unless the file has some. --replace also replaces or removes keys whose values are not valid.
+All balancers take the change over as a whole.`,
 		Example: "  segue store import -c /etc/segue/lb.yaml services.yaml\n" +
 			"  segue store import -c /etc/segue/lb.yaml services.yaml --replace --dry-run",
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -231,6 +231,12 @@ func TestPrintStore(t *testing.T) {
 		"nothing yet": {
 			api.Store{Since: since, Problem: "refused"},
 			"follows: none\nnewest:  none\nleader:  none\n" +
+				"NOT REACHABLE since 2026-11-22T09:12:40Z, the balancer waits for its services: refused\n",
+			true,
+		},
+		"away": {
+			api.Store{Since: since, Problem: "refused", Follows: "a-7", Newest: "a-7", Leader: "lb1"},
+			"follows: a-7\nnewest:  a-7\nleader:  lb1\n" +
 				"NOT REACHABLE since 2026-11-22T09:12:40Z, the balancer continues with its last state: refused\n",
 			true,
 		},
