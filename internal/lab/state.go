@@ -135,7 +135,7 @@ func checkUp(name string) error {
 }
 
 func (l *Lab) fillState() error {
-	for _, dir := range []string{"conf", "log", "run"} {
+	for _, dir := range []string{"conf", "log", "run", "state"} {
 		if err := os.Mkdir(l.path(dir), 0o755); err != nil {
 			return err
 		}

@@ -34,3 +34,27 @@ func TestLockIsWaitedFor(t *testing.T) {
 		t.Error("two hold the lock")
 	}
 }
+
+// Overrides can be written before any process has written its state.
+func TestStateDirectory(t *testing.T) {
+	topology := DefaultTopology()
+	topology.Name = fmt.Sprintf("state%d", os.Getpid())
+	l := &Lab{Name: topology.Name, Topology: topology}
+	if err := os.MkdirAll(stateRoot, 0o755); err != nil {
+		t.Skipf("cannot write to %s: %v", stateRoot, err)
+	}
+	lock, err := l.createState()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		lock.unlock()
+		if err := os.RemoveAll(l.path()); err != nil {
+			t.Error(err)
+		}
+		_ = os.Remove(stateRoot) // if this test has made it
+	})
+	if _, err := os.Stat(l.path("state")); err != nil {
+		t.Error(err)
+	}
+}

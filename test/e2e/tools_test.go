@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/lab"
@@ -110,6 +111,10 @@ func iperf(t *testing.T, l *lab.Lab, s lab.Service, flags ...string) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	out, err := l.Node("client").Run(ctx, "iperf3", args...)
+	for err != nil && strings.Contains(err.Error(), "the server is busy") {
+		time.Sleep(50 * time.Millisecond) // it has not ended the test before, whose client has
+		out, err = l.Node("client").Run(ctx, "iperf3", args...)
+	}
 	must(t, err)
 	var report struct {
 		End struct {

@@ -193,6 +193,12 @@ func run(ctx context.Context, names []string) (passed bool, err error) {
 	for _, t := range total.slowest(10) {
 		fmt.Println(t)
 	}
+	if len(total.repeated) > 0 {
+		fmt.Println("== passed only when repeated alone")
+	}
+	for _, f := range total.repeated {
+		fmt.Print(f)
+	}
 	if len(failed) > 0 {
 		fmt.Println("== failed")
 	}
@@ -234,6 +240,9 @@ func (s stage) run(ctx context.Context, all []string) (total result, failed []st
 		running.Go(func() { results[i], errs[i] = t.run(ctx, packages) })
 	}
 	running.Wait()
+	for i, t := range s {
+		errs[i] = t.repeat(ctx, &results[i], errs[i])
+	}
 	fmt.Printf("took %.0f s, and %.0f s of CPU time\n",
 		time.Since(began).Seconds(), (processorTime() - before).Seconds())
 	for i, t := range s {
@@ -302,12 +311,41 @@ func (t tier) run(ctx context.Context, packages []string) (result, error) {
 	return r, errors.Join(err, againErr)
 }
 
+// mostRepeated is the number of failed tests up to which the failed tests of a tier are repeated.
+// More failures have a common cause.
+const mostRepeated = 5
+
+// repeat runs failed tests of the tier once more, one at a time. Nothing else runs then: on a shared
+// machine, a test fails that has got no processor for seconds. A test that passes now counts as
+// passed, and the end of the output shows how it has failed. repeat returns the tier's error after
+// that.
+func (t tier) repeat(ctx context.Context, r *result, err error) error {
+	tests := r.failedTests()
+	if len(tests) == 0 || len(tests) > mostRepeated {
+		return err
+	}
+	for _, f := range tests {
+		if ctx.Err() != nil {
+			return err
+		}
+		fmt.Printf("again, alone: %s of %s\n", f.test, f.pkg)
+		_, againErr := t.runOnce(ctx, []string{f.pkg}, "-count=1", "-parallel=1", "-run=^"+f.test+"$")
+		if againErr == nil {
+			r.withdraw(f)
+		}
+	}
+	if len(r.failures) == 0 {
+		return nil
+	}
+	return err
+}
+
 // runOnce tests packages. It reports each package to standard output when the package has finished.
-func (t tier) runOnce(ctx context.Context, packages []string) (result, error) {
+func (t tier) runOnce(ctx context.Context, packages []string, flags ...string) (result, error) {
 	if len(packages) == 0 {
 		return result{counts: counts{failed: 1}}, errors.New("has no package")
 	}
-	args := slices.Concat([]string{"test", "-json"}, t.flags, packages, t.args)
+	args := slices.Concat([]string{"test", "-json"}, t.flags, flags, packages, t.args)
 	cmd := goCommand(ctx, args...)
 	cmd.Env = append(os.Environ(), t.env...)
 	events, err := cmd.StdoutPipe()

@@ -40,12 +40,14 @@ type event struct {
 type result struct {
 	counts
 	failures []failure
+	repeated []failure // of tests that passed when they were repeated
 	timings  []timing
 }
 
 func (r *result) add(s result) {
 	r.counts.add(s.counts)
 	r.failures = append(r.failures, s.failures...)
+	r.repeated = append(r.repeated, s.repeated...)
 	r.timings = append(r.timings, s.timings...)
 }
 
@@ -65,6 +67,33 @@ func (r *result) withdrawBroken() (broken []string) {
 	r.failures = slices.DeleteFunc(r.failures, func(f failure) bool { return slices.Contains(broken, f.pkg) })
 	r.failed -= before - len(r.failures)
 	return broken
+}
+
+// failedTests returns the tests that have failed, without subtests and without output.
+func (r *result) failedTests() (tests []failure) {
+	for _, f := range r.failures {
+		name, _, _ := strings.Cut(f.test, "/")
+		if test := (failure{pkg: f.pkg, test: name}); name != "" && !slices.Contains(tests, test) {
+			tests = append(tests, test)
+		}
+	}
+	return tests
+}
+
+// withdraw makes the failures of a test and of its subtests failures of tests that passed when they
+// were repeated.
+func (r *result) withdraw(test failure) {
+	isOfTest := func(f failure) bool {
+		return f.pkg == test.pkg && (f.test == test.test || strings.HasPrefix(f.test, test.test+"/"))
+	}
+	for _, f := range r.failures {
+		if isOfTest(f) {
+			r.repeated = append(r.repeated, f)
+			r.failed--
+			r.passed++
+		}
+	}
+	r.failures = slices.DeleteFunc(r.failures, isOfTest)
 }
 
 // timing is the time that a test took with its subtests, in seconds.

@@ -200,6 +200,25 @@ func TestStages(t *testing.T) {
 	}
 }
 
+// A test that passes when it is repeated has not failed, nor have its subtests. Other tests have.
+func TestWithdraw(t *testing.T) {
+	r := result{counts: counts{passed: 3, failed: 5}, failures: []failure{
+		{"a", "TestParent", "=== RUN TestParent"},
+		{"a", "TestParent/child", "got 1"},
+		{"a", "TestParents", "got 2"},
+		{"b", "TestParent", "got 3"},
+		{"b", "", "panic"},
+	}}
+	want := []failure{{pkg: "a", test: "TestParent"}, {pkg: "a", test: "TestParents"}, {pkg: "b", test: "TestParent"}}
+	if got := r.failedTests(); !slices.Equal(got, want) {
+		t.Errorf("failed: %v", got)
+	}
+	r.withdraw(want[0])
+	if r.counts != (counts{passed: 5, failed: 3}) || len(r.failures) != 3 || len(r.repeated) != 2 {
+		t.Errorf("%v, failed: %v, repeated: %v", r.counts, r.failures, r.repeated)
+	}
+}
+
 // A failure of the race detector itself withdraws all failures of its package, and no other.
 func TestWithdrawBroken(t *testing.T) {
 	r := result{counts: counts{passed: 3, failed: 3}, failures: []failure{

@@ -145,18 +145,26 @@ func (p *Plane) releaseTable(former ebpf.MapID) error {
 	return datapath.ReleaseMap(p.dir, former)
 }
 
-// releaseTables removes the pins of all tables that no service has.
+// releaseTables removes the pins of all tables that no service has. It looks only at the numbers of
+// services with a label: a service has its label before its first table, and loses it after its last.
+// To look at all numbers would take longer than the rest of a start.
 func (p *Plane) releaseTables() error {
+	labels, err := p.ServiceLabels()
+	if err != nil {
+		return fmt.Errorf("list the services: %w", err)
+	}
+	numbers := []uint32{p.spareTable()}
+	for service := range labels {
+		numbers = append(numbers, 2*service, 2*service+1)
+	}
 	used := map[ebpf.MapID]bool{}
 	for _, outer := range []*ebpf.Map{p.Objects.Tables, p.Objects.Columns} {
-		var number uint32
-		var id ebpf.MapID
-		elements := outer.Iterate()
-		for elements.Next(&number, (*uint32)(&id)) {
+		for _, number := range numbers {
+			id, err := innerID(outer, number)
+			if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+				return fmt.Errorf("find table %d: %w", number, err)
+			}
 			used[id] = true
-		}
-		if err := elements.Err(); err != nil {
-			return fmt.Errorf("list the tables of services: %w", err)
 		}
 	}
 	return datapath.ReleaseMapsExcept(p.dir, used)
@@ -206,12 +214,15 @@ func (p *Plane) Holds(number uint32, rows []uint16) bool {
 // cannot replace the element.
 func (p *Plane) Settle() error {
 	former := len(p.Rankings.former)
-	if err := p.Install(p.Objects.Tables.MaxEntries()-1, nil); err != nil {
+	if err := p.Install(p.spareTable(), nil); err != nil {
 		return err
 	}
 	p.Rankings.settled(former)
 	return nil
 }
+
+// spareTable returns the number of the table that no service uses.
+func (p *Plane) spareTable() uint32 { return p.Objects.Tables.MaxEntries() - 1 }
 
 // Candidates is a copy of a candidate table. Each word contains candidatesPerWord slots.
 type Candidates []uint64

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"os"
+	"testing"
+)
+
+// wavering is a package in which TestOnce fails the first time only.
+const wavering = `package wavering
+
+import (
+	"os"
+	"testing"
+)
+
+func TestOnce(t *testing.T) {
+	t.Run("part", func(t *testing.T) {
+		if os.Mkdir("ran", 0o700) == nil {
+			t.Error("the first time")
+		}
+	})
+}
+
+func TestPasses(t *testing.T) {}
+`
+
+// A test that has failed is repeated alone. If it passes then, its tier has not failed, and the
+// failure is kept for the end of the output.
+func TestRepeat(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		others   int // that fail always
+		want     counts
+		repeated int
+	}{
+		{"fails once", 0, counts{passed: 3}, 2},
+		{"another fails always", 1, counts{passed: 3, failed: 1}, 2},
+		{"too many fail", mostRepeated, counts{passed: 1, failed: mostRepeated + 2}, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Chdir(t.TempDir())
+			text := wavering
+			for i := range c.others {
+				text += fmt.Sprintf("func TestAlways%d(t *testing.T) { t.Error() }\n", i)
+			}
+			for name, content := range map[string]string{"go.mod": "module wavering\n", "w_test.go": text} {
+				if err := os.WriteFile(name, []byte(content), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			of := tier{name: "wavering", packages: []string{"."}}
+			r, err := of.runOnce(t.Context(), of.packages)
+			err = of.repeat(t.Context(), &r, err)
+			if (err != nil) != (c.want.failed > 0) || r.counts != c.want || len(r.repeated) != c.repeated {
+				t.Errorf("%v, %v, %d withdrawn; want %v, %d", r.counts, err, len(r.repeated), c.want, c.repeated)
+			}
+		})
+	}
+}
