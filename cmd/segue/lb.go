@@ -77,12 +77,18 @@ func runLB(ctx context.Context, file string, f *foreground) error {
 	defer socket.Close()
 	recorder := runstate.NewRecorder(lock, string(datapath.RoleBalancer), file, cfg.Fixed(), log)
 	defer recorder.Close()
-	fleet, err := joinFleet(ctx, controller, recorder, log)
+	fleet, err := controller.Join(ctx, log)
 	if err != nil {
 		return err
 	}
+	handler := api.NewStarting(controller)
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return socket.Run(ctx, handler) })
 	if fleet != nil {
 		defer fleet.Close()
+		if err := awaitServices(ctx, fleet, recorder, log); err != nil {
+			return err
+		}
 		cfg = controller.Desired()
 		metrics.MustRegister(storeMetrics{fleet})
 	}
@@ -111,7 +117,6 @@ func runLB(ctx context.Context, file string, f *foreground) error {
 	b.ReportUntried(recorder.SetUnchecked)
 	controller.Attach(&announced{b, announcer}, recorder.SetOverrides)
 	reload := tracked(metrics, recorder, stream, log, controller.Reload)
-	group, ctx := errgroup.WithContext(ctx)
 	if fleet != nil {
 		group.Go(func() error { recordStore(ctx, fleet, recorder, stream); return nil })
 	}
@@ -126,12 +131,12 @@ func runLB(ctx context.Context, file string, f *foreground) error {
 	group.Go(func() error {
 		select { // before, a change would wait for the balancer to run
 		case <-b.Ready():
-			return socket.Run(ctx, api.Balancer{
+			handler.Start(api.Balancer{
 				Control: controller, Source: view.Snapshot, Reload: reload, Events: stream, Speaker: speaker,
 			}.Handler())
 		case <-ctx.Done():
-			return nil
 		}
+		return nil
 	})
 	group.Go(func() error {
 		return daemon.Serve(ctx, b, withoutWarnings(reload), f.hangups, f.detachCommand("lb", cfg.Node.Instance), log)

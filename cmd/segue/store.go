@@ -96,8 +96,12 @@ func problemsOf(s *api.Store) (problems []string) {
 		problems = append(problems, "NOT FOLLOWED: "+s.Held)
 	}
 	if !s.Reachable {
-		problems = append(problems, fmt.Sprintf("NOT REACHABLE since %s, the balancer continues with its "+
-			"last state: %s", s.Since.Format(time.RFC3339), s.Problem))
+		does := "continues with its last state"
+		if s.Follows == "" {
+			does = "waits for its services"
+		}
+		problems = append(problems, fmt.Sprintf("NOT REACHABLE since %s, the balancer %s: %s",
+			s.Since.Format(time.RFC3339), does, s.Problem))
 	}
 	if s.Unsaved != "" {
 		problems = append(problems,
@@ -163,20 +167,24 @@ type storeOptions struct {
 
 func (o *storeOptions) addFlags(cmd *cobra.Command) {
 	configFlag(cmd, &o.file)
-	cmd.Flags().DurationVar(&o.timeout, "timeout", time.Minute, "wait for the store at most so long")
+	cmd.Flags().DurationVar(&o.timeout, "timeout", time.Minute, "how long to wait for the store")
 }
 
-// open returns the configuration of a balancer, and a connection to its store.
-func (o *storeOptions) open() (*config.BalancerFiles, *store.Store, error) {
+// load returns the configuration of a balancer that has a store.
+func (o *storeOptions) load() (*config.BalancerFiles, error) {
 	files, _, err := config.LoadBalancer(o.file)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	if files.File.Store == nil {
-		return nil, nil, fmt.Errorf("%s: has no section store", o.file)
+		return nil, fmt.Errorf("%s: has no section store", o.file)
 	}
-	s, err := store.Open(&files.File.Store.Etcd, files.File.Node.Name)
-	return files, s, err
+	return files, nil
+}
+
+// openStore returns a connection to the store of a balancer.
+func openStore(files *config.BalancerFiles) (*store.Store, error) {
+	return store.Open(&files.File.Store.Etcd, files.File.Node.Name)
 }
 
 func newStoreImport() *cobra.Command {
@@ -189,7 +197,8 @@ section services, such as a configuration file of a balancer without a store, or
 of "segue store export". Other sections have no effect, except overrides.
 
 The store must be empty. With --replace its services become those of the file; overrides stay
-unless the file has some. All balancers take the change over as a whole.`,
+unless the file has some. --replace also replaces or removes keys whose values are not valid.
+All balancers take the change over as a whole.`,
 		Example: "  segue store import -c /etc/segue/lb.yaml services.yaml\n" +
 			"  segue store import -c /etc/segue/lb.yaml services.yaml --replace --dry-run",
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -213,7 +222,11 @@ unless the file has some. All balancers take the change over as a whole.`,
 }
 
 func importStore(ctx context.Context, out io.Writer, path string, o *storeOptions) error {
-	files, s, err := o.open()
+	files, err := o.load()
+	if err != nil {
+		return err
+	}
+	s, err := openStore(files)
 	if err != nil {
 		return err
 	}
@@ -235,19 +248,18 @@ func importStore(ctx context.Context, out io.Writer, path string, o *storeOption
 	ctx, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
 	var changes desired.Changes
-	version, err := s.Apply(ctx, store.Change{
-		Fills: !o.replace, PermitsRemovals: o.replace && o.allowRemovals, DryRun: o.dryRun,
+	change := store.Change{
+		Fills: !o.replace, Replaces: o.replace, PermitsRemovals: o.replace && o.allowRemovals,
+		DryRun: o.dryRun,
 		Edit: func(before store.Tree) (after store.Tree, err error) {
-			if after, changes, err = imported(files, before, content); err != nil {
-				return nil, err
-			}
-			limit := files.File.Store.MaxRemovedPercent
-			if err := store.CheckRemovals(before, after, limit); err != nil && !o.allowRemovals {
-				return nil, fmt.Errorf("%w: %w", err, control.ErrRemovals)
-			}
-			return after, nil
+			after, changes, err = imported(files, before, content)
+			return after, err
 		},
-	})
+	}
+	if !o.allowRemovals {
+		change.Check = control.CheckRemovals(files.File)
+	}
+	version, err := s.Apply(ctx, change)
 	switch {
 	case errors.Is(err, store.ErrNotEmpty):
 		return fmt.Errorf("%w; --replace replaces its services", err)
@@ -329,19 +341,17 @@ has lost its content.`,
 }
 
 func exportStore(ctx context.Context, out io.Writer, o *storeOptions) error {
-	files, s, err := o.open()
+	files, err := o.load()
 	if err != nil {
 		return err
 	}
-	defer s.Close()
+	read := storedTree
+	if o.cache {
+		read = cachedTree
+	}
 	ctx, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
-	var tree store.Tree
-	if o.cache {
-		tree, err = cachedTree(files, s)
-	} else {
-		tree, err = storedTree(ctx, s)
-	}
+	tree, err := read(ctx, files)
 	if err != nil {
 		return err
 	}
@@ -358,7 +368,12 @@ func exportStore(ctx context.Context, out io.Writer, o *storeOptions) error {
 	return err
 }
 
-func storedTree(ctx context.Context, s *store.Store) (store.Tree, error) {
+func storedTree(ctx context.Context, files *config.BalancerFiles) (store.Tree, error) {
+	s, err := openStore(files)
+	if err != nil {
+		return nil, err
+	}
+	defer s.Close()
 	n, err := s.Read(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("read the store: %w", err)
@@ -369,29 +384,26 @@ func storedTree(ctx context.Context, s *store.Store) (store.Tree, error) {
 	return n.Tree(), nil
 }
 
-func cachedTree(files *config.BalancerFiles, s *store.Store) (store.Tree, error) {
-	path := store.CacheFile(files.File.Node.State, files.File.Node.Instance)
-	state, err := store.LoadCache(path, s.Prefix())
+// cachedTree needs no store, and none of the files with which a connection proves who it is.
+func cachedTree(_ context.Context, files *config.BalancerFiles) (store.Tree, error) {
+	node := &files.File.Node
+	path, prefix := store.CacheFile(node.State, node.Instance), store.Prefix(&files.File.Store.Etcd)
+	state, err := store.LoadCache(path, prefix)
 	if err != nil {
 		return nil, err
 	}
 	if state == nil {
-		return nil, fmt.Errorf("%s: missing, or of another fleet than %s", path, s.Prefix())
+		return nil, fmt.Errorf("%s: missing, or of another fleet than %s", path, prefix)
 	}
 	return state.Content, nil
 }
 
-// joinFleet connects a balancer with the store that its configuration names, if it names one, and
-// waits until the balancer knows its services. The data path of an earlier process continues
-// meanwhile.
-func joinFleet(
-	ctx context.Context, c *control.Balancer, recorder *runstate.Recorder, log *slog.Logger,
-) (*control.Fleet, error) {
-	fleet, err := c.Join(ctx, log)
-	if fleet == nil || err != nil {
-		return nil, err
-	}
-	err = fleet.First(ctx, func(s store.Status) {
+// awaitServices waits until a balancer knows its services from the store. The data path of an earlier
+// process continues meanwhile.
+func awaitServices(
+	ctx context.Context, fleet *control.Fleet, recorder *runstate.Recorder, log *slog.Logger,
+) error {
+	return fleet.First(ctx, func(s store.Status) {
 		recorder.SetStore(recordOf(s))
 		reason := s.Held
 		if !s.Reachable {
@@ -402,10 +414,6 @@ func joinFleet(
 		// The service manager must not end the process for its long start.
 		_ = daemon.Notify("STATUS=waits for the store: " + reason + "\nEXTEND_TIMEOUT_USEC=30000000")
 	})
-	if err != nil {
-		return nil, errors.Join(err, fleet.Close())
-	}
-	return fleet, nil
 }
 
 func recordOf(s store.Status) runstate.Store {

@@ -196,7 +196,10 @@ func TestStoreExportOfCache(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.etcd.Kill()
-	if got := s.want([]string{"export", "-c", s.file, "--cache"}); got != want {
+	// No connection is opened, so what it needs may be gone, too.
+	alone := s.write("alone.yaml", strings.Replace(fileText(t, s.file), "etcd: {",
+		"etcd: {username: segue, password-file: /none, ", 1))
+	if got := s.want([]string{"export", "-c", alone, "--cache"}); got != want {
 		t.Errorf("the cache has\n%s\nwant\n%s", got, want)
 	}
 	other := s.write("other.yaml", strings.Replace(fileText(t, s.file), "/segue/main", "/segue/other", 1))
@@ -228,6 +231,12 @@ func TestPrintStore(t *testing.T) {
 		"nothing yet": {
 			api.Store{Since: since, Problem: "refused"},
 			"follows: none\nnewest:  none\nleader:  none\n" +
+				"NOT REACHABLE since 2026-11-22T09:12:40Z, the balancer waits for its services: refused\n",
+			true,
+		},
+		"away": {
+			api.Store{Since: since, Problem: "refused", Follows: "a-7", Newest: "a-7", Leader: "lb1"},
+			"follows: a-7\nnewest:  a-7\nleader:  lb1\n" +
 				"NOT REACHABLE since 2026-11-22T09:12:40Z, the balancer continues with its last state: refused\n",
 			true,
 		},
@@ -291,24 +300,41 @@ func (runner) Losses(context.Context, *desired.Balancer) ([]desired.Loss, error)
 // has.
 func (s *storeSite) serveFleet() (instance string, fleet *control.Fleet) {
 	s.t.Helper()
+	instance, c := s.serveStart()
+	if err := c.Fleet().First(s.t.Context(), func(store.Status) {}); err != nil {
+		s.t.Fatal(err)
+	}
+	c.Attach(runner{}, func([]desired.Override) {})
+	c.starting.Start(api.Balancer{
+		Control: c.Balancer, Reload: c.Reload, Events: events.NewStream(),
+	}.Handler())
+	return instance, c.Fleet()
+}
+
+// starting is a balancer that has joined its fleet and has not started yet.
+type starting struct {
+	*control.Balancer
+	starting *api.Starting
+}
+
+// serveStart is serveFleet before the start of the balancer.
+func (s *storeSite) serveStart() (instance string, c *starting) {
+	s.t.Helper()
 	if os.Geteuid() != 0 {
 		s.t.Skip("only root can write below /run/segue")
 	}
 	instance = fmt.Sprintf("test-%d-%s", os.Getpid(), strings.ToLower(s.t.Name()))
 	s.file = s.write("lb.yaml", strings.Replace(fileText(s.t, s.file), "instance: edge", "instance: "+instance, 1))
-	c, _, err := control.LoadBalancer(s.file)
+	b, _, err := control.LoadBalancer(s.file)
 	if err != nil {
 		s.t.Fatal(err)
 	}
 	log := slog.New(slog.DiscardHandler)
-	fleet, err = c.Join(s.t.Context(), log)
+	fleet, err := b.Join(s.t.Context(), log)
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	if err := fleet.First(s.t.Context(), func(store.Status) {}); err != nil {
-		s.t.Fatal(err)
-	}
-	c.Attach(runner{}, func([]desired.Override) {})
+	c = &starting{b, api.NewStarting(b)}
 	lock, err := runstate.Lock(instance)
 	if err != nil {
 		s.t.Fatal(err)
@@ -319,15 +345,32 @@ func (s *storeSite) serveFleet() (instance string, fleet *control.Fleet) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
-	handler := api.Balancer{Control: c, Reload: c.Reload, Events: events.NewStream()}.Handler()
-	go func() { ended <- socket.Run(ctx, handler) }()
+	go func() { ended <- socket.Run(ctx, c.starting) }()
 	s.t.Cleanup(func() {
 		cancel()
 		if err := errors.Join(<-ended, fleet.Close(), runstate.Unlock(lock)); err != nil {
 			s.t.Error(err)
 		}
 	})
-	return instance, fleet
+	return instance, c
+}
+
+// While a balancer waits for the store, its status tells so, and a change is refused.
+func TestStoreStatusBeforeStart(t *testing.T) {
+	t.Parallel()
+	s := newStoreSite(t)
+	s.etcd.Kill()
+	instance, _ := s.serveStart()
+	out, err := s.run("status", "-i", instance)
+	if !errors.Is(err, errNotFollowing) || !strings.Contains(out, "follows: none\n") ||
+		!strings.Contains(out, "the balancer waits for its services: it has not answered yet\n") {
+		t.Errorf("error %v, output\n%s", err, out)
+	}
+	edit := api.Edit{Override: api.Override{Service: "web", Remove: true}}
+	_, err = api.NewClient(instance).Change(t.Context(), false, edit)
+	if err == nil || !strings.Contains(err.Error(), "it waits for the store of its services") {
+		t.Errorf("a change: error %v", err)
+	}
 }
 
 // An operator confirms the version that the status has shown, and no other.
@@ -377,7 +420,11 @@ func TestStoreUnfit(t *testing.T) {
 	instance, fleet := s.serveFleet()
 	write := func(key, value string) {
 		t.Helper()
-		_, s, err := (&storeOptions{file: s.file}).open()
+		files, err := (&storeOptions{file: s.file}).load()
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := openStore(files)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -412,13 +459,13 @@ func TestStoreUnfit(t *testing.T) {
 		if got := followedMetric(t, fleet); got != 0 {
 			t.Errorf("the metric is %v", got)
 		}
-		s.want([]string{"import", "-c", s.file, good, "--replace", "--allow-removals"})
+		s.want([]string{"import", "-c", s.file, good, "--replace"})
 		await(func(now store.Status) bool { return now.Held == "" && now.Follows == now.Newest })
 	}
 	write("overrides/web/s1", "7")
-	s.refuse("key overrides/web/s1", "import", "-c", s.file, good, "--replace", "--allow-removals")
+	s.refuse("key overrides/web/s1", "import", "-c", s.file, good, "--replace")
 	others := s.services("overrides:\n- {service: web, server: s2, set: {drained: true}}\n", "s1", "s2")
-	s.want([]string{"import", "-c", s.file, others, "--replace", "--allow-removals"})
+	s.want([]string{"import", "-c", s.file, others, "--replace"})
 	await(func(now store.Status) bool { return now.Held == "" && now.Follows == now.Newest })
 }
 

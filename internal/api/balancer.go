@@ -41,7 +41,7 @@ func (b *balancerAPI) snapshot() (*inspect.Snapshot, error) {
 
 // Handler returns the handler of all operations.
 func (balancer Balancer) Handler() http.Handler {
-	api, handler := newAPI("Segue balancer")
+	api, handler := newAPI(balancerTitle)
 	b := &balancerAPI{Balancer: balancer}
 	huma.Register(api, huma.Operation{
 		OperationID: "list-services", Method: http.MethodGet, Path: "/v1/services",
@@ -52,9 +52,14 @@ func (balancer Balancer) Handler() http.Handler {
 	huma.Register(api, applyOperation, b.applyFile)
 	b.registerSelf(api)
 	b.registerStore(api)
-	self := Instance{balancer.Control.Desired().Node.Instance, RoleBalancer, version.String()}
-	register(api, self, balancer.Control, balancer.Reload, balancer.Events)
+	register(api, selfOf(balancer.Control), balancer.Control, balancer.Reload, balancer.Events)
 	return handler
+}
+
+const balancerTitle = "Segue balancer"
+
+func selfOf(c *control.Balancer) Instance {
+	return Instance{c.Desired().Node.Instance, RoleBalancer, version.String()}
 }
 
 // FleetTerms are the conditions of a change of a balancer that may have a store.

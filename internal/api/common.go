@@ -50,10 +50,7 @@ type body[T any] struct{ Body T }
 
 // register adds the operations that balancers and agents have.
 func register(api huma.API, self Instance, of overrider, reload Reload, stream *events.Stream) {
-	huma.Register(api, huma.Operation{
-		OperationID: "get-instance", Method: http.MethodGet, Path: "/v1/instance",
-		Summary: "Tell whose socket this is",
-	}, func(context.Context, *struct{}) (*body[Instance], error) { return &body[Instance]{self}, nil })
+	registerInstance(api, self)
 	registerOverrides(api, of)
 	huma.Register(api, huma.Operation{
 		OperationID: "reload", Method: http.MethodPost, Path: "/v1/reload",
@@ -98,6 +95,15 @@ func sendEvents(ctx context.Context, stream *events.Stream, after uint64, send s
 	}
 }
 
+const instancePath = "/v1/instance"
+
+func registerInstance(api huma.API, self Instance) {
+	huma.Register(api, huma.Operation{
+		OperationID: "get-instance", Method: http.MethodGet, Path: instancePath,
+		Summary: "Tell whose socket this is",
+	}, func(context.Context, *struct{}) (*body[Instance], error) { return &body[Instance]{self}, nil })
+}
+
 // refusal returns the answer to a change that was refused.
 func refusal(err error) error {
 	var problems field.Errors
@@ -105,7 +111,7 @@ func refusal(err error) error {
 	case errors.Is(err, control.ErrVersion):
 		return huma.Error412PreconditionFailed(err.Error())
 	case errors.Is(err, control.ErrStored), errors.Is(err, control.ErrExists),
-		errors.Is(err, control.ErrRemovals):
+		errors.Is(err, control.ErrRemovals), errors.Is(err, control.ErrHeld):
 		return huma.Error409Conflict(err.Error())
 	case errors.Is(err, control.ErrNotFound):
 		return huma.Error404NotFound(err.Error())

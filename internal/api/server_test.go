@@ -120,18 +120,22 @@ func send(t *testing.T, method, url, body string, headers ...string) (status int
 // Each cause of a refusal has its status. A change that may have been made has one of its own.
 func TestRefusal(t *testing.T) {
 	t.Parallel()
-	for want, cause := range map[int]error{
-		http.StatusNotFound:            control.ErrNotFound,
-		http.StatusConflict:            control.ErrRemovals,
-		http.StatusPreconditionFailed:  control.ErrVersion,
-		http.StatusUnprocessableEntity: field.Errors{{Path: "web.port", Problem: "required"}},
-		http.StatusGatewayTimeout:      store.ErrUnknown,
-		http.StatusServiceUnavailable:  store.ErrEmpty,
+	for want, causes := range map[int][]error{
+		http.StatusNotFound: {control.ErrNotFound},
+		http.StatusConflict: {
+			control.ErrExists, control.ErrStored, control.ErrRemovals, control.ErrHeld,
+		},
+		http.StatusPreconditionFailed:  {control.ErrVersion},
+		http.StatusUnprocessableEntity: {field.Errors{{Path: "web.port", Problem: "required"}}},
+		http.StatusGatewayTimeout:      {store.ErrUnknown},
+		http.StatusServiceUnavailable:  {store.ErrEmpty},
 	} {
-		var problem huma.StatusError
-		err := fmt.Errorf("the cause: %w", cause)
-		if !errors.As(refusal(err), &problem) || problem.GetStatus() != want || problem.Error() != err.Error() {
-			t.Errorf("%v: answer %v, want status %d", err, problem, want)
+		for _, cause := range causes {
+			var problem huma.StatusError
+			err := fmt.Errorf("the cause: %w", cause)
+			if !errors.As(refusal(err), &problem) || problem.GetStatus() != want || problem.Error() != err.Error() {
+				t.Errorf("%v: answer %v, want status %d", err, problem, want)
+			}
 		}
 	}
 }

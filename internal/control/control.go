@@ -205,9 +205,9 @@ type Result struct {
 }
 
 // Change makes all edits in their order, or none. It stores the overrides, so that they survive a
-// restart. The error wraps ErrVersion, ErrStored, ErrNotFound, ErrExists or ErrRemovals, is of type
-// field.Errors, or is that of the process or of writing the file or the store. After an error, the
-// state before stays in force, unless the error wraps store.ErrUnknown.
+// restart. The error wraps ErrVersion, ErrStored, ErrNotFound, ErrExists, ErrRemovals or ErrHeld, is
+// of type field.Errors, or is that of the process or of writing the file or the store. After an error,
+// the state before stays in force, unless the error wraps store.ErrUnknown.
 func (c *Controller[D]) Change(ctx context.Context, edits []Edit, terms Terms) (*Result, error) {
 	return c.follow(ctx, terms, func(f *config.Files[D]) (*config.Files[D], field.Errors, error) {
 		return edited(f, edits)

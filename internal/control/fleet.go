@@ -30,6 +30,21 @@ const (
 // store allows.
 var ErrRemovals = errors.New("permit it by --allow-removals")
 
+// ErrHeld is wrapped in the error of a change that permits removals while the balancer does not follow
+// a version because of its removals.
+var ErrHeld = errors.New("confirm the version, or restore its servers first")
+
+// CheckRemovals returns the function that refuses changes of a store that remove more servers than a
+// balancer's limit allows. Its error wraps ErrRemovals.
+func CheckRemovals(cfg *desired.Balancer) func(before, after store.Tree) error {
+	return func(before, after store.Tree) error {
+		if err := store.CheckRemovals(before, after, cfg.Store.MaxRemovedPercent); err != nil {
+			return fmt.Errorf("%w: %w", err, ErrRemovals)
+		}
+		return nil
+	}
+}
+
 // Member is a running balancer of a fleet.
 type Member interface {
 	Runner[*desired.Balancer]
@@ -275,6 +290,12 @@ func (f *Fleet) Change(ctx context.Context, terms Terms, compute change[*desired
 			return nil, fmt.Errorf("%w: %w", ErrVersion, err)
 		}
 	}
+	if !terms.PermitsRemovals {
+		change.Check = CheckRemovals(f.controller.Desired())
+	} else if held := f.Status().Confirmable; held != (store.Version{}) {
+		return nil, fmt.Errorf("version %s is held (segue store status), and the permission would hold for "+
+			"its removals, too: %w", held, ErrHeld)
+	}
 	var result *Result
 	var refusal error // of the last edit
 	change.Edit = func(tree store.Tree) (next store.Tree, err error) {
@@ -287,6 +308,8 @@ func (f *Fleet) Change(ctx context.Context, terms Terms, compute change[*desired
 	switch {
 	case refusal != nil:
 		return nil, refusal
+	case errors.Is(err, ErrRemovals):
+		return nil, err
 	case errors.Is(err, store.ErrVersion):
 		return nil, fmt.Errorf("%w: %w", ErrVersion, err)
 	case errors.Is(err, store.ErrUnknown):
@@ -321,12 +344,6 @@ func (f *Fleet) edit(
 	next, err := tree.WithOverrides(after.Overrides)
 	if err != nil {
 		return nil, nil, err
-	}
-	if !terms.PermitsRemovals {
-		limit := before.Desired.Store.MaxRemovedPercent
-		if err := store.CheckRemovals(tree, next, limit); err != nil {
-			return nil, nil, fmt.Errorf("%w: %w", err, ErrRemovals)
-		}
 	}
 	losses, err := f.member.Losses(ctx, after.Desired)
 	if err != nil {

@@ -200,6 +200,63 @@ func TestFleetRefuses(t *testing.T) {
 	}
 }
 
+// Changes that become one generation count together, because the members follow them as one.
+func TestFleetRemovalsAddUp(t *testing.T) {
+	t.Parallel()
+	a, b := fleetOf(t)
+	remove := func(server string) Edit { return Edit{Service: "web", Server: server, Remove: true} }
+	add := func(server, address string) Edit {
+		return Edit{Service: "web", Server: server, Add: desired.Fields{"address": address}}
+	}
+	// The first generation has just begun, so the next one has to wait.
+	a.apply(add("s5", "2001:db8:1::5"), add("s6", "2001:db8:1::6"))
+	version := a.apply(remove("s1"))
+	_, err := a.Change(t.Context(), []Edit{remove("s2")}, Terms{})
+	if !errors.Is(err, ErrRemovals) || !strings.Contains(err.Error(), "2 of 4 servers of web") {
+		t.Errorf("a second removal for the same generation: error %v", err)
+	}
+	await(t, version, a, b)
+	if _, err := a.Change(t.Context(), []Edit{remove("s2")}, Terms{}); err != nil {
+		t.Error(err)
+	}
+}
+
+// A permission would also hold for the removals of a version that the members do not follow.
+func TestFleetPermissionWhileHeld(t *testing.T) {
+	t.Parallel()
+	a, b := fleetOf(t)
+	held, err := a.fleet.store.Apply(t.Context(), store.Change{
+		Edit: func(tree store.Tree) (store.Tree, error) { // as a script that has read half a list
+			delete(tree, "servers/web/s1")
+			delete(tree, "servers/web/s2")
+			return tree, nil
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if err := a.fleet.Await(ctx, func(s store.Status) bool { return s.Confirmable == held }); err != nil {
+		t.Fatal(err)
+	}
+	edits := []Edit{{Service: "web", Server: "s3", Remove: true}}
+	_, err = a.Change(t.Context(), edits, Terms{PermitsRemovals: true})
+	if !errors.Is(err, ErrHeld) || !strings.Contains(err.Error(), held.String()) {
+		t.Errorf("error %v", err)
+	}
+	for _, m := range []*member{a, b} {
+		if err := m.fleet.Confirm(ctx, held.String()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	result, err := a.Change(t.Context(), edits, Terms{PermitsRemovals: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	await(t, result.Version, a, b)
+}
+
 // A dry run changes nothing. Its version is the one of the store that it was made for, also if the
 // member has not seen that version yet.
 func TestFleetDryRun(t *testing.T) {

@@ -111,8 +111,8 @@ func parseRecord(data []byte) (*Record, error) {
 	return &record, nil
 }
 
-// Recorder keeps the record of a process. Several goroutines may use it. If it cannot write the record, it logs the error, and the
-// process continues.
+// Recorder keeps the record of a process. Several goroutines may use it. If it cannot write the record,
+// it logs the error, and the process continues.
 type Recorder struct {
 	log  *slog.Logger
 	path string

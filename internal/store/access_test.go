@@ -131,10 +131,10 @@ func TestTLS(t *testing.T) {
 	}
 }
 
-// A user with a password may use the keys of the fleet.
-func TestPassword(t *testing.T) {
-	t.Parallel()
-	server := etcdtest.Start(t)
+// withPasswords makes a server refuse requests without a password. The user segue, whose password is
+// balance, may use the keys of the fleet.
+func withPasswords(t *testing.T, server *etcdtest.Server) {
+	t.Helper()
 	c, ctx := server.Client(), t.Context()
 	for _, step := range []func() error{
 		func() error { _, err := c.UserAdd(ctx, "root", "secret"); return err },
@@ -153,6 +153,13 @@ func TestPassword(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+}
+
+// A user with a password may use the keys of the fleet.
+func TestPassword(t *testing.T) {
+	t.Parallel()
+	server := etcdtest.Start(t)
+	withPasswords(t, server)
 	file := filepath.Join(t.TempDir(), "password")
 	cfg := desired.Etcd{
 		Endpoints: []string{server.Endpoint()}, Prefix: prefix, Username: "segue", PasswordFile: file,
@@ -180,6 +187,37 @@ func TestPassword(t *testing.T) {
 		t.Fatal(err)
 	}
 	requireFleet(t, &cfg)
+}
+
+// A balancer with a password restarts while the store is away. It goes on with what it followed last,
+// and then follows the store, and so does a balancer that has a token from before.
+func TestPasswordWithoutStore(t *testing.T) {
+	t.Parallel()
+	server := etcdtest.Start(t)
+	withPasswords(t, server)
+	file := filepath.Join(t.TempDir(), "password")
+	if err := os.WriteFile(file, []byte("balance\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cfg := desired.Etcd{
+		Endpoints: []string{server.Endpoint()}, Prefix: prefix, Username: "segue", PasswordFile: file,
+	}
+	operator, err := Open(&cfg, "operator")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer operator.Close()
+	f := fleetOf(t, operator)
+	b := f.addWith(cfg)
+	f.addWith(cfg)
+	f.await(f.fill(service("web", 10)), time.Now())
+	before := b.State()
+	server.Kill()
+	b.stop()
+	b.start()
+	b.await(func(s Status) bool { return s.FromCache && s.Follows == before.Version }, "start")
+	server.Run()
+	f.await(f.edit(add9(1)), time.Now())
 }
 
 // requireFleet requires that a fleet can work by a connection.

@@ -5,6 +5,8 @@ package store
 import (
 	"errors"
 	"fmt"
+	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -51,6 +53,49 @@ func TestLostContent(t *testing.T) {
 			t.Errorf("%s: the history of web is %+v", b.name, g)
 		}
 	}
+}
+
+// After a loss of the content, a balancer without history leaves the lease to those that have one.
+func TestLostContentAndStranger(t *testing.T) {
+	t.Parallel()
+	server := etcdtest.Start(t)
+	proxy := etcdtest.NewProxy(t, server)
+	f := newFleet(t, server.Endpoint())
+	f.interval = 0
+	b := f.add(proxy.Endpoint())
+	f.await(f.fill(service("web", 4)), time.Now())
+	f.await(f.edit(add9(0)), time.Now())
+	before := b.State()
+	server.Kill()
+	server.Lose()
+	proxy.Cut()
+	server.Run()
+	f.deference = time.Hour
+	stranger := f.add(server.Endpoint())
+	stranger.await(func(s Status) bool { return strings.Contains(s.Held, ErrEmpty.Error()) }, "see the loss")
+	version := f.apply(Change{Fills: true, Edit: func(Tree) (Tree, error) { return before.Content, nil }})
+	stranger.await(func(s Status) bool { return s.Newest == version }, "see the content")
+	if s := stranger.Status(); s.Leader != "" {
+		t.Errorf("%s is the leader", s.Leader)
+	}
+	proxy.Heal()
+	f.await(version, time.Now())
+	for _, b := range f.balancers {
+		if g := b.State().Generations; !reflect.DeepEqual(g, before.Generations) {
+			t.Errorf("%s has the generations %+v, want %+v", b.name, g, before.Generations)
+		}
+	}
+}
+
+// Balancers without history begin one if nobody else does.
+func TestStrangerBegins(t *testing.T) {
+	t.Parallel()
+	server := etcdtest.Start(t)
+	f := newFleet(t, server.Endpoint())
+	f.deference = 500 * time.Millisecond
+	f.add(server.Endpoint())
+	f.add(server.Endpoint())
+	f.await(f.fill(service("web", 4)), time.Now())
 }
 
 // A balancer that restarts while the store has lost its content, wholly or in part, goes on with what
@@ -128,6 +173,76 @@ func TestBackup(t *testing.T) {
 	for _, b := range f.balancers {
 		if len(b.servers("web")) != 10 {
 			t.Errorf("%s has %v after the confirmation", b.name, b.servers("web"))
+		}
+	}
+}
+
+// A leader goes on at a store that was restored from a backup, and has lower revisions than before.
+func TestLeaderAfterBackup(t *testing.T) {
+	t.Parallel()
+	server := etcdtest.Start(t)
+	f := newFleet(t, server.Endpoint())
+	b := f.add(server.Endpoint())
+	f.await(f.fill(service("web", 10)), time.Now())
+	b.await(func(s Status) bool { return s.IsLeader }, "lead")
+	server.Kill()
+	server.BackUp()
+	server.Run()
+	for i := range 3 {
+		f.await(f.edit(add9(i)), time.Now())
+	}
+	f.await(f.edit(drain("web", "s1")), time.Now()) // after which the leader removes no keys
+	server.Kill()
+	server.Restore()
+	server.Run()
+	f.mu.Lock()
+	clear(f.tables) // generations of the same numbers have other servers now
+	f.mu.Unlock()
+	f.await(f.edit(add9(3)), time.Now())
+}
+
+// A store is restored from a backup while a balancer does not reach it, and has more revisions than
+// before when the balancer does again. The balancer has nothing of what was lost.
+func TestBackupDuringPartition(t *testing.T) {
+	t.Parallel()
+	f, server, proxy := faulty(t)
+	server.Kill()
+	server.BackUp()
+	server.Run()
+	f.edit(add9(0))
+	f.await(f.edit(add9(1)), time.Now())
+	far, near := f.balancers[:2], f.balancers[2]
+	lost, err := f.store.Read(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	proxy.Cut()
+	for _, b := range far {
+		b.await(func(s Status) bool { return !s.Reachable }, "notice the partition")
+	}
+	server.Kill()
+	server.Restore()
+	server.Run()
+	f.mu.Lock()
+	clear(f.tables) // generations of the same numbers have other servers now
+	f.mu.Unlock()
+	var version Version
+	for i := range 10 {
+		version = f.edit(add9(i + 2))
+		f.await(version, time.Now(), near)
+	}
+	now, err := f.store.Read(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if now.revision <= lost.revision || version.Change <= lost.head.Change {
+		t.Fatalf("revision %d at %s, before %d", now.revision, version, lost.revision)
+	}
+	proxy.Heal()
+	f.await(version, time.Now())
+	for _, b := range far {
+		if got, want := b.servers("web"), near.servers("web"); !slices.Equal(got, want) {
+			t.Errorf("%s has %v, want %v", b.name, got, want)
 		}
 	}
 }

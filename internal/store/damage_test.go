@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"reflect"
 	"slices"
 	"strings"
@@ -25,7 +26,7 @@ func TestDamage(t *testing.T) {
 	t.Parallel()
 	for name, damage := range map[string]struct{ key, value, want string }{
 		"all servers": {serversKey, "", "would remove"},
-		"head":        {headKey, "{", "key head"},
+		"head":        {headKey, "{", "key " + prefix + "/head"},
 		"item":        {keyOf(serversKey, "web", "s1"), "[]", "has no version"},
 		"value": {
 			keyOf(serversKey, "web", "s1"), `[{"change":1,"value":{"address":"x"}}]`, "web/s1.address",
@@ -78,9 +79,12 @@ func TestDamagedGenerations(t *testing.T) {
 	t.Parallel()
 	record := keyOf(generationsKey, "web")
 	for name, damage := range map[string]func(Tree, *Snapshot){
-		"no pieces":          func(t Tree, n *Snapshot) { maps.DeleteFunc(t, isPiece) },
-		"other pieces":       func(t Tree, n *Snapshot) { t[first(n.pieces)] = json.RawMessage("{}") },
-		"no record":          func(t Tree, n *Snapshot) { delete(t, record) },
+		"no pieces":    func(t Tree, n *Snapshot) { maps.DeleteFunc(t, isPiece) },
+		"other pieces": func(t Tree, n *Snapshot) { t[first(n.pieces)] = json.RawMessage("{}") },
+		"no record":    func(t Tree, n *Snapshot) { delete(t, record) },
+		"no record of an added service": func(t Tree, n *Snapshot) {
+			delete(t, keyOf(generationsKey, "new"))
+		},
 		"record not valid":   func(t Tree, n *Snapshot) { t[record] = json.RawMessage("{") },
 		"value not valid":    func(t Tree, n *Snapshot) { t[record] = json.RawMessage(`[{"change":1,"value":7}]`) },
 		"name not valid":     func(t Tree, n *Snapshot) { t[generationsKey+"%zz"] = t[record] },
@@ -93,6 +97,10 @@ func TestDamagedGenerations(t *testing.T) {
 				f.interval = 0
 				b := f.add(server.Endpoint())
 				f.await(f.fill(service("web", 4), service("dns", 2)), time.Now())
+				added := desired.Override{Service: "new", Add: without(service("new", 2), "name")}
+				f.await(f.apply(Change{Edit: func(t Tree) (Tree, error) {
+					return t.WithOverrides([]desired.Override{added})
+				}}), time.Now())
 				f.await(f.edit(add9(0)), time.Now())
 				f.await(f.edit(add9(1)), time.Now())
 				before := b.State()
@@ -258,6 +266,75 @@ func TestBalancerRefuses(t *testing.T) {
 	b.refuses = nil
 	b.mu.Unlock()
 	f.await(version, time.Now())
+}
+
+// The file of a balancer's last state is damaged. The balancer follows the store, and keeps the file.
+func TestDamagedCache(t *testing.T) {
+	t.Parallel()
+	server := etcdtest.Start(t)
+	f := newFleet(t, server.Endpoint())
+	b := f.add(server.Endpoint())
+	f.await(f.fill(service("web", 10)), time.Now())
+	b.stop()
+	const damaged = `{"format":1,"prefix":`
+	if err := os.WriteFile(b.cache, []byte(damaged), 0o640); err != nil {
+		t.Fatal(err)
+	}
+	version := f.edit(add9(0))
+	b.start()
+	f.await(version, time.Now(), b)
+	b.stop() // when the file is written
+	if text, err := os.ReadFile(b.cache + ".invalid"); err != nil || string(text) != damaged {
+		t.Errorf("the file that was set aside has %q, error %v", text, err)
+	}
+	if saved, err := LoadCache(b.cache, f.store.prefix); err != nil || saved.Version != version {
+		t.Errorf("the file has %+v, error %v", saved, err)
+	}
+}
+
+// Services, servers and overrides whose values are not valid can be replaced, and nothing else can be
+// changed before.
+func TestReplaceDamage(t *testing.T) {
+	t.Parallel()
+	f, server, _ := faulty(t)
+	client := server.Client()
+	for key, value := range map[string]string{
+		keyOf(serversKey, "web", "s1"):    `{"address":"2001:db8:1::99"}`,
+		keyOf(serversKey, "web", "extra"): `{"address":"2001:db8:1::98"}`,
+		keyOf(servicesKey, "dns"):         `[]`,
+		overrideKey("web", "s2"):          `{`,
+	} {
+		if _, err := client.Put(t.Context(), f.store.key(key), value); err != nil {
+			t.Fatal(err)
+		}
+	}
+	before := f.balancers[0].State()
+	change := Change{
+		Edit:  replace(service("web", 10), service("dns", 2)),
+		Check: func(before, after Tree) error { return CheckRemovals(before, after, 30) },
+	}
+	_, err := f.store.Apply(t.Context(), change)
+	if err == nil || !strings.Contains(err.Error(), prefix+"/overrides/web/s2") ||
+		!strings.Contains(err.Error(), "segue store import --replace") {
+		t.Errorf("error %v", err)
+	}
+	change.Replaces = true
+	few := change
+	few.Edit = replace(service("web", 5), service("dns", 2))
+	if _, err := f.store.Apply(t.Context(), few); err == nil || !strings.Contains(err.Error(), "6 of 11 servers") {
+		t.Errorf("error %v", err)
+	}
+	f.await(f.apply(change), time.Now())
+	for _, b := range f.balancers {
+		if web, dns := b.servers("web"), b.servers("dns"); len(web) != 10 || len(dns) != 2 {
+			t.Errorf("%s has %v and %v", b.name, web, dns)
+		}
+		g := b.State().Generations
+		if g["web"].Number != before.Generations["web"].Number || g["dns"].Number != 2 {
+			t.Errorf("%s has the generations %+v", b.name, g)
+		}
+	}
+	f.await(f.edit(drain("web", "s2")), time.Now())
 }
 
 // A balancer that cannot read the content gives the lease back, and leaves it to others for a while.

@@ -161,12 +161,67 @@ func (t Tree) WithOverridesOf(other Tree) Tree {
 }
 
 func (t Tree) putOverrides(overrides []desired.Override) error {
+	overrides, err := apart(overrides)
+	if err != nil {
+		return err
+	}
 	for _, o := range overrides {
 		if err := t.put(overrideKey(o.Service, o.Server), bare(o)); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// apart returns overrides with the same effect, in which each server of a service that an override
+// adds has an override of its own. A key with all servers could be larger than the store takes, and
+// a drain could not take effect before other changes of the service.
+func apart(overrides []desired.Override) (all []desired.Override, err error) {
+	added := map[string]int{} // indexes in all
+	for _, o := range overrides {
+		list, isList := o.Add["servers"].([]any)
+		if o.Server != "" || !isList {
+			continue
+		}
+		for i, element := range list {
+			at := fmt.Sprintf("overrides of %s: add.servers[%d]", o.Service, i)
+			server, isMapping := element.(map[string]any)
+			if !isMapping {
+				return nil, fmt.Errorf("%s: must be a mapping", at)
+			}
+			name, err := nameIn(server, at)
+			if err != nil {
+				return nil, err
+			}
+			added[overrideKey(o.Service, name)] = len(all)
+			all = append(all, desired.Override{
+				Service: o.Service, Server: name, Add: without(server, "name"),
+			})
+		}
+	}
+	removed := map[int]bool{}
+	for _, o := range overrides {
+		i, isAdded := added[overrideKey(o.Service, o.Server)]
+		switch _, isList := o.Add["servers"].([]any); {
+		case isAdded && o.Remove:
+			removed[i] = true
+		case isAdded:
+			all[i].Set = o.Set
+		case o.Server == "" && isList:
+			o.Add = without(o.Add, "servers")
+			o.Add["servers"] = []any{}
+			all = append(all, o)
+		default:
+			all = append(all, o)
+		}
+	}
+	kept := all[:0]
+	for i, o := range all {
+		if !removed[i] {
+			kept = append(kept, o)
+		}
+	}
+	return kept, nil
 }
 
 func overrideKey(service, server string) string {

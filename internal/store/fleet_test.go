@@ -30,6 +30,7 @@ type fleet struct {
 	store     *Store // for changes
 	balancers []*simulated
 	interval  time.Duration // between generations
+	deference time.Duration // of balancers without history
 
 	mu sync.Mutex
 	// tables has a digest of the candidate tables and one of the content for each generation of a
@@ -121,7 +122,7 @@ func (b *simulated) start() {
 		b.fleet.t.Fatal(err)
 	}
 	b.Follower = NewFollower(b.opened, b, b.file.File, b.history, slog.New(slog.DiscardHandler))
-	b.interval = b.fleet.interval
+	b.interval, b.deference = b.fleet.interval, b.fleet.deference
 	ctx, cancel := context.WithCancel(context.Background())
 	b.cancel, b.ended = cancel, make(chan struct{})
 	ended := b.ended

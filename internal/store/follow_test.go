@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -66,6 +67,107 @@ func TestDrainDoesNotWait(t *testing.T) {
 	}
 	version = f.edit(func(t Tree) { delete(t, keyOf(overridesKey, "web", "s1")) })
 	b.await(func(s Status) bool { return s.Newest == version && !b.isDrained("web", "s1") }, "end the drain")
+}
+
+// So does a drain of a server of a service that an override adds.
+func TestDrainOfAddedService(t *testing.T) {
+	t.Parallel()
+	server := etcdtest.Start(t)
+	f := newFleet(t, server.Endpoint())
+	f.interval = time.Hour
+	b := f.add(server.Endpoint())
+	added := desired.Override{Service: "new", Add: without(service("new", 3), "name")}
+	f.await(f.apply(Change{Fills: true, Edit: overrides(added)}), time.Now())
+	first := b.State().Version
+	drained := []desired.Override{added, {Service: "new", Server: "s1", Set: desired.Fields{"drained": true}}}
+	version := f.apply(Change{Edit: func(t Tree) (Tree, error) {
+		next, err := t.WithOverrides(drained)
+		if err == nil { // the set of servers changes, too
+			put(overrideKey("new", "s9"), bareOverride{Add: desired.Fields{"address": "2001:db8:1::99"}})(next)
+		}
+		return next, err
+	}})
+	b.await(func(s Status) bool { return s.Newest == version && b.isDrained("new", "s1") }, "drain")
+	if got := b.servers("new"); len(got) != 3 || b.State().Version != first {
+		t.Errorf("the servers are %v at %s, before their generation", got, b.State().Version)
+	}
+}
+
+// overrides returns an edit that makes overrides the only content.
+func overrides(list ...desired.Override) func(Tree) (Tree, error) {
+	return func(Tree) (Tree, error) { return (&Document{Overrides: list}).Tree() }
+}
+
+// Each server of a service that an override adds has a key, with all that overrides say about it.
+func TestOverridesOfAddedService(t *testing.T) {
+	t.Parallel()
+	address := func(n int) desired.Fields {
+		return desired.Fields{"address": fmt.Sprintf("2001:db8:1::%x", n+2)}
+	}
+	set := desired.Fields{"weight": 7}
+	d := &Document{Overrides: []desired.Override{
+		{Service: "new", Server: "s0", Set: set},
+		{Service: "new", Add: without(service("new", 3), "name")},
+		{Service: "new", Server: "s1", Remove: true},
+		{Service: "new", Server: "more", Add: address(9)},
+		{Service: "web", Server: "s0", Remove: true},
+	}}
+	tree, err := d.Tree()
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := tree.Document()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if tree, err = again.Tree(); err != nil { // it stays so
+		t.Fatal(err)
+	}
+	want := Tree{}
+	for key, value := range map[string]bareOverride{
+		overrideKey("new", "more"): {Add: address(9)},
+		overrideKey("new", "s0"):   {Add: address(0), Set: set},
+		overrideKey("new", "s2"):   {Add: address(2)},
+		overrideKey("web", "s0"):   {Remove: true},
+	} {
+		put(key, value)(want)
+	}
+	own := without(service("new", 0), "name")
+	put(overrideKey("new", ""), bareOverride{Add: own})(want)
+	if !tree.Equal(want) {
+		t.Errorf("tree %s\nwant %s", encode(tree), encode(want))
+	}
+	for name, servers := range map[string][]any{
+		"mapping": {7}, "required": {map[string]any{"address": "x"}},
+		"twice": {map[string]any{"name": "a"}, map[string]any{"name": "a"}},
+	} {
+		o := desired.Override{Service: "new", Add: desired.Fields{"servers": servers}}
+		if _, err := (&Document{Overrides: []desired.Override{o}}).Tree(); err == nil ||
+			!strings.Contains(err.Error(), name) {
+			t.Errorf("servers %v: error %v, want %s", servers, err, name)
+		}
+	}
+}
+
+// A service that an override adds may have as many servers as any other.
+func TestLargeOverride(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, etcdtest.Start(t).Endpoint())
+	f.fill()
+	const many = 40000
+	f.apply(Change{Edit: overrides(desired.Override{Service: "new", Add: without(bulk("new", many), "name")})})
+	f.edit(put(overrideKey("new", "s1"), bareOverride{Add: desired.Fields{"address": "2001:db8:1::1"}}))
+	n, err := f.store.Read(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	document, err := n.Tree().Document()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := len(document.servers()["new"]); got != many {
+		t.Errorf("%d servers, want %d", got, many)
+	}
 }
 
 // Two changes within the interval become one generation, after the interval.

@@ -7,7 +7,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
+	"os"
 	"reflect"
 	"strings"
 	"sync"
@@ -44,8 +46,11 @@ type Follower struct {
 	log      *slog.Logger
 	balancer Balancer
 	cache    string        // path of the file
+	setAside bool          // the file could not be read, and is kept under another name
 	interval time.Duration // generationInterval, except in tests
-	history  generation.Generations
+	// deference is strangerPause, except in tests.
+	deference time.Duration
+	history   generation.Generations
 
 	first    chan struct{} // closed when there is a state
 	confirms chan confirmation
@@ -73,8 +78,8 @@ type Status struct {
 	// Held tells why the balancer does not follow the store's released version, or cannot follow the
 	// last one.
 	Held string
-	// Confirmable is the version that Confirm makes the balancer follow all the same. Without a value
-	// there is none.
+	// Confirmable is the version that Confirm makes the balancer follow all the same. The zero value
+	// means that there is none.
 	Confirmable Version
 	// Leader is the balancer that makes the generations. IsLeader tells that it is this one.
 	Leader   string
@@ -92,14 +97,17 @@ func NewFollower(
 	s *Store, b Balancer, cfg *desired.Balancer, history generation.Generations, log *slog.Logger,
 ) *Follower {
 	f := &Follower{
-		store: s, log: log, balancer: b, interval: generationInterval, history: history,
+		store: s, log: log, balancer: b, history: history,
+		interval: generationInterval, deference: strangerPause,
 		cache: CacheFile(cfg.Node.State, cfg.Node.Instance),
 		first: make(chan struct{}), confirms: make(chan confirmation), changed: make(chan struct{}),
 	}
 	f.status.Since, f.status.Problem = time.Now(), noAnswerYet
 	var err error
 	if f.state, err = LoadCache(f.cache, s.prefix); err != nil {
-		log.Error("what the store had before is unknown", "error", err)
+		log.Error("what the store had before is unknown: its first version is followed without a limit",
+			"error", err)
+		f.setAside = true
 	}
 	return f
 }
@@ -174,7 +182,7 @@ func (f *Follower) Run(ctx context.Context) error {
 
 func newReleaser(f *Follower) *releaser {
 	return &releaser{
-		Store: f.store, log: f.log, interval: f.interval,
+		Store: f.store, log: f.log, interval: f.interval, deference: f.deference,
 		interpret: func(version Version, content Tree) (*desired.Balancer, error) {
 			_, wanted, err := f.interpret(version, content)
 			return wanted, err
@@ -257,7 +265,7 @@ func (f *Follower) begin(ctx context.Context, reason string) {
 	close(f.first)
 }
 
-// confirmation makes the balancer follow a version. Without values there is none.
+// confirmation makes the balancer follow a version. The zero value confirms nothing.
 type confirmation struct {
 	version Version
 	reply   chan error // has room for the answer
@@ -464,12 +472,25 @@ func (f *Follower) adopt(state *State, isNew bool) {
 		return
 	}
 	unsaved := ""
-	if err := state.save(f.cache, f.store.prefix); err != nil {
+	if err := f.save(state); err != nil {
 		unsaved = err.Error()
 		f.log.Error("what the store has is not saved: a restart without the store would use an older state",
 			"error", err)
 	}
 	f.update(func(s *Status) { s.Unsaved = unsaved })
+}
+
+// save writes the balancer's own file. It keeps a file that could not be read under another name.
+func (f *Follower) save(state *State) error {
+	if f.setAside {
+		aside := f.cache + ".invalid"
+		if err := os.Rename(f.cache, aside); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("set the file aside that could not be read: %w", err)
+		}
+		f.log.Warn("a file of the store's state that could not be read is kept", "file", aside)
+		f.setAside = false
+	}
+	return state.save(f.cache, f.store.prefix)
 }
 
 // report notes what became of the content of the store.

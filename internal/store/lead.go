@@ -28,6 +28,9 @@ const (
 	// generationInterval is the least time between two generations of a service. Changes of servers
 	// meanwhile become one generation, so that the last generations cover some time.
 	generationInterval = 10 * time.Second
+	// strangerPause is how long a balancer without history leaves the lease to others, if the store has
+	// no generations. A balancer that has a history has connected again by then.
+	strangerPause = longestDial
 	// unfitPause is how long a balancer that cannot follow the content does not try to be the
 	// leader again, unless the content changes.
 	unfitPause = 30 * time.Second
@@ -41,9 +44,10 @@ type releaser struct {
 	interpret func(Version, Tree) (*desired.Balancer, error)
 	// state returns what this balancer follows, or nil. history has the generations from before it
 	// followed a store.
-	state    func() *State
-	history  generation.Generations
-	interval time.Duration // generationInterval, except in tests
+	state     func() *State
+	history   generation.Generations
+	interval  time.Duration // generationInterval, except in tests
+	deference time.Duration // strangerPause, except in tests
 
 	// began has the number of the last generation of each service, and when this balancer saw it
 	// first. Another balancer's clock is of no use.
@@ -52,6 +56,9 @@ type releaser struct {
 	// removed has the keys that this balancer has removed, with the revisions. A snapshot from
 	// before may still have them.
 	removed map[string]int64
+	// strangerSince is the time since which the store has no generations while this balancer has no
+	// history. It is zero if one of both has.
+	strangerSince time.Time
 	// unfitAt is the revision of the head whose change this balancer could not release. 0: none.
 	unfitAt int64
 }
@@ -84,6 +91,11 @@ func (r *releaser) run(ctx context.Context, snapshots <-chan *Snapshot) {
 		if (newest.leader != "" && newest.leader != r.token) || newest.Check() != nil {
 			continue
 		}
+		if wait := r.defers(newest); wait > 0 {
+			isPausing = true
+			again.Reset(wait)
+			continue
+		}
 		r.unfitAt = 0
 		pause, err := longestPause, r.hold(ctx, newest.leader, snapshots)
 		isPausing = err != nil
@@ -98,6 +110,20 @@ func (r *releaser) run(ctx context.Context, snapshots <-chan *Snapshot) {
 		}
 		again.Reset(pause)
 	}
+}
+
+// defers returns for how long this balancer leaves the lease to others. After a loss of the content,
+// the first leader's history becomes that of the fleet, so a balancer without history is no first one
+// while there may be another.
+func (r *releaser) defers(n *Snapshot) time.Duration {
+	if _, isReleased := n.released(); isReleased || r.state() != nil || len(r.history) > 0 {
+		r.strangerSince = time.Time{}
+		return 0
+	}
+	if r.strangerSince.IsZero() {
+		r.strangerSince = time.Now()
+	}
+	return time.Until(r.strangerSince.Add(r.deference))
 }
 
 // hold takes the lease, if its key has a value or none, and releases changes as long as it has the
@@ -142,7 +168,10 @@ func (r *releaser) hold(ctx context.Context, before string, snapshots <-chan *Sn
 			return errors.New("the lease is lost")
 		case n := <-snapshots:
 			if n.revision < newest.revision && n.cluster == newest.cluster {
-				continue // from before the lease
+				// It is from before the lease, or the store was restored from a backup.
+				if n, err = r.Read(ctx); err != nil {
+					return err
+				}
 			}
 			newest = n
 			r.note(newest)

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"iter"
 	"maps"
 	"slices"
 	"strings"
@@ -18,11 +19,13 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/generation"
 )
 
 // Snapshot is the content of the store at one revision of etcd. It never changes.
 type Snapshot struct {
+	prefix   string // of all keys
 	cluster  uint64 // of etcd
 	revision int64
 	head     *head // nil: the store has no services
@@ -38,9 +41,10 @@ type Snapshot struct {
 	problems map[string]error  // keys whose values are not valid
 }
 
-func newSnapshot() *Snapshot {
+func newSnapshot(prefix string) *Snapshot {
 	return &Snapshot{
-		items: map[string]item{}, pieces: map[string]string{}, problems: map[string]error{},
+		prefix: prefix,
+		items:  map[string]item{}, pieces: map[string]string{}, problems: map[string]error{},
 	}
 }
 
@@ -111,15 +115,53 @@ func (n *Snapshot) remove(key string) {
 // Check returns an error if the store has no services, or if a key has a value that is not valid.
 // It does not look at generations, which the leader can repair.
 func (n *Snapshot) Check() error {
+	return n.check(func(key string) bool { return treeOf(key) != generationsKey })
+}
+
+// checkForReplacing is Check before a change that replaces all content, and so also values that are
+// not valid.
+func (n *Snapshot) checkForReplacing() error {
+	return n.check(func(key string) bool { return treeOf(key) == "" })
+}
+
+func (n *Snapshot) check(isWanted func(key string) bool) error {
 	for _, key := range slices.Sorted(maps.Keys(n.problems)) {
-		if treeOf(key) != generationsKey {
-			return fmt.Errorf("key %s: %w", key, n.problems[key])
+		if !isWanted(key) {
+			continue
 		}
+		cure := ""
+		if treeOf(key) != "" {
+			cure = ": correct that by segue store import --replace"
+		}
+		return fmt.Errorf("key %s%s: %w%s", n.prefix, key, n.problems[key], cure)
 	}
 	if n.head == nil || n.head.Change == 0 { // 0: the first change is being written
 		return ErrEmpty
 	}
 	return nil
+}
+
+// unreadable returns the removal of the keys of content whose values are not valid, and which another
+// content does not have.
+func (n *Snapshot) unreadable(after Tree) (all []changed) {
+	for _, key := range slices.Sorted(maps.Keys(n.problems)) {
+		if isContent := treeOf(key) != "" && treeOf(key) != generationsKey; isContent && after[key] == nil {
+			all = append(all, changed{key, nil})
+		}
+	}
+	return all
+}
+
+// counted is the content as of a change, in which services and servers whose values are not valid
+// occur without fields.
+func (n *Snapshot) counted(change uint64) Tree {
+	t := n.tree(change)
+	for key := range n.problems {
+		if tree := treeOf(key); tree == servicesKey || tree == serversKey {
+			t[key] = json.RawMessage("{}")
+		}
+	}
+	return t
 }
 
 // Version returns the version of the last change. Check has returned no error.
@@ -188,27 +230,43 @@ func (n *Snapshot) generations(change uint64) (generation.Generations, error) {
 		}
 		all[service] = g
 	}
-	for key, it := range n.items {
-		service, _, err := namesOf(servicesKey, key)
-		if treeOf(key) != servicesKey || err != nil || it.at(change) == nil {
-			continue
-		}
+	for service := range n.services(change) {
 		record := keyOf(generationsKey, service)
-		if _, ok := all[service]; !ok && damaged[record] == nil && !n.isRemoved(service, change) {
+		if _, ok := all[service]; !ok && damaged[record] == nil {
 			damaged[record] = errors.New("missing")
 		}
 	}
 	for _, key := range slices.Sorted(maps.Keys(damaged)) {
-		return all, fmt.Errorf("key %s: %w", key, damaged[key])
+		return all, fmt.Errorf("key %s%s: %w", n.prefix, key, damaged[key])
 	}
 	return all, nil
 }
 
-// isRemoved tells whether an override removes a service.
-func (n *Snapshot) isRemoved(service string, change uint64) bool {
+// services yields the names of the services as of a change. A name may occur twice.
+func (n *Snapshot) services(change uint64) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		for key, it := range n.items {
+			tree := treeOf(key)
+			if tree != servicesKey && tree != overridesKey || it.at(change) == nil {
+				continue
+			}
+			service, server, err := namesOf(tree, key)
+			if err != nil || server != "" {
+				continue
+			}
+			o, err := n.override(service, change)
+			isThere := tree == servicesKey || o.Add != nil
+			if err == nil && isThere && !o.Remove && !yield(service) {
+				return
+			}
+		}
+	}
+}
+
+// override returns the override of a service as of a change, which is empty if there is none.
+func (n *Snapshot) override(service string, change uint64) (desired.Override, error) {
 	key := overrideKey(service, "")
-	o, err := Tree{key: n.items[key].at(change)}.override(key)
-	return err == nil && o.Remove
+	return Tree{key: n.items[key].at(change)}.override(key)
 }
 
 func (n *Snapshot) generation(value json.RawMessage) (g generation.Generation, err error) {
@@ -234,7 +292,7 @@ func (n *Snapshot) generation(value json.RawMessage) (g generation.Generation, e
 
 // Read reads the whole content at one revision.
 func (s *Store) Read(ctx context.Context) (*Snapshot, error) {
-	n := newSnapshot()
+	n := newSnapshot(s.prefix)
 	from, end := s.prefix, clientv3.GetPrefixRangeEnd(s.prefix)
 	options := []clientv3.OpOption{
 		clientv3.WithRange(end), clientv3.WithLimit(pageSize),
@@ -260,7 +318,7 @@ func (s *Store) Read(ctx context.Context) (*Snapshot, error) {
 }
 
 // forRequest returns the context of a request. A member of etcd that is cut off from the others
-// refuses the request at once. It would else try to answer for seconds.
+// refuses the request at once. Otherwise it would try to answer for seconds.
 func forRequest(ctx context.Context, timeout time.Duration) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(clientv3.WithRequireLeader(ctx), timeout)
 }

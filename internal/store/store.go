@@ -10,6 +10,7 @@
 package store
 
 import (
+	"context"
 	"crypto/rand"
 	"crypto/tls"
 	"encoding/json"
@@ -19,8 +20,11 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	"go.etcd.io/etcd/client/pkg/v3/transport"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
@@ -68,6 +72,7 @@ func init() { grpclog.SetLoggerV2(grpclog.NewLoggerV2(io.Discard, io.Discard, io
 // if a file of the configuration cannot be read.
 func Open(cfg *desired.Etcd, name string) (*Store, error) {
 	causes := newCauses()
+	var login login
 	settings := clientv3.Config{
 		Endpoints:            cfg.Endpoints,
 		DialKeepAliveTime:    pingInterval,
@@ -76,12 +81,15 @@ func Open(cfg *desired.Etcd, name string) (*Store, error) {
 		DialTimeout:          requestTimeout,
 		Username:             cfg.Username,
 		Logger:               zap.New(causes), // errors reach the caller
-		DialOptions: []grpc.DialOption{grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff: backoff.Config{
-				BaseDelay: firstPause, Multiplier: 1.6, Jitter: 0.2, MaxDelay: longestDial,
-			},
-			MinConnectTimeout: longestDial,
-		})},
+		DialOptions: []grpc.DialOption{
+			grpc.WithConnectParams(grpc.ConnectParams{
+				Backoff: backoff.Config{
+					BaseDelay: firstPause, Multiplier: 1.6, Jitter: 0.2, MaxDelay: longestDial,
+				},
+				MinConnectTimeout: longestDial,
+			}),
+			grpc.WithChainUnaryInterceptor(login.intercept),
+		},
 	}
 	var err error
 	if settings.TLS, err = tlsOf(cfg); err != nil {
@@ -101,7 +109,31 @@ func Open(cfg *desired.Etcd, name string) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("store.etcd: %w", err)
 	}
-	return &Store{client, causes, strings.TrimSuffix(cfg.Prefix, "/") + "/", name}, nil
+	login.isOpen.Store(true)
+	return &Store{client, causes, Prefix(cfg), name}, nil
+}
+
+// login makes the library forgo a token when it cannot get one. Without a token, the library gets one
+// when the store refuses a request (ErrUserEmpty), and before each stream.
+type login struct{ isOpen atomic.Bool }
+
+// intercept answers some requests for a token as a store without passwords does.
+func (l *login) intercept(
+	ctx context.Context, method string, request, reply any, connection *grpc.ClientConn,
+	invoke grpc.UnaryInvoker, options ...grpc.CallOption,
+) error {
+	_, isLogin := request.(*etcdserverpb.AuthenticateRequest)
+	if isLogin && !l.isOpen.Load() {
+		// New would return an error if the store does not answer.
+		return rpctypes.ErrGRPCAuthNotEnabled
+	}
+	err := invoke(ctx, method, request, reply, connection, options...)
+	if isLogin && errors.Is(rpctypes.Error(err), rpctypes.ErrInvalidAuthToken) {
+		// The library asks for a new token with the old one. After a restart, etcd 3.4 does not know
+		// that one, and refuses.
+		return rpctypes.ErrGRPCAuthNotEnabled
+	}
+	return err
 }
 
 // tlsOf returns the settings of TLS, or nil without it. The certificate is read again for each
@@ -138,8 +170,8 @@ func checkPrivate(path string) error {
 // Close ends the connection.
 func (s *Store) Close() error { return s.client.Close() }
 
-// Prefix returns the first part of the keys of the fleet. It ends with a slash.
-func (s *Store) Prefix() string { return s.prefix }
+// Prefix returns the first part of the keys of a fleet. It ends with a slash.
+func Prefix(cfg *desired.Etcd) string { return strings.TrimSuffix(cfg.Prefix, "/") + "/" }
 
 // key returns a key with the prefix of the fleet.
 func (s *Store) key(key string) string { return s.prefix + key }

@@ -79,7 +79,7 @@ func (s *Store) follow(ctx context.Context, emit func(*Snapshot), reachable func
 	seen.put(n.position())
 	cluster, revision := n.cluster, n.revision // receive changes n from now on
 	group.Go(func() error { return s.receive(ctx, n, emit, seen) })
-	group.Go(func() error { return s.probe(ctx, cluster, revision, seen, reachable) })
+	group.Go(func() error { return s.probe(ctx, cluster, revision, seen) })
 	return group.Wait()
 }
 
@@ -115,10 +115,9 @@ func (s *Store) receive(
 }
 
 // probe asks the store again and again for its head and its release. It returns an error if the
-// store is not the one that is being watched, or if the watch does not deliver its changes.
-func (s *Store) probe(
-	ctx context.Context, cluster uint64, revision int64, seen latest[position], reachable func(error),
-) error {
+// store does not answer, if it is not the one that is being watched, or if the watch does not deliver
+// its changes.
+func (s *Store) probe(ctx context.Context, cluster uint64, revision int64, seen latest[position]) error {
 	tick := time.NewTicker(probeInterval)
 	defer tick.Stop()
 	var delivered position
@@ -136,10 +135,11 @@ func (s *Store) probe(
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		reachable(err)
 		switch {
 		case err != nil:
-			continue // the watch resumes when the store answers again
+			// The library would resume the watch. But the store may have been restored from a backup
+			// meanwhile, and may have other changes with the same revisions.
+			return err
 		case now.cluster != cluster || now.revision < revision, now.isBefore(delivered):
 			return fmt.Errorf("%w: the store is another one, or was restored", errReadAnew)
 		case now.position == delivered:

@@ -31,9 +31,16 @@ type Change struct {
 	Edit func(Tree) (Tree, error)
 	// Expected is the version that the change is for. Without a value it is for any.
 	Expected Version
+	// Check returns an error if a balancer that follows one content must not follow another one. Apply
+	// calls it with each content that balancers follow now, or may follow before the change takes
+	// effect, and the content after the change. nil: any change is right.
+	Check func(before, after Tree) error
 	// PermitsRemovals tells balancers to follow the change even if it removes more servers than
 	// their limits allow.
 	PermitsRemovals bool
+	// Replaces tells that the change replaces services, servers and overrides also where their keys have
+	// values that are not valid. Edit does not get these values.
+	Replaces bool
 	// Fills tells that the store must be empty before.
 	Fills bool
 	// DryRun tells to call Edit, and to write nothing.
@@ -44,7 +51,8 @@ type Change struct {
 // if there is nothing to change, and also after a dry run; a store to be filled has none. If
 // somebody else changes the store at the same time, or if the change is lost on its way, Apply
 // begins anew, until the context ends. The error wraps ErrVersion, ErrEmpty, ErrNotEmpty or
-// ErrUnknown, or is that of Edit or of the store. Unless it wraps ErrUnknown, nothing has changed.
+// ErrUnknown, or is that of Edit, of Check or of the store. Unless it wraps ErrUnknown, nothing has
+// changed.
 func (s *Store) Apply(ctx context.Context, c Change) (Version, error) {
 	w := &writer{Store: s, change: c, by: s.name + " " + newID()}
 	for {
@@ -78,9 +86,13 @@ func (w *writer) attempt(ctx context.Context) (Version, error) {
 	}
 	before := n.Tree()
 	after, err := w.change.Edit(maps.Clone(before))
-	switch {
-	case err != nil:
+	if err != nil {
 		return Version{}, err
+	}
+	if err := w.check(n, after); err != nil {
+		return Version{}, err
+	}
+	switch {
 	case w.change.DryRun && w.change.Fills:
 		return Version{}, nil
 	case w.change.DryRun:
@@ -91,7 +103,8 @@ func (w *writer) attempt(ctx context.Context) (Version, error) {
 	if w.change.PermitsRemovals {
 		next.Removals = next.Change
 	}
-	batches := w.batches(n, before.changesTo(after), next.Change)
+	changes := append(before.changesTo(after), n.unreadable(after)...)
+	batches := w.batches(n, changes, next.Change)
 	switch {
 	case len(batches) == 0 && n.head.Change > 0:
 		return n.Version(), nil
@@ -106,9 +119,31 @@ func (w *writer) attempt(ctx context.Context) (Version, error) {
 	return Version{next.Epoch, next.Change}, nil
 }
 
+// check checks a change from the last content, and from the released one: changes that were made since
+// become one with this change for the balancers.
+func (w *writer) check(n *Snapshot, after Tree) error {
+	if w.change.Check == nil {
+		return nil
+	}
+	last := n.counted(n.head.Change)
+	if released, ok := n.released(); ok && released != n.Version() {
+		if err := w.change.Check(n.counted(released.Change), after); err != nil {
+			return fmt.Errorf("together with the changes that have not taken effect yet, %w", err)
+		}
+		if _, err := last.Document(); err != nil && w.change.Replaces {
+			return nil // no balancer will follow it
+		}
+	}
+	return w.change.Check(last, after)
+}
+
 // prepare checks that the store can be changed. It clears what a writer that has died has left.
 func (w *writer) prepare(ctx context.Context, n *Snapshot) (*Snapshot, error) {
-	err := n.Check()
+	check := n.Check
+	if w.change.Replaces {
+		check = n.checkForReplacing
+	}
+	err := check()
 	isEmpty := errors.Is(err, ErrEmpty)
 	switch {
 	case w.change.Fills && isEmpty && n.head != nil: // what an earlier attempt has left
@@ -147,7 +182,15 @@ func (w *writer) batches(n *Snapshot, changes []changed, number uint64) [][]clie
 		readers = append(readers, released.Change)
 	}
 	for _, c := range changes {
-		next := n.items[c.key].with(version{number, c.value}, readers...)
+		it, isUnreadable := n.items[c.key], n.problems[c.key] != nil
+		switch {
+		case isUnreadable && c.value == nil:
+			all.add(clientv3.OpDelete(w.key(c.key)), 0)
+			continue
+		case isUnreadable: // also for readers of earlier changes, who have no other value
+			it = item{{Value: c.value}}
+		}
+		next := it.with(version{number, c.value}, readers...)
 		all.add(clientv3.OpPut(w.key(c.key), next.text()), len(next.text()))
 	}
 	return all.ops
