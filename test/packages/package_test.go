@@ -327,7 +327,7 @@ func (s *site) testReload(t *testing.T) {
 	}
 	for _, bad := range []struct{ from, to, why string }{
 		{"port: 9000", "port: 0", "services[2].port"},
-		{"interface: eth0", "interface: eth0, seed: 7", `node.seed "7": a change from "0" needs a restart`},
+		{"interface: eth0", "interface: eth0, seed: 7", `node.seed: a change needs a restart`},
 	} {
 		if err := reload(strings.Replace(lbFile, bad.from, bad.to, 1), bad.why); err == nil {
 			t.Errorf("a reload of %q succeeds", bad.to)
