@@ -252,7 +252,7 @@ func (s *site) requireNoneToSpare(t *testing.T) {
 
 // mostExposure is the highest exposure that `systemd-analyze security` may find, in tenths: 0 is none
 // and 100 the highest.
-var mostExposure = map[string]string{"segue-lb": "21", "segue-agent": "18", "segue-pins": "17"}
+var mostExposure = map[string]string{"segue-lb": "21", "segue-agent": "19", "segue-pins": "17", "segue-drain": "13"}
 
 // requireLittleExposure lets systemd judge the units.
 func (s *site) requireLittleExposure(t *testing.T) {
@@ -433,6 +433,8 @@ func (s *site) startByRoot(t *testing.T) {
 // that the administrator has disabled does not start.
 func (s *site) removeAndReturn(t *testing.T) {
 	t.Helper()
+	s.lb.requireState(t, "segue-drain", "disabled", false)
+	s.lb.must(t, "systemctl", "enable", "--now", "segue-drain")
 	for m, unit := range s.units() {
 		for _, enabled := range []bool{true, false} {
 			if !enabled {
@@ -447,6 +449,17 @@ func (s *site) removeAndReturn(t *testing.T) {
 			}
 		}
 		m.must(t, "systemctl", "enable", "--now", unit)
+	}
+	s.lb.requireState(t, "segue-drain", "enabled", true)
+	s.server.requireState(t, "segue-drain", "disabled", false)
+}
+
+// requireState requires that a unit is enabled or disabled, and active or not.
+func (m *machine) requireState(t *testing.T, unit, enabled string, active bool) {
+	t.Helper()
+	state, _ := m.run("systemctl", "is-enabled", unit)
+	if _, err := m.run("systemctl", "is-active", unit); (err == nil) != active || !strings.Contains(state, enabled+"\n") {
+		t.Errorf("%s: %s is %q, active: %t; want %s, %t", m.name, unit, state, err == nil, enabled, active)
 	}
 }
 
