@@ -111,6 +111,7 @@ func testPackage(t *testing.T, suite string) {
 	load.requireNoLoss(t)
 
 	s.startByRoot(t)
+	s.refuseStrangersPins(t)
 	s.removeAndReturn(t)
 	s.remove(t, before)
 }
@@ -427,6 +428,29 @@ func (s *site) startByRoot(t *testing.T) {
 		m.must(t, "systemctl", "start", unit)
 	}
 	s.requireSandbox(t)
+}
+
+// refuseStrangersPins starts the units while the directory of the pins, with all that is in it, belongs
+// to another user. The start fails, and the directory stays as it is.
+func (s *site) refuseStrangersPins(t *testing.T) {
+	t.Helper()
+	const dir = "/sys/fs/bpf/segue"
+	for m, unit := range s.units() {
+		role := strings.TrimPrefix(unit, "segue-")
+		m.must(t, "systemctl", "stop", unit)
+		m.must(t, "segue", role, "detach", role)
+		m.must(t, "mkdir", "-p", dir+"/"+role)
+		m.must(t, "chown", "-R", "nobody", dir)
+		if _, err := m.run("systemctl", "start", unit); err == nil {
+			t.Errorf("%s starts with pins of another user", unit)
+		}
+		m.must(t, "systemctl", "stop", unit) // systemd would try again
+		if out := m.must(t, "stat", "--format=%U", dir, dir+"/"+role); out != "nobody\nnobody\n" {
+			t.Errorf("%s: after a start, %s belongs to %s", m.name, dir, out)
+		}
+		m.must(t, "rm", "-r", dir)
+		m.must(t, "systemctl", "start", unit)
+	}
 }
 
 // removeAndReturn removes the package and installs it again: the processes run as before. A unit
