@@ -78,7 +78,7 @@ func (m *machine) requireSelf(t *testing.T, want string) {
 	eventually(t, func() error {
 		out, err := m.run("segue", "drain", "--self", "--dry-run", "--instance", "lb")
 		if err != nil || strings.TrimSpace(out) != want {
-			return fmt.Errorf("a drain says %q (%w), want %q", out, err, want)
+			return fmt.Errorf("a drain says %q (%v), want %q", out, err, want)
 		}
 		return nil
 	})
