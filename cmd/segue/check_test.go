@@ -220,7 +220,7 @@ services:
 		{"balancer", servers, func(data []byte) (settings, field.Errors, error) { return config.ParseBalancer(data) },
 			"eth1, seed: 7", []string{
 				`node.interface "eth1": a change from "eth0" needs a restart`,
-				`node.seed "7": a change from "0" needs a restart`,
+				`node.seed: a change needs a restart`,
 			}},
 		{"agent", "", func(data []byte) (settings, field.Errors, error) { return config.ParseAgent(data) },
 			"eth1", []string{`node.interface "eth1": a change from "eth0" needs a restart`}},

@@ -19,9 +19,10 @@ import (
 // drainOptions are the flags of drain and undrain.
 type drainOptions struct {
 	target
-	self    bool // not a server, but the balancer itself
-	wait    bool
-	timeout time.Duration
+	self         bool // not a server, but the balancer itself
+	untilRestart bool // of the balancer's process
+	wait         bool
+	timeout      time.Duration
 }
 
 func newDrain() *cobra.Command {
@@ -47,14 +48,19 @@ the earliest: until then, the handshakes of accepted connections end.
 
 With --self, drain is about the balancer itself. It withdraws the routes of all VIPs, and
 ends when no packets have arrived for two seconds, and bgp.drain-delay has passed. The
-process can then be stopped, and the host, too. --wait=false ends at once.`,
+process can then be stopped, and the host, too. --wait=false ends at once. The balancer
+stays drained across restarts, or with --until-restart until its process is restarted. The
+unit segue-drain.service does this at each shutdown of the host, once it is enabled.`,
 		Example: "  segue drain web/s3\n  segue drain web/s3 --wait --timeout 10m && ssh s3 reboot\n" +
 			"  segue drain web --wait && reboot\n" +
-			"  segue drain --self --timeout 2m && reboot",
+			"  segue drain --self --until-restart --timeout 2m && reboot",
 		Args: o.arguments,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if o.timeout < 0 {
+			switch {
+			case o.timeout < 0:
 				return fmt.Errorf("--timeout %s: must not be negative", o.timeout)
+			case o.untilRestart && !o.self:
+				return errors.New("--until-restart: only with --self")
 			}
 			ctx, cancel := o.limit(cmd.Context())
 			defer cancel()
@@ -70,6 +76,8 @@ process can then be stopped, and the host, too. --wait=false ends at once.`,
 	cmd.ValidArgsFunction = o.complete
 	cmd.Flags().BoolVar(&o.wait, "wait", false,
 		"wait until the server has no flow or connection left; with --self: until no packets arrive, the default")
+	cmd.Flags().BoolVar(&o.untilRestart, "until-restart", false,
+		"with --self: the next process of the balancer is not drained")
 	cmd.Flags().DurationVar(&o.timeout, "timeout", 0, "wait at most so long; 0: without limit")
 	return cmd
 }

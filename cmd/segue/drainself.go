@@ -23,7 +23,7 @@ const (
 // selfClient asks a balancer about itself.
 type selfClient interface {
 	Self(context.Context) (*api.SelfState, error)
-	DrainSelf(ctx context.Context, drained bool) (*api.SelfState, error)
+	ChangeSelf(context.Context, api.SelfChange) (*api.SelfState, error)
 }
 
 // drainSelf withdraws the routes of a balancer, and waits until no packets arrive any more.
@@ -43,7 +43,7 @@ func drainBalancer(ctx context.Context, out io.Writer, client selfClient, o *dra
 	if err != nil {
 		return err
 	}
-	state, err := client.DrainSelf(ctx, true)
+	state, err := client.ChangeSelf(ctx, api.SelfChange{Self: api.Self{Drained: true}, UntilRestart: o.untilRestart})
 	if err != nil {
 		return err
 	}
@@ -154,7 +154,7 @@ func undrainBalancer(ctx context.Context, out io.Writer, client selfClient, o *d
 		_, err := fmt.Fprintln(out, "would announce the routes of all VIPs that can be served")
 		return err
 	}
-	state, err := client.DrainSelf(ctx, false)
+	state, err := client.ChangeSelf(ctx, api.SelfChange{})
 	if err != nil {
 		return err
 	}

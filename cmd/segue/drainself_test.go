@@ -24,6 +24,8 @@ type fakeBalancer struct {
 	// undrains tells that somebody ends the drain after so long; 0: nobody does.
 	undrains time.Duration
 	failure  error // of the next request
+	// untilRestart tells what the last drain has asked for.
+	untilRestart bool
 }
 
 func (b *fakeBalancer) Self(ctx context.Context) (*api.SelfState, error) {
@@ -45,11 +47,12 @@ func (b *fakeBalancer) Self(ctx context.Context) (*api.SelfState, error) {
 	return state, nil
 }
 
-func (b *fakeBalancer) DrainSelf(ctx context.Context, drained bool) (*api.SelfState, error) {
+func (b *fakeBalancer) ChangeSelf(ctx context.Context, change api.SelfChange) (*api.SelfState, error) {
+	b.untilRestart = change.UntilRestart
 	switch {
 	case b.bgp == nil:
 		return nil, errors.New("no section bgp")
-	case !drained:
+	case !change.Drained:
 		b.drained = time.Time{}
 	case b.drained.IsZero():
 		b.drained = time.Now()
@@ -142,7 +145,7 @@ func requireDrain(
 func TestDrainSelfAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := &fakeBalancer{bgp: announcing(), busy: 4 * time.Second}
-		if _, err := b.DrainSelf(t.Context(), true); err != nil {
+		if _, err := b.ChangeSelf(t.Context(), api.SelfChange{Self: api.Self{Drained: true}}); err != nil {
 			t.Fatal(err)
 		}
 		const drained = "the balancer is drained already\n"
@@ -151,6 +154,23 @@ func TestDrainSelfAgain(t *testing.T) {
 		requireDrain(t, b, &drainOptions{wait: true}, drained+"no packets arrive any more: the balancer can be stopped\n",
 			"", quietTime)
 	})
+}
+
+// TestDrainSelfUntilRestart passes the flag on. Without --self, there is no such drain.
+func TestDrainSelfUntilRestart(t *testing.T) {
+	for _, untilRestart := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			b, o := &fakeBalancer{bgp: announcing()}, drainOptions{untilRestart: untilRestart}
+			requireDrain(t, b, &o, "the balancer is drained: 1 route withdrawn\n", "", 0)
+			if b.untilRestart != untilRestart {
+				t.Errorf("until the restart: %t", b.untilRestart)
+			}
+		})
+	}
+	_, err := runSegue(t.Context(), "drain", "web/s1", "--until-restart")
+	if err == nil || err.Error() != "--until-restart: only with --self" {
+		t.Errorf("error %v", err)
+	}
 }
 
 // TestDrainSelfWarns: a peer without a session may keep routes of an earlier one.

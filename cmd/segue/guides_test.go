@@ -92,7 +92,7 @@ func TestMessagesInIncidents(t *testing.T) {
 	for _, more := range []string{
 		"HEALTH CHECKS ARE IGNORED", "NOT RUNNING, the data path keeps working", "no service of the VIP can serve",
 		"held down after a withdrawal", "waits for the store", "only the default route is left", "is already running", "were made with other limits, or by another build",
-		"it runs %s", "was changed, and not reloaded", "no native XDP: attached in generic mode",
+		"belongs to the user %s", "start it by systemctl start segue-lb (or segue-agent), or without the package by segue lb", "it runs %s", "was changed, and not reloaded", "no native XDP: attached in generic mode",
 	} {
 		messages = append(messages, []string{"", more})
 	}

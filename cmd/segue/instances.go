@@ -26,7 +26,8 @@ func choose(name string) (datapath.Instance, error) {
 	}
 	switch len(found) {
 	case 0:
-		return datapath.Instance{}, fmt.Errorf("no %s under %s: start it with segue lb or segue agent", which, datapath.Dir(""))
+		return datapath.Instance{}, fmt.Errorf("no %s under %s: start it by systemctl start segue-lb (or segue-agent), or "+
+			"without the package by segue lb (or segue agent)", which, datapath.Dir(""))
 	case 1:
 		return found[0], nil
 	}

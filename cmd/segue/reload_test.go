@@ -109,7 +109,7 @@ services:
 
 	// Nothing is sent to the process in these cases.
 	write("seed.yaml", "2")
-	refuse("seed.yaml", "node.seed \"2\": a change from \"1\" needs a restart")
+	refuse("seed.yaml", "node.seed: a change needs a restart")
 	write("other.yaml", "1")
 	refuse("other.yaml", fmt.Sprintf("runs with %s, not with ", file))
 	write("invalid.yaml", "-1")

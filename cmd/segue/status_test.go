@@ -34,7 +34,7 @@ func someSnapshots() (before, after *inspect.Snapshot) {
 					},
 					Refused: &runstate.Refusal{Time: time.Unix(920, 0).UTC(), Problems: []string{
 						`node.interface "eth1": a change from "eth0" needs a restart`,
-						`node.seed "7": a change from "0" needs a restart`,
+						`node.seed: a change needs a restart`,
 					}},
 					Unchecked: &runstate.Unchecked{Time: time.Unix(996, 0).UTC(), Reason: "too many open files"},
 				},

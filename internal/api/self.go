@@ -15,12 +15,19 @@ import (
 // Speaker announces the VIPs of the balancer.
 type Speaker interface {
 	State(context.Context) (*bgp.State, error)
-	Drain(ctx context.Context, drained bool) error
+	Drain(ctx context.Context, untilRestart bool) error
+	Undrain(context.Context) error
 }
 
 // Self is the balancer itself.
 type Self struct {
 	Drained bool `json:"drained" doc:"whether all routes are withdrawn, so that no packets arrive"`
+}
+
+// SelfChange is a change of the balancer itself.
+type SelfChange struct {
+	Self
+	UntilRestart bool `json:"until_restart,omitempty" doc:"of a drain: the next process of the balancer is not drained"`
 }
 
 // SelfState is the state of the balancer itself.
@@ -42,7 +49,7 @@ func (b *balancerAPI) registerSelf(api huma.API) {
 	huma.Register(api, huma.Operation{
 		OperationID: "change-self", Method: http.MethodPatch, Path: path,
 		Summary:     "Drain the balancer, or end that",
-		Description: "A drained balancer withdraws all routes. It holds across restarts.",
+		Description: "A drained balancer withdraws all routes. That holds across restarts, unless the request says otherwise.",
 		Errors: []int{
 			http.StatusBadRequest, http.StatusRequestEntityTooLarge, http.StatusUnsupportedMediaType,
 			http.StatusConflict, http.StatusServiceUnavailable,
@@ -71,14 +78,18 @@ func (b *balancerAPI) getSelf(ctx context.Context, _ *struct{}) (*body[SelfState
 	return &body[SelfState]{state}, nil
 }
 
-type selfChange struct{ Body Self }
+type selfChange struct{ Body SelfChange }
 
 func (b *balancerAPI) changeSelf(ctx context.Context, r *selfChange) (*body[SelfState], error) {
 	if b.Speaker == nil {
 		return nil, huma.Error409Conflict("the balancer does not announce its VIPs: its file has no " +
 			"section bgp. Withdraw the routes to it where they are configured")
 	}
-	if err := b.Speaker.Drain(ctx, r.Body.Drained); err != nil {
+	change := b.Speaker.Undrain
+	if r.Body.Drained {
+		change = func(ctx context.Context) error { return b.Speaker.Drain(ctx, r.Body.UntilRestart) }
+	}
+	if err := change(ctx); err != nil {
 		return nil, huma.Error503ServiceUnavailable(err.Error())
 	}
 	return b.getSelf(ctx, nil)
@@ -89,7 +100,7 @@ func (c *Client) Self(ctx context.Context) (state *SelfState, err error) {
 	return state, c.call(ctx, http.MethodGet, "/v1/self", nil, &state)
 }
 
-// DrainSelf drains the balancer, or ends that.
-func (c *Client) DrainSelf(ctx context.Context, drained bool) (state *SelfState, err error) {
-	return state, c.call(ctx, http.MethodPatch, "/v1/self", Self{drained}, &state)
+// ChangeSelf drains the balancer, or ends that.
+func (c *Client) ChangeSelf(ctx context.Context, change SelfChange) (state *SelfState, err error) {
+	return state, c.call(ctx, http.MethodPatch, "/v1/self", change, &state)
 }

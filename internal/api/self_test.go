@@ -16,8 +16,9 @@ import (
 
 // speaker is a Speaker that only remembers whether it is drained.
 type speaker struct {
-	drained bool
-	refuses error
+	drained      bool
+	untilRestart bool
+	refuses      error
 }
 
 func (s *speaker) State(context.Context) (*bgp.State, error) {
@@ -29,9 +30,16 @@ func (s *speaker) State(context.Context) (*bgp.State, error) {
 	return state, s.refuses
 }
 
-func (s *speaker) Drain(_ context.Context, drained bool) error {
+func (s *speaker) Drain(_ context.Context, untilRestart bool) error {
 	if s.refuses == nil {
-		s.drained = drained
+		s.drained, s.untilRestart = true, untilRestart
+	}
+	return s.refuses
+}
+
+func (s *speaker) Undrain(context.Context) error {
+	if s.refuses == nil {
+		s.drained, s.untilRestart = false, false
 	}
 	return s.refuses
 }
@@ -51,19 +59,25 @@ func TestSelfOfAPI(t *testing.T) {
 		method, url, body string
 		status            int
 		answer            string // part of it
+		untilRestart      bool
 	}{
-		{"GET", static, "", 200, `{"drained":false,"packets":7}`},
-		{"PATCH", static, `{"drained":true}`, 409, "has no section bgp"},
-		{"GET", speaking, "", 200, `"drained":false,"packets":7,"bgp":{"asn":64600`},
-		{"PATCH", speaking, `{"drained":true}`, 200, `"drained":true`},
-		{"GET", speaking, "", 200, `"drained_since":"`},
-		{"PATCH", speaking, `{"drained":false}`, 200, `"drained":false`},
-		{"PATCH", speaking, `{}`, 422, "drained"},
-		{"PATCH", speaking, `{"drained":1}`, 422, "boolean"},
+		{"GET", static, "", 200, `{"drained":false,"packets":7}`, false},
+		{"PATCH", static, `{"drained":true}`, 409, "has no section bgp", false},
+		{"GET", speaking, "", 200, `"drained":false,"packets":7,"bgp":{"asn":64600`, false},
+		{"PATCH", speaking, `{"drained":true}`, 200, `"drained":true`, false},
+		{"GET", speaking, "", 200, `"drained_since":"`, false},
+		{"PATCH", speaking, `{"drained":false}`, 200, `"drained":false`, false},
+		{"PATCH", speaking, `{"drained":true,"until_restart":true}`, 200, `"drained":true`, true},
+		{"PATCH", speaking, `{"drained":false}`, 200, `"drained":false`, false},
+		{"PATCH", speaking, `{}`, 422, "drained", false},
+		{"PATCH", speaking, `{"drained":1}`, 422, "boolean", false},
 	} {
 		status, answer := send(t, step.method, step.url, step.body)
 		if status != step.status || !strings.Contains(answer, step.answer) {
 			t.Errorf("step %d: %s %s: %d %s\nwant %d %s", i, step.method, step.body, status, answer, step.status, step.answer)
+		}
+		if s.untilRestart != step.untilRestart {
+			t.Errorf("step %d: drained until the restart: %t", i, s.untilRestart)
 		}
 	}
 	s.refuses = errors.New("no space left on device")

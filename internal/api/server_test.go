@@ -12,9 +12,11 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/user"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -355,12 +357,39 @@ func TestListenAt(t *testing.T) {
 	if err != nil || info.Mode().Perm() != 0o660 {
 		t.Errorf("%v, %v", info, err)
 	}
+	if own := info.Sys().(*syscall.Stat_t).Gid; int(own) != os.Getegid() {
+		t.Errorf("the socket has the group %d, and the process %d", own, os.Getegid())
+	}
 	_ = listener.Close()
 	if _, err := os.Stat(path); !os.IsNotExist(err) {
 		t.Errorf("after the end: %v", err)
 	}
+	requireGroup(t, path)
 	if _, err := listenAt(path, "no-such-group"); err == nil || !strings.Contains(err.Error(), `api.group "no-such-group"`) {
 		t.Errorf("error %v", err)
+	}
+}
+
+// requireGroup gives a socket to a group that is not the one of the process.
+func requireGroup(t *testing.T, path string) {
+	t.Helper()
+	const name = "daemon" // of each Linux system
+	group, err := user.LookupGroup(name)
+	if err != nil || os.Geteuid() != 0 {
+		t.Logf("cannot give a socket to the group %s: %v, user %d", name, err, os.Geteuid())
+		return
+	}
+	listener, err := listenAt(path, name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	info, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if gid := strconv.Itoa(int(info.Sys().(*syscall.Stat_t).Gid)); gid != group.Gid || info.Mode().Perm() != 0o660 {
+		t.Errorf("the socket has the group %s and mode %v, want group %s", gid, info.Mode(), group.Gid)
 	}
 }
 

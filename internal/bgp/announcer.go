@@ -459,43 +459,54 @@ func (a *Announcer) withdraw(r *routeState, now time.Time, reason Reason) {
 	}
 }
 
-// Drain withdraws all routes, or ends that. It holds across restarts. It returns an error, and
-// changes nothing, if it cannot store that.
-func (a *Announcer) Drain(ctx context.Context, drained bool) error {
+// Drain withdraws all routes. It holds across restarts, unless it is wanted until the next restart
+// only. It returns an error, and changes nothing, if it cannot store that.
+func (a *Announcer) Drain(ctx context.Context, untilRestart bool) error {
 	return a.ask(ctx, func(context.Context) error {
-		if drained == (a.state.Drained != nil) {
-			return nil
+		if !untilRestart {
+			if err := a.store(); err != nil {
+				return fmt.Errorf("store that the balancer is drained: %w", err)
+			}
 		}
-		if err := a.store(drained); err != nil {
-			return fmt.Errorf("store that the balancer is drained: %w", err)
+		if a.state.Drained == nil {
+			now := time.Now()
+			a.setDrained(&now, events.Drained)
 		}
-		now := time.Now()
-		a.mu.Lock()
-		if a.state.Drained = nil; drained {
-			a.state.Drained = &now
-		}
-		a.mu.Unlock()
-		kind := events.Drained
-		if !drained {
-			kind = events.Undrained
-			a.log.Info("the balancer is no longer drained")
-		}
-		a.update(now)
-		a.events.Publish(events.Event{Kind: kind})
 		return nil
 	})
 }
 
-// store makes the file that tells that the balancer is drained, or removes it.
-func (a *Announcer) store(drained bool) error {
-	switch {
-	case a.file == "":
-		return nil
-	case !drained:
-		if err := os.Remove(a.file); !errors.Is(err, os.ErrNotExist) {
-			return err
+// Undrain ends a drain. It returns an error, and changes nothing, if it cannot store that.
+func (a *Announcer) Undrain(ctx context.Context) error {
+	return a.ask(ctx, func(context.Context) error {
+		if a.state.Drained == nil {
+			return nil
 		}
+		if err := os.Remove(a.file); a.file != "" && err != nil && !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("store that the balancer is no longer drained: %w", err)
+		}
+		a.log.Info("the balancer is no longer drained")
+		a.setDrained(nil, events.Undrained)
 		return nil
+	})
+}
+
+// setDrained announces or withdraws the routes.
+func (a *Announcer) setDrained(since *time.Time, kind events.Kind) {
+	a.mu.Lock()
+	a.state.Drained = since
+	a.mu.Unlock()
+	a.update(time.Now())
+	a.events.Publish(events.Event{Kind: kind})
+}
+
+// store makes the file that tells that the balancer is drained. Its time is that of the drain.
+func (a *Announcer) store() error {
+	if a.file == "" {
+		return nil
+	}
+	if _, err := os.Stat(a.file); !errors.Is(err, os.ErrNotExist) {
+		return err
 	}
 	if err := os.MkdirAll(filepath.Dir(a.file), 0o755); err != nil {
 		return err

@@ -361,6 +361,34 @@ func TestDrain(t *testing.T) {
 	}
 }
 
+// TestDrainUntilRestart drains the balancer until it is restarted. A drain that was wanted for longer
+// stays, in whichever order the two come.
+func TestDrainUntilRestart(t *testing.T) {
+	f := newFixture(t)
+	f.start(false, balancer.Ready, balancer.Ready)
+	f.router.await(0, routesAre(vip6, vip4))
+	f.drainUntilRestart()
+	f.router.await(0, routesAre())
+	f.stop()
+	f.start(true, balancer.Ready, balancer.Ready)
+	f.router.await(1, routesAre(vip6, vip4))
+	last := 1 // session
+	for _, drains := range [][]func(){
+		{func() { f.drain(true) }, f.drainUntilRestart},
+		{f.drainUntilRestart, func() { f.drain(true) }},
+	} {
+		for _, drain := range drains {
+			drain()
+		}
+		f.stop()
+		f.start(true, balancer.Ready, balancer.Ready)
+		last++
+		f.router.await(last, routesAre())
+		f.drain(false)
+		f.router.await(last, routesAre(vip6, vip4))
+	}
+}
+
 // TestEvents follows the events of a route, a session and a drain.
 func TestEvents(t *testing.T) {
 	f := newFixture(t)
@@ -402,7 +430,7 @@ func TestDrainThatCannotBeStored(t *testing.T) {
 	f.start(false, balancer.Ready, balancer.Ready)
 	f.router.await(0, routesAre(vip6, vip4))
 	f.announcer.file = filepath.Join(f.cfg.Node.State, "lb.drained")
-	if err := f.announcer.Drain(t.Context(), true); err == nil || f.state().Drained != nil {
+	if err := f.announcer.Drain(t.Context(), false); err == nil || f.state().Drained != nil {
 		t.Errorf("error %v, %+v", err, f.state())
 	}
 	f.router.await(0, routesAre(vip6, vip4))
@@ -410,7 +438,18 @@ func TestDrainThatCannotBeStored(t *testing.T) {
 
 func (f *fixture) drain(drained bool) {
 	f.t.Helper()
-	if err := f.announcer.Drain(f.t.Context(), drained); err != nil {
+	change := f.announcer.Undrain
+	if drained {
+		change = func(ctx context.Context) error { return f.announcer.Drain(ctx, false) }
+	}
+	if err := change(f.t.Context()); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+func (f *fixture) drainUntilRestart() {
+	f.t.Helper()
+	if err := f.announcer.Drain(f.t.Context(), true); err != nil {
 		f.t.Fatal(err)
 	}
 }

@@ -172,7 +172,11 @@ func (d *document) at(path, problem string) *field.Error {
 	for !d.has(at) && at != "" {
 		at = field.Parent(at)
 	}
-	return &field.Error{Line: d.fields[at].line, Path: path, Value: d.fields[path].text, Problem: problem}
+	value := d.fields[path].text
+	if path == desired.SeedField {
+		value = ""
+	}
+	return &field.Error{Line: d.fields[at].line, Path: path, Value: value, Problem: problem}
 }
 
 func (d *document) reportAt(line int, path, value, problem string) {

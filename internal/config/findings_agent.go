@@ -14,6 +14,7 @@ var agentRules = []rule[desired.Agent]{
 		srv6 := func(s desired.AgentService) bool { return s.Encapsulation.IsSRv6() }
 		i.trustedInterface(slices.ContainsFunc(a.Services, srv6), "")
 	}},
+	{"tunnels", (*inspection).openTunnels},
 	{"signal-key", (*inspection).noTags},
 	{"key-file", func(i *inspection, a *desired.Agent) { i.keyFile(a.Node.SignalKey) }},
 	{"writable", (*inspection).writableAgentFiles},
@@ -26,6 +27,15 @@ var agentRules = []rule[desired.Agent]{
 	{"drained", (*inspection).drainedAgentServices},
 	{"state", func(i *inspection, a *desired.Agent) { i.lostState(a.Node.State, "the agent then forgets overrides") }},
 	{"mtu", (*inspection).impossibleMTU},
+}
+
+// openTunnels finds ends of tunnels. The agent takes packets of gre and ipip by their headers alone,
+// also without a service in these encapsulations.
+func (i *inspection) openTunnels(a *desired.Agent) {
+	if len(a.Node.Addresses) > 0 {
+		i.findf("node.addresses", "the agent takes gre and ipip packets to these addresses from any sender, with any "+
+			"inner source; let routers pass such packets from the balancers' node.addresses only, and allow this rule")
+	}
 }
 
 // noTags is for services with fields for hunting, as warnOfForgedQuestions.

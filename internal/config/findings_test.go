@@ -222,6 +222,7 @@ services:`, 1)
 		{"no tags", "protocol: tcp}", "protocol: tcp, load: {source: accept-queue}}", "signal-key", "node.signal-key",
 			"services[0]"},
 		{"mtu elsewhere", "eth0", "eth7", "", "", ""},
+		{"tunnels", "mtu: 1500", "mtu: 1500\n  addresses: [192.0.2.53]", "tunnels", "node.addresses", "any sender"},
 	}, InspectAgent)...)
 	tagged := strings.Replace(strictAgent, "mtu: 1500", "mtu: 1500\n  signal-key: /nonexistent/key", 1)
 	rules = append(rules, checkFindings(t, tagged, []findingCase{

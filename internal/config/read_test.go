@@ -252,7 +252,7 @@ services:
 `, `line 2: node.interfaces: unknown field; must be one of: instance, name, peers, interface, inside, internal, locator, addresses, seed, limits, state, signal-key
 line 2: node.locator: required by services[0], whose encapsulation is srv6-encap
 line 4: node.interface: given twice; first in line 3
-line 5: node.seed "-1": must be a whole number from 0 to 18446744073709551615
+line 5: node.seed: must be a whole number from 0 to 18446744073709551615
 line 6: node.limits "5": must be a mapping of field names to values
 line 7: node.addresses "192.0.2.1": must be a list
 line 9: services[0].name: must be a single value, not a list or a mapping

@@ -34,7 +34,7 @@ node.internal "false": a change from "true" needs a restart`},
 		{"several", balancer("eth0", "eth1").ReloadableFrom(&desired.Balancer{}),
 			`node.instance "edge-1": a change from "" needs a restart
 node.interface "eth1": a change from "" needs a restart
-node.seed "16": a change from "0" needs a restart
+node.seed: a change needs a restart
 node.state "/var/lib/segue": a change from "" needs a restart
 node.limits.flows "1024": a change from "0" needs a stop, ` + detached + `
 node.limits.hints "1048576": a change from "0" needs a stop, ` + detached + `

@@ -168,7 +168,7 @@ func TestWarningsSayWhere(t *testing.T) {
 	d.warnf("services", "missing")
 	want = "line 1: services: missing\n" +
 		"line 2: node.interface \"eth0\": is wired\n" +
-		"line 3: node.seed \"7\": 7 is odd"
+		"line 3: node.seed: 7 is odd"
 	if got := d.warnings.Sorted().Error(); got != want {
 		t.Errorf("got:\n%s\nwant:\n%s", got, want)
 	}

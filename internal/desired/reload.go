@@ -10,6 +10,10 @@ import (
 	"github.com/segue-lb/segue/internal/field"
 )
 
+// SeedField is the only field of a file whose value is secret. No message has the value, also not one
+// about an invalid seed: operators mend it, and keep most of it.
+const SeedField = "node.seed"
+
 // Setting is a field whose change needs a restart, with its value as text.
 type Setting struct {
 	Field string `json:"field"` // its path, such as node.interface
@@ -27,7 +31,7 @@ func (b *Balancer) Fixed() []Setting {
 		setting("node.interface", b.Node.Interface),
 		setting("node.inside", b.Node.Inside),
 		setting("node.internal", b.Node.IsInternal()),
-		setting("node.seed", b.Node.Seed),
+		setting(SeedField, b.Node.Seed),
 		setting("node.state", b.Node.State),
 		setting("node.limits.flows", b.Node.Limits.Flows),
 		setting("node.limits.hints", b.Node.Limits.Hints),
@@ -57,7 +61,8 @@ func (a *Agent) Fixed() []Setting {
 func setting(field string, value any) Setting { return Setting{field, fmt.Sprint(value)} }
 
 // ReloadableFrom tells whether a running balancer can reload b. The error is of type field.Errors
-// and names each field whose change needs a restart, with the new and the running value.
+// and names each field whose change needs a restart, with the new and the running value unless they
+// are secret.
 func (b *Balancer) ReloadableFrom(old *Balancer) error {
 	return CheckFixed(b.Fixed(), old.Fixed())
 }
@@ -81,11 +86,15 @@ func CheckFixed(wanted, running []Setting) error {
 		if strings.HasPrefix(w.Field, "node.limits.") {
 			remedy = "needs a stop, `segue lb detach` (which forgets all flows), and a start"
 		}
-		fixed = append(fixed, &field.Error{
+		problem := &field.Error{
 			Path:    w.Field,
 			Value:   w.Value,
 			Problem: fmt.Sprintf("a change from %q %s", running[i].Value, remedy),
-		})
+		}
+		if w.Field == SeedField {
+			problem.Value, problem.Problem = "", "a change "+remedy
+		}
+		fixed = append(fixed, problem)
 	}
 	return fixed.OrNil()
 }

@@ -120,6 +120,41 @@ func TestUDP(t *testing.T) {
 	}
 }
 
+// An answer from another port than that of the check does not count, nor does one to another check.
+func TestUDPOfStrangers(t *testing.T) {
+	var sockets [2]*net.UDPConn
+	for i := range sockets {
+		socket, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer socket.Close()
+		sockets[i] = socket
+	}
+	asked, stranger := sockets[0], sockets[1]
+	go func() {
+		var former netip.AddrPort
+		for request := make([]byte, 100); ; {
+			_, from, err := asked.ReadFromUDPAddrPort(request)
+			if err != nil {
+				return
+			}
+			_, _ = stranger.WriteToUDPAddrPort([]byte("pong"), from)
+			if former.IsValid() {
+				_, _ = asked.WriteToUDPAddrPort([]byte("pong"), former)
+			}
+			former = from
+		}
+	}()
+	target := udpTarget(asked)
+	target.Timeout = brief
+	for range 2 {
+		if got := reasonOf(attempt(t.Context(), target)); got != "timeout after 50ms" {
+			t.Errorf("got %q", got)
+		}
+	}
+}
+
 // A port on which nothing listens answers by ICMP.
 func TestUDPRefused(t *testing.T) {
 	socket, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})

@@ -388,7 +388,8 @@ func awaitPrivateSessions(t *testing.T, n *lab.Node) {
 }
 
 // TestRoutersOfTheGuide runs the configurations of docs/bgp.md, of router and balancers, with the
-// addresses of a lab. The router takes no other routes than those of VIPs.
+// addresses of a lab. The router takes no other routes than those of VIPs, and no session of a balancer
+// with the password of another.
 func TestRoutersOfTheGuide(t *testing.T) {
 	page, err := os.ReadFile("../../docs/bgp.md")
 	must(t, err)
@@ -402,20 +403,35 @@ func TestRoutersOfTheGuide(t *testing.T) {
 			must(t, l.Process("edge", string(router)).Stop())
 			must(t, l.Process("edge", string(router)).Start(t.Context()))
 			text := guide("## Configure Segue")
+			dir := t.TempDir()
+			setPassword := func(name, password string) {
+				must(t, os.WriteFile(filepath.Join(dir, name), []byte(password+"\n"), 0o600))
+			}
+			bgpOf := func(n *lab.Node) *desired.BGP {
+				return sectionBGP(t, strings.NewReplacer(
+					"router-id: "+l.Node("lb1").IPv4.String(), "router-id: "+n.IPv4.String(),
+					"/etc/segue/bgp-password", filepath.Join(dir, n.Name)).Replace(text))
+			}
 			for _, name := range nodes(l, lab.RoleBalancer) {
+				setPassword(name, "SECRET"+strings.TrimPrefix(name, "lb"))
 				n := l.Node(name)
 				cfg := n.BalancerConfig()
-				own := strings.Replace(text, "router-id: "+l.Node("lb1").IPv4.String(), "router-id: "+n.IPv4.String(), 1)
-				cfg.BGP = sectionBGP(t, own)
+				cfg.BGP = bgpOf(n)
 				must(t, n.WriteBalancerConfig(cfg))
 				reload(t, l, name)
 			}
+			awaitNextHops(t, l, "lb1", "lb2")
+			setPassword("lb2", "SECRET1")
+			reload(t, l, "lb2")
+			awaitNextHops(t, l, "lb1")
+			setPassword("lb2", "SECRET2")
+			reload(t, l, "lb2")
 			awaitNextHops(t, l, "lb1", "lb2")
 
 			// lb1 announces a VIP that the router does not expect, and then its others again.
 			n := l.Node("lb1")
 			cfg := n.BalancerConfig()
-			cfg.BGP = sectionBGP(t, text)
+			cfg.BGP = bgpOf(n)
 			all := cfg.Services
 			stranger := *service4(t, cfg.Services)
 			stranger.Name, stranger.VIP = "stranger", netip.MustParseAddr("198.51.100.1")
@@ -448,18 +464,14 @@ func service4(t *testing.T, services []desired.Service) *desired.Service {
 }
 
 // guideOf returns a function that returns the first code block after a headline of docs/bgp.md, with
-// the addresses and the password of the lab.
+// the addresses of the lab.
 func guideOf(t *testing.T, l *lab.Lab, page string) func(headline string) string {
 	t.Helper()
 	edge, lb1, lb2 := l.Node("edge"), l.Node("lb1"), l.Node("lb2")
-	file := lb1.BalancerConfig().BGP.Peers[0].PasswordFile
-	password, err := os.ReadFile(file)
-	must(t, err)
 	replace := strings.NewReplacer( // at each place, the first one that matches
 		"192.0.2.11", lb1.IPv4.String(), "192.0.2.12", lb2.IPv4.String(), "192.0.2.1", edge.IPv4.String(),
 		"2001:db8:0:1::11", lb1.IPv6.String(), "2001:db8:0:1::12", lb2.IPv6.String(),
-		"2001:db8:0:1::1", edge.IPv6.String(), "SECRET", strings.TrimSpace(string(password)),
-		"/etc/segue/bgp-password", file)
+		"2001:db8:0:1::1", edge.IPv6.String())
 	return func(headline string) string {
 		_, text, found := strings.Cut(page, "\n"+headline+"\n")
 		text, _, _ = strings.Cut(text, "\n#")

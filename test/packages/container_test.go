@@ -103,6 +103,30 @@ func TestContainer(t *testing.T) {
 	load.requireNoLoss(t)
 }
 
+// TestMaskedUnits installs the package beside a container, as docs/fleet.md says: no unit starts, and
+// the tables stay those of root.
+func TestMaskedUnits(t *testing.T) {
+	needs.Namespaces(t)
+	text, err := os.ReadFile(filepath.Join(project, "docs/fleet.md"))
+	must(t, err)
+	mask := regexp.MustCompile(`(?m)^    (systemctl mask .*)$`).FindStringSubmatch(string(text))
+	if mask == nil {
+		t.Fatal("docs/fleet.md does not mask the units")
+	}
+	m := bootMachine(t, "lb", debianRoot(t, "bookworm"))
+	must(t, os.Mkdir(filepath.Join(m.root, "etc/segue"), 0o755))
+	m.write(t, "etc/segue/lb.yaml", lbFile, 0o644)
+	m.must(t, "mkdir", "-p", "-m", "0700", "/sys/fs/bpf/segue/lb")
+	m.must(t, strings.Fields(mask[1])...)
+	m.dpkg(t, buildPackage(t, later))
+	for _, unit := range []string{"segue-lb", "segue-agent", "segue-pins"} {
+		m.requireState(t, unit, "masked", false)
+	}
+	if out := m.must(t, "stat", "--format=%U", "/sys/fs/bpf/segue"); out != "root\n" {
+		t.Errorf("the tables belong to %s", out)
+	}
+}
+
 // runImage makes the image's root and the host's folders in the machine, and starts the image.
 func (m *machine) runImage(t *testing.T, role, file string) {
 	t.Helper()

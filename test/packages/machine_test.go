@@ -5,6 +5,7 @@ package packages
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -16,6 +17,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/segue-lb/segue/internal/needs"
 	"github.com/segue-lb/segue/internal/testnet"
@@ -85,8 +87,11 @@ type machine struct {
 	name string
 	root string // the root's path on this machine
 	net  *testnet.Namespace
-	init int // the process ID of systemd
 	log  *bytes.Buffer
+	// Of the present boot: the control group, the process ID of systemd, and its end.
+	group string
+	init  int
+	ended chan error
 }
 
 // bootMachine copies a root and boots it. It skips the test if systemd does not start here.
@@ -96,12 +101,25 @@ func bootMachine(t *testing.T, name, root string) *machine {
 	m := &machine{name: name, root: filepath.Join(t.TempDir(), name), net: testnet.New(t), log: new(bytes.Buffer)}
 	run(t, "cp", "-a", "--reflink=auto", root, m.root)
 	must(t, os.WriteFile(filepath.Join(m.root, "etc/hostname"), []byte(name+"\n"), 0o644))
-	group := m.ownGroup(t)
+	m.boot(t)
+	t.Cleanup(func() {
+		if t.Failed() {
+			out, err := m.run("journalctl", "--quiet", "--merge", "--output=cat", "--unit=segue-*")
+			t.Logf("the journal of %s (%v):\n%s", name, err, out)
+		}
+	})
+	return m
+}
+
+// boot boots the machine, also again after powerOff. Its files and its network have stayed.
+func (m *machine) boot(t *testing.T) {
+	t.Helper()
+	m.group = m.ownGroup(t)
 	script, err := filepath.Abs("../../docs/examples/fleet/boot.sh")
 	must(t, err)
 	// The shell joins the control group, which is then the root of unshare's group namespace.
 	cmd := exec.Command("sh", "-c", `echo $$ >"$2/cgroup.procs" &&
-		exec unshare --mount --uts --ipc --cgroup --pid --fork --kill-child sh "$0" "$1"`, script, m.root, group)
+		exec unshare --mount --uts --ipc --cgroup --pid --fork --kill-child sh "$0" "$1"`, script, m.root, m.group)
 	cmd.Stdout, cmd.Stderr = m.log, m.log
 	must(t, m.net.Do(cmd.Start))
 	ended := make(chan error, 1)
@@ -110,21 +128,27 @@ func bootMachine(t *testing.T, name, root string) *machine {
 		_ = cmd.Process.Kill() // takes all processes of the PID namespace with it
 		<-ended
 	})
-	m.init = childOf(t, cmd.Process.Pid, ended, m.log)
-	t.Cleanup(func() {
-		if t.Failed() {
-			out, err := m.run("journalctl", "--quiet", "--output=cat", "--unit=segue-*")
-			t.Logf("the journal of %s (%v):\n%s", name, err, out)
-		}
-	})
+	m.init, m.ended = childOf(t, cmd.Process.Pid, ended, m.log), ended
 	eventually(t, func() error {
 		out, err := m.run("systemctl", "is-system-running")
 		if state := strings.TrimSpace(out); state != "running" && state != "degraded" {
-			return fmt.Errorf("%s: systemd is %q: %w", name, state, err)
+			return fmt.Errorf("%s: systemd is %q: %w", m.name, state, err)
 		}
 		return nil
 	})
-	return m
+}
+
+// powerOff shuts the machine down in an orderly way, and waits for the end.
+func (m *machine) powerOff(t *testing.T) {
+	t.Helper()
+	m.must(t, "systemctl", "--no-block", "poweroff")
+	select {
+	case err := <-m.ended:
+		m.ended <- err
+	case <-time.After(2 * patience):
+		t.Fatalf("%s does not shut down:\n%s", m.name, m.log)
+	}
+	eventually(t, func() error { return removeGroups(m.group) })
 }
 
 // ownGroup makes a control group for the machine. It skips the test if it may not.
@@ -152,6 +176,9 @@ func removeGroups(group string) error {
 		}
 		return err
 	})
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
 	for _, group := range slices.Backward(groups) {
 		if problem := os.Remove(group); problem != nil && err == nil {
 			err = problem

@@ -111,6 +111,7 @@ func testPackage(t *testing.T, suite string) {
 	load.requireNoLoss(t)
 
 	s.startByRoot(t)
+	s.refuseStrangersPins(t)
 	s.removeAndReturn(t)
 	s.remove(t, before)
 }
@@ -252,7 +253,7 @@ func (s *site) requireNoneToSpare(t *testing.T) {
 
 // mostExposure is the highest exposure that `systemd-analyze security` may find, in tenths: 0 is none
 // and 100 the highest.
-var mostExposure = map[string]string{"segue-lb": "21", "segue-agent": "18", "segue-pins": "17"}
+var mostExposure = map[string]string{"segue-lb": "21", "segue-agent": "19", "segue-pins": "17", "segue-drain": "13"}
 
 // requireLittleExposure lets systemd judge the units.
 func (s *site) requireLittleExposure(t *testing.T) {
@@ -327,7 +328,7 @@ func (s *site) testReload(t *testing.T) {
 	}
 	for _, bad := range []struct{ from, to, why string }{
 		{"port: 9000", "port: 0", "services[2].port"},
-		{"interface: eth0", "interface: eth0, seed: 7", `node.seed "7": a change from "0" needs a restart`},
+		{"interface: eth0", "interface: eth0, seed: 7", `node.seed: a change needs a restart`},
 	} {
 		if err := reload(strings.Replace(lbFile, bad.from, bad.to, 1), bad.why); err == nil {
 			t.Errorf("a reload of %q succeeds", bad.to)
@@ -429,10 +430,35 @@ func (s *site) startByRoot(t *testing.T) {
 	s.requireSandbox(t)
 }
 
+// refuseStrangersPins starts the units while the directory of the pins, with all that is in it, belongs
+// to another user. The start fails, and the directory stays as it is.
+func (s *site) refuseStrangersPins(t *testing.T) {
+	t.Helper()
+	const dir = "/sys/fs/bpf/segue"
+	for m, unit := range s.units() {
+		role := strings.TrimPrefix(unit, "segue-")
+		m.must(t, "systemctl", "stop", unit)
+		m.must(t, "segue", role, "detach", role)
+		m.must(t, "mkdir", "-p", dir+"/"+role)
+		m.must(t, "chown", "-R", "nobody", dir)
+		if _, err := m.run("systemctl", "start", unit); err == nil {
+			t.Errorf("%s starts with pins of another user", unit)
+		}
+		m.must(t, "systemctl", "stop", unit) // systemd would try again
+		if out := m.must(t, "stat", "--format=%U", dir, dir+"/"+role); out != "nobody\nnobody\n" {
+			t.Errorf("%s: after a start, %s belongs to %s", m.name, dir, out)
+		}
+		m.must(t, "rm", "-r", dir)
+		m.must(t, "systemctl", "start", unit)
+	}
+}
+
 // removeAndReturn removes the package and installs it again: the processes run as before. A unit
 // that the administrator has disabled does not start.
 func (s *site) removeAndReturn(t *testing.T) {
 	t.Helper()
+	s.lb.requireState(t, "segue-drain", "disabled", false)
+	s.lb.must(t, "systemctl", "enable", "--now", "segue-drain")
 	for m, unit := range s.units() {
 		for _, enabled := range []bool{true, false} {
 			if !enabled {
@@ -447,6 +473,17 @@ func (s *site) removeAndReturn(t *testing.T) {
 			}
 		}
 		m.must(t, "systemctl", "enable", "--now", unit)
+	}
+	s.lb.requireState(t, "segue-drain", "enabled", true)
+	s.server.requireState(t, "segue-drain", "disabled", false)
+}
+
+// requireState requires that a unit is enabled or disabled, and active or not.
+func (m *machine) requireState(t *testing.T, unit, enabled string, active bool) {
+	t.Helper()
+	state, _ := m.run("systemctl", "is-enabled", unit)
+	if _, err := m.run("systemctl", "is-active", unit); (err == nil) != active || !strings.Contains(state, enabled+"\n") {
+		t.Errorf("%s: %s is %q, active: %t; want %s, %t", m.name, unit, state, err == nil, enabled, active)
 	}
 }
 

@@ -7,42 +7,127 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/segue-lb/segue/internal/needs"
 )
 
-// TestRemoveWithStuckProcess: a process that does not answer does not keep the package from being
-// removed. Its data path is detached.
-func TestRemoveWithStuckProcess(t *testing.T) {
+// stuck is a script that never ends.
+const stuck = "exec sleep infinity"
+
+// runScript runs a script of the package, with other programs by the names that the map has. It
+// returns the calls of these programs that the script has made, and what the script prints. The
+// script runs where systemd seems to run, with an instance "lb" in the BPF file system.
+func runScript(t *testing.T, script string, programs map[string]string, args ...string) (calls, output string) {
+	t.Helper()
 	needs.Namespaces(t)
 	dir := t.TempDir()
-	pins, tools := filepath.Join(dir, "pins"), filepath.Join(dir, "tools")
-	calls := filepath.Join(dir, "calls")
+	pins, tools, log := filepath.Join(dir, "pins"), filepath.Join(dir, "tools"), filepath.Join(dir, "calls")
 	must(t, os.MkdirAll(filepath.Join(pins, "segue/lb"), 0o755))
 	must(t, os.Mkdir(tools, 0o755))
-	for name, script := range map[string]string{
-		"stat":               "echo segue", // the owner of the directory
-		"deb-systemd-invoke": "exit 0",
-		"segue": `echo "$*" >>"` + calls + `"
-case $* in *--self*) exec sleep infinity ;; esac`,
-	} {
-		must(t, os.WriteFile(filepath.Join(tools, name), []byte("#!/bin/sh\n"+script+"\n"), 0o755))
+	for name, text := range programs {
+		text = "#!/bin/sh\necho \"" + name + " $*\" >>" + log + "\n" + text + "\n"
+		must(t, os.WriteFile(filepath.Join(tools, name), []byte(text), 0o755))
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, "unshare", "--mount", "--pid", "--fork", "--kill-child",
-		"sh", "-c", `mount --bind "$0" /sys/fs/bpf && exec sh "$1" remove`,
-		pins, filepath.Join(project, "packaging/scripts/prerm"))
+	file, err := filepath.Abs(filepath.Join(project, "packaging/scripts", script))
+	must(t, err)
+	const prepare = `mount --bind "$0" /sys/fs/bpf && mount -t tmpfs none /run && mkdir -p /run/systemd/system && exec sh "$@"`
+	cmd := exec.CommandContext(ctx, "unshare", append([]string{"--mount", "--pid", "--fork", "--kill-child",
+		"sh", "-c", prepare, pins, file}, args...)...)
 	cmd.Env = append(os.Environ(), "PATH="+tools+":/usr/sbin:/usr/bin:/sbin:/bin")
 	cmd.WaitDelay = time.Second
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Errorf("prerm: %v\n%s", err, out)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Errorf("%s %s: %v\n%s", script, strings.Join(args, " "), err, out)
 	}
-	got, _ := os.ReadFile(calls)
+	text, _ := os.ReadFile(log)
+	return string(text), string(out)
+}
+
+// callsOf returns the calls of one program.
+func callsOf(program, calls string) string {
+	var own strings.Builder
+	for line := range strings.Lines(calls) {
+		if rest, ok := strings.CutPrefix(line, program+" "); ok {
+			own.WriteString(rest)
+		}
+	}
+	return own.String()
+}
+
+// TestRemoveWithStuckProcess: a process that does not answer does not keep the package from being
+// removed. Its data path is detached.
+func TestRemoveWithStuckProcess(t *testing.T) {
+	calls, _ := runScript(t, "prerm", map[string]string{
+		"stat":               "echo segue", // the owner of the directory
+		"deb-systemd-invoke": "",
+		"segue":              "case $* in *--self*) " + stuck + " ;; esac",
+	}, "remove")
 	const want = "drain --self --dry-run --instance lb\nlb detach lb\n"
-	if string(got) != want {
+	if got := callsOf("segue", calls); got != want {
 		t.Errorf("prerm has called segue with %q, want %q", got, want)
+	}
+}
+
+// TestInstallWithStuckStart: an installation ends although the processes are not ready, because
+// their store does not answer. An upgrade also restarts processes that are still starting.
+func TestInstallWithStuckStart(t *testing.T) {
+	programs := map[string]string{
+		"timeout":            "shift\nexec /usr/bin/timeout 0.1 \"$@\"", // instead of a minute
+		"deb-systemd-invoke": stuck,
+		"deb-systemd-helper": "",
+		"systemctl":          "case $* in *ActiveState*) echo activating ;; *is-enabled*) echo enabled ;; esac",
+		"segue":              "", // the files are valid
+		"systemd-sysusers":   "",
+		"chown":              "",
+	}
+	for _, test := range []struct {
+		args []string
+		verb string
+	}{
+		{[]string{"configure", ""}, "start"},
+		{[]string{"configure", "0.1"}, "restart"},
+	} {
+		calls, out := runScript(t, "postinst", programs, test.args...)
+		want := strings.ReplaceAll("VERB segue-lb.service\nVERB segue-agent.service\n", "VERB", test.verb)
+		if got := callsOf("deb-systemd-invoke", calls); got != want {
+			t.Errorf("postinst %q has called deb-systemd-invoke with %q, want %q", test.args, got, want)
+		}
+		for _, unit := range []string{"segue-lb.service", "segue-agent.service"} {
+			if want := "segue: " + unit + " is still starting"; !strings.Contains(out, want) {
+				t.Errorf("postinst %q does not say %q:\n%s", test.args, want, out)
+			}
+		}
+	}
+}
+
+// TestPurgeWithRunningProcess: the user stays while a process of it runs, and the purge succeeds. If
+// the user can be removed, its group goes, too, also if it has other members.
+func TestPurgeWithRunningProcess(t *testing.T) {
+	for _, test := range []struct{ userdel, removed, says string }{
+		{"exit 8", "", "the user segue stays"},
+		{"exit 0", "segue\n", ""},
+	} {
+		calls, out := runScript(t, "postrm", map[string]string{
+			"userdel":            test.userdel,
+			"groupdel":           "",
+			"getent":             "", // the user exists, and so does the group
+			"deb-systemd-helper": "",
+			"systemctl":          "",
+			"rm":                 "",
+		}, "purge")
+		if got := callsOf("groupdel", calls); got != test.removed {
+			t.Errorf("with userdel %q, postrm removes the groups %q, want %q", test.userdel, got, test.removed)
+		}
+		if !strings.Contains(out, test.says) {
+			t.Errorf("with userdel %q, postrm says %q", test.userdel, out)
+		}
+		if got := callsOf("rm", calls); got != "-rf /etc/segue /var/lib/segue /run/segue\n" {
+			t.Errorf("postrm removes %q", got)
+		}
 	}
 }
