@@ -80,10 +80,11 @@ func (c *Checker) complain(err error) {
 	}
 }
 
-// SetTargets replaces the targets. A target that equals a former one in every
-// value keeps its state. Any other is healthy until its checks fail. SetTargets
-// returns when the checker has received the targets, or the context ends. No
-// later update is about a former target.
+// SetTargets replaces the targets. A target that equals a former one in all but
+// Failing goes on. Any other, such as one whose check has changed, starts in the
+// state Failing: it keeps this state until its checks end it. SetTargets returns
+// when the checker has received the targets, or the context ends. No later update
+// is about a former target.
 func (c *Checker) SetTargets(ctx context.Context, targets []Target) {
 	select {
 	case c.targets <- targets:
@@ -91,8 +92,8 @@ func (c *Checker) SetTargets(ctx context.Context, targets []Target) {
 	}
 }
 
-// Updates delivers the state of a server whenever it differs from the last
-// delivered state. The first state of a new service and name is healthy. Changes
+// Updates delivers the state of a server whenever it differs from the state that
+// the reader knows: the last delivered one, or that of a later SetTargets. Changes
 // that are reversed before they are read are not delivered.
 func (c *Checker) Updates() <-chan Result {
 	return c.updates
