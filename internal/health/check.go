@@ -36,6 +36,9 @@ const maxHeader = 64 << 10
 // the server.
 var errUntried = errors.New("not tried")
 
+// errTimeout marks a check that got no answer in time.
+var errTimeout = errors.New("timeout")
+
 // Path is the way of checks on the path of clients' packets (package checkpath).
 type Path interface {
 	// Socket returns what a socket to a VIP needs, or why the host cannot check the VIP.
@@ -71,7 +74,7 @@ func (c *Checker) timeout(t *Target) error {
 			return fmt.Errorf("%w: %w", errUntried, err)
 		}
 	}
-	return fmt.Errorf("timeout after %v", t.Timeout)
+	return fmt.Errorf("%w after %v", errTimeout, t.Timeout)
 }
 
 // isOwn tells whether an error comes from this host, and not from a server or the path to it: the
@@ -200,7 +203,7 @@ func ask(ctx context.Context, dialer *net.Dialer, t *Target) error {
 		return err
 	}
 	if !bytes.Contains(answer[:n], []byte(t.Answer)) {
-		return errors.New("another answer")
+		return errors.New("the answer does not contain the expected bytes")
 	}
 	return nil
 }

@@ -260,8 +260,12 @@ func TestUnreachableServers(t *testing.T) {
 				test.target.Timeout = brief
 			}
 			began := time.Now()
-			if got := reasonOf(attempt(t.Context(), test.target)); got != test.want {
+			err := attempt(t.Context(), test.target)
+			if got := reasonOf(err); got != test.want {
 				t.Errorf("got %q, want %q", got, test.want)
+			}
+			if isTimeout := strings.HasPrefix(test.want, "timeout"); errors.Is(err, errTimeout) != isTimeout {
+				t.Errorf("%v is a timeout: %v", err, !isTimeout)
 			}
 			took := time.Since(began)
 			if test.target.Timeout == brief && took < brief {

@@ -178,15 +178,15 @@ func (t *Target) wait() time.Duration {
 	return t.Interval - t.Jitter + rand.N(2*t.Jitter+1)
 }
 
-// errBusy says that a check began so late that its failure proves nothing: this host has too little
-// CPU time.
+// errBusy says that a check began so late that the missing answer proves nothing: this host has too
+// little CPU time, so it may have read the answer too late.
 var errBusy = fmt.Errorf("%w: this host is too busy: a check began too late", errUntried)
 
 // check checks a target once, and reports a change of its state. The argument late is how long
 // after its time the check begins.
 func (c *Checker) check(ctx context.Context, w *watch, s *streak, late time.Duration) {
 	err := c.attempt(ctx, &w.target)
-	if err != nil && late > w.target.Timeout/2 {
+	if errors.Is(err, errTimeout) && late > w.target.Timeout/2 {
 		err = errBusy
 	}
 	if errors.Is(err, errUntried) {

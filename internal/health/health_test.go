@@ -55,7 +55,7 @@ func (f *fake) attempt(ctx context.Context, t *Target) error {
 		if context.Cause(ctx) == context.Canceled {
 			time.Sleep(time.Microsecond) // closing a connection takes some time
 		}
-		err = errors.New("timeout")
+		err = errTimeout
 	}
 	f.mu.Lock()
 	f.active[t.Server]--
@@ -576,7 +576,8 @@ func TestFailingFromTheStart(t *testing.T) {
 	}
 }
 
-// A check that begins late, because the host has no CPU time for it, cannot fail. It can succeed.
+// A check that begins late, because the host has no CPU time for it, cannot fail by its timeout. It
+// can succeed, and a bad answer proves that the server fails.
 func TestLateChecks(t *testing.T) {
 	for _, test := range []struct {
 		late    time.Duration
@@ -584,8 +585,9 @@ func TestLateChecks(t *testing.T) {
 		err     error
 		changes bool
 	}{
-		{target("s1").Timeout / 2, false, errDown, true},
-		{target("s1").Timeout/2 + 1, false, errDown, false},
+		{target("s1").Timeout / 2, false, errTimeout, true},
+		{target("s1").Timeout/2 + 1, false, errTimeout, false},
+		{target("s1").Timeout/2 + 1, false, errDown, true},
 		{time.Hour, true, nil, true},
 	} {
 		c := New(nil, slog.New(slog.DiscardHandler))
