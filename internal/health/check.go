@@ -50,9 +50,13 @@ type Path interface {
 // tryOnce checks a target once. Its error is the reason in plain words. Ignore errors after the
 // end of the context.
 func (c *Checker) tryOnce(ctx context.Context, t *Target) error {
+	dialer, err := c.dialer(t) // this may look up the way, at the cost of the host and not of the server
+	if err != nil {
+		return err
+	}
 	ctx, cancel := context.WithTimeout(ctx, t.Timeout)
 	defer cancel()
-	err := c.connect(ctx, t)
+	err = connect(ctx, dialer, t)
 	var errno unix.Errno
 	switch {
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
@@ -127,11 +131,7 @@ func prepare(fd int, mark uint32, device string) error {
 
 // connect opens a new connection for each check, because the check also tests that the server
 // accepts connections.
-func (c *Checker) connect(ctx context.Context, t *Target) error {
-	dialer, err := c.dialer(t)
-	if err != nil {
-		return err
-	}
+func connect(ctx context.Context, dialer *net.Dialer, t *Target) error {
 	if t.Kind == UDP {
 		return ask(ctx, dialer, t)
 	}
