@@ -4,6 +4,7 @@ package balancer
 
 import (
 	"bytes"
+	"fmt"
 	"log/slog"
 	"maps"
 	"slices"
@@ -86,25 +87,36 @@ func TestFlowsOfFailedServers(t *testing.T) {
 	}
 }
 
-// The flows of a server whose application has stopped listening stay, whatever the rule: a server
-// that ends gracefully still serves them. New flows go elsewhere.
-func TestFlowsOfRefusingServer(t *testing.T) {
+// The flows of a server whose application has stopped listening, or whose agent is of another
+// version, stay, whatever the rule: the server still serves them. New flows go elsewhere.
+func TestFlowsOfServersThatStillServe(t *testing.T) {
 	t.Parallel()
-	for _, rule := range []desired.OnFailure{desired.OnFailureKeep, desired.OnFailureReset} {
-		t.Run(string(rule), func(t *testing.T) {
+	for _, test := range []struct {
+		fault     probe.Fault
+		condition inspect.Condition
+		rule      desired.OnFailure
+		protocol  desired.Protocol
+	}{
+		{probe.Refusing, inspect.ServerRefusing, desired.OnFailureKeep, desired.TCP},
+		{probe.Refusing, inspect.ServerRefusing, desired.OnFailureReset, desired.TCP},
+		{probe.OtherVersion, inspect.ServerIncompatible, desired.OnFailureReset, desired.TCP},
+		{probe.OtherVersion, inspect.ServerIncompatible, desired.OnFailureReset, desired.UDP},
+		{probe.OtherVersion, inspect.ServerIncompatible, desired.OnFailureMoveUDP, desired.UDP},
+	} {
+		t.Run(fmt.Sprint(test.condition, test.rule, test.protocol), func(t *testing.T) {
 			cfg := probedWeb(3)
-			cfg.Services[0].OnFailure = rule
+			cfg.Services[0].OnFailure, cfg.Services[0].Protocol = test.rule, test.protocol
 			f := open(t, cfg)
-			flow := flowTo(vip6, 80, desired.TCP)
+			flow := flowTo(vip6, 80, test.protocol)
 			servers := f.establish(flow)
-			f.find(probe.Refusing, "s1")
+			f.find(test.fault, "s1")
 			f.requireVisits(servers, "web/s1", true)
 			for port := range uint16(100) {
 				if got := serverOf(f.run(frameOf(fromPort(flow, 30000+port)))); got == "web/s1" || got == "" {
 					t.Fatalf("a new flow goes to %q", got)
 				}
 			}
-			f.requireCondition("web", "s1", inspect.ServerRefusing)
+			f.requireCondition("web", "s1", test.condition)
 		})
 	}
 }
