@@ -295,7 +295,7 @@ func (b *Balancer) arm() {
 		b.choice.within(gather)
 		b.journal.within(journalDelay)
 	}
-	if b.services.startSlowly() {
+	if len(b.services.starting) > 0 {
 		b.slow.within(slowTick)
 	}
 }

@@ -238,7 +238,7 @@ func TestRecoveredServersStartSlowly(t *testing.T) {
 				svc.Selection = desired.SelectConsistent
 			}
 			f := open(t, cfg)
-			if f.services.startSlowly() {
+			if len(f.services.starting) > 0 {
 				t.Error("a new server starts slowly")
 			}
 			f.setHealth("web", "s1", false)
@@ -266,7 +266,7 @@ func TestRecoveredServersStartSlowly(t *testing.T) {
 			}
 			f.services.tickSlowStarts(start.Add(slow))
 			f.requireCondition("web", "s1", inspect.ServerUnchecked)
-			if f.services.startSlowly() || !f.plane.Servers.TakesFlows(slot) {
+			if len(f.services.starting) > 0 || !f.plane.Servers.TakesFlows(slot) {
 				t.Error("the slow start does not end")
 			}
 		})
@@ -285,8 +285,27 @@ func TestResolvedServersDoNotStartSlowly(t *testing.T) {
 	f.requireCondition("web", "s1", inspect.ServerUnresolved)
 	f.via["s1"] = "out"
 	f.route()
-	if f.services.startSlowly() {
+	if len(f.services.starting) > 0 {
 		t.Error("the server starts slowly")
+	}
+}
+
+// A service that is removed while a server starts slowly is forgotten.
+func TestRemovedServiceStartsNoServer(t *testing.T) {
+	t.Parallel()
+	slow := time.Minute
+	cfg := webOf(srv6Server("s1", 1, 1), srv6Server("s2", 2, 1))
+	cfg.Services[0].SlowStart = &slow
+	other := serviceOf("other", vip6, 81, desired.TCP, desired.SRv6Encap, srv6Server("s1", 1, 1))
+	f := open(t, balancerOf(cfg.Services[0], other))
+	f.setHealth("web", "s1", false)
+	f.setHealth("web", "s1", true)
+	if len(f.services.starting) != 1 {
+		t.Fatalf("%d services start servers slowly", len(f.services.starting))
+	}
+	f.mustApply(balancerOf(other))
+	if len(f.services.starting) > 0 {
+		t.Error("the removed service still starts a server")
 	}
 }
 

@@ -289,6 +289,7 @@ func (s *services) keepOnly(wanted map[string]bool) error {
 			return fmt.Errorf("remove service %s: %w", name, err)
 		}
 		delete(s.byName, name)
+		delete(s.starting, svc)
 		s.free = append(s.free, svc.id)
 	}
 	return nil

@@ -43,6 +43,8 @@ type services struct {
 	// Services whose candidate tables were replaced, or that have ceased to be stateless. Packets
 	// may still use their former tables and rules.
 	swapped []*service
+	// starting are the services with servers that start slowly.
+	starting map[*service]bool
 	// abilitiesChanged tells whether services or their abilities have changed since tellAbilities.
 	abilitiesChanged bool
 }
@@ -54,7 +56,7 @@ func loadServices(
 ) (*services, error) {
 	s := &services{
 		plane: plane, slots: slots, inference: inference, byName: map[string]*service{}, reach: reach,
-		hasHints: plane.HasHints(),
+		hasHints: plane.HasHints(), starting: map[*service]bool{},
 	}
 	byID := map[uint32]*service{}
 	labels, err := plane.ServiceLabels()
