@@ -103,7 +103,9 @@ func awaitSilence(ctx context.Context, out io.Writer, client selfClient, state *
 	packets, changed := state.Packets, time.Now()
 	earliest := changed
 	if state.BGP.Drained != nil {
-		earliest = state.BGP.Drained.Add(time.Duration(state.BGP.DrainDelay * float64(time.Second)))
+		delay := time.Duration(state.BGP.DrainDelay * float64(time.Second))
+		// The clock may have been set back since.
+		earliest = changed.Add(min(delay, time.Until(state.BGP.Drained.Add(delay))))
 	}
 	for {
 		select {

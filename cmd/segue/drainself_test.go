@@ -23,7 +23,8 @@ type fakeBalancer struct {
 	busy    time.Duration // how long 10 packets a second arrive after that
 	// undrains tells that somebody ends the drain after so long; 0: nobody does.
 	undrains time.Duration
-	failure  error // of the next request
+	setBack  time.Duration // by how much the clock was set back after the drain
+	failure  error         // of the next request
 	// untilRestart tells what the last drain has asked for.
 	untilRestart bool
 }
@@ -42,7 +43,8 @@ func (b *fakeBalancer) Self(ctx context.Context) (*api.SelfState, error) {
 	}
 	since := time.Since(b.drained)
 	state.Drained = b.undrains == 0 || since < b.undrains
-	state.BGP.Drained = &b.drained
+	drained := b.drained.Add(b.setBack)
+	state.BGP.Drained = &drained
 	state.Packets += 10 * uint64(min(since, b.busy)/time.Second)
 	return state, nil
 }
@@ -94,6 +96,8 @@ func TestDrainSelf(t *testing.T) {
 			want: one + quiet, takes: 5 * time.Second},
 		{name: "with traffic: two seconds after it", b: fakeBalancer{busy: 8 * time.Second},
 			options: drainOptions{wait: true}, want: one + strings.Repeat(ten, 8) + quiet, takes: 10 * time.Second},
+		{name: "the clock was set back", b: fakeBalancer{setBack: time.Hour}, options: drainOptions{wait: true},
+			want: one + quiet, takes: 5 * time.Second},
 		{name: "without waiting", b: fakeBalancer{busy: time.Hour}, want: one},
 		{name: "too much traffic", b: fakeBalancer{busy: time.Hour},
 			options: drainOptions{wait: true, timeout: 2500 * time.Millisecond}, want: one + ten + ten,

@@ -77,8 +77,13 @@ type Balancer struct {
 	warned      map[string]bool // names of interfaces that cannot send what XDP forwards
 	events      *events.Stream
 	stale       map[string]bool // services whose servers that get new flows must be chosen again
-	ready       chan struct{}
-	abilities   chan []ServiceState // has room for one value
+	// The alarms of pending work: choose the servers of stale services, log, and let servers that
+	// start slowly take new flows or rest.
+	choice, journal, slow *alarm
+	// patience is how long a reload waits for next hops, after the resolver's first update.
+	patience  time.Duration
+	ready     chan struct{}
+	abilities chan []ServiceState // has room for one value
 }
 
 // call is a function for the goroutine that owns the balancer, and the channel for its error. The
@@ -132,6 +137,10 @@ func newBalancer(cfg *desired.Balancer, clock *dataplane.FlowClock, log *slog.Lo
 		ended:     make(chan struct{}),
 		warned:    map[string]bool{},
 		stale:     map[string]bool{},
+		choice:    newAlarm(),
+		journal:   newAlarm(),
+		slow:      newAlarm(),
+		patience:  reloadTimeout,
 		ready:     make(chan struct{}),
 		abilities: make(chan []ServiceState, 1),
 	}
@@ -235,22 +244,14 @@ func (b *Balancer) control(ctx context.Context) error {
 	defer sweep.Stop()
 	hints := time.NewTicker(hintInterval)
 	defer hints.Stop()
-	admit, journal, slow := newAlarm(), newAlarm(), newAlarm()
-	defer slow.Stop()
-	defer admit.Stop()
-	defer journal.Stop()
+	defer b.slow.Stop()
+	defer b.choice.Stop()
+	defer b.journal.Stop()
 
 	b.setChecks(ctx)
 	b.prober.SetTargets(ctx, b.services.probeTargets())
 	for {
-		b.tellAbilities()
-		if len(b.stale) > 0 {
-			admit.within(gather)
-			journal.within(journalDelay)
-		}
-		if b.services.startSlowly() {
-			slow.within(slowTick)
-		}
+		b.arm()
 		var err error
 		select {
 		case <-ctx.Done():
@@ -259,25 +260,17 @@ func (b *Balancer) control(ctx context.Context) error {
 			return nil
 		case update := <-b.resolver.Updates():
 			err = b.follow(update)
-			journal.within(journalDelay)
+			b.journal.within(journalDelay)
 		case result := <-b.checker.Updates():
-			if svc := b.services.setHealth(result); svc != nil {
-				b.stale[svc.Name] = true
-			}
+			b.takeHealth(result)
 		case results := <-b.prober.Updates():
-			for _, result := range results {
-				if svc := b.services.setFault(result); svc != nil {
-					b.stale[svc.Name] = true
-				}
-			}
-		case <-admit.C:
-			admit.armed = false
-			b.admit()
-		case now := <-slow.C:
-			slow.armed = false
-			b.services.tickSlowStarts(now)
-		case <-journal.C:
-			journal.armed = false
+			b.takeFaults(results)
+		case <-b.choice.C:
+			b.choose()
+		case now := <-b.slow.C:
+			b.tick(now)
+		case <-b.journal.C:
+			b.journal.armed = false
 			b.logChanges()
 		case <-sweep.C:
 			b.saveGenerations()
@@ -287,12 +280,52 @@ func (b *Balancer) control(ctx context.Context) error {
 		case c := <-b.calls:
 			c.result <- c.do(ctx)
 			b.saveGenerations()
-			journal.within(journalDelay) // after a reload, a new server may have no next hop
+			b.journal.within(journalDelay) // after a reload, a new server may have no next hop
 		}
 		if err != nil {
 			return err
 		}
 	}
+}
+
+// arm sets the alarms of pending work, and tells which services can serve.
+func (b *Balancer) arm() {
+	b.tellAbilities()
+	if len(b.stale) > 0 {
+		b.choice.within(gather)
+		b.journal.within(journalDelay)
+	}
+	if len(b.services.starting) > 0 {
+		b.slow.within(slowTick)
+	}
+}
+
+// takeHealth stores the result of a health check, until choose.
+func (b *Balancer) takeHealth(result health.Result) {
+	if svc := b.services.setHealth(result); svc != nil {
+		b.stale[svc.Name] = true
+	}
+}
+
+// takeFaults stores what probes have found, until choose.
+func (b *Balancer) takeFaults(results []probe.Result) {
+	for _, result := range results {
+		if svc := b.services.setFault(result); svc != nil {
+			b.stale[svc.Name] = true
+		}
+	}
+}
+
+// choose is for the alarm of stale services.
+func (b *Balancer) choose() {
+	b.choice.armed = false
+	b.admit()
+}
+
+// tick is for the alarm of servers that start slowly.
+func (b *Balancer) tick(now time.Time) {
+	b.slow.armed = false
+	b.services.tickSlowStarts(now)
 }
 
 // alarm is a timer for pending work. More work does not postpone an alarm that is set.

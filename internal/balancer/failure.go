@@ -9,12 +9,11 @@ import (
 	"github.com/segue-lb/segue/internal/desired"
 )
 
-// hasFailed tells whether a server has a cause because of which its flows may be ended. Offers
-// without an answer do not suffice, nor does an application that has stopped listening: the server
-// may still serve the connections that it has. If the application has ended, the server's kernel
-// resets them.
+// hasFailed tells whether a server has a cause because of which its flows may be ended or moved.
+// Passing causes do not suffice, nor do offers without an answer: the server may still serve the
+// connections that it has. If the application has ended, the server's kernel resets them.
 func hasFailed(all dataplane.Causes) bool {
-	return all&^(dataplane.Unheard|dataplane.Refusing) != 0
+	return all&^(passing|dataplane.Unheard) != 0
 }
 
 // usable lists the servers of a service that get new flows: the servers that are not drained and
@@ -41,11 +40,12 @@ func (s *services) refuses(svc *service) bool {
 }
 
 // flagsOfUnused returns the flags of a member that gets no new flows. Packets of UDP leave a server
-// with FlagFailing, and stay with one that has only FlagDrained. So a member that has failed has
-// only FlagDrained if its flows of UDP are to stay.
+// with FlagFailing, and stay with one that has only FlagDrained. So a member has only FlagDrained if
+// its flows of UDP are to stay.
 func (s *services) flagsOfUnused(svc *service, m *member) dataplane.ServerFlags {
 	flags := m.flags(false)
-	if m.Takes() && svc.Protocol == desired.UDP && svc.OnFailure == desired.OnFailureKeep {
+	stays := svc.OnFailure == desired.OnFailureKeep || !hasFailed(s.causes(m))
+	if m.Takes() && svc.Protocol == desired.UDP && stays {
 		flags = flags&^dataplane.FlagFailing | dataplane.FlagDrained
 	}
 	return flags

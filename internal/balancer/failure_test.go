@@ -4,6 +4,7 @@ package balancer
 
 import (
 	"bytes"
+	"fmt"
 	"log/slog"
 	"maps"
 	"slices"
@@ -86,25 +87,36 @@ func TestFlowsOfFailedServers(t *testing.T) {
 	}
 }
 
-// The flows of a server whose application has stopped listening stay, whatever the rule: a server
-// that ends gracefully still serves them. New flows go elsewhere.
-func TestFlowsOfRefusingServer(t *testing.T) {
+// The flows of a server whose application has stopped listening, or whose agent is of another
+// version, stay, whatever the rule: the server still serves them. New flows go elsewhere.
+func TestFlowsOfServersThatStillServe(t *testing.T) {
 	t.Parallel()
-	for _, rule := range []desired.OnFailure{desired.OnFailureKeep, desired.OnFailureReset} {
-		t.Run(string(rule), func(t *testing.T) {
+	for _, test := range []struct {
+		fault     probe.Fault
+		condition inspect.Condition
+		rule      desired.OnFailure
+		protocol  desired.Protocol
+	}{
+		{probe.Refusing, inspect.ServerRefusing, desired.OnFailureKeep, desired.TCP},
+		{probe.Refusing, inspect.ServerRefusing, desired.OnFailureReset, desired.TCP},
+		{probe.OtherVersion, inspect.ServerIncompatible, desired.OnFailureReset, desired.TCP},
+		{probe.OtherVersion, inspect.ServerIncompatible, desired.OnFailureReset, desired.UDP},
+		{probe.OtherVersion, inspect.ServerIncompatible, desired.OnFailureMoveUDP, desired.UDP},
+	} {
+		t.Run(fmt.Sprint(test.condition, test.rule, test.protocol), func(t *testing.T) {
 			cfg := probedWeb(3)
-			cfg.Services[0].OnFailure = rule
+			cfg.Services[0].OnFailure, cfg.Services[0].Protocol = test.rule, test.protocol
 			f := open(t, cfg)
-			flow := flowTo(vip6, 80, desired.TCP)
+			flow := flowTo(vip6, 80, test.protocol)
 			servers := f.establish(flow)
-			f.find(probe.Refusing, "s1")
+			f.find(test.fault, "s1")
 			f.requireVisits(servers, "web/s1", true)
 			for port := range uint16(100) {
 				if got := serverOf(f.run(frameOf(fromPort(flow, 30000+port)))); got == "web/s1" || got == "" {
 					t.Fatalf("a new flow goes to %q", got)
 				}
 			}
-			f.requireCondition("web", "s1", inspect.ServerRefusing)
+			f.requireCondition("web", "s1", test.condition)
 		})
 	}
 }
@@ -226,7 +238,7 @@ func TestRecoveredServersStartSlowly(t *testing.T) {
 				svc.Selection = desired.SelectConsistent
 			}
 			f := open(t, cfg)
-			if f.services.startSlowly() {
+			if len(f.services.starting) > 0 {
 				t.Error("a new server starts slowly")
 			}
 			f.setHealth("web", "s1", false)
@@ -254,7 +266,7 @@ func TestRecoveredServersStartSlowly(t *testing.T) {
 			}
 			f.services.tickSlowStarts(start.Add(slow))
 			f.requireCondition("web", "s1", inspect.ServerUnchecked)
-			if f.services.startSlowly() || !f.plane.Servers.TakesFlows(slot) {
+			if len(f.services.starting) > 0 || !f.plane.Servers.TakesFlows(slot) {
 				t.Error("the slow start does not end")
 			}
 		})
@@ -273,8 +285,27 @@ func TestResolvedServersDoNotStartSlowly(t *testing.T) {
 	f.requireCondition("web", "s1", inspect.ServerUnresolved)
 	f.via["s1"] = "out"
 	f.route()
-	if f.services.startSlowly() {
+	if len(f.services.starting) > 0 {
 		t.Error("the server starts slowly")
+	}
+}
+
+// A service that is removed while a server starts slowly is forgotten.
+func TestRemovedServiceStartsNoServer(t *testing.T) {
+	t.Parallel()
+	slow := time.Minute
+	cfg := webOf(srv6Server("s1", 1, 1), srv6Server("s2", 2, 1))
+	cfg.Services[0].SlowStart = &slow
+	other := serviceOf("other", vip6, 81, desired.TCP, desired.SRv6Encap, srv6Server("s1", 1, 1))
+	f := open(t, balancerOf(cfg.Services[0], other))
+	f.setHealth("web", "s1", false)
+	f.setHealth("web", "s1", true)
+	if len(f.services.starting) != 1 {
+		t.Fatalf("%d services start servers slowly", len(f.services.starting))
+	}
+	f.mustApply(balancerOf(other))
+	if len(f.services.starting) > 0 {
+		t.Error("the removed service still starts a server")
 	}
 }
 

@@ -198,6 +198,65 @@ func TestReloadWithoutNextHop(t *testing.T) {
 	}
 }
 
+// While a reload waits for the next hop of a server that it adds, the balancer acts on the checks of
+// the present servers.
+func TestReloadActsOnChecks(t *testing.T) {
+	t.Parallel()
+	s1, s2, lost := srv6Server("s1", 1, 1), srv6Server("s2", 2, 1), srv6Server("lost", 9, 1)
+	// The goroutines of checks are not in the balancer's namespace.
+	application, err := net.Listen("tcp", "127.0.0.2:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := application.Addr().(*net.TCPAddr).AddrPort()
+	other, err := net.Listen("tcp", netip.AddrPortFrom(netip.MustParseAddr("127.0.0.3"), address.Port()).String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	s1.Host, s2.Host = address.Addr(), netip.MustParseAddr("127.0.0.3")
+	lost.Locator = netip.MustParsePrefix("fd00:9:0:1::/64") // no route leads there yet
+	web := serviceOf("web", vip6, 80, desired.TCP, desired.SRv6Encap, s1, s2)
+	web.Health = &desired.Health{
+		Via: desired.ViaHost, TCP: &desired.TCPCheck{Port: address.Port()},
+		Interval: 100 * time.Millisecond, Timeout: 100 * time.Millisecond, Rise: 1, Fall: 1,
+	}
+	cfg := balancerOf(web)
+	cfg.Node = node()
+	s := newSteered(t, cfg)
+	s.patience = patience
+	s.routeServers(netlink.RouteAdd)
+	s.run(0)
+
+	web.Servers = append(web.Servers, lost)
+	next := balancerOf(web)
+	waiting, waited := make(chan struct{}), make(chan error, 1)
+	go func() {
+		waited <- s.call(context.Background(), func(ctx context.Context) error {
+			close(waiting)
+			s.awaitHops(ctx, next)
+			return nil
+		})
+	}()
+	<-waiting
+	application.Close()
+	s.await("s1 gets new flows, although its check fails", func() bool {
+		return !s.plane.Servers.TakesFlows(s.slot("web", "s1"))
+	})
+	select {
+	case <-waited:
+		t.Error("the reload does not wait for the next hop of the server that it adds")
+	default:
+	}
+	s.do("eth0", func(eth0 netlink.Link) error {
+		_, locator, _ := net.ParseCIDR("fd00:9::/32")
+		return netlink.RouteAdd(&netlink.Route{
+			LinkIndex: eth0.Attrs().Index, Dst: locator, Gw: net.ParseIP("fd00:a::2"),
+		})
+	})
+	s.must(<-waited)
+}
+
 // If the MAC address of the interface changes, the data path accepts frames to the new address and
 // sends with it. If the MTU changes, the data path uses the new one.
 func TestFollowsInterface(t *testing.T) {

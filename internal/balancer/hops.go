@@ -53,9 +53,9 @@ func targetsOf(cfg *desired.Balancer) []netip.Addr {
 
 // awaitHops waits for the next hops of the servers that a configuration adds. Otherwise packets
 // could be sent to a server that has no next hop yet, and would be dropped. It waits until
-// reloadTimeout after the resolver's first update. Meanwhile the balancer does not act on checks
-// and probes. The caller must call setTargets afterwards: the update that follows then also tells
-// what has happened to the node's interfaces meanwhile.
+// b.patience after the resolver's first update. Meanwhile the balancer acts on checks and probes of
+// the present servers, as control does. The caller must call setTargets afterwards: the update that
+// follows then also tells what has happened to the node's interfaces meanwhile.
 func (b *Balancer) awaitHops(ctx context.Context, cfg *desired.Balancer) {
 	present := targetsOf(b.cfg)
 	added := addedTo(present, targetsOf(cfg))
@@ -65,14 +65,23 @@ func (b *Balancer) awaitHops(ctx context.Context, cfg *desired.Balancer) {
 	b.resolver.SetTargets(ctx, slices.Concat(present, added))
 	var patience <-chan time.Time
 	for !b.resolved(added) {
+		b.arm()
 		select {
 		case <-ctx.Done():
 			return
 		case update := <-b.resolver.Updates():
 			b.takeHops(update)
 			if patience == nil {
-				patience = time.After(reloadTimeout)
+				patience = time.After(b.patience)
 			}
+		case result := <-b.checker.Updates():
+			b.takeHealth(result)
+		case results := <-b.prober.Updates():
+			b.takeFaults(results)
+		case <-b.choice.C:
+			b.choose()
+		case now := <-b.slow.C:
+			b.tick(now)
 		case <-patience:
 			return
 		}

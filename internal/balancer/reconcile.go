@@ -94,7 +94,10 @@ func (s *services) reconcileService(want *serviceState) error {
 	if err != nil {
 		return err
 	}
-	svc.Service, svc.members = want.service, members
+	svc.Service, svc.members, svc.named = want.service, members, map[string]*member{}
+	for _, m := range members {
+		svc.named[m.Name] = m
+	}
 	if err := s.addQUICServers(svc); err != nil {
 		return err
 	}
@@ -167,10 +170,6 @@ func (s *services) checkRoom(more int) error {
 // causes, even if an earlier process has found them.
 func (s *services) claimMembers(svc *service, want *serviceState) ([]*member, error) {
 	cfg := &want.service
-	before := make(map[string]*member, len(svc.members))
-	for _, m := range svc.members {
-		before[m.Name] = m
-	}
 	svc.known = s.knownFor(svc, cfg)
 	known := svc.known
 	if svc.usesKnownAsCookie() {
@@ -185,7 +184,7 @@ func (s *services) claimMembers(svc *service, want *serviceState) ([]*member, er
 	for _, server := range cfg.Servers {
 		key := keyOfServer(cfg, &server, want.locator, want.addresses)
 		noted, routed := s.slots.Noted(key)
-		old := before[server.Name]
+		old := svc.member(server.Name)
 		if slot, _ := s.slots.Of(key); old != nil && slot != old.slot {
 			old = nil // the address has changed: the causes belong to another host
 		}
@@ -289,6 +288,7 @@ func (s *services) keepOnly(wanted map[string]bool) error {
 			return fmt.Errorf("remove service %s: %w", name, err)
 		}
 		delete(s.byName, name)
+		delete(s.starting, svc)
 		s.free = append(s.free, svc.id)
 	}
 	return nil

@@ -16,14 +16,15 @@ type service struct {
 	id       uint32
 	rule     dataplane.ServiceRule
 	members  []*member
-	known    dataplane.Known  // what packets of known flows ask of its servers, after settle
-	follows  *serviceState    // what the data path follows; nil: reconcile has to change it
-	placed   placing          // the input that its candidate table was built from
-	hasSpare bool             // the candidate table that is not in use may exist
-	huntsEnd time.Time        // zero, or the end of RuleHalfOpen after hunting
-	logged   dataplane.Causes // the ignored causes at the last log
-	down     bool             // the last event about it says that no server is fit
-	refused  bool             // it refused new flows at the last log
+	named    map[string]*member // the members by name
+	known    dataplane.Known    // what packets of known flows ask of its servers, after settle
+	follows  *serviceState      // what the data path follows; nil: reconcile has to change it
+	placed   placing            // the input that its candidate table was built from
+	hasSpare bool               // the candidate table that is not in use may exist
+	huntsEnd time.Time          // zero, or the end of RuleHalfOpen after hunting
+	logged   dataplane.Causes   // the ignored causes at the last log
+	down     bool               // the last event about it says that no server is fit
+	refused  bool               // it refused new flows at the last log
 	ability  Ability
 	// formerSince is when RuleFormerFlows was set in this process, or zero if it is not set.
 	formerSince time.Time
@@ -43,6 +44,8 @@ type services struct {
 	// Services whose candidate tables were replaced, or that have ceased to be stateless. Packets
 	// may still use their former tables and rules.
 	swapped []*service
+	// starting are the services with servers that start slowly.
+	starting map[*service]bool
 	// abilitiesChanged tells whether services or their abilities have changed since tellAbilities.
 	abilitiesChanged bool
 }
@@ -54,7 +57,7 @@ func loadServices(
 ) (*services, error) {
 	s := &services{
 		plane: plane, slots: slots, inference: inference, byName: map[string]*service{}, reach: reach,
-		hasHints: plane.HasHints(),
+		hasHints: plane.HasHints(), starting: map[*service]bool{},
 	}
 	byID := map[uint32]*service{}
 	labels, err := plane.ServiceLabels()
@@ -79,14 +82,7 @@ func loadServices(
 }
 
 // member returns the server of that name, or nil.
-func (svc *service) member(name string) *member {
-	for _, m := range svc.members {
-		if m.Name == name {
-			return m
-		}
-	}
-	return nil
-}
+func (svc *service) member(name string) *member { return svc.named[name] }
 
 // slots returns the slots of the members, in their order.
 func (svc *service) slots() []uint32 {

@@ -18,7 +18,7 @@ const slowTick = 100 * time.Millisecond
 type slowStart struct {
 	unfit  bool      // the member gets no new flows, because it has a cause
 	since  time.Time // when it became fit; zero: it takes all of its new flows
-	credit float64   // the part of a tick for which it has still to take new flows
+	credit float64   // the share of a tick in which it is yet to take new flows
 	rests  bool
 }
 
@@ -83,6 +83,11 @@ func (s *services) pace(svc *service, used map[*member]bool, now time.Time) {
 			resting++
 		}
 	}
+	if svc.startsSlowly() {
+		s.starting[svc] = true
+	} else {
+		delete(s.starting, svc)
+	}
 	if resting < len(used) {
 		return
 	}
@@ -103,10 +108,7 @@ func (svc *service) startsSlowly() bool {
 
 // tickSlowStarts lets each server that starts slowly take new flows or rest until the next tick.
 func (s *services) tickSlowStarts(now time.Time) {
-	for _, svc := range s.byName {
-		if !svc.startsSlowly() {
-			continue
-		}
+	for svc := range s.starting {
 		for _, m := range svc.members {
 			m.slow.tick(svc.slow(), now)
 		}
@@ -117,10 +119,7 @@ func (s *services) tickSlowStarts(now time.Time) {
 // endSlowStarts lets all servers take their full share of new flows. It is for the end of the
 // process: the data path continues, and nothing would end the rest of a server.
 func (s *services) endSlowStarts() {
-	for _, svc := range s.byName {
-		if !svc.startsSlowly() {
-			continue
-		}
+	for svc := range s.starting {
 		for _, m := range svc.members {
 			if !m.slow.since.IsZero() {
 				m.slow = slowStart{}
@@ -128,14 +127,4 @@ func (s *services) endSlowStarts() {
 		}
 		s.admit(svc)
 	}
-}
-
-// startSlowly tells whether a server of any service starts slowly.
-func (s *services) startSlowly() bool {
-	for _, svc := range s.byName {
-		if svc.startsSlowly() {
-			return true
-		}
-	}
-	return false
 }

@@ -36,11 +36,14 @@ type Announcer struct {
 	plan       *Plan
 	services   []balancer.ServiceState // nil: not known yet
 	requests   chan request
+	ended      chan struct{} // closed when nobody takes requests any more
 	speaker    *speaker
 	events     *events.Stream // nil: nobody follows them
 
 	// attempt is how long a session may take to be established. Then it is opened anew.
 	attempt time.Duration
+	// retry is the time after which a route is announced or withdrawn that could not be.
+	retry time.Duration
 
 	mu      sync.Mutex
 	state   State // without what the speaker knows
@@ -104,7 +107,7 @@ func drainedFile(node *desired.BalancerNode) string {
 func New(cfg *desired.Balancer, plan *Plan, forwarding Forwarding, log *slog.Logger) (*Announcer, error) {
 	a := &Announcer{
 		log: log, file: drainedFile(&cfg.Node), forwarding: forwarding, plan: plan,
-		requests: make(chan request), attempt: longestAttempt,
+		requests: make(chan request), ended: make(chan struct{}), attempt: longestAttempt, retry: routeRetry,
 		state: State{
 			ASN: plan.bgp.ASN, RouterID: plan.bgp.RouterID.String(),
 			DrainDelay: plan.bgp.DrainDelay.Seconds(),
@@ -138,6 +141,7 @@ func (a *Announcer) PublishTo(stream *events.Stream) { a.events = stream }
 // peers keep the routes if the data path continues. Run returns an error if the speaker cannot be
 // started.
 func (a *Announcer) Run(ctx context.Context, services <-chan []balancer.ServiceState) error {
+	defer close(a.ended)
 	select {
 	case a.services = <-services:
 	case <-ctx.Done():
@@ -197,6 +201,10 @@ func earlier(a, b time.Time) time.Time {
 // has lost it.
 const longestAttempt = 20 * time.Second
 
+// routeRetry is the time until a route is announced or withdrawn that the library has refused. A
+// change of the services ends the wait.
+const routeRetry = time.Minute
+
 // openAnew opens sessions anew that have taken too long. It returns when it must be called again, or
 // zero.
 func (a *Announcer) openAnew(ctx context.Context, now time.Time) (next time.Time) {
@@ -247,12 +255,17 @@ func (a *Announcer) stop() {
 	a.speaker.stop(works && !a.forwarding.EndsWithProcess)
 }
 
-// ask makes the goroutine in Run do something.
+var errEnded = errors.New("the announcer has ended")
+
+// ask makes the goroutine in Run do something. The context may outlive Run: ask then returns
+// errEnded.
 func (a *Announcer) ask(ctx context.Context, do func(context.Context) error) error {
 	result := make(chan error, 1)
 	select {
 	case a.requests <- request{do, result}:
 		return <-result
+	case <-a.ended:
+		return errEnded
 	case <-ctx.Done():
 		return ctx.Err()
 	}
@@ -351,10 +364,14 @@ func (a *Announcer) update(now time.Time) (next time.Time) {
 	defer a.mu.Unlock()
 	vips := vipsOf(a.plan.bgp, a.services)
 	for address, r := range a.routes {
-		if vips[address] == nil {
-			a.withdraw(r, now, "")
-			delete(a.routes, address)
+		if vips[address] != nil {
+			continue
 		}
+		if retry := a.withdraw(r, now, ""); !retry.IsZero() {
+			next = earlier(next, retry)
+			continue
+		}
+		delete(a.routes, address)
 	}
 	for _, address := range slices.SortedFunc(maps.Keys(vips), netip.Addr.Compare) {
 		r := a.routes[address]
@@ -363,9 +380,7 @@ func (a *Announcer) update(now time.Time) (next time.Time) {
 			a.routes[address] = r
 		}
 		r.take(vips[address])
-		if due := a.updateRoute(r, now); !due.IsZero() && (next.IsZero() || due.Before(next)) {
-			next = due
-		}
+		next = earlier(next, a.updateRoute(r, now))
 	}
 	return next
 }
@@ -387,18 +402,17 @@ func (a *Announcer) updateRoute(r *routeState, now time.Time) (next time.Time) {
 	}
 	switch {
 	case !r.vip.hasPeer:
-		a.withdraw(r, now, NoPeer)
-		return time.Time{}
+		return a.withdraw(r, now, NoPeer)
 	case !r.vip.isServed:
-		if r.Announced {
+		wasAnnounced := r.Announced
+		retry := a.withdraw(r, now, NotServed)
+		if wasAnnounced && !r.Announced {
 			r.damping.withdrawn(now, holdDown)
 		}
 		r.damping.served = time.Time{}
-		a.withdraw(r, now, NotServed)
-		return time.Time{}
+		return retry
 	case a.state.Drained != nil:
-		a.withdraw(r, now, Drained)
-		return time.Time{}
+		return a.withdraw(r, now, Drained)
 	case r.Announced && r.vip.equals(r.sent):
 		return time.Time{}
 	case !r.Announced:
@@ -413,7 +427,7 @@ func (a *Announcer) updateRoute(r *routeState, now time.Time) (next time.Time) {
 	}
 	if err := a.speaker.announce(r.vip.route); err != nil {
 		a.log.Error("route cannot be announced", "prefix", r.Prefix, "error", err)
-		return now.Add(time.Minute)
+		return now.Add(a.retry)
 	}
 	r.sent = r.vip.route
 	if !r.Announced {
@@ -425,13 +439,14 @@ func (a *Announcer) updateRoute(r *routeState, now time.Time) (next time.Time) {
 }
 
 // withdraw withdraws a route, unless it is not announced. An empty reason means that the VIP was
-// removed from the configuration.
-func (a *Announcer) withdraw(r *routeState, now time.Time, reason Reason) {
+// removed from the configuration. It returns zero, or when it must be called again because it has
+// failed.
+func (a *Announcer) withdraw(r *routeState, now time.Time, reason Reason) (retry time.Time) {
 	wasAnnounced, before := r.Announced, r.Reason
 	if wasAnnounced {
 		if err := a.speaker.withdraw(r.sent); err != nil {
 			a.log.Error("route cannot be withdrawn", "prefix", r.Prefix, "error", err)
-			return
+			return now.Add(a.retry)
 		}
 		r.Announced, r.Since = false, now
 	}
@@ -457,6 +472,7 @@ func (a *Announcer) withdraw(r *routeState, now time.Time, reason Reason) {
 	default:
 		a.log.Info("route withdrawn: the VIP is no longer configured", "prefix", r.Prefix, "services", names)
 	}
+	return time.Time{}
 }
 
 // Drain withdraws all routes. It holds across restarts, unless it is wanted until the next restart

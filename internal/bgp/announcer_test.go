@@ -4,6 +4,7 @@ package bgp
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -38,6 +39,7 @@ type fixture struct {
 	events   *events.Stream
 
 	attempt         time.Duration // if not 0, how long a session may take to be established
+	retry           time.Duration // if not 0, the time until a failed withdrawal is tried again
 	works           bool          // there is a data path
 	endsWithProcess bool          // as in Forwarding
 
@@ -113,6 +115,9 @@ func (f *fixture) start(preserved bool, abilities ...balancer.Ability) {
 	if f.attempt != 0 {
 		f.announcer.attempt = f.attempt
 	}
+	if f.retry != 0 {
+		f.announcer.retry = f.retry
+	}
 	f.announcer.PublishTo(f.events)
 	ctx, cancel := context.WithCancel(f.t.Context())
 	ended := make(chan error, 1)
@@ -128,8 +133,10 @@ func (f *fixture) start(preserved bool, abilities ...balancer.Ability) {
 }
 
 // tell tells the abilities of a service with an IPv4 VIP, and of one with an IPv6 VIP.
-func (f *fixture) tell(abilities ...balancer.Ability) {
-	f.services <- []balancer.ServiceState{
+func (f *fixture) tell(abilities ...balancer.Ability) { f.services <- states(abilities...) }
+
+func states(abilities ...balancer.Ability) []balancer.ServiceState {
+	return []balancer.ServiceState{
 		{Service: &desired.Service{Name: "four", VIP: netip.MustParsePrefix(vip4).Addr()}, Ability: abilities[0]},
 		{Service: &desired.Service{Name: "six", VIP: netip.MustParsePrefix(vip6).Addr()}, Ability: abilities[1]},
 	}
@@ -298,6 +305,67 @@ segue_lb_bgp_sessions_total{peer="127.0.0.1"} 1
 	f.router.await(0, routesAre(vip6, vip4))
 	if f.router.session(1) != nil {
 		t.Error("a reload has reset the session")
+	}
+}
+
+// TestWithdrawalThatFails: a route that cannot be withdrawn counts as announced, and is withdrawn
+// later, whether its VIP cannot be served or was removed.
+func TestWithdrawalThatFails(t *testing.T) {
+	f := newFixture(t)
+	f.retry = time.Millisecond
+	f.start(false, balancer.Ready, balancer.Ready)
+	f.router.await(0, routesAre(vip6, vip4))
+	// spoil makes the next services known, and withdrawals of a route fail until the returned function
+	// is called.
+	spoil := func(vip string, services []balancer.ServiceState) (repair func()) {
+		var sent route
+		set := func(now route) {
+			err := f.announcer.ask(t.Context(), func(context.Context) error {
+				r := f.announcer.routes[netip.MustParsePrefix(vip).Addr()]
+				sent, r.sent, f.announcer.services = r.sent, now, services
+				return nil
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		set(route{})
+		return func() { set(sent) }
+	}
+	awaitFailures := func(vip string) {
+		t.Helper()
+		failure := "msg=\"route cannot be withdrawn\" prefix=" + vip
+		for deadline := time.Now().Add(patience); strings.Count(f.log.String(), failure) < 2; time.Sleep(time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatal("no second attempt to withdraw", vip)
+			}
+		}
+	}
+	repair := spoil(vip4, states(balancer.Unable, balancer.Ready))
+	awaitFailures(vip4)
+	repair()
+	f.router.await(0, routesAre(vip6))
+	f.awaitReason(vip4, NotServed)
+
+	repair = spoil(vip6, nil)
+	awaitFailures(vip6)
+	if routes := f.state().Routes; len(routes) != 1 || routes[0].Prefix != vip6 || !routes[0].Announced {
+		t.Errorf("routes %+v", routes)
+	}
+	repair()
+	f.router.await(0, routesAre())
+}
+
+// TestRequestAfterTheEnd does not wait.
+func TestRequestAfterTheEnd(t *testing.T) {
+	f := newFixture(t)
+	f.start(false, balancer.Ready, balancer.Ready)
+	f.router.await(0, routesAre(vip6, vip4))
+	f.stop()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if err := f.announcer.Drain(ctx, true); !errors.Is(err, errEnded) {
+		t.Errorf("error %v", err)
 	}
 }
 

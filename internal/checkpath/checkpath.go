@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sync/singleflight"
 	"golang.org/x/sys/unix"
 )
 
@@ -66,10 +67,22 @@ type Path struct {
 	mark, mask uint32
 
 	mutex sync.Mutex
-	by    Interface
-	vips  map[netip.Addr]bool
+	way   *way
+}
+
+// way is what Set has set, and what was found since. A lookup that has begun before another Set
+// leaves its result in a way that is no longer used.
+type way struct {
+	mark, mask uint32
+	by         Interface
+	vips       map[netip.Addr]bool
 	// wanted are the addresses that are preferred as sources.
-	wanted  []netip.Addr
+	wanted []netip.Addr
+
+	// lookups are under way. They work without the mutex, so no check waits for a lookup that it
+	// does not need itself.
+	lookups singleflight.Group
+	mutex   sync.Mutex      // of what follows
 	sources map[bool]source // by whether they are IPv4
 	// returns tells for IPv4 VIPs whether the host accepts the answers of servers.
 	returns map[netip.Addr]finding
@@ -86,6 +99,7 @@ type Interface struct {
 type source struct {
 	address netip.Addr
 	err     error
+	isLed   bool // the route and the rule of the family were made
 	found   time.Time
 }
 
@@ -96,66 +110,80 @@ type finding struct {
 }
 
 // New returns a path for packets with these marks. It can be used after Set.
-func New(mark, mask uint32) *Path { return &Path{mark: mark, mask: mask} }
+func New(mark, mask uint32) *Path { return &Path{mark: mark, mask: mask, way: &way{}} }
 
 // Set makes the path lead through an interface. The VIPs cannot be sources. The wanted addresses
 // are preferred as sources, if the host has them. If the interface is another one than before, Set
 // removes the rules that killed processes have left for interfaces that are gone. Its error tells
 // that this failed. The path works all the same.
 func (p *Path) Set(by Interface, vips, wanted []netip.Addr) error {
-	p.mutex.Lock()
-	defer p.mutex.Unlock()
-	isOther := by.Index != p.by.Index
-	p.by, p.wanted = by, wanted
-	p.vips, p.sources = map[netip.Addr]bool{}, map[bool]source{}
-	p.returns = map[netip.Addr]finding{}
-	for _, vip := range vips {
-		p.vips[vip] = true
+	next := &way{
+		mark: p.mark, mask: p.mask, by: by, vips: map[netip.Addr]bool{}, wanted: wanted,
+		sources: map[bool]source{}, returns: map[netip.Addr]finding{},
 	}
-	if isOther {
+	for _, vip := range vips {
+		next.vips[vip] = true
+	}
+	p.mutex.Lock()
+	before := p.way
+	p.way = next
+	p.mutex.Unlock()
+	if by.Index != before.by.Index {
 		return RemoveOrphans(p.mark)
 	}
 	return nil
 }
 
-// lead makes the rule, the route and the neighbour entry of a family.
-func (p *Path) lead(f family) error {
+// present returns the present way. It returns false if there is none.
+func (p *Path) present() (*way, bool) {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	return p.way, p.way.by.Index != 0
+}
+
+// lead makes the rule, the route and the neighbour entry of a family. If they are there already, it
+// changes nothing: the kernel would tell every listener of a route that is written again. The first
+// lead of a way writes the route in any case, because its MTU may be another one than before.
+func (w *way) lead(f family, isLed bool) error {
 	err := netlink.NeighSet(&netlink.Neigh{
-		LinkIndex: p.by.Index, Family: f.number, State: netlink.NUD_PERMANENT, IP: f.gateway,
+		LinkIndex: w.by.Index, Family: f.number, State: netlink.NUD_PERMANENT, IP: f.gateway,
 		HardwareAddr: gatewayMAC,
 	})
 	if err != nil {
-		return fmt.Errorf("add neighbour %s to %s: %w", f.gateway, p.by.Name, err)
+		return fmt.Errorf("add neighbour %s to %s: %w", f.gateway, w.by.Name, err)
 	}
-	err = netlink.RouteReplace(&netlink.Route{
-		LinkIndex: p.by.Index, Family: f.number, Table: firstTable + p.by.Index, Dst: f.everyone,
-		Gw: f.gateway, Flags: int(netlink.FLAG_ONLINK), MTU: max(p.by.MTU-room, leastMTU),
+	write := netlink.RouteReplace
+	if isLed {
+		write = netlink.RouteAdd
+	}
+	err = write(&netlink.Route{
+		LinkIndex: w.by.Index, Family: f.number, Table: firstTable + w.by.Index, Dst: f.everyone,
+		Gw: f.gateway, Flags: int(netlink.FLAG_ONLINK), MTU: max(w.by.MTU-room, leastMTU),
 	})
-	if err != nil {
-		return fmt.Errorf("add a route to table %d: %w", firstTable+p.by.Index, err)
+	if err = ignoring(unix.EEXIST, err); err != nil {
+		return fmt.Errorf("add a route to table %d: %w", firstTable+w.by.Index, err)
 	}
-	err = netlink.RuleAdd(p.rule(f))
-	if err != nil && !errors.Is(err, unix.EEXIST) {
-		return fmt.Errorf("add a rule for mark %#x: %w", p.mark, err)
+	err = netlink.RuleAdd(w.rule(f))
+	if err = ignoring(unix.EEXIST, err); err != nil {
+		return fmt.Errorf("add a rule for mark %#x: %w", w.mark, err)
 	}
 	return nil
 }
 
-func (p *Path) rule(f family) *netlink.Rule {
+func (w *way) rule(f family) *netlink.Rule {
 	rule := netlink.NewRule()
-	rule.Family, rule.Priority, rule.Table = f.number, rulePriority, firstTable+p.by.Index
-	rule.Mark, rule.Mask, rule.OifName = p.mark, &p.mask, p.by.Name
+	rule.Family, rule.Priority, rule.Table = f.number, rulePriority, firstTable+w.by.Index
+	rule.Mark, rule.Mask, rule.OifName = w.mark, &w.mask, w.by.Name
 	return rule
 }
 
-// Close removes what the path has made in the host.
+// Close removes what the path has made in the host. No check may be under way.
 func (p *Path) Close() error {
-	p.mutex.Lock()
-	defer p.mutex.Unlock()
-	if p.by.Index == 0 {
+	w, ok := p.present()
+	if !ok {
 		return nil
 	}
-	return Remove(p.mark, p.by.Index)
+	return Remove(p.mark, w.by.Index)
 }
 
 // Remove removes what paths of packets with this mark through an interface have made in the
@@ -243,57 +271,89 @@ type Socket struct {
 // Socket returns what a socket to a VIP needs. It returns an error if the host has no address from
 // which it can check the VIP, or would drop the answers.
 func (p *Path) Socket(vip netip.Addr) (Socket, error) {
-	p.mutex.Lock()
-	defer p.mutex.Unlock()
-	if p.by.Index == 0 {
+	w, ok := p.present()
+	if !ok {
 		return Socket{}, errors.New("the data path is not attached")
 	}
-	is4 := vip.Is4()
-	s, ok := p.sources[is4]
-	if !ok || time.Since(s.found) > addressLife {
-		s = p.find(is4)
-		p.sources[is4] = s
+	s := w.source(vip.Is4())
+	if s.err == nil && vip.Is4() {
+		s.err = w.return4(vip, addressLife)
 	}
-	if s.err == nil && is4 {
-		s.err = p.return4(vip)
-	}
-	return Socket{p.by.Name, s.address}, s.err
+	return Socket{w.by.Name, s.address}, s.err
 }
 
 // Recheck tells why the host would drop the answers of a VIP at this moment, after a check without an
 // answer. It returns nil if it would not.
 func (p *Path) Recheck(vip netip.Addr) error {
-	p.mutex.Lock()
-	defer p.mutex.Unlock()
-	if p.by.Index == 0 || !vip.Is4() {
+	w, ok := p.present()
+	if !ok || !vip.Is4() {
 		return nil
 	}
-	if time.Since(p.returns[vip].found) > recheckPause {
-		delete(p.returns, vip)
-	}
-	return p.return4(vip)
+	return w.return4(vip, recheckPause)
 }
 
 // return4 tells why the host would drop the answers of an IPv4 VIP. It returns nil if it accepts
-// them.
-func (p *Path) return4(vip netip.Addr) error {
-	f, ok := p.returns[vip]
-	if !ok || time.Since(f.found) > addressLife {
-		f = finding{findReturn4(p.by, vip), time.Now()}
-		p.returns[vip] = f
+// them. It uses what was found at most the given time ago.
+func (w *way) return4(vip netip.Addr, life time.Duration) error {
+	known := func() finding {
+		w.mutex.Lock()
+		defer w.mutex.Unlock()
+		return w.returns[vip]
 	}
-	return f.err
+	isFresh := func() bool { return time.Since(known().found) <= life }
+	w.lookUp(vip.String(), isFresh, func() {
+		err := findOwn(w.by, vip)
+		if err == nil {
+			err = findReturn4(w.by, vip)
+		}
+		w.mutex.Lock()
+		defer w.mutex.Unlock()
+		w.returns[vip] = finding{err, time.Now()}
+	})
+	return known().err
+}
+
+// source returns the source address of a family.
+func (w *way) source(is4 bool) source {
+	known := func() source {
+		w.mutex.Lock()
+		defer w.mutex.Unlock()
+		return w.sources[is4]
+	}
+	isFresh := func() bool { return time.Since(known().found) <= addressLife }
+	w.lookUp(fmt.Sprint(is4), isFresh, func() {
+		s := w.find(is4, known().isLed)
+		w.mutex.Lock()
+		defer w.mutex.Unlock()
+		w.sources[is4] = s
+	})
+	return known()
+}
+
+// lookUp makes one goroutine find what has this key, unless that is fresh. All others that need the
+// same wait for it.
+func (w *way) lookUp(key string, isFresh func() bool, find func()) {
+	if isFresh() {
+		return
+	}
+	_, _, _ = w.lookups.Do(key, func() (any, error) {
+		if !isFresh() { // after a lookup that has just ended
+			find()
+		}
+		return nil, nil
+	})
 }
 
 // find makes the host's part of the path for a family, and chooses the source address.
-func (p *Path) find(is4 bool) (s source) {
+func (w *way) find(is4, isLed bool) source {
 	f := ipv6
 	if is4 {
 		f = ipv4
 	}
-	s.found = time.Now()
-	if s.err = p.lead(f); s.err == nil {
-		s.address, s.err = p.choose(is4)
+	s := source{isLed: isLed, found: time.Now()}
+	if s.err = w.lead(f, isLed); s.err == nil {
+		s.isLed = true
+		s.address, s.err = w.choose(f)
 	}
 	return s
 }
@@ -301,61 +361,55 @@ func (p *Path) find(is4 bool) (s source) {
 // choose returns the source address of a family: a preferred address, or else the first address of
 // the interface, or else of any other one. Servers must have a route to it. A VIP cannot be a
 // source, because the servers have it, too.
-func (p *Path) choose(is4 bool) (netip.Addr, error) {
-	number := unix.AF_INET6
-	if is4 {
-		number = unix.AF_INET
-	}
-	all, err := netlink.AddrList(nil, number)
+func (w *way) choose(f family) (netip.Addr, error) {
+	all, err := netlink.AddrList(nil, f.number)
 	if err != nil {
 		return netip.Addr{}, fmt.Errorf("list the addresses of the host: %w", err)
-	}
-	if is4 && !p.accepts(all) {
-		return netip.Addr{}, fmt.Errorf("an IPv4 VIP is an address of this host: set the sysctl "+
-			"net.ipv4.conf.%s.accept_local to 1, or the kernel drops the answers of servers", p.by.Name)
 	}
 	var best netip.Addr
 	score := 0
 	for _, a := range all {
 		address, ok := netip.AddrFromSlice(a.IP)
-		if address = address.Unmap(); !ok || !p.canBeSource(address, a) {
+		if address = address.Unmap(); !ok || !w.canBeSource(address, a) {
 			continue
 		}
-		if s := p.score(address, a.LinkIndex); s > score {
+		if s := w.score(address, a.LinkIndex); s > score {
 			best, score = address, s
 		}
 	}
 	if score == 0 {
-		return best, fmt.Errorf("%s has no address from which it can check servers", p.by.Name)
+		return best, fmt.Errorf("%s has no address from which it can check servers", w.by.Name)
 	}
 	return best, nil
 }
 
-func (p *Path) canBeSource(address netip.Addr, a netlink.Addr) bool {
+func (w *way) canBeSource(address netip.Addr, a netlink.Addr) bool {
 	const unusable = unix.IFA_F_TENTATIVE | unix.IFA_F_DADFAILED | unix.IFA_F_DEPRECATED
-	return address.IsGlobalUnicast() && !p.vips[address] && a.Flags&unusable == 0
+	return address.IsGlobalUnicast() && !w.vips[address] && a.Flags&unusable == 0
 }
 
 // score is higher for better sources.
-func (p *Path) score(address netip.Addr, index int) int {
+func (w *way) score(address netip.Addr, index int) int {
 	switch {
-	case slices.Contains(p.wanted, address):
+	case slices.Contains(w.wanted, address):
 		return 3
-	case index == p.by.Index:
+	case index == w.by.Index:
 		return 2
 	}
 	return 1
 }
 
-// accepts tells whether the host accepts packets from IPv4 VIPs. By default it does not if it has a
-// VIP itself (fib_validate_source in the kernel).
-func (p *Path) accepts(all []netlink.Addr) bool {
-	has := slices.ContainsFunc(all, func(a netlink.Addr) bool {
-		address, _ := netip.AddrFromSlice(a.IP)
-		return p.vips[address.Unmap()]
-	})
-	if !has {
-		return true
+// findOwn tells why the kernel would drop the answers of an IPv4 VIP that the host has itself
+// (fib_validate_source in the kernel). It returns nil if the host does not have the VIP, or accepts
+// packets from its own addresses.
+func findOwn(by Interface, vip netip.Addr) error {
+	if sysctl4("all", "accept_local") == 1 || sysctl4(by.Name, "accept_local") == 1 {
+		return nil
 	}
-	return sysctl4("all", "accept_local") == 1 || sysctl4(p.by.Name, "accept_local") == 1
+	routes, err := netlink.RouteGet(vip.AsSlice())
+	if err != nil || len(routes) == 0 || routes[0].Type != unix.RTN_LOCAL || isInVRF(by.Index) {
+		return nil
+	}
+	return fmt.Errorf("the VIP %s is an address of this host: set the sysctl "+
+		"net.ipv4.conf.%s.accept_local to 1, or the kernel drops the answers of servers", vip, by.Name)
 }

@@ -170,17 +170,88 @@ func TestSources(t *testing.T) {
 }
 
 // The kernel drops answers from an IPv4 VIP that the host has itself, unless it is told not to.
+// Checks of other VIPs go on.
 func TestOwnIPv4VIP(t *testing.T) {
 	in(t, func(h *host) {
 		h.addTo("lo", "192.0.2.81/32")
-		_, err := h.Socket(vips[0])
-		if err == nil || !strings.Contains(err.Error(), "net.ipv4.conf.eth0.accept_local") {
+		h.requireSource(vips[0], "10.0.0.1")
+		_, err := h.Socket(vips[1])
+		if err == nil || !strings.Contains(err.Error(), "the VIP 192.0.2.81 is an address of this host: set the "+
+			"sysctl net.ipv4.conf.eth0.accept_local to 1") {
 			h.Errorf("without accept_local: %v", err)
 		}
-		h.must(os.WriteFile("/proc/thread-self/root/proc/sys/net/ipv4/conf/eth0/accept_local", []byte("1"), 0))
+		h.setSysctl("eth0/accept_local", "1")
+		h.set()
+		h.requireSource(vips[1], "10.0.0.1")
+		h.requireWay(vips[1]) // the host's own
+	})
+}
+
+// No check waits for a lookup that it does not need itself. Checks that need the same wait for it.
+func TestLookupsDelayNoOtherCheck(t *testing.T) {
+	in(t, func(h *host) {
+		never := func() bool { return false }
+		began, end, ended := make(chan struct{}), make(chan struct{}), make(chan struct{})
+		go func() {
+			defer close(ended)
+			h.way.lookUp(vips[0].String(), never, func() { close(began); <-end })
+		}()
+		<-began
+		h.requireSource(vips[1], "10.0.0.1")
+		h.requireSource(vips[2], "2001:db8:0:1::1")
+		h.must(h.Recheck(vips[1]))
 		h.set()
 		h.requireSource(vips[0], "10.0.0.1")
-		h.requireWay(vips[1]) // the host's own
+		close(end)
+		<-ended
+	})
+}
+
+// What is there is not written again: each route that is written makes everybody who follows routes
+// read them all.
+func TestWritesOnlyWhatIsMissing(t *testing.T) {
+	in(t, func(h *host) {
+		h.requireSource(vips[0], "10.0.0.1")
+		h.requireSource(vips[2], "2001:db8:0:1::1")
+		routes, neighbours, done := make(chan netlink.RouteUpdate), make(chan netlink.NeighUpdate), make(chan struct{})
+		defer close(done)
+		h.must(netlink.RouteSubscribe(routes, done))
+		h.must(netlink.NeighSubscribe(neighbours, done))
+		for is4, s := range h.way.sources {
+			s.found = time.Now().Add(-2 * addressLife)
+			h.way.sources[is4] = s
+		}
+		h.requireSource(vips[0], "10.0.0.1")
+		h.requireSource(vips[2], "2001:db8:0:1::1")
+		if time.Since(h.way.sources[true].found) > addressLife || time.Since(h.way.sources[false].found) > addressLife {
+			t.Fatal("the way was not made again")
+		}
+		index := h.eth0.Attrs().Index
+		for _, f := range []family{ipv4, ipv6} { // the messages that end what is looked at
+			h.must(netlink.RouteAdd(&netlink.Route{
+				LinkIndex: index, Family: f.number, Table: 7777, Dst: f.everyone,
+			}))
+		}
+		last := net.ParseIP("2001:db8:0:1::77")
+		h.must(netlink.NeighSet(&netlink.Neigh{
+			LinkIndex: index, Family: unix.AF_INET6, State: netlink.NUD_PERMANENT, IP: last, HardwareAddr: gatewayMAC,
+		}))
+		for ends := 0; ends < 2; {
+			switch update := <-routes; update.Table {
+			case 7777:
+				ends++
+			case firstTable + index:
+				t.Errorf("written again: %v", update.Route)
+			}
+		}
+		for update := range neighbours {
+			if update.IP.Equal(last) {
+				break
+			}
+			if update.IP.Equal(ipv4.gateway) || update.IP.Equal(ipv6.gateway) {
+				t.Errorf("written again: %v", update.Neigh)
+			}
+		}
 	})
 }
 
@@ -291,12 +362,12 @@ func TestReversePath(t *testing.T) {
 				t.Errorf("%s: %v, want %q", c.name, err, c.want)
 			}
 			h.setSysctl(scope+"/rp_filter", "0")
-			h.returns[vips[0]] = finding{h.returns[vips[0]].err, time.Now().Add(-2 * recheckPause)}
+			h.way.returns[vips[0]] = finding{h.way.returns[vips[0]].err, time.Now().Add(-2 * recheckPause)}
 			if err := h.Recheck(vips[0]); err != nil {
 				t.Errorf("%s: without the filter: %v", c.name, err)
 			}
 			h.setSysctl(scope+"/rp_filter", value)
-			h.returns[vips[0]] = finding{h.returns[vips[0]].err, time.Now().Add(-2 * recheckPause)}
+			h.way.returns[vips[0]] = finding{h.way.returns[vips[0]].err, time.Now().Add(-2 * recheckPause)}
 			if again := h.Recheck(vips[0]); fmt.Sprint(again) != fmt.Sprint(err) {
 				t.Errorf("%s: at first %v, and then %v", c.name, err, again)
 			}
@@ -377,14 +448,14 @@ func TestUnattached(t *testing.T) {
 func TestSourcesAreKept(t *testing.T) {
 	in(t, func(h *host) {
 		h.requireSource(vips[0], "10.0.0.1")
-		s := h.sources[true]
+		s := h.way.sources[true]
 		h.requireSource(vips[1], "10.0.0.1")
-		if h.sources[true] != s {
+		if h.way.sources[true] != s {
 			h.Error("chosen twice")
 		}
 		s.found = time.Now().Add(-2 * addressLife)
 		s.address = netip.Addr{}
-		h.sources[true] = s
+		h.way.sources[true] = s
 		h.requireSource(vips[1], "10.0.0.1")
 	})
 }

@@ -4,16 +4,23 @@ package health
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"net"
+	"net/netip"
+	"os"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/checkpath"
+	"github.com/segue-lb/segue/internal/testnet"
 )
 
 // inFlight is how many checks of a benchmark are under way at a time.
@@ -23,7 +30,7 @@ const inFlight = 64
 // which are in the same process. Run it with -cpu=1.
 func BenchmarkChecks(b *testing.B) {
 	b.Run("tcp", func(b *testing.B) {
-		measure(b, tcpTarget(serve(b, func(net.Conn) {}).Addr()))
+		measure(b, nil, tcpTarget(serve(b, func(net.Conn) {}).Addr()))
 	})
 	b.Run("http", func(b *testing.B) {
 		listener := serve(b, func(conn net.Conn) {
@@ -33,16 +40,78 @@ func BenchmarkChecks(b *testing.B) {
 		})
 		target := httpTarget(listener.Addr())
 		target.Body = "ok"
-		measure(b, target)
+		measure(b, nil, target)
 	})
 }
 
-// serve handles the connections to a new listener one by one.
-func serve(b *testing.B, handle func(net.Conn)) net.Listener {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
+// BenchmarkPacketChecks is BenchmarkChecks for checks that take the path of clients' packets, without
+// the encapsulation. They look up their way as in operation. The server is behind a veth. The
+// benchmark changes the network of its process, so run it with -cpu=1 in a namespace: unshare --net.
+func BenchmarkPacketChecks(b *testing.B) {
+	links, err := netlink.LinkList()
+	if err != nil || len(links) > 1 {
+		b.Skipf("needs a network namespace of its own: interfaces: %d, %v", len(links), err)
+	}
+	vip := netip.MustParseAddr("192.0.2.80")
+	own, err := os.Open("/proc/thread-self/ns/net")
+	must(b, err)
+	defer own.Close()
+	server := testnet.New(b)
+	var listener net.Listener
+	must(b, server.Do(func() error {
+		attributes := netlink.LinkAttrs{Name: "eth0", HardwareAddr: gatewayMAC}
+		err := netlink.LinkAdd(&netlink.Veth{
+			LinkAttrs: attributes, PeerName: "eth0", PeerNamespace: netlink.NsFd(own.Fd()),
+		})
+		must(b, errors.Join(err, address("eth0", "10.0.0.2/24"), address("lo", vip.String()+"/32")))
+		listener, err = net.Listen("tcp", net.JoinHostPort(vip.String(), "80"))
+		return err
+	}))
+	must(b, errors.Join(address("lo", "127.0.0.1/8"), address("eth0", "10.0.0.1/24")))
+	eth0, err := netlink.LinkByName("eth0")
+	must(b, err)
+	must(b, netlink.RouteAdd(&netlink.Route{
+		Dst: &net.IPNet{IP: vip.AsSlice(), Mask: net.CIDRMask(32, 32)}, Gw: net.IPv4(10, 0, 0, 2),
+	}))
+	path := checkpath.New(0x5e6c0000, 0xffff0000)
+	by := checkpath.Interface{Name: "eth0", Index: eth0.Attrs().Index, MTU: eth0.Attrs().MTU}
+	must(b, path.Set(by, []netip.Addr{vip}, nil))
+	handle(b, listener, func(net.Conn) {})
+	target := tcpTarget(listener.Addr())
+	target.OnPath, target.Mark = true, 0x5e6c0001
+	measure(b, path, target)
+}
+
+// gatewayMAC is the address to which package checkpath sends. The server here has it.
+var gatewayMAC = net.HardwareAddr{0x02, 0x5e, 0x6c, 0, 0, 0}
+
+// address makes an interface have an address, and sets it up.
+func address(name, prefix string) error {
+	link, err := netlink.LinkByName(name)
+	if err != nil {
+		return err
+	}
+	address, err := netlink.ParseAddr(prefix)
+	return errors.Join(err, netlink.AddrReplace(link, address), netlink.LinkSetUp(link))
+}
+
+func must(b *testing.B, err error) {
+	b.Helper()
 	if err != nil {
 		b.Fatal(err)
 	}
+}
+
+// serve handles the connections to a new listener one by one.
+func serve(b *testing.B, do func(net.Conn)) net.Listener {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	must(b, err)
+	handle(b, listener, do)
+	return listener
+}
+
+// handle handles the connections to a listener one by one.
+func handle(b *testing.B, listener net.Listener, do func(net.Conn)) {
 	b.Cleanup(func() { listener.Close() })
 	go func() {
 		for {
@@ -50,16 +119,15 @@ func serve(b *testing.B, handle func(net.Conn)) net.Listener {
 			if err != nil {
 				return
 			}
-			handle(conn)
+			do(conn)
 			conn.Close()
 		}
 	}()
-	return listener
 }
 
 // measure does checks of a target, and reports how many fit into a second of CPU time.
-func measure(b *testing.B, target Target) {
-	c := New(nil, nil)
+func measure(b *testing.B, path Path, target Target) {
+	c := New(path, nil)
 	target.Timeout = time.Minute
 	var group sync.WaitGroup
 	work := make(chan struct{})

@@ -35,8 +35,8 @@ func newBoard(start func(*watch)) *board {
 	return &board{start: start, watches: map[name]*watch{}, untold: map[name]*watch{}}
 }
 
-// replace replaces the watched targets. A target with a known name but other values starts anew,
-// and the reader may have to receive this change.
+// replace replaces the watched targets. A target that equals a former one in all but Failing goes
+// on. Any other starts in the state that the reader knows.
 func (b *board) replace(targets []Target) {
 	wanted := make(map[name]Target, len(targets))
 	for _, t := range targets {
@@ -51,20 +51,17 @@ func (b *board) replace(targets []Target) {
 		}
 	}
 	for n, t := range wanted {
-		w := &watch{target: t, healthy: !t.Failing, told: !t.Failing}
-		if old := b.watches[n]; old != nil {
-			// Only a new target needs Failing, so a known one keeps its former value.
-			w.target.Failing = old.target.Failing
-			if old.target == w.target {
-				continue
+		w := b.watches[n]
+		if w == nil || !w.target.checksAs(&t) {
+			if w != nil {
+				w.stop()
 			}
-			w.target.Failing, w.healthy = false, true
-			old.stop()
-			w.told, w.reason = old.told, "the configuration of its check has changed"
+			w = &watch{target: t, healthy: !t.Failing}
+			b.watches[n] = w
+			b.start(w)
 		}
-		b.watches[n] = w
+		w.told = !t.Failing
 		b.mark(n)
-		b.start(w)
 	}
 }
 

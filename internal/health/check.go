@@ -36,6 +36,9 @@ const maxHeader = 64 << 10
 // the server.
 var errUntried = errors.New("not tried")
 
+// errTimeout marks a check that got no answer in time.
+var errTimeout = errors.New("timeout")
+
 // Path is the way of checks on the path of clients' packets (package checkpath).
 type Path interface {
 	// Socket returns what a socket to a VIP needs, or why the host cannot check the VIP.
@@ -47,9 +50,13 @@ type Path interface {
 // tryOnce checks a target once. Its error is the reason in plain words. Ignore errors after the
 // end of the context.
 func (c *Checker) tryOnce(ctx context.Context, t *Target) error {
+	dialer, err := c.dialer(t) // this may look up the way, at the cost of the host and not of the server
+	if err != nil {
+		return err
+	}
 	ctx, cancel := context.WithTimeout(ctx, t.Timeout)
 	defer cancel()
-	err := c.connect(ctx, t)
+	err = connect(ctx, dialer, t)
 	var errno unix.Errno
 	switch {
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
@@ -71,7 +78,7 @@ func (c *Checker) timeout(t *Target) error {
 			return fmt.Errorf("%w: %w", errUntried, err)
 		}
 	}
-	return fmt.Errorf("timeout after %v", t.Timeout)
+	return fmt.Errorf("%w after %v", errTimeout, t.Timeout)
 }
 
 // isOwn tells whether an error comes from this host, and not from a server or the path to it: the
@@ -124,11 +131,7 @@ func prepare(fd int, mark uint32, device string) error {
 
 // connect opens a new connection for each check, because the check also tests that the server
 // accepts connections.
-func (c *Checker) connect(ctx context.Context, t *Target) error {
-	dialer, err := c.dialer(t)
-	if err != nil {
-		return err
-	}
+func connect(ctx context.Context, dialer *net.Dialer, t *Target) error {
 	if t.Kind == UDP {
 		return ask(ctx, dialer, t)
 	}
@@ -200,7 +203,7 @@ func ask(ctx context.Context, dialer *net.Dialer, t *Target) error {
 		return err
 	}
 	if !bytes.Contains(answer[:n], []byte(t.Answer)) {
-		return errors.New("another answer")
+		return errors.New("the answer does not contain the expected bytes")
 	}
 	return nil
 }

@@ -14,10 +14,12 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/segue-lb/segue/internal/checkpath"
 	"github.com/segue-lb/segue/internal/desired"
 )
 
@@ -260,8 +262,12 @@ func TestUnreachableServers(t *testing.T) {
 				test.target.Timeout = brief
 			}
 			began := time.Now()
-			if got := reasonOf(attempt(t.Context(), test.target)); got != test.want {
+			err := attempt(t.Context(), test.target)
+			if got := reasonOf(err); got != test.want {
 				t.Errorf("got %q, want %q", got, test.want)
+			}
+			if isTimeout := strings.HasPrefix(test.want, "timeout"); errors.Is(err, errTimeout) != isTimeout {
+				t.Errorf("%v is a timeout: %v", err, !isTimeout)
 			}
 			took := time.Since(began)
 			if test.target.Timeout == brief && took < brief {
@@ -269,6 +275,32 @@ func TestUnreachableServers(t *testing.T) {
 			}
 		})
 	}
+}
+
+// slowPath is a path that needs a long time to find out how a VIP is checked.
+type slowPath struct{ takes time.Duration }
+
+func (p slowPath) Socket(netip.Addr) (checkpath.Socket, error) {
+	time.Sleep(p.takes)
+	return checkpath.Socket{Device: "lo", Source: netip.MustParseAddr("127.0.0.1")}, nil
+}
+
+func (p slowPath) Recheck(netip.Addr) error { return nil }
+
+// The time for which the host looks up its own way does not count as the server's.
+func TestTimeoutIsTheServers(t *testing.T) {
+	target := tcpTarget(listen(t, "127.0.0.1:0").Addr())
+	target.OnPath = true
+	synctest.Test(t, func(t *testing.T) {
+		c := New(slowPath{2 * target.Timeout}, slog.New(slog.DiscardHandler))
+		err := c.tryOnce(t.Context(), &target)
+		if errors.Is(err, unix.EPERM) {
+			t.Skip("needs CAP_NET_ADMIN to mark packets")
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 func TestTCPProbeResets(t *testing.T) {

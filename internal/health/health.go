@@ -80,10 +80,11 @@ func (c *Checker) complain(err error) {
 	}
 }
 
-// SetTargets replaces the targets. A target that equals a former one in every
-// value keeps its state. Any other is healthy until its checks fail. SetTargets
-// returns when the checker has received the targets, or the context ends. No
-// later update is about a former target.
+// SetTargets replaces the targets. A target that equals a former one in all but
+// Failing goes on. Any other, such as one whose check has changed, starts in the
+// state Failing: it keeps this state until its checks end it. SetTargets returns
+// when the checker has received the targets, or the context ends. No later update
+// is about a former target.
 func (c *Checker) SetTargets(ctx context.Context, targets []Target) {
 	select {
 	case c.targets <- targets:
@@ -91,8 +92,8 @@ func (c *Checker) SetTargets(ctx context.Context, targets []Target) {
 	}
 }
 
-// Updates delivers the state of a server whenever it differs from the last
-// delivered state. The first state of a new service and name is healthy. Changes
+// Updates delivers the state of a server whenever it differs from the state that
+// the reader knows: the last delivered one, or that of a later SetTargets. Changes
 // that are reversed before they are read are not delivered.
 func (c *Checker) Updates() <-chan Result {
 	return c.updates
@@ -177,15 +178,15 @@ func (t *Target) wait() time.Duration {
 	return t.Interval - t.Jitter + rand.N(2*t.Jitter+1)
 }
 
-// errBusy says that a check began so late that its failure proves nothing: this host has too little
-// CPU time.
+// errBusy says that a check began so late that the missing answer proves nothing: this host has too
+// little CPU time, so it may have read the answer too late.
 var errBusy = fmt.Errorf("%w: this host is too busy: a check began too late", errUntried)
 
 // check checks a target once, and reports a change of its state. The argument late is how long
 // after its time the check begins.
 func (c *Checker) check(ctx context.Context, w *watch, s *streak, late time.Duration) {
 	err := c.attempt(ctx, &w.target)
-	if err != nil && late > w.target.Timeout/2 {
+	if errors.Is(err, errTimeout) && late > w.target.Timeout/2 {
 		err = errBusy
 	}
 	if errors.Is(err, errUntried) {

@@ -55,7 +55,7 @@ func (f *fake) attempt(ctx context.Context, t *Target) error {
 		if context.Cause(ctx) == context.Canceled {
 			time.Sleep(time.Microsecond) // closing a connection takes some time
 		}
-		err = errors.New("timeout")
+		err = errTimeout
 	}
 	f.mu.Lock()
 	f.active[t.Server]--
@@ -281,25 +281,54 @@ func TestUnchangedTargetsGoOn(t *testing.T) {
 		if times := f.times("s1"); times[2].Sub(times[1]) != time.Second {
 			t.Errorf("the rhythm changed to %v", times[2].Sub(times[1]))
 		}
-		c.SetTargets(t.Context(), []Target{target("s1")})
+		failing := target("s1")
+		failing.Failing = true
+		c.SetTargets(t.Context(), []Target{failing})
 		expect(t, "unhealthy as before", pass(c, time.Minute))
 	})
 }
 
-func TestChangedTargetStartsHealthy(t *testing.T) {
+// A change of a check does not put a server that fails back into use. Only checks do.
+func TestChangedTargetKeepsItsState(t *testing.T) {
 	f := newFake()
 	f.set("s1", errDown)
 	simulate(t, f, func(t *testing.T, c *Checker) {
 		c.SetTargets(t.Context(), []Target{target("s1")})
 		expect(t, "three failures", pass(c, 3*time.Second), Result{"web", "s1", false, "connection refused"})
 		changed := target("s1")
-		changed.Path = "/other"
+		changed.Path, changed.Failing = "/other", true
 		c.SetTargets(t.Context(), []Target{changed})
-		expect(t, "changed", pass(c, 0), Result{"web", "s1", true, "the configuration of its check has changed"})
+		expect(t, "changed", pass(c, 0))
 		checks := len(f.times("s1"))
-		expect(t, "failing as before", pass(c, 3*time.Second), Result{"web", "s1", false, "connection refused"})
+		expect(t, "failing as before", pass(c, 3*time.Second))
 		if n := len(f.times("s1")) - checks; n != 3 {
 			t.Errorf("%d checks after the first in three intervals, want 3: is the old one left?", n)
+		}
+		f.set("s1", nil)
+		changed.Rise = 3
+		c.SetTargets(t.Context(), []Target{changed})
+		expect(t, "two successes", pass(c, time.Second))
+		expect(t, "three successes", pass(c, 2*time.Second), Result{"web", "s1", true, "successful checks: 3"})
+		changed.Path, changed.Failing = "/third", false
+		c.SetTargets(t.Context(), []Target{changed})
+		expect(t, "healthy as before", pass(c, time.Minute))
+	})
+}
+
+// If the reader has forgotten the state of a target, because another host has its name, the reader
+// receives what the checks say.
+func TestForgottenState(t *testing.T) {
+	f := newFake()
+	f.set("s1", errDown)
+	simulate(t, f, func(t *testing.T, c *Checker) {
+		c.SetTargets(t.Context(), []Target{target("s1")})
+		failed := Result{"web", "s1", false, "connection refused"}
+		expect(t, "three failures", pass(c, 3*time.Second), failed)
+		checks := len(f.times("s1"))
+		c.SetTargets(t.Context(), []Target{target("s1")})
+		expect(t, "at once", pass(c, 0), failed)
+		if n := len(f.times("s1")); n != checks {
+			t.Errorf("%d checks at once for an unchanged target", n-checks)
 		}
 	})
 }
@@ -535,19 +564,20 @@ func TestFailingFromTheStart(t *testing.T) {
 	if r, ok := b.news(); ok {
 		t.Errorf("news at once: %+v", r)
 	}
-	// The reader's state at the start does not make the target a different one.
+	b.record(verdict{watch: started[0], healthy: true})
+	if r, ok := b.news(); !ok || !r.Healthy {
+		t.Errorf("after it recovered: %+v, %v", r, ok)
+	}
+	// The state that the reader knows does not make the target a different one.
 	target.Failing = false
 	b.replace([]Target{target})
 	if len(started) != 1 {
 		t.Fatalf("started %d times", len(started))
 	}
-	b.record(verdict{watch: started[0], healthy: true})
-	if r, ok := b.news(); !ok || !r.Healthy {
-		t.Errorf("after it recovered: %+v, %v", r, ok)
-	}
 }
 
-// A check that begins late, because the host has no CPU time for it, cannot fail. It can succeed.
+// A check that begins late, because the host has no CPU time for it, cannot fail by its timeout. It
+// can succeed, and a bad answer proves that the server fails.
 func TestLateChecks(t *testing.T) {
 	for _, test := range []struct {
 		late    time.Duration
@@ -555,8 +585,9 @@ func TestLateChecks(t *testing.T) {
 		err     error
 		changes bool
 	}{
-		{target("s1").Timeout / 2, false, errDown, true},
-		{target("s1").Timeout/2 + 1, false, errDown, false},
+		{target("s1").Timeout / 2, false, errTimeout, true},
+		{target("s1").Timeout/2 + 1, false, errTimeout, false},
+		{target("s1").Timeout/2 + 1, false, errDown, true},
 		{time.Hour, true, nil, true},
 	} {
 		c := New(nil, slog.New(slog.DiscardHandler))

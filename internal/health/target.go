@@ -43,9 +43,16 @@ type Target struct {
 	Timeout         time.Duration // timeout of a whole check, at most the interval
 	Rise            int           // consecutive successes after which a server is healthy again
 	Fall            int           // consecutive failures after which the server is failing
-	// Failing is the initial state of a new target. A target that starts as failing becomes
+	// Failing is the state that the reader of updates knows. A target that starts as failing becomes
 	// healthy after Rise successes.
 	Failing bool
+}
+
+// checksAs tells whether two targets are the same but for Failing.
+func (t *Target) checksAs(other *Target) bool {
+	like := *other
+	like.Failing = t.Failing
+	return like == *t
 }
 
 // Targets returns the targets of all services with a health check. Those on the path of clients'
