@@ -320,7 +320,8 @@ func describeLoss(l *api.Loss) string {
 	if l.Server == "" {
 		return fmt.Sprintf("%s is removed from this server with %s", l.Service, flows)
 	}
-	if l.Cause == string(desired.LossForgotten) {
+	switch l.Cause {
+	case string(desired.LossForgotten):
 		return fmt.Sprintf("%s/%s leaves the history with %s: a balancer that does not know them cannot "+
 			"find their server", l.Service, l.Server, flows)
 	}
@@ -348,6 +349,8 @@ func parseFields(args []string) (desired.Fields, error) {
 				return nil, fmt.Errorf("%q: %s has a value already", arg, section)
 			}
 			if !ok {
+	case string(desired.LossMoved):
+		return fmt.Sprintf("%s/%s gets another address or VIP, and loses %s", l.Service, l.Server, flows)
 				inner = map[string]any{}
 				into[section] = inner
 			}

@@ -157,6 +157,7 @@ func TestPrintChanged(t *testing.T) {
 		},
 		Warnings: []string{"services[0].servers: all servers are drained"},
 	}
+			{Service: "web", Server: "s6", Cause: string(desired.LossMoved), Flows: &many},
 	var out bytes.Buffer
 	printChanged(&out, changed, false)
 	printChanged(&out, changed, true)

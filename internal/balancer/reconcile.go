@@ -167,10 +167,7 @@ func (s *services) checkRoom(more int) error {
 // causes, even if an earlier process has found them.
 func (s *services) claimMembers(svc *service, want *serviceState) ([]*member, error) {
 	cfg := &want.service
-	before := make(map[string]*member, len(svc.members))
-	for _, m := range svc.members {
-		before[m.Name] = m
-	}
+	before := svc.byName()
 	svc.known = s.knownFor(svc, cfg)
 	known := svc.known
 	if svc.usesKnownAsCookie() {

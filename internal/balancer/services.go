@@ -88,6 +88,15 @@ func (svc *service) member(name string) *member {
 	return nil
 }
 
+// byName returns the servers by their names.
+func (svc *service) byName() map[string]*member {
+	members := make(map[string]*member, len(svc.members))
+	for _, m := range svc.members {
+		members[m.Name] = m
+	}
+	return members
+}
+
 // slots returns the slots of the members, in their order.
 func (svc *service) slots() []uint32 {
 	slots := make([]uint32, len(svc.members))
