@@ -21,6 +21,7 @@ import (
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/control"
+	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/events"
 	"github.com/segue-lb/segue/internal/generation"
@@ -118,13 +119,15 @@ func (p *process) transcript(name, commands string) {
 // servers.
 type follower[D interface{ Items() []desired.Item }] struct{ state D }
 
-func (f *follower[D]) Reload(_ context.Context, state D) error {
+func (f *follower[D]) Reload(_ context.Context, state D, _ config.Secrets) error {
 	f.state = state
 	return nil
 }
 
-func (f *follower[D]) Follow(ctx context.Context, state D, _ generation.Generations) error {
-	return f.Reload(ctx, state)
+func (f *follower[D]) Follow(
+	ctx context.Context, state D, secrets config.Secrets, _ generation.Generations,
+) error {
+	return f.Reload(ctx, state, secrets)
 }
 
 func (f *follower[D]) Losses(_ context.Context, next D) (losses []desired.Loss, err error) {

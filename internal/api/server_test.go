@@ -20,6 +20,7 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/control"
@@ -32,9 +33,13 @@ import (
 
 type follower struct{}
 
-func (follower) Reload(context.Context, *desired.Balancer) error { return nil }
+func (follower) Reload(context.Context, *desired.Balancer, config.Secrets) error { return nil }
 
-func (follower) Follow(context.Context, *desired.Balancer, generation.Generations) error { return nil }
+func (follower) Follow(
+	context.Context, *desired.Balancer, config.Secrets, generation.Generations,
+) error {
+	return nil
+}
 
 // Losses counts only removed servers.
 func (follower) Losses(_ context.Context, b *desired.Balancer) (losses []desired.Loss, err error) {

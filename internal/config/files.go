@@ -26,6 +26,7 @@ type Files[D State[D]] struct {
 	Stored    []byte             // the text of the overrides; nil: there is no file
 	// File is what the configuration file wants, and Desired what the overrides make of it. Both
 	// have all defaults and obey all rules. They can be the same.
+	Secrets   Secrets            // of the files that the configuration file names; see ReadSecrets
 	File, Desired D
 	// warnings of the configuration file
 	warnings field.Errors
@@ -148,8 +149,8 @@ func WithStored(
 		return nil, nil, m.translated(problems, root).In(storeName).OrNil()
 	}
 	stored := &BalancerFiles{
-		Text: f.Text, File: b, warnings: m.translated(warnings, root), root: root, read: f.read,
-		place: storeName,
+		Text: f.Text, File: b, Secrets: f.Secrets, warnings: m.translated(warnings, root), root: root,
+		read: f.read, place: storeName,
 	}
 	next, more, err := stored.WithOverrides(overrides)
 	return next, append(stored.warnings.In(storeName), more...), err
