@@ -172,7 +172,7 @@ func TestFileAdoptsServer(t *testing.T) {
 // drains. Applying the balancer's own file ends all other overrides.
 func TestApplyFile(t *testing.T) {
 	s := newSite(t)
-	s.change(drain("s1", true), Edit{Service: "web", Server: "s3", Add: desired.Fields{"address": "2001:db8:1::3"}})
+	s.change(set("s1", desired.Fields{"drained": "true"}), Edit{Service: "web", Server: "s3", Add: desired.Fields{"address": "2001:db8:1::3"}})
 	const file = `
 services:
 - name: web
