@@ -29,7 +29,7 @@ const (
 // Override changes a service or a server of the configuration file.
 type Override struct {
 	Service string         `json:"service" minLength:"1" maxLength:"63" example:"web"`
-	Server  string         `json:"server,omitempty" maxLength:"63" example:"s1" doc:"missing: the override is about the service itself. Services of agents have no servers"`
+	Server  string         `json:"server,omitempty" minLength:"1" maxLength:"63" example:"s1" doc:"missing: the override is about the service itself. Services of agents have no servers"`
 	Add     desired.Fields `json:"add,omitempty" doc:"the fields of a service or server that the file does not have"`
 	Set     desired.Fields `json:"set,omitempty" doc:"a merge patch (RFC 7396) of the service or server; a service's has no servers"`
 	Remove  bool           `json:"remove,omitempty" doc:"the service or server is removed"`
