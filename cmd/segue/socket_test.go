@@ -12,6 +12,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -20,8 +21,8 @@ import (
 	"github.com/segue-lb/segue/internal/api"
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/balancer/inspect"
-	"github.com/segue-lb/segue/internal/control"
 	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/control"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/events"
 	"github.com/segue-lb/segue/internal/generation"
@@ -99,6 +100,9 @@ func runSegue(ctx context.Context, args ...string) (output string, err error) {
 	return out.String(), err
 }
 
+// versions finds the versions of desired states, which depend on the directory and the instance.
+var versions = regexp.MustCompile(`\b[0-9a-f]{16}\b`)
+
 // transcript runs commands, one in each line, and compares their output with a golden file.
 func (p *process) transcript(name, commands string) {
 	p.t.Helper()
@@ -110,7 +114,8 @@ func (p *process) transcript(name, commands string) {
 		if err != nil {
 			out += fmt.Sprintf("segue: %v\n", err)
 		}
-		all.WriteString(strings.NewReplacer(p.dir, "DIR", p.instance, "INSTANCE").Replace(out))
+		out = strings.NewReplacer(p.dir, "DIR", p.instance, "INSTANCE").Replace(out)
+		all.WriteString(versions.ReplaceAllString(out, "VERSION"))
 	}
 	golden(p.t, name, &all)
 }
