@@ -69,7 +69,7 @@ func TestLongReason(t *testing.T) {
 	for _, c := range []struct{ reason, want string }{
 		{strings.Repeat("a", longestReason), strings.Repeat("a", longestReason)},
 		{strings.Repeat("a", longestReason+1), strings.Repeat("a", longestReason-3) + "..."},
-		{"a" + strings.Repeat("ä", longestReason), "a" + strings.Repeat("ä", (longestReason-4)/2) + "..."},
+		{strings.Repeat("ä", longestReason), strings.Repeat("ä", (longestReason-4)/2) + "..."},
 		{"a\xffb", "a?b"},
 	} {
 		before := s.Last()
