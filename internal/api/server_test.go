@@ -159,6 +159,7 @@ func TestChanges(t *testing.T) {
 		{"POST", "changes", s1(`"remove":true`), []string{"If-Match", ""}, 422, "header.If-Match"},
 		{"PUT", "services", file, []string{"Content-Type", "application/yaml", "If-Match", " "}, 422, "header.If-Match"},
 		{"POST", "changes", edits(`{"service":"web","server":"","remove":true}`), nil, 422, "edits[0].server"},
+		{"POST", "changes", edits(`{"service":"web","server":null,"remove":true}`), nil, 422, "server of an edit must not be null"},
 		{"POST", dry, s1(`"set":{"drained":true}`), nil, 200, `"items":["web/s1 (drained false to true)"]`},
 		{"GET", "overrides", "", nil, 200, none},
 		{"POST", "changes", s1(`"set":{"drained":true,"weight":7}`), nil, 200, `"web/s1 (weight 3 to 7, drained false to true)"`},

@@ -6,6 +6,11 @@
 package api
 
 import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+
 	"github.com/danielgtaylor/huma/v2"
 
 	"github.com/segue-lb/segue/internal/control"
@@ -45,6 +50,22 @@ type Overrides struct {
 type Edit struct {
 	Override
 	Reset bool `json:"reset,omitempty" doc:"remove the overrides of the service and its servers, or of the server"`
+}
+
+// UnmarshalJSON refuses a field that is null. The library takes null for a missing field: an edit whose
+// server is null would be about the whole service.
+func (e *Edit) UnmarshalJSON(text []byte) error {
+	var fields map[string]json.RawMessage
+	if err := json.Unmarshal(text, &fields); err != nil {
+		return err
+	}
+	for _, name := range slices.Sorted(maps.Keys(fields)) {
+		if string(fields[name]) == "null" {
+			return fmt.Errorf("%s of an edit must not be null", name)
+		}
+	}
+	type plain Edit // without this method
+	return json.Unmarshal(text, (*plain)(e))
 }
 
 // TransformSchema says that an edit does exactly one thing. A tag cannot say so.
