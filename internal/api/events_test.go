@@ -125,6 +125,47 @@ func TestKeepAlive(t *testing.T) {
 	}
 }
 
+// patient is a connection to a reader. It notes how long each write may take at least, and ends after
+// some writes.
+type patient struct {
+	httptest.ResponseRecorder
+	deadline time.Time
+	patience []time.Duration
+	end      context.CancelFunc
+}
+
+func (p *patient) SetWriteDeadline(deadline time.Time) error {
+	p.deadline = deadline
+	return nil
+}
+
+func (p *patient) Write(text []byte) (int, error) {
+	p.patience = append(p.patience, time.Until(p.deadline))
+	if p.deadline = (time.Time{}); len(p.patience) == 4 {
+		p.end()
+	}
+	return p.ResponseRecorder.Write(text)
+}
+
+// Each write to a reader has the time of a pager that nobody scrolls for a while.
+func TestSlowReaderOfEvents(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	w := &patient{ResponseRecorder: *httptest.NewRecorder(), end: cancel}
+	stream := events.NewStream()
+	before := stream.Last()
+	stream.Publish(events.Event{Kind: events.Changed})
+	stream.Publish(events.Event{Kind: events.Changed})
+	if err := sendEvents(ctx, w, stream, before, time.Millisecond); !errors.Is(err, context.Canceled) {
+		t.Errorf("error %v", err)
+	}
+	for i, patience := range w.patience {
+		if patience < readerPatience/2 {
+			t.Errorf("write %d may take %s, want about %s", i, patience, readerPatience)
+		}
+	}
+}
+
 // interrupted is a process whose answers are cut off in the middle of an event.
 func interrupted(answers ...string) (http.Handler, *[]string) {
 	var asked []string
