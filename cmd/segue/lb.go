@@ -110,7 +110,11 @@ func runLB(ctx context.Context, file string, f *foreground) error {
 	stream := events.NewStream()
 	b.PublishTo(stream)
 	b.ReportUntried(recorder.SetUnchecked)
-	controller.Attach(&announced{b, announcer, log}, recorder.SetOverrides)
+	var member control.Member = b
+	if announcer != nil {
+		member = &announced{b, announcer, log}
+	}
+	controller.Attach(member, recorder.SetOverrides)
 	reload := tracked(metrics, recorder, stream, log, controller.Reload)
 	group, ctx := errgroup.WithContext(ctx)
 	if fleet != nil {
@@ -166,11 +170,13 @@ func forwards(node *desired.BalancerNode) (bool, error) {
 	return running >= len(node.Interfaces()), err
 }
 
-// announced is a balancer with the announcer of its VIPs, which may be nil.
+// announced is a balancer with the announcer of its VIPs.
 type announced struct {
-	*balancer.Balancer
-	announcer *bgp.Announcer
-	log       *slog.Logger
+	control.Member
+	announcer interface {
+		Apply(context.Context, *bgp.Plan) error
+	}
+	log *slog.Logger
 }
 
 // Reload makes both follow another desired state, as control.Runner says.
@@ -182,11 +188,8 @@ func (a *announced) Reload(ctx context.Context, cfg *desired.Balancer, secrets c
 func (a *announced) Follow(
 	ctx context.Context, cfg *desired.Balancer, secrets config.Secrets, shared generation.Generations,
 ) error {
-	if err := a.Balancer.Follow(ctx, cfg, secrets, shared); err != nil {
-		return err
-	}
-	if a.announcer == nil || cfg.BGP == nil { // a change of that needs a restart
-		return nil
+	if err := a.Member.Follow(ctx, cfg, secrets, shared); err != nil {
+		return err // also if the section bgp was removed, which needs a restart
 	}
 	// The data path follows already, so the announcer must, too, also if the caller goes away. It
 	// fails only if the process is ending, or with a peer, whose session it opens anew after a while.
