@@ -236,8 +236,8 @@ func (c *Client) send(
 		var problem huma.ErrorModel
 		err := json.NewDecoder(response.Body).Decode(&problem)
 		switch {
-		case err != nil && (response.StatusCode == http.StatusNotFound || response.StatusCode == http.StatusMethodNotAllowed):
-			// of an earlier build, which answers so if it does not know the request
+		case err != nil && (response.StatusCode == http.StatusNotFound ||
+			response.StatusCode == http.StatusMethodNotAllowed): // of an earlier build without the request
 			return fmt.Errorf("instance %q does not know the request %s %s: its process runs another build; restart it",
 				c.instance, method, r.URL.Path)
 		case err != nil:

@@ -44,8 +44,8 @@ func withProblems(api huma.API, mux *http.ServeMux) http.Handler {
 		}
 		answer := verdict{header: http.Header{}}
 		refusal.ServeHTTP(&answer, r)
-		detail := fmt.Sprintf("the process runs version %s of segue, which has no path %s: /openapi.json lists all",
-			version.String(), r.URL.Path)
+		detail := fmt.Sprintf("the process runs version %s of segue, which has no path %s: "+
+			"/openapi.json lists all", version.String(), r.URL.Path)
 		switch allowed := answer.header.Get("Allow"); answer.status {
 		case http.StatusNotFound:
 		case http.StatusMethodNotAllowed:
