@@ -331,9 +331,10 @@ func findService(ctx context.Context, client *api.Client, name string) (*drainab
 }
 
 // awaitEnd waits until something drained has nothing left, and prints how much there is whenever the
-// number changes. It returns an error if somebody ends the drain meanwhile. What was counted before the drain proves nothing. A balancer does not count while
-// it changes its servers, so a later count began later. Nothing is left only when the connections that
-// were being opened at the drain would be counted.
+// number changes. It returns an error if somebody ends the drain meanwhile. What was counted before
+// the drain proves nothing. A balancer does not count while it changes its servers, so a later count
+// began later. Nothing is left only when the connections that were being opened at the drain would be
+// counted.
 //
 // A balancer of a fleet may follow the drain later than the store has it.
 func awaitEnd(ctx context.Context, out io.Writer, client *drainClient, name string) error {

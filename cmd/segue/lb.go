@@ -192,7 +192,7 @@ func (a *announced) Follow(
 		return err // also if the section bgp was removed, which needs a restart
 	}
 	// The data path follows already, so the announcer must, too, also if the caller goes away. It
-	// fails only if the process is ending, or with a peer, whose session it opens anew after a while.
+	// fails only if the process is ending, or with a peer. It tries again to open the peer's session.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), applyTimeout)
 	defer cancel()
 	if err := a.announcer.Apply(ctx, bgp.NewPlan(cfg.BGP, secrets.Passwords)); err != nil {

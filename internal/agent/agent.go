@@ -49,8 +49,8 @@ type iface struct {
 	mtu   int
 }
 
-// New loads the data path. The secrets are those of the configuration. Until Run is called, the agent
-// processes no packets and changes nothing on the host.
+// New loads the data path. The secrets are those of the configuration. Until Run is called, the
+// agent processes no packets and changes nothing on the host.
 func New(cfg *desired.Agent, secrets config.Secrets, log *slog.Logger) (*Agent, error) {
 	k, err := openKernel(&cfg.Node, log)
 	if err != nil {

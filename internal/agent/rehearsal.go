@@ -18,7 +18,8 @@ import (
 type Rehearsal struct{ agent *Agent }
 
 // NewRehearsal loads the data path of an agent and applies the configuration, for test runs of the
-// program. It has no signal keys. The program treats frames for the MAC address as frames for the host.
+// program. It has no signal keys. The program treats frames for the MAC address as frames for the
+// host.
 func NewRehearsal(cfg *desired.Agent, mac [6]byte, log *slog.Logger) (*Rehearsal, error) {
 	a, err := New(cfg, config.Secrets{}, log)
 	if err != nil {
