@@ -64,7 +64,7 @@ func runAgent(ctx context.Context, file string, f *foreground) error {
 		return err
 	}
 	defer socket.Close()
-	a, err := agent.New(cfg, log)
+	a, err := agent.New(cfg, controller.Secrets(), log)
 	if err != nil {
 		return err
 	}

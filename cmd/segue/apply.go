@@ -39,7 +39,10 @@ services can be missing, and have no effect.`,
 	return cmd
 }
 
-// errDifferent ends diff with exit code 1, after the differences were printed.
+// exitDifferent is the exit code of diff if there are differences.
+const exitDifferent = 2
+
+// errDifferent ends diff after the differences were printed.
 var errDifferent = errors.New("the services of the process differ from the file")
 
 func newDiff() *cobra.Command {
@@ -47,8 +50,9 @@ func newDiff() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "diff FILE",
 		Short: "Show how the services of a running balancer or agent differ from a configuration file",
-		Long: `Show what "segue apply FILE" would change. The exit code is 0 if nothing would change, and 1
-otherwise.`,
+		Long: `Show what "segue apply FILE" would change, and the version that it was compared with.
+"segue apply FILE --if-version VERSION" makes these changes, or none. The exit code is 0 if
+nothing would change, 2 if something would, and 1 if the command fails.`,
 		Example: "  segue diff web.yaml",
 		Args:    arguments("FILE"),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -63,7 +67,7 @@ otherwise.`,
 			}
 			printChanged(cmd.OutOrStdout(), changed, true)
 			if len(changed.Changes) > 0 {
-				return errDifferent
+				return coded{errDifferent, exitDifferent}
 			}
 			return nil
 		},
@@ -81,7 +85,7 @@ func applyFile(ctx context.Context, t *target, file string) (*api.Changed, error
 	if err != nil {
 		return nil, err
 	}
-	if err := t.permitRemovals(ctx, client); err != nil {
+	if err := t.setTerms(ctx, client); err != nil {
 		return nil, err
 	}
 	changed, err := client.Apply(ctx, content, t.dryRun)

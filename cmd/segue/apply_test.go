@@ -31,7 +31,7 @@ apply
 apply DIR/segue.yaml
 server list
 `)
-	if _, err := p.segue("diff", p.write("other.yaml", services)); !errors.Is(err, errDifferent) || exitCode(err) != 1 {
+	if _, err := p.segue("diff", p.write("other.yaml", services)); !errors.Is(err, errDifferent) || exitCode(err) != exitDifferent {
 		t.Errorf("diff: error %v", err)
 	}
 }

@@ -101,6 +101,7 @@ var valueForms = map[string]string{
 	"stringSlice": "values separated by commas",
 	"uint32":      "a whole number from 0 to 4294967295",
 	"uint64":      "a whole number from 0 to 18446744073709551615",
+	"version":     "a version, as a dry run shows it",
 }
 
 // describeFlagError says what the value of a flag must be, where the library would quote Go's own

@@ -25,7 +25,7 @@ func everyCommand(cmd *cobra.Command, do func(*cobra.Command)) {
 func TestPlaceholders(t *testing.T) {
 	known := []string{"", "address", "bytes", "command", "count", "counts", "distribution", "duration",
 		"file", "folder", "format", "hex", "int", "kind", "line", "name", "number", "numbers", "process",
-		"regexp", "role", "schedule", "share", "shares", "time"}
+		"regexp", "role", "schedule", "share", "shares", "time", "version"}
 	everyCommand(newRoot(), func(cmd *cobra.Command) {
 		cmd.LocalFlags().VisitAll(func(flag *pflag.Flag) {
 			if placeholder, _ := pflag.UnquoteUsage(flag); !slices.Contains(known, placeholder) {

@@ -124,6 +124,9 @@ func (o *drainOptions) arguments(cmd *cobra.Command, args []string) error {
 		if len(args) > 0 {
 			return fmt.Errorf("%q: --self is about the balancer itself, not about a server", args[0])
 		}
+		if o.ifVersion != "" {
+			return errors.New("--if-version: is about services and servers, and --self about the balancer itself")
+		}
 		return nil
 	}
 	return arguments("SERVICE/SERVER, or SERVICE on a server")(cmd, args)
@@ -209,18 +212,25 @@ func (o *drainOptions) setDrained(
 	if err != nil {
 		return nil, nil, err
 	}
+	if err := o.setTerms(ctx, client); err != nil {
+		return nil, nil, err
+	}
 	changed, err := client.Change(ctx, o.dryRun, api.Edit{Override: api.Override{
 		Service: d.service, Server: d.server, Set: desired.Fields{"drained": drained},
 	}})
 	if err != nil {
 		return nil, nil, err
 	}
-	fmt.Fprintln(out, describeDrained(d, changed, drained, o.dryRun))
+	if o.dryRun {
+		printChanged(out, changed, true)
+		return c, d, nil
+	}
+	fmt.Fprintln(out, describeDrained(d, changed, drained))
 	tellWarnings(out, changed.Warnings)
 	return c, d, nil
 }
 
-func describeDrained(d *drainable, changed *api.Changed, drained, dryRun bool) string {
+func describeDrained(d *drainable, changed *api.Changed, drained bool) string {
 	name := strings.TrimSuffix(d.service+"/"+d.server, "/")
 	what := d.refuses
 	if !drained {
@@ -231,13 +241,6 @@ func describeDrained(d *drainable, changed *api.Changed, drained, dryRun bool) s
 	}
 	if len(changed.Changes) == 0 {
 		return fmt.Sprintf("%s is not drained: it %s", name, what)
-	}
-	if dryRun {
-		var items []string
-		for _, change := range changed.Changes {
-			items = append(items, change.Items...)
-		}
-		return "would change: " + strings.Join(items, ", ")
 	}
 	if !drained {
 		return fmt.Sprintf("%s %s again", name, what)
@@ -336,9 +339,10 @@ func findService(ctx context.Context, client *api.Client, name string) (*drainab
 }
 
 // awaitEnd waits until something drained has nothing left, and prints how much there is whenever the
-// number changes. What was counted before the drain proves nothing. A balancer does not count while
-// it changes its servers, so a later count began later. Nothing is left only when the connections that
-// were being opened at the drain would be counted.
+// number changes. It returns an error if somebody ends the drain meanwhile. What was counted before
+// the drain proves nothing. A balancer does not count while it changes its servers, so a later count
+// began later. Nothing is left only when the connections that were being opened at the drain would be
+// counted.
 //
 // A balancer of a fleet may follow the drain later than the store has it.
 func awaitEnd(ctx context.Context, out io.Writer, client *drainClient, name string) error {
@@ -352,8 +356,11 @@ func awaitEnd(ctx context.Context, out io.Writer, client *drainClient, name stri
 			return d.endedEarly(ctx, err, name, last)
 		}
 		d = now
-		if since.IsZero() && d.drained {
+		switch {
+		case d.drained && since.IsZero():
 			since = time.Now() // the change may have been made after the request was sent
+		case !d.drained && !since.IsZero():
+			return fmt.Errorf("somebody else has undrained %s", name)
 		}
 		if d.left != nil && !since.IsZero() && d.age < asked.Sub(since) {
 			if last == nil || *last != *d.left {

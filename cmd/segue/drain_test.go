@@ -5,6 +5,9 @@ package main
 import (
 	"net/http"
 	"testing"
+
+	"github.com/segue-lb/segue/internal/api"
+	"github.com/segue-lb/segue/internal/desired"
 )
 
 // A drain on a server does not end while the handshake of a connection lasts that was accepted before:
@@ -25,6 +28,28 @@ func TestDrainAwaitsOpeningConnections(t *testing.T) {
 		"0 connections are left\n1 connection is left\n0 connections are left\n"
 	if err != nil || out != want {
 		t.Errorf("error %v, output:\n%s\nwant:\n%s", err, out, want)
+	}
+}
+
+// A drain that somebody ends is no success, also if nothing is left.
+func TestDrainEndedBySomebodyElse(t *testing.T) {
+	t.Parallel()
+	looks := 0
+	var p *process
+	p = startAgentWith(t, func(drained bool) uint32 {
+		if looks++; looks == 3 { // the second one that finds it drained
+			_, err := api.NewClient(p.instance).Change(t.Context(), false, api.Edit{Override: api.Override{
+				Service: "web", Set: desired.Fields{"drained": false},
+			}})
+			if err != nil || !drained {
+				t.Errorf("drained %t, error %v", drained, err)
+			}
+		}
+		return 0
+	})
+	out, err := p.segue("drain", "web", "--wait", "--timeout", "1m")
+	if err == nil || err.Error() != "somebody else has undrained web" {
+		t.Errorf("error %v, output:\n%s", err, out)
 	}
 }
 

@@ -71,7 +71,7 @@ func describeSelf(ctx context.Context, out io.Writer, client selfClient) error {
 		_, err = fmt.Fprintln(out, "the balancer is drained already")
 		return err
 	}
-	_, err = fmt.Fprintf(out, "would withdraw %s\n", count(announcedRoutes(state.BGP), "route"))
+	_, err = fmt.Fprintf(out, "dry run: the balancer is drained: %s withdrawn\n", count(announcedRoutes(state.BGP), "route"))
 	return err
 }
 
@@ -153,7 +153,7 @@ func undrainSelf(ctx context.Context, out io.Writer, o *drainOptions) error {
 
 func undrainBalancer(ctx context.Context, out io.Writer, client selfClient, o *drainOptions) error {
 	if o.dryRun {
-		_, err := fmt.Fprintln(out, "would announce the routes of all VIPs that can be served")
+		_, err := fmt.Fprintln(out, "dry run: the balancer announces the routes of all VIPs that can be served")
 		return err
 	}
 	state, err := client.ChangeSelf(ctx, api.SelfChange{})

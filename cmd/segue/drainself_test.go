@@ -108,7 +108,7 @@ func TestDrainSelf(t *testing.T) {
 			takes: 3 * time.Second},
 		{name: "no process", b: fakeBalancer{failure: errors.New("no process")}, options: drainOptions{wait: true},
 			err: "no process"},
-		{name: "dry run", options: drainOptions{target: target{dryRun: true}}, want: "would withdraw 1 route\n"},
+		{name: "dry run", options: drainOptions{target: target{dryRun: true}}, want: "dry run: the balancer is drained: 1 route withdrawn\n"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -218,7 +218,7 @@ func TestUndrainSelf(t *testing.T) {
 		dryRun, drained bool
 		want            string
 	}{
-		{true, true, "would announce the routes of all VIPs that can be served\n"},
+		{true, true, "dry run: the balancer announces the routes of all VIPs that can be served\n"},
 		{false, false, "the balancer announces 1 of 3 routes\n"},
 	} {
 		var out bytes.Buffer

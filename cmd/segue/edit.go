@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"reflect"
@@ -23,11 +24,31 @@ type target struct {
 	instance      string
 	dryRun        bool
 	allowRemovals bool
+	ifVersion     versionFlag
 }
+
+// versionFlag is the value of --if-version. It must not be empty, as when a script did not get a
+// version: the change would be made whatever is in force.
+type versionFlag string
+
+func (v *versionFlag) Set(text string) error {
+	if text == "" {
+		return errors.New("empty")
+	}
+	*v = versionFlag(text)
+	return nil
+}
+
+func (v *versionFlag) String() string { return string(*v) }
+
+func (v *versionFlag) Type() string { return "version" }
 
 func (t *target) addFlags(cmd *cobra.Command) {
 	instanceFlag(cmd, &t.instance)
-	cmd.Flags().BoolVar(&t.dryRun, "dry-run", false, "show what would change, and change nothing")
+	cmd.Flags().BoolVar(&t.dryRun, "dry-run", false,
+		"show what would change and the version in force, and change nothing")
+	cmd.Flags().Var(&t.ifVersion, "if-version",
+		"change something only if this `version` is in force, as a dry run shows it")
 }
 
 // addRemovalFlag adds the flag of commands that can remove servers.
@@ -36,8 +57,9 @@ func (t *target) addRemovalFlag(cmd *cobra.Command) {
 		"remove servers also above the limit of the store (store.max-removed-percent)")
 }
 
-// permitRemovals lets a client remove servers above the limit, if the command says so.
-func (t *target) permitRemovals(ctx context.Context, client *api.Client) error {
+// setTerms gives a client the conditions of the command's change.
+func (t *target) setTerms(ctx context.Context, client *api.Client) error {
+	client.IfVersion = string(t.ifVersion)
 	if !t.allowRemovals {
 		return nil
 	}
@@ -276,7 +298,7 @@ func (k kind) send(ctx context.Context, out io.Writer, t *target, name string, e
 	if e.Service, e.Server, err = k.parse(ctx, client, name); err != nil {
 		return err
 	}
-	if err := t.permitRemovals(ctx, client); err != nil {
+	if err := t.setTerms(ctx, client); err != nil {
 		return err
 	}
 	changed, err := client.Change(ctx, t.dryRun, e)
@@ -306,6 +328,9 @@ func printChanged(out io.Writer, changed *api.Changed, dryRun bool) {
 		fmt.Fprintln(out, describeLoss(&loss))
 	}
 	tellWarnings(out, changed.Warnings)
+	if dryRun {
+		fmt.Fprintln(out, "dry run: version", changed.Version)
+	}
 }
 
 func describeLoss(l *api.Loss) string {
@@ -320,9 +345,12 @@ func describeLoss(l *api.Loss) string {
 	if l.Server == "" {
 		return fmt.Sprintf("%s is removed from this server with %s", l.Service, flows)
 	}
-	if l.Cause == string(desired.LossForgotten) {
+	switch l.Cause {
+	case string(desired.LossForgotten):
 		return fmt.Sprintf("%s/%s leaves the history with %s: a balancer that does not know them cannot "+
 			"find their server", l.Service, l.Server, flows)
+	case string(desired.LossMoved):
+		return fmt.Sprintf("%s/%s gets another address or VIP, and loses %s", l.Service, l.Server, flows)
 	}
 	return fmt.Sprintf("%s/%s is removed with %s", l.Service, l.Server, flows)
 }

@@ -55,6 +55,8 @@ server set web/s9 weight=1
 server set web weight=1
 server set web/s4 weight
 server remove web/s1 --dry-run
+server remove web/s1 --if-version 0123456789abcdef
+server remove web/s1 --if-version=
 server remove web/s1
 server list
 server reset web/s1
@@ -69,8 +71,11 @@ service remove dns
 drain web/s1
 drain web/s1
 drain web
+drain web/s1 --dry-run
+undrain web/s1 --dry-run
 undrain web/s1
 drain web/s7
+drain --self --if-version 0123456789abcdef
 `)
 }
 
@@ -152,14 +157,16 @@ func TestPrintChanged(t *testing.T) {
 		Losses: []api.Loss{
 			{Service: "web", Server: "s1", Cause: string(desired.LossRemoved), Flows: &one},
 			{Service: "web", Server: "s2", Cause: string(desired.LossForgotten), Flows: &many},
+			{Service: "web", Server: "s6", Cause: string(desired.LossMoved), Flows: &many},
 			{Service: "web", Server: "s5", Cause: string(desired.LossRemoved)},
 			{Service: "tls", Cause: string(desired.LossRemoved), Flows: &many},
 		},
+		Version:  "0123456789abcdef",
 		Warnings: []string{"services[0].servers: all servers are drained"},
 	}
 	var out bytes.Buffer
 	printChanged(&out, changed, false)
 	printChanged(&out, changed, true)
-	printChanged(&out, &api.Changed{}, true)
+	printChanged(&out, &api.Changed{Version: "0123456789abcdef"}, true)
 	golden(t, "changed.txt", &out)
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/bgp"
 	"github.com/segue-lb/segue/internal/checkpath"
+	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/control"
 	"github.com/segue-lb/segue/internal/daemon"
 	"github.com/segue-lb/segue/internal/datapath"
@@ -92,11 +93,11 @@ func runLB(ctx context.Context, file string, f *foreground) error {
 		cfg = controller.Desired()
 		metrics.MustRegister(storeMetrics{fleet})
 	}
-	announcer, err := newAnnouncer(cfg, f.hidesPins, log)
+	announcer, err := newAnnouncer(cfg, controller.Secrets(), f.hidesPins, log)
 	if err != nil {
 		return err
 	}
-	b, err := balancer.NewShared(cfg, controller.Generations(), log)
+	b, err := balancer.NewShared(cfg, controller.Secrets(), controller.Generations(), log)
 	if err != nil {
 		return err
 	}
@@ -115,7 +116,11 @@ func runLB(ctx context.Context, file string, f *foreground) error {
 	stream := events.NewStream()
 	b.PublishTo(stream)
 	b.ReportUntried(recorder.SetUnchecked)
-	controller.Attach(&announced{b, announcer}, recorder.SetOverrides)
+	var member control.Member = b
+	if announcer != nil {
+		member = &announced{b, announcer, log}
+	}
+	controller.Attach(member, recorder.SetOverrides)
 	reload := tracked(metrics, recorder, stream, log, controller.Reload)
 	if fleet != nil {
 		group.Go(func() error { recordStore(ctx, fleet, recorder, stream); return nil })
@@ -146,15 +151,13 @@ func runLB(ctx context.Context, file string, f *foreground) error {
 
 // newAnnouncer returns the announcer of a balancer's VIPs, or nil if the configuration has none. If
 // pins are hidden, the data path ends with the process.
-func newAnnouncer(cfg *desired.Balancer, hidesPins bool, log *slog.Logger) (*bgp.Announcer, error) {
+func newAnnouncer(
+	cfg *desired.Balancer, secrets config.Secrets, hidesPins bool, log *slog.Logger,
+) (*bgp.Announcer, error) {
 	if cfg.BGP == nil {
 		return nil, nil
 	}
-	plan, err := bgp.NewPlan(cfg.BGP)
-	if err != nil {
-		return nil, err
-	}
-	return bgp.New(cfg, plan, bgp.Forwarding{
+	return bgp.New(cfg, bgp.NewPlan(cfg.BGP, secrets.Passwords), bgp.Forwarding{
 		EndsWithProcess: hidesPins,
 		Works:           func() (bool, error) { return forwards(&cfg.Node) },
 	}, log)
@@ -172,35 +175,35 @@ func forwards(node *desired.BalancerNode) (bool, error) {
 	return running >= len(node.Interfaces()), err
 }
 
-// announced is a balancer with the announcer of its VIPs, which may be nil.
+// announced is a balancer with the announcer of its VIPs.
 type announced struct {
-	*balancer.Balancer
-	announcer *bgp.Announcer
+	control.Member
+	announcer interface {
+		Apply(context.Context, *bgp.Plan) error
+	}
+	log *slog.Logger
 }
 
 // Reload makes both follow another desired state, as control.Runner says.
-func (a *announced) Reload(ctx context.Context, cfg *desired.Balancer) error {
-	return a.Follow(ctx, cfg, nil)
+func (a *announced) Reload(ctx context.Context, cfg *desired.Balancer, secrets config.Secrets) error {
+	return a.Follow(ctx, cfg, secrets, nil)
 }
 
 // Follow is Reload with the generations of a fleet, as control.Member says.
 func (a *announced) Follow(
-	ctx context.Context, cfg *desired.Balancer, shared generation.Generations,
+	ctx context.Context, cfg *desired.Balancer, secrets config.Secrets, shared generation.Generations,
 ) error {
-	if a.announcer == nil || cfg.BGP == nil { // a change of that needs a restart
-		return a.Balancer.Follow(ctx, cfg, shared)
+	if err := a.Member.Follow(ctx, cfg, secrets, shared); err != nil {
+		return err // also if the section bgp was removed, which needs a restart
 	}
-	plan, err := bgp.NewPlan(cfg.BGP)
-	if err != nil {
-		return err
-	}
-	if err := a.Balancer.Follow(ctx, cfg, shared); err != nil {
-		return err
-	}
-	// The data path follows already, so the announcer must, too, also if the caller goes away.
+	// The data path follows already, so the announcer must, too, also if the caller goes away. It
+	// fails only if the process is ending, or with a peer. It tries again to open the peer's session.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), applyTimeout)
 	defer cancel()
-	return a.announcer.Apply(ctx, plan)
+	if err := a.announcer.Apply(ctx, bgp.NewPlan(cfg.BGP, secrets.Passwords)); err != nil {
+		a.log.Error("bgp does not follow the configuration", "error", err)
+	}
+	return nil
 }
 
 // applyTimeout is how long the announcer may take to follow a change. It answers at once, unless the

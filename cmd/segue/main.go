@@ -32,6 +32,8 @@ type coded struct {
 	code int
 }
 
+func (c coded) Unwrap() error { return c.error }
+
 // exitCode returns the exit code for an error: 1 unless the error has another one.
 func exitCode(err error) int {
 	var c coded

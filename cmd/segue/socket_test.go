@@ -12,6 +12,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -20,6 +21,7 @@ import (
 	"github.com/segue-lb/segue/internal/api"
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/balancer/inspect"
+	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/control"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/events"
@@ -98,6 +100,9 @@ func runSegue(ctx context.Context, args ...string) (output string, err error) {
 	return out.String(), err
 }
 
+// versions finds the versions of desired states, which depend on the directory and the instance.
+var versions = regexp.MustCompile(`\b[0-9a-f]{16}\b`)
+
 // transcript runs commands, one in each line, and compares their output with a golden file.
 func (p *process) transcript(name, commands string) {
 	p.t.Helper()
@@ -109,7 +114,8 @@ func (p *process) transcript(name, commands string) {
 		if err != nil {
 			out += fmt.Sprintf("segue: %v\n", err)
 		}
-		all.WriteString(strings.NewReplacer(p.dir, "DIR", p.instance, "INSTANCE").Replace(out))
+		out = strings.NewReplacer(p.dir, "DIR", p.instance, "INSTANCE").Replace(out)
+		all.WriteString(versions.ReplaceAllString(out, "VERSION"))
 	}
 	golden(p.t, name, &all)
 }
@@ -118,13 +124,15 @@ func (p *process) transcript(name, commands string) {
 // servers.
 type follower[D interface{ Items() []desired.Item }] struct{ state D }
 
-func (f *follower[D]) Reload(_ context.Context, state D) error {
+func (f *follower[D]) Reload(_ context.Context, state D, _ config.Secrets) error {
 	f.state = state
 	return nil
 }
 
-func (f *follower[D]) Follow(ctx context.Context, state D, _ generation.Generations) error {
-	return f.Reload(ctx, state)
+func (f *follower[D]) Follow(
+	ctx context.Context, state D, secrets config.Secrets, _ generation.Generations,
+) error {
+	return f.Reload(ctx, state, secrets)
 }
 
 func (f *follower[D]) Losses(_ context.Context, next D) (losses []desired.Loss, err error) {

@@ -20,6 +20,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/segue-lb/segue/internal/api"
+	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/control"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/events"
@@ -290,9 +291,13 @@ func TestPublishStore(t *testing.T) {
 // runner is a balancer without a data path.
 type runner struct{}
 
-func (runner) Reload(context.Context, *desired.Balancer) error { return nil }
+func (runner) Reload(context.Context, *desired.Balancer, config.Secrets) error { return nil }
 
-func (runner) Follow(context.Context, *desired.Balancer, generation.Generations) error { return nil }
+func (runner) Follow(
+	context.Context, *desired.Balancer, config.Secrets, generation.Generations,
+) error {
+	return nil
+}
 
 func (runner) Losses(context.Context, *desired.Balancer) ([]desired.Loss, error) { return nil, nil }
 

@@ -49,9 +49,9 @@ type iface struct {
 	mtu   int
 }
 
-// New loads the data path. Until Run is called, the agent processes no packets and changes nothing
-// on the host.
-func New(cfg *desired.Agent, log *slog.Logger) (*Agent, error) {
+// New loads the data path. The secrets are those of the configuration. Until Run is called, the
+// agent processes no packets and changes nothing on the host.
+func New(cfg *desired.Agent, secrets config.Secrets, log *slog.Logger) (*Agent, error) {
 	k, err := openKernel(&cfg.Node, log)
 	if err != nil {
 		return nil, err
@@ -59,6 +59,7 @@ func New(cfg *desired.Agent, log *slog.Logger) (*Agent, error) {
 	a := &Agent{
 		log:      log,
 		cfg:      cfg,
+		keys:     secrets.SignalKeys,
 		kernel:   k,
 		watches:  watches{},
 		absent:   map[netip.Addr]bool{},
@@ -88,10 +89,10 @@ func (a *Agent) Ready() <-chan struct{} {
 	return a.ready
 }
 
-// Reload applies another configuration to a running agent. On an error the agent keeps the previous
-// configuration.
-func (a *Agent) Reload(ctx context.Context, cfg *desired.Agent) error {
-	return a.do(ctx, func() error { return a.reload(cfg) })
+// Reload applies another configuration with its secrets to a running agent. On an error the agent
+// keeps the previous configuration.
+func (a *Agent) Reload(ctx context.Context, cfg *desired.Agent, secrets config.Secrets) error {
+	return a.do(ctx, func() error { return a.reload(cfg, secrets.SignalKeys) })
 }
 
 // Losses returns the services whose VIP another configuration does not have, with their open
@@ -233,9 +234,6 @@ func (a *Agent) check() (err error) {
 	if err := datapath.CheckXDP(a.link.index, a.kernel.linkPin()); err != nil {
 		return err
 	}
-	if a.keys, err = config.ReadSignalKeys(a.cfg.Node.SignalKey); err != nil {
-		return err
-	}
 	if err := a.listenForPolls(); err != nil {
 		return err
 	}
@@ -307,13 +305,10 @@ func (a *Agent) apply(cfg *desired.Agent, keys config.SignalKeys) error {
 	})
 }
 
-// reload applies another configuration. If a step fails, reload restores the running configuration.
-func (a *Agent) reload(cfg *desired.Agent) error {
+// reload applies another configuration with its signal keys. If a step fails, reload restores the
+// running configuration.
+func (a *Agent) reload(cfg *desired.Agent, keys config.SignalKeys) error {
 	if err := cfg.ReloadableFrom(a.cfg); err != nil {
-		return err
-	}
-	keys, err := config.ReadSignalKeys(cfg.Node.SignalKey)
-	if err != nil {
 		return err
 	}
 	if err := a.apply(cfg, keys); err != nil {

@@ -16,6 +16,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
+	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/testnet"
@@ -538,7 +539,7 @@ func TestOffersWithoutTimestamps(t *testing.T) {
 			n.serve(1, n.vip.Addr())
 			n.set(at(n)[0], "tcp_timestamps", "0")
 			first := n.agents[0]
-			if err := first.Reload(t.Context(), first.cfg); err != nil { // it reads the setting at once
+			if err := first.Reload(t.Context(), first.cfg, config.Secrets{}); err != nil { // it reads the setting at once
 				t.Fatal(err)
 			}
 			n.await("the agent's notice", func() bool {

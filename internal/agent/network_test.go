@@ -246,7 +246,7 @@ func (n *network) config(server int, encapsulation desired.Encapsulation, vips .
 func (n *network) run(server int, cfg *desired.Agent, attachTCX func(link.TCXOptions) (link.Link, error)) *running {
 	n.t.Helper()
 	ns := n.servers[server-1]
-	a, err := New(cfg, slog.New(slog.DiscardHandler))
+	a, err := New(cfg, secretsOf(n.t, cfg), slog.New(slog.DiscardHandler))
 	if err != nil {
 		n.t.Fatal(err)
 	}

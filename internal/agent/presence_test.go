@@ -12,6 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/desired"
 )
 
@@ -72,7 +73,7 @@ func TestRemovedVIPComesBack(t *testing.T) {
 func TestRefusedVIPIsLeftAlone(t *testing.T) {
 	n := newNetwork(t, 1)
 	vip := vip4.Addr()
-	a, err := New(n.config(1, desired.SRv6Insert, vip), slog.New(slog.DiscardHandler))
+	a, err := New(n.config(1, desired.SRv6Insert, vip), config.Secrets{}, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
 )
@@ -17,9 +18,10 @@ import (
 type Rehearsal struct{ agent *Agent }
 
 // NewRehearsal loads the data path of an agent and applies the configuration, for test runs of the
-// program. The program treats frames for the MAC address as frames for the host.
+// program. It has no signal keys. The program treats frames for the MAC address as frames for the
+// host.
 func NewRehearsal(cfg *desired.Agent, mac [6]byte, log *slog.Logger) (*Rehearsal, error) {
-	a, err := New(cfg, log)
+	a, err := New(cfg, config.Secrets{}, log)
 	if err != nil {
 		return nil, err
 	}

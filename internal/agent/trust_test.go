@@ -36,6 +36,16 @@ var (
 	newKey = config.SignalKey{0xff, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16}
 )
 
+// secretsOf reads the keys in the file that a configuration names.
+func secretsOf(t testing.TB, cfg *desired.Agent) config.Secrets {
+	t.Helper()
+	keys, err := config.ReadSignalKeys(cfg.Node.SignalKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return config.Secrets{SignalKeys: keys}
+}
+
 func writeKeys(t *testing.T, file string, keys ...config.SignalKey) {
 	t.Helper()
 	var content strings.Builder
@@ -156,8 +166,8 @@ func TestBalancersAreNamed(t *testing.T) {
 	}
 }
 
-// On a reload a running agent reads the keys from the file. If the file cannot be read, the agent
-// keeps its keys.
+// A reload changes the keys of a running agent. It reads no file: the keys come with the
+// configuration.
 func TestReloadOfKeys(t *testing.T) {
 	n := newNetwork(t, 1)
 	file := filepath.Join(t.TempDir(), "signal.key")
@@ -180,21 +190,14 @@ func TestReloadOfKeys(t *testing.T) {
 		return packettest.Tag(key, srv6.CreateStickiness, netip.PrefixFrom(node, 64), 0, client6, vip6)
 	}
 	signs("at first", tag(oldKey))
-	writeKeys(t, file, newKey, oldKey)
-	signs("before the reload", tag(oldKey))
-	if err := a.Reload(t.Context(), cfg(file)); err != nil {
+	if err := os.Remove(file); err != nil {
 		t.Fatal(err)
 	}
-	signs("after it", tag(newKey))
-	if err := os.WriteFile(file, []byte("000102"), 0o600); err != nil {
+	if err := a.Reload(t.Context(), cfg(file), config.Secrets{SignalKeys: config.SignalKeys{newKey, oldKey}}); err != nil {
 		t.Fatal(err)
 	}
-	want := fmt.Sprintf("node.signal-key %q: line 1 has 6 bytes, not the 32 hexadecimal digits of a key of 16 bytes", file)
-	if err := a.Reload(t.Context(), cfg(file)); err == nil || err.Error() != want {
-		t.Errorf("a reload with half a key: %v, want %s", err, want)
-	}
-	signs("after a reload that failed", tag(newKey))
-	if err := a.Reload(t.Context(), cfg("")); err != nil {
+	signs("after a reload", tag(newKey))
+	if err := a.Reload(t.Context(), cfg(""), config.Secrets{}); err != nil {
 		t.Fatal(err)
 	}
 	signs("without a key", 0)
@@ -204,9 +207,7 @@ func TestReloadOfKeys(t *testing.T) {
 // on.
 func TestBalancerTakesTags(t *testing.T) {
 	k := testKernel(t)
-	file := filepath.Join(t.TempDir(), "signal.key")
-	writeKeys(t, file, newKey, oldKey)
-	lb := rehearsedBalancer(t, file)
+	lb := rehearsedBalancer(t, newKey, oldKey)
 	for _, way := range signalWays {
 		for function, flags := range map[srv6.Function]packet.TCPFlags{
 			srv6.CreateStickiness: packet.SYN | packet.ACK, srv6.RemoveStickiness: packet.FIN | packet.ACK,
@@ -249,7 +250,7 @@ func TestForgedSignals(t *testing.T) {
 	cfg := testConfig()
 	cfg.Node.Balancers = nil
 	k := testKernelOf(t, cfg)
-	lb := rehearsedBalancer(t, "")
+	lb := rehearsedBalancer(t)
 	for _, way := range signalWays {
 		for _, function := range []srv6.Function{srv6.CreateStickiness, srv6.RemoveStickiness} {
 			signal := sidOf(balancer1, uint16(function))
@@ -315,7 +316,7 @@ func TestForwardedPacketsDoNotSignal(t *testing.T) {
 var lbMAC = packet.MAC{2, 0, 0, 0, 6, 1}
 
 // rehearsedBalancer returns the unattached data path of the first balancer.
-func rehearsedBalancer(t *testing.T, keyFile string) *ebpf.Program {
+func rehearsedBalancer(t *testing.T, keys ...config.SignalKey) *ebpf.Program {
 	t.Helper()
 	cfg, _, err := config.ParseBalancer(fmt.Appendf(nil, `
 node:
@@ -323,15 +324,14 @@ node:
   interface: eth0
   locator: "fd00:6c:0:1::/64"
   limits: {flows: 1024, servers: 4}
-  signal-key: %s
 services:
   - {name: six, vip: %q, port: 80, protocol: tcp, placement: hunt, candidates: 1, servers: &s [{name: s, locator: "fd00:5:0:1::/64"}]}
   - {name: four, vip: %q, port: 80, protocol: tcp, placement: hunt, candidates: 1, servers: *s}
-`, os.Getpid(), keyFile, vip6.Addr(), vip4.Addr()))
+`, os.Getpid(), vip6.Addr(), vip4.Addr()))
 	if err != nil {
 		t.Fatal(err)
 	}
-	lb, err := balancer.NewRehearsal(cfg, slog.New(slog.DiscardHandler))
+	lb, err := balancer.NewRehearsal(cfg, config.Secrets{SignalKeys: keys}, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -56,19 +56,20 @@ func registerOverrides(api huma.API, of overrider) {
 // Terms are the conditions of a change. It is exported because the library cannot set the fields of
 // an unexported embedded type.
 type Terms struct {
-	Version string `header:"If-Match" doc:"the version that must be in force; without it, any"`
+	Version string `header:"If-Match" minLength:"1" doc:"the version that must be in force; without it, any"`
 	DryRun  bool   `query:"dry-run" doc:"tell what would change, and change nothing"`
 }
 
-// Resolve refuses "?dry-run" without a value. The library would take it for false, and make the
-// change.
+// Resolve refuses "?dry-run" and "If-Match:" without a value. The library would take them for false
+// and for any version, and make the change.
 func (*Terms) Resolve(r huma.Context) []error { return refuseEmpty(r, "dry-run") }
 
 func (t *Terms) terms() control.Terms {
 	return control.Terms{Version: t.Version, DryRun: t.DryRun}
 }
 
-// refuseEmpty returns an error for each switch that a request has without a value.
+// refuseEmpty returns an error for each switch that a request has without a value, and for a version
+// without a value.
 func refuseEmpty(r huma.Context, switches ...string) (problems []error) {
 	url := r.URL()
 	for _, name := range switches {
@@ -77,6 +78,12 @@ func refuseEmpty(r huma.Context, switches ...string) (problems []error) {
 				&huma.ErrorDetail{Location: "query." + name, Message: "must be true or false", Value: ""})
 		}
 	}
+	r.EachHeader(func(name, value string) {
+		if name == "If-Match" && value == "" {
+			problems = append(problems,
+				&huma.ErrorDetail{Location: "header.If-Match", Message: "must be a version", Value: ""})
+		}
+	})
 	return problems
 }
 

@@ -27,6 +27,8 @@ import (
 type Client struct {
 	// AllowRemovals lets changes remove more servers than the limit of the balancer's store.
 	AllowRemovals bool
+	// IfVersion is the version that must be in force for a change; empty: any.
+	IfVersion string
 
 	instance string
 	http     http.Client
@@ -70,14 +72,14 @@ func (c *Client) Overrides(ctx context.Context) (overrides *Overrides, err error
 // Change makes edits in one transaction. A dry run changes nothing.
 func (c *Client) Change(ctx context.Context, dryRun bool, edits ...Edit) (changed *Changed, err error) {
 	path := "/v1/changes" + c.terms(dryRun)
-	err = c.call(ctx, http.MethodPost, path, Change{edits}, &changed)
+	err = c.call(ctx, http.MethodPost, path, Change{edits}, &changed, c.condition()...)
 	return changed, err
 }
 
 // Apply makes the services those of the content of a configuration file. A dry run changes nothing.
 func (c *Client) Apply(ctx context.Context, file []byte, dryRun bool) (changed *Changed, err error) {
 	path := "/v1/services" + c.terms(dryRun)
-	err = c.send(ctx, http.MethodPut, path, "application/yaml", bytes.NewReader(file), &changed)
+	err = c.send(ctx, http.MethodPut, path, "application/yaml", bytes.NewReader(file), &changed, c.condition()...)
 	return changed, err
 }
 
@@ -87,6 +89,14 @@ func (c *Client) terms(dryRun bool) string {
 		return fmt.Sprintf("?dry-run=%t&allow-removals=true", dryRun)
 	}
 	return fmt.Sprintf("?dry-run=%t", dryRun)
+}
+
+// condition returns the header of a change.
+func (c *Client) condition() []string {
+	if c.IfVersion == "" {
+		return nil
+	}
+	return []string{"If-Match", c.IfVersion}
 }
 
 // Reload makes the process read its files again.
@@ -108,46 +118,84 @@ func (c *Client) ConfirmStore(ctx context.Context, version string) (s *Store, er
 	return s, err
 }
 
-// Events calls a function for each event from now on, until the function or the connection fails, or
-// the context ends. The error is nil only if the context has ended.
+// Events calls a function for each event from now on, until the function fails, the process ends, or
+// the context ends. If the connection is interrupted and the process still answers, Events continues
+// with the next event. The error is nil only if the context has ended.
 func (c *Client) Events(ctx context.Context, each func(events.Event) error) error {
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://segue/v1/events", http.NoBody)
+	for last := ""; ; {
+		response, err := c.openEvents(ctx, last)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case last != "" && hasEnded(err):
+			return fmt.Errorf("the process of the instance %q has ended", c.instance)
+		case err != nil:
+			return c.explain(err)
+		case response.StatusCode != http.StatusOK:
+			_ = response.Body.Close()
+			return fmt.Errorf("instance %q answers %s", c.instance, response.Status)
+		}
+		next, interruption, err := readEvents(response.Body, each)
+		_ = response.Body.Close()
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case err != nil:
+			return err
+		case next == "":
+			return fmt.Errorf("instance %q: the stream of events has ended: %w", c.instance, interruption)
+		}
+		last = next
+	}
+}
+
+// openEvents asks for the events after the one with a number; empty: from now on.
+func (c *Client) openEvents(ctx context.Context, last string) (*http.Response, error) {
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://segue"+eventsPath, http.NoBody)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	response, err := c.http.Do(r)
-	switch {
-	case ctx.Err() != nil:
-		return nil
-	case err != nil:
-		return c.explain(err)
+	if last != "" {
+		r.Header.Set("Last-Event-ID", last)
 	}
-	defer response.Body.Close()
-	if response.StatusCode != http.StatusOK {
-		return fmt.Errorf("instance %q answers %s", c.instance, response.Status)
-	}
-	lines := bufio.NewScanner(response.Body)
+	return c.http.Do(r)
+}
+
+// readEvents reads server-sent events until they are interrupted, and calls a function for each. It
+// returns the number to continue with, and the error of the function. A part of an event at the end is
+// dropped: the next connection brings all of it. An event without data only has a number.
+func readEvents(body io.Reader, each func(events.Event) error) (last string, interruption, err error) {
+	lines := bufio.NewScanner(body)
 	lines.Buffer(nil, longestEvent)
+	var id string
+	var data []byte
 	for lines.Scan() {
-		data, ok := bytes.CutPrefix(lines.Bytes(), []byte("data: "))
-		if !ok {
+		line := lines.Bytes()
+		switch value, ok := bytes.CutPrefix(line, []byte("id: ")); {
+		case ok:
+			id = string(value)
+			continue
+		case bytes.HasPrefix(line, []byte("data: ")):
+			data = bytes.Clone(line[len("data: "):])
+			continue
+		case len(line) > 0 || id == "" && data == nil: // a comment, or the end of one
 			continue
 		}
-		var e events.Event
-		if err := json.Unmarshal(data, &e); err != nil {
-			return fmt.Errorf("an event of instance %q: %w", c.instance, err)
+		if data != nil {
+			var e events.Event
+			if err := json.Unmarshal(data, &e); err != nil {
+				return last, nil, fmt.Errorf("the event %s: %w", id, err)
+			}
+			if err := each(e); err != nil {
+				return last, nil, err
+			}
 		}
-		if err := each(e); err != nil {
-			return err
-		}
+		last, id, data = id, "", nil
 	}
-	switch {
-	case ctx.Err() != nil:
-		return nil
-	case lines.Err() != nil && !errors.Is(lines.Err(), io.ErrUnexpectedEOF):
-		return fmt.Errorf("instance %q: %w", c.instance, lines.Err())
+	if interruption = lines.Err(); interruption == nil {
+		interruption = io.EOF
 	}
-	return fmt.Errorf("the process of the instance %q has ended", c.instance)
+	return last, interruption, nil
 }
 
 // longestEvent is more than the size of the longest event, in bytes.
@@ -188,7 +236,8 @@ func (c *Client) send(
 		var problem huma.ErrorModel
 		err := json.NewDecoder(response.Body).Decode(&problem)
 		switch {
-		case err != nil && response.StatusCode == http.StatusNotFound: // of a build without the path
+		case err != nil && (response.StatusCode == http.StatusNotFound ||
+			response.StatusCode == http.StatusMethodNotAllowed): // of an earlier build without the request
 			return fmt.Errorf("instance %q does not know the request %s %s: its process runs another build; restart it",
 				c.instance, method, r.URL.Path)
 		case err != nil:
@@ -211,10 +260,15 @@ func explained(problem *huma.ErrorModel) error {
 	return errors.New(strings.Join(texts, "\n"))
 }
 
+// hasEnded tells whether an error says that no process serves the socket.
+func hasEnded(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED)
+}
+
 // explain says why an instance cannot be reached.
 func (c *Client) explain(err error) error {
 	switch {
-	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED):
+	case hasEnded(err):
 		return fmt.Errorf("no process runs the instance %q on this host", c.instance)
 	case errors.Is(err, fs.ErrPermission):
 		return fmt.Errorf("%s: not permitted: be root, or a member of the group in api.group",

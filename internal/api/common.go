@@ -5,12 +5,11 @@ package api
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
-	"time"
 
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
-	"github.com/danielgtaylor/huma/v2/sse"
 
 	"github.com/segue-lb/segue/internal/control"
 	"github.com/segue-lb/segue/internal/events"
@@ -30,21 +29,47 @@ func newAPI(title string) (huma.API, http.Handler) {
 	settings.DocsPath = "" // it would load a program from elsewhere
 	settings.RejectUnknownQueryParameters = true
 	settings.CreateHooks = nil
-	return humago.New(mux, settings), withoutReadDeadline(mux, eventsPath)
+	api := humago.New(mux, settings)
+	return api, withProblems(api, mux)
 }
 
-const eventsPath = "/v1/events"
-
-// withoutReadDeadline lets requests for a path last longer than the server's timeout.
-func withoutReadDeadline(handler http.Handler, path string) http.Handler {
+// withProblems answers requests for unknown paths, and those with a method that a path does not take,
+// as all other errors (RFC 9457). The mux would answer with plain text.
+func withProblems(api huma.API, mux *http.ServeMux) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path == path {
-			// The server's connections have deadlines. Those of tests may not, and need none.
-			_ = http.NewResponseController(w).SetReadDeadline(time.Time{})
+		refusal, pattern := mux.Handler(r)
+		if pattern != "" {
+			mux.ServeHTTP(w, r)
+			return
 		}
-		handler.ServeHTTP(w, r)
+		answer := verdict{header: http.Header{}}
+		refusal.ServeHTTP(&answer, r)
+		detail := fmt.Sprintf("the process runs version %s of segue, which has no path %s: "+
+			"/openapi.json lists all", version.String(), r.URL.Path)
+		switch allowed := answer.header.Get("Allow"); answer.status {
+		case http.StatusNotFound:
+		case http.StatusMethodNotAllowed:
+			w.Header().Set("Allow", allowed)
+			detail = fmt.Sprintf("%s takes %s, not %s", r.URL.Path, allowed, r.Method)
+		default: // a redirection to a path without // or ..
+			refusal.ServeHTTP(w, r)
+			return
+		}
+		_ = huma.WriteErr(api, humago.NewContext(&huma.Operation{}, r, w), answer.status, detail)
 	})
 }
+
+// verdict takes the status and the header of an answer, and drops its text.
+type verdict struct {
+	header http.Header
+	status int
+}
+
+func (v *verdict) Header() http.Header { return v.header }
+
+func (v *verdict) WriteHeader(status int) { v.status = status }
+
+func (v *verdict) Write(text []byte) (int, error) { return len(text), nil }
 
 type body[T any] struct{ Body T }
 
@@ -63,36 +88,7 @@ func register(api huma.API, self Instance, of overrider, reload Reload, stream *
 		}
 		return &body[Reloaded]{Reloaded{textsOf(warnings)}}, nil
 	})
-	sse.Register(api, huma.Operation{
-		OperationID: "watch-events", Method: http.MethodGet, Path: eventsPath,
-		Summary: "Follow the events, as server-sent events",
-		Description: "Begins after the event in Last-Event-ID, or with the next event. A reader that misses " +
-			"events sees a gap between their numbers. The process keeps at least the last 3,000.",
-	}, map[string]any{"message": events.Event{}}, func(ctx context.Context, r *eventsRequest, send sse.Sender) {
-		sendEvents(ctx, stream, r.After, send)
-	})
-}
-
-type eventsRequest struct {
-	After uint64 `header:"Last-Event-ID" doc:"the number of the last event that the reader has got"`
-}
-
-// sendEvents sends the events after a number until the reader goes away; 0: from now on.
-func sendEvents(ctx context.Context, stream *events.Stream, after uint64, send sse.Sender) {
-	if after == 0 {
-		after = stream.Last()
-	}
-	for {
-		list, err := stream.After(ctx, after)
-		if err != nil {
-			return
-		}
-		for _, e := range list {
-			if after = e.ID; send(sse.Message{ID: int(e.ID), Data: e}) != nil {
-				return
-			}
-		}
-	}
+	registerEvents(api, stream)
 }
 
 const instancePath = "/v1/instance"

@@ -48,8 +48,8 @@ func (b *balancerAPI) registerSelf(api huma.API) {
 	}, b.getSelf)
 	huma.Register(api, huma.Operation{
 		OperationID: "change-self", Method: http.MethodPatch, Path: path,
-		Summary:     "Drain the balancer, or end that",
-		Description: "A drained balancer withdraws all routes. That holds across restarts, unless the request says otherwise.",
+		Summary:     "Drain the balancer, or end its drain",
+		Description: "A drained balancer withdraws all routes. A drain outlasts restarts, unless the request says otherwise.",
 		Errors: []int{
 			http.StatusBadRequest, http.StatusRequestEntityTooLarge, http.StatusUnsupportedMediaType,
 			http.StatusConflict, http.StatusServiceUnavailable,
@@ -58,9 +58,17 @@ func (b *balancerAPI) registerSelf(api huma.API) {
 }
 
 func (b *balancerAPI) getSelf(ctx context.Context, _ *struct{}) (*body[SelfState], error) {
-	snapshot, err := b.snapshot()
+	state, err := b.selfState(ctx)
 	if err != nil {
 		return nil, huma.Error503ServiceUnavailable(err.Error())
+	}
+	return &body[SelfState]{*state}, nil
+}
+
+func (b *balancerAPI) selfState(ctx context.Context) (*SelfState, error) {
+	snapshot, err := b.snapshot()
+	if err != nil {
+		return nil, err
 	}
 	var state SelfState
 	for _, reason := range snapshot.Reasons {
@@ -69,13 +77,13 @@ func (b *balancerAPI) getSelf(ctx context.Context, _ *struct{}) (*body[SelfState
 		}
 	}
 	if b.Speaker == nil {
-		return &body[SelfState]{state}, nil
+		return &state, nil
 	}
 	if state.BGP, err = b.Speaker.State(ctx); err != nil {
-		return nil, huma.Error503ServiceUnavailable(err.Error())
+		return nil, err
 	}
 	state.Drained = state.BGP.Drained != nil
-	return &body[SelfState]{state}, nil
+	return &state, nil
 }
 
 type selfChange struct{ Body SelfChange }
@@ -85,6 +93,10 @@ func (b *balancerAPI) changeSelf(ctx context.Context, r *selfChange) (*body[Self
 		return nil, huma.Error409Conflict("the balancer does not announce its VIPs: its file has no " +
 			"section bgp. Withdraw the routes to it where they are configured")
 	}
+	// If the state cannot be read, this is refused before anything has changed.
+	if _, err := b.selfState(ctx); err != nil {
+		return nil, huma.Error503ServiceUnavailable(err.Error())
+	}
 	change := b.Speaker.Undrain
 	if r.Body.Drained {
 		change = func(ctx context.Context) error { return b.Speaker.Drain(ctx, r.Body.UntilRestart) }
@@ -92,7 +104,11 @@ func (b *balancerAPI) changeSelf(ctx context.Context, r *selfChange) (*body[Self
 	if err := change(ctx); err != nil {
 		return nil, huma.Error503ServiceUnavailable(err.Error())
 	}
-	return b.getSelf(ctx, nil)
+	state, err := b.selfState(ctx)
+	if err != nil {
+		return nil, huma.Error503ServiceUnavailable("the change is made, but the state cannot be read: " + err.Error())
+	}
+	return &body[SelfState]{*state}, nil
 }
 
 // Self returns the state of the balancer itself.
@@ -100,7 +116,7 @@ func (c *Client) Self(ctx context.Context) (state *SelfState, err error) {
 	return state, c.call(ctx, http.MethodGet, "/v1/self", nil, &state)
 }
 
-// ChangeSelf drains the balancer, or ends that.
+// ChangeSelf drains the balancer, or ends its drain.
 func (c *Client) ChangeSelf(ctx context.Context, change SelfChange) (state *SelfState, err error) {
 	return state, c.call(ctx, http.MethodPatch, "/v1/self", change, &state)
 }

@@ -80,6 +80,14 @@ func TestSelfOfAPI(t *testing.T) {
 			t.Errorf("step %d: drained until the restart: %t", i, s.untilRestart)
 		}
 	}
+	// The balancer is not drained if its state cannot be read.
+	unreadable, other := errors.New("the tables are gone"), &speaker{}
+	api := &balancerAPI{Balancer: Balancer{
+		Speaker: other, Source: func() (*inspect.Snapshot, error) { return nil, unreadable },
+	}}
+	if _, err := api.changeSelf(t.Context(), &selfChange{SelfChange{Self: Self{Drained: true}}}); err == nil || other.drained {
+		t.Errorf("drained %t, error %v", other.drained, err)
+	}
 	s.refuses = errors.New("no space left on device")
 	if status, answer := send(t, "PATCH", speaking, `{"drained":true}`); status != 503 || !strings.Contains(answer, "no space") {
 		t.Errorf("%d %s", status, answer)

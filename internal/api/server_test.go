@@ -18,12 +18,12 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/danielgtaylor/huma/v2"
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/balancer/inspect"
+	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/control"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/events"
@@ -34,9 +34,13 @@ import (
 
 type follower struct{}
 
-func (follower) Reload(context.Context, *desired.Balancer) error { return nil }
+func (follower) Reload(context.Context, *desired.Balancer, config.Secrets) error { return nil }
 
-func (follower) Follow(context.Context, *desired.Balancer, generation.Generations) error { return nil }
+func (follower) Follow(
+	context.Context, *desired.Balancer, config.Secrets, generation.Generations,
+) error {
+	return nil
+}
 
 // Losses counts only removed servers.
 func (follower) Losses(_ context.Context, b *desired.Balancer) (losses []desired.Loss, err error) {
@@ -159,6 +163,10 @@ func TestChanges(t *testing.T) {
 	}{
 		{"GET", "overrides", "", nil, 200, none},
 		{"POST", "changes", s1(`"set":{"drained":true}`), []string{"If-Match", "old"}, 412, "has changed meanwhile"},
+		{"POST", "changes", s1(`"remove":true`), []string{"If-Match", ""}, 422, "header.If-Match"},
+		{"PUT", "services", file, []string{"Content-Type", "application/yaml", "If-Match", " "}, 422, "header.If-Match"},
+		{"POST", "changes", edits(`{"service":"web","server":"","remove":true}`), nil, 422, "edits[0].server"},
+		{"POST", "changes", edits(`{"service":"web","server":null,"remove":true}`), nil, 422, "server of an edit must not be null"},
 		{"POST", dry, s1(`"set":{"drained":true}`), nil, 200, `"items":["web/s1 (drained false to true)"]`},
 		{"GET", "overrides", "", nil, 200, none},
 		{"POST", "changes", s1(`"set":{"drained":true,"weight":7}`), nil, 200, `"web/s1 (weight 3 to 7, drained false to true)"`},
@@ -188,6 +196,8 @@ func TestChanges(t *testing.T) {
 		{"PUT", "services", strings.Repeat(" ", mostBytes+1), []string{"Content-Type", "application/yaml"}, 413, ""},
 		{"PATCH", "self", strings.Repeat(" ", 1<<20+1), nil, 413, ""},
 		{"PUT", "services", "services: [", []string{"Content-Type", "application/yaml"}, 422, "line 2"},
+		{"GET", "nothing", "", nil, 404, `"status":404,"detail":"the process runs version`},
+		{"DELETE", "overrides", "", nil, 405, `"status":405,"detail":"/v1/overrides takes GET, HEAD, not DELETE"`},
 		{"GET", "overrides", "", nil, 200, none},
 		{"POST", "changes", edits(`{"service":"web","set":{"buckets":1048576}}`), nil, 200, "web (buckets)"},
 		{"POST", "reload", "", nil, 200, `"warnings":[]`}, // it reads what the change has stored
@@ -241,62 +251,6 @@ func TestLosses(t *testing.T) {
 	edit = `{"edits":[{"service":"web","server":"s1","set":{"drained":true}}]}`
 	if _, answer := send(t, http.MethodPost, url, edit); !strings.Contains(answer, `"losses":[]`) {
 		t.Error(answer)
-	}
-}
-
-// A reader gets the events after the one that it names. Without a name it gets those from now on.
-func TestEventsOfAPI(t *testing.T) {
-	t.Parallel()
-	server, stream := serveEvents(t, &inspect.Snapshot{})
-	stream.Publish(events.Event{Kind: events.ServerDown, Service: "web", Server: "s1", Reason: "failing"})
-	stream.Publish(events.Event{Kind: events.ServerUp, Service: "web", Server: "s1"})
-	client := &Client{instance: "edge", http: *server.Client()}
-	client.http.Transport = redirected{server}
-	ended := errors.New("enough")
-	kinds := make(chan events.Kind, 10)
-	done := make(chan error, 1)
-	go func() {
-		done <- client.Events(t.Context(), func(e events.Event) error {
-			if kinds <- e.Kind; e.Kind == events.Changed {
-				return ended
-			}
-			return nil
-		})
-	}()
-	// The reader has begun when it gets an event.
-	for len(kinds) == 0 {
-		stream.Publish(events.Event{Kind: events.FlowsLost})
-		time.Sleep(time.Millisecond)
-	}
-	stream.Publish(events.Event{Kind: events.Changed})
-	if err := <-done; !errors.Is(err, ended) {
-		t.Errorf("error %v", err)
-	}
-	if first := <-kinds; first != events.FlowsLost {
-		t.Errorf("the first event is %s", first)
-	}
-
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL+"/v1/events", http.NoBody)
-	if err != nil {
-		t.Fatal(err)
-	}
-	first, err := stream.After(t.Context(), 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	r.Header.Set("Last-Event-ID", strconv.FormatUint(first[0].ID, 10))
-	response, err := http.DefaultClient.Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer response.Body.Close()
-	got := make([]byte, 200)
-	if _, err := io.ReadFull(response.Body, got[:20]); err != nil {
-		t.Fatal(err)
-	}
-	n, _ := response.Body.Read(got[20:])
-	if want := fmt.Sprintf("id: %d\n", first[1].ID); !strings.Contains(string(got[:20+n]), want) {
-		t.Errorf("%s, want %s", got[:20+n], want)
 	}
 }
 
@@ -396,8 +350,7 @@ func requireGroup(t *testing.T, path string) {
 // A process of an earlier build runs on after an upgrade, and does not know all requests.
 func TestOtherBuild(t *testing.T) {
 	t.Parallel()
-	_, earlier := newAPI("Segue agent")
-	server := httptest.NewServer(earlier)
+	server := httptest.NewServer(http.NewServeMux())
 	t.Cleanup(server.Close)
 	client := &Client{instance: "edge", http: *server.Client()}
 	client.http.Transport = redirected{server}

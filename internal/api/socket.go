@@ -31,8 +31,8 @@ type Socket struct {
 }
 
 // Listen opens the socket of an instance. Members of the group may use it; without a group, those
-// of the group of the process. Listen returns an error if there is no such group, or if the socket cannot be opened.
-// A caller that never calls Run must call Close.
+// of the group of the process. Listen returns an error if there is no such group, or if the socket
+// cannot be opened. A caller that never calls Run must call Close.
 func Listen(instance, group string, log *slog.Logger) (*Socket, error) {
 	path := runstate.SocketFile(instance)
 	listener, err := listenAt(path, group)
@@ -87,7 +87,7 @@ func (s *Socket) Close() error { return s.listener.Close() }
 // Run answers requests by a handler until the context ends.
 func (s *Socket) Run(ctx context.Context, handler http.Handler) error {
 	server := &http.Server{
-		Handler:           handler,
+		Handler:           withStreams(ctx, handler),
 		ReadHeaderTimeout: requestTimeout,
 		ReadTimeout:       requestTimeout,
 		WriteTimeout:      requestTimeout,

@@ -6,6 +6,11 @@
 package api
 
 import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+
 	"github.com/danielgtaylor/huma/v2"
 
 	"github.com/segue-lb/segue/internal/control"
@@ -29,7 +34,7 @@ const (
 // Override changes a service or a server of the configuration file.
 type Override struct {
 	Service string         `json:"service" minLength:"1" maxLength:"63" example:"web"`
-	Server  string         `json:"server,omitempty" maxLength:"63" example:"s1" doc:"missing: the override is about the service itself. Services of agents have no servers"`
+	Server  string         `json:"server,omitempty" minLength:"1" maxLength:"63" example:"s1" doc:"missing: the override is about the service itself. Services of agents have no servers"`
 	Add     desired.Fields `json:"add,omitempty" doc:"the fields of a service or server that the file does not have"`
 	Set     desired.Fields `json:"set,omitempty" doc:"a merge patch (RFC 7396) of the service or server; a service's has no servers"`
 	Remove  bool           `json:"remove,omitempty" doc:"the service or server is removed"`
@@ -45,6 +50,22 @@ type Overrides struct {
 type Edit struct {
 	Override
 	Reset bool `json:"reset,omitempty" doc:"remove the overrides of the service and its servers, or of the server"`
+}
+
+// UnmarshalJSON refuses a field that is null. The library takes null for a missing field: an edit whose
+// server is null would be about the whole service.
+func (e *Edit) UnmarshalJSON(text []byte) error {
+	var fields map[string]json.RawMessage
+	if err := json.Unmarshal(text, &fields); err != nil {
+		return err
+	}
+	for _, name := range slices.Sorted(maps.Keys(fields)) {
+		if string(fields[name]) == "null" {
+			return fmt.Errorf("%s of an edit must not be null", name)
+		}
+	}
+	type plain Edit // without this method
+	return json.Unmarshal(text, (*plain)(e))
 }
 
 // TransformSchema says that an edit does exactly one thing. A tag cannot say so.
@@ -91,7 +112,7 @@ type Difference struct {
 type Loss struct {
 	Service string  `json:"service"`
 	Server  string  `json:"server,omitempty" doc:"missing: a service of an agent"`
-	Cause   string  `json:"cause" enum:"removed,forgotten" doc:"removed: the flows lose their server. forgotten: the server is in none of the kept generations any more, and only the flows in the flow table of this balancer find it"`
+	Cause   string  `json:"cause" enum:"removed,moved,forgotten" doc:"removed: the flows lose their server. moved: likewise, because the server gets another address, or its service another VIP, port or protocol. forgotten: the server is in none of the kept generations any more, and only the flows in the flow table of this balancer find it"`
 	Flows   *uint64 `json:"flows,omitempty" doc:"live flows when the change was asked for; missing: not known"`
 }
 

@@ -94,28 +94,32 @@ type call struct {
 }
 
 // New loads the data path, and checks that the configuration fits the tables that an earlier
-// process has left. New does not change these tables and attaches nothing. Run changes the tables
-// and attaches the programs. New returns an error if the data path cannot be loaded, or if the
-// tables do not fit.
-func New(cfg *desired.Balancer, log *slog.Logger) (*Balancer, error) {
-	return NewShared(cfg, nil, log)
+// process has left. The secrets are those of the configuration. New does not change these tables and
+// attaches nothing. Run changes the tables and attaches the programs. New returns an error if the
+// data path cannot be loaded, or if the tables do not fit.
+func New(cfg *desired.Balancer, secrets config.Secrets, log *slog.Logger) (*Balancer, error) {
+	return NewShared(cfg, secrets, nil, log)
 }
 
 // NewShared is New with the generations that all balancers of the services share. If they are nil,
 // the balancer makes its own.
-func NewShared(cfg *desired.Balancer, shared generation.Generations, log *slog.Logger) (*Balancer, error) {
+func NewShared(
+	cfg *desired.Balancer, secrets config.Secrets, shared generation.Generations, log *slog.Logger,
+) (*Balancer, error) {
 	clock, err := dataplane.NewFlowClock()
 	if err != nil {
 		return nil, err
 	}
-	b, err := newBalancer(cfg, clock, log)
+	b, err := newBalancer(cfg, secrets, clock, log)
 	if err == nil && shared != nil {
 		b.generations = shared
 	}
 	return b, err
 }
 
-func newBalancer(cfg *desired.Balancer, clock *dataplane.FlowClock, log *slog.Logger) (*Balancer, error) {
+func newBalancer(
+	cfg *desired.Balancer, secrets config.Secrets, clock *dataplane.FlowClock, log *slog.Logger,
+) (*Balancer, error) {
 	plane, err := dataplane.Open(cfg, clock, log)
 	if err != nil {
 		return nil, err
@@ -125,6 +129,7 @@ func newBalancer(cfg *desired.Balancer, clock *dataplane.FlowClock, log *slog.Lo
 	b := &Balancer{
 		log:       log,
 		cfg:       cfg,
+		keys:      secrets.SignalKeys,
 		plane:     plane,
 		own:       make([]nexthop.Link, len(plane.Sides)),
 		resolver:  nexthop.New(cfg.Node.Interfaces(), log),
@@ -186,17 +191,21 @@ func (b *Balancer) Ready() <-chan struct{} {
 	return b.ready
 }
 
-// Reload makes a running balancer follow another desired state, which the caller must not change
-// afterwards. Reload waits until Run has applied the state. If it returns an error, the state
-// before stays in force.
-func (b *Balancer) Reload(ctx context.Context, cfg *desired.Balancer) error {
-	return b.Follow(ctx, cfg, nil)
+// Reload makes a running balancer follow another desired state with its secrets. The caller must not
+// change them afterwards. Reload waits until Run has applied the state. If it returns an error, the
+// state before stays in force.
+func (b *Balancer) Reload(ctx context.Context, cfg *desired.Balancer, secrets config.Secrets) error {
+	return b.Follow(ctx, cfg, secrets, nil)
 }
 
 // Follow is Reload with the generations that all balancers of the services share. If they are nil,
 // the balancer makes its own.
-func (b *Balancer) Follow(ctx context.Context, cfg *desired.Balancer, shared generation.Generations) error {
-	return b.call(ctx, func(ctx context.Context) error { return b.reload(ctx, cfg, shared) })
+func (b *Balancer) Follow(
+	ctx context.Context, cfg *desired.Balancer, secrets config.Secrets, shared generation.Generations,
+) error {
+	return b.call(ctx, func(ctx context.Context) error {
+		return b.reload(ctx, cfg, secrets.SignalKeys, shared)
+	})
 }
 
 var errEnded = errors.New("the balancer has ended")
@@ -408,16 +417,13 @@ func (b *Balancer) setHost() error {
 	return b.plane.SetHost(b.own)
 }
 
-// reload applies another configuration, with the generations of its services; nil: those that
-// follow from the present ones. If that fails, reload restores the running configuration.
+// reload applies another configuration, with its signal keys and the generations of its services;
+// nil: those that follow from the present ones. If that fails, reload restores the running
+// configuration.
 func (b *Balancer) reload(
-	ctx context.Context, cfg *desired.Balancer, generations generation.Generations,
+	ctx context.Context, cfg *desired.Balancer, keys config.SignalKeys, generations generation.Generations,
 ) error {
 	if err := cfg.ReloadableFrom(b.cfg); err != nil {
-		return err
-	}
-	keys, err := config.ReadSignalKeys(cfg.Node.SignalKey)
-	if err != nil {
 		return err
 	}
 	b.awaitHops(ctx, cfg)

@@ -27,6 +27,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
+	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/datapath/datapathtest"
 	"github.com/segue-lb/segue/internal/desired"
@@ -229,7 +230,7 @@ func TestFailedStartRestoresReclaimedSlot(t *testing.T) {
 			next := placed(srv6Server("s4", 4, 1), srv6Server("s5", 5, 1))
 			next.Node = cfg.Node
 			next.Node.Seed++
-			b, err := newBalancer(next, f.clock, slog.New(slog.DiscardHandler))
+			b, err := newBalancer(next, config.Secrets{}, f.clock, slog.New(slog.DiscardHandler))
 			f.must(err)
 			late := errors.New("late")
 			err = datapath.TakeOver(b.log, func(takeover *datapath.Takeover) error {
@@ -265,8 +266,6 @@ var refusals = map[string]refusal{
 		prepare: func(n *fabric, _ *desired.Balancer) { n.own[0] = n.routers["eth0"].link }},
 	"another program": {want: "it runs program",
 		prepare: func(n *fabric, _ *desired.Balancer) { n.own[0] = n.linkOf(n.near, "eth2") }},
-	"no keys of signals": {want: "/no/such/file",
-		prepare: func(_ *fabric, cfg *desired.Balancer) { cfg.Node.SignalKey = "/no/such/file" }},
 	"other limits": {want: "other limits",
 		prepare: func(_ *fabric, cfg *desired.Balancer) { cfg.Node.Limits.Flows *= 4 }},
 	"too many servers": {want: "node.limits.servers",
@@ -307,7 +306,7 @@ func TestRefusedStartBeginsNothing(t *testing.T) {
 			if c.at != "" {
 				at = n.routers[c.at].ns
 			}
-			b, err := newBalancer(cfg, clock, slog.New(slog.DiscardHandler))
+			b, err := newBalancer(cfg, config.Secrets{}, clock, slog.New(slog.DiscardHandler))
 			if err == nil {
 				hops := (&Rehearsal{b}).hopsBy(nexthop.Hop{MAC: ownMAC, Link: n.own[0]})
 				err = at.Do(func() error {

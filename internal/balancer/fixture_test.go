@@ -3,6 +3,7 @@
 package balancer
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -126,7 +127,7 @@ func openAt(t testing.TB, cfg *desired.Balancer, clock *dataplane.FlowClock) *fi
 func (f *fixture) start(cfg *desired.Balancer) {
 	f.t.Helper()
 	var err error
-	if f.Balancer, err = newBalancer(cfg, f.clock, slog.New(slog.DiscardHandler)); err != nil {
+	if f.Balancer, err = newBalancer(cfg, secretsOf(f.t, cfg), f.clock, slog.New(slog.DiscardHandler)); err != nil {
 		f.t.Fatal(err)
 	}
 	f.must(datapath.TakeOver(slog.New(slog.DiscardHandler), f.Balancer.fill))
@@ -241,11 +242,14 @@ func hopMAC(target netip.Addr) packet.MAC {
 	return packet.MAC{2, 1, b[6], b[7], b[14], b[15]}
 }
 
-// apply reloads the configuration as the control loop would.
+// apply reloads the configuration, with the keys in its file, as the control loop would.
 func (f *fixture) apply(cfg *desired.Balancer) error {
 	f.t.Helper()
 	cfg.Node.Instance = f.cfg.Node.Instance
-	if err := f.ns.Do(func() error { return (&Rehearsal{f.Balancer}).Apply(cfg) }); err != nil {
+	ended, cancel := context.WithCancel(context.Background())
+	cancel() // as Rehearsal.Apply
+	keys := secretsOf(f.t, cfg).SignalKeys
+	if err := f.ns.Do(func() error { return f.reload(ended, cfg, keys, nil) }); err != nil {
 		return err
 	}
 	f.route()

@@ -19,6 +19,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
+	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/nexthop"
@@ -170,7 +171,7 @@ func (s *steered) reload(servers ...desired.Server) {
 	})
 	cfg := balancerOf(serviceOf("web", vip6, 80, desired.TCP, desired.SRv6Encap, servers...))
 	cfg.Node = s.cfg.Node
-	s.must(s.Reload(context.Background(), cfg))
+	s.must(s.Reload(context.Background(), cfg, config.Secrets{}))
 }
 
 // A reload looks up the next hop of a server that it adds before it uses the server.
@@ -324,7 +325,7 @@ func TestInterfaceGoes(t *testing.T) {
 				}
 				waiting, cancel := context.WithTimeout(t.Context(), patience)
 				defer cancel()
-				if err := s.Reload(waiting, s.cfg); !errors.Is(err, errEnded) {
+				if err := s.Reload(waiting, s.cfg, config.Secrets{}); !errors.Is(err, errEnded) {
 					t.Errorf("a reload after the end: error %v", err)
 				}
 			case <-time.After(patience):

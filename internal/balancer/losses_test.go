@@ -4,6 +4,7 @@ package balancer
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 	"testing"
 
@@ -11,12 +12,12 @@ import (
 	"github.com/segue-lb/segue/internal/generation"
 )
 
-// Flows lose their server if the server or its service goes. They leave the history when no kept
+// Flows lose their server if the server or its service goes, or gets another address. They leave the history when no kept
 // generation has their server.
 func TestLosses(t *testing.T) {
 	service := func(name string, weights ...uint32) desired.Service {
 		s := desired.Service{
-			Name: name, Placement: desired.PlacementHash, Buckets: 101, Candidates: 3, Generations: 3,
+			Name: name, VIP: netip.MustParseAddr("2001:db8:80::1"), Port: 80, Protocol: desired.TCP, Placement: desired.PlacementHash, Buckets: 101, Candidates: 3, Generations: 3,
 		}
 		for i, w := range weights {
 			s.Servers = append(s.Servers, desired.Server{Name: fmt.Sprint("s", i+1), Weight: &w})
@@ -49,6 +50,26 @@ func TestLosses(t *testing.T) {
 	other[0].Buckets = 103 // no former set fits
 	require(states[2], other, desired.Loss{Service: "web", Server: "s3", Cause: forgotten})
 	g = g.Next(states[3])
+	moved := func(change func(*desired.Service)) {
+		t.Helper()
+		after := weighted(3, 1)
+		change(&after[0])
+		require(weighted(3, 1), after, desired.Loss{Service: "web", Server: "s1", Cause: desired.LossMoved},
+			desired.Loss{Service: "web", Server: "s2", Cause: desired.LossMoved})
+	}
+	moved(func(s *desired.Service) { s.VIP = netip.MustParseAddr("2001:db8:80::2") })
+	moved(func(s *desired.Service) { s.Port = 81 })
+	moved(func(s *desired.Service) { s.Protocol = desired.UDP })
+	moved(func(s *desired.Service) {
+		s.Servers[0].Locator = netip.MustParsePrefix("fd00:5:0:9::/64")
+		s.Servers[1].Address = netip.MustParseAddr("2001:db8:1::9")
+	})
+	all := weighted(3, 1)
+	all[0].Port = desired.AllPorts // with the port before
+	require(weighted(3, 1), all)
+	other = weighted(3, 1)
+	other[0].Placement, other[0].Timeouts.New = desired.PlacementHunt, 1
+	require(weighted(3, 1), other)
 	require(states[3], weighted(4, 1, 0)) // s3 had left before
 	require(states[3], append(weighted(3, 1, 0), service("new", 1)))
 }

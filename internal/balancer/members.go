@@ -169,7 +169,7 @@ func newMember(server desired.Server, cfg *desired.Service, before *member, note
 	if before != nil {
 		m.causes, m.reasons, m.since = before.causes, before.reasons, before.since
 		m.logged, m.unlogged, m.slow = before.logged, before.unlogged, before.slow
-		m.down, m.drained = before.down, before.drained
+		m.down, m.drained = before.down, before.drained && !m.Takes()
 	}
 	m.causes &^= dataplane.Unresolved
 	if !m.checked {

@@ -73,10 +73,15 @@ func (b *Balancer) publishReload(before *desired.Balancer, losses []desired.Loss
 		return
 	}
 	b.events.Publish(events.Event{Kind: events.Changed, Changes: changes.Summary()})
+	services := map[string]*desired.Service{}
+	for i := range before.Services {
+		services[before.Services[i].Name] = &before.Services[i]
+	}
 	for _, s := range b.cfg.Services {
+		servers := serversByName(services[s.Name])
 		for i := range s.Servers {
 			now := &s.Servers[i]
-			was := before.Server(s.Name, now.Name)
+			was := servers[now.Name]
 			if was == nil || was.Takes() == now.Takes() {
 				continue
 			}
@@ -88,10 +93,17 @@ func (b *Balancer) publishReload(before *desired.Balancer, losses []desired.Loss
 		}
 	}
 	for _, loss := range losses {
-		if loss.Cause == desired.LossRemoved && loss.Flows != nil && *loss.Flows > 0 {
+		reason := ""
+		switch loss.Cause {
+		case desired.LossRemoved:
+			reason = "the server was removed"
+		case desired.LossMoved:
+			reason = "the server got another address, or its service another VIP, port or protocol"
+		}
+		if reason != "" && loss.Flows != nil && *loss.Flows > 0 {
 			b.events.Publish(events.Event{
 				Kind: events.FlowsLost, Service: loss.Service, Server: loss.Server, Flows: loss.Flows,
-				Reason: "the server was removed",
+				Reason: reason,
 			})
 		}
 	}

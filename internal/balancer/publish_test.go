@@ -71,10 +71,20 @@ func TestEvents(t *testing.T) {
 	require("no flow is left", "server_drained web/s2")
 	f.mustApply(config())
 	require("the end of the drain", "changed /", "server_undrained web/s2", "service_up web/")
+	after = config()
+	after.Services[0].Servers[1].Drained = true
+	f.mustApply(after)
+	require("another drain before the next sweep", "changed /", "server_draining web/s2", "service_down web/")
+	f.must(f.Balancer.sweep())
+	require("no flow is left again", "server_drained web/s2")
+	f.mustApply(config())
+	require("the end of the second drain", "changed /", "server_undrained web/s2", "service_up web/")
 	f.Balancer.publishReload(f.cfg, []desired.Loss{
 		{Service: "web", Server: "s9", Cause: desired.LossRemoved, Flows: new(uint64(3))},
 		{Service: "web", Server: "s8", Cause: desired.LossRemoved, Flows: new(uint64)},
 		{Service: "web", Server: "s7", Cause: desired.LossForgotten, Flows: new(uint64(3))},
+		{Service: "web", Server: "s6", Cause: desired.LossMoved, Flows: new(uint64(3))},
 	}, after.ChangesFrom(config()))
-	require("losses", "changed /", "flows_lost web/s9: the server was removed")
+	require("losses", "changed /", "flows_lost web/s9: the server was removed",
+		"flows_lost web/s6: the server got another address, or its service another VIP, port or protocol")
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/nexthop"
@@ -20,8 +21,10 @@ type Rehearsal struct{ balancer *Balancer }
 
 // NewRehearsal loads the data path of a balancer. It attaches no program, and the tables contain no
 // services yet. Its errors are those of New.
-func NewRehearsal(cfg *desired.Balancer, log *slog.Logger) (*Rehearsal, error) {
-	b, err := New(cfg, log)
+func NewRehearsal(
+	cfg *desired.Balancer, secrets config.Secrets, log *slog.Logger,
+) (*Rehearsal, error) {
+	b, err := New(cfg, secrets, log)
 	if err != nil {
 		return nil, err
 	}
@@ -54,12 +57,12 @@ func (r *Rehearsal) Attach(own []nexthop.Link, hop nexthop.Hop) error {
 	return b.follow(nexthop.Update{Own: own, Hops: r.hopsBy(hop)})
 }
 
-// Apply applies another configuration, as Reload does. New servers have no next hop before Reach.
-// Its errors are those of Reload.
+// Apply applies another configuration with the same signal keys, as Reload does. New servers have no
+// next hop before Reach. Its errors are those of Reload.
 func (r *Rehearsal) Apply(cfg *desired.Balancer) error {
 	ended, cancel := context.WithCancel(context.Background())
 	cancel() // neither the resolver nor the checker runs and takes new targets
-	return r.balancer.reload(ended, cfg, nil)
+	return r.balancer.reload(ended, cfg, r.balancer.keys, nil)
 }
 
 // Reach gives the hop to every server, also to those that Apply has added.

@@ -18,9 +18,6 @@ import (
 // read reads the tables that an earlier process has left. It returns an error if they have no room
 // for the services and servers that the configuration adds.
 func (b *Balancer) read() (err error) {
-	if b.keys, err = config.ReadSignalKeys(b.cfg.Node.SignalKey); err != nil {
-		return err
-	}
 	b.generations = b.loadGenerations().Next(b.cfg.Services)
 	if b.slots, err = dataplane.LoadSlots(b.plane); err != nil {
 		return err

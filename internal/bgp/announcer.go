@@ -72,17 +72,14 @@ type request struct {
 	result chan<- error
 }
 
-// Plan is a configuration with all that was read for it.
+// Plan is a configuration with the passwords of its peers.
 type Plan struct {
 	bgp       *desired.BGP
 	passwords config.Passwords
 }
 
-// NewPlan reads what a configuration needs. The error is that of config.ReadPasswords.
-func NewPlan(b *desired.BGP) (*Plan, error) {
-	passwords, err := config.ReadPasswords(b)
-	return &Plan{b, passwords}, err
-}
+// NewPlan returns the plan of a configuration.
+func NewPlan(b *desired.BGP, passwords config.Passwords) *Plan { return &Plan{b, passwords} }
 
 // Forwarding tells whether packets are forwarded while no process runs.
 type Forwarding struct {

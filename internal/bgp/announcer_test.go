@@ -20,6 +20,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/segue-lb/segue/internal/balancer"
+	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/events"
 )
@@ -100,12 +101,12 @@ func (r *router) peer() desired.BGPPeer {
 // start starts an announcer as a process does.
 func (f *fixture) start(preserved bool, abilities ...balancer.Ability) {
 	f.t.Helper()
-	plan, err := NewPlan(f.cfg.BGP)
+	passwords, err := config.ReadPasswords(f.cfg.BGP)
 	if err != nil {
 		f.t.Fatal(err)
 	}
 	f.works = preserved
-	f.announcer, err = New(f.cfg, plan, Forwarding{
+	f.announcer, err = New(f.cfg, NewPlan(f.cfg.BGP, passwords), Forwarding{
 		EndsWithProcess: f.endsWithProcess, Works: func() (bool, error) { return f.works, nil },
 	}, slog.New(slog.NewTextHandler(f.log, nil)))
 	if err != nil {
@@ -399,9 +400,9 @@ func (f *fixture) with(change func(*desired.BGP)) *desired.BGP {
 
 func (f *fixture) apply() {
 	f.t.Helper()
-	plan, err := NewPlan(f.cfg.BGP)
+	passwords, err := config.ReadPasswords(f.cfg.BGP)
 	if err == nil {
-		err = f.announcer.Apply(f.t.Context(), plan)
+		err = f.announcer.Apply(f.t.Context(), NewPlan(f.cfg.BGP, passwords))
 	}
 	if err != nil {
 		f.t.Fatal(err)
@@ -693,13 +694,5 @@ func TestDamping(t *testing.T) {
 	d.withdrawn(now, holdDown)
 	if due := d.due(now, holdDown); due != now.Add(holdDown) {
 		t.Errorf("a route that was stable waits for %v", due.Sub(now))
-	}
-}
-
-func TestPlanWithoutPassword(t *testing.T) {
-	t.Parallel()
-	_, err := NewPlan(&desired.BGP{Peers: []desired.BGPPeer{{PasswordFile: "/no/such/file"}}})
-	if err == nil || !strings.Contains(err.Error(), "bgp.peers[0].password-file") {
-		t.Errorf("error %v", err)
 	}
 }

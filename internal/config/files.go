@@ -3,6 +3,8 @@
 package config
 
 import (
+	"sync"
+
 	"go.yaml.in/yaml/v4"
 
 	"github.com/segue-lb/segue/internal/desired"
@@ -24,6 +26,7 @@ type Files[D State[D]] struct {
 	Overrides []desired.Override // also those without effect
 	InForce   []desired.Override // those with an effect
 	Stored    []byte             // the text of the overrides; nil: there is no file
+	Secrets   Secrets            // of the files that the configuration file names; see ReadSecrets
 	// File is what the configuration file wants, and Desired what the overrides make of it. Both
 	// have all defaults and obey all rules. They can be the same.
 	File, Desired D
@@ -148,8 +151,8 @@ func WithStored(
 		return nil, nil, m.translated(problems, root).In(storeName).OrNil()
 	}
 	stored := &BalancerFiles{
-		Text: f.Text, File: b, warnings: m.translated(warnings, root), root: root, read: f.read,
-		place: storeName,
+		Text: f.Text, File: b, Secrets: f.Secrets, warnings: m.translated(warnings, root), root: root,
+		read: f.read, place: storeName,
 	}
 	next, more, err := stored.WithOverrides(overrides)
 	return next, append(stored.warnings.In(storeName), more...), err
@@ -209,15 +212,15 @@ func newWarnings(all, known field.Errors) (fresh field.Errors) {
 	return fresh
 }
 
-// Written returns the fields that the configuration file gives a service or, with a server, a server
-// of it, without the name. It is nil if the file does not have the service or server.
-func (f *Files[D]) Written(service, server string) desired.Fields {
-	node := item(child(resolved(f.root.Content[0]), "services"), service)
-	if node != nil && server != "" {
-		node = item(child(node, "servers"), server)
-	}
-	if node == nil {
+// Written returns a function for the fields that the configuration file gives a service or, with a
+// server, a server of it, without the name. They are nil if the file does not have the service or
+// server.
+func (f *Files[D]) Written() func(service, server string) desired.Fields {
+	nodes := sync.OnceValue(func() map[target]*yaml.Node { return nodesOf(f.root) })
+	return func(service, server string) desired.Fields {
+		if node := nodes()[target{service, server}]; node != nil {
+			return fieldsOf(node)
+		}
 		return nil
 	}
-	return fieldsOf(node)
 }

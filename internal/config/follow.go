@@ -5,7 +5,6 @@ package config
 import (
 	"maps"
 	"reflect"
-	"slices"
 	"strings"
 
 	"go.yaml.in/yaml/v4"
@@ -93,18 +92,24 @@ func targetOf(i *desired.Item) target { return target{i.Service, i.Server} }
 
 // itemsOf finds the nodes of items in a document.
 func itemsOf(list []desired.Item, root *yaml.Node) *items {
-	all := &items{list, map[target]int{}, map[target]*yaml.Node{}}
+	all := &items{list, map[target]int{}, nodesOf(root)}
 	for i := range list {
 		all.at[targetOf(&list[i])] = i
 	}
+	return all
+}
+
+// nodesOf finds the nodes of services and servers in a document.
+func nodesOf(root *yaml.Node) map[target]*yaml.Node {
+	nodes := map[target]*yaml.Node{}
 	for _, service := range elements(child(resolved(root.Content[0]), "services")) {
 		name := nameOf(service)
-		all.nodes[target{name, ""}] = resolved(service)
+		nodes[target{name, ""}] = resolved(service)
 		for _, server := range elements(child(resolved(service), "servers")) {
-			all.nodes[target{name, nameOf(server)}] = resolved(server)
+			nodes[target{name, nameOf(server)}] = resolved(server)
 		}
 	}
-	return all
+	return nodes
 }
 
 func (i *items) has(t target) bool { _, ok := i.at[t]; return ok }
@@ -179,15 +184,19 @@ func patch(from, to map[string]any) map[string]any {
 
 // keepDrains adds the drains of overrides that were in force to others, for what there is.
 func keepDrains(overrides, inForce []desired.Override, wanted *items) []desired.Override {
+	at := map[target]int{} // indexes in overrides
+	for i, o := range overrides {
+		at[target{o.Service, o.Server}] = i
+	}
 	for _, o := range inForce {
-		if o.Set["drained"] != true || !wanted.has(target{o.Service, o.Server}) {
+		t := target{o.Service, o.Server}
+		if !o.Drains() || !wanted.has(t) {
 			continue
 		}
-		i := slices.IndexFunc(overrides, func(other desired.Override) bool {
-			return other.Service == o.Service && other.Server == o.Server
-		})
-		if i < 0 {
+		i, ok := at[t]
+		if !ok {
 			i = len(overrides)
+			at[t] = i
 			overrides = append(overrides, desired.Override{Service: o.Service, Server: o.Server})
 		}
 		set := maps.Clone(overrides[i].Set)

@@ -280,16 +280,6 @@ func child(mapping *yaml.Node, name string) *yaml.Node {
 	return nil
 }
 
-// item returns the item of a list with a name, or nil.
-func item(list *yaml.Node, name string) *yaml.Node {
-	for _, element := range elements(list) {
-		if nameOf(element) == name {
-			return resolved(element)
-		}
-	}
-	return nil
-}
-
 // elements returns the elements of a list, or nothing.
 func elements(list *yaml.Node) []*yaml.Node {
 	if list = resolved(list); list == nil || list.Kind != yaml.SequenceNode {
@@ -402,7 +392,13 @@ func treeOf(node *yaml.Node) any {
 	case "!!null":
 		return nil
 	case "!!bool":
-		return node.Value == "true"
+		// Decoding refuses other spellings, such as True: they stay as they are written.
+		switch node.Value {
+		case "true":
+			return true
+		case "false":
+			return false
+		}
 	case "!!int":
 		// Names and hexadecimal IDs can look like numbers, such as 007.
 		number, err := strconv.ParseInt(node.Value, 10, 64)

@@ -149,6 +149,8 @@ func TestOverrideErrors(t *testing.T) {
 		"- {service: web, server: s9, add: {locator: 2001:db8::}}":        `line 2: "2001:db8::" must be in quotes`,
 		"- {service: web, server: s2, set: &a {weight: *a}}":              `line 2: overrides[0].set.weight "a": must not be an alias`,
 		"- {service: web, server: s2, set: {weight: 1, weight: 2}}":       `line 2: overrides[0].set.weight: given twice; first in line 2`,
+		"- {service: web, server: s2, set: {drained: True}}":              `line 2: web/s2.drained "True": must be true or false`,
+		"- {service: web, server: s2, set: {drained: FALSE}}":             `line 2: web/s2.drained "FALSE": must be true or false`,
 		"- {service: web, server: s2, set: [1]}":                          `line 2: overrides[0].set: must be a mapping`,
 		"- {service: web, server: s2, drained: true}":                     `line 2: overrides[0].drained: unknown field`,
 		"- {service: web, server: s2, set: {drained: true}, remove: yes}": `line 2: overrides[0].remove "yes": must be true or false`,

@@ -32,3 +32,58 @@ func BenchmarkDrain(b *testing.B) {
 		}
 	}
 }
+
+// manyEdits adds servers to a service, changes each, and removes it.
+func manyEdits(n int) (edits []Edit) {
+	server := func(i int, e Edit) {
+		e.Service, e.Server = "web", fmt.Sprint("n", i)
+		edits = append(edits, e)
+	}
+	for i := range n / 4 {
+		server(i, Edit{Add: desired.Fields{"address": "2001:db8:1::3"}})
+	}
+	for i := range n / 4 {
+		server(i, Edit{Set: desired.Fields{"weight": 2}})
+		server(i, Edit{Set: desired.Fields{"weight": 3}})
+	}
+	for i := range n / 4 {
+		server(i, Edit{Remove: true})
+	}
+	return edits
+}
+
+// The most edits that a request can have end at the state that their order says.
+func TestManyEdits(t *testing.T) {
+	edits := manyEdits(100_000)
+	d := newDraft(newSite(t).inForce)
+	for i, e := range edits {
+		if err := d.edit(e); err != nil {
+			t.Fatal(err)
+		}
+		if i == len(edits)*3/4-1 && len(d.overrides()) != len(edits)/4 {
+			t.Errorf("%d overrides, want %d", len(d.overrides()), len(edits)/4)
+		}
+	}
+	if left := d.overrides(); len(left) > 0 {
+		t.Errorf("%d overrides are left", len(left))
+	}
+}
+
+// BenchmarkEdits makes few and many edits. An edit must not take longer if there are many.
+func BenchmarkEdits(b *testing.B) {
+	files := newSite(b).inForce
+	for _, n := range []int{1000, 10_000, 100_000} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			edits := manyEdits(n)
+			for b.Loop() {
+				d := newDraft(files)
+				for _, e := range edits {
+					if err := d.edit(e); err != nil {
+						b.Fatal(err)
+					}
+				}
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*n), "ns/edit")
+		})
+	}
+}

@@ -29,9 +29,9 @@ import (
 
 // Runner is a running balancer or agent.
 type Runner[D any] interface {
-	// Reload makes the process follow another state. After an error, the state before stays in
-	// force.
-	Reload(context.Context, D) error
+	// Reload makes the process follow another state with its secrets. It reads no files. After an
+	// error, the state before stays in force.
+	Reload(context.Context, D, config.Secrets) error
 	// Losses returns the servers whose flows such a change would affect. Of an agent, it returns the
 	// services whose connections it would affect.
 	Losses(context.Context, D) ([]desired.Loss, error)
@@ -95,8 +95,22 @@ func (c *Controller[D]) start(
 	file string, load func(string) (*config.Files[D], field.Errors, error),
 ) (warnings field.Errors, err error) {
 	c.file, c.load, c.onChange = file, load, func([]desired.Override) {}
-	c.inForce, warnings, err = load(file)
+	c.inForce, warnings, err = c.read()
 	return warnings, err
+}
+
+// read reads the configuration file, the files with secrets that it names, and the overrides. Changes
+// read none of them.
+func (c *Controller[D]) read() (*config.Files[D], field.Errors, error) {
+	files, warnings, err := c.load(c.file)
+	if err != nil {
+		return nil, nil, err
+	}
+	var problems field.Errors
+	if errors.As(files.ReadSecrets(), &problems) {
+		return nil, nil, problems.In(c.file)
+	}
+	return files, warnings, nil
 }
 
 // versionOf identifies a desired state. Equal files and overrides have the same version.
@@ -120,6 +134,13 @@ func (c *Controller[D]) Desired() D {
 	return state
 }
 
+// Secrets returns the secrets of the desired state in force.
+func (c *Controller[D]) Secrets() config.Secrets {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.inForce.Secrets
+}
+
 // InForce returns the desired state in force, and the overrides that it follows. The caller must not
 // change them.
 func (c *Controller[D]) InForce() (D, []desired.Override) {
@@ -137,19 +158,19 @@ func (c *Controller[D]) Attach(runner Runner[D], onChange func([]desired.Overrid
 	onChange(c.inForce.InForce)
 }
 
-// Reload reads both files again and makes the process follow them. If it returns an error, the state
+// Reload reads all files again and makes the process follow them. If it returns an error, the state
 // before stays in force.
 func (c *Controller[D]) Reload(ctx context.Context) (warnings field.Errors, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	next, warnings, err := c.load(c.file)
+	next, warnings, err := c.read()
 	if err != nil {
 		return nil, err
 	}
 	if c.keeper != nil {
 		return c.keeper.Reload(ctx, next)
 	}
-	if err := c.runner.Reload(ctx, next.Desired); err != nil {
+	if err := c.runner.Reload(ctx, next.Desired, next.Secrets); err != nil {
 		return nil, err
 	}
 	c.enforce(next)
@@ -260,12 +281,12 @@ func (c *Controller[D]) apply(ctx context.Context, next *config.Files[D]) error 
 	if err != nil {
 		return err
 	}
-	if err := c.runner.Reload(ctx, next.Desired); err != nil {
+	if err := c.runner.Reload(ctx, next.Desired, next.Secrets); err != nil {
 		return errors.Join(err, pending.Discard())
 	}
 	if err := pending.Commit(); err != nil {
 		return errors.Join(fmt.Errorf("store the overrides: %w", err),
-			c.runner.Reload(context.WithoutCancel(ctx), c.inForce.Desired))
+			c.runner.Reload(context.WithoutCancel(ctx), c.inForce.Desired, c.inForce.Secrets))
 	}
 	c.enforce(next)
 	return nil

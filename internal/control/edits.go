@@ -36,9 +36,14 @@ func (t target) String() string {
 // draft is a list of overrides that is being edited.
 type draft[D config.State[D]] struct {
 	files *config.Files[D]
-	file  map[target]bool // what the file has, and the servers of services that overrides add
+	file  map[target]bool // what the file has
+	// added has the fields of the servers of services that overrides add.
+	added map[target]map[string]any
 	list  []desired.Override
-	at    map[target]int // indexes in list
+	at    map[target]int   // indexes in list
+	of    map[string][]int // likewise, of a service and its servers
+	// fields returns the fields that the file gives a service or server.
+	fields func(service, server string) desired.Fields
 	// sets are the targets whose field Set was edited.
 	sets []target
 }
@@ -88,48 +93,55 @@ func validate(edits []Edit) (problems field.Errors) {
 
 func newDraft[D config.State[D]](files *config.Files[D]) *draft[D] {
 	d := &draft[D]{
-		files: files, file: map[target]bool{}, list: slices.Clone(files.Overrides), at: map[target]int{},
+		files: files, file: map[target]bool{}, added: map[target]map[string]any{},
+		list: slices.Clone(files.Overrides), at: map[target]int{}, of: map[string][]int{},
+		fields: files.Written(),
 	}
 	for _, i := range files.File.Items() {
 		d.file[target{i.Service, i.Server}] = true
 	}
-	for i, o := range d.list {
-		d.at[target{o.Service, o.Server}] = i
-	}
 	for i := range d.list {
-		d.noteServers(&d.list[i])
+		o := &d.list[i]
+		d.index(target{o.Service, o.Server}, i)
+		for t, fields := range d.serversOf(o) {
+			d.added[t] = fields
+		}
 	}
 	return d
 }
 
-// noteServers notes the servers of a service that an override adds.
-func (d *draft[D]) noteServers(o *desired.Override) {
-	if o.Server != "" || d.file[target{o.Service, ""}] {
-		return
-	}
-	for server := range addedServers(o) {
-		d.file[target{o.Service, fmt.Sprint(server["name"])}] = true
-	}
+// index notes where the override of a target is.
+func (d *draft[D]) index(t target, i int) {
+	d.at[t] = i
+	d.of[t.service] = append(d.of[t.service], i)
 }
 
-// addedServers yields the fields of the servers of a service that an override adds.
-func addedServers(o *desired.Override) iter.Seq[map[string]any] {
-	return func(yield func(map[string]any) bool) {
+// serversOf yields the servers, with their fields, of a service that an override adds. The file's
+// services take precedence.
+func (d *draft[D]) serversOf(o *desired.Override) iter.Seq2[target, map[string]any] {
+	return func(yield func(target, map[string]any) bool) {
 		list, _ := o.Add["servers"].([]any)
+		if o.Server != "" || d.file[target{o.Service, ""}] {
+			return
+		}
 		for _, item := range list {
-			if server, ok := item.(map[string]any); ok && !yield(server) {
+			server, ok := item.(map[string]any)
+			if ok && !yield(target{o.Service, fmt.Sprint(server["name"])}, server) {
 				return
 			}
 		}
 	}
 }
 
+// has tells whether the file, or a service that an override adds, has a service or server.
+func (d *draft[D]) has(t target) bool { return d.file[t] || d.added[t] != nil }
+
 // override returns the override of a target, which is empty if there is none.
 func (d *draft[D]) override(t target) *desired.Override {
 	i, ok := d.at[t]
 	if !ok {
 		i = len(d.list)
-		d.at[t] = i
+		d.index(t, i)
 		d.list = append(d.list, desired.Override{Service: t.service, Server: t.server})
 	}
 	return &d.list[i]
@@ -152,9 +164,9 @@ func (d *draft[D]) exists(t target) bool {
 	}
 	i, ok := d.at[t]
 	if !ok {
-		return d.file[t]
+		return d.has(t)
 	}
-	return !d.list[i].Remove && (d.file[t] || d.list[i].Add != nil)
+	return !d.list[i].Remove && (d.has(t) || d.list[i].Add != nil)
 }
 
 func (d *draft[D]) edit(e Edit) error {
@@ -169,7 +181,7 @@ func (d *draft[D]) edit(e Edit) error {
 		return fmt.Errorf("%s: %w", t, ErrNotFound)
 	case e.Remove:
 		d.reset(t)
-		if d.file[t] {
+		if d.has(t) {
 			d.override(t).Remove = true
 		}
 		return nil
@@ -192,32 +204,36 @@ func (d *draft[D]) add(t target, fields desired.Fields) error {
 		return fmt.Errorf("%s: %w", t, ErrExists)
 	case t.server != "" && !d.exists(service):
 		return fmt.Errorf("%s: %w", service, ErrNotFound)
-	case d.file[t]:
+	case d.has(t):
 		return fmt.Errorf("%s: %w in the configuration file, and is removed by an override: reset it",
 			t, ErrExists)
 	}
 	o := d.override(t)
 	*o = desired.Override{Service: t.service, Server: t.server, Add: fields}
-	d.noteServers(o)
+	for t, fields := range d.serversOf(o) {
+		d.added[t] = fields
+	}
 	return nil
 }
 
 // reset removes the overrides of a target, and those of its servers.
 func (d *draft[D]) reset(t target) {
-	for i := range d.list {
-		o := &d.list[i]
-		if o.Service == t.service && (o.Server == t.server || t.server == "") {
-			d.unnoteServers(o)
-			*o = desired.Override{Service: o.Service, Server: o.Server}
+	if t.server == "" {
+		for _, i := range d.of[t.service] {
+			d.clear(i)
 		}
+	} else if i, ok := d.at[t]; ok {
+		d.clear(i)
 	}
 }
 
-// unnoteServers is the reverse of noteServers.
-func (d *draft[D]) unnoteServers(o *desired.Override) {
-	if o.Server == "" && o.Add != nil && !d.file[target{o.Service, ""}] {
-		maps.DeleteFunc(d.file, func(t target, _ bool) bool { return t.service == o.Service })
+// clear makes an override empty.
+func (d *draft[D]) clear(i int) {
+	o := &d.list[i]
+	for t := range d.serversOf(o) {
+		delete(d.added, t)
 	}
+	*o = desired.Override{Service: o.Service, Server: o.Server}
 }
 
 // written returns the fields of a target without the patch of its override: those of the file, or
@@ -226,14 +242,10 @@ func (d *draft[D]) written(t target) map[string]any {
 	if i, ok := d.at[t]; ok && d.list[i].Add != nil {
 		return d.list[i].Add
 	}
-	if i, ok := d.at[target{t.service, ""}]; ok && t.server != "" {
-		for server := range addedServers(&d.list[i]) {
-			if fmt.Sprint(server["name"]) == t.server {
-				return server
-			}
-		}
+	if fields := d.added[t]; fields != nil {
+		return fields
 	}
-	return d.files.Written(t.service, t.server)
+	return d.fields(t.service, t.server)
 }
 
 // mergePatches returns the merge patch that has the effect of two, one after the other, on fields. If

@@ -78,6 +78,10 @@ func TestEdits(t *testing.T) {
 
 // Edits that cannot be made change nothing, also not by those before them.
 func TestImpossibleEdits(t *testing.T) {
+	service := desired.Fields{
+		"vip": "2001:db8:80::1", "port": "443", "protocol": "tcp", "encapsulation": "gre",
+		"servers": []any{map[string]any{"name": "t1", "address": "2001:db8:1::1"}},
+	}
 	add := Edit{Service: "web", Server: "s3", Add: desired.Fields{"address": "2001:db8:1::3"}}
 	for _, test := range []struct {
 		name, want string
@@ -91,6 +95,11 @@ func TestImpossibleEdits(t *testing.T) {
 		}, ErrExists},
 		{"set after remove", "web/s3: no such", []Edit{
 			add, {Service: "web", Server: "s3", Remove: true}, drain("s3", true),
+		}, ErrNotFound},
+		{"set a server of a service that was removed", "tls/t1: no such", []Edit{
+			{Service: "tls", Add: service}, {Service: "tls", Remove: true},
+			{Service: "tls", Add: desired.Fields{"vip": "2001:db8:80::2", "port": 1, "protocol": "tcp"}},
+			{Service: "tls", Server: "t1", Set: desired.Fields{"weight": 1}},
 		}, ErrNotFound},
 		{"incomplete server", "web/s3.address: required", []Edit{
 			drain("s1", true), {Service: "web", Server: "s3", Add: desired.Fields{"weight": 1}},
@@ -172,7 +181,7 @@ func TestFileAdoptsServer(t *testing.T) {
 // drains. Applying the balancer's own file ends all other overrides.
 func TestApplyFile(t *testing.T) {
 	s := newSite(t)
-	s.change(drain("s1", true), Edit{Service: "web", Server: "s3", Add: desired.Fields{"address": "2001:db8:1::3"}})
+	s.change(set("s1", desired.Fields{"drained": "true"}), Edit{Service: "web", Server: "s3", Add: desired.Fields{"address": "2001:db8:1::3"}})
 	const file = `
 services:
 - name: web

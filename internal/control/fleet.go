@@ -49,7 +49,7 @@ func CheckRemovals(cfg *desired.Balancer) func(before, after store.Tree) error {
 type Member interface {
 	Runner[*desired.Balancer]
 	// Follow is Reload with the generations of the fleet, instead of the balancer's own.
-	Follow(context.Context, *desired.Balancer, generation.Generations) error
+	Follow(context.Context, *desired.Balancer, config.Secrets, generation.Generations) error
 }
 
 // Fleet connects the controller of a balancer with the store of its fleet.
@@ -227,7 +227,7 @@ func (f *Fleet) enforce(
 	if f.state == nil {
 		c.inForce = files
 	} else {
-		if err := f.member.Follow(ctx, files.Desired, state.Generations); err != nil {
+		if err := f.member.Follow(ctx, files.Desired, files.Secrets, state.Generations); err != nil {
 			return nil, err
 		}
 		c.enforce(files)

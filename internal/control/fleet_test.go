@@ -63,7 +63,7 @@ func joinWith(t *testing.T, name, endpoint string, log *slog.Logger) *member {
 	if err := m.fleet.First(t.Context(), func(store.Status) {}); err != nil {
 		t.Fatal(err)
 	}
-	if err := m.runner.Follow(t.Context(), b.Desired(), b.Generations()); err != nil {
+	if err := m.runner.Follow(t.Context(), b.Desired(), b.Secrets(), b.Generations()); err != nil {
 		t.Fatal(err)
 	}
 	m.Controller = &b.Controller

@@ -45,12 +45,17 @@ type runner[D any] struct {
 	err         error
 	during      func() // during the next reload
 	followed    []D
+	secrets     config.Secrets         // of the last state
 	generations generation.Generations // of a member of a fleet
 }
 
-func (r *runner[D]) Reload(ctx context.Context, state D) error { return r.Follow(ctx, state, nil) }
+func (r *runner[D]) Reload(ctx context.Context, state D, secrets config.Secrets) error {
+	return r.Follow(ctx, state, secrets, nil)
+}
 
-func (r *runner[D]) Follow(_ context.Context, state D, g generation.Generations) error {
+func (r *runner[D]) Follow(
+	_ context.Context, state D, secrets config.Secrets, g generation.Generations,
+) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.err != nil {
@@ -60,7 +65,7 @@ func (r *runner[D]) Follow(_ context.Context, state D, g generation.Generations)
 		r.during = nil
 		during()
 	}
-	r.followed, r.generations = append(r.followed, state), g
+	r.followed, r.secrets, r.generations = append(r.followed, state), secrets, g
 	return nil
 }
 

@@ -62,8 +62,8 @@ type BalancerNode struct {
 	// its services (package generation). Default /var/lib/segue; a change needs a restart. An empty
 	// path means that the balancer keeps them in memory. A file cannot say so.
 	State string `yaml:"state,omitempty"`
-	// SignalKey is the absolute path of the file with the keys for tags of signals. ReadSignalKeys
-	// reads it. Without it the balancer does not check tags.
+	// SignalKey is the absolute path of the file with the keys for tags of signals. A start and a
+	// reload read it. Without it the balancer does not check tags.
 	SignalKey string `yaml:"signal-key,omitempty"`
 }
 

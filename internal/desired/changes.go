@@ -204,6 +204,9 @@ type LossCause string
 const (
 	// LossRemoved: the server is removed. Its flows go to other servers, which reset them.
 	LossRemoved LossCause = "removed"
+	// LossMoved: the server gets another address, or its service another VIP, port or protocol. Its
+	// flows do not find the server any more.
+	LossMoved LossCause = "moved"
 	// LossForgotten: the server is in none of the kept generations any more. The balancer still
 	// knows the flows in its flow table. Packets of other flows do not find the server.
 	LossForgotten LossCause = "forgotten"

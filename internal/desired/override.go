@@ -76,6 +76,9 @@ func (o *Override) Target() string {
 	return o.Service + "/" + o.Server
 }
 
+// Drains tells whether the override sets the field drained to true. The value may be text.
+func (o *Override) Drains() bool { return fmt.Sprint(o.Set["drained"]) == "true" }
+
 // String returns the target and what the override does, such as web/s1 (drained, weight 10).
 func (o Override) String() string { return fmt.Sprintf("%s (%s)", o.Target(), o.Does()) }
 

@@ -6,8 +6,10 @@ package events
 
 import (
 	"context"
+	"strings"
 	"sync"
 	"time"
+	"unicode/utf8"
 )
 
 // Kind is what has happened.
@@ -50,8 +52,8 @@ type Event struct {
 	Server  string    `json:"server,omitempty"`
 	Prefix  string    `json:"prefix,omitempty" doc:"of a VIP"`
 	Peer    string    `json:"peer,omitempty" doc:"of a BGP session"`
-	// Reason says why, in plain words. It may be empty.
-	Reason  string   `json:"reason,omitempty"`
+	// Reason says why, in plain words. It may be empty. Publish shortens it to longestReason.
+	Reason  string   `json:"reason,omitempty" maxLength:"4096"`
 	Flows   *uint64  `json:"flows,omitempty" doc:"the live flows that the server had"`
 	Changes []string `json:"changes,omitempty" doc:"as segue apply prints them, at most 100, and the number of the others"`
 }
@@ -81,7 +83,7 @@ func (s *Stream) Publish(e Event) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e.ID, e.Time = s.next, time.Now()
+	e.ID, e.Time, e.Reason = s.next, time.Now(), shortened(e.Reason)
 	s.next++
 	if len(s.last) == kept {
 		s.last = s.last[kept/4:] // a reader may still use the memory
@@ -89,6 +91,24 @@ func (s *Stream) Publish(e Event) {
 	s.last = append(s.last, e)
 	close(s.more)
 	s.more = make(chan struct{})
+}
+
+// longestReason is the size of the longest reason of an event, in bytes. An error of a reload can be
+// much longer: it has a line for each error in a file.
+const longestReason = 4096
+
+// shortened returns a text of at most longestReason bytes that is valid UTF-8.
+func shortened(text string) string {
+	text = strings.ToValidUTF8(text, "?")
+	if len(text) <= longestReason {
+		return text
+	}
+	const mark = "..."
+	end := longestReason - len(mark)
+	for !utf8.RuneStart(text[end]) {
+		end--
+	}
+	return text[:end] + mark
 }
 
 // Last returns the ID of the last event, or that before the first one.

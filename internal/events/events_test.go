@@ -5,6 +5,7 @@ package events
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync"
 	"testing"
 )
@@ -59,6 +60,27 @@ func TestSlowReader(t *testing.T) {
 	}
 	if events[0].ID != first.ID || events[0].Kind != ServerUp {
 		t.Errorf("%+v has become %+v", first, events[0])
+	}
+}
+
+// A long reason is shortened between two characters. Readers get valid UTF-8 in any case.
+func TestLongReason(t *testing.T) {
+	s := NewStream()
+	for _, c := range []struct{ reason, want string }{
+		{strings.Repeat("a", longestReason), strings.Repeat("a", longestReason)},
+		{strings.Repeat("a", longestReason+1), strings.Repeat("a", longestReason-3) + "..."},
+		{strings.Repeat("ä", longestReason), strings.Repeat("ä", (longestReason-4)/2) + "..."},
+		{"a\xffb", "a?b"},
+	} {
+		before := s.Last()
+		s.Publish(Event{Kind: ReloadRefused, Reason: c.reason})
+		list, err := s.After(t.Context(), before)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := list[0].Reason; got != c.want {
+			t.Errorf("%d bytes %.10q...%q, want %d bytes", len(got), got, got[max(0, len(got)-10):], len(c.want))
+		}
 	}
 }
 

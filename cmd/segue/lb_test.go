@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"testing"
+
+	"github.com/segue-lb/segue/internal/bgp"
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
+)
+
+// announcer fails, and counts the plans that it was to follow.
+type announcer struct{ plans int }
+
+func (a *announcer) Apply(context.Context, *bgp.Plan) error {
+	a.plans++
+	return errors.New("no such peer")
+}
+
+// If the announcer cannot follow when the data path does, the change is made: an answer that nothing has
+// changed would be false.
+func TestAnnouncerThatCannotFollow(t *testing.T) {
+	t.Parallel()
+	f, failing := &follower[*desired.Balancer]{}, &announcer{}
+	var log bytes.Buffer
+	a := &announced{f, failing, slog.New(slog.NewTextHandler(&log, nil))}
+	cfg := &desired.Balancer{BGP: &desired.BGP{}}
+	if err := a.Reload(t.Context(), cfg, config.Secrets{}); err != nil || f.state != cfg || failing.plans != 1 {
+		t.Errorf("error %v, the data path follows %p, want %p; %d plans", err, f.state, cfg, failing.plans)
+	}
+	if want := "bgp does not follow the configuration"; !strings.Contains(log.String(), want) {
+		t.Errorf("no %q in %s", want, &log)
+	}
+}

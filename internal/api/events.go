@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"reflect"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+	"github.com/danielgtaylor/huma/v2/adapters/humago"
+
+	"github.com/segue-lb/segue/internal/events"
+)
+
+const eventsPath = "/v1/events"
+
+const (
+	// keepAlive is the time between two comments in a stream without events. A reader that gets
+	// nothing for much longer knows that its connection is dead.
+	keepAlive = 15 * time.Second
+	// readerPatience is how long a reader of a stream may read nothing while there is more for it.
+	readerPatience = time.Minute
+	// endPatience is how long the end of a stream may take when the process ends.
+	endPatience = 100 * time.Millisecond
+)
+
+type eventsRequest struct {
+	After uint64 `header:"Last-Event-ID" doc:"the number of the last event that the reader has got"`
+}
+
+// registerEvents adds the stream of events.
+func registerEvents(api huma.API, stream *events.Stream) {
+	event := api.OpenAPI().Components.Schemas.Schema(reflect.TypeFor[events.Event](), true, "Event")
+	huma.Register(api, huma.Operation{
+		OperationID: "watch-events", Method: http.MethodGet, Path: eventsPath,
+		Summary: "Follow the events, as server-sent events",
+		Description: "Begins after the event in Last-Event-ID, or with the next event. The header and the " +
+			"number of the event before the first one come at once: the reader then misses none. A reader " +
+			"that is too slow sees a gap between the numbers. The process keeps at least the last 3,000.",
+		Responses: map[string]*huma.Response{"200": {
+			Description: "Events until the reader or the process ends the connection",
+			Content: map[string]*huma.MediaType{"text/event-stream": {Schema: &huma.Schema{
+				Type: huma.TypeArray, Items: &huma.Schema{
+					Type: huma.TypeObject, Required: []string{"id"}, Properties: map[string]*huma.Schema{
+						"id": {Type: huma.TypeInteger, Description: "the number of the event"}, "data": event,
+					},
+				},
+			}}},
+		}},
+	}, func(_ context.Context, r *eventsRequest) (*huma.StreamResponse, error) {
+		return &huma.StreamResponse{Body: func(c huma.Context) {
+			_, w := humago.Unwrap(c)
+			// An error means that the reader has gone.
+			_ = sendEvents(c.Context(), w, stream, r.After, keepAlive)
+		}}, nil
+	})
+}
+
+// sendEvents sends the events after a number, until the context ends or the reader goes away; 0: from
+// now on. It sends a comment after each interval without events.
+func sendEvents(
+	ctx context.Context, w http.ResponseWriter, stream *events.Stream, after uint64, interval time.Duration,
+) error {
+	if after == 0 {
+		after = stream.Last()
+	}
+	w.Header().Set("Content-Type", "text/event-stream")
+	w.Header().Set("Cache-Control", "no-store")
+	connection := http.NewResponseController(w)
+	send := func(text []byte) error {
+		deadline := time.Now().Add(readerPatience)
+		if err := connection.SetWriteDeadline(deadline); err != nil && !errors.Is(err, http.ErrNotSupported) {
+			return err
+		}
+		if _, err := w.Write(text); err != nil {
+			return err
+		}
+		return connection.Flush()
+	}
+	// A number without data is no event: it only tells where a reader continues that is interrupted.
+	if err := send(fmt.Appendf(nil, ": the events of segue\nid: %d\n\n", after)); err != nil {
+		return err
+	}
+	for {
+		waiting, cancel := context.WithTimeout(ctx, interval)
+		list, err := stream.After(waiting, after)
+		cancel()
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err != nil { // nothing has happened
+			if err := send([]byte(":\n\n")); err != nil {
+				return err
+			}
+		}
+		for _, e := range list {
+			after = e.ID
+			data, err := json.Marshal(e)
+			if err == nil {
+				err = send(fmt.Appendf(nil, "id: %d\ndata: %s\n\n", e.ID, data))
+			}
+			if err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// withStreams lets streams last longer than the server's timeouts, and ends them at once when the
+// context ends: they must not delay the end of the process.
+func withStreams(ctx context.Context, handler http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != eventsPath {
+			handler.ServeHTTP(w, r)
+			return
+		}
+		connection := http.NewResponseController(w)
+		_ = connection.SetReadDeadline(time.Time{}) // a connection of a socket has deadlines
+		streaming, cancel := context.WithCancel(r.Context())
+		defer cancel()
+		stop := context.AfterFunc(ctx, func() {
+			cancel()
+			_ = connection.SetWriteDeadline(time.Now().Add(endPatience)) // the reader may read nothing
+		})
+		defer stop()
+		handler.ServeHTTP(w, r.WithContext(streaming))
+	})
+}

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"errors"
+
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/field"
+)
+
+// Secrets are the contents of the files with keys and passwords that a configuration file names. A
+// process reads them only together with the configuration file. So a change of services by an
+// operator neither depends on these files nor makes a new key or password take effect.
+type Secrets struct {
+	SignalKeys SignalKeys
+	Passwords  Passwords
+}
+
+// ReadSecrets reads the files with keys and passwords into f.Secrets. The error is of type
+// field.Errors. It names fields and files, and never quotes the content of a file.
+func (f *Files[D]) ReadSecrets() error {
+	var signalKey string
+	var speaker *desired.BGP
+	switch state := any(f.File).(type) {
+	case *desired.Balancer:
+		signalKey, speaker = state.Node.SignalKey, state.BGP
+	case *desired.Agent:
+		signalKey = state.Node.SignalKey
+	}
+	var problems field.Errors
+	note := func(err error) {
+		var some field.Errors
+		var one *field.Error
+		switch {
+		case errors.As(err, &some):
+			problems = append(problems, some...)
+		case errors.As(err, &one):
+			problems = append(problems, one)
+		}
+	}
+	var err error
+	f.Secrets.SignalKeys, err = ReadSignalKeys(signalKey)
+	note(err)
+	f.Secrets.Passwords, err = ReadPasswords(speaker)
+	note(err)
+	return problems.OrNil()
+}
