@@ -75,6 +75,8 @@ static __always_inline enum offer answer_offer(struct xdp_md *ctx, const struct 
 		return load_of_sid(envelope->sid_low).next ? OFFER_TAKEN_BACK : OFFER_FORCED;
 	if (listens && !is_last_server(envelope) && cannot_carry_column(ctx, envelope, pkt))
 		return OFFER_REFUSED;
+	if (!listens && !dry_run)
+		note_refused(&pkt->key);
 	if (compares(envelope, acceptance, listens))
 		result = decide_least(ctx, envelope, acceptance, key, listens, backlog, &own);
 	else if (is_last_server(envelope))
@@ -105,8 +107,6 @@ static __always_inline enum agent_reason take_connection(struct xdp_md *ctx,
 			       : AGENT_NEXT_REFUSED;
 	result = answer_offer(ctx, envelope, pkt, acceptance, &key, kinds, backlog);
 	count_offer(acceptance, result);
-	if (result == OFFER_REFUSED_DOWN && !dry_run)
-		note_refused(&pkt->key);
 	if (result == OFFER_RETURNED)
 		return AGENT_NEXT_RETURNED;
 	return result == OFFER_REFUSED || result == OFFER_REFUSED_DOWN ? AGENT_NEXT_REFUSED

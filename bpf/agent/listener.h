@@ -7,8 +7,8 @@
  * client can cause the second one only:
  *
  *	1. The answer to an earlier probe has found a socket that listens on the service's port.
- *	2. Since then, the host has sent the reset that refuses a SYN, or the agent has passed on an
- *	   offered connection because no socket listens.
+ *	2. Since then, the host has sent the reset that refuses a SYN, or the agent has passed on or
+ *	   handed back an offered connection because no socket listens.
  *	3. The answer to the present probe finds no socket that listens.
  *
  * The first two are for hosts that pass connections on to another network namespace or host, for

@@ -125,7 +125,7 @@ func (o *drainOptions) arguments(cmd *cobra.Command, args []string) error {
 			return fmt.Errorf("%q: --self is about the balancer itself, not about a server", args[0])
 		}
 		if o.ifVersion != "" {
-			return errors.New("--if-version: is about services and servers, and --self about the balancer itself")
+			return errors.New("--if-version cannot be used with --self: the balancer itself has no version")
 		}
 		return nil
 	}

@@ -43,7 +43,8 @@ func drainBalancer(ctx context.Context, out io.Writer, client selfClient, o *dra
 	if err != nil {
 		return err
 	}
-	state, err := client.ChangeSelf(ctx, api.SelfChange{Self: api.Self{Drained: true}, UntilRestart: o.untilRestart})
+	drain := api.SelfChange{Self: api.Self{Drained: true}, UntilRestart: o.untilRestart}
+	state, err := client.ChangeSelf(ctx, drain)
 	if err != nil {
 		return err
 	}
@@ -71,7 +72,8 @@ func describeSelf(ctx context.Context, out io.Writer, client selfClient) error {
 		_, err = fmt.Fprintln(out, "the balancer is drained already")
 		return err
 	}
-	_, err = fmt.Fprintf(out, "dry run: the balancer is drained: %s withdrawn\n", count(announcedRoutes(state.BGP), "route"))
+	routes := count(announcedRoutes(state.BGP), "route")
+	_, err = fmt.Fprintf(out, "dry run: the balancer is drained: %s withdrawn\n", routes)
 	return err
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/internal/srv6"
 )
 
 // The flags in the answer to a probe.
@@ -149,6 +150,19 @@ func TestOffersToStoppedApplication(t *testing.T) {
 	s.expectFlags("a dry run", k, vip6, answersServed)
 	pass("next_refused")
 	s.expectFlags("an offer was passed on", k, vip6, answersRefusing)
+
+	listener = s.open(vip6)
+	s.expectFlags("it listens again", k, vip6, answersServed)
+	_ = listener.Close()
+	offer = offered(desired.SRv6Encap, flow{client6, vip6},
+		[]netip.Addr{candidateSID(9, srv6.ConnectAvail, told(0, 9, 2)), sidOf(sid, connectAvail)}, 1)
+	cfg := huntingConfig(desired.SRv6Encap, desired.Accept{Policy: desired.AcceptAlways}, desired.NotLocalDrop)
+	if err := k.write(newTableContent(cfg, mtu)); err != nil {
+		t.Fatal(err)
+	}
+	s.expectFlags("no offer to the last candidate since", k, vip6, answersServed)
+	pass("next_returned")
+	s.expectFlags("the last candidate has handed an offer back", k, vip6, answersRefusing)
 }
 
 // A dry run of a probe does not note that the application listens.

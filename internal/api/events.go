@@ -77,6 +77,9 @@ func sendEvents(
 		if err := connection.SetWriteDeadline(deadline); err != nil && !errors.Is(err, http.ErrNotSupported) {
 			return err
 		}
+		if ctx.Err() != nil { // withStreams may have set its deadline before this one
+			return ctx.Err()
+		}
 		if _, err := w.Write(text); err != nil {
 			return err
 		}

@@ -48,8 +48,9 @@ func (b *balancerAPI) registerSelf(api huma.API) {
 	}, b.getSelf)
 	huma.Register(api, huma.Operation{
 		OperationID: "change-self", Method: http.MethodPatch, Path: path,
-		Summary:     "Drain the balancer, or end its drain",
-		Description: "A drained balancer withdraws all routes. A drain outlasts restarts, unless the request says otherwise.",
+		Summary: "Drain the balancer, or end its drain",
+		Description: "A drained balancer withdraws all routes. A drain outlasts restarts, unless the " +
+			"request says otherwise.",
 		Errors: []int{
 			http.StatusBadRequest, http.StatusRequestEntityTooLarge, http.StatusUnsupportedMediaType,
 			http.StatusConflict, http.StatusServiceUnavailable,
@@ -92,6 +93,9 @@ func (b *balancerAPI) changeSelf(ctx context.Context, r *selfChange) (*body[Self
 	if b.Speaker == nil {
 		return nil, huma.Error409Conflict("the balancer does not announce its VIPs: its file has no " +
 			"section bgp. Withdraw the routes to it where they are configured")
+	}
+	if r.Body.UntilRestart && !r.Body.Drained {
+		return nil, huma.Error422UnprocessableEntity("until_restart is of a drain: an undrain has no end")
 	}
 	// If the state cannot be read, this is refused before anything has changed.
 	if _, err := b.selfState(ctx); err != nil {

@@ -69,6 +69,7 @@ func TestSelfOfAPI(t *testing.T) {
 		{"PATCH", speaking, `{"drained":false}`, 200, `"drained":false`, false},
 		{"PATCH", speaking, `{"drained":true,"until_restart":true}`, 200, `"drained":true`, true},
 		{"PATCH", speaking, `{"drained":false}`, 200, `"drained":false`, false},
+		{"PATCH", speaking, `{"drained":false,"until_restart":true}`, 422, "until_restart", false},
 		{"PATCH", speaking, `{}`, 422, "drained", false},
 		{"PATCH", speaking, `{"drained":1}`, 422, "boolean", false},
 	} {

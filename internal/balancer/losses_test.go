@@ -12,12 +12,13 @@ import (
 	"github.com/segue-lb/segue/internal/generation"
 )
 
-// Flows lose their server if the server or its service goes, or gets another address. They leave the history when no kept
-// generation has their server.
+// Flows lose their server if the server or its service goes, or gets another address. They leave the
+// history when no kept generation has their server.
 func TestLosses(t *testing.T) {
 	service := func(name string, weights ...uint32) desired.Service {
 		s := desired.Service{
-			Name: name, VIP: netip.MustParseAddr("2001:db8:80::1"), Port: 80, Protocol: desired.TCP, Placement: desired.PlacementHash, Buckets: 101, Candidates: 3, Generations: 3,
+			Name: name, VIP: netip.MustParseAddr("2001:db8:80::1"), Port: 80, Protocol: desired.TCP,
+			Placement: desired.PlacementHash, Buckets: 101, Candidates: 3, Generations: 3,
 		}
 		for i, w := range weights {
 			s.Servers = append(s.Servers, desired.Server{Name: fmt.Sprint("s", i+1), Weight: &w})

@@ -37,6 +37,8 @@ func (f *Files[D]) ReadSecrets() error {
 			problems = append(problems, some...)
 		case errors.As(err, &one):
 			problems = append(problems, one)
+		case err != nil:
+			problems = append(problems, &field.Error{Problem: err.Error()})
 		}
 	}
 	var err error

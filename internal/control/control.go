@@ -107,8 +107,11 @@ func (c *Controller[D]) read() (*config.Files[D], field.Errors, error) {
 		return nil, nil, err
 	}
 	var problems field.Errors
-	if errors.As(files.ReadSecrets(), &problems) {
+	switch err := files.ReadSecrets(); {
+	case errors.As(err, &problems):
 		return nil, nil, problems.In(c.file)
+	case err != nil:
+		return nil, nil, err
 	}
 	return files, warnings, nil
 }

@@ -292,9 +292,9 @@ func (f *Fleet) Change(ctx context.Context, terms Terms, compute change[*desired
 	}
 	if !terms.PermitsRemovals {
 		change.Check = CheckRemovals(f.controller.Desired())
-	} else if held := f.Status().Confirmable; held != (store.Version{}) {
-		return nil, fmt.Errorf("version %s is held (segue store status), and the permission would hold for "+
-			"its removals, too: %w", held, ErrHeld)
+	} else if held := f.Status().Confirmable; held != (store.Version{}) && !terms.DryRun {
+		return nil, fmt.Errorf("version %s is held (segue store status), and --allow-removals would also "+
+			"permit the removals of that version: %w", held, ErrHeld)
 	}
 	var result *Result
 	var refusal error // of the last edit

@@ -245,6 +245,10 @@ func TestFleetPermissionWhileHeld(t *testing.T) {
 	if !errors.Is(err, ErrHeld) || !strings.Contains(err.Error(), held.String()) {
 		t.Errorf("error %v", err)
 	}
+	dry, err := a.Change(t.Context(), edits, Terms{PermitsRemovals: true, DryRun: true})
+	if err != nil || len(dry.Changes) == 0 {
+		t.Errorf("a dry run gives %+v, error %v", dry, err)
+	}
 	for _, m := range []*member{a, b} {
 		if err := m.fleet.Confirm(ctx, held.String()); err != nil {
 			t.Fatal(err)

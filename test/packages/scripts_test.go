@@ -59,6 +59,20 @@ func callsOf(program, calls string) string {
 	return own.String()
 }
 
+// TestRemoveDrains: a balancer that can be drained is drained before its data path goes.
+func TestRemoveDrains(t *testing.T) {
+	calls, _ := runScript(t, "prerm", map[string]string{
+		"stat":               "echo segue", // the owner of the directory
+		"deb-systemd-invoke": "",
+		"segue":              "",
+	}, "remove")
+	const want = "drain --self --dry-run --instance lb\n" +
+		"drain --self --until-restart --timeout 1m --instance lb\nlb detach lb\n"
+	if got := callsOf("segue", calls); got != want {
+		t.Errorf("prerm has called segue with %q, want %q", got, want)
+	}
+}
+
 // TestRemoveWithStuckProcess: a process that does not answer does not keep the package from being
 // removed. Its data path is detached.
 func TestRemoveWithStuckProcess(t *testing.T) {

@@ -321,7 +321,7 @@ const mostRepeated = 5
 // that.
 func (t tier) repeat(ctx context.Context, r *result, err error) error {
 	tests := r.failedTests()
-	if len(tests) == 0 || len(tests) > mostRepeated {
+	if len(tests) == 0 || len(tests) > mostRepeated || r.hasCrashed() {
 		return err
 	}
 	for _, f := range tests {

@@ -27,22 +27,32 @@ func TestOnce(t *testing.T) {
 func TestPasses(t *testing.T) {}
 `
 
+// prints returns a test that prints a text, and fails the first time.
+func prints(text string) string {
+	return fmt.Sprintf("func TestPrints(t *testing.T) { if os.Mkdir(%q, 0o700) == nil { t.Error(%[1]q) } }\n", text)
+}
+
 // A test that has failed is repeated alone. If it passes then, its tier has not failed, and the
 // failure is kept for the end of the output.
 func TestRepeat(t *testing.T) {
 	for _, c := range []struct {
 		name     string
 		others   int // that fail always
+		more     string
 		want     counts
 		repeated int
 	}{
-		{"fails once", 0, counts{passed: 3}, 2},
-		{"another fails always", 1, counts{passed: 3, failed: 1}, 2},
-		{"too many fail", mostRepeated, counts{passed: 1, failed: mostRepeated + 2}, 0},
+		{"fails once", 0, "", counts{passed: 3}, 2},
+		{"another fails always", 1, "", counts{passed: 3, failed: 1}, 2},
+		{"too many fail", mostRepeated, "", counts{passed: 1, failed: mostRepeated + 2}, 0},
+		{"one races", 0, prints("WARNING: DATA RACE"), counts{passed: 1, failed: 3}, 0},
+		{"one panics", 0, "func TestPanics(t *testing.T) { panic(1) }\n", counts{passed: 1, failed: 3}, 0},
+		{"a goroutine panics", 0, "func TestWaits(t *testing.T) { go func() { panic(1) }(); select {} }\n",
+			counts{passed: 1, failed: 3}, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Chdir(t.TempDir())
-			text := wavering
+			text := wavering + c.more
 			for i := range c.others {
 				text += fmt.Sprintf("func TestAlways%d(t *testing.T) { t.Error() }\n", i)
 			}

@@ -69,6 +69,19 @@ func (r *result) withdrawBroken() (broken []string) {
 	return broken
 }
 
+// crashes are texts in the output of tests that no lack of processor time explains.
+var crashes = []string{"WARNING: DATA RACE", "panic: ", "fatal error: "}
+
+// hasCrashed tells whether a race or a crash was seen. A crash ends its package, so the tests that had
+// not begun have not failed.
+func (r *result) hasCrashed() bool {
+	return slices.ContainsFunc(r.failures, func(f failure) bool {
+		return f.test == "" || slices.ContainsFunc(crashes, func(text string) bool {
+			return strings.Contains(f.output, text)
+		})
+	})
+}
+
 // failedTests returns the tests that have failed, without subtests and without output.
 func (r *result) failedTests() (tests []failure) {
 	for _, f := range r.failures {
@@ -194,8 +207,9 @@ func (r *result) endTest(e event, output string, w io.Writer) {
 func (r *result) endPackage(e event, output, build string, w io.Writer) {
 	if e.Action == "fail" {
 		fmt.Fprint(w, output)
-		if r.failed == 0 { // the package did not build, or ended outside of any test
-			r.failed = 1
+		if r.failed == 0 || strings.Contains(output, "panic: ") {
+			// The package did not build, or has ended in the middle of its tests.
+			r.failed++
 			r.failures = append(r.failures, failure{pkg: e.Package, output: build + output})
 		}
 	}
