@@ -168,8 +168,40 @@ func (n *Node) ListenPacket(ctx context.Context, network, address string) (c net
 	return c, err
 }
 
+// shareNamespaces makes the directory of named network namespaces a shared mount, as the first `ip
+// netns add` on a machine does. If ip did so while a lab is up, its mount would cover those of the
+// lab's namespaces, which could then not be removed.
+func shareNamespaces() error {
+	if err := os.MkdirAll(netnsDir, 0o755); err != nil {
+		return err
+	}
+	dir, err := os.Open(netnsDir)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	if err := unix.Flock(int(dir.Fd()), unix.LOCK_EX); err != nil { // ip takes the same lock
+		return fmt.Errorf("lock %s: %w", netnsDir, err)
+	}
+	share := func() error { return unix.Mount("", netnsDir, "none", unix.MS_SHARED|unix.MS_REC, "") }
+	err = share()
+	if errors.Is(err, unix.EINVAL) { // it is no mount yet
+		err = unix.Mount(netnsDir, netnsDir, "none", unix.MS_BIND|unix.MS_REC, "")
+		if err == nil {
+			err = share()
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("share the mount of %s: %w", netnsDir, err)
+	}
+	return nil
+}
+
 // createNamespace makes the node's network namespace and prepares IPv4 and IPv6 in it.
 func (n *Node) createNamespace() error {
+	if err := shareNamespaces(); err != nil {
+		return fmt.Errorf("%s: %w", n.Name, err)
+	}
 	runtime.LockOSThread()
 	home, err := netns.Get()
 	if err != nil {

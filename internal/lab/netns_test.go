@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lab
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"os/exec"
+	"runtime"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/needs"
+)
+
+// The first `ip netns add` on a machine does not keep the namespaces of a lab from being removed.
+func TestNamespacesBesideIP(t *testing.T) {
+	needs.Namespaces(t)
+	runtime.LockOSThread() // and never unlock it: the thread gets another mount namespace
+	for _, err := range []error{
+		unix.Unshare(unix.CLONE_NEWNS | unix.CLONE_FS),
+		unix.Mount("", "/", "", unix.MS_PRIVATE|unix.MS_REC, ""),
+		unix.Mount("none", "/run", "tmpfs", 0, ""), // without named namespaces
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	n := &Node{Spec: Spec{Name: "client"}, lab: &Lab{Name: "besideip"}}
+	if err := n.createNamespace(); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.CommandContext(t.Context(), "ip", "netns", "add", "other").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if err := deleteNamespace(n.namespace()); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(n.namespacePath()); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("after the removal: %v", err)
+	}
+}
