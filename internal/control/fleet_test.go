@@ -221,6 +221,39 @@ func TestFleetRemovalsAddUp(t *testing.T) {
 	}
 }
 
+// A permitted removal that waits for its generation does not stand in the way of other changes, which
+// are still limited themselves.
+func TestFleetPermittedRemovalsWait(t *testing.T) {
+	t.Parallel()
+	a, b := fleetOf(t)
+	remove := func(server string) Edit { return Edit{Service: "web", Server: server, Remove: true} }
+	add := func(server, address string) Edit {
+		return Edit{Service: "web", Server: server, Add: desired.Fields{"address": address}}
+	}
+	// The first generation has just begun, so the next one has to wait.
+	a.apply(add("s5", "2001:db8:1::5"), add("s6", "2001:db8:1::6"))
+	edits := []Edit{remove("s1"), remove("s2"), remove("s5")}
+	permitted, err := a.Change(t.Context(), edits, Terms{PermitsRemovals: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if follows := a.fleet.Status().Follows.String(); follows == permitted.Version {
+		t.Fatalf("version %s is in force already", follows)
+	}
+	edits = []Edit{remove("s3"), remove("s4")}
+	if _, err := a.Change(t.Context(), edits, Terms{}); !errors.Is(err, ErrRemovals) {
+		t.Errorf("two of three servers: error %v", err)
+	}
+	drained, err := a.Change(t.Context(), []Edit{drain("s3", true)}, Terms{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	await(t, drained.Version, a, b)
+	if b.server("s1") != nil || b.server("s3") == nil || !b.server("s3").Drained {
+		t.Errorf("the servers are %v", b.runner.last().Services)
+	}
+}
+
 // A permission would also hold for the removals of a version that the members do not follow.
 func TestFleetPermissionWhileHeld(t *testing.T) {
 	t.Parallel()
