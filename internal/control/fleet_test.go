@@ -56,6 +56,12 @@ func joinWith(t *testing.T, name, endpoint string, log *slog.Logger) *member {
 	if err != nil {
 		t.Fatal(err)
 	}
+	// The balancer had services of its own before, so it need not leave the lease to others.
+	node := &b.Desired().Node
+	former := generation.Generations{"former": {Number: 1}}
+	if err := former.Save(generation.File(node.State, node.Instance)); err != nil {
+		t.Fatal(err)
+	}
 	if m.fleet, err = b.Join(t.Context(), log); err != nil {
 		t.Fatal(err)
 	}
