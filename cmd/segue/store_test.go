@@ -48,6 +48,21 @@ store: {etcd: {endpoints: [%q], prefix: /segue/main}}
 	return s
 }
 
+// join makes a balancer a member of the fleet. The balancer had services of its own before, so it need
+// not leave the lease to others.
+func (s *storeSite) join(b *control.Balancer) *control.Fleet {
+	s.t.Helper()
+	former := generation.Generations{"former": {Number: 1}}
+	if err := former.Save(generation.File(s.dir, b.Desired().Node.Instance)); err != nil {
+		s.t.Fatal(err)
+	}
+	fleet, err := b.Join(s.t.Context(), slog.New(slog.DiscardHandler))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return fleet
+}
+
 func (s *storeSite) write(name, text string) (path string) {
 	s.t.Helper()
 	path = filepath.Join(s.dir, name)
@@ -170,10 +185,7 @@ func TestStoreExportOfCache(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	fleet, err := c.Join(t.Context(), slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
+	fleet := s.join(c)
 	if err := fleet.First(t.Context(), func(store.Status) {}); err != nil {
 		t.Fatal(err)
 	}
@@ -335,10 +347,7 @@ func (s *storeSite) serveStart() (instance string, c *starting) {
 		s.t.Fatal(err)
 	}
 	log := slog.New(slog.DiscardHandler)
-	fleet, err := b.Join(s.t.Context(), log)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	fleet := s.join(b)
 	c = &starting{b, api.NewStarting(b)}
 	lock, err := runstate.Lock(instance)
 	if err != nil {

@@ -114,7 +114,7 @@ func (c *Client) Store(ctx context.Context) (s *Store, err error) {
 // ConfirmStore makes the balancer follow a version of the store although that removes more servers
 // than the limit allows.
 func (c *Client) ConfirmStore(ctx context.Context, version string) (s *Store, err error) {
-	err = c.call(ctx, http.MethodPost, "/v1/store/confirm", nil, &s, "If-Match", version)
+	err = c.call(ctx, http.MethodPost, confirmPath, nil, &s, "If-Match", version)
 	return s, err
 }
 

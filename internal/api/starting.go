@@ -14,8 +14,9 @@ import (
 )
 
 // Starting is the handler of a balancer that may not have started yet. Until then, it tells whose
-// socket this is, and how the store is. Other requests wait for the start. While the balancer waits
-// for the store, which may last for ever, they are refused.
+// socket this is, and how the store is, and lets the balancer follow a version of the store that an
+// operator confirms. Other requests wait for the start. While the balancer waits for the store, which
+// may last for ever, they are refused.
 type Starting struct {
 	control *control.Balancer
 	api     huma.API
@@ -30,7 +31,7 @@ func NewStarting(c *control.Balancer) *Starting {
 	s.api, s.early = newAPI(balancerTitle)
 	registerInstance(s.api, selfOf(c))
 	b := &balancerAPI{Balancer: Balancer{Control: c}}
-	b.registerGetStore(s.api)
+	b.registerStore(s.api)
 	return s
 }
 
@@ -48,7 +49,8 @@ func (s *Starting) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	default:
 	}
-	if r.URL.Path == instancePath || r.URL.Path == storePath {
+	switch r.URL.Path {
+	case instancePath, storePath, confirmPath:
 		s.early.ServeHTTP(w, r)
 		return
 	}

@@ -13,6 +13,10 @@ import (
 	"testing"
 
 	"github.com/segue-lb/segue/internal/control"
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/generation"
+	"github.com/segue-lb/segue/internal/store"
+	"github.com/segue-lb/segue/internal/store/etcdtest"
 )
 
 // A balancer that waits for its store tells so, and lets nobody wait with it.
@@ -54,5 +58,94 @@ store: {etcd: {endpoints: ["http://127.0.0.1:1"], prefix: /segue/main}}
 	handler.Start(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) }))
 	if status, _ := send(t, http.MethodPost, change, "{}"); status != http.StatusTeapot {
 		t.Errorf("after the start: status %d", status)
+	}
+}
+
+// A balancer can follow neither what it followed last nor, within its limit, what the store has. It
+// starts when an operator confirms the version of the store.
+func TestStartingConfirm(t *testing.T) {
+	t.Parallel()
+	directory, endpoint := t.TempDir(), etcdtest.Start(t).Endpoint()
+	join := func(limits string) (*control.Balancer, *control.Fleet) {
+		t.Helper()
+		text := fmt.Sprintf(`
+node: {instance: edge, interface: eth0, addresses: ["2001:db8::1"], state: %q, limits: {%s}}
+store: {etcd: {endpoints: [%q], prefix: /segue/main}}
+`, directory, limits, endpoint)
+		file := filepath.Join(directory, "lb.yaml")
+		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		c, _, err := control.LoadBalancer(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		fleet, err := c.Join(t.Context(), slog.New(slog.DiscardHandler))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = fleet.Close() })
+		return c, fleet
+	}
+	// The balancer had services of its own before, so it need not leave the lease to others.
+	former := generation.Generations{"former": {Number: 1}}
+	if err := former.Save(generation.File(directory, "edge")); err != nil {
+		t.Fatal(err)
+	}
+	s, err := store.Open(&desired.Etcd{Endpoints: []string{endpoint}, Prefix: "/segue/main"}, "operator")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	content := func(servers int) func(store.Tree) (store.Tree, error) {
+		list := make([]any, servers)
+		for i := range list {
+			list[i] = map[string]any{"name": fmt.Sprint("s", i), "address": fmt.Sprint("2001:db8:1::", i+1)}
+		}
+		web := desired.Fields{
+			"name": "web", "vip": "2001:db8:80::1", "port": 80, "protocol": "tcp", "encapsulation": "gre",
+			"servers": list,
+		}
+		return func(store.Tree) (store.Tree, error) {
+			return (&store.Document{Services: []desired.Fields{web}}).Tree()
+		}
+	}
+	if _, err := s.Apply(t.Context(), store.Change{Fills: true, Edit: content(4)}); err != nil {
+		t.Fatal(err)
+	}
+	_, before := join("")
+	if err := before.First(t.Context(), func(store.Status) {}); err != nil {
+		t.Fatal(err)
+	}
+	if err := before.Close(); err != nil {
+		t.Fatal(err)
+	}
+	version, err := s.Apply(t.Context(), store.Change{Edit: content(2)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, fleet := join("servers: 3")
+	server := httptest.NewServer(NewStarting(c))
+	defer server.Close()
+	if err := fleet.Await(t.Context(), func(s store.Status) bool { return s.Confirmable == version }); err != nil {
+		t.Fatal(err)
+	}
+	if status := fleet.Status(); status.Follows != (store.Version{}) {
+		t.Fatalf("the balancer has started already: %+v", status)
+	}
+	confirm := server.URL + "/v1/store/confirm"
+	status, answer := send(t, http.MethodPost, confirm, "", "If-Match", version.Epoch+"-9")
+	if status != http.StatusPreconditionFailed {
+		t.Errorf("another version: status %d, %s", status, answer)
+	}
+	status, answer = send(t, http.MethodPost, confirm, "", "If-Match", version.String())
+	if status != http.StatusOK || !strings.Contains(answer, fmt.Sprintf(`"follows":%q`, version)) {
+		t.Fatalf("status %d, %s", status, answer)
+	}
+	if err := fleet.First(t.Context(), func(store.Status) {}); err != nil {
+		t.Fatal(err)
+	}
+	if web := c.Desired().Service("web"); web == nil || len(web.Servers) != 2 {
+		t.Errorf("the balancer starts with %+v", web)
 	}
 }

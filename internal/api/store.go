@@ -43,21 +43,20 @@ func StoreOf(s store.Status) Store {
 	return state
 }
 
-const storePath = "/v1/store"
+const (
+	storePath   = "/v1/store"
+	confirmPath = storePath + "/confirm"
+)
 
-func (b *balancerAPI) registerGetStore(api huma.API) {
+// registerStore adds the operations of balancers with a store.
+func (b *balancerAPI) registerStore(api huma.API) {
 	huma.Register(api, huma.Operation{
 		OperationID: "get-store", Method: http.MethodGet, Path: storePath,
 		Summary: "Show the connection to the store of the fleet",
 		Errors:  []int{http.StatusNotFound},
 	}, b.getStore)
-}
-
-// registerStore adds the operations of balancers with a store.
-func (b *balancerAPI) registerStore(api huma.API) {
-	b.registerGetStore(api)
 	huma.Register(api, huma.Operation{
-		OperationID: "confirm-store", Method: http.MethodPost, Path: "/v1/store/confirm",
+		OperationID: "confirm-store", Method: http.MethodPost, Path: confirmPath,
 		Summary: "Follow a version of the store although that removes more servers than the limit allows",
 		Errors:  []int{http.StatusNotFound, http.StatusPreconditionFailed, http.StatusServiceUnavailable},
 	}, b.confirmStore)

@@ -56,6 +56,12 @@ func joinWith(t *testing.T, name, endpoint string, log *slog.Logger) *member {
 	if err != nil {
 		t.Fatal(err)
 	}
+	// The balancer had services of its own before, so it need not leave the lease to others.
+	node := &b.Desired().Node
+	former := generation.Generations{"former": {Number: 1}}
+	if err := former.Save(generation.File(node.State, node.Instance)); err != nil {
+		t.Fatal(err)
+	}
 	if m.fleet, err = b.Join(t.Context(), log); err != nil {
 		t.Fatal(err)
 	}
@@ -218,6 +224,39 @@ func TestFleetRemovalsAddUp(t *testing.T) {
 	await(t, version, a, b)
 	if _, err := a.Change(t.Context(), []Edit{remove("s2")}, Terms{}); err != nil {
 		t.Error(err)
+	}
+}
+
+// A permitted removal that waits for its generation does not stand in the way of other changes, which
+// are still limited themselves.
+func TestFleetPermittedRemovalsWait(t *testing.T) {
+	t.Parallel()
+	a, b := fleetOf(t)
+	remove := func(server string) Edit { return Edit{Service: "web", Server: server, Remove: true} }
+	add := func(server, address string) Edit {
+		return Edit{Service: "web", Server: server, Add: desired.Fields{"address": address}}
+	}
+	// The first generation has just begun, so the next one has to wait.
+	a.apply(add("s5", "2001:db8:1::5"), add("s6", "2001:db8:1::6"))
+	edits := []Edit{remove("s1"), remove("s2"), remove("s5")}
+	permitted, err := a.Change(t.Context(), edits, Terms{PermitsRemovals: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if follows := a.fleet.Status().Follows.String(); follows == permitted.Version {
+		t.Fatalf("version %s is in force already", follows)
+	}
+	edits = []Edit{remove("s3"), remove("s4")}
+	if _, err := a.Change(t.Context(), edits, Terms{}); !errors.Is(err, ErrRemovals) {
+		t.Errorf("two of three servers: error %v", err)
+	}
+	drained, err := a.Change(t.Context(), []Edit{drain("s3", true)}, Terms{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	await(t, drained.Version, a, b)
+	if b.server("s1") != nil || b.server("s3") == nil || !b.server("s3").Drained {
+		t.Errorf("the servers are %v", b.runner.last().Services)
 	}
 }
 

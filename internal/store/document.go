@@ -149,7 +149,8 @@ func (t Tree) WithOverrides(overrides []desired.Override) (Tree, error) {
 }
 
 // WithOverridesOf returns the tree with the overrides of another one, also those that Document cannot
-// read.
+// read. A service of the tree takes precedence over an override that adds it: the override, and the
+// servers that it has brought, no longer add anything.
 func (t Tree) WithOverridesOf(other Tree) Tree {
 	next, _ := t.WithOverrides(nil) // without overrides there is no error
 	for key, value := range other {
@@ -157,11 +158,46 @@ func (t Tree) WithOverridesOf(other Tree) Tree {
 			next[key] = value
 		}
 	}
+	var adopted []string // keys
+	for key := range next {
+		if next.isAdopted(key) {
+			adopted = append(adopted, key)
+		}
+	}
+	for _, key := range adopted {
+		next.dropAdd(key)
+	}
 	return next
 }
 
+// isAdopted tells whether a key is an override that adds a service of the tree, or a server that such
+// an override has brought. If apart has left the servers in the override, other servers are not of it.
+func (t Tree) isAdopted(key string) bool {
+	if treeOf(key) != overridesKey {
+		return false
+	}
+	service, server, err := namesOf(overridesKey, key)
+	if err != nil || t[keyOf(servicesKey, service)] == nil {
+		return false
+	}
+	own, err := t.override(overrideKey(service, ""))
+	list, _ := own.Add["servers"].([]any)
+	return err == nil && own.Add != nil && (server == "" || len(list) == 0)
+}
+
+// dropAdd makes an override that can be read add nothing. Its other fields stay.
+func (t Tree) dropAdd(key string) {
+	o, err := t.override(key)
+	if err != nil || o.Add == nil {
+		return
+	}
+	if delete(t, key); len(o.Set) > 0 {
+		_ = t.put(key, bareOverride{Set: o.Set}) // it was read from JSON, and the key is free
+	}
+}
+
 func (t Tree) putOverrides(overrides []desired.Override) error {
-	overrides, err := apart(overrides)
+	overrides, err := t.apart(overrides)
 	if err != nil {
 		return err
 	}
@@ -175,15 +211,12 @@ func (t Tree) putOverrides(overrides []desired.Override) error {
 
 // apart returns overrides with the same effect, in which each server of a service that an override
 // adds has an override of its own. A key with all servers could be larger than the store takes, and
-// a drain could not take effect before other changes of the service.
-func apart(overrides []desired.Override) (all []desired.Override, err error) {
+// a drain could not take effect before other changes of the service. If the tree has the service
+// itself, the override adds nothing, and neither must its servers: they stay in it.
+func (t Tree) apart(overrides []desired.Override) (all []desired.Override, err error) {
 	added := map[string]int{} // indexes in all
 	for _, o := range overrides {
-		list, isList := o.Add["servers"].([]any)
-		if o.Server != "" || !isList {
-			continue
-		}
-		for i, element := range list {
+		for i, element := range t.addedServers(o) {
 			at := fmt.Sprintf("overrides of %s: add.servers[%d]", o.Service, i)
 			server, isMapping := element.(map[string]any)
 			if !isMapping {
@@ -202,12 +235,12 @@ func apart(overrides []desired.Override) (all []desired.Override, err error) {
 	removed := map[int]bool{}
 	for _, o := range overrides {
 		i, isAdded := added[overrideKey(o.Service, o.Server)]
-		switch _, isList := o.Add["servers"].([]any); {
+		switch {
 		case isAdded && o.Remove:
 			removed[i] = true
 		case isAdded:
 			all[i].Set = o.Set
-		case o.Server == "" && isList:
+		case len(t.addedServers(o)) > 0:
 			o.Add = without(o.Add, "servers")
 			o.Add["servers"] = []any{}
 			all = append(all, o)
@@ -222,6 +255,16 @@ func apart(overrides []desired.Override) (all []desired.Override, err error) {
 		}
 	}
 	return kept, nil
+}
+
+// addedServers returns the list of the servers of a service that an override adds. There is none if
+// the tree has the service itself.
+func (t Tree) addedServers(o desired.Override) []any {
+	if o.Server != "" || t[keyOf(servicesKey, o.Service)] != nil {
+		return nil
+	}
+	list, _ := o.Add["servers"].([]any)
+	return list
 }
 
 func overrideKey(service, server string) string {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -145,6 +146,53 @@ func TestOverridesOfAddedService(t *testing.T) {
 		if _, err := (&Document{Overrides: []desired.Override{o}}).Tree(); err == nil ||
 			!strings.Contains(err.Error(), name) {
 			t.Errorf("servers %v: error %v, want %s", servers, err, name)
+		}
+	}
+}
+
+// An override that adds a service has no effect if the content has the service itself. Neither have
+// the servers that it would bring.
+func TestOverridesOfAdoptedService(t *testing.T) {
+	t.Parallel()
+	drained := desired.Fields{"drained": true}
+	added := []desired.Override{
+		{Service: "web", Add: without(service("web", 3), "name")},
+		{Service: "web", Server: "s0", Set: drained},
+		{Service: "web", Server: "s2", Set: drained},
+		{Service: "dns", Add: without(service("dns", 2), "name")},
+	}
+	tree := func(d *Document) Tree {
+		t.Helper()
+		tree, err := d.Tree()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return tree
+	}
+	content := []desired.Fields{service("web", 1)}
+	for name, both := range map[string]Tree{
+		"import of both":      tree(&Document{Services: content, Overrides: added}),
+		"import of a service": tree(&Document{Services: content}).WithOverridesOf(tree(&Document{Overrides: added})),
+	} {
+		document, err := both.Document()
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := servers{"web": {"s0": true}, "dns": {"s0": true, "s1": true}}
+		if got := document.servers(); !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: servers %v, want %v", name, got, want)
+		}
+		for _, server := range []string{"s0", "s2"} {
+			o, err := both.override(overrideKey("web", server))
+			if err != nil || !reflect.DeepEqual(o.Set, drained) {
+				t.Errorf("%s: override of %s: %+v, error %v", name, server, o, err)
+			}
+		}
+		// A server that an operator adds from now on stays.
+		put(overrideKey("web", "s9"), bareOverride{Add: desired.Fields{"address": "2001:db8:1::9"}})(both)
+		again := tree(&Document{Services: content}).WithOverridesOf(both)
+		if again[overrideKey("web", "s9")] == nil {
+			t.Errorf("%s: another import removes s9", name)
 		}
 	}
 }

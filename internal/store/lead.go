@@ -29,8 +29,10 @@ const (
 	// meanwhile become one generation, so that the last generations cover some time.
 	generationInterval = 10 * time.Second
 	// strangerPause is how long a balancer without history leaves the lease to others, if the store has
-	// no generations. A balancer that has a history has connected again by then.
-	strangerPause = longestDial
+	// no generations. A balancer that has a history has connected again by then: after an outage it
+	// may have just begun its longest pause, and gRPC a pause and an attempt of its own. Twice that
+	// leaves room for one attempt that fails.
+	strangerPause = 2*longestPause + 2*longestDial
 	// unfitPause is how long a balancer that cannot follow the content does not try to be the
 	// leader again, unless the content changes.
 	unfitPause = 30 * time.Second
@@ -57,7 +59,7 @@ type releaser struct {
 	// before may still have them.
 	removed map[string]int64
 	// strangerSince is the time since which the store has no generations while this balancer has no
-	// history. It is zero if one of both has.
+	// history. It is zero if the store has generations, or if this balancer has a history.
 	strangerSince time.Time
 	// unfitAt is the revision of the head whose change this balancer could not release. 0: none.
 	unfitAt int64
@@ -113,8 +115,8 @@ func (r *releaser) run(ctx context.Context, snapshots <-chan *Snapshot) {
 }
 
 // defers returns for how long this balancer leaves the lease to others. After a loss of the content,
-// the first leader's history becomes that of the fleet, so a balancer without history is no first one
-// while there may be another.
+// the first leader's history becomes that of the fleet, so a balancer without a history must not lead
+// first while one with a history may come.
 func (r *releaser) defers(n *Snapshot) time.Duration {
 	if _, isReleased := n.released(); isReleased || r.state() != nil || len(r.history) > 0 {
 		r.strangerSince = time.Time{}

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"strings"
 	"time"
 
@@ -44,33 +45,40 @@ func (l latest[T]) put(value T) {
 func (s *Store) watch(ctx context.Context, emit func(*Snapshot), reachable func(error)) {
 	pause := firstPause
 	for ctx.Err() == nil {
-		began := time.Now()
-		err := s.follow(ctx, emit, reachable)
+		hasAnswered, err := s.follow(ctx, emit, reachable)
 		if ctx.Err() != nil {
 			return
 		}
 		if !errors.Is(err, errReadAnew) {
 			reachable(err)
 		}
-		if time.Since(began) > longestPause {
+		if hasAnswered {
 			pause = firstPause
 		}
 		select {
 		case <-ctx.Done():
-		case <-time.After(pause):
+		case <-time.After(jittered(pause)):
 		}
 		pause = min(2*pause, longestPause)
 	}
 }
 
+// jittered returns a random time from half of a pause to the whole, so that the balancers of a fleet do
+// not all read the content at the same moment.
+func jittered(pause time.Duration) time.Duration { return pause/2 + rand.N(pause/2) }
+
 // errReadAnew tells that the content must be read anew, although the store answers.
 var errReadAnew = errors.New("the content is read anew")
 
-// follow reads the content and follows its changes until that is no longer possible.
-func (s *Store) follow(ctx context.Context, emit func(*Snapshot), reachable func(error)) error {
+// follow reads the content and follows its changes until that is no longer possible. hasAnswered tells
+// whether the store has answered a probe meanwhile. A store that is too slow for probes would become
+// slower if all balancers soon read the content again.
+func (s *Store) follow(
+	ctx context.Context, emit func(*Snapshot), reachable func(error),
+) (hasAnswered bool, err error) {
 	n, err := s.Read(ctx)
 	if err != nil {
-		return err
+		return false, err
 	}
 	reachable(nil)
 	emit(n.clone())
@@ -79,8 +87,13 @@ func (s *Store) follow(ctx context.Context, emit func(*Snapshot), reachable func
 	seen.put(n.position())
 	cluster, revision := n.cluster, n.revision // receive changes n from now on
 	group.Go(func() error { return s.receive(ctx, n, emit, seen) })
-	group.Go(func() error { return s.probe(ctx, cluster, revision, seen) })
-	return group.Wait()
+	group.Go(func() error {
+		var err error
+		hasAnswered, err = s.probe(ctx, cluster, revision, seen)
+		return err
+	})
+	err = group.Wait()
+	return hasAnswered, err
 }
 
 // receive applies the events of a watch to the content.
@@ -116,8 +129,10 @@ func (s *Store) receive(
 
 // probe asks the store again and again for its head and its release. It returns an error if the
 // store does not answer, if it is not the one that is being watched, or if the watch does not deliver
-// its changes.
-func (s *Store) probe(ctx context.Context, cluster uint64, revision int64, seen latest[position]) error {
+// its changes. hasAnswered tells whether the store has answered before.
+func (s *Store) probe(
+	ctx context.Context, cluster uint64, revision int64, seen latest[position],
+) (hasAnswered bool, err error) {
 	tick := time.NewTicker(probeInterval)
 	defer tick.Stop()
 	var delivered position
@@ -125,7 +140,7 @@ func (s *Store) probe(ctx context.Context, cluster uint64, revision int64, seen 
 	for {
 		select {
 		case <-ctx.Done():
-			return ctx.Err()
+			return hasAnswered, ctx.Err()
 		case delivered = <-seen:
 			missed = 0
 			continue
@@ -133,23 +148,23 @@ func (s *Store) probe(ctx context.Context, cluster uint64, revision int64, seen 
 		}
 		now, err := s.ask(ctx)
 		if ctx.Err() != nil {
-			return ctx.Err()
+			return hasAnswered, ctx.Err()
 		}
 		switch {
 		case err != nil:
 			// The library would resume the watch. But the store may have been restored from a backup
 			// meanwhile, and may have other changes with the same revisions.
-			return err
+			return hasAnswered, err
 		case now.cluster != cluster || now.revision < revision, now.isBefore(delivered):
-			return fmt.Errorf("%w: the store is another one, or was restored", errReadAnew)
+			return hasAnswered, fmt.Errorf("%w: the store is another one, or was restored", errReadAnew)
 		case now.position == delivered:
 			missed = 0
 		case missed == missedProbes:
-			return fmt.Errorf("%w: the watch does not deliver changes", errReadAnew)
+			return hasAnswered, fmt.Errorf("%w: the watch does not deliver changes", errReadAnew)
 		default:
 			missed++
 		}
-		revision = now.revision
+		revision, hasAnswered = now.revision, true
 	}
 }
 

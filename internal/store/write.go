@@ -120,19 +120,26 @@ func (w *writer) attempt(ctx context.Context) (Version, error) {
 }
 
 // check checks a change from the last content, and from the released one: changes that were made since
-// become one with this change for the balancers.
+// become one with this change for the balancers. If one of these had a permission, they follow all of
+// them together.
 func (w *writer) check(n *Snapshot, after Tree) error {
 	if w.change.Check == nil {
 		return nil
 	}
 	last := n.counted(n.head.Change)
-	if released, ok := n.released(); ok && released != n.Version() {
+	released, ok := n.released()
+	if !ok || released == n.Version() {
+		return w.change.Check(last, after)
+	}
+	_, problem := last.Document()
+	isRepair := problem != nil && w.change.Replaces // no balancer will follow the last content
+	if isRepair || n.head.Removals <= released.Change {
 		if err := w.change.Check(n.counted(released.Change), after); err != nil {
 			return fmt.Errorf("together with the changes that have not taken effect yet, %w", err)
 		}
-		if _, err := last.Document(); err != nil && w.change.Replaces {
-			return nil // no balancer will follow it
-		}
+	}
+	if isRepair {
+		return nil
 	}
 	return w.change.Check(last, after)
 }
