@@ -65,8 +65,11 @@ var errNoAnswer = errors.New("no answer in time")
 
 // describe says in a few words why a request that began at a time has failed.
 func (c *causes) describe(err error, began time.Time) error {
-	if errors.Is(err, rpctypes.ErrNoSpace) {
+	switch {
+	case errors.Is(err, rpctypes.ErrNoSpace):
 		return fmt.Errorf("%w: %w", errFull, err)
+	case errors.Is(err, rpctypes.ErrNoLeader): // for untilLeader
+		return err
 	}
 	if !errors.Is(err, context.DeadlineExceeded) {
 		if s, ok := status.FromError(err); ok {

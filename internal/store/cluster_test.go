@@ -3,8 +3,11 @@
 package store
 
 import (
+	"errors"
 	"testing"
 	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/store/etcdtest"
@@ -76,6 +79,42 @@ func TestClusterLeaderIsKilled(t *testing.T) {
 		began := time.Now()
 		t.Logf("all balancers agree %s after the leader was killed", c.await(c.edit(add9(i)), began))
 		leader.Run()
+	}
+}
+
+// A change that is asked for while the store has no leader is made when it has one again.
+func TestClusterWithoutLeader(t *testing.T) {
+	t.Parallel()
+	c := newClustered(t, 3)
+	leader := c.cluster.Leader()
+	other := c.cluster.Other(leader)
+	leader.Kill()
+	other.Kill()
+	refuses := func() {
+		for {
+			_, err := c.store.Read(t.Context())
+			if errors.Is(err, rpctypes.ErrNoLeader) {
+				return
+			}
+			if t.Context().Err() != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	refuses()
+	made := make(chan error, 1)
+	go func() {
+		_, err := c.store.Apply(t.Context(), Change{Edit: func(tree Tree) (Tree, error) {
+			drain("web", "s1")(tree)
+			return tree, nil
+		}})
+		made <- err
+	}()
+	refuses() // the library has repeated this read for as long as that of the change
+	leader.Run()
+	other.Run()
+	if err := <-made; err != nil {
+		t.Error(err)
 	}
 }
 

@@ -75,9 +75,16 @@ type writer struct {
 	by     string
 }
 
+// readForChange is Read for a change, which can wait until the store has another leader.
+func (w *writer) readForChange(ctx context.Context) (*Snapshot, error) {
+	waiting, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	return untilLeader(waiting, func() (*Snapshot, error) { return w.Read(ctx) })
+}
+
 // attempt makes the change. The error wraps errConflict or errNotMade if another attempt may succeed.
 func (w *writer) attempt(ctx context.Context) (Version, error) {
-	n, err := w.Read(ctx)
+	n, err := w.readForChange(ctx)
 	if err != nil {
 		return Version{}, err
 	}
