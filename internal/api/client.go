@@ -127,7 +127,7 @@ func (c *Client) Events(ctx context.Context, each func(events.Event) error) erro
 		switch {
 		case ctx.Err() != nil:
 			return nil
-		case last != "" && hasEnded(err):
+		case last != "" && (hasEnded(err) || isEnding(err)):
 			return fmt.Errorf("the process of the instance %q has ended", c.instance)
 		case err != nil:
 			return c.explain(err)
@@ -263,6 +263,12 @@ func explained(problem *huma.ErrorModel) error {
 // hasEnded tells whether an error says that no process serves the socket.
 func hasEnded(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED)
+}
+
+// isEnding tells whether an error says that a process has ended before it took a connection that was
+// waiting for it.
+func isEnding(err error) bool {
+	return errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) || errors.Is(err, io.EOF)
 }
 
 // explain says why an instance cannot be reached.

@@ -209,6 +209,26 @@ func TestEventsContinue(t *testing.T) {
 	}
 }
 
+// A process that ends may have taken the connection by which a client continues, and never answers.
+func TestEventsOfEndingProcess(t *testing.T) {
+	t.Parallel()
+	begun := false
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		if !begun {
+			begun = true
+			_, _ = io.WriteString(w, ": begin\nid: 7\n\n")
+			_ = http.NewResponseController(w).Flush()
+		}
+		panic(http.ErrAbortHandler)
+	}))
+	t.Cleanup(server.Close)
+	client := &Client{instance: "edge", http: http.Client{Transport: redirected{server}}}
+	err := client.Events(t.Context(), func(events.Event) error { return nil })
+	if err == nil || err.Error() != `the process of the instance "edge" has ended` {
+		t.Errorf("error %v", err)
+	}
+}
+
 // An interruption before the first line is an error, and no reason to ask again at once.
 func TestEventsEndAtOnce(t *testing.T) {
 	t.Parallel()
