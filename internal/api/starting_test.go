@@ -19,14 +19,14 @@ import (
 	"github.com/segue-lb/segue/internal/store/etcdtest"
 )
 
-// A balancer that waits for its store tells so, and lets nobody wait with it.
-func TestStarting(t *testing.T) {
-	t.Parallel()
-	file := filepath.Join(t.TempDir(), "lb.yaml")
+// join makes a balancer join the fleet of a store. The directory has its file and its state.
+func join(t *testing.T, directory, endpoint, limits string) (*control.Balancer, *control.Fleet) {
+	t.Helper()
 	text := fmt.Sprintf(`
-node: {instance: edge, interface: eth0, addresses: ["2001:db8::1"], state: %q}
-store: {etcd: {endpoints: ["http://127.0.0.1:1"], prefix: /segue/main}}
-`, t.TempDir())
+node: {instance: edge, interface: eth0, addresses: ["2001:db8::1"], state: %q, limits: {%s}}
+store: {etcd: {endpoints: [%q], prefix: /segue/main}}
+`, directory, limits, endpoint)
+	file := filepath.Join(directory, "lb.yaml")
 	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -38,7 +38,14 @@ store: {etcd: {endpoints: ["http://127.0.0.1:1"], prefix: /segue/main}}
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer fleet.Close()
+	t.Cleanup(func() { _ = fleet.Close() })
+	return c, fleet
+}
+
+// A balancer that waits for its store tells so, and lets nobody wait with it.
+func TestStarting(t *testing.T) {
+	t.Parallel()
+	c, _ := join(t, t.TempDir(), "http://127.0.0.1:1", "")
 	handler := NewStarting(c)
 	server := httptest.NewServer(handler)
 	defer server.Close()
@@ -66,27 +73,6 @@ store: {etcd: {endpoints: ["http://127.0.0.1:1"], prefix: /segue/main}}
 func TestStartingConfirm(t *testing.T) {
 	t.Parallel()
 	directory, endpoint := t.TempDir(), etcdtest.Start(t).Endpoint()
-	join := func(limits string) (*control.Balancer, *control.Fleet) {
-		t.Helper()
-		text := fmt.Sprintf(`
-node: {instance: edge, interface: eth0, addresses: ["2001:db8::1"], state: %q, limits: {%s}}
-store: {etcd: {endpoints: [%q], prefix: /segue/main}}
-`, directory, limits, endpoint)
-		file := filepath.Join(directory, "lb.yaml")
-		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		c, _, err := control.LoadBalancer(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		fleet, err := c.Join(t.Context(), slog.New(slog.DiscardHandler))
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = fleet.Close() })
-		return c, fleet
-	}
 	// The balancer had services of its own before, so it need not leave the lease to others.
 	former := generation.Generations{"former": {Number: 1}}
 	if err := former.Save(generation.File(directory, "edge")); err != nil {
@@ -113,7 +99,7 @@ store: {etcd: {endpoints: [%q], prefix: /segue/main}}
 	if _, err := s.Apply(t.Context(), store.Change{Fills: true, Edit: content(4)}); err != nil {
 		t.Fatal(err)
 	}
-	_, before := join("")
+	_, before := join(t, directory, endpoint, "")
 	if err := before.First(t.Context(), func(store.Status) {}); err != nil {
 		t.Fatal(err)
 	}
@@ -124,7 +110,7 @@ store: {etcd: {endpoints: [%q], prefix: /segue/main}}
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, fleet := join("servers: 3")
+	c, fleet := join(t, directory, endpoint, "servers: 3")
 	server := httptest.NewServer(NewStarting(c))
 	defer server.Close()
 	if err := fleet.Await(t.Context(), func(s store.Status) bool { return s.Confirmable == version }); err != nil {

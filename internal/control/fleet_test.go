@@ -206,14 +206,17 @@ func TestFleetRefuses(t *testing.T) {
 	}
 }
 
+// remove and add are edits of a server of web.
+func remove(server string) Edit { return Edit{Service: "web", Server: server, Remove: true} }
+
+func add(server, address string) Edit {
+	return Edit{Service: "web", Server: server, Add: desired.Fields{"address": address}}
+}
+
 // Changes that become one generation count together, because the members follow them as one.
 func TestFleetRemovalsAddUp(t *testing.T) {
 	t.Parallel()
 	a, b := fleetOf(t)
-	remove := func(server string) Edit { return Edit{Service: "web", Server: server, Remove: true} }
-	add := func(server, address string) Edit {
-		return Edit{Service: "web", Server: server, Add: desired.Fields{"address": address}}
-	}
 	// The first generation has just begun, so the next one has to wait.
 	a.apply(add("s5", "2001:db8:1::5"), add("s6", "2001:db8:1::6"))
 	version := a.apply(remove("s1"))
@@ -232,10 +235,6 @@ func TestFleetRemovalsAddUp(t *testing.T) {
 func TestFleetPermittedRemovalsWait(t *testing.T) {
 	t.Parallel()
 	a, b := fleetOf(t)
-	remove := func(server string) Edit { return Edit{Service: "web", Server: server, Remove: true} }
-	add := func(server, address string) Edit {
-		return Edit{Service: "web", Server: server, Add: desired.Fields{"address": address}}
-	}
 	// The first generation has just begun, so the next one has to wait.
 	a.apply(add("s5", "2001:db8:1::5"), add("s6", "2001:db8:1::6"))
 	edits := []Edit{remove("s1"), remove("s2"), remove("s5")}
