@@ -31,8 +31,8 @@ const Every = ""
 
 // Capture starts to write all packets of one of the node's interfaces, in both directions, to w as
 // a pcap file, in the order in which they pass, with the kernel's times. The recording has begun
-// when Capture returns. Packets that a node sends by XDP do not pass the node's own packet sockets: capture those at the
-// node's port of the fabric.
+// when Capture returns. Packets that a node sends by XDP do not pass the node's own packet sockets:
+// capture those at the node's port of the fabric.
 func (n *Node) Capture(ifname string, w io.Writer) (*Capture, error) {
 	c := &Capture{done: make(chan error, 1)}
 	err := n.Do(func() (err error) {
