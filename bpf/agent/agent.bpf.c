@@ -49,12 +49,12 @@ static __always_inline enum agent_reason decide(struct xdp_md *ctx, const struct
 
 	if (dry_run && record_flow(ctx, envelope))
 		record_socket(ctx);
-	if (envelope->function == SID_PROBE)
+	if (function_of(envelope) == SID_PROBE)
 		return answer_probe(ctx, envelope, serves);
 	if (serves) {
 		if (envelope->encapsulation != ENCAP_SRV6_INSERT && !envelope->inner_fits)
 			return AGENT_DROP_INNER_HEADER;
-		if (is_tunneled(envelope) || envelope->function == SID_DELIVER)
+		if (is_tunneled(envelope) || function_of(envelope) == SID_DELIVER)
 			return AGENT_NONE;
 		return handle_flow_function(ctx, envelope);
 	}

@@ -21,8 +21,7 @@ struct envelope {
 	struct in6_addr vip;
 	__u64 sender;	     /* the balancer's locator, in memory order */
 	__u64 first_segment; /* locator of the list's first segment, if it was visited; else 0 */
-	__u64 sid_low;	     /* of this server's SID, in memory order */
-	__u16 function;	     /* enum sid_function; SID_HOST in a tunnel */
+	__u64 sid_low;	     /* of this server's SID, in memory order; 0 in a tunnel */
 	__be16 ethertype;    /* of the packet to deliver */
 	__u16 options;	     /* bytes of hop-by-hop options */
 	__u16 srh;	     /* bytes of the segment routing header; 0: none */
@@ -36,6 +35,12 @@ struct envelope {
 	__u8 next_header; /* behind the headers read so far */
 	bool inner_fits;  /* the inner packet's length agrees with the outer one's */
 };
+
+/* The function of the SID to which the envelope came; SID_HOST in a tunnel. */
+static __always_inline enum sid_function function_of(const struct envelope *envelope)
+{
+	return sid_low_function(envelope->sid_low);
+}
 
 /* The locator of a SID, in memory order. */
 static __always_inline __u64 locator_of(const struct in6_addr *sid)
@@ -189,7 +194,7 @@ static __always_inline enum agent_reason read_inserted(struct envelope *envelope
 	envelope->encapsulation = ENCAP_SRV6_INSERT;
 	if (!envelope->segments_left)
 		return AGENT_DROP_SRH_SEGMENTS_LEFT;
-	if (envelope->function != SID_DELIVER && !envelope->first_segment)
+	if (function_of(envelope) != SID_DELIVER && !envelope->first_segment)
 		return AGENT_DROP_SRH_SEGMENTS_LEFT;
 	envelope->sender = envelope->first_segment;
 	return AGENT_NONE;
@@ -292,11 +297,10 @@ static __always_inline enum agent_reason read_sid(struct cursor *at, struct enve
 	if ((void *)(ip + 1) > at->end)
 		return AGENT_PASS_IP_HEADER;
 	envelope->sid_low = low_bits_of(&ip->daddr);
-	envelope->function = sid_low_function(envelope->sid_low);
 	envelope->sender = locator_of(&ip->saddr);
-	if (envelope->function == SID_HOST)
+	if (function_of(envelope) == SID_HOST)
 		return AGENT_PASS_HOST;
-	if (!is_server_function(envelope->function))
+	if (!is_server_function(function_of(envelope)))
 		return AGENT_DROP_UNKNOWN_FUNCTION;
 	if (ip->version != 6 || !limit(at, sizeof(*ip) + bpf_ntohs(ip->payload_len)))
 		return AGENT_DROP_IP_HEADER;

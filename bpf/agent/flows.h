@@ -46,7 +46,7 @@ static __always_inline bool is_entered(const struct local_flow *flow)
 static __always_inline bool wants_report(const struct agent_flow *before,
 					 const struct envelope *envelope)
 {
-	if (envelope->function <= SID_ACK)
+	if (function_of(envelope) <= SID_ACK)
 		return bpf_be64_to_cpu(envelope->sid_low) & LOAD_WANTS_REPORT;
 	return before->balancer == envelope->sender && before->wants_report;
 }

@@ -71,7 +71,7 @@ static __always_inline enum offer answer_offer(struct xdp_md *ctx, const struct 
 	struct known_load own = {};
 	enum offer result;
 
-	if (envelope->function == SID_CONNECT_FORCE)
+	if (function_of(envelope) == SID_CONNECT_FORCE)
 		return load_of_sid(envelope->sid_low).next ? OFFER_TAKEN_BACK : OFFER_FORCED;
 	if (listens && !is_last_server(envelope) && cannot_carry_column(ctx, envelope, pkt))
 		return OFFER_REFUSED;
@@ -102,7 +102,7 @@ static __always_inline enum agent_reason take_connection(struct xdp_md *ctx,
 	enum offer result;
 
 	if (!acceptance)
-		return envelope->function == SID_CONNECT_FORCE || is_last_server(envelope)
+		return function_of(envelope) == SID_CONNECT_FORCE || is_last_server(envelope)
 			       ? AGENT_NONE
 			       : AGENT_NEXT_REFUSED;
 	result = answer_offer(ctx, envelope, pkt, acceptance, &key, kinds, backlog);
@@ -260,14 +260,14 @@ handle_recover(struct xdp_md *ctx, const struct envelope *envelope, const struct
 
 	if (!is_live(kinds) && !(kinds & SOCKET_COOKIE))
 		return handle_not_local(envelope, pkt, kinds);
-	if (envelope->function == SID_STEER && cookie_width_of_sid(envelope->sid_low)) {
+	if (function_of(envelope) == SID_STEER && cookie_width_of_sid(envelope->sid_low)) {
 		take_cookie(ctx, envelope, pkt, kinds);
 		return AGENT_NONE;
 	}
 	find_agent_flow(&pkt->key, &flow);
 	if (keeps_cookie(&flow, kinds))
 		return AGENT_NONE;
-	if (envelope->function == SID_STEER) {
+	if (function_of(envelope) == SID_STEER) {
 		if (wants_return(envelope)) /* it names this server alone by a hint */
 			note_known(envelope, pkt, &flow);
 		return AGENT_NONE;
@@ -280,7 +280,7 @@ handle_recover(struct xdp_md *ctx, const struct envelope *envelope, const struct
 static __always_inline enum agent_reason handle_later_fragment(const struct envelope *envelope,
 							       const struct client_packet *client)
 {
-	if (envelope->function != SID_STEER || first_was_delivered(client))
+	if (function_of(envelope) != SID_STEER || first_was_delivered(client))
 		return AGENT_NONE;
 	return is_last_server(envelope) ? AGENT_DROP_NOT_LOCAL : AGENT_NEXT_NOT_LOCAL;
 }
@@ -310,13 +310,13 @@ static __always_inline enum agent_reason handle_flow_function(struct xdp_md *ctx
 	if (!is_balancer(envelope->sender))
 		return AGENT_DROP_SENDER;
 	if (!read_client(ctx, envelope, &client) ||
-	    (client.packet.kind == PACKET_ICMP_ERROR && envelope->function != SID_STEER))
-		return envelope->function == SID_ACK ? AGENT_NONE : AGENT_DROP_TRANSPORT;
+	    (client.packet.kind == PACKET_ICMP_ERROR && function_of(envelope) != SID_STEER))
+		return function_of(envelope) == SID_ACK ? AGENT_NONE : AGENT_DROP_TRANSPORT;
 	if (client.fragment.is_later)
 		return handle_later_fragment(envelope, &client);
-	if (envelope->function == SID_ACK)
+	if (function_of(envelope) == SID_ACK)
 		why = handle_ack(ctx, envelope, &client.packet);
-	else if (envelope->function == SID_RECOVER || envelope->function == SID_STEER)
+	else if (function_of(envelope) == SID_RECOVER || function_of(envelope) == SID_STEER)
 		why = handle_recover(ctx, envelope, &client.packet);
 	else
 		why = handle_connect(ctx, envelope, &client.packet);

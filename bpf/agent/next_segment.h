@@ -64,7 +64,7 @@ pass_on(struct xdp_md *ctx, const struct envelope *envelope, enum agent_reason d
  */
 static __always_inline bool wants_return(const struct envelope *envelope)
 {
-	if (envelope->function != SID_STEER || envelope->options ||
+	if (function_of(envelope) != SID_STEER || envelope->options ||
 	    !(bpf_be64_to_cpu(envelope->sid_low) & LOAD_RETURN))
 		return false;
 	if (envelope->encapsulation == ENCAP_SRV6_ENCAP)
