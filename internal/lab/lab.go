@@ -63,8 +63,9 @@ func newLab(topology Topology, options Options) (*Lab, error) {
 	return l, nil
 }
 
-// Up builds a lab and returns when all of its processes are ready. If it fails or the context ends,
-// it removes everything that it has built. It needs root, nginx and a lab name that is not in use.
+// Up builds a lab and returns when all of its processes are ready. Balancers start last. If Up fails
+// or the context ends, it removes everything that it has built. It needs root, nginx and a lab name
+// that is not in use.
 func Up(ctx context.Context, topology Topology, options Options) (*Lab, error) {
 	if err := topology.Validate(); err != nil {
 		return nil, fmt.Errorf("topology: %w", err)
