@@ -63,8 +63,9 @@ func newLab(topology Topology, options Options) (*Lab, error) {
 	return l, nil
 }
 
-// Up builds a lab and returns when all of its processes are ready. If it fails or the context ends,
-// it removes everything that it has built. It needs root, nginx and a lab name that is not in use.
+// Up builds a lab and returns when all of its processes are ready. Balancers start last. If Up fails
+// or the context ends, it removes everything that it has built. It needs root, nginx and a lab name
+// that is not in use.
 func Up(ctx context.Context, topology Topology, options Options) (*Lab, error) {
 	if err := topology.Validate(); err != nil {
 		return nil, fmt.Errorf("topology: %w", err)
@@ -116,7 +117,13 @@ func (l *Lab) build(ctx context.Context) error {
 		if err := l.limitCPUs(); err != nil {
 			return err
 		}
-		return forAll(l.Processes, func(p *Process) error { return p.Start(ctx) })
+		// Servers first: before their agents are ready, they do not answer balancers' checks and probes.
+		balancers, others := l.balancerProcesses()
+		run := func(p *Process) error { return p.Start(ctx) }
+		if err := forAll(others, run); err != nil {
+			return err
+		}
+		return forAll(balancers, run)
 	}
 	steps := []step{
 		{"Building the network: " + l.Topology.summary() + ".", l.buildNetwork},
@@ -145,6 +152,18 @@ func (l *Lab) build(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// balancerProcesses returns the processes of the nodes that are balancers, and all others.
+func (l *Lab) balancerProcesses() (balancers, others []*Process) {
+	for _, p := range l.Processes {
+		if p.node.Role == RoleBalancer {
+			balancers = append(balancers, p)
+		} else {
+			others = append(others, p)
+		}
+	}
+	return balancers, others
 }
 
 func (t Topology) summary() string {

@@ -22,15 +22,21 @@ func Must(t testing.TB, err error) {
 // last error.
 func Eventually(t testing.TB, try func() error) {
 	t.Helper()
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for deadline := time.Now().Add(Patience); ; <-tick.C {
+	for start := time.Now(); ; {
+		before := time.Now()
 		err := try()
 		if err == nil {
 			return
 		}
-		if time.Now().After(deadline) {
+		if time.Since(start) > Patience {
 			t.Fatalf("after %v: %v", Patience, err)
 		}
+		time.Sleep(pause(time.Since(start), time.Since(before)))
 	}
+}
+
+// pause returns the time until the next try. Tries may start programs. They take at most half of a
+// processor, and fewer are made the longer the wait lasts.
+func pause(waited, try time.Duration) time.Duration {
+	return max(try, min(max(waited/10, 10*time.Millisecond), 200*time.Millisecond))
 }

@@ -196,7 +196,8 @@ func stayDead(t *testing.T, l *lab.Lab, views []*inspect.View, mac string) {
 		return r.count[s1.IPv6.String()] >= 2 && r.count[s1.IPv4.String()] >= 2
 	}
 	first := waysOf(t, views[0])
-	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+	// The kernel needs more than a second to resolve a neighbour in vain.
+	for deadline := time.Now().Add(patience); ; time.Sleep(100 * time.Millisecond) {
 		for i, view := range views {
 			asked[i].read(t, l.Node("s1"))
 			now := waysOf(t, view)

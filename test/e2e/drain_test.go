@@ -18,7 +18,7 @@ import (
 
 // TestDrain drains a server that has a connection, on all balancers. No new connection goes there.
 // The command waits until the connection has ended. The server stays drained when a balancer starts
-// again, until it is undrained.
+// again, until it is undrained. Without BGP, a balancer itself cannot be drained.
 func TestDrain(t *testing.T) {
 	t.Parallel()
 	l := up(t, topology("http6-encap"))
@@ -74,6 +74,10 @@ func TestDrain(t *testing.T) {
 	must(t, err)
 	if visits[server] == 0 {
 		t.Errorf("no new connection went to %s: %v", server, visits)
+	}
+	out, err := l.Node("lb1").Run(t.Context(), segue, "drain", "--self")
+	if err == nil || !strings.Contains(out, "has no section bgp") {
+		t.Errorf("a drain of the balancer itself: error %v: %s", err, out)
 	}
 }
 

@@ -22,8 +22,8 @@ var failuresTable = flag.Bool("failures.table", false,
 
 const (
 	// failureRate is the number of connections that the client opens per second, to all services
-	// together.
-	failureRate = 200
+	// together. For the tables it is tableRate.
+	failureRate, tableRate = 60, 200
 	// answerLimit is how long a client waits for its complete answer.
 	answerLimit = 3 * time.Second
 	// aftermath is the minimum time for which connections are observed after all balancers have
@@ -81,7 +81,11 @@ func newFailing(t *testing.T, server string) *failing {
 	}
 	f := &failing{T: t, lab: l, server: l.Node(server), watch: startWatch(t, l, server)}
 	f.routes = f.staticRoutes()
-	f.arrivals = startArrivals(t, l, failureRate, answerLimit)
+	rate := failureRate
+	if *failuresTable {
+		rate = tableRate
+	}
+	f.arrivals = startArrivals(t, l, rate, answerLimit)
 	return f
 }
 

@@ -22,12 +22,13 @@ func setTimestamps(t *testing.T, l *lab.Lab, on bool, names ...string) {
 	}
 }
 
-// openMixed opens n connections with timestamps, and then n without.
+// openMixed opens n connections with timestamps, and then n without. They make requests rarely,
+// because some tests open more and more of them.
 func openMixed(t *testing.T, l *lab.Lab, n int, services ...lab.Service) *load {
 	t.Helper()
-	with := open(t, l, n, services...)
+	with := openResting(t, l, n, longestThink, services...)
 	setTimestamps(t, l, false, "client")
-	without := open(t, l, n, services...)
+	without := openResting(t, l, n, longestThink, services...)
 	setTimestamps(t, l, true, "client")
 	return &load{connections: slices.Concat(with.connections, without.connections)}
 }

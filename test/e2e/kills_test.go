@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"cmp"
 	"context"
 	"flag"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -23,7 +25,7 @@ import (
 
 var (
 	killsWanted     = flag.Int("kills.count", 4, "how often TestKillsUnderManyConnections kills a balancer's process")
-	connectionCount = flag.Int("kills.connections", 2000, "how many connections TestKillsUnderManyConnections keeps open")
+	connectionCount = flag.Int("kills.connections", 1000, "how many connections TestKillsUnderManyConnections keeps open")
 )
 
 // manyThink is the time between two requests on each of very many connections.
@@ -172,32 +174,38 @@ func programTag(t *testing.T, n *lab.Node) string {
 	return status(t, n).Program.Tag
 }
 
-// otherBuild builds segue with a different program for the balancer: the same source and tables,
-// compiled differently.
+// otherBuild returns a build of segue with a different program for the balancer: the same source and
+// tables, compiled differently.
 func otherBuild(t *testing.T) (path string) {
 	t.Helper()
-	dir := t.TempDir()
-	object, overlay := filepath.Join(dir, "balancer_bpfel.o"), filepath.Join(dir, "overlay.json")
-	embedded, err := filepath.Abs("../../internal/balancer/dataplane/balancer_bpfel.o")
+	path, err := buildOther()
 	must(t, err)
-	compiler := os.Getenv("BPF2GO_CC")
-	if compiler == "" {
-		compiler = "clang"
+	return path
+}
+
+// buildOther makes the build once for all tests, beside segue.
+var buildOther = sync.OnceValues(func() (path string, err error) {
+	path = segue + "-other"
+	object, overlay := path+".o", path+".json"
+	embedded, err := filepath.Abs("../../internal/balancer/dataplane/balancer_bpfel.o")
+	if err != nil {
+		return "", err
+	}
+	if err := os.WriteFile(overlay, fmt.Appendf(nil, `{"Replace": {%q: %q}}`, embedded, object), 0o644); err != nil {
+		return "", err
 	}
 	args := append(strings.Fields(os.Getenv("BPF2GO_CFLAGS")), "-Os", "-g", "-target", "bpf",
 		"-I../../bpf", "-c", "../../bpf/balancer/balancer.bpf.c", "-o", object)
-	must(t, os.WriteFile(overlay, fmt.Appendf(nil, `{"Replace": {%q: %q}}`, embedded, object), 0o644))
-	path = filepath.Join(dir, "segue-other")
 	for _, command := range [][]string{
-		append([]string{compiler}, args...),
+		append([]string{cmp.Or(os.Getenv("BPF2GO_CC"), "clang")}, args...),
 		{"go", "build", "-buildvcs=false", "-overlay", overlay, "-o", path, "../../cmd/segue"},
 	} {
-		if out, err := exec.CommandContext(t.Context(), command[0], command[1:]...).CombinedOutput(); err != nil {
-			t.Fatalf("%s: %v\n%s", strings.Join(command, " "), err, out)
+		if out, err := exec.CommandContext(interrupted, command[0], command[1:]...).CombinedOutput(); err != nil {
+			return "", fmt.Errorf("%s: %w\n%s", strings.Join(command, " "), err, out)
 		}
 	}
-	return path
-}
+	return path, nil
+})
 
 // tcp holds TCP counters, summed over the client and all servers.
 type tcp struct {

@@ -26,13 +26,13 @@ import (
 // thousand connections.
 const longestThink = 500 * time.Millisecond
 
-// think returns the time between two requests on each of n connections. Together they make 500
+// think returns the time between two requests on each of n connections. Together they make 250
 // requests per second, or more if there are many connections. This leaves CPU time for the tested
 // programs, and for other tests.
-func think(n int) time.Duration { return min(time.Duration(2*n)*time.Millisecond, longestThink) }
+func think(n int) time.Duration { return min(time.Duration(4*n)*time.Millisecond, longestThink) }
 
 // visitorsRest is the time between two requests of a visitor.
-const visitorsRest = 10 * time.Millisecond
+const visitorsRest = 30 * time.Millisecond
 
 // connection is an HTTP connection that makes requests at intervals until it ends.
 type connection struct {

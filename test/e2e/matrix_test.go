@@ -12,7 +12,7 @@ import (
 )
 
 // TestEveryEncapsulation sends requests for every encapsulation, family and protocol, through both
-// balancers.
+// balancers. The datagrams of a flow go to one server.
 func TestEveryEncapsulation(t *testing.T) {
 	t.Parallel()
 	whole := lab.DefaultTopology()
@@ -38,6 +38,9 @@ func TestEveryEncapsulation(t *testing.T) {
 					t.Errorf("%s served none of 60 requests: %v", server, served)
 				}
 			}
+			if s.Protocol == desired.UDP {
+				requireTogether(t, l, s)
+			}
 		})
 	}
 	for _, name := range nodes(l, lab.RoleBalancer) {
@@ -57,26 +60,23 @@ func TestEveryEncapsulation(t *testing.T) {
 	requireNoDrops(t, l)
 }
 
-// TestDatagramsOfAFlowStayTogether checks that UDP flows keep their server.
-func TestDatagramsOfAFlowStayTogether(t *testing.T) {
-	t.Parallel()
-	l := up(t, topology("echo6-insert", "echo4-gre"))
-	for _, s := range l.Topology.Services {
-		for range 20 {
-			conn, err := l.Node("client").Dial(t.Context(), "udp", s.Address().String())
+// requireTogether requires that the datagrams of a flow go to one server.
+func requireTogether(t *testing.T, l *lab.Lab, s lab.Service) {
+	t.Helper()
+	for range 20 {
+		conn, err := l.Node("client").Dial(t.Context(), "udp", s.Address().String())
+		must(t, err)
+		first := ""
+		for range 10 {
+			server, err := exchange(conn, []byte("hello"))
 			must(t, err)
-			first := ""
-			for range 10 {
-				server, err := exchange(conn, []byte("hello"))
-				must(t, err)
-				if first == "" {
-					first = server
-				}
-				if server != first {
-					t.Errorf("%s: datagrams of %s went to %s and %s", s.Name, conn.LocalAddr(), first, server)
-				}
+			if first == "" {
+				first = server
 			}
-			conn.Close()
+			if server != first {
+				t.Errorf("%s: datagrams of %s went to %s and %s", s.Name, conn.LocalAddr(), first, server)
+			}
 		}
+		conn.Close()
 	}
 }

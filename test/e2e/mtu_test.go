@@ -13,14 +13,14 @@ import (
 	"github.com/segue-lb/segue/internal/lab"
 )
 
-const transferSize = lab.Size(10e6)
+const transferSize = lab.Size(1e6)
 
 // httpServices are the TCP services of the built-in topology.
 var httpServices = []string{
 	"http6-insert", "http6-encap", "http6-gre", "http6-ipip", "http4-encap", "http4-gre", "http4-ipip",
 }
 
-// transfer sends 10 MB to and from a service.
+// transfer sends 1 MB to and from a service.
 func transfer(t *testing.T, l *lab.Lab, s lab.Service) {
 	t.Helper()
 	c := newClient(l)

@@ -13,7 +13,7 @@ import (
 )
 
 // liveConnections is the number of open connections while a test changes the lab.
-const liveConnections = 1000
+const liveConnections = 500
 
 // mixed are services of different encapsulations and families, for tests that do not depend on the
 // encapsulation.

@@ -59,7 +59,7 @@ func startWatch(t *testing.T, l *lab.Lab, server string) *watch {
 }
 
 func (w *watch) run(ctx context.Context) {
-	tick := time.NewTicker(50 * time.Millisecond)
+	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
 	for {
 		select {

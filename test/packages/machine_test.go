@@ -19,6 +19,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/segue-lb/segue/internal/needs"
 	"github.com/segue-lb/segue/internal/testnet"
 )
@@ -94,12 +96,12 @@ type machine struct {
 	ended chan error
 }
 
-// bootMachine copies a root and boots it. It skips the test if systemd does not start here.
+// bootMachine boots a machine whose files are those of a root at first. It skips the test if systemd
+// does not start here.
 func bootMachine(t *testing.T, name, root string) *machine {
 	t.Helper()
 	needs.BPF(t)
-	m := &machine{name: name, root: filepath.Join(t.TempDir(), name), net: testnet.New(t), log: new(bytes.Buffer)}
-	run(t, "cp", "-a", "--reflink=auto", root, m.root)
+	m := &machine{name: name, root: overlay(t, root), net: testnet.New(t), log: new(bytes.Buffer)}
 	must(t, os.WriteFile(filepath.Join(m.root, "etc/hostname"), []byte(name+"\n"), 0o644))
 	m.boot(t)
 	t.Cleanup(func() {
@@ -109,6 +111,24 @@ func bootMachine(t *testing.T, name, root string) *machine {
 		}
 	})
 	return m
+}
+
+// overlay mounts a root for the duration of a test. Changes go to memory, and the root stays as it is.
+func overlay(t *testing.T, root string) (merged string) {
+	t.Helper()
+	dir := t.TempDir()
+	mount := func(kind, target, options string) {
+		t.Helper()
+		must(t, unix.Mount(kind, target, kind, 0, options))
+		t.Cleanup(func() { must(t, unix.Unmount(target, unix.MNT_DETACH)) })
+	}
+	mount("tmpfs", dir, "mode=0755")
+	upper, work, merged := filepath.Join(dir, "upper"), filepath.Join(dir, "work"), filepath.Join(dir, "root")
+	for _, folder := range []string{upper, work, merged} {
+		must(t, os.Mkdir(folder, 0o755))
+	}
+	mount("overlay", merged, fmt.Sprintf("lowerdir=%s,upperdir=%s,workdir=%s", root, upper, work))
+	return merged
 }
 
 // boot boots the machine, also again after powerOff. Its files and its network have stayed.

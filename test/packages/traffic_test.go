@@ -20,8 +20,10 @@ import (
 
 const (
 	liveConnections = 40
-	// newEvery and datagramEvery are the intervals between new connections and between datagrams.
-	newEvery      = 10 * time.Millisecond
+	// The intervals between round trips of a connection, between new connections, and between
+	// datagrams. TCP repeats a lost packet, so only datagrams show a short loss.
+	roundEvery    = 100 * time.Millisecond
+	newEvery      = 20 * time.Millisecond
 	datagramEvery = time.Millisecond
 )
 
@@ -126,7 +128,7 @@ func (l *load) stay(ctx context.Context, conn net.Conn) {
 			return
 		}
 		l.rounds.Add(1)
-		time.Sleep(10 * time.Millisecond) // the rate
+		time.Sleep(roundEvery)
 	}
 }
 

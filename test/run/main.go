@@ -113,6 +113,7 @@ var soak = []tier{
 			"-badlinks.connections=10000", "-cookies.downloads=999", "-history.changes=20",
 			"-history.servers=36", "-history.connections=400", "-flood=20s", "-flood.rate=0",
 			"-flood.syns=200000", "-reloads=40", "-iperf=500M", "-bgp.routers=frr,bird",
+			"-bgp.connections=1000", "-bgp.arrivals=200",
 		},
 	},
 	{
