@@ -55,6 +55,7 @@ func runAgent(ctx context.Context, file string, f *foreground) error {
 	}
 	defer lock.Close()
 	metrics, err := daemon.ListenMetrics(cfg.Metrics.Listen, "segue_agent", log)
+	removeLeft(log, runstate.RecordFile(cfg.Node.Instance), cfg.OverridesFile())
 	if err != nil {
 		return err
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/segue-lb/segue/internal/field"
 	"github.com/segue-lb/segue/internal/runstate"
 )
+	"github.com/segue-lb/segue/internal/wholefile"
 
 // foreground is what the commands that run in the foreground have in common.
 type foreground struct {
@@ -99,6 +100,16 @@ func lockInstance(name string) (*os.File, error) {
 }
 
 // logWarnings logs the warnings about a configuration.
+// removeLeft removes what earlier processes of an instance have left that died while they replaced one
+// of its files. The caller has the lock of the instance.
+func removeLeft(log *slog.Logger, files ...string) {
+	for _, file := range files {
+		if err := wholefile.RemoveLeft(file); err != nil && file != "" {
+			log.Warn("a temporary file of an earlier process stays", "file", file, "error", err)
+		}
+	}
+}
+
 func logWarnings(log *slog.Logger, warnings field.Errors) {
 	for _, warning := range warnings {
 		log.Warn("configuration", "warning", warning)

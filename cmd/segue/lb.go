@@ -27,6 +27,7 @@ import (
 	"github.com/segue-lb/segue/internal/generation"
 	"github.com/segue-lb/segue/internal/nexthop"
 	"github.com/segue-lb/segue/internal/runstate"
+	"github.com/segue-lb/segue/internal/store"
 )
 
 func newLB() *cobra.Command {
@@ -67,6 +68,8 @@ func runLB(ctx context.Context, file string, f *foreground) error {
 	}
 	defer lock.Close()
 	metrics, err := daemon.ListenMetrics(cfg.Metrics.Listen, "segue_lb", log)
+	removeLeft(log, runstate.RecordFile(cfg.Node.Instance), cfg.OverridesFile(),
+		generation.File(cfg.Node.State, cfg.Node.Instance), store.CacheFile(cfg.Node.State, cfg.Node.Instance))
 	if err != nil {
 		return err
 	}
