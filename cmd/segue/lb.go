@@ -62,6 +62,7 @@ func runLB(ctx context.Context, file string, f *foreground) error {
 	}
 	cfg := controller.Desired()
 	logWarnings(log, warnings)
+	logInvalid(log, controller.Invalid())
 	lock, err := lockInstance(cfg.Node.Instance)
 	if err != nil {
 		return err

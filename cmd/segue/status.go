@@ -311,6 +311,7 @@ func printConfiguration(out io.Writer, c *runstate.Configuration) {
 		}
 		fmt.Fprintf(out, "overrides: %s\n", names)
 	}
+	printInvalidOverrides(out, c.InvalidOverrides)
 	if c.Store != nil {
 		fmt.Fprintf(out, "store: version %s\n", c.Store.Version)
 		for _, problem := range c.Store.Problems {
@@ -325,6 +326,26 @@ func printConfiguration(out io.Writer, c *runstate.Configuration) {
 	for _, problem := range c.Refused.Problems {
 		fmt.Fprintf(out, "  %s\n", problem)
 	}
+}
+
+func printInvalidOverrides(out io.Writer, invalid []runstate.InvalidOverride) {
+	if len(invalid) == 0 {
+		return
+	}
+	fmt.Fprintln(out, "OVERRIDES ARE LEFT OUT, because they are invalid with the configuration file:")
+	for _, o := range invalid {
+		for _, problem := range o.Problems {
+			fmt.Fprintf(out, "  %s: %s\n", describeInvalid(&o.Override), problem)
+		}
+	}
+}
+
+// describeInvalid names an invalid override, or all overrides if their file cannot be read.
+func describeInvalid(o *desired.Override) string {
+	if o.Service == "" {
+		return "all"
+	}
+	return o.String()
 }
 
 // uncheckedLasts is how long status shows a health check that the host could not make. The process
