@@ -518,6 +518,8 @@ func printWarnings(out io.Writer, s *inspect.ServiceState) {
 			fmt.Fprintln(out, "NO REACHABLE SERVER: all servers that are not drained lack a next hop, and packets are dropped")
 		case inspect.ServerFailing:
 			fmt.Fprintln(out, "HEALTH CHECKS ARE IGNORED: all reachable servers fail them (fail open)")
+		case inspect.ServerUnreachable:
+			fmt.Fprintln(out, "ALL SERVERS ARE UNREACHABLE: no next hop answers, and new flows go there nevertheless (fail open)")
 		default: // causes found by probes
 			fmt.Fprintf(out, "TOO MANY SERVERS ARE %s: probes exclude at most a third of the servers, and none if all are unfit\n",
 				strings.ToUpper(string(cause)))

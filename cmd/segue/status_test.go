@@ -227,6 +227,10 @@ func troubledServices() []*inspect.ServiceState {
 		service("cut-off", 81, unresolved, inspect.ServerState{
 			Name: "c2", Slot: 6, Address: "fd00:5:0:6::/64", Condition: inspect.ServerUnresolved,
 		}),
+		service("no-answer", 82, []inspect.Condition{inspect.ServerUnreachable, inspect.ServerSilent}, inspect.ServerState{
+			Name: "c3", Slot: 8, Address: "fd00:5:0:8::/64", Condition: inspect.ServerUnreachable, Probed: true,
+			NextHop: &inspect.NextHop{MAC: "02:00:00:00:00:08", Ifindex: 2, Interface: "eth0", MTU: 1500},
+		}),
 	}
 }
 
