@@ -49,11 +49,13 @@ func runAgent(ctx context.Context, file string, f *foreground) error {
 	}
 	cfg := controller.Desired()
 	logWarnings(log, warnings)
+	logInvalid(log, controller.Invalid())
 	lock, err := lockInstance(cfg.Node.Instance)
 	if err != nil {
 		return err
 	}
 	defer lock.Close()
+	removeLeft(log, runstate.RecordFile(cfg.Node.Instance), cfg.OverridesFile())
 	metrics, err := daemon.ListenMetrics(cfg.Metrics.Listen, "segue_agent", log)
 	if err != nil {
 		return err

@@ -169,7 +169,7 @@ type checkedFile struct {
 	fixed    []desired.Setting
 	// overrides reads the file with the overrides of its instance. Warnings are those about the file,
 	// and then those about the overrides. It is nil for a lab.
-	overrides func() (warnings field.Errors, err error)
+	overrides func() (invalid []desired.InvalidOverride, warnings field.Errors, err error)
 	// inspect applies the strict rules. It is nil for a lab.
 	inspect func(path string, data []byte, host config.Host) ([]config.Finding, error)
 }
@@ -213,12 +213,15 @@ func parseFor(role string, data []byte, dir string) (checkedFile, error) {
 }
 
 // withOverrides returns checkedFile.overrides for a parser of files.
-func withOverrides[F any](
-	data []byte, parse func([]byte) (F, field.Errors, error),
-) func() (field.Errors, error) {
-	return func() (field.Errors, error) {
-		_, warnings, err := parse(data)
-		return warnings, err
+func withOverrides[D config.State[D]](
+	data []byte, parse func([]byte) (*config.Files[D], field.Errors, error),
+) func() ([]desired.InvalidOverride, field.Errors, error) {
+	return func() ([]desired.InvalidOverride, field.Errors, error) {
+		files, warnings, err := parse(data)
+		if err != nil {
+			return nil, nil, err
+		}
+		return files.Invalid, warnings, nil
 	}
 }
 
@@ -259,9 +262,16 @@ func checkAgainst(instance string, file checkedFile, warnings io.Writer) error {
 	if err := desired.CheckFixed(file.fixed, record.Fixed); err != nil {
 		return err
 	}
-	all, err := file.overrides()
+	invalid, all, err := file.overrides()
 	if err != nil {
 		return err
+	}
+	var left []desired.Override
+	for _, o := range record.Configuration.InvalidOverrides {
+		left = append(left, o.Override)
+	}
+	if problems := desired.NewlyInvalid(invalid, left); len(problems) > 0 {
+		return problems
 	}
 	printFileWarnings(warnings, all[len(file.warnings):])
 	return nil

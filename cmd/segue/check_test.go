@@ -274,6 +274,17 @@ services:
 			t.Fatal(err)
 		}
 		check(same, overrides+":2: overrides[0]: must have add, set or remove\n", "would refuse to reload it: 1 error")
+		invalid := []byte("overrides:\n- {service: web, set: {port: 99999}}\n")
+		if err := os.WriteFile(overrides, invalid, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		check(same, overrides+`:2: web.port "99999": must be a port from 1 to 65535, or all`+"\n", "would refuse to reload it: 1 error")
+		list, err := config.ParseOverrides(invalid)
+		if err != nil {
+			t.Fatal(err)
+		}
+		recorder.SetOverrides(nil, []desired.InvalidOverride{{Override: list[0]}})
+		check(same, fmt.Sprintf("%s\ninstance %q would reload it\n", valid, instance), "<nil>")
 		otherRole := fmt.Sprintf(files, instance, "")
 		if test.role == "agent" {
 			otherRole = fmt.Sprintf(files, instance, servers)

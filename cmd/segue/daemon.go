@@ -16,9 +16,11 @@ import (
 	"github.com/segue-lb/segue/internal/api"
 	"github.com/segue-lb/segue/internal/daemon"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/events"
 	"github.com/segue-lb/segue/internal/field"
 	"github.com/segue-lb/segue/internal/runstate"
+	"github.com/segue-lb/segue/internal/wholefile"
 )
 
 // foreground is what the commands that run in the foreground have in common.
@@ -98,10 +100,30 @@ func lockInstance(name string) (*os.File, error) {
 	return lock, err
 }
 
+// removeLeft removes what earlier processes of an instance have left that died while they replaced one
+// of its files. The caller has the lock of the instance.
+func removeLeft(log *slog.Logger, files ...string) {
+	for _, file := range files {
+		if err := wholefile.RemoveLeft(file); err != nil && file != "" {
+			log.Warn("a temporary file of an earlier process stays", "file", file, "error", err)
+		}
+	}
+}
+
 // logWarnings logs the warnings about a configuration.
 func logWarnings(log *slog.Logger, warnings field.Errors) {
 	for _, warning := range warnings {
 		log.Warn("configuration", "warning", warning)
+	}
+}
+
+// logInvalid logs the overrides that a start leaves out.
+func logInvalid(log *slog.Logger, invalid []desired.InvalidOverride) {
+	for _, o := range invalid {
+		for _, problem := range o.Texts() {
+			log.Error("an override is LEFT OUT, because it is invalid with the configuration file",
+				"override", describeInvalid(&o.Override), "error", problem)
+		}
 	}
 }
 

@@ -27,6 +27,7 @@ import (
 	"github.com/segue-lb/segue/internal/generation"
 	"github.com/segue-lb/segue/internal/nexthop"
 	"github.com/segue-lb/segue/internal/runstate"
+	"github.com/segue-lb/segue/internal/store"
 )
 
 func newLB() *cobra.Command {
@@ -61,11 +62,14 @@ func runLB(ctx context.Context, file string, f *foreground) error {
 	}
 	cfg := controller.Desired()
 	logWarnings(log, warnings)
+	logInvalid(log, controller.Invalid())
 	lock, err := lockInstance(cfg.Node.Instance)
 	if err != nil {
 		return err
 	}
 	defer lock.Close()
+	removeLeft(log, runstate.RecordFile(cfg.Node.Instance), cfg.OverridesFile(),
+		generation.File(cfg.Node.State, cfg.Node.Instance), store.CacheFile(cfg.Node.State, cfg.Node.Instance))
 	metrics, err := daemon.ListenMetrics(cfg.Metrics.Listen, "segue_lb", log)
 	if err != nil {
 		return err
@@ -85,13 +89,14 @@ func runLB(ctx context.Context, file string, f *foreground) error {
 	handler := api.NewStarting(controller)
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return socket.Run(ctx, handler) })
+	group.Go(func() error { return metrics.Run(ctx) })
 	if fleet != nil {
 		defer fleet.Close()
+		metrics.MustRegister(storeMetrics{fleet})
 		if err := awaitServices(ctx, fleet, recorder, log); err != nil {
 			return err
 		}
 		cfg = controller.Desired()
-		metrics.MustRegister(storeMetrics{fleet})
 	}
 	announcer, err := newAnnouncer(cfg, controller.Secrets(), f.hidesPins, log)
 	if err != nil {
@@ -132,7 +137,6 @@ func runLB(ctx context.Context, file string, f *foreground) error {
 		metrics.MustRegister(announcer)
 		group.Go(func() error { return announcer.Run(ctx, b.Abilities()) })
 	}
-	group.Go(func() error { return metrics.Run(ctx) })
 	group.Go(func() error {
 		select { // before, a change would wait for the balancer to run
 		case <-b.Ready():

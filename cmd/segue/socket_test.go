@@ -170,7 +170,7 @@ func startBalancer(t *testing.T) *process {
 		t.Fatal(err)
 	}
 	f := &follower[*desired.Balancer]{c.Desired()}
-	c.Attach(f, func([]desired.Override) {})
+	c.Attach(f, func([]desired.Override, []desired.InvalidOverride) {})
 	source := func() (*inspect.Snapshot, error) {
 		age := 0.
 		s := &inspect.Snapshot{FlowTable: inspect.FlowTable{Age: &age}}
@@ -217,7 +217,7 @@ func startAgentWith(t *testing.T, count func(drained bool) uint32) *process {
 		t.Fatal(err)
 	}
 	f := &follower[*desired.Agent]{c.Desired()}
-	c.Attach(f, func([]desired.Override) {})
+	c.Attach(f, func([]desired.Override, []desired.InvalidOverride) {})
 	source := func() (*agent.Snapshot, error) {
 		s := &agent.Snapshot{}
 		for _, service := range f.state.Services {

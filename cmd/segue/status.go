@@ -311,6 +311,7 @@ func printConfiguration(out io.Writer, c *runstate.Configuration) {
 		}
 		fmt.Fprintf(out, "overrides: %s\n", names)
 	}
+	printInvalidOverrides(out, c.InvalidOverrides)
 	if c.Store != nil {
 		fmt.Fprintf(out, "store: version %s\n", c.Store.Version)
 		for _, problem := range c.Store.Problems {
@@ -325,6 +326,26 @@ func printConfiguration(out io.Writer, c *runstate.Configuration) {
 	for _, problem := range c.Refused.Problems {
 		fmt.Fprintf(out, "  %s\n", problem)
 	}
+}
+
+func printInvalidOverrides(out io.Writer, invalid []runstate.InvalidOverride) {
+	if len(invalid) == 0 {
+		return
+	}
+	fmt.Fprintln(out, "OVERRIDES ARE LEFT OUT, because they are invalid with the configuration file:")
+	for _, o := range invalid {
+		for _, problem := range o.Problems {
+			fmt.Fprintf(out, "  %s: %s\n", describeInvalid(&o.Override), problem)
+		}
+	}
+}
+
+// describeInvalid names an invalid override, or all overrides if their file cannot be read.
+func describeInvalid(o *desired.Override) string {
+	if o.Service == "" {
+		return "all"
+	}
+	return o.String()
 }
 
 // uncheckedLasts is how long status shows a health check that the host could not make. The process
@@ -497,6 +518,8 @@ func printWarnings(out io.Writer, s *inspect.ServiceState) {
 			fmt.Fprintln(out, "NO REACHABLE SERVER: all servers that are not drained lack a next hop, and packets are dropped")
 		case inspect.ServerFailing:
 			fmt.Fprintln(out, "HEALTH CHECKS ARE IGNORED: all reachable servers fail them (fail open)")
+		case inspect.ServerUnreachable:
+			fmt.Fprintln(out, "ALL SERVERS ARE UNREACHABLE: no next hop answers, and new flows go there nevertheless (fail open)")
 		default: // causes found by probes
 			fmt.Fprintf(out, "TOO MANY SERVERS ARE %s: probes exclude at most a third of the servers, and none if all are unfit\n",
 				strings.ToUpper(string(cause)))

@@ -32,6 +32,13 @@ func someSnapshots() (before, after *inspect.Snapshot) {
 						{Service: "dns", Server: "d1", Set: desired.Fields{"drained": true}},
 						{Service: "web", Server: "s1", Set: desired.Fields{"drained": false, "weight": 10}},
 					},
+					InvalidOverrides: []runstate.InvalidOverride{
+						{
+							Override: desired.Override{Service: "web", Server: "s2", Set: desired.Fields{"weight": 5000}},
+							Problems: []string{`/state/lb.overrides.yaml:4: web/s2.weight "5000": must be a whole number from 0 to 1000`},
+						},
+						{Problems: []string{"/state/lb.overrides.yaml:4: overrides[2]: must have add, set or remove"}},
+					},
 					Refused: &runstate.Refusal{Time: time.Unix(920, 0).UTC(), Problems: []string{
 						`node.interface "eth1": a change from "eth0" needs a restart`,
 						`node.seed: a change needs a restart`,
@@ -219,6 +226,10 @@ func troubledServices() []*inspect.ServiceState {
 		}),
 		service("cut-off", 81, unresolved, inspect.ServerState{
 			Name: "c2", Slot: 6, Address: "fd00:5:0:6::/64", Condition: inspect.ServerUnresolved,
+		}),
+		service("no-answer", 82, []inspect.Condition{inspect.ServerUnreachable, inspect.ServerSilent}, inspect.ServerState{
+			Name: "c3", Slot: 8, Address: "fd00:5:0:8::/64", Condition: inspect.ServerUnreachable, Probed: true,
+			NextHop: &inspect.NextHop{MAC: "02:00:00:00:00:08", Ifindex: 2, Interface: "eth0", MTU: 1500},
 		}),
 	}
 }

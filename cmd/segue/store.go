@@ -462,6 +462,10 @@ var (
 		"1 if the store of the fleet answers, otherwise 0.", nil, nil)
 	storeFollowed = prometheus.NewDesc("segue_lb_store_followed",
 		"1 if the balancer follows the store, 0 if it keeps an earlier state or cannot follow the newest version.", nil, nil)
+	storeWaiting = prometheus.NewDesc("segue_lb_store_waiting",
+		"1 if the balancer has not started, because it knows no services of the store yet, otherwise 0.", nil, nil)
+	storeWaitingSince = prometheus.NewDesc("segue_lb_store_waiting_since_timestamp_seconds",
+		"Unix time since when the balancer waits for its services. It is absent when it has them.", nil, nil)
 	storeVersion = prometheus.NewDesc("segue_lb_store_change",
 		"The number of the last change: followed by the balancer, or the newest of the store.",
 		[]string{"state"}, nil)
@@ -470,7 +474,9 @@ var (
 )
 
 func (storeMetrics) Describe(descriptions chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{storeReachable, storeFollowed, storeVersion, storeLeader} {
+	for _, d := range []*prometheus.Desc{
+		storeReachable, storeFollowed, storeWaiting, storeWaitingSince, storeVersion, storeLeader,
+	} {
 		descriptions <- d
 	}
 }
@@ -481,7 +487,12 @@ func (m storeMetrics) Collect(metrics chan<- prometheus.Metric) {
 		metrics <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)
 	}
 	gauge(storeReachable, number(s.Reachable))
-	gauge(storeFollowed, number(s.Held == "" && !s.FromCache))
+	waits := s.Follows == (store.Version{})
+	gauge(storeFollowed, number(!waits && s.Held == "" && !s.FromCache))
+	gauge(storeWaiting, number(waits))
+	if waits {
+		gauge(storeWaitingSince, float64(s.Begun.UnixNano())/float64(time.Second))
+	}
 	gauge(storeVersion, float64(s.Follows.Change), "followed")
 	gauge(storeVersion, float64(s.Newest.Change), "newest")
 	gauge(storeLeader, number(s.IsLeader))

@@ -321,7 +321,7 @@ func (s *storeSite) serveFleet() (instance string, fleet *control.Fleet) {
 	if err := c.Fleet().First(s.t.Context(), func(store.Status) {}); err != nil {
 		s.t.Fatal(err)
 	}
-	c.Attach(runner{}, func([]desired.Override) {})
+	c.Attach(runner{}, func([]desired.Override, []desired.InvalidOverride) {})
 	c.starting.Start(api.Balancer{
 		Control: c.Balancer, Reload: c.Reload, Events: events.NewStream(),
 	}.Handler())

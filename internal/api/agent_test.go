@@ -51,7 +51,7 @@ func newAgent(t testing.TB) (a Agent, file string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.Attach(agentFollower{}, func([]desired.Override) {})
+	c.Attach(agentFollower{}, unreported)
 	source := func() (*agent.Snapshot, error) {
 		vip := netip.MustParseAddr("2001:db8:80::1")
 		return &agent.Snapshot{Services: []*agent.ServiceState{

@@ -17,7 +17,6 @@ import (
 	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/control"
-	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/events"
 )
 
@@ -52,7 +51,7 @@ func FuzzRequests(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	c.Attach(follower{}, func([]desired.Override) {})
+	c.Attach(follower{}, unreported)
 	handler := Balancer{
 		Control: c, Reload: c.Reload, Events: events.NewStream(),
 		Source: func() (*inspect.Snapshot, error) { return &inspect.Snapshot{}, nil },
@@ -70,11 +69,11 @@ func FuzzRequests(f *testing.F) {
 		for _, handler := range handlers {
 			sendAny(t, handler, gone, method, target, version, body)
 		}
-		if _, _, err := config.LoadBalancer(file); err != nil {
-			t.Fatalf("the balancer cannot start any more: %v", err)
+		if b, _, err := config.LoadBalancer(file); err != nil || len(b.Invalid) > 0 {
+			t.Fatalf("the balancer cannot start any more: %v %v", err, b)
 		}
-		if _, _, err := config.LoadAgent(agentFile); err != nil {
-			t.Fatalf("the agent cannot start any more: %v", err)
+		if a, _, err := config.LoadAgent(agentFile); err != nil || len(a.Invalid) > 0 {
+			t.Fatalf("the agent cannot start any more: %v %v", err, a)
 		}
 	})
 }

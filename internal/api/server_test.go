@@ -34,6 +34,9 @@ import (
 
 type follower struct{}
 
+// unreported is for tests that do not look at the overrides that the controller reports.
+func unreported([]desired.Override, []desired.InvalidOverride) {}
+
 func (follower) Reload(context.Context, *desired.Balancer, config.Secrets) error { return nil }
 
 func (follower) Follow(
@@ -88,7 +91,7 @@ func serveWith(
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.Attach(follower{}, func([]desired.Override) {})
+	c.Attach(follower{}, unreported)
 	stream := events.NewStream()
 	server := httptest.NewServer(Balancer{
 		Events:  stream,

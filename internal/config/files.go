@@ -26,7 +26,9 @@ type Files[D State[D]] struct {
 	Overrides []desired.Override // also those without effect
 	InForce   []desired.Override // those with an effect
 	Stored    []byte             // the text of the overrides; nil: there is no file
-	Secrets   Secrets            // of the files that the configuration file names; see ReadSecrets
+	// Invalid are overrides of the file that are left out, because they break a rule.
+	Invalid []desired.InvalidOverride
+	Secrets Secrets // of the files that the configuration file names; see ReadSecrets
 	// File is what the configuration file wants, and Desired what the overrides make of it. Both
 	// have all defaults and obey all rules. They can be the same.
 	File, Desired D
@@ -55,7 +57,8 @@ func ParseBalancerFiles(data []byte) (*BalancerFiles, field.Errors, error) {
 	case file.File.Store != nil: // it has the overrides
 		return file, unusedOverrides(file.File), nil
 	}
-	return file.withStoredOverrides()
+	changed, warnings := file.withStoredOverrides()
+	return changed, warnings, nil
 }
 
 // ParseAgentFiles is LoadAgent for the content of a configuration file.
@@ -64,21 +67,8 @@ func ParseAgentFiles(data []byte) (*AgentFiles, field.Errors, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	return file.withStoredOverrides()
-}
-
-// withStoredOverrides returns the files with the overrides in the file of overrides.
-func (f *Files[D]) withStoredOverrides() (*Files[D], field.Errors, error) {
-	overrides, stored, err := readOverrides(f.place)
-	if err != nil {
-		return nil, nil, err
-	}
-	changed, warnings, err := f.WithOverrides(overrides)
-	if err != nil {
-		return nil, nil, err
-	}
-	changed.Stored = stored
-	return changed, append(f.warnings, warnings...), nil
+	changed, warnings := file.withStoredOverrides()
+	return changed, warnings, nil
 }
 
 // unusedOverrides warns about overrides from the time before a balancer had a store.
@@ -185,17 +175,21 @@ func (f *Files[D]) WithOverrides(
 
 // refuseServers returns an error for each override of a server, if these are the files of an agent.
 func (f *Files[D]) refuseServers(overrides []desired.Override) (problems field.Errors) {
-	if _, isAgent := any(f.File).(*desired.Agent); !isAgent {
-		return nil
-	}
-	for _, o := range overrides {
-		if o.Server != "" {
-			problems = append(problems, &field.Error{
-				Line: o.Line, Path: o.Target(), Problem: "services of an agent have no servers",
-			})
+	for i := range overrides {
+		if problem := f.refuseServer(&overrides[i]); problem != nil {
+			problems = append(problems, problem)
 		}
 	}
 	return problems
+}
+
+func (f *Files[D]) refuseServer(o *desired.Override) *field.Error {
+	if _, isAgent := any(f.File).(*desired.Agent); !isAgent || o.Server == "" {
+		return nil
+	}
+	return &field.Error{
+		Line: o.Line, Path: o.Target(), Problem: "services of an agent have no servers",
+	}
 }
 
 // newWarnings returns the warnings that are not among known ones.

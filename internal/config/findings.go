@@ -30,6 +30,7 @@ type inspection struct {
 	file     string // path of the file
 	rule     string // the rule that is looking
 	findings []Finding
+	invalid  []desired.InvalidOverride // of the file
 }
 
 // findf adds a finding about a field. The format gives the reason, and the cure after a semicolon.
@@ -56,13 +57,29 @@ func Rules() []string {
 // lines. The error is that of ParseBalancer.
 func InspectBalancer(path string, data []byte, host Host) ([]Finding, error) {
 	b, d := readBalancer(data)
-	return inspect(&inspection{document: d, host: host, file: path}, b, balancerRules)
+	return inspect(&inspection{
+		document: d, host: host, file: path, invalid: invalidOf(data, ParseBalancerFiles),
+	}, b, balancerRules)
 }
 
 // InspectAgent is InspectBalancer for an agent's file.
 func InspectAgent(path string, data []byte, host Host) ([]Finding, error) {
 	a, d := readAgent(data)
-	return inspect(&inspection{document: d, host: host, file: path}, a, agentRules)
+	return inspect(&inspection{
+		document: d, host: host, file: path, invalid: invalidOf(data, ParseAgentFiles),
+	}, a, agentRules)
+}
+
+// invalidOf returns the overrides that a start with a file leaves out. There are none if the file is
+// invalid.
+func invalidOf[D State[D]](
+	data []byte, parse func([]byte) (*Files[D], field.Errors, error),
+) []desired.InvalidOverride {
+	files, _, err := parse(data)
+	if err != nil {
+		return nil
+	}
+	return files.Invalid
 }
 
 func inspect[T any](i *inspection, desired *T, rules []rule[T]) ([]Finding, error) {

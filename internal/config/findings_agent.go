@@ -17,6 +17,7 @@ var agentRules = []rule[desired.Agent]{
 	{"tunnels", (*inspection).openTunnels},
 	{"signal-key", (*inspection).noTags},
 	{"key-file", func(i *inspection, a *desired.Agent) { i.keyFile(a.Node.SignalKey) }},
+	{"overrides", func(i *inspection, a *desired.Agent) { i.invalidOverrides(a.OverridesFile()) }},
 	{"writable", (*inspection).writableAgentFiles},
 	{"metrics-listen", func(i *inspection, a *desired.Agent) { i.metricsEverywhere(a.Metrics) }},
 	{"poll-listen", func(i *inspection, a *desired.Agent) {

@@ -18,6 +18,7 @@ var balancerRules = []rule[desired.Balancer]{
 	}},
 	{"signal-key", (*inspection).unsignedSignals},
 	{"key-file", (*inspection).balancerKeyFiles},
+	{"overrides", func(i *inspection, b *desired.Balancer) { i.invalidOverrides(b.OverridesFile()) }},
 	{"writable", (*inspection).writableBalancerFiles},
 	{"metrics-listen", func(i *inspection, b *desired.Balancer) { i.metricsEverywhere(b.Metrics) }},
 	{"state", func(i *inspection, b *desired.Balancer) {

@@ -59,6 +59,21 @@ func (i *inspection) passwordFile(path, file string) {
 	}
 }
 
+// invalidOverrides finds overrides that a start would leave out.
+func (i *inspection) invalidOverrides(file string) {
+	if file == "" || unix.Access(file, unix.R_OK) != nil {
+		return
+	}
+	for _, o := range i.invalid {
+		for _, problem := range o.Problems {
+			found := *problem
+			found.Problem += ": a reload is refused, and a start leaves the override out; correct the file, or " +
+				"edit the override"
+			i.findings = append(i.findings, Finding{&found, i.rule})
+		}
+	}
+}
+
 // writable finds a file or directory that users other than root, and other than the user who
 // checks, can change or replace. The path may be empty.
 func (i *inspection) writable(path, file, what string) {

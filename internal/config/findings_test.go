@@ -97,7 +97,7 @@ func checkFindings(
 }
 
 // needsFiles are the rules of TestFindingsOfFiles.
-var needsFiles = []string{"writable", "key-file"}
+var needsFiles = []string{"writable", "key-file", "overrides"}
 
 // TestFindings checks that each rule finds what it is for, and nothing else.
 func TestFindings(t *testing.T) {

@@ -5,6 +5,7 @@ package config
 import (
 	"maps"
 	"reflect"
+	"slices"
 	"strings"
 
 	"go.yaml.in/yaml/v4"
@@ -14,9 +15,9 @@ import (
 )
 
 // FollowingFile returns the files with the overrides that make the services those of another
-// configuration file. Services and servers that an override drains stay drained. Other sections of
-// the file have no effect: there is a warning if they differ from those in force. The error is of type
-// field.Errors.
+// configuration file. Services and servers that an override drains stay drained, unless the file makes
+// that impossible. Other sections of the file have no effect: there is a warning if they differ from
+// those in force. Invalid overrides are gone. The error is of type field.Errors.
 func (f *Files[D]) FollowingFile(text []byte) (*Files[D], field.Errors, error) {
 	root, problem := parse(text)
 	if problem != nil {
@@ -29,12 +30,13 @@ func (f *Files[D]) FollowingFile(text []byte) (*Files[D], field.Errors, error) {
 	}
 	after := itemsOf(wanted.Items(), root)
 	overrides := differences(itemsOf(f.File.Items(), f.root), after)
-	overrides = keepDrains(overrides, f.InForce, after)
+	overrides, ended := keepDrains(overrides, f.InForce, after)
 	next, warnings, err := f.WithOverrides(overrides)
 	if err != nil {
 		return nil, nil, err
 	}
-	return next, append(f.otherSections(wanted), warnings...), nil
+	next.Invalid = nil
+	return next, slices.Concat(f.otherSections(wanted), ended, warnings), nil
 }
 
 // section is a section of a configuration file other than services. It is about one process alone.
@@ -182,8 +184,11 @@ func patch(from, to map[string]any) map[string]any {
 	return changes
 }
 
-// keepDrains adds the drains of overrides that were in force to others, for what there is.
-func keepDrains(overrides, inForce []desired.Override, wanted *items) []desired.Override {
+// keepDrains adds the drains of overrides that were in force to others, for what there is. It warns
+// about the drains that end, because the service cannot be drained any more.
+func keepDrains(
+	overrides, inForce []desired.Override, wanted *items,
+) (kept []desired.Override, ended field.Errors) {
 	at := map[target]int{} // indexes in overrides
 	for i, o := range overrides {
 		at[target{o.Service, o.Server}] = i
@@ -191,6 +196,11 @@ func keepDrains(overrides, inForce []desired.Override, wanted *items) []desired.
 	for _, o := range inForce {
 		t := target{o.Service, o.Server}
 		if !o.Drains() || !wanted.has(t) {
+			continue
+		}
+		if s, isAgent := wanted.list[wanted.at[t]].Value.(desired.AgentService); isAgent && !s.Hunts() {
+			ended.Addf(o.Target(), "the drain ends, because balancers do not ask the servers of a service that "+
+				"does not hunt: drain the server at the balancers")
 			continue
 		}
 		i, ok := at[t]
@@ -206,5 +216,5 @@ func keepDrains(overrides, inForce []desired.Override, wanted *items) []desired.
 		set["drained"] = true
 		overrides[i].Set = set
 	}
-	return overrides
+	return overrides, ended
 }

@@ -170,7 +170,7 @@ func (m *merger) inForce() (effective []desired.Override, warnings field.Errors)
 // are about a service or a server with an override: by the line of the override, and by the path of
 // the field from its target. Paths of the merged document have indexes that no file has.
 func (m *merger) translated(problems field.Errors, root *yaml.Node) field.Errors {
-	services := elements(child(resolved(root.Content[0]), "services"))
+	services := servicesOf(root)
 	all := make(field.Errors, len(problems))
 	for i, problem := range problems {
 		all[i] = m.translatedOne(problem, services)
@@ -181,33 +181,48 @@ func (m *merger) translated(problems field.Errors, root *yaml.Node) field.Errors
 func (m *merger) translatedOne(problem *field.Error, services []*yaml.Node) *field.Error {
 	t := *problem
 	t.Line = 0
-	service, rest := indexed(problem.Path, "services")
-	if service < 0 || service >= len(services) {
+	at := m.placeOf(problem.Path, services)
+	if at.target.Service == "" {
 		return &t
 	}
-	target := desired.Override{Service: nameOf(services[service])}
-	own := -1
-	overrides := m.services[target.Service]
+	if at.override >= 0 {
+		t.Line = m.overrides[at.override].Line
+	}
+	t.Path = at.target.Target()
+	if at.rest != "" {
+		t.Path = field.Child(t.Path, at.rest)
+	}
+	return &t
+}
+
+// mergedPlace is a place in a merged document.
+type mergedPlace struct {
+	target   desired.Override // only its names; empty: the place is not in a service
+	rest     string           // the path from the target
+	override int              // index of the override of the server or else of the service; -1: none
+}
+
+func (m *merger) placeOf(path string, services []*yaml.Node) *mergedPlace {
+	at := &mergedPlace{override: -1}
+	service, rest := indexed(path, "services")
+	if service < 0 || service >= len(services) {
+		return at
+	}
+	at.target.Service, at.rest = nameOf(services[service]), rest
+	overrides := m.services[at.target.Service]
 	if overrides != nil {
-		own = overrides.own
+		at.override = overrides.own
 	}
 	servers := elements(child(resolved(services[service]), "servers"))
 	if i, below := indexed(rest, "servers"); i >= 0 && i < len(servers) {
-		target.Server, rest = nameOf(servers[i]), below
+		at.target.Server, at.rest = nameOf(servers[i]), below
 		if overrides != nil {
-			if of, ok := overrides.servers[target.Server]; ok {
-				own = of
+			if of, ok := overrides.servers[at.target.Server]; ok {
+				at.override = of
 			}
 		}
 	}
-	if own >= 0 {
-		t.Line = m.overrides[own].Line
-	}
-	t.Path = target.Target()
-	if rest != "" {
-		t.Path = field.Child(t.Path, rest)
-	}
-	return &t
+	return at
 }
 
 // indexed takes apart a path such as list[2].rest. The index is -1 if the path does not begin so.

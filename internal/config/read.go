@@ -12,9 +12,9 @@ import (
 	"github.com/segue-lb/segue/internal/field"
 )
 
-// LoadBalancer reads a balancer's configuration file, and the overrides of its instance. Warnings
-// are about valid settings that are rarely intended. The error is of type field.Errors, or that of
-// reading a file.
+// LoadBalancer reads a balancer's configuration file, and the overrides of its instance, of which it
+// leaves out the invalid ones. Warnings are about valid settings that are rarely intended. The error
+// is of type field.Errors, or that of reading the configuration file.
 func LoadBalancer(path string) (*BalancerFiles, field.Errors, error) {
 	return load(path, ParseBalancerFiles)
 }

@@ -490,9 +490,12 @@ func TestLoadOverrides(t *testing.T) {
 		t.Errorf("warnings %q, want %q", warnings, want)
 	}
 	write("edge-1.overrides.yaml", "overrides:\n- {service: web, server: s2, set: {drained: maybe}}\n")
-	_, _, err = LoadBalancer(file)
+	files, _, err := LoadBalancer(file)
+	if err != nil {
+		t.Fatal(err)
+	}
 	want = overrides + `:2: web/s2.drained "maybe": must be true or false`
-	if err == nil || err.Error() != want {
-		t.Errorf("error %v, want %s", err, want)
+	if len(files.Invalid) != 1 || files.Invalid[0].Problems.Error() != want || drained() {
+		t.Errorf("invalid %v, want %s", files.Invalid, want)
 	}
 }

@@ -119,3 +119,25 @@ services:
 		t.Errorf("the agent follows %s, want true 4", got)
 	}
 }
+
+// A file makes a drained service one that does not hunt. The drain ends, with a warning.
+func TestApplyFileEndsDrain(t *testing.T) {
+	s := newAgentSite(t)
+	s.change(drain("", true), Edit{Service: "tls", Set: desired.Fields{"drained": true}})
+	const file = `
+services:
+- {name: web, vip: "2001:db8:80::1", port: 80, protocol: udp}
+- {name: tls, vip: "2001:db8:80::1", port: 443, protocol: tcp}
+`
+	result, err := s.ApplyFile(t.Context(), []byte(file), Terms{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := "web: the drain ends, because balancers do not ask the servers of a service that does not hunt: " +
+		"drain the server at the balancers"; result.Warnings.Error() != want {
+		t.Errorf("warnings %v, want %s", result.Warnings, want)
+	}
+	if want := "[web (default accept, protocol udp) tls (default accept, drained)]"; s.overrides() != want {
+		t.Errorf("overrides %s, want %s", s.overrides(), want)
+	}
+}

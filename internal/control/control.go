@@ -44,12 +44,14 @@ type Controller[D config.State[D]] struct {
 	// keeper keeps the overrides instead of a file; nil: they are in a file.
 	keeper keeper[D]
 
-	mu      sync.Mutex
-	runner  Runner[D]
-	inForce *config.Files[D]
-	// onChange gets the overrides after each change.
-	onChange func([]desired.Override)
+	mu       sync.Mutex
+	runner   Runner[D]
+	inForce  *config.Files[D]
+	onChange Report
 }
+
+// Report gets the overrides after each change: those in force, and those that are left out.
+type Report func(inForce []desired.Override, invalid []desired.InvalidOverride)
 
 // keeper keeps the overrides of a controller, and makes its changes.
 type keeper[D config.State[D]] interface {
@@ -69,8 +71,8 @@ type Balancer struct {
 	fleet *Fleet // nil: the services come from the file
 }
 
-// LoadBalancer reads a balancer's configuration file and its overrides. Warnings and errors are
-// those of config.LoadBalancer.
+// LoadBalancer reads a balancer's configuration file and its overrides. It leaves out invalid
+// overrides (Invalid). Warnings and errors are those of config.LoadBalancer.
 func LoadBalancer(file string) (*Balancer, field.Errors, error) {
 	var b Balancer
 	warnings, err := b.start(file, config.LoadBalancer)
@@ -94,7 +96,7 @@ func LoadAgent(file string) (*Agent, field.Errors, error) {
 func (c *Controller[D]) start(
 	file string, load func(string) (*config.Files[D], field.Errors, error),
 ) (warnings field.Errors, err error) {
-	c.file, c.load, c.onChange = file, load, func([]desired.Override) {}
+	c.file, c.load, c.onChange = file, load, func([]desired.Override, []desired.InvalidOverride) {}
 	c.inForce, warnings, err = c.read()
 	return warnings, err
 }
@@ -121,7 +123,7 @@ func versionOf[D config.State[D]](f *config.Files[D]) string {
 	sum := sha256.New()
 	fmt.Fprintf(sum, "%d\n", len(f.Text))
 	sum.Write(f.Text)
-	for _, o := range f.Overrides {
+	for _, o := range storedBy(f) {
 		text, err := json.Marshal(o)
 		if err != nil {
 			panic(err) // overrides have only what JSON can express
@@ -129,6 +131,15 @@ func versionOf[D config.State[D]](f *config.Files[D]) string {
 		sum.Write(text)
 	}
 	return hex.EncodeToString(sum.Sum(nil)[:8])
+}
+
+// storedBy returns the overrides that belong into the file of overrides.
+func storedBy[D config.State[D]](f *config.Files[D]) []desired.Override {
+	all := slices.Clone(f.Overrides)
+	for _, o := range f.Invalid {
+		all = append(all, o.Override)
+	}
+	return all
 }
 
 // Desired returns the desired state in force. The caller must not change it.
@@ -152,17 +163,26 @@ func (c *Controller[D]) InForce() (D, []desired.Override) {
 	return c.inForce.Desired, c.inForce.InForce
 }
 
-// Attach makes the controller change a process, and report the overrides in force to a function: now,
-// and after each change.
-func (c *Controller[D]) Attach(runner Runner[D], onChange func([]desired.Override)) {
+// Invalid returns the overrides that are left out, because they are invalid with the configuration
+// file. They stay in the file of overrides until they are edited or reset.
+func (c *Controller[D]) Invalid() []desired.InvalidOverride {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.inForce.Invalid
+}
+
+// Attach makes the controller change a process, and report the overrides to a function: now, and
+// after each change.
+func (c *Controller[D]) Attach(runner Runner[D], onChange Report) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.runner, c.onChange = runner, onChange
-	onChange(c.inForce.InForce)
+	onChange(c.inForce.InForce, c.inForce.Invalid)
 }
 
 // Reload reads all files again and makes the process follow them. If it returns an error, the state
-// before stays in force.
+// before stays in force. An override that has become invalid is an error, unless the start has left it
+// out already.
 func (c *Controller[D]) Reload(ctx context.Context) (warnings field.Errors, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -173,6 +193,9 @@ func (c *Controller[D]) Reload(ctx context.Context) (warnings field.Errors, err 
 	if c.keeper != nil {
 		return c.keeper.Reload(ctx, next)
 	}
+	if problems := c.newlyInvalid(next); len(problems) > 0 {
+		return nil, problems
+	}
 	if err := c.runner.Reload(ctx, next.Desired, next.Secrets); err != nil {
 		return nil, err
 	}
@@ -180,9 +203,17 @@ func (c *Controller[D]) Reload(ctx context.Context) (warnings field.Errors, err 
 	return warnings, nil
 }
 
+func (c *Controller[D]) newlyInvalid(next *config.Files[D]) field.Errors {
+	var left []desired.Override
+	for _, o := range c.inForce.Invalid {
+		left = append(left, o.Override)
+	}
+	return desired.NewlyInvalid(next.Invalid, left)
+}
+
 func (c *Controller[D]) enforce(next *config.Files[D]) {
 	c.inForce = next
-	c.onChange(next.InForce)
+	c.onChange(next.InForce, next.Invalid)
 }
 
 // Overrides returns all overrides, also those without effect, and the version of the desired state.
@@ -301,7 +332,7 @@ func (c *Controller[D]) prepare(next *config.Files[D]) (*wholefile.Pending, erro
 	if path == "" {
 		return nil, errors.New("the process has no directory for its state, so overrides cannot be stored")
 	}
-	text, err := yaml.Dump(desired.Overrides{Overrides: next.Overrides})
+	text, err := yaml.Dump(desired.Overrides{Overrides: storedBy(next)})
 	if err == nil {
 		err = os.MkdirAll(filepath.Dir(path), 0o755)
 	}

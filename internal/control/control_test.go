@@ -206,7 +206,8 @@ func testRefusedChange[D config.State[D]](t *testing.T, u subject[D]) {
 	})
 }
 
-// A reload that fails keeps the files of before for the next change. A start with such files fails.
+// A reload that fails keeps the files of before for the next change. A start with an invalid
+// configuration file fails, and a start with an invalid file of overrides goes without them.
 func TestReloadFails(t *testing.T) {
 	t.Run("balancer", func(t *testing.T) {
 		testReloadFails(t, server, func(file string) error { _, _, err := LoadBalancer(file); return err })
@@ -217,18 +218,12 @@ func TestReloadFails(t *testing.T) {
 }
 
 func testReloadFails[D config.State[D]](t *testing.T, u subject[D], start func(file string) error) {
-	requireRefused := func(s *site[D], want string) {
-		t.Helper()
-		if _, err := s.Reload(t.Context()); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("reload: error %v, want %s", err, want)
-		}
-		if err := start(s.file); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("start: error %v, want %s", err, want)
-		}
-	}
 	s := u.new(t)
 	s.write(s.file, "services: [")
-	requireRefused(s, s.file+":2")
+	s.refusesReload(s.file + ":2")
+	if err := start(s.file); err == nil || !strings.Contains(err.Error(), s.file+":2") {
+		t.Errorf("start: error %v", err)
+	}
 	s.change(drain(u.server, true))
 	u.requireFollowed(s, "true 3")
 
@@ -238,9 +233,78 @@ func testReloadFails[D config.State[D]](t *testing.T, u subject[D], start func(f
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.write(s.stored(), "overrides:\n- {service: web}\n")
-	requireRefused(s, s.stored()+":2: overrides[0]: must have add, set or remove")
+	const broken = "overrides:\n- {service: web}\n"
+	problem := s.stored() + ":2: overrides[0]: must have add, set or remove"
+	s.write(s.stored(), broken)
+	s.refusesReload(problem)
 	s.write(s.stored(), string(stored))
 	s.change(drain(u.server, false))
 	u.requireFollowed(s, "true 3", "false 3")
+
+	s.write(s.stored(), broken)
+	s.load()
+	if s.overrides() != "[]" || len(s.invalid) != 1 || s.invalid[0].Problems.Error() != problem {
+		t.Errorf("after a start: overrides %s, invalid %v", s.overrides(), s.invalid)
+	}
+	s.refusesReload(problem)
+	if err := s.refuses(s.stored(), drain(u.server, true)); !errors.Is(err, ErrStored) {
+		t.Error(err)
+	}
+}
+
+// A change of the configuration file makes an override invalid. A reload refuses that. A start leaves
+// the override out, and keeps it in its file until it is edited or reset.
+func TestInvalidOverrides(t *testing.T) {
+	s := newSite(t)
+	s.change(set("s1", desired.Fields{"address": "2001:db8:1::9"}), drain("s2", false))
+	s.edit("encapsulation: gre", "encapsulation: srv6-encap")
+	s.edit(`"2001:db8::1"]`, `"2001:db8::1"], locator: "fd00:6c:0:1::/64"`)
+	s.edit(`address: "2001:db8:1::1"`, `locator: "fd00:5:0:1::/64"`)
+	s.edit(`address: "2001:db8:1::2"`, `locator: "fd00:5:0:2::/64"`)
+	problem := `web/s1.address "2001:db8:1::9": not used by encapsulation srv6-encap`
+	s.refusesReload(problem)
+	s.requireOverrides("[web/s1 (address 2001:db8:1::9) web/s2 (not drained)]", 0)
+
+	s.load()
+	s.requireOverrides("[web/s2 (not drained)]", 1)
+	if _, err := s.Reload(t.Context()); err != nil {
+		t.Errorf("a reload of what the start has left out: %v", err)
+	}
+	s.requireOverrides("[web/s2 (not drained)]", 1)
+	s.change(set("s2", desired.Fields{"weight": 7}))
+	s.load()
+	s.requireOverrides("[web/s2 (not drained, weight 7)]", 1)
+	if got := s.invalid[0].Problems.Error(); !strings.HasPrefix(got, s.stored()) || !strings.HasSuffix(got, problem) {
+		t.Errorf("problem %s", got)
+	}
+	result := s.change(drain("s1", true))
+	if got := result.Warnings.Error(); !strings.Contains(got, "web/s1: the invalid override is gone: address") {
+		t.Errorf("warnings %s", got)
+	}
+	s.requireOverrides("[web/s2 (not drained, weight 7) web/s1 (drained)]", 0)
+	s.load()
+	s.requireOverrides("[web/s2 (not drained, weight 7) web/s1 (drained)]", 0)
+
+	s.write(s.stored(), "overrides:\n- {service: web, server: s1, set: {address: x}}\n")
+	s.load()
+	s.requireOverrides("[]", 1)
+	s.change(Edit{Service: "web", Server: "s1", Reset: true})
+	s.load()
+	s.requireOverrides("[]", 0)
+}
+
+// requireOverrides requires overrides in force, and a number of others that are left out.
+func (s *site[D]) requireOverrides(want string, invalid int) {
+	s.t.Helper()
+	if got := fmt.Sprint(s.reported); s.overrides() != want || got != want || len(s.invalid) != invalid {
+		s.t.Errorf("overrides %s, reported %s, want %s; %d invalid ones %v, want %d",
+			s.overrides(), got, want, len(s.invalid), s.invalid, invalid)
+	}
+}
+
+func (s *site[D]) refusesReload(want string) {
+	s.t.Helper()
+	if _, err := s.Reload(s.t.Context()); err == nil || !strings.Contains(err.Error(), want) {
+		s.t.Errorf("reload: error %v, want %s", err, want)
+	}
 }

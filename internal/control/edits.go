@@ -53,6 +53,7 @@ func edited[D config.State[D]](files *config.Files[D], edits []Edit) (*config.Fi
 	if problems := validate(edits); len(problems) > 0 {
 		return nil, nil, problems
 	}
+	files, replaced := withoutInvalid(files, edits)
 	d := newDraft(files)
 	for _, e := range edits {
 		if err := d.edit(e); err != nil {
@@ -64,9 +65,30 @@ func edited[D config.State[D]](files *config.Files[D], edits []Edit) (*config.Fi
 		return nil, nil, err
 	}
 	if trimmed, w, ok := d.trimmed(next); ok {
-		return trimmed, w, nil
+		next, warnings = trimmed, w
 	}
-	return next, warnings, nil
+	return next, append(replaced, warnings...), nil
+}
+
+// withoutInvalid returns files without the invalid overrides of what is edited: there is one override
+// of each service and server. The warnings name those overrides.
+func withoutInvalid[D config.State[D]](
+	files *config.Files[D], edits []Edit,
+) (others *config.Files[D], warnings field.Errors) {
+	next := *files
+	next.Invalid = nil
+	for _, o := range files.Invalid {
+		isEdited := func(e Edit) bool {
+			takesServers := e.Server == "" && (e.Reset || e.Remove)
+			return e.Service == o.Service && (e.Server == o.Server || takesServers)
+		}
+		if slices.ContainsFunc(edits, isEdited) {
+			warnings.Addf(o.Target(), "the invalid override is gone: %s", o.Does())
+			continue
+		}
+		next.Invalid = append(next.Invalid, o)
+	}
+	return &next, warnings
 }
 
 // validate checks the form of edits.

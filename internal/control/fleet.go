@@ -143,7 +143,7 @@ func (f *Fleet) Confirm(ctx context.Context, version string) error {
 }
 
 // Attach is as that of Controller, for a balancer that may be a member of a fleet.
-func (c *Balancer) Attach(member Member, onChange func([]desired.Override)) {
+func (c *Balancer) Attach(member Member, onChange Report) {
 	c.Controller.Attach(member, onChange)
 	if c.fleet != nil {
 		c.fleet.member = member

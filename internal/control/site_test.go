@@ -85,6 +85,7 @@ type site[D config.State[D]] struct {
 	file     string
 	runner   runner[D]
 	reported []desired.Override
+	invalid  []desired.InvalidOverride // likewise
 	// load starts another process.
 	load func()
 }
@@ -132,7 +133,9 @@ func writeSite[D config.State[D]](t testing.TB, text string) *site[D] {
 	return s
 }
 
-func (s *site[D]) report(all []desired.Override) { s.reported = all }
+func (s *site[D]) report(all []desired.Override, invalid []desired.InvalidOverride) {
+	s.reported, s.invalid = all, invalid
+}
 
 func (s *site[D]) write(path, content string) {
 	s.t.Helper()

@@ -97,6 +97,50 @@ func (o *Override) Does() string {
 	return strings.Join(does, ", ")
 }
 
+// InvalidOverride is an override with which a configuration file breaks a rule. A process that starts
+// leaves it out.
+type InvalidOverride struct {
+	// Override has no service if the file of overrides as a whole cannot be read.
+	Override
+	Problems field.Errors
+}
+
+// Texts returns the first problems, one each. The override of a service can have thousands.
+func (o *InvalidOverride) Texts() (texts []string) {
+	const most = 5
+	for _, problem := range o.Problems[:min(len(o.Problems), most)] {
+		texts = append(texts, problem.Error())
+	}
+	if more := len(o.Problems) - most; more > 0 {
+		texts = append(texts, fmt.Sprintf("and %d more", more))
+	}
+	return texts
+}
+
+// NewlyInvalid returns the problems of the overrides that are not among those that a process has left
+// out already.
+func NewlyInvalid(invalid []InvalidOverride, left []Override) (problems field.Errors) {
+	known := map[string]bool{}
+	for _, o := range left {
+		known[o.content()] = true
+	}
+	for _, o := range invalid {
+		if o.Service == "" || !known[o.content()] {
+			problems = append(problems, o.Problems...)
+		}
+	}
+	return problems
+}
+
+// content returns a text that equal overrides have in common, wherever they were read.
+func (o *Override) content() string {
+	text, err := json.Marshal(o)
+	if err != nil {
+		panic(err) // overrides have only what JSON can express
+	}
+	return string(text)
+}
+
 func describeSet(name string, value any) string {
 	switch v := value.(type) {
 	case nil:

@@ -24,6 +24,8 @@ type Configuration struct {
 	Read time.Time `json:"read"` // when the configuration in force was read
 	// Overrides are the overrides in force.
 	Overrides []desired.Override `json:"overrides,omitempty"`
+	// InvalidOverrides are left out.
+	InvalidOverrides []InvalidOverride `json:"invalid_overrides,omitempty"`
 	// Store is the condition of the connection to the store of a balancer's fleet. It is nil
 	// without a store.
 	Store *Store `json:"store,omitempty"`
@@ -33,6 +35,13 @@ type Configuration struct {
 	// Unchecked tells why the host of a balancer could not check servers the last time. It is nil if
 	// there was no such time.
 	Unchecked *Unchecked `json:"unchecked,omitempty"`
+}
+
+// InvalidOverride is an override that a process leaves out. It has no service if the file of overrides
+// as a whole cannot be read.
+type InvalidOverride struct {
+	desired.Override
+	Problems []string `json:"problems"` // as in the log, one each
 }
 
 // Unchecked is a health check that the host could not make.
@@ -159,11 +168,15 @@ func (r *Recorder) TrackReloads(reload func(context.Context) error) func(context
 	}
 }
 
-// SetOverrides records the overrides in force.
-func (r *Recorder) SetOverrides(overrides []desired.Override) {
+// SetOverrides records the overrides in force, and those that are left out.
+func (r *Recorder) SetOverrides(inForce []desired.Override, invalid []desired.InvalidOverride) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.record.Configuration.Overrides = overrides
+	r.record.Configuration.Overrides, r.record.Configuration.InvalidOverrides = inForce, nil
+	for _, o := range invalid {
+		r.record.Configuration.InvalidOverrides = append(r.record.Configuration.InvalidOverrides,
+			InvalidOverride{o.Override, o.Texts()})
+	}
 	r.write()
 }
 

@@ -117,10 +117,20 @@ store: {etcd: {endpoints: [%q], prefix: %s}}
 
 // start starts the process of a balancer.
 func (b *simulated) start() {
+	b.connect()
+	b.run()
+}
+
+// connect opens the connection of a balancer to the store.
+func (b *simulated) connect() {
 	var err error
 	if b.opened, err = Open(&b.file.File.Store.Etcd, b.name); err != nil {
 		b.fleet.t.Fatal(err)
 	}
+}
+
+// run starts the process of a balancer that has a connection.
+func (b *simulated) run() {
 	b.Follower = NewFollower(b.opened, b, b.file.File, b.history, slog.New(slog.DiscardHandler))
 	b.interval, b.deference = b.fleet.interval, b.fleet.deference
 	ctx, cancel := context.WithCancel(context.Background())

@@ -67,6 +67,8 @@ type Status struct {
 	// Reachable tells whether the store answers, and Since, when that began.
 	Reachable bool
 	Since     time.Time
+	// Begun is when the balancer began to follow the store, or to wait for it.
+	Begun time.Time
 	// Problem tells why the store does not answer.
 	Problem string
 	// Follows is the version that the balancer follows. FromCache tells that it comes from the
@@ -102,7 +104,8 @@ func NewFollower(
 		cache: CacheFile(cfg.Node.State, cfg.Node.Instance),
 		first: make(chan struct{}), confirms: make(chan confirmation), changed: make(chan struct{}),
 	}
-	f.status.Since, f.status.Problem = time.Now(), noAnswerYet
+	f.status.Begun, f.status.Problem = time.Now(), noAnswerYet
+	f.status.Since = f.status.Begun
 	var err error
 	if f.state, err = LoadCache(f.cache, s.prefix); err != nil {
 		log.Error("what the store had before is unknown: its first version is followed without a limit",

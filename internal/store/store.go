@@ -31,6 +31,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/grpclog"
+	"google.golang.org/grpc/stats"
 
 	"github.com/segue-lb/segue/internal/desired"
 )
@@ -58,11 +59,34 @@ const format = 1
 
 // Store is a connection to the store of a fleet. Several goroutines may use it.
 type Store struct {
-	client *clientv3.Client
-	causes *causes // of failures
-	prefix string  // ends with a slash
-	name   string  // of this host, in the store
+	client      *clientv3.Client
+	connections *connections
+	causes      *causes // of failures
+	prefix      string  // ends with a slash
+	name        string  // of this host, in the store
 }
+
+// connections counts the connections that were lost. A store is the same as before, and continues its
+// watches, as long as none was lost.
+type connections struct{ ended atomic.Int64 }
+
+func (c *connections) lost() int64 { return c.ended.Load() }
+
+// HandleConn is for the library.
+func (c *connections) HandleConn(_ context.Context, event stats.ConnStats) {
+	if _, isEnd := event.(*stats.ConnEnd); isEnd {
+		c.ended.Add(1)
+	}
+}
+
+// TagConn is for the library.
+func (*connections) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context { return ctx }
+
+// HandleRPC is for the library.
+func (*connections) HandleRPC(context.Context, stats.RPCStats) {}
+
+// TagRPC is for the library.
+func (*connections) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context { return ctx }
 
 // The library logs in a form of its own. Its errors reach the caller.
 func init() { grpclog.SetLoggerV2(grpclog.NewLoggerV2(io.Discard, io.Discard, io.Discard)) }
@@ -71,7 +95,7 @@ func init() { grpclog.SetLoggerV2(grpclog.NewLoggerV2(io.Discard, io.Discard, io
 // reachable. The name tells others who changes the store or holds the lease. Open returns an error
 // if a file of the configuration cannot be read.
 func Open(cfg *desired.Etcd, name string) (*Store, error) {
-	causes := newCauses()
+	causes, connections := newCauses(), &connections{}
 	var login login
 	settings := clientv3.Config{
 		Endpoints:            cfg.Endpoints,
@@ -89,6 +113,7 @@ func Open(cfg *desired.Etcd, name string) (*Store, error) {
 				MinConnectTimeout: longestDial,
 			}),
 			grpc.WithChainUnaryInterceptor(login.intercept),
+			grpc.WithStatsHandler(connections),
 		},
 	}
 	var err error
@@ -110,7 +135,7 @@ func Open(cfg *desired.Etcd, name string) (*Store, error) {
 		return nil, fmt.Errorf("store.etcd: %w", err)
 	}
 	login.isOpen.Store(true)
-	return &Store{client, causes, Prefix(cfg), name}, nil
+	return &Store{client, connections, causes, Prefix(cfg), name}, nil
 }
 
 // login makes the library forgo a token when it cannot get one. Without a token, the library gets one

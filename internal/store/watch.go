@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -70,12 +71,16 @@ func jittered(pause time.Duration) time.Duration { return pause/2 + rand.N(pause
 // errReadAnew tells that the content must be read anew, although the store answers.
 var errReadAnew = errors.New("the content is read anew")
 
+// errLost tells that the store may have become another one.
+var errLost = fmt.Errorf("%w: the store did not answer, and a connection was lost", errReadAnew)
+
 // follow reads the content and follows its changes until that is no longer possible. hasAnswered tells
 // whether the store has answered a probe meanwhile. A store that is too slow for probes would become
 // slower if all balancers soon read the content again.
 func (s *Store) follow(
 	ctx context.Context, emit func(*Snapshot), reachable func(error),
 ) (hasAnswered bool, err error) {
+	lost := s.connections.lost()
 	n, err := s.Read(ctx)
 	if err != nil {
 		return false, err
@@ -86,19 +91,38 @@ func (s *Store) follow(
 	seen := newLatest[position]() // which the watch has delivered
 	seen.put(n.position())
 	cluster, revision := n.cluster, n.revision // receive changes n from now on
-	group.Go(func() error { return s.receive(ctx, n, emit, seen) })
+	link := &link{connections: s.connections}
+	link.answered(lost)
+	group.Go(func() error { return s.receive(ctx, n, emit, seen, link) })
 	group.Go(func() error {
 		var err error
-		hasAnswered, err = s.probe(ctx, cluster, revision, seen)
+		hasAnswered, err = s.probe(ctx, cluster, revision, seen, link, reachable)
 		return err
 	})
 	err = group.Wait()
 	return hasAnswered, err
 }
 
+// link tells whether a store that has not answered is still the one that is being watched. After the
+// loss of a connection, the library resumes the watch. But the store may have been restored from a
+// backup meanwhile, and may have other changes with the same revisions.
+type link struct {
+	connections *connections
+	lost        atomic.Int64 // how many connections were lost before the last answer
+	isSlow      atomic.Bool  // a probe has had no answer since
+}
+
+// answered notes an answer to a request. lost is how many connections were lost before the request.
+func (l *link) answered(lost int64) {
+	l.isSlow.Store(false)
+	l.lost.Store(lost)
+}
+
+func (l *link) holds() bool { return l.connections.lost() == l.lost.Load() }
+
 // receive applies the events of a watch to the content.
 func (s *Store) receive(
-	ctx context.Context, n *Snapshot, emit func(*Snapshot), seen latest[position],
+	ctx context.Context, n *Snapshot, emit func(*Snapshot), seen latest[position], link *link,
 ) error {
 	events := s.client.Watch(clientv3.WithRequireLeader(ctx), s.prefix,
 		clientv3.WithPrefix(), clientv3.WithRev(n.revision+1), clientv3.WithProgressNotify())
@@ -107,6 +131,9 @@ func (s *Store) receive(
 			// Revisions that the watch has missed may be compacted, or the member of etcd has lost
 			// its majority.
 			return fmt.Errorf("%w: %w", errReadAnew, err)
+		}
+		if link.isSlow.Load() && !link.holds() {
+			return errLost
 		}
 		moved := false
 		for _, event := range response.Events {
@@ -127,11 +154,13 @@ func (s *Store) receive(
 	return errReadAnew
 }
 
-// probe asks the store again and again for its head and its release. It returns an error if the
-// store does not answer, if it is not the one that is being watched, or if the watch does not deliver
-// its changes. hasAnswered tells whether the store has answered before.
+// probe asks the store again and again for its head and its release, and reports whether it answers. A
+// store that is only slow stays the same, and so the watch goes on. probe returns an error if the
+// store cannot be reached, if it may be another one than the one that is being watched, or if the
+// watch does not deliver its changes. hasAnswered tells whether the store has answered before.
 func (s *Store) probe(
-	ctx context.Context, cluster uint64, revision int64, seen latest[position],
+	ctx context.Context, cluster uint64, revision int64, seen latest[position], link *link,
+	reachable func(error),
 ) (hasAnswered bool, err error) {
 	tick := time.NewTicker(probeInterval)
 	defer tick.Stop()
@@ -146,15 +175,20 @@ func (s *Store) probe(
 			continue
 		case <-tick.C:
 		}
+		lost := s.connections.lost()
 		now, err := s.ask(ctx)
 		if ctx.Err() != nil {
 			return hasAnswered, ctx.Err()
 		}
 		switch {
+		case errors.Is(err, errNoAnswer) && link.holds():
+			link.isSlow.Store(true)
+			reachable(err)
+			continue
 		case err != nil:
-			// The library would resume the watch. But the store may have been restored from a backup
-			// meanwhile, and may have other changes with the same revisions.
 			return hasAnswered, err
+		case link.isSlow.Load() && !link.holds():
+			return hasAnswered, errLost
 		case now.cluster != cluster || now.revision < revision, now.isBefore(delivered):
 			return hasAnswered, fmt.Errorf("%w: the store is another one, or was restored", errReadAnew)
 		case now.position == delivered:
@@ -164,6 +198,10 @@ func (s *Store) probe(
 		default:
 			missed++
 		}
+		if link.isSlow.Load() {
+			reachable(nil)
+		}
+		link.answered(lost)
 		revision, hasAnswered = now.revision, true
 	}
 }

@@ -8,6 +8,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 )
 
 // Write replaces a file, or creates it, with the given permissions. Readers see either the former
@@ -27,7 +29,7 @@ type Pending struct{ name, path string }
 
 // Prepare writes the new content of a file. If it returns an error, nothing is left to discard.
 func Prepare(path string, content []byte, permissions fs.FileMode) (*Pending, error) {
-	file, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".")
+	file, err := os.CreateTemp(filepath.Dir(path), prefixOf(path))
 	if err != nil {
 		return nil, err
 	}
@@ -37,6 +39,29 @@ func Prepare(path string, content []byte, permissions fs.FileMode) (*Pending, er
 		return nil, errors.Join(err, os.Remove(file.Name()))
 	}
 	return &Pending{file.Name(), path}, nil
+}
+
+// prefixOf returns the first part of the names under which the new content of a file is written. A
+// number follows it.
+func prefixOf(path string) string { return "." + filepath.Base(path) + "." }
+
+// RemoveLeft removes the new contents of a file that processes have left that ended before they
+// committed or discarded them. Nobody may be writing the file meanwhile.
+func RemoveLeft(path string) error {
+	dir := filepath.Dir(path)
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	errs := []error{err}
+	for _, entry := range entries {
+		number, isOurs := strings.CutPrefix(entry.Name(), prefixOf(path))
+		_, err := strconv.ParseUint(number, 10, 64)
+		if isOurs && err == nil && entry.Type().IsRegular() {
+			errs = append(errs, os.Remove(filepath.Join(dir, entry.Name())))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // Commit puts the new content into the file's place. If it returns an error, the former file stays.

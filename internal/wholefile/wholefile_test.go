@@ -5,6 +5,7 @@ package wholefile
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 )
 
@@ -64,5 +65,44 @@ func TestLinksAreNotFollowed(t *testing.T) {
 	}
 	if info, err := os.Lstat(path); err != nil || !info.Mode().IsRegular() {
 		t.Errorf("the link is now %v, error %v", info, err)
+	}
+}
+
+// Temporary files of processes that were killed are removed, and no others.
+func TestRemoveLeft(t *testing.T) {
+	directory := t.TempDir()
+	path := filepath.Join(directory, "file")
+	if err := Write(path, []byte("text"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Prepare(path, []byte("lost"), 0o644); err != nil { // and dies
+		t.Fatal(err)
+	}
+	stay := []string{".file", ".file.", ".file.5.old", ".file.mine", ".files.5", "file", "file.5"}
+	for _, name := range stay {
+		if err := os.WriteFile(filepath.Join(directory, name), nil, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Mkdir(filepath.Join(directory, ".file.7"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	stay = append(stay, ".file.7")
+	for range 2 {
+		if err := RemoveLeft(path); err != nil {
+			t.Error(err)
+		}
+	}
+	entries, err := os.ReadDir(directory)
+	var names []string
+	for _, entry := range entries {
+		names = append(names, entry.Name())
+	}
+	slices.Sort(stay)
+	if !slices.Equal(names, stay) || err != nil {
+		t.Errorf("there are %q, error %v; want %q", names, err, stay)
+	}
+	if err := RemoveLeft(filepath.Join(directory, "missing", "file")); err != nil {
+		t.Error(err)
 	}
 }

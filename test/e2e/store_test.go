@@ -8,11 +8,13 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/segue-lb/segue/internal/lab"
+	"github.com/segue-lb/segue/internal/store"
 	"github.com/segue-lb/segue/internal/store/etcdtest"
 )
 
@@ -186,6 +188,42 @@ func TestStore(t *testing.T) {
 		t.Errorf("store status: %s", out)
 	}
 	s.requireRefusal("lb2", "limit is 30 percent", "service", "remove", s.service.Name)
+	s.requireMetricsOfWaiting("lb1")
+}
+
+// requireMetricsOfWaiting starts a balancer that knows nothing of the store. Its metrics tell that it
+// waits, and since when.
+func (s *site) requireMetricsOfWaiting(balancer string) {
+	s.Helper()
+	p, node := s.lab.Process(balancer, "lb"), s.lab.Node(balancer).BalancerConfig().Node
+	must(s.T, p.Stop())
+	must(s.T, os.Remove(store.CacheFile(node.State, node.Instance)))
+	s.toStore((*etcdtest.Proxy).Cut, balancer)
+	began := time.Now()
+	started := make(chan error, 1)
+	go func() { started <- p.Start(s.Context()) }()
+	eventually(s.T, func() error {
+		metrics, err := s.lab.Node(balancer).Run(s.Context(), "curl", "-sS", "--fail", "http://127.0.0.1:9188/metrics")
+		if err != nil {
+			return err
+		}
+		if !strings.Contains(metrics, "\nsegue_lb_store_waiting 1\n") {
+			return fmt.Errorf("the metrics do not tell that the balancer waits:\n%s", metrics)
+		}
+		_, since, _ := strings.Cut(metrics, "\nsegue_lb_store_waiting_since_timestamp_seconds ")
+		seconds, err := strconv.ParseFloat(strings.Split(since, "\n")[0], 64)
+		if at := time.UnixMilli(int64(1000 * seconds)); err != nil || at.Before(began) || at.After(time.Now()) {
+			s.Errorf("waits since %s, error %v; want since %s", at, err, began)
+		}
+		return nil
+	})
+	s.toStore((*etcdtest.Proxy).Heal, balancer)
+	must(s.T, <-started)
+	metrics := command(s.T, s.lab, balancer, "curl", "-sS", "--fail", "http://127.0.0.1:9188/metrics")
+	if !strings.Contains(metrics, "\nsegue_lb_store_waiting 0\n") ||
+		strings.Contains(metrics, "segue_lb_store_waiting_since") {
+		s.Errorf("the metrics after the start:\n%s", metrics)
+	}
 }
 
 // requireRefusal runs segue on a node, which must fail.

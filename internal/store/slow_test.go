@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package store
+
+import (
+	"context"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/store/etcdtest"
+)
+
+// slowStore is a store that answers no transactions while it is slow, although its connections and its
+// watches work. It counts how often all keys are read.
+type slowStore struct {
+	clientv3.KV
+	isSlow atomic.Bool
+	reads  atomic.Int64
+}
+
+func (s *slowStore) Get(ctx context.Context, key string, options ...clientv3.OpOption) (*clientv3.GetResponse, error) {
+	if key == prefix+"/" {
+		s.reads.Add(1)
+	}
+	return s.KV.Get(ctx, key, options...)
+}
+
+func (s *slowStore) Txn(ctx context.Context) clientv3.Txn { return slowTxn{s.KV.Txn(ctx), s, ctx} }
+
+type slowTxn struct {
+	clientv3.Txn
+	store *slowStore
+	ctx   context.Context
+}
+
+func (t slowTxn) Then(operations ...clientv3.Op) clientv3.Txn {
+	return slowTxn{t.Txn.Then(operations...), t.store, t.ctx}
+}
+
+func (t slowTxn) If(conditions ...clientv3.Cmp) clientv3.Txn {
+	return slowTxn{t.Txn.If(conditions...), t.store, t.ctx}
+}
+
+func (t slowTxn) Commit() (*clientv3.TxnResponse, error) {
+	if t.store.isSlow.Load() {
+		<-t.ctx.Done()
+		return nil, t.ctx.Err()
+	}
+	return t.Txn.Commit()
+}
+
+// slowed is a fleet of which the last balancer has a slow store.
+func slowed(t *testing.T) (*fleet, *simulated, *slowStore, *etcdtest.Server) {
+	t.Helper()
+	server := etcdtest.Start(t)
+	f := newFleet(t, server.Endpoint())
+	f.add(server.Endpoint())
+	f.await(f.fill(service("web", 10)), time.Now())
+	b := f.member(desired.Etcd{Endpoints: []string{server.Endpoint()}, Prefix: prefix})
+	b.connect()
+	slow := &slowStore{KV: b.opened.client.KV}
+	b.opened.client.KV = slow
+	b.run()
+	f.balancers = append(f.balancers, b)
+	f.await(f.edit(add9(0)), time.Now())
+	if reads := slow.reads.Load(); reads != 1 {
+		t.Fatalf("all keys were read %d times at the start", reads)
+	}
+	return f, b, slow, server
+}
+
+// A slow store does not end the watch: the balancer reports the store, follows its changes meanwhile,
+// and does not read all keys again.
+func TestSlowAnswers(t *testing.T) {
+	t.Parallel()
+	f, b, slow, _ := slowed(t)
+	for i := range 2 {
+		slow.isSlow.Store(true)
+		b.await(func(s Status) bool { return !s.Reachable }, "notice that the store is slow")
+		f.await(f.edit(add9(i+1)), time.Now())
+		slow.isSlow.Store(false)
+		b.await(func(s Status) bool { return s.Reachable && s.Problem == "" }, "notice that the store answers")
+	}
+	f.await(f.edit(drain("web", "s1")), time.Now())
+	if reads := slow.reads.Load(); reads != 1 {
+		t.Errorf("all keys were read %d times", reads)
+	}
+}
+
+// A store is restored from a backup while it does not answer, and has more revisions than before when
+// it answers again. The watch goes on there, but the balancer has nothing of what was lost.
+func TestRestoredWhileSlow(t *testing.T) {
+	t.Parallel()
+	f, b, slow, server := slowed(t)
+	near := f.balancers[0]
+	server.Kill()
+	server.BackUp()
+	server.Run()
+	f.await(f.edit(add9(1)), time.Now())
+	slow.isSlow.Store(true)
+	b.await(func(s Status) bool { return !s.Reachable }, "notice that the store is slow")
+	server.Kill()
+	server.Restore()
+	server.Run()
+	f.mu.Lock()
+	clear(f.tables) // generations of the same numbers have other servers now
+	f.mu.Unlock()
+	var version Version
+	for i := range 10 {
+		version = f.edit(add9(i + 2))
+		f.await(version, time.Now(), near)
+	}
+	slow.isSlow.Store(false)
+	f.await(version, time.Now())
+	if got, want := b.servers("web"), near.servers("web"); !slices.Equal(got, want) {
+		t.Errorf("the balancer has %v, want %v", got, want)
+	}
+}
