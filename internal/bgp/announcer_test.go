@@ -596,6 +596,35 @@ func requireNextHop(t *testing.T, s *received, prefix, want string) {
 	}
 }
 
+// TestUncheckedServices: without results of health checks, no route is announced and none withdrawn.
+func TestUncheckedServices(t *testing.T) {
+	f := newFixture(t)
+	f.cfg.BGP.HoldDown = time.Hour
+	f.start(false, balancer.Ready, balancer.Unchecked)
+	f.router.await(0, routesAre(vip4))
+	f.awaitReason(vip6, Unchecked)
+	if log := f.log.String(); strings.Contains(log, "level=ERROR") || !strings.Contains(log,
+		`msg="route is not announced yet: no server has passed a health check" prefix=`+vip6+" services=six") {
+		t.Error("the log does not say so, or has an error")
+	}
+	f.tell(balancer.Ready, balancer.Ready)
+	f.router.await(0, routesAre(vip6, vip4))
+	f.tell(balancer.Unchecked, balancer.Unchecked)
+	f.tell(balancer.Unchecked, balancer.Unable)
+	f.router.await(0, routesAre(vip4)) // the first one would have gone before
+	f.tell(balancer.Unable, balancer.Unchecked)
+	f.router.await(0, routesAre())
+	f.stop()
+
+	f.start(true, balancer.Unchecked, balancer.Unchecked)
+	f.router.await(1, routesAre(vip6, vip4))
+	f.tell(balancer.Unchecked, balancer.Unable)
+	f.awaitReason(vip6, NotServed)
+	f.tell(balancer.Unchecked, balancer.Unchecked)
+	f.awaitReason(vip6, Unchecked)
+	f.router.await(1, routesAre(vip4))
+}
+
 // TestVIPs: a VIP is served as long as one of its services is.
 func TestVIPs(t *testing.T) {
 	t.Parallel()
@@ -608,6 +637,9 @@ func TestVIPs(t *testing.T) {
 		{[]desired.Announcement{""}, []balancer.Ability{balancer.Usable}, "not served"},
 		{[]desired.Announcement{"usable"}, []balancer.Ability{balancer.Usable}, "served"},
 		{[]desired.Announcement{"usable"}, []balancer.Ability{balancer.Unable}, "not served"},
+		{[]desired.Announcement{"usable"}, []balancer.Ability{balancer.Unchecked}, "unchecked"},
+		{[]desired.Announcement{"", ""}, []balancer.Ability{balancer.Unchecked, balancer.Usable}, "unchecked"},
+		{[]desired.Announcement{"", "never"}, []balancer.Ability{balancer.Unable, balancer.Unchecked}, "not served"},
 		{[]desired.Announcement{"never"}, []balancer.Ability{balancer.Ready}, "none"},
 		{[]desired.Announcement{"", ""}, []balancer.Ability{balancer.Unable, balancer.Ready}, "served"},
 		{[]desired.Announcement{"", ""}, []balancer.Ability{balancer.Ready, balancer.Unable}, "served"},
@@ -623,8 +655,11 @@ func TestVIPs(t *testing.T) {
 			if v.hasPeer {
 				t.Error("there is no peer")
 			}
-			if got = "not served"; v.isServed {
+			switch got = "not served"; {
+			case v.isServed:
 				got = "served"
+			case v.isUnchecked:
+				got = "unchecked"
 			}
 		}
 		if got != test.want {

@@ -150,15 +150,15 @@ func TestStreak(t *testing.T) {
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			s := streak{healthy: true}
+			var s streak
 			for i, success := range test.checks {
-				before := s.healthy
+				before := s.state
 				changed := s.observe(success, test.rise, test.fall)
-				if s.healthy != test.want[i] {
-					t.Errorf("check %d: healthy is %v, want %v", i, s.healthy, test.want[i])
+				if s.state != stateOf(test.want[i]) {
+					t.Errorf("check %d: state %v, want %v", i, s.state, stateOf(test.want[i]))
 				}
-				if changed != (before != s.healthy) {
-					t.Errorf("check %d: changed is %v from %v to %v", i, changed, before, s.healthy)
+				if changed != (before != s.state) {
+					t.Errorf("check %d: changed is %v from %v to %v", i, changed, before, s.state)
 				}
 			}
 		})
@@ -178,6 +178,54 @@ func TestUpdatesOnChangeOnly(t *testing.T) {
 		expect(t, "successes", pass(c, 2*time.Second),
 			Result{"web", "bad", true, "successful checks: 2"})
 		expect(t, "more successes", pass(c, time.Minute))
+	})
+}
+
+// The first success of a target about which nothing is known counts at once. A failure counts as for
+// a healthy target.
+func TestUncheckedTarget(t *testing.T) {
+	f := newFake()
+	f.set("bad", errDown)
+	f.set("flaky", errDown)
+	simulate(t, f, func(t *testing.T, c *Checker) {
+		var targets []Target
+		for _, server := range []string{"good", "bad", "flaky"} {
+			unchecked := target(server)
+			unchecked.State = Unchecked
+			targets = append(targets, unchecked)
+		}
+		c.SetTargets(t.Context(), targets)
+		const reason = "the first successful check"
+		expect(t, "the first checks", pass(c, 0), Result{"web", "good", true, reason})
+		c.SetTargets(t.Context(), targets)
+		expect(t, "to a reader that has forgotten it", pass(c, 0), Result{"web", "good", true, reason})
+		f.set("flaky", nil)
+		expect(t, "two checks", pass(c, time.Second), Result{"web", "flaky", true, reason})
+		expect(t, "three failures", pass(c, time.Second), Result{"web", "bad", false, "connection refused"})
+		targets[0].State, targets[1].State, targets[2].State = Healthy, Failing, Healthy
+		c.SetTargets(t.Context(), targets)
+		f.set("bad", nil)
+		f.set("good", errDown)
+		expect(t, "two checks", pass(c, 2*time.Second), Result{"web", "bad", true, "successful checks: 2"})
+		expect(t, "a third", pass(c, time.Second), Result{"web", "good", false, "connection refused"})
+	})
+}
+
+// A host that cannot check makes nobody wait for the result: the target is taken for healthy after as
+// many checks as a failing one needs.
+func TestUntriedChecksOfUncheckedTarget(t *testing.T) {
+	f := newFake()
+	untried := fmt.Errorf("%w: too many open files", errUntried)
+	f.set("s1", untried)
+	simulate(t, f, func(t *testing.T, c *Checker) {
+		unchecked := target("s1")
+		unchecked.State = Unchecked
+		c.SetTargets(t.Context(), []Target{unchecked})
+		expect(t, "two checks", pass(c, time.Second))
+		expect(t, "three checks", pass(c, time.Second), Result{"web", "s1", true, untried.Error()})
+		f.set("s1", errDown)
+		expect(t, "two failures", pass(c, 2*time.Second))
+		expect(t, "three failures", pass(c, time.Second), Result{"web", "s1", false, "connection refused"})
 	})
 }
 
@@ -282,7 +330,7 @@ func TestUnchangedTargetsGoOn(t *testing.T) {
 			t.Errorf("the rhythm changed to %v", times[2].Sub(times[1]))
 		}
 		failing := target("s1")
-		failing.Failing = true
+		failing.State = Failing
 		c.SetTargets(t.Context(), []Target{failing})
 		expect(t, "unhealthy as before", pass(c, time.Minute))
 	})
@@ -296,7 +344,7 @@ func TestChangedTargetKeepsItsState(t *testing.T) {
 		c.SetTargets(t.Context(), []Target{target("s1")})
 		expect(t, "three failures", pass(c, 3*time.Second), Result{"web", "s1", false, "connection refused"})
 		changed := target("s1")
-		changed.Path, changed.Failing = "/other", true
+		changed.Path, changed.State = "/other", Failing
 		c.SetTargets(t.Context(), []Target{changed})
 		expect(t, "changed", pass(c, 0))
 		checks := len(f.times("s1"))
@@ -309,7 +357,7 @@ func TestChangedTargetKeepsItsState(t *testing.T) {
 		c.SetTargets(t.Context(), []Target{changed})
 		expect(t, "two successes", pass(c, time.Second))
 		expect(t, "three successes", pass(c, 2*time.Second), Result{"web", "s1", true, "successful checks: 3"})
-		changed.Path, changed.Failing = "/third", false
+		changed.Path, changed.State = "/third", Healthy
 		c.SetTargets(t.Context(), []Target{changed})
 		expect(t, "healthy as before", pass(c, time.Minute))
 	})
@@ -559,7 +607,7 @@ func TestTargets(t *testing.T) {
 func TestFailingFromTheStart(t *testing.T) {
 	var started []*watch
 	b := newBoard(func(w *watch) { w.stop = func() {}; started = append(started, w) })
-	target := Target{Service: "web", Server: "s1", Failing: true}
+	target := Target{Service: "web", Server: "s1", State: Failing}
 	b.replace([]Target{target})
 	if r, ok := b.news(); ok {
 		t.Errorf("news at once: %+v", r)
@@ -569,7 +617,7 @@ func TestFailingFromTheStart(t *testing.T) {
 		t.Errorf("after it recovered: %+v, %v", r, ok)
 	}
 	// The state that the reader knows does not make the target a different one.
-	target.Failing = false
+	target.State = Healthy
 	b.replace([]Target{target})
 	if len(started) != 1 {
 		t.Fatalf("started %d times", len(started))
@@ -595,7 +643,7 @@ func TestLateChecks(t *testing.T) {
 		c.attempt = func(context.Context, *Target) error { return test.err }
 		w := &watch{target: target("s1")}
 		w.target.Rise, w.target.Fall = 1, 1
-		c.check(t.Context(), w, &streak{healthy: !test.failing}, test.late)
+		c.check(t.Context(), w, &streak{state: stateOf(!test.failing)}, test.late)
 		if changes := len(c.verdicts) > 0; changes != test.changes || changes == (len(c.untried) > 0) {
 			t.Errorf("late by %v: changes %v, complaints: %d", test.late, changes, len(c.untried))
 		}
