@@ -117,7 +117,7 @@ enum server_flags {
 	 * User space reads them, even if no process runs. The programs read only whether the
 	 * server is merely unheard.
 	 */
-	SERVER_UNCHECKED = 1 << 4,    /* has no health checks */
+	SERVER_UNCHECKED = 1 << 4,    /* no health check of it has had a result, or it has none */
 	SERVER_CHECKS_FAIL = 1 << 5,  /* fails them */
 	SERVER_UNPROBED = 1 << 6,     /* its agent is not probed */
 	SERVER_SILENT = 1 << 7,	      /* its agent does not answer probes */

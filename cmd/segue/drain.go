@@ -191,6 +191,7 @@ func drain(ctx context.Context, out io.Writer, name string, o *drainOptions) err
 		_, err := fmt.Fprintln(out, d.describeLeft(*d.left))
 		return err
 	}
+	client.IfVersion = "" // the drain has another version
 	return awaitEnd(ctx, out, client, name)
 }
 
@@ -215,9 +216,7 @@ func (o *drainOptions) setDrained(
 	if err := o.setTerms(ctx, client); err != nil {
 		return nil, nil, err
 	}
-	changed, err := client.Change(ctx, o.dryRun, api.Edit{Override: api.Override{
-		Service: d.service, Server: d.server, Set: desired.Fields{"drained": drained},
-	}})
+	changed, err := client.Change(ctx, o.dryRun, d.edit(drained))
 	if err != nil {
 		return nil, nil, err
 	}
@@ -261,6 +260,13 @@ type drainable struct {
 	age             time.Duration
 }
 
+// edit returns the change that drains it, or ends that.
+func (d *drainable) edit(drained bool) api.Edit {
+	return api.Edit{Override: api.Override{
+		Service: d.service, Server: d.server, Set: desired.Fields{"drained": drained},
+	}}
+}
+
 func (d *drainable) describeLeft(n uint64) string {
 	if n == 1 {
 		return fmt.Sprintf("1 %s is left", d.noun)
@@ -272,6 +278,14 @@ func (d *drainable) describeLeft(n uint64) string {
 type drainClient struct {
 	*api.Client
 	role string
+}
+
+// isUndrained tells whether the desired state drains something no more, whatever the process follows
+// yet: a drain would change it. If that cannot be found out, as when the store does not answer,
+// nobody has seen an undrain.
+func (c *drainClient) isUndrained(ctx context.Context, d *drainable) bool {
+	changed, err := c.Change(ctx, true, d.edit(true))
+	return err == nil && len(changed.Changes) > 0
 }
 
 func (c *drainClient) find(ctx context.Context, name string) (*drainable, error) {
@@ -344,7 +358,8 @@ func findService(ctx context.Context, client *api.Client, name string) (*drainab
 // began later. Nothing is left only when the connections that were being opened at the drain would be
 // counted.
 //
-// A balancer of a fleet may follow the drain later than the store has it.
+// A balancer of a fleet may follow the drain later than the store has it. Until then, the desired
+// state tells whether the drain still holds.
 func awaitEnd(ctx context.Context, out io.Writer, client *drainClient, name string) error {
 	var last *uint64
 	var since time.Time // when the process was first seen to follow the drain
@@ -359,7 +374,7 @@ func awaitEnd(ctx context.Context, out io.Writer, client *drainClient, name stri
 		switch {
 		case d.drained && since.IsZero():
 			since = time.Now() // the change may have been made after the request was sent
-		case !d.drained && !since.IsZero():
+		case !d.drained && (!since.IsZero() || client.isUndrained(ctx, d)):
 			return fmt.Errorf("somebody else has undrained %s", name)
 		}
 		if d.left != nil && !since.IsZero() && d.age < asked.Sub(since) {

@@ -4,6 +4,7 @@ package main
 
 import (
 	"net/http"
+	"sync/atomic"
 	"testing"
 
 	"github.com/segue-lb/segue/internal/api"
@@ -38,11 +39,8 @@ func TestDrainEndedBySomebodyElse(t *testing.T) {
 	var p *process
 	p = startAgentWith(t, func(drained bool) uint32 {
 		if looks++; looks == 3 { // the second one that finds it drained
-			_, err := api.NewClient(p.instance).Change(t.Context(), false, api.Edit{Override: api.Override{
-				Service: "web", Set: desired.Fields{"drained": false},
-			}})
-			if err != nil || !drained {
-				t.Errorf("drained %t, error %v", drained, err)
+			if p.set("web", desired.Fields{"drained": false}); !drained {
+				t.Error("not drained at the third look")
 			}
 		}
 		return 0
@@ -50,6 +48,39 @@ func TestDrainEndedBySomebodyElse(t *testing.T) {
 	out, err := p.segue("drain", "web", "--wait", "--timeout", "1m")
 	if err == nil || err.Error() != "somebody else has undrained web" {
 		t.Errorf("error %v, output:\n%s", err, out)
+	}
+}
+
+// Likewise if somebody ends it before the command has seen it in force.
+func TestDrainEndedAtOnce(t *testing.T) {
+	t.Parallel()
+	p, handler := agentWith(t, func(bool) uint32 { return 0 })
+	var undrained atomic.Bool
+	p.serve(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		handler.ServeHTTP(w, r)
+		isChange := r.Method == http.MethodPost && r.URL.Query().Get("dry-run") == "false"
+		if isChange && !undrained.Swap(true) {
+			// Before the answer leaves. The version differs from all before.
+			p.set("web", desired.Fields{"drained": false, "accept": map[string]any{"threshold": 9}})
+		}
+	}))
+	version, err := p.segue("drain", "web", "--dry-run")
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := p.segue("drain", "web", "--wait", "--timeout", "1m", "--if-version", versions.FindString(version))
+	if err == nil || err.Error() != "somebody else has undrained web" {
+		t.Errorf("error %v, output:\n%s", err, out)
+	}
+}
+
+// set sets fields of a service, as a colleague does.
+func (p *process) set(service string, fields desired.Fields) {
+	p.t.Helper()
+	_, err := api.NewClient(p.instance).Change(p.t.Context(), false,
+		api.Edit{Override: api.Override{Service: service, Set: fields}})
+	if err != nil {
+		p.t.Error(err)
 	}
 }
 

@@ -158,6 +158,7 @@ func TestPrintChanged(t *testing.T) {
 			{Service: "web", Server: "s1", Cause: string(desired.LossRemoved), Flows: &one},
 			{Service: "web", Server: "s2", Cause: string(desired.LossForgotten), Flows: &many},
 			{Service: "web", Server: "s6", Cause: string(desired.LossMoved), Flows: &many},
+			{Service: "web", Server: "s7", Cause: string(desired.LossNarrowed), Flows: &many},
 			{Service: "web", Server: "s5", Cause: string(desired.LossRemoved)},
 			{Service: "tls", Cause: string(desired.LossRemoved), Flows: &many},
 		},

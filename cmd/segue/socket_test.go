@@ -211,6 +211,14 @@ func startAgent(t *testing.T) *process {
 // startAgentWith starts an agent, and a function counts the connections of a service.
 func startAgentWith(t *testing.T, count func(drained bool) uint32) *process {
 	t.Helper()
+	p, handler := agentWith(t, count)
+	p.serve(handler)
+	return p
+}
+
+// agentWith is startAgentWith for an agent that does not answer requests yet. The handler does.
+func agentWith(t *testing.T, count func(drained bool) uint32) (*process, http.Handler) {
+	t.Helper()
 	p, file := newProcess(t, agentOfTest)
 	c, _, err := control.LoadAgent(file)
 	if err != nil {
@@ -234,6 +242,5 @@ func startAgentWith(t *testing.T, count func(drained bool) uint32) *process {
 		}
 		return s, nil
 	}
-	p.serve(api.Agent{Control: c, Source: source, Reload: c.Reload, Events: p.stream}.Handler())
-	return p
+	return p, api.Agent{Control: c, Source: source, Reload: c.Reload, Events: p.stream}.Handler()
 }

@@ -55,6 +55,9 @@ func printBGP(out io.Writer, s *bgp.State, now time.Time) error {
 		case bgp.NotServed:
 			fmt.Fprintf(out, "NOT ANNOUNCED: %s: no service of the VIP can serve: %s\n",
 				r.Prefix, strings.Join(r.Services, ", "))
+		case bgp.Unchecked:
+			fmt.Fprintf(out, "NOT ANNOUNCED: %s: no server has passed a health check yet: %s\n",
+				r.Prefix, strings.Join(r.Services, ", "))
 		case bgp.NoPeer:
 			fmt.Fprintf(out, "NOT ANNOUNCED: %s: no peer takes routes of its family: %s\n",
 				r.Prefix, strings.Join(r.Services, ", "))

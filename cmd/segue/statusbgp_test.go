@@ -27,6 +27,7 @@ func someBGP(now time.Time) *bgp.State {
 			{Prefix: "2001:db8:80::2/128", Since: now, Reason: bgp.NoPeer, Services: []string{"six"}},
 			{Prefix: "203.0.113.1/32", Since: now, Reason: bgp.HeldDown, Services: []string{"web4"}},
 			{Prefix: "203.0.113.2/32", Since: now, Reason: bgp.Drained, Services: []string{"mail"}},
+			{Prefix: "203.0.113.4/32", Since: now, Reason: bgp.Unchecked, Services: []string{"new"}},
 			{Prefix: "203.0.113.3/32", Announced: true, Since: now, Services: []string{"ntp"},
 				Communities: []string{"64600:1", "no-export"}},
 		},

@@ -16,8 +16,11 @@ type Ability int
 // The abilities, from the worst.
 const (
 	Unable Ability = iota // no server gets new connections, or their packets are dropped
-	Usable                // servers get new connections, and the balancer ignores that all have a fault
-	Ready                 // at least one server that works gets new connections
+	// Unchecked: servers get new connections, and none of them is known to work, because health checks
+	// of some have no result yet.
+	Unchecked
+	Usable // servers get new connections, and the balancer ignores that all have a fault
+	Ready  // at least one server that works gets new connections
 )
 
 // ServiceState is a service of the desired state, and its ability.
@@ -37,16 +40,23 @@ func (b *Balancer) Abilities() <-chan []ServiceState { return b.abilities }
 // long (bgp.hold-down). If the application stays away, health checks find that.
 const passing = dataplane.Incompatible | dataplane.Refusing
 
-// abilityOf returns the ability of a service that gives new flows to the members.
-func (s *services) abilityOf(usable []*member) Ability {
-	ability := Unable
+// abilityOf returns the ability of a service that gives new flows to the members. One server that works
+// suffices. Otherwise the checks of all servers must have a result: the next one may work.
+func (s *services) abilityOf(svc *service, usable []*member) Ability {
+	ability, awaitsChecks := Unable, false
 	for _, m := range usable {
 		switch causes := s.causes(m) &^ passing; {
+		case causes.Has(dataplane.Unresolved):
+		case svc.Health != nil && !m.checked:
+			awaitsChecks = true
 		case causes == 0:
 			return Ready
-		case !causes.Has(dataplane.Unresolved):
+		default:
 			ability = Usable
 		}
+	}
+	if awaitsChecks {
+		return Unchecked
 	}
 	return ability
 }

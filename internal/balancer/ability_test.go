@@ -21,9 +21,11 @@ func TestAbilities(t *testing.T) {
 			t.Errorf("%s: %d, want %d", when, got, want)
 		}
 	}
-	expect("at first", Ready)
+	expect("at first", Unchecked)
 	f.setHealth("web", "s1", false)
-	expect("one server fails", Ready)
+	expect("one server fails, and the other one is unchecked", Unchecked)
+	f.setHealth("web", "s2", true)
+	expect("the other one passes its first check", Ready)
 	f.setHealth("web", "s2", false)
 	expect("all servers fail", Usable)
 	f.setHealth("web", "s2", true)
@@ -50,6 +52,33 @@ func TestAbilities(t *testing.T) {
 	expect("all servers are drained", Unable)
 	f.mustApply(cfg)
 	expect("no longer", Ready)
+
+	f.stop()
+	f.start(cfg)
+	f.route()
+	f.attached = true
+	expect("after a restart", Ready)
+	moved := *cfg
+	moved.Services = []desired.Service{cfg.Services[0]}
+	moved.Services[0].Servers = []desired.Server{srv6Server("s1", 8, 1), srv6Server("s2", 9, 1)}
+	f.mustApply(&moved)
+	expect("the servers are others", Unchecked)
+	f.find(probe.Silent, "s1", "s2")
+	expect("and their agents are silent", Unchecked)
+	f.setHealth("web", "s1", false)
+	f.setHealth("web", "s2", false)
+	expect("and fail their checks", Usable)
+	moved.Services[0].Health = nil
+	f.find(probe.None, "s1", "s2")
+	f.mustApply(&moved)
+	expect("and are not checked any more", Ready)
+	moved.Services[0].Health = cfg.Services[0].Health
+	f.mustApply(&moved)
+	expect("and are checked again", Unchecked)
+	f.via["s1"], f.via["s2"] = "", ""
+	f.route()
+	f.services.admit(f.services.byName["web"])
+	expect("and have no next hop", Unable)
 }
 
 // TestAbilitiesAreTold: the channel has the latest abilities only, with their services.

@@ -348,7 +348,7 @@ func (s *services) admit(svc *service) {
 // weights in part: a server whose weight is or was 0 is in only one of the tables.
 func (s *services) admitUsable(svc *service) (unused []*member) {
 	usable := s.usable(svc)
-	if ability := s.abilityOf(usable); ability != svc.ability {
+	if ability := s.abilityOf(svc, usable); ability != svc.ability {
 		svc.ability, s.abilitiesChanged = ability, true
 	}
 	used := make(map[*member]bool, len(usable))

@@ -165,15 +165,15 @@ func (b *Balancer) nextHops() map[netip.Addr]nexthop.Hop {
 		if !ok {
 			continue
 		}
-		noted, routed := b.slots.Noted(key)
+		noted := b.slots.Noted(key)
 		mac, port, known := b.plane.Servers.NextHop(slot)
-		if !known && !routed {
+		if !known && !noted.Routed {
 			continue
 		}
 		hop, seen := hops[target(server)] // known if another service has the target
-		hop.Default = !routed && (hop.Default || !seen)
+		hop.Default = !noted.Routed && (hop.Default || !seen)
 		if known {
-			hop.MAC, hop.Silent = mac, noted.Has(dataplane.Unreachable)
+			hop.MAC, hop.Silent = mac, noted.Causes.Has(dataplane.Unreachable)
 			hop.Link.Index = b.plane.Ports.Ifindex(port)
 		}
 		hops[target(server)] = hop

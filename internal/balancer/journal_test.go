@@ -230,7 +230,9 @@ func TestIgnoredChecksOutliveRestart(t *testing.T) {
 	cfg.Services[0] = checked(cfg.Services[0])
 	f := open(t, cfg)
 	f.setHealth("web", "s1", false)
-	f.expectService("one fails", []inspect.Condition{inspect.ServerFailing, inspect.ServerUp, inspect.ServerDrained})
+	f.expectService("one fails", []inspect.Condition{inspect.ServerFailing, inspect.ServerUnchecked, inspect.ServerDrained})
+	f.setHealth("web", "s2", true)
+	f.expectService("another passes", []inspect.Condition{inspect.ServerFailing, inspect.ServerUp, inspect.ServerDrained})
 	f.setHealth("web", "s2", false)
 	allFail := []inspect.Condition{inspect.ServerFailing, inspect.ServerFailing, inspect.ServerDrained}
 	f.expectService("all fail", allFail, inspect.ServerFailing)

@@ -4,6 +4,7 @@ package balancer
 
 import (
 	"context"
+	"net/netip"
 
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/generation"
@@ -38,17 +39,20 @@ func (b *Balancer) losses(services []desired.Service) []desired.Loss {
 // lossesOf compares the services before and after a change. A flow loses its server if packets no
 // longer get from the VIP to that server: the server or the service is removed, or gets another
 // address. It leaves the history if no set of the service's generations has its server any more: a
-// balancer that does not know the flow then does not find it.
+// balancer that does not know the flow then does not find it. If the service gets fewer ports, only the
+// flows of the others lose their server.
 func lossesOf(before, after []desired.Service, g generation.Generations) (losses []desired.Loss) {
 	next := g.Next(after)
 	services := map[string]*desired.Service{}
 	for i := range after {
 		services[after[i].Name] = &after[i]
 	}
+	hadPort, hasPort := takenPorts(before), takenPorts(after)
 	for i := range before {
 		old := &before[i]
 		now := services[old.Name]
 		servers := serversByName(now)
+		keepsSome, keepsAll := keptPorts(old, now, hadPort, hasPort)
 		was, is := reachable(g[old.Name]), reachable(next[old.Name])
 		for j := range old.Servers {
 			server := &old.Servers[j]
@@ -56,8 +60,10 @@ func lossesOf(before, after []desired.Service, g generation.Generations) (losses
 			switch kept := servers[server.Name]; {
 			case kept == nil:
 				loss.Cause = desired.LossRemoved
-			case !receives(now, old) || kept.Locator != server.Locator || kept.Address != server.Address:
+			case !keepsSome || kept.Locator != server.Locator || kept.Address != server.Address:
 				loss.Cause = desired.LossMoved
+			case !keepsAll:
+				loss.Cause = desired.LossNarrowed
 			case was[server.Name] && !is[server.Name]:
 				loss.Cause = desired.LossForgotten
 			default:
@@ -81,10 +87,48 @@ func serversByName(s *desired.Service) map[string]*desired.Server {
 	return servers
 }
 
-// receives tells whether a service gets all packets that it got before a change.
-func receives(now, before *desired.Service) bool {
-	return now.VIP == before.VIP && now.Protocol == before.Protocol &&
-		(now.Port == before.Port || now.Port == desired.AllPorts)
+// portKey is a port of a VIP that a service has for itself.
+type portKey struct {
+	vip      netip.Addr
+	protocol desired.Protocol
+	port     desired.Port
+}
+
+// takenPorts returns the ports that services have for themselves. They get no packets of services of all
+// ports of their VIP.
+func takenPorts(services []desired.Service) map[portKey]bool {
+	ports := map[portKey]bool{}
+	for i := range services {
+		if s := &services[i]; s.Port != desired.AllPorts {
+			ports[portKey{s.VIP, s.Protocol, s.Port}] = true
+		}
+	}
+	return ports
+}
+
+// keptPorts tells whether a service still gets packets of some of the ports, and of all ports, of which
+// it got packets before a change. Of a removed service, now is nil. The other arguments are the ports
+// that services have for themselves.
+func keptPorts(old, now *desired.Service, had, has map[portKey]bool) (some, all bool) {
+	if now == nil || now.VIP != old.VIP || now.Protocol != old.Protocol {
+		return false, false
+	}
+	own := func(port desired.Port) portKey { return portKey{old.VIP, old.Protocol, port} }
+	switch {
+	case now.Port == old.Port && old.Port != desired.AllPorts:
+		return true, true
+	case old.Port != desired.AllPorts:
+		keeps := now.Port == desired.AllPorts && !has[own(old.Port)]
+		return keeps, keeps
+	case now.Port != desired.AllPorts:
+		return !had[own(now.Port)], false
+	}
+	for key := range has {
+		if key == own(key.port) && !had[key] {
+			return true, false
+		}
+	}
+	return true, true
 }
 
 // reachable returns the names of all servers in the sets of a generation.

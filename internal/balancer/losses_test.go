@@ -65,12 +65,66 @@ func TestLosses(t *testing.T) {
 		s.Servers[0].Locator = netip.MustParsePrefix("fd00:5:0:9::/64")
 		s.Servers[1].Address = netip.MustParseAddr("2001:db8:1::9")
 	})
-	all := weighted(3, 1)
-	all[0].Port = desired.AllPorts // with the port before
-	require(weighted(3, 1), all)
 	other = weighted(3, 1)
 	other[0].Placement, other[0].Timeouts.New = desired.PlacementHunt, 1
 	require(weighted(3, 1), other)
 	require(states[3], weighted(4, 1, 0)) // s3 had left before
 	require(states[3], append(weighted(3, 1, 0), service("new", 1)))
+}
+
+// A service of all ports gets no packets of the ports that other services have. Flows of these lose
+// their server when the service gets fewer ports, and no others do.
+func TestLossesOfPorts(t *testing.T) {
+	const all = desired.AllPorts
+	weight := uint32(1)
+	service := func(name string, port desired.Port) desired.Service {
+		return desired.Service{
+			Name: name, VIP: netip.MustParseAddr("2001:db8:80::1"), Port: port, Protocol: desired.TCP,
+			Placement: desired.PlacementHash, Buckets: 101, Candidates: 3, Generations: 3,
+			Servers: []desired.Server{{Name: "s", Weight: &weight}},
+		}
+	}
+	services := func(web, other desired.Port) (list []desired.Service) {
+		list = append(list, service("web", web))
+		if other != 0 {
+			list = append(list, service("other", other))
+		}
+		return list
+	}
+	const moved, narrowed, removed = desired.LossMoved, desired.LossNarrowed, desired.LossRemoved
+	for _, test := range []struct {
+		web, other, webAfter, otherAfter desired.Port // 0: there is no such service
+		lossOfWeb, lossOfOther           desired.LossCause
+	}{
+		{web: 80, webAfter: all},
+		{web: all, webAfter: 80, lossOfWeb: narrowed},
+		{web: all, webAfter: all, otherAfter: 80, lossOfWeb: narrowed},
+		{web: all, other: 80, webAfter: all, otherAfter: 80},
+		{web: all, other: 80, webAfter: all, lossOfOther: removed},
+		{web: all, other: 80, webAfter: all, otherAfter: 81, lossOfWeb: narrowed, lossOfOther: moved},
+		{web: all, other: 80, webAfter: 81, otherAfter: 80, lossOfWeb: narrowed},
+		{web: all, other: 80, webAfter: 80, otherAfter: all, lossOfWeb: moved, lossOfOther: moved},
+		{web: all, other: 80, webAfter: 81, otherAfter: all, lossOfWeb: narrowed},
+		{web: 80, webAfter: 80, otherAfter: all},
+	} {
+		before, after := services(test.web, test.other), services(test.webAfter, test.otherAfter)
+		got := map[string]desired.LossCause{}
+		for _, loss := range lossesOf(before, after, generation.Generations{}.Next(before)) {
+			got[loss.Service] = loss.Cause
+		}
+		if got["web"] != test.lossOfWeb || got["other"] != test.lossOfOther {
+			t.Errorf("%+v: got %q", test, got)
+		}
+	}
+	before := services(all, 0)
+	for _, other := range []func(*desired.Service){
+		func(s *desired.Service) { s.VIP = netip.MustParseAddr("2001:db8:80::2") },
+		func(s *desired.Service) { s.Protocol = desired.UDP },
+	} {
+		after := services(all, 80)
+		other(&after[1])
+		if got := lossesOf(before, after, generation.Generations{}.Next(before)); len(got) > 0 {
+			t.Errorf("%+v: got %v", after[1], got)
+		}
+	}
 }

@@ -140,7 +140,7 @@ var refusalText = changeText{
 type member struct {
 	desired.Server
 	slot    uint32
-	checked bool
+	checked bool // it has health checks, and one of them has had a result
 	probed  bool
 	routed  bool // it has had a route of its own, so that the default route does not count
 	took    bool // it has taken new flows since the last admit
@@ -164,15 +164,19 @@ type reasons struct{ began, ended string }
 
 // newMember returns a member with the state of the member before it in this process. If there was
 // no member before, the state is that in the server's slot.
-func newMember(server desired.Server, cfg *desired.Service, before *member, noted dataplane.Causes, routed bool) *member {
-	m := &member{Server: server, checked: cfg.Health != nil, probed: cfg.Probes(), causes: noted, routed: routed}
+func newMember(server desired.Server, cfg *desired.Service, before *member, noted dataplane.Notes) *member {
+	m := &member{
+		Server: server, checked: noted.Checked, probed: cfg.Probes(), causes: noted.Causes, routed: noted.Routed,
+	}
 	if before != nil {
+		m.checked = before.checked
 		m.causes, m.reasons, m.since = before.causes, before.reasons, before.since
 		m.logged, m.unlogged, m.slow = before.logged, before.unlogged, before.slow
 		m.down, m.drained = before.down, before.drained && !m.Takes()
 	}
 	m.causes &^= dataplane.Unresolved
-	if !m.checked {
+	if cfg.Health == nil {
+		m.checked = false
 		m.causes &^= dataplane.Failing
 	}
 	if !m.probed {

@@ -46,6 +46,7 @@ func TestMetrics(t *testing.T) {
 	f.send(port, packet.ACK, "forward_known")
 	f.via["s2"], f.silent["s3"] = "", true
 	f.route()
+	f.setHealth("insert", "s1", true)
 	f.setHealth("insert", "s2", false)
 	f.setHealth("rest", "r4", false)
 	f.setHealth("rest", "r6", false)

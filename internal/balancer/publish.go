@@ -99,6 +99,8 @@ func (b *Balancer) publishReload(before *desired.Balancer, losses []desired.Loss
 			reason = "the server was removed"
 		case desired.LossMoved:
 			reason = "the server got another address, or its service another VIP, port or protocol"
+		case desired.LossNarrowed:
+			reason = "the service gets fewer ports: only flows of the others are lost, so many at most"
 		}
 		if reason != "" && loss.Flows != nil && *loss.Flows > 0 {
 			b.events.Publish(events.Event{

@@ -84,7 +84,9 @@ func TestEvents(t *testing.T) {
 		{Service: "web", Server: "s8", Cause: desired.LossRemoved, Flows: new(uint64)},
 		{Service: "web", Server: "s7", Cause: desired.LossForgotten, Flows: new(uint64(3))},
 		{Service: "web", Server: "s6", Cause: desired.LossMoved, Flows: new(uint64(3))},
+		{Service: "web", Server: "s5", Cause: desired.LossNarrowed, Flows: new(uint64(3))},
 	}, after.ChangesFrom(config()))
 	require("losses", "changed /", "flows_lost web/s9: the server was removed",
-		"flows_lost web/s6: the server got another address, or its service another VIP, port or protocol")
+		"flows_lost web/s6: the server got another address, or its service another VIP, port or protocol",
+		"flows_lost web/s5: the service gets fewer ports: only flows of the others are lost, so many at most")
 }

@@ -183,12 +183,12 @@ func (s *services) claimMembers(svc *service, want *serviceState) ([]*member, er
 	members := make([]*member, 0, len(cfg.Servers))
 	for _, server := range cfg.Servers {
 		key := keyOfServer(cfg, &server, want.locator, want.addresses)
-		noted, routed := s.slots.Noted(key)
+		noted := s.slots.Noted(key)
 		old := svc.member(server.Name)
-		if slot, _ := s.slots.Of(key); old != nil && slot != old.slot {
+		if slot, ok := s.slots.Of(key); old != nil && (!ok || slot != old.slot) {
 			old = nil // the address has changed: the causes belong to another host
 		}
-		m := newMember(server, cfg, old, noted, routed)
+		m := newMember(server, cfg, old, noted)
 		m.took = s.slots.TookFlows(key)
 		slot, err := s.slots.Claim(key, svc.id, known, m.flags(true))
 		if err != nil {

@@ -19,6 +19,7 @@ import (
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/health"
 	"github.com/segue-lb/segue/internal/nexthop"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/srv6"
@@ -136,18 +137,22 @@ func TestRestartRemembersHealth(t *testing.T) {
 	cfg.Services[0].Health = &desired.Health{TCP: &desired.TCPCheck{Port: 80}, Interval: time.Second, Rise: 2, Fall: 3}
 	f := open(t, cfg)
 	f.setHealth("web", "s1", false)
+	f.setHealth("web", "s2", true)
 	f.stop()
-	f.start(cfg)
+	more := webOf(srv6Server("s1", 1, 1), srv6Server("s2", 2, 1), srv6Server("s3", 3, 0))
+	more.Node.Instance, more.Services[0].Health = cfg.Node.Instance, cfg.Services[0].Health
+	f.start(more)
 	f.route()
 	for port := range uint16(50) {
 		if got := serverOf(f.run(frameOf(fromPort(web, 20000+port)))); got != "web/s2" {
 			t.Fatalf("a new flow goes to %s", got)
 		}
 	}
-	targets, _ := f.services.healthTargets(cfg.Services)
+	want := map[string]health.State{"s1": health.Failing, "s2": health.Healthy, "s3": health.Unchecked}
+	targets, _ := f.services.healthTargets(more.Services)
 	for _, target := range targets {
-		if target.Failing != (target.Server == "s1") {
-			t.Errorf("%s is checked as failing: %v", target.Server, target.Failing)
+		if target.State != want[target.Server] {
+			t.Errorf("%s: state %d, want %d", target.Server, target.State, want[target.Server])
 		}
 	}
 }

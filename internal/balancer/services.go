@@ -108,7 +108,16 @@ func (svc *service) usesKnownAsCookie() bool {
 // setHealth stores the result of a health check. It returns the service that admit must look at
 // again. It returns nil if nothing changed, or if a reload has removed the server.
 func (s *services) setHealth(result health.Result) *service {
-	return s.setCause(result.Service, result.Server, dataplane.Failing, !result.Healthy, result.Reason)
+	changed := s.setCause(result.Service, result.Server, dataplane.Failing, !result.Healthy, result.Reason)
+	svc := s.byName[result.Service]
+	if svc == nil || svc.Health == nil {
+		return changed
+	}
+	if m := svc.member(result.Server); m != nil && !m.checked {
+		m.checked = true
+		return svc
+	}
+	return changed
 }
 
 // healthTargets lists the servers to check, each with its present result. It also returns those
@@ -121,13 +130,24 @@ func (s *services) healthTargets(
 		t := &targets[i]
 		svc := s.byName[t.Service]
 		m := svc.member(t.Server)
-		t.Failing = m.causes.Has(dataplane.Failing)
+		t.State = healthOf(m)
 		if t.OnPath {
 			t.Mark = dataplane.MarkOf(m.slot)
 			onPath[m.slot] = dataplane.Check{VIP: svc.VIP, Encapsulation: svc.Encapsulation}
 		}
 	}
 	return targets, onPath
+}
+
+// healthOf returns what health checks have said about a member.
+func healthOf(m *member) health.State {
+	switch {
+	case m.causes.Has(dataplane.Failing):
+		return health.Failing
+	case m.checked:
+		return health.Healthy
+	}
+	return health.Unchecked
 }
 
 // members lists the members of all services.

@@ -33,12 +33,15 @@ type Announcer struct {
 	file       string // tells that the balancer is drained; empty: it forgets that
 	forwarding Forwarding
 	preserved  bool // the data path has worked since the sessions before
-	plan       *Plan
-	services   []balancer.ServiceState // nil: not known yet
-	requests   chan request
-	ended      chan struct{} // closed when nobody takes requests any more
-	speaker    *speaker
-	events     *events.Stream // nil: nobody follows them
+	// resumes is true until the first update if the data path is preserved: peers may have the routes
+	// of the process before.
+	resumes  bool
+	plan     *Plan
+	services []balancer.ServiceState // nil: not known yet
+	requests chan request
+	ended    chan struct{} // closed when nobody takes requests any more
+	speaker  *speaker
+	events   *events.Stream // nil: nobody follows them
 
 	// attempt is how long a session may take to be established. Then it is opened anew.
 	attempt time.Duration
@@ -114,6 +117,7 @@ func New(cfg *desired.Balancer, plan *Plan, forwarding Forwarding, log *slog.Log
 	if !forwarding.EndsWithProcess {
 		// An error is no reason to refuse the start. Peers then remove the routes until they get new ones.
 		a.preserved, _ = forwarding.Works()
+		a.resumes = a.preserved
 	}
 	if a.file == "" {
 		return a, nil
@@ -158,6 +162,7 @@ func (a *Announcer) Run(ctx context.Context, services <-chan []balancer.ServiceS
 			"undrain", "segue undrain --self")
 	}
 	due := a.update(time.Now()) // before there are sessions, so that they begin with all routes
+	a.resumes = false
 	if err := a.follow(ctx, &Plan{bgp: &desired.BGP{}}); err != nil {
 		return err
 	}
@@ -394,15 +399,20 @@ func (r *routeState) take(v *vip) {
 func (a *Announcer) updateRoute(r *routeState, now time.Time) (next time.Time) {
 	holdDown := a.plan.bgp.HoldDown
 	due := now
-	if r.vip.isServed { // also while the balancer is drained
+	// A route does not move for lack of a result: health checks alone neither begin nor end it.
+	isServed := r.vip.isServed || r.vip.isUnchecked && (r.Announced || a.resumes)
+	if isServed { // also while the balancer is drained
 		due = r.damping.due(now, holdDown)
 	}
 	switch {
 	case !r.vip.hasPeer:
 		return a.withdraw(r, now, NoPeer)
-	case !r.vip.isServed:
-		wasAnnounced := r.Announced
-		retry := a.withdraw(r, now, NotServed)
+	case !isServed:
+		wasAnnounced, reason := r.Announced, NotServed
+		if r.vip.isUnchecked {
+			reason = Unchecked
+		}
+		retry := a.withdraw(r, now, reason)
 		if wasAnnounced && !r.Announced {
 			r.damping.withdrawn(now, holdDown)
 		}
@@ -459,6 +469,9 @@ func (a *Announcer) withdraw(r *routeState, now time.Time, reason Reason) (retry
 		a.log.Error("route WITHDRAWN: no service of the VIP can serve", "prefix", r.Prefix, "services", names)
 	case reason == NotServed && before != NotServed && before != HeldDown:
 		a.log.Error("route is NOT announced: no service of the VIP can serve", "prefix", r.Prefix,
+			"services", names)
+	case reason == Unchecked && before != Unchecked:
+		a.log.Info("route is not announced yet: no server has passed a health check", "prefix", r.Prefix,
 			"services", names)
 	case reason == NoPeer && before != NoPeer:
 		a.log.Error("route is NOT announced: no peer takes routes of the VIP's family", "prefix", r.Prefix,

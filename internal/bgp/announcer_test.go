@@ -8,8 +8,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -150,110 +148,6 @@ func (f *fixture) state() *State {
 		f.t.Fatal(err)
 	}
 	return state
-}
-
-// TestRestart follows a balancer through restarts. No message makes a peer remove routes.
-func TestRestart(t *testing.T) {
-	f := newFixture(t)
-	f.start(false, balancer.Ready, balancer.Ready)
-	s := f.router.await(0, routesAre(vip6, vip4))
-	s.requireRestart(t, false)
-	for family, before := range s.ends {
-		if before == 0 {
-			t.Errorf("End-of-RIB of %s came before the routes", family)
-		}
-	}
-	f.stop()
-	if s = f.router.await(0, isClosed); s.notified != nil {
-		t.Errorf("the end of the process sent a notification: %+v", s.notified)
-	}
-	f.start(true, balancer.Ready, balancer.Unable) // which may have changed meanwhile
-	s = f.router.await(1, routesAre(vip4))
-	s.requireRestart(t, true)
-
-	// A session that ends by itself is no restart, but the data path is preserved nevertheless.
-	f.router.cut()
-	s = f.router.await(2, routesAre(vip4))
-	s.requireRestart(t, true)
-	if p := f.state().Peers[0]; p.Sessions != 2 || !p.IsEstablished() {
-		t.Errorf("%+v", p)
-	}
-}
-
-// TestNoGracefulRestart: a peer that does not keep routes is told that the session ends.
-func TestNoGracefulRestart(t *testing.T) {
-	f := newFixture(t)
-	f.router.supports = false
-	f.start(true, balancer.Ready, balancer.Ready)
-	f.router.await(0, func(s *received) error {
-		if len(s.routes) != 2 {
-			return fmt.Errorf("routes %v", s.routes)
-		}
-		return nil
-	})
-	if f.state().Peers[0].KeepsRoutes {
-		t.Error("a peer without graceful restarts keeps routes")
-	}
-	f.stop()
-	if s := f.router.await(0, isClosed); s.notified == nil {
-		t.Error("no notification")
-	}
-}
-
-// TestSessionThatHangs: a router accepts a connection and says nothing, as when it has lost the
-// connection while it was opened. The balancer does not wait for it longer than peers keep routes.
-func TestSessionThatHangs(t *testing.T) {
-	f := newFixture(t)
-	f.attempt = 5 * time.Second // the first connection is tried after 2 s
-	f.router.mute = 2
-	f.start(true, balancer.Ready, balancer.Ready)
-	s := f.router.await(2, routesAre(vip6, vip4))
-	s.requireRestart(t, true)
-	for i := range f.router.mute {
-		if s := f.router.await(i, isClosed); s.notified != nil {
-			t.Errorf("session %d ended with %+v", i, s.notified)
-		}
-	}
-	// An established session stays.
-	time.Sleep(f.attempt + time.Second)
-	if s := f.router.session(2); s.closed || f.router.session(3) != nil {
-		t.Error("the session was opened anew")
-	}
-}
-
-// TestDataPathIsGone: a peer is told to remove the routes when the process ends without a data path.
-func TestDataPathIsGone(t *testing.T) {
-	f := newFixture(t)
-	f.start(false, balancer.Ready, balancer.Ready)
-	f.router.await(0, routesAre(vip6, vip4))
-	f.works = false
-	f.stop()
-	f.router.await(0, isClosed).requireCease(t)
-	if !strings.Contains(f.log.String(), "level=ERROR msg=\"the data path is gone") {
-		t.Error("the log does not say so")
-	}
-}
-
-// TestDataPathEndsWithProcess: the balancer does not ask peers to keep routes. They remove them
-// also when the process is killed.
-func TestDataPathEndsWithProcess(t *testing.T) {
-	f := newFixture(t)
-	f.endsWithProcess = true
-	f.start(true, balancer.Ready, balancer.Ready)
-	s := f.router.await(0, func(s *received) error {
-		if len(s.routes) != 2 {
-			return fmt.Errorf("routes %v", s.routes)
-		}
-		return nil
-	})
-	if s.restart() != nil {
-		t.Error("the balancer supports graceful restarts")
-	}
-	if f.state().Peers[0].KeepsRoutes {
-		t.Error("the peer keeps routes")
-	}
-	f.stop()
-	f.router.await(0, isClosed).requireCease(t)
 }
 
 // TestWithdrawals follows routes while services lose and regain their servers.
@@ -409,55 +303,6 @@ func (f *fixture) apply() {
 	}
 }
 
-// TestDrain drains the balancer, which holds across a restart.
-func TestDrain(t *testing.T) {
-	f := newFixture(t)
-	f.cfg.BGP.HoldDown = time.Hour // which does not concern drains
-	f.start(false, balancer.Ready, balancer.Ready)
-	f.router.await(0, routesAre(vip6, vip4))
-	f.drain(true)
-	f.router.await(0, routesAre())
-	f.stop()
-	f.start(true, balancer.Ready, balancer.Ready)
-	f.router.await(1, routesAre())
-	if state := f.state(); state.Drained == nil || state.Routes[0].Reason != Drained {
-		t.Errorf("%+v", state)
-	}
-	f.drain(false)
-	f.router.await(1, routesAre(vip6, vip4))
-	if _, err := os.Stat(drainedFile(&f.cfg.Node)); !os.IsNotExist(err) {
-		t.Errorf("error %v", err)
-	}
-}
-
-// TestDrainUntilRestart drains the balancer until it is restarted. A drain that was wanted for longer
-// stays, in whichever order the two come.
-func TestDrainUntilRestart(t *testing.T) {
-	f := newFixture(t)
-	f.start(false, balancer.Ready, balancer.Ready)
-	f.router.await(0, routesAre(vip6, vip4))
-	f.drainUntilRestart()
-	f.router.await(0, routesAre())
-	f.stop()
-	f.start(true, balancer.Ready, balancer.Ready)
-	f.router.await(1, routesAre(vip6, vip4))
-	last := 1 // session
-	for _, drains := range [][]func(){
-		{func() { f.drain(true) }, f.drainUntilRestart},
-		{f.drainUntilRestart, func() { f.drain(true) }},
-	} {
-		for _, drain := range drains {
-			drain()
-		}
-		f.stop()
-		f.start(true, balancer.Ready, balancer.Ready)
-		last++
-		f.router.await(last, routesAre())
-		f.drain(false)
-		f.router.await(last, routesAre(vip6, vip4))
-	}
-}
-
 // TestEvents follows the events of a route, a session and a drain.
 func TestEvents(t *testing.T) {
 	f := newFixture(t)
@@ -485,41 +330,6 @@ func TestEvents(t *testing.T) {
 	}
 	if !slices.Equal(got[:len(want)], want) {
 		t.Errorf("events %q, want %q", got, want)
-	}
-}
-
-// TestDrainThatCannotBeStored changes nothing.
-func TestDrainThatCannotBeStored(t *testing.T) {
-	f := newFixture(t)
-	f.cfg.Node.State = filepath.Join(f.cfg.Node.State, "file")
-	if err := os.WriteFile(f.cfg.Node.State, nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
-	f.cfg.Node.Instance = "../none"
-	f.start(false, balancer.Ready, balancer.Ready)
-	f.router.await(0, routesAre(vip6, vip4))
-	f.announcer.file = filepath.Join(f.cfg.Node.State, "lb.drained")
-	if err := f.announcer.Drain(t.Context(), false); err == nil || f.state().Drained != nil {
-		t.Errorf("error %v, %+v", err, f.state())
-	}
-	f.router.await(0, routesAre(vip6, vip4))
-}
-
-func (f *fixture) drain(drained bool) {
-	f.t.Helper()
-	change := f.announcer.Undrain
-	if drained {
-		change = func(ctx context.Context) error { return f.announcer.Drain(ctx, false) }
-	}
-	if err := change(f.t.Context()); err != nil {
-		f.t.Fatal(err)
-	}
-}
-
-func (f *fixture) drainUntilRestart() {
-	f.t.Helper()
-	if err := f.announcer.Drain(f.t.Context(), true); err != nil {
-		f.t.Fatal(err)
 	}
 }
 
@@ -596,41 +406,33 @@ func requireNextHop(t *testing.T, s *received, prefix, want string) {
 	}
 }
 
-// TestVIPs: a VIP is served as long as one of its services is.
-func TestVIPs(t *testing.T) {
-	t.Parallel()
-	for _, test := range []struct {
-		announce  []desired.Announcement
-		abilities []balancer.Ability
-		want      string
-	}{
-		{[]desired.Announcement{""}, []balancer.Ability{balancer.Ready}, "served"},
-		{[]desired.Announcement{""}, []balancer.Ability{balancer.Usable}, "not served"},
-		{[]desired.Announcement{"usable"}, []balancer.Ability{balancer.Usable}, "served"},
-		{[]desired.Announcement{"usable"}, []balancer.Ability{balancer.Unable}, "not served"},
-		{[]desired.Announcement{"never"}, []balancer.Ability{balancer.Ready}, "none"},
-		{[]desired.Announcement{"", ""}, []balancer.Ability{balancer.Unable, balancer.Ready}, "served"},
-		{[]desired.Announcement{"", ""}, []balancer.Ability{balancer.Ready, balancer.Unable}, "served"},
-		{[]desired.Announcement{"", "never"}, []balancer.Ability{balancer.Unable, balancer.Ready}, "not served"},
-	} {
-		var services []balancer.ServiceState
-		for i, a := range test.announce {
-			s := &desired.Service{VIP: netip.MustParsePrefix(vip6).Addr(), BGP: &desired.ServiceBGP{Announce: a}}
-			services = append(services, balancer.ServiceState{Service: s, Ability: test.abilities[i]})
-		}
-		got := "none"
-		for _, v := range vipsOf(&desired.BGP{}, services) {
-			if v.hasPeer {
-				t.Error("there is no peer")
-			}
-			if got = "not served"; v.isServed {
-				got = "served"
-			}
-		}
-		if got != test.want {
-			t.Errorf("%v with %v: %s, want %s", test.announce, test.abilities, got, test.want)
-		}
+// TestUncheckedServices: without results of health checks, no route is announced and none withdrawn.
+func TestUncheckedServices(t *testing.T) {
+	f := newFixture(t)
+	f.cfg.BGP.HoldDown = time.Hour
+	f.start(false, balancer.Ready, balancer.Unchecked)
+	f.router.await(0, routesAre(vip4))
+	f.awaitReason(vip6, Unchecked)
+	if log := f.log.String(); strings.Contains(log, "level=ERROR") || !strings.Contains(log,
+		`msg="route is not announced yet: no server has passed a health check" prefix=`+vip6+" services=six") {
+		t.Error("the log does not say so, or has an error")
 	}
+	f.tell(balancer.Ready, balancer.Ready)
+	f.router.await(0, routesAre(vip6, vip4))
+	f.tell(balancer.Unchecked, balancer.Unchecked)
+	f.tell(balancer.Unchecked, balancer.Unable)
+	f.router.await(0, routesAre(vip4)) // the first one would have gone before
+	f.tell(balancer.Unable, balancer.Unchecked)
+	f.router.await(0, routesAre())
+	f.stop()
+
+	f.start(true, balancer.Unchecked, balancer.Unchecked)
+	f.router.await(1, routesAre(vip6, vip4))
+	f.tell(balancer.Unchecked, balancer.Unable)
+	f.awaitReason(vip6, NotServed)
+	f.tell(balancer.Unchecked, balancer.Unchecked)
+	f.awaitReason(vip6, Unchecked)
+	f.router.await(1, routesAre(vip4))
 }
 
 // TestVIPWithoutPeer: a VIP whose family no peer takes is not announced, until a reload changes that.
@@ -661,38 +463,5 @@ func TestVIPWithoutPeer(t *testing.T) {
 	f.awaitReason(vip6, NoPeer)
 	if strings.Count(f.log.String(), "no peer takes routes") != 2 {
 		t.Error("the log does not say so once each time")
-	}
-}
-
-// TestDamping: a route that comes and goes waits longer each time, up to a limit.
-func TestDamping(t *testing.T) {
-	t.Parallel()
-	const holdDown = 10 * time.Second
-	var d damping
-	now := time.Unix(1e9, 0)
-	if due := d.due(now, holdDown); due != now {
-		t.Errorf("the first announcement waits for %v", due.Sub(now))
-	}
-	var waits []time.Duration
-	for range 8 {
-		d.announced = now
-		now = now.Add(time.Second)
-		d.withdrawn(now, holdDown)
-		now = now.Add(time.Minute)
-		due := d.due(now, holdDown)
-		waits = append(waits, due.Sub(now)/time.Second)
-		if again := d.due(now.Add(time.Second), holdDown); again != due {
-			t.Errorf("due %v, and a second later %v", due, again)
-		}
-		now = due
-	}
-	if got := fmt.Sprint(waits); got != "[10ns 20ns 40ns 80ns 160ns 320ns 320ns 320ns]" {
-		t.Errorf("waits %s", got)
-	}
-	d.announced = now
-	now = now.Add(stableFactor*holdDown + time.Second)
-	d.withdrawn(now, holdDown)
-	if due := d.due(now, holdDown); due != now.Add(holdDown) {
-		t.Errorf("a route that was stable waits for %v", due.Sub(now))
 	}
 }

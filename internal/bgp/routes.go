@@ -28,9 +28,11 @@ func (r route) equals(other route) bool {
 // vip is a VIP of the configuration, with what its services can do.
 type vip struct {
 	route
-	isServed bool     // at least one service is a reason to announce it
-	hasPeer  bool     // at least one peer takes routes of its family
-	services []string // that may be a reason
+	isServed bool // at least one service is a reason to announce it
+	// isUnchecked tells that health checks are yet to tell whether a service is such a reason.
+	isUnchecked bool
+	hasPeer     bool     // at least one peer takes routes of its family
+	services    []string // that may be a reason
 }
 
 // vipsOf returns the VIPs of the services, without those that no service may announce. A VIP is
@@ -54,6 +56,7 @@ func vipsOf(b *desired.BGP, services []balancer.ServiceState) map[netip.Addr]*vi
 		v.services = append(v.services, s.Service.Name)
 		v.isServed = v.isServed || s.Ability == balancer.Ready ||
 			s.Ability == balancer.Usable && announcement == desired.AnnounceUsable
+		v.isUnchecked = v.isUnchecked || s.Ability == balancer.Unchecked
 		if s.Service.BGP != nil {
 			v.communities = append(v.communities, s.Service.BGP.Communities...)
 		}

@@ -46,7 +46,7 @@ type Route struct {
 	Prefix    string    `json:"prefix"`
 	Announced bool      `json:"announced"`
 	Since     time.Time `json:"since" doc:"since when it is announced, or not"`
-	Reason    Reason    `json:"reason,omitempty" enum:"not_served,no_peer,held_down,drained" doc:"why it is not announced"`
+	Reason    Reason    `json:"reason,omitempty" enum:"not_served,unchecked,no_peer,held_down,drained" doc:"why it is not announced"`
 	Services  []string  `json:"services" nullable:"false" doc:"services of the VIP"`
 	// Communities are those of the route.
 	Communities []string `json:"communities" nullable:"false"`
@@ -58,6 +58,7 @@ type Reason string
 // The reasons.
 const (
 	NotServed Reason = "not_served" // no service of the VIP can serve
+	Unchecked Reason = "unchecked"  // no server has passed a health check, and some have no result yet
 	NoPeer    Reason = "no_peer"    // no peer is configured to take routes of the VIP's family
 	HeldDown  Reason = "held_down"  // a service can serve again, but not for long enough
 	Drained   Reason = "drained"    // the balancer is drained

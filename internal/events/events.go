@@ -24,7 +24,7 @@ const (
 	ServerUndrained Kind = "server_undrained" // the desired state gives it new flows again
 	ServiceDown     Kind = "service_down"     // no server is fit for new flows
 	ServiceUp       Kind = "service_up"       // a server is fit again
-	FlowsLost       Kind = "flows_lost"       // a server with flows was removed
+	FlowsLost       Kind = "flows_lost"       // a server has lost flows
 	VIPMissing      Kind = "vip_missing"      // a VIP is not an address of the agent's host
 	VIPBack         Kind = "vip_back"         // and is one again
 	RouteAnnounced  Kind = "route_announced"  // a VIP is announced to routers

@@ -7,18 +7,18 @@ type name struct{ service, server string }
 
 // watch is a target and its state.
 type watch struct {
-	target  Target
-	stop    func()
-	healthy bool
-	reason  string
-	told    bool // last state that the reader received
+	target Target
+	stop   func()
+	state  State
+	reason string
+	told   State // last state that the reader received
 }
 
 func (w *watch) result() Result {
 	return Result{
 		Service: w.target.Service,
 		Server:  w.target.Server,
-		Healthy: w.healthy,
+		Healthy: w.state == Healthy,
 		Reason:  w.reason,
 	}
 }
@@ -35,7 +35,7 @@ func newBoard(start func(*watch)) *board {
 	return &board{start: start, watches: map[name]*watch{}, untold: map[name]*watch{}}
 }
 
-// replace replaces the watched targets. A target that equals a former one in all but Failing goes
+// replace replaces the watched targets. A target that equals a former one in all but State goes
 // on. Any other starts in the state that the reader knows.
 func (b *board) replace(targets []Target) {
 	wanted := make(map[name]Target, len(targets))
@@ -56,11 +56,11 @@ func (b *board) replace(targets []Target) {
 			if w != nil {
 				w.stop()
 			}
-			w = &watch{target: t, healthy: !t.Failing}
+			w = &watch{target: t, state: t.State}
 			b.watches[n] = w
 			b.start(w)
 		}
-		w.told = !t.Failing
+		w.told = t.State
 		b.mark(n)
 	}
 }
@@ -71,17 +71,24 @@ func (b *board) record(v verdict) {
 	if b.watches[n] != v.watch {
 		return
 	}
-	v.watch.healthy, v.watch.reason = v.healthy, v.reason
+	v.watch.state, v.watch.reason = stateOf(v.healthy), v.reason
 	b.mark(n)
 }
 
 // mark notes whether the reader must still receive the state of a target.
 func (b *board) mark(n name) {
-	if w := b.watches[n]; w.healthy != w.told {
+	if w := b.watches[n]; w.state != w.told && w.state != Unchecked {
 		b.untold[n] = w
 	} else {
 		delete(b.untold, n)
 	}
+}
+
+func stateOf(healthy bool) State {
+	if healthy {
+		return Healthy
+	}
+	return Failing
 }
 
 // news returns a result that the reader has not received yet, if there is one.
@@ -95,6 +102,6 @@ func (b *board) news() (Result, bool) {
 // delivered notes that the reader got the last result of news.
 func (b *board) delivered(r Result) {
 	n := name{r.Service, r.Server}
-	b.watches[n].told = r.Healthy
+	b.watches[n].told = stateOf(r.Healthy)
 	b.mark(n)
 }

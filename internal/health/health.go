@@ -81,8 +81,8 @@ func (c *Checker) complain(err error) {
 }
 
 // SetTargets replaces the targets. A target that equals a former one in all but
-// Failing goes on. Any other, such as one whose check has changed, starts in the
-// state Failing: it keeps this state until its checks end it. SetTargets returns
+// State goes on. Any other, such as one whose check has changed, starts in its
+// State: it keeps this state until its checks end it. SetTargets returns
 // when the checker has received the targets, or the context ends. No later update
 // is about a former target.
 func (c *Checker) SetTargets(ctx context.Context, targets []Target) {
@@ -145,7 +145,7 @@ func (c *Checker) Run(ctx context.Context) error {
 // in the next interval, which spreads the checks of targets that were added
 // together, then at every interval, with jitter.
 func (c *Checker) follow(ctx context.Context, w *watch, first time.Duration) {
-	s := streak{healthy: !w.target.Failing}
+	s := streak{state: w.target.State}
 	timer, due := time.NewTimer(first), time.Now().Add(first)
 	defer timer.Stop()
 	for checked := false; ; checked = true {
@@ -185,7 +185,7 @@ var errBusy = fmt.Errorf("%w: this host is too busy: a check began too late", er
 // check checks a target once, and reports a change of its state. The argument late is how long
 // after its time the check begins.
 func (c *Checker) check(ctx context.Context, w *watch, s *streak, late time.Duration) {
-	err := c.attempt(ctx, &w.target)
+	before, err := s.state, c.attempt(ctx, &w.target)
 	if errors.Is(err, errTimeout) && late > w.target.Timeout/2 {
 		err = errBusy
 	}
@@ -194,15 +194,19 @@ func (c *Checker) check(ctx context.Context, w *watch, s *streak, late time.Dura
 		case c.untried <- err:
 		case <-ctx.Done():
 		}
+		if !s.giveUp(w.target.Fall) {
+			return
+		}
+	} else if !s.observe(err == nil, w.target.Rise, w.target.Fall) {
 		return
 	}
-	if !s.observe(err == nil, w.target.Rise, w.target.Fall) {
-		return
-	}
-	v := verdict{watch: w, healthy: s.healthy}
-	if err != nil {
+	v := verdict{watch: w, healthy: s.state == Healthy}
+	switch {
+	case err != nil:
 		v.reason = err.Error()
-	} else {
+	case before == Unchecked:
+		v.reason = "the first successful check"
+	default:
 		v.reason = fmt.Sprintf("successful checks: %d", w.target.Rise)
 	}
 	select {
@@ -213,20 +217,40 @@ func (c *Checker) check(ctx context.Context, w *watch, s *streak, late time.Dura
 
 // streak is a state, and the number of successive checks that contradict it.
 type streak struct {
-	healthy bool
+	state   State
 	length  int
+	untried int // checks that the host could not make
 }
 
 // observe counts a check, and tells whether the state has changed.
 func (s *streak) observe(success bool, rise, fall int) bool {
-	if success == s.healthy {
+	next, enough := stateOf(success), fall
+	switch {
+	case next == s.state:
 		s.length = 0
 		return false
+	case success && s.state == Unchecked:
+		enough = 1
+	case success:
+		enough = rise
 	}
-	s.length++
-	if s.healthy && s.length < fall || !s.healthy && s.length < rise {
+	if s.length++; s.length < enough {
 		return false
 	}
-	*s = streak{healthy: success}
+	*s = streak{state: next}
+	return true
+}
+
+// giveUp counts a check that the host could not make. It tells whether an unchecked target is to be
+// taken for healthy: as many such checks as mark a target as failing show that the checks do not
+// work. Nobody must wait for their results.
+func (s *streak) giveUp(fall int) bool {
+	if s.state != Unchecked {
+		return false
+	}
+	if s.untried++; s.untried < fall {
+		return false
+	}
+	*s = streak{state: Healthy}
 	return true
 }

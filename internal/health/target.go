@@ -43,15 +43,27 @@ type Target struct {
 	Timeout         time.Duration // timeout of a whole check, at most the interval
 	Rise            int           // consecutive successes after which a server is healthy again
 	Fall            int           // consecutive failures after which the server is failing
-	// Failing is the state that the reader of updates knows. A target that starts as failing becomes
-	// healthy after Rise successes.
-	Failing bool
+	// State is what the reader of updates knows. A target that starts as failing becomes healthy after
+	// Rise successes.
+	State State
 }
 
-// checksAs tells whether two targets are the same but for Failing.
+// State is what checks have said about a target.
+type State uint8
+
+// The states of a target.
+const (
+	Healthy State = iota
+	Failing
+	// Unchecked: no check has had a result yet. One success suffices for Healthy, and Failing takes as
+	// many failures as for a healthy target.
+	Unchecked
+)
+
+// checksAs tells whether two targets are the same but for State.
 func (t *Target) checksAs(other *Target) bool {
 	like := *other
-	like.Failing = t.Failing
+	like.State = t.State
 	return like == *t
 }
 

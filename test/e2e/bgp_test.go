@@ -501,6 +501,41 @@ services:
 	return b.BGP
 }
 
+// TestFirstStartWithoutServers: a balancer without a data path, as after a boot, announces no VIP while
+// its servers fail their checks, not even until it knows that. A server that comes back suffices.
+func TestFirstStartWithoutServers(t *testing.T) {
+	t.Parallel()
+	topology := routed(t, lab.BIRD, 1)
+	for i := range topology.Services {
+		topology.Services[i].Health = &desired.Health{HTTP: &desired.HTTPCheck{Path: "/healthz"}}
+	}
+	l := up(t, topology)
+	n, lb := l.Node("lb1"), l.Process("lb1", "lb")
+	awaitNextHops(t, l, "lb1")
+	must(t, lb.Stop())
+	command(t, l, "lb1", segue, "lb", "detach", n.Instance())
+	for _, name := range nodes(l, lab.RoleServer) {
+		must(t, l.Process(name, "nginx").Stop())
+	}
+	before := len(readLog(t, lb))
+	must(t, lb.Start(t.Context()))
+	eventually(t, func() error {
+		for _, r := range bgpStatus(t, n).Routes {
+			if r.Reason != bgp.NotServed {
+				return fmt.Errorf("%+v", r)
+			}
+		}
+		return nil
+	})
+	awaitNextHops(t, l) // the peer has removed what it kept
+	if log := readLog(t, lb)[before:]; strings.Contains(log, `msg="route announced"`) ||
+		strings.Count(log, `msg="route is not announced yet`) != len(topology.Services) {
+		t.Errorf("a route was announced, or the log does not tell that it waits:\n%s", log)
+	}
+	must(t, l.Process("s1", "nginx").Start(t.Context()))
+	awaitNextHops(t, l, "lb1")
+}
+
 // TestVIPsWithoutServers: a VIP is announced while a server is ready, whatever happens to other
 // VIPs.
 func TestVIPsWithoutServers(t *testing.T) {

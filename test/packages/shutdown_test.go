@@ -12,12 +12,15 @@ import (
 )
 
 // announcingFile is a balancer whose VIP is announced. The router does not answer.
-const announcingFile = `node: {interface: eth0, locator: "fd00:6c:0:1::/64"}
-bgp:
+const announcingFile = silentFile + `bgp:
   asn: 64600
   router-id: 192.0.2.11
   drain-delay: 0s
   peers: [{address: "2001:db8:1::1", asn: 64512}]
+`
+
+// silentFile is a balancer without BGP.
+const silentFile = `node: {interface: eth0, locator: "fd00:6c:0:1::/64"}
 services:
   - name: web
     vip: "2001:db8:80::1"
@@ -70,6 +73,19 @@ func testDrainAtShutdown(t *testing.T, suite string) {
 	m.boot(t)
 	m.requireSelf(t, canDrain)
 	m.requireDrains(t, 2)
+
+	// Without BGP there is nothing to drain.
+	m.write(t, "etc/segue/lb.yaml", silentFile, 0o644)
+	m.must(t, "systemctl", "restart", "segue-lb")
+	m.must(t, "systemctl", "enable", "--now", "segue-drain")
+	m.powerOff(t)
+	m.boot(t)
+	m.requireDrains(t, 2)
+	journal := m.must(t, "journalctl", "--quiet", "--merge", "--unit=segue-drain")
+	if !strings.Contains(journal, "the balancer does not announce its VIPs") ||
+		strings.Contains(journal, "Failed with result") {
+		t.Errorf("the drain fails, or does not say why it does nothing:\n%s", journal)
+	}
 }
 
 // canDrain is what a dry run of a drain says if the balancer announces its route.

@@ -152,14 +152,24 @@ func (s *Slots) CheckRoom(wanted map[ServerKey]bool) error {
 	return nil
 }
 
-// Noted returns the causes that the slot of a server contains, and whether the server has had a
-// route of its own. A server without a slot has no cause and no route of its own.
-func (s *Slots) Noted(key ServerKey) (all Causes, routed bool) {
+// Notes are what the slot of a server tells the next process.
+type Notes struct {
+	Causes  Causes
+	Routed  bool // the server has had a route of its own
+	Checked bool // a health check of the server has had a result
+}
+
+// Noted returns what the slot of a server contains. A server without a slot has no notes.
+func (s *Slots) Noted(key ServerKey) Notes {
 	slot, ok := s.byKey[key]
 	if !ok {
-		return 0, false
+		return Notes{}
 	}
-	return s.plane.Servers.Causes(slot), s.plane.Servers.Flags(slot)&FlagRouted != 0
+	flags := s.plane.Servers.Flags(slot)
+	return Notes{
+		Causes: s.plane.Servers.Causes(slot), Routed: flags&FlagRouted != 0,
+		Checked: flags&FlagInUse != 0 && flags&FlagUnchecked == 0,
+	}
 }
 
 // TookFlows tells whether a server has taken new flows until now. A server that has no slot, or a
