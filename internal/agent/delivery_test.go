@@ -43,6 +43,7 @@ func ways() []way {
 
 // TestDelivers uses real connections in every encapsulation, with both ways to attach to tc.
 func TestDelivers(t *testing.T) {
+	t.Parallel()
 	for name, attachTCX := range map[string]func(link.TCXOptions) (link.Link, error){
 		"tcx": link.AttachTCX, "clsact": noTCX,
 	} {
@@ -103,6 +104,7 @@ func (n *network) deliver(t *testing.T, a *Agent, w way, vip netip.Addr) {
 // TestNextSegment sends packets through a server that does not have the VIP and has no neighbour
 // entries yet.
 func TestNextSegment(t *testing.T) {
+	t.Parallel()
 	n := newNetwork(t, 2)
 	first := n.run(1, n.config(1, desired.SRv6Encap), link.AttachTCX)
 	cfg := n.config(2, desired.SRv6Encap, vip4.Addr(), vip6.Addr())
@@ -136,6 +138,7 @@ func TestNextSegment(t *testing.T) {
 // TestNextSegmentBehindVLAN checks that the tc program ignores packets that XDP did not check. The
 // kernel removes the VLAN tag before tc.
 func TestNextSegmentBehindVLAN(t *testing.T) {
+	t.Parallel()
 	n := newNetwork(t, 2)
 	first := n.run(1, n.config(1, desired.SRv6Encap), link.AttachTCX)
 	second := n.run(2, n.config(2, desired.SRv6Encap, vip6.Addr()), link.AttachTCX)

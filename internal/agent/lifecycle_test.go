@@ -30,6 +30,7 @@ import (
 
 // TestRestart replaces a running agent several times while datagrams are sent. No datagram is lost.
 func TestRestart(t *testing.T) {
+	t.Parallel()
 	for name, attachTCX := range map[string]func(link.TCXOptions) (link.Link, error){
 		"tcx": link.AttachTCX, "clsact": noTCX,
 	} {
@@ -132,6 +133,7 @@ func filters(device netlink.Link) (names []string, err error) {
 // TestDetach checks that detaching restores the host, also if the host had a VIP before the agent.
 // Only clsact stays.
 func TestDetach(t *testing.T) {
+	t.Parallel()
 	for name, attachTCX := range map[string]func(link.TCXOptions) (link.Link, error){
 		"tcx": link.AttachTCX, "clsact": noTCX,
 	} {
@@ -178,6 +180,7 @@ func TestDetach(t *testing.T) {
 // TestOtherNamespace checks that an agent refuses to start in another network namespace, where the
 // interface with the same index is not the instance's.
 func TestOtherNamespace(t *testing.T) {
+	t.Parallel()
 	n := newNetwork(t, 2)
 	cfg := n.config(1, desired.GRE, vip4.Addr())
 	n.run(1, cfg, link.AttachTCX).stop()
@@ -204,6 +207,7 @@ func TestOtherNamespace(t *testing.T) {
 // TestOtherInterface restarts an agent on another interface. Nothing of the agent remains on the
 // previous one.
 func TestOtherInterface(t *testing.T) {
+	t.Parallel()
 	for name, attachTCX := range map[string]func(link.TCXOptions) (link.Link, error){
 		"tcx": link.AttachTCX, "clsact": noTCX,
 	} {
@@ -238,6 +242,7 @@ func TestOtherInterface(t *testing.T) {
 // TestFailedMove restarts an agent on another interface, which already has a program. Everything on
 // the previous interface stays unchanged.
 func TestFailedMove(t *testing.T) {
+	t.Parallel()
 	n := newNetwork(t, 1)
 	testnet.Connect(t, n.servers[0], "eth1", nil, n.router, "second", nil)
 	cfg := n.config(1, desired.GRE, vip4.Addr())
@@ -279,6 +284,7 @@ func TestFailedMove(t *testing.T) {
 // TestOtherRole checks that an agent does not start with the pins of a balancer, and does not
 // change them.
 func TestOtherRole(t *testing.T) {
+	t.Parallel()
 	n := newNetwork(t, 1)
 	cfg := n.config(1, desired.GRE, vip4.Addr())
 	dir, err := datapath.MakeDir(cfg.Node.Instance, datapath.RoleBalancer)
@@ -312,6 +318,7 @@ func TestOtherRole(t *testing.T) {
 
 // TestFailedStart checks that a failed start leaves nothing behind.
 func TestFailedStart(t *testing.T) {
+	t.Parallel()
 	for name, test := range map[string]struct {
 		spoil func(*desired.Agent, *Agent)
 		err   string
@@ -349,6 +356,7 @@ func TestFailedStart(t *testing.T) {
 // TestLosses checks that a change affects the connections of services whose VIP it removes, and not
 // those of a VIP that another service keeps.
 func TestLosses(t *testing.T) {
+	t.Parallel()
 	needs.Cgroup2(t)
 	n := newNetwork(t, 1)
 	cfg := n.config(1, desired.SRv6Encap, vip4.Addr(), vip6.Addr())
@@ -388,6 +396,7 @@ func TestLosses(t *testing.T) {
 // TestReload checks that a reload adds and removes services, and refuses changes that need a
 // restart.
 func TestReload(t *testing.T) {
+	t.Parallel()
 	n := newNetwork(t, 1)
 	cfg := n.config(1, desired.SRv6Encap, vip4.Addr())
 	a := n.run(1, cfg, link.AttachTCX)
@@ -426,6 +435,7 @@ func TestReload(t *testing.T) {
 
 // TestFollowsInterface changes the MAC address and the MTU of the interface of a running agent.
 func TestFollowsInterface(t *testing.T) {
+	t.Parallel()
 	n := newNetwork(t, 1)
 	a := n.run(1, n.config(1, desired.SRv6Insert, vip6.Addr()), link.AttachTCX)
 	n.serve(1, vip6.Addr())

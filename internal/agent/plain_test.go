@@ -17,6 +17,7 @@ import (
 // TestPlainLinux has a kernel without an agent deliver srv6-insert, with the settings of
 // docs/agent.md.
 func TestPlainLinux(t *testing.T) {
+	t.Parallel()
 	n := newNetwork(t, 1)
 	n.in(n.servers[0], func() error {
 		for _, name := range []string{"all", "eth0"} {

@@ -18,6 +18,7 @@ import (
 // Agents and balancers change their keys by reloads, one after the other. No poll is lost at any
 // step.
 func TestReloadOfPollKeys(t *testing.T) {
+	t.Parallel()
 	n := newNetwork(t, 1)
 	file := filepath.Join(t.TempDir(), "signal.key")
 	writeKeys(t, file, oldKey)

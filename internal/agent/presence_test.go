@@ -49,6 +49,7 @@ func (n *network) awaitPresent(a *running, vip netip.Addr, want bool) {
 
 // The agent restores the VIPs that it has put on the host.
 func TestRemovedVIPComesBack(t *testing.T) {
+	t.Parallel()
 	n := newNetwork(t, 1)
 	a := n.run(1, n.config(1, desired.SRv6Insert, vip6.Addr(), vip4.Addr()), link.AttachTCX)
 	for _, vip := range []netip.Addr{vip6.Addr(), vip4.Addr()} {
@@ -71,6 +72,7 @@ func TestRemovedVIPComesBack(t *testing.T) {
 // If the host does not accept a VIP, here because the rule of the local table is missing, the agent
 // does not try again at once. Each attempt changes addresses, which would cause the next attempt.
 func TestRefusedVIPIsLeftAlone(t *testing.T) {
+	t.Parallel()
 	n := newNetwork(t, 1)
 	vip := vip4.Addr()
 	a, err := New(n.config(1, desired.SRv6Insert, vip), config.Secrets{}, slog.New(slog.DiscardHandler))
@@ -118,6 +120,7 @@ func TestRefusedVIPIsLeftAlone(t *testing.T) {
 
 // If somebody else assigns the VIPs, the agent tells balancers which VIPs are missing.
 func TestMissingVIPIsTold(t *testing.T) {
+	t.Parallel()
 	n := newNetwork(t, 1)
 	cfg := n.config(1, desired.SRv6Insert, vip6.Addr(), vip4.Addr())
 	no := false

@@ -315,6 +315,7 @@ func (h *hunting) take(frame []byte) error {
 // passes them on to the second. Halfway through, the balancer forgets all flows, as if flows of
 // another balancer arrived.
 func TestHunt(t *testing.T) {
+	t.Parallel()
 	needs.Cgroup2(t)
 	for _, c := range []struct {
 		kind desired.Encapsulation

@@ -238,6 +238,7 @@ func TestTraceOfUnusualServers(t *testing.T) {
 // Trace follows a live connection on two servers. It shows which server has the connection, and how
 // the connection ends.
 func TestTraceOfLiveConnection(t *testing.T) {
+	t.Parallel()
 	n := newNetwork(t, 2)
 	var instances []string
 	for i, policy := range []desired.AcceptPolicy{desired.AcceptNever, desired.AcceptAlways} {

@@ -169,6 +169,7 @@ func TestBalancersAreNamed(t *testing.T) {
 // A reload changes the keys of a running agent. It reads no file: the keys come with the
 // configuration.
 func TestReloadOfKeys(t *testing.T) {
+	t.Parallel()
 	n := newNetwork(t, 1)
 	file := filepath.Join(t.TempDir(), "signal.key")
 	writeKeys(t, file, oldKey)

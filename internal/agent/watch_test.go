@@ -24,6 +24,7 @@ import (
 // Without the application, all offers are accepted. The same holds without the agent's process. A
 // reload changes the policy of a running agent and affects no connection.
 func TestReportedLoad(t *testing.T) {
+	t.Parallel()
 	n := newNetwork(t, 2)
 	vip := netip.AddrPortFrom(vip6.Addr(), 80)
 	path := filepath.Join(t.TempDir(), "load")
@@ -106,6 +107,7 @@ func TestReportedLoad(t *testing.T) {
 // TestRestartKeepsConnections checks that another process keeps the state of connections of the
 // process before it.
 func TestRestartKeepsConnections(t *testing.T) {
+	t.Parallel()
 	needs.Cgroup2(t)
 	n := newNetwork(t, 1)
 	epsilon, initial := 0.1, uint32(5)

@@ -103,6 +103,7 @@ func openAt(t testing.TB, cfg *desired.Balancer, clock *dataplane.FlowClock) *fi
 	needs.Namespaces(t)
 	needs.BPF(t)
 	cfg.Node.Instance = fmt.Sprintf("test-%d-%d", os.Getpid(), instances.Add(1))
+	reusable := reusableFor(t, cfg, clock)
 	t.Cleanup(func() {
 		if err := dataplane.Detach(cfg.Node.Instance); err != nil {
 			t.Error(err)
@@ -116,6 +117,7 @@ func openAt(t testing.TB, cfg *desired.Balancer, clock *dataplane.FlowClock) *fi
 	f.network, err = sharedNetwork()
 	f.must(err)
 	f.start(cfg)
+	reusable.record(t, &f.plane.Objects)
 	f.route()
 	f.attached = true // there is no interface, but next hops that are not found are now cleared
 	t.Cleanup(func() { f.stop() })

@@ -19,7 +19,10 @@ import (
 	"github.com/segue-lb/segue/internal/store/etcdtest"
 )
 
-var manyBalancers = flag.Int("balancers", 100, "balancers in TestManyBalancers")
+var (
+	manyBalancers = flag.Int("balancers", 25, "balancers in TestManyBalancers")
+	bulkServers   = flag.Int("bulk", 2000, "servers in TestBulk")
+)
 
 // add9 adds a server.
 func add9(n int) func(Tree) {

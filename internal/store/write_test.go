@@ -281,7 +281,7 @@ func TestBulk(t *testing.T) {
 	for range 3 {
 		f.add(server.Endpoint())
 	}
-	const many = 10000
+	many := *bulkServers
 	began := time.Now()
 	first := f.fill(bulk("web", many))
 	written := time.Since(began)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"sync"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
@@ -31,14 +32,18 @@ type DryRun struct {
 	}
 }
 
+// parsedDryRun is the specification of this build's dry run, as parsed.
+var parsedDryRun = sync.OnceValues(loadDryrun)
+
 // NewDryRun loads a dry run on the given tables. Tables that are not given are empty. The constants
 // are those of Plane.Constants. The argument outside tells whether packets come from outside the
 // segment routing domain. NewDryRun returns an error if the kernel refuses the program.
 func NewDryRun(tables map[string]*ebpf.Map, constants map[string]any, outside bool) (*DryRun, error) {
-	spec, err := loadDryrun()
+	spec, err := parsedDryRun()
 	if err != nil {
 		return nil, err
 	}
+	spec = spec.Copy()
 	NameDirectory(spec)
 	for name, table := range tables {
 		spec.Maps[name].MaxEntries = table.MaxEntries()

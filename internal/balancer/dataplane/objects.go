@@ -86,6 +86,12 @@ func LoadSpec() (spec *ebpf.CollectionSpec, reasons []string, err error) {
 	return spec, reasons, nil
 }
 
+// LoadObjects loads the objects of the outside. It uses the given maps, by name, instead of new
+// ones. Tests replace it, to use objects again: the verifier's work is most of the time of a start.
+var LoadObjects = func(spec *ebpf.CollectionSpec, objects *Objects, maps map[string]*ebpf.Map) error {
+	return spec.LoadAndAssign(objects, &ebpf.CollectionOptions{MapReplacements: maps})
+}
+
 // Shared returns the maps that both sides share, by name.
 func (o *Objects) Shared() map[string]*ebpf.Map {
 	all := map[string]*ebpf.Map{

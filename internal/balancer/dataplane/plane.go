@@ -149,7 +149,7 @@ func (p *Plane) load(spec *ebpf.CollectionSpec, node *desired.BalancerNode, log 
 	if err := spec.Variables[balancerVarHostIsOutside].Set(!node.IsInternal()); err != nil {
 		return fmt.Errorf("set where the interface leads: %w", err)
 	}
-	if err := spec.LoadAndAssign(&p.Objects, &ebpf.CollectionOptions{MapReplacements: kept}); err != nil {
+	if err := LoadObjects(spec, &p.Objects, kept); err != nil {
 		return err
 	}
 	if err := p.loadSides(spec, node); err != nil {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"iter"
 	"math"
+	"sync"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
@@ -57,12 +58,16 @@ type Sweeper struct {
 	servers []SweptServer // by slot, and one more for all higher slots
 }
 
+// parsedSweeper is the specification of this build's sweep, as parsed.
+var parsedSweeper = sync.OnceValues(loadSweeper)
+
 // newSweeper loads the program for the flow tables of the objects.
 func newSweeper(o *Objects, clock *FlowClock) (*Sweeper, error) {
-	spec, err := loadSweeper()
+	spec, err := parsedSweeper()
 	if err != nil {
 		return nil, err
 	}
+	spec = spec.Copy()
 	shared := map[string]*ebpf.Map{
 		FlowsMap: o.Flows, balancerMapHalfOpen: o.HalfOpen, balancerMapObserved: o.Observed,
 		LoadsMap: o.Loads,
