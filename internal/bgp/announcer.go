@@ -33,15 +33,12 @@ type Announcer struct {
 	file       string // tells that the balancer is drained; empty: it forgets that
 	forwarding Forwarding
 	preserved  bool // the data path has worked since the sessions before
-	// resumes is true until the first update if the data path is preserved: peers may have the routes
-	// of the process before.
-	resumes  bool
-	plan     *Plan
-	services []balancer.ServiceState // nil: not known yet
-	requests chan request
-	ended    chan struct{} // closed when nobody takes requests any more
-	speaker  *speaker
-	events   *events.Stream // nil: nobody follows them
+	plan       *Plan
+	services   []balancer.ServiceState // nil: not known yet
+	requests   chan request
+	ended      chan struct{} // closed when nobody takes requests any more
+	speaker    *speaker
+	events     *events.Stream // nil: nobody follows them
 
 	// attempt is how long a session may take to be established. Then it is opened anew.
 	attempt time.Duration
@@ -92,9 +89,9 @@ type Forwarding struct {
 	Works func() (bool, error)
 }
 
-// drainedFile returns the path of the file that tells that an instance is drained. It is empty if
+// DrainedFile returns the path of the file that tells that an instance is drained. It is empty if
 // the balancer has no directory for its state.
-func drainedFile(node *desired.BalancerNode) string {
+func DrainedFile(node *desired.BalancerNode) string {
 	if node.State == "" {
 		return ""
 	}
@@ -106,7 +103,7 @@ func drainedFile(node *desired.BalancerNode) string {
 // returns an error if it cannot find out whether the balancer is drained.
 func New(cfg *desired.Balancer, plan *Plan, forwarding Forwarding, log *slog.Logger) (*Announcer, error) {
 	a := &Announcer{
-		log: log, file: drainedFile(&cfg.Node), forwarding: forwarding, plan: plan,
+		log: log, file: DrainedFile(&cfg.Node), forwarding: forwarding, plan: plan,
 		requests: make(chan request), ended: make(chan struct{}), attempt: longestAttempt, retry: routeRetry,
 		state: State{
 			ASN: plan.bgp.ASN, RouterID: plan.bgp.RouterID.String(),
@@ -117,7 +114,6 @@ func New(cfg *desired.Balancer, plan *Plan, forwarding Forwarding, log *slog.Log
 	if !forwarding.EndsWithProcess {
 		// An error is no reason to refuse the start. Peers then remove the routes until they get new ones.
 		a.preserved, _ = forwarding.Works()
-		a.resumes = a.preserved
 	}
 	if a.file == "" {
 		return a, nil
@@ -162,7 +158,6 @@ func (a *Announcer) Run(ctx context.Context, services <-chan []balancer.ServiceS
 			"undrain", "segue undrain --self")
 	}
 	due := a.update(time.Now()) // before there are sessions, so that they begin with all routes
-	a.resumes = false
 	if err := a.follow(ctx, &Plan{bgp: &desired.BGP{}}); err != nil {
 		return err
 	}
@@ -399,8 +394,8 @@ func (r *routeState) take(v *vip) {
 func (a *Announcer) updateRoute(r *routeState, now time.Time) (next time.Time) {
 	holdDown := a.plan.bgp.HoldDown
 	due := now
-	// A route does not move for lack of a result: health checks alone neither begin nor end it.
-	isServed := r.vip.isServed || r.vip.isUnchecked && (r.Announced || a.resumes)
+	// While results of health checks are missing, a route neither begins nor ends.
+	isServed := r.vip.isServed || r.vip.isUnchecked && r.Announced
 	if isServed { // also while the balancer is drained
 		due = r.damping.due(now, holdDown)
 	}
@@ -416,7 +411,9 @@ func (a *Announcer) updateRoute(r *routeState, now time.Time) (next time.Time) {
 		if wasAnnounced && !r.Announced {
 			r.damping.withdrawn(now, holdDown)
 		}
-		r.damping.served = time.Time{}
+		if !r.vip.isUnchecked {
+			r.damping.served = time.Time{}
+		}
 		return retry
 	case a.state.Drained != nil:
 		return a.withdraw(r, now, Drained)

@@ -28,7 +28,7 @@ func TestDrain(t *testing.T) {
 	}
 	f.drain(false)
 	f.router.await(1, routesAre(vip6, vip4))
-	if _, err := os.Stat(drainedFile(&f.cfg.Node)); !os.IsNotExist(err) {
+	if _, err := os.Stat(DrainedFile(&f.cfg.Node)); !os.IsNotExist(err) {
 		t.Errorf("error %v", err)
 	}
 }

@@ -194,7 +194,8 @@ func (c *Checker) check(ctx context.Context, w *watch, s *streak, late time.Dura
 		case c.untried <- err:
 		case <-ctx.Done():
 		}
-		if !s.giveUp(w.target.Fall) {
+		// A check that began too late was made all the same, so the next one may have a result.
+		if errors.Is(err, errBusy) || !s.giveUp(w.target.Fall) {
 			return
 		}
 	} else if !s.observe(err == nil, w.target.Rise, w.target.Fall) {

@@ -73,25 +73,27 @@ func TestPhasesSpread(t *testing.T) {
 }
 
 // A check that begins late, because the host has no CPU time for it, cannot fail by its timeout. It
-// can succeed, and a bad answer proves that the server fails.
+// can succeed, and a bad answer proves that the server fails. It is not one that the host cannot make:
+// an unchecked server waits for the next one.
 func TestLateChecks(t *testing.T) {
 	for _, test := range []struct {
 		late    time.Duration
-		failing bool // the server's state before
+		before  State // of the server
 		err     error
 		changes bool
 	}{
-		{target("s1").Timeout / 2, false, errTimeout, true},
-		{target("s1").Timeout/2 + 1, false, errTimeout, false},
-		{target("s1").Timeout/2 + 1, false, errDown, true},
-		{time.Hour, true, nil, true},
+		{target("s1").Timeout / 2, Healthy, errTimeout, true},
+		{target("s1").Timeout/2 + 1, Healthy, errTimeout, false},
+		{target("s1").Timeout/2 + 1, Unchecked, errTimeout, false},
+		{target("s1").Timeout/2 + 1, Healthy, errDown, true},
+		{time.Hour, Failing, nil, true},
 	} {
 		c := New(nil, slog.New(slog.DiscardHandler))
 		c.verdicts, c.untried = make(chan verdict, 1), make(chan error, 1)
 		c.attempt = func(context.Context, *Target) error { return test.err }
 		w := &watch{target: target("s1")}
 		w.target.Rise, w.target.Fall = 1, 1
-		c.check(t.Context(), w, &streak{state: stateOf(!test.failing)}, test.late)
+		c.check(t.Context(), w, &streak{state: test.before}, test.late)
 		if changes := len(c.verdicts) > 0; changes != test.changes || changes == (len(c.untried) > 0) {
 			t.Errorf("late by %v: changes %v, complaints: %d", test.late, changes, len(c.untried))
 		}

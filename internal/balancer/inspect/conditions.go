@@ -12,7 +12,7 @@ type Condition string
 // The conditions of a server. A condition that follows from a cause is also the name of the cause.
 const (
 	ServerUp         Condition = "up"         // it passes its health checks and gets new flows
-	ServerUnchecked  Condition = "unchecked"  // it has no health checks and gets new flows
+	ServerUnchecked  Condition = "unchecked"  // no health check of it has had a result, or it has none; it gets new flows
 	ServerStarting   Condition = "starting"   // it was unfit, and gets a growing share of new flows
 	ServerDrained    Condition = "drained"    // it keeps its flows and gets no new ones
 	ServerUnresolved Condition = "unresolved" // it has no next hop: its packets are dropped

@@ -88,7 +88,7 @@ type ServerState struct {
 	Slot      uint32    `json:"slot"`
 	Address   string    `json:"address"` // the locator, or the far end of the tunnel
 	Condition Condition `json:"condition"`
-	Checked   bool      `json:"checked"` // it has health checks
+	Checked   bool      `json:"checked"` // a health check of it has had a result
 	Probed    bool      `json:"probed"`  // its agent is probed
 	// Causes are the reasons why the server is unfit for new flows, the most severe first. The
 	// server gets new flows nevertheless if its service ignores the causes. A server that is
