@@ -16,11 +16,33 @@ import (
 )
 
 // slowStore is a store that answers no transactions while it is slow, although its connections and its
-// watches work. It counts how often all keys are read.
+// watches work. While it is stuck, its watches deliver nothing, and every second transaction gets an
+// answer, as if from another member. It counts how often all keys are read, and the answers.
 type slowStore struct {
 	clientv3.KV
-	isSlow atomic.Bool
-	reads  atomic.Int64
+	clientv3.Watcher
+	isSlow  atomic.Bool
+	isStuck atomic.Bool
+	reads   atomic.Int64
+	begun   atomic.Int64
+	answers atomic.Int64
+}
+
+func (s *slowStore) Watch(ctx context.Context, key string, options ...clientv3.OpOption) clientv3.WatchChan {
+	events := make(chan clientv3.WatchResponse)
+	go func() {
+		defer close(events)
+		for response := range s.Watcher.Watch(ctx, key, options...) {
+			if s.isStuck.Load() {
+				continue
+			}
+			select {
+			case events <- response:
+			case <-ctx.Done():
+			}
+		}
+	}()
+	return events
 }
 
 func (s *slowStore) Get(ctx context.Context, key string, options ...clientv3.OpOption) (*clientv3.GetResponse, error) {
@@ -47,10 +69,11 @@ func (t slowTxn) If(conditions ...clientv3.Cmp) clientv3.Txn {
 }
 
 func (t slowTxn) Commit() (*clientv3.TxnResponse, error) {
-	if t.store.isSlow.Load() {
+	if t.store.isSlow.Load() || t.store.isStuck.Load() && t.store.begun.Add(1)%2 == 1 {
 		<-t.ctx.Done()
 		return nil, t.ctx.Err()
 	}
+	t.store.answers.Add(1)
 	return t.Txn.Commit()
 }
 
@@ -63,8 +86,8 @@ func slowed(t *testing.T) (*fleet, *simulated, *slowStore, *etcdtest.Server) {
 	f.await(f.fill(service("web", 10)), time.Now())
 	b := f.member(desired.Etcd{Endpoints: []string{server.Endpoint()}, Prefix: prefix})
 	b.connect()
-	slow := &slowStore{KV: b.opened.client.KV}
-	b.opened.client.KV = slow
+	slow := &slowStore{KV: b.opened.client.KV, Watcher: b.opened.client.Watcher}
+	b.opened.client.KV, b.opened.client.Watcher = slow, slow
 	b.run()
 	f.balancers = append(f.balancers, b)
 	f.await(f.edit(add9(0)), time.Now())
@@ -90,6 +113,26 @@ func TestSlowAnswers(t *testing.T) {
 	if reads := slow.reads.Load(); reads != 1 {
 		t.Errorf("all keys were read %d times", reads)
 	}
+}
+
+// The member of etcd at which a balancer watches the store is stuck, although its connections work.
+// Other members answer. The balancer does not wait for the watch as long as for one whose member
+// answers.
+func TestStuckMember(t *testing.T) {
+	t.Parallel()
+	f, b, slow, _ := slowed(t)
+	slow.isStuck.Store(true)
+	before := slow.answers.Load()
+	f.await(f.edit(add9(1)), time.Now(), f.balancers[0])
+	for slow.reads.Load() == 1 {
+		b.await(func(s Status) bool { return s.Reachable }, "get an answer")
+		b.await(func(s Status) bool { return !s.Reachable || slow.reads.Load() > 1 }, "miss an answer")
+	}
+	if answers := slow.answers.Load() - before; answers > missedProbes {
+		t.Errorf("the balancer got %d answers before it read all keys again", answers)
+	}
+	slow.isStuck.Store(false)
+	f.await(f.edit(drain("web", "s1")), time.Now())
 }
 
 // A store is restored from a backup while it does not answer, and has more revisions than before when

@@ -21,7 +21,8 @@ const (
 	probeInterval = time.Second
 	probeTimeout  = 5 * time.Second
 	// missedProbes is how many questions in a row may find a newer change than the watch has
-	// delivered. After that the content is read anew.
+	// delivered. After that the content is read anew. If a question between them has no answer, two
+	// suffice.
 	missedProbes = 10
 	// firstPause and longestPause are the times before the content is read anew after an error.
 	firstPause, longestPause = 200 * time.Millisecond, 5 * time.Second
@@ -193,7 +194,8 @@ func (s *Store) probe(
 			return hasAnswered, fmt.Errorf("%w: the store is another one, or was restored", errReadAnew)
 		case now.position == delivered:
 			missed = 0
-		case missed == missedProbes:
+		case missed == missedProbes, missed > 0 && link.isSlow.Load():
+			// The member of etcd that does not answer may be the one of the watch.
 			return hasAnswered, fmt.Errorf("%w: the watch does not deliver changes", errReadAnew)
 		default:
 			missed++
