@@ -43,6 +43,10 @@ func drainBalancer(ctx context.Context, out io.Writer, client selfClient, o *dra
 	if err != nil {
 		return err
 	}
+	if before.BGP == nil && o.untilRestart { // as at each shutdown of a host
+		_, err := fmt.Fprintln(out, "the balancer does not announce its VIPs: there is nothing to withdraw")
+		return err
+	}
 	drain := api.SelfChange{Self: api.Self{Drained: true}, UntilRestart: o.untilRestart}
 	state, err := client.ChangeSelf(ctx, drain)
 	if err != nil {

@@ -160,7 +160,8 @@ func TestDrainSelfAgain(t *testing.T) {
 	})
 }
 
-// TestDrainSelfUntilRestart passes the flag on. Without --self, there is no such drain.
+// TestDrainSelfUntilRestart passes the flag on. Without --self, there is no such drain. Without BGP,
+// it succeeds, because it runs at each shutdown of a host.
 func TestDrainSelfUntilRestart(t *testing.T) {
 	for _, untilRestart := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
@@ -171,6 +172,10 @@ func TestDrainSelfUntilRestart(t *testing.T) {
 			}
 		})
 	}
+	const nothing = "the balancer does not announce its VIPs: there is nothing to withdraw\n"
+	synctest.Test(t, func(t *testing.T) {
+		requireDrain(t, &fakeBalancer{}, &drainOptions{untilRestart: true}, nothing, "", 0)
+	})
 	_, err := runSegue(t.Context(), "drain", "web/s1", "--until-restart")
 	if err == nil || err.Error() != "--until-restart: only with --self" {
 		t.Errorf("error %v", err)
