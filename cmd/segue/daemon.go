@@ -100,11 +100,14 @@ func lockInstance(name string) (*os.File, error) {
 	return lock, err
 }
 
-// removeLeft removes what earlier processes of an instance have left that died while they replaced one
-// of its files. The caller has the lock of the instance.
+// removeLeft removes the temporary files of earlier processes of an instance that died while they
+// replaced one of the files. An empty name is no file. The caller has the lock of the instance.
 func removeLeft(log *slog.Logger, files ...string) {
 	for _, file := range files {
-		if err := wholefile.RemoveLeft(file); err != nil && file != "" {
+		if file == "" {
+			continue
+		}
+		if err := wholefile.RemoveLeft(file); err != nil {
 			log.Warn("a temporary file of an earlier process stays", "file", file, "error", err)
 		}
 	}

@@ -280,9 +280,9 @@ type drainClient struct {
 	role string
 }
 
-// isUndrained tells whether the desired state drains something no more, whatever the process follows
-// yet: a drain would change it. If that cannot be found out, as when the store does not answer,
-// nobody has seen an undrain.
+// isUndrained tells whether the desired state no longer drains it, even if the process does not follow
+// that state yet: a drain would change the state. The answer is false if that cannot be found out, as
+// when the store does not answer.
 func (c *drainClient) isUndrained(ctx context.Context, d *drainable) bool {
 	changed, err := c.Change(ctx, true, d.edit(true))
 	return err == nil && len(changed.Changes) > 0

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -68,8 +69,7 @@ func runLB(ctx context.Context, file string, f *foreground) error {
 		return err
 	}
 	defer lock.Close()
-	removeLeft(log, runstate.RecordFile(cfg.Node.Instance), cfg.OverridesFile(),
-		generation.File(cfg.Node.State, cfg.Node.Instance), store.CacheFile(cfg.Node.State, cfg.Node.Instance))
+	removeLeft(log, filesOf(&cfg.Node)...)
 	metrics, err := daemon.ListenMetrics(cfg.Metrics.Listen, "segue_lb", log)
 	if err != nil {
 		return err
@@ -89,10 +89,12 @@ func runLB(ctx context.Context, file string, f *foreground) error {
 	handler := api.NewStarting(controller)
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return socket.Run(ctx, handler) })
-	group.Go(func() error { return metrics.Run(ctx) })
+	// A scrape without the metrics of the balancer is better than none only while it waits for its store.
+	serveMetrics := sync.OnceFunc(func() { group.Go(func() error { return metrics.Run(ctx) }) })
 	if fleet != nil {
 		defer fleet.Close()
 		metrics.MustRegister(storeMetrics{fleet})
+		serveMetrics()
 		if err := awaitServices(ctx, fleet, recorder, log); err != nil {
 			return err
 		}
@@ -137,6 +139,7 @@ func runLB(ctx context.Context, file string, f *foreground) error {
 		metrics.MustRegister(announcer)
 		group.Go(func() error { return announcer.Run(ctx, b.Abilities()) })
 	}
+	serveMetrics()
 	group.Go(func() error {
 		select { // before, a change would wait for the balancer to run
 		case <-b.Ready():
@@ -151,6 +154,16 @@ func runLB(ctx context.Context, file string, f *foreground) error {
 		return daemon.Serve(ctx, b, withoutWarnings(reload), f.hangups, f.detachCommand("lb", cfg.Node.Instance), log)
 	})
 	return group.Wait()
+}
+
+// filesOf returns the files that processes of a balancer replace as a whole.
+func filesOf(node *desired.BalancerNode) []string {
+	files := []string{runstate.RecordFile(node.Instance)}
+	if node.State == "" {
+		return files
+	}
+	return append(files, (&desired.Balancer{Node: *node}).OverridesFile(), bgp.DrainedFile(node),
+		generation.File(node.State, node.Instance), store.CacheFile(node.State, node.Instance))
 }
 
 // newAnnouncer returns the announcer of a balancer's VIPs, or nil if the configuration has none. If

@@ -21,6 +21,7 @@ var wallClock = regexp.MustCompile(
 // Whoever adds a file says why a jump does no harm.
 var shown = map[string]string{
 	"cmd/segue/statuswatch.go":     "the time of a status, for humans",
+	"cmd/segue/store.go":           "since when the balancer waits for its store, for alerts",
 	"internal/daemon/metrics.go":   "the time of the last reload, for humans and alerts",
 	"internal/bgp/announcer.go":    "since when the balancer is drained, for the status",
 	"internal/bgp/speaker.go":      "the age of a route, which the library shows",

@@ -45,8 +45,8 @@ func Prepare(path string, content []byte, permissions fs.FileMode) (*Pending, er
 // number follows it.
 func prefixOf(path string) string { return "." + filepath.Base(path) + "." }
 
-// RemoveLeft removes the new contents of a file that processes have left that ended before they
-// committed or discarded them. Nobody may be writing the file meanwhile.
+// RemoveLeft removes the new contents of a file that earlier processes have neither committed nor
+// discarded, because they died. Nobody may be writing the file meanwhile.
 func RemoveLeft(path string) error {
 	dir := filepath.Dir(path)
 	entries, err := os.ReadDir(dir)
