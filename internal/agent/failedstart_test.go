@@ -209,9 +209,9 @@ func (s *failSite) failAtSteps(files [2]string, step int) {
 			break
 		}
 		if refusal == "" {
-			if s.state().HasRemains() {
-				s.start(files[next], 0)
-			}
+			// The call may have kept the start from removing a pin. Every later start removes it,
+			// also one that fails.
+			s.start(files[next], 0)
 			next = 1 - next
 		} else {
 			when := fmt.Sprintf("call %d failed: %s", call, refusal)

@@ -63,11 +63,12 @@ func openTiming(t testing.TB, starts uint32, draw func(server int) float64) *tim
 	return tm
 }
 
-// begin begins a flow, and plans its end.
+// begin begins a flow, and plans its end. The time is that before the first packet: the test may stand
+// still between the last one and the next statement.
 func (tm *timing) begin(flow int) {
+	now := time.Now()
 	tm.exec(tm.frames[packet.SYN][flow], nil)
 	tm.exec(tm.frames[packet.ACK][flow], nil)
-	now := time.Now()
 	entry := tm.entry(tm.flows[flow])
 	if entry.State() != stateEstablished {
 		return // there was no room

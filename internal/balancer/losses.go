@@ -62,10 +62,10 @@ func lossesOf(before, after []desired.Service, g generation.Generations) (losses
 				loss.Cause = desired.LossRemoved
 			case !keepsSome || kept.Locator != server.Locator || kept.Address != server.Address:
 				loss.Cause = desired.LossMoved
+			case was[server.Name] && !is[server.Name]:
+				loss.Cause = desired.LossForgotten // of all ports
 			case !keepsAll:
 				loss.Cause = desired.LossNarrowed
-			case was[server.Name] && !is[server.Name]:
-				loss.Cause = desired.LossForgotten
 			default:
 				continue
 			}

@@ -520,10 +520,14 @@ func TestFirstStartWithoutServers(t *testing.T) {
 	before := len(readLog(t, lb))
 	must(t, lb.Start(t.Context()))
 	eventually(t, func() error {
-		for _, r := range bgpStatus(t, n).Routes {
+		routes := bgpStatus(t, n).Routes
+		for _, r := range routes {
 			if r.Reason != bgp.NotServed {
 				return fmt.Errorf("%+v", r)
 			}
+		}
+		if len(routes) == 0 || !strings.Contains(readLog(t, lb)[before:], "health checks") {
+			return fmt.Errorf("the checks have not failed; routes: %+v", routes)
 		}
 		return nil
 	})

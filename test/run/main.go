@@ -58,18 +58,18 @@ var tiers = []tier{
 		env: []string{"CGO_ENABLED=1", "CC=clang"},
 	},
 	{
-		// These packages run without the race detector, for one of two reasons. Some only
-		// compute, or start no goroutine in their tests: the race detector would find nothing in
-		// them, and make them slower to link and to run. Others read memory that faults: the race
-		// detector reads it in C, where Go cannot recover from the fault.
+		// These packages run without the race detector, for one of two reasons. Most of them
+		// start hardly any goroutine: the race detector would find little in them, and make them
+		// slower to link and to run. Others read memory that faults: the race detector reads it
+		// in C, where Go cannot recover from the fault.
 		name: "unit",
 		packages: []string{
 			"internal/accept", "internal/chart", "internal/config", "internal/cpulimit", "internal/desired",
 			"internal/generation", "internal/infer", "internal/kernelclock", "internal/labreport",
 			"internal/model", "internal/packet", "internal/packet/packettest", "internal/plural",
 			"internal/processor", "internal/repro", "internal/sim", "internal/sim/placement",
-			"internal/sim/scenario", "internal/srv6", "internal/tables", "internal/testbed",
-			"internal/version", "internal/wholefile", "internal/wiki", "loadshm", "quiclb",
+			"internal/sim/scenario", "internal/srv6", "internal/tables", "internal/version",
+			"internal/wholefile", "internal/wiki", "loadshm", "quiclb",
 			"quiclb/example", "test/docs", "test/spdx",
 		},
 		beside: true,
