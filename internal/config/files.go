@@ -169,7 +169,7 @@ func (f *Files[D]) WithOverrides(
 	}
 	next.Desired = state
 	next.InForce, warnings = m.inForce()
-	fresh := newWarnings(m.translated(all, merged), m.translated(f.warnings, f.root))
+	fresh := notAmong(m.translated(all, merged), m.translated(f.warnings, f.root))
 	return &next, append(warnings, fresh...).In(f.place), nil
 }
 
@@ -192,8 +192,8 @@ func (f *Files[D]) refuseServer(o *desired.Override) *field.Error {
 	}
 }
 
-// newWarnings returns the warnings that are not among known ones.
-func newWarnings(all, known field.Errors) (fresh field.Errors) {
+// notAmong returns the errors or warnings that are not among known ones.
+func notAmong(all, known field.Errors) (fresh field.Errors) {
 	is := map[string]bool{}
 	for _, w := range known {
 		is[w.Path+w.Problem] = true

@@ -17,7 +17,7 @@ import (
 // FollowingFile returns the files with the overrides that make the services those of another
 // configuration file. Services and servers that an override drains stay drained, unless the file makes
 // that impossible. Other sections of the file have no effect: there is a warning if they differ from
-// those in force. Invalid overrides are gone. The error is of type field.Errors.
+// those in force. Invalid overrides are gone, with a warning about each. The error is of type field.Errors.
 func (f *Files[D]) FollowingFile(text []byte) (*Files[D], field.Errors, error) {
 	root, problem := parse(text)
 	if problem != nil {
@@ -31,12 +31,12 @@ func (f *Files[D]) FollowingFile(text []byte) (*Files[D], field.Errors, error) {
 	after := itemsOf(wanted.Items(), root)
 	overrides := differences(itemsOf(f.File.Items(), f.root), after)
 	overrides, ended := keepDrains(overrides, f.InForce, after)
-	next, warnings, err := f.WithOverrides(overrides)
+	valid, gone := f.WithoutInvalid(func(*desired.InvalidOverride) bool { return true })
+	next, warnings, err := valid.WithOverrides(overrides)
 	if err != nil {
 		return nil, nil, err
 	}
-	next.Invalid = nil
-	return next, slices.Concat(f.otherSections(wanted), ended, warnings), nil
+	return next, slices.Concat(f.otherSections(wanted), gone, ended, warnings), nil
 }
 
 // section is a section of a configuration file other than services. It is about one process alone.

@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"errors"
 	"slices"
-	"sort"
 	"strings"
 
 	"go.yaml.in/yaml/v4"
@@ -25,9 +24,14 @@ func (f *Files[D]) withStoredOverrides() (*Files[D], field.Errors) {
 		changed.Invalid = []desired.InvalidOverride{{Problems: asProblems(err, f.place)}}
 		return &changed, f.warnings
 	}
-	changed, warnings, invalid := f.withValid(overrides)
-	changed.Stored, changed.Invalid = stored, invalid
+	changed, warnings := f.WithValid(overrides)
+	changed.Stored = stored
 	return changed, append(f.warnings, warnings...)
+}
+
+// Unreadable tells whether the file of overrides could not be read as a list of overrides.
+func (f *Files[D]) Unreadable() bool {
+	return slices.ContainsFunc(f.Invalid, func(o desired.InvalidOverride) bool { return o.Service == "" })
 }
 
 // asProblems returns an error about a file as errors that name the file.
@@ -39,39 +43,139 @@ func asProblems(err error, file string) field.Errors {
 	return problems.In(file)
 }
 
-// withValid returns the files with as many overrides as are valid together. Most errors are in a field
-// that an override sets. Otherwise it leaves out the first override with which the errors begin.
-func (f *Files[D]) withValid(
-	overrides []desired.Override,
-) (changed *Files[D], warnings field.Errors, invalid []desired.InvalidOverride) {
-	valid := slices.Clone(overrides)
+// WithValid returns the files with those overrides that are valid together. The others are in Invalid,
+// in the order of their lines. Most errors are in a field that an override sets. For each other error,
+// WithValid leaves out an override, or the overrides of a service, without which the error is gone.
+func (f *Files[D]) WithValid(overrides []desired.Override) (changed *Files[D], warnings field.Errors) {
+	var invalid []desired.InvalidOverride
 	for {
-		changed, warnings, err := f.WithOverrides(valid)
+		changed, warnings, err := f.WithOverrides(overrides)
 		if err == nil {
 			slices.SortStableFunc(invalid, func(a, b desired.InvalidOverride) int {
 				return cmp.Compare(a.Line, b.Line)
 			})
-			return changed, warnings, invalid
+			changed.Invalid = invalid
+			return changed, warnings
 		}
-		wrong := f.culprits(valid)
+		wrong := f.culprits(overrides)
 		if len(wrong) == 0 {
-			first := sort.Search(len(valid), func(i int) bool {
-				_, _, err := f.WithOverrides(valid[:i+1])
-				return err != nil
-			})
-			_, _, err := f.WithOverrides(valid[:first+1])
-			wrong = map[int]field.Errors{first: asProblems(err, f.place)}
+			wrong = f.suspects(overrides, asProblems(err, f.place))
 		}
 		var others []desired.Override
-		for i, o := range valid {
+		for i, o := range overrides {
 			if problems := wrong[i]; problems != nil {
 				invalid = append(invalid, desired.InvalidOverride{Override: o, Problems: problems})
 			} else {
 				others = append(others, o)
 			}
 		}
-		valid = others
+		overrides = others
 	}
+}
+
+// mostTried is how many overrides of one service are left out in turn to find the cause of an error.
+// Each try reads all services, and a start must not take minutes.
+const mostTried = 100
+
+// suspects returns the override that is to be left out because of errors in other fields, by its index,
+// with the errors that it causes. They get its line. Overrides of a service and of its servers can be
+// valid only together. So suspects finds the service first, and returns all of its overrides if none
+// of them alone causes an error.
+func (f *Files[D]) suspects(overrides []desired.Override, problems field.Errors) map[int]field.Errors {
+	named := map[string]bool{} // services and servers
+	for _, problem := range problems {
+		target, _, _ := strings.Cut(problem.Path, ".")
+		service, _, _ := strings.Cut(target, "/")
+		named[target], named[service] = true, true
+	}
+	all := make([]int, len(overrides))
+	for i := range all {
+		all[i] = i
+	}
+	slices.Reverse(all) // of equal overrides, the last one is left out
+	slices.SortStableFunc(all, func(a, b int) int {
+		return cmp.Compare(rank(&overrides[a], named), rank(&overrides[b], named))
+	})
+	out, caused := f.firstCause(overrides, problems, byService(overrides, all))
+	if len(caused) == 0 {
+		out, caused = all[:1], problems // such as a limit that several overrides exceed
+	}
+	singly := slices.Collect(slices.Chunk(out[:min(len(out), mostTried)], 1))
+	if one, by := f.firstCause(overrides, problems, singly); len(by) > 0 {
+		out, caused = one, by
+	}
+	wrong := map[int]field.Errors{}
+	for _, i := range out {
+		wrong[i] = caused.AtLine(overrides[i].Line)
+	}
+	return wrong
+}
+
+// rank orders overrides by how likely they cause errors: lower ones are likelier. Services conflict
+// with each other, and servers with others of their service. So the error can name the other one.
+func rank(o *desired.Override, named map[string]bool) int {
+	switch {
+	case named[o.Target()]:
+		return 0
+	case o.Server == "":
+		return 1
+	}
+	return 2
+}
+
+// byService groups overrides, which are given by their indexes, by their services.
+func byService(overrides []desired.Override, list []int) (groups [][]int) {
+	at := map[string]int{}
+	for _, i := range list {
+		service := overrides[i].Service
+		if _, ok := at[service]; !ok {
+			at[service] = len(groups)
+			groups = append(groups, nil)
+		}
+		groups[at[service]] = append(groups[at[service]], i)
+	}
+	return groups
+}
+
+// firstCause returns the first group of overrides without which there are fewer errors, and the errors
+// that are then gone. It returns nothing if there is no such group.
+func (f *Files[D]) firstCause(
+	overrides []desired.Override, problems field.Errors, groups [][]int,
+) (group []int, caused field.Errors) {
+	for _, group := range groups {
+		var others []desired.Override
+		for i, o := range overrides {
+			if !slices.Contains(group, i) {
+				others = append(others, o)
+			}
+		}
+		var left field.Errors
+		if _, _, err := f.WithOverrides(others); err != nil {
+			left = asProblems(err, f.place)
+		}
+		if len(left) < len(problems) {
+			return group, notAmong(problems, left)
+		}
+	}
+	return nil, nil
+}
+
+// WithoutInvalid returns the files without some of the invalid overrides, and a warning about each of
+// these. The problems of the others name no lines, because a change writes another file of overrides.
+func (f *Files[D]) WithoutInvalid(
+	isGone func(*desired.InvalidOverride) bool,
+) (others *Files[D], warnings field.Errors) {
+	next := *f
+	next.Invalid = nil
+	for _, o := range f.Invalid {
+		if isGone(&o) {
+			warnings.Addf(o.Target(), "the invalid override is gone: %s", o.Does())
+			continue
+		}
+		o.Line, o.Problems = 0, o.Problems.AtLine(0)
+		next.Invalid = append(next.Invalid, o)
+	}
+	return &next, warnings
 }
 
 // culprits returns the errors of the overrides that set a field with an error, by their indexes.

@@ -41,6 +41,10 @@ services:
 - {name: dns, vip: "2001:db8:80::1", port: 53, protocol: udp}
 `
 
+// addedService is the override that adds a service with a name and a port.
+const addedService = `- {service: %s, add: {vip: "2001:db8:80::1", port: %d, protocol: tcp, ` +
+	`encapsulation: gre, servers: [{name: s1, address: "2001:db8:1::1"}]}}` + "\n"
+
 // Files leave out the overrides that break a rule, and only these.
 func TestInvalidOverrides(t *testing.T) {
 	for _, c := range []struct {
@@ -69,8 +73,8 @@ func TestInvalidOverrides(t *testing.T) {
 				"- {service: web, server: s2, set: {drained: true}}",
 			"[web/s1 (drained) web/s2 (drained)]",
 			[]string{
-				"web (encapsulation srv6-encap): FILE:2: web/s1.locator: required",
-				"web (encapsulation srv6-encap): FILE:2: web/s1.address",
+				"web (encapsulation srv6-encap): FILE:3: web/s1.locator: required",
+				"web (encapsulation srv6-encap): FILE:3: web/s1.address",
 				"web (encapsulation srv6-encap): FILE:3: web/s2.locator: required",
 				"web (encapsulation srv6-encap): FILE:3: web/s2.address",
 			},
@@ -78,10 +82,42 @@ func TestInvalidOverrides(t *testing.T) {
 		{ // the error is in a service without an override
 			"a conflict", "- {service: web, server: s1, set: {drained: true}}\n- {service: web, set: {port: 443}}",
 			"[web/s1 (drained)]",
-			[]string{"web (port 443): FILE: tls: "},
+			[]string{"web (port 443): FILE:3: tls: "},
+		},
+		{ // the overrides of web are valid only together
+			"a conflict behind overrides that need each other",
+			"- {service: web, set: {encapsulation: srv6-encap}}\n" +
+				"- {service: web, server: s1, set: {address: null, locator: \"fd00:5:0:1::/64\"}}\n" +
+				fmt.Sprintf(addedService, "dns", 53) +
+				"- {service: web, server: s2, set: {address: null, locator: \"fd00:5:0:2::/64\"}}\n" +
+				"- {service: tls, set: {port: 80}}",
+			"[web (encapsulation srv6-encap) web/s1 (default address, locator fd00:5:0:1::/64) " +
+				"dns (added) web/s2 (default address, locator fd00:5:0:2::/64)]",
+			[]string{"tls (port 80): FILE:6: tls: "},
+		},
+		{
+			"two conflicts, and services that swap their ports",
+			"- {service: web, set: {port: 443}}\n" + fmt.Sprintf(addedService, "a", 80) +
+				"- {service: web, server: s1, set: {drained: true}}\n" + fmt.Sprintf(addedService, "b", 443) +
+				"- {service: tls, set: {port: 80}}",
+			"[web (port 443) web/s1 (drained) tls (port 80)]",
+			[]string{"a (added): FILE:3: a: ", "b (added): FILE:5: b: "},
+		},
+		{ // web as a whole, because no override of it alone is the cause
+			"a server without the locator that the others have",
+			"- {service: web, set: {encapsulation: srv6-encap}}\n" +
+				"- {service: tls, server: s1, set: {drained: true}}\n" +
+				"- {service: web, server: s1, set: {address: null, locator: \"fd00:5:0:1::/64\"}}",
+			"[tls/s1 (drained)]",
+			[]string{
+				"web (encapsulation srv6-encap): FILE:2: web/s2.locator: required",
+				"web (encapsulation srv6-encap): FILE:2: web/s2.address ",
+				"web/s1 (default address, locator fd00:5:0:1::/64): FILE:4: web/s2.locator: required",
+				"web/s1 (default address, locator fd00:5:0:1::/64): FILE:4: web/s2.address ",
+			},
 		},
 		{"no service is left", "- {service: web, remove: true}\n- {service: tls, remove: true}", "[web (removed)]",
-			[]string{"tls (removed): FILE: services: at least one is required"}},
+			[]string{"tls (removed): FILE:3: services: at least one is required"}},
 		{"not a list", "- {service: web, server: s1, set: {drained: true}}\n- {service: web, server: s2}", "[]",
 			[]string{" (): FILE:3: overrides[1]: must have add, set or remove"}},
 		{"agent", "- {service: web, set: {drained: true}}\n- {service: dns, set: {drained: true}}", "[web (drained)]",

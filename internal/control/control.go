@@ -216,7 +216,8 @@ func (c *Controller[D]) enforce(next *config.Files[D]) {
 	c.onChange(next.InForce, next.Invalid)
 }
 
-// Overrides returns all overrides, also those without effect, and the version of the desired state.
+// Overrides returns the overrides, also those without effect, but not those that are left out. It also
+// returns the version of the desired state.
 func (c *Controller[D]) Overrides() (overrides []desired.Override, version string) {
 	if c.keeper != nil {
 		return c.keeper.Overrides()
@@ -230,9 +231,9 @@ var (
 	// ErrVersion is wrapped in the error of a change if the version in force is not the expected
 	// one.
 	ErrVersion = errors.New("the configuration has changed meanwhile")
-	// ErrStored is wrapped in the error of a change if somebody else has changed the file of
-	// overrides, and the process has not read it yet.
-	ErrStored = errors.New("was changed, and not reloaded: reload first")
+	// ErrStored is wrapped in the error of a change if the process has not read the file of overrides:
+	// somebody else has changed it, or its content was no list of overrides at the start.
+	ErrStored = errors.New("reload first")
 	// ErrNotFound is wrapped in the error of a change if there is no such service or server.
 	ErrNotFound = errors.New("no such service or server")
 	// ErrExists is wrapped in the error of a change that adds what exists already.
@@ -292,6 +293,10 @@ func (c *Controller[D]) follow(ctx context.Context, terms Terms, compute change[
 	if terms.Version != "" && terms.Version != version {
 		return nil, fmt.Errorf("version %s: %w: it has version %s now", terms.Version, ErrVersion, version)
 	}
+	if c.inForce.Unreadable() {
+		return nil, fmt.Errorf("%s could not be read: correct or remove it, and %w",
+			c.inForce.Desired.OverridesFile(), ErrStored)
+	}
 	next, warnings, err := compute(c.inForce)
 	if err != nil {
 		return nil, err
@@ -344,7 +349,7 @@ func (c *Controller[D]) prepare(next *config.Files[D]) (*wholefile.Pending, erro
 	case err != nil && !errors.Is(err, fs.ErrNotExist):
 		return nil, fmt.Errorf("store the overrides: %w", err)
 	case !bytes.Equal(now, c.inForce.Stored):
-		return nil, fmt.Errorf("%s %w", path, ErrStored)
+		return nil, fmt.Errorf("%s was changed, and not reloaded: %w", path, ErrStored)
 	}
 	next.Stored = text
 	pending, err := wholefile.Prepare(path, text, 0o644)

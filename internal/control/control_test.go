@@ -247,9 +247,28 @@ func testReloadFails[D config.State[D]](t *testing.T, u subject[D], start func(f
 		t.Errorf("after a start: overrides %s, invalid %v", s.overrides(), s.invalid)
 	}
 	s.refusesReload(problem)
-	if err := s.refuses(s.stored(), drain(u.server, true)); !errors.Is(err, ErrStored) {
-		t.Error(err)
+	unread := s.stored() + " could not be read: correct or remove it, and reload first"
+	requireUnread := func() {
+		t.Helper()
+		if err := s.refuses(unread, drain(u.server, true)); !errors.Is(err, ErrStored) {
+			t.Error(err)
+		}
 	}
+	requireUnread()
+	s.write(s.stored(), "")
+	requireUnread()
+	s.load()
+	requireUnread()
+	if err := os.Remove(s.stored()); err != nil {
+		t.Fatal(err)
+	}
+	requireUnread()
+	if _, err := s.Reload(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s.change(drain(u.server, true))
+	s.load()
+	s.requireOverrides(fmt.Sprintf("[%s (drained)]", u.name), 0)
 }
 
 // A change of the configuration file makes an override invalid. A reload refuses that. A start leaves
@@ -271,7 +290,10 @@ func TestInvalidOverrides(t *testing.T) {
 		t.Errorf("a reload of what the start has left out: %v", err)
 	}
 	s.requireOverrides("[web/s2 (not drained)]", 1)
-	s.change(set("s2", desired.Fields{"weight": 7}))
+	s.change(set("s2", desired.Fields{"weight": 7})) // writes the file, with other lines
+	if got, want := s.invalid[0].Problems.Error(), s.stored()+": "+problem; got != want {
+		t.Errorf("problem %s, want %s", got, want)
+	}
 	s.load()
 	s.requireOverrides("[web/s2 (not drained, weight 7)]", 1)
 	if got := s.invalid[0].Problems.Error(); !strings.HasPrefix(got, s.stored()) || !strings.HasSuffix(got, problem) {
@@ -291,6 +313,62 @@ func TestInvalidOverrides(t *testing.T) {
 	s.change(Edit{Service: "web", Server: "s1", Reset: true})
 	s.load()
 	s.requireOverrides("[]", 0)
+}
+
+// An edit is refused if the next start or reload would not follow it, because of an override that is
+// left out.
+func TestEditBesidesInvalidOverride(t *testing.T) {
+	const because = ": the next start or reload would not follow this change, because of the override that " +
+		"is left out (%s): reset it first"
+	t.Run("valid again", func(t *testing.T) {
+		s := newAgentSite(t)
+		s.startWith("overrides:\n- {service: web, set: {port: 443}}\n")
+		tls := Edit{Service: "tls", Set: desired.Fields{"port": 8443}}
+		s.refuses("web"+fmt.Sprintf(because, "port 443"), tls)
+		s.refuses("web"+fmt.Sprintf(because, "port 443"), Edit{Service: "tls", Remove: true})
+		s.requireOverrides("[]", 1)
+		s.change(Edit{Service: "tls", Set: desired.Fields{"drained": true}})
+		s.change(Edit{Service: "web", Reset: true}, tls)
+		s.load()
+		s.requireOverrides("[tls (drained, port 8443)]", 0)
+	})
+	t.Run("makes the edit invalid", func(t *testing.T) {
+		s := newSite(t)
+		s.edit(`addresses: ["2001:db8::1"]`, `addresses: ["2001:db8::1"], locator: "fd00:6c:0:1::/64"`)
+		s.startWith("overrides:\n- {service: web, set: {encapsulation: srv6-encap}}\n")
+		s.refuses("web"+fmt.Sprintf(because, "encapsulation srv6-encap"),
+			set("s1", desired.Fields{"address": "2001:db8:1::9"}))
+		s.change(drain("s1", true))
+		s.load()
+		s.requireOverrides("[web/s1 (drained)]", 1)
+	})
+}
+
+// Applying a file removes invalid overrides, and says so.
+func TestApplyFileRemovesInvalidOverrides(t *testing.T) {
+	s := newSite(t)
+	s.startWith("overrides:\n- {service: web, server: s1, set: {weight: 5000}}\n")
+	s.requireOverrides("[]", 1)
+	result, err := s.ApplyFile(t.Context(), []byte(services), Terms{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := result.Warnings.Error(); got != "web/s1: the invalid override is gone: weight 5000" {
+		t.Errorf("warnings %s", got)
+	}
+	s.requireOverrides("[]", 0)
+	s.load()
+	s.requireOverrides("[]", 0)
+}
+
+// startWith starts another process with a file of overrides.
+func (s *site[D]) startWith(overrides string) {
+	s.t.Helper()
+	if err := os.MkdirAll(filepath.Dir(s.stored()), 0o755); err != nil {
+		s.t.Fatal(err)
+	}
+	s.write(s.stored(), overrides)
+	s.load()
 }
 
 // requireOverrides requires overrides in force, and a number of others that are left out.

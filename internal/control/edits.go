@@ -53,7 +53,7 @@ func edited[D config.State[D]](files *config.Files[D], edits []Edit) (*config.Fi
 	if problems := validate(edits); len(problems) > 0 {
 		return nil, nil, problems
 	}
-	files, replaced := withoutInvalid(files, edits)
+	files, gone := files.WithoutInvalid(func(o *desired.InvalidOverride) bool { return isEdited(o, edits) })
 	d := newDraft(files)
 	for _, e := range edits {
 		if err := d.edit(e); err != nil {
@@ -67,28 +67,46 @@ func edited[D config.State[D]](files *config.Files[D], edits []Edit) (*config.Fi
 	if trimmed, w, ok := d.trimmed(next); ok {
 		next, warnings = trimmed, w
 	}
-	return next, append(replaced, warnings...), nil
+	if len(next.Invalid) > 0 {
+		if problems := refuseUnstable(next); len(problems) > 0 {
+			return nil, nil, problems
+		}
+	}
+	return next, append(gone, warnings...), nil
 }
 
-// withoutInvalid returns files without the invalid overrides of what is edited: there is one override
-// of each service and server. The warnings name those overrides.
-func withoutInvalid[D config.State[D]](
-	files *config.Files[D], edits []Edit,
-) (others *config.Files[D], warnings field.Errors) {
-	next := *files
-	next.Invalid = nil
-	for _, o := range files.Invalid {
-		isEdited := func(e Edit) bool {
-			takesServers := e.Server == "" && (e.Reset || e.Remove)
-			return e.Service == o.Service && (e.Server == o.Server || takesServers)
-		}
-		if slices.ContainsFunc(edits, isEdited) {
-			warnings.Addf(o.Target(), "the invalid override is gone: %s", o.Does())
-			continue
-		}
-		next.Invalid = append(next.Invalid, o)
+// isEdited tells whether edits take the place of an invalid override: there is one override of each
+// service and server.
+func isEdited(o *desired.InvalidOverride, edits []Edit) bool {
+	return slices.ContainsFunc(edits, func(e Edit) bool {
+		takesServers := e.Server == "" && (e.Reset || e.Remove)
+		return e.Service == o.Service && (e.Server == o.Server || takesServers)
+	})
+}
+
+// refuseUnstable returns errors if the next start or reload would make another state: it reads the
+// overrides that are left out, too. The errors name those that are then valid. If there are none, a
+// left-out override makes another one invalid, and the errors name all that are left out.
+func refuseUnstable[D config.State[D]](next *config.Files[D]) (problems field.Errors) {
+	later, _ := next.WithValid(storedBy(next))
+	if reflect.DeepEqual(later.Desired.Items(), next.Desired.Items()) {
+		return nil
 	}
-	return &next, warnings
+	stays := map[string]bool{}
+	for _, o := range later.Invalid {
+		stays[o.Target()] = true
+	}
+	causes := slices.DeleteFunc(slices.Clone(next.Invalid), func(o desired.InvalidOverride) bool {
+		return stays[o.Target()]
+	})
+	if len(causes) == 0 {
+		causes = next.Invalid
+	}
+	for _, o := range causes {
+		problems.Addf(o.Target(), "the next start or reload would not follow this change, because of the "+
+			"override that is left out (%s): reset it first", o.Does())
+	}
+	return problems
 }
 
 // validate checks the form of edits.

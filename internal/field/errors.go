@@ -80,6 +80,17 @@ func (e Errors) In(file string) Errors {
 	return e
 }
 
+// AtLine returns copies of the errors with another line.
+func (e Errors) AtLine(line int) Errors {
+	copies := make(Errors, len(e))
+	for i, problem := range e {
+		other := *problem
+		other.Line = line
+		copies[i] = &other
+	}
+	return copies
+}
+
 // Unwrap gives errors.As and errors.Is the single errors.
 func (e Errors) Unwrap() []error {
 	errs := make([]error, len(e))
