@@ -17,6 +17,10 @@ import (
 var failoverFigure = flag.Bool("failover.figure", false,
 	"have 48 servers, and also remove 1, 2, 4 and 8 of them, as figure 11d of 6LB")
 
+// failoverConnections is the number of connections to each service. Some of a thousand need former
+// generations.
+const failoverConnections = 1000
+
 // TestServersAndABalancerFailAtOnce removes some of many servers, at once or in three changes. Then
 // the edge router sends every connection to the other balancer, which knows none. 6LB's figure 11d
 // counts the connections that are reset, in addition to those of the removed servers, because their
@@ -30,7 +34,7 @@ func TestServersAndABalancerFailAtOnce(t *testing.T) {
 	}
 	parallelWith(t, servers)
 	hunts := huntingServices(2)[0]
-	hunts.Accept = desired.Accept{Policy: desired.AcceptStatic, Threshold: new(uint32(1 + liveConnections/servers))}
+	hunts.Accept = desired.Accept{Policy: desired.AcceptStatic, Threshold: new(uint32(1 + failoverConnections/servers))}
 	reports := reportingServices(desired.SelectReports)[0]
 	reports.Port = 83
 	hashes := lab.Service{Name: "hash", VIP: hunts.VIP, Port: 81, Protocol: desired.TCP, Encapsulation: hunts.Encapsulation}
@@ -51,7 +55,7 @@ func TestServersAndABalancerFailAtOnce(t *testing.T) {
 	for _, changes := range removals {
 		awaitServers(t, l) // the balancers must have the complete table before the change
 		must(t, l.SetNextHops("lb1"))
-		live := make([]*connection, len(l.Topology.Services)*liveConnections)
+		live := make([]*connection, len(l.Topology.Services)*failoverConnections)
 		each(t, live, func(i int) (err error) {
 			live[i], err = dial(t.Context(), l, l.Topology.Services[i%len(l.Topology.Services)])
 			return err
@@ -75,7 +79,7 @@ func TestServersAndABalancerFailAtOnce(t *testing.T) {
 		for _, s := range l.Topology.Services {
 			expected, others := losses(live, s, all[:removed])
 			t.Logf("%v of %d servers removed: %s loses %d of %d connections with them, and %d others",
-				changes, servers, s.Name, expected, liveConnections, len(others))
+				changes, servers, s.Name, expected, failoverConnections, len(others))
 			if s.Name == single.Name {
 				lostAlone += len(others)
 			} else if len(others) > 0 {

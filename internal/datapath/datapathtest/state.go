@@ -11,7 +11,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -186,17 +185,6 @@ func readElement(m *ebpf.Map, key []byte) ([]byte, error) {
 		err = ebpf.ErrKeyNotExist
 	}
 	return value, err
-}
-
-// HasRemains tells whether there are pins of replaced objects that a takeover could not remove. The
-// next start removes them, whether it fails or not.
-func (s State) HasRemains() bool {
-	for name := range s {
-		if strings.HasSuffix(name, "_next") {
-			return true
-		}
-	}
-	return false
 }
 
 // RequireSame fails the test if a later state differs. It reports the differences.
