@@ -10,7 +10,6 @@ import (
 	"reflect"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -262,9 +261,17 @@ func TestIntervalAcrossLeaders(t *testing.T) {
 	version = f.edit(add9(1))
 	f.await(version, time.Now(), first)
 
-	times := began()
-	if len(times) != 3 {
-		t.Fatalf("%d generations, want 3", len(times))
+	var times []time.Time
+	for len(times) < 3 {
+		select {
+		case at := <-began:
+			times = append(times, at)
+		case <-time.After(patience):
+			t.Fatalf("%d generations, want 3", len(times))
+		}
+	}
+	if len(began) > 0 {
+		t.Error("there are more than 3 generations")
 	}
 	for i, at := range times[1:] {
 		// On a busy machine, the watch may deliver the first of two much later.
@@ -274,13 +281,11 @@ func TestIntervalAcrossLeaders(t *testing.T) {
 	}
 }
 
-// watchGenerations notes when the store gets each generation of a service. The result returns the
-// times so far.
-func watchGenerations(t *testing.T, s *Store, service string) func() []time.Time {
+// watchGenerations notes when the store gets each generation of a service.
+func watchGenerations(t *testing.T, s *Store, service string) <-chan time.Time {
 	t.Helper()
 	changes := s.client.Watch(t.Context(), s.key(keyOf(generationsKey, service)))
-	var mu sync.Mutex
-	var times []time.Time
+	times := make(chan time.Time, 16)
 	last := uint64(0)
 	go func() {
 		for response := range changes {
@@ -294,19 +299,14 @@ func watchGenerations(t *testing.T, s *Store, service string) func() []time.Time
 					t.Error(err)
 					return
 				}
-				mu.Lock()
 				if r.Number != last {
-					last, times = r.Number, append(times, time.Now())
+					last = r.Number
+					times <- time.Now()
 				}
-				mu.Unlock()
 			}
 		}
 	}()
-	return func() []time.Time {
-		mu.Lock()
-		defer mu.Unlock()
-		return slices.Clone(times)
-	}
+	return times
 }
 
 // Nothing is left in the store of what was removed.
