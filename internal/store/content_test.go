@@ -220,17 +220,7 @@ func TestBackupDuringPartition(t *testing.T) {
 	for _, b := range far {
 		b.await(func(s Status) bool { return !s.Reachable }, "notice the partition")
 	}
-	server.Kill()
-	server.Restore()
-	server.Run()
-	f.mu.Lock()
-	clear(f.tables) // generations of the same numbers have other servers now
-	f.mu.Unlock()
-	var version Version
-	for i := range 10 {
-		version = f.edit(add9(i + 2))
-		f.await(version, time.Now(), near)
-	}
+	version := f.rewrite(server, near)
 	now, err := f.store.Read(t.Context())
 	if err != nil {
 		t.Fatal(err)

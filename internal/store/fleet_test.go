@@ -17,6 +17,7 @@ import (
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/generation"
+	"github.com/segue-lb/segue/internal/store/etcdtest"
 )
 
 const prefix = "/segue/test"
@@ -96,6 +97,23 @@ func (f *fleet) addWith(etcd desired.Etcd) *simulated {
 	b.start()
 	f.balancers = append(f.balancers, b)
 	return b
+}
+
+// rewrite restores the store from its backup, and makes more changes than were lost. It returns the
+// last version, which a balancer near the store follows.
+func (f *fleet) rewrite(server *etcdtest.Server, near *simulated) (version Version) {
+	f.t.Helper()
+	server.Kill()
+	server.Restore()
+	server.Run()
+	f.mu.Lock()
+	clear(f.tables) // generations of the same numbers have other servers now
+	f.mu.Unlock()
+	for i := range 10 {
+		version = f.edit(add9(i + 2))
+		f.await(version, time.Now(), near)
+	}
+	return version
 }
 
 // member returns a balancer that is not started.
