@@ -89,7 +89,8 @@ func runLB(ctx context.Context, file string, f *foreground) error {
 	handler := api.NewStarting(controller)
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return socket.Run(ctx, handler) })
-	// A scrape without the metrics of the balancer is better than none only while it waits for its store.
+	// While the balancer waits for its store, metrics are served without its own. Otherwise a scrape waits
+	// for these.
 	serveMetrics := sync.OnceFunc(func() { group.Go(func() error { return metrics.Run(ctx) }) })
 	if fleet != nil {
 		defer fleet.Close()

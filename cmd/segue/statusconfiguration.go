@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/runstate"
+)
+
+// printConfiguration prints nothing if no process runs the instance, or if its process has written
+// no record.
+func printConfiguration(out io.Writer, c *runstate.Configuration) {
+	if c == nil {
+		return
+	}
+	fmt.Fprintf(out, "configuration: %s, read %s\n", c.File, c.Read.Format(time.RFC3339))
+	if len(c.Overrides) > 0 {
+		var names desired.Names
+		for _, o := range c.Overrides {
+			names = append(names, o.String())
+		}
+		fmt.Fprintf(out, "overrides: %s\n", names)
+	}
+	printInvalidOverrides(out, c.InvalidOverrides)
+	if c.Store != nil {
+		fmt.Fprintf(out, "store: version %s\n", c.Store.Version)
+		for _, problem := range c.Store.Problems {
+			fmt.Fprintf(out, "  %s\n", problem)
+		}
+	}
+	if c.Refused == nil {
+		return
+	}
+	fmt.Fprintf(out, "RELOAD REFUSED at %s, the earlier configuration stays in force:\n",
+		c.Refused.Time.Format(time.RFC3339))
+	for _, problem := range c.Refused.Problems {
+		fmt.Fprintf(out, "  %s\n", problem)
+	}
+}
+
+func printInvalidOverrides(out io.Writer, invalid []runstate.InvalidOverride) {
+	if len(invalid) == 0 {
+		return
+	}
+	fmt.Fprintln(out, "OVERRIDES ARE LEFT OUT, because they are invalid with the configuration file:")
+	for _, o := range invalid {
+		for _, problem := range o.Problems {
+			fmt.Fprintf(out, "  %s: %s\n", describeInvalid(&o.Override), problem)
+		}
+	}
+}
+
+// describeInvalid names an invalid override, or all overrides if their file cannot be read.
+func describeInvalid(o *desired.Override) string {
+	if o.Service == "" {
+		return "all"
+	}
+	return o.String()
+}
+
+// uncheckedLasts is how long status shows a health check that the host could not make. The process
+// records such checks every ten seconds.
+const uncheckedLasts = time.Minute
+
+// printUnchecked prints why the host could not check servers shortly before now.
+func printUnchecked(out io.Writer, c *runstate.Configuration, now time.Time) {
+	if c == nil || c.Unchecked == nil {
+		return
+	}
+	if age := now.Sub(c.Unchecked.Time); age < uncheckedLasts {
+		fmt.Fprintf(out, "CANNOT CHECK SERVERS, %v ago: %s\n", max(0, age).Round(time.Second), c.Unchecked.Reason)
+	}
+}
