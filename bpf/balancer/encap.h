@@ -29,7 +29,7 @@ struct encap {
 	const struct packet *pkt;
 	const struct segments *segments;
 	const struct server *server; /* the first one to visit */
-	__u32 flow_label;	     /* its low bits */
+	__u32 flow_label;	     /* its low bits; also for IPv4 sources that vary */
 	__u32 count;		     /* of segments */
 	__u32 size;		     /* bytes to add */
 	void *layer3;		     /* where the headers go, once there is room */
@@ -276,6 +276,17 @@ static __always_inline __be16 ipv4_checksum(const struct iphdr *ip)
 	return ~((sum & 0xffff) + (sum >> 16));
 }
 
+/* The outer source of a tunnel. IPv4 has no flow label, and routers and network cards do not look
+ * behind the outer header: without other sources, all packets of a balancer to a server would
+ * arrive in one receive queue. */
+static __always_inline __be32 outer_ipv4_source(const struct encap *encap)
+{
+	const struct server *server = encap->server;
+	__be32 varied = server->varied;
+
+	return (server->source.s6_addr32[3] & ~varied) | (encap->flow_label & varied);
+}
+
 /* The identification may be 0, because DF is set (RFC 6864). */
 static __always_inline void write_outer_ipv4(struct iphdr *ip, const struct encap *encap,
 					     __u8 protocol)
@@ -288,7 +299,7 @@ static __always_inline void write_outer_ipv4(struct iphdr *ip, const struct enca
 		.frag_off = bpf_htons(IP_FLAG_DF),
 		.ttl = OUTER_HOP_LIMIT,
 		.protocol = protocol,
-		.saddr = encap->server->source.s6_addr32[3],
+		.saddr = outer_ipv4_source(encap),
 		.daddr = encap->server->address.s6_addr32[3],
 	};
 

@@ -144,7 +144,9 @@ struct server {
 	struct in6_addr source;	 /* the balancer, as the server sees it */
 	__u64 known_sid;	 /* SID_LOW of what is asked for known flows */
 	__u32 rank;		 /* 1 plus its place in its service's ranking; 0: it has none */
-	__u8 reserved[4];
+	/* Bits of an IPv4 `source` that differ from flow to flow. A build that does not know them has
+	 * left 0 here. */
+	__be32 varied;
 };
 
 /*

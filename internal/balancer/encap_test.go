@@ -187,3 +187,53 @@ func TestChecksumCarries(t *testing.T) {
 		f.check(f.forwarded(frame, web4, "web4", f.placed(web4, "web4"), "forward_new"), f.run(frame))
 	}
 }
+
+// Of 1,000 flows to one server in tunnels over IPv4, nearly all have an outer source of their own, and
+// all packets of a flow have the same. A reload changes the prefix, and keeps the flows.
+func TestTunnelSources(t *testing.T) {
+	t.Parallel()
+	services := []desired.Service{way{desired.IPIP, 4, 4, 20}.serviceBy(1, desired.UDP), way{desired.GRE, 6, 4, 24}.serviceBy(2, desired.UDP)}
+	configured := func() *desired.Balancer {
+		cfg := balancerOf(services...)
+		cfg.Node.Limits.Flows = 65536
+		return cfg
+	}
+	f := open(t, configured())
+	for _, prefix := range []string{"", "10.0.0.0/16", "10.0.0.0/23", "10.0.0.1/32"} {
+		cfg := configured()
+		if prefix != "" {
+			cfg.Node.TunnelSources = netip.MustParsePrefix(prefix)
+		}
+		f.mustApply(cfg)
+		f.route()
+		for i, svc := range services {
+			sources := map[netip.Addr]bool{}
+			for port := range uint16(1000) {
+				flow := flowTo(svc.VIP, 80, desired.UDP)
+				flow.Source = netip.AddrPortFrom(flow.Source.Addr(), 1000+port)
+				frame := frameOf(flow)
+				sources[f.sourceOf(flow, svc.Servers[0].Address)] = true
+				for _, reason := range []string{"forward_new", "forward_known"} {
+					if prefix != "" {
+						reason = "forward_known"
+					}
+					got := f.run(frame)
+					f.check(f.forwarded(frame, flow, svc.Name, "s", reason), got)
+					if err := packet.Verify(got.Frame); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			least, most := 1, 1
+			switch prefix {
+			case "10.0.0.0/16":
+				least, most = 900, 1000
+			case "10.0.0.0/23":
+				least, most = 400, 512
+			}
+			if len(sources) < least || len(sources) > most {
+				t.Errorf("%s: 1000 flows of service %d have %d outer sources, want %d to %d", prefix, i, len(sources), least, most)
+			}
+		}
+	}
+}

@@ -4,6 +4,7 @@ package balancer
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -400,14 +401,37 @@ func (f *fixture) serviceID(flow dataplane.Flow) uint32 {
 	return f.services.byName[svc.Name].id
 }
 
-// flowLabel returns the outer flow label of a flow's packets. It does not depend on the flow table
-// if the table cannot have flows of the service.
-func (f *fixture) flowLabel(flow dataplane.Flow) uint32 {
+// flowLabel returns the outer flow label of a flow's packets.
+func (f *fixture) flowLabel(flow dataplane.Flow) uint32 { return f.label(flow) & 0xfffff }
+
+// label returns the bits of a flow's hash for outer headers. They do not depend on the flow table if
+// the table cannot have flows of the service.
+func (f *fixture) label(flow dataplane.Flow) uint32 {
 	svc := f.services.byName[f.classify(flow).Name]
 	if svc.Persistence != desired.PersistenceTable && !svc.rule.HasFormerFlows() {
 		return labelOf(flow)
 	}
-	return uint32(f.signature(flow)) & 0xfffff
+	return uint32(f.signature(flow))
+}
+
+// sourceOf returns the outer source of a flow's packets to a tunnel's end.
+func (f *fixture) sourceOf(flow dataplane.Flow, destination netip.Addr) (source netip.Addr) {
+	for _, address := range f.cfg.Node.Addresses {
+		if address.Is4() == destination.Is4() {
+			source = address
+		}
+	}
+	if prefix := f.cfg.Node.TunnelSources; prefix.IsValid() && source.Is4() {
+		bytes := source.As4()
+		var label [4]byte
+		binary.LittleEndian.PutUint32(label[:], f.label(flow))
+		for bit := prefix.Bits(); bit < 32; bit++ {
+			mask := byte(0x80) >> (bit % 8)
+			bytes[bit/8] = bytes[bit/8]&^mask | label[bit/8]&mask
+		}
+		source = netip.AddrFrom4(bytes)
+	}
+	return source
 }
 
 // bucket returns the flow's bucket of the flow table. The slice is the memory of the kernel.

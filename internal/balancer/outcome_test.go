@@ -293,12 +293,7 @@ func (f *fixture) encap(flow dataplane.Flow, service, server string) packet.Enca
 			e.Segments = f.segments(service, stage{function: knownOf(svc, f.cfg.Node.Limits.Hints > 0).Function, argument: knownOf(svc, f.cfg.Node.Limits.Hints > 0).Argument, server: server})
 			return e
 		}
-		e.Destination = s.Address
-		for _, source := range f.cfg.Node.Addresses {
-			if source.Is4() == s.Address.Is4() {
-				e.Source = source
-			}
-		}
+		e.Source, e.Destination = f.sourceOf(flow, s.Address), s.Address
 		return e
 	}
 	f.t.Fatalf("service %s has no server %s", service, server)

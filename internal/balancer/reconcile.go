@@ -59,6 +59,7 @@ type serviceState struct {
 	service    desired.Service
 	locator    netip.Prefix // of the balancer
 	addresses  []netip.Addr // of the balancer
+	sources    netip.Prefix // of tunnels over IPv4; not valid: one of the addresses
 	generation generation.Generation
 	// names has the name of the balancer and those of all balancers, for services that infer.
 	names desired.BalancerNode
@@ -68,7 +69,8 @@ func newServiceState(
 	service desired.Service, node *desired.BalancerNode, g generation.Generation,
 ) *serviceState {
 	state := &serviceState{
-		service: service, locator: node.Locator, addresses: node.Addresses, generation: g,
+		service: service, locator: node.Locator, addresses: node.Addresses, sources: node.TunnelSources,
+		generation: g,
 	}
 	if service.Placement.Infers() {
 		state.names = desired.BalancerNode{Name: node.Name, Peers: node.Peers}
@@ -194,6 +196,7 @@ func (s *services) claimMembers(svc *service, want *serviceState) ([]*member, er
 		if err != nil {
 			return nil, fmt.Errorf("server %s: %w", server.Name, err)
 		}
+		s.plane.Servers.SetVaried(slot, want.sources)
 		m.slot = slot
 		s.reach(m)
 		members = append(members, m)

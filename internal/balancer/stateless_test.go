@@ -40,7 +40,7 @@ func labelOf(flow dataplane.Flow) uint32 {
 		binary.BigEndian.AppendUint16(nil, flow.Source.Port()), flow.Destination.Port()))
 	source := flow.Source.Addr().As16()
 	sum := uint64(ports)*golden + uint64(binary.LittleEndian.Uint32(source[12:]))
-	return uint32((sum ^ sum>>32) * golden >> 30 & 0xfffff)
+	return uint32((sum ^ sum>>32) * golden >> 30)
 }
 
 // cookied returns the outcome for a frame that visits the stages, which carry the width of cookies.

@@ -52,6 +52,10 @@ type BalancerNode struct {
 	// Addresses are the outer sources of gre and ipip packets: at most one IPv4
 	// and one IPv6, each required if a server has an address of that family.
 	Addresses []netip.Addr `yaml:"addresses"`
+	// TunnelSources is an IPv4 prefix that contains the IPv4 address of Addresses. Each flow's outer
+	// source is one of its addresses, so that the packets to a server do not all arrive in one
+	// receive queue. Without it, the outer source is always the address.
+	TunnelSources netip.Prefix `yaml:"tunnel-sources,omitempty"`
 	// Seed selects the buckets of all flows. Balancers that share services must have the same
 	// seed. If the seed is secret, clients cannot choose their server. Default 0; a change needs a
 	// restart.

@@ -53,7 +53,7 @@ func (r *rules) checkAPI(a *API) {
 
 func (r *rules) checkBalancer(b *Balancer) {
 	r.checkHost(b.Node.Instance, b.Node.Interface, b.Node.Locator, b.Node.Addresses)
-	r.checkTunnelSources(b.Node.Addresses)
+	r.checkTunnelSources(b)
 	r.checkPeers(&b.Node)
 	r.checkSignalKey(b.Node.SignalKey)
 	r.checkPollKey(b)
@@ -137,15 +137,36 @@ func (r *rules) checkHints(b *Balancer) {
 	}
 }
 
-// checkTunnelSources allows one source address of each family.
-func (r *rules) checkTunnelSources(addresses []netip.Addr) {
+// checkTunnelSources allows one source address of each family, and a prefix around the IPv4 one.
+func (r *rules) checkTunnelSources(b *Balancer) {
 	first := make(map[string]string)
-	for i, address := range addresses {
+	for i, address := range b.Node.Addresses {
 		at := field.Item("node.addresses", i)
 		if other, ok := first[family(address)]; ok {
 			r.failf(at, "is a second %s address; the first is %s", family(address), other)
 		} else if address.IsValid() {
 			first[family(address)] = at
+		}
+	}
+	const at = "node.tunnel-sources"
+	prefix := b.Node.TunnelSources
+	switch {
+	case !prefix.IsValid():
+		return
+	case !prefix.Addr().Is4():
+		r.failf(at, "is %s; must be an IPv4 prefix: outer IPv6 headers have a flow label instead", prefix)
+	case prefix != prefix.Masked():
+		r.failf(at, "has bits behind its length; write it as %s", prefix.Masked())
+	case !slices.ContainsFunc(b.Node.Addresses, prefix.Contains):
+		r.failf(at, "must contain the IPv4 address of node.addresses")
+	}
+	for i, s := range b.Services {
+		for j, server := range s.Servers {
+			if prefix.Contains(server.Address) {
+				path := field.Item(field.Child(field.Item("services", i), "servers"), j)
+				r.failf(at, "must not contain %s, which is %s.address", server.Address, path)
+				return
+			}
 		}
 	}
 }

@@ -4,6 +4,7 @@ package dataplane
 
 import (
 	"encoding/binary"
+	"math"
 	"math/bits"
 	"net"
 	"net/netip"
@@ -115,6 +116,16 @@ func (t *ServerTable) SetKnown(slot uint32, known Known) {
 	atomic.StoreUint64(&t.servers[slot].KnownSid, bits.ReverseBytes64(low))
 }
 
+// SetVaried sets the IPv4 prefix whose addresses are the outer sources of packets to the slot's
+// server. If it is not valid, the source is always Source.
+func (t *ServerTable) SetVaried(slot uint32, sources netip.Prefix) {
+	varied := uint32(0)
+	if sources.IsValid() {
+		varied = bits.ReverseBytes32(math.MaxUint32 >> sources.Bits()) // in network order
+	}
+	atomic.StoreUint32(&t.servers[slot].Varied, varied)
+}
+
 // SetNextHop sets the next hop of the slot's server: a MAC address, and a port (a number of Ports,
 // from 1 to 255).
 func (t *ServerTable) SetNextHop(slot uint32, mac [6]byte, port uint16) {
@@ -150,7 +161,7 @@ func addrOf(in balancerIn6Addr) netip.Addr {
 }
 
 // restore makes a slot as it was. If the slot was in use, it still has the same server, and only
-// its flags, its next hop, its function and its rank can differ.
+// its flags, its next hop, its function, its rank and its varied sources can differ.
 func (t *ServerTable) restore(slot uint32, server balancerServer) {
 	if server.Flags == 0 {
 		t.SetFlags(slot, 0)
@@ -159,6 +170,7 @@ func (t *ServerTable) restore(slot uint32, server balancerServer) {
 	now.Service, now.Address, now.Source = server.Service, server.Address, server.Source
 	atomic.StoreUint64(&now.KnownSid, server.KnownSid)
 	atomic.StoreUint64(&now.NextHop, server.NextHop)
+	atomic.StoreUint32(&now.Varied, server.Varied)
 	t.setRank(slot, server.Rank)
 	t.SetFlags(slot, ServerFlags(server.Flags))
 }

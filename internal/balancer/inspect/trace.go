@@ -169,9 +169,9 @@ type TracedEncapsulation struct {
 // nothing. Trace returns an error if a table cannot be read, or if the kernel refuses the program.
 func (v *View) Trace(p Packet) (*Trace, error) {
 	t := &Trace{Instance: v.tables.Instance, Flow: p.Flow, Opens: p.Opens, Length: p.Length, Echo: p.Echo}
-	d, err := v.decide(p)
+	d, sent, err := v.decide(p)
 	if err == nil {
-		err = v.describe(d, t)
+		err = v.describe(d, sent, t)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("instance %s: %w", v.tables.Instance, err)
@@ -179,20 +179,21 @@ func (v *View) Trace(p Packet) (*Trace, error) {
 	return t, nil
 }
 
-// decide makes a dry run of the data path with a packet.
-func (v *View) decide(p Packet) (*dataplane.Decision, error) {
+// decide makes a dry run of the data path with a packet. It returns the decision, and the frame that
+// would be sent.
+func (v *View) decide(p Packet) (d *dataplane.Decision, sent []byte, err error) {
 	if v.dryRun == nil {
-		var err error
 		if v.dryRun, err = v.tables.DryRun(); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 	}
 	frame := frameOf(p)
 	if err := v.dryRun.SetHost([6]byte(frame), 0, 0); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	_, d, err := v.dryRun.Run(&ebpf.RunOptions{Data: frame}, uint16(p.Length))
-	return d, err
+	options := &ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+longestHeaders)}
+	_, d, err = v.dryRun.Run(options, uint16(p.Length))
+	return d, options.DataOut, err
 }
 
 // longestInFrame is the length of the longest packet that a dry run gets completely, in bytes of
@@ -222,11 +223,12 @@ func frameOf(p Packet) []byte {
 
 const (
 	ethernetHeader  = 14   // bytes
+	longestHeaders  = 256  // bytes that an encapsulation or an ICMP error can add, and more
 	quicShortHeader = 0x40 // the first octet, with the fixed bit (RFC 9000 section 17.3)
 )
 
-// describe stores a decision in the trace.
-func (v *View) describe(d *dataplane.Decision, t *Trace) error {
+// describe stores a decision, and the frame that would be sent, in the trace.
+func (v *View) describe(d *dataplane.Decision, sent []byte, t *Trace) error {
 	t.Reason = v.tables.Reasons[d.Reason]
 	if d.HasService == 0 {
 		return nil
@@ -259,6 +261,9 @@ func (v *View) describe(d *dataplane.Decision, t *Trace) error {
 	t.NextHop = v.nextHop(first, interfaceNames())
 	if isComplete {
 		t.Encapsulation = v.describeEncapsulation(d, t.Flow, all)
+		if t.Encapsulation.Kind.IsTunnel() {
+			t.Encapsulation.readSource(sent)
+		}
 	}
 	return nil
 }
@@ -478,6 +483,16 @@ func columnOf(at dataplane.DecidedSegment) *int {
 		return nil
 	}
 	return &offer.Column
+}
+
+// readSource reads the outer source of an IPv4 tunnel from a frame to the tunnel's destination. It can
+// vary by flow (node.tunnel-sources).
+func (e *TracedEncapsulation) readSource(sent []byte) {
+	const source, destination, end = ethernetHeader + 12, ethernetHeader + 16, ethernetHeader + 20
+	if !e.Destination.Is4() || len(sent) < end || e.Destination != netip.AddrFrom4([4]byte(sent[destination:end])) {
+		return
+	}
+	e.Source = netip.AddrFrom4([4]byte(sent[source:destination]))
 }
 
 // describeEncapsulation describes the encapsulation of a packet of a flow.
