@@ -64,11 +64,13 @@ enum answer_form {
 	ANSWER_FORMS,
 };
 
+#define ANSWER_BUDGETS (ANSWERS * ANSWER_FORMS)
+
 /* A token bucket for each reason and form (token.h). So a flood of packets that cause one kind of
  * answer does not use up the answers of another kind, on which other clients rely. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, ANSWERS *ANSWER_FORMS);
+	__uint(max_entries, ANSWER_BUDGETS);
 	__type(key, __u32);
 	__type(value, __u64);
 } answers SEC(".maps");

@@ -10,11 +10,13 @@
 #include "reset.h"
 #include "services.h"
 
+#define MAX_REMOVED_VIPS 1024
+
 /* Packets to removed VIPs, by VIP. User space adds the elements for a table of services before the
  * table is in force, and removes those of the table before after that. So there is room for both. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_HASH);
-	__uint(max_entries, 2 * MAX_SERVICES);
+	__uint(max_entries, 2 * MAX_REMOVED_VIPS);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, struct in6_addr);
 	__type(value, struct counter);

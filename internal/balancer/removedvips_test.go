@@ -210,6 +210,34 @@ func TestRemovedVIPOfTheHost(t *testing.T) {
 	f.requireRemoved(map[netip.Addr]uint64{})
 }
 
+// The tables have room for a number of removed VIPs. Beyond that, the oldest ones are forgotten.
+func TestRemovedVIPsAreBounded(t *testing.T) {
+	t.Parallel()
+	s := services{dropRemoved: 24 * time.Hour}
+	now, err := dataplane.BootTime()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var before []dataplane.ServiceEntry
+	for i := range dataplane.MaxRemovedVIPs + 2 {
+		vip := netip.AddrFrom16([16]byte{0x20, 1, 0xd, 0xb8, 14: byte(i >> 8), 15: byte(i), 13: byte(i >> 16)})
+		at := now
+		if i == 7 || i == 8 {
+			at -= time.Second
+		}
+		before = append(before, dataplane.VIPKey(vip).Remove(at))
+	}
+	removed, err := s.removedVIPs(before, func(dataplane.ServiceEntry) bool { return false })
+	if err != nil || len(removed) != dataplane.MaxRemovedVIPs {
+		t.Fatalf("%d removed VIPs, %v", len(removed), err)
+	}
+	for _, entry := range removed {
+		if entry == before[7] || entry == before[8] {
+			t.Errorf("%s is kept, though it is one of the oldest", entry.VIP())
+		}
+	}
+}
+
 // A trace says why packets to a removed VIP are dropped.
 func TestTraceOfRemovedVIP(t *testing.T) {
 	t.Parallel()

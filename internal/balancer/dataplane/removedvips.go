@@ -13,11 +13,11 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/segue-lb/segue/internal/datapath"
-	"github.com/segue-lb/segue/internal/desired"
 )
 
-// MaxRemovedVIPs is how many removed VIPs the tables have room for.
-const MaxRemovedVIPs = desired.MaxServices // MAX_SERVICES in bpf/balancer/services.h
+// MaxRemovedVIPs is how many removed VIPs the tables have room for, beside all services:
+// MAX_REMOVED_VIPS in bpf/balancer/reject.h.
+const MaxRemovedVIPs = 1024
 
 // The flags of the rule of a VIP's entry (enum vip_flags in bpf/balancer/types.h).
 const (
