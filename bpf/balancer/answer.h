@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Answers: ICMP errors about packets that the balancer cannot forward, resets of connections that no
- * server gets (reset.h), and replies to pings. The frame becomes the answer and goes back to the
+ * Answers: ICMP errors about packets that the balancer cannot forward, resets of connections that
+ * no server gets (reject.h), and replies to pings. The frame becomes the answer and goes back to the
  * router that it came from, whatever the route to the client.
  *
  * The source of an answer is the VIP: the client knows that address, it has the client's family,

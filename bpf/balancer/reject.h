@@ -13,7 +13,7 @@
 #define MAX_REMOVED_VIPS 1024
 
 /* Packets to removed VIPs, by VIP. User space adds the elements for a table of services before the
- * table is in force, and removes those of the table before after that. So there is room for both. */
+ * table is in force, and removes others after that. So there is room for the VIPs of two tables. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_HASH);
 	__uint(max_entries, 2 * MAX_REMOVED_VIPS);
@@ -75,9 +75,9 @@ __noinline int answer_reset(struct xdp_md *ctx, const struct packet *pkt, __u32 
 
 /*
  * Whether a packet may be answered by a reset. A reset is never answered. A port without a service
- * has no connection, as a closed port of a host. A service without a server may have connections all
- * the same, on servers that are drained or fail: a packet that only this balancer cannot place must
- * not end one of them, so only attempts to connect are rejected.
+ * has no connection, as a closed port of a host. A service without a server may have connections
+ * all the same, on servers that are drained or fail: a packet that only this balancer cannot place
+ * must not end one of them, so only attempts to connect are rejected.
  */
 static __always_inline bool may_reset(const struct packet *pkt, enum lb_reason why)
 {

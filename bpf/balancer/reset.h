@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Resets of TCP connections: to a client that no server gets (reject.h), and in the name of a client
- * to a server (signals.h).
+ * Resets of TCP connections: to a client that no server gets (reject.h), and in the name of a
+ * client to a server (signals.h).
  */
 #ifndef SEGUE_BALANCER_RESET_H
 #define SEGUE_BALANCER_RESET_H

@@ -263,8 +263,8 @@ func answered(frame []byte, reason string, mtu uint32) outcome {
 		packet.Ethernet(packet.MAC(frame), packet.MAC(frame[6:])), packet.TrafficClass(0xc0)))
 }
 
-// rejected returns the outcome for a frame whose sender is told that no server gets it. A TCP segment
-// is answered as RFC 9293 section 3.10.7.1 says.
+// rejected returns the outcome for a frame whose sender is told that no server gets it. A TCP
+// segment is answered as RFC 9293 section 3.10.7.1 says.
 func rejected(frame []byte, reason string) outcome {
 	p, _ := parse(frame)
 	if p.flow.Protocol != desired.TCP {

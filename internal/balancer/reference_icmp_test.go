@@ -116,8 +116,9 @@ func fromOneHost(a netip.Addr) bool {
 	return !reserved && !a.IsMulticast()
 }
 
-// endUnserved returns the outcome for a packet that no server gets. The client is told so if it needs
-// a port without a service, or tries to get a server of a service that has none for new flows.
+// endUnserved returns the outcome for a packet that no server gets. The client is told so if it
+// needs a port without a service, or tries to get a server of a service that has none for new
+// flows.
 func (r *reference) endUnserved(frame []byte, p parsed, reason string) outcome {
 	answer := strings.Replace(reason, "drop_", "answer_", 1)
 	tries := p.mayMove() || answer == "answer_no_service"

@@ -233,8 +233,8 @@ func causes() (frames map[string][]byte) {
 	return frames
 }
 
-// For each kind of answer there is a budget of its own: when the budgets of all other kinds are used
-// up, the kind is still sent, and when only its own is used up, only that kind is not sent.
+// For each kind of answer there is a budget of its own: when the budgets of all other kinds are
+// used up, the kind is still sent, and when only its own is used up, only that kind is not sent.
 func TestAnswersHaveBudgetsOfTheirOwn(t *testing.T) {
 	t.Parallel()
 	f := openNarrow(t)
@@ -265,8 +265,8 @@ func TestAnswersHaveBudgetsOfTheirOwn(t *testing.T) {
 	}
 }
 
-// A flood of any kind, at 80,000 packets a second, takes no answer from clients whose packets are too
-// long, and no reset from clients of closed ports.
+// A flood of any kind, at 80,000 packets a second, takes no answer from clients whose packets are
+// too long, and no reset from clients of closed ports.
 func TestFloodTakesNoOtherAnswers(t *testing.T) {
 	f := openNarrow(t)
 	all := causes()

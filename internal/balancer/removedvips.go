@@ -12,9 +12,9 @@ import (
 	"github.com/segue-lb/segue/internal/nexthop"
 )
 
-// removedVIPs returns the entries of the VIPs that have an entry before a change, but have no service
-// after it. It leaves out those that are forgotten, and the oldest ones if the tables have no room
-// for all.
+// removedVIPs returns the entries of the VIPs that have an entry before a change, but have no
+// service after it. It leaves out those that are forgotten, and the oldest ones if the tables have
+// no room for all.
 func (s *services) removedVIPs(
 	before []dataplane.ServiceEntry, hasService func(vip dataplane.ServiceEntry) bool,
 ) (removed []dataplane.ServiceEntry, err error) {
@@ -34,8 +34,8 @@ func (s *services) removedVIPs(
 	return removed[:min(len(removed), dataplane.MaxRemovedVIPs)], nil
 }
 
-// isForgotten tells whether packets to a removed VIP pass to the host again: the time is over in which
-// routers may still send them, or the address is now the host's own.
+// isForgotten tells whether packets to a removed VIP pass to the host again: the time is over in
+// which routers may still send them, or the address is now the host's own.
 func (s *services) isForgotten(vip dataplane.ServiceEntry, now time.Duration) bool {
 	at, _ := vip.Removed()
 	return now-at >= s.dropRemoved || nexthop.IsOwn(vip.VIP())

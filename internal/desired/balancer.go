@@ -54,11 +54,12 @@ type BalancerNode struct {
 	// and one IPv6, each required if a server has an address of that family.
 	Addresses []netip.Addr `yaml:"addresses"`
 	// Reject tells whether clients whose packets no server gets are told so, by a reset or an ICMP
-	// error: the VIP has no service for the port, or the service has no server for new flows. Default
-	// true.
+	// error: the VIP has no service for the port, or the service has no server for new flows.
+	// Default true.
 	Reject bool `yaml:"reject"`
-	// DropRemovedVIPs is how long packets to a VIP are dropped after its last service was removed, 0
-	// to 24h: routers may still send them, and a host that forwards would send them back. Default 10m.
+	// DropRemovedVIPs is how long packets to a VIP are dropped after its last service was removed,
+	// 0 to 24h: routers may still send them, and a host that forwards would send them back. Default
+	// 10m.
 	DropRemovedVIPs time.Duration `yaml:"drop-removed-vips"`
 	// Seed selects the buckets of all flows. Balancers that share services must have the same
 	// seed. If the seed is secret, clients cannot choose their server. Default 0; a change needs a
@@ -91,7 +92,8 @@ type Limits struct {
 
 // API configures the socket by which operators change a running balancer or agent.
 type API struct {
-	// Group is the name of the group that may use the socket, beside root. A change needs a restart.
+	// Group is the name of the group that may use the socket, beside root. A change needs a
+	// restart.
 	Group string `yaml:"group,omitempty"`
 }
 

@@ -16,8 +16,8 @@ const (
 	DefaultHints = 1 << 20
 )
 
-// DefaultDropRemovedVIPs is how long packets to a removed VIP are dropped by default. Routers forget
-// a route within minutes, also by timers such as those of BGP's graceful restart.
+// DefaultDropRemovedVIPs is how long packets to a removed VIP are dropped by default. Routers
+// forget a route within minutes, also by timers such as those of BGP's graceful restart.
 const DefaultDropRemovedVIPs = 10 * time.Minute
 
 const (

@@ -176,8 +176,8 @@ func sendWhatFits(t *testing.T, l *lab.Lab, server string) {
 	}
 }
 
-// TestAnswersOfBalancers pings all VIPs. It also needs closed ports of them: the client's own stack must
-// accept that nobody serves there.
+// TestAnswersOfBalancers pings all VIPs. It also needs closed ports of them: the client's own stack
+// must accept that nobody serves there.
 func TestAnswersOfBalancers(t *testing.T) {
 	t.Parallel()
 	l := up(t, topology("http6-insert", "http4-gre"))

@@ -46,8 +46,8 @@ func (e ServiceEntry) Remove(now time.Duration) ServiceEntry {
 	return e
 }
 
-// Removed tells whether the entry is that of a removed VIP, and returns the time of its removal since
-// the system was booted, in whole seconds.
+// Removed tells whether the entry is that of a removed VIP, and returns the time of its removal
+// since the system was booted, in whole seconds.
 func (e *ServiceEntry) Removed() (at time.Duration, removed bool) {
 	if e.IsService() || e.Rule.Flags&vipRemoved == 0 {
 		return 0, false
@@ -74,8 +74,8 @@ func (p *Plane) CountRemoved(entries []ServiceEntry) error {
 	return nil
 }
 
-// UncountRemoved removes the counters of all VIPs that are not among the removed ones. UncountRemoved
-// returns an error if the table cannot be changed.
+// UncountRemoved removes the counters of all VIPs that are not among the removed ones.
+// UncountRemoved returns an error if the table cannot be changed.
 func (p *Plane) UncountRemoved(entries []ServiceEntry) error {
 	removed := map[balancerIn6Addr]bool{}
 	for i := range entries {
