@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Answers: ICMP errors about packets that the balancer cannot forward, and replies to pings. The
- * frame becomes the answer and goes back to the router that it came from, whatever the route to the
- * client.
+ * Answers: ICMP errors about packets that the balancer cannot forward, resets of connections that
+ * no server gets (reject.h), and replies to pings. The frame becomes the answer and goes back to the
+ * router that it came from, whatever the route to the client.
  *
  * The source of an answer is the VIP: the client knows that address, it has the client's family,
  * and every network on the way accepts it as a source.
@@ -36,7 +36,10 @@ enum icmpv4_type {
 	ICMPV4_PARAMETER_PROBLEM = 12,
 };
 
-#define ICMPV4_FRAGMENTATION_NEEDED 4 /* code of unreachable */
+/* Codes of unreachable. */
+#define ICMPV4_PORT_UNREACHABLE 3
+#define ICMPV4_FRAGMENTATION_NEEDED 4
+#define ICMPV6_PORT_UNREACHABLE 4
 
 enum icmpv6_type {
 	ICMPV6_UNREACHABLE = 1,
@@ -54,23 +57,32 @@ struct icmp_header {
 	__be32 rest; /* the MTU, in packet too big */
 };
 
-enum answer_kind {
-	ANSWER_ERROR,
-	ANSWER_REPLY,
-	ANSWER_KINDS,
+enum answer_form {
+	ANSWER_ICMPV4,
+	ANSWER_ICMPV6,
+	ANSWER_RESET,
+	ANSWER_FORMS,
 };
 
-/* A token bucket for each kind (token.h). */
+#define ANSWER_BUDGETS (ANSWERS * ANSWER_FORMS)
+
+/* A token bucket for each reason and form (token.h). So a flood of packets that cause one kind of
+ * answer does not use up the answers of another kind, on which other clients rely. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, ANSWER_KINDS);
+	__uint(max_entries, ANSWER_BUDGETS);
 	__type(key, __u32);
 	__type(value, __u64);
 } answers SEC(".maps");
 
-static __always_inline bool may_answer_now(enum answer_kind kind)
+static __always_inline enum answer_form icmp_form(bool is_v4)
 {
-	__u32 key = kind;
+	return is_v4 ? ANSWER_ICMPV4 : ANSWER_ICMPV6;
+}
+
+static __always_inline bool may_answer_now(enum lb_reason why, enum answer_form form)
+{
+	__u32 key = (why - FIRST_ANSWER) * ANSWER_FORMS + form;
 	__u64 *used = bpf_map_lookup_elem(&answers, &key);
 	__u64 copy;
 
@@ -170,7 +182,7 @@ static __always_inline enum lb_reason answer_echo(struct xdp_md *ctx, const stru
 
 	if (transport_offset(pkt) != ETH_HLEN + header || !is_from_one_host(pkt) || ip > end)
 		return LB_DROP_ICMP_TYPE;
-	if (!may_answer_now(ANSWER_REPLY))
+	if (!may_answer_now(LB_ANSWER_ECHO, icmp_form(is_v4)))
 		return LB_DROP_RATE_LIMIT;
 	if (!(is_v4 ? turn_ipv4(ip, end) : turn_ipv6(ip, end)))
 		return LB_DROP_TRANSPORT;
@@ -222,8 +234,11 @@ static __always_inline void write_icmp_error(struct icmp_header *icmp, bool is_v
 		header.type = is_v4 ? ICMPV4_UNREACHABLE : ICMPV6_TOO_BIG;
 		header.code = is_v4 ? ICMPV4_FRAGMENTATION_NEEDED : 0;
 		header.rest = bpf_htonl(mtu);
-	} else {
+	} else if (why == LB_ANSWER_HOP_LIMIT) {
 		header.type = is_v4 ? ICMPV4_TIME_EXCEEDED : ICMPV6_TIME_EXCEEDED;
+	} else {
+		header.type = is_v4 ? ICMPV4_UNREACHABLE : ICMPV6_UNREACHABLE;
+		header.code = is_v4 ? ICMPV4_PORT_UNREACHABLE : ICMPV6_PORT_UNREACHABLE;
 	}
 	*icmp = header;
 }
@@ -329,7 +344,7 @@ __noinline int answer_error(struct xdp_md *ctx, __u32 length, __u32 why, __u32 m
 		  (is_v4 ? sizeof(struct iphdr) : sizeof(struct ipv6hdr));
 	most = (is_v4 ? MAX_ICMPV4_ERROR : MAX_ICMPV6_ERROR) - headers;
 	length = length < most ? length : most;
-	if (!may_answer_now(ANSWER_ERROR))
+	if (!may_answer_now(why, icmp_form(is_v4)))
 		return LB_DROP_RATE_LIMIT;
 	if (!make_room(ctx, headers, length))
 		return LB_DROP_NO_HEADROOM;

@@ -18,6 +18,7 @@
 #include "persistence.h"
 #include "placement.h"
 #include "prober.h"
+#include "reject.h"
 #include "signals.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
@@ -32,6 +33,7 @@ const union {
 	enum hint_use hint_use;
 	enum service_entry_kind service_entry_kind;
 	enum rule_flags rule_flags;
+	enum vip_flags vip_flags;
 	struct service_entry service_entry;
 	struct directory directory;
 	struct decision decision;
@@ -78,9 +80,9 @@ static __always_inline enum lb_reason find_related(const struct packet *pkt,
  * passes. */
 static __always_inline enum lb_reason drop_if_vip(const struct packet *pkt, enum lb_reason why)
 {
-	if (!pkt->ethertype || !is_vip(&pkt->key.destination))
+	if (!pkt->ethertype)
 		return LB_PASS_NOT_VIP;
-	return why;
+	return reason_at(find_vip(services_generation(), &pkt->key.destination), why);
 }
 
 /* Completes the flow key of a fragment or of ICMP, and finds the packet's service. The reason is
@@ -125,7 +127,7 @@ __noinline int handle_in_full(struct xdp_md *ctx, struct packet *pkt, __u32 resu
 			      : find_related(pkt, &service, &flow, &segments);
 	}
 	if (!is_forward(why))
-		return leave(ctx, pkt, why);
+		return leave(ctx, pkt, end_unserved(ctx, pkt, why));
 	return forward(ctx, pkt, &service, &segments, segments.server[0],
 		       forget(pkt, segments.count), flow_label(&flow), forget(pkt, why));
 }
@@ -175,9 +177,9 @@ static __always_inline int process(struct xdp_md *ctx, struct packet *pkt)
 	if (result || !is_plain(pkt))
 		return handle_in_full(ctx, pkt, result);
 	why = classify(pkt, &service);
-	if (why)
+	if (why == LB_PASS_NOT_VIP)
 		return leave(ctx, pkt, judge(pkt, why));
-	if (!lookup_plain(ctx, pkt, &service, &flow, &segments))
+	if (why || !lookup_plain(ctx, pkt, &service, &flow, &segments))
 		return handle_in_full(ctx, pkt, PARSE_OK);
 	return forward(ctx, pkt, &service, &segments, flow_server(&flow), 1, flow_label(&flow),
 		       LB_FORWARD_KNOWN);

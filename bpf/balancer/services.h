@@ -115,9 +115,18 @@ static __always_inline __u32 services_generation(void)
 	return *(const volatile __u64 *)&directory()->generation;
 }
 
-static __always_inline bool is_vip(const struct in6_addr *address)
+static __always_inline const struct service_entry *find_vip(__u32 generation,
+							    const struct in6_addr *address)
 {
-	return find_entry(services_generation(), address, service_port(0, 0, ENTRY_VIP));
+	return find_entry(generation, address, service_port(0, 0, ENTRY_VIP));
+}
+
+/* The reason of a packet that no service takes: `why` if it is for a VIP. */
+static __always_inline enum lb_reason reason_at(const struct service_entry *vip, enum lb_reason why)
+{
+	if (!vip)
+		return LB_PASS_NOT_VIP;
+	return vip->rule.flags & VIP_REMOVED ? LB_DROP_REMOVED_VIP : why;
 }
 
 static __always_inline void note_service(const struct service *service, bool is_exact)
@@ -140,12 +149,14 @@ static __always_inline enum lb_reason classify(const struct packet *pkt, struct 
 	const struct flow_key *key = &pkt->key;
 	const struct service_entry *entry;
 	__u32 generation = services_generation();
+	enum lb_reason why;
 
 	entry = find_entry(generation, &key->destination,
 			   service_port(key->destination_port, key->protocol, ENTRY_SERVICE));
 	if (!entry) {
-		if (!find_entry(generation, &key->destination, service_port(0, 0, ENTRY_VIP)))
-			return LB_PASS_NOT_VIP;
+		why = reason_at(find_vip(generation, &key->destination), LB_NONE);
+		if (why)
+			return why;
 		entry = find_entry(generation, &key->destination,
 				   service_port(0, key->protocol, ENTRY_SERVICE));
 	}

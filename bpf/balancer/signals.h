@@ -98,7 +98,24 @@ __noinline int take_report(const struct packet *pkt, const struct service *servi
 	return 0;
 }
 
-/* Turns the signal's frame into a reset, and sends it to the signal's sender. */
+/* Turns the frame of a signal into a reset of the flow by the client, without encapsulation. The
+ * server accepts the reset, because it has the sequence number that the server expects (RFC 9293
+ * section 3.10.7). */
+static __always_inline bool make_reset(struct xdp_md *ctx, struct packet *pkt,
+				       const struct signal *signal)
+{
+	const struct reset reset = { .seq = signal->acknowledged };
+	bool is_v4 = pkt->ethertype == bpf_htons(ETH_P_IP);
+
+	pkt->length = reset_length(is_v4);
+	pkt->hop_limit = OWN_HOP_LIMIT;
+	pkt->version_class = is_v4 ? bpf_htons(0x4500) : bpf_htons(0x6000);
+	pkt->tcp_flags = TCP_RST;
+	return put_reset(ctx, pkt, &reset);
+}
+
+/* Resets the connection of a second server that has accepted it: turns the signal's frame into a
+ * reset, and sends it to the signal's sender. */
 static __always_inline int send_reset(struct xdp_md *ctx, struct packet *pkt,
 				      const struct service *service, const struct signal *signal,
 				      __u32 sender, __u32 label)

@@ -34,10 +34,12 @@ enum lb_reason {
 	LB_FORWARD_FRAGMENT, /* a later fragment */
 	LB_FORWARD_ICMP,     /* an ICMP error about the flow */
 
-	/* Answered by an ICMP message to the sender. */
-	LB_ANSWER_ECHO,	     /* a ping */
-	LB_ANSWER_HOP_LIMIT, /* time exceeded */
-	LB_ANSWER_TOO_BIG,   /* longer than the MTU towards the server allows */
+	/* Answered by an ICMP message or a TCP reset to the sender. */
+	LB_ANSWER_ECHO,	      /* a ping */
+	LB_ANSWER_HOP_LIMIT,  /* time exceeded */
+	LB_ANSWER_TOO_BIG,    /* longer than the MTU towards the server allows */
+	LB_ANSWER_NO_SERVICE, /* no service of the VIP has this port */
+	LB_ANSWER_NO_SERVER,  /* the service has no server to place on */
 
 	/* For the balancer itself. */
 	LB_TAKE_PROBE, /* a server's answer to a probe */
@@ -50,7 +52,8 @@ enum lb_reason {
 	LB_DROP_FRAGMENT_UNKNOWN, /* a later fragment whose first was not seen */
 	LB_DROP_PROTOCOL,
 	LB_DROP_TRANSPORT,
-	LB_DROP_NO_SERVICE,	 /* no service of the VIP has this port */
+	LB_DROP_NO_SERVICE,	 /* the same as LB_ANSWER_NO_SERVICE, without an answer */
+	LB_DROP_REMOVED_VIP,	 /* the last service of the VIP was removed not long ago */
 	LB_DROP_ICMP_TYPE,	 /* neither an error about a packet nor a ping */
 	LB_DROP_ICMP_QUOTE,	 /* an error that names no flow from the VIP */
 	LB_DROP_ICMP_NO_SERVICE, /* an error about a flow of no service */
@@ -59,7 +62,7 @@ enum lb_reason {
 	LB_DROP_SENDER,		 /* a signal, or an answer, from no server of the service */
 	LB_DROP_TAG,		 /* a signal without a valid tag */
 	LB_DROP_HOP_LIMIT,	 /* hop limit exceeded, and no answer is permitted */
-	LB_DROP_NO_SERVER,	 /* the service has no server to place on */
+	LB_DROP_NO_SERVER,	 /* the same as LB_ANSWER_NO_SERVER, without an answer */
 	LB_DROP_NO_NEXT_HOP,
 	LB_DROP_TOO_BIG,     /* too long, and no answer is permitted */
 	LB_DROP_RATE_LIMIT,  /* the rate limit of answers is exceeded */
@@ -120,10 +123,13 @@ static __always_inline bool is_forward(enum lb_reason why)
 	return why >= FIRST_FORWARD && why < FIRST_FORWARD + FORWARDS;
 }
 
+#define FIRST_ANSWER LB_ANSWER_ECHO
+#define ANSWERS (LB_ANSWER_NO_SERVER - FIRST_ANSWER + 1)
+
 /* Whether the frame now holds an answer to its sender. */
 static __always_inline bool is_answer(enum lb_reason why)
 {
-	return why >= LB_ANSWER_ECHO && why <= LB_ANSWER_TOO_BIG;
+	return why >= FIRST_ANSWER && why < FIRST_ANSWER + ANSWERS;
 }
 
 static __always_inline enum lb_reason reason_of(enum parse_result result)

@@ -83,17 +83,24 @@ enum rule_flags {
 enum service_entry_kind {
 	ENTRY_FREE,
 	ENTRY_SERVICE,
-	ENTRY_VIP, /* only says that the address is a VIP */
+	ENTRY_VIP, /* says that the address is a VIP, and what becomes of other packets to it */
 };
 
-/* A service, under the key by which packets find it. Two entries fill a cache line. */
+/* The flags of the rule of a VIP's entry. */
+enum vip_flags {
+	VIP_REJECTS = 1 << 0, /* clients are told that no server gets their packets */
+	VIP_REMOVED = 1 << 1, /* its last service was removed: its packets are dropped */
+};
+
+/* A service or a VIP, under the key by which packets find it. Two entries fill a cache line. */
 struct service_entry {
 	struct in6_addr vip;
 	__be16 port; /* 0: every port that no other service of the VIP names */
 	__u8 protocol;
 	__u8 kind; /* enum service_entry_kind */
+	/* Of a service, or of a removed VIP the time of the removal, in seconds of CLOCK_BOOTTIME. */
 	__u32 id;
-	struct service_rule rule;
+	struct service_rule rule; /* a VIP has only flags: enum vip_flags */
 };
 
 /*

@@ -179,6 +179,10 @@ func printBalancer(out io.Writer, s *balancerStatus) error {
 	if s.Hints != nil {
 		fmt.Fprintf(out, "hints: %s\n", describeHints(s.Hints))
 	}
+	for _, vip := range s.RemovedVIPs {
+		fmt.Fprintf(out, "removed VIP: %s, its last service was removed %s ago, %s dropped since\n",
+			vip.VIP, wholeSeconds(vip.Age), count(int(vip.Packets), "packet"))
+	}
 	if err := printBGP(out, s.BGP, s.Time); err != nil {
 		return err
 	}
@@ -443,9 +447,9 @@ func describeGeneration(s *inspect.ServiceState) string {
 func printWarnings(out io.Writer, s *inspect.ServiceState) {
 	switch {
 	case s.Refuses:
-		fmt.Fprintln(out, "ALL SERVERS HAVE FAILED: new flows are dropped (all-failed: refuse)")
+		fmt.Fprintln(out, "ALL SERVERS HAVE FAILED: new flows are refused (all-failed: refuse)")
 	case !s.TakesFlows:
-		fmt.Fprintln(out, "NO SERVER FOR NEW FLOWS: there are no servers, or all are drained, and new flows are dropped")
+		fmt.Fprintln(out, "NO SERVER FOR NEW FLOWS: there are no servers, or all are drained, and new flows are refused")
 	}
 	for _, cause := range s.Ignored {
 		switch cause {

@@ -59,6 +59,9 @@ func someSnapshots() (before, after *inspect.Snapshot) {
 				Capacity: 1024, Age: new(3.2), HalfOpen: new(uint64(3)),
 				Flows: &dataplane.FlowCounts{New: 1, Established: 41, Closing: 2},
 			},
+			RemovedVIPs: []inspect.RemovedVIP{
+				{VIP: netip.MustParseAddr("198.51.100.7"), Age: 75.5, Packets: 63, Bytes: 2520},
+			},
 			Services: append(troubledServices(), []*inspect.ServiceState{
 				{
 					Name: "dns", VIP: netip.MustParseAddr("198.51.100.53"), Protocol: desired.UDP, Placement: desired.PlacementHash,

@@ -476,7 +476,10 @@ func describeSegments(segments []netip.Addr) string {
 
 // describeVerdict explains the reason by its prefix, which is the verdict.
 func describeVerdict(t *inspect.Trace) string {
-	verdict, _, _ := strings.Cut(t.Reason, "_")
+	verdict, why, _ := strings.Cut(t.Reason, "_")
+	if verdict == "answer" && strings.HasPrefix(why, "no_") && t.Flow.Protocol == desired.TCP {
+		return t.Reason + ": DROPPED, and the client gets a TCP reset"
+	}
 	text := map[string]string{
 		"pass":    "passed to the host's own network stack",
 		"forward": "sent to the server",

@@ -155,8 +155,8 @@ func TestServiceGoes(t *testing.T) {
 	cfg = standard()
 	cfg.Services = cfg.Services[:len(cfg.Services)-2] // removes "all", and so the VIP
 	f.mustApply(cfg)
-	f.check(refused(frameOf(toOne), "pass_not_vip", 60), f.run(frameOf(toOne)))
-	f.check(refused(frameOf(toAll), "pass_not_vip", 60), f.run(frameOf(toAll)))
+	f.check(refused(frameOf(toOne), "drop_removed_vip", 60), f.run(frameOf(toOne)))
+	f.check(refused(frameOf(toAll), "drop_removed_vip", 60), f.run(frameOf(toAll)))
 
 	f.mustApply(standard())
 	clear(f.plane.Flows.Entries)
@@ -168,12 +168,12 @@ func TestServiceMoves(t *testing.T) {
 	server := srv6Server("s", 1, 1)
 	f := open(t, webOf(server))
 	f.mustApply(balancerOf(serviceOf("web", vip6, 8080, desired.TCP, desired.SRv6Encap, server)))
-	f.check(refused(frameOf(web), "drop_no_service", 60), f.run(frameOf(web)))
+	f.check(rejected(frameOf(web), "answer_no_service"), f.run(frameOf(web)))
 	moved := flowTo(vip6, 8080, desired.TCP)
 	f.check(f.forwarded(frameOf(moved), moved, "web", "s", "forward_new"), f.run(frameOf(moved)))
 
 	f.mustApply(balancerOf(serviceOf("web", vip4, 8080, desired.UDP, desired.SRv6Encap, server)))
-	f.check(refused(frameOf(moved), "pass_not_vip", 60), f.run(frameOf(moved)))
+	f.check(refused(frameOf(moved), "drop_removed_vip", 60), f.run(frameOf(moved)))
 	moved = flowTo(vip4, 8080, desired.UDP)
 	f.check(f.forwarded(frameOf(moved), moved, "web", "s", "forward_new"), f.run(frameOf(moved)))
 }
@@ -478,17 +478,17 @@ func TestServerLeavesAfterTheSwap(t *testing.T) {
 	}
 }
 
-// A service may have no servers. Its packets are dropped, and counted, until servers appear. When
-// they are removed again, a flow that one of them had is dropped as well.
+// A service may have no servers. New flows are rejected, and counted, until servers appear. When the
+// servers are removed again, the SYN of a flow that one of them had is rejected as well.
 func TestServiceWithoutServers(t *testing.T) {
 	t.Parallel()
 	syn := frameOf(web)
 	f := open(t, webOf())
-	f.check(refused(syn, "drop_no_server", 60), f.run(syn))
+	f.check(rejected(syn, "answer_no_server"), f.run(syn))
 	f.mustApply(webOf(srv6Server("s1", 1, 1)))
 	f.check(f.offered(syn, web, "web", "forward_new", srv6.Deliver, "s1"), f.run(syn))
 	f.mustApply(webOf())
-	f.check(refused(syn, "drop_no_server", 60), f.run(syn))
+	f.check(rejected(syn, "answer_no_server"), f.run(syn))
 	f.mustApply(webOf(srv6Server("s2", 2, 1)))
 	f.check(f.offered(syn, web, "web", "forward_new", srv6.Deliver, "s2"), f.run(syn))
 }

@@ -498,7 +498,7 @@ func (b *Balancer) trySweep() {
 }
 
 // sweep frees the entries of flows whose timeout has passed, and of flows whose server was removed.
-// It stores the numbers of all other flows for readers.
+// It stores the numbers of all other flows for readers, and forgets removed VIPs whose time is over.
 func (b *Balancer) sweep() error {
 	kept, err := b.plane.Sweeper.Sweep(b.lifetimes())
 	if err != nil {
@@ -507,7 +507,7 @@ func (b *Balancer) sweep() error {
 	b.services.endHunts(time.Now())
 	defer b.publishDrained()
 	b.services.endFormerFlows(kept, time.Now())
-	return errors.Join(b.services.removeSpares(), b.slots.Swept(kept))
+	return errors.Join(b.services.removeSpares(), b.services.forgetVIPs(), b.slots.Swept(kept))
 }
 
 // lifetimes iterates over the slots of the configured servers, with the ages at which their entries

@@ -41,6 +41,9 @@ func node() desired.BalancerNode {
 		Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd00:a::1")},
 		Seed:      1,
 		Limits:    desired.Limits{Flows: 1024, Servers: 64},
+		Reject:    true,
+
+		DropRemovedVIPs: desired.DefaultDropRemovedVIPs,
 	}
 }
 

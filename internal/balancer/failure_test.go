@@ -167,7 +167,7 @@ func (f *fixture) requireCondition(service, server string, want inspect.Conditio
 	}
 }
 
-// If all servers have failed, a service uses all of them, or drops new flows.
+// If all servers have failed, a service uses all of them, or rejects new flows.
 func TestAllServersFailed(t *testing.T) {
 	t.Parallel()
 	for _, rule := range []desired.AllFailed{desired.AllFailedUse, desired.AllFailedRefuse} {
@@ -183,7 +183,7 @@ func TestAllServersFailed(t *testing.T) {
 			refuses := rule == desired.AllFailedRefuse
 			frame := frameOf(fromPort(web, 31000))
 			if got := f.run(frame); refuses {
-				f.check(refused(frame, "drop_no_server", layer3(frame)), got)
+				f.check(rejected(frame, "answer_no_server"), got)
 			} else if serverOf(got) == "" {
 				t.Error("a new flow is dropped")
 			}
@@ -194,7 +194,7 @@ func TestAllServersFailed(t *testing.T) {
 			}
 			var log bytes.Buffer
 			f.services.logChanges(slog.New(slog.NewTextHandler(&log, nil)))
-			if said := strings.Contains(log.String(), "new connections are DROPPED"); said != refuses {
+			if said := strings.Contains(log.String(), "new connections are REFUSED"); said != refuses {
 				t.Errorf("logged:\n%s", &log)
 			}
 			f.setHealth("web", "s1", true)

@@ -27,6 +27,9 @@ func openReference(t testing.TB) *reference {
 	return openReferenceWith(t, 0, cookieServices)
 }
 
+// vipGone is a VIP whose last service was removed.
+var vipGone = netip.MustParseAddr("2001:db8:80::90")
+
 // openHintReference is as openReference, with services of persistence hint and a hint table that is
 // so small that sets overflow.
 func openHintReference(t testing.TB) *reference {
@@ -43,6 +46,7 @@ func openReferenceWith(t testing.TB, hints uint32, services []columnService) *re
 		cfg.Services = append(cfg.Services, w.serviceBy(uint8(i), desired.TCP), w.serviceBy(uint8(i), desired.UDP))
 	}
 	cfg.Services = append(cfg.Services, inTurn(desired.TCP), inTurn(desired.UDP))
+	gone := serviceOf("gone", vipGone, 80, desired.TCP, desired.SRv6Encap, srv6Server("g", 11, 1))
 	cfg.Services = slices.Concat(ordering(8), cfg.Services, quicConfig(true), columnConfig(services, 0))
 	cfg.Node.Limits.Servers, cfg.Node.Limits.Hints = 256, hints
 	clock, err := dataplane.NewFlowClock()
@@ -50,7 +54,9 @@ func openReferenceWith(t testing.TB, hints uint32, services []columnService) *re
 		t.Fatal(err)
 	}
 	clock.Shift, clock.Jiffy = standstill, slowJiffy
-	f := openAt(t, cfg, clock)
+	all := *cfg
+	all.Services = append(slices.Clone(cfg.Services), gone)
+	f := openAt(t, &all, clock)
 	shortenRows(f, cfg)
 	takeColumnSteps(f, cfg, services)
 	takeQUICStep(f, cfg)
@@ -60,6 +66,7 @@ func openReferenceWith(t testing.TB, hints uint32, services []columnService) *re
 	f.route()
 	r := newReference(f)
 	r.rememberFormer()
+	r.removed[gone.VIP] = true
 	return r
 }
 
@@ -124,6 +131,7 @@ func captures() (frames [][]byte) {
 	for _, token := range []uint64{0, probeToken, probeToken + 0x10000, probeToken | 0xffff} {
 		frames = append(frames, packet.ProbeAnswer(netip.MustParseAddr("fd00:5:0:1::"), node().Locator.Addr(), token, 1, 1))
 	}
+	frames = append(frames, frameOf(flowTo(vipGone, 80, desired.TCP)), packet.ICMP(client6.Addr(), vipGone, 128, 0, 1))
 	frames = append(frames, reportCaptures()...)
 	frames = append(frames, cookieCaptures()...)
 	frames = append(frames, quicCaptures()...)

@@ -557,8 +557,7 @@ func TestHuntWithoutServers(t *testing.T) {
 		cfg.Services[0].Servers[i].Weight = &none
 	}
 	f := open(t, cfg)
-	for _, flags := range []packet.TCPFlags{packet.SYN, packet.ACK} {
-		frame := frameOf(insert, packet.Flags(flags))
-		f.check(refused(frame, "drop_no_server", 60), f.run(frame))
-	}
+	syn, ack := frameOf(insert), frameOf(insert, packet.Flags(packet.ACK))
+	f.check(rejected(syn, "answer_no_server"), f.run(syn))
+	f.check(refused(ack, "drop_no_server", 60), f.run(ack))
 }

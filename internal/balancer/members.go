@@ -130,8 +130,8 @@ var tooMany = changeText{
 // refusalText is logged when all servers of a service have failed, and the service refuses new flows
 // then.
 var refusalText = changeText{
-	began: wording{"ALL servers of the service have failed: new connections are DROPPED",
-		"ALL servers of these services have failed: new connections are DROPPED"},
+	began: wording{"ALL servers of the service have failed: new connections are REFUSED",
+		"ALL servers of these services have failed: new connections are REFUSED"},
 	ended: wording{"the service takes new connections again",
 		"these services take new connections again"},
 }

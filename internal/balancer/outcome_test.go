@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/srv6"
 )
@@ -243,6 +244,9 @@ func (f *fixture) segments(service string, all ...stage) (sids []netip.Addr) {
 var answerTypes = map[string]map[byte][2]uint8{
 	"answer_too_big":   {4: {3, 4}, 6: {2, 0}},
 	"answer_hop_limit": {4: {11, 0}, 6: {3, 0}},
+	// Only of protocols without a reset.
+	"answer_no_service": {4: {3, 3}, 6: {1, 4}},
+	"answer_no_server":  {4: {3, 3}, 6: {1, 4}},
 }
 
 // answered returns the outcome for a frame whose sender gets an ICMP error from the VIP. The MTU is
@@ -257,6 +261,22 @@ func answered(frame []byte, reason string, mtu uint32) outcome {
 	message := answerTypes[reason][version]
 	return sentBack(frame, reason, packet.ICMPError(vip, message[0], message[1], mtu, frame,
 		packet.Ethernet(packet.MAC(frame), packet.MAC(frame[6:])), packet.TrafficClass(0xc0)))
+}
+
+// rejected returns the outcome for a frame whose sender is told that no server gets it. A TCP
+// segment is answered as RFC 9293 section 3.10.7.1 says.
+func rejected(frame []byte, reason string) outcome {
+	p, _ := parse(frame)
+	if p.flow.Protocol != desired.TCP {
+		return answered(frame, reason, 0)
+	}
+	flags, seq, ack := packet.RST, p.ack, uint32(0)
+	if p.flags&packet.ACK == 0 {
+		flags, seq, ack = packet.RST|packet.ACK, 0, p.seq+p.segment
+	}
+	return sentBack(frame, reason, packet.TCP(p.flow.Destination, p.flow.Source, packet.Flags(flags),
+		packet.Sequence(seq, ack), packet.Window(0),
+		packet.Ethernet(packet.MAC(frame), packet.MAC(frame[6:]))))
 }
 
 // sentBack returns the outcome for a frame that is answered by another frame.

@@ -258,17 +258,20 @@ var visits = []visit{
 	{name: "19 bytes of TCP, IPv4, and padding", frame: set(frameOf(web4), 2, 39), reason: "drop_transport", length: 39},
 	{name: "7 bytes of UDP", frame: set(frameOf(dns), 4, 7), reason: "drop_transport", length: 47},
 	{name: "UDP length 7", frame: set(frameOf(dns), 40+4, 7), reason: "drop_transport", length: 48},
-	{name: "port without a service", frame: frameOf(flowTo(vip6, 8080, desired.TCP)), reason: "drop_no_service", length: 60},
-	{name: "protocol without a service", frame: frameOf(flowTo(vip6, 80, desired.UDP)), reason: "drop_no_service", length: 48},
-	{name: "UDP to a VIP of all ports of TCP", frame: frameOf(flowTo(vip6All, 80, desired.UDP)),
-		reason: "drop_no_service", length: 48},
+	{name: "port without a service", frame: frameOf(flowTo(vip6, 8080, desired.TCP)), reason: "answer_no_service"},
+	{name: "protocol without a service", frame: frameOf(flowTo(vip6, 80, desired.UDP)), reason: "answer_no_service"},
+	{name: "UDP to a VIP of all ports of TCP", frame: frameOf(flowTo(vip6All, 80, desired.UDP)), reason: "answer_no_service"},
+	{name: "reset to a port without a service", frame: frameOf(flowTo(vip6, 8080, desired.TCP), packet.Flags(packet.RST)),
+		reason: "drop_no_service", length: 60},
 	{name: "hop limit 1", frame: frameOf(web, packet.HopLimit(1)), reason: "answer_hop_limit"},
 	{name: "hop limit 0", frame: frameOf(web, packet.HopLimit(0)), reason: "answer_hop_limit"},
 	{name: "TTL 1", frame: frameOf(web4, packet.HopLimit(1)), reason: "answer_hop_limit"},
 	{name: "TTL 0", frame: frameOf(web4, packet.HopLimit(0)), reason: "answer_hop_limit"},
 	{name: "hop limit 1, about a flow", frame: packet.ICMPError(router6, 2, 0, 1400, reply(web), packet.HopLimit(1)),
 		reason: "drop_hop_limit", length: 48 + 60},
-	{name: "all servers drained", frame: frameOf(drained), reason: "drop_no_server", length: 60},
+	{name: "all servers drained", frame: frameOf(drained), reason: "answer_no_server"},
+	{name: "all servers drained, not a SYN", frame: frameOf(drained, packet.Flags(packet.ACK)),
+		reason: "drop_no_server", length: 60},
 	{name: "server without a next hop", frame: frameOf(unrouted), reason: "drop_no_next_hop", length: 60},
 	{name: "longer than the way allows", frame: frameOf(narrow, packet.Payload(make([]byte, 1500-40-60+1))),
 		reason: "answer_too_big", mtu: 1460},
@@ -301,6 +304,8 @@ func (f *fixture) expected(v visit) outcome {
 	switch {
 	case v.reason == "answer_echo":
 		return sentBack(v.frame, v.reason, packet.EchoReply(v.frame, 64))
+	case strings.HasPrefix(v.reason, "answer_no_"):
+		return rejected(v.frame, v.reason)
 	case strings.HasPrefix(v.reason, "answer_"):
 		return answered(v.frame, v.reason, v.mtu)
 	case v.reason == "forward_reset":

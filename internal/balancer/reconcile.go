@@ -22,6 +22,7 @@ import (
 // removed after these tables. After an error, another call can restore the state before.
 func (s *services) reconcile(cfg *desired.Balancer, generations generation.Generations) error {
 	s.abilitiesChanged = true
+	s.rejects, s.dropRemoved = cfg.Node.Reject, cfg.Node.DropRemovedVIPs
 	// A call that failed may have left tables that packets use.
 	if err := s.settle(); err != nil {
 		return err
@@ -297,25 +298,36 @@ func (s *services) keepOnly(wanted map[string]bool) error {
 	return nil
 }
 
-// enter replaces the table of services by one with the wanted services. All entries change at once,
-// so that no packet misses its service while services exchange their VIPs or ports.
+// enter replaces the table of services by one with the wanted services, and with the VIPs that have
+// lost their last service not long ago. All entries change at once, so that no packet misses its
+// service while services exchange their VIPs or ports.
 func (s *services) enter(wanted map[string]bool) error {
 	entries := map[dataplane.ServiceEntry]dataplane.ServiceEntry{} // by key
 	for name, svc := range s.byName {
 		if !wanted[name] {
 			continue
 		}
-		key, vip := dataplane.ServiceKey(&svc.Service), dataplane.VIPKey(svc.VIP)
-		entry := key
+		entry, vip := dataplane.ServiceKey(&svc.Service), dataplane.VIPEntry(svc.VIP, s.rejects)
 		entry.Id, entry.Rule = svc.id, svc.rule
-		entries[key], entries[vip] = entry, vip
+		entries[entry.Key()], entries[vip.Key()] = entry, vip
 	}
-	changed := func(e dataplane.ServiceEntry) bool { return entries[e.Key()] != e }
 	before := s.plane.Services.All()
+	removed, err := s.removedVIPs(before, func(vip dataplane.ServiceEntry) bool {
+		_, ok := entries[vip]
+		return ok
+	})
+	if err != nil {
+		return err
+	}
+	for _, vip := range removed {
+		entries[vip.Key()] = vip
+	}
+	s.removed = len(removed)
+	changed := func(e dataplane.ServiceEntry) bool { return entries[e.Key()] != e }
 	if len(before) == len(entries) && !slices.ContainsFunc(before, changed) {
 		return nil
 	}
-	return s.plane.Services.Replace(slices.Collect(maps.Values(entries)), s.plane.Settle)
+	return s.replaceEntries(slices.Collect(maps.Values(entries)))
 }
 
 // retireSlots retires the slots of servers that are no longer configured.

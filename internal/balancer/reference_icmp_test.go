@@ -10,6 +10,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/packet"
 )
 
 // piece identifies the packet to which a fragment belongs.
@@ -113,6 +114,21 @@ func fromOneHost(a netip.Addr) bool {
 	}
 	reserved := netip.MustParsePrefix("::/64").Contains(a) || a.Is4In6()
 	return !reserved && !a.IsMulticast()
+}
+
+// endUnserved returns the outcome for a packet that no server gets. The client is told so if it
+// needs a port without a service, or tries to get a server of a service that has none for new
+// flows.
+func (r *reference) endUnserved(frame []byte, p parsed, reason string) outcome {
+	answer := strings.Replace(reason, "drop_", "answer_", 1)
+	tries := p.mayMove() || answer == "answer_no_service"
+	switch {
+	case reason != "drop_no_service" && reason != "drop_no_server",
+		!r.cfg.Node.Reject, p.follow != "", !fromOneHost(p.flow.Source.Addr()),
+		p.flags&packet.RST != 0, !tries:
+		return refused(frame, reason, p.length)
+	}
+	return rejected(frame, answer)
 }
 
 // tell returns the outcome for a packet that cannot be sent to its server. The sender gets an ICMP

@@ -36,6 +36,7 @@ type reference struct {
 	// former has the services that have lost their flow table and may still have flows in the flow
 	// table, by name, as they were before.
 	former  map[string]desired.Service
+	removed map[netip.Addr]bool // the removed VIPs
 	loads   referenceLoads
 	seen    func(outcome)  // called with each outcome of the data path; may be nil
 	results map[string]int // of reports, since the reference was made
@@ -45,7 +46,7 @@ type reference struct {
 func newReference(f *fixture) *reference {
 	r := &reference{
 		fixture: f, failing: map[string]bool{}, results: map[string]int{},
-		former: map[string]desired.Service{},
+		former: map[string]desired.Service{}, removed: map[netip.Addr]bool{},
 	}
 	r.forget()
 	r.changed()
@@ -96,6 +97,9 @@ func (r *reference) handle(frame []byte, p parsed, reason string) outcome {
 	}
 	if !strings.HasPrefix(reason, "pass_") && reason != "" && !r.isVIP(p.flow.Destination.Addr()) {
 		reason = "pass_not_vip"
+		if r.removed[p.flow.Destination.Addr().Unmap()] {
+			reason = "drop_removed_vip"
+		}
 	}
 	if r.intrudes(p, reason) {
 		reason = "drop_outside"
@@ -104,11 +108,11 @@ func (r *reference) handle(frame []byte, p parsed, reason string) outcome {
 	case reason == "answer_echo":
 		return sentBack(frame, reason, packet.EchoReply(frame, 64))
 	case reason != "":
-		return refused(frame, reason, p.length)
+		return r.endUnserved(frame, p, reason)
 	}
 	to, reason := r.find(p, svc)
 	if to == nil {
-		return refused(frame, "drop_no_server", p.length)
+		return r.endUnserved(frame, p, "drop_no_server")
 	}
 	if obstacle, mtu := r.obstacle(frame, p, svc, to); obstacle != "" {
 		return tell(frame, p, obstacle, mtu)
@@ -180,6 +184,8 @@ func (r *reference) findFollower(p parsed, svc *desired.Service) []stage {
 type parsed struct {
 	flow     dataplane.Flow
 	flags    packet.TCPFlags
+	seq, ack uint32 // of TCP
+	segment  uint32 // length of the TCP segment in sequence numbers (RFC 9293 section 3.4)
 	options  []byte // of TCP
 	datagram []byte // of UDP, if the packet has all of it
 	hopLimit uint8
@@ -328,7 +334,10 @@ func (p *parsed) parseTransport(protocol byte, b []byte) (reason string) {
 	}
 	if protocol == 6 {
 		p.flow.Protocol, p.flags = desired.TCP, packet.TCPFlags(b[13])
-		p.options = b[20 : int(b[12]>>4)*4]
+		header := int(b[12]>>4) * 4
+		p.options = b[20:header]
+		p.seq, p.ack = binary.BigEndian.Uint32(b[4:]), binary.BigEndian.Uint32(b[8:])
+		p.segment = uint32(len(b)-header) + uint32(p.flags&packet.SYN>>1) + uint32(p.flags&packet.FIN)
 	}
 	p.flow.Source = netip.AddrPortFrom(p.flow.Source.Addr(), binary.BigEndian.Uint16(b))
 	p.flow.Destination = netip.AddrPortFrom(p.flow.Destination.Addr(), binary.BigEndian.Uint16(b[2:]))

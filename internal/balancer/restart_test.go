@@ -305,7 +305,7 @@ func TestRestartWithoutService(t *testing.T) {
 	cfg.Node, cfg.Services = f.cfg.Node, cfg.Services[:1]
 	f.stop()
 	f.start(cfg)
-	f.check(refused(frameOf(toOne), "pass_not_vip", 60), f.run(frameOf(toOne)))
+	f.check(refused(frameOf(toOne), "drop_removed_vip", 60), f.run(frameOf(toOne)))
 	f.check(f.forwarded(frameOf(web), web, "a", "s", "forward_new"), f.run(frameOf(web)))
 }
 
@@ -357,7 +357,7 @@ func TestRestartAfterHalfAMove(t *testing.T) {
 	f.stop()
 	f.start(cfg)
 	flow := flowTo(vip6, 8080, desired.TCP)
-	f.check(refused(frameOf(flow), "drop_no_service", 60), f.run(frameOf(flow)))
+	f.check(rejected(frameOf(flow), "answer_no_service"), f.run(frameOf(flow)))
 	f.check(f.forwarded(frameOf(web), web, "a", "s", "forward_new"), f.run(frameOf(web)))
 }
 

@@ -153,7 +153,7 @@ func TestNoServerHasATurn(t *testing.T) {
 	}
 	f := open(t, cfg)
 	before := f.turnsGiven("web")
-	if o := f.run(frameOf(web)); reasonOf(o) != "drop_no_server" || f.turnsGiven("web") != before {
+	if o := f.run(frameOf(web)); reasonOf(o) != "answer_no_server" || f.turnsGiven("web") != before {
 		t.Errorf("%s, and %d turns", reasonOf(o), f.turnsGiven("web")-before)
 	}
 }

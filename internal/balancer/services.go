@@ -44,6 +44,11 @@ type services struct {
 	// Services whose candidate tables were replaced, or that have ceased to be stateless. Packets
 	// may still use their former tables and rules.
 	swapped []*service
+	// rejects tells whether clients are told that no server gets their packets.
+	rejects bool
+	// dropRemoved is how long packets to removed VIPs are dropped.
+	dropRemoved time.Duration
+	removed     int // the number of removed VIPs in the table of services
 	// starting are the services with servers that start slowly.
 	starting map[*service]bool
 	// abilitiesChanged tells whether services or their abilities have changed since tellAbilities.

@@ -359,7 +359,7 @@ func TestStatelessDrained(t *testing.T) {
 		f.check(want, f.run(syn))
 		f.requireRowShares("web")
 		drain(func(desired.Server) bool { return true })
-		f.check(refused(syn, "drop_no_server", layer3(syn)), f.run(syn))
+		f.check(rejected(syn, "answer_no_server"), f.run(syn))
 	}
 }
 

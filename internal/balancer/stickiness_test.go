@@ -425,7 +425,7 @@ func TestSYNOfDrainedService(t *testing.T) {
 		t.Run(c.state, func(t *testing.T) {
 			f.t = t
 			f.setState(web, "web", c.state, parts)
-			want := refused(frame, "drop_no_server", 60)
+			want := rejected(frame, "answer_no_server")
 			if c.isAsked {
 				want = f.visited(frame, web, "web", "forward_hunt", stages(srv6.Steer, parts[first])...)
 			}

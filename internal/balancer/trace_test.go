@@ -108,7 +108,7 @@ func TestTraceAgreesWithDataPath(t *testing.T) {
 		}
 	})
 	for _, reason := range []string{"pass_not_vip", "forward_known", "forward_new", "forward_recover", "drop_no_service",
-		"drop_no_server", "drop_no_next_hop", "answer_too_big"} {
+		"answer_no_service", "drop_no_server", "answer_no_server", "drop_no_next_hop", "answer_too_big"} {
 		if seen[reason] == 0 {
 			t.Errorf("no packet met %s: %v", reason, seen)
 		}
@@ -384,8 +384,11 @@ func mustTrace(t fataler, view *inspect.View, p inspect.Packet) *inspect.Trace {
 func (f *fixture) compare(t fataler, view *inspect.View, p inspect.Packet, flags packet.TCPFlags, frame []byte) string {
 	t.Helper()
 	before := mustTrace(t, view, p)
-	got := f.run(frame)
-	if diff := cmp.Diff(f.traced(t, before, frame), got); diff != "" {
+	want, got := f.traced(t, before, frame), f.run(frame)
+	if flags&packet.RST != 0 && before.Reason == "answer_no_service" { // trace makes no resets
+		want = refused(frame, "drop_no_service", layer3(frame))
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
 		t.Fatalf("%+v\nwas traced as %+v; -trace +data path:\n%s", p, before, diff)
 	}
 	if before.Server != nil && before.Reason != "forward_no_room" {
@@ -400,7 +403,7 @@ func (f *fixture) compare(t fataler, view *inspect.View, p inspect.Packet, flags
 			t.Fatalf("%+v with flags %v: state %s, want %s; before %+v", p, flags, after.Known.State, want, before.Known)
 		}
 	}
-	return before.Reason
+	return reasonOf(got)
 }
 
 // traced returns the outcome that a trace predicts.
@@ -409,6 +412,8 @@ func (f *fixture) traced(t fataler, trace *inspect.Trace, frame []byte) outcome 
 	switch {
 	case trace.Reason == "answer_too_big":
 		return answered(frame, trace.Reason, uint32(trace.Encapsulation.MaxLength))
+	case strings.HasPrefix(trace.Reason, "answer_no_"):
+		return rejected(frame, trace.Reason)
 	case !strings.HasPrefix(trace.Reason, "forward_"):
 		return refused(frame, trace.Reason, uint64(trace.Length))
 	}

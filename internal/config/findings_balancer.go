@@ -24,6 +24,8 @@ var balancerRules = []rule[desired.Balancer]{
 	{"state", func(i *inspection, b *desired.Balancer) {
 		i.lostState(b.Node.State, "the balancer then forgets former servers and overrides")
 	}},
+	{"reject", (*inspection).noReject},
+	{"removed-vips", (*inspection).passedVIPs},
 	{"plain-store", (*inspection).plainStore},
 	{"store-limit", (*inspection).unlimitedStore},
 	{"flows", (*inspection).smallFlowTable},
@@ -46,6 +48,22 @@ var balancerRules = []rule[desired.Balancer]{
 	{"bgp-one-peer", (*inspection).onePeer},
 	{"bgp-communities", (*inspection).harmfulCommunities},
 	{"bgp-announce", eachService((*inspection).uselessUsable)},
+}
+
+// noReject finds a balancer that does not tell clients that no server gets them.
+func (i *inspection) noReject(b *desired.Balancer) {
+	if !b.Node.Reject {
+		i.findf("node.reject", "false: clients of a port without a service, or of a service without a server, "+
+			"wait until they give up; leave it true")
+	}
+}
+
+// passedVIPs finds a balancer whose host gets the packets to removed VIPs at once.
+func (i *inspection) passedVIPs(b *desired.Balancer) {
+	if b.Node.DropRemovedVIPs == 0 {
+		i.findf("node.drop-removed-vips", "0s: while routers still send packets to a removed VIP, a host that "+
+			"forwards sends them back; set the time in which routers forget a route")
+	}
 }
 
 // plainStore finds a store whose connections anybody on the way can read and change.

@@ -130,6 +130,8 @@ func TestFindings(t *testing.T) {
 		{"metrics of one address", "services:", "metrics: {listen: '127.0.0.1:9188'}\nservices:", "", "", ""},
 		{"state", "seed: 7", "seed: 7\n  state: /run/segue", "state", "node.state", "reboot"},
 		{"state on a disk", "seed: 7", "seed: 7\n  state: /runs", "", "", ""},
+		{"silence", "seed: 7", "seed: 7\n  reject: false", "reject", "node.reject", "until they give up"},
+		{"loops", "seed: 7", "seed: 7\n  drop-removed-vips: 0s", "removed-vips", "node.drop-removed-vips", "sends them back"},
 		{"few flows", "seed: 7", "seed: 7\n  limits: {flows: 6999}", "flows", "node.limits.flows", "6999 for 7 servers"},
 		{"flows", "seed: 7", "seed: 7\n  limits: {flows: 7000}", "", "", ""},
 		{"few slots", "seed: 7", "seed: 7\n  limits: {servers: 8}", "server-slots", "node.limits.servers",

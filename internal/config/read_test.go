@@ -65,6 +65,7 @@ services:
 			Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")},
 			State:     "/var/lib/segue",
 			Limits:    desired.Limits{Flows: 1048576, Hints: 1048576, Servers: 4096},
+			Reject:    true, DropRemovedVIPs: 10 * time.Minute,
 		},
 		Services: []desired.Service{{
 			Name: "web", VIP: netip.MustParseAddr("2001:db8:80::1"), Port: 443, Protocol: desired.TCP,
@@ -249,7 +250,7 @@ services:
       - {name: s1, locator: 10}
       - name: s2
   - 1
-`, `line 2: node.interfaces: unknown field; must be one of: instance, name, peers, interface, inside, internal, locator, addresses, tunnel-sources, seed, limits, state, signal-key
+`, `line 2: node.interfaces: unknown field; must be one of: instance, name, peers, interface, inside, internal, locator, addresses, tunnel-sources, reject, drop-removed-vips, seed, limits, state, signal-key
 line 2: node.locator: required by services[0], whose encapsulation is srv6-encap
 line 4: node.interface: given twice; first in line 3
 line 5: node.seed: must be a whole number from 0 to 18446744073709551615

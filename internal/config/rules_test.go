@@ -175,6 +175,11 @@ func TestBalancerNodeRules(t *testing.T) {
 		{"inside", "seed: 0x10", "inside: eth1", nil},
 		{"signal key", "seed: 0x10", "signal-key: /etc/segue/signal.key", nil},
 		{"state relative", "seed: 0x10", "state: var", one("node.state", "must be absolute")},
+		{"rejects nothing", "seed: 0x10", "reject: false\n  drop-removed-vips: 0s", nil},
+		{"removed VIPs for too long", "seed: 0x10", "drop-removed-vips: 25h",
+			one("node.drop-removed-vips", "must be from 0s to 24h0m0s")},
+		{"removed VIPs for less than nothing", "seed: 0x10", "drop-removed-vips: -1s",
+			one("node.drop-removed-vips", "must be from 0s to 24h0m0s")},
 		{"signal key relative", "seed: 0x10", "signal-key: signal.key", one("node.signal-key", "must be absolute")},
 
 		{"flows few", "flows: 1024", "flows: 1023",

@@ -137,7 +137,7 @@ func (d *document) warnOfNoTaker(b *desired.Balancer) {
 		at := field.Child(field.Item("services", i), "servers")
 		switch {
 		case len(service.Servers) == 0:
-			d.warnf(at, "none: packets to service %s are dropped", service.Name)
+			d.warnf(at, "none: service %s refuses all clients", service.Name)
 		case !service.Takes():
 			d.warnf(at, "all are drained or have weight 0: service %s gets no new connections", service.Name)
 		}

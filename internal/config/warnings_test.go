@@ -117,7 +117,7 @@ func TestNoTaker(t *testing.T) {
 		{"all drained by name", second, `[{name: s1, locator: "fd00:5:0:1::/64", drained: true}` + rest,
 			one("services[0].servers", "all are drained or have weight 0: service dns gets no new connections")},
 		{"no server", second, "[" + rest,
-			one("services[0].servers", "none: packets to service dns are dropped")},
+			one("services[0].servers", "none: service dns refuses all clients")},
 		{"one drained", second, "[" + drained + `, {name: s2, locator: "fd00:5:0:2::/64"}` + rest, nil},
 	})
 }

@@ -8,6 +8,7 @@ package desired
 
 import (
 	"net/netip"
+	"time"
 )
 
 // Balancer is what `segue lb` has to do.
@@ -56,6 +57,14 @@ type BalancerNode struct {
 	// source is one of its addresses, so that the packets to a server do not all arrive in one
 	// receive queue. Without it, the outer source is always the address.
 	TunnelSources netip.Prefix `yaml:"tunnel-sources,omitempty"`
+	// Reject tells whether clients whose packets no server gets are told so, by a reset or an ICMP
+	// error: the VIP has no service for the port, or the service has no server for new flows.
+	// Default true.
+	Reject bool `yaml:"reject"`
+	// DropRemovedVIPs is how long packets to a VIP are dropped after its last service was removed,
+	// 0 to 24h: routers may still send them, and a host that forwards would send them back. Default
+	// 10m.
+	DropRemovedVIPs time.Duration `yaml:"drop-removed-vips"`
 	// Seed selects the buckets of all flows. Balancers that share services must have the same
 	// seed. If the seed is secret, clients cannot choose their server. Default 0; a change needs a
 	// restart.
@@ -87,7 +96,8 @@ type Limits struct {
 
 // API configures the socket by which operators change a running balancer or agent.
 type API struct {
-	// Group is the name of the group that may use the socket, beside root. A change needs a restart.
+	// Group is the name of the group that may use the socket, beside root. A change needs a
+	// restart.
 	Group string `yaml:"group,omitempty"`
 }
 

@@ -16,6 +16,10 @@ const (
 	DefaultHints = 1 << 20
 )
 
+// DefaultDropRemovedVIPs is how long packets to a removed VIP are dropped by default. Routers
+// forget a route within minutes, also by timers such as those of BGP's graceful restart.
+const DefaultDropRemovedVIPs = 10 * time.Minute
+
 const (
 	// DefaultGenerations is the default number of server sets that a candidate table follows from.
 	DefaultGenerations = 3
@@ -56,6 +60,8 @@ func (b *Balancer) SetDefaults(given Given) {
 	setDefault(given, "node.name", &b.Node.Name, hostName())
 	internal := b.Node.Inside == ""
 	setDefault(given, "node.internal", &b.Node.Internal, &internal)
+	setDefault(given, "node.reject", &b.Node.Reject, true)
+	setDefault(given, "node.drop-removed-vips", &b.Node.DropRemovedVIPs, DefaultDropRemovedVIPs)
 	setDefault(given, "node.limits.flows", &b.Node.Limits.Flows, DefaultFlows)
 	setDefault(given, "node.limits.hints", &b.Node.Limits.Hints, DefaultHints)
 	setDefault(given, "node.state", &b.Node.State, defaultState)

@@ -58,6 +58,7 @@ func (r *rules) checkBalancer(b *Balancer) {
 	r.checkSignalKey(b.Node.SignalKey)
 	r.checkPollKey(b)
 	r.checkState(b.Node.State)
+	checkRange(r, "node.drop-removed-vips", b.Node.DropRemovedVIPs, 0, 24*time.Hour)
 	r.checkAPI(&b.API)
 	r.checkListen("metrics.listen", b.Metrics.Listen)
 	r.checkStore(b)

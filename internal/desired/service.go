@@ -126,7 +126,7 @@ const (
 	OnFailureReset OnFailure = "reset"
 
 	AllFailedUse    AllFailed = "use"    // all servers get new flows, as if none had failed
-	AllFailedRefuse AllFailed = "refuse" // new flows are dropped
+	AllFailedRefuse AllFailed = "refuse" // new flows are refused: rejected, or dropped (BalancerNode.Reject)
 )
 
 // Service is a VIP, port and protocol with the servers behind it.

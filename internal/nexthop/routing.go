@@ -180,6 +180,9 @@ func ask(target netip.Addr) found {
 	return found{ways, r.prefix.Bits(), err}
 }
 
+// IsOwn tells whether the kernel delivers packets to an address on this host.
+func IsOwn(address netip.Addr) bool { return errors.Is(ask(address).err, errOwn) }
+
 // ruleAt returns the position of the first rule with a priority; -1: none.
 func (p *policy) ruleAt(priority uint32) int {
 	return slices.IndexFunc(p.rules, func(r rule) bool { return r.priority == priority })

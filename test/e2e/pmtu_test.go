@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -175,8 +176,9 @@ func sendWhatFits(t *testing.T, l *lab.Lab, server string) {
 	}
 }
 
-// TestPing pings all VIPs.
-func TestPing(t *testing.T) {
+// TestAnswersOfBalancers pings all VIPs. It also needs closed ports of them: the client's own stack
+// must accept that nobody serves there.
+func TestAnswersOfBalancers(t *testing.T) {
 	t.Parallel()
 	l := up(t, topology("http6-insert", "http4-gre"))
 	for _, s := range l.Topology.Services {
@@ -200,6 +202,24 @@ func TestPing(t *testing.T) {
 	}
 	if counted := balancerCounts(t, l); counted["answer_echo"] != 2 {
 		t.Errorf("two pings are counted as %v", counted)
+	}
+	for _, s := range l.Topology.Services {
+		closed := netip.AddrPortFrom(s.VIP, 81).String()
+		if _, err := l.Node("client").Dial(t.Context(), "tcp", closed); !errors.Is(err, unix.ECONNREFUSED) {
+			t.Errorf("TCP to %s: %v, want a refused connection", closed, err)
+		}
+		conn, err := l.Node("client").Dial(t.Context(), "udp", closed)
+		must(t, err)
+		defer conn.Close()
+		must(t, conn.SetDeadline(time.Now().Add(patience)))
+		_, err = conn.Write([]byte("is anybody there?"))
+		must(t, err)
+		if _, err := conn.Read(make([]byte, 100)); !errors.Is(err, unix.ECONNREFUSED) {
+			t.Errorf("UDP to %s: %v, want a refused connection", closed, err)
+		}
+	}
+	if counted := balancerCounts(t, l); counted["answer_no_service"] != 4 {
+		t.Errorf("two SYNs and two datagrams to closed ports are counted as %v", counted)
 	}
 }
 

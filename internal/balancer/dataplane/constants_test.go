@@ -26,6 +26,7 @@ func TestConstants(t *testing.T) {
 		{"lines of services", serviceLineCount, len(directory.Services[0])},
 		{"services in a line", servicesPerLine, len(directory.Services[0][0].Entry)},
 		{"services", desired.MaxServices, int(spec.Maps[balancerMapServiceLabels].MaxEntries)},
+		{"removed VIPs, twice", 2 * MaxRemovedVIPs, int(spec.Maps[balancerMapRemovedVips].MaxEntries)},
 		{"candidate tables, and one to wait by", 2*desired.MaxServices + 1, int(tables.MaxEntries)},
 		{"candidates in a word", candidatesPerWord, int(tables.InnerMap.ValueSize / 2)},
 		{"slots for servers", NoServer + 1, int(spec.Maps[balancerMapServerLabels].MaxEntries)},

@@ -46,6 +46,7 @@ func (maps *Maps) Pinned() map[string]**ebpf.Map {
 		HintsMap:                  &maps.Hints,
 		balancerMapLatest:         &maps.Latest,
 		LoadsMap:                  &maps.Loads,
+		balancerMapRemovedVips:    &maps.RemovedVips,
 		balancerMapRankings:       &maps.Rankings,
 		balancerMapRankLines:      &maps.RankLines,
 		ReasonsMap:                &maps.Reasons,

@@ -10,8 +10,8 @@ import (
 	"github.com/segue-lb/segue/internal/desired"
 )
 
-// With any hash keys, there is room for all services that can be configured. This holds for
-// consecutive VIPs and ports, too, for which the hash is linear.
+// With any hash keys, there is room for all services that can be configured, and for all removed VIPs
+// that are kept. This holds for consecutive VIPs and ports, too, for which the hash is linear.
 func TestServiceTableHasRoom(t *testing.T) {
 	t.Parallel()
 	vip := func(i int) netip.Addr {
@@ -22,7 +22,14 @@ func TestServiceTableHasRoom(t *testing.T) {
 	}
 	random := rand.New(rand.NewPCG(1, 2))
 	for name, entries := range map[string]func(i int) []ServiceEntry{
-		"VIPs":           func(i int) []ServiceEntry { return []ServiceEntry{keyOf(vip(i), 80), VIPKey(vip(i))} },
+		"VIPs": func(i int) []ServiceEntry { return []ServiceEntry{keyOf(vip(i), 80), VIPKey(vip(i))} },
+		"removed VIPs": func(i int) []ServiceEntry {
+			all := []ServiceEntry{keyOf(vip(i), 80), VIPKey(vip(i))}
+			if i < MaxRemovedVIPs {
+				all = append(all, VIPKey(vip(desired.MaxServices+i)))
+			}
+			return all
+		},
 		"ports":          func(i int) []ServiceEntry { return []ServiceEntry{keyOf(vip(1), i+1)} },
 		"VIPs and ports": func(i int) []ServiceEntry { return []ServiceEntry{keyOf(vip(i/128), 8000+i%128)} },
 	} {

@@ -45,7 +45,7 @@ var (
 			"is the same on balancers with the same candidate table.", "service", "digest")
 	serviceServersDesc = desc("service_servers", "Servers of the service by condition.", "service", "condition")
 	serviceTakesDesc   = desc("service_takes_flows",
-		"Whether at least one server gets new flows. If not, new flows are dropped.", "service")
+		"Whether at least one server gets new flows. If not, new flows are refused.", "service")
 	serviceIgnoredDesc = desc("service_cause_ignored",
 		"Whether servers get new flows despite the cause, as no server of the service is without.", "service", "cause")
 

@@ -28,6 +28,16 @@ type Snapshot struct {
 	// Hints are the present hints. They are nil unless a service uses them.
 	Hints    *dataplane.HintCounts `json:"hints"`
 	Services []*ServiceState       `json:"services"` // by name
+	// RemovedVIPs are the VIPs whose last service was removed not long ago, by address.
+	RemovedVIPs []RemovedVIP `json:"removed_vips"`
+}
+
+// RemovedVIP is a VIP without a service. Packets to it are dropped until it is forgotten.
+type RemovedVIP struct {
+	VIP     netip.Addr `json:"vip"`
+	Age     float64    `json:"age_seconds"` // since the removal
+	Packets uint64     `json:"packets"`     // dropped since then
+	Bytes   uint64     `json:"bytes"`       // of layer 3
 }
 
 // FlowTable describes how full the flow table is.
@@ -69,7 +79,7 @@ type ServiceState struct {
 	Sets       uint8  `json:"sets"`
 	Digest     string `json:"digest"`      // 8 hexadecimal digits
 	TakesFlows bool   `json:"takes_flows"` // at least one server gets new flows
-	// Refuses tells whether new flows are dropped because all servers that are not drained have
+	// Refuses tells whether new flows are refused because all servers that are not drained have
 	// failed.
 	Refuses bool `json:"refuses"`
 	// Ignored are the causes of servers that get new flows nevertheless, because each server that
@@ -177,6 +187,9 @@ func (v *View) Snapshot() (*Snapshot, error) {
 	if s.Services, err = v.Services(); err != nil {
 		return nil, err
 	}
+	if s.RemovedVIPs, err = v.removedVIPs(); err != nil {
+		return nil, err
+	}
 	if slices.ContainsFunc(s.Services, usesHints) {
 		counts, err := v.tables.Hints()
 		if err != nil {
@@ -190,6 +203,18 @@ func (v *View) Snapshot() (*Snapshot, error) {
 		}
 	}
 	return s, nil
+}
+
+func (v *View) removedVIPs() ([]RemovedVIP, error) {
+	all, err := v.tables.RemovedVIPs()
+	if err != nil {
+		return nil, fmt.Errorf("instance %s: %w", v.tables.Instance, err)
+	}
+	removed := make([]RemovedVIP, len(all))
+	for i, vip := range all {
+		removed[i] = RemovedVIP{vip.VIP, vip.Age.Seconds(), vip.Packets, vip.Bytes}
+	}
+	return removed, nil
 }
 
 // usesHints tells whether packets of the service can follow hints.
