@@ -90,10 +90,11 @@ func TestFlowsOfDrainedServersStayIfAllAreDrained(t *testing.T) {
 	service := drainable(desired.UDP, desired.PlacementHash, desired.OnDrainMoveUDP)
 	f := open(t, balancerOf(service))
 	servers := f.establish(flowTo(vip6, 80, desired.UDP))
-	for i := range service.Servers {
-		service.Servers[i].Drained = true
+	drained := drainable(desired.UDP, desired.PlacementHash, desired.OnDrainMoveUDP)
+	for i := range drained.Servers {
+		drained.Servers[i].Drained = true
 	}
-	f.mustApply(balancerOf(service))
+	f.mustApply(balancerOf(drained))
 	for _, server := range service.Servers {
 		f.requireVisits(servers, "web/"+server.Name, true)
 	}
