@@ -7,8 +7,6 @@
  * Lookup and commit belong to persistence (persistence.h), choose to placement (placement.h). If
  * lookup finds the flow, choose and commit are skipped.
  */
-#include <linux/pkt_cls.h>
-
 #include "check.h"
 #include "decision.h"
 #include "domain.h"
@@ -18,6 +16,7 @@
 #include "persistence.h"
 #include "placement.h"
 #include "prober.h"
+#include "return.h"
 #include "signals.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
@@ -207,20 +206,11 @@ int xdp_probe(struct xdp_md *ctx)
 	return server ? send_probe(ctx, *server) : XDP_DROP;
 }
 
-/* The index of the interface towards clients, whichever interface this program is on. */
-volatile __u32 host_client_interface;
-
-/*
- * Sends a server's packet on to the client. It runs behind xdp_lb, because here the kernel finds
- * the next hop and holds the packet until the neighbour is resolved. In XDP the neighbour would
- * have to be resolved already, and the host would have to be a router (agent/next_segment.h).
- */
+/* Takes the packets that xdp_lb leaves for it: servers' packets to clients. */
 SEC("tc")
 int tc_return(struct __sk_buff *skb)
 {
-	if (!is_marked_own(skb))
-		return TC_ACT_UNSPEC;
-	return bpf_redirect_neigh(host_client_interface, NULL, 0, 0);
+	return is_marked_own(skb) ? send_to_client(skb) : TC_ACT_UNSPEC;
 }
 
 /* Encapsulates the packets of health checks at the egress of the interface towards the servers. */

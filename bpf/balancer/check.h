@@ -12,6 +12,8 @@
 #ifndef SEGUE_BALANCER_CHECK_H
 #define SEGUE_BALANCER_CHECK_H
 
+#include <linux/pkt_cls.h>
+
 #include "directory.h"
 #include "encap.h"
 #include "net/parse.h"

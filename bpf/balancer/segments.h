@@ -81,8 +81,8 @@ static __always_inline bool is_well(const struct server *server, const struct se
 {
 	const __u32 mask = SERVER_IN_USE | SERVER_FAILING | SERVER_UNREACHABLE | SERVER_LEAVING;
 
-	return (server->flags & mask) == SERVER_IN_USE &&
-	       server->service == service->id && server->next_hop;
+	return (server->flags & mask) == SERVER_IN_USE && server->service == service->id &&
+	       server->next_hop;
 }
 
 /* Whether it is a server of the service that takes new flows. Flags and service are read as one

@@ -63,6 +63,7 @@ type Balancer struct {
 	services    *services
 	inference   *inference
 	own         []nexthop.Link // links of plane.Sides; zero until the resolver's first update
+	addresses   []netip.Addr   // of the host, as the data path knows them
 	hops        map[netip.Addr]nexthop.Hop
 	problems    map[netip.Addr]string // why a target has no next hop
 	resolver    *nexthop.Resolver
@@ -371,6 +372,7 @@ func (b *Balancer) follow(update nexthop.Update) error {
 	if err := b.followInterfaces(update.Own); err != nil {
 		return err
 	}
+	b.followAddresses(update.Addresses)
 	if b.attached {
 		b.takeHops(update)
 		return nil
@@ -380,6 +382,19 @@ func (b *Balancer) follow(update nexthop.Update) error {
 		return b.attach()
 	}
 	return nil
+}
+
+// followAddresses tells the data path the addresses of the host. An error leaves the data path as it
+// is, but for clients on the host whose addresses it does not know.
+func (b *Balancer) followAddresses(now []netip.Addr) {
+	if slices.Equal(now, b.addresses) {
+		return
+	}
+	if err := b.plane.SetOwnAddresses(now); err != nil {
+		b.log.Error("tell the data path the addresses of this host", "error", err)
+		return
+	}
+	b.addresses = now
 }
 
 // followInterfaces stores the current links of the sides' interfaces, and writes changed MAC

@@ -99,6 +99,7 @@ func (o *Objects) Shared() map[string]*ebpf.Map {
 		balancerMapAnswers:        o.Answers,
 		balancerMapChecks:         o.Checks,
 		balancerMapLocators:       o.Locators,
+		balancerMapOwnAddresses:   o.OwnAddresses,
 		balancerMapProbes:         o.Probes,
 		balancerMapProbeTurns:     o.ProbeTurns,
 		balancerMapQuicForms:      o.QuicForms,
