@@ -8,6 +8,7 @@
  * lookup finds the flow, choose and commit are skipped.
  */
 #include "check.h"
+#include "copies.h"
 #include "decision.h"
 #include "domain.h"
 #include "forward.h"
@@ -64,12 +65,16 @@ static __always_inline enum lb_reason find_segments(struct xdp_md *ctx, struct p
 }
 
 /* Finds the servers of a fragment or an ICMP error, which does not change its flow. */
-static __always_inline enum lb_reason find_related(const struct packet *pkt,
+static __always_inline enum lb_reason find_related(struct xdp_md *ctx, const struct packet *pkt,
 						   const struct service *service, struct flow *flow,
 						   struct segments *segments)
 {
-	if (!recall_flow(pkt, service, flow, segments) && !choose_related(pkt, service, segments))
-		return LB_DROP_NO_SERVER;
+	if (!recall_flow(pkt, service, flow, segments)) {
+		if (needs_copies(pkt, service))
+			return leave_for_copies(ctx, pkt, service);
+		if (!choose_related(pkt, service, segments))
+			return LB_DROP_NO_SERVER;
+	}
 	return pkt->kind == PACKET_ICMP_ERROR ? LB_FORWARD_ICMP : LB_FORWARD_FRAGMENT;
 }
 
@@ -121,7 +126,7 @@ __noinline int handle_in_full(struct xdp_md *ctx, struct packet *pkt, __u32 resu
 			observe_packet(pkt, &service);
 		why = pkt->kind == PACKET_WHOLE
 			      ? find_segments(ctx, pkt, &service, &flow, &segments)
-			      : find_related(pkt, &service, &flow, &segments);
+			      : find_related(ctx, pkt, &service, &flow, &segments);
 	}
 	if (!is_forward(why))
 		return leave(ctx, pkt, why);
@@ -162,8 +167,8 @@ static __always_inline int process(struct xdp_md *ctx, struct packet *pkt)
 	enum lb_reason why;
 	int verdict;
 
-	if (!for_host(ctx))
-		return leave(ctx, pkt, LB_PASS_NOT_FOR_HOST);
+	if (!from_host_to_host(ctx))
+		return leave(ctx, pkt, for_host(ctx) ? LB_DROP_GROUP_SOURCE : LB_PASS_NOT_FOR_HOST);
 	result = parse(ctx, pkt);
 	if (dry_run && whole_length)
 		pkt->length = whole_length;
@@ -206,11 +211,16 @@ int xdp_probe(struct xdp_md *ctx)
 	return server ? send_probe(ctx, *server) : XDP_DROP;
 }
 
-/* Takes the packets that xdp_lb leaves for it: servers' packets to clients. */
+/* Takes the packets that xdp_lb leaves for it: servers' packets to clients, and ICMP errors for all
+ * servers of a service. */
 SEC("tc")
 int tc_return(struct __sk_buff *skb)
 {
-	return is_marked_own(skb) ? send_to_client(skb) : TC_ACT_UNSPEC;
+	struct copy_source source;
+
+	if (is_marked_own(skb))
+		return send_to_client(skb);
+	return is_for_copies(skb, &source) ? send_copies(skb, &source) : TC_ACT_UNSPEC;
 }
 
 /* Encapsulates the packets of health checks at the egress of the interface towards the servers. */

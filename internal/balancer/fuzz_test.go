@@ -124,6 +124,7 @@ func captures() (frames [][]byte) {
 	for _, token := range []uint64{0, probeToken, probeToken + 0x10000, probeToken | 0xffff} {
 		frames = append(frames, packet.ProbeAnswer(netip.MustParseAddr("fd00:5:0:1::"), node().Locator.Addr(), token, 1, 1))
 	}
+	frames = append(frames, packet.SetMACs(frameOf(web), packet.MAC{3}, ownMAC)) // from a group address
 	frames = append(frames, reportCaptures()...)
 	frames = append(frames, cookieCaptures()...)
 	frames = append(frames, quicCaptures()...)

@@ -98,6 +98,7 @@ func (o *Objects) Shared() map[string]*ebpf.Map {
 		balancerMapAnsweredOffers: o.AnsweredOffers,
 		balancerMapAnswers:        o.Answers,
 		balancerMapChecks:         o.Checks,
+		balancerMapCopied:         o.Copied,
 		balancerMapLocators:       o.Locators,
 		balancerMapOwnAddresses:   o.OwnAddresses,
 		balancerMapProbes:         o.Probes,
