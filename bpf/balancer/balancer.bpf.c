@@ -87,6 +87,16 @@ static __always_inline enum lb_reason drop_if_vip(const struct packet *pkt, enum
 	return why;
 }
 
+/* Whether a frame has a VLAN tag. The service's packets have none. */
+static __always_inline bool is_in_vlan(const struct xdp_md *ctx)
+{
+	const struct ethhdr *ethernet = frame_start(ctx);
+
+	return (void *)(ethernet + 1) <= frame_end(ctx) &&
+	       (ethernet->h_proto == bpf_htons(ETH_P_8021Q) ||
+		ethernet->h_proto == bpf_htons(ETH_P_8021AD));
+}
+
 /* Completes the flow key of a fragment or of ICMP, and finds the packet's service. The reason is
  * none if both succeed. */
 static __always_inline enum lb_reason read_unusual(struct xdp_md *ctx, struct packet *pkt,
@@ -95,7 +105,9 @@ static __always_inline enum lb_reason read_unusual(struct xdp_md *ctx, struct pa
 {
 	enum lb_reason why = reason_of(result);
 
-	if (why && why != LB_PASS_NOT_IP)
+	if (why == LB_PASS_NOT_IP)
+		return is_in_vlan(ctx) ? LB_PASS_VLAN : LB_PASS_NOT_IP;
+	if (why)
 		why = drop_if_vip(pkt, why);
 	if (why == LB_DROP_FRAGMENT)
 		why = read_fragment(ctx, pkt);

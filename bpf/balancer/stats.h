@@ -16,6 +16,7 @@ enum lb_reason {
 
 	/* Not for a VIP: to the host's own stack, unchanged. */
 	LB_PASS_NOT_IP,
+	LB_PASS_VLAN,	      /* with a VLAN tag */
 	LB_PASS_NOT_FOR_HOST, /* another MAC address, multicast, broadcast */
 	LB_PASS_NOT_VIP,
 

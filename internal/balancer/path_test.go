@@ -131,7 +131,9 @@ func mapped(frame []byte) []byte {
 
 var visits = []visit{
 	{name: "ARP", frame: packet.SetByte(frameOf(web4), 13, 0x06), reason: "pass_not_ip"},
-	{name: "VLAN", frame: frameOf(web, packet.VLAN(7)), reason: "pass_not_ip"},
+	{name: "VLAN", frame: frameOf(web, packet.VLAN(7)), reason: "pass_vlan"},
+	{name: "VLAN of a provider", frame: packet.SetByte(packet.SetByte(frameOf(web, packet.VLAN(7)), 12, 0x88), 13, 0xa8),
+		reason: "pass_vlan"},
 	{name: "another host", frame: packet.SetByte(frameOf(web), 5, 9), reason: "pass_not_for_host"},
 	{name: "broadcast", frame: packet.SetMACs(frameOf(web4), packet.MAC{2, 0, 0, 0, 0, 1},
 		packet.MAC{255, 255, 255, 255, 255, 255}), reason: "pass_not_for_host"},

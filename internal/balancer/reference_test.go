@@ -227,6 +227,9 @@ func parse(frame []byte) (p parsed, reason string) {
 		}
 		return parseIPv6(layer3)
 	}
+	if tag := binary.BigEndian.Uint16(frame[12:]); tag == 0x8100 || tag == 0x88a8 {
+		return p, "pass_vlan"
+	}
 	return p, "pass_not_ip"
 }
 
