@@ -126,7 +126,7 @@ struct copying {
 	__u32 service;	       /* its id */
 	__u32 encapsulation;
 	__u32 flow_label;
-	__u32 copies; /* that were sent */
+	__u32 copies; /* so far, also those that the kernel did not send */
 	__u32 length; /* of the frame */
 	__u32 pad;
 };
@@ -167,7 +167,8 @@ static __always_inline bool send_copy(struct copying *in, __u32 slot, const stru
 	ask(&segments, SID_DELIVER, SID_DELIVER);
 	/* Without flags, because the kernel adds the headers of one encapsulation only. */
 	if (encapsulate_skb_as(in->skb, in->encapsulation, &encap, next_hop, port, 0))
-		in->copies += !bpf_clone_redirect(in->skb, port->ifindex, 0);
+		bpf_clone_redirect(in->skb, port->ifindex, 0);
+	in->copies++;
 	return restore(in);
 }
 

@@ -273,3 +273,42 @@ func (n *fabric) copyTo(svc *desired.Service, server *desired.Server, frame, rec
 	n.must(err)
 	return out
 }
+
+// Of a large service, only so many servers get a copy.
+func TestMostCopies(t *testing.T) {
+	t.Parallel()
+	const most, servers = 256, 300 // most is MOST_COPIES of bpf/balancer/copies.h
+	svc := serviceOf("web", vip4, 80, desired.UDP, desired.IPIP)
+	for i := range servers {
+		svc.Servers = append(svc.Servers, tunnelServer(fmt.Sprint("s", i), fmt.Sprintf("10.1.%d.%d", i/250, 1+i%250)))
+	}
+	svc.Placement, svc.Candidates, svc.Buckets = desired.PlacementRoundRobin, 8, 509
+	cfg := balancerOf(svc)
+	cfg.Node.Limits.Servers = servers
+	n := newFabricOf(t, cfg, "tcx", "eth0")
+	r := n.routers["eth0"]
+	fd := n.socket(r)
+	defer unix.Close(fd)
+	n.must(unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 16<<20))
+	for i := range uint8(2) {
+		frame := packet.ICMPError(router4, 3, 1, uint32(i), reply(flowTo(vip4, 80, desired.UDP)))
+		_, err := unix.Write(fd, packet.SetMACs(frame, r.link.MAC, n.own[0].MAC))
+		n.must(err)
+	}
+	// Copies of the first error arrive before those of the second one.
+	copies := [2]int{}
+	buffer := make([]byte, 4096)
+	for deadline := time.Now().Add(testnet.Patience); copies[1] < most; {
+		size, _, err := unix.Recvfrom(fd, buffer, 0)
+		if err != nil && time.Now().After(deadline) {
+			t.Fatalf("copies: %v", copies)
+		}
+		const inner = ethernetLength + 20
+		if err == nil && size > inner+28 && buffer[23] == 4 && buffer[inner+9] == 1 {
+			copies[buffer[inner+27]&1]++
+		}
+	}
+	if copies[0] != most {
+		t.Errorf("%d copies of the first error, want %d", copies[0], most)
+	}
+}
