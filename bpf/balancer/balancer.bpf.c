@@ -7,9 +7,8 @@
  * Lookup and commit belong to persistence (persistence.h), choose to placement (placement.h). If
  * lookup finds the flow, choose and commit are skipped.
  */
-#include <linux/pkt_cls.h>
-
 #include "check.h"
+#include "copies.h"
 #include "decision.h"
 #include "domain.h"
 #include "forward.h"
@@ -19,6 +18,7 @@
 #include "placement.h"
 #include "prober.h"
 #include "reject.h"
+#include "return.h"
 #include "signals.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
@@ -67,12 +67,16 @@ static __always_inline enum lb_reason find_segments(struct xdp_md *ctx, struct p
 }
 
 /* Finds the servers of a fragment or an ICMP error, which does not change its flow. */
-static __always_inline enum lb_reason find_related(const struct packet *pkt,
+static __always_inline enum lb_reason find_related(struct xdp_md *ctx, const struct packet *pkt,
 						   const struct service *service, struct flow *flow,
 						   struct segments *segments)
 {
-	if (!recall_flow(pkt, service, flow, segments) && !choose_related(pkt, service, segments))
-		return LB_DROP_NO_SERVER;
+	if (!recall_flow(pkt, service, flow, segments)) {
+		if (needs_copies(pkt, service))
+			return leave_for_copies(ctx, pkt, service);
+		if (!choose_related(pkt, service, segments))
+			return LB_DROP_NO_SERVER;
+	}
 	return pkt->kind == PACKET_ICMP_ERROR ? LB_FORWARD_ICMP : LB_FORWARD_FRAGMENT;
 }
 
@@ -85,6 +89,16 @@ static __always_inline enum lb_reason drop_if_vip(const struct packet *pkt, enum
 	return reason_at(find_vip(services_generation(), &pkt->key.destination), why);
 }
 
+/* Whether a frame has a VLAN tag. The service's packets have none. */
+static __always_inline bool is_in_vlan(const struct xdp_md *ctx)
+{
+	const struct ethhdr *ethernet = frame_start(ctx);
+
+	return (void *)(ethernet + 1) <= frame_end(ctx) &&
+	       (ethernet->h_proto == bpf_htons(ETH_P_8021Q) ||
+		ethernet->h_proto == bpf_htons(ETH_P_8021AD));
+}
+
 /* Completes the flow key of a fragment or of ICMP, and finds the packet's service. The reason is
  * none if both succeed. */
 static __always_inline enum lb_reason read_unusual(struct xdp_md *ctx, struct packet *pkt,
@@ -93,7 +107,9 @@ static __always_inline enum lb_reason read_unusual(struct xdp_md *ctx, struct pa
 {
 	enum lb_reason why = reason_of(result);
 
-	if (why && why != LB_PASS_NOT_IP)
+	if (why == LB_PASS_NOT_IP)
+		return is_in_vlan(ctx) ? LB_PASS_VLAN : LB_PASS_NOT_IP;
+	if (why)
 		why = drop_if_vip(pkt, why);
 	if (why == LB_DROP_FRAGMENT)
 		why = read_fragment(ctx, pkt);
@@ -124,7 +140,7 @@ __noinline int handle_in_full(struct xdp_md *ctx, struct packet *pkt, __u32 resu
 			observe_packet(pkt, &service);
 		why = pkt->kind == PACKET_WHOLE
 			      ? find_segments(ctx, pkt, &service, &flow, &segments)
-			      : find_related(pkt, &service, &flow, &segments);
+			      : find_related(ctx, pkt, &service, &flow, &segments);
 	}
 	if (!is_forward(why))
 		return leave(ctx, pkt, end_unserved(ctx, pkt, why));
@@ -165,8 +181,8 @@ static __always_inline int process(struct xdp_md *ctx, struct packet *pkt)
 	enum lb_reason why;
 	int verdict;
 
-	if (!for_host(ctx))
-		return leave(ctx, pkt, LB_PASS_NOT_FOR_HOST);
+	if (!from_host_to_host(ctx))
+		return leave(ctx, pkt, for_host(ctx) ? LB_DROP_GROUP_SOURCE : LB_PASS_NOT_FOR_HOST);
 	result = parse(ctx, pkt);
 	if (dry_run && whole_length)
 		pkt->length = whole_length;
@@ -209,20 +225,16 @@ int xdp_probe(struct xdp_md *ctx)
 	return server ? send_probe(ctx, *server) : XDP_DROP;
 }
 
-/* The index of the interface towards clients, whichever interface this program is on. */
-volatile __u32 host_client_interface;
-
-/*
- * Sends a server's packet on to the client. It runs behind xdp_lb, because here the kernel finds
- * the next hop and holds the packet until the neighbour is resolved. In XDP the neighbour would
- * have to be resolved already, and the host would have to be a router (agent/next_segment.h).
- */
+/* Takes the packets that xdp_lb leaves for it: servers' packets to clients, and ICMP errors for all
+ * servers of a service. */
 SEC("tc")
 int tc_return(struct __sk_buff *skb)
 {
-	if (!is_marked_own(skb))
-		return TC_ACT_UNSPEC;
-	return bpf_redirect_neigh(host_client_interface, NULL, 0, 0);
+	struct copy_source source;
+
+	if (is_marked_own(skb))
+		return send_to_client(skb);
+	return is_for_copies(skb, &source) ? send_copies(skb, &source) : TC_ACT_UNSPEC;
 }
 
 /* Encapsulates the packets of health checks at the egress of the interface towards the servers. */

@@ -12,9 +12,10 @@
 #ifndef SEGUE_BALANCER_CHECK_H
 #define SEGUE_BALANCER_CHECK_H
 
+#include <linux/pkt_cls.h>
+
 #include "directory.h"
-#include "encap.h"
-#include "net/parse.h"
+#include "encap_skb.h"
 #include "net/srv6.h"
 #include "segments.h"
 
@@ -38,33 +39,6 @@ struct {
 	__type(value, struct check);
 } checks SEC(".maps");
 
-/* Reads the IP header of a check. False if the packet is not for the VIP. */
-static __always_inline bool read_check(struct __sk_buff *skb, const struct check *check,
-				       struct packet *pkt)
-{
-	pkt->ethertype = skb->protocol;
-	pkt->length = skb->len - ETH_HLEN;
-	if (pkt->ethertype == bpf_htons(ETH_P_IPV6)) {
-		struct ipv6hdr ip __attribute__((aligned(8)));
-
-		if (bpf_skb_load_bytes(skb, ETH_HLEN, &ip, sizeof(ip)))
-			return false;
-		pkt->version_class = *(__be16 *)&ip;
-		pkt->hop_limit = ip.hop_limit;
-		pkt->key.destination = ip.daddr;
-	} else {
-		struct iphdr ip __attribute__((aligned(4)));
-
-		if (bpf_skb_load_bytes(skb, ETH_HLEN, &ip, sizeof(ip)))
-			return false;
-		pkt->version_class = *(__be16 *)&ip;
-		pkt->hop_limit = ip.ttl;
-		pkt->key.destination.s6_addr32[2] = bpf_htonl(0xffff);
-		pkt->key.destination.s6_addr32[3] = ip.daddr;
-	}
-	return same_address(&pkt->key.destination, &check->vip);
-}
-
 /* Tells the kernel which headers are added, so that it can compute the checksums of the inner
  * packet if the interface cannot. The kernel has no name for an inserted routing header. */
 static __always_inline __u64 kind_of_room(enum encapsulation kind, const struct server *server)
@@ -80,40 +54,6 @@ static __always_inline __u64 kind_of_room(enum encapsulation kind, const struct 
 	default:
 		return outer;
 	}
-}
-
-static __always_inline bool encapsulate_check(struct __sk_buff *skb, enum encapsulation kind,
-					      struct encap *encap, __u64 next_hop,
-					      const struct port *port)
-{
-	encap->size = encap_size(kind, encap);
-	if (encap->pkt->length + encap->size > port->mtu ||
-	    bpf_skb_adjust_room(skb, encap->size, BPF_ADJ_ROOM_MAC,
-				kind_of_room(kind, encap->server)) ||
-	    bpf_skb_pull_data(skb, ETH_HLEN + encap->size + sizeof(struct iphdr)))
-		return false;
-	encap->layer3 = (void *)(long)skb->data + ETH_HLEN;
-	encap->end = (void *)(long)skb->data_end;
-	/* Checks have no hop-by-hop options, for which alone the frame's context is needed. */
-	return write_headers(NULL, kind, encap) &&
-	       write_ethernet(encap, next_hop, port, outer_ethertype(kind, encap));
-}
-
-static __always_inline bool encapsulate_check_as(struct __sk_buff *skb, enum encapsulation kind,
-						 struct encap *encap, __u64 next_hop,
-						 const struct port *port)
-{
-	switch (kind) {
-	case ENCAP_SRV6_INSERT:
-		return encapsulate_check(skb, ENCAP_SRV6_INSERT, encap, next_hop, port);
-	case ENCAP_SRV6_ENCAP:
-		return encapsulate_check(skb, ENCAP_SRV6_ENCAP, encap, next_hop, port);
-	case ENCAP_GRE:
-		return encapsulate_check(skb, ENCAP_GRE, encap, next_hop, port);
-	case ENCAP_IPIP:
-		return encapsulate_check(skb, ENCAP_IPIP, encap, next_hop, port);
-	}
-	return false;
 }
 
 /* Sends a packet of a check to its server. A packet that cannot be sent is dropped: the check then
@@ -139,10 +79,12 @@ static __always_inline int send_check(struct __sk_buff *skb)
 		.count = 1,
 	};
 
-	if (!check || !check->is_used || !next_hop || !read_check(skb, check, &pkt))
+	if (!check || !check->is_used || !next_hop || !read_ip(skb, &pkt) ||
+	    !same_address(&pkt.key.destination, &check->vip))
 		return TC_ACT_SHOT;
 	ask(&segments, SID_DELIVER, SID_DELIVER);
-	if (!encapsulate_check_as(skb, check->encapsulation, &encap, next_hop, port))
+	if (!encapsulate_skb_as(skb, check->encapsulation, &encap, next_hop, port,
+				kind_of_room(check->encapsulation, server)))
 		return TC_ACT_SHOT;
 	/* The mark was for this program. The egress of another interface must not see it. */
 	skb->mark = 0;

@@ -209,7 +209,8 @@ static __always_inline __u32 forwarded(const struct encap *encap, __u8 next_head
 	return bpf_htons(payload) | next_header << 16 | (encap->pkt->hop_limit - 1U) << 24;
 }
 
-/* Inserts a segment routing header behind the IPv6 header. The source remains the client. */
+/* Inserts a segment routing header behind the IPv6 header. The source remains the client. `ctx` is
+ * NULL for packets without hop-by-hop options. */
 static __always_inline bool write_srv6_insert(struct xdp_md *ctx, const struct encap *encap)
 {
 	struct ipv6hdr *ip = encap->layer3;
@@ -224,7 +225,7 @@ static __always_inline bool write_srv6_insert(struct xdp_md *ctx, const struct e
 	((__be32 *)ip)[1] = forwarded(encap, IPPROTO_ROUTING);
 	copy_address(&ip->saddr, &old->saddr);
 	write_first_sid(&ip->daddr, encap);
-	if (options)
+	if (ctx && options)
 		return write_srh_behind(ctx, encap, options);
 	return write_srh((void *)(ip + 1), encap, next_header);
 }

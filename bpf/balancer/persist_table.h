@@ -61,8 +61,9 @@ static __always_inline enum departure why_unfit(const struct server *server,
 /*
  * Why a packet leaves the flow's server, if it does. A flow stays as long as its server is
  * configured. A SYN is placed anew if the entry's connection is over or the server is drained.
- * Packets that may move are placed anew if the server fails or cannot be reached. If the entry's
- * server belongs to another service, two flows share a signature: they are never mixed up.
+ * Packets that may move are placed anew if the server fails, cannot be reached, or is being left by
+ * its flows. If the entry's server belongs to another service, two flows share a signature: they
+ * are never mixed up.
  */
 static __always_inline enum departure
 why_leaves(const struct packet *pkt, const struct service *service, const struct flow *flow)
@@ -77,8 +78,12 @@ why_leaves(const struct packet *pkt, const struct service *service, const struct
 	if (!may_move(pkt))
 		return STAYS;
 	unfit = why_unfit(server, flow, flow_now());
-	if (unfit || !starts_connection(pkt))
+	if (unfit)
 		return unfit;
+	if (server->flags & SERVER_LEAVING)
+		return LEAVES_DRAINED;
+	if (!starts_connection(pkt))
+		return STAYS;
 	if (flow_is_over(flow, flow_now()))
 		return LEAVES_OVER;
 	return server->flags & SERVER_DRAINED ? LEAVES_DRAINED : STAYS;

@@ -105,6 +105,22 @@ static __always_inline bool choose_without_room(const struct packet *pkt,
 	}
 }
 
+/* Whether a flow's bucket tells which servers may have the flow, as far as the flow is not older
+ * than the generations of the service's servers. */
+static __always_inline bool bucket_tells(const struct service *service)
+{
+	if (service->rule.flags & RULE_IN_ROW)
+		return true;
+	switch (placement_of(service)) {
+	case PLACEMENT_HASH:
+	case PLACEMENT_HUNT:
+	case PLACEMENT_HUNT_REPORTS:
+		return true;
+	default:
+		return false;
+	}
+}
+
 /* Chooses servers that may have an unknown flow, for a fragment or an ICMP error of it. */
 static __always_inline bool choose_related(const struct packet *pkt, const struct service *service,
 					   struct segments *segments)

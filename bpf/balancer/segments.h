@@ -79,9 +79,10 @@ static __always_inline bool serves(const struct server *server, const struct ser
 /* Whether it serves, and can be reached as far as is known. */
 static __always_inline bool is_well(const struct server *server, const struct service *service)
 {
-	return (server->flags & (SERVER_IN_USE | SERVER_FAILING | SERVER_UNREACHABLE)) ==
-		       SERVER_IN_USE &&
-	       server->service == service->id && server->next_hop;
+	const __u32 mask = SERVER_IN_USE | SERVER_FAILING | SERVER_UNREACHABLE | SERVER_LEAVING;
+
+	return (server->flags & mask) == SERVER_IN_USE && server->service == service->id &&
+	       server->next_hop;
 }
 
 /* Whether it is a server of the service that takes new flows. Flags and service are read as one

@@ -16,6 +16,7 @@ enum lb_reason {
 
 	/* Not for a VIP: to the host's own stack, unchanged. */
 	LB_PASS_NOT_IP,
+	LB_PASS_VLAN,	      /* with a VLAN tag */
 	LB_PASS_NOT_FOR_HOST, /* another MAC address, multicast, broadcast */
 	LB_PASS_NOT_VIP,
 
@@ -23,6 +24,8 @@ enum lb_reason {
 	LB_RETURN_CREATE,  /* the server has accepted the flow */
 	LB_RETURN_NO_ROOM, /* the same, but the tables had no room for the flow */
 	LB_RETURN_REMOVE,  /* the flow is ending */
+
+	LB_COPY_ICMP, /* an ICMP error of an unknown flow, to all servers of its service */
 
 	/* To a server. */
 	LB_FORWARD_KNOWN,    /* the flow table named the server */
@@ -43,6 +46,8 @@ enum lb_reason {
 
 	/* For the balancer itself. */
 	LB_TAKE_PROBE, /* a server's answer to a probe */
+
+	LB_DROP_GROUP_SOURCE, /* its source MAC address is that of a group */
 
 	/* For a VIP, but dropped. */
 	LB_DROP_IP_HEADER,

@@ -136,6 +136,9 @@ enum server_flags {
 	 * then. */
 	SERVER_STARTING = 1 << 13,
 	SERVER_REFUSING = 1 << 14, /* unfit: its application has stopped listening */
+	/* The operator has drained it, and its flows of UDP move to servers that take new flows. Not
+	 * set while it only starts slowly. */
+	SERVER_LEAVING = 1 << 15,
 };
 
 /*

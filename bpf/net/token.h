@@ -16,19 +16,25 @@
 #define TOKENS_IN_A_ROW 100
 #define TOKEN_INTERVAL (1000000000ULL / TOKENS_PER_SECOND) /* ns */
 
-/* Takes a token; false when there is none. `used` is the time up to which this core's tokens are
- * used, in ns of the coarse monotonic clock. */
-static __always_inline bool take_token(__u64 *used)
+/* Takes a token, one of so many in a row, each of which comes after an interval in ns; false when
+ * there is none. `used` is the time up to which this core's tokens are used, in ns of the coarse
+ * monotonic clock. */
+static __always_inline bool take_token_of(__u64 *used, __u64 interval, __u64 in_a_row)
 {
 	__u64 now = bpf_ktime_get_coarse_ns();
-	__u64 full = now - TOKENS_IN_A_ROW * TOKEN_INTERVAL;
+	__u64 full = now - in_a_row * interval;
 
 	if (*used < full)
 		*used = full;
-	if (*used + TOKEN_INTERVAL > now)
+	if (*used + interval > now)
 		return false;
-	*used += TOKEN_INTERVAL;
+	*used += interval;
 	return true;
+}
+
+static __always_inline bool take_token(__u64 *used)
+{
+	return take_token_of(used, TOKEN_INTERVAL, TOKENS_IN_A_ROW);
 }
 
 #endif

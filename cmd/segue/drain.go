@@ -30,13 +30,15 @@ func newDrain() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "drain SERVICE/SERVER|SERVICE",
 		Short: "Give a server no new connections",
-		Long: `Drain gives a server no new connections. Its connections stay with it. This holds until
-"segue undrain", also across reloads and restarts of the balancer: it is an override,
-which segue status shows apart from the configuration file.
+		Long: `Drain gives a server no new connections. Its connections stay with it. Its flows of UDP
+move to other servers, unless the service has on-drain: keep. This holds until "segue
+undrain", also across reloads and restarts of the balancer: it is an override, which
+segue status shows apart from the configuration file.
 
 With --wait, drain ends when the server has no flow left in the flow table, and shows how
-many are left until then. The flows are counted every five seconds. The exit code is 1 if
---timeout passes first; the server stays drained.
+many are left until then. The flows are counted every five seconds. If flows stay for as
+long as clients want, drain says so, and what to do. The exit code is 1 if --timeout
+passes first; the server stays drained.
 
 Drain speaks with the process of the balancer on this host. Each balancer of a service
 has its own overrides, unless the balancers share a store: then all of them drain the server.
@@ -208,7 +210,7 @@ func (o *drainOptions) setDrained(
 	if err != nil {
 		return nil, nil, err
 	}
-	c := &drainClient{client, role}
+	c := &drainClient{client, role, patience}
 	d, err := c.find(ctx, name)
 	if err != nil {
 		return nil, nil, err
@@ -258,6 +260,30 @@ type drainable struct {
 	left            *uint64       // nil: not counted yet
 	opening         time.Duration // for so long after it was accepted, a connection may not be counted
 	age             time.Duration
+	stays           stay
+}
+
+// stay says why something that is drained may never have nothing left.
+type stay struct {
+	why  string // empty: it will have nothing left
+	sure bool   // known at once; otherwise it shows only by the time that passes
+}
+
+// staysOf tells why a drained server of a balancer's service may keep flows.
+func staysOf(s *api.Service) stay {
+	switch {
+	case s.Protocol != string(desired.UDP):
+		return stay{why: "connections of TCP stay until a client or the server ends them: end them at the server, " +
+			"or limit the wait by --timeout"}
+	case s.OnDrain == string(desired.OnDrainKeep):
+		return stay{sure: true, why: fmt.Sprintf("flows of UDP stay while their clients send, because on-drain of "+
+			"service %s is %s: set it to %s, or limit the wait by --timeout",
+			s.Name, desired.OnDrainKeep, desired.OnDrainMoveUDP)}
+	case !s.TakesFlows:
+		return stay{sure: true, why: fmt.Sprintf("flows of UDP stay while their clients send, because no other server "+
+			"of service %s gets new connections: add or undrain one, or limit the wait by --timeout", s.Name)}
+	}
+	return stay{}
 }
 
 // edit returns the change that drains it, or ends that.
@@ -274,10 +300,14 @@ func (d *drainable) describeLeft(n uint64) string {
 	return fmt.Sprintf("%d %ss are left", n, d.noun)
 }
 
+// patience is how long a wait lasts until it says why it may not end.
+const patience = time.Minute
+
 // drainClient finds what a process can drain.
 type drainClient struct {
 	*api.Client
-	role string
+	role     string
+	patience time.Duration
 }
 
 // isUndrained tells whether the desired state no longer drains it, even if the process does not follow
@@ -309,7 +339,7 @@ func findServer(ctx context.Context, client *api.Client, name string) (*drainabl
 			d := &drainable{
 				service: s.Name, server: server.Name, noun: "flow", drained: server.Drained,
 				refuses: "gets no new connections", takes: "gets new connections",
-				isCounted: s.HasFlowTable, uncounted: "the service has no flow table",
+				isCounted: s.HasFlowTable, uncounted: "the service has no flow table", stays: staysOf(&s),
 			}
 			if f := server.Flows; f != nil {
 				d.left, d.age = &f.Live, time.Duration(f.Age*float64(time.Second))
@@ -342,6 +372,8 @@ func findService(ctx context.Context, client *api.Client, name string) (*drainab
 			service: name, noun: "connection", drained: s.Drained, opening: openingTime,
 			refuses: "refuses the connections that balancers offer", takes: "accepts connections by its policy",
 			isCounted: s.Connections != nil, uncounted: "no control groups, version 2, are mounted",
+			stays: stay{why: "connections stay until a client or the application ends them: end them in the " +
+				"application, or limit the wait by --timeout"},
 		}
 		if s.Connections != nil {
 			left := uint64(*s.Connections)
@@ -364,6 +396,7 @@ func awaitEnd(ctx context.Context, out io.Writer, client *drainClient, name stri
 	var last *uint64
 	var since time.Time // when the process was first seen to follow the drain
 	var d *drainable
+	said := "" // why something stays
 	for {
 		asked := time.Now()
 		now, err := client.find(ctx, name)
@@ -384,6 +417,10 @@ func awaitEnd(ctx context.Context, out io.Writer, client *drainClient, name stri
 			if last = d.left; *last == 0 && d.age+d.opening < asked.Sub(since) {
 				return nil
 			}
+			if why := d.stays.why; *last > 0 && why != said && (d.stays.sure || asked.Sub(since) >= client.patience) {
+				fmt.Fprintln(out, why)
+				said = why
+			}
 		}
 		select {
 		case <-time.After(time.Second):
@@ -401,6 +438,9 @@ func (d *drainable) endedEarly(ctx context.Context, err error, name string, last
 	left := "nothing was counted"
 	if last != nil {
 		left = d.describeLeft(*last)
+	}
+	if last != nil && *last > 0 && d.stays.why != "" {
+		left += " (" + d.stays.why + ")"
 	}
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		return fmt.Errorf("--timeout has passed: %s; %s stays drained", left, name)

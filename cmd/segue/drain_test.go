@@ -3,7 +3,9 @@
 package main
 
 import (
+	"bytes"
 	"net/http"
+	"strings"
 	"sync/atomic"
 	"testing"
 
@@ -96,5 +98,68 @@ func TestDrainOfProcessThatDoesNotAnswer(t *testing.T) {
 		if want := "the process of instance \"" + p.instance + "\" does not answer"; err == nil || err.Error() != want {
 			t.Errorf("%q: error %v, want %s", args, err, want)
 		}
+	}
+}
+
+// A drain whose flows may stay for ever says why, and what to do. The three flows of a server of
+// this balancer never end.
+func TestDrainSaysWhyItDoesNotEnd(t *testing.T) {
+	t.Parallel()
+	const (
+		kept = "flows of UDP stay while their clients send, because on-drain of service quic is keep: " +
+			"set it to move-udp, or limit the wait by --timeout"
+		noTaker = "flows of UDP stay while their clients send, because no other server of service quic gets new " +
+			"connections: add or undrain one, or limit the wait by --timeout"
+		tcp = "connections of TCP stay until a client or the server ends them: end them at the server, or limit the " +
+			"wait by --timeout"
+	)
+	for _, test := range []struct {
+		name, server, onDrain string
+		atOnce                bool
+		want                  string
+	}{
+		{"kept", "quic/s1", "keep", true, kept},
+		{"no other server", "quic/s1", "move-udp", true, noTaker},
+		{"connections", "web/s1", "keep", false, tcp},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			p := startBalancer(t)
+			p.set("quic", desired.Fields{"on-drain": test.onDrain})
+			out, err := p.segue("drain", test.server, "--wait", "--timeout", "1500ms")
+			if said := strings.Contains(out, test.want+"\n"); said != test.atOnce {
+				t.Errorf("output:\n%s\nsaid at once %v, want %v: %s", out, said, test.atOnce, test.want)
+			}
+			end := "--timeout has passed: 3 flows are left (" + test.want + "); " + test.server + " stays drained"
+			if err == nil || err.Error() != end {
+				t.Errorf("error %v, want %s", err, end)
+			}
+		})
+	}
+}
+
+// Connections that do not end are explained when they have not ended for long, and only once.
+func TestDrainSaysThatConnectionsStay(t *testing.T) {
+	t.Parallel()
+	counts := []uint32{2, 2, 1} // the first one may be of before the drain
+	var waits atomic.Bool
+	p := startAgentWith(t, func(bool) uint32 {
+		if !waits.Load() || len(counts) == 0 {
+			return 0
+		}
+		first := counts[0]
+		counts = counts[1:]
+		return first
+	})
+	p.set("web", desired.Fields{"drained": true})
+	var out bytes.Buffer
+	client := &drainClient{api.NewClient(p.instance), api.RoleAgent, 0}
+	waits.Store(true)
+	err := awaitEnd(t.Context(), &out, client, "web")
+	const want = "2 connections are left\n" +
+		"connections stay until a client or the application ends them: end them in the application, or limit " +
+		"the wait by --timeout\n1 connection is left\n0 connections are left\n"
+	if err != nil || out.String() != want {
+		t.Errorf("error %v, output:\n%s\nwant:\n%s", err, &out, want)
 	}
 }

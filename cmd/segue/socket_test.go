@@ -46,7 +46,7 @@ func newProcess(t *testing.T, text string) (p *process, file string) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root can write below /run/segue")
 	}
-	name := fmt.Sprintf("test-%d-%s-%d", os.Getpid(), t.Name(), started.Add(1))
+	name := fmt.Sprintf("test-%d-%d", os.Getpid(), started.Add(1))
 	p = &process{t, name, t.TempDir(), events.NewStream()}
 	return p, p.write("segue.yaml", fmt.Sprintf(text, p.instance, p.dir))
 }

@@ -111,8 +111,8 @@ func (b *balancerAPI) listServices(context.Context, *struct{}) (*body[[]Service]
 		service := Service{
 			Name: s.Name, VIP: c.VIP.String(), Port: c.Port.String(), Protocol: string(c.Protocol),
 			Placement: string(c.Placement), Persistence: string(c.Persistence),
-			Encapsulation: string(c.Encapsulation),
-			TakesFlows:    s.TakesFlows, Servers: []Server{},
+			Encapsulation: string(c.Encapsulation), OnDrain: string(c.OnDrain),
+			TakesFlows: s.TakesFlows, Servers: []Server{},
 			HasFlowTable: s.Persistence == desired.PersistenceTable,
 			Override:     overrides[s.Name],
 		}

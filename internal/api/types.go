@@ -125,6 +125,7 @@ type Service struct {
 	Placement     string   `json:"placement"`
 	Persistence   string   `json:"persistence"`
 	Encapsulation string   `json:"encapsulation"`
+	OnDrain       string   `json:"on_drain" doc:"what becomes of the flows of UDP of a drained server: keep or move-udp"`
 	TakesFlows    bool     `json:"takes_flows" doc:"whether at least one server gets new connections"`
 	HasFlowTable  bool     `json:"has_flow_table" doc:"whether a table has all flows of the service, so that they can be counted"`
 	Override      string   `json:"override,omitempty" doc:"what the override of the service does; missing: it has none"`

@@ -63,6 +63,8 @@ type Balancer struct {
 	services    *services
 	inference   *inference
 	own         []nexthop.Link // links of plane.Sides; zero until the resolver's first update
+	addresses   []netip.Addr   // of the host, as the data path knows them
+	hiddenTags  map[int]string // by interface, why XDP does not see VLAN tags, as logged
 	hops        map[netip.Addr]nexthop.Hop
 	problems    map[netip.Addr]string // why a target has no next hop
 	resolver    *nexthop.Resolver
@@ -127,27 +129,28 @@ func newBalancer(
 	w := dataplane.NewWire(plane)
 	path := checkpath.New(dataplane.CheckMark, dataplane.CheckMarkMask)
 	b := &Balancer{
-		log:       log,
-		cfg:       cfg,
-		keys:      secrets.SignalKeys,
-		plane:     plane,
-		own:       make([]nexthop.Link, len(plane.Sides)),
-		resolver:  nexthop.New(cfg.Node.Interfaces(), log),
-		checker:   health.New(path, log),
-		path:      path,
-		inference: newInference(plane, log),
-		prober:    probe.New(w, uint16(dataplane.ProtocolVersion), log),
-		wire:      w,
-		calls:     make(chan call),
-		ended:     make(chan struct{}),
-		warned:    map[string]bool{},
-		stale:     map[string]bool{},
-		choice:    newAlarm(),
-		journal:   newAlarm(),
-		slow:      newAlarm(),
-		patience:  reloadTimeout,
-		ready:     make(chan struct{}),
-		abilities: make(chan []ServiceState, 1),
+		hiddenTags: map[int]string{},
+		log:        log,
+		cfg:        cfg,
+		keys:       secrets.SignalKeys,
+		plane:      plane,
+		own:        make([]nexthop.Link, len(plane.Sides)),
+		resolver:   nexthop.New(cfg.Node.Interfaces(), log),
+		checker:    health.New(path, log),
+		path:       path,
+		inference:  newInference(plane, log),
+		prober:     probe.New(w, uint16(dataplane.ProtocolVersion), log),
+		wire:       w,
+		calls:      make(chan call),
+		ended:      make(chan struct{}),
+		warned:     map[string]bool{},
+		stale:      map[string]bool{},
+		choice:     newAlarm(),
+		journal:    newAlarm(),
+		slow:       newAlarm(),
+		patience:   reloadTimeout,
+		ready:      make(chan struct{}),
+		abilities:  make(chan []ServiceState, 1),
 	}
 	if err := b.read(); err != nil {
 		return nil, errors.Join(err, b.Close())
@@ -284,6 +287,7 @@ func (b *Balancer) control(ctx context.Context) error {
 		case <-sweep.C:
 			b.saveGenerations()
 			b.trySweep()
+			b.showVLANTags()
 		case <-hints.C:
 			b.plane.Hints.Sweep()
 		case c := <-b.calls:
@@ -371,6 +375,7 @@ func (b *Balancer) follow(update nexthop.Update) error {
 	if err := b.followInterfaces(update.Own); err != nil {
 		return err
 	}
+	b.followAddresses(update.Addresses)
 	if b.attached {
 		b.takeHops(update)
 		return nil
@@ -380,6 +385,39 @@ func (b *Balancer) follow(update nexthop.Update) error {
 		return b.attach()
 	}
 	return nil
+}
+
+// followAddresses tells the data path the addresses of the host. An error leaves the data path as it
+// is, but for clients on the host whose addresses it does not know.
+func (b *Balancer) followAddresses(now []netip.Addr) {
+	if slices.Equal(now, b.addresses) {
+		return
+	}
+	if err := b.plane.SetOwnAddresses(now); err != nil {
+		b.log.Error("tell the data path the addresses of this host", "error", err)
+		return
+	}
+	b.addresses = now
+}
+
+// showVLANTags lets XDP see the VLAN tags of frames. It is called again and again, because anybody
+// can change the interface.
+func (b *Balancer) showVLANTags() {
+	for _, link := range b.own {
+		changed, err := datapath.ShowVLANTags(link.Index)
+		for _, name := range changed {
+			b.log.Info("rx-vlan-offload is switched off, so that packets in VLANs are not taken for others",
+				"interface", name)
+		}
+		said := ""
+		if err != nil {
+			said = err.Error()
+		}
+		if err != nil && b.hiddenTags[link.Index] != said {
+			b.log.Warn("packets in VLANs are taken for packets in none", "interface", link.Name, "error", err)
+		}
+		b.hiddenTags[link.Index] = said
+	}
 }
 
 // followInterfaces stores the current links of the sides' interfaces, and writes changed MAC

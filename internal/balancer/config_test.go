@@ -60,6 +60,7 @@ func serviceOf(name string, vip netip.Addr, port desired.Port, protocol desired.
 		Placement: desired.PlacementHash, Persistence: desired.PersistenceTable, Encapsulation: kind,
 		Candidates: 3, Generations: 3, Buckets: 251,
 		Timeouts: desired.Timeouts{New: time.Minute, Established: time.Hour, Closing: time.Minute, Silent: 10 * time.Second},
+		OnDrain:  desired.OnDrainMoveUDP,
 		Servers:  servers,
 	}
 }

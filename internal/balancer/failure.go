@@ -40,15 +40,24 @@ func (s *services) refuses(svc *service) bool {
 }
 
 // flagsOfUnused returns the flags of a member that gets no new flows. Packets of UDP leave a server
-// with FlagFailing, and stay with one that has only FlagDrained. So a member has only FlagDrained if
-// its flows of UDP are to stay.
+// with FlagFailing or FlagLeaving, and stay with one that has only FlagDrained. So a member that the
+// operator has not drained has only FlagDrained if its flows of UDP are to stay.
 func (s *services) flagsOfUnused(svc *service, m *member) dataplane.ServerFlags {
 	flags := m.flags(false)
-	stays := svc.OnFailure == desired.OnFailureKeep || !hasFailed(s.causes(m))
-	if m.Takes() && svc.Protocol == desired.UDP && stays {
+	switch stays := svc.OnFailure == desired.OnFailureKeep || !hasFailed(s.causes(m)); {
+	case svc.Protocol != desired.UDP:
+	case !m.Takes() && s.leaveDrained(svc):
+		flags |= dataplane.FlagLeaving
+	case m.Takes() && stays:
 		flags = flags&^dataplane.FlagFailing | dataplane.FlagDrained
 	}
 	return flags
+}
+
+// leaveDrained tells whether the flows of UDP of a service move away from drained servers. If no
+// server takes new flows, they stay: they could only be dropped.
+func (s *services) leaveDrained(svc *service) bool {
+	return svc.OnDrain == desired.OnDrainMoveUDP && svc.rule.Flags&dataplane.RuleTakesFlows != 0
 }
 
 // endFlows makes packets of the unused members' flows leave these servers, if the service says so.

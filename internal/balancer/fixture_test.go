@@ -339,10 +339,11 @@ func (f *fixture) choosesByCPU() bool {
 	return slices.ContainsFunc(f.cfg.Services, func(s desired.Service) bool { return s.Infer != nil })
 }
 
-// refill permits all cores to send answers again.
+// refill permits all cores to send answers and to copy errors again.
 func (f *fixture) refill() { f.setAnswered(0) }
 
-// setAnswered sets the time up to which all cores have used their rate of answers, in nanoseconds.
+// setAnswered sets the time up to which all cores have used their rates of answers and of copied
+// errors, in nanoseconds.
 func (f *fixture) setAnswered(ns uint64) {
 	f.t.Helper()
 	cpus, err := ebpf.PossibleCPU()
@@ -350,6 +351,7 @@ func (f *fixture) setAnswered(ns uint64) {
 	for kind := range f.plane.Objects.Answers.MaxEntries() {
 		f.must(f.plane.Objects.Answers.Put(kind, slices.Repeat([]uint64{ns}, cpus)))
 	}
+	f.must(f.plane.Objects.Copied.Put(uint32(0), slices.Repeat([]uint64{ns}, cpus)))
 }
 
 // forgetFragments empties the table of first fragments.

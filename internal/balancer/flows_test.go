@@ -208,8 +208,7 @@ func TestAllServersFailing(t *testing.T) {
 	f.check(f.forwarded(frameOf(web), web, "web", f.placed(web, "web"), "forward_new"), f.run(frameOf(web)))
 }
 
-// UDP has no connections. Datagrams leave a server that fails or cannot be reached, and stay with a
-// server that is drained.
+// UDP has no connections. Datagrams leave a server that fails or cannot be reached.
 func TestDatagramsLeaveFailingServer(t *testing.T) {
 	t.Parallel()
 	for what, fail := range map[string]func(f *fixture, server string){

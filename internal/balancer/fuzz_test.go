@@ -132,6 +132,7 @@ func captures() (frames [][]byte) {
 		frames = append(frames, packet.ProbeAnswer(netip.MustParseAddr("fd00:5:0:1::"), node().Locator.Addr(), token, 1, 1))
 	}
 	frames = append(frames, frameOf(flowTo(vipGone, 80, desired.TCP)), packet.ICMP(client6.Addr(), vipGone, 128, 0, 1))
+	frames = append(frames, packet.SetMACs(frameOf(web), packet.MAC{3}, ownMAC)) // from a group address
 	frames = append(frames, reportCaptures()...)
 	frames = append(frames, cookieCaptures()...)
 	frames = append(frames, quicCaptures()...)

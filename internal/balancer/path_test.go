@@ -131,7 +131,9 @@ func mapped(frame []byte) []byte {
 
 var visits = []visit{
 	{name: "ARP", frame: packet.SetByte(frameOf(web4), 13, 0x06), reason: "pass_not_ip"},
-	{name: "VLAN", frame: frameOf(web, packet.VLAN(7)), reason: "pass_not_ip"},
+	{name: "VLAN", frame: frameOf(web, packet.VLAN(7)), reason: "pass_vlan"},
+	{name: "VLAN of a provider", frame: packet.SetByte(packet.SetByte(frameOf(web, packet.VLAN(7)), 12, 0x88), 13, 0xa8),
+		reason: "pass_vlan"},
 	{name: "another host", frame: packet.SetByte(frameOf(web), 5, 9), reason: "pass_not_for_host"},
 	{name: "broadcast", frame: packet.SetMACs(frameOf(web4), packet.MAC{2, 0, 0, 0, 0, 1},
 		packet.MAC{255, 255, 255, 255, 255, 255}), reason: "pass_not_for_host"},
@@ -374,7 +376,7 @@ func TestEveryReasonHasACase(t *testing.T) {
 	t.Parallel()
 	provoked := map[string]bool{ // reasons that other tests reach
 		"none": true, "drop_no_headroom": true, "drop_rate_limit": true, "drop_outside": true, "drop_tag": true,
-		"take_probe": true,
+		"take_probe": true, "copy_icmp": true, "drop_group_source": true,
 	}
 	for _, v := range visits {
 		provoked[v.reason] = true

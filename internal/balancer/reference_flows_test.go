@@ -105,15 +105,18 @@ func (r *reference) renew(p parsed, e *referenceEntry) {
 }
 
 // keepsServer implements the table of docs/packet-path.md for flows whose server is configured.
-// Packets leave a server that fails its checks only if there are other servers.
+// Packets leave a server that fails its checks, or that is drained, only if there are other servers.
 func (r *reference) keepsServer(p parsed, svc *desired.Service, server *desired.Server, e *referenceEntry) bool {
-	usable := false
-	for _, s := range r.usable(svc) {
+	usable, all := false, r.usable(svc)
+	for _, s := range all {
 		usable = usable || s.Name == server.Name
 	}
 	fails := r.failing[svc.Name+"/"+server.Name] && !usable
+	leaving := !server.Takes() && svc.OnDrain == desired.OnDrainMoveUDP && len(all) > 0
 	switch {
 	case p.mayMove() && (fails || !r.reaches(server.Name)):
+		return false
+	case svc.Protocol == desired.UDP && leaving:
 		return false
 	case p.opens() && (e.state == stateClosing && e.age(r.now()) >= flowLinger || !server.Takes()):
 		return false

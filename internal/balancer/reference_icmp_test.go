@@ -47,6 +47,55 @@ func (r *reference) recall(bucket *referenceBucket, flow dataplane.Flow, svc *de
 	return serverOfName(svc, strings.TrimPrefix(e.server, svc.Name+"/"))
 }
 
+// recalled returns the server that a flow table names for a packet that does not count as one of its
+// flow, or nil.
+func (r *reference) recalled(p parsed, svc *desired.Service) *desired.Server {
+	tabled, ok := r.tabled(svc)
+	if !ok {
+		return nil
+	}
+	server := r.recall(r.bucketOf(p.flow), p.flow, svc)
+	if server == nil && tabled.Placement == desired.PlacementHunt {
+		server = r.recall(r.halfOpenOf(p.flow), p.flow, svc)
+	}
+	return server
+}
+
+// bucketTells tells whether the bucket of a flow tells which servers may have the flow.
+func bucketTells(svc *desired.Service) bool {
+	switch svc.Placement {
+	case desired.PlacementHash:
+		return true
+	case desired.PlacementHunt:
+		return svc.Selection != desired.SelectRandom && svc.Selection != desired.SelectSpare || svc.FindsByColumn()
+	}
+	return svc.FindsByColumn()
+}
+
+// needsCopies tells whether a packet is an ICMP error of which all servers of a service get a copy.
+func (r *reference) needsCopies(p parsed, svc *desired.Service) bool {
+	return p.follow == "forward_icmp" && !bucketTells(svc) && r.recalled(p, svc) == nil &&
+		!(svc.Encapsulation == desired.SRv6Insert && p.hopByHop)
+}
+
+// leftForCopies returns the outcome for an ICMP error that XDP leaves to tc_return. The source
+// address of the frame tells the encapsulation and the service.
+func (r *reference) leftForCopies(frame []byte, p parsed, svc *desired.Service) outcome {
+	if p.hopLimit <= 1 {
+		return refused(frame, "drop_hop_limit", p.length)
+	}
+	out := slices.Clone(frame)
+	if svc.Encapsulation != desired.SRv6Insert {
+		var err error
+		if out, err = packet.TakeHop(frame); err != nil {
+			panic(err)
+		}
+	}
+	copy(out[6:], []byte{0x5f, 0x6c, dataplane.RuleOf(svc).Encapsulation, 0})
+	binary.LittleEndian.PutUint16(out[10:], uint16(r.services.byName[svc.Name].id))
+	return outcome{verdictPass, out, map[string]tally{"copy_icmp": {1, p.length, 0}}, map[string]tally{}}
+}
+
 // parseICMP reads an ICMP message. The argument plain says that the message directly follows an IP
 // header without options. If there is no reason, the message concerns a flow.
 func (p *parsed) parseICMP(b []byte, version int, plain bool) (reason string) {

@@ -74,6 +74,9 @@ func (r *reference) changed() {
 
 // receive returns the outcome for a frame.
 func (r *reference) receive(frame []byte) outcome {
+	if packet.MAC(frame) == ownMAC && frame[6]&1 != 0 {
+		return refused(frame, "drop_group_source", 0)
+	}
 	if r.isSignal(frame) {
 		return r.takeSignal(frame)
 	}
@@ -109,6 +112,9 @@ func (r *reference) handle(frame []byte, p parsed, reason string) outcome {
 		return sentBack(frame, reason, packet.EchoReply(frame, 64))
 	case reason != "":
 		return r.endUnserved(frame, p, reason)
+	}
+	if r.needsCopies(p, svc) {
+		return r.leftForCopies(frame, p, svc)
 	}
 	to, reason := r.find(p, svc)
 	if to == nil {
@@ -160,13 +166,7 @@ func (r *reference) find(p parsed, svc *desired.Service) (to []stage, reason str
 
 // findFollower returns the course of a packet that does not count as a packet of its flow.
 func (r *reference) findFollower(p parsed, svc *desired.Service) []stage {
-	var server *desired.Server
-	if tabled, ok := r.tabled(svc); ok {
-		server = r.recall(r.bucketOf(p.flow), p.flow, svc)
-		if server == nil && tabled.Placement == desired.PlacementHunt {
-			server = r.recall(r.halfOpenOf(p.flow), p.flow, svc)
-		}
-	}
+	server := r.recalled(p, svc)
 	if server == nil && passesOn(svc) {
 		return stages(srv6.Steer, r.possible(p.flow, svc)...)
 	}
@@ -198,6 +198,7 @@ type parsed struct {
 	returned bool
 	// extended is true if extension headers of IPv6 are in front of the transport header.
 	extended bool
+	hopByHop bool // the first of them are hop-by-hop options
 }
 
 // visitsAll tells whether the packet visits all servers that may have its flow: a server has
@@ -232,6 +233,9 @@ func parse(frame []byte) (p parsed, reason string) {
 		}
 		return parseIPv6(layer3)
 	}
+	if tag := binary.BigEndian.Uint16(frame[12:]); tag == 0x8100 || tag == 0x88a8 {
+		return p, "pass_vlan"
+	}
 	return p, "pass_not_ip"
 }
 
@@ -262,7 +266,7 @@ func parseIPv6(b []byte) (p parsed, reason string) {
 		return p, "drop_ip_header"
 	}
 	next, rest, fragment, reason := walk(b[6], b[40:p.length])
-	p.piece, p.extended = fragment, next != b[6]
+	p.piece, p.extended, p.hopByHop = fragment, next != b[6], b[6] == 0
 	switch {
 	case reason != "":
 		return p, reason

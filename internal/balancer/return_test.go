@@ -57,12 +57,18 @@ var tcWays = map[string]func(link.TCXOptions) (link.Link, error){
 	"filter": func(link.TCXOptions) (link.Link, error) { return nil, ebpf.ErrNotSupported },
 }
 
-// newFabric starts a balancer on one or two interfaces.
+// newFabric starts a balancer whose services hunt, on one or two interfaces.
 func newFabric(t *testing.T, way string, interfaces ...string) *fabric {
+	t.Helper()
+	return newFabricOf(t, hunting(desired.SelectConsistent, 2), way, interfaces...)
+}
+
+// newFabricOf starts a balancer on one or two interfaces.
+func newFabricOf(t *testing.T, cfg *desired.Balancer, way string, interfaces ...string) *fabric {
 	t.Helper()
 	needs.BPF(t)
 	n := &fabric{
-		t: t, near: testnet.New(t), routers: map[string]*router{}, cfg: hunting(desired.SelectConsistent, 2), attachTCX: tcWays[way],
+		t: t, near: testnet.New(t), routers: map[string]*router{}, cfg: cfg, attachTCX: tcWays[way],
 	}
 	for i, name := range []string{"eth0", "eth1", "eth2"} {
 		n.connect(name, i)

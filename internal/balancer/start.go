@@ -116,6 +116,7 @@ func (b *Balancer) attach() error {
 	b.applyHops()
 	b.publishAll()
 	b.logChanges()
+	b.showVLANTags()
 	b.trySweep() // otherwise the numbers of flows are unknown until the first tick
 	close(b.ready)
 	return nil

@@ -33,6 +33,7 @@ var balancerRules = []rule[desired.Balancer]{
 	{"hints", (*inspection).noHints},
 	{"one-server", eachService((*inspection).oneServer)},
 	{"drained", eachService((*inspection).drainedServers)},
+	{"on-drain", eachService((*inspection).movingFlows)},
 	{"health", eachService((*inspection).noHealth)},
 	{"slow-detection", eachService((*inspection).slowDetection)},
 	{"probe", eachService((*inspection).noProbes)},
@@ -210,6 +211,17 @@ func (i *inspection) drainedServers(path string, s *desired.Service) {
 			i.findf(field.Child(at, "drained"), "a drain in the file is easily forgotten; use `segue drain %s/%s`, "+
 				"or remove the server", s.Name, server.Name)
 		}
+	}
+}
+
+// movingFlows finds services whose flows leave drained servers although the file does not say so. A
+// file from before on-drain was an option expects that they stay.
+func (i *inspection) movingFlows(path string, s *desired.Service) {
+	at := field.Child(path, "on-drain")
+	if s.Protocol == desired.UDP && s.OnDrain == desired.OnDrainMoveUDP && !i.has(at) {
+		i.findf(at, "missing: a client of UDP moves to another server when its server is drained, in the midst of "+
+			"what both do, such as a QUIC connection; write %s if servers keep nothing about clients, or else %s",
+			desired.OnDrainMoveUDP, desired.OnDrainKeep)
 	}
 }
 

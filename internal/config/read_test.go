@@ -78,7 +78,7 @@ services:
 				HTTP:     &desired.HTTPCheck{Path: "/", Port: 443, Status: "200-399"},
 				Interval: time.Second, Jitter: &jitters[0], Timeout: time.Second, Rise: 2, Fall: 3,
 			},
-			OnFailure: desired.OnFailureMoveUDP, AllFailed: desired.AllFailedUse, SlowStart: &slow[0],
+			OnFailure: desired.OnFailureMoveUDP, OnDrain: desired.OnDrainMoveUDP, AllFailed: desired.AllFailedUse, SlowStart: &slow[0],
 			Probe: &yes,
 			Servers: []desired.Server{{
 				Name: "s1", Locator: netip.MustParsePrefix("fd00:5:0:1::/64"),
@@ -96,7 +96,7 @@ services:
 				TCP:      &desired.TCPCheck{Port: 53},
 				Interval: 5 * time.Second, Jitter: &jitters[1], Timeout: 5 * time.Second, Rise: 2, Fall: 3,
 			},
-			OnFailure: desired.OnFailureMoveUDP, AllFailed: desired.AllFailedUse, SlowStart: &slow[1],
+			OnFailure: desired.OnFailureMoveUDP, OnDrain: desired.OnDrainMoveUDP, AllFailed: desired.AllFailedUse, SlowStart: &slow[1],
 			Probe: &no,
 			Servers: []desired.Server{{
 				Name: "d1", Address: netip.MustParseAddr("192.0.2.7"),
@@ -261,7 +261,7 @@ line 10: services[0].vip "192.0.2.300": must be an IP address
 line 11: services[0].port "0x1_0000": must be a port from 1 to 65535, or all
 line 13: services[0].?: a field name must be a plain word
 line 14: services[0]."a.b\n": unknown field; must be one of: name, vip, port, protocol, placement, persistence, ` +
-			`encapsulation, selection, infer, candidates, generations, history, quic, former-quic, buckets, timeouts, health, on-failure, all-failed, slow-start, probe, bgp, servers
+			`encapsulation, selection, infer, candidates, generations, history, quic, former-quic, buckets, timeouts, health, on-failure, on-drain, all-failed, slow-start, probe, bgp, servers
 line 16: services[0].servers[0]: empty list element
 line 17: services[0].servers[1].locator "10": must be a prefix such as fd00:5:0:1::/64
 line 18: services[0].servers[2].locator: required by encapsulation srv6-encap

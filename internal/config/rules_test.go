@@ -415,6 +415,9 @@ func TestTimeoutAndHealthRules(t *testing.T) {
 		{"rules of failures", "timeouts: {new", "slow-start: 1h\n    on-failure: reset\n    all-failed: refuse\n    timeouts: {new", nil},
 		{"on-failure unknown", "timeouts: {new", "on-failure: drop\n    timeouts: {new",
 			one("services[0].on-failure", "must be one of: keep, move-udp, reset")},
+		{"on-drain", "timeouts: {new", "on-drain: keep\n    timeouts: {new", nil},
+		{"on-drain unknown", "timeouts: {new", "on-drain: reset\n    timeouts: {new",
+			one("services[0].on-drain", "must be one of: keep, move-udp")},
 		{"all-failed unknown", "timeouts: {new", "all-failed: reset\n    timeouts: {new",
 			one("services[0].all-failed", "must be one of: use, refuse")},
 		{"slow-start long", "timeouts: {new", "slow-start: 61m\n    timeouts: {new",
@@ -691,6 +694,9 @@ func TestQUICRules(t *testing.T) {
 	const unused = "not used by persistence table"
 	checkMutations(t, validQUIC, ParseBalancer, []mutation{
 		{"defaults", block, "    quic: {server-id-length: 3}\n", nil},
+		{"on-drain", block, block + "    on-drain: keep\n", nil},
+		{"moves on drain", block, block + "    on-drain: move-udp\n",
+			one("services[0].on-drain", "must be keep for persistence quic: connection IDs name the server")},
 		{"no block", block, "", []problem{
 			{"services[0].servers[0].quic-id", "must be 8 octets, as quic.server-id-length says; is 3"},
 			{"services[0].servers[1].quic-id", "must be 8 octets, as quic.server-id-length says; is 3"},

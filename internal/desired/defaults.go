@@ -112,6 +112,11 @@ func (given Given) defaultService(s *Service, path string) {
 	setDefault(given, field.Child(path, "persistence"), &s.Persistence, PersistenceTable)
 	setDefault(given, field.Child(path, "encapsulation"), &s.Encapsulation, SRv6Encap)
 	setDefault(given, field.Child(path, "on-failure"), &s.OnFailure, OnFailureMoveUDP)
+	onDrain := OnDrainMoveUDP
+	if s.Persistence == PersistenceQUIC {
+		onDrain = OnDrainKeep
+	}
+	setDefault(given, field.Child(path, "on-drain"), &s.OnDrain, onDrain)
 	setDefault(given, field.Child(path, "all-failed"), &s.AllFailed, AllFailedUse)
 	candidates := 3
 	switch {

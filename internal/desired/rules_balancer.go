@@ -194,6 +194,11 @@ func (r *rules) checkService(path string, s *Service) {
 	checkRange(r, field.Child(at, "closing"), s.Timeouts.Closing, 5*time.Second, 4*time.Hour)
 	checkRange(r, field.Child(at, "silent"), s.Timeouts.Silent, 5*time.Second, 4*time.Hour)
 	checkKnown(r, field.Child(path, "on-failure"), s.OnFailure, OnFailureKeep, OnFailureMoveUDP, OnFailureReset)
+	checkKnown(r, field.Child(path, "on-drain"), s.OnDrain, OnDrainKeep, OnDrainMoveUDP)
+	if s.OnDrain == OnDrainMoveUDP && s.Persistence == PersistenceQUIC {
+		r.failf(field.Child(path, "on-drain"), "must be %s for persistence %s: connection IDs name the server",
+			OnDrainKeep, PersistenceQUIC)
+	}
 	checkKnown(r, field.Child(path, "all-failed"), s.AllFailed, AllFailedUse, AllFailedRefuse)
 	switch at := field.Child(path, "slow-start"); {
 	case s.SlowStart == nil:

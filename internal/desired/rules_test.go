@@ -27,7 +27,7 @@ func valid() *Balancer {
 			Placement: PlacementHash, Persistence: PersistenceTable, Encapsulation: SRv6Encap,
 			Candidates: 3, Generations: 3, Buckets: 1021,
 			Timeouts:  Timeouts{New: 1e10, Established: 1e10, Closing: 1e10, Silent: 1e10},
-			OnFailure: OnFailureMoveUDP, AllFailed: AllFailedUse,
+			OnFailure: OnFailureMoveUDP, OnDrain: OnDrainMoveUDP, AllFailed: AllFailedUse,
 			Servers: []Server{server("s1", "fd00:5:0:1::/64"), server("s2", "fd00:5:0:2::/64")},
 		}},
 	}

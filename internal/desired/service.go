@@ -115,15 +115,22 @@ func (p Port) MarshalYAML() (any, error) {
 // does not answer, that fails its health checks, or whose agent probes find unfit.
 type OnFailure string
 
+// OnDrain is what becomes of the flows of a server that the operator drains, by `drained` or by
+// weight 0. Connections of TCP always stay.
+type OnDrain string
+
 // AllFailed is what becomes of new flows if all servers have failed.
 type AllFailed string
 
-// The values of OnFailure and AllFailed.
+// The values of OnFailure, OnDrain and AllFailed.
 const (
 	OnFailureKeep    OnFailure = "keep"     // all flows stay with the server
 	OnFailureMoveUDP OnFailure = "move-udp" // flows of UDP move to other servers
 	// As move-udp, and connections of TCP are reset when their clients send the next packet.
 	OnFailureReset OnFailure = "reset"
+
+	OnDrainKeep    OnDrain = "keep"     // all flows stay with the server
+	OnDrainMoveUDP OnDrain = "move-udp" // flows of UDP move to other servers
 
 	AllFailedUse    AllFailed = "use"    // all servers get new flows, as if none had failed
 	AllFailedRefuse AllFailed = "refuse" // new flows are refused: rejected, or dropped (BalancerNode.Reject)
@@ -169,6 +176,9 @@ type Service struct {
 	Health *Health `yaml:"health"`
 	// OnFailure is what becomes of the flows of a server that fails. Default move-udp.
 	OnFailure OnFailure `yaml:"on-failure"`
+	// OnDrain is what becomes of the flows of a drained server. Default move-udp, or keep for
+	// persistence quic.
+	OnDrain OnDrain `yaml:"on-drain"`
 	// AllFailed is what becomes of new flows if all servers that are not drained have failed.
 	// Default use.
 	AllFailed AllFailed `yaml:"all-failed"`
@@ -236,8 +246,8 @@ type Server struct {
 	// Weight is the server's share of new flows relative to the others', 0 to
 	// 1000. Default 1. A server of weight 0 is drained, and is not in the candidate table.
 	Weight *uint32 `yaml:"weight" range:"0 to 1000"`
-	// Drained tells whether the server keeps its flows and gets no new ones. It stays in the
-	// candidate table, so to drain it does not begin a new generation.
+	// Drained tells whether the server gets no new flows. Service.OnDrain says which flows it keeps.
+	// It stays in the candidate table, so to drain it does not begin a new generation.
 	Drained bool `yaml:"drained,omitempty"`
 }
 

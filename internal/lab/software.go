@@ -117,7 +117,7 @@ func (n *Node) BalancerConfig() desired.Balancer {
 			Placement: s.Placement, Persistence: s.Persistence, Selection: s.Selection,
 			Infer: s.Infer, Candidates: s.Candidates, History: s.History,
 			Generations: s.Generations, Buckets: s.Buckets, Health: s.Health,
-			OnFailure: s.OnFailure, AllFailed: s.AllFailed, SlowStart: s.SlowStart,
+			OnFailure: s.OnFailure, OnDrain: s.OnDrain, AllFailed: s.AllFailed, SlowStart: s.SlowStart,
 		}
 		for _, spec := range n.lab.Topology.specs(RoleServer) {
 			service.Servers = append(service.Servers, server(spec, s))

@@ -92,9 +92,10 @@ type Service struct {
 	// Health is the same as in a balancer's configuration, with its defaults. Checks via host connect
 	// to the servers' link addresses of the VIP's family.
 	Health *desired.Health `yaml:"health,omitempty"`
-	// OnFailure, AllFailed and SlowStart are the same as in a balancer's configuration, with its
-	// defaults.
+	// OnFailure, OnDrain, AllFailed and SlowStart are the same as in a balancer's configuration, with
+	// its defaults.
 	OnFailure desired.OnFailure `yaml:"on-failure,omitempty"`
+	OnDrain   desired.OnDrain   `yaml:"on-drain,omitempty"`
 	AllFailed desired.AllFailed `yaml:"all-failed,omitempty"`
 	SlowStart *time.Duration    `yaml:"slow-start,omitempty"`
 	// Accept, Load and NotLocal are the same as in an agent's configuration, with its defaults.

@@ -15,9 +15,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// snapshot is the kernel's interfaces, neighbours and routes to targets at one time.
+// snapshot is the kernel's interfaces, addresses, neighbours and routes to targets at one time.
 type snapshot struct {
 	links      map[int]Link
+	addresses  []netip.Addr // of the host, sorted
 	neighbours map[neighbour]entry
 	policies   map[byte]*policy // by family
 }
@@ -42,11 +43,14 @@ type entry struct {
 const usable = netlink.NUD_REACHABLE | netlink.NUD_STALE | netlink.NUD_DELAY |
 	netlink.NUD_PROBE | netlink.NUD_PERMANENT | netlink.NUD_NOARP
 
-// readSnapshot reads all interfaces and neighbours, and the routes to the targets.
+// readSnapshot reads all interfaces, addresses and neighbours, and the routes to the targets.
 func readSnapshot(targets targets) (s *snapshot, err error) {
 	s = &snapshot{policies: map[byte]*policy{}}
 	if s.links, err = readLinks(); err != nil {
 		return nil, fmt.Errorf("list interfaces: %w", err)
+	}
+	if s.addresses, err = readAddresses(); err != nil {
+		return nil, fmt.Errorf("list addresses: %w", err)
 	}
 	for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
 		if !targets.has(family) {
@@ -75,6 +79,30 @@ func readLinks() (map[int]Link, error) {
 		links[link.Index] = link
 	}
 	return links, nil
+}
+
+// readAddresses lists the addresses of the host.
+func readAddresses() ([]netip.Addr, error) {
+	var all []netip.Addr
+	err := dump(unix.RTM_GETADDR, unix.RTM_NEWADDR, unix.AF_UNSPEC, unix.SizeofIfAddrmsg, func(message []byte) {
+		var address, local netip.Addr
+		for kind, value := range attributes(message[unix.SizeofIfAddrmsg:]) {
+			switch kind {
+			case unix.IFA_ADDRESS:
+				address = addressOf(value)
+			case unix.IFA_LOCAL: // of IPv4, and of the near end of a point-to-point link
+				local = addressOf(value)
+			}
+		}
+		if local.IsValid() {
+			address = local
+		}
+		if address.IsValid() {
+			all = append(all, address)
+		}
+	})
+	slices.SortFunc(all, netip.Addr.Compare)
+	return slices.Compact(all), err
 }
 
 func readNeighbours() (map[neighbour]entry, error) {

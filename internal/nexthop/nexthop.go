@@ -43,12 +43,15 @@ type Hop struct {
 type Update struct {
 	Own  []Link // the resolver's interfaces, in its order; a missing one is zero
 	Hops map[netip.Addr]Hop
+	// Addresses are those of the host, sorted, without scopes.
+	Addresses []netip.Addr
 	// Problems has the reasons why targets have no hop.
 	Problems map[netip.Addr]string
 }
 
 func (u Update) equal(other Update) bool {
 	return slices.Equal(u.Own, other.Own) && maps.Equal(u.Hops, other.Hops) &&
+		slices.Equal(u.Addresses, other.Addresses) &&
 		maps.Equal(u.Problems, other.Problems)
 }
 
@@ -224,9 +227,10 @@ func (r *Resolver) resolve() (Update, error) {
 		return Update{}, err
 	}
 	now := Update{
-		Own:      kernel.linksNamed(r.own),
-		Hops:     make(map[netip.Addr]Hop, len(r.targets)),
-		Problems: map[netip.Addr]string{},
+		Own:       kernel.linksNamed(r.own),
+		Hops:      make(map[netip.Addr]Hop, len(r.targets)),
+		Addresses: kernel.addresses,
+		Problems:  map[netip.Addr]string{},
 	}
 	r.found = r.lookup(kernel)
 	failures := r.follow(kernel)

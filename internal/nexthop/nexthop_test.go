@@ -296,6 +296,34 @@ func TestFollowsOwnInterfaces(t *testing.T) {
 	}
 }
 
+// The resolver follows the addresses of the host, whichever interface has them.
+func TestFollowsAddresses(t *testing.T) {
+	n := start(t)
+	n.resolver.SetTargets(t.Context(), nil)
+	has := func(wanted ...string) func(Update) bool {
+		return func(u Update) bool {
+			for _, address := range wanted {
+				if !slices.Contains(u.Addresses, netip.MustParseAddr(address)) {
+					return false
+				}
+			}
+			return slices.IsSortedFunc(u.Addresses, netip.Addr.Compare)
+		}
+	}
+	n.awaitUpdate("the addresses", has("127.0.0.1", "::1", "fd00:a::1", "10.1.0.1", "fd00:b::1", "10.2.0.1"))
+	device := &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: n.ifRight.Index}}
+	for _, added := range []string{"192.0.2.7", "2001:db8::7"} {
+		address, err := netlink.ParseIPNet(added + "/" + fmt.Sprint(netip.MustParseAddr(added).BitLen()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		n.do(func() error { return netlink.AddrAdd(device, &netlink.Addr{IPNet: address}) })
+		n.awaitUpdate("one address more", has(added))
+		n.do(func() error { return netlink.AddrDel(device, &netlink.Addr{IPNet: address}) })
+		n.awaitUpdate("one address less", func(u Update) bool { return !has(added)(u) })
+	}
+}
+
 // A neighbour that the kernel knew before is kept resolved, too, because its address may be long
 // out of date.
 func TestManagesKnownNeighbour(t *testing.T) {

@@ -3,6 +3,7 @@
 package packet
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"net/netip"
@@ -148,6 +149,17 @@ func skipHopByHop(p []byte) (at, nextHeader int, err error) {
 		return 0, 0, fmt.Errorf("hop-by-hop options: %w", err)
 	}
 	return ipv6Length + length, ipv6Length, nil
+}
+
+// TakeHop returns the frame with a decremented hop limit. It returns an error if the frame has no IP
+// packet, or one whose hop limit is 1 or 0.
+func TakeHop(frame []byte) ([]byte, error) {
+	out := bytes.Clone(frame)
+	network, ip, err := parseFrame(out)
+	if err != nil {
+		return nil, err
+	}
+	return out, decrementHopLimit(out[network:], ip)
 }
 
 // decrementHopLimit decrements the hop limit, as every router does. It updates the IPv4 checksum

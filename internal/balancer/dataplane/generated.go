@@ -85,6 +85,7 @@ const (
 	FlagRefusing     = balancerServerFlagsSERVER_REFUSING
 	FlagUnheard      = balancerServerFlagsSERVER_UNHEARD
 	FlagStarting     = balancerServerFlagsSERVER_STARTING
+	FlagLeaving      = balancerServerFlagsSERVER_LEAVING
 )
 
 // Why a packet leaves the server of its flow's entry (enum departure in decision.h).

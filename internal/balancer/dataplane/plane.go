@@ -149,6 +149,9 @@ func (p *Plane) load(spec *ebpf.CollectionSpec, node *desired.BalancerNode, log 
 	if err := spec.Variables[balancerVarHostIsOutside].Set(!node.IsInternal()); err != nil {
 		return fmt.Errorf("set where the interface leads: %w", err)
 	}
+	if err := spec.Variables[balancerVarServerSlots].Set(serverSlots(node.Limits.Servers)); err != nil {
+		return fmt.Errorf("set the number of slots for servers: %w", err)
+	}
 	if err := LoadObjects(spec, &p.Objects, kept); err != nil {
 		return err
 	}

@@ -5,6 +5,7 @@ package dataplane
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 
@@ -18,6 +19,16 @@ import (
 // returnPriority is the priority of the filter of tc_return in clsact. It distinguishes the filter
 // from others. Filters with lower priorities run first.
 const returnPriority = 0x5e6c
+
+// SetOwnAddresses sets the addresses of the host: packets of servers to them are delivered here.
+// SetOwnAddresses returns an error if the table has no room for all of them, or cannot be written.
+func (p *Plane) SetOwnAddresses(addresses []netip.Addr) error {
+	own := make(map[balancerIn6Addr]uint8, len(addresses))
+	for _, address := range addresses {
+		own[in6(address)] = 1
+	}
+	return datapath.Replace(p.Objects.OwnAddresses, own)
+}
 
 // attachReturn attaches tc_return, which runs after XDP, and replaces the program of an earlier
 // process. It uses tcx, or a filter if the kernel is older than 6.6.
