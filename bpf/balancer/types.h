@@ -11,11 +11,7 @@
 #define CACHE_LINE 64
 /* The longest list of candidates a packet can be offered to. */
 #define MAX_CANDIDATES 8
-/* The most servers that a packet of an unknown flow visits: candidates of the present generation
- * and of former ones. Most drivers leave 256 bytes in front of a frame, of which the kernel keeps
- * 40 (struct xdp_frame). The headers for so many servers fit into the rest. */
-#define MAX_SEGMENTS 10
-/* How many servers the headers name instead if the driver leaves less room. Some, such as ixgbe,
+/* How many servers the headers name instead of MAX_SEGMENTS if the driver leaves less room. Some, such as ixgbe,
  * leave 192 bytes; six servers need up to 144 (srv6-encap with the whole list) of the other 152. */
 #define FEW_SEGMENTS 6
 /* The most generations of its servers that a service's candidate table holds. */
