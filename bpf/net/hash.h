@@ -9,8 +9,7 @@
  *
  * Two hashes of one input are independent of each other, too, if the keys of the second one are
  * those of the first one, two further on, and the added keys differ (Toeplitz construction: Black
- * et al., "UMAC: fast and secure message authentication", 1999, section 4; docs/flow-table.md,
- * "Collisions", has the argument).
+ * et al., "UMAC: fast and secure message authentication", 1999, section 4).
  */
 #ifndef SEGUE_NET_HASH_H
 #define SEGUE_NET_HASH_H
