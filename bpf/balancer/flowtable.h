@@ -137,7 +137,7 @@ static __always_inline __u64 entry_value(__u64 signature, __u32 server, enum flo
  * What is hashed of a flow: the source, both ports and the service. The service stands for VIP and
  * protocol.
  */
-#define FLOW_TEXT(key, service)                                                  \
+#define FLOW_HASH_INPUT(key, service)                                            \
 	{                                                                        \
 		(key)->source.s6_addr32[0],	     (key)->source.s6_addr32[1], \
 		(key)->source.s6_addr32[2],	     (key)->source.s6_addr32[3], \
@@ -158,7 +158,7 @@ static __always_inline __u64 former_place(const struct flow_key *key, __u32 serv
  * is 2^-n, also if they have the same signature. */
 static __always_inline __u64 flow_place(const struct flow_key *key, __u32 service)
 {
-	const __u32 words[FLOW_WORDS] = FLOW_TEXT(key, service);
+	const __u32 words[FLOW_WORDS] = FLOW_HASH_INPUT(key, service);
 
 	if (__builtin_expect(flow_place_is_former, false))
 		return former_place(key, service);
@@ -167,7 +167,7 @@ static __always_inline __u64 flow_place(const struct flow_key *key, __u32 servic
 
 static __always_inline __u64 flow_signature(const struct flow_key *key, __u32 service)
 {
-	const __u32 words[FLOW_WORDS] = FLOW_TEXT(key, service);
+	const __u32 words[FLOW_WORDS] = FLOW_HASH_INPUT(key, service);
 	__u64 signature = multilinear(words, FLOW_WORDS, flow_keys + 3, flow_keys[FLOW_KEYS - 1]) &
 			  FLOW_SIGNATURE_MASK;
 

@@ -62,8 +62,8 @@ func (f Flow) TableHash(service uint32, identity *Identity) (place, signature ui
 	return place, f.signature(service, &identity.FlowKeys)
 }
 
-// text returns what is hashed of the flow: FLOW_TEXT in bpf/balancer/flowtable.h.
-func (f Flow) text(service uint32) []uint32 {
+// hashInput returns what is hashed of the flow: FLOW_HASH_INPUT in bpf/balancer/flowtable.h.
+func (f Flow) hashInput(service uint32) []uint32 {
 	words := f.words()
 	return append(words[:4:4], words[8], service)
 }
@@ -75,7 +75,7 @@ func (f Flow) place(service uint32, keys *FlowKeys) uint64 {
 }
 
 func (f Flow) placeSum(service uint32, keys *FlowKeys) uint64 {
-	return multilinear(f.text(service), keys[1:7], keys[0])
+	return multilinear(f.hashInput(service), keys[1:7], keys[0])
 }
 
 // formerPlace returns the same for tables of a former build: former_place in
@@ -89,7 +89,7 @@ func (f Flow) formerPlace(service uint32, keys *FlowKeys) uint64 {
 // signature returns the 34 bits that identify the flow in its bucket: flow_signature in
 // bpf/balancer/flowtable.h.
 func (f Flow) signature(service uint32, keys *FlowKeys) uint64 {
-	return multilinear(f.text(service), keys[3:9], keys[9]) >> 30
+	return multilinear(f.hashInput(service), keys[3:9], keys[9]) >> 30
 }
 
 // goldenRatio is 2^64 divided by the golden ratio (Knuth, "The Art of Computer Programming", volume
