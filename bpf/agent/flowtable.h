@@ -164,11 +164,13 @@ static __always_inline __u64 agent_former_place(const struct flow_key *key)
  * 2^-AGENT_FLOW_BUCKET_BITS, also if they have the same signature. */
 static __always_inline __u32 agent_bucket_of(const struct flow_key *key)
 {
-	__u64 place = agent_place_is_former()
-			      ? agent_former_place(key)
-			      : place_of(multilinear((const __u32 *)key, AGENT_FLOW_WORDS,
-						     agent_keys + 1, agent_keys[0]));
+	__u64 place = place_of(
+		multilinear((const __u32 *)key, AGENT_FLOW_WORDS, agent_keys + 1, agent_keys[0]));
 
+	/* As in the balancer's flow_place(). */
+	barrier_var(place);
+	if (agent_place_is_former())
+		place = agent_former_place(key);
 	return place >> (64 - AGENT_FLOW_BUCKET_BITS);
 }
 

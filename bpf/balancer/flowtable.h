@@ -159,10 +159,14 @@ static __always_inline __u64 former_place(const struct flow_key *key, __u32 serv
 static __always_inline __u64 flow_place(const struct flow_key *key, __u32 service)
 {
 	const __u32 words[FLOW_WORDS] = FLOW_HASH_INPUT(key, service);
+	__u64 place = place_of(multilinear(words, FLOW_WORDS, flow_keys + 1, flow_keys[0]));
 
-	if (__builtin_expect(flow_place_is_former, false))
-		return former_place(key, service);
-	return place_of(multilinear(words, FLOW_WORDS, flow_keys + 1, flow_keys[0]));
+	/* Otherwise the compiler would compute it elsewhere, and the program would jump there and
+	 * back. */
+	barrier_var(place);
+	if (flow_place_is_former)
+		place = former_place(key, service);
+	return place;
 }
 
 static __always_inline __u64 flow_signature(const struct flow_key *key, __u32 service)
