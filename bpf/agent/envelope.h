@@ -200,6 +200,19 @@ static __always_inline enum agent_reason read_inserted(struct envelope *envelope
 	return AGENT_NONE;
 }
 
+/* How many servers the packet can still visit, with this one. In an inserted header the VIP is a
+ * segment too. */
+static __always_inline __u32 servers_left(const struct envelope *envelope)
+{
+	return envelope->segments_left + (envelope->encapsulation != ENCAP_SRV6_INSERT);
+}
+
+/* Whether this server is the last of the list. */
+static __always_inline bool is_last_server(const struct envelope *envelope)
+{
+	return servers_left(envelope) <= 1;
+}
+
 /* Reads the headers behind the IPv6 header of a packet to a SID, up to the VIP. */
 static __always_inline enum agent_reason read_segments(struct cursor *at, struct envelope *envelope)
 {
@@ -240,12 +253,6 @@ static __always_inline bool is_other_server(const struct in6_addr *segment)
 {
 	return is_vip_function(sid_function(segment)) && !in_node_locator(segment) &&
 	       !is_multicast(segment);
-}
-
-/* Whether this server is the last of the list. In an inserted header the VIP is a segment too. */
-static __always_inline bool is_last_server(const struct envelope *envelope)
-{
-	return envelope->segments_left <= (envelope->encapsulation == ENCAP_SRV6_INSERT);
 }
 
 static __always_inline bool is_tunneled(const struct envelope *envelope)
@@ -293,6 +300,7 @@ static __always_inline bool load_entry(const struct xdp_md *ctx, const struct en
 static __always_inline enum agent_reason read_sid(struct cursor *at, struct envelope *envelope)
 {
 	const struct ipv6hdr *ip = at->pos;
+	enum agent_reason why;
 
 	if ((void *)(ip + 1) > at->end)
 		return AGENT_PASS_IP_HEADER;
@@ -306,7 +314,8 @@ static __always_inline enum agent_reason read_sid(struct cursor *at, struct enve
 		return AGENT_DROP_IP_HEADER;
 	envelope->next_header = ip->nexthdr;
 	peel(at, envelope, sizeof(*ip));
-	return read_segments(at, envelope);
+	why = read_segments(at, envelope);
+	return !why && servers_left(envelope) > MAX_SEGMENTS ? AGENT_DROP_TOO_MANY_SERVERS : why;
 }
 
 static __always_inline enum agent_reason read_ipv6(struct cursor *at, struct envelope *envelope)

@@ -29,9 +29,10 @@
 
 #define AGENT_FLOWS_PER_BUCKET 8
 #define AGENT_FLOW_BUCKET_BITS 15
-/* Words of 64 bits that select a bucket, and of 32 bits in a signature. */
-#define AGENT_PLACE_WORDS 3
-#define AGENT_SIGNATURE_WORDS 10
+/* What is hashed of a flow, in words of 32 bits: all of its key. */
+#define AGENT_FLOW_WORDS 10
+/* The keys of its two hashes, in the order of FLOW_KEYS in the balancer's types.h. */
+#define AGENT_FLOW_KEYS (AGENT_FLOW_WORDS + 4)
 #define AGENT_SIGNATURE_SHIFT 30
 #define AGENT_CHECK_SHIFT (64 - AGENT_SIGNATURE_SHIFT)
 /* A tick of the table's clock is 2^20 ns, about a millisecond. */
@@ -86,13 +87,13 @@ struct {
 	__type(value, __u64);
 } agent_balancers SEC(".maps");
 
-/* Random numbers, which are kept with the table. Those for the place are odd. */
 struct agent_flow_keys {
-	__u64 place[AGENT_PLACE_WORDS];
-	__u64 signature[AGENT_SIGNATURE_WORDS + 1];
+	__u64 key[AGENT_FLOW_KEYS];
 };
 
-/* For user space. The programs read constants. */
+/* Random numbers, which are kept with the table. The first one is odd if the table is of a former
+ * build. Such a table keeps that build's hash for the bucket, because entries cannot move to other
+ * buckets: they do not tell their flows. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -100,8 +101,13 @@ struct {
 	__type(value, struct agent_flow_keys);
 } agent_flow_keys SEC(".maps");
 
-const volatile __u64 agent_place_keys[AGENT_PLACE_WORDS];
-const volatile __u64 agent_signature_keys[AGENT_SIGNATURE_WORDS + 1];
+/* The same, for the programs. */
+const volatile __u64 agent_keys[AGENT_FLOW_KEYS];
+
+static __always_inline bool agent_place_is_former(void)
+{
+	return agent_keys[0] & 1;
+}
 
 /* Where a flow's entry is, or would be. */
 struct agent_flow_place {
@@ -144,17 +150,28 @@ static __always_inline __u64 agent_flow_age(const struct agent_flow *flow)
 	return (__u64)age_since(flow->since, agent_now()) << AGENT_TICK_SHIFT;
 }
 
-/* The number of the flow's bucket. Addresses are hashed in host order: they differ in the low bits,
- * which influence most bits of a product. */
-static __always_inline __u32 agent_bucket_of(const struct flow_key *key)
+/* The place in a table of a former build. A client can choose sources that share a bucket. */
+static __always_inline __u64 agent_former_place(const struct flow_key *key)
 {
 	const __be64 *source = (const __be64 *)&key->source;
 	__u64 rest = (__u64)key->destination.s6_addr32[3] << 32 | *(const __u32 *)&key->source_port;
 
-	return spread(bpf_be64_to_cpu(source[0]) * agent_place_keys[0] +
-		      bpf_be64_to_cpu(source[1]) * agent_place_keys[1] +
-		      rest * agent_place_keys[2]) >>
-	       (64 - AGENT_FLOW_BUCKET_BITS);
+	return spread(bpf_be64_to_cpu(source[0]) * agent_keys[0] +
+		      bpf_be64_to_cpu(source[1]) * agent_keys[1] + rest * agent_keys[2]);
+}
+
+/* The number of the flow's bucket. Any two flows share it with a probability of
+ * 2^-AGENT_FLOW_BUCKET_BITS, also if they have the same signature. */
+static __always_inline __u32 agent_bucket_of(const struct flow_key *key)
+{
+	__u64 place = place_of(
+		multilinear((const __u32 *)key, AGENT_FLOW_WORDS, agent_keys + 1, agent_keys[0]));
+
+	/* As in the balancer's flow_place(). */
+	barrier_var(place);
+	if (agent_place_is_former())
+		place = agent_former_place(key);
+	return place >> (64 - AGENT_FLOW_BUCKET_BITS);
 }
 
 static __always_inline struct agent_flow_place agent_place_of(const struct flow_key *key)
@@ -162,17 +179,18 @@ static __always_inline struct agent_flow_place agent_place_of(const struct flow_
 	__u32 number = agent_bucket_of(key);
 	struct agent_flow_place place = {
 		.bucket = bpf_map_lookup_elem(&agent_flows, &number),
-		.signature = multilinear((const __u32 *)key, AGENT_SIGNATURE_WORDS,
-					 agent_signature_keys) >>
+		.signature = multilinear((const __u32 *)key, AGENT_FLOW_WORDS, agent_keys + 3,
+					 agent_keys[AGENT_FLOW_KEYS - 1]) >>
 			     AGENT_SIGNATURE_SHIFT << AGENT_SIGNATURE_SHIFT,
 	};
 
 	return place;
 }
 
+/* Content and locator are of this host and of balancers: no client chooses them. */
 static __always_inline __u64 agent_check(__u64 content, __u64 locator)
 {
-	return spread(content * agent_place_keys[0] + locator) >> AGENT_CHECK_SHIFT;
+	return spread(content * (agent_keys[0] | 1) + locator) >> AGENT_CHECK_SHIFT;
 }
 
 /* Each flow starts its search at an entry of its own. Most flows are found there at once. */

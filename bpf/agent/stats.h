@@ -50,6 +50,7 @@ enum agent_reason {
 	AGENT_DROP_SRH_TRUNCATED,     /* the header is longer than the packet */
 	AGENT_DROP_SRH_LAST_ENTRY,    /* the list is longer than the header */
 	AGENT_DROP_SRH_SEGMENTS_LEFT, /* beyond the list, or 0 before the VIP */
+	AGENT_DROP_TOO_MANY_SERVERS,  /* the list has more servers left than a balancer names */
 	AGENT_DROP_NOT_ENCAPSULATED,  /* neither a segment routing header nor an inner packet */
 	AGENT_DROP_INNER_HEADER,      /* wrong version or length of the inner packet */
 	AGENT_DROP_NOT_SERVED,	      /* not a VIP of this node, and no server is left */

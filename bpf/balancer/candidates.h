@@ -32,7 +32,9 @@ static __always_inline __u32 generations_of(const struct service *service)
 /* The same on all balancers that share a seed. */
 static __always_inline __u32 hash_of(const struct flow_key *flow)
 {
-	return mix(multilinear((const __u32 *)flow, TUPLE_WORDS, bucket_keys) >> 32);
+	return mix(multilinear((const __u32 *)flow, TUPLE_WORDS, bucket_keys,
+			       bucket_keys[TUPLE_WORDS]) >>
+		   32);
 }
 
 /* Maps a hash onto 0..count-1 without a division (Lemire, "Fast random integer generation in an

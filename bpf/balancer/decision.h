@@ -8,6 +8,7 @@
 #ifndef SEGUE_BALANCER_DECISION_H
 #define SEGUE_BALANCER_DECISION_H
 
+#include "net/srv6.h"
 #include "types.h"
 
 /* Why a packet leaves the server of its flow's entry. */

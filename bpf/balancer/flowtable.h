@@ -77,8 +77,9 @@ struct {
 } observed SEC(".maps");
 
 /* Secret, random, and kept as long as the table: set at load. */
-const volatile __u64 flow_bucket_keys[FLOW_BUCKET_WORDS];
-const volatile __u64 flow_signature_keys[FLOW_WORDS + 1];
+const volatile __u64 flow_keys[FLOW_KEYS];
+/* The tables are of a build before TABLES_VERSION: they keep its hash for the bucket. */
+const volatile bool flow_place_is_former;
 const volatile __u32 flow_bucket_shift;	    /* 64 less the bits of a bucket's number */
 const volatile __u32 observed_bucket_shift; /* likewise */
 /* One tick of `last seen` is 2^this jiffies, 3.6 to 7.2 s. */
@@ -133,28 +134,46 @@ static __always_inline __u64 entry_value(__u64 signature, __u32 server, enum flo
 }
 
 /*
- * The key is the source, both ports and the service. The service stands for VIP and protocol.
- * Addresses are hashed in host order: they differ in the low bits, which influence most bits of a
- * product.
+ * What is hashed of a flow: the source, both ports and the service. The service stands for VIP and
+ * protocol.
  */
-static __always_inline __u64 flow_place(const struct flow_key *key, __u32 service)
+#define FLOW_HASH_INPUT(key, service)                                            \
+	{                                                                        \
+		(key)->source.s6_addr32[0],	     (key)->source.s6_addr32[1], \
+		(key)->source.s6_addr32[2],	     (key)->source.s6_addr32[3], \
+		*(const __u32 *)&(key)->source_port, service,                    \
+	}
+
+/* The place in tables of a former build. A client can choose sources that share a bucket. */
+static __always_inline __u64 former_place(const struct flow_key *key, __u32 service)
 {
 	const __be64 *source = (const __be64 *)&key->source;
 	__u64 rest = (__u64)service << 32 | *(const __u32 *)&key->source_port;
 
-	return spread(bpf_be64_to_cpu(source[0]) * flow_bucket_keys[0] +
-		      bpf_be64_to_cpu(source[1]) * flow_bucket_keys[1] +
-		      rest * flow_bucket_keys[2]);
+	return spread(bpf_be64_to_cpu(source[0]) * flow_keys[0] +
+		      bpf_be64_to_cpu(source[1]) * flow_keys[1] + rest * flow_keys[2]);
+}
+
+/* The place in a flow table. For any two flows, the probability that they share one of 2^n buckets
+ * is 2^-n, also if they have the same signature. */
+static __always_inline __u64 flow_place(const struct flow_key *key, __u32 service)
+{
+	const __u32 words[FLOW_WORDS] = FLOW_HASH_INPUT(key, service);
+	__u64 place = place_of(multilinear(words, FLOW_WORDS, flow_keys + 1, flow_keys[0]));
+
+	/* Otherwise the compiler would compute it elsewhere, and the program would jump there and
+	 * back. */
+	barrier_var(place);
+	if (flow_place_is_former)
+		place = former_place(key, service);
+	return place;
 }
 
 static __always_inline __u64 flow_signature(const struct flow_key *key, __u32 service)
 {
-	const __u32 words[FLOW_WORDS] = {
-		key->source.s6_addr32[0],	   key->source.s6_addr32[1],
-		key->source.s6_addr32[2],	   key->source.s6_addr32[3],
-		*(const __u32 *)&key->source_port, service,
-	};
-	__u64 signature = multilinear(words, FLOW_WORDS, flow_signature_keys) & FLOW_SIGNATURE_MASK;
+	const __u32 words[FLOW_WORDS] = FLOW_HASH_INPUT(key, service);
+	__u64 signature = multilinear(words, FLOW_WORDS, flow_keys + 3, flow_keys[FLOW_KEYS - 1]) &
+			  FLOW_SIGNATURE_MASK;
 
 	/* Otherwise the compiler would compute it later, and keep twelve numbers on the stack. */
 	barrier_var(signature);
@@ -223,8 +242,8 @@ static __always_inline void flow_lookup(const struct flow_key *key, __u32 servic
 {
 	__u32 number;
 
-	flow->signature = flow_signature(key, service);
 	flow->place = flow_place(key, service);
+	flow->signature = flow_signature(key, service);
 	number = flow->place >> flow_bucket_shift;
 	flow->bucket = changeable(bpf_map_lookup_elem(&flows, &number), &flows_copy);
 	flow_search(flow);

@@ -11,11 +11,7 @@
 #define CACHE_LINE 64
 /* The longest list of candidates a packet can be offered to. */
 #define MAX_CANDIDATES 8
-/* The most servers that a packet of an unknown flow visits: candidates of the present generation
- * and of former ones. Most drivers leave 256 bytes in front of a frame, of which the kernel keeps
- * 40 (struct xdp_frame). The headers for so many servers fit into the rest. */
-#define MAX_SEGMENTS 10
-/* How many servers the headers name instead if the driver leaves less room. Some, such as ixgbe,
+/* How many servers the headers name instead of MAX_SEGMENTS if the driver leaves less room. Some, such as ixgbe,
  * leave 192 bytes; six servers need up to 144 (srv6-encap with the whole list) of the other 152. */
 #define FEW_SEGMENTS 6
 /* The most generations of its servers that a service's candidate table holds. */
@@ -251,11 +247,13 @@ struct port {
 	__u64 mac; /* the MAC address, in memory order */
 };
 
-/* A flow's source, its ports and service: with an odd key for each. */
-#define FLOW_BUCKET_WORDS 3
 /* What is hashed of a flow or of all of its key, in words of 32 bits: with a key for
  * each, and one more (net/hash.h). */
 #define FLOW_WORDS 6
+/* The keys of a flow's two hashes, for the place in a table and for the signature: an added key,
+ * then a key for each word, where those of the signature begin two further on, and its added key.
+ */
+#define FLOW_KEYS (FLOW_WORDS + 4)
 #define TUPLE_WORDS (sizeof(struct flow_key) / sizeof(__u32))
 /* The VIP's two halves; port, protocol and kind: with an odd key for each. */
 #define SERVICE_WORDS 3
@@ -266,14 +264,16 @@ struct port {
  * bits of a flow's entry or another hash.
  */
 enum tables_version {
-	TABLES_VERSION = 10,
+	/* The same, except for the hash that selects a flow's bucket. Entries do not tell their
+	 * flows, so they cannot move to other buckets: the tables keep this hash. */
+	TABLES_VERSION_FORMER_PLACE = 10,
+	TABLES_VERSION = 11,
 };
 
 /* The version, and the hash keys; all but the last live as long as the tables. */
 struct identity {
 	__u64 version; /* enum tables_version */
-	__u64 flow_bucket_keys[FLOW_BUCKET_WORDS];
-	__u64 flow_signature_keys[FLOW_WORDS + 1];
+	__u64 flow_keys[FLOW_KEYS];
 	__u64 service_keys[SERVICE_WORDS];
 	__u64 bucket_keys[TUPLE_WORDS + 1]; /* from the configured seed */
 };

@@ -55,5 +55,8 @@ int xdp_reference(struct xdp_md *ctx)
 		return leave(ctx, &pkt, why);
 	why = find_segments(&pkt, &service, &segments);
 	return forward(ctx, &pkt, &service, &segments, segments.server[0], 1,
-		       multilinear((const __u32 *)&pkt.key, TUPLE_WORDS, bucket_keys) >> 32, why);
+		       multilinear((const __u32 *)&pkt.key, TUPLE_WORDS, bucket_keys,
+				   bucket_keys[TUPLE_WORDS]) >>
+			       32,
+		       why);
 }

@@ -176,6 +176,9 @@ func printBalancer(out io.Writer, s *balancerStatus) error {
 		fmt.Fprintf(out, "inside: %s\n", describeAttachment(s.Inside))
 	}
 	fmt.Fprintf(out, "flows: %s\n", describeFlows(&s.FlowTable))
+	if s.FlowTable.FormerHash {
+		printFormerHash(out, &s.Snapshot.Snapshot)
+	}
 	if s.Hints != nil {
 		fmt.Fprintf(out, "hints: %s\n", describeHints(s.Hints))
 	}
@@ -215,6 +218,13 @@ func describeFlows(t *inspect.FlowTable) string {
 		t.Flows.New, t.Flows.Established, t.Flows.Closing, *t.HalfOpen, wholeSeconds(*t.Age))
 }
 
+// printFormerHash says how to renew flow tables that an earlier build has made.
+func printFormerHash(out io.Writer, s *datapath.Snapshot) {
+	command := map[datapath.Role]string{datapath.RoleBalancer: "lb", datapath.RoleAgent: "agent"}[s.Role]
+	fmt.Fprintf(out, "FLOW TABLE OF AN EARLIER BUILD, with its weaker hash: "+
+		"`segue %s detach %s` and a start renew it, as a reboot does\n", command, s.Name)
+}
+
 // wholeSeconds returns a time that is given in seconds, such as 3s or 2h5m0s.
 func wholeSeconds(seconds float64) string {
 	return time.Duration(seconds * float64(time.Second)).Round(time.Second).String()
@@ -223,6 +233,9 @@ func wholeSeconds(seconds float64) string {
 func printAgent(out io.Writer, s *agent.Snapshot) error {
 	printHeader(out, &s.Snapshot, isAttached(s.Attachment))
 	printConfiguration(out, s.Configuration)
+	if s.FormerHash {
+		printFormerHash(out, &s.Snapshot)
+	}
 	if err := errors.Join(printOffers(out, s.Services), printIDs(out, s.Services)); err != nil {
 		return err
 	}

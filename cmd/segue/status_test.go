@@ -5,6 +5,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -385,6 +386,26 @@ func TestStatusOfStopped(t *testing.T) {
 		}
 		if !strings.Contains(output.String(), c.want) {
 			t.Errorf("attached %+v and %+v: no %q in\n%s", c.outside, c.inside, c.want, &output)
+		}
+	}
+}
+
+// Status tells of tables that keep the hash of an earlier build, and how to renew them.
+func TestStatusOfAnEarlierBuildsTables(t *testing.T) {
+	const warning = "FLOW TABLE OF AN EARLIER BUILD"
+	for _, former := range []bool{false, true} {
+		_, lb := someSnapshots()
+		lb.FlowTable.FormerHash = former
+		_, server := someAgent()
+		server.FormerHash = former
+		var output bytes.Buffer
+		if err := errors.Join(printBalancer(&output, &balancerStatus{Snapshot: lb}), printAgent(&output, server)); err != nil {
+			t.Fatal(err)
+		}
+		for _, command := range []string{"`segue lb detach " + lb.Name + "`", "`segue agent detach agent`"} {
+			if got := output.String(); strings.Contains(got, warning) != former || strings.Contains(got, command) != former {
+				t.Errorf("former %t: warning %q with %q in\n%s", former, warning, command, got)
+			}
 		}
 	}
 }

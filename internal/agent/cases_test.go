@@ -123,6 +123,19 @@ func asks(kind desired.Encapsulation, function uint16, frame []byte, next ...net
 	return wrap(frame, srv6Encap(kind, append([]netip.Addr{sidOf(sid, function)}, next...)...))
 }
 
+// bouncing is a list of two servers in turn: this one is the first.
+func bouncing(n int) (segments []netip.Addr) {
+	for i := range n {
+		segments = append(segments, []netip.Addr{sid, nextSID}[i%2])
+	}
+	return segments
+}
+
+func whole(e packet.Encap) packet.Encap {
+	e.Whole = true
+	return e
+}
+
 // taken are packets with functions about flows without sockets.
 func taken() []packetCase {
 	syn4, syn6 := packet.TCP(client4, vip4), packet.TCP(client6, vip6)
@@ -219,6 +232,11 @@ func drops() []packetCase {
 		{"header without a list", set(insert, srhLength, 1), "drop_srh_last_entry", nil},
 		{"segments left beyond the list", set(insert, srhSegmentsLeft, 4), "drop_srh_segments_left", nil},
 		{"no segment left", set(insert, srhSegmentsLeft, 0), "drop_srh_segments_left", nil},
+		{"inserted list of 11 servers", to(client6, other6, srv6Encap(desired.SRv6Insert, bouncing(11)...)), "drop_too_many_servers", nil},
+		{"list of 11 servers, to its VIP", to(client6, vip6, srv6Encap(desired.SRv6Insert, bouncing(11)...)), "drop_too_many_servers", nil},
+		{"inserted list of 90 servers", to(client6, other6, srv6Encap(desired.SRv6Insert, bouncing(90)...)), "drop_too_many_servers", nil},
+		{"reduced list of 11 servers", to(client4, other4, srv6Encap(desired.SRv6Encap, bouncing(11)...)), "drop_too_many_servers", nil},
+		{"whole list of 11 servers", to(client6, other6, whole(srv6Encap(desired.SRv6Encap, bouncing(11)...))), "drop_too_many_servers", nil},
 		{"not encapsulated", bare, "drop_not_encapsulated", nil},
 		{"inner IPv4 version", set(encap4, 40, 0x55), "drop_inner_header", nil},
 		{"inner IPv4 header of 16 bytes", set(encap4, 40, 0x44), "drop_inner_header", nil},
@@ -291,6 +309,9 @@ func nexts() []packetCase {
 		{"ICMP error, encap IPv4", asks(desired.SRv6Encap, steer, few4["ICMP error"], nextSID), "next_not_local", nil},
 		{"later fragment", asks(desired.SRv6Encap, steer, few4["last fragment"], nextSID), "next_not_local", nil},
 		{"insert", to(client6, other6, srv6Encap(desired.SRv6Insert, sid, nextSID)), "next_segment", nil},
+		{"insert, first of ten", to(client6, other6, srv6Encap(desired.SRv6Insert, bouncing(10)...)), "next_segment", nil},
+		{"reduced list of ten", to(client4, other4, srv6Encap(desired.SRv6Encap, bouncing(10)...)), "next_segment", nil},
+		{"whole list of ten", to(client6, other6, whole(srv6Encap(desired.SRv6Encap, bouncing(10)...))), "next_segment", nil},
 		{"insert, first of three", to(client6, other6, srv6Encap(desired.SRv6Insert, sid, nextSID, nextSID)), "next_segment", nil},
 		{"insert, behind options", to(client6, other6, srv6Encap(desired.SRv6Insert, sid, nextSID), packet.HopByHop(24)),
 			"next_segment", nil},

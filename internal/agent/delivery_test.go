@@ -3,6 +3,7 @@
 package agent
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
@@ -132,6 +133,35 @@ func TestNextSegment(t *testing.T) {
 				t.Errorf("counters of the second server: %v", off)
 			}
 		})
+	}
+}
+
+// A list that names two servers in turn makes them pass a packet to and fro. Balancers name at most
+// ten servers, so a packet with a longer list is dropped where it arrives, and any packet makes at
+// most nine more.
+func TestListsDoNotBounce(t *testing.T) {
+	k := testKernel(t)
+	for n, want := range map[int]int{2: 1, 9: 8, 10: 9, 11: 0, 12: 0, 90: 0} {
+		for name, encap := range map[string]packet.Encap{
+			"insert": srv6Encap(desired.SRv6Insert, bouncing(n)...), "encap": srv6Encap(desired.SRv6Encap, bouncing(n)...),
+			"whole": whole(srv6Encap(desired.SRv6Encap, bouncing(n)...)),
+		} {
+			frame, passedOn, before := to(client6, other6, encap), 0, counters(t, k)
+			for range 2 * n {
+				here := frame[14+24:] // the destination is the server that gets the packet
+				if err := k.objects.NodeLocator.Set(binary.NativeEndian.Uint64(here)); err != nil {
+					t.Fatal(err)
+				}
+				verdict, out := runAgent(t, k, frame)
+				if verdict != xdpPass {
+					break
+				}
+				passedOn, frame = passedOn+1, out
+			}
+			if got := int(changed(before, counters(t, k))["next_segment"].Packets); passedOn != want || got != want {
+				t.Errorf("%s, list of %d servers: passed on %d times (counted %d), want %d", name, n, passedOn, got, want)
+			}
+		}
 	}
 }
 

@@ -35,18 +35,19 @@ type View struct {
 // viewed returns the tables that a view reads, by name.
 func viewed(maps *agentMaps) map[string]**ebpf.Map {
 	return map[string]**ebpf.Map{
-		agentMapAcceptances:  &maps.Acceptances,
-		agentMapAgentFlows:   &maps.AgentFlows,
-		agentMapConnections:  &maps.Connections,
-		agentMapLoads:        &maps.Loads,
-		agentMapOffers:       &maps.Offers,
-		agentMapQuicIdCounts: &maps.QuicIdCounts,
-		agentMapQuicOwnIds:   &maps.QuicOwnIds,
-		agentMapReasons:      &maps.Reasons,
-		agentMapServiceNames: &maps.ServiceNames,
-		agentMapSignals:      &maps.Signals,
-		agentMapSynAcks:      &maps.SynAcks,
-		agentMapVips:         &maps.Vips,
+		agentMapAcceptances:   &maps.Acceptances,
+		agentMapAgentFlows:    &maps.AgentFlows,
+		agentMapAgentFlowKeys: &maps.AgentFlowKeys,
+		agentMapConnections:   &maps.Connections,
+		agentMapLoads:         &maps.Loads,
+		agentMapOffers:        &maps.Offers,
+		agentMapQuicIdCounts:  &maps.QuicIdCounts,
+		agentMapQuicOwnIds:    &maps.QuicOwnIds,
+		agentMapReasons:       &maps.Reasons,
+		agentMapServiceNames:  &maps.ServiceNames,
+		agentMapSignals:       &maps.Signals,
+		agentMapSynAcks:       &maps.SynAcks,
+		agentMapVips:          &maps.Vips,
 	}
 }
 
@@ -110,6 +111,9 @@ type Snapshot struct {
 	// Signals counts signals by their outcome. SYNACKs counts SYN-ACKs by their outcome.
 	Signals map[string]uint64 `json:"signals"`
 	SYNACKs map[string]uint64 `json:"syn_acks"`
+	// FormerHash tells whether an earlier build made the flow table, with a hash by which clients
+	// can choose flows that share a bucket. The table keeps the hash until it is made anew.
+	FormerHash bool `json:"former_hash"`
 }
 
 // ServiceState is the state of a service in the data path.
@@ -195,7 +199,11 @@ func (v *View) Snapshot() (*Snapshot, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Snapshot{Snapshot: *common}
+	keys, err := flowKeysOf(v.maps.AgentFlowKeys)
+	if err != nil {
+		return nil, fmt.Errorf("instance %s: %w", v.instance, err)
+	}
+	s := &Snapshot{Snapshot: *common, FormerHash: hasFormerPlaces(&keys)}
 	var failed [3]error
 	s.Services, failed[0] = v.services()
 	s.Signals, failed[1] = sums(v.maps.Signals, v.labels.signals)

@@ -150,6 +150,10 @@ func (k *kernel) load(node *desired.AgentNode) error {
 	if k.flowKeys, err = flowKeysOf(kept[agentMapAgentFlowKeys]); err != nil {
 		return err
 	}
+	if hasFormerPlaces(&k.flowKeys) {
+		k.log.Warn("an earlier build made the flow table: it keeps its hash, by which clients can choose "+
+			"flows that share a bucket, until it is removed", "remove", "segue agent detach "+k.instance)
+	}
 	if err := setVariables(spec, constants(&k.flowKeys)); err != nil {
 		return err
 	}

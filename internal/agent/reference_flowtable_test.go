@@ -27,6 +27,7 @@ type flowTable struct {
 
 const (
 	entriesPerBucket = 8
+	bucketBits       = 15
 	tickLength       = 1 << 20   // ns
 	firstMask        = 1<<13 - 1 // of a report: what it tells about the first candidate
 )
@@ -67,6 +68,12 @@ func spread(sum uint64) uint64 {
 	return sum * 0x9e3779b97f4a7c15
 }
 
+// placeOf is place_of in bpf/net/hash.h.
+func placeOf(sum uint64) uint64 {
+	high, odd := uint32(sum>>32), uint32(sum)|1
+	return uint64((high^high>>16)*odd)<<32 | uint64(odd)
+}
+
 // place returns the number of the flow's bucket and its signature, in the highest bits.
 func (t *flowTable) place(f flow) (bucket, signature uint64) {
 	source, destination := f.client.Addr().As16(), f.vip.Addr().As16()
@@ -77,18 +84,24 @@ func (t *flowTable) place(f flow) (bucket, signature uint64) {
 	binary.BigEndian.PutUint16(key[34:], f.vip.Port())
 	key[36] = unix.IPPROTO_TCP
 	word := func(i int) uint64 { return uint64(binary.NativeEndian.Uint32(key[4*i:])) }
-	sum := t.keys.Signature[10]
-	for i := 0; i < 10; i += 2 {
-		sum += (t.keys.Signature[i] + word(i)) * (t.keys.Signature[i+1] + word(i+1))
+	keys := t.keys.Key
+	multilinear := func(keys []uint64, added uint64) uint64 {
+		for i := 0; i < 10; i += 2 {
+			added += (keys[i] + word(i)) * (keys[i+1] + word(i+1))
+		}
+		return added
 	}
-	rest := word(7)<<32 | word(8)
-	bucket = spread(binary.BigEndian.Uint64(key[:])*t.keys.Place[0]+
-		binary.BigEndian.Uint64(key[8:])*t.keys.Place[1]+rest*t.keys.Place[2]) >> 49
-	return bucket, sum >> 30 << 30
+	bucket = placeOf(multilinear(keys[1:], keys[0])) >> (64 - bucketBits)
+	if hasFormerPlaces(&t.keys) {
+		rest := word(7)<<32 | word(8)
+		bucket = spread(binary.BigEndian.Uint64(key[:])*keys[0]+
+			binary.BigEndian.Uint64(key[8:])*keys[1]+rest*keys[2]) >> (64 - bucketBits)
+	}
+	return bucket, multilinear(keys[3:], keys[13]) >> 30 << 30
 }
 
 func (t *flowTable) check(content, locator uint64) uint64 {
-	return spread(content*t.keys.Place[0]+locator) >> 34
+	return spread(content*(t.keys.Key[0]|1)+locator) >> 34
 }
 
 // search returns the entries of the flow's bucket in the order in which the data path visits them.

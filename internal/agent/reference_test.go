@@ -67,6 +67,9 @@ type wrapped struct {
 	headers      int          // length of those headers, in bytes
 }
 
+// maxServers is the most servers that a packet may visit: MAX_SEGMENTS in bpf/net/srv6.h.
+const maxServers = 10
+
 // left returns the number of servers that the packet has not visited yet.
 func (w wrapped) left() int {
 	if w.kind == desired.SRv6Insert {
@@ -337,6 +340,9 @@ func (r reference) openIPv6(b []byte) (wrapped, string) {
 		}
 		w.sender = netip.PrefixFrom(w.source, 64).Masked()
 		reason := w.openSegments(b[6], b[40:length])
+		if reason == "" && w.left()+1 > maxServers {
+			reason = "drop_too_many_servers"
+		}
 		w.headers = length - len(w.inner)
 		return w, reason
 	}

@@ -337,11 +337,10 @@ func TestForgottenFlowWithSignatureZero(t *testing.T) {
 		flow = fromPort(flow, flow.Source.Port()+1)
 	}
 	// The last key is added to the sum of products. It is chosen so that the signature is 0.
-	var places dataplane.PlaceKeys
 	var keys dataplane.FlowKeys
-	f.rekey(places, keys)
+	f.rekey(keys)
 	keys[len(keys)-1] = -f.signature(flow) << 30
-	f.rekey(places, keys)
+	f.rekey(keys)
 	if signature := f.signature(flow); signature != 0 {
 		t.Fatalf("the signature is %#x: nothing is tested", signature)
 	}

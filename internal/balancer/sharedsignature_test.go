@@ -67,11 +67,17 @@ func TestHashesAgree(t *testing.T) {
 }
 
 // rekey starts the balancer again, with other keys for the flow table.
-func (f *fixture) rekey(bucket dataplane.PlaceKeys, signature dataplane.FlowKeys) {
+func (f *fixture) rekey(keys dataplane.FlowKeys) {
 	f.t.Helper()
 	identity := f.identity
-	identity.FlowBucketKeys, identity.FlowSignatureKeys = bucket, signature
-	f.must(f.plane.Objects.Identity.Put(uint32(0), &identity))
+	identity.FlowKeys = keys
+	f.restartWith(&identity)
+}
+
+// restartWith starts the balancer again, on tables with another identity.
+func (f *fixture) restartWith(identity *dataplane.Identity) {
+	f.t.Helper()
+	f.must(f.plane.Objects.Identity.Put(uint32(0), identity))
 	cfg := f.cfg
 	f.stop()
 	f.start(cfg)
@@ -88,9 +94,10 @@ func portsOf(flow dataplane.Flow) uint64 {
 // signature.
 func (f *fixture) ignoreDestinations(a, b dataplane.Flow) {
 	f.t.Helper()
-	// The product of ports and service is zero for both flows. For each of them, another factor is
-	// zero.
-	f.rekey(dataplane.PlaceKeys{1, 1, 0}, dataplane.FlowKeys{4: -portsOf(b), 5: -uint64(f.serviceID(a))})
+	// In both hashes, the product of ports and service is zero for both flows. For each of them,
+	// another factor is zero.
+	ports, service := -portsOf(b), -uint64(f.serviceID(a))
+	f.rekey(dataplane.FlowKeys{5: ports, 6: service, 7: ports, 8: service})
 	if f.signature(a) != f.signature(b) || &f.bucket(a)[0] != &f.bucket(b)[0] {
 		f.t.Fatal("the keys tell destinations apart")
 	}

@@ -35,11 +35,11 @@ type reduced struct {
 func openReduced(t *testing.T, random *rand.Rand, cfg *desired.Balancer) *reduced {
 	t.Helper()
 	r := &reduced{fixture: open(t, cfg)}
-	var signature dataplane.FlowKeys
-	for i := range signature {
-		signature[i] = random.Uint64()
+	var keys dataplane.FlowKeys
+	for i := range keys {
+		keys[i] = random.Uint64()
 	}
-	r.rekey(randomPlaceKeys(random), signature)
+	r.rekey(keys)
 	spec, err := loadSignature()
 	r.must(err)
 	dataplane.NameDirectory(spec)
@@ -207,13 +207,6 @@ func TestReducedSignatureOfTwoServices(t *testing.T) {
 		}
 	}
 	t.Log(crossings)
-}
-
-func randomPlaceKeys(random *rand.Rand) (keys dataplane.PlaceKeys) {
-	for i := range keys {
-		keys[i] = random.Uint64() | 1
-	}
-	return keys
 }
 
 // within allows six standard deviations of a binomial distribution. The random numbers are the same

@@ -31,7 +31,7 @@ const MaxColumnGenerations = 64
 const MaxColumns = 1 << 19
 
 // MaxVisited is the most servers that a packet of an unknown flow visits: MAX_SEGMENTS of
-// bpf/balancer/types.h.
+// bpf/net/srv6.h.
 const MaxVisited = 10
 
 // Validate returns an error for every rule that the balancer breaks. All defaults must be set.

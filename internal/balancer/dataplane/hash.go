@@ -21,10 +21,8 @@ type Flow struct {
 
 // These are the types of hash keys. bpf/balancer/types.h has the numbers of their words.
 type (
-	// PlaceKeys are the keys for the place in a flow table: FLOW_BUCKET_WORDS. All are odd.
-	PlaceKeys = [3]uint64
-	// FlowKeys are the keys for the signature in a flow table: FLOW_WORDS, and one more.
-	FlowKeys = [7]uint64
+	// FlowKeys are the keys for the place in a flow table and for the signature: FLOW_KEYS.
+	FlowKeys = [10]uint64
 	// ServiceKeys are the keys for the table of services: SERVICE_WORDS. All are odd.
 	ServiceKeys = [3]uint64
 	// TupleKeys are the keys for the bucket of a candidate table: TUPLE_WORDS, and one more.
@@ -50,18 +48,39 @@ func (f Flow) words() (words [10]uint32) {
 // bpf/balancer/candidates.h. It is the same on all balancers that have the same keys.
 func (f Flow) Hash(keys *TupleKeys) uint32 {
 	words := f.words()
-	return mix(uint32(multilinear(words[:], keys[:]) >> 32))
+	return mix(uint32(multilinear(words[:], keys[:10], keys[10]) >> 32))
 }
 
 // TableHash returns the place of the flow in a flow table, and the 34-bit signature of its entry.
 // The highest bits of the place are the number of the flow's bucket.
 func (f Flow) TableHash(service uint32, identity *Identity) (place, signature uint64) {
-	return f.place(service, &identity.FlowBucketKeys), f.signature(service, &identity.FlowSignatureKeys)
+	if identity.HasFormerPlaces() {
+		place = f.formerPlace(service, &identity.FlowKeys)
+	} else {
+		place = f.place(service, &identity.FlowKeys)
+	}
+	return place, f.signature(service, &identity.FlowKeys)
+}
+
+// hashInput returns what is hashed of the flow: FLOW_HASH_INPUT in bpf/balancer/flowtable.h.
+func (f Flow) hashInput(service uint32) []uint32 {
+	words := f.words()
+	return append(words[:4:4], words[8], service)
 }
 
 // place returns a hash whose highest bits select the flow's bucket in a flow table: flow_place in
 // bpf/balancer/flowtable.h.
-func (f Flow) place(service uint32, keys *PlaceKeys) uint64 {
+func (f Flow) place(service uint32, keys *FlowKeys) uint64 {
+	return placeOf(f.placeSum(service, keys))
+}
+
+func (f Flow) placeSum(service uint32, keys *FlowKeys) uint64 {
+	return multilinear(f.hashInput(service), keys[1:7], keys[0])
+}
+
+// formerPlace returns the same for tables of a former build: former_place in
+// bpf/balancer/flowtable.h.
+func (f Flow) formerPlace(service uint32, keys *FlowKeys) uint64 {
 	source := f.Source.Addr().As16()
 	rest := uint64(service)<<32 | uint64(f.words()[8])
 	return spread(binary.BigEndian.Uint64(source[:])*keys[0] + binary.BigEndian.Uint64(source[8:])*keys[1] + rest*keys[2])
@@ -70,8 +89,7 @@ func (f Flow) place(service uint32, keys *PlaceKeys) uint64 {
 // signature returns the 34 bits that identify the flow in its bucket: flow_signature in
 // bpf/balancer/flowtable.h.
 func (f Flow) signature(service uint32, keys *FlowKeys) uint64 {
-	words := f.words()
-	return multilinear(append(words[:4:4], words[8], service), keys[:]) >> 30
+	return multilinear(f.hashInput(service), keys[3:9], keys[9]) >> 30
 }
 
 // goldenRatio is 2^64 divided by the golden ratio (Knuth, "The Art of Computer Programming", volume
@@ -85,12 +103,18 @@ func spread(sum uint64) uint64 {
 }
 
 // multilinear is multilinear in bpf/net/hash.h.
-func multilinear(words []uint32, keys []uint64) uint64 {
-	sum := keys[len(words)]
+func multilinear(words []uint32, keys []uint64, added uint64) uint64 {
+	sum := added
 	for i := 0; i < len(words); i += 2 {
 		sum += (keys[i] + uint64(words[i])) * (keys[i+1] + uint64(words[i+1]))
 	}
 	return sum
+}
+
+// placeOf is place_of in bpf/net/hash.h.
+func placeOf(sum uint64) uint64 {
+	high, odd := uint32(sum>>32), uint32(sum)|1
+	return uint64((high^high>>16)*odd)<<32 | uint64(odd)
 }
 
 // mix is mix in bpf/net/hash.h.

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"testing"
 
+	"github.com/segue-lb/segue/internal/clientsets"
 	"github.com/segue-lb/segue/internal/desired"
 )
 
@@ -98,10 +99,7 @@ func TestSignatureCollisions(t *testing.T) {
 // signatureDifference returns the bits in which the signatures of two flows differ, for random
 // keys.
 func signatureDifference(random *rand.Rand, pair [2]Flow) (difference uint64) {
-	var keys FlowKeys
-	for i := range keys {
-		keys[i] = random.Uint64()
-	}
+	keys := drawFlowKeys(random)
 	for _, flow := range pair {
 		// A service has one protocol, so that the protocol can stand for the service.
 		difference ^= flow.signature(uint32(protocolNumber(flow.Protocol)), &keys)
@@ -141,7 +139,7 @@ func TestBucketsAreEven(t *testing.T) {
 		random := rand.New(rand.NewChaCha8(sha256.Sum256([]byte(name))))
 		var sum, most float64
 		for range draws {
-			beyond := flowsBeyond(drawPlaceKeys(random), bits, client)
+			beyond := flowsBeyond(drawFlowKeys(random), bits, client)
 			sum, most = sum+beyond, max(most, beyond)
 		}
 		if mean := sum / draws; mean > 1.1*chance || most > 2*chance {
@@ -150,9 +148,93 @@ func TestBucketsAreEven(t *testing.T) {
 	}
 }
 
+// TestChosenFlowsShareBucketsByChance: without the keys, nobody can choose flows for the bucket of
+// another flow. For random keys, each other flow shares it with a probability of one to the number
+// of buckets. So by Markov's inequality, eight flows of a set fill the bucket for no more than
+// Size / (8 * buckets) of the keys.
+func TestChosenFlowsShareBucketsByChance(t *testing.T) {
+	t.Parallel()
+	const bits, draws = 10, 1000
+	for name, clients := range clientsets.All() {
+		victim := withSource(some6, clients[0].String())
+		random := rand.New(rand.NewChaCha8(sha256.Sum256([]byte(name))))
+		var shared, filled int
+		for range draws {
+			mates := matesOf(victim, clients[1:], bits, &Identity{FlowKeys: drawFlowKeys(random)})
+			shared, filled = shared+mates, filled+oneIf(mates >= FlowsPerBucket)
+		}
+		const chance, most = draws * clientsets.Size >> bits, draws * clientsets.Size / FlowsPerBucket >> bits
+		if shared < chance*3/4 || shared > chance*5/4 || filled > most {
+			t.Errorf("%s: %d flows share a victim's bucket, want about %d by chance; "+
+				"they fill it for %d of %d keys, want at most %d", name, shared, chance, filled, draws, most)
+		}
+	}
+}
+
+// Flows with the same signature share a bucket as seldom as others. The sums of which the places
+// are made show it: their highest bits are the same as seldom, too.
+func TestPlacesAndSignaturesAreIndependent(t *testing.T) {
+	t.Parallel()
+	const draws, placeBits, signatureBits = 1 << 16, 3, 4
+	for name, pair := range pairs {
+		random := rand.New(rand.NewChaCha8(sha256.Sum256([]byte(name))))
+		var places, both int
+		for range draws {
+			keys := drawFlowKeys(random)
+			var place, signature uint64
+			for _, flow := range pair {
+				service := uint32(protocolNumber(flow.Protocol))
+				place ^= flow.placeSum(service, &keys)
+				signature ^= flow.signature(service, &keys)
+			}
+			samePlace := place>>(64-placeBits) == 0
+			places += oneIf(samePlace)
+			both += oneIf(samePlace && signature>>(34-signatureBits) == 0)
+		}
+		expectShare(t, name, "same sums, of bits", placeBits, places, draws, 1./(1<<placeBits))
+		expectShare(t, name, "the same with one signature, of bits", placeBits+signatureBits, both, draws, 1./(1<<(placeBits+signatureBits)))
+	}
+}
+
+// matesOf returns how many of the clients have flows in the victim's bucket, of 2^bits buckets.
+func matesOf(victim Flow, clients []netip.AddrPort, bits int, identity *Identity) (mates int) {
+	own, _ := victim.TableHash(5, identity)
+	for _, client := range clients {
+		other := victim
+		other.Source = client
+		place, _ := other.TableHash(5, identity)
+		mates += oneIf((place^own)>>(64-bits) == 0)
+	}
+	return mates
+}
+
+// Tables of a former build keep their hash: these are the places that the build gave.
+func TestPlacesInTablesOfAFormerBuild(t *testing.T) {
+	t.Parallel()
+	identity := Identity{Version: 10}
+	for i := range identity.FlowKeys {
+		identity.FlowKeys[i] = 0x0123456789abcdef*uint64(i+1) | 1
+	}
+	for _, test := range []struct {
+		flow             Flow
+		service          uint32
+		place, signature uint64
+	}{
+		{some6, 5, 0xbb4175a712f0f8b3, 0xc14a90bc},
+		{some4, 7, 0xa38852e97fa42ef2, 0x322118eb1},
+		{withSource(some6, "[fd00::ffff]:1"), 0, 0xf15435cb465826a4, 0x12e847500},
+	} {
+		place, signature := test.flow.TableHash(test.service, &identity)
+		if place != test.place || signature != test.signature {
+			t.Errorf("%v of service %d: place %#x, signature %#x, want %#x and %#x",
+				test.flow, test.service, place, signature, test.place, test.signature)
+		}
+	}
+}
+
 // flowsBeyond returns the share of flows beyond the eighth of their bucket, with four flows for
 // each of 2^bits buckets.
-func flowsBeyond(keys PlaceKeys, bits int, client func(i int) netip.AddrPort) float64 {
+func flowsBeyond(keys FlowKeys, bits int, client func(i int) netip.AddrPort) float64 {
 	flows, count, beyond := 4<<bits, make([]int, 1<<bits), 0
 	for i := range flows {
 		flow := some6
@@ -164,9 +246,9 @@ func flowsBeyond(keys PlaceKeys, bits int, client func(i int) netip.AddrPort) fl
 	return float64(beyond) / float64(flows)
 }
 
-func drawPlaceKeys(random *rand.Rand) (keys PlaceKeys) {
+func drawFlowKeys(random *rand.Rand) (keys FlowKeys) {
 	for i := range keys {
-		keys[i] = random.Uint64() | 1
+		keys[i] = random.Uint64()
 	}
 	return keys
 }

@@ -19,6 +19,12 @@ func (p *Plane) WriteIdentity() error {
 	return nil
 }
 
+// HasFormerPlaces tells whether the tables were made by a former build, whose hash for a flow's
+// bucket they keep. With that hash, clients can choose flows that share a bucket.
+func (i *Identity) HasFormerPlaces() bool {
+	return i.Version == uint64(balancerTablesVersionTABLES_VERSION_FORMER_PLACE)
+}
+
 // identityOf returns the identity of the tables that an earlier process has left. If there are
 // none, it makes random hash keys. The keys for buckets always follow from the seed.
 func identityOf(kept *ebpf.Map, seed uint64) (*Identity, error) {
@@ -28,30 +34,26 @@ func identityOf(kept *ebpf.Map, seed uint64) (*Identity, error) {
 			return nil, err
 		}
 	} else {
-		for _, keys := range []any{
-			&identity.FlowBucketKeys, &identity.FlowSignatureKeys, &identity.ServiceKeys,
-		} {
+		for _, keys := range []any{&identity.FlowKeys, &identity.ServiceKeys} {
 			if err := binary.Read(rand.Reader, binary.NativeEndian, keys); err != nil {
 				return nil, fmt.Errorf("make hash keys: %w", err)
 			}
 		}
-		for _, odd := range [][]uint64{identity.FlowBucketKeys[:], identity.ServiceKeys[:]} {
-			for i := range odd {
-				odd[i] |= 1
-			}
+		for i := range identity.ServiceKeys {
+			identity.ServiceKeys[i] |= 1
 		}
 	}
 	identity.BucketKeys = bucketKeys(seed)
 	return &identity, nil
 }
 
-// readIdentity reads the identity of tables. It returns otherVersion if their version is not that
-// of this build.
+// readIdentity reads the identity of tables. It returns otherVersion if this build cannot use
+// tables of their version.
 func readIdentity(m *ebpf.Map, identity *Identity) error {
 	if err := m.Lookup(uint32(0), identity); err != nil {
 		return fmt.Errorf("read identity: %w", err)
 	}
-	if identity.Version != uint64(balancerTablesVersionTABLES_VERSION) {
+	if identity.Version != uint64(balancerTablesVersionTABLES_VERSION) && !identity.HasFormerPlaces() {
 		return otherVersion(identity.Version)
 	}
 	return nil

@@ -136,6 +136,10 @@ func (p *Plane) load(spec *ebpf.CollectionSpec, node *desired.BalancerNode, log 
 		return err
 	}
 	p.identity = identity
+	if identity.HasFormerPlaces() {
+		log.Warn("an earlier build made the flow tables: they keep its hash, by which clients can choose "+
+			"flows that share a bucket, until they are removed", "remove", "segue lb detach "+p.instance)
+	}
 	p.Constants = constantsOf(identity, p.Clock, tableSizes{
 		flows: spec.Maps[FlowsMap].MaxEntries, halfOpen: spec.Maps[balancerMapHalfOpen].MaxEntries,
 		hints: spec.Maps[HintsMap].MaxEntries, starts: spec.Maps[balancerMapStarts].MaxEntries,
@@ -216,8 +220,8 @@ func constantsOf(identity *Identity, clock *FlowClock, sizes tableSizes) map[str
 	return map[string]any{
 		balancerVarFlowTickShift:       clock.Shift,
 		balancerVarReportHalfLifeShift: halfLifeShift(clock.Jiffy),
-		balancerVarFlowBucketKeys:      identity.FlowBucketKeys,
-		balancerVarFlowSignatureKeys:   identity.FlowSignatureKeys,
+		balancerVarFlowKeys:            identity.FlowKeys,
+		balancerVarFlowPlaceIsFormer:   identity.HasFormerPlaces(),
 		balancerVarFlowBucketShift:     bucketShift(sizes.flows),
 		balancerVarHalfOpenBucketShift: bucketShift(sizes.halfOpen),
 		balancerVarHintSetShift:        hintSetShift(sizes.hints),
