@@ -9,7 +9,8 @@
  *     |       signature        |     server     | state|  last seen  |
  *     +------------------------+----------------+------+-------------+
  *
- * A free entry is 0.
+ * A free entry is 0. If the flow has ended, the highest bit of `last seen` says who has ended it,
+ * and the time has the other 11 bits.
  *
  * The bucket's number and the signature come from independent hashes, so a
  * lookup mistakes another flow for its own with probability at most 8 / 2^33,
@@ -29,6 +30,9 @@
 #define FLOW_SIGNATURE_SHIFT 30
 #define FLOW_TIME_MASK 0xfffULL
 #define FLOW_SEEN_MASK 0x3fffULL /* state and time */
+/* The time of a flow that has ended, and the bit that says that only the client has ended it. */
+#define FLOW_ENDED_TIME_MASK 0x7ffULL
+#define FLOW_BY_CLIENT 0x800ULL
 /* The bits of the signature that are used: all. A test uses fewer, so that flows share
  * signatures. */
 #ifndef FLOW_SIGNATURE_MASK
@@ -38,22 +42,29 @@
 #define FLOW_MAX_LEAD 32
 /* An established flow yields its entry to a new flow only after it was idle for this time. */
 #define FLOW_MIN_IDLE 15 /* ticks: about a minute */
-/* The last packets of a connection follow the client's FIN or RST within this time: one full
- * tick, and the rest of the tick of the FIN. */
+/* The last packets of a connection follow its end within this time: one full tick, and the rest of
+ * the tick of the FIN. */
 #define FLOW_LINGER 2 /* ticks */
 
+/* An entry has two bits for the state. Silent flows have 0 there, as a free entry, but the entry is
+ * not 0. Closed and closing flows have 3 there, and differ in FLOW_BY_CLIENT. */
 enum flow_state {
 	FLOW_FREE,
 	FLOW_NEW, /* one packet seen: it may belong to a flood */
 	FLOW_ESTABLISHED,
-	FLOW_CLOSING, /* the client sent FIN or RST, or the server signalled the end */
-	/* Established, and silent for so long that it does not count as a load of its server. An
-	 * entry has two bits for the state: they are 0, as in a free entry, but the entry is not
-	 * 0. */
+	FLOW_CLOSED, /* its server has signalled the end */
+	/* Established, and silent for so long that it does not count as a load of its server. */
 	FLOW_SILENT,
+	/*
+	 * Established, and the client has sent FIN or RST. That may be forged, because the balancer
+	 * does not know sequence numbers. So the flow does not count as a load, but its entry has
+	 * the life, the rank and the server of an established one.
+	 */
+	FLOW_CLOSING = 7,
 };
 
-#define FLOW_STATES (FLOW_SILENT + 1)
+/* The sweep counts closing flows as closed. */
+#define COUNTED_FLOW_STATES (FLOW_SILENT + 1)
 
 struct flow_bucket {
 	__u64 entry[FLOWS_PER_BUCKET];
@@ -109,28 +120,46 @@ static __always_inline enum flow_state entry_state(__u64 value)
 {
 	enum flow_state state = (value >> FLOW_STATE_SHIFT) & FLOW_STATE_MASK;
 
+	if (state == FLOW_CLOSED && value & FLOW_BY_CLIENT)
+		return FLOW_CLOSING;
 	return value && !state ? FLOW_SILENT : state;
 }
 
-/* The bits of a state in an entry. */
-static __always_inline __u64 state_bits(enum flow_state state)
+/* Whether the flow of a state has ended, as far as its server or its client says. */
+static __always_inline bool has_ended(enum flow_state state)
 {
-	return (__u64)(state & FLOW_STATE_MASK) << FLOW_STATE_SHIFT;
+	return state == FLOW_CLOSING || state == FLOW_CLOSED;
+}
+
+/* The bits of a state and a time in an entry. */
+static __always_inline __u64 seen_bits(enum flow_state state, __u64 time)
+{
+	if (has_ended(state))
+		time &= FLOW_ENDED_TIME_MASK;
+	if (state == FLOW_CLOSING)
+		time |= FLOW_BY_CLIENT;
+	return (__u64)(state & FLOW_STATE_MASK) << FLOW_STATE_SHIFT | time;
+}
+
+/* The bits of an entry that have the time. */
+static __always_inline __u64 time_mask(__u64 value)
+{
+	return FLOW_TIME_MASK >> (value >> FLOW_STATE_SHIFT & value >> (FLOW_STATE_SHIFT + 1) & 1);
 }
 
 /* Ticks since the flow was seen. Another core may have renewed the entry after this one read the
  * clock: such an entry has age 0. */
 static __always_inline __u64 entry_age(__u64 value, __u64 now)
 {
-	__u64 age = (now - value) & FLOW_TIME_MASK;
+	__u64 mask = time_mask(value), age = (now - value) & mask;
 
-	return age > FLOW_TIME_MASK - FLOW_MAX_LEAD ? 0 : age;
+	return age > mask - FLOW_MAX_LEAD ? 0 : age;
 }
 
 static __always_inline __u64 entry_value(__u64 signature, __u32 server, enum flow_state state,
 					 __u64 now)
 {
-	return signature | (__u64)server << FLOW_SERVER_SHIFT | state_bits(state) | now;
+	return signature | (__u64)server << FLOW_SERVER_SHIFT | seen_bits(state, now);
 }
 
 /*
@@ -280,17 +309,39 @@ static __always_inline __u32 flow_server(const struct flow *flow)
 	return entry_server(flow->value);
 }
 
-/* Whether the client has ended the connection, or its server has. */
-static __always_inline bool flow_is_closing(const struct flow *flow)
+/* Whether the server has ended the connection. */
+static __always_inline bool flow_is_closed(const struct flow *flow)
 {
-	return entry_state(flow->value) == FLOW_CLOSING;
+	return entry_state(flow->value) == FLOW_CLOSED;
 }
 
-/* Whether the connection has ended so long ago that none of its packets is under way. Before, a
- * SYN may be a late copy of the connection's own SYN. */
+/* Whether packets of a flow that has ended may still be under way. A SYN may then be a late copy of
+ * the connection's own SYN. */
+static __always_inline bool flow_lingers(const struct flow *flow, __u64 now)
+{
+	return has_ended(entry_state(flow->value)) && entry_age(flow->value, now) < FLOW_LINGER;
+}
+
+/* Whether the server has ended the connection so long ago that none of its packets is under way. */
 static __always_inline bool flow_is_over(const struct flow *flow, __u64 now)
 {
-	return flow_is_closing(flow) && entry_age(flow->value, now) >= FLOW_LINGER;
+	return flow_is_closed(flow) && !flow_lingers(flow, now);
+}
+
+/* Whether the connection of a flow may go on, as far as the client says. */
+static __always_inline bool flow_may_go_on(const struct flow *flow, __u64 now)
+{
+	enum flow_state state = entry_state(flow->value);
+
+	return state == FLOW_ESTABLISHED || state == FLOW_SILENT ||
+	       (state == FLOW_CLOSING && flow_lingers(flow, now));
+}
+
+/* Whether a packet that was not the first one was seen a moment ago. */
+static __always_inline bool flow_is_recent(const struct flow *flow, __u64 now)
+{
+	return flow_known(flow) && entry_state(flow->value) != FLOW_NEW &&
+	       entry_age(flow->value, now) < FLOW_LINGER;
 }
 
 static __always_inline bool flow_is_idle(const struct flow *flow, __u64 now)
@@ -298,17 +349,25 @@ static __always_inline bool flow_is_idle(const struct flow *flow, __u64 now)
 	return entry_age(flow->value, now) >= FLOW_MIN_IDLE;
 }
 
+/* Notes an entry. Not inlined: it would use much of the stack. */
+__noinline int note_entry_value(__u64 value, enum departure departure)
+{
+	if (!dry_run)
+		return 0;
+	decision.entry = (struct decided_entry){
+		.server = entry_server(value),
+		.age = entry_age(value, flow_now()),
+		.state = entry_state(value),
+		.departure = departure,
+	};
+	return 0;
+}
+
 /* Notes the entry of a known flow. */
 static __always_inline void note_entry(const struct flow *flow, enum departure departure)
 {
-	if (!dry_run)
-		return;
-	decision.entry = (struct decided_entry){
-		.server = flow_server(flow),
-		.age = entry_age(flow->value, flow_now()),
-		.state = entry_state(flow->value),
-		.departure = departure,
-	};
+	if (dry_run)
+		note_entry_value(flow->value, departure);
 }
 
 /* Whether the flow is established and was seen in this tick: another packet changes nothing. */
@@ -322,7 +381,9 @@ static __always_inline bool flow_is_fresh(const struct flow *flow, __u64 now)
 enum flow_event {
 	FLOW_OPENS,	/* a SYN: nothing confirms that the client is there */
 	FLOW_CONTINUES, /* any other packet */
-	FLOW_ENDS,	/* a FIN or RST, or a remove-stickiness */
+	FLOW_ENDS,	/* a FIN of the client */
+	FLOW_RESETS,	/* an RST of the client */
+	FLOW_REMOVED,	/* a remove-stickiness: the server confirms the end */
 };
 
 static __always_inline bool is_established(enum flow_state state)
@@ -332,19 +393,42 @@ static __always_inline bool is_established(enum flow_state state)
 
 /*
  * The state machine. A repeated SYN does not confirm a flow, because a flood could repeat SYNs too.
- * Any other second packet confirms it. So does a packet long after a FIN or RST: the connection was
- * only half closed, or the FIN or RST was forged.
+ * An RST does not either: if a flood has forged sources, the hosts there reset what they did not
+ * open. Any other second packet confirms the flow. So does a packet long after the end: the
+ * connection was only half closed, the FIN or RST was forged, or it is the next connection.
  */
 static __always_inline enum flow_state flow_next(enum flow_state from, enum flow_event event)
 {
+	if (event == FLOW_REMOVED)
+		return FLOW_CLOSED;
+	if (from == FLOW_FREE)
+		return FLOW_NEW;
 	switch (event) {
-	case FLOW_ENDS:
-		return FLOW_CLOSING;
 	case FLOW_OPENS:
-		return is_established(from) ? from : FLOW_NEW;
+		return from == FLOW_CLOSED ? FLOW_NEW : from;
+	case FLOW_RESETS:
+		if (from == FLOW_NEW)
+			return FLOW_NEW;
+		__attribute__((fallthrough));
+	case FLOW_ENDS:
+		return from == FLOW_CLOSED ? FLOW_CLOSED : FLOW_CLOSING;
 	default:
-		return from == FLOW_FREE ? FLOW_NEW : FLOW_ESTABLISHED;
+		return FLOW_ESTABLISHED;
 	}
+}
+
+/*
+ * Whether an event tells nothing about a flow. Nothing confirms that the client of a SYN has ended
+ * an established connection. A packet soon after the end may belong to that end. The entry keeps
+ * the time of the FIN, so that a packet that comes much later can be recognised.
+ */
+static __always_inline bool flow_ignores(const struct flow *flow, enum flow_event event, __u64 now)
+{
+	enum flow_state state = entry_state(flow->value);
+
+	if (event == FLOW_OPENS)
+		return is_established(state) || state == FLOW_CLOSING;
+	return event == FLOW_CONTINUES && flow_lingers(flow, now);
 }
 
 /* Whether a change gives an entry to another flow, or a flow to another server. */
@@ -358,13 +442,15 @@ static __always_inline bool is_replaced(__u64 old, __u64 new)
 static __always_inline __u64 count_states(struct load *load, enum flow_state from,
 					  enum flow_state to)
 {
+	/* The next connection of a closing flow is counted by its second packet. */
+	bool begins_again = from == FLOW_CLOSING && to == FLOW_ESTABLISHED;
 	__u64 more = 0;
 
-	if (to == FLOW_NEW && from != FLOW_NEW)
+	if (begins_again || (to == FLOW_NEW && from != FLOW_NEW))
 		__sync_fetch_and_add(&load->placed, 1);
 	if (from == FLOW_NEW && to == FLOW_FREE)
 		__sync_fetch_and_add(&load->lost, 1);
-	else if (from == FLOW_NEW && to != FLOW_NEW)
+	else if (begins_again || (from == FLOW_NEW && to != FLOW_NEW))
 		more = LOAD_ANSWERED;
 	if (to == FLOW_ESTABLISHED)
 		more += LOAD_ESTABLISHED;
@@ -411,29 +497,32 @@ static __always_inline bool flow_transition(const struct flow *flow, __u64 old, 
  * changes, at most once per tick, so that cores can share the cache line. */
 static __always_inline bool flow_renew(struct flow *flow, enum flow_event event, __u64 now)
 {
-	__u64 seen = state_bits(flow_next(entry_state(flow->value), event)) | now;
+	__u64 seen = seen_bits(flow_next(entry_state(flow->value), event), now);
 	__u64 changed = (flow->value ^ seen) & FLOW_SEEN_MASK;
 
-	return changed && flow_transition(flow, flow->value, flow->value ^ changed);
+	return changed && !flow_ignores(flow, event, now) &&
+	       flow_transition(flow, flow->value, flow->value ^ changed);
 }
 
 #define FLOW_RANK_FREE (3 * (FLOW_TIME_MASK + 1)) /* the highest rank */
 
-/* How readily an entry is replaced; 0: not at all. */
+/* How readily an entry is replaced; 0: not at all. An entry that is ahead of the clock has the
+ * lowest rank of its kind. */
 static __always_inline __u64 entry_rank(__u64 value, __u64 now)
 {
-	__u64 age = entry_age(value, now);
+	__u64 age;
 
 	if (!value)
 		return FLOW_RANK_FREE;
-	if (!(value >> FLOW_STATE_SHIFT & 1)) /* established, or silent */
-		return age < FLOW_MIN_IDLE ? 0 : age;
-	return FLOW_TIME_MASK + 1 + age; /* at least 1, also in the tick it was seen */
+	age = (now + FLOW_MAX_LEAD - value) & time_mask(value);
+	if (value & FLOW_NEW << FLOW_STATE_SHIFT && entry_state(value) != FLOW_CLOSING)
+		return FLOW_TIME_MASK + 1 + age; /* new or closed, also in the tick it was seen */
+	return age < FLOW_MIN_IDLE + FLOW_MAX_LEAD ? 0 : age;
 }
 
 /*
  * Enters a flow. It replaces the flow's own old entry, or else the entry of the highest rank: a
- * free one, then the oldest that is new or closing, then the oldest idle one. Nothing is done when
+ * free one, then the oldest that is new or closed, then the oldest idle one. Nothing is done when
  * all entries are in use, or when another core was faster. With `spares_own`, an entry that another
  * core has made for the same flow since the lookup is not replaced.
  */

@@ -20,7 +20,7 @@ struct {
 const volatile __u32 half_open_bucket_shift; /* 64 less the bits of a bucket's number */
 
 /* The state of a claim: an entry whose server may have to yield to another server. */
-#define HALF_OPEN_CLAIM FLOW_CLOSING
+#define HALF_OPEN_CLAIM FLOW_CLOSED
 
 static struct flow_bucket half_open_copy;
 

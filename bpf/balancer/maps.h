@@ -69,8 +69,8 @@ struct {
  * FLOW_FREE mean nothing. */
 struct flow_count {
 	__u64 time; /* of the sweep, in nanoseconds of CLOCK_BOOTTIME. 0: none has counted yet */
-	__u32 flows[FLOW_STATES];
-	__u32 half_open[FLOW_STATES];
+	__u32 flows[COUNTED_FLOW_STATES];
+	__u32 half_open[COUNTED_FLOW_STATES];
 };
 
 /* The flows that the last sweep has counted, by the server's slot. User space copies them from the

@@ -32,15 +32,15 @@ static __always_inline void count_end(__u32 slot, __u64 flows)
 static __always_inline void observe(__u64 entry, const struct load *load, __u64 flows,
 				    enum flow_state from, enum flow_state to)
 {
-	if (load->is_timed && from == FLOW_NEW && to == FLOW_ESTABLISHED)
+	if (load->is_timed && to == FLOW_ESTABLISHED && from != FLOW_SILENT)
 		begin_duration(entry);
-	if (load->is_timed && is_established(from) && to == FLOW_CLOSING)
+	if (load->is_timed && is_established(from) && has_ended(to))
 		end_duration(entry);
-	/* If a flood has forged sources, the hosts there reset what they did not open. The
-	 * server has not served these flows, so they do not tell how many it can serve. */
-	if (from == FLOW_NEW && to == FLOW_CLOSING)
+	/* The server has not served a flow whose second packet was the FIN, so that flow does not
+	 * tell how many it can serve. */
+	if (from == FLOW_NEW && has_ended(to))
 		count_end(entry_server(entry), 0);
-	else if (from == FLOW_ESTABLISHED && to == FLOW_CLOSING)
+	else if (from == FLOW_ESTABLISHED && has_ended(to))
 		count_end(entry_server(entry), established_of(flows - LOAD_ESTABLISHED) + 1);
 }
 

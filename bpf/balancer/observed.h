@@ -32,16 +32,20 @@ static __always_inline void observed_lookup(const struct packet *pkt, const stru
 	flow_search(flow);
 }
 
-/* Observes a new flow of an observed service that is placed on a server. Not inlined: see
+/* Observes a new flow of an observed service that is placed on a server. A SYN soon after the last
+ * packet of the client begins no new flow: the end that it sent may be forged. Not inlined: see
  * handle_in_full. */
 __noinline int observe_new(const struct packet *pkt, const struct service *service, __u32 server)
 {
 	struct flow flow;
+	__u64 now;
 
 	if (!pkt || !service || dry_run || !starts_connection(pkt))
 		return 0;
 	observed_lookup(pkt, service, &flow);
-	flow_enter(&flow, server, FLOW_NEW, flow_now(), false);
+	now = flow_now();
+	if (!flow_is_recent(&flow, now))
+		flow_enter(&flow, server, FLOW_NEW, now, false);
 	return 0;
 }
 

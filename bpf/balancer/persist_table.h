@@ -22,18 +22,8 @@ static __always_inline bool has_flows(const struct service *service)
 static __always_inline enum flow_event event_of(const struct packet *pkt)
 {
 	if (ends_connection(pkt))
-		return FLOW_ENDS;
+		return pkt->tcp_flags & TCP_RST ? FLOW_RESETS : FLOW_ENDS;
 	return starts_connection(pkt) ? FLOW_OPENS : FLOW_CONTINUES;
-}
-
-/*
- * Whether a packet soon after a FIN or RST changes nothing, because it may belong to the end of
- * the connection. The entry keeps the time of the FIN, so that a packet that comes much later can
- * be recognised.
- */
-static __always_inline bool lingers(const struct packet *pkt, const struct flow *flow, __u64 now)
-{
-	return flow_is_closing(flow) && !flow_is_over(flow, now) && event_of(pkt) == FLOW_CONTINUES;
 }
 
 /* Whether a packet can be moved to another server safely: a SYN, or a packet other than TCP. */
@@ -43,15 +33,16 @@ static __always_inline bool may_move(const struct packet *pkt)
 }
 
 /*
- * Why a server is not fit for the SYN of a flow that it has; STAYS: it is fit. A recent flow stays
- * with an unheard server, because the SYN may be a late copy. A second server would reset what the
- * client has from the first.
+ * Why a server is not fit for a packet that may move; STAYS: it is fit. A SYN may be forged, so an
+ * active connection stays with a failing server. A recent flow stays with an unheard server, because
+ * the SYN may be a late copy. A second server would reset what the client has from the first.
  */
 static __always_inline enum departure why_unfit(const struct server *server,
-						const struct flow *flow, __u64 now)
+						const struct flow *flow, bool opens, __u64 now)
 {
-	if (server->flags & SERVER_FAILING &&
-	    !(is_only_unheard(server) && !flow_is_idle(flow, now)))
+	bool is_kept = is_only_unheard(server) || (opens && flow_may_go_on(flow, now));
+
+	if (server->flags & SERVER_FAILING && (!is_kept || flow_is_idle(flow, now)))
 		return LEAVES_FAILING;
 	if (!server->next_hop)
 		return LEAVES_NO_NEXT_HOP;
@@ -59,34 +50,50 @@ static __always_inline enum departure why_unfit(const struct server *server,
 }
 
 /*
+ * Why a packet that may move leaves the server of an entry, if it does. `opens`: the packet is a
+ * SYN. A flow of UDP leaves a server that flows are leaving. A SYN leaves a connection that is over.
+ * A drained server may be asked whether it has the connection. Otherwise the SYN may be forged, and
+ * would move a connection that goes on. Not inlined: several lookups need it, and it would use much
+ * of the stack.
+ */
+__noinline int why_moves(const struct service *service, __u64 entry, bool opens)
+{
+	struct flow flow = { .value = entry };
+	const struct server *server = server_at(entry_server(entry));
+	__u64 now = flow_now();
+	enum departure unfit;
+
+	if (!service)
+		return STAYS;
+	unfit = why_unfit(server, &flow, opens, now);
+	if (unfit)
+		return unfit;
+	if (server->flags & SERVER_LEAVING)
+		return LEAVES_DRAINED;
+	if (!opens)
+		return STAYS;
+	if (flow_is_over(&flow, now))
+		return LEAVES_OVER;
+	if (server->flags & SERVER_DRAINED && (asks_holder(service) || !flow_may_go_on(&flow, now)))
+		return LEAVES_DRAINED;
+	return STAYS;
+}
+
+/*
  * Why a packet leaves the flow's server, if it does. A flow stays as long as its server is
- * configured. A SYN is placed anew if the entry's connection is over or the server is drained.
- * Packets that may move are placed anew if the server fails, cannot be reached, or is being left by
- * its flows. If the entry's server belongs to another service, two flows share a signature: they
- * are never mixed up.
+ * configured. Packets that may move are placed anew for several reasons (why_moves). If the entry's
+ * server belongs to another service, two flows share a signature: they are never mixed up.
  */
 static __always_inline enum departure
 why_leaves(const struct packet *pkt, const struct service *service, const struct flow *flow)
 {
 	const struct server *server = server_at(flow_server(flow));
-	enum departure unfit;
 
 	if (!(server->flags & SERVER_IN_USE))
 		return LEAVES_REMOVED;
 	if (!serves(server, service))
 		return LEAVES_OTHER_SERVICE;
-	if (!may_move(pkt))
-		return STAYS;
-	unfit = why_unfit(server, flow, flow_now());
-	if (unfit)
-		return unfit;
-	if (server->flags & SERVER_LEAVING)
-		return LEAVES_DRAINED;
-	if (!starts_connection(pkt))
-		return STAYS;
-	if (flow_is_over(flow, flow_now()))
-		return LEAVES_OVER;
-	return server->flags & SERVER_DRAINED ? LEAVES_DRAINED : STAYS;
+	return may_move(pkt) ? why_moves(service, flow->value, starts_connection(pkt)) : STAYS;
 }
 
 /* Makes the server of a known flow the only segment, if the packet is to stay with it. */
@@ -121,8 +128,6 @@ static __always_inline bool is_stale(const struct service *service, const struct
 static __always_inline bool renew(const struct packet *pkt, const struct service *service,
 				  struct flow *flow, __u64 now)
 {
-	if (lingers(pkt, flow, now))
-		return true;
 	if (is_stale(service, flow, now)) {
 		note_departure(LEAVES_STALE);
 		return false;
@@ -137,6 +142,8 @@ static __always_inline enum lb_reason confirm(const struct packet *pkt, struct f
 {
 	enum flow_state state = flow_next(FLOW_NEW, event_of(pkt));
 
+	if (state == FLOW_NEW)
+		return LB_FORWARD_KNOWN;
 	if (!flow_enter(flow, flow_server(half_open_flow), state, flow_now(), false))
 		return LB_FORWARD_NO_ROOM;
 	half_open_remove(half_open_flow);
@@ -155,8 +162,6 @@ lookup_half_open(const struct packet *pkt, const struct service *service, struct
 		note_half_open();
 	if (!keeps)
 		return LB_NONE;
-	if (starts_connection(pkt))
-		return LB_FORWARD_KNOWN;
 	return confirm(pkt, flow, half_open_flow);
 }
 
@@ -285,16 +290,15 @@ static __always_inline enum lb_reason commit_table(const struct packet *pkt,
 	}
 	if (segments->count > 1)
 		return LB_FORWARD_RECOVER;
-	if (!flow_enter(flow, segments->server[0], flow_next(FLOW_FREE, event_of(pkt)), flow_now(),
-			false))
+	if (!flow_enter(flow, segments->server[0], FLOW_NEW, flow_now(), false))
 		return LB_FORWARD_NO_ROOM;
 	return is_open ? LB_FORWARD_RECOVER : LB_FORWARD_NEW;
 }
 
 /*
  * Whether an entry's server has the flow, so that no other server can take it. The server belongs
- * to the service, and would still get a SYN (why_leaves), or the signal is not an answer to a
- * SYN. A flow that is over may begin again elsewhere, and a closing flow may be gone, though its
+ * to the service, and would still get a SYN (why_moves), or the signal is not an answer to a
+ * SYN. A flow that is over may begin again elsewhere, and a closed flow may be gone, though its
  * own server's signals may arrive out of order. A stale entry proves nothing.
  */
 static __always_inline bool is_taken(const struct packet *pkt, const struct service *service,
@@ -305,9 +309,8 @@ static __always_inline bool is_taken(const struct packet *pkt, const struct serv
 	if (!flow_known(flow) || is_stale(service, flow, now) || !serves(server, service))
 		return false;
 	if (pkt->tcp_flags & TCP_SYN)
-		return !why_unfit(server, flow, now) && !(server->flags & SERVER_DRAINED) &&
-		       !flow_is_over(flow, now);
-	return !flow_is_closing(flow) || (flow_server(flow) == sender && !flow_is_over(flow, now));
+		return !why_moves(service, flow->value, true);
+	return !flow_is_closed(flow) || (flow_server(flow) == sender && !flow_is_over(flow, now));
 }
 
 /* Enters the server of a SYN-ACK as half-open, and returns the server that has the flow then.
@@ -388,7 +391,7 @@ static __always_inline enum lb_reason take_remove_table(const struct packet *pkt
 	lookup_both(pkt, service, flow, &half_open_flow);
 	if (flow_known(flow)) {
 		if (flow_server(flow) == sender)
-			flow_renew(flow, FLOW_ENDS, flow_now());
+			flow_renew(flow, FLOW_REMOVED, flow_now());
 	} else if (flow_known(&half_open_flow) && flow_server(&half_open_flow) == sender) {
 		half_open_remove(&half_open_flow);
 	}

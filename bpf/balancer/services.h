@@ -32,6 +32,20 @@ static __always_inline enum placement placement_of(const struct service *service
 	return service->rule.methods & 0xf;
 }
 
+/* Whether placement asks a server that may have a flow, before other servers get the flow's SYN. */
+static __always_inline bool asks_holder(const struct service *service)
+{
+	switch (placement_of(service)) {
+	case PLACEMENT_HUNT:
+	case PLACEMENT_HUNT_RANDOM:
+	case PLACEMENT_HUNT_REPORTS:
+	case PLACEMENT_HUNT_SPARE:
+		return true;
+	default:
+		return false;
+	}
+}
+
 static __always_inline enum persistence persistence_of(const struct service *service)
 {
 	return service->rule.methods >> 4;

@@ -13,7 +13,7 @@
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
-/* More than FLOW_STATES: state_of() has three bits, as far as the verifier sees. */
+/* All values of enum flow_state, which has three bits. */
 #define SWEPT_STATES 8
 
 /* How long the sweep keeps a server's entries, and how many it has kept, by state. */
@@ -21,8 +21,8 @@ struct swept_server {
 	/* The age at which the sweep changes an entry, in ticks. 0: it changes all entries; more
 	 * than FLOW_TIME_MASK: none. User space writes this before a sweep. */
 	__u16 due[SWEPT_STATES];
-	/* The age at which an entry in the state FLOW_ESTABLISHED is freed, likewise. A younger one
-	 * that is due becomes silent. */
+	/* The age at which an established entry is freed, likewise. A younger one that is due
+	 * becomes silent. The same holds for a closing one. */
 	__u16 established;
 	__u16 pad;
 	/* How many entries the sweep has kept. User space clears them before a sweep. */
@@ -71,25 +71,34 @@ static __always_inline enum flow_state state_of(__u64 value)
 {
 	__u64 bits = value >> FLOW_STATE_SHIFT & FLOW_STATE_MASK, sign = -value;
 	__u64 is_used, has_bits = (bits | bits >> 1) & 1;
+	__u64 is_closing = bits & bits >> 1 & value / FLOW_BY_CLIENT;
 
 	/* Otherwise the compiler makes it a branch. */
 	barrier_var(sign);
 	is_used = (value | sign) >> 63;
-	return bits | (is_used ^ has_bits) * FLOW_SILENT;
+	return bits | ((is_used ^ has_bits) | is_closing) * FLOW_SILENT;
+}
+
+/* Whether an entry that is due becomes silent, and is not freed. A closing one becomes silent before
+ * its clock wraps around. */
+static __always_inline bool turns_silent(enum flow_state state, __u64 age,
+					 const struct swept_server *server)
+{
+	return (state == FLOW_ESTABLISHED || state == FLOW_CLOSING) && age < server->established;
 }
 
 /* Frees an entry that is due, or makes it silent. False: another core changes it meanwhile. */
-static __always_inline bool sweep_due(__u64 *entry, __u64 value, enum flow_state state, __u64 age,
-				      const struct swept_server *server)
+static __always_inline bool sweep_due(__u64 *entry, __u64 value, enum flow_state state, __u64 now,
+				      bool is_kept)
 {
-	bool turns_silent = state == FLOW_ESTABLISHED && age < server->established;
-	__u64 new = turns_silent ? value & ~((__u64)FLOW_STATE_MASK << FLOW_STATE_SHIFT) : 0;
+	__u64 seen = (now - entry_age(value, now)) & FLOW_TIME_MASK;
+	__u64 new = is_kept ? (value & ~FLOW_SEEN_MASK) | seen_bits(FLOW_SILENT, seen) : 0;
 	struct load *load = load_at(entry_server(value));
 
 	if (!entry_swap(entry, value, new))
 		return false;
 	if (load)
-		count_states(load, state, turns_silent ? FLOW_SILENT : FLOW_FREE);
+		count_states(load, state, is_kept ? FLOW_SILENT : FLOW_FREE);
 	return true;
 }
 
@@ -104,10 +113,14 @@ static __always_inline void sweep_entry(__u64 *entry, __u64 now, enum swept_tabl
 	struct swept_server *server = swept_server_at(entry_server(value));
 	enum flow_state state = state_of(value);
 
-	if (age >= server->due[state] && sweep_due(entry, value, state, age, server)) {
-		if (state != FLOW_ESTABLISHED || age >= server->established)
-			return;
-		state = FLOW_SILENT;
+	if (age >= server->due[state]) {
+		bool is_kept = turns_silent(state, age, server);
+
+		if (sweep_due(entry, value, state, now, is_kept)) {
+			if (!is_kept)
+				return;
+			state = FLOW_SILENT;
+		}
 	}
 	if (table == SWEPT_HALF_OPEN)
 		server->half_open[state]++;

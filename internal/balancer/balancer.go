@@ -551,13 +551,14 @@ func (b *Balancer) sweep() error {
 // lifetimes iterates over the slots of the configured servers, with the ages at which their entries
 // are freed: the first tick after the timeout.
 func (b *Balancer) lifetimes() iter.Seq2[uint32, dataplane.FlowLifetimes] {
-	end := func(timeout time.Duration) uint16 { return b.plane.Clock.Ticks(timeout) + 1 }
+	clock := b.plane.Clock
+	end := func(timeout time.Duration) uint16 { return clock.Ticks(timeout) + 1 }
 	return func(yield func(uint32, dataplane.FlowLifetimes) bool) {
 		for _, svc := range b.services.byName {
 			lifetimes := dataplane.FlowLifetimes{
 				New:         end(svc.Timeouts.New),
 				Established: end(svc.Timeouts.Established),
-				Closing:     end(svc.Timeouts.Closing),
+				Closed:      clock.EndedTicks(svc.Timeouts.Closing) + 1,
 				Silent:      end(svc.Timeouts.Silent),
 			}
 			for _, m := range svc.members {

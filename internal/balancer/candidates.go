@@ -314,7 +314,10 @@ func hasEntries(kept []dataplane.SweptServer, slot uint32) bool {
 	if int(slot) >= len(kept) {
 		return false
 	}
-	for state := dataplane.FlowNew; state <= dataplane.FlowSilent; state++ {
+	for state := range kept[slot].Flows {
+		if state == int(dataplane.FlowFree) {
+			continue
+		}
 		if kept[slot].Flows[state] > 0 || kept[slot].HalfOpen[state] > 0 {
 			return true
 		}

@@ -305,7 +305,7 @@ func (r *ranked) sweepSome() {
 		for slot := range r.plane.Objects.ServerCounters.MaxEntries() {
 			lifetimes := dataplane.Forever
 			for _, lifetime := range []*uint16{
-				&lifetimes.New, &lifetimes.Silent, &lifetimes.Closing, &lifetimes.Established,
+				&lifetimes.New, &lifetimes.Silent, &lifetimes.Closed, &lifetimes.Established,
 			} {
 				if r.random.IntN(4) == 0 {
 					*lifetime = uint16(r.random.IntN(20))

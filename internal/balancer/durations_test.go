@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/packet"
 )
 
@@ -78,11 +79,16 @@ func (tm *timing) begin(flow int) {
 	heap.Push(&tm.queue, ending{now.Add(time.Duration(duration * 1e9)), flow})
 }
 
-// end ends the flow whose end comes first.
+// end ends the flow whose end comes first. Its entry leaves the table, as after the timeout.
 func (tm *timing) end() {
 	flow := heap.Pop(&tm.queue).(ending).flow
 	server := slices.Index(tm.slots, tm.entry(tm.flows[flow]).Server())
 	tm.exec(tm.frames[packet.FIN|packet.ACK][flow], nil)
+	for i, value := range tm.bucket(tm.flows[flow]) {
+		if dataplane.FlowEntry(value).State() == stateClosing {
+			tm.bucket(tm.flows[flow])[i] = 0
+		}
+	}
 	tm.all[server] = append(tm.all[server], time.Since(tm.began[flow]).Seconds())
 }
 

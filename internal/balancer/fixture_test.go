@@ -464,7 +464,7 @@ func totalOf(t *dataplane.FlowTable) (total dataplane.FlowCounts) {
 			total.New++
 		case stateEstablished:
 			total.Established++
-		case stateClosing:
+		case stateClosing, stateClosed:
 			total.Closing++
 		}
 	}
@@ -476,7 +476,7 @@ func totalOf(t *dataplane.FlowTable) (total dataplane.FlowCounts) {
 func (f *fixture) elapseFlows(ticks uint16, which func(dataplane.FlowEntry) bool) {
 	for i, value := range f.plane.Flows.Entries {
 		if e := dataplane.FlowEntry(value); e.State() != stateFree && which(e) {
-			f.plane.Flows.Entries[i] = value&^dataplane.FlowTimeMask | uint64(seenOf(e)-ticks)&dataplane.FlowTimeMask
+			f.plane.Flows.Entries[i] = entryOf(e.Signature(), e.Server(), e.State(), seenOf(e)-ticks)
 		}
 	}
 }
@@ -511,14 +511,26 @@ func (f *fixture) now() uint16 {
 	return now
 }
 
-func seenOf(e dataplane.FlowEntry) uint16 { return uint16(e) & dataplane.FlowTimeMask }
+// timeMaskOf returns the bits of an entry that have the time: fewer if the flow has ended.
+func timeMaskOf(state dataplane.FlowState) uint16 {
+	if state == stateClosing || state == stateClosed {
+		return dataplane.FlowEndedTimeMask
+	}
+	return dataplane.FlowTimeMask
+}
+
+func seenOf(e dataplane.FlowEntry) uint16 { return uint16(e) & timeMaskOf(e.State()) }
 
 // entryOf returns an entry of the flow table.
 func entryOf(signature uint64, slot uint32, state dataplane.FlowState, seen uint16) uint64 {
 	if state == stateFree {
 		return 0
 	}
-	return signature<<30 | uint64(slot)<<14 | uint64(state&3)<<12 | uint64(seen&dataplane.FlowTimeMask)
+	seen &= timeMaskOf(state)
+	if state == stateClosing {
+		seen |= dataplane.FlowByClient
+	}
+	return signature<<30 | uint64(slot)<<14 | uint64(state&3)<<12 | uint64(seen)
 }
 
 // setHealth applies the result of a health check to the data path.

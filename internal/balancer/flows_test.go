@@ -24,6 +24,7 @@ const (
 	stateNew         = dataplane.FlowNew
 	stateEstablished = dataplane.FlowEstablished
 	stateClosing     = dataplane.FlowClosing
+	stateClosed      = dataplane.FlowClosed
 )
 
 // enter puts a flow into the first entry of its bucket, which must be empty.
@@ -64,8 +65,8 @@ func TestFlowStates(t *testing.T) {
 		{stateNew, packet.ACK, true, stateEstablished, "forward_known"},
 		{stateNew, packet.SYN | packet.ACK, true, stateEstablished, "forward_known"},
 		{stateNew, packet.FIN | packet.ACK, true, stateClosing, "forward_known"},
-		{stateNew, packet.RST, true, stateClosing, "forward_known"},
-		{stateNew, packet.SYN | packet.RST, true, stateClosing, "forward_known"},
+		{stateNew, packet.RST, true, stateNew, "forward_known"},
+		{stateNew, packet.SYN | packet.RST, true, stateNew, "forward_known"},
 		{stateEstablished, packet.SYN, true, stateEstablished, "forward_known"},
 		{stateEstablished, packet.ACK, true, stateEstablished, "forward_known"},
 		{stateEstablished, 0, true, stateEstablished, "forward_known"},
@@ -77,12 +78,16 @@ func TestFlowStates(t *testing.T) {
 		{stateClosing, packet.ACK, true, stateClosing, "forward_known"},
 		{stateClosing, packet.FIN | packet.ACK, true, stateClosing, "forward_known"},
 		{stateClosing, packet.SYN | packet.ACK, true, stateClosing, "forward_known"},
-		{stateClosing, packet.SYN, true, stateNew, "forward_known"},
+		{stateClosing, packet.SYN, true, stateClosing, "forward_known"},
+		{stateClosed, packet.ACK, true, stateClosed, "forward_known"},
+		{stateClosed, packet.FIN | packet.ACK, true, stateClosed, "forward_known"},
+		{stateClosed, packet.RST, true, stateClosed, "forward_known"},
+		{stateClosed, packet.SYN, true, stateNew, "forward_known"},
 		{stateFree, packet.SYN, false, stateNew, "forward_new"},
-		{stateFree, packet.SYN | packet.FIN, false, stateClosing, "forward_new"},
+		{stateFree, packet.SYN | packet.FIN, false, stateNew, "forward_new"},
 		{stateFree, packet.ACK, false, stateNew, "forward_recover"},
-		{stateFree, packet.FIN | packet.ACK, false, stateClosing, "forward_recover"},
-		{stateFree, packet.RST, false, stateClosing, "forward_recover"},
+		{stateFree, packet.FIN | packet.ACK, false, stateNew, "forward_recover"},
+		{stateFree, packet.RST, false, stateNew, "forward_recover"},
 	} {
 		t.Run(fmt.Sprintf("state %d, flags %#x", v.state, v.flags), func(t *testing.T) {
 			f.t = t
@@ -117,38 +122,46 @@ func (f *fixture) isEntered(flow dataplane.Flow, service, server string, state d
 	}
 }
 
-// A connection that continues after a FIN is established again. A packet soon after the FIN may
-// belong to the end of the connection. Such a packet changes nothing, and does not renew the time
-// after which packets count as a continuation. A SYN that soon may be a late copy of the
-// connection's own SYN, so it stays with the server.
+// A connection that continues after a FIN of the client, or after its server has signalled the end,
+// is established again. A packet soon after the end may belong to it. Such a packet changes nothing,
+// and does not renew the time after which packets count as a continuation. A SYN that soon after the
+// server's signal may be a late copy of the connection's own SYN, so it stays with the server. A SYN
+// after a FIN of the client may be forged, as the FIN: it changes nothing.
 func TestConnectionGoesOnAfterFIN(t *testing.T) {
 	t.Parallel()
 	f := openStandard(t)
 	server := f.otherThanPlaced(web, "web")
 	for _, v := range []struct {
-		age   uint16 // ticks between the FIN and the packet
-		flags packet.TCPFlags
-		after dataplane.FlowState
-		seen  uint16 // ticks between the time in the entry and the packet
+		before dataplane.FlowState
+		age    uint16 // ticks between the end and the packet
+		flags  packet.TCPFlags
+		after  dataplane.FlowState
+		seen   uint16 // ticks between the time in the entry and the packet
 	}{
-		{0, packet.ACK, stateClosing, 0},
-		{1, packet.ACK, stateClosing, 1},
-		{1, packet.FIN | packet.ACK, stateClosing, 0},
-		{2, packet.ACK, stateEstablished, 0},
-		{3, packet.PSH | packet.ACK, stateEstablished, 0},
-		{3, packet.FIN | packet.ACK, stateClosing, 0},
-		{3, packet.RST, stateClosing, 0},
-		{0, packet.SYN, stateNew, 0},
-		{1, packet.SYN, stateNew, 0},
+		{stateClosing, 0, packet.ACK, stateClosing, 0},
+		{stateClosing, 1, packet.ACK, stateClosing, 1},
+		{stateClosing, 1, packet.FIN | packet.ACK, stateClosing, 0},
+		{stateClosing, 2, packet.ACK, stateEstablished, 0},
+		{stateClosing, 3, packet.PSH | packet.ACK, stateEstablished, 0},
+		{stateClosing, 3, packet.FIN | packet.ACK, stateClosing, 0},
+		{stateClosing, 3, packet.RST, stateClosing, 0},
+		{stateClosing, 1, packet.SYN, stateClosing, 1},
+		{stateClosing, 2, packet.SYN, stateClosing, 2},
+		{stateClosing, 500, packet.SYN, stateClosing, 500},
+		{stateClosed, 1, packet.ACK, stateClosed, 1},
+		{stateClosed, 1, packet.RST, stateClosed, 0},
+		{stateClosed, 2, packet.ACK, stateEstablished, 0},
+		{stateClosed, 0, packet.SYN, stateNew, 0},
+		{stateClosed, 1, packet.SYN, stateNew, 0},
 	} {
 		now := f.now()
 		clear(f.bucket(web))
-		f.bucket(web)[0] = entryOf(f.signature(web), f.slot("web", server), stateClosing, now-v.age)
+		f.bucket(web)[0] = entryOf(f.signature(web), f.slot("web", server), v.before, now-v.age)
 		f.run(frameOf(web, packet.Flags(v.flags)))
 		entry := f.entry(web)
-		if entry.State() != v.after || seenOf(entry) != (now-v.seen)&dataplane.FlowTimeMask || entry.Server() != f.slot("web", server) {
-			t.Errorf("%v %d ticks after a FIN: state %d, seen %d ticks ago; want state %d, %d ticks ago",
-				v.flags, v.age, entry.State(), ageOf(entry, now), v.after, v.seen)
+		if entry.State() != v.after || seenOf(entry) != (now-v.seen)&timeMaskOf(v.after) || entry.Server() != f.slot("web", server) {
+			t.Errorf("%v %d ticks after the end (%v): state %d, seen %d ticks ago; want state %d, %d ticks ago",
+				v.flags, v.age, v.before, entry.State(), ageOf(entry, now), v.after, v.seen)
 		}
 	}
 }
@@ -163,7 +176,9 @@ func TestDatagramsConfirm(t *testing.T) {
 	f.isEntered(dns, "dns", server, stateEstablished)
 }
 
-// A server that is drained or failing gets no new flows, and keeps its connections.
+// A server that is drained or failing gets no new flows, and keeps its connections. A SYN does not
+// move a connection that may go on, because it may be forged. With a failing server, only an active
+// connection may go on.
 func TestServerWithoutNewFlows(t *testing.T) {
 	t.Parallel()
 	f := openStandard(t)
@@ -180,17 +195,42 @@ func TestServerWithoutNewFlows(t *testing.T) {
 	fail := func(f *fixture, server string) {
 		f.setHealth("web", server, false)
 	}
-	for name, take := range map[string]func(*fixture, string){"drained": drain, "failing": fail} {
+	const moves, stays = "forward_new", "forward_known"
+	for name, c := range map[string]struct {
+		take  func(*fixture, string)
+		state dataplane.FlowState
+		age   uint16
+		syn   string
+	}{
+		"drained, active":            {drain, stateEstablished, 0, stays},
+		"drained, idle":              {drain, stateEstablished, flowMinIdle, stays},
+		"drained, silent":            {drain, stateSilent, 500, stays},
+		"drained, new":               {drain, stateNew, 0, moves},
+		"drained, just closing":      {drain, stateClosing, flowLinger - 1, stays},
+		"drained, closing":           {drain, stateClosing, flowLinger, moves},
+		"failing, active":            {fail, stateEstablished, flowMinIdle - 1, stays},
+		"failing, idle":              {fail, stateEstablished, flowMinIdle, moves},
+		"failing, silent":            {fail, stateSilent, flowMinIdle, moves},
+		"failing, new":               {fail, stateNew, 0, moves},
+		"failing, just closing":      {fail, stateClosing, flowLinger - 1, stays},
+		"failing, closing":           {fail, stateClosing, flowLinger, moves},
+		"failing, closed by servers": {fail, stateClosed, 0, moves},
+	} {
 		t.Run(name, func(t *testing.T) {
 			f.t = t
 			server := f.placed(web, "web")
-			f.enter(web, "web", server, stateEstablished)
-			take(f, server)
+			c.take(f, server)
+			enter := func() {
+				f.enter(web, "web", server, c.state)
+				f.elapseFlows(c.age, func(dataplane.FlowEntry) bool { return true })
+			}
+			enter()
 			ack := frameOf(web, packet.Flags(packet.ACK))
 			f.check(f.forwarded(ack, web, "web", server, "forward_known"), f.run(ack))
+			enter()
 			got := f.run(frameOf(web))
-			if to := serverOf(got); to == "web/"+server || reasonOf(got) != "forward_new" {
-				t.Errorf("SYN: %s to %s", reasonOf(got), to)
+			if to := serverOf(got); (to == "web/"+server) != (c.syn == stays) || reasonOf(got) != c.syn {
+				t.Errorf("SYN: %s to %s, want %s", reasonOf(got), to, c.syn)
 			}
 			f.mustApply(standard())
 			f.setHealth("web", server, true)
@@ -347,8 +387,11 @@ func TestEviction(t *testing.T) {
 		"one free":                               {with(busy, map[int]resident{5: {}}), 5},
 		"free before old":                        {with(repeat(stateNew, 900), map[int]resident{7: {}}), 7},
 		"new, just seen":                         {with(busy, map[int]resident{3: {stateNew, 0}}), 3},
-		"closing, just seen":                     {with(busy, map[int]resident{3: {stateClosing, 0}}), 3},
-		"oldest of new and closing":              {with(busy, map[int]resident{1: {stateNew, 2}, 2: {stateClosing, 3}, 6: {stateNew, 1}}), 2},
+		"closed, just seen":                      {with(busy, map[int]resident{3: {stateClosed, 0}}), 3},
+		"oldest of new and closed":               {with(busy, map[int]resident{1: {stateNew, 2}, 2: {stateClosed, 3}, 6: {stateNew, 1}}), 2},
+		"closing, as an established one":         {with(busy, map[int]resident{3: {stateClosing, 14}}), -1},
+		"oldest idle, among closing ones":        {with(repeat(stateClosing, 20), map[int]resident{5: {stateEstablished, 21}}), 5},
+		"closing for longest":                    {with(repeat(stateEstablished, 20), map[int]resident{5: {stateClosing, 1500}}), 5},
 		"new before idle for hours":              {with(repeat(stateEstablished, 3000), map[int]resident{4: {stateNew, 0}}), 4},
 		"oldest idle":                            {repeat(stateEstablished, 20, 30, 40, 35, 21), 2},
 		"idle for a minute":                      {with(busy, map[int]resident{6: {stateEstablished, 15}}), 6},
@@ -434,10 +477,12 @@ func TestSweep(t *testing.T) {
 		kept  bool
 	}{
 		{stateNew, 0, true}, {stateNew, newest, true}, {stateNew, newest + 1, false},
-		{stateClosing, closing, true}, {stateClosing, closing + 1, false},
+		{stateClosed, closing, true}, {stateClosed, closing + 1, false},
+		{stateClosing, closing + 1, true}, {stateClosing, endedTicks, true},
+		{stateSilent, longest, true}, {stateSilent, longest + 1, false},
 		{stateEstablished, 900, true}, {stateEstablished, longest, true}, {stateEstablished, longest + 1, false},
 		// These entries are renewed during the sweep, after the sweep has read the clock.
-		{stateNew, -1, true}, {stateEstablished, -1, true}, {stateClosing, -2, true},
+		{stateNew, -1, true}, {stateEstablished, -1, true}, {stateClosing, -2, true}, {stateClosed, -2, true},
 	} {
 		f.settle(repeat(v.state, v.age), f.now())
 		f.must(f.sweep())

@@ -50,10 +50,10 @@ func TestNewConnectionEndsFormerFlow(t *testing.T) {
 		enter func(f *fixture, server string)
 	}{
 		{"over", func(f *fixture, server string) {
-			f.enterAt(f.plane.Flows, server, stateClosing, flowLinger)
+			f.enterAt(f.plane.Flows, server, stateClosed, flowLinger)
 		}},
 		{"failing", func(f *fixture, server string) {
-			f.enterAt(f.plane.Flows, server, stateEstablished, 0)
+			f.enterAt(f.plane.Flows, server, stateEstablished, flowMinIdle)
 			f.setHealth("web", server, false)
 		}},
 		{"half-open, failing", func(f *fixture, server string) {

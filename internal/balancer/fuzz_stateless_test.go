@@ -307,7 +307,7 @@ func (r *reference) fail(svc *desired.Service, server string, fails bool) {
 // another flow has the entry.
 func (r *reference) enterFormer(random *rand.Rand, flow dataplane.Flow, svc *desired.Service) {
 	bucket, table, number := r.bucketOf(flow), r.plane.Flows, r.bucketNumber(flow)
-	state := []dataplane.FlowState{stateNew, stateEstablished, stateClosing}[random.IntN(3)]
+	state := []dataplane.FlowState{stateNew, stateEstablished, stateClosing, stateClosed}[random.IntN(4)]
 	if r.former[svc.Name].Placement == desired.PlacementHunt && random.IntN(2) == 0 {
 		place, _ := flow.TableHash(r.serviceID(flow), &r.identity)
 		bucket, table, state = r.halfOpenOf(flow), r.plane.HalfOpen, stateNew

@@ -140,7 +140,8 @@ func TestSnapshotFlowStates(t *testing.T) {
 	f.send(1, packet.SYN, "forward_new")
 	f.send(2, packet.ACK, "forward_recover")
 	f.send(2, packet.ACK, "forward_known")
-	f.send(3, packet.FIN|packet.ACK, "forward_recover")
+	f.send(3, packet.ACK, "forward_recover")
+	f.send(3, packet.FIN|packet.ACK, "forward_known")
 	f.must(f.sweep())
 	want := &dataplane.FlowCounts{New: 1, Established: 1, Closing: 1}
 	if diff := cmp.Diff(want, mustSnapshot(t, view).FlowTable.Flows); diff != "" {

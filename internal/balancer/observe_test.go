@@ -5,6 +5,7 @@ package balancer
 import (
 	"math/rand/v2"
 	"slices"
+	"sync/atomic"
 	"testing"
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
@@ -19,14 +20,17 @@ type observer struct {
 	*ranked
 	known    map[int]observedFlow       // by number of the flow
 	counters map[uint32]*infer.Counters // by slot
-	// isSwept tells that sweeps free closing flows at any moment, and make others silent. The entry
-	// after a packet shows whether its flow was still there. Silent flows count as established here.
+	// isSwept tells that at any moment closing flows may be over, and others may become silent. The
+	// entry after a packet shows that. Silent flows count as established here.
 	isSwept bool
 }
 
 type observedFlow struct {
 	slot  uint32
 	state dataplane.FlowState
+	// isOver tells that no late packet of a closing flow can be under way: the next packet begins
+	// the flow again.
+	isOver bool
 }
 
 func newObserver(r *ranked) *observer {
@@ -58,28 +62,21 @@ func (o *observer) send(flow int, flags packet.TCPFlags) {
 	entry := o.entry(o.flows[flow])
 	before, isKnown := o.known[flow]
 	slot, state := entry.Server(), entry.State()
-	switch {
-	case !o.isSwept:
-	case state == stateFree && flags == packet.SYN: // freed before the packet could renew it
-		delete(o.known, flow)
-		return
-	case state == stateFree: // it was closing
-		slot, state = before.slot, stateClosing
-	case state == stateSilent:
+	if o.isSwept && state == stateSilent {
 		state = stateEstablished
-	case before.state == stateClosing && state == stateNew:
-		isKnown = false
 	}
-	after := observedFlow{slot, stateNew}
+	if o.isSwept && before.state == stateClosing && state == stateEstablished {
+		before.isOver = true
+	}
+	after := observedFlow{slot: slot, state: stateNew}
 	stays := isKnown && before.slot == after.slot
-	isEstablished := stays && (before.state == stateEstablished || before.state == stateSilent)
 	switch {
+	case !stays, flags&packet.RST != 0 && before.state == stateNew:
 	case flags&(packet.FIN|packet.RST) != 0:
 		after.state = stateClosing
-	case flags == packet.SYN && isEstablished,
-		flags == packet.ACK && stays && before.state == stateClosing:
-		after.state = before.state
-	case flags == packet.ACK && stays:
+	case flags == packet.SYN, before.state == stateClosing && !before.isOver:
+		after = before
+	default:
 		after.state = stateEstablished
 	}
 	if state != after.state {
@@ -99,10 +96,11 @@ func (o *observer) send(flow int, flags packet.TCPFlags) {
 // observe counts a change of a flow. Ends count only if the server has a place in a ranking.
 func (o *observer) observe(was dataplane.FlowState, after observedFlow) {
 	c := o.of(after.slot)
-	if after.state == stateNew && was != stateNew {
+	beginsAgain := was == stateClosing && after.state == stateEstablished
+	if after.state == stateNew && was != stateNew || beginsAgain {
 		c.Placed++
 	}
-	if was == stateNew && after.state != stateNew {
+	if was == stateNew && after.state != stateNew || beginsAgain {
 		c.Answered++
 	}
 	switch isRanked := o.plane.Directory.Servers[after.slot].Rank > 0; {
@@ -132,7 +130,7 @@ func (o *observer) sweep() {
 	lifetimes := slices.Repeat([]dataplane.FlowLifetimes{dataplane.Forever}, int(slots))
 	for slot := range lifetimes {
 		of := &lifetimes[slot]
-		for _, lifetime := range []*uint16{&of.New, &of.Established, &of.Closing, &of.Silent} {
+		for _, lifetime := range []*uint16{&of.New, &of.Established, &of.Closed, &of.Silent} {
 			if o.random.IntN(8) == 0 {
 				*lifetime = 0
 			}
@@ -150,7 +148,7 @@ func (o *observer) sweep() {
 		of := lifetimes[f.slot]
 		isFreed := map[dataplane.FlowState]bool{
 			stateNew: of.New == 0, stateEstablished: of.Established == 0,
-			stateSilent: of.Established == 0, stateClosing: of.Closing == 0,
+			stateSilent: of.Established == 0, stateClosing: of.Established == 0,
 		}[f.state]
 		switch {
 		case isFreed:
@@ -158,13 +156,36 @@ func (o *observer) sweep() {
 			delete(o.known, flow)
 		case f.state == stateEstablished && of.Silent == 0:
 			o.add(f, -1)
-			o.known[flow] = observedFlow{f.slot, stateSilent}
+			o.known[flow] = observedFlow{slot: f.slot, state: stateSilent}
+		}
+	}
+}
+
+// end lets so much time pass for closing flows that they are over.
+func (o *observer) end() {
+	o.endClosing()
+	for flow, f := range o.known {
+		f.isOver = f.state == stateClosing
+		o.known[flow] = f
+	}
+}
+
+// endClosing makes closing flows look as if they had ended two ticks ago, while packets change
+// entries.
+func (f *fixture) endClosing() {
+	for i := range f.plane.Flows.Entries {
+		at := &f.plane.Flows.Entries[i]
+		value := atomic.LoadUint64(at)
+		if e := dataplane.FlowEntry(value); e.State() == stateClosing {
+			over := entryOf(e.Signature(), e.Server(), stateClosing, seenOf(e)-flowLinger)
+			atomic.CompareAndSwapUint64(at, value, over)
 		}
 	}
 }
 
 // What the data path counts equals what the reference counts: also for repeated SYNs, flows that
-// move to another server, sweeps, servers that come and go, and a service that infers at times.
+// begin again or move to another server, sweeps, servers that come and go, and a service that infers
+// at times.
 func TestCountersFollowReference(t *testing.T) {
 	t.Parallel()
 	r := openRanked(t, inferring(manyServers(6)...), 1024, 400)
@@ -174,6 +195,8 @@ func TestCountersFollowReference(t *testing.T) {
 		switch r.random.IntN(200) {
 		case 0:
 			o.sweep()
+		case 2, 3:
+			o.end()
 		case 1:
 			servers := manyServers(1 + r.random.IntN(8))
 			cfg := inferring(servers...)
@@ -231,7 +254,8 @@ func TestCountersOfTwoCores(t *testing.T) {
 			r.changePrices()
 			r.rank()
 		default:
-			r.sweepClosing(slots[:servers/2])
+			r.endClosing()
+			r.silence(slots[:servers/2])
 		}
 	})
 	r.checkLoads()
@@ -261,13 +285,12 @@ func TestCountersOfTwoCores(t *testing.T) {
 	r.checkEmptied()
 }
 
-// sweepClosing frees closing flows, and makes the established flows of the slots silent.
-func (r *ranked) sweepClosing(silent []uint32) {
+// silence makes the established flows of the slots silent.
+func (r *ranked) silence(silent []uint32) {
 	r.t.Helper()
 	_, err := r.plane.Sweeper.Sweep(func(yield func(uint32, dataplane.FlowLifetimes) bool) {
 		for slot := range r.plane.Objects.ServerCounters.MaxEntries() {
 			lifetimes := dataplane.Forever
-			lifetimes.Closing = 0
 			if slices.Contains(silent, slot) {
 				lifetimes.Silent = 0
 			}

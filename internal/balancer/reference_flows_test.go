@@ -8,6 +8,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/packet"
 )
 
 // referenceEntry is an entry of the reference's flow table.
@@ -20,8 +21,20 @@ type referenceEntry struct {
 
 func (e *referenceEntry) age(now uint16) uint16 { return (now - e.seen) & dataplane.FlowTimeMask }
 
+// isEstablished tells whether a connection has the entry, as far as the balancer can know: only its
+// server can end it.
 func (e *referenceEntry) isEstablished() bool {
-	return e.state == stateEstablished || e.state == stateSilent
+	return e.state == stateEstablished || e.state == stateSilent || e.state == stateClosing
+}
+
+// lingers tells whether packets of a flow that has ended may be under way.
+func (e *referenceEntry) lingers(now uint16) bool {
+	return (e.state == stateClosing || e.state == stateClosed) && e.age(now) < flowLinger
+}
+
+// mayGoOn tells whether the connection of the entry may go on.
+func (e *referenceEntry) mayGoOn(now uint16) bool {
+	return e.isEstablished() && (e.state != stateClosing || e.lingers(now))
 }
 
 // referenceBucket is a bucket of the flow table, as docs/flow-table.md describes it.
@@ -37,7 +50,7 @@ func (b *referenceBucket) find(flow dataplane.Flow, service string) *referenceEn
 	return nil
 }
 
-// yielding returns the entry that a new flow takes: a free one, else the oldest new or closing one,
+// yielding returns the entry that a new flow takes: a free one, else the oldest new or closed one,
 // else the oldest established one that has been idle for more than a minute, else nil. Among equals
 // it returns the first one in the flow's order of entries, which begins with the preferred one.
 func (b *referenceBucket) yielding(preferred int, now uint16) *referenceEntry {
@@ -80,10 +93,6 @@ func (r *reference) persist(p parsed, svc *desired.Service) *desired.Server {
 	if server == nil || !r.keepsServer(p, svc, server, e) {
 		return nil
 	}
-	now := r.now()
-	if e.state == stateClosing && !p.ends() && !p.opens() && e.age(now) < flowLinger {
-		return server // the packet may belong to the end of the connection
-	}
 	if r.isStale(e, svc) {
 		return nil
 	}
@@ -93,15 +102,21 @@ func (r *reference) persist(p parsed, svc *desired.Service) *desired.Server {
 
 // renew updates the entry of a flow after one of its packets.
 func (r *reference) renew(p parsed, e *referenceEntry) {
-	e.seen = r.now()
+	now := r.now()
 	switch {
-	case p.ends():
-		e.state = stateClosing
-	case !p.opens():
-		e.state = stateEstablished
-	case e.state == stateClosing:
+	case p.opens() && e.isEstablished():
+		return // it may be forged
+	case p.opens():
 		e.state = stateNew
+	case p.ends() && e.isEstablished(), p.ends() && e.state == stateNew && p.flags&packet.RST == 0:
+		e.state = stateClosing
+	case p.ends():
+	case e.lingers(now):
+		return // the packet may belong to the end of the connection
+	default:
+		e.state = stateEstablished
 	}
+	e.seen = now
 }
 
 // keepsServer implements the table of docs/packet-path.md for flows whose server is configured.
@@ -113,13 +128,17 @@ func (r *reference) keepsServer(p parsed, svc *desired.Service, server *desired.
 	}
 	fails := r.failing[svc.Name+"/"+server.Name] && !usable
 	leaving := !server.Takes() && svc.OnDrain == desired.OnDrainMoveUDP && len(all) > 0
+	now := r.now()
+	isActive := p.opens() && e.mayGoOn(now) && e.age(now) < flowMinIdle
 	switch {
-	case p.mayMove() && (fails || !r.reaches(server.Name)):
+	case p.mayMove() && (fails && !isActive || !r.reaches(server.Name)):
 		return false
 	case svc.Protocol == desired.UDP && leaving:
 		return false
-	case p.opens() && (e.state == stateClosing && e.age(r.now()) >= flowLinger || !server.Takes()):
+	case p.opens() && e.state == stateClosed && !e.lingers(now):
 		return false
+	case p.opens() && !server.Takes():
+		return e.mayGoOn(now) && svc.Placement != desired.PlacementHunt
 	}
 	return true
 }
@@ -136,9 +155,6 @@ func (r *reference) remember(p parsed, svc *desired.Service, server *desired.Ser
 		return "forward_no_room"
 	}
 	*e = referenceEntry{p.flow, svc.Name + "/" + server.Name, stateNew, now}
-	if p.ends() {
-		e.state = stateClosing
-	}
 	if p.flow.Protocol == desired.TCP && !p.opens() {
 		return "forward_recover"
 	}
@@ -153,7 +169,8 @@ func (r *reference) sweep() {
 			e := &bucket[i]
 			if e.state != stateFree && !r.keeps(e) {
 				*e = referenceEntry{}
-			} else if e.state == stateEstablished && e.age(r.now()) > r.silence(e) {
+			} else if e.state == stateEstablished && e.age(r.now()) > r.silence(e) ||
+				e.state == stateClosing && e.age(r.now()) >= endedTicks {
 				e.state = stateSilent
 			}
 		}
@@ -178,8 +195,8 @@ func (r *reference) keeps(e *referenceEntry) bool {
 	switch e.state {
 	case stateNew:
 		timeout = r.cfg.Services[i].Timeouts.New
-	case stateClosing:
-		timeout = r.cfg.Services[i].Timeouts.Closing
+	case stateClosed:
+		return e.age(r.now()) <= r.clock.EndedTicks(r.cfg.Services[i].Timeouts.Closing)
 	}
 	return e.age(r.now()) <= r.clock.Ticks(timeout)
 }
@@ -188,7 +205,7 @@ func (r *reference) keeps(e *referenceEntry) bool {
 // older, so that the clock does not wrap around.
 func (r *reference) elapse(ticks uint16) {
 	now := r.now()
-	old := func(age uint16) bool { return age > 2000 }
+	old := func(age uint16) bool { return age > 1000 }
 	for _, bucket := range r.flows {
 		for i := range bucket {
 			if e := &bucket[i]; !old(e.age(now)) {

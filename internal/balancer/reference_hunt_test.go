@@ -63,14 +63,11 @@ func (r *reference) confirm(
 	if server == nil || !r.keepsServer(p, svc, server, half) {
 		return nil, ""
 	}
-	if p.opens() {
+	next := *half
+	if r.renew(p, &next); next.state == stateNew { // a reset may be the answer to a flood
 		return server, "forward_known"
 	}
-	state := stateEstablished
-	if p.ends() {
-		state = stateClosing
-	}
-	if !r.enter(r.bucketOf(p.flow), p.flow, svc, server, state) {
+	if !r.enter(r.bucketOf(p.flow), p.flow, svc, server, next.state) {
 		return server, "forward_no_room"
 	}
 	*half = referenceEntry{}
@@ -96,7 +93,7 @@ func (r *reference) offer(p parsed, svc *desired.Service, e *referenceEntry) []s
 func (r *reference) askedFirst(svc *desired.Service, e *referenceEntry) []stage {
 	server := r.holder(e, svc)
 	if server == nil || server.Takes() || r.failing[svc.Name+"/"+server.Name] ||
-		!r.reaches(server.Name) || e.state == stateClosing && e.age(r.now()) >= flowLinger {
+		!r.reaches(server.Name) || e.state == stateClosed && !e.lingers(r.now()) {
 		return nil
 	}
 	return stages(srv6.Steer, server.Name)
@@ -119,7 +116,7 @@ func (r *reference) fitting(p parsed, svc *desired.Service, asked []stage, names
 // isStale tells whether an entry has been idle for so long that a hunting flow may be elsewhere.
 func (r *reference) isStale(e *referenceEntry, svc *desired.Service) bool {
 	asksServers := svc.Placement == desired.PlacementHunt && !svc.FindsByColumn()
-	return asksServers && e.age(r.now()) >= 15
+	return asksServers && e.age(r.now()) >= flowMinIdle
 }
 
 // seek returns the course of a packet whose flow has a stale entry. The course visits the server of
@@ -396,7 +393,7 @@ func (r *reference) create(h heard, svc *desired.Service, sender *desired.Server
 	if server := r.holder(e, svc); server != nil && !r.isStale(e, svc) {
 		opening := parsed{flow: h.flow, flags: packet.SYN}
 		overtaken := server == sender && e.age(r.now()) < flowLinger
-		if answers && r.keepsServer(opening, svc, server, e) || !answers && (e.state != stateClosing || overtaken) {
+		if answers && r.keepsServer(opening, svc, server, e) || !answers && (e.state != stateClosed || overtaken) {
 			if server == sender {
 				return "return_create"
 			}
@@ -428,7 +425,7 @@ func (r *reference) remove(h heard, svc *desired.Service, sender *desired.Server
 	half := r.halfOpenOf(h.flow).find(h.flow, svc.Name)
 	switch {
 	case known != nil && r.holder(known, svc) == sender:
-		known.state, known.seen = stateClosing, r.now()
+		known.state, known.seen = stateClosed, r.now()
 	case known == nil && half != nil && r.holder(half, svc) == sender:
 		*half = referenceEntry{}
 	}

@@ -80,7 +80,7 @@ func (f *fixture) cast(flow dataplane.Flow, service string) map[string]string {
 }
 
 // setState makes the flow tables correspond to a state of a flow. The states are "listen", and
-// "half-open", "new", "steer", "closing", "over" or "stale" with a server.
+// "half-open", "new", "steer", "closing", "closed", "over" or "stale" with a server.
 func (f *fixture) setState(flow dataplane.Flow, service, state string, parts map[string]string) {
 	f.t.Helper()
 	clear(f.plane.Flows.Entries)
@@ -91,7 +91,8 @@ func (f *fixture) setState(flow dataplane.Flow, service, state string, parts map
 	}
 	place, signature := flow.TableHash(f.serviceID(flow), &f.identity)
 	table, flowState := f.plane.Flows, map[string]dataplane.FlowState{
-		"half-open": stateNew, "new": stateNew, "steer": stateEstablished, "closing": stateClosing, "over": stateClosing,
+		"half-open": stateNew, "new": stateNew, "steer": stateEstablished, "closing": stateClosing,
+		"closed": stateClosed, "over": stateClosed,
 		"stale": stateEstablished,
 	}[kind]
 	seen := f.now()
@@ -121,7 +122,7 @@ func (f *fixture) state(flow dataplane.Flow, service string, parts map[string]st
 			if entry.Signature() != signature || i/dataplane.FlowsPerBucket != bucketNumber(table, place) {
 				return "an entry of another flow"
 			}
-			kind := map[dataplane.FlowState]string{stateNew: "new", stateEstablished: "steer", stateClosing: "closing"}[entry.State()]
+			kind := map[dataplane.FlowState]string{stateNew: "new", stateEstablished: "steer", stateClosing: "closing", stateClosed: "closed"}[entry.State()]
 			if isOver(entry, f.now()) {
 				kind = "over"
 			}
@@ -171,7 +172,7 @@ var stickiness = []struct {
 	{"half-open first", "SYN", "first", "half-open first"},
 	{"half-open first", "ACK", "first", "steer first"},
 	{"half-open first", "FIN", "first", "closing first"},
-	{"half-open first", "RST", "first", "closing first"},
+	{"half-open first", "RST", "first", "half-open first"},
 	{"half-open first", "create SYN-ACK first", "client", "half-open first"},
 	{"half-open first", "create ACK first", "client", "half-open first"},
 	{"half-open first", "create SYN-ACK second", "reset second", "half-open first"},
@@ -187,36 +188,47 @@ var stickiness = []struct {
 	{"steer first", "create ACK first", "client", "steer first"},
 	{"steer first", "create SYN-ACK second", "reset second", "steer first"},
 	{"steer first", "create ACK second", "reset second", "steer first"},
-	{"steer first", "remove FIN first", "client", "closing first"},
-	{"steer first", "remove RST first", "client", "closing first"},
+	{"steer first", "remove FIN first", "client", "closed first"},
+	{"steer first", "remove RST first", "client", "closed first"},
 	{"steer first", "remove FIN second", "client", "steer first"},
 
-	{"closing first", "SYN", "first", "new first"},
+	// Only the client has ended the connection, or somebody in its name.
+	{"closing first", "SYN", "first", "closing first"},
 	{"closing first", "ACK", "first", "closing first"},
 	{"closing first", "FIN", "first", "closing first"},
 	{"closing first", "create SYN-ACK first", "client", "closing first"},
 	{"closing first", "create SYN-ACK second", "reset second", "closing first"},
-	{"closing first", "create ACK first", "client", "closing first"}, // overtaken by the FIN
-	{"closing first", "create ACK second", "client", "steer second"},
-	{"closing first", "remove FIN first", "client", "closing first"},
+	{"closing first", "create ACK first", "client", "closing first"},
+	{"closing first", "create ACK second", "reset second", "closing first"},
+	{"closing first", "remove FIN first", "client", "closed first"},
 	{"closing first", "remove FIN second", "client", "closing first"},
+
+	{"closed first", "SYN", "first", "new first"},
+	{"closed first", "ACK", "first", "closed first"},
+	{"closed first", "FIN", "first", "closed first"},
+	{"closed first", "create SYN-ACK first", "client", "closed first"},
+	{"closed first", "create SYN-ACK second", "reset second", "closed first"},
+	{"closed first", "create ACK first", "client", "closed first"}, // overtaken by the FIN
+	{"closed first", "create ACK second", "client", "steer second"},
+	{"closed first", "remove FIN first", "client", "closed first"},
+	{"closed first", "remove FIN second", "client", "closed first"},
 
 	{"over first", "SYN", "hunt", "over first"},
 	{"over first", "ACK", "first", "steer first"},
-	{"over first", "FIN", "first", "closing first"},
+	{"over first", "FIN", "first", "closed first"},
 	{"over first", "create SYN-ACK first", "client", "new first"},
 	{"over first", "create SYN-ACK second", "client", "new second"},
 	{"over first", "create ACK second", "client", "steer second"},
-	{"over first", "remove FIN first", "client", "closing first"},
+	{"over first", "remove FIN first", "client", "closed first"},
 	{"over first", "remove FIN second", "client", "over first"},
 
 	// A flow that displaces one that is over is half-open in the flow table.
 	{"new first", "SYN", "first", "new first"},
 	{"new first", "ACK", "first", "steer first"},
-	{"new first", "RST", "first", "closing first"},
+	{"new first", "RST", "first", "new first"},
 	{"new first", "create SYN-ACK first", "client", "new first"},
 	{"new first", "create SYN-ACK second", "reset second", "new first"},
-	{"new first", "remove RST first", "client", "closing first"},
+	{"new first", "remove RST first", "client", "closed first"},
 
 	// An entry that is stale proves nothing. The first server that signals has the flow.
 	{"stale first", "SYN", "first", "stale first"},
@@ -230,7 +242,7 @@ var stickiness = []struct {
 	{"stale first", "create FIN third", "client", "steer third"},
 	{"stale first", "create SYN-ACK first", "client", "new first"},
 	{"stale first", "create SYN-ACK second", "client", "new second"},
-	{"stale first", "remove FIN first", "client", "closing first"},
+	{"stale first", "remove FIN first", "client", "closed first"},
 	{"stale first", "remove FIN second", "client", "stale first"},
 }
 
@@ -249,7 +261,7 @@ var stickinessOfDrained = []struct{ state, event, want, after string }{
 	{"steer first", "create SYN-ACK second", "client", "new second"},
 	{"steer first", "create ACK first", "client", "steer first"},
 	{"steer first", "create ACK second", "reset second", "steer first"},
-	{"steer first", "remove FIN first", "client", "closing first"},
+	{"steer first", "remove FIN first", "client", "closed first"},
 	{"closing first", "SYN", "hunt after first", "closing first"},
 	{"closing first", "create SYN-ACK second", "client", "new second"},
 	{"over first", "SYN", "hunt", "over first"},

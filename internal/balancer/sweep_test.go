@@ -20,31 +20,32 @@ import (
 // makes them silent, and adds those that it keeps to counts, by slot and state. Slots beyond the
 // end of lifetimes have no server.
 func sweptReference(
-	entries []uint64, lifetimes []dataplane.FlowLifetimes, now uint16, counts [][5]uint32,
+	entries []uint64, lifetimes []dataplane.FlowLifetimes, now uint16, counts [][8]uint32,
 ) {
 	for i := range entries {
 		value := atomic.LoadUint64(&entries[i])
 		if value == 0 {
 			continue
 		}
-		slot, seen := value>>14&0xffff, uint16(value&0xfff)
-		state := dataplane.FlowEntry(value).State()
+		entry := dataplane.FlowEntry(value)
+		slot, state := value>>14&0xffff, entry.State()
 		var of dataplane.FlowLifetimes
 		if slot < uint64(len(lifetimes)) {
 			of = lifetimes[slot]
 		}
-		age := sweptAge(now - seen)
+		age := ageOf(entry, now)
 		lifetime := [...]uint16{
 			stateSilent: of.Established, stateNew: of.New, stateEstablished: of.Established,
-			stateClosing: of.Closing,
+			stateClosing: of.Established, stateClosed: of.Closed,
 		}[state]
 		switch {
 		case age >= lifetime:
 			if atomic.CompareAndSwapUint64(&entries[i], value, 0) {
 				continue
 			}
-		case state == stateEstablished && age >= of.Silent:
-			if atomic.CompareAndSwapUint64(&entries[i], value, value&^(3<<12)) {
+		case state == stateEstablished && age >= of.Silent, state == stateClosing && age >= endedTicks:
+			silent := entryOf(entry.Signature(), entry.Server(), stateSilent, now-age)
+			if atomic.CompareAndSwapUint64(&entries[i], value, silent) {
 				state = stateSilent
 			}
 		}
@@ -52,12 +53,9 @@ func sweptReference(
 	}
 }
 
-// sweptAge returns the age of an entry in ticks, modulo 4096.
-func sweptAge(age uint16) uint16 {
-	if age %= 4096; age >= 4096-32 { // another core has renewed it, after the clock was read
-		return 0
-	}
-	return age
+// allStates are the states of an entry.
+var allStates = []dataplane.FlowState{
+	stateFree, stateNew, stateEstablished, stateSilent, stateClosing, stateClosed,
 }
 
 // withServer iterates over the slots that have lifetimes.
@@ -81,7 +79,7 @@ func randomLifetimes(random *rand.Rand, slots uint32) []dataplane.FlowLifetimes 
 			continue
 		}
 		of := &lifetimes[slot]
-		for _, lifetime := range []*uint16{&of.New, &of.Established, &of.Closing, &of.Silent} {
+		for _, lifetime := range []*uint16{&of.New, &of.Established, &of.Closed, &of.Silent} {
 			*lifetime = uint16(random.IntN(4033))
 			if random.IntN(2) == 0 {
 				*lifetime = typical[random.IntN(len(typical))]
@@ -108,7 +106,7 @@ func openSwept(t testing.TB, flows uint32, shift uint32) *fixture {
 // up to a few above the highest one.
 func fillRandomly(random *rand.Rand, table *dataplane.FlowTable, slots uint32) {
 	for i := range table.Entries {
-		state := dataplane.FlowState(random.IntN(5))
+		state := allStates[random.IntN(len(allStates))]
 		table.Entries[i] = 0
 		if state != stateFree {
 			slot := uint32(random.IntN(int(slots) + 3))
@@ -149,11 +147,11 @@ func (f *fixture) sweepRandomly(random *rand.Rand, now uint16) bool {
 	lifetimes := randomLifetimes(random, slots)
 	tables := [2]*dataplane.FlowTable{f.plane.Flows, f.plane.HalfOpen}
 	var before, want [2][]uint64
-	var counts [2][][5]uint32
+	var counts [2][][8]uint32
 	for i, table := range tables {
 		fillRandomly(random, table, slots)
 		before[i], want[i] = slices.Clone(table.Entries), slices.Clone(table.Entries)
-		counts[i] = make([][5]uint32, dataplane.NoServer+1)
+		counts[i] = make([][8]uint32, dataplane.NoServer+1)
 		sweptReference(want[i], lifetimes, now, counts[i])
 	}
 	kept, err := f.plane.Sweeper.Sweep(withServer(lifetimes))
@@ -186,7 +184,7 @@ func countsOf(states []uint32) dataplane.FlowCounts {
 		New:         uint64(states[stateNew]),
 		Established: uint64(states[stateEstablished]),
 		Silent:      uint64(states[stateSilent]),
-		Closing:     uint64(states[stateClosing]),
+		Closing:     uint64(states[stateClosing]) + uint64(states[stateClosed]),
 	}
 }
 
@@ -214,7 +212,7 @@ func TestSweepSparesRenewedEntries(t *testing.T) {
 	slot := f.slot("web", "s1")
 	old, fresh := entryOf(1, slot, stateNew, f.now()-100), entryOf(1, slot, stateEstablished, f.now())
 	lifetimes := make([]dataplane.FlowLifetimes, slot+1)
-	lifetimes[slot] = dataplane.FlowLifetimes{New: 10, Established: 10, Closing: 10, Silent: 10}
+	lifetimes[slot] = dataplane.FlowLifetimes{New: 10, Established: 10, Closed: 10, Silent: 10}
 	random := rand.New(rand.NewPCG(rand.Uint64(), 0))
 	renewedInAll := 0
 	for range rounds {
@@ -329,7 +327,7 @@ func BenchmarkSweep(b *testing.B) {
 				}
 				millions += float64(len(table.Entries)) / 1e6
 			}
-			counts := make([][5]uint32, dataplane.NoServer+1)
+			counts := make([][8]uint32, dataplane.NoServer+1)
 			var byReference, byProgram []time.Duration
 			for b.Loop() {
 				start := time.Now()

@@ -222,13 +222,13 @@ func (m *tableMachine) agreesOnEntries(t *rapid.T) {
 	for _, flow := range m.known {
 		wanted, got := "none", "none"
 		if e := m.bucketOf(flow).find(flow, m.classify(flow).Name); e != nil {
-			wanted = text(e.server, e.state, e.seen)
+			wanted = text(e.server, e.state, e.seen&timeMaskOf(e.state))
 			switch e.state {
 			case stateNew:
 				want.New++
 			case stateEstablished:
 				want.Established++
-			case stateClosing:
+			case stateClosing, stateClosed:
 				want.Closing++
 			}
 		}

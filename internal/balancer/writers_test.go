@@ -297,7 +297,7 @@ func (s *storm) sweepSome(random *rand.Rand) []dataplane.SweptServer {
 		for slot := range s.plane.Objects.ServerCounters.MaxEntries() {
 			lifetimes := dataplane.Forever
 			if random.IntN(3) == 0 {
-				lifetimes.New, lifetimes.Closing = 0, 0
+				lifetimes.New, lifetimes.Closed = 0, 0
 			}
 			if random.IntN(3) == 0 {
 				lifetimes.Silent = 0

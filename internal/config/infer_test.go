@@ -239,7 +239,7 @@ func TestWarningsOfUnusedWeights(t *testing.T) {
 	weighted := strings.Replace(inferring, server, weights, 1)
 	checkWarnings(t, weighted, ParseBalancer, []mutation{
 		{"hlb", "", "", at("hlb")},
-		{"the default", "estimator: hlb, ", "", at("territory-learned")},
+		{"the default, whose bounds they widen", "estimator: hlb, ", "", nil},
 		{"territory", "estimator: hlb", "estimator: territory", nil},
 		{"equal weights", "weight: 2", "weight: 3", nil},
 		{"hash", "placement: infer\n    infer: {estimator: hlb, interval: 100ms, slow-start: 0s, among: all}", "placement: hash", nil},

@@ -485,7 +485,7 @@ func TestLoadOverrides(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := overrides + ":3: web/s7: does not exist: the override has no effect\n" +
+	want := file + ":20: " + unconfirmedEnds + "\n" + overrides + ":3: web/s7: does not exist: the override has no effect\n" +
 		overrides + ": web.servers: all are drained or have weight 0: service web gets no new connections"
 	if warnings.Error() != want {
 		t.Errorf("warnings %q, want %q", warnings, want)

@@ -17,6 +17,7 @@ func (d *document) warnOfBalancer(b *desired.Balancer) {
 	d.warnOfPeers(b)
 	d.warnOfUnusedWeights(b)
 	d.warnOfUnseenEnds(b)
+	d.warnOfUnconfirmedEnds(b)
 	d.warnOfNoTaker(b)
 	d.warnOfVIPsWithoutPeer(b)
 }
@@ -103,10 +104,11 @@ func (d *document) warnOfPeers(b *desired.Balancer) {
 	}
 }
 
-// warnOfUnusedWeights warns about different weights that a placement ignores.
+// warnOfUnusedWeights warns about different weights that a placement ignores. Weights widen the bounds
+// of what territory-learned learns.
 func (d *document) warnOfUnusedWeights(b *desired.Balancer) {
 	for i, s := range b.Services {
-		if !s.IgnoresWeights() {
+		if !s.IgnoresWeights() || s.Estimates() == string(desired.EstimateTerritoryLearned) {
 			continue
 		}
 		at := field.Item("services", i)
@@ -127,6 +129,18 @@ func (d *document) warnOfUnseenEnds(b *desired.Balancer) {
 		if s.IgnoresWeights() && s.Placement == desired.PlacementInfer && s.Protocol == desired.UDP {
 			d.warnf(field.Child(field.Item("services", i), "infer.estimator"), "%s learns nothing from udp, "+
 				"because no packet ends a flow: it takes all servers for equal", s.Estimates())
+		}
+	}
+}
+
+// warnOfUnconfirmedEnds warns about a timeout of flows whose end their server has signalled, if the
+// servers of the service signal no end.
+func (d *document) warnOfUnconfirmedEnds(b *desired.Balancer) {
+	for i, s := range b.Services {
+		path := field.Child(field.Item("services", i), "timeouts.closing")
+		if s.Placement != desired.PlacementHunt && d.has(path) {
+			d.warnf(path, "not used by placement %s: only servers that hunt confirm the end of a flow, and a "+
+				"client's FIN or RST may be forged, so the flow's entry stays for timeouts.established", s.Placement)
 		}
 	}
 }

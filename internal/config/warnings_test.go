@@ -100,6 +100,25 @@ func TestWorkersAsCapacity(t *testing.T) {
 	})
 }
 
+// unconfirmedEnds is the warning about timeouts.closing of validBalancer's first service.
+const unconfirmedEnds = `services[0].timeouts.closing "10s": not used by placement hash: only servers ` +
+	`that hunt confirm the end of a flow, and a client's FIN or RST may be forged, so the flow's entry ` +
+	`stays for timeouts.established`
+
+// TestUnconfirmedEnds checks the warning about a timeout that a placement does not use.
+func TestUnconfirmedEnds(t *testing.T) {
+	_, problem, _ := strings.Cut(unconfirmedEnds, ": ")
+	hashing := strings.Replace(huntingBalancer, "hunt, candidates: 1", "hash, timeouts: {closing: 10s}", 1)
+	checkWarnings(t, hashing, ParseBalancer, []mutation{
+		{"hash", "", "", one("services[1].timeouts.closing", problem)},
+		{"another timeout", "closing: 10s", "new: 10s", nil},
+	})
+	checkWarnings(t, huntingBalancer, ParseBalancer, []mutation{
+		{"hunt", "hunt, candidates: 1", "hunt, candidates: 1, timeouts: {closing: 10s}",
+			one("node.signal-key", strings.TrimPrefix(forgedSignals, "node.signal-key: "))},
+	})
+}
+
 // TestNoTaker checks the warning about services that drop every new connection.
 func TestNoTaker(t *testing.T) {
 	const (

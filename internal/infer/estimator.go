@@ -97,6 +97,7 @@ type Estimator struct {
 	servers    []server
 	home       []int32
 	capacities *Capacities // of territories
+	usual      bounds      // of learned capacities
 	speeds     *Speeds     // of HLB
 	numerator  float64     // of the units of SED, whose denominators are the weights
 	window     float64     // age of the window in which events are counted, in seconds
@@ -342,6 +343,7 @@ func (e *Estimator) Step(seconds float64, random uint64) {
 	switch {
 	case e.capacities != nil:
 		e.capacities.Step(seconds, e.home)
+		e.boundCapacities()
 	case e.speeds != nil:
 		e.speeds.Step()
 	}
@@ -412,7 +414,7 @@ func (e *Estimator) base(server int) (unit, extra float64) {
 	case e.settings.Kind.IsPolled():
 		unit, extra = e.polledPrice(s)
 	case e.settings.Kind == TerritoryLearned:
-		unit = 1 / e.capacities.Capacity(int32(server))
+		unit = 1 / e.capacity(server)
 	case e.speeds != nil:
 		unit = 1 / (e.speeds.Weight(int32(server)) * float64(len(e.servers)))
 	case e.settings.Kind == LeastQueue:

@@ -2,7 +2,10 @@
 
 package infer
 
-import "math"
+import (
+	"math"
+	"slices"
+)
 
 // Norm tells by what a server's mean duration is divided before it is filtered.
 type Norm uint8
@@ -161,16 +164,20 @@ func (s *Speeds) Step() {
 
 // measure computes z of each server from the means of the reservoirs.
 func (s *Speeds) measure() bool {
-	sum, seen := 0.0, 0
 	for i := range s.servers {
 		v := &s.servers[i]
 		mean, ok := v.reservoir.Mean()
 		v.measured = mean
-		if ok || s.options.Sampling == AsPrinted {
+		if !ok && s.options.Sampling != AsPrinted {
+			v.measured = math.NaN()
+		}
+	}
+	s.bound()
+	sum, seen := 0.0, 0
+	for i := range s.servers {
+		if mean := s.servers[i].measured; !math.IsNaN(mean) {
 			sum += mean
 			seen++
-		} else {
-			v.measured = math.NaN()
 		}
 	}
 	if sum == 0 {
@@ -196,6 +203,29 @@ func (s *Speeds) measure() bool {
 		v.measured /= norm
 	}
 	return true
+}
+
+// bound bounds the mean durations by a multiple of their median, because one flow of a client can
+// last for an hour. BySum needs no bound: no weight is more than e times another one. The same holds
+// for servers that seem fast.
+func (s *Speeds) bound() {
+	if s.options.Norm == BySum || s.options.Sampling == AsPrinted {
+		return
+	}
+	means := make([]float64, 0, len(s.servers))
+	for i := range s.servers {
+		if mean := s.servers[i].measured; !math.IsNaN(mean) {
+			means = append(means, mean)
+		}
+	}
+	if len(means) == 0 {
+		return
+	}
+	slices.Sort(means)
+	most := means[(len(means)-1)/2] * mostUnequal
+	for i := range s.servers {
+		s.servers[i].measured = min(s.servers[i].measured, most) // NaN stays
+	}
 }
 
 // variance returns the variance of this step's measurements over the servers. The paper does not

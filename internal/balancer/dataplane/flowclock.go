@@ -71,4 +71,8 @@ func (c *FlowClock) Ticks(d time.Duration) uint16 {
 	return uint16(min((d+c.Tick-1)/c.Tick, maxFlowTicks))
 }
 
+// EndedTicks does so for flows that have ended. The result is at most maxEndedTicks, two hours or
+// more.
+func (c *FlowClock) EndedTicks(d time.Duration) uint16 { return min(c.Ticks(d), maxEndedTicks) }
+
 func (c *FlowClock) close() error { return c.program.Close() }

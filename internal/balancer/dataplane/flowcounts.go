@@ -20,7 +20,7 @@ type FlowCounts struct {
 	New         uint64 `json:"new"`         // one packet was seen
 	Established uint64 `json:"established"` // more than one packet was seen
 	Silent      uint64 `json:"silent"`      // likewise, but no packet for a while (timeouts.silent)
-	Closing     uint64 `json:"closing"`     // a FIN, a RST or remove-stickiness was seen
+	Closing     uint64 `json:"closing"`     // a FIN, a RST or remove-stickiness was seen: closing or closed
 }
 
 // Total is the number of flows in any state.
@@ -33,13 +33,14 @@ func (c *FlowCounts) add(more FlowCounts) {
 	c.Closing += more.Closing
 }
 
-// countsOf returns numbers of flows that are given by state. They may be changed meanwhile.
+// countsOf returns numbers of flows that are given by state. They may be changed meanwhile. Closing
+// flows are counted as closed (COUNTED_FLOW_STATES in bpf/balancer/flowtable.h).
 func countsOf(states *[FlowSilent + 1]uint32) FlowCounts {
 	return FlowCounts{
 		New:         uint64(atomic.LoadUint32(&states[FlowNew])),
 		Established: uint64(atomic.LoadUint32(&states[FlowEstablished])),
 		Silent:      uint64(atomic.LoadUint32(&states[FlowSilent])),
-		Closing:     uint64(atomic.LoadUint32(&states[FlowClosing])),
+		Closing:     uint64(atomic.LoadUint32(&states[FlowClosed])),
 	}
 }
 
@@ -81,6 +82,7 @@ func (t *FlowCountTable) store(kept []SweptServer, slots iter.Seq[uint32]) error
 		count := balancerFlowCount{Time: uint64(now)}
 		if slot < uint32(len(kept)) {
 			copy(count.Flows[:], kept[slot].Flows[:])
+			count.Flows[FlowClosed] += kept[slot].Flows[FlowClosing]
 			copy(count.HalfOpen[:], kept[slot].HalfOpen[:])
 		}
 		t.put(slot, count)

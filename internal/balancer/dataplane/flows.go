@@ -35,6 +35,15 @@ const (
 	// maxFlowTicks is the longest timeout, in ticks. The margin gives the sweep time before the
 	// clock wraps around.
 	maxFlowTicks = FlowTimeMask - 2*maxFlowLead
+
+	// FlowEndedTimeMask and FlowByClient are FLOW_ENDED_TIME_MASK and FLOW_BY_CLIENT in
+	// bpf/balancer/flowtable.h: the time of a flow that has ended, and the bit that says that only
+	// the client has ended it.
+	FlowEndedTimeMask = 0x7ff
+	FlowByClient      = 0x800
+	// maxEndedTicks is the highest age of a flow that has ended. An older one that stays becomes
+	// silent, because the time of silent flows has more bits.
+	maxEndedTicks = FlowEndedTimeMask - 2*maxFlowLead
 )
 
 // flowBuckets returns the number of buckets for a capacity in flows. It is a power of two.
@@ -79,8 +88,11 @@ func (e FlowEntry) Server() uint32 { return uint32(e>>14) & 0xffff }
 // State returns the state of the flow. FlowFree means that the entry has no flow.
 func (e FlowEntry) State() FlowState {
 	state := FlowState(e >> 12 & 3)
-	if state == 0 && e != 0 {
+	switch {
+	case state == 0 && e != 0:
 		return FlowSilent
+	case state == FlowClosed && e&FlowByClient != 0:
+		return FlowClosing
 	}
 	return state
 }
@@ -96,6 +108,8 @@ func (s FlowState) String() string {
 		return "silent"
 	case FlowClosing:
 		return "closing"
+	case FlowClosed:
+		return "closed"
 	}
 	return "free"
 }

@@ -65,7 +65,8 @@ const (
 	FlowSilent      = balancerFlowStateFLOW_SILENT // established, and without a packet for long
 	FlowNew         = balancerFlowStateFLOW_NEW
 	FlowEstablished = balancerFlowStateFLOW_ESTABLISHED
-	FlowClosing     = balancerFlowStateFLOW_CLOSING
+	FlowClosing     = balancerFlowStateFLOW_CLOSING // the client has sent FIN or RST
+	FlowClosed      = balancerFlowStateFLOW_CLOSED  // the server has signalled the end
 )
 
 // The flags of a server (enum server_flags in types.h).

@@ -28,9 +28,10 @@ const (
 )
 
 // FlowLifetimes are ages, in ticks, at which a sweep changes the entries of a server. At New,
-// Established and Closing it frees entries in these states. At 0 it frees all of them. At Silent,
-// an established flow becomes silent, and no longer counts as a load of its server.
-type FlowLifetimes struct{ New, Established, Closing, Silent uint16 }
+// Established and Closed it frees entries in these states. At 0 it frees all of them. Silent and
+// closing flows are freed at Established, too. At Silent, an established flow becomes silent, and no
+// longer counts as a load of its server.
+type FlowLifetimes struct{ New, Established, Closed, Silent uint16 }
 
 // Forever are the lifetimes of entries that a sweep keeps as they are, however old they are. No age
 // in ticks is as high.
@@ -44,7 +45,8 @@ func (l FlowLifetimes) swept() SweptServer {
 	return SweptServer{
 		Due: [sweptStates]uint16{
 			FlowNew: l.New, FlowEstablished: min(l.Established, l.Silent),
-			FlowClosing: l.Closing, FlowSilent: l.Established,
+			FlowClosed: l.Closed, FlowSilent: l.Established,
+			FlowClosing: min(l.Established, maxEndedTicks),
 		},
 		Established: l.Established,
 	}
