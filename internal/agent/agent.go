@@ -142,6 +142,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		return err
 	}
 	defer a.answerPolls(ctx)()
+	defer a.auditConnections(ctx)()
 	close(a.ready)
 	vips := time.NewTimer(0)
 	defer vips.Stop()

@@ -84,8 +84,8 @@ func (v *View) reportedLoad(key agentServiceKey, a *agentAcceptance) (
 // openConnections returns the number of connections that the server has not closed. The number is
 // known while the program that counts them is attached.
 func (v *View) openConnections(key agentServiceKey) (l agentLoad, known bool, err error) {
-	var open int64
-	if err := v.maps.Connections.Lookup(key, &open); errors.Is(err, ebpf.ErrKeyNotExist) {
+	var count agentConnectionCount
+	if err := v.maps.Connections.Lookup(key, &count); errors.Is(err, ebpf.ErrKeyNotExist) {
 		return l, false, nil
 	} else if err != nil {
 		return l, false, fmt.Errorf("read %s: %w", v.maps.Connections, err)
@@ -94,7 +94,8 @@ func (v *View) openConnections(key agentServiceKey) (l agentLoad, known bool, er
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return l, false, err
 	}
-	return agentLoad{Busy: uint32(max(open, 0)), Capacity: accept.NoCapacity}, err == nil, nil
+	open := max(count.Open[0]+count.Open[1], 0)
+	return agentLoad{Busy: uint32(open), Capacity: accept.NoCapacity}, err == nil, nil
 }
 
 // countedConnections returns the number of connections that the server has not closed; nil: nothing
