@@ -37,6 +37,7 @@ const union {
 	enum load_source load_source;
 	enum agent_flow_state agent_flow_state;
 	enum socket_kind socket_kind;
+	enum listener_state listener_state;
 	enum protocol_version protocol_version;
 	enum probe_flag probe_flag;
 	struct socket_query socket_query;

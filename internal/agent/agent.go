@@ -339,7 +339,7 @@ func (a *Agent) losses(cfg *desired.Agent) (losses []desired.Loss, err error) {
 	for _, s := range a.cfg.Services {
 		if key := serviceKey(s); !kept[s.VIP] {
 			loss := desired.Loss{Service: s.Name, Cause: desired.LossRemoved}
-			connections, err := a.kernel.view().countedConnections(key)
+			connections, _, err := a.kernel.view().countedConnections(key)
 			if err != nil {
 				return nil, err
 			}

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"time"
@@ -250,7 +249,15 @@ func (a *auditor) add(key agentServiceKey, half uint32, n int64) error {
 	if _, err := a.kernel.objects.CorrectConnections.Run(&ebpf.RunOptions{Data: bytes}); err != nil {
 		return fmt.Errorf("correct a count of open connections: %w", err)
 	}
-	vip := netip.AddrPortFrom(netip.AddrFrom16(key.Vip.In6U.U6Addr8).Unmap(), networkOrder(key.Port))
-	a.log.Warn("the count of open connections was wrong, and is corrected", "address", vip, "added", n)
+	a.log.Warn("the count of open connections was wrong, and is corrected", "service", a.nameOf(key), "added", n)
 	return nil
+}
+
+// nameOf returns the name of a service, or its address if the service is no longer configured.
+func (a *auditor) nameOf(key agentServiceKey) string {
+	var label agentServiceLabel
+	if known, err := find(a.kernel.objects.ServiceNames, key, &label); !known || err != nil {
+		return addressOf(key).String()
+	}
+	return text(label.Name[:])
 }

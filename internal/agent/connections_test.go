@@ -203,7 +203,11 @@ func TestConnectionsOfAClosedListener(t *testing.T) {
 // A socket that was counted, and then connects to another host, does not count again.
 func TestSocketThatConnectsAgain(t *testing.T) {
 	c := newCountTest(t, client4, vip4)
-	d, server := c.openBy(c.ordinary, c.listen(vip4))
+	others := desired.AgentService{VIP: vip4.Addr(), Port: desired.AllPorts, Protocol: desired.TCP}
+	if err := c.k.objects.Connections.Put(serviceKey(others), agentConnectionCount{}); err != nil {
+		t.Fatal(err)
+	}
+	_, server := c.openBy(c.ordinary, c.listen(vip4))
 	c.expect("the connection", 1)
 	raw, err := server.SyscallConn()
 	if err != nil {
@@ -221,13 +225,16 @@ func TestSocketThatConnectsAgain(t *testing.T) {
 	}
 	syn := c.await(dialogue{flow: peer}, packet.SYN)
 	c.expect("it is disconnected", 0)
-	d = dialogue{flow: flow{peer.client, netip.AddrPortFrom(vip4.Addr(), uint16(syn.SrcPort))}, seq: 5000, ack: syn.Seq + 1}
+	d := dialogue{flow: flow{peer.client, netip.AddrPortFrom(vip4.Addr(), uint16(syn.SrcPort))}, seq: 5000, ack: syn.Seq + 1}
 	c.send(d, packet.SYN|packet.ACK)
 	c.await(d, packet.ACK)
 	if err := server.Close(); err != nil {
 		t.Fatal(err)
 	}
 	c.await(d, packet.FIN)
+	if n := connections(t, c.k, others); n != 0 {
+		t.Errorf("the second connection, of a port that is a client's, leaves the count %d", n)
+	}
 	c.expect("the second connection ends", 0)
 }
 
