@@ -37,9 +37,11 @@ const union {
 	enum load_source load_source;
 	enum agent_flow_state agent_flow_state;
 	enum socket_kind socket_kind;
+	enum listener_state listener_state;
 	enum protocol_version protocol_version;
 	enum probe_flag probe_flag;
 	struct socket_query socket_query;
+	struct count_correction count_correction;
 } *shared_types __attribute__((unused));
 
 /* Decides what to do with a packet. The reason is none if it is to be delivered. */
@@ -174,6 +176,18 @@ int count_connections(struct bpf_sock_ops *ops)
 	else
 		follow_connection(ops);
 	return 1;
+}
+
+/* Makes a count_correction. It is not attached: user space runs it. */
+SEC("xdp")
+int correct_connections(struct xdp_md *ctx)
+{
+	const struct count_correction *correction = frame_start(ctx);
+
+	if ((void *)(correction + 1) > frame_end(ctx))
+		return XDP_DROP;
+	correct_count(correction);
+	return XDP_PASS;
 }
 
 /* Answers a socket_query. It is not attached: user space runs it. */

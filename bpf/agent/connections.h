@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * Counts the open connections of each service, which accept policies use as the load, and keeps the
- * cookies of connections (cookie.h). The kernel calls this program for sockets of all network
+ * cookies of connections (cookie.h). User space checks the counts (internal/agent/audit.go). The kernel calls this program for sockets of all network
  * namespaces in the control group. Only those of the agent's own namespace are followed.
  */
 #ifndef SEGUE_AGENT_CONNECTIONS_H
@@ -52,23 +52,48 @@ static __always_inline void remote_end(const struct bpf_sock_ops *ops, struct in
 	*port = bpf_htons(bpf_ntohl(ops->remote_port)); /* unlike local_port */
 }
 
-static __always_inline __s64 *connections_of(const struct bpf_sock_ops *ops)
-{
-	struct service_key key = { .protocol = IPPROTO_TCP };
-	__s64 *count;
+/*
+ * The mark of a socket that counts as an open connection. Each count begins with a mark, and ends
+ * with it. So a socket counts at most once, also if other programs ask for calls about sockets that
+ * this program has not seen begin. User space compares the counts with the marks.
+ */
+struct counted_socket {
+	struct service_key service; /* in whose count it is */
+	__u8 half;		    /* of the count */
+	__u8 pad[3];
+};
 
-	local_end(ops, &key.vip, &key.port);
-	count = bpf_map_lookup_elem(&connections, &key);
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct counted_socket);
+} counted_sockets SEC(".maps");
+
+/* The half of the counts to which new connections are added. User space changes it now and then. */
+volatile __u32 growing_half;
+
+/* Finds the count of a socket's service, and sets `key` to the key of the count. */
+static __always_inline struct connection_count *find_count(const struct bpf_sock_ops *ops,
+							   struct service_key *key)
+{
+	struct connection_count *count;
+
+	key->protocol = IPPROTO_TCP;
+	local_end(ops, &key->vip, &key->port);
+	count = bpf_map_lookup_elem(&connections, key);
 	if (count)
 		return count;
-	key.port = 0;
-	return bpf_map_lookup_elem(&connections, &key);
+	key->port = 0;
+	return bpf_map_lookup_elem(&connections, key);
 }
 
-/* Whether the server has not closed the connection yet. The client may have. */
+/* Whether the server has not closed the connection yet. The client may have. A connection by TCP
+ * Fast Open exists from its SYN on, while its state is SYN_RECV (RFC 7413 section 4.2.2). */
 static __always_inline bool is_open(__u32 state)
 {
-	return state == BPF_TCP_ESTABLISHED || state == BPF_TCP_CLOSE_WAIT;
+	return state == BPF_TCP_SYN_RECV || state == BPF_TCP_ESTABLISHED ||
+	       state == BPF_TCP_CLOSE_WAIT;
 }
 
 /* Asks for later calls, when the socket's state changes. */
@@ -88,7 +113,7 @@ static __always_inline void find_flow_of(const struct bpf_sock_ops *ops, struct 
 }
 
 /* Moves the cookie of a new connection from the flow table to its socket. */
-static __always_inline void keep_cookie(struct bpf_sock_ops *ops, bool is_counted)
+static __always_inline void keep_cookie(struct bpf_sock_ops *ops)
 {
 	struct bpf_sock *socket = ops->sk;
 	struct socket_cookie cookie;
@@ -100,21 +125,55 @@ static __always_inline void keep_cookie(struct bpf_sock_ops *ops, bool is_counte
 	if (flow.entry.state != AGENT_FLOW_COOKIE)
 		return;
 	cookie = cookie_in(&flow.entry);
-	cookie.is_uncounted = !is_counted;
 	if (bpf_sk_storage_get(&socket_cookies, socket, &cookie, BPF_SK_STORAGE_GET_F_CREATE))
 		follow_states(ops);
 }
 
+static __always_inline void add_open(struct connection_count *count, __u32 half, __s64 n)
+{
+	barrier_var(half); /* else the compiler omits the bound, and the verifier refuses */
+	__sync_fetch_and_add(&count->open[half & 1], n);
+}
+
+/* Counts a new connection. The kernel tells of each connection once. */
+static __always_inline void count_open(struct bpf_sock_ops *ops)
+{
+	struct counted_socket mark = { .half = growing_half & 1 };
+	struct connection_count *count = find_count(ops, &mark.service);
+	struct bpf_sock *socket = ops->sk;
+
+	if (!count || !socket ||
+	    !bpf_sk_storage_get(&counted_sockets, socket, &mark, BPF_SK_STORAGE_GET_F_CREATE))
+		return;
+	add_open(count, mark.half, 1);
+	follow_states(ops);
+}
+
+/* Ends the count of a connection when the server closes its side, or the connection is reset. */
+static __always_inline void count_end(struct bpf_sock_ops *ops)
+{
+	struct bpf_sock *socket = ops->sk;
+	const struct counted_socket *mark;
+	struct connection_count *count;
+	__u32 half;
+
+	if (!socket || is_open(ops->args[1]))
+		return;
+	mark = bpf_sk_storage_get(&counted_sockets, socket, NULL, 0);
+	if (!mark)
+		return;
+	half = mark->half;
+	count = bpf_map_lookup_elem(&connections, &mark->service);
+	bpf_sk_storage_delete(&counted_sockets, socket);
+	if (count)
+		add_open(count, half, -1);
+}
+
 static __always_inline void begin_connection(struct bpf_sock_ops *ops)
 {
-	__s64 *count = connections_of(ops);
-
-	if (count) {
-		__sync_fetch_and_add(count, 1);
-		follow_states(ops);
-	}
+	count_open(ops);
 	if (are_cookies_used())
-		keep_cookie(ops, count);
+		keep_cookie(ops);
 }
 
 /* The cookie of a socket; NULL: there is none. */
@@ -133,12 +192,7 @@ static __always_inline void follow_connection(struct bpf_sock_ops *ops)
 	const struct socket_cookie *cookie = kept_cookie(ops);
 	__u32 before = ops->args[0], now = ops->args[1];
 
-	if (is_open(before) && !is_open(now) && !(cookie && cookie->is_uncounted)) {
-		__s64 *count = connections_of(ops);
-
-		if (count)
-			__sync_fetch_and_add(count, -1);
-	}
+	count_end(ops);
 	if (cookie && now == BPF_TCP_CLOSE &&
 	    (before == BPF_TCP_FIN_WAIT2 || before == BPF_TCP_CLOSING)) {
 		struct local_flow flow;
@@ -146,6 +200,26 @@ static __always_inline void follow_connection(struct bpf_sock_ops *ops)
 		find_flow_of(ops, &flow);
 		put_cookie(&flow.place, cookie, true);
 	}
+}
+
+/* A correction of a count, which user space passes in place of a frame. */
+struct count_correction {
+	struct service_key service;
+	__u32 half;
+	__s64 add;
+};
+
+/* Corrects a count. Only a program can add to a count while connections come and go. */
+static __always_inline void correct_count(const struct count_correction *correction)
+{
+	struct service_key key = correction->service;
+	struct connection_count *count = bpf_map_lookup_elem(&connections, &key);
+	__s64 add = correction->add;
+
+	if (!count)
+		return;
+	add_open(count, correction->half, add);
+	__sync_fetch_and_add(&count->corrected, add < 0 ? -add : add);
 }
 
 #endif

@@ -25,8 +25,7 @@ struct socket_cookie {
 	__u64 balancer; /* the locator in the flow's entry, in memory order */
 	__u8 cookie;
 	__u8 encapsulation;
-	__u8 is_uncounted; /* not among the connections of a service (connections.h) */
-	__u8 pad[5];
+	__u8 pad[6];
 };
 
 struct {

@@ -23,12 +23,13 @@
 #include "sent.h"
 
 enum listener_state {
-	LISTENER_SEEN = 1, /* a socket listened at the last probe that found one */
-	LISTENER_REFUSED,  /* since then, the host has refused a connection */
+	LISTENER_SEEN = 1,  /* a socket listened at the last probe that found one */
+	LISTENER_REFUSED,   /* since then, the host has refused a connection */
+	LISTENER_ELSEWHERE, /* the host passes connections on: it has forwarded a SYN-ACK */
 };
 
-/* By TCP service of one port; only those whose application has listened. Kept across restarts. User
- * space deletes services that are no longer configured. */
+/* By TCP service of one port; only those whose application has listened, here or elsewhere. Kept
+ * across restarts. User space deletes services that are no longer configured. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, MAX_AGENT_SERVICES);
@@ -86,32 +87,45 @@ static __always_inline __u32 *find_listener(const struct flow_key *flow, struct 
 	return bpf_map_lookup_elem(&listeners, key);
 }
 
-/* Notes that a connection is refused. Nothing is noted if no application has listened. */
+/* Notes that a connection is refused. Nothing is noted if no application has listened here. */
 static __always_inline void note_refused(const struct flow_key *flow)
 {
 	struct service_key key __attribute__((aligned(8))) = {}; /* addresses are copied as words */
 	__u32 *state = find_listener(flow, &key);
 
-	if (state)
+	if (state && *state == LISTENER_SEEN)
 		*(volatile __u32 *)state = LISTENER_REFUSED;
 }
 
-/* Notes a packet of this host that refuses a connection. */
+/* Notes a packet of this host that refuses a connection. The host no longer passes connections of
+ * the service on. */
 static __always_inline void note_refusal(const struct __sk_buff *skb, const struct sent *sent)
 {
-	if (is_refusal(skb, sent))
-		note_refused(&sent->flow);
+	struct service_key key __attribute__((aligned(8))) = {}; /* addresses are copied as words */
+	const __u32 *state;
+
+	if (!is_refusal(skb, sent))
+		return;
+	note_refused(&sent->flow);
+	state = find_listener(&sent->flow, &key);
+	if (state && *state == LISTENER_ELSEWHERE)
+		bpf_map_delete_elem(&listeners, &key);
 }
 
-/* Forgets the former application of a service if the host forwards a SYN-ACK of the service: the
- * host now passes its connections on, for example to a container. */
+/* Notes that the host forwards a SYN-ACK of a service: the host passes its connections on, for
+ * example to a container. So the former application of the service here is forgotten. */
 static __always_inline void note_forwarded(const struct sent *sent)
 {
 	const __u8 flags = TCP_SYN | TCP_FIN | TCP_RST | TCP_ACK;
 	struct service_key key __attribute__((aligned(8))) = {}; /* addresses are copied as words */
+	__u32 elsewhere = LISTENER_ELSEWHERE;
+	const __u32 *state;
 
-	if ((sent->tcp_flags & flags) == (TCP_SYN | TCP_ACK) && find_listener(&sent->flow, &key))
-		bpf_map_delete_elem(&listeners, &key);
+	if ((sent->tcp_flags & flags) != (TCP_SYN | TCP_ACK))
+		return;
+	state = find_listener(&sent->flow, &key);
+	if (state ? *state != LISTENER_ELSEWHERE : !!bpf_map_lookup_elem(&segment_sizes, &key))
+		bpf_map_update_elem(&listeners, &key, &elsewhere, BPF_ANY);
 }
 
 #endif

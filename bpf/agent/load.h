@@ -19,13 +19,13 @@ static __always_inline bool read_load(const struct acceptance *acceptance,
 				      struct load *load)
 {
 	const struct load *reported;
-	const __s64 *count;
+	const struct connection_count *count;
 
 	load->capacity = NO_CAPACITY;
 	switch (acceptance->source) {
 	case LOAD_CONNECTIONS:
 		count = bpf_map_lookup_elem(&connections, key);
-		load->busy = count && *count > 0 ? *count : 0;
+		load->busy = count ? open_connections(count) : 0;
 		return connections_counted;
 	case LOAD_ACCEPT_QUEUE:
 		load->busy = backlog->waiting;

@@ -69,23 +69,31 @@ static __always_inline bool is_live(int kinds)
 	return kinds & (SOCKET_REQUEST | SOCKET_CONNECTED);
 }
 
+/* Writes the ends of a flow as the kernel takes them, and returns their size in bytes. */
+static __always_inline __u32 tuple_of(const struct flow_key *key, __be16 source_port,
+				      struct bpf_sock_tuple *tuple)
+{
+	if (is_ipv4(&key->destination)) {
+		tuple->ipv4.saddr = key->source.s6_addr32[3];
+		tuple->ipv4.daddr = key->destination.s6_addr32[3];
+		tuple->ipv4.sport = source_port;
+		tuple->ipv4.dport = key->destination_port;
+		return sizeof(tuple->ipv4);
+	}
+	__builtin_memcpy(tuple->ipv6.saddr, &key->source, sizeof(key->source));
+	__builtin_memcpy(tuple->ipv6.daddr, &key->destination, sizeof(key->destination));
+	tuple->ipv6.sport = source_port;
+	tuple->ipv6.dport = key->destination_port;
+	return sizeof(tuple->ipv6);
+}
+
 static __always_inline struct bpf_sock *find_socket(void *ctx, const struct flow_key *key,
 						    __be16 source_port)
 {
 	struct bpf_sock_tuple tuple = {};
+	__u32 size = tuple_of(key, source_port, &tuple);
 
-	if (is_ipv4(&key->destination)) {
-		tuple.ipv4.saddr = key->source.s6_addr32[3];
-		tuple.ipv4.daddr = key->destination.s6_addr32[3];
-		tuple.ipv4.sport = source_port;
-		tuple.ipv4.dport = key->destination_port;
-		return bpf_skc_lookup_tcp(ctx, &tuple, sizeof(tuple.ipv4), BPF_F_CURRENT_NETNS, 0);
-	}
-	__builtin_memcpy(tuple.ipv6.saddr, &key->source, sizeof(key->source));
-	__builtin_memcpy(tuple.ipv6.daddr, &key->destination, sizeof(key->destination));
-	tuple.ipv6.sport = source_port;
-	tuple.ipv6.dport = key->destination_port;
-	return bpf_skc_lookup_tcp(ctx, &tuple, sizeof(tuple.ipv6), BPF_F_CURRENT_NETNS, 0);
+	return bpf_skc_lookup_tcp(ctx, &tuple, size, BPF_F_CURRENT_NETNS, 0);
 }
 
 static __always_inline void read_backlog(struct bpf_sock *listener, struct backlog *backlog)

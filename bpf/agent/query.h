@@ -34,11 +34,30 @@ static __always_inline __u32 socket_state(struct xdp_md *ctx, const struct flow_
 	return state;
 }
 
+/* Whether a socket of UDP takes packets of a client. */
+static __always_inline bool receives_udp(struct xdp_md *ctx, const struct flow_key *key)
+{
+	struct bpf_sock_tuple tuple = {};
+	struct bpf_sock *socket;
+	__u32 size;
+
+	size = tuple_of(key, key->source_port, &tuple);
+	socket = bpf_sk_lookup_udp(ctx, &tuple, size, BPF_F_CURRENT_NETNS, 0);
+	if (!socket)
+		return false;
+	bpf_sk_release(socket);
+	return true;
+}
+
 static __always_inline void answer_query(struct xdp_md *ctx, struct socket_query *query)
 {
 	struct packet pkt = { .key = query->flow };
 	struct backlog backlog = {};
 
+	if (pkt.key.protocol == IPPROTO_UDP) {
+		query->kinds = receives_udp(ctx, &pkt.key) ? SOCKET_LISTENING : SOCKET_NONE;
+		return;
+	}
 	query->state = socket_state(ctx, &pkt.key);
 	query->kinds = find_local(ctx, &pkt, &backlog);
 	query->backlog = backlog;

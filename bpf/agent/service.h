@@ -77,14 +77,31 @@ struct {
 	__type(value, struct load);
 } loads SEC(".maps");
 
-/* Open connections of a service: those that the server has not closed. */
+/*
+ * Open connections of a service: those that the server has not closed. The sum of the halves is the
+ * number. New connections are added to one half, so the other one can only shrink while user space
+ * compares it with the sockets (connections.h).
+ */
+struct connection_count {
+	__s64 open[2];
+	__u64 corrected; /* connections by which the number was wrong, and was corrected */
+};
+
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, MAX_AGENT_SERVICES);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, struct service_key);
-	__type(value, __s64);
+	__type(value, struct connection_count);
 } connections SEC(".maps");
+
+static __always_inline __u32 open_connections(const struct connection_count *count)
+{
+	const volatile __s64 *open = count->open;
+	__s64 sum = open[0] + open[1];
+
+	return sum > 0 ? sum : 0;
+}
 
 /* Whether open connections are counted on this host. */
 volatile __u32 connections_counted;

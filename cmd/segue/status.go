@@ -236,11 +236,50 @@ func printAgent(out io.Writer, s *agent.Snapshot) error {
 	if s.FormerHash {
 		printFormerHash(out, &s.Snapshot)
 	}
-	if err := errors.Join(printOffers(out, s.Services), printIDs(out, s.Services)); err != nil {
+	err := errors.Join(printPresence(out, s.Services), printOffers(out, s.Services), printIDs(out, s.Services))
+	if err != nil {
 		return err
 	}
 	fmt.Fprintf(out, "\nsignals: %d create, %d remove; %d did not fit\n", s.Signals["create"], s.Signals["remove"], s.Signals["too_long"])
 	return printReasons(out, &s.Snapshot)
+}
+
+// printPresence prints what the server has for each service, and what balancers are told.
+func printPresence(out io.Writer, services []*agent.ServiceState) error {
+	if len(services) == 0 {
+		return nil
+	}
+	fmt.Fprintln(out)
+	table := newTable(out)
+	table.row("service", "address", "VIP", "listening", "condition", "connections")
+	for _, s := range services {
+		vip := "yes"
+		if !s.VIPPresent {
+			vip = "MISSING"
+		}
+		table.row(s.Name, fmt.Sprintf("%s %s", s.Protocol, addressOf(s.VIP, s.Port)), vip,
+			describeListening(s.Listening), string(s.Condition), describeConnections(s))
+	}
+	return table.Flush()
+}
+
+func describeListening(l agent.Listening) string {
+	if l == agent.ListeningNo {
+		return "NO"
+	}
+	return cmp.Or(string(l), "-")
+}
+
+// describeConnections formats the number of open connections of an agent's service.
+func describeConnections(s *agent.ServiceState) string {
+	connections := "-"
+	if s.Connections != nil {
+		connections = strconv.FormatUint(uint64(*s.Connections), 10)
+	}
+	if s.Corrected != 0 {
+		connections += fmt.Sprintf(" (corrected by %d)", s.Corrected)
+	}
+	return connections
 }
 
 // printOffers prints the services whose connections can be offered.
@@ -505,11 +544,13 @@ func describePlacement(s *inspect.ServiceState) string {
 	return fmt.Sprintf("%s %s", s.Placement, s.Selection)
 }
 
-func endpoint(s *inspect.ServiceState) string {
-	if s.Port == 0 {
-		return s.VIP.String() + " all ports"
+func endpoint(s *inspect.ServiceState) string { return addressOf(s.VIP, s.Port) }
+
+func addressOf(vip netip.Addr, port uint16) string {
+	if port == 0 {
+		return vip.String() + " all ports"
 	}
-	return netip.AddrPortFrom(s.VIP, s.Port).String()
+	return netip.AddrPortFrom(vip, port).String()
 }
 
 func describeHop(hop *inspect.NextHop) string {

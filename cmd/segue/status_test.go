@@ -293,6 +293,11 @@ func someAgent() (before, after *agent.Snapshot) {
 		offers := func(accepted, stale, refused, down, forced uint64) map[string]uint64 {
 			return map[string]uint64{"accepted": accepted, "accepted_stale": stale, "refused": refused, "refused_down": down, "forced": forced}
 		}
+		up := agent.Presence{VIPPresent: true, Listening: agent.ListeningYes, Condition: agent.ConditionUp}
+		allPorts, elsewhere, refusing, gone := up, up, up, up
+		allPorts.Listening, elsewhere.Listening = "", agent.ListeningElsewhere
+		refusing.Listening, refusing.Condition = agent.ListeningNo, agent.ConditionRefusing
+		gone.VIPPresent, gone.Condition = false, agent.ConditionNotServed
 		return &agent.Snapshot{
 			Snapshot: datapath.Snapshot{
 				Instance: datapath.Instance{Name: "agent", Role: datapath.RoleAgent},
@@ -301,22 +306,22 @@ func someAgent() (before, after *agent.Snapshot) {
 				Reasons:  []datapath.ReasonCount{{Reason: "deliver_srv6_insert", Packets: accepted, Bytes: 1000 * accepted}},
 			},
 			Services: []*agent.ServiceState{
-				{Name: "dns", VIP: netip.MustParseAddr("198.51.100.53"), Protocol: desired.UDP},
-				{Name: "dynamic", VIP: netip.MustParseAddr("2001:db8:80::1"), Port: 80, Protocol: desired.TCP, Accept: &agent.AcceptState{
+				{Name: "dns", VIP: netip.MustParseAddr("198.51.100.53"), Protocol: desired.UDP, Presence: allPorts},
+				{Name: "dynamic", VIP: netip.MustParseAddr("2001:db8:80::1"), Port: 80, Protocol: desired.TCP, Presence: up, Connections: &two, Corrected: 5, Accept: &agent.AcceptState{
 					Policy: desired.AcceptDynamic, Source: "shared-memory", Load: &agent.Load{Busy: 2, Capacity: &four}, Threshold: &three,
 					Offered: accepted + 8, Offers: offers(accepted, 1, 4, 0, 3)}},
-				{Name: "h3", VIP: netip.MustParseAddr("2001:db8:80::1"), Port: 443, Protocol: desired.UDP, QUIC: &agent.QUICState{
+				{Name: "h3", VIP: netip.MustParseAddr("2001:db8:80::1"), Port: 443, Protocol: desired.UDP, Presence: up, QUIC: &agent.QUICState{
 					QUIC: someForm, QUICID: "c4605e", FormerQUIC: formerForm, FormerQUICID: "07",
 					IDs: map[string]agent.IDCount{
 						"issued_own": {}, "issued_other": {Packets: 7, Last: "4bc4605f0011223344556677"}, "delivered_other": {Packets: 1},
 					}}},
-				{Name: "h3-new", VIP: netip.MustParseAddr("2001:db8:80::1"), Port: 444, Protocol: desired.UDP, QUIC: &agent.QUICState{
+				{Name: "h3-new", VIP: netip.MustParseAddr("2001:db8:80::1"), Port: 444, Protocol: desired.UDP, Presence: up, QUIC: &agent.QUICState{
 					QUIC: someForm, QUICID: "c4605e", IDs: map[string]agent.IDCount{"issued_own": {}, "issued_other": {}, "delivered_other": {}}}},
-				{Name: "never", VIP: netip.MustParseAddr("2001:db8:80::1"), Port: 81, Protocol: desired.TCP, Accept: &agent.AcceptState{
+				{Name: "never", VIP: netip.MustParseAddr("2001:db8:80::1"), Port: 81, Protocol: desired.TCP, Presence: refusing, Accept: &agent.AcceptState{
 					Policy: desired.AcceptNever, Offered: 6, Offers: offers(0, 0, 2, 3, 1)}},
-				{Name: "stale", VIP: netip.MustParseAddr("2001:db8:80::1"), Port: 82, Protocol: desired.TCP, Accept: &agent.AcceptState{
+				{Name: "stale", VIP: netip.MustParseAddr("2001:db8:80::1"), Port: 82, Protocol: desired.TCP, Presence: gone, Accept: &agent.AcceptState{
 					Policy: desired.AcceptStatic, Source: "connections", Stale: true, Threshold: &two, Offers: offers(0, 0, 0, 0, 0)}},
-				{Name: "unbounded", VIP: netip.MustParseAddr("2001:db8:80::1"), Port: 83, Protocol: desired.TCP, Accept: &agent.AcceptState{
+				{Name: "unbounded", VIP: netip.MustParseAddr("2001:db8:80::1"), Port: 83, Protocol: desired.TCP, Presence: elsewhere, Accept: &agent.AcceptState{
 					Policy: desired.AcceptStatic, Source: "connections", Load: &agent.Load{Busy: 7}, Threshold: &two,
 					Offers: offers(0, 0, 0, 0, 0)}},
 			},

@@ -69,6 +69,9 @@ func printAgentTrace(out io.Writer, t *agent.Trace) error {
 	table := newTable(out)
 	table.row("connection", fmt.Sprintf("%s -> %s", t.Client, t.VIP))
 	table.row("service", describeTraced(t))
+	if t.Condition != "" && t.Condition != agent.ConditionUp {
+		table.row("condition", string(t.Condition))
+	}
 	if t.Accept != nil {
 		table.row("policy", string(t.Accept.Policy))
 		table.row("load", t.Accept.DescribeLoad())
@@ -108,8 +111,13 @@ func describeAgentFlow(t *agent.Trace) string {
 }
 
 func describeSocket(t *agent.Trace) string {
-	if t.Socket == "" {
+	switch {
+	case t.LacksVIP():
+		return "NONE: the VIP is not an address of this host"
+	case t.Socket == "":
 		return "unknown: the agent is in another network namespace"
+	case t.Socket == "none" && t.Listening == agent.ListeningElsewhere:
+		return "none: this host passes connections on"
 	}
 	return t.Socket
 }

@@ -28,6 +28,7 @@ func traceOf(instance, offer string, isHere bool) *agent.Trace {
 	busy, capacity, threshold := uint32(12), uint32(16), uint32(8)
 	t := &agent.Trace{
 		Instance: instance, Client: someFlow.Source, VIP: someFlow.Destination, Served: true, Service: "web",
+		Presence: agent.Presence{VIPPresent: true, Listening: agent.ListeningYes, Condition: agent.ConditionUp},
 		Accept: &agent.AcceptState{Policy: desired.AcceptStatic, Source: "shared-memory", Threshold: &threshold,
 			Load: &agent.Load{Busy: busy, Capacity: &capacity}, Offered: 9, Offers: map[string]uint64{"accepted": 9}},
 		Flow: agent.TracedFlow{State: "listen"}, Socket: "listening",
@@ -76,6 +77,12 @@ func drainedOf(t *agent.Trace) *agent.Trace {
 // neverOf gives a trace the policy never.
 func neverOf(t *agent.Trace) *agent.Trace {
 	t.Accept.Policy, t.Accept.Threshold = desired.AcceptNever, nil
+	return t
+}
+
+// goneOf makes a trace that of a server whose host has lost the VIP.
+func goneOf(t *agent.Trace) *agent.Trace {
+	t.VIPPresent, t.Condition = false, agent.ConditionNotServed
 	return t
 }
 
@@ -137,6 +144,7 @@ func segment(server, function string) inspect.TracedSegment {
 func TestPrintAgentTrace(t *testing.T) {
 	for name, trace := range map[string]*agent.Trace{
 		"refuses": traceOf("agent", "refused", false), "has": traceOf("agent", "", true),
+		"gone":      goneOf(traceOf("agent", "accepted", false)),
 		"elsewhere": {Client: someFlow.Source, VIP: someFlow.Destination, Flow: agent.TracedFlow{State: "listen"}},
 	} {
 		var output bytes.Buffer
@@ -222,6 +230,8 @@ var offerCases = []askCase{
 		"s1": traceOf("s1", "accepted", false), "s2": byDefaultRoute(traceOf("s2", "accepted", false))}, "s2", "deliver"},
 	{"drained has", randomTrace(), map[string]*agent.Trace{"s9": traceOf("s9", "", true)}, "s9", "deliver"},
 	{"drained has not", randomTrace(), map[string]*agent.Trace{"s9": traceOf("s9", "accepted", false)}, "", ""},
+	{"without the VIP", huntTrace(true, "forward_hunt", "", offersCourse...), map[string]*agent.Trace{
+		"s1": traceOf("s1", "accepted", false), "s2": goneOf(traceOf("s2", "accepted", false))}, "", "lost at s2: the VIP is not an address of the host"},
 	{"silent", huntTrace(true, "forward_hunt", "", offersCourse...), map[string]*agent.Trace{
 		"s1": traceOf("s1", "accepted", false)}, "", ""},
 	{"stuck", huntTrace(true, "drop_no_next_hop", "", offersCourse...), map[string]*agent.Trace{

@@ -131,6 +131,9 @@ func (j *joinedTrace) endAt(a *askedAgent, answer *agent.Answer) {
 		return
 	}
 	j.End = answer.Outcome
+	if a.Trace.LacksVIP() && strings.HasPrefix(j.End, "deliver") {
+		j.End = fmt.Sprintf("lost at %s: the VIP is not an address of the host", a.Server)
+	}
 	if strings.HasPrefix(j.End, "deliver") {
 		j.Receiver = a.Server
 		j.Why = j.whyTaken(a, answer)

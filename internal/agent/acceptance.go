@@ -94,7 +94,7 @@ func (k *kernel) writeAcceptances(
 		return err
 	}
 	for key, a := range want {
-		if err := addIfAbsent(t, k.objects.Connections, key, int64(0)); err != nil {
+		if err := addIfAbsent(t, k.objects.Connections, key, agentConnectionCount{}); err != nil {
 			return err
 		}
 		if err := k.writeAcceptance(t, key, a, numbers); err != nil {

@@ -142,6 +142,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		return err
 	}
 	defer a.answerPolls(ctx)()
+	defer a.auditConnections(ctx)()
 	close(a.ready)
 	vips := time.NewTimer(0)
 	defer vips.Stop()
@@ -338,7 +339,7 @@ func (a *Agent) losses(cfg *desired.Agent) (losses []desired.Loss, err error) {
 	for _, s := range a.cfg.Services {
 		if key := serviceKey(s); !kept[s.VIP] {
 			loss := desired.Loss{Service: s.Name, Cause: desired.LossRemoved}
-			connections, err := a.kernel.view().countedConnections(key)
+			connections, _, err := a.kernel.view().countedConnections(key)
 			if err != nil {
 				return nil, err
 			}

@@ -515,7 +515,7 @@ func (n *cookieNetwork) stateOf(port uint16) (state string) {
 		client = netip.MustParseAddr("fd00:c::2")
 	}
 	n.in(n.servers[1], func() error {
-		sockets, err := querySockets(n.agent.kernel.objects.QuerySocket, netip.AddrPortFrom(client, port), n.vip)
+		sockets, err := querySockets(n.agent.kernel.objects.QuerySocket, unix.IPPROTO_TCP, netip.AddrPortFrom(client, port), n.vip)
 		state = socketName(sockets.State)
 		return err
 	})

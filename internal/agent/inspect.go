@@ -39,6 +39,7 @@ func viewed(maps *agentMaps) map[string]**ebpf.Map {
 		agentMapAgentFlows:    &maps.AgentFlows,
 		agentMapAgentFlowKeys: &maps.AgentFlowKeys,
 		agentMapConnections:   &maps.Connections,
+		agentMapListeners:     &maps.Listeners,
 		agentMapLoads:         &maps.Loads,
 		agentMapOffers:        &maps.Offers,
 		agentMapQuicIdCounts:  &maps.QuicIdCounts,
@@ -122,9 +123,13 @@ type ServiceState struct {
 	VIP      netip.Addr       `json:"vip"`
 	Port     uint16           `json:"port"` // 0: all ports that no other service of the VIP has
 	Protocol desired.Protocol `json:"protocol"`
+	Presence
 	// Connections is the number of open connections, without those from before the agent's first
 	// start. It is nil if nothing counts them, as for services that cannot be offered connections.
 	Connections *uint32 `json:"connections"`
+	// Corrected is the number of connections by which Connections was ever found wrong, and
+	// corrected.
+	Corrected uint64 `json:"connections_corrected"`
 	// Accept is nil if the service cannot be offered connections.
 	Accept *AcceptState `json:"accept"`
 	// QUIC is nil if connection IDs of the service are not compared.
@@ -258,17 +263,18 @@ func (s *Snapshot) RatesSince(earlier *Snapshot) {
 
 // services reads the services, sorted by name.
 func (v *View) services() ([]*ServiceState, error) {
-	services := []*ServiceState{}
+	services, local := []*ServiceState{}, localVIPs{}
 	var key agentServiceKey
 	var label agentServiceLabel
 	labels := v.maps.ServiceNames.Iterate()
 	for labels.Next(&key, &label) {
 		service := newServiceState(key, label)
-		var failed [3]error
+		var failed [4]error
+		service.Presence, failed[3] = v.presence(key, local)
 		service.Accept, failed[0] = v.acceptState(key)
 		service.QUIC, failed[1] = v.quicState(key)
 		if service.Accept != nil {
-			service.Connections, failed[2] = v.countedConnections(key)
+			service.Connections, service.Corrected, failed[2] = v.countedConnections(key)
 		}
 		if err := errors.Join(failed[:]...); err != nil {
 			return nil, fmt.Errorf("service %s: %w", service.Name, err)
@@ -285,8 +291,8 @@ func (v *View) services() ([]*ServiceState, error) {
 func newServiceState(key agentServiceKey, label agentServiceLabel) *ServiceState {
 	s := &ServiceState{
 		Name:     text(label.Name[:]),
-		VIP:      netip.AddrFrom16(key.Vip.In6U.U6Addr8).Unmap(),
-		Port:     networkOrder(key.Port), // network to host byte order
+		VIP:      addressOf(key).Addr(),
+		Port:     addressOf(key).Port(),
 		Protocol: desired.TCP,
 	}
 	if key.Protocol == unix.IPPROTO_UDP {
@@ -402,7 +408,7 @@ func sums(m *ebpf.Map, labels []string) (map[string]uint64, error) {
 }
 
 // find reads an element of a hash table. It reports false if there is none.
-func find(m *ebpf.Map, key agentServiceKey, value any) (bool, error) {
+func find(m *ebpf.Map, key, value any) (bool, error) {
 	err := m.Lookup(key, value)
 	if errors.Is(err, ebpf.ErrKeyNotExist) {
 		return false, nil

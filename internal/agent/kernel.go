@@ -195,6 +195,7 @@ func keptMaps(maps *agentMaps) []keptMap {
 		{agentMapAgentBalancers, &maps.AgentBalancers},
 		{agentMapAgentFlowKeys, &maps.AgentFlowKeys},
 		{agentMapConnections, &maps.Connections},
+		{agentMapCountedSockets, &maps.CountedSockets},
 		{agentMapSocketCookies, &maps.SocketCookies},
 		{agentMapCookiesUsed, &maps.CookiesUsed},
 		{agentMapAcceptances, &maps.Acceptances},

@@ -84,35 +84,33 @@ func (v *View) reportedLoad(key agentServiceKey, a *agentAcceptance) (
 // openConnections returns the number of connections that the server has not closed. The number is
 // known while the program that counts them is attached.
 func (v *View) openConnections(key agentServiceKey) (l agentLoad, known bool, err error) {
-	var open int64
-	if err := v.maps.Connections.Lookup(key, &open); errors.Is(err, ebpf.ErrKeyNotExist) {
-		return l, false, nil
-	} else if err != nil {
-		return l, false, fmt.Errorf("read %s: %w", v.maps.Connections, err)
-	}
-	_, err = os.Stat(filepath.Join(datapath.Dir(v.instance), connectionCountPin))
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
+	open, _, err := v.countedConnections(key)
+	if open == nil || err != nil {
 		return l, false, err
 	}
-	return agentLoad{Busy: uint32(max(open, 0)), Capacity: accept.NoCapacity}, err == nil, nil
+	return agentLoad{Busy: *open, Capacity: accept.NoCapacity}, true, nil
 }
 
-// countedConnections returns the number of connections that the server has not closed; nil: nothing
-// counts them.
-func (v *View) countedConnections(key agentServiceKey) (*uint32, error) {
-	open, known, err := v.openConnections(key)
-	if err != nil || !known {
-		return nil, err
+// countedConnections returns the number of connections that the server has not closed, and the
+// number by which it was ever wrong. open is nil if nothing counts them.
+func (v *View) countedConnections(key agentServiceKey) (open *uint32, corrected uint64, err error) {
+	var count agentConnectionCount
+	if known, err := find(v.maps.Connections, key, &count); !known || err != nil {
+		return nil, 0, err
 	}
-	return &open.Busy, nil
+	_, err = os.Stat(filepath.Join(datapath.Dir(v.instance), connectionCountPin))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, count.Corrected, nil
+	}
+	n := uint32(max(count.Open[0]+count.Open[1], 0))
+	return &n, count.Corrected, err
 }
 
 // backlog returns the connections of the service's listening socket that the application does not
 // have yet. It finds the socket with a packet from port 0, which no client uses. listens is false
-// if there is none, or if it cannot be known.
+// if there is none, or if it cannot be known. A socket of UDP has no backlog.
 func (v *View) backlog(key agentServiceKey) (queue agentBacklog, listens bool, err error) {
-	vip := netip.AddrPortFrom(
-		netip.AddrFrom16(key.Vip.In6U.U6Addr8).Unmap(), networkOrder(key.Port))
+	vip := addressOf(key)
 	if vip.Port() == 0 || !v.here {
 		return queue, false, nil
 	}
@@ -120,7 +118,7 @@ func (v *View) backlog(key agentServiceKey) (queue agentBacklog, listens bool, e
 	if vip.Addr().Is4() {
 		nobody = netip.AddrPortFrom(netip.IPv4Unspecified(), 0)
 	}
-	sockets, err := querySockets(v.sockets, nobody, vip)
+	sockets, err := querySockets(v.sockets, key.Protocol, nobody, vip)
 	if err != nil {
 		return queue, false, err
 	}

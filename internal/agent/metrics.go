@@ -31,6 +31,14 @@ var (
 		"Whether the load that the policy asks for is not known, so that all that is offered is taken.", []string{"service"}, nil)
 	pollsDesc = prometheus.NewDesc("segue_agent_polls_total",
 		"Datagrams at poll.listen, by what became of them.", []string{"result"}, nil)
+	correctionsDesc = prometheus.NewDesc("segue_agent_connection_corrections_total",
+		"Connections by which the number of open connections of a service was wrong, and was corrected.",
+		[]string{"service"}, nil)
+	vipDesc = prometheus.NewDesc("segue_agent_vip_present",
+		"Whether the VIP of a service is an address of this host.", []string{"service"}, nil)
+	listeningDesc = prometheus.NewDesc("segue_agent_listening",
+		"Whether an application listens on the VIP and the port of a service, here or where the host passes connections on; absent if that is not known.",
+		[]string{"service"}, nil)
 	thresholdDesc = prometheus.NewDesc("segue_agent_threshold",
 		"The load from which on connections are passed on, of the policies static and dynamic.", []string{"service"}, nil)
 )
@@ -46,6 +54,9 @@ func (a *Agent) Describe(descs chan<- *prometheus.Desc) {
 	descs <- busyDesc
 	descs <- capacityDesc
 	descs <- staleDesc
+	descs <- correctionsDesc
+	descs <- vipDesc
+	descs <- listeningDesc
 	descs <- thresholdDesc
 	descs <- pollsDesc
 }
@@ -71,8 +82,11 @@ func (a *Agent) Collect(metrics chan<- prometheus.Metric) {
 		metrics <- prometheus.NewInvalidMetric(offersDesc, err)
 	}
 	for _, s := range services {
+		collectPresence(metrics, s.Name, &s.Presence)
 		if s.Accept != nil {
 			collectAcceptance(metrics, s.Name, s.Accept)
+			metrics <- prometheus.MustNewConstMetric(correctionsDesc, prometheus.CounterValue,
+				float64(s.Corrected), s.Name)
 		}
 		if s.QUIC != nil {
 			for result, ids := range s.QUIC.IDs {
@@ -94,6 +108,25 @@ func collectArray(metrics chan<- prometheus.Metric, desc *prometheus.Desc, m *eb
 	}
 }
 
+// collectPresence sends the metrics about the VIP and the application of a service.
+func collectPresence(metrics chan<- prometheus.Metric, service string, p *Presence) {
+	gauge := func(desc *prometheus.Desc, value bool) {
+		metrics <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, truth(value), service)
+	}
+	gauge(vipDesc, p.VIPPresent)
+	if p.Listening != "" {
+		gauge(listeningDesc, p.Listening != ListeningNo)
+	}
+}
+
+// truth returns a condition as the value of a metric.
+func truth(holds bool) float64 {
+	if holds {
+		return 1
+	}
+	return 0
+}
+
 // collectAcceptance sends the metrics of a service's accept policy.
 func collectAcceptance(metrics chan<- prometheus.Metric, service string, a *AcceptState) {
 	for result, n := range a.Offers {
@@ -104,11 +137,7 @@ func collectAcceptance(metrics chan<- prometheus.Metric, service string, a *Acce
 	}
 	if a.Threshold != nil {
 		gauge(thresholdDesc, float64(*a.Threshold))
-		stale := 0.
-		if a.Stale {
-			stale = 1
-		}
-		gauge(staleDesc, stale)
+		gauge(staleDesc, truth(a.Stale))
 	}
 	if a.Load != nil {
 		gauge(busyDesc, float64(a.Load.Busy))

@@ -23,8 +23,11 @@ type socketState struct {
 
 // querySockets finds the sockets for packets from a client to a VIP, in the network namespace of
 // the calling thread.
-func querySockets(program *ebpf.Program, client, vip netip.AddrPort) (state socketState, err error) {
+func querySockets(
+	program *ebpf.Program, protocol uint8, client, vip netip.AddrPort,
+) (state socketState, err error) {
 	state.Flow = flowKey(client, vip)
+	state.Flow.Protocol = protocol
 	question := unsafe.Slice((*byte)(unsafe.Pointer(&state.agentSocketQuery)), unsafe.Sizeof(state.agentSocketQuery))
 	answer := make([]byte, len(question))
 	if _, err := program.Run(&ebpf.RunOptions{Data: question, DataOut: answer}); err != nil {

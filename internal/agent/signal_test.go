@@ -381,12 +381,13 @@ func TestHunt(t *testing.T) {
 	}
 }
 
-func connections(t *testing.T, k *kernel, s desired.AgentService) (open int64) {
+func connections(t testing.TB, k *kernel, s desired.AgentService) (open int64) {
 	t.Helper()
-	if err := k.objects.Connections.Lookup(serviceKey(s), &open); err != nil {
+	var count agentConnectionCount
+	if err := k.objects.Connections.Lookup(serviceKey(s), &count); err != nil {
 		t.Fatal(err)
 	}
-	return open
+	return count.Open[0] + count.Open[1]
 }
 
 func eventually(t testing.TB, what string, holds func() bool) {

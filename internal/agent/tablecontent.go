@@ -87,6 +87,11 @@ func serviceKey(s desired.AgentService) agentServiceKey {
 	return key
 }
 
+// addressOf returns the VIP and the port of a service. Port 0 stands for all ports.
+func addressOf(key agentServiceKey) netip.AddrPort {
+	return netip.AddrPortFrom(netip.AddrFrom16(key.Vip.In6U.U6Addr8).Unmap(), networkOrder(key.Port))
+}
+
 func labelOf(name string) (label agentServiceLabel) {
 	copy(label.Name[:], name) // at most 63 bytes
 	return label

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/srv6"
@@ -20,13 +21,15 @@ type Trace struct {
 	Instance string         `json:"instance"`
 	Client   netip.AddrPort `json:"client"`
 	VIP      netip.AddrPort `json:"vip"`
-	Served   bool           `json:"served"`  // the VIP is an address of this server
-	Service  string         `json:"service"` // whose policy applies; empty: no service has the port
+	Served   bool           `json:"served"` // the VIP is in the agent's configuration
+	// Presence is the same as in a Snapshot. It is empty if no service has the port.
+	Presence
+	Service string `json:"service"` // whose policy applies; empty: no service has the port
 	// Accept is the same as in a Snapshot. It is nil if the service cannot be offered connections.
 	Accept *AcceptState `json:"accept"`
 	Flow   TracedFlow   `json:"flow"`
-	// Socket is the state of the socket that the packets reach: the connection's own, a listening
-	// one, or "none". It is empty outside the agent's network namespace, because the state is
+	// Socket is the state of the socket that the packets reach if the host has the VIP: the
+	// connection's own, a listening one, or "none". It is empty outside the agent's network namespace, because the state is
 	// unknown there; Answers is empty then, too. Answers is also empty if the server has no
 	// locator.
 	Socket  string   `json:"socket"`
@@ -34,6 +37,10 @@ type Trace struct {
 	// Next is the route to the next server, if that is known.
 	Next *NextSegment `json:"next,omitempty"`
 }
+
+// LacksVIP tells whether a service has the VIP and the port, and the VIP is not an address of the
+// host: then the kernel delivers none of its packets.
+func (t *Trace) LacksVIP() bool { return t.Condition != "" && !t.VIPPresent }
 
 // TracedFlow is the agent's own entry of a connection: table III of the 6LB paper, see
 // docs/protocol.md.
@@ -93,6 +100,11 @@ func (v *View) trace(t *Trace) (err error) {
 	}
 	if t.Accept, err = v.acceptState(key); err != nil {
 		return err
+	}
+	if t.Service != "" {
+		if t.Presence, err = v.presence(key, localVIPs{}); err != nil {
+			return err
+		}
 	}
 	if !v.here {
 		t.Answers = nil // they depend on the sockets
@@ -222,6 +234,6 @@ func (v *View) traceSocket(t *Trace, flow *agentDecision) (string, error) {
 	if flow.HasFlow != 0 {
 		return socketName(uint32(flow.Socket)), nil
 	}
-	sockets, err := querySockets(v.sockets, t.Client, t.VIP)
+	sockets, err := querySockets(v.sockets, unix.IPPROTO_TCP, t.Client, t.VIP)
 	return socketName(sockets.State), err
 }

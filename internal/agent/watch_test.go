@@ -132,6 +132,20 @@ func TestRestartKeepsConnections(t *testing.T) {
 	if open := connections(t, a.kernel, cfg.Services[0]); open != 1 {
 		t.Errorf("%d connections counted after the restart, want 1", open)
 	}
+	// A wrong count, as after a time without the program, is corrected at the next start.
+	key := serviceKey(cfg.Services[0])
+	kept, err := a.kernel.objects.Connections.Clone()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer kept.Close()
+	a.stop()
+	if err := kept.Put(key, agentConnectionCount{Open: [2]int64{-1, 5}}); err != nil {
+		t.Fatal(err)
+	}
+	a = n.run(1, cfg, link.AttachTCX)
+	eventually(t, "a wrong count is corrected", func() bool { return connections(t, a.kernel, cfg.Services[0]) == 1 })
+	n.echo(c, 1000)
 	if diff := cmp.Diff(before, offers(t, a.kernel, netip.AddrPortFrom(vip6.Addr(), 80))); diff != "" {
 		t.Errorf("offers (-before +after):\n%s", diff)
 	}

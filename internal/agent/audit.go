@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"time"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+)
+
+const (
+	// auditInterval is the time between comparisons of the counts of open connections with the
+	// kernel's sockets.
+	auditInterval = time.Minute
+	// confirmInterval is the time after which a difference is confirmed. It is far longer than the
+	// time between the two steps in which a program counts a connection.
+	confirmInterval = time.Second
+)
+
+// auditor compares the counts of open connections with the sockets that are marked as counted
+// (bpf/agent/connections.h), and corrects a count that is wrong. A count goes wrong if sockets end
+// while the program that counts is not attached, or if another program withdraws the request for
+// calls about a socket.
+//
+// Connections come and go during a comparison. So the auditor looks at the half of the counts to
+// which the program adds no connections at the time. The number of sockets in this half can only
+// fall. If it is N before the comparison and M after it, the marked sockets that the kernel lists
+// are between M and N. Only a difference that this range does not explain is an error. After each
+// comparison the halves change their roles.
+type auditor struct {
+	log     *slog.Logger
+	kernel  *kernel
+	sockets *socketDump
+	confirm time.Duration
+	growing uint32 // the half to which connections are added
+	failed  bool   // the last comparison
+}
+
+// newAuditor returns an auditor of the calling thread's network namespace.
+func (k *kernel) newAuditor() (*auditor, error) {
+	sockets, err := openSocketDump(k.objects.CountedSockets)
+	if err != nil {
+		return nil, err
+	}
+	return &auditor{log: k.log, kernel: k, sockets: sockets, confirm: confirmInterval}, nil
+}
+
+// auditConnections audits the counts of open connections until the context ends, or until the
+// returned function is called, which waits for the end of the last comparison.
+func (a *Agent) auditConnections(ctx context.Context) (end func()) {
+	audits, err := a.kernel.newAuditor()
+	if err != nil {
+		a.log.Warn("cannot compare the counts of open connections with the kernel's sockets", "error", err)
+		return func() {}
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		audits.run(ctx)
+	}()
+	return func() {
+		cancel()
+		<-done
+		_ = audits.sockets.close()
+	}
+}
+
+// run audits both halves soon after the start of the process, and then one half at each interval.
+func (a *auditor) run(ctx context.Context) {
+	for _, pause := range []time.Duration{0, a.confirm} {
+		if !wait(ctx, pause) {
+			return
+		}
+		a.audit(ctx)
+	}
+	for wait(ctx, auditInterval) {
+		a.audit(ctx)
+	}
+}
+
+// wait returns false if the context ends before the time is over.
+func wait(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return ctx.Err() == nil
+	}
+}
+
+// audit compares and corrects the half that cannot grow. Then the other half stops to grow.
+func (a *auditor) audit(ctx context.Context) {
+	half := 1 - a.growing
+	err := a.correct(ctx, half)
+	if err == nil {
+		err = a.grow(half)
+	}
+	if err != nil && !a.failed {
+		a.log.Warn("cannot compare the counts of open connections with the kernel's sockets", "error", err)
+	}
+	a.failed = err != nil
+}
+
+// grow chooses the half to which the program adds connections.
+func (a *auditor) grow(half uint32) error {
+	if err := a.kernel.objects.GrowingHalf.Set(half); err != nil {
+		return fmt.Errorf("choose a half of the counts: %w", err)
+	}
+	a.growing = half
+	return nil
+}
+
+// drift is the range of the number of connections by which a count is too high.
+type drift struct{ low, high int64 }
+
+// certain returns the least drift that explains the range.
+func (d drift) certain() int64 {
+	switch {
+	case d.low > 0:
+		return d.low
+	case d.high < 0:
+		return d.high
+	}
+	return 0
+}
+
+// and returns what two ranges of the same drift have in common.
+func (d drift) and(other drift) drift {
+	common := drift{max(d.low, other.low), min(d.high, other.high)}
+	if common.low > common.high {
+		return drift{} // the count has changed otherwise in between
+	}
+	return common
+}
+
+// correct corrects the counts of a half that cannot grow.
+func (a *auditor) correct(ctx context.Context, half uint32) error {
+	first, err := a.drifts(half)
+	if err != nil || !isWrong(first) || !wait(ctx, a.confirm) {
+		return err
+	}
+	second, err := a.drifts(half)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for key, d := range first {
+		if by := d.and(second[key]).certain(); by != 0 {
+			errs = append(errs, a.add(key, half, -by))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func isWrong(drifts map[agentServiceKey]drift) bool {
+	for _, d := range drifts {
+		if d.certain() != 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// drifts compares the counts of a half that cannot grow. It returns nothing if the program that
+// counts is not that of this process.
+func (a *auditor) drifts(half uint32) (map[agentServiceKey]drift, error) {
+	if counting, err := a.kernel.isCounting(); err != nil || !counting {
+		return nil, err
+	}
+	before, err := a.counts(half)
+	if err != nil {
+		return nil, err
+	}
+	marked := map[agentServiceKey]int64{}
+	err = a.sockets.each(func(mark *agentCountedSocket) {
+		if uint32(mark.Half) == half {
+			marked[mark.Service]++
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	after, err := a.counts(half)
+	if err != nil {
+		return nil, err
+	}
+	drifts := map[agentServiceKey]drift{}
+	for key, n := range before {
+		if m, ok := after[key]; ok {
+			drifts[key] = drift{m - marked[key], n - marked[key]}
+		}
+	}
+	return drifts, nil
+}
+
+// counts reads the counts of a half.
+func (a *auditor) counts(half uint32) (map[agentServiceKey]int64, error) {
+	counts := map[agentServiceKey]int64{}
+	var key agentServiceKey
+	var count agentConnectionCount
+	m := a.kernel.objects.Connections
+	all := m.Iterate()
+	for all.Next(&key, &count) {
+		counts[key] = count.Open[half]
+	}
+	if err := all.Err(); err != nil {
+		return nil, fmt.Errorf("read %s: %w", m, err)
+	}
+	return counts, nil
+}
+
+// isCounting tells whether the attached program that counts connections is that of this process.
+func (k *kernel) isCounting() (bool, error) {
+	l, err := link.LoadPinnedLink(filepath.Join(k.dir, connectionCountPin), nil)
+	if errors.Is(err, os.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("open %s: %w", connectionCountPin, err)
+	}
+	defer l.Close()
+	attached, err := l.Info()
+	if err != nil {
+		return false, fmt.Errorf("read %s: %w", connectionCountPin, err)
+	}
+	own, err := k.objects.CountConnections.Info()
+	if err != nil {
+		return false, fmt.Errorf("read program %s: %w", agentProgCountConnections, err)
+	}
+	id, ok := own.ID()
+	return ok && attached.Program == id, nil
+}
+
+// add adds to a half of the count of a service, and logs the correction.
+func (a *auditor) add(key agentServiceKey, half uint32, n int64) error {
+	correction := agentCountCorrection{Service: key, Half: half, Add: n}
+	bytes := unsafe.Slice((*byte)(unsafe.Pointer(&correction)), unsafe.Sizeof(correction))
+	if _, err := a.kernel.objects.CorrectConnections.Run(&ebpf.RunOptions{Data: bytes}); err != nil {
+		return fmt.Errorf("correct a count of open connections: %w", err)
+	}
+	a.log.Warn("the count of open connections was wrong, and is corrected", "service", a.nameOf(key), "added", n)
+	return nil
+}
+
+// nameOf returns the name of a service, or its address if the service is no longer configured.
+func (a *auditor) nameOf(key agentServiceKey) string {
+	var label agentServiceLabel
+	if known, err := find(a.kernel.objects.ServiceNames, key, &label); !known || err != nil {
+		return addressOf(key).String()
+	}
+	return text(label.Name[:])
+}

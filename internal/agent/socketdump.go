@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"time"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// Constants of the kernel's inet_diag.h and sock_diag.h.
+const (
+	inetDiagRequestStorages = 2  // INET_DIAG_REQ_SK_BPF_STORAGES
+	storageRequestMap       = 1  // SK_DIAG_BPF_STORAGE_REQ_MAP_FD
+	inetDiagStorages        = 20 // INET_DIAG_SK_BPF_STORAGES
+	storageReply            = 1  // SK_DIAG_BPF_STORAGE
+	storageReplyValue       = 3  // SK_DIAG_BPF_STORAGE_MAP_VALUE
+
+	nlaTypeMask = ^uint16(unix.NLA_F_NESTED | unix.NLA_F_NET_BYTEORDER)
+
+	inetDiagMessageSize = 72 // of struct inet_diag_msg, in bytes
+)
+
+// dumpTimeout is the longest time in which the kernel sends the next part of a dump.
+const dumpTimeout = 10 * time.Second
+
+// socketDump lists the sockets of a network namespace that have a value in a map of socket
+// storages, by sock_diag(7).
+type socketDump struct {
+	storages *ebpf.Map
+	sockets  map[int]*nl.SocketHandle
+}
+
+// openSocketDump opens a dump of the calling thread's network namespace.
+func openSocketDump(storages *ebpf.Map) (*socketDump, error) {
+	s, err := nl.Subscribe(unix.NETLINK_SOCK_DIAG)
+	if err != nil {
+		return nil, fmt.Errorf("open a socket for sock_diag: %w", err)
+	}
+	timeout := unix.NsecToTimeval(int64(dumpTimeout))
+	if err := errors.Join(s.SetReceiveTimeout(&timeout), s.SetSendTimeout(&timeout)); err != nil {
+		s.Close()
+		return nil, fmt.Errorf("set the timeout of sock_diag: %w", err)
+	}
+	sockets := map[int]*nl.SocketHandle{unix.NETLINK_SOCK_DIAG: {Socket: s}}
+	return &socketDump{storages, sockets}, nil
+}
+
+func (d *socketDump) close() error {
+	d.sockets[unix.NETLINK_SOCK_DIAG].Close()
+	return nil
+}
+
+// each calls f for the mark of each socket of TCP that counts as an open connection.
+func (d *socketDump) each(f func(*agentCountedSocket)) error {
+	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
+		request := nl.NewNetlinkRequest(nl.SOCK_DIAG_BY_FAMILY, unix.NLM_F_DUMP)
+		request.Sockets = d.sockets
+		request.AddData(&diagRequest{family: family})
+		storages := nl.NewRtAttr(inetDiagRequestStorages|unix.NLA_F_NESTED, nil)
+		storages.AddRtAttr(storageRequestMap, nl.Uint32Attr(uint32(d.storages.FD())))
+		request.AddData(storages)
+		var failed error
+		err := request.ExecuteIter(unix.NETLINK_SOCK_DIAG, nl.SOCK_DIAG_BY_FAMILY, func(message []byte) bool {
+			var mark *agentCountedSocket
+			if mark, failed = markOf(message); mark != nil {
+				f(mark)
+			}
+			return failed == nil
+		})
+		if err := errors.Join(err, failed); err != nil {
+			return fmt.Errorf("list the sockets of TCP: %w", err)
+		}
+	}
+	return nil
+}
+
+// diagRequest is the header of a request for sockets of TCP: struct inet_diag_req_v2.
+type diagRequest struct{ family uint8 }
+
+func (r *diagRequest) Len() int { return 56 }
+
+// Serialize implements nl.NetlinkRequestData. The states are those of open connections.
+func (r *diagRequest) Serialize() []byte {
+	const established, synRecv, closeWait = 1, 3, 8 // of BPF_TCP_* in the kernel's bpf.h
+	b := make([]byte, r.Len())
+	b[0], b[1] = r.family, unix.IPPROTO_TCP
+	binary.NativeEndian.PutUint32(b[4:], 1<<established|1<<synRecv|1<<closeWait)
+	return b
+}
+
+// markOf returns the mark in a message about a socket, or nil if the socket has none.
+func markOf(message []byte) (*agentCountedSocket, error) {
+	if len(message) < inetDiagMessageSize {
+		return nil, fmt.Errorf("a message of %d bytes", len(message))
+	}
+	value := message[inetDiagMessageSize:]
+	for _, kind := range []uint16{inetDiagStorages, storageReply, storageReplyValue} {
+		var err error
+		if value, err = attribute(value, kind); value == nil || err != nil {
+			return nil, err
+		}
+	}
+	var mark agentCountedSocket
+	if len(value) != int(unsafe.Sizeof(mark)) {
+		return nil, fmt.Errorf("a mark of %d bytes", len(value))
+	}
+	copy(unsafe.Slice((*byte)(unsafe.Pointer(&mark)), len(value)), value)
+	return &mark, nil
+}
+
+// attribute returns the value of the first attribute of a kind, or nil if there is none.
+func attribute(attributes []byte, kind uint16) ([]byte, error) {
+	for len(attributes) > 0 {
+		if len(attributes) < unix.SizeofNlAttr {
+			return nil, fmt.Errorf("an attribute of %d bytes", len(attributes))
+		}
+		length := int(binary.NativeEndian.Uint16(attributes))
+		if length < unix.SizeofNlAttr || length > len(attributes) {
+			return nil, fmt.Errorf("an attribute with the length %d in %d bytes", length, len(attributes))
+		}
+		if binary.NativeEndian.Uint16(attributes[2:])&nlaTypeMask == kind {
+			return attributes[unix.SizeofNlAttr:length], nil
+		}
+		attributes = attributes[min(len(attributes), (length+3)&^3):]
+	}
+	return nil, nil
+}
