@@ -3,9 +3,9 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
 	"slices"
@@ -15,6 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/segue-lb/segue/internal/field"
 	"github.com/segue-lb/segue/internal/lab"
 )
 
@@ -22,8 +23,6 @@ func newLab() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "lab",
 		Short: "Run a data centre in network namespaces of this machine",
-		Args:  arguments(),
-		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 		// Closing the terminal interrupts the building of a lab, as Ctrl-C does.
 		PersistentPreRun: func(cmd *cobra.Command, _ []string) {
 			ctx, _ := signal.NotifyContext(cmd.Context(), syscall.SIGHUP)
@@ -53,21 +52,43 @@ var defaultLab = sync.OnceValue(func() string { return lab.DefaultTopology().Nam
 // labTopology adds the flags that describe a lab. It returns a function that reads them.
 func labTopology(cmd *cobra.Command) func() (lab.Topology, error) {
 	cmd.Args = noArguments("the topology file", "-f")
-	file := cmd.Flags().StringP("file", "f", "", "topology `file` (default: the built-in topology)")
+	file := topologyFlag(cmd)
 	name := cmd.Flags().String("name", "", "`name` of the lab (default: the topology's)")
 	return func() (lab.Topology, error) {
-		t := lab.DefaultTopology()
-		if *file != "" {
-			var err error
-			if t, err = lab.LoadTopology(*file); err != nil {
-				return t, err
-			}
-		}
+		t, err := readTopology(cmd.InOrStdin(), *file)
 		if *name != "" {
 			t.Name = *name
 		}
-		return t, nil
+		return t, err
 	}
+}
+
+// topologyFlag adds the flag for the file of a topology.
+func topologyFlag(cmd *cobra.Command) *string {
+	var file string
+	cmd.Flags().VarP(&fileFlag{name: &file}, "file", "f",
+		"topology `file`, or - for standard input (default: the built-in topology)")
+	return &file
+}
+
+// readTopology returns the topology in a file or in standard input, or the built-in one.
+func readTopology(in io.Reader, file string) (lab.Topology, error) {
+	switch file {
+	case "":
+		return lab.DefaultTopology(), nil
+	case standardInput:
+		text, name, err := readInput(in, file)
+		if err != nil {
+			return lab.Topology{}, err
+		}
+		t, err := parseTopology(text, ".")
+		var problems field.Errors
+		if errors.As(err, &problems) {
+			err = problems.In(name)
+		}
+		return t, err
+	}
+	return lab.LoadTopology(file)
 }
 
 func newLabUp() *cobra.Command {
@@ -96,14 +117,20 @@ func newLabUp() *cobra.Command {
 }
 
 func newLabList() *cobra.Command {
-	return &cobra.Command{
+	var asJSON bool
+	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "List the labs that are up",
-		Args:  arguments(),
+		Long: `List the labs that are up, one name in each line. --json prints an object with the key labs,
+a list of names.`,
+		Args: arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			names, err := lab.List()
 			if err != nil {
 				return err
+			}
+			if asJSON {
+				return printJSON(cmd.OutOrStdout(), map[string][]string{"labs": append([]string{}, names...)})
 			}
 			for _, name := range names {
 				fmt.Fprintln(cmd.OutOrStdout(), name)
@@ -111,6 +138,8 @@ func newLabList() *cobra.Command {
 			return nil
 		},
 	}
+	jsonFlag(cmd, &asJSON)
+	return cmd
 }
 
 func newLabStatus() *cobra.Command {
@@ -120,7 +149,8 @@ func newLabStatus() *cobra.Command {
 		Args:  noArguments("the lab", "--name"),
 	}
 	name := labName(cmd)
-	asJSON := cmd.Flags().Bool("json", false, "print JSON")
+	var asJSON bool
+	jsonFlag(cmd, &asJSON)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		l, err := lab.Open(*name, labOptions(cmd))
 		if err != nil {
@@ -130,10 +160,8 @@ func newLabStatus() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		if *asJSON {
-			encoder := json.NewEncoder(cmd.OutOrStdout())
-			encoder.SetIndent("", "  ")
-			return encoder.Encode(status)
+		if asJSON {
+			return printJSON(cmd.OutOrStdout(), status)
 		}
 		return status.Write(cmd.OutOrStdout())
 	}

@@ -55,6 +55,20 @@ func TestLabRefuses(t *testing.T) {
 	}
 }
 
+// TestTopologyByStandardInput reads a topology that a file could have.
+func TestTopologyByStandardInput(t *testing.T) {
+	for input, want := range map[string]string{
+		"servers: 1000\n": `standard input:1: servers "1000": must be 1 to 128`,
+		"servers: [\n":    "standard input:2: a value is missing here",
+		"servers: 2\n":    "",
+	} {
+		_, err := runSegueWith(t.Context(), input, "lab", "queries", "--rate", "1", "--duration", "1ms", "-f", "-")
+		if (err == nil) != (want == "") || !strings.Contains(fmt.Sprint(err), want) {
+			t.Errorf("%q: %v, want %q", input, err, want)
+		}
+	}
+}
+
 // runLab runs a command of segue lab and returns what it printed.
 func runLab(args string) (string, error) {
 	var output bytes.Buffer
@@ -81,6 +95,7 @@ func TestLabWithoutProcesses(t *testing.T) {
 	for _, test := range []struct{ args, output, err string }{
 		// A lab that is not complete counts as up. Otherwise nobody would take it down.
 		{"list", name + "\n", ""},
+		{"list --json", "\"" + name + "\"", ""},
 		{"status --name " + name, "", `lab "` + name + `" is half built or half removed; ` +
 			"remove it with: segue lab down --name " + name},
 		{"down --name nosuchlab",

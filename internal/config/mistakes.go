@@ -73,6 +73,8 @@ func describeSyntax(message string, load *yaml.LoadError) string {
 		return fmt.Sprintf("wrong indentation: the list of line %d must continue here with a -, or end", began)
 	case "did not find expected key":
 		return fmt.Sprintf("wrong indentation: the fields of line %d must continue here, or end", began)
+	case "did not find expected node content":
+		return "a value is missing here, or a bracket before it is not closed"
 	case "mapping values are not allowed in this context":
 		return "no field can begin here: indent the line as the one before, or put a value with a colon in quotes"
 	}

@@ -125,6 +125,7 @@ func TestFilesThatAreNoConfiguration(t *testing.T) {
 			`"@web" must be in quotes: YAML reserves its first character`},
 		{"list of fields", in("    vip:", "   vip:"), at("    vip:"),
 			"wrong indentation: the list of line 10 must continue here with a -, or end"},
+		{"open bracket", "node: {instance: lb,\nservices: [\n", 3, "a value is missing here, or a bracket before it is not closed"},
 		{"second colon", in("name: web", "name: web: x"), at("name: web"),
 			"no field can begin here: indent the line as the one before, or put a value with a colon in quotes"},
 	} {
