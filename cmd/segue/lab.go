@@ -105,12 +105,8 @@ func newLabUp() *cobra.Command {
 		if _, err := lab.Up(cmd.Context(), t, labOptions(cmd)); err != nil {
 			return err
 		}
-		option := ""
-		if t.Name != defaultLab() {
-			option = " --name " + t.Name
-		}
-		fmt.Fprintf(cmd.OutOrStdout(), "The lab is up. Next: segue lab status%[1]s | segue lab exec%[1]s client -- curl -s URL | segue lab down%[1]s\n",
-			option)
+		fmt.Fprintf(cmd.OutOrStdout(), "The lab is up. Next: %[2]s lab status%[1]s | %[2]s lab exec%[1]s client -- curl -s URL | %[2]s lab down%[1]s\n",
+			nameOption(t), program())
 		return nil
 	}
 	return cmd
@@ -351,9 +347,35 @@ processors get the same requests by hash and by hunting.`,
 			}
 		}
 		fmt.Fprintln(cmd.OutOrStdout(), summary)
+		tellNext(cmd, t)
 		return nil
 	}
 	return cmd
+}
+
+// tellNext names commands that go on from the demo of a topology.
+func tellNext(cmd *cobra.Command, t lab.Topology) {
+	up, of := "", nameOption(t)
+	for _, flag := range []string{"file", "name"} {
+		if cmd.Flags().Changed(flag) {
+			up += fmt.Sprintf(" --%s %s", flag, cmd.Flag(flag).Value)
+		}
+	}
+	fmt.Fprintf(cmd.OutOrStdout(), `
+Next, build such a data centre, send a request, look at a balancer, and remove it:
+    %[1]s lab up%[2]s
+    %[1]s lab exec%[3]s client -- curl -s 'http://%[4]s/'
+    %[1]s status -i %[5]s
+    %[1]s lab down%[3]s
+`, program(), up, of, t.Services[0].Address(), lab.Instance(t.Name, "lb1"))
+}
+
+// nameOption returns the option that names the lab of a topology, unless it is the built-in one.
+func nameOption(t lab.Topology) string {
+	if t.Name == defaultLab() {
+		return ""
+	}
+	return " --name " + t.Name
 }
 
 // demonstrate builds a lab, sends requests to every service, and removes the lab.

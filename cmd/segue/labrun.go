@@ -289,7 +289,7 @@ func printResults(out io.Writer, r *testbed.Results, directory string) error {
 				run.Case, r.Axis.Key, run.Point, run.Seed, warning)
 		}
 	}
-	_, err := fmt.Fprintf(out, "The results are in %s. Next: segue lab report %s\n", directory, directory)
+	_, err := fmt.Fprintf(out, "The results are in %[1]s. Next: %[2]s lab report %[1]s\n", directory, program())
 	return err
 }
 

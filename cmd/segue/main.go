@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -96,6 +97,15 @@ func showHelp(cmd *cobra.Command, args []string) error {
 	of.InitDefaultHelpFlag() // the help lists these flags
 	of.InitDefaultVersionFlag()
 	return of.Help()
+}
+
+// program returns what the user has to type for this program, such as bin/segue in a checkout. It is segue
+// in a process with another name, such as a test.
+func program() string {
+	if filepath.Base(os.Args[0]) == "segue" {
+		return os.Args[0]
+	}
+	return "segue"
 }
 
 // addGroup adds commands to root. "segue --help" lists them under the title.
