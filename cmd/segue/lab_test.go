@@ -75,6 +75,9 @@ func TestTopologyByStandardInput(t *testing.T) {
 func TestTellNext(t *testing.T) {
 	small := lab.DefaultTopology()
 	small.Name = "small"
+	called := os.Args[0]
+	os.Args[0] = "bin/segue"
+	defer func() { os.Args[0] = called }()
 	for _, test := range []struct {
 		topology lab.Topology
 		flags    []string
@@ -96,6 +99,7 @@ segue lab down --name small`},
 		var out bytes.Buffer
 		cmd.SetOut(&out)
 		tellNext(cmd, test.topology)
+		test.commands = strings.ReplaceAll(test.commands, "segue ", "bin/segue ")
 		want := "    " + strings.ReplaceAll(test.commands, "\n", "\n    ") + "\n"
 		if _, commands, _ := strings.Cut(out.String(), ":\n"); commands != want {
 			t.Errorf("%v: printed\n%s\nwant\n%s", test.flags, commands, want)

@@ -249,6 +249,8 @@ func TestServiceRules(t *testing.T) {
 		{"name longest", "name: web", "name: " + strings.Repeat("a", 63), nil},
 		{"name space", "name: web", "name: my web", one("services[0].name", "must have only printable characters, and no spaces")},
 		{"name control", "name: web", `name: "a\x7f"`, one("services[0].name", "must have only printable characters, and no spaces")},
+		{"name slash", "name: dns", "name: d/s", one("services[1].name",
+			"must not have a slash: commands name a server as SERVICE/SERVER")},
 		{"name used", "name: dns", "name: web", one("services[1].name", "is already used by services[0].name (service web, line 10)")},
 
 		{"VIP missing", vip, "vip:", one("services[0].vip", "required")},
@@ -447,6 +449,8 @@ func TestServerRules(t *testing.T) {
 			one("services[0].servers[0].drained", "must be true or false")},
 		{"name missing", "name: s1, ", "", one("services[0].servers[0].name", "required")},
 		{"name space", "name: s1, ", "name: s 1, ", one("services[0].servers[0].name", "must have only printable characters, and no spaces")},
+		{"name slash", "name: s2", "name: s/2", one("services[0].servers[1].name",
+			"must not have a slash: commands name a server as SERVICE/SERVER")},
 		{"name used", "name: s2", "name: s1",
 			one("services[0].servers[1].name", "is already used by services[0].servers[0].name (server web/s1, line 22)")},
 		{"name used by another service", "name: d1", "name: s1", nil},
