@@ -390,6 +390,8 @@ func TestKindOf(t *testing.T) {
 		"agent's node":      {strings.Replace(string(agent), "node:", "noed:", 1), AgentFile},
 		"lab's servers":     {"severs: 6\nservices: [{name: web, placement: hunt}]", TopologyFile},
 		"lab's services":    {"balancers: 2\nservice: [{name: web, placement: hunt}]", TopologyFile},
+		"only severs":       {"services: [{name: web, severs: [{name: s1}]}]", BalancerFile},
+		"only service":      {"service: [{name: web, servers: [{name: s1}]}]", BalancerFile},
 		"unknown field":     {"services: [{name: web, servers: [{name: s1, colour: red, weight: 1}]}]", BalancerFile},
 		"merge key":         {"services: [{name: web, servers: [{<<: {weight: 1}, name: s1}]}]", BalancerFile},
 	}
