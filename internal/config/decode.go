@@ -304,6 +304,7 @@ func (d *document) mapping(path string, node *yaml.Node, into reflect.Value) {
 		return
 	}
 	known, fields := fieldsOfType(into.Type())
+	absent := sync.OnceValue(func() []string { return missing(known, node) })
 	seen := make(map[string]int)
 	for i := 0; i < len(node.Content); i += 2 {
 		key, value := node.Content[i], node.Content[i+1]
@@ -318,7 +319,7 @@ func (d *document) mapping(path string, node *yaml.Node, into reflect.Value) {
 			d.reportAt(key.Line, field.Child(path, field.Quote(key.Value)), "", noMergeKeys)
 			d.fields[path] = place{line: d.fields[path].line, bad: true} // it lacks the merged fields
 		case !ok:
-			d.unknownField(path, key, missing(known, node), known)
+			d.unknownField(path, key, absent(), known)
 		case duplicate:
 			d.reportAt(key.Line, at, "", fmt.Sprintf("given twice; first in line %d", first))
 		default:

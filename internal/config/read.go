@@ -7,6 +7,7 @@ import (
 	"os"
 	"reflect"
 	"slices"
+	"sync"
 
 	"go.yaml.in/yaml/v4"
 
@@ -186,10 +187,11 @@ func misfit(node *yaml.Node, into reflect.Type) (n int) {
 		}
 	case into.Kind() == reflect.Struct && node.Kind == yaml.MappingNode:
 		names, fields := fieldsOfType(into)
+		absent := sync.OnceValue(func() []string { return missing(names, node) })
 		for i := 0; i < len(node.Content); i += 2 {
 			name := node.Content[i].Value
 			if _, ok := fields[name]; !ok {
-				if name = nearest.Name(name, missing(names, node)...); name == "" {
+				if name = nearest.Name(name, absent()...); name == "" {
 					n += 1 + size(node.Content[i+1])
 					continue
 				}
