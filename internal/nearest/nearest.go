@@ -20,7 +20,7 @@ func Name(word string, names ...string) string {
 		switch {
 		case len(word) >= abbreviation && strings.HasPrefix(name, word):
 			edits = min(len(name)-len(word), allowed)
-		case len(word) < len(name)+least: // also bounds the work for a long word
+		case len(word) < len(name)+least && len(name) < len(word)+least && len(name) < longest:
 			edits = distance(word, name)
 		}
 		if edits < least && edits < len(name) {
@@ -30,11 +30,15 @@ func Name(word string, names ...string) string {
 	return nearest
 }
 
+// longest bounds the length of names, so that a distance needs no memory. No field or command is longer.
+const longest = 64
+
 // distance returns the number of single letters to add, remove, replace, or swap with their neighbour,
 // that make one word of another (the optimal string alignment distance).
 func distance(a, b string) int {
-	before, last, row := []int(nil), make([]int, len(b)+1), make([]int, len(b)+1)
-	for j := range last {
+	var rows [3][longest]int
+	before, last, row := &rows[0], &rows[1], &rows[2]
+	for j := range len(b) + 1 {
 		last[j] = j
 	}
 	for i := range len(a) {
@@ -49,7 +53,7 @@ func distance(a, b string) int {
 				row[j+1] = min(row[j+1], before[j-1]+1)
 			}
 		}
-		before, last, row = last, row, make([]int, len(b)+1)
+		before, last, row = last, row, before
 	}
 	return last[len(b)]
 }
