@@ -14,27 +14,31 @@ SETUP := scripts/setup.sh
 export CLANG
 export PATH := $(CURDIR)/.tools/bin:$(PATH)
 
-# The binary is static, so it can be copied to any host. Go stamps it with a version from git's tags,
-# commit and changes. Git refuses to read a clone of another user as root, unless safe.directory allows
-# it. Without a repository, or without git, there is no stamp.
+# The binary is static, so it can be copied to any host.
 export CGO_ENABLED := 0
-export GIT_CONFIG_COUNT := 1
-export GIT_CONFIG_KEY_0 := safe.directory
-export GIT_CONFIG_VALUE_0 := $(CURDIR)
-STAMP := $(shell git -c safe.directory='$(CURDIR)' rev-parse --verify HEAD >/dev/null 2>&1 && echo auto || echo false)
 
 # The package is built with -trimpath. With the same flag everywhere, the Go tool compiles everything
-# once, and not a second time for the package.
-export GOFLAGS += -buildvcs=$(STAMP) -trimpath
+# once, and not a second time for the package. Go's own stamp of the commit would make a package that is
+# built of a copy of the source differ: see COMMIT.
+export GOFLAGS += -buildvcs=false -trimpath
 
 # The binary has no symbol table and no debugging information: 23 MB instead of 33 MB. Debuggers (gdb,
 # delve), `go tool nm` and perf's function names need both; `make build LDFLAGS=` keeps them. Stack
 # traces, profiles by pprof and `segue version` work without them.
 LDFLAGS := -s -w
 
-# The version by git's tags, which `segue version` shows and the package has; see the script.
+# The version by git's tags, which `segue version` shows and the package has, and the commit; see the
+# script. Both are empty without a repository, or without git.
 VERSION := $(shell scripts/version.sh)
+COMMIT := $(shell scripts/version.sh --commit)
 override LDFLAGS += $(VERSION:%=-X github.com/segue-lb/segue/internal/version.release=%)
+override LDFLAGS += $(COMMIT:%=-X github.com/segue-lb/segue/internal/version.commit=%)
+
+# Shows how many packages Go has compiled: the first build takes a minute, in which Go would print
+# nothing. Lines with spaces or colons are no packages, but messages, and are passed on.
+PROGRESS := awk '/[ :]/ { print } !/[ :]/ { n++ } \
+	!/[ :]/ && n == 20 { print "build: compiling about 500 packages, which takes a minute or two the first time" } \
+	!/[ :]/ && n % 100 == 0 { print "build: " n " packages are compiled" } { fflush() }'
 
 # bpf2go uses this compiler and these flags in every //go:generate line. asm/types.h has no version for
 # BPF, so the host's version is used.
@@ -58,7 +62,8 @@ mediawiki: setup-mediawiki build ## install what the lab's MediaWiki servers nee
 
 .PHONY: build
 build: generate ## build bin/segue
-	go build -ldflags '$(LDFLAGS)' -o bin/ ./cmd/segue
+	@echo 'build: bin/segue'
+	@set -o pipefail; go build -v -ldflags '$(LDFLAGS)' -o bin/ ./cmd/segue 2>&1 | $(PROGRESS)
 
 .PHONY: package
 package: generate ## build a Debian package in bin/; ARCH=arm64 or amd64, if not the machine's
@@ -113,7 +118,8 @@ $(BPF2GO_CC): | setup-build
 
 $(GENERATED): $(BPF) $(GENERATORS) $(BPF2GO_CC) go.mod Makefile
 	@find cmd internal -name '*_bpfel*' -delete # also of packages that have moved
-	go generate ./...
+	@echo 'build: compiling the programs for the kernel with clang'
+	@go generate ./...
 	@mkdir -p $(@D) && touch $@
 
 .PHONY: clean

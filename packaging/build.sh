@@ -6,7 +6,7 @@
 #
 #   VERSION   version of the package (make: of scripts/version.sh)
 #   GOARCH    the architecture (that of the machine)
-#   LDFLAGS   flags of the linker
+#   LDFLAGS   flags of the linker, which set the version and the commit that segue version shows
 #   OUT       folder for what goes into the package (bin/package)
 set -euo pipefail
 

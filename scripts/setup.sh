@@ -132,6 +132,7 @@ apt_ready() {
     [[ $EUID -eq 0 ]] || die "installing needs root; missing: $*"
     : >"$tools/apt.log"
     # An unreachable third-party source is no reason to stop: what counts is what can be installed.
+    say "updating the package lists of apt"
     logged "${apt[@]}" update || say "apt-get update failed (see .tools/apt.log); trying with the package lists at hand"
     apt_is_ready=1
 }
@@ -139,7 +140,7 @@ apt_ready() {
 # apt_install PACKAGE...
 apt_install() {
     apt_ready "$@"
-    say "installing with apt-get: $*"
+    say "installing with apt-get, which can take some minutes: $*"
     logged "${apt[@]}" install --no-install-recommends --download-only "$@" || return
     block_services
     local status=0

@@ -9,12 +9,18 @@
 #   1.2.0                             the tag v1.2.0
 #   1.2.0+5.g1a2b3c4                  the fifth commit after it
 #   1.2.0+dirty                       files were changed since the commit
+#
+# With --commit it prints the commit and its time, such as 1a2b3c4...,2026-08-01T09:30:00Z.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 git() { command git -c safe.directory="$PWD" "$@"; }
 
 git rev-parse --verify --quiet HEAD >/dev/null 2>&1 || exit 0
+if [[ ${1:-} == --commit ]]; then
+    TZ=UTC git log -1 --format=%H,%cd --date=format-local:%Y-%m-%dT%H:%M:%SZ
+    exit
+fi
 described=$(git describe --tags --match 'v[0-9]*' --long --abbrev=7 --dirty=+dirty 2>/dev/null || true)
 if [[ $described =~ ^v([^-]+)(-(.+))?-([0-9]+)-(g[0-9a-f]+)(\+dirty)?$ ]]; then
     version=${BASH_REMATCH[1]}${BASH_REMATCH[3]:+"~${BASH_REMATCH[3]}"}

@@ -35,7 +35,7 @@ over without losing a packet. "segue agent detach" removes the data path.`,
 			})
 		},
 	}
-	configFlag(cmd, &file)
+	keptFileFlag(cmd, &file)
 	logFlag(cmd)
 	cmd.AddCommand(newDetach(datapath.RoleAgent, agent.Detach))
 	return cmd

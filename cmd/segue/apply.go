@@ -3,10 +3,8 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"os"
 	"regexp"
 
 	"github.com/spf13/cobra"
@@ -22,11 +20,11 @@ func newApply() *cobra.Command {
 		Long: `Make the services of a running balancer or agent those of a configuration file, in one
 transaction. The process's own configuration file stays as it is: the difference becomes
 overrides. What "segue drain" has drained stays drained. The sections of FILE other than
-services can be missing, and have no effect.`,
-		Example: "  segue apply web.yaml --dry-run\n  segue apply web.yaml",
+services can be missing, and have no effect. If FILE is -, apply reads standard input.`,
+		Example: "  segue apply web.yaml --dry-run\n  segue apply web.yaml\n  ssh lb1 segue apply - <web.yaml",
 		Args:    arguments("FILE"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			changed, err := applyFile(cmd.Context(), &t, args[0])
+			changed, err := applyFile(cmd, &t, args[0])
 			if err != nil {
 				return err
 			}
@@ -52,7 +50,8 @@ func newDiff() *cobra.Command {
 		Short: "Show how the services of a running balancer or agent differ from a configuration file",
 		Long: `Show what "segue apply FILE" would change, and the version that it was compared with.
 "segue apply FILE --if-version VERSION" makes these changes, or none. The exit code is 0 if
-nothing would change, 2 if something would, and 1 if the command fails.`,
+nothing would change, 2 if something would, and 1 if the command fails. If FILE is -, diff
+reads standard input.`,
 		Example: "  segue diff web.yaml",
 		Args:    arguments("FILE"),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -61,7 +60,7 @@ nothing would change, 2 if something would, and 1 if the command fails.`,
 				return err
 			}
 			t.allowRemovals = role == api.RoleBalancer // how much would be removed is no reason to fail
-			changed, err := applyFile(cmd.Context(), &t, args[0])
+			changed, err := applyFile(cmd, &t, args[0])
 			if err != nil {
 				return err
 			}
@@ -76,8 +75,9 @@ nothing would change, 2 if something would, and 1 if the command fails.`,
 	return cmd
 }
 
-func applyFile(ctx context.Context, t *target, file string) (*api.Changed, error) {
-	content, err := os.ReadFile(file)
+func applyFile(cmd *cobra.Command, t *target, file string) (*api.Changed, error) {
+	ctx := cmd.Context()
+	content, name, err := readInput(cmd.InOrStdin(), file)
 	if err != nil {
 		return nil, err
 	}
@@ -90,7 +90,7 @@ func applyFile(ctx context.Context, t *target, file string) (*api.Changed, error
 	}
 	changed, err := client.Apply(ctx, content, t.dryRun)
 	if err != nil {
-		return nil, inFile(file, err)
+		return nil, inFile(name, err)
 	}
 	return changed, nil
 }

@@ -31,6 +31,19 @@ apply
 apply DIR/segue.yaml
 server list
 `)
+	for _, test := range []struct{ command, input, want, err string }{
+		{"diff", services, "dry run: server web/s3 added\n", errDifferent.Error()},
+		{"apply", services, "server web/s3 added\n", ""},
+		{"apply", "services: [\n", "", "standard input:2: a value is missing here"},
+	} {
+		out, err := runSegueWith(t.Context(), test.input, test.command, "-", "--instance", p.instance)
+		if !strings.Contains(out, test.want) || (err == nil) != (test.err == "") || !strings.Contains(fmt.Sprint(err), test.err) {
+			t.Errorf("%s -: error %v, want %q; output\n%s", test.command, err, test.err, out)
+		}
+	}
+	if _, err := p.segue("apply", p.dir+"/segue.yaml"); err != nil {
+		t.Fatal(err)
+	}
 	if _, err := p.segue("diff", p.write("other.yaml", services)); !errors.Is(err, errDifferent) || exitCode(err) != exitDifferent {
 		t.Errorf("diff: error %v", err)
 	}

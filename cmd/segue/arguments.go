@@ -5,8 +5,10 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"net/netip"
+	"os"
 	"regexp"
 	"regexp/syntax"
 	"strconv"
@@ -14,6 +16,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/segue-lb/segue/internal/nearest"
 )
 
 // arguments requires the named arguments. Its error names the missing ones. The last name may be in
@@ -43,17 +47,40 @@ func arguments(names ...string) cobra.PositionalArgs {
 
 // tooMany returns the error about an unexpected argument.
 func tooMany(cmd *cobra.Command, arg string) error {
-	var names []string
+	names, place := subcommands(cmd), commandName(cmd)+": "
+	advice := "the commands are " + strings.Join(names, ", ")
+	if cmd == cmd.Root() {
+		place, advice = "", cmd.Name()+" --help lists the commands"
+	}
+	if near := nearest.Name(arg, names...); near != "" {
+		advice = fmt.Sprintf("did you mean %s?", near)
+	} else if len(names) == 0 {
+		return fmt.Errorf("%sunexpected argument %q", place, arg)
+	}
+	return fmt.Errorf("%sunknown command %q: %s", place, arg, advice)
+}
+
+// subcommands returns the names of the commands that the help of a command lists.
+func subcommands(cmd *cobra.Command) (names []string) {
 	for _, sub := range cmd.Commands() {
 		if sub.IsAvailableCommand() {
 			names = append(names, sub.Name())
 		}
 	}
-	if len(names) == 0 {
-		return fmt.Errorf("%s: unexpected argument %q", commandName(cmd), arg)
+	return names
+}
+
+// completeGroups makes the commands below cmd that only group others show their help, and refuse unknown
+// commands. The library would show the help for these, too, and succeed.
+func completeGroups(cmd *cobra.Command) {
+	for _, sub := range cmd.Commands() {
+		completeGroups(sub)
 	}
-	return fmt.Errorf("%s: unknown command %q: the commands are %s", commandName(cmd), arg,
-		strings.Join(names, ", "))
+	if !cmd.HasSubCommands() || cmd.Runnable() {
+		return
+	}
+	cmd.Args, cmd.DisableFlagsInUseLine = arguments(), true
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 }
 
 // noArguments refuses all arguments. Its error names the flag that the user probably meant, as in
@@ -64,6 +91,9 @@ func noArguments(meant, flag string) cobra.PositionalArgs {
 			return nil
 		}
 		name := commandName(cmd)
+		if nearest.Name(args[0], subcommands(cmd)...) != "" {
+			return tooMany(cmd, args[0])
+		}
 		return fmt.Errorf("%s: unexpected argument %q; to name %s, write: segue %s %s %s",
 			name, args[0], meant, name, flag, args[0])
 	}
@@ -74,9 +104,35 @@ func commandName(cmd *cobra.Command) string {
 	return strings.TrimPrefix(cmd.CommandPath(), cmd.Root().Name()+" ")
 }
 
+// fileFlag is the value of a flag that names a file. The flag can be given only once, because one of two
+// files would have no effect.
+type fileFlag struct {
+	name  *string
+	given bool
+}
+
+var errGivenTwice = errors.New("can be given only once")
+
+func (f *fileFlag) Set(name string) error {
+	if f.given {
+		return errGivenTwice
+	}
+	*f.name, f.given = name, true
+	return nil
+}
+
+func (f *fileFlag) String() string {
+	if f.name == nil { // as when the library compares with a default
+		return ""
+	}
+	return *f.name
+}
+
+func (f *fileFlag) Type() string { return "string" }
+
 // configFlag adds the required flag for the configuration file.
 func configFlag(cmd *cobra.Command, file *string) {
-	cmd.Flags().StringVarP(file, "config", "c", "", "configuration `file`")
+	cmd.Flags().VarP(&fileFlag{name: file}, "config", "c", "configuration `file`")
 	refuse := noArguments("the file", "-c")
 	cmd.Args = func(cmd *cobra.Command, args []string) error {
 		if err := refuse(cmd, args); err != nil {
@@ -87,6 +143,45 @@ func configFlag(cmd *cobra.Command, file *string) {
 		}
 		return nil
 	}
+}
+
+// keptFileFlag is configFlag for a process that reads the file again at each reload. So the file cannot
+// be standard input.
+func keptFileFlag(cmd *cobra.Command, file *string) {
+	configFlag(cmd, file)
+	valid := cmd.Args
+	cmd.Args = func(cmd *cobra.Command, args []string) error {
+		if err := valid(cmd, args); err != nil {
+			return err
+		}
+		return refuseInput(cmd, *file)
+	}
+}
+
+// refuseInput returns an error if the flag -c names standard input.
+func refuseInput(cmd *cobra.Command, file string) error {
+	if file != standardInput {
+		return nil
+	}
+	return fmt.Errorf("%s: -c %s: must be a file, because the process reads it at each reload", commandName(cmd), file)
+}
+
+// standardInput is the name of standard input where a command reads a file once.
+const standardInput = "-"
+
+// readInput returns the content of a file or of standard input, and the name of it in messages.
+func readInput(in io.Reader, file string) (content []byte, name string, err error) {
+	if file != standardInput {
+		content, err = os.ReadFile(file)
+		return content, file, err
+	}
+	content, err = io.ReadAll(in)
+	return content, "standard input", err
+}
+
+// jsonFlag adds the flag of the commands that can print JSON instead of a table.
+func jsonFlag(cmd *cobra.Command, asJSON *bool) {
+	cmd.Flags().BoolVar(asJSON, "json", false, "print JSON")
 }
 
 // valueForms describe the valid values of flags, by type.
@@ -104,12 +199,23 @@ var valueForms = map[string]string{
 	"version":     "a version, as a dry run shows it",
 }
 
+// renamedFlags are flags of earlier releases, by command, and what replaces them.
+var renamedFlags = map[string]string{
+	"lab report --output": "--out names the folder of the page",
+}
+
 // describeFlagError says what the value of a flag must be, where the library would quote Go's own
-// errors. For other errors it names the command that lists the flags.
+// errors. For an unknown flag it names the nearest one, or the command that lists the flags.
 func describeFlagError(cmd *cobra.Command, err error) error {
+	var unknown *pflag.NotExistError
 	var invalid *pflag.InvalidValueError
-	if !errors.As(err, &invalid) {
+	switch {
+	case errors.As(err, &unknown):
+		return fmt.Errorf("%w; %s", err, adviseFlag(cmd, unknown.GetSpecifiedName()))
+	case !errors.As(err, &invalid):
 		return fmt.Errorf("%w; %s --help lists the flags", err, cmd.CommandPath())
+	case errors.Is(err, errGivenTwice):
+		return fmt.Errorf("--%s %q: %w", invalid.GetFlag().Name, invalid.GetValue(), errGivenTwice)
 	}
 	flag := invalid.GetFlag()
 	problem := "must be " + valueForms[flag.Value.Type()]
@@ -117,6 +223,19 @@ func describeFlagError(cmd *cobra.Command, err error) error {
 		problem = "is out of range"
 	}
 	return fmt.Errorf("--%s %q: %s", flag.Name, invalid.GetValue(), problem)
+}
+
+// adviseFlag returns advice about an unknown flag of a command.
+func adviseFlag(cmd *cobra.Command, name string) string {
+	if replaced := renamedFlags[commandName(cmd)+" --"+name]; replaced != "" {
+		return replaced
+	}
+	var names []string
+	cmd.Flags().VisitAll(func(flag *pflag.Flag) { names = append(names, flag.Name) })
+	if near := nearest.Name(name, names...); near != "" {
+		return "did you mean --" + near + "?"
+	}
+	return cmd.CommandPath() + " --help lists the flags"
 }
 
 // parseRegexp reads a flag's regular expression.

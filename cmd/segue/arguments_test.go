@@ -4,6 +4,8 @@ package main
 
 import (
 	"bytes"
+	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -54,6 +56,18 @@ func TestArgumentErrors(t *testing.T) {
 		{"bench throughput --duration 1", `--duration "1": must be a duration with a unit, such as 500ms, 30s or 2h`},
 		{"status --interval 9999999h", `--interval "9999999h": must be a duration with a unit, such as 500ms, 30s or 2h`},
 		{"status --nothing", "unknown flag: --nothing; segue status --help lists the flags"},
+		{"status --jsn", "unknown flag: --jsn; did you mean --json?"},
+		{"status -x", "unknown shorthand flag: 'x' in -x; segue status --help lists the flags"},
+		{"lab report --output page.html x", "unknown flag: --output; --out names the folder of the page"},
+		{"lb -c a -c b", `--config "b": can be given only once`},
+		{"check -c a --config b", `--config "b": can be given only once`},
+		{"reload -c a -c a", `--config "a": can be given only once`},
+		{"store export -c a -c b", `--config "b": can be given only once`},
+		{"lab up -f a -f b", `--file "b": can be given only once`},
+		{"lb -c -", "lb: -c -: must be a file, because the process reads it at each reload"},
+		{"agent -c -", "agent: -c -: must be a file, because the process reads it at each reload"},
+		{"reload -c -", "reload: -c -: must be a file, because the process reads it at each reload"},
+		{"store import -c - -", "store import: FILE and SERVICES cannot both be standard input"},
 		{"status --interval",
 			"flag needs an argument: --interval; segue status --help lists the flags"},
 		{"app --speed fast", `--speed "fast": must be a number`},
@@ -78,6 +92,19 @@ func TestArgumentErrors(t *testing.T) {
 			`bench: unknown command "nothing": the commands are memory, tables, throughput`},
 		{"bench memory nothing", `bench memory: unexpected argument "nothing"`},
 		{"version nothing", `version: unexpected argument "nothing"`},
+		{"lb detch", `lb: unknown command "detch": did you mean detach?`},
+		{"agent detch -c x", `agent: unknown command "detch": did you mean detach?`},
+		{"server lst", `server: unknown command "lst": did you mean list?`},
+		{"service rmove web", `service: unknown command "rmove": did you mean remove?`},
+		{"store statsu", `store: unknown command "statsu": did you mean status?`},
+		{"statsu", `unknown command "statsu": did you mean status?`},
+		{"nothing", `unknown command "nothing": segue --help lists the commands`},
+		{"help statsu", `unknown command "statsu": did you mean status?`},
+		{"help store statsu", `store: unknown command "statsu": did you mean status?`},
+		{"help status x", `status: unexpected argument "x"`},
+		{"completion bsh", `completion: unknown command "bsh": did you mean bash?`},
+		{"server add web/a/b weight=1", `"web/a/b": must be SERVICE/SERVER, such as web/s1`},
+		{"server remove /s1", `"/s1": must be SERVICE/SERVER, such as web/s1`},
 		{"lab nothing", `lab: unknown command "nothing": ` +
 			"the commands are demo, down, exec, impair, list, queries, report, restart, run, status, up"},
 		{"lab up x",
@@ -105,6 +132,88 @@ func TestArgumentErrors(t *testing.T) {
 		if err := root.Execute(); err == nil || err.Error() != test.err {
 			t.Errorf("segue %s: error %v, want %s", test.args, err, test.err)
 		}
+	}
+}
+
+// withoutTable are the commands that print no table, so that they need no --json, and why.
+var withoutTable = map[string]string{
+	"agent": "runs until it is ended", "agent detach": "a sentence",
+	"app":   "runs until it is ended",
+	"apply": "one line for each change", "diff": "one line for each change",
+	"check": "one line for each error or finding",
+	"drain": "sentences", "undrain": "sentences",
+	"help": "help", "completion": "help", "lab": "help", "server": "help", "service": "help", "store": "help",
+	"completion bash": "a script", "completion fish": "a script", "completion powershell": "a script",
+	"completion zsh": "a script",
+	"lab delay":      "nothing", "lab guard": "nothing", "lab udp-echo": "nothing",
+	"lab demo": "a demonstration for readers",
+	"lab down": "a sentence", "lab impair": "a sentence", "lab restart": "a sentence",
+	"lab exec":    "the output of another program",
+	"lab queries": "a trace", "lab report": "a sentence; the page has the tables",
+	"lab up": "sentences",
+	"lb":     "runs until it is ended", "lb detach": "a sentence",
+	"man":        "nothing",
+	"reload":     "a sentence",
+	"server add": "one line for each change", "server set": "one line for each change",
+	"server remove": "one line for each change", "server reset": "one line for each change",
+	"service add": "one line for each change", "service set": "one line for each change",
+	"service remove": "one line for each change", "service reset": "one line for each change",
+	"store confirm": "sentences; store status has --json", "store export": "YAML",
+	"store import": "one line for each change",
+}
+
+// TestEveryCommand checks each command: its help works, it refuses an unknown flag, and as a group an unknown
+// command. It has --json, unless it prints no table. Letters mean the same everywhere.
+func TestEveryCommand(t *testing.T) {
+	letters := map[string]string{}
+	jsonless := maps.Clone(withoutTable)
+	root := newRoot()
+	everyCommand(root, func(cmd *cobra.Command) {
+		words := strings.Fields(cmd.CommandPath())[1:]
+		name := strings.Join(words, " ")
+		if help, err := runSegue(t.Context(), append(words, "--help")...); err != nil || !strings.Contains(help, "Usage:\n  "+cmd.CommandPath()) {
+			t.Errorf("%s --help: %v\n%s", name, err, help)
+		}
+		if help, err := runSegue(t.Context(), append([]string{"help"}, words...)...); err != nil || !strings.Contains(help, "Usage:\n") {
+			t.Errorf("help %s: %v\n%s", name, err, help)
+		}
+		if _, err := runSegue(t.Context(), append(words, "--no-such-flag")...); err == nil ||
+			!strings.Contains(err.Error(), "unknown flag: --no-such-flag; segue "+name) {
+			t.Errorf("%s with an unknown flag: %v", name, err)
+		}
+		if subs := subcommands(cmd); len(subs) > 0 {
+			mistyped := subs[0][:1] + subs[0][2:]
+			advice := fmt.Sprintf("unknown command %q: did you mean ", mistyped)
+			if out, err := runSegue(t.Context(), append(words, mistyped)...); err == nil || !strings.Contains(err.Error(), advice) {
+				t.Errorf("%s %s: %v\n%s", name, mistyped, err, out)
+			}
+			if out, err := runSegue(t.Context(), append(words, "zzzzzz")...); err == nil {
+				t.Errorf("%s zzzzzz succeeded:\n%s", name, out)
+			}
+		}
+		cmd.InheritedFlags() // also adds those of the parents
+		if _, is := withoutTable[name]; cmd != root && is == (cmd.Flag("json") != nil) {
+			t.Errorf("%s: either it has --json, or withoutTable says why not", name)
+		}
+		delete(jsonless, name)
+		cmd.LocalFlags().VisitAll(func(flag *pflag.Flag) {
+			other, known := letters[flag.Shorthand]
+			if flag.Shorthand != "" && known && other != flag.Name {
+				t.Errorf("%s: -%s is --%s, and elsewhere --%s", name, flag.Shorthand, flag.Name, other)
+			}
+			letters[flag.Shorthand] = flag.Name
+			if flag.Name == "config" || flag.Name == "file" && flag.Shorthand != "" {
+				if _, once := flag.Value.(*fileFlag); !once {
+					t.Errorf("%s: --%s can be given twice", name, flag.Name)
+				}
+			}
+			if flag.Name == "out" && flag.Shorthand != "o" {
+				t.Errorf("%s: --out has no -o", name)
+			}
+		})
+	})
+	for name := range jsonless {
+		t.Errorf("withoutTable has %s, which is no command", name)
 	}
 }
 

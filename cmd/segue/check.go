@@ -38,9 +38,10 @@ With --against, check also compares the file with the process that runs the
 instance. It prints each field whose change needs a restart, and each error in the
 overrides of the instance. This needs root.
 
-Without --role, a file in which a service has the field servers is checked as a
-balancer's file. A file with the field servers or balancers and without the field node
-is checked as the topology of a lab, and any other file as an agent's file.
+Without --role, a file with the field servers or balancers and without the field node is
+checked as the topology of a lab. Any other file is checked as a balancer's or an agent's,
+whichever has the fields of the file. A mistyped field counts as the one that it probably
+means.
 
 With --strict, check also prints findings to standard error. A finding is about a
 setting that is legal but unwise, and names the reason, the cure and its rule. Findings

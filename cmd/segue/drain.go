@@ -325,15 +325,19 @@ func (c *drainClient) find(ctx context.Context, name string) (*drainable, error)
 	return findServer(ctx, c.Client, name)
 }
 
-// findServer finds the server that is named SERVICE/SERVER. Both names may contain slashes.
+// findServer finds the server that is named SERVICE/SERVER.
 func findServer(ctx context.Context, client *api.Client, name string) (*drainable, error) {
+	wantedService, wantedServer, err := parseServerName(name)
+	if err != nil {
+		return nil, err
+	}
 	services, err := client.Services(ctx)
 	if err != nil {
 		return nil, err
 	}
 	for _, s := range services {
 		for _, server := range s.Servers {
-			if s.Name+"/"+server.Name != name {
+			if s.Name != wantedService || server.Name != wantedServer {
 				continue
 			}
 			d := &drainable{
@@ -346,9 +350,6 @@ func findServer(ctx context.Context, client *api.Client, name string) (*drainabl
 			}
 			return d, nil
 		}
-	}
-	if !strings.Contains(name, "/") {
-		return nil, fmt.Errorf("%q: must be SERVICE/SERVER, such as web/s1", name)
 	}
 	return nil, fmt.Errorf("%q: the balancer has no such server; segue status shows all", name)
 }

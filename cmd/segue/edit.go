@@ -83,8 +83,9 @@ type kind struct {
 	example  string // such a name
 	fields   string // fields of a new one, as an example
 	settings string // fields to set, as an example
+	json     string // describes the JSON of a list
 	// parse takes a name apart.
-	parse func(ctx context.Context, client *api.Client, name string) (service, server string, err error)
+	parse func(name string) (service, server string, err error)
 	// views tell how the processes of a role have this kind.
 	views map[string]view
 }
@@ -92,7 +93,7 @@ type kind struct {
 // view is how processes have services or servers.
 type view struct {
 	names  func(ctx context.Context, client *api.Client) ([]string, error)
-	list   func(ctx context.Context, client *api.Client, out io.Writer) error
+	list   func(ctx context.Context, client *api.Client, out io.Writer, asJSON bool) error
 	fields reflect.Type // the struct with the fields
 }
 
@@ -100,18 +101,18 @@ var serviceKind = kind{
 	noun: "service", name: "SERVICE", example: "web",
 	fields:   "vip=2001:db8:80::1 port=80 protocol=tcp",
 	settings: "placement=hunt timeouts.new=30s",
-	parse: func(_ context.Context, _ *api.Client, name string) (service, server string, err error) {
-		return name, "", nil
-	},
+	json: `--json prints an object with the key services: the services as GET /v1/services of the API
+has them.`,
+	parse: func(name string) (service, server string, err error) { return name, "", nil },
 	views: map[string]view{
 		api.RoleBalancer: {
 			names:  namesOf((*api.Client).Services, serviceNames),
-			list:   listOf((*api.Client).Services, listServices),
+			list:   listOf((*api.Client).Services, listServices, servicesObject[api.Service]),
 			fields: reflect.TypeFor[desired.Service](),
 		},
 		api.RoleAgent: {
 			names:  namesOf((*api.Client).AgentServices, agentServiceNames),
-			list:   listOf((*api.Client).AgentServices, listAgentServices),
+			list:   listOf((*api.Client).AgentServices, listAgentServices, servicesObject[api.AgentService]),
 			fields: reflect.TypeFor[desired.AgentService](),
 		},
 	},
@@ -121,11 +122,13 @@ var serverKind = kind{
 	noun: "server", name: "SERVICE/SERVER", example: "web/s4",
 	fields:   "locator=fd00:5:0:4::/64 weight=2",
 	settings: "weight=10",
-	parse:    parseServerName,
+	json: `--json prints an object with the key servers. A server has the fields of the API and the key
+service, the name of its service.`,
+	parse: parseServerName,
 	views: map[string]view{
 		api.RoleBalancer: {
 			names:  namesOf((*api.Client).Services, serverNames),
-			list:   listOf((*api.Client).Services, listServers),
+			list:   listOf((*api.Client).Services, listServers, serversObject),
 			fields: reflect.TypeFor[desired.Server](),
 		},
 	},
@@ -141,16 +144,20 @@ func namesOf[T any](
 	}
 }
 
-// listOf prints what a client reads.
+// listOf prints what a client reads, as a table or as JSON.
 func listOf[T any](
-	read func(*api.Client, context.Context) ([]T, error), list func(io.Writer, []T),
-) func(context.Context, *api.Client, io.Writer) error {
-	return func(ctx context.Context, client *api.Client, out io.Writer) error {
+	read func(*api.Client, context.Context) ([]T, error), list func(io.Writer, []T), object func([]T) any,
+) func(context.Context, *api.Client, io.Writer, bool) error {
+	return func(ctx context.Context, client *api.Client, out io.Writer, asJSON bool) error {
 		all, err := read(client, ctx)
-		if err == nil {
-			list(out, all)
+		switch {
+		case err != nil:
+			return err
+		case asJSON:
+			return printJSON(out, object(all))
 		}
-		return err
+		list(out, all)
+		return nil
 	}
 }
 
@@ -196,19 +203,24 @@ func (k kind) owners() string {
 
 func (k kind) listCommand() *cobra.Command {
 	var instance string
+	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "list",
 		Short: fmt.Sprintf("List the %ss with their overrides", k.noun),
-		Args:  arguments(),
+		Long: fmt.Sprintf(`List the %ss with their overrides.
+
+%s`, k.noun, k.json),
+		Args: arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			client, view, err := k.open(cmd.Context(), instance)
 			if err != nil {
 				return err
 			}
-			return view.list(cmd.Context(), client, cmd.OutOrStdout())
+			return view.list(cmd.Context(), client, cmd.OutOrStdout(), asJSON)
 		},
 	}
 	instanceFlag(cmd, &instance)
+	jsonFlag(cmd, &asJSON)
 	return cmd
 }
 
@@ -291,11 +303,12 @@ func (k kind) editCommand(cmd *cobra.Command, edit func(desired.Fields) api.Edit
 
 // send sends an edit of the service or server with the name, and prints the changes.
 func (k kind) send(ctx context.Context, out io.Writer, t *target, name string, e api.Edit) error {
-	client, _, err := k.open(ctx, t.instance)
-	if err != nil {
+	var err error
+	if e.Service, e.Server, err = k.parse(name); err != nil {
 		return err
 	}
-	if e.Service, e.Server, err = k.parse(ctx, client, name); err != nil {
+	client, _, err := k.open(ctx, t.instance)
+	if err != nil {
 		return err
 	}
 	if err := t.setTerms(ctx, client); err != nil {
@@ -405,31 +418,13 @@ func parseValue(text string) any {
 	return text
 }
 
-// parseServerName finds the server that is named SERVICE/SERVER. Both names may contain slashes. A
-// name that no server has is taken apart at the last slash after a service's name.
-func parseServerName(ctx context.Context, client *api.Client, name string) (service, server string, err error) {
-	services, err := client.Services(ctx)
-	if err != nil {
-		return "", "", err
-	}
-	for _, s := range services {
-		if rest, ok := strings.CutPrefix(name, s.Name+"/"); ok && rest != "" && len(s.Name) > len(service) {
-			service, server = s.Name, rest
-		}
-		for _, of := range s.Servers {
-			if s.Name+"/"+of.Name == name {
-				return s.Name, of.Name, nil
-			}
-		}
-	}
-	if service != "" {
-		return service, server, nil
-	}
+// parseServerName takes SERVICE/SERVER apart. Names have no slashes.
+func parseServerName(name string) (service, server string, err error) {
 	service, server, ok := strings.Cut(name, "/")
-	if !ok || server == "" {
+	if !ok || service == "" || server == "" || strings.Contains(server, "/") {
 		return "", "", fmt.Errorf("%q: must be SERVICE/SERVER, such as web/s1", name)
 	}
-	return service, server, nil // perhaps the service was removed
+	return service, server, nil
 }
 
 func serviceNames(services []api.Service) (names []string) {
@@ -535,6 +530,28 @@ func listAgentServices(out io.Writer, services []api.AgentService) {
 			s.Encapsulation, policy, connections, orDash(s.Override))
 	}
 	w.Flush()
+}
+
+// servicesObject is what --json prints of services.
+func servicesObject[T any](services []T) any {
+	return map[string][]T{"services": append([]T{}, services...)} // never null
+}
+
+// listedServer is a server of a list.
+type listedServer struct {
+	Service string `json:"service"`
+	api.Server
+}
+
+// serversObject is what --json prints of servers.
+func serversObject(services []api.Service) any {
+	all := []listedServer{}
+	for _, s := range services {
+		for _, server := range s.Servers {
+			all = append(all, listedServer{s.Name, server})
+		}
+	}
+	return map[string][]listedServer{"servers": all}
 }
 
 func listServers(out io.Writer, services []api.Service) {

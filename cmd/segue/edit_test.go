@@ -46,7 +46,10 @@ func TestEditsOfBalancer(t *testing.T) {
 	startBalancer(t).transcript("edit-balancer.txt", `
 service list
 server list
+service list --json
+server list --json
 server add web/s4 locator=fd00:5:0:4::/64 weight=2 --dry-run
+server add web/s/4 locator=fd00:5:0:4::/64
 server add web/s4 locator=fd00:5:0:4::/64 weight=2
 server set web/s4 weight=4
 server set web/s4 weight=4
@@ -83,6 +86,7 @@ drain --self --if-version 0123456789abcdef
 func TestEditsOfAgent(t *testing.T) {
 	startAgent(t).transcript("edit-agent.txt", `
 service list
+service list --json
 service set web accept.threshold=4 --dry-run
 service set web accept.threshold=4
 service set web accept.policy=always

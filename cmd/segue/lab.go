@@ -3,9 +3,9 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
 	"slices"
@@ -15,6 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/segue-lb/segue/internal/field"
 	"github.com/segue-lb/segue/internal/lab"
 )
 
@@ -22,8 +23,6 @@ func newLab() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "lab",
 		Short: "Run a data centre in network namespaces of this machine",
-		Args:  arguments(),
-		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 		// Closing the terminal interrupts the building of a lab, as Ctrl-C does.
 		PersistentPreRun: func(cmd *cobra.Command, _ []string) {
 			ctx, _ := signal.NotifyContext(cmd.Context(), syscall.SIGHUP)
@@ -53,21 +52,43 @@ var defaultLab = sync.OnceValue(func() string { return lab.DefaultTopology().Nam
 // labTopology adds the flags that describe a lab. It returns a function that reads them.
 func labTopology(cmd *cobra.Command) func() (lab.Topology, error) {
 	cmd.Args = noArguments("the topology file", "-f")
-	file := cmd.Flags().StringP("file", "f", "", "topology `file` (default: the built-in topology)")
+	file := topologyFlag(cmd)
 	name := cmd.Flags().String("name", "", "`name` of the lab (default: the topology's)")
 	return func() (lab.Topology, error) {
-		t := lab.DefaultTopology()
-		if *file != "" {
-			var err error
-			if t, err = lab.LoadTopology(*file); err != nil {
-				return t, err
-			}
-		}
+		t, err := readTopology(cmd.InOrStdin(), *file)
 		if *name != "" {
 			t.Name = *name
 		}
-		return t, nil
+		return t, err
 	}
+}
+
+// topologyFlag adds the flag for the file of a topology.
+func topologyFlag(cmd *cobra.Command) *string {
+	var file string
+	cmd.Flags().VarP(&fileFlag{name: &file}, "file", "f",
+		"topology `file`, or - for standard input (default: the built-in topology)")
+	return &file
+}
+
+// readTopology returns the topology in a file or in standard input, or the built-in one.
+func readTopology(in io.Reader, file string) (lab.Topology, error) {
+	switch file {
+	case "":
+		return lab.DefaultTopology(), nil
+	case standardInput:
+		text, name, err := readInput(in, file)
+		if err != nil {
+			return lab.Topology{}, err
+		}
+		t, err := parseTopology(text, ".")
+		var problems field.Errors
+		if errors.As(err, &problems) {
+			err = problems.In(name)
+		}
+		return t, err
+	}
+	return lab.LoadTopology(file)
 }
 
 func newLabUp() *cobra.Command {
@@ -84,26 +105,28 @@ func newLabUp() *cobra.Command {
 		if _, err := lab.Up(cmd.Context(), t, labOptions(cmd)); err != nil {
 			return err
 		}
-		option := ""
-		if t.Name != defaultLab() {
-			option = " --name " + t.Name
-		}
-		fmt.Fprintf(cmd.OutOrStdout(), "The lab is up. Next: segue lab status%[1]s | segue lab exec%[1]s client -- curl -s URL | segue lab down%[1]s\n",
-			option)
+		fmt.Fprintf(cmd.OutOrStdout(), "The lab is up. Next: %[2]s lab status%[1]s | %[2]s lab exec%[1]s client -- curl -s URL | %[2]s lab down%[1]s\n",
+			nameOption(t), program())
 		return nil
 	}
 	return cmd
 }
 
 func newLabList() *cobra.Command {
-	return &cobra.Command{
+	var asJSON bool
+	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "List the labs that are up",
-		Args:  arguments(),
+		Long: `List the labs that are up, one name in each line. --json prints an object with the key labs,
+a list of names.`,
+		Args: arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			names, err := lab.List()
 			if err != nil {
 				return err
+			}
+			if asJSON {
+				return printJSON(cmd.OutOrStdout(), map[string][]string{"labs": append([]string{}, names...)})
 			}
 			for _, name := range names {
 				fmt.Fprintln(cmd.OutOrStdout(), name)
@@ -111,6 +134,8 @@ func newLabList() *cobra.Command {
 			return nil
 		},
 	}
+	jsonFlag(cmd, &asJSON)
+	return cmd
 }
 
 func newLabStatus() *cobra.Command {
@@ -120,7 +145,8 @@ func newLabStatus() *cobra.Command {
 		Args:  noArguments("the lab", "--name"),
 	}
 	name := labName(cmd)
-	asJSON := cmd.Flags().Bool("json", false, "print JSON")
+	var asJSON bool
+	jsonFlag(cmd, &asJSON)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		l, err := lab.Open(*name, labOptions(cmd))
 		if err != nil {
@@ -130,10 +156,8 @@ func newLabStatus() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		if *asJSON {
-			encoder := json.NewEncoder(cmd.OutOrStdout())
-			encoder.SetIndent("", "  ")
-			return encoder.Encode(status)
+		if asJSON {
+			return printJSON(cmd.OutOrStdout(), status)
 		}
 		return status.Write(cmd.OutOrStdout())
 	}
@@ -323,9 +347,35 @@ processors get the same requests by hash and by hunting.`,
 			}
 		}
 		fmt.Fprintln(cmd.OutOrStdout(), summary)
+		tellNext(cmd, t)
 		return nil
 	}
 	return cmd
+}
+
+// tellNext names commands that go on from the demo of a topology.
+func tellNext(cmd *cobra.Command, t lab.Topology) {
+	up, of := "", nameOption(t)
+	for _, flag := range []string{"file", "name"} {
+		if cmd.Flags().Changed(flag) {
+			up += fmt.Sprintf(" --%s %s", flag, cmd.Flag(flag).Value)
+		}
+	}
+	fmt.Fprintf(cmd.OutOrStdout(), `
+Next, build such a data centre, send a request, look at a balancer, and remove it:
+    %[1]s lab up%[2]s
+    %[1]s lab exec%[3]s client -- curl -s 'http://%[4]s/'
+    %[1]s status -i %[5]s
+    %[1]s lab down%[3]s
+`, program(), up, of, t.Services[0].Address(), lab.Instance(t.Name, "lb1"))
+}
+
+// nameOption returns the option that names the lab of a topology, unless it is the built-in one.
+func nameOption(t lab.Topology) string {
+	if t.Name == defaultLab() {
+		return ""
+	}
+	return " --name " + t.Name
 }
 
 // demonstrate builds a lab, sends requests to every service, and removes the lab.

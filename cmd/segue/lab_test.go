@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/segue-lb/segue/internal/lab"
 )
 
 func TestLabRefuses(t *testing.T) {
@@ -55,6 +57,62 @@ func TestLabRefuses(t *testing.T) {
 	}
 }
 
+// TestTopologyByStandardInput reads a topology that a file could have.
+func TestTopologyByStandardInput(t *testing.T) {
+	for input, want := range map[string]string{
+		"servers: 1000\n": `standard input:1: servers "1000": must be 1 to 128`,
+		"servers: [\n":    "standard input:2: a value is missing here",
+		"servers: 2\n":    "",
+	} {
+		_, err := runSegueWith(t.Context(), input, "lab", "queries", "--rate", "1", "--duration", "1ms", "-f", "-")
+		if (err == nil) != (want == "") || !strings.Contains(fmt.Sprint(err), want) {
+			t.Errorf("%q: %v, want %q", input, err, want)
+		}
+	}
+}
+
+// TestTellNext checks that the commands after the demo exist, and name the lab.
+func TestTellNext(t *testing.T) {
+	small := lab.DefaultTopology()
+	small.Name = "small"
+	called := os.Args[0]
+	os.Args[0] = "bin/segue"
+	defer func() { os.Args[0] = called }()
+	for _, test := range []struct {
+		topology lab.Topology
+		flags    []string
+		commands string
+	}{
+		{lab.DefaultTopology(), nil, `segue lab up
+segue lab exec client -- curl -s 'http://[2001:db8:80::1]:80/'
+segue status -i lab-demo-lb1
+segue lab down`},
+		{small, []string{"-f", "small.yaml"}, `segue lab up --file small.yaml
+segue lab exec --name small client -- curl -s 'http://[2001:db8:80::1]:80/'
+segue status -i lab-small-lb1
+segue lab down --name small`},
+	} {
+		cmd := newLabDemo()
+		if err := cmd.ParseFlags(test.flags); err != nil {
+			t.Fatal(err)
+		}
+		var out bytes.Buffer
+		cmd.SetOut(&out)
+		tellNext(cmd, test.topology)
+		test.commands = strings.ReplaceAll(test.commands, "segue ", "bin/segue ")
+		want := "    " + strings.ReplaceAll(test.commands, "\n", "\n    ") + "\n"
+		if _, commands, _ := strings.Cut(out.String(), ":\n"); commands != want {
+			t.Errorf("%v: printed\n%s\nwant\n%s", test.flags, commands, want)
+		}
+		for line := range strings.SplitSeq(test.commands, "\n") {
+			found, rest, err := newRoot().Find(strings.Fields(line)[1:])
+			if err != nil || found.ParseFlags(rest) != nil || found.ValidateArgs(found.Flags().Args()) != nil {
+				t.Errorf("%s: no such command: %v", line, err)
+			}
+		}
+	}
+}
+
 // runLab runs a command of segue lab and returns what it printed.
 func runLab(args string) (string, error) {
 	var output bytes.Buffer
@@ -81,6 +139,7 @@ func TestLabWithoutProcesses(t *testing.T) {
 	for _, test := range []struct{ args, output, err string }{
 		// A lab that is not complete counts as up. Otherwise nobody would take it down.
 		{"list", name + "\n", ""},
+		{"list --json", "\"" + name + "\"", ""},
 		{"status --name " + name, "", `lab "` + name + `" is half built or half removed; ` +
 			"remove it with: segue lab down --name " + name},
 		{"down --name nosuchlab",

@@ -8,14 +8,13 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/segue-lb/segue/internal/lab"
 	"github.com/segue-lb/segue/internal/sim"
 	"github.com/segue-lb/segue/internal/wiki"
 )
 
 // queriesFlags are the flags of segue lab queries.
 type queriesFlags struct {
-	topology     string
+	topology     *string
 	rate         float64
 	curve, start string
 	day          time.Duration
@@ -37,7 +36,7 @@ popularity (Zipf's law).`,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return f.run(cmd) },
 	}
 	flags := cmd.Flags()
-	flags.StringVarP(&f.topology, "file", "f", "", "topology `file` (default: the built-in topology)")
+	f.topology = topologyFlag(cmd)
 	flags.Float64Var(&f.rate, "rate", 0, "mean `number` of requests per second")
 	flags.StringVar(&f.curve, "curve", "sine:0.33",
 		"factor of the rate by time of day: sine:AMPLITUDE, or a `file` with lines such as 06:30 0.55")
@@ -52,12 +51,9 @@ popularity (Zipf's law).`,
 }
 
 func (f *queriesFlags) run(cmd *cobra.Command) error {
-	topology := lab.DefaultTopology()
-	if f.topology != "" {
-		var err error
-		if topology, err = lab.LoadTopology(f.topology); err != nil {
-			return err
-		}
+	topology, err := readTopology(cmd.InOrStdin(), *f.topology)
+	if err != nil {
+		return err
 	}
 	if f.queries.Duration == 0 {
 		f.queries.Duration = f.day

@@ -4,6 +4,7 @@ package main
 
 import (
 	"fmt"
+	"path/filepath"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -27,13 +28,16 @@ all of them. The results may be incomplete: the page says so.`,
 		Example: "  segue lab report testbed/policies-quick",
 		Args:    arguments("DIR"),
 	}
-	cmd.Flags().StringVarP(&settings.Output, "output", "o", "",
-		"`file` for the page (default: report.html in DIR)")
+	cmd.Flags().StringVarP(&settings.Directory, "out", "o", "",
+		"`folder` for the page report.html and the charts (default: DIR)")
 	cmd.Flags().DurationVar(&bin, "bin", 0, "show the response times over time, in intervals of this "+
 		"`duration` in emulated time (default: the experiment's, if it replays a day)")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if bin < 0 {
 			return fmt.Errorf("--bin %v: must not be negative", bin)
+		}
+		if filepath.Ext(settings.Directory) == ".html" {
+			return fmt.Errorf("--out %q: must be a folder, which gets the page report.html", settings.Directory)
 		}
 		settings.Bin = bin.Seconds()
 		report, err := labreport.Write(args[0], settings)

@@ -12,25 +12,26 @@ import (
 // TestLabReport makes a report of results without a run, whose page says that runs are missing.
 func TestLabReport(t *testing.T) {
 	directory := t.TempDir()
-	output := filepath.Join(t.TempDir(), "page.html")
+	output := t.TempDir()
+	page := filepath.Join(output, "report.html")
 	results := `{"experiment": "x", "title": "An <experiment>", "axis": {"key": "load"}, "cases": ["sc"],
 		"points": [0.5], "seeds": 1, "speed": 1, "runs": [], "planned": 3}`
 	if err := os.WriteFile(filepath.Join(directory, "results.json"), []byte(results), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	printed, err := runLab("report --output " + output + " " + directory)
+	printed, err := runLab("report -o " + output + " " + directory)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := output + ": 1 experiment, and 0 charts as SVG beside it\n"; printed != want {
+	if want := page + ": 1 experiment, and 0 charts as SVG beside it\n"; printed != want {
 		t.Errorf("printed %q, want %q", printed, want)
 	}
-	page, err := os.ReadFile(output)
+	content, err := os.ReadFile(page)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []string{"An &lt;experiment&gt;", "0 of 3 runs have ended"} {
-		if !strings.Contains(string(page), want) {
+		if !strings.Contains(string(content), want) {
 			t.Errorf("the page does not have %q", want)
 		}
 	}
@@ -38,7 +39,9 @@ func TestLabReport(t *testing.T) {
 		{"report", "lab report: missing DIR"},
 		{"report --bin -1s x", "--bin -1s: must not be negative"},
 		{"report " + t.TempDir(), "has a file results.json, which segue lab run writes"},
-		{"report --output /dev/null/x " + directory, "/dev/null"},
+		{"report --out /dev/null/x " + directory, "/dev/null"},
+		{"report -o x.html " + directory, `--out "x.html": must be a folder, which gets the page report.html`},
+		{"report --output x.html " + directory, "unknown flag: --output; --out names the folder of the page"},
 	} {
 		if _, err := runLab(test.args); err == nil || !strings.Contains(err.Error(), test.err) {
 			t.Errorf("lab %s: %v, want %s", test.args, err, test.err)

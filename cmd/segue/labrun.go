@@ -42,7 +42,8 @@ and requests arrive four times as often. All results are in emulated time.
 seeds, mean_ms, p50_ms, p90_ms, p99_ms, half_width_ms and p50_half_width_ms to
 p99_half_width_ms (half of a 95% confidence interval over the seeds), failed,
 connections, simulated_mean_ms, bound_mean_ms (of an omniscient balancer), model_mean_ms
-and warnings.`,
+and warnings. With --list it prints an object with the key experiments. Their keys are
+experiment, minutes, set, paper, content and needs.`,
 		Example: "  segue lab run --list\n  segue lab run policies-quick\n  segue lab run --all\n" +
 			"  segue lab run --set least\n  segue lab run 6lb-10 --full\n" +
 			"  segue lab run hlb-trace --trace rate_350.csv",
@@ -60,7 +61,7 @@ and warnings.`,
 				return fmt.Errorf("%s: --list, --all and --set take no names of experiments", args[0])
 			}
 			if list {
-				return listExperiments(cmd.OutOrStdout(), o)
+				return listExperiments(cmd.OutOrStdout(), o, asJSON)
 			}
 			if set != "" {
 				var err error
@@ -90,8 +91,8 @@ and warnings.`,
 		"`number` of times that the experiment is faster than real time (default: the experiment's)")
 	cmd.Flags().IntVar(&o.Seeds, "seeds", 0,
 		"`count` of runs of each case at each point (default: the experiment's)")
-	cmd.Flags().StringVar(&o.Directory, "out", "",
-		"directory `name` for the results (default: testbed/EXPERIMENT)")
+	cmd.Flags().StringVarP(&o.Directory, "out", "o", "",
+		"`folder` for the results (default: testbed/EXPERIMENT)")
 	cmd.Flags().StringVar(&o.Trace, "trace", "",
 		"`file` with the requests, for experiments that replay a trace")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
@@ -118,36 +119,57 @@ func experimentsOf(set testbed.Set, out io.Writer, o testbed.Options) ([]string,
 	return ready, nil
 }
 
-func listExperiments(out io.Writer, o testbed.Options) error {
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "experiment\ttime\tset\tpaper\tcontent\tneeds")
+// listedExperiment is an experiment of a list. Minutes is nil if it cannot run with the other flags.
+type listedExperiment struct {
+	Name    string      `json:"experiment"`
+	Minutes *float64    `json:"minutes"`
+	Set     testbed.Set `json:"set"`
+	Paper   string      `json:"paper"`
+	Title   string      `json:"content"`
+	Needs   string      `json:"needs"`
+}
+
+func listExperiments(out io.Writer, o testbed.Options, asJSON bool) error {
+	all := []listedExperiment{}
 	total := map[testbed.Set]time.Duration{}
 	for _, name := range testbed.Names() {
 		e, _, err := testbed.Load(name)
 		if err != nil {
 			return err
 		}
-		takes := "-" // it cannot run with the other flags
+		listed := listedExperiment{Name: name, Set: e.Set, Paper: e.Paper, Title: e.Title, Needs: e.Needs}
 		if e.Check(o) == nil {
-			takes = inMinutes(e.Duration(o))
+			listed.Minutes = new(e.Duration(o).Minutes())
 			if e.Needs == "" {
 				total[e.Set] += e.Duration(o)
 			}
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", name, takes, e.Set, e.Paper, e.Title, e.Needs)
+		all = append(all, listed)
+	}
+	if asJSON {
+		return printJSON(out, map[string][]listedExperiment{"experiments": all})
+	}
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "experiment\ttime\tset\tpaper\tcontent\tneeds")
+	for _, e := range all {
+		takes := "-"
+		if e.Minutes != nil {
+			takes = inMinutes(*e.Minutes)
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", e.Name, takes, e.Set, e.Paper, e.Title, e.Needs)
 	}
 	for _, set := range testbed.Sets() {
-		fmt.Fprintf(w, "--set %s\t%s\t%s\t\tall that need nothing\t\n", set, inMinutes(total[set]), set)
+		fmt.Fprintf(w, "--set %s\t%s\t%s\t\tall that need nothing\t\n", set, inMinutes(total[set].Minutes()), set)
 	}
 	return w.Flush()
 }
 
 // inMinutes formats the duration of an experiment for readers.
-func inMinutes(d time.Duration) string {
-	if d > 3*time.Hour {
-		return fmt.Sprintf("%.0f h", math.Ceil(d.Hours()))
+func inMinutes(minutes float64) string {
+	if minutes > 3*60 {
+		return fmt.Sprintf("%.0f h", math.Ceil(minutes/60))
 	}
-	return fmt.Sprintf("%.0f min", math.Ceil(d.Minutes()))
+	return fmt.Sprintf("%.0f min", math.Ceil(minutes))
 }
 
 func runExperiments(
@@ -267,7 +289,7 @@ func printResults(out io.Writer, r *testbed.Results, directory string) error {
 				run.Case, r.Axis.Key, run.Point, run.Seed, warning)
 		}
 	}
-	_, err := fmt.Fprintf(out, "The results are in %s. Next: segue lab report %s\n", directory, directory)
+	_, err := fmt.Fprintf(out, "The results are in %[1]s. Next: %[2]s lab report %[1]s\n", directory, program())
 	return err
 }
 

@@ -49,7 +49,7 @@ path over without losing a packet. "segue lb detach" removes the data path.`,
 			})
 		},
 	}
-	configFlag(cmd, &file)
+	keptFileFlag(cmd, &file)
 	logFlag(cmd)
 	cmd.AddCommand(newDetach(datapath.RoleBalancer, detachLB))
 	return cmd

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -62,7 +63,49 @@ func newRoot() *cobra.Command {
 		newLab(), newApp(), newLoad(), newBench())
 	addGroup(root, "research", "Simulate and compute:", newSim(), newModel(), newRepro())
 	root.AddCommand(newMan(), newVersion())
+	addLibraryCommands(root)
+	completeGroups(root)
 	return root
+}
+
+// addLibraryCommands adds the commands completion and help of the library. Their errors become those of
+// the other commands.
+func addLibraryCommands(root *cobra.Command) {
+	root.InitDefaultHelpCmd()
+	root.InitDefaultCompletionCmd()
+	for _, cmd := range root.Commands() {
+		switch cmd.Name() {
+		case "completion":
+			for _, shell := range cmd.Commands() {
+				shell.Args = arguments()
+			}
+		case "help":
+			cmd.Run, cmd.RunE = nil, showHelp
+		}
+	}
+}
+
+// showHelp shows the help of the command that the arguments name.
+func showHelp(cmd *cobra.Command, args []string) error {
+	of, unknown, err := cmd.Root().Find(args)
+	if err != nil {
+		return err
+	}
+	if len(unknown) > 0 {
+		return tooMany(of, unknown[0])
+	}
+	of.InitDefaultHelpFlag() // the help lists these flags
+	of.InitDefaultVersionFlag()
+	return of.Help()
+}
+
+// program returns what the user has to type for this program, such as bin/segue in a checkout. It is segue
+// in a process with another name, such as a test.
+func program() string {
+	if filepath.Base(os.Args[0]) == "segue" {
+		return os.Args[0]
+	}
+	return "segue"
 }
 
 // addGroup adds commands to root. "segue --help" lists them under the title.

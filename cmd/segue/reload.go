@@ -27,6 +27,9 @@ FILE names. It is an error if the process of the instance runs with another file
 		Example: "  segue reload\n  segue reload -c /etc/segue/lb.yaml",
 		Args:    arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := refuseInput(cmd, file); err != nil {
+				return err
+			}
 			if file != "" {
 				if instance != "" {
 					return errors.New("name the instance by -c or by --instance, not by both")
@@ -50,7 +53,7 @@ FILE names. It is an error if the process of the instance runs with another file
 		},
 	}
 	instanceFlag(cmd, &instance)
-	cmd.Flags().StringVarP(&file, "config", "c", "", "configuration `file` of the process")
+	cmd.Flags().VarP(&fileFlag{name: &file}, "config", "c", "configuration `file` of the process")
 	return cmd
 }
 

@@ -34,7 +34,8 @@ made by the same program with the same settings. So after an interruption, the n
 continues at the same point.
 
 --json prints an array of objects with the keys figure, quantity, paper, measured, rule,
-tolerance, ok and note.`,
+tolerance, ok and note. With --list it prints an object with the key figures. Their keys
+are figure, title and source.`,
 		Example: "  segue repro --quick\n  segue repro 6lb-8? shell-6",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			figures, err := repro.Select(args...)
@@ -42,7 +43,7 @@ tolerance, ok and note.`,
 				return err
 			}
 			if list {
-				return listFigures(cmd.OutOrStdout(), figures)
+				return listFigures(cmd.OutOrStdout(), figures, asJSON)
 			}
 			if s.Workers < 1 {
 				return fmt.Errorf("--workers %d: must be at least 1", s.Workers)
@@ -64,14 +65,28 @@ tolerance, ok and note.`,
 	cmd.Flags().BoolVar(&s.Quick, "quick", false, "use fewer runs and points: less than five minutes on two cores")
 	cmd.Flags().Uint64Var(&s.Seed, "seed", s.Seed, "`number` that seeds all random numbers")
 	cmd.Flags().IntVar(&s.Workers, "workers", s.Workers, "`count` of runs at the same time")
-	cmd.Flags().StringVar(&s.Directory, "out", s.Directory, "directory `name` for the figures")
+	cmd.Flags().StringVarP(&s.Directory, "out", "o", s.Directory, "`folder` for the figures")
 	cmd.Flags().BoolVar(&list, "list", false, "list the figures and make none")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	cmd.Flags().BoolVar(&loud, "progress", false, "show progress even if standard error is not a terminal")
 	return cmd
 }
 
-func listFigures(out io.Writer, figures []repro.Figure) error {
+// listedFigure is a figure of a list.
+type listedFigure struct {
+	Name   string `json:"figure"`
+	Title  string `json:"title"`
+	Source string `json:"source"`
+}
+
+func listFigures(out io.Writer, figures []repro.Figure, asJSON bool) error {
+	if asJSON {
+		all := []listedFigure{}
+		for _, f := range figures {
+			all = append(all, listedFigure{f.Name, f.Title, f.Source})
+		}
+		return printJSON(out, map[string][]listedFigure{"figures": all})
+	}
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	for _, f := range figures {
 		fmt.Fprintf(w, "%s\t%s\t%s\n", f.Name, f.Title, f.Source)

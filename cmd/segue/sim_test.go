@@ -48,6 +48,35 @@ func TestSim(t *testing.T) {
 	}
 }
 
+// TestSimByNamesOfTheBalancer uses the balancer's names for placements. The results are those of the
+// simulator's own names, and the output tells these.
+func TestSimByNamesOfTheBalancer(t *testing.T) {
+	const own = "placement: sc\ncases: [{name: a}, {name: b, placement: {least: {candidates: 4}}}, {name: c, placement: lsq}]\n"
+	const balancers = "placement: hash\ncases: [{name: a}, {name: b, placement: hunt}, {name: c, placement: least-queue}]\n"
+	const rest = "runs: 2\nservers: [{count: 8}]\narrivals: {poisson: {load: 0.7}}\njobs: [{exponential: 100ms}]\n" +
+		"measure: {connections: 500}\n"
+	file := filepath.Join(t.TempDir(), "scenario.yaml")
+	simulated := func(text string) string {
+		if err := os.WriteFile(file, []byte(rest+text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		output, err := simulate(t, file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return output.String()
+	}
+	want := simulated(own) + "placement hash is simulated as sc\nplacement hunt is simulated as least\n" +
+		"placement least-queue is simulated as lsq\n"
+	if got := simulated(balancers); got != want {
+		t.Errorf("printed\n%s\nwant\n%s", got, want)
+	}
+	text := strings.Replace(balancers, "hunt", "{hunt: {candidates: 2}}", 1)
+	if got := simulated(text); !strings.Contains(got, "placement hunt is simulated as least") {
+		t.Errorf("hunt with a parameter:\n%s", got)
+	}
+}
+
 func TestSimJSONIsValid(t *testing.T) {
 	output, err := simulate(t, "--json", "testdata/sim.yaml", "testdata/sim.yaml")
 	if err != nil {

@@ -91,8 +91,14 @@ func (p *process) segue(args ...string) (output string, err error) {
 
 // runSegue runs a command in this process.
 func runSegue(ctx context.Context, args ...string) (output string, err error) {
+	return runSegueWith(ctx, "", args...)
+}
+
+// runSegueWith is runSegue with a standard input.
+func runSegueWith(ctx context.Context, input string, args ...string) (output string, err error) {
 	var out bytes.Buffer
 	root := newRoot()
+	root.SetIn(strings.NewReader(input))
 	root.SetOut(&out)
 	root.SetErr(&out)
 	root.SetArgs(args)

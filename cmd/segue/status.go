@@ -24,12 +24,14 @@ import (
 	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/nearest"
 	"github.com/segue-lb/segue/internal/runstate"
 )
 
 // statusOptions are the flags of status.
 type statusOptions struct {
 	instance string
+	service  string // empty: all
 	asJSON   bool
 	watch    bool
 	interval time.Duration
@@ -58,6 +60,8 @@ for a server that is newer than the last sweep.
 
 An interface in another network namespace is shown by its index, as #7.
 
+With --service it shows only that service. The other lines are those of the whole instance.
+
 --json prints the fields that docs/observability.md describes.`,
 		Args: noArguments("the instance", "-i"),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -65,7 +69,12 @@ An interface in another network namespace is shown by its index, as #7.
 		},
 	}
 	cmd.Flags().StringVarP(&o.instance, "instance", "i", "", "`name` of the balancer or agent")
-	cmd.Flags().BoolVar(&o.asJSON, "json", false, "print JSON")
+	cmd.Flags().StringVar(&o.service, "service", "", "`name` of the only service to show")
+	_ = cmd.RegisterFlagCompletionFunc("service",
+		func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
+			return serviceKind.complete(cmd.Context(), o.instance), cobra.ShellCompDirectiveNoFileComp
+		})
+	jsonFlag(cmd, &o.asJSON)
 	cmd.Flags().BoolVarP(&o.watch, "watch", "w", false, "show the status again after each interval")
 	cmd.Flags().DurationVar(&o.interval, "interval", time.Second,
 		"time over which rates are measured; 0 shows no rates and returns at once")
@@ -89,7 +98,12 @@ func status(ctx context.Context, out io.Writer, o statusOptions) error {
 	}
 	if instance.Role == datapath.RoleAgent {
 		return report(ctx, out, o, func() (*agent.Snapshot, error) {
-			return readAgent(instance.Name)
+			snapshot, err := readAgent(instance.Name)
+			if err != nil {
+				return nil, err
+			}
+			snapshot.Services, err = only(snapshot.Services, o.service, func(s *agent.ServiceState) string { return s.Name })
+			return snapshot, err
 		}, printAgent)
 	}
 	return report(ctx, out, o, func() (*balancerStatus, error) {
@@ -97,8 +111,31 @@ func status(ctx context.Context, out io.Writer, o statusOptions) error {
 		if err != nil {
 			return nil, err
 		}
+		snapshot.Services, err = only(snapshot.Services, o.service, func(s *inspect.ServiceState) string { return s.Name })
+		if err != nil {
+			return nil, err
+		}
 		return &balancerStatus{snapshot, readBGP(ctx, instance.Name)}, nil
 	}, printBalancer)
+}
+
+// only returns the service with a name, or all services if the name is empty.
+func only[S any](services []S, name string, nameOf func(S) string) ([]S, error) {
+	if name == "" {
+		return services, nil
+	}
+	var names []string
+	for _, s := range services {
+		if nameOf(s) == name {
+			return []S{s}, nil
+		}
+		names = append(names, nameOf(s))
+	}
+	advice := "segue service list shows all"
+	if near := nearest.Name(name, names...); near != "" {
+		advice = fmt.Sprintf("did you mean %s?", near)
+	}
+	return nil, fmt.Errorf("--service %q: the instance has no such service; %s", name, advice)
 }
 
 func readBalancer(name string) (*inspect.Snapshot, error) {

@@ -426,6 +426,23 @@ func TestShort(t *testing.T) {
 	}
 }
 
+// TestOnly checks --service.
+func TestOnly(t *testing.T) {
+	services := []string{"web", "dns"}
+	same := func(name string) string { return name }
+	for _, test := range []struct{ name, want, err string }{
+		{"", "web dns", ""},
+		{"dns", "dns", ""},
+		{"wbe", "", `--service "wbe": the instance has no such service; did you mean web?`},
+		{"mail", "", `--service "mail": the instance has no such service; segue service list shows all`},
+	} {
+		got, err := only(services, test.name, same)
+		if strings.Join(got, " ") != test.want || (err == nil) != (test.err == "") || err != nil && err.Error() != test.err {
+			t.Errorf("%q: %q, error %v, want %q, error %q", test.name, got, err, test.want, test.err)
+		}
+	}
+}
+
 func TestStatusErrors(t *testing.T) {
 	for _, test := range []struct{ args, err string }{
 		{"status --interval -1s", "--interval -1s: must not be negative"},

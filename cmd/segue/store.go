@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"os"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -40,11 +39,13 @@ export speak with the store itself, so they need no balancer.`,
 
 func newStoreStatus() *cobra.Command {
 	var instance string
+	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show whether the balancer on this host follows the store",
 		Long: `Show whether the balancer on this host follows the store. The exit code is 1 if the store
-does not answer, or if the balancer does not follow it.`,
+does not answer, or if the balancer does not follow it. --json prints what GET /v1/store of
+the API has.`,
 		Example: "  segue store status",
 		Args:    arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -56,10 +57,14 @@ does not answer, or if the balancer does not follow it.`,
 			if err != nil {
 				return err
 			}
+			if asJSON {
+				return errors.Join(printJSON(cmd.OutOrStdout(), state), following(state))
+			}
 			return printStore(cmd.OutOrStdout(), state)
 		},
 	}
 	instanceFlag(cmd, &instance)
+	jsonFlag(cmd, &asJSON)
 	return cmd
 }
 
@@ -77,6 +82,11 @@ func printStore(out io.Writer, s *api.Store) error {
 	for _, problem := range problemsOf(s) {
 		fmt.Fprintln(out, problem)
 	}
+	return following(s)
+}
+
+// following returns an error unless the balancer follows the store.
+func following(s *api.Store) error {
 	if s.Held != "" || !s.Reachable {
 		return errNotFollowing
 	}
@@ -171,13 +181,20 @@ func (o *storeOptions) addFlags(cmd *cobra.Command) {
 }
 
 // load returns the configuration of a balancer that has a store.
-func (o *storeOptions) load() (*config.BalancerFiles, error) {
-	files, _, err := config.LoadBalancer(o.file)
+func (o *storeOptions) load(in io.Reader) (*config.BalancerFiles, error) {
+	text, name, err := readInput(in, o.file)
 	if err != nil {
 		return nil, err
 	}
+	files, _, err := config.ParseBalancerFiles(text)
+	var problems field.Errors
+	if errors.As(err, &problems) {
+		return nil, problems.In(name)
+	} else if err != nil {
+		return nil, err
+	}
 	if files.File.Store == nil {
-		return nil, fmt.Errorf("%s: has no section store", o.file)
+		return nil, fmt.Errorf("%s: has no section store", name)
 	}
 	return files, nil
 }
@@ -198,11 +215,12 @@ of "segue store export". Other sections have no effect, except overrides.
 
 The store must be empty. With --replace its services become those of the file; overrides stay
 unless the file has some. --replace also replaces or removes keys whose values are not valid.
-All balancers take the change over as a whole.`,
+All balancers take the change over as a whole. One of FILE and SERVICES can be -, which
+stands for standard input.`,
 		Example: "  segue store import -c /etc/segue/lb.yaml services.yaml\n" +
 			"  segue store import -c /etc/segue/lb.yaml services.yaml --replace --dry-run",
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return importStore(cmd.Context(), cmd.OutOrStdout(), args[0], &o)
+			return importStore(cmd, args[0], &o)
 		},
 	}
 	o.addFlags(cmd)
@@ -211,7 +229,13 @@ All balancers take the change over as a whole.`,
 		if o.file == "" {
 			return fmt.Errorf("%s: missing -c FILE", commandName(cmd))
 		}
-		return services(cmd, args)
+		if err := services(cmd, args); err != nil {
+			return err
+		}
+		if o.file == standardInput && args[0] == standardInput {
+			return fmt.Errorf("%s: FILE and SERVICES cannot both be standard input", commandName(cmd))
+		}
+		return nil
 	}
 	flags := cmd.Flags()
 	flags.BoolVar(&o.replace, "replace", false, "replace the services of a store that is not empty")
@@ -221,8 +245,9 @@ All balancers take the change over as a whole.`,
 	return cmd
 }
 
-func importStore(ctx context.Context, out io.Writer, path string, o *storeOptions) error {
-	files, err := o.load()
+func importStore(cmd *cobra.Command, path string, o *storeOptions) error {
+	out := cmd.OutOrStdout()
+	files, err := o.load(cmd.InOrStdin())
 	if err != nil {
 		return err
 	}
@@ -231,21 +256,21 @@ func importStore(ctx context.Context, out io.Writer, path string, o *storeOption
 		return err
 	}
 	defer s.Close()
-	text, err := os.ReadFile(path)
+	text, name, err := readInput(cmd.InOrStdin(), path)
 	if err != nil {
 		return err
 	}
 	content, warnings, err := config.ParseContent(files, text)
 	var problems field.Errors
 	if errors.As(err, &problems) {
-		return problems.In(path)
+		return problems.In(name)
 	} else if err != nil {
 		return err
 	}
 	for _, warning := range warnings {
 		fmt.Fprintln(out, "warning:", warning)
 	}
-	ctx, cancel := context.WithTimeout(ctx, o.timeout)
+	ctx, cancel := context.WithTimeout(cmd.Context(), o.timeout)
 	defer cancel()
 	var changes desired.Changes
 	change := store.Change{
@@ -324,7 +349,7 @@ func newStoreExport() *cobra.Command {
 		Use:   "export -c FILE",
 		Short: "Print the services and overrides of the store",
 		Long: `Print the services and overrides of the store that FILE, the configuration of a balancer,
-names. "segue store import" can read the output.
+names. "segue store import" can read the output. If FILE is -, export reads standard input.
 
 With --cache, export prints what the balancer on this host has followed last, from the file
 that the balancer keeps in node.state. That works without the store, and fills a store that
@@ -332,7 +357,7 @@ has lost its content.`,
 		Example: "  segue store export -c /etc/segue/lb.yaml >services.yaml\n" +
 			"  segue store export -c /etc/segue/lb.yaml --cache >services.yaml",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return exportStore(cmd.Context(), cmd.OutOrStdout(), &o)
+			return exportStore(cmd, &o)
 		},
 	}
 	o.addFlags(cmd)
@@ -340,8 +365,8 @@ has lost its content.`,
 	return cmd
 }
 
-func exportStore(ctx context.Context, out io.Writer, o *storeOptions) error {
-	files, err := o.load()
+func exportStore(cmd *cobra.Command, o *storeOptions) error {
+	files, err := o.load(cmd.InOrStdin())
 	if err != nil {
 		return err
 	}
@@ -349,7 +374,7 @@ func exportStore(ctx context.Context, out io.Writer, o *storeOptions) error {
 	if o.cache {
 		read = cachedTree
 	}
-	ctx, cancel := context.WithTimeout(ctx, o.timeout)
+	ctx, cancel := context.WithTimeout(cmd.Context(), o.timeout)
 	defer cancel()
 	tree, err := read(ctx, files)
 	if err != nil {
@@ -364,7 +389,7 @@ func exportStore(ctx context.Context, out io.Writer, o *storeOptions) error {
 	if err != nil {
 		return err
 	}
-	_, err = out.Write(text)
+	_, err = cmd.OutOrStdout().Write(text)
 	return err
 }
 

@@ -141,6 +141,22 @@ func TestStoreImport(t *testing.T) {
 	}
 	s.want(imports(s.services("", "s1", "s2", "s3"), "--replace"), "server web/s4 removed\n", "-2: 1 service\n")
 	s.want(exports, "drained: true")
+	configuration, err := os.ReadFile(s.file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	piped, err := runSegueWith(t.Context(), string(configuration), "store", "export", "-c", "-")
+	if err != nil || !strings.Contains(piped, "drained: true") {
+		t.Errorf("export of a store that standard input names: error %v, output\n%s", err, piped)
+	}
+	out, err := runSegueWith(t.Context(), piped, "store", "import", "-c", s.file, "-", "--replace", "--dry-run")
+	if err != nil || out != "" {
+		t.Errorf("import of its export by standard input: error %v, output\n%s", err, out)
+	}
+	_, err = runSegueWith(t.Context(), "node: {\n", "store", "export", "-c", "-")
+	if err == nil || !strings.HasPrefix(err.Error(), "standard input:2: ") {
+		t.Errorf("broken standard input: error %v", err)
+	}
 	s.refuse("2 of 3 servers of web, and the limit is 30 percent: permit it by --allow-removals",
 		imports(s.services("", "s1"), "--replace")...)
 	s.want(imports(s.services("", "s1"), "--replace", "--allow-removals"), "-3: 1 service\n")
@@ -380,6 +396,11 @@ func TestStoreStatusBeforeStart(t *testing.T) {
 		!strings.Contains(out, "the balancer waits for its services: it has not answered yet\n") {
 		t.Errorf("error %v, output\n%s", err, out)
 	}
+	out, err = s.run("status", "-i", instance, "--json")
+	var state api.Store
+	if !errors.Is(err, errNotFollowing) || json.Unmarshal([]byte(out), &state) != nil || state.Reachable || state.Problem == "" {
+		t.Errorf("as JSON: error %v, output\n%s", err, out)
+	}
 	edit := api.Edit{Override: api.Override{Service: "web", Remove: true}}
 	_, err = api.NewClient(instance).Change(t.Context(), false, edit)
 	if err == nil || !strings.Contains(err.Error(), "it waits for the store of its services") {
@@ -434,7 +455,7 @@ func TestStoreUnfit(t *testing.T) {
 	instance, fleet := s.serveFleet()
 	write := func(key, value string) {
 		t.Helper()
-		files, err := (&storeOptions{file: s.file}).load()
+		files, err := (&storeOptions{file: s.file}).load(nil)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -37,7 +37,7 @@ are missing.`,
 }
 
 func printVersion(out io.Writer, b version.Build) error {
-	commit := "unknown"
+	commit := "unknown: it was built without git"
 	if b.Commit != "" {
 		commit = b.Commit
 		if b.Time != "" {

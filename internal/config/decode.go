@@ -8,8 +8,10 @@ import (
 	"math"
 	"net/netip"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"go.yaml.in/yaml/v4"
@@ -27,6 +29,7 @@ type document struct {
 	bounds   map[string]field.Bounds // by path, of fields with a range tag
 	problems field.Errors
 	warnings field.Errors
+	isFile   bool // the lines are those of a file, and not of several
 }
 
 // place is where a document holds a value.
@@ -60,8 +63,36 @@ func (d *document) check(rules func() field.Errors) {
 			d.problems = append(d.problems, broken)
 			continue
 		}
-		d.failf(broken.Path, "%s", broken.Problem)
+		d.failf(broken.Path, "%s%s", broken.Problem, d.describe(broken.Other))
 	}
+}
+
+// describe returns the names and the line of a field in parentheses, such as " (server web/s1, line 12)".
+// It returns nothing for an empty path, or if nothing more is known than the path.
+func (d *document) describe(path string) string {
+	if path == "" {
+		return ""
+	}
+	var parts []string
+	if i, rest := indexed(path, "services"); i >= 0 {
+		service := field.Item("services", i)
+		what, name := "service", d.fields[field.Child(service, "name")].text
+		if j, _ := indexed(rest, "servers"); j >= 0 {
+			server := field.Item(field.Child(service, "servers"), j)
+			what, name = "server", name+"/"+d.fields[field.Child(server, "name")].text
+		}
+		parts = append(parts, what+" "+name)
+	}
+	for !d.has(path) && path != "" { // a default
+		path = field.Parent(path)
+	}
+	if line := d.fields[path].line; line > 0 && d.isFile {
+		parts = append(parts, fmt.Sprintf("line %d", line))
+	}
+	if len(parts) == 0 {
+		return ""
+	}
+	return " (" + strings.Join(parts, ", ") + ")"
 }
 
 // decode is Decode without rules.
@@ -79,6 +110,7 @@ func decode(data []byte, into any) *document {
 // decodeDocument is decode for a document that was parsed.
 func decodeDocument(root *yaml.Node, into any) *document {
 	d := newDocument()
+	d.isFile = root.Line > 0
 	d.value("", root.Content[0], reflect.ValueOf(into).Elem())
 	return d
 }
@@ -92,6 +124,9 @@ func newDocument() *document {
 
 // parse returns the only YAML document in data, or an error.
 func parse(data []byte) (*yaml.Node, *field.Error) {
+	if problem := checkEncoding(data); problem != nil {
+		return nil, problem
+	}
 	var root yaml.Node
 	if err := yaml.Load(data, &root); err != nil {
 		return nil, syntaxError(data, err)
@@ -106,14 +141,16 @@ func syntaxError(data []byte, err error) *field.Error {
 		return &problem
 	}
 	problem.Line = load.Mark.Line
-	problem.Problem = strings.TrimPrefix(load.Message, "yaml: ")
-	if load.ContextMsg != "" {
-		problem.Problem = load.ContextMsg + ": " + problem.Problem
-	}
-	if problem.Problem == "no documents in stream" {
+	switch message := strings.TrimPrefix(load.Message, "yaml: "); message {
+	case "no documents in stream":
 		problem.Problem = "the file is empty; it must hold one YAML document"
-	} else if mistake := findMistake(data, problem.Line); mistake != "" {
-		problem.Problem = mistake
+	case "expected single document, found multiple":
+		problem.Line, problem.Problem = secondDocument(data), "a second YAML document begins here; the file must hold one"
+	default:
+		problem.Problem = describeSyntax(message, load)
+		if line, mistake := findMistake(data, problem.Line); mistake != "" {
+			problem.Line, problem.Problem = line, mistake
+		}
 	}
 	return &problem
 }
@@ -266,16 +303,8 @@ func (d *document) mapping(path string, node *yaml.Node, into reflect.Value) {
 		d.badf(path, "must be a mapping of field names to values")
 		return
 	}
-	var known []string
-	fields := make(map[string]reflect.StructField)
-	for _, f := range reflect.VisibleFields(into.Type()) {
-		name, _, _ := strings.Cut(f.Tag.Get("yaml"), ",")
-		if name == "" || name == "-" {
-			continue // not in the file, or an embedded struct
-		}
-		known = append(known, name)
-		fields[name] = f
-	}
+	known, fields := fieldsOfType(into.Type())
+	absent := sync.OnceValue(func() []string { return missing(known, node) })
 	seen := make(map[string]int)
 	for i := 0; i < len(node.Content); i += 2 {
 		key, value := node.Content[i], node.Content[i+1]
@@ -286,8 +315,11 @@ func (d *document) mapping(path string, node *yaml.Node, into reflect.Value) {
 		case key.Kind != yaml.ScalarNode:
 			// A list or a mapping, which YAML marks with a question mark.
 			d.reportAt(key.Line, field.Child(path, "?"), "", "a field name must be a plain word")
+		case key.Tag == "!!merge":
+			d.reportAt(key.Line, field.Child(path, field.Quote(key.Value)), "", noMergeKeys)
+			d.fields[path] = place{line: d.fields[path].line, bad: true} // it lacks the merged fields
 		case !ok:
-			d.reportAt(key.Line, field.Child(path, plain(key.Value)), "", unknownField(key.Value, known))
+			d.unknownField(path, key, absent(), known)
 		case duplicate:
 			d.reportAt(key.Line, at, "", fmt.Sprintf("given twice; first in line %d", first))
 		default:
@@ -298,6 +330,48 @@ func (d *document) mapping(path string, node *yaml.Node, into reflect.Value) {
 			d.value(at, value, into.FieldByIndex(f.Index))
 		}
 	}
+}
+
+// unknownField reports a field that the mapping at a path cannot have. If the name is nearly that of a
+// missing field, the errors about this field would be consequences.
+func (d *document) unknownField(path string, key *yaml.Node, missing, known []string) {
+	problem, meant := describeUnknown(key.Value, missing, known)
+	d.reportAt(key.Line, field.Child(path, plain(key.Value)), "", problem)
+	if meant != "" {
+		d.fields[field.Child(path, meant)] = place{line: key.Line, bad: true}
+		d.lacking[path] = true
+	}
+}
+
+// missing returns the names that are no keys of a mapping.
+func missing(names []string, mapping *yaml.Node) []string {
+	return slices.DeleteFunc(slices.Clone(names), func(name string) bool { return child(mapping, name) != nil })
+}
+
+// structFields are the fields of a struct by their names in files, and the names in their order.
+type structFields struct {
+	names  []string
+	byName map[string]reflect.StructField
+}
+
+var fieldsOfTypes sync.Map // structFields by reflect.Type; a file has thousands of servers
+
+func fieldsOfType(t reflect.Type) (names []string, byName map[string]reflect.StructField) {
+	if known, ok := fieldsOfTypes.Load(t); ok {
+		all := known.(structFields)
+		return all.names, all.byName
+	}
+	byName = map[string]reflect.StructField{}
+	for _, f := range reflect.VisibleFields(t) {
+		name, _, _ := strings.Cut(f.Tag.Get("yaml"), ",")
+		if name == "" || name == "-" {
+			continue // not in the file, or an embedded struct
+		}
+		names = append(names, name)
+		byName[name] = f
+	}
+	fieldsOfTypes.Store(t, structFields{names, byName})
+	return names, byName
 }
 
 // plain quotes a name if it would make its path ambiguous.

@@ -122,7 +122,7 @@ func TestInferRules(t *testing.T) {
 		{"peer spaced", "[lb1, lb2]", "[lb1, lb 2]",
 			one("node.peers[1]", "must have only printable characters, and no spaces")},
 		{"peer twice", "[lb1, lb2]", "[lb2, lb2]",
-			one("node.peers[1]", "is already used by node.peers[0]")},
+			one("node.peers[1]", "is already used by node.peers[0] (line 5)")},
 		{"many peers", "[lb1, lb2]", "[" + manyNames(1025) + "]",
 			one("node.peers", "must have at most 1024 items, has 1025")},
 	})

@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"go.yaml.in/yaml/v4"
+
+	"github.com/segue-lb/segue/internal/nearest"
 )
 
 // needsQuotes is the error about an unquoted address such as 2001:db8::.
@@ -32,31 +34,131 @@ func endsInColon(text string) bool {
 	return err == nil && strings.HasSuffix(text, ":")
 }
 
-// unknownField returns the error about the name of an unknown field.
-func unknownField(name string, known []string) string {
+// noMergeKeys is the error about the key "<<", which YAML 1.2 does not have.
+const noMergeKeys = "merge keys are not read: write the fields out, or use an alias for a whole value"
+
+// describeUnknown returns the error about the name of an unknown field, and the missing field that the
+// name probably means.
+func describeUnknown(name string, missing, known []string) (problem, meant string) {
 	for _, field := range known {
 		if strings.HasPrefix(name, field+":") {
-			return fmt.Sprintf("a space must follow the colon after %s", field)
+			return fmt.Sprintf("a space must follow the colon after %s", field), field
 		}
 	}
-	return "unknown field; must be one of: " + strings.Join(known, ", ")
+	if near := nearest.Name(name, missing...); near != "" {
+		return fmt.Sprintf("unknown field; did you mean %s?", near), near
+	}
+	return "unknown field; must be one of: " + strings.Join(known, ", "), ""
 }
 
 var (
 	quoted = regexp.MustCompile(`"(?:[^"\\]|\\.)*"|'[^']*'`)
 	// bracketed is an address and port such as [::1]:9188. Its bracket begins a list in YAML.
 	bracketed = regexp.MustCompile(`(?:^|[\s,{\[])(\[[0-9A-Fa-f:.]+\]:\d+)`)
+	// reserved is a value that begins with a character that no plain value may begin with.
+	reserved = regexp.MustCompile("[\\s,{\\[]([@%`][^\\s,]*)")
 	// unspaced is a field such as port:80 at the beginning of a line.
 	unspaced = regexp.MustCompile(`^\s*(?:- +)*([a-z][a-z-]*):[^\s:]`)
 )
 
-// findMistake looks for a common mistake in the line at which YAML's reader stopped. It returns the
-// error in terms of the file, or an empty string.
-func findMistake(data []byte, number int) string {
+// describeSyntax returns the error of YAML's reader in terms of the file.
+func describeSyntax(message string, load *yaml.LoadError) string {
+	began := load.ContextMark.Line
+	switch message {
+	case "did not find expected ',' or '}'":
+		return fmt.Sprintf("the { of line %d must continue here with a comma, or end with }", began)
+	case "did not find expected ',' or ']'":
+		return fmt.Sprintf("the [ of line %d must continue here with a comma, or end with ]", began)
+	case "did not find expected '-' indicator":
+		return fmt.Sprintf("wrong indentation: the list of line %d must continue here with a -, or end", began)
+	case "did not find expected key":
+		return fmt.Sprintf("wrong indentation: the fields of line %d must continue here, or end", began)
+	case "did not find expected node content":
+		return "a value is missing here, or a bracket before it is not closed"
+	case "mapping values are not allowed in this context":
+		return "no field can begin here: indent the line as the one before, or put a value with a colon in quotes"
+	}
+	if load.ContextMsg != "" {
+		return load.ContextMsg + ": " + message
+	}
+	return message
+}
+
+// findMistake looks for a common mistake in the line at which YAML's reader stopped, or at which it
+// should have stopped. It returns the line of the mistake, and the error in terms of the file, or an
+// empty string.
+func findMistake(data []byte, number int) (line int, problem string) {
 	lines := bytes.Split(data, []byte("\n"))
 	if number < 1 || number > len(lines) {
-		return ""
+		return 0, ""
 	}
+	if at, quote := openQuote(data, number); at > 0 {
+		return at, fmt.Sprintf("a quoted text begins in this line, and has no closing %c", quote)
+	}
+	for _, at := range []int{number, number - 1, number + 1} {
+		if at >= 1 && at <= len(lines) && isIndentedByTab(lines[at-1]) {
+			return at, "a tab indents this line: YAML takes only spaces there"
+		}
+	}
+	return number, findMistakeIn(lines, number)
+}
+
+// isIndentedByTab tells whether there is a tab before the first other character of a line.
+func isIndentedByTab(line []byte) bool {
+	rest := bytes.TrimLeft(line, " ")
+	return len(rest) > 0 && rest[0] == '\t' && len(bytes.TrimSpace(rest)) > 0
+}
+
+// openQuote returns the line, up to another one, in which a quoted text begins that is not closed, and
+// its quote. A quote of a later text may seem to close it: then a letter follows that quote. Line 0: there
+// is none.
+func openQuote(data []byte, most int) (line int, quote byte) {
+	line = 1
+	before := byte('\n') // the last character that is not a space
+	for i := 0; i < len(data) && line <= most; i++ {
+		switch c := data[i]; {
+		case c == '#' && (i == 0 || isSpace(data[i-1])):
+			for i+1 < len(data) && data[i+1] != '\n' {
+				i++
+			}
+		case (c == '"' || c == '\'') && bytes.IndexByte([]byte("\n:-?[{,"), before) >= 0:
+			end := closingQuote(data, i)
+			if end < 0 || end+1 < len(data) && !isSpace(data[end+1]) && bytes.IndexByte([]byte(":,]}"), data[end+1]) < 0 {
+				return line, c
+			}
+			line += bytes.Count(data[i:end], []byte("\n"))
+			i, before = end, c
+		case c == '\n':
+			line++
+			before = c
+		case !isSpace(c):
+			before = c
+		}
+	}
+	return 0, 0
+}
+
+// closingQuote returns the place of the quote that closes the quoted text at i, or -1.
+func closingQuote(data []byte, i int) int {
+	quote := data[i]
+	for i++; i < len(data); i++ {
+		switch {
+		case data[i] == '\\' && quote == '"':
+			i++
+		case data[i] != quote:
+		case quote == '\'' && i+1 < len(data) && data[i+1] == quote:
+			i++ // the quote itself
+		default:
+			return i
+		}
+	}
+	return -1
+}
+
+func isSpace(c byte) bool { return c == ' ' || c == '\t' || c == '\r' || c == '\n' }
+
+// findMistakeIn looks for a mistake in a line and the one before.
+func findMistakeIn(lines [][]byte, number int) string {
 	line := quoted.ReplaceAllString(string(lines[number-1]), `""`)
 	line, _, _ = strings.Cut(line, " #")
 	isBreak := func(r rune) bool { return strings.ContainsRune(" \t\r,{}[]", r) }
@@ -68,6 +170,9 @@ func findMistake(data []byte, number int) string {
 	if match := bracketed.FindStringSubmatch(line); match != nil {
 		return fmt.Sprintf("%q must be in quotes: "+
 			"YAML reads the bracket as the beginning of a list", match[1])
+	}
+	if match := reserved.FindStringSubmatch(line); match != nil {
+		return fmt.Sprintf("%q must be in quotes: YAML reserves its first character", match[1])
 	}
 	// YAML's reader notices a missing space only at the next line.
 	for _, line := range [][]byte{lines[number-1], lines[max(number-2, 0)]} {

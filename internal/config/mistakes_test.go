@@ -3,9 +3,11 @@
 package config
 
 import (
+	"encoding/binary"
 	"fmt"
 	"strings"
 	"testing"
+	"unicode/utf16"
 
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/field"
@@ -45,7 +47,7 @@ func TestMistakesInYAML(t *testing.T) {
 		{`{"port:": 80}`, `line 2: node."port:": a space must follow the colon after port`},
 		// For other mistakes, the error is that of YAML's reader.
 		{"vip: [2001:db8::1",
-			"line 3: while parsing a flow sequence: did not find expected ',' or ']'"},
+			"line 3: the [ of line 2 must continue here with a comma, or end with ]"},
 	} {
 		var file struct {
 			Node struct {
@@ -67,6 +69,100 @@ func TestMistakesInYAML(t *testing.T) {
 		if got != test.want {
 			t.Errorf("%q:\n got %s\nwant %s", test.text, got, test.want)
 		}
+	}
+}
+
+// TestFilesThatAreNoConfiguration has files that are not one YAML document in UTF-8, or that use what the
+// reader does not take. There is one error, which says what it is, with its line.
+func TestFilesThatAreNoConfiguration(t *testing.T) {
+	in := func(from, to string) string {
+		if !strings.Contains(validBalancer, from) {
+			t.Fatalf("the valid file has no %q", from)
+		}
+		return strings.Replace(validBalancer, from, to, 1)
+	}
+	encoded := func(order binary.AppendByteOrder, text string) string {
+		var out []byte
+		for _, unit := range utf16.Encode([]rune(text)) {
+			out = order.AppendUint16(out, unit)
+		}
+		return string(out)
+	}
+	const second = "a second YAML document begins here; the file must hold one"
+	const tab = "a tab indents this line: YAML takes only spaces there"
+	const open = "a quoted text begins in this line, and has no closing "
+	lines := strings.Count(validBalancer, "\n")
+	at := func(text string) int { // the line of a text
+		return 1 + strings.Count(validBalancer[:strings.Index(validBalancer, text)], "\n")
+	}
+	for _, test := range []struct {
+		name, text string
+		line       int
+		problem    string
+	}{
+		{"UTF-16", encoded(binary.LittleEndian, "\ufeff"+validBalancer), 1, "the file is UTF-16; it must be UTF-8"},
+		{"UTF-16 without mark", encoded(binary.BigEndian, validBalancer), 1, "the file is UTF-16; it must be UTF-8"},
+		{"UTF-32", "\xff\xfe\x00\x00n\x00\x00\x00", 1, "the file is UTF-32; it must be UTF-8"},
+		{"Latin-1", in("name: web", "name: w\xe9b"), at("name: web"), "the file is not UTF-8: it has the byte 0xe9 here"},
+		{"binary", "\x7fELF\x02\x01\x01\x00\x00", 1, "the file is binary: it has a zero byte here; it must be text"},
+		{"zero byte", in("name: web", "name: w\x00b"), at("name: web"), "the file is binary: it has a zero byte here; it must be text"},
+		{"control character", in("name: web", "name: w\x07b"), at("name: web"),
+			"the file has the control character U+0007 here; it must be text"},
+		{"two documents", validBalancer + "---\n" + validBalancer, lines + 1, second},
+		{"two documents with marks", "%TAG ! tag:example.com,2000:\n# first\n---\n" + validBalancer + "--- # second\nnode: {}\n", lines + 4, second},
+		{"a document after the end", validBalancer + "...\n\n# second\nnode: {}\n", lines + 4, second},
+		{"empty second document", "---\n---\n", 2, second},
+		{"tab before a field", in("    port: 80", "\tport: 80"), at("    port: 80"), tab},
+		{"tab before an element", in("      - {name: s1", "\t- {name: s1"), at("      - {name: s1"), tab},
+		{"tab after spaces", in("    port: 80", "  \tport: 80"), at("    port: 80"), tab},
+		{"double quote", in("name: web", `name: "web`), at("name: web"), open + `"`},
+		{"single quote", in("name: web", "name: 'web"), at("name: web"), open + "'"},
+		{"quote in a list", in("- {name: s1", `- {name: "s1`), at("- {name: s1"), open + `"`},
+		{"quote before others", in("name: web", `name: "web`) + "# \"\nother: \"x\"\n", at("name: web"), open + `"`},
+		{"quote in a mapping", "node: {instance: \"lb, interface: \"eth0\"}\n", 1, open + `"`},
+		{"escaped quote", `node: {instance: "a\"b", interface: 'it''s', x: "y}` + "\n", 1, open + `"`},
+		{"reserved character", in("name: web", "name: @web"), at("name: web"),
+			`"@web" must be in quotes: YAML reserves its first character`},
+		{"list of fields", in("    vip:", "   vip:"), at("    vip:"),
+			"wrong indentation: the list of line 10 must continue here with a -, or end"},
+		{"open bracket", "node: {instance: lb,\nservices: [\n", 3, "a value is missing here, or a bracket before it is not closed"},
+		{"second colon", in("name: web", "name: web: x"), at("name: web"),
+			"no field can begin here: indent the line as the one before, or put a value with a colon in quotes"},
+	} {
+		_, _, err := ParseBalancer([]byte(test.text))
+		want := fmt.Sprintf("line %d: %s", test.line, test.problem)
+		if got := fmt.Sprint(err); got != want {
+			t.Errorf("%s:\n got %s\nwant %s", test.name, got, want)
+		}
+	}
+	if _, _, err := ParseBalancer([]byte("\ufeff# café\n---\n" + validBalancer + "...\n# \"\n")); err != nil {
+		t.Errorf("a byte order mark, and marks of one document: %v", err)
+	}
+}
+
+// TestMistypedFields has fields whose names are nearly right. There is one error: those about the field that
+// seems to be missing would be consequences. There is also one error about a merge key.
+func TestMistypedFields(t *testing.T) {
+	const merge = "merge keys are not read: write the fields out, or use an alias for a whole value"
+	for _, test := range []struct{ from, to, want string }{
+		{"services:", "service:", "service: unknown field; did you mean services?"},
+		{"node:", "nodes:", "nodes: unknown field; did you mean node?"},
+		{"    servers:", "    severs:", "services[0].severs: unknown field; did you mean servers?"},
+		{"name: web", "nmae: web", "services[0].nmae: unknown field; did you mean name?"},
+		{"port: 80", "Port: 80", "services[0].Port: unknown field; did you mean port?"},
+		{"port: 80", "<<: {port: 80}", `services[0]."<<": ` + merge},
+		{"port: 80", "port:80", "a space must follow the colon after port"},
+	} {
+		text := strings.Replace(validBalancer, test.from, test.to, 1)
+		_, _, err := ParseBalancer([]byte(text))
+		if got := fmt.Sprint(err); !strings.HasSuffix(got, ": "+test.want) || strings.Contains(got, "\n") {
+			t.Errorf("%s: %v, want %s", test.to, err, test.want)
+		}
+	}
+	// A field that is also present is not meant.
+	_, _, err := ParseBalancer([]byte(strings.Replace(validBalancer, "port: 80", "port: 80\n    Port: 81", 1)))
+	if got := fmt.Sprint(err); !strings.Contains(got, "Port: unknown field; must be one of: name, vip, port, ") {
+		t.Errorf("both fields: %v", err)
 	}
 }
 

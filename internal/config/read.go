@@ -5,11 +5,15 @@ package config
 import (
 	"errors"
 	"os"
+	"reflect"
+	"slices"
+	"sync"
 
 	"go.yaml.in/yaml/v4"
 
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/field"
+	"github.com/segue-lb/segue/internal/nearest"
 )
 
 // LoadBalancer reads a balancer's configuration file, and the overrides of its instance, of which it
@@ -130,37 +134,80 @@ const (
 	TopologyFile // of a lab
 )
 
-// KindOf guesses what a file describes. A file in which a service has the field servers, which may
-// be empty, is a balancer's, and so is a file with the field store. Of the others, a file without
-// the field node that has servers, balancers or applications is the topology of a lab, and any
-// other is an agent's. The error is of type field.Errors: the file is not a YAML document.
+// KindOf guesses what a file describes. A file without the field node that has servers, balancers or
+// applications is the topology of a lab. Any other file is a balancer's or an agent's, whichever has the
+// fields of the file, or an agent's if both have them. A mistyped field counts as the one that it probably
+// means. The error is of type field.Errors: the file is not a YAML document.
 func KindOf(data []byte) (Kind, error) {
 	root, problem := parse(data)
 	if problem != nil {
 		return 0, field.Errors{problem}
 	}
-	var file struct {
-		Node         any `yaml:"node"`
-		Store        any `yaml:"store"`
-		Servers      any `yaml:"servers"`
-		Balancers    any `yaml:"balancers"`
-		Applications any `yaml:"applications"`
-		Services     []struct {
-			Servers *[]any `yaml:"servers"`
-		} `yaml:"services"`
-	}
-	// An invalid file is read as far as possible. The parser of its kind reports its errors.
-	_ = root.Load(&file, yaml.WithUniqueKeys(false))
-	for _, service := range file.Services {
-		if service.Servers != nil {
-			return BalancerFile, nil
-		}
-	}
-	if file.Store != nil {
-		return BalancerFile, nil
-	}
-	if file.Node == nil && (file.Servers != nil || file.Balancers != nil || file.Applications != nil) {
+	top := resolved(root.Content[0])
+	if isTopology(top) {
 		return TopologyFile, nil
 	}
+	if misfit(top, reflect.TypeFor[desired.Balancer]()) < misfit(top, reflect.TypeFor[desired.Agent]()) {
+		return BalancerFile, nil
+	}
 	return AgentFile, nil
+}
+
+// isTopology tells whether a document has sections of a topology, and not those of a balancer or an agent.
+func isTopology(top *yaml.Node) bool {
+	known, _ := fieldsOfType(reflect.TypeFor[desired.Balancer]())
+	sections := []string{"servers", "balancers", "applications"}
+	known = append(slices.Clone(sections), known...)
+	found := false
+	if top.Kind != yaml.MappingNode {
+		return false
+	}
+	for i := 0; i < len(top.Content); i += 2 {
+		meant := nearest.Name(top.Content[i].Value, known...)
+		if meant == "node" {
+			return false
+		}
+		found = found || slices.Contains(sections, meant)
+	}
+	return found
+}
+
+// misfit returns how badly a node fits a type: 1 for each mistyped field, and for each unknown one 2 and
+// the number of nodes in it. It follows no alias, and does not look into a Variant.
+func misfit(node *yaml.Node, into reflect.Type) (n int) {
+	if reflect.PointerTo(into).Implements(reflect.TypeFor[Variant]()) {
+		return 0
+	}
+	switch {
+	case into.Kind() == reflect.Pointer:
+		return misfit(node, into.Elem())
+	case into.Kind() == reflect.Slice && node.Kind == yaml.SequenceNode:
+		for _, element := range node.Content {
+			n += misfit(element, into.Elem())
+		}
+	case into.Kind() == reflect.Struct && node.Kind == yaml.MappingNode:
+		names, fields := fieldsOfType(into)
+		absent := sync.OnceValue(func() []string { return missing(names, node) })
+		for i := 0; i < len(node.Content); i += 2 {
+			name := node.Content[i].Value
+			if _, ok := fields[name]; !ok {
+				if name = nearest.Name(name, absent()...); name == "" {
+					n += 1 + size(node.Content[i+1])
+					continue
+				}
+				n++
+			}
+			n += misfit(node.Content[i+1], fields[name].Type)
+		}
+	}
+	return n
+}
+
+// size returns the number of nodes in a tree, which has no aliases expanded.
+func size(node *yaml.Node) int {
+	n := 1
+	for _, inner := range node.Content {
+		n += size(inner)
+	}
+	return n
 }

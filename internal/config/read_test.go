@@ -227,9 +227,9 @@ func TestErrors(t *testing.T) {
 		name, file, want string
 	}{
 		{"empty", "", "the file is empty; it must hold one YAML document"},
-		{"two documents", "node: {}\n---\nnode: {}\n", "expected single document, found multiple"},
+		{"two documents", "node: {}\n---\nnode: {}\n", "line 2: a second YAML document begins here; the file must hold one"},
 		{"syntax", "node:\n  interface: [eth0\nservices: []\n",
-			"line 3: while parsing a flow sequence: did not find expected ',' or ']'"},
+			"line 3: the [ of line 2 must continue here with a comma, or end with ]"},
 		{"no mapping", "- node\n", "line 1: must be a mapping of field names to values"},
 		{"all at once", `node:
   interfaces: eth0
@@ -380,7 +380,21 @@ func TestKindOf(t *testing.T) {
 		"invalid balancer": {"services: [1, {port: x, port: [], servers: [1]}]", BalancerFile},
 		"misplaced field":  {"servers: []\nnode: {}\nservices: [{servers: []}]", BalancerFile},
 		"no servers":       {"services: [{servers: []}]", BalancerFile},
-		"no field":         {"services: [{name: web, servers: }]", AgentFile},
+		"no servers yet":   {"services: [{name: web, servers: }]", BalancerFile},
+		"no field":         {"services: [{name: web}]", AgentFile},
+		"no mapping":       {"services", AgentFile},
+		// A mistyped field counts as the one that it means, and not as one of another role.
+		"mistyped services": {strings.Replace(string(lb), "services:", "service:", 1), BalancerFile},
+		"mistyped servers":  {strings.ReplaceAll(string(lb), "servers:", "severs:"), BalancerFile},
+		"mistyped node":     {strings.Replace(string(lb), "node:", "nodes:", 1), BalancerFile},
+		"agent's services":  {strings.Replace(string(agent), "services:", "service:", 1), AgentFile},
+		"agent's node":      {strings.Replace(string(agent), "node:", "noed:", 1), AgentFile},
+		"lab's servers":     {"severs: 6\nservices: [{name: web, placement: hunt}]", TopologyFile},
+		"lab's services":    {"balancers: 2\nservice: [{name: web, placement: hunt}]", TopologyFile},
+		"only severs":       {"services: [{name: web, severs: [{name: s1}]}]", BalancerFile},
+		"only service":      {"service: [{name: web, servers: [{name: s1}]}]", BalancerFile},
+		"unknown field":     {"services: [{name: web, servers: [{name: s1, colour: red, weight: 1}]}]", BalancerFile},
+		"merge key":         {"services: [{name: web, servers: [{<<: {weight: 1}, name: s1}]}]", BalancerFile},
 	}
 	for name, test := range tests {
 		if got, err := KindOf([]byte(test.file)); got != test.want || err != nil {

@@ -25,6 +25,13 @@ type rules struct {
 // failf adds an error about the field at a path.
 func (r *rules) failf(path, format string, args ...any) { r.errs.Addf(path, format, args...) }
 
+// conflict adds an error about a field that cannot have its value beside another field. The problem ends
+// with the path of the other field.
+func (r *rules) conflict(path, other, format string, args ...any) {
+	r.failf(path, "%s %s", fmt.Sprintf(format, args...), other)
+	r.errs[len(r.errs)-1].Other = other
+}
+
 // checkRanges checks all numbers in a struct that have a range tag. A field with omitempty may be
 // 0, which stands for a missing value.
 func (r *rules) checkRanges(path string, value reflect.Value) {
@@ -192,7 +199,7 @@ func (r *rules) checkServices(services []AgentService) {
 			continue
 		}
 		if other, ok := keys[k]; ok {
-			r.failf(path, "%s port %s of %s is already used by %s", s.Protocol, s.Port, s.VIP, other)
+			r.conflict(path, other, "%s port %s of %s is already used by", s.Protocol, s.Port, s.VIP)
 		} else {
 			keys[k] = path
 		}
@@ -219,6 +226,8 @@ func (r *rules) checkName(path, name string) {
 		r.failf(path, "must have 1 to %d bytes, has %d", maxName, len(name))
 	case strings.ContainsFunc(name, func(r rune) bool { return !unicode.IsPrint(r) || unicode.IsSpace(r) }):
 		r.failf(path, "must have only printable characters, and no spaces")
+	case strings.Contains(name, "/"):
+		r.failf(path, "must not have a slash: commands name a server as SERVICE/SERVER")
 	}
 }
 
@@ -315,7 +324,7 @@ func checkUnique[T comparable](r *rules, seen map[T]string, value T, path string
 		return true
 	}
 	if other, ok := seen[value]; ok {
-		r.failf(path, "is already used by %s", other)
+		r.conflict(path, other, "is already used by")
 		return false
 	}
 	seen[value] = path

@@ -19,6 +19,7 @@ type Error struct {
 	Path    string // of the field, such as services[2].servers[0].locator; empty for the whole input
 	Value   string // as written in the input; empty if there is none
 	Problem string
+	Other   string // path of the field that the problem names last; empty if it names none
 }
 
 // Error returns the error on one line, as FILE:LINE: PATH "VALUE": PROBLEM, without empty parts.

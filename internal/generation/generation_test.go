@@ -182,7 +182,8 @@ func TestBadFiles(t *testing.T) {
 		{"other format", `{"format": 2}`, "format 2 is not 1, the format of this build"},
 		{"unknown field", `{"format": 1, "service": {}}`, `unknown field "service"`},
 		{"placement", file(strings.Replace(set, "hunt", "best", 1)), `service web: set 0: placement "best": not known`},
-		{"buckets", file(strings.Replace(set, "251", "250", 1)), "service web: set 0: 250 buckets: neither a prime nor a power of two"},
+		{"buckets", file(strings.Replace(set, "251", "250", 1)), "service web: set 0: 250 buckets: neither a prime nor a power of two; " +
+			"the nearest prime is 251, and the nearest powers of two are 128 and 256"},
 		{"candidates", file(strings.Replace(set, `"candidates": 2`, `"candidates": 9`, 1)), "service web: set 0: 9 candidates: out of range 1 to 8"},
 		{"weight", file(strings.Replace(set, `"weight": 1`, `"weight": 0`, 1)), "service web: set 0: server 0: no name or weight 0"},
 		{"order", file(strings.Replace(set, `"b"`, `"a"`, 1)), `service web: set 0: server "a": not in the order of names`},

@@ -17,8 +17,8 @@ import (
 	"github.com/segue-lb/segue/internal/runstate"
 )
 
-// instance returns the name, unique on this machine, of a node's balancer or agent.
-func instance(lab, node string) string { return instancePrefix(lab) + node }
+// Instance returns the name, unique on this machine, of a node's balancer or agent.
+func Instance(lab, node string) string { return instancePrefix(lab) + node }
 
 func instancePrefix(lab string) string { return "lab-" + lab + "-" }
 

@@ -75,7 +75,7 @@ func (n *Node) configPath(template string) string {
 }
 
 // Instance returns the name, unique on this machine, of the node's balancer or agent.
-func (n *Node) Instance() string { return instance(n.lab.Name, n.Name) }
+func (n *Node) Instance() string { return Instance(n.lab.Name, n.Name) }
 
 // httpPort is a port on which every HTTP server listens, whatever the services are.
 const httpPort = 80

@@ -10,6 +10,7 @@ import (
 	_ "embed"
 	"fmt"
 	"html/template"
+	"os"
 	"path/filepath"
 	"strings"
 
@@ -27,9 +28,9 @@ var page = template.Must(template.New("page").Funcs(template.FuncMap{
 
 // Settings tell how a report is made.
 type Settings struct {
-	// Output is the path of the page. The charts are written as SVG into the same directory. If it
-	// is empty, the page is report.html in the directory of results.
-	Output string
+	// Directory gets the page, report.html, and the charts as SVG. It is made if it does not exist. If
+	// it is empty, the directory of results gets them.
+	Directory string
 	// Bin shows the response times of all experiments in intervals of this length in seconds, as if
 	// they replayed a day, unless it is 0.
 	Bin float64
@@ -74,21 +75,23 @@ func Write(directory string, s Settings) (*Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	if s.Output == "" {
-		s.Output = filepath.Join(directory, "report.html")
+	if s.Directory == "" {
+		s.Directory = directory
+	} else if err := os.MkdirAll(s.Directory, 0o755); err != nil {
+		return nil, err
 	}
-	report := &Report{Page: s.Output, Experiments: len(shown)}
+	report := &Report{Page: filepath.Join(s.Directory, "report.html"), Experiments: len(shown)}
 	for _, c := range shown {
 		for i := range c.figures {
 			name := c.ID + "-" + fileName(c.figures[i].name) + ".svg"
-			path := filepath.Join(filepath.Dir(s.Output), name)
+			path := filepath.Join(s.Directory, name)
 			if err := wholefile.Write(path, c.figures[i].chart.SVG(), 0o644); err != nil {
 				return nil, err
 			}
 			report.Charts++
 		}
 	}
-	return report, wholefile.Write(s.Output, out.Bytes(), 0o644)
+	return report, wholefile.Write(report.Page, out.Bytes(), 0o644)
 }
 
 // fileName replaces all characters that a part of a file's name should not have.

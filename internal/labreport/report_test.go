@@ -421,9 +421,9 @@ func TestSeveral(t *testing.T) {
 	for _, name := range []string{"a b", "a-b", "[c]"} {
 		small(t, filepath.Join(directory, "in [x]", name), 0.1)
 	}
-	output := filepath.Join(t.TempDir(), "page.html")
-	report, page := mustWrite(t, filepath.Join(directory, "in [x]"), Settings{Output: output})
-	if report.Experiments != 3 || report.Page != output {
+	output := filepath.Join(t.TempDir(), "new", "folder")
+	report, page := mustWrite(t, filepath.Join(directory, "in [x]"), Settings{Directory: output})
+	if report.Experiments != 3 || report.Page != filepath.Join(output, "report.html") {
 		t.Errorf("report %+v", report)
 	}
 	var ids []string
@@ -432,7 +432,7 @@ func TestSeveral(t *testing.T) {
 		if !strings.Contains(page, `<article id="`+id[1]+`">`) {
 			t.Errorf("no article %s", id[1])
 		}
-		if _, err := os.Stat(filepath.Join(filepath.Dir(output), id[1]+"-mean.svg")); err != nil {
+		if _, err := os.Stat(filepath.Join(output, id[1]+"-mean.svg")); err != nil {
 			t.Error(err)
 		}
 	}

@@ -31,7 +31,7 @@ func TestFollow(t *testing.T) {
 	version := f.edit(put(keyOf(serversKey, "web", "s9"), map[string]any{"address": "2001:db8:1::99"}))
 	f.await(version, time.Now())
 	f.edit(func(t Tree) { delete(t, keyOf(serversKey, "web", "s1")) })
-	version = f.edit(put(keyOf(servicesKey, "a/b"), without(service("a/b", 0), "name", "servers")))
+	version = f.edit(put(keyOf(servicesKey, "a%b"), without(service("a%b", 0), "name", "servers")))
 	f.await(version, time.Now())
 	late := f.add(server.Endpoint())
 	f.await(version, time.Now())

@@ -9,7 +9,7 @@ import (
 )
 
 // The keys below the prefix of a fleet. Names of services and servers are escaped as parts of the
-// path of a URL (RFC 3986, section 2.1), because they may contain slashes.
+// path of a URL (RFC 3986, section 2.1): etcd's tools print any other name, too, in one line.
 const (
 	headKey    = "head"    // the last change (head)
 	releaseKey = "release" // the change that balancers follow (release)

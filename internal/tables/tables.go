@@ -13,6 +13,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math/big"
+	"math/bits"
 	"slices"
 )
 
@@ -72,7 +73,8 @@ func ValidBuckets(m int) error {
 		return fmt.Errorf("%d buckets: out of range %d to %d", m, MinBuckets, MaxBuckets)
 	}
 	if !powerOfTwo(m) && !prime(m) {
-		return fmt.Errorf("%d buckets: neither a prime nor a power of two", m)
+		return fmt.Errorf("%d buckets: neither a prime nor a power of two; the nearest prime is %d, and the "+
+			"nearest powers of two are %d and %d", m, nearestPrime(m), 1<<(bits.Len(uint(m))-1), 1<<bits.Len(uint(m)))
 	}
 	return nil
 }
@@ -82,6 +84,17 @@ func validSize(buckets, candidates int) error {
 		return fmt.Errorf("%d candidates: out of range 1 to %d", candidates, MaxCandidates)
 	}
 	return ValidBuckets(buckets)
+}
+
+// nearestPrime returns the prime that is nearest to a number above 2.
+func nearestPrime(m int) int {
+	for distance := 0; ; distance++ {
+		for _, near := range []int{m - distance, m + distance} {
+			if prime(near) && near <= MaxBuckets {
+				return near
+			}
+		}
+	}
 }
 
 func powerOfTwo(m int) bool { return m&(m-1) == 0 }

@@ -90,7 +90,7 @@ func TestBuildPermutedErrors(t *testing.T) {
 		buckets, candidates int
 		want                string
 	}{
-		{[]Permutation{{0, 1}}, 6, 1, "6 buckets: neither a prime nor a power of two"},
+		{[]Permutation{{0, 1}}, 6, 1, "6 buckets: neither a prime nor a power of two; the nearest prime is 5, and the nearest powers of two are 4 and 8"},
 		{[]Permutation{{0, 1}}, 7, 9, "9 candidates: out of range 1 to 8"},
 		{[]Permutation{{0, 1}, {7, 1}}, 7, 1, "server 1: offset 7: must be below 7"},
 		{[]Permutation{{0, 2}}, 8, 1, "server 0: skip 2: shares a divisor with 8 buckets"},
@@ -140,6 +140,12 @@ func TestValidBuckets(t *testing.T) {
 	for _, m := range []int{2, 3, 4, 7, 64, 251, 65536, DefaultBuckets, 655373, 1000003, 1 << 24} {
 		if err := ValidBuckets(m); err != nil {
 			t.Error(err)
+		}
+	}
+	for m, want := range map[int]string{100: "101, and the nearest powers of two are 64 and 128", 90: "89,",
+		1<<24 - 1: "16777213, and the nearest powers of two are 8388608 and 16777216"} {
+		if err := ValidBuckets(m); err == nil || !strings.Contains(err.Error(), "the nearest prime is "+want) {
+			t.Errorf("ValidBuckets(%d) = %v, want %s", m, err, want)
 		}
 	}
 	// 1<<24 + 43 is the first prime out of range. 2047 passes weak tests of primality.

@@ -7,12 +7,19 @@ import (
 	"cmp"
 	"runtime"
 	"runtime/debug"
+	"strings"
 
 	"github.com/segue-lb/segue/internal/tables"
 )
 
-// release is the version that the linker sets (Makefile). It is empty in builds without make.
-var release string
+// The linker sets these (Makefile). They are empty in builds without make, and without git.
+var (
+	release string // the version
+	commit  string // HASH,TIME
+)
+
+// dirty ends the version of a build of changed files (scripts/version.sh).
+const dirty = "+dirty"
 
 // Build describes a build. Unknown fields are empty.
 type Build struct {
@@ -37,7 +44,7 @@ type Build struct {
 // String returns the version of the running program's build.
 func String() string { return Read().Version }
 
-// Read returns what the Go toolchain stamped into the running program.
+// Read returns what the linker and the Go toolchain stamped into the running program.
 func Read() Build {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
@@ -52,6 +59,10 @@ func describe(info *debug.BuildInfo) Build {
 	b := Build{
 		Version: cmp.Or(release, info.Main.Version), Go: info.GoVersion,
 		Platform: runtime.GOOS + "/" + runtime.GOARCH, Tables: tables.Version,
+	}
+	if hash, time, ok := strings.Cut(commit, ","); ok {
+		b.Commit, b.Time, b.Modified = hash, time, strings.HasSuffix(release, dirty)
+		return b
 	}
 	for _, setting := range info.Settings {
 		switch setting.Key {

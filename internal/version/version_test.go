@@ -42,6 +42,15 @@ func TestDescribe(t *testing.T) {
 			t.Errorf("%v: got %+v, want %+v", test.settings, got, test.want)
 		}
 	}
+	commit, release = "c0ffee,2026-01-02T03:04:05Z", "1.2.3+dirty"
+	defer func() { commit, release = "", "" }()
+	want := Build{
+		Version: "1.2.3+dirty", Commit: "c0ffee", Time: "2026-01-02T03:04:05Z", Modified: true, Go: "go1.26.0",
+		Platform: platform, Tables: tables.Version,
+	}
+	if got := describe(&debug.BuildInfo{GoVersion: "go1.26.0"}); got != want {
+		t.Errorf("a build by make: got %+v, want %+v", got, want)
+	}
 	if b := Read(); b.Version == "" || b.Go != runtime.Version() {
 		t.Errorf("this build is %+v", b)
 	}

@@ -27,6 +27,8 @@ const (
 	// tables of another layout. -previous names a commit to build instead.
 	earlier = "0.8.0"
 	later   = "0.9.0~rc.1+2.gabcdef0"
+	// commit is the commit that all packages are said to be of, and its time.
+	commit = "c0ffee1234567890c0ffee1234567890c0ffee12,2026-01-02T03:04:05Z"
 )
 
 var previous = flag.String("previous", "", "`commit` from whose package TestPackage upgrades; empty: this one")
@@ -83,7 +85,8 @@ func buildIn(folder, version string, env ...string) (string, error) {
 	cmd.Dir = folder
 	cmd.Env = append(os.Environ(), "VERSION="+version, "SOURCE_DATE_EPOCH=1700000000", "CGO_ENABLED=0",
 		"OUT="+filepath.Join("bin", "package-"+version),
-		"LDFLAGS=-s -w -X github.com/segue-lb/segue/internal/version.release="+version)
+		"LDFLAGS=-s -w -X github.com/segue-lb/segue/internal/version.release="+version+
+			" -X github.com/segue-lb/segue/internal/version.commit="+commit)
 	cmd.Env = append(cmd.Env, env...)
 	out, err := cmd.CombinedOutput()
 	if err != nil {
@@ -260,4 +263,35 @@ func TestVersion(t *testing.T) {
 	must(t, err)
 	must(t, file.Close())
 	expect("1.2.1+dirty")
+
+	// make gives the linker the version and the commit, for the program and for the package.
+	run(t, "cp", filepath.Join(project, "Makefile"), filepath.Join(project, "go.mod"), dir)
+	for _, folder := range []string{"cmd", "internal", "packaging"} {
+		must(t, os.Mkdir(filepath.Join(dir, folder), 0o755))
+	}
+	head := exec.CommandContext(t.Context(), "git", "rev-parse", "HEAD")
+	head.Dir = dir
+	hash, err := head.Output()
+	must(t, err)
+	for _, target := range []string{"build", "package"} {
+		dry := exec.CommandContext(t.Context(), "make", "--dry-run", target)
+		dry.Dir, dry.Env = dir, append(os.Environ(), "MAKEFLAGS=")
+		out, err := dry.CombinedOutput()
+		stamp := "version.release=1.2.1+dirty -X github.com/segue-lb/segue/internal/version.commit=" +
+			strings.TrimSpace(string(hash)) + ",2026-08-01T04:00:00Z"
+		if err != nil || !strings.Contains(string(out), stamp) {
+			t.Errorf("make %s: %v, want %s in\n%s", target, err, stamp, out)
+		}
+	}
+}
+
+// TestCommit checks that the program of the package knows its commit.
+func TestCommit(t *testing.T) {
+	dir := t.TempDir()
+	run(t, "dpkg-deb", "--extract", buildPackage(t, earlier), dir)
+	out := run(t, filepath.Join(dir, "usr/bin/segue"), "version")
+	want := "segue " + earlier + "\ncommit: " + strings.Replace(commit, ",", ", ", 1) + "\n"
+	if !strings.HasPrefix(out, want) {
+		t.Errorf("segue version prints\n%s, want\n%s", out, want)
+	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/sim"
 )
 
@@ -68,6 +69,38 @@ func TestNames(t *testing.T) {
 	}
 	if _, err := Named("best"); err == nil || !strings.Contains(err.Error(), "must be one of awcmp, ") {
 		t.Errorf("an unknown name: %v", err)
+	}
+}
+
+// TestNamesOfTheBalancer checks that every placement of a balancer can be simulated by its name there, and
+// with its defaults.
+func TestNamesOfTheBalancer(t *testing.T) {
+	for name, as := range map[desired.Placement]string{
+		desired.PlacementHash: "sc", desired.PlacementHunt: "least", desired.PlacementRoundRobin: "rr",
+		desired.PlacementInfer: "", desired.PlacementLeastQueue: "lsq", desired.PlacementSED: "",
+		desired.PlacementAWCMP: "", desired.PlacementWeightedTurns: "weighted-rr", desired.PlacementGSQ2: "",
+	} {
+		spec, err := Named(string(name))
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		if got := SimulatedAs(string(name)); got != as {
+			t.Errorf("%s is simulated as %q, want %q", name, got, as)
+		}
+		if as == "" {
+			continue
+		}
+		want, err := Named(as)
+		if least, ok := want.(*Least); ok {
+			least.Candidates = 4
+		}
+		if err != nil || !reflect.DeepEqual(spec, want) {
+			t.Errorf("%s: %+v, want %+v, error %v", name, spec, want, err)
+		}
+	}
+	if got := SimulatedAs("lsq"); got != "" {
+		t.Errorf("a name of the simulator is simulated as %q", got)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/sim"
 )
 
@@ -70,15 +71,37 @@ func hlbDefaults(choices int) *HLB {
 	return &HLB{Own: Own{Choices: choices}, Weights: Weights{Interval: defaultInterval}}
 }
 
-// Named returns a placement with its default parameters. For an unknown name, the error lists all
-// names.
+// products are the balancer's placements that have other names here, with the balancer's defaults.
+var products = map[string]struct {
+	as   string // the name here
+	spec func() Spec
+}{
+	"hash": {"sc", specs["sc"]},
+	"hunt": {"least", func() Spec {
+		return &Least{Hunt: Hunt{Candidates: desired.SelectConsistent.DefaultCandidates()}}
+	}},
+	"round-robin":          {"rr", specs["rr"]},
+	"least-queue":          {"lsq", specs["lsq"]},
+	"weighted-round-robin": {"weighted-rr", specs["weighted-rr"]},
+}
+
+// Named returns a placement with its default parameters, also by the balancer's name for it. For an
+// unknown name, the error lists all names.
 func Named(name string) (Spec, error) {
+	if of, ok := products[name]; ok {
+		return of.spec(), nil
+	}
 	spec, ok := specs[name]
 	if !ok {
-		return nil, fmt.Errorf("must be one of %s", strings.Join(Names(), ", "))
+		return nil, fmt.Errorf("must be one of %s; or a name of the balancer: %s", strings.Join(Names(), ", "),
+			strings.Join(slices.Sorted(maps.Keys(products)), ", "))
 	}
 	return spec(), nil
 }
 
-// Names returns all names that Named knows, sorted.
+// SimulatedAs returns the name here of a placement that has another name in the balancer, and an empty
+// text for a name of this package.
+func SimulatedAs(name string) string { return products[name].as }
+
+// Names returns the names of this package, sorted.
 func Names() []string { return slices.Sorted(maps.Keys(specs)) }

@@ -15,6 +15,7 @@ import (
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/field"
 	"github.com/segue-lb/segue/internal/sim"
+	"github.com/segue-lb/segue/internal/sim/placement"
 )
 
 // Load reads a scenario from a file. The paths in it are relative to the file. The error is of
@@ -132,7 +133,7 @@ func (b *builder) runnable(path string, base *Sections, c *Case) {
 	m.network(r.Config)
 	m.clients(r.Config)
 	m.measure(r.Config)
-	m.placement(r.Config)
+	m.placement(&r)
 	m.events(&r)
 	m.arrivals(r.Config) // after servers and jobs, to which a load refers
 	b.later = append(b.later, func() {
@@ -362,14 +363,17 @@ func (m *merger) measure(c *sim.Config) {
 	m.require(c.Cooldown >= 0 && c.Warmup+c.Cooldown < 1, path+".cooldown", "must be 0 to less than 1, together with warmup")
 }
 
-func (m *merger) placement(c *sim.Config) {
+func (m *merger) placement(r *RunnableCase) {
 	p, path := section[*Placement](m, "Placement")
 	if p == nil || p.Spec == nil {
 		m.failf(path, "is required")
 		return
 	}
+	if as := placement.SimulatedAs(p.name); as != "" {
+		r.Simulated = fmt.Sprintf("placement %s is simulated as %s", p.name, as)
+	}
 	var err error
-	if c.Placement, c.Policy, err = p.Build(); err != nil {
+	if r.Config.Placement, r.Config.Policy, err = p.Build(); err != nil {
 		for _, problem := range strings.Split(err.Error(), "\n") { // one line for each parameter
 			m.failf(join(path, p.name), "%s", problem)
 		}

@@ -136,7 +136,8 @@ const lognormalMean = 0.001 * 1.6487212707001281468
 
 func TestProblems(t *testing.T) {
 	for _, test := range []struct{ old, new, problem string }{
-		{"seed: 7", "sead: 7", `line 1: sead: unknown field; must be one of: seed, runs, servers, balancers, flow-table, network,` +
+		{"seed: 7", "sead: 7", `line 1: sead: unknown field; did you mean seed?`},
+		{"seed: 7", "colour: 7", `line 1: colour: unknown field; must be one of: seed, runs, servers, balancers, flow-table, network,` +
 			` clients, arrivals, jobs, placement, measure, events, cases, assert`},
 		{"runs: 2", "runs: 0", `line 2: runs "0": must be 1 to 10000`},
 		{"runs: 2", "runs: 1000000000", `line 2: runs "1000000000": must be 1 to 10000`},
@@ -208,7 +209,7 @@ func TestProblems(t *testing.T) {
 		{"connections: 1000", "connections: 0", `line 15: measure.connections "0": must be positive`},
 		{"duration: 9s", "duration: 0s", `line 15: measure.duration "0s": must be positive`},
 		// A missing value does not count as zero.
-		{"max: 3ms", "mix: 3ms", `line 8: network.server-client.uniform.mix: unknown field; must be one of: min, max`},
+		{"max: 3ms", "mix: 3ms", `line 8: network.server-client.uniform.mix: unknown field; did you mean max?`},
 		{"min: 1ms, ", "", `line 8: network.server-client.uniform: must have 0 <= min <= max`},
 		{"load: 0.5", "load: 0.5, diurnal: {period: 1m}", `line 10: arrivals.poisson.diurnal.amplitude: must be more than 0, and at most 1`},
 		{"load: 0.5", "load: 0.5, curve: [{at: 1s}]", `line 10: arrivals.poisson.curve[0]: must have at and factor`},
