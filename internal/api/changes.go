@@ -9,12 +9,13 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/control"
 	"github.com/segue-lb/segue/internal/desired"
 )
 
 // mostBytes bounds the size of a request: 100,000 servers need about 10 MB.
-const mostBytes = 32 << 20
+const mostBytes = config.MostBytes
 
 var errorsOfChange = []int{
 	http.StatusBadRequest, http.StatusRequestEntityTooLarge, http.StatusUnsupportedMediaType,

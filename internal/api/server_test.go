@@ -156,6 +156,10 @@ func TestChanges(t *testing.T) {
 	edits := func(list string) string { return `{"edits":[` + list + `]}` }
 	s1 := func(action string) string { return edits(`{"service":"web","server":"s1",` + action + `}`) }
 	const none, s3 = `"overrides":[]`, `{"service":"web","server":"s3","add":{"address":"2001:db8:1::3"}}`
+	bomb := "services: &s0 [{}, {}]\n" // each line stands for ten times as much as the line before
+	for i := range 30 {
+		bomb += fmt.Sprintf("a%d: &s%d [%s]\n", i, i+1, strings.Repeat(fmt.Sprintf("*s%d,", i), 10))
+	}
 	file := strings.Replace(text, "weight: 3", "weight: 4", 1)
 	file = file[strings.Index(file, "services:"):]
 	for i, step := range []struct {
@@ -198,6 +202,7 @@ func TestChanges(t *testing.T) {
 		{"POST", "changes", strings.Repeat(" ", mostBytes+1), nil, 413, ""},
 		{"PUT", "services", strings.Repeat(" ", mostBytes+1), []string{"Content-Type", "application/yaml"}, 413, ""},
 		{"PATCH", "self", strings.Repeat(" ", 1<<20+1), nil, 413, ""},
+		{"PUT", "services", bomb, []string{"Content-Type", "application/yaml"}, 422, "line 7: the file is too large"},
 		{"PUT", "services", "services: [", []string{"Content-Type", "application/yaml"}, 422, "line 2"},
 		{"GET", "nothing", "", nil, 404, `"status":404,"detail":"the process runs version`},
 		{"DELETE", "overrides", "", nil, 405, `"status":405,"detail":"/v1/overrides takes GET, HEAD, not DELETE"`},

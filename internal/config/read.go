@@ -139,27 +139,21 @@ func KindOf(data []byte) (Kind, error) {
 	if problem != nil {
 		return 0, field.Errors{problem}
 	}
-	var file struct {
-		Node         any `yaml:"node"`
-		Store        any `yaml:"store"`
-		Servers      any `yaml:"servers"`
-		Balancers    any `yaml:"balancers"`
-		Applications any `yaml:"applications"`
-		Services     []struct {
-			Servers *[]any `yaml:"servers"`
-		} `yaml:"services"`
-	}
 	// An invalid file is read as far as possible. The parser of its kind reports its errors.
-	_ = root.Load(&file, yaml.WithUniqueKeys(false))
-	for _, service := range file.Services {
-		if service.Servers != nil {
+	top := resolved(root.Content[0])
+	has := func(mapping *yaml.Node, name string) bool {
+		value := resolved(child(mapping, name))
+		return value != nil && value.Tag != "!!null"
+	}
+	for _, service := range elements(child(top, "services")) {
+		if has(resolved(service), "servers") {
 			return BalancerFile, nil
 		}
 	}
-	if file.Store != nil {
+	if has(top, "store") {
 		return BalancerFile, nil
 	}
-	if file.Node == nil && (file.Servers != nil || file.Balancers != nil || file.Applications != nil) {
+	if !has(top, "node") && (has(top, "servers") || has(top, "balancers") || has(top, "applications")) {
 		return TopologyFile, nil
 	}
 	return AgentFile, nil
