@@ -257,7 +257,7 @@ func importStore(ctx context.Context, out io.Writer, path string, o *storeOption
 		},
 	}
 	if !o.allowRemovals {
-		change.Check = control.CheckRemovals(files.File)
+		change.Check = control.CheckRemovals(files.File, false)
 	}
 	version, err := s.Apply(ctx, change)
 	switch {

@@ -141,7 +141,7 @@ func TestStoreImport(t *testing.T) {
 	}
 	s.want(imports(s.services("", "s1", "s2", "s3"), "--replace"), "server web/s4 removed\n", "-2: 1 service\n")
 	s.want(exports, "drained: true")
-	s.refuse("2 of 3 servers of web, and the limit is 30 percent: permit it by --allow-removals",
+	s.refuse("2 of 3 servers of web, the last in service, and the limit is 30 percent: permit it by --allow-removals",
 		imports(s.services("", "s1"), "--replace")...)
 	s.want(imports(s.services("", "s1"), "--replace", "--allow-removals"), "-3: 1 service\n")
 

@@ -25,7 +25,7 @@ import (
 
 // Client calls the API of an instance on this host.
 type Client struct {
-	// AllowRemovals lets changes remove more servers than the limit of the balancer's store.
+	// AllowRemovals lets changes take more servers out of service than their limit.
 	AllowRemovals bool
 	// IfVersion is the version that must be in force for a change; empty: any.
 	IfVersion string
@@ -83,7 +83,7 @@ func (c *Client) Apply(ctx context.Context, file []byte, dryRun bool) (changed *
 	return changed, err
 }
 
-// terms returns the query of a change. Only balancers know the second term.
+// terms returns the query of a change. Agents know the second term only for files.
 func (c *Client) terms(dryRun bool) string {
 	if c.AllowRemovals {
 		return fmt.Sprintf("?dry-run=%t&allow-removals=true", dryRun)

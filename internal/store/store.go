@@ -211,6 +211,9 @@ type head struct {
 	// Removals is the last change whose writer has permitted it to remove more servers than the
 	// limit. 0: none.
 	Removals uint64 `json:"removals,omitempty"`
+	// Drains is the last change whose writer has named each server that it drains or gives the weight 0.
+	// Balancers follow it whatever the number of these servers.
+	Drains uint64 `json:"drains,omitempty"`
 	// Writing is the number of a change of many keys that is being written. 0: none.
 	Writing uint64 `json:"writing,omitempty"`
 	// By names the writer, and identifies its attempt.
