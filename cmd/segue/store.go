@@ -250,7 +250,7 @@ func importStore(ctx context.Context, out io.Writer, path string, o *storeOption
 	var changes desired.Changes
 	change := store.Change{
 		Fills: !o.replace, Replaces: o.replace, PermitsRemovals: o.replace && o.allowRemovals,
-		DryRun: o.dryRun,
+		DryRun: o.dryRun, Who: events.User(uint32(os.Getuid())),
 		Edit: func(before store.Tree) (after store.Tree, err error) {
 			after, changes, err = imported(files, before, content)
 			return after, err

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -383,5 +384,38 @@ func TestNoProcess(t *testing.T) {
 	_, err := NewClient("api-test-none").Services(t.Context())
 	if err == nil || !strings.Contains(err.Error(), `no process runs the instance "api-test-none"`) {
 		t.Errorf("error %v", err)
+	}
+}
+
+// The handler knows the user at the other end of the socket.
+func TestPeer(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "edge.sock")
+	listener, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, end := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		ended <- (&Socket{slog.New(slog.DiscardHandler), listener}).Run(ctx, http.HandlerFunc(
+			func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, events.ActorOf(r.Context())) }))
+	}()
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", path)
+	}
+	client := http.Client{Transport: &http.Transport{DialContext: dial}}
+	response, err := client.Get("http://segue/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := io.ReadAll(response.Body)
+	_ = response.Body.Close()
+	if want := events.User(uint32(os.Getuid())); err != nil || string(text) != want {
+		t.Errorf("%q, error %v, want %q", text, err, want)
+	}
+	end()
+	if err := <-ended; err != nil {
+		t.Error(err)
 	}
 }

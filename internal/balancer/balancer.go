@@ -203,8 +203,9 @@ func (b *Balancer) Reload(ctx context.Context, cfg *desired.Balancer, secrets co
 func (b *Balancer) Follow(
 	ctx context.Context, cfg *desired.Balancer, secrets config.Secrets, shared generation.Generations,
 ) error {
+	caller := ctx
 	return b.call(ctx, func(ctx context.Context) error {
-		return b.reload(ctx, cfg, secrets.SignalKeys, shared)
+		return b.reload(events.ByActor(ctx, caller), cfg, secrets.SignalKeys, shared)
 	})
 }
 
@@ -441,11 +442,12 @@ func (b *Balancer) reload(
 		return err
 	}
 	changes := cfg.ChangesFrom(b.cfg).WithKeys(!slices.Equal(keys, b.keys))
-	b.log.Info("reloaded", changes.Attributes()...)
+	by := events.ActorOf(ctx)
+	b.log.Info("reloaded", append(changes.Attributes(), "by", by)...)
 	before := b.cfg
 	b.cfg, b.keys, b.generations = cfg, keys, generations
 	b.setTargets(ctx)
-	b.publishReload(before, losses, changes)
+	b.publishReload(before, losses, changes, by)
 	b.applyHops()
 	b.publishAll()
 	return nil

@@ -12,6 +12,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/events"
 	"github.com/segue-lb/segue/internal/field"
 	"github.com/segue-lb/segue/internal/generation"
 	"github.com/segue-lb/segue/internal/store"
@@ -283,6 +284,7 @@ func (f *Fleet) Overrides() ([]desired.Override, string) {
 func (f *Fleet) Change(ctx context.Context, terms Terms, c change[*desired.Balancer]) (*Result, error) {
 	change := store.Change{
 		PermitsRemovals: terms.PermitsRemovals, NamesDrains: !c.isWhole, DryRun: terms.DryRun,
+		Who: events.ActorOf(ctx),
 	}
 	if terms.Version != "" {
 		var err error

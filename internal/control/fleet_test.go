@@ -18,6 +18,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/events"
 	"github.com/segue-lb/segue/internal/field"
 	"github.com/segue-lb/segue/internal/generation"
 	"github.com/segue-lb/segue/internal/store"
@@ -227,7 +228,8 @@ func TestFleetDrains(t *testing.T) {
 			}
 		}
 	}
-	result, err := a.Change(t.Context(), []Edit{drain("s1", true), drain("s2", true), drain("s3", true)}, Terms{})
+	ctx := events.WithActor(t.Context(), func() string { return "alice (uid 1000)" })
+	result, err := a.Change(ctx, []Edit{drain("s1", true), drain("s2", true), drain("s3", true)}, Terms{})
 	if err != nil || len(result.Warnings) > 0 {
 		t.Fatalf("warnings %v, error %v", result, err)
 	}
@@ -236,6 +238,11 @@ func TestFleetDrains(t *testing.T) {
 		if !m.server("s1").Drained || !m.server("s3").Drained || m.fleet.Status().Held != "" {
 			t.Errorf("%+v", m.fleet.Status())
 		}
+		m.runner.mu.Lock()
+		if want := "store: alice (uid 1000) on a"; m.runner.by != want {
+			t.Errorf("changed by %q, want %q", m.runner.by, want)
+		}
+		m.runner.mu.Unlock()
 	}
 }
 

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/events"
 	"github.com/segue-lb/segue/internal/field"
 	"github.com/segue-lb/segue/internal/generation"
 )
@@ -415,7 +416,8 @@ func (f *Follower) apply(
 		}
 		return confirmable, err
 	}
-	if err := f.balancer.Follow(ctx, next); err != nil {
+	byStore := events.WithActor(ctx, n.head.author)
+	if err := f.balancer.Follow(byStore, next); err != nil {
 		return false, err
 	}
 	if isFirst || before.Version != next.Version {

@@ -46,6 +46,8 @@ type Change struct {
 	Replaces bool
 	// Fills tells that the store must be empty before.
 	Fills bool
+	// Who is the user that asks for the change; empty: not known.
+	Who string
 	// DryRun tells to call Edit, and to write nothing.
 	DryRun bool
 }
@@ -109,7 +111,7 @@ func (w *writer) attempt(ctx context.Context) (Version, error) {
 		return n.Version(), nil
 	}
 	next := *n.head
-	next.Change, next.By, next.Writing = next.Change+1, w.by, 0
+	next.Change, next.By, next.Who, next.Writing = next.Change+1, w.by, w.change.Who, 0
 	if w.change.PermitsRemovals {
 		next.Removals = next.Change
 	}
