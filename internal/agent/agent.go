@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -40,6 +41,7 @@ type Agent struct {
 	events      *events.Stream
 	requests    chan func()
 	ready       chan struct{}
+	steps       atomic.Uint64
 }
 
 // iface holds the properties of the interface that the data path needs.
@@ -88,6 +90,10 @@ func (a *Agent) Close() error {
 func (a *Agent) Ready() <-chan struct{} {
 	return a.ready
 }
+
+// Steps returns how many steps the goroutine in Run has made. While it works, it makes one every ten
+// seconds at least.
+func (a *Agent) Steps() uint64 { return a.steps.Load() }
 
 // Reload applies another configuration with its secrets to a running agent. On an error the agent
 // keeps the previous configuration.
@@ -146,6 +152,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	vips := time.NewTimer(0)
 	defer vips.Stop()
 	for {
+		a.steps.Add(1)
 		select {
 		case <-ctx.Done():
 			return nil

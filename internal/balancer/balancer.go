@@ -191,6 +191,10 @@ func (b *Balancer) Ready() <-chan struct{} {
 	return b.ready
 }
 
+// Steps returns how many steps the goroutine that changes the data path has made. While it works, it
+// makes one every five seconds at least, and one for each service that a reload changes.
+func (b *Balancer) Steps() uint64 { return b.services.progress.Load() }
+
 // Reload makes a running balancer follow another desired state with its secrets. The caller must not
 // change them afterwards. Reload waits until Run has applied the state. If it returns an error, the
 // state before stays in force.
@@ -261,6 +265,7 @@ func (b *Balancer) control(ctx context.Context) error {
 	b.setChecks(ctx)
 	b.prober.SetTargets(ctx, b.services.probeTargets())
 	for {
+		b.services.progress.Add(1)
 		b.arm()
 		var err error
 		select {
