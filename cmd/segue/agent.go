@@ -15,6 +15,7 @@ import (
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/events"
 	"github.com/segue-lb/segue/internal/runstate"
+	"github.com/segue-lb/segue/internal/version"
 )
 
 func newAgent() *cobra.Command {
@@ -75,6 +76,7 @@ func runAgent(ctx context.Context, file string, f *foreground) error {
 	recorder := runstate.NewRecorder(lock, string(datapath.RoleAgent), file, cfg.Fixed(), log)
 	defer recorder.Close()
 	stream := events.NewStream()
+	stream.Publish(events.Event{Kind: events.Started, Reason: "version " + version.String()})
 	a.PublishTo(stream)
 	controller.Attach(a, recorder.SetOverrides)
 	reload := tracked(metrics, recorder, stream, log, controller.Reload)

@@ -13,14 +13,20 @@ import (
 )
 
 func newApply() *cobra.Command {
-	var t target
+	t := target{givesAll: true}
 	cmd := &cobra.Command{
 		Use:   "apply FILE",
 		Short: "Make the services of a running balancer or agent those of a configuration file",
 		Long: `Make the services of a running balancer or agent those of a configuration file, in one
 transaction. The process's own configuration file stays as it is: the difference becomes
 overrides. What "segue drain" has drained stays drained. The sections of FILE other than
-services can be missing, and have no effect. If FILE is -, apply reads standard input.`,
+services can be missing, and have no effect. If FILE is -, apply reads standard input.
+
+FILE gives all services: those that it lacks are removed. If a service would lose more than
+30 percent of its servers, or the last of them, nothing changes, unless --allow-removals permits
+it. A server counts that is removed, drained or gets the weight 0. One may be lost in any case,
+unless it is the last. For an agent, the same holds for its services. With a store, the limit is
+store.max-removed-percent. A configuration file that the process reloads has no limit.`,
 		Example: "  segue apply web.yaml --dry-run\n  segue apply web.yaml\n  ssh lb1 segue apply - <web.yaml",
 		Args:    arguments("FILE"),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -33,7 +39,7 @@ services can be missing, and have no effect. If FILE is -, apply reads standard 
 		},
 	}
 	t.addFlags(cmd)
-	t.addRemovalFlag(cmd)
+	t.addRemovalFlag(cmd, "take servers out of service also above the limit")
 	return cmd
 }
 
@@ -44,7 +50,7 @@ const exitDifferent = 2
 var errDifferent = errors.New("the services of the process differ from the file")
 
 func newDiff() *cobra.Command {
-	t := target{dryRun: true}
+	t := target{dryRun: true, givesAll: true, allowRemovals: true} // nothing is removed
 	cmd := &cobra.Command{
 		Use:   "diff FILE",
 		Short: "Show how the services of a running balancer or agent differ from a configuration file",
@@ -55,11 +61,6 @@ reads standard input.`,
 		Example: "  segue diff web.yaml",
 		Args:    arguments("FILE"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			_, role, err := connect(cmd.Context(), t.instance)
-			if err != nil {
-				return err
-			}
-			t.allowRemovals = role == api.RoleBalancer // how much would be removed is no reason to fail
 			changed, err := applyFile(cmd, &t, args[0])
 			if err != nil {
 				return err

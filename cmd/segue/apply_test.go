@@ -15,6 +15,7 @@ func TestApply(t *testing.T) {
 	p.write("other.yaml", services)
 	p.write("invalid.yaml", strings.Replace(services, "port: 443", "port: 70000", 1))
 	p.write("broken.yaml", "services: [\n")
+	p.write("part.yaml", strings.NewReplacer("name: web", "name: other", "2001:db8:80::1", "2001:db8:80::2").Replace(services))
 	p.write("bgp.yaml", "metrics: {listen: \"[::1]:9\"}\n"+services)
 	p.transcript("apply-balancer.txt", `
 diff DIR/segue.yaml
@@ -30,6 +31,10 @@ apply DIR/none.yaml
 apply
 apply DIR/segue.yaml
 server list
+diff DIR/part.yaml
+apply DIR/part.yaml --dry-run
+apply DIR/part.yaml
+apply DIR/part.yaml --allow-removals --dry-run
 `)
 	for _, test := range []struct{ command, input, want, err string }{
 		{"diff", services, "dry run: server web/s3 added\n", errDifferent.Error()},
@@ -53,6 +58,7 @@ func TestApplyToAgent(t *testing.T) {
 	p := startAgent(t)
 	p.write("other.yaml", strings.Replace(agentOfTest[strings.Index(agentOfTest, "services:"):], "threshold: 8", "threshold: 9", 1))
 	p.write("lb.yaml", fmt.Sprintf(balancerOfTest, "lb", p.dir))
+	p.write("one.yaml", "services: [{name: one, vip: \"2001:db8:80::1\", port: 81, protocol: tcp}]\n")
 	p.transcript("apply-agent.txt", `
 drain web
 diff DIR/other.yaml
@@ -61,5 +67,8 @@ service list
 apply DIR/lb.yaml
 apply DIR/segue.yaml
 reload
+apply DIR/one.yaml
+apply DIR/one.yaml --allow-removals
+service remove web --allow-removals
 `)
 }

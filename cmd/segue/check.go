@@ -22,17 +22,23 @@ import (
 	"github.com/segue-lb/segue/internal/runstate"
 )
 
-// newCheck returns the command that validates a configuration file. It changes nothing.
+// newCheck returns the command that validates configuration files. It changes nothing.
 func newCheck() *cobra.Command {
 	var o checkOptions
 	cmd := &cobra.Command{
-		Use:   "check -c FILE",
-		Short: "Validate a configuration file",
+		Use:   "check FILE...",
+		Short: "Validate configuration files, and whether they fit together",
 		Long: `Check reads a configuration file of a balancer or an agent. It prints one line
 for each error, in the form FILE:LINE: FIELD "VALUE": ERROR. It prints warnings to
 standard error. They begin with "warning: FILE:LINE:". A warning is about a valid
 setting that is rarely intended. Check changes nothing on the machine. It can run
-anywhere, as any user.
+anywhere, as any user. FILE can also follow -c. The file - is the standard input.
+
+Of several files, check also compares those of balancers with those of agents: VIPs,
+ports, protocols, encapsulations, locators, addresses, server IDs of QUIC,
+node.balancers, and whether the files with the keys for signals have the same keys, if
+these files are on this host. An error names both places. An agent whose host is no
+server of the balancers is an error. A server without an agent's file is a warning.
 
 With --against, check also compares the file with the process that runs the
 instance. It prints each field whose change needs a restart, and each error in the
@@ -48,17 +54,28 @@ setting that is legal but unwise, and names the reason, the cure and its rule. F
 about permissions and interfaces are for the host on which the command runs. If a
 finding is intended, --allow names its rule.
 
-The exit code is 0 if the file is valid, with or without warnings. It is 1 if the
-file is invalid, or if the instance would refuse to reload it. With --strict it is 2
-if the file is valid and there are warnings or findings.`,
-		Example: `  segue check -c lb.yaml
+The exit code is 0 if the files are valid, with or without warnings. It is 1 if a
+file is invalid, if the files do not fit together, or if the instance would refuse to
+reload the file. With --strict it is 2 if the files are valid and there are warnings
+or findings.`,
+		Example: `  segue check lb.yaml
+  segue check lb.yaml s1-agent.yaml s2-agent.yaml
   segue check -c lb.yaml --strict --allow one-server,seed
   segue check -c /etc/segue/lb.yaml --against lb`,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return check(cmd, o)
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if o.config != "" {
+				args = append([]string{string(o.config)}, args...)
+			}
+			return check(cmd, args, o)
 		},
 	}
-	configFlag(cmd, &o.file)
+	cmd.Args = func(cmd *cobra.Command, args []string) error {
+		if o.config == "" && len(args) == 0 {
+			return fmt.Errorf("%s: missing FILE", commandName(cmd))
+		}
+		return nil
+	}
+	cmd.Flags().VarP(&o.config, "config", "c", "configuration `file`")
 	cmd.Flags().StringVar(&o.role, "role", "", "`role` of the file: lb, agent or lab")
 	cmd.Flags().StringVar(&o.against, "against", "",
 		"`name` of a running instance to compare the file with")
@@ -71,13 +88,35 @@ if the file is valid and there are warnings or findings.`,
 
 // checkOptions are the flags of the command.
 type checkOptions struct {
-	file, role, against string
-	strict              bool
-	allow               []string
+	config        onceFlag
+	role, against string
+	strict        bool
+	allow         []string
 }
 
-// validate returns an error if the flags do not belong together.
-func (o *checkOptions) validate() error {
+// onceFlag is the value of a flag that can be given once.
+type onceFlag string
+
+func (f *onceFlag) Set(text string) error {
+	if *f != "" || text == "" {
+		return errors.New("empty or given before")
+	}
+	*f = onceFlag(text)
+	return nil
+}
+
+func (f *onceFlag) String() string { return string(*f) }
+
+func (f *onceFlag) Type() string { return "once" }
+
+// validate returns an error if the flags do not belong together, or do not suit the number of files.
+func (o *checkOptions) validate(files int) error {
+	switch {
+	case files > 1 && o.role != "":
+		return errors.New("--role: only with one file; the content of several files tells their roles")
+	case files > 1 && o.against != "":
+		return errors.New("--against: only with one file")
+	}
 	if len(o.allow) > 0 && !o.strict {
 		return errors.New("--allow: only with --strict")
 	}
@@ -89,75 +128,142 @@ func (o *checkOptions) validate() error {
 	return nil
 }
 
-func check(cmd *cobra.Command, o checkOptions) error {
-	if err := o.validate(); err != nil {
+// standardInput is the name of the file that is read from the standard input.
+const standardInput = "-"
+
+// checkRun checks files.
+type checkRun struct {
+	cmd *cobra.Command
+	checkOptions
+	sides []*config.Side
+}
+
+func check(cmd *cobra.Command, files []string, o checkOptions) error {
+	if err := o.validate(len(files)); err != nil {
 		return err
 	}
-	file, role, against := o.file, o.role, o.against
-	data, err := os.ReadFile(file)
+	run := checkRun{cmd: cmd, checkOptions: o}
+	var errs []error
+	for i, file := range files {
+		if slices.Contains(files[:i], file) {
+			return fmt.Errorf("%s: given twice", file)
+		}
+		if err := run.file(file); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	if len(files) > 1 {
+		errs = append(errs, run.compare())
+	}
+	return joined(errs)
+}
+
+// joined joins the errors of several files. The exit code is exitUnwise only if no file is invalid.
+func joined(errs []error) error {
+	err := errors.Join(errs...)
+	if err == nil {
+		return nil
+	}
+	for _, one := range errs {
+		if one != nil && exitCode(one) != exitUnwise {
+			return coded{err, 1}
+		}
+	}
+	return coded{err, exitUnwise}
+}
+
+// compare compares the valid files of balancers with those of agents.
+func (c *checkRun) compare() error {
+	problems, warnings := config.CompareSides(c.sides)
+	printFileWarnings(c.cmd.ErrOrStderr(), warnings)
+	if len(problems) > 0 {
+		fmt.Fprintln(c.cmd.OutOrStdout(), problems)
+		return fmt.Errorf("the files do not fit together: %s", count(len(problems), "error"))
+	}
+	if len(warnings) > 0 && c.strict {
+		return coded{fmt.Errorf("the files fit together, but not strictly: %s", count(len(warnings), "warning")), exitUnwise}
+	}
+	return nil
+}
+
+// readFile reads a file, or the standard input.
+func (c *checkRun) readFile(file string) ([]byte, error) {
+	if file == standardInput {
+		return io.ReadAll(c.cmd.InOrStdin())
+	}
+	return os.ReadFile(file)
+}
+
+// file checks a file alone.
+func (c *checkRun) file(file string) error {
+	data, err := c.readFile(file)
 	if err != nil {
 		return err
 	}
-	hint := ""
+	role, hint := c.role, ""
 	var read checkedFile
 	if role == "" {
 		role, hint, err = guessRole(data)
 	}
 	if err == nil {
-		read, err = parseFor(role, data, filepath.Dir(file))
+		read, err = parseFor(role, data, file)
 	}
+	out := c.cmd.OutOrStdout()
 	var problems field.Errors
 	if errors.As(err, &problems) {
-		fmt.Fprintln(cmd.OutOrStdout(), problems.In(file))
+		fmt.Fprintln(out, problems.In(file))
 		what := strings.TrimSpace(read.kind + " configuration") // kind is empty if the file is not YAML
 		return fmt.Errorf("%s: invalid %s: %s%s", file, what, count(len(problems), "error"), hint)
 	}
 	if err != nil {
 		return err
 	}
-	printFileWarnings(cmd.ErrOrStderr(), read.warnings.In(file))
-	if against != "" {
-		err = checkAgainst(against, read, cmd.ErrOrStderr())
+	printFileWarnings(c.cmd.ErrOrStderr(), read.warnings.In(file))
+	if c.against != "" {
+		err = checkAgainst(c.against, read, c.cmd.ErrOrStderr())
 	}
 	if errors.As(err, &problems) {
-		fmt.Fprintln(cmd.OutOrStdout(), problems.In(file))
-		return fmt.Errorf("%s: valid, but instance %q would refuse to reload it: %s", file, against,
+		fmt.Fprintln(out, problems.In(file))
+		return fmt.Errorf("%s: valid, but instance %q would refuse to reload it: %s", file, c.against,
 			count(len(problems), "error"))
 	}
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(cmd.OutOrStdout(), "%s: valid %s configuration: %s\n", file, read.kind, read.content)
-	if against != "" {
-		fmt.Fprintf(cmd.OutOrStdout(), "instance %q would reload it\n", against)
+	fmt.Fprintf(out, "%s: valid %s configuration: %s\n", file, read.kind, read.content)
+	if c.against != "" {
+		fmt.Fprintf(out, "instance %q would reload it\n", c.against)
 	}
-	if !o.strict {
+	if read.side != nil {
+		c.sides = append(c.sides, read.side)
+	}
+	if !c.strict {
 		return nil
 	}
-	return checkStrictly(cmd, o, read, data)
+	return c.strictly(file, read, data)
 }
 
 // exitUnwise is the exit code for a file that is valid but unwise.
 const exitUnwise = 2
 
-// checkStrictly reports findings in a valid file. The error has the code exitUnwise if there are
-// findings or warnings.
-func checkStrictly(cmd *cobra.Command, o checkOptions, read checkedFile, data []byte) error {
+// strictly reports findings in a valid file. The error has the code exitUnwise if there are findings or
+// warnings.
+func (c *checkRun) strictly(file string, read checkedFile, data []byte) error {
 	if read.inspect == nil {
 		return fmt.Errorf("--strict: there are no rules for a %s configuration", read.kind)
 	}
-	findings, err := read.inspect(o.file, data, config.ThisHost())
+	findings, err := read.inspect(file, data, config.ThisHost())
 	if err != nil {
 		return err
 	}
-	findings = slices.DeleteFunc(findings, func(f config.Finding) bool { return slices.Contains(o.allow, f.Rule) })
+	findings = slices.DeleteFunc(findings, func(f config.Finding) bool { return slices.Contains(c.allow, f.Rule) })
 	for _, f := range findings {
-		fmt.Fprintf(cmd.ErrOrStderr(), "finding: %v [%s]\n", f.Error, f.Rule)
+		fmt.Fprintf(c.cmd.ErrOrStderr(), "finding: %v [%s]\n", f.Error, f.Rule)
 	}
 	if len(findings)+len(read.warnings) == 0 {
 		return nil
 	}
-	return coded{fmt.Errorf("%s: valid, but not strictly: %s, %s", o.file,
+	return coded{fmt.Errorf("%s: valid, but not strictly: %s, %s", file,
 		count(len(read.warnings), "warning"), count(len(findings), "finding")), exitUnwise}
 }
 
@@ -173,10 +279,12 @@ type checkedFile struct {
 	overrides func() (invalid []desired.InvalidOverride, warnings field.Errors, err error)
 	// inspect applies the strict rules. It is nil for a lab.
 	inspect func(path string, data []byte, host config.Host) ([]config.Finding, error)
+	// side is for the comparison with other files. It is nil for a lab.
+	side *config.Side
 }
 
-// parseFor reads a file in dir for the role of a host, or for a lab.
-func parseFor(role string, data []byte, dir string) (checkedFile, error) {
+// parseFor reads the content of a file for the role of a host, or for a lab.
+func parseFor(role string, data []byte, file string) (checkedFile, error) {
 	switch role {
 	case "lb":
 		b, warnings, err := config.ParseBalancer(data)
@@ -189,7 +297,7 @@ func parseFor(role string, data []byte, dir string) (checkedFile, error) {
 		}
 		return checkedFile{
 			string(datapath.RoleBalancer), b.Node.Instance, content, warnings, b.Fixed(),
-			withOverrides(data, config.ParseBalancerFiles), config.InspectBalancer,
+			withOverrides(data, config.ParseBalancerFiles), config.InspectBalancer, config.BalancerSide(file, data),
 		}, nil
 	case "agent":
 		a, warnings, err := config.ParseAgent(data)
@@ -199,10 +307,10 @@ func parseFor(role string, data []byte, dir string) (checkedFile, error) {
 		content := count(len(a.Services), "service")
 		return checkedFile{
 			string(datapath.RoleAgent), a.Node.Instance, content, warnings, a.Fixed(),
-			withOverrides(data, config.ParseAgentFiles), config.InspectAgent,
+			withOverrides(data, config.ParseAgentFiles), config.InspectAgent, config.AgentSide(file, data),
 		}, nil
 	case "lab":
-		t, err := parseTopology(data, dir)
+		t, err := parseTopology(data, filepath.Dir(file))
 		if err != nil {
 			return checkedFile{kind: "lab"}, err
 		}

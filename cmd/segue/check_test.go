@@ -66,9 +66,18 @@ func TestCheck(t *testing.T) {
 			noYAML + ":2: the { of line 1 must continue here with a comma, or end with }\n",
 			noYAML + ": invalid balancer configuration: 1 error"},
 		{"no file", "-c " + filepath.Join(dir, "none"), "", "no such file or directory"},
-		{"no flag", "", "", "check: missing -c FILE"},
+		{"no file named", "", "", "check: missing FILE"},
+		{"twice", "-c " + lb + " -c " + agent, "", `--config "` + agent + `": must be one file, given once`},
+		{"the same twice", "-c " + lb + " " + lb, lb + ": valid balancer configuration: 4 services, 10 servers\n", lb + ": given twice"},
+		{"empty", "--config=", "", `--config "": must be one file`},
+		{"role of several", "--role lb " + lb + " " + agent, "", "--role: only with one file"},
+		{"several against", "--against lb " + lb + " " + agent, "", "--against: only with one file"},
 		{"unknown role", "--role web -c " + lb, "", `--role "web": must be lb, agent or lab`},
-		{"an argument", lb, "", "to name the file, write: segue check -c " + lb},
+		{"an argument", lb, lb + ": valid balancer configuration: 4 services, 10 servers\n", ""},
+		{"several invalid", badAgent + " " + noYAML, badAgent + ":1: services: at least one is required\n" +
+			noYAML + ":2: while parsing a flow mapping: did not find expected ',' or '}'\n",
+			badAgent + ": invalid agent configuration: 1 error (for a balancer's file, use --role lb)\n" +
+				noYAML + ": invalid configuration: 1 error"},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -91,6 +100,84 @@ func TestCheck(t *testing.T) {
 				t.Errorf("error: %v, want: %s", err, test.err)
 			}
 		})
+	}
+}
+
+// The standard input is a file, too.
+func TestCheckStandardInput(t *testing.T) {
+	for _, args := range [][]string{{"check", "-"}, {"check", "-c", "-"}} {
+		for _, test := range []struct{ text, output, err string }{
+			{"node: {interface: eth0}\n", "-:1: services: at least one is required\n", "-: invalid agent configuration"},
+			{"node: {interface: eth0, locator: \"fd00:5:0:1::/64\"}\n" +
+				"services: [{name: web, vip: \"2001:db8:80::1\", port: 80, protocol: tcp}]\n",
+				"-: valid agent configuration: 1 service\n", ""},
+		} {
+			var output bytes.Buffer
+			root := newRoot()
+			root.SetOut(&output)
+			root.SetErr(&output)
+			root.SetIn(strings.NewReader(test.text))
+			root.SetArgs(args)
+			err := root.Execute()
+			if !strings.Contains(output.String(), test.output) || (err == nil) != (test.err == "") ||
+				err != nil && !strings.Contains(err.Error(), test.err) {
+				t.Errorf("%v: output %s, error %v", args, output.String(), err)
+			}
+		}
+	}
+}
+
+// Several files are compared. The exit code tells whether one is invalid, and whether they fit.
+func TestCheckBothSides(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, content string) string {
+		file := filepath.Join(dir, name)
+		if err := os.WriteFile(file, []byte(content), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return file
+	}
+	lb := write("lb.yaml", `node: {interface: eth0, internal: true, locator: "fd00:6c:0:1::/64"}
+services:
+- {name: web, vip: "2001:db8:80::1", port: 80, protocol: tcp,
+   servers: [{name: s1, locator: "fd00:5:0:1::/64"}, {name: s2, locator: "fd00:5:0:2::/64"}]}
+`)
+	agent := func(name, locator, port string) string {
+		return write(name, `node: {interface: eth0, internal: true, locator: "`+locator+`", balancers: ["fd00:6c::/32"]}
+services:
+- {name: web, vip: "2001:db8:80::1", port: `+port+`, protocol: tcp}
+`)
+	}
+	s1, s2 := agent("s1.yaml", "fd00:5:0:1::/64", "80"), agent("s2.yaml", "fd00:5:0:2::/64", "80")
+	wrong, invalid := agent("wrong.yaml", "fd00:5:0:2::/64", "8080"), agent("invalid.yaml", "fd00:5:0:2::/64", "0")
+	for _, c := range []struct {
+		args  []string
+		code  int
+		wants []string
+	}{
+		{[]string{lb, s1, s2}, 0, []string{s2 + ": valid agent configuration: 1 service\n"}},
+		{[]string{lb, s1}, 0, []string{"warning: " + lb + `:4: services[0].servers[1].locator "fd00:5:0:2::/64": no agent's file`}},
+		{[]string{"-c", lb, s1, "--strict"}, exitUnwise, []string{"the files fit together, but not strictly: 1 warning"}},
+		{[]string{s1, wrong, lb}, 1, []string{
+			lb + `:3: services[0].port "80": is 8080 on the server s2: ` + wrong + ":3 (services[0].port)\n",
+			"the files do not fit together: 1 error",
+		}},
+		{[]string{lb, s1, invalid, "--strict"}, 1, []string{invalid + ": invalid agent configuration"}},
+	} {
+		out, err := runSegue(t.Context(), append([]string{"check"}, c.args...)...)
+		code := 0
+		if err != nil {
+			code = exitCode(err)
+			out += err.Error()
+		}
+		if code != c.code {
+			t.Errorf("%v: exit code %d, want %d; %s", c.args, code, c.code, out)
+		}
+		for _, want := range c.wants {
+			if !strings.Contains(out, want) {
+				t.Errorf("%v: %s\nwant %s", c.args, out, want)
+			}
+		}
 	}
 }
 

@@ -142,7 +142,7 @@ func tracked(
 			return err
 		}))(ctx)
 		if err != nil {
-			stream.Publish(events.Event{Kind: events.ReloadRefused, Reason: err.Error()})
+			stream.Publish(events.Event{Kind: events.ReloadRefused, By: events.ActorOf(ctx), Reason: err.Error()})
 			return nil, err
 		}
 		logWarnings(log, warnings)
@@ -153,7 +153,7 @@ func tracked(
 // withoutWarnings returns a reload for SIGHUP, whose warnings only the log has.
 func withoutWarnings(reload api.Reload) func(context.Context) error {
 	return func(ctx context.Context) error {
-		_, err := reload(ctx)
+		_, err := reload(events.WithActor(ctx, func() string { return events.Signal }))
 		return err
 	}
 }

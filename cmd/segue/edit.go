@@ -24,6 +24,7 @@ type target struct {
 	instance      string
 	dryRun        bool
 	allowRemovals bool
+	givesAll      bool // the command gives all services, which has a limit also without a store
 	ifVersion     versionFlag
 }
 
@@ -51,23 +52,21 @@ func (t *target) addFlags(cmd *cobra.Command) {
 		"change something only if this `version` is in force, as a dry run shows it")
 }
 
-// addRemovalFlag adds the flag of commands that can remove servers.
-func (t *target) addRemovalFlag(cmd *cobra.Command) {
-	cmd.Flags().BoolVar(&t.allowRemovals, "allow-removals", false,
-		"remove servers also above the limit of the store (store.max-removed-percent)")
+// addRemovalFlag adds the flag of commands that can remove servers, with what it means for them.
+func (t *target) addRemovalFlag(cmd *cobra.Command, usage string) {
+	cmd.Flags().BoolVar(&t.allowRemovals, "allow-removals", false, usage)
 }
 
 // setTerms gives a client the conditions of the command's change.
 func (t *target) setTerms(ctx context.Context, client *api.Client) error {
-	client.IfVersion = string(t.ifVersion)
-	if !t.allowRemovals {
+	client.IfVersion, client.AllowRemovals = string(t.ifVersion), t.allowRemovals
+	if !t.allowRemovals || t.givesAll {
 		return nil
 	}
 	self, err := client.Identify(ctx)
 	if err == nil && self.Role != api.RoleBalancer {
 		return fmt.Errorf("--allow-removals: instance %q is an agent, which has no store", self.Name)
 	}
-	client.AllowRemovals = true
 	return err
 }
 
@@ -297,7 +296,7 @@ func (k kind) editCommand(cmd *cobra.Command, edit func(desired.Fields) api.Edit
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
 	t.addFlags(cmd)
-	t.addRemovalFlag(cmd)
+	t.addRemovalFlag(cmd, "remove servers also above the limit of the store (store.max-removed-percent)")
 	return cmd
 }
 

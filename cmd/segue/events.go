@@ -11,21 +11,27 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/segue-lb/segue/internal/api"
 	"github.com/segue-lb/segue/internal/events"
 	"github.com/segue-lb/segue/internal/plural"
 )
 
 func newEvents() *cobra.Command {
-	var instance string
+	var instance, since string
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "events",
-		Short: "Print the events of a balancer or an agent as they happen",
-		Long: `Print the events of a balancer or an agent as they happen, until Ctrl-C: servers that become
-unfit for new connections or fit again, drains, changes of services and servers, refused
-reloads, and BGP sessions and routes.`,
-		Example: "  segue events\n  segue events --json | jq 'select(.kind == \"server_down\")'",
-		Args:    arguments(),
+		Short: "Print the last events of a balancer or an agent, and further ones as they happen",
+		Long: `Print the last 100 events of a balancer or an agent, and further ones as they happen, until
+Ctrl-C: servers that become unfit for new connections or fit again, drains, changes of
+services and servers with who made them, refused reloads, and BGP sessions and routes.
+
+With --since, print all events since a time that the process keeps. It keeps at least the
+last 3,000 of its own. When the process ends, the command waits until it has started again,
+and says so on the standard error. The first event of a process is "started".`,
+		Example: "  segue events\n  segue events --since 1h\n  segue events --since 2026-11-26T12:00:00Z\n" +
+			"  segue events --json | jq 'select(.kind == \"server_down\")'",
+		Args: arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			client, err := clientOf(instance)
 			if err != nil {
@@ -35,14 +41,43 @@ reloads, and BGP sessions and routes.`,
 			if asJSON {
 				write = func(out io.Writer, e *events.Event) error { return json.NewEncoder(out).Encode(e) }
 			}
-			return client.Events(cmd.Context(), func(e events.Event) error {
-				return write(cmd.OutOrStdout(), &e)
+			from := api.EventsFrom{Last: lastEvents}
+			if cmd.Flags().Changed("since") {
+				begin, err := parseSince(since, time.Now())
+				if err != nil {
+					return err
+				}
+				from = api.EventsFrom{Since: begin}
+			}
+			each := func(e events.Event) error { return write(cmd.OutOrStdout(), &e) }
+			return client.Events(cmd.Context(), from, each, func() {
+				fmt.Fprintf(cmd.ErrOrStderr(), "the process of the instance %q has ended; waiting until it has "+
+					"started again\n", client.Instance())
 			})
 		},
 	}
 	instanceFlag(cmd, &instance)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print each event as a line of JSON")
+	cmd.Flags().StringVar(&since, "since", "",
+		"begin with the events since a `time`, such as 2026-11-26T12:00:00Z, or for a duration, such as 1h")
 	return cmd
+}
+
+// lastEvents is how many events the command prints that have happened before it.
+const lastEvents = 100
+
+// parseSince reads a time, or a duration before now.
+func parseSince(text string, now time.Time) (time.Time, error) {
+	if age, err := time.ParseDuration(text); err == nil && age > 0 {
+		return now.Add(-age), nil
+	}
+	for _, form := range []string{time.RFC3339, time.DateOnly, "2006-01-02 15:04", time.DateTime} {
+		if at, err := time.ParseInLocation(form, text, time.Local); err == nil {
+			return at, nil
+		}
+	}
+	return time.Time{}, fmt.Errorf("--since %q: must be a duration such as 30m, or a time such as "+
+		"2026-11-26T12:00:00Z or \"2026-11-26 12:00\"", text)
 }
 
 // printEvent prints an event as a line, and a line for each further change.
@@ -64,6 +99,9 @@ func printEvent(out io.Writer, e *events.Event) error {
 	}
 	if len(e.Changes) == 1 {
 		parts = append(parts, e.Changes[0])
+	}
+	if e.By != "" {
+		parts = append(parts, "by "+e.By)
 	}
 	line := e.Time.Format(time.RFC3339) + " " + string(e.Kind)
 	if len(parts) > 0 {

@@ -26,7 +26,10 @@ func TestPrintEvent(t *testing.T) {
 		{Kind: events.VIPMissing, Reason: "2001:db8:80::1"},
 		{Kind: events.RouteWithdrawn, Prefix: "2001:db8:80::1/128", Reason: "drained"},
 		{Kind: events.SessionDown, Peer: "192.0.2.1", Reason: "hold time expired"},
-		{Kind: events.Drained},
+		{Kind: events.Drained, By: "root (uid 0)"},
+		{Kind: events.Started, Reason: "version 1.2"},
+		{Kind: events.Changed, By: "root (uid 0)", Changes: []string{"server web/s1 removed"}},
+		{Kind: events.Changed, By: "store: uid 1000 on lb1", Changes: []string{"server web/s1 added", "server web/s2 added"}},
 		{Kind: events.Changed, Changes: []string{"server web/s3 (drained false to true) changed"}},
 		{Kind: events.Changed, Changes: []string{"server web/s4 added", "server web/s1 removed"}},
 		{Kind: events.ReloadRefused, Reason: "lb.yaml:2: node: required"},
@@ -42,6 +45,7 @@ func TestPrintEvent(t *testing.T) {
 // The command prints the events of an agent or a balancer until it is interrupted.
 func TestEvents(t *testing.T) {
 	p := startAgent(t)
+	p.stream.Publish(events.Event{Kind: events.VIPMissing, Reason: "2001:db8:80::1"})
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	reader, writer := io.Pipe()
@@ -54,20 +58,8 @@ func TestEvents(t *testing.T) {
 		_ = writer.Close()
 		ended <- err
 	}()
-	published := make(chan struct{})
-	go func() { // until the command prints: it sees the events from its start on
-		for {
-			p.stream.Publish(events.Event{Kind: events.VIPMissing, Reason: "2001:db8:80::1"})
-			select {
-			case <-time.After(time.Millisecond):
-			case <-published:
-				return
-			}
-		}
-	}()
 	var e events.Event
-	err := json.NewDecoder(reader).Decode(&e)
-	close(published)
+	err := json.NewDecoder(reader).Decode(&e) // it has happened before the command
 	if err != nil || e.Kind != events.VIPMissing || e.Reason != "2001:db8:80::1" || e.ID == 0 {
 		t.Errorf("event %+v, error %v", e, err)
 	}
@@ -79,5 +71,23 @@ func TestEvents(t *testing.T) {
 	if _, err := runSegue(t.Context(), "events", "--instance", "none"); err == nil ||
 		!strings.Contains(err.Error(), `no process runs the instance "none"`) {
 		t.Errorf("error %v", err)
+	}
+}
+
+func TestParseSince(t *testing.T) {
+	now := time.Date(2026, 11, 26, 12, 0, 0, 0, time.UTC)
+	local := time.Date(2026, 11, 26, 9, 30, 0, 0, time.Local)
+	for text, want := range map[string]time.Time{
+		"1h30m": now.Add(-90 * time.Minute), "2026-11-26T09:30:00+01:00": now.Add(-210 * time.Minute),
+		"2026-11-26 09:30": local, "2026-11-26 09:30:00": local, "2026-11-26": local.Add(-9*time.Hour - 30*time.Minute),
+	} {
+		if got, err := parseSince(text, now); err != nil || !got.Equal(want) {
+			t.Errorf("%q: %v, error %v, want %v", text, got, err, want)
+		}
+	}
+	for _, text := range []string{"", "yesterday", "-1h", "0s", "10", "2026-13-01"} {
+		if _, err := parseSince(text, now); err == nil || !strings.Contains(err.Error(), "--since") {
+			t.Errorf("%q: error %v", text, err)
+		}
 	}
 }

@@ -29,6 +29,7 @@ import (
 	"github.com/segue-lb/segue/internal/nexthop"
 	"github.com/segue-lb/segue/internal/runstate"
 	"github.com/segue-lb/segue/internal/store"
+	"github.com/segue-lb/segue/internal/version"
 )
 
 func newLB() *cobra.Command {
@@ -122,6 +123,7 @@ func runLB(ctx context.Context, file string, f *foreground) error {
 	}
 	defer view.Close()
 	stream := events.NewStream()
+	stream.Publish(events.Event{Kind: events.Started, Reason: "version " + version.String()})
 	b.PublishTo(stream)
 	b.ReportUntried(recorder.SetUnchecked)
 	var member control.Member = b

@@ -62,7 +62,7 @@ func checkReload(cmd *cobra.Command, file string) (instance string, err error) {
 	if instance, err = instanceIn(file); err != nil {
 		return "", err
 	}
-	if err := check(cmd, checkOptions{file: file, against: instance}); err != nil {
+	if err := check(cmd, []string{file}, checkOptions{against: instance}); err != nil {
 		return "", err
 	}
 	process, err := runstate.FindProcess(instance)
@@ -89,7 +89,7 @@ func instanceIn(file string) (string, error) {
 	if role == "lab" {
 		return "", fmt.Errorf("%s: is the topology of a lab, which no process reloads", file)
 	}
-	read, err := parseFor(role, data, filepath.Dir(file))
+	read, err := parseFor(role, data, file)
 	if err != nil {
 		return "", nil
 	}

@@ -275,14 +275,14 @@ func importStore(cmd *cobra.Command, path string, o *storeOptions) error {
 	var changes desired.Changes
 	change := store.Change{
 		Fills: !o.replace, Replaces: o.replace, PermitsRemovals: o.replace && o.allowRemovals,
-		DryRun: o.dryRun,
+		DryRun: o.dryRun, Who: events.User(uint32(os.Getuid())),
 		Edit: func(before store.Tree) (after store.Tree, err error) {
 			after, changes, err = imported(files, before, content)
 			return after, err
 		},
 	}
 	if !o.allowRemovals {
-		change.Check = control.CheckRemovals(files.File)
+		change.Check = control.CheckRemovals(files.File, false)
 	}
 	version, err := s.Apply(ctx, change)
 	switch {

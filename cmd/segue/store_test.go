@@ -157,7 +157,7 @@ func TestStoreImport(t *testing.T) {
 	if err == nil || !strings.HasPrefix(err.Error(), "standard input:2: ") {
 		t.Errorf("broken standard input: error %v", err)
 	}
-	s.refuse("2 of 3 servers of web, and the limit is 30 percent: permit it by --allow-removals",
+	s.refuse("2 of 3 servers of web, the last in service, and the limit is 30 percent: permit it by --allow-removals",
 		imports(s.services("", "s1"), "--replace")...)
 	s.want(imports(s.services("", "s1"), "--replace", "--allow-removals"), "-3: 1 service\n")
 

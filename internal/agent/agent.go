@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -40,6 +41,7 @@ type Agent struct {
 	events      *events.Stream
 	requests    chan func()
 	ready       chan struct{}
+	steps       atomic.Uint64
 }
 
 // iface holds the properties of the interface that the data path needs.
@@ -89,10 +91,14 @@ func (a *Agent) Ready() <-chan struct{} {
 	return a.ready
 }
 
+// Steps returns how many steps the goroutine in Run has made. While it works, it makes one every ten
+// seconds at least.
+func (a *Agent) Steps() uint64 { return a.steps.Load() }
+
 // Reload applies another configuration with its secrets to a running agent. On an error the agent
 // keeps the previous configuration.
 func (a *Agent) Reload(ctx context.Context, cfg *desired.Agent, secrets config.Secrets) error {
-	return a.do(ctx, func() error { return a.reload(cfg, secrets.SignalKeys) })
+	return a.do(ctx, func() error { return a.reload(cfg, secrets.SignalKeys, events.ActorOf(ctx)) })
 }
 
 // Losses returns the services whose VIP another configuration does not have, with their open
@@ -147,6 +153,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	vips := time.NewTimer(0)
 	defer vips.Stop()
 	for {
+		a.steps.Add(1)
 		select {
 		case <-ctx.Done():
 			return nil
@@ -306,9 +313,9 @@ func (a *Agent) apply(cfg *desired.Agent, keys config.SignalKeys) error {
 	})
 }
 
-// reload applies another configuration with its signal keys. If a step fails, reload restores the
+// reload applies another configuration with its signal keys, which somebody has asked for. If a step fails, reload restores the
 // running configuration.
-func (a *Agent) reload(cfg *desired.Agent, keys config.SignalKeys) error {
+func (a *Agent) reload(cfg *desired.Agent, keys config.SignalKeys, by string) error {
 	if err := cfg.ReloadableFrom(a.cfg); err != nil {
 		return err
 	}
@@ -319,9 +326,9 @@ func (a *Agent) reload(cfg *desired.Agent, keys config.SignalKeys) error {
 		return err
 	}
 	changes := cfg.ChangesFrom(a.cfg).WithKeys(!slices.Equal(keys, a.keys))
-	a.log.Info("reloaded", changes.Attributes()...)
+	a.log.Info("reloaded", append(changes.Attributes(), "by", by)...)
 	if len(changes) > 0 {
-		a.events.Publish(events.Event{Kind: events.Changed, Changes: changes.Summary()})
+		a.events.Publish(events.Event{Kind: events.Changed, By: by, Changes: changes.Summary()})
 	}
 	a.cfg, a.keys = cfg, keys
 	if a.polls != nil {

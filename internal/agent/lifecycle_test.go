@@ -479,3 +479,38 @@ func (n *network) await(what string, holds func() bool) {
 		time.Sleep(time.Millisecond)
 	}
 }
+
+// The loop makes steps also when nothing happens. A request that does not return makes none.
+func TestStepsOfRun(t *testing.T) {
+	t.Parallel()
+	n := newNetwork(t, 1)
+	a := n.run(1, n.config(1, desired.SRv6Encap, vip4.Addr()), link.AttachTCX)
+	await := func(before uint64) {
+		t.Helper()
+		for deadline := time.Now().Add(patience); a.Steps() == before; time.Sleep(time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatal("no step without an event")
+			}
+		}
+	}
+	await(a.Steps())
+	stuck, release := make(chan uint64), make(chan struct{})
+	ended := make(chan error, 1)
+	go func() {
+		ended <- a.do(t.Context(), func() error {
+			stuck <- a.Steps()
+			<-release
+			return nil
+		})
+	}()
+	at := <-stuck
+	time.Sleep(10 * time.Millisecond) // a step now would be wrong
+	if got := a.Steps(); got != at {
+		t.Errorf("%d steps of a loop that is stuck", got-at)
+	}
+	close(release)
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	await(a.Steps())
+}

@@ -129,11 +129,6 @@ func (a *agentAPI) change(ctx context.Context, r *changeRequest) (*body[Changed]
 	return changed(a.Control.Change(ctx, editsOf(r.Body.Edits), r.terms()))
 }
 
-type applyRequest struct {
-	Terms
-	RawBody []byte `contentType:"application/yaml"`
-}
-
 func (a *agentAPI) applyFile(ctx context.Context, r *applyRequest) (*body[Changed], error) {
 	return changed(a.Control.ApplyFile(ctx, r.RawBody, r.terms()))
 }

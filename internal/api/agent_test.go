@@ -80,6 +80,7 @@ func TestChangesOfAgent(t *testing.T) {
 	edits := func(list string) string { return `{"edits":[` + list + `]}` }
 	web := func(action string) string { return edits(`{"service":"web",` + action + `}`) }
 	const none = `"overrides":[]`
+	const one = "services: [{name: web, vip: \"2001:db8:80::1\", port: 80, protocol: tcp}]\n"
 	file := agentText[strings.Index(agentText, "services:"):]
 	for i, step := range []struct {
 		method, path, body string
@@ -104,6 +105,8 @@ func TestChangesOfAgent(t *testing.T) {
 		{"POST", "changes", edits(`{"service":"quic","set":{"drained":true}}`), nil, 422, "only for TCP"},
 		{"POST", "changes", web(`"set":{"accept":{"threshold":-1}}`), nil, 422, `web.accept.threshold \"-1\"`},
 		{"POST", "changes", web(`"set":{"accept":null},"remove":true`), nil, 422, "match exactly one schema"},
+		{"PUT", "services", one, []string{"Content-Type", "application/yaml"}, 409, "would remove 2 of 3 services, and the limit is 30 percent"},
+		{"PUT", "services?allow-removals=true&dry-run=true", one, []string{"Content-Type", "application/yaml"}, 200, `"services_removed"`},
 		{"POST", "changes?dry-run", web(`"remove":true`), nil, 422, "query.dry-run"},
 		{"POST", "changes?allow-removals=true", web(`"remove":true`), nil, 422, "allow-removals"},
 		{"PUT", "services", fmt.Sprintf(text, "/nonexistent"), []string{"Content-Type", "application/yaml"}, 422, "servers"},

@@ -62,23 +62,8 @@ func selfOf(c *control.Balancer) Instance {
 	return Instance{c.Desired().Node.Instance, RoleBalancer, version.String()}
 }
 
-// FleetTerms are the conditions of a change of a balancer that may have a store.
-type FleetTerms struct {
-	Terms
-	PermitsRemovals bool `query:"allow-removals" doc:"permit the change to remove more servers than the limit of the store"`
-}
-
-// Resolve is as that of Terms.
-func (*FleetTerms) Resolve(r huma.Context) []error {
-	return refuseEmpty(r, "dry-run", "allow-removals")
-}
-
-func (t *FleetTerms) terms() control.Terms {
-	return control.Terms{Version: t.Version, DryRun: t.DryRun, PermitsRemovals: t.PermitsRemovals}
-}
-
 type fleetChangeRequest struct {
-	FleetTerms
+	RemovalTerms
 	Body Change
 }
 
@@ -86,12 +71,7 @@ func (b *balancerAPI) change(ctx context.Context, r *fleetChangeRequest) (*body[
 	return changed(b.Control.Change(ctx, editsOf(r.Body.Edits), r.terms()))
 }
 
-type fleetApplyRequest struct {
-	FleetTerms
-	RawBody []byte `contentType:"application/yaml"`
-}
-
-func (b *balancerAPI) applyFile(ctx context.Context, r *fleetApplyRequest) (*body[Changed], error) {
+func (b *balancerAPI) applyFile(ctx context.Context, r *applyRequest) (*body[Changed], error) {
 	return changed(b.Control.ApplyFile(ctx, r.RawBody, r.terms()))
 }
 

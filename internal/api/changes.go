@@ -9,12 +9,13 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/control"
 	"github.com/segue-lb/segue/internal/desired"
 )
 
 // mostBytes bounds the size of a request: 100,000 servers need about 10 MB.
-const mostBytes = 32 << 20
+const mostBytes = config.MostBytes
 
 var errorsOfChange = []int{
 	http.StatusBadRequest, http.StatusRequestEntityTooLarge, http.StatusUnsupportedMediaType,
@@ -33,7 +34,10 @@ var (
 		OperationID: "apply", Method: http.MethodPut, Path: "/v1/services",
 		Summary: "Make the services those of a configuration file, in one transaction",
 		Description: "What an override drains stays drained. Other sections of the file have no " +
-			"effect.",
+			"effect. A change is refused that would remove, drain or give the weight 0 to more than 30 " +
+			"percent of a service's servers (of an agent: of its services), or to the last in service, " +
+			"unless allow-removals permits it. One may be lost in any case. With a store, " +
+			"store.max-removed-percent is the limit.",
 		Errors: errorsOfChange, MaxBodyBytes: mostBytes,
 	}
 )
@@ -66,6 +70,26 @@ func (*Terms) Resolve(r huma.Context) []error { return refuseEmpty(r, "dry-run")
 
 func (t *Terms) terms() control.Terms {
 	return control.Terms{Version: t.Version, DryRun: t.DryRun}
+}
+
+// RemovalTerms are the conditions of a change that has a limit.
+type RemovalTerms struct {
+	Terms
+	PermitsRemovals bool `query:"allow-removals" doc:"permit the change to take more servers out of service than the limit: store.max-removed-percent, or 30 percent without a store"`
+}
+
+// Resolve is as that of Terms.
+func (*RemovalTerms) Resolve(r huma.Context) []error {
+	return refuseEmpty(r, "dry-run", "allow-removals")
+}
+
+func (t *RemovalTerms) terms() control.Terms {
+	return control.Terms{Version: t.Version, DryRun: t.DryRun, PermitsRemovals: t.PermitsRemovals}
+}
+
+type applyRequest struct {
+	RemovalTerms
+	RawBody []byte `contentType:"application/yaml"`
 }
 
 // refuseEmpty returns an error for each switch that a request has without a value, and for a version

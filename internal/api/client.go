@@ -13,9 +13,12 @@ import (
 	"io/fs"
 	"net"
 	"net/http"
+	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/danielgtaylor/huma/v2"
 
@@ -25,7 +28,7 @@ import (
 
 // Client calls the API of an instance on this host.
 type Client struct {
-	// AllowRemovals lets changes remove more servers than the limit of the balancer's store.
+	// AllowRemovals lets changes take more servers out of service than their limit.
 	AllowRemovals bool
 	// IfVersion is the version that must be in force for a change; empty: any.
 	IfVersion string
@@ -83,7 +86,7 @@ func (c *Client) Apply(ctx context.Context, file []byte, dryRun bool) (changed *
 	return changed, err
 }
 
-// terms returns the query of a change. Only balancers know the second term.
+// terms returns the query of a change. Agents know the second term only for files.
 func (c *Client) terms(dryRun bool) string {
 	if c.AllowRemovals {
 		return fmt.Sprintf("?dry-run=%t&allow-removals=true", dryRun)
@@ -118,21 +121,59 @@ func (c *Client) ConfirmStore(ctx context.Context, version string) (s *Store, er
 	return s, err
 }
 
-// Events calls a function for each event from now on, until the function fails, the process ends, or
-// the context ends. If the connection is interrupted and the process still answers, Events continues
-// with the next event. The error is nil only if the context has ended.
-func (c *Client) Events(ctx context.Context, each func(events.Event) error) error {
+// EventsFrom tells where events begin.
+type EventsFrom struct {
+	Last  int       // so many of the kept events; 0: any number
+	Since time.Time // those of this time or later; zero: of any time
+}
+
+// query returns the query of a request. Without one, the events begin with the next one.
+func (f EventsFrom) query() string {
+	query := url.Values{}
+	if f.Last > 0 {
+		query.Set("last", strconv.Itoa(f.Last))
+	}
+	if !f.Since.IsZero() {
+		query.Set("since", f.Since.Format(time.RFC3339Nano))
+	}
+	if len(query) == 0 {
+		return ""
+	}
+	return "?" + query.Encode()
+}
+
+// reconnectInterval is the time between two attempts to reach a process that has ended.
+const reconnectInterval = 500 * time.Millisecond
+
+// Events calls a function for each event, until the function fails, or until the context ends. If the
+// connection is interrupted, Events continues with the next event. If the process has ended, Events calls
+// waiting, and continues when there is a process again: the numbers of its events are higher. The error is
+// nil only if the context has ended.
+func (c *Client) Events(
+	ctx context.Context, from EventsFrom, each func(events.Event) error, waiting func(),
+) error {
+	isWaiting := false
+	pause := func() {
+		if !isWaiting {
+			waiting()
+		}
+		isWaiting = true
+		select {
+		case <-ctx.Done():
+		case <-time.After(reconnectInterval):
+		}
+	}
 	for last := ""; ; {
-		response, err := c.openEvents(ctx, last)
+		response, err := c.openEvents(ctx, from, last)
 		switch {
 		case ctx.Err() != nil:
 			return nil
-		case last != "" && (hasEnded(err) || isEnding(err)):
-			return fmt.Errorf("the process of the instance %q has ended", c.instance)
+		case last != "" && isAway(response, err):
+			pause()
+			continue
 		case err != nil:
 			return c.explain(err)
 		case response.StatusCode != http.StatusOK:
-			_ = response.Body.Close()
 			return fmt.Errorf("instance %q answers %s", c.instance, response.Status)
 		}
 		next, interruption, err := readEvents(response.Body, each)
@@ -142,23 +183,42 @@ func (c *Client) Events(ctx context.Context, each func(events.Event) error) erro
 			return nil
 		case err != nil:
 			return err
-		case next == "":
+		case next != "":
+			last, isWaiting = next, false
+		case last == "":
 			return fmt.Errorf("instance %q: the stream of events has ended: %w", c.instance, interruption)
+		default: // the process has ended before it sent anything
+			pause()
 		}
-		last = next
 	}
 }
 
-// openEvents asks for the events after the one with a number; empty: from now on.
-func (c *Client) openEvents(ctx context.Context, last string) (*http.Response, error) {
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://segue"+eventsPath, http.NoBody)
+// isAway tells whether there is no process, or one that waits for the store of its services.
+func isAway(response *http.Response, err error) bool {
+	if err != nil {
+		return hasEnded(err) || isEnding(err)
+	}
+	return response.StatusCode == http.StatusServiceUnavailable
+}
+
+// openEvents asks for the events after the one with a number; empty: from where they are to begin.
+func (c *Client) openEvents(ctx context.Context, from EventsFrom, last string) (*http.Response, error) {
+	query := from.query()
+	if last != "" {
+		query = ""
+	}
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://segue"+eventsPath+query, http.NoBody)
 	if err != nil {
 		return nil, err
 	}
 	if last != "" {
 		r.Header.Set("Last-Event-ID", last)
 	}
-	return c.http.Do(r)
+	response, err := c.http.Do(r)
+	if err == nil && response.StatusCode != http.StatusOK {
+		_ = response.Body.Close() // the status says enough
+	}
+	return response, err
 }
 
 // readEvents reads server-sent events until they are interrupted, and calls a function for each. It

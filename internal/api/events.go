@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"net/http"
 	"reflect"
 	"time"
@@ -30,7 +31,20 @@ const (
 )
 
 type eventsRequest struct {
-	After uint64 `header:"Last-Event-ID" doc:"the number of the last event that the reader has got"`
+	After uint64    `header:"Last-Event-ID" doc:"the number of the last event that the reader has got"`
+	Last  int       `query:"last" minimum:"0" maximum:"4096" doc:"begin with so many of the events that the process keeps"`
+	Since time.Time `query:"since" doc:"begin with the first kept event of this time or later"`
+}
+
+// begin returns the number of the event after which a stream begins.
+func (r *eventsRequest) begin(stream *events.Stream) uint64 {
+	switch {
+	case r.After != 0:
+		return r.After
+	case r.Last == 0 && !r.Since.IsZero():
+		return stream.Before(math.MaxInt, r.Since)
+	}
+	return stream.Before(r.Last, r.Since)
 }
 
 // registerEvents adds the stream of events.
@@ -39,9 +53,12 @@ func registerEvents(api huma.API, stream *events.Stream) {
 	huma.Register(api, huma.Operation{
 		OperationID: "watch-events", Method: http.MethodGet, Path: eventsPath,
 		Summary: "Follow the events, as server-sent events",
-		Description: "Begins after the event in Last-Event-ID, or with the next event. The header and the " +
-			"number of the event before the first one come at once: the reader then misses none. A reader " +
-			"that is too slow sees a gap between the numbers. The process keeps at least the last 3,000.",
+		Description: "Begins after the event in Last-Event-ID. Without the header, it begins with the last " +
+			"events, with those since a time, with the last of these, or with the next event. The header and " +
+			"the number of the event before the first one come at once: the reader then misses none. A reader " +
+			"that is too slow sees a gap between the numbers. The process keeps at least the last 3,000. The " +
+			"first event of a process is of the kind started, and has a higher number than the events of the " +
+			"process before: a reader that names the last event that it has got sees no event twice.",
 		Responses: map[string]*huma.Response{"200": {
 			Description: "Events until the reader or the process ends the connection",
 			Content: map[string]*huma.MediaType{"text/event-stream": {Schema: &huma.Schema{
@@ -56,19 +73,16 @@ func registerEvents(api huma.API, stream *events.Stream) {
 		return &huma.StreamResponse{Body: func(c huma.Context) {
 			_, w := humago.Unwrap(c)
 			// An error means that the reader has gone.
-			_ = sendEvents(c.Context(), w, stream, r.After, keepAlive)
+			_ = sendEvents(c.Context(), w, stream, r.begin(stream), keepAlive)
 		}}, nil
 	})
 }
 
-// sendEvents sends the events after a number, until the context ends or the reader goes away; 0: from
-// now on. It sends a comment after each interval without events.
+// sendEvents sends the events after a number, until the context ends or the reader goes away. It sends a
+// comment after each interval without events.
 func sendEvents(
 	ctx context.Context, w http.ResponseWriter, stream *events.Stream, after uint64, interval time.Duration,
 ) error {
-	if after == 0 {
-		after = stream.Last()
-	}
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.Header().Set("Cache-Control", "no-store")
 	connection := http.NewResponseController(w)

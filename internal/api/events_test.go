@@ -12,6 +12,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -31,9 +32,9 @@ type reader struct {
 
 // read follows the events of a server after one; empty: from now on. The stream has begun when read
 // returns.
-func read(t *testing.T, url, after string) *reader {
+func read(t *testing.T, url, after, query string) *reader {
 	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url+eventsPath, http.NoBody)
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url+eventsPath+query, http.NoBody)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -79,7 +80,7 @@ func TestEventsOfAPI(t *testing.T) {
 		"":                            {fmt.Sprint(first + 1), "changed"},
 		strconv.FormatUint(first, 10): {fmt.Sprint(first), "server_up"},
 	} {
-		r := read(t, server.URL, after)
+		r := read(t, server.URL, after, "")
 		if got, want := r.block(), ": the events of segue\nid: "+want[0]+"\n"; got != want {
 			t.Errorf("after %q, it begins with %q, want %q", after, got, want)
 		}
@@ -103,10 +104,10 @@ func TestKeepAlive(t *testing.T) {
 	stream := events.NewStream()
 	ended := make(chan error, 1)
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		ended <- sendEvents(r.Context(), w, stream, 0, time.Millisecond)
+		ended <- sendEvents(r.Context(), w, stream, stream.Last(), time.Millisecond)
 	}))
 	t.Cleanup(server.Close)
-	r := read(t, server.URL, "")
+	r := read(t, server.URL, "", "")
 	r.block()
 	for range 3 {
 		if block := r.block(); block != ":\n" {
@@ -194,10 +195,10 @@ func TestEventsContinue(t *testing.T) {
 	t.Cleanup(server.Close)
 	client := &Client{instance: "edge", http: http.Client{Transport: redirected{server}}}
 	var got []string
-	err := client.Events(t.Context(), func(e events.Event) error {
+	err := client.Events(t.Context(), EventsFrom{}, func(e events.Event) error {
 		got = append(got, fmt.Sprint(e.ID, " ", e.Kind))
 		return nil
-	})
+	}, func() { t.Error("the process has not ended") })
 	if err == nil || err.Error() != `instance "edge" answers 418 I'm a teapot` {
 		t.Errorf("error %v", err)
 	}
@@ -209,8 +210,56 @@ func TestEventsContinue(t *testing.T) {
 	}
 }
 
-// A process that ends may have taken the connection by which a client continues, and never answers.
-func TestEventsOfEndingProcess(t *testing.T) {
+// A process ends, and another one starts later. The client tells once that it waits, and gets each event
+// once. A process that ends may have taken a connection that it never answers. One that starts may wait
+// for its store.
+func TestEventsOfNextProcess(t *testing.T) {
+	t.Parallel()
+	const first, second = ": begin\nid: 6\n\nid: 7\ndata: {\"id\":7,\"kind\":\"changed\"}\n\n",
+		": begin\nid: 100\n\nid: 101\ndata: {\"id\":101,\"kind\":\"started\"}\n\n"
+	var asked []string
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked = append(asked, r.URL.RawQuery+" "+r.Header.Get("Last-Event-ID"))
+		switch len(asked) {
+		case 1:
+			_, _ = io.WriteString(w, first)
+		case 2: // it ends before it answers
+		case 3:
+			http.Error(w, "waits for its store", http.StatusServiceUnavailable)
+			return
+		case 4: // it ends before it sends anything
+			w.WriteHeader(http.StatusOK)
+		case 5:
+			_, _ = io.WriteString(w, second)
+		default:
+			http.Error(w, "no more", http.StatusTeapot)
+			return
+		}
+		if len(asked) != 2 {
+			_ = http.NewResponseController(w).Flush()
+		}
+		panic(http.ErrAbortHandler)
+	}))
+	t.Cleanup(server.Close)
+	client := &Client{instance: "edge", http: http.Client{Transport: redirected{server}}}
+	var got []string
+	err := client.Events(t.Context(), EventsFrom{Last: 100, Since: time.Unix(0, 0).UTC()}, func(e events.Event) error {
+		got = append(got, fmt.Sprint(e.ID, " ", e.Kind))
+		return nil
+	}, func() { got = append(got, "waits") })
+	if err == nil || !strings.Contains(err.Error(), "418") {
+		t.Errorf("error %v", err)
+	}
+	if want := []string{"7 changed", "waits", "101 started"}; !slices.Equal(got, want) {
+		t.Errorf("events %q, want %q", got, want)
+	}
+	if want := []string{"last=100&since=1970-01-01T00%3A00%3A00Z ", " 7", " 7", " 7", " 7", " 101"}; !slices.Equal(asked, want) {
+		t.Errorf("the client asked %q, want %q", asked, want)
+	}
+}
+
+// A client that waits for a process ends with its context.
+func TestEventsOfEndedProcess(t *testing.T) {
 	t.Parallel()
 	begun := false
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -223,9 +272,43 @@ func TestEventsOfEndingProcess(t *testing.T) {
 	}))
 	t.Cleanup(server.Close)
 	client := &Client{instance: "edge", http: http.Client{Transport: redirected{server}}}
-	err := client.Events(t.Context(), func(events.Event) error { return nil })
-	if err == nil || err.Error() != `the process of the instance "edge" has ended` {
+	ctx, cancel := context.WithCancel(t.Context())
+	if err := client.Events(ctx, EventsFrom{}, func(events.Event) error { return nil }, cancel); err != nil {
 		t.Errorf("error %v", err)
+	}
+}
+
+// A stream begins with the last events, with those since a time, or with the last of these.
+func TestEventsBegin(t *testing.T) {
+	t.Parallel()
+	server, stream := serveEvents(t, &inspect.Snapshot{})
+	before := stream.Last()
+	var times []string
+	for range 3 {
+		stream.Publish(events.Event{Kind: events.Changed})
+		list, err := stream.After(t.Context(), stream.Last()-1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		times = append(times, url.QueryEscape(list[0].Time.Format(time.RFC3339Nano)))
+		for time.Now().Equal(list[0].Time) { // the next one is later
+		}
+	}
+	for query, want := range map[string]uint64{
+		"": 3, "?last=0": 3, "?last=1": 2, "?last=2": 1, "?last=3": 0, "?last=100": 0,
+		"?since=" + times[0]: 0, "?since=" + times[1]: 1, "?since=" + times[2]: 2,
+		"?since=2000-01-01T00:00:00Z": 0, "?since=2100-01-01T00:00:00Z": 3,
+		"?last=1&since=" + times[1]: 2, "?last=3&since=" + times[1]: 1,
+	} {
+		r := read(t, server.URL, "", query)
+		if got, want := r.block(), fmt.Sprintf(": the events of segue\nid: %d\n", before+want); got != want {
+			t.Errorf("%s: it begins with %q, want %q", query, got, want)
+		}
+	}
+	for _, query := range []string{"?last=-1", "?last=5000", "?last=x", "?since=yesterday"} {
+		if status, answer := send(t, http.MethodGet, server.URL+eventsPath+query, ""); status != 422 {
+			t.Errorf("%s: %d %s", query, status, answer)
+		}
 	}
 }
 
@@ -236,7 +319,7 @@ func TestEventsEndAtOnce(t *testing.T) {
 	server := httptest.NewServer(handler)
 	t.Cleanup(server.Close)
 	client := &Client{instance: "edge", http: http.Client{Transport: redirected{server}}}
-	err := client.Events(t.Context(), func(events.Event) error { return nil })
+	err := client.Events(t.Context(), EventsFrom{}, func(events.Event) error { return nil }, func() {})
 	if err == nil || !strings.Contains(err.Error(), "the stream of events has ended") || len(*asked) != 1 {
 		t.Errorf("error %v after %d requests", err, len(*asked))
 	}
@@ -261,7 +344,7 @@ func TestEndOfStreams(t *testing.T) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", path)
 	}
 	client := &Client{instance: "edge", http: http.Client{Transport: &http.Transport{DialContext: dial}}}
-	response, err := client.openEvents(t.Context(), "")
+	response, err := client.openEvents(t.Context(), EventsFrom{}, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -274,7 +357,7 @@ func TestEndOfStreams(t *testing.T) {
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}
-	_, err = client.openEvents(t.Context(), last)
+	_, err = client.openEvents(t.Context(), EventsFrom{}, last)
 	if !hasEnded(err) {
 		t.Errorf("error %v", err)
 	}

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -156,6 +157,12 @@ func TestChanges(t *testing.T) {
 	edits := func(list string) string { return `{"edits":[` + list + `]}` }
 	s1 := func(action string) string { return edits(`{"service":"web","server":"s1",` + action + `}`) }
 	const none, s3 = `"overrides":[]`, `{"service":"web","server":"s3","add":{"address":"2001:db8:1::3"}}`
+	const other = "services: [{name: other, vip: \"2001:db8:80::2\", port: 80, protocol: tcp, encapsulation: gre, " +
+		"servers: [{name: s9, address: \"2001:db8:1::9\"}]}]\n"
+	bomb := "services: &s0 [{}, {}]\n" // each line stands for ten times as much as the line before
+	for i := range 30 {
+		bomb += fmt.Sprintf("a%d: &s%d [%s]\n", i, i+1, strings.Repeat(fmt.Sprintf("*s%d,", i), 10))
+	}
 	file := strings.Replace(text, "weight: 3", "weight: 4", 1)
 	file = file[strings.Index(file, "services:"):]
 	for i, step := range []struct {
@@ -198,6 +205,13 @@ func TestChanges(t *testing.T) {
 		{"POST", "changes", strings.Repeat(" ", mostBytes+1), nil, 413, ""},
 		{"PUT", "services", strings.Repeat(" ", mostBytes+1), []string{"Content-Type", "application/yaml"}, 413, ""},
 		{"PATCH", "self", strings.Repeat(" ", 1<<20+1), nil, 413, ""},
+		{"PUT", "services", other, []string{"Content-Type", "application/yaml"}, 409, "the file would remove 1 of 1 server of quic, 2 of 2 servers of web, and the limit is 30 percent"},
+		{"PUT", "services?dry-run=true", other, []string{"Content-Type", "application/yaml"}, 409, "allow-removals"},
+		{"PUT", "services?allow-removals", other, []string{"Content-Type", "application/yaml"}, 422, "query.allow-removals"},
+		{"PUT", "services?allow-removals=true", other, []string{"Content-Type", "application/yaml"}, 200, `"kind":"services_removed","items":["web","quic"]`},
+		{"PUT", "services", file, []string{"Content-Type", "application/yaml"}, 409, "would remove 1 of 1 server of other"},
+		{"POST", "changes", edits(`{"service":"other","reset":true},{"service":"web","reset":true},{"service":"quic","reset":true}`), nil, 200, "services_added"},
+		{"PUT", "services", bomb, []string{"Content-Type", "application/yaml"}, 422, "line 6: the file is too large"},
 		{"PUT", "services", "services: [", []string{"Content-Type", "application/yaml"}, 422, "line 2"},
 		{"GET", "nothing", "", nil, 404, `"status":404,"detail":"the process runs version`},
 		{"DELETE", "overrides", "", nil, 405, `"status":405,"detail":"/v1/overrides takes GET, HEAD, not DELETE"`},
@@ -286,8 +300,9 @@ func TestDocument(t *testing.T) {
 				t.Errorf("%s: the document has no %s", role, path)
 			}
 		}
-		if strings.Contains(answer, "allow-removals") != (role == "balancer") {
-			t.Errorf("%s: wrong about the limit of a store", role)
+		// A file can remove too much on both, and edits only with a store.
+		if got, want := strings.Count(answer, `"allow-removals"`), map[string]int{"balancer": 2, "agent": 1}[role]; got != want {
+			t.Errorf("%s: %d operations permit removals, want %d", role, got, want)
 		}
 		_, answer = send(t, http.MethodGet, url+"/v1/instance", "")
 		if !strings.Contains(answer, `"role":"`+role+`"`) {
@@ -369,5 +384,38 @@ func TestNoProcess(t *testing.T) {
 	_, err := NewClient("api-test-none").Services(t.Context())
 	if err == nil || !strings.Contains(err.Error(), `no process runs the instance "api-test-none"`) {
 		t.Errorf("error %v", err)
+	}
+}
+
+// The handler knows the user at the other end of the socket.
+func TestPeer(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "edge.sock")
+	listener, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, end := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		ended <- (&Socket{slog.New(slog.DiscardHandler), listener}).Run(ctx, http.HandlerFunc(
+			func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, events.ActorOf(r.Context())) }))
+	}()
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", path)
+	}
+	client := http.Client{Transport: &http.Transport{DialContext: dial}}
+	response, err := client.Get("http://segue/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := io.ReadAll(response.Body)
+	_ = response.Body.Close()
+	if want := events.User(uint32(os.Getuid())); err != nil || string(text) != want {
+		t.Errorf("%q, error %v, want %q", text, err, want)
+	}
+	end()
+	if err := <-ended; err != nil {
+		t.Error(err)
 	}
 }

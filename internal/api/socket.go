@@ -12,11 +12,14 @@ import (
 	"os"
 	"os/user"
 	"strconv"
+	"sync"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/segue-lb/segue/internal/daemon"
+	"github.com/segue-lb/segue/internal/events"
 	"github.com/segue-lb/segue/internal/runstate"
 )
 
@@ -88,6 +91,7 @@ func (s *Socket) Close() error { return s.listener.Close() }
 func (s *Socket) Run(ctx context.Context, handler http.Handler) error {
 	server := &http.Server{
 		Handler:           withStreams(ctx, handler),
+		ConnContext:       withPeer,
 		ReadHeaderTimeout: requestTimeout,
 		ReadTimeout:       requestTimeout,
 		WriteTimeout:      requestTimeout,
@@ -97,4 +101,28 @@ func (s *Socket) Run(ctx context.Context, handler http.Handler) error {
 		return fmt.Errorf("socket %s: %w", s.listener.Addr(), err)
 	}
 	return nil
+}
+
+// withPeer notes the user at the other end of a connection, who makes the changes that come by it.
+func withPeer(ctx context.Context, c net.Conn) context.Context {
+	return events.WithActor(ctx, sync.OnceValue(func() string { return peerOf(c) }))
+}
+
+// peerOf names the user at the other end of a connection. It is empty if that cannot be found out.
+func peerOf(c net.Conn) string {
+	socket, ok := c.(syscall.Conn)
+	if !ok {
+		return ""
+	}
+	raw, err := socket.SyscallConn()
+	if err != nil {
+		return ""
+	}
+	var peer *unix.Ucred
+	if raw.Control(func(fd uintptr) {
+		peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	}) != nil || err != nil {
+		return ""
+	}
+	return events.User(peer.Uid)
 }

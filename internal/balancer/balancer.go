@@ -194,6 +194,10 @@ func (b *Balancer) Ready() <-chan struct{} {
 	return b.ready
 }
 
+// Steps returns how many steps the goroutine that changes the data path has made. While it works, it
+// makes one every five seconds at least, and one for each service that a reload changes.
+func (b *Balancer) Steps() uint64 { return b.services.progress.Load() }
+
 // Reload makes a running balancer follow another desired state with its secrets. The caller must not
 // change them afterwards. Reload waits until Run has applied the state. If it returns an error, the
 // state before stays in force.
@@ -206,8 +210,9 @@ func (b *Balancer) Reload(ctx context.Context, cfg *desired.Balancer, secrets co
 func (b *Balancer) Follow(
 	ctx context.Context, cfg *desired.Balancer, secrets config.Secrets, shared generation.Generations,
 ) error {
+	caller := ctx
 	return b.call(ctx, func(ctx context.Context) error {
-		return b.reload(ctx, cfg, secrets.SignalKeys, shared)
+		return b.reload(events.ByActor(ctx, caller), cfg, secrets.SignalKeys, shared)
 	})
 }
 
@@ -263,6 +268,7 @@ func (b *Balancer) control(ctx context.Context) error {
 	b.setChecks(ctx)
 	b.prober.SetTargets(ctx, b.services.probeTargets())
 	for {
+		b.services.progress.Add(1)
 		b.arm()
 		var err error
 		select {
@@ -479,11 +485,12 @@ func (b *Balancer) reload(
 		return err
 	}
 	changes := cfg.ChangesFrom(b.cfg).WithKeys(!slices.Equal(keys, b.keys))
-	b.log.Info("reloaded", changes.Attributes()...)
+	by := events.ActorOf(ctx)
+	b.log.Info("reloaded", append(changes.Attributes(), "by", by)...)
 	before := b.cfg
 	b.cfg, b.keys, b.generations = cfg, keys, generations
 	b.setTargets(ctx)
-	b.publishReload(before, losses, changes)
+	b.publishReload(before, losses, changes, by)
 	b.applyHops()
 	b.publishAll()
 	return nil

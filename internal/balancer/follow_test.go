@@ -353,3 +353,47 @@ func TestWarnsOfEgress(t *testing.T) {
 		t.Errorf("logged:\n%s", got)
 	}
 }
+
+// The loop makes steps also when nothing happens, and one for each service of a reload. A call that does
+// not return makes none.
+func TestStepsOfRun(t *testing.T) {
+	t.Parallel()
+	s := steer(t)
+	s.reload(srv6Server("s1", 1, 1))
+	for before, n := s.Steps(), 0; n < 2; n++ { // by the sweep at least
+		s.await("no step without an event", func() bool { return s.Steps() > before })
+		before = s.Steps()
+	}
+	release, stuck := make(chan struct{}), make(chan uint64)
+	ended := make(chan error, 1)
+	go func() {
+		ended <- s.call(t.Context(), func(context.Context) error {
+			stuck <- s.Steps()
+			<-release
+			return nil
+		})
+	}()
+	at := <-stuck
+	time.Sleep(10 * time.Millisecond) // a step now would be wrong
+	if got := s.Steps(); got != at {
+		t.Errorf("%d steps of a loop that is stuck", got-at)
+	}
+	close(release)
+	s.must(<-ended)
+	const many = 50
+	cfg := balancerOf()
+	for i := range many {
+		service := serviceOf(fmt.Sprint("web", i), vip6, desired.Port(1000+i), desired.TCP, desired.SRv6Encap, srv6Server("s1", 1, 1))
+		cfg.Services = append(cfg.Services, service)
+	}
+	cfg.Node = s.cfg.Node
+	var during uint64
+	s.must(s.call(t.Context(), func(ctx context.Context) error {
+		before := s.Steps()
+		defer func() { during = s.Steps() - before }()
+		return s.Balancer.reload(ctx, cfg, nil, nil)
+	}))
+	if during < many {
+		t.Errorf("%d steps of a reload with %d services", during, many)
+	}
+}

@@ -68,11 +68,13 @@ func (m *member) describe(causes dataplane.Causes) string {
 }
 
 // publishReload publishes what a change of the desired state does.
-func (b *Balancer) publishReload(before *desired.Balancer, losses []desired.Loss, changes desired.Changes) {
+func (b *Balancer) publishReload(
+	before *desired.Balancer, losses []desired.Loss, changes desired.Changes, by string,
+) {
 	if len(changes) == 0 {
 		return
 	}
-	b.events.Publish(events.Event{Kind: events.Changed, Changes: changes.Summary()})
+	b.events.Publish(events.Event{Kind: events.Changed, By: by, Changes: changes.Summary()})
 	services := map[string]*desired.Service{}
 	for i := range before.Services {
 		services[before.Services[i].Name] = &before.Services[i]
@@ -89,7 +91,7 @@ func (b *Balancer) publishReload(before *desired.Balancer, losses []desired.Loss
 			if !now.Takes() {
 				kind = events.ServerDraining
 			}
-			b.events.Publish(events.Event{Kind: kind, Service: s.Name, Server: now.Name})
+			b.events.Publish(events.Event{Kind: kind, Service: s.Name, Server: now.Name, By: by})
 		}
 	}
 	for _, loss := range losses {

@@ -40,6 +40,9 @@ func TestEvents(t *testing.T) {
 			if e.Reason != "" {
 				text += ": " + e.Reason
 			}
+			if e.By != "" {
+				text += " by " + e.By
+			}
 			got = append(got, text)
 		}
 		if !slices.Equal(got, want) {
@@ -85,8 +88,8 @@ func TestEvents(t *testing.T) {
 		{Service: "web", Server: "s7", Cause: desired.LossForgotten, Flows: new(uint64(3))},
 		{Service: "web", Server: "s6", Cause: desired.LossMoved, Flows: new(uint64(3))},
 		{Service: "web", Server: "s5", Cause: desired.LossNarrowed, Flows: new(uint64(3))},
-	}, after.ChangesFrom(config()))
-	require("losses", "changed /", "flows_lost web/s9: the server was removed",
+	}, after.ChangesFrom(config()), "root (uid 0)")
+	require("losses", "changed / by root (uid 0)", "flows_lost web/s9: the server was removed",
 		"flows_lost web/s6: the server got another address, or its service another VIP, port or protocol",
 		"flows_lost web/s5: the service gets fewer ports: only flows of the others are lost, so many at most")
 }

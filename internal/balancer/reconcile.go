@@ -32,6 +32,7 @@ func (s *services) reconcile(cfg *desired.Balancer, generations generation.Gener
 		name := cfg.Services[i].Name
 		wanted[name] = true
 		want := newServiceState(cfg.Services[i], &cfg.Node, generations[name])
+		s.progress.Add(1)
 		if err := s.reconcileService(want); err != nil {
 			return fmt.Errorf("service %s: %w", name, err)
 		}
@@ -284,6 +285,7 @@ func (s *services) keepOnly(wanted map[string]bool) error {
 		if wanted[name] {
 			continue
 		}
+		s.progress.Add(1)
 		svc.follows, svc.placed = nil, placing{} // if a step fails, reconcile has to start anew
 		s.endInference(svc)
 		err := errors.Join(

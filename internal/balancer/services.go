@@ -3,6 +3,7 @@
 package balancer
 
 import (
+	"sync/atomic"
 	"time"
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
@@ -53,6 +54,8 @@ type services struct {
 	starting map[*service]bool
 	// abilitiesChanged tells whether services or their abilities have changed since tellAbilities.
 	abilitiesChanged bool
+	// progress counts the steps of the goroutine that owns the services. Others may read it.
+	progress atomic.Uint64
 }
 
 // loadServices reads the services that an earlier process has left. The first apply adds their

@@ -485,6 +485,7 @@ func (a *Announcer) withdraw(r *routeState, now time.Time, reason Reason) (retry
 // Drain withdraws all routes. It holds across restarts, unless it is wanted until the next restart
 // only. It returns an error, and changes nothing, if it cannot store that.
 func (a *Announcer) Drain(ctx context.Context, untilRestart bool) error {
+	by := events.ActorOf(ctx)
 	return a.ask(ctx, func(context.Context) error {
 		if !untilRestart {
 			if err := a.store(); err != nil {
@@ -493,7 +494,7 @@ func (a *Announcer) Drain(ctx context.Context, untilRestart bool) error {
 		}
 		if a.state.Drained == nil {
 			now := time.Now()
-			a.setDrained(&now, events.Drained)
+			a.setDrained(&now, events.Drained, by)
 		}
 		return nil
 	})
@@ -501,6 +502,7 @@ func (a *Announcer) Drain(ctx context.Context, untilRestart bool) error {
 
 // Undrain ends a drain. It returns an error, and changes nothing, if it cannot store that.
 func (a *Announcer) Undrain(ctx context.Context) error {
+	by := events.ActorOf(ctx)
 	return a.ask(ctx, func(context.Context) error {
 		if a.state.Drained == nil {
 			return nil
@@ -508,19 +510,19 @@ func (a *Announcer) Undrain(ctx context.Context) error {
 		if err := os.Remove(a.file); a.file != "" && err != nil && !errors.Is(err, os.ErrNotExist) {
 			return fmt.Errorf("store that the balancer is no longer drained: %w", err)
 		}
-		a.log.Info("the balancer is no longer drained")
-		a.setDrained(nil, events.Undrained)
+		a.log.Info("the balancer is no longer drained", "by", by)
+		a.setDrained(nil, events.Undrained, by)
 		return nil
 	})
 }
 
-// setDrained announces or withdraws the routes.
-func (a *Announcer) setDrained(since *time.Time, kind events.Kind) {
+// setDrained announces or withdraws the routes, which somebody has asked for.
+func (a *Announcer) setDrained(since *time.Time, kind events.Kind, by string) {
 	a.mu.Lock()
 	a.state.Drained = since
 	a.mu.Unlock()
 	a.update(time.Now())
-	a.events.Publish(events.Event{Kind: kind})
+	a.events.Publish(events.Event{Kind: kind, By: by})
 }
 
 // store makes the file that tells that the balancer is drained. Its time is that of the drain.

@@ -60,7 +60,7 @@ func Decode(data []byte, into any, rules func() field.Errors, further ...func() 
 func (d *document) check(rules func() field.Errors) {
 	for _, broken := range rules() {
 		if broken.Line > 0 {
-			d.problems = append(d.problems, broken)
+			d.add(broken)
 			continue
 		}
 		d.failf(broken.Path, "%s%s", broken.Problem, d.describe(broken.Other))
@@ -122,16 +122,26 @@ func newDocument() *document {
 	}
 }
 
-// parse returns the only YAML document in data, or an error.
+// Document returns the only YAML document in data, within the bounds of bounds.go. Aliases are not
+// expanded. The error is of type field.Errors.
+func Document(data []byte) (*yaml.Node, error) {
+	root, problem := parse(data)
+	if problem != nil {
+		return nil, field.Errors{problem}
+	}
+	return root, nil
+}
+
+// parse is Document with another type of error. No other function reads YAML.
 func parse(data []byte) (*yaml.Node, *field.Error) {
-	if problem := checkEncoding(data); problem != nil {
+	root, problem := loadNodes(data)
+	if problem == nil {
+		problem = checkBounds(root, len(data))
+	}
+	if problem != nil {
 		return nil, problem
 	}
-	var root yaml.Node
-	if err := yaml.Load(data, &root); err != nil {
-		return nil, syntaxError(data, err)
-	}
-	return &root, nil
+	return root, nil
 }
 
 func syntaxError(data []byte, err error) *field.Error {
@@ -200,7 +210,7 @@ func (d *document) badf(path, format string, args ...any) {
 }
 
 func (d *document) report(path, problem string) {
-	d.problems = append(d.problems, d.at(path, problem))
+	d.add(d.at(path, problem))
 }
 
 // at makes an error with the line of the field or, if the field is missing, of its section.
@@ -217,7 +227,20 @@ func (d *document) at(path, problem string) *field.Error {
 }
 
 func (d *document) reportAt(line int, path, value, problem string) {
-	d.problems = append(d.problems, &field.Error{Line: line, Path: path, Value: value, Problem: problem})
+	d.add(&field.Error{Line: line, Path: path, Value: value, Problem: problem})
+}
+
+// add notes an error, unless there are too many.
+func (d *document) add(problem *field.Error) {
+	if len(d.problems) < mostErrors {
+		d.problems = append(d.problems, problem)
+		if len(d.problems) == mostErrors {
+			d.problems = append(d.problems, &field.Error{
+				Line:    problem.Line,
+				Problem: fmt.Sprintf("these are the first %d errors; the others are not listed", mostErrors),
+			})
+		}
+	}
 }
 
 // Variant is a field whose parts depend on a name. The file has either the name alone, or a mapping
@@ -227,8 +250,7 @@ type Variant interface {
 	Choose(name string) (any, error)
 }
 
-// value decodes one node. An alias that refers to a node that contains it ends with an error: the
-// schema is not recursive, so the second level does not fit the type of the first.
+// value decodes one node.
 func (d *document) value(path string, node *yaml.Node, into reflect.Value) {
 	line := node.Line
 	for node.Kind == yaml.AliasNode {
@@ -385,6 +407,10 @@ func plain(name string) string {
 func (d *document) list(path string, node *yaml.Node, into reflect.Value) {
 	if node.Kind != yaml.SequenceNode {
 		d.badf(path, "must be a list")
+		return
+	}
+	if len(node.Content) > mostElements {
+		d.badf(path, "has %d elements; at most %d are read", len(node.Content), mostElements)
 		return
 	}
 	if len(node.Content) == 0 {

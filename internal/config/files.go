@@ -17,6 +17,7 @@ type State[D any] interface {
 	Items() []desired.Item
 	ChangesFrom(old D) desired.Changes
 	OverridesFile() string
+	Serving() desired.Serving
 }
 
 // Files are the contents of a configuration file and of its file of overrides, and the desired state

@@ -267,12 +267,7 @@ line 17: services[0].servers[1].locator "10": must be a prefix such as fd00:5:0:
 line 18: services[0].servers[2].locator: required by encapsulation srv6-encap
 line 19: services[1] "1": must be a mapping of field names to values`},
 		{"an alias is no loop", "node: {interface: eth0}\nservices: &s\n  - name: web\n    servers: *s\n",
-			`line 1: node.locator: required by services[0], whose encapsulation is srv6-encap
-line 3: services[0].vip: required
-line 3: services[0].port: required
-line 3: services[0].protocol: required
-line 3: services[0].servers[0].locator: required by encapsulation srv6-encap
-line 4: services[0].servers[0].servers: unknown field; must be one of: name, locator, address, host, quic-id, former-quic-id, weight, drained`},
+			"line 4: the alias *s stands for a value that contains the alias"},
 		{"null is absent", `node: {interface: eth0, locator: "fd00:6c:0:1::/64"}
 services:
   - name: web

@@ -4,6 +4,7 @@ package control
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -139,5 +140,37 @@ services:
 	}
 	if want := "[web (default accept, protocol udp) tls (default accept, drained)]"; s.overrides() != want {
 		t.Errorf("overrides %s, want %s", s.overrides(), want)
+	}
+}
+
+// The limit of a file is about the services of an agent.
+func TestApplyFileLimitOfAgent(t *testing.T) {
+	s := newAgentSite(t)
+	list := func(names ...string) []byte {
+		text := "services:\n"
+		for i, name := range names {
+			text += fmt.Sprintf("- {name: %s, vip: \"2001:db8:80::1\", port: %d, protocol: tcp}\n", name, 80+i)
+		}
+		return []byte(text)
+	}
+	all := list("a", "b", "c", "d")
+	if _, err := s.ApplyFile(t.Context(), all, Terms{PermitsRemovals: true}); err != nil {
+		t.Fatal(err)
+	}
+	before := s.overrides()
+	for _, text := range [][]byte{list("a", "b"), []byte(strings.ReplaceAll(string(all), "tcp}", "tcp, drained: true}"))} {
+		_, err := s.ApplyFile(t.Context(), text, Terms{})
+		if !errors.Is(err, ErrRemovals) || !strings.Contains(err.Error(), "of 4 services") || s.overrides() != before {
+			t.Errorf("%s: overrides %s, error %v", text, s.overrides(), err)
+		}
+		if _, err := s.ApplyFile(t.Context(), text, Terms{PermitsRemovals: true}); err != nil {
+			t.Errorf("%s, permitted: %v", text, err)
+		}
+		if _, err := s.ApplyFile(t.Context(), all, Terms{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := s.ApplyFile(t.Context(), list("a", "b", "c"), Terms{}); err != nil {
+		t.Errorf("one of four: %v", err)
 	}
 }

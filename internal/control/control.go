@@ -59,7 +59,7 @@ type keeper[D config.State[D]] interface {
 	// Reload makes the process follow its own file after a change. The caller holds the controller's
 	// mutex.
 	Reload(ctx context.Context, own *config.Files[D]) (field.Errors, error)
-	Change(ctx context.Context, terms Terms, compute change[D]) (*Result, error)
+	Change(ctx context.Context, terms Terms, c change[D]) (*Result, error)
 }
 
 // Agent is the controller of an agent.
@@ -236,6 +236,9 @@ var (
 	ErrStored = errors.New("reload first")
 	// ErrNotFound is wrapped in the error of a change if there is no such service or server.
 	ErrNotFound = errors.New("no such service or server")
+	// ErrRemovals is wrapped in the error of a change that takes more servers out of service than its
+	// limit allows.
+	ErrRemovals = errors.New("permit it by --allow-removals")
 	// ErrExists is wrapped in the error of a change that adds what exists already.
 	ErrExists = errors.New("exists already")
 )
@@ -246,7 +249,8 @@ type Terms struct {
 	Version string
 	// DryRun checks the change and applies nothing.
 	DryRun bool
-	// PermitsRemovals permits the change to remove more servers than the limit of a store allows.
+	// PermitsRemovals permits the change to take more servers out of service than the limit allows: that
+	// of a store, or desired.DefaultMaxRemovedPercent for a file with all services.
 	PermitsRemovals bool
 }
 
@@ -265,27 +269,33 @@ type Result struct {
 // of type field.Errors, or is that of the process or of writing the file or the store. After an error,
 // the state before stays in force, unless the error wraps store.ErrUnknown.
 func (c *Controller[D]) Change(ctx context.Context, edits []Edit, terms Terms) (*Result, error) {
-	return c.follow(ctx, terms, func(f *config.Files[D]) (*config.Files[D], field.Errors, error) {
-		return edited(f, edits)
-	})
+	compute := func(f *config.Files[D]) (*config.Files[D], field.Errors, error) { return edited(f, edits) }
+	return c.follow(ctx, terms, change[D]{compute: compute})
 }
 
 // ApplyFile makes the services those of another configuration file, by overrides. What
 // operators have drained stays drained. Other sections of the file have no effect: there is a
 // warning if they differ from those in force. Errors are those of Change.
 func (c *Controller[D]) ApplyFile(ctx context.Context, text []byte, terms Terms) (*Result, error) {
-	return c.follow(ctx, terms, func(f *config.Files[D]) (*config.Files[D], field.Errors, error) {
+	compute := func(f *config.Files[D]) (*config.Files[D], field.Errors, error) {
 		return f.FollowingFile(text)
-	})
+	}
+	return c.follow(ctx, terms, change[D]{compute, true})
 }
 
-// change returns changed files, and warnings about the change.
-type change[D config.State[D]] func(*config.Files[D]) (*config.Files[D], field.Errors, error)
+// change is a change of files.
+type change[D config.State[D]] struct {
+	// compute returns the changed files, and warnings about the change.
+	compute func(*config.Files[D]) (*config.Files[D], field.Errors, error)
+	// isWhole tells that the change gives all services: those that it lacks are removed. Other changes
+	// name each service and server that they affect.
+	isWhole bool
+}
 
-// follow makes the process follow the files that a change returns.
-func (c *Controller[D]) follow(ctx context.Context, terms Terms, compute change[D]) (*Result, error) {
+// follow makes the process follow changed files.
+func (c *Controller[D]) follow(ctx context.Context, terms Terms, wanted change[D]) (*Result, error) {
 	if c.keeper != nil {
-		return c.keeper.Change(ctx, terms, compute)
+		return c.keeper.Change(ctx, terms, wanted)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -297,9 +307,15 @@ func (c *Controller[D]) follow(ctx context.Context, terms Terms, compute change[
 		return nil, fmt.Errorf("%s could not be read: correct or remove it, and %w",
 			c.inForce.Desired.OverridesFile(), ErrStored)
 	}
-	next, warnings, err := compute(c.inForce)
+	next, warnings, err := wanted.compute(c.inForce)
 	if err != nil {
 		return nil, err
+	}
+	if wanted.isWhole && !terms.PermitsRemovals {
+		err := c.inForce.Desired.Serving().CheckLoss(next.Desired.Serving(), desired.DefaultMaxRemovedPercent)
+		if err != nil {
+			return nil, fmt.Errorf("the file %w: %w", err, ErrRemovals)
+		}
 	}
 	losses, err := c.runner.Losses(ctx, next.Desired)
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"reflect"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -194,7 +195,7 @@ services:
   - {name: s1, address: "2001:db8:1::1", weight: 3}
   - {name: s4, address: "2001:db8:1::4"}
 `
-	result, err := s.ApplyFile(t.Context(), []byte(file), Terms{})
+	result, err := s.ApplyFile(t.Context(), []byte(file), Terms{PermitsRemovals: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -209,15 +210,88 @@ services:
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.ApplyFile(t.Context(), own, Terms{}); err != nil || s.overrides() != "[web/s1 (drained)]" {
+	if _, err := s.ApplyFile(t.Context(), own, Terms{PermitsRemovals: true}); err != nil || s.overrides() != "[web/s1 (drained)]" {
 		t.Errorf("overrides %s, error %v", s.overrides(), err)
 	}
-	result, err = s.ApplyFile(t.Context(), []byte("node: {interface: eth7, addresses: [\"2001:db8::1\"]}\n"+file), Terms{DryRun: true})
+	result, err = s.ApplyFile(t.Context(), []byte("node: {interface: eth7, addresses: [\"2001:db8::1\"]}\n"+file),
+		Terms{DryRun: true, PermitsRemovals: true})
 	if err != nil || !strings.Contains(result.Warnings.Error(), "node: differs") {
 		t.Errorf("result %+v, error %v", result, err)
 	}
 	_, err = s.ApplyFile(t.Context(), []byte(strings.Replace(file, "gre", "grey", 1)), Terms{})
 	if err == nil || !strings.Contains(err.Error(), `line 7: services[0].encapsulation "grey"`) {
 		t.Errorf("error %v", err)
+	}
+}
+
+// sixServers are services of a file: web has six servers, and dns, which is last, two.
+const sixServers = `services:
+- {name: web, vip: "2001:db8:80::1", port: 80, protocol: tcp, encapsulation: gre, servers: [
+    {name: s1, address: "2001:db8:1::1"}, {name: s2, address: "2001:db8:1::2"}, {name: s3, address: "2001:db8:1::3"},
+    {name: s4, address: "2001:db8:1::4"}, {name: s5, address: "2001:db8:1::5"}, {name: s6, address: "2001:db8:1::6"}]}
+- {name: dns, vip: "2001:db8:80::1", port: 53, protocol: udp, encapsulation: gre, servers: [
+    {name: d1, address: "2001:db8:1::1"}, {name: d2, address: "2001:db8:1::2"}]}
+`
+
+// A file that takes more servers out of service than the limit changes nothing, unless that is
+// permitted. A dry run is refused, too. The process's own file has no limit, and neither have edits.
+func TestApplyFileLimit(t *testing.T) {
+	site := func() *site[*desired.Balancer] {
+		s := newSite(t)
+		s.change(drain("s2", false))
+		if _, err := s.ApplyFile(t.Context(), []byte(sixServers), Terms{PermitsRemovals: true}); err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	without := func(names ...string) string {
+		text := sixServers
+		for _, name := range names {
+			text = regexp.MustCompile(`\{name: `+name+`, address: "[0-9a-f:]*"\},? ?`).ReplaceAllString(text, "")
+		}
+		return text
+	}
+	with := func(field string, names ...string) string {
+		text := sixServers
+		for _, name := range names {
+			text = regexp.MustCompile(`\{name: `+name+`, `).ReplaceAllString(text, "${0}"+field+", ")
+		}
+		return text
+	}
+	for text, want := range map[string]string{
+		without("s1"):                                          "",
+		without("d1"):                                          "",
+		with("drained: true", "s1", "d1"):                      "",
+		with("weight: 0", "s1"):                                "",
+		without("s1", "s2"):                                    "would remove 2 of 6 servers of web",
+		with("weight: 0", "s1", "s2"):                          "would take out of service 2 of 6 servers of web",
+		with("drained: true", "s1", "s2"):                      "would take out of service 2 of 6 servers of web",
+		with("drained: true", "d1", "d2"):                      "would take out of service 2 of 2 servers of dns",
+		sixServers[:strings.Index(sixServers, "- {name: dns")]: "would remove 2 of 2 servers of dns",
+	} {
+		s := site()
+		before := s.overrides()
+		for _, terms := range []Terms{{DryRun: true}, {}, {PermitsRemovals: true}} {
+			_, err := s.ApplyFile(t.Context(), []byte(text), terms)
+			isRefused := errors.Is(err, ErrRemovals) && strings.Contains(err.Error(), want) &&
+				strings.Contains(err.Error(), "--allow-removals")
+			switch {
+			case want != "" && !terms.PermitsRemovals && (!isRefused || s.overrides() != before):
+				t.Errorf("%s\n%+v: overrides %s, error %v, want %s", text, terms, s.overrides(), err, want)
+			case (want == "" || terms.PermitsRemovals) && err != nil:
+				t.Errorf("%s\n%+v: error %v", text, terms, err)
+			}
+		}
+	}
+	s := site()
+	s.change(remove("s1"), remove("s2"), drain("s3", true), drain("s4", true))
+	s.change(Edit{Service: "web", Reset: true}, Edit{Service: "dns", Reset: true})
+	own := fmt.Sprintf(balancerText, s.Desired().Node.State)
+	own = own[:strings.Index(own, "services:")] + strings.ReplaceAll(sixServers[:strings.Index(sixServers, "- {name: dns")], "web", "other")
+	if err := os.WriteFile(s.file, []byte(own), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Reload(t.Context()); err != nil {
+		t.Errorf("a reload of another service: %v", err)
 	}
 }

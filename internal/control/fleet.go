@@ -12,6 +12,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/events"
 	"github.com/segue-lb/segue/internal/field"
 	"github.com/segue-lb/segue/internal/generation"
 	"github.com/segue-lb/segue/internal/store"
@@ -26,19 +27,17 @@ const (
 	storePatience = 40 * time.Second
 )
 
-// ErrRemovals is wrapped in the error of a change that removes more servers than the limit of the
-// store allows.
-var ErrRemovals = errors.New("permit it by --allow-removals")
-
 // ErrHeld is wrapped in the error of a change that permits removals while the balancer does not follow
 // a version because of its removals.
 var ErrHeld = errors.New("confirm the version, or restore its servers first")
 
-// CheckRemovals returns the function that refuses changes of a store that remove more servers than a
-// balancer's limit allows. Its error wraps ErrRemovals.
-func CheckRemovals(cfg *desired.Balancer) func(before, after store.Tree) error {
+// CheckRemovals returns the function that refuses changes of a store that take more servers out of
+// service than a balancer's limit allows. A change may drain any server if somebody has named each of
+// them. The function's error wraps ErrRemovals.
+func CheckRemovals(cfg *desired.Balancer, namesDrains bool) func(before, after store.Tree) error {
 	return func(before, after store.Tree) error {
-		if err := store.CheckRemovals(before, after, cfg.Store.MaxRemovedPercent); err != nil {
+		err := store.CheckRemovals(before, after, cfg.Store.MaxRemovedPercent, namesDrains)
+		if err != nil {
 			return fmt.Errorf("%w: %w", err, ErrRemovals)
 		}
 		return nil
@@ -282,8 +281,11 @@ func (f *Fleet) Overrides() ([]desired.Override, string) {
 }
 
 // Change makes a change in the store, so that all balancers follow it, for the controller.
-func (f *Fleet) Change(ctx context.Context, terms Terms, compute change[*desired.Balancer]) (*Result, error) {
-	change := store.Change{PermitsRemovals: terms.PermitsRemovals, DryRun: terms.DryRun}
+func (f *Fleet) Change(ctx context.Context, terms Terms, c change[*desired.Balancer]) (*Result, error) {
+	change := store.Change{
+		PermitsRemovals: terms.PermitsRemovals, NamesDrains: !c.isWhole, DryRun: terms.DryRun,
+		Who: events.ActorOf(ctx),
+	}
 	if terms.Version != "" {
 		var err error
 		if change.Expected, err = store.ParseVersion(terms.Version); err != nil {
@@ -291,7 +293,7 @@ func (f *Fleet) Change(ctx context.Context, terms Terms, compute change[*desired
 		}
 	}
 	if !terms.PermitsRemovals {
-		change.Check = CheckRemovals(f.controller.Desired())
+		change.Check = CheckRemovals(f.controller.Desired(), !c.isWhole)
 	} else if held := f.Status().Confirmable; held != (store.Version{}) && !terms.DryRun {
 		return nil, fmt.Errorf("version %s is held (segue store status), and --allow-removals would also "+
 			"permit the removals of that version: %w", held, ErrHeld)
@@ -299,7 +301,7 @@ func (f *Fleet) Change(ctx context.Context, terms Terms, compute change[*desired
 	var result *Result
 	var refusal error // of the last edit
 	change.Edit = func(tree store.Tree) (next store.Tree, err error) {
-		next, result, refusal = f.edit(ctx, tree, terms, compute)
+		next, result, refusal = f.edit(ctx, tree, c)
 		return next, refusal
 	}
 	writing, cancel := context.WithTimeout(ctx, storePatience)
@@ -327,7 +329,7 @@ func (f *Fleet) Change(ctx context.Context, terms Terms, compute change[*desired
 
 // edit makes a change in the content of the store.
 func (f *Fleet) edit(
-	ctx context.Context, tree store.Tree, terms Terms, compute change[*desired.Balancer],
+	ctx context.Context, tree store.Tree, c change[*desired.Balancer],
 ) (store.Tree, *Result, error) {
 	document, err := tree.Document()
 	if err != nil {
@@ -337,7 +339,7 @@ func (f *Fleet) edit(
 	if err != nil {
 		return nil, nil, err
 	}
-	after, warnings, err := compute(before)
+	after, warnings, err := c.compute(before)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/events"
 	"github.com/segue-lb/segue/internal/field"
 	"github.com/segue-lb/segue/internal/generation"
 	"github.com/segue-lb/segue/internal/store"
@@ -206,6 +207,45 @@ func TestFleetRefuses(t *testing.T) {
 	}
 }
 
+// Somebody who names each server may drain any number of them. A file that drains more than the limit is
+// refused, and so is one that gives them the weight 0.
+func TestFleetDrains(t *testing.T) {
+	t.Parallel()
+	a, b := fleetOf(t)
+	text := func(field string) []byte {
+		servers := ""
+		for i := range 4 {
+			servers += fmt.Sprintf("{name: s%d, address: \"2001:db8:1::%d\"%s}, ", i+1, i+1, field)
+		}
+		return []byte("services: [{name: web, vip: \"2001:db8:80::1\", port: 80, protocol: tcp, encapsulation: gre, " +
+			"servers: [" + servers + "]}]\n")
+	}
+	for _, field := range []string{", drained: true", ", weight: 0"} {
+		for _, dry := range []bool{true, false} {
+			_, err := a.ApplyFile(t.Context(), text(field), Terms{DryRun: dry})
+			if !errors.Is(err, ErrRemovals) || !strings.Contains(err.Error(), "3 of 4 servers of web, the last in service") {
+				t.Errorf("a file with %s: error %v", field, err)
+			}
+		}
+	}
+	ctx := events.WithActor(t.Context(), func() string { return "alice (uid 1000)" })
+	result, err := a.Change(ctx, []Edit{drain("s1", true), drain("s2", true), drain("s3", true)}, Terms{})
+	if err != nil || len(result.Warnings) > 0 {
+		t.Fatalf("warnings %v, error %v", result, err)
+	}
+	await(t, result.Version, a, b)
+	for _, m := range []*member{a, b} {
+		if !m.server("s1").Drained || !m.server("s3").Drained || m.fleet.Status().Held != "" {
+			t.Errorf("%+v", m.fleet.Status())
+		}
+		m.runner.mu.Lock()
+		if want := "store: alice (uid 1000) on a"; m.runner.by != want {
+			t.Errorf("changed by %q, want %q", m.runner.by, want)
+		}
+		m.runner.mu.Unlock()
+	}
+}
+
 // remove and add are edits of a server of web.
 func remove(server string) Edit { return Edit{Service: "web", Server: server, Remove: true} }
 
@@ -336,12 +376,11 @@ func TestFleetUnknownChange(t *testing.T) {
 		_ = near.fleet.Await(ctx, func(s store.Status) bool { return s.Newest.Change > 1 })
 		cancel()
 	}()
-	_, err := far.fleet.Change(ctx, Terms{Version: before}, func(f *config.BalancerFiles) (
-		*config.BalancerFiles, field.Errors, error,
-	) {
+	muting := func(f *config.BalancerFiles) (*config.BalancerFiles, field.Errors, error) {
 		proxy.Mute()
 		return edited(f, edits)
-	})
+	}
+	_, err := far.fleet.Change(ctx, Terms{Version: before}, change[*desired.Balancer]{compute: muting})
 	if !errors.Is(err, store.ErrUnknown) || !strings.Contains(err.Error(), "look with segue service list") {
 		t.Errorf("error %v", err)
 	}
@@ -361,11 +400,10 @@ func (m *member) apply(edits ...Edit) (version string) {
 	m.t.Helper()
 	applied, err := m.fleet.store.Apply(m.t.Context(), store.Change{
 		Edit: func(tree store.Tree) (store.Tree, error) {
-			next, _, err := m.fleet.edit(m.t.Context(), tree, Terms{}, func(f *config.BalancerFiles) (
-				*config.BalancerFiles, field.Errors, error,
-			) {
+			compute := func(f *config.BalancerFiles) (*config.BalancerFiles, field.Errors, error) {
 				return edited(f, edits)
-			})
+			}
+			next, _, err := m.fleet.edit(m.t.Context(), tree, change[*desired.Balancer]{compute: compute})
 			return next, err
 		},
 	})

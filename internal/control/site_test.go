@@ -13,6 +13,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/events"
 	"github.com/segue-lb/segue/internal/generation"
 )
 
@@ -47,6 +48,7 @@ type runner[D any] struct {
 	followed    []D
 	secrets     config.Secrets         // of the last state
 	generations generation.Generations // of a member of a fleet
+	by          string                 // who has asked for the last state
 }
 
 func (r *runner[D]) Reload(ctx context.Context, state D, secrets config.Secrets) error {
@@ -54,7 +56,7 @@ func (r *runner[D]) Reload(ctx context.Context, state D, secrets config.Secrets)
 }
 
 func (r *runner[D]) Follow(
-	_ context.Context, state D, secrets config.Secrets, g generation.Generations,
+	ctx context.Context, state D, secrets config.Secrets, g generation.Generations,
 ) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -66,6 +68,7 @@ func (r *runner[D]) Follow(
 		during()
 	}
 	r.followed, r.secrets, r.generations = append(r.followed, state), secrets, g
+	r.by = events.ActorOf(ctx)
 	return nil
 }
 

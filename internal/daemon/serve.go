@@ -21,6 +21,9 @@ type Service interface {
 	Run(context.Context) error
 	// Ready returns a channel that is closed when the service does its work.
 	Ready() <-chan struct{}
+	// Steps returns a number that grows at least every ten seconds from then on. If it does not, the
+	// service is stuck.
+	Steps() uint64
 }
 
 // CatchHangups delivers SIGHUP to the channel until stop is called. Otherwise, SIGHUP would end the
@@ -40,6 +43,14 @@ func Serve(ctx context.Context, service Service, reload func(context.Context) er
 	detach string, log *slog.Logger) error {
 	group, running := errgroup.WithContext(ctx)
 	group.Go(func() error { return service.Run(running) })
+	group.Go(func() error {
+		select {
+		case <-service.Ready():
+			feedWatchdog(running, service, watchdogInterval(), log)
+		case <-running.Done():
+		}
+		return nil
+	})
 	group.Go(func() error {
 		answer(running, service, reload, hangups, log)
 		if ctx.Err() != nil { // otherwise the service ended itself, and its error says more

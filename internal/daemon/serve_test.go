@@ -18,6 +18,8 @@ type slowService chan struct{}
 
 func (s slowService) Ready() <-chan struct{} { return s }
 
+func (slowService) Steps() uint64 { return 0 }
+
 func (s slowService) Run(ctx context.Context) error {
 	<-ctx.Done()
 	return nil

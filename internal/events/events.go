@@ -17,6 +17,7 @@ type Kind string
 
 // The kinds of events. docs/api.md describes them.
 const (
+	Started         Kind = "started"          // the process has begun: its events before are gone
 	ServerDown      Kind = "server_down"      // unfit for new flows
 	ServerUp        Kind = "server_up"        // fit again
 	ServerDraining  Kind = "server_draining"  // the desired state gives it no new flows any more
@@ -52,6 +53,8 @@ type Event struct {
 	Server  string    `json:"server,omitempty"`
 	Prefix  string    `json:"prefix,omitempty" doc:"of a VIP"`
 	Peer    string    `json:"peer,omitempty" doc:"of a BGP session"`
+	// By tells who has made a change: a user, a signal, or the store.
+	By string `json:"by,omitempty" example:"root (uid 0)" doc:"who made the change: a user of the API, signal, or store with the balancer and the user that wrote it"`
 	// Reason says why, in plain words. It may be empty. Publish shortens it to longestReason.
 	Reason  string   `json:"reason,omitempty" maxLength:"4096"`
 	Flows   *uint64  `json:"flows,omitempty" doc:"the live flows that the server had"`
@@ -116,6 +119,18 @@ func (s *Stream) Last() uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.next - 1
+}
+
+// Before returns the ID of the event before the last ones, which are n at most, and none of them older
+// than a time. The zero time is before all events.
+func (s *Stream) Before(n int, since time.Time) uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	last := s.last[max(0, len(s.last)-n):]
+	for len(last) > 0 && last[0].Time.Before(since) {
+		last = last[1:]
+	}
+	return s.next - uint64(len(last)) - 1
 }
 
 // After returns the kept events with higher IDs. If there are none, After waits for one. An ID that

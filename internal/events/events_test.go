@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 )
 
 // Readers get all events in their order, each from the ID that it names.
@@ -81,6 +82,51 @@ func TestLongReason(t *testing.T) {
 		if got := list[0].Reason; got != c.want {
 			t.Errorf("%d bytes %.10q...%q, want %d bytes", len(got), got, got[max(0, len(got)-10):], len(c.want))
 		}
+	}
+}
+
+// A reader begins with the last events, none of which is older than a time.
+func TestBefore(t *testing.T) {
+	s := NewStream()
+	begin := s.Last()
+	if got := s.Before(100, time.Time{}); got != begin {
+		t.Errorf("without events: %d, want %d", got, begin)
+	}
+	for range 5 {
+		s.Publish(Event{Kind: ServerUp})
+	}
+	now := time.Unix(1000, 0)
+	for i := range s.last {
+		s.last[i].Time = now.Add(time.Duration(i) * time.Second)
+	}
+	for _, c := range []struct {
+		n     int
+		since time.Time
+		want  uint64
+	}{
+		{0, time.Time{}, 5}, {1, time.Time{}, 4}, {5, time.Time{}, 0}, {100, time.Time{}, 0},
+		{100, now, 0}, {100, now.Add(time.Second), 1}, {100, now.Add(1500 * time.Millisecond), 2},
+		{100, now.Add(time.Hour), 5}, {2, now, 3}, {2, now.Add(4 * time.Second), 4},
+	} {
+		if got := s.Before(c.n, c.since); got != begin+c.want {
+			t.Errorf("the last %d since %v: after %d, want %d", c.n, c.since, got-begin, c.want)
+		}
+	}
+}
+
+// Who has asked for something is known in each context of it.
+func TestActor(t *testing.T) {
+	if by := ActorOf(t.Context()); by != "" {
+		t.Errorf("%q without an actor", by)
+	}
+	ctx := WithActor(t.Context(), func() string { return User(0) })
+	for _, ctx := range []context.Context{ctx, ByActor(t.Context(), ctx)} {
+		if by := ActorOf(ctx); by != "root (uid 0)" {
+			t.Errorf("%q", by)
+		}
+	}
+	if by := User(4294967294); by != "uid 4294967294" {
+		t.Errorf("%q", by)
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/store/etcdtest"
 )
 
@@ -301,5 +302,53 @@ func TestLimit(t *testing.T) {
 	f.await(version, time.Now())
 	if got := len(f.balancers[0].servers("web")); got != 1 {
 		t.Errorf("%d servers", got)
+	}
+}
+
+// Balancers do not follow content in which too many servers are drained or have the weight 0, as that of
+// an old backup, unless somebody has named them.
+func TestLimitCountsDrains(t *testing.T) {
+	t.Parallel()
+	f, _, _ := faulty(t)
+	damage := func(fields desired.Fields) func(Tree) {
+		return func(tree Tree) {
+			for i := range 4 {
+				put(overrideKey("web", fmt.Sprint("s", i)), bareOverride{Set: fields})(tree)
+			}
+		}
+	}
+	edit := func(change func(Tree)) func(Tree) (Tree, error) {
+		return func(t Tree) (Tree, error) { change(t); return t, nil }
+	}
+	heal := func(tree Tree) {
+		for i := range 4 {
+			delete(tree, overrideKey("web", fmt.Sprint("s", i)))
+		}
+	}
+	drained := desired.Fields{"drained": true}
+	for _, fields := range []desired.Fields{drained, {"weight": 0}, {"weight": "0"}} {
+		version := f.edit(damage(fields))
+		for _, b := range f.balancers {
+			b.await(func(s Status) bool { return s.Confirmable == version }, "refuse")
+			if want := "would take out of service 4 of 10 servers of web"; !strings.Contains(b.Status().Held, want) {
+				t.Errorf("%v: held: %s, want %s", fields, b.Status().Held, want)
+			}
+			if b.isDrained("web", "s1") {
+				t.Errorf("%v: a held drain is in force", fields)
+			}
+		}
+		f.await(f.edit(heal), time.Now())
+	}
+	f.await(f.apply(Change{NamesDrains: true, Edit: edit(damage(drained))}), time.Now())
+	f.await(f.edit(heal), time.Now())
+	// Who names drains does not permit removals, nor the drains of others that follow.
+	version := f.apply(Change{NamesDrains: true, Edit: edit(func(tree Tree) {
+		damage(drained)(tree)
+		for i := range 4 {
+			delete(tree, keyOf(serversKey, "web", fmt.Sprint("s", 9-i)))
+		}
+	})})
+	for _, b := range f.balancers {
+		b.await(func(s Status) bool { return s.Confirmable == version }, "refuse")
 	}
 }

@@ -311,7 +311,7 @@ func TestReplaceDamage(t *testing.T) {
 	before := f.balancers[0].State()
 	change := Change{
 		Edit:  replace(service("web", 10), service("dns", 2)),
-		Check: func(before, after Tree) error { return CheckRemovals(before, after, 30) },
+		Check: func(before, after Tree) error { return CheckRemovals(before, after, 30, false) },
 	}
 	_, err := f.store.Apply(t.Context(), change)
 	if err == nil || !strings.Contains(err.Error(), prefix+"/overrides/web/s2") ||

@@ -10,7 +10,6 @@ import (
 	"maps"
 	"reflect"
 	"slices"
-	"strings"
 
 	"github.com/segue-lb/segue/internal/desired"
 )
@@ -396,18 +395,4 @@ func withDrainOf(fields, other map[string]any) map[string]any {
 		result[drainedField] = drained
 	}
 	return result
-}
-
-// describeRemoved tells which servers a change would remove, such as "9 of 10 servers of web".
-func describeRemoved(removed []removal) string {
-	const most = 5
-	var texts []string
-	for _, r := range removed[:min(len(removed), most)] {
-		texts = append(texts, r.String())
-	}
-	text := strings.Join(texts, ", ")
-	if more := len(removed) - most; more > 0 {
-		text += fmt.Sprintf(", and servers of %d more", more)
-	}
-	return text
 }

@@ -177,8 +177,8 @@ func TestOverridesOfAdoptedService(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		want := servers{"web": {"s0": true}, "dns": {"s0": true, "s1": true}}
-		if got := document.servers(); !reflect.DeepEqual(got, want) {
+		want := desired.Serving{"web": {"s0": false}, "dns": {"s0": true, "s1": true}}
+		if got := document.serving(); !reflect.DeepEqual(got, want) {
 			t.Errorf("%s: servers %v, want %v", name, got, want)
 		}
 		for _, server := range []string{"s0", "s2"} {
@@ -212,7 +212,7 @@ func TestLargeOverride(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := len(document.servers()["new"]); got != many {
+	if got := len(document.serving()["new"]); got != many {
 		t.Errorf("%d servers, want %d", got, many)
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/events"
 	"github.com/segue-lb/segue/internal/field"
 	"github.com/segue-lb/segue/internal/generation"
 )
@@ -415,7 +416,8 @@ func (f *Follower) apply(
 		}
 		return confirmable, err
 	}
-	if err := f.balancer.Follow(ctx, next); err != nil {
+	byStore := events.WithActor(ctx, n.head.author)
+	if err := f.balancer.Follow(byStore, next); err != nil {
 		return false, err
 	}
 	if isFirst || before.Version != next.Version {
@@ -451,15 +453,19 @@ func (f *Follower) check(n *Snapshot, before, next *State) (confirmable bool, er
 	if err != nil {
 		return false, err
 	}
-	all := removals(had.servers(), document.servers(), limit)
-	isPermitted := before.Version.Epoch == next.Version.Epoch &&
-		before.Version.Change < n.head.Removals && n.head.Removals <= next.Version.Change
-	if len(all) == 0 || isPermitted {
+	isSame := before.Version.Epoch == next.Version.Epoch
+	if isSame && before.Version.Change < n.head.Removals && n.head.Removals <= next.Version.Change {
 		return false, nil
 	}
-	return true, fmt.Errorf("version %s would remove %s, and the limit is %d percent: "+
-		"confirm it by segue store confirm %s, or restore the content of the store",
-		next.Version, describeRemoved(all), limit, next.Version)
+	was, is := had.serving(), document.serving()
+	if isSame && before.Version.Change < n.head.Drains { // drains do not wait for the release
+		was, is = was.WithoutDrains(), is.WithoutDrains()
+	}
+	if err := was.CheckLoss(is, limit); err != nil {
+		return true, fmt.Errorf("version %s %w: confirm it by segue store confirm %s, or restore the content "+
+			"of the store", next.Version, err, next.Version)
+	}
+	return false, nil
 }
 
 // adopt notes the state in force, and writes it to the balancer's own file.

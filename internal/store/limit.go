@@ -5,94 +5,99 @@ package store
 import (
 	"fmt"
 	"maps"
-	"slices"
 
-	"github.com/segue-lb/segue/internal/plural"
+	"github.com/segue-lb/segue/internal/desired"
 )
 
-// removal is how many servers of a service a change removes.
-type removal struct {
-	service     string
-	removed, of int
-}
-
-func (r removal) String() string {
-	return fmt.Sprintf("%d of %s of %s", r.removed, plural.Count(r.of, "server"), r.service)
-}
-
-// CheckRemovals returns an error if a change of the content removes more than the given share of a
-// service's servers. It counts as a balancer that follows the change does.
-func CheckRemovals(before, after Tree, percent uint32) error {
-	had, err := before.Document()
+// CheckRemovals returns an error if a change of the content takes more than the given share of a
+// service's servers out of service. It counts as a balancer that follows the change does. If the
+// change may drain any server, only servers that it removes count.
+func CheckRemovals(before, after Tree, percent uint32, mayDrain bool) error {
+	had, has, err := bothServing(before, after)
 	if err != nil {
 		return err
 	}
-	has, err := after.Document()
-	if err != nil {
-		return err
+	if mayDrain {
+		had, has = had.WithoutDrains(), has.WithoutDrains()
 	}
-	if all := removals(had.servers(), has.servers(), percent); len(all) > 0 {
-		return fmt.Errorf("the change removes %s, and the limit is %d percent",
-			describeRemoved(all), percent)
+	if err := had.CheckLoss(has, percent); err != nil {
+		return fmt.Errorf("the change %w", err)
 	}
 	return nil
 }
 
-// servers are the names of servers by the names of their services.
-type servers map[string]map[string]bool
+// drains tells whether a change of the content drains a server, or gives it the weight 0.
+func drains(before, after Tree) (bool, error) {
+	had, has, err := bothServing(before, after)
+	return err == nil && had.Drains(has), err
+}
 
-// servers returns the servers of the content, whether or not a balancer could follow it.
-func (d *Document) servers() servers {
-	all := servers{}
+func bothServing(before, after Tree) (had, has desired.Serving, err error) {
+	first, err := before.Document()
+	if err != nil {
+		return nil, nil, err
+	}
+	second, err := after.Document()
+	if err != nil {
+		return nil, nil, err
+	}
+	return first.serving(), second.serving(), nil
+}
+
+// serving returns the servers of the content, whether or not a balancer could follow it.
+func (d *Document) serving() desired.Serving {
+	servers := map[string]map[string]desired.Fields{}
 	for _, service := range d.Services {
-		all.add(fmt.Sprint(service["name"]), service["servers"])
+		servers[fmt.Sprint(service["name"])] = serversIn(service["servers"])
 	}
 	for _, o := range d.Overrides {
+		of := servers[o.Service]
 		switch {
 		case o.Server == "" && o.Remove:
-			delete(all, o.Service)
-		case o.Server == "" && o.Add != nil && all[o.Service] == nil:
-			all.add(o.Service, o.Add["servers"])
-		case o.Server == "" || all[o.Service] == nil:
+			delete(servers, o.Service)
+		case o.Server == "" && o.Add != nil && of == nil:
+			servers[o.Service] = serversIn(o.Add["servers"])
+		}
+	}
+	for _, o := range d.Overrides { // those of a service precede those of its servers
+		of := servers[o.Service]
+		switch {
+		case o.Server == "" || of == nil:
+			continue
 		case o.Remove:
-			delete(all[o.Service], o.Server)
+			delete(of, o.Server)
+			continue
 		case o.Add != nil:
-			all[o.Service][o.Server] = true
+			of[o.Server] = o.Add
+		}
+		if fields, ok := of[o.Server]; ok {
+			of[o.Server] = maps.Clone(fields)
+			maps.Copy(of[o.Server], o.Set)
+		}
+	}
+	all := desired.Serving{}
+	for service, of := range servers {
+		all[service] = map[string]bool{}
+		for name, fields := range of {
+			all[service][name] = serves(fields)
 		}
 	}
 	return all
 }
 
-// add adds a service with a list of servers.
-func (s servers) add(service string, list any) {
-	names := map[string]bool{}
+// serversIn returns the fields of a list of servers by their names.
+func serversIn(list any) map[string]desired.Fields {
+	all := map[string]desired.Fields{}
 	elements, _ := list.([]any)
 	for _, element := range elements {
 		if fields, ok := element.(map[string]any); ok {
-			names[fmt.Sprint(fields["name"])] = true
-		}
-	}
-	s[service] = names
-}
-
-// removals returns the services that lose more servers than the limit permits, by their names. A
-// service may lose one server in any case, unless it is the last: a limit of 30 percent would
-// otherwise permit no change of a service with three servers. 100 percent is no limit.
-func removals(before, after servers, percent uint32) (all []removal) {
-	for _, service := range slices.Sorted(maps.Keys(before)) {
-		r := removal{service: service, of: len(before[service])}
-		for name := range before[service] {
-			if !after[service][name] {
-				r.removed++
-			}
-		}
-		permitted := r.of
-		if percent < 100 {
-			permitted = min(max(1, r.of*int(percent)/100), r.of-1)
-		}
-		if r.removed > 0 && r.removed > permitted {
-			all = append(all, r)
+			all[fmt.Sprint(fields["name"])] = fields
 		}
 	}
 	return all
+}
+
+// serves tells whether a server with some fields takes new flows. The values may be text.
+func serves(fields desired.Fields) bool {
+	return fmt.Sprint(fields[drainedField]) != "true" && fmt.Sprint(fields["weight"]) != "0"
 }

@@ -211,10 +211,24 @@ type head struct {
 	// Removals is the last change whose writer has permitted it to remove more servers than the
 	// limit. 0: none.
 	Removals uint64 `json:"removals,omitempty"`
+	// Drains is the last change whose writer has named each server that it drains or gives the weight 0.
+	// Balancers follow it whatever the number of these servers.
+	Drains uint64 `json:"drains,omitempty"`
 	// Writing is the number of a change of many keys that is being written. 0: none.
 	Writing uint64 `json:"writing,omitempty"`
+	// Who is the user that has asked the writer for the change. Empty: not known.
+	Who string `json:"who,omitempty"`
 	// By names the writer, and identifies its attempt.
 	By string `json:"by"`
+}
+
+// author tells who has made the last change, for events.
+func (h *head) author() string {
+	writer := h.By[:max(0, strings.LastIndex(h.By, " "))]
+	if h.Who == "" {
+		return "store: " + writer
+	}
+	return fmt.Sprintf("store: %s on %s", h.Who, writer)
 }
 
 // release is the change that balancers follow.

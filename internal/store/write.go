@@ -38,11 +38,16 @@ type Change struct {
 	// PermitsRemovals tells balancers to follow the change even if it removes more servers than
 	// their limits allow.
 	PermitsRemovals bool
+	// NamesDrains tells that somebody has named each server that the change drains or gives the weight 0.
+	// Balancers follow that whatever the number of these servers.
+	NamesDrains bool
 	// Replaces tells that the change replaces services, servers and overrides also where their keys have
 	// values that are not valid. Edit does not get these values.
 	Replaces bool
 	// Fills tells that the store must be empty before.
 	Fills bool
+	// Who is the user that asks for the change; empty: not known.
+	Who string
 	// DryRun tells to call Edit, and to write nothing.
 	DryRun bool
 }
@@ -106,9 +111,18 @@ func (w *writer) attempt(ctx context.Context) (Version, error) {
 		return n.Version(), nil
 	}
 	next := *n.head
-	next.Change, next.By, next.Writing = next.Change+1, w.by, 0
+	next.Change, next.By, next.Who, next.Writing = next.Change+1, w.by, w.change.Who, 0
 	if w.change.PermitsRemovals {
 		next.Removals = next.Change
+	}
+	if w.change.NamesDrains {
+		isDrain, err := drains(before, after)
+		if err != nil {
+			return Version{}, err
+		}
+		if isDrain {
+			next.Drains = next.Change
+		}
 	}
 	changes := append(before.changesTo(after), n.unreadable(after)...)
 	batches := w.batches(n, changes, next.Change)

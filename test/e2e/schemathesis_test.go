@@ -40,7 +40,7 @@ func TestSchemathesis(t *testing.T) {
 		}
 		// Whatever the requests have changed, the process's own file brings back. What they have
 		// drained stays drained.
-		command(t, l, node, segue, "apply", filepath.Join("/run/segue/lab", l.Name, "conf", file))
+		command(t, l, node, segue, "apply", "--allow-removals", filepath.Join("/run/segue/lab", l.Name, "conf", file))
 	}
 	_, err := newClient(l).visit(t.Context(), l.Topology.Services[0], 20)
 	must(t, err)

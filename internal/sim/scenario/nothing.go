@@ -7,6 +7,7 @@ import (
 
 	"go.yaml.in/yaml/v4"
 
+	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/field"
 )
 
@@ -14,8 +15,8 @@ import (
 // "events:" would have the events of the file instead of none. Elements of lists are reported
 // elsewhere.
 func nothing(text []byte) (errs field.Errors) {
-	var root yaml.Node
-	if yaml.Load(text, &root) != nil || len(root.Content) == 0 {
+	root, err := config.Document(text)
+	if err != nil {
 		return nil // which was reported already
 	}
 	var walk func(path string, node *yaml.Node)

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"bytes"
+	"fmt"
+
+	"go.yaml.in/yaml/v4"
+	"go.yaml.in/yaml/v4/plugin/loaderlimits"
+
+	"github.com/segue-lb/segue/internal/field"
+)
+
+// The bounds of a YAML document. A node is a key, a value, a list or a mapping. A process that reads
+// a document may be exempt from the kernel's choice of processes to kill, so a short text must not
+// stand for a document that takes all memory. The greatest configuration has 65,535 servers. Each has
+// at most 21 nodes, as an override that adds it with all fields.
+const (
+	MostBytes = 32 << 20 // of the text, and of all values, counting those that aliases stand for
+	mostNodes = 1_500_000
+	mostDepth = 100
+	// mostSeparators bounds the characters that separate nodes, comments included.
+	mostSeparators = 2_000_000
+	// A byte of the text may stand for so many nodes: aliases give 400 services the same 160 servers,
+	// and not ten kilobytes a million nodes. A small file may have fewNodes in any case.
+	mostNodesOfByte, fewNodes = 20, 100_000
+	// mostErrors bounds the errors that are listed: each is longer than the node that it is about.
+	mostErrors = 1000
+	// mostElements bounds a list. The element of a list can be an empty mapping, which takes three
+	// bytes, and its struct a thousand.
+	mostElements = 100_000
+)
+
+// loadNodes parses a document whose text is within the bounds. Aliases are not expanded.
+func loadNodes(data []byte) (*yaml.Node, *field.Error) {
+	if problem := checkText(data); problem != nil {
+		return nil, problem
+	}
+	var root yaml.Node
+	depth := loaderlimits.New(loaderlimits.DepthFunc(func(depth int, _ *yaml.DepthContext) error {
+		if depth > mostDepth {
+			return fmt.Errorf("more than %d levels of lists and mappings", mostDepth)
+		}
+		return nil
+	}))
+	if err := yaml.Load(data, &root, yaml.WithPlugin(depth)); err != nil {
+		return nil, syntaxError(data, err)
+	}
+	return &root, nil
+}
+
+// checkText bounds what the parser makes of a text. It counts the characters that separate nodes: a
+// document has at most about twice as many nodes. The time of the parser is quadratic in the number of
+// directives, and no file needs more than one.
+func checkText(data []byte) *field.Error {
+	if len(data) > MostBytes {
+		return &field.Error{Problem: fmt.Sprintf("the file has %d bytes; at most %d are read", len(data), MostBytes)}
+	}
+	const mostDirectives = 10
+	separators, directives, line := 0, 0, 1
+	for i, c := range data {
+		switch c {
+		case '\n', '\r', ',', '[', '{':
+			separators++
+		case ':', '-', '?':
+			if i+1 == len(data) || bytes.IndexByte([]byte(" \t\r\n\"'"), data[i+1]) >= 0 {
+				separators++
+			}
+		case '%':
+			if i == 0 || data[i-1] == '\n' || data[i-1] == '\r' {
+				directives++
+			}
+		}
+		if c == '\n' {
+			line++
+		}
+		switch {
+		case separators > mostSeparators:
+			return &field.Error{Line: line, Problem: tooManyNodes(mostNodes)}
+		case directives > mostDirectives:
+			return &field.Error{Line: line, Problem: fmt.Sprintf("more than %d directives", mostDirectives)}
+		}
+	}
+	return nil
+}
+
+func tooManyNodes(most int) string {
+	return fmt.Sprintf("the file is too large: it may have %d keys, values, lists and mappings, where an "+
+		"alias counts as all that it stands for", most)
+}
+
+// extent is the size of a document, or of a part of it, with all aliases expanded.
+type extent struct{ nodes, bytes, depth int }
+
+// bounds measures a document.
+type bounds struct {
+	mostNodes int
+	anchors   map[*yaml.Node]*extent // nil: the node has begun, and has not ended
+	total     extent
+}
+
+// checkBounds returns an error about the node at which a document exceeds the bounds, or about an
+// alias that stands for a value that contains the alias. It expands nothing: the time is linear in
+// the length of the text, which it gets in bytes.
+func checkBounds(root *yaml.Node, length int) *field.Error {
+	b := bounds{
+		mostNodes: min(max(fewNodes, length*mostNodesOfByte), mostNodes), anchors: map[*yaml.Node]*extent{},
+	}
+	_, problem := b.add(root, 0)
+	return problem
+}
+
+// add measures a node at a depth. It returns the depth of the deepest node in it.
+func (b *bounds) add(node *yaml.Node, depth int) (deepest int, problem *field.Error) {
+	if node.Kind == yaml.AliasNode {
+		of, isKnown := b.anchors[node.Alias]
+		if isKnown && of == nil {
+			return 0, &field.Error{Line: node.Line, Problem: fmt.Sprintf(
+				"the alias *%s stands for a value that contains the alias", node.Value)}
+		}
+		b.total.nodes += of.nodes
+		b.total.bytes += of.bytes
+		deepest = depth + of.depth
+		return deepest, b.exceeded(node, deepest)
+	}
+	before := b.total
+	if node.Anchor != "" {
+		b.anchors[node] = nil
+	}
+	b.total.nodes++
+	b.total.bytes += len(node.Value)
+	deepest = depth
+	if problem := b.exceeded(node, depth); problem != nil {
+		return 0, problem
+	}
+	for _, inner := range node.Content {
+		at, problem := b.add(inner, depth+1)
+		if problem != nil {
+			return 0, problem
+		}
+		deepest = max(deepest, at)
+	}
+	if node.Anchor != "" {
+		b.anchors[node] = &extent{b.total.nodes - before.nodes, b.total.bytes - before.bytes, deepest - depth}
+	}
+	return deepest, nil
+}
+
+// exceeded returns an error if the document exceeds a bound at a node.
+func (b *bounds) exceeded(node *yaml.Node, depth int) *field.Error {
+	problem := ""
+	switch {
+	case b.total.nodes > b.mostNodes:
+		problem = tooManyNodes(b.mostNodes)
+	case b.total.bytes > MostBytes:
+		problem = fmt.Sprintf("the values of the file have more than %d bytes, where an alias counts as "+
+			"all that it stands for", MostBytes)
+	case depth > mostDepth+1: // the document is no level
+		problem = fmt.Sprintf("more than %d levels of lists and mappings, where an alias counts as all "+
+			"that it stands for", mostDepth)
+	default:
+		return nil
+	}
+	return &field.Error{Line: node.Line, Problem: problem}
+}

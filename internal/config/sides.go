@@ -1,0 +1,305 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/field"
+)
+
+// Side is the file of a balancer or of an agent, which must fit those of the other side. The roles of
+// a file other than its own are nil.
+type Side struct {
+	Balancer *desired.Balancer
+	Agent    *desired.Agent
+	file     string
+	*document
+}
+
+// BalancerSide reads a balancer's file, whose name is for errors. The file is valid.
+func BalancerSide(file string, data []byte) *Side {
+	b, d := readBalancer(data)
+	return &Side{Balancer: b, file: file, document: d}
+}
+
+// AgentSide is BalancerSide for an agent's file.
+func AgentSide(file string, data []byte) *Side {
+	a, d := readAgent(data)
+	return &Side{Agent: a, file: file, document: d}
+}
+
+// place returns where a field is, such as "agent.yaml:7 (services[0].port)". For a field that is
+// missing, it is the line of its section.
+func (s *Side) at(path string) string {
+	e := s.document.at(path, "")
+	return fmt.Sprintf("%s:%d (%s)", s.file, e.Line, path)
+}
+
+// comparison compares the files of both sides.
+type comparison struct {
+	problems field.Errors // by which flows would be lost or refused
+	warnings field.Errors
+}
+
+// CompareSides compares each balancer's file with each agent's. Problems are about fields that do not
+// fit, of which each names both places. Warnings are about a server or an agent that the other side's
+// files do not have, which may have further files.
+func CompareSides(sides []*Side) (problems, warnings field.Errors) {
+	var c comparison
+	var balancers, agents []*Side
+	for _, s := range sides {
+		if s.Balancer != nil {
+			balancers = append(balancers, s)
+		} else {
+			agents = append(agents, s)
+		}
+	}
+	if len(balancers) == 0 || len(agents) == 0 {
+		return nil, nil
+	}
+	c.sameHosts(agents)
+	for _, a := range agents {
+		serves := false
+		for _, b := range balancers {
+			serves = c.pair(b, a) || serves
+		}
+		if !serves && !slices.ContainsFunc(balancers, (*Side).hasStore) {
+			c.noServer(a)
+		}
+	}
+	for _, b := range balancers {
+		c.noAgents(b, agents)
+	}
+	return c.problems, c.warnings
+}
+
+func (s *Side) hasStore() bool { return s.Balancer.Store != nil }
+
+// differ reports that a field does not fit another side's. The format says how.
+func (c *comparison) differ(of *Side, path, format string, args ...any) {
+	e := of.document.at(path, fmt.Sprintf(format, args...))
+	e.File = of.file
+	c.problems = append(c.problems, e)
+}
+
+// warn is differ for a warning.
+func (c *comparison) warn(of *Side, path, format string, args ...any) {
+	e := of.document.at(path, fmt.Sprintf(format, args...))
+	e.File = of.file
+	c.warnings = append(c.warnings, e)
+}
+
+// isHost tells whether a server of a balancer is the host of an agent.
+func (s *Side) isHost(server *desired.Server) bool {
+	node := &s.Agent.Node
+	return server.Locator.IsValid() && server.Locator == node.Locator ||
+		server.Address.IsValid() && slices.Contains(node.Addresses, server.Address)
+}
+
+// addressPath returns the path of the field that says where a server is.
+func addressPath(server *desired.Server, at string) string {
+	if server.Locator.IsValid() {
+		return field.Child(at, "locator")
+	}
+	return field.Child(at, "address")
+}
+
+// eachServer calls a function for each server of a balancer, with its path.
+func (s *Side) eachServer(each func(service *desired.Service, server *desired.Server, serviceAt, at string)) {
+	for i := range s.Balancer.Services {
+		service := &s.Balancer.Services[i]
+		serviceAt := field.Item("services", i)
+		for j := range service.Servers {
+			each(service, &service.Servers[j], serviceAt, field.Item(field.Child(serviceAt, "servers"), j))
+		}
+	}
+}
+
+// sameHosts reports agents that claim to be the same host.
+func (c *comparison) sameHosts(agents []*Side) {
+	first := map[netip.Prefix]*Side{}
+	for _, a := range agents {
+		locator := a.Agent.Node.Locator
+		if before := first[locator]; locator.IsValid() && before != nil {
+			c.differ(a, "node.locator", "is also that of %s", before.at("node.locator"))
+		}
+		first[locator] = a
+	}
+}
+
+// pair compares a balancer with an agent. It tells whether the agent's host is a server of the
+// balancer.
+func (c *comparison) pair(b, a *Side) (isServer bool) {
+	srv6, polls := false, false
+	b.eachServer(func(service *desired.Service, server *desired.Server, serviceAt, at string) {
+		if !a.isHost(server) {
+			return
+		}
+		isServer = true
+		srv6 = srv6 || service.Encapsulation.IsSRv6()
+		polls = polls || service.Placement.Polls()
+		c.service(b, a, service, server, serviceAt, at)
+	})
+	if !isServer {
+		return false
+	}
+	if srv6 {
+		c.trust(b, a)
+	}
+	if polls && a.Agent.Poll.Listen == "" {
+		c.differ(a, "poll.listen", "missing, and a service polls its servers: %s", b.at("services"))
+	}
+	return true
+}
+
+// trust compares what a balancer and an agent need to take each other's packets.
+func (c *comparison) trust(b, a *Side) {
+	locator := b.Balancer.Node.Locator
+	accepted := func(p netip.Prefix) bool { return p.Bits() <= locator.Bits() && p.Contains(locator.Addr()) }
+	if list := a.Agent.Node.Balancers; locator.IsValid() && len(list) > 0 && !slices.ContainsFunc(list, accepted) {
+		c.differ(a, "node.balancers", "contains no prefix with the locator %s of the balancer: %s", locator,
+			b.at("node.locator"))
+	}
+	c.keys(b, a)
+}
+
+// keys compares the keys for tags. It never shows them. Files that do not exist here, as in a commit
+// hook, are not compared.
+func (c *comparison) keys(b, a *Side) {
+	const path = desired.SignalKeyField
+	file, other := b.Balancer.Node.SignalKey, a.Agent.Node.SignalKey
+	switch {
+	case file == "" && other == "":
+		return
+	case other == "":
+		c.differ(a, path, "missing, and the balancer has one: %s", b.at(path))
+		return
+	case file == "":
+		c.differ(b, path, "missing, and the agent has one: %s", a.at(path))
+		return
+	case file == other:
+		return // a path on two hosts
+	}
+	keys, err := ReadSignalKeys(file)
+	of := b
+	var others SignalKeys
+	if err == nil {
+		others, err = ReadSignalKeys(other)
+		of = a
+	}
+	var problem *field.Error
+	switch {
+	case errors.As(err, &problem):
+		if problem.Problem != unix.ENOENT.Error() {
+			c.warn(of, path, "the keys of both sides were not compared: %s", problem.Problem)
+		}
+	case !slices.Contains(keys, others[0]):
+		c.differ(a, path, "the first key in the file is not among those of the balancer: %s", b.at(path))
+	case !slices.Contains(others, keys[0]):
+		c.differ(b, path, "the first key in the file is not among those of the agent: %s", a.at(path))
+	}
+}
+
+// service compares a service of a balancer with that of the agent on one of its servers.
+func (c *comparison) service(
+	b, a *Side, service *desired.Service, server *desired.Server, serviceAt, at string,
+) {
+	i := agentService(a.Agent, service)
+	if i < 0 {
+		c.missing(b, a, service, server, serviceAt, at)
+		return
+	}
+	own, ownAt := &a.Agent.Services[i], field.Item("services", i)
+	same := func(name string, value, other fmt.Stringer) {
+		if value.String() != other.String() {
+			c.differ(b, field.Child(serviceAt, name), "is %s, but %s on the server %s: %s", value, other,
+				server.Name, a.at(field.Child(ownAt, name)))
+		}
+	}
+	same("encapsulation", text(service.Encapsulation), text(own.Encapsulation))
+	if service.QUIC != nil {
+		form := fmt.Stringer(text("missing"))
+		if own.QUIC != nil {
+			form = own.QUIC
+		}
+		same("quic", service.QUIC, form)
+		if own.QUICID != server.QUICID {
+			c.differ(b, field.Child(at, "quic-id"), "differs from that of the agent: %s",
+				a.at(field.Child(ownAt, "quic-id")))
+		}
+	}
+}
+
+type text string
+
+func (t text) String() string { return string(t) }
+
+// agentService returns the index of the agent's service that gets the packets of a balancer's; -1:
+// none.
+func agentService(a *desired.Agent, of *desired.Service) int {
+	found := -1
+	for i := range a.Services {
+		s := &a.Services[i]
+		switch {
+		case s.VIP != of.VIP || s.Protocol != of.Protocol:
+		case s.Port == of.Port:
+			return i
+		case s.Port == desired.AllPorts:
+			found = i
+		}
+	}
+	return found
+}
+
+// missing reports that an agent has no service for that of a balancer. If it has one with the same
+// name, the error names the fields that differ.
+func (c *comparison) missing(
+	b, a *Side, service *desired.Service, server *desired.Server, serviceAt, at string,
+) {
+	isNamed := func(own desired.AgentService) bool { return own.Name == service.Name }
+	if i := slices.IndexFunc(a.Agent.Services, isNamed); i >= 0 {
+		own := &a.Agent.Services[i]
+		for _, f := range []struct{ name, value, other string }{
+			{"vip", service.VIP.String(), own.VIP.String()},
+			{"port", service.Port.String(), own.Port.String()},
+			{"protocol", string(service.Protocol), string(own.Protocol)},
+		} {
+			if f.value != f.other {
+				c.differ(b, field.Child(serviceAt, f.name), "is %s on the server %s: %s", f.other, server.Name,
+					a.at(field.Child(field.Item("services", i), f.name)))
+			}
+		}
+		return
+	}
+	c.differ(b, addressPath(server, at), "the agent of the server %s has no service with the VIP %s, port %s and "+
+		"protocol %s: %s", server.Name, service.VIP, service.Port, service.Protocol, a.at("services"))
+}
+
+// noServer reports an agent whose host is no server of the balancers.
+func (c *comparison) noServer(a *Side) {
+	path := "node.locator"
+	if !a.Agent.Node.Locator.IsValid() {
+		path = "node.addresses"
+	}
+	c.differ(a, path, "no balancer's file has a server there")
+}
+
+// noAgents warns about servers that have no agent's file.
+func (c *comparison) noAgents(b *Side, agents []*Side) {
+	if b.hasStore() {
+		c.warn(b, "store", "the services are in the store, and are not compared")
+	}
+	b.eachServer(func(_ *desired.Service, server *desired.Server, _, at string) {
+		isHost := func(a *Side) bool { return a.isHost(server) }
+		if !slices.ContainsFunc(agents, isHost) {
+			c.warn(b, addressPath(server, at), "no agent's file is for this server")
+		}
+	})
+}
