@@ -84,7 +84,7 @@ static __always_inline enum lb_reason drop_if_vip(const struct packet *pkt, enum
 }
 
 /* Completes the flow key of a fragment or of ICMP, and finds the packet's service. The reason is
- * none if both succeed. */
+ * none if both succeed, and the packet is not to be dropped whatever the service is. */
 static __always_inline enum lb_reason read_unusual(struct xdp_md *ctx, struct packet *pkt,
 						   enum parse_result result,
 						   struct service *service)
@@ -102,6 +102,8 @@ static __always_inline enum lb_reason read_unusual(struct xdp_md *ctx, struct pa
 	why = classify(pkt, service);
 	if (why && pkt->kind == PACKET_ICMP_ERROR)
 		return LB_DROP_ICMP_NO_SERVICE;
+	if (!why && contradicts_itself(pkt))
+		return LB_DROP_TCP_FLAGS;
 	return why;
 }
 

@@ -50,6 +50,7 @@ enum lb_reason {
 	LB_DROP_FRAGMENT_UNKNOWN, /* a later fragment whose first was not seen */
 	LB_DROP_PROTOCOL,
 	LB_DROP_TRANSPORT,
+	LB_DROP_TCP_FLAGS,	 /* SYN with FIN or RST */
 	LB_DROP_NO_SERVICE,	 /* no service of the VIP has this port */
 	LB_DROP_ICMP_TYPE,	 /* neither an error about a packet nor a ping */
 	LB_DROP_ICMP_QUOTE,	 /* an error that names no flow from the VIP */
