@@ -220,16 +220,19 @@ volatile __u32 host_client_interface;
 SEC("tc")
 int tc_return(struct __sk_buff *skb)
 {
-	if (!is_marked_own(skb))
+	if (!is_marked_own(skb) || is_answer_to_call(skb))
 		return TC_ACT_UNSPEC;
 	return bpf_redirect_neigh(host_client_interface, NULL, 0, 0);
 }
 
-/* Encapsulates the packets of health checks at the egress of the interface towards the servers. */
+/* Encapsulates the packets of health checks and calls at the egress of the interface towards the
+ * servers. */
 SEC("tc")
 int tc_check(struct __sk_buff *skb)
 {
-	return skb->mark >> 16 == CHECK_MARK ? send_check(skb) : TC_ACT_UNSPEC;
+	__u32 mark = skb->mark >> 16;
+
+	return mark == CHECK_MARK || mark == CALL_MARK ? send_check(skb) : TC_ACT_UNSPEC;
 }
 
 /* Tells user space the time of the flow table's clock, which only programs can read. */

@@ -136,7 +136,7 @@ func newBalancer(
 		checker:   health.New(path, log),
 		path:      path,
 		inference: newInference(plane, log),
-		prober:    probe.New(w, uint16(dataplane.ProtocolVersion), log),
+		prober:    probe.New(w, &caller{plane, path}, uint16(dataplane.ProtocolVersion), log),
 		wire:      w,
 		calls:     make(chan call),
 		ended:     make(chan struct{}),

@@ -10,10 +10,10 @@ import (
 )
 
 // hasFailed tells whether a server has a cause because of which its flows may be ended or moved.
-// Passing causes do not suffice, nor do offers without an answer: the server may still serve the
-// connections that it has. If the application has ended, the server's kernel resets them.
+// Passing causes do not suffice: the server may still serve the connections that it has. If the
+// application has ended, the server's kernel resets them.
 func hasFailed(all dataplane.Causes) bool {
-	return all&^(passing|dataplane.Unheard) != 0
+	return all&^passing != 0
 }
 
 // usable lists the servers of a service that get new flows: the servers that are not drained and
