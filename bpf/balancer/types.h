@@ -129,6 +129,9 @@ enum server_flags {
 	 * then. */
 	SERVER_STARTING = 1 << 13,
 	SERVER_REFUSING = 1 << 14, /* unfit: its application has stopped listening */
+	/* Drained until one of its health checks has a result, because other servers have passed
+	 * theirs. */
+	SERVER_UNPROVEN = 1 << 15,
 };
 
 /*

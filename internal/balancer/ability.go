@@ -48,7 +48,7 @@ func (s *services) abilityOf(svc *service, usable []*member) Ability {
 	for _, m := range usable {
 		switch causes := s.causes(m) &^ passing; {
 		case causes.Has(dataplane.Unresolved):
-		case svc.Health != nil && !m.checked:
+		case svc.awaitsCheck(m):
 			awaitsChecks = true
 		case causes == 0:
 			return Ready
