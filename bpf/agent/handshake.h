@@ -297,6 +297,13 @@ static __always_inline bool is_balancer(__u64 sender)
 	return bpf_map_lookup_elem(&balancers, &key);
 }
 
+/* Whether a packet can be offered: a listening socket takes a SYN, but neither with FIN nor with
+ * RST. */
+static __always_inline bool opens_connection(const struct packet *pkt)
+{
+	return starts_connection(pkt) && !contradicts_itself(pkt);
+}
+
 /*
  * Handles a packet to a VIP of this server with a function about flows. The reason is none if the
  * packet is to be delivered.
@@ -319,7 +326,9 @@ static __always_inline enum agent_reason handle_flow_function(struct xdp_md *ctx
 	else if (function_of(envelope) == SID_RECOVER || function_of(envelope) == SID_STEER)
 		why = handle_recover(ctx, envelope, &client.packet);
 	else
-		why = handle_connect(ctx, envelope, &client.packet);
+		why = opens_connection(&client.packet)
+			      ? handle_connect(ctx, envelope, &client.packet)
+			      : AGENT_DROP_TCP_FLAGS;
 	if (!why && client.fragment.identification)
 		note_delivered_fragment(&client);
 	return why;

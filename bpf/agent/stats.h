@@ -56,6 +56,7 @@ enum agent_reason {
 	AGENT_DROP_NOT_SERVED,	      /* not a VIP of this node, and no server is left */
 	AGENT_DROP_SENDER,	      /* not from a configured balancer */
 	AGENT_DROP_TRANSPORT,	      /* a function about a flow, but no TCP header */
+	AGENT_DROP_TCP_FLAGS,	      /* the offer of a packet that does not open a connection */
 	AGENT_DROP_PROBE,	      /* a probe without a token */
 	AGENT_DROP_NOT_LOCAL,	      /* no server of the list has the flow */
 	AGENT_DROP_RATE_LIMIT,	      /* the rate limit of resets is exceeded */

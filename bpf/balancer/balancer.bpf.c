@@ -100,7 +100,7 @@ static __always_inline bool is_in_vlan(const struct xdp_md *ctx)
 }
 
 /* Completes the flow key of a fragment or of ICMP, and finds the packet's service. The reason is
- * none if both succeed. */
+ * none if both succeed, and the packet is not to be dropped whatever the service is. */
 static __always_inline enum lb_reason read_unusual(struct xdp_md *ctx, struct packet *pkt,
 						   enum parse_result result,
 						   struct service *service)
@@ -120,6 +120,8 @@ static __always_inline enum lb_reason read_unusual(struct xdp_md *ctx, struct pa
 	why = classify(pkt, service);
 	if (why && pkt->kind == PACKET_ICMP_ERROR)
 		return LB_DROP_ICMP_NO_SERVICE;
+	if (!why && contradicts_itself(pkt))
+		return LB_DROP_TCP_FLAGS;
 	return why;
 }
 
@@ -237,11 +239,14 @@ int tc_return(struct __sk_buff *skb)
 	return is_for_copies(skb, &source) ? send_copies(skb, &source) : TC_ACT_UNSPEC;
 }
 
-/* Encapsulates the packets of health checks at the egress of the interface towards the servers. */
+/* Encapsulates the packets of health checks and calls at the egress of the interface towards the
+ * servers. */
 SEC("tc")
 int tc_check(struct __sk_buff *skb)
 {
-	return skb->mark >> 16 == CHECK_MARK ? send_check(skb) : TC_ACT_UNSPEC;
+	__u32 mark = skb->mark >> 16;
+
+	return mark == CHECK_MARK || mark == CALL_MARK ? send_check(skb) : TC_ACT_UNSPEC;
 }
 
 /* Tells user space the time of the flow table's clock, which only programs can read. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Health checks on the path of clients' packets. The balancer's process connects to the VIP. The
+ * Health checks and calls on the path of clients' packets. The balancer's process connects to the VIP. The
  * mark of its sockets names the server to check (SO_MARK), and the host routes marked packets to
  * the interface towards the servers (internal/checkpath). XDP does not see packets that the host
  * itself sends. So tc_check encapsulates them at the egress of the interface, with the headers that
@@ -8,6 +8,10 @@
  *
  * The server's agent delivers the packets of a check without a decision (SID_DELIVER). A busy
  * server must not fail its checks by passing them on, and servers send no signals about checks.
+ *
+ * A call is a connection that the balancer offers to one server of a service that hunts, to learn
+ * whether the server answers offers (internal/probe). The server must accept the offer. Its SYN-ACK
+ * carries a signal, as for clients, and tc_return leaves it to the host (return.h).
  */
 #ifndef SEGUE_BALANCER_CHECK_H
 #define SEGUE_BALANCER_CHECK_H
@@ -21,13 +25,18 @@
 
 /* The upper half of the mark of all checks. The lower half is the server's slot. */
 #define CHECK_MARK 0x5e6c
+/* The same for calls. */
+#define CALL_MARK 0x5e6d
 
 /* How a server is checked. */
 struct check {
 	struct in6_addr vip;
 	__u8 encapsulation; /* enum encapsulation */
 	__u8 is_used;	    /* 0: the server is not checked, and its checks are dropped */
-	__u8 pad[6];
+	__u8 pad[2];
+	/* 1 plus the slot of the server that calls go to behind this one, which passes them on; 0:
+	 * they go to this server. */
+	__u32 last;
 };
 
 /* By slot. Only user space writes it. */
@@ -38,6 +47,46 @@ struct {
 	__type(key, __u32);
 	__type(value, struct check);
 } checks SEC(".maps");
+
+/* Whether a packet of the host opens a connection. The host sends no IPv4 options and no extension
+ * headers with it. */
+static __always_inline bool is_syn(const struct __sk_buff *skb, const struct packet *pkt)
+{
+	bool is_v6 = pkt->ethertype == bpf_htons(ETH_P_IPV6);
+	__u8 flags;
+
+	return !bpf_skb_load_bytes(
+		       skb, ETH_HLEN + (is_v6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr)) + 13,
+		       &flags, sizeof(flags)) &&
+	       flags & TCP_SYN;
+}
+
+/*
+ * Lists the servers of a packet. The server of a check is asked to deliver it. The server of a call
+ * is asked as for clients: it has to accept the SYN, and later packets are of a known flow. The SYN
+ * may visit another server first. That server does not have the flow, so it passes the SYN on.
+ */
+static __always_inline void list_checked(const struct __sk_buff *skb, const struct check *check,
+					 const struct packet *pkt, __u32 slot,
+					 struct segments *segments)
+{
+	__u32 last = *(const volatile __u32 *)&check->last;
+	bool is_call = skb->mark >> 16 == CALL_MARK;
+	bool opens = is_call && is_syn(skb, pkt);
+
+	go_to(segments, slot, server_at(slot));
+	if (is_call && last) {
+		segments->server[opens] = (last - 1) & (MAX_SERVERS - 1);
+		segments->count += opens;
+		segments->first_server = server_at(segments->server[0]);
+	}
+	if (opens)
+		segments->columns = ALL_NO_COLUMN;
+	if (opens)
+		ask(segments, SID_RECOVER, SID_CONNECT_FORCE);
+	else if (!is_call)
+		ask(segments, SID_DELIVER, SID_DELIVER);
+}
 
 /* Tells the kernel which headers are added, so that it can compute the checksums of the inner
  * packet if the interface cannot. The kernel has no name for an inserted routing header. */
@@ -62,29 +111,26 @@ static __always_inline int send_check(struct __sk_buff *skb)
 {
 	__u32 slot = skb->mark & (MAX_SERVERS - 1);
 	const struct check *check = bpf_map_lookup_elem(&checks, &slot);
-	const struct server *server = server_at(slot);
-	__u64 next_hop = *(volatile __u64 *)&server->next_hop;
-	const struct port *port = port_at(NEXT_HOP_PORT(next_hop));
-	struct segments segments = {
-		.count = 1,
-		.server = { slot },
-		.first_server = server,
-	};
+	struct segments segments = {};
 	struct packet pkt = {};
 	struct encap encap = {
 		.pkt = &pkt,
 		.segments = &segments,
-		.server = server,
 		.flow_label = bpf_get_hash_recalc(skb),
-		.count = 1,
 	};
+	const struct port *port;
+	__u64 next_hop;
 
-	if (!check || !check->is_used || !next_hop || !read_ip(skb, &pkt) ||
+	if (!check || !check->is_used || !read_ip(skb, &pkt) ||
 	    !same_address(&pkt.key.destination, &check->vip))
 		return TC_ACT_SHOT;
-	ask(&segments, SID_DELIVER, SID_DELIVER);
-	if (!encapsulate_skb_as(skb, check->encapsulation, &encap, next_hop, port,
-				kind_of_room(check->encapsulation, server)))
+	list_checked(skb, check, &pkt, slot, &segments);
+	encap.server = segments.first_server;
+	encap.count = segments.count;
+	next_hop = *(volatile __u64 *)&encap.server->next_hop;
+	port = port_at(NEXT_HOP_PORT(next_hop));
+	if (!next_hop || !encapsulate_skb_as(skb, check->encapsulation, &encap, next_hop, port,
+					     kind_of_room(check->encapsulation, encap.server)))
 		return TC_ACT_SHOT;
 	/* The mark was for this program. The egress of another interface must not see it. */
 	skb->mark = 0;

@@ -135,6 +135,9 @@ enum server_flags {
 	/* The operator has drained it, and its flows of UDP move to servers that take new flows. Not
 	 * set while it only starts slowly. */
 	SERVER_LEAVING = 1 << 15,
+	/* Drained until one of its health checks has a result, because other servers have passed
+	 * theirs. */
+	SERVER_UNPROVEN = 1 << 16,
 };
 
 /*

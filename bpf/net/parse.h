@@ -177,6 +177,13 @@ static __always_inline bool ends_connection(const struct packet *pkt)
 	return pkt->tcp_flags & (TCP_FIN | TCP_RST);
 }
 
+/* Whether a TCP header opens and ends a connection at once. No stack sends such a segment, and a
+ * listening socket drops it. */
+static __always_inline bool contradicts_itself(const struct packet *pkt)
+{
+	return pkt->tcp_flags & TCP_SYN && ends_connection(pkt);
+}
+
 /* Whether a packet neither opens nor ends a connection, as most do. */
 static __always_inline bool is_plain(const struct packet *pkt)
 {

@@ -126,6 +126,8 @@ func runLB(ctx context.Context, file string, f *foreground) error {
 	stream.Publish(events.Event{Kind: events.Started, Reason: "version " + version.String()})
 	b.PublishTo(stream)
 	b.ReportUntried(recorder.SetUnchecked)
+	b.ReportUnsaved(recorder.SetUnsaved)
+	b.ReportReasons(recorder.SetReasons)
 	var member control.Member = b
 	if announcer != nil {
 		member = &announced{b, announcer, log}

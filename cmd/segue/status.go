@@ -209,6 +209,7 @@ func printBalancer(out io.Writer, s *balancerStatus) error {
 	printHeader(out, &s.Snapshot.Snapshot, isAttached(s.Attachment) || isAttached(s.Inside))
 	printConfiguration(out, s.Configuration)
 	printUnchecked(out, s.Configuration, s.Time)
+	printUnsaved(out, s.Configuration)
 	if s.Inside != nil {
 		fmt.Fprintf(out, "inside: %s\n", describeAttachment(s.Inside))
 	}
@@ -250,9 +251,10 @@ func describeFlows(t *inspect.FlowTable) string {
 		return fmt.Sprintf("- of %d, not counted yet", t.Capacity)
 	}
 	all := t.Flows.Total()
-	return fmt.Sprintf("%d of %d (%s): %d new, %d established, %d closing; %d half-open; counted %s ago",
+	return fmt.Sprintf(
+		"%d of %d (%s): %d new, %d established, %d silent, %d closing; %d half-open; counted %s ago",
 		all, t.Capacity, percent(float64(all)/float64(t.Capacity)),
-		t.Flows.New, t.Flows.Established, t.Flows.Closing, *t.HalfOpen, wholeSeconds(*t.Age))
+		t.Flows.New, t.Flows.Established, t.Flows.Silent, t.Flows.Closing, *t.HalfOpen, wholeSeconds(*t.Age))
 }
 
 // printFormerHash says how to renew flow tables that an earlier build has made.
@@ -451,7 +453,7 @@ func printService(out io.Writer, s *inspect.ServiceState) error {
 		if server.PlacedRate != nil {
 			placed = short(*server.PlacedRate)
 		}
-		row := []string{server.Name, server.Address, string(server.Condition), describeShare(s, server), describeHop(server.NextHop)}
+		row := []string{server.Name, server.Address, describeCondition(server), describeShare(s, server), describeHop(server.NextHop)}
 		row = append(row, describeStates(server.Flows)...)
 		row = append(row, packets, bits, placed)
 		if h := server.Hunt; h != nil {
@@ -474,6 +476,36 @@ func printService(out io.Writer, s *inspect.ServiceState) error {
 		table.row(row...)
 	}
 	return table.Flush()
+}
+
+// describeCondition returns the condition of a server with all causes and their reasons, such as
+// "failing: connection refused; refusing". It says so if the server gets new flows nevertheless.
+func describeCondition(s *inspect.ServerState) string {
+	var texts []string
+	if !slices.Contains(s.Causes, s.Condition) {
+		texts = append(texts, string(s.Condition))
+	}
+	for _, cause := range s.Causes {
+		text := string(cause)
+		if reason := s.Reasons[cause]; reason != "" {
+			text += ": " + brief(reason)
+		}
+		texts = append(texts, text)
+	}
+	described := strings.Join(texts, "; ")
+	if len(s.Causes) > 0 && s.TakesFlows {
+		described += " (ignored)"
+	}
+	return described
+}
+
+// brief returns the beginning of a text that is too long for a column.
+func brief(text string) string {
+	const most = 60
+	if runes := []rune(text); len(runes) > most {
+		return string(runes[:most-1]) + "…"
+	}
+	return text
 }
 
 // printForms prints the forms of a service's connection IDs, if it has any.

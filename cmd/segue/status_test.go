@@ -269,15 +269,16 @@ func TestDescribeFlows(t *testing.T) {
 		{inspect.FlowTable{Capacity: 2048}, "- of 2048, not counted yet"},
 		{
 			inspect.FlowTable{
-				Capacity: 2048, Age: new(0.2), HalfOpen: new(uint64(0)), Flows: &dataplane.FlowCounts{New: 512},
+				Capacity: 2048, Age: new(0.2), HalfOpen: new(uint64(0)),
+				Flows: &dataplane.FlowCounts{New: 412, Silent: 100},
 			},
-			"512 of 2048 (25.0%): 512 new, 0 established, 0 closing; 0 half-open; counted 0s ago",
+			"512 of 2048 (25.0%): 412 new, 0 established, 100 silent, 0 closing; 0 half-open; counted 0s ago",
 		},
 		{
 			inspect.FlowTable{
 				Capacity: 2048, Age: new(7509.6), HalfOpen: new(uint64(7)), Flows: &dataplane.FlowCounts{},
 			},
-			"0 of 2048 (0.0%): 0 new, 0 established, 0 closing; 7 half-open; counted 2h5m10s ago",
+			"0 of 2048 (0.0%): 0 new, 0 established, 0 silent, 0 closing; 7 half-open; counted 2h5m10s ago",
 		},
 	} {
 		if got := describeFlows(&c.table); got != c.want {
@@ -494,5 +495,42 @@ func TestDescribeReport(t *testing.T) {
 		if got := describeReport(&report); got != want {
 			t.Errorf("%+v: got %q, want %q", report, got, want)
 		}
+	}
+}
+
+// A condition has all causes and their reasons, and tells whether they are ignored.
+func TestConditionWithReasons(t *testing.T) {
+	failing, refusing := inspect.ServerFailing, inspect.ServerRefusing
+	for want, s := range map[string]inspect.ServerState{
+		"up": {Condition: inspect.ServerUp, TakesFlows: true},
+		"failing: connection refused; refusing": {
+			Condition: failing, Causes: []inspect.Condition{failing, refusing},
+			Reasons: map[inspect.Condition]string{failing: "connection refused"},
+		},
+		"failing: status 500 (ignored)": {
+			Condition: failing, Causes: []inspect.Condition{failing}, TakesFlows: true,
+			Reasons: map[inspect.Condition]string{failing: "status 500"},
+		},
+		"drained; failing": {Condition: inspect.ServerDrained, Causes: []inspect.Condition{failing}},
+		"failing: " + strings.Repeat("x", 59) + "…": {
+			Condition: failing, Causes: []inspect.Condition{failing},
+			Reasons: map[inspect.Condition]string{failing: strings.Repeat("x", 61)},
+		},
+	} {
+		if got := describeCondition(&s); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
+
+// A directory of state that cannot be written shows in the status.
+func TestStatusOfUnsavedState(t *testing.T) {
+	var out bytes.Buffer
+	printUnsaved(&out, &runstate.Configuration{Unsaved: "no space left on device"})
+	printUnsaved(&out, &runstate.Configuration{})
+	printUnsaved(&out, nil)
+	want := "NOT SAVED: a restart forgets the former servers of services: no space left on device\n"
+	if out.String() != want {
+		t.Errorf("%q", &out)
 	}
 }

@@ -51,6 +51,10 @@ func printBGP(out io.Writer, s *bgp.State, now time.Time) error {
 			s.Drained.Format(time.RFC3339))
 	}
 	for _, r := range s.Routes {
+		if r.IsAnnouncedToNobody() {
+			fmt.Fprintf(out, "ANNOUNCED TO NOBODY: %s: no peer has a session: %s\n",
+				r.Prefix, strings.Join(r.Services, ", "))
+		}
 		switch r.Reason {
 		case bgp.NotServed:
 			fmt.Fprintf(out, "NOT ANNOUNCED: %s: no service of the VIP can serve: %s\n",
@@ -89,7 +93,7 @@ func printBGP(out io.Writer, s *bgp.State, now time.Time) error {
 	table = newTable(out)
 	table.row("route", "announced", "for", "communities", "services")
 	for _, r := range s.Routes {
-		announced := "yes"
+		announced := fmt.Sprintf("yes, to %d of %s", r.Established, count(r.Peers, "peer"))
 		if !r.Announced {
 			announced = "NO"
 		}

@@ -29,7 +29,8 @@ func someBGP(now time.Time) *bgp.State {
 			{Prefix: "203.0.113.2/32", Since: now, Reason: bgp.Drained, Services: []string{"mail"}},
 			{Prefix: "203.0.113.4/32", Since: now, Reason: bgp.Unchecked, Services: []string{"new"}},
 			{Prefix: "203.0.113.3/32", Announced: true, Since: now, Services: []string{"ntp"},
-				Communities: []string{"64600:1", "no-export"}},
+				Communities: []string{"64600:1", "no-export"}, Peers: 2, Established: 2},
+			{Prefix: "2001:db8:80::3/128", Announced: true, Since: now, Services: []string{"six"}, Peers: 1},
 		},
 	}
 }

@@ -62,6 +62,13 @@ func describeInvalid(o *desired.Override) string {
 	return o.String()
 }
 
+// printUnsaved prints why the process of a balancer cannot write to its directory of state.
+func printUnsaved(out io.Writer, c *runstate.Configuration) {
+	if c != nil && c.Unsaved != "" {
+		fmt.Fprintf(out, "NOT SAVED: a restart forgets the former servers of services: %s\n", c.Unsaved)
+	}
+}
+
 // uncheckedLasts is how long status shows a health check that the host could not make. The process
 // records such checks every ten seconds.
 const uncheckedLasts = time.Minute

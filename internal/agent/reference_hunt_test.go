@@ -230,6 +230,9 @@ func (h *hunter) handshake(w *wrapped) string {
 	var reason string
 	switch w.function {
 	case connectAvail, connectForce:
+		if s.flags&(packet.SYN|packet.FIN|packet.RST|packet.ACK) != packet.SYN {
+			return "drop_tcp_flags"
+		}
 		reason = h.connect(w, s)
 	case ackStickiness:
 		h.acknowledge(w, s)

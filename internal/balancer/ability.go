@@ -37,8 +37,9 @@ func (b *Balancer) Abilities() <-chan []ServiceState { return b.abilities }
 // better. A server whose agent uses another version of the protocol works: its agent has answered.
 // While a fleet is upgraded, all balancers can see all servers so. An application that is refusing may
 // just be restarted, and all balancers see that at once: each would withdraw the VIP for many times as
-// long (bgp.hold-down). If the application stays away, health checks find that.
-const passing = dataplane.Incompatible | dataplane.Refusing
+// long (bgp.hold-down). If the application stays away, health checks find that. A server becomes unheard
+// only after offers of clients, and no client may make all balancers withdraw a VIP.
+const passing = dataplane.Incompatible | dataplane.Refusing | dataplane.Unheard
 
 // abilityOf returns the ability of a service that gives new flows to the members. One server that works
 // suffices. Otherwise the checks of all servers must have a result: the next one may work.
@@ -47,7 +48,7 @@ func (s *services) abilityOf(svc *service, usable []*member) Ability {
 	for _, m := range usable {
 		switch causes := s.causes(m) &^ passing; {
 		case causes.Has(dataplane.Unresolved):
-		case svc.Health != nil && !m.checked:
+		case svc.awaitsCheck(m):
 			awaitsChecks = true
 		case causes == 0:
 			return Ready

@@ -36,6 +36,8 @@ func TestAbilities(t *testing.T) {
 	expect("all agents are of another version", Ready)
 	f.find(probe.Refusing, "s1", "s2")
 	expect("all applications are refusing, as in a restart", Ready)
+	f.find(probe.Unheard, "s1", "s2")
+	expect("all servers are unheard, which begins with offers of clients", Ready)
 	f.setHealth("web", "s2", false)
 	expect("and all servers fail", Usable)
 	f.find(probe.None, "s1", "s2")

@@ -28,6 +28,7 @@ import (
 	"github.com/segue-lb/segue/internal/health"
 	"github.com/segue-lb/segue/internal/nexthop"
 	"github.com/segue-lb/segue/internal/probe"
+	"github.com/segue-lb/segue/internal/runstate"
 )
 
 const (
@@ -50,35 +51,39 @@ const (
 // Balancer is a running balancer. The goroutine in Run owns all fields. Other goroutines may call
 // the exported methods.
 type Balancer struct {
-	log  *slog.Logger
-	cfg  *desired.Balancer
-	keys config.SignalKeys
+	log     *slog.Logger
+	cfg     *desired.Balancer
+	secrets config.Secrets
 	// generations are those of the configuration's services.
 	generations generation.Generations
 	saved       generation.Generations // what the file of generations contains
-	saveProblem string                 // why they could not be saved; logged once
-	setAside    bool                   // the file of generations could not be read
-	plane       *dataplane.Plane
-	slots       *dataplane.Slots
-	services    *services
-	inference   *inference
-	own         []nexthop.Link // links of plane.Sides; zero until the resolver's first update
-	addresses   []netip.Addr   // of the host, as the data path knows them
-	hiddenTags  map[int]string // by interface, why XDP does not see VLAN tags, as logged
-	hops        map[netip.Addr]nexthop.Hop
-	problems    map[netip.Addr]string // why a target has no next hop
-	resolver    *nexthop.Resolver
-	checker     *health.Checker
-	path        *checkpath.Path // of checks
-	prober      *probe.Prober
-	wire        *dataplane.Wire // the prober's access to the data path
-	calls       chan call
-	ended       chan struct{} // closed when nobody takes calls any more
-	attached    bool
-	mode        datapath.Mode   // native if at least one interface is
-	warned      map[string]bool // names of interfaces that cannot send what XDP forwards
-	events      *events.Stream
-	stale       map[string]bool // services whose servers that get new flows must be chosen again
+	saveProblem string                 // why they could not be saved; told once
+	// Both may be nil: nobody wants to know.
+	reportUnsaved func(problem string)
+	reportReasons func([]runstate.ServerReason)
+	reported      []runstate.ServerReason // the last reasons that were reported
+	setAside      bool                    // the file of generations could not be read
+	plane         *dataplane.Plane
+	slots         *dataplane.Slots
+	services      *services
+	inference     *inference
+	own           []nexthop.Link // links of plane.Sides; zero until the resolver's first update
+	addresses     []netip.Addr   // of the host, as the data path knows them
+	hiddenTags    map[int]string // by interface, why XDP does not see VLAN tags, as logged
+	hops          map[netip.Addr]nexthop.Hop
+	problems      map[netip.Addr]string // why a target has no next hop
+	resolver      *nexthop.Resolver
+	checker       *health.Checker
+	path          *checkpath.Path // of checks
+	prober        *probe.Prober
+	wire          *dataplane.Wire // the prober's access to the data path
+	calls         chan call
+	ended         chan struct{} // closed when nobody takes calls any more
+	attached      bool
+	mode          datapath.Mode   // native if at least one interface is
+	warned        map[string]bool // names of interfaces that cannot send what XDP forwards
+	events        *events.Stream
+	stale         map[string]bool // services whose servers that get new flows must be chosen again
 	// The alarms of pending work: choose the servers of stale services, log, and let servers that
 	// start slowly take new flows or rest.
 	choice, journal, slow *alarm
@@ -132,14 +137,14 @@ func newBalancer(
 		hiddenTags: map[int]string{},
 		log:        log,
 		cfg:        cfg,
-		keys:       secrets.SignalKeys,
+		secrets:    secrets,
 		plane:      plane,
 		own:        make([]nexthop.Link, len(plane.Sides)),
 		resolver:   nexthop.New(cfg.Node.Interfaces(), log),
 		checker:    health.New(path, log),
 		path:       path,
 		inference:  newInference(plane, log),
-		prober:     probe.New(w, uint16(dataplane.ProtocolVersion), log),
+		prober:     probe.New(w, &caller{plane, path}, uint16(dataplane.ProtocolVersion), log),
 		wire:       w,
 		calls:      make(chan call),
 		ended:      make(chan struct{}),
@@ -212,7 +217,7 @@ func (b *Balancer) Follow(
 ) error {
 	caller := ctx
 	return b.call(ctx, func(ctx context.Context) error {
-		return b.reload(events.ByActor(ctx, caller), cfg, secrets.SignalKeys, shared)
+		return b.reload(events.ByActor(ctx, caller), cfg, secrets, shared)
 	})
 }
 
@@ -372,6 +377,7 @@ func (a *alarm) within(d time.Duration) {
 func (b *Balancer) logChanges() {
 	if b.attached {
 		b.services.logChanges(b.log)
+		b.tellReasons()
 	}
 }
 
@@ -461,11 +467,11 @@ func (b *Balancer) setHost() error {
 	return b.plane.SetHost(b.own)
 }
 
-// reload applies another configuration, with its signal keys and the generations of its services;
+// reload applies another configuration, with its secrets and the generations of its services;
 // nil: those that follow from the present ones. If that fails, reload restores the running
 // configuration.
 func (b *Balancer) reload(
-	ctx context.Context, cfg *desired.Balancer, keys config.SignalKeys, generations generation.Generations,
+	ctx context.Context, cfg *desired.Balancer, secrets config.Secrets, generations generation.Generations,
 ) error {
 	if err := cfg.ReloadableFrom(b.cfg); err != nil {
 		return err
@@ -475,8 +481,8 @@ func (b *Balancer) reload(
 		generations = b.generations.Next(cfg.Services)
 	}
 	losses := b.losses(cfg.Services) // before the flows are forgotten
-	if err := b.reconcile(cfg, keys, generations); err != nil {
-		if undo := b.reconcile(b.cfg, b.keys, b.generations); undo != nil {
+	if err := b.reconcile(cfg, secrets.SignalKeys, generations); err != nil {
+		if undo := b.reconcile(b.cfg, b.secrets.SignalKeys, b.generations); undo != nil {
 			b.log.Error("restore the configuration before", "error", undo)
 			b.resolver.SetTargets(ctx, targetsOf(b.cfg))
 			return err
@@ -484,11 +490,13 @@ func (b *Balancer) reload(
 		b.setTargets(ctx) // the restored servers may have other slots than before
 		return err
 	}
-	changes := cfg.ChangesFrom(b.cfg).WithKeys(!slices.Equal(keys, b.keys))
+	changes := cfg.ChangesFrom(b.cfg).
+		WithKeys(!slices.Equal(secrets.SignalKeys, b.secrets.SignalKeys)).
+		WithPasswords(secrets.Passwords.ChangedFrom(b.secrets.Passwords))
 	by := events.ActorOf(ctx)
 	b.log.Info("reloaded", append(changes.Attributes(), "by", by)...)
 	before := b.cfg
-	b.cfg, b.keys, b.generations = cfg, keys, generations
+	b.cfg, b.secrets, b.generations = cfg, secrets, generations
 	b.setTargets(ctx)
 	b.publishReload(before, losses, changes, by)
 	b.applyHops()

@@ -54,36 +54,40 @@ func (f *fixture) checked() {
 
 // checkFrame returns a packet of a check of the service, as the host sends it. The hop limit is that
 // of the host.
-func checkFrame(svc *desired.Service, hopLimit uint8) []byte {
+func checkFrame(svc *desired.Service, hopLimit uint8, options ...packet.Option) []byte {
 	from := "10.9.9.9:1234"
 	if svc.VIP.Is6() {
 		from = "[2001:db8:9::9]:1234"
 	}
 	return packet.TCP(netip.MustParseAddrPort(from), netip.AddrPortFrom(svc.VIP, 80),
-		packet.HopLimit(hopLimit), packet.TrafficClass(0x2e))
+		append(options, packet.HopLimit(hopLimit), packet.TrafficClass(0x2e))...)
 }
 
 // encapsulatedCheck returns the frame that a check must be, as the reference implementation makes
 // it. The reference decrements the hop limit of inner packets, as a forwarder does. A host does not.
-func (f *fixture) encapsulatedCheck(svc *desired.Service, label uint32) []byte {
+// The first server to visit is s. The SIDs are those of SRv6.
+func (f *fixture) encapsulatedCheck(
+	svc *desired.Service, s *desired.Server, label uint32, sids []srv6.SID, options ...packet.Option,
+) []byte {
 	f.t.Helper()
 	limit := uint8(64)
 	if svc.Encapsulation != desired.SRv6Insert {
 		limit++
 	}
-	s := serverOfName(svc, "s")
 	e := packet.Encap{
 		Kind: svc.Encapsulation, FlowLabel: label,
-		Own: f.macs[f.linkOf("s")], NextHop: hopMAC(target(s)),
+		Own: f.macs[f.linkOf(s.Name)], NextHop: hopMAC(target(s)),
 	}
 	if svc.Encapsulation.IsSRv6() {
 		e.Sender = f.cfg.Node.Locator.Addr()
-		e.Segments = []netip.Addr{srv6.SID{Locator: s.Locator, Function: srv6.Deliver}.Addr()}
+		for _, sid := range sids {
+			e.Segments = append(e.Segments, sid.Addr())
+		}
 	} else {
 		key := keyOfServer(svc, s, f.cfg.Node.Locator, f.cfg.Node.Addresses)
 		e.Source, e.Destination = key.Source, s.Address
 	}
-	out, err := packet.Encapsulate(checkFrame(svc, limit), e)
+	out, err := packet.Encapsulate(checkFrame(svc, limit, options...), e)
 	f.must(err)
 	return out
 }
@@ -107,7 +111,9 @@ func TestCheckFrames(t *testing.T) {
 			if w.outer == 6 {
 				label = binary.BigEndian.Uint32(got[ethernetLength:]) & 0xfffff
 			}
-			if want := f.encapsulatedCheck(svc, label); verdict != tcRedirect || !bytes.Equal(got, want) {
+			server := serverOfName(svc, "s")
+			sids := []srv6.SID{{Locator: server.Locator, Function: srv6.Deliver}}
+			if want := f.encapsulatedCheck(svc, server, label, sids); verdict != tcRedirect || !bytes.Equal(got, want) {
 				t.Errorf("verdict %d\ngot  %x\nwant %x", verdict, got, want)
 			}
 			if mark != 0 {
@@ -117,6 +123,90 @@ func TestCheckFrames(t *testing.T) {
 				t.Errorf("%d bytes added, want %d", len(got)-len(frame), w.overhead)
 			}
 		})
+	}
+}
+
+// The server of a call is asked as for clients: it has to accept the SYN, whatever its load is, and
+// later packets are those of a known flow. The SYN can visit another server first, which does not
+// have the flow and passes it on.
+func TestCallFrames(t *testing.T) {
+	t.Parallel()
+	f := open(t, hunting(desired.SelectConsistent, 4))
+	f.checked()
+	for service := range hunted {
+		svc := f.service(service)
+		sid := func(server string, function srv6.Function) srv6.SID {
+			sid := srv6.SID{Locator: f.locatorOf(service, server), Function: function}
+			if function != srv6.AckStickiness {
+				sid.Argument = srv6.Offer{Column: srv6.NoColumn}.Argument()
+			}
+			return sid
+		}
+		for _, sent := range []struct {
+			last  string
+			flags packet.TCPFlags
+			want  []srv6.SID
+		}{
+			{"s3", packet.SYN, []srv6.SID{sid("s3", srv6.ConnectForce)}},
+			{"s3", packet.ACK, []srv6.SID{sid("s3", srv6.AckStickiness)}},
+			{"s3", packet.RST | packet.ACK, []srv6.SID{sid("s3", srv6.AckStickiness)}},
+			{"s5", packet.SYN, []srv6.SID{sid("s3", srv6.RecoverStickiness), sid("s5", srv6.ConnectForce)}},
+			{"s5", packet.ACK, []srv6.SID{sid("s5", srv6.AckStickiness)}},
+		} {
+			f.plane.Checks.Lead(f.slot(service, "s3"), f.slot(service, sent.last))
+			frame := checkFrame(svc, 64, packet.Flags(sent.flags))
+			verdict, got, mark := f.sendCheck(frame, dataplane.CallMarkOf(f.slot(service, "s3")))
+			first := "s3"
+			if sent.flags != packet.SYN {
+				first = sent.last
+			}
+			label := binary.BigEndian.Uint32(got[ethernetLength:]) & 0xfffff
+			want := f.encapsulatedCheck(svc, serverOfName(svc, first), label, sent.want, packet.Flags(sent.flags))
+			if verdict != tcRedirect || !bytes.Equal(got, want) || mark != 0 {
+				t.Errorf("%s, to %s, flags %v: verdict %d, mark %#x\ngot  %x\nwant %x",
+					service, sent.last, sent.flags, verdict, mark, got, want)
+			}
+		}
+		// Calls change nothing for checks.
+		_, got, _ := f.sendCheck(checkFrame(svc, 64), dataplane.MarkOf(f.slot(service, "s3")))
+		label := binary.BigEndian.Uint32(got[ethernetLength:]) & 0xfffff
+		deliver := []srv6.SID{{Locator: f.locatorOf(service, "s3"), Function: srv6.Deliver}}
+		if want := f.encapsulatedCheck(svc, serverOfName(svc, "s3"), label, deliver); !bytes.Equal(got, want) {
+			t.Errorf("%s: a check\ngot  %x\nwant %x", service, got, want)
+		}
+	}
+}
+
+// A server's answer to a call stays with the host, and other packets of servers go to clients.
+func TestAnswersToCalls(t *testing.T) {
+	t.Parallel()
+	f := open(t, hunting(desired.SelectConsistent, 4))
+	source6, source4 := netip.MustParseAddr("2001:db8:9::9"), netip.MustParseAddr("10.9.9.9")
+	back := func(flow dataplane.Flow) uint32 {
+		t.Helper()
+		frame := packet.TCP(flow.Destination, flow.Source, packet.Flags(packet.SYN|packet.ACK))
+		copy(frame, ownMAC[:])
+		copy(frame[6:], ownMAC[:])
+		verdict, err := f.plane.Objects.TcReturn.Run(&ebpf.RunOptions{Data: frame, DataOut: make([]byte, 4096)})
+		f.must(err)
+		return verdict
+	}
+	for _, c := range []struct {
+		source netip.Addr
+		flow   dataplane.Flow
+	}{{source6, web}, {source4, web4}} {
+		own := c.flow
+		own.Source = netip.AddrPortFrom(c.source, 40000)
+		if verdict := back(own); verdict != tcRedirect {
+			t.Errorf("before %s is the source of calls: verdict %d", c.source, int32(verdict))
+		}
+		f.must(f.plane.SetCallSource(c.source))
+		if verdict := back(own); verdict != tcUnspec {
+			t.Errorf("to %s: verdict %d", c.source, int32(verdict))
+		}
+		if verdict := back(c.flow); verdict != tcRedirect {
+			t.Errorf("to a client: verdict %d", int32(verdict))
+		}
 	}
 }
 
@@ -140,7 +230,8 @@ func TestChecksAreDropped(t *testing.T) {
 	require("a check", frame, dataplane.MarkOf(slot), tcRedirect)
 	require("without a mark", frame, 0, tcUnspec)
 	require("with another mark", frame, slot, tcUnspec)
-	require("with a mark that differs in a bit", frame, dataplane.MarkOf(slot)^1<<16, tcUnspec)
+	require("a call", frame, dataplane.CallMarkOf(slot), tcRedirect)
+	require("with a mark that differs in a bit", frame, dataplane.MarkOf(slot)^2<<16, tcUnspec)
 	require("of a slot without a server", frame, dataplane.MarkOf(slot+1), tcShot)
 	require("of a slot that no table has", frame, dataplane.MarkOf(0xffff), tcShot)
 	require("to another VIP", checkFrame(&other, 64), dataplane.MarkOf(slot), tcShot)

@@ -10,16 +10,17 @@ import (
 )
 
 // hasFailed tells whether a server has a cause because of which its flows may be ended or moved.
-// Passing causes do not suffice, nor do offers without an answer: the server may still serve the
-// connections that it has. If the application has ended, the server's kernel resets them.
+// Passing causes do not suffice: the server may still serve the connections that it has. If the
+// application has ended, the server's kernel resets them.
 func hasFailed(all dataplane.Causes) bool {
-	return all&^(passing|dataplane.Unheard) != 0
+	return all&^passing != 0
 }
 
 // usable lists the servers of a service that get new flows: the servers that are not drained and
 // have no cause. A cause that all servers have is ignored, unless the service refuses new flows
 // then. For example, if the health checks of all servers fail, a fault of the checks is more likely
-// than a fault of all servers. Probes exclude at most mostUnfit servers.
+// than a fault of all servers. Probes exclude at most mostUnfit servers. Servers that have passed a
+// health check come before those that still await the result of their first one.
 func (s *services) usable(svc *service) []*member {
 	undrained := slices.DeleteFunc(slices.Clone(svc.members), func(m *member) bool { return !m.Takes() })
 	chosen := undrained
@@ -31,8 +32,12 @@ func (s *services) usable(svc *service) []*member {
 			chosen = prefer(chosen, without)
 		}
 	}
-	return withoutUnfit(chosen, mostUnfit(len(undrained)))
+	chosen = withoutUnfit(chosen, mostUnfit(len(undrained)))
+	return prefer(chosen, func(m *member) bool { return !svc.awaitsCheck(m) })
 }
+
+// awaitsCheck tells whether no health check of a member has had a result yet, though it has checks.
+func (svc *service) awaitsCheck(m *member) bool { return svc.Health != nil && !m.checked }
 
 // refuses tells whether a service gives new flows to no server, although servers are not drained.
 func (s *services) refuses(svc *service) bool {
@@ -41,9 +46,13 @@ func (s *services) refuses(svc *service) bool {
 
 // flagsOfUnused returns the flags of a member that gets no new flows. Packets of UDP leave a server
 // with FlagFailing or FlagLeaving, and stay with one that has only FlagDrained. So a member that the
-// operator has not drained has only FlagDrained if its flows of UDP are to stay.
+// operator has not drained has only FlagDrained if its flows of UDP are to stay. A member that only
+// awaits its first check may have flows: what its checks ask for may have changed.
 func (s *services) flagsOfUnused(svc *service, m *member) dataplane.ServerFlags {
 	flags := m.flags(false)
+	if m.Takes() && s.causes(m) == 0 && svc.awaitsCheck(m) {
+		return flags&^dataplane.FlagFailing | dataplane.FlagDrained | dataplane.FlagUnproven
+	}
 	switch stays := svc.OnFailure == desired.OnFailureKeep || !hasFailed(s.causes(m)); {
 	case svc.Protocol != desired.UDP:
 	case !m.Takes() && s.leaveDrained(svc):

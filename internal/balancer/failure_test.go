@@ -349,3 +349,95 @@ func TestRestingServerKeepsFlows(t *testing.T) {
 		t.Errorf("a new flow goes to %s", got)
 	}
 }
+
+// A server that has health checks gets no new flow before its first successful check while others
+// serve: at the start of the service, if it is new, moves or is no longer drained, and if its checks
+// change. The flows that it has stay.
+func TestServersAwaitTheirFirstCheck(t *testing.T) {
+	t.Parallel()
+	for _, protocol := range []desired.Protocol{desired.TCP, desired.UDP} {
+		t.Run(string(protocol), func(t *testing.T) {
+			configured := func(path string, servers ...desired.Server) *desired.Balancer {
+				service := serviceOf("web", vip6, 80, protocol, desired.SRv6Encap, servers...)
+				service.Health = &desired.Health{HTTP: &desired.HTTPCheck{Path: path, Port: 80}}
+				return balancerOf(service)
+			}
+			s1, s2, s3 := srv6Server("s1", 1, 1), srv6Server("s2", 2, 1), srv6Server("s3", 3, 1)
+			f := open(t, configured("/", s1, s2))
+			apply := func(cfg *desired.Balancer) {
+				f.mustApply(cfg)
+				f.route()
+			}
+			flow := flowTo(vip6, 80, protocol)
+			port := uint16(20000)
+			expect := func(when, used string, awaiting ...string) {
+				t.Helper()
+				f.expectUsed(when, used)
+				for _, server := range f.snapshot().Services[0].Servers {
+					waits := slices.Contains(awaiting, server.Name) && server.Condition != inspect.ServerRemoved
+					if waits && (server.Condition != inspect.ServerUnchecked || server.Share > 0) {
+						t.Errorf("%s: %s is %s, with a share of %v", when, server.Name, server.Condition, server.Share)
+					}
+				}
+				for range 50 {
+					port++
+					got := serverOf(f.run(frameOf(fromPort(flow, port))))
+					if name := strings.TrimPrefix(got, "web/"); slices.Contains(awaiting, name) || name == "" {
+						t.Fatalf("%s: a new flow goes to %q", when, got)
+					}
+				}
+			}
+			expect("no server is checked", "s1 s2")
+			servers := f.establish(flow)
+			f.setHealth("web", "s1", true)
+			expect("one has passed", "s1", "s2")
+			f.requireVisits(servers, "web/s2", true)
+			f.setHealth("web", "s2", true)
+			expect("both have passed", "s1 s2")
+			apply(configured("/", s1, s2, s3))
+			expect("a server is added", "s1 s2", "s3")
+			f.setHealth("web", "s3", true)
+			expect("it has passed", "s1 s2 s3")
+
+			moved := s2
+			moved.Locator = srv6Server("s2", 9, 1).Locator
+			apply(configured("/", s1, moved, s3))
+			expect("a server has moved", "s1 s3", "s2")
+			f.setHealth("web", "s1", false)
+			f.setHealth("web", "s3", false)
+			expect("the others fail", "s2")
+			f.setHealth("web", "s1", true)
+			f.setHealth("web", "s3", true)
+
+			present := f.cfg
+			f.stop()
+			f.start(present)
+			f.route()
+			f.attached = true
+			expect("after a restart", "s1 s3", "s2")
+			f.setHealth("web", "s2", true)
+
+			drained := srv6Server("s4", 4, 1)
+			drained.Drained = true
+			apply(configured("/", s1, moved, s3, drained))
+			f.requireCondition("web", "s4", inspect.ServerDrained)
+			drained.Drained = false
+			apply(configured("/", s1, moved, s3, drained))
+			expect("no longer drained, and not checked yet", "s1 s2 s3", "s4")
+			f.setHealth("web", "s4", true)
+			expect("all have passed", "s1 s2 s3 s4")
+
+			cfg := configured("/", s1, moved, s3, drained)
+			cfg.Services[0].Health.Interval = time.Minute
+			apply(cfg)
+			expect("checks are less frequent", "s1 s2 s3 s4")
+			f.forgetFlows()
+			servers = f.establish(flow)
+			apply(configured("/ready", s1, moved, s3, drained))
+			expect("checks ask for something else", "s1 s2 s3 s4")
+			f.setHealth("web", "s1", true)
+			expect("one has passed the new check", "s1", "s2", "s3", "s4")
+			f.requireVisits(servers, "web/s2", true)
+		})
+	}
+}

@@ -251,8 +251,8 @@ func (f *fixture) apply(cfg *desired.Balancer) error {
 	cfg.Node.Instance = f.cfg.Node.Instance
 	ended, cancel := context.WithCancel(context.Background())
 	cancel() // as Rehearsal.Apply
-	keys := secretsOf(f.t, cfg).SignalKeys
-	if err := f.ns.Do(func() error { return f.reload(ended, cfg, keys, nil) }); err != nil {
+	secrets := secretsOf(f.t, cfg)
+	if err := f.ns.Do(func() error { return f.reload(ended, cfg, secrets, nil) }); err != nil {
 		return err
 	}
 	f.route()

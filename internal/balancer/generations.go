@@ -7,6 +7,7 @@ import (
 	"os"
 	"reflect"
 
+	"github.com/segue-lb/segue/internal/events"
 	"github.com/segue-lb/segue/internal/generation"
 )
 
@@ -47,11 +48,34 @@ func (b *Balancer) saveGenerations() {
 	}
 	err := b.save(path)
 	if err == nil {
-		b.saved, b.saveProblem = b.generations, ""
-	} else if err.Error() != b.saveProblem {
-		b.saveProblem = err.Error()
+		b.saved = b.generations
+	}
+	b.noteSave(err)
+}
+
+// noteSave tells once why the generations are not saved, and when they are again.
+func (b *Balancer) noteSave(err error) {
+	problem := ""
+	if err != nil {
+		problem = err.Error()
+	}
+	if problem == b.saveProblem {
+		return
+	}
+	before := b.saveProblem
+	b.saveProblem = problem
+	if b.reportUnsaved != nil {
+		b.reportUnsaved(problem)
+	}
+	if err != nil {
 		b.log.Error("the generations of the services are not saved: a restart forgets the former ones",
 			"error", err)
+	}
+	switch {
+	case problem == "":
+		b.events.Publish(events.Event{Kind: events.Saved})
+	case before == "":
+		b.events.Publish(events.Event{Kind: events.NotSaved, Reason: problem})
 	}
 }
 

@@ -3,7 +3,10 @@
 package balancer
 
 import (
+	"bytes"
+	"log/slog"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -12,6 +15,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/events"
 	"github.com/segue-lb/segue/internal/generation"
 	"github.com/segue-lb/segue/internal/packet"
 )
@@ -126,5 +130,35 @@ func TestBadFileOfGenerations(t *testing.T) {
 	}
 	if text, err := os.ReadFile(path); err != nil || !strings.Contains(string(text), `"s1"`) {
 		t.Errorf("saved: %q, %v", text, err)
+	}
+}
+
+// A directory of state that cannot be written is told once, and so is its recovery.
+func TestUnsavedGenerations(t *testing.T) {
+	t.Parallel()
+	f := open(t, webOf(srv6Server("s1", 1, 1)))
+	f.cfg.Node.State = filepath.Join(t.TempDir(), "state")
+	f.must(os.WriteFile(f.cfg.Node.State, nil, 0o600)) // a file in the place of the directory
+	var told []string
+	f.ReportUnsaved(func(problem string) { told = append(told, problem) })
+	stream := events.NewStream()
+	f.PublishTo(stream)
+	var log bytes.Buffer
+	f.log = slog.New(slog.NewTextHandler(&log, nil))
+	f.saveGenerations()
+	f.saveGenerations()
+	f.must(os.Remove(f.cfg.Node.State))
+	f.saveGenerations()
+	f.saveGenerations()
+	if len(told) != 2 || !strings.Contains(told[0], "not a directory") || told[1] != "" {
+		t.Errorf("told %q", told)
+	}
+	list, err := stream.After(t.Context(), stream.Last()-2)
+	if err != nil || len(list) != 2 || list[0].Kind != events.NotSaved || list[0].Reason != told[0] ||
+		list[1].Kind != events.Saved {
+		t.Errorf("events %+v, %v", list, err)
+	}
+	if n := strings.Count(log.String(), "are not saved"); n != 1 {
+		t.Errorf("logged %d times:\n%s", n, &log)
 	}
 }

@@ -100,7 +100,7 @@ func TestSnapshot(t *testing.T) {
 		Persistence: desired.PersistenceTable, Encapsulation: desired.SRv6Insert, Buckets: 251, Candidates: 2,
 		Generation: 1, Sets: 1, Digest: s.Services[2].Digest, TakesFlows: true, Ignored: none,
 		Servers: []*inspect.ServerState{
-			{Name: "s1", Slot: 0, Address: "fd00:5:0:1::/64", Condition: inspect.ServerUnchecked, Causes: none, Share: 1, NextHop: hop("fd00:5:0:1:5::", "out"),
+			{Name: "s1", Slot: 0, Address: "fd00:5:0:1::/64", Condition: inspect.ServerUnchecked, Causes: none, TakesFlows: true, Share: 1, NextHop: hop("fd00:5:0:1:5::", "out"),
 				Flows: &dataplane.FlowCounts{New: placed["s1"]}, Packets: placed["s1"], Bytes: 60 * placed["s1"], Placed: placed["s1"]},
 			{Name: "s2", Slot: 1, Address: "fd00:5:0:2::/64", Condition: inspect.ServerUnresolved, Causes: []inspect.Condition{inspect.ServerUnresolved},
 				Flows: &dataplane.FlowCounts{Established: placed["s2"]}, Packets: placed["s2"], Bytes: 60 * placed["s2"], Placed: placed["s2"]},

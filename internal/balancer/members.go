@@ -340,13 +340,35 @@ func (s *services) probeTargets() []probe.Target {
 			targets = append(targets, probe.Target{
 				Service: svc.Name, Server: m.Name, Slot: m.slot, VIP: svc.VIP, Protocol: svc.Protocol,
 				Port: svc.Port.Number(), Encapsulation: svc.Encapsulation,
-				// With random candidates, nobody knows to which server a flow was offered first.
-				// Under stateless, no server says that it has accepted.
-				Offered: svc.Placement == desired.PlacementHunt && svc.Selection != desired.SelectRandom &&
-					svc.Persistence != desired.PersistenceStateless,
-				Fault: faultOf(m.causes),
+				Offered: svc.comparesOffers(), CallPort: svc.callPort(), Fault: faultOf(m.causes),
 			})
 		}
 	}
 	return targets
+}
+
+// comparesOffers tells whether the prober compares the service's offers with signals, and calls
+// servers that leave offers unanswered. With random candidates, nobody knows to which server a flow
+// was offered first. Under stateless, no server says that it has accepted.
+func (svc *service) comparesOffers() bool {
+	return svc.Placement == desired.PlacementHunt && svc.Selection != desired.SelectRandom &&
+		svc.Persistence != desired.PersistenceStateless && svc.callPort() != 0
+}
+
+// callPort returns the port to which the prober connects: the service's port, or that of its health
+// checks if the service has all ports. It returns 0 if neither is known.
+func (svc *service) callPort() uint16 {
+	check := svc.Health
+	switch {
+	case svc.Port != desired.AllPorts:
+		return svc.Port.Number()
+	case check == nil:
+	case check.TCP != nil:
+		return check.TCP.Port
+	case check.HTTP != nil:
+		return check.HTTP.Port
+	case check.HTTPS != nil:
+		return check.HTTPS.Port
+	}
+	return 0
 }

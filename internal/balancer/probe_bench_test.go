@@ -50,12 +50,12 @@ func BenchmarkProbes(b *testing.B) {
 			f.t = b
 			w := dataplane.NewWire(f.plane)
 			w.LeaveBy(f.ifindex["out"], mode)
-			p := probe.New(w, 1, slog.New(slog.DiscardHandler))
+			p := probe.New(w, nil, 1, slog.New(slog.DiscardHandler))
 			p.Replace(f.services.probeTargets())
 			before := cpuTime(b)
 			f.must(f.ns.Do(func() error {
 				for range b.N {
-					p.Round(time.Now())
+					p.Round()
 				}
 				return nil
 			}))

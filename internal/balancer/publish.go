@@ -3,12 +3,15 @@
 package balancer
 
 import (
+	"maps"
+	"slices"
 	"strings"
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/events"
+	"github.com/segue-lb/segue/internal/runstate"
 )
 
 // PublishTo makes the balancer publish its events. Call it before Run.
@@ -17,6 +20,40 @@ func (b *Balancer) PublishTo(stream *events.Stream) { b.events = stream }
 // ReportUntried makes the balancer tell why its host cannot check servers, at most every ten seconds.
 // The function must not block. Call ReportUntried before Run.
 func (b *Balancer) ReportUntried(report func(reason string)) { b.checker.ReportUntried(report) }
+
+// ReportUnsaved makes the balancer tell why it cannot write to its directory of state, and by an empty
+// text that it can again. Call ReportUnsaved before Run.
+func (b *Balancer) ReportUnsaved(report func(problem string)) { b.reportUnsaved = report }
+
+// ReportReasons makes the balancer tell why servers are unfit, as often as it logs that. Call
+// ReportReasons before Run.
+func (b *Balancer) ReportReasons(report func([]runstate.ServerReason)) { b.reportReasons = report }
+
+// mostReasons is the highest number of reasons that are told.
+const mostReasons = 1000
+
+// tellReasons tells why servers are unfit, if that has changed.
+func (b *Balancer) tellReasons() {
+	if b.reportReasons == nil {
+		return
+	}
+	var all []runstate.ServerReason
+	for _, name := range slices.Sorted(maps.Keys(b.services.byName)) {
+		for _, m := range b.services.byName[name].members {
+			for _, cause := range b.services.causes(m).Each() {
+				if why := m.reasons[cause].began; why != "" && len(all) < mostReasons {
+					all = append(all, runstate.ServerReason{
+						Service: name, Server: m.Name, Condition: string(inspect.ConditionOf(cause)), Reason: why,
+					})
+				}
+			}
+		}
+	}
+	if !slices.Equal(all, b.reported) {
+		b.reported = all
+		b.reportReasons(all)
+	}
+}
 
 // publishAll publishes the changes of all services.
 func (b *Balancer) publishAll() {

@@ -7,10 +7,13 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/events"
 	"github.com/segue-lb/segue/internal/probe"
+	"github.com/segue-lb/segue/internal/runstate"
 )
 
 // Events tell when servers and services become unfit and fit again, what a change of the desired
@@ -92,4 +95,23 @@ func TestEvents(t *testing.T) {
 	require("losses", "changed / by root (uid 0)", "flows_lost web/s9: the server was removed",
 		"flows_lost web/s6: the server got another address, or its service another VIP, port or protocol",
 		"flows_lost web/s5: the service gets fewer ports: only flows of the others are lost, so many at most")
+}
+
+// The balancer tells the reasons of present conditions, when they change.
+func TestReasonsAreTold(t *testing.T) {
+	t.Parallel()
+	f := open(t, probedWeb(3))
+	var told [][]runstate.ServerReason
+	f.ReportReasons(func(reasons []runstate.ServerReason) { told = append(told, reasons) })
+	f.tellReasons()
+	f.services.setCause("web", "s2", dataplane.Failing, true, "connection refused")
+	f.find(probe.Refusing, "s2")
+	f.tellReasons()
+	f.tellReasons()
+	f.services.setCause("web", "s2", dataplane.Failing, false, "successful checks: 2")
+	f.tellReasons()
+	want := [][]runstate.ServerReason{{{Service: "web", Server: "s2", Condition: "failing", Reason: "connection refused"}}, nil}
+	if diff := cmp.Diff(want, told); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/generation"
+	"github.com/segue-lb/segue/internal/health"
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
@@ -171,7 +172,8 @@ func (s *services) checkRoom(more int) error {
 }
 
 // claimMembers gives the configured servers their slots. A server that existed before keeps its
-// causes, even if an earlier process has found them.
+// causes, even if an earlier process has found them. It awaits a check if its checks ask for
+// something else than before.
 func (s *services) claimMembers(svc *service, want *serviceState) ([]*member, error) {
 	cfg := &want.service
 	svc.known = s.knownFor(svc, cfg)
@@ -185,6 +187,7 @@ func (s *services) claimMembers(svc *service, want *serviceState) ([]*member, er
 		}, s.hasHints)
 	}
 	members := make([]*member, 0, len(cfg.Servers))
+	before, now := checksOf(&svc.Service), checksOf(cfg)
 	for _, server := range cfg.Servers {
 		key := keyOfServer(cfg, &server, want.locator, want.addresses)
 		noted := s.slots.Noted(key)
@@ -193,6 +196,10 @@ func (s *services) claimMembers(svc *service, want *serviceState) ([]*member, er
 			old = nil // the address has changed: the causes belong to another host
 		}
 		m := newMember(server, cfg, old, noted)
+		was, is := before[server.Name], now[server.Name]
+		if was != nil && is != nil && !was.AsksAs(is) {
+			m.checked = false
+		}
 		m.took = s.slots.TookFlows(key)
 		slot, err := s.slots.Claim(key, svc.id, known, m.flags(true))
 		if err != nil {
@@ -204,6 +211,16 @@ func (s *services) claimMembers(svc *service, want *serviceState) ([]*member, er
 		members = append(members, m)
 	}
 	return members, nil
+}
+
+// checksOf returns the health checks of a service's servers, by server.
+func checksOf(svc *desired.Service) map[string]*health.Target {
+	checks := map[string]*health.Target{}
+	targets := health.Targets([]desired.Service{*svc})
+	for i := range targets {
+		checks[targets[i].Server] = &targets[i]
+	}
+	return checks
 }
 
 // knownFor returns what packets of known flows ask of the servers of a service that gets another

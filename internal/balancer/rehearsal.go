@@ -62,7 +62,7 @@ func (r *Rehearsal) Attach(own []nexthop.Link, hop nexthop.Hop) error {
 func (r *Rehearsal) Apply(cfg *desired.Balancer) error {
 	ended, cancel := context.WithCancel(context.Background())
 	cancel() // neither the resolver nor the checker runs and takes new targets
-	return r.balancer.reload(ended, cfg, r.balancer.keys, nil)
+	return r.balancer.reload(ended, cfg, r.balancer.secrets, nil)
 }
 
 // Reach gives the hop to every server, also to those that Apply has added.

@@ -129,7 +129,7 @@ func (s *services) setHealth(result health.Result) *service {
 }
 
 // healthTargets lists the servers to check, each with its present result. It also returns those
-// whose checks take the path of clients' packets, by slot.
+// whose checks take the path of clients' packets, and those that the prober may call, by slot.
 func (s *services) healthTargets(
 	services []desired.Service,
 ) ([]health.Target, map[uint32]dataplane.Check) {
@@ -141,10 +141,22 @@ func (s *services) healthTargets(
 		t.State = healthOf(m)
 		if t.OnPath {
 			t.Mark = dataplane.MarkOf(m.slot)
-			onPath[m.slot] = dataplane.Check{VIP: svc.VIP, Encapsulation: svc.Encapsulation}
+			onPath[m.slot] = svc.checkOnPath()
+		}
+	}
+	for _, svc := range s.byName {
+		for _, m := range svc.members {
+			if m.probed && svc.comparesOffers() {
+				onPath[m.slot] = svc.checkOnPath()
+			}
 		}
 	}
 	return targets, onPath
+}
+
+// checkOnPath says how the packets of checks and calls of the service's servers are encapsulated.
+func (svc *service) checkOnPath() dataplane.Check {
+	return dataplane.Check{VIP: svc.VIP, Encapsulation: svc.Encapsulation}
 }
 
 // healthOf returns what health checks have said about a member.

@@ -45,7 +45,7 @@ func (b *Balancer) fill(t *datapath.Takeover) error {
 	if err := b.slots.Reclaim(keysOf(b.cfg)); err != nil {
 		return err
 	}
-	return b.reconcile(b.cfg, b.keys, b.generations)
+	return b.reconcile(b.cfg, b.secrets.SignalKeys, b.generations)
 }
 
 // reconcile makes the data path follow a desired state, the signal keys and the generations of the

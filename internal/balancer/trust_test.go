@@ -199,7 +199,9 @@ func TestChangeOfKeys(t *testing.T) {
 	cancel()
 	absent := cfg(file + ".none")
 	absent.Node.Instance = running.Node.Instance
-	f.must(f.ns.Do(func() error { return f.reload(ended, absent, config.SignalKeys{oldKey}, nil) }))
+	f.must(f.ns.Do(func() error {
+		return f.reload(ended, absent, config.Secrets{SignalKeys: config.SignalKeys{oldKey}}, nil)
+	}))
 	f.route()
 	takes("after a reload without a file", oldKey)
 

@@ -561,8 +561,25 @@ func (a *Announcer) State(ctx context.Context) (*State, error) {
 		state.Peers = append(state.Peers, p)
 	}
 	for _, r := range a.routes {
-		state.Routes = append(state.Routes, r.Route)
+		route := r.Route
+		route.Peers, route.Established = a.peersOf(desired.FamilyOf(r.vip.route.vip))
+		state.Routes = append(state.Routes, route)
 	}
 	slices.SortFunc(state.Routes, func(a, b Route) int { return cmp.Compare(a.Prefix, b.Prefix) })
 	return &state, nil
+}
+
+// peersOf counts the peers that take routes of a family, and those of them that have a session.
+func (a *Announcer) peersOf(family desired.Family) (all, established int) {
+	for i := range a.plan.bgp.Peers {
+		p := &a.plan.bgp.Peers[i]
+		if !slices.Contains(p.Families, family) {
+			continue
+		}
+		all++
+		if s := a.peers[p.Address]; s != nil && s.IsEstablished() {
+			established++
+		}
+	}
+	return all, established
 }

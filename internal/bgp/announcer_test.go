@@ -462,3 +462,21 @@ func TestVIPWithoutPeer(t *testing.T) {
 		t.Error("the log does not say so once each time")
 	}
 }
+
+// TestPeersOfFamily: a route counts the peers that take its family, and those with a session.
+func TestPeersOfFamily(t *testing.T) {
+	one, two, six := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("2001:db8::1")
+	a := &Announcer{
+		plan: &Plan{bgp: &desired.BGP{Peers: []desired.BGPPeer{
+			{Address: one, Families: []desired.Family{desired.IPv4}},
+			{Address: two, Families: []desired.Family{desired.IPv4, desired.IPv6}},
+			{Address: six, Families: []desired.Family{desired.IPv6}},
+		}}},
+		peers: map[netip.Addr]*peerState{one: {Peer: Peer{State: established}}, two: {Peer: Peer{State: down}}},
+	}
+	for family, want := range map[desired.Family][2]int{desired.IPv4: {2, 1}, desired.IPv6: {2, 0}} {
+		if all, established := a.peersOf(family); [2]int{all, established} != want {
+			t.Errorf("%s: %d peers, %d with a session, want %v", family, all, established, want)
+		}
+	}
+}

@@ -46,11 +46,17 @@ type Route struct {
 	Prefix    string    `json:"prefix"`
 	Announced bool      `json:"announced"`
 	Since     time.Time `json:"since" doc:"since when it is announced, or not"`
-	Reason    Reason    `json:"reason,omitempty" enum:"not_served,unchecked,no_peer,held_down,drained" doc:"why it is not announced"`
-	Services  []string  `json:"services" nullable:"false" doc:"services of the VIP"`
+	// Peers take routes of the VIP's family. So many of them have a session.
+	Peers       int      `json:"peers" doc:"how many peers take routes of the family"`
+	Established int      `json:"established_peers" doc:"how many of these have an established session"`
+	Reason      Reason   `json:"reason,omitempty" enum:"not_served,unchecked,no_peer,held_down,drained" doc:"why it is not announced"`
+	Services    []string `json:"services" nullable:"false" doc:"services of the VIP"`
 	// Communities are those of the route.
 	Communities []string `json:"communities" nullable:"false"`
 }
+
+// IsAnnouncedToNobody tells whether the route is announced, and no peer with a session takes it.
+func (r *Route) IsAnnouncedToNobody() bool { return r.Announced && r.Established == 0 }
 
 // Reason is why a route is not announced.
 type Reason string

@@ -4,6 +4,7 @@ package config
 
 import (
 	"fmt"
+	"net/netip"
 	"strings"
 	"testing"
 
@@ -80,5 +81,11 @@ services:
 	want = []any{"keys_changed", "node.signal-key"}
 	if diff := cmp.Diff(want, old.ChangesFrom(old).WithKeys(true).Attributes()); diff != "" {
 		t.Errorf("other keys, -want +got:\n%s", diff)
+	}
+	one, two, three := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("192.0.2.3")
+	before, after := Passwords{one: "a", two: "b"}, Passwords{one: "a", two: "c", three: "d"}
+	want = []any{"passwords_changed", "192.0.2.2"}
+	if diff := cmp.Diff(want, old.ChangesFrom(old).WithPasswords(after.ChangedFrom(before)).Attributes()); diff != "" {
+		t.Errorf("other passwords, -want +got:\n%s", diff)
 	}
 }

@@ -4,7 +4,9 @@ package config
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
 	"strings"
 	"unicode"
 
@@ -60,4 +62,14 @@ func readPassword(file string) (string, error) {
 		return "", fmt.Errorf("must hold one line of printable characters")
 	}
 	return password, nil
+}
+
+// ChangedFrom lists the peers that have a password now and before, and not the same.
+func (p Passwords) ChangedFrom(before Passwords) (peers []string) {
+	for _, address := range slices.SortedFunc(maps.Keys(p), netip.Addr.Compare) {
+		if was, ok := before[address]; ok && was != p[address] {
+			peers = append(peers, address.String())
+		}
+	}
+	return peers
 }

@@ -59,6 +59,15 @@ func (c Changes) WithKeys(changed bool) Changes {
 	return append(c, Change{"keys_changed", Names{SignalKeyField}})
 }
 
+// WithPasswords adds a change of the passwords in the files of these BGP peers, if there are any. It
+// resets their sessions.
+func (c Changes) WithPasswords(peers []string) Changes {
+	if len(peers) == 0 {
+		return c
+	}
+	return append(c, Change{"passwords_changed", Names(peers)})
+}
+
 // ChangesFrom lists the differences between a running configuration and b. It does not list servers
 // of added or removed services.
 func (b *Balancer) ChangesFrom(old *Balancer) Changes {

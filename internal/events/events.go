@@ -34,6 +34,8 @@ const (
 	SessionDown     Kind = "session_down"     // a BGP session has ended
 	Drained         Kind = "drained"          // the balancer itself: all routes are withdrawn
 	Undrained       Kind = "undrained"        // and are announced again
+	NotSaved        Kind = "not_saved"        // the balancer cannot write to its directory of state
+	Saved           Kind = "saved"            // and can again
 	Changed         Kind = "changed"          // the desired state has changed
 	ReloadRefused   Kind = "reload_refused"   // the files are not valid, or cannot be followed
 	StoreDown       Kind = "store_down"       // the store of the fleet does not answer

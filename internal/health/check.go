@@ -32,9 +32,9 @@ const userAgent = "segue-health"
 // maxHeader is the largest header of a response, in bytes.
 const maxHeader = 64 << 10
 
-// errUntried marks a check that this host could not send. It proves nothing about
+// ErrUntried marks a check that this host could not send. It proves nothing about
 // the server.
-var errUntried = errors.New("not tried")
+var ErrUntried = errors.New("not tried")
 
 // errTimeout marks a check that got no answer in time.
 var errTimeout = errors.New("timeout")
@@ -56,17 +56,46 @@ func (c *Checker) tryOnce(ctx context.Context, t *Target) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, t.Timeout)
 	defer cancel()
-	err = connect(ctx, dialer, t)
+	err = plain(connect(ctx, dialer, t))
+	if errors.Is(err, errTimeout) {
+		return c.timeout(t)
+	}
+	return err
+}
+
+// plain returns the error of a connection in plain words: a timeout, or the error of the kernel
+// without Go's "dial tcp …: connect:", with ErrUntried if it comes from this host.
+func plain(err error) error {
 	var errno unix.Errno
 	switch {
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
-		return c.timeout(t)
-	case errors.Is(err, errUntried):
+		return errTimeout
+	case errors.Is(err, ErrUntried):
 		return err
 	case errors.As(err, &errno) && isOwn(errno):
-		return fmt.Errorf("%w: %w", errUntried, errno)
+		return fmt.Errorf("%w: %w", ErrUntried, errno)
 	case errors.As(err, &errno):
-		return errno // without Go's "dial tcp …: connect:"
+		return errno
+	}
+	return err
+}
+
+// Answers tells whether a server answers a connection on the path of clients' packets, which has
+// this mark: it returns nil if the connection opens, or the server refuses it. The error contains
+// ErrUntried if this host cannot connect. The deadline is that of the context.
+func Answers(ctx context.Context, path Path, address netip.AddrPort, socket checkpath.Socket, mark uint32) error {
+	dialer := &net.Dialer{
+		KeepAlive: -1, LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(socket.Source, 0)),
+		Control: onPath(socket.Device, mark),
+	}
+	err := plain(connect(ctx, dialer, &Target{Address: address, Kind: TCP}))
+	switch {
+	case errors.Is(err, unix.ECONNREFUSED), errors.Is(err, unix.ECONNRESET):
+		return nil
+	case errors.Is(err, errTimeout):
+		if err := path.Recheck(address.Addr()); err != nil {
+			return fmt.Errorf("%w: %w", ErrUntried, err)
+		}
 	}
 	return err
 }
@@ -75,7 +104,7 @@ func (c *Checker) tryOnce(ctx context.Context, t *Target) error {
 func (c *Checker) timeout(t *Target) error {
 	if t.OnPath {
 		if err := c.path.Recheck(t.Address.Addr()); err != nil {
-			return fmt.Errorf("%w: %w", errUntried, err)
+			return fmt.Errorf("%w: %w", ErrUntried, err)
 		}
 	}
 	return fmt.Errorf("%w after %v", errTimeout, t.Timeout)
@@ -99,22 +128,27 @@ func (c *Checker) dialer(t *Target) (*net.Dialer, error) {
 	}
 	socket, err := c.path.Socket(t.Address.Addr())
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", errUntried, err)
+		return nil, fmt.Errorf("%w: %w", ErrUntried, err)
 	}
 	local := netip.AddrPortFrom(socket.Source, 0)
 	dialer.LocalAddr = net.TCPAddrFromAddrPort(local)
 	if t.Kind == UDP {
 		dialer.LocalAddr = net.UDPAddrFromAddrPort(local)
 	}
-	mark := t.Mark
-	dialer.Control = func(_, _ string, raw syscall.RawConn) (err error) {
-		controlErr := raw.Control(func(fd uintptr) { err = prepare(int(fd), mark, socket.Device) })
+	dialer.Control = onPath(socket.Device, t.Mark)
+	return dialer, nil
+}
+
+// onPath returns the function by which a dialer makes its sockets send on the path of clients'
+// packets.
+func onPath(device string, mark uint32) func(_, _ string, raw syscall.RawConn) error {
+	return func(_, _ string, raw syscall.RawConn) (err error) {
+		controlErr := raw.Control(func(fd uintptr) { err = prepare(int(fd), mark, device) })
 		if err = errors.Join(controlErr, err); err != nil {
-			return fmt.Errorf("%w: %w", errUntried, err)
+			return fmt.Errorf("%w: %w", ErrUntried, err)
 		}
 		return nil
 	}
-	return dialer, nil
 }
 
 // prepare makes a socket send on the path of clients' packets. The source port is chosen with the

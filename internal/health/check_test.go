@@ -336,7 +336,7 @@ func TestOwnShortageIsUntried(t *testing.T) {
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
 		t.Fatal(err)
 	}
-	if !errors.Is(err, errUntried) || reasonOf(err) != "not tried: too many open files" {
+	if !errors.Is(err, ErrUntried) || reasonOf(err) != "not tried: too many open files" {
 		t.Errorf("without descriptors: %v", err)
 	}
 	if err := attempt(t.Context(), target); err != nil {

@@ -76,7 +76,7 @@ func (c *Checker) ReportUntried(report func(reason string)) { c.report = report 
 func (c *Checker) complain(err error) {
 	c.log.Error("cannot check servers", "error", err)
 	if c.report != nil {
-		c.report(strings.TrimPrefix(err.Error(), errUntried.Error()+": "))
+		c.report(strings.TrimPrefix(err.Error(), ErrUntried.Error()+": "))
 	}
 }
 
@@ -180,7 +180,7 @@ func (t *Target) wait() time.Duration {
 
 // errBusy says that a check began so late that the missing answer proves nothing: this host has too
 // little CPU time, so it may have read the answer too late.
-var errBusy = fmt.Errorf("%w: this host is too busy: a check began too late", errUntried)
+var errBusy = fmt.Errorf("%w: this host is too busy: a check began too late", ErrUntried)
 
 // check checks a target once, and reports a change of its state. The argument late is how long
 // after its time the check begins.
@@ -189,7 +189,7 @@ func (c *Checker) check(ctx context.Context, w *watch, s *streak, late time.Dura
 	if errors.Is(err, errTimeout) && late > w.target.Timeout/2 {
 		err = errBusy
 	}
-	if errors.Is(err, errUntried) {
+	if errors.Is(err, ErrUntried) {
 		select {
 		case c.untried <- err:
 		case <-ctx.Done():

@@ -211,7 +211,7 @@ func TestUncheckedTarget(t *testing.T) {
 // many checks as a failing one needs.
 func TestUntriedChecksOfUncheckedTarget(t *testing.T) {
 	f := newFake()
-	untried := fmt.Errorf("%w: too many open files", errUntried)
+	untried := fmt.Errorf("%w: too many open files", ErrUntried)
 	f.set("s1", untried)
 	simulate(t, f, func(t *testing.T, c *Checker) {
 		unchecked := target("s1")
@@ -228,7 +228,7 @@ func TestUntriedChecksOfUncheckedTarget(t *testing.T) {
 func TestUntriedProbesCountForNothing(t *testing.T) {
 	f := newFake()
 	simulate(t, f, func(t *testing.T, c *Checker) {
-		f.set("s1", fmt.Errorf("%w: too many open files", errUntried))
+		f.set("s1", fmt.Errorf("%w: too many open files", ErrUntried))
 		c.SetTargets(t.Context(), []Target{target("s1")})
 		expect(t, "untried while healthy", pass(c, time.Minute))
 		if n := len(f.reports); n < 5 || n > 7 || f.reports[n-1] != "too many open files" {
@@ -236,7 +236,7 @@ func TestUntriedProbesCountForNothing(t *testing.T) {
 		}
 		f.set("s1", errDown)
 		expect(t, "failures", pass(c, 3*time.Second), Result{"web", "s1", false, "connection refused"})
-		f.set("s1", errUntried)
+		f.set("s1", ErrUntried)
 		expect(t, "untried while unhealthy", pass(c, time.Minute))
 	})
 }

@@ -67,6 +67,15 @@ func (t *Target) checksAs(other *Target) bool {
 	return like == *t
 }
 
+// AsksAs tells whether the checks of two targets ask for the same, however often. A result of the one
+// then holds for the other.
+func (t *Target) AsksAs(other *Target) bool {
+	like := *other
+	like.Mark, like.Interval, like.Jitter, like.Timeout = t.Mark, t.Interval, t.Jitter, t.Timeout
+	like.Rise, like.Fall, like.State = t.Rise, t.Fall, t.State
+	return like == *t
+}
+
 // Targets returns the targets of all services with a health check. Those on the path of clients'
 // packets have no marks yet.
 func Targets(services []desired.Service) []Target {

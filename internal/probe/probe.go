@@ -30,15 +30,11 @@ const (
 	// Rise is the number of good answers in a row that end a fault.
 	Rise = 2
 	// UnansweredOffers is the number of connections that are offered to a server first and accepted
-	// by no server before the server is Unheard. Accepted connections in between increase it. It is
+	// by no server before the server is suspect. Accepted connections in between increase it. It is
 	// also the number of connections that are a server's share, and of which it accepts none.
 	UnansweredOffers = 20
-	// answerWorth is the number of unanswered offers that an answered one cancels, and takenWorth
-	// the number that a connection cancels which the server itself accepted.
-	answerWorth, takenWorth = 1. / 3, 3.
-	// An Unheard server gets no offers, so offers cannot show that it has recovered. It gets
-	// another chance after firstTrial, and then after longer times, up to lastTrial.
-	firstTrial, lastTrial = 10 * time.Second, 160 * time.Second
+	// answerWorth is the number of unanswered offers that an answered one cancels.
+	answerWorth = 1. / 3
 	// slotMask is the part of a token that is the slot.
 	slotMask = 0xffff
 )
@@ -53,7 +49,7 @@ const (
 	OtherVersion       // the agent speaks another version of the protocol
 	NotServed          // the agent does not have the VIP
 	Refusing           // the application has stopped listening, and refuses connections
-	Unheard            // it accepts no connections, and many are lost (placement hunt)
+	Unheard            // it answers neither clients' offers nor calls (placement hunt)
 )
 
 // Target is a server of a service.
@@ -64,9 +60,10 @@ type Target struct {
 	Protocol        desired.Protocol
 	Port            uint16 // 0: all ports
 	Encapsulation   desired.Encapsulation
-	// Offered tells that the service hunts with consistent candidates. Offers are then compared
-	// with signals.
-	Offered bool
+	// Offered tells that the service hunts with consistent candidates, and has a port for calls.
+	// Offers are then compared with signals.
+	Offered  bool
+	CallPort uint16 // the port that calls connect to; 0: none is known
 	// Fault is the finding of an earlier process.
 	Fault Fault
 }
@@ -121,6 +118,7 @@ type Result struct {
 type Prober struct {
 	log     *slog.Logger
 	wire    Wire
+	caller  Caller
 	version uint16 // the required version of the protocol
 	targets chan []Target
 	updates chan []Result
@@ -129,13 +127,14 @@ type Prober struct {
 	servers  map[Target]*server  // the targets, by their value without Fault
 	services map[string]*service // the same servers, by the name of their service
 	group    int
-	failing  bool // the last probes could not be sent
+	failing  bool   // the last probes could not be sent
+	calls    *calls // nil: the prober does not run, and makes no calls
 }
 
 // New returns a prober for agents that speak a version of the protocol. It works while Run runs.
-func New(wire Wire, version uint16, log *slog.Logger) *Prober {
+func New(wire Wire, caller Caller, version uint16, log *slog.Logger) *Prober {
 	return &Prober{
-		log: log, wire: wire, version: version,
+		log: log, wire: wire, caller: caller, version: version,
 		targets: make(chan []Target), updates: make(chan []Result), servers: map[Target]*server{},
 	}
 }
@@ -156,6 +155,10 @@ func (p *Prober) Updates() <-chan []Result {
 
 // Run probes until the context ends, and returns nil.
 func (p *Prober) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	p.calls = newCalls(ctx, p.caller)
+	defer p.calls.wait()
+	defer cancel()
 	ticker := time.NewTicker(Interval / groups)
 	defer ticker.Stop()
 	var pending []Result
@@ -169,8 +172,8 @@ func (p *Prober) Run(ctx context.Context) error {
 			return nil
 		case targets := <-p.targets:
 			pending = p.Replace(targets)
-		case now := <-ticker.C:
-			pending = append(pending, p.tick(now)...)
+		case <-ticker.C:
+			pending = append(pending, p.tick()...)
 		case out <- pending:
 			pending = nil
 		}
@@ -218,22 +221,22 @@ func (p *Prober) addTo(name string, s *server) {
 
 // Round does the work of one interval for a prober that does not run: it judges all servers, and
 // probes them again.
-func (p *Prober) Round(now time.Time) (changes []Result) {
+func (p *Prober) Round() (changes []Result) {
 	for range groups {
-		changes = append(changes, p.tick(now)...)
+		changes = append(changes, p.tick()...)
 	}
 	return changes
 }
 
 // tick judges the servers of the next group, and probes them again.
-func (p *Prober) tick(now time.Time) (changes []Result) {
+func (p *Prober) tick() (changes []Result) {
 	p.group = (p.group + 1) % groups
 	var requests []Request
 	for _, s := range p.servers {
 		if int(s.target.Slot)%groups != p.group {
 			continue
 		}
-		if p.judge(s, now) {
+		if p.judge(s) {
 			changes = append(changes, Result{s.target.Service, s.target.Server, s.target.Slot, s.fault})
 		}
 		if s.asked = p.wire.HasWay(s.target.Slot); !s.asked {
@@ -271,7 +274,7 @@ func (p *Prober) unask(t *Target) {
 }
 
 // judge updates the finding about a server, and tells whether it changed.
-func (p *Prober) judge(s *server, now time.Time) (changed bool) {
+func (p *Prober) judge(s *server) (changed bool) {
 	before := s.fault
 	if s.asked {
 		answer, ok := p.wire.Answer(s.target.Slot)
@@ -283,22 +286,69 @@ func (p *Prober) judge(s *server, now time.Time) (changed bool) {
 		}
 	}
 	if s.target.Offered {
-		offers, err := p.wire.Offers(s.target.Slot)
-		if err != nil {
-			p.log.Error("compare offers with signals", "service", s.target.Service, "server", s.target.Server, "error", err)
-		} else {
-			all := p.services[s.target.Service]
-			s.noteOffers(offers, all, now)
-			if s.mayGiveUp() && (!all.isOverloaded() || all.mayCauseOutage(s)) {
-				s.giveUp(now)
-			}
-		}
+		p.compare(s)
+		p.hear(s)
 	}
 	s.fault = s.probed
 	if s.fault == None && s.unheard {
 		s.fault = Unheard
 	}
 	return s.fault != before
+}
+
+// compare compares the offers of a server with signals.
+func (p *Prober) compare(s *server) {
+	offers, err := p.wire.Offers(s.target.Slot)
+	if err != nil {
+		p.log.Error("compare offers with signals", "service", s.target.Service, "server",
+			s.target.Server, "error", err)
+		return
+	}
+	s.noteOffers(offers, p.services[s.target.Service])
+}
+
+// hear notes the result of the last call to a server, and calls the server again if that is needed.
+func (p *Prober) hear(s *server) {
+	if s.call != nil {
+		select {
+		case err := <-s.call.result:
+			s.call = nil
+			p.complain(s.target.Service, err)
+			s.noteCall(err, p.services[s.target.Service])
+		default:
+		}
+	}
+	if p.calls != nil && s.needsCall() && p.wire.HasWay(s.target.Slot) {
+		p.begin(s)
+	}
+}
+
+// begin begins a call to a server, or through it. A server without a peer passes nothing on.
+func (p *Prober) begin(s *server) {
+	s.peer = nil
+	if s.passes {
+		s.peer = p.services[s.target.Service].peerOf(s)
+	}
+	switch {
+	case s.peer != nil:
+		s.call = p.calls.begin(s.peer.target, &s.target)
+	case s.passes && !s.unheard:
+		s.acquit()
+	default:
+		s.call = p.calls.begin(s.target, nil)
+	}
+}
+
+// complain logs that this host cannot make calls to the servers of a service, unless it has logged
+// that since the last call that it could make.
+func (p *Prober) complain(name string, err error) {
+	service := p.services[name]
+	before := service.mute
+	service.mute = errors.Is(err, ErrUntried)
+	if service.mute && !before {
+		p.log.Error("cannot connect to servers that leave offers unanswered: none is found unheard",
+			"service", name, "error", err)
+	}
 }
 
 // listen looks for signals when a probe has no answer. If a server signals, the network has probably

@@ -3,6 +3,7 @@
 package probe
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -27,14 +29,49 @@ type wire struct {
 	offers    map[uint32]Offers
 	signals   map[uint32]uint64
 	forgotten []uint32
-	err       error // error that Send returns
-	cutOff    bool  // no server has a next hop
+	err       error           // error that Send returns
+	cutOff    bool            // no server has a next hop
+	deaf      map[uint32]bool // servers that do not answer calls
+	stuck     map[uint32]bool // servers that pass nothing on
+	unable    bool            // the host cannot make calls
+	calls     map[uint32]int  // calls by the server that got them first
 }
 
 func newWire() *wire {
 	return &wire{
 		answers: map[uint32]*Answer{}, tokens: map[uint32]uint64{}, sent: map[uint32][]time.Time{},
-		offers: map[uint32]Offers{}, signals: map[uint32]uint64{},
+		offers: map[uint32]Offers{}, signals: map[uint32]uint64{}, deaf: map[uint32]bool{},
+		stuck: map[uint32]bool{}, calls: map[uint32]int{},
+	}
+}
+
+// Call implements Caller.
+func (w *wire) Call(ctx context.Context, to, through *Target) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	first := to.Slot
+	if through != nil {
+		first = through.Slot
+	}
+	w.calls[first]++
+	switch {
+	case w.unable:
+		return fmt.Errorf("%w: no address", ErrUntried)
+	case w.deaf[to.Slot] || through != nil && w.stuck[first]:
+		w.mu.Unlock()
+		<-ctx.Done()
+		w.mu.Lock()
+		return ctx.Err()
+	}
+	return nil
+}
+
+// deafen determines whether servers answer calls from now on.
+func (w *wire) deafen(deaf bool, slots ...uint32) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, slot := range slots {
+		w.deaf[slot] = deaf
 	}
 }
 
@@ -85,6 +122,13 @@ func (w *wire) signal(slot uint32, signals uint64) {
 	w.signals[slot] += signals
 }
 
+// stick determines whether a server passes nothing on from now on.
+func (w *wire) stick(slot uint32, stuck bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.stuck[slot] = stuck
+}
+
 func (w *wire) Forget(slot uint32) { w.forgotten = append(w.forgotten, slot) }
 
 // set determines the answers of an agent from now on. nil means no answers.
@@ -122,7 +166,7 @@ var well = &Answer{Version: version, Serves: true}
 // simulate runs a prober in fake time.
 func simulate(t *testing.T, w *wire, test func(t *testing.T, p *Prober)) {
 	synctest.Test(t, func(t *testing.T) {
-		p := New(w, version, slog.New(slog.DiscardHandler))
+		p := New(w, w, version, slog.New(slog.DiscardHandler))
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error)
 		go func() { ended <- p.Run(ctx) }()
@@ -315,22 +359,155 @@ func TestSendFails(t *testing.T) {
 	})
 }
 
+// A server is Unheard if its offers and the balancer's own calls have no answer, until it answers
+// calls again. It gets no offers meanwhile.
 func TestOffersWithoutAnswers(t *testing.T) {
 	w := newWire()
-	w.answers[1], w.answers[2], w.answers[3] = well, well, well
+	targets := placedTargets(w, 3)
 	simulate(t, w, func(t *testing.T, p *Prober) {
-		p.SetTargets(t.Context(), []Target{target(1), target(2), target(3)})
+		p.SetTargets(t.Context(), targets)
+		w.deafen(true, 1)
 		pass(p, 2*Interval)
-		w.offer(1, 1000, 1000)
-		w.offer(2, UnansweredOffers, 0)
+		w.offer(0, 1000, 1000)
+		w.offer(1, UnansweredOffers, 0)
 		expect(t, "answers may be under way", pass(p, Interval), map[string]Fault{})
-		expect(t, "they did not come", pass(p, Interval), map[string]Fault{"s2": Unheard})
-		expect(t, "no offers, no proof", pass(p, firstTrial-2*Interval), map[string]Fault{})
-		expect(t, "another chance", pass(p, 3*Interval), map[string]Fault{"s2": None})
-		w.offer(2, UnansweredOffers, 0)
-		expect(t, "in vain", pass(p, 2*Interval), map[string]Fault{"s2": Unheard})
-		expect(t, "the next one is later", pass(p, firstTrial+3*Interval), map[string]Fault{})
-		expect(t, "but comes", pass(p, firstTrial), map[string]Fault{"s2": None})
+		expect(t, "they did not come, and two calls", pass(p, 3*Interval), map[string]Fault{})
+		expect(t, "the third call", pass(p, Interval), map[string]Fault{"s1": Unheard})
+		expect(t, "the calls go on", pass(p, 60*Interval), map[string]Fault{})
+		w.deafen(false, 1)
+		expect(t, "an answer", pass(p, 2*Interval), map[string]Fault{})
+		expect(t, "it also passes offers on", pass(p, Interval), map[string]Fault{"s1": None})
+		calls := w.calls[1]
+		expect(t, "no suspicion, no calls", pass(p, 10*Interval), map[string]Fault{})
+		if w.calls[1] != calls || w.calls[0]+w.calls[2] > 0 {
+			t.Errorf("calls: %v", w.calls)
+		}
+	})
+}
+
+// A server that has no way to its peers is Unheard, though it answers: the connections that it
+// refuses are lost. Most offers of the others are lost, too, because they visit that server.
+func TestServerThatPassesNothingOn(t *testing.T) {
+	for _, servers := range []uint32{2, 4} {
+		w := newWire()
+		targets := placedTargets(w, servers)
+		simulate(t, w, func(t *testing.T, p *Prober) {
+			p.SetTargets(t.Context(), targets)
+			pass(p, 2*Interval)
+			w.stick(1, true)
+			for range 8 {
+				for slot := range servers {
+					w.offer(slot, 40, 1)
+				}
+				pass(p, Interval)
+			}
+			for slot := range servers {
+				name := target(slot).Server
+				if got := p.fault(name); (got == Unheard) != (slot == 1) {
+					t.Errorf("%d servers: %s: %v", servers, name, got)
+				}
+			}
+			w.stick(1, false)
+			expect(t, "it passes offers on again", pass(p, 3*Interval), map[string]Fault{"s1": None})
+		})
+	}
+}
+
+// If a server passes offers on to a peer that does not answer, only the peer is Unheard.
+func TestPeerThatDoesNotAnswer(t *testing.T) {
+	w := newWire()
+	targets := placedTargets(w, 2)
+	simulate(t, w, func(t *testing.T, p *Prober) {
+		p.SetTargets(t.Context(), targets)
+		pass(p, 2*Interval)
+		w.deafen(true, 1)
+		for range 12 {
+			w.offer(0, 40, 0) // and the peer gets no offers first
+			for server, fault := range pass(p, Interval) {
+				if server != "s1" || fault != Unheard {
+					t.Errorf("%s: %v", server, fault)
+				}
+			}
+		}
+		if p.fault("s1") != Unheard {
+			t.Error("s1 is not found")
+		}
+	})
+}
+
+// Clients can make offers that servers leave unanswered, at any rate. While servers answer the
+// balancer's own calls, they stay, whether one server or all of them are the aim.
+func TestClientsCannotMakeServersUnheard(t *testing.T) {
+	for name, aims := range map[string][]uint32{"one server": {2}, "all servers": {0, 1, 2, 3, 4, 5}} {
+		t.Run(name, func(t *testing.T) {
+			w := newWire()
+			targets := placedTargets(w, 6)
+			simulate(t, w, func(t *testing.T, p *Prober) {
+				p.SetTargets(t.Context(), targets)
+				pass(p, 2*Interval)
+				for range 60 {
+					for _, slot := range aims {
+						w.offer(slot, 1000, 0)
+					}
+					for slot := range uint32(6) { // and a few clients whose connections open
+						w.offer(slot, 1, 1)
+						w.take(slot, 1)
+					}
+					expect(t, "the attack", pass(p, Interval), map[string]Fault{})
+				}
+				for slot, calls := range w.calls {
+					if calls > 60 {
+						t.Errorf("%d calls to server %d in 60 s", calls, slot)
+					}
+				}
+			})
+		})
+	}
+}
+
+// A host that cannot make calls finds no server Unheard. It says so once.
+func TestCallsThatCannotBeMade(t *testing.T) {
+	w := newWire()
+	targets := placedTargets(w, 3)
+	simulate(t, w, func(t *testing.T, p *Prober) {
+		var log bytes.Buffer
+		p.log = slog.New(slog.NewTextHandler(&log, nil))
+		p.SetTargets(t.Context(), targets)
+		w.deafen(true, 1)
+		pass(p, 2*Interval)
+		for range 10 {
+			w.offer(1, UnansweredOffers, 0)
+			pass(p, Interval)
+		}
+		if p.fault("s1") != Unheard {
+			t.Fatalf("s1: %v", p.fault("s1"))
+		}
+		w.mu.Lock()
+		w.unable = true
+		w.mu.Unlock()
+		expect(t, "nothing is known any more", pass(p, 3*Interval), map[string]Fault{"s1": None})
+		for range 10 {
+			w.offer(1, UnansweredOffers, 0)
+			expect(t, "suspect, and calls cannot be made", pass(p, Interval), map[string]Fault{})
+		}
+		if n := strings.Count(log.String(), "cannot connect to servers"); n != 1 {
+			t.Errorf("said %d times:\n%s", n, &log)
+		}
+	})
+}
+
+// A lost SYN or SYN-ACK of a call proves nothing.
+func TestLostCalls(t *testing.T) {
+	w := newWire()
+	targets := placedTargets(w, 3)
+	simulate(t, w, func(t *testing.T, p *Prober) {
+		p.SetTargets(t.Context(), targets)
+		pass(p, 2*Interval)
+		for i := range 60 {
+			w.deafen(i%Fall != 0, 1)
+			w.offer(1, 1000, 0)
+			expect(t, "two of three calls are lost", pass(p, Interval), map[string]Fault{})
+		}
 	})
 }
 
@@ -353,11 +530,13 @@ func TestSilenceExplainsUnansweredOffers(t *testing.T) {
 		w.set(1, well)
 		expect(t, "few offers", pass(p, 3*Interval), map[string]Fault{"s1": None})
 
-		w.set(2, nil)
+		w.deafen(true, 2)
 		w.offer(2, 10*UnansweredOffers, 0)
-		expect(t, "before silence shows", pass(p, 2*Interval), map[string]Fault{"s2": Unheard})
-		expect(t, "silence shows", pass(p, 2*Interval), map[string]Fault{"s2": Silent})
+		expect(t, "before silence shows", pass(p, 5*Interval), map[string]Fault{"s2": Unheard})
+		w.set(2, nil)
+		expect(t, "silence shows", pass(p, 4*Interval), map[string]Fault{"s2": Silent})
 		w.set(2, well)
+		w.deafen(false, 2)
 		expect(t, "many offers", pass(p, 3*Interval), map[string]Fault{"s2": None})
 	})
 }
@@ -371,24 +550,13 @@ func TestSilenceExplainsOffersOfPeers(t *testing.T) {
 		p.SetTargets(t.Context(), []Target{target(1), target(2), target(3)})
 		pass(p, 2*Interval)
 		w.set(1, nil)
+		w.deafen(true, 1, 2)
 		w.offer(2, 4*UnansweredOffers, 2*UnansweredOffers)
-		expect(t, "what is passed on is lost", pass(p, 2*Interval), map[string]Fault{"s2": Unheard})
-		expect(t, "the reason shows", pass(p, 3*Interval), map[string]Fault{"s1": Silent, "s2": None})
-	})
-}
-
-// A server that was unheard long ago gets its next chance as soon as a server that never was.
-func TestOldTrialsAreForgotten(t *testing.T) {
-	w := newWire()
-	w.answers[1], w.answers[2] = well, well
-	simulate(t, w, func(t *testing.T, p *Prober) {
-		p.SetTargets(t.Context(), []Target{target(1), target(2)})
-		pass(p, 2*Interval)
-		for range 6 {
-			w.offer(1, UnansweredOffers, 0)
-			expect(t, "no answers", pass(p, 2*Interval), map[string]Fault{"s1": Unheard})
-			expect(t, "another chance", pass(p, firstTrial+2*Interval), map[string]Fault{"s1": None})
-			pass(p, 2*lastTrial)
+		expect(t, "what is passed on is lost", pass(p, 2*Interval), map[string]Fault{})
+		w.deafen(false, 2)
+		expect(t, "the reason shows", pass(p, 3*Interval), map[string]Fault{"s1": Silent})
+		if s := p.servers[target(2)]; s.isSuspect() {
+			t.Error("s2 is still suspect")
 		}
 	})
 }
@@ -401,6 +569,7 @@ func TestOffersThatAreRefusedHideNothing(t *testing.T) {
 	simulate(t, w, func(t *testing.T, p *Prober) {
 		p.SetTargets(t.Context(), []Target{target(1), target(2)})
 		pass(p, 2*Interval)
+		w.deafen(true, 2)
 		for range 10 {
 			w.offer(1, 20, 18) // a tenth of the SYNs or of their answers is lost
 			w.offer(2, 20, 10)
@@ -422,7 +591,8 @@ func TestServersThatAreHeardAreNotUnheard(t *testing.T) {
 	simulate(t, w, func(t *testing.T, p *Prober) {
 		p.SetTargets(t.Context(), []Target{target(1), target(2)})
 		pass(p, 2*Interval)
-		for range 5 {
+		w.deafen(true, 2)
+		for range 7 {
 			w.offer(1, 40, 10)
 			w.offer(2, 40, 10)
 			w.take(1, 20)
@@ -444,6 +614,7 @@ func TestServerThatIsNeverHeard(t *testing.T) {
 		simulate(t, w, func(t *testing.T, p *Prober) {
 			p.SetTargets(t.Context(), targets)
 			pass(p, 2*Interval)
+			w.deafen(true, bad)
 			for range 10 {
 				for slot := range servers {
 					w.offer(slot, 12, 12-12/uint64(servers))
@@ -482,39 +653,9 @@ func TestServerThatRefusesAll(t *testing.T) {
 	})
 }
 
-// An unheard server that gets another chance is judged by what happens from then on.
-func TestNeverHeardAgain(t *testing.T) {
-	w := newWire()
-	targets := placedTargets(w, 3)
-	simulate(t, w, func(t *testing.T, p *Prober) {
-		p.SetTargets(t.Context(), targets)
-		pass(p, 2*Interval)
-		offer := func(answered uint64) map[string]Fault {
-			for slot := range uint32(3) {
-				w.offer(slot, 30, answered)
-			}
-			w.take(0, 3*answered/2)
-			w.take(1, 3*answered/2)
-			return pass(p, Interval)
-		}
-		for p.fault("s2") == None {
-			offer(20)
-		}
-		for p.fault("s2") == Unheard {
-			offer(30) // without the server, all connections are accepted
-		}
-		for range 4 {
-			offer(20)
-		}
-		if p.fault("s2") != Unheard {
-			t.Error("four intervals after its next chance, the server is not unheard")
-		}
-	})
-}
-
 // One server of four drops what it accepts, and every connection goes to it while balancers offer
-// it any. So all connections are lost, until the servers have been left out in turn. In its next
-// chances, the bad server is the first that is left out.
+// it any. So all connections are lost, and all servers are suspect. Only the bad one does not answer
+// calls.
 func TestServerThatTakesAll(t *testing.T) {
 	const bad, offered = 3, 9
 	w := newWire()
@@ -522,36 +663,46 @@ func TestServerThatTakesAll(t *testing.T) {
 	simulate(t, w, func(t *testing.T, p *Prober) {
 		p.SetTargets(t.Context(), targets)
 		pass(p, 2*Interval)
-		down := func() (wrong bool) {
-			for p.fault("s3") != Unheard {
-				for slot := range uint32(4) {
-					if p.fault(target(slot).Server) == Unheard {
-						wrong = true
-					} else {
-						w.offer(slot, offered, 0)
-					}
-				}
-				pass(p, Interval)
-			}
-			return wrong
-		}
-		began := time.Now()
-		down()
-		if took := time.Since(began); took > 4*firstTrial {
-			t.Errorf("the outage lasted for %v", took)
-		}
-		for range 4 {
-			for p.fault("s3") == Unheard {
-				for slot := range uint32(bad) {
+		w.deafen(true, bad)
+		for range 12 {
+			lost := p.fault("s3") != Unheard
+			for slot := range uint32(4) {
+				switch {
+				case lost:
+					w.offer(slot, offered, 0)
+				case slot != bad:
 					w.offer(slot, offered, offered)
 					w.take(slot, offered)
 				}
-				pass(p, Interval)
 			}
-			if down() {
-				t.Error("another server was left out, though the cause was known")
+			for server, fault := range pass(p, Interval) {
+				if server != "s3" || fault != Unheard {
+					t.Errorf("%s: %v", server, fault)
+				}
 			}
 		}
+		if p.fault("s3") != Unheard {
+			t.Error("s3 is not found")
+		}
+	})
+}
+
+// If more than a third of the servers do not answer calls, none of them is Unheard.
+func TestManyServersWithoutAnswers(t *testing.T) {
+	w := newWire()
+	targets := placedTargets(w, 6)
+	simulate(t, w, func(t *testing.T, p *Prober) {
+		p.SetTargets(t.Context(), targets)
+		pass(p, 2*Interval)
+		w.deafen(true, 0, 1, 2)
+		for range 20 {
+			for slot := range uint32(6) {
+				w.offer(slot, 20, 5)
+			}
+			expect(t, "three of six", pass(p, Interval), map[string]Fault{})
+		}
+		w.deafen(false, 0)
+		expect(t, "two of six", pass(p, 4*Interval), map[string]Fault{"s1": Unheard, "s2": Unheard})
 	})
 }
 

@@ -2,7 +2,7 @@
 
 package probe
 
-import "time"
+import "errors"
 
 // server is the state of a target.
 type server struct {
@@ -17,22 +17,28 @@ type server struct {
 	misses  int    // of these, those since the last signal
 	signals uint64 // of the server, when the last probe had no answer
 
-	// Findings from offers:
+	// Suspicions from offers:
 	counted bool   // the counters have been read before
 	offers  Offers // counters at the last reading
 	pending uint64 // unanswered at the last reading; their signals may be under way
 	score   float64
 	share   share
-	unheard bool
-	trial   time.Duration
-	retry   time.Time // when an unheard server gets another chance
+
+	// Findings from calls:
+	call      *call   // the last call, until its result is noted; nil: there is none
+	passes    bool    // the next call goes through the server to a peer, which must get it
+	peer      *server // to which the last call went; nil: it went to the server itself
+	turn      int     // the peer whose turn it is
+	reached   int     // successive calls with an answer
+	unreached int     // successive calls without an answer
+	unheard   bool
 }
 
 // newServer returns a server with the finding of an earlier process.
 func newServer(t Target) *server {
-	s := &server{target: t, fault: t.Fault, trial: firstTrial}
+	s := &server{target: t, fault: t.Fault}
 	if t.Fault == Unheard { // Unheard is possible only for a server that is offered connections
-		s.unheard, s.retry = t.Offered, time.Now().Add(firstTrial)
+		s.unheard = t.Offered
 	} else {
 		s.probed = t.Fault
 	}
@@ -73,24 +79,25 @@ func (s *server) noteSignals(now uint64) {
 	s.signals = now
 }
 
-// noteOffers reads the counters of offers and signals.
+// noteOffers reads the counters of offers and signals. Clients can cause what they show: a server's
+// stack drops a SYN with a wrong checksum, for example, so the offer stays without an answer. So
+// noteOffers only makes a server suspect, and calls decide.
 //
 // The score is a cumulative sum (Page, "Continuous inspection schemes", 1954). It rises by one for
 // each offer without an answer, and falls by answerWorth for each with one. So it stays near zero
 // while more than three of four offers are answered, also if a tenth of all packets is lost. A
-// server that drops accepted connections is still detected if it refuses half of its offers, as by
+// server that drops accepted connections is still suspect if it refuses half of its offers, as by
 // policy `dynamic`, and others accept those. The field share finds a server that drops connections
 // which were offered to others first.
 //
 // A refused connection may be lost at the next server, and then clients repeat their SYN. So among
 // two or three servers, one that does not answer makes most offers of the others look unanswered.
-// But the others accept connections themselves, and each of these subtracts takenWorth from the
-// score.
+// Then all of them are suspect, and calls tell which one is the cause.
 //
 // The score is bounded, so that the first answered offers have an effect.
 //
 // noteOffers adds the new outcomes to those of the service.
-func (s *server) noteOffers(now Offers, all *service, at time.Time) {
+func (s *server) noteOffers(now Offers, all *service) {
 	newOffers, newAnswers := now.Offered-s.offers.Offered, now.Answered-s.offers.Answered
 	newTaken := now.Taken - s.offers.Taken
 	s.offers = now
@@ -98,20 +105,13 @@ func (s *server) noteOffers(now Offers, all *service, at time.Time) {
 	case !s.counted:
 		s.counted = true
 	case s.probed != None: // this fault explains the unanswered offers
-		s.forget()
-		s.trial = firstTrial
-	case s.unheard:
-		if at.After(s.retry) {
-			if all.isDown() { // the server was not the cause
-				s.trial = firstTrial
-			}
-			s.forget()
-		}
+		s.acquit()
+	case s.unheard: // it gets no offers
 	default:
 		late := newAnswers - min(newAnswers, newOffers)
 		lost := s.pending - min(s.pending, late)
 		s.pending = newOffers - min(newOffers, newAnswers)
-		s.score += float64(lost) - answerWorth*float64(newAnswers) - takenWorth*float64(newTaken)
+		s.score += float64(lost) - answerWorth*float64(newAnswers)
 		s.score = min(max(0, s.score), UnansweredOffers)
 		all.add(outcomes{newTaken, lost})
 		if newTaken > 0 {
@@ -123,27 +123,54 @@ func (s *server) noteOffers(now Offers, all *service, at time.Time) {
 	s.share.seen = all.outcomes
 }
 
+// isSuspect tells whether too many offers are unanswered.
+func (s *server) isSuspect() bool {
+	return s.score >= UnansweredOffers || s.share.isMissing(UnansweredOffers)
+}
+
 // forget forgets unanswered offers.
 func (s *server) forget() {
-	s.unheard, s.score, s.pending = false, 0, 0
+	s.score, s.pending = 0, 0
 	s.share.forget()
 }
 
-// suspect tells whether many offers are unanswered.
-func (s *server) suspect() bool {
-	return s.unheard || s.score >= UnansweredOffers/2 || s.share.isMissing(UnansweredOffers/2)
+// acquit forgets unanswered offers and unanswered calls.
+func (s *server) acquit() {
+	s.forget()
+	s.unheard, s.passes, s.reached, s.unreached = false, false, 0, 0
 }
 
-// mayGiveUp tells whether too many offers are unanswered.
-func (s *server) mayGiveUp() bool {
-	return !s.unheard && (s.score >= UnansweredOffers || s.share.isMissing(UnansweredOffers))
+// needsCall tells whether a call is to show if the server answers offers, and passes them on.
+func (s *server) needsCall() bool {
+	return s.probed == None && s.call == nil &&
+		(s.unheard || s.reached+s.unreached > 0 || s.isSuspect())
 }
 
-// giveUp makes a server Unheard for a time.
-func (s *server) giveUp(now time.Time) {
-	if now.Sub(s.retry) > lastTrial { // the last chance went well
-		s.trial = firstTrial
+// noteCall records the result of a call. Answers to a call to the server, and to one through it, end
+// a suspicion, and Unheard. Without answers to Fall calls in a row, the server is Unheard, unless
+// too many servers of the service do not answer calls. If a call through the server fails, its peer
+// may be the cause. So the peer is called, too.
+func (s *server) noteCall(err error, all *service) {
+	switch {
+	case errors.Is(err, ErrUntried): // nothing is known, so the server gets offers
+		if s.unheard {
+			s.acquit()
+		}
+	case err == nil:
+		s.unreached = 0
+		s.reached++
+		s.passes = !s.passes
+		if s.reached >= Rise {
+			s.acquit()
+		}
+	default:
+		s.reached = 0
+		s.unreached++
+		if s.peer != nil {
+			s.peer.score = UnansweredOffers
+		}
+		if s.unreached >= Fall && !all.isOverloaded() {
+			s.unheard = true
+		}
 	}
-	s.unheard, s.retry = true, now.Add(s.trial)
-	s.trial = min(2*s.trial, lastTrial)
 }

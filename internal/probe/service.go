@@ -6,7 +6,7 @@ package probe
 type service struct {
 	servers  []*server
 	outcomes outcomes
-	inVain   uint64 // connections lost in a row
+	mute     bool // this host could not make the last call to a server
 }
 
 // outcomes counts connections that were offered to the servers of a service.
@@ -15,43 +15,30 @@ type outcomes struct{ taken, lost uint64 }
 func (s *service) add(o outcomes) {
 	s.outcomes.taken += o.taken
 	s.outcomes.lost += o.lost
-	s.inVain += o.lost
-	if o.taken > 0 {
-		s.inVain = 0
-	}
 }
 
-// isOverloaded tells whether more than a third of the servers leave offers unanswered. They are
-// overloaded, or the clients do not wait for answers. Fewer servers would make it worse.
+// peerOf returns a server to which a call through another one may go, or nil. They take turns.
+func (s *service) peerOf(server *server) *server {
+	for range s.servers {
+		server.turn++
+		peer := s.servers[server.turn%len(s.servers)]
+		if peer != server && peer.probed == None && !peer.unheard && peer.unreached == 0 {
+			return peer
+		}
+	}
+	return nil
+}
+
+// isOverloaded tells whether more than a third of the servers do not answer calls. They are
+// overloaded, or the fault is near the balancer. Fewer servers would make it worse.
 func (s *service) isOverloaded() bool {
-	suspects := 0
+	unreached := 0
 	for _, server := range s.servers {
-		if server.suspect() {
-			suspects++
+		if server.unreached > 0 {
+			unreached++
 		}
 	}
-	return suspects > max(1, len(s.servers)/3)
-}
-
-// isDown tells whether the service has lost all its connections for some time.
-func (s *service) isDown() bool { return s.inVain >= uint64(UnansweredOffers*len(s.servers)) }
-
-// mayCauseOutage tells whether a service that is down should be tried without the server. If each
-// connection is offered to all servers, a single server that drops what it accepts can take all
-// connections under policy `least`, because it has the lowest load. So one server at a time is left
-// out. First comes a server whose absence helped before, which has a longer trial. Then comes the
-// server that was not heard for the longest time.
-func (s *service) mayCauseOutage(server *server) bool {
-	if !s.isDown() {
-		return false
-	}
-	for _, other := range s.servers {
-		longer := other.trial == server.trial && other.share.due > server.share.due
-		if other.unheard || other.trial > server.trial || longer {
-			return false
-		}
-	}
-	return true
+	return unreached > max(1, len(s.servers)/3)
 }
 
 // share compares what a server has accepted with its equal share of a service's connections. Under

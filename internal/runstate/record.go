@@ -35,6 +35,18 @@ type Configuration struct {
 	// Unchecked tells why the host of a balancer could not check servers the last time. It is nil if
 	// there was no such time.
 	Unchecked *Unchecked `json:"unchecked,omitempty"`
+	// Unsaved tells why a balancer cannot write to its directory of state. It is empty if it can.
+	Unsaved string `json:"unsaved,omitempty"`
+	// Reasons tell why servers of a balancer are unfit for new flows, as far as the tables do not.
+	Reasons []ServerReason `json:"reasons,omitempty"`
+}
+
+// ServerReason is why a server has a condition.
+type ServerReason struct {
+	Service   string `json:"service"`
+	Server    string `json:"server"`
+	Condition string `json:"condition"` // such as failing
+	Reason    string `json:"reason"`    // as in the log
 }
 
 // InvalidOverride is an override that a process leaves out. It has no service if the file of overrides
@@ -193,6 +205,23 @@ func (r *Recorder) SetUnchecked(reason string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.record.Configuration.Unchecked = &Unchecked{time.Now(), reason}
+	r.write()
+}
+
+// SetUnsaved records why the process cannot write to its directory of state. An empty text says that
+// it can.
+func (r *Recorder) SetUnsaved(problem string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.record.Configuration.Unsaved = problem
+	r.write()
+}
+
+// SetReasons records why servers are unfit for new flows.
+func (r *Recorder) SetReasons(reasons []ServerReason) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.record.Configuration.Reasons = reasons
 	r.write()
 }
 

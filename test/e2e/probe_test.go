@@ -4,8 +4,10 @@ package e2e
 
 import (
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
+	"net"
 	"strings"
 	"sync"
 	"testing"
@@ -112,6 +114,9 @@ func TestKilledApplication(t *testing.T) {
 // probes and accepts connections. But its SYN-ACKs, which travel through the balancers, are lost.
 // The other servers are busier. So all connections go to this server until the balancers notice. Its
 // half-open connections count as a load. So they must end soon.
+//
+// Before that, a client sends SYNs that no server answers, and all servers stay. After that, the
+// server has no route to the others: it answers, but what it passes on is lost.
 func TestServerWithoutWayToBalancers(t *testing.T) {
 	t.Parallel()
 	top := topology("hunt6-insert", "hunt4-encap")
@@ -122,6 +127,10 @@ func TestServerWithoutWayToBalancers(t *testing.T) {
 	l := up(t, top)
 	c := newClient(l)
 	must(t, c.spread(t.Context(), "s1", "s2", "s3"))
+	sendBrokenSYNs(t, l, 6*time.Second)
+	for _, server := range nodes(l, lab.RoleServer) {
+		must(t, checkCondition(t, l, server, inspect.ServerUnchecked, "hunt6-insert", "hunt4-encap"))
+	}
 	busy := make([]*connection, 60*len(l.Topology.Services))
 	each(t, busy, func(i int) (err error) {
 		busy[i], err = dial(t.Context(), l, l.Topology.Services[i%len(l.Topology.Services)])
@@ -155,6 +164,56 @@ func TestServerWithoutWayToBalancers(t *testing.T) {
 	}
 	awaitCondition(t, l, "s3", inspect.ServerUnchecked, "hunt6-insert", "hunt4-encap")
 	must(t, c.spread(t.Context(), "s1", "s2", "s3"))
+
+	for _, peer := range []string{"s1", "s2"} {
+		command(t, l, "s3", "ip", "-6", "route", "add", "unreachable", l.Node(peer).Locator.String(), "metric", "1")
+	}
+	stop := attempts(t, l)
+	awaitCondition(t, l, "s3", inspect.ServerUnheard, "hunt6-insert", "hunt4-encap")
+	stop()
+	must(t, c.spread(t.Context(), "s1", "s2"))
+	for _, peer := range []string{"s1", "s2"} {
+		command(t, l, "s3", "ip", "-6", "route", "del", "unreachable", l.Node(peer).Locator.String(), "metric", "1")
+	}
+	awaitCondition(t, l, "s3", inspect.ServerUnchecked, "hunt6-insert", "hunt4-encap")
+}
+
+// sendBrokenSYNs sends SYNs with a wrong checksum to each service for some time: 1000 a second, from
+// one client. Balancers offer them, and the stacks of servers drop them.
+func sendBrokenSYNs(t *testing.T, l *lab.Lab, lasts time.Duration) {
+	t.Helper()
+	var sockets []net.Conn
+	for _, s := range l.Topology.Services {
+		network := "ip6:tcp"
+		if s.VIP.Is4() {
+			network = "ip4:tcp"
+		}
+		must(t, l.Node("client").Do(func() error {
+			conn, err := net.Dial(network, s.VIP.String())
+			sockets = append(sockets, conn)
+			return err
+		}))
+	}
+	syn := make([]byte, 20) // the checksum is 0, and the kernel leaves it so
+	syn[12], syn[13] = 5<<4, 0x02
+	const batch = 10
+	pace := time.NewTicker(batch * time.Second / 1000)
+	defer pace.Stop()
+	number := uint16(0)
+	for end := time.Now().Add(lasts); time.Now().Before(end); <-pace.C {
+		for range batch {
+			number++
+			for i, conn := range sockets {
+				binary.BigEndian.PutUint16(syn, 1024+number%60000)
+				binary.BigEndian.PutUint16(syn[2:], l.Topology.Services[i].Port.Number())
+				_, err := conn.Write(syn)
+				must(t, err)
+			}
+		}
+	}
+	for _, conn := range sockets {
+		must(t, conn.Close())
+	}
 }
 
 // attempts opens connections to every service, until the returned function is called or the test

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"sync/atomic"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -20,26 +21,48 @@ import (
 // run first.
 const checkPriority = 0x5e6d
 
-// checkMark is CHECK_MARK in bpf/balancer/check.h.
-const checkMark = 0x5e6c
+// These are CHECK_MARK and CALL_MARK in bpf/balancer/check.h. They differ in the lowest bit.
+const (
+	checkMark = 0x5e6c
+	callMark  = 0x5e6d
+)
 
-// The marks of packets of health checks: all of them have CheckMark in the bits of CheckMarkMask.
+// The marks of packets of health checks and calls: all of them have CheckMark in the bits of
+// CheckMarkMask.
 const (
 	CheckMark     uint32 = checkMark << 16
-	CheckMarkMask uint32 = 0xffff << 16
+	CheckMarkMask uint32 = 0xfffe << 16
 )
 
 // MarkOf returns the mark of packets that check the server of a slot.
 func MarkOf(slot uint32) uint32 { return CheckMark | slot }
 
-// Check says how the data path encapsulates the packets that check a server.
+// CallMarkOf returns the mark of packets that call the server of a slot.
+func CallMarkOf(slot uint32) uint32 { return callMark<<16 | slot }
+
+// SetCallSource makes the data path leave answers to calls to this host: packets from servers to the
+// address, which is of this host. It returns an error if a variable cannot be written.
+func (p *Plane) SetCallSource(address netip.Addr) error {
+	for _, side := range p.Sides {
+		variable, value := side.Objects.CallSourceIpv6, address.AsSlice()
+		if address.Is4() {
+			variable = side.Objects.CallSourceIpv4
+		}
+		if err := variable.Set(value); err != nil {
+			return fmt.Errorf("set the source of calls: %w", err)
+		}
+	}
+	return nil
+}
+
+// Check says how the data path encapsulates the packets that check or call a server.
 type Check struct {
 	VIP           netip.Addr
 	Encapsulation desired.Encapsulation
 }
 
-// CheckTable says which servers are checked on the path of clients' packets, and how: the map of
-// bpf/balancer/check.h. One goroutine owns it.
+// CheckTable says which servers are checked or called on the path of clients' packets, and how: the
+// map of bpf/balancer/check.h. One goroutine owns it, except for Lead.
 type CheckTable struct {
 	memory []byte
 	checks []balancerCheck // by slot
@@ -70,12 +93,23 @@ func (t *CheckTable) Replace(checks map[uint32]Check) {
 				Vip: in6(check.VIP), Encapsulation: uint8(encapsulations[check.Encapsulation]), IsUsed: 1,
 			}
 		}
+		entry.Last = atomic.LoadUint32(&t.checks[slot].Last)
 		if t.checks[slot] != entry {
 			t.checks[slot].IsUsed = 0 // a packet meanwhile is dropped, and sent again by TCP
 			t.checks[slot].Vip, t.checks[slot].Encapsulation = entry.Vip, entry.Encapsulation
 			t.checks[slot].IsUsed = entry.IsUsed
 		}
 	}
+}
+
+// Lead makes calls with the mark of a slot go to the server of a slot, which may be another one: the
+// first server then passes on the SYN. Several goroutines may call Lead, for different first slots.
+func (t *CheckTable) Lead(first, to uint32) {
+	last := uint32(0)
+	if to != first {
+		last = to + 1
+	}
+	atomic.StoreUint32(&t.checks[first].Last, last)
 }
 
 // attachCheck attaches tc_check to the egress of the interface towards the servers. It uses tcx, or

@@ -49,12 +49,19 @@ type CountedFlows struct{ Flows, HalfOpen FlowCounts }
 
 // FlowCountTable is the table flow_counts of bpf/balancer/maps.h, mapped into this process. It
 // contains the numbers of flows that the last sweep has counted, by slot. The balancer writes it
-// after each sweep. Readers can read it meanwhile, and then get some counts of the sweep before.
+// after each sweep. Readers of other processes read it meanwhile.
 type FlowCountTable struct {
 	memory []byte
 	bySlot []balancerFlowCount
-	// sweep belongs to no slot. Its time is that of the last sweep whose counts are all stored.
+	// sweep belongs to no slot. Its time is that of the last sweep whose counts are all stored. Its
+	// first count is odd while the balancer stores the counts of a sweep, and grows with each.
 	sweep *balancerFlowCount
+}
+
+// SweptCounts are the counts of one sweep.
+type SweptCounts struct {
+	bySlot []balancerFlowCount
+	time   uint64
 }
 
 // mapFlowCounts maps the table. The protection is PROT_READ, or PROT_READ|PROT_WRITE to change it.
@@ -78,6 +85,8 @@ func (t *FlowCountTable) store(kept []SweptServer, slots iter.Seq[uint32]) error
 	if err != nil {
 		return err
 	}
+	version := &t.sweep.Flows[0]
+	atomic.StoreUint32(version, atomic.LoadUint32(version)|1) // a killed process can leave it odd
 	for slot := range slots {
 		count := balancerFlowCount{Time: uint64(now)}
 		if slot < uint32(len(kept)) {
@@ -88,7 +97,43 @@ func (t *FlowCountTable) store(kept []SweptServer, slots iter.Seq[uint32]) error
 		t.put(slot, count)
 	}
 	atomic.StoreUint64(&t.sweep.Time, uint64(now))
+	atomic.AddUint32(version, 1)
 	return nil
+}
+
+const (
+	// readAttempts is how often Read looks for a moment when the balancer does not store counts. It
+	// stores them within milliseconds, every five seconds.
+	readAttempts = 20
+	readPause    = 5 * time.Millisecond
+)
+
+// Read reads the counts of all slots, so that they are all of one sweep. They can be of two sweeps
+// only if a process was killed while it stored them, until the next process sweeps.
+func (t *FlowCountTable) Read() *SweptCounts {
+	version := &t.sweep.Flows[0]
+	for attempt := 1; ; attempt++ {
+		before := atomic.LoadUint32(version)
+		counts := t.copy()
+		if before&1 == 0 && atomic.LoadUint32(version) == before || attempt == readAttempts {
+			return counts
+		}
+		time.Sleep(readPause)
+	}
+}
+
+// copy reads the counts of all slots, which may be changed meanwhile.
+func (t *FlowCountTable) copy() *SweptCounts {
+	counts := &SweptCounts{make([]balancerFlowCount, len(t.bySlot)), atomic.LoadUint64(&t.sweep.Time)}
+	for slot := range t.bySlot {
+		from, to := &t.bySlot[slot], &counts.bySlot[slot]
+		for state := range from.Flows {
+			to.Flows[state] = atomic.LoadUint32(&from.Flows[state])
+			to.HalfOpen[state] = atomic.LoadUint32(&from.HalfOpen[state])
+		}
+		to.Time = atomic.LoadUint64(&from.Time)
+	}
+	return counts
 }
 
 // put replaces the counts of a slot.
@@ -111,18 +156,26 @@ func (t *FlowCountTable) Of(slot uint32) (flows CountedFlows, ok bool) {
 	return CountedFlows{countsOf(&at.Flows), countsOf(&at.HalfOpen)}, true
 }
 
-// Total returns the flows of all servers at the last sweep, and the time since that sweep. It
-// returns false if there was no sweep yet. Total returns an error if the clock cannot be read.
-func (t *FlowCountTable) Total() (flows CountedFlows, age time.Duration, ok bool, err error) {
-	then := atomic.LoadUint64(&t.sweep.Time)
-	if then == 0 {
+// Of returns the flows of the slot's server. It returns false if the server is newer than the sweep.
+func (c *SweptCounts) Of(slot uint32) (flows CountedFlows, ok bool) {
+	at := &c.bySlot[slot]
+	if at.Time == 0 {
+		return CountedFlows{}, false
+	}
+	return CountedFlows{countsOf(&at.Flows), countsOf(&at.HalfOpen)}, true
+}
+
+// Total returns the flows of all servers, and the time since the sweep. It returns false if there
+// was no sweep yet. Total returns an error if the clock cannot be read.
+func (c *SweptCounts) Total() (flows CountedFlows, age time.Duration, ok bool, err error) {
+	if c.time == 0 {
 		return CountedFlows{}, 0, false, nil
 	}
-	for slot := range t.bySlot {
-		counted, _ := t.Of(uint32(slot))
+	for slot := range c.bySlot {
+		counted, _ := c.Of(uint32(slot))
 		flows.Flows.add(counted.Flows)
 		flows.HalfOpen.add(counted.HalfOpen)
 	}
 	now, err := kernelclock.Boot()
-	return flows, now - time.Duration(then), true, err
+	return flows, now - time.Duration(c.time), true, err
 }

@@ -77,6 +77,7 @@ const (
 	FlagFailing      = balancerServerFlagsSERVER_FAILING
 	FlagRouted       = balancerServerFlagsSERVER_ROUTED
 	FlagUnchecked    = balancerServerFlagsSERVER_UNCHECKED
+	FlagUnproven     = balancerServerFlagsSERVER_UNPROVEN
 	FlagUnprobed     = balancerServerFlagsSERVER_UNPROBED
 	FlagUnreachable  = balancerServerFlagsSERVER_UNREACHABLE
 	FlagChecksFail   = balancerServerFlagsSERVER_CHECKS_FAIL

@@ -11,8 +11,10 @@ type Condition string
 
 // The conditions of a server. A condition that follows from a cause is also the name of the cause.
 const (
-	ServerUp         Condition = "up"         // it passes its health checks and gets new flows
-	ServerUnchecked  Condition = "unchecked"  // no health check of it has had a result, or it has none; it gets new flows
+	ServerUp Condition = "up" // it passes its health checks and gets new flows
+	// ServerUnchecked: it has no health checks, or none of them has had a result. It gets new flows,
+	// unless other servers have passed their checks.
+	ServerUnchecked  Condition = "unchecked"
 	ServerStarting   Condition = "starting"   // it was unfit, and gets a growing share of new flows
 	ServerDrained    Condition = "drained"    // it keeps its flows and gets no new ones
 	ServerUnresolved Condition = "unresolved" // it has no next hop: its packets are dropped
@@ -61,10 +63,10 @@ func conditionsOf(c dataplane.Causes) []Condition {
 }
 
 // isOnlyPaused tells whether a server has FlagDrained although nobody has drained it: it starts
-// slowly, or it has failed and keeps its flows. A drained server with a cause also has FlagFailing
-// (member.flags in package balancer).
+// slowly, it awaits its first check, or it has failed and keeps its flows. A drained server with a
+// cause also has FlagFailing (member.flags in package balancer).
 func isOnlyPaused(flags dataplane.ServerFlags, all dataplane.Causes) bool {
-	return flags&dataplane.FlagStarting != 0 || all != 0 && flags&dataplane.FlagFailing == 0
+	return flags&(dataplane.FlagStarting|dataplane.FlagUnproven) != 0 || all != 0 && flags&dataplane.FlagFailing == 0
 }
 
 // conditionOf returns the one condition that describes a server with these flags and causes.

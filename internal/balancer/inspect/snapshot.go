@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -107,6 +108,12 @@ type ServerState struct {
 	// server gets new flows nevertheless if its service ignores the causes. A server that is
 	// drained and has no cause gets no new flows either.
 	Causes []Condition `json:"causes"`
+	// Reasons tell why the server has some of the causes. They are from the process, and up to two
+	// seconds old.
+	Reasons map[Condition]string `json:"reasons,omitempty"`
+	// TakesFlows tells whether the server gets new flows, or is offered them. A server with a cause
+	// gets them if its service ignores the cause.
+	TakesFlows bool `json:"takes_flows"`
 	// Share is the part of the buckets whose new flows the server gets, or is offered first, from 0
 	// to 1. It is 0 if the service infers, because buckets do not determine who gets a flow.
 	Share   float64  `json:"share"`
@@ -181,18 +188,20 @@ func (v *View) Snapshot() (*Snapshot, error) {
 		return nil, err
 	}
 	s := &Snapshot{Snapshot: *common}
-	if s.FlowTable, err = v.flowTable(); err != nil {
+	counts := v.tables.FlowCounts.Read()
+	if s.FlowTable, err = v.flowTable(counts); err != nil {
 		return nil, err
 	}
 	if s.Inside, err = readInside(v.tables.Instance); err != nil {
 		return nil, err
 	}
-	if s.Services, err = v.Services(); err != nil {
+	if s.Services, err = v.services(counts); err != nil {
 		return nil, err
 	}
 	if s.RemovedVIPs, err = v.removedVIPs(); err != nil {
 		return nil, err
 	}
+	s.addReasons()
 	if slices.ContainsFunc(s.Services, usesHints) {
 		counts, err := v.tables.Hints()
 		if err != nil {
@@ -220,6 +229,31 @@ func (v *View) removedVIPs() ([]RemovedVIP, error) {
 	return removed, nil
 }
 
+// addReasons moves the reasons of conditions from the record of the process to the servers.
+func (s *Snapshot) addReasons() {
+	if s.Configuration == nil {
+		return
+	}
+	type named struct{ service, server string }
+	reasons := map[named]map[Condition]string{}
+	for _, r := range s.Configuration.Reasons {
+		name := named{r.Service, r.Server}
+		if reasons[name] == nil {
+			reasons[name] = map[Condition]string{}
+		}
+		reasons[name][Condition(r.Condition)] = r.Reason
+	}
+	s.Configuration.Reasons = nil
+	for _, service := range s.Services {
+		for _, server := range service.Servers {
+			server.Reasons = reasons[named{service.Name, server.Name}]
+			maps.DeleteFunc(server.Reasons, func(c Condition, _ string) bool {
+				return !slices.Contains(server.Causes, c)
+			})
+		}
+	}
+}
+
 // usesHints tells whether packets of the service can follow hints.
 func usesHints(s *ServiceState) bool {
 	return s.Persistence == desired.PersistenceHint || s.Persistence == desired.PersistenceStateless
@@ -234,9 +268,9 @@ func (v *View) addForms(s *ServiceState) (err error) {
 }
 
 // flowTable reads what the last sweep has counted.
-func (v *View) flowTable() (FlowTable, error) {
+func (v *View) flowTable(counts *dataplane.SweptCounts) (FlowTable, error) {
 	table := FlowTable{Capacity: v.tables.Capacity(), FormerHash: v.tables.Identity.HasFormerPlaces()}
-	counted, age, ok, err := v.tables.FlowCounts.Total()
+	counted, age, ok, err := counts.Total()
 	if err != nil {
 		return table, fmt.Errorf("instance %s: %w", v.tables.Instance, err)
 	}
@@ -307,7 +341,10 @@ type serverLabel struct {
 // Services reads the services, their servers and the counters. It does not read the candidate
 // tables, so it leaves out shares and costs less than Snapshot. Services returns an error if a
 // table cannot be read.
-func (v *View) Services() ([]*ServiceState, error) {
+func (v *View) Services() ([]*ServiceState, error) { return v.services(v.tables.FlowCounts.Read()) }
+
+// services is Services with the counts of a sweep.
+func (v *View) services(counts *dataplane.SweptCounts) ([]*ServiceState, error) {
 	labels, err := v.tables.ServiceLabels()
 	if err != nil {
 		return nil, fmt.Errorf("instance %s: %w", v.tables.Instance, err)
@@ -323,7 +360,7 @@ func (v *View) Services() ([]*ServiceState, error) {
 		}
 	}
 	slices.SortFunc(services, func(a, b *ServiceState) int { return cmp.Compare(a.Name, b.Name) })
-	return services, v.addServers(byName)
+	return services, v.addServers(byName, counts)
 }
 
 func newServiceState(label dataplane.ServiceLabel, entry *dataplane.ServiceEntry) *ServiceState {
@@ -354,7 +391,7 @@ func newServiceState(label dataplane.ServiceLabel, entry *dataplane.ServiceEntry
 }
 
 // addServers adds the servers to their services.
-func (v *View) addServers(services map[string]*ServiceState) error {
+func (v *View) addServers(services map[string]*ServiceState, counts *dataplane.SweptCounts) error {
 	interfaces := interfaceNames()
 	names, err := v.tables.ServerNames()
 	if err != nil {
@@ -365,7 +402,7 @@ func (v *View) addServers(services map[string]*ServiceState) error {
 		if service == nil || !v.tables.Servers.Has(slot) {
 			continue
 		}
-		server, err := v.server(slot, name.Server, service, interfaces)
+		server, err := v.server(slot, name.Server, service, interfaces, counts)
 		if err != nil {
 			return fmt.Errorf("instance %s: service %s: server %s: %w", v.tables.Instance, service.Name, name.Server, err)
 		}
@@ -407,17 +444,20 @@ func (v *View) ignored(service *ServiceState) []Condition {
 	return ignored
 }
 
-func (v *View) server(slot uint32, name string, service *ServiceState, interfaces map[int]net.Interface) (*ServerState, error) {
+func (v *View) server(
+	slot uint32, name string, service *ServiceState, interfaces map[int]net.Interface, counts *dataplane.SweptCounts,
+) (*ServerState, error) {
 	flags, causes := v.tables.Servers.Flags(slot), v.tables.Servers.Causes(slot)
 	server := &ServerState{
-		Name:      name,
-		Slot:      slot,
-		Address:   describeAddress(v.tables.Servers.Address(slot), service.Encapsulation),
-		Condition: conditionOf(flags, causes),
-		Checked:   flags&dataplane.FlagUnchecked == 0,
-		Probed:    flags&dataplane.FlagUnprobed == 0,
-		Causes:    conditionsOf(causes),
-		NextHop:   v.nextHop(slot, interfaces),
+		Name:       name,
+		Slot:       slot,
+		Address:    describeAddress(v.tables.Servers.Address(slot), service.Encapsulation),
+		Condition:  conditionOf(flags, causes),
+		Checked:    flags&dataplane.FlagUnchecked == 0,
+		Probed:     flags&dataplane.FlagUnprobed == 0,
+		Causes:     conditionsOf(causes),
+		TakesFlows: takesFlows(flags),
+		NextHop:    v.nextHop(slot, interfaces),
 	}
 	counter, err := v.tables.ServerCounter(slot)
 	if err != nil {
@@ -425,7 +465,7 @@ func (v *View) server(slot uint32, name string, service *ServiceState, interface
 	}
 	total := counter.Total()
 	server.Packets, server.Bytes, server.Placed = total.Packets, total.Bytes, counter.Placed()
-	flows, counted := v.tables.FlowCounts.Of(slot)
+	flows, counted := counts.Of(slot)
 	if counted {
 		server.Flows = &flows.Flows
 	}
@@ -585,6 +625,13 @@ func (v *View) firstTakers(service *ServiceState, table dataplane.Candidates) []
 	return first
 }
 
+// takesFlows tells whether a server with these flags gets new flows, also if it rests at the moment
+// because it starts slowly.
+func takesFlows(flags dataplane.ServerFlags) bool {
+	return flags&dataplane.FlagInUse != 0 &&
+		(flags&(dataplane.FlagDrained|dataplane.FlagFailing) == 0 || flags&dataplane.FlagStarting != 0)
+}
+
 // takers returns the slots of a service's servers that take new flows, and of those that can be
 // reached.
 func (v *View) takers(service *ServiceState) (takes, reachable map[uint32]bool) {
@@ -594,8 +641,7 @@ func (v *View) takers(service *ServiceState) (takes, reachable map[uint32]bool) 
 		if flags&dataplane.FlagInUse == 0 {
 			continue
 		}
-		takes[server.Slot] = flags&(dataplane.FlagDrained|dataplane.FlagFailing) == 0 ||
-			flags&dataplane.FlagStarting != 0
+		takes[server.Slot] = takesFlows(flags)
 		reachable[server.Slot] = flags&dataplane.FlagUnreachable == 0 &&
 			v.tables.Servers.HasNextHop(server.Slot)
 	}

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package balancer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
+	"github.com/segue-lb/segue/internal/checkpath"
+	"github.com/segue-lb/segue/internal/health"
+	"github.com/segue-lb/segue/internal/probe"
+)
+
+// caller makes connections of the balancer's own to servers of services that hunt. It implements
+// probe.Caller. The data path offers such a connection to the one server (bpf/balancer/check.h).
+// The prober makes one call at a time to a server, or through it.
+type caller struct {
+	plane *dataplane.Plane
+	path  *checkpath.Path
+}
+
+// Call implements probe.Caller.
+func (c *caller) Call(ctx context.Context, to, through *probe.Target) error {
+	first := to.Slot
+	if through != nil {
+		first = through.Slot
+	}
+	c.plane.Checks.Lead(first, to.Slot)
+	socket, err := c.path.Socket(to.VIP)
+	if err == nil {
+		err = c.plane.SetCallSource(socket.Source)
+	}
+	if err != nil {
+		return fmt.Errorf("%w: %w", probe.ErrUntried, err)
+	}
+	address := netip.AddrPortFrom(to.VIP, to.CallPort)
+	err = health.Answers(ctx, c.path, address, socket, dataplane.CallMarkOf(first))
+	if errors.Is(err, health.ErrUntried) {
+		return fmt.Errorf("%w: %w", probe.ErrUntried, err)
+	}
+	return err
+}
