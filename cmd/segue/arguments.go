@@ -191,7 +191,6 @@ var valueForms = map[string]string{
 	"float64":     "a number",
 	"int":         "a whole number",
 	"intSlice":    "whole numbers separated by commas",
-	"once":        "one file, given once; more files follow without the flag",
 	"share":       "a share from 0% to 100%, such as 5%",
 	"stringArray": "a text",
 	"stringSlice": "values separated by commas",

@@ -64,7 +64,7 @@ or findings.`,
   segue check -c /etc/segue/lb.yaml --against lb`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if o.config != "" {
-				args = append([]string{string(o.config)}, args...)
+				args = append([]string{o.config}, args...)
 			}
 			return check(cmd, args, o)
 		},
@@ -75,7 +75,7 @@ or findings.`,
 		}
 		return nil
 	}
-	cmd.Flags().VarP(&o.config, "config", "c", "configuration `file`")
+	cmd.Flags().VarP(&fileFlag{name: &o.config}, "config", "c", "configuration `file`")
 	cmd.Flags().StringVar(&o.role, "role", "", "`role` of the file: lb, agent or lab")
 	cmd.Flags().StringVar(&o.against, "against", "",
 		"`name` of a running instance to compare the file with")
@@ -88,26 +88,10 @@ or findings.`,
 
 // checkOptions are the flags of the command.
 type checkOptions struct {
-	config        onceFlag
-	role, against string
-	strict        bool
-	allow         []string
+	config, role, against string
+	strict                bool
+	allow                 []string
 }
-
-// onceFlag is the value of a flag that can be given once.
-type onceFlag string
-
-func (f *onceFlag) Set(text string) error {
-	if *f != "" || text == "" {
-		return errors.New("empty or given before")
-	}
-	*f = onceFlag(text)
-	return nil
-}
-
-func (f *onceFlag) String() string { return string(*f) }
-
-func (f *onceFlag) Type() string { return "once" }
 
 // validate returns an error if the flags do not belong together, or do not suit the number of files.
 func (o *checkOptions) validate(files int) error {
@@ -127,9 +111,6 @@ func (o *checkOptions) validate(files int) error {
 	}
 	return nil
 }
-
-// standardInput is the name of the file that is read from the standard input.
-const standardInput = "-"
 
 // checkRun checks files.
 type checkRun struct {
@@ -186,17 +167,9 @@ func (c *checkRun) compare() error {
 	return nil
 }
 
-// readFile reads a file, or the standard input.
-func (c *checkRun) readFile(file string) ([]byte, error) {
-	if file == standardInput {
-		return io.ReadAll(c.cmd.InOrStdin())
-	}
-	return os.ReadFile(file)
-}
-
 // file checks a file alone.
 func (c *checkRun) file(file string) error {
-	data, err := c.readFile(file)
+	data, _, err := readInput(c.cmd.InOrStdin(), file)
 	if err != nil {
 		return err
 	}

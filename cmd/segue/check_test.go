@@ -67,15 +67,15 @@ func TestCheck(t *testing.T) {
 			noYAML + ": invalid balancer configuration: 1 error"},
 		{"no file", "-c " + filepath.Join(dir, "none"), "", "no such file or directory"},
 		{"no file named", "", "", "check: missing FILE"},
-		{"twice", "-c " + lb + " -c " + agent, "", `--config "` + agent + `": must be one file, given once`},
+		{"twice", "-c " + lb + " -c " + agent, "", `--config "` + agent + `": can be given only once`},
 		{"the same twice", "-c " + lb + " " + lb, lb + ": valid balancer configuration: 4 services, 10 servers\n", lb + ": given twice"},
-		{"empty", "--config=", "", `--config "": must be one file`},
+		{"empty", "--config=", "", "check: missing FILE"},
 		{"role of several", "--role lb " + lb + " " + agent, "", "--role: only with one file"},
 		{"several against", "--against lb " + lb + " " + agent, "", "--against: only with one file"},
 		{"unknown role", "--role web -c " + lb, "", `--role "web": must be lb, agent or lab`},
 		{"an argument", lb, lb + ": valid balancer configuration: 4 services, 10 servers\n", ""},
 		{"several invalid", badAgent + " " + noYAML, badAgent + ":1: services: at least one is required\n" +
-			noYAML + ":2: while parsing a flow mapping: did not find expected ',' or '}'\n",
+			noYAML + ":2: the { of line 1 must continue here with a comma, or end with }\n",
 			badAgent + ": invalid agent configuration: 1 error (for a balancer's file, use --role lb)\n" +
 				noYAML + ": invalid configuration: 1 error"},
 	}

@@ -30,9 +30,6 @@ func (c *caller) Call(ctx context.Context, to, through *probe.Target) error {
 	}
 	c.plane.Checks.Lead(first, to.Slot)
 	socket, err := c.path.Socket(to.VIP)
-	if err == nil {
-		err = c.plane.SetCallSource(socket.Source)
-	}
 	if err != nil {
 		return fmt.Errorf("%w: %w", probe.ErrUntried, err)
 	}

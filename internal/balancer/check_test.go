@@ -177,39 +177,6 @@ func TestCallFrames(t *testing.T) {
 	}
 }
 
-// A server's answer to a call stays with the host, and other packets of servers go to clients.
-func TestAnswersToCalls(t *testing.T) {
-	t.Parallel()
-	f := open(t, hunting(desired.SelectConsistent, 4))
-	source6, source4 := netip.MustParseAddr("2001:db8:9::9"), netip.MustParseAddr("10.9.9.9")
-	back := func(flow dataplane.Flow) uint32 {
-		t.Helper()
-		frame := packet.TCP(flow.Destination, flow.Source, packet.Flags(packet.SYN|packet.ACK))
-		copy(frame, ownMAC[:])
-		copy(frame[6:], ownMAC[:])
-		verdict, err := f.plane.Objects.TcReturn.Run(&ebpf.RunOptions{Data: frame, DataOut: make([]byte, 4096)})
-		f.must(err)
-		return verdict
-	}
-	for _, c := range []struct {
-		source netip.Addr
-		flow   dataplane.Flow
-	}{{source6, web}, {source4, web4}} {
-		own := c.flow
-		own.Source = netip.AddrPortFrom(c.source, 40000)
-		if verdict := back(own); verdict != tcRedirect {
-			t.Errorf("before %s is the source of calls: verdict %d", c.source, int32(verdict))
-		}
-		f.must(f.plane.SetCallSource(c.source))
-		if verdict := back(own); verdict != tcUnspec {
-			t.Errorf("to %s: verdict %d", c.source, int32(verdict))
-		}
-		if verdict := back(c.flow); verdict != tcRedirect {
-			t.Errorf("to a client: verdict %d", int32(verdict))
-		}
-	}
-}
-
 // Other packets of the host are not changed, and checks that cannot be sent are dropped.
 func TestChecksAreDropped(t *testing.T) {
 	t.Parallel()

@@ -391,7 +391,7 @@ func TestStepsOfRun(t *testing.T) {
 	s.must(s.call(t.Context(), func(ctx context.Context) error {
 		before := s.Steps()
 		defer func() { during = s.Steps() - before }()
-		return s.Balancer.reload(ctx, cfg, nil, nil)
+		return s.Balancer.reload(ctx, cfg, config.Secrets{}, nil)
 	}))
 	if during < many {
 		t.Errorf("%d steps of a reload with %d services", during, many)

@@ -4,6 +4,7 @@ package config
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 
 	"go.yaml.in/yaml/v4"
@@ -34,7 +35,7 @@ const (
 
 // loadNodes parses a document whose text is within the bounds. Aliases are not expanded.
 func loadNodes(data []byte) (*yaml.Node, *field.Error) {
-	if problem := checkText(data); problem != nil {
+	if problem := cmp.Or(checkText(data), checkEncoding(data)); problem != nil {
 		return nil, problem
 	}
 	var root yaml.Node

@@ -40,21 +40,6 @@ func MarkOf(slot uint32) uint32 { return CheckMark | slot }
 // CallMarkOf returns the mark of packets that call the server of a slot.
 func CallMarkOf(slot uint32) uint32 { return callMark<<16 | slot }
 
-// SetCallSource makes the data path leave answers to calls to this host: packets from servers to the
-// address, which is of this host. It returns an error if a variable cannot be written.
-func (p *Plane) SetCallSource(address netip.Addr) error {
-	for _, side := range p.Sides {
-		variable, value := side.Objects.CallSourceIpv6, address.AsSlice()
-		if address.Is4() {
-			variable = side.Objects.CallSourceIpv4
-		}
-		if err := variable.Set(value); err != nil {
-			return fmt.Errorf("set the source of calls: %w", err)
-		}
-	}
-	return nil
-}
-
 // Check says how the data path encapsulates the packets that check or call a server.
 type Check struct {
 	VIP           netip.Addr

@@ -45,8 +45,6 @@ type SideObjects struct {
 	HostClientInterface *ebpf.Variable `ebpf:"host_client_interface"`
 	NodeLocator         *ebpf.Variable `ebpf:"node_locator"`
 	ProbeTurn           *ebpf.Variable `ebpf:"probe_turn"`
-	CallSourceIpv6      *ebpf.Variable `ebpf:"call_source_ipv6"`
-	CallSourceIpv4      *ebpf.Variable `ebpf:"call_source_ipv4"`
 }
 
 // loadSides makes the outside from the loaded objects. If node.inside is configured, it loads
@@ -55,7 +53,7 @@ func (p *Plane) loadSides(spec *ebpf.CollectionSpec, node *desired.BalancerNode)
 	own := &p.Objects
 	p.Sides = []*Side{{sideKinds[0], SideObjects{
 		own.XdpLb, own.TcReturn, own.XdpProbe, own.HostMac, own.HostHairpin, own.HostClientInterface, own.NodeLocator,
-		own.ProbeTurn, own.CallSourceIpv6, own.CallSourceIpv4,
+		own.ProbeTurn,
 	}}}
 	if node.Inside == "" {
 		return nil
