@@ -19,11 +19,14 @@ static __always_inline bool has_flows(const struct service *service)
 	       service->rule.flags & RULE_FORMER_FLOWS;
 }
 
+/* What a packet says about its flow. The verifier does not follow which event it is. */
 static __always_inline enum flow_event event_of(const struct packet *pkt)
 {
+	enum flow_event event = starts_connection(pkt) ? FLOW_OPENS : FLOW_CONTINUES;
+
 	if (ends_connection(pkt))
-		return pkt->tcp_flags & TCP_RST ? FLOW_RESETS : FLOW_ENDS;
-	return starts_connection(pkt) ? FLOW_OPENS : FLOW_CONTINUES;
+		event = pkt->tcp_flags & TCP_RST ? FLOW_RESETS : FLOW_ENDS;
+	return forget((struct packet *)pkt, event);
 }
 
 /* Whether a packet can be moved to another server safely: a SYN, or a packet other than TCP. */
