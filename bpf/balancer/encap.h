@@ -15,6 +15,7 @@
 #define SEGUE_BALANCER_ENCAP_H
 
 #include "net/gre.h"
+#include "net/hash.h"
 #include "maps.h"
 #include "net/parse.h"
 #include "segments.h"
@@ -279,13 +280,14 @@ static __always_inline __be16 ipv4_checksum(const struct iphdr *ip)
 
 /* The outer source of a tunnel. IPv4 has no flow label, and routers and network cards do not look
  * behind the outer header: without other sources, all packets of a balancer to a server would
- * arrive in one receive queue. */
+ * arrive in one receive queue. The hash of a flow is linear in its ports: mixing it spreads the
+ * ports of one client over the sources. */
 static __always_inline __be32 outer_ipv4_source(const struct encap *encap)
 {
 	const struct server *server = encap->server;
 	__be32 varied = server->varied;
 
-	return (server->source.s6_addr32[3] & ~varied) | (encap->flow_label & varied);
+	return (server->source.s6_addr32[3] & ~varied) | (mix(encap->flow_label) & varied);
 }
 
 /* The identification may be 0, because DF is set (RFC 6864). */

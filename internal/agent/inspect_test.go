@@ -206,14 +206,17 @@ func TestServicesOfSnapshot(t *testing.T) {
 		if when != fresh {
 			reported.Load, reported.Stale = nil, true
 		}
+		up := func(listening Listening) Presence {
+			return Presence{VIPPresent: true, Listening: listening, Condition: ConditionUp}
+		}
 		want := []*ServiceState{
-			{Name: "all", VIP: vip4.Addr(), Protocol: desired.TCP, Accept: &AcceptState{Policy: desired.AcceptStatic,
+			{Name: "all", VIP: vip4.Addr(), Protocol: desired.TCP, Presence: up(""), Accept: &AcceptState{Policy: desired.AcceptStatic,
 				Source: "connections", Stale: true, Threshold: &seven, Offers: none}},
-			{Name: "gre", VIP: vip4.Addr(), Port: 80, Protocol: desired.TCP},
-			{Name: "insert", VIP: vip6.Addr(), Port: 81, Protocol: desired.TCP, Accept: reported},
-			{Name: "queue", VIP: vip6.Addr(), Port: 80, Protocol: desired.TCP, Accept: &AcceptState{Policy: desired.AcceptStatic,
+			{Name: "gre", VIP: vip4.Addr(), Port: 80, Protocol: desired.TCP, Presence: up(ListeningNo)},
+			{Name: "insert", VIP: vip6.Addr(), Port: 81, Protocol: desired.TCP, Presence: up(ListeningNo), Accept: reported},
+			{Name: "queue", VIP: vip6.Addr(), Port: 80, Protocol: desired.TCP, Presence: up(ListeningYes), Accept: &AcceptState{Policy: desired.AcceptStatic,
 				Source: "accept-queue", Load: &Load{}, Threshold: &three, Offers: none}},
-			{Name: "udp", VIP: vip6.Addr(), Port: 53, Protocol: desired.UDP},
+			{Name: "udp", VIP: vip6.Addr(), Port: 53, Protocol: desired.UDP, Presence: up(ListeningNo)},
 		}
 		if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
 			t.Errorf("-want +got:\n%s", diff)

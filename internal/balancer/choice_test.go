@@ -378,6 +378,7 @@ func TestCoreStaysWithServer(t *testing.T) {
 		if got := r.entry(r.flows[next]).Server(); got != want {
 			t.Errorf("%s: slot %d gets the flow, want %d", what, got, want)
 		}
+		r.exec(r.frames[packet.ACK][next], nil)
 		r.exec(r.frames[packet.RST][next], nil)
 		next++
 	}

@@ -426,7 +426,7 @@ func (f *fixture) sourceOf(flow dataplane.Flow, destination netip.Addr) (source 
 	if prefix := f.cfg.Node.TunnelSources; prefix.IsValid() && source.Is4() {
 		bytes := source.As4()
 		var label [4]byte
-		binary.LittleEndian.PutUint32(label[:], f.label(flow))
+		binary.LittleEndian.PutUint32(label[:], murmur(f.label(flow)))
 		for bit := prefix.Bits(); bit < 32; bit++ {
 			mask := byte(0x80) >> (bit % 8)
 			bytes[bit/8] = bytes[bit/8]&^mask | label[bit/8]&mask
@@ -434,6 +434,13 @@ func (f *fixture) sourceOf(flow dataplane.Flow, destination netip.Addr) (source 
 		source = netip.AddrFrom4(bytes)
 	}
 	return source
+}
+
+// murmur is the finalizer of MurmurHash3.
+func murmur(h uint32) uint32 {
+	h = (h ^ h>>16) * 0x85ebca6b
+	h = (h ^ h>>13) * 0xc2b2ae35
+	return h ^ h>>16
 }
 
 // bucket returns the flow's bucket of the flow table. The slice is the memory of the kernel.

@@ -127,6 +127,7 @@ func (r *reference) keepsServer(p parsed, svc *desired.Service, server *desired.
 		usable = usable || s.Name == server.Name
 	}
 	fails := r.failing[svc.Name+"/"+server.Name] && !usable
+	isDrained := !server.Takes() || r.isUnproven(svc, server)
 	leaving := !server.Takes() && svc.OnDrain == desired.OnDrainMoveUDP && len(all) > 0
 	now := r.now()
 	isActive := p.opens() && e.mayGoOn(now) && e.age(now) < flowMinIdle
@@ -137,7 +138,7 @@ func (r *reference) keepsServer(p parsed, svc *desired.Service, server *desired.
 		return false
 	case p.opens() && e.state == stateClosed && !e.lingers(now):
 		return false
-	case p.opens() && !server.Takes():
+	case p.opens() && isDrained:
 		return e.mayGoOn(now) && svc.Placement != desired.PlacementHunt
 	}
 	return true

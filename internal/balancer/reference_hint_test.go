@@ -160,9 +160,9 @@ func (r *reference) hintedFirst(p parsed, svc *desired.Service) *desired.Server 
 }
 
 // isUnfit tells whether a server gets no new flows because of its checks or its next hop, while
-// others do.
+// others do. A server that only awaits its first check is not unfit.
 func (r *reference) isUnfit(svc *desired.Service, server *desired.Server) bool {
-	return !r.takes(svc, server.Name) && (server.Takes() || r.failing[svc.Name+"/"+server.Name])
+	return !r.isUnproven(svc, server) && !r.takes(svc, server.Name) && (server.Takes() || r.failing[svc.Name+"/"+server.Name])
 }
 
 // columnWith returns the column of a flow's row that has a server, or else one that had it, the

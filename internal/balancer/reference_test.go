@@ -380,12 +380,25 @@ func (r *reference) usable(svc *desired.Service) []desired.Server {
 		func(s desired.Server) bool { return r.linkOf(s.Name) == "" },
 		func(s desired.Server) bool { return !r.reaches(s.Name) },
 		func(s desired.Server) bool { return r.failing[svc.Name+"/"+s.Name] },
+		func(s desired.Server) bool { return r.awaitsCheck(svc, s.Name) },
 	} {
 		if good := slices.DeleteFunc(slices.Clone(servers), bad); len(good) > 0 {
 			servers = good
 		}
 	}
 	return servers
+}
+
+// awaitsCheck tells whether no health check of a server has had a result yet, though it has checks.
+func (r *reference) awaitsCheck(svc *desired.Service, server string) bool {
+	return svc.Health != nil && !r.services.byName[svc.Name].named[server].checked
+}
+
+// isUnproven tells whether a server is drained only until its first check has a result, because
+// others have passed theirs.
+func (r *reference) isUnproven(svc *desired.Service, server *desired.Server) bool {
+	return server.Takes() && r.awaitsCheck(svc, server.Name) && r.reaches(server.Name) &&
+		!r.failing[svc.Name+"/"+server.Name] && !r.takes(svc, server.Name)
 }
 
 // tablesOf returns the tables of the service's generations, the present one first. The tables of

@@ -75,6 +75,14 @@ func (r *Rehearsal) Reach(hop nexthop.Hop) {
 // present numbers of flows. Sweep returns an error if the sweep cannot be run.
 func (r *Rehearsal) Sweep() error { return r.balancer.sweep() }
 
+// ForgetFlows empties the flow table, so that further flows find room. The programs must not run
+// meanwhile.
+func (r *Rehearsal) ForgetFlows() {
+	clear(r.balancer.plane.Flows.Entries)
+	clear(r.balancer.plane.HalfOpen.Entries)
+	r.balancer.plane.Loads.Clear()
+}
+
 // Constants returns the values of the variables with which other programs that use the tables must
 // be loaded, by the names of the variables.
 func (r *Rehearsal) Constants() map[string]any { return r.balancer.plane.Constants }

@@ -92,6 +92,7 @@ func (s *storm) config(anchors bool, web, dns []int) *desired.Balancer {
 	cfg := crowded(s.buckets)
 	for i, chosen := range [][]int{web, dns} {
 		svc := &cfg.Services[i]
+		svc.OnDrain = desired.OnDrainKeep // also the flows of UDP stay on the anchors
 		weight := uint32(0)
 		if anchors {
 			weight = 1

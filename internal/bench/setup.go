@@ -527,7 +527,8 @@ func (r *rig) fill(ctx context.Context, h *host, s *setup) error {
 	packets := uint32(1) // per flow
 	switch {
 	case s.kind == setupAgent:
-		t = wrapped(passed(t), s.encapsulation, srv6.ConnectForce)
+		syn := trafficTo(s.family, vips[s.family], desired.TCP, packet.SYN)
+		t = wrapped(passed(syn), s.encapsulation, srv6.ConnectForce)
 		t.order = inTurn
 	case s.content == knownFlows:
 		t.order, packets = inPairs, 2

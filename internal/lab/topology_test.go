@@ -129,7 +129,7 @@ func TestParseTopologyRefuses(t *testing.T) {
 		{"servers: 2\nimpair: {links: [s1, s3]}",
 			`line 2: impair.links[1] "s3": must be one of edge, lb1, lb2, s1, s2`},
 		{"services: 5", `line 1: services "5": must be a list`},
-		{"services: [", "line 2: while parsing a flow node"},
+		{"services: [", "line 2: a value is missing here, or a bracket before it is not closed"},
 		{service(`name: ""`), ": services[0].name: required"},
 		{service("vip: ff02::1"), `: services[0].vip "ff02::1": must be a unicast address`},
 		{service("vip: nowhere"), `: services[0].vip "nowhere": must be an IP address`},

@@ -104,10 +104,18 @@ func TestHuntingOverBadLinks(t *testing.T) {
 	for server := range answered {
 		connectionsOf[server]++
 	}
+	surplus := int64(0)
 	for name, opens := range passiveOpens(t, l) {
-		if had := opens - before[name]; had != connectionsOf[name] {
+		had := opens - before[name]
+		if had < connectionsOf[name] {
 			t.Errorf("%s answered %d connections, and had %d", name, connectionsOf[name], had)
 		}
+		surplus += had - connectionsOf[name]
+	}
+	// Balancers make connections of their own to servers that seem to leave offers unanswered.
+	calls := protocolCounts(t, l.Node("lb1"), "snmp")["Tcp:ActiveOpens"] + protocolCounts(t, l.Node("lb2"), "snmp")["Tcp:ActiveOpens"]
+	if surplus > int64(calls) {
+		t.Errorf("the servers had %d connections that no client used, and the balancers made %d", surplus, calls)
 	}
 	tcp := protocolCounts(t, l.Node("client"), "snmp")
 	if refused, reset := tcp["Tcp:AttemptFails"], tcp["Tcp:EstabResets"]; refused > 0 || reset > 0 {
