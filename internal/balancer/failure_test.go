@@ -441,3 +441,39 @@ func TestServersAwaitTheirFirstCheck(t *testing.T) {
 		})
 	}
 }
+
+// A reload gives its servers their slots before their candidate table is in force, and packets go on
+// meanwhile. So a server that gets no new flows gets none then either, whatever the reason is.
+func TestReloadUsesNoUnusedServer(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		protocol desired.Protocol
+		change   func(f *fixture)
+	}{
+		"it awaits its first check": {desired.TCP, func(f *fixture) { f.setHealth("web", "s1", true) }},
+		"it fails, and flows of UDP stay": {desired.UDP, func(f *fixture) {
+			f.setHealth("web", "s1", true)
+			f.setHealth("web", "s2", false)
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			service := serviceOf("web", vip6, 80, test.protocol, desired.SRv6Encap,
+				srv6Server("s1", 1, 1), srv6Server("s2", 2, 1))
+			service.Health = &desired.Health{HTTP: &desired.HTTPCheck{Path: "/", Port: 80}}
+			service.OnFailure = desired.OnFailureKeep
+			f := open(t, balancerOf(service))
+			test.change(f)
+			f.expectUsed("before", "s1")
+			svc := f.services.byName["web"]
+			if _, err := f.services.claimMembers(svc, svc.follows); err != nil {
+				t.Fatal(err)
+			}
+			for server, takes := range map[string]bool{"s1": true, "s2": false} {
+				if f.plane.Servers.TakesFlows(f.slot("web", server)) != takes {
+					t.Errorf("during a reload %s takes new flows: %v", server, !takes)
+				}
+			}
+		})
+	}
+}

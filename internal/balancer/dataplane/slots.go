@@ -82,14 +82,16 @@ func (s *Slots) IsRetired(slot uint32) bool {
 	return retired
 }
 
+// unusedFlags are the flags that keep new flows from a server, and those that say why.
+const unusedFlags = FlagDrained | FlagFailing | FlagLeaving | FlagStarting | FlagUnproven
+
 // Claim returns the slot of a server: its present slot, or a free one. A retired server gets its
 // slot back, and its flows with it. The number of the service can differ from the one before,
 // because a service that is removed and added again gets another number. The argument known is what
-// packets of known flows ask of the server. Claim keeps FlagFailing of the present
-// slot, because the process may end before it has found out again whether the server is unfit.
-// Claim does not drain a server that was not drained, and a new server gets FlagFailing. The caller
-// sets the flags when the server's candidate table is ready. Claim returns an error if no slot is
-// free.
+// packets of known flows ask of the server. Whether a present server gets new flows stays as it is:
+// packets use its candidate table meanwhile, and the process may end before it has found out again
+// whether the server is unfit. A new server gets FlagFailing. The caller sets the flags when the
+// server's candidate table is ready. Claim returns an error if no slot is free.
 func (s *Slots) Claim(key ServerKey, service uint32, known Known, flags ServerFlags) (uint32, error) {
 	slot, ok := s.byKey[key]
 	if ok {
@@ -102,16 +104,15 @@ func (s *Slots) Claim(key ServerKey, service uint32, known Known, flags ServerFl
 		s.plane.Servers.servers[slot].Service = service
 		s.plane.Servers.SetKnown(slot, known)
 		present := s.plane.Servers.Flags(slot)
-		switch {
-		case present&FlagInUse == 0:
+		if present&FlagInUse == 0 {
 			flags |= FlagFailing
 			if err := s.plane.forgetLoad(slot); err != nil {
 				return 0, err
 			}
-		case present&FlagDrained == 0:
-			flags &^= FlagDrained
+		} else {
+			flags = flags&^FlagDrained | present&unusedFlags
 		}
-		s.plane.Servers.SetFlags(slot, flags|present&FlagFailing)
+		s.plane.Servers.SetFlags(slot, flags)
 		return slot, s.plane.addSender(slot)
 	}
 	slot, err := s.free()
