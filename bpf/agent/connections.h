@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * Counts the open connections of each service, which accept policies use as the load, and keeps the
- * cookies of connections (cookie.h). User space checks the counts (internal/agent/audit.go). The kernel calls this program for sockets of all network
- * namespaces in the control group. Only those of the agent's own namespace are followed.
+ * cookies of connections (cookie.h). User space checks the counts (internal/agent/audit.go). The
+ * kernel calls this program for sockets of all network namespaces in the control group. Only those
+ * of the agent's own namespace are followed.
  */
 #ifndef SEGUE_AGENT_CONNECTIONS_H
 #define SEGUE_AGENT_CONNECTIONS_H

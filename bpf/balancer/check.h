@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Health checks and calls on the path of clients' packets. The balancer's process connects to the VIP. The
- * mark of its sockets names the server to check (SO_MARK), and the host routes marked packets to
- * the interface towards the servers (internal/checkpath). XDP does not see packets that the host
- * itself sends. So tc_check encapsulates them at the egress of the interface, with the headers that
- * clients' packets to the server get. The server answers directly to the balancer's address.
+ * Health checks and calls on the path of clients' packets. The balancer's process connects to the
+ * VIP. The mark of its sockets names the server to check (SO_MARK), and the host routes marked
+ * packets to the interface towards the servers (internal/checkpath). XDP does not see packets that
+ * the host itself sends. So tc_check encapsulates them at the egress of the interface, with the
+ * headers that clients' packets to the server get. The server answers directly to the balancer's
+ * address.
  *
  * The server's agent delivers the packets of a check without a decision (SID_DELIVER). A busy
  * server must not fail its checks by passing them on, and servers send no signals about checks.

@@ -11,8 +11,9 @@
 #define CACHE_LINE 64
 /* The longest list of candidates a packet can be offered to. */
 #define MAX_CANDIDATES 8
-/* How many servers the headers name instead of MAX_SEGMENTS if the driver leaves less room. Some, such as ixgbe,
- * leave 192 bytes; six servers need up to 144 (srv6-encap with the whole list) of the other 152. */
+/* How many servers the headers name instead of MAX_SEGMENTS if the driver leaves less room. Some,
+ * such as ixgbe, leave 192 bytes; six servers need up to 144 (srv6-encap with the whole list) of
+ * the other 152. */
 #define FEW_SEGMENTS 6
 /* The most generations of its servers that a service's candidate table holds. */
 #define MAX_GENERATIONS 4

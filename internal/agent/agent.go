@@ -313,8 +313,8 @@ func (a *Agent) apply(cfg *desired.Agent, keys config.SignalKeys) error {
 	})
 }
 
-// reload applies another configuration with its signal keys, which somebody has asked for. If a step fails, reload restores the
-// running configuration.
+// reload applies another configuration with its signal keys, which somebody has asked for. If a step
+// fails, reload restores the running configuration.
 func (a *Agent) reload(cfg *desired.Agent, keys config.SignalKeys, by string) error {
 	if err := cfg.ReloadableFrom(a.cfg); err != nil {
 		return err

@@ -29,9 +29,9 @@ type Trace struct {
 	Accept *AcceptState `json:"accept"`
 	Flow   TracedFlow   `json:"flow"`
 	// Socket is the state of the socket that the packets reach if the host has the VIP: the
-	// connection's own, a listening one, or "none". It is empty outside the agent's network namespace, because the state is
-	// unknown there; Answers is empty then, too. Answers is also empty if the server has no
-	// locator.
+	// connection's own, a listening one, or "none". It is empty outside the agent's network
+	// namespace, because the state is unknown there; Answers is empty then, too. Answers is also
+	// empty if the server has no locator.
 	Socket  string   `json:"socket"`
 	Answers []Answer `json:"answers"`
 	// Next is the route to the next server, if that is known.
