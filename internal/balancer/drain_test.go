@@ -131,3 +131,26 @@ func TestFormerFlowsOfQUICStay(t *testing.T) {
 	f.mustApply(balancerOf(after))
 	f.requireVisits(servers, "web/s1", true)
 }
+
+// While the servers that take new flows await their first health checks, flows of UDP stay with the
+// drained server, which may be the only one that works.
+func TestUDPAwaitsFirstCheckOfOthers(t *testing.T) {
+	t.Parallel()
+	service := drainable(desired.UDP, desired.PlacementHash, desired.OnDrainMoveUDP)
+	service.Health = &desired.Health{HTTP: &desired.HTTPCheck{Path: "/", Port: 80}}
+	added := service.Servers[1]
+	service.Servers = service.Servers[:1]
+	old := service.Servers[0].Name
+	f := open(t, balancerOf(service))
+	f.setHealth(service.Name, old, true)
+	servers := f.establish(flowTo(service.VIP, service.Port.Number(), desired.UDP))
+
+	drained := service.Servers[0]
+	drained.Drained = true
+	service.Servers = []desired.Server{drained, added}
+	f.mustApply(balancerOf(service))
+	f.route()
+	f.requireVisits(servers, service.Name+"/"+old, true)
+	f.setHealth(service.Name, added.Name, true)
+	f.requireVisits(servers, service.Name+"/"+old, false)
+}

@@ -64,9 +64,10 @@ func (s *services) flagsOfUnused(svc *service, m *member) dataplane.ServerFlags 
 }
 
 // leaveDrained tells whether the flows of UDP of a service move away from drained servers. If no
-// server takes new flows, they stay: they could only be dropped.
+// server takes new flows, they stay: they could only be dropped. They also stay until a server that
+// takes new flows has passed its first health check: none may be there.
 func (s *services) leaveDrained(svc *service) bool {
-	return svc.OnDrain == desired.OnDrainMoveUDP && svc.rule.Flags&dataplane.RuleTakesFlows != 0
+	return svc.OnDrain == desired.OnDrainMoveUDP && svc.rule.Flags&dataplane.RuleTakesFlows != 0 && !svc.awaits
 }
 
 // endFlows makes packets of the unused members' flows leave these servers, if the service says so.

@@ -23,6 +23,7 @@ type service struct {
 	placed   placing            // the input that its candidate table was built from
 	hasSpare bool               // the candidate table that is not in use may exist
 	huntsEnd time.Time          // zero, or the end of RuleHalfOpen after hunting
+	awaits   bool               // the servers that get new flows await their first checks
 	logged   dataplane.Causes   // the ignored causes at the last log
 	down     bool               // the last event about it says that no server is fit
 	refused  bool               // it refused new flows at the last log
