@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -55,6 +56,7 @@ func newRoot() *cobra.Command {
 		SilenceErrors: true,
 	}
 	root.SetFlagErrorFunc(describeFlagError)
+	root.SetUsageTemplate(withoutBareUse(root.UsageTemplate()))
 	addGroup(root, "run", "Run a balancer or an agent:", newLB(), newAgent(), newCheck())
 	addGroup(root, "change", "Change a running balancer or agent:", newDrain(), newUndrain(), newServer(), newService(), newDiff(),
 		newApply(), newReload(), newStore())
@@ -66,6 +68,13 @@ func newRoot() *cobra.Command {
 	addLibraryCommands(root)
 	completeGroups(root)
 	return root
+}
+
+// withoutBareUse changes the library's template of the help: a command that groups others has no line of
+// use that only repeats its name.
+func withoutBareUse(template string) string {
+	return strings.Replace(template, "{{if .Runnable}}",
+		"{{if and .Runnable (or (not .HasSubCommands) (ne .UseLine .CommandPath))}}", 1)
 }
 
 // addLibraryCommands adds the commands completion and help of the library. Their errors become those of
