@@ -169,7 +169,7 @@ func (c *checkRun) compare() error {
 
 // file checks a file alone.
 func (c *checkRun) file(file string) error {
-	data, _, err := readInput(c.cmd.InOrStdin(), file)
+	data, file, err := readInput(c.cmd.InOrStdin(), file)
 	if err != nil {
 		return err
 	}

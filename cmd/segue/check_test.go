@@ -107,10 +107,11 @@ func TestCheck(t *testing.T) {
 func TestCheckStandardInput(t *testing.T) {
 	for _, args := range [][]string{{"check", "-"}, {"check", "-c", "-"}} {
 		for _, test := range []struct{ text, output, err string }{
-			{"node: {interface: eth0}\n", "-:1: services: at least one is required\n", "-: invalid agent configuration"},
+			{"node: {interface: eth0}\n", "standard input:1: services: at least one is required\n",
+				"standard input: invalid agent configuration"},
 			{"node: {interface: eth0, locator: \"fd00:5:0:1::/64\"}\n" +
 				"services: [{name: web, vip: \"2001:db8:80::1\", port: 80, protocol: tcp}]\n",
-				"-: valid agent configuration: 1 service\n", ""},
+				"standard input: valid agent configuration: 1 service\n", ""},
 		} {
 			var output bytes.Buffer
 			root := newRoot()
