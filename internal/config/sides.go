@@ -14,11 +14,10 @@ import (
 	"github.com/segue-lb/segue/internal/field"
 )
 
-// Side is the file of a balancer or of an agent, which must fit those of the other side. The roles of
-// a file other than its own are nil.
+// Side is the file of a balancer or of an agent. It must fit the files of the other side.
 type Side struct {
-	Balancer *desired.Balancer
-	Agent    *desired.Agent
+	Balancer *desired.Balancer // nil for an agent's file
+	Agent    *desired.Agent    // nil for a balancer's file
 	file     string
 	*document
 }
@@ -35,8 +34,8 @@ func AgentSide(file string, data []byte) *Side {
 	return &Side{Agent: a, file: file, document: d}
 }
 
-// place returns where a field is, such as "agent.yaml:7 (services[0].port)". For a field that is
-// missing, it is the line of its section.
+// at returns the place of a field, such as "agent.yaml:7 (services[0].port)". A missing field has the
+// line of its section.
 func (s *Side) at(path string) string {
 	e := s.document.at(path, "")
 	return fmt.Sprintf("%s:%d (%s)", s.file, e.Line, path)
@@ -271,7 +270,8 @@ func (c *comparison) missing(
 			{"port", service.Port.String(), own.Port.String()},
 			{"protocol", string(service.Protocol), string(own.Protocol)},
 		} {
-			if f.value != f.other {
+			fits := f.value == f.other || f.name == "port" && own.Port == desired.AllPorts
+			if !fits {
 				c.differ(b, field.Child(serviceAt, f.name), "is %s on the server %s: %s", f.other, server.Name,
 					a.at(field.Child(field.Item("services", i), f.name)))
 			}
