@@ -159,6 +159,19 @@ func TestMistypedFields(t *testing.T) {
 			t.Errorf("%s: %v, want %s", test.to, err, test.want)
 		}
 	}
+	// Whether a service of an agent hunts depends on a field that is mistyped.
+	agent := strings.Replace(validAgent, "mtu: 1500", "balancers: [\"fd00:6c::/32\"]", 1)
+	agent = strings.Replace(agent, "protocol: tcp", "protocol: tcp\n    accept: {policy: always}", 1)
+	for _, test := range []struct{ from, to, want string }{
+		{"services:", "servces:", "servces: unknown field; did you mean services?"},
+		{"protocol: tcp", "protocl: tcp", "services[0].protocl: unknown field; did you mean protocol?"},
+		{"protocol: tcp", "protocol: tpc", `services[0].protocol "tpc": must be one of: tcp, udp`},
+	} {
+		_, _, err := ParseAgent([]byte(strings.Replace(agent, test.from, test.to, 1)))
+		if got := fmt.Sprint(err); !strings.HasSuffix(got, ": "+test.want) || strings.Contains(got, "\n") {
+			t.Errorf("%s: %v, want %s", test.to, err, test.want)
+		}
+	}
 	// A field that is also present is not meant.
 	_, _, err := ParseBalancer([]byte(strings.Replace(validBalancer, "port: 80", "port: 80\n    Port: 81", 1)))
 	if got := fmt.Sprint(err); !strings.Contains(got, "Port: unknown field; must be one of: name, vip, port, ") {

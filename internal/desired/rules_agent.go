@@ -64,7 +64,7 @@ func (r *rules) checkAgent(a *Agent) {
 const MostBalancers = 1024
 
 func (r *rules) checkBalancers(prefixes []netip.Prefix, services []AgentService) {
-	if !slices.ContainsFunc(services, AgentService.Hunts) {
+	if len(services) > 0 && !slices.ContainsFunc(services, AgentService.mayHunt) {
 		r.refuse("node.balancers", len(prefixes) > 0, "only for TCP services in srv6-insert or srv6-encap: other services do not hunt")
 	}
 	if len(prefixes) > MostBalancers {
@@ -87,15 +87,23 @@ func (r *rules) checkBalancers(prefixes []netip.Prefix, services []AgentService)
 	}
 }
 
+// mayHunt tells whether a service hunts, or would with another value of a field that has an error already.
+func (s AgentService) mayHunt() bool {
+	isKnown := (s.Protocol == TCP || s.Protocol == UDP) && (s.Encapsulation.IsSRv6() || s.Encapsulation.IsTunnel())
+	return s.Hunts() || !isKnown
+}
+
 // checkHunting checks the fields about offered connections.
 func (r *rules) checkHunting(path string, s AgentService) {
-	if !s.Hunts() {
+	if !s.mayHunt() {
 		const other = "only for TCP in srv6-insert or srv6-encap: other services do not hunt"
 		r.refuse(field.Child(path, "accept"), s.Accept != Accept{}, other)
 		r.refuse(field.Child(path, "load"), s.Load != Source{}, other)
 		r.refuse(field.Child(path, "not-local"), s.NotLocal != "", other)
 		r.refuse(field.Child(path, "drained"), s.Drained, "only for TCP in srv6-insert or srv6-encap: balancers do "+
 			"not ask the servers of other services; drain the server at the balancers")
+	}
+	if !s.Hunts() {
 		return
 	}
 	r.checkAccept(field.Child(path, "accept"), s.Accept)
