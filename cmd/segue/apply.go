@@ -24,8 +24,8 @@ services can be missing, and have no effect. If FILE is -, apply reads standard 
 
 FILE gives all services: those that it lacks are removed. If a service would lose more than
 30 percent of its servers, or the last of them, nothing changes, unless --allow-removals permits
-it. A server counts that is removed, drained or gets the weight 0. One may be lost in any case,
-unless it is the last. For an agent, the same holds for its services. With a store, the limit is
+it. A server counts if it is removed, is drained or gets the weight 0. One may be lost in any
+case, unless it is the last. For an agent, the same holds for its services. With a store, the limit is
 store.max-removed-percent. A configuration file that the process reloads has no limit.`,
 		Example: "  segue apply web.yaml --dry-run\n  segue apply web.yaml\n  ssh lb1 segue apply - <web.yaml",
 		Args:    arguments("FILE"),
