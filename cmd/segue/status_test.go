@@ -216,7 +216,7 @@ var (
 // troubledServices are services without a server that is fit for new flows.
 func troubledServices() []*inspect.ServiceState {
 	service := func(name string, port uint16, ignored []inspect.Condition, server inspect.ServerState) *inspect.ServiceState {
-		server.Share, server.Causes, server.Flows = 1, ignored, &dataplane.FlowCounts{}
+		server.Share, server.TakesFlows, server.Causes, server.Flows = 1, true, ignored, &dataplane.FlowCounts{}
 		return &inspect.ServiceState{
 			Name: name, VIP: netip.MustParseAddr("2001:db8:80::3"), Port: port, Protocol: desired.TCP, Placement: desired.PlacementHash,
 			Persistence: desired.PersistenceTable, Encapsulation: desired.SRv6Encap, Buckets: 65537, Candidates: 3,
