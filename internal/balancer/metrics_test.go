@@ -73,6 +73,7 @@ segue_lb_server_bytes_total{server="s1",service="insert"} 120
 segue_lb_server_flows_total{server="s1",service="insert"} 1
 segue_lb_flows{server="s1",service="insert",state="established"} 1
 segue_lb_flows{server="s1",service="insert",state="new"} 0
+segue_lb_flows{server="s1",service="insert",state="silent"} 0
 segue_lb_flows{server="s1",service="insert",state="closing"} 0
 segue_lb_server_next_hop{server="s1",service="insert"} 1
 segue_lb_server_next_hop{server="s2",service="insert"} 0

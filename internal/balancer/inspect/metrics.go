@@ -262,6 +262,7 @@ func collectFlows(out chan<- prometheus.Metric, counts dataplane.FlowCounts, lab
 	for state, count := range map[dataplane.FlowState]uint64{
 		dataplane.FlowNew:         counts.New,
 		dataplane.FlowEstablished: counts.Established,
+		dataplane.FlowSilent:      counts.Silent,
 		dataplane.FlowClosing:     counts.Closing,
 	} {
 		gauge(out, flowsDesc, float64(count), append(labels[:2:2], state.String())...)
