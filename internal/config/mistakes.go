@@ -78,7 +78,8 @@ func describeSyntax(message string, load *yaml.LoadError) string {
 	case "mapping values are not allowed in this context":
 		return "no field can begin here: indent the line as the one before, or put a value with a colon in quotes"
 	}
-	if load.ContextMsg != "" {
+	isOurs := strings.HasPrefix(load.ContextMsg, "while increasing") // of loadNodes
+	if load.ContextMsg != "" && !isOurs {
 		return load.ContextMsg + ": " + message
 	}
 	return message
