@@ -291,14 +291,21 @@ func (c *comparison) noServer(a *Side) {
 	c.differ(a, path, "no balancer's file has a server there")
 }
 
-// noAgents warns about servers that have no agent's file.
+// noAgents warns about hosts of servers that have no agent's file, once about each.
 func (c *comparison) noAgents(b *Side, agents []*Side) {
 	if b.hasStore() {
 		c.warn(b, "store", "the services are in the store, and are not compared")
 	}
+	type host struct {
+		locator netip.Prefix
+		address netip.Addr
+	}
+	warned := map[host]bool{}
 	b.eachServer(func(_ *desired.Service, server *desired.Server, _, at string) {
 		isHost := func(a *Side) bool { return a.isHost(server) }
-		if !slices.ContainsFunc(agents, isHost) {
+		of := host{server.Locator, server.Address}
+		if !warned[of] && !slices.ContainsFunc(agents, isHost) {
+			warned[of] = true
 			c.warn(b, addressPath(server, at), "no agent's file is for this server")
 		}
 	})

@@ -155,6 +155,11 @@ func TestCompareSides(t *testing.T) {
 	if got, want := compared(t, balancerSide, agentSide, agentSide), "s2.yaml:3: node.locator \"fd00:5:0:1::/64\": is also that of s1.yaml:3 (node.locator)\n"; got != want+noAgent {
 		t.Errorf("the same agent twice: %s", got)
 	}
+	twice := strings.Replace(balancerSide, `host: "2001:db8:5::1"}`,
+		`host: "2001:db8:5::1"}, {name: s2, locator: "fd00:5:0:2::/64", host: "2001:db8:5::2"}`, 1)
+	if got := compared(t, twice, agentSide); got != noAgent {
+		t.Errorf("a host without a file, in two services: %s", got)
+	}
 }
 
 // Keys are compared if their files are on this host. No key is shown.
