@@ -68,6 +68,8 @@ func TestArgumentErrors(t *testing.T) {
 		{"agent -c -", "agent: -c -: must be a file, because the process reads it at each reload"},
 		{"reload -c -", "reload: -c -: must be a file, because the process reads it at each reload"},
 		{"store import -c - -", "store import: FILE and SERVICES cannot both be standard input"},
+		{"events --since yesterday", `--since "yesterday": must be a duration such as 30m, or a time such as ` +
+			`2026-11-26T12:00:00Z or "2026-11-26 12:00"`},
 		{"status --interval",
 			"flag needs an argument: --interval; segue status --help lists the flags"},
 		{"app --speed fast", `--speed "fast": must be a number`},

@@ -33,14 +33,6 @@ and says so on the standard error. The first event of a process is "started".`,
 			"  segue events --json | jq 'select(.kind == \"server_down\")'",
 		Args: arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			client, err := clientOf(instance)
-			if err != nil {
-				return err
-			}
-			write := printEvent
-			if asJSON {
-				write = func(out io.Writer, e *events.Event) error { return json.NewEncoder(out).Encode(e) }
-			}
 			from := api.EventsFrom{Last: lastEvents}
 			if cmd.Flags().Changed("since") {
 				begin, err := parseSince(since, time.Now())
@@ -48,6 +40,14 @@ and says so on the standard error. The first event of a process is "started".`,
 					return err
 				}
 				from = api.EventsFrom{Since: begin}
+			}
+			client, err := clientOf(instance)
+			if err != nil {
+				return err
+			}
+			write := printEvent
+			if asJSON {
+				write = func(out io.Writer, e *events.Event) error { return json.NewEncoder(out).Encode(e) }
 			}
 			each := func(e events.Event) error { return write(cmd.OutOrStdout(), &e) }
 			return client.Events(cmd.Context(), from, each, func() {
