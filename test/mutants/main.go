@@ -1,19 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command mutants shows that the threat model's tests can fail. For each row of docs/security.md it
-// removes the check that the row describes (mutants.yaml), and runs the tests that the row names. At
-// least one of them must fail.
+// removes the checks that the row describes (mutants.yaml), one after the other, and runs the tests
+// that the row names. At least one test must fail each time.
 //
 //	make mutants ROW="a flood of SYNs"
 //
-// Without ROW it takes all rows. It works in a clone of the last commit, so uncommitted changes do not
-// count. Root is needed, as for the tests.
+// Arguments are the beginnings of rows; without one, the command takes all rows. It works in a clone
+// of the last commit, so uncommitted changes do not count. Root is needed, as for the tests.
 package main
 
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"maps"
 	"os"
@@ -26,10 +25,8 @@ import (
 )
 
 func main() {
-	row := flag.String("row", "", "only rows whose attack begins so")
-	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := run(ctx, *row)
+	err := run(ctx, os.Args[1:])
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "mutants:", err)
@@ -37,55 +34,60 @@ func main() {
 	}
 }
 
-func run(ctx context.Context, prefix string) error {
-	rows, err := readModel(".", prefix)
+func run(ctx context.Context, beginnings []string) error {
+	rows, err := readModel(".")
+	if err == nil {
+		rows, err = choose(rows, beginnings)
+	}
 	if err != nil {
 		return err
-	}
-	if len(rows) == 0 {
-		return fmt.Errorf("-row %q: no row of %s begins so", prefix, modelPage)
 	}
 	tree, err := cloneTree(ctx)
 	if err != nil {
 		return err
 	}
 	defer os.RemoveAll(tree.dir)
-	var total tally
 	for _, r := range rows {
-		total.add(tree.try(ctx, r))
-		if ctx.Err() != nil {
-			return errors.New("interrupted")
+		tree.tests = append(tree.tests, r.tests...)
+	}
+	counts := map[fate]int{}
+	for _, r := range rows {
+		fmt.Println(r.attack)
+		if r.None != "" {
+			fmt.Println("  no mutant:", r.None)
+		}
+		for _, m := range r.Mutants {
+			fate, details := tree.try(ctx, r.tests, m)
+			if ctx.Err() != nil {
+				return errors.New("interrupted")
+			}
+			fmt.Printf("  %s: %s %s\n", fate, m, details)
+			counts[fate]++
 		}
 	}
-	fmt.Println(total)
-	if total.survived+total.broken > 0 {
+	fmt.Printf("%d mutants failed a test, %d survived, %d are broken\n",
+		counts[killed], counts[survived], counts[broken])
+	if counts[survived]+counts[broken] > 0 {
 		return errors.New("not every mutant failed a test that its row names")
 	}
 	return nil
 }
 
-// A tally counts mutants by their fate.
-type tally struct {
-	killed   int
-	survived int // all tests of the row passed
-	broken   int // it did not compile, or a test of the row fails without a mutant
-	without  int // rows without a mutant
-}
+// What happens to a mutant.
+type fate string
 
-func (t *tally) add(u tally) {
-	t.killed += u.killed
-	t.survived += u.survived
-	t.broken += u.broken
-	t.without += u.without
-}
-
-func (t tally) String() string {
-	return fmt.Sprintf("%d mutants failed a test, %d survived, %d are broken; %d rows have none",
-		t.killed, t.survived, t.broken, t.without)
-}
+const (
+	killed   fate = "killed"
+	survived fate = "SURVIVED" // all tests of the row pass
+	broken   fate = "BROKEN"   // it does not compile, or tests of that package fail without it
+)
 
 // A tree is a clone of the repository in which mutants are made.
-type tree struct{ dir string }
+type tree struct {
+	dir    string
+	tests  []test          // of all rows
+	passes map[string]bool // folders whose tests were seen to pass without a mutant
+}
 
 // cloneTree clones the last commit, and compiles its BPF programs. The tools of this checkout serve
 // the clone too.
@@ -94,7 +96,7 @@ func cloneTree(ctx context.Context) (tree, error) {
 	if err != nil {
 		return tree{}, err
 	}
-	t := tree{dir}
+	t := tree{dir: dir, passes: map[string]bool{}}
 	tools, err := filepath.Abs(".tools")
 	if err == nil {
 		err = command(ctx, ".", "git", "clone", "--quiet", "--shared", ".", dir)
@@ -105,94 +107,89 @@ func cloneTree(ctx context.Context) (tree, error) {
 	if err == nil {
 		err = command(ctx, dir, "make", "generate")
 	}
+	if err == nil {
+		// The index has the generated files too, so that restore brings them back.
+		err = command(ctx, dir, "git", "add", "--all", "--force", ".")
+	}
 	if err != nil {
 		os.RemoveAll(dir)
-		return tree{}, err
 	}
-	return t, nil
+	return t, err
 }
 
-// try makes each mutant of a row, and runs the row's tests.
-func (t tree) try(ctx context.Context, r row) (result tally) {
-	fmt.Printf("%s\n", r.attack)
-	if r.None != "" {
-		fmt.Printf("  no mutant: %s\n", r.None)
-		return tally{without: 1}
+// try makes a mutant, and runs tests. The details say which test has failed, or why the mutant is
+// broken.
+func (t tree) try(ctx context.Context, tests []test, m mutant) (result fate, details string) {
+	err := t.apply(ctx, m)
+	var failed test
+	var output string
+	if err == nil {
+		failed, output = t.firstFailure(ctx, tests)
 	}
-	if test, out := t.firstFailure(ctx, r.tests); test != "" {
-		fmt.Printf("  BROKEN: %s fails without a mutant\n%s\n", test, out)
-		return tally{broken: len(r.Mutants)}
+	err = errors.Join(err, t.restore(ctx))
+	switch {
+	case err != nil:
+		return broken, err.Error()
+	case output == "":
+		return survived, ""
+	case failed.name == "":
+		return broken, output
 	}
-	for _, m := range r.Mutants {
-		restore, err := t.apply(ctx, m)
-		if err != nil {
-			fmt.Printf("  BROKEN: %s: %v\n", m, err)
-			result.broken++
-		} else if test, out := t.firstFailure(ctx, r.tests); test == "" {
-			fmt.Printf("  SURVIVED: %s\n", m)
-			result.survived++
-		} else if strings.Contains(out, "[build failed]") {
-			fmt.Printf("  BROKEN: %s\n%s\n", m, out)
-			result.broken++
-		} else {
-			fmt.Printf("  %s fails with %s\n", test, m)
-			result.killed++
+	if !t.passes[failed.folder] {
+		same := slices.DeleteFunc(slices.Clone(t.tests), func(s test) bool { return s.folder != failed.folder })
+		if alone, output := t.firstFailure(ctx, same); output != "" {
+			return broken, fmt.Sprintf("by %s, and %s fails without a mutant\n%s", failed, alone, output)
 		}
-		if err := restore(); err != nil {
-			fmt.Printf("  BROKEN: restore %s: %v\n", m.File, err)
-			result.broken++
-		}
+		t.passes[failed.folder] = true
 	}
-	return result
+	return killed, fmt.Sprintf("by %s", failed)
 }
 
-// apply changes the mutant's file, and compiles what depends on it. restore undoes that.
-func (t tree) apply(ctx context.Context, m mutant) (restore func() error, err error) {
+// apply changes the mutant's file, and compiles the BPF programs that depend on it.
+func (t tree) apply(ctx context.Context, m mutant) error {
 	name := filepath.Join(t.dir, m.File)
 	before, err := os.ReadFile(name)
 	if err != nil {
-		return func() error { return nil }, err
-	}
-	restore = func() error {
-		return errors.Join(os.WriteFile(name, before, 0o644), t.generate(ctx, m.File))
+		return err
 	}
 	if err := os.WriteFile(name, []byte(strings.Replace(string(before), m.Old, m.New, 1)), 0o644); err != nil {
-		return restore, err
+		return err
 	}
-	return restore, t.generate(ctx, m.File)
-}
-
-// generate compiles the BPF programs that depend on a file of C.
-func (t tree) generate(ctx context.Context, file string) error {
-	packages, compiled := map[string][]string{
+	packages := map[string][]string{
 		"bpf/balancer": {"./internal/balancer/..."},
 		"bpf/agent":    {"./internal/agent/..."},
 		"bpf/net":      {"./internal/balancer/...", "./internal/agent/..."},
-	}[filepath.Dir(file)]
-	if !compiled {
+	}[filepath.Dir(m.File)]
+	if packages == nil {
 		return nil
 	}
 	return command(ctx, t.dir, "go", append([]string{"generate"}, packages...)...)
 }
 
+// restore undoes apply.
+func (t tree) restore(ctx context.Context) error {
+	return command(ctx, t.dir, "git", "checkout", "--quiet", "--", ".")
+}
+
 // firstFailure runs tests, package by package and the quickest packages first, until one fails. It
-// returns the names of the tests of that package and their output, or two empty strings.
-func (t tree) firstFailure(ctx context.Context, tests []test) (failed, output string) {
-	byFolder := map[string][]string{}
+// returns that test and the output. If no test fails, the output is empty. If the tests do not run,
+// as they are not compiled, only the test is.
+func (t tree) firstFailure(ctx context.Context, tests []test) (failed test, output string) {
+	names := map[string][]string{}
 	for _, test := range tests {
-		byFolder[test.folder] = append(byFolder[test.folder], test.name)
+		names[test.folder] = append(names[test.folder], test.name)
 	}
-	folders := slices.SortedFunc(maps.Keys(byFolder), func(a, b string) int { return cost(a) - cost(b) })
+	folders := slices.SortedFunc(maps.Keys(names), func(a, b string) int { return cost(a) - cost(b) })
 	for _, folder := range folders {
-		names := "^(" + strings.Join(byFolder[folder], "|") + ")$"
+		pattern := "^(" + strings.Join(names[folder], "|") + ")$"
 		cmd := exec.CommandContext(ctx, "go", "test", "-count=1", "-vet=off", "-failfast", "-timeout=10m",
-			"-run="+names, "./"+folder)
+			"-run="+pattern, "./"+folder)
 		cmd.Dir = t.dir
 		if out, err := cmd.CombinedOutput(); err != nil {
-			return failedTest(string(out), folder), string(out)
+			return test{folder, failedTest(string(out))}, string(out)
 		}
 	}
-	return "", ""
+	return test{}, ""
 }
 
 // cost orders folders by how long their tests take.
@@ -209,14 +206,14 @@ func cost(folder string) int {
 	}
 }
 
-// failedTest returns the name of the first test that failed, in the output of `go test`.
-func failedTest(output, folder string) string {
+// failedTest returns the name of the first test that failed, by the output of `go test`.
+func failedTest(output string) string {
 	for line := range strings.Lines(output) {
-		if name, found := strings.CutPrefix(line, "--- FAIL: "); found {
-			return filepath.Base(folder) + "." + strings.Fields(name)[0]
+		if rest, found := strings.CutPrefix(line, "--- FAIL: "); found {
+			return strings.Fields(rest)[0]
 		}
 	}
-	return folder
+	return ""
 }
 
 func command(ctx context.Context, dir, name string, args ...string) error {

@@ -10,7 +10,6 @@ import (
 	"path"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 
 	"go.yaml.in/yaml/v4"
@@ -34,6 +33,8 @@ type row struct {
 // A test that a row names.
 type test struct{ folder, name string }
 
+func (t test) String() string { return path.Base(t.folder) + "." + t.name }
+
 // A mutant is a change of one place in a file.
 type mutant struct {
 	File string
@@ -54,10 +55,13 @@ func short(text string) string {
 	return text
 }
 
-// readModel reads the rows of the threat model whose attack begins with a prefix, and their mutants,
-// below a checkout's root. An error names each row without mutants, each entry without a row, and each
-// mutant whose text is not in its file once.
-func readModel(root, prefix string) ([]row, error) {
+// readModel reads the rows of the threat model, and their mutants, below a checkout's root. The
+// entries of the mutants have the order of the rows.
+func readModel(root string) ([]row, error) {
+	rows, err := readRows(root)
+	if err != nil {
+		return nil, err
+	}
 	text, err := os.ReadFile(filepath.Join(root, mutantFile))
 	if err != nil {
 		return nil, err
@@ -66,64 +70,61 @@ func readModel(root, prefix string) ([]row, error) {
 	if err := yaml.Unmarshal(text, &entries); err != nil {
 		return nil, fmt.Errorf("%s: %w", mutantFile, err)
 	}
-	rows, err := readRows(root)
-	if err != nil {
-		return nil, err
-	}
-	isOther := func(attack string) bool { return !strings.HasPrefix(attack, prefix) }
-	rows = slices.DeleteFunc(rows, func(r row) bool { return isOther(r.attack) })
-	if prefix != "" {
-		entries = slices.DeleteFunc(entries, func(e row) bool { return find([]row{e}, prefix) < 0 && isOther(e.Row) })
-	}
 	var errs []error
-	used := map[int]bool{}
 	for i := range rows {
-		n := find(entries, rows[i].attack)
-		if n < 0 {
-			errs = append(errs, fmt.Errorf("%s: no entry for the row %q", mutantFile, rows[i].attack))
-			continue
+		r := &rows[i]
+		if i == len(entries) || !strings.HasPrefix(r.attack, entries[i].Row) || entries[i].Row == "" {
+			return nil, fmt.Errorf("%s: entry %d is not for the row %q of %s", mutantFile, i+1, r.attack, modelPage)
 		}
-		used[n] = true
-		rows[i].Row, rows[i].None, rows[i].Mutants = entries[n].Row, entries[n].None, entries[n].Mutants
-		errs = append(errs, rows[i].check(root))
+		r.Row, r.None, r.Mutants = entries[i].Row, entries[i].None, entries[i].Mutants
+		errs = append(errs, r.check(root))
 	}
-	for i, e := range entries {
-		if !used[i] {
-			errs = append(errs, fmt.Errorf("%s: %q: no row of %s begins so", mutantFile, e.Row, modelPage))
-		}
+	if len(entries) > len(rows) {
+		return nil, fmt.Errorf("%s: no row of %s for the entry %q", mutantFile, modelPage, entries[len(rows)].Row)
 	}
 	return rows, errors.Join(errs...)
 }
 
-// find returns the index of the entry for an attack, or -1.
-func find(entries []row, attack string) int {
-	for i, e := range entries {
-		if e.Row != "" && strings.HasPrefix(attack, e.Row) {
-			return i
-		}
-	}
-	return -1
-}
-
-// check checks that the row has mutants, or a reason, and that each mutant can be made.
+// check checks that the row has tests, and mutants or a reason, and that each mutant can be made.
 func (r row) check(root string) error {
+	if len(r.tests) == 0 {
+		return fmt.Errorf("%s: %q: names no test", modelPage, r.attack)
+	}
 	if (len(r.Mutants) == 0) == (r.None == "") {
 		return fmt.Errorf("%s: %q: needs either mutants or `none`", mutantFile, r.Row)
 	}
 	var errs []error
 	for _, m := range r.Mutants {
 		content, err := os.ReadFile(filepath.Join(root, m.File))
-		if err != nil {
-			errs = append(errs, err)
-		} else if n := strings.Count(string(content), m.Old); m.Old == "" || n != 1 {
-			errs = append(errs, fmt.Errorf("%s: %q: %q is in %s %d times; it must be there once",
-				mutantFile, r.Row, short(m.Old), m.File, n))
+		if n := strings.Count(string(content), m.Old); err == nil && (m.Old == "" || n != 1) {
+			err = fmt.Errorf("%s: %q: %q is in %s %d times; it must be there once",
+				mutantFile, r.Row, short(m.Old), m.File, n)
 		}
+		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }
 
-var testName = regexp.MustCompile("`([a-z0-9]+)\\.((?:Test|Fuzz)[A-Za-z0-9]+)`")
+// choose returns the rows with one of the beginnings; without a beginning, all rows.
+func choose(rows []row, beginnings []string) (chosen []row, err error) {
+	if len(beginnings) == 0 {
+		return rows, nil
+	}
+	for _, beginning := range beginnings {
+		n := len(chosen)
+		for _, r := range rows {
+			if strings.HasPrefix(r.attack, beginning) {
+				chosen = append(chosen, r)
+			}
+		}
+		if len(chosen) == n {
+			return nil, fmt.Errorf("no row of %s begins with %q", modelPage, beginning)
+		}
+	}
+	return chosen, nil
+}
+
+var testName = regexp.MustCompile("`([a-z0-9]+\\.(?:Test|Fuzz)[A-Za-z0-9]+)`")
 
 // readRows reads the rows of all tables whose last column names tests.
 func readRows(root string) (rows []row, err error) {
@@ -131,7 +132,7 @@ func readRows(root string) (rows []row, err error) {
 	if err != nil {
 		return nil, err
 	}
-	folders, err := testFolders(root)
+	tests, err := findTests(root)
 	if err != nil {
 		return nil, err
 	}
@@ -146,7 +147,11 @@ func readRows(root string) (rows []row, err error) {
 		case isTested && strings.HasPrefix(line, "| "):
 			r := row{attack: strings.TrimPrefix(cells[0], "| ")}
 			for _, match := range testName.FindAllStringSubmatch(cells[len(cells)-1], -1) {
-				r.tests = append(r.tests, test{folders[match[1]+"."+match[2]], match[2]})
+				found, exists := tests[match[1]]
+				if !exists {
+					return nil, fmt.Errorf("%s: %q: there is no test %s", modelPage, r.attack, match[1])
+				}
+				r.tests = append(r.tests, found)
 			}
 			rows = append(rows, r)
 		}
@@ -156,9 +161,9 @@ func readRows(root string) (rows []row, err error) {
 
 var testFunction = regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)[A-Za-z0-9]+)\(`)
 
-// testFolders returns the folder of each test, by the folder's last element and the test's name.
-func testFolders(root string) (map[string]string, error) {
-	folders := map[string]string{}
+// findTests returns all tests by the names that rows give them.
+func findTests(root string) (map[string]test, error) {
+	tests := map[string]test{}
 	err := filepath.WalkDir(root, func(name string, entry fs.DirEntry, err error) error {
 		if err != nil {
 			return err
@@ -174,13 +179,11 @@ func testFolders(root string) (map[string]string, error) {
 			return err
 		}
 		folder, err := filepath.Rel(root, filepath.Dir(name))
-		if err != nil {
-			return err
-		}
 		for _, match := range testFunction.FindAllStringSubmatch(string(content), -1) {
-			folders[path.Base(folder)+"."+match[1]] = folder
+			found := test{folder, match[1]}
+			tests[found.String()] = found
 		}
-		return nil
+		return err
 	})
-	return folders, err
+	return tests, err
 }
