@@ -149,6 +149,7 @@ func TestNotRejected(t *testing.T) {
 		"reset with ACK":               {frameOf(closed, packet.Flags(packet.RST|packet.ACK)), "drop_no_service"},
 		"SYN and reset":                {frameOf(closed, packet.Flags(packet.RST|packet.SYN)), "drop_no_service"},
 		"reset without a server":       {frameOf(none, packet.Flags(packet.RST)), "drop_no_server"},
+		"SYN, reset without a server":  {frameOf(none, packet.Flags(packet.RST|packet.SYN)), "drop_tcp_flags"},
 		"ACK without a server":         {frameOf(none, packet.Flags(packet.ACK)), "drop_no_server"},
 		"FIN without a server":         {frameOf(none, packet.Flags(packet.FIN|packet.ACK)), "drop_no_server"},
 		"SYN-ACK without a server":     {frameOf(none, packet.Flags(packet.SYN|packet.ACK)), "drop_no_server"},
