@@ -210,6 +210,13 @@ func TestApplicationInContainer(t *testing.T) {
 		s.expectFlags("a SYN-ACK was forwarded", k, c.vip, answersServed)
 		transmit(t, k, refusalTo(c.client, c.vip), 0)
 		s.expectFlags("the container is restarted: the host refuses for a while", k, c.vip, answersServed)
+		// An application that listens here is watched, whoever sends SYN-ACKs in its name.
+		listener = s.open(c.vip)
+		forward(synAck)
+		s.expectFlags("it listens here, and a SYN-ACK was forwarded", k, c.vip, answersServed)
+		_ = listener.Close()
+		transmit(t, k, refusalTo(c.client, c.vip), 0)
+		s.expectFlags("it refuses clients again", k, c.vip, answersRefusing)
 	}
 }
 
