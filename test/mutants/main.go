@@ -132,7 +132,7 @@ func (t tree) try(ctx context.Context, tests []test, m mutant) (result fate, det
 		return broken, err.Error()
 	case output == "":
 		return survived, ""
-	case failed.name == "":
+	case strings.Contains(output, "[build failed]"):
 		return broken, output
 	}
 	if !t.passes[failed.folder] {
@@ -172,8 +172,7 @@ func (t tree) restore(ctx context.Context) error {
 }
 
 // firstFailure runs tests, package by package and the quickest packages first, until one fails. It
-// returns that test and the output. If no test fails, the output is empty. If the tests do not run,
-// as they are not compiled, only the test is.
+// returns that test and the output. If no test fails, the output is empty.
 func (t tree) firstFailure(ctx context.Context, tests []test) (failed test, output string) {
 	names := map[string][]string{}
 	for _, test := range tests {
@@ -206,7 +205,8 @@ func cost(folder string) int {
 	}
 }
 
-// failedTest returns the name of the first test that failed, by the output of `go test`.
+// failedTest returns the name of the first test that failed, by the output of `go test`. It is empty
+// if the program of the tests has ended otherwise.
 func failedTest(output string) string {
 	for line := range strings.Lines(output) {
 		if rest, found := strings.CutPrefix(line, "--- FAIL: "); found {

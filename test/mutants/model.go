@@ -30,10 +30,12 @@ type row struct {
 	Mutants []mutant // at least one, unless None says why not
 }
 
-// A test that a row names.
+// A test that a row names. Without a name, it stands for all tests of a folder.
 type test struct{ folder, name string }
 
-func (t test) String() string { return path.Base(t.folder) + "." + t.name }
+func (t test) String() string {
+	return strings.TrimSuffix(path.Base(t.folder)+"."+t.name, ".")
+}
 
 // A mutant is a change of one place in a file.
 type mutant struct {
