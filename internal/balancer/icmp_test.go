@@ -79,7 +79,8 @@ func TestICMPErrorsFollowTheFlow(t *testing.T) {
 	}
 }
 
-// An ICMP error makes no entry, and is placed anew if the server of the entry was removed.
+// An ICMP error makes no entry, changes none, and is placed anew if the server of the entry was
+// removed.
 func TestICMPErrorsLeaveTheTableAlone(t *testing.T) {
 	t.Parallel()
 	f := openStandard(t)
@@ -97,6 +98,57 @@ func TestICMPErrorsLeaveTheTableAlone(t *testing.T) {
 		if f.bucket(web)[0] != entry {
 			t.Errorf("%s: the entry has changed", name)
 		}
+	}
+	for _, state := range []dataplane.FlowState{stateNew, stateEstablished, stateSilent, stateClosing, stateClosed} {
+		entry := entryOf(f.signature(web), f.slot("web", "s1"), state, f.now()-5)
+		f.bucket(web)[0] = entry
+		f.check(f.forwarded(frame, web, "web", "s1", "forward_icmp"), f.run(frame))
+		if f.bucket(web)[0] != entry {
+			t.Errorf("state %d: the entry has changed", state)
+		}
+	}
+}
+
+// An ICMP error about a flow of a service that hunts changes no entry, also if the flow is half-open.
+func TestICMPErrorsConfirmNothing(t *testing.T) {
+	t.Parallel()
+	f := open(t, hunting(desired.SelectConsistent, 2))
+	parts := f.cast(web, "web")
+	frame := packet.ICMPError(router6, 2, 0, 1280, reply(web))
+	for _, state := range []string{"half-open first", "new first", "steer first", "closing first", "closed first", "stale first"} {
+		f.setState(web, "web", state, parts)
+		got := f.run(frame)
+		if got.Reasons["forward_icmp"].Packets != 1 || got.Servers["web/"+parts[first]].Packets != 1 {
+			t.Errorf("%s: %v, to %v", state, got.Reasons, got.Servers)
+		}
+		if got := f.state(web, "web", parts); got != state {
+			t.Errorf("%s becomes %s", state, got)
+		}
+	}
+}
+
+// An ICMP error about a flow that is observed does not count as a packet of the client.
+func TestICMPErrorsAreNotObserved(t *testing.T) {
+	t.Parallel()
+	cfg := inferring(manyServers(4)...)
+	svc := &cfg.Services[0]
+	svc.Persistence, svc.Probe = desired.PersistenceStateless, new(true)
+	svc.Infer.Among, svc.History, svc.Generations = desired.AmongCandidates, 3, 32
+	r := openRanked(t, cfg, 1024, 1)
+	answered := func() (n uint32) {
+		for _, slot := range r.services.byName["web"].slots() {
+			n += r.plane.Loads.Counters(slot).Answered
+		}
+		return n
+	}
+	r.exec(frameOf(r.flows[0]), nil)
+	r.exec(packet.ICMPError(routerOf(svc.VIP), 1, 0, 0, reply(r.flows[0])), nil)
+	if n := answered(); n != 0 {
+		t.Errorf("after an error, %d flows count as established", n)
+	}
+	r.exec(frameOf(r.flows[0], packet.Flags(packet.PSH|packet.ACK)), nil)
+	if n := answered(); n != 1 {
+		t.Errorf("after a packet of the client, %d flows count as established", n)
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"path"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 
 	"go.yaml.in/yaml/v4"
@@ -44,18 +45,12 @@ type mutant struct {
 	New  string
 }
 
-// String returns the place and what stands there instead.
+// String returns the place, and what stands there before and after.
 func (m mutant) String() string {
 	return fmt.Sprintf("%s: %q -> %q", m.File, short(m.Old), short(m.New))
 }
 
-func short(text string) string {
-	text = strings.Join(strings.Fields(text), " ")
-	if len(text) > 60 {
-		return text[:57] + "..."
-	}
-	return text
-}
+func short(text string) string { return fmt.Sprintf("%.60s", strings.Join(strings.Fields(text), " ")) }
 
 // readModel reads the rows of the threat model, and their mutants, below a checkout's root. The
 // entries of the mutants have the order of the rows.
@@ -72,19 +67,18 @@ func readModel(root string) ([]row, error) {
 	if err := yaml.Unmarshal(text, &entries); err != nil {
 		return nil, fmt.Errorf("%s: %w", mutantFile, err)
 	}
-	var errs []error
-	for i := range rows {
-		r := &rows[i]
-		if i == len(entries) || !strings.HasPrefix(r.attack, entries[i].Row) || entries[i].Row == "" {
-			return nil, fmt.Errorf("%s: entry %d is not for the row %q of %s", mutantFile, i+1, r.attack, modelPage)
+	if len(entries) != len(rows) {
+		err = fmt.Errorf("%s has %d entries, and %s %d rows", mutantFile, len(entries), modelPage, len(rows))
+	}
+	for i := range min(len(rows), len(entries)) {
+		r, e := &rows[i], entries[i]
+		if !strings.HasPrefix(r.attack, e.Row) || e.Row == "" {
+			return nil, fmt.Errorf("%s: the entry %q is at the place of the row %q", mutantFile, e.Row, r.attack)
 		}
-		r.Row, r.None, r.Mutants = entries[i].Row, entries[i].None, entries[i].Mutants
-		errs = append(errs, r.check(root))
+		r.Row, r.None, r.Mutants = e.Row, e.None, e.Mutants
+		err = errors.Join(err, r.check(root))
 	}
-	if len(entries) > len(rows) {
-		return nil, fmt.Errorf("%s: no row of %s for the entry %q", mutantFile, modelPage, entries[len(rows)].Row)
-	}
-	return rows, errors.Join(errs...)
+	return rows, err
 }
 
 // check checks that the row has tests, and mutants or a reason, and that each mutant can be made.
@@ -107,28 +101,21 @@ func (r row) check(root string) error {
 	return errors.Join(errs...)
 }
 
-// choose returns the rows with one of the beginnings; without a beginning, all rows.
-func choose(rows []row, beginnings []string) (chosen []row, err error) {
-	if len(beginnings) == 0 {
-		return rows, nil
-	}
-	for _, beginning := range beginnings {
-		n := len(chosen)
-		for _, r := range rows {
-			if strings.HasPrefix(r.attack, beginning) {
-				chosen = append(chosen, r)
-			}
-		}
-		if len(chosen) == n {
-			return nil, fmt.Errorf("no row of %s begins with %q", modelPage, beginning)
-		}
-	}
-	return chosen, nil
+// choose returns the rows that have one of the beginnings; without a beginning, all rows.
+func choose(rows []row, beginnings []string) []row {
+	return slices.DeleteFunc(rows, func(r row) bool {
+		return len(beginnings) > 0 && !slices.ContainsFunc(beginnings, func(beginning string) bool {
+			return strings.HasPrefix(r.attack, beginning)
+		})
+	})
 }
 
-var testName = regexp.MustCompile("`([a-z0-9]+\\.(?:Test|Fuzz)[A-Za-z0-9]+)`")
+var (
+	testName     = regexp.MustCompile("`([a-z0-9]+\\.(?:Test|Fuzz)[A-Za-z0-9]+)`")
+	testFunction = regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)[A-Za-z0-9]+)\(`)
+)
 
-// readRows reads the rows of all tables whose last column names tests.
+// readRows reads the rows of all tables with four columns.
 func readRows(root string) (rows []row, err error) {
 	text, err := os.ReadFile(filepath.Join(root, modelPage))
 	if err != nil {
@@ -138,43 +125,33 @@ func readRows(root string) (rows []row, err error) {
 	if err != nil {
 		return nil, err
 	}
-	isTested := false // the present table has a column of tests
 	for line := range strings.Lines(string(text)) {
-		cells := strings.Split(strings.TrimSpace(line), " | ")
-		switch {
-		case !strings.HasPrefix(line, "|"):
-			isTested = false
-		case strings.Contains(line, "| test |"):
-			isTested = true
-		case isTested && strings.HasPrefix(line, "| "):
-			r := row{attack: strings.TrimPrefix(cells[0], "| ")}
-			for _, match := range testName.FindAllStringSubmatch(cells[len(cells)-1], -1) {
-				found, exists := tests[match[1]]
-				if !exists {
-					return nil, fmt.Errorf("%s: %q: there is no test %s", modelPage, r.attack, match[1])
-				}
-				r.tests = append(r.tests, found)
-			}
-			rows = append(rows, r)
+		cells := strings.Split(strings.Trim(line, "| \n"), " | ")
+		if len(cells) != 4 || cells[3] == "test" {
+			continue
 		}
+		r := row{attack: cells[0]}
+		for _, match := range testName.FindAllStringSubmatch(cells[3], -1) {
+			found, exists := tests[match[1]]
+			if !exists {
+				return nil, fmt.Errorf("%s: %q: there is no test %s", modelPage, r.attack, match[1])
+			}
+			r.tests = append(r.tests, found)
+		}
+		rows = append(rows, r)
 	}
 	return rows, nil
 }
-
-var testFunction = regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)[A-Za-z0-9]+)\(`)
 
 // findTests returns all tests by the names that rows give them.
 func findTests(root string) (map[string]test, error) {
 	tests := map[string]test{}
 	err := filepath.WalkDir(root, func(name string, entry fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		if entry.IsDir() && strings.HasPrefix(entry.Name(), ".") && name != root {
+		if err == nil && entry.IsDir() && strings.HasPrefix(entry.Name(), ".") && name != root {
 			return filepath.SkipDir
 		}
-		if !strings.HasSuffix(name, "_test.go") {
-			return nil
+		if err != nil || !strings.HasSuffix(name, "_test.go") {
+			return err
 		}
 		content, err := os.ReadFile(name)
 		if err != nil {

@@ -70,7 +70,7 @@ var tiers = []tier{
 			"internal/processor", "internal/repro", "internal/sim", "internal/sim/placement",
 			"internal/sim/scenario", "internal/srv6", "internal/tables", "internal/version",
 			"internal/wholefile", "internal/wiki", "loadshm", "quiclb",
-			"quiclb/example", "test/docs", "test/spdx",
+			"quiclb/example", "test/docs", "test/mutants", "test/spdx",
 		},
 		beside: true,
 	},
