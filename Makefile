@@ -97,7 +97,7 @@ fuzz: setup-test generate ## run all fuzzers, for FUZZTIME (10m) together (root)
 .PHONY: mutants
 mutants: setup-test generate ## remove the checks of the threat model, and see its tests fail; ROW="a flood" for one row (root)
 	go build -o bin/mutants ./test/mutants
-	bin/mutants $(if $(ROW),"$(ROW)")
+	bin/mutants '$(ROW)'
 
 .PHONY: lint
 lint: setup-lint generate ## check licence lines, format and correctness of C, Go and shell

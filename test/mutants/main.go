@@ -6,8 +6,8 @@
 //
 //	make mutants ROW="a flood of SYNs"
 //
-// Arguments are the beginnings of rows; without one, the command takes all rows. It works in a clone
-// of the last commit, so uncommitted changes do not count. Root is needed, as for the tests.
+// ROW is the beginning of rows; without it, the command takes all rows. It works in a clone of the
+// last commit, so uncommitted changes do not count. Root is needed, as for the tests.
 package main
 
 import (
@@ -26,7 +26,7 @@ import (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := run(ctx, os.Args[1:])
+	err := run(ctx, strings.Join(os.Args[1:], " "))
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "mutants:", err)
@@ -34,13 +34,14 @@ func main() {
 	}
 }
 
-func run(ctx context.Context, beginnings []string) error {
+func run(ctx context.Context, beginning string) error {
 	rows, err := readModel(".")
 	if err != nil {
 		return err
 	}
-	if rows = choose(rows, beginnings); len(rows) == 0 {
-		return fmt.Errorf("no row of %s begins with %q", modelPage, beginnings)
+	rows = slices.DeleteFunc(rows, func(r row) bool { return !strings.HasPrefix(r.attack, beginning) })
+	if len(rows) == 0 {
+		return fmt.Errorf("no row of %s begins with %q", modelPage, beginning)
 	}
 	dir, err := os.MkdirTemp("", "segue-mutants")
 	if err != nil {
@@ -86,21 +87,21 @@ type tree struct {
 // clone clones the last commit, and compiles its BPF programs. The tools of this checkout serve the
 // clone too. The clone's index gets the generated files, so that they can be brought back.
 func (t tree) clone(ctx context.Context) error {
-	tools, err := filepath.Abs(".tools")
+	here, err := os.Getwd()
 	if err != nil {
 		return err
 	}
-	_, err = t.command(ctx, "git", "clone", "--quiet", "--shared", filepath.Dir(tools), ".")
-	if err == nil {
-		err = os.Symlink(tools, filepath.Join(t.dir, ".tools"))
+	for _, command := range [][]string{
+		{"git", "clone", "--quiet", "--shared", here, "."},
+		{"ln", "-s", filepath.Join(here, ".tools"), "."},
+		{"make", "generate"},
+		{"git", "add", "--all", "--force", "."},
+	} {
+		if _, err := t.command(ctx, command[0], command[1:]...); err != nil {
+			return err
+		}
 	}
-	if err == nil {
-		_, err = t.command(ctx, "make", "generate")
-	}
-	if err == nil {
-		_, err = t.command(ctx, "git", "add", "--all", "--force", ".")
-	}
-	return err
+	return nil
 }
 
 // try makes a mutant, and runs tests. It is BROKEN if it does not compile, or if tests fail without
