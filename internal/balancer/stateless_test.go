@@ -50,9 +50,9 @@ func (f *fixture) cookied(frame []byte, flow dataplane.Flow, service, reason str
 	return f.visited(frame, flow, service, reason, all...)
 }
 
-// A SYN is offered to the candidates of its row with their columns and the width of cookies. A
-// client without timestamps could not tell which of them has accepted, so its SYN goes to the first
-// one.
+// A SYN is offered to the candidates of its row with their columns and the width of cookies, also if
+// it has an echo. A client without timestamps could not tell which of them has accepted, so its SYN
+// goes to the first one.
 func TestStatelessSYN(t *testing.T) {
 	t.Parallel()
 	for candidates := 1; candidates <= 8; candidates++ {
@@ -61,7 +61,9 @@ func TestStatelessSYN(t *testing.T) {
 		for service, flow := range hunted {
 			row := f.row(flow, service)
 			syn := frameOf(flow, packet.MSS(1440), packet.Timestamps(7, 0))
+			echo := frameOf(flow, packet.Timestamps(7, 0x01020301))
 			f.check(f.cookied(syn, flow, service, "forward_hunt", offers(nil, row, row)...), f.run(syn))
+			f.check(f.cookied(echo, flow, service, "forward_hunt", offers(nil, row, row)...), f.run(echo))
 			bare := frameOf(flow)
 			f.check(f.cookied(bare, flow, service, "forward_hunt", offers(nil, row, row[:1])...), f.run(bare))
 
