@@ -128,7 +128,8 @@ func (r *reference) keepsServer(p parsed, svc *desired.Service, server *desired.
 	}
 	fails := r.failing[svc.Name+"/"+server.Name] && !usable
 	isDrained := !server.Takes() || r.isUnproven(svc, server)
-	leaving := !server.Takes() && svc.OnDrain == desired.OnDrainMoveUDP && len(all) > 0
+	hasPassed := func(s desired.Server) bool { return !r.awaitsCheck(svc, s.Name) }
+	leaving := !server.Takes() && svc.OnDrain == desired.OnDrainMoveUDP && slices.ContainsFunc(all, hasPassed)
 	now := r.now()
 	isActive := p.opens() && e.mayGoOn(now) && e.age(now) < flowMinIdle
 	switch {
