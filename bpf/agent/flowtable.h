@@ -29,7 +29,7 @@
 
 #define AGENT_FLOWS_PER_BUCKET 8
 #define AGENT_FLOW_BUCKET_BITS 15
-/* What is hashed of a flow, in words of 32 bits: all of its key. */
+/* The agent hashes the whole key of a flow, in words of 32 bits. */
 #define AGENT_FLOW_WORDS 10
 /* The keys of its two hashes, in the order of FLOW_KEYS in the balancer's types.h. */
 #define AGENT_FLOW_KEYS (AGENT_FLOW_WORDS + 4)

@@ -26,7 +26,7 @@
 
 /* The upper half of the mark of all checks. The lower half is the server's slot. */
 #define CHECK_MARK 0x5e6c
-/* The same for calls. */
+/* The upper half of the mark of all calls. The lower half is the slot of the first server. */
 #define CALL_MARK 0x5e6d
 
 /* How a server is checked. */

@@ -163,8 +163,8 @@ static __always_inline __u64 entry_value(__u64 signature, __u32 server, enum flo
 }
 
 /*
- * What is hashed of a flow: the source, both ports and the service. The service stands for VIP and
- * protocol.
+ * The words of a flow that are hashed: source, both ports and service. The service stands for VIP
+ * and protocol.
  */
 #define FLOW_HASH_INPUT(key, service)                                            \
 	{                                                                        \
