@@ -70,7 +70,7 @@ func run(ctx context.Context, beginning string) error {
 			counts[result]++
 		}
 	}
-	fmt.Println(counts)
+	fmt.Printf("%d killed, %d survived, %d broken\n", counts["killed"], counts["SURVIVED"], counts["BROKEN"])
 	if counts["SURVIVED"]+counts["BROKEN"] > 0 {
 		return errors.New("not every mutant failed a test that its row names")
 	}
