@@ -160,31 +160,19 @@ static __always_inline __u64 agent_former_place(const struct flow_key *key)
 		      bpf_be64_to_cpu(source[1]) * agent_keys[1] + rest * agent_keys[2]);
 }
 
-/* The number of the flow's bucket. Any two flows share it with a probability of
- * 2^-AGENT_FLOW_BUCKET_BITS, also if they have the same signature. */
-static __always_inline __u32 agent_bucket_of(const struct flow_key *key)
-{
-	__u64 place = place_of(
-		multilinear((const __u32 *)key, AGENT_FLOW_WORDS, agent_keys + 1, agent_keys[0]));
-
-	/* As in the balancer's flow_place(). */
-	barrier_var(place);
-	if (agent_place_is_former())
-		place = agent_former_place(key);
-	return place >> (64 - AGENT_FLOW_BUCKET_BITS);
-}
-
+/* Any two flows share a bucket with a probability of 2^-AGENT_FLOW_BUCKET_BITS, also if they have
+ * the same signature. */
 static __always_inline struct agent_flow_place agent_place_of(const struct flow_key *key)
 {
-	__u32 number = agent_bucket_of(key);
-	struct agent_flow_place place = {
-		.bucket = bpf_map_lookup_elem(&agent_flows, &number),
-		.signature = multilinear((const __u32 *)key, AGENT_FLOW_WORDS, agent_keys + 3,
-					 agent_keys[AGENT_FLOW_KEYS - 1]) >>
-			     AGENT_SIGNATURE_SHIFT << AGENT_SIGNATURE_SHIFT,
-	};
+	struct two_hashes hash =
+		multilinear_twice((const __u32 *)key, AGENT_FLOW_WORDS, agent_keys);
+	__u64 place = agent_place_is_former() ? agent_former_place(key) : place_of(hash.first);
+	__u32 number = place >> (64 - AGENT_FLOW_BUCKET_BITS);
 
-	return place;
+	return (struct agent_flow_place){
+		.bucket = bpf_map_lookup_elem(&agent_flows, &number),
+		.signature = hash.second >> AGENT_SIGNATURE_SHIFT << AGENT_SIGNATURE_SHIFT,
+	};
 }
 
 /* Content and locator are of this host and of balancers: no client chooses them. */

@@ -285,9 +285,9 @@ static __always_inline __be16 ipv4_checksum(const struct iphdr *ip)
 static __always_inline __be32 outer_ipv4_source(const struct encap *encap)
 {
 	const struct server *server = encap->server;
-	__be32 varied = server->varied;
+	__be32 source = server->source.s6_addr32[3], varied = server->varied;
 
-	return (server->source.s6_addr32[3] & ~varied) | (mix(encap->flow_label) & varied);
+	return varied ? (source & ~varied) | (mix(encap->flow_label) & varied) : source;
 }
 
 /* The identification may be 0, because DF is set (RFC 6864). */

@@ -183,30 +183,19 @@ static __always_inline __u64 former_place(const struct flow_key *key, __u32 serv
 		      bpf_be64_to_cpu(source[1]) * flow_keys[1] + rest * flow_keys[2]);
 }
 
-/* The place in a flow table. For any two flows, the probability that they share one of 2^n buckets
- * is 2^-n, also if they have the same signature. */
-static __always_inline __u64 flow_place(const struct flow_key *key, __u32 service)
+/*
+ * The hashes of a flow: its place in a flow table, and the signature of its entry. For any two
+ * flows, the probability that they share one of 2^n buckets is 2^-n, also if they have the same
+ * signature.
+ */
+static __always_inline struct two_hashes flow_hashes(const struct flow_key *key, __u32 service)
 {
 	const __u32 words[FLOW_WORDS] = FLOW_HASH_INPUT(key, service);
-	__u64 place = place_of(multilinear(words, FLOW_WORDS, flow_keys + 1, flow_keys[0]));
+	struct two_hashes hash = multilinear_twice(words, FLOW_WORDS, flow_keys);
 
-	/* Otherwise the compiler would compute it elsewhere, and the program would jump there and
-	 * back. */
-	barrier_var(place);
-	if (flow_place_is_former)
-		place = former_place(key, service);
-	return place;
-}
-
-static __always_inline __u64 flow_signature(const struct flow_key *key, __u32 service)
-{
-	const __u32 words[FLOW_WORDS] = FLOW_HASH_INPUT(key, service);
-	__u64 signature = multilinear(words, FLOW_WORDS, flow_keys + 3, flow_keys[FLOW_KEYS - 1]) &
-			  FLOW_SIGNATURE_MASK;
-
-	/* Otherwise the compiler would compute it later, and keep twelve numbers on the stack. */
-	barrier_var(signature);
-	return signature;
+	hash.first = flow_place_is_former ? former_place(key, service) : place_of(hash.first);
+	hash.second &= FLOW_SIGNATURE_MASK;
+	return hash;
 }
 
 static __always_inline __u64 entry_read(const struct flow_bucket *bucket, int way)
@@ -266,13 +255,21 @@ static __always_inline void flow_search(struct flow *flow)
 
 static struct flow_bucket flows_copy;
 
+static __always_inline void flow_identify(struct flow *flow, const struct flow_key *key,
+					  __u32 service)
+{
+	struct two_hashes hash = flow_hashes(key, service);
+
+	flow->place = hash.first;
+	flow->signature = hash.second;
+}
+
 static __always_inline void flow_lookup(const struct flow_key *key, __u32 service,
 					struct flow *flow)
 {
 	__u32 number;
 
-	flow->place = flow_place(key, service);
-	flow->signature = flow_signature(key, service);
+	flow_identify(flow, key, service);
 	number = flow->place >> flow_bucket_shift;
 	flow->bucket = changeable(bpf_map_lookup_elem(&flows, &number), &flows_copy);
 	flow_search(flow);

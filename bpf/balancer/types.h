@@ -271,7 +271,7 @@ enum tables_version {
 	/* The same, except for the hash that selects a flow's bucket. Entries do not tell their
 	 * flows, so they cannot move to other buckets: the tables keep this hash. */
 	TABLES_VERSION_FORMER_PLACE = 10,
-	TABLES_VERSION = 11,
+	TABLES_VERSION = 12,
 };
 
 /* The version, and the hash keys; all but the last live as long as the tables. */

@@ -42,12 +42,42 @@ static __always_inline __u64 multilinear(const __u32 *word, int size, const vola
 	return sum;
 }
 
+/* Two independent hashes of one input. */
+struct two_hashes {
+	__u64 first;
+	__u64 second;
+};
+
+/* Hashes `size` words twice, with `size` + 4 keys. It reads each word once. */
+static __always_inline struct two_hashes multilinear_twice(const __u32 *word, int size,
+							   const volatile __u64 *keys)
+{
+	struct two_hashes sum = { keys[0], keys[size + 3] };
+
+#pragma unroll
+	for (int i = 0; i < size; i += 2) {
+		__u64 even = word[i], odd = word[i + 1];
+
+		sum.first += (keys[i + 1] + even) * (keys[i + 2] + odd);
+		sum.second += (keys[i + 3] + even) * (keys[i + 4] + odd);
+		/* Otherwise the compiler would compute all factors first, and keep them on the
+		 * stack. */
+		barrier_var(sum.first);
+		barrier_var(sum.second);
+	}
+	return sum;
+}
+
+/*
+ * Replaces the high half x of `sum` by x(2x + 1). That is a permutation (Rivest et al., "The RC6
+ * block cipher", 1998, section 2.3), so it leaves collision probabilities as they are. It is not
+ * linear, so it spreads sums that are linear in the ports.
+ */
 static __always_inline __u64 place_of(__u64 sum)
 {
-	__u32 high = sum >> 32, odd = (__u32)sum | 1;
+	__u64 high = sum >> 32;
 
-	high ^= high >> 16;
-	return (__u64)(high * odd) << 32 | odd;
+	return sum + (high * high << 33);
 }
 
 /* The golden ratio of 2^64: Knuth, "The art of computer programming", volume 3, section 6.4. */

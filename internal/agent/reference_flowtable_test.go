@@ -70,8 +70,8 @@ func spread(sum uint64) uint64 {
 
 // placeOf is place_of in bpf/net/hash.h.
 func placeOf(sum uint64) uint64 {
-	high, odd := uint32(sum>>32), uint32(sum)|1
-	return uint64((high^high>>16)*odd)<<32 | uint64(odd)
+	high := sum >> 32
+	return sum + high*high<<33
 }
 
 // place returns the number of the flow's bucket and its signature, in the highest bits.

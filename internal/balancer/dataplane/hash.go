@@ -68,8 +68,8 @@ func (f Flow) hashInput(service uint32) []uint32 {
 	return append(words[:4:4], words[8], service)
 }
 
-// place returns a hash whose highest bits select the flow's bucket in a flow table: flow_place in
-// bpf/balancer/flowtable.h.
+// place returns a hash whose highest bits select the flow's bucket in a flow table: the first of
+// flow_hashes in bpf/balancer/flowtable.h.
 func (f Flow) place(service uint32, keys *FlowKeys) uint64 {
 	return placeOf(f.placeSum(service, keys))
 }
@@ -86,7 +86,7 @@ func (f Flow) formerPlace(service uint32, keys *FlowKeys) uint64 {
 	return spread(binary.BigEndian.Uint64(source[:])*keys[0] + binary.BigEndian.Uint64(source[8:])*keys[1] + rest*keys[2])
 }
 
-// signature returns the 34 bits that identify the flow in its bucket: flow_signature in
+// signature returns the 34 bits that identify the flow in its bucket: the second of flow_hashes in
 // bpf/balancer/flowtable.h.
 func (f Flow) signature(service uint32, keys *FlowKeys) uint64 {
 	return multilinear(f.hashInput(service), keys[3:9], keys[9]) >> 30
@@ -113,8 +113,8 @@ func multilinear(words []uint32, keys []uint64, added uint64) uint64 {
 
 // placeOf is place_of in bpf/net/hash.h.
 func placeOf(sum uint64) uint64 {
-	high, odd := uint32(sum>>32), uint32(sum)|1
-	return uint64((high^high>>16)*odd)<<32 | uint64(odd)
+	high := sum >> 32
+	return sum + high*high<<33
 }
 
 // mix is mix in bpf/net/hash.h.
