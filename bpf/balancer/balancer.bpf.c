@@ -99,30 +99,38 @@ static __always_inline bool is_in_vlan(const struct xdp_md *ctx)
 		ethernet->h_proto == bpf_htons(ETH_P_8021AD));
 }
 
-/* Completes the flow key of a fragment or of ICMP, and finds the packet's service. The reason is
- * none if both succeed, and the packet is not to be dropped whatever the service is. */
-static __always_inline enum lb_reason read_unusual(struct xdp_md *ctx, struct packet *pkt,
-						   enum parse_result result,
-						   struct service *service)
+/* Completes the flow key of a fragment or of ICMP. The reason is none if it succeeds. */
+static __always_inline enum lb_reason complete(struct xdp_md *ctx, struct packet *pkt,
+					       enum parse_result result)
 {
 	enum lb_reason why = reason_of(result);
 
 	if (why == LB_PASS_NOT_IP)
 		return is_in_vlan(ctx) ? LB_PASS_VLAN : LB_PASS_NOT_IP;
-	if (why)
-		why = drop_if_vip(pkt, why);
+	why = drop_if_vip(pkt, why);
 	if (why == LB_DROP_FRAGMENT)
-		why = read_fragment(ctx, pkt);
-	else if (why == LB_DROP_PROTOCOL && is_icmp(pkt))
-		why = read_icmp(ctx, pkt);
+		return read_fragment(ctx, pkt);
+	if (why == LB_DROP_PROTOCOL && is_icmp(pkt))
+		return read_icmp(ctx, pkt);
+	return why;
+}
+
+/* Finds the service of a packet. The reason is none if the packet is not to be dropped whatever the
+ * service is. */
+static __always_inline enum lb_reason read_unusual(struct xdp_md *ctx, struct packet *pkt,
+						   enum parse_result result,
+						   struct service *service)
+{
+	enum lb_reason why = LB_NONE;
+
+	if (result)
+		why = complete(ctx, pkt, result);
 	if (why)
 		return why;
 	why = classify(pkt, service);
-	if (why && pkt->kind == PACKET_ICMP_ERROR)
-		return LB_DROP_ICMP_NO_SERVICE;
-	if (!why && contradicts_itself(pkt))
-		return LB_DROP_TCP_FLAGS;
-	return why;
+	if (why)
+		return pkt->kind == PACKET_ICMP_ERROR ? LB_DROP_ICMP_NO_SERVICE : why;
+	return contradicts_itself(pkt) ? LB_DROP_TCP_FLAGS : LB_NONE;
 }
 
 /* Handles a packet that is not plain, that is not parsed completely, or whose flow is not known.
