@@ -20,13 +20,7 @@ import (
 
 func TestCheck(t *testing.T) {
 	dir := t.TempDir()
-	write := func(name, content string) string {
-		file := filepath.Join(dir, name)
-		if err := os.WriteFile(file, []byte(content), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		return file
-	}
+	write := func(name, content string) string { return writeFile(t, dir, name, content) }
 	const lb, agent = "../../docs/examples/lb.yaml", "../../docs/examples/agent.yaml"
 	bad := write("bad.yaml", "node: {interface: eth0}\nservices:\n- {servers: [{name: s 1}]}\n")
 	badAgent := write("agent.yaml", "node: {interface: eth0}\n")
@@ -131,13 +125,7 @@ func TestCheckStandardInput(t *testing.T) {
 // Several files are compared. The exit code tells whether one is invalid, and whether they fit.
 func TestCheckBothSides(t *testing.T) {
 	dir := t.TempDir()
-	write := func(name, content string) string {
-		file := filepath.Join(dir, name)
-		if err := os.WriteFile(file, []byte(content), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		return file
-	}
+	write := func(name, content string) string { return writeFile(t, dir, name, content) }
 	lb := write("lb.yaml", `node: {interface: eth0, internal: true, locator: "fd00:6c:0:1::/64"}
 services:
 - {name: web, vip: "2001:db8:80::1", port: 80, protocol: tcp,
@@ -209,10 +197,7 @@ services:
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			file := filepath.Join(t.TempDir(), "node.yaml")
-			if err := os.WriteFile(file, []byte(test.file), 0o644); err != nil {
-				t.Fatal(err)
-			}
+			file := writeFile(t, t.TempDir(), "node.yaml", test.file)
 			var output, warnings bytes.Buffer
 			root := newRoot()
 			root.SetOut(&output)
@@ -234,13 +219,7 @@ services:
 // TestCheckStrictly compares the findings of the example, and checks the exit codes.
 func TestCheckStrictly(t *testing.T) {
 	dir := t.TempDir()
-	write := func(name, text string) string {
-		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		return path
-	}
+	write := func(name, content string) string { return writeFile(t, dir, name, content) }
 	const clean = `node: {interface: none0, internal: true, locator: "fd00:6c:0:1::/64", seed: 7}
 services:
 - {name: web, vip: "2001:db8:80::1", port: 80, protocol: tcp, health: {tcp: {}}, servers: [
@@ -323,9 +302,7 @@ services:
 		file := filepath.Join(dir, "node.yaml")
 		check := func(content, output, problem string) {
 			t.Helper()
-			if err := os.WriteFile(file, []byte(content), 0o644); err != nil {
-				t.Fatal(err)
-			}
+			writeFile(t, dir, "node.yaml", content)
 			var got bytes.Buffer
 			root := newRoot()
 			root.SetOut(&got)
@@ -357,15 +334,10 @@ services:
 		}
 		check(strings.Replace(same, "eth0", test.other, 1), problems,
 			fmt.Sprintf("%s: valid, but instance %q would refuse to reload it", file, instance))
-		overrides := filepath.Join(dir, instance+".overrides.yaml")
-		if err := os.WriteFile(overrides, []byte("overrides:\n- {service: web, server: s1}\n"), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		overrides := writeFile(t, dir, instance+".overrides.yaml", "overrides:\n- {service: web, server: s1}\n")
 		check(same, overrides+":2: overrides[0]: must have add, set or remove\n", "would refuse to reload it: 1 error")
 		invalid := []byte("overrides:\n- {service: web, set: {port: 99999}}\n")
-		if err := os.WriteFile(overrides, invalid, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		writeFile(t, dir, instance+".overrides.yaml", string(invalid))
 		check(same, overrides+`:2: web.port "99999": must be a port from 1 to 65535, or all`+"\n", "would refuse to reload it: 1 error")
 		list, err := config.ParseOverrides(invalid)
 		if err != nil {

@@ -52,11 +52,14 @@ func newProcess(t *testing.T, text string) (p *process, file string) {
 }
 
 // write writes a file, and returns its path.
-func (p *process) write(name, text string) string {
-	p.t.Helper()
-	path := filepath.Join(p.dir, name)
+func (p *process) write(name, text string) string { return writeFile(p.t, p.dir, name, text) }
+
+// writeFile writes a file in a directory, and returns its path.
+func writeFile(t *testing.T, dir, name, text string) (path string) {
+	t.Helper()
+	path = filepath.Join(dir, name)
 	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-		p.t.Fatal(err)
+		t.Fatal(err)
 	}
 	return path
 }

@@ -213,6 +213,7 @@ func printBalancer(out io.Writer, s *balancerStatus) error {
 	if s.Inside != nil {
 		fmt.Fprintf(out, "inside: %s\n", describeAttachment(s.Inside))
 	}
+	printHiddenTags(out, s.Attachment, s.Inside)
 	fmt.Fprintf(out, "flows: %s\n", describeFlows(&s.FlowTable))
 	if s.FlowTable.FormerHash {
 		printFormerHash(out, &s.Snapshot.Snapshot)
@@ -233,6 +234,15 @@ func printBalancer(out io.Writer, s *balancerStatus) error {
 		}
 	}
 	return printReasons(out, &s.Snapshot.Snapshot)
+}
+
+// printHiddenTags prints why a balancer's programs may not see VLAN tags.
+func printHiddenTags(out io.Writer, attachments ...*datapath.Attachment) {
+	for _, a := range attachments {
+		if a != nil && a.HiddenVLANTags != "" {
+			fmt.Fprintf(out, "PACKETS IN VLANS MAY BE TAKEN FOR PACKETS IN NONE: %s\n", a.HiddenVLANTags)
+		}
+	}
 }
 
 // describeHints returns how full the hint table is.

@@ -523,6 +523,17 @@ func TestConditionWithReasons(t *testing.T) {
 	}
 }
 
+// An interface that hides VLAN tags shows in the status, on both sides of a balancer.
+func TestStatusOfHiddenTags(t *testing.T) {
+	var out bytes.Buffer
+	printHiddenTags(&out, nil, &datapath.Attachment{})
+	printHiddenTags(&out, &datapath.Attachment{HiddenVLANTags: "a"}, &datapath.Attachment{HiddenVLANTags: "b"})
+	const begins = "PACKETS IN VLANS MAY BE TAKEN FOR PACKETS IN NONE: "
+	if want := begins + "a\n" + begins + "b\n"; out.String() != want {
+		t.Errorf("%q", &out)
+	}
+}
+
 // A directory of state that cannot be written shows in the status.
 func TestStatusOfUnsavedState(t *testing.T) {
 	var out bytes.Buffer

@@ -63,14 +63,7 @@ func (s *storeSite) join(b *control.Balancer) *control.Fleet {
 	return fleet
 }
 
-func (s *storeSite) write(name, text string) (path string) {
-	s.t.Helper()
-	path = filepath.Join(s.dir, name)
-	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-		s.t.Fatal(err)
-	}
-	return path
-}
+func (s *storeSite) write(name, text string) (path string) { return writeFile(s.t, s.dir, name, text) }
 
 // services writes a file with a service that has the named servers.
 func (s *storeSite) services(more string, servers ...string) (path string) {

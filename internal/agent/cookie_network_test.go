@@ -18,6 +18,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/offload"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/testnet"
 )
@@ -284,9 +285,7 @@ func testCookiesEndWithSockets(t *testing.T, n *cookieNetwork) {
 // The interface segments what the stack sends: each segment has the cookie and a valid checksum.
 func testCookieInSegments(t *testing.T, n *cookieNetwork) {
 	// The router's end segments and completes checksums, instead of the client.
-	n.setOffload(n.router, "client", unix.ETHTOOL_STSO, false)
-	n.setOffload(n.router, "client", unix.ETHTOOL_SGSO, false)
-	n.setOffload(n.router, "client", unix.ETHTOOL_STXCSUM, false)
+	n.setOffloads(n.router, "client", false, slices.Concat(offload.TSO, []string{offload.GSO, offload.Checksum})...)
 	segments := n.watch(n.client, "eth0")
 	const size = 3_000_000
 	client, server := n.connect()

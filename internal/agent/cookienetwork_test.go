@@ -29,6 +29,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/needs"
+	"github.com/segue-lb/segue/internal/offload"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/srv6"
 	"github.com/segue-lb/segue/internal/testnet"
@@ -622,31 +623,10 @@ func (n *cookieNetwork) fastOpen(data []byte) *net.TCPConn {
 	return client.(*net.TCPConn)
 }
 
-// setOffload sets an offload of an interface, by one of the older commands.
-func (n *cookieNetwork) setOffload(ns *testnet.Namespace, iface string, command uint32, on bool) {
+// setOffloads switches offloads of an interface.
+func (n *cookieNetwork) setOffloads(ns *testnet.Namespace, iface string, on bool, offloads ...string) {
 	n.t.Helper()
-	value := struct{ command, data uint32 }{command: command} // struct ethtool_value
-	if on {
-		value.data = 1
-	}
-	request := struct { // struct ifreq
-		name [unix.IFNAMSIZ]byte
-		data unsafe.Pointer
-		_    [16]byte
-	}{data: unsafe.Pointer(&value)}
-	copy(request.name[:unix.IFNAMSIZ-1], iface)
-	n.in(ns, func() error {
-		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-		if err != nil {
-			return err
-		}
-		defer unix.Close(fd)
-		_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SIOCETHTOOL, uintptr(unsafe.Pointer(&request)))
-		if errno != 0 {
-			return fmt.Errorf("set offload %#x of %s: %w", command, iface, errno)
-		}
-		return nil
-	})
+	n.in(ns, func() error { return offload.Set(iface, on, offloads...) })
 }
 
 // countCookies returns a function that counts the sockets of server 2 with a cookie.
@@ -697,7 +677,7 @@ func (n *cookieNetwork) limitRate(ns *testnet.Namespace, iface string, bytesPerS
 // mergeFor makes an interface hold segments back for a time, to merge them with later ones (GRO).
 func (n *cookieNetwork) mergeFor(ns *testnet.Namespace, iface string, hold time.Duration) {
 	n.t.Helper()
-	n.setOffload(ns, iface, unix.ETHTOOL_SGRO, true)
+	n.setOffloads(ns, iface, true, offload.GRO)
 	settings := "/sys/class/net/" + iface
 	script := fmt.Sprintf("mount -t sysfs sysfs /sys && echo 1000 >%s/napi_defer_hard_irqs && echo %d >%s/gro_flush_timeout",
 		settings, hold.Nanoseconds(), settings)

@@ -413,12 +413,12 @@ func (b *Balancer) followAddresses(now []netip.Addr) {
 }
 
 // showVLANTags lets XDP see the VLAN tags of frames. It is called again and again, because anybody
-// can change the interface.
+// can change the interface, or the other end of a veth.
 func (b *Balancer) showVLANTags() {
 	for _, link := range b.own {
 		changed, err := datapath.ShowVLANTags(link.Index)
 		for _, name := range changed {
-			b.log.Info("rx-vlan-offload is switched off, so that packets in VLANs are not taken for others",
+			b.log.Info("VLAN offloads are switched off, so that packets in VLANs are not taken for others",
 				"interface", name)
 		}
 		said := ""
@@ -426,7 +426,7 @@ func (b *Balancer) showVLANTags() {
 			said = err.Error()
 		}
 		if err != nil && b.hiddenTags[link.Index] != said {
-			b.log.Warn("packets in VLANs are taken for packets in none", "interface", link.Name, "error", err)
+			b.log.Warn("packets in VLANs may be taken for packets in none", "interface", link.Name, "error", err)
 		}
 		b.hiddenTags[link.Index] = said
 	}

@@ -4,19 +4,15 @@ package balancer
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"net/netip"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/nexthop"
-	"github.com/segue-lb/segue/internal/packet"
-	"github.com/segue-lb/segue/internal/srv6"
 )
 
 // ownAddresses are those of the balancer's first two interfaces.
@@ -69,37 +65,9 @@ func (n *fabric) requireDelivery(kind desired.Encapsulation, flow dataplane.Flow
 		return unix.SetsockoptTimeval(in, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 1})
 	})
 	defer unix.Close(in)
-	inside := n.own[len(n.own)-1]
-	servers := n.routers[inside.Name]
-	out := n.socket(servers)
-	defer unix.Close(out)
-	frame := signal(kind, srv6Server("", 1, 1).Locator, flow, srv6.CreateStickiness, synAck)
-	frame = packet.SetMACs(frame, servers.link.MAC, inside.MAC)
-	returned, err := packet.Return(frame, inside.MAC)
-	n.must(err)
-	segment := returned[len(returned)-20:]
-	buffer := make([]byte, 4096)
-	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); {
-		if _, err := unix.Write(out, frame); err != nil {
-			n.t.Fatal(err)
-		}
-		for {
-			size, _, err := unix.Recvfrom(in, buffer, 0)
-			if errors.Is(err, unix.EAGAIN) {
-				break
-			}
-			n.must(err)
-			if bytes.HasSuffix(buffer[:size], segment) {
-				return
-			}
-		}
-	}
-	n.t.Fatalf("%s: no packet for %v was delivered", kind, flow.Source)
-}
-
-func (n *fabric) must(err error) {
-	n.t.Helper()
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	frame, out := n.signalOf(kind, flow)
+	segment := out[len(out)-20:]
+	n.sendUntil(n.routers[n.own[len(n.own)-1].Name], frame, in, func(got []byte) bool {
+		return bytes.HasSuffix(got, segment)
+	})
 }

@@ -242,9 +242,22 @@ func (n *fabric) socket(r *router) int {
 // same kind and to the same address as the wanted one, and compares the two.
 func (n *fabric) exchange(from *router, frame []byte, to *router, want []byte) {
 	n.t.Helper()
-	out, in := n.socket(from), n.socket(to)
-	defer unix.Close(out)
+	in := n.socket(to)
 	defer unix.Close(in)
+	n.sendUntil(from, frame, in, func(got []byte) bool {
+		if destination(got) == destination(want) && !bytes.Equal(got, frame) && !bytes.Equal(got, want) {
+			n.t.Fatalf("-want +got:\n%s", cmp.Diff(want, got))
+		}
+		return bytes.Equal(got, want)
+	})
+}
+
+// sendUntil sends a frame from a router, again and again, until a socket receives an awaited
+// packet.
+func (n *fabric) sendUntil(from *router, frame []byte, in int, awaited func([]byte) bool) {
+	n.t.Helper()
+	out := n.socket(from)
+	defer unix.Close(out)
 	buffer := make([]byte, 4096)
 	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); {
 		if _, err := unix.Write(out, frame); err != nil {
@@ -253,17 +266,21 @@ func (n *fabric) exchange(from *router, frame []byte, to *router, want []byte) {
 		for {
 			size, _, err := unix.Recvfrom(in, buffer, 0)
 			if err != nil {
-				break // no frame for a second: the neighbour may not have been resolved
+				break // nothing for a second: the neighbour may not have been resolved
 			}
-			if bytes.Equal(buffer[:size], want) {
+			if awaited(buffer[:size]) {
 				return
-			}
-			if destination(buffer[:size]) == destination(want) && !bytes.Equal(buffer[:size], frame) {
-				n.t.Fatalf("-want +got:\n%s", cmp.Diff(want, buffer[:size]))
 			}
 		}
 	}
-	n.t.Fatalf("nothing comes back for %x", frame)
+	n.t.Fatalf("the awaited packet does not come for %x", frame)
+}
+
+func (n *fabric) must(err error) {
+	n.t.Helper()
+	if err != nil {
+		n.t.Fatal(err)
+	}
 }
 
 // destination returns the destination of a frame's packet by its header, or an empty text.
@@ -313,14 +330,21 @@ func (n *fabric) requireReturn(service string) {
 		kind = desired.SRv6Insert
 	}
 	outside, inside := n.own[0], n.own[len(n.own)-1]
-	clients, servers := n.routers[outside.Name], n.routers[inside.Name]
-	frame := signal(kind, srv6Server("", 1, 1).Locator, hunted[service], srv6.CreateStickiness, synAck)
-	frame = packet.SetMACs(frame, servers.link.MAC, inside.MAC)
+	clients := n.routers[outside.Name]
+	frame, out := n.signalOf(kind, hunted[service])
+	n.exchange(n.routers[inside.Name], frame, clients, packet.SetMACs(out, outside.MAC, clients.link.MAC))
+}
+
+// signalOf returns a server's signal, as it reaches the balancer's interface towards the servers,
+// and the packet that the balancer sends on.
+func (n *fabric) signalOf(kind desired.Encapsulation, flow dataplane.Flow) (frame, out []byte) {
+	n.t.Helper()
+	inside := n.own[len(n.own)-1]
+	frame = signal(kind, srv6Server("", 1, 1).Locator, flow, srv6.CreateStickiness, synAck)
+	frame = packet.SetMACs(frame, n.routers[inside.Name].link.MAC, inside.MAC)
 	out, err := packet.Return(frame, inside.MAC)
-	if err != nil {
-		n.t.Fatal(err)
-	}
-	n.exchange(servers, frame, clients, packet.SetMACs(out, outside.MAC, clients.link.MAC))
+	n.must(err)
+	return frame, out
 }
 
 // A start on other interfaces leaves no program on the former ones. If an interface stays in use,

@@ -149,6 +149,9 @@ type Attachment struct {
 	// namespace than the reader.
 	Interface string `json:"interface"`
 	Mode      Mode   `json:"mode"` // empty if Interface is
+	// HiddenVLANTags tells why a balancer's program may not see the VLAN tags of frames. It is
+	// empty if the program sees them, or if Interface is empty.
+	HiddenVLANTags string `json:"hidden_vlan_tags,omitempty"`
 }
 
 // Inspect reads the state of an instance. Its program is pinned as program. reasons are its current

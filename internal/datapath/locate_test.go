@@ -69,7 +69,7 @@ func TestLocate(t *testing.T) {
 		if _, err := attach(program, lo, pin); err != nil {
 			t.Error(err)
 		}
-		check("in its namespace", Located{Attachment: &Attachment{lo, "lo", Generic}})
+		check("in its namespace", Located{Attachment: &Attachment{Ifindex: lo, Interface: "lo", Mode: Generic}})
 	})
 	check("from outside", Located{Attachment: &Attachment{Ifindex: lo}, Namespace: path})
 	must(t, testnet.New(t).Do(func() error {

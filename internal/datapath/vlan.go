@@ -5,57 +5,78 @@ package datapath
 import (
 	"errors"
 	"fmt"
-	"slices"
-	"unsafe"
+	"strings"
 
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/offload"
 )
 
-// flagRXVLAN is ETH_FLAG_RXVLAN of linux/ethtool.h: the interface takes the VLAN tag out of a
-// received frame, before XDP sees the frame.
-const flagRXVLAN = 1 << 8
+// The offloads that pass VLAN tags beside frames, for tags of customers and of providers.
+var (
+	// receiving take the tag out of a frame that an interface receives.
+	receiving = []string{"rx-vlan-hw-parse", "rx-vlan-stag-hw-parse"}
+	// sending leave it to an interface to put the tag into a frame. A veth never does.
+	sending = []string{"tx-vlan-hw-insert", "tx-vlan-stag-hw-insert"}
+)
 
-// ErrHiddenTags is the error about an interface whose VLAN tags XDP cannot see.
-var ErrHiddenTags = errors.New("XDP does not see the VLAN tags of the interface")
+// ErrHiddenTags is the error about an interface whose VLAN tags XDP may not see.
+var ErrHiddenTags = errors.New("XDP may not see the VLAN tags of the interface")
+
+// hider is an interface with active offloads that hide VLAN tags from XDP. The interface is in the
+// calling thread's network namespace.
+type hider struct {
+	name, of string // of says which end of a veth it is
+	offloads []string
+}
 
 // ShowVLANTags makes an interface leave VLAN tags in the frames that XDP gets. Without that, a frame
 // in a VLAN looks like one in no VLAN. The kernel takes the tags out behind XDP instead, so the
 // host's VLAN interfaces work as before. ShowVLANTags does the same for the members of a bond, on
-// which XDP runs. It returns the interfaces that it has changed.
+// which XDP runs. Tags of a veth come from its other end, so ShowVLANTags changes that one. It
+// returns the interfaces that it has changed.
 //
-// It returns ErrHiddenTags if tags stay hidden and the host has VLAN interfaces on the interface, so
-// that frames in VLANs are to be expected. It must be called in the interface's network namespace.
+// It returns ErrHiddenTags if tags stay hidden, or if it cannot find that out. It must be called in
+// the interface's network namespace.
 func ShowVLANTags(ifindex int) (changed []string, err error) {
+	err = visitHiders(ifindex, func(h hider) error {
+		err := offload.Set(h.name, false, h.offloads...)
+		if err == nil {
+			changed = append(changed, h.name+h.of)
+		}
+		return err
+	})
+	return changed, err
+}
+
+// HiddenVLANTags returns ErrHiddenTags if XDP does not see the VLAN tags of an interface, or if
+// this process cannot find that out. It must be called in the interface's network namespace.
+func HiddenVLANTags(ifindex int) error {
+	return visitHiders(ifindex, func(h hider) error {
+		return fmt.Errorf("%s has %s on", h.name, strings.Join(h.offloads, ", "))
+	})
+}
+
+// visitHiders visits the interfaces that hide tags from XDP at an interface.
+func visitHiders(ifindex int, visit func(hider) error) error {
 	link, err := netlink.LinkByIndex(ifindex)
 	if err != nil {
-		return nil, fmt.Errorf("find interface %d: %w", ifindex, err)
+		return fmt.Errorf("find interface %d: %w", ifindex, err)
 	}
 	receivers := []netlink.Link{link}
-	if link.Type() == "bond" {
+	if link.Type() == "bond" && modeOf(link) == Native {
 		all, err := netlink.LinkList()
 		if err != nil {
-			return nil, fmt.Errorf("list the members of %s: %w", link.Attrs().Name, err)
+			return fmt.Errorf("list the members of %s: %w", link.Attrs().Name, err)
 		}
 		receivers = membersOf(all, ifindex)
 	}
 	for _, receiver := range receivers {
-		switched, failed := showVLANTags(receiver)
-		if switched {
-			changed = append(changed, receiver.Attrs().Name)
-		}
-		if failed != nil {
+		if failed := visitHider(receiver, visit); failed != nil {
 			err = fmt.Errorf("%w %s: %w", ErrHiddenTags, receiver.Attrs().Name, failed)
 		}
 	}
-	if err == nil {
-		return changed, nil
-	}
-	all, failed := netlink.LinkList()
-	if failed == nil && !hasVLANs(all, ifindex) {
-		return changed, nil
-	}
-	return changed, err
+	return err
 }
 
 // membersOf returns the members of a bond.
@@ -68,56 +89,28 @@ func membersOf(all []netlink.Link, bond int) (members []netlink.Link) {
 	return members
 }
 
-// hasVLANs tells whether the host has VLAN interfaces on an interface.
-func hasVLANs(all []netlink.Link, ifindex int) bool {
-	return slices.ContainsFunc(all, func(link netlink.Link) bool {
-		return link.Type() == "vlan" && link.Attrs().ParentIndex == ifindex
-	})
+// isUpper lists the types of interfaces that get frames from interfaces below. The kernel takes the
+// tag out of a frame there, before XDP in generic mode gets the frame.
+var isUpper = map[string]bool{
+	"bond": true, "bridge": true, "macvlan": true, "macvtap": true, "openvswitch": true, "team": true,
 }
 
-// showVLANTags makes one interface leave tags in frames. It returns false if the interface did so
-// before.
-func showVLANTags(link netlink.Link) (switched bool, err error) {
-	if link.Type() == "veth" {
-		// The tag comes beside the frame from the other end, whatever this end's offload is.
-		return false, errors.New("switch tx-vlan-offload off at the other end of the veth")
+// visitHider visits the interface that hides the tags of frames at a receiver, if there is one.
+func visitHider(receiver netlink.Link, visit func(hider) error) error {
+	switch {
+	case receiver.Type() == "veth":
+		return visitOtherEnd(receiver.Attrs(), visit)
+	case isUpper[receiver.Type()] && modeOf(receiver) == Generic:
+		return fmt.Errorf("the kernel takes them out below a %s; keep VLANs off the interfaces below",
+			receiver.Type())
 	}
-	return switchRXVLANOff(link.Attrs().Name)
+	return visitActive(hider{name: receiver.Attrs().Name, offloads: receiving}, visit)
 }
 
-// switchRXVLANOff switches the offload off. It returns false if the interface has no such offload, or
-// if the offload was off.
-func switchRXVLANOff(name string) (switched bool, err error) {
-	flags, err := ethtool(name, unix.ETHTOOL_GFLAGS, 0)
-	if errors.Is(err, unix.EOPNOTSUPP) || err == nil && flags&flagRXVLAN == 0 {
-		return false, nil
+// visitActive visits a possible hider if at least one of its offloads is on.
+func visitActive(h hider, visit func(hider) error) (err error) {
+	if h.offloads, err = offload.Active(h.name, h.offloads...); err != nil || len(h.offloads) == 0 {
+		return err
 	}
-	if err != nil {
-		return false, fmt.Errorf("read the offloads: %w", err)
-	}
-	if _, err := ethtool(name, unix.ETHTOOL_SFLAGS, flags&^flagRXVLAN); err != nil {
-		return false, fmt.Errorf("switch rx-vlan-offload off: %w", err)
-	}
-	return true, nil
-}
-
-// ethtool runs one of the commands of SIOCETHTOOL that take and return a number.
-func ethtool(name string, command, data uint32) (uint32, error) {
-	value := struct{ command, data uint32 }{command, data} // struct ethtool_value
-	request := struct {                                    // struct ifreq
-		name [unix.IFNAMSIZ]byte
-		data unsafe.Pointer
-		_    [16]byte
-	}{data: unsafe.Pointer(&value)}
-	copy(request.name[:unix.IFNAMSIZ-1], name)
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return 0, err
-	}
-	defer unix.Close(fd)
-	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SIOCETHTOOL, uintptr(unsafe.Pointer(&request)))
-	if errno != 0 {
-		return 0, errno
-	}
-	return value.data, nil
+	return visit(h)
 }

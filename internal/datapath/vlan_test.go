@@ -4,88 +4,202 @@ package datapath
 
 import (
 	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
+	"github.com/vishvananda/netlink/nl"
+	"github.com/vishvananda/netns"
 
+	"github.com/segue-lb/segue/internal/namespace"
+	"github.com/segue-lb/segue/internal/needs"
+	"github.com/segue-lb/segue/internal/offload"
 	"github.com/segue-lb/segue/internal/testnet"
 )
 
-// The offload of an interface is found on, switched off once, and found off then. Other offloads stay
-// as they are.
-func TestSwitchRXVLANOff(t *testing.T) {
-	t.Parallel()
-	a, b := testnet.New(t), testnet.New(t)
-	testnet.Connect(t, a, "eth0", nil, b, "eth0", nil)
-	testnet.Must(t, a.Do(func() error {
-		before, err := ethtool("eth0", unix.ETHTOOL_GFLAGS, 0)
-		if err != nil {
-			return err
+// The offloads that hide tags, by the side on which they are.
+var (
+	received = []string{"rx-vlan-hw-parse", "rx-vlan-stag-hw-parse"}
+	sent     = []string{"tx-vlan-hw-insert", "tx-vlan-stag-hw-insert"}
+)
+
+// newNamed makes a network namespace with a name of iproute2.
+func newNamed(t *testing.T) (n *namespace.Namespace, path string) {
+	t.Helper()
+	needs.Namespaces(t)
+	name := fmt.Sprintf("segue-test-%d-%s", os.Getpid(), strings.ToLower(t.Name()))
+	path = filepath.Join("/run/netns", name)
+	made := make(chan error)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends in the new namespace
+		handle, err := netns.NewNamed(name)
+		if err == nil {
+			err = handle.Close()
 		}
-		if before&flagRXVLAN == 0 {
-			t.Fatalf("flags %x: the offload is off from the beginning", before)
-		}
-		for i, want := range []bool{true, false} {
-			if switched, err := switchRXVLANOff("eth0"); err != nil || switched != want {
-				t.Errorf("call %d: switched %v, error %v", i, switched, err)
-			}
-		}
-		after, err := ethtool("eth0", unix.ETHTOOL_GFLAGS, 0)
-		if after != before&^flagRXVLAN {
-			t.Errorf("flags %x, before %x", after, before)
-		}
-		// The loopback interface has no such offload.
-		if switched, err := switchRXVLANOff("lo"); err != nil || switched {
-			t.Errorf("lo: switched %v, error %v", switched, err)
+		made <- err
+	}()
+	testnet.Must(t, <-made)
+	t.Cleanup(func() { testnet.Must(t, netns.DeleteNamed(name)) })
+	n, err := namespace.Open(path)
+	testnet.Must(t, err)
+	t.Cleanup(func() { _ = n.Close() })
+	return n, path
+}
+
+// indexOf returns the number of an interface in a namespace.
+func indexOf(t *testing.T, n *namespace.Namespace, name string) (index int) {
+	t.Helper()
+	testnet.Must(t, n.Do(func() error {
+		link, err := netlink.LinkByName(name)
+		if err == nil {
+			index = link.Attrs().Index
 		}
 		return err
 	}))
+	return index
 }
 
-// An interface that cannot be changed is an error that names it.
-func TestSwitchRXVLANOffFails(t *testing.T) {
-	t.Parallel()
-	a := testnet.New(t)
-	testnet.Must(t, a.Do(func() error {
-		if _, err := switchRXVLANOff("absent"); !errors.Is(err, unix.ENODEV) {
-			t.Errorf("error %v", err)
+// requireShown requires that ShowVLANTags changes exactly the given interfaces, and that no tags
+// are hidden then.
+func requireShown(t *testing.T, n *namespace.Namespace, index int, want ...string) {
+	t.Helper()
+	testnet.Must(t, n.Do(func() error {
+		if err := HiddenVLANTags(index); (err != nil) != (len(want) > 0) {
+			t.Errorf("before: error %v", err)
+		}
+		changed, err := ShowVLANTags(index)
+		if diff := cmp.Diff(want, changed); diff != "" || err != nil {
+			t.Errorf("error %v; -want +got:\n%s", err, diff)
+		}
+		if err := HiddenVLANTags(index); err != nil {
+			t.Errorf("after: error %v", err)
 		}
 		return nil
 	}))
 }
 
-// Tags on a veth stay hidden. That is an error only if there are VLAN interfaces on it.
-func TestHiddenTags(t *testing.T) {
+// The other end of a veth is found in a namespace with a name, and in the same namespace. Its
+// offloads are switched off, once, and again when somebody has switched them on. Other offloads,
+// and this end, stay as they are.
+func TestOtherEndOfVeth(t *testing.T) {
+	t.Parallel()
+	here := testnet.New(t)
+	there, path := newNamed(t)
+	for _, c := range []struct {
+		name, end, far string
+		of             *namespace.Namespace
+		described      string
+	}{
+		{"another namespace", "eth0", "port", there, "port (the other end of eth0, in " + path + ")"},
+		{"the same namespace", "eth1", "end", here, "end (the other end of eth1)"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			testnet.Connect(t, here, c.end, nil, c.of, c.far, nil)
+			index := indexOf(t, here, c.end)
+			requireShown(t, here, index, c.described)
+			requireShown(t, here, index)
+			for _, o := range sent {
+				testnet.Must(t, c.of.Do(func() error { return offload.Set(c.far, true, o) }))
+				requireShown(t, here, index, c.described)
+			}
+			testnet.Must(t, c.of.Do(func() error {
+				on, err := offload.Active(c.far, slices.Concat(received, []string{offload.GSO})...)
+				if err != nil || len(on) != 3 {
+					t.Errorf("%s: other offloads that are on: %v, error %v", c.far, on, err)
+				}
+				return nil
+			}))
+			testnet.Must(t, here.Do(func() error {
+				if on, err := offload.Active(c.end, slices.Concat(received, sent)...); err != nil || len(on) != 4 {
+					t.Errorf("%s: offloads that are on: %v, error %v", c.end, on, err)
+				}
+				return nil
+			}))
+		})
+	}
+}
+
+// An other end in a namespace that cannot be found is an error. It names the interface, the reason
+// and the command. If the other end has no path, the offload there stays on.
+func TestOtherEndIsOutOfReach(t *testing.T) {
+	t.Parallel()
+	a, b := testnet.New(t), testnet.New(t)
+	testnet.Connect(t, a, "eth0", nil, b, "port", nil)
+	index := indexOf(t, a, "eth0")
+	testnet.Must(t, a.Do(func() error {
+		changed, err := ShowVLANTags(index)
+		for _, err := range []error{err, HiddenVLANTags(index)} {
+			if !errors.Is(err, ErrHiddenTags) {
+				t.Errorf("error %v", err)
+				continue
+			}
+			for _, part := range []string{
+				" eth0: ", "neither in /run/netns nor", "ethtool -K NAME txvlan off tx-vlan-stag-hw-insert off",
+				fmt.Sprintf("interface %d there", indexOf(t, b, "port")),
+			} {
+				if !strings.Contains(err.Error(), part) {
+					t.Errorf("the error does not have %q: %v", part, err)
+				}
+			}
+		}
+		if len(changed) > 0 {
+			t.Errorf("changed %v", changed)
+		}
+		return nil
+	}))
+}
+
+// The offloads of an interface with an offload of its own are switched off. The interface is not a
+// veth.
+func TestReceiver(t *testing.T) {
 	t.Parallel()
 	a, b := testnet.New(t), testnet.New(t)
 	testnet.Connect(t, a, "eth0", nil, b, "eth0", nil)
+	card := &netlink.Device{LinkAttrs: netlink.LinkAttrs{Name: "eth0"}} // as if the veth were a card
 	testnet.Must(t, a.Do(func() error {
-		link, err := netlink.LinkByName("eth0")
-		if err != nil {
-			return err
+		visits := 0
+		for range 2 {
+			err := visitHider(card, func(h hider) error {
+				visits++
+				if diff := cmp.Diff(hider{name: "eth0", offloads: received}, h, cmp.AllowUnexported(hider{})); diff != "" {
+					t.Errorf("-want +got:\n%s", diff)
+				}
+				return offload.Set(h.name, false, h.offloads...)
+			})
+			if err != nil {
+				return err
+			}
 		}
-		if changed, err := ShowVLANTags(link.Attrs().Index); err != nil || len(changed) > 0 {
-			t.Errorf("changed %v, error %v", changed, err)
-		}
-		if _, err := showVLANTags(link); err == nil || !strings.Contains(err.Error(), "other end of the veth") {
-			t.Errorf("error %v", err)
+		if visits != 1 {
+			t.Errorf("%d visits, want 1: the first visit switches the offloads off", visits)
 		}
 		return nil
 	}))
+}
+
+// XDP in generic mode cannot see the tags of an interface above others. The members of a bond with
+// native XDP are asked instead.
+func TestUpperInterfaces(t *testing.T) {
+	t.Parallel()
+	generic := netlink.LinkAttrs{Name: "up", Xdp: &netlink.LinkXdp{AttachMode: nl.XDP_ATTACHED_SKB}}
+	never := func(hider) error { return errors.New("visited") }
+	for _, upper := range []netlink.Link{
+		&netlink.Bond{LinkAttrs: generic}, &netlink.Bridge{LinkAttrs: generic}, &netlink.Macvlan{LinkAttrs: generic},
+	} {
+		if err := visitHider(upper, never); err == nil || !strings.Contains(err.Error(), "below a "+upper.Type()) {
+			t.Errorf("%s: error %v", upper.Type(), err)
+		}
+	}
 	device := func(index, master int) netlink.Link {
 		return &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: index, MasterIndex: master}}
 	}
-	vlan := func(parent int) netlink.Link {
-		return &netlink.Vlan{LinkAttrs: netlink.LinkAttrs{Index: 9, ParentIndex: parent}, VlanId: 100}
-	}
-	all := []netlink.Link{device(1, 0), device(2, 5), device(3, 5), device(5, 0), vlan(5)}
-	for index, want := range map[int]bool{1: false, 5: true} {
-		if got := hasVLANs(all, index); got != want {
-			t.Errorf("interface %d has VLANs: %v", index, got)
-		}
-	}
+	all := []netlink.Link{device(1, 0), device(2, 5), device(3, 5), device(5, 0)}
 	if members := membersOf(all, 5); len(members) != 2 || members[0].Attrs().Index != 2 {
 		t.Errorf("members %v", members)
 	}

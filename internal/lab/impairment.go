@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/segue-lb/segue/internal/field"
+	"github.com/segue-lb/segue/internal/offload"
 )
 
 // Impairment describes how the fabric impairs packets between the nodes at it: the edge router,
@@ -155,9 +156,9 @@ func (l *Lab) startImpairment(ctx context.Context) error {
 	// Dropped and reordered packets should be packets as on a wire, so segmentation offload must be
 	// off. On balancers and servers it is off already, because the far ends of their cables run
 	// XDP.
-	err := l.Node("edge").Do(func() error { return disableOffload(uplink, unix.ETHTOOL_STSO) })
+	err := l.Node("edge").Do(func() error { return offload.Set(uplink, false, offload.TSO...) })
 	if err != nil {
-		return fmt.Errorf("edge: switch segmentation offload off: %w", err)
+		return fmt.Errorf("edge: %w", err)
 	}
 	if i.Reorder.some() {
 		if err := l.delay.Start(ctx); err != nil {

@@ -4,13 +4,13 @@ package lab
 
 import (
 	"fmt"
-	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
-	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/offload"
 )
 
 // prepareForXDP prepares the fabric's end of a cable for a node that runs XDP natively at the other
@@ -24,15 +24,15 @@ func prepareForXDP(name string, role Role) error {
 	}
 	// NAPI also enables GRO. GRO would merge segments inside SRv6 or a tunnel while they have
 	// partial checksums, which corrupts them.
-	if err := disableOffload(name, unix.ETHTOOL_SGRO); err != nil {
-		return fmt.Errorf("switch GRO off: %w", err)
+	if err := offload.Set(name, false, offload.GRO); err != nil {
+		return err
 	}
 	if role == RoleBalancer {
 		// Senders in other namespaces leave checksums and segmentation to a network card, but there
 		// is none. A balancer encapsulates packets as they are, so both must be done before packets
 		// reach it.
-		if err := disableOffload(name, unix.ETHTOOL_STXCSUM); err != nil {
-			return fmt.Errorf("switch TX checksum offload off: %w", err)
+		if err := offload.Set(name, false, offload.Checksum); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -57,25 +57,4 @@ func attachPass(name string) error {
 	}
 	defer prog.Close()
 	return netlink.LinkSetXdpFdWithFlags(link, prog.FD(), nl.XDP_FLAGS_DRV_MODE)
-}
-
-// disableOffload disables an offload. The command is one of SIOCETHTOOL's older commands.
-func disableOffload(name string, command uint32) error {
-	value := struct{ command, data uint32 }{command: command} // struct ethtool_value
-	request := struct {                                       // struct ifreq
-		name [unix.IFNAMSIZ]byte
-		data unsafe.Pointer
-		_    [16]byte
-	}{data: unsafe.Pointer(&value)}
-	copy(request.name[:unix.IFNAMSIZ-1], name)
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return err
-	}
-	defer unix.Close(fd)
-	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SIOCETHTOOL, uintptr(unsafe.Pointer(&request)))
-	if errno != 0 {
-		return errno
-	}
-	return nil
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package namespace makes network namespaces without names, and connects them by veth pairs. No
-// other process sees these networks, and they end with the process that made them.
+// Package namespace works in network namespaces. It opens those that have a path. It makes
+// namespaces without names, and connects them by veth pairs: no other process sees these networks,
+// and they end with the process that made them.
 package namespace
 
 import (
@@ -37,6 +38,21 @@ func New() (*Namespace, error) {
 		return nil, fmt.Errorf("make a network namespace: %w", err)
 	}
 	return n, nil
+}
+
+// Open opens the namespace at a path, such as /run/netns/NAME.
+func Open(path string) (*Namespace, error) {
+	handle, err := netns.GetFromPath(path)
+	if err != nil {
+		return nil, fmt.Errorf("open the network namespace %s: %w", path, err)
+	}
+	return &Namespace{handle}, nil
+}
+
+// ID returns the number that the namespace has in the calling thread's namespace (NETNSA_NSID). It
+// is negative if the namespace has none there.
+func (n *Namespace) ID() (int, error) {
+	return netlink.GetNetNsIdByFd(int(n.handle))
 }
 
 // Close closes the handle of the namespace.

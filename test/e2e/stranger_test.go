@@ -64,6 +64,7 @@ func TestStrangersForgeNoSignals(t *testing.T) {
 	if grown := signalCounts(t, l).since(t, before); len(grown) > 0 {
 		t.Errorf("the balancers got signals for a packet that s1 forwarded: %v", grown)
 	}
+	t.Run("VLAN", func(t *testing.T) { strangersAreNotBalanced(t, l) })
 }
 
 // signalCounts returns all balancers' counters of signals and of dropped packets.

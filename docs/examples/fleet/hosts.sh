@@ -78,8 +78,9 @@ plug() {
     mac=$(printf '02:00:00:00:00:%02x' "$n")
     ip -n "fleet-$1" link add eth0 address "$mac" type veth peer name "$1" netns $switch
     ip -n $switch link set "$1" master br0 up
-    # XDP programs on veth need both: see docs/lab.md.
+    # XDP programs on veth need both: see docs/lab.md. They see VLAN tags only in frames.
     ip netns exec $switch ethtool -K "$1" gro on tx off >/dev/null
+    ip netns exec $switch ethtool -K "$1" txvlan off tx-vlan-stag-hw-insert off
     if [[ $1 == router ]]; then
         address router 2001:db8:1::1/64 192.0.2.1/24
         return

@@ -195,6 +195,7 @@ func (v *View) Snapshot() (*Snapshot, error) {
 	if s.Inside, err = readInside(v.tables.Instance); err != nil {
 		return nil, err
 	}
+	addHiddenTags(s.Attachment, s.Inside)
 	if s.Services, err = v.services(counts); err != nil {
 		return nil, err
 	}
@@ -293,6 +294,19 @@ func readInside(instance string) (*datapath.Attachment, error) {
 		return nil, nil
 	}
 	return &datapath.Attachment{}, nil
+}
+
+// addHiddenTags finds out whether the programs see the VLAN tags of frames. The reader may reach
+// the other end of a veth although the process may not.
+func addHiddenTags(attachments ...*datapath.Attachment) {
+	for _, a := range attachments {
+		if a == nil || a.Interface == "" {
+			continue
+		}
+		if err := datapath.HiddenVLANTags(a.Ifindex); err != nil {
+			a.HiddenVLANTags = err.Error()
+		}
+	}
 }
 
 // RatesSince sets the rates since an earlier snapshot of the same instance.

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/segue-lb/segue/internal/namespace"
+)
+
+// visitOtherEnd visits the other end of a veth, in its network namespace, if it hides tags.
+//
+// It enters the namespace each time. A socket that is kept open there would keep the namespace,
+// with its interfaces, after the namespace was removed.
+func visitOtherEnd(veth *netlink.LinkAttrs, visit func(hider) error) error {
+	visitThere := func(of string) error {
+		link, err := netlink.LinkByIndex(veth.ParentIndex)
+		if err != nil {
+			return err
+		}
+		return visitActive(hider{link.Attrs().Name, of, sending}, visit)
+	}
+	of := fmt.Sprintf(" (the other end of %s)", veth.Name)
+	if veth.NetNsID < 0 { // in this namespace
+		return cured(veth, visitThere(of))
+	}
+	ns, path, err := findNamespace(veth.NetNsID)
+	if err != nil {
+		return cured(veth, err)
+	}
+	defer ns.Close()
+	of = fmt.Sprintf(" (the other end of %s, in %s)", veth.Name, path)
+	if err := ns.Do(func() error { return visitThere(of) }); err != nil {
+		return cured(veth, fmt.Errorf("%s: %w", path, err))
+	}
+	return nil
+}
+
+// cured adds to an error about the other end of a veth what the operator can do there.
+func cured(veth *netlink.LinkAttrs, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("they come from the other end of the veth, interface %d there: %w; run there: "+
+		"ethtool -K NAME txvlan off tx-vlan-stag-hw-insert off", veth.ParentIndex, err)
+}
+
+// findNamespace finds the network namespace with a number of the calling thread's network
+// namespace. It knows the namespaces with a name of iproute2, and that of the first process. It
+// returns a path of the namespace.
+func findNamespace(id int) (*namespace.Namespace, string, error) {
+	named, _ := filepath.Glob("/run/netns/*") // the pattern is right
+	for _, path := range append(named, "/proc/1/ns/net") {
+		ns, err := namespace.Open(path)
+		if err != nil {
+			continue // not permitted, or removed meanwhile
+		}
+		if is, err := ns.ID(); err == nil && is == id {
+			return ns, path, nil
+		}
+		_ = ns.Close()
+	}
+	return nil, "", errors.New("its network namespace is neither in /run/netns nor that of process 1")
+}
