@@ -208,6 +208,7 @@ struct count_correction {
 	struct service_key service;
 	__u32 half;
 	__s64 add;
+	__s64 add_unseen;
 };
 
 /* Corrects a count. Only a program can add to a count while connections come and go. */
@@ -220,6 +221,7 @@ static __always_inline void correct_count(const struct count_correction *correct
 	if (!count)
 		return;
 	add_open(count, correction->half, add);
+	__sync_fetch_and_add(&count->unseen, correction->add_unseen);
 	__sync_fetch_and_add(&count->corrected, add < 0 ? -add : add);
 }
 

@@ -78,12 +78,13 @@ struct {
 } loads SEC(".maps");
 
 /*
- * Open connections of a service: those that the server has not closed. The sum of the halves is the
- * number. New connections are added to one half, so the other one can only shrink while user space
- * compares it with the sockets (connections.h).
+ * Open connections of a service: those that the server has not closed. The program counts those
+ * that it has seen begin. New connections are added to one half, so the other one can only shrink
+ * while user space compares it with the sockets (connections.h).
  */
 struct connection_count {
 	__s64 open[2];
+	__s64 unseen;	 /* the other connections, when user space last counted their sockets */
 	__u64 corrected; /* connections by which the number was wrong, and was corrected */
 };
 
@@ -97,8 +98,8 @@ struct {
 
 static __always_inline __u32 open_connections(const struct connection_count *count)
 {
-	const volatile __s64 *open = count->open;
-	__s64 sum = open[0] + open[1];
+	const volatile struct connection_count *now = count;
+	__s64 sum = now->open[0] + now->open[1] + now->unseen;
 
 	return sum > 0 ? sum : 0;
 }

@@ -148,7 +148,6 @@ var withoutTable = map[string]string{
 	"completion bash": "a script", "completion fish": "a script", "completion powershell": "a script",
 	"completion zsh": "a script",
 	"lab delay":      "nothing", "lab guard": "nothing", "lab udp-echo": "nothing",
-	"lab demo": "a demonstration for readers",
 	"lab down": "a sentence", "lab impair": "a sentence", "lab restart": "a sentence",
 	"lab exec":    "the output of another program",
 	"lab queries": "a trace", "lab report": "a sentence; the page has the tables",

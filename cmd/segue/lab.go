@@ -3,6 +3,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -329,28 +330,63 @@ func newLabDemo() *cobra.Command {
 		Short: "Build a lab, send requests to every service, show the results, remove the lab",
 		Long: `Demo builds a lab, sends requests to every service, shows the results, and removes the
 lab. With the built-in topology it then compares placements: servers with emulated
-processors get the same requests by hash and by hunting.`,
+processors get the same requests by hash and by hunting.
+
+--json prints an object with the keys requests, failed, bytes, services, servers, offers,
+balancers, failures and placements. The progress then goes to standard error.`,
 	}
 	topology := labTopology(cmd)
+	var asJSON bool
+	jsonFlag(cmd, &asJSON)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		t, err := topology()
 		if err != nil {
 			return err
 		}
-		summary, err := demonstrate(cmd, t)
+		if asJSON {
+			return demonstrateAsJSON(cmd, t)
+		}
+		result, err := demonstrate(cmd.Context(), cmd.OutOrStdout(), t)
+		if result != nil {
+			result.Write(cmd.OutOrStdout())
+			err = errors.Join(err, result.Err())
+		}
 		if err != nil {
 			return err
 		}
-		if !cmd.Flags().Changed("file") {
-			if err := comparePlacements(cmd); err != nil {
+		if hasComparison(cmd) {
+			if err := showPlacements(cmd); err != nil {
 				return err
 			}
 		}
-		fmt.Fprintln(cmd.OutOrStdout(), summary)
+		fmt.Fprintln(cmd.OutOrStdout(), result.Summary())
 		tellNext(cmd, t)
 		return nil
 	}
 	return cmd
+}
+
+// hasComparison tells whether a demo also compares placements.
+func hasComparison(cmd *cobra.Command) bool { return !cmd.Flags().Changed("file") }
+
+// demoAsJSON is what the demo prints with --json. Placements is empty if none were compared.
+type demoAsJSON struct {
+	*lab.DemoResult
+	Placements []experimentRow `json:"placements"`
+}
+
+// demonstrateAsJSON runs the demo of a topology, and prints the results, also if requests have failed.
+func demonstrateAsJSON(cmd *cobra.Command, t lab.Topology) error {
+	result, err := demonstrate(cmd.Context(), cmd.ErrOrStderr(), t)
+	if result == nil {
+		return err
+	}
+	all := demoAsJSON{result, []experimentRow{}}
+	err = errors.Join(err, result.Err())
+	if err == nil && hasComparison(cmd) {
+		_, all.Placements, err = comparePlacements(cmd.Context(), cmd.ErrOrStderr())
+	}
+	return errors.Join(err, printJSON(cmd.OutOrStdout(), all))
 }
 
 // tellNext names commands that go on from the demo of a topology.
@@ -378,16 +414,17 @@ func nameOption(t lab.Topology) string {
 	return " --name " + t.Name
 }
 
-// demonstrate builds a lab, sends requests to every service, and removes the lab.
-func demonstrate(cmd *cobra.Command, t lab.Topology) (summary string, err error) {
-	options := labOptions(cmd)
-	l, err := lab.Up(cmd.Context(), t, options)
+// demonstrate builds a lab, sends requests to every service, and removes the lab. It prints its
+// progress. The result is nil if there is none.
+func demonstrate(ctx context.Context, progress io.Writer, t lab.Topology) (*lab.DemoResult, error) {
+	options := lab.Options{Progress: func(text string) { fmt.Fprintln(progress, text) }}
+	l, err := lab.Up(ctx, t, options)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
-	summary, err = l.Demo(cmd.Context(), cmd.OutOrStdout())
+	result, err := l.Demo(ctx)
 	options.Progress("Removing the lab.")
-	return summary, errors.Join(err, l.Down())
+	return result, errors.Join(err, l.Down())
 }
 
 // newLabUDPEcho returns the command that the lab runs on its servers.

@@ -375,27 +375,37 @@ func printForwarding(w io.Writer, r *testbed.Results) {
 	}
 }
 
-// comparePlacements runs the experiment demo, and prints a table.
-func comparePlacements(cmd *cobra.Command) error {
+// comparePlacements runs the experiment demo. It prints how long that takes.
+func comparePlacements(ctx context.Context, progress io.Writer) (*testbed.Experiment, []experimentRow, error) {
 	e, text, err := testbed.Load("demo")
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
 	directory, err := os.MkdirTemp("", "segue-demo")
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
 	defer os.RemoveAll(directory)
-	out := cmd.OutOrStdout()
-	fmt.Fprintf(out, "Sending %d requests to %d busy servers by each placement: about %s.\n\n", e.Connections,
+	fmt.Fprintf(progress, "Sending %d requests to %d busy servers by each placement: about %s.\n", e.Connections,
 		e.Servers, e.Duration(testbed.Options{}).Round(5*time.Second))
-	r, err := e.Run(cmd.Context(), text, testbed.Options{Directory: directory})
+	r, err := e.Run(ctx, text, testbed.Options{Directory: directory})
+	if err != nil {
+		return nil, nil, err
+	}
+	return e, rowsOf(r), nil
+}
+
+// showPlacements runs the experiment demo, and prints a table.
+func showPlacements(cmd *cobra.Command) error {
+	out := cmd.OutOrStdout()
+	e, rows, err := comparePlacements(cmd.Context(), out)
 	if err != nil {
 		return err
 	}
+	fmt.Fprintln(out)
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "placement\tmean ms\tp99 ms\tfailed")
-	for _, row := range rowsOf(r) {
+	for _, row := range rows {
 		fmt.Fprintf(w, "%s\t%.0f\t%.0f\t%d\n", row.Case, row.Mean, row.P99, row.Failed)
 	}
 	if err := w.Flush(); err != nil {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"time"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -35,6 +37,10 @@ const (
 // fall. If it is N before the comparison and M after it, the marked sockets that the kernel lists
 // are between M and N. Only a difference that this range does not explain is an error. After each
 // comparison the halves change their roles.
+//
+// The auditor also counts the open connections without a mark, of services of one port. They have
+// begun while no program, or that of an earlier build, counted them. No program sees their end, so
+// the number is that of the last comparison.
 type auditor struct {
 	log     *slog.Logger
 	kernel  *kernel
@@ -146,15 +152,23 @@ func (d drift) and(other drift) drift {
 
 // correct corrects the counts of a half that cannot grow.
 func (a *auditor) correct(ctx context.Context, half uint32) error {
-	first, err := a.drifts(half)
-	if err != nil || !isWrong(first) || !wait(ctx, a.confirm) {
-		return err
-	}
-	second, err := a.drifts(half)
+	first, unseen, err := a.compare(half)
 	if err != nil {
 		return err
 	}
 	var errs []error
+	for key, n := range unseen {
+		if n != 0 {
+			errs = append(errs, a.change(agentCountCorrection{Service: key, AddUnseen: n}))
+		}
+	}
+	if err := errors.Join(errs...); err != nil || !isWrong(first) || !wait(ctx, a.confirm) {
+		return err
+	}
+	second, _, err := a.compare(half)
+	if err != nil {
+		return err
+	}
 	for key, d := range first {
 		if by := d.and(second[key]).certain(); by != 0 {
 			errs = append(errs, a.add(key, half, -by))
@@ -172,47 +186,60 @@ func isWrong(drifts map[agentServiceKey]drift) bool {
 	return false
 }
 
-// drifts compares the counts of a half that cannot grow. It returns nothing if the program that
+// compare compares the counts of a half that cannot grow with the sockets. It also returns how many
+// more connections without a mark there are than before. It returns nothing if the program that
 // counts is not that of this process.
-func (a *auditor) drifts(half uint32) (map[agentServiceKey]drift, error) {
+func (a *auditor) compare(half uint32) (drifts map[agentServiceKey]drift, unseen map[agentServiceKey]int64, err error) {
 	if counting, err := a.kernel.isCounting(); err != nil || !counting {
-		return nil, err
+		return nil, nil, err
 	}
-	before, err := a.counts(half)
+	before, err := a.counts()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	marked := map[agentServiceKey]int64{}
-	err = a.sockets.each(func(mark *agentCountedSocket) {
-		if uint32(mark.Half) == half {
-			marked[mark.Service]++
+	marked, others := map[agentServiceKey]int64{}, map[agentServiceKey]int64{}
+	err = a.sockets.each(func(s diagSocket) {
+		switch {
+		case s.mark == nil && s.isEstablished():
+			others[countKey(s.local)]++
+		case s.mark != nil && uint32(s.mark.Half) == half:
+			marked[s.mark.Service]++
 		}
 	})
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	after, err := a.counts(half)
+	after, err := a.counts()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	drifts := map[agentServiceKey]drift{}
+	drifts, unseen = map[agentServiceKey]drift{}, map[agentServiceKey]int64{}
 	for key, n := range before {
 		if m, ok := after[key]; ok {
-			drifts[key] = drift{m - marked[key], n - marked[key]}
+			drifts[key] = drift{m.Open[half] - marked[key], n.Open[half] - marked[key]}
+			unseen[key] = others[key] - m.Unseen
 		}
 	}
-	return drifts, nil
+	return drifts, unseen, nil
 }
 
-// counts reads the counts of a half.
-func (a *auditor) counts(half uint32) (map[agentServiceKey]int64, error) {
-	counts := map[agentServiceKey]int64{}
+// countKey returns the key of the service of one port that has a local address. For a service of all
+// ports, the connections of clients could not be told from those that the host itself opens.
+func countKey(local netip.AddrPort) agentServiceKey {
+	key := agentServiceKey{Protocol: unix.IPPROTO_TCP, Port: networkOrder(local.Port())}
+	key.Vip.In6U.U6Addr8 = local.Addr().As16()
+	return key
+}
+
+// counts reads the counts.
+func (a *auditor) counts() (map[agentServiceKey]agentConnectionCount, error) {
+	counts := map[agentServiceKey]agentConnectionCount{}
 	var key agentServiceKey
 	var count agentConnectionCount
 	m := a.kernel.objects.Connections
 	all := m.Iterate()
 	for all.Next(&key, &count) {
-		counts[key] = count.Open[half]
+		counts[key] = count
 	}
 	if err := all.Err(); err != nil {
 		return nil, fmt.Errorf("read %s: %w", m, err)
@@ -244,12 +271,19 @@ func (k *kernel) isCounting() (bool, error) {
 
 // add adds to a half of the count of a service, and logs the correction.
 func (a *auditor) add(key agentServiceKey, half uint32, n int64) error {
-	correction := agentCountCorrection{Service: key, Half: half, Add: n}
-	bytes := unsafe.Slice((*byte)(unsafe.Pointer(&correction)), unsafe.Sizeof(correction))
+	if err := a.change(agentCountCorrection{Service: key, Half: half, Add: n}); err != nil {
+		return err
+	}
+	a.log.Warn("the count of open connections was wrong, and is corrected", "service", a.nameOf(key), "added", n)
+	return nil
+}
+
+// change lets a program change a count.
+func (a *auditor) change(by agentCountCorrection) error {
+	bytes := unsafe.Slice((*byte)(unsafe.Pointer(&by)), unsafe.Sizeof(by))
 	if _, err := a.kernel.objects.CorrectConnections.Run(&ebpf.RunOptions{Data: bytes}); err != nil {
 		return fmt.Errorf("correct a count of open connections: %w", err)
 	}
-	a.log.Warn("the count of open connections was wrong, and is corrected", "service", a.nameOf(key), "added", n)
 	return nil
 }
 

@@ -21,9 +21,12 @@ type auditTest struct {
 	log bytes.Buffer
 }
 
-func newAuditTest(t *testing.T) *auditTest {
+func newAuditTest(t *testing.T) *auditTest { return newAuditTestOf(t, flow{client4, vip4}) }
+
+// newAuditTestOf is newAuditTest for connections between the ends of a flow.
+func newAuditTestOf(t *testing.T, way flow) *auditTest {
 	t.Helper()
-	a := &auditTest{countTest: newCountTest(t, client4, vip4)}
+	a := &auditTest{countTest: newCountTest(t, way.client, way.vip)}
 	a.do(func() (err error) {
 		a.auditor, err = a.k.newAuditor()
 		return err
@@ -50,6 +53,18 @@ func (a *auditTest) auditAll(when string, want int64, corrected uint64) {
 	if got := count.Open[0] + count.Open[1]; got != want || count.Corrected != corrected {
 		a.t.Errorf("%s: %d connections, corrected by %d; want %d, corrected by %d",
 			when, got, count.Corrected, want, corrected)
+	}
+}
+
+// requireUnseen requires that audits have found so many connections whose begin no program has seen.
+func (a *auditTest) requireUnseen(when string, want int64) {
+	a.t.Helper()
+	var count agentConnectionCount
+	if err := a.k.objects.Connections.Lookup(serviceKey(a.service), &count); err != nil {
+		a.t.Fatal(err)
+	}
+	if count.Unseen != want {
+		a.t.Errorf("%s: %d unseen connections, want %d", when, count.Unseen, want)
 	}
 }
 
@@ -93,8 +108,8 @@ func TestAuditCorrectsWrongCounts(t *testing.T) {
 	a.auditAll("one is closed", 1, 10)
 }
 
-// While the program that counts is not attached, connections end and begin. Those that it has not
-// seen do not count, also when they end.
+// While the program that counts is not attached, connections end and begin. Audits count those that
+// it has not seen begin, until they end.
 func TestAuditAfterCountingStopped(t *testing.T) {
 	a := newAuditTest(t)
 	accepted := a.listen(vip4)
@@ -111,11 +126,44 @@ func TestAuditAfterCountingStopped(t *testing.T) {
 	a.drift(0, -7)
 	a.attach()
 	a.auditAll("counting again", 1, 1)
+	a.requireUnseen("counting again", 1)
 	if err := errors.Join(unseen.Close(), seen.Close()); err != nil {
 		t.Fatal(err)
 	}
 	a.expect("both are closed", 0)
 	a.auditAll("both are closed", 0, 1)
+	a.requireUnseen("both are closed", 0)
+}
+
+// Connections from before the first start are part of the load until they end.
+func TestConnectionsFromBefore(t *testing.T) {
+	for _, way := range []flow{{client4, vip4}, {client6, vip6}} {
+		a := newAuditTestOf(t, way)
+		accepted := a.listen(way.vip)
+		a.detach()
+		_, first := a.openBy(a.ordinary, accepted)
+		_, second := a.openBy(a.ordinary, accepted)
+		a.attach()
+		_, third := a.openBy(a.ordinary, accepted)
+		load := func(when string, want uint32) {
+			t.Helper()
+			a.auditAll(when, 1, 0)
+			l, known, err := a.k.view().openConnections(serviceKey(a.service))
+			if err != nil || !known || l.Busy != want {
+				t.Errorf("%s: %d connections, want %d (known: %v, %v)", when, l.Busy, want, known, err)
+			}
+		}
+		load("all are open", 3)
+		if err := first.Close(); err != nil {
+			t.Fatal(err)
+		}
+		load("one from before has ended", 2)
+		if err := second.Close(); err != nil {
+			t.Fatal(err)
+		}
+		load("both have ended", 1)
+		_ = third.Close()
+	}
 }
 
 // Audits correct nothing while many connections come and go.
@@ -159,12 +207,15 @@ func TestAuditLeavesRightCountsAlone(t *testing.T) {
 		default:
 		}
 		// Each audit follows the one before at once, so it meets many connections that end.
-		drifts, err := a.drifts(1 - a.growing)
+		drifts, unseen, err := a.compare(1 - a.growing)
 		if err = errors.Join(err, a.grow(1-a.growing)); err != nil {
 			t.Fatal(err)
 		}
 		if isWrong(drifts) {
 			wrong++
+		}
+		if n := unseen[serviceKey(a.service)]; n != 0 {
+			t.Fatalf("%d connections are found unseen", n)
 		}
 	}
 	<-closed
@@ -201,8 +252,8 @@ func TestSocketDumpListsAllMarks(t *testing.T) {
 			return err
 		})
 		listed := 0
-		err := dump.each(func(mark *agentCountedSocket) {
-			if mark.Service == serviceKey(c.service) {
+		err := dump.each(func(s diagSocket) {
+			if s.mark != nil && s.mark.Service == serviceKey(c.service) {
 				listed++
 			}
 		})

@@ -124,8 +124,8 @@ type ServiceState struct {
 	Port     uint16           `json:"port"` // 0: all ports that no other service of the VIP has
 	Protocol desired.Protocol `json:"protocol"`
 	Presence
-	// Connections is the number of open connections, without those from before the agent's first
-	// start. It is nil if nothing counts them, as for services that cannot be offered connections.
+	// Connections is the number of open connections. It is nil if nothing counts them, as for
+	// services that cannot be offered connections.
 	Connections *uint32 `json:"connections"`
 	// Corrected is the number of connections by which Connections was ever found wrong, and
 	// corrected.

@@ -102,7 +102,7 @@ func (v *View) countedConnections(key agentServiceKey) (open *uint32, corrected 
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, count.Corrected, nil
 	}
-	n := uint32(max(count.Open[0]+count.Open[1], 0))
+	n := uint32(max(count.Open[0]+count.Open[1]+count.Unseen, 0))
 	return &n, count.Corrected, err
 }
 

@@ -88,7 +88,7 @@ func (l *loadTest) show(s desired.AgentService, load accept.Load, age time.Durat
 	}
 	reading := agentLoad{Busy: load.Busy, Capacity: load.Capacity, When: uint64(now - int64(age))}
 	if err := errors.Join(
-		l.k.objects.Connections.Put(serviceKey(s), agentConnectionCount{Open: [2]int64{int64(load.Busy) + 3, -3}}),
+		l.k.objects.Connections.Put(serviceKey(s), agentConnectionCount{Open: [2]int64{int64(load.Busy) + 3, -5}, Unseen: 2}),
 		l.k.objects.Loads.Put(serviceKey(s), reading),
 	); err != nil {
 		l.Fatal(err)

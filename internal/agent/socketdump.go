@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"net/netip"
 	"time"
 	"unsafe"
 
@@ -30,8 +31,8 @@ const (
 // dumpTimeout is the longest time in which the kernel sends the next part of a dump.
 const dumpTimeout = 10 * time.Second
 
-// socketDump lists the sockets of a network namespace that have a value in a map of socket
-// storages, by sock_diag(7).
+// socketDump lists the sockets of open connections in a network namespace, with their values in a
+// map of socket storages, by sock_diag(7).
 type socketDump struct {
 	storages *ebpf.Map
 	sockets  map[int]*nl.SocketHandle
@@ -57,8 +58,19 @@ func (d *socketDump) close() error {
 	return nil
 }
 
-// each calls f for the mark of each socket of TCP that counts as an open connection.
-func (d *socketDump) each(f func(*agentCountedSocket)) error {
+// diagSocket is a socket of a connection of TCP.
+type diagSocket struct {
+	state uint8
+	local netip.AddrPort
+	mark  *agentCountedSocket // nil: it has none
+}
+
+// isEstablished tells whether the handshake is complete, and the server has not closed. The program
+// that counts marks a socket before.
+func (s diagSocket) isEstablished() bool { return s.state != synRecv }
+
+// each calls f for each socket of an open connection of TCP.
+func (d *socketDump) each(f func(diagSocket)) error {
 	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
 		request := nl.NewNetlinkRequest(nl.SOCK_DIAG_BY_FAMILY, unix.NLM_F_DUMP)
 		request.Sockets = d.sockets
@@ -68,9 +80,9 @@ func (d *socketDump) each(f func(*agentCountedSocket)) error {
 		request.AddData(storages)
 		var failed error
 		err := request.ExecuteIter(unix.NETLINK_SOCK_DIAG, nl.SOCK_DIAG_BY_FAMILY, func(message []byte) bool {
-			var mark *agentCountedSocket
-			if mark, failed = markOf(message); mark != nil {
-				f(mark)
+			var s diagSocket
+			if s, failed = socketOf(message); failed == nil {
+				f(s)
 			}
 			return failed == nil
 		})
@@ -81,26 +93,39 @@ func (d *socketDump) each(f func(*agentCountedSocket)) error {
 	return nil
 }
 
+// The states of open connections: BPF_TCP_* in the kernel's bpf.h.
+const established, synRecv, closeWait = 1, 3, 8
+
 // diagRequest is the header of a request for sockets of TCP: struct inet_diag_req_v2.
 type diagRequest struct{ family uint8 }
 
 func (r *diagRequest) Len() int { return 56 }
 
-// Serialize implements nl.NetlinkRequestData. The states are those of open connections.
+// Serialize implements nl.NetlinkRequestData.
 func (r *diagRequest) Serialize() []byte {
-	const established, synRecv, closeWait = 1, 3, 8 // of BPF_TCP_* in the kernel's bpf.h
 	b := make([]byte, r.Len())
 	b[0], b[1] = r.family, unix.IPPROTO_TCP
 	binary.NativeEndian.PutUint32(b[4:], 1<<established|1<<synRecv|1<<closeWait)
 	return b
 }
 
-// markOf returns the mark in a message about a socket, or nil if the socket has none.
-func markOf(message []byte) (*agentCountedSocket, error) {
+// socketOf reads a message about a socket: struct inet_diag_msg and attributes.
+func socketOf(message []byte) (s diagSocket, err error) {
 	if len(message) < inetDiagMessageSize {
-		return nil, fmt.Errorf("a message of %d bytes", len(message))
+		return s, fmt.Errorf("a message of %d bytes", len(message))
 	}
-	value := message[inetDiagMessageSize:]
+	address, _ := netip.AddrFromSlice(message[8:24])
+	if message[0] == unix.AF_INET {
+		address, _ = netip.AddrFromSlice(message[8:12])
+	}
+	s.state = message[1]
+	s.local = netip.AddrPortFrom(address, binary.BigEndian.Uint16(message[4:]))
+	s.mark, err = markOf(message[inetDiagMessageSize:])
+	return s, err
+}
+
+// markOf returns the mark in the attributes of a socket, or nil if the socket has none.
+func markOf(value []byte) (*agentCountedSocket, error) {
 	for _, kind := range []uint16{inetDiagStorages, storageReply, storageReplyValue} {
 		var err error
 		if value, err = attribute(value, kind); value == nil || err != nil {

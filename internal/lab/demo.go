@@ -11,6 +11,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"os"
 	"slices"
@@ -82,40 +83,32 @@ const giveUpAfter = 4
 
 var errNotTried = errors.New("not tried")
 
-// Demo sends requests from the lab's client to every service and writes the results to w. The
-// requests are downloads and uploads of several sizes, whose checksums are compared, and datagrams
-// that servers echo. Demo returns a summary, or an error if a check failed.
-func (l *Lab) Demo(ctx context.Context, w io.Writer) (summary string, err error) {
+// Demo sends requests from the lab's client to every service. The requests are downloads and uploads
+// of several sizes, whose checksums are compared, and datagrams that servers echo.
+func (l *Lab) Demo(ctx context.Context) (*DemoResult, error) {
 	d := demo{lab: l, checks: l.checks()}
 	d.client.Transport = &http.Transport{DialContext: l.Node("client").Dial, DisableKeepAlives: true}
-	requests := plural.Count(len(d.checks), "request")
-	l.progress(fmt.Sprintf("Sending %s, each on its own connection.", requests))
+	l.progress(fmt.Sprintf("Sending %s, each on its own connection.", plural.Count(len(d.checks), "request")))
 	before, err := l.balancerTraffic()
 	if err != nil {
-		return "", err
+		return nil, err
 	}
 	d.run(ctx)
 	if ctx.Err() != nil {
-		return "", errors.New("demo interrupted")
+		return nil, errors.New("demo interrupted")
 	}
 	after, err := l.balancerTraffic()
 	if err != nil {
-		return "", err
+		return nil, err
 	}
 	for name, t := range before {
 		after[name] = after[name].since(t)
 	}
 	offers, err := l.Offers()
 	if err != nil {
-		return "", err
+		return nil, err
 	}
-	r := report{l, d.checks, after, offers}
-	failed := r.write(w)
-	if failed > 0 {
-		return "", fmt.Errorf("demo failed: %d of %s", failed, requests)
-	}
-	return fmt.Sprintf("Demo passed: %s over %s, %.0f MB, every byte correct.",
-		requests, plural.Count(len(l.Topology.Services), "service"), r.megabytes()), nil
+	return d.result(after, offers), nil
 }
 
 // checks returns all checks of the demo.
@@ -343,109 +336,178 @@ func (l *Lab) placedFlows(name string) (map[desired.Protocol]uint64, error) {
 	return placed, nil
 }
 
-// report is the result of the demo.
-type report struct {
-	lab       *Lab
-	checks    []check
-	balancers map[string]traffic
-	offers    []Offers
+// DemoResult is what a demo has counted. Bytes are those of files and datagrams that were
+// transferred correctly.
+type DemoResult struct {
+	Requests  int            `json:"requests"`
+	Failed    int            `json:"failed"`
+	Bytes     int            `json:"bytes"`
+	Services  []DemoService  `json:"services"` // in the order of the topology
+	Servers   []DemoServer   `json:"servers"`
+	Offers    []Offers       `json:"offers"` // of services that hunt
+	Balancers []DemoBalancer `json:"balancers"`
+	Failures  []string       `json:"failures"` // each kind once
 }
 
-// write writes the report. It returns the number of failed checks.
-func (r report) write(w io.Writer) (failed int) {
+// DemoService counts the requests to a service.
+type DemoService struct {
+	Name          string                `json:"name"`
+	Protocol      desired.Protocol      `json:"protocol"`
+	Address       netip.AddrPort        `json:"address"`
+	Encapsulation desired.Encapsulation `json:"encapsulation"`
+	Requests      int                   `json:"requests"`
+	Failed        int                   `json:"failed"`
+	Bytes         int                   `json:"bytes"`
+	Servers       []string              `json:"servers"` // those that have answered
+}
+
+// DemoServer counts the requests that a server has answered.
+type DemoServer struct {
+	Name        string `json:"name"`
+	Connections int    `json:"tcp_connections"`
+	Datagrams   int    `json:"udp_datagrams"`
+	Bytes       int    `json:"bytes"`
+}
+
+// DemoBalancer counts what a balancer has received.
+type DemoBalancer struct {
+	Name        string `json:"name"`
+	Connections uint64 `json:"tcp_connections"` // placed; 0 in a bare lab, like Flows
+	Flows       uint64 `json:"udp_flows"`
+	Packets     uint64 `json:"packets"`
+	Bytes       uint64 `json:"bytes"` // of layer 2
+}
+
+// result adds the checks up.
+func (d *demo) result(received map[string]traffic, offers []Offers) *DemoResult {
+	r := &DemoResult{Requests: len(d.checks), Offers: append([]Offers{}, offers...), Failures: d.failures()}
+	for _, c := range d.checks {
+		r.Bytes += c.bytes()
+		if c.err != nil {
+			r.Failed++
+		}
+	}
+	for _, s := range d.lab.Topology.Services {
+		r.Services = append(r.Services, d.ofService(s))
+	}
+	for _, spec := range d.lab.Topology.specs(RoleServer) {
+		r.Servers = append(r.Servers, d.ofServer(spec.Name))
+	}
+	for _, name := range d.lab.balancers() {
+		t := received[name]
+		r.Balancers = append(r.Balancers, DemoBalancer{
+			name, t.placed[desired.TCP], t.placed[desired.UDP], t.packets, t.bytes,
+		})
+	}
+	return r
+}
+
+func (d *demo) ofService(s Service) DemoService {
+	r := DemoService{
+		Name: s.Name, Protocol: s.Protocol, Address: s.Address(), Encapsulation: s.Encapsulation, Servers: []string{},
+	}
+	for _, c := range d.checks {
+		if c.service.Name != s.Name {
+			continue
+		}
+		r.Requests++
+		r.Bytes += c.bytes()
+		if c.err != nil {
+			r.Failed++
+		} else if !slices.Contains(r.Servers, c.server) {
+			r.Servers = append(r.Servers, c.server)
+		}
+	}
+	slices.Sort(r.Servers)
+	return r
+}
+
+func (d *demo) ofServer(name string) DemoServer {
+	r := DemoServer{Name: name}
+	for _, c := range d.checks {
+		switch {
+		case c.server != name:
+			continue
+		case c.direction == echo:
+			r.Datagrams++
+		default:
+			r.Connections++
+		}
+		r.Bytes += c.bytes()
+	}
+	return r
+}
+
+// Err returns an error if a request has failed.
+func (r *DemoResult) Err() error {
+	if r.Failed > 0 {
+		return fmt.Errorf("demo failed: %d of %s", r.Failed, plural.Count(r.Requests, "request"))
+	}
+	return nil
+}
+
+// Summary returns a sentence about a demo without failures.
+func (r *DemoResult) Summary() string {
+	return fmt.Sprintf("Demo passed: %s over %s, %.0f MB, every byte correct.",
+		plural.Count(r.Requests, "request"), plural.Count(len(r.Services), "service"), megabytes(r.Bytes))
+}
+
+// megabytes converts an amount of data into units of 10^6 bytes.
+func megabytes[N int | uint64](bytes N) float64 { return float64(bytes) / 1e6 }
+
+// Write writes tables, and the failures.
+func (r *DemoResult) Write(w io.Writer) {
 	fmt.Fprintln(w)
 	r.writeServices(w)
 	r.writeServers(w)
-	writeOffers(w, r.offers)
+	writeOffers(w, r.Offers)
 	r.writeBalancers(w)
-	for _, c := range r.checks {
-		if c.err != nil {
-			failed++
-		}
-	}
-	if failed > 0 {
+	if len(r.Failures) > 0 {
 		fmt.Fprintln(w, "Failures:")
-		for _, f := range r.failures() {
+		for _, f := range r.Failures {
 			fmt.Fprintln(w, "  "+f)
 		}
 		fmt.Fprintln(w)
 	}
-	return failed
 }
 
-// megabytes returns the amount that was transferred correctly, in units of 10^6 bytes.
-func (r report) megabytes() float64 {
-	size := 0
-	for _, c := range r.checks {
-		size += c.bytes()
-	}
-	return float64(size) / 1e6
-}
-
-func (r report) writeServices(w io.Writer) {
+func (r *DemoResult) writeServices(w io.Writer) {
 	table := newTable(w)
 	fmt.Fprintln(table, "service\taddress\tencapsulation\trequests\tfailed\tMB\tservers\t")
-	for _, s := range r.lab.Topology.Services {
-		requests, failed, size := 0, 0, 0
-		servers := make(map[string]bool)
-		for _, c := range r.checks {
-			if c.service.Name != s.Name {
-				continue
-			}
-			requests++
-			size += c.bytes()
-			if c.err != nil {
-				failed++
-			} else {
-				servers[c.server] = true
-			}
-		}
-		fmt.Fprintf(table, "%s\t%s %s\t%s\t%d\t%d\t%.1f\t%d of %d\t\n", s.Name, s.Protocol, s.Address(), s.Encapsulation,
-			requests, failed, float64(size)/1e6, len(servers), r.lab.Topology.Servers)
+	for _, s := range r.Services {
+		fmt.Fprintf(table, "%s\t%s %s\t%s\t%d\t%d\t%.1f\t%d of %d\t\n", s.Name, s.Protocol, s.Address, s.Encapsulation,
+			s.Requests, s.Failed, megabytes(s.Bytes), len(s.Servers), len(r.Servers))
 	}
 	table.Flush()
 	fmt.Fprintln(w)
 }
 
-func (r report) writeServers(w io.Writer) {
+func (r *DemoResult) writeServers(w io.Writer) {
 	table := newTable(w)
 	fmt.Fprintln(table, "server\tTCP connections\tUDP datagrams\tMB\t")
-	for _, spec := range r.lab.Topology.specs(RoleServer) {
-		connections, datagrams, size := 0, 0, 0
-		for _, c := range r.checks {
-			switch {
-			case c.server != spec.Name:
-				continue
-			case c.direction == echo:
-				datagrams++
-			default:
-				connections++
-			}
-			size += c.bytes()
-		}
-		fmt.Fprintf(table, "%s\t%d\t%d\t%.1f\t\n", spec.Name, connections, datagrams, float64(size)/1e6)
+	for _, s := range r.Servers {
+		fmt.Fprintf(table, "%s\t%d\t%d\t%.1f\t\n", s.Name, s.Connections, s.Datagrams, megabytes(s.Bytes))
 	}
 	table.Flush()
 	fmt.Fprintln(w)
 }
 
-func (r report) writeBalancers(w io.Writer) {
+func (r *DemoResult) writeBalancers(w io.Writer) {
 	table := newTable(w)
 	fmt.Fprintln(table, "balancer\tTCP connections\tUDP flows\tpackets\tMB\t")
-	for _, name := range r.lab.balancers() {
-		t := r.balancers[name]
-		fmt.Fprintf(table, "%s\t%d\t%d\t%d\t%.1f\t\n", name, t.placed[desired.TCP], t.placed[desired.UDP],
-			t.packets, float64(t.bytes)/1e6)
+	for _, b := range r.Balancers {
+		fmt.Fprintf(table, "%s\t%d\t%d\t%d\t%.1f\t\n", b.Name, b.Connections, b.Flows, b.Packets,
+			megabytes(b.Bytes))
 	}
 	table.Flush()
 	fmt.Fprintln(w)
 }
 
 // failures describes the failures. Checks that failed in the same way are described once.
-func (r report) failures() []string {
+func (d *demo) failures() []string {
 	times := make(map[string]int)
-	var failures []string
-	for _, c := range r.checks {
+	failures := []string{}
+	for _, c := range d.checks {
 		if c.err == nil {
 			continue
 		}

@@ -382,22 +382,32 @@ func TestDemo(t *testing.T) {
 		}
 		forwardTo(t, l.Node(l.balancers()[i]), l.Node(name))
 	}
-	var out bytes.Buffer
-	summary, err := l.Demo(t.Context(), &out)
-	t.Logf("%s\n%s", out.String(), summary)
+	show := func(r *DemoResult) string {
+		var out bytes.Buffer
+		r.Write(&out)
+		t.Log(out.String())
+		return out.String()
+	}
+	result, err := l.Demo(t.Context())
 	if err != nil {
+		t.Fatal(err)
+	}
+	show(result)
+	if err := result.Err(); err != nil {
 		t.Error(err)
 	}
+	t.Log(result.Summary())
 	// Without its application, s1 still gets connections. The demo must detect that.
 	if err := l.Process("s1", "nginx").Stop(); err != nil {
 		t.Fatal(err)
 	}
-	out.Reset()
-	_, err = l.Demo(t.Context(), &out)
-	if err == nil || !strings.Contains(out.String(), "connection refused") {
-		t.Errorf("demo without an nginx: %v\n%s", err, out.String())
+	result, err = l.Demo(t.Context())
+	if err != nil {
+		t.Fatal(err)
 	}
-	t.Log(out.String())
+	if out := show(result); result.Err() == nil || !strings.Contains(out, "connection refused") {
+		t.Errorf("demo without an nginx: %v\n%s", result.Err(), out)
+	}
 	if err := l.Process("s1", "nginx").Start(t.Context()); err != nil {
 		t.Error(err)
 	}

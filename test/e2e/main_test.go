@@ -150,6 +150,15 @@ func up(t *testing.T, topology lab.Topology) *lab.Lab {
 // upWith builds a lab whose nodes run the executable.
 func upWith(t *testing.T, topology lab.Topology, binary string) *lab.Lab {
 	t.Helper()
+	l := build(t, topology, binary)
+	awaitServers(t, l) // on a busy machine, next hops take longer than the lab waits for them
+	return l
+}
+
+// build does the same, but does not wait for the servers. The executable may be of another build,
+// whose tables this process cannot read.
+func build(t *testing.T, topology lab.Topology, binary string) *lab.Lab {
+	t.Helper()
 	needRoot(t)
 	if topology.Name == labName {
 		topology.Name = <-freeNames
@@ -167,7 +176,6 @@ func upWith(t *testing.T, topology lab.Topology, binary string) *lab.Lab {
 			t.Error(err)
 		}
 	})
-	awaitServers(t, l) // on a busy machine, next hops take longer than the lab waits for them
 	return l
 }
 

@@ -127,7 +127,7 @@ func TestServerWithoutWayToBalancers(t *testing.T) {
 	l := up(t, top)
 	c := newClient(l)
 	must(t, c.spread(t.Context(), "s1", "s2", "s3"))
-	sendBrokenSYNs(t, l, 6*time.Second)
+	sendBrokenSYNs(t, l, 6*time.Second, l.Topology.Services...)
 	for _, server := range nodes(l, lab.RoleServer) {
 		must(t, checkCondition(t, l, server, inspect.ServerUnchecked, "hunt6-insert", "hunt4-encap"))
 	}
@@ -178,12 +178,12 @@ func TestServerWithoutWayToBalancers(t *testing.T) {
 	awaitCondition(t, l, "s3", inspect.ServerUnchecked, "hunt6-insert", "hunt4-encap")
 }
 
-// sendBrokenSYNs sends SYNs with a wrong checksum to each service for some time: 1000 a second, from
-// one client. Balancers offer them, and the stacks of servers drop them.
-func sendBrokenSYNs(t *testing.T, l *lab.Lab, lasts time.Duration) {
+// sendBrokenSYNs sends SYNs with a wrong checksum to some services for some time: 1000 a second to
+// each, from one client. Balancers offer them, and the stacks of servers drop them.
+func sendBrokenSYNs(t *testing.T, l *lab.Lab, lasts time.Duration, services ...lab.Service) {
 	t.Helper()
 	var sockets []net.Conn
-	for _, s := range l.Topology.Services {
+	for _, s := range services {
 		network := "ip6:tcp"
 		if s.VIP.Is4() {
 			network = "ip4:tcp"
@@ -205,7 +205,7 @@ func sendBrokenSYNs(t *testing.T, l *lab.Lab, lasts time.Duration) {
 			number++
 			for i, conn := range sockets {
 				binary.BigEndian.PutUint16(syn, 1024+number%60000)
-				binary.BigEndian.PutUint16(syn[2:], l.Topology.Services[i].Port.Number())
+				binary.BigEndian.PutUint16(syn[2:], services[i].Port.Number())
 				_, err := conn.Write(syn)
 				must(t, err)
 			}
