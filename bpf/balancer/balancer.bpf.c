@@ -72,7 +72,7 @@ static __always_inline enum lb_reason find_related(struct xdp_md *ctx, const str
 						   struct segments *segments)
 {
 	if (!recall_flow(pkt, service, flow, segments)) {
-		if (needs_copies(pkt, service))
+		if (needs_copies(pkt, service) && may_copy_now())
 			return leave_for_copies(ctx, pkt, service);
 		if (!choose_related(pkt, service, segments))
 			return LB_DROP_NO_SERVER;

@@ -19,7 +19,8 @@
 #include "net/token.h"
 #include "placement.h"
 
-/* One error becomes many packets. So each core copies fewer errors than it answers packets. */
+/* One error becomes many packets, and anybody can forge errors. So each core copies fewer errors than
+ * it answers packets. Other errors go where the flow's bucket leads, as under `hash`. */
 #define COPIED_PER_SECOND 100
 #define COPIED_IN_A_ROW 20
 /* The most servers that get a copy: those with the lowest slots. */
@@ -92,8 +93,6 @@ __noinline int leave_for_copies(struct xdp_md *ctx, const struct packet *pkt,
 		return LB_DROP_NO_SERVER;
 	if (pkt->hop_limit <= 1)
 		return LB_DROP_HOP_LIMIT;
-	if (!may_copy_now())
-		return LB_DROP_RATE_LIMIT;
 	/* A header that is inserted is written with the decremented hop limit. */
 	if (service->rule.encapsulation != ENCAP_SRV6_INSERT && !take_hop(ctx, pkt))
 		return LB_DROP_IP_HEADER;

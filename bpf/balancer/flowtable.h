@@ -319,10 +319,17 @@ static __always_inline bool flow_lingers(const struct flow *flow, __u64 now)
 	return has_ended(entry_state(flow->value)) && entry_age(flow->value, now) < FLOW_LINGER;
 }
 
-/* Whether the server has ended the connection so long ago that none of its packets is under way. */
+/* Whether the connection has ended so long ago that none of its packets is under way, as far as its
+ * server or its client says. */
+static __always_inline bool flow_may_be_over(const struct flow *flow, __u64 now)
+{
+	return has_ended(entry_state(flow->value)) && !flow_lingers(flow, now);
+}
+
+/* Whether the server says so. */
 static __always_inline bool flow_is_over(const struct flow *flow, __u64 now)
 {
-	return flow_is_closed(flow) && !flow_lingers(flow, now);
+	return flow_is_closed(flow) && flow_may_be_over(flow, now);
 }
 
 /* Whether the connection of a flow may go on, as far as the client says. */

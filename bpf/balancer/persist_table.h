@@ -55,9 +55,10 @@ static __always_inline enum departure why_unfit(const struct server *server,
 /*
  * Why a packet that may move leaves the server of an entry, if it does. `opens`: the packet is a
  * SYN. A flow of UDP leaves a server that flows are leaving. A SYN leaves a connection that is over.
- * A drained server may be asked whether it has the connection. Otherwise the SYN may be forged, and
- * would move a connection that goes on. Not inlined: several lookups need it, and it would use much
- * of the stack.
+ * A SYN and a client's end of a connection may be forged. So a server that may still have the
+ * connection is left only if it is asked first whether it does: because the client has ended the
+ * connection, or because the server is drained. Not inlined: several lookups need it, and it would
+ * use much of the stack.
  */
 __noinline int why_moves(const struct service *service, __u64 entry, bool opens)
 {
@@ -75,7 +76,7 @@ __noinline int why_moves(const struct service *service, __u64 entry, bool opens)
 		return LEAVES_DRAINED;
 	if (!opens)
 		return STAYS;
-	if (flow_is_over(&flow, now))
+	if (flow_is_over(&flow, now) || (asks_holder(service) && flow_may_be_over(&flow, now)))
 		return LEAVES_OVER;
 	if (server->flags & SERVER_DRAINED && (asks_holder(service) || !flow_may_go_on(&flow, now)))
 		return LEAVES_DRAINED;

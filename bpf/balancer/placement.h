@@ -116,6 +116,8 @@ static __always_inline bool bucket_tells(const struct service *service)
 	case PLACEMENT_HUNT:
 	case PLACEMENT_HUNT_REPORTS:
 		return true;
+	case PLACEMENT_INFER_ROW: /* any server of the row may have the flow */
+		return service->rule.flags & RULE_SERVERS_PASS_ON;
 	default:
 		return false;
 	}

@@ -30,11 +30,8 @@ static __always_inline void count_removed(const struct packet *pkt)
 		add(counter, pkt);
 }
 
-/*
- * The reset that answers a segment to a closed connection (RFC 9293 section 3.10.7.1). A client
- * accepts it only if its numbers are right: those of a segment with ACK are what the client expects
- * next, and else the reset acknowledges the whole segment. False if the TCP header is missing.
- */
+/* The reset that answers a SYN to a closed port (RFC 9293 section 3.10.7.1). A client accepts it only
+ * if it acknowledges the whole segment. False if the TCP header is missing. */
 static __always_inline bool read_segment(struct xdp_md *ctx, const struct packet *pkt,
 					 struct reset *reset)
 {
@@ -46,12 +43,8 @@ static __always_inline bool read_segment(struct xdp_md *ctx, const struct packet
 	if (!has(&at, sizeof(*tcp)))
 		return false;
 	reset->to_client = true;
-	reset->has_ack = !tcp->ack;
-	if (tcp->ack)
-		reset->seq = tcp->ack_seq;
-	else
-		reset->ack_seq = bpf_htonl(bpf_ntohl(tcp->seq) + at.left - tcp->doff * 4 +
-					   tcp->syn + tcp->fin);
+	reset->has_ack = true;
+	reset->ack_seq = bpf_htonl(bpf_ntohl(tcp->seq) + 1 + at.left - tcp->doff * 4);
 	return true;
 }
 
@@ -74,16 +67,14 @@ __noinline int answer_reset(struct xdp_md *ctx, const struct packet *pkt, __u32 
 }
 
 /*
- * Whether a packet may be answered by a reset. A reset is never answered. A port without a service
- * has no connection, as a closed port of a host. A service without a server may have connections
- * all the same, on servers that are drained or fail: a packet that only this balancer cannot place
- * must not end one of them, so only attempts to connect are rejected.
+ * Whether a packet may be answered by a reset: only an attempt to connect. A packet that only this
+ * balancer cannot place must not end a connection. A service without a server may have connections
+ * on servers that are drained or fail. A port without a service here may have one at another
+ * balancer, which has learnt of it before.
  */
-static __always_inline bool may_reset(const struct packet *pkt, enum lb_reason why)
+static __always_inline bool may_reset(const struct packet *pkt)
 {
-	if (pkt->tcp_flags & TCP_RST)
-		return false;
-	return why == LB_ANSWER_NO_SERVICE || starts_connection(pkt);
+	return starts_connection(pkt) && !contradicts_itself(pkt);
 }
 
 /* Answers a packet that no server gets, if its VIP rejects such packets. Returns `answer`, or
@@ -97,7 +88,7 @@ static __always_inline enum lb_reason reject(struct xdp_md *ctx, const struct pa
 		return otherwise;
 	if (pkt->key.protocol == IPPROTO_UDP)
 		return answer_error(ctx, pkt->length, answer, 0);
-	return may_reset(pkt, answer) ? answer_reset(ctx, pkt, answer) : otherwise;
+	return may_reset(pkt) ? answer_reset(ctx, pkt, answer) : otherwise;
 }
 
 /* Ends the way of a packet that no server gets. Returns the final reason. Not inlined: see

@@ -138,6 +138,17 @@ func TestDrainSaysWhyItDoesNotEnd(t *testing.T) {
 	}
 }
 
+// Nothing is said about a drain that ends by itself: flows of UDP move to a server that takes them.
+func TestDrainThatEnds(t *testing.T) {
+	t.Parallel()
+	for _, takes := range []bool{true, false} {
+		s := staysOf(&api.Service{Name: "quic", Protocol: "udp", OnDrain: "move-udp", TakesFlows: takes})
+		if isEnding := s == (stay{}); isEnding != takes {
+			t.Errorf("others take flows %v: %+v", takes, s)
+		}
+	}
+}
+
 // Connections that do not end are explained when they have not ended for long, and only once.
 func TestDrainSaysThatConnectionsStay(t *testing.T) {
 	t.Parallel()

@@ -269,9 +269,12 @@ func describeFlows(t *inspect.FlowTable) string {
 
 // printFormerHash says how to renew flow tables that an earlier build has made.
 func printFormerHash(out io.Writer, s *datapath.Snapshot) {
-	command := map[datapath.Role]string{datapath.RoleBalancer: "lb", datapath.RoleAgent: "agent"}[s.Role]
-	fmt.Fprintf(out, "FLOW TABLE OF AN EARLIER BUILD, with its weaker hash: "+
-		"`segue %s detach %s` and a start renew it, as a reboot does\n", command, s.Name)
+	first, command := "drain this balancer", "lb"
+	if s.Role == datapath.RoleAgent {
+		first, command = "drain this server on the balancers", "agent"
+	}
+	fmt.Fprintf(out, "FLOW TABLE OF AN EARLIER BUILD, with its weaker hash: %s, and then `segue %s detach %s` "+
+		"and a start renew it, as a reboot does (fleet.md, \"Renew flow tables\")\n", first, command, s.Name)
 }
 
 // wholeSeconds returns a time that is given in seconds, such as 3s or 2h5m0s.
@@ -438,7 +441,7 @@ func printService(out io.Writer, s *inspect.ServiceState) error {
 		describeGeneration(s), describeProbing(s))
 	printForms(out, s.QUIC, s.FormerQUIC)
 	printWarnings(out, s)
-	header := []string{"server", "address", "condition", "share", "next hop", "new", "established", "closing",
+	header := []string{"server", "address", "condition", "share", "next hop", "new", "established", "silent", "closing",
 		"packets/s", "bits/s", "new flows/s"}
 	if s.Placement == desired.PlacementHunt {
 		header = append(header, "half-open", "offered", "created", "removed", "resets")
@@ -559,13 +562,12 @@ func describeReport(r *inspect.ReportState) string {
 	return short(*r.Load) + ", " + ago
 }
 
-// describeStates returns the numbers of new, established and closing flows, or dashes if they are
-// unknown.
+// describeStates returns the numbers of flows by state, or dashes if they are unknown.
 func describeStates(flows *dataplane.FlowCounts) []string {
 	if flows == nil {
-		return []string{"-", "-", "-"}
+		return []string{"-", "-", "-", "-"}
 	}
-	return numbers(flows.New, flows.Established, flows.Closing)
+	return numbers(flows.New, flows.Established, flows.Silent, flows.Closing)
 }
 
 // describeGeneration returns the number of a service's generation, how many sets of servers its

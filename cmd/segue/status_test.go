@@ -58,7 +58,7 @@ func someSnapshots() (before, after *inspect.Snapshot) {
 			Inside: &datapath.Attachment{Ifindex: 3, Interface: "eth1", Mode: datapath.Generic},
 			FlowTable: inspect.FlowTable{
 				Capacity: 1024, Age: new(3.2), HalfOpen: new(uint64(3)),
-				Flows: &dataplane.FlowCounts{New: 1, Established: 41, Closing: 2},
+				Flows: &dataplane.FlowCounts{New: 1, Established: 41, Silent: 7, Closing: 2},
 			},
 			RemovedVIPs: []inspect.RemovedVIP{
 				{VIP: netip.MustParseAddr("198.51.100.7"), Age: 75.5, Packets: 63, Bytes: 2520},
@@ -101,7 +101,7 @@ func someSnapshots() (before, after *inspect.Snapshot) {
 						{
 							Name: "s1", Address: "fd00:5:0:1::/64", Condition: inspect.ServerUp, Checked: true, Probed: true, Causes: none, Share: 0.3333,
 							NextHop: &inspect.NextHop{MAC: "02:00:00:00:00:01", Ifindex: 2, Interface: "eth0", MTU: 1500},
-							Flows:   &dataplane.FlowCounts{New: 1, Established: 41, Closing: 2},
+							Flows:   &dataplane.FlowCounts{New: 1, Established: 41, Silent: 7, Closing: 2},
 							Packets: packets, Bytes: 1000 * packets, Placed: packets / 100,
 						},
 						{
@@ -408,7 +408,10 @@ func TestStatusOfAnEarlierBuildsTables(t *testing.T) {
 		if err := errors.Join(printBalancer(&output, &balancerStatus{Snapshot: lb}), printAgent(&output, server)); err != nil {
 			t.Fatal(err)
 		}
-		for _, command := range []string{"`segue lb detach " + lb.Name + "`", "`segue agent detach agent`"} {
+		for _, command := range []string{
+			"drain this balancer, and then `segue lb detach " + lb.Name + "`",
+			"drain this server on the balancers, and then `segue agent detach agent`",
+		} {
 			if got := output.String(); strings.Contains(got, warning) != former || strings.Contains(got, command) != former {
 				t.Errorf("former %t: warning %q with %q in\n%s", former, warning, command, got)
 			}

@@ -355,7 +355,7 @@ func (s *services) admitUsable(svc *service) (unused []*member) {
 		svc.ability, s.abilitiesChanged = ability, true
 	}
 	used := make(map[*member]bool, len(usable))
-	svc.awaits = slices.ContainsFunc(usable, svc.awaitsCheck) // then all of them do
+	svc.awaits = !slices.ContainsFunc(usable, func(m *member) bool { return !svc.awaitsCheck(m) })
 	svc.rule.Flags &^= dataplane.RuleTakesFlows
 	for _, m := range usable {
 		used[m] = true

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"math"
 	"net/netip"
 	"slices"
 	"testing"
@@ -31,24 +32,29 @@ func TestICMPErrorsOfUnknownFlows(t *testing.T) {
 		protocol  desired.Protocol
 		agents    bool
 		copied    bool
+		among     desired.Among
 	}{
-		{desired.PlacementHash, "", desired.UDP, false, false},
-		{desired.PlacementHash, "", desired.TCP, true, false},
-		{desired.PlacementRoundRobin, "", desired.UDP, false, true},
-		{desired.PlacementRoundRobin, "", desired.TCP, false, true},
-		{desired.PlacementRoundRobin, "", desired.TCP, true, true},
-		{desired.PlacementInfer, "", desired.UDP, false, true},
-		{desired.PlacementLeastQueue, "", desired.UDP, false, true},
-		{desired.PlacementLeastQueue, "", desired.TCP, true, true},
-		{desired.PlacementAWCMP, "", desired.UDP, false, true},
-		{desired.PlacementWeightedTurns, "", desired.UDP, false, true},
-		{desired.PlacementGSQ2, "", desired.UDP, false, true},
-		{desired.PlacementHunt, desired.SelectConsistent, desired.TCP, true, false},
-		{desired.PlacementHunt, desired.SelectReports, desired.TCP, true, false},
-		{desired.PlacementHunt, desired.SelectRandom, desired.TCP, true, true},
-		{desired.PlacementHunt, desired.SelectSpare, desired.TCP, true, true},
+		{desired.PlacementHash, "", desired.UDP, false, false, ""},
+		{desired.PlacementHash, "", desired.TCP, true, false, ""},
+		{desired.PlacementRoundRobin, "", desired.UDP, false, true, ""},
+		{desired.PlacementRoundRobin, "", desired.TCP, false, true, ""},
+		{desired.PlacementRoundRobin, "", desired.TCP, true, true, ""},
+		{desired.PlacementInfer, "", desired.UDP, false, true, ""},
+		{desired.PlacementInfer, "", desired.TCP, true, true, ""},
+		{desired.PlacementInfer, "", desired.TCP, false, true, desired.AmongCandidates},
+		{desired.PlacementInfer, "", desired.UDP, true, true, desired.AmongCandidates},
+		{desired.PlacementInfer, "", desired.TCP, true, false, desired.AmongCandidates},
+		{desired.PlacementLeastQueue, "", desired.UDP, false, true, ""},
+		{desired.PlacementLeastQueue, "", desired.TCP, true, true, ""},
+		{desired.PlacementAWCMP, "", desired.UDP, false, true, ""},
+		{desired.PlacementWeightedTurns, "", desired.UDP, false, true, ""},
+		{desired.PlacementGSQ2, "", desired.UDP, false, true, ""},
+		{desired.PlacementHunt, desired.SelectConsistent, desired.TCP, true, false, ""},
+		{desired.PlacementHunt, desired.SelectReports, desired.TCP, true, false, ""},
+		{desired.PlacementHunt, desired.SelectRandom, desired.TCP, true, true, ""},
+		{desired.PlacementHunt, desired.SelectSpare, desired.TCP, true, true, ""},
 	} {
-		t.Run(fmt.Sprint(test.placement, test.selection, test.protocol, test.agents), func(t *testing.T) {
+		t.Run(fmt.Sprint(test.placement, test.selection, test.protocol, test.agents, test.among), func(t *testing.T) {
 			t.Parallel()
 			cfg := inferring(manyServers(12)...)
 			if test.placement != desired.PlacementInfer {
@@ -56,6 +62,9 @@ func TestICMPErrorsOfUnknownFlows(t *testing.T) {
 			}
 			svc := &cfg.Services[0]
 			svc.Protocol, svc.Selection = test.protocol, test.selection
+			if test.among != "" {
+				svc.Infer.Among, svc.Candidates = test.among, 3
+			}
 			if test.agents {
 				cfg = withProbes(cfg)
 			}
@@ -126,7 +135,8 @@ func setEthertype(frame []byte, kind uint16) []byte {
 	return out
 }
 
-// Each core leaves few errors for copies, because each of them becomes many packets.
+// Each core leaves few errors for copies, because each of them becomes many packets. The others go to
+// the servers that the flow's bucket names.
 func TestCopyRate(t *testing.T) {
 	f := open(t, balancerOf(drainable(desired.UDP, desired.PlacementRoundRobin, desired.OnDrainKeep)))
 	frame := packet.ICMPError(router6, 2, 0, 1280, reply(flowTo(vip6, 80, desired.UDP)))
@@ -145,10 +155,38 @@ func TestCopyRate(t *testing.T) {
 	}()
 	got := <-done
 	meanwhile := uint64(time.Since(start).Milliseconds())/10 + 2 // with one jiffy
-	copied, refused := got["copy_icmp"].Packets, got["drop_rate_limit"].Packets
-	if copied < 20 || copied > 20+meanwhile || copied+refused != 100 {
-		t.Errorf("%d left for copies and %d not of 100, want 20 and %d at most for which there was time",
-			copied, refused, meanwhile)
+	copied, forwarded := got["copy_icmp"].Packets, got["forward_icmp"].Packets
+	if copied < 20 || copied > 20+meanwhile || copied+forwarded != 100 {
+		t.Errorf("%d left for copies and %d forwarded of 100, want 20 and %d at most for which there was time",
+			copied, forwarded, meanwhile)
+	}
+}
+
+// An error beyond the rate of copies goes to the servers that may have the flow, as under hash: to all
+// of its row if they pass it on, and otherwise to the first one.
+func TestErrorsBeyondTheCopies(t *testing.T) {
+	t.Parallel()
+	for _, agents := range []bool{false, true} {
+		cfg := placingBy(desired.PlacementLeastQueue, manyServers(12)...)
+		if agents {
+			cfg = withProbes(cfg)
+		}
+		f := open(t, cfg)
+		flow := flowTo(vip6, 80, desired.TCP)
+		frame := packet.ICMPError(router6, 2, 0, 1280, reply(flow))
+		row := f.row(flow, "web")
+		want := stages(srv6.Steer, row...)
+		if !agents {
+			want = stages(srv6.Deliver, row[0])
+		}
+		wanted := f.visited(frame, flow, "web", "forward_icmp", want...)
+		cpus := ebpf.MustPossibleCPU()
+		f.must(f.plane.Objects.Copied.Put(uint32(0), slices.Repeat([]uint64{math.MaxInt64}, cpus)))
+		before := f.counters()
+		verdict, out, err := f.plane.Objects.XdpLb.Test(frame)
+		f.must(err)
+		after := f.counters()
+		f.check(wanted, outcome{verdict, out, difference(before.reasons, after.reasons), difference(before.servers, after.servers)})
 	}
 }
 

@@ -19,8 +19,8 @@ func hasFailed(all dataplane.Causes) bool {
 // usable lists the servers of a service that get new flows: the servers that are not drained and
 // have no cause. A cause that all servers have is ignored, unless the service refuses new flows
 // then. For example, if the health checks of all servers fail, a fault of the checks is more likely
-// than a fault of all servers. Probes exclude at most mostUnfit servers. Servers that have passed a
-// health check come before those that still await the result of their first one.
+// than a fault of all servers. Probes exclude at most mostUnfit servers. Servers that still await
+// the result of their first health check are excluded while one that has passed works.
 func (s *services) usable(svc *service) []*member {
 	undrained := slices.DeleteFunc(slices.Clone(svc.members), func(m *member) bool { return !m.Takes() })
 	chosen := undrained
@@ -33,7 +33,15 @@ func (s *services) usable(svc *service) []*member {
 		}
 	}
 	chosen = withoutUnfit(chosen, mostUnfit(len(undrained)))
-	return prefer(chosen, func(m *member) bool { return !svc.awaitsCheck(m) })
+	if slices.ContainsFunc(chosen, svc.works) {
+		return slices.DeleteFunc(slices.Clone(chosen), svc.awaitsCheck)
+	}
+	return chosen
+}
+
+// works tells whether a member does not await its first health check, and probes find it fit.
+func (svc *service) works(m *member) bool {
+	return !svc.awaitsCheck(m) && m.causes&dataplane.Probed == 0
 }
 
 // awaitsCheck tells whether no health check of a member has had a result yet, though it has checks.
@@ -65,7 +73,7 @@ func (s *services) flagsOfUnused(svc *service, m *member) dataplane.ServerFlags 
 
 // leaveDrained tells whether the flows of UDP of a service move away from drained servers. If no
 // server takes new flows, they stay: they could only be dropped. They also stay until a server that
-// takes new flows has passed its first health check: none may be there.
+// takes new flows has had its first health check: none may be there.
 func (s *services) leaveDrained(svc *service) bool {
 	return svc.OnDrain == desired.OnDrainMoveUDP && svc.rule.Flags&dataplane.RuleTakesFlows != 0 && !svc.awaits
 }

@@ -350,6 +350,36 @@ func TestRestingServerKeepsFlows(t *testing.T) {
 	}
 }
 
+// A server that awaits its first health check gets new flows if probes find all servers unfit that
+// have passed theirs. A third of the servers is excluded, and the others of the unfit ones are used.
+func TestServersAwaitNoUnfitOnes(t *testing.T) {
+	t.Parallel()
+	configured := func(servers int) *desired.Balancer {
+		cfg := probedWeb(servers)
+		cfg.Services[0].Health = &desired.Health{HTTP: &desired.HTTPCheck{Path: "/", Port: 80}}
+		return cfg
+	}
+	f := open(t, configured(3))
+	for _, server := range []string{"s1", "s2"} {
+		f.setHealth("web", server, true)
+	}
+	f.expectUsed("two have passed", "s1 s2")
+	f.find(probe.Refusing, "s1")
+	f.expectUsed("one of them refuses", "s2")
+	f.find(probe.Refusing, "s2")
+	f.expectUsed("both refuse", "s2 s3")
+	f.find(probe.None, "s1")
+	f.expectUsed("one accepts again", "s1")
+	f.find(probe.None, "s2")
+	f.mustApply(configured(6))
+	f.route()
+	for _, server := range []string{"s3", "s4", "s5"} {
+		f.setHealth("web", server, true)
+	}
+	f.find(probe.Refusing, "s1", "s2", "s3")
+	f.expectUsed("more than a third refuse, and others work", "s3 s4 s5")
+}
+
 // A server that has health checks gets no new flow before its first successful check while others
 // serve: at the start of the service, if it is new, moves or is no longer drained, and if its checks
 // change. The flows that it has stay.

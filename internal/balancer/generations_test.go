@@ -133,7 +133,8 @@ func TestBadFileOfGenerations(t *testing.T) {
 	}
 }
 
-// A directory of state that cannot be written is told once, and so is its recovery.
+// A directory of state that cannot be written is told once, and so is its recovery. Another reason is
+// told, and is no event.
 func TestUnsavedGenerations(t *testing.T) {
 	t.Parallel()
 	f := open(t, webOf(srv6Server("s1", 1, 1)))
@@ -148,9 +149,12 @@ func TestUnsavedGenerations(t *testing.T) {
 	f.saveGenerations()
 	f.saveGenerations()
 	f.must(os.Remove(f.cfg.Node.State))
+	f.must(os.Symlink("absent", f.cfg.Node.State))
+	f.saveGenerations()
+	f.must(os.Remove(f.cfg.Node.State))
 	f.saveGenerations()
 	f.saveGenerations()
-	if len(told) != 2 || !strings.Contains(told[0], "not a directory") || told[1] != "" {
+	if len(told) != 3 || !strings.Contains(told[0], "not a directory") || told[1] == told[0] || told[1] == "" || told[2] != "" {
 		t.Errorf("told %q", told)
 	}
 	list, err := stream.After(t.Context(), stream.Last()-2)
@@ -158,7 +162,7 @@ func TestUnsavedGenerations(t *testing.T) {
 		list[1].Kind != events.Saved {
 		t.Errorf("events %+v, %v", list, err)
 	}
-	if n := strings.Count(log.String(), "are not saved"); n != 1 {
+	if n := strings.Count(log.String(), "are not saved"); n != 2 {
 		t.Errorf("logged %d times:\n%s", n, &log)
 	}
 }

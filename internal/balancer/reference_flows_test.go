@@ -32,6 +32,12 @@ func (e *referenceEntry) lingers(now uint16) bool {
 	return (e.state == stateClosing || e.state == stateClosed) && e.age(now) < flowLinger
 }
 
+// mayBeOver tells whether the connection of the entry has ended for long, as far as its server or
+// its client says.
+func (e *referenceEntry) mayBeOver(now uint16) bool {
+	return (e.state == stateClosing || e.state == stateClosed) && !e.lingers(now)
+}
+
 // mayGoOn tells whether the connection of the entry may go on.
 func (e *referenceEntry) mayGoOn(now uint16) bool {
 	return e.isEstablished() && (e.state != stateClosing || e.lingers(now))
@@ -131,16 +137,17 @@ func (r *reference) keepsServer(p parsed, svc *desired.Service, server *desired.
 	hasPassed := func(s desired.Server) bool { return !r.awaitsCheck(svc, s.Name) }
 	leaving := !server.Takes() && svc.OnDrain == desired.OnDrainMoveUDP && slices.ContainsFunc(all, hasPassed)
 	now := r.now()
+	isAsked := svc.Placement == desired.PlacementHunt
 	isActive := p.opens() && e.mayGoOn(now) && e.age(now) < flowMinIdle
 	switch {
 	case p.mayMove() && (fails && !isActive || !r.reaches(server.Name)):
 		return false
 	case svc.Protocol == desired.UDP && leaving:
 		return false
-	case p.opens() && e.state == stateClosed && !e.lingers(now):
+	case p.opens() && e.mayBeOver(now) && (e.state == stateClosed || isAsked):
 		return false
 	case p.opens() && isDrained:
-		return e.mayGoOn(now) && svc.Placement != desired.PlacementHunt
+		return e.mayGoOn(now) && !isAsked
 	}
 	return true
 }

@@ -88,12 +88,12 @@ func (r *reference) offer(p parsed, svc *desired.Service, e *referenceEntry) []s
 	return all
 }
 
-// askedFirst returns the server of an entry that a SYN leaves, if it is drained and can be asked.
-// It may have the connection nevertheless, and so is asked first.
+// askedFirst returns the server of an entry that a SYN leaves, if the server can be asked. It may
+// have the connection nevertheless, and so is asked first.
 func (r *reference) askedFirst(svc *desired.Service, e *referenceEntry) []stage {
 	server := r.holder(e, svc)
-	if server == nil || server.Takes() && !r.isUnproven(svc, server) || r.failing[svc.Name+"/"+server.Name] ||
-		!r.reaches(server.Name) || e.state == stateClosed && !e.lingers(r.now()) {
+	if server == nil || r.failing[svc.Name+"/"+server.Name] || !r.reaches(server.Name) ||
+		e.state == stateClosed && !e.lingers(r.now()) {
 		return nil
 	}
 	return stages(srv6.Steer, server.Name)

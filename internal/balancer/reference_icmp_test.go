@@ -69,7 +69,8 @@ func bucketTells(svc *desired.Service) bool {
 	case desired.PlacementHunt:
 		return svc.Selection != desired.SelectRandom && svc.Selection != desired.SelectSpare || svc.FindsByColumn()
 	}
-	return svc.FindsByColumn()
+	return svc.FindsByColumn() || svc.Placement == desired.PlacementInfer &&
+		svc.Infer.Among == desired.AmongCandidates && passesOn(svc)
 }
 
 // needsCopies tells whether a packet is an ICMP error of which all servers of a service get a copy.
@@ -165,16 +166,14 @@ func fromOneHost(a netip.Addr) bool {
 	return !reserved && !a.IsMulticast()
 }
 
-// endUnserved returns the outcome for a packet that no server gets. The client is told so if it
-// needs a port without a service, or tries to get a server of a service that has none for new
-// flows.
+// endUnserved returns the outcome for a packet that no server gets. The client is told so if it tries
+// to connect to a port without a service, or to a service that has no server for new flows.
 func (r *reference) endUnserved(frame []byte, p parsed, reason string) outcome {
 	answer := strings.Replace(reason, "drop_", "answer_", 1)
-	tries := p.mayMove() || answer == "answer_no_service"
 	switch {
 	case reason != "drop_no_service" && reason != "drop_no_server",
 		!r.cfg.Node.Reject, p.follow != "", !fromOneHost(p.flow.Source.Addr()),
-		p.flags&packet.RST != 0, !tries:
+		!p.mayMove(), p.ends():
 		return refused(frame, reason, p.length)
 	}
 	return rejected(frame, answer)

@@ -80,7 +80,7 @@ func (f *fixture) cast(flow dataplane.Flow, service string) map[string]string {
 }
 
 // setState makes the flow tables correspond to a state of a flow. The states are "listen", and
-// "half-open", "new", "steer", "closing", "closed", "over" or "stale" with a server.
+// "half-open", "new", "steer", "closing", "long-closing", "closed", "over" or "stale" with a server.
 func (f *fixture) setState(flow dataplane.Flow, service, state string, parts map[string]string) {
 	f.t.Helper()
 	clear(f.plane.Flows.Entries)
@@ -92,11 +92,11 @@ func (f *fixture) setState(flow dataplane.Flow, service, state string, parts map
 	place, signature := flow.TableHash(f.serviceID(flow), &f.identity)
 	table, flowState := f.plane.Flows, map[string]dataplane.FlowState{
 		"half-open": stateNew, "new": stateNew, "steer": stateEstablished, "closing": stateClosing,
-		"closed": stateClosed, "over": stateClosed,
+		"long-closing": stateClosing, "closed": stateClosed, "over": stateClosed,
 		"stale": stateEstablished,
 	}[kind]
 	seen := f.now()
-	if kind == "over" {
+	if kind == "over" || kind == "long-closing" {
 		seen = (seen - flowLinger) & dataplane.FlowTimeMask
 	}
 	if kind == "stale" {
@@ -125,6 +125,9 @@ func (f *fixture) state(flow dataplane.Flow, service string, parts map[string]st
 			kind := map[dataplane.FlowState]string{stateNew: "new", stateEstablished: "steer", stateClosing: "closing", stateClosed: "closed"}[entry.State()]
 			if isOver(entry, f.now()) {
 				kind = "over"
+			}
+			if kind == "closing" && ageOf(entry, f.now()) >= flowLinger {
+				kind = "long-closing"
 			}
 			if kind == "steer" && ageOf(entry, f.now()) >= flowMinIdle {
 				kind = "stale"
@@ -203,6 +206,19 @@ var stickiness = []struct {
 	{"closing first", "remove FIN first", "client", "closed first"},
 	{"closing first", "remove FIN second", "client", "closing first"},
 
+	// The client, or somebody in its name, ended the connection so long ago that the client may use
+	// its port for the next one. Only the server knows, so it is asked first.
+	{"long-closing first", "SYN", "hunt after first", "long-closing first"},
+	{"long-closing first", "ACK", "first", "steer first"},
+	{"long-closing first", "FIN", "first", "closing first"},
+	{"long-closing first", "RST", "first", "closing first"},
+	{"long-closing first", "create SYN-ACK first", "client", "new first"},
+	{"long-closing first", "create SYN-ACK second", "client", "new second"},
+	{"long-closing first", "create ACK first", "client", "long-closing first"},
+	{"long-closing first", "create ACK second", "reset second", "long-closing first"},
+	{"long-closing first", "remove FIN first", "client", "closed first"},
+	{"long-closing first", "remove FIN second", "client", "long-closing first"},
+
 	{"closed first", "SYN", "first", "new first"},
 	{"closed first", "ACK", "first", "closed first"},
 	{"closed first", "FIN", "first", "closed first"},
@@ -264,6 +280,7 @@ var stickinessOfDrained = []struct{ state, event, want, after string }{
 	{"steer first", "remove FIN first", "client", "closed first"},
 	{"closing first", "SYN", "hunt after first", "closing first"},
 	{"closing first", "create SYN-ACK second", "client", "new second"},
+	{"long-closing first", "SYN", "hunt after first", "long-closing first"},
 	{"over first", "SYN", "hunt", "over first"},
 	{"stale first", "SYN", "hunt after first", "stale first"},
 	{"stale first", "ACK", "seek", "stale first"},
@@ -291,7 +308,8 @@ func (f *fixture) happen(flow dataplane.Flow, service, state, event, want string
 		got = f.run(frame)
 		if holder, ok := strings.CutPrefix(want, "hunt after "); ok {
 			row := f.row(flow, service)
-			way := offers(stages(srv6.Steer, parts[holder]), row, row)
+			others := slices.DeleteFunc(slices.Clone(row), func(name string) bool { return name == parts[holder] })
+			way := offers(stages(srv6.Steer, parts[holder]), row, others)
 			return f.visited(frame, flow, service, "forward_hunt", way...), got
 		}
 		switch want {

@@ -59,11 +59,16 @@ var (
 	reserved = regexp.MustCompile("[\\s,{\\[]([@%`][^\\s,]*)")
 	// unspaced is a field such as port:80 at the beginning of a line.
 	unspaced = regexp.MustCompile(`^\s*(?:- +)*([a-z][a-z-]*):[^\s:]`)
+	// noAnchor is what YAML's reader says about an alias.
+	noAnchor = regexp.MustCompile(`^unknown anchor '(.*)' referenced$`)
 )
 
 // describeSyntax returns the error of YAML's reader in terms of the file.
 func describeSyntax(message string, load *yaml.LoadError) string {
 	began := load.ContextMark.Line
+	if match := noAnchor.FindStringSubmatch(message); match != nil {
+		return fmt.Sprintf("the alias *%s stands for nothing: no value before it has the anchor &%s", match[1], match[1])
+	}
 	switch message {
 	case "did not find expected ',' or '}'":
 		return fmt.Sprintf("the { of line %d must continue here with a comma, or end with }", began)
@@ -160,6 +165,10 @@ func isSpace(c byte) bool { return c == ' ' || c == '\t' || c == '\r' || c == '\
 
 // findMistakeIn looks for a mistake in a line and the one before.
 func findMistakeIn(lines [][]byte, number int) string {
+	if bytes.HasPrefix(lines[number-1], []byte("%")) {
+		return fmt.Sprintf("%q: this directive is not read: remove the line, no file needs one",
+			bytes.TrimSpace(lines[number-1]))
+	}
 	line := quoted.ReplaceAllString(string(lines[number-1]), `""`)
 	line, _, _ = strings.Cut(line, " #")
 	isBreak := func(r rune) bool { return strings.ContainsRune(" \t\r,{}[]", r) }

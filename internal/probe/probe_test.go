@@ -395,7 +395,7 @@ func TestServerThatPassesNothingOn(t *testing.T) {
 			p.SetTargets(t.Context(), targets)
 			pass(p, 2*Interval)
 			w.stick(1, true)
-			for range 8 {
+			for range 12 {
 				for slot := range servers {
 					w.offer(slot, 40, 1)
 				}
@@ -431,6 +431,32 @@ func TestPeerThatDoesNotAnswer(t *testing.T) {
 		}
 		if p.fault("s1") != Unheard {
 			t.Error("s1 is not found")
+		}
+	})
+}
+
+// Peers that do not answer are no evidence against the server through which they are called, though
+// they are its first peers, in a row, and nobody has suspected them before.
+func TestPeersInARowThatDoNotAnswer(t *testing.T) {
+	w := newWire()
+	targets := placedTargets(w, 12)
+	simulate(t, w, func(t *testing.T, p *Prober) {
+		p.SetTargets(t.Context(), targets)
+		pass(p, 2*Interval)
+		w.deafen(true, 1, 2, 3)
+		found := map[string]Fault{}
+		for range 20 {
+			w.offer(0, 40, 0)
+			maps.Copy(found, pass(p, Interval))
+		}
+		expect(t, "three of twelve", found, map[string]Fault{"s1": Unheard, "s2": Unheard, "s3": Unheard})
+		w.stick(0, true)
+		for range 12 {
+			w.offer(0, 40, 0)
+			maps.Copy(found, pass(p, Interval))
+		}
+		if found["s0"] != Unheard {
+			t.Errorf("s0 passes nothing on: %v", found)
 		}
 	})
 }

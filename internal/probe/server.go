@@ -2,7 +2,10 @@
 
 package probe
 
-import "errors"
+import (
+	"errors"
+	"slices"
+)
 
 // server is the state of a target.
 type server struct {
@@ -30,8 +33,11 @@ type server struct {
 	peer      *server // to which the last call went; nil: it went to the server itself
 	turn      int     // the peer whose turn it is
 	reached   int     // successive calls with an answer
-	unreached int     // successive calls without an answer
+	unreached int     // successive calls without an answer, by the server's fault
 	unheard   bool
+	// The servers through which calls to this one had no answer. Its next answer shows that the fault
+	// was theirs.
+	accused []*server
 }
 
 // newServer returns a server with the finding of an earlier process.
@@ -137,20 +143,23 @@ func (s *server) forget() {
 // acquit forgets unanswered offers and unanswered calls.
 func (s *server) acquit() {
 	s.forget()
-	s.unheard, s.passes, s.reached, s.unreached = false, false, 0, 0
+	s.unheard, s.passes, s.reached, s.unreached, s.accused = false, false, 0, 0, nil
 }
 
 // needsCall tells whether a call is to show if the server answers offers, and passes them on.
 func (s *server) needsCall() bool {
 	return s.probed == None && s.call == nil &&
-		(s.unheard || s.reached+s.unreached > 0 || s.isSuspect())
+		(s.unheard || s.passes || s.reached+s.unreached > 0 || s.isSuspect())
 }
 
 // noteCall records the result of a call. Answers to a call to the server, and to one through it, end
 // a suspicion, and Unheard. Without answers to Fall calls in a row, the server is Unheard, unless
 // too many servers of the service do not answer calls. If a call through the server fails, its peer
-// may be the cause. So the peer is called, too.
+// may be the cause. So the peer is called, too, and the failure counts only if the peer answers.
 func (s *server) noteCall(err error, all *service) {
+	if s.peer == nil {
+		s.decide(err == nil, all)
+	}
 	switch {
 	case errors.Is(err, ErrUntried): // nothing is known, so the server gets offers
 		if s.unheard {
@@ -158,6 +167,7 @@ func (s *server) noteCall(err error, all *service) {
 		}
 	case err == nil:
 		s.unreached = 0
+		all.withdraw(s)
 		s.reached++
 		s.passes = !s.passes
 		if s.reached >= Rise {
@@ -165,12 +175,37 @@ func (s *server) noteCall(err error, all *service) {
 		}
 	default:
 		s.reached = 0
-		s.unreached++
-		if s.peer != nil {
-			s.peer.score = UnansweredOffers
-		}
-		if s.unreached >= Fall && !all.isOverloaded() {
-			s.unheard = true
+		if s.peer != nil && s.peer.reached == 0 {
+			s.peer.accuse(s)
+		} else {
+			s.fail(all)
 		}
 	}
+}
+
+// fail counts a call without an answer by the server's fault.
+func (s *server) fail(all *service) {
+	s.unreached++
+	if s.unreached >= Fall && !all.isOverloaded() {
+		s.unheard = true
+	}
+}
+
+// accuse notes that a call to the server through another one had no answer, and makes the server
+// suspect.
+func (s *server) accuse(through *server) {
+	s.score = UnansweredOffers
+	if !slices.Contains(s.accused, through) {
+		s.accused = append(s.accused, through)
+	}
+}
+
+// decide tells the servers through which calls to this one had no answer whose fault that was.
+func (s *server) decide(answers bool, all *service) {
+	if answers {
+		for _, through := range s.accused {
+			through.fail(all)
+		}
+	}
+	s.accused = nil
 }

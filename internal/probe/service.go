@@ -2,6 +2,8 @@
 
 package probe
 
+import "slices"
+
 // service has the servers of a service, and what became of the connections offered to them.
 type service struct {
 	servers  []*server
@@ -27,6 +29,15 @@ func (s *service) peerOf(server *server) *server {
 		}
 	}
 	return nil
+}
+
+// withdraw forgets that calls through a server had no answer.
+func (s *service) withdraw(through *server) {
+	for _, peer := range s.servers {
+		if i := slices.Index(peer.accused, through); i >= 0 {
+			peer.accused = slices.Delete(peer.accused, i, i+1)
+		}
+	}
 }
 
 // isOverloaded tells whether more than a third of the servers do not answer calls. They are
