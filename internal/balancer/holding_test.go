@@ -6,8 +6,11 @@ import (
 	"errors"
 	"log/slog"
 	"slices"
+	"strings"
 	"testing"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 )
@@ -72,6 +75,17 @@ func TestHoldingReleasesInOrder(t *testing.T) {
 	h.requireCounts(t, 0, 4, 0, 0)
 	if len(h.waiting) > 0 {
 		t.Errorf("packets are left: %v", h.waiting)
+	}
+	want := `
+# HELP segue_lb_held_fragments_total Later fragments that waited for the first one of their packet, by what became of them.
+# TYPE segue_lb_held_fragments_total counter
+segue_lb_held_fragments_total{result="displaced"} 0
+segue_lb_held_fragments_total{result="expired"} 0
+segue_lb_held_fragments_total{result="failed"} 0
+segue_lb_held_fragments_total{result="released"} 4
+`
+	if err := testutil.CollectAndCompare(h, strings.NewReader(want)); err != nil {
+		t.Error(err)
 	}
 }
 
