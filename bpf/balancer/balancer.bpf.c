@@ -38,6 +38,7 @@ const union {
 	struct directory directory;
 	struct decision decision;
 	struct rank_run rank_run;
+	struct held_fragment held_fragment;
 	enum departure departure;
 	enum lb_reason reason;
 	enum report_result report_result;

@@ -1,53 +1,28 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * Fragments. The first fragment of a packet has the ports: it takes the path of a whole packet, and
- * its flow is remembered here. Later fragments follow it.
+ * its flow is remembered here. Later fragments follow it. Those that come before it are held
+ * (hold.h).
  */
 #ifndef SEGUE_BALANCER_FRAGMENT_H
 #define SEGUE_BALANCER_FRAGMENT_H
 
 #include "decision.h"
+#include "hold.h"
 #include "net/parse.h"
 #include "stats.h"
 
-#define MAX_FRAGMENTED 65536
 /* How long later fragments may take after the first. Fragments travel together, and the IPv4
  * identifications of a fast sender wrap around soon (RFC 4963). */
 #define FRAGMENT_LIFETIME 5000000000ULL /* ns */
 
-/* Which packet a fragment is of: RFC 791 section 3.2, RFC 8200 section 4.5. */
-struct fragment_key {
-	struct in6_addr source;
-	struct in6_addr destination;
-	__be32 identification;
-	__u8 protocol; /* IPv4 only */
-	__u8 pad[3];
-};
-
-/* The part of the flow key that only the first fragment has. */
-struct fragment_flow {
-	__u64 seen; /* ns of the coarse monotonic clock */
-	__be16 source_port;
-	__be16 destination_port;
-	__u8 protocol;
-	__u8 pad[3];
-};
-
-/* The oldest entry is evicted, so a flood of fragments takes no more memory. */
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, MAX_FRAGMENTED);
-	__type(key, struct fragment_key);
-	__type(value, struct fragment_flow);
-} fragments SEC(".maps");
-
-static __always_inline enum lb_reason read_later_fragment(const struct fragment_key *key,
-							  struct packet *pkt)
+static __always_inline enum lb_reason
+read_later_fragment(struct xdp_md *ctx, const struct fragment_key *key, struct packet *pkt)
 {
 	const struct fragment_flow *first = bpf_map_lookup_elem(&fragments, key);
 
-	if (!first || bpf_ktime_get_coarse_ns() - first->seen > FRAGMENT_LIFETIME)
-		return LB_DROP_FRAGMENT_UNKNOWN;
+	if (!first || !first->seen || bpf_ktime_get_coarse_ns() - first->seen > FRAGMENT_LIFETIME)
+		return hold_fragment(ctx, key, first && first->seen);
 	pkt->key.source_port = first->source_port;
 	pkt->key.destination_port = first->destination_port;
 	set_protocol(pkt, first->protocol);
@@ -60,6 +35,8 @@ static __always_inline enum lb_reason
 read_first_fragment(struct cursor *at, const struct fragment_key *key, struct packet *pkt)
 {
 	enum parse_result result = parse_transport(at, pkt, false);
+	const struct fragment_flow *before = bpf_map_lookup_elem(&fragments, key);
+	bool is_awaited = before && !before->seen;
 	struct fragment_flow flow = {
 		.seen = bpf_ktime_get_coarse_ns(),
 		.source_port = pkt->key.source_port,
@@ -73,6 +50,8 @@ read_first_fragment(struct cursor *at, const struct fragment_key *key, struct pa
 		return LB_DROP_FRAGMENT;
 	if (!dry_run)
 		bpf_map_update_elem(&fragments, key, &flow, BPF_ANY);
+	if (is_awaited)
+		release_fragments(key);
 	pkt->visits_all = true;
 	return LB_NONE;
 }
@@ -96,7 +75,7 @@ __noinline int read_fragment(struct xdp_md *ctx, struct packet *pkt)
 	key.identification = fragment.identification;
 	if (pkt->ethertype == bpf_htons(ETH_P_IP))
 		key.protocol = pkt->key.protocol;
-	return fragment.is_later ? read_later_fragment(&key, pkt)
+	return fragment.is_later ? read_later_fragment(ctx, &key, pkt)
 				 : read_first_fragment(&at, &key, pkt);
 }
 

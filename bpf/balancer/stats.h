@@ -45,7 +45,8 @@ enum lb_reason {
 	LB_ANSWER_NO_SERVER,  /* the service has no server to place on */
 
 	/* For the balancer itself. */
-	LB_TAKE_PROBE, /* a server's answer to a probe */
+	LB_TAKE_PROBE,	  /* a server's answer to a probe */
+	LB_TAKE_FRAGMENT, /* a later fragment, which is held until the first one comes */
 
 	LB_DROP_GROUP_SOURCE, /* its source MAC address is that of a group */
 
@@ -54,7 +55,8 @@ enum lb_reason {
 	LB_DROP_EXTENSION,
 	LB_DROP_ROUTING_HEADER,
 	LB_DROP_FRAGMENT,	  /* a first fragment without all headers */
-	LB_DROP_FRAGMENT_UNKNOWN, /* a later fragment whose first was not seen */
+	LB_DROP_FRAGMENT_UNKNOWN, /* a later fragment without the first one, which cannot be held */
+	LB_DROP_FRAGMENT_ROOM,	  /* the same, because others of its source use up the room */
 	LB_DROP_PROTOCOL,
 	LB_DROP_TRANSPORT,
 	LB_DROP_TCP_FLAGS,	 /* SYN with FIN or RST */

@@ -116,7 +116,7 @@ func runLB(ctx context.Context, file string, f *foreground) error {
 		return err
 	}
 	defer collector.Close()
-	metrics.MustRegister(collector, b.Polls())
+	metrics.MustRegister(collector, b.Polls(), b.HeldFragments())
 	view, err := b.View()
 	if err != nil {
 		return err

@@ -77,6 +77,7 @@ type Balancer struct {
 	path          *checkpath.Path // of checks
 	prober        *probe.Prober
 	wire          *dataplane.Wire // the prober's access to the data path
+	holding       *holding
 	calls         chan call
 	ended         chan struct{} // closed when nobody takes calls any more
 	attached      bool
@@ -146,6 +147,7 @@ func newBalancer(
 		inference:  newInference(plane, log),
 		prober:     probe.New(w, &caller{plane, path}, uint16(dataplane.ProtocolVersion), log),
 		wire:       w,
+		holding:    newHolding(plane.Held, log),
 		calls:      make(chan call),
 		ended:      make(chan struct{}),
 		warned:     map[string]bool{},
@@ -251,6 +253,7 @@ func (b *Balancer) Run(ctx context.Context) error {
 	group.Go(func() error { return b.checker.Run(ctx) })
 	group.Go(func() error { return b.prober.Run(ctx) })
 	group.Go(func() error { return b.inference.run(ctx, b.ready) })
+	group.Go(func() error { return b.holding.run(ctx, b.plane.Held) })
 	group.Go(func() error { return b.control(ctx) })
 	return group.Wait()
 }

@@ -58,6 +58,8 @@ type fixture struct {
 	// decide otherwise than the run that follows.
 	moving  bool
 	dryRuns map[*ebpf.Program]*dataplane.DryRun // by the program of which they are dry runs
+	// held is what the data path has given to the process since the last call of takeHeld.
+	held []dataplane.HeldFragment
 	// inferred is the time up to which the balancer has inferred the loads of servers.
 	inferred time.Time
 }
@@ -339,8 +341,34 @@ func (f *fixture) choosesByCPU() bool {
 	return slices.ContainsFunc(f.cfg.Services, func(s desired.Service) bool { return s.Infer != nil })
 }
 
-// refill permits all cores to send answers and to copy errors again.
-func (f *fixture) refill() { f.setAnswered(0) }
+// refill permits all cores to send answers, to copy errors and to hold fragments again.
+func (f *fixture) refill() {
+	f.t.Helper()
+	f.setAnswered(0)
+	if f.plane.Held.Pending() {
+		f.readHeld()
+		f.must(zero(f.plane.Objects.HoldBudgets))
+	}
+}
+
+// readHeld takes the fragments that the data path has given to the process.
+func (f *fixture) readHeld() {
+	f.t.Helper()
+	for f.plane.Held.Pending() {
+		held, err := f.plane.Held.Read(time.Now().Add(patience))
+		f.must(err)
+		f.held = append(f.held, held)
+	}
+}
+
+// takeHeld returns the fragments that the data path has given to the process since the last call.
+func (f *fixture) takeHeld() []dataplane.HeldFragment {
+	f.t.Helper()
+	f.readHeld()
+	held := f.held
+	f.held = nil
+	return held
+}
 
 // setAnswered sets the time up to which all cores have used their rates of answers and of copied
 // errors, in nanoseconds.

@@ -194,8 +194,8 @@ func TestMutants(t *testing.T) {
 		}
 		for reason := range reasonNumbers() {
 			switch reason {
-			case "none", "forward_no_room", "drop_no_headroom", "drop_rate_limit":
-				// in TestTableFollowsReference, TestNoHeadroom and TestAnswerRate
+			case "none", "forward_no_room", "drop_no_headroom", "drop_rate_limit", "drop_fragment_room":
+				// in TestTableFollowsReference, TestNoHeadroom, TestAnswerRate and TestHoldBudgets
 				continue
 			case "drop_outside", "drop_tag": // in TestMutantsOfStrangers
 				continue

@@ -21,9 +21,12 @@ type piece struct {
 	later               bool // not the first fragment
 }
 
+// heldFrame is HELD_FRAME in bpf/balancer/hold.h.
+const heldFrame = 1536
+
 // follow finds the flow of a later fragment, or stores the flow of a first fragment. If a later
 // fragment has no flow, follow returns the reason.
-func (r *reference) follow(p *parsed) (reason string) {
+func (r *reference) follow(frame []byte, p *parsed) (reason string) {
 	key := *p.piece
 	key.source, key.destination, key.later = p.flow.Source.Addr(), p.flow.Destination.Addr(), false
 	if !p.piece.later {
@@ -32,7 +35,10 @@ func (r *reference) follow(p *parsed) (reason string) {
 	}
 	first, ok := r.firsts[key]
 	if !ok {
-		return "drop_fragment_unknown"
+		if len(frame) > heldFrame || packet.MAC(frame[6:]) == ownMAC {
+			return "drop_fragment_unknown"
+		}
+		return "take_fragment"
 	}
 	p.flow, p.follow = first, "forward_fragment"
 	return ""

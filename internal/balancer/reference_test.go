@@ -88,7 +88,7 @@ func (r *reference) receive(frame []byte) outcome {
 func (r *reference) handle(frame []byte, p parsed, reason string) outcome {
 	var svc *desired.Service
 	if reason == "" && p.piece != nil && r.isVIP(p.flow.Destination.Addr()) {
-		reason = r.follow(&p)
+		reason = r.follow(frame, &p)
 	}
 	if reason == "" {
 		if svc = r.classify(p.flow); svc == nil {

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/ringbuf"
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/datapath"
@@ -211,6 +212,8 @@ func emptyMap(m *ebpf.Map) error {
 		return zero(m)
 	case ebpf.ArrayOfMaps:
 		return deleteInner(m)
+	case ebpf.RingBuf:
+		return readAll(m)
 	}
 	for {
 		key, err := m.NextKeyBytes(nil)
@@ -221,6 +224,22 @@ func emptyMap(m *ebpf.Map) error {
 			return err
 		}
 	}
+}
+
+// readAll reads what is in a ring buffer.
+func readAll(m *ebpf.Map) error {
+	r, err := ringbuf.NewReader(m)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	var record ringbuf.Record
+	for r.AvailableBytes() > 0 {
+		if err := r.ReadInto(&record); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // zero writes zeros to all elements of an array.
@@ -367,6 +386,14 @@ func usedMaps(t *testing.T, objects *dataplane.Objects) (used []string) {
 
 // hasContent tells whether a map has an element other than zeros.
 func hasContent(m *ebpf.Map) (bool, error) {
+	if m.Type() == ebpf.RingBuf {
+		r, err := ringbuf.NewReader(m)
+		if err != nil {
+			return false, err
+		}
+		defer r.Close()
+		return r.AvailableBytes() > 0, nil
+	}
 	isArray := m.Type() == ebpf.Array || m.Type() == ebpf.PerCPUArray
 	var key, value []byte
 	var perCPU [][]byte

@@ -112,6 +112,7 @@ func (b *Balancer) attach() error {
 		}
 	}
 	inside := len(attached) - 1
+	b.holdFragments(attached)
 	b.wire.LeaveBy(b.own[inside].Index, attached[inside].Mode)
 	b.applyHops()
 	b.publishAll()
@@ -120,6 +121,15 @@ func (b *Balancer) attach() error {
 	b.trySweep() // otherwise the numbers of flows are unknown until the first tick
 	close(b.ready)
 	return nil
+}
+
+// holdFragments says on which interfaces fragments arrive that are held.
+func (b *Balancer) holdFragments(attached []datapath.Attached) {
+	ifindexes, modes := make([]int, len(attached)), make([]datapath.Mode, len(attached))
+	for i, a := range attached {
+		ifindexes[i], modes[i] = b.own[i].Index, a.Mode
+	}
+	b.plane.Held.ArriveBy(ifindexes, modes)
 }
 
 // takeOver applies the configuration and attaches the programs. On an error it restores the tables

@@ -135,6 +135,14 @@ func exchange(conn net.Conn, content []byte) (server string, err error) {
 	if _, err := conn.Write(content); err != nil {
 		return "", err
 	}
+	return receiveEcho(conn, content)
+}
+
+// receiveEcho returns the name of the server that echoed a datagram.
+func receiveEcho(conn net.Conn, content []byte) (server string, err error) {
+	if err := conn.SetReadDeadline(time.Now().Add(patience)); err != nil {
+		return "", err
+	}
 	buf := make([]byte, 64<<10)
 	n, err := conn.Read(buf)
 	if err != nil {

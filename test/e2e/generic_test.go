@@ -3,9 +3,12 @@
 package e2e
 
 import (
+	"bytes"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/lab"
 )
 
@@ -13,7 +16,7 @@ import (
 // the node's link as its only port.
 func TestGenericXDP(t *testing.T) {
 	t.Parallel()
-	topology := topology(mixed...)
+	topology := topology(append(slices.Clone(mixed), "echo6-encap", "echo4-gre")...)
 	topology.Balancers = 1
 	l := up(t, topology)
 	lb := l.Process("lb1", "lb")
@@ -43,7 +46,14 @@ func TestGenericXDP(t *testing.T) {
 		}
 	}
 	must(t, newClient(l).spread(t.Context(), nodes(l, lab.RoleServer)...))
+	for _, server := range nodes(l, lab.RoleServer) {
+		sendWhatFits(t, l, server)
+	}
 	for _, s := range l.Topology.Services {
+		if s.Protocol == desired.UDP {
+			sendReordered(t, l, s, bytes.Repeat([]byte("0123456789abcdef"), 4000/16))
+			continue
+		}
 		transfer(t, l, s)
 	}
 	requireNoDrops(t, l)

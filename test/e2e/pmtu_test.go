@@ -135,7 +135,7 @@ func setSocketOption(conn net.Conn, s lab.Service, option4, option6, value int) 
 	return errors.Join(err, errSet)
 }
 
-// TestFragmentedDatagrams sends datagrams in three fragments from the client.
+// TestFragmentedDatagrams sends datagrams in three fragments from the client, also in reverse order.
 func TestFragmentedDatagrams(t *testing.T) {
 	t.Parallel()
 	l := up(t, topology(echoServices...))
@@ -157,10 +157,43 @@ func TestFragmentedDatagrams(t *testing.T) {
 			if first != 20 || grown["forward_fragment"] != 40 {
 				t.Errorf("20 datagrams of three fragments are counted as %v", grown)
 			}
+			sendReordered(t, l, s, content)
+			if grown = balancerCounts(t, l).since(t, before); grown["take_fragment"] != 4 || grown["forward_fragment"] != 44 {
+				t.Errorf("two more, in reverse order, are counted as %v", grown)
+			}
 		})
 	}
 	requireNoDrops(t, l)
 	requireAllDelivered(t, l)
+}
+
+// sendReordered sends two datagrams of three fragments to a service. The fragments of each come in
+// reverse order, and those of the two alternate. Both datagrams must be answered.
+func sendReordered(t *testing.T, l *lab.Lab, s lab.Service, content []byte) {
+	t.Helper()
+	const datagrams = 2
+	conns, frames := make([]net.Conn, datagrams), make([][]byte, 3*datagrams)
+	for i := range conns {
+		var err error
+		conns[i], err = l.Node("client").Dial(t.Context(), "udp", s.Address().String())
+		must(t, err)
+		defer conns[i].Close()
+		from := conns[i].LocalAddr().(*net.UDPAddr).AddrPort()
+		whole := packet.UDP(netip.AddrPortFrom(from.Addr().Unmap(), from.Port()), s.Address(), packet.Payload(content))
+		fragments := packet.Fragments(whole, 1440, uint32(from.Port()))
+		if len(fragments)*datagrams != len(frames) {
+			t.Fatalf("a datagram has %d fragments", len(fragments))
+		}
+		slices.Reverse(fragments)
+		for at, fragment := range fragments {
+			frames[at*datagrams+i] = fragment
+		}
+	}
+	send(t, l, "client", "eth0", "edge", "eth1", frames)
+	for _, conn := range conns {
+		_, err := receiveEcho(conn, content)
+		must(t, err)
+	}
 }
 
 // sendWhatFits limits the length of a server's packets to the MTU of the client's link, so that

@@ -100,6 +100,8 @@ func (o *Objects) Shared() map[string]*ebpf.Map {
 		balancerMapAnswers:        o.Answers,
 		balancerMapChecks:         o.Checks,
 		balancerMapCopied:         o.Copied,
+		balancerMapHeldFragments:  o.HeldFragments,
+		balancerMapHoldBudgets:    o.HoldBudgets,
 		balancerMapLocators:       o.Locators,
 		balancerMapOwnAddresses:   o.OwnAddresses,
 		balancerMapProbes:         o.Probes,

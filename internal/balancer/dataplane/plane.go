@@ -24,7 +24,7 @@ import (
 )
 
 // Plane is the data path of an instance: the programs in the kernel, and the tables that they use.
-// One goroutine owns it. Another goroutine owns the field Probes. A Reader may read the tables at
+// One goroutine owns it. Other goroutines own the fields Probes and Held. A Reader may read the tables at
 // any time.
 type Plane struct {
 	// Objects are the loaded maps, and the loaded programs of the outside.
@@ -48,6 +48,8 @@ type Plane struct {
 	Estimates  *EstimateTable
 	Probes     *ProbeTable
 	Checks     *CheckTable
+	// Held are later fragments that came before the first one. Another goroutine owns them.
+	Held *HeldFragments
 	// Constants are the values of the variables with which programs that use these tables must be
 	// loaded, by the names of the variables.
 	Constants map[string]any
@@ -199,6 +201,9 @@ func (p *Plane) load(spec *ebpf.CollectionSpec, node *desired.BalancerNode, log 
 	if p.Checks, err = mapChecks(p.Objects.Checks); err != nil {
 		return err
 	}
+	if p.Held, err = p.openHeld(); err != nil {
+		return err
+	}
 	// Probes leave through the side towards the servers.
 	if p.Probes, err = p.mapProbes(p.Sides[len(p.Sides)-1]); err != nil {
 		return err
@@ -240,7 +245,7 @@ func (p *Plane) SetSignalKeys(keys config.SignalKeys) error {
 
 // Close unloads the objects that are not pinned. A data path that is attached keeps working.
 func (p *Plane) Close() error {
-	return errors.Join(p.closeCheck(), p.Checks.close(), p.Probes.close(), p.Sweeper.close(), p.Flows.close(), p.HalfOpen.close(), p.Observed.close(), p.Hints.close(),
+	return errors.Join(p.closeCheck(), p.Checks.close(), p.Held.close(), p.Probes.close(), p.Sweeper.close(), p.Flows.close(), p.HalfOpen.close(), p.Observed.close(), p.Hints.close(),
 		p.FlowCounts.close(), p.Loads.close(), p.Rankings.close(), p.Directory.Close(), p.closeObjects())
 }
 

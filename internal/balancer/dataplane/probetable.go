@@ -34,13 +34,13 @@ type ProbeTable struct {
 	program            *ebpf.Program
 	turn               *ebpf.Variable
 	directory          *Directory
-	socket             int // sends the frames that XDP cannot send; negative: not open
+	socket             packetSocket
 }
 
 // mapProbes maps the tables for the probes that leave through a side.
 func (p *Plane) mapProbes(side *Side) (*ProbeTable, error) {
 	t := &ProbeTable{
-		program: side.Objects.XdpProbe, turn: side.Objects.ProbeTurn, directory: p.Directory, socket: -1,
+		program: side.Objects.XdpProbe, turn: side.Objects.ProbeTurn, directory: p.Directory, socket: noSocket,
 	}
 	var err error
 	if t.memory, t.probes, err = mapArray[balancerProbe](p.Objects.Probes); err != nil {
@@ -75,10 +75,7 @@ func (t *ProbeTable) close() error {
 			errs = append(errs, unix.Munmap(memory))
 		}
 	}
-	if t.socket >= 0 {
-		errs = append(errs, unix.Close(t.socket))
-	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, t.socket.close())...)
 }
 
 // Set prepares the next probe of a server. The low 16 bits of the token must be its slot.
@@ -156,12 +153,8 @@ type xdpContext struct {
 // sendBySocket sends probes by a packet socket. It makes the program encapsulate each frame, and
 // sends the frame through the port of the server's next hop.
 func (t *ProbeTable) sendBySocket(slots []uint32) error {
-	if t.socket < 0 {
-		socket, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
-		if err != nil {
-			return fmt.Errorf("open a socket for probes: %w", err)
-		}
-		t.socket = socket
+	if err := t.socket.open(); err != nil {
+		return err
 	}
 	for _, slot := range slots {
 		frame, err := t.Frame(slot)
@@ -174,7 +167,7 @@ func (t *ProbeTable) sendBySocket(slots []uint32) error {
 		port := t.directory.Ports[t.directory.Servers[slot].NextHop>>48&0xff]
 		// An error of an interface is ignored: the probe then counts as lost, and the others are
 		// sent.
-		_ = unix.Sendto(t.socket, frame, 0, &unix.SockaddrLinklayer{Ifindex: int(port.Ifindex)})
+		_ = t.socket.send(frame, port.Ifindex)
 	}
 	return nil
 }

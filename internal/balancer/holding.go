@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package balancer
+
+import (
+	"container/list"
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"github.com/cilium/ebpf/ringbuf"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
+)
+
+const (
+	// holdTime is how long a later fragment waits for the first one of its packet. Fragments
+	// travel together.
+	holdTime = time.Second
+	// mostHeld is the highest number of fragments that wait: 6 MB with the longest frames. The
+	// oldest ones make room, so that a flood from many networks shortens the time and does not
+	// end the holding. One network gets no more than the budget in bpf/balancer/hold.h.
+	mostHeld = 4096
+)
+
+// holding holds later fragments that came before the first one of their packet. When the first one
+// has passed, it sends them through the data path, in the order in which they came. The goroutine
+// in run owns it. Other goroutines may collect its metrics.
+type holding struct {
+	log     *slog.Logger
+	path    fragmentPath
+	order   *list.List // of held, in the order in which they came
+	waiting map[dataplane.FragmentKey][]*list.Element
+	// What became of the fragments that were held.
+	released, expired, displaced, failed atomic.Uint64
+}
+
+// fragmentPath is what holding needs of dataplane.HeldFragments.
+type fragmentPath interface {
+	HasFirst(dataplane.FragmentKey) bool
+	Send(dataplane.HeldFragment) error
+}
+
+// held is a fragment that waits.
+type held struct {
+	dataplane.HeldFragment
+	until time.Time
+}
+
+func newHolding(path fragmentPath, log *slog.Logger) *holding {
+	return &holding{log: log, path: path, order: list.New(), waiting: map[dataplane.FragmentKey][]*list.Element{}}
+}
+
+// run holds the fragments that come from the source until the context ends.
+func (h *holding) run(ctx context.Context, source *dataplane.HeldFragments) error {
+	stop := context.AfterFunc(ctx, func() { _ = source.Interrupt() })
+	defer stop()
+	for {
+		f, err := source.Read(h.next())
+		switch {
+		case errors.Is(err, ringbuf.ErrFlushed):
+			return nil
+		case err == nil:
+			h.take(f, time.Now())
+		case !errors.Is(err, os.ErrDeadlineExceeded):
+			return err
+		}
+		h.expire(time.Now())
+	}
+}
+
+// next returns the time at which the oldest fragment expires; zero: there is none.
+func (h *holding) next() time.Time {
+	if oldest := h.order.Front(); oldest != nil {
+		return oldest.Value.(held).until
+	}
+	return time.Time{}
+}
+
+// take holds a fragment, or releases those of a packet whose first one has passed. The first one
+// may pass on another core while the data path gives the fragment to this process. Then there may
+// be no news, so take looks for it.
+func (h *holding) take(f dataplane.HeldFragment, now time.Time) {
+	if f.Frame == nil {
+		h.release(f.Key)
+		return
+	}
+	if h.order.Len() >= mostHeld {
+		h.forgetOldest()
+		h.displaced.Add(1)
+	}
+	h.waiting[f.Key] = append(h.waiting[f.Key], h.order.PushBack(held{f, now.Add(holdTime)}))
+	if h.path.HasFirst(f.Key) {
+		h.release(f.Key)
+	}
+}
+
+// release sends the fragments of a packet.
+func (h *holding) release(key dataplane.FragmentKey) {
+	for _, e := range h.waiting[key] {
+		h.send(h.order.Remove(e).(held).HeldFragment)
+	}
+	delete(h.waiting, key)
+}
+
+func (h *holding) send(f dataplane.HeldFragment) {
+	err := h.path.Send(f)
+	if err == nil {
+		h.released.Add(1)
+		return
+	}
+	if h.failed.Add(1) == 1 { // a flood must not fill the log
+		h.log.Error("send a held fragment; further errors are only counted", "error", err)
+	}
+}
+
+// expire drops the fragments whose time is over.
+func (h *holding) expire(now time.Time) {
+	for h.order.Len() > 0 && !now.Before(h.next()) {
+		h.forgetOldest()
+		h.expired.Add(1)
+	}
+}
+
+// forgetOldest drops the fragment that came first. It is also the first one of its packet.
+func (h *holding) forgetOldest() {
+	key := h.order.Remove(h.order.Front()).(held).Key
+	if h.waiting[key] = h.waiting[key][1:]; len(h.waiting[key]) == 0 {
+		delete(h.waiting, key)
+	}
+}
+
+var heldDesc = prometheus.NewDesc("segue_lb_held_fragments_total",
+	"Later fragments that waited for the first one of their packet, by what became of them.", []string{"result"}, nil)
+
+// Describe implements prometheus.Collector.
+func (h *holding) Describe(descs chan<- *prometheus.Desc) { descs <- heldDesc }
+
+// Collect implements prometheus.Collector.
+func (h *holding) Collect(metrics chan<- prometheus.Metric) {
+	for result, n := range map[string]*atomic.Uint64{
+		"released": &h.released, "expired": &h.expired, "displaced": &h.displaced, "failed": &h.failed,
+	} {
+		metrics <- prometheus.MustNewConstMetric(heldDesc, prometheus.CounterValue, float64(n.Load()), result)
+	}
+}
+
+// HeldFragments returns the collector of metrics about held fragments.
+func (b *Balancer) HeldFragments() prometheus.Collector { return b.holding }
