@@ -5,6 +5,7 @@ package main
 import (
 	"bytes"
 	"net/http"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -73,6 +74,23 @@ func TestDrainEndedAtOnce(t *testing.T) {
 	out, err := p.segue("drain", "web", "--wait", "--timeout", "1m", "--if-version", versions.FindString(version))
 	if err == nil || err.Error() != "somebody else has undrained web" {
 		t.Errorf("error %v, output:\n%s", err, out)
+	}
+}
+
+// A drain reads the state of the server's service, and not that of the others.
+func TestDrainReadsItsServiceOnly(t *testing.T) {
+	t.Parallel()
+	p := startBalancer(t)
+	for _, command := range []string{"drain", "undrain"} {
+		if out, err := p.segue(command, "web/s1"); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+	}
+	if want := []string{"web", "web"}; !slices.Equal(p.read, want) {
+		t.Errorf("services that were read: %v, want %v", p.read, want)
+	}
+	if _, err := p.segue("drain", "none/s1"); err == nil || len(p.read) != 2 {
+		t.Errorf("service none: error %v, %v were read", err, p.read)
 	}
 }
 

@@ -35,6 +35,7 @@ type process struct {
 	instance string
 	dir      string
 	stream   *events.Stream
+	read     []string // the services of a balancer whose state was read
 }
 
 // started counts the processes of the tests.
@@ -47,7 +48,7 @@ func newProcess(t *testing.T, text string) (p *process, file string) {
 		t.Skip("only root can write below /run/segue")
 	}
 	name := fmt.Sprintf("test-%d-%d", os.Getpid(), started.Add(1))
-	p = &process{t, name, t.TempDir(), events.NewStream()}
+	p = &process{t: t, instance: name, dir: t.TempDir(), stream: events.NewStream()}
 	return p, p.write("segue.yaml", fmt.Sprintf(text, p.instance, p.dir))
 }
 
@@ -177,10 +178,14 @@ func startBalancer(t *testing.T) *process {
 	}
 	f := &follower[*desired.Balancer]{c.Desired()}
 	c.Attach(f, func([]desired.Override, []desired.InvalidOverride) {})
-	source := func() (*inspect.Snapshot, error) {
+	source := func(wanted func(string) bool) (*inspect.Snapshot, error) {
 		age := 0.
 		s := &inspect.Snapshot{FlowTable: inspect.FlowTable{Age: &age}}
 		for _, service := range f.state.Services {
+			if !wanted(service.Name) {
+				continue
+			}
+			p.read = append(p.read, service.Name)
 			state := &inspect.ServiceState{Name: service.Name, Persistence: service.Persistence}
 			for _, server := range service.Servers {
 				state.Servers = append(state.Servers, &inspect.ServerState{
