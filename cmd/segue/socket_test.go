@@ -171,6 +171,14 @@ services:
 // startBalancer starts a balancer. Its servers have three flows each.
 func startBalancer(t *testing.T) *process {
 	t.Helper()
+	p, handler := newBalancerProcess(t)
+	p.serve(handler)
+	return p
+}
+
+// newBalancerProcess returns the process of startBalancer and its handler, which is not served yet.
+func newBalancerProcess(t *testing.T) (*process, http.Handler) {
+	t.Helper()
 	p, file := newProcess(t, balancerOfTest)
 	c, _, err := control.LoadBalancer(file)
 	if err != nil {
@@ -197,8 +205,7 @@ func startBalancer(t *testing.T) *process {
 		}
 		return s, nil
 	}
-	p.serve(api.Balancer{Control: c, Source: source, Reload: c.Reload, Events: p.stream}.Handler())
-	return p
+	return p, api.Balancer{Control: c, Source: source, Reload: c.Reload, Events: p.stream}.Handler()
 }
 
 const agentOfTest = `

@@ -71,7 +71,10 @@ func (c *Client) Service(ctx context.Context, name string) (*Service, error) {
 	var services []Service
 	query := url.Values{"name": {name}}
 	err := c.call(ctx, http.MethodGet, "/v1/services?"+query.Encode(), nil, &services)
-	for i := range services { // a process of an earlier build lists all
+	if err != nil && ctx.Err() == nil { // a process of an earlier build refuses the query
+		services, err = c.Services(ctx)
+	}
+	for i := range services {
 		if services[i].Name == name {
 			return &services[i], err
 		}
