@@ -77,11 +77,12 @@ test: setup-test build ## run every test: unit, packet, end-to-end, package (roo
 	bin/test-run $(TIER)
 
 .PHONY: bench
-bench: build ## measure packets, memory, tables and throughput (root; some minutes)
+bench: build ## measure packets, memory, tables, throughput and changes (root; some minutes)
 	bin/segue bench
 	bin/segue bench memory
 	bin/segue bench tables
 	bin/segue bench throughput
+	go test ./internal/balancer ./internal/control -run '^$$' -bench '^Benchmark(ManyServices|Drain)$$'
 
 .PHONY: soak
 soak: setup-test build ## run the long forms of end-to-end tests, which rewrite a table in docs/ (root; 30 minutes)

@@ -331,27 +331,32 @@ func findServer(ctx context.Context, client *api.Client, name string) (*drainabl
 	if err != nil {
 		return nil, err
 	}
-	services, err := client.Services(ctx)
+	s, err := client.Service(ctx, wantedService)
 	if err != nil {
 		return nil, err
 	}
-	for _, s := range services {
-		for _, server := range s.Servers {
-			if s.Name != wantedService || server.Name != wantedServer {
-				continue
-			}
-			d := &drainable{
-				service: s.Name, server: server.Name, noun: "flow", drained: server.Drained,
-				refuses: "gets no new connections", takes: "gets new connections",
-				isCounted: s.HasFlowTable, uncounted: "the service has no flow table", stays: staysOf(&s),
-			}
-			if f := server.Flows; f != nil {
-				d.left, d.age = &f.Live, time.Duration(f.Age*float64(time.Second))
-			}
-			return d, nil
-		}
+	if s == nil {
+		return nil, noServer(name)
 	}
-	return nil, fmt.Errorf("%q: the balancer has no such server; segue status shows all", name)
+	for _, server := range s.Servers {
+		if server.Name != wantedServer {
+			continue
+		}
+		d := &drainable{
+			service: s.Name, server: server.Name, noun: "flow", drained: server.Drained,
+			refuses: "gets no new connections", takes: "gets new connections",
+			isCounted: s.HasFlowTable, uncounted: "the service has no flow table", stays: staysOf(s),
+		}
+		if f := server.Flows; f != nil {
+			d.left, d.age = &f.Live, time.Duration(f.Age*float64(time.Second))
+		}
+		return d, nil
+	}
+	return nil, noServer(name)
+}
+
+func noServer(name string) error {
+	return fmt.Errorf("%q: the balancer has no such server; segue status shows all", name)
 }
 
 // openingTime is how long the handshake of an accepted connection may take. An agent counts the

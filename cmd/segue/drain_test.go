@@ -5,6 +5,7 @@ package main
 import (
 	"bytes"
 	"net/http"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -72,6 +73,39 @@ func TestDrainEndedAtOnce(t *testing.T) {
 	}
 	out, err := p.segue("drain", "web", "--wait", "--timeout", "1m", "--if-version", versions.FindString(version))
 	if err == nil || err.Error() != "somebody else has undrained web" {
+		t.Errorf("error %v, output:\n%s", err, out)
+	}
+}
+
+// A drain reads the state of the server's service, and not that of the others.
+func TestDrainReadsItsServiceOnly(t *testing.T) {
+	t.Parallel()
+	p := startBalancer(t)
+	for _, command := range []string{"drain", "undrain"} {
+		if out, err := p.segue(command, "web/s1"); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+	}
+	if want := []string{"web", "web"}; !slices.Equal(p.read, want) {
+		t.Errorf("services that were read: %v, want %v", p.read, want)
+	}
+	if _, err := p.segue("drain", "none/s1"); err == nil || len(p.read) != 2 {
+		t.Errorf("service none: error %v, %v were read", err, p.read)
+	}
+}
+
+// A process of an earlier build, which refuses the name of a service, drains its servers, too.
+func TestDrainAtAnEarlierBuild(t *testing.T) {
+	t.Parallel()
+	p, handler := newBalancerProcess(t)
+	p.serve(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Query().Has("name") {
+			http.Error(w, `{"title":"Unprocessable Entity","status":422}`, http.StatusUnprocessableEntity)
+			return
+		}
+		handler.ServeHTTP(w, r)
+	}))
+	if out, err := p.segue("drain", "web/s1"); err != nil || !strings.Contains(out, "web/s1 is drained") {
 		t.Errorf("error %v, output:\n%s", err, out)
 	}
 }

@@ -35,6 +35,7 @@ type process struct {
 	instance string
 	dir      string
 	stream   *events.Stream
+	read     []string // the services of a balancer whose state was read
 }
 
 // started counts the processes of the tests.
@@ -47,7 +48,7 @@ func newProcess(t *testing.T, text string) (p *process, file string) {
 		t.Skip("only root can write below /run/segue")
 	}
 	name := fmt.Sprintf("test-%d-%d", os.Getpid(), started.Add(1))
-	p = &process{t, name, t.TempDir(), events.NewStream()}
+	p = &process{t: t, instance: name, dir: t.TempDir(), stream: events.NewStream()}
 	return p, p.write("segue.yaml", fmt.Sprintf(text, p.instance, p.dir))
 }
 
@@ -173,6 +174,14 @@ services:
 // startBalancer starts a balancer. Its servers have three flows each.
 func startBalancer(t *testing.T) *process {
 	t.Helper()
+	p, handler := newBalancerProcess(t)
+	p.serve(handler)
+	return p
+}
+
+// newBalancerProcess returns the process of startBalancer and its handler, which is not served yet.
+func newBalancerProcess(t *testing.T) (*process, http.Handler) {
+	t.Helper()
 	p, file := newProcess(t, balancerOfTest)
 	c, _, err := control.LoadBalancer(file)
 	if err != nil {
@@ -180,10 +189,14 @@ func startBalancer(t *testing.T) *process {
 	}
 	f := &follower[*desired.Balancer]{c.Desired()}
 	c.Attach(f, func([]desired.Override, []desired.InvalidOverride) {})
-	source := func() (*inspect.Snapshot, error) {
+	source := func(wanted func(string) bool) (*inspect.Snapshot, error) {
 		age := 0.
 		s := &inspect.Snapshot{FlowTable: inspect.FlowTable{Age: &age}}
 		for _, service := range f.state.Services {
+			if !wanted(service.Name) {
+				continue
+			}
+			p.read = append(p.read, service.Name)
 			state := &inspect.ServiceState{Name: service.Name, Persistence: service.Persistence}
 			for _, server := range service.Servers {
 				state.Servers = append(state.Servers, &inspect.ServerState{
@@ -195,8 +208,7 @@ func startBalancer(t *testing.T) *process {
 		}
 		return s, nil
 	}
-	p.serve(api.Balancer{Control: c, Source: source, Reload: c.Reload, Events: p.stream}.Handler())
-	return p
+	return p, api.Balancer{Control: c, Source: source, Reload: c.Reload, Events: p.stream}.Handler()
 }
 
 const agentOfTest = `

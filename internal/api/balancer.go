@@ -19,8 +19,8 @@ import (
 // Balancer is the running balancer that the socket gives access to.
 type Balancer struct {
 	Control *control.Balancer
-	// Source reads the state in the data path.
-	Source func() (*inspect.Snapshot, error)
+	// Source reads the state in the data path, of the wanted services only (inspect.View.Brief).
+	Source func(wanted func(service string) bool) (*inspect.Snapshot, error)
 	Reload Reload
 	Events *events.Stream
 	// Speaker is nil if the balancer does not announce its VIPs.
@@ -33,10 +33,10 @@ type balancerAPI struct {
 	reading sync.Mutex // one request at a time uses the source
 }
 
-func (b *balancerAPI) snapshot() (*inspect.Snapshot, error) {
+func (b *balancerAPI) snapshot(wanted func(service string) bool) (*inspect.Snapshot, error) {
 	b.reading.Lock()
 	defer b.reading.Unlock()
-	return b.Source()
+	return b.Source(wanted)
 }
 
 // Handler returns the handler of all operations.
@@ -46,7 +46,7 @@ func (balancer Balancer) Handler() http.Handler {
 	huma.Register(api, huma.Operation{
 		OperationID: "list-services", Method: http.MethodGet, Path: "/v1/services",
 		Summary: "List services and their servers",
-		Errors:  []int{http.StatusServiceUnavailable},
+		Errors:  []int{http.StatusUnprocessableEntity, http.StatusServiceUnavailable},
 	}, b.listServices)
 	huma.Register(api, changeOperation, b.change)
 	huma.Register(api, applyOperation, b.applyFile)
@@ -75,8 +75,12 @@ func (b *balancerAPI) applyFile(ctx context.Context, r *applyRequest) (*body[Cha
 	return changed(b.Control.ApplyFile(ctx, r.RawBody, r.terms()))
 }
 
-func (b *balancerAPI) listServices(context.Context, *struct{}) (*body[[]Service], error) {
-	snapshot, err := b.snapshot()
+type listRequest struct {
+	Name string `query:"name" doc:"list only the service of this name, if there is one"`
+}
+
+func (b *balancerAPI) listServices(_ context.Context, r *listRequest) (*body[[]Service], error) {
+	snapshot, err := b.snapshot(func(service string) bool { return r.Name == "" || r.Name == service })
 	if err != nil {
 		return nil, huma.Error503ServiceUnavailable(err.Error())
 	}

@@ -66,6 +66,22 @@ func (c *Client) Services(ctx context.Context) (services []Service, err error) {
 	return services, err
 }
 
+// Service returns a service of a balancer; nil: the balancer has no such service.
+func (c *Client) Service(ctx context.Context, name string) (*Service, error) {
+	var services []Service
+	query := url.Values{"name": {name}}
+	err := c.call(ctx, http.MethodGet, "/v1/services?"+query.Encode(), nil, &services)
+	if err != nil && ctx.Err() == nil { // a process of an earlier build refuses the query
+		services, err = c.Services(ctx)
+	}
+	for i := range services {
+		if services[i].Name == name {
+			return &services[i], err
+		}
+	}
+	return nil, err
+}
+
 // Overrides returns all overrides, and the version in force.
 func (c *Client) Overrides(ctx context.Context) (overrides *Overrides, err error) {
 	err = c.call(ctx, http.MethodGet, "/v1/overrides", nil, &overrides)

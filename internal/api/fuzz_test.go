@@ -54,7 +54,7 @@ func FuzzRequests(f *testing.F) {
 	c.Attach(follower{}, unreported)
 	handler := Balancer{
 		Control: c, Reload: c.Reload, Events: events.NewStream(),
-		Source: func() (*inspect.Snapshot, error) { return &inspect.Snapshot{}, nil },
+		Source: func(func(string) bool) (*inspect.Snapshot, error) { return &inspect.Snapshot{}, nil },
 	}.Handler()
 	agent, agentFile := newAgent(f)
 	handlers := []http.Handler{handler, agent.Handler()}

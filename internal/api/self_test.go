@@ -84,7 +84,7 @@ func TestSelfOfAPI(t *testing.T) {
 	// The balancer is not drained if its state cannot be read.
 	unreadable, other := errors.New("the tables are gone"), &speaker{}
 	api := &balancerAPI{Balancer: Balancer{
-		Speaker: other, Source: func() (*inspect.Snapshot, error) { return nil, unreadable },
+		Speaker: other, Source: func(func(string) bool) (*inspect.Snapshot, error) { return nil, unreadable },
 	}}
 	if _, err := api.changeSelf(t.Context(), &selfChange{SelfChange{Self: Self{Drained: true}}}); err == nil || other.drained {
 		t.Errorf("drained %t, error %v", other.drained, err)

@@ -15,6 +15,7 @@ import (
 	"os"
 	"os/user"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -79,9 +80,8 @@ func serveEvents(t *testing.T, snapshot *inspect.Snapshot) (*httptest.Server, *e
 	return serveWith(t, snapshot, nil)
 }
 
-func serveWith(
-	t *testing.T, snapshot *inspect.Snapshot, speaker Speaker,
-) (*httptest.Server, *events.Stream) {
+// loadBalancer returns the controller of a balancer that follows every state.
+func loadBalancer(t *testing.T) *control.Balancer {
 	t.Helper()
 	dir := t.TempDir()
 	file := filepath.Join(dir, "lb.yaml")
@@ -93,11 +93,19 @@ func serveWith(
 		t.Fatal(err)
 	}
 	c.Attach(follower{}, unreported)
+	return c
+}
+
+func serveWith(
+	t *testing.T, snapshot *inspect.Snapshot, speaker Speaker,
+) (*httptest.Server, *events.Stream) {
+	t.Helper()
+	c := loadBalancer(t)
 	stream := events.NewStream()
 	server := httptest.NewServer(Balancer{
 		Events:  stream,
 		Control: c, Reload: c.Reload,
-		Source:  func() (*inspect.Snapshot, error) { return snapshot, nil },
+		Source:  func(func(string) bool) (*inspect.Snapshot, error) { return snapshot, nil },
 		Speaker: speaker,
 	}.Handler())
 	t.Cleanup(server.Close)
@@ -253,6 +261,45 @@ func TestServicesOfAPI(t *testing.T) {
 	}
 	if services[1].Servers[0].Flows != nil {
 		t.Errorf("flows of a service without a flow table: %s", answer)
+	}
+}
+
+// A request reads only the services that it is about.
+func TestServicesThatAreRead(t *testing.T) {
+	t.Parallel()
+	all := []string{"quic", "web"}
+	var read []string
+	handler := Balancer{
+		Control: loadBalancer(t),
+		Source: func(wanted func(string) bool) (*inspect.Snapshot, error) {
+			snapshot := &inspect.Snapshot{}
+			for _, name := range all {
+				if wanted(name) {
+					read = append(read, name)
+					snapshot.Services = append(snapshot.Services, &inspect.ServiceState{Name: name})
+				}
+			}
+			return snapshot, nil
+		},
+	}.Handler()
+	server := httptest.NewServer(handler)
+	t.Cleanup(server.Close)
+	for path, want := range map[string][]string{
+		"/v1/services":           all,
+		"/v1/services?name=web":  {"web"},
+		"/v1/services?name=none": nil,
+		"/v1/self":               nil,
+	} {
+		read = nil
+		status, answer := send(t, http.MethodGet, server.URL+path, "")
+		if status != 200 || !slices.Equal(read, want) {
+			t.Errorf("%s: %d, read %v, want %v", path, status, read, want)
+		}
+		for _, name := range all {
+			if strings.Contains(answer, `"`+name+`"`) != slices.Contains(want, name) {
+				t.Errorf("%s: %s", path, answer)
+			}
+		}
 	}
 }
 

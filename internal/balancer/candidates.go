@@ -3,6 +3,8 @@
 package balancer
 
 import (
+	"crypto/sha256"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"reflect"
@@ -14,6 +16,63 @@ import (
 	"github.com/segue-lb/segue/internal/generation"
 	"github.com/segue-lb/segue/internal/tables"
 )
+
+// mostBuiltRows is how many candidate tables builtRows keeps. Each has a megabyte or so.
+const mostBuiltRows = 8
+
+// builtRows has the last candidate tables that were built, with numbers of servers in place of slots.
+// Services with equal sets of servers have equal tables but for the slots, so a change of many such
+// services builds one table.
+type builtRows struct {
+	keys []rowsKey // the latest one last
+	rows map[rowsKey]*dataplane.Rows
+}
+
+type rowsKey [sha256.Size]byte
+
+// build returns the candidate table of an input. Errors are those of buildRows.
+func (b *builtRows) build(p placing) (*dataplane.Rows, error) {
+	names := slices.Sorted(maps.Keys(p.slots))
+	key := p.key(names)
+	rows := b.rows[key]
+	if rows == nil {
+		numbered := p
+		numbered.slots = make(map[string]uint16, len(names))
+		for i, name := range names {
+			numbered.slots[name] = uint16(i)
+		}
+		var err error
+		if rows, err = buildRows(numbered); err != nil {
+			return nil, err
+		}
+		b.keep(key, rows)
+	}
+	slots := make([]uint16, len(names))
+	for i, name := range names {
+		slots[i] = p.slots[name]
+	}
+	return rows.WithSlots(slots), nil
+}
+
+func (b *builtRows) keep(key rowsKey, rows *dataplane.Rows) {
+	if b.rows == nil {
+		b.rows = map[rowsKey]*dataplane.Rows{}
+	}
+	if len(b.keys) == mostBuiltRows {
+		delete(b.rows, b.keys[0])
+		b.keys = b.keys[1:]
+	}
+	b.keys, b.rows[key] = append(b.keys, key), rows
+}
+
+// key identifies the input but for the slots. The names are those of the configured servers.
+func (p *placing) key(names []string) rowsKey {
+	text, err := json.Marshal([]any{p.sets, names, p.depth, p.columns})
+	if err != nil {
+		panic(err) // they contain only numbers and strings
+	}
+	return sha256.Sum256(text)
+}
 
 // buildRows builds the candidate table of the sets. Each place of a row has its present server and
 // then the last different ones that it had, depth of them together. Servers that are no longer
@@ -136,7 +195,7 @@ func (s *services) place(svc *service, g generation.Generation) error {
 	if reflect.DeepEqual(p, svc.placed) {
 		rule.Buckets, rule.Row, rule.Flags = svc.rule.Buckets, svc.rule.Row, svc.rule.Table()
 	} else {
-		table, err := buildRows(p)
+		table, err := s.built.build(p)
 		if err != nil {
 			return err
 		}

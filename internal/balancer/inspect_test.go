@@ -133,6 +133,45 @@ func serviceNamesOf(s *inspect.Snapshot) (names []string) {
 }
 
 // Flows are counted by state, also the flows of removed servers until the next sweep frees them.
+// Brief reads the wanted services and no candidate table. What it reads equals that of Snapshot.
+func TestBrief(t *testing.T) {
+	t.Parallel()
+	f := open(t, standard())
+	view := f.view()
+	want := mustSnapshot(t, view).Services
+	for _, service := range want {
+		for _, server := range service.Servers {
+			server.Share = 0
+		}
+	}
+	// Without their candidate tables, services have no shares.
+	for _, entry := range f.plane.Services.All() {
+		if entry.IsService() {
+			if err := f.plane.Uninstall(entry.Table()); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if _, err := view.Snapshot(); err == nil {
+		t.Error("a snapshot without candidate tables has no error")
+	}
+	for _, wanted := range []func(string) bool{
+		func(string) bool { return true },
+		func(service string) bool { return service == "web" },
+		func(string) bool { return false },
+	} {
+		s, err := view.Brief(wanted)
+		if err != nil {
+			t.Fatal(err)
+		}
+		expected := slices.DeleteFunc(slices.Clone(want), func(s *inspect.ServiceState) bool { return !wanted(s.Name) })
+		if diff := cmp.Diff(expected, s.Services, cmpopts.IgnoreUnexported(inspect.ServiceState{}),
+			cmpopts.EquateComparable(netip.Addr{}), cmpopts.EquateEmpty()); diff != "" {
+			t.Errorf("-want +got:\n%s", diff)
+		}
+	}
+}
+
 func TestSnapshotFlowStates(t *testing.T) {
 	t.Parallel()
 	f := open(t, varied())

@@ -23,6 +23,7 @@ import (
 // removed after these tables. After an error, another call can restore the state before.
 func (s *services) reconcile(cfg *desired.Balancer, generations generation.Generations) error {
 	s.abilitiesChanged = true
+	defer func() { s.built = builtRows{} }()
 	s.rejects, s.dropRemoved = cfg.Node.Reject, cfg.Node.DropRemovedVIPs
 	// A call that failed may have left tables that packets use.
 	if err := s.settle(); err != nil {

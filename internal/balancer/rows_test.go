@@ -4,6 +4,7 @@ package balancer
 
 import (
 	"fmt"
+	"reflect"
 	"slices"
 	"testing"
 
@@ -18,6 +19,7 @@ import (
 // rowsMachine is a service whose servers change, as two balancers see it.
 type rowsMachine struct {
 	service desired.Service
+	built   builtRows
 	early   rowsBalancer
 	late    *rowsBalancer // nil before it starts
 	// past has the servers of each place, of all changes one by one: the last one first.
@@ -49,6 +51,40 @@ func TestLateBalancerHasSameRows(t *testing.T) {
 			m.compare(t)
 		}
 	})
+}
+
+// Services with equal sets of servers share a candidate table, whatever slots their servers have.
+// The last tables are kept, and no others.
+func TestEqualSetsAreBuiltOnce(t *testing.T) {
+	var built builtRows
+	services := func(n, servers int) {
+		for i := range n {
+			svc := &service{Service: serviceOf(fmt.Sprint("web", i), vip6, 80, desired.TCP, desired.SRv6Encap)}
+			for server := range servers {
+				m := &member{Server: srv6Server(fmt.Sprint("s", server), 1, 1), slot: uint32(100*i + server)}
+				svc.members, svc.Servers = append(svc.members, m), append(svc.Servers, m.Server)
+			}
+			g := generation.Generations{}.Next([]desired.Service{svc.Service})
+			rows, err := built.build(placingOf(svc, g[svc.Name]))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, slot := range rows.Slots {
+				if slot < uint16(100*i) || slot >= uint16(100*i+servers) {
+					t.Fatalf("service %d has slot %d", i, slot)
+				}
+			}
+		}
+	}
+	if services(100, 3); len(built.keys) != 1 {
+		t.Errorf("%d tables for 100 services with equal sets", len(built.keys))
+	}
+	for servers := range 2 * mostBuiltRows {
+		services(2, 3+servers)
+	}
+	if len(built.keys) != mostBuiltRows || len(built.rows) != mostBuiltRows {
+		t.Errorf("%d keys and %d tables are kept, want %d", len(built.keys), len(built.rows), mostBuiltRows)
+	}
 }
 
 func drawRowsService(t *rapid.T) desired.Service {
@@ -96,17 +132,23 @@ func (b *rowsBalancer) follow(svc *desired.Service) {
 	b.slots = slots
 }
 
-// rows returns the servers of each place, with empty names where there is none.
-func (b *rowsBalancer) rows(t *rapid.T, svc *desired.Service) (places [][]string) {
+// rows returns the servers of each place, with empty names where there is none. The rows are the same
+// if those of an equal set were built before.
+func (b *rowsBalancer) rows(t *rapid.T, svc *desired.Service, built *builtRows) (places [][]string) {
 	running := &service{Service: *svc}
 	names := map[uint16]string{dataplane.NoServer: ""}
 	for name, slot := range b.slots {
 		running.members = append(running.members, &member{Server: desired.Server{Name: name}, slot: slot})
 		names[uint16(slot)] = name
 	}
-	rows, err := buildRows(placingOf(running, b.generations[svc.Name]))
+	p := placingOf(running, b.generations[svc.Name])
+	rows, err := buildRows(p)
 	if err != nil {
 		t.Fatal(err)
+	}
+	reused, err := built.build(p)
+	if err != nil || !reflect.DeepEqual(reused, rows) {
+		t.Fatalf("error %v, with rows that were built before: %v, want %v", err, reused, rows)
 	}
 	rule := dataplane.ServiceRule{Row: rows.Row()}
 	for bucket := range int(rows.Buckets) {
@@ -128,9 +170,9 @@ func (b *rowsBalancer) rows(t *rapid.T, svc *desired.Service) (places [][]string
 // compare compares the rows of both balancers, and with those that follow from all changes, as long
 // as the balancers know the sets of all.
 func (m *rowsMachine) compare(t *rapid.T) {
-	got := m.early.rows(t, &m.service)
+	got := m.early.rows(t, &m.service, &m.built)
 	if m.late != nil {
-		if diff := cmp.Diff(got, m.late.rows(t, &m.service)); diff != "" {
+		if diff := cmp.Diff(got, m.late.rows(t, &m.service, &m.built)); diff != "" {
 			t.Fatalf("-early +late:\n%s", diff)
 		}
 	}

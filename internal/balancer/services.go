@@ -55,6 +55,7 @@ type services struct {
 	starting map[*service]bool
 	// abilitiesChanged tells whether services or their abilities have changed since tellAbilities.
 	abilitiesChanged bool
+	built            builtRows // empty but during reconcile
 	// progress counts the steps of the goroutine that owns the services. Others may read it.
 	progress atomic.Uint64
 }

@@ -322,11 +322,16 @@ func removal(fields map[string]any) map[string]any {
 // trimmed leaves out the fields of the edited overrides that change nothing, such as an end of a
 // drain. It tells whether there are any.
 func (d *draft[D]) trimmed(next *config.Files[D]) (trimmed *config.Files[D], warnings field.Errors, ok bool) {
+	var err error
 	full := slices.Clone(d.list)
 	for _, t := range d.sets {
 		d.override(t).Set = nil
 	}
-	without, _, err := d.files.WithOverrides(d.overrides())
+	without := d.files
+	// The first edits of services and servers leave the other overrides as they are.
+	if others := d.overrides(); !slices.EqualFunc(others, d.files.Overrides, equalOverrides) {
+		without, _, err = d.files.WithOverrides(others)
+	}
 	if err != nil {
 		return nil, nil, false // the file is valid only with an edited field
 	}
@@ -348,6 +353,8 @@ func (d *draft[D]) trimmed(next *config.Files[D]) (trimmed *config.Files[D], war
 	}
 	return trimmed, warnings, true
 }
+
+func equalOverrides(a, b desired.Override) bool { return reflect.DeepEqual(a, b) }
 
 // valuesOf returns the values of items by their targets.
 func valuesOf(items []desired.Item) map[target]reflect.Value {

@@ -79,13 +79,22 @@ func (b *Balancer) ChangesFrom(old *Balancer) Changes {
 	}
 	var servers difference
 	for _, s := range b.Services {
-		if was, ok := before[s.Name]; ok {
+		if was, ok := before[s.Name]; ok && !slices.EqualFunc(s.Servers, was, Server.equals) {
 			name := func(server Server) string { return server.Name }
 			servers = servers.and(compare(s.Servers, was, s.Name+"/", name))
 		}
 	}
 	node := Change{"node_changed", changedFields(b.Node, old.Node)}
 	return named(node, bgpChanges(b.BGP, old.BGP), services.changes("services"), servers.changes("servers"))
+}
+
+// equals is reflect.DeepEqual for servers, which a change compares by the thousand.
+func (s Server) equals(other Server) bool {
+	if (s.Weight == nil) != (other.Weight == nil) || s.Weight != nil && *s.Weight != *other.Weight {
+		return false
+	}
+	s.Weight, other.Weight = nil, nil
+	return s == other
 }
 
 // ChangesFrom lists the differences between a running configuration and a, as that of Balancer
@@ -102,7 +111,7 @@ func bgpChanges(now, before *BGP) Changes {
 		return nil
 	}
 	peers := compare(now.Peers, before.Peers, "", func(p BGPPeer) string { return p.Address.String() })
-	fields := slices.DeleteFunc(changedFields(*now, *before), func(name string) bool { return name == "peers" })
+	fields := changedFields(*now, *before, "peers")
 	return append(Changes{{"bgp_changed", fields}}, peers.changes("peers")...)
 }
 
@@ -141,10 +150,7 @@ func compare[T any](
 			d.added = append(d.added, prefix+name(item))
 			continue
 		}
-		fields := slices.DeleteFunc(changedFields(item, was), func(field string) bool {
-			return slices.Contains(leaveOut, field)
-		})
-		if len(fields) > 0 {
+		if fields := changedFields(item, was, leaveOut...); len(fields) > 0 {
 			what := fmt.Sprintf("%s%s (%s)", prefix, name(item), strings.Join(fields, ", "))
 			d.changed = append(d.changed, what)
 		}
@@ -157,15 +163,16 @@ func compare[T any](
 	return d
 }
 
-// changedFields returns the names of the fields in which two structs differ, as in the file. For a
-// weight it also gives the values.
-func changedFields(now, before any) (names []string) {
+// changedFields returns the names of the fields in which two structs differ, as in the file, except for
+// the fields in leaveOut. For a weight it also gives the values.
+func changedFields(now, before any, leaveOut ...string) (names []string) {
 	a, b := reflect.ValueOf(now), reflect.ValueOf(before)
 	for i := range a.NumField() {
-		if reflect.DeepEqual(a.Field(i).Interface(), b.Field(i).Interface()) {
+		name, _, _ := strings.Cut(a.Type().Field(i).Tag.Get("yaml"), ",")
+		if slices.Contains(leaveOut, name) ||
+			reflect.DeepEqual(a.Field(i).Interface(), b.Field(i).Interface()) {
 			continue
 		}
-		name, _, _ := strings.Cut(a.Type().Field(i).Tag.Get("yaml"), ",")
 		switch value := a.Field(i).Interface().(type) {
 		case *uint32: // a weight
 			name = fmt.Sprintf("%s %d to %d", name, *b.Field(i).Interface().(*uint32), *value)

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 	"unicode"
 
@@ -49,24 +50,64 @@ func (r *rules) checkRanges(path string, value reflect.Value) {
 
 // checkFields is checkRanges for the fields of a struct.
 func (r *rules) checkFields(path string, value reflect.Value) {
-	for _, f := range reflect.VisibleFields(value.Type()) {
+	for _, f := range rangedFieldsOf(value.Type()) {
+		v, at := value.FieldByIndex(f.index), field.Child(path, f.name)
+		if !f.limited {
+			r.checkRanges(at, v)
+			continue
+		}
+		if v = reflect.Indirect(v); !v.IsValid() || v.IsZero() && f.optional {
+			continue
+		}
+		if !f.bounds.Contain(v) {
+			r.failf(at, "must be a whole number %s", f.bounds)
+		}
+	}
+}
+
+// rangedField is a field with a range tag, or one that can contain such fields.
+type rangedField struct {
+	index    []int
+	name     string
+	limited  bool // it has the bounds itself
+	bounds   field.Bounds
+	optional bool
+}
+
+// rangedFields are the results of rangedFieldsOf, by type. A file can have thousands of servers.
+var rangedFields sync.Map
+
+// rangedFieldsOf returns the ranged fields of a struct.
+func rangedFieldsOf(t reflect.Type) []rangedField {
+	if known, ok := rangedFields.Load(t); ok {
+		return known.([]rangedField)
+	}
+	var all []rangedField
+	for _, f := range reflect.VisibleFields(t) {
 		name, options, _ := strings.Cut(f.Tag.Get("yaml"), ",")
 		if name == "" || name == "-" {
 			continue
 		}
-		v, at := value.FieldByIndex(f.Index), field.Child(path, name)
-		tag, limited := f.Tag.Lookup("range")
-		if !limited {
-			r.checkRanges(at, v)
-			continue
+		ranged := rangedField{index: f.Index, name: name, optional: options == "omitempty"}
+		var tag string
+		if tag, ranged.limited = f.Tag.Lookup("range"); ranged.limited {
+			ranged.bounds = field.ParseBounds(tag)
 		}
-		if v = reflect.Indirect(v); !v.IsValid() || v.IsZero() && options == "omitempty" {
-			continue
-		}
-		if bounds := field.ParseBounds(tag); !bounds.Contain(v) {
-			r.failf(at, "must be a whole number %s", bounds)
+		if ranged.limited || containsStructs(f.Type) {
+			all = append(all, ranged)
 		}
 	}
+	rangedFields.Store(t, all)
+	return all
+}
+
+// containsStructs tells whether checkRanges finds structs in values of a type.
+func containsStructs(t reflect.Type) bool {
+	switch t.Kind() {
+	case reflect.Pointer, reflect.Slice:
+		return containsStructs(t.Elem())
+	}
+	return t.Kind() == reflect.Struct && t.PkgPath() == reflect.TypeFor[rules]().PkgPath()
 }
 
 // IsSRv6 tells whether packets have a segment routing header. IsSRv6 and IsTunnel are both false

@@ -72,7 +72,7 @@ func ValidBuckets(m int) error {
 	if m < MinBuckets || m > MaxBuckets {
 		return fmt.Errorf("%d buckets: out of range %d to %d", m, MinBuckets, MaxBuckets)
 	}
-	if !powerOfTwo(m) && !prime(m) {
+	if m != DefaultBuckets && !powerOfTwo(m) && !prime(m) {
 		return fmt.Errorf("%d buckets: neither a prime nor a power of two; the nearest prime is %d, and the "+
 			"nearest powers of two are %d and %d", m, nearestPrime(m), 1<<(bits.Len(uint(m))-1), 1<<bits.Len(uint(m)))
 	}

@@ -5,6 +5,7 @@ package dataplane
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
@@ -59,6 +60,18 @@ func (r *Rows) Fill(place int, present uint16, former []uint16) {
 	for i := 0; i < len(former) && i+1 < r.generations; i++ {
 		r.Candidates(bucket, i+1)[candidate] = former[i]
 	}
+}
+
+// WithSlots returns rows of the same shape with other servers: slots[n] in place of n.
+func (r *Rows) WithSlots(slots []uint16) *Rows {
+	replaced := *r
+	replaced.Slots = slices.Clone(r.Slots)
+	for i, number := range replaced.Slots {
+		if number != NoServer {
+			replaced.Slots[i] = slots[number]
+		}
+	}
+	return &replaced
 }
 
 // Row returns the shape of a row, as it is in a service's rule: ROW in bpf/balancer/types.h.
@@ -196,7 +209,7 @@ func slotsIn(words []uint64) []uint16 {
 // Holds tells whether the candidate table of the number exists and begins with these rows. It
 // returns false if the table cannot be read.
 func (p *Plane) Holds(number uint32, rows []uint16) bool {
-	table, err := readCandidates(p.dir, p.Objects.Tables, number)
+	table, err := readCandidates(p.dir, p.Objects.Tables, number, &p.copier)
 	if err != nil || len(table)*candidatesPerWord < len(rows) {
 		return false
 	}
@@ -227,21 +240,16 @@ func (p *Plane) spareTable() uint32 { return p.Objects.Tables.MaxEntries() - 1 }
 // Candidates is a copy of a candidate table. Each word contains candidatesPerWord slots.
 type Candidates []uint64
 
-// readCandidates reads a whole candidate table.
-func readCandidates(dir string, tables *ebpf.Map, number uint32) (Candidates, error) {
+// readCandidates reads a whole candidate table. The table stays open meanwhile, so that the kernel does
+// not free it while the program reads it.
+func readCandidates(dir string, tables *ebpf.Map, number uint32, copier *tableCopier) (Candidates, error) {
 	table, err := openInner(dir, tables, number)
 	if err != nil {
 		return nil, fmt.Errorf("open table %d: %w", number, err)
 	}
 	defer table.Close()
 	words := make(Candidates, table.MaxEntries())
-	keys := make([]uint32, len(words))
-	var cursor ebpf.MapBatchCursor
-	_, err = table.BatchLookup(&cursor, keys, []uint64(words), nil)
-	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return nil, fmt.Errorf("read table %d: %w", number, err)
-	}
-	return words, nil
+	return words, copier.read(tables, number, words)
 }
 
 // At returns the slot at a position of the table: row_start in bpf/balancer/candidates.h plus the

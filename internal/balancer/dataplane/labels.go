@@ -86,17 +86,26 @@ func (p *Plane) UnlabelService(id uint32) error {
 	return nil
 }
 
-// readLabels reads all labels, by number. If a label is deleted during the iteration, the kernel
-// begins again, so that the iterator can return a label twice.
+// labelsPerRead is how many labels one system call reads. A bucket of the table has far fewer.
+const labelsPerRead = 1024
+
+// readLabels reads all labels, by number.
 func readLabels[Label balancerServerLabel | balancerServiceLabel](m *ebpf.Map) (map[uint32]Label, error) {
 	labels := map[uint32]Label{}
-	var number uint32
-	var label Label
-	entries := m.Iterate()
-	for entries.Next(&number, &label) {
-		labels[number] = label
+	numbers, read := make([]uint32, labelsPerRead), make([]Label, labelsPerRead)
+	var cursor ebpf.MapBatchCursor
+	for {
+		n, err := m.BatchLookup(&cursor, numbers, read, nil)
+		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return nil, err
+		}
+		for i := range n {
+			labels[numbers[i]] = read[i]
+		}
+		if err != nil {
+			return labels, nil // these were the last ones
+		}
 	}
-	return labels, entries.Err()
 }
 
 // text returns a zero-terminated name as a string.

@@ -67,6 +67,7 @@ type Plane struct {
 	columns  *ebpf.MapSpec // the layout of column tables
 	identity *Identity
 	backup   *backup // set while this process takes over
+	copier   tableCopier
 	// checkLink is the tcx link of tc_check; nil: it is not attached, or by a filter.
 	checkLink link.Link
 }
@@ -245,8 +246,11 @@ func (p *Plane) SetSignalKeys(keys config.SignalKeys) error {
 
 // Close unloads the objects that are not pinned. A data path that is attached keeps working.
 func (p *Plane) Close() error {
-	return errors.Join(p.closeCheck(), p.Checks.close(), p.Held.close(), p.Probes.close(), p.Sweeper.close(), p.Flows.close(), p.HalfOpen.close(), p.Observed.close(), p.Hints.close(),
-		p.FlowCounts.close(), p.Loads.close(), p.Rankings.close(), p.Directory.Close(), p.closeObjects())
+	return errors.Join(
+		p.closeCheck(), p.Checks.close(), p.Held.close(), p.Probes.close(), p.Sweeper.close(), p.Flows.close(),
+		p.HalfOpen.close(), p.Observed.close(), p.Hints.close(), p.FlowCounts.close(), p.Loads.close(),
+		p.Rankings.close(), p.copier.close(), p.Directory.Close(), p.closeObjects(),
+	)
 }
 
 // Detach removes the data path of an instance from the kernel, with all flows. It removes the

@@ -32,6 +32,7 @@ type Reader struct {
 	maps      Maps
 	directory *Directory
 	counting  *sync.Mutex // held while counters are moved from one table to another
+	copier    tableCopier
 }
 
 // OpenReader opens the pinned tables of an instance. If the tables have the layout of another
@@ -119,7 +120,7 @@ func (r *Reader) Close() error {
 	if r.Clock != nil {
 		errs = append(errs, r.Clock.close())
 	}
-	return errors.Join(append(errs, r.maps.Close())...)
+	return errors.Join(append(errs, r.copier.close(), r.maps.Close())...)
 }
 
 // Capacity returns the number of flows for which the flow table is made.
@@ -161,7 +162,7 @@ func (r *Reader) ServerName(slot uint32) (ServerName, bool) {
 // Candidates reads the candidate table of the number. Candidates returns an error if there is no
 // such table.
 func (r *Reader) Candidates(number uint32) (Candidates, error) {
-	return readCandidates(datapath.Dir(r.Instance), r.maps.Tables, number)
+	return readCandidates(datapath.Dir(r.Instance), r.maps.Tables, number, &r.copier)
 }
 
 // Port returns the interface that has the number of a port, from 0 to 255.

@@ -20,6 +20,12 @@ func TestStackFitsAllKernels(t *testing.T) {
 		t.Fatal(err)
 	}
 	datapathtest.RequireStackForAllKernels(t, sweeper, "sweep_flows")
+	copier, err := loadCopier()
+	if err != nil {
+		t.Fatal(err)
+	}
+	nameCopiedWords(copier)
+	datapathtest.RequireStackForAllKernels(t, copier, "copy_table")
 	dry, err := loadDryrun()
 	if err != nil {
 		t.Fatal(err)
@@ -35,6 +41,12 @@ func TestDecisionsOnlyInDryRuns(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	copier, err := loadCopier()
+	if err != nil {
+		t.Fatal(err)
+	}
+	nameCopiedWords(copier)
+	datapathtest.RequireStackForAllKernels(t, copier, "copy_table")
 	dry, err := loadDryrun()
 	if err != nil {
 		t.Fatal(err)

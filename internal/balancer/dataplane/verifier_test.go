@@ -29,6 +29,11 @@ func TestVerifierWork(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	copier, err := loadCopier()
+	if err != nil {
+		t.Fatal(err)
+	}
+	nameCopiedWords(copier)
 	for name, test := range map[string]struct {
 		spec    *ebpf.CollectionSpec
 		program string
@@ -37,6 +42,7 @@ func TestVerifierWork(t *testing.T) {
 		"attached": {attached, balancerProgXdpLb, 200_000},
 		"dry run":  {dry, balancerProgXdpLb, 200_000},
 		"sweep":    {sweeper, sweeperProgSweepFlows, 15_000},
+		"copier":   {copier, copierProgCopyTable, 15_000},
 	} {
 		objects, err := ebpf.NewCollection(test.spec)
 		if err != nil {

@@ -178,6 +178,29 @@ type NextHop struct {
 // the numbers of flows are those of the last sweep. Snapshot returns an error if a table cannot be
 // read.
 func (v *View) Snapshot() (*Snapshot, error) {
+	s, err := v.Brief(func(string) bool { return true })
+	if err != nil {
+		return nil, err
+	}
+	addHiddenTags(s.Attachment, s.Inside)
+	if slices.ContainsFunc(s.Services, usesHints) {
+		counts, err := v.tables.Hints()
+		if err != nil {
+			return nil, fmt.Errorf("instance %s: %w", v.tables.Instance, err)
+		}
+		s.Hints = &counts
+	}
+	for _, service := range s.Services {
+		if err := errors.Join(v.addShares(service), v.addForms(service)); err != nil {
+			return nil, fmt.Errorf("instance %s: service %s: %w", v.tables.Instance, service.Name, err)
+		}
+	}
+	return s, nil
+}
+
+// Brief is Snapshot of the wanted services only, and without shares, hints, forms of connection IDs
+// and hidden tags. It reads no table that has an entry for each bucket or flow.
+func (v *View) Brief(wanted func(service string) bool) (*Snapshot, error) {
 	reasons, err := v.tables.CountReasons()
 	if err != nil {
 		return nil, err
@@ -195,26 +218,13 @@ func (v *View) Snapshot() (*Snapshot, error) {
 	if s.Inside, err = readInside(v.tables.Instance); err != nil {
 		return nil, err
 	}
-	addHiddenTags(s.Attachment, s.Inside)
-	if s.Services, err = v.services(counts); err != nil {
+	if s.Services, err = v.services(counts, wanted); err != nil {
 		return nil, err
 	}
 	if s.RemovedVIPs, err = v.removedVIPs(); err != nil {
 		return nil, err
 	}
 	s.addReasons()
-	if slices.ContainsFunc(s.Services, usesHints) {
-		counts, err := v.tables.Hints()
-		if err != nil {
-			return nil, fmt.Errorf("instance %s: %w", v.tables.Instance, err)
-		}
-		s.Hints = &counts
-	}
-	for _, service := range s.Services {
-		if err := errors.Join(v.addShares(service), v.addForms(service)); err != nil {
-			return nil, fmt.Errorf("instance %s: service %s: %w", v.tables.Instance, service.Name, err)
-		}
-	}
 	return s, nil
 }
 
@@ -355,10 +365,14 @@ type serverLabel struct {
 // Services reads the services, their servers and the counters. It does not read the candidate
 // tables, so it leaves out shares and costs less than Snapshot. Services returns an error if a
 // table cannot be read.
-func (v *View) Services() ([]*ServiceState, error) { return v.services(v.tables.FlowCounts.Read()) }
+func (v *View) Services() ([]*ServiceState, error) {
+	return v.services(v.tables.FlowCounts.Read(), func(string) bool { return true })
+}
 
-// services is Services with the counts of a sweep.
-func (v *View) services(counts *dataplane.SweptCounts) ([]*ServiceState, error) {
+// services is Services with the counts of a sweep, for the wanted services.
+func (v *View) services(
+	counts *dataplane.SweptCounts, wanted func(service string) bool,
+) ([]*ServiceState, error) {
 	labels, err := v.tables.ServiceLabels()
 	if err != nil {
 		return nil, fmt.Errorf("instance %s: %w", v.tables.Instance, err)
@@ -368,7 +382,7 @@ func (v *View) services(counts *dataplane.SweptCounts) ([]*ServiceState, error) 
 	for _, entry := range v.tables.Services.All() {
 		// During a reload, an entry can have no name.
 		label, ok := labels[entry.Id]
-		if ok && entry.IsService() && byName[label.Name] == nil {
+		if ok && entry.IsService() && wanted(label.Name) && byName[label.Name] == nil {
 			byName[label.Name] = newServiceState(label, &entry)
 			services = append(services, byName[label.Name])
 		}
@@ -578,7 +592,7 @@ func (v *View) addShares(service *ServiceState) error {
 	if err != nil {
 		return err
 	}
-	owned := map[uint32]uint32{}
+	owned := make([]uint32, dataplane.NoServer)
 	takers := v.firstTakers(service, table)
 	for _, slot := range takers {
 		owned[slot]++
@@ -602,7 +616,7 @@ func (v *View) firstTakers(service *ServiceState, table dataplane.Candidates) []
 	if isTurn {
 		tried = 1
 	}
-	firstOf := func(bucket uint32, wanted map[uint32]bool) uint32 {
+	firstOf := func(bucket uint32, wanted []bool) uint32 {
 		first := bucket * uint32(service.Candidates) * uint32(service.Sets)
 		for i := range tried {
 			// After the service was read, a smaller table may have replaced this one.
@@ -646,10 +660,10 @@ func takesFlows(flags dataplane.ServerFlags) bool {
 		(flags&(dataplane.FlagDrained|dataplane.FlagFailing) == 0 || flags&dataplane.FlagStarting != 0)
 }
 
-// takers returns the slots of a service's servers that take new flows, and of those that can be
-// reached.
-func (v *View) takers(service *ServiceState) (takes, reachable map[uint32]bool) {
-	takes, reachable = map[uint32]bool{}, map[uint32]bool{}
+// takers tells for each slot, and for NoServer, whether it has a server of the service that takes new
+// flows, and one that can be reached.
+func (v *View) takers(service *ServiceState) (takes, reachable []bool) {
+	takes, reachable = make([]bool, dataplane.NoServer+1), make([]bool, dataplane.NoServer+1)
 	for _, server := range service.Servers {
 		flags := v.tables.Servers.Flags(server.Slot)
 		if flags&dataplane.FlagInUse == 0 {

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dataplane
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/datapath"
+)
+
+const (
+	copiedWords        = 1 << 16              // COPIED_WORDS in bpf/balancer/copytable.bpf.c
+	copiedWordsSection = ".data.copied_words" // likewise
+	copiedWordsMap     = "copied_words"
+	copiedSize         = copiedWords * 8 // bytes
+)
+
+// tableCopier reads candidate tables by the program of bpf/balancer/copytable.bpf.c. One goroutine
+// owns it. It loads the program when it reads the first table.
+type tableCopier struct {
+	program *ebpf.Program
+	memory  []byte
+}
+
+// parsedCopier is the specification of this build's program, as parsed.
+var parsedCopier = sync.OnceValues(loadCopier)
+
+// nameCopiedWords gives the section of the words its name and its size.
+func nameCopiedWords(spec *ebpf.CollectionSpec) {
+	datapath.NameSection(spec, copiedWordsSection, copiedWordsMap, copiedSize)
+}
+
+// load loads the program for the candidate tables, unless it is loaded.
+func (c *tableCopier) load(tables *ebpf.Map) error {
+	if c.program != nil {
+		return nil
+	}
+	spec, err := parsedCopier()
+	if err != nil {
+		return err
+	}
+	spec = spec.Copy()
+	nameCopiedWords(spec)
+	var loaded struct {
+		Program *ebpf.Program `ebpf:"copy_table"`
+		Words   *ebpf.Map     `ebpf:"copied_words"`
+	}
+	err = spec.LoadAndAssign(&loaded, &ebpf.CollectionOptions{
+		MapReplacements: map[string]*ebpf.Map{TablesMap: tables},
+	})
+	if err != nil {
+		return fmt.Errorf("load the program that copies tables: %w", err)
+	}
+	defer loaded.Words.Close() // the program and the mapping keep the map
+	memory, err := unix.Mmap(loaded.Words.FD(), 0, copiedSize, unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		return errors.Join(fmt.Errorf("map the copied words: %w", err), loaded.Program.Close())
+	}
+	c.program, c.memory = loaded.Program, memory
+	return nil
+}
+
+// read fills words with those at the beginning of a candidate table. It returns an error if the table
+// has fewer words.
+func (c *tableCopier) read(tables *ebpf.Map, number uint32, words []uint64) error {
+	if err := c.load(tables); err != nil {
+		return err
+	}
+	copied := unsafe.Slice((*uint64)(unsafe.Pointer(unsafe.SliceData(c.memory))), copiedWords)
+	for first := 0; first < len(words); first += copiedWords {
+		count := min(copiedWords, len(words)-first)
+		n, err := c.program.Run(&ebpf.RunOptions{Context: copierCopyRun{
+			Table: number, First: uint32(first), Count: uint32(count),
+		}})
+		if err != nil {
+			return fmt.Errorf("copy table %d: %w", number, err)
+		}
+		if int(n) < count {
+			return fmt.Errorf("copy table %d: it has only %d words", number, first+int(n))
+		}
+		copy(words[first:], copied[:count])
+	}
+	return nil
+}
+
+func (c *tableCopier) close() error {
+	if c.program == nil {
+		return nil
+	}
+	return errors.Join(c.program.Close(), unix.Munmap(c.memory))
+}

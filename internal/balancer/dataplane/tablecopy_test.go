@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dataplane
+
+import (
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/segue-lb/segue/internal/needs"
+)
+
+// The program copies any part of a table that fits the copied words, and tables that do not fit. It
+// says if the table has fewer words than expected, or if there is none.
+func TestTableCopier(t *testing.T) {
+	t.Parallel()
+	needs.BPF(t)
+	spec, err := loadCopier()
+	if err != nil {
+		t.Fatal(err)
+	}
+	outer, err := ebpf.NewMap(spec.Maps[TablesMap])
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer outer.Close()
+	var copier tableCopier
+	defer copier.close()
+	for number, size := range map[uint32]int{3: 1, 4: 31, 5: 32, 6: copiedWords, 7: 2*copiedWords + 33} {
+		words, keys := make([]uint64, size), make([]uint32, size)
+		for i := range words {
+			words[i], keys[i] = rand.Uint64(), uint32(i)
+		}
+		inner := spec.Maps[TablesMap].InnerMap.Copy()
+		inner.MaxEntries = uint32(size)
+		table, err := ebpf.NewMap(inner)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer table.Close()
+		if _, err := table.BatchUpdate(keys, words, nil); err != nil {
+			t.Fatal(err)
+		}
+		if err := outer.Put(number, table); err != nil {
+			t.Fatal(err)
+		}
+		got := make([]uint64, size)
+		if err := copier.read(outer, number, got); err != nil || !slices.Equal(got, words) {
+			t.Errorf("%d words: error %v, or other words", size, err)
+		}
+		if err := copier.read(outer, number, make([]uint64, size+1)); err == nil {
+			t.Errorf("%d words: one more was read", size)
+		}
+	}
+	if err := copier.read(outer, 2, make([]uint64, 1)); err == nil {
+		t.Error("a table that does not exist was read")
+	}
+}
