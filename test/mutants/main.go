@@ -224,9 +224,10 @@ func (t *tree) apply(ctx context.Context, folders []string, m mutant) (changed [
 // firstFailure runs those tests of a folder that have the names, until one fails. It returns that
 // test and the output. If no test fails, the output is empty. The test has no name if the program of
 // the tests has ended otherwise. Unless only BPF programs have changed, Go compiles the tests.
-func (t *tree) firstFailure(ctx context.Context, folder, names string, isBPF bool, changed []object) (test, string, error) {
+func (t *tree) firstFailure(ctx context.Context, folder, names string, isBPF bool, changed []object) (
+	failed test, output string, err error,
+) {
 	names = "^(" + names + ")$"
-	var output string
 	var failure error
 	if program := t.programs[folder]; program != nil && isBPF {
 		if err := t.writeProgram(program, changed); err != nil {
