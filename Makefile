@@ -96,9 +96,9 @@ fuzz: setup-test generate ## run all fuzzers, for FUZZTIME (10m) together (root)
 	bin/test-run fuzz $(FUZZTIME)
 
 .PHONY: mutants
-mutants: setup-test generate ## remove the checks of the threat model, and see its tests fail; ROW="a flood" for one row (root)
+mutants: setup-test generate ## remove the checks of the threat model, and see its tests fail; ROW="a flood" for one row, FROM="a flood" to begin there (root)
 	go build -o bin/mutants ./test/mutants
-	bin/mutants '$(ROW)'
+	bin/mutants -from '$(FROM)' '$(ROW)'
 
 .PHONY: lint
 lint: setup-lint generate ## check licence lines, format and correctness of C, Go and shell

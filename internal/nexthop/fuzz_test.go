@@ -27,6 +27,7 @@ func FuzzNetlink(f *testing.F) {
 		attribute(unix.RTA_MULTIPATH, append([]byte{8 + 20, 0, 0, 3, 2, 0, 0, 0}, attribute(unix.RTA_GATEWAY, address...)...)...),
 	}, nil)
 	f.Add(uint16(unix.RTM_NEWROUTE), newRoute)
+	f.Add(uint16(unix.RTM_NEWROUTE), append(header, attribute(unix.RTA_OIF, 2)...)) // shorter than a number
 	f.Add(uint16(unix.RTM_NEWRULE), append(header, attribute(unix.FRA_IIFNAME, 'l', 'o', 0)...))
 	f.Add(uint16(unix.RTM_NEWNEIGH), append(header, attribute(unix.NDA_LLADDR, 2, 0, 0, 0, 0, 1)...))
 	f.Add(uint16(unix.RTM_NEWNEXTHOP), append(header[:sizeofNhmsg:sizeofNhmsg], attribute(unix.NHA_GROUP, address...)...))

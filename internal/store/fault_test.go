@@ -3,9 +3,11 @@
 package store
 
 import (
+	"context"
 	"errors"
 	"flag"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -15,6 +17,8 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/keepalive"
 
 	"github.com/segue-lb/segue/internal/store/etcdtest"
 )
@@ -184,6 +188,28 @@ func TestSlowStore(t *testing.T) {
 		if s := b.Status(); !s.Reachable {
 			t.Errorf("%s: a slow store is not reachable: %s", b.name, s.Problem)
 		}
+	}
+}
+
+// A store that answers pings, and no requests, as with a disk that hangs: a request ends by itself.
+func TestRequestsHaveTimeLimits(t *testing.T) {
+	t.Parallel()
+	listener, err := net.Listen("tcp", "[::1]:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	pings := grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: pingInterval / 2})
+	server := grpc.NewServer(pings, grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
+		<-stream.Context().Done()
+		return stream.Context().Err()
+	}))
+	go func() { _ = server.Serve(listener) }()
+	t.Cleanup(server.Stop)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	_, err = open(t, "http://"+listener.Addr().String(), "balancer").ask(ctx)
+	if err == nil || ctx.Err() != nil {
+		t.Errorf("the request has ended with %v, and its caller's limit: %v", err, ctx.Err())
 	}
 }
 

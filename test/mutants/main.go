@@ -5,16 +5,18 @@
 // that the row names. At least one test must fail each time.
 //
 //	make mutants ROW="a flood of SYNs"
+//	make mutants FROM="forged answers to probes"
 //
-// ROW is the beginning of rows; without it, the command takes all rows. It works in a clone of the
-// last commit, so uncommitted changes do not count. Root is needed, as for the tests.
+// ROW is the beginning of rows. FROM is the beginning of the first row, to go on after an
+// interruption. Without both, the command takes all rows. It works in a clone of the last commit, so
+// uncommitted changes do not count. Root is needed, as for the tests.
 package main
 
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
-	"maps"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -22,11 +24,15 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+
+	"golang.org/x/sync/errgroup"
 )
 
 func main() {
+	from := flag.String("from", "", "the beginning of the first row")
+	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := run(ctx, strings.Join(os.Args[1:], " "))
+	err := run(ctx, *from, flag.Args())
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "mutants:", err)
@@ -34,24 +40,34 @@ func main() {
 	}
 }
 
-func run(ctx context.Context, beginning string) error {
-	rows, err := readModel(".")
+// run takes the rows that begin with any of the beginnings, in the beginnings' order.
+func run(ctx context.Context, from string, beginnings []string) error {
+	all, err := readModel(".")
 	if err != nil {
 		return err
 	}
-	rows = slices.DeleteFunc(rows, func(r row) bool { return !strings.HasPrefix(r.attack, beginning) })
-	if len(rows) == 0 {
-		return fmt.Errorf("no row of %s begins with %q", modelPage, beginning)
+	first := slices.IndexFunc(all, func(r row) bool { return strings.HasPrefix(r.attack, from) })
+	if first < 0 {
+		return fmt.Errorf("no row of %s begins with %q", modelPage, from)
+	}
+	var rows []row
+	for _, beginning := range beginnings {
+		found := len(rows)
+		for _, r := range all[first:] {
+			if strings.HasPrefix(r.attack, beginning) {
+				rows = append(rows, r)
+			}
+		}
+		if found == len(rows) {
+			return fmt.Errorf("no row of %s begins with %q", modelPage, beginning)
+		}
 	}
 	dir, err := os.MkdirTemp("", "segue-mutants")
 	if err != nil {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	t := tree{dir: dir, passes: map[string]bool{}}
-	for _, r := range rows {
-		t.tests = append(t.tests, r.tests...)
-	}
+	t := tree{dir: dir, programs: map[string][]byte{}, passes: map[test]bool{}}
 	if err := t.clone(ctx); err != nil {
 		return err
 	}
@@ -79,14 +95,15 @@ func run(ctx context.Context, beginning string) error {
 
 // A tree is a clone of the repository in which mutants are made.
 type tree struct {
-	dir    string
-	tests  []test          // of all rows
-	passes map[string]bool // folders whose tests were seen to pass without a mutant
+	dir      string
+	objects  []object
+	programs map[string][]byte // by folder: the tests, compiled without a mutant
+	passes   map[test]bool     // tests that were seen to pass without a mutant
 }
 
 // clone clones the last commit, and compiles its BPF programs. The tools of this checkout serve the
 // clone too. The clone's index gets the generated files, so that they can be brought back.
-func (t tree) clone(ctx context.Context) error {
+func (t *tree) clone(ctx context.Context) error {
 	here, err := os.Getwd()
 	if err != nil {
 		return err
@@ -95,25 +112,38 @@ func (t tree) clone(ctx context.Context) error {
 		{"git", "clone", "--quiet", "--shared", here, "."},
 		{"ln", "-s", filepath.Join(here, ".tools"), "."},
 		{"make", "generate"},
-		{"git", "add", "--all", "--force", "."},
 	} {
-		if _, err := t.command(ctx, command[0], command[1:]...); err != nil {
+		if _, err := t.command(ctx, "", command[0], command[1:]...); err != nil {
 			return err
 		}
 	}
-	return nil
+	if err := t.findObjects(ctx); err != nil {
+		return err
+	}
+	_, err = t.command(ctx, "", "git", "add", "--all", "--force", ".")
+	return err
 }
 
-// try makes a mutant, and runs tests. It is BROKEN if it does not compile, or if tests fail without
-// it, too.
-func (t tree) try(ctx context.Context, tests []test, m mutant) (result, details string) {
+// try makes a mutant, and runs tests. It is BROKEN if it does not compile, or if the test that fails
+// also fails without the mutant.
+func (t *tree) try(ctx context.Context, tests []test, m mutant) (result, details string) {
+	folders := foldersOf(tests, m.File)
+	isBPF := strings.HasPrefix(m.File, "bpf/")
+	if isBPF {
+		if err := t.compile(ctx, folders); err != nil {
+			return "BROKEN", err.Error()
+		}
+	}
+	changed, err := t.apply(ctx, folders, m)
 	var failed test
 	var output string
-	err := t.apply(ctx, m)
-	if err == nil {
-		failed, output = t.firstFailure(ctx, tests)
+	for _, folder := range folders {
+		if err != nil || output != "" {
+			break
+		}
+		failed, output, err = t.firstFailure(ctx, folder, namesIn(tests, folder), isBPF, changed)
 	}
-	_, undone := t.command(ctx, "git", "checkout", "--quiet", "--", ".")
+	_, undone := t.command(ctx, "", "git", "checkout", "--quiet", "--", ".")
 	if err := errors.Join(err, undone); err != nil {
 		return "BROKEN", err.Error()
 	}
@@ -123,63 +153,104 @@ func (t tree) try(ctx context.Context, tests []test, m mutant) (result, details 
 	if strings.Contains(output, "[build failed]") {
 		return "BROKEN", output
 	}
-	if !t.passes[failed.folder] {
-		same := slices.DeleteFunc(slices.Clone(t.tests), func(s test) bool { return s.folder != failed.folder })
-		if alone, output := t.firstFailure(ctx, same); output != "" {
-			return "BROKEN", fmt.Sprintf("%s fails, and %s without a mutant\n%s", failed, alone, output)
+	if !t.passes[failed] {
+		names := namesIn(tests, failed.folder)
+		if failed.name != "" {
+			names = failed.name
 		}
-		t.passes[failed.folder] = true
+		if _, output, err := t.firstFailure(ctx, failed.folder, names, isBPF, nil); err != nil || output != "" {
+			return "BROKEN", fmt.Sprintf("%s fails without a mutant, too (%v)\n%s", failed, err, output)
+		}
+		t.passes[failed] = true
 	}
 	return "killed", "by " + failed.String()
 }
 
-// apply changes the mutant's file, and compiles the BPF programs that depend on it.
-func (t tree) apply(ctx context.Context, m mutant) error {
+// foldersOf returns the folders of tests. The likely ones to notice a change of the file come first,
+// and the slow ones in test/ last.
+func foldersOf(tests []test, file string) []string {
+	rank := func(folder string) int {
+		switch {
+		case strings.HasPrefix(folder, "test/"):
+			return 2
+		case folder == filepath.Dir(file), filepath.Base(folder) == filepath.Base(filepath.Dir(file)):
+			return 0
+		default:
+			return 1
+		}
+	}
+	var folders []string
+	for _, t := range tests {
+		if !slices.Contains(folders, t.folder) {
+			folders = append(folders, t.folder)
+		}
+	}
+	slices.SortStableFunc(folders, func(a, b string) int { return rank(a) - rank(b) })
+	return folders
+}
+
+// namesIn returns the names of the tests in a folder, as a regular expression.
+func namesIn(tests []test, folder string) string {
+	var names []string
+	for _, t := range tests {
+		if t.folder == folder {
+			names = append(names, t.name)
+		}
+	}
+	return strings.Join(names, "|")
+}
+
+// apply changes the mutant's file, and compiles the BPF programs that depend on it, at the same time,
+// for the tests of the folders. It returns the objects that have changed.
+func (t *tree) apply(ctx context.Context, folders []string, m mutant) (changed []object, err error) {
 	name := filepath.Join(t.dir, m.File)
 	before, err := os.ReadFile(name)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if err := os.WriteFile(name, []byte(strings.Replace(string(before), m.Old, m.New, 1)), 0o644); err != nil {
-		return err
+		return nil, err
 	}
-	for _, packages := range map[string][]string{
-		"bpf/balancer": {"./internal/balancer/..."},
-		"bpf/agent":    {"./internal/agent/..."},
-		"bpf/net":      {"./internal/balancer/...", "./internal/agent/..."},
-	}[filepath.Dir(m.File)] {
-		if _, err := t.command(ctx, "go", "generate", packages); err != nil {
-			return err
+	var group errgroup.Group
+	for _, o := range t.objects {
+		if slices.Contains(o.sources, m.File) && (!o.isForTests || slices.Contains(folders, o.folder)) {
+			changed = append(changed, o)
+			group.Go(func() error { return t.generate(ctx, o) })
 		}
 	}
-	return nil
+	return changed, group.Wait()
 }
 
-// firstFailure runs tests until one fails, package by package in the order of their names: the slow
-// ones in test/ come last. It returns that test and the output. If no test fails, the output is
-// empty. The test has no name if the program of the tests has ended otherwise.
-func (t tree) firstFailure(ctx context.Context, tests []test) (failed test, output string) {
-	names := map[string][]string{}
-	for _, test := range tests {
-		names[test.folder] = append(names[test.folder], test.name)
-	}
-	for _, folder := range slices.Sorted(maps.Keys(names)) {
-		output, err := t.command(ctx, "go", "test", "-count=1", "-vet=off", "-failfast", "-timeout=10m",
-			"-run=^("+strings.Join(names[folder], "|")+")$", "./"+folder)
-		if err == nil {
-			continue
+// firstFailure runs those tests of a folder that have the names, until one fails. It returns that
+// test and the output. If no test fails, the output is empty. The test has no name if the program of
+// the tests has ended otherwise. Unless only BPF programs have changed, Go compiles the tests.
+func (t *tree) firstFailure(ctx context.Context, folder, names string, isBPF bool, changed []object) (
+	failed test, output string, err error,
+) {
+	names = "^(" + names + ")$"
+	var failure error
+	if program := t.programs[folder]; program != nil && isBPF {
+		if err := t.writeProgram(program, changed); err != nil {
+			return test{}, "", err
 		}
-		_, after, _ := strings.Cut(output, "--- FAIL: ")
-		name, _, _ := strings.Cut(after, " ")
-		return test{folder, name}, output
+		output, failure = t.command(ctx, folder, filepath.Join(t.dir, testProgram),
+			"-test.failfast", "-test.timeout=10m", "-test.run="+names)
+	} else {
+		output, failure = t.command(ctx, "", "go", "test", "-count=1", "-vet=off", "-failfast", "-timeout=10m",
+			"-run="+names, "./"+folder)
 	}
-	return test{}, ""
+	if failure == nil {
+		return test{}, "", nil
+	}
+	_, after, _ := strings.Cut(output, "--- FAIL: ")
+	name, _, _ := strings.Cut(after, " ")
+	return test{folder, name}, output + failure.Error(), nil
 }
 
-// command runs a command in the clone.
-func (t tree) command(ctx context.Context, name string, args ...string) (output string, err error) {
+// command runs a command in a folder of the clone.
+func (t *tree) command(ctx context.Context, folder, name string, args ...string) (output string, err error) {
 	cmd := exec.CommandContext(ctx, name, args...)
-	cmd.Dir = t.dir
+	cmd.Dir = filepath.Join(t.dir, folder)
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		err = fmt.Errorf("%s %s: %w\n%s", name, strings.Join(args, " "), err, out)
