@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/ringbuf"
 	"github.com/cilium/ebpf/link"
 	"github.com/cilium/ebpf/pin"
 	"golang.org/x/sys/unix"
@@ -108,8 +109,16 @@ func readMap(m *ebpf.Map) (map[string][]byte, error) {
 		return readMemory(m)
 	}
 	elements := map[string][]byte{}
-	if m.Type() == ebpf.SkStorage { // its elements are those of sockets: nobody can list them
+	switch m.Type() {
+	case ebpf.SkStorage: // its elements are those of sockets: nobody can list them
 		return elements, nil
+	case ebpf.RingBuf:
+		r, err := ringbuf.NewReader(m)
+		if err != nil {
+			return nil, err
+		}
+		elements["unread bytes"] = []byte(fmt.Sprint(r.AvailableBytes()))
+		return elements, r.Close()
 	}
 	key, err := m.NextKeyBytes(nil)
 	for ; err == nil && key != nil; key, err = m.NextKeyBytes(key) {
