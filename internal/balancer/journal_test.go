@@ -199,7 +199,7 @@ func TestRacksAreLoggedOnce(t *testing.T) {
 		noNextHop + "web",
 	}
 	// Nobody finds the other end of the fixture's interface.
-	expect("at the start", append([]string{`msg="packets in VLANs may be taken for packets in none"`}, lost...)...)
+	expect("at the start", append(lost, `msg="packets in VLANs may be taken for packets in none"`)...)
 	s.routeServers(netlink.RouteAdd)
 	expect("with a route", `level=INFO msg="servers have a next hop" count=68`,
 		"service=api", "service=web")
