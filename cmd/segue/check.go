@@ -44,10 +44,10 @@ With --against, check also compares the file with the process that runs the
 instance. It prints each field whose change needs a restart, and each error in the
 overrides of the instance. This needs root.
 
-Without --role, a file with the field servers or balancers and without the field node is
-checked as the topology of a lab. Any other file is checked as a balancer's or an agent's,
-whichever has the fields of the file. A mistyped field counts as the one that it probably
-means.
+Without --role, a file without the field node is checked as the topology of a lab if it has
+a field that only topologies have, such as servers or edge. Any other file is checked as a
+balancer's or an agent's, whichever has the fields of the file. A mistyped field counts as
+the one that it probably means.
 
 With --strict, check also prints findings to standard error. A finding is about a
 setting that is legal but unwise, and names the reason, the cure and its rule. Findings

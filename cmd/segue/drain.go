@@ -35,8 +35,8 @@ move to other servers, unless the service has on-drain: keep. This holds until "
 undrain", also across reloads and restarts of the balancer: it is an override, which
 segue status shows apart from the configuration file.
 
-With --wait, drain ends when the server has no flow left in the flow table, and shows how
-many are left until then. The flows are counted every five seconds. If flows stay for as
+With --wait, drain ends when the server has no live flow left in the flow table, and shows
+how many are left until then. A flow that its client has ended is not live. The flows are counted every five seconds. If flows stay for as
 long as clients want, drain says so, and what to do. The exit code is 1 if --timeout
 passes first; the server stays drained.
 
@@ -46,7 +46,8 @@ has its own overrides, unless the balancers share a store: then all of them drai
 On a server, drain SERVICE makes the agent refuse the connections that balancers with
 placement hunt offer. The server then gets only those that no other server takes. --wait
 ends when the service has no open connection left on the server, after three seconds at
-the earliest: until then, the handshakes of accepted connections end.
+the earliest: until then, the handshakes of accepted connections end. Balancers with other
+placements do not ask the server, and send it new connections all the same: drain it there.
 
 With --self, drain is about the balancer itself. It withdraws the routes of all VIPs, and
 ends when no packets have arrived for two seconds, and bgp.drain-delay has passed. The

@@ -134,8 +134,8 @@ const (
 	TopologyFile // of a lab
 )
 
-// KindOf guesses what a file describes. A file without the field node that has servers, balancers or
-// applications is the topology of a lab. Any other file is a balancer's or an agent's, whichever has the
+// KindOf guesses what a file describes. A file without the field node that has one of TopologyFields is
+// the topology of a lab. Any other file is a balancer's or an agent's, whichever has the
 // fields of the file, or an agent's if both have them. A mistyped field counts as the one that it probably
 // means. The error is of type field.Errors: the file is not a YAML document.
 func KindOf(data []byte) (Kind, error) {
@@ -153,11 +153,16 @@ func KindOf(data []byte) (Kind, error) {
 	return AgentFile, nil
 }
 
-// isTopology tells whether a document has sections of a topology, and not those of a balancer or an agent.
+// TopologyFields are the fields at the top of a lab's topology that other files do not have there.
+var TopologyFields = []string{
+	"apache", "applications", "balancers", "bare", "edge", "emulated", "impair", "mediawiki", "mtu", "name", "servers",
+	"two-armed",
+}
+
+// isTopology tells whether a document has fields of a topology, and not those of a balancer or an agent.
 func isTopology(top *yaml.Node) bool {
 	known, _ := fieldsOfType(reflect.TypeFor[desired.Balancer]())
-	sections := []string{"servers", "balancers", "applications"}
-	known = append(slices.Clone(sections), known...)
+	known = append(slices.Clone(TopologyFields), known...)
 	found := false
 	if top.Kind != yaml.MappingNode {
 		return false
@@ -167,7 +172,7 @@ func isTopology(top *yaml.Node) bool {
 		if meant == "node" {
 			return false
 		}
-		found = found || slices.Contains(sections, meant)
+		found = found || slices.Contains(TopologyFields, meant)
 	}
 	return found
 }

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -784,5 +785,21 @@ func roundTrip[Config any](t *testing.T, template string, want Config, check fun
 	}
 	if diff := cmp.Diff(want, got, addresses); diff != "" {
 		t.Errorf("%s (-want +got):\n%s\n%s", template, diff, text.String())
+	}
+}
+
+// A file is recognized as a topology by each field that balancers and agents do not have.
+func TestTopologiesAreRecognized(t *testing.T) {
+	t.Parallel()
+	var own []string
+	for f := range reflect.TypeFor[Topology]().Fields() {
+		name, _, _ := strings.Cut(f.Tag.Get("yaml"), ",")
+		if name != "services" {
+			own = append(own, name)
+		}
+	}
+	slices.Sort(own)
+	if diff := cmp.Diff(config.TopologyFields, own); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
 	}
 }
