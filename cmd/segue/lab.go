@@ -106,8 +106,8 @@ func newLabUp() *cobra.Command {
 		if _, err := lab.Up(cmd.Context(), t, labOptions(cmd)); err != nil {
 			return err
 		}
-		fmt.Fprintf(cmd.OutOrStdout(), "The lab is up. Next: %[2]s lab status%[1]s | %[2]s lab exec%[1]s client -- curl -s URL | %[2]s lab down%[1]s\n",
-			nameOption(t), program())
+		fmt.Fprintf(cmd.OutOrStdout(), "The lab is up. Next:\n  %[2]s lab status%[1]s\n"+
+			"  %[2]s lab exec%[1]s client -- curl -s URL\n  %[2]s lab down%[1]s\n", nameOption(t), program())
 		return nil
 	}
 	return cmd
