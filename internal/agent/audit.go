@@ -23,7 +23,7 @@ const (
 	// kernel's sockets.
 	auditInterval = time.Minute
 	// confirmInterval is the time after which a difference is confirmed. It is far longer than the
-	// time between the two steps in which a program counts a connection.
+	// time between two steps of a program, or of a program and the kernel.
 	confirmInterval = time.Second
 )
 
@@ -150,52 +150,66 @@ func (d drift) and(other drift) drift {
 	return common
 }
 
-// correct corrects the counts of a half that cannot grow.
-func (a *auditor) correct(ctx context.Context, half uint32) error {
-	first, unseen, err := a.compare(half)
-	if err != nil {
-		return err
+// steady returns the part of two differences that both have.
+func steady(a, b int64) int64 {
+	switch {
+	case a > 0 && b > 0:
+		return min(a, b)
+	case a < 0 && b < 0:
+		return max(a, b)
 	}
-	var errs []error
-	for key, n := range unseen {
-		if n != 0 {
-			errs = append(errs, a.change(agentCountCorrection{Service: key, AddUnseen: n}))
-		}
-	}
-	if err := errors.Join(errs...); err != nil || !isWrong(first) || !wait(ctx, a.confirm) {
-		return err
-	}
-	second, _, err := a.compare(half)
-	if err != nil {
-		return err
-	}
-	for key, d := range first {
-		if by := d.and(second[key]).certain(); by != 0 {
-			errs = append(errs, a.add(key, half, -by))
-		}
-	}
-	return errors.Join(errs...)
+	return 0
 }
 
-func isWrong(drifts map[agentServiceKey]drift) bool {
-	for _, d := range drifts {
-		if d.certain() != 0 {
+// mismatch is in what the counts and the sockets differ, by service.
+type mismatch struct {
+	drifts map[agentServiceKey]drift
+	unseen map[agentServiceKey]int64 // how many more connections without a mark there are than before
+}
+
+// isWrong tells whether there is a difference.
+func (m *mismatch) isWrong() bool {
+	for key, d := range m.drifts {
+		if d.certain() != 0 || m.unseen[key] != 0 {
 			return true
 		}
 	}
 	return false
 }
 
-// compare compares the counts of a half that cannot grow with the sockets. It also returns how many
-// more connections without a mark there are than before. It returns nothing if the program that
-// counts is not that of this process.
-func (a *auditor) compare(half uint32) (drifts map[agentServiceKey]drift, unseen map[agentServiceKey]int64, err error) {
+// correct corrects the counts of a half that cannot grow, as far as a second comparison confirms the
+// first one. The program counts in two steps, and removes the mark of a socket just before the
+// socket leaves its state.
+func (a *auditor) correct(ctx context.Context, half uint32) error {
+	first, err := a.compare(half)
+	if err != nil || !first.isWrong() || !wait(ctx, a.confirm) {
+		return err
+	}
+	second, err := a.compare(half)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for key, d := range first.drifts {
+		if by := d.and(second.drifts[key]).certain(); by != 0 {
+			errs = append(errs, a.add(key, half, -by))
+		}
+		if by := steady(first.unseen[key], second.unseen[key]); by != 0 {
+			errs = append(errs, a.change(agentCountCorrection{Service: key, AddUnseen: by}))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// compare compares the counts of a half that cannot grow with the sockets. It finds nothing if the
+// program that counts is not that of this process.
+func (a *auditor) compare(half uint32) (found mismatch, err error) {
 	if counting, err := a.kernel.isCounting(); err != nil || !counting {
-		return nil, nil, err
+		return found, err
 	}
 	before, err := a.counts()
 	if err != nil {
-		return nil, nil, err
+		return found, err
 	}
 	marked, others := map[agentServiceKey]int64{}, map[agentServiceKey]int64{}
 	err = a.sockets.each(func(s diagSocket) {
@@ -207,20 +221,20 @@ func (a *auditor) compare(half uint32) (drifts map[agentServiceKey]drift, unseen
 		}
 	})
 	if err != nil {
-		return nil, nil, err
+		return found, err
 	}
 	after, err := a.counts()
 	if err != nil {
-		return nil, nil, err
+		return found, err
 	}
-	drifts, unseen = map[agentServiceKey]drift{}, map[agentServiceKey]int64{}
+	found = mismatch{map[agentServiceKey]drift{}, map[agentServiceKey]int64{}}
 	for key, n := range before {
 		if m, ok := after[key]; ok {
-			drifts[key] = drift{m.Open[half] - marked[key], n.Open[half] - marked[key]}
-			unseen[key] = others[key] - m.Unseen
+			found.drifts[key] = drift{m.Open[half] - marked[key], n.Open[half] - marked[key]}
+			found.unseen[key] = others[key] - m.Unseen
 		}
 	}
-	return drifts, unseen, nil
+	return found, nil
 }
 
 // countKey returns the key of the service of one port that has a local address. For a service of all
