@@ -121,8 +121,8 @@ func TestKeepAlive(t *testing.T) {
 		}
 	}
 	server.CloseClientConnections()
-	if err := <-ended; !errors.Is(err, context.Canceled) {
-		t.Errorf("the stream ended with %v", err)
+	if err := <-ended; err == nil { // of the context, or of a write to the closed connection
+		t.Error("the stream ended without an error")
 	}
 }
 
