@@ -136,8 +136,8 @@ func (h *HeldFragments) Send(f HeldFragment) error {
 	return err
 }
 
-// sideOf returns the number of the side on which the frames of an interface arrive. XDP of a bond in
-// native mode runs on the members, so the interface may be a member.
+// sideOf returns the number of the side on which the frames of an interface arrive. XDP of a bond
+// in native mode runs on the members, so the interface may be a member.
 func sideOf(arrivals []arrival, ifindex int) (int, error) {
 	isAt := func(ifindex int) func(arrival) bool {
 		return func(a arrival) bool { return a.ifindex == ifindex }
@@ -155,7 +155,8 @@ func sideOf(arrivals []arrival, ifindex int) (int, error) {
 	return 0, fmt.Errorf("interface %s has no program", link.Attrs().Name)
 }
 
-// sendBySocket makes the program encapsulate a frame, and sends it through the port of its next hop.
+// sendBySocket makes the program encapsulate a frame, and sends it through the port of its next
+// hop.
 func (h *HeldFragments) sendBySocket(program *ebpf.Program, f HeldFragment) error {
 	const mostHeaders = 256 // XDP_PACKET_HEADROOM
 	run := &ebpf.RunOptions{Data: f.Frame, DataOut: make([]byte, len(f.Frame)+mostHeaders)}
