@@ -19,8 +19,8 @@
 #include "net/token.h"
 #include "placement.h"
 
-/* One error becomes many packets, and anybody can forge errors. So each core copies fewer errors than
- * it answers packets. Other errors go where the flow's bucket leads, as under `hash`. */
+/* One error becomes many packets, and anybody can forge errors. So each core copies fewer errors
+ * than it answers packets. Other errors go where the flow's bucket leads, as under `hash`. */
 #define COPIED_PER_SECOND 100
 #define COPIED_IN_A_ROW 20
 /* The most servers that get a copy: those with the lowest slots. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Copies a candidate table to memory that user space maps. A system call that reads many elements of
- * a map takes ten times as long, and a status reads the tables of all services.
+ * Copies a candidate table to memory that user space maps. A system call that reads many elements
+ * of a map takes ten times as long, and a status reads the tables of all services.
  */
 #include "maps.h"
 

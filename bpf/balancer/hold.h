@@ -109,8 +109,8 @@ static __always_inline bool was_held(const struct xdp_md *ctx)
 	return (void *)(ethernet + 1) <= frame_end(ctx) && is_host(ethernet->h_source);
 }
 
-/* Gives a later fragment to user space. `is_outdated` says that the packet has an outdated entry. Not
- * inlined: see read_fragment. */
+/* Gives a later fragment to user space. `is_outdated` says that the packet has an outdated entry.
+ * Not inlined: see read_fragment. */
 __noinline int hold_fragment(struct xdp_md *ctx, const struct fragment_key *key, bool is_outdated)
 {
 	__u64 length = frame_end(ctx) - frame_start(ctx);

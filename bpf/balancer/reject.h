@@ -30,8 +30,8 @@ static __always_inline void count_removed(const struct packet *pkt)
 		add(counter, pkt);
 }
 
-/* The reset that answers a SYN to a closed port (RFC 9293 section 3.10.7.1). A client accepts it only
- * if it acknowledges the whole segment. False if the TCP header is missing. */
+/* The reset that answers a SYN to a closed port (RFC 9293 section 3.10.7.1). A client accepts it
+ * only if it acknowledges the whole segment. False if the TCP header is missing. */
 static __always_inline bool read_segment(struct xdp_md *ctx, const struct packet *pkt,
 					 struct reset *reset)
 {

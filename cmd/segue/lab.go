@@ -375,7 +375,8 @@ type demoAsJSON struct {
 	Placements []experimentRow `json:"placements"`
 }
 
-// demonstrateAsJSON runs the demo of a topology, and prints the results, also if requests have failed.
+// demonstrateAsJSON runs the demo of a topology, and prints the results, also if requests have
+// failed.
 func demonstrateAsJSON(cmd *cobra.Command, t lab.Topology) error {
 	result, err := demonstrate(cmd.Context(), cmd.ErrOrStderr(), t)
 	if result == nil {

@@ -237,8 +237,8 @@ func (a *auditor) compare(half uint32) (found mismatch, err error) {
 	return found, nil
 }
 
-// countKey returns the key of the service of one port that has a local address. For a service of all
-// ports, the connections of clients could not be told from those that the host itself opens.
+// countKey returns the key of the service of one port that has a local address. For a service of
+// all ports, the connections of clients could not be told from those that the host itself opens.
 func countKey(local netip.AddrPort) agentServiceKey {
 	key := agentServiceKey{Protocol: unix.IPPROTO_TCP, Port: networkOrder(local.Port())}
 	key.Vip.In6U.U6Addr8 = local.Addr().As16()

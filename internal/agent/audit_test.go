@@ -56,7 +56,8 @@ func (a *auditTest) auditAll(when string, want int64, corrected uint64) {
 	}
 }
 
-// requireUnseen requires that audits have found so many connections whose begin no program has seen.
+// requireUnseen requires that audits have found so many connections whose begin no program has
+// seen.
 func (a *auditTest) requireUnseen(when string, want int64) {
 	a.t.Helper()
 	var count agentConnectionCount

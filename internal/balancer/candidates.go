@@ -20,9 +20,9 @@ import (
 // mostBuiltRows is how many candidate tables builtRows keeps. Each has a megabyte or so.
 const mostBuiltRows = 8
 
-// builtRows has the last candidate tables that were built, with numbers of servers in place of slots.
-// Services with equal sets of servers have equal tables but for the slots, so a change of many such
-// services builds one table.
+// builtRows has the last candidate tables that were built, with numbers of servers in place of
+// slots. Services with equal sets of servers have equal tables but for the slots, so a change of
+// many such services builds one table.
 type builtRows struct {
 	keys []rowsKey // the latest one last
 	rows map[rowsKey]*dataplane.Rows

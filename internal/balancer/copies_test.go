@@ -135,8 +135,8 @@ func setEthertype(frame []byte, kind uint16) []byte {
 	return out
 }
 
-// Each core leaves few errors for copies, because each of them becomes many packets. The others go to
-// the servers that the flow's bucket names.
+// Each core leaves few errors for copies, because each of them becomes many packets. The others go
+// to the servers that the flow's bucket names.
 func TestCopyRate(t *testing.T) {
 	f := open(t, balancerOf(drainable(desired.UDP, desired.PlacementRoundRobin, desired.OnDrainKeep)))
 	frame := packet.ICMPError(router6, 2, 0, 1280, reply(flowTo(vip6, 80, desired.UDP)))
@@ -162,8 +162,8 @@ func TestCopyRate(t *testing.T) {
 	}
 }
 
-// An error beyond the rate of copies goes to the servers that may have the flow, as under hash: to all
-// of its row if they pass it on, and otherwise to the first one.
+// An error beyond the rate of copies goes to the servers that may have the flow, as under hash: to
+// all of its row if they pass it on, and otherwise to the first one.
 func TestErrorsBeyondTheCopies(t *testing.T) {
 	t.Parallel()
 	for _, agents := range []bool{false, true} {

@@ -351,7 +351,8 @@ func TestRestingServerKeepsFlows(t *testing.T) {
 }
 
 // A server that awaits its first health check gets new flows if probes find all servers unfit that
-// have passed theirs. A third of the servers is excluded, and the others of the unfit ones are used.
+// have passed theirs. A third of the servers is excluded, and the others of the unfit ones are
+// used.
 func TestServersAwaitNoUnfitOnes(t *testing.T) {
 	t.Parallel()
 	configured := func(servers int) *desired.Balancer {

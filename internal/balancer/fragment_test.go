@@ -3,6 +3,8 @@
 package balancer
 
 import (
+	"context"
+	"log/slog"
 	"math"
 	"net/netip"
 	"slices"
@@ -293,5 +295,20 @@ func TestHoldBudgets(t *testing.T) {
 			t.Errorf("%v: the flood uses up the room of other networks", c.flow)
 		}
 		f.takeHeld()
+	}
+}
+
+// The end of the context ends the holding also while fragments come faster than it reads them. Then
+// some are always unread.
+func TestHoldingEndsInAFlood(t *testing.T) {
+	t.Parallel()
+	f := openStandard(t)
+	f.run(packet.Fragments(datagram(dns), 1440, 7)[1])
+	ended, end := context.WithCancel(context.Background())
+	end()
+	h := newHolding(f.plane.Held, slog.New(slog.DiscardHandler))
+	f.must(h.run(ended, f.plane.Held))
+	if !f.plane.Held.Pending() {
+		t.Error("the holding reads all fragments before it ends")
 	}
 }

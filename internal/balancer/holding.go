@@ -59,7 +59,7 @@ func newHolding(path fragmentPath, log *slog.Logger) *holding {
 func (h *holding) run(ctx context.Context, source *dataplane.HeldFragments) error {
 	stop := context.AfterFunc(ctx, func() { _ = source.Interrupt() })
 	defer stop()
-	for {
+	for ctx.Err() == nil { // in a flood, Read never gets to the interruption
 		f, err := source.Read(h.next())
 		switch {
 		case errors.Is(err, ringbuf.ErrFlushed):
@@ -71,6 +71,7 @@ func (h *holding) run(ctx context.Context, source *dataplane.HeldFragments) erro
 		}
 		h.expire(time.Now())
 	}
+	return nil
 }
 
 // next returns the time at which the oldest fragment expires; zero: there is none.

@@ -15,7 +15,8 @@ import (
 	"github.com/segue-lb/segue/internal/tables"
 )
 
-// manyServices returns a configuration with services of 50 servers: half of them hunt, and half hash.
+// manyServices returns a configuration with services of 50 servers: half of them hunt, and half
+// hash.
 func manyServices(n int) *desired.Balancer {
 	var services []desired.Service
 	for i := range n {
@@ -36,7 +37,8 @@ func manyServices(n int) *desired.Balancer {
 	return cfg
 }
 
-// withChangedServer returns a copy of a configuration in which change was applied to a server of some services.
+// withChangedServer returns a copy of a configuration in which change was applied to a server of
+// some services.
 func withChangedServer(cfg *desired.Balancer, services int, change func(*desired.Server)) *desired.Balancer {
 	next := *cfg
 	next.Services = slices.Clone(cfg.Services)
@@ -47,8 +49,8 @@ func withChangedServer(cfg *desired.Balancer, services int, change func(*desired
 	return &next
 }
 
-// measureCPU reports the CPU time that a function takes. Most of the time, a change waits for packets
-// under way to leave.
+// measureCPU reports the CPU time that a function takes. Most of the time, a change waits for
+// packets under way to leave.
 func measureCPU(b *testing.B, do func()) {
 	used := func() time.Duration {
 		var usage unix.Rusage

@@ -172,8 +172,8 @@ func fromOneHost(a netip.Addr) bool {
 	return !reserved && !a.IsMulticast()
 }
 
-// endUnserved returns the outcome for a packet that no server gets. The client is told so if it tries
-// to connect to a port without a service, or to a service that has no server for new flows.
+// endUnserved returns the outcome for a packet that no server gets. The client is told so if it
+// tries to connect to a port without a service, or to a service that has no server for new flows.
 func (r *reference) endUnserved(frame []byte, p parsed, reason string) outcome {
 	answer := strings.Replace(reason, "drop_", "answer_", 1)
 	switch {

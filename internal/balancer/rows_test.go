@@ -132,8 +132,8 @@ func (b *rowsBalancer) follow(svc *desired.Service) {
 	b.slots = slots
 }
 
-// rows returns the servers of each place, with empty names where there is none. The rows are the same
-// if those of an equal set were built before.
+// rows returns the servers of each place, with empty names where there is none. The rows are the
+// same if those of an equal set were built before.
 func (b *rowsBalancer) rows(t *rapid.T, svc *desired.Service, built *builtRows) (places [][]string) {
 	running := &service{Service: *svc}
 	names := map[uint16]string{dataplane.NoServer: ""}

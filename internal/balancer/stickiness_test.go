@@ -80,7 +80,8 @@ func (f *fixture) cast(flow dataplane.Flow, service string) map[string]string {
 }
 
 // setState makes the flow tables correspond to a state of a flow. The states are "listen", and
-// "half-open", "new", "steer", "closing", "long-closing", "closed", "over" or "stale" with a server.
+// "half-open", "new", "steer", "closing", "long-closing", "closed", "over" or "stale" with a
+// server.
 func (f *fixture) setState(flow dataplane.Flow, service, state string, parts map[string]string) {
 	f.t.Helper()
 	clear(f.plane.Flows.Entries)

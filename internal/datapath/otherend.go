@@ -5,6 +5,7 @@ package datapath
 import (
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 
 	"github.com/vishvananda/netlink"
@@ -51,18 +52,27 @@ func cured(veth *netlink.LinkAttrs, err error) error {
 
 // findNamespace finds the network namespace with a number of the calling thread's network
 // namespace. It knows the namespaces with a name of iproute2, and that of the first process. It
-// returns a path of the namespace.
+// returns a path of the namespace. The error says which of them cannot be opened.
 func findNamespace(id int) (*namespace.Namespace, string, error) {
 	named, _ := filepath.Glob("/run/netns/*") // the pattern is right
+	var closed error
 	for _, path := range append(named, "/proc/1/ns/net") {
 		ns, err := namespace.Open(path)
+		if errors.Is(err, os.ErrNotExist) {
+			continue // removed meanwhile
+		}
 		if err != nil {
-			continue // not permitted, or removed meanwhile
+			closed = err
+			continue
 		}
 		if is, err := ns.ID(); err == nil && is == id {
 			return ns, path, nil
 		}
 		_ = ns.Close()
 	}
-	return nil, "", errors.New("its network namespace is neither in /run/netns nor that of process 1")
+	err := errors.New("its network namespace is not found in /run/netns or at process 1")
+	if closed != nil {
+		err = fmt.Errorf("%w: %w", err, closed)
+	}
+	return nil, "", err
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 
 	"github.com/segue-lb/segue/internal/namespace"
 	"github.com/segue-lb/segue/internal/needs"
@@ -140,7 +141,7 @@ func TestOtherEndIsOutOfReach(t *testing.T) {
 				continue
 			}
 			for _, part := range []string{
-				" eth0: ", "neither in /run/netns nor", "ethtool -K NAME txvlan off tx-vlan-stag-hw-insert off",
+				" eth0: ", "not found in /run/netns or at process 1", "ethtool -K NAME txvlan off tx-vlan-stag-hw-insert off",
 				fmt.Sprintf("interface %d there", indexOf(t, b, "port")),
 			} {
 				if !strings.Contains(err.Error(), part) {
@@ -150,6 +151,26 @@ func TestOtherEndIsOutOfReach(t *testing.T) {
 		}
 		if len(changed) > 0 {
 			t.Errorf("changed %v", changed)
+		}
+		return nil
+	}))
+}
+
+// A process without capabilities may not open the namespace of the first process. The error
+// says so.
+func TestOtherEndMayBeForbidden(t *testing.T) {
+	t.Parallel()
+	a, b := testnet.New(t), testnet.New(t)
+	testnet.Connect(t, a, "eth0", nil, b, "port", nil)
+	index := indexOf(t, a, "eth0")
+	testnet.Must(t, a.Do(func() error { // on a thread that ends afterwards
+		var none [2]unix.CapUserData
+		if err := unix.Capset(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &none[0]); err != nil {
+			return err
+		}
+		err := HiddenVLANTags(index)
+		if !errors.Is(err, ErrHiddenTags) || !errors.Is(err, os.ErrPermission) {
+			t.Errorf("error %v", err)
 		}
 		return nil
 	}))

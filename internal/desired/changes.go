@@ -163,8 +163,8 @@ func compare[T any](
 	return d
 }
 
-// changedFields returns the names of the fields in which two structs differ, as in the file, except for
-// the fields in leaveOut. For a weight it also gives the values.
+// changedFields returns the names of the fields in which two structs differ, as in the file, except
+// for the fields in leaveOut. For a weight it also gives the values.
 func changedFields(now, before any, leaveOut ...string) (names []string) {
 	a, b := reflect.ValueOf(now), reflect.ValueOf(before)
 	for i := range a.NumField() {

@@ -83,8 +83,8 @@ const giveUpAfter = 4
 
 var errNotTried = errors.New("not tried")
 
-// Demo sends requests from the lab's client to every service. The requests are downloads and uploads
-// of several sizes, whose checksums are compared, and datagrams that servers echo.
+// Demo sends requests from the lab's client to every service. The requests are downloads and
+// uploads of several sizes, whose checksums are compared, and datagrams that servers echo.
 func (l *Lab) Demo(ctx context.Context) (*DemoResult, error) {
 	d := demo{lab: l, checks: l.checks()}
 	d.client.Transport = &http.Transport{DialContext: l.Node("client").Dial, DisableKeepAlives: true}

@@ -35,8 +35,8 @@ type server struct {
 	reached   int     // successive calls with an answer
 	unreached int     // successive calls without an answer, by the server's fault
 	unheard   bool
-	// The servers through which calls to this one had no answer. Its next answer shows that the fault
-	// was theirs.
+	// The servers through which calls to this one had no answer. Its next answer shows that the
+	// fault was theirs.
 	accused []*server
 }
 

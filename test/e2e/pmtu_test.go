@@ -135,7 +135,8 @@ func setSocketOption(conn net.Conn, s lab.Service, option4, option6, value int) 
 	return errors.Join(err, errSet)
 }
 
-// TestFragmentedDatagrams sends datagrams in three fragments from the client, also in reverse order.
+// TestFragmentedDatagrams sends datagrams in three fragments from the client, also in reverse
+// order.
 func TestFragmentedDatagrams(t *testing.T) {
 	t.Parallel()
 	l := up(t, topology(echoServices...))

@@ -26,9 +26,9 @@ import (
 var previous = flag.String("previous", "", "`commit` from whose build TestUpgradeOfAFleet upgrades")
 
 // TestUpgradeOfAFleet upgrades three servers and two balancers one after the other, under load.
-// After each upgrade, the edge router sends all packets to one balancer, then to the other, and then
-// to both again. So each balancer gets flows of the other one, which may have another version. No
-// connection breaks, every request is answered, and each host understands the signals of the
+// After each upgrade, the edge router sends all packets to one balancer, then to the other, and
+// then to both again. So each balancer gets flows of the other one, which may have another version.
+// No connection breaks, every request is answered, and each host understands the signals of the
 // others. The same holds if balancers are upgraded before servers.
 func TestUpgradeOfAFleet(t *testing.T) {
 	if *previous == "" {
@@ -233,8 +233,8 @@ func (f *fleet) move(t *testing.T) {
 	}
 }
 
-// requireNoLoss fails the test if a connection has broken, a request has failed, or a flow of UDP has
-// changed its server.
+// requireNoLoss fails the test if a connection has broken, a request has failed, or a flow of UDP
+// has changed its server.
 func (f *fleet) requireNoLoss(t *testing.T, when string) {
 	t.Helper()
 	f.held.requireUnbroken(t)
@@ -300,7 +300,8 @@ func (f *fleet) requireUnderstanding(t *testing.T) {
 	}
 }
 
-// handBacks returns how many offered connections servers have handed back to servers with less load.
+// handBacks returns how many offered connections servers have handed back to servers with less
+// load.
 func (f *fleet) handBacks(t *testing.T) (n uint64) {
 	t.Helper()
 	for _, name := range nodes(f.Lab, lab.RoleServer) {

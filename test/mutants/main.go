@@ -8,8 +8,8 @@
 //	make mutants FROM="forged answers to probes"
 //
 // ROW is the beginning of rows. FROM is the beginning of the first row, to go on after an
-// interruption. Without both, the command takes all rows. It works in a clone of the last commit, so
-// uncommitted changes do not count. Root is needed, as for the tests.
+// interruption. Without both, the command takes all rows. It works in a clone of the last commit,
+// so uncommitted changes do not count. Root is needed, as for the tests.
 package main
 
 import (
@@ -124,8 +124,8 @@ func (t *tree) clone(ctx context.Context) error {
 	return err
 }
 
-// try makes a mutant, and runs tests. It is BROKEN if it does not compile, or if the test that fails
-// also fails without the mutant.
+// try makes a mutant, and runs tests. It is BROKEN if it does not compile, or if the test that
+// fails also fails without the mutant.
 func (t *tree) try(ctx context.Context, tests []test, m mutant) (result, details string) {
 	folders := foldersOf(tests, m.File)
 	isBPF := strings.HasPrefix(m.File, "bpf/")
@@ -166,8 +166,8 @@ func (t *tree) try(ctx context.Context, tests []test, m mutant) (result, details
 	return "killed", "by " + failed.String()
 }
 
-// foldersOf returns the folders of tests. The likely ones to notice a change of the file come first,
-// and the slow ones in test/ last.
+// foldersOf returns the folders of tests. The likely ones to notice a change of the file come
+// first, and the slow ones in test/ last.
 func foldersOf(tests []test, file string) []string {
 	rank := func(folder string) int {
 		switch {
@@ -200,8 +200,8 @@ func namesIn(tests []test, folder string) string {
 	return strings.Join(names, "|")
 }
 
-// apply changes the mutant's file, and compiles the BPF programs that depend on it, at the same time,
-// for the tests of the folders. It returns the objects that have changed.
+// apply changes the mutant's file, and compiles the BPF programs that depend on it, at the same
+// time, for the tests of the folders. It returns the objects that have changed.
 func (t *tree) apply(ctx context.Context, folders []string, m mutant) (changed []object, err error) {
 	name := filepath.Join(t.dir, m.File)
 	before, err := os.ReadFile(name)
@@ -222,8 +222,8 @@ func (t *tree) apply(ctx context.Context, folders []string, m mutant) (changed [
 }
 
 // firstFailure runs those tests of a folder that have the names, until one fails. It returns that
-// test and the output. If no test fails, the output is empty. The test has no name if the program of
-// the tests has ended otherwise. Unless only BPF programs have changed, Go compiles the tests.
+// test and the output. If no test fails, the output is empty. The test has no name if the program
+// of the tests has ended otherwise. Unless only BPF programs have changed, Go compiles the tests.
 func (t *tree) firstFailure(ctx context.Context, folder, names string, isBPF bool, changed []object) (
 	failed test, output string, err error,
 ) {

@@ -240,8 +240,8 @@ func (p *Plane) spareTable() uint32 { return p.Objects.Tables.MaxEntries() - 1 }
 // Candidates is a copy of a candidate table. Each word contains candidatesPerWord slots.
 type Candidates []uint64
 
-// readCandidates reads a whole candidate table. The table stays open meanwhile, so that the kernel does
-// not free it while the program reads it.
+// readCandidates reads a whole candidate table. The table stays open meanwhile, so that the kernel
+// does not free it while the program reads it.
 func readCandidates(dir string, tables *ebpf.Map, number uint32, copier *tableCopier) (Candidates, error) {
 	table, err := openInner(dir, tables, number)
 	if err != nil {

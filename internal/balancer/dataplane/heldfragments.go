@@ -6,12 +6,14 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"time"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/ringbuf"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/segue-lb/segue/internal/datapath"
@@ -114,29 +116,47 @@ func (h *HeldFragments) Send(f HeldFragment) error {
 	if arrivals == nil {
 		return errors.New("no program is attached")
 	}
-	const mac = 6
-	copy(f.Frame[mac:2*mac], f.Frame[:mac]) // was_held in hold.h
-	for i, by := range *arrivals {
-		if by.ifindex != int(f.Ifindex) {
-			continue
-		}
-		program := h.sides[i].Objects.XdpLb
-		if by.mode != datapath.Native {
-			return h.sendBySocket(program, f)
-		}
-		_, err := program.Run(&ebpf.RunOptions{
-			Data:      f.Frame,
-			Context:   xdpContext{DataEnd: uint32(len(f.Frame)), IngressIfindex: f.Ifindex},
-			Repeat:    1,
-			Flags:     unix.BPF_F_TEST_XDP_LIVE_FRAMES,
-			BatchSize: 1,
-		})
+	i, err := sideOf(*arrivals, int(f.Ifindex))
+	if err != nil {
 		return err
 	}
-	return fmt.Errorf("interface %d has no program", f.Ifindex)
+	const mac = 6
+	copy(f.Frame[mac:2*mac], f.Frame[:mac]) // was_held in hold.h
+	program := h.sides[i].Objects.XdpLb
+	if (*arrivals)[i].mode != datapath.Native {
+		return h.sendBySocket(program, f)
+	}
+	_, err = program.Run(&ebpf.RunOptions{
+		Data:      f.Frame,
+		Context:   xdpContext{DataEnd: uint32(len(f.Frame)), IngressIfindex: f.Ifindex},
+		Repeat:    1,
+		Flags:     unix.BPF_F_TEST_XDP_LIVE_FRAMES,
+		BatchSize: 1,
+	})
+	return err
 }
 
-// sendBySocket makes the program encapsulate a frame, and sends it through the port of its next hop.
+// sideOf returns the number of the side on which the frames of an interface arrive. XDP of a bond
+// in native mode runs on the members, so the interface may be a member.
+func sideOf(arrivals []arrival, ifindex int) (int, error) {
+	isAt := func(ifindex int) func(arrival) bool {
+		return func(a arrival) bool { return a.ifindex == ifindex }
+	}
+	if i := slices.IndexFunc(arrivals, isAt(ifindex)); i >= 0 {
+		return i, nil
+	}
+	link, err := netlink.LinkByIndex(ifindex)
+	if err != nil {
+		return 0, fmt.Errorf("find interface %d: %w", ifindex, err)
+	}
+	if i := slices.IndexFunc(arrivals, isAt(link.Attrs().MasterIndex)); i >= 0 {
+		return i, nil
+	}
+	return 0, fmt.Errorf("interface %s has no program", link.Attrs().Name)
+}
+
+// sendBySocket makes the program encapsulate a frame, and sends it through the port of its next
+// hop.
 func (h *HeldFragments) sendBySocket(program *ebpf.Program, f HeldFragment) error {
 	const mostHeaders = 256 // XDP_PACKET_HEADROOM
 	run := &ebpf.RunOptions{Data: f.Frame, DataOut: make([]byte, len(f.Frame)+mostHeaders)}

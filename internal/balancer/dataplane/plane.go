@@ -24,8 +24,8 @@ import (
 )
 
 // Plane is the data path of an instance: the programs in the kernel, and the tables that they use.
-// One goroutine owns it. Other goroutines own the fields Probes and Held. A Reader may read the tables at
-// any time.
+// One goroutine owns it. Other goroutines own the fields Probes and Held. A Reader may read the
+// tables at any time.
 type Plane struct {
 	// Objects are the loaded maps, and the loaded programs of the outside.
 	Objects Objects

@@ -66,8 +66,8 @@ func (c *tableCopier) load(tables *ebpf.Map) error {
 	return nil
 }
 
-// read fills words with those at the beginning of a candidate table. It returns an error if the table
-// has fewer words.
+// read fills words with those at the beginning of a candidate table. It returns an error if the
+// table has fewer words.
 func (c *tableCopier) read(tables *ebpf.Map, number uint32, words []uint64) error {
 	if err := c.load(tables); err != nil {
 		return err

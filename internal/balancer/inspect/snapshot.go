@@ -660,8 +660,8 @@ func takesFlows(flags dataplane.ServerFlags) bool {
 		(flags&(dataplane.FlagDrained|dataplane.FlagFailing) == 0 || flags&dataplane.FlagStarting != 0)
 }
 
-// takers tells for each slot, and for NoServer, whether it has a server of the service that takes new
-// flows, and one that can be reached.
+// takers tells for each slot, and for NoServer, whether it has a server of the service that takes
+// new flows, and one that can be reached.
 func (v *View) takers(service *ServiceState) (takes, reachable []bool) {
 	takes, reachable = make([]bool, dataplane.NoServer+1), make([]bool, dataplane.NoServer+1)
 	for _, server := range service.Servers {
