@@ -33,6 +33,9 @@ import (
 // ownMAC is the MAC address of the balancer. Package packet sends its frames to it.
 var ownMAC = packet.MAC{2, 0, 0, 0, 0, 2}
 
+// heldMAC is the source of fragments that were held: HELD_SOURCE in bpf/balancer/hold.h.
+var heldMAC = packet.MAC{2, 'h', 'e', 'l', 'd', 0}
+
 // links are the interfaces through which a fixture reaches its servers, with their MTU in bytes.
 // The link "bridge" is a bridge, and the others are veths.
 var links = map[string]int{"out": 9000, "narrow": 1500, "bridge": 1500}

@@ -197,7 +197,7 @@ func TestFragmentsBeforeTheFirst(t *testing.T) {
 			t.Errorf("%v: the news of the first fragment are %+v", flow, news)
 		}
 		for _, later := range held {
-			frame := packet.SetMACs(later.Frame, ownMAC, ownMAC)
+			frame := packet.SetMACs(later.Frame, heldMAC, ownMAC)
 			f.check(f.forwarded(frame, flow, service, f.placed(flow, service), "forward_fragment"), f.run(frame))
 		}
 		f.run(fragments[0])
@@ -215,7 +215,7 @@ func TestFragmentsThatAreNotHeld(t *testing.T) {
 	for _, flow := range []dataplane.Flow{dns, dns4} {
 		later := packet.Fragments(datagram(flow), 1440, 7)[1]
 		long := packet.Fragments(datagram(flow), 1536, 7)[1]
-		for _, frame := range [][]byte{packet.SetMACs(later, ownMAC, ownMAC), long} {
+		for _, frame := range [][]byte{packet.SetMACs(later, heldMAC, ownMAC), long} {
 			f.check(refused(frame, "drop_fragment_unknown", layer3(frame)), f.run(frame))
 		}
 	}
@@ -295,6 +295,14 @@ func TestHoldBudgets(t *testing.T) {
 			t.Errorf("%v: the flood uses up the room of other networks", c.flow)
 		}
 		f.takeHeld()
+	}
+	// A flood from many networks uses up what the cores may give to the process.
+	f.must(zero(f.plane.Objects.HoldBudgets))
+	f.must(f.plane.Objects.HoldByCore.Put(uint32(0), slices.Repeat([]uint64{math.MaxInt64}, ebpf.MustPossibleCPU())))
+	for _, flow := range []dataplane.Flow{dns, dns4} {
+		if got := reasonIn(packet.Fragments(datagram(flow), 1440, 7)[1]); got != "drop_fragment_room" {
+			t.Errorf("%v: beyond the rate of the core: %s", flow, got)
+		}
 	}
 }
 

@@ -35,7 +35,7 @@ func (r *reference) follow(frame []byte, p *parsed) (reason string) {
 	}
 	first, ok := r.firsts[key]
 	if !ok {
-		if len(frame) > heldFrame || packet.MAC(frame[6:]) == ownMAC {
+		if len(frame) > heldFrame || packet.MAC(frame[6:]) == heldMAC {
 			return "drop_fragment_unknown"
 		}
 		return "take_fragment"

@@ -102,6 +102,9 @@ func (h *HeldFragments) Read(deadline time.Time) (HeldFragment, error) {
 	return f, nil
 }
 
+// heldSource is the source MAC address of held fragments: HELD_SOURCE in bpf/balancer/hold.h.
+const heldSource = "\x02held\x00"
+
 // HasFirst tells whether the first fragment of a packet has passed.
 func (h *HeldFragments) HasFirst(key FragmentKey) bool {
 	var first FragmentFlow
@@ -120,8 +123,7 @@ func (h *HeldFragments) Send(f HeldFragment) error {
 	if err != nil {
 		return err
 	}
-	const mac = 6
-	copy(f.Frame[mac:2*mac], f.Frame[:mac]) // was_held in hold.h
+	copy(f.Frame[6:12], heldSource)
 	program := h.sides[i].Objects.XdpLb
 	if (*arrivals)[i].mode != datapath.Native {
 		return h.sendBySocket(program, f)

@@ -102,6 +102,7 @@ func (o *Objects) Shared() map[string]*ebpf.Map {
 		balancerMapCopied:         o.Copied,
 		balancerMapHeldFragments:  o.HeldFragments,
 		balancerMapHoldBudgets:    o.HoldBudgets,
+		balancerMapHoldByCore:     o.HoldByCore,
 		balancerMapLocators:       o.Locators,
 		balancerMapOwnAddresses:   o.OwnAddresses,
 		balancerMapProbes:         o.Probes,
