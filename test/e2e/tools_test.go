@@ -103,6 +103,13 @@ func startIPerf(t *testing.T, l *lab.Lab, node string, port int) {
 	})
 }
 
+// isBetweenTests tells whether a server of iperf3 refuses a test because it ends the one before: it
+// says so, or it closes its listening socket, with the connections that it has not accepted.
+func isBetweenTests(err error) bool {
+	return strings.Contains(err.Error(), "the server is busy") ||
+		strings.Contains(err.Error(), "unable to receive control message")
+}
+
 // iperf transfers bytes as fast as it can.
 func iperf(t *testing.T, l *lab.Lab, s lab.Service, flags ...string) {
 	t.Helper()
@@ -111,8 +118,8 @@ func iperf(t *testing.T, l *lab.Lab, s lab.Service, flags ...string) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	out, err := l.Node("client").Run(ctx, "iperf3", args...)
-	for err != nil && strings.Contains(err.Error(), "the server is busy") {
-		time.Sleep(50 * time.Millisecond) // it has not ended the test before, whose client has
+	for err != nil && isBetweenTests(err) {
+		time.Sleep(50 * time.Millisecond) // the server has not ended the test before, whose client has
 		out, err = l.Node("client").Run(ctx, "iperf3", args...)
 	}
 	must(t, err)
