@@ -240,7 +240,7 @@ var visits = []visit{
 	{name: "last fragment alone", frame: packet.Fragments(frameOf(dns, large), 64, 7)[1], reason: "take_fragment", length: 40 + 8 + 44},
 	{name: "last fragment alone, IPv4", frame: packet.Fragments(frameOf(dns4, large), 64, 7)[1],
 		reason: "take_fragment", length: 20 + 44},
-	{name: "last fragment alone, held before", frame: packet.SetMACs(packet.Fragments(frameOf(dns, large), 64, 7)[1], ownMAC, ownMAC),
+	{name: "last fragment alone, held before", frame: packet.SetMACs(packet.Fragments(frameOf(dns, large), 64, 7)[1], heldMAC, ownMAC),
 		reason: "drop_fragment_unknown", length: 40 + 8 + 44},
 	{name: "ping, IPv6", frame: packet.ICMP(client6.Addr(), vip6, 128, 0, 1), reason: "answer_echo"},
 	{name: "ping, IPv4", frame: packet.ICMP(client4.Addr(), vip4, 8, 0, 1), reason: "answer_echo"},

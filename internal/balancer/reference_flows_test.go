@@ -125,14 +125,16 @@ func (r *reference) renew(p parsed, e *referenceEntry) {
 	e.seen = now
 }
 
+// isAvoided tells whether a server fails its checks while others do not.
+func (r *reference) isAvoided(svc *desired.Service, server *desired.Server) bool {
+	isSame := func(s desired.Server) bool { return s.Name == server.Name }
+	return r.failing[svc.Name+"/"+server.Name] && !slices.ContainsFunc(r.usable(svc), isSame)
+}
+
 // keepsServer implements the table of docs/packet-path.md for flows whose server is configured.
 // Packets leave a server that fails its checks, or that is drained, only if there are other servers.
 func (r *reference) keepsServer(p parsed, svc *desired.Service, server *desired.Server, e *referenceEntry) bool {
-	usable, all := false, r.usable(svc)
-	for _, s := range all {
-		usable = usable || s.Name == server.Name
-	}
-	fails := r.failing[svc.Name+"/"+server.Name] && !usable
+	all, fails := r.usable(svc), r.isAvoided(svc, server)
 	isDrained := !server.Takes() || r.isUnproven(svc, server)
 	hasPassed := func(s desired.Server) bool { return !r.awaitsCheck(svc, s.Name) }
 	leaving := !server.Takes() && svc.OnDrain == desired.OnDrainMoveUDP && slices.ContainsFunc(all, hasPassed)

@@ -92,7 +92,7 @@ func (r *reference) offer(p parsed, svc *desired.Service, e *referenceEntry) []s
 // have the connection nevertheless, and so is asked first.
 func (r *reference) askedFirst(svc *desired.Service, e *referenceEntry) []stage {
 	server := r.holder(e, svc)
-	if server == nil || r.failing[svc.Name+"/"+server.Name] || !r.reaches(server.Name) ||
+	if server == nil || r.isAvoided(svc, server) || !r.reaches(server.Name) ||
 		e.state == stateClosed && !e.lingers(r.now()) {
 		return nil
 	}
