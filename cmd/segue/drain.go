@@ -36,9 +36,9 @@ undrain", also across reloads and restarts of the balancer: it is an override, w
 segue status shows apart from the configuration file.
 
 With --wait, drain ends when the server has no live flow left in the flow table, and shows
-how many are left until then. A flow that its client has ended is not live. The flows are counted every five seconds. If flows stay for as
-long as clients want, drain says so, and what to do. The exit code is 1 if --timeout
-passes first; the server stays drained.
+how many are left until then. A flow that its client has ended is not live. The flows are
+counted every five seconds. If flows stay for as long as clients want, drain says so, and
+what to do. The exit code is 1 if --timeout passes first; the server stays drained.
 
 Drain speaks with the process of the balancer on this host. Each balancer of a service
 has its own overrides, unless the balancers share a store: then all of them drain the server.
