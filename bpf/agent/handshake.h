@@ -200,19 +200,11 @@ struct {
 	__type(value, __u64);
 } resets SEC(".maps");
 
-/* Takes a token for a reset. A dry run takes it from a copy. */
 static __always_inline bool may_reset_now(void)
 {
 	__u32 key = 0;
-	__u64 *used = bpf_map_lookup_elem(&resets, &key);
-	__u64 copy;
 
-	if (!used)
-		return false;
-	if (!dry_run)
-		return take_token(used);
-	copy = *used;
-	return take_token(&copy);
+	return take_token(bpf_map_lookup_elem(&resets, &key));
 }
 
 /* Handles a packet of a flow that no server has: the stack resets the connection, if the service is

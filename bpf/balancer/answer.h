@@ -83,13 +83,8 @@ static __always_inline enum answer_form icmp_form(bool is_v4)
 static __always_inline bool may_answer_now(enum lb_reason why, enum answer_form form)
 {
 	__u32 key = (why - FIRST_ANSWER) * ANSWER_FORMS + form;
-	__u64 *used = bpf_map_lookup_elem(&answers, &key);
-	__u64 copy;
 
-	if (!used)
-		return false;
-	copy = *used;
-	return take_token(dry_run ? &copy : used);
+	return take_token(bpf_map_lookup_elem(&answers, &key));
 }
 
 /* Whether the source may be the address of one host: it is not unspecified, loopback, multicast or

@@ -40,13 +40,8 @@ struct {
 static __always_inline bool may_copy_now(void)
 {
 	__u32 key = 0;
-	__u64 *used = bpf_map_lookup_elem(&copied, &key);
-	__u64 copy;
 
-	if (!used)
-		return false;
-	copy = *used;
-	return take_token_of(dry_run ? &copy : used, 1000000000ULL / COPIED_PER_SECOND,
+	return take_token_of(bpf_map_lookup_elem(&copied, &key), 1000000000ULL / COPIED_PER_SECOND,
 			     COPIED_IN_A_ROW);
 }
 

@@ -100,24 +100,14 @@ static __always_inline __u32 hold_budget_of(const struct in6_addr *source)
 	return multilinear(words, 2, flow_keys + 1, flow_keys[0]) >> (64 - HOLD_BUDGET_BITS);
 }
 
-static __always_inline bool take_hold_token(__u64 *used, __u64 per_second, __u64 in_a_row)
-{
-	__u64 copy;
-
-	if (!used)
-		return false;
-	copy = *used;
-	return take_token_of(dry_run ? &copy : used, 1000000000ULL / per_second, in_a_row);
-}
-
 static __always_inline bool may_hold_now(const struct in6_addr *source)
 {
 	__u32 budget = hold_budget_of(source), core = 0;
 
-	return take_hold_token(bpf_map_lookup_elem(&hold_budgets, &budget), HELD_PER_SECOND,
-			       HELD_IN_A_ROW) &&
-	       take_hold_token(bpf_map_lookup_elem(&hold_by_core, &core), HELD_BY_CORE_PER_SECOND,
-			       HELD_BY_CORE_IN_A_ROW);
+	return take_token_of(bpf_map_lookup_elem(&hold_budgets, &budget),
+			     1000000000ULL / HELD_PER_SECOND, HELD_IN_A_ROW) &&
+	       take_token_of(bpf_map_lookup_elem(&hold_by_core, &core),
+			     1000000000ULL / HELD_BY_CORE_PER_SECOND, HELD_BY_CORE_IN_A_ROW);
 }
 
 /* The source of a frame that user space has held, in memory order: 02:'h':'e':'l':'d':0. It is no

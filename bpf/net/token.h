@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * A token bucket that limits the work that strangers can cause on a core.
+ * A token bucket that limits the work that strangers can cause on a core. The program defines
+ * `dry_run` before.
  */
 #ifndef SEGUE_NET_TOKEN_H
 #define SEGUE_NET_TOKEN_H
@@ -17,13 +18,18 @@
 #define TOKEN_INTERVAL (1000000000ULL / TOKENS_PER_SECOND) /* ns */
 
 /* Takes a token, one of so many in a row, each of which comes after an interval in ns; false when
- * there is none. `used` is the time up to which this core's tokens are used, in ns of the coarse
- * monotonic clock. */
+ * there is none. `used` is the time up to which the tokens are used, in ns of the coarse monotonic
+ * clock; NULL: there are none. A dry run takes no token, and tells whether there is one. */
 static __always_inline bool take_token_of(__u64 *used, __u64 interval, __u64 in_a_row)
 {
 	__u64 now = bpf_ktime_get_coarse_ns();
-	__u64 full = now - in_a_row * interval;
+	__u64 full = now - in_a_row * interval, copy;
 
+	if (!used)
+		return false;
+	copy = *used;
+	if (dry_run)
+		used = &copy;
 	if (*used < full)
 		*used = full;
 	if (*used + interval > now)
