@@ -89,14 +89,27 @@ func TestDetachedAgent(t *testing.T) {
 	must(t, c.spread(t.Context(), "s1", "s2", "s3"))
 }
 
+// awaitProbes waits until a server's agent has answered a probe of every service. A balancer probes
+// every service once before it probes one again.
+func awaitProbes(t *testing.T, l *lab.Lab, server string) {
+	t.Helper()
+	want := uint64(len(nodes(l, lab.RoleBalancer)) * len(l.Topology.Services))
+	eventually(t, func() error {
+		if answered := packetCounts(t, l.Node(server))["answer_probe"]; answered < want {
+			return fmt.Errorf("%s has answered %d probes, want %d", server, answered, want)
+		}
+		return nil
+	})
+}
+
 // TestKilledApplication kills the application of a server, while clients connect. The services have
-// no health checks: only the agents know that the server refuses connections. Its connections from
-// before are not the balancers' business.
+// no health checks: only the agents know that the server refuses connections, if a probe has found
+// its application before. Its connections from before are not the balancers' business.
 func TestKilledApplication(t *testing.T) {
 	t.Parallel()
 	l := up(t, topology(probed...))
 	c := newClient(l)
-	awaitCondition(t, l, "s3", inspect.ServerUnchecked, probed...)
+	awaitProbes(t, l, "s3")
 	must(t, c.spread(t.Context(), "s1", "s2", "s3"))
 	for range 2 {
 		must(t, l.Process("s3", "nginx").Kill())
