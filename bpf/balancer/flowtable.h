@@ -473,28 +473,32 @@ static __always_inline bool entry_swap(__u64 *entry, __u64 old, __u64 new)
 }
 
 /*
- * Changes the entry of the flow's bucket that has the old value. False: another core was faster,
- * and the entry is as that core left it. The data path makes every change of an entry's state, age
- * or server here, and the sweep makes its changes by sweep_entry(). Both count the change by
- * count_states(). So the loads of servers always equal what the entries of both flow tables add to
- * them, except for changes under way.
+ * Changes an entry that has the old value. False: another core was faster, and the entry is as that
+ * core left it. The data path makes every change of an entry's state, age or server here, and the
+ * sweep makes its changes by sweep_entry(). Both count the change by count_states(). So the loads
+ * of servers always equal what the entries of both flow tables add to them, except for changes
+ * under way.
  */
+static __always_inline bool entry_change(__u64 *entry, __u64 old, __u64 new)
+{
+	if (!entry_swap(entry, old, new))
+		return false;
+	if (!dry_run)
+		note_change(old, new);
+	return true;
+}
+
+/* Changes the entry of the flow's bucket that has the old value. */
 static __always_inline bool flow_transition(const struct flow *flow, __u64 old, __u64 new)
 {
-	bool is_done = false;
-
-#pragma unroll
+#pragma nounroll
 	for (int i = 0; i < FLOWS_PER_BUCKET; i++) {
 		int way = flow_way(flow->signature, i);
 
-		if (entry_read(flow->bucket, way) == old) {
-			is_done = entry_swap(&flow->bucket->entry[way], old, new);
-			break;
-		}
+		if (entry_read(flow->bucket, way) == old)
+			return entry_change(&flow->bucket->entry[way], old, new);
 	}
-	if (is_done && !dry_run)
-		note_change(old, new);
-	return is_done;
+	return false;
 }
 
 /* Notes an event of a known flow, which stays with its server. It writes only if something
@@ -508,53 +512,64 @@ static __always_inline bool flow_renew(struct flow *flow, enum flow_event event,
 	       flow_transition(flow, flow->value, flow->value ^ changed);
 }
 
-#define FLOW_RANK_FREE (3 * (FLOW_TIME_MASK + 1)) /* the highest rank */
+#define FLOW_RANK_IDLE (FLOW_MIN_IDLE + FLOW_MAX_LEAD) /* the lowest rank that is replaced */
 
-/* How readily an entry is replaced; 0: not at all. An entry that is ahead of the clock has the
- * lowest rank of its kind. */
+/*
+ * How readily an entry that is not free is replaced: the older the sooner, and a new or closed one
+ * sooner than any other. An entry that is ahead of the clock has the lowest rank of its kind.
+ * Without branches: otherwise the verifier walks the next entries once for each state.
+ */
 static __always_inline __u64 entry_rank(__u64 value, __u64 now)
 {
-	__u64 age;
+	__u64 odd = value >> FLOW_STATE_SHIFT & 1; /* new, closed or closing */
+	__u64 ended = odd & value >> (FLOW_STATE_SHIFT + 1);
+	__u64 closing = ended & value >> (FLOW_STATE_SHIFT - 1);
+	__u64 age = (now + FLOW_MAX_LEAD - value) & FLOW_TIME_MASK >> ended;
 
-	if (!value)
-		return FLOW_RANK_FREE;
-	age = (now + FLOW_MAX_LEAD - value) & time_mask(value);
-	if (value & FLOW_NEW << FLOW_STATE_SHIFT && entry_state(value) != FLOW_CLOSING)
-		return FLOW_TIME_MASK + 1 + age; /* new or closed, also in the tick it was seen */
-	return age < FLOW_MIN_IDLE + FLOW_MAX_LEAD ? 0 : age;
+	return (odd ^ closing) << FLOW_STATE_SHIFT | age;
 }
 
 /*
- * Enters a flow. It replaces the flow's own old entry, or else the entry of the highest rank: a
- * free one, then the oldest that is new or closed, then the oldest idle one. Nothing is done when
- * all entries are in use, or when another core was faster. With `spares_own`, an entry that another
- * core has made for the same flow since the lookup is not replaced.
+ * Finds the entry that a new flow replaces: a free one, or else that of the highest rank. False
+ * when all entries are in use. With `spares_own`, an entry that another core has made for the same
+ * flow since the lookup is not replaced.
  */
+static __always_inline bool find_replaceable(const struct flow *flow, __u64 now, bool spares_own,
+					     __u64 *entry)
+{
+	__u64 best = 0;
+
+#pragma nounroll
+	for (int i = 0; i < FLOWS_PER_BUCKET; i++) {
+		__u64 value = entry_read(flow->bucket, flow_way(flow->signature, i));
+		__u64 rank = entry_rank(value, now);
+
+		if (!value) {
+			*entry = 0;
+			return true;
+		}
+		if (spares_own && entry_is_own(flow, value))
+			continue;
+		if (rank > best) {
+			best = rank;
+			*entry = value;
+		}
+		/* Otherwise the compiler would keep more on the stack. */
+		barrier_var(best);
+	}
+	return best >= FLOW_RANK_IDLE;
+}
+
+/* Enters a flow, in the place of its own old entry or of another one. Nothing is done when all
+ * entries are in use, or when another core was faster. */
 static __always_inline bool flow_enter(struct flow *flow, __u32 server, enum flow_state state,
 				       __u64 now, bool spares_own)
 {
-	__u64 value = entry_value(flow->signature, server, state, now);
-	__u64 old = flow->value, best = 0;
+	__u64 old = flow->value;
 
-	if (!flow->bucket)
+	if (!flow->bucket || (!old && !find_replaceable(flow, now, spares_own, &old)))
 		return false;
-	if (flow_known(flow))
-		return flow_transition(flow, old, value);
-#pragma unroll
-	for (int i = 0; i < FLOWS_PER_BUCKET; i++) {
-		__u64 other = entry_read(flow->bucket, flow_way(flow->signature, i));
-		__u64 rank = spares_own && entry_is_own(flow, other) ? 0 : entry_rank(other, now);
-
-		if (rank > best) {
-			best = rank;
-			old = other;
-		}
-		if (rank == FLOW_RANK_FREE)
-			break;
-	}
-	/* Otherwise the compiler would keep the addresses of all entries on the stack. */
-	barrier_var(flow->signature);
-	return best && flow_transition(flow, old, value);
+	return flow_transition(flow, old, entry_value(flow->signature, server, state, now));
 }
 
 #endif
