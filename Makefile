@@ -48,7 +48,7 @@ export BPF2GO_CFLAGS := -mcpu=v3 -fno-strict-aliasing -Wall -Werror -I/usr/inclu
 
 BPF := $(wildcard bpf/*/*.c bpf/*/*.h)
 REPORTER := $(wildcard loadshm/*.h loadshm/example/c/*.c loadshm/testdata/*.c)
-GENERATORS := $(shell grep -rl --include='*.go' '^//go:generate' cmd internal)
+GENERATORS := $(shell grep -rl --include='*.go' '^//go:generate' cmd internal lab research)
 GENERATED := bin/.generated
 SCRIPTS := $(SETUP) .ci/run scripts/version.sh packaging/build.sh $(wildcard packaging/scripts/* docs/examples/*/*.sh)
 

@@ -3,7 +3,7 @@
  * Impairs the packets that the lab's switch forwards between hosts: drops them, sends them twice,
  * or lets later packets overtake them. A program can drop and copy a packet, but cannot keep it.
  * So a packet that is to be overtaken goes to user space and back, through a TAP interface
- * (internal/lab/delay.go). A VLAN tag contains the port that the packet leaves by when it comes
+ * (lab/delay.go). A VLAN tag contains the port that the packet leaves by when it comes
  * back.
  */
 #include <linux/bpf.h>

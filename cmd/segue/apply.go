@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/segue-lb/segue/internal/api"
+	"github.com/segue-lb/segue/internal/cli"
 )
 
 func newApply() *cobra.Command {
@@ -28,7 +29,7 @@ it. A server counts if it is removed, is drained or gets the weight 0. One may b
 case, unless it is the last. For an agent, the same holds for its services. With a store, the limit is
 store.max-removed-percent. A configuration file that the process reloads has no limit.`,
 		Example: "  segue apply web.yaml --dry-run\n  segue apply web.yaml\n  ssh lb1 segue apply - <web.yaml",
-		Args:    arguments("FILE"),
+		Args:    cli.Arguments("FILE"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			changed, err := applyFile(cmd, &t, args[0])
 			if err != nil {
@@ -59,7 +60,7 @@ func newDiff() *cobra.Command {
 nothing would change, 2 if something would, and 1 if the command fails. If FILE is -, diff
 reads standard input.`,
 		Example: "  segue diff web.yaml",
-		Args:    arguments("FILE"),
+		Args:    cli.Arguments("FILE"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			changed, err := applyFile(cmd, &t, args[0])
 			if err != nil {
@@ -67,7 +68,7 @@ reads standard input.`,
 			}
 			printChanged(cmd.OutOrStdout(), changed, true)
 			if len(changed.Changes) > 0 {
-				return coded{errDifferent, exitDifferent}
+				return cli.WithCode(errDifferent, exitDifferent)
 			}
 			return nil
 		},
@@ -78,7 +79,7 @@ reads standard input.`,
 
 func applyFile(cmd *cobra.Command, t *target, file string) (*api.Changed, error) {
 	ctx := cmd.Context()
-	content, name, err := readInput(cmd.InOrStdin(), file)
+	content, name, err := cli.ReadInput(cmd.InOrStdin(), file)
 	if err != nil {
 		return nil, err
 	}

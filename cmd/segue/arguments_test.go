@@ -12,6 +12,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/segue-lb/segue/internal/cli"
 )
 
 // everyCommand calls do for a command and all its subcommands.
@@ -238,7 +240,7 @@ func TestArgumentErrorsArePlain(t *testing.T) {
 				}
 				refused++
 				text := err.Error()
-				named := strings.HasPrefix(text, commandName(cmd)+": ")
+				named := strings.HasPrefix(text, cli.CommandName(cmd)+": ")
 				if !named || strings.Contains(text, "(s)") {
 					t.Errorf("%s with %d arguments: %s", cmd.CommandPath(), len(args), text)
 				}

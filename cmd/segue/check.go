@@ -7,17 +7,16 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
+	"github.com/segue-lb/segue/internal/cli"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/field"
-	"github.com/segue-lb/segue/internal/lab"
 	"github.com/segue-lb/segue/internal/plural"
 	"github.com/segue-lb/segue/internal/runstate"
 )
@@ -44,10 +43,9 @@ With --against, check also compares the file with the process that runs the
 instance. It prints each field whose change needs a restart, and each error in the
 overrides of the instance. This needs root.
 
-Without --role, a file without the field node is checked as the topology of a lab if it has
-a field that only topologies have, such as servers or edge. Any other file is checked as a
-balancer's or an agent's, whichever has the fields of the file. A mistyped field counts as
-the one that it probably means.
+Without --role, a file is checked as a balancer's or an agent's, whichever has the fields of
+the file. A mistyped field counts as the one that it probably means. "segue-lab lab check"
+validates the topology of a lab.
 
 With --strict, check also prints findings to standard error. A finding is about a
 setting that is legal but unwise, and names the reason, the cure and its rule. Findings
@@ -71,12 +69,12 @@ or findings.`,
 	}
 	cmd.Args = func(cmd *cobra.Command, args []string) error {
 		if o.config == "" && len(args) == 0 {
-			return fmt.Errorf("%s: missing FILE", commandName(cmd))
+			return fmt.Errorf("%s: missing FILE", cli.CommandName(cmd))
 		}
 		return nil
 	}
-	cmd.Flags().VarP(&fileFlag{name: &o.config}, "config", "c", "configuration `file`")
-	cmd.Flags().StringVar(&o.role, "role", "", "`role` of the file: lb, agent or lab")
+	cmd.Flags().VarP(&cli.FileFlag{Name: &o.config}, "config", "c", "configuration `file`")
+	cmd.Flags().StringVar(&o.role, "role", "", "`role` of the file: lb or agent")
 	cmd.Flags().StringVar(&o.against, "against", "",
 		"`name` of a running instance to compare the file with")
 	cmd.Flags().BoolVar(&o.strict, "strict", false, "also report settings that are legal but unwise")
@@ -146,11 +144,11 @@ func joined(errs []error) error {
 		return nil
 	}
 	for _, one := range errs {
-		if one != nil && exitCode(one) != exitUnwise {
-			return coded{err, 1}
+		if one != nil && cli.ExitCode(one) != exitUnwise {
+			return cli.WithCode(err, 1)
 		}
 	}
-	return coded{err, exitUnwise}
+	return cli.WithCode(err, exitUnwise)
 }
 
 // compare compares the valid files of balancers with those of agents.
@@ -159,17 +157,17 @@ func (c *checkRun) compare() error {
 	printFileWarnings(c.cmd.ErrOrStderr(), warnings)
 	if len(problems) > 0 {
 		fmt.Fprintln(c.cmd.OutOrStdout(), problems)
-		return fmt.Errorf("the files do not fit together: %s", count(len(problems), "error"))
+		return fmt.Errorf("the files do not fit together: %s", plural.Count(len(problems), "error"))
 	}
 	if len(warnings) > 0 && c.strict {
-		return coded{fmt.Errorf("the files fit together, but not strictly: %s", count(len(warnings), "warning")), exitUnwise}
+		return cli.WithCode(fmt.Errorf("the files fit together, but not strictly: %s", plural.Count(len(warnings), "warning")), exitUnwise)
 	}
 	return nil
 }
 
 // file checks a file alone.
 func (c *checkRun) file(file string) error {
-	data, file, err := readInput(c.cmd.InOrStdin(), file)
+	data, file, err := cli.ReadInput(c.cmd.InOrStdin(), file)
 	if err != nil {
 		return err
 	}
@@ -186,7 +184,7 @@ func (c *checkRun) file(file string) error {
 	if errors.As(err, &problems) {
 		fmt.Fprintln(out, problems.In(file))
 		what := strings.TrimSpace(read.kind + " configuration") // kind is empty if the file is not YAML
-		return fmt.Errorf("%s: invalid %s: %s%s", file, what, count(len(problems), "error"), hint)
+		return fmt.Errorf("%s: invalid %s: %s%s", file, what, plural.Count(len(problems), "error"), hint)
 	}
 	if err != nil {
 		return err
@@ -198,7 +196,7 @@ func (c *checkRun) file(file string) error {
 	if errors.As(err, &problems) {
 		fmt.Fprintln(out, problems.In(file))
 		return fmt.Errorf("%s: valid, but instance %q would refuse to reload it: %s", file, c.against,
-			count(len(problems), "error"))
+			plural.Count(len(problems), "error"))
 	}
 	if err != nil {
 		return err
@@ -207,9 +205,7 @@ func (c *checkRun) file(file string) error {
 	if c.against != "" {
 		fmt.Fprintf(out, "instance %q would reload it\n", c.against)
 	}
-	if read.side != nil {
-		c.sides = append(c.sides, read.side)
-	}
+	c.sides = append(c.sides, read.side)
 	if !c.strict {
 		return nil
 	}
@@ -222,9 +218,6 @@ const exitUnwise = 2
 // strictly reports findings in a valid file. The error has the code exitUnwise if there are findings or
 // warnings.
 func (c *checkRun) strictly(file string, read checkedFile, data []byte) error {
-	if read.inspect == nil {
-		return fmt.Errorf("--strict: there are no rules for a %s configuration", read.kind)
-	}
 	findings, err := read.inspect(file, data, config.ThisHost())
 	if err != nil {
 		return err
@@ -236,27 +229,27 @@ func (c *checkRun) strictly(file string, read checkedFile, data []byte) error {
 	if len(findings)+len(read.warnings) == 0 {
 		return nil
 	}
-	return coded{fmt.Errorf("%s: valid, but not strictly: %s, %s", file,
-		count(len(read.warnings), "warning"), count(len(findings), "finding")), exitUnwise}
+	return cli.WithCode(fmt.Errorf("%s: valid, but not strictly: %s, %s", file,
+		plural.Count(len(read.warnings), "warning"), plural.Count(len(findings), "finding")), exitUnwise)
 }
 
 // checkedFile describes a valid file. For an invalid file only the kind is set.
 type checkedFile struct {
-	kind     string // balancer, agent or lab
-	instance string // empty for a lab
+	kind     string // balancer or agent
+	instance string
 	content  string // numbers of services and servers
 	warnings field.Errors
 	fixed    []desired.Setting
 	// overrides reads the file with the overrides of its instance. Warnings are those about the file,
-	// and then those about the overrides. It is nil for a lab.
+	// and then those about the overrides.
 	overrides func() (invalid []desired.InvalidOverride, warnings field.Errors, err error)
-	// inspect applies the strict rules. It is nil for a lab.
+	// inspect applies the strict rules.
 	inspect func(path string, data []byte, host config.Host) ([]config.Finding, error)
-	// side is for the comparison with other files. It is nil for a lab.
+	// side is for the comparison with other files.
 	side *config.Side
 }
 
-// parseFor reads the content of a file for the role of a host, or for a lab.
+// parseFor reads the content of a file for the role of a host.
 func parseFor(role string, data []byte, file string) (checkedFile, error) {
 	switch role {
 	case "lb":
@@ -264,7 +257,7 @@ func parseFor(role string, data []byte, file string) (checkedFile, error) {
 		if err != nil {
 			return checkedFile{kind: string(datapath.RoleBalancer)}, err
 		}
-		content := count(len(b.Services), "service") + ", " + count(servers(b), "server")
+		content := plural.Count(len(b.Services), "service") + ", " + plural.Count(servers(b), "server")
 		if b.Store != nil {
 			content = "the services are in the store, below " + b.Store.Etcd.Prefix
 		}
@@ -277,21 +270,13 @@ func parseFor(role string, data []byte, file string) (checkedFile, error) {
 		if err != nil {
 			return checkedFile{kind: string(datapath.RoleAgent)}, err
 		}
-		content := count(len(a.Services), "service")
+		content := plural.Count(len(a.Services), "service")
 		return checkedFile{
 			string(datapath.RoleAgent), a.Node.Instance, content, warnings, a.Fixed(),
 			withOverrides(data, config.ParseAgentFiles), config.InspectAgent, config.AgentSide(file, data),
 		}, nil
-	case "lab":
-		t, err := parseTopology(data, filepath.Dir(file))
-		if err != nil {
-			return checkedFile{kind: "lab"}, err
-		}
-		content := count(t.Balancers, "balancer") + ", " + count(t.Servers, "server") + ", " +
-			count(len(t.Services), "service")
-		return checkedFile{kind: "lab", content: content}, nil
 	}
-	return checkedFile{}, fmt.Errorf("--role %q: must be lb, agent or lab", role)
+	return checkedFile{}, fmt.Errorf("--role %q: must be lb or agent", role)
 }
 
 // withOverrides returns checkedFile.overrides for a parser of files.
@@ -305,14 +290,6 @@ func withOverrides[D config.State[D]](
 		}
 		return files.Invalid, warnings, nil
 	}
-}
-
-func parseTopology(data []byte, dir string) (lab.Topology, error) {
-	dir, err := filepath.Abs(dir)
-	if err != nil {
-		return lab.Topology{}, err
-	}
-	return lab.ParseTopologyIn(data, dir)
 }
 
 // checkAgainst compares a file with the running configuration of an instance. The error is of type
@@ -373,7 +350,8 @@ func guessRole(data []byte) (role, hint string, err error) {
 	case err != nil:
 		return "", "", err
 	case kind == config.TopologyFile:
-		return "lab", " (for a balancer's file, use --role lb)", nil
+		return "", "", errors.New("this is the topology of a lab: segue-lab lab check FILE validates it, and for a " +
+			"balancer's file, use --role lb")
 	case kind == config.BalancerFile:
 		return "lb", " (for an agent's file, use --role agent)", nil
 	}
@@ -388,5 +366,3 @@ func servers(b *desired.Balancer) int {
 	}
 	return n
 }
-
-func count(n int, noun string) string { return plural.Count(n, noun) }

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/segue-lb/segue/internal/api"
+	"github.com/segue-lb/segue/internal/cli"
 	"github.com/segue-lb/segue/internal/desired"
 )
 
@@ -132,7 +133,7 @@ func (o *drainOptions) arguments(cmd *cobra.Command, args []string) error {
 		}
 		return nil
 	}
-	return arguments("SERVICE/SERVER, or SERVICE on a server")(cmd, args)
+	return cli.Arguments("SERVICE/SERVER, or SERVICE on a server")(cmd, args)
 }
 
 // complete returns the names of all servers, or of an agent's services, for the completion of a shell.

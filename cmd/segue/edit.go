@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/segue-lb/segue/internal/api"
+	"github.com/segue-lb/segue/internal/cli"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/plural"
 )
@@ -153,7 +154,7 @@ func listOf[T any](
 		case err != nil:
 			return err
 		case asJSON:
-			return printJSON(out, object(all))
+			return cli.PrintJSON(out, object(all))
 		}
 		list(out, all)
 		return nil
@@ -209,7 +210,7 @@ func (k kind) listCommand() *cobra.Command {
 		Long: fmt.Sprintf(`List the %ss with their overrides.
 
 %s`, k.noun, k.json),
-		Args: arguments(),
+		Args: cli.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			client, view, err := k.open(cmd.Context(), instance)
 			if err != nil {
@@ -219,7 +220,7 @@ func (k kind) listCommand() *cobra.Command {
 		},
 	}
 	instanceFlag(cmd, &instance)
-	jsonFlag(cmd, &asJSON)
+	cli.JSONFlag(cmd, &asJSON)
 	return cmd
 }
 
@@ -272,9 +273,9 @@ func (k kind) resetCommand() *cobra.Command {
 func (k kind) editCommand(cmd *cobra.Command, edit func(desired.Fields) api.Edit) *cobra.Command {
 	var t target
 	takesFields := strings.Contains(cmd.Use, "FIELD=VALUE")
-	cmd.Args = arguments(k.name)
+	cmd.Args = cli.Arguments(k.name)
 	if takesFields {
-		cmd.Args = arguments(k.name, "FIELD=VALUE...")
+		cmd.Args = cli.Arguments(k.name, "FIELD=VALUE...")
 	}
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		fields, err := parseFields(args[1:])

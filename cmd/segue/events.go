@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/segue-lb/segue/internal/api"
+	"github.com/segue-lb/segue/internal/cli"
 	"github.com/segue-lb/segue/internal/events"
 	"github.com/segue-lb/segue/internal/plural"
 )
@@ -31,7 +32,7 @@ last 3,000 of its own. When the process ends, the command waits until it has sta
 and says so on the standard error. The first event of a process is "started".`,
 		Example: "  segue events\n  segue events --since 1h\n  segue events --since 2026-11-26T12:00:00Z\n" +
 			"  segue events --json | jq 'select(.kind == \"server_down\")'",
-		Args: arguments(),
+		Args: cli.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			from := api.EventsFrom{Last: lastEvents}
 			if cmd.Flags().Changed("since") {

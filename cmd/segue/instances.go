@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/segue-lb/segue/internal/cli"
 	"github.com/segue-lb/segue/internal/datapath"
 )
 
@@ -80,7 +81,7 @@ func (e *severalError) advice() string {
 
 func listInstances(out io.Writer, instances []datapath.Located, asJSON bool) error {
 	if asJSON {
-		return printJSON(out, map[string]any{"instances": instances})
+		return cli.PrintJSON(out, map[string]any{"instances": instances})
 	}
 	table := newTable(out)
 	table.row("instance", "role", "interface", "network namespace")

@@ -19,6 +19,7 @@ import (
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/bgp"
 	"github.com/segue-lb/segue/internal/checkpath"
+	"github.com/segue-lb/segue/internal/cli"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/control"
 	"github.com/segue-lb/segue/internal/daemon"
@@ -254,7 +255,7 @@ func newDetach(role datapath.Role, detach func(instance string) error) *cobra.Co
 		Use:     "detach INSTANCE",
 		Short:   "Remove the data path of a stopped " + string(role) + " from the kernel",
 		Example: fmt.Sprintf("  segue %[1]s detach %[1]s", command),
-		Args:    arguments("INSTANCE"),
+		Args:    cli.Arguments("INSTANCE"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			instance := args[0]
 			if err := datapath.CheckRole(instance, role); err != nil {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/segue-lb/segue/internal/cli"
 	"github.com/segue-lb/segue/internal/runstate"
 )
 
@@ -25,7 +26,7 @@ a file. It then keeps the running configuration.
 With -c, reload checks FILE first, as "segue check --against" does, and finds the instance that
 FILE names. It is an error if the process of the instance runs with another file.`,
 		Example: "  segue reload\n  segue reload -c /etc/segue/lb.yaml",
-		Args:    arguments(),
+		Args:    cli.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := refuseInput(cmd, file); err != nil {
 				return err
@@ -53,7 +54,7 @@ FILE names. It is an error if the process of the instance runs with another file
 		},
 	}
 	instanceFlag(cmd, &instance)
-	cmd.Flags().VarP(&fileFlag{name: &file}, "config", "c", "configuration `file` of the process")
+	cmd.Flags().VarP(&cli.FileFlag{Name: &file}, "config", "c", "configuration `file` of the process")
 	return cmd
 }
 

@@ -5,7 +5,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -22,9 +21,11 @@ import (
 	"github.com/segue-lb/segue/internal/agent"
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/balancer/inspect"
+	"github.com/segue-lb/segue/internal/cli"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/nearest"
+	"github.com/segue-lb/segue/internal/plural"
 	"github.com/segue-lb/segue/internal/runstate"
 )
 
@@ -63,7 +64,7 @@ An interface in another network namespace is shown by its index, as #7.
 With --service it shows only that service. The other lines are those of the whole instance.
 
 --json prints the fields that docs/observability.md describes.`,
-		Args: noArguments("the instance", "-i"),
+		Args: cli.NoArguments("the instance", "-i"),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return status(cmd.Context(), cmd.OutOrStdout(), o)
 		},
@@ -74,7 +75,7 @@ With --service it shows only that service. The other lines are those of the whol
 		func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
 			return serviceKind.complete(cmd.Context(), o.instance), cobra.ShellCompDirectiveNoFileComp
 		})
-	jsonFlag(cmd, &o.asJSON)
+	cli.JSONFlag(cmd, &o.asJSON)
 	cmd.Flags().BoolVarP(&o.watch, "watch", "w", false, "show the status again after each interval")
 	cmd.Flags().DurationVar(&o.interval, "interval", time.Second,
 		"time over which rates are measured; 0 shows no rates and returns at once")
@@ -167,7 +168,7 @@ func report[S snapshot[S]](
 ) error {
 	show := text
 	if o.asJSON {
-		show = func(out io.Writer, s S) error { return printJSON(out, s) }
+		show = func(out io.Writer, s S) error { return cli.PrintJSON(out, s) }
 	}
 	before, err := read()
 	if err != nil {
@@ -199,12 +200,6 @@ func later[S any](ctx context.Context, interval time.Duration, read func() (S, e
 	}
 }
 
-func printJSON(out io.Writer, value any) error {
-	encoder := json.NewEncoder(out)
-	encoder.SetIndent("", "  ")
-	return encoder.Encode(value)
-}
-
 func printBalancer(out io.Writer, s *balancerStatus) error {
 	printHeader(out, &s.Snapshot.Snapshot, isAttached(s.Attachment) || isAttached(s.Inside))
 	printConfiguration(out, s.Configuration)
@@ -223,7 +218,7 @@ func printBalancer(out io.Writer, s *balancerStatus) error {
 	}
 	for _, vip := range s.RemovedVIPs {
 		fmt.Fprintf(out, "removed VIP: %s, its last service was removed %s ago, %s dropped since\n",
-			vip.VIP, wholeSeconds(vip.Age), count(int(vip.Packets), "packet"))
+			vip.VIP, wholeSeconds(vip.Age), plural.Count(int(vip.Packets), "packet"))
 	}
 	if err := printBGP(out, s.BGP, s.Time); err != nil {
 		return err
@@ -437,7 +432,7 @@ func interfaceName(name string, index int) string {
 func printService(out io.Writer, s *inspect.ServiceState) error {
 	fmt.Fprintf(out, "\nservice %s: %s %s, %s, placement %s, persistence %s, %s, %s, %s%s\n",
 		s.Name, s.Protocol, endpoint(s), s.Encapsulation, describePlacement(s), s.Persistence,
-		count(int(s.Buckets), "bucket"), count(int(s.Candidates), "candidate"),
+		plural.Count(int(s.Buckets), "bucket"), plural.Count(int(s.Candidates), "candidate"),
 		describeGeneration(s), describeProbing(s))
 	printForms(out, s.QUIC, s.FormerQUIC)
 	printWarnings(out, s)
@@ -573,7 +568,7 @@ func describeStates(flows *dataplane.FlowCounts) []string {
 // describeGeneration returns the number of a service's generation, how many sets of servers its
 // candidate table contains, and their digest.
 func describeGeneration(s *inspect.ServiceState) string {
-	return fmt.Sprintf("generation %d (%s, %s)", s.Generation, count(int(s.Sets), "set"), s.Digest)
+	return fmt.Sprintf("generation %d (%s, %s)", s.Generation, plural.Count(int(s.Sets), "set"), s.Digest)
 }
 
 // printWarnings prints the warnings about a service as a whole.

@@ -15,6 +15,7 @@ import (
 	"github.com/segue-lb/segue/internal/agent"
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/balancer/inspect"
+	"github.com/segue-lb/segue/internal/cli"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/runstate"
@@ -254,7 +255,7 @@ func TestPrintBalancer(t *testing.T) {
 	golden(t, "status.txt", &output)
 
 	output.Reset()
-	if err := printJSON(&output, after); err != nil {
+	if err := cli.PrintJSON(&output, after); err != nil {
 		t.Fatal(err)
 	}
 	golden(t, "status.json", &output)
@@ -349,7 +350,7 @@ func TestPrintAgent(t *testing.T) {
 	golden(t, "status-agent.txt", &output)
 
 	output.Reset()
-	if err := printJSON(&output, after); err != nil {
+	if err := cli.PrintJSON(&output, after); err != nil {
 		t.Fatal(err)
 	}
 	golden(t, "status-agent.json", &output)

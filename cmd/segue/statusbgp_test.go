@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/segue-lb/segue/internal/bgp"
+	"github.com/segue-lb/segue/internal/cli"
 )
 
 func someBGP(now time.Time) *bgp.State {
@@ -49,7 +50,7 @@ func TestStatusOfBGP(t *testing.T) {
 func TestJSONOfBGP(t *testing.T) {
 	snapshot, _ := someSnapshots()
 	var out bytes.Buffer
-	if err := printJSON(&out, &balancerStatus{snapshot, someBGP(time.Now())}); err != nil {
+	if err := cli.PrintJSON(&out, &balancerStatus{snapshot, someBGP(time.Now())}); err != nil {
 		t.Fatal(err)
 	}
 	var s struct {

@@ -14,6 +14,8 @@ import (
 	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/plural"
 )
 
 // watch shows the snapshot before, and then another one with rates after each interval. It returns
@@ -83,7 +85,7 @@ func fit(text string, rows, columns int) string {
 		return text
 	}
 	shown := shownLines(lines, rows-2, columns)
-	more := fmt.Sprintf("... %s: enlarge the window", count(len(lines)-shown, "more line"))
+	more := fmt.Sprintf("... %s: enlarge the window", plural.Count(len(lines)-shown, "more line"))
 	return strings.Join(lines[:shown], "") + more[:min(len(more), columns)] + "\n"
 }
 

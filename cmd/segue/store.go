@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/segue-lb/segue/internal/api"
+	"github.com/segue-lb/segue/internal/cli"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/control"
 	"github.com/segue-lb/segue/internal/daemon"
@@ -48,7 +49,7 @@ func newStoreStatus() *cobra.Command {
 does not answer, or if the balancer does not follow it. --json prints what GET /v1/store of
 the API has.`,
 		Example: "  segue store status",
-		Args:    arguments(),
+		Args:    cli.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			client, err := balancerOn(cmd.Context(), instance)
 			if err != nil {
@@ -59,13 +60,13 @@ the API has.`,
 				return err
 			}
 			if asJSON {
-				return errors.Join(printJSON(cmd.OutOrStdout(), state), following(state))
+				return errors.Join(cli.PrintJSON(cmd.OutOrStdout(), state), following(state))
 			}
 			return printStore(cmd.OutOrStdout(), state)
 		},
 	}
 	instanceFlag(cmd, &instance)
-	jsonFlag(cmd, &asJSON)
+	cli.JSONFlag(cmd, &asJSON)
 	return cmd
 }
 
@@ -131,7 +132,7 @@ servers than store.max-removed-percent allows. "segue store status" shows the ve
 how many servers it would remove. If the store has another version since, nothing happens.
 A confirmation holds once, and only for this balancer.`,
 		Example: "  segue store status\n  segue store confirm 3esnfahqxufb-8",
-		Args:    arguments("VERSION"),
+		Args:    cli.Arguments("VERSION"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			client, err := balancerOn(cmd.Context(), instance)
 			if err != nil {
@@ -183,7 +184,7 @@ func (o *storeOptions) addFlags(cmd *cobra.Command) {
 
 // load returns the configuration of a balancer that has a store.
 func (o *storeOptions) load(in io.Reader) (*config.BalancerFiles, error) {
-	text, name, err := readInput(in, o.file)
+	text, name, err := cli.ReadInput(in, o.file)
 	if err != nil {
 		return nil, err
 	}
@@ -225,16 +226,16 @@ stands for standard input.`,
 		},
 	}
 	o.addFlags(cmd)
-	services := arguments("SERVICES")
+	services := cli.Arguments("SERVICES")
 	cmd.Args = func(cmd *cobra.Command, args []string) error {
 		if o.file == "" {
-			return fmt.Errorf("%s: missing -c FILE", commandName(cmd))
+			return fmt.Errorf("%s: missing -c FILE", cli.CommandName(cmd))
 		}
 		if err := services(cmd, args); err != nil {
 			return err
 		}
-		if o.file == standardInput && args[0] == standardInput {
-			return fmt.Errorf("%s: FILE and SERVICES cannot both be standard input", commandName(cmd))
+		if o.file == cli.StandardInput && args[0] == cli.StandardInput {
+			return fmt.Errorf("%s: FILE and SERVICES cannot both be standard input", cli.CommandName(cmd))
 		}
 		return nil
 	}
@@ -257,7 +258,7 @@ func importStore(cmd *cobra.Command, path string, o *storeOptions) error {
 		return err
 	}
 	defer s.Close()
-	text, name, err := readInput(cmd.InOrStdin(), path)
+	text, name, err := cli.ReadInput(cmd.InOrStdin(), path)
 	if err != nil {
 		return err
 	}

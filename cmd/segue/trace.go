@@ -13,6 +13,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/balancer/inspect"
+	"github.com/segue-lb/segue/internal/cli"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/srv6"
@@ -65,7 +66,7 @@ the answer is unknown, for example because a server does not answer.`,
 			"  segue trace --connection-id 07c4605e4504cc4f udp 198.51.100.7:5000 203.0.113.4:443\n" +
 			"  segue trace --ask 'ssh {} segue trace' tcp '[2001:db8:c::2]:40000' '[2001:db8:80::1]:80'\n" +
 			"  segue trace --ask 'nsenter --net=/run/netns/{} segue trace' tcp 198.51.100.7:5000 203.0.113.2:80",
-		Args: arguments("tcp|udp", "SRC:PORT", "DST:PORT"),
+		Args: cli.Arguments("tcp|udp", "SRC:PORT", "DST:PORT"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			flow, err := parseFlow(args[0], args[1], args[2])
 			if err != nil {
@@ -247,7 +248,7 @@ func balancerTrace(cmd *cobra.Command, instance string, flow dataplane.Flow, o *
 
 func printJoined(out io.Writer, j *joinedTrace, asJSON bool) error {
 	if asJSON {
-		return printJSON(out, j)
+		return cli.PrintJSON(out, j)
 	}
 	if err := printTrace(out, j.Trace); err != nil || j.Agents == nil {
 		return err

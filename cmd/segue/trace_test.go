@@ -9,6 +9,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/balancer/inspect"
+	"github.com/segue-lb/segue/internal/cli"
 	"github.com/segue-lb/segue/internal/desired"
 )
 
@@ -109,7 +110,7 @@ func TestPrintTrace(t *testing.T) {
 		golden(t, "trace-"+name+".txt", &output)
 		if name == "new" {
 			output.Reset()
-			if err := printJSON(&output, trace); err != nil {
+			if err := cli.PrintJSON(&output, trace); err != nil {
 				t.Fatal(err)
 			}
 			golden(t, "trace.json", &output)

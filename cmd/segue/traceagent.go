@@ -9,6 +9,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/agent"
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
+	"github.com/segue-lb/segue/internal/cli"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/srv6"
@@ -34,7 +35,7 @@ func agentTrace(out io.Writer, instance string, flow dataplane.Flow, o *traceOpt
 		}
 	}
 	if o.asJSON {
-		err = printJSON(out, t)
+		err = cli.PrintJSON(out, t)
 	} else {
 		err = printAgentTrace(out, t)
 	}

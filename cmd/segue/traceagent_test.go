@@ -18,6 +18,7 @@ import (
 	"github.com/segue-lb/segue/internal/agent"
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/balancer/inspect"
+	"github.com/segue-lb/segue/internal/cli"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
 )
@@ -154,7 +155,7 @@ func TestPrintAgentTrace(t *testing.T) {
 		golden(t, "trace-agent-"+name+".txt", &output)
 	}
 	var output bytes.Buffer
-	if err := printJSON(&output, traceOf("agent", "refused", false)); err != nil {
+	if err := cli.PrintJSON(&output, traceOf("agent", "refused", false)); err != nil {
 		t.Fatal(err)
 	}
 	golden(t, "trace-agent.json", &output)

@@ -33,8 +33,8 @@ var shown = map[string]string{
 
 // tools are folders of programs that run neither a balancer nor an agent.
 var tools = []string{
-	"internal/lab", "internal/sim", "internal/bench", "internal/testbed", "internal/traffic", "internal/application",
-	"internal/loadgen", "internal/repro", "internal/labreport", "internal/packet/packettest",
+	"lab", "research/sim", "lab/bench", "research/testbed", "lab/httpload", "lab/application",
+	"lab/pktgen", "research/repro", "research/report", "internal/packet/packettest",
 }
 
 // TestNothingDecidesByTheDate checks that a jump of the host's date and time has no effect: the

@@ -19,8 +19,8 @@ import (
 	"github.com/cilium/ebpf/btf"
 	"golang.org/x/sys/unix"
 
-	"github.com/segue-lb/segue/internal/cpulimit"
 	"github.com/segue-lb/segue/internal/namespace"
+	"github.com/segue-lb/segue/lab/cpulimit"
 )
 
 // Namespaces skips a test if the user may not make network namespaces or set their sysctls.

@@ -39,7 +39,7 @@ func (m message) String() string {
 // isQuiet tells whether a file is of no process that runs a balancer or an agent.
 func isQuiet(name string) bool {
 	for _, other := range []string{
-		"internal/application/", "internal/lab/", "internal/testbed/", "internal/bench/", "cmd/segue/app.go",
+		"lab/application/", "lab/", "research/testbed/", "lab/bench/", "cmd/segue/app.go",
 	} {
 		if strings.HasPrefix(name, other) {
 			return true

@@ -14,8 +14,8 @@ import (
 	"time"
 
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/lab"
 	"github.com/segue-lb/segue/internal/needs"
+	"github.com/segue-lb/segue/lab"
 )
 
 // TestApacheServers has Apache servers decide by the workers that are busy with real work. Their

@@ -23,8 +23,8 @@ import (
 	"github.com/segue-lb/segue/internal/bgp"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/lab"
 	"github.com/segue-lb/segue/internal/needs"
+	"github.com/segue-lb/segue/lab"
 )
 
 var (

@@ -18,8 +18,8 @@ import (
 	"time"
 
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/lab"
 	"github.com/segue-lb/segue/internal/needs"
+	"github.com/segue-lb/segue/lab"
 )
 
 // browserHost is the name by which browsers know a service's VIP.

@@ -20,8 +20,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
-	"github.com/segue-lb/segue/internal/lab"
 	"github.com/segue-lb/segue/internal/runstate"
+	"github.com/segue-lb/segue/lab"
 )
 
 // machine is the state that a lab could leave behind on this machine.

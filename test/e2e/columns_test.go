@@ -16,8 +16,8 @@ import (
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/generation"
-	"github.com/segue-lb/segue/internal/lab"
 	"github.com/segue-lb/segue/internal/tables"
+	"github.com/segue-lb/segue/lab"
 )
 
 // placesOf returns the place of each connection's server in the candidate table of a balancer's

@@ -12,7 +12,7 @@ import (
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/datapath"
-	"github.com/segue-lb/segue/internal/lab"
+	"github.com/segue-lb/segue/lab"
 )
 
 // counts are numbers of packets by reason, in one data path or several.

@@ -14,7 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/segue-lb/segue/internal/balancer/inspect"
-	"github.com/segue-lb/segue/internal/lab"
+	"github.com/segue-lb/segue/lab"
 )
 
 // hurryNeighbours makes the balancers' kernels check known neighbours after a short time. By

@@ -12,8 +12,8 @@ import (
 	"testing"
 
 	"github.com/segue-lb/segue/internal/balancer/inspect"
-	"github.com/segue-lb/segue/internal/lab"
 	"github.com/segue-lb/segue/internal/runstate"
+	"github.com/segue-lb/segue/lab"
 )
 
 // TestDrain drains a server that has a connection, on all balancers. No new connection goes there.

@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/lab"
+	"github.com/segue-lb/segue/lab"
 	"github.com/segue-lb/segue/loadshm"
 )
 

@@ -11,7 +11,7 @@ import (
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/datapath/datapathtest"
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/lab"
+	"github.com/segue-lb/segue/lab"
 )
 
 // wrongStart starts an instance in a wrong place.

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/lab"
+	"github.com/segue-lb/segue/lab"
 )
 
 // TestSYNFloodWithoutFlowTable sends a flood of SYNs from spoofed sources to services without a

@@ -24,9 +24,9 @@ import (
 	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/lab"
-	"github.com/segue-lb/segue/internal/loadgen"
 	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/lab"
+	"github.com/segue-lb/segue/lab/pktgen"
 )
 
 var (
@@ -179,7 +179,7 @@ func shrinkFlowTables(t *testing.T, l *lab.Lab) {
 // flood is a running flood.
 type flood struct {
 	cancel context.CancelFunc
-	result loadgen.Result
+	result pktgen.Result
 	done   chan struct{}
 	err    error
 }
@@ -211,7 +211,7 @@ func (f *flood) requireRunning(t *testing.T) {
 }
 
 // stop ends the flood and returns its result.
-func (f *flood) stop(t *testing.T) loadgen.Result {
+func (f *flood) stop(t *testing.T) pktgen.Result {
 	t.Helper()
 	f.cancel()
 	<-f.done
@@ -219,18 +219,18 @@ func (f *flood) stop(t *testing.T) loadgen.Result {
 	return f.result
 }
 
-func sendFlood(ctx context.Context, to netip.AddrPort) (loadgen.Result, error) {
+func sendFlood(ctx context.Context, to netip.AddrPort) (pktgen.Result, error) {
 	downlink, err := netlink.LinkByName("eth1")
 	if err != nil {
-		return loadgen.Result{}, err
+		return pktgen.Result{}, err
 	}
-	g, err := loadgen.New(loadgen.Config{
-		Kind: loadgen.SYN, Sources: spoofed, Destination: to,
+	g, err := pktgen.New(pktgen.Config{
+		Kind: pktgen.SYN, Sources: spoofed, Destination: to,
 		SourceMAC: packet.MAC{2, 0, 0, 0, 0, 1}, DestinationMAC: packet.MAC(downlink.Attrs().HardwareAddr),
 		Interface: downlink.Attrs().Index, Receive: true, Rate: *floodRate, Batch: 32, CPU: -1,
 	})
 	if err != nil {
-		return loadgen.Result{}, err
+		return pktgen.Result{}, err
 	}
 	defer g.Close()
 	return g.Run(ctx)

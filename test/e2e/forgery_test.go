@@ -14,9 +14,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/lab"
 	"github.com/segue-lb/segue/internal/needs"
 	"github.com/segue-lb/segue/internal/srv6"
+	"github.com/segue-lb/segue/lab"
 )
 
 // TestForgedReportsChangeNothing records the signals with load reports of real connections. A

@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/lab"
+	"github.com/segue-lb/segue/lab"
 )
 
 // TestGenericXDP runs a balancer on an interface whose driver does not support XDP: a bridge with

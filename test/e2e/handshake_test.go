@@ -16,9 +16,9 @@ import (
 	"github.com/gopacket/gopacket/layers"
 
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/lab"
 	"github.com/segue-lb/segue/internal/packet/packettest"
 	"github.com/segue-lb/segue/internal/srv6"
+	"github.com/segue-lb/segue/lab"
 )
 
 // TestHandshakesOnTheWire has tshark dissect every packet of hunted connections on every link of

@@ -11,7 +11,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/lab"
+	"github.com/segue-lb/segue/lab"
 )
 
 // TestUnhealthyServersAreAvoided stops a server's nginx and starts it again. Then it stops the

@@ -15,7 +15,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/lab"
+	"github.com/segue-lb/segue/lab"
 )
 
 // checkedTopology is a lab with one balancer and all services of the default topology, which have

@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/lab"
+	"github.com/segue-lb/segue/lab"
 )
 
 // setTimestamps switches TCP timestamps on or off for the later connections of nodes.

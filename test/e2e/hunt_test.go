@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/lab"
+	"github.com/segue-lb/segue/lab"
 )
 
 // huntingServices returns services with placement hunt, one for each way to carry a segment list:

@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/lab"
 	"github.com/segue-lb/segue/internal/needs"
+	"github.com/segue-lb/segue/lab"
 )
 
 // TestConnectionsOverBadLinks makes connections while the fabric drops and reorders packets between

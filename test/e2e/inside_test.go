@@ -13,9 +13,9 @@ import (
 
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/lab"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/srv6"
+	"github.com/segue-lb/segue/lab"
 )
 
 // twoArmed returns the topology of a lab whose balancers are the edge of the segment routing

@@ -10,10 +10,10 @@ import (
 	"testing"
 
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/lab"
 	"github.com/segue-lb/segue/internal/needs"
 	"github.com/segue-lb/segue/internal/packet/packettest"
 	"github.com/segue-lb/segue/internal/srv6"
+	"github.com/segue-lb/segue/lab"
 )
 
 // comparingServices are hunting services with policy least. Each has four candidates.

@@ -5,7 +5,7 @@ package e2e
 import (
 	"testing"
 
-	"github.com/segue-lb/segue/internal/lab"
+	"github.com/segue-lb/segue/lab"
 )
 
 // TestPlainLinuxServers uses servers without an agent. The kernel's own segment routing processes

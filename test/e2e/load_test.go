@@ -19,7 +19,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/segue-lb/segue/internal/lab"
+	"github.com/segue-lb/segue/lab"
 )
 
 // longestThink is the maximum time between two requests on a connection, in tests with at most a

@@ -22,9 +22,9 @@ import (
 
 	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/lab"
 	"github.com/segue-lb/segue/internal/needs"
 	"github.com/segue-lb/segue/internal/testnet"
+	"github.com/segue-lb/segue/lab"
 )
 
 // patience is the limit for everything that should happen soon. It does not measure speed, because

@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/lab"
+	"github.com/segue-lb/segue/lab"
 )
 
 // TestEveryEncapsulation sends requests for every encapsulation, family and protocol, through both

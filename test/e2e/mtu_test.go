@@ -10,7 +10,7 @@ import (
 
 	"github.com/gopacket/gopacket/layers"
 
-	"github.com/segue-lb/segue/internal/lab"
+	"github.com/segue-lb/segue/lab"
 )
 
 const transferSize = lab.Size(1e6)

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/segue-lb/segue/internal/lab"
+	"github.com/segue-lb/segue/lab"
 )
 
 // TestServersMACChanges changes the MAC address of a server's interface. No host is notified, so

@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/lab"
 	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/lab"
 )
 
 // echoServices are the UDP services of the built-in topology.

@@ -16,9 +16,9 @@ import (
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/lab"
 	"github.com/segue-lb/segue/internal/needs"
 	"github.com/segue-lb/segue/internal/tables"
+	"github.com/segue-lb/segue/lab"
 )
 
 // rows reads the candidates of connections in the balancers' tables in the kernel.

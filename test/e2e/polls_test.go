@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/lab"
+	"github.com/segue-lb/segue/lab"
 )
 
 // TestPolledTurns gives one of three servers a capacity of 400 and the others 100, which only their

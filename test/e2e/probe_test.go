@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/segue-lb/segue/internal/balancer/inspect"
-	"github.com/segue-lb/segue/internal/lab"
+	"github.com/segue-lb/segue/lab"
 )
 
 // probed are services with probed agents: both placements, families and encapsulations.

@@ -25,7 +25,7 @@ import (
 	"github.com/segue-lb/segue/internal/agent"
 	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/lab"
+	"github.com/segue-lb/segue/lab"
 )
 
 // quicLab returns a lab with UDP services in each encapsulation, for servers of HTTP/3.

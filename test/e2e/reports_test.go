@@ -11,9 +11,9 @@ import (
 
 	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/lab"
 	"github.com/segue-lb/segue/internal/needs"
 	"github.com/segue-lb/segue/internal/srv6"
+	"github.com/segue-lb/segue/lab"
 )
 
 // reportingServices are services whose servers compare their loads and report them.

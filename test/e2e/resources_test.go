@@ -18,8 +18,8 @@ import (
 	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/generation"
-	"github.com/segue-lb/segue/internal/lab"
 	"github.com/segue-lb/segue/internal/runstate"
+	"github.com/segue-lb/segue/lab"
 )
 
 // logged waits until a process has logged a text since its log had a length.

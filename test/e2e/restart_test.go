@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/lab"
+	"github.com/segue-lb/segue/lab"
 )
 
 // upUnderLoad builds a lab whose services are in use, by long and by short connections.

@@ -16,8 +16,8 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/segue-lb/segue/internal/lab"
 	"github.com/segue-lb/segue/internal/runstate"
+	"github.com/segue-lb/segue/lab"
 )
 
 // TestSchemathesis lets Schemathesis invent requests from the documents of a balancer's and an agent's

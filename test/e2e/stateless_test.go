@@ -11,7 +11,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/generation"
-	"github.com/segue-lb/segue/internal/lab"
+	"github.com/segue-lb/segue/lab"
 )
 
 var (

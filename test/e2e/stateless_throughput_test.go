@@ -17,7 +17,7 @@ import (
 	"time"
 
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/lab"
+	"github.com/segue-lb/segue/lab"
 )
 
 var cookieDownloads = flag.Int("cookies.downloads", 30,

@@ -13,9 +13,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/segue-lb/segue/internal/lab"
 	"github.com/segue-lb/segue/internal/store"
 	"github.com/segue-lb/segue/internal/store/etcdtest"
+	"github.com/segue-lb/segue/lab"
 )
 
 // site is a lab whose balancers have a store. Each reaches each member of it by a proxy of its own.

@@ -14,9 +14,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/lab"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/srv6"
+	"github.com/segue-lb/segue/lab"
 )
 
 // TestStrangersForgeNoSignals makes a neighbour on the fabric, s3, try to make s1 send forged

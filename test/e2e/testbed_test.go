@@ -15,8 +15,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/segue-lb/segue/internal/lab"
-	"github.com/segue-lb/segue/internal/testbed"
+	"github.com/segue-lb/segue/lab"
+	"github.com/segue-lb/segue/research/testbed"
 )
 
 const smallExperiment = `

@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/lab"
+	"github.com/segue-lb/segue/lab"
 )
 
 // TestServersWithoutTimestamps switches timestamps off on half of the servers, and then on all.

@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/lab"
+	"github.com/segue-lb/segue/lab"
 )
 
 var iperfBytes = flag.String("iperf", "15M", "how many bytes iperf3 transfers in each test of it")

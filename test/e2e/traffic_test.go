@@ -12,8 +12,8 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/segue-lb/segue/internal/lab"
-	httptraffic "github.com/segue-lb/segue/internal/traffic"
+	"github.com/segue-lb/segue/lab"
+	httptraffic "github.com/segue-lb/segue/lab/httpload"
 )
 
 // TestLoadGenerator sends requests through the balancers to services of both placements, from many

@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/lab"
+	"github.com/segue-lb/segue/lab"
 )
 
 // TestPersistenceChangesUnderLoad changes the persistence of services in use, from each one to each

@@ -19,8 +19,8 @@ import (
 	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/lab"
 	"github.com/segue-lb/segue/internal/needs"
+	"github.com/segue-lb/segue/lab"
 )
 
 var previous = flag.String("previous", "", "`commit` from whose build TestUpgradeOfAFleet upgrades")

@@ -15,9 +15,9 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/segue-lb/segue/internal/lab"
 	"github.com/segue-lb/segue/internal/offload"
 	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/lab"
 )
 
 // strangersAreNotBalanced lets the switch send packets to a VIP in a VLAN to lb1. The switch's end

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/segue-lb/segue/internal/balancer/inspect"
-	"github.com/segue-lb/segue/internal/lab"
+	"github.com/segue-lb/segue/lab"
 )
 
 // sight is the state of a server in a balancer's tables since a time, as `segue status` shows it.

@@ -15,9 +15,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/lab"
 	"github.com/segue-lb/segue/internal/packet/packettest"
 	"github.com/segue-lb/segue/internal/srv6"
+	"github.com/segue-lb/segue/lab"
 )
 
 // TestTsharkUnderstandsTheWire captures real traffic at a balancer, for services with placement

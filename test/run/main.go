@@ -64,12 +64,12 @@ var tiers = []tier{
 		// in C, where Go cannot recover from the fault.
 		name: "unit",
 		packages: []string{
-			"internal/accept", "internal/chart", "internal/config", "internal/cpulimit", "internal/desired",
-			"internal/generation", "internal/infer", "internal/kernelclock", "internal/labreport",
-			"internal/model", "internal/packet", "internal/packet/packettest", "internal/plural",
-			"internal/processor", "internal/repro", "internal/sim", "internal/sim/placement",
-			"internal/sim/scenario", "internal/srv6", "internal/tables", "internal/version",
-			"internal/wholefile", "internal/wiki", "loadshm", "quiclb",
+			"internal/accept", "research/chart", "internal/config", "lab/cpulimit", "internal/desired",
+			"internal/generation", "internal/infer", "internal/kernelclock", "research/report",
+			"research/model", "internal/packet", "internal/packet/packettest", "internal/plural",
+			"research/sim/processor", "research/repro", "research/sim", "research/sim/placement",
+			"research/sim/scenario", "internal/srv6", "internal/tables", "internal/version",
+			"internal/wholefile", "lab/wiki", "loadshm", "quiclb",
 			"quiclb/example", "test/docs", "test/mutants", "test/spdx",
 		},
 		beside: true,
@@ -78,7 +78,7 @@ var tiers = []tier{
 		name: "packet", // tests that run BPF programs in the kernel
 		packages: []string{
 			"internal/balancer", "internal/balancer/dataplane", "internal/agent",
-			"internal/nexthop", "internal/loadgen", "internal/bench",
+			"internal/nexthop", "lab/pktgen", "lab/bench",
 		},
 		// More tests and packages run at a time than there are cores, because many of them wait
 		// for the kernel to change tables or routes.
@@ -86,7 +86,7 @@ var tiers = []tier{
 	},
 	{
 		name:     "e2e", // tests with networks of namespaces
-		packages: []string{"internal/lab", "test/e2e"},
+		packages: []string{"lab", "test/e2e"},
 		// One package runs at a time, because all packages use the resources of the whole machine.
 		flags: []string{"-count=1", "-timeout=30m", "-p=1", "-parallel=4"},
 	},

@@ -39,8 +39,8 @@ var comments = map[string][2]string{
 	".yaml": {"# ", ""}, ".yml": {"# ", ""}, "Makefile": {"# ", ""}, "Dockerfile": {"# ", ""},
 	".html": {"<!-- ", " -->"},
 
-	".ci/run":                      {"# ", ""},
-	"internal/lab/templates/parts": {"{{/* ", " */}}"},
+	".ci/run":             {"# ", ""},
+	"lab/templates/parts": {"{{/* ", " */}}"},
 }
 
 // notSource lists the folders that contain tools, build results or test data, and results those at

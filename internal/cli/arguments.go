@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"regexp"
+	"regexp/syntax"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/segue-lb/segue/internal/nearest"
+)
+
+// Arguments requires the named Arguments. Its error names the missing ones. The last name may be in
+// brackets if it is optional, and end in "..." if there may be several.
+func Arguments(names ...string) cobra.PositionalArgs {
+	required, most := len(names), len(names)
+	if most > 0 {
+		last := names[most-1]
+		if strings.HasPrefix(last, "[") {
+			required--
+		}
+		if strings.HasSuffix(strings.TrimSuffix(last, "]"), "...") {
+			most = math.MaxInt
+		}
+	}
+	return func(cmd *cobra.Command, args []string) error {
+		switch {
+		case len(args) < required:
+			missing := strings.Join(names[len(args):required], " ")
+			return fmt.Errorf("%s: missing %s", CommandName(cmd), missing)
+		case len(args) > most:
+			return tooMany(cmd, args[most])
+		}
+		return nil
+	}
+}
+
+// tooMany returns the error about an unexpected argument.
+func tooMany(cmd *cobra.Command, arg string) error {
+	names, place := subcommands(cmd), CommandName(cmd)+": "
+	advice := "the commands are " + strings.Join(names, ", ")
+	if cmd == cmd.Root() {
+		place, advice = "", cmd.Name()+" --help lists the commands"
+	}
+	if near := nearest.Name(arg, names...); near != "" {
+		advice = fmt.Sprintf("did you mean %s?", near)
+	} else if len(names) == 0 {
+		return fmt.Errorf("%sunexpected argument %q", place, arg)
+	}
+	return fmt.Errorf("%sunknown command %q: %s", place, arg, advice)
+}
+
+// subcommands returns the names of the commands that the help of a command lists.
+func subcommands(cmd *cobra.Command) (names []string) {
+	for _, sub := range cmd.Commands() {
+		if sub.IsAvailableCommand() {
+			names = append(names, sub.Name())
+		}
+	}
+	return names
+}
+
+// completeGroups makes the commands below cmd that only group others show their help, and refuse unknown
+// commands. The library would show the help for these, too, and succeed.
+func completeGroups(cmd *cobra.Command) {
+	for _, sub := range cmd.Commands() {
+		completeGroups(sub)
+	}
+	if !cmd.HasSubCommands() || cmd.Runnable() {
+		return
+	}
+	cmd.Args, cmd.DisableFlagsInUseLine = Arguments(), true
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+}
+
+// NoArguments refuses all Arguments. Its error names the flag that the user probably meant, as in
+// "segue check -c FILE".
+func NoArguments(meant, flag string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return nil
+		}
+		name := CommandName(cmd)
+		if nearest.Name(args[0], subcommands(cmd)...) != "" {
+			return tooMany(cmd, args[0])
+		}
+		return fmt.Errorf("%s: unexpected argument %q; to name %s, write: segue %s %s %s",
+			name, args[0], meant, name, flag, args[0])
+	}
+}
+
+// CommandName returns the words after "segue" that call a command.
+func CommandName(cmd *cobra.Command) string {
+	return strings.TrimPrefix(cmd.CommandPath(), cmd.Root().Name()+" ")
+}
+
+// FileFlag is the value of a flag that names a file. The flag can be given only once, because one of two
+// files would have no effect.
+type FileFlag struct {
+	Name  *string
+	given bool
+}
+
+var errGivenTwice = errors.New("can be given only once")
+
+func (f *FileFlag) Set(name string) error {
+	if f.given {
+		return errGivenTwice
+	}
+	*f.Name, f.given = name, true
+	return nil
+}
+
+func (f *FileFlag) String() string {
+	if f.Name == nil { // as when the library compares with a default
+		return ""
+	}
+	return *f.Name
+}
+
+func (f *FileFlag) Type() string { return "string" }
+
+// StandardInput is the name of standard input where a command reads a file once.
+const StandardInput = "-"
+
+// ReadInput returns the content of a file or of standard input, and the name of it in messages.
+func ReadInput(in io.Reader, file string) (content []byte, name string, err error) {
+	if file != StandardInput {
+		content, err = os.ReadFile(file)
+		return content, file, err
+	}
+	content, err = io.ReadAll(in)
+	return content, "standard input", err
+}
+
+// JSONFlag adds the flag of the commands that can print JSON instead of a table.
+func JSONFlag(cmd *cobra.Command, asJSON *bool) {
+	cmd.Flags().BoolVar(asJSON, "json", false, "print JSON")
+}
+
+// valueForms describe the valid values of flags, by type.
+var valueForms = map[string]string{
+	"bool":        "true or false",
+	"duration":    "a duration with a unit, such as 500ms, 30s or 2h",
+	"float64":     "a number",
+	"int":         "a whole number",
+	"intSlice":    "whole numbers separated by commas",
+	"share":       "a share from 0% to 100%, such as 5%",
+	"stringArray": "a text",
+	"stringSlice": "values separated by commas",
+	"uint32":      "a whole number from 0 to 4294967295",
+	"uint64":      "a whole number from 0 to 18446744073709551615",
+	"version":     "a version, as a dry run shows it",
+}
+
+// renamedFlags are flags of earlier releases, by command, and what replaces them.
+var renamedFlags = map[string]string{
+	"lab report --output": "--out names the folder of the page",
+}
+
+// describeFlagError says what the value of a flag must be, where the library would quote Go's own
+// errors. For an unknown flag it names the nearest one, or the command that lists the flags.
+func describeFlagError(cmd *cobra.Command, err error) error {
+	var unknown *pflag.NotExistError
+	var invalid *pflag.InvalidValueError
+	switch {
+	case errors.As(err, &unknown):
+		return fmt.Errorf("%w; %s", err, adviseFlag(cmd, unknown.GetSpecifiedName()))
+	case !errors.As(err, &invalid):
+		return fmt.Errorf("%w; %s --help lists the flags", err, cmd.CommandPath())
+	case errors.Is(err, errGivenTwice):
+		return fmt.Errorf("--%s %q: %w", invalid.GetFlag().Name, invalid.GetValue(), errGivenTwice)
+	}
+	flag := invalid.GetFlag()
+	problem := "must be " + valueForms[flag.Value.Type()]
+	if errors.Is(err, strconv.ErrRange) {
+		problem = "is out of range"
+	}
+	return fmt.Errorf("--%s %q: %s", flag.Name, invalid.GetValue(), problem)
+}
+
+// adviseFlag returns advice about an unknown flag of a command.
+func adviseFlag(cmd *cobra.Command, name string) string {
+	if replaced := renamedFlags[CommandName(cmd)+" --"+name]; replaced != "" {
+		return replaced
+	}
+	var names []string
+	cmd.Flags().VisitAll(func(flag *pflag.Flag) { names = append(names, flag.Name) })
+	if near := nearest.Name(name, names...); near != "" {
+		return "did you mean --" + near + "?"
+	}
+	return cmd.CommandPath() + " --help lists the flags"
+}
+
+// ParseRegexp reads a flag's regular expression.
+func ParseRegexp(flag, text string) (*regexp.Regexp, error) {
+	expression, err := regexp.Compile(text)
+	var wrong *syntax.Error
+	if errors.As(err, &wrong) {
+		return nil, fmt.Errorf("%s %q: must be a regular expression: %s: %s", flag, text, wrong.Code, wrong.Expr)
+	}
+	return expression, err
+}
+
+// ParsePort reads an argument that is a port.
+func ParsePort(text string) (uint16, error) {
+	port, err := strconv.ParseUint(text, 10, 16)
+	if err != nil || port == 0 {
+		return 0, fmt.Errorf("port %q: must be a number from 1 to 65535", text)
+	}
+	return uint16(port), nil
+}

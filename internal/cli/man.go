@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/cobra/doc"
+
+	"github.com/segue-lb/segue/internal/version"
+)
+
+// manSection is the section of commands of administrators.
+const manSection = "8"
+
+func newMan() *cobra.Command {
+	return &cobra.Command{
+		Use:   "man DIRECTORY",
+		Short: "Write the man pages",
+		Long: `Man writes a man page of each command into a directory, and makes the directory if it does
+not exist. The pages have the date of the environment variable SOURCE_DATE_EPOCH (seconds
+since 1970), or today's date. The Debian package contains them already.`,
+		Args: Arguments("DIRECTORY"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return writeManPages(cmd.Root(), args[0])
+		},
+	}
+}
+
+func writeManPages(root *cobra.Command, dir string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	root.DisableAutoGenTag = true // it would be one more date
+	quoteLong(root)
+	err := doc.GenManTreeFromOpts(root, doc.GenManTreeOptions{
+		Header: &doc.GenManHeader{
+			Section: manSection, Source: root.Name() + " " + version.String(), Manual: "Segue",
+		},
+		Path: dir, CommandSeparator: "-",
+	})
+	if err != nil {
+		return fmt.Errorf("write the man pages to %s: %w", dir, err)
+	}
+	return nil
+}
+
+// quoteLong escapes the descriptions of a command and its subcommands, because package doc reads
+// them as Markdown. Indented paragraphs stay code.
+func quoteLong(cmd *cobra.Command) {
+	lines := strings.Split(cmd.Long, "\n")
+	for i, line := range lines {
+		if !strings.HasPrefix(line, "  ") {
+			lines[i] = markdown.Replace(line)
+		}
+	}
+	cmd.Long = strings.Join(lines, "\n")
+	for _, sub := range cmd.Commands() {
+		quoteLong(sub)
+	}
+}
+
+// markdown escapes what has a meaning in Markdown.
+var markdown = strings.NewReplacer(
+	`\`, `\\`, "*", `\*`, "_", `\_`, "`", "\\`", "[", `\[`, "]", `\]`, "<", `\<`, ">", `\>`, "#", `\#`,
+)

@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lab
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"math"
+	"net"
+	"net/http"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/segue-lb/segue/internal/load"
+	"github.com/segue-lb/segue/lab/application"
+	"github.com/segue-lb/segue/research/sim/processor"
+	"github.com/segue-lb/segue/research/sim/scenario"
+)
+
+// EmulatedServers describes the servers with the application emulated.
+type EmulatedServers struct {
+	EmulatedServer `yaml:",inline"`
+	// Exceptions are the differences of single servers.
+	Exceptions []EmulatedException `yaml:"exceptions,omitempty"`
+}
+
+// EmulatedException replaces settings on one server. Fields that are not set keep the settings of
+// all servers.
+type EmulatedException struct {
+	Server         string `yaml:"server"`
+	EmulatedServer `yaml:",inline"`
+}
+
+// EmulatedServer describes one server with emulated processors, as the flags of segue app do. The
+// zero value of a field means that the field is not set.
+type EmulatedServer struct {
+	Workers int `yaml:"workers,omitempty" range:"1 to 65536"`
+	// Backlog is at most the kernel's own limit, the default of net.core.somaxconn.
+	Backlog    int      `yaml:"backlog,omitempty" range:"1 to 4096"`
+	Cores      int      `yaml:"cores,omitempty" range:"1 to 1024"`
+	Speed      *float64 `yaml:"speed,omitempty"`
+	Discipline string   `yaml:"discipline,omitempty"`
+	Demand     string   `yaml:"demand,omitempty"`
+	// DemandTable is an absolute path. In a topology file it may be relative to that file.
+	DemandTable string `yaml:"demand-table,omitempty"`
+	Seed        uint64 `yaml:"seed,omitempty"`
+	Colocated   string `yaml:"colocated,omitempty"`
+}
+
+// or returns the settings with those of other in the place of the settings that are not set.
+func (e EmulatedServer) or(other EmulatedServer) EmulatedServer {
+	return EmulatedServer{
+		Workers:     cmp.Or(e.Workers, other.Workers),
+		Backlog:     cmp.Or(e.Backlog, other.Backlog),
+		Cores:       cmp.Or(e.Cores, other.Cores),
+		Speed:       cmp.Or(e.Speed, other.Speed),
+		Discipline:  cmp.Or(e.Discipline, other.Discipline),
+		Demand:      cmp.Or(e.Demand, other.Demand),
+		DemandTable: cmp.Or(e.DemandTable, other.DemandTable),
+		Seed:        cmp.Or(e.Seed, other.Seed),
+		Colocated:   cmp.Or(e.Colocated, other.Colocated),
+	}
+}
+
+// Of returns the settings of one server.
+func (e EmulatedServers) Of(server string) EmulatedServer {
+	i := slices.IndexFunc(e.Exceptions, func(x EmulatedException) bool { return x.Server == server })
+	if i < 0 {
+		return e.EmulatedServer
+	}
+	return e.Exceptions[i].or(e.EmulatedServer)
+}
+
+// problems calls fail for every problem of the settings, with the name of the field.
+func (e EmulatedServer) problems(fail func(field string, value any, problem string)) {
+	inRange := func(field string, value, most int) {
+		if value < 0 || value > most {
+			fail(field, value, fmt.Sprintf("must be 1 to %d", most))
+		}
+	}
+	inRange("workers", e.Workers, application.MaxWorkers)
+	inRange("backlog", e.Backlog, 4096)
+	inRange("cores", e.Cores, processor.MaxCores)
+	if e.Speed != nil && !(*e.Speed > 0 && !math.IsInf(*e.Speed, 1)) {
+		fail("speed", *e.Speed, "must be a positive number")
+	}
+	check := func(field, value string, parse func(string) error) {
+		if value == "" {
+			return
+		}
+		if err := parse(value); err != nil {
+			fail(field, value, err.Error())
+		}
+	}
+	check("discipline", e.Discipline, func(text string) error {
+		_, err := processor.ParseDiscipline(text)
+		return err
+	})
+	check("demand", e.Demand, func(text string) error {
+		_, err := scenario.ParseDistribution(text, ".")
+		return err
+	})
+	check("demand-table", e.DemandTable, func(path string) error {
+		if !filepath.IsAbs(path) {
+			return fmt.Errorf("must be an absolute path")
+		}
+		return nil
+	})
+	check("colocated", e.Colocated, func(text string) error {
+		_, err := application.ParseSchedule(text)
+		return err
+	})
+}
+
+// emulatedProblems calls fail for every problem of the section emulated.
+func (t Topology) emulatedProblems(fail func(path string, value any, format string, args ...any)) {
+	at := func(section string) func(string, any, string) {
+		return func(field string, value any, problem string) {
+			fail(section+"."+field, value, "%s", problem)
+		}
+	}
+	t.Emulated.problems(at("emulated"))
+	for i, e := range t.Emulated.Exceptions {
+		section := fmt.Sprintf("emulated.exceptions[%d]", i)
+		e.problems(at(section))
+		same := func(x EmulatedException) bool { return x.Server == e.Server }
+		switch {
+		case !t.hasServer(e.Server):
+			fail(section+".server", e.Server, "is not a server of the lab")
+		case t.applicationOf(e.Server) != Emulated:
+			fail(section+".server", e.Server, "runs %s, not %s", t.applicationOf(e.Server), Emulated)
+		case slices.ContainsFunc(t.Emulated.Exceptions[:i], same):
+			fail(section+".server", e.Server, "has an exception already")
+		}
+	}
+}
+
+// applicationOf returns the application of a server by its name.
+func (t Topology) applicationOf(server string) Application {
+	number, _ := strconv.Atoi(strings.TrimPrefix(server, "s"))
+	return t.application(number)
+}
+
+// resolve makes the paths of files absolute. They are relative to dir.
+func (e *EmulatedServers) resolve(dir string) {
+	resolve := func(s *EmulatedServer) {
+		if s.DemandTable != "" && !filepath.IsAbs(s.DemandTable) {
+			s.DemandTable = filepath.Join(dir, s.DemandTable)
+		}
+	}
+	resolve(&e.EmulatedServer)
+	for i := range e.Exceptions {
+		resolve(&e.Exceptions[i].EmulatedServer)
+	}
+}
+
+// applicationControl is the address of an emulated server's control, inside its namespace.
+const applicationControl = "127.0.0.1:9190"
+
+// emulatedCommand returns the command that runs the node's server with emulated processors.
+func (n *Node) emulatedCommand(laboratory string) []string {
+	e := n.lab.Topology.Emulated.Of(n.Name)
+	args := []string{
+		laboratory, "app", "--name", n.Name, "--control", applicationControl, "--load", n.LoadFile(),
+		"--files", n.lab.path("content"), "--uploads", n.lab.path(n.Name, "upload"),
+		// Tests keep connections open while they rearrange the lab.
+		"--idle-timeout", "1h",
+	}
+	for _, port := range n.httpPorts() {
+		args = append(args, "--listen", fmt.Sprintf(":%d", port))
+	}
+	add := func(flag, value string) {
+		if value != "" && value != "0" {
+			args = append(args, "--"+flag, value)
+		}
+	}
+	add("workers", strconv.Itoa(e.Workers))
+	add("backlog", strconv.Itoa(e.Backlog))
+	add("cores", strconv.Itoa(e.Cores))
+	if e.Speed != nil {
+		add("speed", strconv.FormatFloat(*e.Speed, 'g', -1, 64))
+	}
+	add("discipline", e.Discipline)
+	add("demand", e.Demand)
+	add("demand-table", e.DemandTable)
+	add("seed", strconv.FormatUint(e.Seed, 10))
+	add("colocated", e.Colocated)
+	return args
+}
+
+// Colocate has other work take shares of the cores of the node's emulated server, by a schedule
+// whose times count from now. It replaces the schedule before; an empty schedule ends the work.
+func (n *Node) Colocate(ctx context.Context, schedule application.Schedule) error {
+	client := http.Client{Transport: &http.Transport{
+		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+			return n.dial(ctx, net.Dialer{}, network, address)
+		},
+		DisableKeepAlives: true,
+	}}
+	request, err := http.NewRequestWithContext(ctx, http.MethodPut,
+		"http://"+applicationControl+"/colocated", strings.NewReader(schedule.String()))
+	if err != nil {
+		return fmt.Errorf("%s: %w", n.Name, err)
+	}
+	response, err := client.Do(request)
+	if err != nil {
+		return fmt.Errorf("%s: co-located work: %w", n.Name, err)
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusNoContent {
+		text, _ := io.ReadAll(io.LimitReader(response.Body, 1<<10)) // more words about the status
+		return fmt.Errorf("%s: co-located work %q: %s: %s", n.Name, schedule, response.Status,
+			strings.TrimSpace(string(text)))
+	}
+	return nil
+}
+
+// LoadSource returns a reader of the load that the node's application reports. It is nil for nginx,
+// which reports none.
+func (n *Node) LoadSource() load.Source {
+	switch n.Application {
+	case Emulated:
+		return load.NewSharedMemory(n.LoadFile())
+	case Apache, MediaWiki:
+		return load.NewApache(n.scoreboard(), uint32(n.lab.Topology.Apache.Workers))
+	}
+	return nil
+}
+
+// LoadFile returns the path of the file in which the node's application reports its load (package
+// loadshm).
+func (n *Node) LoadFile() string { return n.lab.path(n.Name, "load") }

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package httpload
+
+import (
+	"fmt"
+	"net/netip"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// request is one request, from its arrival to its outcome.
+type request struct {
+	number   uint64
+	due      time.Duration // the intended send time, since the start of the generator
+	target   *Target
+	query    string
+	measured bool // it counts in the report; requests of the warm-up do not
+}
+
+// phase is what a connection is waiting for.
+type phase uint8
+
+const (
+	connecting phase = iota // the end of the handshake
+	accepted                // the time at which a distant client learns of the end of the handshake
+	requesting              // the response
+	returning               // the time at which a distant client gets the response
+	resting                 // a request, or nothing if it is held idle
+	closing                 // the end of the connection: the response is complete
+	closed
+)
+
+// connection is a TCP connection to a target.
+type connection struct {
+	descriptor int
+	// serial tells events of this connection from events of an earlier one with the same
+	// descriptor.
+	serial int32
+	phase  phase
+	target *Target
+	idle   bool // held open without requests
+	left   bool // the server has closed the connection, after the response
+
+	request  request
+	unsent   []byte
+	response response
+	begun    time.Duration // when the request began to be served: by a handshake, or by sending
+	deadline time.Duration
+	position int // in the deadlines
+	place    int // among the resting connections of the target
+}
+
+// dial begins a connection, from an address unless it is the zero address.
+func dial(from netip.Addr, to netip.AddrPort) (descriptor int, err error) {
+	family, address := socketAddress(to)
+	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return -1, fmt.Errorf("socket: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			unix.Close(fd)
+		}
+	}()
+	if err := unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1); err != nil {
+		return -1, fmt.Errorf("TCP_NODELAY: %w", err)
+	}
+	if from.IsValid() {
+		if err := bind(fd, from); err != nil {
+			return -1, err
+		}
+	}
+	if err := unix.Connect(fd, address); err != nil && err != unix.EINPROGRESS {
+		return -1, fmt.Errorf("connect %s: %w", to, err)
+	}
+	return fd, nil
+}
+
+// bind sets the client address of a socket. The port is chosen by connect, which knows the
+// destination: so each client address has all ports for each destination.
+func bind(fd int, from netip.Addr) error {
+	_, address := socketAddress(netip.AddrPortFrom(from, 0))
+	if err := unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1); err != nil {
+		return fmt.Errorf("IP_BIND_ADDRESS_NO_PORT: %w", err)
+	}
+	if from.Is6() { // addresses of local routes are on no interface
+		if err := unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_FREEBIND, 1); err != nil {
+			return fmt.Errorf("IPV6_FREEBIND: %w", err)
+		}
+	}
+	if err := unix.Bind(fd, address); err != nil {
+		return fmt.Errorf("bind %s: %w", from, err)
+	}
+	return nil
+}
+
+func socketAddress(a netip.AddrPort) (family int, address unix.Sockaddr) {
+	if a.Addr().Is4() {
+		return unix.AF_INET, &unix.SockaddrInet4{Port: int(a.Port()), Addr: a.Addr().As4()}
+	}
+	return unix.AF_INET6, &unix.SockaddrInet6{Port: int(a.Port()), Addr: a.Addr().As16()}
+}
+
+// socketError returns why a connection failed, or nil.
+func socketError(fd int) error {
+	errno, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
+	if err == nil && errno != 0 {
+		err = unix.Errno(errno)
+	}
+	return err
+}
+
+// resetOnClose has close send a reset, so that the server ends the connection, and this host does
+// not keep its port.
+func resetOnClose(fd int) {
+	_ = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
+}

@@ -1,0 +1,419 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package httpload
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"fmt"
+	"math"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/research/sim"
+)
+
+const (
+	// linger is how long a connection waits for the server to close it after the response. The host
+	// that closes first keeps the port for a minute (TIME_WAIT, RFC 9293, section 3.6.1).
+	linger = time.Second
+	// longestPause bounds how late the generator notices that it is to end.
+	longestPause = 50 * time.Millisecond
+	// mostDue is how many requests are sent before the events of other connections get their turn.
+	mostDue = 64
+	// mostOpening is how many idle connections are opened at the same time. Listeners have
+	// backlogs.
+	mostOpening = 64
+	readBuffer  = 256 << 10
+)
+
+// The streams of random numbers.
+const (
+	streamArrivals = 100 + iota
+	streamDemands
+	streamTargets
+	streamTrips
+)
+
+// generator runs a Config.
+type generator struct {
+	*Config
+	results results
+
+	start   time.Time     // times are relative to it
+	zero    time.Duration // when the first request could be due
+	started bool          // zero is known
+	end     time.Duration // of the arrivals
+	source  sim.Source
+	next    sim.Arrival
+	more    bool // there is a next arrival
+	over    bool // the arrivals ended by themselves
+	number  uint64
+	demands *sim.Rand
+	choices *sim.Rand
+	trips   *sim.Rand
+
+	epoll       int
+	events      []unix.EpollEvent
+	buffer      []byte
+	text        []byte // of a request
+	headers     map[*Target]string
+	heads       *headReader
+	connections []*connection // by descriptor
+	serial      int32
+	deadlines   deadlines
+	resting     map[*Target][]*connection
+	waiting     []request // for a connection
+	open        int       // connections, without the idle ones
+	pending     int       // requests without an outcome
+	client      int       // the next client address
+	idle        idleConnections
+
+	recorder *bufio.Writer
+	log      *requestLog
+}
+
+// idleConnections counts the connections that are held without requests.
+type idleConnections struct {
+	begun, opening, open, failed, lost int
+	err                                error // why the first one failed
+}
+
+func newGenerator(c *Config) (*generator, error) {
+	source, err := c.Arrivals.Start(sim.NewRand(c.Seed, streamArrivals))
+	if err != nil {
+		return nil, err
+	}
+	epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("epoll: %w", err)
+	}
+	g := &generator{
+		Config: c, source: source, epoll: epoll, start: time.Now(), more: true,
+		demands: sim.NewRand(c.Seed, streamDemands), choices: sim.NewRand(c.Seed, streamTargets),
+		trips:  sim.NewRand(c.Seed, streamTrips),
+		events: make([]unix.EpollEvent, 256), buffer: make([]byte, readBuffer),
+		headers: map[*Target]string{}, resting: map[*Target][]*connection{},
+		heads: newHeadReader(c.ServerHeader, c.Expect.Body != nil),
+	}
+	g.results = newResults(c)
+	for _, t := range c.Targets {
+		g.headers[t] = c.headers(t)
+	}
+	if c.Record != nil {
+		g.recorder = bufio.NewWriter(c.Record)
+		fmt.Fprintln(g.recorder, "time\tquery")
+	}
+	if c.Log != nil {
+		g.log = newRequestLog(c)
+	}
+	return g, nil
+}
+
+// headers returns what follows the request target in requests to a target.
+func (c *Config) headers(t *Target) string {
+	var text strings.Builder
+	text.WriteString(" HTTP/1.1\r\n")
+	has := func(name string) bool {
+		for _, line := range c.Headers {
+			if given, _, _ := strings.Cut(line, ":"); strings.EqualFold(given, name) {
+				return true
+			}
+		}
+		return false
+	}
+	if !has("Host") {
+		fmt.Fprintf(&text, "Host: %s\r\n", t.Host)
+	}
+	if !has("User-Agent") {
+		text.WriteString("User-Agent: segue-load\r\n")
+	}
+	for _, line := range c.Headers {
+		text.WriteString(line + "\r\n")
+	}
+	if !c.KeepAlive {
+		text.WriteString("Connection: close\r\n")
+	}
+	text.WriteString("\r\n")
+	return text.String()
+}
+
+func (g *generator) now() time.Duration { return time.Since(g.start) }
+
+// run is the loop of the generator.
+func (g *generator) run(ctx context.Context) error {
+	for ctx.Err() == nil {
+		now := g.now()
+		if !g.started && g.openIdle() {
+			g.begin(now)
+		}
+		if g.started && !g.more && g.pending == 0 {
+			return nil
+		}
+		g.expire(now)
+		g.serveWaiting()
+		g.sendDue(now)
+		g.results.progress.report(g, now)
+		if err := g.poll(g.pause()); err != nil {
+			return err
+		}
+	}
+	g.results.interrupted = true
+	return nil
+}
+
+// openIdle opens further idle connections. It returns true when there are all.
+func (g *generator) openIdle() bool {
+	for g.idle.begun < g.Idle && g.idle.opening < mostOpening {
+		target := g.Targets[g.idle.begun%len(g.Targets)]
+		g.idle.begun++
+		g.idle.opening++
+		g.connect(&connection{target: target, idle: true})
+	}
+	return g.idle.begun == g.Idle && g.idle.opening == 0
+}
+
+// begin starts the arrivals.
+func (g *generator) begin(now time.Duration) {
+	g.zero, g.started, g.end = now, true, math.MaxInt64
+	if g.Duration > 0 {
+		g.end = now + g.Duration
+	}
+	g.results.begin(now)
+	g.advance()
+}
+
+// advance reads the next arrival.
+func (g *generator) advance() {
+	if g.Requests > 0 && g.number == g.Requests {
+		g.more, g.over = false, true
+		return
+	}
+	g.next, g.more = g.source.Next()
+	g.over = !g.more
+	g.more = g.more && g.dueTime() < g.end
+}
+
+// dueTime is when the next arrival is due.
+func (g *generator) dueTime() time.Duration {
+	return g.zero + toDuration(g.next.At)
+}
+
+// toDuration converts seconds. More than 31 years are that much, because a Duration ends at 292.
+func toDuration(seconds float64) time.Duration {
+	return time.Duration(math.Round(min(seconds, 1e9) * 1e9))
+}
+
+// sendDue serves the requests that are due.
+func (g *generator) sendDue(now time.Duration) {
+	if !g.started {
+		return
+	}
+	for n := 0; n < mostDue && g.more && g.dueTime() <= now; n++ {
+		r := g.newRequest()
+		g.advance()
+		g.pending++
+		g.results.arrived(&r, g.now()-r.due)
+		g.serve(r)
+	}
+}
+
+// newRequest draws what belongs to the next arrival, and records it.
+func (g *generator) newRequest() request {
+	due := g.dueTime()
+	g.number++
+	r := request{
+		number: g.number, due: due, target: g.Targets[g.choices.Intn(len(g.Targets))],
+		measured: due-g.zero >= g.Warmup,
+	}
+	if g.next.Query != "" {
+		r.query, _ = requestTarget(g.next.Query) // the trace has checked it
+	} else {
+		var demand time.Duration
+		if g.Demand != nil {
+			demand = toDuration(g.Demand.Sample(g.demands.Uint64())).Round(time.Microsecond)
+		}
+		r.query = r.target.query(r.number, demand)
+	}
+	if g.recorder != nil {
+		fmt.Fprintf(g.recorder, "%.9f\t%s\n", g.scaled(due-g.zero), r.query)
+	}
+	return r
+}
+
+// scaled returns a time for files, in seconds.
+func (c *Config) scaled(d time.Duration) float64 { return d.Seconds() * cmp.Or(c.Scale, 1) }
+
+// serve sends a request on a resting connection or a new one, or has it wait for one.
+func (g *generator) serve(r request) {
+	if resting := g.resting[r.target]; len(resting) > 0 {
+		c := resting[len(resting)-1]
+		g.wake(c)
+		g.send(c, r, g.now())
+		return
+	}
+	if g.Connections > 0 && g.open >= g.Connections && !g.closeResting() {
+		g.waiting = append(g.waiting, r)
+		return
+	}
+	g.open++
+	g.connect(&connection{target: r.target, request: r})
+}
+
+// serveWaiting serves requests that wait for a connection, as far as there is room for new ones.
+func (g *generator) serveWaiting() {
+	for len(g.waiting) > 0 && g.open < g.Connections {
+		next := g.waiting[0]
+		g.waiting = g.waiting[1:]
+		g.serve(next)
+	}
+}
+
+// closeResting closes a resting connection of another target, if there is one.
+func (g *generator) closeResting() bool {
+	for _, resting := range g.resting {
+		if len(resting) > 0 {
+			g.release(resting[len(resting)-1])
+			return true
+		}
+	}
+	return false
+}
+
+// connect begins the handshake of a connection.
+func (g *generator) connect(c *connection) {
+	c.phase, c.begun, c.position, c.descriptor = connecting, g.now(), noDeadline, -1
+	from := g.nextClient()
+	fd, err := dial(from, c.target.Address)
+	if err == nil {
+		g.serial++
+		c.descriptor, c.serial = fd, g.serial
+		for fd >= len(g.connections) {
+			g.connections = append(g.connections, nil)
+		}
+		g.connections[fd] = c
+		err = unix.EpollCtl(g.epoll, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{
+			Events: unix.EPOLLIN | unix.EPOLLOUT | unix.EPOLLRDHUP | unix.EPOLLET,
+			Fd:     int32(fd), Pad: c.serial,
+		})
+	}
+	if err != nil {
+		g.fail(c, outcomeOf(err, false), explain(err))
+		return
+	}
+	deadline := c.begun + g.ConnectTimeout
+	if !c.idle {
+		deadline = min(deadline, c.request.due+g.Timeout)
+	}
+	g.deadlines.set(c, deadline)
+}
+
+// send sends a request.
+func (g *generator) send(c *connection, r request, begun time.Duration) {
+	c.phase, c.request, c.begun = requesting, r, begun
+	c.response.reset()
+	g.deadlines.set(c, r.due+g.Timeout)
+	g.text = append(g.text[:0], "GET "...)
+	g.text = append(g.text, r.query...)
+	g.text = append(g.text, g.headers[r.target]...)
+	g.write(c, g.text)
+}
+
+// write sends text, and keeps what the socket does not take.
+func (g *generator) write(c *connection, text []byte) {
+	n, err := unix.Write(c.descriptor, text)
+	switch {
+	case err == unix.EAGAIN || err == unix.EINTR:
+		n = 0
+	case err != nil:
+		g.fail(c, outcomeOf(err, true), fmt.Errorf("write: %w", err))
+		return
+	}
+	c.unsent = append(c.unsent[:0], text[n:]...)
+}
+
+// expire ends what has taken too long.
+func (g *generator) expire(now time.Duration) {
+	for len(g.deadlines) > 0 && g.deadlines[0].deadline <= now {
+		c := g.deadlines[0]
+		switch {
+		case c.phase == closing:
+			g.reset(c)
+		case c.phase == accepted:
+			g.request(c)
+		case c.phase == returning:
+			g.complete(c, false)
+		case c.phase == connecting && (c.idle || c.deadline < c.request.due+g.Timeout):
+			g.fail(c, ConnectTimeout,
+				fmt.Errorf("connect %s: no answer within %v", c.target.Address, g.ConnectTimeout))
+		default:
+			g.fail(c, Timeout,
+				fmt.Errorf("%s: no complete response within %v", c.target.Address, g.Timeout))
+		}
+	}
+	for len(g.waiting) > 0 && g.waiting[0].due+g.Timeout <= now {
+		r := g.waiting[0]
+		g.waiting = g.waiting[1:]
+		g.pending--
+		g.finish(&r, &outcome{kind: Timeout, err: fmt.Errorf("no free connection within %v", g.Timeout)})
+	}
+}
+
+// pause is how long the generator may wait for events.
+func (g *generator) pause() time.Duration {
+	now := g.now()
+	until := now + longestPause
+	if g.started && g.more {
+		until = min(until, g.dueTime())
+	}
+	if len(g.deadlines) > 0 {
+		until = min(until, g.deadlines[0].deadline)
+	}
+	if len(g.waiting) > 0 {
+		until = min(until, g.waiting[0].due+g.Timeout)
+	}
+	return max(until-now, 0)
+}
+
+// poll waits for events of connections, and handles them.
+func (g *generator) poll(pause time.Duration) error {
+	n, err := epollWait(g.epoll, g.events, pause)
+	if err != nil && err != unix.EINTR {
+		return fmt.Errorf("epoll: %w", err)
+	}
+	for _, event := range g.events[:n] {
+		c := g.connections[event.Fd]
+		if c != nil && c.serial == event.Pad {
+			g.handle(c, event.Events)
+		}
+	}
+	return nil
+}
+
+// close ends all connections, and finishes files.
+func (g *generator) close() error {
+	for _, c := range g.connections {
+		if c != nil && c.phase != closed {
+			if c.phase == requesting {
+				resetOnClose(c.descriptor)
+			}
+			unix.Close(c.descriptor)
+		}
+	}
+	unix.Close(g.epoll)
+	err := g.source.Close()
+	if g.recorder != nil {
+		if flushing := g.recorder.Flush(); err == nil {
+			err = flushing
+		}
+	}
+	if g.log != nil {
+		if flushing := g.log.flush(); err == nil {
+			err = flushing
+		}
+	}
+	return err
+}

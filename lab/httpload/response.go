@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package httpload
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+)
+
+// The largest head of a response, and the largest body that is kept for comparison, in bytes.
+const (
+	mostHead = 64 << 10
+	mostBody = 1 << 20
+)
+
+// response reads an HTTP/1.1 response (RFC 9112) as its bytes arrive.
+type response struct {
+	part   responsePart
+	text   []byte // of the head, or of a line of the chunked coding, as far as it has arrived
+	left   int64  // bytes of the body, or of the chunk, that are still to come
+	status int
+	server string // the value of the header that names the server
+	body   []byte // if it is kept
+	keeps  bool   // the server keeps the connection open
+}
+
+// responsePart is what the next byte belongs to.
+type responsePart uint8
+
+const (
+	head responsePart = iota
+	sizedBody
+	unsizedBody // ends with the connection
+	chunkSize
+	chunk
+	chunkEnd
+	trailer
+	complete
+)
+
+// headReader parses the heads of responses. It is reused, because it has a large buffer.
+type headReader struct {
+	bytes  bytes.Reader
+	buffer *bufio.Reader
+	server string // the name of the header that names the server
+	keep   bool   // bodies are kept for comparison
+}
+
+func newHeadReader(server string, keep bool) *headReader {
+	return &headReader{buffer: bufio.NewReaderSize(nil, mostHead), server: server, keep: keep}
+}
+
+// feed reads bytes of the response. It returns the bytes after the end of the response.
+func (r *response) feed(p []byte, heads *headReader) (rest []byte, err error) {
+	for len(p) > 0 && r.part != complete && err == nil {
+		switch r.part {
+		case head:
+			p, err = r.feedHead(p, heads)
+		case sizedBody, chunk, unsizedBody:
+			p = r.feedBody(p, heads.keep)
+		default:
+			p, err = r.feedLine(p)
+		}
+	}
+	return p, err
+}
+
+func (r *response) feedHead(p []byte, heads *headReader) (rest []byte, err error) {
+	before := len(r.text)
+	r.text = append(r.text, p...)
+	end := bytes.Index(r.text[max(before-3, 0):], []byte("\r\n\r\n"))
+	if end < 0 {
+		if len(r.text) > mostHead {
+			return nil, fmt.Errorf("the head is longer than %d bytes", mostHead)
+		}
+		return nil, nil
+	}
+	end += max(before-3, 0) + 4
+	if err := r.parseHead(r.text[:end], heads); err != nil {
+		return nil, err
+	}
+	r.text = r.text[:0]
+	return p[end-before:], nil
+}
+
+// parseHead finds the length of the body (RFC 9112, section 6.3).
+func (r *response) parseHead(text []byte, heads *headReader) error {
+	heads.bytes.Reset(text)
+	heads.buffer.Reset(&heads.bytes)
+	parsed, err := http.ReadResponse(heads.buffer, nil)
+	if err != nil {
+		return fmt.Errorf("the head %.100q: %w", text, err)
+	}
+	r.status, r.server, r.keeps = parsed.StatusCode, parsed.Header.Get(heads.server), !parsed.Close
+	switch {
+	case parsed.StatusCode < 200: // the final response follows
+		r.part = head
+	case len(parsed.TransferEncoding) > 0:
+		r.part = chunkSize
+	case parsed.ContentLength == 0:
+		r.part = complete
+	case parsed.ContentLength > 0:
+		r.part, r.left = sizedBody, parsed.ContentLength
+	default:
+		r.part, r.keeps = unsizedBody, false
+	}
+	return nil
+}
+
+func (r *response) feedBody(p []byte, keep bool) (rest []byte) {
+	n := len(p)
+	if r.part != unsizedBody {
+		n = int(min(int64(n), r.left))
+		r.left -= int64(n)
+	}
+	if keep {
+		r.body = append(r.body, p[:min(n, mostBody-len(r.body))]...)
+	}
+	if r.left == 0 && r.part == sizedBody {
+		r.part = complete
+	} else if r.left == 0 && r.part == chunk {
+		r.part = chunkEnd
+	}
+	return p[n:]
+}
+
+// feedLine reads the lines between chunks (RFC 9112, section 7.1).
+func (r *response) feedLine(p []byte) (rest []byte, err error) {
+	before, rest, found := bytes.Cut(p, []byte("\n"))
+	if r.text = append(r.text, before...); len(r.text) > mostHead {
+		return nil, errors.New("a line of the chunked coding is too long")
+	}
+	if !found {
+		return nil, nil
+	}
+	line := bytes.TrimSuffix(r.text, []byte("\r"))
+	switch {
+	case r.part == chunkSize:
+		size, _, _ := bytes.Cut(line, []byte(";"))
+		r.left, err = strconv.ParseInt(string(bytes.TrimSpace(size)), 16, 64)
+		if err != nil || r.left < 0 {
+			return nil, fmt.Errorf("the size of a chunk, %.100q, is not a hexadecimal number", size)
+		}
+		if r.part = chunk; r.left == 0 {
+			r.part = trailer
+		}
+	case r.part == chunkEnd && len(line) > 0:
+		return nil, fmt.Errorf("a chunk is followed by %.100q instead of the end of the line", line)
+	case r.part == chunkEnd:
+		r.part = chunkSize
+	case len(line) == 0: // the end of the trailer
+		r.part = complete
+	}
+	r.text = r.text[:0]
+	return rest, nil
+}
+
+// end notes the end of the connection. It returns false if the response is not complete.
+func (r *response) end() bool {
+	if r.part == unsizedBody {
+		r.part = complete
+	}
+	return r.part == complete
+}
+
+// reset prepares for the next response on the connection.
+func (r *response) reset() { *r = response{text: r.text[:0]} }

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package httpload
+
+import (
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/segue-lb/segue/research/sim"
+)
+
+// TestRoundTrip checks that a distant client sends its request, and the end of its connection, so
+// late as replies reach it, however the server ends the response.
+func TestRoundTrip(t *testing.T) {
+	const n, trip = 200, 30 * time.Millisecond
+	for name, serve := range map[string]func(net.Conn){
+		"closed by the server": func(conn net.Conn) { io.WriteString(conn, answer) },
+		"ended by the server's close": func(conn net.Conn) {
+			io.WriteString(conn, "HTTP/1.1 200 OK\r\n\r\nbody")
+		},
+		"reset by the server": func(conn net.Conn) {
+			io.WriteString(conn, answer)
+			conn.(*net.TCPConn).SetLinger(0)
+		},
+		"kept by the server": func(conn net.Conn) {
+			io.WriteString(conn, answer)
+			answered := time.Now()
+			if _, err := conn.Read(make([]byte, 1)); err == nil {
+				t.Error("bytes after the request")
+			}
+			if took := time.Since(answered); took < trip {
+				t.Errorf("the client closes %v after the response, want %v at least", took, trip)
+			}
+		},
+	} {
+		var served atomic.Int64
+		c := config(t, listen(t, func(conn net.Conn, _ *http.Request) {
+			served.Add(1)
+			serve(conn)
+		}), n)
+		c.Arrivals = Constant{Rate: 1e6} // so many at once that ends follow responses before they are read
+		c.RoundTrip, c.Scale = new(sim.Constant(trip.Seconds()/2)), 0.5
+		report, log := runLogged(t, c)
+		if report.Succeeded != n || served.Load() != n || report.Connections != n {
+			t.Errorf("%s: %d of %d requests succeeded on %d connections: %v", name,
+				report.Succeeded, n, report.Connections, report.Errors)
+		}
+		for _, l := range log {
+			if l.latency < trip.Seconds() { // half of the time by the clock
+				t.Errorf("%s: latency %v s, want at least two round trips", name, l.latency)
+			}
+		}
+		if report.Connect.P50 < trip.Seconds() {
+			t.Errorf("%s: the median handshake takes %v s, want a round trip", name, report.Connect.P50)
+		}
+	}
+}
+
+// TestRoundTripOfRefused checks that a connection which the server closes while the client does not
+// know of it yet is a failure.
+func TestRoundTripOfRefused(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			conn.Close()
+		}
+	}()
+	t.Cleanup(func() { listener.Close() })
+	c := config(t, "http://"+listener.Addr().String(), 3)
+	c.RoundTrip = new(sim.Constant(0.05))
+	report, _ := runLogged(t, c)
+	if report.Failures[Short.String()] != 3 {
+		t.Errorf("failures %v, want 3 that are too short", report.Failures)
+	}
+}

@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package lab builds a data centre in network namespaces of one machine: a client, an edge router
+// that distributes packets over the balancers by ECMP, balancers, and servers that run nginx,
+// Apache, MediaWiki or an emulated application. Edge router, balancers and servers are connected at
+// layer 2. `segue lab` and the end-to-end tests use the package.
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"sync"
+
+	"github.com/segue-lb/segue/internal/plural"
+)
+
+// Lab is a lab that is up. Several goroutines may call its methods at the same time. The methods of
+// one Process may be called by one goroutine at a time only.
+type Lab struct {
+	Name      string
+	Topology  Topology
+	Nodes     []*Node
+	Processes []*Process
+	// delay runs on the fabric while packets are reordered. It is not one of Processes.
+	delay    *Process
+	progress func(string)
+}
+
+// Options apply to this process's use of a lab, not to the lab itself.
+type Options struct {
+	// Segue is the executable of the balancers and agents. The default is `segue` beside the
+	// executable of this process, or else the one in the PATH.
+	Segue string
+	// Laboratory is the executable of all else that nodes run. The default is this process's own.
+	Laboratory string
+	// Progress is called with a description of each step, if it is not nil.
+	Progress func(string)
+}
+
+// newLab returns the lab that the topology describes. It builds nothing.
+func newLab(topology Topology, options Options) (*Lab, error) {
+	if err := options.complete(); err != nil {
+		return nil, err
+	}
+	if options.Progress == nil {
+		options.Progress = func(string) {}
+	}
+	l := &Lab{Name: topology.Name, Topology: topology, progress: options.Progress}
+	for _, spec := range topology.Specs() {
+		l.Nodes = append(l.Nodes, &Node{Spec: spec, lab: l})
+	}
+	for _, n := range l.Nodes {
+		l.Processes = append(l.Processes, n.processes(options)...)
+	}
+	l.delay = &Process{
+		Name: "delay", node: l.Node("fabric"), args: []string{options.Laboratory, "lab", "delay", delayName}, daemon: true,
+	}
+	return l, nil
+}
+
+// complete sets the executables that are not set.
+func (o *Options) complete() error {
+	self, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("own executable: %w", err)
+	}
+	if o.Laboratory == "" {
+		o.Laboratory = self
+	}
+	if o.Segue == "" {
+		o.Segue = filepath.Join(filepath.Dir(self), "segue")
+		if _, err := os.Stat(o.Segue); errors.Is(err, fs.ErrNotExist) {
+			o.Segue = "segue" // Up looks for it in the PATH
+		}
+	}
+	return nil
+}
+
+// Up builds a lab and returns when all of its processes are ready. Balancers start last. If Up fails
+// or the context ends, it removes everything that it has built. It needs root, nginx and a lab name
+// that is not in use.
+func Up(ctx context.Context, topology Topology, options Options) (*Lab, error) {
+	if err := topology.Validate(); err != nil {
+		return nil, fmt.Errorf("topology: %w", err)
+	}
+	if err := checkRoot(); err != nil {
+		return nil, err
+	}
+	l, err := newLab(topology, options)
+	if err != nil {
+		return nil, err
+	}
+	if err := errors.Join(topology.checkMediaWiki(), topology.checkRouter()); err != nil {
+		return nil, err
+	}
+	for _, p := range l.Processes {
+		if _, err := exec.LookPath(p.args[0]); err != nil {
+			return nil, fmt.Errorf("%s runs %s: %w", p.node.Name, p.Name, err)
+		}
+	}
+	lock, err := l.createState()
+	if lock == nil {
+		return nil, err
+	}
+	defer lock.unlock()
+	if err == nil {
+		err = l.build(ctx)
+	}
+	if err != nil {
+		l.progress("Up failed: removing what was built.")
+		return nil, errors.Join(err, remove(l.Name))
+	}
+	return l, nil
+}
+
+// checkRoot returns an error if the user is not root.
+func checkRoot() error {
+	if os.Geteuid() != 0 {
+		return errors.New("labs need root, because they use network namespaces")
+	}
+	return nil
+}
+
+func (l *Lab) build(ctx context.Context) error {
+	type step struct {
+		progress string
+		do       func(context.Context) error
+	}
+	start := func(ctx context.Context) error {
+		if err := l.limitCPUs(); err != nil {
+			return err
+		}
+		// Servers first: before their agents are ready, they do not answer balancers' checks and probes.
+		balancers, others := l.balancerProcesses()
+		run := func(p *Process) error { return p.Start(ctx) }
+		if err := forAll(others, run); err != nil {
+			return err
+		}
+		return forAll(balancers, run)
+	}
+	steps := []step{
+		{"Building the network: " + l.Topology.summary() + ".", l.buildNetwork},
+		{"Writing configurations and the servers' files.", func(context.Context) error { return l.writeFiles() }},
+	}
+	if slices.ContainsFunc(l.Nodes, func(n *Node) bool { return n.Application == MediaWiki }) {
+		steps = append(steps, step{"Preparing the wiki.", l.prepareWikis})
+	}
+	steps = append(steps, step{"Starting " + plural.Count(len(l.Processes), "process") + ".", start})
+	if router := l.Topology.Edge.Router; router != "" {
+		steps = append(steps, step{"Waiting until " + string(router) + " has learned the routes.", l.awaitRoutes})
+	}
+	if l.Topology.Impair.Some() {
+		steps = append(steps, step{"Impairing the links: " + l.Topology.Impair.String() + ".", l.startImpairment})
+	}
+	if err := mountBPFFS(l.Name); err != nil {
+		return err
+	}
+	for _, step := range steps {
+		if err := ctx.Err(); err != nil {
+			return context.Cause(ctx)
+		}
+		l.progress(step.progress)
+		if err := step.do(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// balancerProcesses returns the processes of the nodes that are balancers, and all others.
+func (l *Lab) balancerProcesses() (balancers, others []*Process) {
+	for _, p := range l.Processes {
+		if p.node.Role == RoleBalancer {
+			balancers = append(balancers, p)
+		} else {
+			others = append(others, p)
+		}
+	}
+	return balancers, others
+}
+
+func (t Topology) summary() string {
+	return fmt.Sprintf("client, edge router, %s, %s, %s",
+		plural.Count(t.Balancers, "balancer"), plural.Count(t.Servers, "server"),
+		plural.Count(len(t.Services), "service"))
+}
+
+// forAll calls do for all processes at the same time.
+func forAll(processes []*Process, do func(*Process) error) error {
+	errs := make([]error, len(processes))
+	var wait sync.WaitGroup
+	for i, p := range processes {
+		wait.Go(func() { errs[i] = do(p) })
+	}
+	wait.Wait()
+	return errors.Join(errs...)
+}
+
+// Down removes the lab and everything that belongs to it.
+func (l *Lab) Down() error {
+	err := Down(l.Name)
+	if err == nil {
+		for _, p := range append(slices.Clone(l.Processes), l.delay) {
+			if p.exited != nil {
+				<-p.exited
+			}
+		}
+	}
+	return err
+}
+
+// Node returns the node with the given name, or nil.
+func (l *Lab) Node(name string) *Node {
+	i := slices.IndexFunc(l.Nodes, func(n *Node) bool { return n.Name == name })
+	if i < 0 {
+		return nil
+	}
+	return l.Nodes[i]
+}
+
+// FindNode returns the node with the given name. Its error lists the names of all nodes.
+func (l *Lab) FindNode(name string) (*Node, error) {
+	if n := l.Node(name); n != nil {
+		return n, nil
+	}
+	var names []string
+	for _, n := range l.Nodes {
+		names = append(names, n.Name)
+	}
+	return nil, fmt.Errorf("lab %q has no node %q; its nodes are %s", l.Name, name,
+		enumerate(names))
+}
+
+// Process returns a process of a node, or nil. Balancers have the process lb. Servers have agent,
+// echo, and their application, such as nginx. With mediawiki they also have mariadb and memcached.
+func (l *Lab) Process(node, name string) *Process {
+	i := slices.IndexFunc(l.Processes, func(p *Process) bool { return p.node.Name == node && p.Name == name })
+	if i < 0 {
+		return nil
+	}
+	return l.Processes[i]
+}
+
+// balancers returns the names of all balancers.
+func (l *Lab) balancers() []string {
+	var names []string
+	for _, spec := range l.Topology.specs(RoleBalancer) {
+		names = append(names, spec.Name)
+	}
+	return names
+}

@@ -1,0 +1,371 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lab
+
+import (
+	"bytes"
+	"cmp"
+	"embed"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"text/template"
+
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/wholefile"
+)
+
+// processes lists the processes of a node.
+func (n *Node) processes(o Options) []*Process {
+	var list []*Process
+	add := func(name string, p Process) {
+		p.Name, p.node = name, n
+		list = append(list, &p)
+	}
+	switch {
+	case n.Role == RoleServer:
+		add(string(n.Application), Process{
+			args: n.applicationCommand(o.Laboratory), port: httpPort, daemon: n.Application == Emulated,
+			limited: n.cpus() > 0,
+		})
+		if n.Application == MediaWiki {
+			add("mariadb", n.mariaDB())
+			add("memcached", n.memcached())
+		}
+		if ports := n.lab.Topology.ports(desired.UDP); len(ports) > 0 {
+			args := []string{o.Laboratory, "lab", "udp-echo", n.Name}
+			for _, port := range ports {
+				args = append(args, strconv.Itoa(int(port)))
+			}
+			add("echo", Process{args: args, daemon: true})
+		}
+		if !n.lab.Topology.Bare {
+			add("agent", Process{args: []string{o.Segue, "agent", "-c", n.configPath("agent.yaml")}, daemon: true})
+		}
+	case n.Role == RoleEdge && n.lab.Topology.Edge.Router != "":
+		router := n.router()
+		add(router.Name, router)
+	case n.Role == RoleBalancer && !n.lab.Topology.Bare:
+		add("lb", Process{args: []string{o.Segue, "lb", "-c", n.configPath("balancer.yaml")}, daemon: true})
+		if n.lab.Topology.Edge.BFD {
+			add("bfd", n.bfd())
+		}
+	}
+	return list
+}
+
+// applicationCommand returns the command that runs the node's HTTP server in the foreground.
+func (n *Node) applicationCommand(laboratory string) []string {
+	switch n.Application {
+	case Emulated:
+		return n.emulatedCommand(laboratory)
+	case Apache, MediaWiki:
+		return n.apacheCommand()
+	}
+	return []string{"nginx", "-p", n.lab.path(n.Name), "-c", n.configPath("nginx.conf"), "-e", "stderr"}
+}
+
+// configPath returns the path of the file that a template is rendered to for the node.
+func (n *Node) configPath(template string) string {
+	return n.lab.path("conf", n.Name+"-"+template)
+}
+
+// Instance returns the name, unique on this machine, of the node's balancer or agent.
+func (n *Node) Instance() string { return Instance(n.lab.Name, n.Name) }
+
+// httpPort is a port on which every HTTP server listens, whatever the services are.
+const httpPort = 80
+
+// Addresses of the daemons' metrics, inside their namespaces.
+const (
+	balancerMetrics = "127.0.0.1:9188"
+	agentMetrics    = "127.0.0.1:9189"
+)
+
+// BalancerConfig returns the configuration that Up gives a balancer. It has all services, on all
+// servers.
+func (n *Node) BalancerConfig() desired.Balancer {
+	c := desired.Balancer{
+		Node: desired.BalancerNode{
+			Instance:  n.Instance(),
+			Name:      n.Name,
+			Peers:     n.lab.balancers(),
+			Interface: uplink,
+			Locator:   n.Locator,
+			State:     n.lab.path("state"),
+			Limits:    desired.Limits{Hints: desired.DefaultHints},
+		},
+		Metrics: desired.Metrics{Listen: balancerMetrics},
+		BGP:     n.bgp(),
+	}
+	if n.hasOuter() {
+		c.Node.Interface, c.Node.Inside = outer, uplink
+	}
+	if n.lab.Topology.has(desired.GRE, desired.IPIP) {
+		c.Node.Addresses = append(c.Node.Addresses, n.IPv4, n.IPv6)
+	}
+	if n.lab.Topology.polls() {
+		c.Node.SignalKey = n.lab.keyPath()
+	}
+	for _, s := range n.lab.Topology.Services {
+		service := desired.Service{
+			Name: s.Name, VIP: s.VIP, Port: s.Port, Protocol: s.Protocol, Encapsulation: s.Encapsulation,
+			Placement: s.Placement, Persistence: s.Persistence, Selection: s.Selection,
+			Infer: s.Infer, Candidates: s.Candidates, History: s.History,
+			Generations: s.Generations, Buckets: s.Buckets, Health: s.Health,
+			OnFailure: s.OnFailure, OnDrain: s.OnDrain, AllFailed: s.AllFailed, SlowStart: s.SlowStart,
+		}
+		for _, spec := range n.lab.Topology.specs(RoleServer) {
+			service.Servers = append(service.Servers, server(spec, s))
+		}
+		c.Services = append(c.Services, service)
+	}
+	return c
+}
+
+// server returns a server in the form of a balancer's configuration of the service.
+func server(spec Spec, s Service) desired.Server {
+	server := desired.Server{Name: spec.Name}
+	switch {
+	case s.Encapsulation == desired.SRv6Insert || s.Encapsulation == desired.SRv6Encap:
+		server.Locator = spec.Locator
+	case s.VIP.Is4():
+		server.Address = spec.IPv4
+	default:
+		server.Address = spec.IPv6
+	}
+	switch {
+	case s.Health == nil && !s.Placement.Polls():
+	case s.VIP.Is4():
+		server.Host = spec.IPv4
+	default:
+		server.Host = spec.IPv6
+	}
+	return server
+}
+
+// AgentConfig returns the configuration that Up gives an agent. It has all services.
+func (n *Node) AgentConfig() desired.Agent {
+	c := desired.Agent{
+		Node: desired.AgentNode{
+			Instance:  n.Instance(),
+			Interface: uplink,
+			Locator:   n.Locator,
+			State:     n.lab.path("state"),
+		},
+		Metrics: desired.Metrics{Listen: agentMetrics},
+	}
+	if n.lab.Topology.has(desired.GRE, desired.IPIP) {
+		c.Node.Addresses = append(c.Node.Addresses, n.IPv4, n.IPv6)
+	}
+	if n.lab.Topology.polls() {
+		c.Node.SignalKey = n.lab.keyPath()
+		c.Poll.Listen = fmt.Sprintf("[::]:%d", desired.DefaultPollPort)
+	}
+	for _, s := range n.lab.Topology.Services {
+		c.Services = append(c.Services, n.agentService(s))
+	}
+	if longer := n.lab.Topology.longerLists(); longer > 0 {
+		c.Node.MTU = n.lab.Topology.MTU.Fabric - longer
+	}
+	return c
+}
+
+// agentService returns the configuration of a service for the node's agent.
+func (n *Node) agentService(s Service) desired.AgentService {
+	service := desired.AgentService{
+		Name: s.Name, VIP: s.VIP, Port: s.Port, Protocol: s.Protocol, Encapsulation: s.Encapsulation,
+		Accept: s.Accept, Load: s.Load, NotLocal: s.NotLocal,
+	}
+	for _, e := range s.Exceptions {
+		if e.Server != n.Name {
+			continue
+		}
+		service.Accept = cmp.Or(e.Accept, service.Accept)
+		service.Load = cmp.Or(e.Load, service.Load)
+		service.NotLocal = cmp.Or(e.NotLocal, service.NotLocal)
+	}
+	switch service.Load.Kind {
+	case desired.LoadApache:
+		service.Load = n.apacheLoad(service.Load)
+	case desired.LoadSharedMemory:
+		service.Load.Path = cmp.Or(service.Load.Path, n.LoadFile())
+		service.Load.Capacity = cmp.Or(service.Load.Capacity, n.capacity(service.Accept))
+	}
+	return service
+}
+
+// capacity returns the capacity by which a policy has to judge the load that the node's application
+// reports, or 0 for that in the report. An emulated server reports the number of its workers, of
+// which some wait for a core. For the policy least, a server has free capacity only while it has a
+// free core.
+func (n *Node) capacity(accept desired.Accept) uint32 {
+	policy := cmp.Or(accept.Policy, desired.DefaultAcceptPolicy)
+	if n.Application != Emulated || policy != desired.AcceptLeast {
+		return 0
+	}
+	return uint32(n.lab.Topology.Emulated.Of(n.Name).Cores)
+}
+
+// has tells whether a service uses one of the encapsulations.
+func (t Topology) has(encapsulations ...desired.Encapsulation) bool {
+	for _, s := range t.Services {
+		for _, e := range encapsulations {
+			if s.Encapsulation == e {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+//go:embed templates
+var templateFiles embed.FS
+
+// The templates leave out fields that are not set, because for most fields the zero value means
+// something else than a missing field.
+var templates = template.Must(template.New("").Funcs(template.FuncMap{
+	"quote": strconv.Quote,
+}).ParseFS(templateFiles, "templates/*"))
+
+// WriteBalancerConfig replaces the balancer's configuration file. Process.Reload makes it
+// effective.
+func (n *Node) WriteBalancerConfig(c desired.Balancer) error {
+	return n.writeConfig("balancer.yaml", c)
+}
+
+// WriteAgentConfig replaces the agent's configuration file. Process.Reload makes it effective.
+func (n *Node) WriteAgentConfig(c desired.Agent) error {
+	return n.writeConfig("agent.yaml", c)
+}
+
+func (n *Node) writeConfig(template string, data any) error {
+	text, err := render(template, data)
+	if err != nil {
+		return fmt.Errorf("%s: %w", n.Name, err)
+	}
+	return wholefile.Write(n.configPath(template), text, 0o644)
+}
+
+func render(template string, data any) ([]byte, error) {
+	var text bytes.Buffer
+	if err := templates.ExecuteTemplate(&text, template, data); err != nil {
+		return nil, fmt.Errorf("write %s: %w", template, err)
+	}
+	return text.Bytes(), nil
+}
+
+// writeFiles writes all files that the processes read.
+func (l *Lab) writeFiles() error {
+	if err := errors.Join(l.writeContent(), l.writeKey()); err != nil {
+		return err
+	}
+	for _, n := range l.Nodes {
+		var err error
+		switch n.Role {
+		case RoleEdge:
+			err = n.writeRouter()
+		case RoleBalancer:
+			err = errors.Join(n.WriteBalancerConfig(n.BalancerConfig()), n.writeBFD())
+		case RoleServer:
+			err = errors.Join(n.WriteAgentConfig(n.AgentConfig()), n.writeApplicationConfig())
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// keyPath returns the path of the file with the key by which balancers poll agents.
+func (l *Lab) keyPath() string { return l.path("signal-key") }
+
+// writeKey writes a new key, if balancers poll agents.
+func (l *Lab) writeKey() error {
+	if !l.Topology.polls() {
+		return nil
+	}
+	return os.WriteFile(l.keyPath(), fmt.Appendf(nil, "%016x%016x\n", rand.Uint64(), rand.Uint64()), 0o600)
+}
+
+func (n *Node) writeApplicationConfig() error {
+	upload := n.lab.path(n.Name, "upload")
+	for _, dir := range []string{n.lab.path(n.Name, "temp"), upload} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return err
+		}
+	}
+	switch n.Application {
+	case Emulated:
+		return nil // its command line has everything
+	case Apache:
+		return n.writeApacheConfig()
+	case MediaWiki:
+		return errors.Join(n.writeApacheConfig(), n.writeMediaWikiConfig())
+	}
+	return n.writeConfig("nginx.conf", n.serverFiles())
+}
+
+// serverFiles is what the configurations of all HTTP servers name.
+type serverFiles struct {
+	Node    string
+	Dir     string // the server's own directory
+	Content string // the directory with the lab's files
+	Ports   []uint16
+}
+
+func (n *Node) serverFiles() serverFiles {
+	return serverFiles{n.Name, n.lab.path(n.Name), n.lab.path("content"), n.httpPorts()}
+}
+
+// httpPorts returns the ports on which the node's HTTP server listens, in ascending order.
+func (n *Node) httpPorts() []uint16 {
+	ports := append(n.lab.Topology.ports(desired.TCP), httpPort)
+	slices.Sort(ports)
+	return slices.Compact(ports)
+}
+
+// Size is an amount of data, in bytes.
+type Size int
+
+// Sizes are the sizes of the files on every server. The path of a file is the name of its size.
+var Sizes = []Size{1e3, 100e3, 1e6, 10e6}
+
+// String returns the size in decimal units, such as 100kB.
+func (s Size) String() string {
+	switch {
+	case s >= 1e6 && s%1e6 == 0:
+		return strconv.Itoa(int(s/1e6)) + "MB"
+	case s >= 1e3 && s%1e3 == 0:
+		return strconv.Itoa(int(s/1e3)) + "kB"
+	}
+	return strconv.Itoa(int(s)) + "B"
+}
+
+// Content returns the first bytes of a fixed, endless text that neither compresses nor repeats.
+func Content(size Size) []byte {
+	content := make([]byte, size)
+	rand.NewChaCha8([32]byte{}).Read(content) // never fails
+	return content
+}
+
+func (l *Lab) writeContent() error {
+	if err := os.Mkdir(l.path("content"), 0o755); err != nil {
+		return err
+	}
+	for _, size := range Sizes {
+		if err := os.WriteFile(l.path("content", size.String()), Content(size), 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// UploadPath returns the file in which a server's nginx stores a PUT to /upload/NAME.
+func (n *Node) UploadPath(name string) string {
+	return n.lab.path(n.Name, "upload", filepath.Base(name))
+}

@@ -1,0 +1,389 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package report
+
+import (
+	"cmp"
+	"fmt"
+	"html/template"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/segue-lb/segue/internal/plural"
+	"github.com/segue-lb/segue/research/testbed"
+)
+
+// content is what the page shows of one directory of results.
+type content struct {
+	*testbed.Results
+	ID     string
+	Claims []claim
+	// Met and Judged are the numbers of claims that are met, and that could be judged.
+	Met, Judged int
+	Agreement   string
+	Orders      []order
+	// Disturbances are the runs that may not be valid. The page shows the first of them at once.
+	Disturbances             []disturbance
+	Disturbed, AlsoDisturbed []disturbance
+	Sections                 []shownSection
+	Rows                     []row
+	// Measures are the names of the times in Rows.
+	Measures      []string
+	Unit          string
+	HasSimulation bool
+	HasBound      bool
+	Handshakes    []row
+	HasModel      bool
+	Forwards      bool // packets, and not requests
+	Holds         bool // open connections
+	Counted       string
+	Servers       []serverTable
+	Use           []useRow
+	Types         []typeRow
+	Machine       []machineRow
+	Facts         []fact
+	figures       []figure
+}
+
+// shownSection is a section with charts as elements of the page.
+type shownSection struct {
+	Title, Note string
+	Class       string
+	SVGs, More  []template.HTML
+}
+
+// claim is a line of the table of claims.
+type claim struct {
+	Text, Holds                string
+	Measured, Simulated, Model string
+	Verdict                    string
+	Class                      string
+}
+
+// order has the cases at a point, from the best to the worst.
+type order struct {
+	Point string
+	Steps []testbed.Step
+}
+
+// row is a line of the table of response times.
+type row struct {
+	Case, Point string
+	First       bool // of its case
+	Runs        int
+	Times       []value
+	Requests    uint64
+	Failed      uint64
+	FailedShare string
+	Failures    string
+	Simulated   value
+	Deviation   value
+	Far         bool // the deviation is larger than farOff
+	Bound       value
+	TimesBound  value
+	Model       value
+	PerSecond   string // millions of packets that a core can forward
+	// FromEven is the largest distance of a server's open connections from an even share.
+	FromEven value
+}
+
+// farOff is the deviation of the measured mean from the simulated one, in percent, beyond which the
+// table marks it.
+const farOff = 10
+
+// serverTable has the servers of a case at the point with the longest response times.
+type serverTable struct {
+	Case, Point string
+	Hunts       bool
+	Adapts      bool // the accept policy changes its threshold
+	Servers     []serverRow
+}
+
+type serverRow struct {
+	testbed.Share
+	Part, Milliseconds, Workers, Threshold string
+}
+
+// fact is a line about the environment.
+type fact struct{ Name, Value string }
+
+// content returns what the page shows of the results.
+func (f *folder) content() (*content, error) {
+	c := &content{
+		Results: f.Results, ID: fileName(f.name), Disturbances: f.disturbances(),
+		HasSimulation: f.hasSimulation(), Forwards: f.forwards(), Holds: f.holds(),
+		Counted: strings.ToLower(f.counted()), Rows: f.rows(), Unit: f.unit().Name,
+		Handshakes: f.handshakes(), Servers: f.serverTables(), Use: f.use(), Types: f.types(),
+		Machine: f.machineRows(), Facts: f.facts(),
+	}
+	first := min(len(c.Disturbances), 3)
+	c.Disturbed, c.AlsoDisturbed = c.Disturbances[:first], c.Disturbances[first:]
+	c.addClaims()
+	c.Agreement, c.Orders = f.agreement(), f.orders()
+	for i := range c.Rows {
+		c.HasModel = c.HasModel || c.Rows[i].Model.Number != unknown
+		c.HasBound = c.HasBound || c.Rows[i].Bound.Number != unknown
+	}
+	for _, m := range f.measured() {
+		c.Measures = append(c.Measures, m.name)
+	}
+	return c, c.addSections(f)
+}
+
+// addSections adds the sections that have figures.
+func (c *content) addSections(f *folder) error {
+	overTime, err := f.overTime()
+	if err != nil {
+		return err
+	}
+	sections := []section{
+		f.responses(),
+		f.distributions("Distribution of response times", "Response times", "cdf",
+			measured, simulated, modelled),
+	}
+	sections = append(append(sections, f.typeSections()...), overTime)
+	if f.Bin > 0 {
+		day, err := f.overDay()
+		if err != nil {
+			return err
+		}
+		sections = append(sections, day)
+	}
+	sections = append(sections, f.failures(), f.large(), f.shares(), f.offers(),
+		f.distributions("Time from SYN to SYN-ACK", "SYN to SYN-ACK", "handshake", handshake))
+	for _, s := range sections {
+		if len(s.figures)+len(s.rest) == 0 {
+			continue
+		}
+		c.figures = append(append(c.figures, s.figures...), s.rest...)
+		class := "charts"
+		if s.pairs {
+			class = "charts pairs"
+		}
+		c.Sections = append(c.Sections,
+			shownSection{s.title, s.note, class, inline(s.figures), inline(s.rest)})
+	}
+	return nil
+}
+
+func inline(figures []figure) (svgs []template.HTML) {
+	for i := range figures {
+		// package chart has escaped all text
+		svgs = append(svgs, template.HTML(figures[i].chart.Inline()))
+	}
+	return svgs
+}
+
+func (c *content) addClaims() {
+	text := func(v *float64) string {
+		if v == nil {
+			return unknown
+		}
+		return number(*v)
+	}
+	for _, p := range c.Results.Claims {
+		shown := claim{
+			Text: p.Text, Holds: p.Holds, Measured: text(p.Measured), Simulated: text(p.Simulated),
+			Model: text(p.Model), Verdict: "not judged", Class: "faint",
+		}
+		if p.Met != nil {
+			c.Judged++
+			shown.Verdict, shown.Class = "not met", "bad"
+			if *p.Met {
+				c.Met++
+				shown.Verdict, shown.Class = "met", "good"
+			}
+		}
+		c.Claims = append(c.Claims, shown)
+	}
+}
+
+// agreement says how far measured and simulated means are apart.
+func (f *folder) agreement() string {
+	var sizes []float64
+	var worst float64
+	var where string
+	for _, name := range f.Cases {
+		for _, x := range f.Points {
+			e, ok := deviation(f.runs(name, x))
+			if !ok {
+				continue
+			}
+			sizes = append(sizes, math.Abs(e.Value))
+			if where == "" || math.Abs(e.Value) > math.Abs(worst) {
+				worst, where = e.Value, name+" at "+pointName(f.Axis, x)
+			}
+		}
+	}
+	if len(sizes) == 0 {
+		return ""
+	}
+	slices.Sort(sizes)
+	return fmt.Sprintf("Measured means differ from those of the simulator by %.1f%% in the median, "+
+		"and at most by %s%% (%s).",
+		(sizes[(len(sizes)-1)/2]+sizes[len(sizes)/2])/2, withSign(worst), where)
+}
+
+// orders returns the orders of the cases at all points.
+func (f *folder) orders() (all []order) {
+	if !f.ComparesTimes() {
+		return nil
+	}
+	for _, x := range f.Points {
+		if steps := f.Order(x); len(steps) > 0 {
+			all = append(all, order{pointName(f.Axis, x), steps})
+		}
+	}
+	return all
+}
+
+// rows returns a row for each case at each point that has runs.
+func (f *folder) rows() (rows []row) {
+	for _, name := range f.Cases {
+		first := true
+		for _, x := range f.Points {
+			if runs := f.runs(name, x); len(runs) > 0 {
+				r := f.rowOf(runs)
+				r.Case, r.Point, r.First = name, pointName(f.Axis, x), first
+				rows, first = append(rows, r), false
+			}
+		}
+	}
+	return rows
+}
+
+func (f *folder) rowOf(runs []*testbed.Run) row {
+	r := row{Runs: len(runs)}
+	r.Times = timesOf(runs, measured, f.measured(), f.unit())
+	r.Simulated = valueOf(estimate(runs, simulated, measures[0], f.unit()))
+	r.Bound = valueOf(estimate(runs, bounded, measures[0], f.unit()))
+	r.TimesBound = valueOf(timesBound(runs))
+	model, ok := estimate(runs, modelled, measures[0], f.unit())
+	model.Half = math.NaN() // seeds do not change the model
+	r.Model = valueOf(model, ok)
+	if f.forwards() {
+		r.PerSecond = number(1e-6 / runs[0].Measured.Mean)
+	}
+	if f.holds() {
+		r.FromEven = valueOf(fromEven(runs))
+	}
+	apart, ok := deviation(runs)
+	r.Deviation, r.Far = signed(apart, ok), ok && math.Abs(apart.Value) > farOff
+	kinds := map[string]uint64{}
+	for _, run := range runs {
+		r.Requests += run.Requests
+		r.Failed += run.Failed
+		for kind, n := range run.Failures {
+			kinds[kind] += n
+		}
+	}
+	if r.Failed > 0 {
+		r.FailedShare = percent(float64(r.Failed) / float64(r.Requests))
+	}
+	var texts []string
+	for _, kind := range slices.Sorted(maps.Keys(kinds)) {
+		if kinds[kind] > 0 {
+			texts = append(texts, fmt.Sprintf("%s %d", kind, kinds[kind]))
+		}
+	}
+	r.Failures = strings.Join(texts, ", ")
+	return r
+}
+
+// measured returns the measures that a run has.
+func (f *folder) measured() (some []measure) {
+	for _, m := range measures {
+		if f.any(m) {
+			some = append(some, m)
+		}
+	}
+	return some
+}
+
+// timesOf returns the values of measures.
+func timesOf(runs []*testbed.Run, from source, of []measure, u unit) (times []value) {
+	for _, m := range of {
+		times = append(times, valueOf(estimate(runs, from, m, u)))
+	}
+	return times
+}
+
+// handshakes returns a row for each case at each point with times from SYN to SYN-ACK.
+func (f *folder) handshakes() (rows []row) {
+	for _, name := range f.Cases {
+		first := true
+		for _, x := range f.Points {
+			runs := f.runs(name, x)
+			if _, ok := estimate(runs, handshake, measures[0], milliseconds); ok {
+				rows = append(rows, row{
+					Case: name, Point: pointName(f.Axis, x), First: first,
+					Times: timesOf(runs, handshake, measures, milliseconds),
+				})
+				first = false
+			}
+		}
+	}
+	return rows
+}
+
+// serverTables has a table for each case, at the point with the longest response times.
+func (f *folder) serverTables() (tables []serverTable) {
+	points := f.shown()
+	if len(points) == 0 {
+		return nil
+	}
+	x := points[len(points)-1]
+	for _, name := range f.Cases {
+		t := serverTable{Case: name, Point: pointName(f.Axis, x)}
+		servers := serverShares(f.runs(name, x))
+		sum := uint64(0)
+		for _, s := range servers {
+			sum += s.Responses
+			t.Hunts = t.Hunts || s.Accepted+s.Refused+s.Forced > 0
+			t.Adapts = t.Adapts || s.LastThreshold != nil
+		}
+		for _, s := range servers {
+			threshold := unknown
+			if s.LastThreshold != nil {
+				threshold = fmt.Sprint(*s.LastThreshold)
+			}
+			t.Servers = append(t.Servers, serverRow{
+				s, percent(float64(s.Responses) / float64(max(sum, 1))),
+				number(1000 * s.Mean), number(s.Busy), threshold,
+			})
+		}
+		if len(servers) > 0 {
+			tables = append(tables, t)
+		}
+	}
+	return tables
+}
+
+// facts describe the environment.
+func (f *folder) facts() []fact {
+	e := f.Environment
+	length := "default"
+	if f.Full {
+		length = "full: the values under full in the file"
+	}
+	facts := []fact{
+		{"Segue", cmp.Or(e.Version, unknown)},
+		{"Kernel", cmp.Or(e.Kernel, unknown)},
+		{"CPU", fmt.Sprintf("%s, %s, %.0f GiB of memory", cmp.Or(e.CPU, "unknown"),
+			plural.Count(e.Cores, "core"), float64(e.Memory)/(1<<30))},
+		{"Speed", plain(f.Speed) + " × real time"},
+		{"Length", length},
+		{"Seeds", fmt.Sprint(f.Seeds)},
+		{"Runs", fmt.Sprintf("%d of %d", len(f.Runs), f.Planned)},
+	}
+	if !e.Started.IsZero() {
+		when := e.Started.UTC().Format("2 January 2006, 15:04 UTC")
+		if !e.Finished.IsZero() {
+			when += " to " + e.Finished.UTC().Format("2 January 2006, 15:04 UTC")
+		}
+		facts = append(facts, fact{"Date", when})
+	}
+	return facts
+}

@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package repro
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/segue-lb/segue/research/chart"
+	"github.com/segue-lb/segue/research/sim"
+)
+
+// hlb10 draws the mean and the tail of the flow completion times against the load.
+func hlb10(ctx context.Context, r *run) error {
+	rivals, err := rivals(everyRival...)
+	if err != nil {
+		return err
+	}
+	loads := pick(r, []float64{0.5, 0.7, 0.8, 0.885, 0.9, 0.95},
+		[]float64{0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.885, 0.9, 0.92, 0.95})
+	var list []setting
+	for _, load := range loads {
+		list = append(list, setting{cluster: newHLBCluster(), load: load, rivals: rivals})
+	}
+	c, err := r.compete(ctx, list, r.hlbRuns())
+	if err != nil {
+		return err
+	}
+	x := places{chart.Axis{Label: "expected utilisation"}, loads}
+	r.drawFCT(c, "FCT, 128 servers, 4 balancers", x, true)
+	at := slices.Index(loads, 0.885)
+	for _, other := range []struct{ name, below string }{{"LSQ", "24.64"}, {"SED", "25.59"}} {
+		below := ratioOf(c.of(at, "HLB"), c.of(at, other.name), p90OfRun)
+		below = sim.Estimate{Value: 100 * (1 - below.Value), Half: 100 * below.Half}
+		r.about("p90 of HLB below that of "+other.name+" at 88.5%, %", other.below, below.Value,
+			sampled(below, r.hlbRuns(), hlb10PaperRuns), "")
+	}
+	r.compareHLB10(c, loads)
+	r.remark("What the paper does not state decides how much HLB gains: which of several equal " +
+		"servers gets a flow, and the packets from which durations come. See " +
+		"docs/reproduction.md.")
+	return r.drawFromSYN(ctx, loads, x)
+}
+
+// compareHLB10 checks the statements of section VI-A3 about all loads and about the Oracle. The
+// section calls 70% a moderate load.
+func (r *run) compareHLB10(c *contest, loads []float64) {
+	var hlb, others []*sim.Result
+	oracle := 0.0
+	for i, load := range loads {
+		hlb, others = append(hlb, c.of(i, "HLB")), append(others, c.best(i, "HLB"))
+		if load >= 0.7 && load <= 0.9 {
+			oracle = max(oracle, ratio(c.of(i, "HLB"), c.of(i, "Oracle")))
+		}
+	}
+	at, largest := largestRatio(hlb, others)
+	r.atMost("largest HLB / best of the others at any load", "1", largest.Value,
+		sampled(largest, r.hlbRuns(), hlb10PaperRuns), fmt.Sprintf("at %.3g%%", 100*loads[at]))
+	r.notWorse("largest HLB / Oracle from 70% to 90%", oracle,
+		"similar to the Oracle, says the text")
+	mean := c.of(slices.Index(loads, 0.9), "HLB").Mean()
+	r.atLeast("mean FCT of HLB at 90%, s", "1", mean.Value,
+		sampled(mean, r.hlbRuns(), hlb10PaperRuns),
+		"more than 5 times 200 ms, says the text, which calls 200 ms the expected FCT; the "+
+			"work of a flow is 500 ms")
+}
+
+// drawFromSYN draws rivals that count flows from the SYN beside the same rivals that count
+// established flows, as all others do.
+func (r *run) drawFromSYN(ctx context.Context, loads []float64, x places) error {
+	established, err := rivals("LSQ", "SED", "HLB")
+	if err != nil {
+		return err
+	}
+	early, err := fromSYN("LSQ", "SED", "HLB")
+	if err != nil {
+		return err
+	}
+	var list []setting
+	for _, load := range loads {
+		list = append(list,
+			setting{cluster: newHLBCluster(), load: load, rivals: append(established, early...)})
+	}
+	c, err := r.compete(ctx, list, r.hlbRuns())
+	if err != nil {
+		return err
+	}
+	r.draw(
+		r.chart(c, "Flows that count when established, and from the SYN", x,
+			chart.Axis{Label: "mean FCT, s", Log: true}, (*sim.Result).Mean),
+	)
+	return nil
+}
+
+// hlb12 compares halves of equal and unequal servers.
+func hlb12(ctx context.Context, r *run) error {
+	rivals, err := rivals(everyRival...)
+	if err != nil {
+		return err
+	}
+	clusters, axis := ratioClusters()
+	for _, load := range []float64{0.7, 0.9} {
+		c, err := r.compete(ctx, settings(clusters, load, rivals), r.hlbRuns())
+		if err != nil {
+			return err
+		}
+		percent := fmt.Sprintf("%.0f%%", 100*load)
+		r.drawFCT(c, "FCT at "+percent, axis, false)
+		r.draw(r.chart(c, "Flows that the powerful half gets, "+percent, axis,
+			chart.Axis{Label: "share of flows", Max: 1}, powerful))
+		r.alike("SED / LSQ, equal servers, "+percent, c.mean(0, "SED")/c.mean(0, "LSQ"),
+			"equivalent, says the text")
+		for i, name := range axis.axis.Categories {
+			r.fastest(c, i, "HLB", ", "+name+", "+percent,
+				"better in all tested scenarios, says the text")
+		}
+		if load == 0.7 {
+			r.fastest(c, 2, "SED", " but HLB, 4x, 70%", "HLB and SED are optimal, says the text",
+				"HLB")
+			continue
+		}
+		r.shorter(c, 1, "LSQ", "SED", ", 2x, 90%")
+		r.shorter(c, 2, "LSQ", "SED", ", 4x, 90%")
+		times := c.of(2, "SED").Estimate(func(run *sim.RunResult) float64 {
+			sums := halves(run, func(s *sim.ServerUse) float64 { return float64(s.Connections) })
+			return sums[1] / sums[0]
+		})
+		r.about(
+			"flows that SED gives the powerful half over the others, 4x, 90%",
+			"12.14",
+			times.Value,
+			sampled(times, r.hlbRuns(), hlbPaperRuns),
+			"with 12.14 the powerful half would have more than it can serve",
+		)
+	}
+	return r.compareWeights(ctx, clusters, axis)
+}
+
+// compareWeights draws figure 12b: the ratio of the weights that HLB infers.
+func (r *run) compareWeights(ctx context.Context, clusters []hlbCluster, axis places) error {
+	c := chart.Chart{Title: "Weights that HLB gives the halves", X: axis.axis, Y: chart.Axis{Label: "ratio of weights"}}
+	for _, load := range []float64{0.7, 0.9} {
+		for _, norm := range hlbNorms {
+			ratios, err := r.weightRatios(ctx, clusters, load, norm.parameter)
+			if err != nil {
+				return err
+			}
+			c.Series = append(c.Series, chart.Series{
+				Name: fmt.Sprintf("%s, %.0f%%", norm.name, 100*load), Style: chart.Bars, Points: indexed(ratios...),
+			})
+			if norm.parameter != "" {
+				continue // a variant, only for the eye
+			}
+			for i := range clusters[1:] {
+				names := axis.axis.Categories
+				r.atLeast(
+					fmt.Sprintf("ratio of weights, %s / %s, %.0f%%", names[i+1], names[i],
+						100*load),
+					"1",
+					ratios[i+1]/ratios[i],
+					stated,
+					"correlated with the ratio of the processors, says the text",
+				)
+			}
+		}
+	}
+	r.draw(c)
+	r.remark("%s", normsDiffer)
+	return nil
+}

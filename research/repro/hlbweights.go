@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package repro
+
+import (
+	"context"
+	"math"
+	"sync"
+
+	"github.com/segue-lb/segue/research/chart"
+	"github.com/segue-lb/segue/research/sim"
+	"github.com/segue-lb/segue/research/sim/placement"
+)
+
+// hlbNorms are the values by which HLB divides durations before they become weights. The paper's is
+// the sum.
+var hlbNorms = []struct{ name, parameter string }{{"over the sum", ""}, {"over the mean", "mean"}}
+
+const normsDiffer = "The paper's formula has durations over their sum, so that with 128 servers all weights exp(-μ) are within about 1% of each other. " +
+	"Divided by their mean instead, the weights differ more."
+
+// weighing is the weights of HLB on a balancer, as a sample sees them.
+type weighing interface {
+	Weight(server int32) float64
+	Gain(server int32) float64
+}
+
+// weighings calls see for all servers on all balancers that run HLB.
+func weighings(w sim.World, see func(server int32, at weighing)) {
+	for b := range w.Balancers() {
+		at := w.Placement(int32(b)).(weighing)
+		for s := range w.Servers() {
+			see(int32(s), at)
+		}
+	}
+}
+
+// weightRatios simulates HLB. For each cluster it returns the weights of the first half of the
+// servers divided by those of the second half, as a mean over time and runs. infer.Norm describes
+// by what the durations are divided: by default by their sum, as the paper prints.
+func (r *run) weightRatios(ctx context.Context, clusters []hlbCluster, load float64, norm string) ([]float64, error) {
+	hlb, err := hlbWith("HLB", func(w *placement.Weights) { w.Norm = norm })
+	if err != nil {
+		return nil, err
+	}
+	var mu sync.Mutex // several runs are sampled at the same time
+	sums := make([][2]float64, len(clusters))
+	list := settings(clusters, load, []rival{hlb})
+	for i := range list {
+		list[i].watch = func(c *sim.Config, _ int) {
+			c.SampleInterval = 5
+			c.Sample = func(_ int, _ float64, world sim.World) {
+				mu.Lock()
+				defer mu.Unlock()
+				weighings(world, func(s int32, at weighing) { sums[i][world.Server(s).Group] += at.Weight(s) })
+			}
+		}
+	}
+	if _, err := r.compete(ctx, list, r.hlbRuns()); err != nil {
+		return nil, err
+	}
+	ratios := make([]float64, len(clusters))
+	for i, sum := range sums {
+		ratios[i] = sum[1] / sum[0]
+	}
+	return ratios, nil
+}
+
+// gains are HLB's Kalman gains over time, as means over servers, balancers and runs. At each step
+// the gain determines how far a measurement moves the estimate.
+type gains struct {
+	mu          sync.Mutex // several runs are sampled at the same time
+	sums, count []float64  // by sample
+}
+
+// gainInterval is the time in seconds between two samples of the gains.
+const gainInterval = 5
+
+func (g *gains) watch(c *sim.Config) {
+	c.SampleInterval = gainInterval
+	c.Sample = func(_ int, now float64, world sim.World) {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		at := int(math.Round(now/gainInterval)) - 1
+		for len(g.sums) <= at {
+			g.sums, g.count = append(g.sums, 0), append(g.count, 0)
+		}
+		weighings(world, func(s int32, w weighing) {
+			g.sums[at] += w.Gain(s)
+			g.count[at]++
+		})
+	}
+}
+
+// after returns the mean gain at a number of seconds after the start, which must be a multiple of
+// gainInterval.
+func (g *gains) after(seconds float64) float64 {
+	at := int(math.Round(seconds/gainInterval)) - 1
+	return g.sums[at] / g.count[at]
+}
+
+// series returns the gains from the first sample to the last.
+func (g *gains) series(name string, style chart.Style) chart.Series {
+	s := chart.Series{Name: name, Style: style}
+	for i := range g.sums {
+		x := float64(i+1) * gainInterval
+		s.Points = append(s.Points, chart.Point{X: x, Y: g.after(x)})
+	}
+	return s
+}

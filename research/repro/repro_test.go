@@ -1,0 +1,369 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package repro
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"math"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/segue-lb/segue/internal/tables"
+	"github.com/segue-lb/segue/research/chart"
+)
+
+// counted is a figure that counts how often it was made.
+func counted(name string, times *int) Figure {
+	return Figure{
+		Name:   name,
+		Title:  "A <title>",
+		Source: "section I",
+		make: func(_ context.Context, r *run) error {
+			*times++
+			r.draw(
+				chart.Chart{
+					Title: name,
+					Series: []chart.Series{
+						{Name: "a", Points: []chart.Point{{X: float64(r.Seed), Y: 2}}},
+					},
+				},
+			)
+			r.about("two", "2.0", 2.05, digits, "because")
+			r.about("three", "3.0", 3.2, digits, "because")
+			r.atMost("at most one", "1", 1.05, drawn, "")
+			r.atLeast("at least one", "1", 0.8, drawn, "")
+			return nil
+		},
+	}
+}
+
+func mustMake(t *testing.T, figures []Figure, s Settings) []Outcome {
+	t.Helper()
+	outcomes, err := Make(t.Context(), figures, s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return outcomes
+}
+
+// TestMake makes a figure and finds it again. It makes the figure anew for other settings, and if
+// its file is incomplete.
+func TestMake(t *testing.T) {
+	times := 0
+	figures := []Figure{counted("6lb-x", &times)}
+	s := Settings{Seed: 1, Workers: 1, Directory: filepath.Join(t.TempDir(), "new")}
+	first := mustMake(t, figures, s)
+	if times != 1 || first[0].Stored {
+		t.Fatalf("made %d times", times)
+	}
+	var told []string
+	telling := s
+	telling.Progress = func(what string) { told = append(told, what) }
+	again := mustMake(t, figures, telling)
+	if times != 1 || !again[0].Stored {
+		t.Errorf("made again though it was stored")
+	}
+	if want := []string{"6lb-x (1 of 1)", "6lb-x was made before"}; !slices.Equal(told, want) {
+		t.Errorf("told %q, want %q", told, want)
+	}
+	if diff := cmp.Diff(first[0].Result, again[0].Result); diff != "" {
+		t.Errorf("stored result (-made +read):\n%s", diff)
+	}
+	for _, other := range []Settings{
+		{Seed: 2, Workers: 1, Directory: s.Directory},
+		{Seed: 2, Workers: 1, Directory: s.Directory, Quick: true},
+	} {
+		before := times
+		if mustMake(t, figures, other); times != before+1 {
+			t.Errorf("%+v: not made anew", other)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(s.Directory, "6lb-x.json"), []byte(`{"Key":`), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if before := times; mustMake(t, figures, s) == nil || times != before+1 {
+		t.Error("not made anew though the file is not whole")
+	}
+	if err := os.Remove(filepath.Join(s.Directory, "6lb-x.svg")); err != nil {
+		t.Fatal(err)
+	}
+	if before := times; mustMake(t, figures, s) == nil || times != before {
+		t.Error("made anew for a chart that was removed")
+	}
+
+	var names []string
+	entries, err := os.ReadDir(s.Directory)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	if want := []string{"6lb-x.csv", "6lb-x.json", "6lb-x.svg", "index.html"}; !slices.Equal(names, want) {
+		t.Errorf("files %v, want %v", names, want)
+	}
+}
+
+// TestInterrupted checks that the figures before an error are kept.
+func TestInterrupted(t *testing.T) {
+	times := 0
+	broken := Figure{Name: "6lb-y", make: func(ctx context.Context, r *run) error {
+		return r.each(ctx, 3, func(_ context.Context, i int) error {
+			if i == 1 {
+				return errors.New("no such thing")
+			}
+			return nil
+		})
+	}}
+	s := Settings{Workers: 2, Directory: t.TempDir()}
+	_, err := Make(t.Context(), []Figure{counted("6lb-x", &times), broken}, s)
+	if err == nil || err.Error() != "figure 6lb-y: no such thing" {
+		t.Errorf("error %v", err)
+	}
+	if outcomes := mustMake(t, []Figure{counted("6lb-x", &times)}, s); !outcomes[0].Stored || times != 1 {
+		t.Error("the figure before the error is lost")
+	}
+}
+
+// TestCancelled interrupts the making of a figure, and checks that the error names the figure.
+func TestCancelled(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	endless := Figure{Name: "6lb-z", make: func(ctx context.Context, r *run) error {
+		return r.each(ctx, 1000, func(ctx context.Context, i int) error {
+			if i == 2 {
+				cancel()
+			}
+			return ctx.Err()
+		})
+	}}
+	_, err := Make(ctx, []Figure{endless}, Settings{Workers: 1, Directory: t.TempDir()})
+	if err == nil || !strings.HasPrefix(err.Error(), "interrupted at figure 6lb-z: context canceled; ") {
+		t.Errorf("error %v", err)
+	}
+}
+
+func TestVerdicts(t *testing.T) {
+	times := 0
+	outcomes := mustMake(t, []Figure{counted("6lb-x", &times)}, Settings{Workers: 1, Directory: t.TempDir()})
+	var got []bool
+	for _, c := range outcomes[0].Checks {
+		got = append(got, c.OK)
+	}
+	if want := []bool{true, false, true, false}; !slices.Equal(got, want) {
+		t.Errorf("inside: %v, want %v", got, want)
+	}
+}
+
+// TestCheckJSON checks the keys that other programs rely on, and that claims are the same after
+// writing and reading.
+func TestCheckJSON(t *testing.T) {
+	for want, claim := range map[string]Claim{
+		`2.3`:              {About, 2.3},
+		`"at most 0.045"`:  {AtMost, 0.045},
+		`"at least 1e-06"`: {AtLeast, 1e-6},
+		`"more than 1"`:    {MoreThan, 1},
+	} {
+		check := Check{
+			Figure:    "f",
+			Quantity:  "q",
+			Paper:     claim,
+			Measured:  1,
+			Rule:      Drawing,
+			Tolerance: 2,
+			OK:        true,
+			Note:      "n",
+		}
+		got, err := json.Marshal(check)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want := `{"figure":"f","quantity":"q","paper":` + want + `,"measured":1,"rule":"drawing, 5%","tolerance":2,"ok":true,"note":"n"}`; string(
+			got,
+		) != want {
+			t.Errorf("%s, want %s", got, want)
+		}
+		var back Check
+		if err := json.Unmarshal(got, &back); err != nil || back != check {
+			t.Errorf("%s is read as %+v, error %v", got, back, err)
+		}
+	}
+	if err := json.Unmarshal([]byte(`"around 3"`), new(Claim)); err == nil {
+		t.Error("no error for a claim without a relation")
+	}
+}
+
+// TestNotFinite checks that values that neither JSON nor a chart can contain are refused.
+func TestNotFinite(t *testing.T) {
+	figure := Figure{Name: "6lb-x", make: func(_ context.Context, r *run) error {
+		zero := 0.0
+		r.about("nothing", "1", zero/zero, digits, "")
+		return nil
+	}}
+	_, err := Make(t.Context(), []Figure{figure}, Settings{Workers: 1, Directory: t.TempDir()})
+	if err == nil || !strings.Contains(err.Error(), "nothing: NaN ± 0.5 is not finite") {
+		t.Errorf("error %v", err)
+	}
+}
+
+func TestPage(t *testing.T) {
+	times := 0
+	s := Settings{Workers: 1, Directory: t.TempDir()}
+	mustMake(t, []Figure{counted("6lb-x", &times)}, s)
+	content, err := os.ReadFile(filepath.Join(s.Directory, "index.html"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"A &lt;title&gt;", "<svg ", "2 of 4 rows", "Monte Carlo, 95%", "<td>printed digits</td>",
+		`class="bad">outside`, `class="bad">6lb-x</a>`, "at most 1",
+	} {
+		if !strings.Contains(string(content), want) {
+			t.Errorf("the page does not have %s", want)
+		}
+	}
+	for _, foreign := range []string{"<script", "<link", "src=", "url("} {
+		if strings.Contains(string(content), foreign) {
+			t.Errorf("the page has %s: it must need no other file", foreign)
+		}
+	}
+}
+
+// TestPageHasAll makes one figure after the other. The page must show both in their order, unless
+// they have different settings.
+func TestPageHasAll(t *testing.T) {
+	s := Settings{Seed: 1, Workers: 1, Directory: t.TempDir()}
+	page := func(s Settings, name string) string {
+		figures, err := Select(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if outcomes := mustMake(t, figures, s); len(outcomes) != 1 || outcomes[0].Name != name {
+			t.Errorf("%d outcomes", len(outcomes))
+		}
+		content, err := os.ReadFile(filepath.Join(s.Directory, "index.html"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(content)
+	}
+	page(s, "6lb-9")
+	both := page(s, "6lb-6")
+	if first, second := strings.Index(both, `id="6lb-6"`), strings.Index(both, `id="6lb-9"`); first < 0 || second < first {
+		t.Errorf("6lb-6 is at %d of the page, 6lb-9 at %d", first, second)
+	}
+	s.Seed = 2
+	if strings.Contains(page(s, "6lb-6"), `id="6lb-9"`) {
+		t.Error("the page has a figure of another seed")
+	}
+}
+
+func TestSelect(t *testing.T) {
+	names := func(figures []Figure) (names []string) {
+		for _, f := range figures {
+			names = append(names, f.Name)
+		}
+		return names
+	}
+	all, err := Select()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if sorted := names(all); len(slices.Compact(slices.Sorted(slices.Values(sorted)))) != len(all) {
+		t.Errorf("names are not unique: %v", sorted)
+	}
+	some, err := Select("6lb-8[ab]", "6lb-8a", "shell-6")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := []string{"6lb-8a", "6lb-8b", "shell-6"}; !slices.Equal(names(some), want) {
+		t.Errorf("%v, want %v", names(some), want)
+	}
+	for _, pattern := range []string{"6lb-1", "", "[", "6lb"} {
+		if _, err := Select(pattern); err == nil || !strings.Contains(err.Error(), `figure "`+pattern+`"`) {
+			t.Errorf("%q: error %v", pattern, err)
+		}
+	}
+}
+
+// TestAnalyticFigures makes the figures that take no time, and checks that the model has the
+// numbers of 6LB. Figures 5 and 8d have no rows, because theirs hold by construction.
+func TestAnalyticFigures(t *testing.T) {
+	figures, err := Select("6lb-5", "6lb-6", "6lb-8[b-f]", "6lb-9", "hlb-2")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, o := range mustMake(t, figures, Settings{Seed: 1, Workers: 1, Directory: t.TempDir()}) {
+		byConstruction := o.Name == "6lb-5" || o.Name == "6lb-8d"
+		if len(o.Charts) == 0 || (len(o.Checks) == 0) != byConstruction {
+			t.Errorf("%s: %d charts, %d comparisons", o.Name, len(o.Charts), len(o.Checks))
+		}
+		for _, c := range o.Checks {
+			if expected := c.Quantity != "WCMP / LSQ, all observed"; c.OK != expected {
+				t.Errorf("%s: %s: %v, paper %v", c.Figure, c.Quantity, c.Measured, c.Paper)
+			}
+		}
+	}
+}
+
+// TestOverhead checks the sums of header sizes of 6LB's figure 5.
+func TestOverhead(t *testing.T) {
+	r := &run{}
+	if err := figure5(t.Context(), r); err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range [][]float64{{72, 96, 88}, {56, 80, 44}} { // insert, encap, GRE
+		points := r.result.Charts[0].Series[i].Points
+		if got := []float64{points[0].Y, points[1].Y, points[3].Y}; !slices.Equal(got, want) {
+			t.Errorf("%s: %v bytes, want %v", r.result.Charts[0].Series[i].Name, got, want)
+		}
+	}
+}
+
+// TestAlgorithm3 compares the tables with those of package tables. The number of steps is at least
+// the number of entries, and with one server that has all buckets it is exactly that.
+func TestAlgorithm3(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	for _, servers := range []int{2, 5, 48} {
+		permutations := randomPermutations(servers, 251, rng)
+		for candidates := 1; candidates <= 2; candidates++ {
+			want, err := tables.BuildPermuted(permutations, 251, candidates)
+			if err != nil {
+				t.Fatal(err)
+			}
+			rows, steps := algorithm3(permutations, 251, candidates)
+			if !slices.Equal(rows, want.Rows) {
+				t.Errorf("%d servers, %d candidates: another table", servers, candidates)
+			}
+			if steps < 251*candidates {
+				t.Errorf("%d servers, %d candidates: %d steps", servers, candidates, steps)
+			}
+		}
+	}
+	if _, steps := algorithm3(randomPermutations(1, 251, rng), 251, 1); steps != 251 {
+		t.Errorf("one server: %d steps, want 251", steps)
+	}
+	// Each permutation is 0, 1, 2. The servers look at 0, at 0 and 1, and at 1 and 2.
+	same := []tables.Permutation{{Skip: 1}, {Skip: 1}}
+	if _, steps := algorithm3(same, 3, 1); steps != 5 {
+		t.Errorf("equal permutations: %d steps, want 5", steps)
+	}
+}
+
+// TestCrossing checks the load that 6LB prints, 0.983.
+func TestCrossing(t *testing.T) {
+	got, err := crossing(4, 8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if math.Abs(got-0.983) > 0.0005 {
+		t.Errorf("SR8 is better than SR4 from %v on, want 0.983", got)
+	}
+}

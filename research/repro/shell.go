@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package repro
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+
+	"github.com/segue-lb/segue/internal/tables"
+	"github.com/segue-lb/segue/research/chart"
+)
+
+// shellFigures are the figures of "Stateless Load-Aware Load Balancing in P4". Its figures 4 and
+// 5, and tables II and III, are about hardware.
+var shellFigures = []Figure{
+	{"shell-6", "Connections reset after reconfigurations, by depth of the history", "SHELL, section VI", shell6},
+	{"shell-7", "Connections reset after reconfigurations, by number of buckets", "SHELL, section VI", shell7},
+}
+
+const shellServers, shellCandidates = 500, 2
+
+// churn is the number of connections that are reset after each number of reconfigurations. All
+// connections began at the same time.
+type churn struct {
+	// By depth of the history of algorithm 1 of the paper, then by reconfigurations.
+	printed [][]float64
+	kept    [][]float64 // the same for a history that keeps unchanged entries
+}
+
+// reconfigure changes the table several times: it removes a random server or inserts a new one.
+// For each depth, it follows the connections of all places of the table. A connection is lost for
+// good when its server is not in the history of its place: its next packet is answered by a reset.
+func reconfigure(ctx context.Context, seed, experiment uint64, buckets, changes int, depths []int) (*churn, error) {
+	rng := rand.New(rand.NewPCG(seed, experiment))
+	// There are names for all servers that are ever inserted.
+	servers := resiliencyServers(shellServers+changes, int(experiment))
+	for i := shellServers; i < len(servers); i++ {
+		servers[i].Weight = 0
+	}
+	next := shellServers
+	table, err := tables.Build(servers, buckets, shellCandidates)
+	if err != nil {
+		return nil, err
+	}
+	first := table
+	result := &churn{}
+	var kept []*tables.History
+	var printed []*printedHistory
+	var lostKept, lostPrinted [][]bool
+	for _, depth := range depths {
+		h, err := tables.NewHistory(table.Rows, depth)
+		if err != nil {
+			return nil, err
+		}
+		kept, printed = append(kept, h), append(printed, newPrintedHistory(table, depth))
+		lostKept, lostPrinted = append(lostKept, make([]bool, len(table.Rows))), append(lostPrinted, make([]bool, len(table.Rows)))
+		result.kept, result.printed = append(result.kept, []float64{0}), append(result.printed, []float64{0})
+	}
+	for range changes {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		if rng.IntN(2) == 0 {
+			servers[pickPresent(servers, rng)].Weight = 0
+		} else {
+			servers[next].Weight = 1
+			next++
+		}
+		if table, err = tables.Build(servers, buckets, shellCandidates); err != nil {
+			return nil, err
+		}
+		for i := range depths {
+			if err := kept[i].Push(table.Rows); err != nil {
+				return nil, err
+			}
+			printed[i].push(table)
+			result.kept[i] = append(result.kept[i], lose(lostKept[i], first, kept[i].Column))
+			result.printed[i] = append(result.printed[i], lose(lostPrinted[i], first, printed[i].column))
+		}
+	}
+	return result, nil
+}
+
+func pickPresent(servers []tables.Server, rng *rand.Rand) int {
+	for {
+		if i := rng.IntN(len(servers)); servers[i].Weight > 0 {
+			return i
+		}
+	}
+}
+
+// lose marks the places whose first server is not in their column. It returns the share of lost
+// places.
+func lose(lost []bool, first *tables.Table, column func(place int) []uint16) float64 {
+	n := 0
+	for place, server := range first.Rows {
+		lost[place] = lost[place] || !slices.Contains(column(place), server)
+		if lost[place] {
+			n++
+		}
+	}
+	return float64(n) / float64(len(lost))
+}
+
+// printedHistory is exactly algorithm 1 of SHELL. At each change all entries move down by one, and
+// the last one is lost. The new entry becomes the first. An equal entry below is removed.
+type printedHistory struct {
+	depth   int
+	columns [][]uint16
+}
+
+func newPrintedHistory(t *tables.Table, depth int) *printedHistory {
+	h := &printedHistory{depth: depth}
+	for _, server := range t.Rows {
+		h.columns = append(h.columns, append(make([]uint16, 0, depth+1), server))
+	}
+	return h
+}
+
+func (h *printedHistory) push(t *tables.Table) {
+	for place, server := range t.Rows {
+		column := h.columns[place]
+		column = slices.Insert(column[:min(len(column), h.depth-1)], 0, server)
+		if i := slices.Index(column[1:], server); i >= 0 {
+			column = slices.Delete(column, i+1, i+2)
+		}
+		h.columns[place] = column
+	}
+}
+
+func (h *printedHistory) column(place int) []uint16 { return h.columns[place] }
+
+// churns returns the means of the paper's five experiments, for each number of buckets.
+func churns(ctx context.Context, r *run, buckets []int, depths []int) ([]churn, error) {
+	experiments, changes := pick(r, 2, 5), pick(r, 60, 200)
+	results := make([]*churn, len(buckets)*experiments)
+	err := r.each(ctx, len(results), func(ctx context.Context, i int) (err error) {
+		results[i], err = reconfigure(ctx, r.Seed, uint64(i%experiments), buckets[i/experiments], changes, depths)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	mean := func(of func(*churn) [][]float64, group []*churn) [][]float64 {
+		sum := make([][]float64, len(depths))
+		for i := range depths {
+			sum[i] = make([]float64, changes+1)
+			for _, c := range group {
+				for n, v := range of(c)[i] {
+					sum[i][n] += v / float64(len(group))
+				}
+			}
+		}
+		return sum
+	}
+	var means []churn
+	for group := range slices.Chunk(results, experiments) {
+		means = append(means, churn{
+			printed: mean(func(c *churn) [][]float64 { return c.printed }, group),
+			kept:    mean(func(c *churn) [][]float64 { return c.kept }, group),
+		})
+	}
+	return means, nil
+}
+
+// finite returns the share of connections that are reset within n reconfigurations. A connection
+// sees another reconfiguration with probability q, which holds for exponential durations and a
+// constant rate.
+func finite(infinite []float64, q float64) []float64 {
+	out := make([]float64, len(infinite))
+	reached := 1.0
+	for n := 1; n < len(infinite); n++ {
+		reached *= q
+		out[n] = out[n-1] + reached*(infinite[n]-infinite[n-1])
+	}
+	return out
+}
+
+// calibrate returns the q with which connections without history are reset with the given
+// probability.
+func calibrate(infinite []float64, probability float64) float64 {
+	low, high := 0.0, 1.0
+	for range 60 {
+		middle := (low + high) / 2
+		if f := finite(infinite, middle); f[len(f)-1] < probability {
+			low = middle
+		} else {
+			high = middle
+		}
+	}
+	return low
+}
+
+func churnChart(title string, log bool) chart.Chart {
+	c := chart.Chart{Title: title, X: chart.Axis{Label: "reconfigurations, n"}, Y: chart.Axis{Label: "probability of a reset"}}
+	if log {
+		c.Y = chart.Axis{Label: "probability of a reset", Log: true}
+	}
+	return c
+}
+
+func against(name string, style chart.Style, values []float64) chart.Series {
+	return chart.Series{Name: name, Style: style, Points: indexed(values...)}
+}
+
+func shell6(ctx context.Context, r *run) error {
+	depths := []int{1, 2, 3, 4, 5}
+	means, err := churns(ctx, r, []int{35591}, depths)
+	if err != nil {
+		return err
+	}
+	c := means[0]
+	infinite := churnChart("Infinite connections, B = 35591", false)
+	kept := churnChart("Infinite connections, history of what changed", false)
+	bounded := churnChart("Connections that end", true)
+	q := calibrate(c.printed[0], 0.05)
+	var last []float64
+	for i, depth := range depths {
+		name := fmt.Sprintf("h = %d", depth)
+		infinite.Series = append(infinite.Series, against(name, chart.Line, c.printed[i]))
+		kept.Series = append(kept.Series, against(name, chart.Line, c.kept[i]))
+		f := finite(c.printed[i], q)
+		bounded.Series = append(bounded.Series, against(name, chart.Line, f))
+		last = append(last, f[len(f)-1])
+	}
+	r.draw(infinite)
+	r.draw(bounded)
+	r.draw(kept)
+	const why = "durations and rates of the paper are from figures of two others; here durations are exponential, with the mean that gives 5% for h = 1"
+	for i, depth := range depths[1:] {
+		r.atMost(fmt.Sprintf("resets of connections that end, h = %d", depth), "0.01", last[i+1],
+			stated, why)
+	}
+	changed := finite(c.kept[1], calibrate(c.kept[0], 0.05))
+	r.remark(
+		"Durations are such that without history, h = 1, 5%% are reset, the paper's lower bound.")
+	r.remark(
+		"At the paper's median rate of 13.5 reconfigurations a minute, that mean is %.1f s: a "+
+			"connection sees %.1f of them.", 60/13.5*q/(1-q), q/(1-q))
+	r.remark("Algorithm 1 of the paper loses the oldest server of a place at every "+
+		"reconfiguration, whether the place changed or not, since it drops duplicates only "+
+		"after it moved all entries down. The third chart drops duplicates first, as Segue "+
+		"does. Then %.2f%% of the connections that end are reset with h = 2.",
+		100*changed[len(changed)-1])
+	return nil
+}
+
+func shell7(ctx context.Context, r *run) error {
+	buckets := []int{4093, 8191, 16381, 35591, 65537}
+	const depth, named = 3, 35591
+	means, err := churns(ctx, r, buckets, []int{1, depth})
+	if err != nil {
+		return err
+	}
+	infinite := churnChart("Infinite connections, h = 3", false)
+	bounded := churnChart("Connections that end, h = 3", true)
+	q := calibrate(means[slices.Index(buckets, named)].printed[0], 0.05)
+	for i, c := range means {
+		name := fmt.Sprintf("B = %d", buckets[i])
+		infinite.Series = append(infinite.Series, against(name, chart.Line, c.printed[1]))
+		f := finite(c.printed[1], q)
+		bounded.Series = append(bounded.Series, against(name, chart.Line, f))
+	}
+	r.draw(infinite)
+	r.draw(bounded)
+	r.remark("The text names B = %d only, whose number is in figure 6. The other numbers of "+
+		"buckets are ours.", named)
+	return nil
+}

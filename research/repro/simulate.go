@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package repro
+
+import (
+	"context"
+	"math"
+
+	"github.com/segue-lb/segue/research/chart"
+	"github.com/segue-lb/segue/research/sim"
+)
+
+// simulate runs configurations with common random numbers.
+func (r *run) simulate(ctx context.Context, configs []*sim.Config, runs int) ([]*sim.Result, error) {
+	return sim.RunAll(ctx, configs, sim.Options{
+		Seed: r.Seed, Runs: runs, Parallel: r.Workers,
+		Progress: func(done, total int) { r.tell("%s: %d of %d", r.figure, done, total) },
+	})
+}
+
+// ratioOf returns the ratio of a value of two results: the mean of the ratios of single runs. Run i
+// of both has the same flows.
+func ratioOf(a, b *sim.Result, value func(*sim.RunResult) float64) sim.Estimate {
+	ratios := make([]float64, len(a.Runs))
+	for i := range ratios {
+		ratios[i] = value(a.Runs[i]) / value(b.Runs[i])
+	}
+	return sim.EstimateOf(ratios)
+}
+
+func meanOfRun(run *sim.RunResult) float64 { return run.Response.Mean() }
+
+func p90OfRun(run *sim.RunResult) float64 { return run.Response.Quantile(0.9) }
+
+// largestRatio returns the largest ratio of the mean response times of two lists of results, and
+// its index.
+func largestRatio(a, b []*sim.Result) (at int, largest sim.Estimate) {
+	for i := range a {
+		if e := ratioOf(a[i], b[i], meanOfRun); i == 0 || e.Value > largest.Value {
+			at, largest = i, e
+		}
+	}
+	return at, largest
+}
+
+// times returns an estimate in another unit.
+func times(e sim.Estimate, factor float64) sim.Estimate {
+	return sim.Estimate{Value: e.Value * factor, Half: e.Half * factor}
+}
+
+// estimated is a point with the confidence interval as error bar. Quick figures have two or four
+// runs, and the intervals of so few runs would be many times the error. So they have no error
+// bars.
+func (r *run) estimated(x float64, e sim.Estimate) chart.Point {
+	if r.Quick || math.IsNaN(e.Half) {
+		return chart.Point{X: x, Y: e.Value}
+	}
+	return chart.Point{X: x, Y: e.Value, Low: e.Value - e.Half, High: e.Value + e.Half}
+}
+
+// cdf draws the distribution of response times up to the given time.
+func cdf(name string, style chart.Style, result *sim.Result, longest float64) chart.Series {
+	s := chart.Series{Name: name, Style: style}
+	for i := range 201 {
+		x := longest * float64(i) / 200
+		s.Points = append(s.Points, chart.Point{X: x, Y: result.Response.Below(x)})
+	}
+	return s
+}

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package repro
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/segue-lb/segue/research/chart"
+	"github.com/segue-lb/segue/research/sim"
+)
+
+// failureLoad is the load at which section II-D of 6LB is simulated. The text does not state one.
+const failureLoad = 0.71
+
+// sectionIID simulates section II-D of 6LB: one of 48 hosts, or the application on it, fails, and
+// balancers do not know yet. p_R is the share of flows that their first candidate rejects. If a
+// host fails, p_R more new flows than with SC fail, since second candidates matter only after a
+// rejection. If an application fails, its host passes flows on, so that only p_R of them fail.
+func sectionIID(ctx context.Context, r *run) error {
+	experiments := pick(r, 8, 20)
+	contenders := []contender{singleChoice, sr4, srDynamic}
+	kinds := []sim.EventKind{sim.ServerFail, sim.ApplicationFail}
+	var b batches
+	for _, c := range contenders {
+		for _, failing := range [][]sim.EventKind{nil, kinds[:1], kinds[1:]} {
+			for e := range experiments {
+				t := sixLBTestbed
+				t.experiment = e // another table for each experiment
+				b.addFailing(t, c, failing)
+			}
+		}
+	}
+	results, err := r.simulateBatches(ctx, &b, 1)
+	if err != nil {
+		return err
+	}
+	of := func(contender, failing, experiment int) *sim.RunResult {
+		return results[(contender*3+failing)*experiments+experiment].Runs[0]
+	}
+	c := chart.Chart{
+		Title: fmt.Sprintf("New flows that fail while one of 48 servers does, ρ = %v", failureLoad),
+		X: chart.Axis{
+			Label:      "what fails",
+			Categories: []string{"the host", "the application"},
+		},
+		Y:      chart.Axis{Label: "share of new flows, %"},
+		Series: make([]chart.Series, len(contenders)),
+	}
+	for i, contender := range contenders {
+		series := chart.Series{Name: contender.name, Style: chart.Bars}
+		var rejected, extra, fewer []float64
+		var mean [2]float64
+		for e := range experiments {
+			reject := float64(of(i, 0, e).Hops) / float64(of(i, 0, e).Flows())
+			host, application := failed(of(i, 1, e)), failed(of(i, 2, e))
+			mean[0], mean[1] = mean[0]+100*host/float64(
+				experiments,
+			), mean[1]+100*application/float64(experiments)
+			rejected = append(rejected, 100*reject)
+			extra = append(extra, (host/failed(of(0, 1, e))-1)/reject)
+			fewer = append(fewer, (1-application/failed(of(0, 2, e)))/(1-reject))
+		}
+		series.Points = indexed(mean[:]...)
+		c.Series[i] = series
+		if contender.name != singleChoice.name {
+			r.compareFailures(contender.name, experiments, sim.EstimateOf(rejected),
+				sim.EstimateOf(extra), sim.EstimateOf(fewer))
+		}
+	}
+	r.draw(c)
+	r.remark(
+		"The text has no experiment, and no load. Each of the %d experiments here has another "+
+			"table. The server has failed from the start to the end, and the first quarter of the "+
+			"flows is not measured.", experiments)
+	return nil
+}
+
+// compareFailures checks the shares of section II-D, relative to the p_R of runs without a failure.
+func (r *run) compareFailures(name string, experiments int, rejected, extra, fewer sim.Estimate) {
+	if name == srDynamic.name {
+		r.about("p_R of "+name+", %", "50", rejected.Value, sampled(rejected, experiments, derived),
+			"")
+	}
+	pR := fmt.Sprintf("p_R = %.1f%% more, says the text", rejected.Value)
+	r.equal("more failures than SC when a host fails, over p_R, "+name, extra, pR)
+	pR = fmt.Sprintf("100%% − p_R = %.1f%% fewer, says the text", 100-rejected.Value)
+	r.equal("fewer failures than SC when an application fails, over 100% − p_R, "+name, fewer, pR)
+}
+
+// failed returns the share of flows that found no server.
+func failed(run *sim.RunResult) float64 {
+	return float64(run.Outcomes[sim.Lost]+run.Outcomes[sim.Refused]) / float64(run.Flows())
+}
+
+// addFailing adds a batch in which the first server fails at the start, if there is a kind of
+// failure. Balancers never learn of it.
+func (b *batches) addFailing(t testbed, c contender, failing []sim.EventKind) {
+	b.add(t, c, t.rate(failureLoad))
+	if b.err != nil {
+		return
+	}
+	config := b.configs[len(b.configs)-1]
+	config.Warmup = 0.25
+	for _, kind := range failing {
+		config.Events = append(config.Events,
+			sim.Event{Kind: kind, Servers: []int32{0}, Detect: 1e9})
+	}
+}

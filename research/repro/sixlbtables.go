@@ -1,0 +1,387 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package repro
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/internal/tables"
+	"github.com/segue-lb/segue/research/chart"
+	"github.com/segue-lb/segue/research/sim"
+)
+
+// figure5 builds packets and measures the bytes that encapsulations add.
+func figure5(_ context.Context, r *run) error {
+	var (
+		client, vip = netip.MustParseAddrPort("[2001:db8::1]:40000"), netip.MustParseAddrPort("[2001:db8:80::1]:80")
+		sender      = netip.MustParseAddr("fd00:6c:0:1::")
+		segments    = []netip.Addr{netip.MustParseAddr("fd00:5:0:1:1::"), netip.MustParseAddr("fd00:5:0:2:1::")}
+	)
+	frame := packet.TCP(client, vip)
+	extra := func(kind desired.Encapsulation, servers int) (float64, error) {
+		e := packet.Encap{Kind: kind, Sender: sender, Segments: segments[:servers], Whole: true, Source: sender, Destination: segments[0]}
+		out, err := packet.Encapsulate(frame, e)
+		return float64(len(out) - len(frame)), err
+	}
+	var bytes [3][2]float64 // insert, encap, GRE: two servers, one
+	for i, kind := range []desired.Encapsulation{desired.SRv6Insert, desired.SRv6Encap, desired.GRE} {
+		for j, servers := range []int{2, 1} {
+			var err error
+			if bytes[i][j], err = extra(kind, servers); err != nil {
+				return err
+			}
+		}
+	}
+	// For two servers the paper adds up two tunnels. Its SRv6 encapsulation has the whole list in
+	// the header: the sender and all servers, behind an outer IPv6 header.
+	bytes[2][0] = 2 * bytes[2][1]
+	srh := func(path ...netip.Addr) float64 { return float64(40 + packet.NewSRH(0, path...).Len()) }
+	full := [2]float64{srh(sender, segments[0], segments[1]), srh(sender, segments[0])}
+
+	r.draw(chart.Chart{
+		Title: "Bytes that steering adds to a packet",
+		X:     chart.Axis{Label: "encapsulation", Categories: []string{"SRv6 insert", "SRv6 encap", "Segue's encap", "GRE"}},
+		Y:     chart.Axis{Label: "bytes"},
+		Series: []chart.Series{
+			{Name: "new flow", Style: chart.Bars, Points: indexed(bytes[0][0], full[0], bytes[1][0], bytes[2][0])},
+			{Name: "pinned flow", Style: chart.Bars, Points: indexed(bytes[0][1], full[1], bytes[1][1], bytes[2][1])},
+		},
+	})
+	r.remark("All numbers are sums of header sizes, as in the paper. So they are tests, and no " +
+		"comparisons.")
+	r.remark("Segue's encapsulation leaves the sender out of the list, and needs no list for a " +
+		"single server; it does not do VXLAN.")
+	return nil
+}
+
+// indexed returns points at 0, 1, 2 and so on.
+func indexed(values ...float64) []chart.Point {
+	points := make([]chart.Point, len(values))
+	for i, v := range values {
+		points[i] = chart.Point{X: float64(i), Y: v}
+	}
+	return points
+}
+
+// figure6 runs algorithm 3 on the example of the paper. The numbers in circles in the figure are
+// steps.
+func figure6(_ context.Context, r *run) error {
+	permutations := []tables.Permutation{{Offset: 4, Skip: 1}, {Offset: 1, Skip: 2}, {Offset: 5, Skip: 5}, {Offset: 6, Skip: 1}}
+	before, err := tables.BuildPermuted(permutations, 7, 2)
+	if err != nil {
+		return err
+	}
+	permutations[0] = tables.Permutation{}
+	after, err := tables.BuildPermuted(permutations, 7, 2)
+	if err != nil {
+		return err
+	}
+	for i, panel := range []struct {
+		title string
+		table *tables.Table
+		paper []uint16
+	}{
+		{"Before the removal of instance 0", before, []uint16{3, 1, 1, 2, 3, 0, 1, 2, 0, 1, 2, 0, 3, 0}},
+		{"After the removal of instance 0", after, []uint16{3, 1, 1, 2, 3, 1, 1, 2, 3, 2, 2, 1, 3, 2}},
+	} {
+		c := chart.Chart{
+			Title: panel.title,
+			X:     chart.Axis{Label: "bucket", Categories: []string{"0", "1", "2", "3", "4", "5", "6"}},
+			Y:     chart.Axis{Label: "application instance", Min: -0.5, Max: 3.5},
+		}
+		equal := 0.0
+		for choice, name := range []string{"first", "second"} {
+			series := chart.Series{Name: name, Style: chart.Marks}
+			for b := range panel.table.Buckets {
+				server := panel.table.Row(b)[choice]
+				series.Points = append(series.Points, chart.Point{X: float64(b), Y: float64(server)})
+				if server == panel.paper[2*b+choice] {
+					equal++
+				}
+			}
+			c.Series = append(c.Series, series)
+		}
+		r.draw(c)
+		r.about(fmt.Sprintf("entries of table %c that are the paper's, of 14", 'a'+i), "14", equal,
+			stated, "")
+	}
+	rate, err := tables.FailureRate(before, after)
+	if err != nil {
+		return err
+	}
+	r.about("failure rate, %", "10", 100*rate, digits, "1 of 10 flows")
+	return nil
+}
+
+// resiliencyServers returns n servers of an experiment, with names.
+func resiliencyServers(n, experiment int) []tables.Server {
+	servers := make([]tables.Server, n)
+	for i := range servers {
+		servers[i] = tables.Server{Name: fmt.Sprintf("server-%d/%d", i, experiment), Weight: 1}
+	}
+	return servers
+}
+
+// withoutSome sets the weight of k random servers to 0.
+func withoutSome(servers []tables.Server, k int, rng *rand.Rand) []tables.Server {
+	rest := slices.Clone(servers)
+	for _, i := range rng.Perm(len(rest))[:k] {
+		rest[i].Weight = 0
+	}
+	return rest
+}
+
+// The set-up of figure 7 (6LB, section III-B1).
+const resilientServers, resilientBuckets, resilientExperiments = 1000, 65537, 20
+
+// multiplesFail returns the failure rates with one choice and with two, when k servers are
+// removed. The servers have the permutations of section III-A: the multiples of a generator for
+// each server. The text does not state the generators.
+func multiplesFail(seed uint64, experiments, k int, generator func(server int, rng *rand.Rand) uint32) (rates [2]float64, err error) {
+	for i := range 2 * experiments {
+		candidates, rng := 1+i%2, rand.New(rand.NewPCG(seed, uint64(i/2)))
+		permutations := make([]tables.Permutation, resilientServers)
+		for s := range permutations {
+			permutations[s].Skip = generator(s, rng)
+		}
+		before, err := tables.BuildPermuted(permutations, resilientBuckets, candidates)
+		if err != nil {
+			return rates, err
+		}
+		for _, s := range rng.Perm(resilientServers)[:k] {
+			permutations[s] = tables.Permutation{}
+		}
+		after, err := tables.BuildPermuted(permutations, resilientBuckets, candidates)
+		if err != nil {
+			return rates, err
+		}
+		rate, err := tables.FailureRate(before, after)
+		if err != nil {
+			return rates, err
+		}
+		rates[candidates-1] += rate / float64(experiments)
+	}
+	return rates, nil
+}
+
+// the generators 1, 2, 3 and so on, and random ones
+func ascending(server int, _ *rand.Rand) uint32 { return uint32(server + 1) }
+
+func anyGenerator(_ int, rng *rand.Rand) uint32 { return 1 + rng.Uint32N(resilientBuckets-1) }
+
+// figure7 has the set-up of section III-B1.
+func figure7(ctx context.Context, r *run) error {
+	const servers, buckets = resilientServers, resilientBuckets
+	experiments := pick(r, 4, resilientExperiments)
+	rates := make([][2][mostGone + 1]float64, experiments)
+	err := r.each(ctx, 2*experiments, func(ctx context.Context, i int) error {
+		experiment, candidates := i/2, 1+i%2
+		rng := rand.New(rand.NewPCG(r.Seed, uint64(experiment)))
+		all := resiliencyServers(servers, experiment)
+		before, err := tables.Build(all, buckets, candidates)
+		if err != nil {
+			return err
+		}
+		for k := range mostGone + 1 {
+			after, err := tables.Build(withoutSome(all, k, rng), buckets, candidates)
+			if err != nil {
+				return err
+			}
+			if rates[experiment][candidates-1][k], err = tables.FailureRate(before, after); err != nil {
+				return err
+			}
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+
+	c := chart.Chart{
+		Title: "Flows that fail when servers are removed, N = 1000, M = 65537",
+		X:     chart.Axis{Label: "servers removed, k", Max: mostGone},
+		Y:     chart.Axis{Label: "failure rate, %"},
+		Series: []chart.Series{
+			{Name: "1 choice (no SR)", Style: chart.Marked},
+			{Name: "2 choices (6LB)", Style: chart.Marked},
+		},
+	}
+	var sum [2][mostGone + 1]float64
+	fewer := make([]float64, mostGone+1)
+	best := 1
+	for k := range mostGone + 1 {
+		for candidates := range 2 {
+			for _, experiment := range rates {
+				sum[candidates][k] += experiment[candidates][k]
+			}
+			y := 100 * sum[candidates][k] / float64(experiments)
+			c.Series[candidates].Points = append(c.Series[candidates].Points, chart.Point{X: float64(k), Y: y})
+		}
+		if k > 0 {
+			fewer[k] = 100 * (1 - sum[1][k]/sum[0][k])
+		}
+		if fewer[k] > fewer[best] {
+			best = k
+		}
+	}
+	r.draw(c)
+	most := sim.EstimateOf(fewerFailures(rates, best))
+	r.about("most fewer failures with 2 choices at any k, %", "44", most.Value,
+		sampled(most, experiments, resilientExperiments),
+		fmt.Sprintf("at k = %d; at k = 8 it is %.1f", best, fewer[8]))
+	r.about("k at which 2 choices help most", "8", float64(best), digits,
+		"the maximum is flat: 40 to 45% from k = 4 to 16")
+	neighbours, err := multiplesFail(r.Seed, experiments, 8, ascending)
+	if err != nil {
+		return err
+	}
+	random, err := multiplesFail(r.Seed, experiments, 8, anyGenerator)
+	if err != nil {
+		return err
+	}
+	r.remark("With the multiples of generators as permutations, which section III-A suggests, %.1f%% and %.1f%% of the flows fail at k = 8 "+
+		"with one choice and two, if the generators are 1, 2, 3 and so on, and %.1f%% and %.1f%% if they are random. Here offsets are random too.",
+		100*neighbours[0], 100*neighbours[1], 100*random[0], 100*random[1])
+	return nil
+}
+
+// mostGone is the largest number of servers that figure 7 removes.
+const mostGone = 30
+
+// fewerFailures returns, for each experiment, how many percent fewer flows fail with two choices
+// than with one when k servers are removed.
+func fewerFailures(rates [][2][mostGone + 1]float64, k int) []float64 {
+	fewer := make([]float64, len(rates))
+	for i, rate := range rates {
+		fewer[i] = 100 * (1 - rate[1][k]/rate[0][k])
+	}
+	return fewer
+}
+
+// The set-up of figure 11d (6LB, section VI-B5). The text does not state the largest number of
+// removed servers.
+const (
+	resetServers, resetBuckets, resetFlows = 48, 4096, 1000
+	mostRemoved                            = 16
+)
+
+// resets counts the flows that are reset when servers are removed, by the number of removed
+// servers: all flows, and those of remaining servers.
+type resets [mostRemoved + 1]struct{ all, extra float64 }
+
+// countResets lets the servers of the first balancer accept long-lived flows with SR8, or with SC
+// if there is one candidate. Then servers are removed. Another balancer that knows no flow must
+// find the flows by its own table.
+func countResets(seed uint64, experiment, candidates int) (r resets, err error) {
+	rng := rand.New(rand.NewPCG(seed, uint64(experiment)))
+	servers := resiliencyServers(resetServers, experiment)
+	before, err := tables.Build(servers, resetBuckets, candidates)
+	if err != nil {
+		return r, err
+	}
+	placed := placeLongFlows(before, resetFlows, 8, rng)
+	for k := range r {
+		left := withoutSome(servers, k, rng)
+		after, err := tables.Build(left, resetBuckets, candidates)
+		if err != nil {
+			return r, err
+		}
+		for bucket, taken := range placed {
+			for _, server := range taken {
+				switch {
+				case left[server].Weight == 0:
+					r[k].all++
+				case !slices.Contains(after.Row(bucket), server):
+					r[k].all++
+					r[k].extra++
+				}
+			}
+		}
+	}
+	return r, nil
+}
+
+func figure11d(ctx context.Context, r *run) error {
+	experiments := pick(r, 10, 100)
+	counted := make([]resets, 2*experiments)
+	err := r.each(ctx, len(counted), func(_ context.Context, i int) (err error) {
+		counted[i], err = countResets(r.Seed, i/2, 1+i%2)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+
+	c := chart.Chart{
+		Title:  "Flows reset when x servers go and the balancer changes",
+		X:      chart.Axis{Label: "servers removed, x", Max: mostRemoved},
+		Y:      chart.Axis{Label: "flows reset, %"},
+		Series: []chart.Series{{Name: "SC", Style: chart.Marked}, {Name: "SR8", Style: chart.Marked}, {Name: "unavoidable", Style: chart.Dashed}},
+	}
+	extra := chart.Chart{
+		Title: "Of these, flows of servers that are still there", X: c.X, Y: c.Y,
+		Series: []chart.Series{{Name: "SC", Style: chart.Marked}, {Name: "SR8", Style: chart.Marked}},
+	}
+	var largest [2]sim.Estimate
+	for k := range mostRemoved + 1 {
+		var all, avoidable [2]float64 // in percent, for SC and SR8
+		for i := range counted {
+			all[i%2] += counted[i][k].all * 100 / float64(resetFlows*experiments)
+			avoidable[i%2] += counted[i][k].extra * 100 / float64(resetFlows*experiments)
+		}
+		for i := range 2 {
+			c.Series[i].Points = append(c.Series[i].Points, chart.Point{X: float64(k), Y: all[i]})
+			extra.Series[i].Points = append(extra.Series[i].Points, chart.Point{X: float64(k), Y: avoidable[i]})
+			if avoidable[i] > largest[i].Value {
+				largest[i] = sim.EstimateOf(extraResets(counted, i, k))
+			}
+		}
+		c.Series[2].Points = append(c.Series[2].Points, chart.Point{X: float64(k), Y: 100 * float64(k) / resetServers})
+	}
+	r.draw(c)
+	r.draw(extra)
+	const why = "how many servers the paper removes is not in the text; most flows are reset where 4 to 6 servers go"
+	const paperExperiments = 10
+	for i, name := range []string{"SC", "SR8"} {
+		r.atMost("most extra resets with "+name+", %", []string{"4", "2"}[i], largest[i].Value,
+			sampled(largest[i], experiments, paperExperiments), why)
+	}
+	return nil
+}
+
+// extraResets returns the share of flows of remaining servers that are reset when k servers are
+// removed, in percent, for each experiment. The policy is 0 for SC and 1 for SR8.
+func extraResets(counted []resets, policy, k int) []float64 {
+	var shares []float64
+	for i := policy; i < len(counted); i += 2 {
+		shares = append(shares, counted[i][k].extra*100/resetFlows)
+	}
+	return shares
+}
+
+// placeLongFlows offers flows that do not end to the candidates of random buckets, by SRc. It
+// returns the servers that took the flows of each bucket.
+func placeLongFlows(t *tables.Table, flows, threshold int, rng *rand.Rand) [][]uint16 {
+	taken := make([][]uint16, t.Buckets)
+	busy := make([]int, len(t.Servers))
+	for range flows {
+		bucket := rng.IntN(t.Buckets)
+		row := t.Row(bucket)
+		server := row[len(row)-1]
+		if busy[row[0]] < threshold {
+			server = row[0]
+		}
+		busy[server]++
+		taken[bucket] = append(taken[bucket], server)
+	}
+	return taken
+}

@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package placement
+
+import (
+	"errors"
+	"math"
+	"strconv"
+	"time"
+
+	"github.com/segue-lb/segue/internal/infer"
+	"github.com/segue-lb/segue/research/sim"
+)
+
+// Infer does what the balancer does: an infer.Estimator polls the counters of the data path, and
+// the data path ranks servers by its fixed-point prices.
+type Infer struct {
+	// Kind is the kind of the estimator.
+	Kind infer.Kind `yaml:"kind"`
+	// Polled is the time between two samples of the counters, 1 ms to 1 h.
+	Polled time.Duration `yaml:"polled"`
+	// Interval is the time between two steps of the estimator, Polled to 1 h. It is rounded down to
+	// a multiple of Polled.
+	Interval time.Duration `yaml:"interval"`
+	// SlowStart is the time in which an added server comes to its full share, 0 to 1 h.
+	SlowStart time.Duration `yaml:"slow-start"`
+	// Silent is the time after which a flow without packets does not count, 1 ms to 1 h.
+	Silent time.Duration `yaml:"silent"`
+}
+
+func inferDefaults() *Infer {
+	return &Infer{
+		Kind: infer.TerritoryLearned, Polled: 20 * time.Millisecond, Interval: defaultInterval,
+		SlowStart: infer.DefaultSlowStart * time.Second, Silent: 10 * time.Second,
+	}
+}
+
+// Build implements Spec.
+func (m *Infer) Build() (sim.Method, sim.Policy, error) {
+	return m, nil, errors.Join(
+		oneOf("kind", m.Kind, append([]infer.Kind{infer.TerritoryLearned}, infer.Kinds()...)...),
+		inRange("polled", m.Polled, time.Millisecond, time.Hour),
+		inRange("interval", m.Interval, m.Polled, time.Hour),
+		inRange("slow-start", m.SlowStart, 0, time.Hour),
+		inRange("silent", m.Silent, time.Millisecond, time.Hour),
+	)
+}
+
+// New implements sim.Method.
+func (m *Infer) New(b *sim.Balancer) (sim.Placement, error) {
+	n := len(b.Servers)
+	if n > mostServers {
+		return nil, errors.New("too many servers: at most " + strconv.Itoa(mostServers))
+	}
+	e, err := infer.NewEstimator(infer.Settings{
+		Kind: m.Kind, SlowStart: m.SlowStart.Seconds(), Silent: m.Silent.Seconds(),
+	})
+	if err != nil {
+		return nil, err
+	}
+	p := &inferring{
+		b: b, method: m, estimator: e, counters: make([]infer.Counters, n),
+		durations: make([]infer.Reservoir, n),
+	}
+	return p, p.arrange()
+}
+
+type inferring struct {
+	b         *sim.Balancer
+	method    *Infer
+	estimator *infer.Estimator
+	live      []int32 // servers by index of the estimator
+	counters  []infer.Counters
+	durations []infer.Reservoir
+	polls     int
+}
+
+func (p *inferring) arrange() error {
+	p.live = append(p.live[:0], p.b.Live...)
+	members := make([]infer.Member, len(p.live))
+	for i, s := range p.live {
+		members[i] = infer.Member{Name: p.b.Servers[s].Name, Weight: p.b.Servers[s].Capacity()}
+	}
+	names := make([]string, len(p.b.Peers))
+	for i, peer := range p.b.Peers {
+		names[i] = balancerName(peer)
+	}
+	return p.estimator.Arrange(members, names, balancerName(int32(p.b.Index)))
+}
+
+func balancerName(index int32) string { return "balancer " + strconv.Itoa(int(index)) }
+
+func (p *inferring) MembershipChanged() { must(p.arrange()) }
+
+func (p *inferring) Place(f *sim.Flow, offer *sim.Offer) {
+	best, least := int32(-1), uint64(math.MaxUint64)
+	for i, s := range p.live {
+		c := &p.counters[s]
+		score := p.estimator.Price(i).Score(c.Established, c.New, uint16(s))
+		if score < least {
+			best, least = s, score
+		}
+	}
+	if best < 0 {
+		return
+	}
+	offer.Set(best)
+	p.placed(f, best)
+}
+
+func (p *inferring) placed(f *sim.Flow, server int32) {
+	state, _ := infer.Null.Next(infer.Open)
+	mark(f, state, server)
+	p.counters[server].Placed++
+	p.counters[server].New++
+}
+
+// Connected treats a flow that came from another balancer as placed.
+func (p *inferring) Connected(f *sim.Flow) {
+	state, server := marked(f)
+	if state == infer.Null {
+		p.placed(f, server)
+		state, _ = marked(f)
+	}
+	if state == infer.Syn {
+		c := &p.counters[server]
+		c.New--
+		c.Established++
+		c.Answered++
+	}
+	state, _ = state.Next(infer.Data)
+	mark(f, state, server)
+}
+
+// silent is the state of a flow that does not count, because it has been silent.
+const silent = infer.Conn + 1
+
+// SilentAfter implements sim.Silencer.
+func (p *inferring) SilentAfter() float64 { return p.method.Silent.Seconds() }
+
+// Silent implements sim.Silencer.
+func (p *inferring) Silent(f *sim.Flow) {
+	if state, server := marked(f); state == infer.Conn {
+		p.counters[server].Established--
+		mark(f, silent, server)
+	}
+}
+
+// Closed counts a silent flow again, because the packet that ends it is a packet.
+func (p *inferring) Closed(f *sim.Flow, end sim.End) {
+	state, server := marked(f)
+	if state == infer.Null {
+		return
+	}
+	c := &p.counters[server]
+	if state == silent {
+		c.Established++
+	}
+	if state == infer.Syn {
+		c.New--
+		return
+	}
+	c.Ended[min(c.Established, infer.MostServed)-1]++
+	c.Established--
+	p.durations[server].Add(end.Duration, p.b.Rand.Uint64())
+}
+
+func (p *inferring) Interval() float64 { return p.method.Polled.Seconds() }
+
+func (p *inferring) Step() {
+	for i, s := range p.live {
+		p.estimator.Sample(i, p.counters[s], p.Interval())
+	}
+	p.polls++
+	every := int(p.method.Interval / p.method.Polled)
+	if p.polls%every != 0 {
+		return
+	}
+	if p.estimator.UsesDurations() {
+		for i, s := range p.live {
+			p.estimator.Observe(i, p.durations[s].Durations())
+		}
+	}
+	p.estimator.Step(float64(every)*p.Interval(), p.b.Rand.Uint64())
+}

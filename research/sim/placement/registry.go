@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package placement
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/research/sim"
+)
+
+// Spec is a placement with its parameters: the fields, with their names in YAML.
+type Spec interface {
+	// Build checks the parameters. It returns the method of the balancers and the policy of the
+	// servers. The policy is nil if servers take all offers. Errors name the parameter, the value
+	// and the allowed values.
+	Build() (sim.Method, sim.Policy, error)
+}
+
+// specs contains the placements by name, with their default parameters. docs/placement.md
+// describes them.
+var specs = map[string]func() Spec{
+	"sc":          func() Spec { return &Hash{Candidates: 1} },
+	"ecmp":        func() Spec { return &ECMP{} },
+	"wcmp":        func() Spec { return &WCMP{} },
+	"awcmp":       func() Spec { return &AWCMP{Polled: polled()} },
+	"rr":          func() Spec { return &RoundRobin{} },
+	"weighted-rr": func() Spec { return &WeightedRoundRobin{Polled: polled()} },
+	"sr":          func() Spec { return &SR{Hunt: Hunt{Candidates: 2}, Threshold: 4} },
+	"srdyn":       func() Spec { return &SRDyn{Hunt: Hunt{Candidates: 2}, Window: 50, Epsilon: 0.1, Initial: 1} },
+	"least":       func() Spec { return &Least{Hunt: Hunt{Candidates: 2}} },
+	"least-reports": func() Spec {
+		return &Least{Hunt: Hunt{Candidates: 8}, Chain: 3, Reports: true, Age: 200 * time.Millisecond}
+	},
+	"least-spare": func() Spec {
+		return &Least{Hunt: Hunt{Candidates: 8}, Chain: 3, Reports: true, Age: 200 * time.Millisecond, Spare: 16}
+	},
+	"lsq":      func() Spec { return &LSQ{} },
+	"lsq2":     func() Spec { return &LSQ{Own: Own{Choices: 2}} },
+	"lsq-home": func() Spec { return &LSQ{Own: Own{Ties: TiesHome}} },
+	"sed":      func() Spec { return &SED{} },
+	"sed2":     func() Spec { return &SED{Own: Own{Choices: 2}} },
+	"gsq":      func() Spec { return &GSQ{} },
+	"gsq2":     func() Spec { return &GSQ{Queues{Truth: Truth{Choices: 2}}} },
+	"gsed":     func() Spec { return &GSED{} },
+	"hlb":      func() Spec { return hlbDefaults(0) },
+	"hlb2":     func() Spec { return hlbDefaults(2) },
+	"hlb-fix": func() Spec {
+		spec := hlbDefaults(0)
+		spec.FixedNoise = true
+		return spec
+	},
+	"territory":         func() Spec { return &Territory{} },
+	"territory-learned": func() Spec { return &Territory{Learned: true, Interval: defaultInterval} },
+	"infer":             func() Spec { return inferDefaults() },
+	"oracle":            func() Spec { return &Oracle{} },
+	"oracle2":           func() Spec { return &Oracle{Truth: Truth{Choices: 2}} },
+	"prequal":           func() Spec { return prequalDefaults() },
+	"twos":              func() Spec { return &Twos{} },
+	"twf":               func() Spec { return &TWF{Polled: polled()} },
+}
+
+func polled() Polled { return Polled{Interval: defaultInterval} }
+
+// hlbDefaults breaks ties at random, because the paper does not say how.
+func hlbDefaults(choices int) *HLB {
+	return &HLB{Own: Own{Choices: choices}, Weights: Weights{Interval: defaultInterval}}
+}
+
+// products are the balancer's placements that have other names here, with the balancer's defaults.
+var products = map[string]struct {
+	as   string // the name here
+	spec func() Spec
+}{
+	"hash": {"sc", specs["sc"]},
+	"hunt": {"least", func() Spec {
+		return &Least{Hunt: Hunt{Candidates: desired.SelectConsistent.DefaultCandidates()}}
+	}},
+	"round-robin":          {"rr", specs["rr"]},
+	"least-queue":          {"lsq", specs["lsq"]},
+	"weighted-round-robin": {"weighted-rr", specs["weighted-rr"]},
+}
+
+// Named returns a placement with its default parameters, also by the balancer's name for it. For an
+// unknown name, the error lists all names.
+func Named(name string) (Spec, error) {
+	if of, ok := products[name]; ok {
+		return of.spec(), nil
+	}
+	spec, ok := specs[name]
+	if !ok {
+		return nil, fmt.Errorf("must be one of %s; or a name of the balancer: %s", strings.Join(Names(), ", "),
+			strings.Join(slices.Sorted(maps.Keys(products)), ", "))
+	}
+	return spec(), nil
+}
+
+// SimulatedAs returns the name here of a placement that has another name in the balancer, and an empty
+// text for a name of this package.
+func SimulatedAs(name string) string { return products[name].as }
+
+// Names returns the names of this package, sorted.
+func Names() []string { return slices.Sorted(maps.Keys(specs)) }

@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scenario
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/segue-lb/segue/internal/field"
+	"github.com/segue-lb/segue/research/sim"
+)
+
+// happening is an event with the indexes of its servers or balancers.
+type happening struct {
+	kind    sim.EventKind
+	at      time.Duration
+	speed   float64
+	targets []target
+}
+
+// target is a name in an event, with the indexes of the servers or balancers that it stands for.
+type target struct {
+	path string
+	of   []int32
+}
+
+func (m *merger) events(r *RunnableCase) {
+	events, path := section[*[]Event](m, "Events")
+	if events == nil {
+		return
+	}
+	var all []happening
+	for i := range *events {
+		at := fmt.Sprintf("%s[%d]", path, i)
+		h := m.event(at, r, &(*events)[i])
+		all = append(all, h)
+		event := sim.Event{
+			At: h.at.Seconds(), Kind: h.kind, Speed: h.speed, Detect: (*events)[i].Detect.Seconds(),
+		}
+		for _, t := range h.targets {
+			if ofBalancers(h.kind) {
+				event.Balancers = append(event.Balancers, t.of...)
+			} else {
+				event.Servers = append(event.Servers, t.of...)
+			}
+		}
+		slices.Sort(event.Servers)
+		event.Servers = slices.Compact(event.Servers)
+		r.Config.Events, r.events = append(r.Config.Events, event), append(r.events, at)
+	}
+	m.useAdded(r)
+	m.later = append(m.later, func() { m.replay(r, all) })
+}
+
+// event reads an event.
+func (m *merger) event(path string, r *RunnableCase, e *Event) happening {
+	m.require(e.At != nil, path+".at", "is required")
+	h := happening{at: given(e.At, 0)}
+	m.require(h.at >= 0, path+".at", "must not be negative")
+	if end := r.Config.Duration; end > 0 {
+		m.require(h.at.Seconds() < end, path+".at", "must be before the end of arrivals, a duration of %gs", end)
+	}
+	m.require(e.Detect >= 0, path+".detect", "must not be negative")
+	m.require(e.Detect == 0 || e.Speed == nil && e.BalancerAdd == nil && e.BalancerFail == nil,
+		path+".detect", "only with server-add, server-drain, server-fail and application-fail")
+	var speed []string
+	if e.Speed != nil {
+		m.require(e.Speed.To > 0, path+".speed.to", "must be positive")
+		speed, h.speed = append([]string{}, e.Speed.Servers...), e.Speed.To
+	}
+	n := 0
+	for _, of := range []struct {
+		name  string
+		names []string
+		kind  sim.EventKind
+	}{
+		{"server-add", e.ServerAdd, sim.ServerAdd},
+		{"server-drain", e.ServerDrain, sim.ServerDrain},
+		{"server-fail", e.ServerFail, sim.ServerFail},
+		{"application-fail", e.AppFail, sim.ApplicationFail},
+		{"speed.servers", speed, sim.SetSpeed},
+		{"balancer-add", e.BalancerAdd, sim.BalancerAdd},
+		{"balancer-fail", e.BalancerFail, sim.BalancerFail},
+	} {
+		if of.names != nil {
+			h.kind, h.targets = of.kind, m.targets(path+"."+of.name, of.names, of.kind, r)
+			n++
+		}
+	}
+	m.require(n == 1, path,
+		"must have one of server-add, server-drain, server-fail, application-fail, speed, "+
+			"balancer-add and balancer-fail")
+	return h
+}
+
+// targets resolves the names of balancers, or of servers and groups.
+func (m *merger) targets(path string, names []string, kind sim.EventKind, r *RunnableCase) []target {
+	m.require(len(names) > 0, path, "at least one is required")
+	var targets []target
+	for i, name := range names {
+		t := target{path: fmt.Sprintf("%s[%d]", path, i)}
+		if ofBalancers(kind) {
+			if b := m.balancer(t.path, name, len(r.Config.Balancers)); b >= 0 {
+				t.of = []int32{b}
+			}
+		} else {
+			t.of = r.servers(name)
+			m.require(len(t.of) > 0, t.path, "no server or group has this name")
+		}
+		targets = append(targets, t)
+	}
+	return targets
+}
+
+// servers returns the servers for the name of a server or a group.
+func (r *RunnableCase) servers(name string) (all []int32) {
+	for s := range r.Config.Servers {
+		server := &r.Config.Servers[s]
+		if server.Name == name || r.Groups[server.Group] == name {
+			all = append(all, int32(s))
+		}
+	}
+	return all
+}
+
+// presence tells whether a server or balancer exists.
+type presence uint8
+
+const (
+	gone presence = iota
+	draining
+	there
+)
+
+// cluster is the state of servers and balancers after the events so far.
+type cluster struct {
+	servers   []presence
+	speeds    []float64
+	balancers []presence
+}
+
+func newCluster(c *sim.Config) *cluster {
+	presentUnless := func(absent bool) presence {
+		if absent {
+			return gone
+		}
+		return there
+	}
+	cl := &cluster{}
+	for i := range c.Servers {
+		cl.servers = append(cl.servers, presentUnless(c.Servers[i].Absent))
+		cl.speeds = append(cl.speeds, c.Servers[i].Speed)
+	}
+	for i := range c.Balancers {
+		cl.balancers = append(cl.balancers, presentUnless(c.Balancers[i].Absent))
+	}
+	return cl
+}
+
+// replay applies the events in their order, and reports names for which an event changes nothing.
+// If this is so in several cases, it reports the first one. For a group, at least one server must
+// change.
+func (m *merger) replay(r *RunnableCase, events []happening) {
+	slices.SortStableFunc(events, func(a, b happening) int { return cmp.Compare(a.at, b.at) })
+	state := newCluster(r.Config)
+	for i := range events {
+		for _, t := range events[i].targets {
+			changed, problem := false, ""
+			for _, of := range t.of {
+				if why := state.change(&events[i], of); why != "" {
+					problem = why
+				} else {
+					changed = true
+				}
+			}
+			reported := slices.ContainsFunc(m.errs, func(e *field.Error) bool { return e.Path == t.path })
+			if !changed && !reported {
+				m.failf(t.path, "changes nothing: at %v it %s%s", events[i].at, problem, m.inCase(t.path, r))
+			}
+		}
+	}
+}
+
+// inCase names the case if only this case makes the file's section wrong.
+func (m *merger) inCase(path string, r *RunnableCase) string {
+	if m.path == "" || strings.HasPrefix(path, m.path+".") {
+		return ""
+	}
+	return ", in case " + r.Name
+}
+
+// change applies an event to one server or balancer. If the event changes nothing, it returns the
+// reason.
+func (c *cluster) change(h *happening, i int32) (problem string) {
+	if h.kind == sim.SetSpeed {
+		if c.speeds[i] == h.speed {
+			return "already has this speed"
+		}
+		c.speeds[i] = h.speed
+		return ""
+	}
+	is := &c.servers
+	if ofBalancers(h.kind) {
+		is = &c.balancers
+	}
+	was, becomes := (*is)[i], gone
+	switch h.kind {
+	case sim.ServerAdd, sim.BalancerAdd:
+		becomes = there
+	case sim.ServerDrain:
+		becomes = draining
+	}
+	switch {
+	case was == gone && becomes != there:
+		return "is not present"
+	case was == becomes && was == draining:
+		return "is already drained"
+	case was == becomes:
+		return "is already present"
+	}
+	(*is)[i] = becomes
+	return ""
+}
+
+// useAdded notes which of the absent servers and balancers are added later.
+func (m *merger) useAdded(r *RunnableCase) {
+	_, servers := section[*[]Servers](m, "Servers")
+	balancers, path := section[*Balancers](m, "Balancers")
+	for _, e := range r.Config.Events {
+		switch e.Kind {
+		case sim.ServerAdd:
+			for _, s := range e.Servers {
+				m.use(fmt.Sprintf("%s[%d].absent", servers, r.Config.Servers[s].Group))
+			}
+		case sim.BalancerAdd:
+			for _, b := range e.Balancers {
+				i := slices.Index(given(balancers, Balancers{}).Absent, "b"+strconv.Itoa(int(b)+1))
+				m.use(fmt.Sprintf("%s.absent[%d]", path, i))
+			}
+		}
+	}
+}
+
+func ofBalancers(kind sim.EventKind) bool { return kind == sim.BalancerAdd || kind == sim.BalancerFail }

@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sim
+
+import (
+	"math"
+
+	"github.com/segue-lb/segue/research/sim/processor"
+)
+
+// server is the state of a server. Its stations are the one with the same index (CPU) and, if
+// there are jobs with IO, the one len(servers) after it. A server fills one cache line.
+type server struct {
+	alive   bool
+	live    bool  // balancers consider it live: it is in engine.live
+	passes  bool  // not alive, but passes offers on: only its application has failed
+	workers int32 // 0 means no limit
+	backlog int32 // -1 means no limit
+	open    int32
+	idle    int32    // of these, answered flows
+	active  int32    // with processor sharing: number of workers in use
+	waiting flowList // with processor sharing: flows that wait for a worker
+	use     use
+}
+
+// agent is the agent of a server. The interfaces that it has are determined once.
+type agent struct {
+	Agent
+	observer  Observer
+	estimator Estimator
+}
+
+// agentOf returns nil for a server that takes all offered flows.
+func (e *engine) agentOf(s int32) *agent {
+	if e.agents == nil {
+		return nil
+	}
+	return &e.agents[s]
+}
+
+// station is a queue of a server.
+type station struct {
+	server int32
+	cpus   int32
+	// The first of its slots: one for each processor, or only one if the processors are shared.
+	slot    int32
+	busy    int32 // number of flows in service
+	speed   float64
+	each    float64 // 1/cpus
+	waiting flowList
+	sharing *processor.Sharing[int32] // nil if the discipline is FIFO
+}
+
+// slot is the place where a service ends: a processor, or a shared station.
+type slot struct {
+	station int32
+	flow    int32 // the flow in service; none if the station is shared
+}
+
+var never = math.Inf(1)
+
+// enter begins a stage of a flow at a station.
+func (e *engine) enter(s int32, f int32) {
+	st := &e.stations[s]
+	switch {
+	case st.sharing != nil:
+		e.join(st, f)
+	case st.busy < st.cpus:
+		st.busy++
+		slot := st.slot
+		for e.slots[slot].flow != none {
+			slot++
+		}
+		e.serve(st, slot, f)
+	default:
+		e.append(&st.waiting, f)
+	}
+}
+
+// serve gives a processor to a flow.
+func (e *engine) serve(st *station, slot, f int32) {
+	e.slots[slot].flow = f
+	flow := &e.flows[f]
+	e.services.Set(slot, e.now+e.work(&flow.Flow, flow.stage)/st.speed)
+}
+
+// serviceEnds removes the flow from a slot when its service has ended, and gives the slot to the
+// next flow.
+func (e *engine) serviceEnds(slot int32) {
+	st := &e.stations[e.slots[slot].station]
+	var f int32
+	e.touch(st.server)
+	if st.sharing != nil {
+		f = e.unshare(st)
+	} else {
+		f = e.slots[slot].flow
+		e.nextInLine(st, slot)
+	}
+	e.hold(f)
+	e.stageEnds(f)
+	e.release(f)
+}
+
+// nextInLine gives a free processor to the flow that has waited longest and whose client still
+// waits.
+func (e *engine) nextInLine(st *station, slot int32) {
+	for st.waiting.n > 0 {
+		f := e.takeFirst(&st.waiting)
+		if !e.gaveUp(f) {
+			e.serve(st, slot, f)
+			return
+		}
+		e.abandon(f)
+	}
+	st.busy--
+	e.slots[slot].flow = none
+	e.services.Set(slot, never)
+}
+
+// gaveUp tells whether a flow's client has given up.
+func (e *engine) gaveUp(f int32) bool {
+	return e.config.Timeout > 0 && e.now-e.flows[f].sent >= e.config.Timeout
+}
+
+// stageEnds begins the next stage of a flow, or ends the flow.
+func (e *engine) stageEnds(f int32) {
+	flow := &e.flows[f]
+	flow.stage++
+	stages := e.config.Jobs[flow.Class].Stages
+	if int(flow.stage) < len(stages) {
+		e.begin(f, &stages[flow.stage])
+		return
+	}
+	s := flow.Server
+	if idle := &e.config.Jobs[flow.Class].Idle; idle.zero() {
+		e.leave(f, Completed)
+	} else {
+		e.fallIdle(f, idle.Sample(stageDraw(flow.Key, idleDraw)))
+	}
+	if e.stations[s].sharing != nil {
+		e.nextWorker(s)
+	}
+}
+
+// begin begins a stage of a flow.
+func (e *engine) begin(f int32, stage *Stage) {
+	station := e.flows[f].Server
+	if stage.Queue == IO {
+		station += int32(len(e.servers))
+	}
+	e.enter(station, f)
+}
+
+// work returns the work of a stage of a flow, in seconds.
+func (e *engine) work(f *Flow, stage uint8) float64 {
+	s := &e.config.Jobs[f.Class].Stages[stage]
+	work := s.Work.Sample(stageDraw(f.Key, stage))
+	if s.PerUnit > 0 {
+		work += s.PerUnit * e.sizes[f.Number]
+	}
+	return work
+}
+
+// nextWorker gives the worker of a flow that has left to a flow that waits for a worker.
+func (e *engine) nextWorker(s int32) {
+	server := &e.servers[s]
+	server.active--
+	for server.waiting.n > 0 {
+		f := e.takeFirst(&server.waiting)
+		if !e.gaveUp(f) {
+			server.active++
+			e.begin(f, &e.config.Jobs[e.flows[f].Class].Stages[0])
+			return
+		}
+		e.abandon(f)
+	}
+}
+
+// abandon removes a flow from the backlog after its client has given up.
+func (e *engine) abandon(f int32) {
+	e.hold(f)
+	e.leave(f, TimedOut)
+	e.release(f)
+}
+
+// request handles a flow's request that arrives at its server.
+func (e *engine) request(f int32) {
+	flow := &e.flows[f]
+	if flow.phase != underWay {
+		return
+	}
+	s := flow.Server
+	server, cpu := &e.servers[s], &e.stations[s]
+	e.touch(s)
+	stage := &e.config.Jobs[flow.Class].Stages[0]
+	switch {
+	case cpu.sharing == nil && (cpu.busy < cpu.cpus || e.room(server, &cpu.waiting)):
+		e.begin(f, stage)
+	case cpu.sharing != nil && (server.workers == 0 || server.active < server.workers):
+		server.active++
+		e.begin(f, stage)
+	case cpu.sharing != nil && e.room(server, &server.waiting):
+		e.append(&server.waiting, f)
+	case e.config.Silent:
+		e.leave(f, TimedOut)
+	default:
+		e.leave(f, Refused)
+	}
+}
+
+// room tells whether one more flow may wait.
+func (e *engine) room(server *server, waiting *flowList) bool {
+	return server.backlog < 0 || waiting.n < server.backlog
+}
+
+// leave removes a flow from its server.
+func (e *engine) leave(f int32, outcome Outcome) {
+	flow := &e.flows[f]
+	e.touch(flow.Server)
+	e.opened(flow.Server, -1)
+	if outcome == Completed {
+		e.observe(flow)
+	}
+	e.end(f, outcome)
+}
+
+// observe tells the server's agent that a flow was served.
+func (e *engine) observe(flow *flow) {
+	if agent := e.agentOf(flow.Server); agent != nil && agent.observer != nil {
+		agent.observer.Served(e.now-flow.connected, int32(flow.found))
+	}
+}
+
+// load returns the load that a server reports.
+func (e *engine) load(s int32) Load {
+	server, cpu := &e.servers[s], &e.stations[s]
+	l := Load{Open: server.open, Idle: server.idle, CPUs: cpu.cpus, Capacity: float64(cpu.cpus) * cpu.speed}
+	if cpu.sharing != nil {
+		l.Busy, l.Waiting, l.Workers = server.active, server.waiting.n, server.workers
+	} else {
+		l.Busy, l.Waiting, l.Workers = cpu.busy, cpu.waiting.n, cpu.cpus
+	}
+	if agent := e.agentOf(s); agent != nil && agent.estimator != nil {
+		l.Latency = agent.estimator.Latency(l)
+	}
+	return l
+}

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package testbed
+
+import (
+	"context"
+	"errors"
+
+	"github.com/segue-lb/segue/lab/application"
+	"github.com/segue-lb/segue/lab/httpload"
+	"github.com/segue-lb/segue/research/sim"
+)
+
+// schedule returns when co-located work takes how much of a server's cores in a run, in emulated
+// time.
+func (s settings) schedule(server string) application.Schedule {
+	schedule, err := application.ParseSchedule(s.Emulated.Of(server).Colocated)
+	if err != nil {
+		panic(err) // problems has checked it
+	}
+	return schedule
+}
+
+// sendBesides sends requests from the client, while co-located work takes its shares of the
+// servers' cores.
+func (b *rig) sendBesides(
+	ctx context.Context, config httpload.Config, s settings,
+) (report *httpload.Report, err error) {
+	for _, name := range s.serverNames() {
+		schedule := s.schedule(name)
+		if len(schedule) == 0 {
+			continue
+		}
+		for i := range schedule {
+			schedule[i].At = s.byTheClock(schedule[i].At)
+		}
+		node := b.lab.Node(name)
+		if err := node.Colocate(ctx, schedule); err != nil {
+			return nil, err
+		}
+		defer func() {
+			err = errors.Join(err, node.Colocate(context.WithoutCancel(ctx), nil))
+		}()
+	}
+	return b.send(ctx, config)
+}
+
+// slowdowns returns the events by which the simulator has the same co-located work.
+func (s settings) slowdowns() (events []sim.Event) {
+	for i, name := range s.serverNames() {
+		speed := speedOf(s.Emulated.Of(name))
+		for _, c := range s.schedule(name) {
+			events = append(events, sim.Event{
+				At: c.At.Seconds(), Kind: sim.SetSpeed, Servers: []int32{int32(i)},
+				Speed: speed * (1 - c.Share),
+			})
+		}
+	}
+	return events
+}

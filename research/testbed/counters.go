@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package testbed
+
+import (
+	"cmp"
+	"fmt"
+
+	"github.com/segue-lb/segue/internal/agent"
+	"github.com/segue-lb/segue/internal/balancer/inspect"
+	"github.com/segue-lb/segue/lab"
+)
+
+// counts are what balancers and agents have counted so far.
+type counts struct {
+	reasons map[string]uint64             // of all balancers
+	offers  map[string]*agent.AcceptState // of the case's service, by server
+	// estimates are what the balancers infer about the servers of the case's service: the means of
+	// capacities or weights, by server.
+	estimates map[string]float64
+}
+
+func (b *rig) count(p planned) (*counts, error) {
+	c := &counts{
+		reasons: map[string]uint64{}, offers: map[string]*agent.AcceptState{},
+		estimates: map[string]float64{},
+	}
+	for _, n := range b.lab.Nodes {
+		if n.Role != lab.RoleBalancer || b.lab.Topology.Bare {
+			continue
+		}
+		if err := c.addBalancer(n.Instance(), p); err != nil {
+			return nil, fmt.Errorf("%s: %w", n.Name, err)
+		}
+	}
+	offers, err := b.lab.Offers()
+	if err != nil {
+		return nil, err
+	}
+	for _, o := range offers {
+		if o.Service == p.Case.Name {
+			c.offers[o.Server] = o.AcceptState
+		}
+	}
+	return c, nil
+}
+
+func (c *counts) addBalancer(instance string, p planned) error {
+	view, err := inspect.OpenView(instance)
+	if err != nil {
+		return err
+	}
+	defer view.Close()
+	snapshot, err := view.Snapshot()
+	if err != nil {
+		return err
+	}
+	for _, r := range snapshot.Reasons {
+		c.reasons[r.Reason] += r.Packets
+	}
+	for _, service := range snapshot.Services {
+		if service.Name == p.Case.Name {
+			c.addEstimates(service, p.Balancers)
+		}
+	}
+	return nil
+}
+
+// addEstimates adds what one of the balancers infers about the servers.
+func (c *counts) addEstimates(service *inspect.ServiceState, balancers int) {
+	for _, server := range service.Servers {
+		if server.Inferred == nil || server.Inferred.Estimate == nil {
+			continue
+		}
+		e := server.Inferred.Estimate
+		if estimate := cmp.Or(e.Capacity, e.Weight); estimate != nil {
+			c.estimates[server.Name] += *estimate / float64(balancers)
+		}
+	}
+}
+
+// addCounts adds to the run what was counted during it.
+func (r *Run) addCounts(before, after *counts) {
+	for reason, packets := range after.reasons {
+		if n := packets - before.reasons[reason]; n > 0 {
+			r.Counters[reason] = n
+		}
+	}
+	for i := range r.Shares {
+		s := &r.Shares[i]
+		s.Estimate = after.estimates[s.Server]
+		first, last := before.offers[s.Server], after.offers[s.Server]
+		if first == nil || last == nil { // the case does not hunt
+			continue
+		}
+		s.FirstThreshold, s.LastThreshold = first.Threshold, last.Threshold
+		since := func(result string) uint64 { return last.Offers[result] - first.Offers[result] }
+		s.Accepted = last.Accepted() - first.Accepted()
+		s.Refused = since("refused") + since("refused_down")
+		s.Returned, s.TakenBack = since("returned"), since("taken_back")
+		s.Forced = since("forced")
+	}
+}

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package testbed
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/lab/bench"
+)
+
+// forward measures the CPU time of packets in all cases at all points. One
+// measurement has all cases in turn, so it is made as a whole. Mean is the median of the
+// measurements, too, because other programs on the machine lengthen some of them.
+func (s settings) forward(ctx context.Context, st *store, progress func(string)) error {
+	plan := s.plan()
+	if !slices.ContainsFunc(plan, func(p planned) bool { return !st.has(p) }) {
+		return nil
+	}
+	o := bench.DefaultPacketOptions()
+	var names []string
+	for _, p := range plan {
+		names = append(names, regexp.QuoteMeta(p.benchCase()))
+	}
+	o.Case = regexp.MustCompile("^(" + strings.Join(names, "|") + ")$")
+	o.Rounds, o.Progress = s.Connections, progress
+	o.Flows = nil
+	for _, point := range s.Points {
+		o.Flows = append(o.Flows, uint32(point))
+	}
+	times, err := bench.MeasurePackets(ctx, o)
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if err != nil {
+		return err
+	}
+	st.results.Runs = nil
+	for _, p := range plan {
+		i := slices.IndexFunc(times, p.isOf)
+		if i < 0 {
+			return fmt.Errorf("%s: there is no measurement %s with the encapsulation %q",
+				p.name(), p.benchCase(), p.Case.Encapsulation)
+		}
+		const ns = 1e-9
+		host := 0.0
+		if p.ofNewFlows() {
+			host = times[i].Median - times[i].Net
+		}
+		median := (times[i].Median - host) * ns
+		run := &Run{
+			Case: p.Case.Name, Point: p.point, Seed: p.seed, Balancers: 1,
+			Requests: uint64(times[i].Rounds) * uint64(o.Packets), Failures: map[string]uint64{},
+			Measured: Response{Mean: median, P50: median, P90: (times[i].P90 - host) * ns},
+			Shares:   []Share{}, Counters: map[string]uint64{},
+		}
+		if err := st.add(run); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// ofNewFlows tells whether the packets are of flows that the balancer does not know. Their times are
+// net, without that of the host program: the papers compare the packets that a core can forward.
+func (p planned) ofNewFlows() bool {
+	return p.Case.Packets == PacketsSYN || p.Case.Packets == PacketsMix
+}
+
+// benchCase returns the name of the measurement of the run.
+func (p planned) benchCase() string {
+	switch {
+	case p.ofNewFlows():
+		return fmt.Sprintf("%s-%s-%d", p.Case.Packets, p.Case.Placement, p.present)
+	case p.Case.Placement == desired.PlacementHunt:
+		return "known-flow-hunt"
+	}
+	return "known-flow"
+}
+
+// isOf tells whether a measurement is that of the run: of IPv6 packets, as in the papers.
+func (p planned) isOf(t bench.PacketTime) bool {
+	return t.Case == p.benchCase() && t.Family == "ipv6" &&
+		t.Encapsulation == cmp.Or(p.Case.Encapsulation, desired.SRv6Insert) && t.Flows == uint32(p.point)
+}

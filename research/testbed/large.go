@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package testbed
+
+import (
+	"sync"
+
+	"gonum.org/v1/gonum/stat"
+
+	"github.com/segue-lb/segue/research/sim"
+)
+
+// largeServers tells for each server whether it has the largest capacity at the beginning. It is
+// nil if all servers have the same.
+func (s settings) largeServers() map[string]bool {
+	least, most := s.capacityOf(serverName(1)), 0.0
+	for _, name := range s.serverNames() {
+		least = min(least, s.capacityOf(name))
+		most = max(most, s.capacityOf(name))
+	}
+	if least == most {
+		return nil
+	}
+	large := map[string]bool{}
+	for _, name := range s.serverNames() {
+		large[name] = s.capacityOf(name) == most
+	}
+	return large
+}
+
+// EstimateRatio returns what the balancers infer about the servers with the largest capacity,
+// relative to what they infer about the others. It is NaN if they do not infer, or if all servers
+// have the same capacity.
+func (r *Run) EstimateRatio() float64 {
+	most := 0.0
+	for _, s := range r.Shares {
+		most = max(most, s.Capacity)
+	}
+	var large, others []float64
+	for _, s := range r.Shares {
+		if s.Capacity == most {
+			large = append(large, s.Estimate)
+		} else {
+			others = append(others, s.Estimate)
+		}
+	}
+	return stat.Mean(large, nil) / stat.Mean(others, nil) // 0/0 without estimates
+}
+
+// LargeInterval is the length of the intervals of Response.LargeOver, in seconds.
+const LargeInterval = 5
+
+// tally counts requests, and those that large servers served, by the interval in which they were
+// sent. It may be used by several goroutines.
+type tally struct {
+	large map[string]bool
+
+	mu   sync.Mutex
+	all  []float64
+	some []float64
+}
+
+// newTally returns a tally, or nil if all servers have the same capacity.
+func (s settings) newTally() *tally {
+	large := s.largeServers()
+	if large == nil {
+		return nil
+	}
+	return &tally{large: large}
+}
+
+// add counts a request. A nil tally counts nothing.
+func (t *tally) add(sent float64, server string) {
+	if t == nil {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	i := int(sent / LargeInterval)
+	for len(t.all) <= i {
+		t.all, t.some = append(t.all, 0), append(t.some, 0)
+	}
+	t.all[i]++
+	if t.large[server] {
+		t.some[i]++
+	}
+}
+
+// shareOut puts the shares of the large servers into a response.
+func (t *tally) shareOut(r *Response) {
+	if t == nil {
+		return
+	}
+	all, some := 0.0, 0.0
+	for i, n := range t.all {
+		all, some = all+n, some+t.some[i]
+		r.LargeOver = append(r.LargeOver, t.some[i]/max(n, 1))
+	}
+	r.Large = some / max(all, 1)
+}
+
+// completed returns a function that counts the flows of the simulator.
+func (t *tally) completed(servers []sim.Server) func(int, sim.Ended) {
+	if t == nil {
+		return nil
+	}
+	return func(_ int, f sim.Ended) {
+		if f.Outcome == sim.Completed {
+			t.add(f.Sent, servers[f.Server].Name)
+		}
+	}
+}
+
+// read counts the requests in the file requests.csv.gz that succeeded.
+func (t *tally) read(path string) error {
+	if t == nil {
+		return nil
+	}
+	return eachSuccess(path, func(sent float64, row []string) error {
+		t.add(sent, row[columnServer])
+		return nil
+	})
+}

@@ -1,0 +1,446 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package testbed
+
+import (
+	"compress/gzip"
+	"context"
+	"errors"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/segue-lb/segue/research/sim"
+)
+
+const twoCases = `
+title: t
+points: [0.5, 0.8]
+seeds: 2
+connections: 2000
+cases: [{name: sc, placement: hash}, {name: sr4, placement: hunt, accept: {policy: static, threshold: 4}}]
+claims:
+  - {text: better, quantity: mean, of: sc, over: sr4, at: 0.8, at-least: 2}
+  - {text: largest, quantity: p99, of: sc, over: sr4, at-most: 3}
+`
+
+func parse(t *testing.T, text string) *Experiment {
+	t.Helper()
+	e, err := Parse("x", []byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+// Runs are stored one by one. Results of the same experiment continue, and results of another one
+// are refused.
+func TestStoreContinues(t *testing.T) {
+	directory := t.TempDir()
+	e := parse(t, twoCases)
+	s := e.with(Options{})
+	open := func(s settings, text string, full bool) (*store, error) {
+		return openStore(directory, s, []byte(text), full)
+	}
+	first, err := open(s, twoCases, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	plan := s.plan()
+	if len(plan) != 8 || first.results.Planned != 8 {
+		t.Fatalf("%d runs are planned, and the results say %d; want 8", len(plan), first.results.Planned)
+	}
+	for _, p := range plan[:3] {
+		run := &Run{Case: p.Case.Name, Point: p.point, Seed: p.seed, Measured: Response{Mean: 1}}
+		if err := first.add(run); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := open(s, twoCases, false); err == nil || !strings.Contains(err.Error(), "another segue lab run") {
+		t.Errorf("two at the same time: got %v, want an error that says so", err)
+	}
+	if err := first.close(); err != nil {
+		t.Fatal(err)
+	}
+	second, err := open(s, twoCases, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := second.finish(); err != nil || !second.results.Environment.Finished.IsZero() {
+		t.Errorf("a command that made no run: finished at %v, error %v; want no change",
+			second.results.Environment.Finished, err)
+	}
+	if err := second.close(); err != nil {
+		t.Fatal(err)
+	}
+	for i, p := range plan {
+		if second.has(p) != (i < 3) {
+			t.Errorf("run %d is there: %v", i, second.has(p))
+		}
+	}
+	if second.results.Claims[0].Met != nil {
+		t.Error("a claim is judged while runs are missing")
+	}
+	faster := e.with(Options{Speed: 2})
+	fewer := e.with(Options{Seeds: 1})
+	for name, open := range map[string]func() (*store, error){
+		"another speed":      func() (*store, error) { return open(faster, twoCases, false) },
+		"fewer seeds":        func() (*store, error) { return open(fewer, twoCases, false) },
+		"another text":       func() (*store, error) { return open(s, twoCases+"#\n", false) },
+		"the paper's length": func() (*store, error) { return open(s, twoCases, true) },
+	} {
+		if _, err := open(); err == nil || !strings.Contains(err.Error(), directory+": has") {
+			t.Errorf("%s: got %v, want an error about the results in the directory", name, err)
+		}
+	}
+}
+
+func TestReadRefusesADamagedFile(t *testing.T) {
+	directory := t.TempDir()
+	path := filepath.Join(directory, "results.json")
+	if err := os.WriteFile(path, []byte("{"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Read(directory); err == nil || !strings.Contains(err.Error(), path) {
+		t.Errorf("got %v, want an error that names %s", err, path)
+	}
+}
+
+func TestClaims(t *testing.T) {
+	e := parse(t, twoCases)
+	r := newResults(e.with(Options{}), []byte(twoCases), false)
+	for _, c := range []struct {
+		name      string
+		mean, p99 float64
+	}{{"sc", 3, 12}, {"sr4", 1, 3}} {
+		for _, point := range r.Points {
+			for seed := range 2 {
+				mean := c.mean + 0.1*float64(2*seed-1)
+				r.Runs = append(r.Runs, Run{
+					Case: c.name, Point: point, Seed: uint64(seed + 1),
+					Measured: Response{Mean: mean, P99: c.p99}, Simulated: &Response{Mean: c.mean, P99: c.p99 / point},
+					Bound: &Response{Mean: 0.5},
+					Model: &Response{Mean: 2 * c.mean * c.mean}, Requests: 100, Failed: uint64(4 + 2*seed),
+					Fairness: 1 / c.mean,
+				})
+			}
+		}
+	}
+	r.Claims = append(r.Claims,
+		Claim{Quantity: "p99", Of: "sc", AtMost: 20},
+		Claim{Quantity: "mean", Of: "sr4", Over: "simulation", AtMost: 1.01},
+		Claim{Quantity: "failed", Of: "sc", AtMost: 0.04},
+		Claim{Quantity: "fairness", Of: "sr4", Over: "sc", AtLeast: 1},
+		Claim{Quantity: "mean", Of: "sr4", At: 0.5, Over: "sc", OverAt: 0.8, AtMost: 0.2},
+		Claim{Quantity: "mean", Of: "sr4", Over: "omniscient", AtMost: 1.9})
+	for i := range r.Claims {
+		r.Claims[i].judge(&r)
+	}
+	first, second := r.Claims[0], r.Claims[1]
+	if !*first.Met || math.Abs(*first.Measured-3) > 1e-9 || first.Holds != "mean(sc) / mean(sr4) at 0.8 ≥ 2" {
+		t.Errorf("the first claim: %v %v %q", *first.Met, *first.Measured, first.Holds)
+	}
+	if first.Model == nil || math.Abs(*first.Model-9) > 1e-9 || second.Model != nil || r.Claims[2].Model != nil {
+		t.Errorf("the model of the claims: %v %v %v, want 9 and none, as the model has no percentiles",
+			first.Model, second.Model, r.Claims[2].Model)
+	}
+	if *second.Met || *second.Measured != 4 || *second.Simulated != 4 {
+		t.Errorf("the second claim: %v %v %v", *second.Met, *second.Measured, *second.Simulated)
+	}
+	for i, want := range map[int]struct {
+		measured float64
+		met      bool
+		holds    string
+	}{
+		3: {1, true, "mean(sr4) / simulated, the largest of all points, ≤ 1.01"},
+		4: {0.05, false, "failed(sc), the largest of all points, ≤ 0.04"},
+		5: {3, true, "fairness(sr4) / fairness(sc), the largest of all points, ≥ 1"},
+		6: {1. / 3, false, "mean(sr4) at 0.5 / mean(sc) at 0.8 ≤ 0.2"},
+		7: {2, false, "mean(sr4) / omniscient, the largest of all points, ≤ 1.9"},
+	} {
+		c := r.Claims[i]
+		if *c.Met != want.met || math.Abs(*c.Measured-want.measured) > 1e-9 || c.Holds != want.holds {
+			t.Errorf("claim %d: %v %v %q, want %+v", i, *c.Met, *c.Measured, c.Holds, want)
+		}
+		if i < 6 && (c.Simulated != nil || c.Model != nil) {
+			t.Errorf("claim %d: simulated %v, model %v; want none", i, c.Simulated, c.Model)
+		}
+	}
+	if c := r.Claims[7]; c.Simulated == nil || *c.Simulated != 2 || c.Model != nil {
+		t.Errorf("simulated %v, model %v relative to an omniscient balancer; want 2 and none",
+			c.Simulated, c.Model)
+	}
+	// Student's 97.5% quantile with one degree of freedom is 12.706.
+	s := r.Summarise("sc", 0.8)
+	if want := 12.706 * 0.1 * math.Sqrt2 / math.Sqrt2; math.Abs(s.Half.Mean-want) > 0.01 || s.Half.P99 != 0 {
+		t.Errorf("halves of the confidence intervals are %+v, want %v for the mean and 0 for p99", s.Half, want)
+	}
+}
+
+// The log of a run is complete after its end, and can be unzipped.
+func TestFiles(t *testing.T) {
+	folder := t.TempDir()
+	f, err := createFiles(folder, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for file, text := range map[io.Writer]string{f.arrivals: "arrivals", f.requests: "requests"} {
+		if _, err := io.WriteString(file, text); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := f.close(); err != nil {
+		t.Fatal(err)
+	}
+	arrivals, err := os.ReadFile(filepath.Join(folder, arrivalsFile))
+	if err != nil || string(arrivals) != "arrivals" {
+		t.Errorf("arrivals: %v %q", err, arrivals)
+	}
+	zipped, err := os.Open(filepath.Join(folder, requestsFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer zipped.Close()
+	unzipped, err := gzip.NewReader(zipped)
+	if err != nil {
+		t.Fatal(err)
+	}
+	requests, err := io.ReadAll(unzipped)
+	if err != nil || string(requests) != "requests" {
+		t.Errorf("requests: %v %q", err, requests)
+	}
+}
+
+// The simulator replays recorded arrivals: two requests of 100 ms on a server with one core, at the
+// same time, share it.
+func TestSimulateReplaysArrivals(t *testing.T) {
+	e := parse(t, `
+title: t
+points: [0.5]
+servers: 1
+emulated: {cores: 1}
+cases: [{name: sc, direct: true}]
+`)
+	path := filepath.Join(t.TempDir(), "arrivals.tsv")
+	if err := os.WriteFile(path, []byte("time\tquery\n0\t/?work=100ms\n0\t/?work=100ms\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	p := e.with(Options{}).plan()[0]
+	r, err := p.simulate(context.Background(), path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if math.Abs(r.Mean-0.2) > 1e-6 {
+		t.Errorf("the mean is %v s, want 0.2 s", r.Mean)
+	}
+}
+
+// Co-located work slows servers down in the simulator, at emulated times, and the lab gets it from
+// the runs only.
+func TestColocatedWork(t *testing.T) {
+	e := parse(t, `
+title: t
+points: [0.5]
+servers: 2
+speed: 4
+emulated:
+  cores: 1
+  speed: 2
+  colocated: 50%@1s
+  exceptions: [{server: s2, speed: 4, colocated: "75%@100ms,0%@2s"}]
+cases: [{name: sc, direct: true}]
+`)
+	p := e.with(Options{}).plan()[0]
+	want := []sim.Event{
+		{At: 1, Kind: sim.SetSpeed, Servers: []int32{0}, Speed: 1},
+		{At: 0.1, Kind: sim.SetSpeed, Servers: []int32{1}, Speed: 1},
+		{At: 2, Kind: sim.SetSpeed, Servers: []int32{1}, Speed: 4},
+	}
+	if diff := cmp.Diff(want, p.slowdowns()); diff != "" {
+		t.Errorf("events of the simulator, -want +got:\n%s", diff)
+	}
+	s1, s2 := p.topology("x").Emulated.Of("s1"), p.topology("x").Emulated.Of("s2")
+	if s1.Colocated+s2.Colocated != "" || *s2.Speed != 16 {
+		t.Errorf("the lab's servers: %+v, %+v", s1, s2)
+	}
+	if m, err := p.model(); m != nil || err != nil {
+		t.Errorf("model %v, error %v; want none", m, err)
+	}
+	path := filepath.Join(t.TempDir(), "arrivals.tsv")
+	arrivals := "time\tquery\n0\t/?work=200ms\n3\t/?work=200ms\n"
+	if err := os.WriteFile(path, []byte(arrivals), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	r, err := p.bound(context.Background(), path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if math.Abs(r.Mean-0.05) > 1e-6 {
+		t.Errorf("the faster server slows down and recovers: %v s, want 0.05 s", r.Mean)
+	}
+	e.Emulated.Exceptions[0].Colocated = "75%@100ms"
+	p = e.with(Options{}).plan()[0]
+	if r, err = p.bound(context.Background(), path); err != nil || math.Abs(r.Mean-0.125) > 1e-6 {
+		t.Errorf("the faster server slows down: %+v, error %v; want 0.05 and 0.2 s", r, err)
+	}
+}
+
+// An omniscient balancer sends two requests at the same time to two servers, and the next one to
+// the server that ends first.
+func TestBoundKnowsAllServers(t *testing.T) {
+	e := parse(t, `
+title: t
+points: [0.5]
+servers: 2
+emulated: {cores: 1}
+cases: [{name: sc, placement: hash}]
+`)
+	path := filepath.Join(t.TempDir(), "arrivals.tsv")
+	arrivals := "time\tquery\n0\t/?work=300ms\n0\t/?work=100ms\n0.2\t/?work=200ms\n"
+	if err := os.WriteFile(path, []byte(arrivals), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	r, err := e.with(Options{}).plan()[0].bound(context.Background(), path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if math.Abs(r.Mean-0.2) > 1e-6 || r.Half > 1e-9 {
+		t.Errorf("the mean is %v ± %v s, want 0.2 ± 0 s", r.Mean, r.Half)
+	}
+}
+
+// Open connections are counted by server, also for servers that have none.
+func TestHeldConnections(t *testing.T) {
+	e := parse(t, `
+title: t
+kind: hold
+axis: connections
+points: [7]
+servers: 3
+seeds: 2
+cases: [{name: sc, placement: hash}]
+claims: [{text: x, quantity: from-even, of: sc, at-most: 4.6}]
+`)
+	s := e.with(Options{})
+	p := s.plan()[0]
+	if p.Connections != 7 {
+		t.Errorf("%d connections, want 7", p.Connections)
+	}
+	held := func(servers ...string) *Run {
+		var all []*longLived
+		for _, server := range servers {
+			all = append(all, &longLived{server: server})
+		}
+		return p.newHeldRun(all)
+	}
+	run := held("s3", "s1", "s3", "s3", "s3", "s3", "s3")
+	want := []Share{{Server: "s1", Responses: 1}, {Server: "s2"}, {Server: "s3", Responses: 6}}
+	if diff := cmp.Diff(want, run.Shares); diff != "" || run.Requests != 7 {
+		t.Errorf("%d connections, shares -want +got:\n%s", run.Requests, diff)
+	}
+	if got := run.FromEven(); math.Abs(got-(6-7./3)) > 1e-9 {
+		t.Errorf("furthest from even: %v, want 6 - 7/3", got)
+	}
+	r := newResults(s, nil, false)
+	r.Runs = []Run{*run, *held("s1", "s1", "s2", "s2", "s2", "s3", "s3")}
+	r.Runs[1].Seed = 2
+	summary := r.Summarise("sc", 7)
+	if summary.Fewest != 0 || summary.Most != 6 || math.Abs(summary.FromEven-(6-7./3)) > 1e-9 {
+		t.Errorf("summary: %d to %d connections, %v from even",
+			summary.Fewest, summary.Most, summary.FromEven)
+	}
+	c := r.Claims[0]
+	c.judge(&r)
+	if c.Met == nil || !*c.Met || c.Holds != "from-even(sc), the largest of all points, ≤ 4.6" {
+		t.Errorf("the claim: %+v", c)
+	}
+}
+
+func TestLoadsOfARun(t *testing.T) {
+	r := &Run{Shares: make([]Share, 2)}
+	r.addLoads(&samples{
+		servers: []string{"s1", "s2"}, times: []float64{0, 0.2, 0.4},
+		busy: [][]uint32{{0, 0}, {4, 0}, {2, 2}},
+	})
+	// Jain's index is 1 (nobody is busy), 1/2 and 1.
+	if math.Abs(r.Fairness-2.5/3) > 1e-9 || math.Abs(r.Busy-8.0/6) > 1e-9 || r.Shares[0].Busy != 2 {
+		t.Errorf("fairness %v, busy %v, busy of s1 %v", r.Fairness, r.Busy, r.Shares[0].Busy)
+	}
+	if math.Abs(r.Overprovision-1.5) > 1e-9 { // 2 and 1 while servers are busy
+		t.Errorf("the largest load is %v of the mean, want 1.5", r.Overprovision)
+	}
+}
+
+// TestEstimateRatio compares what balancers infer about large servers with the others.
+func TestEstimateRatio(t *testing.T) {
+	r := &Run{Shares: []Share{
+		{Capacity: 1, Estimate: 2}, {Capacity: 2, Estimate: 7}, {Capacity: 1, Estimate: 4}, {Capacity: 2, Estimate: 5},
+	}}
+	if got := r.EstimateRatio(); got != 2 {
+		t.Errorf("%v, want 2", got)
+	}
+	for _, r := range []*Run{
+		{Shares: []Share{{Capacity: 2}, {Capacity: 1}}},                           // nobody infers
+		{Shares: []Share{{Capacity: 1, Estimate: 1}, {Capacity: 1, Estimate: 2}}}, // all are alike
+	} {
+		if got := r.EstimateRatio(); !math.IsNaN(got) {
+			t.Errorf("%+v: %v, want none", r.Shares, got)
+		}
+	}
+}
+
+// TestTypesOfRequests tells pages from static files, and counts only requests that succeeded.
+func TestTypesOfRequests(t *testing.T) {
+	path := filepath.Join(t.TempDir(), requestsFile)
+	file, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	zipped := gzip.NewWriter(file)
+	io.WriteString(zipped, "time,query,server,outcome,latency,exchange\n"+
+		"0.1,/wiki/index.php/A,s1,succeeded,0.3,0.3\n0.2,/static/a.png,s1,succeeded,0.002,0.002\n"+
+		"0.3,/wiki/index.php/B,s2,succeeded,0.1,0.1\n0.4,/wiki/index.php/B,s2,timeout,,\n")
+	if err := errors.Join(zipped.Close(), file.Close()); err != nil {
+		t.Fatal(err)
+	}
+	types, err := readTypes(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	page, static := types[TypePage], types[TypeStatic]
+	if len(types) != 2 || math.Abs(page.Mean-0.2) > 1e-9 || page.P50 != 0.1 || page.P90 != 0.3 || static.Mean != 0.002 {
+		t.Errorf("pages %+v, static files %+v", page, static)
+	}
+}
+
+// TestLayouts checks that the points of the axis ratio have servers of their own, at the same load.
+func TestLayouts(t *testing.T) {
+	e := parse(t, `
+title: t
+axis: ratio
+points: [1, 4]
+work: "constant: 100ms"
+load: 0.5
+layouts: [{ratio: 1, cores: [2, 2, 2]}, {ratio: 4, cores: [2, 8]}]
+cases: [{name: sc, placement: hash}]
+`)
+	for i, want := range []struct {
+		capacity, rate float64
+		names          int
+		large          map[string]bool
+	}{{6, 30, 3, nil}, {10, 50, 2, map[string]bool{"s1": false, "s2": true}}} {
+		s := e.with(Options{}).at(e.Points[i])
+		if s.capacity(s.present) != want.capacity || s.rate() != want.rate || len(s.serverNames()) != want.names {
+			t.Errorf("ratio %v: capacity %v, rate %v, servers %v; want %+v",
+				e.Points[i], s.capacity(s.present), s.rate(), s.serverNames(), want)
+		}
+		if diff := cmp.Diff(want.large, s.largeServers()); diff != "" {
+			t.Errorf("ratio %v: large servers, -want +got:\n%s", e.Points[i], diff)
+		}
+	}
+}

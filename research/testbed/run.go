@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package testbed
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/segue-lb/segue/lab"
+	"github.com/segue-lb/segue/lab/httpload"
+	"github.com/segue-lb/segue/research/sim"
+)
+
+const (
+	// clientAddresses is the number of addresses of the load generator. With fewer, the kernel
+	// would soon use a port again, and a flow table may still have the connection before.
+	clientAddresses = 254
+	// timeout is how long the generator waits for a response, by the clock. It is longer than any
+	// queue lasts, so that failures are those of the servers.
+	timeout        = 2 * time.Minute
+	connectTimeout = 30 * time.Second
+	// leastIdle is the share of the cores' time that a run must leave idle, so that neither the lab
+	// nor the generator is the bottleneck.
+	leastIdle = 0.1
+	// serverHeader names the server in responses of emulated servers.
+	serverHeader = "X-Segue-Server"
+)
+
+// run makes a run, and returns what it has measured.
+func (b *rig) run(ctx context.Context, p planned, st *store) (run *Run, err error) {
+	folder := filepath.Join(st.directory, p.folder())
+	if err := errors.Join(os.RemoveAll(folder), os.MkdirAll(folder, 0o755)); err != nil {
+		return nil, err
+	}
+	if err := b.awaitIdle(ctx); err != nil {
+		return nil, err
+	}
+	if err := b.resetThresholds(ctx, p); err != nil {
+		return nil, err
+	}
+	reset, err := b.setWeights(ctx, p)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, reset()) }()
+	before, err := b.count(p)
+	if err != nil {
+		return nil, err
+	}
+	ctx, end := context.WithCancelCause(ctx)
+	defer end(nil)
+	sampler, feedback := b.startSampler(p), b.startFeedback(ctx, end, p)
+	report, err := b.generate(ctx, p, folder)
+	samples, sampling := sampler.stop()
+	if err = errors.Join(err, sampling, feedback.stop()); err != nil {
+		return nil, err
+	}
+	if report.Interrupted {
+		return nil, context.Cause(ctx)
+	}
+	after, err := b.count(p)
+	if err != nil {
+		return nil, err
+	}
+	run = p.newRun(report)
+	shares := p.newTally()
+	if err := shares.read(filepath.Join(folder, requestsFile)); err != nil {
+		return nil, err
+	}
+	shares.shareOut(&run.Measured)
+	if p.Static > 0 {
+		if run.Types, err = readTypes(filepath.Join(folder, requestsFile)); err != nil {
+			return nil, err
+		}
+	}
+	run.addLoads(samples)
+	run.addCounts(before, after)
+	run.Warnings = append(run.Warnings, feedback.warnings()...)
+	if err := samples.write(filepath.Join(folder, "loads.csv")); err != nil {
+		return nil, err
+	}
+	run.warn()
+	if p.Kind == KindDay { // nobody knows the work of a page
+		return run, nil
+	}
+	return run, p.compare(ctx, run, filepath.Join(folder, arrivalsFile))
+}
+
+// compare adds what the simulator and the model have for the arrivals of a run.
+func (p planned) compare(ctx context.Context, run *Run, arrivals string) (err error) {
+	if run.Simulated, err = p.simulate(ctx, arrivals); err != nil {
+		return fmt.Errorf("simulate: %w", err)
+	}
+	if run.Bound, err = p.bound(ctx, arrivals); err != nil {
+		return fmt.Errorf("simulate an omniscient balancer: %w", err)
+	}
+	run.Model, err = p.model()
+	return err
+}
+
+// generate sends the requests. It writes the arrivals and the requests in emulated time.
+func (b *rig) generate(ctx context.Context, p planned, folder string) (*httpload.Report, error) {
+	arrivals := filepath.Join(folder, arrivalsFile)
+	var err error
+	switch {
+	case p.Kind == KindDay:
+		err = p.writeDay(arrivals)
+	case p.Replay != nil:
+		err = p.writeReplay(arrivals)
+	}
+	if err != nil {
+		return nil, err
+	}
+	config, err := p.traffic(ctx, folder)
+	if err != nil {
+		return nil, err
+	}
+	files, err := createFiles(folder, !p.playsTrace())
+	if err != nil {
+		return nil, err
+	}
+	config.Record, config.Log, config.Scale = files.arrivals, files.requests, p.Speed
+	report, err := b.sendBesides(ctx, config, p.settings)
+	return report, errors.Join(err, files.close())
+}
+
+// send sends requests from the client.
+func (b *rig) send(ctx context.Context, config httpload.Config) (report *httpload.Report, err error) {
+	err = b.lab.Node("client").Do(func() (err error) {
+		report, err = httpload.Run(ctx, config)
+		return err
+	})
+	return report, err
+}
+
+// playsTrace tells whether the arrivals of a run are written before it.
+func (s settings) playsTrace() bool { return s.Kind == KindDay || s.Replay != nil }
+
+// traffic returns the configuration of the load generator, whose times are those of the clock. The
+// folder has the arrivals if the run plays a trace.
+func (p planned) traffic(ctx context.Context, folder string) (httpload.Config, error) {
+	config := httpload.Config{
+		Seed: p.seed, ConnectTimeout: connectTimeout, Timeout: timeout, ServerHeader: serverHeader,
+		RoundTrip: p.roundTrip(),
+	}
+	if p.playsTrace() {
+		config.Arrivals = httpload.Trace(filepath.Join(folder, arrivalsFile), sim.TimedQueries, p.Speed)
+	} else {
+		config.Arrivals = sim.Poisson{Rate: p.rate() * p.Speed}
+		config.Requests, config.Demand = uint64(p.Connections), p.work()
+	}
+	var address netip.Addr
+	for _, url := range p.urls(p.Case) {
+		target, err := httpload.ParseTarget(ctx, url)
+		if err != nil {
+			return config, err
+		}
+		config.Targets = append(config.Targets, target)
+		address = target.Address.Addr()
+	}
+	config.Clients = lab.ClientAddresses(address, clientAddresses)
+	return config, nil
+}
+
+// newRun returns what the generator has measured, in emulated time.
+func (p planned) newRun(report *httpload.Report) *Run {
+	run := &Run{
+		Case: p.Case.Name, Point: p.point, Seed: p.seed, Folder: p.folder(),
+		Servers: p.present, Balancers: p.Balancers,
+		Seconds: report.Seconds * p.Speed, Requests: report.Requests, Failed: report.Failed,
+		Failures: report.Failures, Counters: map[string]uint64{},
+		Machine: Machine{Generator: report.CPU},
+	}
+	if p.Kind == KindLoad {
+		run.Load = p.actualLoad()
+	}
+	run.Measured = response(report.Latency, p.Speed)
+	run.Measured.Distribution = distribution(report.Distribution, p.Speed)
+	if report.Connect != nil {
+		handshake := response(report.Connect, 1)
+		handshake.Distribution = distribution(report.ConnectDistribution, 1)
+		run.Handshake = &handshake
+	}
+	if report.Lateness != nil {
+		run.Machine.LateP99 = report.Lateness.P99
+	}
+	for i := 1; i <= p.present; i++ {
+		share := Share{Server: serverName(i)}
+		share.Capacity = p.capacityOf(share.Server)
+		for _, s := range report.Servers {
+			if s.Name == share.Server {
+				share.Responses = s.Responses
+				if s.Latency != nil {
+					share.Mean = s.Latency.Mean * p.Speed
+				}
+			}
+		}
+		run.Shares = append(run.Shares, share)
+	}
+	run.Warnings = report.Warnings
+	return run
+}
+
+func response(t *httpload.Times, speed float64) Response {
+	if t == nil {
+		return Response{}
+	}
+	return Response{Mean: t.Mean * speed, P50: t.P50 * speed, P90: t.P90 * speed, P99: t.P99 * speed}
+}
+
+func distribution(points []httpload.Point, speed float64) (all []DistributionPoint) {
+	for _, p := range points {
+		all = append(all, DistributionPoint{p.Seconds * speed, p.Share})
+	}
+	return all
+}
+
+// warn adds what may have disturbed the run.
+func (r *Run) warn() {
+	if r.Machine.Idle < leastIdle {
+		r.Warnings = append(r.Warnings, fmt.Sprintf("only %.0f%% of the machine's CPU time was left: "+
+			"the machine may have been the bottleneck; a lower --speed leaves more", 100*r.Machine.Idle))
+	}
+}

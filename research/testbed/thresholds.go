@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package testbed
+
+import (
+	"context"
+	"fmt"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/lab"
+)
+
+// reloadsAtOnce is the number of agents that reload at the same time.
+const reloadsAtOnce = 8
+
+// resetThresholds gives the thresholds of a case with the policy dynamic their first value on all
+// servers. Agents keep thresholds between runs, and each run of the simulator begins with the first
+// value. A change of the policy resets them.
+func (b *rig) resetThresholds(ctx context.Context, p planned) error {
+	if p.Case.Placement != desired.PlacementHunt || p.Case.policy() != desired.AcceptDynamic {
+		return nil
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(reloadsAtOnce)
+	for _, n := range b.lab.Nodes {
+		if n.Role == lab.RoleServer {
+			group.Go(func() error { return b.resetThreshold(ctx, n, p.Case.Name) })
+		}
+	}
+	return group.Wait()
+}
+
+func (b *rig) resetThreshold(ctx context.Context, n *lab.Node, service string) error {
+	other := n.AgentConfig()
+	for i := range other.Services {
+		if s := &other.Services[i]; s.Name == service {
+			s.Accept = desired.Accept{Policy: desired.AcceptNever}
+		}
+	}
+	for _, c := range []desired.Agent{other, n.AgentConfig()} {
+		if err := n.WriteAgentConfig(c); err != nil {
+			return err
+		}
+		if err := b.lab.Process(n.Name, "agent").Reload(ctx); err != nil {
+			return fmt.Errorf("%s: %w", n.Name, err)
+		}
+	}
+	return nil
+}
