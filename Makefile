@@ -55,7 +55,7 @@ SCRIPTS := $(SETUP) .ci/run scripts/version.sh packaging/build.sh $(wildcard pac
 ##@ Use
 .PHONY: demo
 demo: setup-demo build ## build a data centre on this machine, send requests, remove it (root)
-	bin/segue lab demo
+	bin/segue-lab lab demo
 
 .PHONY: mediawiki
 mediawiki: setup-mediawiki build ## install what the lab's MediaWiki servers need (root)
@@ -78,10 +78,10 @@ test: setup-test build ## run every test: unit, packet, end-to-end, package (roo
 
 .PHONY: bench
 bench: build ## measure packets, memory, tables, throughput and changes (root; some minutes)
-	bin/segue bench
-	bin/segue bench memory
-	bin/segue bench tables
-	bin/segue bench throughput
+	bin/segue-lab bench
+	bin/segue-lab bench memory
+	bin/segue-lab bench tables
+	bin/segue-lab bench throughput
 	go test ./internal/balancer ./internal/control -run '^$$' -bench '^Benchmark(ManyServices|Drain)$$'
 
 .PHONY: soak

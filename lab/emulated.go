@@ -35,7 +35,7 @@ type EmulatedException struct {
 	EmulatedServer `yaml:",inline"`
 }
 
-// EmulatedServer describes one server with emulated processors, as the flags of segue app do. The
+// EmulatedServer describes one server with emulated processors, as the flags of segue-lab app do. The
 // zero value of a field means that the field is not set.
 type EmulatedServer struct {
 	Workers int `yaml:"workers,omitempty" range:"1 to 65536"`

@@ -132,7 +132,7 @@ func TestDownOfALabWithoutItsState(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err := Up(t.Context(), bareTopology(), Options{})
-	if err == nil || !strings.Contains(err.Error(), "segue lab down") {
+	if err == nil || !strings.Contains(err.Error(), "segue-lab lab down") {
 		t.Errorf("Up where a namespace is left: %v", err)
 	}
 	if err := Down(name); err != nil {

@@ -3,7 +3,7 @@
 // Package lab builds a data centre in network namespaces of one machine: a client, an edge router
 // that distributes packets over the balancers by ECMP, balancers, and servers that run nginx,
 // Apache, MediaWiki or an emulated application. Edge router, balancers and servers are connected at
-// layer 2. `segue lab` and the end-to-end tests use the package.
+// layer 2. `segue-lab lab` and the end-to-end tests use the package.
 package lab
 
 import (

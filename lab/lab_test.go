@@ -595,7 +595,7 @@ func TestProcessesAndStatus(t *testing.T) {
 	if err := echo.Start(t.Context()); err == nil || !strings.Contains(err.Error(), "already runs") {
 		t.Errorf("second start: %v", err)
 	}
-	// Another process than the one that started it kills it, as `segue lab down` does.
+	// Another process than the one that started it kills it, as `segue-lab lab down` does.
 	if err := other.Process("s1", "echo").Kill(); err != nil {
 		t.Fatal(err)
 	}

@@ -70,7 +70,7 @@ func (l *Lab) createState() (*lock, error) {
 	if err != nil {
 		return nil, err
 	}
-	taken := fmt.Errorf("lab %q is already up, or was not removed; remove it with: segue lab down --name %s", l.Name, l.Name)
+	taken := fmt.Errorf("lab %q is already up, or was not removed; remove it with: segue-lab lab down --name %s", l.Name, l.Name)
 	if len(left) > 0 {
 		return nil, taken
 	}
@@ -128,7 +128,7 @@ func checkUp(name string) error {
 	case slices.Contains(names, name):
 		return nil
 	case len(names) == 0:
-		return fmt.Errorf("lab %q %w, and neither is any other; build one with: segue lab up", name, ErrNotUp)
+		return fmt.Errorf("lab %q %w, and neither is any other; build one with: segue-lab lab up", name, ErrNotUp)
 	}
 	return fmt.Errorf("lab %q %w; choose a lab that is up with --name: %s", name, ErrNotUp,
 		strings.Join(names, ", "))
@@ -165,7 +165,7 @@ func Open(name string, options Options) (*Lab, error) {
 	text, err := os.ReadFile(filepath.Join(stateDir(name), "topology.yaml"))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("lab %q is half built or half removed; "+
-			"remove it with: segue lab down --name %s", name, name)
+			"remove it with: segue-lab lab down --name %s", name, name)
 	}
 	if err != nil {
 		return nil, err

@@ -38,8 +38,8 @@ The request names its work, as in /?work=190ms. Otherwise the work comes from th
 of --demand-table, or is drawn from the distribution of --demand, or is nothing. A worker
 serves one connection at a time. While all workers are busy, connections wait in the
 kernel's accept queue. docs/application.md describes the server.`,
-		Example: "  segue app --listen :8080 --cores 2 --demand 'exponential: 190ms'\n" +
-			"  segue app --listen :8080 --speed 0.5 --colocated 50%@60s,0%@120s",
+		Example: "  segue-lab app --listen :8080 --cores 2 --demand 'exponential: 190ms'\n" +
+			"  segue-lab app --listen :8080 --speed 0.5 --colocated 50%@60s,0%@120s",
 		Args: cli.Arguments(),
 	}
 	host, _ := os.Hostname() // without one, --name is required

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/segue-lb/segue/internal/cli/clitest"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/version"
 	"github.com/segue-lb/segue/lab/bench"
@@ -75,5 +76,5 @@ func TestPrintComparison(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	golden(t, "bench-against.txt", &out)
+	clitest.Golden(t, "bench-against.txt", &out)
 }

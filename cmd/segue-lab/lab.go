@@ -127,16 +127,20 @@ func newLabCheck() *cobra.Command {
 prints one line for each error, in the form FILE:LINE: FIELD "VALUE": ERROR.`,
 		Args: cli.Arguments("FILE"),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			name := args[0]
+			if name == cli.StandardInput {
+				name = "standard input"
+			}
 			t, err := readTopology(cmd.InOrStdin(), args[0])
 			var problems field.Errors
 			if errors.As(err, &problems) {
 				fmt.Fprintln(cmd.OutOrStdout(), problems)
-				return fmt.Errorf("%s: invalid topology: %s", args[0], plural.Count(len(problems), "error"))
+				return fmt.Errorf("%s: invalid topology: %s", name, plural.Count(len(problems), "error"))
 			}
 			if err != nil {
 				return err
 			}
-			fmt.Fprintf(cmd.OutOrStdout(), "%s: valid topology: %s, %s, %s\n", args[0], plural.Count(t.Balancers, "balancer"),
+			fmt.Fprintf(cmd.OutOrStdout(), "%s: valid topology: %s, %s, %s\n", name, plural.Count(t.Balancers, "balancer"),
 				plural.Count(t.Servers, "server"), plural.Count(len(t.Services), "service"))
 			return nil
 		},
@@ -243,7 +247,7 @@ run is started. The command returns when all processes are ready.
 
 Balancers and agents start from the executable of this command. This executable may be
 another build than the one that they ran before.`,
-		Example: "  segue lab restart s1 agent\n  segue lab restart --kill lb1",
+		Example: "  segue-lab lab restart s1 agent\n  segue-lab lab restart --kill lb1",
 		Args:    cli.Arguments("NODE", "[PROCESS...]"),
 	}
 	name := labName(cmd)
@@ -276,9 +280,9 @@ func newLabImpair() *cobra.Command {
 		Long: `Impair drops, duplicates or reorders a share of the packets between all nodes of the
 lab, or to and from the named nodes. A new impairment replaces the earlier one. --off
 ends it.`,
-		Example: "  segue lab impair --drop 5% --reorder 5%\n" +
-			"  segue lab impair --drop 20% s1\n" +
-			"  segue lab impair --off",
+		Example: "  segue-lab lab impair --drop 5% --reorder 5%\n" +
+			"  segue-lab lab impair --drop 20% s1\n" +
+			"  segue-lab lab impair --off",
 		Args: cli.Arguments("[NODE...]"),
 	}
 	name := labName(cmd)
@@ -432,9 +436,9 @@ func tellNext(cmd *cobra.Command, t lab.Topology) {
 Next, build such a data centre, send a request, look at a balancer, and remove it:
     %[1]s lab up%[2]s
     %[1]s lab exec%[3]s client -- curl -s 'http://%[4]s/'
-    %[1]s status -i %[5]s
+    %[6]s status -i %[5]s
     %[1]s lab down%[3]s
-`, cli.Program(programName), up, of, t.Services[0].Address(), lab.Instance(t.Name, "lb1"))
+`, cli.Program(programName), up, of, t.Services[0].Address(), lab.Instance(t.Name, "lb1"), cli.Program("segue"))
 }
 
 // nameOption returns the option that names the lab of a topology, unless it is the built-in one.

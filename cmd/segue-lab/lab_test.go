@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/segue-lb/segue/internal/cli/clitest"
 	"github.com/segue-lb/segue/lab"
 )
 
@@ -64,9 +65,30 @@ func TestTopologyByStandardInput(t *testing.T) {
 		"servers: [\n":    "standard input:2: a value is missing here",
 		"servers: 2\n":    "",
 	} {
-		_, err := runSegueWith(t.Context(), input, "lab", "queries", "--rate", "1", "--duration", "1ms", "-f", "-")
+		_, err := clitest.Run(t.Context(), newRoot(), input, "lab", "queries", "--rate", "1", "--duration", "1ms", "-f", "-")
 		if (err == nil) != (want == "") || !strings.Contains(fmt.Sprint(err), want) {
 			t.Errorf("%q: %v, want %q", input, err, want)
+		}
+	}
+}
+
+// TestLabCheck validates topologies of files and of standard input.
+func TestLabCheck(t *testing.T) {
+	const valid = "../../docs/examples/lab/infer.yaml"
+	file := filepath.Join(t.TempDir(), "lab.yaml")
+	if err := os.WriteFile(file, []byte("balancers: 17\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct{ file, input, output, err string }{
+		{valid, "", valid + ": valid topology: 2 balancers, 8 servers, 1 service\n", ""},
+		{file, "", file + ":1: balancers \"17\": must be 1 to 16\n", file + ": invalid topology: 1 error"},
+		{"-", "servers: 2\n", "standard input: valid topology: 2 balancers, 2 servers, 17 services\n", ""},
+		{"-", "servers: [\n", "standard input:2: a value is missing here, or a bracket before it is not closed\n", "standard input: invalid topology: 1 error"},
+		{"/nowhere", "", "", "open /nowhere: no such file or directory"},
+	} {
+		output, err := clitest.Run(t.Context(), newRoot(), test.input, "lab", "check", test.file)
+		if output != test.output || (err == nil) != (test.err == "") || err != nil && err.Error() != test.err {
+			t.Errorf("lab check %s: %v, output:\n%s", test.file, err, output)
 		}
 	}
 }
@@ -76,21 +98,21 @@ func TestTellNext(t *testing.T) {
 	small := lab.DefaultTopology()
 	small.Name = "small"
 	called := os.Args[0]
-	os.Args[0] = "bin/segue"
+	os.Args[0] = "bin/segue-lab"
 	defer func() { os.Args[0] = called }()
 	for _, test := range []struct {
 		topology lab.Topology
 		flags    []string
 		commands string
 	}{
-		{lab.DefaultTopology(), nil, `segue lab up
-segue lab exec client -- curl -s 'http://[2001:db8:80::1]:80/'
+		{lab.DefaultTopology(), nil, `segue-lab lab up
+segue-lab lab exec client -- curl -s 'http://[2001:db8:80::1]:80/'
 segue status -i lab-demo-lb1
-segue lab down`},
-		{small, []string{"-f", "small.yaml"}, `segue lab up --file small.yaml
-segue lab exec --name small client -- curl -s 'http://[2001:db8:80::1]:80/'
+segue-lab lab down`},
+		{small, []string{"-f", "small.yaml"}, `segue-lab lab up --file small.yaml
+segue-lab lab exec --name small client -- curl -s 'http://[2001:db8:80::1]:80/'
 segue status -i lab-small-lb1
-segue lab down --name small`},
+segue-lab lab down --name small`},
 	} {
 		cmd := newLabDemo()
 		if err := cmd.ParseFlags(test.flags); err != nil {
@@ -99,12 +121,15 @@ segue lab down --name small`},
 		var out bytes.Buffer
 		cmd.SetOut(&out)
 		tellNext(cmd, test.topology)
-		test.commands = strings.ReplaceAll(test.commands, "segue ", "bin/segue ")
+		test.commands = strings.ReplaceAll(test.commands, "segue", "bin/segue")
 		want := "    " + strings.ReplaceAll(test.commands, "\n", "\n    ") + "\n"
 		if _, commands, _ := strings.Cut(out.String(), ":\n"); commands != want {
 			t.Errorf("%v: printed\n%s\nwant\n%s", test.flags, commands, want)
 		}
 		for line := range strings.SplitSeq(test.commands, "\n") {
+			if strings.HasPrefix(line, "bin/segue status ") {
+				continue
+			}
 			found, rest, err := newRoot().Find(strings.Fields(line)[1:])
 			if err != nil || found.ParseFlags(rest) != nil || found.ValidateArgs(found.Flags().Args()) != nil {
 				t.Errorf("%s: no such command: %v", line, err)
@@ -113,7 +138,7 @@ segue lab down --name small`},
 	}
 }
 
-// runLab runs a command of segue lab and returns what it printed.
+// runLab runs a command of segue-lab lab and returns what it printed.
 func runLab(args string) (string, error) {
 	var output bytes.Buffer
 	root := newRoot()
@@ -141,7 +166,7 @@ func TestLabWithoutProcesses(t *testing.T) {
 		{"list", name + "\n", ""},
 		{"list --json", "\"" + name + "\"", ""},
 		{"status --name " + name, "", `lab "` + name + `" is half built or half removed; ` +
-			"remove it with: segue lab down --name " + name},
+			"remove it with: segue-lab lab down --name " + name},
 		{"down --name nosuchlab",
 			"", `lab "nosuchlab" is not up; choose a lab that is up with --name: `},
 		{"down --name nosuchlab", "", name},

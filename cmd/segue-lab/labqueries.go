@@ -13,7 +13,7 @@ import (
 	"github.com/segue-lb/segue/research/sim"
 )
 
-// queriesFlags are the flags of segue lab queries.
+// queriesFlags are the flags of segue-lab lab queries.
 type queriesFlags struct {
 	topology     *string
 	rate         float64
@@ -28,11 +28,11 @@ func newLabQueries() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "queries",
 		Short: "Write a day of requests for the lab's MediaWiki servers",
-		Long: `Queries writes a trace for segue load --trace: a day of requests for the generated pages of
+		Long: `Queries writes a trace for segue-lab load --trace: a day of requests for the generated pages of
 the topology's servers with the application mediawiki. The requests are generated, too:
 they arrive by a Poisson process whose rate follows the curve. Pages are drawn by
 popularity (Zipf's law).`,
-		Example: "  segue lab queries -f mediawiki.yaml --rate 8 --day 10m > day.tsv",
+		Example: "  segue-lab lab queries -f mediawiki.yaml --rate 8 --day 10m > day.tsv",
 		Args:    cli.Arguments(),
 		RunE:    func(cmd *cobra.Command, _ []string) error { return f.run(cmd) },
 	}

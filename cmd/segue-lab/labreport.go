@@ -20,15 +20,17 @@ func newLabReport() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "report DIR",
 		Short: "Make a page of the results of experiments",
-		Long: `Report makes an HTML page of the results that segue lab run wrote into a directory:
+		Long: `Report makes an HTML page of the results that segue-lab lab run wrote into a directory:
 what the paper claims, what was measured, what the simulator has for the same arrivals,
 and what queueing theory has for the load. It also writes each chart of the page as SVG
 beside the page.
 
 DIR has the results of one experiment, or directories with results. Then the page has
 all of them. The results may be incomplete: the page says so.`,
-		Example: "  segue lab report testbed/policies-quick",
+		Example: "  segue-lab lab report testbed/policies-quick",
 		Args:    cli.Arguments("DIR"),
+
+		Annotations: map[string]string{"--output": "--out names the folder of the page"},
 	}
 	cmd.Flags().StringVarP(&settings.Directory, "out", "o", "",
 		"`folder` for the page report.html and the charts (default: DIR)")

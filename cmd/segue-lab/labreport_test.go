@@ -38,7 +38,7 @@ func TestLabReport(t *testing.T) {
 	for _, test := range []struct{ args, err string }{
 		{"report", "lab report: missing DIR"},
 		{"report --bin -1s x", "--bin -1s: must not be negative"},
-		{"report " + t.TempDir(), "has a file results.json, which segue lab run writes"},
+		{"report " + t.TempDir(), "has a file results.json, which segue-lab lab run writes"},
 		{"report --out /dev/null/x " + directory, "/dev/null"},
 		{"report -o x.html " + directory, `--out "x.html": must be a folder, which gets the page report.html`},
 		{"report --output x.html " + directory, "unknown flag: --output; --out names the folder of the page"},

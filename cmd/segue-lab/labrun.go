@@ -31,7 +31,7 @@ func newLabRun() *cobra.Command {
 		Long: `Run makes the runs of an experiment: it builds a lab with emulated servers, sends
 requests through the balancers, and replays the same requests in the simulator. An
 EXPERIMENT is a name that --list shows, or a file. docs/testbed.md describes the files,
-and the results in the directory testbed/EXPERIMENT. segue lab report makes a page from
+and the results in the directory testbed/EXPERIMENT. segue-lab lab report makes a page from
 them.
 
 Each run is written when it has ended. After an interruption, the same command continues
@@ -46,9 +46,9 @@ p99_half_width_ms (half of a 95% confidence interval over the seeds), failed,
 connections, simulated_mean_ms, bound_mean_ms (of an omniscient balancer), model_mean_ms
 and warnings. With --list it prints an object with the key experiments. Their keys are
 experiment, minutes, set, paper, content and needs.`,
-		Example: "  segue lab run --list\n  segue lab run policies-quick\n  segue lab run --all\n" +
-			"  segue lab run --set least\n  segue lab run 6lb-10 --full\n" +
-			"  segue lab run hlb-trace --trace rate_350.csv",
+		Example: "  segue-lab lab run --list\n  segue-lab lab run policies-quick\n  segue-lab lab run --all\n" +
+			"  segue-lab lab run --set least\n  segue-lab lab run 6lb-10 --full\n" +
+			"  segue-lab lab run hlb-trace --trace rate_350.csv",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if cmd.Flags().Changed("speed") && !(o.Speed > 0) {
 				return fmt.Errorf("--speed %v: must be a positive number", o.Speed)

@@ -26,7 +26,7 @@ import (
 // defaultLoadDuration is how long requests arrive if no flag says when they end.
 const defaultLoadDuration = 10 * time.Second
 
-// loadFlags are the flags of segue load whose values need a conversion.
+// loadFlags are the flags of segue-lab load whose values need a conversion.
 type loadFlags struct {
 	config                  httpload.Config
 	rate, speed             float64
@@ -67,9 +67,9 @@ succeeded, or no request had an outcome.
 
 --json prints an object. --csv prints one line, or with --every one per interval.
 Times are in seconds.`,
-		Example: "  segue load --rate 500 --duration 30s http://203.0.113.2/\n" +
-			"  segue load --rate 220 --demand 'exponential: 190ms' 'http://[2001:db8:80::1]/?work={demand}'\n" +
-			"  segue load --trace day.gz --format wikibench --speed 2 --every 1m http://203.0.113.2",
+		Example: "  segue-lab load --rate 500 --duration 30s http://203.0.113.2/\n" +
+			"  segue-lab load --rate 220 --demand 'exponential: 190ms' 'http://[2001:db8:80::1]/?work={demand}'\n" +
+			"  segue-lab load --trace day.gz --format wikibench --speed 2 --every 1m http://203.0.113.2",
 		Args: cli.Arguments("URL..."),
 		RunE: func(cmd *cobra.Command, urls []string) error {
 			f.given = cmd.Flags().Changed
@@ -132,7 +132,7 @@ func (f *loadFlags) addRequests(flags *pflag.FlagSet) {
 func (f *loadFlags) addReport(flags *pflag.FlagSet) {
 	flags.DurationVar(&f.config.Every, "every", 0, "also report each interval of this `duration`")
 	flags.StringVar(&f.record, "record", "",
-		"write the arrivals to this `file`, as a trace for segue sim")
+		"write the arrivals to this `file`, as a trace for segue-lab sim")
 	flags.StringVar(&f.log, "log", "", "write a line of CSV for each request to this `file`")
 	flags.BoolVar(&f.asJSON, "json", false, "print JSON")
 	flags.BoolVar(&f.asCSV, "csv", false, "print CSV")

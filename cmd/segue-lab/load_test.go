@@ -18,7 +18,7 @@ import (
 	"github.com/segue-lb/segue/lab/httpload"
 )
 
-// generate runs segue load with the arguments.
+// generate runs segue-lab load with the arguments.
 func generate(t *testing.T, args ...string) (output, messages string, err error) {
 	t.Helper()
 	var out, progress bytes.Buffer
@@ -124,7 +124,7 @@ func TestLoadCSV(t *testing.T) {
 	}
 }
 
-// TestLoadRecord: equal seeds record equal files, which segue sim can simulate.
+// TestLoadRecord: equal seeds record equal files, which segue-lab sim can simulate.
 func TestLoadRecord(t *testing.T) {
 	url := webServer(t)
 	dir := t.TempDir()
@@ -218,7 +218,7 @@ func TestLoadErrors(t *testing.T) {
 		"--rate 1 --day 1m " + url:                   "--day: needs --curve",
 	} {
 		if _, _, err := generate(t, strings.Fields(args)...); err == nil || err.Error() != want {
-			t.Errorf("segue load %s\n got %v\nwant %s", args, err, want)
+			t.Errorf("segue-lab load %s\n got %v\nwant %s", args, err, want)
 		}
 	}
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/segue-lb/segue/research/model"
 )
 
-// modelFlags are the flags that the commands of segue model share.
+// modelFlags are the flags that the commands of segue-lab model share.
 type modelFlags struct {
 	thresholds []string
 	cores      int
@@ -42,7 +42,7 @@ flows first come, first served. (The mean is the same for processor sharing.) "p
 on" is the share of flows that the first server refuses. "wrongly" is the share of all
 flows that the first server refuses although the second one has more flows.
 docs/model.md has the equations.`,
-		Example: "  segue model --threshold 4 --load 88% --cores 2 --service 190ms --percentile 50,90,99",
+		Example: "  segue-lab model --threshold 4 --load 88% --cores 2 --service 190ms --percentile 50,90,99",
 		Args:    cli.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			policies, err := f.policies()

@@ -9,9 +9,11 @@ import (
 	"errors"
 	"strings"
 	"testing"
+
+	"github.com/segue-lb/segue/internal/cli/clitest"
 )
 
-// runModel runs segue model with arguments separated by spaces.
+// runModel runs segue-lab model with arguments separated by spaces.
 func runModel(t *testing.T, args string) *bytes.Buffer {
 	t.Helper()
 	out := new(bytes.Buffer)
@@ -19,7 +21,7 @@ func runModel(t *testing.T, args string) *bytes.Buffer {
 	root.SetOut(out)
 	root.SetArgs(append([]string{"model"}, strings.Fields(args)...))
 	if err := root.Execute(); err != nil {
-		t.Fatalf("segue model %s: %v", args, err)
+		t.Fatalf("segue-lab model %s: %v", args, err)
 	}
 	return out
 }
@@ -32,7 +34,7 @@ func TestModel(t *testing.T) {
 		"model-transient.txt":    "transient --threshold 2,4 --to 4s",
 		"model-two-servers.txt":  "two-servers --room 5",
 	} {
-		golden(t, name, runModel(t, args))
+		clitest.Golden(t, name, runModel(t, args))
 	}
 }
 
@@ -41,43 +43,38 @@ func TestModelJSON(t *testing.T) {
 	for _, args := range []string{"", "distribution", "servers", "transient", "two-servers --room 3"} {
 		var rows []map[string]any
 		if err := json.Unmarshal(runModel(t, args+" --json").Bytes(), &rows); err != nil || len(rows) == 0 {
-			t.Errorf("segue model %s --json: %d objects, error %v", args, len(rows), err)
+			t.Errorf("segue-lab model %s --json: %d objects, error %v", args, len(rows), err)
 		}
 	}
 }
 
 func TestModelErrors(t *testing.T) {
-	for _, test := range []struct{ args, err string }{
-		{"--load 100%", `--load "100%": must be a share above 0% and below 100%, such as 50%`},
-		{"--load 0.88", `--load "0.88": must be a share above 0% and below 100%, such as 50%`},
-		{"--load=", "--load: at least one share is required"},
-		{"--threshold 257", `--threshold "257": must be a number from 0 to 256`},
-		{"--threshold x", `--threshold "x": must be a number from 0 to 256`},
-		{"--cores 0", "--cores 0: must be from 1 to 256"},
-		{"--service 0s", "--service 0s: must be above 0"},
-		{"--delay -1s", "--delay -1s: must not be negative"},
-		{"--percentile 100", `--percentile "100": must be a number above 0 and at most 99.9999`},
-		{"distribution --points 0", "--points 0: must be from 1 to 10000"},
-		{"distribution --to -1s", "--to -1s: must not be negative"},
-		{"servers --limit 2s", "--limit 2s: limit of 2 service times: must be above 2.303, the percentile of an idle server, and at most 10000"},
-		{"servers --servers 0", "--servers 0: must be at least 1"},
-		{"transient --step 0s", "--step 0s: must be above 0, at most --to 20s, and at least 1/10000 of that"},
-		{"transient --flows -1", "--flows -1: must be from 0 to 256"},
-		{"transient --service 1ns", "--to 20s: must be at most 1000000 times --service 1ns"},
-		{"two-servers --speeds 1", `--speeds "1": must be two numbers, such as 2,1`},
-		{"two-servers --weights 1,0", `--weights "0": must be a number above 0`},
-		{"two-servers --load 0%", `--load "0%": must be a share above 0%, such as 50%`},
-		{"two-servers --observed 101%", `--observed "101%": must be a share from 0% to 100%, such as 50%`},
-		{"two-servers --room 33", "--room 33: must be from 1 to 32"},
-		{"nothing", `model: unknown command "nothing": ` +
-			"the commands are distribution, servers, transient, two-servers"},
+	for args, want := range map[string]string{
+		"--load 100%":                 `--load "100%": must be a share above 0% and below 100%, such as 50%`,
+		"--load 0.88":                 `--load "0.88": must be a share above 0% and below 100%, such as 50%`,
+		"--load=":                     "--load: at least one share is required",
+		"--threshold 257":             `--threshold "257": must be a number from 0 to 256`,
+		"--threshold x":               `--threshold "x": must be a number from 0 to 256`,
+		"--cores 0":                   "--cores 0: must be from 1 to 256",
+		"--service 0s":                "--service 0s: must be above 0",
+		"--delay -1s":                 "--delay -1s: must not be negative",
+		"--percentile 100":            `--percentile "100": must be a number above 0 and at most 99.9999`,
+		"distribution --points 0":     "--points 0: must be from 1 to 10000",
+		"distribution --to -1s":       "--to -1s: must not be negative",
+		"servers --limit 2s":          "--limit 2s: limit of 2 service times: must be above 2.303, the percentile of an idle server, and at most 10000",
+		"servers --servers 0":         "--servers 0: must be at least 1",
+		"transient --step 0s":         "--step 0s: must be above 0, at most --to 20s, and at least 1/10000 of that",
+		"transient --flows -1":        "--flows -1: must be from 0 to 256",
+		"transient --service 1ns":     "--to 20s: must be at most 1000000 times --service 1ns",
+		"two-servers --speeds 1":      `--speeds "1": must be two numbers, such as 2,1`,
+		"two-servers --weights 1,0":   `--weights "0": must be a number above 0`,
+		"two-servers --load 0%":       `--load "0%": must be a share above 0%, such as 50%`,
+		"two-servers --observed 101%": `--observed "101%": must be a share from 0% to 100%, such as 50%`,
+		"two-servers --room 33":       "--room 33: must be from 1 to 32",
+		"nothing": `model: unknown command "nothing": ` +
+			"the commands are distribution, servers, transient, two-servers",
 	} {
-		root := newRoot()
-		root.SetOut(new(bytes.Buffer))
-		root.SetArgs(append([]string{"model"}, strings.Fields(test.args)...))
-		if err := root.Execute(); err == nil || err.Error() != test.err {
-			t.Errorf("segue model %s: error %v, want %s", test.args, err, test.err)
-		}
+		clitest.ArgumentErrors(t, newRoot, map[string]string{"model " + args: want})
 	}
 }
 
@@ -90,7 +87,7 @@ func TestModelInterrupted(t *testing.T) {
 		root.SetOut(new(bytes.Buffer))
 		root.SetArgs(append([]string{"model"}, strings.Fields(args)...))
 		if err := root.ExecuteContext(ctx); !errors.Is(err, context.Canceled) {
-			t.Errorf("segue model %s: error %v, want that it was cancelled", args, err)
+			t.Errorf("segue-lab model %s: error %v, want that it was cancelled", args, err)
 		}
 	}
 }

@@ -29,7 +29,7 @@ that the paper prints for the chain. In this equation the queues are independent
 "duration" is the paper's weighted duration of a flow, in units of the time that a
 server of speed 1 needs for a flow. "flows" are the mean numbers of flows on the two
 servers.`,
-		Example: "  segue model two-servers --weights 1,2 --observed 50%",
+		Example: "  segue-lab model two-servers --weights 1,2 --observed 50%",
 		Args:    cli.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			s := model.TwoServers{Room: room}

@@ -38,7 +38,7 @@ continues at the same point.
 --json prints an array of objects with the keys figure, quantity, paper, measured, rule,
 tolerance, ok and note. With --list it prints an object with the key figures. Their keys
 are figure, title and source.`,
-		Example: "  segue repro --quick\n  segue repro 6lb-8? shell-6",
+		Example: "  segue-lab repro --quick\n  segue-lab repro 6lb-8? shell-6",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			figures, err := repro.Select(args...)
 			if err != nil {

@@ -8,9 +8,11 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/segue-lb/segue/internal/cli/clitest"
 )
 
-// runRepro runs segue repro with a new directory, and returns the output.
+// runRepro runs segue-lab repro with a new directory, and returns the output.
 func runRepro(t *testing.T, directory string, args ...string) *bytes.Buffer {
 	t.Helper()
 	out := new(bytes.Buffer)
@@ -19,7 +21,7 @@ func runRepro(t *testing.T, directory string, args ...string) *bytes.Buffer {
 	root.SetErr(new(bytes.Buffer))
 	root.SetArgs(append([]string{"repro", "--quick", "--out", directory}, args...))
 	if err := root.Execute(); err != nil {
-		t.Fatalf("segue repro %v: %v", args, err)
+		t.Fatalf("segue-lab repro %v: %v", args, err)
 	}
 	return out
 }
@@ -29,7 +31,7 @@ func TestRepro(t *testing.T) {
 	got := runRepro(t, directory, "6lb-8f", "6lb-9")
 	// The name of the directory differs from run to run.
 	text := strings.ReplaceAll(got.String(), directory, "DIRECTORY")
-	golden(t, "repro.txt", bytes.NewBufferString(text))
+	clitest.Golden(t, "repro.txt", bytes.NewBufferString(text))
 
 	var checks []map[string]any
 	if err := json.Unmarshal(runRepro(t, directory, "6lb-8f", "--json").Bytes(), &checks); err != nil {
@@ -49,18 +51,11 @@ func TestReproList(t *testing.T) {
 }
 
 func TestReproErrors(t *testing.T) {
-	for _, test := range []struct{ args, err string }{
-		{"6lb-99", `figure "6lb-99": unknown; segue repro --list lists all figures`},
-		{"[", `figure "[": syntax error in pattern`},
-		{"--workers 0", "--workers 0: must be at least 1"},
-		{"--out=", "--out \"\": must be the name of a directory"},
-		{"--seed -1", `--seed "-1": must be a whole number from 0 to 18446744073709551615`},
-	} {
-		root := newRoot()
-		root.SetOut(new(bytes.Buffer))
-		root.SetArgs(append([]string{"repro"}, strings.Fields(test.args)...))
-		if err := root.Execute(); err == nil || err.Error() != test.err {
-			t.Errorf("segue repro %s: error %v, want %s", test.args, err, test.err)
-		}
-	}
+	clitest.ArgumentErrors(t, newRoot, map[string]string{
+		"repro 6lb-99":      `figure "6lb-99": unknown; segue-lab repro --list lists all figures`,
+		"repro [":           `figure "[": syntax error in pattern`,
+		"repro --workers 0": "--workers 0: must be at least 1",
+		"repro --out=":      "--out \"\": must be the name of a directory",
+		"repro --seed -1":   `--seed "-1": must be a whole number from 0 to 18446744073709551615`,
+	})
 }

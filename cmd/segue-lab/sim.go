@@ -19,7 +19,7 @@ import (
 	"github.com/segue-lb/segue/research/sim/scenario"
 )
 
-// simFlags are the flags of segue sim. Without a flag, the seed and the runs of the file count.
+// simFlags are the flags of segue-lab sim. Without a flag, the seed and the runs of the file count.
 type simFlags struct {
 	seed           uint64
 	runs, parallel int
@@ -47,8 +47,8 @@ The exit code is 0 if every assertion has the result that its file expects.
 
 --json prints an array with one object per file. --csv prints one line per case or,
 with --every, per interval. Times are in seconds.`,
-		Example: "  segue sim --runs 10 docs/examples/sim/placement-hunt.yaml\n" +
-			"  segue sim --every 5s --csv docs/examples/sim/failures.yaml",
+		Example: "  segue-lab sim --runs 10 docs/examples/sim/placement-hunt.yaml\n" +
+			"  segue-lab sim --every 5s --csv docs/examples/sim/failures.yaml",
 		Args: cli.Arguments("FILE..."),
 		RunE: func(cmd *cobra.Command, files []string) error {
 			return f.simulate(cmd, files)

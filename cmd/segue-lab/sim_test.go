@@ -11,9 +11,11 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/segue-lb/segue/internal/cli/clitest"
 )
 
-// simulate runs segue sim with the arguments.
+// simulate runs segue-lab sim with the arguments.
 func simulate(t *testing.T, args ...string) (output *bytes.Buffer, err error) {
 	t.Helper()
 	output = new(bytes.Buffer)
@@ -39,7 +41,7 @@ func TestSim(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			golden(t, name, output)
+			clitest.Golden(t, name, output)
 			again, err := simulate(t, append(args, "testdata/sim.yaml")...)
 			if err != nil || !bytes.Equal(again.Bytes(), output.Bytes()) {
 				t.Errorf("a second time it prints something else, or fails: %v", err)

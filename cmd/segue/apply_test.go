@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+
+	"github.com/segue-lb/segue/internal/cli"
 )
 
 func TestApply(t *testing.T) {
@@ -49,7 +51,7 @@ apply DIR/part.yaml --allow-removals --dry-run
 	if _, err := p.segue("apply", p.dir+"/segue.yaml"); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.segue("diff", p.write("other.yaml", services)); !errors.Is(err, errDifferent) || exitCode(err) != exitDifferent {
+	if _, err := p.segue("diff", p.write("other.yaml", services)); !errors.Is(err, errDifferent) || cli.ExitCode(err) != exitDifferent {
 		t.Errorf("diff: error %v", err)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/segue-lb/segue/internal/api"
+	"github.com/segue-lb/segue/internal/cli/clitest"
 	"github.com/segue-lb/segue/internal/desired"
 )
 
@@ -173,5 +174,5 @@ func TestPrintChanged(t *testing.T) {
 	printChanged(&out, changed, false)
 	printChanged(&out, changed, true)
 	printChanged(&out, &api.Changed{Version: "0123456789abcdef"}, true)
-	golden(t, "changed.txt", &out)
+	clitest.Golden(t, "changed.txt", &out)
 }

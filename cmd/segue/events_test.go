@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/segue-lb/segue/internal/cli/clitest"
 	"github.com/segue-lb/segue/internal/events"
 )
 
@@ -39,7 +40,7 @@ func TestPrintEvent(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	golden(t, "events.txt", &out)
+	clitest.Golden(t, "events.txt", &out)
 }
 
 // The command prints the events of an agent or a balancer until it is interrupted.

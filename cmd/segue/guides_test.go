@@ -9,55 +9,13 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/segue-lb/segue/internal/cli/clitest"
 )
 
-// guides are the documents that operators follow in a hurry.
-var guides = []string{
-	"../../README.md", "../../docs/bgp.md", "../../docs/fleet.md", "../../docs/incidents.md", "../../docs/sizing.md",
-}
-
-// commandInText matches a command of segue: a line of a code block, or code in a line.
-var commandInText = regexp.MustCompile("(?m)(?:^    (?:# |\\$ )?|`|&& )(?:sudo )?(segue [a-z][^`|\n]*)")
-
-// TestCommandsInGuides parses all commands of the guides.
+// TestCommandsInGuides parses all commands of the documents that operators follow in a hurry.
 func TestCommandsInGuides(t *testing.T) {
-	for _, guide := range guides {
-		text, err := os.ReadFile(guide)
-		if err != nil {
-			t.Fatal(err)
-		}
-		found := 0
-		for _, match := range commandInText.FindAllStringSubmatch(string(text), -1) {
-			line, _, _ := strings.Cut(match[1], " #")
-			line, _, _ = strings.Cut(line, " &&")
-			line, _, _ = strings.Cut(line, " >")
-			words := strings.Fields(strings.NewReplacer("'", "", "…", "").Replace(line))
-			if strings.HasSuffix(words[0], ":") || strings.HasPrefix(line, "segue service") {
-				continue
-			}
-			found++
-			root := newRoot()
-			root.InitDefaultVersionFlag()
-			cmd, args, err := root.Find(words[1:])
-			isUnknown := cmd.HasSubCommands() && len(args) > 0 && !strings.HasPrefix(args[0], "-")
-			if err != nil || cmd == root || isUnknown {
-				t.Errorf("%s: %q: no such command: %v", guide, line, err)
-				continue
-			}
-			cmd.InitDefaultHelpFlag()
-			err = cmd.ParseFlags(args)
-			if err != nil && !strings.Contains(err.Error(), "needs an argument") { // prose names flags alone
-				t.Errorf("%s: %q: %v", guide, line, err)
-			}
-			isWhole := len(cmd.Flags().Args()) > 0 || strings.Contains(line, " -") // prose also names commands alone
-			if strings.Contains(cmd.Use, " -c FILE") && isWhole && !cmd.Flags().Changed("config") {
-				t.Errorf("%s: %q: lacks -c FILE", guide, line)
-			}
-		}
-		if found == 0 {
-			t.Errorf("%s has no command", guide)
-		}
-	}
+	clitest.Guides(t, newRoot, "../../README.md", "../../docs/bgp.md", "../../docs/fleet.md", "../../docs/incidents.md")
 }
 
 // warningInText matches what segue status shows in capitals, up to the first word that is not.

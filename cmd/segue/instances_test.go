@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/segue-lb/segue/internal/cli/clitest"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/needs"
 	"github.com/segue-lb/segue/internal/testnet"
@@ -41,12 +42,12 @@ func TestListInstances(t *testing.T) {
 	if err := listInstances(&output, instances, false); err != nil {
 		t.Fatal(err)
 	}
-	golden(t, "instances.txt", &output)
+	clitest.Golden(t, "instances.txt", &output)
 	output.Reset()
 	if err := listInstances(&output, instances, true); err != nil {
 		t.Fatal(err)
 	}
-	golden(t, "instances.json", &output)
+	clitest.Golden(t, "instances.json", &output)
 }
 
 func TestSeveralInstances(t *testing.T) {

@@ -21,6 +21,7 @@ import (
 	"github.com/segue-lb/segue/internal/api"
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/balancer/inspect"
+	"github.com/segue-lb/segue/internal/cli/clitest"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/control"
 	"github.com/segue-lb/segue/internal/desired"
@@ -100,14 +101,7 @@ func runSegue(ctx context.Context, args ...string) (output string, err error) {
 
 // runSegueWith is runSegue with a standard input.
 func runSegueWith(ctx context.Context, input string, args ...string) (output string, err error) {
-	var out bytes.Buffer
-	root := newRoot()
-	root.SetIn(strings.NewReader(input))
-	root.SetOut(&out)
-	root.SetErr(&out)
-	root.SetArgs(args)
-	err = root.ExecuteContext(ctx)
-	return out.String(), err
+	return clitest.Run(ctx, newRoot(), input, args...)
 }
 
 // versions finds the versions of desired states, which depend on the directory and the instance.
@@ -127,7 +121,7 @@ func (p *process) transcript(name, commands string) {
 		out = strings.NewReplacer(p.dir, "DIR", p.instance, "INSTANCE").Replace(out)
 		all.WriteString(versions.ReplaceAllString(out, "VERSION"))
 	}
-	golden(p.t, name, &all)
+	clitest.Golden(p.t, name, &all)
 }
 
 // follower is a data path that follows every state, and loses the flows of removed services and

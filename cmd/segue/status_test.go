@@ -16,6 +16,7 @@ import (
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/cli"
+	"github.com/segue-lb/segue/internal/cli/clitest"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/runstate"
@@ -245,20 +246,20 @@ func TestPrintBalancer(t *testing.T) {
 	if err := printBalancer(&output, &balancerStatus{Snapshot: before}); err != nil {
 		t.Fatal(err)
 	}
-	golden(t, "status-without-rates.txt", &output)
+	clitest.Golden(t, "status-without-rates.txt", &output)
 
 	after.RatesSince(before)
 	output.Reset()
 	if err := printBalancer(&output, &balancerStatus{Snapshot: after}); err != nil {
 		t.Fatal(err)
 	}
-	golden(t, "status.txt", &output)
+	clitest.Golden(t, "status.txt", &output)
 
 	output.Reset()
 	if err := cli.PrintJSON(&output, after); err != nil {
 		t.Fatal(err)
 	}
-	golden(t, "status.json", &output)
+	clitest.Golden(t, "status.json", &output)
 }
 
 // The line says how old the numbers of flows are, or that no sweep has counted flows yet.
@@ -340,20 +341,20 @@ func TestPrintAgent(t *testing.T) {
 	if err := printAgent(&output, before); err != nil {
 		t.Fatal(err)
 	}
-	golden(t, "status-agent-without-rates.txt", &output)
+	clitest.Golden(t, "status-agent-without-rates.txt", &output)
 
 	after.RatesSince(before)
 	output.Reset()
 	if err := printAgent(&output, after); err != nil {
 		t.Fatal(err)
 	}
-	golden(t, "status-agent.txt", &output)
+	clitest.Golden(t, "status-agent.txt", &output)
 
 	output.Reset()
 	if err := cli.PrintJSON(&output, after); err != nil {
 		t.Fatal(err)
 	}
-	golden(t, "status-agent.json", &output)
+	clitest.Golden(t, "status-agent.json", &output)
 }
 
 func TestDescribeAttachment(t *testing.T) {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/bgp"
 	"github.com/segue-lb/segue/internal/cli"
+	"github.com/segue-lb/segue/internal/cli/clitest"
 )
 
 func someBGP(now time.Time) *bgp.State {
@@ -43,7 +44,7 @@ func TestStatusOfBGP(t *testing.T) {
 	if err := printBGP(&out, someBGP(now), now); err != nil {
 		t.Fatal(err)
 	}
-	golden(t, "status-bgp.txt", &out)
+	clitest.Golden(t, "status-bgp.txt", &out)
 }
 
 // TestJSONOfBGP: the fields stand beside those of the snapshot.

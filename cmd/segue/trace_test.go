@@ -10,6 +10,7 @@ import (
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/cli"
+	"github.com/segue-lb/segue/internal/cli/clitest"
 	"github.com/segue-lb/segue/internal/desired"
 )
 
@@ -107,13 +108,13 @@ func TestPrintTrace(t *testing.T) {
 		if err := printTrace(&output, trace); err != nil {
 			t.Fatal(err)
 		}
-		golden(t, "trace-"+name+".txt", &output)
+		clitest.Golden(t, "trace-"+name+".txt", &output)
 		if name == "new" {
 			output.Reset()
 			if err := cli.PrintJSON(&output, trace); err != nil {
 				t.Fatal(err)
 			}
-			golden(t, "trace.json", &output)
+			clitest.Golden(t, "trace.json", &output)
 		}
 	}
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/cli"
+	"github.com/segue-lb/segue/internal/cli/clitest"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
 )
@@ -152,13 +153,13 @@ func TestPrintAgentTrace(t *testing.T) {
 		if err := printAgentTrace(&output, trace); err != nil {
 			t.Fatal(err)
 		}
-		golden(t, "trace-agent-"+name+".txt", &output)
+		clitest.Golden(t, "trace-agent-"+name+".txt", &output)
 	}
 	var output bytes.Buffer
 	if err := cli.PrintJSON(&output, traceOf("agent", "refused", false)); err != nil {
 		t.Fatal(err)
 	}
-	golden(t, "trace-agent.json", &output)
+	clitest.Golden(t, "trace-agent.json", &output)
 }
 
 // TestUnknownHere checks that the error tells where an agent can be traced.
@@ -331,7 +332,7 @@ func (c *askCase) check(t *testing.T) {
 		t.Fatal(err)
 	}
 	text := bytes.ReplaceAll(output.Bytes(), []byte(dir), []byte("DIR"))
-	golden(t, "trace-hunt-"+strings.ReplaceAll(c.name, " ", "-")+".txt", bytes.NewBuffer(text))
+	clitest.Golden(t, "trace-hunt-"+strings.ReplaceAll(c.name, " ", "-")+".txt", bytes.NewBuffer(text))
 }
 
 // answers returns a directory that contains a file with the answer of each server.

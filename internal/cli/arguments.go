@@ -19,7 +19,7 @@ import (
 	"github.com/segue-lb/segue/internal/nearest"
 )
 
-// Arguments requires the named Arguments. Its error names the missing ones. The last name may be in
+// Arguments requires the named arguments. Its error names the missing ones. The last name may be in
 // brackets if it is optional, and end in "..." if there may be several.
 func Arguments(names ...string) cobra.PositionalArgs {
 	required, most := len(names), len(names)
@@ -82,23 +82,22 @@ func completeGroups(cmd *cobra.Command) {
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 }
 
-// NoArguments refuses all Arguments. Its error names the flag that the user probably meant, as in
+// NoArguments refuses all arguments. Its error names the flag that the user probably meant, as in
 // "segue check -c FILE".
 func NoArguments(meant, flag string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) == 0 {
 			return nil
 		}
-		name := CommandName(cmd)
 		if nearest.Name(args[0], subcommands(cmd)...) != "" {
 			return tooMany(cmd, args[0])
 		}
-		return fmt.Errorf("%s: unexpected argument %q; to name %s, write: segue %s %s %s",
-			name, args[0], meant, name, flag, args[0])
+		return fmt.Errorf("%s: unexpected argument %q; to name %s, write: %s %s %s",
+			CommandName(cmd), args[0], meant, cmd.CommandPath(), flag, args[0])
 	}
 }
 
-// CommandName returns the words after "segue" that call a command.
+// CommandName returns the words after the name of the program that call a command.
 func CommandName(cmd *cobra.Command) string {
 	return strings.TrimPrefix(cmd.CommandPath(), cmd.Root().Name()+" ")
 }
@@ -162,11 +161,6 @@ var valueForms = map[string]string{
 	"version":     "a version, as a dry run shows it",
 }
 
-// renamedFlags are flags of earlier releases, by command, and what replaces them.
-var renamedFlags = map[string]string{
-	"lab report --output": "--out names the folder of the page",
-}
-
 // describeFlagError says what the value of a flag must be, where the library would quote Go's own
 // errors. For an unknown flag it names the nearest one, or the command that lists the flags.
 func describeFlagError(cmd *cobra.Command, err error) error {
@@ -188,9 +182,10 @@ func describeFlagError(cmd *cobra.Command, err error) error {
 	return fmt.Errorf("--%s %q: %s", flag.Name, invalid.GetValue(), problem)
 }
 
-// adviseFlag returns advice about an unknown flag of a command.
+// adviseFlag returns advice about an unknown flag of a command. About a flag of earlier releases, an
+// annotation of the command says what replaces the flag.
 func adviseFlag(cmd *cobra.Command, name string) string {
-	if replaced := renamedFlags[CommandName(cmd)+" --"+name]; replaced != "" {
+	if replaced := cmd.Annotations["--"+name]; replaced != "" {
 		return replaced
 	}
 	var names []string

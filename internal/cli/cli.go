@@ -99,7 +99,7 @@ func addLibraryCommands(root *cobra.Command) {
 	}
 }
 
-// showHelp shows the help of the command that the Arguments name.
+// showHelp shows the help of the command that the arguments name.
 func showHelp(cmd *cobra.Command, args []string) error {
 	of, unknown, err := cmd.Root().Find(args)
 	if err != nil {
@@ -113,11 +113,12 @@ func showHelp(cmd *cobra.Command, args []string) error {
 	return of.Help()
 }
 
-// Program returns what the user has to type for this program, such as bin/segue in a checkout. It is
-// the name in a process with another name, such as a test.
+// Program returns what the user has to type for one of the programs, such as bin/segue in a checkout. It
+// is the name in another process, such as a test.
 func Program(name string) string {
-	if filepath.Base(os.Args[0]) == name {
-		return os.Args[0]
+	dir, called := filepath.Split(os.Args[0])
+	if called == "segue" || called == "segue-lab" {
+		return dir + name
 	}
 	return name
 }

@@ -1,14 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package cli
 
 import (
 	"bytes"
-	"encoding/json"
-	"strings"
 	"testing"
 
-	"github.com/segue-lb/segue/internal/cli"
 	"github.com/segue-lb/segue/internal/version"
 )
 
@@ -18,46 +15,39 @@ func TestPrintVersion(t *testing.T) {
 		Commit:  "c0ffee1234567890c0ffee1234567890c0ffee12", Time: "2026-01-02T03:04:05Z",
 		Modified: true, Go: "go1.26.0", Platform: "linux/amd64", Tables: 3,
 	}
-	var output bytes.Buffer
-	unknown := version.Build{
-		Version: "(devel)", Go: "go1.26.0", Platform: "linux/arm64", Tables: 3,
-	}
-	for _, build := range []version.Build{known, unknown} {
-		if err := printVersion(&output, build); err != nil {
-			t.Fatal(err)
-		}
-	}
-	golden(t, "version.txt", &output)
-	output.Reset()
-	if err := cli.PrintJSON(&output, known); err != nil {
-		t.Fatal(err)
-	}
-	golden(t, "version.json", &output)
-}
-
-// TestVersion checks that the command and the flag print the same version.
-func TestVersion(t *testing.T) {
-	run := func(args ...string) string {
+	unknown := version.Build{Version: "(devel)", Go: "go1.26.0", Platform: "linux/arm64", Tables: 3}
+	for _, c := range []struct {
+		build version.Build
+		want  string
+	}{
+		{known, `program v0.4.1-0.20260102030405-c0ffee123456+dirty
+commit: c0ffee1234567890c0ffee1234567890c0ffee12, 2026-01-02T03:04:05Z, with uncommitted changes
+built with: go1.26.0 for linux/amd64
+candidate tables: version 3
+`},
+		{unknown, `program (devel)
+commit: unknown: it was built without git
+built with: go1.26.0 for linux/arm64
+candidate tables: version 3
+`},
+	} {
 		var output bytes.Buffer
-		root := newRoot()
-		root.SetOut(&output)
-		root.SetArgs(args)
-		if err := root.Execute(); err != nil {
-			t.Fatal(err)
+		if err := printVersion(&output, "program", c.build); err != nil || output.String() != c.want {
+			t.Errorf("%v, printed\n%s\nwant\n%s", err, output.String(), c.want)
 		}
-		return output.String()
 	}
-	var build version.Build
-	if err := json.Unmarshal([]byte(run("version", "--json")), &build); err != nil {
-		t.Fatal(err)
-	}
-	if build != version.Read() {
-		t.Errorf("the command says %+v, the build is %+v", build, version.Read())
-	}
-	if got, want := run("--version"), "segue version "+build.Version+"\n"; got != want {
-		t.Errorf("--version prints %q, want %q", got, want)
-	}
-	if got := run("version"); !strings.HasPrefix(got, "segue "+build.Version+"\n") {
-		t.Errorf("version prints %q", got)
+	const asJSON = `{
+  "version": "v0.4.1-0.20260102030405-c0ffee123456+dirty",
+  "commit": "c0ffee1234567890c0ffee1234567890c0ffee12",
+  "time": "2026-01-02T03:04:05Z",
+  "modified": true,
+  "go": "go1.26.0",
+  "platform": "linux/amd64",
+  "tables": 3
+}
+`
+	var output bytes.Buffer
+	if err := PrintJSON(&output, known); err != nil || output.String() != asJSON {
+		t.Errorf("%v, printed\n%s\nwant\n%s", err, output.String(), asJSON)
 	}
 }

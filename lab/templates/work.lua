@@ -3,7 +3,7 @@
 -- Apache runs this script (mod_lua) for requests with the parameter work, such as /?work=190ms.
 -- The script uses that much CPU time, and then answers with the server's name.
 
--- The units of a duration, in seconds. They are those of segue app.
+-- The units of a duration, in seconds. They are those of segue-lab app.
 local units = {ns = 1e-9, us = 1e-6, ["µs"] = 1e-6, ms = 1e-3, s = 1, m = 60, h = 3600}
 local longest = 3600
 

@@ -39,7 +39,7 @@ func openFolders(directory string) ([]*folder, error) {
 	}
 	if len(files) == 0 {
 		return nil, fmt.Errorf("%s: neither this directory nor a directory in it has a file %s, "+
-			"which segue lab run writes", directory, testbed.ResultsFile)
+			"which segue-lab lab run writes", directory, testbed.ResultsFile)
 	}
 	var all []*folder
 	for _, file := range files {

@@ -166,7 +166,7 @@ func Select(patterns ...string) ([]Figure, error) {
 			}
 		}
 		if !found {
-			return nil, fmt.Errorf("figure %q: unknown; segue repro --list lists all figures", pattern)
+			return nil, fmt.Errorf("figure %q: unknown; segue-lab repro --list lists all figures", pattern)
 		}
 	}
 	var figures []Figure

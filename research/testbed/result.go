@@ -92,7 +92,7 @@ type Run struct {
 	Point float64 `json:"point"`
 	Seed  uint64  `json:"seed"`
 	// Folder has the files of the run, relative to the directory of results:
-	// arrivals.tsv, the arrivals and their work, as a trace for segue sim;
+	// arrivals.tsv, the arrivals and their work, as a trace for segue-lab sim;
 	// requests.csv.gz, a line for each request (time, query, server, outcome, latency, exchange);
 	// loads.csv, the busy workers of each server over time.
 	Folder string `json:"folder"`

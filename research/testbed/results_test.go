@@ -61,7 +61,7 @@ func TestStoreContinues(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := open(s, twoCases, false); err == nil || !strings.Contains(err.Error(), "another segue lab run") {
+	if _, err := open(s, twoCases, false); err == nil || !strings.Contains(err.Error(), "another segue-lab lab run") {
 		t.Errorf("two at the same time: got %v, want an error that says so", err)
 	}
 	if err := first.close(); err != nil {

@@ -42,7 +42,7 @@ func lockDirectory(directory string) (*os.File, error) {
 	}
 	err = unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) {
-		err = errors.New("another segue lab run writes here")
+		err = errors.New("another segue-lab lab run writes here")
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("%s: %w", directory, err), file.Close())

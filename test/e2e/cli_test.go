@@ -161,7 +161,7 @@ func TestLabCommands(t *testing.T) {
 	requireUnchanged(t, before)
 }
 
-// onLab runs a subcommand of segue lab on the test's lab and returns its output.
+// onLab runs a subcommand of segue-lab lab on the test's lab and returns its output.
 func onLab(t *testing.T, command string, args ...string) (string, error) {
 	t.Helper()
 	return cli(t, append([]string{"lab", command, "--name", labName}, args...)...)

@@ -63,7 +63,7 @@ func TestLoadGenerator(t *testing.T) {
 	requireNoDrops(t, l)
 }
 
-// generate runs segue load on the client.
+// generate runs segue-lab load on the client.
 func generate(t *testing.T, l *lab.Lab, args ...string) *httptraffic.Report {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
@@ -73,7 +73,7 @@ func generate(t *testing.T, l *lab.Lab, args ...string) *httptraffic.Report {
 	cmd.Stdout, cmd.Stderr = &out, &messages
 	must(t, l.Node("client").Start(cmd))
 	if err := cmd.Wait(); err != nil {
-		t.Fatalf("segue load: %v: %s", err, &messages)
+		t.Fatalf("segue-lab load: %v: %s", err, &messages)
 	}
 	report := new(httptraffic.Report)
 	must(t, json.Unmarshal(out.Bytes(), report))

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/segue-lb/segue/internal/cli/clitest"
+)
+
+// TestMovedCommands checks that commands of the laboratory name their new place, and that the help does
+// not list them.
+func TestMovedCommands(t *testing.T) {
+	const moved = "this command has moved to the program segue-lab, of the package segue-lab; write: segue-lab "
+	clitest.ArgumentErrors(t, newRoot, map[string]string{
+		"lab":                            "lab: " + moved + "lab",
+		"lab up -f x --name y":           "lab: " + moved + "lab",
+		"load --rate 1 http://x/ --help": "load: " + moved + "load",
+		"bench --against x":              "bench: " + moved + "bench",
+		"app":                            "app: " + moved + "app",
+		"sim x.yaml":                     "sim: " + moved + "sim",
+		"model servers":                  "model: " + moved + "model",
+		"repro --quick":                  "repro: " + moved + "repro",
+	})
+	if help, err := runSegue(t.Context(), "help", "lab"); err != nil || !strings.Contains(help, moved+"lab\n") {
+		t.Errorf("help lab: %v\n%s", err, help)
+	}
+}
+
+// TestProductHasNoLaboratory checks that the product does not depend on the laboratory.
+func TestProductHasNoLaboratory(t *testing.T) {
+	out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", ".").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	const module = "github.com/segue-lb/segue/"
+	own := 0
+	for name := range strings.FieldsSeq(string(out)) {
+		folder, is := strings.CutPrefix(name, module)
+		if !is {
+			continue
+		}
+		own++
+		if !strings.HasPrefix(folder, "internal/") && folder != "cmd/segue" && folder != "loadshm" && folder != "quiclb" {
+			t.Errorf("the product contains %s", folder)
+		}
+	}
+	if own < 20 {
+		t.Errorf("only %d packages were found", own)
+	}
+}

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package clitest
+
+import (
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+)
+
+// Guides parses all commands of a program in documents: lines of code blocks, and code in lines.
+func Guides(t *testing.T, newRoot func() *cobra.Command, guides ...string) {
+	commandInText := regexp.MustCompile("(?m)(?:^    (?:# |\\$ )?|`|&& |-- )(?:sudo )?(?:bin/)?(" + newRoot().Name() + " [a-z][^`|\n]*)")
+	for _, guide := range guides {
+		text, err := os.ReadFile(guide)
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := 0
+		for _, match := range commandInText.FindAllStringSubmatch(string(text), -1) {
+			line, _, _ := strings.Cut(match[1], " #")
+			line, _, _ = strings.Cut(line, " &&")
+			line, _, _ = strings.Cut(line, " >")
+			words := strings.Fields(strings.NewReplacer("'", "", "…", "").Replace(line))
+			if strings.HasSuffix(words[0], ":") || strings.HasPrefix(line, "segue service") {
+				continue
+			}
+			found++
+			testGuide(t, newRoot(), guide+": "+line, words[1:])
+		}
+		if found == 0 {
+			t.Errorf("%s has no command", guide)
+		}
+	}
+}
+
+// testGuide parses one command.
+func testGuide(t *testing.T, root *cobra.Command, place string, words []string) {
+	root.InitDefaultVersionFlag()
+	cmd, args, err := root.Find(words)
+	isUnknown := cmd.HasSubCommands() && len(args) > 0 && !strings.HasPrefix(args[0], "-")
+	if err != nil || cmd == root || isUnknown {
+		t.Errorf("%s: no such command: %v", place, err)
+		return
+	}
+	cmd.InitDefaultHelpFlag()
+	err = cmd.ParseFlags(args)
+	isSynopsis := strings.Contains(place, " [-")                                          // its values are placeholders
+	if err != nil && !isSynopsis && !strings.Contains(err.Error(), "needs an argument") { // prose names flags alone
+		t.Errorf("%s: %v", place, err)
+	}
+	isWhole := len(cmd.Flags().Args()) > 0 || strings.Contains(place, " -") // prose also names commands alone
+	if strings.Contains(cmd.Use, " -c FILE") && isWhole && !cmd.Flags().Changed("config") {
+		t.Errorf("%s: lacks -c FILE", place)
+	}
+}
