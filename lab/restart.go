@@ -11,9 +11,9 @@ import (
 
 // Restart ends processes of a node and starts them again. Without names it restarts all. It ends
 // them by SIGTERM or, if kill is set, by SIGKILL, as in a crash. A process that does not run is
-// started. The daemons run Options.Binary, which may be another build than before. Restart returns
-// the processes when all of them are ready. The process that keeps back packets is not one of them;
-// Impair starts it.
+// started. Balancers and agents run Options.Segue, which may be another build than before. Restart
+// returns the processes when all of them are ready. The process that keeps back packets is not one of
+// them; Impair starts it.
 func (l *Lab) Restart(
 	ctx context.Context, node string, names []string, kill bool,
 ) ([]*Process, error) {

@@ -245,8 +245,8 @@ application: nginx, apache, emulated or mediawiki. With mediawiki it also has ma
 memcached. Processes end by SIGTERM or, with --kill, by SIGKILL. A process that does not
 run is started. The command returns when all processes are ready.
 
-Balancers and agents start from the executable of this command. This executable may be
-another build than the one that they ran before.`,
+Balancers and agents start from the executable segue beside that of this command. This
+executable may be another build than the one that they ran before.`,
 		Example: "  segue-lab lab restart s1 agent\n  segue-lab lab restart --kill lb1",
 		Args:    cli.Arguments("NODE", "[PROCESS...]"),
 	}

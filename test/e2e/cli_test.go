@@ -80,20 +80,20 @@ func requireUnchanged(t *testing.T, before machine) {
 	}
 }
 
-// cli runs segue and returns its output.
-func cli(t *testing.T, args ...string) (string, error) {
+// cli runs a program and returns its output.
+func cli(t *testing.T, program string, args ...string) (string, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(interrupted, patience)
 	defer cancel()
-	out, err := exec.CommandContext(ctx, segue, args...).CombinedOutput()
+	out, err := exec.CommandContext(ctx, program, args...).CombinedOutput()
 	return string(out), err
 }
 
-func mustCLI(t *testing.T, args ...string) string {
+func mustCLI(t *testing.T, program string, args ...string) string {
 	t.Helper()
-	out, err := cli(t, args...)
+	out, err := cli(t, program, args...)
 	if err != nil {
-		t.Fatalf("segue %s: %v\n%s", strings.Join(args, " "), err, out)
+		t.Fatalf("%s %s: %v\n%s", program, strings.Join(args, " "), err, out)
 	}
 	return out
 }
@@ -112,12 +112,12 @@ func TestLabCommands(t *testing.T) {
 	before := readMachine(t)
 	cleanUp(t)
 	name := []string{"--name", labName}
-	mustCLI(t, append([]string{"lab", "up"}, name...)...)
-	if out, err := cli(t, append([]string{"lab", "up"}, name...)...); err == nil || !strings.Contains(out, "is already up") {
+	mustCLI(t, laboratory, append([]string{"lab", "up"}, name...)...)
+	if out, err := cli(t, laboratory, append([]string{"lab", "up"}, name...)...); err == nil || !strings.Contains(out, "is already up") {
 		t.Errorf("a second lab of the name: %v: %s", err, out)
 	}
 	var status lab.Status
-	must(t, json.Unmarshal([]byte(mustCLI(t, append([]string{"lab", "status", "--json"}, name...)...)), &status))
+	must(t, json.Unmarshal([]byte(mustCLI(t, laboratory, append([]string{"lab", "status", "--json"}, name...)...)), &status))
 	if status.Running != status.Processes || status.Running == 0 {
 		t.Errorf("%d of %d processes are running", status.Running, status.Processes)
 	}
@@ -125,13 +125,13 @@ func TestLabCommands(t *testing.T) {
 		if service.Protocol != "tcp" {
 			continue
 		}
-		out := mustCLI(t, append(append([]string{"lab", "exec"}, name...),
+		out := mustCLI(t, laboratory, append(append([]string{"lab", "exec"}, name...),
 			"client", "--", "curl", "-sS", "--fail", "--max-time", "30", "http://"+service.Address+"/")...)
 		if server := strings.TrimSpace(out); len(server) != 2 || server[0] != 's' {
 			t.Errorf("curl of %s says %q, not a server's name", service.Name, out)
 		}
 	}
-	must(t, json.Unmarshal([]byte(mustCLI(t, append([]string{"lab", "status", "--json"}, name...)...)), &status))
+	must(t, json.Unmarshal([]byte(mustCLI(t, laboratory, append([]string{"lab", "status", "--json"}, name...)...)), &status))
 	taken := map[string]uint64{}
 	for _, o := range status.Offers {
 		passedOn := o.Offers["refused"] + o.Offers["refused_down"] + o.Offers["returned"]
@@ -140,10 +140,10 @@ func TestLabCommands(t *testing.T) {
 	if diff := cmp.Diff(map[string]uint64{"hunt6-insert": 1, "hunt6-encap": 1, "hunt4-encap": 1}, taken); diff != "" {
 		t.Errorf("connections that servers took, of one for each service (-want +got):\n%s", diff)
 	}
-	if out := mustCLI(t, append([]string{"lab", "status"}, name...)...); !strings.Contains(out, "hunt4-encap      s4      least") {
+	if out := mustCLI(t, laboratory, append([]string{"lab", "status"}, name...)...); !strings.Contains(out, "hunt4-encap      s4      least") {
 		t.Errorf("for people the status does not show what s4 did:\n%s", out)
 	}
-	out, err := cli(t, append(append([]string{"lab", "exec"}, name...), "client", "sh", "-c", "exit 7")...)
+	out, err := cli(t, laboratory, append(append([]string{"lab", "exec"}, name...), "client", "sh", "-c", "exit 7")...)
 	exit, ok := errors.AsType[*exec.ExitError](err)
 	if !ok || exit.ExitCode() != 7 {
 		t.Errorf("a command's exit code 7 becomes %v: %s", err, out)
@@ -151,20 +151,20 @@ func TestLabCommands(t *testing.T) {
 	checkLabImpair(t)
 	checkLabRestart(t)
 	startByHand(t, "client")
-	mustCLI(t, append([]string{"lab", "down"}, name...)...)
+	mustCLI(t, laboratory, append([]string{"lab", "down"}, name...)...)
 	for _, command := range []string{"down", "status"} {
 		if out, err := onLab(t, command); err == nil || !strings.Contains(out, "is not up") {
 			t.Errorf("%s of a lab that is down: %v: %s", command, err, out)
 		}
 	}
-	mustCLI(t, append([]string{"lab", "down", "--if-exists"}, name...)...)
+	mustCLI(t, laboratory, append([]string{"lab", "down", "--if-exists"}, name...)...)
 	requireUnchanged(t, before)
 }
 
 // onLab runs a subcommand of segue-lab lab on the test's lab and returns its output.
 func onLab(t *testing.T, command string, args ...string) (string, error) {
 	t.Helper()
-	return cli(t, append([]string{"lab", command, "--name", labName}, args...)...)
+	return cli(t, laboratory, append([]string{"lab", command, "--name", labName}, args...)...)
 }
 
 // checkLabImpair adds an impairment that lasts until it is removed.
@@ -200,7 +200,7 @@ func checkLabImpair(t *testing.T) {
 
 // checkLabRestart restarts an agent by SIGTERM, and a balancer by SIGKILL.
 func checkLabRestart(t *testing.T) {
-	l, err := lab.Open(labName, lab.Options{Binary: segue})
+	l, err := lab.Open(labName, executables(segue))
 	must(t, err)
 	for _, test := range []struct {
 		args          string
@@ -243,7 +243,7 @@ node: {instance: hand-%s-agent, interface: eth0, locator: "fd00:5:0:ff::/64"}
 services: [{name: web, vip: "2001:db8:99::1", port: 80, protocol: tcp}]
 `, labName)
 	must(t, os.WriteFile(file, []byte(text), 0o644))
-	cmd := exec.Command(segue, "lab", "exec", "--name", labName, node, "--",
+	cmd := exec.Command(laboratory, "lab", "exec", "--name", labName, node, "--",
 		segue, "agent", "-c", file)
 	log, err := cmd.StderrPipe()
 	must(t, err)
@@ -279,7 +279,7 @@ func TestDemoIsInterrupted(t *testing.T) {
 		}
 		for _, signal := range signals {
 			t.Run(phase+" "+unix.SignalName(signal), func(t *testing.T) {
-				cmd := exec.Command(segue, "lab", "demo", "--name", labName, "-f", file)
+				cmd := exec.Command(laboratory, "lab", "demo", "--name", labName, "-f", file)
 				// A process group of its own, so that it gets no signals of a terminal.
 				cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 				out, err := cmd.StdoutPipe()
@@ -293,7 +293,7 @@ func TestDemoIsInterrupted(t *testing.T) {
 				}
 				err = cmd.Wait()
 				if signal == unix.SIGKILL {
-					mustCLI(t, "lab", "down", "--name", labName)
+					mustCLI(t, laboratory, "lab", "down", "--name", labName)
 				} else if err == nil && phase != "Removing" {
 					t.Error("an interrupted demo says that it succeeded")
 				}

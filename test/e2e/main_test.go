@@ -32,8 +32,8 @@ import (
 const patience = 60 * time.Second
 
 var (
-	// segue is the executable under test.
-	segue string
+	// segue is the executable under test, and laboratory that of the lab.
+	segue, laboratory string
 	// labName is the name of this process's labs. Tests that run in parallel use other names.
 	labName = "e" + strconv.FormatInt(int64(os.Getpid()), 36)
 	// freeNames are the names of labs that are not up.
@@ -56,10 +56,10 @@ func run(m *testing.M) int {
 		return 1
 	}
 	defer os.RemoveAll(dir)
-	segue = filepath.Join(dir, "segue")
-	build := exec.CommandContext(ctx, "go", "build", "-buildvcs=false", "-o", segue, "../../cmd/segue")
+	segue, laboratory = filepath.Join(dir, "segue"), filepath.Join(dir, "segue-lab")
+	build := exec.CommandContext(ctx, "go", "build", "-buildvcs=false", "-o", dir, "../../cmd/segue", "../../cmd/segue-lab")
 	if out, err := build.CombinedOutput(); err != nil {
-		fmt.Fprintf(os.Stderr, "build segue: %v\n%s", err, out)
+		fmt.Fprintf(os.Stderr, "build segue and segue-lab: %v\n%s", err, out)
 		return 1
 	}
 	done := make(chan int, 1)
@@ -147,24 +147,27 @@ func up(t *testing.T, topology lab.Topology) *lab.Lab {
 	return upWith(t, topology, segue)
 }
 
-// upWith builds a lab whose nodes run the executable.
-func upWith(t *testing.T, topology lab.Topology, binary string) *lab.Lab {
+// executables returns the options of a lab whose balancers and agents are of a build.
+func executables(segue string) lab.Options { return lab.Options{Segue: segue, Laboratory: laboratory} }
+
+// upWith builds a lab whose balancers and agents run the executable.
+func upWith(t *testing.T, topology lab.Topology, segue string) *lab.Lab {
 	t.Helper()
-	l := build(t, topology, binary)
+	l := build(t, topology, segue)
 	awaitServers(t, l) // on a busy machine, next hops take longer than the lab waits for them
 	return l
 }
 
 // build does the same, but does not wait for the servers. The executable may be of another build,
 // whose tables this process cannot read.
-func build(t *testing.T, topology lab.Topology, binary string) *lab.Lab {
+func build(t *testing.T, topology lab.Topology, segue string) *lab.Lab {
 	t.Helper()
 	needRoot(t)
 	if topology.Name == labName {
 		topology.Name = <-freeNames
 		t.Cleanup(func() { giveBack(topology.Name) })
 	}
-	l, err := lab.Up(interrupted, topology, lab.Options{Binary: binary})
+	l, err := lab.Up(interrupted, topology, executables(segue))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -227,7 +227,7 @@ services:
 	t.Cleanup(func() {
 		_ = lb.Process.Signal(unix.SIGTERM)
 		_ = lb.Wait()
-		mustCLI(t, "lb", "detach", instance)
+		mustCLI(t, segue, "lb", "detach", instance)
 	})
 	await := func(message string, times int) {
 		t.Helper()

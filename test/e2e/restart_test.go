@@ -223,7 +223,7 @@ func requireRefused(t *testing.T, n *lab.Node, file, problem string) {
 		!strings.Contains(strings.Join(c.Refused.Problems, "\n"), problem) {
 		t.Errorf("the status of %s does not tell %q: %+v", n.Name, problem, c)
 	}
-	out, err := cli(t, "check", "-c", file, "--against", n.Instance())
+	out, err := cli(t, segue, "check", "-c", file, "--against", n.Instance())
 	if err == nil || !strings.Contains(out, problem) {
 		t.Errorf("segue check: error %v, and no %q in:\n%s", err, problem, out)
 	}
@@ -235,5 +235,5 @@ func requireAccepted(t *testing.T, n *lab.Node, file string) {
 	if c := status(t, n).Configuration; c == nil || c.Refused != nil {
 		t.Errorf("status of %s after a reload: %+v", n.Name, c)
 	}
-	mustCLI(t, "check", "-c", file, "--against", n.Instance())
+	mustCLI(t, segue, "check", "-c", file, "--against", n.Instance())
 }

@@ -40,7 +40,7 @@ func TestExperimentSurvivesAKill(t *testing.T) {
 	must(t, os.WriteFile(file, []byte(smallExperiment), 0o644))
 	out := t.TempDir()
 	experiment := func() (*exec.Cmd, *bytes.Buffer) {
-		cmd := exec.CommandContext(interrupted, segue, "lab", "run", file, "--out", out, "--json")
+		cmd := exec.CommandContext(interrupted, laboratory, "lab", "run", file, "--out", out, "--json")
 		var output bytes.Buffer
 		cmd.Stdout, cmd.Stderr = &output, &output
 		must(t, cmd.Start())
@@ -349,7 +349,7 @@ func runExperiment(t *testing.T, text string) *testbed.Results {
 	t.Helper()
 	file, out := filepath.Join(t.TempDir(), "experiment.yaml"), t.TempDir()
 	must(t, os.WriteFile(file, []byte(text), 0o644))
-	output, err := exec.CommandContext(interrupted, segue, "lab", "run", file, "--out", out).CombinedOutput()
+	output, err := exec.CommandContext(interrupted, laboratory, "lab", "run", file, "--out", out).CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v\n%s", err, output)
 	}
@@ -385,7 +385,7 @@ cases: [{name: infer, placement: infer}]
 	}
 	must(t, os.WriteFile(trace, []byte(requests.String()), 0o644))
 	out := t.TempDir()
-	_, err := exec.CommandContext(interrupted, segue, "lab", "run", file, "--trace", trace, "--out", out).Output()
+	_, err := exec.CommandContext(interrupted, laboratory, "lab", "run", file, "--trace", trace, "--out", out).Output()
 	must(t, err)
 	r, err := testbed.Read(out)
 	must(t, err)

@@ -35,8 +35,8 @@ type hunted struct {
 func askServers(t *testing.T, l *lab.Lab, node string, flow dataplane.Flow, args ...string) string {
 	t.Helper()
 	args = append([]string{"trace", "-i", l.Node(node).Instance(),
-		"--ask", fmt.Sprintf("%s lab exec --name %s {} -- %[1]s trace", segue, l.Name)}, args...)
-	return mustCLI(t, append(args, string(flow.Protocol), flow.Source.String(), flow.Destination.String())...)
+		"--ask", fmt.Sprintf("%s lab exec --name %s {} -- %s trace", laboratory, l.Name, segue)}, args...)
+	return mustCLI(t, segue, append(args, string(flow.Protocol), flow.Source.String(), flow.Destination.String())...)
 }
 
 // askHops returns the answer of each server that was asked: its state of the connection, the

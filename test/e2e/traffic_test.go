@@ -69,7 +69,7 @@ func generate(t *testing.T, l *lab.Lab, args ...string) *httptraffic.Report {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
 	defer cancel()
 	var out, messages bytes.Buffer
-	cmd := exec.CommandContext(ctx, segue, append([]string{"load", "--json"}, args...)...)
+	cmd := exec.CommandContext(ctx, laboratory, append([]string{"load", "--json"}, args...)...)
 	cmd.Stdout, cmd.Stderr = &out, &messages
 	must(t, l.Node("client").Start(cmd))
 	if err := cmd.Wait(); err != nil {

@@ -133,7 +133,7 @@ func newFleet(t *testing.T, program string) *fleet {
 	top.Services = slices.Concat(services, unmoved)
 	f := &fleet{Lab: build(t, top, program), programs: map[string]string{}}
 	var err error
-	f.upgraded, err = lab.Open(f.Name, lab.Options{Binary: segue})
+	f.upgraded, err = lab.Open(f.Name, executables(segue))
 	must(t, err)
 	for _, name := range slices.Concat(nodes(f.Lab, lab.RoleBalancer), nodes(f.Lab, lab.RoleServer)) {
 		f.programs[name] = program
