@@ -14,7 +14,7 @@ SETUP := scripts/setup.sh
 export CLANG
 export PATH := $(CURDIR)/.tools/bin:$(PATH)
 
-# The binary is static, so it can be copied to any host.
+# The programs are static, so they can be copied to any host.
 export CGO_ENABLED := 0
 
 # The package is built with -trimpath. With the same flag everywhere, the Go tool compiles everything
@@ -61,12 +61,12 @@ demo: setup-demo build ## build a data centre on this machine, send requests, re
 mediawiki: setup-mediawiki build ## install what the lab's MediaWiki servers need (root)
 
 .PHONY: build
-build: generate ## build bin/segue
-	@echo 'build: bin/segue'
-	@set -o pipefail; go build -v -ldflags '$(LDFLAGS)' -o bin/ ./cmd/segue 2>&1 | $(PROGRESS)
+build: generate ## build bin/segue and bin/segue-lab
+	@echo 'build: bin/segue and bin/segue-lab'
+	@set -o pipefail; go build -v -ldflags '$(LDFLAGS)' -o bin/ ./cmd/segue ./cmd/segue-lab 2>&1 | $(PROGRESS)
 
 .PHONY: package
-package: generate ## build a Debian package in bin/; ARCH=arm64 or amd64, if not the machine's
+package: generate ## build the Debian packages in bin/; ARCH=arm64 or amd64, if not the machine's
 	GOARCH='$(ARCH)' VERSION='$(VERSION)' LDFLAGS='$(LDFLAGS)' packaging/build.sh
 
 ##@ Develop
@@ -105,7 +105,7 @@ lint: setup-lint generate ## check licence lines, format and correctness of C, G
 	go run ./test/spdx
 	clang-format-19 --dry-run -Werror $(BPF) $(REPORTER)
 	shellcheck $(SCRIPTS)
-	@unformatted=$$(gofmt -l cmd internal loadshm packaging quiclb test) && \
+	@unformatted=$$(gofmt -l cmd internal lab loadshm packaging quiclb research test) && \
 		if [ -n "$$unformatted" ]; then echo "not formatted by gofmt:" $$unformatted; exit 1; fi
 	go vet ./...
 	go -C packaging vet ./...
@@ -115,7 +115,7 @@ lint: setup-lint generate ## check licence lines, format and correctness of C, G
 format: setup-lint ## format C and Go in place, and add licence lines
 	go run ./test/spdx -w
 	clang-format-19 -i $(BPF) $(REPORTER)
-	gofmt -w cmd internal loadshm packaging quiclb test
+	gofmt -w cmd internal lab loadshm packaging quiclb research test
 
 .PHONY: generate
 generate: setup-build $(GENERATED) ## compile the BPF programs and their Go bindings
@@ -123,7 +123,7 @@ generate: setup-build $(GENERATED) ## compile the BPF programs and their Go bind
 $(BPF2GO_CC): | setup-build
 
 $(GENERATED): $(BPF) $(GENERATORS) $(BPF2GO_CC) go.mod Makefile
-	@find cmd internal -name '*_bpfel*' -delete # also of packages that have moved
+	@find cmd internal lab research -name '*_bpfel*' -delete # also of packages that have moved
 	@echo 'build: compiling the programs for the kernel with clang'
 	@go generate ./...
 	@mkdir -p $(@D) && touch $@

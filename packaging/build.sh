@@ -1,13 +1,14 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 
-# Builds bin/segue_VERSION_ARCHITECTURE.deb. `make package` calls it. Builds of one commit are equal
-# bit by bit, wherever and whenever they are made with the same tools.
+# Builds the packages bin/segue_VERSION_ARCHITECTURE.deb and bin/segue-lab_VERSION_ARCHITECTURE.deb.
+# `make package` calls it. Builds of one commit are equal bit by bit, wherever and whenever they are made
+# with the same tools.
 #
-#   VERSION   version of the package (make: of scripts/version.sh)
+#   VERSION   version of the packages (make: of scripts/version.sh)
 #   GOARCH    the architecture (that of the machine)
 #   LDFLAGS   flags of the linker, which set the version and the commit that segue version shows
-#   OUT       folder for what goes into the package (bin/package)
+#   OUT       folder for what goes into the packages (bin/package)
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -17,7 +18,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 }
 out=${OUT:-bin/package}
 rm -rf "$out"
-mkdir -p "$out/completion"
+mkdir -p "$out/completion" "$out/copyright"
 
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git -c safe.directory="$PWD" log -1 --format=%ct 2>/dev/null ||
     stat --format=%Y CHANGELOG.md)}
@@ -25,30 +26,38 @@ export SOURCE_DATE_EPOCH VERSION OUT="../$out"
 ARCH=$(go env GOARCH)
 export ARCH
 
-# The linker's build ID and the paths of sources would depend on the folder.
-go build -trimpath -buildvcs=false -ldflags "$LDFLAGS" -o "$out/segue" ./cmd/segue
-host=$out/segue
-if [[ $ARCH != $(go env GOHOSTARCH) ]]; then # the man pages are the same
-    host=$out/segue-host
-    GOARCH='' go build -trimpath -buildvcs=false -ldflags "$LDFLAGS" -o "$host" ./cmd/segue
-fi
-"$host" man "$out/man"
-gzip -9 --no-name "$out"/man/*
-for shell in bash zsh fish; do
-    "$host" completion "$shell" >"$out/completion/$shell"
-done
+GOARCH='' go -C packaging build -buildvcs=false -o "../$out/notices" ./notices
+
+# build PROGRAM: builds a program, its man pages and completions, and the licences of all that is part of
+# it.
+build() {
+    # The linker's build ID and the paths of sources would depend on the folder.
+    go build -trimpath -buildvcs=false -ldflags "$LDFLAGS" -o "$out/$1" "./cmd/$1"
+    local host=$out/$1 shell
+    if [[ $ARCH != $(go env GOHOSTARCH) ]]; then # the man pages are the same
+        host=$out/$1-host
+        GOARCH='' go build -trimpath -buildvcs=false -ldflags "$LDFLAGS" -o "$host" "./cmd/$1"
+    fi
+    "$host" man "$out/man/$1"
+    gzip -9 --no-name "$out/man/$1"/*
+    for shell in bash zsh fish; do
+        "$host" completion "$shell" >"$out/completion/$1.$shell"
+    done
+    "$out/notices" packaging/copyright "./cmd/$1" >"$out/copyright/$1"
+}
+build segue
+build segue-lab
 # Only what is below /usr/share/doc; the links between the documents keep working.
 mkdir -p "$out/doc"
 cp -r README.md CHANGELOG.md docs "$out/doc/"
 cp -r packaging/examples/. "$out/doc/docs/examples/"
-# The licences of all that is part of the program.
-GOARCH='' go -C packaging build -buildvcs=false -o "../$out/notices" ./notices
-"$out/notices" packaging/copyright ./cmd/segue >"$out/copyright"
 # Modes do not depend on the umask.
 chmod -R u=rwX,go=rX "$out"
 
-GOARCH='' go -C packaging tool nfpm package --packager deb --config nfpm.yaml --target ../bin/ >"$out/nfpm.log" 2>&1 || {
-    cat "$out/nfpm.log" >&2
-    exit 1
-}
-ls -1 "bin/segue_${VERSION}_$ARCH.deb"
+for package in segue segue-lab; do
+    GOARCH='' go -C packaging tool nfpm package --packager deb --config $package.yaml --target ../bin/ >"$out/nfpm.log" 2>&1 || {
+        cat "$out/nfpm.log" >&2
+        exit 1
+    }
+    echo "bin/${package}_${VERSION}_$ARCH.deb"
+done

@@ -38,15 +38,8 @@ func (m message) String() string {
 
 // isQuiet tells whether a file is of no process that runs a balancer or an agent.
 func isQuiet(name string) bool {
-	for _, other := range []string{
-		"lab/application/", "lab/", "research/testbed/", "lab/bench/", "cmd/segue/app.go",
-	} {
-		if strings.HasPrefix(name, other) {
-			return true
-		}
-	}
 	return strings.HasSuffix(name, "_test.go") ||
-		!strings.HasPrefix(name, "internal/") && !strings.HasPrefix(name, "cmd/")
+		!strings.HasPrefix(name, "internal/") && !strings.HasPrefix(name, "cmd/segue/")
 }
 
 // inherited are the keys that the logger of a file has from Logger.With.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package packages tests the Debian package: how it is built, and what it does on bare Debian hosts
-// on which systemd runs.
+// Package packages tests the Debian packages: how they are built, and what they do on bare Debian
+// hosts on which systemd runs.
 package packages
 
 import (
@@ -68,7 +68,12 @@ func buildName(version string) (string, error) {
 // built has the packages that the tests have built, by version.
 var built sync.Map
 
-// buildPackage builds the package with a version, and returns its path.
+// laboratory returns the path of the package of the laboratory that was built with a package.
+func laboratory(path string) string {
+	return filepath.Join(filepath.Dir(path), strings.Replace(filepath.Base(path), "segue_", "segue-lab_", 1))
+}
+
+// buildPackage builds both packages with a version, and returns the path of the first.
 func buildPackage(t *testing.T, version string) string {
 	t.Helper()
 	build, _ := built.LoadOrStore(version, sync.OnceValues(func() (string, error) {
@@ -79,7 +84,7 @@ func buildPackage(t *testing.T, version string) string {
 	return path
 }
 
-// buildIn builds the package of a source folder.
+// buildIn builds both packages of a source folder, and returns the path of the first.
 func buildIn(folder, version string, env ...string) (string, error) {
 	cmd := exec.Command("packaging/build.sh")
 	cmd.Dir = folder
@@ -93,15 +98,15 @@ func buildIn(folder, version string, env ...string) (string, error) {
 		return "", fmt.Errorf("build version %s: %w\n%s", version, err, out)
 	}
 	lines := strings.Fields(string(out))
-	return filepath.Abs(filepath.Join(folder, lines[len(lines)-1]))
+	return filepath.Abs(filepath.Join(folder, lines[len(lines)-2]))
 }
 
-// TestReproducible builds the package of a copy of the source in another folder, at another time.
+// TestReproducible builds the packages of a copy of the source in another folder, at another time.
 func TestReproducible(t *testing.T) {
 	first := buildPackage(t, earlier)
 	copied := t.TempDir()
 	for _, part := range []string{"CHANGELOG.md", "README.md", "bpf", "cmd", "docs", "experiments", "go.mod", "go.sum",
-		"internal", "loadshm", "packaging", "quiclb", "scripts"} {
+		"internal", "lab", "loadshm", "packaging", "quiclb", "research", "scripts"} {
 		run(t, "cp", "-r", "--no-preserve=all", filepath.Join(project, part), copied)
 	}
 	for _, script := range []string{"packaging/build.sh", "packaging/scripts/postinst", "packaging/scripts/prerm",
@@ -111,8 +116,10 @@ func TestReproducible(t *testing.T) {
 	}
 	second, err := buildIn(copied, earlier, "TZ=Asia/Kolkata", "LC_ALL=C")
 	must(t, err)
-	if out, err := exec.CommandContext(t.Context(), "cmp", first, second).CombinedOutput(); err != nil {
-		t.Errorf("the packages differ: %s", out)
+	for _, pair := range [][]string{{first, second}, {laboratory(first), laboratory(second)}} {
+		if out, err := exec.CommandContext(t.Context(), "cmp", pair...).CombinedOutput(); err != nil {
+			t.Errorf("the packages differ: %s", out)
+		}
 	}
 }
 
@@ -153,11 +160,16 @@ func TestForeign(t *testing.T) {
 	}
 }
 
-// TestNotices requires that the package has the licence of each module that is part of the program.
+// TestNotices requires that each package has the licence of each module that is part of its program.
 func TestNotices(t *testing.T) {
 	deb := buildPackage(t, earlier)
-	const script = `dpkg-deb --fsys-tarfile "$0" | tar -xO ./usr/share/doc/segue/copyright`
-	text := run(t, "sh", "-c", script, deb)
+	t.Run("segue", func(t *testing.T) { testNotices(t, "segue", deb) })
+	t.Run("segue-lab", func(t *testing.T) { testNotices(t, "segue-lab", laboratory(deb)) })
+}
+
+func testNotices(t *testing.T, program, deb string) {
+	const script = `dpkg-deb --fsys-tarfile "$0" | tar -xO ./usr/share/doc/"$1"/copyright`
+	text := run(t, "sh", "-c", script, deb, program)
 	licenses := map[string]string{} // by PATH@VERSION
 	for stanza := range strings.SplitSeq(text, "\n\n") {
 		_, license, found := strings.Cut(stanza, "\nLicense: ")
@@ -171,7 +183,7 @@ func TestNotices(t *testing.T) {
 			}
 		}
 	}
-	info, err := buildinfo.ReadFile(filepath.Join(project, "bin/package-"+earlier, "segue"))
+	info, err := buildinfo.ReadFile(filepath.Join(project, "bin/package-"+earlier, program))
 	must(t, err)
 	if len(info.Deps) < 10 {
 		t.Fatalf("the program has only %d modules", len(info.Deps))
@@ -267,7 +279,7 @@ func TestVersion(t *testing.T) {
 
 	// make gives the linker the version and the commit, for the program and for the package.
 	run(t, "cp", filepath.Join(project, "Makefile"), filepath.Join(project, "go.mod"), dir)
-	for _, folder := range []string{"cmd", "internal", "packaging"} {
+	for _, folder := range []string{"cmd", "internal", "lab", "packaging", "research"} {
 		must(t, os.Mkdir(filepath.Join(dir, folder), 0o755))
 	}
 	head := exec.CommandContext(t.Context(), "git", "rev-parse", "HEAD")
@@ -294,5 +306,35 @@ func TestCommit(t *testing.T) {
 	want := "segue " + earlier + "\ncommit: " + strings.Replace(commit, ",", ", ", 1) + "\n"
 	if !strings.HasPrefix(out, want) {
 		t.Errorf("segue version prints\n%s, want\n%s", out, want)
+	}
+}
+
+// TestLaboratoryPackage checks that the package of the laboratory needs the other one of its version, and
+// that both have no file in common.
+func TestLaboratoryPackage(t *testing.T) {
+	deb := buildPackage(t, earlier)
+	lab := laboratory(deb)
+	if got, want := strings.TrimSpace(run(t, "dpkg-deb", "--field", lab, "Depends")), "segue (= "+earlier+")"; got != want {
+		t.Errorf("it depends on %q, want %q", got, want)
+	}
+	dir := t.TempDir()
+	run(t, "dpkg-deb", "--extract", lab, dir)
+	for _, file := range []string{"bin/segue-lab", "share/man/man8/segue-lab-lab-up.8.gz", "share/bash-completion/completions/segue-lab"} {
+		if _, err := os.Stat(filepath.Join(dir, "usr", file)); err != nil {
+			t.Error(err)
+		}
+	}
+	if out := run(t, filepath.Join(dir, "usr/bin/segue-lab"), "version"); !strings.HasPrefix(out, "segue-lab "+earlier+"\n") {
+		t.Errorf("segue-lab version: %s", out)
+	}
+	const list = `dpkg-deb --fsys-tarfile "$0" | tar -t | grep -v /$`
+	files := map[string]bool{}
+	for name := range strings.FieldsSeq(run(t, "sh", "-c", list, deb)) {
+		files[name] = true
+	}
+	for name := range strings.FieldsSeq(run(t, "sh", "-c", list, lab)) {
+		if files[name] {
+			t.Errorf("both packages have %s", name)
+		}
 	}
 }

@@ -44,7 +44,8 @@ func TestGuide(t *testing.T) {
 		t.Fatal("docs/fleet.md has no section \"Build a fleet\"")
 	}
 	fleetUp(t)
-	fleet(t, "copy", buildPackage(t, later))
+	deb := buildPackage(t, later)
+	fleet(t, "copy", deb, laboratory(deb))
 	g := &guideRun{steps: map[string][]guideBlock{}}
 	blocks := guideBlocks(part)
 	for _, b := range blocks {
