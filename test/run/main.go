@@ -64,13 +64,13 @@ var tiers = []tier{
 		// in C, where Go cannot recover from the fault.
 		name: "unit",
 		packages: []string{
-			"internal/accept", "research/chart", "internal/config", "lab/cpulimit", "internal/desired",
-			"internal/generation", "internal/infer", "internal/kernelclock", "research/report",
-			"research/model", "internal/packet", "internal/packet/packettest", "internal/plural",
-			"research/sim/processor", "research/repro", "research/sim", "research/sim/placement",
-			"research/sim/scenario", "internal/srv6", "internal/tables", "internal/version",
-			"internal/wholefile", "lab/wiki", "loadshm", "quiclb",
-			"quiclb/example", "test/docs", "test/mutants", "test/spdx",
+			"internal/accept", "internal/config", "internal/desired", "internal/generation",
+			"internal/infer", "internal/kernelclock", "internal/packet", "internal/packet/packettest",
+			"internal/plural", "internal/srv6", "internal/tables", "internal/version",
+			"internal/wholefile", "lab/cpulimit", "lab/wiki", "loadshm", "quiclb", "quiclb/example",
+			"research/chart", "research/model", "research/report", "research/repro", "research/sim",
+			"research/sim/placement", "research/sim/processor", "research/sim/scenario", "test/docs",
+			"test/mutants", "test/spdx",
 		},
 		beside: true,
 	},
@@ -78,7 +78,7 @@ var tiers = []tier{
 		name: "packet", // tests that run BPF programs in the kernel
 		packages: []string{
 			"internal/balancer", "internal/balancer/dataplane", "internal/agent",
-			"internal/nexthop", "lab/pktgen", "lab/bench",
+			"internal/nexthop", "lab/bench", "lab/pktgen",
 		},
 		// More tests and packages run at a time than there are cores, because many of them wait
 		// for the kernel to change tables or routes.
