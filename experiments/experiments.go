@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package experiments contains the descriptions of experiments that segue-lab lab run knows by name.
+// Package experiments describes the experiments that segue-lab lab run knows by name.
 package experiments
 
 import "embed"

@@ -35,8 +35,8 @@ type EmulatedException struct {
 	EmulatedServer `yaml:",inline"`
 }
 
-// EmulatedServer describes one server with emulated processors, as the flags of segue-lab app do. The
-// zero value of a field means that the field is not set.
+// EmulatedServer describes one server with emulated processors, as the flags of segue-lab app do.
+// The zero value of a field means that the field is not set.
 type EmulatedServer struct {
 	Workers int `yaml:"workers,omitempty" range:"1 to 65536"`
 	// Backlog is at most the kernel's own limit, the default of net.core.somaxconn.

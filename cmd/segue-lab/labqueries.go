@@ -28,9 +28,9 @@ func newLabQueries() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "queries",
 		Short: "Write a day of requests for the lab's MediaWiki servers",
-		Long: `Queries writes a trace for segue-lab load --trace: a day of requests for the generated pages of
-the topology's servers with the application mediawiki. The requests are generated, too:
-they arrive by a Poisson process whose rate follows the curve. Pages are drawn by
+		Long: `Queries writes a trace for segue-lab load --trace: a day of requests for the generated
+pages of the topology's servers with the application mediawiki. The requests are generated,
+too: they arrive by a Poisson process whose rate follows the curve. Pages are drawn by
 popularity (Zipf's law).`,
 		Example: "  segue-lab lab queries -f mediawiki.yaml --rate 8 --day 10m > day.tsv",
 		Args:    cli.Arguments(),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command segue-lab tries and measures Segue: a data centre in network namespaces, load, benchmarks,
-// and the simulator and the models that reproduce the research.
+// Command segue-lab tries and measures Segue: a data centre in network namespaces, load,
+// benchmarks, and the simulator and the models that reproduce the research.
 package main
 
 import (

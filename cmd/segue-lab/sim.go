@@ -19,7 +19,7 @@ import (
 	"github.com/segue-lb/segue/research/sim/scenario"
 )
 
-// simFlags are the flags of segue-lab sim. Without a flag, the seed and the runs of the file count.
+// simFlags are the flags of the command. Without a flag, the seed and the runs of the file count.
 type simFlags struct {
 	seed           uint64
 	runs, parallel int

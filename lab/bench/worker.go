@@ -18,10 +18,10 @@ import (
 )
 
 // The worker protocol. A comparison of two builds (Compare) starts one worker process of each
-// build, `segue-lab bench worker`, and exchanges JSON objects with it over pipes, one object per line.
-// The worker first sends a hello. Then it answers one request after the other until its input ends.
-// It then removes everything that it has loaded, and ends. Lines of progress may precede the answer
-// to a long request.
+// build, `segue-lab bench worker`, and exchanges JSON objects with it over pipes, one object per
+// line. The worker first sends a hello. Then it answers one request after the other until its input
+// ends. It then removes everything that it has loaded, and ends. Lines of progress may precede the
+// answer to a long request.
 
 // workerProtocol is the version of the protocol. It changes when a worker of the previous version
 // would misread a request, or a comparison the worker's answers.

@@ -30,7 +30,8 @@ func testCommands(t *testing.T, newRoot func() *cobra.Command, tableless map[str
 		words := strings.Fields(cmd.CommandPath())[1:]
 		name := strings.Join(words, " ")
 		run := func(args ...string) (string, error) { return Run(t.Context(), newRoot(), "", args...) }
-		if help, err := run(append(words, "--help")...); err != nil || !strings.Contains(help, "Usage:\n  "+cmd.CommandPath()) {
+		usage := "Usage:\n  " + cmd.CommandPath()
+		if help, err := run(append(words, "--help")...); err != nil || !strings.Contains(help, usage) {
 			t.Errorf("%s --help: %v\n%s", name, err, help)
 		}
 		if help, err := run(append([]string{"help"}, words...)...); err != nil || !strings.Contains(help, "Usage:\n") {
@@ -90,7 +91,8 @@ func testFlags(t *testing.T, root *cobra.Command) {
 				return
 			}
 			err = cmd.FlagErrorFunc()(cmd, err)
-			if problem, is := strings.CutPrefix(err.Error(), fmt.Sprintf("--%s %q: must be ", flag.Name, invalid)); !is || problem == "" {
+			begin := fmt.Sprintf("--%s %q: must be ", flag.Name, invalid)
+			if problem, is := strings.CutPrefix(err.Error(), begin); !is || problem == "" {
 				t.Errorf("%s: the error does not say what the value must be: %v", name, err)
 			}
 		})

@@ -13,7 +13,8 @@ import (
 
 // Guides parses all commands of a program in documents: lines of code blocks, and code in lines.
 func Guides(t *testing.T, newRoot func() *cobra.Command, guides ...string) {
-	commandInText := regexp.MustCompile("(?m)(?:^    (?:# |\\$ )?|`|&& |-- )(?:sudo )?(?:bin/)?(" + newRoot().Name() + " [a-z][^`|\n]*)")
+	const before = "(?m)(?:^    (?:# |\\$ )?|`|&& |-- )(?:sudo )?(?:bin/)?"
+	commandInText := regexp.MustCompile(before + "(" + newRoot().Name() + " [a-z][^`|\n]*)")
 	for _, guide := range guides {
 		text, err := os.ReadFile(guide)
 		if err != nil {
