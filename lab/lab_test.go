@@ -229,7 +229,7 @@ func TestUpThatFailsLeavesNothing(t *testing.T) {
 		}
 	}
 	topology.Bare = false // the test binary is not a balancer
-	if _, err := Up(t.Context(), topology, Options{}); err == nil || !strings.Contains(err.Error(), "start s1 agent: the process ended") {
+	if _, err := Up(t.Context(), topology, Options{Segue: os.Args[0]}); err == nil || !strings.Contains(err.Error(), "start s1 agent: the process ended") {
 		t.Errorf("Up with daemons that fail: %v", err)
 	}
 	if diff := cmp.Diff(before, readMachine(t, topology.Name)); diff != "" {
