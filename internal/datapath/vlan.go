@@ -71,9 +71,20 @@ func visitHiders(ifindex int, visit func(hider) error) error {
 		}
 		receivers = membersOf(all, ifindex)
 	}
+	return visitHidersOf(receivers, visit)
+}
+
+// visitHidersOf visits the interfaces that hide the tags of frames at receivers. The error names each
+// receiver whose tags stay hidden.
+func visitHidersOf(receivers []netlink.Link, visit func(hider) error) (err error) {
 	for _, receiver := range receivers {
-		if failed := visitHider(receiver, visit); failed != nil {
+		failed := visitHider(receiver, visit)
+		switch {
+		case failed == nil:
+		case err == nil:
 			err = fmt.Errorf("%w %s: %w", ErrHiddenTags, receiver.Attrs().Name, failed)
+		default:
+			err = fmt.Errorf("%w; of %s: %w", err, receiver.Attrs().Name, failed)
 		}
 	}
 	return err
