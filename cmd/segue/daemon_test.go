@@ -78,6 +78,9 @@ func TestLockOfDataPathStays(t *testing.T) {
 		t.Fatal(err)
 	}
 	unlockInstance(lock, instance)
+	if _, err := os.Stat(runstate.LockFile(instance)); err != nil {
+		t.Errorf("the file does not stay: %v", err)
+	}
 	if lock, err = runstate.Lock(instance); err != nil {
 		t.Fatalf("the lock is still held: %v", err)
 	}
