@@ -153,7 +153,8 @@ __noinline int hold_fragment(struct xdp_md *ctx, const struct fragment_key *key,
 	return LB_TAKE_FRAGMENT;
 }
 
-/* Tells user space that the first fragment of a packet has passed. Not inlined, as above. */
+/* Tells user space that the first fragment of a packet has passed. If the ring buffer is full, user
+ * space finds the entry of the first one later. Not inlined, as above. */
 __noinline int release_fragments(const struct fragment_key *key)
 {
 	struct {

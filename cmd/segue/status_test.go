@@ -526,7 +526,7 @@ func TestConditionWithReasons(t *testing.T) {
 	}
 }
 
-// An interface that hides VLAN tags shows in the status, on both sides of a balancer.
+// An interface that hides VLAN tags shows in the status, on both sides of a balancer and of an agent.
 func TestStatusOfHiddenTags(t *testing.T) {
 	var out bytes.Buffer
 	printHiddenTags(&out, nil, &datapath.Attachment{})
@@ -534,6 +534,12 @@ func TestStatusOfHiddenTags(t *testing.T) {
 	const begins = "PACKETS IN VLANS MAY BE TAKEN FOR PACKETS IN NONE: "
 	if want := begins + "a\n" + begins + "b\n"; out.String() != want {
 		t.Errorf("%q", &out)
+	}
+	out.Reset()
+	server, _ := someAgent()
+	server.Attachment = &datapath.Attachment{HiddenVLANTags: "c"}
+	if err := printAgent(&out, server); err != nil || !strings.Contains(out.String(), begins+"c\n") {
+		t.Errorf("error %v, output %s", err, &out)
 	}
 }
 
