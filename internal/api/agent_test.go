@@ -91,7 +91,7 @@ func TestChangesOfAgent(t *testing.T) {
 		{"GET", "services", "", nil, 200, `[{"name":"quic","vip":"2001:db8:80::1","port":"443","protocol":"udp","encapsulation":"srv6-encap","drained":false},` +
 			`{"name":"web","vip":"2001:db8:80::1","port":"80","protocol":"tcp","encapsulation":"srv6-encap","drained":false,"connections":12,` +
 			`"accept":{"policy":"static","source":"connections","busy":12,"threshold":3,"offered":7,"accepted":5}}]`},
-		{"POST", "changes", web(`"set":{"drained":true}`), []string{"If-Match", "old"}, 412, "has changed meanwhile"},
+		{"POST", "changes", web(`"set":{"drained":true}`), []string{"If-Match", "old"}, 412, "has another version"},
 		{"POST", "changes?dry-run=true", web(`"set":{"drained":true}`), nil, 200, `"items":["web (drained false to true)"]`},
 		{"GET", "overrides", "", nil, 200, none},
 		{"POST", "changes", web(`"set":{"drained":true}`), nil, 200, `"items":["web (drained false to true)"]`},
