@@ -59,7 +59,7 @@ func newAgent(t testing.TB) (a Agent, file string) {
 			{Name: "quic", VIP: vip, Port: 443, Protocol: desired.UDP},
 			{Name: "web", VIP: vip, Port: 80, Protocol: desired.TCP, Connections: new(uint32(12)), Accept: &agent.AcceptState{
 				Policy: desired.AcceptStatic, Source: "connections", Load: &agent.Load{Busy: 12}, Threshold: new(uint32(3)),
-				Offered: 7, Offers: map[string]uint64{"accepted": 5, "refused": 2},
+				Offered: 7, Accepted: 5, Offers: map[string]uint64{"accepted": 5, "refused": 2},
 			}},
 		}}, nil
 	}
