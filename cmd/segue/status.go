@@ -359,7 +359,7 @@ func printOffers(out io.Writer, services []*agent.ServiceState) error {
 			rate = short(*a.OfferedRate)
 		}
 		row := append([]string{s.Name, string(a.Policy), a.DescribeLoad(), a.DescribeThreshold()},
-			numbers(a.Offered, a.Accepted(), a.Offers["accepted_stale"], a.Offers["refused"],
+			numbers(a.Offered, a.Accepted, a.Offers["accepted_stale"], a.Offers["refused"],
 				a.Offers["refused_down"], a.Offers["returned"], a.Offers["taken_back"],
 				a.Offers["forced"])...)
 		table.row(append(row, rate)...)

@@ -310,7 +310,7 @@ func someAgent() (before, after *agent.Snapshot) {
 				{Name: "dns", VIP: netip.MustParseAddr("198.51.100.53"), Protocol: desired.UDP, Presence: allPorts},
 				{Name: "dynamic", VIP: netip.MustParseAddr("2001:db8:80::1"), Port: 80, Protocol: desired.TCP, Presence: up, Connections: &two, Corrected: 5, Accept: &agent.AcceptState{
 					Policy: desired.AcceptDynamic, Source: "shared-memory", Load: &agent.Load{Busy: 2, Capacity: &four}, Threshold: &three,
-					Offered: accepted + 8, Offers: offers(accepted, 1, 4, 0, 3)}},
+					Offered: accepted + 8, Accepted: accepted + 1, Offers: offers(accepted, 1, 4, 0, 3)}},
 				{Name: "h3", VIP: netip.MustParseAddr("2001:db8:80::1"), Port: 443, Protocol: desired.UDP, Presence: up, QUIC: &agent.QUICState{
 					QUIC: someForm, QUICID: "c4605e", FormerQUIC: formerForm, FormerQUICID: "07",
 					IDs: map[string]agent.IDCount{
