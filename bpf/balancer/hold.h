@@ -123,20 +123,27 @@ static __always_inline bool was_held(const struct xdp_md *ctx)
 	       (*(const __u64 *)ethernet->h_source ^ HELD_SOURCE) << 16 == 0;
 }
 
-/* Gives a later fragment to user space. `is_outdated` says that the packet has an outdated entry.
- * Not inlined: see read_fragment. */
-__noinline int hold_fragment(struct xdp_md *ctx, const struct fragment_key *key, bool is_outdated)
+/* Whether user space may get a later fragment: none, or the reason why not. Not inlined: see
+ * read_fragment. */
+__noinline int may_hold(struct xdp_md *ctx, const struct fragment_key *key)
 {
 	__u64 length = frame_end(ctx) - frame_start(ctx);
-	struct fragment_flow awaited = {};
-	struct held_fragment *held;
 
 	if (!key || was_held(ctx) || length < ETH_HLEN || length > HELD_FRAME)
 		return LB_DROP_FRAGMENT_UNKNOWN;
 	if (!may_hold_now(&key->source))
 		return LB_DROP_FRAGMENT_ROOM;
-	if (dry_run)
-		return LB_TAKE_FRAGMENT;
+	return dry_run ? LB_TAKE_FRAGMENT : LB_NONE;
+}
+
+/* Gives a later fragment to user space. Not inlined, as above. */
+__noinline int hold_fragment(struct xdp_md *ctx, const struct fragment_key *key)
+{
+	__u64 length = frame_end(ctx) - frame_start(ctx);
+	struct held_fragment *held;
+
+	if (!key || length < ETH_HLEN || length > HELD_FRAME)
+		return LB_DROP_FRAGMENT_UNKNOWN;
 	held = bpf_ringbuf_reserve(&held_fragments, sizeof(*held), 0);
 	if (!held)
 		return LB_DROP_FRAGMENT_ROOM;
@@ -147,8 +154,6 @@ __noinline int hold_fragment(struct xdp_md *ctx, const struct fragment_key *key,
 		bpf_ringbuf_discard(held, 0);
 		return LB_DROP_FRAGMENT_UNKNOWN;
 	}
-	/* The entry comes first: user space looks whether another core has overwritten it. */
-	bpf_map_update_elem(&fragments, key, &awaited, is_outdated ? BPF_ANY : BPF_NOEXIST);
 	bpf_ringbuf_submit(held, 0);
 	return LB_TAKE_FRAGMENT;
 }
@@ -156,17 +161,18 @@ __noinline int hold_fragment(struct xdp_md *ctx, const struct fragment_key *key,
 /* Tells user space that the first fragment of a packet has passed. Not inlined, as above. */
 __noinline int release_fragments(const struct fragment_key *key)
 {
-	struct {
-		struct fragment_key key;
-		__u32 ifindex;
-		__u32 length;
-	} news = {};
+	struct held_fragment *news;
 
-	_Static_assert(sizeof(news) == offsetof(struct held_fragment, frame), "another layout");
 	if (!key || dry_run)
 		return 0;
-	news.key = *key;
-	bpf_ringbuf_output(&held_fragments, &news, sizeof(news), 0);
+	/* There is no room on the stack. */
+	news = bpf_ringbuf_reserve(&held_fragments, offsetof(struct held_fragment, frame), 0);
+	if (!news)
+		return 0;
+	news->key = *key;
+	news->ifindex = 0;
+	news->length = 0;
+	bpf_ringbuf_submit(news, 0);
 	return 0;
 }
 
