@@ -139,18 +139,21 @@ __noinline int may_hold(struct xdp_md *ctx, const struct fragment_key *key)
 /* Gives a later fragment to user space. Not inlined, as above. */
 __noinline int hold_fragment(struct xdp_md *ctx, const struct fragment_key *key)
 {
-	__u64 length = frame_end(ctx) - frame_start(ctx);
+	__u64 payload = frame_end(ctx) - frame_start(ctx) - ETH_HLEN;
 	struct held_fragment *held;
 
-	if (!key || length < ETH_HLEN || length > HELD_FRAME)
+	/* Otherwise the compiler compares another register than the one that it passes on, and
+	 * Linux 6.1 does not know that the length is bounded. */
+	barrier_var(payload);
+	if (!key || payload > HELD_FRAME - ETH_HLEN)
 		return LB_DROP_FRAGMENT_UNKNOWN;
 	held = bpf_ringbuf_reserve(&held_fragments, sizeof(*held), 0);
 	if (!held)
 		return LB_DROP_FRAGMENT_ROOM;
 	held->key = *key;
 	held->ifindex = ctx->ingress_ifindex;
-	held->length = length;
-	if (bpf_xdp_load_bytes(ctx, 0, held->frame, length)) {
+	held->length = payload + ETH_HLEN;
+	if (bpf_xdp_load_bytes(ctx, 0, held->frame, payload + ETH_HLEN)) {
 		bpf_ringbuf_discard(held, 0);
 		return LB_DROP_FRAGMENT_UNKNOWN;
 	}
