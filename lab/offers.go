@@ -75,7 +75,7 @@ func writeOffers(w io.Writer, all []Offers) {
 	fmt.Fprintln(table, "hunting service\tserver\tpolicy\tload\tthreshold\toffered\taccepted\trefused\trefused down\thanded back\ttaken back\tforced\t")
 	for _, o := range all {
 		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t\n", o.Service, o.Server, o.Policy, o.DescribeLoad(),
-			o.DescribeThreshold(), o.Offered, o.Accepted(), o.Offers["refused"],
+			o.DescribeThreshold(), o.Offered, o.Accepted, o.Offers["refused"],
 			o.Offers["refused_down"], o.Offers["returned"], o.Offers["taken_back"], o.Offers["forced"])
 	}
 	table.Flush()

@@ -476,7 +476,7 @@ func TestEnumerate(t *testing.T) {
 func TestWriteOffers(t *testing.T) {
 	var out strings.Builder
 	writeOffers(&out, []Offers{{"web", "s1", &agent.AcceptState{
-		Policy: desired.AcceptNever, Offered: 10,
+		Policy: desired.AcceptNever, Offered: 10, Accepted: 10,
 		Offers: map[string]uint64{"accepted": 1, "accepted_stale": 2, "refused": 3, "refused_down": 4,
 			"accepted_least": 7, "returned": 5, "taken_back": 6, "forced": 0}}}})
 	want := "hunting service  server  policy  load  threshold  offered  accepted  refused  refused down  handed back  taken back  forced\n" +

@@ -136,7 +136,8 @@ __noinline int check_issued_id(struct __sk_buff *skb, const struct sent *sent)
 	const struct quic_own_ids *own;
 	struct quic_long_header header;
 	struct quic_id id = {};
-	__u32 at, size;
+	__u64 last;
+	__u32 at;
 
 	if (!sent)
 		return 0;
@@ -154,8 +155,9 @@ __noinline int check_issued_id(struct __sk_buff *skb, const struct sent *sent)
 		return 0;
 	if (id.length > QUIC_ID_SIZE)
 		id.length = QUIC_ID_SIZE;
-	size = id.length;
-	if (size && bpf_skb_load_bytes(skb, at, id.octets, size))
+	last = id.length - 1ULL;
+	barrier_var(last);
+	if (last < QUIC_ID_SIZE && bpf_skb_load_bytes(skb, at, id.octets, last + 1))
 		return 0;
 	count_quic_id(&key,
 		      is_own_id(&id, own_id(own, &id)) ? QUIC_ID_ISSUED_OWN : QUIC_ID_ISSUED_OTHER,
@@ -177,7 +179,7 @@ __noinline int check_delivered_id(struct xdp_md *ctx)
 	struct packet pkt = {};
 	struct cursor at = {};
 	struct quic_id id = {};
-	__u32 size;
+	__u64 last;
 	bool opens;
 
 	if (parse_network(ctx, &at, &pkt, NULL) || pkt.transport ||
@@ -186,12 +188,14 @@ __noinline int check_delivered_id(struct xdp_md *ctx)
 	ids = find_own_ids(&pkt.key, &key);
 	if (!ids || !enter_udp(&at) || !find_connection_id(&at, &opens) || opens)
 		return 0;
-	size = at.left;
-	if (size > QUIC_ID_SIZE)
-		size = QUIC_ID_SIZE;
-	if (!size || bpf_xdp_load_bytes(ctx, at.pos - frame_start(ctx), id.octets, size))
+	last = at.left - 1ULL;
+	if (at.left > QUIC_ID_SIZE)
+		last = QUIC_ID_SIZE - 1;
+	barrier_var(last);
+	if (last >= QUIC_ID_SIZE ||
+	    bpf_xdp_load_bytes(ctx, at.pos - frame_start(ctx), id.octets, last + 1))
 		return 0;
-	id.length = size;
+	id.length = last + 1;
 	own = own_id(ids, &id);
 	if (names_server(&id, own) && !is_own_id(&id, own))
 		count_quic_id(&key, QUIC_ID_DELIVERED_OTHER, &id);

@@ -130,7 +130,14 @@ static __always_inline bool is_wanted(const struct service *service, __u32 numbe
 
 static __always_inline bool is_listed(const struct segments *segments, __u32 number)
 {
-	for (__u32 i = 0; i < MAX_SEGMENTS && i < segments->count; i++) {
+	for (__u32 i = 0; i < MAX_SEGMENTS; i++) {
+		__u32 count = segments->count;
+
+		/* Otherwise the compiler compares `i` only with the lower of both bounds. The
+		 * verifier of Linux 6.1 then does not see that the loop ends. */
+		barrier_var(count);
+		if (i >= count)
+			break;
 		if (segments->server[i] == number)
 			return true;
 	}

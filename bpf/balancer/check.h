@@ -76,10 +76,11 @@ static __always_inline void list_checked(const struct __sk_buff *skb, const stru
 	bool opens = is_call && is_syn(skb, pkt);
 
 	go_to(segments, slot, server_at(slot));
-	if (is_call && last) {
-		segments->server[opens] = (last - 1) & (MAX_SERVERS - 1);
-		segments->count += opens;
-		segments->first_server = server_at(segments->server[0]);
+	if (is_call && last && opens) {
+		segments->server[1] = (last - 1) & (MAX_SERVERS - 1);
+		segments->count = 2;
+	} else if (is_call && last) {
+		go_to(segments, last - 1, server_at(last - 1));
 	}
 	if (opens)
 		segments->columns = ALL_NO_COLUMN;

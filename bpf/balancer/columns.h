@@ -46,8 +46,13 @@ static __always_inline __u32 only_server_of(const struct service *service, __u32
 	return servers ? servers->server[number % CANDIDATES_PER_WORD] : NO_SERVER;
 }
 
-/* Appends the wanted servers that a bucket's column has and had, the newest first, without
- * duplicates. Not inlined: see handle_in_full. */
+/*
+ * Appends the wanted servers that a bucket's column has and had, the newest first, without
+ * duplicates. Not inlined: see handle_in_full.
+ *
+ * The loops over generations are unrolled: Linux 6.1 refuses a loop whose last instruction is not a
+ * jump, and clang 14 makes such loops here.
+ */
 __noinline int list_column(const struct service *service, __u32 bucket, __u32 column, __u32 wanted,
 			   struct segments *segments)
 {
@@ -62,9 +67,12 @@ __noinline int list_column(const struct service *service, __u32 bucket, __u32 co
 		return 0;
 	first = row_start(service, bucket) + column;
 	length = generations_of(service);
-	for (__u32 i = 0; i < MAX_GENERATIONS && i < length; i++) {
+#pragma unroll
+	for (__u32 i = 0; i < MAX_GENERATIONS; i++) {
 		__u32 number = candidate_at(table, first + i * candidates_of(service));
 
+		if (i >= length)
+			break;
 		if (is_wanted(service, number, wanted))
 			append_server(segments, number, MAX_SEGMENTS);
 	}
@@ -87,9 +95,12 @@ __noinline int server_with_mark(const struct service *service, __u32 bucket, __u
 		return -1;
 	first = row_start(service, bucket) + hint_column(hint);
 	length = generations_of(service);
-	for (__u32 i = 0; i < MAX_GENERATIONS && i < length; i++) {
+#pragma unroll
+	for (__u32 i = 0; i < MAX_GENERATIONS; i++) {
 		__u32 number = candidate_at(table, first + i * candidates_of(service));
 
+		if (i >= length)
+			break;
 		if (!hint_names(hint, number) || !is_wanted(service, number, LIST_ANY))
 			continue;
 		if (found >= 0 && found != (int)number)

@@ -219,7 +219,12 @@ static __always_inline struct flow_bucket *changeable(struct flow_bucket *bucket
  * Most flows are found there at once, so the processor predicts the branches well. */
 static __always_inline int flow_way(__u64 signature, int i)
 {
-	return (i ^ signature >> FLOW_SIGNATURE_SHIFT) & (FLOWS_PER_BUCKET - 1);
+	__u64 way = i ^ signature >> FLOW_SIGNATURE_SHIFT;
+
+	/* Otherwise the compiler takes the remainder first. The verifier of Linux 6.1 does not know
+	 * the bounds of an XOR of two variables. */
+	barrier_var(way);
+	return way & (FLOWS_PER_BUCKET - 1);
 }
 
 static __always_inline bool entry_is_own(const struct flow *flow, __u64 value)

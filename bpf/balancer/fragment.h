@@ -16,13 +16,28 @@
  * identifications of a fast sender wrap around soon (RFC 4963). */
 #define FRAGMENT_LIFETIME 5000000000ULL /* ns */
 
+/* Holds a later fragment. `is_outdated` says that the packet has an outdated entry. Linux 6.1 takes
+ * no key from a parameter of a global function, so hold_fragment() cannot write the entry. */
+static __always_inline enum lb_reason await_first(struct xdp_md *ctx,
+						  const struct fragment_key *key, bool is_outdated)
+{
+	struct fragment_flow awaited = {};
+	enum lb_reason why = may_hold(ctx, key);
+
+	if (why)
+		return why;
+	/* The entry comes first: user space looks whether another core has overwritten it. */
+	bpf_map_update_elem(&fragments, key, &awaited, is_outdated ? BPF_ANY : BPF_NOEXIST);
+	return hold_fragment(ctx, key);
+}
+
 static __always_inline enum lb_reason
 read_later_fragment(struct xdp_md *ctx, const struct fragment_key *key, struct packet *pkt)
 {
 	const struct fragment_flow *first = bpf_map_lookup_elem(&fragments, key);
 
 	if (!first || !first->seen || bpf_ktime_get_coarse_ns() - first->seen > FRAGMENT_LIFETIME)
-		return hold_fragment(ctx, key, first && first->seen);
+		return await_first(ctx, key, first && first->seen);
 	pkt->key.source_port = first->source_port;
 	pkt->key.destination_port = first->destination_port;
 	set_protocol(pkt, first->protocol);

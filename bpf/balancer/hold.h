@@ -123,50 +123,60 @@ static __always_inline bool was_held(const struct xdp_md *ctx)
 	       (*(const __u64 *)ethernet->h_source ^ HELD_SOURCE) << 16 == 0;
 }
 
-/* Gives a later fragment to user space. `is_outdated` says that the packet has an outdated entry.
- * Not inlined: see read_fragment. */
-__noinline int hold_fragment(struct xdp_md *ctx, const struct fragment_key *key, bool is_outdated)
+/* Whether user space may get a later fragment: none, or the reason why not. Not inlined: see
+ * read_fragment. */
+__noinline int may_hold(struct xdp_md *ctx, const struct fragment_key *key)
 {
 	__u64 length = frame_end(ctx) - frame_start(ctx);
-	struct fragment_flow awaited = {};
-	struct held_fragment *held;
 
 	if (!key || was_held(ctx) || length < ETH_HLEN || length > HELD_FRAME)
 		return LB_DROP_FRAGMENT_UNKNOWN;
 	if (!may_hold_now(&key->source))
 		return LB_DROP_FRAGMENT_ROOM;
-	if (dry_run)
-		return LB_TAKE_FRAGMENT;
+	return dry_run ? LB_TAKE_FRAGMENT : LB_NONE;
+}
+
+/* Gives a later fragment to user space. Not inlined, as above. */
+__noinline int hold_fragment(struct xdp_md *ctx, const struct fragment_key *key)
+{
+	__u64 payload = frame_end(ctx) - frame_start(ctx) - ETH_HLEN;
+	struct held_fragment *held;
+
+	/* Otherwise the compiler compares another register than the one that it passes on, and
+	 * Linux 6.1 does not know that the length is bounded. */
+	barrier_var(payload);
+	if (!key || payload > HELD_FRAME - ETH_HLEN)
+		return LB_DROP_FRAGMENT_UNKNOWN;
 	held = bpf_ringbuf_reserve(&held_fragments, sizeof(*held), 0);
 	if (!held)
 		return LB_DROP_FRAGMENT_ROOM;
 	held->key = *key;
 	held->ifindex = ctx->ingress_ifindex;
-	held->length = length;
-	if (bpf_xdp_load_bytes(ctx, 0, held->frame, length)) {
+	held->length = payload + ETH_HLEN;
+	if (bpf_xdp_load_bytes(ctx, 0, held->frame, payload + ETH_HLEN)) {
 		bpf_ringbuf_discard(held, 0);
 		return LB_DROP_FRAGMENT_UNKNOWN;
 	}
-	/* The entry comes first: user space looks whether another core has overwritten it. */
-	bpf_map_update_elem(&fragments, key, &awaited, is_outdated ? BPF_ANY : BPF_NOEXIST);
 	bpf_ringbuf_submit(held, 0);
 	return LB_TAKE_FRAGMENT;
 }
 
-/* Tells user space that the first fragment of a packet has passed. Not inlined, as above. */
+/* Tells user space that the first fragment of a packet has passed. If the ring buffer is full, user
+ * space finds the entry of the first one later. Not inlined, as above. */
 __noinline int release_fragments(const struct fragment_key *key)
 {
-	struct {
-		struct fragment_key key;
-		__u32 ifindex;
-		__u32 length;
-	} news = {};
+	struct held_fragment *news;
 
-	_Static_assert(sizeof(news) == offsetof(struct held_fragment, frame), "another layout");
 	if (!key || dry_run)
 		return 0;
-	news.key = *key;
-	bpf_ringbuf_output(&held_fragments, &news, sizeof(news), 0);
+	/* There is no room on the stack. */
+	news = bpf_ringbuf_reserve(&held_fragments, offsetof(struct held_fragment, frame), 0);
+	if (!news)
+		return 0;
+	news->key = *key;
+	news->ifindex = 0;
+	news->length = 0;
+	bpf_ringbuf_submit(news, 0);
 	return 0;
 }
 

@@ -77,14 +77,15 @@ static __always_inline int find_lowest(const struct service *service, const stru
 __noinline int best_server(const struct service *service)
 {
 	const struct ranking *ranking;
-	__u32 top, *last;
+	__u32 id, top, *last;
 	__u64 rank;
 	int best;
 
 	if (!service || !(service->rule.flags & RULE_TAKES_FLOWS))
 		return -1;
-	ranking = ranking_of(service->id);
-	last = bpf_map_lookup_elem(&latest, &service->id);
+	id = service->id; /* Linux 6.1 takes no key from a parameter of a global function */
+	ranking = ranking_of(id);
+	last = bpf_map_lookup_elem(&latest, &id);
 	if (!ranking || !ranking->servers || !last)
 		return -1;
 	top = top_of(ranking);

@@ -24,7 +24,9 @@ struct {
 
 static __always_inline void count_removed(const struct packet *pkt)
 {
-	struct counter *counter = bpf_map_lookup_elem(&removed_vips, &pkt->key.destination);
+	/* Linux 6.1 takes no key from a parameter of a global function. */
+	struct in6_addr vip = pkt->key.destination;
+	struct counter *counter = bpf_map_lookup_elem(&removed_vips, &vip);
 
 	if (counter && !dry_run)
 		add(counter, pkt);

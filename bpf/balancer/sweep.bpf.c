@@ -59,10 +59,13 @@ const union {
 static __always_inline struct swept_server *swept_server_at(__u32 slot)
 {
 	struct swept_server *servers = &swept_servers_start;
+	/* 64 bits: the verifier of Linux 6.1 does not know that a copy of 32 bits is the same. */
+	__u64 number = slot;
 
 	/* Otherwise the compiler assumes that the first server is the only one. */
 	barrier_var(servers);
-	return &servers[slot < swept_slots ? slot : swept_slots];
+	barrier_var(number);
+	return &servers[number < swept_slots ? number : swept_slots];
 }
 
 /* The state of an entry, without a branch. The processor could not predict a branch, because any
@@ -71,12 +74,15 @@ static __always_inline enum flow_state state_of(__u64 value)
 {
 	__u64 bits = value >> FLOW_STATE_SHIFT & FLOW_STATE_MASK, sign = -value;
 	__u64 is_used, has_bits = (bits | bits >> 1) & 1;
-	__u64 is_closing = bits & bits >> 1 & value / FLOW_BY_CLIENT;
+	__u64 is_closing = bits & bits >> 1 & value / FLOW_BY_CLIENT, state;
 
 	/* Otherwise the compiler makes it a branch. */
 	barrier_var(sign);
 	is_used = (value | sign) >> 63;
-	return bits | ((is_used ^ has_bits) | is_closing) * FLOW_SILENT;
+	state = bits | ((is_used ^ has_bits) | is_closing) * FLOW_SILENT;
+	/* The verifier of Linux 6.1 does not know the bounds of an OR of two variables. */
+	barrier_var(state);
+	return state & (SWEPT_STATES - 1);
 }
 
 /* Whether an entry that is due becomes silent, and is not freed. A closing one becomes silent before

@@ -215,8 +215,13 @@ static __always_inline void skip(struct cursor *at, __u32 size)
 /* Starts layer 3 here; false when the frame is shorter than `length`. */
 static __always_inline bool limit(struct cursor *at, __u32 length)
 {
+	__u32 distance = length;
+
+	/* The verifier of Linux 6.1 does not know the bounds of a number whose bytes are swapped,
+	 * and the compiler would drop the mask. */
+	barrier_var(distance);
 	at->left = length;
-	return at->pos + length <= at->end;
+	return at->pos + (distance & 0x1ffff) <= at->end;
 }
 
 /* Reads both ports at once, because they are hashed as one word: a load that combines two stores

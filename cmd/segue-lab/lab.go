@@ -163,6 +163,9 @@ a list of names.`,
 			if asJSON {
 				return cli.PrintJSON(cmd.OutOrStdout(), map[string][]string{"labs": append([]string{}, names...)})
 			}
+			if len(names) == 0 {
+				fmt.Fprintln(cmd.ErrOrStderr(), "no labs are up")
+			}
 			for _, name := range names {
 				fmt.Fprintln(cmd.OutOrStdout(), name)
 			}

@@ -73,6 +73,18 @@ func TestLoadText(t *testing.T) {
 	}
 }
 
+// Requests that were in flight at an interrupt take no share from the others.
+func TestUnfinishedHaveNoShare(t *testing.T) {
+	var out bytes.Buffer
+	if err := printOutcomes(&out, &httpload.Report{Requests: 10, Succeeded: 9, Unfinished: 1}); err != nil {
+		t.Fatal(err)
+	}
+	const want = "outcome     requests  share\nsucceeded   9         100.00%\nunfinished  1         -\n"
+	if out.String() != want {
+		t.Errorf("got\n%s\nwant\n%s", &out, want)
+	}
+}
+
 func TestLoadJSON(t *testing.T) {
 	url := webServer(t)
 	log := filepath.Join(t.TempDir(), "log.csv")

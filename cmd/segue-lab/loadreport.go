@@ -103,12 +103,13 @@ func printTimes(out io.Writer, r *httpload.Report) error {
 	return w.Flush()
 }
 
-// printOutcomes prints the outcomes that occurred, each failure with an example.
+// printOutcomes prints the outcomes that occurred, each failure with an example. Requests that were in
+// flight at an interrupt have no outcome, and so no share.
 func printOutcomes(out io.Writer, r *httpload.Report) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	line := func(name string, n uint64, example string) {
 		if n > 0 || name == "succeeded" {
-			share := 100 * float64(n) / float64(max(r.Requests, 1))
+			share := 100 * float64(n) / float64(max(r.Succeeded+r.Failed, 1))
 			text := fmt.Sprintf("%s\t%d\t%.2f%%\t%s", name, n, share, example)
 			fmt.Fprintln(w, strings.TrimRight(text, "\t"))
 		}
@@ -118,7 +119,9 @@ func printOutcomes(out io.Writer, r *httpload.Report) error {
 	for _, kind := range slices.Sorted(maps.Keys(r.Failures)) {
 		line(kind, r.Failures[kind], "first: "+r.Errors[kind])
 	}
-	line("unfinished", r.Unfinished, "")
+	if r.Unfinished > 0 {
+		fmt.Fprintf(w, "unfinished\t%d\t-\n", r.Unfinished)
+	}
 	return w.Flush()
 }
 

@@ -55,7 +55,7 @@ func runAgent(ctx context.Context, file string, f *foreground) error {
 	if err != nil {
 		return err
 	}
-	defer lock.Close()
+	defer unlockInstance(lock, cfg.Node.Instance)
 	removeLeft(log, runstate.RecordFile(cfg.Node.Instance), cfg.OverridesFile())
 	metrics, err := daemon.ListenMetrics(cfg.Metrics.Listen, "segue_agent", log)
 	if err != nil {

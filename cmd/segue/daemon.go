@@ -100,6 +100,17 @@ func lockInstance(name string) (*os.File, error) {
 	return lock, err
 }
 
+// unlockInstance ends the lock of a process. The file stays as long as the instance has a data path.
+// If the instance has none, because its first start was refused, nobody would detach the instance, and
+// so remove the file. Removing it is safe while it is locked: see runstate.Lock.
+func unlockInstance(lock *os.File, instance string) {
+	if _, err := os.Lstat(datapath.Dir(instance)); errors.Is(err, os.ErrNotExist) {
+		_ = runstate.Unlock(lock) // it closes the lock in any case
+		return
+	}
+	_ = lock.Close()
+}
+
 // removeLeft removes the temporary files of earlier processes of an instance that died while they
 // replaced one of the files. An empty name is no file. The caller has the lock of the instance.
 func removeLeft(log *slog.Logger, files ...string) {

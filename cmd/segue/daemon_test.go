@@ -38,6 +38,58 @@ func TestHangupWhileStarting(t *testing.T) {
 	}
 }
 
+// A first start that is refused leaves no lock.
+func TestLockOfRefusedStart(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("locks of instances need root")
+	}
+	const node = "node: {instance: %s, interface: absent, locator: \"fd00:6c:0:1::/64\"}\n"
+	const service = "services: [{name: web, vip: 198.51.100.1, port: 80, protocol: tcp%s}]\n"
+	for role, servers := range map[string]string{
+		"lb": ", servers: [{name: s1, locator: \"fd00:5:0:1::/64\"}]", "agent": "",
+	} {
+		instance := fmt.Sprintf("test-%d-refused-%s", os.Getpid(), role)
+		path := filepath.Join(t.TempDir(), role+".yaml")
+		if err := os.WriteFile(path, fmt.Appendf(nil, node+service, instance, servers), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		root := newRoot()
+		root.SetErr(new(bytes.Buffer)) // standard error has the log
+		root.SetArgs([]string{role, "-c", path})
+		err := root.ExecuteContext(t.Context())
+		if _, stays := os.Stat(runstate.LockFile(instance)); err == nil || !errors.Is(stays, os.ErrNotExist) {
+			t.Errorf("%s: error %v; the lock: %v", role, err, stays)
+			_ = os.Remove(runstate.LockFile(instance))
+		}
+	}
+}
+
+// The lock of an instance with a data path stays when its process ends, whatever the reason.
+func TestLockOfDataPathStays(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("locks of instances need root")
+	}
+	instance := fmt.Sprintf("test-%d-stays", os.Getpid())
+	lock, err := runstate.Lock(instance)
+	if err == nil {
+		_, err = datapath.MakeDir(instance, datapath.RoleBalancer)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	unlockInstance(lock, instance)
+	if _, err := os.Stat(runstate.LockFile(instance)); err != nil {
+		t.Errorf("the file does not stay: %v", err)
+	}
+	if lock, err = runstate.Lock(instance); err != nil {
+		t.Fatalf("the lock is still held: %v", err)
+	}
+	_ = lock.Close()
+	if err := errors.Join(os.Remove(runstate.LockFile(instance)), datapath.RemoveDir(instance)); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestRunningAlready checks that a start of an instance that already runs names the setting for a
 // second instance.
 func TestRunningAlready(t *testing.T) {

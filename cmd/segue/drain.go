@@ -171,8 +171,8 @@ func balancerOn(ctx context.Context, instance string) (*api.Client, error) {
 
 // clientOf returns a client of a balancer or an agent on this host.
 func clientOf(instance string) (*api.Client, error) {
-	if instance != "" {
-		return api.NewClient(instance), nil // also for users who may not read the tables
+	if instance != "" { // also for users who may not read the tables
+		return api.NewClient(instance), checkInstance(instance)
 	}
 	found, err := choose("")
 	if err != nil {
@@ -229,6 +229,10 @@ func (o *drainOptions) setDrained(
 		return c, d, nil
 	}
 	fmt.Fprintln(out, describeDrained(d, changed, drained))
+	if drained && d.isUnasked {
+		fmt.Fprintf(out, "warning: no balancer has offered this server a connection of %s: balancers without placement "+
+			"hunt do not ask the server; drain it at those balancers\n", name)
+	}
 	tellWarnings(out, changed.Warnings)
 	return c, d, nil
 }
@@ -254,11 +258,12 @@ func describeDrained(d *drainable, changed *api.Changed, drained bool) string {
 // drainable is a server of a balancer's service, or a service of an agent.
 type drainable struct {
 	service, server string
-	noun            string // "flow" or "connection"
+	noun            string // "live flow" or "connection"
 	refuses, takes  string // what it does when it is drained, and when it is not
 	isCounted       bool   // the remaining flows or connections can be counted
 	uncounted       string // why not
 	drained         bool
+	isUnasked       bool          // no balancer has asked the agent, so the drain may have no effect
 	left            *uint64       // nil: not counted yet
 	opening         time.Duration // for so long after it was accepted, a connection may not be counted
 	age             time.Duration
@@ -275,15 +280,14 @@ type stay struct {
 func staysOf(s *api.Service) stay {
 	switch {
 	case s.Protocol != string(desired.UDP):
-		return stay{why: "connections of TCP stay until a client or the server ends them: end them at the server, " +
-			"or limit the wait by --timeout"}
+		return stay{why: "connections of TCP stay until a client or the server ends them: end them at the server"}
 	case s.OnDrain == string(desired.OnDrainKeep):
 		return stay{sure: true, why: fmt.Sprintf("flows of UDP stay while their clients send, because on-drain of "+
-			"service %s is %s: set it to %s, or limit the wait by --timeout",
+			"service %s is %s: set it to %s",
 			s.Name, desired.OnDrainKeep, desired.OnDrainMoveUDP)}
 	case !s.TakesFlows:
 		return stay{sure: true, why: fmt.Sprintf("flows of UDP stay while their clients send, because no other server "+
-			"of service %s gets new connections: add or undrain one, or limit the wait by --timeout", s.Name)}
+			"of service %s gets new connections: add or undrain one", s.Name)}
 	}
 	return stay{}
 }
@@ -345,7 +349,7 @@ func findServer(ctx context.Context, client *api.Client, name string) (*drainabl
 			continue
 		}
 		d := &drainable{
-			service: s.Name, server: server.Name, noun: "flow", drained: server.Drained,
+			service: s.Name, server: server.Name, noun: "live flow", drained: server.Drained,
 			refuses: "gets no new connections", takes: "gets new connections",
 			isCounted: s.HasFlowTable, uncounted: "the service has no flow table", stays: staysOf(s),
 		}
@@ -378,10 +382,11 @@ func findService(ctx context.Context, client *api.Client, name string) (*drainab
 		}
 		d := &drainable{
 			service: name, noun: "connection", drained: s.Drained, opening: openingTime,
-			refuses: "refuses the connections that balancers offer", takes: "accepts connections by its policy",
+			isUnasked: s.Accept != nil && s.Accept.Offered == 0,
+			refuses:   "refuses the connections that balancers offer", takes: "accepts connections by its policy",
 			isCounted: s.Connections != nil, uncounted: "no control groups, version 2, are mounted",
 			stays: stay{why: "connections stay until a client or the application ends them: end them in the " +
-				"application, or limit the wait by --timeout"},
+				"application"},
 		}
 		if s.Connections != nil {
 			left := uint64(*s.Connections)
@@ -426,7 +431,7 @@ func awaitEnd(ctx context.Context, out io.Writer, client *drainClient, name stri
 				return nil
 			}
 			if why := d.stays.why; *last > 0 && why != said && (d.stays.sure || asked.Sub(since) >= client.patience) {
-				fmt.Fprintln(out, why)
+				fmt.Fprintln(out, why+orLimit(ctx))
 				said = why
 			}
 		}
@@ -436,6 +441,14 @@ func awaitEnd(ctx context.Context, out io.Writer, client *drainClient, name stri
 			return d.endedEarly(ctx, ctx.Err(), name, last)
 		}
 	}
+}
+
+// orLimit advises to limit a wait that has no limit.
+func orLimit(ctx context.Context) string {
+	if _, isLimited := ctx.Deadline(); isLimited {
+		return ""
+	}
+	return ", or limit the wait by --timeout"
 }
 
 // endedEarly returns the error of a wait that has ended early. d may be nil: nothing was counted.

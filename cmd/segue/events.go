@@ -99,7 +99,7 @@ func printEvent(out io.Writer, e *events.Event) error {
 		parts = append(parts, e.Reason)
 	}
 	if len(e.Changes) == 1 {
-		parts = append(parts, e.Changes[0])
+		parts = append(parts, strings.TrimSuffix(e.Changes[0], " "+string(events.Changed))) // the kind says it
 	}
 	if e.By != "" {
 		parts = append(parts, "by "+e.By)

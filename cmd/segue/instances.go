@@ -3,13 +3,17 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"os"
 	"slices"
 	"strings"
 
 	"github.com/segue-lb/segue/internal/cli"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/runstate"
 )
 
 // choose returns the instance with a name. Without a name it returns the only instance on the host,
@@ -22,6 +26,9 @@ func choose(name string) (datapath.Instance, error) {
 	}
 	which := "instance"
 	if name != "" {
+		if err := refuseUnknown(name, found); err != nil {
+			return datapath.Instance{}, err
+		}
 		which = fmt.Sprintf("instance %q", name)
 		found = slices.DeleteFunc(found, func(i datapath.Instance) bool { return i.Name != name })
 	}
@@ -44,6 +51,31 @@ func choose(name string) (datapath.Instance, error) {
 		return here[0].Instance, nil
 	}
 	return datapath.Instance{}, several
+}
+
+// checkInstance returns an error if a name is mistyped: no process has a socket of the name, and only
+// other instances exist.
+func checkInstance(name string) error {
+	if _, err := os.Stat(runstate.SocketFile(name)); !errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	found, err := datapath.Instances()
+	if err != nil {
+		return nil // the process is asked all the same
+	}
+	return refuseUnknown(name, found)
+}
+
+// refuseUnknown returns an error if there are only instances with other names. The error names them.
+func refuseUnknown(name string, found []datapath.Instance) error {
+	names := make([]string, len(found))
+	for i := range found {
+		names[i] = found[i].Name
+	}
+	if len(names) == 0 || slices.Contains(names, name) {
+		return nil
+	}
+	return fmt.Errorf("no instance %q on this host; there are: %s", name, strings.Join(names, ", "))
 }
 
 // severalError lists the instances that a command without an instance name could mean.

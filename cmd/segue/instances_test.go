@@ -4,6 +4,7 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -62,6 +63,18 @@ func TestSeveralInstances(t *testing.T) {
 		if got := (&severalError{instances}).Error(); got != want {
 			t.Errorf("got  %s\nwant %s", got, want)
 		}
+	}
+}
+
+// A mistyped name gets the names of the instances that exist.
+func TestUnknownInstance(t *testing.T) {
+	found := []datapath.Instance{{Name: "agent"}, {Name: "lb"}}
+	const want = `no instance "bl" on this host; there are: agent, lb`
+	if err := refuseUnknown("bl", found); err == nil || err.Error() != want {
+		t.Errorf("error %v, want %s", err, want)
+	}
+	if err := errors.Join(refuseUnknown("lb", found), refuseUnknown("bl", nil)); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -70,7 +70,7 @@ func runLB(ctx context.Context, file string, f *foreground) error {
 	if err != nil {
 		return err
 	}
-	defer lock.Close()
+	defer unlockInstance(lock, cfg.Node.Instance)
 	removeLeft(log, filesOf(&cfg.Node)...)
 	metrics, err := daemon.ListenMetrics(cfg.Metrics.Listen, "segue_lb", log)
 	if err != nil {

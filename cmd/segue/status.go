@@ -154,7 +154,11 @@ func readAgent(name string) (*agent.Snapshot, error) {
 		return nil, err
 	}
 	defer view.Close()
-	return view.Snapshot()
+	s, err := view.Snapshot()
+	if err == nil {
+		datapath.AddHiddenTags(s.Attachment)
+	}
+	return s, err
 }
 
 // snapshot is the state of an instance. RatesSince sets the rates since an earlier one.
@@ -231,7 +235,7 @@ func printBalancer(out io.Writer, s *balancerStatus) error {
 	return printReasons(out, &s.Snapshot.Snapshot)
 }
 
-// printHiddenTags prints why a balancer's programs may not see VLAN tags.
+// printHiddenTags prints why programs may not see VLAN tags.
 func printHiddenTags(out io.Writer, attachments ...*datapath.Attachment) {
 	for _, a := range attachments {
 		if a != nil && a.HiddenVLANTags != "" {
@@ -280,6 +284,7 @@ func wholeSeconds(seconds float64) string {
 func printAgent(out io.Writer, s *agent.Snapshot) error {
 	printHeader(out, &s.Snapshot, isAttached(s.Attachment))
 	printConfiguration(out, s.Configuration)
+	printHiddenTags(out, s.Attachment)
 	if s.FormerHash {
 		printFormerHash(out, &s.Snapshot)
 	}
@@ -349,7 +354,7 @@ func printOffers(out io.Writer, services []*agent.ServiceState) error {
 			rate = short(*a.OfferedRate)
 		}
 		row := append([]string{s.Name, string(a.Policy), a.DescribeLoad(), a.DescribeThreshold()},
-			numbers(a.Offered, a.Accepted(), a.Offers["accepted_stale"], a.Offers["refused"],
+			numbers(a.Offered, a.Accepted, a.Offers["accepted_stale"], a.Offers["refused"],
 				a.Offers["refused_down"], a.Offers["returned"], a.Offers["taken_back"],
 				a.Offers["forced"])...)
 		table.row(append(row, rate)...)

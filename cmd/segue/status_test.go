@@ -312,7 +312,7 @@ func someAgent() (before, after *agent.Snapshot) {
 				{Name: "dns", VIP: netip.MustParseAddr("198.51.100.53"), Protocol: desired.UDP, Presence: allPorts},
 				{Name: "dynamic", VIP: netip.MustParseAddr("2001:db8:80::1"), Port: 80, Protocol: desired.TCP, Presence: up, Connections: &two, Corrected: 5, Accept: &agent.AcceptState{
 					Policy: desired.AcceptDynamic, Source: "shared-memory", Load: &agent.Load{Busy: 2, Capacity: &four}, Threshold: &three,
-					Offered: accepted + 8, Offers: offers(accepted, 1, 4, 0, 3)}},
+					Offered: accepted + 8, Accepted: accepted + 1, Offers: offers(accepted, 1, 4, 0, 3)}},
 				{Name: "h3", VIP: netip.MustParseAddr("2001:db8:80::1"), Port: 443, Protocol: desired.UDP, Presence: up, QUIC: &agent.QUICState{
 					QUIC: someForm, QUICID: "c4605e", FormerQUIC: formerForm, FormerQUICID: "07",
 					IDs: map[string]agent.IDCount{
@@ -528,7 +528,7 @@ func TestConditionWithReasons(t *testing.T) {
 	}
 }
 
-// An interface that hides VLAN tags shows in the status, on both sides of a balancer.
+// An interface that hides VLAN tags shows in the status, on both sides of a balancer and of an agent.
 func TestStatusOfHiddenTags(t *testing.T) {
 	var out bytes.Buffer
 	printHiddenTags(&out, nil, &datapath.Attachment{})
@@ -536,6 +536,12 @@ func TestStatusOfHiddenTags(t *testing.T) {
 	const begins = "PACKETS IN VLANS MAY BE TAKEN FOR PACKETS IN NONE: "
 	if want := begins + "a\n" + begins + "b\n"; out.String() != want {
 		t.Errorf("%q", &out)
+	}
+	out.Reset()
+	server, _ := someAgent()
+	server.Attachment = &datapath.Attachment{HiddenVLANTags: "c"}
+	if err := printAgent(&out, server); err != nil || !strings.Contains(out.String(), begins+"c\n") {
+		t.Errorf("error %v, output %s", err, &out)
 	}
 }
 

@@ -432,7 +432,7 @@ func TestStoreConfirm(t *testing.T) {
 		t.Errorf("status: error %v, output\n%s\nwant %s", err, out, want)
 	}
 	newer := strings.TrimSuffix(seen, "2") + "3"
-	s.refuse("has changed meanwhile", on("confirm", newer)...)
+	s.refuse("has another version", on("confirm", newer)...)
 	s.refuse("must be EPOCH-CHANGE", on("confirm", "2")...)
 	s.want(on("confirm", seen), "follows: "+seen+"\n")
 	s.want(on("confirm", seen), "follows: "+seen+"\n")

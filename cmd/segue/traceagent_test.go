@@ -32,7 +32,7 @@ func traceOf(instance, offer string, isHere bool) *agent.Trace {
 		Instance: instance, Client: someFlow.Source, VIP: someFlow.Destination, Served: true, Service: "web",
 		Presence: agent.Presence{VIPPresent: true, Listening: agent.ListeningYes, Condition: agent.ConditionUp},
 		Accept: &agent.AcceptState{Policy: desired.AcceptStatic, Source: "shared-memory", Threshold: &threshold,
-			Load: &agent.Load{Busy: busy, Capacity: &capacity}, Offered: 9, Offers: map[string]uint64{"accepted": 9}},
+			Load: &agent.Load{Busy: busy, Capacity: &capacity}, Offered: 9, Accepted: 9, Offers: map[string]uint64{"accepted": 9}},
 		Flow: agent.TracedFlow{State: "listen"}, Socket: "listening",
 		Answers: []agent.Answer{
 			{Function: "connect-avail", Outcome: "deliver", Offer: offer}, {Function: "connect-avail", Last: true, Outcome: "deliver", Offer: "forced"},

@@ -33,6 +33,7 @@ type Agent struct {
 	link    iface
 	polls   *poll.Responder // nil: the configuration has no poll.listen
 	watches watches
+	tags    datapath.TagWatch
 	absent  map[netip.Addr]bool      // VIPs that are not addresses of the host
 	refused map[netip.Addr]time.Time // when the host last refused to accept a VIP again
 	// cookiesLost tells that a balancer asks for cookies, but the host sends no timestamps.
@@ -190,6 +191,7 @@ func (a *Agent) Run(ctx context.Context) error {
 			if err := a.followQUIC(); err != nil {
 				a.log.Error("follow the connection IDs of QUIC", "error", err)
 			}
+			a.tags.Show(a.log, a.cfg.Node.Interface, a.link.index)
 			vips.Reset(presenceInterval)
 		case request := <-a.requests:
 			request()
@@ -211,6 +213,7 @@ func (a *Agent) start() error {
 		return a.kernel.undo(err)
 	}
 	attached.WarnIfGeneric(a.log, a.cfg.Node.Interface)
+	a.tags.Show(a.log, a.cfg.Node.Interface, a.link.index)
 	a.log.Info("receiving", "interface", a.cfg.Node.Interface, "mode", attached.Mode,
 		"services", len(a.cfg.Services), "mtu", a.mtu(a.cfg))
 	return nil

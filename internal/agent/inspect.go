@@ -152,8 +152,11 @@ type AcceptState struct {
 	// that have none.
 	Threshold *uint32 `json:"threshold"`
 	// Offered is the number of offered connections. Offers counts them by outcome.
-	Offered uint64            `json:"offered"`
-	Offers  map[string]uint64 `json:"offers"`
+	Offered uint64 `json:"offered"`
+	// Accepted is the number of those that the server has accepted by its policy, whether the load was
+	// known or not. Forced connections and those that another server handed back do not count.
+	Accepted uint64            `json:"accepted"`
+	Offers   map[string]uint64 `json:"offers"`
 	// OfferedRate is the rate of offers over an interval, in connections per second.
 	OfferedRate *float64 `json:"offered_per_second,omitempty"`
 }
@@ -178,12 +181,6 @@ func (a *AcceptState) DescribeLoad() string {
 		return fmt.Sprintf("%d (%s)", a.Load.Busy, a.Source)
 	}
 	return fmt.Sprintf("%d of %d (%s)", a.Load.Busy, *a.Load.Capacity, a.Source)
-}
-
-// Accepted returns the number of offered connections that the server has accepted by its policy.
-// Forced connections and those that another server handed back do not count.
-func (a *AcceptState) Accepted() uint64 {
-	return a.Offers["accepted"] + a.Offers["accepted_stale"] + a.Offers["accepted_least"]
 }
 
 // DescribeThreshold formats the threshold for output.
@@ -320,6 +317,7 @@ func (v *View) acceptState(key agentServiceKey) (*AcceptState, error) {
 	for _, n := range state.Offers {
 		state.Offered += n
 	}
+	state.Accepted = state.Offers["accepted"] + state.Offers["accepted_stale"] + state.Offers["accepted_least"]
 	if hasThreshold(a) {
 		state.Threshold = &a.Threshold
 	}

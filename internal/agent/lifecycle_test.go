@@ -25,6 +25,7 @@ import (
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/needs"
+	"github.com/segue-lb/segue/internal/offload"
 	"github.com/segue-lb/segue/internal/testnet"
 )
 
@@ -513,4 +514,41 @@ func TestStepsOfRun(t *testing.T) {
 		t.Error(err)
 	}
 	await(a.Steps())
+}
+
+// The agent lets XDP see VLAN tags: it switches off the offloads that hide them, at its start and
+// again when somebody has switched them on.
+func TestAgentSeesVLANTags(t *testing.T) {
+	t.Parallel()
+	n := newNetwork(t, 1)
+	server := n.servers[0]
+	testnet.Connect(t, server, "card", nil, server, "far", nil)
+	cfg := n.config(1, desired.SRv6Insert, vip6.Addr())
+	cfg.Node.Interface = "card"
+	n.run(1, cfg, link.AttachTCX)
+	hiding := []string{"tx-vlan-hw-insert", "tx-vlan-stag-hw-insert"}
+	areOff := func() (off bool) {
+		n.in(server, func() error {
+			on, err := offload.Active("far", hiding...)
+			off = len(on) == 0
+			return err
+		})
+		return off
+	}
+	if !areOff() {
+		t.Error("the tags are hidden after the start")
+	}
+	n.in(server, func() error { return offload.Set("far", true, hiding...) })
+	n.in(server, func() error { // a change of addresses makes the agent look again
+		card, err := netlink.LinkByName("card")
+		if err != nil {
+			return err
+		}
+		address, err := netlink.ParseAddr("192.0.2.1/32")
+		if err != nil {
+			return err
+		}
+		return netlink.AddrAdd(card, address)
+	})
+	n.await("the offloads to be off again", areOff)
 }

@@ -58,7 +58,7 @@ func agentServiceOf(s *agent.ServiceState) AgentService {
 	if a := s.Accept; a != nil {
 		service.Accept = &Accept{
 			Policy: string(a.Policy), Source: a.Source, Threshold: a.Threshold,
-			Offered: a.Offered, Accepted: a.Accepted(),
+			Offered: a.Offered, Accepted: a.Accepted,
 		}
 		if a.Load != nil {
 			service.Accept.Busy, service.Accept.Capacity = &a.Load.Busy, a.Load.Capacity

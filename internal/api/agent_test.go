@@ -59,7 +59,7 @@ func newAgent(t testing.TB) (a Agent, file string) {
 			{Name: "quic", VIP: vip, Port: 443, Protocol: desired.UDP},
 			{Name: "web", VIP: vip, Port: 80, Protocol: desired.TCP, Connections: new(uint32(12)), Accept: &agent.AcceptState{
 				Policy: desired.AcceptStatic, Source: "connections", Load: &agent.Load{Busy: 12}, Threshold: new(uint32(3)),
-				Offered: 7, Offers: map[string]uint64{"accepted": 5, "refused": 2},
+				Offered: 7, Accepted: 5, Offers: map[string]uint64{"accepted": 5, "refused": 2},
 			}},
 		}}, nil
 	}
@@ -91,7 +91,7 @@ func TestChangesOfAgent(t *testing.T) {
 		{"GET", "services", "", nil, 200, `[{"name":"quic","vip":"2001:db8:80::1","port":"443","protocol":"udp","encapsulation":"srv6-encap","drained":false},` +
 			`{"name":"web","vip":"2001:db8:80::1","port":"80","protocol":"tcp","encapsulation":"srv6-encap","drained":false,"connections":12,` +
 			`"accept":{"policy":"static","source":"connections","busy":12,"threshold":3,"offered":7,"accepted":5}}]`},
-		{"POST", "changes", web(`"set":{"drained":true}`), []string{"If-Match", "old"}, 412, "has changed meanwhile"},
+		{"POST", "changes", web(`"set":{"drained":true}`), []string{"If-Match", "old"}, 412, "has another version"},
 		{"POST", "changes?dry-run=true", web(`"set":{"drained":true}`), nil, 200, `"items":["web (drained false to true)"]`},
 		{"GET", "overrides", "", nil, 200, none},
 		{"POST", "changes", web(`"set":{"drained":true}`), nil, 200, `"items":["web (drained false to true)"]`},

@@ -71,7 +71,8 @@ func (c *Client) Service(ctx context.Context, name string) (*Service, error) {
 	var services []Service
 	query := url.Values{"name": {name}}
 	err := c.call(ctx, http.MethodGet, "/v1/services?"+query.Encode(), nil, &services)
-	if err != nil && ctx.Err() == nil { // a process of an earlier build refuses the query
+	var refused *answerError
+	if errors.As(err, &refused) && refused.isOfUnknownQuery() {
 		services, err = c.Services(ctx)
 	}
 	for i := range services {
@@ -319,7 +320,7 @@ func (c *Client) send(
 		case err != nil:
 			return fmt.Errorf("instance %q answers %s", c.instance, response.Status)
 		}
-		return explained(&problem)
+		return explained(response.StatusCode, &problem)
 	}
 	if err := json.NewDecoder(response.Body).Decode(answer); err != nil {
 		return fmt.Errorf("the answer of instance %q: %w", c.instance, err)
@@ -327,13 +328,26 @@ func (c *Client) send(
 	return nil
 }
 
+// answerError is an error that a process has answered.
+type answerError struct {
+	status int
+	text   string
+}
+
+func (e *answerError) Error() string { return e.text }
+
+// isOfUnknownQuery tells whether a process of an earlier build may have refused a query.
+func (e *answerError) isOfUnknownQuery() bool {
+	return e.status == http.StatusBadRequest || e.status == http.StatusUnprocessableEntity
+}
+
 // explained returns an answer of the API as an error.
-func explained(problem *huma.ErrorModel) error {
+func explained(status int, problem *huma.ErrorModel) error {
 	texts := []string{problem.Detail}
 	for _, e := range problem.Errors {
 		texts = append(texts, fmt.Sprintf("%s: %s", e.Location, e.Message))
 	}
-	return errors.New(strings.Join(texts, "\n"))
+	return &answerError{status, strings.Join(texts, "\n")}
 }
 
 // hasEnded tells whether an error says that no process serves the socket.

@@ -69,7 +69,7 @@ type Balancer struct {
 	inference     *inference
 	own           []nexthop.Link // links of plane.Sides; zero until the resolver's first update
 	addresses     []netip.Addr   // of the host, as the data path knows them
-	hiddenTags    map[int]string // by interface, why XDP does not see VLAN tags, as logged
+	tags          datapath.TagWatch
 	hops          map[netip.Addr]nexthop.Hop
 	problems      map[netip.Addr]string // why a target has no next hop
 	resolver      *nexthop.Resolver
@@ -135,29 +135,28 @@ func newBalancer(
 	w := dataplane.NewWire(plane)
 	path := checkpath.New(dataplane.CheckMark, dataplane.CheckMarkMask)
 	b := &Balancer{
-		hiddenTags: map[int]string{},
-		log:        log,
-		cfg:        cfg,
-		secrets:    secrets,
-		plane:      plane,
-		own:        make([]nexthop.Link, len(plane.Sides)),
-		resolver:   nexthop.New(cfg.Node.Interfaces(), log),
-		checker:    health.New(path, log),
-		path:       path,
-		inference:  newInference(plane, log),
-		prober:     probe.New(w, &caller{plane, path}, uint16(dataplane.ProtocolVersion), log),
-		wire:       w,
-		holding:    newHolding(plane.Held, log),
-		calls:      make(chan call),
-		ended:      make(chan struct{}),
-		warned:     map[string]bool{},
-		stale:      map[string]bool{},
-		choice:     newAlarm(),
-		journal:    newAlarm(),
-		slow:       newAlarm(),
-		patience:   reloadTimeout,
-		ready:      make(chan struct{}),
-		abilities:  make(chan []ServiceState, 1),
+		log:       log,
+		cfg:       cfg,
+		secrets:   secrets,
+		plane:     plane,
+		own:       make([]nexthop.Link, len(plane.Sides)),
+		resolver:  nexthop.New(cfg.Node.Interfaces(), log),
+		checker:   health.New(path, log),
+		path:      path,
+		inference: newInference(plane, log),
+		prober:    probe.New(w, &caller{plane, path}, uint16(dataplane.ProtocolVersion), log),
+		wire:      w,
+		holding:   newHolding(plane.Held, log),
+		calls:     make(chan call),
+		ended:     make(chan struct{}),
+		warned:    map[string]bool{},
+		stale:     map[string]bool{},
+		choice:    newAlarm(),
+		journal:   newAlarm(),
+		slow:      newAlarm(),
+		patience:  reloadTimeout,
+		ready:     make(chan struct{}),
+		abilities: make(chan []ServiceState, 1),
 	}
 	if err := b.read(); err != nil {
 		return nil, errors.Join(err, b.Close())
@@ -415,23 +414,10 @@ func (b *Balancer) followAddresses(now []netip.Addr) {
 	b.addresses = now
 }
 
-// showVLANTags lets XDP see the VLAN tags of frames. It is called again and again, because anybody
-// can change the interface, or the other end of a veth.
+// showVLANTags lets XDP see the VLAN tags of frames.
 func (b *Balancer) showVLANTags() {
 	for _, link := range b.own {
-		changed, err := datapath.ShowVLANTags(link.Index)
-		for _, name := range changed {
-			b.log.Info("VLAN offloads are switched off, so that packets in VLANs are not taken for others",
-				"interface", name)
-		}
-		said := ""
-		if err != nil {
-			said = err.Error()
-		}
-		if err != nil && b.hiddenTags[link.Index] != said {
-			b.log.Warn("packets in VLANs may be taken for packets in none", "interface", link.Name, "error", err)
-		}
-		b.hiddenTags[link.Index] = said
+		b.tags.Show(b.log, link.Name, link.Index)
 	}
 }
 

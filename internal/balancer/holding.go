@@ -36,7 +36,7 @@ type holding struct {
 	order   *list.List // of held, in the order in which they came
 	waiting map[dataplane.FragmentKey][]*list.Element
 	// What became of the fragments that were held.
-	released, expired, displaced, failed atomic.Uint64
+	released, late, dropped, expired, displaced, failed atomic.Uint64
 }
 
 // fragmentPath is what holding needs of dataplane.HeldFragments.
@@ -87,7 +87,7 @@ func (h *holding) next() time.Time {
 // be no news, so take looks for it.
 func (h *holding) take(f dataplane.HeldFragment, now time.Time) {
 	if f.Frame == nil {
-		h.release(f.Key)
+		h.release(f.Key, &h.released)
 		return
 	}
 	if h.order.Len() >= mostHeld {
@@ -96,22 +96,26 @@ func (h *holding) take(f dataplane.HeldFragment, now time.Time) {
 	}
 	h.waiting[f.Key] = append(h.waiting[f.Key], h.order.PushBack(held{f, now.Add(holdTime)}))
 	if h.path.HasFirst(f.Key) {
-		h.release(f.Key)
+		h.release(f.Key, &h.released)
 	}
 }
 
-// release sends the fragments of a packet.
-func (h *holding) release(key dataplane.FragmentKey) {
+// release sends the fragments of a packet, and counts those that are sent.
+func (h *holding) release(key dataplane.FragmentKey, sent *atomic.Uint64) {
 	for _, e := range h.waiting[key] {
-		h.send(h.order.Remove(e).(held).HeldFragment)
+		h.send(h.order.Remove(e).(held).HeldFragment, sent)
 	}
 	delete(h.waiting, key)
 }
 
-func (h *holding) send(f dataplane.HeldFragment) {
+func (h *holding) send(f dataplane.HeldFragment, sent *atomic.Uint64) {
 	err := h.path.Send(f)
 	if err == nil {
-		h.released.Add(1)
+		sent.Add(1)
+		return
+	}
+	if errors.Is(err, dataplane.ErrNotForwarded) {
+		h.dropped.Add(1)
 		return
 	}
 	if h.failed.Add(1) == 1 { // a flood must not fill the log
@@ -119,9 +123,14 @@ func (h *holding) send(f dataplane.HeldFragment) {
 	}
 }
 
-// expire drops the fragments whose time is over.
+// expire drops the fragments whose time is over. The news of a first fragment is lost if the ring
+// buffer is full, so expire looks for the first one before that.
 func (h *holding) expire(now time.Time) {
 	for h.order.Len() > 0 && !now.Before(h.next()) {
+		if key := h.order.Front().Value.(held).Key; h.path.HasFirst(key) {
+			h.release(key, &h.late)
+			continue
+		}
 		h.forgetOldest()
 		h.expired.Add(1)
 	}
@@ -144,7 +153,8 @@ func (h *holding) Describe(descs chan<- *prometheus.Desc) { descs <- heldDesc }
 // Collect implements prometheus.Collector.
 func (h *holding) Collect(metrics chan<- prometheus.Metric) {
 	for result, n := range map[string]*atomic.Uint64{
-		"released": &h.released, "expired": &h.expired, "displaced": &h.displaced, "failed": &h.failed,
+		"released": &h.released, "late": &h.late, "dropped": &h.dropped,
+		"expired": &h.expired, "displaced": &h.displaced, "failed": &h.failed,
 	} {
 		metrics <- prometheus.MustNewConstMetric(heldDesc, prometheus.CounterValue, float64(n.Load()), result)
 	}

@@ -13,6 +13,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
+	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/packet"
 )
 
 // sentFragments is a data path that records the fragments that are sent.
@@ -80,8 +82,10 @@ func TestHoldingReleasesInOrder(t *testing.T) {
 # HELP segue_lb_held_fragments_total Later fragments that waited for the first one of their packet, by what became of them.
 # TYPE segue_lb_held_fragments_total counter
 segue_lb_held_fragments_total{result="displaced"} 0
+segue_lb_held_fragments_total{result="dropped"} 0
 segue_lb_held_fragments_total{result="expired"} 0
 segue_lb_held_fragments_total{result="failed"} 0
+segue_lb_held_fragments_total{result="late"} 0
 segue_lb_held_fragments_total{result="released"} 4
 `
 	if err := testutil.CollectAndCompare(h, strings.NewReader(want)); err != nil {
@@ -123,6 +127,25 @@ func TestHoldingExpires(t *testing.T) {
 	}
 }
 
+// The news of a first fragment may be lost. Then the later ones are sent when their time is over,
+// and counted apart.
+func TestHoldingLosesTheNews(t *testing.T) {
+	h, path := newTestHolding()
+	start := time.Now()
+	for _, f := range []dataplane.HeldFragment{fragmentOf(1, "1c"), fragmentOf(2, "2c"), fragmentOf(1, "1b")} {
+		h.take(f, start)
+	}
+	path.firsts[packetNumber(1)] = true
+	h.expire(start.Add(holdTime))
+	if want := []string{"1c", "1b"}; !slices.Equal(path.sent, want) {
+		t.Errorf("sent %q, want %q", path.sent, want)
+	}
+	h.requireCounts(t, 0, 0, 1, 0)
+	if late := h.late.Load(); late != 2 || len(h.waiting) > 0 {
+		t.Errorf("%d late, want 2; packets that are left: %v", late, h.waiting)
+	}
+}
+
 // The number of fragments is bounded. The oldest ones make room.
 func TestHoldingIsBounded(t *testing.T) {
 	h, path := newTestHolding()
@@ -147,5 +170,26 @@ func TestHoldingCannotSend(t *testing.T) {
 	h.requireCounts(t, 0, 0, 0, 0)
 	if h.failed.Load() != 1 {
 		t.Errorf("%d failed, want 1", h.failed.Load())
+	}
+}
+
+// A fragment that the data path drops is not counted as sent. In generic mode, the process knows the
+// verdict.
+func TestHeldFragmentIsDropped(t *testing.T) {
+	t.Parallel()
+	f := openStandard(t)
+	const arrival = 1
+	f.plane.Held.ArriveBy([]int{arrival}, []datapath.Mode{datapath.Generic})
+	h := newHolding(f.plane.Held, slog.New(slog.DiscardHandler))
+	later := dataplane.HeldFragment{Ifindex: arrival, Frame: packet.Fragments(datagram(dns), 1440, 7)[1]}
+	h.take(later, time.Now())
+	before := f.counters()
+	h.take(dataplane.HeldFragment{}, time.Now()) // of no packet that has passed
+	if grown := difference(before.reasons, f.counters().reasons); grown["drop_fragment_unknown"].Packets != 1 {
+		t.Errorf("the data path counts %v", grown)
+	}
+	h.requireCounts(t, 0, 0, 0, 0)
+	if h.dropped.Load() != 1 || h.failed.Load() != 0 {
+		t.Errorf("%d dropped, %d failed; want 1, 0", h.dropped.Load(), h.failed.Load())
 	}
 }

@@ -24,6 +24,7 @@ import (
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/field"
+	"github.com/segue-lb/segue/internal/store"
 	"github.com/segue-lb/segue/internal/wholefile"
 )
 
@@ -230,7 +231,7 @@ func (c *Controller[D]) Overrides() (overrides []desired.Override, version strin
 var (
 	// ErrVersion is wrapped in the error of a change if the version in force is not the expected
 	// one.
-	ErrVersion = errors.New("the configuration has changed meanwhile")
+	ErrVersion = store.ErrVersion
 	// ErrStored is wrapped in the error of a change if the process has not read the file of overrides:
 	// somebody else has changed it, or its content was no list of overrides at the start.
 	ErrStored = errors.New("reload first")
@@ -301,7 +302,7 @@ func (c *Controller[D]) follow(ctx context.Context, terms Terms, wanted change[D
 	defer c.mu.Unlock()
 	version := versionOf(c.inForce)
 	if terms.Version != "" && terms.Version != version {
-		return nil, fmt.Errorf("version %s: %w: it has version %s now", terms.Version, ErrVersion, version)
+		return nil, fmt.Errorf("version %s: %w: %s", terms.Version, ErrVersion, version)
 	}
 	if c.inForce.Unreadable() {
 		return nil, fmt.Errorf("%s could not be read: correct or remove it, and %w",

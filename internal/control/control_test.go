@@ -145,7 +145,7 @@ func testRefusedChange[D config.State[D]](t *testing.T, u subject[D]) {
 		if _, err := s.Change(t.Context(), []Edit{drain(u.server, true)}, Terms{Version: version}); err != nil {
 			t.Fatal(err)
 		}
-		err := s.refusesUnder(Terms{Version: version}, "has changed meanwhile", u.number(5))
+		err := s.refusesUnder(Terms{Version: version}, "has another version", u.number(5))
 		if !errors.Is(err, ErrVersion) {
 			t.Error(err)
 		}

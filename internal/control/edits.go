@@ -3,6 +3,7 @@
 package control
 
 import (
+	"errors"
 	"fmt"
 	"iter"
 	"maps"
@@ -62,7 +63,7 @@ func edited[D config.State[D]](files *config.Files[D], edits []Edit) (*config.Fi
 	}
 	next, warnings, err := files.WithOverrides(d.overrides())
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, asEdited(err, edits)
 	}
 	if trimmed, w, ok := d.trimmed(next); ok {
 		next, warnings = trimmed, w
@@ -73,6 +74,26 @@ func edited[D config.State[D]](files *config.Files[D], edits []Edit) (*config.Fi
 		}
 	}
 	return next, append(gone, warnings...), nil
+}
+
+// asEdited leaves the file of overrides out of errors about edits: their caller has not written it.
+func asEdited(err error, edits []Edit) error {
+	var problems field.Errors
+	if !errors.As(err, &problems) {
+		return err
+	}
+	problems = slices.Clone(problems)
+	for i, problem := range problems {
+		of, _, _ := strings.Cut(problem.Path, ".")
+		if slices.ContainsFunc(edits, func(e Edit) bool {
+			return target{e.Service, e.Server}.String() == of
+		}) {
+			own := *problem
+			own.File, own.Line = "", 0
+			problems[i] = &own
+		}
+	}
+	return problems
 }
 
 // isEdited tells whether edits take the place of an invalid override: there is one override of each

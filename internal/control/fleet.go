@@ -133,12 +133,7 @@ func (f *Fleet) Confirm(ctx context.Context, version string) error {
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrVersion, err)
 	}
-	if err := f.follower.Confirm(ctx, v); errors.Is(err, store.ErrVersion) {
-		return fmt.Errorf("%w: %w", ErrVersion, err)
-	} else if err != nil {
-		return err
-	}
-	return nil
+	return f.follower.Confirm(ctx, v)
 }
 
 // Attach is as that of Controller, for a balancer that may be a member of a fleet.
@@ -313,7 +308,7 @@ func (f *Fleet) Change(ctx context.Context, terms Terms, c change[*desired.Balan
 	case errors.Is(err, ErrRemovals):
 		return nil, err
 	case errors.Is(err, store.ErrVersion):
-		return nil, fmt.Errorf("%w: %w", ErrVersion, err)
+		return nil, err
 	case errors.Is(err, store.ErrUnknown):
 		return nil, fmt.Errorf("%w: look with segue service list and segue server list before you repeat it", err)
 	case err != nil:

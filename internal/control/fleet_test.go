@@ -182,7 +182,7 @@ func TestFleetRefuses(t *testing.T) {
 		want  error
 		says  string
 	}{
-		"version":  {weight(7), Terms{Version: outdated}, ErrVersion, "meanwhile"},
+		"version":  {weight(7), Terms{Version: outdated}, ErrVersion, "has another version"},
 		"form":     {weight(7), Terms{Version: "7"}, ErrVersion, "EPOCH-CHANGE"},
 		"server":   {[]Edit{set("s9", desired.Fields{"weight": 7})}, Terms{}, ErrNotFound, "web/s9"},
 		"value":    {weight(7000), Terms{}, nil, "web/s1.weight"},

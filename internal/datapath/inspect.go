@@ -149,7 +149,7 @@ type Attachment struct {
 	// namespace than the reader.
 	Interface string `json:"interface"`
 	Mode      Mode   `json:"mode"` // empty if Interface is
-	// HiddenVLANTags tells why a balancer's program may not see the VLAN tags of frames. It is
+	// HiddenVLANTags tells why the program may not see the VLAN tags of frames. It is
 	// empty if the program sees them, or if Interface is empty.
 	HiddenVLANTags string `json:"hidden_vlan_tags,omitempty"`
 }
@@ -174,6 +174,19 @@ func Inspect(instance Instance, program string, reasons []ReasonCount) (*Snapsho
 	}
 	s.Attachment, err = ReadAttachment(filepath.Join(Dir(instance.Name), LinkPin))
 	return s, err
+}
+
+// AddHiddenTags finds out whether programs see the VLAN tags of frames. The reader may reach the other
+// end of a veth although the process may not.
+func AddHiddenTags(attachments ...*Attachment) {
+	for _, a := range attachments {
+		if a == nil || a.Interface == "" {
+			continue
+		}
+		if err := HiddenVLANTags(a.Ifindex); err != nil {
+			a.HiddenVLANTags = err.Error()
+		}
+	}
 }
 
 // RatesSince computes the rates of the reasons since an earlier snapshot of the instance. It

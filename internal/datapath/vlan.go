@@ -5,6 +5,7 @@ package datapath
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 
 	"github.com/vishvananda/netlink"
@@ -57,6 +58,32 @@ func HiddenVLANTags(ifindex int) error {
 	})
 }
 
+// TagWatch calls ShowVLANTags again and again, because anybody can change the interface, or the other
+// end of a veth. It logs what has changed. The zero value is ready.
+type TagWatch struct {
+	said map[int]string // by interface, the error that was logged last
+}
+
+// Show lets XDP see the VLAN tags of frames on an interface.
+func (w *TagWatch) Show(log *slog.Logger, name string, ifindex int) {
+	changed, err := ShowVLANTags(ifindex)
+	for _, name := range changed {
+		log.Info("VLAN offloads are switched off, so that packets in VLANs are not taken for others",
+			"interface", name)
+	}
+	said := ""
+	if err != nil {
+		said = err.Error()
+	}
+	if err != nil && w.said[ifindex] != said {
+		log.Warn("packets in VLANs may be taken for packets in none", "interface", name, "error", err)
+	}
+	if w.said == nil {
+		w.said = map[int]string{}
+	}
+	w.said[ifindex] = said
+}
+
 // visitHiders visits the interfaces that hide tags from XDP at an interface.
 func visitHiders(ifindex int, visit func(hider) error) error {
 	link, err := netlink.LinkByIndex(ifindex)
@@ -71,9 +98,20 @@ func visitHiders(ifindex int, visit func(hider) error) error {
 		}
 		receivers = membersOf(all, ifindex)
 	}
+	return visitHidersOf(receivers, visit)
+}
+
+// visitHidersOf visits the interfaces that hide the tags of frames at receivers. The error names each
+// receiver whose tags stay hidden.
+func visitHidersOf(receivers []netlink.Link, visit func(hider) error) (err error) {
 	for _, receiver := range receivers {
-		if failed := visitHider(receiver, visit); failed != nil {
+		failed := visitHider(receiver, visit)
+		switch {
+		case failed == nil:
+		case err == nil:
 			err = fmt.Errorf("%w %s: %w", ErrHiddenTags, receiver.Attrs().Name, failed)
+		default:
+			err = fmt.Errorf("%w; of %s: %w", err, receiver.Attrs().Name, failed)
 		}
 	}
 	return err

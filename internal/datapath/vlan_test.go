@@ -204,6 +204,28 @@ func TestReceiver(t *testing.T) {
 	}))
 }
 
+// The error about a bond names each member that hides tags, and no other.
+func TestHiddenTagsOfMembers(t *testing.T) {
+	t.Parallel()
+	a, b := testnet.New(t), testnet.New(t)
+	var members []netlink.Link
+	for _, name := range []string{"eth0", "eth1", "eth2"} {
+		testnet.Connect(t, a, name, nil, b, name, nil)
+		members = append(members, &netlink.Device{LinkAttrs: netlink.LinkAttrs{Name: name}}) // as if it were a card
+	}
+	testnet.Must(t, a.Do(func() error {
+		if err := offload.Set("eth1", false, received...); err != nil {
+			return err
+		}
+		err := visitHidersOf(members, func(h hider) error { return errors.New(h.name + " stays") })
+		const want = "XDP may not see the VLAN tags of the interface eth0: eth0 stays; of eth2: eth2 stays"
+		if !errors.Is(err, ErrHiddenTags) || err.Error() != want {
+			t.Errorf("error %v, want %s", err, want)
+		}
+		return nil
+	}))
+}
+
 // XDP in generic mode cannot see the tags of an interface above others. The members of a bond with
 // native XDP are asked instead.
 func TestUpperInterfaces(t *testing.T) {

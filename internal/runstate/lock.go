@@ -23,7 +23,7 @@ const runDir = "/run/segue"
 const lockSuffix = ".lock"
 
 // LockFile returns the path of an instance's lock. The file exists from the instance's first start
-// until the instance is removed.
+// until the instance is removed, or until a first start fails.
 func LockFile(instance string) string {
 	return filepath.Join(runDir, instance+lockSuffix)
 }

@@ -242,7 +242,7 @@ var (
 	// ErrEmpty is wrapped in an error if the store has no head, and so no services.
 	ErrEmpty = errors.New("the store has no services: segue store import fills it")
 	// ErrVersion is wrapped in an error if the store has another version than expected.
-	ErrVersion = errors.New("the configuration has changed meanwhile")
+	ErrVersion = errors.New("the configuration has another version")
 	// ErrNotEmpty is wrapped in an error if a store to be filled has content.
 	ErrNotEmpty = errors.New("the store has content already")
 	// ErrUnknown is wrapped in an error if it is not known whether a change was made.

@@ -187,7 +187,7 @@ func (w *writer) prepare(ctx context.Context, n *Snapshot) (*Snapshot, error) {
 		return nil, err
 	}
 	if expected := w.change.Expected; expected != (Version{}) && expected != n.Version() {
-		return nil, fmt.Errorf("version %s: %w: it has version %s now", expected, ErrVersion, n.Version())
+		return nil, fmt.Errorf("version %s: %w: %s", expected, ErrVersion, n.Version())
 	}
 	switch {
 	case n.head.Writing == 0 || w.change.DryRun:

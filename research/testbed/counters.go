@@ -95,7 +95,7 @@ func (r *Run) addCounts(before, after *counts) {
 		}
 		s.FirstThreshold, s.LastThreshold = first.Threshold, last.Threshold
 		since := func(result string) uint64 { return last.Offers[result] - first.Offers[result] }
-		s.Accepted = last.Accepted() - first.Accepted()
+		s.Accepted = last.Accepted - first.Accepted
 		s.Refused = since("refused") + since("refused_down")
 		s.Returned, s.TakenBack = since("returned"), since("taken_back")
 		s.Forced = since("forced")

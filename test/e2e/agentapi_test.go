@@ -97,7 +97,7 @@ func TestAgentCommands(t *testing.T) {
 	eventually(t, func() error {
 		text := log.String()
 		for part, want := range map[string]int{
-			" started version ": 2, "has ended; waiting": 1, "(accept) changed: by root (uid 0)": 2,
+			" started version ": 2, "has ended; waiting": 1, "(accept): by root (uid 0)": 2,
 			"changed service " + other.Name + " removed: by root (uid 0)": 1,
 		} {
 			if got := strings.Count(text, part); got != want {

@@ -14,6 +14,8 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -64,9 +66,30 @@ func (c *client) get(ctx context.Context, s lab.Service, path string) (server st
 	return c.do(ctx, http.MethodGet, fmt.Sprintf("http://%s%s", s.Address(), path), nil, http.StatusOK)
 }
 
-// visit makes n connections to a service, several at a time, and counts them by the server that
+// visitsOf has the number of visits to each lab so far, as an *atomic.Uint32 by *lab.Lab.
+var visitsOf sync.Map
+
+// fromNewAddress returns a client with an address that no visit to the lab had before, until all
+// 254 are used. The kernel takes the ports of all labs' clients from one counter, which can go
+// back: one client gets ports again within seconds. A SYN from such a port is taken for a late copy
+// of the SYN of a connection that has just ended, and goes to the server of that connection. So
+// only a new address makes a connection surely new.
+func (c *client) fromNewAddress(s lab.Service) *client {
+	count, _ := visitsOf.LoadOrStore(c.lab, new(atomic.Uint32))
+	addresses := lab.ClientAddresses(s.VIP, 254)
+	from := addresses[int(count.(*atomic.Uint32).Add(1))%len(addresses)]
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return c.lab.Node("client").DialTCP(ctx, from, s.Address())
+	}
+	return &client{c.lab, http.Client{
+		Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}, Timeout: patience,
+	}}
+}
+
+// visit makes n new connections to a service, several at a time, and counts them by the server that
 // answered.
 func (c *client) visit(ctx context.Context, s lab.Service, n int) (map[string]int, error) {
+	c = c.fromNewAddress(s)
 	servers := make([]string, n)
 	var group errgroup.Group
 	group.SetLimit(8)

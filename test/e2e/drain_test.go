@@ -40,7 +40,7 @@ func TestDrain(t *testing.T) {
 		for i := range outputs {
 			all += outputs[i].String()
 		}
-		if strings.Count(all, "is drained") < len(outputs) || !strings.Contains(all, "1 flow is left") {
+		if strings.Count(all, "is drained") < len(outputs) || !strings.Contains(all, "1 live flow is left") {
 			return fmt.Errorf("%s", all)
 		}
 		return nil
@@ -52,7 +52,7 @@ func TestDrain(t *testing.T) {
 	}
 	kept.CloseIdleConnections()
 	for i := range waits {
-		if err := waits[i].Wait(); err != nil || !strings.HasSuffix(outputs[i].String(), "0 flows are left\n") {
+		if err := waits[i].Wait(); err != nil || !strings.HasSuffix(outputs[i].String(), "0 live flows are left\n") {
 			t.Errorf("%s: %v: %s", balancers[i], err, &outputs[i])
 		}
 	}

@@ -111,9 +111,14 @@ func (h *HeldFragments) HasFirst(key FragmentKey) bool {
 	return h.firsts.Lookup(&key, &first) == nil && first.Seen != 0
 }
 
+// ErrNotForwarded is the error of Send about a fragment that the data path does not forward. The
+// data path has counted why.
+var ErrNotForwarded = errors.New("the data path does not forward the fragment")
+
 // Send runs the data path with a frame, as if it arrived on the interface. The data path does not
 // hold it again. In generic mode, the kernel sends no frames of test runs, so a packet socket sends
-// the result.
+// the result, and Send returns ErrNotForwarded if there is none. In native mode, the kernel does not
+// tell the verdict.
 func (h *HeldFragments) Send(f HeldFragment) error {
 	arrivals := h.arrivals.Load()
 	if arrivals == nil {
@@ -163,12 +168,15 @@ func (h *HeldFragments) sendBySocket(program *ebpf.Program, f HeldFragment) erro
 	const mostHeaders = 256 // XDP_PACKET_HEADROOM
 	run := &ebpf.RunOptions{Data: f.Frame, DataOut: make([]byte, len(f.Frame)+mostHeaders)}
 	verdict, err := program.Run(run)
-	if err != nil || verdict != xdpTX && verdict != xdpRedirect {
+	if err != nil {
 		return err
+	}
+	if verdict != xdpTX && verdict != xdpRedirect {
+		return ErrNotForwarded
 	}
 	ifindex, ok := h.directory.portOf(run.DataOut)
 	if !ok {
-		return nil // the next hop has changed meanwhile
+		return errors.New("the next hop of the server has just changed")
 	}
 	if err := h.socket.open(); err != nil {
 		return err

@@ -19,6 +19,9 @@ func TestStackFitsAllKernels(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if _, err := setSweptSlots(sweeper, 1); err != nil {
+		t.Fatal(err)
+	}
 	datapathtest.RequireStackForAllKernels(t, sweeper, "sweep_flows")
 	copier, err := loadCopier()
 	if err != nil {

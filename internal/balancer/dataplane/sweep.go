@@ -78,14 +78,12 @@ func newSweeper(o *Objects, clock *FlowClock) (*Sweeper, error) {
 		spec.Maps[name].MaxEntries = table.MaxEntries()
 	}
 	slots := o.ServerCounters.MaxEntries()
-	size := (slots + 1) * uint32(unsafe.Sizeof(SweptServer{}))
-	datapath.NameSection(spec, sweptServersSection, sweptServersMap, size)
-	for name, value := range map[string]uint32{
-		sweeperVarSweptSlots: slots, sweeperVarFlowTickShift: clock.Shift,
-	} {
-		if err := spec.Variables[name].Set(value); err != nil {
-			return nil, fmt.Errorf("set %s: %w", name, err)
-		}
+	size, err := setSweptSlots(spec, slots)
+	if err != nil {
+		return nil, err
+	}
+	if err := spec.Variables[sweeperVarFlowTickShift].Set(clock.Shift); err != nil {
+		return nil, fmt.Errorf("set %s: %w", sweeperVarFlowTickShift, err)
 	}
 	var loaded struct {
 		Program *ebpf.Program `ebpf:"sweep_flows"`
@@ -107,6 +105,17 @@ func newSweeper(o *Objects, clock *FlowClock) (*Sweeper, error) {
 	}
 	s.servers = unsafe.Slice((*SweptServer)(unsafe.Pointer(unsafe.SliceData(s.memory))), slots+1)
 	return s, nil
+}
+
+// setSweptSlots sets the number of slots whose flows the program sweeps. It returns the size of the
+// map of the servers, in bytes. The verifier's work depends on whether there is a slot.
+func setSweptSlots(spec *ebpf.CollectionSpec, slots uint32) (size uint32, err error) {
+	size = (slots + 1) * uint32(unsafe.Sizeof(SweptServer{}))
+	datapath.NameSection(spec, sweptServersSection, sweptServersMap, size)
+	if err := spec.Variables[sweeperVarSweptSlots].Set(slots); err != nil {
+		return 0, fmt.Errorf("set %s: %w", sweeperVarSweptSlots, err)
+	}
+	return size, nil
 }
 
 func (s *Sweeper) close() error {

@@ -29,6 +29,9 @@ func TestVerifierWork(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if _, err := setSweptSlots(sweeper, 1); err != nil {
+		t.Fatal(err)
+	}
 	copier, err := loadCopier()
 	if err != nil {
 		t.Fatal(err)
@@ -41,7 +44,7 @@ func TestVerifierWork(t *testing.T) {
 	}{
 		"attached": {attached, balancerProgXdpLb, 200_000},
 		"dry run":  {dry, balancerProgXdpLb, 200_000},
-		"sweep":    {sweeper, sweeperProgSweepFlows, 15_000},
+		"sweep":    {sweeper, sweeperProgSweepFlows, 30_000},
 		"copier":   {copier, copierProgCopyTable, 15_000},
 	} {
 		objects, err := ebpf.NewCollection(test.spec)

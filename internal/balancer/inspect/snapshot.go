@@ -182,7 +182,7 @@ func (v *View) Snapshot() (*Snapshot, error) {
 	if err != nil {
 		return nil, err
 	}
-	addHiddenTags(s.Attachment, s.Inside)
+	datapath.AddHiddenTags(s.Attachment, s.Inside)
 	if slices.ContainsFunc(s.Services, usesHints) {
 		counts, err := v.tables.Hints()
 		if err != nil {
@@ -304,19 +304,6 @@ func readInside(instance string) (*datapath.Attachment, error) {
 		return nil, nil
 	}
 	return &datapath.Attachment{}, nil
-}
-
-// addHiddenTags finds out whether the programs see the VLAN tags of frames. The reader may reach
-// the other end of a veth although the process may not.
-func addHiddenTags(attachments ...*datapath.Attachment) {
-	for _, a := range attachments {
-		if a == nil || a.Interface == "" {
-			continue
-		}
-		if err := datapath.HiddenVLANTags(a.Ifindex); err != nil {
-			a.HiddenVLANTags = err.Error()
-		}
-	}
 }
 
 // RatesSince sets the rates since an earlier snapshot of the same instance.
