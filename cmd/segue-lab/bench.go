@@ -95,7 +95,7 @@ and new (the builds), cases, only_old and only_new.
 Bench needs root and, for ten million flows, four gigabytes of memory. A full run takes
 some minutes.`,
 		Example: "  segue-lab bench --case 'known-flow$|reference' --flows 1k,1M\n" +
-			"  segue-lab bench --against /usr/local/bin/segue",
+			"  segue-lab bench --against /usr/local/bin/segue-lab",
 		Args: cli.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := f.parse(); err != nil {

@@ -92,7 +92,7 @@ func TestCompareRefuses(t *testing.T) {
 		"not executable": {notExecutable, "permission denied"},
 		"an older build": {
 			script(t, `echo "segue: bench: unknown command \"$2\"" >&2; exit 1`),
-			"has no `bench worker`: it is not segue, or a build from before --against " +
+			"has no `bench worker`: it is not segue-lab, or a build from before --against " +
 				`(it wrote: segue: bench: unknown command "worker")`,
 		},
 		"another program": {script(t, "echo Hello.; cat"), "has no `bench worker`"},

@@ -97,7 +97,7 @@ func (w *workerClient) greet(executable string) error {
 			executable, helloDeadline)
 	}
 	if err != nil || first.Protocol == 0 {
-		return fmt.Errorf("%s has no `bench worker`: it is not segue, or a build from before --against",
+		return fmt.Errorf("%s has no `bench worker`: it is not segue-lab, or a build from before --against",
 			executable)
 	}
 	if first.Protocol != workerProtocol {
