@@ -53,7 +53,8 @@ func Run(ctx context.Context, root *cobra.Command, input string, args ...string)
 func ArgumentErrors(t *testing.T, newRoot func() *cobra.Command, errors map[string]string) {
 	t.Helper()
 	for args, want := range errors {
-		if _, err := Run(t.Context(), newRoot(), "", strings.Fields(args)...); err == nil || err.Error() != want {
+		_, err := Run(t.Context(), newRoot(), "", strings.Fields(args)...)
+		if err == nil || err.Error() != want {
 			t.Errorf("%s: error %v, want %s", args, err, want)
 		}
 	}

@@ -49,11 +49,13 @@ func testGuide(t *testing.T, root *cobra.Command, place string, words []string) 
 	}
 	cmd.InitDefaultHelpFlag()
 	err = cmd.ParseFlags(args)
-	isSynopsis := strings.Contains(place, " [-")                                          // its values are placeholders
-	if err != nil && !isSynopsis && !strings.Contains(err.Error(), "needs an argument") { // prose names flags alone
+	// The values of a synopsis are placeholders, and prose names flags alone.
+	isSynopsis := strings.Contains(place, " [-")
+	if err != nil && !isSynopsis && !strings.Contains(err.Error(), "needs an argument") {
 		t.Errorf("%s: %v", place, err)
 	}
-	isWhole := len(cmd.Flags().Args()) > 0 || strings.Contains(place, " -") // prose also names commands alone
+	// Prose also names commands alone.
+	isWhole := len(cmd.Flags().Args()) > 0 || strings.Contains(place, " -")
 	if strings.Contains(cmd.Use, " -c FILE") && isWhole && !cmd.Flags().Changed("config") {
 		t.Errorf("%s: lacks -c FILE", place)
 	}
