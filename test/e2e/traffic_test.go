@@ -13,7 +13,7 @@ import (
 	"testing"
 
 	"github.com/segue-lb/segue/lab"
-	httptraffic "github.com/segue-lb/segue/lab/httpload"
+	"github.com/segue-lb/segue/lab/httpload"
 )
 
 // TestLoadGenerator sends requests through the balancers to services of both placements, from many
@@ -64,7 +64,7 @@ func TestLoadGenerator(t *testing.T) {
 }
 
 // generate runs segue-lab load on the client.
-func generate(t *testing.T, l *lab.Lab, args ...string) *httptraffic.Report {
+func generate(t *testing.T, l *lab.Lab, args ...string) *httpload.Report {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
 	defer cancel()
@@ -75,7 +75,7 @@ func generate(t *testing.T, l *lab.Lab, args ...string) *httptraffic.Report {
 	if err := cmd.Wait(); err != nil {
 		t.Fatalf("segue-lab load: %v: %s", err, &messages)
 	}
-	report := new(httptraffic.Report)
+	report := new(httpload.Report)
 	must(t, json.Unmarshal(out.Bytes(), report))
 	return report
 }
