@@ -69,10 +69,12 @@ __noinline int list_column(const struct service *service, __u32 bucket, __u32 co
 	length = generations_of(service);
 #pragma unroll
 	for (__u32 i = 0; i < MAX_GENERATIONS; i++) {
-		__u32 number = candidate_at(table, first + i * candidates_of(service));
+		__u32 number;
 
+		barrier_var(length); /* the compiler would compare `i` with the lower bound only */
 		if (i >= length)
 			break;
+		number = candidate_at(table, first + i * candidates_of(service));
 		if (is_wanted(service, number, wanted))
 			append_server(segments, number, MAX_SEGMENTS);
 	}
@@ -97,10 +99,12 @@ __noinline int server_with_mark(const struct service *service, __u32 bucket, __u
 	length = generations_of(service);
 #pragma unroll
 	for (__u32 i = 0; i < MAX_GENERATIONS; i++) {
-		__u32 number = candidate_at(table, first + i * candidates_of(service));
+		__u32 number;
 
+		barrier_var(length); /* the compiler would compare `i` with the lower bound only */
 		if (i >= length)
 			break;
+		number = candidate_at(table, first + i * candidates_of(service));
 		if (!hint_names(hint, number) || !is_wanted(service, number, LIST_ANY))
 			continue;
 		if (found >= 0 && found != (int)number)

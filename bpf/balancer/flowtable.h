@@ -198,6 +198,16 @@ static __always_inline struct two_hashes flow_hashes(const struct flow_key *key,
 	return hash;
 }
 
+/* The first of these hashes alone. */
+static __always_inline __u64 flow_place(const struct flow_key *key, __u32 service)
+{
+	const __u32 words[FLOW_WORDS] = FLOW_HASH_INPUT(key, service);
+
+	if (flow_place_is_former)
+		return former_place(key, service);
+	return place_of(multilinear(words, FLOW_WORDS, flow_keys + 1, flow_keys[0]));
+}
+
 static __always_inline __u64 entry_read(const struct flow_bucket *bucket, int way)
 {
 	return *(const volatile __u64 *)&bucket->entry[way];

@@ -151,7 +151,7 @@ static __always_inline struct hint_set *hint_set_of(__u64 hash)
 static __always_inline void hint_lookup(const struct flow_key *key, __u32 service,
 					struct hint *hint)
 {
-	__u64 hash = flow_hashes(key, service).first;
+	__u64 hash = flow_place(key, service);
 	__u32 rest;
 
 	*hint = (struct hint){};

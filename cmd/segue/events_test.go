@@ -70,7 +70,7 @@ func TestEvents(t *testing.T) {
 		t.Error(err)
 	}
 	if _, err := runSegue(t.Context(), "events", "--instance", "none"); err == nil ||
-		!strings.Contains(err.Error(), `no process runs the instance "none"`) {
+		!strings.Contains(err.Error(), `instance "none"`) {
 		t.Errorf("error %v", err)
 	}
 }

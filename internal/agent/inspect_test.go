@@ -178,6 +178,7 @@ func TestServicesOfSnapshot(t *testing.T) {
 	s.connect(flow{client6, vip6}, accepted)
 	sid := handshakeEvents()[1].frame(dialogue{flow: flow{client6, netip.AddrPortFrom(vip6.Addr(), 81)}}, desired.SRv6Encap)
 	s.do(func() error { runAgent(t, k, sid); return nil }) // connect-avail at the last server
+	counted := fillOffers(t, k, cfg.Services[2])
 	for _, when := range []int64{fresh, fresh - int64(2*time.Hour)} {
 		report(when)
 		var got []*ServiceState
@@ -211,7 +212,8 @@ func TestServicesOfSnapshot(t *testing.T) {
 		}
 		want := []*ServiceState{
 			{Name: "all", VIP: vip4.Addr(), Protocol: desired.TCP, Presence: up(""), Accept: &AcceptState{Policy: desired.AcceptStatic,
-				Source: "connections", Stale: true, Threshold: &seven, Offers: none}},
+				Source: "connections", Stale: true, Threshold: &seven, Offers: counted, Offered: 255,
+				Accepted: counted["accepted"] + counted["accepted_stale"] + counted["accepted_least"]}},
 			{Name: "gre", VIP: vip4.Addr(), Port: 80, Protocol: desired.TCP, Presence: up(ListeningNo)},
 			{Name: "insert", VIP: vip6.Addr(), Port: 81, Protocol: desired.TCP, Presence: up(ListeningNo), Accept: reported},
 			{Name: "queue", VIP: vip6.Addr(), Port: 80, Protocol: desired.TCP, Presence: up(ListeningYes), Accept: &AcceptState{Policy: desired.AcceptStatic,
@@ -222,4 +224,23 @@ func TestServicesOfSnapshot(t *testing.T) {
 			t.Errorf("-want +got:\n%s", diff)
 		}
 	}
+}
+
+// fillOffers gives each counter of a service's offers another bit, and returns the counters.
+func fillOffers(t *testing.T, k *kernel, s desired.AgentService) map[string]uint64 {
+	t.Helper()
+	acceptance, err := k.view().acceptance(serviceKey(s))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var offers agentOffers
+	counters := map[string]uint64{}
+	for i, label := range k.view().labels.offers {
+		offers.Count[i] = 1 << i
+		counters[label] = 1 << i
+	}
+	if err := k.objects.Offers.Put(acceptance.Number, offers); err != nil {
+		t.Fatal(err)
+	}
+	return counters
 }

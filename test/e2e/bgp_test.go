@@ -72,7 +72,11 @@ func awaitNextHops(t *testing.T, l *lab.Lab, want ...string) {
 func awaitSessions(t *testing.T, n *lab.Node, least uint64) {
 	t.Helper()
 	eventually(t, func() error {
-		for _, p := range bgpStatus(t, n).Peers {
+		peers := bgpStatus(t, n).Peers
+		if len(peers) == 0 {
+			return fmt.Errorf("%s has no peers yet", n.Name)
+		}
+		for _, p := range peers {
 			if !p.IsEstablished() || p.Sessions < least {
 				return fmt.Errorf("%s: %+v", n.Name, p)
 			}
@@ -373,6 +377,9 @@ func awaitPrivateSessions(t *testing.T, n *lab.Node) {
 		state, err := api.NewClient(n.Instance()).Self(t.Context())
 		if err != nil {
 			return err
+		}
+		if state.BGP == nil || len(state.BGP.Peers) == 0 {
+			return fmt.Errorf("%s has no peers yet", n.Name) // the router keeps the routes of the former process
 		}
 		for _, p := range state.BGP.Peers {
 			if !p.IsEstablished() {

@@ -30,10 +30,11 @@ type client struct {
 	http http.Client
 }
 
-func newClient(l *lab.Lab) *client {
-	return &client{lab: l, http: http.Client{
-		Transport: &http.Transport{DialContext: l.Node("client").Dial, DisableKeepAlives: true},
-		Timeout:   patience,
+func newClient(l *lab.Lab) *client { return clientThatDials(l, l.Node("client").Dial) }
+
+func clientThatDials(l *lab.Lab, dial func(ctx context.Context, network, address string) (net.Conn, error)) *client {
+	return &client{l, http.Client{
+		Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}, Timeout: patience,
 	}}
 }
 
@@ -78,12 +79,9 @@ func (c *client) fromNewAddress(s lab.Service) *client {
 	count, _ := visitsOf.LoadOrStore(c.lab, new(atomic.Uint32))
 	addresses := lab.ClientAddresses(s.VIP, 254)
 	from := addresses[int(count.(*atomic.Uint32).Add(1))%len(addresses)]
-	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
+	return clientThatDials(c.lab, func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return c.lab.Node("client").DialTCP(ctx, from, s.Address())
-	}
-	return &client{c.lab, http.Client{
-		Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}, Timeout: patience,
-	}}
+	})
 }
 
 // visit makes n new connections to a service, several at a time, and counts them by the server that
