@@ -24,7 +24,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/plural"
+	"github.com/segue-lb/segue/internal/wording"
 )
 
 // Numbers of transfers per service. They show how connections spread, and include large transfers.
@@ -88,7 +88,7 @@ var errNotTried = errors.New("not tried")
 func (l *Lab) Demo(ctx context.Context) (*DemoResult, error) {
 	d := demo{lab: l, checks: l.checks()}
 	d.client.Transport = &http.Transport{DialContext: l.Node("client").Dial, DisableKeepAlives: true}
-	l.progress(fmt.Sprintf("Sending %s, each on its own connection.", plural.Count(len(d.checks), "request")))
+	l.progress(fmt.Sprintf("Sending %s, each on its own connection.", wording.Count(len(d.checks), "request")))
 	before, err := l.balancerTraffic()
 	if err != nil {
 		return nil, err
@@ -441,7 +441,7 @@ func (d *demo) ofServer(name string) DemoServer {
 // Err returns an error if a request has failed.
 func (r *DemoResult) Err() error {
 	if r.Failed > 0 {
-		return fmt.Errorf("demo failed: %d of %s", r.Failed, plural.Count(r.Requests, "request"))
+		return fmt.Errorf("demo failed: %d of %s", r.Failed, wording.Count(r.Requests, "request"))
 	}
 	return nil
 }
@@ -449,7 +449,7 @@ func (r *DemoResult) Err() error {
 // Summary returns a sentence about a demo without failures.
 func (r *DemoResult) Summary() string {
 	return fmt.Sprintf("Demo passed: %s over %s, %.0f MB, every byte correct.",
-		plural.Count(r.Requests, "request"), plural.Count(len(r.Services), "service"), megabytes(r.Bytes))
+		wording.Count(r.Requests, "request"), wording.Count(len(r.Services), "service"), megabytes(r.Bytes))
 }
 
 // megabytes converts an amount of data into units of 10^6 bytes.

@@ -8,7 +8,7 @@ import (
 
 	"go.yaml.in/yaml/v4"
 
-	"github.com/segue-lb/segue/internal/field"
+	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
 // FuzzParseTopology reads any bytes as the topology in a lab's state. An accepted one can be written
@@ -19,7 +19,7 @@ func FuzzParseTopology(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text []byte) {
 		topology, err := ParseTopology(text)
 		if err != nil {
-			if problems := (field.Errors{}); !errors.As(err, &problems) {
+			if problems := (fieldpath.Errors{}); !errors.As(err, &problems) {
 				t.Fatalf("error of type %T: %v", err, err)
 			}
 			return

@@ -16,8 +16,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/segue-lb/segue/internal/field"
-	"github.com/segue-lb/segue/internal/offload"
+	"github.com/segue-lb/segue/internal/fieldpath"
+	"github.com/segue-lb/segue/internal/netdev"
 )
 
 // Impairment describes how the fabric impairs packets between the nodes at it: the edge router,
@@ -97,9 +97,9 @@ func (i Impairment) String() string {
 }
 
 // problems lists the errors of the impairment in a lab of the topology.
-func (i Impairment) problems(t Topology) (errs field.Errors) {
+func (i Impairment) problems(t Topology) (errs fieldpath.Errors) {
 	fail := func(path string, value any, problem string) {
-		errs = append(errs, &field.Error{Path: path, Value: fmt.Sprint(value), Problem: problem})
+		errs = append(errs, &fieldpath.Error{Path: path, Value: fmt.Sprint(value), Problem: problem})
 	}
 	sum := 0.0
 	for _, share := range []struct {
@@ -156,7 +156,7 @@ func (l *Lab) startImpairment(ctx context.Context) error {
 	// Dropped and reordered packets should be packets as on a wire, so segmentation offload must be
 	// off. On balancers and servers it is off already, because the far ends of their cables run
 	// XDP.
-	err := l.Node("edge").Do(func() error { return offload.Set(uplink, false, offload.TSO...) })
+	err := l.Node("edge").Do(func() error { return netdev.SetOffloads(uplink, false, netdev.TSO...) })
 	if err != nil {
 		return fmt.Errorf("edge: %w", err)
 	}

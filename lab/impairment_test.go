@@ -19,7 +19,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
-	"github.com/segue-lb/segue/internal/needs"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // arrivals counts the datagrams that arrived of a numbered stream.
@@ -163,7 +163,7 @@ func onOneCPU(t *testing.T, f func() error) {
 func impair(t *testing.T, l *Lab, i Impairment) {
 	t.Helper()
 	if i.Reorder.some() {
-		needs.TUN(t)
+		testhost.NeedTUN(t)
 	}
 	if err := l.Impair(t.Context(), Impairment{}); err != nil {
 		t.Fatal(err)
@@ -268,7 +268,7 @@ func TestKeptBackPacketsAreNotLost(t *testing.T) {
 
 // TestImpairmentsChangeWithoutLoss adds and removes impairments that lose nothing, under traffic.
 func TestImpairmentsChangeWithoutLoss(t *testing.T) {
-	needs.TUN(t)
+	testhost.NeedTUN(t)
 	const changes = 40
 	l := up(t, bareTopology())
 	stream(t, l, "s1", 1, func() {}) // a host queues few packets while it resolves a neighbour

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/segue-lb/segue/internal/datapath"
-	"github.com/segue-lb/segue/internal/runstate"
+	"github.com/segue-lb/segue/internal/rundir"
 )
 
 // Instance returns the name, unique on this machine, of a node's balancer or agent.
@@ -74,7 +74,7 @@ func instancesIn(namespace string, instances []string) (found []string, err erro
 	path := filepath.Join(netnsDir, namespace)
 	err = doIn(namespace, path, func() error {
 		for _, name := range instances {
-			process, err := runstate.FindProcess(name)
+			process, err := rundir.FindProcess(name)
 			if err != nil {
 				return err
 			}
@@ -101,7 +101,7 @@ func removeInstances(names []string) error {
 			return err
 		}
 		for _, file := range []string{
-			runstate.RecordFile(name), runstate.SocketFile(name), runstate.LockFile(name),
+			rundir.RecordFile(name), rundir.SocketFile(name), rundir.LockFile(name),
 		} {
 			if err := removeFile(file); err != nil {
 				return err

@@ -18,8 +18,8 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 
-	"github.com/segue-lb/segue/internal/namespace"
-	"github.com/segue-lb/segue/internal/runstate"
+	"github.com/segue-lb/segue/internal/netdev"
+	"github.com/segue-lb/segue/internal/rundir"
 )
 
 // TestDownRemovesInstancesStartedByHand starts instances whose names are not the lab's: one that is
@@ -40,13 +40,13 @@ func TestDownRemovesInstancesStartedByHand(t *testing.T) {
 		if err := os.MkdirAll(filepath.Join(pinRoot, name), 0o700); err != nil {
 			t.Fatal(err)
 		}
-		for _, path := range []string{runstate.LockFile(name), runstate.RecordFile(name)} {
+		for _, path := range []string{rundir.LockFile(name), rundir.RecordFile(name)} {
 			if err := os.WriteFile(path, nil, 0o600); err != nil {
 				t.Fatal(err)
 			}
 		}
 	}
-	outside, err := namespace.New()
+	outside, err := netdev.NewNamespace()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -59,7 +59,7 @@ func TestDownRemovesInstancesStartedByHand(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	holder := exec.Command("flock", "--no-fork", runstate.LockFile(starting), "sleep", "1000")
+	holder := exec.Command("flock", "--no-fork", rundir.LockFile(starting), "sleep", "1000")
 	if err := l.Node("lb1").Start(holder); err != nil {
 		t.Fatal(err)
 	}
@@ -73,7 +73,7 @@ func TestDownRemovesInstancesStartedByHand(t *testing.T) {
 		attached: true, starting: true, elsewhere: false, stopped: false, other: false,
 	} {
 		pins := filepath.Join(pinRoot, name)
-		for _, path := range []string{pins, runstate.LockFile(name), runstate.RecordFile(name)} {
+		for _, path := range []string{pins, rundir.LockFile(name), rundir.RecordFile(name)} {
 			if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) != gone {
 				t.Errorf("%s: %v; should it be gone: %t", path, err, gone)
 			}
@@ -110,7 +110,7 @@ func pinXDP(instance, ifname string) error {
 func awaitProcess(t *testing.T, instance string) {
 	t.Helper()
 	for deadline := time.Now().Add(readyTimeout); ; time.Sleep(10 * time.Millisecond) {
-		process, err := runstate.FindProcess(instance)
+		process, err := rundir.FindProcess(instance)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -17,7 +17,7 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/segue-lb/segue/internal/plural"
+	"github.com/segue-lb/segue/internal/wording"
 )
 
 // Lab is a lab that is up. Several goroutines may call its methods at the same time. The methods of
@@ -151,7 +151,7 @@ func (l *Lab) build(ctx context.Context) error {
 	if slices.ContainsFunc(l.Nodes, func(n *Node) bool { return n.Application == MediaWiki }) {
 		steps = append(steps, step{"Preparing the wiki.", l.prepareWikis})
 	}
-	steps = append(steps, step{"Starting " + plural.Count(len(l.Processes), "process") + ".", start})
+	steps = append(steps, step{"Starting " + wording.Count(len(l.Processes), "process") + ".", start})
 	if router := l.Topology.Edge.Router; router != "" {
 		steps = append(steps, step{"Waiting until " + string(router) + " has learned the routes.", l.awaitRoutes})
 	}
@@ -187,8 +187,8 @@ func (l *Lab) balancerProcesses() (balancers, others []*Process) {
 
 func (t Topology) summary() string {
 	return fmt.Sprintf("client, edge router, %s, %s, %s",
-		plural.Count(t.Balancers, "balancer"), plural.Count(t.Servers, "server"),
-		plural.Count(len(t.Services), "service"))
+		wording.Count(t.Balancers, "balancer"), wording.Count(t.Servers, "server"),
+		wording.Count(len(t.Services), "service"))
 }
 
 // forAll calls do for all processes at the same time.

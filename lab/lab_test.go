@@ -29,7 +29,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
-	"github.com/segue-lb/segue/internal/needs"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // TestMain lets labs start the test binary on their nodes instead of segue.
@@ -85,15 +85,15 @@ func bareTopology() Topology {
 
 func needRoot(t *testing.T) {
 	t.Helper()
-	needs.Namespaces(t)
-	needs.BPF(t)
+	testhost.NeedNamespaces(t)
+	testhost.NeedBPF(t)
 }
 
 // up builds a lab for the duration of a test.
 func up(t *testing.T, topology Topology) *Lab {
 	needRoot(t)
 	if topology.Impair.Reorder.some() {
-		needs.TUN(t)
+		testhost.NeedTUN(t)
 	}
 	l, err := Up(t.Context(), topology, Options{Progress: func(text string) { t.Log(text) }})
 	if err != nil {

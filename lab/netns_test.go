@@ -12,12 +12,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/segue-lb/segue/internal/needs"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // The first `ip netns add` on a machine does not keep the namespaces of a lab from being removed.
 func TestNamespacesBesideIP(t *testing.T) {
-	needs.Namespaces(t)
+	testhost.NeedNamespaces(t)
 	runtime.LockOSThread() // and never unlock it: the thread gets another mount namespace
 	for _, err := range []error{
 		unix.Unshare(unix.CLONE_NEWNS | unix.CLONE_FS),

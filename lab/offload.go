@@ -10,7 +10,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 
-	"github.com/segue-lb/segue/internal/offload"
+	"github.com/segue-lb/segue/internal/netdev"
 )
 
 // prepareForXDP prepares the fabric's end of a cable for a node that runs XDP natively at the other
@@ -24,14 +24,14 @@ func prepareForXDP(name string, role Role) error {
 	}
 	// NAPI also enables GRO. GRO would merge segments inside SRv6 or a tunnel while they have
 	// partial checksums, which corrupts them.
-	if err := offload.Set(name, false, offload.GRO); err != nil {
+	if err := netdev.SetOffloads(name, false, netdev.GRO); err != nil {
 		return err
 	}
 	if role == RoleBalancer {
 		// Senders in other namespaces leave checksums and segmentation to a network card, but there
 		// is none. A balancer encapsulates packets as they are, so both must be done before packets
 		// reach it.
-		if err := offload.Set(name, false, offload.Checksum); err != nil {
+		if err := netdev.SetOffloads(name, false, netdev.Checksum); err != nil {
 			return err
 		}
 	}

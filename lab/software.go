@@ -15,8 +15,8 @@ import (
 	"strconv"
 	"text/template"
 
+	"github.com/segue-lb/segue/internal/atomicfile"
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/wholefile"
 )
 
 // processes lists the processes of a node.
@@ -248,7 +248,7 @@ func (n *Node) writeConfig(template string, data any) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", n.Name, err)
 	}
-	return wholefile.Write(n.configPath(template), text, 0o644)
+	return atomicfile.Write(n.configPath(template), text, 0o644)
 }
 
 func render(template string, data any) ([]byte, error) {

@@ -16,7 +16,7 @@ import (
 	"go.yaml.in/yaml/v4"
 	"golang.org/x/sys/unix"
 
-	"github.com/segue-lb/segue/internal/wholefile"
+	"github.com/segue-lb/segue/internal/atomicfile"
 )
 
 const (
@@ -148,7 +148,7 @@ func (l *Lab) writeTopology() error {
 	if err != nil {
 		return fmt.Errorf("write topology: %w", err)
 	}
-	return wholefile.Write(l.path("topology.yaml"), text, 0o644)
+	return atomicfile.Write(l.path("topology.yaml"), text, 0o644)
 }
 
 // Open returns the lab with the given name, which must be up.

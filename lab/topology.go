@@ -17,7 +17,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/field"
+	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
 // Topology describes a lab. All other properties, such as the addresses of links, follow from it by
@@ -127,7 +127,7 @@ var defaultTopology []byte
 // every command of the lab reads it.
 func DefaultTopology() Topology {
 	var t Topology
-	unchecked := func() field.Errors { return nil }
+	unchecked := func() fieldpath.Errors { return nil }
 	if err := config.Decode(defaultTopology, &t, unchecked); err != nil {
 		panic(fmt.Sprintf("lab: the built-in topology: %v", err))
 	}
@@ -135,7 +135,7 @@ func DefaultTopology() Topology {
 }
 
 // ParseTopology reads a topology in YAML. Missing fields have the values of the built-in topology.
-// A list replaces the built-in list as a whole. The error is of type field.Errors.
+// A list replaces the built-in list as a whole. The error is of type fieldpath.Errors.
 func ParseTopology(text []byte) (Topology, error) { return ParseTopologyIn(text, "") }
 
 // ParseTopologyIn is ParseTopology for a file in dir. If dir is empty, paths must be absolute.
@@ -145,7 +145,7 @@ func ParseTopologyIn(text []byte, dir string) (Topology, error) {
 }
 
 func (t *Topology) parse(text []byte, dir string) error {
-	return config.Decode(text, t, func() field.Errors {
+	return config.Decode(text, t, func() fieldpath.Errors {
 		t.Emulated.resolve(dir)
 		return t.problems()
 	})
@@ -175,7 +175,7 @@ func ValidateName(name string) error {
 }
 
 // Validate returns all problems of the topology, each with the path and the value of the field. The
-// error is of type field.Errors.
+// error is of type fieldpath.Errors.
 func (t Topology) Validate() error {
 	if problems := t.problems(); len(problems) > 0 {
 		return problems
@@ -183,10 +183,10 @@ func (t Topology) Validate() error {
 	return nil
 }
 
-func (t Topology) problems() field.Errors {
-	var errs field.Errors
+func (t Topology) problems() fieldpath.Errors {
+	var errs fieldpath.Errors
 	fail := func(path string, value any, format string, args ...any) {
-		errs = append(errs, &field.Error{Path: path, Value: fmt.Sprint(value), Problem: fmt.Sprintf(format, args...)})
+		errs = append(errs, &fieldpath.Error{Path: path, Value: fmt.Sprint(value), Problem: fmt.Sprintf(format, args...)})
 	}
 	inRange := func(path string, value, low, high int) {
 		if value < low || value > high {
@@ -260,10 +260,10 @@ func (t Topology) problems() field.Errors {
 
 // refused returns the errors that the daemons would report about their configurations. The services
 // have the same indexes there as in the topology.
-func (t Topology) refused() (errs field.Errors) {
+func (t Topology) refused() (errs fieldpath.Errors) {
 	l, err := newLab(t, Options{})
 	if err != nil {
-		return field.Errors{{Problem: err.Error()}}
+		return fieldpath.Errors{{Problem: err.Error()}}
 	}
 	plain := 0 // servers without an exception have equal configurations
 	for _, n := range l.Nodes {
@@ -280,9 +280,9 @@ func (t Topology) refused() (errs field.Errors) {
 			}
 			err = judge("agent.yaml", n.AgentConfig(), config.ParseAgent)
 		}
-		var problems field.Errors
+		var problems fieldpath.Errors
 		if !errors.As(err, &problems) && err != nil {
-			problems = field.Errors{{Problem: err.Error()}}
+			problems = fieldpath.Errors{{Problem: err.Error()}}
 		}
 		for _, p := range problems {
 			p.Line, p.Problem = 0, fmt.Sprintf("%s (%s)", p.Problem, n.Name)
@@ -293,7 +293,7 @@ func (t Topology) refused() (errs field.Errors) {
 }
 
 // judge returns the errors that the parser of a rendered configuration reports.
-func judge[Config, Read any](template string, c Config, parse func([]byte) (Read, field.Errors, error)) error {
+func judge[Config, Read any](template string, c Config, parse func([]byte) (Read, fieldpath.Errors, error)) error {
 	text, err := render(template, c)
 	if err == nil {
 		_, _, err = parse(text)

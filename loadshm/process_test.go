@@ -8,14 +8,14 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/segue-lb/segue/internal/overlaytest"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // reportVariable makes a copy of the test program report to a file.
 const reportVariable = "LOADSHM_TEST_REPORT"
 
 func TestMain(m *testing.M) {
-	overlaytest.Enter()
+	testhost.EnterOverlay()
 	if path := os.Getenv(reportVariable); path != "" {
 		reportAndWait(path)
 	}
@@ -94,7 +94,7 @@ func TestDeadProcess(t *testing.T) {
 
 // The locks on slots work the same on overlayfs.
 func TestOnOverlayfs(t *testing.T) {
-	overlaytest.Rerun(t, "TestReportersAreSummed", "TestForgottenReporter", "TestDeadProcess", "TestExamples")
+	testhost.RerunOnOverlay(t, "TestReportersAreSummed", "TestForgottenReporter", "TestDeadProcess", "TestExamples")
 }
 
 // startReporter returns when the process is busy. Its children end with the test.

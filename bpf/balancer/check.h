@@ -2,7 +2,7 @@
 /*
  * Health checks and calls on the path of clients' packets. The balancer's process connects to the
  * VIP. The mark of its sockets names the server to check (SO_MARK), and the host routes marked
- * packets to the interface towards the servers (internal/checkpath). XDP does not see packets that
+ * packets to the interface towards the servers (internal/health). XDP does not see packets that
  * the host itself sends. So tc_check encapsulates them at the egress of the interface, with the
  * headers that clients' packets to the server get. The server answers directly to the balancer's
  * address.
@@ -11,8 +11,8 @@
  * server must not fail its checks by passing them on, and servers send no signals about checks.
  *
  * A call is a connection that the balancer offers to one server of a service that hunts, to learn
- * whether the server answers offers (internal/probe). The server must accept the offer. Its SYN-ACK
- * carries a signal, as for clients, and tc_return leaves it to the host (return.h).
+ * whether the server answers offers (internal/health/probe). The server must accept the offer. Its
+ * SYN-ACK carries a signal, as for clients, and tc_return leaves it to the host (return.h).
  */
 #ifndef SEGUE_BALANCER_CHECK_H
 #define SEGUE_BALANCER_CHECK_H

@@ -17,8 +17,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/segue-lb/segue/internal/cli"
-	"github.com/segue-lb/segue/internal/field"
-	"github.com/segue-lb/segue/internal/plural"
+	"github.com/segue-lb/segue/internal/fieldpath"
+	"github.com/segue-lb/segue/internal/wording"
 	"github.com/segue-lb/segue/lab"
 )
 
@@ -89,7 +89,7 @@ func readTopology(in io.Reader, file string) (lab.Topology, error) {
 			return lab.Topology{}, err
 		}
 		t, err := lab.ParseTopologyIn(text, dir)
-		var problems field.Errors
+		var problems fieldpath.Errors
 		if errors.As(err, &problems) {
 			err = problems.In(name)
 		}
@@ -132,16 +132,16 @@ prints one line for each error, in the form FILE:LINE: FIELD "VALUE": ERROR.`,
 				name = "standard input"
 			}
 			t, err := readTopology(cmd.InOrStdin(), args[0])
-			var problems field.Errors
+			var problems fieldpath.Errors
 			if errors.As(err, &problems) {
 				fmt.Fprintln(cmd.OutOrStdout(), problems)
-				return fmt.Errorf("%s: invalid topology: %s", name, plural.Count(len(problems), "error"))
+				return fmt.Errorf("%s: invalid topology: %s", name, wording.Count(len(problems), "error"))
 			}
 			if err != nil {
 				return err
 			}
-			fmt.Fprintf(cmd.OutOrStdout(), "%s: valid topology: %s, %s, %s\n", name, plural.Count(t.Balancers, "balancer"),
-				plural.Count(t.Servers, "server"), plural.Count(len(t.Services), "service"))
+			fmt.Fprintf(cmd.OutOrStdout(), "%s: valid topology: %s, %s, %s\n", name, wording.Count(t.Balancers, "balancer"),
+				wording.Count(t.Servers, "server"), wording.Count(len(t.Services), "service"))
 			return nil
 		},
 	}

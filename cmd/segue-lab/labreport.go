@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/segue-lb/segue/internal/cli"
-	"github.com/segue-lb/segue/internal/plural"
+	"github.com/segue-lb/segue/internal/wording"
 	"github.com/segue-lb/segue/research/report"
 )
 
@@ -49,7 +49,7 @@ all of them. The results may be incomplete: the page says so.`,
 			return fmt.Errorf("lab report: %w", err)
 		}
 		fmt.Fprintf(cmd.OutOrStdout(), "%s: %s, and %s as SVG beside it\n", report.Page,
-			plural.Count(report.Experiments, "experiment"), plural.Count(report.Charts, "chart"))
+			wording.Count(report.Experiments, "experiment"), wording.Count(report.Charts, "chart"))
 		return nil
 	}
 	return cmd

@@ -17,7 +17,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/segue-lb/segue/internal/cli"
-	"github.com/segue-lb/segue/internal/plural"
+	"github.com/segue-lb/segue/internal/wording"
 	"github.com/segue-lb/segue/research/testbed"
 )
 
@@ -265,7 +265,7 @@ func rowsOf(r *testbed.Results) (rows []experimentRow) {
 }
 
 func printResults(out io.Writer, r *testbed.Results, directory string) error {
-	fmt.Fprintf(out, "%s: %s (%s)\n\n", r.Experiment, r.Title, plural.Count(len(r.Runs), "run"))
+	fmt.Fprintf(out, "%s: %s (%s)\n\n", r.Experiment, r.Title, wording.Count(len(r.Runs), "run"))
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
 	switch r.Kind {
 	case testbed.KindChange:

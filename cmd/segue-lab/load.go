@@ -17,7 +17,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/segue-lb/segue/internal/cli"
-	"github.com/segue-lb/segue/internal/plural"
+	"github.com/segue-lb/segue/internal/wording"
 	"github.com/segue-lb/segue/lab/httpload"
 	"github.com/segue-lb/segue/research/sim"
 	"github.com/segue-lb/segue/research/sim/scenario"
@@ -382,7 +382,7 @@ func loadProgress(out io.Writer, loud bool) func(httpload.Progress) {
 			return
 		}
 		text := fmt.Sprintf("%d requests, %.0f/s, %d failed, %s", p.Sent, p.Rate, p.Failed,
-			plural.Count(p.Open, "connection"))
+			wording.Count(p.Open, "connection"))
 		if p.Waiting > 0 {
 			text += fmt.Sprintf(", %d waiting", p.Waiting)
 		}

@@ -13,7 +13,7 @@ import (
 	"text/tabwriter"
 
 	"github.com/segue-lb/segue/internal/cli"
-	"github.com/segue-lb/segue/internal/plural"
+	"github.com/segue-lb/segue/internal/wording"
 	"github.com/segue-lb/segue/lab/httpload"
 	"github.com/segue-lb/segue/research/sim/scenario"
 )
@@ -37,7 +37,7 @@ func printLoad(out io.Writer, r *httpload.Report) error {
 		interrupted = ", interrupted"
 	}
 	fmt.Fprintf(out, "%s: %s in %.1f s (%.1f/s), seed %d%s\n\n", strings.Join(r.URLs, " "),
-		plural.Count(int(r.Requests), "request"), r.Seconds, r.Rate, r.Seed, interrupted)
+		wording.Count(int(r.Requests), "request"), r.Seconds, r.Rate, r.Seed, interrupted)
 	if err := printTimes(out, r); err != nil {
 		return err
 	}
@@ -52,7 +52,7 @@ func printLoad(out io.Writer, r *httpload.Report) error {
 		return err
 	}
 	fmt.Fprintf(out, "\n%s for requests, %.1f MB received, generator used %.0f%% of a core\n",
-		plural.Count(int(r.Connections), "connection"), float64(r.Bytes)/1e6, 100*r.CPU)
+		wording.Count(int(r.Connections), "connection"), float64(r.Bytes)/1e6, 100*r.CPU)
 	if r.Idle != (httpload.Idle{}) {
 		fmt.Fprintf(out, "idle connections: %d open at the end, %d failed, %d lost\n",
 			r.Idle.Open, r.Idle.Failed, r.Idle.Lost)

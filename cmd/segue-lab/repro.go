@@ -13,7 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/segue-lb/segue/internal/cli"
-	"github.com/segue-lb/segue/internal/plural"
+	"github.com/segue-lb/segue/internal/wording"
 	"github.com/segue-lb/segue/research/repro"
 )
 
@@ -131,7 +131,7 @@ func printChecks(out io.Writer, outcomes []repro.Outcome, directory string) erro
 			fmt.Fprintf(out, "outside: %s, %s: %s\n", c.Figure, c.Quantity, c.Note)
 		}
 	}
-	_, err := fmt.Fprintf(out, "%s in %s\n", plural.Count(len(outcomes), "figure"),
+	_, err := fmt.Fprintf(out, "%s in %s\n", wording.Count(len(outcomes), "figure"),
 		filepath.Join(directory, "index.html"))
 	return err
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/segue-lb/segue/internal/cli"
-	"github.com/segue-lb/segue/internal/plural"
+	"github.com/segue-lb/segue/internal/wording"
 	"github.com/segue-lb/segue/research/sim/scenario"
 )
 
@@ -128,7 +128,7 @@ func simProgress(out io.Writer, name string) func(done, total int) {
 	if write == nil {
 		return nil
 	}
-	return func(done, total int) { write(fmt.Sprintf("%s: %d of %s", name, done, plural.Count(total, "run"))) }
+	return func(done, total int) { write(fmt.Sprintf("%s: %d of %s", name, done, wording.Count(total, "run"))) }
 }
 
 func (f *simFlags) print(out io.Writer, reports []*scenario.Report) error {
@@ -160,13 +160,13 @@ func unexpected(reports []*scenario.Report) error {
 		}
 	}
 	if n > 0 {
-		return fmt.Errorf("%s not as expected", plural.Count(n, "assertion"))
+		return fmt.Errorf("%s not as expected", wording.Count(n, "assertion"))
 	}
 	return nil
 }
 
 func printSim(out io.Writer, r *scenario.Report) error {
-	fmt.Fprintf(out, "%s: %s, seed %d\n", r.Scenario, plural.Count(r.Runs, "run"), r.Seed)
+	fmt.Fprintf(out, "%s: %s, seed %d\n", r.Scenario, wording.Count(r.Runs, "run"), r.Seed)
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(w, "case\tflows\tmean ms\t±\tp50\tp90\tp99\tfailed\tutilisation\tfairness\thops\twrongful\t")
 	for _, c := range r.Cases {

@@ -14,7 +14,7 @@ import (
 	"github.com/segue-lb/segue/internal/daemon"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/events"
-	"github.com/segue-lb/segue/internal/runstate"
+	"github.com/segue-lb/segue/internal/rundir"
 	"github.com/segue-lb/segue/internal/version"
 )
 
@@ -56,7 +56,7 @@ func runAgent(ctx context.Context, file string, f *foreground) error {
 		return err
 	}
 	defer unlockInstance(lock, cfg.Node.Instance)
-	removeLeft(log, runstate.RecordFile(cfg.Node.Instance), cfg.OverridesFile())
+	removeLeft(log, rundir.RecordFile(cfg.Node.Instance), cfg.OverridesFile())
 	metrics, err := daemon.ListenMetrics(cfg.Metrics.Listen, "segue_agent", log)
 	if err != nil {
 		return err
@@ -73,7 +73,7 @@ func runAgent(ctx context.Context, file string, f *foreground) error {
 	}
 	defer a.Close()
 	metrics.MustRegister(a)
-	recorder := runstate.NewRecorder(lock, string(datapath.RoleAgent), file, cfg.Fixed(), log)
+	recorder := rundir.NewRecorder(lock, string(datapath.RoleAgent), file, cfg.Fixed(), log)
 	defer recorder.Close()
 	stream := events.NewStream()
 	stream.Publish(events.Event{Kind: events.Started, Reason: "version " + version.String()})

@@ -16,9 +16,9 @@ import (
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/field"
-	"github.com/segue-lb/segue/internal/plural"
-	"github.com/segue-lb/segue/internal/runstate"
+	"github.com/segue-lb/segue/internal/fieldpath"
+	"github.com/segue-lb/segue/internal/rundir"
+	"github.com/segue-lb/segue/internal/wording"
 )
 
 // newCheck returns the command that validates configuration files. It changes nothing.
@@ -157,10 +157,10 @@ func (c *checkRun) compare() error {
 	printFileWarnings(c.cmd.ErrOrStderr(), warnings)
 	if len(problems) > 0 {
 		fmt.Fprintln(c.cmd.OutOrStdout(), problems)
-		return fmt.Errorf("the files do not fit together: %s", plural.Count(len(problems), "error"))
+		return fmt.Errorf("the files do not fit together: %s", wording.Count(len(problems), "error"))
 	}
 	if len(warnings) > 0 && c.strict {
-		return cli.WithCode(fmt.Errorf("the files fit together, but not strictly: %s", plural.Count(len(warnings), "warning")), exitUnwise)
+		return cli.WithCode(fmt.Errorf("the files fit together, but not strictly: %s", wording.Count(len(warnings), "warning")), exitUnwise)
 	}
 	return nil
 }
@@ -180,11 +180,11 @@ func (c *checkRun) file(file string) error {
 		read, err = parseFor(role, data, file)
 	}
 	out := c.cmd.OutOrStdout()
-	var problems field.Errors
+	var problems fieldpath.Errors
 	if errors.As(err, &problems) {
 		fmt.Fprintln(out, problems.In(file))
 		what := strings.TrimSpace(read.kind + " configuration") // kind is empty if the file is not YAML
-		return fmt.Errorf("%s: invalid %s: %s%s", file, what, plural.Count(len(problems), "error"), hint)
+		return fmt.Errorf("%s: invalid %s: %s%s", file, what, wording.Count(len(problems), "error"), hint)
 	}
 	if err != nil {
 		return err
@@ -196,7 +196,7 @@ func (c *checkRun) file(file string) error {
 	if errors.As(err, &problems) {
 		fmt.Fprintln(out, problems.In(file))
 		return fmt.Errorf("%s: valid, but instance %q would refuse to reload it: %s", file, c.against,
-			plural.Count(len(problems), "error"))
+			wording.Count(len(problems), "error"))
 	}
 	if err != nil {
 		return err
@@ -230,7 +230,7 @@ func (c *checkRun) strictly(file string, read checkedFile, data []byte) error {
 		return nil
 	}
 	return cli.WithCode(fmt.Errorf("%s: valid, but not strictly: %s, %s", file,
-		plural.Count(len(read.warnings), "warning"), plural.Count(len(findings), "finding")), exitUnwise)
+		wording.Count(len(read.warnings), "warning"), wording.Count(len(findings), "finding")), exitUnwise)
 }
 
 // checkedFile describes a valid file. For an invalid file only the kind is set.
@@ -238,11 +238,11 @@ type checkedFile struct {
 	kind     string // balancer or agent
 	instance string
 	content  string // numbers of services and servers
-	warnings field.Errors
+	warnings fieldpath.Errors
 	fixed    []desired.Setting
 	// overrides reads the file with the overrides of its instance. Warnings are those about the file,
 	// and then those about the overrides.
-	overrides func() (invalid []desired.InvalidOverride, warnings field.Errors, err error)
+	overrides func() (invalid []desired.InvalidOverride, warnings fieldpath.Errors, err error)
 	// inspect applies the strict rules.
 	inspect func(path string, data []byte, host config.Host) ([]config.Finding, error)
 	// side is for the comparison with other files.
@@ -257,7 +257,7 @@ func parseFor(role string, data []byte, file string) (checkedFile, error) {
 		if err != nil {
 			return checkedFile{kind: string(datapath.RoleBalancer)}, err
 		}
-		content := plural.Count(len(b.Services), "service") + ", " + plural.Count(servers(b), "server")
+		content := wording.Count(len(b.Services), "service") + ", " + wording.Count(servers(b), "server")
 		if b.Store != nil {
 			content = "the services are in the store, below " + b.Store.Etcd.Prefix
 		}
@@ -270,7 +270,7 @@ func parseFor(role string, data []byte, file string) (checkedFile, error) {
 		if err != nil {
 			return checkedFile{kind: string(datapath.RoleAgent)}, err
 		}
-		content := plural.Count(len(a.Services), "service")
+		content := wording.Count(len(a.Services), "service")
 		return checkedFile{
 			string(datapath.RoleAgent), a.Node.Instance, content, warnings, a.Fixed(),
 			withOverrides(data, config.ParseAgentFiles), config.InspectAgent, config.AgentSide(file, data),
@@ -281,9 +281,9 @@ func parseFor(role string, data []byte, file string) (checkedFile, error) {
 
 // withOverrides returns checkedFile.overrides for a parser of files.
 func withOverrides[D config.State[D]](
-	data []byte, parse func([]byte) (*config.Files[D], field.Errors, error),
-) func() ([]desired.InvalidOverride, field.Errors, error) {
-	return func() ([]desired.InvalidOverride, field.Errors, error) {
+	data []byte, parse func([]byte) (*config.Files[D], fieldpath.Errors, error),
+) func() ([]desired.InvalidOverride, fieldpath.Errors, error) {
+	return func() ([]desired.InvalidOverride, fieldpath.Errors, error) {
 		files, warnings, err := parse(data)
 		if err != nil {
 			return nil, nil, err
@@ -293,19 +293,19 @@ func withOverrides[D config.State[D]](
 }
 
 // checkAgainst compares a file with the running configuration of an instance. The error is of type
-// field.Errors if the process would refuse to reload the file.
+// fieldpath.Errors if the process would refuse to reload the file.
 func checkAgainst(instance string, file checkedFile, warnings io.Writer) error {
 	if err := desired.CheckInstance(instance); err != nil {
 		return fmt.Errorf("--against: %w", err)
 	}
-	process, err := runstate.FindProcess(instance)
+	process, err := rundir.FindProcess(instance)
 	if err != nil {
 		return fmt.Errorf("--against %s: %w", instance, err)
 	}
 	if process == nil {
 		return fmt.Errorf("--against %s: no process runs the instance", instance)
 	}
-	record, err := runstate.FindRecord(instance, process)
+	record, err := rundir.FindRecord(instance, process)
 	switch {
 	case errors.Is(err, os.ErrPermission):
 		return fmt.Errorf("--against %s (which needs root): %w", instance, err)
@@ -336,7 +336,7 @@ func checkAgainst(instance string, file checkedFile, warnings io.Writer) error {
 	return nil
 }
 
-func printFileWarnings(out io.Writer, warnings field.Errors) {
+func printFileWarnings(out io.Writer, warnings fieldpath.Errors) {
 	for _, warning := range warnings {
 		fmt.Fprintln(out, "warning:", warning)
 	}

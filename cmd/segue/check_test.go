@@ -16,8 +16,8 @@ import (
 	"github.com/segue-lb/segue/internal/cli/clitest"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/field"
-	"github.com/segue-lb/segue/internal/runstate"
+	"github.com/segue-lb/segue/internal/fieldpath"
+	"github.com/segue-lb/segue/internal/rundir"
 )
 
 func TestCheck(t *testing.T) {
@@ -279,16 +279,16 @@ services:
 	dir := t.TempDir()
 	for _, test := range []struct {
 		role, more string
-		parse      func([]byte) (settings, field.Errors, error)
+		parse      func([]byte) (settings, fieldpath.Errors, error)
 		other      string // interface of a file that needs a restart
 		problems   []string
 	}{
-		{"balancer", servers, func(data []byte) (settings, field.Errors, error) { return config.ParseBalancer(data) },
+		{"balancer", servers, func(data []byte) (settings, fieldpath.Errors, error) { return config.ParseBalancer(data) },
 			"eth1, seed: 7", []string{
 				`node.interface "eth1": a change from "eth0" needs a restart`,
 				`node.seed: a change needs a restart`,
 			}},
-		{"agent", "", func(data []byte) (settings, field.Errors, error) { return config.ParseAgent(data) },
+		{"agent", "", func(data []byte) (settings, fieldpath.Errors, error) { return config.ParseAgent(data) },
 			"eth1", []string{`node.interface "eth1": a change from "eth0" needs a restart`}},
 	} {
 		instance := fmt.Sprintf("check-%s-%d", test.role, os.Getpid())
@@ -315,12 +315,12 @@ services:
 			}
 		}
 		check(running, "", "no process runs the instance")
-		lock, err := runstate.Lock(instance)
+		lock, err := rundir.Lock(instance)
 		if err != nil {
 			t.Fatal(err)
 		}
 		check(running, "", "runs a build that does not record its configuration")
-		recorder := runstate.NewRecorder(lock, test.role, file, cfg.Fixed(), slog.New(slog.DiscardHandler))
+		recorder := rundir.NewRecorder(lock, test.role, file, cfg.Fixed(), slog.New(slog.DiscardHandler))
 		same := strings.Replace(running, "port: 80", "port: 81", 1)
 		valid := file + ": valid " + test.role + " configuration: 1 service"
 		if test.role == "balancer" {
@@ -349,7 +349,7 @@ services:
 			otherRole = fmt.Sprintf(files, instance, servers)
 		}
 		check(otherRole, "", "the instance has the role "+test.role)
-		if err := errors.Join(recorder.Close(), runstate.Unlock(lock)); err != nil {
+		if err := errors.Join(recorder.Close(), rundir.Unlock(lock)); err != nil {
 			t.Error(err)
 		}
 	}

@@ -14,13 +14,13 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/segue-lb/segue/internal/api"
+	"github.com/segue-lb/segue/internal/atomicfile"
 	"github.com/segue-lb/segue/internal/daemon"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/events"
-	"github.com/segue-lb/segue/internal/field"
-	"github.com/segue-lb/segue/internal/runstate"
-	"github.com/segue-lb/segue/internal/wholefile"
+	"github.com/segue-lb/segue/internal/fieldpath"
+	"github.com/segue-lb/segue/internal/rundir"
 )
 
 // foreground is what the commands that run in the foreground have in common.
@@ -91,10 +91,10 @@ func textOf(_ []string, a slog.Attr) slog.Attr {
 	return a
 }
 
-// lockInstance is runstate.Lock for a process that will run the instance.
+// lockInstance is rundir.Lock for a process that will run the instance.
 func lockInstance(name string) (*os.File, error) {
-	lock, err := runstate.Lock(name)
-	if errors.Is(err, runstate.ErrRunning) {
+	lock, err := rundir.Lock(name)
+	if errors.Is(err, rundir.ErrRunning) {
 		err = fmt.Errorf("%w; another instance on this host needs another node.instance", err)
 	}
 	return lock, err
@@ -102,10 +102,10 @@ func lockInstance(name string) (*os.File, error) {
 
 // unlockInstance ends the lock of a process. The file stays as long as the instance has a data path.
 // If the instance has none, because its first start was refused, nobody would detach the instance, and
-// so remove the file. Removing it is safe while it is locked: see runstate.Lock.
+// so remove the file. Removing it is safe while it is locked: see rundir.Lock.
 func unlockInstance(lock *os.File, instance string) {
 	if _, err := os.Lstat(datapath.Dir(instance)); errors.Is(err, os.ErrNotExist) {
-		_ = runstate.Unlock(lock) // it closes the lock in any case
+		_ = rundir.Unlock(lock) // it closes the lock in any case
 		return
 	}
 	_ = lock.Close()
@@ -118,14 +118,14 @@ func removeLeft(log *slog.Logger, files ...string) {
 		if file == "" {
 			continue
 		}
-		if err := wholefile.RemoveLeft(file); err != nil {
+		if err := atomicfile.RemoveLeft(file); err != nil {
 			log.Warn("a temporary file of an earlier process stays", "file", file, "error", err)
 		}
 	}
 }
 
 // logWarnings logs the warnings about a configuration.
-func logWarnings(log *slog.Logger, warnings field.Errors) {
+func logWarnings(log *slog.Logger, warnings fieldpath.Errors) {
 	for _, warning := range warnings {
 		log.Warn("configuration", "warning", warning)
 	}
@@ -144,10 +144,10 @@ func logInvalid(log *slog.Logger, invalid []desired.InvalidOverride) {
 // tracked returns a reload whose result is also in the metrics, in the record of the process, and in
 // the log or the events.
 func tracked(
-	metrics *daemon.Metrics, recorder *runstate.Recorder, stream *events.Stream, log *slog.Logger,
+	metrics *daemon.Metrics, recorder *rundir.Recorder, stream *events.Stream, log *slog.Logger,
 	reload api.Reload,
 ) api.Reload {
-	return func(ctx context.Context) (warnings field.Errors, err error) {
+	return func(ctx context.Context) (warnings fieldpath.Errors, err error) {
 		err = metrics.TrackReloads(recorder.TrackReloads(func(ctx context.Context) error {
 			warnings, err = reload(ctx)
 			return err

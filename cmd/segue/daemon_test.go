@@ -18,7 +18,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/segue-lb/segue/internal/datapath"
-	"github.com/segue-lb/segue/internal/runstate"
+	"github.com/segue-lb/segue/internal/rundir"
 )
 
 // TestHangupWhileStarting waits for the daemon, and does not end the process.
@@ -57,9 +57,9 @@ func TestLockOfRefusedStart(t *testing.T) {
 		root.SetErr(new(bytes.Buffer)) // standard error has the log
 		root.SetArgs([]string{role, "-c", path})
 		err := root.ExecuteContext(t.Context())
-		if _, stays := os.Stat(runstate.LockFile(instance)); err == nil || !errors.Is(stays, os.ErrNotExist) {
+		if _, stays := os.Stat(rundir.LockFile(instance)); err == nil || !errors.Is(stays, os.ErrNotExist) {
 			t.Errorf("%s: error %v; the lock: %v", role, err, stays)
-			_ = os.Remove(runstate.LockFile(instance))
+			_ = os.Remove(rundir.LockFile(instance))
 		}
 	}
 }
@@ -70,7 +70,7 @@ func TestLockOfDataPathStays(t *testing.T) {
 		t.Skip("locks of instances need root")
 	}
 	instance := fmt.Sprintf("test-%d-stays", os.Getpid())
-	lock, err := runstate.Lock(instance)
+	lock, err := rundir.Lock(instance)
 	if err == nil {
 		_, err = datapath.MakeDir(instance, datapath.RoleBalancer)
 	}
@@ -78,14 +78,14 @@ func TestLockOfDataPathStays(t *testing.T) {
 		t.Fatal(err)
 	}
 	unlockInstance(lock, instance)
-	if _, err := os.Stat(runstate.LockFile(instance)); err != nil {
+	if _, err := os.Stat(rundir.LockFile(instance)); err != nil {
 		t.Errorf("the file does not stay: %v", err)
 	}
-	if lock, err = runstate.Lock(instance); err != nil {
+	if lock, err = rundir.Lock(instance); err != nil {
 		t.Fatalf("the lock is still held: %v", err)
 	}
 	_ = lock.Close()
-	if err := errors.Join(os.Remove(runstate.LockFile(instance)), datapath.RemoveDir(instance)); err != nil {
+	if err := errors.Join(os.Remove(rundir.LockFile(instance)), datapath.RemoveDir(instance)); err != nil {
 		t.Error(err)
 	}
 }
@@ -97,12 +97,12 @@ func TestRunningAlready(t *testing.T) {
 		t.Skip("locks of instances need root")
 	}
 	instance := fmt.Sprintf("test-%d-running", os.Getpid())
-	lock, err := runstate.Lock(instance)
+	lock, err := rundir.Lock(instance)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() {
-		if err := runstate.Unlock(lock); err != nil {
+		if err := rundir.Unlock(lock); err != nil {
 			t.Error(err)
 		}
 	}()

@@ -16,8 +16,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/segue-lb/segue/internal/datapath"
-	"github.com/segue-lb/segue/internal/needs"
-	"github.com/segue-lb/segue/internal/testnet"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // TestDetachRefuses checks that detach refuses a name that is not an instance of its role, before
@@ -41,10 +40,10 @@ func TestDetachRefuses(t *testing.T) {
 
 // TestDetachTells checks that the command prints what it has detached, and from which interfaces.
 func TestDetachTells(t *testing.T) {
-	needs.BPF(t)
-	ns, peer := testnet.New(t), testnet.New(t)
-	testnet.Connect(t, ns, "eth0", nil, peer, "eth0", nil)
-	testnet.Connect(t, ns, "eth1", nil, peer, "eth1", nil)
+	testhost.NeedBPF(t)
+	ns, peer := testhost.NewNamespace(t), testhost.NewNamespace(t)
+	testhost.Connect(t, ns, "eth0", nil, peer, "eth0", nil)
+	testhost.Connect(t, ns, "eth1", nil, peer, "eth1", nil)
 	both := map[string]string{datapath.LinkPin: "eth0", datapath.InsidePin: "eth1"}
 	for want, links := range map[string]map[string]string{
 		", which was not attached to an interface": nil,
@@ -74,7 +73,7 @@ func TestDetachTells(t *testing.T) {
 // pinBalancer pins the objects by which a balancer is recognised, and its links to the interfaces
 // of the namespace.
 func pinBalancer(
-	t *testing.T, ns *testnet.Namespace, instance string, links map[string]string,
+	t *testing.T, ns *testhost.Namespace, instance string, links map[string]string,
 ) {
 	t.Helper()
 	must := func(err error) {

@@ -11,7 +11,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/api"
 	"github.com/segue-lb/segue/internal/bgp"
-	"github.com/segue-lb/segue/internal/plural"
+	"github.com/segue-lb/segue/internal/wording"
 )
 
 const (
@@ -56,7 +56,7 @@ func drainBalancer(ctx context.Context, out io.Writer, client selfClient, o *dra
 	if before.Drained {
 		fmt.Fprintln(out, "the balancer is drained already")
 	} else {
-		fmt.Fprintf(out, "the balancer is drained: %s withdrawn\n", plural.Count(announcedRoutes(before.BGP), "route"))
+		fmt.Fprintf(out, "the balancer is drained: %s withdrawn\n", wording.Count(announcedRoutes(before.BGP), "route"))
 	}
 	warnOfDeafPeers(out, state.BGP)
 	if !o.wait {
@@ -77,7 +77,7 @@ func describeSelf(ctx context.Context, out io.Writer, client selfClient) error {
 		_, err = fmt.Fprintln(out, "the balancer is drained already")
 		return err
 	}
-	routes := plural.Count(announcedRoutes(state.BGP), "route")
+	routes := wording.Count(announcedRoutes(state.BGP), "route")
 	_, err = fmt.Fprintf(out, "dry run: the balancer is drained: %s withdrawn\n", routes)
 	return err
 }
@@ -130,7 +130,7 @@ func awaitSilence(ctx context.Context, out io.Writer, client selfClient, state *
 			return errors.New("somebody else has undrained the balancer")
 		}
 		if now.Packets != packets {
-			fmt.Fprintf(out, "%s in the last second\n", plural.Count(int(now.Packets-packets), "packet"))
+			fmt.Fprintf(out, "%s in the last second\n", wording.Count(int(now.Packets-packets), "packet"))
 			packets, changed = now.Packets, time.Now()
 		}
 		if time.Since(changed) >= quietTime && !time.Now().Before(earliest) {
@@ -168,6 +168,6 @@ func undrainBalancer(ctx context.Context, out io.Writer, client selfClient, o *d
 		return err
 	}
 	_, err = fmt.Fprintf(out, "the balancer announces %d of %s\n",
-		announcedRoutes(state.BGP), plural.Count(len(state.BGP.Routes), "route"))
+		announcedRoutes(state.BGP), wording.Count(len(state.BGP.Routes), "route"))
 	return err
 }

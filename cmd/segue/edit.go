@@ -17,7 +17,7 @@ import (
 	"github.com/segue-lb/segue/internal/api"
 	"github.com/segue-lb/segue/internal/cli"
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/plural"
+	"github.com/segue-lb/segue/internal/wording"
 )
 
 // target is a running process, and whether a command changes it.
@@ -353,7 +353,7 @@ func describeLoss(l *api.Loss) string {
 	}
 	flows := fmt.Sprintf("an unknown number of %ss", noun)
 	if l.Flows != nil {
-		flows = plural.Count(int(*l.Flows), noun)
+		flows = wording.Count(int(*l.Flows), noun)
 	}
 	if l.Server == "" {
 		return fmt.Sprintf("%s is removed from this server with %s", l.Service, flows)

@@ -14,7 +14,7 @@ import (
 	"github.com/segue-lb/segue/internal/api"
 	"github.com/segue-lb/segue/internal/cli"
 	"github.com/segue-lb/segue/internal/events"
-	"github.com/segue-lb/segue/internal/plural"
+	"github.com/segue-lb/segue/internal/wording"
 )
 
 func newEvents() *cobra.Command {
@@ -93,7 +93,7 @@ func printEvent(out io.Writer, e *events.Event) error {
 		}
 	}
 	if e.Flows != nil {
-		parts = append(parts, plural.Count(int(*e.Flows), "live flow"))
+		parts = append(parts, wording.Count(int(*e.Flows), "live flow"))
 	}
 	if e.Reason != "" {
 		parts = append(parts, e.Reason)

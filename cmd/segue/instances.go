@@ -13,7 +13,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/cli"
 	"github.com/segue-lb/segue/internal/datapath"
-	"github.com/segue-lb/segue/internal/runstate"
+	"github.com/segue-lb/segue/internal/rundir"
 )
 
 // choose returns the instance with a name. Without a name it returns the only instance on the host,
@@ -56,7 +56,7 @@ func choose(name string) (datapath.Instance, error) {
 // checkInstance returns an error if a name is mistyped: no process has a socket of the name, and only
 // other instances exist.
 func checkInstance(name string) error {
-	if _, err := os.Stat(runstate.SocketFile(name)); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := os.Stat(rundir.SocketFile(name)); !errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	found, err := datapath.Instances()

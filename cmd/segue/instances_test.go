@@ -12,8 +12,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/cli/clitest"
 	"github.com/segue-lb/segue/internal/datapath"
-	"github.com/segue-lb/segue/internal/needs"
-	"github.com/segue-lb/segue/internal/testnet"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // someInstances are two instances in this network namespace, and three in others.
@@ -81,27 +80,27 @@ func TestUnknownInstance(t *testing.T) {
 // TestChoose checks that a command without --instance finds the only instance of its network
 // namespace, and refuses to choose if there is none or if there are two.
 func TestChoose(t *testing.T) {
-	needs.BPF(t)
-	lb, other, nobody := testnet.New(t), testnet.New(t), testnet.New(t)
-	testnet.Connect(t, lb, "eth0", nil, other, "eth0", nil)
-	testnet.Connect(t, lb, "eth1", nil, other, "eth1", nil)
+	testhost.NeedBPF(t)
+	lb, other, nobody := testhost.NewNamespace(t), testhost.NewNamespace(t), testhost.NewNamespace(t)
+	testhost.Connect(t, lb, "eth0", nil, other, "eth0", nil)
+	testhost.Connect(t, lb, "eth1", nil, other, "eth1", nil)
 	name := func(i int) string { return fmt.Sprintf("test-%d-choose%d", os.Getpid(), i) }
 	pinBalancer(t, lb, name(1), map[string]string{datapath.LinkPin: "eth0"})
 	pinBalancer(t, other, name(2), map[string]string{datapath.LinkPin: "eth0"})
-	chosen := func(in *testnet.Namespace) (instance datapath.Instance, err error) {
+	chosen := func(in *testhost.Namespace) (instance datapath.Instance, err error) {
 		_ = in.Do(func() error {
 			instance, err = choose("")
 			return nil
 		})
 		return instance, err
 	}
-	for i, ns := range []*testnet.Namespace{lb, other} {
+	for i, ns := range []*testhost.Namespace{lb, other} {
 		if got, err := chosen(ns); got.Name != name(i+1) || err != nil {
 			t.Errorf("chose %+v, error %v; want %s", got, err, name(i+1))
 		}
 	}
 	pinBalancer(t, lb, name(3), map[string]string{datapath.LinkPin: "eth1"})
-	for ns, want := range map[*testnet.Namespace]string{
+	for ns, want := range map[*testhost.Namespace]string{
 		lb:     "this network namespace has several instances",
 		nobody: "this network namespace has no instance",
 	} {

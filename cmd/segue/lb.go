@@ -18,7 +18,6 @@ import (
 	"github.com/segue-lb/segue/internal/balancer"
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/bgp"
-	"github.com/segue-lb/segue/internal/checkpath"
 	"github.com/segue-lb/segue/internal/cli"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/control"
@@ -26,9 +25,10 @@ import (
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/events"
-	"github.com/segue-lb/segue/internal/generation"
+	"github.com/segue-lb/segue/internal/health"
 	"github.com/segue-lb/segue/internal/nexthop"
-	"github.com/segue-lb/segue/internal/runstate"
+	"github.com/segue-lb/segue/internal/rundir"
+	"github.com/segue-lb/segue/internal/serversets"
 	"github.com/segue-lb/segue/internal/store"
 	"github.com/segue-lb/segue/internal/version"
 )
@@ -82,7 +82,7 @@ func runLB(ctx context.Context, file string, f *foreground) error {
 		return err
 	}
 	defer socket.Close()
-	recorder := runstate.NewRecorder(lock, string(datapath.RoleBalancer), file, cfg.Fixed(), log)
+	recorder := rundir.NewRecorder(lock, string(datapath.RoleBalancer), file, cfg.Fixed(), log)
 	defer recorder.Close()
 	fleet, err := controller.Join(ctx, log)
 	if err != nil {
@@ -164,12 +164,12 @@ func runLB(ctx context.Context, file string, f *foreground) error {
 
 // filesOf returns the files that processes of a balancer replace as a whole.
 func filesOf(node *desired.BalancerNode) []string {
-	files := []string{runstate.RecordFile(node.Instance)}
+	files := []string{rundir.RecordFile(node.Instance)}
 	if node.State == "" {
 		return files
 	}
 	return append(files, (&desired.Balancer{Node: *node}).OverridesFile(), bgp.DrainedFile(node),
-		generation.File(node.State, node.Instance), store.CacheFile(node.State, node.Instance))
+		serversets.File(node.State, node.Instance), store.CacheFile(node.State, node.Instance))
 }
 
 // newAnnouncer returns the announcer of a balancer's VIPs, or nil if the configuration has none. If
@@ -214,7 +214,7 @@ func (a *announced) Reload(ctx context.Context, cfg *desired.Balancer, secrets c
 
 // Follow is Reload with the generations of a fleet, as control.Member says.
 func (a *announced) Follow(
-	ctx context.Context, cfg *desired.Balancer, secrets config.Secrets, shared generation.Generations,
+	ctx context.Context, cfg *desired.Balancer, secrets config.Secrets, shared serversets.Generations,
 ) error {
 	if err := a.Member.Follow(ctx, cfg, secrets, shared); err != nil {
 		return err // also if the section bgp was removed, which needs a restart
@@ -239,9 +239,9 @@ func detachLB(instance string) error {
 	attachments, _ := datapath.ReadAttachments(instance) // newDetach reports the error
 	errs := []error{dataplane.Detach(instance), nexthop.GiveBack()}
 	for _, a := range attachments {
-		errs = append(errs, checkpath.Remove(dataplane.CheckMark, a.Ifindex))
+		errs = append(errs, health.RemovePath(dataplane.CheckMark, a.Ifindex))
 	}
-	errs = append(errs, checkpath.RemoveOrphans(dataplane.CheckMark))
+	errs = append(errs, health.RemoveOrphanPaths(dataplane.CheckMark))
 	return errors.Join(errs...)
 }
 
@@ -261,7 +261,7 @@ func newDetach(role datapath.Role, detach func(instance string) error) *cobra.Co
 			if err := datapath.CheckRole(instance, role); err != nil {
 				return err
 			}
-			lock, err := runstate.Lock(instance)
+			lock, err := rundir.Lock(instance)
 			if err != nil {
 				return fmt.Errorf("stop the process first: %w", err)
 			}
@@ -270,7 +270,7 @@ func newDetach(role datapath.Role, detach func(instance string) error) *cobra.Co
 				_ = lock.Close()
 				return err
 			}
-			if err := runstate.Unlock(lock); err != nil {
+			if err := rundir.Unlock(lock); err != nil {
 				return err
 			}
 			from := describeDetached(attachments)

@@ -11,7 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/segue-lb/segue/internal/cli"
-	"github.com/segue-lb/segue/internal/runstate"
+	"github.com/segue-lb/segue/internal/rundir"
 )
 
 func newReload() *cobra.Command {
@@ -66,7 +66,7 @@ func checkReload(cmd *cobra.Command, file string) (instance string, err error) {
 	if err := check(cmd, []string{file}, checkOptions{against: instance}); err != nil {
 		return "", err
 	}
-	process, err := runstate.FindProcess(instance)
+	process, err := rundir.FindProcess(instance)
 	if err != nil {
 		return "", err
 	}
@@ -98,8 +98,8 @@ func instanceIn(file string) (string, error) {
 }
 
 // requireFile returns an error if the process runs with another file, because it would reload that.
-func requireFile(instance string, process *runstate.Process, file string) error {
-	record, err := runstate.FindRecord(instance, process)
+func requireFile(instance string, process *rundir.Process, file string) error {
+	record, err := rundir.FindRecord(instance, process)
 	if err != nil {
 		return err
 	}

@@ -17,8 +17,8 @@ import (
 	"github.com/segue-lb/segue/internal/api"
 	"github.com/segue-lb/segue/internal/control"
 	"github.com/segue-lb/segue/internal/events"
-	"github.com/segue-lb/segue/internal/field"
-	"github.com/segue-lb/segue/internal/runstate"
+	"github.com/segue-lb/segue/internal/fieldpath"
+	"github.com/segue-lb/segue/internal/rundir"
 )
 
 // TestReload reloads this process, which poses as a balancer.
@@ -62,7 +62,7 @@ services:
 	}
 	refuse("lb.yaml", "no process runs the instance")
 
-	lock, err := runstate.Lock(instance)
+	lock, err := rundir.Lock(instance)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -71,10 +71,10 @@ services:
 		t.Fatal(err)
 	}
 	log := slog.New(slog.DiscardHandler)
-	recorder := runstate.NewRecorder(lock, "balancer", file, controller.Desired().Fixed(), log)
+	recorder := rundir.NewRecorder(lock, "balancer", file, controller.Desired().Fixed(), log)
 	var problem atomic.Pointer[string]
 	var reloads atomic.Int32
-	reload := func(context.Context) (field.Errors, error) {
+	reload := func(context.Context) (fieldpath.Errors, error) {
 		reloads.Add(1)
 		if text := problem.Load(); text != nil {
 			return nil, errors.New(*text)
@@ -91,7 +91,7 @@ services:
 	go func() { ended <- socket.Run(ctx, handler) }()
 	defer func() {
 		cancel()
-		if err := errors.Join(<-ended, recorder.Close(), runstate.Unlock(lock)); err != nil {
+		if err := errors.Join(<-ended, recorder.Close(), rundir.Unlock(lock)); err != nil {
 			t.Error(err)
 		}
 	}()

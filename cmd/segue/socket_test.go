@@ -26,8 +26,8 @@ import (
 	"github.com/segue-lb/segue/internal/control"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/events"
-	"github.com/segue-lb/segue/internal/generation"
-	"github.com/segue-lb/segue/internal/runstate"
+	"github.com/segue-lb/segue/internal/rundir"
+	"github.com/segue-lb/segue/internal/serversets"
 )
 
 // process poses as a running balancer or agent.
@@ -69,7 +69,7 @@ func writeFile(t *testing.T, dir, name, text string) (path string) {
 // serve answers requests until the test ends.
 func (p *process) serve(handler http.Handler) {
 	p.t.Helper()
-	lock, err := runstate.Lock(p.instance)
+	lock, err := rundir.Lock(p.instance)
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -82,7 +82,7 @@ func (p *process) serve(handler http.Handler) {
 	go func() { ended <- socket.Run(ctx, handler) }()
 	p.t.Cleanup(func() {
 		cancel()
-		if err := errors.Join(<-ended, runstate.Unlock(lock)); err != nil {
+		if err := errors.Join(<-ended, rundir.Unlock(lock)); err != nil {
 			p.t.Error(err)
 		}
 	})
@@ -134,7 +134,7 @@ func (f *follower[D]) Reload(_ context.Context, state D, _ config.Secrets) error
 }
 
 func (f *follower[D]) Follow(
-	ctx context.Context, state D, secrets config.Secrets, _ generation.Generations,
+	ctx context.Context, state D, secrets config.Secrets, _ serversets.Generations,
 ) error {
 	return f.Reload(ctx, state, secrets)
 }

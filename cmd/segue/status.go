@@ -24,9 +24,8 @@ import (
 	"github.com/segue-lb/segue/internal/cli"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/nearest"
-	"github.com/segue-lb/segue/internal/plural"
-	"github.com/segue-lb/segue/internal/runstate"
+	"github.com/segue-lb/segue/internal/rundir"
+	"github.com/segue-lb/segue/internal/wording"
 )
 
 // statusOptions are the flags of status.
@@ -133,7 +132,7 @@ func only[S any](services []S, name string, nameOf func(S) string) ([]S, error) 
 		names = append(names, nameOf(s))
 	}
 	advice := "segue service list shows all"
-	if near := nearest.Name(name, names...); near != "" {
+	if near := wording.Nearest(name, names...); near != "" {
 		advice = fmt.Sprintf("did you mean %s?", near)
 	}
 	return nil, fmt.Errorf("--service %q: the instance has no such service; %s", name, advice)
@@ -222,7 +221,7 @@ func printBalancer(out io.Writer, s *balancerStatus) error {
 	}
 	for _, vip := range s.RemovedVIPs {
 		fmt.Fprintf(out, "removed VIP: %s, its last service was removed %s ago, %s dropped since\n",
-			vip.VIP, wholeSeconds(vip.Age), plural.Count(int(vip.Packets), "packet"))
+			vip.VIP, wholeSeconds(vip.Age), wording.Count(int(vip.Packets), "packet"))
 	}
 	if err := printBGP(out, s.BGP, s.Time); err != nil {
 		return err
@@ -405,7 +404,7 @@ func printHeader(out io.Writer, s *datapath.Snapshot, attached bool) {
 	fmt.Fprintf(out, "\nprocess: %s\n", describeProcess(s.Process, attached))
 }
 
-func describeProcess(p *runstate.Process, attached bool) string {
+func describeProcess(p *rundir.Process, attached bool) string {
 	switch {
 	case p != nil:
 		return fmt.Sprintf("%d, since %s", p.PID, p.Since.Format(time.RFC3339))
@@ -437,7 +436,7 @@ func interfaceName(name string, index int) string {
 func printService(out io.Writer, s *inspect.ServiceState) error {
 	fmt.Fprintf(out, "\nservice %s: %s %s, %s, placement %s, persistence %s, %s, %s, %s%s\n",
 		s.Name, s.Protocol, endpoint(s), s.Encapsulation, describePlacement(s), s.Persistence,
-		plural.Count(int(s.Buckets), "bucket"), plural.Count(int(s.Candidates), "candidate"),
+		wording.Count(int(s.Buckets), "bucket"), wording.Count(int(s.Candidates), "candidate"),
 		describeGeneration(s), describeProbing(s))
 	printForms(out, s.QUIC, s.FormerQUIC)
 	printWarnings(out, s)
@@ -573,7 +572,7 @@ func describeStates(flows *dataplane.FlowCounts) []string {
 // describeGeneration returns the number of a service's generation, how many sets of servers its
 // candidate table contains, and their digest.
 func describeGeneration(s *inspect.ServiceState) string {
-	return fmt.Sprintf("generation %d (%s, %s)", s.Generation, plural.Count(int(s.Sets), "set"), s.Digest)
+	return fmt.Sprintf("generation %d (%s, %s)", s.Generation, wording.Count(int(s.Sets), "set"), s.Digest)
 }
 
 // printWarnings prints the warnings about a service as a whole.

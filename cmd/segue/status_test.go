@@ -19,7 +19,7 @@ import (
 	"github.com/segue-lb/segue/internal/cli/clitest"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/runstate"
+	"github.com/segue-lb/segue/internal/rundir"
 )
 
 // someSnapshots are snapshots of a balancer at two moments, two seconds apart.
@@ -28,25 +28,25 @@ func someSnapshots() (before, after *inspect.Snapshot) {
 		return &inspect.Snapshot{
 			Snapshot: datapath.Snapshot{
 				Instance: datapath.Instance{Name: "lb", Role: datapath.RoleBalancer},
-				Process:  &runstate.Process{PID: 4711, Since: time.Unix(900, 0).UTC()},
-				Configuration: &runstate.Configuration{
+				Process:  &rundir.Process{PID: 4711, Since: time.Unix(900, 0).UTC()},
+				Configuration: &rundir.Configuration{
 					File: "/etc/segue/lb.yaml", Read: time.Unix(910, 0).UTC(),
 					Overrides: []desired.Override{
 						{Service: "dns", Server: "d1", Set: desired.Fields{"drained": true}},
 						{Service: "web", Server: "s1", Set: desired.Fields{"drained": false, "weight": 10}},
 					},
-					InvalidOverrides: []runstate.InvalidOverride{
+					InvalidOverrides: []rundir.InvalidOverride{
 						{
 							Override: desired.Override{Service: "web", Server: "s2", Set: desired.Fields{"weight": 5000}},
 							Problems: []string{`/state/lb.overrides.yaml:4: web/s2.weight "5000": must be a whole number from 0 to 1000`},
 						},
 						{Problems: []string{"/state/lb.overrides.yaml:4: overrides[2]: must have add, set or remove"}},
 					},
-					Refused: &runstate.Refusal{Time: time.Unix(920, 0).UTC(), Problems: []string{
+					Refused: &rundir.Refusal{Time: time.Unix(920, 0).UTC(), Problems: []string{
 						`node.interface "eth1": a change from "eth0" needs a restart`,
 						`node.seed: a change needs a restart`,
 					}},
-					Unchecked: &runstate.Unchecked{Time: time.Unix(996, 0).UTC(), Reason: "too many open files"},
+					Unchecked: &rundir.Unchecked{Time: time.Unix(996, 0).UTC(), Reason: "too many open files"},
 				},
 				Time:       time.Unix(at, 0).UTC(),
 				Program:    &datapath.Program{ID: 12, Tag: "0123456789abcdef"},
@@ -548,8 +548,8 @@ func TestStatusOfHiddenTags(t *testing.T) {
 // A directory of state that cannot be written shows in the status.
 func TestStatusOfUnsavedState(t *testing.T) {
 	var out bytes.Buffer
-	printUnsaved(&out, &runstate.Configuration{Unsaved: "no space left on device"})
-	printUnsaved(&out, &runstate.Configuration{})
+	printUnsaved(&out, &rundir.Configuration{Unsaved: "no space left on device"})
+	printUnsaved(&out, &rundir.Configuration{})
 	printUnsaved(&out, nil)
 	want := "NOT SAVED: a restart forgets the former servers of services: no space left on device\n"
 	if out.String() != want {

@@ -13,7 +13,7 @@ import (
 	"github.com/segue-lb/segue/internal/api"
 	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/bgp"
-	"github.com/segue-lb/segue/internal/plural"
+	"github.com/segue-lb/segue/internal/wording"
 )
 
 // balancerStatus is the state of a balancer's tables, and of its BGP speaker.
@@ -94,7 +94,7 @@ func printBGP(out io.Writer, s *bgp.State, now time.Time) error {
 	table = newTable(out)
 	table.row("route", "announced", "for", "communities", "services")
 	for _, r := range s.Routes {
-		announced := fmt.Sprintf("yes, to %d of %s", r.Established, plural.Count(r.Peers, "peer"))
+		announced := fmt.Sprintf("yes, to %d of %s", r.Established, wording.Count(r.Peers, "peer"))
 		if !r.Announced {
 			announced = "NO"
 		}

@@ -8,12 +8,12 @@ import (
 	"time"
 
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/runstate"
+	"github.com/segue-lb/segue/internal/rundir"
 )
 
 // printConfiguration prints nothing if no process runs the instance, or if its process has written
 // no record.
-func printConfiguration(out io.Writer, c *runstate.Configuration) {
+func printConfiguration(out io.Writer, c *rundir.Configuration) {
 	if c == nil {
 		return
 	}
@@ -42,7 +42,7 @@ func printConfiguration(out io.Writer, c *runstate.Configuration) {
 	}
 }
 
-func printInvalidOverrides(out io.Writer, invalid []runstate.InvalidOverride) {
+func printInvalidOverrides(out io.Writer, invalid []rundir.InvalidOverride) {
 	if len(invalid) == 0 {
 		return
 	}
@@ -63,7 +63,7 @@ func describeInvalid(o *desired.Override) string {
 }
 
 // printUnsaved prints why the process of a balancer cannot write to its directory of state.
-func printUnsaved(out io.Writer, c *runstate.Configuration) {
+func printUnsaved(out io.Writer, c *rundir.Configuration) {
 	if c != nil && c.Unsaved != "" {
 		fmt.Fprintf(out, "NOT SAVED: a restart forgets the former servers of services: %s\n", c.Unsaved)
 	}
@@ -74,7 +74,7 @@ func printUnsaved(out io.Writer, c *runstate.Configuration) {
 const uncheckedLasts = time.Minute
 
 // printUnchecked prints why the host could not check servers shortly before now.
-func printUnchecked(out io.Writer, c *runstate.Configuration, now time.Time) {
+func printUnchecked(out io.Writer, c *rundir.Configuration, now time.Time) {
 	if c == nil || c.Unchecked == nil {
 		return
 	}

@@ -15,7 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/segue-lb/segue/internal/plural"
+	"github.com/segue-lb/segue/internal/wording"
 )
 
 // watch shows the snapshot before, and then another one with rates after each interval. It returns
@@ -85,7 +85,7 @@ func fit(text string, rows, columns int) string {
 		return text
 	}
 	shown := shownLines(lines, rows-2, columns)
-	more := fmt.Sprintf("... %s: enlarge the window", plural.Count(len(lines)-shown, "more line"))
+	more := fmt.Sprintf("... %s: enlarge the window", wording.Count(len(lines)-shown, "more line"))
 	return strings.Join(lines[:shown], "") + more[:min(len(more), columns)] + "\n"
 }
 

@@ -21,10 +21,10 @@ import (
 	"github.com/segue-lb/segue/internal/daemon"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/events"
-	"github.com/segue-lb/segue/internal/field"
-	"github.com/segue-lb/segue/internal/plural"
-	"github.com/segue-lb/segue/internal/runstate"
+	"github.com/segue-lb/segue/internal/fieldpath"
+	"github.com/segue-lb/segue/internal/rundir"
 	"github.com/segue-lb/segue/internal/store"
+	"github.com/segue-lb/segue/internal/wording"
 )
 
 func newStore() *cobra.Command {
@@ -189,7 +189,7 @@ func (o *storeOptions) load(in io.Reader) (*config.BalancerFiles, error) {
 		return nil, err
 	}
 	files, _, err := config.ParseBalancerFiles(text)
-	var problems field.Errors
+	var problems fieldpath.Errors
 	if errors.As(err, &problems) {
 		return nil, problems.In(name)
 	} else if err != nil {
@@ -263,7 +263,7 @@ func importStore(cmd *cobra.Command, path string, o *storeOptions) error {
 		return err
 	}
 	content, warnings, err := config.ParseContent(files, text)
-	var problems field.Errors
+	var problems fieldpath.Errors
 	if errors.As(err, &problems) {
 		return problems.In(name)
 	} else if err != nil {
@@ -303,7 +303,7 @@ func importStore(cmd *cobra.Command, path string, o *storeOptions) error {
 		fmt.Fprintln(out, line)
 	}
 	if !o.dryRun {
-		services := plural.Count(len(content.Services), "service")
+		services := wording.Count(len(content.Services), "service")
 		fmt.Fprintf(out, "the store has version %s: %s\n", version, services)
 	}
 	return nil
@@ -428,7 +428,7 @@ func cachedTree(_ context.Context, files *config.BalancerFiles) (store.Tree, err
 // awaitServices waits until a balancer knows its services from the store. The data path of an earlier
 // process continues meanwhile.
 func awaitServices(
-	ctx context.Context, fleet *control.Fleet, recorder *runstate.Recorder, log *slog.Logger,
+	ctx context.Context, fleet *control.Fleet, recorder *rundir.Recorder, log *slog.Logger,
 ) error {
 	return fleet.First(ctx, func(s store.Status) {
 		recorder.SetStore(recordOf(s))
@@ -443,15 +443,15 @@ func awaitServices(
 	})
 }
 
-func recordOf(s store.Status) runstate.Store {
+func recordOf(s store.Status) rundir.Store {
 	state := api.StoreOf(s)
-	return runstate.Store{Version: orNone(state.Follows), Problems: problemsOf(&state)}
+	return rundir.Store{Version: orNone(state.Follows), Problems: problemsOf(&state)}
 }
 
 // recordStore records the condition of the store for segue status, and its changes as events, until
 // the context ends.
 func recordStore(
-	ctx context.Context, fleet *control.Fleet, recorder *runstate.Recorder, stream *events.Stream,
+	ctx context.Context, fleet *control.Fleet, recorder *rundir.Recorder, stream *events.Stream,
 ) {
 	before := store.Status{Reachable: true}
 	for {

@@ -24,8 +24,8 @@ import (
 	"github.com/segue-lb/segue/internal/control"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/events"
-	"github.com/segue-lb/segue/internal/generation"
-	"github.com/segue-lb/segue/internal/runstate"
+	"github.com/segue-lb/segue/internal/rundir"
+	"github.com/segue-lb/segue/internal/serversets"
 	"github.com/segue-lb/segue/internal/store"
 	"github.com/segue-lb/segue/internal/store/etcdtest"
 )
@@ -52,8 +52,8 @@ store: {etcd: {endpoints: [%q], prefix: /segue/main}}
 // not leave the lease to others.
 func (s *storeSite) join(b *control.Balancer) *control.Fleet {
 	s.t.Helper()
-	former := generation.Generations{"former": {Number: 1}}
-	if err := former.Save(generation.File(s.dir, b.Desired().Node.Instance)); err != nil {
+	former := serversets.Generations{"former": {Number: 1}}
+	if err := former.Save(serversets.File(s.dir, b.Desired().Node.Instance)); err != nil {
 		s.t.Fatal(err)
 	}
 	fleet, err := b.Join(s.t.Context(), slog.New(slog.DiscardHandler))
@@ -315,7 +315,7 @@ type runner struct{}
 func (runner) Reload(context.Context, *desired.Balancer, config.Secrets) error { return nil }
 
 func (runner) Follow(
-	context.Context, *desired.Balancer, config.Secrets, generation.Generations,
+	context.Context, *desired.Balancer, config.Secrets, serversets.Generations,
 ) error {
 	return nil
 }
@@ -358,7 +358,7 @@ func (s *storeSite) serveStart() (instance string, c *starting) {
 	log := slog.New(slog.DiscardHandler)
 	fleet := s.join(b)
 	c = &starting{b, api.NewStarting(b)}
-	lock, err := runstate.Lock(instance)
+	lock, err := rundir.Lock(instance)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -371,7 +371,7 @@ func (s *storeSite) serveStart() (instance string, c *starting) {
 	go func() { ended <- socket.Run(ctx, c.starting) }()
 	s.t.Cleanup(func() {
 		cancel()
-		if err := errors.Join(<-ended, fleet.Close(), runstate.Unlock(lock)); err != nil {
+		if err := errors.Join(<-ended, fleet.Close(), rundir.Unlock(lock)); err != nil {
 			s.t.Error(err)
 		}
 	})

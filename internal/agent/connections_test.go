@@ -16,8 +16,8 @@ import (
 
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/needs"
 	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // countTest is a server whose open connections are counted. Its clients may use TCP Fast Open
@@ -31,7 +31,7 @@ type countTest struct {
 
 func newCountTest(t *testing.T, client, vip netip.AddrPort) *countTest {
 	t.Helper()
-	needs.Cgroup2(t)
+	testhost.NeedCgroup2(t)
 	cfg := huntingConfig(desired.SRv6Encap, desired.Accept{Policy: desired.AcceptAlways}, desired.NotLocalDrop)
 	c := &countTest{stage: newStage(t), k: testKernelOf(t, cfg), flow: flow{client, vip}}
 	for _, s := range cfg.Services {

@@ -18,9 +18,9 @@ import (
 
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/offload"
+	"github.com/segue-lb/segue/internal/netdev"
 	"github.com/segue-lb/segue/internal/packet"
-	"github.com/segue-lb/segue/internal/testnet"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // cookieCases are the cases of TestCookies. The last two change links.
@@ -285,7 +285,7 @@ func testCookiesEndWithSockets(t *testing.T, n *cookieNetwork) {
 // The interface segments what the stack sends: each segment has the cookie and a valid checksum.
 func testCookieInSegments(t *testing.T, n *cookieNetwork) {
 	// The router's end segments and completes checksums, instead of the client.
-	n.setOffloads(n.router, "client", false, slices.Concat(offload.TSO, []string{offload.GSO, offload.Checksum})...)
+	n.setOffloads(n.router, "client", false, slices.Concat(netdev.TSO, []string{netdev.GSO, netdev.Checksum})...)
 	segments := n.watch(n.client, "eth0")
 	const size = 3_000_000
 	client, server := n.connect()
@@ -517,10 +517,10 @@ func TestNoTimestamps(t *testing.T) {
 }
 
 // withoutTimestamps returns the namespaces without timestamps, for server 1 and server 2.
-func withoutTimestamps() map[string]func(*cookieNetwork) [2]*testnet.Namespace {
-	return map[string]func(*cookieNetwork) [2]*testnet.Namespace{
-		"client": func(n *cookieNetwork) [2]*testnet.Namespace { return [2]*testnet.Namespace{n.client, n.client} },
-		"server": func(n *cookieNetwork) [2]*testnet.Namespace { return [2]*testnet.Namespace(n.servers) },
+func withoutTimestamps() map[string]func(*cookieNetwork) [2]*testhost.Namespace {
+	return map[string]func(*cookieNetwork) [2]*testhost.Namespace{
+		"client": func(n *cookieNetwork) [2]*testhost.Namespace { return [2]*testhost.Namespace{n.client, n.client} },
+		"server": func(n *cookieNetwork) [2]*testhost.Namespace { return [2]*testhost.Namespace(n.servers) },
 	}
 }
 

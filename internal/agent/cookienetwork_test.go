@@ -28,11 +28,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/needs"
-	"github.com/segue-lb/segue/internal/offload"
+	"github.com/segue-lb/segue/internal/netdev"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/srv6"
-	"github.com/segue-lb/segue/internal/testnet"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // stateless is a balancer that keeps no state: the cookie in a packet names its server.
@@ -149,7 +148,7 @@ type recorder struct {
 	sent []sentSegment
 }
 
-func (n *network) watch(ns *testnet.Namespace, iface string) *recorder {
+func (n *network) watch(ns *testhost.Namespace, iface string) *recorder {
 	n.t.Helper()
 	var file *os.File
 	n.in(ns, func() error {
@@ -239,7 +238,7 @@ type variant struct {
 }
 
 func newCookieNetwork(t *testing.T, v variant) *cookieNetwork {
-	needs.Cgroup2(t)
+	testhost.NeedCgroup2(t)
 	n := &cookieNetwork{
 		network: newNetwork(t, 2), vip: v.vip, accepted: make(chan *net.TCPConn, 1), column: v.columns[1],
 		signals:   map[string]int{},
@@ -413,7 +412,7 @@ func (n *cookieNetwork) netstat(counters ...string) (sum int) {
 }
 
 // set sets a variable of a namespace's stack until the test ends.
-func (n *cookieNetwork) set(ns *testnet.Namespace, name, value string) {
+func (n *cookieNetwork) set(ns *testhost.Namespace, name, value string) {
 	n.t.Helper()
 	path := "/proc/sys/net/ipv4/" + name
 	var before []byte
@@ -624,9 +623,9 @@ func (n *cookieNetwork) fastOpen(data []byte) *net.TCPConn {
 }
 
 // setOffloads switches offloads of an interface.
-func (n *cookieNetwork) setOffloads(ns *testnet.Namespace, iface string, on bool, offloads ...string) {
+func (n *cookieNetwork) setOffloads(ns *testhost.Namespace, iface string, on bool, offloads ...string) {
 	n.t.Helper()
-	n.in(ns, func() error { return offload.Set(iface, on, offloads...) })
+	n.in(ns, func() error { return netdev.SetOffloads(iface, on, offloads...) })
 }
 
 // countCookies returns a function that counts the sockets of server 2 with a cookie.
@@ -660,7 +659,7 @@ func (n *cookieNetwork) countCookies() func() int {
 }
 
 // limitRate makes an interface drop the packets beyond a rate, after a queue of some bytes.
-func (n *cookieNetwork) limitRate(ns *testnet.Namespace, iface string, bytesPerSecond uint64, burst, queue uint32) {
+func (n *cookieNetwork) limitRate(ns *testhost.Namespace, iface string, bytesPerSecond uint64, burst, queue uint32) {
 	n.t.Helper()
 	n.in(ns, func() error {
 		l, err := netlink.LinkByName(iface)
@@ -675,9 +674,9 @@ func (n *cookieNetwork) limitRate(ns *testnet.Namespace, iface string, bytesPerS
 }
 
 // mergeFor makes an interface hold segments back for a time, to merge them with later ones (GRO).
-func (n *cookieNetwork) mergeFor(ns *testnet.Namespace, iface string, hold time.Duration) {
+func (n *cookieNetwork) mergeFor(ns *testhost.Namespace, iface string, hold time.Duration) {
 	n.t.Helper()
-	n.setOffloads(ns, iface, true, offload.GRO)
+	n.setOffloads(ns, iface, true, netdev.GRO)
 	settings := "/sys/class/net/" + iface
 	script := fmt.Sprintf("mount -t sysfs sysfs /sys && echo 1000 >%s/napi_defer_hard_irqs && echo %d >%s/gro_flush_timeout",
 		settings, hold.Nanoseconds(), settings)

@@ -17,7 +17,7 @@ import (
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
-	"github.com/segue-lb/segue/internal/testnet"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // way is one encapsulation to server 1, and the IPv6 MSS that it leaves of an MTU of 1500 bytes.
@@ -190,7 +190,7 @@ func TestNextSegmentBehindVLAN(t *testing.T) {
 }
 
 // send sends a frame from an interface.
-func (n *network) send(ns *testnet.Namespace, iface string, frame []byte) {
+func (n *network) send(ns *testhost.Namespace, iface string, frame []byte) {
 	n.t.Helper()
 	n.in(ns, func() error {
 		device, err := net.InterfaceByName(iface)

@@ -24,7 +24,7 @@ import (
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/datapath/datapathtest"
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/testnet"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // Environment variables of a process whose start is to fail.
@@ -104,7 +104,7 @@ func newFailSite(t *testing.T, filter string) *failSite {
 	t.Helper()
 	instance := fmt.Sprintf("test-%d-failed%d", os.Getpid(), failSites.Add(1))
 	s := &failSite{newNetwork(t, 1), instance, filter}
-	testnet.Connect(t, s.servers[0], "eth1", nil, s.router, "second", nil)
+	testhost.Connect(t, s.servers[0], "eth1", nil, s.router, "second", nil)
 	t.Cleanup(func() { s.detach(1, s.instance) })
 	return s
 }

@@ -21,9 +21,9 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/segue-lb/segue/internal/clientsets"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/internal/packet/packettest"
 )
 
 // crowd returns flows that share a bucket.
@@ -296,7 +296,7 @@ func TestFlowTableOutlivesProcess(t *testing.T) {
 func TestChosenFlowsShareBucketsByChance(t *testing.T) {
 	t.Parallel()
 	const bits, draws = 10, 1000
-	for name, clients := range clientsets.All() {
+	for name, clients := range packettest.ClientSets() {
 		random := rand.New(rand.NewChaCha8(sha256.Sum256([]byte(name))))
 		shared, filled := 0, 0
 		for range draws {
@@ -320,7 +320,7 @@ func TestChosenFlowsShareBucketsByChance(t *testing.T) {
 				filled++
 			}
 		}
-		const chance, most = draws * clientsets.Size >> bits, draws * clientsets.Size / entriesPerBucket >> bits
+		const chance, most = draws * packettest.ClientSetSize >> bits, draws * packettest.ClientSetSize / entriesPerBucket >> bits
 		if shared < chance*3/4 || shared > chance*5/4 || filled > most {
 			t.Errorf("%s: %d flows share a victim's bucket, want about %d by chance; "+
 				"they fill it for %d of %d keys, want at most %d", name, shared, chance, filled, draws, most)

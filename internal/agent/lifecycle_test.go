@@ -24,9 +24,8 @@ import (
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/needs"
-	"github.com/segue-lb/segue/internal/offload"
-	"github.com/segue-lb/segue/internal/testnet"
+	"github.com/segue-lb/segue/internal/netdev"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // TestRestart replaces a running agent several times while datagrams are sent. No datagram is lost.
@@ -214,7 +213,7 @@ func TestOtherInterface(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := newNetwork(t, 1)
-			testnet.Connect(t, n.servers[0], "eth1", nil, n.router, "second", nil)
+			testhost.Connect(t, n.servers[0], "eth1", nil, n.router, "second", nil)
 			cfg := n.config(1, desired.GRE, vip4.Addr())
 			n.run(1, cfg, attachTCX).stop()
 			other := *cfg
@@ -245,7 +244,7 @@ func TestOtherInterface(t *testing.T) {
 func TestFailedMove(t *testing.T) {
 	t.Parallel()
 	n := newNetwork(t, 1)
-	testnet.Connect(t, n.servers[0], "eth1", nil, n.router, "second", nil)
+	testhost.Connect(t, n.servers[0], "eth1", nil, n.router, "second", nil)
 	cfg := n.config(1, desired.GRE, vip4.Addr())
 	n.run(1, cfg, link.AttachTCX).stop()
 	other := *cfg
@@ -358,7 +357,7 @@ func TestFailedStart(t *testing.T) {
 // those of a VIP that another service keeps.
 func TestLosses(t *testing.T) {
 	t.Parallel()
-	needs.Cgroup2(t)
+	testhost.NeedCgroup2(t)
 	n := newNetwork(t, 1)
 	cfg := n.config(1, desired.SRv6Encap, vip4.Addr(), vip6.Addr())
 	cfg.Services[2].Accept, cfg.Services[2].Load.Kind = desired.Accept{Policy: desired.AcceptAlways}, desired.LoadConnections
@@ -522,14 +521,14 @@ func TestAgentSeesVLANTags(t *testing.T) {
 	t.Parallel()
 	n := newNetwork(t, 1)
 	server := n.servers[0]
-	testnet.Connect(t, server, "card", nil, server, "far", nil)
+	testhost.Connect(t, server, "card", nil, server, "far", nil)
 	cfg := n.config(1, desired.SRv6Insert, vip6.Addr())
 	cfg.Node.Interface = "card"
 	n.run(1, cfg, link.AttachTCX)
 	hiding := []string{"tx-vlan-hw-insert", "tx-vlan-stag-hw-insert"}
 	areOff := func() (off bool) {
 		n.in(server, func() error {
-			on, err := offload.Active("far", hiding...)
+			on, err := netdev.ActiveOffloads("far", hiding...)
 			off = len(on) == 0
 			return err
 		})
@@ -538,7 +537,7 @@ func TestAgentSeesVLANTags(t *testing.T) {
 	if !areOff() {
 		t.Error("the tags are hidden after the start")
 	}
-	n.in(server, func() error { return offload.Set("far", true, hiding...) })
+	n.in(server, func() error { return netdev.SetOffloads("far", true, hiding...) })
 	n.in(server, func() error { // a change of addresses makes the agent look again
 		card, err := netlink.LinkByName("card")
 		if err != nil {

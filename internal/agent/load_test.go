@@ -15,7 +15,7 @@ import (
 	"github.com/segue-lb/segue/internal/accept"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/needs"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // loadTest is a server whose application accepts no connection, with real connections that are
@@ -31,7 +31,7 @@ type loadTest struct {
 
 // newLoadTest returns a test whose accept queue has a limit.
 func newLoadTest(t *testing.T, client, vip netip.AddrPort, limit int) *loadTest {
-	needs.Cgroup2(t)
+	testhost.NeedCgroup2(t)
 	l := &loadTest{T: t, k: testKernel(t), stage: newStage(t), vip: vip, from: client.Addr()}
 	l.port = 1024
 	if err := pinAll(l.k); err != nil {

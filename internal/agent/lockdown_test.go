@@ -8,12 +8,12 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 
-	"github.com/segue-lb/segue/internal/needs"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // Programs that may not read the kernel's memory contain no such reads, and still load.
 func TestLockedDown(t *testing.T) {
-	needs.Agent(t)
+	testhost.NeedAgent(t)
 	spec, err := loadAgent()
 	if err != nil {
 		t.Fatal(err)

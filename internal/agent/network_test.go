@@ -25,9 +25,8 @@ import (
 
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/needs"
 	"github.com/segue-lb/segue/internal/packet"
-	"github.com/segue-lb/segue/internal/testnet"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // patience bounds every wait for the network. It does not measure speed: the machine may be busy,
@@ -42,9 +41,9 @@ func noTCX(link.TCXOptions) (link.Link, error) { return nil, ebpf.ErrNotSupporte
 type network struct {
 	t       *testing.T
 	number  uint32 // of this network in this process
-	client  *testnet.Namespace
-	router  *testnet.Namespace
-	servers []*testnet.Namespace
+	client  *testhost.Namespace
+	router  *testhost.Namespace
+	servers []*testhost.Namespace
 	gateway packet.MAC // the router's address on the client's link
 	tun     *os.File
 	raw     int // packet socket of the client
@@ -60,11 +59,11 @@ var networks atomic.Uint32
 
 func newNetwork(t *testing.T, servers int) *network {
 	t.Helper()
-	needs.Agent(t)
-	needs.TUN(t)
-	n := &network{t: t, number: networks.Add(1), client: testnet.New(t), router: testnet.New(t)}
-	testnet.Connect(t, n.client, "eth0", testnet.Prefixes("fd00:c::2/64", "10.0.0.2/24"),
-		n.router, "client", testnet.Prefixes("fd00:c::1/64", "10.0.0.1/24"))
+	testhost.NeedAgent(t)
+	testhost.NeedTUN(t)
+	n := &network{t: t, number: networks.Add(1), client: testhost.NewNamespace(t), router: testhost.NewNamespace(t)}
+	testhost.Connect(t, n.client, "eth0", testhost.Prefixes("fd00:c::2/64", "10.0.0.2/24"),
+		n.router, "client", testhost.Prefixes("fd00:c::1/64", "10.0.0.1/24"))
 	n.in(n.router, func() error {
 		for _, family := range []string{"ipv4", "ipv6"} {
 			path := filepath.Join("/proc/sys/net", family, "conf/all/forwarding")
@@ -88,14 +87,14 @@ func newNetwork(t *testing.T, servers int) *network {
 }
 
 // in runs f inside a namespace. An error ends the test.
-func (n *network) in(ns *testnet.Namespace, f func() error) {
+func (n *network) in(ns *testhost.Namespace, f func() error) {
 	n.t.Helper()
 	if err := ns.Do(f); err != nil {
 		n.t.Fatal(err)
 	}
 }
 
-func (n *network) route(ns *testnet.Namespace, to, via string) {
+func (n *network) route(ns *testhost.Namespace, to, via string) {
 	n.t.Helper()
 	_, dst, err := net.ParseCIDR(to)
 	if err != nil {
@@ -105,9 +104,9 @@ func (n *network) route(ns *testnet.Namespace, to, via string) {
 }
 
 func (n *network) addServer(i int) {
-	server := testnet.New(n.t)
-	testnet.Connect(n.t, server, "eth0", testnet.Prefixes(fmt.Sprintf("fd00:5:%d::2/64", i), fmt.Sprintf("10.0.%d.2/24", i)),
-		n.router, fmt.Sprintf("server%d", i), testnet.Prefixes(fmt.Sprintf("fd00:5:%d::1/64", i), fmt.Sprintf("10.0.%d.1/24", i)))
+	server := testhost.NewNamespace(n.t)
+	testhost.Connect(n.t, server, "eth0", testhost.Prefixes(fmt.Sprintf("fd00:5:%d::2/64", i), fmt.Sprintf("10.0.%d.2/24", i)),
+		n.router, fmt.Sprintf("server%d", i), testhost.Prefixes(fmt.Sprintf("fd00:5:%d::1/64", i), fmt.Sprintf("10.0.%d.1/24", i)))
 	n.route(server, "::/0", fmt.Sprintf("fd00:5:%d::1", i))
 	n.route(server, "0.0.0.0/0", fmt.Sprintf("10.0.%d.1", i))
 	n.route(n.router, fmt.Sprintf("fd00:5:0:%d::/64", i), fmt.Sprintf("fd00:5:%d::2", i))

@@ -23,9 +23,9 @@ import (
 
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/needs"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/packet/packettest"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 const (
@@ -83,7 +83,7 @@ func testKernel(t testing.TB) *kernel {
 
 func testKernelOf(t testing.TB, cfg *desired.Agent) *kernel {
 	t.Helper()
-	needs.Agent(t)
+	testhost.NeedAgent(t)
 	cfg.Node.Instance = fmt.Sprintf("test-%d-packets", os.Getpid())
 	k, err := openKernel(&cfg.Node, slog.New(slog.DiscardHandler))
 	if err != nil {

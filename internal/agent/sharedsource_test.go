@@ -15,7 +15,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/load"
-	"github.com/segue-lb/segue/internal/needs"
+	"github.com/segue-lb/segue/internal/testhost"
 	"github.com/segue-lb/segue/loadshm"
 )
 
@@ -30,7 +30,7 @@ func newSourceTest(t *testing.T) *sourceTest { return newSourceTestOf(t, desired
 
 // newSourceTestOf returns a test whose table has room for a number of services.
 func newSourceTestOf(t *testing.T, most uint32) *sourceTest {
-	needs.Agent(t)
+	testhost.NeedAgent(t)
 	spec, err := loadAgent()
 	if err != nil {
 		t.Fatal(err)

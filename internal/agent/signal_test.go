@@ -20,8 +20,8 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/needs"
 	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 const (
@@ -316,7 +316,7 @@ func (h *hunting) take(frame []byte) error {
 // another balancer arrived.
 func TestHunt(t *testing.T) {
 	t.Parallel()
-	needs.Cgroup2(t)
+	testhost.NeedCgroup2(t)
 	for _, c := range []struct {
 		kind desired.Encapsulation
 		vip  netip.Addr

@@ -18,23 +18,22 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/needs"
 	"github.com/segue-lb/segue/internal/packet"
-	"github.com/segue-lb/segue/internal/testnet"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // stage is a network namespace with the VIPs, and an application on port 80 of each. The test acts
 // as all clients.
 type stage struct {
 	t   testing.TB
-	ns  *testnet.Namespace
+	ns  *testhost.Namespace
 	tun *os.File
 }
 
 func newStage(t testing.TB) *stage {
 	t.Helper()
-	needs.TUN(t)
-	s := &stage{t: t, ns: testnet.New(t)}
+	testhost.NeedTUN(t)
+	s := &stage{t: t, ns: testhost.NewNamespace(t)}
 	s.do(func() (err error) {
 		if s.tun, err = openTUN("clients"); err != nil {
 			return err

@@ -7,11 +7,11 @@ import (
 	"testing"
 
 	"github.com/segue-lb/segue/internal/datapath/datapathtest"
-	"github.com/segue-lb/segue/internal/needs"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 func TestStackFitsAllKernels(t *testing.T) {
-	needs.Agent(t)
+	testhost.NeedAgent(t)
 	for _, c := range []struct {
 		program string
 		dryRun  bool

@@ -11,8 +11,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/gopacket/gopacket/layers"
 
-	"github.com/segue-lb/segue/internal/needs"
 	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // stamps are the timestamps of a packet.
@@ -23,7 +23,7 @@ type stamps struct {
 
 // Both ends find the timestamps in any legal order of options, and none in malformed ones.
 func TestFindTimestamps(t *testing.T) {
-	needs.Agent(t)
+	testhost.NeedAgent(t)
 	var objects timestampObjects
 	if err := loadTimestampObjects(&objects, nil); err != nil {
 		t.Fatal(err)

@@ -14,8 +14,8 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"github.com/segue-lb/segue/internal/bpfclock"
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/kernelclock"
 	"github.com/segue-lb/segue/internal/load"
 )
 
@@ -206,6 +206,6 @@ func putLoad(loads *ebpf.Map, key *agentServiceKey, value *agentLoad) error {
 // monotonic returns the time on the clock of the data path, in nanoseconds. Like putLoad, it makes
 // a raw system call.
 func monotonic() (int64, error) {
-	now, err := kernelclock.Monotonic()
+	now, err := bpfclock.Monotonic()
 	return int64(now), err
 }

@@ -16,7 +16,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/needs"
+	"github.com/segue-lb/segue/internal/testhost"
 	"github.com/segue-lb/segue/loadshm"
 )
 
@@ -108,7 +108,7 @@ func TestReportedLoad(t *testing.T) {
 // process before it.
 func TestRestartKeepsConnections(t *testing.T) {
 	t.Parallel()
-	needs.Cgroup2(t)
+	testhost.NeedCgroup2(t)
 	n := newNetwork(t, 1)
 	epsilon, initial := 0.1, uint32(5)
 	cfg := n.config(1, desired.SRv6Insert, vip6.Addr())

@@ -23,7 +23,7 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"github.com/segue-lb/segue/internal/events"
-	"github.com/segue-lb/segue/internal/runstate"
+	"github.com/segue-lb/segue/internal/rundir"
 )
 
 // Client calls the API of an instance on this host.
@@ -40,7 +40,7 @@ type Client struct {
 // NewClient returns a client of an instance. It opens no connection.
 func NewClient(instance string) *Client {
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", runstate.SocketFile(instance))
+		return (&net.Dialer{}).DialContext(ctx, "unix", rundir.SocketFile(instance))
 	}
 	return &Client{instance: instance, http: http.Client{Transport: &http.Transport{DialContext: dial}}}
 }
@@ -368,7 +368,7 @@ func (c *Client) explain(err error) error {
 		return fmt.Errorf("no process runs the instance %q on this host", c.instance)
 	case errors.Is(err, fs.ErrPermission):
 		return fmt.Errorf("%s: not permitted: be root, or a member of the group in api.group",
-			runstate.SocketFile(c.instance))
+			rundir.SocketFile(c.instance))
 	case errors.Is(err, context.DeadlineExceeded):
 		return fmt.Errorf("the process of instance %q does not answer", c.instance)
 	}

@@ -13,14 +13,14 @@ import (
 
 	"github.com/segue-lb/segue/internal/control"
 	"github.com/segue-lb/segue/internal/events"
-	"github.com/segue-lb/segue/internal/field"
+	"github.com/segue-lb/segue/internal/fieldpath"
 	"github.com/segue-lb/segue/internal/store"
 	"github.com/segue-lb/segue/internal/version"
 )
 
 // Reload reads the files of a process again, as SIGHUP does. If it returns an error, the
 // configuration before stays in force.
-type Reload func(context.Context) (warnings field.Errors, err error)
+type Reload func(context.Context) (warnings fieldpath.Errors, err error)
 
 // newAPI returns an API without operations, and its handler.
 func newAPI(title string) (huma.API, http.Handler) {
@@ -102,7 +102,7 @@ func registerInstance(api huma.API, self Instance) {
 
 // refusal returns the answer to a change that was refused.
 func refusal(err error) error {
-	var problems field.Errors
+	var problems fieldpath.Errors
 	switch {
 	case errors.Is(err, control.ErrVersion):
 		return huma.Error412PreconditionFailed(err.Error())
@@ -119,7 +119,7 @@ func refusal(err error) error {
 	return huma.Error503ServiceUnavailable(err.Error())
 }
 
-func textsOf(problems field.Errors) []string {
+func textsOf(problems fieldpath.Errors) []string {
 	texts := []string{}
 	for _, p := range problems {
 		texts = append(texts, p.Error())

@@ -30,8 +30,8 @@ import (
 	"github.com/segue-lb/segue/internal/control"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/events"
-	"github.com/segue-lb/segue/internal/field"
-	"github.com/segue-lb/segue/internal/generation"
+	"github.com/segue-lb/segue/internal/fieldpath"
+	"github.com/segue-lb/segue/internal/serversets"
 	"github.com/segue-lb/segue/internal/store"
 )
 
@@ -43,7 +43,7 @@ func unreported([]desired.Override, []desired.InvalidOverride) {}
 func (follower) Reload(context.Context, *desired.Balancer, config.Secrets) error { return nil }
 
 func (follower) Follow(
-	context.Context, *desired.Balancer, config.Secrets, generation.Generations,
+	context.Context, *desired.Balancer, config.Secrets, serversets.Generations,
 ) error {
 	return nil
 }
@@ -145,7 +145,7 @@ func TestRefusal(t *testing.T) {
 			control.ErrExists, control.ErrStored, control.ErrRemovals, control.ErrHeld,
 		},
 		http.StatusPreconditionFailed:  {control.ErrVersion},
-		http.StatusUnprocessableEntity: {field.Errors{{Path: "web.port", Problem: "required"}}},
+		http.StatusUnprocessableEntity: {fieldpath.Errors{{Path: "web.port", Problem: "required"}}},
 		http.StatusGatewayTimeout:      {store.ErrUnknown},
 		http.StatusServiceUnavailable:  {store.ErrEmpty},
 	} {

@@ -20,7 +20,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/daemon"
 	"github.com/segue-lb/segue/internal/events"
-	"github.com/segue-lb/segue/internal/runstate"
+	"github.com/segue-lb/segue/internal/rundir"
 )
 
 // requestTimeout bounds the time of a request. A reload takes at most two seconds and the time to
@@ -37,7 +37,7 @@ type Socket struct {
 // of the group of the process. Listen returns an error if there is no such group, or if the socket
 // cannot be opened. A caller that never calls Run must call Close.
 func Listen(instance, group string, log *slog.Logger) (*Socket, error) {
-	path := runstate.SocketFile(instance)
+	path := rundir.SocketFile(instance)
 	listener, err := listenAt(path, group)
 	if err != nil {
 		return nil, fmt.Errorf("open the socket %s: %w", path, err)

@@ -14,7 +14,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/control"
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/generation"
+	"github.com/segue-lb/segue/internal/serversets"
 	"github.com/segue-lb/segue/internal/store"
 	"github.com/segue-lb/segue/internal/store/etcdtest"
 )
@@ -74,8 +74,8 @@ func TestStartingConfirm(t *testing.T) {
 	t.Parallel()
 	directory, endpoint := t.TempDir(), etcdtest.Start(t).Endpoint()
 	// The balancer had services of its own before, so it need not leave the lease to others.
-	former := generation.Generations{"former": {Number: 1}}
-	if err := former.Save(generation.File(directory, "edge")); err != nil {
+	former := serversets.Generations{"former": {Number: 1}}
+	if err := former.Save(serversets.File(directory, "edge")); err != nil {
 		t.Fatal(err)
 	}
 	s, err := store.Open(&desired.Etcd{Endpoints: []string{endpoint}, Prefix: "/segue/main"}, "operator")

@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/probe"
+	"github.com/segue-lb/segue/internal/health/probe"
 )
 
 // TestAbilities follows the ability of a service while its servers fail and are drained.

@@ -19,16 +19,15 @@ import (
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/balancer/inspect"
-	"github.com/segue-lb/segue/internal/checkpath"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/events"
-	"github.com/segue-lb/segue/internal/generation"
 	"github.com/segue-lb/segue/internal/health"
+	"github.com/segue-lb/segue/internal/health/probe"
 	"github.com/segue-lb/segue/internal/nexthop"
-	"github.com/segue-lb/segue/internal/probe"
-	"github.com/segue-lb/segue/internal/runstate"
+	"github.com/segue-lb/segue/internal/rundir"
+	"github.com/segue-lb/segue/internal/serversets"
 )
 
 const (
@@ -55,14 +54,14 @@ type Balancer struct {
 	cfg     *desired.Balancer
 	secrets config.Secrets
 	// generations are those of the configuration's services.
-	generations generation.Generations
-	saved       generation.Generations // what the file of generations contains
+	generations serversets.Generations
+	saved       serversets.Generations // what the file of generations contains
 	saveProblem string                 // why they could not be saved; told once
 	// Both may be nil: nobody wants to know.
 	reportUnsaved func(problem string)
-	reportReasons func([]runstate.ServerReason)
-	reported      []runstate.ServerReason // the last reasons that were reported
-	setAside      bool                    // the file of generations could not be read
+	reportReasons func([]rundir.ServerReason)
+	reported      []rundir.ServerReason // the last reasons that were reported
+	setAside      bool                  // the file of generations could not be read
 	plane         *dataplane.Plane
 	slots         *dataplane.Slots
 	services      *services
@@ -74,7 +73,7 @@ type Balancer struct {
 	problems      map[netip.Addr]string // why a target has no next hop
 	resolver      *nexthop.Resolver
 	checker       *health.Checker
-	path          *checkpath.Path // of checks
+	path          *health.HostPath // of checks
 	prober        *probe.Prober
 	wire          *dataplane.Wire // the prober's access to the data path
 	holding       *holding
@@ -112,7 +111,7 @@ func New(cfg *desired.Balancer, secrets config.Secrets, log *slog.Logger) (*Bala
 // NewShared is New with the generations that all balancers of the services share. If they are nil,
 // the balancer makes its own.
 func NewShared(
-	cfg *desired.Balancer, secrets config.Secrets, shared generation.Generations, log *slog.Logger,
+	cfg *desired.Balancer, secrets config.Secrets, shared serversets.Generations, log *slog.Logger,
 ) (*Balancer, error) {
 	clock, err := dataplane.NewFlowClock()
 	if err != nil {
@@ -133,7 +132,7 @@ func newBalancer(
 		return nil, err
 	}
 	w := dataplane.NewWire(plane)
-	path := checkpath.New(dataplane.CheckMark, dataplane.CheckMarkMask)
+	path := health.NewHostPath(dataplane.CheckMark, dataplane.CheckMarkMask)
 	b := &Balancer{
 		log:       log,
 		cfg:       cfg,
@@ -214,7 +213,7 @@ func (b *Balancer) Reload(ctx context.Context, cfg *desired.Balancer, secrets co
 // Follow is Reload with the generations that all balancers of the services share. If they are nil,
 // the balancer makes its own.
 func (b *Balancer) Follow(
-	ctx context.Context, cfg *desired.Balancer, secrets config.Secrets, shared generation.Generations,
+	ctx context.Context, cfg *desired.Balancer, secrets config.Secrets, shared serversets.Generations,
 ) error {
 	caller := ctx
 	return b.call(ctx, func(ctx context.Context) error {
@@ -460,7 +459,7 @@ func (b *Balancer) setHost() error {
 // nil: those that follow from the present ones. If that fails, reload restores the running
 // configuration.
 func (b *Balancer) reload(
-	ctx context.Context, cfg *desired.Balancer, secrets config.Secrets, generations generation.Generations,
+	ctx context.Context, cfg *desired.Balancer, secrets config.Secrets, generations serversets.Generations,
 ) error {
 	if err := cfg.ReloadableFrom(b.cfg); err != nil {
 		return err
@@ -515,7 +514,7 @@ func (b *Balancer) leadChecks() {
 		vips[i] = svc.VIP
 	}
 	by := b.own[len(b.own)-1] // towards the servers
-	way := checkpath.Interface{Name: by.Name, Index: by.Index, MTU: by.MTU}
+	way := health.PathInterface{Name: by.Name, Index: by.Index, MTU: by.MTU}
 	if err := b.path.Set(way, vips, b.cfg.Node.Addresses); err != nil {
 		b.log.Warn("cannot remove the rules of interfaces that are gone", "error", err)
 	}

@@ -9,9 +9,8 @@ import (
 	"net/netip"
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
-	"github.com/segue-lb/segue/internal/checkpath"
 	"github.com/segue-lb/segue/internal/health"
-	"github.com/segue-lb/segue/internal/probe"
+	"github.com/segue-lb/segue/internal/health/probe"
 )
 
 // caller makes connections of the balancer's own to servers of services that hunt. It implements
@@ -19,7 +18,7 @@ import (
 // The prober makes one call at a time to a server, or through it.
 type caller struct {
 	plane *dataplane.Plane
-	path  *checkpath.Path
+	path  *health.HostPath
 }
 
 // Call implements probe.Caller.

@@ -13,7 +13,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/generation"
+	"github.com/segue-lb/segue/internal/serversets"
 	"github.com/segue-lb/segue/internal/tables"
 )
 
@@ -143,7 +143,7 @@ func fillRows(rows *dataplane.Rows, present []uint16, history *tables.History) {
 
 // placing is the complete input of a service's candidate table.
 type placing struct {
-	sets    []generation.Set  // the present one first
+	sets    []serversets.Set  // the present one first
 	slots   map[string]uint16 // of the configured servers by name
 	depth   int               // how many servers each place has, the present one included
 	columns bool              // packets also need a column table
@@ -152,7 +152,7 @@ type placing struct {
 // placingOf returns the input for a service of a generation. The former sets are of use only if
 // packets can be passed on from server to server, and if they can be in one table with the present
 // set.
-func placingOf(svc *service, g generation.Generation) placing {
+func placingOf(svc *service, g serversets.Generation) placing {
 	p := placing{sets: g.Sets, slots: map[string]uint16{}, depth: svc.Generations}
 	if svc.FindsByColumn() {
 		p.depth, p.columns = svc.History, true
@@ -161,7 +161,7 @@ func placingOf(svc *service, g generation.Generation) placing {
 		p.sets = p.sets[:1]
 	}
 	p.sets = slices.Clone(p.sets)
-	former := slices.DeleteFunc(p.sets[1:], func(s generation.Set) bool {
+	former := slices.DeleteFunc(p.sets[1:], func(s serversets.Set) bool {
 		// In rows of another length, cookies and hints would mean other columns.
 		return !p.sets[0].CanHold(s) || p.columns && s.Candidates != p.sets[0].Candidates
 	})
@@ -175,9 +175,9 @@ func placingOf(svc *service, g generation.Generation) placing {
 // digest is the same on balancers with the same table.
 func (p *placing) digest() uint32 {
 	if p.columns {
-		return generation.Digest(p.sets, p.depth)
+		return serversets.Digest(p.sets, p.depth)
 	}
-	return generation.Digest(p.sets, 0)
+	return serversets.Digest(p.sets, 0)
 }
 
 // passesOn tells whether the service's servers have agents that pass packets on to each other.
@@ -189,7 +189,7 @@ func (svc *service) passesOn() bool {
 
 // place makes a service's entry follow a generation of its servers. It builds the candidate table
 // and installs it, unless the input has not changed.
-func (s *services) place(svc *service, g generation.Generation) error {
+func (s *services) place(svc *service, g serversets.Generation) error {
 	rule := dataplane.RuleOf(&svc.Service)
 	p := placingOf(svc, g)
 	if reflect.DeepEqual(p, svc.placed) {

@@ -19,7 +19,7 @@ import (
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/srv6"
-	"github.com/segue-lb/segue/internal/testnet"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // An ICMP error of an unknown flow is left for copies to all servers if the flow's bucket does not
@@ -258,7 +258,7 @@ func (n *fabric) requireCopies(svc *desired.Service) {
 		}
 	}
 	buffer := make([]byte, 4096)
-	for deadline := time.Now().Add(testnet.Patience); ; {
+	for deadline := time.Now().Add(testhost.Patience); ; {
 		done := true
 		for _, server := range svc.Servers {
 			done = done && copies[fmt.Sprint(1, server.Name)] > 0
@@ -336,7 +336,7 @@ func TestMostCopies(t *testing.T) {
 	// Copies of the first error arrive before those of the second one.
 	copies := [2]int{}
 	buffer := make([]byte, 4096)
-	for deadline := time.Now().Add(testnet.Patience); copies[1] < most; {
+	for deadline := time.Now().Add(testhost.Patience); copies[1] < most; {
 		size, _, err := unix.Recvfrom(fd, buffer, 0)
 		if err != nil && time.Now().After(deadline) {
 			t.Fatalf("copies: %v", copies)

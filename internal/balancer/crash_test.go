@@ -30,9 +30,8 @@ import (
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/datapath/datapathtest"
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/needs"
 	"github.com/segue-lb/segue/internal/packet"
-	"github.com/segue-lb/segue/internal/testnet"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // The environment variables of a process that is to be killed.
@@ -152,7 +151,7 @@ func crashConfig(instance string, number int) *desired.Balancer {
 // crashSite is the network and the instance in which processes are killed.
 type crashSite struct {
 	t        *testing.T
-	ns       *testnet.Namespace
+	ns       *testhost.Namespace
 	instance string
 	// inside contains the node.inside of the processes, which use the two elements in turn.
 	inside [2]string
@@ -162,12 +161,12 @@ type crashSite struct {
 
 func newCrashSite(t *testing.T, inside [2]string) *crashSite {
 	t.Helper()
-	needs.BPF(t)
-	s := &crashSite{t: t, ns: testnet.New(t), inside: inside, instance: fmt.Sprintf("test-%d-%d", os.Getpid(), instances.Add(1)), fresh: 20000}
-	router := testnet.New(t)
-	testnet.Connect(t, s.ns, "eth0", testnet.Prefixes("fd00:a::1/64"),
-		router, "eth0", testnet.Prefixes("fd00:a::2/64"))
-	testnet.Connect(t, s.ns, "eth1", nil, testnet.New(t), "eth0", nil)
+	testhost.NeedBPF(t)
+	s := &crashSite{t: t, ns: testhost.NewNamespace(t), inside: inside, instance: fmt.Sprintf("test-%d-%d", os.Getpid(), instances.Add(1)), fresh: 20000}
+	router := testhost.NewNamespace(t)
+	testhost.Connect(t, s.ns, "eth0", testhost.Prefixes("fd00:a::1/64"),
+		router, "eth0", testhost.Prefixes("fd00:a::2/64"))
+	testhost.Connect(t, s.ns, "eth1", nil, testhost.NewNamespace(t), "eth0", nil)
 	s.must(s.ns.Do(func() error {
 		for _, name := range []string{"eth1", "eth0"} {
 			link, err := netlink.LinkByName(name)

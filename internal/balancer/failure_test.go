@@ -15,8 +15,8 @@ import (
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/health/probe"
 	"github.com/segue-lb/segue/internal/packet"
-	"github.com/segue-lb/segue/internal/probe"
 )
 
 // withProbes makes the servers of services have agents, which pass packets on.

@@ -22,12 +22,12 @@ import (
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/generation"
 	"github.com/segue-lb/segue/internal/health"
-	"github.com/segue-lb/segue/internal/namespace"
-	"github.com/segue-lb/segue/internal/needs"
+	"github.com/segue-lb/segue/internal/netdev"
 	"github.com/segue-lb/segue/internal/nexthop"
 	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/internal/serversets"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // ownMAC is the MAC address of the balancer. Package packet sends its frames to it.
@@ -69,7 +69,7 @@ type fixture struct {
 
 // network is a network namespace with the links. No packet is ever sent on them.
 type network struct {
-	ns      *namespace.Namespace
+	ns      *netdev.Namespace
 	ifindex map[string]int
 	macs    map[string]packet.MAC // the MAC addresses of the links
 }
@@ -106,8 +106,8 @@ const standstill = 63
 // openAt is open with the given flow clock.
 func openAt(t testing.TB, cfg *desired.Balancer, clock *dataplane.FlowClock) *fixture {
 	t.Helper()
-	needs.Namespaces(t)
-	needs.BPF(t)
+	testhost.NeedNamespaces(t)
+	testhost.NeedBPF(t)
 	cfg.Node.Instance = fmt.Sprintf("test-%d-%d", os.Getpid(), instances.Add(1))
 	reusable := reusableFor(t, cfg, clock)
 	t.Cleanup(func() {
@@ -174,7 +174,7 @@ func (f *fixture) leaveSharedNetwork() {
 }
 
 func newNetwork() (*network, error) {
-	ns, err := namespace.New()
+	ns, err := netdev.NewNamespace()
 	if err != nil {
 		return nil, err
 	}
@@ -523,7 +523,7 @@ func (f *fixture) elapseFlows(ticks uint16, which func(dataplane.FlowEntry) bool
 func (f *fixture) placed(flow dataplane.Flow, service string) string {
 	f.t.Helper()
 	svc := f.service(service)
-	table, err := generation.SetOf(svc).Table()
+	table, err := serversets.SetOf(svc).Table()
 	f.must(err)
 	row := table.Row(int(dataplane.BucketOf(flow.Hash(&f.identity.BucketKeys), uint32(svc.Buckets))))
 	return table.Servers[row[0]].Name

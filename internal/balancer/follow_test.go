@@ -23,7 +23,7 @@ import (
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/nexthop"
-	"github.com/segue-lb/segue/internal/testnet"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // patience is the longest wait for the control loop to apply a change. It does not measure how fast
@@ -63,11 +63,11 @@ func newSteered(t *testing.T, cfg *desired.Balancer) *steered {
 	s := &steered{fixture: open(t, cfg), ended: make(chan error, 1)}
 	s.leaveSharedNetwork()
 	s.attached = false
-	router := testnet.New(t)
-	testnet.Connect(t, s.ns, "eth0", testnet.Prefixes("fd00:a::1/64"),
-		router, "eth0", testnet.Prefixes("fd00:a::2/64"))
+	router := testhost.NewNamespace(t)
+	testhost.Connect(t, s.ns, "eth0", testhost.Prefixes("fd00:a::1/64"),
+		router, "eth0", testhost.Prefixes("fd00:a::2/64"))
 	if cfg.Node.Inside != "" {
-		testnet.Connect(t, s.ns, cfg.Node.Inside, nil, testnet.New(t), "eth0", nil)
+		testhost.Connect(t, s.ns, cfg.Node.Inside, nil, testhost.NewNamespace(t), "eth0", nil)
 	}
 	return s
 }
@@ -315,8 +315,8 @@ func TestInterfaceGoes(t *testing.T) {
 			s := steerInside(t)
 			s.do(c.name, netlink.LinkDel)
 			if c.again {
-				far := testnet.New(t)
-				testnet.Connect(t, s.ns, c.name, nil, far, "eth0", nil)
+				far := testhost.NewNamespace(t)
+				testhost.Connect(t, s.ns, c.name, nil, far, "eth0", nil)
 			}
 			select {
 			case err := <-s.ended:

@@ -11,10 +11,10 @@ import (
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/balancer/inspect"
-	"github.com/segue-lb/segue/internal/clientsets"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/internal/packet/packettest"
 )
 
 // formerIdentity is the identity of tables that an earlier build has made.
@@ -113,7 +113,7 @@ func TestChosenFlowsLeaveTheVictimsBucket(t *testing.T) {
 	cfg := webOf(srv6Server("s1", 1, 1), srv6Server("s2", 2, 1))
 	cfg.Node.Limits = desired.Limits{Flows: 1 << 20, Servers: 64}
 	f := open(t, cfg)
-	for name, clients := range clientsets.All() {
+	for name, clients := range packettest.ClientSets() {
 		victim := web
 		victim.Source = clients[0]
 		if victim.Source.Addr().Is4In6() {

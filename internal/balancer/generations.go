@@ -8,7 +8,7 @@ import (
 	"reflect"
 
 	"github.com/segue-lb/segue/internal/events"
-	"github.com/segue-lb/segue/internal/generation"
+	"github.com/segue-lb/segue/internal/serversets"
 )
 
 // generationsFile returns the path of the instance's file of generations, or an empty path if the
@@ -17,18 +17,18 @@ func (b *Balancer) generationsFile() string {
 	if b.cfg.Node.State == "" {
 		return ""
 	}
-	return generation.File(b.cfg.Node.State, b.cfg.Node.Instance)
+	return serversets.File(b.cfg.Node.State, b.cfg.Node.Instance)
 }
 
 // loadGenerations reads the generations that an earlier process of this balancer, or another
 // balancer, has written. If the file cannot be read, the balancer starts without former
 // generations, because that is better than no balancer. The first save then sets the file aside.
-func (b *Balancer) loadGenerations() generation.Generations {
+func (b *Balancer) loadGenerations() serversets.Generations {
 	path := b.generationsFile()
 	if path == "" {
-		return generation.Generations{}
+		return serversets.Generations{}
 	}
-	former, err := generation.Load(path)
+	former, err := serversets.Load(path)
 	if err == nil {
 		b.saved = former
 		return former
@@ -36,7 +36,7 @@ func (b *Balancer) loadGenerations() generation.Generations {
 	b.log.Error("the former generations are unknown: flows of other balancers may not be found after "+
 		"changes of servers", "error", err)
 	b.setAside = true
-	return generation.Generations{}
+	return serversets.Generations{}
 }
 
 // saveGenerations writes the generations for the next process, if they have changed. If that fails,

@@ -16,8 +16,8 @@ import (
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/events"
-	"github.com/segue-lb/segue/internal/generation"
 	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/internal/serversets"
 )
 
 // labels returns the label of each service, by name.
@@ -58,7 +58,7 @@ func TestLateBalancerHasFormerGenerations(t *testing.T) {
 	with := open(t, webOf())
 	copied.Node.Instance = with.cfg.Node.Instance
 	with.stop()
-	with.must(os.WriteFile(generation.File(copied.Node.State, copied.Node.Instance), text, 0o600))
+	with.must(os.WriteFile(serversets.File(copied.Node.State, copied.Node.Instance), text, 0o600))
 	with.start(copied)
 	if diff := cmp.Diff(first.labels(), with.labels()); diff != "" {
 		t.Errorf("-first +late:\n%s", diff)

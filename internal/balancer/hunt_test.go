@@ -11,8 +11,8 @@ import (
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/generation"
 	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/internal/serversets"
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
@@ -48,7 +48,7 @@ var hunted = map[string]dataplane.Flow{"insert": insert, "web": web, "web4": web
 func (f *fixture) row(flow dataplane.Flow, service string) (names []string) {
 	f.t.Helper()
 	svc := f.service(service)
-	table, err := generation.SetOf(svc).Table()
+	table, err := serversets.SetOf(svc).Table()
 	f.must(err)
 	for _, i := range table.Row(int(dataplane.BucketOf(flow.Hash(&f.identity.BucketKeys), uint32(svc.Buckets)))) {
 		names = append(names, table.Servers[i].Name)

@@ -7,7 +7,7 @@ import (
 	"net/netip"
 
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/generation"
+	"github.com/segue-lb/segue/internal/serversets"
 )
 
 // Losses returns the servers whose flows a change to another desired state would affect. It returns
@@ -41,7 +41,7 @@ func (b *Balancer) losses(services []desired.Service) []desired.Loss {
 // address. It leaves the history if no set of the service's generations has its server any more: a
 // balancer that does not know the flow then does not find it. If the service gets fewer ports, only the
 // flows of the others lose their server.
-func lossesOf(before, after []desired.Service, g generation.Generations) (losses []desired.Loss) {
+func lossesOf(before, after []desired.Service, g serversets.Generations) (losses []desired.Loss) {
 	next := g.Next(after)
 	services := map[string]*desired.Service{}
 	for i := range after {
@@ -132,7 +132,7 @@ func keptPorts(old, now *desired.Service, had, has map[portKey]bool) (some, all 
 }
 
 // reachable returns the names of all servers in the sets of a generation.
-func reachable(g generation.Generation) map[string]bool {
+func reachable(g serversets.Generation) map[string]bool {
 	names := map[string]bool{}
 	for i, set := range g.Sets {
 		if i > 0 && !g.Sets[0].CanHold(set) {

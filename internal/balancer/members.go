@@ -9,7 +9,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/probe"
+	"github.com/segue-lb/segue/internal/health/probe"
 )
 
 // causeText contains the log messages about one cause.

@@ -14,7 +14,7 @@ import (
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/probe"
+	"github.com/segue-lb/segue/internal/health/probe"
 )
 
 // cpuTime returns the CPU time that this process has used, in user space and in the kernel.

@@ -8,8 +8,8 @@ import (
 	"testing"
 
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/health/probe"
 	"github.com/segue-lb/segue/internal/packet"
-	"github.com/segue-lb/segue/internal/probe"
 	"github.com/segue-lb/segue/internal/srv6"
 )
 

@@ -11,7 +11,7 @@ import (
 	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/events"
-	"github.com/segue-lb/segue/internal/runstate"
+	"github.com/segue-lb/segue/internal/rundir"
 )
 
 // PublishTo makes the balancer publish its events. Call it before Run.
@@ -27,7 +27,7 @@ func (b *Balancer) ReportUnsaved(report func(problem string)) { b.reportUnsaved 
 
 // ReportReasons makes the balancer tell why servers are unfit, as often as it logs that. Call
 // ReportReasons before Run.
-func (b *Balancer) ReportReasons(report func([]runstate.ServerReason)) { b.reportReasons = report }
+func (b *Balancer) ReportReasons(report func([]rundir.ServerReason)) { b.reportReasons = report }
 
 // mostReasons is the highest number of reasons that are told.
 const mostReasons = 1000
@@ -37,12 +37,12 @@ func (b *Balancer) tellReasons() {
 	if b.reportReasons == nil {
 		return
 	}
-	var all []runstate.ServerReason
+	var all []rundir.ServerReason
 	for _, name := range slices.Sorted(maps.Keys(b.services.byName)) {
 		for _, m := range b.services.byName[name].members {
 			for _, cause := range b.services.causes(m).Each() {
 				if why := m.reasons[cause].began; why != "" && len(all) < mostReasons {
-					all = append(all, runstate.ServerReason{
+					all = append(all, rundir.ServerReason{
 						Service: name, Server: m.Name, Condition: string(inspect.ConditionOf(cause)), Reason: why,
 					})
 				}

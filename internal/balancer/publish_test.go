@@ -12,8 +12,8 @@ import (
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/events"
-	"github.com/segue-lb/segue/internal/probe"
-	"github.com/segue-lb/segue/internal/runstate"
+	"github.com/segue-lb/segue/internal/health/probe"
+	"github.com/segue-lb/segue/internal/rundir"
 )
 
 // Events tell when servers and services become unfit and fit again, what a change of the desired
@@ -101,8 +101,8 @@ func TestEvents(t *testing.T) {
 func TestReasonsAreTold(t *testing.T) {
 	t.Parallel()
 	f := open(t, probedWeb(3))
-	var told [][]runstate.ServerReason
-	f.ReportReasons(func(reasons []runstate.ServerReason) { told = append(told, reasons) })
+	var told [][]rundir.ServerReason
+	f.ReportReasons(func(reasons []rundir.ServerReason) { told = append(told, reasons) })
 	f.tellReasons()
 	f.services.setCause("web", "s2", dataplane.Failing, true, "connection refused")
 	f.find(probe.Refusing, "s2")
@@ -110,7 +110,7 @@ func TestReasonsAreTold(t *testing.T) {
 	f.tellReasons()
 	f.services.setCause("web", "s2", dataplane.Failing, false, "successful checks: 2")
 	f.tellReasons()
-	want := [][]runstate.ServerReason{{{Service: "web", Server: "s2", Condition: "failing", Reason: "connection refused"}}, nil}
+	want := [][]rundir.ServerReason{{{Service: "web", Server: "s2", Condition: "failing", Reason: "connection refused"}}, nil}
 	if diff := cmp.Diff(want, told); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}

@@ -13,15 +13,15 @@ import (
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/generation"
 	"github.com/segue-lb/segue/internal/health"
+	"github.com/segue-lb/segue/internal/serversets"
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
 // reconcile makes the data path follow a desired state, from whatever source. It changes only the
 // services that follow another state. Servers are added before the tables that name them, and
 // removed after these tables. After an error, another call can restore the state before.
-func (s *services) reconcile(cfg *desired.Balancer, generations generation.Generations) error {
+func (s *services) reconcile(cfg *desired.Balancer, generations serversets.Generations) error {
 	s.abilitiesChanged = true
 	defer func() { s.built = builtRows{} }()
 	s.rejects, s.dropRemoved = cfg.Node.Reject, cfg.Node.DropRemovedVIPs
@@ -64,13 +64,13 @@ type serviceState struct {
 	locator    netip.Prefix // of the balancer
 	addresses  []netip.Addr // of the balancer
 	sources    netip.Prefix // of tunnels over IPv4; not valid: one of the addresses
-	generation generation.Generation
+	generation serversets.Generation
 	// names has the name of the balancer and those of all balancers, for services that infer.
 	names desired.BalancerNode
 }
 
 func newServiceState(
-	service desired.Service, node *desired.BalancerNode, g generation.Generation,
+	service desired.Service, node *desired.BalancerNode, g serversets.Generation,
 ) *serviceState {
 	state := &serviceState{
 		service: service, locator: node.Locator, addresses: node.Addresses, sources: node.TunnelSources,

@@ -24,18 +24,17 @@ import (
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/needs"
 	"github.com/segue-lb/segue/internal/nexthop"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/srv6"
-	"github.com/segue-lb/segue/internal/testnet"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // fabric is a balancer on real interfaces, eth0 to eth2. The router at the other end of each leads
 // to all hosts.
 type fabric struct {
 	t         *testing.T
-	near      *testnet.Namespace
+	near      *testhost.Namespace
 	routers   map[string]*router // by the balancer's interface
 	own       []nexthop.Link     // the interfaces that the balancer uses
 	cfg       *desired.Balancer
@@ -45,7 +44,7 @@ type fabric struct {
 
 // router is the router at the other end of an interface of the balancer.
 type router struct {
-	ns       *testnet.Namespace
+	ns       *testhost.Namespace
 	link     nexthop.Link // the router's interface
 	index    int          // the index of the balancer's interface
 	gateways []netip.Prefix
@@ -66,9 +65,9 @@ func newFabric(t *testing.T, way string, interfaces ...string) *fabric {
 // newFabricOf starts a balancer on one or two interfaces.
 func newFabricOf(t *testing.T, cfg *desired.Balancer, way string, interfaces ...string) *fabric {
 	t.Helper()
-	needs.BPF(t)
+	testhost.NeedBPF(t)
 	n := &fabric{
-		t: t, near: testnet.New(t), routers: map[string]*router{}, cfg: cfg, attachTCX: tcWays[way],
+		t: t, near: testhost.NewNamespace(t), routers: map[string]*router{}, cfg: cfg, attachTCX: tcWays[way],
 	}
 	for i, name := range []string{"eth0", "eth1", "eth2"} {
 		n.connect(name, i)
@@ -87,18 +86,18 @@ func newFabricOf(t *testing.T, cfg *desired.Balancer, way string, interfaces ...
 // connect makes an interface.
 func (n *fabric) connect(name string, number int) {
 	n.t.Helper()
-	r := &router{ns: testnet.New(n.t)}
+	r := &router{ns: testhost.NewNamespace(n.t)}
 	n.routers[name] = r
 	prefixes := func(host int) []netip.Prefix {
-		return testnet.Prefixes(fmt.Sprintf("fd00:9:%d::%d/64", number, host), fmt.Sprintf("10.9.%d.%d/24", number, host))
+		return testhost.Prefixes(fmt.Sprintf("fd00:9:%d::%d/64", number, host), fmt.Sprintf("10.9.%d.%d/24", number, host))
 	}
 	r.gateways = prefixes(2)
-	testnet.Connect(n.t, n.near, name, prefixes(1), r.ns, "eth0", r.gateways)
+	testhost.Connect(n.t, n.near, name, prefixes(1), r.ns, "eth0", r.gateways)
 	r.link = n.linkOf(r.ns, "eth0")
 	r.index = n.linkOf(n.near, name).Index
 }
 
-func (n *fabric) linkOf(ns *testnet.Namespace, name string) (found nexthop.Link) {
+func (n *fabric) linkOf(ns *testhost.Namespace, name string) (found nexthop.Link) {
 	n.t.Helper()
 	n.in(ns, func() error {
 		device, err := netlink.LinkByName(name)
@@ -133,7 +132,7 @@ func (n *fabric) use(interfaces ...string) {
 	}
 }
 
-func (n *fabric) in(ns *testnet.Namespace, f func() error) {
+func (n *fabric) in(ns *testhost.Namespace, f func() error) {
 	n.t.Helper()
 	if err := ns.Do(f); err != nil {
 		n.t.Fatal(err)

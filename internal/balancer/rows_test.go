@@ -13,7 +13,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/generation"
+	"github.com/segue-lb/segue/internal/serversets"
 )
 
 // rowsMachine is a service whose servers change, as two balancers see it.
@@ -28,7 +28,7 @@ type rowsMachine struct {
 
 // rowsBalancer is what a balancer knows of the service.
 type rowsBalancer struct {
-	generations generation.Generations
+	generations serversets.Generations
 	slots       map[string]uint32 // of the configured servers
 	next        uint32            // the slot of the next server that is added
 }
@@ -64,7 +64,7 @@ func TestEqualSetsAreBuiltOnce(t *testing.T) {
 				m := &member{Server: srv6Server(fmt.Sprint("s", server), 1, 1), slot: uint32(100*i + server)}
 				svc.members, svc.Servers = append(svc.members, m), append(svc.Servers, m.Server)
 			}
-			g := generation.Generations{}.Next([]desired.Service{svc.Service})
+			g := serversets.Generations{}.Next([]desired.Service{svc.Service})
 			rows, err := built.build(placingOf(svc, g[svc.Name]))
 			if err != nil {
 				t.Fatal(err)
@@ -202,7 +202,7 @@ func (m *rowsMachine) compare(t *rapid.T) {
 
 // note adds the present servers to the past, and returns the present rows.
 func (m *rowsMachine) note(t *rapid.T) (rows [][]string) {
-	table, err := generation.SetOf(&m.service).Table()
+	table, err := serversets.SetOf(&m.service).Table()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,9 +16,9 @@ import (
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/needs"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/srv6"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // fewSegments is FEW_SEGMENTS in bpf/balancer/types.h.
@@ -33,7 +33,7 @@ type listWriter struct {
 
 func openListWriter(t *testing.T) *listWriter {
 	t.Helper()
-	needs.BPF(t)
+	testhost.NeedBPF(t)
 	var objects struct {
 		segmentsObjects
 		Directory *ebpf.Map `ebpf:"directory"`

@@ -12,7 +12,7 @@ import (
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/generation"
+	"github.com/segue-lb/segue/internal/serversets"
 )
 
 // read reads the tables that an earlier process has left. It returns an error if they have no room
@@ -50,7 +50,7 @@ func (b *Balancer) fill(t *datapath.Takeover) error {
 
 // reconcile makes the data path follow a desired state, the signal keys and the generations of the
 // services.
-func (b *Balancer) reconcile(cfg *desired.Balancer, keys config.SignalKeys, generations generation.Generations) error {
+func (b *Balancer) reconcile(cfg *desired.Balancer, keys config.SignalKeys, generations serversets.Generations) error {
 	if err := b.services.reconcile(cfg, generations); err != nil {
 		return err
 	}

@@ -15,8 +15,8 @@ import (
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/generation"
 	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/internal/serversets"
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
@@ -370,7 +370,7 @@ func TestStatelessDrained(t *testing.T) {
 func (f *fixture) requireRowShares(service string) {
 	f.t.Helper()
 	svc := f.service(service)
-	table, err := generation.SetOf(svc).Table()
+	table, err := serversets.SetOf(svc).Table()
 	f.must(err)
 	want := map[string]float64{}
 	for bucket := range table.Buckets {

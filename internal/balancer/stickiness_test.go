@@ -13,8 +13,8 @@ import (
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/health/probe"
 	"github.com/segue-lb/segue/internal/packet"
-	"github.com/segue-lb/segue/internal/probe"
 	"github.com/segue-lb/segue/internal/srv6"
 )
 

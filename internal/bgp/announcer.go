@@ -19,11 +19,11 @@ import (
 	"sync"
 	"time"
 
+	"github.com/segue-lb/segue/internal/atomicfile"
 	"github.com/segue-lb/segue/internal/balancer"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/events"
-	"github.com/segue-lb/segue/internal/wholefile"
 )
 
 // Announcer announces the VIPs of a balancer. The goroutine in Run owns all fields, except those
@@ -536,7 +536,7 @@ func (a *Announcer) store() error {
 	if err := os.MkdirAll(filepath.Dir(a.file), 0o755); err != nil {
 		return err
 	}
-	return wholefile.Write(a.file, []byte("segue undrain --self removes this file.\n"), 0o644)
+	return atomicfile.Write(a.file, []byte("segue undrain --self removes this file.\n"), 0o644)
 }
 
 // State returns the present state.

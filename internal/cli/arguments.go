@@ -16,7 +16,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/segue-lb/segue/internal/nearest"
+	"github.com/segue-lb/segue/internal/wording"
 )
 
 // Arguments requires the named arguments. Its error names the missing ones. The last name may be in
@@ -51,7 +51,7 @@ func tooMany(cmd *cobra.Command, arg string) error {
 	if cmd == cmd.Root() {
 		place, advice = "", cmd.Name()+" --help lists the commands"
 	}
-	if near := nearest.Name(arg, names...); near != "" {
+	if near := wording.Nearest(arg, names...); near != "" {
 		advice = fmt.Sprintf("did you mean %s?", near)
 	} else if len(names) == 0 {
 		return fmt.Errorf("%sunexpected argument %q", place, arg)
@@ -89,7 +89,7 @@ func NoArguments(meant, flag string) cobra.PositionalArgs {
 		if len(args) == 0 {
 			return nil
 		}
-		if nearest.Name(args[0], subcommands(cmd)...) != "" {
+		if wording.Nearest(args[0], subcommands(cmd)...) != "" {
 			return tooMany(cmd, args[0])
 		}
 		return fmt.Errorf("%s: unexpected argument %q; to name %s, write: %s %s %s",
@@ -190,7 +190,7 @@ func adviseFlag(cmd *cobra.Command, name string) string {
 	}
 	var names []string
 	cmd.Flags().VisitAll(func(flag *pflag.Flag) { names = append(names, flag.Name) })
-	if near := nearest.Name(name, names...); near != "" {
+	if near := wording.Nearest(name, names...); near != "" {
 		return "did you mean --" + near + "?"
 	}
 	return cmd.CommandPath() + " --help lists the flags"

@@ -10,7 +10,7 @@ import (
 	"go.yaml.in/yaml/v4"
 	"go.yaml.in/yaml/v4/plugin/loaderlimits"
 
-	"github.com/segue-lb/segue/internal/field"
+	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
 // The bounds of a YAML document. A node is a key, a value, a list or a mapping. A process that reads
@@ -34,7 +34,7 @@ const (
 )
 
 // loadNodes parses a document whose text is within the bounds. Aliases are not expanded.
-func loadNodes(data []byte) (*yaml.Node, *field.Error) {
+func loadNodes(data []byte) (*yaml.Node, *fieldpath.Error) {
 	if problem := cmp.Or(checkText(data), checkEncoding(data)); problem != nil {
 		return nil, problem
 	}
@@ -54,9 +54,9 @@ func loadNodes(data []byte) (*yaml.Node, *field.Error) {
 // checkText bounds what the parser makes of a text. It counts the characters that separate nodes: a
 // document has at most about twice as many nodes. The time of the parser is quadratic in the number of
 // directives, and no file needs more than one.
-func checkText(data []byte) *field.Error {
+func checkText(data []byte) *fieldpath.Error {
 	if len(data) > MostBytes {
-		return &field.Error{Problem: fmt.Sprintf("the file has %d bytes; at most %d are read", len(data), MostBytes)}
+		return &fieldpath.Error{Problem: fmt.Sprintf("the file has %d bytes; at most %d are read", len(data), MostBytes)}
 	}
 	const mostDirectives = 10
 	separators, directives, line := 0, 0, 1
@@ -78,9 +78,9 @@ func checkText(data []byte) *field.Error {
 		}
 		switch {
 		case separators > mostSeparators:
-			return &field.Error{Line: line, Problem: tooManyNodes(mostNodes)}
+			return &fieldpath.Error{Line: line, Problem: tooManyNodes(mostNodes)}
 		case directives > mostDirectives:
-			return &field.Error{Line: line, Problem: fmt.Sprintf("more than %d directives", mostDirectives)}
+			return &fieldpath.Error{Line: line, Problem: fmt.Sprintf("more than %d directives", mostDirectives)}
 		}
 	}
 	return nil
@@ -104,7 +104,7 @@ type bounds struct {
 // checkBounds returns an error about the node at which a document exceeds the bounds, or about an
 // alias that stands for a value that contains the alias. It expands nothing: the time is linear in
 // the length of the text, which it gets in bytes.
-func checkBounds(root *yaml.Node, length int) *field.Error {
+func checkBounds(root *yaml.Node, length int) *fieldpath.Error {
 	b := bounds{
 		mostNodes: min(max(fewNodes, length*mostNodesOfByte), mostNodes), anchors: map[*yaml.Node]*extent{},
 	}
@@ -113,11 +113,11 @@ func checkBounds(root *yaml.Node, length int) *field.Error {
 }
 
 // add measures a node at a depth. It returns the depth of the deepest node in it.
-func (b *bounds) add(node *yaml.Node, depth int) (deepest int, problem *field.Error) {
+func (b *bounds) add(node *yaml.Node, depth int) (deepest int, problem *fieldpath.Error) {
 	if node.Kind == yaml.AliasNode {
 		of, isKnown := b.anchors[node.Alias]
 		if isKnown && of == nil {
-			return 0, &field.Error{Line: node.Line, Problem: fmt.Sprintf(
+			return 0, &fieldpath.Error{Line: node.Line, Problem: fmt.Sprintf(
 				"the alias *%s stands for a value that contains the alias", node.Value)}
 		}
 		b.total.nodes += of.nodes
@@ -149,7 +149,7 @@ func (b *bounds) add(node *yaml.Node, depth int) (deepest int, problem *field.Er
 }
 
 // exceeded returns an error if the document exceeds a bound at a node.
-func (b *bounds) exceeded(node *yaml.Node, depth int) *field.Error {
+func (b *bounds) exceeded(node *yaml.Node, depth int) *fieldpath.Error {
 	problem := ""
 	switch {
 	case b.total.nodes > b.mostNodes:
@@ -163,5 +163,5 @@ func (b *bounds) exceeded(node *yaml.Node, depth int) *field.Error {
 	default:
 		return nil
 	}
-	return &field.Error{Line: node.Line, Problem: problem}
+	return &fieldpath.Error{Line: node.Line, Problem: problem}
 }

@@ -6,7 +6,7 @@ import (
 	"go.yaml.in/yaml/v4"
 
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/field"
+	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
 // Content is what the store of a fleet has, as a file: the section services of a configuration
@@ -19,11 +19,11 @@ type Content struct {
 // ParseContent reads the services of a file for the store of a balancer, and overrides if the file
 // has any. The file may be a configuration file: its other sections have no effect. ParseContent
 // checks the rules of the services as they would hold for the balancer. The error is of type
-// field.Errors.
-func ParseContent(f *BalancerFiles, text []byte) (*Content, field.Errors, error) {
+// fieldpath.Errors.
+func ParseContent(f *BalancerFiles, text []byte) (*Content, fieldpath.Errors, error) {
 	root, problem := parse(text)
 	if problem != nil {
-		return nil, nil, field.Errors{problem}
+		return nil, nil, fieldpath.Errors{problem}
 	}
 	top := resolved(root.Content[0])
 	overrides := child(top, "overrides")

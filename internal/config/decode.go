@@ -17,18 +17,18 @@ import (
 	"go.yaml.in/yaml/v4"
 
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/field"
+	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
 // document holds the fields of a file with their lines, and the errors and warnings found so far.
 // The library's own decoder names only Go types and lines. This one reports every error with the
 // path of its field, and so can the rules that follow.
 type document struct {
-	fields   map[string]place        // by path, without fields that are null or empty
-	lacking  map[string]bool         // the paths of sections with a field that could not be decoded
-	bounds   map[string]field.Bounds // by path, of fields with a range tag
-	problems field.Errors
-	warnings field.Errors
+	fields   map[string]place            // by path, without fields that are null or empty
+	lacking  map[string]bool             // the paths of sections with a field that could not be decoded
+	bounds   map[string]fieldpath.Bounds // by path, of fields with a range tag
+	problems fieldpath.Errors
+	warnings fieldpath.Errors
 	isFile   bool // the lines are those of a file, and not of several
 }
 
@@ -44,8 +44,8 @@ type place struct {
 // Then Decode collects the errors that rules returns. If there are no errors at all, it also
 // collects those of further, which may be consequences of others. It finds the line of an error by
 // its path, unless the error has a line. It omits errors about fields that could not be decoded,
-// wholly or in part. The error is of type field.Errors.
-func Decode(data []byte, into any, rules func() field.Errors, further ...func() field.Errors) error {
+// wholly or in part. The error is of type fieldpath.Errors.
+func Decode(data []byte, into any, rules func() fieldpath.Errors, further ...func() fieldpath.Errors) error {
 	d := decode(data, into)
 	d.check(rules)
 	for _, rules := range further {
@@ -57,7 +57,7 @@ func Decode(data []byte, into any, rules func() field.Errors, further ...func() 
 }
 
 // check adds the errors that rules returns.
-func (d *document) check(rules func() field.Errors) {
+func (d *document) check(rules func() fieldpath.Errors) {
 	for _, broken := range rules() {
 		if broken.Line > 0 {
 			d.add(broken)
@@ -75,16 +75,16 @@ func (d *document) describe(path string) string {
 	}
 	var parts []string
 	if i, rest := indexed(path, "services"); i >= 0 {
-		service := field.Item("services", i)
-		what, name := "service", d.fields[field.Child(service, "name")].text
+		service := fieldpath.Item("services", i)
+		what, name := "service", d.fields[fieldpath.Child(service, "name")].text
 		if j, _ := indexed(rest, "servers"); j >= 0 {
-			server := field.Item(field.Child(service, "servers"), j)
-			what, name = "server", name+"/"+d.fields[field.Child(server, "name")].text
+			server := fieldpath.Item(fieldpath.Child(service, "servers"), j)
+			what, name = "server", name+"/"+d.fields[fieldpath.Child(server, "name")].text
 		}
 		parts = append(parts, what+" "+name)
 	}
 	for !d.has(path) && path != "" { // a default
-		path = field.Parent(path)
+		path = fieldpath.Parent(path)
 	}
 	if line := d.fields[path].line; line > 0 && d.isFile {
 		parts = append(parts, fmt.Sprintf("line %d", line))
@@ -118,22 +118,22 @@ func decodeDocument(root *yaml.Node, into any) *document {
 func newDocument() *document {
 	return &document{
 		fields: make(map[string]place), lacking: make(map[string]bool),
-		bounds: make(map[string]field.Bounds),
+		bounds: make(map[string]fieldpath.Bounds),
 	}
 }
 
 // Document returns the only YAML document in data, within the bounds of bounds.go. Aliases are not
-// expanded. The error is of type field.Errors.
+// expanded. The error is of type fieldpath.Errors.
 func Document(data []byte) (*yaml.Node, error) {
 	root, problem := parse(data)
 	if problem != nil {
-		return nil, field.Errors{problem}
+		return nil, fieldpath.Errors{problem}
 	}
 	return root, nil
 }
 
 // parse is Document with another type of error. No other function reads YAML.
-func parse(data []byte) (*yaml.Node, *field.Error) {
+func parse(data []byte) (*yaml.Node, *fieldpath.Error) {
 	root, problem := loadNodes(data)
 	if problem == nil {
 		problem = checkBounds(root, len(data))
@@ -144,8 +144,8 @@ func parse(data []byte) (*yaml.Node, *field.Error) {
 	return root, nil
 }
 
-func syntaxError(data []byte, err error) *field.Error {
-	problem := field.Error{Problem: err.Error()}
+func syntaxError(data []byte, err error) *fieldpath.Error {
+	problem := fieldpath.Error{Problem: err.Error()}
 	var load *yaml.LoadError
 	if !errors.As(err, &load) {
 		return &problem
@@ -180,7 +180,7 @@ func (d *document) bad(path string) bool {
 		if path == "" {
 			return false
 		}
-		path = field.Parent(path)
+		path = fieldpath.Parent(path)
 	}
 }
 
@@ -204,7 +204,7 @@ func (d *document) badf(path, format string, args ...any) {
 	f := d.fields[path]
 	f.bad = true
 	d.fields[path] = f
-	if section := field.Parent(path); section != "" {
+	if section := fieldpath.Parent(path); section != "" {
 		d.lacking[section] = true
 	}
 }
@@ -214,28 +214,28 @@ func (d *document) report(path, problem string) {
 }
 
 // at makes an error with the line of the field or, if the field is missing, of its section.
-func (d *document) at(path, problem string) *field.Error {
+func (d *document) at(path, problem string) *fieldpath.Error {
 	at := path
 	for !d.has(at) && at != "" {
-		at = field.Parent(at)
+		at = fieldpath.Parent(at)
 	}
 	value := d.fields[path].text
 	if path == desired.SeedField {
 		value = ""
 	}
-	return &field.Error{Line: d.fields[at].line, Path: path, Value: value, Problem: problem}
+	return &fieldpath.Error{Line: d.fields[at].line, Path: path, Value: value, Problem: problem}
 }
 
 func (d *document) reportAt(line int, path, value, problem string) {
-	d.add(&field.Error{Line: line, Path: path, Value: value, Problem: problem})
+	d.add(&fieldpath.Error{Line: line, Path: path, Value: value, Problem: problem})
 }
 
 // add notes an error, unless there are too many.
-func (d *document) add(problem *field.Error) {
+func (d *document) add(problem *fieldpath.Error) {
 	if len(d.problems) < mostErrors {
 		d.problems = append(d.problems, problem)
 		if len(d.problems) == mostErrors {
-			d.problems = append(d.problems, &field.Error{
+			d.problems = append(d.problems, &fieldpath.Error{
 				Line:    problem.Line,
 				Problem: fmt.Sprintf("these are the first %d errors; the others are not listed", mostErrors),
 			})
@@ -305,7 +305,7 @@ func (d *document) variant(path string, node *yaml.Node, v Variant) {
 		return
 	}
 	if name != node {
-		d.value(field.Child(path, name.Value), node.Content[1], reflect.ValueOf(into).Elem())
+		d.value(fieldpath.Child(path, name.Value), node.Content[1], reflect.ValueOf(into).Elem())
 	}
 }
 
@@ -331,14 +331,14 @@ func (d *document) mapping(path string, node *yaml.Node, into reflect.Value) {
 	for i := 0; i < len(node.Content); i += 2 {
 		key, value := node.Content[i], node.Content[i+1]
 		f, ok := fields[key.Value]
-		at := field.Child(path, key.Value)
+		at := fieldpath.Child(path, key.Value)
 		first, duplicate := seen[key.Value]
 		switch {
 		case key.Kind != yaml.ScalarNode:
 			// A list or a mapping, which YAML marks with a question mark.
-			d.reportAt(key.Line, field.Child(path, "?"), "", "a field name must be a plain word")
+			d.reportAt(key.Line, fieldpath.Child(path, "?"), "", "a field name must be a plain word")
 		case key.Tag == "!!merge":
-			d.reportAt(key.Line, field.Child(path, field.Quote(key.Value)), "", noMergeKeys)
+			d.reportAt(key.Line, fieldpath.Child(path, fieldpath.Quote(key.Value)), "", noMergeKeys)
 			d.fields[path] = place{line: d.fields[path].line, bad: true} // it lacks the merged fields
 		case !ok:
 			d.unknownField(path, key, absent(), known)
@@ -347,7 +347,7 @@ func (d *document) mapping(path string, node *yaml.Node, into reflect.Value) {
 		default:
 			seen[key.Value] = key.Line
 			if tag, ok := f.Tag.Lookup("range"); ok {
-				d.bounds[at] = field.ParseBounds(tag)
+				d.bounds[at] = fieldpath.ParseBounds(tag)
 			}
 			d.value(at, value, into.FieldByIndex(f.Index))
 		}
@@ -358,9 +358,9 @@ func (d *document) mapping(path string, node *yaml.Node, into reflect.Value) {
 // missing field, the errors about this field would be consequences.
 func (d *document) unknownField(path string, key *yaml.Node, missing, known []string) {
 	problem, meant := describeUnknown(key.Value, missing, known)
-	d.reportAt(key.Line, field.Child(path, plain(key.Value)), "", problem)
+	d.reportAt(key.Line, fieldpath.Child(path, plain(key.Value)), "", problem)
 	if meant != "" {
-		d.fields[field.Child(path, meant)] = place{line: key.Line, bad: true}
+		d.fields[fieldpath.Child(path, meant)] = place{line: key.Line, bad: true}
 		d.lacking[path] = true
 	}
 }
@@ -398,10 +398,10 @@ func fieldsOfType(t reflect.Type) (names []string, byName map[string]reflect.Str
 
 // plain quotes a name if it would make its path ambiguous.
 func plain(name string) string {
-	if field.IsPlain(name) {
+	if fieldpath.IsPlain(name) {
 		return name
 	}
-	return field.Quote(name)
+	return fieldpath.Quote(name)
 }
 
 func (d *document) list(path string, node *yaml.Node, into reflect.Value) {
@@ -419,7 +419,7 @@ func (d *document) list(path string, node *yaml.Node, into reflect.Value) {
 	}
 	into.Set(reflect.MakeSlice(into.Type(), len(node.Content), len(node.Content)))
 	for i, element := range node.Content {
-		at := field.Item(path, i)
+		at := fieldpath.Item(path, i)
 		d.value(at, element, into.Index(i))
 		if !d.has(at) {
 			d.fields[at] = place{line: element.Line}
@@ -487,7 +487,7 @@ func (d *document) setBasic(path, text string, into reflect.Value) (problem stri
 		into.SetBool(text == "true")
 	case into.CanUint():
 		if !limited {
-			limits = field.Bounds{High: math.MaxUint64 >> (64 - into.Type().Bits())}
+			limits = fieldpath.Bounds{High: math.MaxUint64 >> (64 - into.Type().Bits())}
 		}
 		number, err := parseUint(text, into.Type().Bits())
 		if err != nil || !limits.ContainNumber(number) {

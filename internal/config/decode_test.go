@@ -9,7 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/segue-lb/segue/internal/field"
+	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
 type animal struct {
@@ -63,7 +63,7 @@ func TestVariant(t *testing.T) {
 		var file struct {
 			Pet animal `yaml:"pet"`
 		}
-		err := Decode([]byte(test.text), &file, func() field.Errors { return nil })
+		err := Decode([]byte(test.text), &file, func() fieldpath.Errors { return nil })
 		got := ""
 		if err != nil {
 			got = err.Error()

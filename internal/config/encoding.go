@@ -7,14 +7,14 @@ import (
 	"fmt"
 	"unicode/utf8"
 
-	"github.com/segue-lb/segue/internal/field"
+	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
 // checkEncoding returns an error unless a file is text in UTF-8, which may begin with a byte order mark.
 // YAML's reader tells neither the line nor the encoding.
-func checkEncoding(data []byte) *field.Error {
-	at := func(i int, format string, args ...any) *field.Error {
-		return &field.Error{Line: 1 + bytes.Count(data[:i], []byte("\n")), Problem: fmt.Sprintf(format, args...)}
+func checkEncoding(data []byte) *fieldpath.Error {
+	at := func(i int, format string, args ...any) *fieldpath.Error {
+		return &fieldpath.Error{Line: 1 + bytes.Count(data[:i], []byte("\n")), Problem: fmt.Sprintf(format, args...)}
 	}
 	if name := otherEncoding(data); name != "" {
 		return at(0, "the file is %s; it must be UTF-8", name)

@@ -8,7 +8,7 @@ import (
 	"go.yaml.in/yaml/v4"
 
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/field"
+	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
 // State is the desired state of a balancer or of an agent.
@@ -34,11 +34,11 @@ type Files[D State[D]] struct {
 	// have all defaults and obey all rules. They can be the same.
 	File, Desired D
 	// warnings of the configuration file
-	warnings field.Errors
+	warnings fieldpath.Errors
 	// root is the document of the configuration file, with the services of the store if it has one.
 	root *yaml.Node
 	// read reads a document. If there are errors, the result is what could be decoded.
-	read func(root *yaml.Node) (state D, warnings, problems field.Errors)
+	read func(root *yaml.Node) (state D, warnings, problems fieldpath.Errors)
 	// place is where the overrides are: the path of their file, or a store.
 	place string
 }
@@ -50,7 +50,7 @@ type (
 )
 
 // ParseBalancerFiles is LoadBalancer for the content of a configuration file.
-func ParseBalancerFiles(data []byte) (*BalancerFiles, field.Errors, error) {
+func ParseBalancerFiles(data []byte) (*BalancerFiles, fieldpath.Errors, error) {
 	file, err := parseBalancerFile(data)
 	switch {
 	case err != nil:
@@ -63,7 +63,7 @@ func ParseBalancerFiles(data []byte) (*BalancerFiles, field.Errors, error) {
 }
 
 // ParseAgentFiles is LoadAgent for the content of a configuration file.
-func ParseAgentFiles(data []byte) (*AgentFiles, field.Errors, error) {
+func ParseAgentFiles(data []byte) (*AgentFiles, fieldpath.Errors, error) {
 	file, err := parseAgentFile(data)
 	if err != nil {
 		return nil, nil, err
@@ -73,7 +73,7 @@ func ParseAgentFiles(data []byte) (*AgentFiles, field.Errors, error) {
 }
 
 // unusedOverrides warns about overrides from the time before a balancer had a store.
-func unusedOverrides(b *desired.Balancer) (warnings field.Errors) {
+func unusedOverrides(b *desired.Balancer) (warnings fieldpath.Errors) {
 	overrides, _, err := readOverrides(b.OverridesFile())
 	if len(overrides) > 0 || err != nil {
 		warnings.Addf("overrides", "have no effect, because the balancer has a store: import them, and remove "+
@@ -86,11 +86,11 @@ func unusedOverrides(b *desired.Balancer) (warnings field.Errors) {
 func parseBalancerFile(data []byte) (*BalancerFiles, error) {
 	root, problem := parse(data)
 	if problem != nil {
-		return nil, field.Errors{problem}
+		return nil, fieldpath.Errors{problem}
 	}
 	b, warnings, problems := balancerOf(root)
 	if at := child(resolved(root.Content[0]), "services"); b.Store != nil && at != nil {
-		problems = append(problems, &field.Error{
+		problems = append(problems, &fieldpath.Error{
 			Line: at.Line, Path: "services", Problem: "must be absent, because they come from the store",
 		})
 	}
@@ -107,7 +107,7 @@ func parseBalancerFile(data []byte) (*BalancerFiles, error) {
 func parseAgentFile(data []byte) (*AgentFiles, error) {
 	root, problem := parse(data)
 	if problem != nil {
-		return nil, field.Errors{problem}
+		return nil, fieldpath.Errors{problem}
 	}
 	a, warnings, problems := agentOf(root)
 	if len(problems) > 0 {
@@ -123,11 +123,11 @@ func parseAgentFile(data []byte) (*AgentFiles, error) {
 const storeName = "store"
 
 // WithStored returns a balancer's files with services and overrides from its store, instead of those
-// in files. Warnings are about both, and so is the error, which is of type field.Errors. Both name
+// in files. Warnings are about both, and so is the error, which is of type fieldpath.Errors. Both name
 // fields as those of WithOverrides do.
 func WithStored(
 	f *BalancerFiles, services []desired.Fields, overrides []desired.Override,
-) (*BalancerFiles, field.Errors, error) {
+) (*BalancerFiles, fieldpath.Errors, error) {
 	list := &yaml.Node{Kind: yaml.SequenceNode}
 	for _, service := range services {
 		list.Content = append(list.Content, nodeOf(map[string]any(service)))
@@ -150,11 +150,11 @@ func WithStored(
 }
 
 // WithOverrides returns the files with other overrides. The text of the overrides is not set.
-// Warnings are about the overrides, and so is the error, which is of type field.Errors. Both name
+// Warnings are about the overrides, and so is the error, which is of type fieldpath.Errors. Both name
 // fields by service and server, such as web/s1.weight.
 func (f *Files[D]) WithOverrides(
 	overrides []desired.Override,
-) (changed *Files[D], warnings field.Errors, err error) {
+) (changed *Files[D], warnings fieldpath.Errors, err error) {
 	next := *f
 	next.Overrides, next.InForce, next.Desired, next.Stored = overrides, nil, f.File, nil
 	if len(overrides) == 0 {
@@ -175,7 +175,7 @@ func (f *Files[D]) WithOverrides(
 }
 
 // refuseServers returns an error for each override of a server, if these are the files of an agent.
-func (f *Files[D]) refuseServers(overrides []desired.Override) (problems field.Errors) {
+func (f *Files[D]) refuseServers(overrides []desired.Override) (problems fieldpath.Errors) {
 	for i := range overrides {
 		if problem := f.refuseServer(&overrides[i]); problem != nil {
 			problems = append(problems, problem)
@@ -184,17 +184,17 @@ func (f *Files[D]) refuseServers(overrides []desired.Override) (problems field.E
 	return problems
 }
 
-func (f *Files[D]) refuseServer(o *desired.Override) *field.Error {
+func (f *Files[D]) refuseServer(o *desired.Override) *fieldpath.Error {
 	if _, isAgent := any(f.File).(*desired.Agent); !isAgent || o.Server == "" {
 		return nil
 	}
-	return &field.Error{
+	return &fieldpath.Error{
 		Line: o.Line, Path: o.Target(), Problem: "services of an agent have no servers",
 	}
 }
 
 // notAmong returns the errors or warnings that are not among known ones.
-func notAmong(all, known field.Errors) (fresh field.Errors) {
+func notAmong(all, known fieldpath.Errors) (fresh fieldpath.Errors) {
 	is := map[string]bool{}
 	for _, w := range known {
 		is[w.Path+w.Problem] = true

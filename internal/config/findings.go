@@ -7,14 +7,14 @@ import (
 	"slices"
 
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/field"
+	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
 // Finding is about a setting that is legal but unwise. Unlike a warning, it can be intended: an
 // operator then allows its rule.
 type Finding struct {
-	*field.Error        // Problem has the reason and the cure
-	Rule         string // as in docs/configuration.md
+	*fieldpath.Error        // Problem has the reason and the cure
+	Rule             string // as in docs/configuration.md
 }
 
 // rule looks for one kind of findings in the desired state of a balancer or an agent.
@@ -73,7 +73,7 @@ func InspectAgent(path string, data []byte, host Host) ([]Finding, error) {
 // invalidOf returns the overrides that a start with a file leaves out. There are none if the file is
 // invalid.
 func invalidOf[D State[D]](
-	data []byte, parse func([]byte) (*Files[D], field.Errors, error),
+	data []byte, parse func([]byte) (*Files[D], fieldpath.Errors, error),
 ) []desired.InvalidOverride {
 	files, _, err := parse(data)
 	if err != nil {

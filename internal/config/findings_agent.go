@@ -6,7 +6,7 @@ import (
 	"slices"
 
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/field"
+	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
 var agentRules = []rule[desired.Agent]{
@@ -45,8 +45,8 @@ func (i *inspection) noTags(a *desired.Agent) {
 		return
 	}
 	for n := range a.Services {
-		path := field.Item("services", n)
-		if i.has(field.Child(path, "accept")) || i.has(field.Child(path, "load")) {
+		path := fieldpath.Item("services", n)
+		if i.has(fieldpath.Child(path, "accept")) || i.has(fieldpath.Child(path, "load")) {
 			i.findf(desired.SignalKeyField, "missing: balancers cannot tell the signals of %s from forged ones; give "+
 				"all nodes the same key", path)
 			return
@@ -59,7 +59,7 @@ func (i *inspection) writableAgentFiles(a *desired.Agent) {
 	i.writableByOthers("node.state", a.Node.State, "overrides")
 	i.writableByOthers(desired.SignalKeyField, a.Node.SignalKey, "the key")
 	for n, s := range a.Services {
-		path := field.Child(field.Item("services", n), "load.path")
+		path := fieldpath.Child(fieldpath.Item("services", n), "load.path")
 		if s.Load.Kind == desired.LoadSharedMemory || s.Load.Kind == desired.LoadApache {
 			i.writableByAll(path, s.Load.Path, "the load")
 		}
@@ -69,7 +69,7 @@ func (i *inspection) writableAgentFiles(a *desired.Agent) {
 func (i *inspection) neverAccepts(a *desired.Agent) {
 	for n, s := range a.Services {
 		if s.Accept.Policy == desired.AcceptNever {
-			i.findf(field.Child(field.Item("services", n), "accept.policy"), "the server is still offered connections, "+
+			i.findf(fieldpath.Child(fieldpath.Item("services", n), "accept.policy"), "the server is still offered connections, "+
 				"and gets those that no other candidate takes; drain the server at the balancers instead")
 		}
 	}
@@ -78,7 +78,7 @@ func (i *inspection) neverAccepts(a *desired.Agent) {
 func (i *inspection) drainedAgentServices(a *desired.Agent) {
 	for n, s := range a.Services {
 		if s.Drained {
-			i.findf(field.Child(field.Item("services", n), "drained"), "a drain in the file is easily forgotten; use "+
+			i.findf(fieldpath.Child(fieldpath.Item("services", n), "drained"), "a drain in the file is easily forgotten; use "+
 				"`segue drain %s`", s.Name)
 		}
 	}

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/field"
+	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
 var balancerRules = []rule[desired.Balancer]{
@@ -78,7 +78,7 @@ func (i *inspection) plainStore(b *desired.Balancer) {
 			continue
 		}
 		if address, err := netip.ParseAddr(parsed.Hostname()); err != nil || !address.IsLoopback() {
-			i.findf(field.Item("store.etcd.endpoints", n), "http: whoever is on the way can change where the "+
+			i.findf(fieldpath.Item("store.etcd.endpoints", n), "http: whoever is on the way can change where the "+
 				"traffic of all services goes; use https")
 		}
 	}
@@ -98,7 +98,7 @@ func eachService(
 ) func(*inspection, *desired.Balancer) {
 	return func(i *inspection, b *desired.Balancer) {
 		for n := range b.Services {
-			find(i, field.Item("services", n), &b.Services[n])
+			find(i, fieldpath.Item("services", n), &b.Services[n])
 		}
 	}
 }
@@ -118,7 +118,7 @@ func (i *inspection) unsignedSignals(b *desired.Balancer) {
 	for n, s := range b.Services {
 		if s.Placement == desired.PlacementHunt {
 			i.findf(desired.SignalKeyField, "missing: any host that can send packets to %s through %s can pose as "+
-				"a server of %s; give all nodes the same key", b.Node.Locator, b.Node.Inside, field.Item("services", n))
+				"a server of %s; give all nodes the same key", b.Node.Locator, b.Node.Inside, fieldpath.Item("services", n))
 			return
 		}
 	}
@@ -129,14 +129,14 @@ func (i *inspection) writableBalancerFiles(b *desired.Balancer) {
 	i.writableByOthers("node.state", b.Node.State, "generations and overrides")
 	i.writableByOthers(desired.SignalKeyField, b.Node.SignalKey, "the key")
 	eachPeer(func(i *inspection, path string, p *desired.BGPPeer) {
-		i.writableByOthers(field.Child(path, "password-file"), p.PasswordFile, "the password")
+		i.writableByOthers(fieldpath.Child(path, "password-file"), p.PasswordFile, "the password")
 	})(i, b)
 }
 
 func (i *inspection) balancerKeyFiles(b *desired.Balancer) {
 	i.keyFile(b.Node.SignalKey)
 	eachPeer(func(i *inspection, path string, p *desired.BGPPeer) {
-		i.passwordFile(field.Child(path, "password-file"), p.PasswordFile)
+		i.passwordFile(fieldpath.Child(path, "password-file"), p.PasswordFile)
 	})(i, b)
 }
 
@@ -181,7 +181,7 @@ func (i *inspection) noHints(b *desired.Balancer) {
 	for n, s := range b.Services {
 		if s.Persistence == desired.PersistenceStateless {
 			i.findf("node.limits.hints", "0: clients without TCP timestamps are offered only one candidate of %s; "+
-				"leave the default", field.Item("services", n))
+				"leave the default", fieldpath.Item("services", n))
 			return
 		}
 	}
@@ -195,20 +195,20 @@ func (i *inspection) oneServer(path string, s *desired.Service) {
 		}
 	}
 	if taking == 1 {
-		i.findf(field.Child(path, "servers"), "only one server takes new connections: %s fails with it; "+
+		i.findf(fieldpath.Child(path, "servers"), "only one server takes new connections: %s fails with it; "+
 			"add another server", s.Name)
 	}
 }
 
 func (i *inspection) drainedServers(path string, s *desired.Service) {
 	for n, server := range s.Servers {
-		at := field.Item(field.Child(path, "servers"), n)
+		at := fieldpath.Item(fieldpath.Child(path, "servers"), n)
 		switch {
 		case *server.Weight == 0:
-			i.findf(field.Child(at, "weight"), "the server is drained by the file, and its weight changed the "+
+			i.findf(fieldpath.Child(at, "weight"), "the server is drained by the file, and its weight changed the "+
 				"candidate table; use `segue drain %s/%s`, or remove the server", s.Name, server.Name)
 		case server.Drained:
-			i.findf(field.Child(at, "drained"), "a drain in the file is easily forgotten; use `segue drain %s/%s`, "+
+			i.findf(fieldpath.Child(at, "drained"), "a drain in the file is easily forgotten; use `segue drain %s/%s`, "+
 				"or remove the server", s.Name, server.Name)
 		}
 	}
@@ -217,7 +217,7 @@ func (i *inspection) drainedServers(path string, s *desired.Service) {
 // movingFlows finds services whose flows leave drained servers although the file does not say so. A
 // file from before on-drain was an option expects that they stay.
 func (i *inspection) movingFlows(path string, s *desired.Service) {
-	at := field.Child(path, "on-drain")
+	at := fieldpath.Child(path, "on-drain")
 	if s.Protocol == desired.UDP && s.OnDrain == desired.OnDrainMoveUDP && !i.has(at) {
 		i.findf(at, "missing: a client of UDP moves to another server when its server is drained, in the midst of "+
 			"what both do, such as a QUIC connection; write %s if servers keep nothing about clients, or else %s",
@@ -236,7 +236,7 @@ func (i *inspection) noHealth(path string, s *desired.Service) {
 	case s.Probes():
 		gap = "probes find a failed host or agent, but an application that fails still gets connections"
 	}
-	i.findf(field.Child(path, "health"), "missing: %s; add a check", gap)
+	i.findf(fieldpath.Child(path, "health"), "missing: %s; add a check", gap)
 }
 
 // slowestDetection is how long a failed server may get connections.
@@ -250,14 +250,14 @@ func (i *inspection) slowDetection(path string, s *desired.Service) {
 		return
 	}
 	if takes := time.Duration(h.Fall)*h.Interval + h.Timeout; takes > slowestDetection {
-		i.findf(field.Child(path, "health"), "a failed server gets connections for up to %s (fall × interval + "+
+		i.findf(fieldpath.Child(path, "health"), "a failed server gets connections for up to %s (fall × interval + "+
 			"timeout); choose values that make at most %s", takes, slowestDetection)
 	}
 }
 
 func (i *inspection) noProbes(path string, s *desired.Service) {
-	if i.has(field.Child(path, "probe")) && !s.Probes() && s.Encapsulation.IsSRv6() {
-		i.findf(field.Child(path, "probe"), "the balancer does not notice agents that are down, and packets of "+
+	if i.has(fieldpath.Child(path, "probe")) && !s.Probes() && s.Encapsulation.IsSRv6() {
+		i.findf(fieldpath.Child(path, "probe"), "the balancer does not notice agents that are down, and packets of "+
 			"unknown connections do not find their server; run agents, and remove the field")
 	}
 }
@@ -269,10 +269,10 @@ const leastGenerations = 8
 func (i *inspection) fewGenerations(path string, s *desired.Service) {
 	switch {
 	case s.FindsByColumn() && s.Generations < leastGenerations:
-		i.findf(field.Child(path, "generations"), "connections that outlive %d changes of the servers break; set at "+
+		i.findf(fieldpath.Child(path, "generations"), "connections that outlive %d changes of the servers break; set at "+
 			"least %d", s.Generations-1, leastGenerations)
 	case s.Generations == 1 && s.Probes():
-		i.findf(field.Child(path, "generations"), "after a change of the servers, another balancer does not find "+
+		i.findf(fieldpath.Child(path, "generations"), "after a change of the servers, another balancer does not find "+
 			"connections from before; set at least 2")
 	}
 }
@@ -282,13 +282,13 @@ func (i *inspection) fewBuckets(path string, s *desired.Service) {
 		return
 	}
 	if least := 100 * len(s.Servers); s.Buckets < least {
-		i.findf(field.Child(path, "buckets"), "fewer than 100 for each of %d servers: shares differ by more than 1 %%, "+
+		i.findf(fieldpath.Child(path, "buckets"), "fewer than 100 for each of %d servers: shares differ by more than 1 %%, "+
 			"and changes move more connections; set a prime or a power of two from %d", len(s.Servers), least)
 	}
 }
 
 func (i *inspection) fewCandidates(path string, s *desired.Service) {
-	at := field.Child(path, "candidates")
+	at := fieldpath.Child(path, "candidates")
 	switch {
 	case len(s.Servers) <= s.Candidates:
 	case s.Placement == desired.PlacementHunt && s.Candidates == 1:
@@ -306,14 +306,14 @@ func (i *inspection) unrecoverableFlows(b *desired.Balancer) {
 		return
 	}
 	for n, s := range b.Services {
-		path := field.Item("services", n)
+		path := fieldpath.Item("services", n)
 		switch {
 		case len(s.Servers) <= s.Candidates:
 		case s.Placement == desired.PlacementHunt && s.Selection == desired.SelectRandom:
-			i.findf(field.Child(path, "selection"), "another balancer finds the server of only %d in %d connections; "+
+			i.findf(fieldpath.Child(path, "selection"), "another balancer finds the server of only %d in %d connections; "+
 				"use consistent, or a single balancer", s.Candidates, len(s.Servers))
 		case s.Placement == desired.PlacementRoundRobin:
-			i.findf(field.Child(path, "placement"), "another balancer finds the server of only %d in %d connections; "+
+			i.findf(fieldpath.Child(path, "placement"), "another balancer finds the server of only %d in %d connections; "+
 				"use hash or hunt, or a single balancer", s.Candidates, len(s.Servers))
 		}
 	}
@@ -325,7 +325,7 @@ const shortestIdle = 15 * time.Minute
 func (i *inspection) shortIdleTimeout(path string, s *desired.Service) {
 	isForgotten := s.Protocol == desired.TCP && s.Persistence == desired.PersistenceTable && !s.Probes()
 	if isForgotten && s.Timeouts.Established < shortestIdle {
-		i.findf(field.Child(path, "timeouts.established"), "idle connections are forgotten after %s, and may then "+
+		i.findf(fieldpath.Child(path, "timeouts.established"), "idle connections are forgotten after %s, and may then "+
 			"lose their server, but hosts ask an idle peer after 2 h (RFC 9293 section 3.8.4); set at least %s, or "+
 			"shorten the keepalive of the servers", s.Timeouts.Established, shortestIdle)
 	}
@@ -351,7 +351,7 @@ func (i *inspection) narrowPath(b *desired.Balancer) {
 		// Agents clamp the MSS, so only clients of these services send packets that do not fit.
 		isUnclamped := s.Protocol == desired.UDP || s.Encapsulation.IsTunnel()
 		if need := clientMTU + s.Encapsulation.Overhead(tunnels); isUnclamped && mtu < need {
-			i.findf(field.Child(field.Item("services", n), "encapsulation"), "packets of %d bytes do not fit: %s has an "+
+			i.findf(fieldpath.Child(fieldpath.Item("services", n), "encapsulation"), "packets of %d bytes do not fit: %s has an "+
 				"MTU of %d, and clients behind filters for ICMP are not told; raise the MTU on the way to the servers "+
 				"to %d", clientMTU, out, mtu, need)
 		}

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/field"
+	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
 const (
@@ -28,7 +28,7 @@ func eachPeer(
 			return
 		}
 		for n := range b.BGP.Peers {
-			find(i, field.Item("bgp.peers", n), &b.BGP.Peers[n])
+			find(i, fieldpath.Item("bgp.peers", n), &b.BGP.Peers[n])
 		}
 	}
 }
@@ -41,12 +41,12 @@ func (i *inspection) noPassword(path string, p *desired.BGPPeer) {
 	if p.TTLSecurity {
 		who = "any host on the link"
 	}
-	i.findf(field.Child(path, "password-file"), "missing: %s can forge packets of the router, and end the session; "+
+	i.findf(fieldpath.Child(path, "password-file"), "missing: %s can forge packets of the router, and end the session; "+
 		"set the same password on both sides", who)
 }
 
 func (i *inspection) holdTime(path string, p *desired.BGPPeer) {
-	at := field.Child(path, "hold-time")
+	at := fieldpath.Child(path, "hold-time")
 	switch {
 	case p.HoldTime < shortestHoldTime:
 		i.findf(at, "%s: when a router or this host is busy for so long, the router removes the routes; set at "+
@@ -94,7 +94,7 @@ func (i *inspection) harmfulCommunities(b *desired.Balancer) {
 	}
 	for n, c := range b.BGP.Communities {
 		if harm, ok := harms[c]; ok {
-			i.findf(field.Item("bgp.communities", n), "%s; to take this balancer out of service, use `segue drain --self`",
+			i.findf(fieldpath.Item("bgp.communities", n), "%s; to take this balancer out of service, use `segue drain --self`",
 				harm)
 		}
 	}
@@ -104,7 +104,7 @@ func (i *inspection) harmfulCommunities(b *desired.Balancer) {
 // fail their checks.
 func (i *inspection) uselessUsable(path string, s *desired.Service) {
 	if s.Announcement() == desired.AnnounceUsable && s.AllFailed == desired.AllFailedRefuse {
-		i.findf(field.Child(path, "bgp.announce"), "usable does not keep the route when all servers fail their "+
+		i.findf(fieldpath.Child(path, "bgp.announce"), "usable does not keep the route when all servers fail their "+
 			"checks, because all-failed is refuse; set all-failed to use, or announce to ready")
 	}
 }

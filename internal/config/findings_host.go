@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/field"
+	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
 // Host is what rules read of the host, apart from files. A file may be checked on a host that does
@@ -42,7 +42,7 @@ func (i *inspection) keyFile(file string) {
 	if file == "" || unix.Access(file, unix.R_OK) != nil { // absent, or not for this user
 		return
 	}
-	var problem *field.Error
+	var problem *fieldpath.Error
 	if _, err := ReadSignalKeys(file); errors.As(err, &problem) {
 		i.findf(desired.SignalKeyField, "a start would fail, because the file is not right: %s; mend the file",
 			problem.Problem)

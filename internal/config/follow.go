@@ -11,17 +11,17 @@ import (
 	"go.yaml.in/yaml/v4"
 
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/field"
+	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
 // FollowingFile returns the files with the overrides that make the services those of another
 // configuration file. Services and servers that an override drains stay drained, unless the file makes
 // that impossible. Other sections of the file have no effect: there is a warning if they differ from
-// those in force. Invalid overrides are gone, with a warning about each. The error is of type field.Errors.
-func (f *Files[D]) FollowingFile(text []byte) (*Files[D], field.Errors, error) {
+// those in force. Invalid overrides are gone, with a warning about each. The error is of type fieldpath.Errors.
+func (f *Files[D]) FollowingFile(text []byte) (*Files[D], fieldpath.Errors, error) {
 	root, problem := parse(text)
 	if problem != nil {
-		return nil, nil, field.Errors{problem}
+		return nil, nil, fieldpath.Errors{problem}
 	}
 	root = f.withSections(root)
 	wanted, _, problems := f.read(root)
@@ -69,7 +69,7 @@ func (f *Files[D]) withSections(root *yaml.Node) *yaml.Node {
 }
 
 // otherSections returns a warning for each section of a file that has no effect.
-func (f *Files[D]) otherSections(wanted D) (warnings field.Errors) {
+func (f *Files[D]) otherSections(wanted D) (warnings fieldpath.Errors) {
 	own := sectionsOf(f.File)
 	for i, s := range sectionsOf(wanted) {
 		if !reflect.DeepEqual(s.value, own[i].value) {
@@ -188,7 +188,7 @@ func patch(from, to map[string]any) map[string]any {
 // about the drains that end, because the service cannot be drained any more.
 func keepDrains(
 	overrides, inForce []desired.Override, wanted *items,
-) (kept []desired.Override, ended field.Errors) {
+) (kept []desired.Override, ended fieldpath.Errors) {
 	at := map[target]int{} // indexes in overrides
 	for i, o := range overrides {
 		at[target{o.Service, o.Server}] = i

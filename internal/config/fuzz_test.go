@@ -12,7 +12,7 @@ import (
 	"go.yaml.in/yaml/v4"
 
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/field"
+	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
 // addExample makes a seed of an example file in docs.
@@ -73,7 +73,7 @@ func FuzzParseAgent(f *testing.F) {
 
 // checkRead reads a file. An accepted file must be the same after writing and reading again, so
 // defaults are set only once. For a refused file, each problem must name its place.
-func checkRead[T any](t *testing.T, parse func([]byte) (*T, field.Errors, error), data []byte) *T {
+func checkRead[T any](t *testing.T, parse func([]byte) (*T, fieldpath.Errors, error), data []byte) *T {
 	t.Helper()
 	config, _, err := parse(data)
 	if err != nil {
@@ -88,7 +88,7 @@ func checkRead[T any](t *testing.T, parse func([]byte) (*T, field.Errors, error)
 // problem of the whole file has no field, and must be the only one.
 func checkProblems(t *testing.T, err error) {
 	t.Helper()
-	var problems field.Errors
+	var problems fieldpath.Errors
 	if !errors.As(err, &problems) || len(problems) == 0 {
 		t.Fatalf("error of type %T: %v", err, err)
 	}

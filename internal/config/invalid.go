@@ -11,13 +11,13 @@ import (
 	"go.yaml.in/yaml/v4"
 
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/field"
+	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
 // withStoredOverrides returns the files with the overrides in the file of overrides. It leaves out
 // those that are invalid: a change of the configuration file, or a newer build, can make them so, and
 // a host must start nevertheless.
-func (f *Files[D]) withStoredOverrides() (*Files[D], field.Errors) {
+func (f *Files[D]) withStoredOverrides() (*Files[D], fieldpath.Errors) {
 	overrides, stored, err := readOverrides(f.place)
 	if err != nil {
 		changed := *f
@@ -35,8 +35,8 @@ func (f *Files[D]) Unreadable() bool {
 }
 
 // asProblems returns an error about a file as errors that name the file.
-func asProblems(err error, file string) field.Errors {
-	var problems field.Errors
+func asProblems(err error, file string) fieldpath.Errors {
+	var problems fieldpath.Errors
 	if !errors.As(err, &problems) {
 		problems.Addf("", "%s", err)
 	}
@@ -46,7 +46,7 @@ func asProblems(err error, file string) field.Errors {
 // WithValid returns the files with those overrides that are valid together. The others are in Invalid,
 // in the order of their lines. Most errors are in a field that an override sets. For each other error,
 // WithValid leaves out an override, or the overrides of a service, without which the error is gone.
-func (f *Files[D]) WithValid(overrides []desired.Override) (changed *Files[D], warnings field.Errors) {
+func (f *Files[D]) WithValid(overrides []desired.Override) (changed *Files[D], warnings fieldpath.Errors) {
 	var invalid []desired.InvalidOverride
 	for {
 		changed, warnings, err := f.WithOverrides(overrides)
@@ -81,7 +81,7 @@ const mostTried = 100
 // with the errors that it causes. They get its line. Overrides of a service and of its servers can be
 // valid only together. So suspects finds the service first, and returns all of its overrides if none
 // of them alone causes an error.
-func (f *Files[D]) suspects(overrides []desired.Override, problems field.Errors) map[int]field.Errors {
+func (f *Files[D]) suspects(overrides []desired.Override, problems fieldpath.Errors) map[int]fieldpath.Errors {
 	named := map[string]bool{} // services and servers
 	for _, problem := range problems {
 		target, _, _ := strings.Cut(problem.Path, ".")
@@ -104,7 +104,7 @@ func (f *Files[D]) suspects(overrides []desired.Override, problems field.Errors)
 	if one, by := f.firstCause(overrides, problems, singly); len(by) > 0 {
 		out, caused = one, by
 	}
-	wrong := map[int]field.Errors{}
+	wrong := map[int]fieldpath.Errors{}
 	for _, i := range out {
 		wrong[i] = caused.AtLine(overrides[i].Line)
 	}
@@ -140,8 +140,8 @@ func byService(overrides []desired.Override, list []int) (groups [][]int) {
 // firstCause returns the first group of overrides without which there are fewer errors, and the errors
 // that are then gone. It returns nothing if there is no such group.
 func (f *Files[D]) firstCause(
-	overrides []desired.Override, problems field.Errors, groups [][]int,
-) (group []int, caused field.Errors) {
+	overrides []desired.Override, problems fieldpath.Errors, groups [][]int,
+) (group []int, caused fieldpath.Errors) {
 	for _, group := range groups {
 		var others []desired.Override
 		for i, o := range overrides {
@@ -149,7 +149,7 @@ func (f *Files[D]) firstCause(
 				others = append(others, o)
 			}
 		}
-		var left field.Errors
+		var left fieldpath.Errors
 		if _, _, err := f.WithOverrides(others); err != nil {
 			left = asProblems(err, f.place)
 		}
@@ -164,7 +164,7 @@ func (f *Files[D]) firstCause(
 // these. The problems of the others name no lines, because a change writes another file of overrides.
 func (f *Files[D]) WithoutInvalid(
 	isGone func(*desired.InvalidOverride) bool,
-) (others *Files[D], warnings field.Errors) {
+) (others *Files[D], warnings fieldpath.Errors) {
 	next := *f
 	next.Invalid = nil
 	for _, o := range f.Invalid {
@@ -179,11 +179,11 @@ func (f *Files[D]) WithoutInvalid(
 }
 
 // culprits returns the errors of the overrides that set a field with an error, by their indexes.
-func (f *Files[D]) culprits(overrides []desired.Override) map[int]field.Errors {
-	wrong := map[int]field.Errors{}
+func (f *Files[D]) culprits(overrides []desired.Override) map[int]fieldpath.Errors {
+	wrong := map[int]fieldpath.Errors{}
 	for i := range overrides {
 		if problem := f.refuseServer(&overrides[i]); problem != nil {
-			wrong[i] = field.Errors{problem}.In(f.place)
+			wrong[i] = fieldpath.Errors{problem}.In(f.place)
 		}
 	}
 	if len(wrong) > 0 {
@@ -194,7 +194,7 @@ func (f *Files[D]) culprits(overrides []desired.Override) map[int]field.Errors {
 	services := servicesOf(merged)
 	for _, problem := range problems {
 		if at := m.placeOf(problem.Path, services); at.override >= 0 && at.isSetBy(&overrides[at.override]) {
-			one := field.Errors{m.translatedOne(problem, services)}.In(f.place)
+			one := fieldpath.Errors{m.translatedOne(problem, services)}.In(f.place)
 			wrong[at.override] = append(wrong[at.override], one...)
 		}
 	}

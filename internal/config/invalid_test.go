@@ -11,7 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/segue-lb/segue/internal/field"
+	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
 const invalidBalancer = `
@@ -132,7 +132,7 @@ func TestInvalidOverrides(t *testing.T) {
 				t.Fatal(err)
 			}
 			var inForce, invalid string
-			var warnings field.Errors
+			var warnings fieldpath.Errors
 			var findings []Finding
 			if strings.Contains(c.name, "agent") {
 				inForce, invalid, warnings = loaded(t, ParseAgentFiles, fmt.Appendf(nil, invalidAgent, dir), path)
@@ -169,8 +169,8 @@ func TestInvalidOverrides(t *testing.T) {
 
 // loaded returns the overrides in force, and those that are left out with their problems.
 func loaded[D State[D]](
-	t *testing.T, parse func([]byte) (*Files[D], field.Errors, error), data []byte, path string,
-) (inForce, invalid string, warnings field.Errors) {
+	t *testing.T, parse func([]byte) (*Files[D], fieldpath.Errors, error), data []byte, path string,
+) (inForce, invalid string, warnings fieldpath.Errors) {
 	t.Helper()
 	files, warnings, err := parse(data)
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	"go.yaml.in/yaml/v4"
 
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/field"
+	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
 // merger makes a document of a configuration file and overrides. It changes no node of the file: an
@@ -144,10 +144,10 @@ func (m *merger) inFile(o *desired.Override) bool {
 }
 
 // inForce returns the overrides that have an effect, and warnings about the others.
-func (m *merger) inForce() (effective []desired.Override, warnings field.Errors) {
+func (m *merger) inForce() (effective []desired.Override, warnings fieldpath.Errors) {
 	warn := func(o *desired.Override, format string, args ...any) {
 		problem := fmt.Sprintf(format, args...)
-		warnings = append(warnings, &field.Error{Line: o.Line, Path: o.Target(), Problem: problem})
+		warnings = append(warnings, &fieldpath.Error{Line: o.Line, Path: o.Target(), Problem: problem})
 	}
 	for i := range m.overrides {
 		o := &m.overrides[i]
@@ -169,16 +169,16 @@ func (m *merger) inForce() (effective []desired.Override, warnings field.Errors)
 // translated describes errors or warnings about a document by the overrides that caused them, if they
 // are about a service or a server with an override: by the line of the override, and by the path of
 // the field from its target. Paths of the merged document have indexes that no file has.
-func (m *merger) translated(problems field.Errors, root *yaml.Node) field.Errors {
+func (m *merger) translated(problems fieldpath.Errors, root *yaml.Node) fieldpath.Errors {
 	services := servicesOf(root)
-	all := make(field.Errors, len(problems))
+	all := make(fieldpath.Errors, len(problems))
 	for i, problem := range problems {
 		all[i] = m.translatedOne(problem, services)
 	}
 	return all
 }
 
-func (m *merger) translatedOne(problem *field.Error, services []*yaml.Node) *field.Error {
+func (m *merger) translatedOne(problem *fieldpath.Error, services []*yaml.Node) *fieldpath.Error {
 	t := *problem
 	t.Line = 0
 	at := m.placeOf(problem.Path, services)
@@ -190,7 +190,7 @@ func (m *merger) translatedOne(problem *field.Error, services []*yaml.Node) *fie
 	}
 	t.Path = at.target.Target()
 	if at.rest != "" {
-		t.Path = field.Child(t.Path, at.rest)
+		t.Path = fieldpath.Child(t.Path, at.rest)
 	}
 	return &t
 }
@@ -230,7 +230,7 @@ func indexed(path, list string) (i int, rest string) {
 	if _, err := fmt.Sscanf(path, list+"[%d]", &i); err != nil {
 		return -1, path
 	}
-	rest = path[len(field.Item(list, i)):]
+	rest = path[len(fieldpath.Item(list, i)):]
 	if rest != "" && rest[0] == '.' {
 		rest = rest[1:]
 	}
@@ -372,7 +372,7 @@ func (d *document) checkTree(path string, node *yaml.Node) {
 		seen := map[string]int{}
 		for i := 0; i < len(node.Content); i += 2 {
 			key := node.Content[i]
-			at := field.Child(path, plain(key.Value))
+			at := fieldpath.Child(path, plain(key.Value))
 			if first, twice := seen[key.Value]; twice {
 				d.reportAt(key.Line, at, "", fmt.Sprintf("given twice; first in line %d", first))
 			}
@@ -381,7 +381,7 @@ func (d *document) checkTree(path string, node *yaml.Node) {
 		}
 	case yaml.SequenceNode:
 		for i, element := range node.Content {
-			d.checkTree(field.Item(path, i), element)
+			d.checkTree(fieldpath.Item(path, i), element)
 		}
 	}
 }

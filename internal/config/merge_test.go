@@ -16,7 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/field"
+	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
 // randomFile writes the services of a balancer's file. Names are few, so that files share them.
@@ -161,7 +161,7 @@ func TestOverrideErrors(t *testing.T) {
 			_, _, err = files.WithOverrides(overrides)
 		}
 		got := fmt.Sprint(err)
-		if problems, ok := err.(field.Errors); ok {
+		if problems, ok := err.(fieldpath.Errors); ok {
 			got = problems.In("").Error()
 		}
 		if got = strings.ReplaceAll(got, files.File.OverridesFile()+":2:", "line 2:"); !strings.HasPrefix(got, want) {
@@ -175,7 +175,7 @@ func TestOverridesBesideAStore(t *testing.T) {
 	dir := t.TempDir()
 	text := fmt.Sprintf("node: {interface: eth0, state: %q}\n"+
 		"store: {etcd: {endpoints: [\"https://192.0.2.1:2379\"], prefix: /segue/main}}\n", dir)
-	load := func() field.Errors {
+	load := func() fieldpath.Errors {
 		t.Helper()
 		_, warnings, err := ParseBalancerFiles([]byte(text))
 		if err != nil {

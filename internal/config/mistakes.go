@@ -11,7 +11,7 @@ import (
 
 	"go.yaml.in/yaml/v4"
 
-	"github.com/segue-lb/segue/internal/nearest"
+	"github.com/segue-lb/segue/internal/wording"
 )
 
 // needsQuotes is the error about an unquoted address such as 2001:db8::.
@@ -45,7 +45,7 @@ func describeUnknown(name string, missing, known []string) (problem, meant strin
 			return fmt.Sprintf("a space must follow the colon after %s", field), field
 		}
 	}
-	if near := nearest.Name(name, missing...); near != "" {
+	if near := wording.Nearest(name, missing...); near != "" {
 		return fmt.Sprintf("unknown field; did you mean %s?", near), near
 	}
 	return "unknown field; must be one of: " + strings.Join(known, ", "), ""

@@ -10,7 +10,7 @@ import (
 	"unicode/utf16"
 
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/field"
+	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
 // TestMistakesInYAML has unquoted addresses that YAML misreads, and fields without a space. Each
@@ -61,7 +61,7 @@ func TestMistakesInYAML(t *testing.T) {
 			Other string `yaml:"other"`
 		}
 		text := "node:\n  " + test.text + "\nother: x\n"
-		err := Decode([]byte(text), &file, func() field.Errors { return nil })
+		err := Decode([]byte(text), &file, func() fieldpath.Errors { return nil })
 		got := ""
 		if err != nil {
 			got = err.Error()

@@ -7,11 +7,11 @@ import (
 	"io/fs"
 
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/field"
+	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
 // readOverrides reads a file of overrides, and returns them with its content; nil: there is no file.
-// The error is of type field.Errors, or that of reading the file.
+// The error is of type fieldpath.Errors, or that of reading the file.
 func readOverrides(path string) (overrides []desired.Override, text []byte, err error) {
 	if path == "" {
 		return nil, nil, nil
@@ -26,7 +26,7 @@ func readOverrides(path string) (overrides []desired.Override, text []byte, err 
 	return overrides, text, err
 }
 
-// ParseOverrides reads the content of a file of overrides. The error is of type field.Errors.
+// ParseOverrides reads the content of a file of overrides. The error is of type fieldpath.Errors.
 func ParseOverrides(data []byte) ([]desired.Override, error) {
 	var o desired.Overrides
 	d := decode(data, &o)
@@ -34,7 +34,7 @@ func ParseOverrides(data []byte) ([]desired.Override, error) {
 		return nil, d.problems.OrNil()
 	}
 	for i := range o.Overrides {
-		o.Overrides[i].Line = d.fields[field.Item("overrides", i)].line
+		o.Overrides[i].Line = d.fields[fieldpath.Item("overrides", i)].line
 	}
 	return o.Overrides, nil
 }

@@ -11,7 +11,7 @@ import (
 	"unicode"
 
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/field"
+	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
 // longestPassword, in bytes, is TCP_MD5SIG_MAXKEYLEN of the kernel.
@@ -21,22 +21,22 @@ const longestPassword = 80
 type Passwords map[netip.Addr]string
 
 // ReadPasswords reads the password files of all peers. Only the owner may have access to a file,
-// which must be a regular one. The error is of type field.Errors. It names field and file, and never
+// which must be a regular one. The error is of type fieldpath.Errors. It names field and file, and never
 // quotes the content.
 func ReadPasswords(b *desired.BGP) (Passwords, error) {
 	if b == nil {
 		return nil, nil
 	}
 	passwords := Passwords{}
-	var problems field.Errors
+	var problems fieldpath.Errors
 	for i, peer := range b.Peers {
 		if peer.PasswordFile == "" {
 			continue
 		}
 		password, err := readPassword(peer.PasswordFile)
 		if err != nil {
-			problems = append(problems, &field.Error{
-				Path:  field.Child(field.Item("bgp.peers", i), "password-file"),
+			problems = append(problems, &fieldpath.Error{
+				Path:  fieldpath.Child(fieldpath.Item("bgp.peers", i), "password-file"),
 				Value: peer.PasswordFile, Problem: err.Error(),
 			})
 		}

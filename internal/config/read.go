@@ -12,26 +12,26 @@ import (
 	"go.yaml.in/yaml/v4"
 
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/field"
-	"github.com/segue-lb/segue/internal/nearest"
+	"github.com/segue-lb/segue/internal/fieldpath"
+	"github.com/segue-lb/segue/internal/wording"
 )
 
 // LoadBalancer reads a balancer's configuration file, and the overrides of its instance, of which it
 // leaves out the invalid ones. Warnings are about valid settings that are rarely intended. The error
-// is of type field.Errors, or that of reading the configuration file.
-func LoadBalancer(path string) (*BalancerFiles, field.Errors, error) {
+// is of type fieldpath.Errors, or that of reading the configuration file.
+func LoadBalancer(path string) (*BalancerFiles, fieldpath.Errors, error) {
 	return load(path, ParseBalancerFiles)
 }
 
 // LoadAgent reads an agent's configuration file and its overrides, as LoadBalancer a balancer's.
-func LoadAgent(path string) (*AgentFiles, field.Errors, error) {
+func LoadAgent(path string) (*AgentFiles, fieldpath.Errors, error) {
 	return load(path, ParseAgentFiles)
 }
 
 // load is Load for a function that also returns warnings.
 func load[T any](
-	path string, parse func([]byte) (T, field.Errors, error),
-) (desired T, warnings field.Errors, err error) {
+	path string, parse func([]byte) (T, fieldpath.Errors, error),
+) (desired T, warnings fieldpath.Errors, err error) {
 	desired, err = Load(path, func(data []byte) (T, error) {
 		result, warned, err := parse(data)
 		warnings = warned.In(path)
@@ -48,7 +48,7 @@ func Load[T any](path string, parse func([]byte) (T, error)) (result T, err erro
 		return result, err
 	}
 	result, err = parse(data)
-	var problems field.Errors
+	var problems fieldpath.Errors
 	if errors.As(err, &problems) {
 		return result, problems.In(path)
 	}
@@ -57,7 +57,7 @@ func Load[T any](path string, parse func([]byte) (T, error)) (result T, err erro
 
 // ParseBalancer reads the content of a balancer's configuration file, without overrides. The result
 // has all defaults and obeys all rules. Warnings and errors are those of LoadBalancer.
-func ParseBalancer(data []byte) (*desired.Balancer, field.Errors, error) {
+func ParseBalancer(data []byte) (*desired.Balancer, fieldpath.Errors, error) {
 	file, err := parseBalancerFile(data)
 	if err != nil {
 		return nil, nil, err
@@ -66,7 +66,7 @@ func ParseBalancer(data []byte) (*desired.Balancer, field.Errors, error) {
 }
 
 // balancerOf reads a balancer's document. If there are errors, the result is what could be decoded.
-func balancerOf(root *yaml.Node) (b *desired.Balancer, warnings, problems field.Errors) {
+func balancerOf(root *yaml.Node) (b *desired.Balancer, warnings, problems fieldpath.Errors) {
 	b = &desired.Balancer{}
 	d := decodeDocument(root, b)
 	if d.completeBalancer(b); len(d.problems) > 0 {
@@ -91,7 +91,7 @@ func (d *document) completeBalancer(b *desired.Balancer) {
 }
 
 // ParseAgent is ParseBalancer for an agent's file.
-func ParseAgent(data []byte) (*desired.Agent, field.Errors, error) {
+func ParseAgent(data []byte) (*desired.Agent, fieldpath.Errors, error) {
 	file, err := parseAgentFile(data)
 	if err != nil {
 		return nil, nil, err
@@ -100,7 +100,7 @@ func ParseAgent(data []byte) (*desired.Agent, field.Errors, error) {
 }
 
 // agentOf is balancerOf for an agent's document.
-func agentOf(root *yaml.Node) (a *desired.Agent, warnings, problems field.Errors) {
+func agentOf(root *yaml.Node) (a *desired.Agent, warnings, problems fieldpath.Errors) {
 	a = &desired.Agent{}
 	d := decodeDocument(root, a)
 	if d.completeAgent(a); len(d.problems) > 0 {
@@ -137,11 +137,11 @@ const (
 // KindOf guesses what a file describes. A file without the field node that has one of TopologyFields is
 // the topology of a lab. Any other file is a balancer's or an agent's, whichever has the
 // fields of the file, or an agent's if both have them. A mistyped field counts as the one that it probably
-// means. The error is of type field.Errors: the file is not a YAML document.
+// means. The error is of type fieldpath.Errors: the file is not a YAML document.
 func KindOf(data []byte) (Kind, error) {
 	root, problem := parse(data)
 	if problem != nil {
-		return 0, field.Errors{problem}
+		return 0, fieldpath.Errors{problem}
 	}
 	top := resolved(root.Content[0])
 	if isTopology(top) {
@@ -168,7 +168,7 @@ func isTopology(top *yaml.Node) bool {
 		return false
 	}
 	for i := 0; i < len(top.Content); i += 2 {
-		meant := nearest.Name(top.Content[i].Value, known...)
+		meant := wording.Nearest(top.Content[i].Value, known...)
 		if meant == "node" {
 			return false
 		}
@@ -196,7 +196,7 @@ func misfit(node *yaml.Node, into reflect.Type) (n int) {
 		for i := 0; i < len(node.Content); i += 2 {
 			name := node.Content[i].Value
 			if _, ok := fields[name]; !ok {
-				if name = nearest.Name(name, absent()...); name == "" {
+				if name = wording.Nearest(name, absent()...); name == "" {
 					n += 1 + size(node.Content[i+1])
 					continue
 				}

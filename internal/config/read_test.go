@@ -17,7 +17,7 @@ import (
 	"go.yaml.in/yaml/v4"
 
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/field"
+	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
 // exact compares addresses as values.
@@ -293,7 +293,7 @@ services:
 }
 
 func TestLongValueIsCut(t *testing.T) {
-	err := &field.Error{Line: 1, Path: "a", Value: string(make([]byte, 10000)), Problem: "long"}
+	err := &fieldpath.Error{Line: 1, Path: "a", Value: string(make([]byte, 10000)), Problem: "long"}
 	if n := len(err.Error()); n > 400 {
 		t.Errorf("the error has %d bytes", n)
 	}
@@ -314,7 +314,7 @@ func TestLoad(t *testing.T) {
 	if err == nil || err.Error() != want {
 		t.Errorf("got:\n%v\nwant:\n%s", err, want)
 	}
-	var first *field.Error
+	var first *fieldpath.Error
 	if !errors.As(err, &first) || first.Path != "node" || first.Line != 2 || first.File != file {
 		t.Errorf("first error: %+v", first)
 	}
@@ -402,7 +402,7 @@ func TestKindOf(t *testing.T) {
 }
 
 // checkRoundTrip writes a configuration and reads it again.
-func checkRoundTrip[T any](t *testing.T, want *T, parse func([]byte) (*T, field.Errors, error)) {
+func checkRoundTrip[T any](t *testing.T, want *T, parse func([]byte) (*T, fieldpath.Errors, error)) {
 	t.Helper()
 	data, err := yaml.Dump(want)
 	if err != nil {

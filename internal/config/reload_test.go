@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/field"
+	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
 func TestReloadableFrom(t *testing.T) {
@@ -61,7 +61,7 @@ metrics.listen ":9189": a change from "" needs a restart`},
 	}
 }
 
-func mustParse[T any](t *testing.T, file, from, to string, parse func([]byte) (*T, field.Errors, error)) *T {
+func mustParse[T any](t *testing.T, file, from, to string, parse func([]byte) (*T, fieldpath.Errors, error)) *T {
 	t.Helper()
 	config, _, err := parse([]byte(strings.Replace(file, from, to, 1)))
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/field"
+	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
 const validBalancer = `node:
@@ -82,7 +82,7 @@ type mutation struct {
 
 func one(path, text string) []problem { return []problem{{path, text}} }
 
-func checkMutations[T any](t *testing.T, valid string, parse func([]byte) (*T, field.Errors, error), mutations []mutation) {
+func checkMutations[T any](t *testing.T, valid string, parse func([]byte) (*T, fieldpath.Errors, error), mutations []mutation) {
 	t.Helper()
 	if _, _, err := parse([]byte(valid)); err != nil {
 		t.Fatalf("the file to mutate is not valid:\n%v", err)
@@ -93,7 +93,7 @@ func checkMutations[T any](t *testing.T, valid string, parse func([]byte) (*T, f
 				t.Fatalf("%q is in the valid file %d times", m.from, n)
 			}
 			_, _, err := parse([]byte(strings.Replace(valid, m.from, m.to, 1)))
-			var problems field.Errors
+			var problems fieldpath.Errors
 			if err != nil && !errors.As(err, &problems) {
 				t.Fatalf("error of type %T: %v", err, err)
 			}
@@ -248,7 +248,7 @@ func TestOutsideRules(t *testing.T) {
 	}
 }
 
-func parses[T any](parse func([]byte) (*T, field.Errors, error), file string) error {
+func parses[T any](parse func([]byte) (*T, fieldpath.Errors, error), file string) error {
 	_, _, err := parse([]byte(file))
 	return err
 }

@@ -6,7 +6,7 @@ import (
 	"errors"
 
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/field"
+	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
 // Secrets are the contents of the files with keys and passwords that a configuration file names. A
@@ -18,7 +18,7 @@ type Secrets struct {
 }
 
 // ReadSecrets reads the files with keys and passwords into f.Secrets. The error is of type
-// field.Errors. It names fields and files, and never quotes the content of a file.
+// fieldpath.Errors. It names fields and files, and never quotes the content of a file.
 func (f *Files[D]) ReadSecrets() error {
 	var signalKey string
 	var speaker *desired.BGP
@@ -28,17 +28,17 @@ func (f *Files[D]) ReadSecrets() error {
 	case *desired.Agent:
 		signalKey = state.Node.SignalKey
 	}
-	var problems field.Errors
+	var problems fieldpath.Errors
 	note := func(err error) {
-		var some field.Errors
-		var one *field.Error
+		var some fieldpath.Errors
+		var one *fieldpath.Error
 		switch {
 		case errors.As(err, &some):
 			problems = append(problems, some...)
 		case errors.As(err, &one):
 			problems = append(problems, one)
 		case err != nil:
-			problems = append(problems, &field.Error{Problem: err.Error()})
+			problems = append(problems, &fieldpath.Error{Problem: err.Error()})
 		}
 	}
 	var err error

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/field"
+	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
 // Side is the file of a balancer or of an agent. It must fit the files of the other side.
@@ -43,14 +43,14 @@ func (s *Side) at(path string) string {
 
 // comparison compares the files of both sides.
 type comparison struct {
-	problems field.Errors // by which flows would be lost or refused
-	warnings field.Errors
+	problems fieldpath.Errors // by which flows would be lost or refused
+	warnings fieldpath.Errors
 }
 
 // CompareSides compares each balancer's file with each agent's. Problems are about fields that do not
 // fit, of which each names both places. Warnings are about a server or an agent that the other side's
 // files do not have, which may have further files.
-func CompareSides(sides []*Side) (problems, warnings field.Errors) {
+func CompareSides(sides []*Side) (problems, warnings fieldpath.Errors) {
 	var c comparison
 	var balancers, agents []*Side
 	for _, s := range sides {
@@ -105,18 +105,18 @@ func (s *Side) isHost(server *desired.Server) bool {
 // addressPath returns the path of the field that says where a server is.
 func addressPath(server *desired.Server, at string) string {
 	if server.Locator.IsValid() {
-		return field.Child(at, "locator")
+		return fieldpath.Child(at, "locator")
 	}
-	return field.Child(at, "address")
+	return fieldpath.Child(at, "address")
 }
 
 // eachServer calls a function for each server of a balancer, with its path.
 func (s *Side) eachServer(each func(service *desired.Service, server *desired.Server, serviceAt, at string)) {
 	for i := range s.Balancer.Services {
 		service := &s.Balancer.Services[i]
-		serviceAt := field.Item("services", i)
+		serviceAt := fieldpath.Item("services", i)
 		for j := range service.Servers {
-			each(service, &service.Servers[j], serviceAt, field.Item(field.Child(serviceAt, "servers"), j))
+			each(service, &service.Servers[j], serviceAt, fieldpath.Item(fieldpath.Child(serviceAt, "servers"), j))
 		}
 	}
 }
@@ -193,7 +193,7 @@ func (c *comparison) keys(b, a *Side) {
 		others, err = ReadSignalKeys(other)
 		of = a
 	}
-	var problem *field.Error
+	var problem *fieldpath.Error
 	switch {
 	case errors.As(err, &problem):
 		if problem.Problem != unix.ENOENT.Error() {
@@ -215,11 +215,11 @@ func (c *comparison) service(
 		c.missing(b, a, service, server, serviceAt, at)
 		return
 	}
-	own, ownAt := &a.Agent.Services[i], field.Item("services", i)
+	own, ownAt := &a.Agent.Services[i], fieldpath.Item("services", i)
 	same := func(name string, value, other fmt.Stringer) {
 		if value.String() != other.String() {
-			c.differ(b, field.Child(serviceAt, name), "is %s, but %s on the server %s: %s", value, other,
-				server.Name, a.at(field.Child(ownAt, name)))
+			c.differ(b, fieldpath.Child(serviceAt, name), "is %s, but %s on the server %s: %s", value, other,
+				server.Name, a.at(fieldpath.Child(ownAt, name)))
 		}
 	}
 	same("encapsulation", text(service.Encapsulation), text(own.Encapsulation))
@@ -230,8 +230,8 @@ func (c *comparison) service(
 		}
 		same("quic", service.QUIC, form)
 		if own.QUICID != server.QUICID {
-			c.differ(b, field.Child(at, "quic-id"), "differs from that of the agent: %s",
-				a.at(field.Child(ownAt, "quic-id")))
+			c.differ(b, fieldpath.Child(at, "quic-id"), "differs from that of the agent: %s",
+				a.at(fieldpath.Child(ownAt, "quic-id")))
 		}
 	}
 }
@@ -272,8 +272,8 @@ func (c *comparison) missing(
 		} {
 			fits := f.value == f.other || f.name == "port" && own.Port == desired.AllPorts
 			if !fits {
-				c.differ(b, field.Child(serviceAt, f.name), "is %s on the server %s: %s", f.other, server.Name,
-					a.at(field.Child(field.Item("services", i), f.name)))
+				c.differ(b, fieldpath.Child(serviceAt, f.name), "is %s on the server %s: %s", f.other, server.Name,
+					a.at(fieldpath.Child(fieldpath.Item("services", i), f.name)))
 			}
 		}
 		return

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/field"
+	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
 // SignalKey is a key of SipHash-2-4, in the order of its bytes in the paper's test vectors.
@@ -31,7 +31,7 @@ const longestKeyFile = mostSignalKeys*(2*len(SignalKey{})+2) + 1
 
 // ReadSignalKeys reads a file with one or two keys, each as 32 hexadecimal digits on a line. For an
 // empty file name it returns no keys. Only the owner may have access to the file, which must be a
-// regular one. The error is of type *field.Error. It names field and file, and never quotes the
+// regular one. The error is of type *fieldpath.Error. It names field and file, and never quotes the
 // content.
 func ReadSignalKeys(file string) (SignalKeys, error) {
 	if file == "" {
@@ -39,11 +39,11 @@ func ReadSignalKeys(file string) (SignalKeys, error) {
 	}
 	content, err := readSecret(file, longestKeyFile)
 	if err != nil {
-		return nil, &field.Error{Path: desired.SignalKeyField, Value: file, Problem: err.Error()}
+		return nil, &fieldpath.Error{Path: desired.SignalKeyField, Value: file, Problem: err.Error()}
 	}
 	keys, problem := parseSignalKeys(content)
 	if problem != "" {
-		return nil, &field.Error{Path: desired.SignalKeyField, Value: file, Problem: problem}
+		return nil, &fieldpath.Error{Path: desired.SignalKeyField, Value: file, Problem: problem}
 	}
 	return keys, nil
 }

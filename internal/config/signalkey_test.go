@@ -13,7 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
-	"github.com/segue-lb/segue/internal/field"
+	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
 func TestReadSignalKeys(t *testing.T) {
@@ -75,11 +75,11 @@ func checkKeys(t *testing.T, file string, want SignalKeys, problem string) {
 	if diff := cmp.Diff(want, keys); diff != "" {
 		t.Errorf("keys (-want +got):\n%s", diff)
 	}
-	var got *field.Error
+	var got *fieldpath.Error
 	if problem == "" && err == nil {
 		return
 	}
-	if wanted := (&field.Error{Path: "node.signal-key", Value: file, Problem: problem}); !errors.As(err, &got) || *got != *wanted {
+	if wanted := (&fieldpath.Error{Path: "node.signal-key", Value: file, Problem: problem}); !errors.As(err, &got) || *got != *wanted {
 		t.Errorf("error %v, want %v", err, wanted)
 	}
 }

@@ -6,7 +6,7 @@ import (
 	"slices"
 
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/field"
+	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
 // warnOfBalancer adds the warnings about a balancer's file.
@@ -46,7 +46,7 @@ func (d *document) warnOfForgedSignals(b *desired.Balancer) {
 func (d *document) warnOfUnknownClocks(b *desired.Balancer) {
 	for i, s := range b.Services {
 		if s.OrdersByReports() && !s.Probes() {
-			d.warnf(field.Child(field.Item("services", i), "probe"), "with selection %s, the balancer ignores "+
+			d.warnf(fieldpath.Child(fieldpath.Item("services", i), "probe"), "with selection %s, the balancer ignores "+
 				"load reports for up to 3.3 days after their server has rebooted", s.Selection)
 		}
 	}
@@ -60,7 +60,7 @@ func (d *document) warnOfSeveralBalancers(b *desired.Balancer) {
 		if !several || !s.Placement.Infers() {
 			continue
 		}
-		at := field.Item("services", i)
+		at := fieldpath.Item("services", i)
 		switch {
 		case s.Infer.Among == desired.AmongCandidates && len(s.Servers) <= s.Candidates:
 			// All servers are candidates.
@@ -69,14 +69,14 @@ func (d *document) warnOfSeveralBalancers(b *desired.Balancer) {
 			if s.FindsByColumn() { // then among cannot be changed
 				cause = "persistence"
 			}
-			d.warnf(field.Child(at, cause), "the favourites of several balancers are the same "+
+			d.warnf(fieldpath.Child(at, cause), "the favourites of several balancers are the same "+
 				"candidates: in simulations with 4 and 16 balancers, flows took 891 and 2741 ms instead of "+
 				"544 and 692 (territory), and 827 and 1260 ms instead of 699 and 743 (hlb)")
 		case !s.Probes():
-			d.warnf(field.Child(at, "infer.among"), "%s, and servers without agents: packets of a "+
+			d.warnf(fieldpath.Child(at, "infer.among"), "%s, and servers without agents: packets of a "+
 				"connection that come to another balancer do not find their server", s.Infer.Among)
 		case len(s.Servers) > s.Candidates:
-			d.warnf(field.Child(at, "infer.among"), "%s: packets of a connection that come to another "+
+			d.warnf(fieldpath.Child(at, "infer.among"), "%s: packets of a connection that come to another "+
 				"balancer visit %d of %d servers, and may not find theirs", s.Infer.Among, s.Candidates,
 				len(s.Servers))
 		}
@@ -100,7 +100,7 @@ func (d *document) warnOfPeers(b *desired.Balancer) {
 	})
 	if len(peers) == 0 && i >= 0 {
 		d.warnf("node.peers", "missing: if several balancers have %s, as its infer.among suggests, they "+
-			"prefer the same servers", field.Item("services", i))
+			"prefer the same servers", fieldpath.Item("services", i))
 	}
 }
 
@@ -111,12 +111,12 @@ func (d *document) warnOfUnusedWeights(b *desired.Balancer) {
 		if !s.IgnoresWeights() || s.Estimates() == string(desired.EstimateTerritoryLearned) {
 			continue
 		}
-		at := field.Item("services", i)
+		at := fieldpath.Item("services", i)
 		differs := slices.IndexFunc(s.Servers, func(server desired.Server) bool {
 			return *server.Weight > 0 && *server.Weight != s.HeaviestWeight()
 		})
 		if differs >= 0 {
-			d.warnf(field.Child(field.Item(field.Child(at, "servers"), differs), "weight"),
+			d.warnf(fieldpath.Child(fieldpath.Item(fieldpath.Child(at, "servers"), differs), "weight"),
 				"not used by %s, other than 0: placement sed uses weights, and placement infer with "+
 					"estimator territory", s.Estimates())
 		}
@@ -127,7 +127,7 @@ func (d *document) warnOfUnusedWeights(b *desired.Balancer) {
 func (d *document) warnOfUnseenEnds(b *desired.Balancer) {
 	for i, s := range b.Services {
 		if s.IgnoresWeights() && s.Placement == desired.PlacementInfer && s.Protocol == desired.UDP {
-			d.warnf(field.Child(field.Item("services", i), "infer.estimator"), "%s learns nothing from udp, "+
+			d.warnf(fieldpath.Child(fieldpath.Item("services", i), "infer.estimator"), "%s learns nothing from udp, "+
 				"because no packet ends a flow: it takes all servers for equal", s.Estimates())
 		}
 	}
@@ -137,7 +137,7 @@ func (d *document) warnOfUnseenEnds(b *desired.Balancer) {
 // servers of the service signal no end.
 func (d *document) warnOfUnconfirmedEnds(b *desired.Balancer) {
 	for i, s := range b.Services {
-		path := field.Child(field.Item("services", i), "timeouts.closing")
+		path := fieldpath.Child(fieldpath.Item("services", i), "timeouts.closing")
 		if s.Placement != desired.PlacementHunt && d.has(path) {
 			d.warnf(path, "not used by placement %s: only servers that hunt confirm the end of a flow, and a "+
 				"client's FIN or RST may be forged, so the flow's entry stays for timeouts.established", s.Placement)
@@ -148,7 +148,7 @@ func (d *document) warnOfUnconfirmedEnds(b *desired.Balancer) {
 // warnOfNoTaker warns about services without a server that gets new connections.
 func (d *document) warnOfNoTaker(b *desired.Balancer) {
 	for i, service := range b.Services {
-		at := field.Child(field.Item("services", i), "servers")
+		at := fieldpath.Child(fieldpath.Item("services", i), "servers")
 		switch {
 		case len(service.Servers) == 0:
 			d.warnf(at, "none: service %s refuses all clients", service.Name)
@@ -166,7 +166,7 @@ func (d *document) warnOfVIPsWithoutPeer(b *desired.Balancer) {
 	for i, s := range b.Services {
 		family := desired.FamilyOf(s.VIP)
 		if s.Announcement() != desired.AnnounceNever && !b.BGP.Announces(family) {
-			d.warnf(field.Child(field.Item("services", i), "vip"), "is not announced: no peer in bgp.peers has the "+
+			d.warnf(fieldpath.Child(fieldpath.Item("services", i), "vip"), "is not announced: no peer in bgp.peers has the "+
 				"family %s; for a service that is not to be announced, write bgp: {announce: never}", family)
 		}
 	}
@@ -179,8 +179,8 @@ func (d *document) warnOfForgedQuestions(a *desired.Agent) {
 		return
 	}
 	for i := range a.Services {
-		path := field.Item("services", i)
-		if d.has(field.Child(path, "accept")) || d.has(field.Child(path, "load")) {
+		path := fieldpath.Item("services", i)
+		if d.has(fieldpath.Child(path, "accept")) || d.has(fieldpath.Child(path, "load")) {
 			d.warnf("node.balancers", "missing: any host that can send packets to %s through %s "+
 				"can pose as a balancer and have replies of %s sent to itself",
 				a.Node.Locator, a.Node.Interface, a.Services[i].Name)
@@ -196,7 +196,7 @@ func (d *document) warnOfWorkersAsCapacity(a *desired.Agent) {
 		if s.Accept.Policy != desired.AcceptLeast || s.Load.Kind != desired.LoadApache || s.Load.Capacity > 0 {
 			continue
 		}
-		d.warnf(field.Child(field.Item("services", i), "load.capacity"),
+		d.warnf(fieldpath.Child(fieldpath.Item("services", i), "load.capacity"),
 			"missing: the server accepts every connection of %s while a worker is free; "+
 				"set it to the number of processors if they bound the work", s.Name)
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/field"
+	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
 const huntingBalancer = `node: {interface: eth0, locator: "fd00:6c:0:1::/64"}
@@ -143,7 +143,7 @@ func TestNoTaker(t *testing.T) {
 
 // checkWarnings reads a file that is valid with each of the mutations.
 func checkWarnings[T any](
-	t *testing.T, valid string, parse func([]byte) (T, field.Errors, error), mutations []mutation,
+	t *testing.T, valid string, parse func([]byte) (T, fieldpath.Errors, error), mutations []mutation,
 ) {
 	t.Helper()
 	for _, m := range mutations {

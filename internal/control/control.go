@@ -21,11 +21,11 @@ import (
 
 	"go.yaml.in/yaml/v4"
 
+	"github.com/segue-lb/segue/internal/atomicfile"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/field"
+	"github.com/segue-lb/segue/internal/fieldpath"
 	"github.com/segue-lb/segue/internal/store"
-	"github.com/segue-lb/segue/internal/wholefile"
 )
 
 // Runner is a running balancer or agent.
@@ -41,7 +41,7 @@ type Runner[D any] interface {
 // Controller changes the desired state of a process. Several goroutines may use it.
 type Controller[D config.State[D]] struct {
 	file string // of the configuration
-	load func(file string) (*config.Files[D], field.Errors, error)
+	load func(file string) (*config.Files[D], fieldpath.Errors, error)
 	// keeper keeps the overrides instead of a file; nil: they are in a file.
 	keeper keeper[D]
 
@@ -59,7 +59,7 @@ type keeper[D config.State[D]] interface {
 	Overrides() (list []desired.Override, version string)
 	// Reload makes the process follow its own file after a change. The caller holds the controller's
 	// mutex.
-	Reload(ctx context.Context, own *config.Files[D]) (field.Errors, error)
+	Reload(ctx context.Context, own *config.Files[D]) (fieldpath.Errors, error)
 	Change(ctx context.Context, terms Terms, c change[D]) (*Result, error)
 }
 
@@ -74,7 +74,7 @@ type Balancer struct {
 
 // LoadBalancer reads a balancer's configuration file and its overrides. It leaves out invalid
 // overrides (Invalid). Warnings and errors are those of config.LoadBalancer.
-func LoadBalancer(file string) (*Balancer, field.Errors, error) {
+func LoadBalancer(file string) (*Balancer, fieldpath.Errors, error) {
 	var b Balancer
 	warnings, err := b.start(file, config.LoadBalancer)
 	if err != nil {
@@ -84,7 +84,7 @@ func LoadBalancer(file string) (*Balancer, field.Errors, error) {
 }
 
 // LoadAgent is LoadBalancer for an agent.
-func LoadAgent(file string) (*Agent, field.Errors, error) {
+func LoadAgent(file string) (*Agent, fieldpath.Errors, error) {
 	var a Agent
 	warnings, err := a.start(file, config.LoadAgent)
 	if err != nil {
@@ -95,8 +95,8 @@ func LoadAgent(file string) (*Agent, field.Errors, error) {
 
 // start reads the files for the first time.
 func (c *Controller[D]) start(
-	file string, load func(string) (*config.Files[D], field.Errors, error),
-) (warnings field.Errors, err error) {
+	file string, load func(string) (*config.Files[D], fieldpath.Errors, error),
+) (warnings fieldpath.Errors, err error) {
 	c.file, c.load, c.onChange = file, load, func([]desired.Override, []desired.InvalidOverride) {}
 	c.inForce, warnings, err = c.read()
 	return warnings, err
@@ -104,12 +104,12 @@ func (c *Controller[D]) start(
 
 // read reads the configuration file, the files with secrets that it names, and the overrides. Changes
 // read none of them.
-func (c *Controller[D]) read() (*config.Files[D], field.Errors, error) {
+func (c *Controller[D]) read() (*config.Files[D], fieldpath.Errors, error) {
 	files, warnings, err := c.load(c.file)
 	if err != nil {
 		return nil, nil, err
 	}
-	var problems field.Errors
+	var problems fieldpath.Errors
 	switch err := files.ReadSecrets(); {
 	case errors.As(err, &problems):
 		return nil, nil, problems.In(c.file)
@@ -184,7 +184,7 @@ func (c *Controller[D]) Attach(runner Runner[D], onChange Report) {
 // Reload reads all files again and makes the process follow them. If it returns an error, the state
 // before stays in force. An override that has become invalid is an error, unless the start has left it
 // out already.
-func (c *Controller[D]) Reload(ctx context.Context) (warnings field.Errors, err error) {
+func (c *Controller[D]) Reload(ctx context.Context) (warnings fieldpath.Errors, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	next, warnings, err := c.read()
@@ -204,7 +204,7 @@ func (c *Controller[D]) Reload(ctx context.Context) (warnings field.Errors, err 
 	return warnings, nil
 }
 
-func (c *Controller[D]) newlyInvalid(next *config.Files[D]) field.Errors {
+func (c *Controller[D]) newlyInvalid(next *config.Files[D]) fieldpath.Errors {
 	var left []desired.Override
 	for _, o := range c.inForce.Invalid {
 		left = append(left, o.Override)
@@ -260,17 +260,17 @@ type Result struct {
 	// Version is that of the desired state after the change. After a dry run, it is the version that
 	// the result is for: with it in Terms, the same change is made, or none.
 	Version  string
-	Changes  desired.Changes // none: the change has no effect
-	Losses   []desired.Loss  // servers or services whose flows the change affects
-	Warnings field.Errors    // of the desired state after the change
+	Changes  desired.Changes  // none: the change has no effect
+	Losses   []desired.Loss   // servers or services whose flows the change affects
+	Warnings fieldpath.Errors // of the desired state after the change
 }
 
 // Change makes all edits in their order, or none. It stores the overrides, so that they survive a
 // restart. The error wraps ErrVersion, ErrStored, ErrNotFound, ErrExists, ErrRemovals or ErrHeld, is
-// of type field.Errors, or is that of the process or of writing the file or the store. After an error,
+// of type fieldpath.Errors, or is that of the process or of writing the file or the store. After an error,
 // the state before stays in force, unless the error wraps store.ErrUnknown.
 func (c *Controller[D]) Change(ctx context.Context, edits []Edit, terms Terms) (*Result, error) {
-	compute := func(f *config.Files[D]) (*config.Files[D], field.Errors, error) { return edited(f, edits) }
+	compute := func(f *config.Files[D]) (*config.Files[D], fieldpath.Errors, error) { return edited(f, edits) }
 	return c.follow(ctx, terms, change[D]{compute: compute})
 }
 
@@ -278,7 +278,7 @@ func (c *Controller[D]) Change(ctx context.Context, edits []Edit, terms Terms) (
 // operators have drained stays drained. Other sections of the file have no effect: there is a
 // warning if they differ from those in force. Errors are those of Change.
 func (c *Controller[D]) ApplyFile(ctx context.Context, text []byte, terms Terms) (*Result, error) {
-	compute := func(f *config.Files[D]) (*config.Files[D], field.Errors, error) {
+	compute := func(f *config.Files[D]) (*config.Files[D], fieldpath.Errors, error) {
 		return f.FollowingFile(text)
 	}
 	return c.follow(ctx, terms, change[D]{compute, true})
@@ -287,7 +287,7 @@ func (c *Controller[D]) ApplyFile(ctx context.Context, text []byte, terms Terms)
 // change is a change of files.
 type change[D config.State[D]] struct {
 	// compute returns the changed files, and warnings about the change.
-	compute func(*config.Files[D]) (*config.Files[D], field.Errors, error)
+	compute func(*config.Files[D]) (*config.Files[D], fieldpath.Errors, error)
 	// isWhole tells that the change gives all services: those that it lacks are removed. Other changes
 	// name each service and server that they affect.
 	isWhole bool
@@ -349,7 +349,7 @@ func (c *Controller[D]) apply(ctx context.Context, next *config.Files[D]) error 
 }
 
 // prepare writes the file of overrides under another name.
-func (c *Controller[D]) prepare(next *config.Files[D]) (*wholefile.Pending, error) {
+func (c *Controller[D]) prepare(next *config.Files[D]) (*atomicfile.Pending, error) {
 	path := next.Desired.OverridesFile()
 	if path == "" {
 		return nil, errors.New("the process has no directory for its state, so overrides cannot be stored")
@@ -369,7 +369,7 @@ func (c *Controller[D]) prepare(next *config.Files[D]) (*wholefile.Pending, erro
 		return nil, fmt.Errorf("%s was changed, and not reloaded: %w", path, ErrStored)
 	}
 	next.Stored = text
-	pending, err := wholefile.Prepare(path, text, 0o644)
+	pending, err := atomicfile.Prepare(path, text, 0o644)
 	if err != nil {
 		return nil, fmt.Errorf("store the overrides: %w", err)
 	}

@@ -13,7 +13,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/field"
+	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
 // Edit is one change of a service or, with a server, of a server. It has exactly one of the last
@@ -50,7 +50,7 @@ type draft[D config.State[D]] struct {
 }
 
 // edited returns files with edited overrides.
-func edited[D config.State[D]](files *config.Files[D], edits []Edit) (*config.Files[D], field.Errors, error) {
+func edited[D config.State[D]](files *config.Files[D], edits []Edit) (*config.Files[D], fieldpath.Errors, error) {
 	if problems := validate(edits); len(problems) > 0 {
 		return nil, nil, problems
 	}
@@ -78,7 +78,7 @@ func edited[D config.State[D]](files *config.Files[D], edits []Edit) (*config.Fi
 
 // asEdited leaves the file of overrides out of errors about edits: their caller has not written it.
 func asEdited(err error, edits []Edit) error {
-	var problems field.Errors
+	var problems fieldpath.Errors
 	if !errors.As(err, &problems) {
 		return err
 	}
@@ -108,7 +108,7 @@ func isEdited(o *desired.InvalidOverride, edits []Edit) bool {
 // refuseUnstable returns errors if the next start or reload would make another state: it reads the
 // overrides that are left out, too. The errors name those that are then valid. If there are none, a
 // left-out override makes another one invalid, and the errors name all that are left out.
-func refuseUnstable[D config.State[D]](next *config.Files[D]) (problems field.Errors) {
+func refuseUnstable[D config.State[D]](next *config.Files[D]) (problems fieldpath.Errors) {
 	later, _ := next.WithValid(storedBy(next))
 	if reflect.DeepEqual(later.Desired.Items(), next.Desired.Items()) {
 		return nil
@@ -131,9 +131,9 @@ func refuseUnstable[D config.State[D]](next *config.Files[D]) (problems field.Er
 }
 
 // validate checks the form of edits.
-func validate(edits []Edit) (problems field.Errors) {
+func validate(edits []Edit) (problems fieldpath.Errors) {
 	for i, e := range edits {
-		at := field.Item("edits", i)
+		at := fieldpath.Item("edits", i)
 		actions := 0
 		for _, does := range []bool{e.Add != nil, e.Set != nil, e.Remove, e.Reset} {
 			if does {
@@ -342,7 +342,7 @@ func removal(fields map[string]any) map[string]any {
 
 // trimmed leaves out the fields of the edited overrides that change nothing, such as an end of a
 // drain. It tells whether there are any.
-func (d *draft[D]) trimmed(next *config.Files[D]) (trimmed *config.Files[D], warnings field.Errors, ok bool) {
+func (d *draft[D]) trimmed(next *config.Files[D]) (trimmed *config.Files[D], warnings fieldpath.Errors, ok bool) {
 	var err error
 	full := slices.Clone(d.list)
 	for _, t := range d.sets {

@@ -13,8 +13,8 @@ import (
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/events"
-	"github.com/segue-lb/segue/internal/field"
-	"github.com/segue-lb/segue/internal/generation"
+	"github.com/segue-lb/segue/internal/fieldpath"
+	"github.com/segue-lb/segue/internal/serversets"
 	"github.com/segue-lb/segue/internal/store"
 )
 
@@ -48,7 +48,7 @@ func CheckRemovals(cfg *desired.Balancer, namesDrains bool) func(before, after s
 type Member interface {
 	Runner[*desired.Balancer]
 	// Follow is Reload with the generations of the fleet, instead of the balancer's own.
-	Follow(context.Context, *desired.Balancer, config.Secrets, generation.Generations) error
+	Follow(context.Context, *desired.Balancer, config.Secrets, serversets.Generations) error
 }
 
 // Fleet connects the controller of a balancer with the store of its fleet.
@@ -97,8 +97,8 @@ func (c *Balancer) Join(ctx context.Context, log *slog.Logger) (*Fleet, error) {
 }
 
 // ownGenerations returns the generations that the balancer had before it joined a fleet.
-func ownGenerations(node *desired.BalancerNode, log *slog.Logger) generation.Generations {
-	own, err := generation.Load(generation.File(node.State, node.Instance))
+func ownGenerations(node *desired.BalancerNode, log *slog.Logger) serversets.Generations {
+	own, err := serversets.Load(serversets.File(node.State, node.Instance))
 	if err != nil {
 		log.Warn("the generations from before the fleet are unknown", "error", err)
 	}
@@ -149,7 +149,7 @@ func (c *Balancer) Attach(member Member, onChange Report) {
 func (c *Balancer) Fleet() *Fleet { return c.fleet }
 
 // Generations returns the generations of the fleet, or nil if the balancer makes its own.
-func (c *Balancer) Generations() generation.Generations {
+func (c *Balancer) Generations() serversets.Generations {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.fleet == nil || c.fleet.state == nil {
@@ -159,7 +159,7 @@ func (c *Balancer) Generations() generation.Generations {
 }
 
 // interpret returns the files with the content of a store.
-func (f *Fleet) interpret(d *store.Document) (*config.BalancerFiles, field.Errors, error) {
+func (f *Fleet) interpret(d *store.Document) (*config.BalancerFiles, fieldpath.Errors, error) {
 	f.controller.mu.Lock()
 	own := f.own
 	f.controller.mu.Unlock()
@@ -205,7 +205,7 @@ func (f *Fleet) Follow(ctx context.Context, state *store.State) error {
 // balancer starts with it.
 func (f *Fleet) enforce(
 	ctx context.Context, own *config.BalancerFiles, state *store.State,
-) (warnings field.Errors, err error) {
+) (warnings fieldpath.Errors, err error) {
 	document, err := state.Content.Document()
 	if err != nil {
 		return nil, err
@@ -231,7 +231,7 @@ func (f *Fleet) enforce(
 }
 
 // Reload is for the controller, whose caller logs the warnings.
-func (f *Fleet) Reload(ctx context.Context, own *config.BalancerFiles) (field.Errors, error) {
+func (f *Fleet) Reload(ctx context.Context, own *config.BalancerFiles) (fieldpath.Errors, error) {
 	if err := own.File.ReloadableFrom(f.own.File); err != nil {
 		return nil, err
 	}
@@ -244,7 +244,7 @@ func (f *Fleet) Reload(ctx context.Context, own *config.BalancerFiles) (field.Er
 
 // logNew logs the warnings that the state before did not have. Each state has most of its warnings
 // in common with the one before. The caller holds the controller's mutex.
-func (f *Fleet) logNew(warnings field.Errors) {
+func (f *Fleet) logNew(warnings fieldpath.Errors) {
 	texts := textsOf(warnings)
 	for _, text := range texts {
 		if !slices.Contains(f.warned, text) {
@@ -254,7 +254,7 @@ func (f *Fleet) logNew(warnings field.Errors) {
 	f.warned = texts
 }
 
-func textsOf(warnings field.Errors) []string {
+func textsOf(warnings fieldpath.Errors) []string {
 	texts := make([]string, len(warnings))
 	for i, warning := range warnings {
 		texts[i] = warning.Error()
@@ -352,7 +352,7 @@ func (f *Fleet) edit(
 
 // awaitEffect waits until this balancer follows a change. The change is made in any case, so the
 // result is only warnings.
-func (f *Fleet) awaitEffect(ctx context.Context, version store.Version) (warnings field.Errors) {
+func (f *Fleet) awaitEffect(ctx context.Context, version store.Version) (warnings fieldpath.Errors) {
 	hasHandled := func(s store.Status) bool {
 		return s.Newest.Epoch == version.Epoch && s.Newest.Change >= version.Change
 	}

@@ -19,8 +19,8 @@ import (
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/events"
-	"github.com/segue-lb/segue/internal/field"
-	"github.com/segue-lb/segue/internal/generation"
+	"github.com/segue-lb/segue/internal/fieldpath"
+	"github.com/segue-lb/segue/internal/serversets"
 	"github.com/segue-lb/segue/internal/store"
 	"github.com/segue-lb/segue/internal/store/etcdtest"
 )
@@ -59,8 +59,8 @@ func joinWith(t *testing.T, name, endpoint string, log *slog.Logger) *member {
 	}
 	// The balancer had services of its own before, so it need not leave the lease to others.
 	node := &b.Desired().Node
-	former := generation.Generations{"former": {Number: 1}}
-	if err := former.Save(generation.File(node.State, node.Instance)); err != nil {
+	former := serversets.Generations{"former": {Number: 1}}
+	if err := former.Save(serversets.File(node.State, node.Instance)); err != nil {
 		t.Fatal(err)
 	}
 	if m.fleet, err = b.Join(t.Context(), log); err != nil {
@@ -158,7 +158,7 @@ func TestFleetChange(t *testing.T) {
 	if list, _ := a.Overrides(); len(list) > 0 || a.server("s1").Drained {
 		t.Errorf("overrides %v after the end of the drain", list)
 	}
-	digest := func(m *member) uint32 { return generation.Digest(m.runner.generations["web"].Sets, 0) }
+	digest := func(m *member) uint32 { return serversets.Digest(m.runner.generations["web"].Sets, 0) }
 	if digest(a) != digest(b) {
 		t.Error("the generations differ")
 	}
@@ -376,7 +376,7 @@ func TestFleetUnknownChange(t *testing.T) {
 		_ = near.fleet.Await(ctx, func(s store.Status) bool { return s.Newest.Change > 1 })
 		cancel()
 	}()
-	muting := func(f *config.BalancerFiles) (*config.BalancerFiles, field.Errors, error) {
+	muting := func(f *config.BalancerFiles) (*config.BalancerFiles, fieldpath.Errors, error) {
 		proxy.Mute()
 		return edited(f, edits)
 	}
@@ -400,7 +400,7 @@ func (m *member) apply(edits ...Edit) (version string) {
 	m.t.Helper()
 	applied, err := m.fleet.store.Apply(m.t.Context(), store.Change{
 		Edit: func(tree store.Tree) (store.Tree, error) {
-			compute := func(f *config.BalancerFiles) (*config.BalancerFiles, field.Errors, error) {
+			compute := func(f *config.BalancerFiles) (*config.BalancerFiles, fieldpath.Errors, error) {
 				return edited(f, edits)
 			}
 			next, _, err := m.fleet.edit(m.t.Context(), tree, change[*desired.Balancer]{compute: compute})

@@ -14,7 +14,7 @@ import (
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/events"
-	"github.com/segue-lb/segue/internal/generation"
+	"github.com/segue-lb/segue/internal/serversets"
 )
 
 // services are those of a balancer's file.
@@ -47,7 +47,7 @@ type runner[D any] struct {
 	during      func() // during the next reload
 	followed    []D
 	secrets     config.Secrets         // of the last state
-	generations generation.Generations // of a member of a fleet
+	generations serversets.Generations // of a member of a fleet
 	by          string                 // who has asked for the last state
 }
 
@@ -56,7 +56,7 @@ func (r *runner[D]) Reload(ctx context.Context, state D, secrets config.Secrets)
 }
 
 func (r *runner[D]) Follow(
-	ctx context.Context, state D, secrets config.Secrets, g generation.Generations,
+	ctx context.Context, state D, secrets config.Secrets, g serversets.Generations,
 ) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()

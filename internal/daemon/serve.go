@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/segue-lb/segue/internal/kernelclock"
+	"github.com/segue-lb/segue/internal/bpfclock"
 )
 
 // Service is a process that works until its context ends.
@@ -102,7 +102,7 @@ func announceStop(service Service, reason error, detach string, log *slog.Logger
 
 // announceReload reloads between the two notifications that sd_notify(3) requires.
 func announceReload(reload func() error, log *slog.Logger) {
-	now, err := kernelclock.Monotonic()
+	now, err := bpfclock.Monotonic()
 	if err != nil {
 		log.Warn("read the clock", "error", err)
 	}

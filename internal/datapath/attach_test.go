@@ -17,7 +17,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/segue-lb/segue/internal/testnet"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // pass loads a program that passes every packet.
@@ -51,13 +51,13 @@ func pins(t *testing.T) (dir string) {
 }
 
 // pair makes two namespaces whose interfaces eth0 have the same index.
-func pair(t *testing.T) (a, b *testnet.Namespace, ifindex int) {
+func pair(t *testing.T) (a, b *testhost.Namespace, ifindex int) {
 	t.Helper()
 	needRoot(t)
-	a, b = testnet.New(t), testnet.New(t)
-	testnet.Connect(t, a, "eth0", testnet.Prefixes("10.0.0.1/24"),
-		b, "eth0", testnet.Prefixes("10.0.0.2/24"))
-	for i, ns := range []*testnet.Namespace{a, b} {
+	a, b = testhost.NewNamespace(t), testhost.NewNamespace(t)
+	testhost.Connect(t, a, "eth0", testhost.Prefixes("10.0.0.1/24"),
+		b, "eth0", testhost.Prefixes("10.0.0.2/24"))
+	for i, ns := range []*testhost.Namespace{a, b} {
 		must(t, ns.Do(func() error {
 			l, err := netlink.LinkByName("eth0")
 			if err != nil {
@@ -95,7 +95,7 @@ func claim(pin, other string, ifindex int) error {
 }
 
 // must ends the test if there is an error.
-var must = testnet.Must
+var must = testhost.Must
 
 // If a process ends when its link has its first pin but not its name, the next process can still
 // use the interface.
@@ -211,7 +211,7 @@ func TestAttachedAgain(t *testing.T) {
 // TestOtherInterface checks that a link works until the program is attached to another interface.
 func TestOtherInterface(t *testing.T) {
 	ns, peer, first := pair(t)
-	testnet.Connect(t, ns, "eth1", nil, peer, "eth1", nil)
+	testhost.Connect(t, ns, "eth1", nil, peer, "eth1", nil)
 	program := pass(t, ebpf.XDP, 2)
 	dir := pins(t)
 	pin, blocker := filepath.Join(dir, LinkPin), filepath.Join(dir, "blocker")
@@ -254,7 +254,7 @@ func TestOtherInterface(t *testing.T) {
 // without a name does not count.
 func TestClaimLink(t *testing.T) {
 	ns, peer, first := pair(t)
-	testnet.Connect(t, ns, "eth1", nil, peer, "eth1", nil)
+	testhost.Connect(t, ns, "eth1", nil, peer, "eth1", nil)
 	program := pass(t, ebpf.XDP, 2)
 	dir := pins(t)
 	pin, other := filepath.Join(dir, LinkPin), filepath.Join(dir, "other")

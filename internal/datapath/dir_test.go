@@ -12,12 +12,12 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"github.com/segue-lb/segue/internal/needs"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 func needRoot(t *testing.T) {
 	t.Helper()
-	needs.BPF(t)
+	testhost.NeedBPF(t)
 }
 
 // TestNamesStayInside uses names that lead out of the pins' directory.

@@ -10,7 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 
-	"github.com/segue-lb/segue/internal/testnet"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // filtersOf returns the names of an interface's filters of both directions, in order.
@@ -48,9 +48,9 @@ func addFilter(prog *ebpf.Program, ifindex int, f Filter) error {
 func TestFilters(t *testing.T) {
 	prog := pass(t, ebpf.SchedCLS, -1)
 	makeInstances(t, "a", "b")
-	near, far := testnet.New(t), testnet.New(t)
-	testnet.Connect(t, near, "eth0", nil, far, "eth0", nil)
-	testnet.Connect(t, near, "eth1", nil, far, "eth1", nil)
+	near, far := testhost.NewNamespace(t), testhost.NewNamespace(t)
+	testhost.Connect(t, near, "eth0", nil, far, "eth0", nil)
+	testhost.Connect(t, near, "eth1", nil, far, "eth1", nil)
 	must(t, near.Do(func() error {
 		indexes := map[string]int{}
 		for _, name := range []string{"eth0", "eth1"} {

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/runstate"
+	"github.com/segue-lb/segue/internal/rundir"
 )
 
 // Names of pins. Some exist for balancers and agents alike, and some tell the roles apart.
@@ -127,13 +127,13 @@ type Snapshot struct {
 	Interval float64   `json:"interval_seconds"` // interval of the rates; 0: no rates
 	// Process is the process that runs the instance. If it is nil, no process runs, and the data
 	// path works as the last process left it.
-	Process *runstate.Process `json:"process"`
+	Process *rundir.Process `json:"process"`
 	// Configuration describes the process's configuration. It is nil if no process runs the
 	// instance, or if the process is of an earlier build.
-	Configuration *runstate.Configuration `json:"configuration"`
-	Program       *Program                `json:"program"`    // nil before it is attached
-	Attachment    *Attachment             `json:"attachment"` // nil: not attached, packets pass
-	Reasons       []ReasonCount           `json:"reasons"`
+	Configuration *rundir.Configuration `json:"configuration"`
+	Program       *Program              `json:"program"`    // nil before it is attached
+	Attachment    *Attachment           `json:"attachment"` // nil: not attached, packets pass
+	Reasons       []ReasonCount         `json:"reasons"`
 }
 
 // Program is a program in the kernel.
@@ -159,10 +159,10 @@ type Attachment struct {
 func Inspect(instance Instance, program string, reasons []ReasonCount) (*Snapshot, error) {
 	s := &Snapshot{Instance: instance, Time: time.Now(), Reasons: reasons}
 	var err error
-	if s.Process, err = runstate.FindProcess(instance.Name); err != nil {
+	if s.Process, err = rundir.FindProcess(instance.Name); err != nil {
 		return nil, err
 	}
-	record, err := runstate.FindRecord(instance.Name, s.Process)
+	record, err := rundir.FindRecord(instance.Name, s.Process)
 	if err != nil {
 		return nil, err
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
-	"github.com/segue-lb/segue/internal/runstate"
+	"github.com/segue-lb/segue/internal/rundir"
 )
 
 // Located is an instance with the place where its program runs. All network namespaces see the same
@@ -53,7 +53,7 @@ func Locate(instance Instance) (Located, error) {
 func namespacePaths(instance string) []string {
 	paths, _ := filepath.Glob("/run/netns/*") // fails only for a bad pattern
 	paths = append(paths, "/proc/1/ns/net")
-	if process, err := runstate.FindProcess(instance); err == nil && process != nil {
+	if process, err := rundir.FindProcess(instance); err == nil && process != nil {
 		paths = append(paths, fmt.Sprintf("/proc/%d/ns/net", process.PID))
 	}
 	return paths

@@ -13,14 +13,13 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netns"
 
-	"github.com/segue-lb/segue/internal/needs"
-	"github.com/segue-lb/segue/internal/testnet"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // named makes a network namespace with a name. inside runs a function in it.
 func named(t *testing.T) (path string, inside func(f func())) {
 	t.Helper()
-	needs.Namespaces(t)
+	testhost.NeedNamespaces(t)
 	name := fmt.Sprintf("test-%d-locate", os.Getpid())
 	calls, done := make(chan func()), make(chan error)
 	go func() {
@@ -72,7 +71,7 @@ func TestLocate(t *testing.T) {
 		check("in its namespace", Located{Attachment: &Attachment{Ifindex: lo, Interface: "lo", Mode: Generic}})
 	})
 	check("from outside", Located{Attachment: &Attachment{Ifindex: lo}, Namespace: path})
-	must(t, testnet.New(t).Do(func() error {
+	must(t, testhost.NewNamespace(t).Do(func() error {
 		check("from a third one", Located{Attachment: &Attachment{Ifindex: lo}, Namespace: path})
 		return nil
 	}))

@@ -10,7 +10,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"github.com/segue-lb/segue/internal/namespace"
+	"github.com/segue-lb/segue/internal/netdev"
 )
 
 // visitOtherEnd visits the other end of a veth, in its network namespace, if it hides tags.
@@ -53,11 +53,11 @@ func cured(veth *netlink.LinkAttrs, err error) error {
 // findNamespace finds the network namespace with a number of the calling thread's network
 // namespace. It knows the namespaces with a name of iproute2, and that of the first process. It
 // returns a path of the namespace. The error says which of them cannot be opened.
-func findNamespace(id int) (*namespace.Namespace, string, error) {
+func findNamespace(id int) (*netdev.Namespace, string, error) {
 	named, _ := filepath.Glob("/run/netns/*") // the pattern is right
 	var closed error
 	for _, path := range append(named, "/proc/1/ns/net") {
-		ns, err := namespace.Open(path)
+		ns, err := netdev.OpenNamespace(path)
 		if errors.Is(err, os.ErrNotExist) {
 			continue // removed meanwhile
 		}

@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/segue-lb/segue/internal/datapath/datapathtest"
-	"github.com/segue-lb/segue/internal/testnet"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // errLate is the error of a step after all others.
@@ -86,7 +86,7 @@ func (u *undoing) requireAttachUndone(when string) {
 // A takeover whose last step fails leaves pins, links and programs unchanged.
 func TestTakeoverIsUndone(t *testing.T) {
 	ns, peer, first := pair(t)
-	testnet.Connect(t, ns, "eth1", nil, peer, "eth1", nil)
+	testhost.Connect(t, ns, "eth1", nil, peer, "eth1", nil)
 	old := pass(t, ebpf.XDP, 2)
 	u := &undoing{t: t, dir: pins(t), first: first, program: pass(t, ebpf.XDP, 2)}
 	link, other := u.pin(LinkPin), u.pin("other")

@@ -10,7 +10,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"github.com/segue-lb/segue/internal/offload"
+	"github.com/segue-lb/segue/internal/netdev"
 )
 
 // The offloads that pass VLAN tags beside frames, for tags of customers and of providers.
@@ -41,7 +41,7 @@ type hider struct {
 // the interface's network namespace.
 func ShowVLANTags(ifindex int) (changed []string, err error) {
 	err = visitHiders(ifindex, func(h hider) error {
-		err := offload.Set(h.name, false, h.offloads...)
+		err := netdev.SetOffloads(h.name, false, h.offloads...)
 		if err == nil {
 			changed = append(changed, h.name+h.of)
 		}
@@ -147,7 +147,7 @@ func visitHider(receiver netlink.Link, visit func(hider) error) error {
 
 // visitActive visits a possible hider if at least one of its offloads is on.
 func visitActive(h hider, visit func(hider) error) (err error) {
-	if h.offloads, err = offload.Active(h.name, h.offloads...); err != nil || len(h.offloads) == 0 {
+	if h.offloads, err = netdev.ActiveOffloads(h.name, h.offloads...); err != nil || len(h.offloads) == 0 {
 		return err
 	}
 	return visit(h)

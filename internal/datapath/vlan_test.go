@@ -18,10 +18,8 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
-	"github.com/segue-lb/segue/internal/namespace"
-	"github.com/segue-lb/segue/internal/needs"
-	"github.com/segue-lb/segue/internal/offload"
-	"github.com/segue-lb/segue/internal/testnet"
+	"github.com/segue-lb/segue/internal/netdev"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // The offloads that hide tags, by the side on which they are.
@@ -31,9 +29,9 @@ var (
 )
 
 // newNamed makes a network namespace with a name of iproute2.
-func newNamed(t *testing.T) (n *namespace.Namespace, path string) {
+func newNamed(t *testing.T) (n *netdev.Namespace, path string) {
 	t.Helper()
-	needs.Namespaces(t)
+	testhost.NeedNamespaces(t)
 	name := fmt.Sprintf("segue-test-%d-%s", os.Getpid(), strings.ToLower(t.Name()))
 	path = filepath.Join("/run/netns", name)
 	made := make(chan error)
@@ -45,18 +43,18 @@ func newNamed(t *testing.T) (n *namespace.Namespace, path string) {
 		}
 		made <- err
 	}()
-	testnet.Must(t, <-made)
-	t.Cleanup(func() { testnet.Must(t, netns.DeleteNamed(name)) })
-	n, err := namespace.Open(path)
-	testnet.Must(t, err)
+	testhost.Must(t, <-made)
+	t.Cleanup(func() { testhost.Must(t, netns.DeleteNamed(name)) })
+	n, err := netdev.OpenNamespace(path)
+	testhost.Must(t, err)
 	t.Cleanup(func() { _ = n.Close() })
 	return n, path
 }
 
 // indexOf returns the number of an interface in a namespace.
-func indexOf(t *testing.T, n *namespace.Namespace, name string) (index int) {
+func indexOf(t *testing.T, n *netdev.Namespace, name string) (index int) {
 	t.Helper()
-	testnet.Must(t, n.Do(func() error {
+	testhost.Must(t, n.Do(func() error {
 		link, err := netlink.LinkByName(name)
 		if err == nil {
 			index = link.Attrs().Index
@@ -68,9 +66,9 @@ func indexOf(t *testing.T, n *namespace.Namespace, name string) (index int) {
 
 // requireShown requires that ShowVLANTags changes exactly the given interfaces, and that no tags
 // are hidden then.
-func requireShown(t *testing.T, n *namespace.Namespace, index int, want ...string) {
+func requireShown(t *testing.T, n *netdev.Namespace, index int, want ...string) {
 	t.Helper()
-	testnet.Must(t, n.Do(func() error {
+	testhost.Must(t, n.Do(func() error {
 		if err := HiddenVLANTags(index); (err != nil) != (len(want) > 0) {
 			t.Errorf("before: error %v", err)
 		}
@@ -90,34 +88,34 @@ func requireShown(t *testing.T, n *namespace.Namespace, index int, want ...strin
 // and this end, stay as they are.
 func TestOtherEndOfVeth(t *testing.T) {
 	t.Parallel()
-	here := testnet.New(t)
+	here := testhost.NewNamespace(t)
 	there, path := newNamed(t)
 	for _, c := range []struct {
 		name, end, far string
-		of             *namespace.Namespace
+		of             *netdev.Namespace
 		described      string
 	}{
 		{"another namespace", "eth0", "port", there, "port (the other end of eth0, in " + path + ")"},
 		{"the same namespace", "eth1", "end", here, "end (the other end of eth1)"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			testnet.Connect(t, here, c.end, nil, c.of, c.far, nil)
+			testhost.Connect(t, here, c.end, nil, c.of, c.far, nil)
 			index := indexOf(t, here, c.end)
 			requireShown(t, here, index, c.described)
 			requireShown(t, here, index)
 			for _, o := range sent {
-				testnet.Must(t, c.of.Do(func() error { return offload.Set(c.far, true, o) }))
+				testhost.Must(t, c.of.Do(func() error { return netdev.SetOffloads(c.far, true, o) }))
 				requireShown(t, here, index, c.described)
 			}
-			testnet.Must(t, c.of.Do(func() error {
-				on, err := offload.Active(c.far, slices.Concat(received, []string{offload.GSO})...)
+			testhost.Must(t, c.of.Do(func() error {
+				on, err := netdev.ActiveOffloads(c.far, slices.Concat(received, []string{netdev.GSO})...)
 				if err != nil || len(on) != 3 {
 					t.Errorf("%s: other offloads that are on: %v, error %v", c.far, on, err)
 				}
 				return nil
 			}))
-			testnet.Must(t, here.Do(func() error {
-				if on, err := offload.Active(c.end, slices.Concat(received, sent)...); err != nil || len(on) != 4 {
+			testhost.Must(t, here.Do(func() error {
+				if on, err := netdev.ActiveOffloads(c.end, slices.Concat(received, sent)...); err != nil || len(on) != 4 {
 					t.Errorf("%s: offloads that are on: %v, error %v", c.end, on, err)
 				}
 				return nil
@@ -130,10 +128,10 @@ func TestOtherEndOfVeth(t *testing.T) {
 // and the command. If the other end has no path, the offload there stays on.
 func TestOtherEndIsOutOfReach(t *testing.T) {
 	t.Parallel()
-	a, b := testnet.New(t), testnet.New(t)
-	testnet.Connect(t, a, "eth0", nil, b, "port", nil)
+	a, b := testhost.NewNamespace(t), testhost.NewNamespace(t)
+	testhost.Connect(t, a, "eth0", nil, b, "port", nil)
 	index := indexOf(t, a, "eth0")
-	testnet.Must(t, a.Do(func() error {
+	testhost.Must(t, a.Do(func() error {
 		changed, err := ShowVLANTags(index)
 		for _, err := range []error{err, HiddenVLANTags(index)} {
 			if !errors.Is(err, ErrHiddenTags) {
@@ -160,10 +158,10 @@ func TestOtherEndIsOutOfReach(t *testing.T) {
 // says so.
 func TestOtherEndMayBeForbidden(t *testing.T) {
 	t.Parallel()
-	a, b := testnet.New(t), testnet.New(t)
-	testnet.Connect(t, a, "eth0", nil, b, "port", nil)
+	a, b := testhost.NewNamespace(t), testhost.NewNamespace(t)
+	testhost.Connect(t, a, "eth0", nil, b, "port", nil)
 	index := indexOf(t, a, "eth0")
-	testnet.Must(t, a.Do(func() error { // on a thread that ends afterwards
+	testhost.Must(t, a.Do(func() error { // on a thread that ends afterwards
 		var none [2]unix.CapUserData
 		if err := unix.Capset(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &none[0]); err != nil {
 			return err
@@ -180,10 +178,10 @@ func TestOtherEndMayBeForbidden(t *testing.T) {
 // veth.
 func TestReceiver(t *testing.T) {
 	t.Parallel()
-	a, b := testnet.New(t), testnet.New(t)
-	testnet.Connect(t, a, "eth0", nil, b, "eth0", nil)
+	a, b := testhost.NewNamespace(t), testhost.NewNamespace(t)
+	testhost.Connect(t, a, "eth0", nil, b, "eth0", nil)
 	card := &netlink.Device{LinkAttrs: netlink.LinkAttrs{Name: "eth0"}} // as if the veth were a card
-	testnet.Must(t, a.Do(func() error {
+	testhost.Must(t, a.Do(func() error {
 		visits := 0
 		for range 2 {
 			err := visitHider(card, func(h hider) error {
@@ -191,7 +189,7 @@ func TestReceiver(t *testing.T) {
 				if diff := cmp.Diff(hider{name: "eth0", offloads: received}, h, cmp.AllowUnexported(hider{})); diff != "" {
 					t.Errorf("-want +got:\n%s", diff)
 				}
-				return offload.Set(h.name, false, h.offloads...)
+				return netdev.SetOffloads(h.name, false, h.offloads...)
 			})
 			if err != nil {
 				return err
@@ -207,14 +205,14 @@ func TestReceiver(t *testing.T) {
 // The error about a bond names each member that hides tags, and no other.
 func TestHiddenTagsOfMembers(t *testing.T) {
 	t.Parallel()
-	a, b := testnet.New(t), testnet.New(t)
+	a, b := testhost.NewNamespace(t), testhost.NewNamespace(t)
 	var members []netlink.Link
 	for _, name := range []string{"eth0", "eth1", "eth2"} {
-		testnet.Connect(t, a, name, nil, b, name, nil)
+		testhost.Connect(t, a, name, nil, b, name, nil)
 		members = append(members, &netlink.Device{LinkAttrs: netlink.LinkAttrs{Name: name}}) // as if it were a card
 	}
-	testnet.Must(t, a.Do(func() error {
-		if err := offload.Set("eth1", false, received...); err != nil {
+	testhost.Must(t, a.Do(func() error {
+		if err := netdev.SetOffloads("eth1", false, received...); err != nil {
 			return err
 		}
 		err := visitHidersOf(members, func(h hider) error { return errors.New(h.name + " stays") })

@@ -72,7 +72,7 @@ type BalancerNode struct {
 	// Limits size the tables in the kernel; a change needs a restart.
 	Limits Limits `yaml:"limits"`
 	// State is the absolute path of the directory in which the balancer keeps the generations of
-	// its services (package generation). Default /var/lib/segue; a change needs a restart. An empty
+	// its services (package serversets). Default /var/lib/segue; a change needs a restart. An empty
 	// path means that the balancer keeps them in memory. A file cannot say so.
 	State string `yaml:"state,omitempty"`
 	// SignalKey is the absolute path of the file with the keys for tags of signals. A start and a

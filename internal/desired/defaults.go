@@ -5,7 +5,7 @@ package desired
 import (
 	"time"
 
-	"github.com/segue-lb/segue/internal/field"
+	"github.com/segue-lb/segue/internal/fieldpath"
 	"github.com/segue-lb/segue/internal/tables"
 )
 
@@ -69,10 +69,10 @@ func (b *Balancer) SetDefaults(given Given) {
 	given.defaultBGP(b.BGP)
 	given.defaultStore(b.Store)
 	for i := range b.Services {
-		s, path := &b.Services[i], field.Item("services", i)
+		s, path := &b.Services[i], fieldpath.Item("services", i)
 		given.defaultService(s, path)
 		probes := s.Encapsulation.IsSRv6() && b.Node.TakesSignals()
-		setDefault(given, field.Child(path, "probe"), &s.Probe, &probes)
+		setDefault(given, fieldpath.Child(path, "probe"), &s.Probe, &probes)
 		given.defaultSlowStart(s, path)
 	}
 }
@@ -87,7 +87,7 @@ func (given Given) defaultSlowStart(s *Service, path string) {
 	if s.Protocol == TCP && (s.Placement == PlacementHunt || s.Probes() || s.FindsByColumn()) {
 		slow = DefaultSlowStart
 	}
-	setDefault(given, field.Child(path, "slow-start"), &s.SlowStart, &slow)
+	setDefault(given, fieldpath.Child(path, "slow-start"), &s.SlowStart, &slow)
 }
 
 func (given Given) defaultBGP(b *BGP) {
@@ -98,44 +98,44 @@ func (given Given) defaultBGP(b *BGP) {
 	setDefault(given, "bgp.hold-down", &b.HoldDown, 10*time.Second)
 	setDefault(given, "bgp.drain-delay", &b.DrainDelay, 5*time.Second)
 	for i := range b.Peers {
-		p, path := &b.Peers[i], field.Item("bgp.peers", i)
-		setDefault(given, field.Child(path, "port"), &p.Port, 179)
-		setDefault(given, field.Child(path, "hold-time"), &p.HoldTime, 9*time.Second)
+		p, path := &b.Peers[i], fieldpath.Item("bgp.peers", i)
+		setDefault(given, fieldpath.Child(path, "port"), &p.Port, 179)
+		setDefault(given, fieldpath.Child(path, "hold-time"), &p.HoldTime, 9*time.Second)
 		if p.Address.IsValid() {
-			setDefault(given, field.Child(path, "families"), &p.Families, []Family{FamilyOf(p.Address)})
+			setDefault(given, fieldpath.Child(path, "families"), &p.Families, []Family{FamilyOf(p.Address)})
 		}
 	}
 }
 
 func (given Given) defaultService(s *Service, path string) {
-	setDefault(given, field.Child(path, "placement"), &s.Placement, PlacementHash)
-	setDefault(given, field.Child(path, "persistence"), &s.Persistence, PersistenceTable)
-	setDefault(given, field.Child(path, "encapsulation"), &s.Encapsulation, SRv6Encap)
-	setDefault(given, field.Child(path, "on-failure"), &s.OnFailure, OnFailureMoveUDP)
+	setDefault(given, fieldpath.Child(path, "placement"), &s.Placement, PlacementHash)
+	setDefault(given, fieldpath.Child(path, "persistence"), &s.Persistence, PersistenceTable)
+	setDefault(given, fieldpath.Child(path, "encapsulation"), &s.Encapsulation, SRv6Encap)
+	setDefault(given, fieldpath.Child(path, "on-failure"), &s.OnFailure, OnFailureMoveUDP)
 	onDrain := OnDrainMoveUDP
 	if s.Persistence == PersistenceQUIC {
 		onDrain = OnDrainKeep
 	}
-	setDefault(given, field.Child(path, "on-drain"), &s.OnDrain, onDrain)
-	setDefault(given, field.Child(path, "all-failed"), &s.AllFailed, AllFailedUse)
+	setDefault(given, fieldpath.Child(path, "on-drain"), &s.OnDrain, onDrain)
+	setDefault(given, fieldpath.Child(path, "all-failed"), &s.AllFailed, AllFailedUse)
 	candidates := 3
 	switch {
 	case s.Placement == PlacementHunt:
-		setDefault(given, field.Child(path, "selection"), &s.Selection, SelectConsistent)
+		setDefault(given, fieldpath.Child(path, "selection"), &s.Selection, SelectConsistent)
 		candidates = s.Selection.DefaultCandidates()
 	case s.Placement == PlacementRoundRobin: // a flow's bucket does not tell its server
 		candidates = tables.MaxCandidates
 	case s.Placement.Infers(): // likewise, or each one more helps
 		candidates = tables.MaxCandidates
 	}
-	setDefault(given, field.Child(path, "candidates"), &s.Candidates, candidates)
+	setDefault(given, fieldpath.Child(path, "candidates"), &s.Candidates, candidates)
 	generations := DefaultGenerations
 	if s.FindsByColumn() {
 		generations = DefaultColumnGenerations
 	}
-	setDefault(given, field.Child(path, "generations"), &s.Generations, generations)
+	setDefault(given, fieldpath.Child(path, "generations"), &s.Generations, generations)
 	if s.FindsByColumn() {
-		setDefault(given, field.Child(path, "history"), &s.History, min(DefaultHistory, s.Generations))
+		setDefault(given, fieldpath.Child(path, "history"), &s.History, min(DefaultHistory, s.Generations))
 	}
 	given.defaultQUIC(s, path)
 	given.defaultInfer(s, path)
@@ -143,13 +143,13 @@ func (given Given) defaultService(s *Service, path string) {
 	if s.FindsByColumn() && buckets*s.Candidates > MaxColumns {
 		buckets = 1 << 16 // has room for eight candidates
 	}
-	setDefault(given, field.Child(path, "buckets"), &s.Buckets, buckets)
-	given.defaultTimeouts(&s.Timeouts, field.Child(path, "timeouts"), s)
+	setDefault(given, fieldpath.Child(path, "buckets"), &s.Buckets, buckets)
+	given.defaultTimeouts(&s.Timeouts, fieldpath.Child(path, "timeouts"), s)
 	if s.Health != nil {
-		given.defaultHealth(s.Health, field.Child(path, "health"), s.Port)
+		given.defaultHealth(s.Health, fieldpath.Child(path, "health"), s.Port)
 	}
 	for i := range s.Servers {
-		given.defaultServer(&s.Servers[i], field.Item(field.Child(path, "servers"), i))
+		given.defaultServer(&s.Servers[i], fieldpath.Item(fieldpath.Child(path, "servers"), i))
 	}
 }
 
@@ -157,22 +157,22 @@ func (given Given) defaultService(s *Service, path string) {
 func (given Given) defaultQUIC(s *Service, path string) {
 	isQUIC := s.Persistence == PersistenceQUIC
 	if isQUIC {
-		setDefault(given, field.Child(path, "quic"), &s.QUIC, &QUIC{})
+		setDefault(given, fieldpath.Child(path, "quic"), &s.QUIC, &QUIC{})
 	}
 	given.defaultQUICForms(s.QUIC, s.FormerQUIC, path)
 	if !isQUIC || !s.QUIC.keepsServerIDs(s.FormerQUIC) {
 		return
 	}
 	for i := range s.Servers {
-		server, at := &s.Servers[i], field.Item(field.Child(path, "servers"), i)
-		setDefault(given, field.Child(at, "former-quic-id"), &server.FormerQUICID, server.QUICID)
+		server, at := &s.Servers[i], fieldpath.Item(fieldpath.Child(path, "servers"), i)
+		setDefault(given, fieldpath.Child(at, "former-quic-id"), &server.FormerQUICID, server.QUICID)
 	}
 }
 
 // defaultQUICForms sets the fields of the forms of a service.
 func (given Given) defaultQUICForms(present, former *QUIC, path string) {
-	given.defaultQUICForm(present, field.Child(path, "quic"))
-	given.defaultQUICForm(former, field.Child(path, "former-quic"))
+	given.defaultQUICForm(present, fieldpath.Child(path, "quic"))
+	given.defaultQUICForm(former, fieldpath.Child(path, "former-quic"))
 }
 
 // defaultQUICForm sets the fields of a form, or nothing if there is no such form.
@@ -180,10 +180,10 @@ func (given Given) defaultQUICForm(q *QUIC, path string) {
 	if q == nil {
 		return
 	}
-	setDefault(given, field.Child(path, "form"), &q.Form, QUICLB21)
-	setDefault(given, field.Child(path, "server-id-length"), &q.ServerIDLength, 8)
+	setDefault(given, fieldpath.Child(path, "form"), &q.Form, QUICLB21)
+	setDefault(given, fieldpath.Child(path, "server-id-length"), &q.ServerIDLength, 8)
 	nonce := min(8, mostNonce(q.ServerIDLength))
-	setDefault(given, field.Child(path, "nonce-length"), &q.NonceLength, nonce)
+	setDefault(given, fieldpath.Child(path, "nonce-length"), &q.NonceLength, nonce)
 }
 
 func (given Given) defaultTimeouts(t *Timeouts, path string, s *Service) {
@@ -194,28 +194,28 @@ func (given Given) defaultTimeouts(t *Timeouts, path string, s *Service) {
 	if s.Placement == PlacementHunt { // the server has said that it is over: 6LB, section IV-C
 		closing = 10 * time.Second
 	}
-	setDefault(given, field.Child(path, "new"), &t.New, unconfirmed)
-	setDefault(given, field.Child(path, "established"), &t.Established, established)
-	setDefault(given, field.Child(path, "closing"), &t.Closing, closing)
-	setDefault(given, field.Child(path, "silent"), &t.Silent, DefaultSilent)
+	setDefault(given, fieldpath.Child(path, "new"), &t.New, unconfirmed)
+	setDefault(given, fieldpath.Child(path, "established"), &t.Established, established)
+	setDefault(given, fieldpath.Child(path, "closing"), &t.Closing, closing)
+	setDefault(given, fieldpath.Child(path, "silent"), &t.Silent, DefaultSilent)
 }
 
 // defaultHealth leaves the port of a check 0 if the service is for all ports.
 func (given Given) defaultHealth(h *Health, path string, port Port) {
-	setDefault(given, field.Child(path, "via"), &h.Via, ViaPackets)
-	setDefault(given, field.Child(path, "interval"), &h.Interval, time.Second)
+	setDefault(given, fieldpath.Child(path, "via"), &h.Via, ViaPackets)
+	setDefault(given, fieldpath.Child(path, "interval"), &h.Interval, time.Second)
 	jitter := h.Interval / 10
-	setDefault(given, field.Child(path, "jitter"), &h.Jitter, &jitter)
-	setDefault(given, field.Child(path, "timeout"), &h.Timeout, h.Interval)
-	setDefault(given, field.Child(path, "rise"), &h.Rise, 2)
-	setDefault(given, field.Child(path, "fall"), &h.Fall, 3)
-	given.defaultHTTP(h.HTTP, field.Child(path, "http"), port)
-	given.defaultHTTP(h.HTTPS, field.Child(path, "https"), port)
+	setDefault(given, fieldpath.Child(path, "jitter"), &h.Jitter, &jitter)
+	setDefault(given, fieldpath.Child(path, "timeout"), &h.Timeout, h.Interval)
+	setDefault(given, fieldpath.Child(path, "rise"), &h.Rise, 2)
+	setDefault(given, fieldpath.Child(path, "fall"), &h.Fall, 3)
+	given.defaultHTTP(h.HTTP, fieldpath.Child(path, "http"), port)
+	given.defaultHTTP(h.HTTPS, fieldpath.Child(path, "https"), port)
 	if h.TCP != nil {
-		setDefault(given, field.Child(path, "tcp.port"), &h.TCP.Port, port.Number())
+		setDefault(given, fieldpath.Child(path, "tcp.port"), &h.TCP.Port, port.Number())
 	}
 	if h.UDP != nil {
-		setDefault(given, field.Child(path, "udp.port"), &h.UDP.Port, port.Number())
+		setDefault(given, fieldpath.Child(path, "udp.port"), &h.UDP.Port, port.Number())
 	}
 }
 
@@ -224,15 +224,15 @@ func (given Given) defaultHTTP(h *HTTPCheck, path string, port Port) {
 	if h == nil {
 		return
 	}
-	setDefault(given, field.Child(path, "path"), &h.Path, "/")
-	setDefault(given, field.Child(path, "port"), &h.Port, port.Number())
-	setDefault(given, field.Child(path, "status"), &h.Status, DefaultStatus)
+	setDefault(given, fieldpath.Child(path, "path"), &h.Path, "/")
+	setDefault(given, fieldpath.Child(path, "port"), &h.Port, port.Number())
+	setDefault(given, fieldpath.Child(path, "status"), &h.Status, DefaultStatus)
 }
 
 func (given Given) defaultServer(s *Server, path string) {
 	one := uint32(1)
-	setDefault(given, field.Child(path, "weight"), &s.Weight, &one)
-	setDefault(given, field.Child(path, "host"), &s.Host, s.Address)
+	setDefault(given, fieldpath.Child(path, "weight"), &s.Weight, &one)
+	setDefault(given, fieldpath.Child(path, "host"), &s.Host, s.Address)
 }
 
 // SetDefaults sets the fields that the source does not give.
@@ -243,7 +243,7 @@ func (a *Agent) SetDefaults(given Given) {
 	setDefault(given, "node.assign-vips", &a.Node.AssignVIPs, &yes)
 	setDefault(given, "node.state", &a.Node.State, defaultState)
 	for i := range a.Services {
-		given.defaultAgentService(&a.Services[i], field.Item("services", i))
+		given.defaultAgentService(&a.Services[i], fieldpath.Item("services", i))
 	}
 }
 
@@ -257,33 +257,33 @@ var loadIntervals = map[LoadSource]time.Duration{
 }
 
 func (given Given) defaultAgentService(s *AgentService, path string) {
-	setDefault(given, field.Child(path, "encapsulation"), &s.Encapsulation, SRv6Encap)
+	setDefault(given, fieldpath.Child(path, "encapsulation"), &s.Encapsulation, SRv6Encap)
 	given.defaultAgentQUIC(s, path)
 	if !s.Hunts() {
 		return
 	}
-	setDefault(given, field.Child(path, "accept.policy"), &s.Accept.Policy, DefaultAcceptPolicy)
+	setDefault(given, fieldpath.Child(path, "accept.policy"), &s.Accept.Policy, DefaultAcceptPolicy)
 	if s.Accept.Policy == AcceptDynamic {
-		setDefault(given, field.Child(path, "accept.window"), &s.Accept.Window, 50)
+		setDefault(given, fieldpath.Child(path, "accept.window"), &s.Accept.Window, 50)
 		windowTime, epsilon, initial := 2*time.Second, 0.1, uint32(1)
-		setDefault(given, field.Child(path, "accept.window-time"), &s.Accept.WindowTime, &windowTime)
-		setDefault(given, field.Child(path, "accept.epsilon"), &s.Accept.Epsilon, &epsilon)
-		setDefault(given, field.Child(path, "accept.initial"), &s.Accept.Initial, &initial)
+		setDefault(given, fieldpath.Child(path, "accept.window-time"), &s.Accept.WindowTime, &windowTime)
+		setDefault(given, fieldpath.Child(path, "accept.epsilon"), &s.Accept.Epsilon, &epsilon)
+		setDefault(given, fieldpath.Child(path, "accept.initial"), &s.Accept.Initial, &initial)
 	}
-	setDefault(given, field.Child(path, "load.source"), &s.Load.Kind, LoadConnections)
+	setDefault(given, fieldpath.Child(path, "load.source"), &s.Load.Kind, LoadConnections)
 	if s.Load.Kind.IsPolled() {
-		setDefault(given, field.Child(path, "load.interval"), &s.Load.Interval, loadIntervals[s.Load.Kind])
+		setDefault(given, fieldpath.Child(path, "load.interval"), &s.Load.Interval, loadIntervals[s.Load.Kind])
 	}
-	setDefault(given, field.Child(path, "not-local"), &s.NotLocal, NotLocalReset)
+	setDefault(given, fieldpath.Child(path, "not-local"), &s.NotLocal, NotLocalReset)
 }
 
 // defaultAgentQUIC sets the forms of connection IDs and the server ID of the former form.
 func (given Given) defaultAgentQUIC(s *AgentService, path string) {
 	if s.QUICID != "" {
-		setDefault(given, field.Child(path, "quic"), &s.QUIC, &QUIC{})
+		setDefault(given, fieldpath.Child(path, "quic"), &s.QUIC, &QUIC{})
 	}
 	given.defaultQUICForms(s.QUIC, s.FormerQUIC, path)
 	if s.QUIC != nil && s.QUIC.keepsServerIDs(s.FormerQUIC) {
-		setDefault(given, field.Child(path, "former-quic-id"), &s.FormerQUICID, s.QUICID)
+		setDefault(given, fieldpath.Child(path, "former-quic-id"), &s.FormerQUICID, s.QUICID)
 	}
 }

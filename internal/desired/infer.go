@@ -7,7 +7,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/segue-lb/segue/internal/field"
+	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
 // Infer configures a placement that gives a new flow to the server with the lowest score (infer,
@@ -154,28 +154,28 @@ func (given Given) defaultInfer(s *Service, path string) {
 	if !s.Placement.Infers() {
 		return
 	}
-	at := field.Child(path, "infer")
+	at := fieldpath.Child(path, "infer")
 	setDefault(given, at, &s.Infer, &Infer{})
 	slowStart := DefaultSlowStart
-	setDefault(given, field.Child(at, "slow-start"), &s.Infer.SlowStart, &slowStart)
+	setDefault(given, fieldpath.Child(at, "slow-start"), &s.Infer.SlowStart, &slowStart)
 	among := s.Placement.amongs()[0]
 	if s.FindsByColumn() && !s.Placement.Polls() {
 		among = AmongCandidates
 	}
-	setDefault(given, field.Child(at, "among"), &s.Infer.Among, among)
+	setDefault(given, fieldpath.Child(at, "among"), &s.Infer.Among, among)
 	if s.Placement.Polls() {
-		setDefault(given, field.Child(at, "poll"), &s.Infer.Poll, DefaultInferInterval)
-		setDefault(given, field.Child(at, "poll-port"), &s.Infer.PollPort, DefaultPollPort)
+		setDefault(given, fieldpath.Child(at, "poll"), &s.Infer.Poll, DefaultInferInterval)
+		setDefault(given, fieldpath.Child(at, "poll-port"), &s.Infer.PollPort, DefaultPollPort)
 	}
 	if s.Placement == PlacementInfer {
-		setDefault(given, field.Child(at, "estimator"), &s.Infer.Estimator, EstimateTerritoryLearned)
-		setDefault(given, field.Child(at, "interval"), &s.Infer.Interval, DefaultInferInterval)
+		setDefault(given, fieldpath.Child(at, "estimator"), &s.Infer.Estimator, EstimateTerritoryLearned)
+		setDefault(given, fieldpath.Child(at, "interval"), &s.Infer.Interval, DefaultInferInterval)
 	}
 }
 
 // checkInfer checks the requirements and the fields of placements that infer.
 func (r *rules) checkInfer(path string, s *Service) {
-	at := field.Child(path, "infer")
+	at := fieldpath.Child(path, "infer")
 	switch {
 	case !s.Placement.Infers():
 		if s.Infer != nil && slices.Contains(placements, s.Placement) {
@@ -188,26 +188,26 @@ func (r *rules) checkInfer(path string, s *Service) {
 	}
 	r.checkEstimator(at, s)
 	if slowStart := s.Infer.SlowStart; slowStart == nil {
-		r.failf(field.Child(at, "slow-start"), "required")
+		r.failf(fieldpath.Child(at, "slow-start"), "required")
 	} else {
-		checkRange(r, field.Child(at, "slow-start"), *slowStart, 0, 10*time.Minute)
+		checkRange(r, fieldpath.Child(at, "slow-start"), *slowStart, 0, 10*time.Minute)
 	}
-	checkKnown(r, field.Child(at, "among"), s.Infer.Among, s.Placement.amongs()...)
+	checkKnown(r, fieldpath.Child(at, "among"), s.Infer.Among, s.Placement.amongs()...)
 	r.checkPolls(at, s)
 	switch {
 	case !s.FindsByColumn():
 	case s.Placement.Polls():
-		r.failf(field.Child(path, "persistence"), "must be %s for placement %s: the server that it "+
+		r.failf(fieldpath.Child(path, "persistence"), "must be %s for placement %s: the server that it "+
 			"picks is in no column of the flow's bucket", PersistenceTable, s.Placement)
 	case s.Infer.Among != AmongCandidates:
-		r.failf(field.Child(at, "among"), "must be %s for persistence %s: another server is in no "+
+		r.failf(fieldpath.Child(at, "among"), "must be %s for persistence %s: another server is in no "+
 			"column of the flow's bucket", AmongCandidates, s.Persistence)
 	}
 }
 
 // checkEstimator checks the fields that only placement infer has.
 func (r *rules) checkEstimator(path string, s *Service) {
-	estimator, interval := field.Child(path, "estimator"), field.Child(path, "interval")
+	estimator, interval := fieldpath.Child(path, "estimator"), fieldpath.Child(path, "interval")
 	if s.Placement == PlacementInfer {
 		checkKnown(r, estimator, s.Infer.Estimator, EstimateTerritoryLearned, EstimateTerritory,
 			EstimateHLB, EstimateHLBFixed, EstimateHLBMean)
@@ -224,7 +224,7 @@ func (r *rules) checkEstimator(path string, s *Service) {
 
 // checkPolls checks the fields that only placements that poll have.
 func (r *rules) checkPolls(path string, s *Service) {
-	every, port := field.Child(path, "poll"), field.Child(path, "poll-port")
+	every, port := fieldpath.Child(path, "poll"), fieldpath.Child(path, "poll-port")
 	if s.Placement.Polls() {
 		checkRange(r, every, s.Infer.Poll, 50*time.Millisecond, 10*time.Second)
 		if s.Infer.PollPort == 0 {
@@ -241,7 +241,7 @@ func (r *rules) checkPollKey(b *Balancer) {
 	i := slices.IndexFunc(b.Services, func(s Service) bool { return s.Placement.Polls() })
 	if i >= 0 && b.Node.SignalKey == "" {
 		r.failf(SignalKeyField, "required by %s, whose placement is %s: agents answer only balancers "+
-			"with the key", field.Item("services", i), b.Services[i].Placement)
+			"with the key", fieldpath.Item("services", i), b.Services[i].Placement)
 	}
 }
 
@@ -252,7 +252,7 @@ func (r *rules) checkPeers(n *BalancerNode) {
 	}
 	seen := make(map[string]string)
 	for i, peer := range n.Peers {
-		at := field.Item("node.peers", i)
+		at := fieldpath.Item("node.peers", i)
 		r.checkName(at, peer)
 		checkUnique(r, seen, peer, at)
 	}

@@ -8,7 +8,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/segue-lb/segue/internal/plural"
+	"github.com/segue-lb/segue/internal/wording"
 )
 
 // Serving are the servers of services by their names, and whether they take new flows: they are not
@@ -114,9 +114,9 @@ func (l *loss) exceeds(percent int) bool {
 
 // String tells what is lost, such as "9 of 10 servers of web".
 func (l loss) String() string {
-	text := fmt.Sprintf("%d of %s of %s", l.removed+l.drained, plural.Count(l.of, "server"), l.service)
+	text := fmt.Sprintf("%d of %s of %s", l.removed+l.drained, wording.Count(l.of, "server"), l.service)
 	if l.service == "" {
-		text = fmt.Sprintf("%d of %s", l.removed+l.drained, plural.Count(l.of, "service"))
+		text = fmt.Sprintf("%d of %s", l.removed+l.drained, wording.Count(l.of, "service"))
 	}
 	if l.isAll && l.removed+l.drained < l.of {
 		text += ", the last in service"

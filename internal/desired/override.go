@@ -11,7 +11,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/segue-lb/segue/internal/field"
+	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
 // Fields are fields of a service or a server by their names in a configuration file. A value is a
@@ -102,7 +102,7 @@ func (o *Override) Does() string {
 type InvalidOverride struct {
 	// Override has no service if the file of overrides as a whole cannot be read.
 	Override
-	Problems field.Errors
+	Problems fieldpath.Errors
 }
 
 // Texts returns the first problems, one each. The override of a service can have thousands.
@@ -119,7 +119,7 @@ func (o *InvalidOverride) Texts() (texts []string) {
 
 // NewlyInvalid returns the problems of the overrides that are not among those that a process has left
 // out already.
-func NewlyInvalid(invalid []InvalidOverride, left []Override) (problems field.Errors) {
+func NewlyInvalid(invalid []InvalidOverride, left []Override) (problems fieldpath.Errors) {
 	known := map[string]bool{}
 	for _, o := range left {
 		known[o.content()] = true
@@ -206,11 +206,11 @@ type Overrides struct {
 
 // Validate returns an error for every rule that the overrides break. It knows neither the services
 // nor the fields that they have: an override of a server that does not exist is valid.
-func (o *Overrides) Validate() field.Errors {
+func (o *Overrides) Validate() fieldpath.Errors {
 	var r rules
 	first := map[[2]string]string{}
 	for i, override := range o.Overrides {
-		at := field.Item("overrides", i)
+		at := fieldpath.Item("overrides", i)
 		r.errs = append(r.errs, override.Validate(at)...)
 		target := [2]string{override.Service, override.Server}
 		if before := first[target]; before != "" {
@@ -223,15 +223,15 @@ func (o *Overrides) Validate() field.Errors {
 }
 
 // Validate returns an error for every rule that the override at a path breaks.
-func (o *Override) Validate(path string) field.Errors {
+func (o *Override) Validate(path string) fieldpath.Errors {
 	var r rules
-	r.checkName(field.Child(path, "service"), o.Service)
+	r.checkName(fieldpath.Child(path, "service"), o.Service)
 	if o.Server != "" {
-		r.checkName(field.Child(path, "server"), o.Server)
+		r.checkName(fieldpath.Child(path, "server"), o.Server)
 	}
 	switch {
 	case o.Add != nil && len(o.Add) == 0:
-		r.failf(field.Child(path, "add"), "must have fields")
+		r.failf(fieldpath.Child(path, "add"), "must have fields")
 	case o.Add == nil && len(o.Set) == 0 && !o.Remove:
 		r.failf(path, "must have add, set or remove")
 	case o.Remove && (o.Add != nil || o.Set != nil):
@@ -242,11 +242,11 @@ func (o *Override) Validate(path string) field.Errors {
 		fields Fields
 	}{{"add", o.Add}, {"set", o.Set}} {
 		if _, ok := change.fields["name"]; ok {
-			r.failf(field.Child(field.Child(path, change.name), "name"), "a name cannot be changed")
+			r.failf(fieldpath.Child(fieldpath.Child(path, change.name), "name"), "a name cannot be changed")
 		}
 	}
 	if _, ok := o.Set["servers"]; ok && o.Server == "" {
-		r.failf(field.Child(path, "set.servers"), "each server needs an override of its own")
+		r.failf(fieldpath.Child(path, "set.servers"), "each server needs an override of its own")
 	}
 	return r.errs
 }

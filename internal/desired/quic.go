@@ -6,7 +6,7 @@ import (
 	"encoding/hex"
 	"fmt"
 
-	"github.com/segue-lb/segue/internal/field"
+	"github.com/segue-lb/segue/internal/fieldpath"
 	"github.com/segue-lb/segue/quiclb"
 )
 
@@ -80,14 +80,14 @@ func mostNonce(serverIDLength int) int {
 
 // checkQUIC checks the requirements and the fields of persistence quic.
 func (r *rules) checkQUIC(path string, s *Service) {
-	at := field.Child(path, "quic")
+	at := fieldpath.Child(path, "quic")
 	if s.Persistence != PersistenceQUIC {
 		r.checkNoQUIC(path, s)
 		return
 	}
 	r.checkQUICProtocol(path, s.Protocol, fmt.Sprintf("persistence %s", s.Persistence))
 	if s.Placement == PlacementHunt || s.Placement == PlacementRoundRobin || s.Placement.Infers() {
-		r.failf(field.Child(path, "placement"),
+		r.failf(fieldpath.Child(path, "placement"),
 			"must be %s for persistence %s: a client sends several packets "+
 				"before it knows the server's connection ID, "+
 				"and only %s leads all of them to one server",
@@ -109,7 +109,7 @@ const withoutFormer = "not used without former-quic"
 // checkQUICProtocol checks the protocol of a service. The feature needs connection IDs.
 func (r *rules) checkQUICProtocol(path string, protocol Protocol, feature string) {
 	if protocol == TCP {
-		r.failf(field.Child(path, "protocol"),
+		r.failf(fieldpath.Child(path, "protocol"),
 			"must be %s for %s: only packets of QUIC, "+
 				"which are datagrams of UDP, have connection IDs",
 			UDP, feature)
@@ -118,14 +118,14 @@ func (r *rules) checkQUICProtocol(path string, protocol Protocol, feature string
 
 // checkQUICForms checks the forms of a service. There need not be a former one.
 func (r *rules) checkQUICForms(path string, present, former *QUIC) {
-	r.checkQUICForm(field.Child(path, "quic"), present)
+	r.checkQUICForm(fieldpath.Child(path, "quic"), present)
 	if former == nil {
 		return
 	}
-	at := field.Child(path, "former-quic")
+	at := fieldpath.Child(path, "former-quic")
 	r.checkQUICForm(at, former)
 	if former.Rotation == present.Rotation {
-		r.failf(field.Child(at, "rotation"),
+		r.failf(fieldpath.Child(at, "rotation"),
 			"must not be %d, the rotation of quic: it tells the IDs of both forms apart",
 			present.Rotation)
 	}
@@ -133,12 +133,12 @@ func (r *rules) checkQUICForms(path string, present, former *QUIC) {
 
 // checkQUICForm checks a form of connection IDs.
 func (r *rules) checkQUICForm(at string, q *QUIC) {
-	checkKnown(r, field.Child(at, "form"), q.Form, QUICLB21)
+	checkKnown(r, fieldpath.Child(at, "form"), q.Form, QUICLB21)
 	if !q.hasServerIDs() {
 		return // checkRanges reports it
 	}
 	if most := mostNonce(q.ServerIDLength); q.NonceLength > most {
-		r.failf(field.Child(at, "nonce-length"),
+		r.failf(fieldpath.Child(at, "nonce-length"),
 			"must be at most %d with server IDs of %d octets: "+
 				"a connection ID has at most 20 octets", most, q.ServerIDLength)
 	}
@@ -154,15 +154,15 @@ func (q *QUIC) hasServerIDs() bool {
 func (r *rules) checkNoQUIC(path string, s *Service) {
 	unused := fmt.Sprintf("not used by persistence %s", s.Persistence)
 	if s.QUIC != nil {
-		r.failf(field.Child(path, "quic"), "%s", unused)
+		r.failf(fieldpath.Child(path, "quic"), "%s", unused)
 	}
 	if s.FormerQUIC != nil {
-		r.failf(field.Child(path, "former-quic"), "%s", unused)
+		r.failf(fieldpath.Child(path, "former-quic"), "%s", unused)
 	}
 	for i := range s.Servers {
 		if s.Servers[i].QUICID != "" {
-			at := field.Item(field.Child(path, "servers"), i)
-			r.failf(field.Child(at, "quic-id"), "%s", unused)
+			at := fieldpath.Item(fieldpath.Child(path, "servers"), i)
+			r.failf(fieldpath.Child(at, "quic-id"), "%s", unused)
 		}
 	}
 	r.checkNoFormerIDs(path, s, unused)
@@ -172,8 +172,8 @@ func (r *rules) checkNoQUIC(path string, s *Service) {
 func (r *rules) checkNoFormerIDs(path string, s *Service, problem string) {
 	for i := range s.Servers {
 		if s.Servers[i].FormerQUICID != "" {
-			at := field.Item(field.Child(path, "servers"), i)
-			r.failf(field.Child(at, "former-quic-id"), "%s", problem)
+			at := fieldpath.Item(fieldpath.Child(path, "servers"), i)
+			r.failf(fieldpath.Child(at, "former-quic-id"), "%s", problem)
 		}
 	}
 }
@@ -191,7 +191,7 @@ func (r *rules) checkQUICIDs(path string, s *Service) {
 	present := quicIDs{s.QUIC, "quic", "persistence quic", map[string]string{}}
 	former := formerIDs(s.FormerQUIC)
 	for i := range s.Servers {
-		server, at := &s.Servers[i], field.Item(field.Child(path, "servers"), i)
+		server, at := &s.Servers[i], fieldpath.Item(fieldpath.Child(path, "servers"), i)
 		r.checkBothQUICIDs(at, server.QUICID, server.FormerQUICID, present, former)
 	}
 }
@@ -214,14 +214,14 @@ func (r *rules) checkBothQUICIDs(at, id, formerID string, present, former quicID
 func (r *rules) checkAgentQUIC(path string, s *AgentService) {
 	if s.QUIC == nil {
 		const unused = "not used without quic"
-		r.refuse(field.Child(path, "quic-id"), s.QUICID != "", unused)
-		r.refuse(field.Child(path, "former-quic"), s.FormerQUIC != nil, unused)
-		r.refuse(field.Child(path, "former-quic-id"), s.FormerQUICID != "", unused)
+		r.refuse(fieldpath.Child(path, "quic-id"), s.QUICID != "", unused)
+		r.refuse(fieldpath.Child(path, "former-quic"), s.FormerQUIC != nil, unused)
+		r.refuse(fieldpath.Child(path, "former-quic-id"), s.FormerQUICID != "", unused)
 		return
 	}
 	r.checkQUICProtocol(path, s.Protocol, "quic")
 	r.checkQUICForms(path, s.QUIC, s.FormerQUIC)
-	r.refuse(field.Child(path, "former-quic-id"), s.FormerQUIC == nil && s.FormerQUICID != "",
+	r.refuse(fieldpath.Child(path, "former-quic-id"), s.FormerQUIC == nil && s.FormerQUICID != "",
 		withoutFormer)
 	present := quicIDs{s.QUIC, "quic", "quic", map[string]string{}}
 	r.checkBothQUICIDs(path, s.QUICID, s.FormerQUICID, present, formerIDs(s.FormerQUIC))
@@ -232,7 +232,7 @@ func (r *rules) checkQUICID(server, text string, of quicIDs) (ok bool) {
 	if !of.hasServerIDs() {
 		return false // checkRanges reports it
 	}
-	at := field.Child(server, of.form+"-id")
+	at := fieldpath.Child(server, of.form+"-id")
 	id, err := hex.DecodeString(text)
 	switch {
 	case text == "":

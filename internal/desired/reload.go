@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/segue-lb/segue/internal/field"
+	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
 // SeedField is the only field of a file whose value is secret. No message has the value, also not one
@@ -60,7 +60,7 @@ func (a *Agent) Fixed() []Setting {
 
 func setting(field string, value any) Setting { return Setting{field, fmt.Sprint(value)} }
 
-// ReloadableFrom tells whether a running balancer can reload b. The error is of type field.Errors
+// ReloadableFrom tells whether a running balancer can reload b. The error is of type fieldpath.Errors
 // and names each field whose change needs a restart, with the new and the running value unless they
 // are secret.
 func (b *Balancer) ReloadableFrom(old *Balancer) error {
@@ -76,7 +76,7 @@ func (a *Agent) ReloadableFrom(old *Agent) error {
 // error is that of ReloadableFrom. It ignores a field that the process does not list: the process
 // runs another build.
 func CheckFixed(wanted, running []Setting) error {
-	var fixed field.Errors
+	var fixed fieldpath.Errors
 	for _, w := range wanted {
 		i := slices.IndexFunc(running, func(r Setting) bool { return r.Field == w.Field })
 		if i < 0 || running[i].Value == w.Value {
@@ -86,7 +86,7 @@ func CheckFixed(wanted, running []Setting) error {
 		if strings.HasPrefix(w.Field, "node.limits.") {
 			remedy = "needs a stop, `segue lb detach` (which forgets all flows), and a start"
 		}
-		problem := &field.Error{
+		problem := &fieldpath.Error{
 			Path:    w.Field,
 			Value:   w.Value,
 			Problem: fmt.Sprintf("a change from %q %s", running[i].Value, remedy),

@@ -15,12 +15,12 @@ import (
 	"time"
 	"unicode"
 
-	"github.com/segue-lb/segue/internal/field"
+	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
 // rules collects the errors of values that break a rule.
 type rules struct {
-	errs field.Errors
+	errs fieldpath.Errors
 }
 
 // failf adds an error about the field at a path.
@@ -41,7 +41,7 @@ func (r *rules) checkRanges(path string, value reflect.Value) {
 		r.checkRanges(path, value.Elem())
 	case value.Kind() == reflect.Slice:
 		for i := range value.Len() {
-			r.checkRanges(field.Item(path, i), value.Index(i))
+			r.checkRanges(fieldpath.Item(path, i), value.Index(i))
 		}
 	case value.Kind() == reflect.Struct:
 		r.checkFields(path, value)
@@ -51,7 +51,7 @@ func (r *rules) checkRanges(path string, value reflect.Value) {
 // checkFields is checkRanges for the fields of a struct.
 func (r *rules) checkFields(path string, value reflect.Value) {
 	for _, f := range rangedFieldsOf(value.Type()) {
-		v, at := value.FieldByIndex(f.index), field.Child(path, f.name)
+		v, at := value.FieldByIndex(f.index), fieldpath.Child(path, f.name)
 		if !f.limited {
 			r.checkRanges(at, v)
 			continue
@@ -70,7 +70,7 @@ type rangedField struct {
 	index    []int
 	name     string
 	limited  bool // it has the bounds itself
-	bounds   field.Bounds
+	bounds   fieldpath.Bounds
 	optional bool
 }
 
@@ -91,7 +91,7 @@ func rangedFieldsOf(t reflect.Type) []rangedField {
 		ranged := rangedField{index: f.Index, name: name, optional: options == "omitempty"}
 		var tag string
 		if tag, ranged.limited = f.Tag.Lookup("range"); ranged.limited {
-			ranged.bounds = field.ParseBounds(tag)
+			ranged.bounds = fieldpath.ParseBounds(tag)
 		}
 		if ranged.limited || containsStructs(f.Type) {
 			all = append(all, ranged)
@@ -117,7 +117,7 @@ func (e Encapsulation) IsTunnel() bool { return e == GRE || e == IPIP }
 
 const instanceForm = "must be 1 to 63 letters, digits, - or _"
 
-func isInstance(name string) bool { return field.IsPlain(name) && len(name) <= 63 }
+func isInstance(name string) bool { return fieldpath.IsPlain(name) && len(name) <= 63 }
 
 // CheckInstance returns an error if a name is not valid for an instance. A valid name is also safe
 // as a file name.
@@ -141,8 +141,8 @@ func (r *rules) checkHost(instance, iface string, locator netip.Prefix, addresse
 	r.checkLocator("node.locator", locator)
 	seen := make(map[netip.Addr]string)
 	for i, address := range addresses {
-		r.checkAddress(field.Item("node.addresses", i), address)
-		checkUnique(r, seen, address, field.Item("node.addresses", i))
+		r.checkAddress(fieldpath.Item("node.addresses", i), address)
+		checkUnique(r, seen, address, fieldpath.Item("node.addresses", i))
 	}
 }
 
@@ -198,7 +198,7 @@ func (r *rules) checkListen(path, listen string) {
 
 func isHostName(host string) bool {
 	for label := range strings.SplitSeq(host, ".") {
-		if !field.IsPlain(label) || len(label) > 63 {
+		if !fieldpath.IsPlain(label) || len(label) > 63 {
 			return false
 		}
 	}
@@ -223,17 +223,17 @@ func (r *rules) checkServices(services []AgentService) {
 	}
 	keys := make(map[key]string)
 	for i, s := range services {
-		path := field.Item("services", i)
-		r.checkName(field.Child(path, "name"), s.Name)
-		checkUnique(r, names, s.Name, field.Child(path, "name"))
-		r.checkVIP(field.Child(path, "vip"), s)
-		r.checkPort(field.Child(path, "port"), s.Port)
-		if at := field.Child(path, "protocol"); s.Protocol == "" {
+		path := fieldpath.Item("services", i)
+		r.checkName(fieldpath.Child(path, "name"), s.Name)
+		checkUnique(r, names, s.Name, fieldpath.Child(path, "name"))
+		r.checkVIP(fieldpath.Child(path, "vip"), s)
+		r.checkPort(fieldpath.Child(path, "port"), s.Port)
+		if at := fieldpath.Child(path, "protocol"); s.Protocol == "" {
 			r.failf(at, "required")
 		} else {
 			checkKnown(r, at, s.Protocol, TCP, UDP)
 		}
-		checkKnown(r, field.Child(path, "encapsulation"), s.Encapsulation, SRv6Insert, SRv6Encap, GRE, IPIP)
+		checkKnown(r, fieldpath.Child(path, "encapsulation"), s.Encapsulation, SRv6Insert, SRv6Encap, GRE, IPIP)
 
 		k := key{s.VIP, s.Port, s.Protocol}
 		if !s.VIP.IsValid() || s.Port == 0 || s.Protocol == "" {
@@ -331,7 +331,7 @@ func (r *rules) checkLocator(path string, locator netip.Prefix) {
 func (r *rules) checkLocatorNeeded(services []AgentService, locator netip.Prefix) {
 	for i, s := range services {
 		if s.Encapsulation.IsSRv6() && !locator.IsValid() {
-			r.failf("node.locator", "required by %s, whose encapsulation is %s", field.Item("services", i), s.Encapsulation)
+			r.failf("node.locator", "required by %s, whose encapsulation is %s", fieldpath.Item("services", i), s.Encapsulation)
 			return
 		}
 	}
@@ -344,7 +344,7 @@ func newVIPs(services []AgentService) vips {
 	v := make(vips)
 	for i, s := range services {
 		if _, ok := v[s.VIP]; !ok && s.VIP.IsValid() {
-			v[s.VIP] = field.Item("services", i)
+			v[s.VIP] = fieldpath.Item("services", i)
 		}
 	}
 	return v

@@ -9,11 +9,11 @@ import (
 	"slices"
 	"time"
 
-	"github.com/segue-lb/segue/internal/field"
+	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
 // Validate returns an error for every rule that the agent breaks. All defaults must be set.
-func (a *Agent) Validate() field.Errors {
+func (a *Agent) Validate() fieldpath.Errors {
 	var r rules
 	r.checkRanges("", reflect.ValueOf(*a))
 	r.checkAgent(a)
@@ -36,27 +36,27 @@ func (r *rules) checkAgent(a *Agent) {
 	r.checkLocatorNeeded(a.Services, a.Node.Locator)
 	for i, s := range a.Services {
 		if s.Encapsulation.IsTunnel() && len(a.Node.Addresses) == 0 {
-			r.failf("node.addresses", "required by %s, whose encapsulation is %s", field.Item("services", i), s.Encapsulation)
+			r.failf("node.addresses", "required by %s, whose encapsulation is %s", fieldpath.Item("services", i), s.Encapsulation)
 			break
 		}
 	}
 	wrapped := slices.IndexFunc(a.Services, func(s AgentService) bool { return s.Encapsulation.IsSRv6() })
 	if !a.Node.IsInternal() && wrapped >= 0 {
 		r.failf("node.internal", "must be true for %s, whose encapsulation is %s: the balancers' packets arrive on node.interface",
-			field.Item("services", wrapped), a.Services[wrapped].Encapsulation)
+			fieldpath.Item("services", wrapped), a.Services[wrapped].Encapsulation)
 	}
 	vips := newVIPs(a.Services)
 	for i, address := range a.Node.Addresses {
-		vips.checkNot(r, field.Item("node.addresses", i), address)
+		vips.checkNot(r, fieldpath.Item("node.addresses", i), address)
 	}
 	for i, s := range a.Services {
 		if a.Node.Locator.Contains(s.VIP) {
-			r.failf(field.Child(field.Item("services", i), "vip"), "is in the locator of the agent")
+			r.failf(fieldpath.Child(fieldpath.Item("services", i), "vip"), "is in the locator of the agent")
 		}
 	}
 	for i, s := range a.Services {
-		r.checkHunting(field.Item("services", i), s)
-		r.checkAgentQUIC(field.Item("services", i), &s)
+		r.checkHunting(fieldpath.Item("services", i), s)
+		r.checkAgentQUIC(fieldpath.Item("services", i), &s)
 	}
 }
 
@@ -72,7 +72,7 @@ func (r *rules) checkBalancers(prefixes []netip.Prefix, services []AgentService)
 	}
 	seen := make(map[netip.Prefix]string)
 	for i, prefix := range prefixes {
-		path := field.Item("node.balancers", i)
+		path := fieldpath.Item("node.balancers", i)
 		switch address := prefix.Addr(); {
 		case !prefix.IsValid():
 			continue
@@ -97,18 +97,18 @@ func (s AgentService) mayHunt() bool {
 func (r *rules) checkHunting(path string, s AgentService) {
 	if !s.mayHunt() {
 		const other = "only for TCP in srv6-insert or srv6-encap: other services do not hunt"
-		r.refuse(field.Child(path, "accept"), s.Accept != Accept{}, other)
-		r.refuse(field.Child(path, "load"), s.Load != Source{}, other)
-		r.refuse(field.Child(path, "not-local"), s.NotLocal != "", other)
-		r.refuse(field.Child(path, "drained"), s.Drained, "only for TCP in srv6-insert or srv6-encap: balancers do "+
+		r.refuse(fieldpath.Child(path, "accept"), s.Accept != Accept{}, other)
+		r.refuse(fieldpath.Child(path, "load"), s.Load != Source{}, other)
+		r.refuse(fieldpath.Child(path, "not-local"), s.NotLocal != "", other)
+		r.refuse(fieldpath.Child(path, "drained"), s.Drained, "only for TCP in srv6-insert or srv6-encap: balancers do "+
 			"not ask the servers of other services; drain the server at the balancers")
 	}
 	if !s.Hunts() {
 		return
 	}
-	r.checkAccept(field.Child(path, "accept"), s.Accept)
-	r.checkLoad(field.Child(path, "load"), s.Load)
-	checkKnown(r, field.Child(path, "not-local"), s.NotLocal, NotLocalDrop, NotLocalReset)
+	r.checkAccept(fieldpath.Child(path, "accept"), s.Accept)
+	r.checkLoad(fieldpath.Child(path, "load"), s.Load)
+	checkKnown(r, fieldpath.Child(path, "not-local"), s.NotLocal, NotLocalDrop, NotLocalReset)
 }
 
 // refuse reports a field that is present although it has no meaning.
@@ -119,33 +119,33 @@ func (r *rules) refuse(path string, present bool, format string, args ...any) {
 }
 
 func (r *rules) checkAccept(path string, a Accept) {
-	checkKnown(r, field.Child(path, "policy"), a.Policy, AcceptAlways, AcceptNever, AcceptStatic, AcceptDynamic, AcceptLeast)
-	if at := field.Child(path, "threshold"); a.Policy != AcceptStatic {
+	checkKnown(r, fieldpath.Child(path, "policy"), a.Policy, AcceptAlways, AcceptNever, AcceptStatic, AcceptDynamic, AcceptLeast)
+	if at := fieldpath.Child(path, "threshold"); a.Policy != AcceptStatic {
 		r.refuse(at, a.Threshold != nil, "only for policy static; the policy is %s", a.Policy)
 	} else if a.Threshold == nil {
 		r.failf(at, "required by policy static")
 	}
 	if a.Policy != AcceptDynamic {
 		const other = "only for policy dynamic; the policy is %s"
-		r.refuse(field.Child(path, "window"), a.Window != 0, other, a.Policy)
-		r.refuse(field.Child(path, "window-time"), a.WindowTime != nil, other, a.Policy)
-		r.refuse(field.Child(path, "epsilon"), a.Epsilon != nil, other, a.Policy)
-		r.refuse(field.Child(path, "initial"), a.Initial != nil, other, a.Policy)
+		r.refuse(fieldpath.Child(path, "window"), a.Window != 0, other, a.Policy)
+		r.refuse(fieldpath.Child(path, "window-time"), a.WindowTime != nil, other, a.Policy)
+		r.refuse(fieldpath.Child(path, "epsilon"), a.Epsilon != nil, other, a.Policy)
+		r.refuse(fieldpath.Child(path, "initial"), a.Initial != nil, other, a.Policy)
 		return
 	}
 	const needed = "required by policy dynamic"
 	if a.Window == 0 {
-		r.failf(field.Child(path, "window"), needed)
+		r.failf(fieldpath.Child(path, "window"), needed)
 	}
-	if at := field.Child(path, "window-time"); a.WindowTime == nil {
+	if at := fieldpath.Child(path, "window-time"); a.WindowTime == nil {
 		r.failf(at, needed)
 	} else {
 		checkRange(r, at, *a.WindowTime, 0, time.Hour)
 	}
 	if a.Initial == nil {
-		r.failf(field.Child(path, "initial"), needed)
+		r.failf(fieldpath.Child(path, "initial"), needed)
 	}
-	if at := field.Child(path, "epsilon"); a.Epsilon == nil {
+	if at := fieldpath.Child(path, "epsilon"); a.Epsilon == nil {
 		r.failf(at, needed)
 	} else if *a.Epsilon < 0 || *a.Epsilon >= 0.5 {
 		r.failf(at, "must be at least 0 and less than 0.5")
@@ -153,21 +153,21 @@ func (r *rules) checkAccept(path string, a Accept) {
 }
 
 func (r *rules) checkLoad(path string, l Source) {
-	checkKnown(r, field.Child(path, "source"), l.Kind,
+	checkKnown(r, fieldpath.Child(path, "source"), l.Kind,
 		LoadConnections, LoadAcceptQueue, LoadApache, LoadCgroup, LoadSharedMemory)
 	if !slices.Contains([]LoadSource{LoadConnections, LoadApache}, l.Kind) {
-		r.refuse(field.Child(path, "workers"), l.Workers != 0,
+		r.refuse(fieldpath.Child(path, "workers"), l.Workers != 0,
 			"only for connections and apache-scoreboard; capacity is for all sources")
 	}
 	if !l.Kind.IsPolled() {
-		r.refuse(field.Child(path, "path"), l.Path != "", "not used by source %s", l.Kind)
-		r.refuse(field.Child(path, "interval"), l.Interval != 0, "not used by source %s: it is read when a connection is offered", l.Kind)
+		r.refuse(fieldpath.Child(path, "path"), l.Path != "", "not used by source %s", l.Kind)
+		r.refuse(fieldpath.Child(path, "interval"), l.Interval != 0, "not used by source %s: it is read when a connection is offered", l.Kind)
 		return
 	}
 	if l.Path == "" {
-		r.failf(field.Child(path, "path"), "required by source %s", l.Kind)
+		r.failf(fieldpath.Child(path, "path"), "required by source %s", l.Kind)
 	} else if !filepath.IsAbs(l.Path) {
-		r.failf(field.Child(path, "path"), "must be absolute")
+		r.failf(fieldpath.Child(path, "path"), "must be absolute")
 	}
-	checkRange(r, field.Child(path, "interval"), l.Interval, time.Millisecond, 10*time.Second)
+	checkRange(r, fieldpath.Child(path, "interval"), l.Interval, time.Millisecond, 10*time.Second)
 }

@@ -10,7 +10,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/segue-lb/segue/internal/field"
+	"github.com/segue-lb/segue/internal/fieldpath"
 	"github.com/segue-lb/segue/internal/tables"
 )
 
@@ -35,7 +35,7 @@ const MaxColumns = 1 << 19
 const MaxVisited = 10
 
 // Validate returns an error for every rule that the balancer breaks. All defaults must be set.
-func (b *Balancer) Validate() field.Errors {
+func (b *Balancer) Validate() fieldpath.Errors {
 	var r rules
 	r.checkRanges("", reflect.ValueOf(*b))
 	r.checkBalancer(b)
@@ -78,9 +78,9 @@ func (r *rules) checkBalancer(b *Balancer) {
 	r.checkLocatorNeeded(common, b.Node.Locator)
 	total := 0
 	for i := range b.Services {
-		r.checkService(field.Item("services", i), &b.Services[i])
-		r.checkProbe(field.Child(field.Item("services", i), "probe"), &b.Services[i], &b.Node)
-		r.checkServers(field.Item("services", i), &b.Services[i], b.Node.Locator)
+		r.checkService(fieldpath.Item("services", i), &b.Services[i])
+		r.checkProbe(fieldpath.Child(fieldpath.Item("services", i), "probe"), &b.Services[i], &b.Node)
+		r.checkServers(fieldpath.Item("services", i), &b.Services[i], b.Node.Locator)
 		total += len(b.Services[i].Servers)
 	}
 	if limit := b.Node.Limits.Servers; total > int(limit) {
@@ -100,7 +100,7 @@ func (r *rules) checkInside(b *Balancer) {
 	case b.Node.Inside == "":
 		if !b.Node.IsInternal() && signalled >= 0 {
 			r.failf("node.internal", "must be true for %s, whose %s: its signals arrive on node.interface, "+
-				"unless node.inside is set", field.Item("services", signalled), b.signalledBy(&b.Services[signalled]))
+				"unless node.inside is set", fieldpath.Item("services", signalled), b.signalledBy(&b.Services[signalled]))
 		}
 		return
 	case b.Node.Inside == b.Node.Interface:
@@ -132,7 +132,7 @@ func (r *rules) checkHints(b *Balancer) {
 	hinted := slices.IndexFunc(b.Services, func(s Service) bool { return s.Persistence == PersistenceHint })
 	switch hints := b.Node.Limits.Hints; {
 	case hints == 0 && hinted >= 0:
-		r.failf(at, "must not be 0 for %s, whose persistence is %s", field.Item("services", hinted), PersistenceHint)
+		r.failf(at, "must not be 0 for %s, whose persistence is %s", fieldpath.Item("services", hinted), PersistenceHint)
 	case hints > 0 && hints < least:
 		r.failf(at, "must be 0 or at least %d", least)
 	}
@@ -142,7 +142,7 @@ func (r *rules) checkHints(b *Balancer) {
 func (r *rules) checkTunnelSources(b *Balancer) {
 	first := make(map[string]string)
 	for i, address := range b.Node.Addresses {
-		at := field.Item("node.addresses", i)
+		at := fieldpath.Item("node.addresses", i)
 		if other, ok := first[family(address)]; ok {
 			r.failf(at, "is a second %s address; the first is %s", family(address), other)
 		} else if address.IsValid() {
@@ -164,7 +164,7 @@ func (r *rules) checkTunnelSources(b *Balancer) {
 	for i, s := range b.Services {
 		for j, server := range s.Servers {
 			if prefix.Contains(server.Address) {
-				path := field.Item(field.Child(field.Item("services", i), "servers"), j)
+				path := fieldpath.Item(fieldpath.Child(fieldpath.Item("services", i), "servers"), j)
 				r.failf(at, "must not contain %s, which is %s.address", server.Address, path)
 				return
 			}
@@ -174,33 +174,33 @@ func (r *rules) checkTunnelSources(b *Balancer) {
 
 // checkService checks the fields of a service that only balancers have, except its servers.
 func (r *rules) checkService(path string, s *Service) {
-	checkKnown(r, field.Child(path, "placement"), s.Placement, placements...)
-	checkKnown(r, field.Child(path, "persistence"), s.Persistence, persistences...)
-	at := field.Child(path, "candidates")
+	checkKnown(r, fieldpath.Child(path, "placement"), s.Placement, placements...)
+	checkKnown(r, fieldpath.Child(path, "persistence"), s.Persistence, persistences...)
+	at := fieldpath.Child(path, "candidates")
 	checkRange(r, at, s.Candidates, 1, tables.MaxCandidates)
 	r.checkHunt(path, s)
 	r.checkInfer(path, s)
 	r.checkPersistence(path, s)
 	r.checkQUIC(path, s)
-	at = field.Child(path, "buckets")
+	at = fieldpath.Child(path, "buckets")
 	if err := tables.ValidBuckets(s.Buckets); err != nil {
 		r.failf(at, "%v", err)
 	} else if s.Buckets <= len(s.Servers) {
 		r.failf(at, "%d must exceed the number of servers, %d", s.Buckets, len(s.Servers))
 	}
-	at = field.Child(path, "timeouts")
-	checkRange(r, field.Child(at, "new"), s.Timeouts.New, 5*time.Second, 4*time.Hour)
-	checkRange(r, field.Child(at, "established"), s.Timeouts.Established, 5*time.Second, 4*time.Hour)
-	checkRange(r, field.Child(at, "closing"), s.Timeouts.Closing, 5*time.Second, 4*time.Hour)
-	checkRange(r, field.Child(at, "silent"), s.Timeouts.Silent, 5*time.Second, 4*time.Hour)
-	checkKnown(r, field.Child(path, "on-failure"), s.OnFailure, OnFailureKeep, OnFailureMoveUDP, OnFailureReset)
-	checkKnown(r, field.Child(path, "on-drain"), s.OnDrain, OnDrainKeep, OnDrainMoveUDP)
+	at = fieldpath.Child(path, "timeouts")
+	checkRange(r, fieldpath.Child(at, "new"), s.Timeouts.New, 5*time.Second, 4*time.Hour)
+	checkRange(r, fieldpath.Child(at, "established"), s.Timeouts.Established, 5*time.Second, 4*time.Hour)
+	checkRange(r, fieldpath.Child(at, "closing"), s.Timeouts.Closing, 5*time.Second, 4*time.Hour)
+	checkRange(r, fieldpath.Child(at, "silent"), s.Timeouts.Silent, 5*time.Second, 4*time.Hour)
+	checkKnown(r, fieldpath.Child(path, "on-failure"), s.OnFailure, OnFailureKeep, OnFailureMoveUDP, OnFailureReset)
+	checkKnown(r, fieldpath.Child(path, "on-drain"), s.OnDrain, OnDrainKeep, OnDrainMoveUDP)
 	if s.OnDrain == OnDrainMoveUDP && s.Persistence == PersistenceQUIC {
-		r.failf(field.Child(path, "on-drain"), "must be %s for persistence %s: connection IDs name the server",
+		r.failf(fieldpath.Child(path, "on-drain"), "must be %s for persistence %s: connection IDs name the server",
 			OnDrainKeep, PersistenceQUIC)
 	}
-	checkKnown(r, field.Child(path, "all-failed"), s.AllFailed, AllFailedUse, AllFailedRefuse)
-	switch at := field.Child(path, "slow-start"); {
+	checkKnown(r, fieldpath.Child(path, "all-failed"), s.AllFailed, AllFailedUse, AllFailedRefuse)
+	switch at := fieldpath.Child(path, "slow-start"); {
 	case s.SlowStart == nil:
 	case s.Placement.Infers():
 		r.failf(at, "not used by placement %s: it has infer.slow-start", s.Placement)
@@ -208,13 +208,13 @@ func (r *rules) checkService(path string, s *Service) {
 		checkRange(r, at, *s.SlowStart, 0, time.Hour)
 	}
 	if s.Health != nil {
-		r.checkHealth(field.Child(path, "health"), s)
+		r.checkHealth(fieldpath.Child(path, "health"), s)
 	}
 }
 
 // checkHunt checks the requirements and the fields of placement hunt.
 func (r *rules) checkHunt(path string, s *Service) {
-	at := field.Child(path, "selection")
+	at := fieldpath.Child(path, "selection")
 	if s.Placement != PlacementHunt {
 		if s.Selection != "" && slices.Contains(placements, s.Placement) {
 			r.failf(at, "not used by placement %s", s.Placement)
@@ -222,11 +222,11 @@ func (r *rules) checkHunt(path string, s *Service) {
 		return
 	}
 	checkKnown(r, at, s.Selection, SelectConsistent, SelectRandom, SelectReports, SelectSpare)
-	if at := field.Child(path, "protocol"); s.Protocol == UDP {
+	if at := fieldpath.Child(path, "protocol"); s.Protocol == UDP {
 		r.failf(at, "must be %s for placement %s: without a handshake, the balancer cannot learn which server accepts a flow",
 			TCP, s.Placement)
 	}
-	if at := field.Child(path, "encapsulation"); s.Encapsulation.IsTunnel() {
+	if at := fieldpath.Child(path, "encapsulation"); s.Encapsulation.IsTunnel() {
 		r.failf(at, "must be %s or %s for placement %s: %s has no segment list",
 			SRv6Insert, SRv6Encap, s.Placement, s.Encapsulation)
 	}
@@ -234,7 +234,7 @@ func (r *rules) checkHunt(path string, s *Service) {
 
 // checkPersistence checks the requirements and the fields of the persistence.
 func (r *rules) checkPersistence(path string, s *Service) {
-	at, history := field.Child(path, "generations"), field.Child(path, "history")
+	at, history := fieldpath.Child(path, "generations"), fieldpath.Child(path, "history")
 	if !s.FindsByColumn() {
 		checkRange(r, at, s.Generations, 1, MaxGenerations)
 		if s.History != 0 {
@@ -245,31 +245,31 @@ func (r *rules) checkPersistence(path string, s *Service) {
 	checkRange(r, at, s.Generations, 1, MaxColumnGenerations)
 	checkRange(r, history, s.History, 1, MaxGenerations)
 	if s.Protocol == UDP {
-		r.failf(field.Child(path, "protocol"), "must be %s for persistence %s: a server cannot tell whether it has a flow of UDP",
+		r.failf(fieldpath.Child(path, "protocol"), "must be %s for persistence %s: a server cannot tell whether it has a flow of UDP",
 			TCP, s.Persistence)
 	}
 	if s.Encapsulation.IsTunnel() {
-		r.failf(field.Child(path, "encapsulation"), "must be %s or %s for persistence %s: %s cannot ask a server whether it has a flow",
+		r.failf(fieldpath.Child(path, "encapsulation"), "must be %s or %s for persistence %s: %s cannot ask a server whether it has a flow",
 			SRv6Insert, SRv6Encap, s.Persistence, s.Encapsulation)
 	}
 	if s.Placement == PlacementRoundRobin {
-		r.failf(field.Child(path, "placement"), "must be %s or %s for persistence %s: the server of a flow in turn is in no column of its bucket",
+		r.failf(fieldpath.Child(path, "placement"), "must be %s or %s for persistence %s: the server of a flow in turn is in no column of its bucket",
 			PlacementHash, PlacementHunt, s.Persistence)
 	}
 	if s.Selection == SelectRandom {
-		r.failf(field.Child(path, "selection"), "must be %s for persistence %s: a random server is in no column of the flow's bucket",
+		r.failf(fieldpath.Child(path, "selection"), "must be %s for persistence %s: a random server is in no column of the flow's bucket",
 			SelectConsistent, s.Persistence)
 	}
 	if s.Selection == SelectReports && s.Persistence == PersistenceStateless {
-		r.failf(field.Child(path, "selection"), "must be %s for persistence %s: servers report their loads in signals, and send none",
+		r.failf(fieldpath.Child(path, "selection"), "must be %s for persistence %s: servers report their loads in signals, and send none",
 			SelectConsistent, s.Persistence)
 	}
 	if s.Selection == SelectSpare {
-		r.failf(field.Child(path, "selection"), "must not be %s for persistence %s: a server with free capacity can be in no column of the flow's bucket",
+		r.failf(fieldpath.Child(path, "selection"), "must not be %s for persistence %s: a server with free capacity can be in no column of the flow's bucket",
 			s.Selection, s.Persistence)
 	}
 	if s.Buckets*s.Candidates > MaxColumns {
-		r.failf(field.Child(path, "buckets"), "%d buckets of %d candidates: persistence %s can have at most %d together",
+		r.failf(fieldpath.Child(path, "buckets"), "%d buckets of %d candidates: persistence %s can have at most %d together",
 			s.Buckets, s.Candidates, s.Persistence, MaxColumns)
 	}
 }
@@ -292,30 +292,30 @@ func (r *rules) checkServers(path string, s *Service, own netip.Prefix) {
 	locators := make(map[netip.Prefix]string)
 	addresses := make(map[netip.Addr]string)
 	for i, server := range s.Servers {
-		at := field.Item(field.Child(path, "servers"), i)
-		r.checkName(field.Child(at, "name"), server.Name)
+		at := fieldpath.Item(fieldpath.Child(path, "servers"), i)
+		r.checkName(fieldpath.Child(at, "name"), server.Name)
 		if server.Weight == nil {
-			r.failf(field.Child(at, "weight"), "required")
+			r.failf(fieldpath.Child(at, "weight"), "required")
 		}
-		checkUnique(r, names, server.Name, field.Child(at, "name"))
+		checkUnique(r, names, server.Name, fieldpath.Child(at, "name"))
 
-		r.checkPresence(field.Child(at, "locator"), server.Locator.IsValid(), s.Encapsulation.IsSRv6(), s.Encapsulation)
-		r.checkLocator(field.Child(at, "locator"), server.Locator)
-		checkUnique(r, locators, server.Locator, field.Child(at, "locator"))
+		r.checkPresence(fieldpath.Child(at, "locator"), server.Locator.IsValid(), s.Encapsulation.IsSRv6(), s.Encapsulation)
+		r.checkLocator(fieldpath.Child(at, "locator"), server.Locator)
+		checkUnique(r, locators, server.Locator, fieldpath.Child(at, "locator"))
 		if server.Locator.IsValid() && server.Locator == own {
-			r.failf(field.Child(at, "locator"), "is the balancer's own")
+			r.failf(fieldpath.Child(at, "locator"), "is the balancer's own")
 		}
 
-		r.checkPresence(field.Child(at, "address"), server.Address.IsValid(), s.Encapsulation.IsTunnel(), s.Encapsulation)
-		r.checkAddress(field.Child(at, "address"), server.Address)
-		checkUnique(r, addresses, server.Address, field.Child(at, "address"))
+		r.checkPresence(fieldpath.Child(at, "address"), server.Address.IsValid(), s.Encapsulation.IsTunnel(), s.Encapsulation)
+		r.checkAddress(fieldpath.Child(at, "address"), server.Address)
+		checkUnique(r, addresses, server.Address, fieldpath.Child(at, "address"))
 
 		if server.hasOwnHost() {
-			r.checkCheckedHost(field.Child(at, "host"), server.Host)
+			r.checkCheckedHost(fieldpath.Child(at, "host"), server.Host)
 		} else if s.Health != nil && s.Health.Via == ViaHost && s.Encapsulation.IsSRv6() {
-			r.failf(field.Child(at, "host"), "required by health checks via %s of a service whose encapsulation is %s", ViaHost, s.Encapsulation)
+			r.failf(fieldpath.Child(at, "host"), "required by health checks via %s of a service whose encapsulation is %s", ViaHost, s.Encapsulation)
 		} else if s.Placement.Polls() && s.Encapsulation.IsSRv6() {
-			r.failf(field.Child(at, "host"), "required by placement %s: the agent is polled at this address", s.Placement)
+			r.failf(fieldpath.Child(at, "host"), "required by placement %s: the agent is polled at this address", s.Placement)
 		}
 	}
 }
@@ -355,7 +355,7 @@ func (r *rules) checkTunnelsNeeded(b *Balancer) {
 			}
 			have[family(server.Address)] = true
 			r.failf("node.addresses", "needs an %s address, because %s.address is one", family(server.Address),
-				field.Item(field.Child(field.Item("services", i), "servers"), j))
+				fieldpath.Item(fieldpath.Child(fieldpath.Item("services", i), "servers"), j))
 		}
 	}
 }
@@ -366,21 +366,21 @@ func (r *rules) checkVIPs(b *Balancer, all vips) {
 	own := make(map[netip.Addr]bool)
 	for i, address := range b.Node.Addresses {
 		own[address] = true
-		all.checkNot(r, field.Item("node.addresses", i), address)
+		all.checkNot(r, fieldpath.Item("node.addresses", i), address)
 	}
 	for i, s := range b.Services {
-		path := field.Item("services", i)
+		path := fieldpath.Item("services", i)
 		if prefix, err := s.VIP.Prefix(64); err == nil && locators[prefix] != "" {
-			r.failf(field.Child(path, "vip"), "is in the locator of %s", locators[prefix])
+			r.failf(fieldpath.Child(path, "vip"), "is in the locator of %s", locators[prefix])
 		}
 		for j, server := range s.Servers {
-			at := field.Item(field.Child(path, "servers"), j)
-			all.checkNot(r, field.Child(at, "address"), server.Address)
+			at := fieldpath.Item(fieldpath.Child(path, "servers"), j)
+			all.checkNot(r, fieldpath.Child(at, "address"), server.Address)
 			if server.hasOwnHost() {
-				all.checkNot(r, field.Child(at, "host"), server.Host)
+				all.checkNot(r, fieldpath.Child(at, "host"), server.Host)
 			}
 			if own[server.Address] {
-				r.failf(field.Child(at, "address"), "is the balancer's own")
+				r.failf(fieldpath.Child(at, "address"), "is the balancer's own")
 			}
 		}
 	}
@@ -392,7 +392,7 @@ func locatorsOf(b *Balancer) map[netip.Prefix]string {
 	for i, s := range b.Services {
 		for j, server := range s.Servers {
 			if _, ok := locators[server.Locator]; !ok {
-				locators[server.Locator] = field.Item(field.Child(field.Item("services", i), "servers"), j)
+				locators[server.Locator] = fieldpath.Item(fieldpath.Child(fieldpath.Item("services", i), "servers"), j)
 			}
 		}
 	}

@@ -10,13 +10,13 @@ import (
 	"strings"
 	"time"
 
-	"github.com/segue-lb/segue/internal/field"
+	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
 // checkBGP checks the balancer's announcements.
 func (r *rules) checkBGP(b *Balancer, all vips) {
 	for i := range b.Services {
-		r.checkServiceBGP(field.Child(field.Item("services", i), "bgp"), b.Services[i].BGP, b.BGP)
+		r.checkServiceBGP(fieldpath.Child(fieldpath.Item("services", i), "bgp"), b.Services[i].BGP, b.BGP)
 	}
 	if b.BGP == nil {
 		return
@@ -37,10 +37,10 @@ func (r *rules) checkBGP(b *Balancer, all vips) {
 	}
 	seen := map[netip.Addr]string{}
 	for i := range b.BGP.Peers {
-		at := field.Item("bgp.peers", i)
+		at := fieldpath.Item("bgp.peers", i)
 		r.checkPeer(at, &b.BGP.Peers[i], b.BGP)
-		checkUnique(r, seen, b.BGP.Peers[i].Address, field.Child(at, "address"))
-		all.checkNot(r, field.Child(at, "address"), b.BGP.Peers[i].Address)
+		checkUnique(r, seen, b.BGP.Peers[i].Address, fieldpath.Child(at, "address"))
+		all.checkNot(r, fieldpath.Child(at, "address"), b.BGP.Peers[i].Address)
 	}
 }
 
@@ -62,7 +62,7 @@ func checkSeconds(r *rules, path string, value, low, high time.Duration) {
 func (r *rules) checkNextHops(hops []netip.Addr, all vips) {
 	first := map[Family]string{}
 	for i, hop := range hops {
-		at := field.Item("bgp.next-hops", i)
+		at := fieldpath.Item("bgp.next-hops", i)
 		r.checkAddress(at, hop)
 		all.checkNot(r, at, hop)
 		if other, ok := first[FamilyOf(hop)]; ok {
@@ -76,15 +76,15 @@ func (r *rules) checkNextHops(hops []netip.Addr, all vips) {
 // checkPeer checks a peer, apart from conflicts with other peers.
 func (r *rules) checkPeer(path string, p *BGPPeer, b *BGP) {
 	if !p.Address.IsValid() {
-		r.failf(field.Child(path, "address"), "required")
+		r.failf(fieldpath.Child(path, "address"), "required")
 		return
 	}
-	r.checkAddress(field.Child(path, "address"), p.Address)
-	checkSeconds(r, field.Child(path, "hold-time"), p.HoldTime, 3*time.Second, maxHoldTime)
+	r.checkAddress(fieldpath.Child(path, "address"), p.Address)
+	checkSeconds(r, fieldpath.Child(path, "hold-time"), p.HoldTime, 3*time.Second, maxHoldTime)
 	if p.PasswordFile != "" && !filepath.IsAbs(p.PasswordFile) {
-		r.failf(field.Child(path, "password-file"), "must be absolute")
+		r.failf(fieldpath.Child(path, "password-file"), "must be absolute")
 	}
-	if at := field.Child(path, "multihop"); p.Multihop != 0 {
+	if at := fieldpath.Child(path, "multihop"); p.Multihop != 0 {
 		switch {
 		case p.ASN == b.ASN:
 			r.failf(at, "not used by an internal session: its packets may take any number of hops")
@@ -92,17 +92,17 @@ func (r *rules) checkPeer(path string, p *BGPPeer, b *BGP) {
 			r.failf(at, "cannot be used with ttl-security, which excludes routers between the peers")
 		}
 	}
-	at := field.Child(path, "families")
+	at := fieldpath.Child(path, "families")
 	if len(p.Families) == 0 {
 		r.failf(at, "at least one is required")
 	}
 	seen := map[Family]string{}
 	for i, family := range p.Families {
-		checkKnown(r, field.Item(at, i), family, IPv4, IPv6)
-		checkUnique(r, seen, family, field.Item(at, i))
+		checkKnown(r, fieldpath.Item(at, i), family, IPv4, IPv6)
+		checkUnique(r, seen, family, fieldpath.Item(at, i))
 		known := family == IPv4 || family == IPv6
 		if known && family != FamilyOf(p.Address) && !b.NextHop(family).IsValid() {
-			r.failf(field.Item(at, i), "needs an address of this family in bgp.next-hops, because the "+
+			r.failf(fieldpath.Item(at, i), "needs an address of this family in bgp.next-hops, because the "+
 				"session has none")
 		}
 	}
@@ -117,15 +117,15 @@ func (r *rules) checkServiceBGP(path string, s *ServiceBGP, b *BGP) {
 		r.failf(path, "not used without the section bgp of the file")
 	}
 	if s.Announce != "" {
-		checkKnown(r, field.Child(path, "announce"), s.Announce, announcements...)
+		checkKnown(r, fieldpath.Child(path, "announce"), s.Announce, announcements...)
 	}
-	r.checkCommunities(field.Child(path, "communities"), s.Communities)
+	r.checkCommunities(fieldpath.Child(path, "communities"), s.Communities)
 }
 
 func (r *rules) checkCommunities(path string, all []Community) {
 	seen := map[Community]string{}
 	for i, c := range all {
-		at := field.Item(path, i)
+		at := fieldpath.Item(path, i)
 		_, isStandard := c.Standard()
 		if _, isLarge := c.Large(); !isStandard && !isLarge {
 			r.failf(at, "must be ASN:VALUE with numbers up to 65535, ASN:VALUE:VALUE with numbers up to "+

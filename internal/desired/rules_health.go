@@ -8,12 +8,12 @@ import (
 	"time"
 	"unicode"
 
-	"github.com/segue-lb/segue/internal/field"
+	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
 func (r *rules) checkHealth(path string, s *Service) {
 	h := s.Health
-	checkKnown(r, field.Child(path, "via"), h.Via, ViaPackets, ViaHost)
+	checkKnown(r, fieldpath.Child(path, "via"), h.Via, ViaPackets, ViaHost)
 	kinds := 0
 	for _, has := range []bool{h.HTTP != nil, h.HTTPS != nil, h.TCP != nil, h.UDP != nil} {
 		if has {
@@ -24,31 +24,31 @@ func (r *rules) checkHealth(path string, s *Service) {
 		r.failf(path, "must have exactly one of http, https, tcp and udp; tcp: {} uses the defaults")
 	}
 	if h.Rise == 0 {
-		r.failf(field.Child(path, "rise"), "required")
+		r.failf(fieldpath.Child(path, "rise"), "required")
 	}
 	if h.Fall == 0 {
-		r.failf(field.Child(path, "fall"), "required")
+		r.failf(fieldpath.Child(path, "fall"), "required")
 	}
-	r.checkHTTP(field.Child(path, "http"), h.HTTP, s)
-	r.checkHTTP(field.Child(path, "https"), h.HTTPS, s)
+	r.checkHTTP(fieldpath.Child(path, "http"), h.HTTP, s)
+	r.checkHTTP(fieldpath.Child(path, "https"), h.HTTPS, s)
 	if h.HTTP != nil && h.HTTP.Verify {
-		r.failf(field.Child(path, "http.verify"), "not used by http, which has no certificates")
+		r.failf(fieldpath.Child(path, "http.verify"), "not used by http, which has no certificates")
 	}
 	if h.TCP != nil {
-		r.checkHealthPort(field.Child(path, "tcp.port"), h.TCP.Port, s.Port)
+		r.checkHealthPort(fieldpath.Child(path, "tcp.port"), h.TCP.Port, s.Port)
 	}
 	if h.UDP != nil {
-		r.checkUDP(field.Child(path, "udp"), h.UDP, s)
+		r.checkUDP(fieldpath.Child(path, "udp"), h.UDP, s)
 	}
 	if h.Interval < 100*time.Millisecond {
-		r.failf(field.Child(path, "interval"), "must be at least 100ms")
+		r.failf(fieldpath.Child(path, "interval"), "must be at least 100ms")
 		return
 	}
-	checkRange(r, field.Child(path, "timeout"), h.Timeout, time.Millisecond, h.Interval)
+	checkRange(r, fieldpath.Child(path, "timeout"), h.Timeout, time.Millisecond, h.Interval)
 	if h.Jitter == nil {
-		r.failf(field.Child(path, "jitter"), "required")
+		r.failf(fieldpath.Child(path, "jitter"), "required")
 	} else {
-		checkRange(r, field.Child(path, "jitter"), *h.Jitter, 0, h.Interval/2)
+		checkRange(r, fieldpath.Child(path, "jitter"), *h.Jitter, 0, h.Interval/2)
 	}
 }
 
@@ -57,41 +57,41 @@ func (r *rules) checkHTTP(at string, h *HTTPCheck, s *Service) {
 	if h == nil {
 		return
 	}
-	r.checkHealthPort(field.Child(at, "port"), h.Port, s.Port)
+	r.checkHealthPort(fieldpath.Child(at, "port"), h.Port, s.Port)
 	if _, err := url.ParseRequestURI(h.Path); err != nil || h.Path[0] != '/' {
-		r.failf(field.Child(at, "path"), "must be a URL path that begins with /")
+		r.failf(fieldpath.Child(at, "path"), "must be a URL path that begins with /")
 	}
-	r.checkLength(field.Child(at, "path"), h.Path)
-	r.checkLength(field.Child(at, "body"), h.Body)
-	r.checkLength(field.Child(at, "host"), h.Host)
+	r.checkLength(fieldpath.Child(at, "path"), h.Path)
+	r.checkLength(fieldpath.Child(at, "body"), h.Body)
+	r.checkLength(fieldpath.Child(at, "host"), h.Host)
 	if strings.ContainsFunc(h.Host, func(c rune) bool { return c > unicode.MaxASCII || c <= ' ' || c == '/' }) {
-		r.failf(field.Child(at, "host"), "must be a host name or an address, and perhaps a port")
+		r.failf(fieldpath.Child(at, "host"), "must be a host name or an address, and perhaps a port")
 	}
 	if _, err := ParseStatus(h.Status); err != nil {
-		r.failf(field.Child(at, "status"), "%v: write it as 200-299, 404", err)
+		r.failf(fieldpath.Child(at, "status"), "%v: write it as 200-299, 404", err)
 	}
 }
 
 func (r *rules) checkUDP(at string, u *UDPCheck, s *Service) {
-	r.checkHealthPort(field.Child(at, "port"), u.Port, s.Port)
+	r.checkHealthPort(fieldpath.Child(at, "port"), u.Port, s.Port)
 	switch {
 	case u.Request != "" && u.RequestHex != "":
-		r.failf(field.Child(at, "request-hex"), "not allowed beside request")
+		r.failf(fieldpath.Child(at, "request-hex"), "not allowed beside request")
 	case u.Request == "" && u.RequestHex == "":
-		r.failf(field.Child(at, "request"), "required, unless there is request-hex")
+		r.failf(fieldpath.Child(at, "request"), "required, unless there is request-hex")
 	}
 	if u.Answer != "" && u.AnswerHex != "" {
-		r.failf(field.Child(at, "answer-hex"), "not allowed beside answer")
+		r.failf(fieldpath.Child(at, "answer-hex"), "not allowed beside answer")
 	}
 	const digits = "must be hexadecimal digits, two for each byte"
 	if _, err := u.Datagram(); err != nil {
-		r.failf(field.Child(at, "request-hex"), digits)
+		r.failf(fieldpath.Child(at, "request-hex"), digits)
 	}
 	if _, err := u.Expected(); err != nil {
-		r.failf(field.Child(at, "answer-hex"), digits)
+		r.failf(fieldpath.Child(at, "answer-hex"), digits)
 	}
-	r.checkLength(field.Child(at, "request"), u.Request)
-	r.checkLength(field.Child(at, "answer"), u.Answer)
+	r.checkLength(fieldpath.Child(at, "request"), u.Request)
+	r.checkLength(fieldpath.Child(at, "answer"), u.Answer)
 }
 
 // checkLength checks that a text of a check is not too long for one packet.

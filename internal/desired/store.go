@@ -7,7 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/segue-lb/segue/internal/field"
+	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
 // Store is where the services of a fleet of balancers come from, instead of the balancer's own
@@ -69,7 +69,7 @@ const storePath = "store"
 
 func (given Given) defaultStore(s *Store) {
 	if s != nil {
-		setDefault(given, field.Child(storePath, "max-removed-percent"), &s.MaxRemovedPercent,
+		setDefault(given, fieldpath.Child(storePath, "max-removed-percent"), &s.MaxRemovedPercent,
 			DefaultMaxRemovedPercent)
 	}
 }
@@ -82,17 +82,17 @@ func (r *rules) checkStore(b *Balancer) {
 	if b.Node.State == "" {
 		r.failf("node.state", "required by store: the balancer keeps there what it has read")
 	}
-	etcd, path := &b.Store.Etcd, field.Child(storePath, "etcd")
-	at := field.Child(path, "endpoints")
+	etcd, path := &b.Store.Etcd, fieldpath.Child(storePath, "etcd")
+	at := fieldpath.Child(path, "endpoints")
 	if len(etcd.Endpoints) == 0 {
 		r.failf(at, "at least one is required")
 	}
 	seen := map[string]string{}
 	for i, endpoint := range etcd.Endpoints {
-		r.checkEndpoint(field.Item(at, i), endpoint, etcd.UsesTLS())
-		checkUnique(r, seen, endpoint, field.Item(at, i))
+		r.checkEndpoint(fieldpath.Item(at, i), endpoint, etcd.UsesTLS())
+		checkUnique(r, seen, endpoint, fieldpath.Item(at, i))
 	}
-	at = field.Child(path, "prefix")
+	at = fieldpath.Child(path, "prefix")
 	switch prefix := etcd.Prefix; {
 	case prefix == "":
 		r.failf(at, "required")
@@ -121,7 +121,7 @@ func (r *rules) checkStoreFiles(path string, e *Etcd) {
 		{"password-file", e.PasswordFile},
 	}
 	for _, f := range files {
-		at := field.Child(path, f.name)
+		at := fieldpath.Child(path, f.name)
 		switch isTLS := f.name != "password-file"; {
 		case f.file == "":
 		case !filepath.IsAbs(f.file):
@@ -138,8 +138,8 @@ func (r *rules) checkStoreFiles(path string, e *Etcd) {
 func (r *rules) checkPair(path, first, a, second, b string) {
 	switch {
 	case a != "" && b == "":
-		r.failf(field.Child(path, second), "required by %s", first)
+		r.failf(fieldpath.Child(path, second), "required by %s", first)
 	case a == "" && b != "":
-		r.failf(field.Child(path, first), "required by %s", second)
+		r.failf(fieldpath.Child(path, first), "required by %s", second)
 	}
 }

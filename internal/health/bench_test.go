@@ -19,8 +19,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/segue-lb/segue/internal/checkpath"
-	"github.com/segue-lb/segue/internal/testnet"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // inFlight is how many checks of a benchmark are under way at a time.
@@ -56,7 +55,7 @@ func BenchmarkPacketChecks(b *testing.B) {
 	own, err := os.Open("/proc/thread-self/ns/net")
 	must(b, err)
 	defer own.Close()
-	server := testnet.New(b)
+	server := testhost.NewNamespace(b)
 	var listener net.Listener
 	must(b, server.Do(func() error {
 		attributes := netlink.LinkAttrs{Name: "eth0", HardwareAddr: gatewayMAC}
@@ -73,17 +72,14 @@ func BenchmarkPacketChecks(b *testing.B) {
 	must(b, netlink.RouteAdd(&netlink.Route{
 		Dst: &net.IPNet{IP: vip.AsSlice(), Mask: net.CIDRMask(32, 32)}, Gw: net.IPv4(10, 0, 0, 2),
 	}))
-	path := checkpath.New(0x5e6c0000, 0xffff0000)
-	by := checkpath.Interface{Name: "eth0", Index: eth0.Attrs().Index, MTU: eth0.Attrs().MTU}
+	path := NewHostPath(0x5e6c0000, 0xffff0000)
+	by := PathInterface{Name: "eth0", Index: eth0.Attrs().Index, MTU: eth0.Attrs().MTU}
 	must(b, path.Set(by, []netip.Addr{vip}, nil))
 	handle(b, listener, func(net.Conn) {})
 	target := tcpTarget(listener.Addr())
 	target.OnPath, target.Mark = true, 0x5e6c0001
 	measure(b, path, target)
 }
-
-// gatewayMAC is the address to which package checkpath sends. The server here has it.
-var gatewayMAC = net.HardwareAddr{0x02, 0x5e, 0x6c, 0, 0, 0}
 
 // address makes an interface have an address, and sets it up.
 func address(name, prefix string) error {

@@ -22,7 +22,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/segue-lb/segue/internal/checkpath"
 	"github.com/segue-lb/segue/internal/desired"
 )
 
@@ -39,10 +38,10 @@ var ErrUntried = errors.New("not tried")
 // errTimeout marks a check that got no answer in time.
 var errTimeout = errors.New("timeout")
 
-// Path is the way of checks on the path of clients' packets (package checkpath).
+// Path is the way of checks on the path of clients' packets. HostPath implements it.
 type Path interface {
 	// Socket returns what a socket to a VIP needs, or why the host cannot check the VIP.
-	Socket(vip netip.Addr) (checkpath.Socket, error)
+	Socket(vip netip.Addr) (Socket, error)
 	// Recheck tells why the host drops the answers of a VIP; nil: it does not.
 	Recheck(vip netip.Addr) error
 }
@@ -83,7 +82,7 @@ func plain(err error) error {
 // Answers tells whether a server answers a connection on the path of clients' packets, which has
 // this mark: it returns nil if the connection opens, or the server refuses it. The error contains
 // ErrUntried if this host cannot connect. The deadline is that of the context.
-func Answers(ctx context.Context, path Path, address netip.AddrPort, socket checkpath.Socket, mark uint32) error {
+func Answers(ctx context.Context, path Path, address netip.AddrPort, socket Socket, mark uint32) error {
 	dialer := &net.Dialer{
 		KeepAlive: -1, LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(socket.Source, 0)),
 		Control: onPath(socket.Device, mark),

@@ -19,7 +19,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/segue-lb/segue/internal/checkpath"
 	"github.com/segue-lb/segue/internal/desired"
 )
 
@@ -280,9 +279,9 @@ func TestUnreachableServers(t *testing.T) {
 // slowPath is a path that needs a long time to find out how a VIP is checked.
 type slowPath struct{ takes time.Duration }
 
-func (p slowPath) Socket(netip.Addr) (checkpath.Socket, error) {
+func (p slowPath) Socket(netip.Addr) (Socket, error) {
 	time.Sleep(p.takes)
-	return checkpath.Socket{Device: "lo", Source: netip.MustParseAddr("127.0.0.1")}, nil
+	return Socket{Device: "lo", Source: netip.MustParseAddr("127.0.0.1")}, nil
 }
 
 func (p slowPath) Recheck(netip.Addr) error { return nil }

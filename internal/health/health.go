@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package health checks servers actively: it connects to each server at its
-// interval, and reports when a server starts and stops failing.
+// Package health checks servers actively: it connects to each server at its interval, and reports
+// when a server starts and stops failing. A check can take the path of clients' packets (HostPath).
 package health
 
 import (

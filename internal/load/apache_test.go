@@ -25,7 +25,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/segue-lb/segue/internal/testnet"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // apache is a real Apache httpd in its own network namespace. Requests for /slow last until they
@@ -33,7 +33,7 @@ import (
 type apache struct {
 	t       *testing.T
 	dir     string
-	network *testnet.Namespace
+	network *testhost.Namespace
 	client  *http.Client
 	arrived atomic.Int32  // number of slow requests so far
 	release chan struct{} // each element ends one slow request
@@ -89,7 +89,7 @@ func newApache(t *testing.T, mpm string) *apache {
 			t.Skipf("needs Apache httpd (package apache2-bin): %v", err)
 		}
 	}
-	a := &apache{t: t, dir: t.TempDir(), network: testnet.New(t), release: make(chan struct{})}
+	a := &apache{t: t, dir: t.TempDir(), network: testhost.NewNamespace(t), release: make(chan struct{})}
 	conf, err := os.Create(filepath.Join(a.dir, "httpd.conf"))
 	if err != nil {
 		t.Fatal(err)

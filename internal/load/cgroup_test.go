@@ -17,7 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/segue-lb/segue/internal/needs"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // group is a fake control group.
@@ -240,7 +240,7 @@ func TestCgroupOfTheKernel(t *testing.T) {
 // realGroup makes a control group, if this machine has version 2.
 func realGroup(t testing.TB) string {
 	t.Helper()
-	path, err := os.MkdirTemp(needs.Cgroup2(t), "segue-test-")
+	path, err := os.MkdirTemp(testhost.NeedCgroup2(t), "segue-test-")
 	if err != nil {
 		t.Skipf("cannot make a control group: %v", err)
 	}

@@ -17,7 +17,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"github.com/segue-lb/segue/internal/testnet"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // patience is the time to wait for the kernel to resolve a neighbour. It is long, because the
@@ -30,8 +30,8 @@ var server = netip.MustParseAddr("fd00:5:0:1:5::")
 // network is a balancer with two neighbours, and the resolver under test.
 type network struct {
 	t                 *testing.T
-	balancer          *testnet.Namespace
-	left, right       *testnet.Namespace
+	balancer          *testhost.Namespace
+	left, right       *testhost.Namespace
 	resolver          *Resolver
 	ifLeft, ifRight   Link
 	macLeft, macRight [6]byte
@@ -56,15 +56,15 @@ func startLeft(t *testing.T) *network {
 
 // startWith calls a function to prepare the resolver before it starts.
 func startWith(t *testing.T, prepare func(*network)) *network {
-	n := &network{t: t, balancer: testnet.New(t), left: testnet.New(t), right: testnet.New(t)}
-	for _, ns := range []*testnet.Namespace{n.balancer, n.left, n.right} {
+	n := &network{t: t, balancer: testhost.NewNamespace(t), left: testhost.NewNamespace(t), right: testhost.NewNamespace(t)}
+	for _, ns := range []*testhost.Namespace{n.balancer, n.left, n.right} {
 		// Duplicate address detection takes two seconds.
 		sysctl(t, ns, "ipv6/conf/default/accept_dad", "0")
 	}
-	testnet.Connect(t, n.balancer, "left", testnet.Prefixes("fd00:a::1/64", "10.1.0.1/24"),
-		n.left, "eth0", testnet.Prefixes("fd00:a::2/64", "10.1.0.2/24"))
-	testnet.Connect(t, n.balancer, "right", testnet.Prefixes("fd00:b::1/64", "10.2.0.1/24"),
-		n.right, "eth0", testnet.Prefixes("fd00:b::2/64", "10.2.0.2/24"))
+	testhost.Connect(t, n.balancer, "left", testhost.Prefixes("fd00:a::1/64", "10.1.0.1/24"),
+		n.left, "eth0", testhost.Prefixes("fd00:a::2/64", "10.1.0.2/24"))
+	testhost.Connect(t, n.balancer, "right", testhost.Prefixes("fd00:b::1/64", "10.2.0.1/24"),
+		n.right, "eth0", testhost.Prefixes("fd00:b::2/64", "10.2.0.2/24"))
 	n.ifLeft = link(t, n.balancer, "left")
 	n.ifRight = link(t, n.balancer, "right")
 	n.macLeft = link(t, n.left, "eth0").MAC
@@ -100,7 +100,7 @@ func (l lines) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-func link(t *testing.T, ns *testnet.Namespace, name string) (out Link) {
+func link(t *testing.T, ns *testhost.Namespace, name string) (out Link) {
 	t.Helper()
 	err := ns.Do(func() error {
 		l, err := netlink.LinkByName(name)

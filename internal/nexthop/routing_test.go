@@ -18,11 +18,11 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/segue-lb/segue/internal/testnet"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // batch runs commands of ip(8) in a namespace, for a family: "-4", "-6", or "" for none.
-func batch(ns *testnet.Namespace, family string, commands ...string) error {
+func batch(ns *testhost.Namespace, family string, commands ...string) error {
 	return ns.Do(func() error {
 		ip := exec.Command("ip", append(strings.Fields(family), "-batch", "-")...)
 		ip.Stdin = strings.NewReader(strings.Join(commands, "\n"))
@@ -34,7 +34,7 @@ func batch(ns *testnet.Namespace, family string, commands ...string) error {
 }
 
 // ip runs commands like batch, and fails the test if a command fails.
-func ip(t testing.TB, ns *testnet.Namespace, family string, commands ...string) {
+func ip(t testing.TB, ns *testhost.Namespace, family string, commands ...string) {
 	t.Helper()
 	if err := batch(ns, family, commands...); err != nil {
 		t.Fatal(err)
@@ -42,7 +42,7 @@ func ip(t testing.TB, ns *testnet.Namespace, family string, commands ...string) 
 }
 
 // sysctl sets a variable, a path under /proc/sys/net, in a namespace.
-func sysctl(t *testing.T, ns *testnet.Namespace, path, value string) {
+func sysctl(t *testing.T, ns *testhost.Namespace, path, value string) {
 	t.Helper()
 	err := ns.Do(func() error { return os.WriteFile("/proc/sys/net/"+path, []byte(value), 0) })
 	if err != nil {
@@ -146,10 +146,10 @@ func TestLooksUpAsTheKernel(t *testing.T) {
 }
 
 // madeUp is a random network: its rules and routes, and the commands that make it.
-func (w world) madeUp(t *testing.T, r *rand.Rand, family byte) (*testnet.Namespace, string) {
-	ns, other := testnet.New(t), testnet.New(t)
-	testnet.Connect(t, ns, "left", testnet.Prefixes("fd00:a::1/64", "10.1.0.1/24"), other, "l", nil)
-	testnet.Connect(t, ns, "right", testnet.Prefixes("fd00:b::1/64", "10.2.0.1/24"), other, "r", nil)
+func (w world) madeUp(t *testing.T, r *rand.Rand, family byte) (*testhost.Namespace, string) {
+	ns, other := testhost.NewNamespace(t), testhost.NewNamespace(t)
+	testhost.Connect(t, ns, "left", testhost.Prefixes("fd00:a::1/64", "10.1.0.1/24"), other, "l", nil)
+	testhost.Connect(t, ns, "right", testhost.Prefixes("fd00:b::1/64", "10.2.0.1/24"), other, "r", nil)
 	var objects, groups, commands []string
 	for i := range r.IntN(30) {
 		// Each object has one route, because for IPv6 the kernel may report any route with the
@@ -177,7 +177,7 @@ func (w world) madeUp(t *testing.T, r *rand.Rand, family byte) (*testnet.Namespa
 
 // awaitDeadRoute returns when the kernel has noticed that an interface is down, which takes up to
 // a second.
-func awaitDeadRoute(t *testing.T, ns *testnet.Namespace, family byte) {
+func awaitDeadRoute(t *testing.T, ns *testhost.Namespace, family byte) {
 	t.Helper()
 	dead := false
 	for deadline := time.Now().Add(patience); !dead; time.Sleep(5 * time.Millisecond) {
@@ -195,7 +195,7 @@ func awaitDeadRoute(t *testing.T, ns *testnet.Namespace, family byte) {
 	}
 }
 
-func compareLookups(t *testing.T, ns *testnet.Namespace, w world, r *rand.Rand, commands string) {
+func compareLookups(t *testing.T, ns *testhost.Namespace, w world, r *rand.Rand, commands string) {
 	var all []netip.Addr
 	for range 60 {
 		all = append(all, w.random(r))

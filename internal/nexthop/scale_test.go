@@ -9,13 +9,13 @@ import (
 	"net/netip"
 	"testing"
 
-	"github.com/segue-lb/segue/internal/testnet"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // many is a balancer with many servers. Each server has its own route and its own neighbour.
-func many(tb testing.TB, servers int) (balancer *testnet.Namespace, r *Resolver) {
-	balancer, fabric := testnet.New(tb), testnet.New(tb)
-	testnet.Connect(tb, balancer, "eth0", testnet.Prefixes("fd00:a::1/64"), fabric, "lb", nil)
+func many(tb testing.TB, servers int) (balancer *testhost.Namespace, r *Resolver) {
+	balancer, fabric := testhost.NewNamespace(tb), testhost.NewNamespace(tb)
+	testhost.Connect(tb, balancer, "eth0", testhost.Prefixes("fd00:a::1/64"), fabric, "lb", nil)
 	var commands []string
 	var targets []netip.Addr
 	for i := range servers {

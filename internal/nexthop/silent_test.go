@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/segue-lb/segue/internal/testnet"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // side is the network of one IP version. The server is behind the left neighbour, and a router is
@@ -93,7 +93,7 @@ func (h Hop) byDefault() Hop {
 
 // hush removes the address of a neighbour, and returns when the kernel has given up on the
 // neighbour.
-func (n *network) hush(s side, ns *testnet.Namespace, way neighbour) {
+func (n *network) hush(s side, ns *testhost.Namespace, way neighbour) {
 	n.t.Helper()
 	ip(n.t, ns, s.flag, fmt.Sprintf("addr del %s dev eth0", s.addressOf(way)))
 	n.awaitFailure(way, func() { n.do(func() error { return setManaged(way, true) }) })
@@ -101,7 +101,7 @@ func (n *network) hush(s side, ns *testnet.Namespace, way neighbour) {
 
 // unhush adds the address again, and makes the kernel ask for the neighbour at once. By itself the
 // kernel would ask after at most 5 seconds.
-func (n *network) unhush(s side, ns *testnet.Namespace, way neighbour) {
+func (n *network) unhush(s side, ns *testhost.Namespace, way neighbour) {
 	n.t.Helper()
 	nodad := map[string]string{"ipv6": "nodad"}[s.family]
 	ip(n.t, ns, s.flag, fmt.Sprintf("addr add %s dev eth0 %s", s.addressOf(way), nodad))

@@ -10,8 +10,8 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/segue-lb/segue/internal/generation"
-	"github.com/segue-lb/segue/internal/wholefile"
+	"github.com/segue-lb/segue/internal/atomicfile"
+	"github.com/segue-lb/segue/internal/serversets"
 )
 
 // State is what a balancer follows: the content of the fleet and the generations as of a released
@@ -19,7 +19,7 @@ import (
 type State struct {
 	Version     Version                `json:"version"`
 	Content     Tree                   `json:"content"`
-	Generations generation.Generations `json:"generations"`
+	Generations serversets.Generations `json:"generations"`
 }
 
 // CacheFile returns the path of the file in which a balancer's instance keeps the state that it
@@ -70,5 +70,5 @@ func (s *State) save(path, prefix string) error {
 		return err
 	}
 	// It has no secrets, but nobody else needs it either.
-	return wholefile.Write(path, append(text, '\n'), 0o640)
+	return atomicfile.Write(path, append(text, '\n'), 0o640)
 }

@@ -16,7 +16,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/generation"
+	"github.com/segue-lb/segue/internal/serversets"
 	"github.com/segue-lb/segue/internal/store/etcdtest"
 )
 
@@ -51,7 +51,7 @@ type simulated struct {
 	cancel  context.CancelFunc
 	ended   chan struct{}
 	opened  *Store
-	history generation.Generations
+	history serversets.Generations
 
 	mu         sync.Mutex
 	refuses    error

@@ -15,7 +15,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/generation"
+	"github.com/segue-lb/segue/internal/serversets"
 	"github.com/segue-lb/segue/internal/store/etcdtest"
 )
 
@@ -379,7 +379,7 @@ func TestHistory(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	before := generation.Generations{}.Next(files.Desired.Services)
+	before := serversets.Generations{}.Next(files.Desired.Services)
 	files.Desired.Services[0].Servers = files.Desired.Services[0].Servers[:4]
 	before = before.Next(files.Desired.Services)
 	f.fill(service("web", 4))

@@ -19,8 +19,8 @@ import (
 
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/events"
-	"github.com/segue-lb/segue/internal/field"
-	"github.com/segue-lb/segue/internal/generation"
+	"github.com/segue-lb/segue/internal/fieldpath"
+	"github.com/segue-lb/segue/internal/serversets"
 )
 
 const (
@@ -51,7 +51,7 @@ type Follower struct {
 	interval time.Duration // generationInterval, except in tests
 	// deference is strangerPause, except in tests.
 	deference time.Duration
-	history   generation.Generations
+	history   serversets.Generations
 
 	first    chan struct{} // closed when there is a state
 	confirms chan confirmation
@@ -97,7 +97,7 @@ const noAnswerYet = "it has not answered yet"
 // The history has the generations that the balancer had before it followed a store. They become
 // those of the fleet if the store has none.
 func NewFollower(
-	s *Store, b Balancer, cfg *desired.Balancer, history generation.Generations, log *slog.Logger,
+	s *Store, b Balancer, cfg *desired.Balancer, history serversets.Generations, log *slog.Logger,
 ) *Follower {
 	f := &Follower{
 		store: s, log: log, balancer: b, history: history,
@@ -365,7 +365,7 @@ func (f *Follower) interpret(version Version, content Tree) (*Document, *desired
 // describeProblems returns the first problems of a content in one line. It may have thousands.
 func describeProblems(err error) string {
 	const most = 5
-	var problems field.Errors
+	var problems fieldpath.Errors
 	if !errors.As(err, &problems) {
 		return err.Error()
 	}

@@ -18,7 +18,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/generation"
+	"github.com/segue-lb/segue/internal/serversets"
 )
 
 const (
@@ -47,7 +47,7 @@ type releaser struct {
 	// state returns what this balancer follows, or nil. history has the generations from before it
 	// followed a store.
 	state     func() *State
-	history   generation.Generations
+	history   serversets.Generations
 	interval  time.Duration // generationInterval, except in tests
 	deference time.Duration // strangerPause, except in tests
 
@@ -217,7 +217,7 @@ func (r *releaser) release(ctx context.Context, n *Snapshot, holds clientv3.Cmp)
 	if err == nil && damage == nil && isReleased && version == n.Version() {
 		return 0, nil
 	}
-	var next generation.Generations
+	var next serversets.Generations
 	if err == nil {
 		next, err = r.next(n, former)
 	}
@@ -236,7 +236,7 @@ func (r *releaser) release(ctx context.Context, n *Snapshot, holds clientv3.Cmp)
 }
 
 // next returns the generations of the last change, which follow from those before it.
-func (r *releaser) next(n *Snapshot, former generation.Generations) (generation.Generations, error) {
+func (r *releaser) next(n *Snapshot, former serversets.Generations) (serversets.Generations, error) {
 	wanted, err := r.interpret(n.Version(), n.Tree())
 	if err != nil {
 		return nil, err
@@ -250,7 +250,7 @@ func (r *releaser) next(n *Snapshot, former generation.Generations) (generation.
 // not, the error leaves the release to a balancer to which that applies: all balancers follow what
 // the leader writes, so their history must be the one that they have.
 func (r *releaser) formerGenerations(n *Snapshot) (
-	former generation.Generations, damage, err error,
+	former serversets.Generations, damage, err error,
 ) {
 	state := r.state()
 	version, isReleased := n.released()
@@ -276,7 +276,7 @@ func (r *releaser) formerGenerations(n *Snapshot) (
 }
 
 // wait returns the time after which all services may begin their next generations.
-func (r *releaser) wait(former, next generation.Generations) (longest time.Duration) {
+func (r *releaser) wait(former, next serversets.Generations) (longest time.Duration) {
 	for name, g := range next {
 		began, ok := r.began[name]
 		if ok && former[name].Number > 0 && g.Number != former[name].Number {
@@ -288,7 +288,7 @@ func (r *releaser) wait(former, next generation.Generations) (longest time.Durat
 
 // write writes generations, and then the number of the change to which they belong.
 func (r *releaser) write(
-	ctx context.Context, n *Snapshot, next generation.Generations, holds clientv3.Cmp,
+	ctx context.Context, n *Snapshot, next serversets.Generations, holds clientv3.Cmp,
 ) error {
 	plan := r.plan(n, next)
 	conditions := []clientv3.Cmp{
@@ -343,7 +343,7 @@ type plan struct {
 	remove []string
 }
 
-func (r *releaser) plan(n *Snapshot, next generation.Generations) *plan {
+func (r *releaser) plan(n *Snapshot, next serversets.Generations) *plan {
 	p := &plan{}
 	maps.DeleteFunc(r.removed, func(_ string, revision int64) bool { return revision <= n.revision })
 	records := map[string]json.RawMessage{}
@@ -402,7 +402,7 @@ func (r *releaser) planRecord(n *Snapshot, key string, value json.RawMessage, p 
 }
 
 // encodeGeneration returns the record of a generation, and adds the pieces of its sets by key.
-func encodeGeneration(g generation.Generation, pieces map[string]string) json.RawMessage {
+func encodeGeneration(g serversets.Generation, pieces map[string]string) json.RawMessage {
 	r := record{Number: g.Number, Sets: make([]setRef, len(g.Sets))}
 	for i, set := range g.Sets {
 		text := encode(set)

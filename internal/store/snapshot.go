@@ -20,7 +20,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/generation"
+	"github.com/segue-lb/segue/internal/serversets"
 )
 
 // Snapshot is the content of the store at one revision of etcd. It never changes.
@@ -206,8 +206,8 @@ func (r setRef) key(piece int) string { return fmt.Sprintf("%s%s/%d", setsKey, r
 
 // generations returns the generations of all services as of a released change. The error names the
 // first key that cannot be read, or is missing; the result then has the others.
-func (n *Snapshot) generations(change uint64) (generation.Generations, error) {
-	all := generation.Generations{}
+func (n *Snapshot) generations(change uint64) (serversets.Generations, error) {
+	all := serversets.Generations{}
 	damaged := map[string]error{}
 	for key, problem := range n.problems {
 		if treeOf(key) == generationsKey {
@@ -220,7 +220,7 @@ func (n *Snapshot) generations(change uint64) (generation.Generations, error) {
 			continue
 		}
 		service, _, err := namesOf(generationsKey, key)
-		var g generation.Generation
+		var g serversets.Generation
 		if err == nil {
 			g, err = n.generation(value)
 		}
@@ -269,12 +269,12 @@ func (n *Snapshot) override(service string, change uint64) (desired.Override, er
 	return Tree{key: n.items[key].at(change)}.override(key)
 }
 
-func (n *Snapshot) generation(value json.RawMessage) (g generation.Generation, err error) {
+func (n *Snapshot) generation(value json.RawMessage) (g serversets.Generation, err error) {
 	var r record
 	if err := json.Unmarshal(value, &r); err != nil {
 		return g, err
 	}
-	g = generation.Generation{Number: r.Number, Sets: make([]generation.Set, len(r.Sets))}
+	g = serversets.Generation{Number: r.Number, Sets: make([]serversets.Set, len(r.Sets))}
 	for i, ref := range r.Sets {
 		var text strings.Builder
 		for piece := range ref.Pieces {

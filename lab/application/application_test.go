@@ -24,7 +24,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/segue-lb/segue/internal/load"
-	"github.com/segue-lb/segue/internal/testnet"
+	"github.com/segue-lb/segue/internal/testhost"
 	"github.com/segue-lb/segue/loadshm"
 	"github.com/segue-lb/segue/research/sim/processor"
 )
@@ -39,7 +39,7 @@ const forever = "/?work=1h"
 type testServer struct {
 	*Server
 	t         *testing.T
-	namespace *testnet.Namespace
+	namespace *testhost.Namespace
 	stop      func() // ends the server
 	ended     chan error
 }
@@ -56,7 +56,7 @@ func start(t *testing.T, change func(*Config)) *testServer {
 	if change != nil {
 		change(&c)
 	}
-	s := &testServer{t: t, namespace: testnet.New(t), ended: make(chan error, 1)}
+	s := &testServer{t: t, namespace: testhost.NewNamespace(t), ended: make(chan error, 1)}
 	ctx, cancel := context.WithCancel(context.Background())
 	must(t, s.namespace.Do(func() (err error) {
 		// The setting that the lab makes on servers with this application.
@@ -83,7 +83,7 @@ func start(t *testing.T, change func(*Config)) *testServer {
 }
 
 // Helpers of all tests.
-var must, eventually = testnet.Must, testnet.Eventually
+var must, eventually = testhost.Must, testhost.Eventually
 
 // dial connects from the server's namespace.
 func (s *testServer) dial(ctx context.Context, network, address string) (conn net.Conn, err error) {

@@ -14,14 +14,14 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/segue-lb/segue/internal/needs"
+	"github.com/segue-lb/segue/internal/testhost"
 	"github.com/segue-lb/segue/internal/version"
 )
 
 // Compares a build with itself. The ratios can differ from 1 by disturbances of the machine, so the
 // test only requires that they exist.
 func TestCompareWithItself(t *testing.T) {
-	needs.Agent(t)
+	testhost.NeedAgent(t)
 	var said []string
 	comparison, err := Compare(t.Context(), CompareOptions{
 		PacketOptions: PacketOptions{

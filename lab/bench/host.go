@@ -15,7 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/segue-lb/segue/internal/namespace"
+	"github.com/segue-lb/segue/internal/netdev"
 	"github.com/segue-lb/segue/internal/packet"
 )
 
@@ -69,7 +69,7 @@ type host struct {
 	frame     []byte
 	underTest *ebpf.Program // nil: none
 	// quiet contains the interface that the host program is attached to; see keepCallable.
-	quiet    *namespace.Namespace
+	quiet    *netdev.Namespace
 	attached link.Link
 }
 
@@ -89,7 +89,7 @@ func newHost() (*host, error) {
 // unattached program to the table before each test run and removes it afterwards, and waits both
 // times until no CPU uses the old table.
 func (h *host) keepCallable() (err error) {
-	if h.quiet, err = namespace.New(); err != nil {
+	if h.quiet, err = netdev.NewNamespace(); err != nil {
 		return err
 	}
 	return h.quiet.Do(func() error {

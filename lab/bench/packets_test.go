@@ -11,12 +11,12 @@ import (
 	"testing"
 
 	"github.com/segue-lb/segue/internal/datapath"
-	"github.com/segue-lb/segue/internal/needs"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // Every case results in the expected verdict, for each number of flows.
 func TestMeasurePackets(t *testing.T) {
-	needs.Agent(t)
+	testhost.NeedAgent(t)
 	o := PacketOptions{Flows: []uint32{1, 500}, Rounds: 1, Packets: 2000, Room: 1024}
 	times, err := MeasurePackets(t.Context(), o)
 	if err != nil {
@@ -52,7 +52,7 @@ func TestMeasurePackets(t *testing.T) {
 
 // Cases that are not chosen are not built. Null and floor are always measured.
 func TestChosenCases(t *testing.T) {
-	needs.Agent(t)
+	testhost.NeedAgent(t)
 	o := PacketOptions{Flows: []uint32{1}, Rounds: 1, Packets: 100, Room: 1, Case: regexp.MustCompile("^vip-miss$")}
 	times, err := MeasurePackets(t.Context(), o)
 	if err != nil {
@@ -69,7 +69,7 @@ func TestChosenCases(t *testing.T) {
 
 // A packet with another verdict causes an error.
 func TestUnexpectedVerdict(t *testing.T) {
-	needs.Agent(t)
+	testhost.NeedAgent(t)
 	h, err := newHost()
 	if err != nil {
 		t.Fatal(err)
@@ -87,7 +87,7 @@ func TestUnexpectedVerdict(t *testing.T) {
 
 // Known flows were confirmed, and new flows were not.
 func TestFill(t *testing.T) {
-	needs.Agent(t)
+	testhost.NeedAgent(t)
 	h, err := newHost()
 	if err != nil {
 		t.Fatal(err)
@@ -119,7 +119,7 @@ func TestFill(t *testing.T) {
 }
 
 func TestMeasureMemory(t *testing.T) {
-	needs.Agent(t)
+	testhost.NeedAgent(t)
 	all, err := MeasureMemory(t.Context(), []uint32{100_000}, nil)
 	if err != nil {
 		t.Fatal(err)

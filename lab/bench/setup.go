@@ -26,7 +26,7 @@ import (
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/namespace"
+	"github.com/segue-lb/segue/internal/netdev"
 	"github.com/segue-lb/segue/internal/nexthop"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/srv6"
@@ -131,7 +131,7 @@ type rig struct {
 	count func(reason string) (uint64, error)
 	// namespace contains the sockets of an agent's host. If it is nil, the process's own namespace
 	// is used.
-	namespace *namespace.Namespace
+	namespace *netdev.Namespace
 	closers   []func() error
 }
 
@@ -485,7 +485,7 @@ func (r *rig) loadAgent(s *setup) error {
 
 // listen makes a separate host, on which an application accepts connections to any address.
 func (r *rig) listen() (err error) {
-	if r.namespace, err = namespace.New(); err != nil {
+	if r.namespace, err = netdev.NewNamespace(); err != nil {
 		return err
 	}
 	r.closers = append(r.closers, r.namespace.Close)

@@ -5,12 +5,12 @@ package bench
 import (
 	"testing"
 
-	"github.com/segue-lb/segue/internal/needs"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // Every size is measured. To swap a table takes longer than to build it.
 func TestTables(t *testing.T) {
-	needs.BPF(t)
+	testhost.NeedBPF(t)
 	times, err := MeasureTables(t.Context(), TableSizes, 5, nil)
 	if err != nil {
 		t.Fatal(err)

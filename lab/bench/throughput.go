@@ -27,7 +27,7 @@ import (
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/namespace"
+	"github.com/segue-lb/segue/internal/netdev"
 	"github.com/segue-lb/segue/internal/nexthop"
 	"github.com/segue-lb/segue/internal/srv6"
 	"github.com/segue-lb/segue/lab/pktgen"
@@ -227,10 +227,10 @@ func allowedCPUs() ([]int, error) {
 type testbed struct {
 	options  *ThroughputOptions
 	cpus     []int
-	source   *namespace.Namespace // "source" -> "in"
-	middle   *namespace.Namespace // "in", "out"
-	sink     *namespace.Namespace // "out" -> "sink"
-	from     nexthop.Link         // "source"
+	source   *netdev.Namespace // "source" -> "in"
+	middle   *netdev.Namespace // "in", "out"
+	sink     *netdev.Namespace // "out" -> "sink"
+	from     nexthop.Link      // "source"
 	in, out  nexthop.Link
 	to       nexthop.Link // "sink"
 	programs throughputObjects
@@ -273,21 +273,21 @@ func newTestbed(cpus []int, options *ThroughputOptions) (*testbed, error) {
 }
 
 func (b *testbed) connect() (err error) {
-	for _, ns := range []**namespace.Namespace{&b.source, &b.middle, &b.sink} {
-		if *ns, err = namespace.New(); err != nil {
+	for _, ns := range []**netdev.Namespace{&b.source, &b.middle, &b.sink} {
+		if *ns, err = netdev.NewNamespace(); err != nil {
 			return err
 		}
 	}
-	for _, ends := range [][2]namespace.End{
+	for _, ends := range [][2]netdev.End{
 		{{Namespace: b.source, Name: "source"}, {Namespace: b.middle, Name: "in"}},
 		{{Namespace: b.middle, Name: "out"}, {Namespace: b.sink, Name: "sink"}},
 	} {
-		if err := namespace.Connect(ends[0], ends[1], len(b.cpus)); err != nil {
+		if err := netdev.Connect(ends[0], ends[1], len(b.cpus)); err != nil {
 			return err
 		}
 	}
 	for _, end := range []struct {
-		namespace *namespace.Namespace
+		namespace *netdev.Namespace
 		name      string
 		link      *nexthop.Link
 	}{{b.source, "source", &b.from}, {b.middle, "in", &b.in}, {b.middle, "out", &b.out}, {b.sink, "sink", &b.to}} {
@@ -365,7 +365,7 @@ func (b *testbed) close() error {
 	if b.programs.Sink != nil {
 		errs = append(errs, b.programs.Close())
 	}
-	for _, ns := range []*namespace.Namespace{b.source, b.middle, b.sink} {
+	for _, ns := range []*netdev.Namespace{b.source, b.middle, b.sink} {
 		if ns != nil {
 			errs = append(errs, ns.Close())
 		}

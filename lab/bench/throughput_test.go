@@ -8,13 +8,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/segue-lb/segue/internal/needs"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // Packets arrive by every way, on one core and on two.
 func TestThroughput(t *testing.T) {
-	needs.Namespaces(t)
-	needs.BPF(t)
+	testhost.NeedNamespaces(t)
+	testhost.NeedBPF(t)
 	cores := []int{1, 2}[:min(2, runtime.NumCPU())]
 	results, err := MeasureThroughput(t.Context(), ThroughputOptions{
 		Cores: cores, Duration: 100 * time.Millisecond, Rounds: 1,

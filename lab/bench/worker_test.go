@@ -13,7 +13,7 @@ import (
 	"testing"
 
 	"github.com/segue-lb/segue/internal/datapath"
-	"github.com/segue-lb/segue/internal/needs"
+	"github.com/segue-lb/segue/internal/testhost"
 	"github.com/segue-lb/segue/internal/version"
 )
 
@@ -45,7 +45,7 @@ func serve(t *testing.T, ctx context.Context, input string) ([]answer, error) {
 
 // A worker makes the requested measurements, and leaves nothing pinned.
 func TestWorkerMeasures(t *testing.T) {
-	needs.Agent(t)
+	testhost.NeedAgent(t)
 	answers, err := serve(t, t.Context(), `
 		{"prepare": {"flows": [10], "room": 16, "case": "^vip-miss$"}}
 		{"run": {"case": 2, "packets": 1000}}

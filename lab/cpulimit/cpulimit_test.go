@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/segue-lb/segue/internal/needs"
+	"github.com/segue-lb/segue/internal/testhost"
 	"github.com/segue-lb/segue/lab/cpulimit"
 )
 
@@ -40,7 +40,7 @@ func TestFind(t *testing.T) {
 // which runs a script with an argument in the group.
 func newGroup(t *testing.T, cpus float64) func(script, argument string) *exec.Cmd {
 	t.Helper()
-	needs.CPULimits(t)
+	testhost.NeedCPULimits(t)
 	h, err := cpulimit.Find()
 	if err != nil {
 		t.Fatal(err)

@@ -17,8 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
-	"github.com/segue-lb/segue/internal/needs"
-	"github.com/segue-lb/segue/internal/testnet"
+	"github.com/segue-lb/segue/internal/testhost"
 	"github.com/segue-lb/segue/research/sim"
 )
 
@@ -227,10 +226,10 @@ func TestTimeoutWhileWaiting(t *testing.T) {
 // TestPortsRunOut: each client address has all ports for each destination. Without a free port a
 // request fails, and the report says what to do.
 func TestPortsRunOut(t *testing.T) {
-	needs.Namespaces(t)
+	testhost.NeedNamespaces(t)
 	t.Parallel() // it waits
 	const ports, n = 10, 300
-	err := testnet.New(t).Do(func() error {
+	err := testhost.NewNamespace(t).Do(func() error {
 		const sysctl = "/proc/sys/net/ipv4/ip_local_port_range"
 		if err := os.WriteFile(sysctl, fmt.Appendf(nil, "40000 %d", 40000+ports-1), 0); err != nil {
 			return err
@@ -277,8 +276,8 @@ func TestPortsRunOut(t *testing.T) {
 
 // TestUnreachable connects where no route leads.
 func TestUnreachable(t *testing.T) {
-	needs.Namespaces(t)
-	err := testnet.New(t).Do(func() error {
+	testhost.NeedNamespaces(t)
+	err := testhost.NewNamespace(t).Do(func() error {
 		report, err := Run(t.Context(), config(t, "http://[2001:db8::1]/", 3))
 		if err == nil && report.Failures["unreachable"] != 3 {
 			t.Errorf("failures %v: %v", failures(report), report.Errors)
@@ -292,8 +291,8 @@ func TestUnreachable(t *testing.T) {
 
 // TestClients: connections come from the client addresses in turn. A local route makes addresses.
 func TestClients(t *testing.T) {
-	needs.Namespaces(t)
-	err := testnet.New(t).Do(func() error {
+	testhost.NeedNamespaces(t)
+	err := testhost.NewNamespace(t).Do(func() error {
 		add := exec.Command("ip", "route", "add", "local", "2001:db8:c::100/126", "dev", "lo")
 		if out, err := add.CombinedOutput(); err != nil {
 			return fmt.Errorf("%w: %s", err, out)

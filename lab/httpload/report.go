@@ -8,7 +8,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/segue-lb/segue/internal/plural"
+	"github.com/segue-lb/segue/internal/wording"
 )
 
 // Report is what a run has measured. Times are in seconds. Requests of the warm-up do not count.
@@ -180,7 +180,7 @@ func (r *results) report(g *generator) *Report {
 	}
 	if g.idle.failed > 0 {
 		report.Warnings = append(report.Warnings, fmt.Sprintf("%s could not be opened: %v",
-			plural.Count(g.idle.failed, "idle connection"), g.idle.err))
+			wording.Count(g.idle.failed, "idle connection"), g.idle.err))
 	}
 	return report
 }
@@ -217,7 +217,7 @@ func (r *results) addHealth(report *Report) {
 	}
 	if n := r.outcomes[Local]; n > 0 {
 		warn("the generator was the bottleneck: this host could not make %s: %v",
-			plural.Count(int(n), "connection"), r.errors[Local])
+			wording.Count(int(n), "connection"), r.errors[Local])
 	}
 }
 

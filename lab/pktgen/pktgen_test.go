@@ -17,15 +17,14 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/segue-lb/segue/internal/needs"
 	"github.com/segue-lb/segue/internal/packet"
-	"github.com/segue-lb/segue/internal/testnet"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // cable is a veth pair. Packets are sent by "near" and arrive at "far".
 type cable struct {
 	t         testing.TB
-	near, far *testnet.Namespace
+	near, far *testhost.Namespace
 	nearIndex int
 	nearMAC   packet.MAC
 	farMAC    packet.MAC
@@ -33,9 +32,9 @@ type cable struct {
 
 func newCable(t testing.TB) *cable {
 	t.Helper()
-	needs.BPF(t)
-	c := &cable{t: t, near: testnet.New(t), far: testnet.New(t)}
-	testnet.Connect(t, c.near, "near", nil, c.far, "far", nil)
+	testhost.NeedBPF(t)
+	c := &cable{t: t, near: testhost.NewNamespace(t), far: testhost.NewNamespace(t)}
+	testhost.Connect(t, c.near, "near", nil, c.far, "far", nil)
 	c.nearIndex, c.nearMAC = c.describe(c.near, "near")
 	_, c.farMAC = c.describe(c.far, "far")
 	c.must(c.far.Do(c.pass))
@@ -49,7 +48,7 @@ func (c *cable) must(err error) {
 	}
 }
 
-func (c *cable) describe(ns *testnet.Namespace, name string) (index int, mac packet.MAC) {
+func (c *cable) describe(ns *testhost.Namespace, name string) (index int, mac packet.MAC) {
 	c.must(ns.Do(func() error {
 		l, err := netlink.LinkByName(name)
 		if err == nil {
@@ -97,7 +96,7 @@ func (c *cable) run(ctx context.Context, cfg Config) Result {
 }
 
 // capture opens a socket that receives every frame that arrives at an interface.
-func (c *cable) capture(ns *testnet.Namespace, name string) (fd int) {
+func (c *cable) capture(ns *testhost.Namespace, name string) (fd int) {
 	c.t.Helper()
 	index, _ := c.describe(ns, name)
 	c.must(ns.Do(func() (err error) {

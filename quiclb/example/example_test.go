@@ -19,7 +19,7 @@ import (
 
 	"github.com/quic-go/quic-go/http3"
 
-	"github.com/segue-lb/segue/internal/needs"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // limit is the time to wait for operations that take next to no time, unless the machine stands
@@ -59,7 +59,7 @@ func TestAnswers(t *testing.T) {
 
 // TestChromium lets a browser show the page. The browser has no TCP server to fall back to.
 func TestChromium(t *testing.T) {
-	needs.Command(t, "chromium", "chromium")
+	testhost.NeedCommand(t, "chromium", "chromium")
 	s := start(t)
 	// Processes of the browser may write to its folder after the first process has ended, so
 	// t.TempDir could fail to remove the folder.

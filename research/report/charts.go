@@ -8,7 +8,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/segue-lb/segue/internal/plural"
+	"github.com/segue-lb/segue/internal/wording"
 	"github.com/segue-lb/segue/research/chart"
 	"github.com/segue-lb/segue/research/sim"
 	"github.com/segue-lb/segue/research/testbed"
@@ -78,7 +78,7 @@ func (f *folder) intervals() string {
 	case f.Seeds < 2:
 		return "Error bars are 95% confidence intervals."
 	}
-	return "Error bars are 95% confidence intervals over " + plural.Count(f.Seeds, "seed") + "."
+	return "Error bars are 95% confidence intervals over " + wording.Count(f.Seeds, "seed") + "."
 }
 
 func (f *folder) hasSimulation() bool {

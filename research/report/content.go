@@ -11,7 +11,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/segue-lb/segue/internal/plural"
+	"github.com/segue-lb/segue/internal/wording"
 	"github.com/segue-lb/segue/research/testbed"
 )
 
@@ -372,7 +372,7 @@ func (f *folder) facts() []fact {
 		{"Segue", cmp.Or(e.Version, unknown)},
 		{"Kernel", cmp.Or(e.Kernel, unknown)},
 		{"CPU", fmt.Sprintf("%s, %s, %.0f GiB of memory", cmp.Or(e.CPU, "unknown"),
-			plural.Count(e.Cores, "core"), float64(e.Memory)/(1<<30))},
+			wording.Count(e.Cores, "core"), float64(e.Memory)/(1<<30))},
 		{"Speed", plain(f.Speed) + " × real time"},
 		{"Length", length},
 		{"Seeds", fmt.Sprint(f.Seeds)},

@@ -14,8 +14,8 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/segue-lb/segue/internal/atomicfile"
 	"github.com/segue-lb/segue/internal/version"
-	"github.com/segue-lb/segue/internal/wholefile"
 	"github.com/segue-lb/segue/research/chart"
 )
 
@@ -85,13 +85,13 @@ func Write(directory string, s Settings) (*Report, error) {
 		for i := range c.figures {
 			name := c.ID + "-" + fileName(c.figures[i].name) + ".svg"
 			path := filepath.Join(s.Directory, name)
-			if err := wholefile.Write(path, c.figures[i].chart.SVG(), 0o644); err != nil {
+			if err := atomicfile.Write(path, c.figures[i].chart.SVG(), 0o644); err != nil {
 				return nil, err
 			}
 			report.Charts++
 		}
 	}
-	return report, wholefile.Write(report.Page, out.Bytes(), 0o644)
+	return report, atomicfile.Write(report.Page, out.Bytes(), 0o644)
 }
 
 // fileName replaces all characters that a part of a file's name should not have.

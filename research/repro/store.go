@@ -12,7 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 
-	"github.com/segue-lb/segue/internal/wholefile"
+	"github.com/segue-lb/segue/internal/atomicfile"
 )
 
 // store is the directory of the figures.
@@ -132,5 +132,5 @@ func chartName(figure string, i, charts int) string {
 }
 
 func (s *store) write(name string, content []byte) error {
-	return wholefile.Write(filepath.Join(s.directory, name), content, 0o644)
+	return atomicfile.Write(filepath.Join(s.directory, name), content, 0o644)
 }

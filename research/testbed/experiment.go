@@ -16,7 +16,7 @@ import (
 	"github.com/segue-lb/segue/experiments"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/field"
+	"github.com/segue-lb/segue/internal/fieldpath"
 	"github.com/segue-lb/segue/lab"
 	"github.com/segue-lb/segue/lab/application"
 	"github.com/segue-lb/segue/research/sim/scenario"
@@ -227,7 +227,7 @@ func defaults() Experiment {
 	}
 }
 
-// Parse reads an experiment. The error is of type field.Errors.
+// Parse reads an experiment. The error is of type fieldpath.Errors.
 func Parse(name string, text []byte) (*Experiment, error) {
 	e := defaults()
 	e.Name = name
@@ -287,7 +287,7 @@ func Ready(set Set, o Options) (names []string, others []error, err error) {
 }
 
 // problems checks what the lab does not check itself.
-func (e *Experiment) problems() (errs field.Errors) {
+func (e *Experiment) problems() (errs fieldpath.Errors) {
 	require := func(ok bool, path, format string, args ...any) {
 		if !ok {
 			errs.Addf(path, format, args...)
@@ -315,7 +315,7 @@ func (e *Experiment) problems() (errs field.Errors) {
 		errs.Addf("work", "%v", err)
 	}
 	under := func(path string) func(name, problem string) {
-		return func(name, problem string) { errs.Addf(field.Child(path, name), "%s", problem) }
+		return func(name, problem string) { errs.Addf(fieldpath.Child(path, name), "%s", problem) }
 	}
 	e.Size.problems(e, e.Servers, under(""))
 	e.Full.problems(e, cmp.Or(e.Full.Servers, e.Servers), under("full"))
@@ -333,13 +333,13 @@ func (e *Experiment) problems() (errs field.Errors) {
 	}
 	names := map[string]bool{overSimulation: true, overOmniscient: true}
 	for i, c := range e.Cases {
-		path := field.Item("cases", i)
+		path := fieldpath.Item("cases", i)
 		c.problems(e.Kind, under(path))
-		require(!names[c.Name], field.Child(path, "name"), "is already used")
+		require(!names[c.Name], fieldpath.Child(path, "name"), "is already used")
 		names[c.Name] = true
 	}
 	for i, c := range e.Claims {
-		c.problems(e, under(field.Item("claims", i)))
+		c.problems(e, under(fieldpath.Item("claims", i)))
 	}
 	if len(errs) > 0 {
 		return errs
@@ -365,7 +365,7 @@ func (e *Experiment) layoutProblems(fail func(name, problem string)) {
 	}
 	for i, l := range e.Layouts {
 		if len(l.Cores) == 0 || slices.Min(l.Cores) < 1 {
-			fail(field.Child(field.Item("layouts", i), "cores"), "must have at least one server, with 1 core or more each")
+			fail(fieldpath.Child(fieldpath.Item("layouts", i), "cores"), "must have at least one server, with 1 core or more each")
 		}
 	}
 }
@@ -443,23 +443,23 @@ func (e *Experiment) inRealTime() bool { return e.Kind != KindLoad }
 func emulatedProblems(kind Kind, all lab.EmulatedServers, fail func(name, problem string)) {
 	check := func(path string, s lab.EmulatedServer) {
 		if s.Demand != "" || s.DemandTable != "" {
-			fail(field.Child(path, "demand"), "is not allowed, because each request tells its work")
+			fail(fieldpath.Child(path, "demand"), "is not allowed, because each request tells its work")
 		}
 		if _, err := application.ParseSchedule(s.Colocated); err != nil {
-			fail(field.Child(path, "colocated"), err.Error())
+			fail(fieldpath.Child(path, "colocated"), err.Error())
 		}
 		if s.Colocated != "" && kind != KindLoad {
-			fail(field.Child(path, "colocated"), "is only for the kind load")
+			fail(fieldpath.Child(path, "colocated"), "is only for the kind load")
 		}
 	}
 	check("", all.EmulatedServer)
 	for i, s := range all.Exceptions {
-		check(field.Item("exceptions", i), s.EmulatedServer)
+		check(fieldpath.Item("exceptions", i), s.EmulatedServer)
 	}
 }
 
 func (c Case) problems(kind Kind, fail func(name, problem string)) {
-	if c.Name == "" || !field.IsPlain(c.Name) {
+	if c.Name == "" || !fieldpath.IsPlain(c.Name) {
 		fail("name", "must have letters, digits, - and _")
 	}
 	if c.Direct && c.Placement != "" {
@@ -492,7 +492,7 @@ func (c Case) problems(kind Kind, fail func(name, problem string)) {
 }
 
 // refusedByLab returns the errors of the lab about the services.
-func (e *Experiment) refusedByLab() (errs field.Errors) {
+func (e *Experiment) refusedByLab() (errs fieldpath.Errors) {
 	for _, full := range []bool{false, true} {
 		s := e.settings(full)
 		for _, point := range s.Points {

@@ -13,9 +13,9 @@ import (
 
 	"go.yaml.in/yaml/v4"
 
+	"github.com/segue-lb/segue/internal/atomicfile"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/infer"
-	"github.com/segue-lb/segue/internal/wholefile"
 	"github.com/segue-lb/segue/lab"
 	"github.com/segue-lb/segue/research/sim"
 	"github.com/segue-lb/segue/research/sim/placement"
@@ -170,7 +170,7 @@ func (b *rig) override(ctx context.Context, all desired.Overrides) error {
 				err = nil // the run ended before the first feedback
 			}
 		} else {
-			err = wholefile.Write(path, text, 0o644)
+			err = atomicfile.Write(path, text, 0o644)
 		}
 		if err == nil {
 			err = b.lab.Process(n.Name, "lb").Reload(ctx)

@@ -17,8 +17,8 @@ import (
 	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 
+	"github.com/segue-lb/segue/internal/atomicfile"
 	"github.com/segue-lb/segue/internal/version"
-	"github.com/segue-lb/segue/internal/wholefile"
 )
 
 // ResultsFile is the file with the results in a directory of results.
@@ -187,7 +187,7 @@ func (s *store) write() error {
 	if err != nil {
 		return err
 	}
-	return wholefile.Write(filepath.Join(s.directory, ResultsFile), append(text, '\n'), 0o644)
+	return atomicfile.Write(filepath.Join(s.directory, ResultsFile), append(text, '\n'), 0o644)
 }
 
 // folder returns the path of a run's folder, relative to the directory.

@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/needs"
+	"github.com/segue-lb/segue/internal/testhost"
 	"github.com/segue-lb/segue/lab"
 )
 
@@ -22,8 +22,8 @@ import (
 // CPU time is limited.
 func TestApacheServers(t *testing.T) {
 	t.Parallel()
-	needs.Command(t, "apache2", "apache2-bin")
-	needs.CPULimits(t)
+	testhost.NeedCommand(t, "apache2", "apache2-bin")
+	testhost.NeedCPULimits(t)
 	const threshold, workers, cpus = 2, 8, 0.2
 	s := huntingServices(2)[0]
 	s.Accept = desired.Accept{Policy: desired.AcceptStatic, Threshold: new(uint32(threshold))}

@@ -23,7 +23,7 @@ import (
 	"github.com/segue-lb/segue/internal/bgp"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/needs"
+	"github.com/segue-lb/segue/internal/testhost"
 	"github.com/segue-lb/segue/lab"
 )
 
@@ -43,9 +43,9 @@ const late = 900 * time.Millisecond
 func routed(t *testing.T, router lab.Router, balancers int) lab.Topology {
 	t.Helper()
 	if router == lab.FRR {
-		needs.Command(t, "/usr/lib/frr/bgpd", "frr")
+		testhost.NeedCommand(t, "/usr/lib/frr/bgpd", "frr")
 	} else {
-		needs.Command(t, "bird", "bird2")
+		testhost.NeedCommand(t, "bird", "bird2")
 	}
 	topology := topology("http6-encap", "http4-encap")
 	topology.Balancers, topology.Edge.Router = balancers, router
@@ -288,7 +288,7 @@ func TestBFD(t *testing.T) {
 	for _, router := range []lab.Router{lab.FRR, lab.BIRD} {
 		t.Run(string(router), func(t *testing.T) {
 			t.Parallel()
-			needs.Command(t, "bird", "bird2")
+			testhost.NeedCommand(t, "bird", "bird2")
 			topology := routed(t, router, 2)
 			topology.Edge.BFD = true
 			l := up(t, topology)

@@ -18,7 +18,7 @@ import (
 	"time"
 
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/needs"
+	"github.com/segue-lb/segue/internal/testhost"
 	"github.com/segue-lb/segue/lab"
 )
 
@@ -182,7 +182,7 @@ func (s *http2Servers) await(t *testing.T, count int) (got []http2Request) {
 // a page come by one connection.
 func TestHTTP2Chromium(t *testing.T) {
 	t.Parallel()
-	needs.Command(t, "chromium", "chromium")
+	testhost.NeedCommand(t, "chromium", "chromium")
 	// insert6 and encap4 have the family and the encapsulation of encap6.
 	services := slices.DeleteFunc(statelessServices(4), func(s lab.Service) bool {
 		return s.Encapsulation == desired.SRv6Encap && s.VIP.Is6()
@@ -246,7 +246,7 @@ func requirePage(t *testing.T, s lab.Service, page string) {
 // TestQUICChromium lets a browser fetch a page through the balancers, by HTTP/3.
 func TestQUICChromium(t *testing.T) {
 	t.Parallel()
-	needs.Command(t, "chromium", "chromium")
+	testhost.NeedCommand(t, "chromium", "chromium")
 	l := up(t, quicLab(3))
 	servers := startQUICServers(t, l)
 	reconfigure(t, l, byID)

@@ -20,7 +20,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
-	"github.com/segue-lb/segue/internal/runstate"
+	"github.com/segue-lb/segue/internal/rundir"
 	"github.com/segue-lb/segue/lab"
 )
 
@@ -327,7 +327,7 @@ func TestPrivateDataPath(t *testing.T) {
 	t.Parallel()
 	needRoot(t)
 	instance := fmt.Sprintf("test-%d-private", os.Getpid())
-	t.Cleanup(func() { _ = os.Remove(runstate.LockFile(instance)) })
+	t.Cleanup(func() { _ = os.Remove(rundir.LockFile(instance)) })
 	file := filepath.Join(t.TempDir(), "agent.yaml")
 	must(t, os.WriteFile(file, fmt.Appendf(nil, `
 node: {instance: %s, interface: eth0, locator: "fd00:5:0:1::/64"}

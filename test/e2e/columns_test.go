@@ -15,7 +15,7 @@ import (
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/generation"
+	"github.com/segue-lb/segue/internal/serversets"
 	"github.com/segue-lb/segue/internal/tables"
 	"github.com/segue-lb/segue/lab"
 )
@@ -47,7 +47,7 @@ func placesOf(t *testing.T, l *lab.Lab, balancer string, live *load) []int {
 // beyondHistory tells for each connection of a service whether its server was, in any generation
 // since it was opened, not in the history of its place. The first of the sets is the present one.
 func beyondHistory(
-	t *testing.T, l *lab.Lab, s lab.Service, sets []generation.Set, live *load, places []int,
+	t *testing.T, l *lab.Lab, s lab.Service, sets []serversets.Set, live *load, places []int,
 ) []bool {
 	t.Helper()
 	beyond, opened := make([]bool, len(places)), make([]bool, len(places))
@@ -89,9 +89,9 @@ func historyOf(t *testing.T, tablesBack [][]uint16, depth int) *tables.History {
 }
 
 // generationsOf reads the generations that a balancer has saved.
-func generationsOf(t *testing.T, l *lab.Lab, balancer string) generation.Generations {
+func generationsOf(t *testing.T, l *lab.Lab, balancer string) serversets.Generations {
 	t.Helper()
-	all, err := generation.Load(generationsFile(l, balancer))
+	all, err := serversets.Load(generationsFile(l, balancer))
 	must(t, err)
 	return all
 }
@@ -108,7 +108,7 @@ func bucketKeys(t *testing.T, l *lab.Lab, balancer string) dataplane.TupleKeys {
 }
 
 // rowsOf builds the candidate table of a set. It returns the numbers of all places' servers.
-func rowsOf(t *testing.T, l *lab.Lab, set generation.Set) []uint16 {
+func rowsOf(t *testing.T, l *lab.Lab, set serversets.Set) []uint16 {
 	t.Helper()
 	table, err := set.Table()
 	must(t, err)

@@ -12,7 +12,7 @@ import (
 	"testing"
 
 	"github.com/segue-lb/segue/internal/balancer/inspect"
-	"github.com/segue-lb/segue/internal/runstate"
+	"github.com/segue-lb/segue/internal/rundir"
 	"github.com/segue-lb/segue/lab"
 )
 
@@ -144,7 +144,7 @@ func TestServerCommands(t *testing.T) {
 		t.Errorf("segue reload on a server: %s", out)
 	}
 	out := command(t, l, "s2", "curl", "-sS", "--unix-socket",
-		runstate.SocketFile(l.Node("s2").Instance()), "http://agent/v1/services")
+		rundir.SocketFile(l.Node("s2").Instance()), "http://agent/v1/services")
 	if !strings.Contains(out, `"name":"`+s.Name+`"`) {
 		t.Errorf("services of an agent: %s", out)
 	}

@@ -14,8 +14,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/needs"
 	"github.com/segue-lb/segue/internal/srv6"
+	"github.com/segue-lb/segue/internal/testhost"
 	"github.com/segue-lb/segue/lab"
 )
 
@@ -25,7 +25,7 @@ import (
 // what it knows of the servers' loads nor the connections may change.
 func TestForgedReportsChangeNothing(t *testing.T) {
 	t.Parallel()
-	needs.Cgroup2(t)
+	testhost.NeedCgroup2(t)
 	const connections = 40
 	topology := hunting(reportingServices(desired.SelectReports)...)
 	topology.Servers = 4

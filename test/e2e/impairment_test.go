@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/needs"
+	"github.com/segue-lb/segue/internal/testhost"
 	"github.com/segue-lb/segue/lab"
 )
 
@@ -22,7 +22,7 @@ import (
 // hosts. Two in eleven of the client's packets do not arrive at a server, or arrive out of order.
 func TestConnectionsOverBadLinks(t *testing.T) {
 	t.Parallel()
-	needs.TUN(t)
+	testhost.NeedTUN(t)
 	const connections, atATime = 2000, 1000
 	l := up(t, topology(mixed...))
 	c := newClient(l)
@@ -74,8 +74,8 @@ var badLinksConnections = flag.Int("badlinks.connections", 5000, "how many conne
 // answered, by the only server that ever accepted it, and none is reset.
 func TestHuntingOverBadLinks(t *testing.T) {
 	t.Parallel()
-	needs.Cgroup2(t)
-	needs.TUN(t)
+	testhost.NeedCgroup2(t)
+	testhost.NeedTUN(t)
 	const atATime = 2000
 	connections := *badLinksConnections
 	topology := topology()

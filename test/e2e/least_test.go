@@ -10,9 +10,9 @@ import (
 	"testing"
 
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/needs"
 	"github.com/segue-lb/segue/internal/packet/packettest"
 	"github.com/segue-lb/segue/internal/srv6"
+	"github.com/segue-lb/segue/internal/testhost"
 	"github.com/segue-lb/segue/lab"
 )
 
@@ -31,7 +31,7 @@ func comparingServices() []lab.Service {
 // number at most.
 func TestLeastKeepsConnectionsEven(t *testing.T) {
 	t.Parallel()
-	needs.Cgroup2(t)
+	testhost.NeedCgroup2(t)
 	const connections, tolerance = 600, 2
 	topology := hunting(comparingServices()...)
 	topology.Servers = 6
@@ -91,7 +91,7 @@ func requireHandBacks(t *testing.T, l *lab.Lab, s lab.Service, connections uint6
 // compare their loads and hand connections back.
 func TestHandBacksOnTheWire(t *testing.T) {
 	t.Parallel()
-	needs.Cgroup2(t)
+	testhost.NeedCgroup2(t)
 	topology := hunting(comparingServices()...)
 	topology.Balancers, topology.Servers = 1, 5
 	l := up(t, topology)

@@ -22,8 +22,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/needs"
-	"github.com/segue-lb/segue/internal/testnet"
+	"github.com/segue-lb/segue/internal/testhost"
 	"github.com/segue-lb/segue/lab"
 )
 
@@ -118,8 +117,8 @@ func takeDownLab(name string) error {
 
 func needRoot(t *testing.T) {
 	t.Helper()
-	needs.Namespaces(t)
-	needs.Agent(t)
+	testhost.NeedNamespaces(t)
+	testhost.NeedAgent(t)
 }
 
 // topology returns a lab with two balancers, three servers, and the named services of the built-in
@@ -230,7 +229,7 @@ func command(t *testing.T, l *lab.Lab, node, name string, args ...string) string
 }
 
 // Helpers of all tests.
-var must, eventually = testnet.Must, testnet.Eventually
+var must, eventually = testhost.Must, testhost.Eventually
 
 // reconfigure writes a changed configuration for every balancer and reloads it.
 func reconfigure(t *testing.T, l *lab.Lab, change func(*desired.Balancer)) {

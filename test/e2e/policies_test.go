@@ -16,8 +16,8 @@ import (
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/needs"
 	"github.com/segue-lb/segue/internal/tables"
+	"github.com/segue-lb/segue/internal/testhost"
 	"github.com/segue-lb/segue/lab"
 )
 
@@ -103,7 +103,7 @@ func TestFixedPolicies(t *testing.T) {
 // names, and the ports are fixed.
 func TestStaticPolicy(t *testing.T) {
 	t.Parallel()
-	needs.Cgroup2(t)
+	testhost.NeedCgroup2(t)
 	const threshold = 4
 	topology := hunting(huntingServices(2)...)
 	topology.Servers = 4
@@ -181,7 +181,7 @@ func algorithm1(servers map[string]offered, candidates []string, threshold int) 
 // their own bucket. The tolerance is six standard deviations.
 func TestRandomCandidates(t *testing.T) {
 	t.Parallel()
-	needs.Cgroup2(t)
+	testhost.NeedCgroup2(t)
 	const connections = 600
 	s := huntingServices(2)[0]
 	s.Selection = desired.SelectRandom

@@ -11,8 +11,8 @@ import (
 
 	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/needs"
 	"github.com/segue-lb/segue/internal/srv6"
+	"github.com/segue-lb/segue/internal/testhost"
 	"github.com/segue-lb/segue/lab"
 )
 
@@ -30,7 +30,7 @@ func reportingServices(selection desired.Selection) []lab.Service {
 // the reported loads fall.
 func TestServersReportLoads(t *testing.T) {
 	t.Parallel()
-	needs.Cgroup2(t)
+	testhost.NeedCgroup2(t)
 	const connections, servers, tolerance = 120, 6, 3
 	topology := hunting(reportingServices(desired.SelectReports)...)
 	topology.Servers = servers

@@ -17,8 +17,8 @@ import (
 
 	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/datapath"
-	"github.com/segue-lb/segue/internal/generation"
-	"github.com/segue-lb/segue/internal/runstate"
+	"github.com/segue-lb/segue/internal/rundir"
+	"github.com/segue-lb/segue/internal/serversets"
 	"github.com/segue-lb/segue/lab"
 )
 
@@ -111,9 +111,9 @@ func TestFullDisk(t *testing.T) {
 	visitors.more(t, 20)
 
 	must(t, os.Remove(filler))
-	file := generation.File(state, n.Instance())
+	file := serversets.File(state, n.Instance())
 	eventually(t, func() error {
-		stored, err := generation.Load(file)
+		stored, err := serversets.Load(file)
 		if err == nil && len(stored[name].Sets) != 2 {
 			err = fmt.Errorf("%s has %d sets of %s", file, len(stored[name].Sets), name)
 		}
@@ -166,7 +166,7 @@ services: [{name: web, vip: "2001:db8:99::1", port: 80, protocol: tcp, servers: 
 	if _, err := os.Stat(datapath.Dir(instance)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("pins are left behind: %v", err)
 	}
-	if _, err := os.Stat(runstate.LockFile(instance)); !errors.Is(err, os.ErrNotExist) {
+	if _, err := os.Stat(rundir.LockFile(instance)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the lock is left behind: %v", err)
 	}
 	visitors.more(t, 20)

@@ -16,7 +16,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/segue-lb/segue/internal/runstate"
+	"github.com/segue-lb/segue/internal/rundir"
 	"github.com/segue-lb/segue/lab"
 )
 
@@ -56,7 +56,7 @@ func schemathesis(t *testing.T, l *lab.Lab, node string) map[string]map[string]i
 	}
 	hooks, err := filepath.Abs("testdata")
 	must(t, err)
-	server, answers := proxyTo(t, runstate.SocketFile(l.Node(node).Instance()))
+	server, answers := proxyTo(t, rundir.SocketFile(l.Node(node).Instance()))
 	run := exec.CommandContext(t.Context(), "python3", "-m", "schemathesis.cli", "run", server.URL+"/openapi.json",
 		"--exclude-operation-id", "watch-events", // an answer without an end
 		// A schema cannot say which fields a service has: most valid requests are refused.

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/generation"
+	"github.com/segue-lb/segue/internal/serversets"
 	"github.com/segue-lb/segue/lab"
 )
 
@@ -192,5 +192,5 @@ func startAnew(t *testing.T, l *lab.Lab, name, other string) {
 // generationsFile returns the path of the file in which a balancer keeps its generations.
 func generationsFile(l *lab.Lab, balancer string) string {
 	node := l.Node(balancer).BalancerConfig().Node
-	return generation.File(node.State, node.Instance)
+	return serversets.File(node.State, node.Instance)
 }

@@ -19,7 +19,7 @@ import (
 	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
-	"github.com/segue-lb/segue/internal/needs"
+	"github.com/segue-lb/segue/internal/testhost"
 	"github.com/segue-lb/segue/lab"
 )
 
@@ -127,7 +127,7 @@ func fleetServices() (services, unmoved []lab.Service) {
 
 func newFleet(t *testing.T, program string) *fleet {
 	t.Helper()
-	needs.Cgroup2(t)
+	testhost.NeedCgroup2(t)
 	services, unmoved := fleetServices()
 	top := topology()
 	top.Services = slices.Concat(services, unmoved)

@@ -15,7 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/segue-lb/segue/internal/offload"
+	"github.com/segue-lb/segue/internal/netdev"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/lab"
 )
@@ -27,7 +27,7 @@ import (
 func strangersAreNotBalanced(t *testing.T, l *lab.Lab) {
 	requireOff := func() error {
 		return l.Node("fabric").Do(func() error {
-			on, err := offload.Active("lb1", tagOffloads...)
+			on, err := netdev.ActiveOffloads("lb1", tagOffloads...)
 			if err == nil && len(on) > 0 {
 				err = fmt.Errorf("on: %v", on)
 			}
@@ -54,7 +54,7 @@ func strangersAreNotBalanced(t *testing.T, l *lab.Lab) {
 			return nil
 		})
 		remove()
-		must(t, l.Node("fabric").Do(func() error { return offload.Set("lb1", true, tagOffloads...) }))
+		must(t, l.Node("fabric").Do(func() error { return netdev.SetOffloads("lb1", true, tagOffloads...) }))
 		eventually(t, requireOff)
 	}
 	if s := balancerStatus(t, l.Node("lb1")); s.Attachment.HiddenVLANTags != "" {

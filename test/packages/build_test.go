@@ -17,7 +17,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/segue-lb/segue/internal/needs"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 const (
@@ -151,7 +151,7 @@ func TestForeign(t *testing.T) {
 	if pages, err := filepath.Glob(filepath.Join(dir, "usr/share/man/man8/*.gz")); err != nil || len(pages) < 20 {
 		t.Errorf("the package has %d man pages: %v", len(pages), err)
 	}
-	needs.Command(t, emulator, "qemu-user-static")
+	testhost.NeedCommand(t, emulator, "qemu-user-static")
 	if out := run(t, emulator, program, "version"); !strings.Contains(out, "segue 0.8.1\n") || !strings.Contains(out, arch) {
 		t.Errorf("segue version: %s", out)
 	}
@@ -214,7 +214,7 @@ func versionOf(info *buildinfo.BuildInfo, module string) string {
 // TestVersion checks versions of a repository while commits and tags are added, and that they sort
 // as the commits do.
 func TestVersion(t *testing.T) {
-	needs.Command(t, "git", "git")
+	testhost.NeedCommand(t, "git", "git")
 	dir := t.TempDir()
 	must(t, os.Mkdir(filepath.Join(dir, "scripts"), 0o755))
 	run(t, "cp", filepath.Join(project, "scripts/version.sh"), filepath.Join(dir, "scripts"))

@@ -13,7 +13,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/segue-lb/segue/internal/needs"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // image is the last stage of the Containerfile.
@@ -84,10 +84,10 @@ func readContainer(t *testing.T, role string) container {
 // TestContainer runs the content of the image with the privileges that docs/fleet.md gives to it.
 // systemd takes the part of the container's runtime: it runs a process in another root.
 func TestContainer(t *testing.T) {
-	needs.Namespaces(t)
-	needs.Agent(t)
-	needs.Cgroup2(t)
-	needs.Command(t, "ethtool", "ethtool")
+	testhost.NeedNamespaces(t)
+	testhost.NeedAgent(t)
+	testhost.NeedCgroup2(t)
+	testhost.NeedCommand(t, "ethtool", "ethtool")
 	s := newSite(t, debianRoot(t, "bookworm"))
 	s.server.runImage(t, "agent", agentFile)
 	s.lb.runImage(t, "lb", lbFile)
@@ -106,7 +106,7 @@ func TestContainer(t *testing.T) {
 // TestMaskedUnits installs the package beside a container, as docs/fleet.md says: no unit starts, and
 // the tables stay those of root.
 func TestMaskedUnits(t *testing.T) {
-	needs.Namespaces(t)
+	testhost.NeedNamespaces(t)
 	text, err := os.ReadFile(filepath.Join(project, "docs/fleet.md"))
 	must(t, err)
 	mask := regexp.MustCompile(`(?m)^    (systemctl mask .*)$`).FindStringSubmatch(string(text))

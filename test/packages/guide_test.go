@@ -16,7 +16,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/segue-lb/segue/internal/needs"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 const (
@@ -30,12 +30,12 @@ const (
 // TestGuide follows the first part of docs/fleet.md: it runs all its blocks on the hosts of
 // hosts.sh, in their order, and compares what they print.
 func TestGuide(t *testing.T) {
-	needs.Namespaces(t)
-	needs.BPF(t)
-	needs.Agent(t)
-	needs.Cgroup2(t)
-	needs.Command(t, "debootstrap", "debootstrap")
-	needs.Command(t, "ethtool", "ethtool")
+	testhost.NeedNamespaces(t)
+	testhost.NeedBPF(t)
+	testhost.NeedAgent(t)
+	testhost.NeedCgroup2(t)
+	testhost.NeedCommand(t, "debootstrap", "debootstrap")
+	testhost.NeedCommand(t, "ethtool", "ethtool")
 	text, err := os.ReadFile(guide)
 	must(t, err)
 	_, part, _ := strings.Cut(string(text), "\n## Build a fleet\n")

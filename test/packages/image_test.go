@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/segue-lb/segue/internal/needs"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 var buildImage = flag.Bool("image", false, "build the container image in TestImage, which takes minutes")
@@ -21,7 +21,7 @@ func TestImage(t *testing.T) {
 	if !*buildImage {
 		t.Skip("installs a compiler and compiles everything once more, which takes minutes: -image")
 	}
-	needs.Command(t, "buildah", "buildah")
+	testhost.NeedCommand(t, "buildah", "buildah")
 	source, storage := t.TempDir(), t.TempDir()
 	t.Setenv("BUILDAH_ISOLATION", "chroot") // needs no container runtime
 	buildah := func(args ...string) string {

@@ -21,11 +21,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/segue-lb/segue/internal/needs"
-	"github.com/segue-lb/segue/internal/testnet"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
-const patience = testnet.Patience
+const patience = testhost.Patience
 
 // rootsDir has the Debian roots that other test runs of this checkout have made.
 const rootsDir = "../../.tools/roots"
@@ -37,7 +36,7 @@ var making sync.Mutex
 // if it cannot make one.
 func debianRoot(t *testing.T, suite string) string {
 	t.Helper()
-	needs.Command(t, "debootstrap", "debootstrap")
+	testhost.NeedCommand(t, "debootstrap", "debootstrap")
 	making.Lock()
 	defer making.Unlock()
 	root, err := filepath.Abs(filepath.Join(rootsDir, suite))
@@ -88,7 +87,7 @@ func aptMirror() string {
 type machine struct {
 	name string
 	root string // the root's path on this machine
-	net  *testnet.Namespace
+	net  *testhost.Namespace
 	log  *bytes.Buffer
 	// Of the present boot: the control group, the process ID of systemd, and its end.
 	group string
@@ -100,8 +99,8 @@ type machine struct {
 // does not start here.
 func bootMachine(t *testing.T, name, root string) *machine {
 	t.Helper()
-	needs.BPF(t)
-	m := &machine{name: name, root: overlay(t, root), net: testnet.New(t), log: new(bytes.Buffer)}
+	testhost.NeedBPF(t)
+	m := &machine{name: name, root: overlay(t, root), net: testhost.NewNamespace(t), log: new(bytes.Buffer)}
 	must(t, os.WriteFile(filepath.Join(m.root, "etc/hostname"), []byte(name+"\n"), 0o644))
 	// Debian's timers would change files, such as by a copy of dpkg's files at midnight.
 	must(t, os.Symlink("/dev/null", filepath.Join(m.root, "etc/systemd/system/timers.target")))
@@ -176,7 +175,7 @@ func (m *machine) powerOff(t *testing.T) {
 // ownGroup makes a control group for the machine. It skips the test if it may not.
 func (m *machine) ownGroup(t *testing.T) string {
 	t.Helper()
-	group := filepath.Join(needs.Cgroup2(t), fmt.Sprintf("segue-packages-%d-%s", os.Getpid(), m.name))
+	group := filepath.Join(testhost.NeedCgroup2(t), fmt.Sprintf("segue-packages-%d-%s", os.Getpid(), m.name))
 	if err := os.Mkdir(group, 0o755); err != nil {
 		t.Skipf("needs a control group for systemd: %v", err)
 	}
@@ -266,7 +265,7 @@ func (m *machine) write(t *testing.T, path, content string, mode fs.FileMode) {
 }
 
 // ip runs ip(8), of the test's machine, in the network namespace of the machine.
-func ip(t *testing.T, n *testnet.Namespace, args ...string) {
+func ip(t *testing.T, n *testhost.Namespace, args ...string) {
 	t.Helper()
 	must(t, n.Do(func() error {
 		out, err := exec.CommandContext(t.Context(), "ip", args...).CombinedOutput()
@@ -318,7 +317,7 @@ func run(t *testing.T, args ...string) string {
 }
 
 // Helpers of all tests.
-var must, eventually = testnet.Must, testnet.Eventually
+var must, eventually = testhost.Must, testhost.Eventually
 
 func lastLines(text []byte, n int) string {
 	lines := strings.Split(strings.TrimSpace(string(text)), "\n")

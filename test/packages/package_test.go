@@ -16,8 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
-	"github.com/segue-lb/segue/internal/needs"
-	"github.com/segue-lb/segue/internal/testnet"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // The network is that of README.md, with a routed link for each host:
@@ -73,7 +72,7 @@ const udpService = "[" + vip + "]:9000"
 
 // site has a balancer and a server, which are machines, and a router with the client.
 type site struct {
-	router     *testnet.Namespace
+	router     *testhost.Namespace
 	lb, server *machine
 }
 
@@ -86,10 +85,10 @@ func TestPackage(t *testing.T) {
 }
 
 func testPackage(t *testing.T, suite string) {
-	needs.Namespaces(t)
-	needs.Agent(t)
-	needs.Cgroup2(t)
-	needs.Command(t, "ethtool", "ethtool")
+	testhost.NeedNamespaces(t)
+	testhost.NeedAgent(t)
+	testhost.NeedCgroup2(t)
+	testhost.NeedCommand(t, "ethtool", "ethtool")
 	root := debianRoot(t, suite)
 	s := newSite(t, root)
 	before := map[*machine][]string{s.lb: s.lb.files(t), s.server: s.server.files(t)}
@@ -118,7 +117,7 @@ func testPackage(t *testing.T, suite string) {
 
 func newSite(t *testing.T, root string) *site {
 	t.Helper()
-	s := &site{router: testnet.New(t)}
+	s := &site{router: testhost.NewNamespace(t)}
 	s.lb = bootMachine(t, "lb", root)
 	s.server = bootMachine(t, "server", root)
 	s.connect(t, "to-lb", "2001:db8:1::1/64", s.lb.net, "2001:db8:1::10/64")
@@ -139,9 +138,9 @@ func newSite(t *testing.T, root string) *site {
 
 // connect connects the router and a host. The router's end has the settings that XDP on veth needs
 // (docs/lab.md).
-func (s *site) connect(t *testing.T, name, address string, host *testnet.Namespace, hostAddress string) {
+func (s *site) connect(t *testing.T, name, address string, host *testhost.Namespace, hostAddress string) {
 	t.Helper()
-	testnet.Connect(t, s.router, name, []netip.Prefix{netip.MustParsePrefix(address)},
+	testhost.Connect(t, s.router, name, []netip.Prefix{netip.MustParsePrefix(address)},
 		host, "eth0", []netip.Prefix{netip.MustParsePrefix(hostAddress)})
 	ip(t, s.router, "link", "set", name, "mtu", "1600")
 	ip(t, host, "link", "set", "eth0", "mtu", "1600")

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/segue-lb/segue/internal/needs"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // stuck is a script that never ends.
@@ -22,7 +22,7 @@ const stuck = "exec sleep infinity"
 // script runs where systemd seems to run, with an instance "lb" in the BPF file system.
 func runScript(t *testing.T, script string, programs map[string]string, args ...string) (calls, output string) {
 	t.Helper()
-	needs.Namespaces(t)
+	testhost.NeedNamespaces(t)
 	dir := t.TempDir()
 	pins, tools, log := filepath.Join(dir, "pins"), filepath.Join(dir, "tools"), filepath.Join(dir, "calls")
 	must(t, os.MkdirAll(filepath.Join(pins, "segue/lb"), 0o755))

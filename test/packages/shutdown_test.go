@@ -7,8 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/segue-lb/segue/internal/needs"
-	"github.com/segue-lb/segue/internal/testnet"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // announcingFile is a balancer whose VIP is announced. The router does not answer.
@@ -40,9 +39,9 @@ func TestDrainAtShutdown(t *testing.T) {
 }
 
 func testDrainAtShutdown(t *testing.T, suite string) {
-	needs.Namespaces(t)
-	needs.Command(t, "ethtool", "ethtool")
-	s := &site{router: testnet.New(t)}
+	testhost.NeedNamespaces(t)
+	testhost.NeedCommand(t, "ethtool", "ethtool")
+	s := &site{router: testhost.NewNamespace(t)}
 	m := bootMachine(t, "lb", debianRoot(t, suite))
 	s.connect(t, "to-lb", "2001:db8:1::1/64", m.net, "2001:db8:1::10/64")
 	ip(t, m.net, "route", "add", "fd00:5:0:1::/64", "via", "2001:db8:1::1")

@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/segue-lb/segue/internal/testnet"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 const (
@@ -28,7 +28,7 @@ const (
 )
 
 // echoServers answers what clients send, by TCP and UDP, until the test ends.
-func echoServers(t *testing.T, n *testnet.Namespace, tcp []string, udp string) {
+func echoServers(t *testing.T, n *testhost.Namespace, tcp []string, udp string) {
 	t.Helper()
 	for _, address := range tcp {
 		var listener net.Listener
@@ -74,7 +74,7 @@ type load struct {
 }
 
 // startLoad sends traffic from the namespace to the addresses until stop is called.
-func startLoad(t *testing.T, n *testnet.Namespace, tcp []string, udp string) *load {
+func startLoad(t *testing.T, n *testhost.Namespace, tcp []string, udp string) *load {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	l := &load{stopping: cancel}
@@ -91,7 +91,7 @@ func startLoad(t *testing.T, n *testnet.Namespace, tcp []string, udp string) *lo
 	return l
 }
 
-func dial(n *testnet.Namespace, address string) (conn net.Conn, err error) {
+func dial(n *testhost.Namespace, address string) (conn net.Conn, err error) {
 	err = n.Do(func() error {
 		conn, err = net.DialTimeout("tcp", address, patience)
 		return err
@@ -133,7 +133,7 @@ func (l *load) stay(ctx context.Context, conn net.Conn) {
 }
 
 // openMore opens connections, uses each once, and closes it.
-func (l *load) openMore(ctx context.Context, n *testnet.Namespace, addresses []string) {
+func (l *load) openMore(ctx context.Context, n *testhost.Namespace, addresses []string) {
 	tick := time.NewTicker(newEvery)
 	defer tick.Stop()
 	for i := 0; ; i++ {

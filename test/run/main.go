@@ -64,10 +64,10 @@ var tiers = []tier{
 		// in C, where Go cannot recover from the fault.
 		name: "unit",
 		packages: []string{
-			"internal/accept", "internal/config", "internal/desired", "internal/generation",
-			"internal/infer", "internal/kernelclock", "internal/packet", "internal/packet/packettest",
-			"internal/plural", "internal/srv6", "internal/tables", "internal/version",
-			"internal/wholefile", "lab/cpulimit", "lab/wiki", "loadshm", "quiclb", "quiclb/example",
+			"internal/accept", "internal/atomicfile", "internal/bpfclock", "internal/config",
+			"internal/desired", "internal/infer", "internal/packet", "internal/packet/packettest",
+			"internal/serversets", "internal/srv6", "internal/tables", "internal/version",
+			"internal/wording", "lab/cpulimit", "lab/wiki", "loadshm", "quiclb", "quiclb/example",
 			"research/chart", "research/model", "research/report", "research/repro", "research/sim",
 			"research/sim/placement", "research/sim/processor", "research/sim/scenario", "test/docs",
 			"test/mutants", "test/spdx",

@@ -8,7 +8,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/segue-lb/segue/internal/datapath"
-	"github.com/segue-lb/segue/internal/probe"
+	"github.com/segue-lb/segue/internal/health/probe"
 )
 
 // FirstForward is the first reason that is counted by server: FIRST_FORWARD in

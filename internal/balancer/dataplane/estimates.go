@@ -10,8 +10,8 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/segue-lb/segue/internal/bpfclock"
 	"github.com/segue-lb/segue/internal/infer"
-	"github.com/segue-lb/segue/internal/kernelclock"
 )
 
 // Estimate is what a process has inferred about a server. It outlives the process. Numbers are 0 if
@@ -146,4 +146,4 @@ func (p *Plane) forgetEstimate(slot uint32) error {
 
 // BootTime returns the time since the system was booted. It is the clock of estimates. It returns
 // an error if the clock cannot be read.
-func BootTime() (time.Duration, error) { return kernelclock.Boot() }
+func BootTime() (time.Duration, error) { return bpfclock.Boot() }

@@ -12,7 +12,7 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
-	"github.com/segue-lb/segue/internal/kernelclock"
+	"github.com/segue-lb/segue/internal/bpfclock"
 )
 
 // FlowCounts are numbers of flows by state.
@@ -81,7 +81,7 @@ func (t *FlowCountTable) close() error { return unix.Munmap(t.memory) }
 // store stores the numbers of entries that a sweep has kept, for the slots that have a server. The
 // argument kept is by slot. Slots beyond its end have no entries.
 func (t *FlowCountTable) store(kept []SweptServer, slots iter.Seq[uint32]) error {
-	now, err := kernelclock.Boot()
+	now, err := bpfclock.Boot()
 	if err != nil {
 		return err
 	}
@@ -176,6 +176,6 @@ func (c *SweptCounts) Total() (flows CountedFlows, age time.Duration, ok bool, e
 		flows.Flows.add(counted.Flows)
 		flows.HalfOpen.add(counted.HalfOpen)
 	}
-	now, err := kernelclock.Boot()
+	now, err := bpfclock.Boot()
 	return flows, now - time.Duration(c.time), true, err
 }

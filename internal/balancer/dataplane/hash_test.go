@@ -10,8 +10,8 @@ import (
 	"net/netip"
 	"testing"
 
-	"github.com/segue-lb/segue/internal/clientsets"
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/packet/packettest"
 )
 
 var (
@@ -155,7 +155,7 @@ func TestBucketsAreEven(t *testing.T) {
 func TestChosenFlowsShareBucketsByChance(t *testing.T) {
 	t.Parallel()
 	const bits, draws = 10, 1000
-	for name, clients := range clientsets.All() {
+	for name, clients := range packettest.ClientSets() {
 		victim := withSource(some6, clients[0].String())
 		random := rand.New(rand.NewChaCha8(sha256.Sum256([]byte(name))))
 		var shared, filled int
@@ -163,7 +163,7 @@ func TestChosenFlowsShareBucketsByChance(t *testing.T) {
 			mates := matesOf(victim, clients[1:], bits, &Identity{FlowKeys: drawFlowKeys(random)})
 			shared, filled = shared+mates, filled+oneIf(mates >= FlowsPerBucket)
 		}
-		const chance, most = draws * clientsets.Size >> bits, draws * clientsets.Size / FlowsPerBucket >> bits
+		const chance, most = draws * packettest.ClientSetSize >> bits, draws * packettest.ClientSetSize / FlowsPerBucket >> bits
 		if shared < chance*3/4 || shared > chance*5/4 || filled > most {
 			t.Errorf("%s: %d flows share a victim's bucket, want about %d by chance; "+
 				"they fill it for %d of %d keys, want at most %d", name, shared, chance, filled, draws, most)

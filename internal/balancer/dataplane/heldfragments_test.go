@@ -8,7 +8,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/segue-lb/segue/internal/datapath"
-	"github.com/segue-lb/segue/internal/testnet"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // XDP of a bond in native mode runs on a member, and says the number of the member. A held fragment
@@ -16,9 +16,9 @@ import (
 // kernels have bonds.
 func TestFragmentsFromAMember(t *testing.T) {
 	t.Parallel()
-	host, fabric := testnet.New(t), testnet.New(t)
-	testnet.Connect(t, fabric, "to-host", nil, host, "member", nil)
-	testnet.Must(t, host.Do(func() error {
+	host, fabric := testhost.NewNamespace(t), testhost.NewNamespace(t)
+	testhost.Connect(t, fabric, "to-host", nil, host, "member", nil)
+	testhost.Must(t, host.Do(func() error {
 		bond := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "bond"}}
 		if err := netlink.LinkAdd(bond); err != nil {
 			return err

@@ -34,7 +34,7 @@ func nameIn(label balancerServerLabel) ServerName {
 type ServiceLabel struct {
 	Name string
 	// Generation is the number of the present generation of the service's servers, and Digest that
-	// of the generation's sets (package generation).
+	// of the generation's sets (package serversets).
 	Generation uint64
 	Digest     uint32
 	// Estimator is how the service infers (desired.Service.Estimates), or nothing.

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/segue-lb/segue/internal/datapath"
-	"github.com/segue-lb/segue/internal/probe"
+	"github.com/segue-lb/segue/internal/health/probe"
 )
 
 const (

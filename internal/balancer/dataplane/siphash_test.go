@@ -12,7 +12,7 @@ import (
 
 	dchest "github.com/dchest/siphash"
 
-	"github.com/segue-lb/segue/internal/needs"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // sipVectors are the vectors that the authors of SipHash published with their implementation
@@ -49,7 +49,7 @@ func (w sipWords) hash(t *testing.T, objects *siphashObjects) (hashes [8]uint64)
 // on random messages.
 func TestSipHash(t *testing.T) {
 	t.Parallel()
-	needs.BPF(t)
+	testhost.NeedBPF(t)
 	var objects siphashObjects
 	if err := loadSiphashObjects(&objects, nil); err != nil {
 		t.Fatalf("%+v", err)

@@ -9,14 +9,14 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"github.com/segue-lb/segue/internal/needs"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // The program copies any part of a table that fits the copied words, and tables that do not fit. It
 // says if the table has fewer words than expected, or if there is none.
 func TestTableCopier(t *testing.T) {
 	t.Parallel()
-	needs.BPF(t)
+	testhost.NeedBPF(t)
 	spec, err := loadCopier()
 	if err != nil {
 		t.Fatal(err)

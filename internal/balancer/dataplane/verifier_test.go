@@ -7,7 +7,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"github.com/segue-lb/segue/internal/needs"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // The verifier's work is most of the time of a start, and of the packet tests. It multiplies
@@ -15,7 +15,7 @@ import (
 // after it (forget in bpf/net/parse.h). The kernel refuses a program at one million instructions.
 func TestVerifierWork(t *testing.T) {
 	t.Parallel()
-	needs.BPF(t)
+	testhost.NeedBPF(t)
 	attached, _, err := LoadSpec()
 	if err != nil {
 		t.Fatal(err)

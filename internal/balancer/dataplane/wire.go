@@ -6,7 +6,7 @@ import (
 	"sync/atomic"
 
 	"github.com/segue-lb/segue/internal/datapath"
-	"github.com/segue-lb/segue/internal/probe"
+	"github.com/segue-lb/segue/internal/health/probe"
 )
 
 // Wire sends probes through the data path and reads their answers. It implements probe.Wire.

@@ -14,7 +14,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
 
-	"github.com/segue-lb/segue/internal/needs"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // mostStack is the maximum stack of a program and a chain of called functions, in bytes
@@ -32,7 +32,7 @@ var stackDepths = regexp.MustCompile(`(?m)^stack depth ([0-9+]+)`)
 // use more stack than the oldest kernels allow. It pins no maps.
 func RequireStackForAllKernels(t *testing.T, spec *ebpf.CollectionSpec, program string) {
 	t.Helper()
-	needs.BPF(t)
+	testhost.NeedBPF(t)
 	for name := range spec.Programs {
 		if name != program {
 			delete(spec.Programs, name)

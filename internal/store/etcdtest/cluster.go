@@ -17,8 +17,7 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
-	"github.com/segue-lb/segue/internal/needs"
-	"github.com/segue-lb/segue/internal/testnet"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // Cluster is a cluster of several members. Each runs in a network namespace of its own. A bridge in
@@ -28,15 +27,15 @@ type Cluster struct {
 	Members []*Server
 
 	t      testing.TB
-	middle *testnet.Namespace
+	middle *testhost.Namespace
 }
 
 // StartCluster starts a cluster, and ends it with the test. It skips the test if etcd is not
 // installed, or if the test may not make network namespaces.
 func StartCluster(t testing.TB, members int) *Cluster {
 	t.Helper()
-	needs.Command(t, "etcd", "etcd-server")
-	c := &Cluster{t: t, middle: testnet.New(t)}
+	testhost.NeedCommand(t, "etcd", "etcd-server")
+	c := &Cluster{t: t, middle: testhost.NewNamespace(t)}
 	c.do(func() error {
 		attributes := netlink.NewLinkAttrs()
 		attributes.Name = "br0"
@@ -46,13 +45,13 @@ func StartCluster(t testing.TB, members int) *Cluster {
 	var names []string
 	for i := range members {
 		m := &Server{
-			t: t, name: fmt.Sprint("m", i), dir: filepath.Join(t.TempDir(), "etcd"), place: testnet.New(t),
+			t: t, name: fmt.Sprint("m", i), dir: filepath.Join(t.TempDir(), "etcd"), place: testhost.NewNamespace(t),
 			listen: "127.0.0.1:2379", scheme: "http",
 		}
 		address := netip.AddrFrom4([4]byte{192, 0, 2, byte(i + 1)})
 		m.peer = fmt.Sprintf("http://%s:2380", address)
 		names = append(names, m.name+"="+m.peer)
-		testnet.Connect(t, c.middle, m.name, nil, m.place, "eth0",
+		testhost.Connect(t, c.middle, m.name, nil, m.place, "eth0",
 			[]netip.Prefix{netip.PrefixFrom(address, 24)})
 		c.do(func() error {
 			bridge, err := netlink.LinkByName("br0")

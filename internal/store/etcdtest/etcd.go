@@ -22,8 +22,8 @@ import (
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 
-	"github.com/segue-lb/segue/internal/namespace"
-	"github.com/segue-lb/segue/internal/needs"
+	"github.com/segue-lb/segue/internal/netdev"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // Server is a member of a cluster, which may have no other.
@@ -31,9 +31,9 @@ type Server struct {
 	t      testing.TB
 	name   string
 	dir    string
-	place  *namespace.Namespace // in which the process runs; nil: that of the test
-	listen string               // address and port for clients
-	peer   string               // URL for other members; empty: a free port for each run
+	place  *netdev.Namespace // in which the process runs; nil: that of the test
+	listen string            // address and port for clients
+	peer   string            // URL for other members; empty: a free port for each run
 	// cluster has the names and URLs of all members, as etcd takes them; empty: only this one.
 	cluster  string
 	existing bool // joins a cluster that exists
@@ -54,7 +54,7 @@ func Start(t testing.TB, flags ...string) *Server {
 // StartAt starts a server that listens for clients on an address and port.
 func StartAt(t testing.TB, listen, scheme string, flags ...string) *Server {
 	t.Helper()
-	needs.Command(t, "etcd", "etcd-server")
+	testhost.NeedCommand(t, "etcd", "etcd-server")
 	s := &Server{t: t, name: "test", dir: t.TempDir(), listen: listen, scheme: scheme, flags: flags}
 	t.Cleanup(s.Kill)
 	s.Run()

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/segue-lb/segue/internal/field"
+	"github.com/segue-lb/segue/internal/fieldpath"
 	"github.com/segue-lb/segue/research/sim"
 )
 
@@ -177,7 +177,7 @@ func (m *merger) replay(r *RunnableCase, events []happening) {
 					changed = true
 				}
 			}
-			reported := slices.ContainsFunc(m.errs, func(e *field.Error) bool { return e.Path == t.path })
+			reported := slices.ContainsFunc(m.errs, func(e *fieldpath.Error) bool { return e.Path == t.path })
 			if !changed && !reported {
 				m.failf(t.path, "changes nothing: at %v it %s%s", events[i].at, problem, m.inCase(t.path, r))
 			}

@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"github.com/segue-lb/segue/internal/config"
-	"github.com/segue-lb/segue/internal/field"
+	"github.com/segue-lb/segue/internal/fieldpath"
 	"github.com/segue-lb/segue/research/sim"
 )
 
@@ -129,11 +129,11 @@ func ParseDistribution(text, dir string) (sim.Distribution, error) {
 	var read Distribution
 	var d sim.Distribution
 	m := merger{builder: &builder{dir: dir}}
-	err := config.Decode([]byte(text), &read, func() field.Errors {
+	err := config.Decode([]byte(text), &read, func() fieldpath.Errors {
 		d = m.distribution("", &read)
 		return m.errs
 	})
-	var problems field.Errors
+	var problems fieldpath.Errors
 	if errors.As(err, &problems) {
 		for _, p := range problems {
 			p.Line = 0 // the text is a line

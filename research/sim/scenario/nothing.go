@@ -8,13 +8,13 @@ import (
 	"go.yaml.in/yaml/v4"
 
 	"github.com/segue-lb/segue/internal/config"
-	"github.com/segue-lb/segue/internal/field"
+	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
 // nothing reports fields without a value. In YAML such a field counts as missing, so a case with
 // "events:" would have the events of the file instead of none. Elements of lists are reported
 // elsewhere.
-func nothing(text []byte) (errs field.Errors) {
+func nothing(text []byte) (errs fieldpath.Errors) {
 	root, err := config.Document(text)
 	if err != nil {
 		return nil // which was reported already
@@ -30,7 +30,7 @@ func nothing(text []byte) (errs field.Errors) {
 			for i := 0; i < len(node.Content); i += 2 {
 				at, value := join(path, node.Content[i].Value), node.Content[i+1]
 				if value.Kind == yaml.ScalarNode && value.Tag == "!!null" {
-					errs = append(errs, &field.Error{
+					errs = append(errs, &fieldpath.Error{
 						Line: value.Line, Path: at, Problem: "has no value: leave it out, or give it one such as [] or {}",
 					})
 				}

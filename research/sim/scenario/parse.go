@@ -13,13 +13,13 @@ import (
 	"strings"
 
 	"github.com/segue-lb/segue/internal/config"
-	"github.com/segue-lb/segue/internal/field"
+	"github.com/segue-lb/segue/internal/fieldpath"
 	"github.com/segue-lb/segue/research/sim"
 	"github.com/segue-lb/segue/research/sim/placement"
 )
 
 // Load reads a scenario from a file. The paths in it are relative to the file. The error is of
-// type field.Errors, or an error of reading the file.
+// type fieldpath.Errors, or an error of reading the file.
 func Load(path string) (*Scenario, error) {
 	s, err := config.Load(path, func(text []byte) (*Scenario, error) { return Parse(text, filepath.Dir(path)) })
 	if err != nil {
@@ -30,15 +30,15 @@ func Load(path string) (*Scenario, error) {
 }
 
 // Parse is Load for the content of a file. The paths in it are relative to dir. The error is of
-// type field.Errors.
+// type fieldpath.Errors.
 func Parse(text []byte, dir string) (*Scenario, error) {
 	file := File{Seed: 1, Runs: 5}
 	var b builder
-	err := config.Decode(text, &file, func() field.Errors {
+	err := config.Decode(text, &file, func() fieldpath.Errors {
 		b = builder{dir: dir, unused: make(map[string]string), used: make(map[string]bool)}
 		b.scenario(&file)
 		return append(b.errs, nothing(text)...)
-	}, func() field.Errors {
+	}, func() fieldpath.Errors {
 		b.consequences()
 		return b.errs
 	})
@@ -51,7 +51,7 @@ func Parse(text []byte, dir string) (*Scenario, error) {
 // builder builds the configurations from the file, and collects the problems.
 type builder struct {
 	dir    string
-	errs   field.Errors
+	errs   fieldpath.Errors
 	result Scenario
 	later  []func() // functions that consequences calls
 	// unused contains the paths that no case has used so far, with the problem to report for each.
@@ -62,8 +62,8 @@ type builder struct {
 // failf reports a problem. It reports each problem once, because several cases may share a
 // section.
 func (b *builder) failf(path, format string, args ...any) {
-	problem := field.Error{Path: path, Problem: fmt.Sprintf(format, args...)}
-	if !slices.ContainsFunc(b.errs, func(e *field.Error) bool { return *e == problem }) {
+	problem := fieldpath.Error{Path: path, Problem: fmt.Sprintf(format, args...)}
+	if !slices.ContainsFunc(b.errs, func(e *fieldpath.Error) bool { return *e == problem }) {
 		b.errs = append(b.errs, &problem)
 	}
 }

@@ -14,7 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/segue-lb/segue/internal/field"
+	"github.com/segue-lb/segue/internal/fieldpath"
 	"github.com/segue-lb/segue/research/sim"
 	"github.com/segue-lb/segue/research/sim/placement"
 )
@@ -322,7 +322,7 @@ func TestAllProblems(t *testing.T) {
 	text := strings.NewReplacer("cpus: 4", "cpus: 0.5", "load: 0.5", "load: 50%, curve: [{at: 2s, factor: 1}, {at: 1s, factor: 0}]",
 		"placement: lsq", "placement: last").Replace(valid)
 	_, err := Parse([]byte(text), ".")
-	var problems field.Errors
+	var problems fieldpath.Errors
 	if !errors.As(err, &problems) {
 		t.Fatalf("error %v", err)
 	}

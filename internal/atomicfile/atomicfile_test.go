@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package atomicfile
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+)
+
+func TestWrite(t *testing.T) {
+	directory := t.TempDir()
+	path := filepath.Join(directory, "file")
+	for _, content := range []string{"first", "second"} {
+		if err := Write(path, []byte(content), 0o640); err != nil {
+			t.Fatal(err)
+		}
+		text, err := os.ReadFile(path)
+		if err != nil || string(text) != content {
+			t.Errorf("content %q, error %v; want %q", text, err, content)
+		}
+	}
+	info, err := os.Stat(path)
+	if err != nil || info.Mode() != 0o640 {
+		t.Errorf("mode %v, error %v; want 0640", info.Mode(), err)
+	}
+}
+
+// A failure leaves the former file, and no other one.
+func TestWriteFails(t *testing.T) {
+	directory := t.TempDir()
+	path := filepath.Join(directory, "file")
+	if err := os.MkdirAll(filepath.Join(path, "not-empty"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := Write(path, []byte("text"), 0o644); err == nil {
+		t.Error("replaced a directory")
+	}
+	if err := Write(filepath.Join(directory, "missing", "file"), nil, 0o644); err == nil {
+		t.Error("wrote into a directory that does not exist")
+	}
+	entries, err := os.ReadDir(directory)
+	if err != nil || len(entries) != 1 {
+		t.Errorf("left behind: %v, error %v", entries, err)
+	}
+}
+
+// TestLinksAreNotFollowed writes where a link to another file was planted. The link is replaced, and
+// the other file stays.
+func TestLinksAreNotFollowed(t *testing.T) {
+	directory := t.TempDir()
+	victim, path := filepath.Join(directory, "victim"), filepath.Join(directory, "file")
+	if err := os.WriteFile(victim, []byte("precious"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(victim, path); err != nil {
+		t.Fatal(err)
+	}
+	if err := Write(path, []byte("new"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if text, err := os.ReadFile(victim); err != nil || string(text) != "precious" {
+		t.Errorf("the other file is %q, error %v", text, err)
+	}
+	if info, err := os.Lstat(path); err != nil || !info.Mode().IsRegular() {
+		t.Errorf("the link is now %v, error %v", info, err)
+	}
+}
+
+// Temporary files of processes that were killed are removed, and no others.
+func TestRemoveLeft(t *testing.T) {
+	directory := t.TempDir()
+	path := filepath.Join(directory, "file")
+	if err := Write(path, []byte("text"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Prepare(path, []byte("lost"), 0o644); err != nil { // and dies
+		t.Fatal(err)
+	}
+	stay := []string{".file", ".file.", ".file.5.old", ".file.mine", ".files.5", "file", "file.5"}
+	for _, name := range stay {
+		if err := os.WriteFile(filepath.Join(directory, name), nil, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Mkdir(filepath.Join(directory, ".file.7"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	stay = append(stay, ".file.7")
+	for range 2 {
+		if err := RemoveLeft(path); err != nil {
+			t.Error(err)
+		}
+	}
+	entries, err := os.ReadDir(directory)
+	var names []string
+	for _, entry := range entries {
+		names = append(names, entry.Name())
+	}
+	slices.Sort(stay)
+	if !slices.Equal(names, stay) || err != nil {
+		t.Errorf("there are %q, error %v; want %q", names, err, stay)
+	}
+	if err := RemoveLeft(filepath.Join(directory, "missing", "file")); err != nil {
+		t.Error(err)
+	}
+}

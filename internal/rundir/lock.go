@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package rundir manages the run-time files of an instance in /run/segue: the lock, which one
+// process at a time holds, and the record, in which that process describes itself.
+package rundir
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/desired"
+)
+
+// runDir is a directory whose content lasts until the host reboots.
+const runDir = "/run/segue"
+
+const lockSuffix = ".lock"
+
+// LockFile returns the path of an instance's lock. The file exists from the instance's first start
+// until the instance is removed, or until a first start fails.
+func LockFile(instance string) string {
+	return filepath.Join(runDir, instance+lockSuffix)
+}
+
+// SocketFile returns the path of the socket by which an instance is changed (package api). The file
+// exists while the instance's process runs, and after the process was killed.
+func SocketFile(instance string) string { return socketFile(LockFile(instance)) }
+
+func socketFile(lockFile string) string { return strings.TrimSuffix(lockFile, lockSuffix) + ".sock" }
+
+// ErrRunning is wrapped in the error of Lock if a process runs the instance.
+var ErrRunning = errors.New("is already running")
+
+// Lock ensures that only one process at a time runs an instance. The lock is held until the
+// returned file is closed or the process ends. The error is ErrRunning if another process holds the
+// lock.
+func Lock(instance string) (*os.File, error) {
+	if err := desired.CheckInstance(instance); err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(runDir, 0o755); err != nil {
+		return nil, refused(instance, err)
+	}
+	file, err := lockFile(LockFile(instance))
+	if err != nil {
+		return nil, refused(instance, err)
+	}
+	return file, nil
+}
+
+// refused returns the error that says why an instance cannot be locked.
+func refused(instance string, err error) error {
+	switch {
+	case errors.Is(err, unix.EWOULDBLOCK):
+		return running(instance)
+	case errors.Is(err, os.ErrPermission):
+		return fmt.Errorf("instance %q: needs root: %w", instance, err)
+	}
+	return fmt.Errorf("instance %q: %w", instance, err)
+}
+
+// running returns the error that names the process with the lock of an instance.
+func running(instance string) error {
+	process, err := FindProcess(instance)
+	if err != nil {
+		return fmt.Errorf("instance %q %w: %w", instance, ErrRunning, err)
+	}
+	if process == nil { // or the process has just ended
+		return fmt.Errorf("instance %q %w in another PID namespace", instance, ErrRunning)
+	}
+	return fmt.Errorf("instance %q %w: process %d, since %s", instance, ErrRunning, process.PID,
+		process.Since.Format(time.RFC3339))
+}
+
+// lockFile opens and locks a file. If Unlock removes the file between the two steps, the lock
+// excludes nobody, so lockFile starts again.
+func lockFile(path string) (*os.File, error) {
+	for {
+		file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+		if err != nil {
+			return nil, err
+		}
+		if err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+			_ = file.Close()
+			return nil, fmt.Errorf("lock %s: %w", path, err)
+		}
+		locked, err := file.Stat()
+		if err != nil {
+			_ = file.Close()
+			return nil, err
+		}
+		if now, err := os.Stat(path); err == nil && os.SameFile(locked, now) {
+			return file, stamp(file)
+		}
+		_ = file.Close()
+	}
+}
+
+// stamp sets the file's modification time to the time of the lock, for FindProcess.
+func stamp(file *os.File) error {
+	if err := unix.Futimes(int(file.Fd()), nil); err != nil {
+		return errors.Join(fmt.Errorf("stamp %s: %w", file.Name(), err), file.Close())
+	}
+	return nil
+}
+
+// Unlock removes the lock file of a removed instance, and the record and the socket that a killed
+// process has left.
+func Unlock(lock *os.File) error {
+	var err error
+	for _, file := range []string{recordFile(lock.Name()), socketFile(lock.Name())} {
+		if problem := os.Remove(file); !errors.Is(problem, os.ErrNotExist) {
+			err = errors.Join(err, problem)
+		}
+	}
+	return errors.Join(err, os.Remove(lock.Name()), lock.Close())
+}

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package serversets keeps the last sets of servers of each service. A balancer places new flows by
+// the present set. By the former sets it finds the servers of older flows that it does not know,
+// because another balancer had them (6LB, section III). Candidate tables follow from the sets
+// alone, so balancers with the same generations have the same tables.
+//
+// A set is part of the desired state. Health, next hops and draining never change it.
+package serversets
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"reflect"
+	"slices"
+
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/tables"
+)
+
+// Set is what the candidate table of one generation follows from.
+type Set struct {
+	Placement  desired.Placement `json:"placement"`
+	Buckets    int               `json:"buckets"`
+	Candidates int               `json:"candidates"`
+	Servers    []Server          `json:"servers"` // by name
+}
+
+// Server is a server of a set, with its weight, which is more than 0.
+type Server struct {
+	Name   string `json:"name"`
+	Weight uint32 `json:"weight"`
+}
+
+// Generation is the present set of a service and its former sets.
+type Generation struct {
+	// Number counts the changes of the set. It is 1 for a new service.
+	Number uint64 `json:"number"`
+	// Sets begins with the present set, then comes the one before. No set occurs twice.
+	Sets []Set `json:"sets"`
+}
+
+// Generations are the generations of services, by name.
+type Generations map[string]Generation
+
+// SetOf returns the set of a configured service. It lacks servers of weight 0.
+func SetOf(service *desired.Service) Set {
+	s := Set{
+		Placement:  placementOf(service),
+		Buckets:    service.Buckets,
+		Candidates: service.Candidates,
+		Servers:    []Server{},
+	}
+	for _, server := range service.Servers {
+		if *server.Weight > 0 {
+			s.Servers = append(s.Servers, Server{Name: server.Name, Weight: *server.Weight})
+		}
+	}
+	slices.SortFunc(s.Servers, func(a, b Server) int { return cmp.Compare(a.Name, b.Name) })
+	return s
+}
+
+// placementOf returns the placement, as far as the candidate table depends on it.
+func placementOf(service *desired.Service) desired.Placement {
+	if service.Placement.Infers() {
+		return desired.PlacementInfer
+	}
+	return service.Placement
+}
+
+// Next returns the generations of the configured services, each with at most service.Generations
+// sets. A service whose set has changed begins a new generation. Next does not change g.
+func (g Generations) Next(services []desired.Service) Generations {
+	next := Generations{}
+	for i := range services {
+		next[services[i].Name] = g[services[i].Name].next(SetOf(&services[i]), services[i].Generations)
+	}
+	return next
+}
+
+// next returns the generation in which set is the present one. It keeps at most the given number of
+// sets.
+func (g Generation) next(set Set, most int) Generation {
+	equal := func(other Set) bool { return reflect.DeepEqual(set, other) }
+	if len(g.Sets) == 0 || !equal(g.Sets[0]) {
+		former := slices.DeleteFunc(slices.Clone(g.Sets), equal)
+		g = Generation{Number: g.Number + 1, Sets: slices.Insert(former, 0, set)}
+	}
+	g.Sets = slices.Clip(g.Sets[:min(len(g.Sets), most)])
+	return g
+}
+
+// Check returns an error if a configured service has no generation, or one for another set. Builds
+// with other defaults can disagree about the set of the same service.
+func (g Generations) Check(services []desired.Service) error {
+	for i := range services {
+		now := g[services[i].Name]
+		if len(now.Sets) == 0 {
+			return fmt.Errorf("service %s has no generation", services[i].Name)
+		}
+		if !reflect.DeepEqual(now.Sets[0], SetOf(&services[i])) {
+			return fmt.Errorf("generation %d of service %s has another set of servers, number of buckets or "+
+				"candidates than the service", now.Number, services[i].Name)
+		}
+	}
+	return nil
+}
+
+// Digest identifies sets, and the history of columns in servers (0: the service finds no flows by
+// columns). Balancers whose digests of a service are equal have the same candidate tables.
+func Digest(sets []Set, history int) uint32 {
+	text, err := json.Marshal(sets)
+	if err != nil {
+		panic(err) // sets contain only numbers and strings
+	}
+	if history > 0 {
+		text = fmt.Append(text, history)
+	}
+	sum := sha256.Sum256(text)
+	return binary.BigEndian.Uint32(sum[:])
+}
+
+// Table builds the candidate table of the set. Under round-robin it has a row for each turn of a
+// cycle, and otherwise s.Buckets rows. The indexes in its rows are those of s.Servers.
+// Table returns an error if the set is not valid.
+func (s Set) Table() (*tables.Table, error) {
+	servers := make([]tables.Server, len(s.Servers))
+	for i, server := range s.Servers {
+		servers[i] = tables.Server{Name: server.Name, Weight: server.Weight}
+	}
+	switch s.Placement {
+	case desired.PlacementHash, desired.PlacementInfer:
+		return tables.BuildColumns(servers, s.Buckets, s.Candidates)
+	case desired.PlacementRoundRobin:
+		return tables.BuildTurns(servers, s.Buckets, s.Candidates)
+	default:
+		return tables.Build(servers, s.Buckets, s.Candidates)
+	}
+}
+
+// CanHold tells whether the candidate table of the set can also hold a former set. A flow must have
+// the same bucket in the tables of both, so they must have the same number of rows. The rows of
+// round-robin are alike: any of them will do for the flows of a former set.
+func (s Set) CanHold(former Set) bool {
+	if former.Placement == desired.PlacementRoundRobin {
+		return true
+	}
+	return s.Placement != desired.PlacementRoundRobin && s.Buckets == former.Buckets
+}
+
+// Validate returns an error that names the first value that no configuration can have.
+func (g Generation) Validate() error {
+	for i, set := range g.Sets {
+		if err := set.validate(); err != nil {
+			return fmt.Errorf("set %d: %w", i, err)
+		}
+	}
+	return nil
+}
+
+func (s Set) validate() error {
+	known := []desired.Placement{
+		desired.PlacementHash, desired.PlacementHunt, desired.PlacementRoundRobin, desired.PlacementInfer,
+	}
+	if !slices.Contains(known, s.Placement) {
+		return fmt.Errorf("placement %q: not known", s.Placement)
+	}
+	if err := tables.ValidBuckets(s.Buckets); err != nil {
+		return err
+	}
+	if s.Candidates < 1 || s.Candidates > tables.MaxCandidates {
+		return fmt.Errorf("%d candidates: out of range 1 to %d", s.Candidates, tables.MaxCandidates)
+	}
+	for i, server := range s.Servers {
+		switch {
+		case server.Name == "" || server.Weight == 0:
+			return fmt.Errorf("server %d: no name or weight 0", i)
+		case i > 0 && server.Name <= s.Servers[i-1].Name:
+			return fmt.Errorf("server %q: not in the order of names", server.Name)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package wording writes words into messages: numbers with their nouns, and the name that a
+// mistyped one probably stands for.
+package wording
+
+import "strings"
+
+// Nearest returns the name that differs least from a word, or an empty string if none is near. A
+// name is near if at most two letters are added, missing, wrong, or swapped with their neighbour; of
+// a word of up to four letters, one. A name that begins with the word is near, too, from the third
+// letter on.
+func Nearest(word string, names ...string) string {
+	const abbreviation = 3
+	allowed := 2
+	if len(word) <= 4 {
+		allowed = 1
+	}
+	nearest, least := "", allowed+1
+	for _, name := range names {
+		edits := least
+		switch {
+		case len(word) >= abbreviation && strings.HasPrefix(name, word):
+			edits = min(len(name)-len(word), allowed)
+		case len(word) < len(name)+least && len(name) < len(word)+least && len(name) < longest:
+			edits = distance(word, name)
+		}
+		if edits < least && edits < len(name) {
+			nearest, least = name, edits
+		}
+	}
+	return nearest
+}
+
+// longest bounds the length of names, so that a distance needs no memory. No field or command is longer.
+const longest = 64
+
+// distance returns the number of single letters to add, remove, replace, or swap with their neighbour,
+// that make one word of another (the optimal string alignment distance).
+func distance(a, b string) int {
+	var rows [3][longest]int
+	before, last, row := &rows[0], &rows[1], &rows[2]
+	for j := range len(b) + 1 {
+		last[j] = j
+	}
+	for i := range len(a) {
+		row[0] = i + 1
+		for j := range len(b) {
+			replaced := last[j]
+			if a[i] != b[j] {
+				replaced++
+			}
+			row[j+1] = min(last[j+1]+1, row[j]+1, replaced)
+			if i > 0 && j > 0 && a[i] == b[j-1] && a[i-1] == b[j] {
+				row[j+1] = min(row[j+1], before[j-1]+1)
+			}
+		}
+		before, last, row = last, row, before
+	}
+	return last[len(b)]
+}
