@@ -19,7 +19,6 @@ import (
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/bgp"
 	"github.com/segue-lb/segue/internal/cli"
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/control"
 	"github.com/segue-lb/segue/internal/daemon"
 	"github.com/segue-lb/segue/internal/datapath"
@@ -175,7 +174,7 @@ func filesOf(node *desired.BalancerNode) []string {
 // newAnnouncer returns the announcer of a balancer's VIPs, or nil if the configuration has none. If
 // pins are hidden, the data path ends with the process.
 func newAnnouncer(
-	cfg *desired.Balancer, secrets config.Secrets, hidesPins bool, log *slog.Logger,
+	cfg *desired.Balancer, secrets desired.Secrets, hidesPins bool, log *slog.Logger,
 ) (*bgp.Announcer, error) {
 	if cfg.BGP == nil {
 		return nil, nil
@@ -208,13 +207,13 @@ type announced struct {
 }
 
 // Reload makes both follow another desired state, as control.Runner says.
-func (a *announced) Reload(ctx context.Context, cfg *desired.Balancer, secrets config.Secrets) error {
+func (a *announced) Reload(ctx context.Context, cfg *desired.Balancer, secrets desired.Secrets) error {
 	return a.Follow(ctx, cfg, secrets, nil)
 }
 
 // Follow is Reload with the generations of a fleet, as control.Member says.
 func (a *announced) Follow(
-	ctx context.Context, cfg *desired.Balancer, secrets config.Secrets, shared serversets.Generations,
+	ctx context.Context, cfg *desired.Balancer, secrets desired.Secrets, shared serversets.Generations,
 ) error {
 	if err := a.Member.Follow(ctx, cfg, secrets, shared); err != nil {
 		return err // also if the section bgp was removed, which needs a restart

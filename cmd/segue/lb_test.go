@@ -11,7 +11,6 @@ import (
 	"testing"
 
 	"github.com/segue-lb/segue/internal/bgp"
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/desired"
 )
 
@@ -31,7 +30,7 @@ func TestAnnouncerThatCannotFollow(t *testing.T) {
 	var log bytes.Buffer
 	a := &announced{f, failing, slog.New(slog.NewTextHandler(&log, nil))}
 	cfg := &desired.Balancer{BGP: &desired.BGP{}}
-	if err := a.Reload(t.Context(), cfg, config.Secrets{}); err != nil || f.state != cfg || failing.plans != 1 {
+	if err := a.Reload(t.Context(), cfg, desired.Secrets{}); err != nil || f.state != cfg || failing.plans != 1 {
 		t.Errorf("error %v, the data path follows %p, want %p; %d plans", err, f.state, cfg, failing.plans)
 	}
 	if want := "bgp does not follow the configuration"; !strings.Contains(log.String(), want) {

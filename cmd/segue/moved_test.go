@@ -31,14 +31,9 @@ func TestMovedCommands(t *testing.T) {
 
 // TestProductHasNoLaboratory checks that the product does not depend on the laboratory.
 func TestProductHasNoLaboratory(t *testing.T) {
-	out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", ".").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	const module = "github.com/segue-lb/segue/"
 	own := 0
-	for name := range strings.FieldsSeq(string(out)) {
-		folder, is := strings.CutPrefix(name, module)
+	for _, name := range dependencies(t, ".") {
+		folder, is := strings.CutPrefix(name, "github.com/segue-lb/segue/")
 		if !is {
 			continue
 		}
@@ -50,4 +45,25 @@ func TestProductHasNoLaboratory(t *testing.T) {
 	if own < 20 {
 		t.Errorf("only %d packages were found", own)
 	}
+}
+
+// TestDataPathsReadNoFiles checks that the data paths depend on plain types, and not on YAML files.
+func TestDataPathsReadNoFiles(t *testing.T) {
+	for _, folder := range []string{"balancer", "agent", "datapath", "health", "bgp", "store"} {
+		for _, name := range dependencies(t, "../../internal/"+folder) {
+			if name == "github.com/segue-lb/segue/internal/config" {
+				t.Errorf("internal/%s depends on %s", folder, name)
+			}
+		}
+	}
+}
+
+// dependencies returns the names of a package and of all packages that it needs.
+func dependencies(t *testing.T, folder string) []string {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", folder).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.Fields(string(out))
 }

@@ -22,7 +22,6 @@ import (
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/cli/clitest"
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/control"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/events"
@@ -128,13 +127,13 @@ func (p *process) transcript(name, commands string) {
 // servers.
 type follower[D interface{ Items() []desired.Item }] struct{ state D }
 
-func (f *follower[D]) Reload(_ context.Context, state D, _ config.Secrets) error {
+func (f *follower[D]) Reload(_ context.Context, state D, _ desired.Secrets) error {
 	f.state = state
 	return nil
 }
 
 func (f *follower[D]) Follow(
-	ctx context.Context, state D, secrets config.Secrets, _ serversets.Generations,
+	ctx context.Context, state D, secrets desired.Secrets, _ serversets.Generations,
 ) error {
 	return f.Reload(ctx, state, secrets)
 }

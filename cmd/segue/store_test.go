@@ -20,7 +20,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/segue-lb/segue/internal/api"
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/control"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/events"
@@ -312,10 +311,10 @@ func TestPublishStore(t *testing.T) {
 // runner is a balancer without a data path.
 type runner struct{}
 
-func (runner) Reload(context.Context, *desired.Balancer, config.Secrets) error { return nil }
+func (runner) Reload(context.Context, *desired.Balancer, desired.Secrets) error { return nil }
 
 func (runner) Follow(
-	context.Context, *desired.Balancer, config.Secrets, serversets.Generations,
+	context.Context, *desired.Balancer, desired.Secrets, serversets.Generations,
 ) error {
 	return nil
 }

@@ -17,7 +17,6 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/events"
@@ -28,7 +27,7 @@ import (
 type Agent struct {
 	log     *slog.Logger
 	cfg     *desired.Agent
-	keys    config.SignalKeys
+	keys    desired.SignalKeys
 	kernel  *kernel
 	link    iface
 	polls   *poll.Responder // nil: the configuration has no poll.listen
@@ -54,7 +53,7 @@ type iface struct {
 
 // New loads the data path. The secrets are those of the configuration. Until Run is called, the
 // agent processes no packets and changes nothing on the host.
-func New(cfg *desired.Agent, secrets config.Secrets, log *slog.Logger) (*Agent, error) {
+func New(cfg *desired.Agent, secrets desired.Secrets, log *slog.Logger) (*Agent, error) {
 	k, err := openKernel(&cfg.Node, log)
 	if err != nil {
 		return nil, err
@@ -98,7 +97,7 @@ func (a *Agent) Steps() uint64 { return a.steps.Load() }
 
 // Reload applies another configuration with its secrets to a running agent. On an error the agent
 // keeps the previous configuration.
-func (a *Agent) Reload(ctx context.Context, cfg *desired.Agent, secrets config.Secrets) error {
+func (a *Agent) Reload(ctx context.Context, cfg *desired.Agent, secrets desired.Secrets) error {
 	return a.do(ctx, func() error { return a.reload(cfg, secrets.SignalKeys, events.ActorOf(ctx)) })
 }
 
@@ -292,7 +291,7 @@ func (a *Agent) tableContent(cfg *desired.Agent) *tableContent {
 // fill changes the host and the data path to match the configuration. It adds new objects before a
 // packet can need them, and removes old ones when no packet can need them any more. keys are the
 // keys in the configuration's signal key file.
-func (a *Agent) fill(t *datapath.Takeover, cfg *desired.Agent, keys config.SignalKeys) error {
+func (a *Agent) fill(t *datapath.Takeover, cfg *desired.Agent, keys desired.SignalKeys) error {
 	want := a.tableContent(cfg)
 	if err := a.kernel.assigned.assign(t, want.assigned); err != nil {
 		return err
@@ -310,7 +309,7 @@ func (a *Agent) fill(t *datapath.Takeover, cfg *desired.Agent, keys config.Signa
 }
 
 // apply runs fill in a running agent.
-func (a *Agent) apply(cfg *desired.Agent, keys config.SignalKeys) error {
+func (a *Agent) apply(cfg *desired.Agent, keys desired.SignalKeys) error {
 	return datapath.TakeOver(a.log, func(t *datapath.Takeover) error {
 		return a.fill(t, cfg, keys)
 	})
@@ -318,7 +317,7 @@ func (a *Agent) apply(cfg *desired.Agent, keys config.SignalKeys) error {
 
 // reload applies another configuration with its signal keys, which somebody has asked for. If a step
 // fails, reload restores the running configuration.
-func (a *Agent) reload(cfg *desired.Agent, keys config.SignalKeys, by string) error {
+func (a *Agent) reload(cfg *desired.Agent, keys desired.SignalKeys, by string) error {
 	if err := cfg.ReloadableFrom(a.cfg); err != nil {
 		return err
 	}

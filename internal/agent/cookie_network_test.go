@@ -16,7 +16,6 @@ import (
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/netdev"
 	"github.com/segue-lb/segue/internal/packet"
@@ -538,7 +537,7 @@ func TestOffersWithoutTimestamps(t *testing.T) {
 			n.serve(1, n.vip.Addr())
 			n.set(at(n)[0], "tcp_timestamps", "0")
 			first := n.agents[0]
-			if err := first.Reload(t.Context(), first.cfg, config.Secrets{}); err != nil { // it reads the setting at once
+			if err := first.Reload(t.Context(), first.cfg, desired.Secrets{}); err != nil { // it reads the setting at once
 				t.Fatal(err)
 			}
 			n.await("the agent's notice", func() bool {

@@ -14,7 +14,6 @@ import (
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/testhost"
@@ -57,7 +56,7 @@ func TestDelivers(t *testing.T) {
 			for _, w := range ways() {
 				n.use(w.encap)
 				next := n.config(1, w.encap.Kind, vip4.Addr(), vip6.Addr())
-				if err := a.Reload(t.Context(), next, config.Secrets{}); err != nil {
+				if err := a.Reload(t.Context(), next, desired.Secrets{}); err != nil {
 					t.Fatal(err)
 				}
 				for _, vip := range []netip.Addr{vip4.Addr(), vip6.Addr()} {

@@ -70,7 +70,7 @@ func failStart() error {
 }
 
 func startAndEnd(cfg *desired.Agent) error {
-	a, err := New(cfg, config.Secrets{}, slog.New(slog.DiscardHandler))
+	a, err := New(cfg, desired.Secrets{}, slog.New(slog.DiscardHandler))
 	if err != nil {
 		return err
 	}

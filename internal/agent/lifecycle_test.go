@@ -21,7 +21,6 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/netdev"
@@ -185,7 +184,7 @@ func TestOtherNamespace(t *testing.T) {
 	cfg := n.config(1, desired.GRE, vip4.Addr())
 	n.run(1, cfg, link.AttachTCX).stop()
 	at1, at2 := n.inspect(1, cfg.Node.Instance), n.inspect(2, cfg.Node.Instance)
-	a, err := New(cfg, config.Secrets{}, slog.New(slog.DiscardHandler))
+	a, err := New(cfg, desired.Secrets{}, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -249,7 +248,7 @@ func TestFailedMove(t *testing.T) {
 	n.run(1, cfg, link.AttachTCX).stop()
 	other := *cfg
 	other.Node.Interface = "eth1"
-	a, err := New(&other, config.Secrets{}, slog.New(slog.DiscardHandler))
+	a, err := New(&other, desired.Secrets{}, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -304,7 +303,7 @@ func TestOtherRole(t *testing.T) {
 	if err := identity.Pin(filepath.Join(dir, "identity")); err != nil {
 		t.Fatal(err)
 	}
-	a, err := New(cfg, config.Secrets{}, slog.New(slog.DiscardHandler))
+	a, err := New(cfg, desired.Secrets{}, slog.New(slog.DiscardHandler))
 	if err == nil {
 		a.Close()
 	}
@@ -334,7 +333,7 @@ func TestFailedStart(t *testing.T) {
 			n := newNetwork(t, 1)
 			cfg := n.config(1, desired.GRE, vip4.Addr())
 			was := n.inspect(1, cfg.Node.Instance)
-			a, err := New(cfg, config.Secrets{}, slog.New(slog.DiscardHandler))
+			a, err := New(cfg, desired.Secrets{}, slog.New(slog.DiscardHandler))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -387,7 +386,7 @@ func TestLosses(t *testing.T) {
 		desired.Loss{Service: cfg.Services[3].Name, Cause: desired.LossRemoved})
 	keepsVIP := without(cfg.Services[0], cfg.Services[1], cfg.Services[3])
 	requireLosses(keepsVIP)
-	if err := a.Reload(t.Context(), keepsVIP, config.Secrets{}); err != nil {
+	if err := a.Reload(t.Context(), keepsVIP, desired.Secrets{}); err != nil {
 		t.Fatal(err)
 	}
 	n.echo(c, 1000)
@@ -404,7 +403,7 @@ func TestReload(t *testing.T) {
 	n.use(srv6Encap(desired.SRv6Encap, serverSID(1)))
 	n.echo(n.dial(vip4.Addr()), 1000)
 
-	if err := a.Reload(t.Context(), n.config(1, desired.SRv6Encap, vip4.Addr(), vip6.Addr()), config.Secrets{}); err != nil {
+	if err := a.Reload(t.Context(), n.config(1, desired.SRv6Encap, vip4.Addr(), vip6.Addr()), desired.Secrets{}); err != nil {
 		t.Fatal(err)
 	}
 	n.serve(1, vip6.Addr())
@@ -412,12 +411,12 @@ func TestReload(t *testing.T) {
 
 	bad := n.config(1, desired.SRv6Encap)
 	bad.Node.Interface = "eth1"
-	if err := a.Reload(t.Context(), bad, config.Secrets{}); err == nil {
+	if err := a.Reload(t.Context(), bad, desired.Secrets{}); err == nil {
 		t.Error("another interface: no error")
 	}
 	n.echo(n.dial(vip4.Addr()), 1000)
 
-	if err := a.Reload(t.Context(), n.config(1, desired.SRv6Encap, vip6.Addr()), config.Secrets{}); err != nil {
+	if err := a.Reload(t.Context(), n.config(1, desired.SRv6Encap, vip6.Addr()), desired.Secrets{}); err != nil {
 		t.Fatal(err)
 	}
 	want := []string{"10.0.1.2/24", "127.0.0.1/8", "2001:db8:80::1/128", "::1/128", "fd00:5:1::2/64"}

@@ -10,7 +10,6 @@ import (
 
 	"github.com/cilium/ebpf/link"
 
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/poll"
 )
@@ -27,7 +26,7 @@ func TestReloadOfPollKeys(t *testing.T) {
 	a := n.run(1, cfg, link.AttachTCX)
 	b := poll.NewPoller()
 	t.Cleanup(func() { _ = b.Close() })
-	b.SetKeys(config.SignalKeys{oldKey})
+	b.SetKeys(desired.SignalKeys{oldKey})
 	target := poll.Target{
 		Address: netip.MustParseAddrPort(a.polls.Address()),
 		Service: poll.Service{VIP: vip6.Addr(), Port: vip6.Port(), Protocol: 6},
@@ -45,9 +44,9 @@ func TestReloadOfPollKeys(t *testing.T) {
 		}
 	}
 	asks("at first")
-	for _, keys := range []config.SignalKeys{{oldKey, newKey}, {newKey, oldKey}, {newKey}} {
+	for _, keys := range []desired.SignalKeys{{oldKey, newKey}, {newKey, oldKey}, {newKey}} {
 		asks("before the agent reloads")
-		if err := a.Reload(t.Context(), cfg, config.Secrets{SignalKeys: keys}); err != nil {
+		if err := a.Reload(t.Context(), cfg, desired.Secrets{SignalKeys: keys}); err != nil {
 			t.Fatal(err)
 		}
 		asks("before the balancer reloads")

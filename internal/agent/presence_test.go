@@ -12,7 +12,6 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/desired"
 )
 
@@ -75,7 +74,7 @@ func TestRefusedVIPIsLeftAlone(t *testing.T) {
 	t.Parallel()
 	n := newNetwork(t, 1)
 	vip := vip4.Addr()
-	a, err := New(n.config(1, desired.SRv6Insert, vip), config.Secrets{}, slog.New(slog.DiscardHandler))
+	a, err := New(n.config(1, desired.SRv6Insert, vip), desired.Secrets{}, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,7 +8,6 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
 )
@@ -21,7 +20,7 @@ type Rehearsal struct{ agent *Agent }
 // program. It has no signal keys. The program treats frames for the MAC address as frames for the
 // host.
 func NewRehearsal(cfg *desired.Agent, mac [6]byte, log *slog.Logger) (*Rehearsal, error) {
-	a, err := New(cfg, config.Secrets{}, log)
+	a, err := New(cfg, desired.Secrets{}, log)
 	if err != nil {
 		return nil, err
 	}

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/segue-lb/segue/internal/accept"
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
@@ -180,8 +179,8 @@ func TestOldLoadOfTheFirstIsNotReported(t *testing.T) {
 // The tag of a signal covers its report.
 func TestTagsCoverReports(t *testing.T) {
 	s := newLeastStage(t)
-	key := config.SignalKey{1, 2, 3}
-	if err := datapath.SetSignalKeys(s.k.objects.SignalKeys, config.SignalKeys{key}); err != nil {
+	key := desired.SignalKey{1, 2, 3}
+	if err := datapath.SetSignalKeys(s.k.objects.SignalKeys, desired.SignalKeys{key}); err != nil {
 		t.Fatal(err)
 	}
 	for _, way := range leastWays {

@@ -32,21 +32,21 @@ import (
 
 // Keys of signals.
 var (
-	oldKey = config.SignalKey{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16}
-	newKey = config.SignalKey{0xff, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16}
+	oldKey = desired.SignalKey{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16}
+	newKey = desired.SignalKey{0xff, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16}
 )
 
 // secretsOf reads the keys in the file that a configuration names.
-func secretsOf(t testing.TB, cfg *desired.Agent) config.Secrets {
+func secretsOf(t testing.TB, cfg *desired.Agent) desired.Secrets {
 	t.Helper()
 	keys, err := config.ReadSignalKeys(cfg.Node.SignalKey)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return config.Secrets{SignalKeys: keys}
+	return desired.Secrets{SignalKeys: keys}
 }
 
-func writeKeys(t *testing.T, file string, keys ...config.SignalKey) {
+func writeKeys(t *testing.T, file string, keys ...desired.SignalKey) {
 	t.Helper()
 	var content strings.Builder
 	for _, key := range keys {
@@ -77,7 +77,7 @@ func TestTags(t *testing.T) {
 			srv6.CreateStickiness: packet.SYN | packet.ACK, srv6.RemoveStickiness: packet.FIN | packet.ACK,
 		} {
 			frame := packet.TCP(way.vip, way.client, packet.Flags(flags))
-			signalled := func(keys ...config.SignalKey) []byte {
+			signalled := func(keys ...desired.SignalKey) []byte {
 				t.Helper()
 				if err := datapath.SetSignalKeys(k.objects.SignalKeys, keys); err != nil {
 					t.Fatal(err)
@@ -187,18 +187,18 @@ func TestReloadOfKeys(t *testing.T) {
 			t.Errorf("%s: argument %#x, want %#x", step, got, want)
 		}
 	}
-	tag := func(key config.SignalKey) uint64 {
+	tag := func(key desired.SignalKey) uint64 {
 		return packettest.Tag(key, srv6.CreateStickiness, netip.PrefixFrom(node, 64), 0, client6, vip6)
 	}
 	signs("at first", tag(oldKey))
 	if err := os.Remove(file); err != nil {
 		t.Fatal(err)
 	}
-	if err := a.Reload(t.Context(), cfg(file), config.Secrets{SignalKeys: config.SignalKeys{newKey, oldKey}}); err != nil {
+	if err := a.Reload(t.Context(), cfg(file), desired.Secrets{SignalKeys: desired.SignalKeys{newKey, oldKey}}); err != nil {
 		t.Fatal(err)
 	}
 	signs("after a reload", tag(newKey))
-	if err := a.Reload(t.Context(), cfg(""), config.Secrets{}); err != nil {
+	if err := a.Reload(t.Context(), cfg(""), desired.Secrets{}); err != nil {
 		t.Fatal(err)
 	}
 	signs("without a key", 0)
@@ -214,11 +214,11 @@ func TestBalancerTakesTags(t *testing.T) {
 			srv6.CreateStickiness: packet.SYN | packet.ACK, srv6.RemoveStickiness: packet.FIN | packet.ACK,
 		} {
 			for name, c := range map[string]struct {
-				keys    config.SignalKeys
+				keys    desired.SignalKeys
 				verdict uint32
 			}{
-				"its key": {config.SignalKeys{newKey}, xdpPass}, "its other key": {config.SignalKeys{oldKey, newKey}, xdpPass},
-				"a stranger's key": {config.SignalKeys{{}}, xdpDrop}, "none": {nil, xdpDrop},
+				"its key": {desired.SignalKeys{newKey}, xdpPass}, "its other key": {desired.SignalKeys{oldKey, newKey}, xdpPass},
+				"a stranger's key": {desired.SignalKeys{{}}, xdpDrop}, "none": {nil, xdpDrop},
 			} {
 				t.Run(fmt.Sprintf("%s/%v/%s/%s", way.kind, way.client.Addr(), function.Short(), name), func(t *testing.T) {
 					if err := datapath.SetSignalKeys(k.objects.SignalKeys, c.keys); err != nil {
@@ -317,7 +317,7 @@ func TestForwardedPacketsDoNotSignal(t *testing.T) {
 var lbMAC = packet.MAC{2, 0, 0, 0, 6, 1}
 
 // rehearsedBalancer returns the unattached data path of the first balancer.
-func rehearsedBalancer(t *testing.T, keys ...config.SignalKey) *ebpf.Program {
+func rehearsedBalancer(t *testing.T, keys ...desired.SignalKey) *ebpf.Program {
 	t.Helper()
 	cfg, _, err := config.ParseBalancer(fmt.Appendf(nil, `
 node:
@@ -332,7 +332,7 @@ services:
 	if err != nil {
 		t.Fatal(err)
 	}
-	lb, err := balancer.NewRehearsal(cfg, config.Secrets{SignalKeys: keys}, slog.New(slog.DiscardHandler))
+	lb, err := balancer.NewRehearsal(cfg, desired.Secrets{SignalKeys: keys}, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

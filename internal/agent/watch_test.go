@@ -14,7 +14,6 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/testhost"
 	"github.com/segue-lb/segue/loadshm"
@@ -85,13 +84,13 @@ func TestReportedLoad(t *testing.T) {
 	always := *cfg
 	always.Services = append([]desired.AgentService{}, cfg.Services...)
 	always.Services[0].Accept = desired.Accept{Policy: desired.AcceptAlways}
-	if err := a.Reload(context.Background(), &always, config.Secrets{}); err != nil {
+	if err := a.Reload(context.Background(), &always, desired.Secrets{}); err != nil {
 		t.Fatal(err)
 	}
 	if got := dialed(); got != "accepted" {
 		t.Errorf("with policy always: %s", got)
 	}
-	if err := a.Reload(context.Background(), cfg, config.Secrets{}); err != nil {
+	if err := a.Reload(context.Background(), cfg, desired.Secrets{}); err != nil {
 		t.Fatal(err)
 	}
 	n.echo(first, 100_000)
@@ -155,10 +154,10 @@ func TestRestartKeepsConnections(t *testing.T) {
 	other.Services[0].Load.Kind = desired.LoadAcceptQueue
 	a.stop()
 	a = n.run(1, &other, link.AttachTCX)
-	if err := a.Reload(context.Background(), cfg, config.Secrets{}); err != nil {
+	if err := a.Reload(context.Background(), cfg, desired.Secrets{}); err != nil {
 		t.Fatal(err)
 	}
-	if err := a.Reload(context.Background(), &other, config.Secrets{}); err != nil {
+	if err := a.Reload(context.Background(), &other, desired.Secrets{}); err != nil {
 		t.Fatal(err)
 	}
 	_ = c.Close()

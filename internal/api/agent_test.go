@@ -13,7 +13,6 @@ import (
 	"testing"
 
 	"github.com/segue-lb/segue/internal/agent"
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/control"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/events"
@@ -30,7 +29,7 @@ services:
 // agentFollower is an agent whose service web has 12 connections.
 type agentFollower struct{}
 
-func (agentFollower) Reload(context.Context, *desired.Agent, config.Secrets) error { return nil }
+func (agentFollower) Reload(context.Context, *desired.Agent, desired.Secrets) error { return nil }
 
 func (agentFollower) Losses(_ context.Context, a *desired.Agent) (losses []desired.Loss, err error) {
 	if a.Services[0].Name != "web" {

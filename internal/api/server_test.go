@@ -26,7 +26,6 @@ import (
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/balancer/inspect"
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/control"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/events"
@@ -40,10 +39,10 @@ type follower struct{}
 // unreported is for tests that do not look at the overrides that the controller reports.
 func unreported([]desired.Override, []desired.InvalidOverride) {}
 
-func (follower) Reload(context.Context, *desired.Balancer, config.Secrets) error { return nil }
+func (follower) Reload(context.Context, *desired.Balancer, desired.Secrets) error { return nil }
 
 func (follower) Follow(
-	context.Context, *desired.Balancer, config.Secrets, serversets.Generations,
+	context.Context, *desired.Balancer, desired.Secrets, serversets.Generations,
 ) error {
 	return nil
 }

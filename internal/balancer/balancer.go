@@ -19,7 +19,6 @@ import (
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/balancer/inspect"
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/events"
@@ -52,7 +51,7 @@ const (
 type Balancer struct {
 	log     *slog.Logger
 	cfg     *desired.Balancer
-	secrets config.Secrets
+	secrets desired.Secrets
 	// generations are those of the configuration's services.
 	generations serversets.Generations
 	saved       serversets.Generations // what the file of generations contains
@@ -104,14 +103,14 @@ type call struct {
 // process has left. The secrets are those of the configuration. New does not change these tables and
 // attaches nothing. Run changes the tables and attaches the programs. New returns an error if the
 // data path cannot be loaded, or if the tables do not fit.
-func New(cfg *desired.Balancer, secrets config.Secrets, log *slog.Logger) (*Balancer, error) {
+func New(cfg *desired.Balancer, secrets desired.Secrets, log *slog.Logger) (*Balancer, error) {
 	return NewShared(cfg, secrets, nil, log)
 }
 
 // NewShared is New with the generations that all balancers of the services share. If they are nil,
 // the balancer makes its own.
 func NewShared(
-	cfg *desired.Balancer, secrets config.Secrets, shared serversets.Generations, log *slog.Logger,
+	cfg *desired.Balancer, secrets desired.Secrets, shared serversets.Generations, log *slog.Logger,
 ) (*Balancer, error) {
 	clock, err := dataplane.NewFlowClock()
 	if err != nil {
@@ -125,7 +124,7 @@ func NewShared(
 }
 
 func newBalancer(
-	cfg *desired.Balancer, secrets config.Secrets, clock *dataplane.FlowClock, log *slog.Logger,
+	cfg *desired.Balancer, secrets desired.Secrets, clock *dataplane.FlowClock, log *slog.Logger,
 ) (*Balancer, error) {
 	plane, err := dataplane.Open(cfg, clock, log)
 	if err != nil {
@@ -206,14 +205,14 @@ func (b *Balancer) Steps() uint64 { return b.services.progress.Load() }
 // Reload makes a running balancer follow another desired state with its secrets. The caller must not
 // change them afterwards. Reload waits until Run has applied the state. If it returns an error, the
 // state before stays in force.
-func (b *Balancer) Reload(ctx context.Context, cfg *desired.Balancer, secrets config.Secrets) error {
+func (b *Balancer) Reload(ctx context.Context, cfg *desired.Balancer, secrets desired.Secrets) error {
 	return b.Follow(ctx, cfg, secrets, nil)
 }
 
 // Follow is Reload with the generations that all balancers of the services share. If they are nil,
 // the balancer makes its own.
 func (b *Balancer) Follow(
-	ctx context.Context, cfg *desired.Balancer, secrets config.Secrets, shared serversets.Generations,
+	ctx context.Context, cfg *desired.Balancer, secrets desired.Secrets, shared serversets.Generations,
 ) error {
 	caller := ctx
 	return b.call(ctx, func(ctx context.Context) error {
@@ -459,7 +458,7 @@ func (b *Balancer) setHost() error {
 // nil: those that follow from the present ones. If that fails, reload restores the running
 // configuration.
 func (b *Balancer) reload(
-	ctx context.Context, cfg *desired.Balancer, secrets config.Secrets, generations serversets.Generations,
+	ctx context.Context, cfg *desired.Balancer, secrets desired.Secrets, generations serversets.Generations,
 ) error {
 	if err := cfg.ReloadableFrom(b.cfg); err != nil {
 		return err

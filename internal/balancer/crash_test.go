@@ -26,7 +26,6 @@ import (
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/balancer/inspect"
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/datapath/datapathtest"
 	"github.com/segue-lb/segue/internal/desired"
@@ -82,7 +81,7 @@ func crash() error {
 	if err != nil {
 		return err
 	}
-	return b.Reload(context.Background(), cfg, config.Secrets{})
+	return b.Reload(context.Background(), cfg, desired.Secrets{})
 }
 
 // startCrash starts a balancer with the first configuration of this process. The channel has the
@@ -92,7 +91,7 @@ func startCrash(ctx context.Context) (b *Balancer, ended <-chan error, err error
 	if err != nil {
 		return nil, nil, err
 	}
-	if b, err = New(cfg, config.Secrets{}, slog.New(slog.DiscardHandler)); err != nil {
+	if b, err = New(cfg, desired.Secrets{}, slog.New(slog.DiscardHandler)); err != nil {
 		return nil, nil, err
 	}
 	result := make(chan error, 1)
@@ -483,7 +482,7 @@ func (s *crashSite) sweepAll() {
 		s.t.Error("no flows are left to sweep")
 	}
 	s.must(s.ns.Do(func() error {
-		b, err := New(crashConfig(s.instance, 0), config.Secrets{}, slog.New(slog.DiscardHandler))
+		b, err := New(crashConfig(s.instance, 0), desired.Secrets{}, slog.New(slog.DiscardHandler))
 		if err != nil {
 			return err
 		}

@@ -27,7 +27,6 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/datapath/datapathtest"
 	"github.com/segue-lb/segue/internal/desired"
@@ -230,7 +229,7 @@ func TestFailedStartRestoresReclaimedSlot(t *testing.T) {
 			next := placed(srv6Server("s4", 4, 1), srv6Server("s5", 5, 1))
 			next.Node = cfg.Node
 			next.Node.Seed++
-			b, err := newBalancer(next, config.Secrets{}, f.clock, slog.New(slog.DiscardHandler))
+			b, err := newBalancer(next, desired.Secrets{}, f.clock, slog.New(slog.DiscardHandler))
 			f.must(err)
 			late := errors.New("late")
 			err = datapath.TakeOver(b.log, func(takeover *datapath.Takeover) error {
@@ -306,7 +305,7 @@ func TestRefusedStartBeginsNothing(t *testing.T) {
 			if c.at != "" {
 				at = n.routers[c.at].ns
 			}
-			b, err := newBalancer(cfg, config.Secrets{}, clock, slog.New(slog.DiscardHandler))
+			b, err := newBalancer(cfg, desired.Secrets{}, clock, slog.New(slog.DiscardHandler))
 			if err == nil {
 				hops := (&Rehearsal{b}).hopsBy(nexthop.Hop{MAC: ownMAC, Link: n.own[0]})
 				err = at.Do(func() error {

@@ -19,7 +19,6 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/nexthop"
@@ -171,7 +170,7 @@ func (s *steered) reload(servers ...desired.Server) {
 	})
 	cfg := balancerOf(serviceOf("web", vip6, 80, desired.TCP, desired.SRv6Encap, servers...))
 	cfg.Node = s.cfg.Node
-	s.must(s.Reload(context.Background(), cfg, config.Secrets{}))
+	s.must(s.Reload(context.Background(), cfg, desired.Secrets{}))
 }
 
 // A reload looks up the next hop of a server that it adds before it uses the server.
@@ -325,7 +324,7 @@ func TestInterfaceGoes(t *testing.T) {
 				}
 				waiting, cancel := context.WithTimeout(t.Context(), patience)
 				defer cancel()
-				if err := s.Reload(waiting, s.cfg, config.Secrets{}); !errors.Is(err, errEnded) {
+				if err := s.Reload(waiting, s.cfg, desired.Secrets{}); !errors.Is(err, errEnded) {
 					t.Errorf("a reload after the end: error %v", err)
 				}
 			case <-time.After(patience):
@@ -391,7 +390,7 @@ func TestStepsOfRun(t *testing.T) {
 	s.must(s.call(t.Context(), func(ctx context.Context) error {
 		before := s.Steps()
 		defer func() { during = s.Steps() - before }()
-		return s.Balancer.reload(ctx, cfg, config.Secrets{}, nil)
+		return s.Balancer.reload(ctx, cfg, desired.Secrets{}, nil)
 	}))
 	if during < many {
 		t.Errorf("%d steps of a reload with %d services", during, many)

@@ -11,7 +11,6 @@ import (
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/balancer/inspect"
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/packet/packettest"
@@ -80,7 +79,7 @@ func TestTellsOfTablesOfAnEarlierBuild(t *testing.T) {
 		t.Helper()
 		f.stop()
 		var log bytes.Buffer
-		b, err := New(cfg, config.Secrets{}, slog.New(slog.NewTextHandler(&log, nil)))
+		b, err := New(cfg, desired.Secrets{}, slog.New(slog.NewTextHandler(&log, nil)))
 		f.must(err)
 		f.must(b.Close())
 		view, err := inspect.OpenView(instance)

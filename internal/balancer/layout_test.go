@@ -19,8 +19,8 @@ import (
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/balancer/inspect"
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/nexthop"
 	"github.com/segue-lb/segue/internal/packet"
 )
@@ -79,7 +79,7 @@ func (f *fixture) refusesStart(want ...string) {
 	cfg := webOf(srv6Server("other", 9, 1))
 	cfg.Node = f.cfg.Node
 	cfg.Node.Seed++
-	b, err := New(cfg, config.Secrets{}, slog.New(slog.DiscardHandler))
+	b, err := New(cfg, desired.Secrets{}, slog.New(slog.DiscardHandler))
 	if err == nil {
 		_ = b.Close()
 		f.t.Fatal("no error")
@@ -217,7 +217,7 @@ func TestOtherRoleIsRefused(t *testing.T) {
 	f.must(err)
 	defer marker.Close()
 	f.must(marker.Pin(filepath.Join(dir, "belongings")))
-	b, err := New(&cfg, config.Secrets{}, slog.New(slog.DiscardHandler))
+	b, err := New(&cfg, desired.Secrets{}, slog.New(slog.DiscardHandler))
 	if err == nil {
 		_ = b.Close()
 	}
@@ -283,7 +283,7 @@ func TestOtherReasonsStayUntilAttached(t *testing.T) {
 		f.repin(name, &ebpf.MapSpec{Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: 16, MaxEntries: 3})
 	}
 	before := f.pins()
-	b, err := New(f.cfg, config.Secrets{}, slog.New(slog.DiscardHandler))
+	b, err := New(f.cfg, desired.Secrets{}, slog.New(slog.DiscardHandler))
 	f.must(err)
 	defer b.Close()
 	if diff := cmp.Diff(before, f.pins()); diff != "" {

@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/packet/packettest"
@@ -354,7 +353,7 @@ func (r *reference) takeReturned(frame []byte, h heard) outcome {
 // vouches tells whether a signal has a tag by one of the node's keys. It returns true if the node
 // has no keys.
 func (r *reference) vouches(frame []byte, h heard) bool {
-	return len(r.secrets.SignalKeys) == 0 || slices.ContainsFunc(r.secrets.SignalKeys, func(key config.SignalKey) bool {
+	return len(r.secrets.SignalKeys) == 0 || slices.ContainsFunc(r.secrets.SignalKeys, func(key desired.SignalKey) bool {
 		return sidOf(frame).Argument == packettest.Tag(key, functionOf(frame), h.sender, h.report, h.flow.Source, h.flow.Destination)
 	})
 }

@@ -9,7 +9,6 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/nexthop"
@@ -22,7 +21,7 @@ type Rehearsal struct{ balancer *Balancer }
 // NewRehearsal loads the data path of a balancer. It attaches no program, and the tables contain no
 // services yet. Its errors are those of New.
 func NewRehearsal(
-	cfg *desired.Balancer, secrets config.Secrets, log *slog.Logger,
+	cfg *desired.Balancer, secrets desired.Secrets, log *slog.Logger,
 ) (*Rehearsal, error) {
 	b, err := New(cfg, secrets, log)
 	if err != nil {

@@ -16,7 +16,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/health"
@@ -70,7 +69,7 @@ func TestFirstStartUndone(t *testing.T) {
 	f := openStandard(t)
 	cfg := standard()
 	cfg.Node.Instance = f.cfg.Node.Instance + "-undone"
-	b, err := New(cfg, config.Secrets{}, slog.New(slog.DiscardHandler))
+	b, err := New(cfg, desired.Secrets{}, slog.New(slog.DiscardHandler))
 	f.must(err)
 	f.must(b.Close())
 	if _, err := os.Stat(datapath.Dir(cfg.Node.Instance)); !os.IsNotExist(err) {
@@ -373,7 +372,7 @@ func TestFailedStartRemembersHealth(t *testing.T) {
 	tooMany := *cfg
 	tooMany.Services = webOf(srv6Server("s1", 1, 1), srv6Server("x", 3, 1), srv6Server("y", 4, 1), srv6Server("z", 5, 1)).Services
 	tooMany.Services[0].Health = cfg.Services[0].Health
-	if b, err := New(&tooMany, config.Secrets{}, slog.New(slog.DiscardHandler)); err == nil {
+	if b, err := New(&tooMany, desired.Secrets{}, slog.New(slog.DiscardHandler)); err == nil {
 		_ = b.Close()
 		t.Fatal("no error")
 	}
@@ -396,7 +395,7 @@ func TestOtherLimitsAreRefused(t *testing.T) {
 		cfg.Node = f.cfg.Node
 		change(&cfg.Node.Limits)
 		cfg.Node.Seed++
-		b, err := New(cfg, config.Secrets{}, slog.New(slog.DiscardHandler))
+		b, err := New(cfg, desired.Secrets{}, slog.New(slog.DiscardHandler))
 		if err == nil {
 			_ = b.Close()
 			t.Fatalf("%s: no error", name)

@@ -21,7 +21,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/nexthop"
@@ -147,7 +146,7 @@ func (n *fabric) start() {
 		n.t.Fatal(err)
 	}
 	n.in(n.near, func() (err error) {
-		if n.balancer, err = newBalancer(n.cfg, config.Secrets{}, clock, slog.New(slog.DiscardHandler)); err != nil {
+		if n.balancer, err = newBalancer(n.cfg, desired.Secrets{}, clock, slog.New(slog.DiscardHandler)); err != nil {
 			return err
 		}
 		n.balancer.plane.AttachTCX = n.attachTCX

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/serversets"
@@ -50,7 +49,7 @@ func (b *Balancer) fill(t *datapath.Takeover) error {
 
 // reconcile makes the data path follow a desired state, the signal keys and the generations of the
 // services.
-func (b *Balancer) reconcile(cfg *desired.Balancer, keys config.SignalKeys, generations serversets.Generations) error {
+func (b *Balancer) reconcile(cfg *desired.Balancer, keys desired.SignalKeys, generations serversets.Generations) error {
 	if err := b.services.reconcile(cfg, generations); err != nil {
 		return err
 	}

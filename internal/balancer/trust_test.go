@@ -25,12 +25,12 @@ import (
 
 // Keys of signals.
 var (
-	oldKey = config.SignalKey{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16}
-	newKey = config.SignalKey{0xff, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16}
+	oldKey = desired.SignalKey{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16}
+	newKey = desired.SignalKey{0xff, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16}
 )
 
 // keyFile writes a file of keys, which a configuration can name.
-func keyFile(t *testing.T, keys ...config.SignalKey) string {
+func keyFile(t *testing.T, keys ...desired.SignalKey) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "signal.key")
 	writeKeys(t, file, keys...)
@@ -38,16 +38,16 @@ func keyFile(t *testing.T, keys ...config.SignalKey) string {
 }
 
 // secretsOf reads the keys in the file that a configuration names.
-func secretsOf(t testing.TB, cfg *desired.Balancer) config.Secrets {
+func secretsOf(t testing.TB, cfg *desired.Balancer) desired.Secrets {
 	t.Helper()
 	keys, err := config.ReadSignalKeys(cfg.Node.SignalKey)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return config.Secrets{SignalKeys: keys}
+	return desired.Secrets{SignalKeys: keys}
 }
 
-func writeKeys(t *testing.T, file string, keys ...config.SignalKey) {
+func writeKeys(t *testing.T, file string, keys ...desired.SignalKey) {
 	t.Helper()
 	var content strings.Builder
 	for _, key := range keys {
@@ -68,7 +68,7 @@ func withArgument(frame []byte, argument uint64) []byte {
 }
 
 // tagged returns a signal with the tag that a server with the key adds.
-func tagged(frame []byte, key config.SignalKey) []byte {
+func tagged(frame []byte, key desired.SignalKey) []byte {
 	h, ok := hear(frame[ethernetLength:])
 	if !ok {
 		panic("no signal")
@@ -77,7 +77,7 @@ func tagged(frame []byte, key config.SignalKey) []byte {
 }
 
 // taggedReport returns a signal with a report, and with the tag that a server with the key adds.
-func taggedReport(frame []byte, key config.SignalKey, report uint64) []byte {
+func taggedReport(frame []byte, key desired.SignalKey, report uint64) []byte {
 	h, ok := hear(frame[ethernetLength:])
 	if !ok {
 		panic("no signal")
@@ -106,7 +106,7 @@ func TestTags(t *testing.T) {
 		sender, other := f.locatorOf(service, row[0]), f.locatorOf(service, row[1])
 		for _, function := range []srv6.Function{srv6.CreateStickiness, srv6.RemoveStickiness} {
 			frame := signal(kind, sender, flow, function, packet.Flags(packet.ACK))
-			tag := func(key config.SignalKey, function srv6.Function, sender netip.Prefix, flow dataplane.Flow) []byte {
+			tag := func(key desired.SignalKey, function srv6.Function, sender netip.Prefix, flow dataplane.Flow) []byte {
 				return withArgument(frame, packettest.Tag(key, function, sender, 0, flow.Source, flow.Destination))
 			}
 			otherFunction := srv6.CreateStickiness + srv6.RemoveStickiness - function
@@ -125,7 +125,7 @@ func TestTags(t *testing.T) {
 				{"the key's", good, true},
 				{"the other key's", tag(oldKey, function, sender, flow), true},
 				{"none", frame, false},
-				{"a stranger's", tag(config.SignalKey{}, function, sender, flow), false},
+				{"a stranger's", tag(desired.SignalKey{}, function, sender, flow), false},
 				{"of another function", tag(newKey, otherFunction, sender, flow), false},
 				{"of another server", tag(newKey, function, other, flow), false},
 				{"of another client", tag(newKey, function, sender, otherClient), false},
@@ -173,9 +173,9 @@ func TestChangeOfKeys(t *testing.T) {
 	file := keyFile(t, oldKey)
 	f := open(t, cfg(file))
 	frame := f.signal(web, "web", f.row(web, "web")[0], srv6.CreateStickiness, synAck)
-	takes := func(step string, want ...config.SignalKey) {
+	takes := func(step string, want ...desired.SignalKey) {
 		t.Helper()
-		for _, key := range []config.SignalKey{oldKey, newKey} {
+		for _, key := range []desired.SignalKey{oldKey, newKey} {
 			reason := reasonOf(f.run(tagged(frame, key)))
 			if taken := reason == "return_create"; taken != slices.Contains(want, key) {
 				t.Errorf("%s: a signal with the tag of key %x is %s", step, key, reason)
@@ -200,7 +200,7 @@ func TestChangeOfKeys(t *testing.T) {
 	absent := cfg(file + ".none")
 	absent.Node.Instance = running.Node.Instance
 	f.must(f.ns.Do(func() error {
-		return f.reload(ended, absent, config.Secrets{SignalKeys: config.SignalKeys{oldKey}}, nil)
+		return f.reload(ended, absent, desired.Secrets{SignalKeys: desired.SignalKeys{oldKey}}, nil)
 	}))
 	f.route()
 	takes("after a reload without a file", oldKey)

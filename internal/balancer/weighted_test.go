@@ -16,7 +16,6 @@ import (
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/balancer/inspect"
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/infer"
 	"github.com/segue-lb/segue/internal/poll"
@@ -193,10 +192,10 @@ func TestTraceOfWeights(t *testing.T) {
 }
 
 // agents answers the polls of a fixture with the loads of servers.
-func agents(t *testing.T, key config.SignalKey, load func(poll.Service) (poll.Load, bool)) netip.AddrPort {
+func agents(t *testing.T, key desired.SignalKey, load func(poll.Service) (poll.Load, bool)) netip.AddrPort {
 	t.Helper()
 	r := poll.NewResponder(load)
-	r.SetKeys(config.SignalKeys{key})
+	r.SetKeys(desired.SignalKeys{key})
 	if err := r.Listen("[::1]:0"); err != nil {
 		t.Fatal(err)
 	}
@@ -238,7 +237,7 @@ func (f *fixture) settles(isWanted func() bool) {
 // first answer the configured weights count.
 func TestPricesFollowPolls(t *testing.T) {
 	t.Parallel()
-	key := config.SignalKey{9}
+	key := desired.SignalKey{9}
 	for placement, extra := range map[desired.Placement]uint32{
 		desired.PlacementAWCMP: 0, desired.PlacementGSQ2: 9 * infer.PriceOne,
 	} {
@@ -254,7 +253,7 @@ func TestPricesFollowPolls(t *testing.T) {
 			if a, b := f.priceOf("s1"), f.priceOf("s2"); extra == 0 && a.Unit != 3*b.Unit {
 				t.Errorf("before the first answer: %+v and %+v", a, b)
 			}
-			f.inference.poller.SetKeys(config.SignalKeys{key})
+			f.inference.poller.SetKeys(desired.SignalKeys{key})
 			f.settles(func() bool {
 				a, b := f.priceOf("s1"), f.priceOf("s2")
 				return a.Unit == b.Unit && a.Extra == extra && b.Extra == extra
@@ -267,7 +266,7 @@ func TestPricesFollowPolls(t *testing.T) {
 // counts.
 func TestMissedPolls(t *testing.T) {
 	t.Parallel()
-	key, busy := config.SignalKey{9}, uint32(2)
+	key, busy := desired.SignalKey{9}, uint32(2)
 	at := agents(t, key, func(poll.Service) (poll.Load, bool) {
 		busy += 50
 		return poll.Load{Busy: busy, Capacity: 7}, busy < 100
@@ -280,7 +279,7 @@ func TestMissedPolls(t *testing.T) {
 		return snapshot.Services[0].Servers[0].Inferred.Estimate.Polled
 	}
 	metrics := newRegistry(f)
-	f.inference.poller.SetKeys(config.SignalKeys{key})
+	f.inference.poller.SetKeys(desired.SignalKeys{key})
 	f.settles(func() bool { return f.priceOf("s1").Extra > 0 })
 	f.infers(4 * cfg.Services[0].Infer.Poll)
 	if p := f.priceOf("s1"); p.Extra != 52*infer.PriceOne {
@@ -308,13 +307,13 @@ func TestMissedPolls(t *testing.T) {
 // A server that answers again counts with what it says.
 func TestAnswersAgain(t *testing.T) {
 	t.Parallel()
-	key, knows := config.SignalKey{9}, atomic.Bool{}
+	key, knows := desired.SignalKey{9}, atomic.Bool{}
 	at := agents(t, key, func(poll.Service) (poll.Load, bool) {
 		return poll.Load{Busy: 3}, knows.Load()
 	})
 	cfg := polling(desired.PlacementGSQ2, at)
 	f := open(t, cfg)
-	f.inference.poller.SetKeys(config.SignalKeys{key})
+	f.inference.poller.SetKeys(desired.SignalKeys{key})
 	for range 2 {
 		knows.Store(true)
 		f.settles(func() bool { return f.priceOf("s1").Extra == 3*infer.PriceOne })
@@ -329,12 +328,12 @@ func TestAnswersAgain(t *testing.T) {
 // The next process continues with the loads that servers have told, as long as they count.
 func TestLoadsOutliveProcess(t *testing.T) {
 	t.Parallel()
-	key := config.SignalKey{9}
+	key := desired.SignalKey{9}
 	at := agents(t, key, func(poll.Service) (poll.Load, bool) { return poll.Load{Busy: 5}, true })
 	cfg := polling(desired.PlacementGSQ2, at)
 	cfg.Services[0].Infer.Poll = 10 * time.Second
 	f := open(t, cfg)
-	f.inference.poller.SetKeys(config.SignalKeys{key})
+	f.inference.poller.SetKeys(desired.SignalKeys{key})
 	f.infers(cfg.Services[0].Infer.Poll)
 	f.settles(func() bool { return f.priceOf("s1").Extra > 0 })
 	f.restart() // without a key, so that nobody answers

@@ -21,7 +21,6 @@ import (
 
 	"github.com/segue-lb/segue/internal/atomicfile"
 	"github.com/segue-lb/segue/internal/balancer"
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/events"
 )
@@ -75,11 +74,11 @@ type request struct {
 // Plan is a configuration with the passwords of its peers.
 type Plan struct {
 	bgp       *desired.BGP
-	passwords config.Passwords
+	passwords desired.Passwords
 }
 
 // NewPlan returns the plan of a configuration.
-func NewPlan(b *desired.BGP, passwords config.Passwords) *Plan { return &Plan{b, passwords} }
+func NewPlan(b *desired.BGP, passwords desired.Passwords) *Plan { return &Plan{b, passwords} }
 
 // Forwarding tells whether packets are forwarded while no process runs.
 type Forwarding struct {

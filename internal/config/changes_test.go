@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/segue-lb/segue/internal/desired"
 )
 
 // TestChangesFrom compares the changes of several successive reloads with the text of the log.
@@ -83,7 +85,7 @@ services:
 		t.Errorf("other keys, -want +got:\n%s", diff)
 	}
 	one, two, three := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("192.0.2.3")
-	before, after := Passwords{one: "a", two: "b"}, Passwords{one: "a", two: "c", three: "d"}
+	before, after := desired.Passwords{one: "a", two: "b"}, desired.Passwords{one: "a", two: "c", three: "d"}
 	want = []any{"passwords_changed", "192.0.2.2"}
 	if diff := cmp.Diff(want, old.ChangesFrom(old).WithPasswords(after.ChangedFrom(before)).Attributes()); diff != "" {
 		t.Errorf("other passwords, -want +got:\n%s", diff)

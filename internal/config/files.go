@@ -29,7 +29,7 @@ type Files[D State[D]] struct {
 	Stored    []byte             // the text of the overrides; nil: there is no file
 	// Invalid are overrides of the file that are left out, because they break a rule.
 	Invalid []desired.InvalidOverride
-	Secrets Secrets // of the files that the configuration file names; see ReadSecrets
+	Secrets desired.Secrets // of the files that the configuration file names; see ReadSecrets
 	// File is what the configuration file wants, and Desired what the overrides make of it. Both
 	// have all defaults and obey all rules. They can be the same.
 	File, Desired D

@@ -4,9 +4,6 @@ package config
 
 import (
 	"fmt"
-	"maps"
-	"net/netip"
-	"slices"
 	"strings"
 	"unicode"
 
@@ -17,17 +14,14 @@ import (
 // longestPassword, in bytes, is TCP_MD5SIG_MAXKEYLEN of the kernel.
 const longestPassword = 80
 
-// Passwords are those of peers, by their addresses.
-type Passwords map[netip.Addr]string
-
 // ReadPasswords reads the password files of all peers. Only the owner may have access to a file,
 // which must be a regular one. The error is of type fieldpath.Errors. It names field and file, and never
 // quotes the content.
-func ReadPasswords(b *desired.BGP) (Passwords, error) {
+func ReadPasswords(b *desired.BGP) (desired.Passwords, error) {
 	if b == nil {
 		return nil, nil
 	}
-	passwords := Passwords{}
+	passwords := desired.Passwords{}
 	var problems fieldpath.Errors
 	for i, peer := range b.Peers {
 		if peer.PasswordFile == "" {
@@ -62,14 +56,4 @@ func readPassword(file string) (string, error) {
 		return "", fmt.Errorf("must hold one line of printable characters")
 	}
 	return password, nil
-}
-
-// ChangedFrom lists the peers that have a password now and before, and not the same.
-func (p Passwords) ChangedFrom(before Passwords) (peers []string) {
-	for _, address := range slices.SortedFunc(maps.Keys(p), netip.Addr.Compare) {
-		if was, ok := before[address]; ok && was != p[address] {
-			peers = append(peers, address.String())
-		}
-	}
-	return peers
 }

@@ -9,14 +9,6 @@ import (
 	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
-// Secrets are the contents of the files with keys and passwords that a configuration file names. A
-// process reads them only together with the configuration file. So a change of services by an
-// operator neither depends on these files nor makes a new key or password take effect.
-type Secrets struct {
-	SignalKeys SignalKeys
-	Passwords  Passwords
-}
-
 // ReadSecrets reads the files with keys and passwords into f.Secrets. The error is of type
 // fieldpath.Errors. It names fields and files, and never quotes the content of a file.
 func (f *Files[D]) ReadSecrets() error {

@@ -188,7 +188,7 @@ func (c *comparison) keys(b, a *Side) {
 	}
 	keys, err := ReadSignalKeys(file)
 	of := b
-	var others SignalKeys
+	var others desired.SignalKeys
 	if err == nil {
 		others, err = ReadSignalKeys(other)
 		of = a

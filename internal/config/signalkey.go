@@ -17,23 +17,17 @@ import (
 	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
-// SignalKey is a key of SipHash-2-4, in the order of its bytes in the paper's test vectors.
-type SignalKey [16]byte
-
-// SignalKeys are the keys of a node. It makes tags by the first key, and accepts tags of all keys.
-type SignalKeys []SignalKey
-
 // mostSignalKeys is 2, so that the old and the new key are valid while keys are changed.
 const mostSignalKeys = 2
 
 // longestKeyFile, in bytes, has room for the keys, a trailing line break and carriage returns.
-const longestKeyFile = mostSignalKeys*(2*len(SignalKey{})+2) + 1
+const longestKeyFile = mostSignalKeys*(2*len(desired.SignalKey{})+2) + 1
 
 // ReadSignalKeys reads a file with one or two keys, each as 32 hexadecimal digits on a line. For an
 // empty file name it returns no keys. Only the owner may have access to the file, which must be a
 // regular one. The error is of type *fieldpath.Error. It names field and file, and never quotes the
 // content.
-func ReadSignalKeys(file string) (SignalKeys, error) {
+func ReadSignalKeys(file string) (desired.SignalKeys, error) {
 	if file == "" {
 		return nil, nil
 	}
@@ -74,23 +68,23 @@ func readSecret(file string, longest int) (string, error) {
 	return string(content), err
 }
 
-func parseSignalKeys(content string) (keys SignalKeys, problem string) {
+func parseSignalKeys(content string) (keys desired.SignalKeys, problem string) {
 	lines := strings.Split(strings.TrimSuffix(content, "\n"), "\n")
 	if len(content) > longestKeyFile || len(lines) > mostSignalKeys {
 		return nil, fmt.Sprintf("must hold one or two keys and nothing else: at most %d lines of %d hexadecimal digits",
-			mostSignalKeys, 2*len(SignalKey{}))
+			mostSignalKeys, 2*len(desired.SignalKey{}))
 	}
 	for i, line := range lines {
 		digits := strings.TrimSuffix(line, "\r")
 		key, err := hex.DecodeString(digits)
-		if len(digits) != 2*len(SignalKey{}) {
+		if len(digits) != 2*len(desired.SignalKey{}) {
 			return nil, fmt.Sprintf("line %d has %d bytes, not the %d hexadecimal digits of a key of %d bytes",
-				i+1, len(digits), 2*len(SignalKey{}), len(SignalKey{}))
+				i+1, len(digits), 2*len(desired.SignalKey{}), len(desired.SignalKey{}))
 		}
 		if err != nil {
 			return nil, fmt.Sprintf("line %d has characters that are not hexadecimal digits", i+1)
 		}
-		keys = append(keys, SignalKey(key))
+		keys = append(keys, desired.SignalKey(key))
 	}
 	return keys, ""
 }

@@ -13,13 +13,14 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/fieldpath"
 )
 
 func TestReadSignalKeys(t *testing.T) {
 	const first, second = "000102030405060708090a0b0c0d0e0f", "FFfeFDfcfbfaf9f8f7f6f5f4f3f2f1f0"
-	firstKey := SignalKey{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}
-	secondKey := SignalKey{0xff, 0xfe, 0xfd, 0xfc, 0xfb, 0xfa, 0xf9, 0xf8, 0xf7, 0xf6, 0xf5, 0xf4, 0xf3, 0xf2, 0xf1, 0xf0}
+	firstKey := desired.SignalKey{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}
+	secondKey := desired.SignalKey{0xff, 0xfe, 0xfd, 0xfc, 0xfb, 0xfa, 0xf9, 0xf8, 0xf7, 0xf6, 0xf5, 0xf4, 0xf3, 0xf2, 0xf1, 0xf0}
 	const (
 		form     = "must hold one or two keys and nothing else: at most 2 lines of 32 hexadecimal digits"
 		not32    = ", not the 32 hexadecimal digits of a key of 16 bytes"
@@ -29,14 +30,14 @@ func TestReadSignalKeys(t *testing.T) {
 	for _, c := range []struct {
 		name, content string
 		mode          fs.FileMode
-		want          SignalKeys
+		want          desired.SignalKeys
 		problem       string
 	}{
-		{"one", first + "\n", 0o600, SignalKeys{firstKey}, ""},
-		{"one without a line break", first, 0o400, SignalKeys{firstKey}, ""},
-		{"one from elsewhere", first + "\r\n", 0o600, SignalKeys{firstKey}, ""},
-		{"two", second + "\n" + first + "\n", 0o600, SignalKeys{secondKey, firstKey}, ""},
-		{"two from elsewhere", second + "\r\n" + first + "\r\n", 0o600, SignalKeys{secondKey, firstKey}, ""},
+		{"one", first + "\n", 0o600, desired.SignalKeys{firstKey}, ""},
+		{"one without a line break", first, 0o400, desired.SignalKeys{firstKey}, ""},
+		{"one from elsewhere", first + "\r\n", 0o600, desired.SignalKeys{firstKey}, ""},
+		{"two", second + "\n" + first + "\n", 0o600, desired.SignalKeys{secondKey, firstKey}, ""},
+		{"two from elsewhere", second + "\r\n" + first + "\r\n", 0o600, desired.SignalKeys{secondKey, firstKey}, ""},
 		{"three", first + "\n" + second + "\n" + first + "\n", 0o600, nil, form},
 		{"empty", "", 0o600, nil, "line 1 has 0 bytes" + not32},
 		{"short", first[1:] + "\n", 0o600, nil, "line 1 has 31 bytes" + not32},
@@ -69,7 +70,7 @@ func TestReadSignalKeys(t *testing.T) {
 
 // checkKeys compares the keys. If the error is expected, it must be of the field and name the
 // file.
-func checkKeys(t *testing.T, file string, want SignalKeys, problem string) {
+func checkKeys(t *testing.T, file string, want desired.SignalKeys, problem string) {
 	t.Helper()
 	keys, err := ReadSignalKeys(file)
 	if diff := cmp.Diff(want, keys); diff != "" {

@@ -32,7 +32,7 @@ import (
 type Runner[D any] interface {
 	// Reload makes the process follow another state with its secrets. It reads no files. After an
 	// error, the state before stays in force.
-	Reload(context.Context, D, config.Secrets) error
+	Reload(context.Context, D, desired.Secrets) error
 	// Losses returns the servers whose flows such a change would affect. Of an agent, it returns the
 	// services whose connections it would affect.
 	Losses(context.Context, D) ([]desired.Loss, error)
@@ -150,7 +150,7 @@ func (c *Controller[D]) Desired() D {
 }
 
 // Secrets returns the secrets of the desired state in force.
-func (c *Controller[D]) Secrets() config.Secrets {
+func (c *Controller[D]) Secrets() desired.Secrets {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.inForce.Secrets

@@ -48,7 +48,7 @@ func CheckRemovals(cfg *desired.Balancer, namesDrains bool) func(before, after s
 type Member interface {
 	Runner[*desired.Balancer]
 	// Follow is Reload with the generations of the fleet, instead of the balancer's own.
-	Follow(context.Context, *desired.Balancer, config.Secrets, serversets.Generations) error
+	Follow(context.Context, *desired.Balancer, desired.Secrets, serversets.Generations) error
 }
 
 // Fleet connects the controller of a balancer with the store of its fleet.

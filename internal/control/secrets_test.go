@@ -28,12 +28,12 @@ func (s *secretSite) writeSecrets(key, password string) {
 
 var peer = netip.MustParseAddr("2001:db8::fe")
 
-func secretsOf(digit byte, password string) config.Secrets {
-	key := config.SignalKey{}
+func secretsOf(digit byte, password string) desired.Secrets {
+	key := desired.SignalKey{}
 	for i := range key {
 		key[i] = digit<<4 | digit
 	}
-	return config.Secrets{SignalKeys: config.SignalKeys{key}, Passwords: config.Passwords{peer: password}}
+	return desired.Secrets{SignalKeys: desired.SignalKeys{key}, Passwords: desired.Passwords{peer: password}}
 }
 
 // A change follows the secrets that were read with the configuration file, whatever has become of
@@ -45,7 +45,7 @@ func TestChangesReadNoSecrets(t *testing.T) {
 		"[{address: \"2001:db8::fe\", asn: 64513, password-file: \""+filepath.Dir(s.file)+"/password\"}]}\n"+
 		"node: {signal-key: \""+filepath.Dir(s.file)+"/signal.key\", ")
 	s.load()
-	require := func(when string, want config.Secrets) {
+	require := func(when string, want desired.Secrets) {
 		t.Helper()
 		if got := s.runner.secrets; !reflect.DeepEqual(got, want) {
 			t.Errorf("%s: the process follows %v, want %v", when, got, want)

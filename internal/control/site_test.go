@@ -46,17 +46,17 @@ type runner[D any] struct {
 	err         error
 	during      func() // during the next reload
 	followed    []D
-	secrets     config.Secrets         // of the last state
+	secrets     desired.Secrets        // of the last state
 	generations serversets.Generations // of a member of a fleet
 	by          string                 // who has asked for the last state
 }
 
-func (r *runner[D]) Reload(ctx context.Context, state D, secrets config.Secrets) error {
+func (r *runner[D]) Reload(ctx context.Context, state D, secrets desired.Secrets) error {
 	return r.Follow(ctx, state, secrets, nil)
 }
 
 func (r *runner[D]) Follow(
-	ctx context.Context, state D, secrets config.Secrets, g serversets.Generations,
+	ctx context.Context, state D, secrets desired.Secrets, g serversets.Generations,
 ) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -13,7 +13,7 @@ import (
 
 	"github.com/dchest/siphash"
 
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 )
 
 // Service is the key of a service in a message.
@@ -66,7 +66,7 @@ var magic = [4]byte{'S', 'L', 'o', 'd'}
 var errTag = errors.New("the tag is wrong")
 
 // encode returns the message with a tag made by the key.
-func (m *message) encode(key config.SignalKey) []byte {
+func (m *message) encode(key desired.SignalKey) []byte {
 	b := make([]byte, size)
 	copy(b, magic[:])
 	b[4], b[5], b[6] = version, byte(m.kind), m.service.Protocol
@@ -81,13 +81,13 @@ func (m *message) encode(key config.SignalKey) []byte {
 }
 
 // tag returns the tag of a message.
-func tag(b []byte, key config.SignalKey) uint64 {
+func tag(b []byte, key desired.SignalKey) uint64 {
 	return siphash.Hash(
 		binary.LittleEndian.Uint64(key[:8]), binary.LittleEndian.Uint64(key[8:]), b[:tagAt])
 }
 
 // decode returns the message in a datagram, if one of the keys made its tag.
-func decode(b []byte, keys config.SignalKeys) (m message, err error) {
+func decode(b []byte, keys desired.SignalKeys) (m message, err error) {
 	switch {
 	case len(b) != size:
 		return m, fmt.Errorf("%d bytes, not %d", len(b), size)
@@ -110,7 +110,7 @@ func decode(b []byte, keys config.SignalKeys) (m message, err error) {
 	return m, nil
 }
 
-func isTagged(b []byte, keys config.SignalKeys) bool {
+func isTagged(b []byte, keys desired.SignalKeys) bool {
 	got := binary.LittleEndian.Uint64(b[tagAt:])
 	for _, key := range keys {
 		if tag(b, key) == got {

@@ -11,18 +11,18 @@ import (
 	"testing"
 	"time"
 
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 )
 
 var (
-	theKey   = config.SignalKey{1, 2, 3}
-	otherKey = config.SignalKey{4, 5, 6}
+	theKey   = desired.SignalKey{1, 2, 3}
+	otherKey = desired.SignalKey{4, 5, 6}
 	web      = Service{netip.MustParseAddr("2001:db8:80::1"), 80, 6}
 	dns      = Service{netip.MustParseAddr("192.0.2.53"), 0, 17}
 )
 
 // answering returns a responder with the keys that knows the load of web.
-func answering(t *testing.T, keys ...config.SignalKey) *Responder {
+func answering(t *testing.T, keys ...desired.SignalKey) *Responder {
 	t.Helper()
 	r := NewResponder(func(s Service) (Load, bool) { return Load{7, 64}, s == web })
 	if err := r.Listen("[::1]:0"); err != nil {
@@ -34,7 +34,7 @@ func answering(t *testing.T, keys ...config.SignalKey) *Responder {
 }
 
 // asking returns a poller with the keys.
-func asking(t *testing.T, keys ...config.SignalKey) *Poller {
+func asking(t *testing.T, keys ...desired.SignalKey) *Poller {
 	t.Helper()
 	p := NewPoller()
 	t.Cleanup(func() { _ = p.Close() })
@@ -97,14 +97,14 @@ func TestListen(t *testing.T) {
 func TestKeys(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
-		balancer, agent config.SignalKeys
+		balancer, agent desired.SignalKeys
 		asked, told     bool
 	}{
-		{config.SignalKeys{theKey}, config.SignalKeys{theKey}, true, true},
-		{config.SignalKeys{otherKey}, config.SignalKeys{theKey}, false, false},
-		{config.SignalKeys{theKey}, nil, false, false},
-		{config.SignalKeys{theKey}, config.SignalKeys{otherKey, theKey}, true, false},
-		{config.SignalKeys{theKey, otherKey}, config.SignalKeys{otherKey, theKey}, true, true},
+		{desired.SignalKeys{theKey}, desired.SignalKeys{theKey}, true, true},
+		{desired.SignalKeys{otherKey}, desired.SignalKeys{theKey}, false, false},
+		{desired.SignalKeys{theKey}, nil, false, false},
+		{desired.SignalKeys{theKey}, desired.SignalKeys{otherKey, theKey}, true, false},
+		{desired.SignalKeys{theKey, otherKey}, desired.SignalKeys{otherKey, theKey}, true, true},
 	} {
 		p, r := asking(t, c.balancer...), answering(t, c.agent...)
 		answer := r.answer(ask(t, p, web))
@@ -145,7 +145,7 @@ func TestReplays(t *testing.T) {
 	if r.answer(r.answer(request)) != nil {
 		t.Error("an answer is answered")
 	}
-	m, err := decode(request, config.SignalKeys{theKey})
+	m, err := decode(request, desired.SignalKeys{theKey})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -203,7 +203,7 @@ func TestDamage(t *testing.T) {
 // request.
 func FuzzMessages(f *testing.F) {
 	r := NewResponder(func(Service) (Load, bool) { return Load{1, 2}, true })
-	r.SetKeys(config.SignalKeys{theKey})
+	r.SetKeys(desired.SignalKeys{theKey})
 	m := message{kind: request, nonce: 1 << 60, service: dns}
 	f.Add(m.encode(theKey), true)
 	f.Add([]byte(nil), false)
@@ -214,11 +214,11 @@ func FuzzMessages(f *testing.F) {
 		if answer := r.answer(b); answer != nil && len(answer) > len(b) {
 			t.Errorf("an answer of %d bytes to %d", len(answer), len(b))
 		}
-		m, err := decode(b, config.SignalKeys{theKey})
+		m, err := decode(b, desired.SignalKeys{theKey})
 		if err != nil {
 			return
 		}
-		again, err := decode(m.encode(theKey), config.SignalKeys{theKey})
+		again, err := decode(m.encode(theKey), desired.SignalKeys{theKey})
 		if err != nil || again != m {
 			t.Errorf("%v, after a round trip %v: %v", m, again, err)
 		}

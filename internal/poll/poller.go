@@ -12,7 +12,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 )
 
 type sender = netip.AddrPort
@@ -36,7 +36,7 @@ type Poller struct {
 	counters
 	mu      sync.Mutex // protects all that follows
 	conn    *net.UDPConn
-	keys    config.SignalKeys
+	keys    desired.SignalKeys
 	asked   map[uint64]Target // the last request to each target, by its nonce
 	nonces  map[uint32]uint64 // of the same requests, by the ID of the target
 	answers map[uint32]Answer
@@ -50,7 +50,7 @@ func NewPoller() *Poller {
 }
 
 // SetKeys replaces the keys. Without keys, Ask fails.
-func (p *Poller) SetKeys(keys config.SignalKeys) {
+func (p *Poller) SetKeys(keys desired.SignalKeys) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.keys = keys

@@ -9,7 +9,7 @@ import (
 	"net"
 	"sync/atomic"
 
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 )
 
 // Responder answers requests of balancers. It answers one at a time, reads one load for each, and
@@ -18,7 +18,7 @@ type Responder struct {
 	counters
 	conn *net.UDPConn
 	load func(Service) (load Load, ok bool)
-	keys atomic.Pointer[config.SignalKeys]
+	keys atomic.Pointer[desired.SignalKeys]
 }
 
 // NewResponder returns a responder. The function load returns the load of a service, or false if it
@@ -41,7 +41,7 @@ func (r *Responder) Listen(address string) error {
 }
 
 // SetKeys replaces the keys. Any goroutine may call it.
-func (r *Responder) SetKeys(keys config.SignalKeys) { r.keys.Store(&keys) }
+func (r *Responder) SetKeys(keys desired.SignalKeys) { r.keys.Store(&keys) }
 
 // Address returns the address at which the responder listens.
 func (r *Responder) Address() string { return r.conn.LocalAddr().String() }

@@ -23,7 +23,6 @@ import (
 	"github.com/segue-lb/segue/internal/balancer"
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/balancer/inspect"
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/netdev"
@@ -205,7 +204,7 @@ func (r *rig) loadBalancer(s *setup) (err error) {
 		r.serves.placement = desired.PlacementHunt
 	}
 	r.config = balancerConfig(s, r.serves)
-	if r.balancer, err = balancer.NewRehearsal(r.config, config.Secrets{}, slog.New(slog.DiscardHandler)); err != nil {
+	if r.balancer, err = balancer.NewRehearsal(r.config, desired.Secrets{}, slog.New(slog.DiscardHandler)); err != nil {
 		return err
 	}
 	r.closers = append(r.closers, r.balancer.Close)

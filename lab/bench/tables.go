@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/segue-lb/segue/internal/balancer"
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/srv6"
 	"github.com/segue-lb/segue/internal/tables"
@@ -72,7 +71,7 @@ func buildTime(ctx context.Context, size TableSize, changes int) (time.Duration,
 // swapTime alternately removes the last server from a balancer's service and adds it again.
 func swapTime(ctx context.Context, size TableSize, changes int) (_ time.Duration, err error) {
 	all, fewer := tableConfig(size, size.Servers), tableConfig(size, size.Servers-1)
-	b, err := balancer.NewRehearsal(all, config.Secrets{}, slog.New(slog.DiscardHandler))
+	b, err := balancer.NewRehearsal(all, desired.Secrets{}, slog.New(slog.DiscardHandler))
 	if err != nil {
 		return 0, err
 	}

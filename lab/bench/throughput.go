@@ -24,7 +24,6 @@ import (
 
 	"github.com/segue-lb/segue/internal/balancer"
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/netdev"
@@ -320,7 +319,7 @@ func (b *testbed) attach(program *ebpf.Program, ifindex int) error {
 
 // steer adds a balancer in the middle namespace.
 func (b *testbed) steer() (err error) {
-	if b.balancer, err = balancer.NewRehearsal(b.config(), config.Secrets{}, slog.New(slog.DiscardHandler)); err != nil {
+	if b.balancer, err = balancer.NewRehearsal(b.config(), desired.Secrets{}, slog.New(slog.DiscardHandler)); err != nil {
 		return err
 	}
 	hop := nexthop.Hop{MAC: b.to.MAC, Link: b.out}

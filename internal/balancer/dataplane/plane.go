@@ -18,7 +18,6 @@ import (
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
 )
@@ -240,7 +239,7 @@ func constantsOf(identity *Identity, clock *FlowClock, sizes tableSizes) map[str
 
 // SetSignalKeys replaces the keys that verify the signals of servers. SetSignalKeys returns an
 // error if the table cannot be written.
-func (p *Plane) SetSignalKeys(keys config.SignalKeys) error {
+func (p *Plane) SetSignalKeys(keys desired.SignalKeys) error {
 	return datapath.SetSignalKeys(p.Objects.SignalKeys, keys)
 }
 
