@@ -164,14 +164,14 @@ func (w *wire) take(slot uint32, taken uint64) {
 var well = &Answer{Version: version, Serves: true}
 
 // simulate runs a prober in fake time.
-func simulate(t *testing.T, w *wire, test func(t *testing.T, p *Prober)) {
+func simulate(t *testing.T, w *wire, test func(t *testing.T, w *wire, p *Prober)) {
 	synctest.Test(t, func(t *testing.T) {
 		p := New(w, w, version, slog.New(slog.DiscardHandler))
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error)
 		go func() { ended <- p.Run(ctx) }()
 		time.Sleep(Interval / groups / 2) // so that the test and the prober never act at the same time
-		test(t, p)
+		test(t, w, p)
 		cancel()
 		if err := <-ended; err != nil {
 			t.Errorf("Run: %v", err)
@@ -179,8 +179,29 @@ func simulate(t *testing.T, w *wire, test func(t *testing.T, p *Prober)) {
 	})
 }
 
+// simulateWell runs a prober whose targets answered its first probes.
+func simulateWell(t *testing.T, targets []Target, test func(t *testing.T, w *wire, p *Prober)) {
+	w := newWire()
+	for _, target := range targets {
+		w.answers[target.Slot] = well
+	}
+	simulate(t, w, func(t *testing.T, w *wire, p *Prober) {
+		p.SetTargets(t.Context(), targets)
+		pass(p, 2*Interval)
+		test(t, w, p)
+	})
+}
+
 func target(slot uint32) Target {
 	return Target{Service: "web", Server: fmt.Sprint("s", slot), Slot: slot, Offered: true}
+}
+
+// placed returns servers with consecutive slots, which are offered connections.
+func placed(first, servers uint32) (targets []Target) {
+	for slot := range servers {
+		targets = append(targets, target(first+slot))
+	}
+	return targets
 }
 
 // pass lets time pass, and returns the faults that the prober reported meanwhile, the last one of
@@ -221,7 +242,7 @@ func expect(t *testing.T, when string, got, want map[string]Fault) {
 func TestProbes(t *testing.T) {
 	w := newWire()
 	w.answers[1], w.answers[2] = well, well
-	simulate(t, w, func(t *testing.T, p *Prober) {
+	simulate(t, w, func(t *testing.T, w *wire, p *Prober) {
 		p.SetTargets(t.Context(), []Target{target(1), target(2), target(3)})
 		expect(t, "before three probes are missed", pass(p, 2*Interval), map[string]Fault{})
 		expect(t, "no answer from one", pass(p, 2*Interval), map[string]Fault{"s3": Silent})
@@ -243,8 +264,7 @@ func TestProbes(t *testing.T) {
 // A server that signals is not silent, also if the network loses some of its probes in a row. If it
 // loses ten, the way to the server is broken.
 func TestProbesOfServerThatSignals(t *testing.T) {
-	w := newWire()
-	simulate(t, w, func(t *testing.T, p *Prober) {
+	simulate(t, newWire(), func(t *testing.T, w *wire, p *Prober) {
 		p.SetTargets(t.Context(), []Target{target(1)})
 		signals := func(probes int) {
 			for range probes {
@@ -266,8 +286,7 @@ func TestProbesOfServerThatSignals(t *testing.T) {
 
 // One answer suffices for probes of a server that signals not to be counted together.
 func TestProbesOfServerThatSignalsAndAnswers(t *testing.T) {
-	w := newWire()
-	simulate(t, w, func(t *testing.T, p *Prober) {
+	simulate(t, newWire(), func(t *testing.T, w *wire, p *Prober) {
 		p.SetTargets(t.Context(), []Target{target(1)})
 		for i := range 40 {
 			w.signal(1, 1)
@@ -282,8 +301,7 @@ func TestProbesOfServerThatSignalsAndAnswers(t *testing.T) {
 
 // Lost probes that are not in a row do not make a server silent.
 func TestLostProbes(t *testing.T) {
-	w := newWire()
-	simulate(t, w, func(t *testing.T, p *Prober) {
+	simulate(t, newWire(), func(t *testing.T, w *wire, p *Prober) {
 		p.SetTargets(t.Context(), []Target{target(1)})
 		for i := range 30 {
 			w.set(1, nil)
@@ -298,8 +316,7 @@ func TestLostProbes(t *testing.T) {
 // Every server is probed at its interval. The servers take turns.
 func TestRhythm(t *testing.T) {
 	const servers = 100
-	w := newWire()
-	simulate(t, w, func(t *testing.T, p *Prober) {
+	simulate(t, newWire(), func(t *testing.T, w *wire, p *Prober) {
 		var targets []Target
 		for slot := range uint32(servers) {
 			w.answers[slot] = well
@@ -330,7 +347,7 @@ func TestRhythm(t *testing.T) {
 func TestTargetsChange(t *testing.T) {
 	w := newWire()
 	w.answers[2] = well
-	simulate(t, w, func(t *testing.T, p *Prober) {
+	simulate(t, w, func(t *testing.T, w *wire, p *Prober) {
 		p.SetTargets(t.Context(), []Target{target(1)})
 		expect(t, "two misses", pass(p, 3*Interval-Interval/2), map[string]Fault{})
 		second := target(2)
@@ -351,7 +368,7 @@ func TestTargetsChange(t *testing.T) {
 func TestSendFails(t *testing.T) {
 	w := newWire()
 	w.err = errors.New("no such device")
-	simulate(t, w, func(t *testing.T, p *Prober) {
+	simulate(t, w, func(t *testing.T, w *wire, p *Prober) {
 		p.SetTargets(t.Context(), []Target{target(1)})
 		expect(t, "nothing is sent", pass(p, 10*Interval), map[string]Fault{})
 		w.fail(nil)
@@ -362,12 +379,8 @@ func TestSendFails(t *testing.T) {
 // A server is Unheard if its offers and the balancer's own calls have no answer, until it answers
 // calls again. It gets no offers meanwhile.
 func TestOffersWithoutAnswers(t *testing.T) {
-	w := newWire()
-	targets := placedTargets(w, 3)
-	simulate(t, w, func(t *testing.T, p *Prober) {
-		p.SetTargets(t.Context(), targets)
+	simulateWell(t, placed(0, 3), func(t *testing.T, w *wire, p *Prober) {
 		w.deafen(true, 1)
-		pass(p, 2*Interval)
 		w.offer(0, 1000, 1000)
 		w.offer(1, UnansweredOffers, 0)
 		expect(t, "answers may be under way", pass(p, Interval), map[string]Fault{})
@@ -389,11 +402,7 @@ func TestOffersWithoutAnswers(t *testing.T) {
 // refuses are lost. Most offers of the others are lost, too, because they visit that server.
 func TestServerThatPassesNothingOn(t *testing.T) {
 	for _, servers := range []uint32{2, 4} {
-		w := newWire()
-		targets := placedTargets(w, servers)
-		simulate(t, w, func(t *testing.T, p *Prober) {
-			p.SetTargets(t.Context(), targets)
-			pass(p, 2*Interval)
+		simulateWell(t, placed(0, servers), func(t *testing.T, w *wire, p *Prober) {
 			w.stick(1, true)
 			for range 12 {
 				for slot := range servers {
@@ -415,11 +424,7 @@ func TestServerThatPassesNothingOn(t *testing.T) {
 
 // If a server passes offers on to a peer that does not answer, only the peer is Unheard.
 func TestPeerThatDoesNotAnswer(t *testing.T) {
-	w := newWire()
-	targets := placedTargets(w, 2)
-	simulate(t, w, func(t *testing.T, p *Prober) {
-		p.SetTargets(t.Context(), targets)
-		pass(p, 2*Interval)
+	simulateWell(t, placed(0, 2), func(t *testing.T, w *wire, p *Prober) {
 		w.deafen(true, 1)
 		for range 12 {
 			w.offer(0, 40, 0) // and the peer gets no offers first
@@ -438,11 +443,7 @@ func TestPeerThatDoesNotAnswer(t *testing.T) {
 // Peers that do not answer are no evidence against the server through which they are called, though
 // they are its first peers, in a row, and nobody has suspected them before.
 func TestPeersInARowThatDoNotAnswer(t *testing.T) {
-	w := newWire()
-	targets := placedTargets(w, 12)
-	simulate(t, w, func(t *testing.T, p *Prober) {
-		p.SetTargets(t.Context(), targets)
-		pass(p, 2*Interval)
+	simulateWell(t, placed(0, 12), func(t *testing.T, w *wire, p *Prober) {
 		w.deafen(true, 1, 2, 3)
 		found := map[string]Fault{}
 		for range 20 {
@@ -466,11 +467,7 @@ func TestPeersInARowThatDoNotAnswer(t *testing.T) {
 func TestClientsCannotMakeServersUnheard(t *testing.T) {
 	for name, aims := range map[string][]uint32{"one server": {2}, "all servers": {0, 1, 2, 3, 4, 5}} {
 		t.Run(name, func(t *testing.T) {
-			w := newWire()
-			targets := placedTargets(w, 6)
-			simulate(t, w, func(t *testing.T, p *Prober) {
-				p.SetTargets(t.Context(), targets)
-				pass(p, 2*Interval)
+			simulateWell(t, placed(0, 6), func(t *testing.T, w *wire, p *Prober) {
 				for range 60 {
 					for _, slot := range aims {
 						w.offer(slot, 1000, 0)
@@ -493,14 +490,10 @@ func TestClientsCannotMakeServersUnheard(t *testing.T) {
 
 // A host that cannot make calls finds no server Unheard. It says so once.
 func TestCallsThatCannotBeMade(t *testing.T) {
-	w := newWire()
-	targets := placedTargets(w, 3)
-	simulate(t, w, func(t *testing.T, p *Prober) {
+	simulateWell(t, placed(0, 3), func(t *testing.T, w *wire, p *Prober) {
 		var log bytes.Buffer
 		p.log = slog.New(slog.NewTextHandler(&log, nil))
-		p.SetTargets(t.Context(), targets)
 		w.deafen(true, 1)
-		pass(p, 2*Interval)
 		for range 10 {
 			w.offer(1, UnansweredOffers, 0)
 			pass(p, Interval)
@@ -524,11 +517,7 @@ func TestCallsThatCannotBeMade(t *testing.T) {
 
 // A lost SYN or SYN-ACK of a call proves nothing.
 func TestLostCalls(t *testing.T) {
-	w := newWire()
-	targets := placedTargets(w, 3)
-	simulate(t, w, func(t *testing.T, p *Prober) {
-		p.SetTargets(t.Context(), targets)
-		pass(p, 2*Interval)
+	simulateWell(t, placed(0, 3), func(t *testing.T, w *wire, p *Prober) {
 		for i := range 60 {
 			w.deafen(i%Fall != 0, 1)
 			w.offer(1, 1000, 0)
@@ -540,11 +529,7 @@ func TestLostCalls(t *testing.T) {
 // A silent server also leaves offers unanswered. When it answers probes again, it is offered
 // connections again.
 func TestSilenceExplainsUnansweredOffers(t *testing.T) {
-	w := newWire()
-	w.answers[1], w.answers[2] = well, well
-	simulate(t, w, func(t *testing.T, p *Prober) {
-		p.SetTargets(t.Context(), []Target{target(1), target(2)})
-		pass(p, 2*Interval)
+	simulateWell(t, placed(1, 2), func(t *testing.T, w *wire, p *Prober) {
 		w.set(1, nil)
 		w.offer(1, 10, 0) // too few before the server counts as silent
 		pass(p, 3*Interval)
@@ -570,11 +555,7 @@ func TestSilenceExplainsUnansweredOffers(t *testing.T) {
 // Servers also pass refused connections on to a silent server. So unanswered offers of these
 // servers count for nothing.
 func TestSilenceExplainsOffersOfPeers(t *testing.T) {
-	w := newWire()
-	w.answers[1], w.answers[2], w.answers[3] = well, well, well
-	simulate(t, w, func(t *testing.T, p *Prober) {
-		p.SetTargets(t.Context(), []Target{target(1), target(2), target(3)})
-		pass(p, 2*Interval)
+	simulateWell(t, placed(1, 3), func(t *testing.T, w *wire, p *Prober) {
 		w.set(1, nil)
 		w.deafen(true, 1, 2)
 		w.offer(2, 4*UnansweredOffers, 2*UnansweredOffers)
@@ -590,11 +571,7 @@ func TestSilenceExplainsOffersOfPeers(t *testing.T) {
 // A server that accepts half of its offers and drops them is detected, because it accepts
 // connections that get no answer.
 func TestOffersThatAreRefusedHideNothing(t *testing.T) {
-	w := newWire()
-	w.answers[1], w.answers[2] = well, well
-	simulate(t, w, func(t *testing.T, p *Prober) {
-		p.SetTargets(t.Context(), []Target{target(1), target(2)})
-		pass(p, 2*Interval)
+	simulateWell(t, placed(1, 2), func(t *testing.T, w *wire, p *Prober) {
 		w.deafen(true, 2)
 		for range 10 {
 			w.offer(1, 20, 18) // a tenth of the SYNs or of their answers is lost
@@ -612,11 +589,7 @@ func TestOffersThatAreRefusedHideNothing(t *testing.T) {
 // refuses are lost with it, and clients try again. So three of four offers of the good server are
 // unanswered, as are those of the bad one.
 func TestServersThatAreHeardAreNotUnheard(t *testing.T) {
-	w := newWire()
-	w.answers[1], w.answers[2] = well, well
-	simulate(t, w, func(t *testing.T, p *Prober) {
-		p.SetTargets(t.Context(), []Target{target(1), target(2)})
-		pass(p, 2*Interval)
+	simulateWell(t, placed(1, 2), func(t *testing.T, w *wire, p *Prober) {
 		w.deafen(true, 2)
 		for range 7 {
 			w.offer(1, 40, 10)
@@ -635,11 +608,8 @@ func TestServersThatAreHeardAreNotUnheard(t *testing.T) {
 // server is never heard.
 func TestServerThatIsNeverHeard(t *testing.T) {
 	for _, servers := range []uint32{3, 12} {
-		w := newWire()
-		targets, bad := placedTargets(w, servers), servers-1
-		simulate(t, w, func(t *testing.T, p *Prober) {
-			p.SetTargets(t.Context(), targets)
-			pass(p, 2*Interval)
+		bad := servers - 1
+		simulateWell(t, placed(0, servers), func(t *testing.T, w *wire, p *Prober) {
 			w.deafen(true, bad)
 			for range 10 {
 				for slot := range servers {
@@ -662,11 +632,7 @@ func TestServerThatIsNeverHeard(t *testing.T) {
 
 // A server that refuses all offers is not unheard, although some connections of others are lost.
 func TestServerThatRefusesAll(t *testing.T) {
-	w := newWire()
-	targets := placedTargets(w, 4)
-	simulate(t, w, func(t *testing.T, p *Prober) {
-		p.SetTargets(t.Context(), targets)
-		pass(p, 2*Interval)
+	simulateWell(t, placed(0, 4), func(t *testing.T, w *wire, p *Prober) {
 		for range 50 {
 			for slot := range uint32(4) {
 				w.offer(slot, 20, 18)
@@ -684,11 +650,7 @@ func TestServerThatRefusesAll(t *testing.T) {
 // calls.
 func TestServerThatTakesAll(t *testing.T) {
 	const bad, offered = 3, 9
-	w := newWire()
-	targets := placedTargets(w, 4)
-	simulate(t, w, func(t *testing.T, p *Prober) {
-		p.SetTargets(t.Context(), targets)
-		pass(p, 2*Interval)
+	simulateWell(t, placed(0, 4), func(t *testing.T, w *wire, p *Prober) {
 		w.deafen(true, bad)
 		for range 12 {
 			lost := p.fault("s3") != Unheard
@@ -715,11 +677,7 @@ func TestServerThatTakesAll(t *testing.T) {
 
 // If more than a third of the servers do not answer calls, none of them is Unheard.
 func TestManyServersWithoutAnswers(t *testing.T) {
-	w := newWire()
-	targets := placedTargets(w, 6)
-	simulate(t, w, func(t *testing.T, p *Prober) {
-		p.SetTargets(t.Context(), targets)
-		pass(p, 2*Interval)
+	simulateWell(t, placed(0, 6), func(t *testing.T, w *wire, p *Prober) {
 		w.deafen(true, 0, 1, 2)
 		for range 20 {
 			for slot := range uint32(6) {
@@ -732,27 +690,11 @@ func TestManyServersWithoutAnswers(t *testing.T) {
 	})
 }
 
-// placedTargets returns servers that answer probes and are offered connections.
-func placedTargets(w *wire, n uint32) (targets []Target) {
-	for slot := range n {
-		w.answers[slot] = well
-		targets = append(targets, target(slot))
-	}
-	return targets
-}
-
-// When offers are answered again, nothing counts against a server, however long its offers were
-// unanswered, and even if it recovers last.
-func TestEndOfOverload(t *testing.T) {
-	w := newWire()
-	var targets []Target
-	for slot := range uint32(6) {
-		w.answers[slot] = well
-		targets = append(targets, target(slot))
-	}
-	simulate(t, w, func(t *testing.T, p *Prober) {
-		p.SetTargets(t.Context(), targets)
-		pass(p, 2*Interval)
+// If most servers leave offers unanswered, no server is unheard. When offers are answered again,
+// nothing counts against a server, however long its offers were unanswered, and even if it recovers
+// last.
+func TestOverload(t *testing.T) {
+	simulateWell(t, placed(0, 6), func(t *testing.T, w *wire, p *Prober) {
 		for range 100 {
 			for slot := range uint32(6) {
 				w.offer(slot, 7, 2)
@@ -772,11 +714,7 @@ func TestEndOfOverload(t *testing.T) {
 
 // Answers in the next interval, and bursts of offers, prove nothing.
 func TestLateAnswers(t *testing.T) {
-	w := newWire()
-	w.answers[1] = well
-	simulate(t, w, func(t *testing.T, p *Prober) {
-		p.SetTargets(t.Context(), []Target{target(1)})
-		pass(p, 2*Interval)
+	simulateWell(t, placed(1, 1), func(t *testing.T, w *wire, p *Prober) {
 		for range 20 {
 			w.offer(1, 1000, 0)
 			expect(t, "a burst", pass(p, Interval), map[string]Fault{})
@@ -788,33 +726,12 @@ func TestLateAnswers(t *testing.T) {
 	})
 }
 
-// If most servers leave offers unanswered, no server is unheard.
-func TestOverload(t *testing.T) {
-	w := newWire()
-	var targets []Target
-	for slot := range uint32(6) {
-		w.answers[slot] = well
-		targets = append(targets, target(slot))
-	}
-	simulate(t, w, func(t *testing.T, p *Prober) {
-		p.SetTargets(t.Context(), targets)
-		pass(p, 2*Interval)
-		for range 20 {
-			for slot := range uint32(6) {
-				w.offer(slot, 7, 2)
-				w.take(slot, 2)
-			}
-			expect(t, "overload", pass(p, Interval), map[string]Fault{})
-		}
-	})
-}
-
 // A server that was unheard, and whose service does not hunt any more, has no fault as soon as it
 // answers.
 func TestUnheardEndsWithHunting(t *testing.T) {
 	w := newWire()
 	w.answers[1] = well
-	simulate(t, w, func(t *testing.T, p *Prober) {
+	simulate(t, w, func(t *testing.T, w *wire, p *Prober) {
 		placed := target(1)
 		placed.Offered, placed.Fault = false, Unheard
 		p.SetTargets(t.Context(), []Target{placed})
@@ -827,7 +744,7 @@ func TestUnheardEndsWithHunting(t *testing.T) {
 func TestFindingsBeforeNewTargets(t *testing.T) {
 	w := newWire()
 	w.answers[2] = well
-	simulate(t, w, func(t *testing.T, p *Prober) {
+	simulate(t, w, func(t *testing.T, w *wire, p *Prober) {
 		p.SetTargets(t.Context(), []Target{target(1), target(2), target(3)})
 		time.Sleep(5 * Interval) // s1 and s3 are silent, and nothing reads the updates
 		synctest.Wait()
@@ -847,7 +764,7 @@ func TestServerWithoutWay(t *testing.T) {
 		defer w.mu.Unlock()
 		w.cutOff = off
 	}
-	simulate(t, w, func(t *testing.T, p *Prober) {
+	simulate(t, w, func(t *testing.T, w *wire, p *Prober) {
 		p.SetTargets(t.Context(), []Target{target(1)})
 		pass(p, 2*Interval)
 		w.set(1, nil)
@@ -863,7 +780,7 @@ func TestServerWithoutWay(t *testing.T) {
 func TestOffersAreNotCompared(t *testing.T) {
 	w := newWire()
 	w.answers[1] = well
-	simulate(t, w, func(t *testing.T, p *Prober) {
+	simulate(t, w, func(t *testing.T, w *wire, p *Prober) {
 		unlisted := target(1)
 		unlisted.Offered = false
 		p.SetTargets(t.Context(), []Target{unlisted})
