@@ -217,7 +217,7 @@ func TestPasswordWithoutStore(t *testing.T) {
 	b.start()
 	b.await(func(s Status) bool { return s.FromCache && s.Follows == before.Version }, "start")
 	server.Run()
-	f.await(f.edit(add9(1)), time.Now())
+	f.follow(add9(1))
 }
 
 // requireFleet requires that a fleet can work by a connection.
@@ -231,5 +231,5 @@ func requireFleet(t *testing.T, cfg *desired.Etcd) {
 	f := fleetOf(t, s)
 	b := f.addWith(*cfg)
 	f.await(f.fill(service("web", 200)), time.Now(), b)
-	f.await(f.edit(add9(1)), time.Now(), b)
+	f.follow(add9(1), b)
 }

@@ -127,7 +127,7 @@ func TestClusterMinority(t *testing.T) {
 	c.cluster.Isolate(minority)
 	c.onlyReaches(0, minority, (*etcdtest.Proxy).Cut)
 	alone, others := c.balancers[0], c.balancers[1:]
-	alone.await(func(s Status) bool { return !s.Reachable }, "notice the partition")
+	alone.awaitLoss()
 	before := alone.State()
 	began := time.Now()
 	version := c.edit(add9(0))

@@ -20,11 +20,9 @@ import (
 func TestLostContent(t *testing.T) {
 	t.Parallel()
 	f, server, _ := faulty(t)
-	f.await(f.edit(add9(0)), time.Now())
+	f.follow(add9(0))
 	before := f.balancers[0].State()
-	server.Kill()
-	server.Lose()
-	server.Run()
+	whileDown(server, server.Lose)
 	for _, b := range f.balancers {
 		b.await(func(s Status) bool {
 			return s.Reachable && strings.Contains(s.Held, ErrEmpty.Error())
@@ -65,7 +63,7 @@ func TestLostContentAndStranger(t *testing.T) {
 	f.interval = 0
 	b := f.add(proxy.Endpoint())
 	f.await(f.fill(service("web", 4)), time.Now())
-	f.await(f.edit(add9(0)), time.Now())
+	f.follow(add9(0))
 	before := b.State()
 	server.Kill()
 	server.Lose()
@@ -106,9 +104,7 @@ func TestRestartAtLostContent(t *testing.T) {
 	f, server, _ := faulty(t)
 	b := f.balancers[2]
 	before := b.State()
-	server.Kill()
-	server.Lose()
-	server.Run()
+	whileDown(server, server.Lose)
 	restart := func(held string) {
 		t.Helper()
 		b.stop()
@@ -138,7 +134,7 @@ func TestOtherStore(t *testing.T) {
 	for i := range 10 {
 		f.edit(add9(i))
 	}
-	f.await(f.edit(drain("web", "s1")), time.Now())
+	f.follow(drain("web", "s1"))
 	proxy.Redirect(other)
 	b.await(func(s Status) bool {
 		return strings.Contains(s.Held, ErrEmpty.Error())
@@ -150,17 +146,13 @@ func TestBackup(t *testing.T) {
 	t.Parallel()
 	f, server, _ := faulty(t)
 	old := f.balancers[0].State().Version
-	server.Kill()
-	server.BackUp()
-	server.Run()
+	whileDown(server, server.BackUp)
 	var version Version
 	for i := range 10 {
 		version = f.edit(add9(i))
 	}
 	f.await(version, time.Now())
-	server.Kill()
-	server.Restore()
-	server.Run()
+	whileDown(server, server.Restore)
 	for _, b := range f.balancers {
 		b.await(func(s Status) bool { return s.Confirmable == old }, "refuse the backup")
 		if len(b.servers("web")) != 20 {
@@ -181,25 +173,18 @@ func TestBackup(t *testing.T) {
 // A leader goes on at a store that was restored from a backup, and has lower revisions than before.
 func TestLeaderAfterBackup(t *testing.T) {
 	t.Parallel()
-	server := etcdtest.Start(t)
-	f := newFleet(t, server.Endpoint())
-	b := f.add(server.Endpoint())
-	f.await(f.fill(service("web", 10)), time.Now())
+	f, server, b := filled(t, service("web", 10))
 	b.await(func(s Status) bool { return s.IsLeader }, "lead")
-	server.Kill()
-	server.BackUp()
-	server.Run()
+	whileDown(server, server.BackUp)
 	for i := range 3 {
-		f.await(f.edit(add9(i)), time.Now())
+		f.follow(add9(i))
 	}
 	f.await(f.edit(drain("web", "s1")), time.Now()) // after which the leader removes no keys
-	server.Kill()
-	server.Restore()
-	server.Run()
+	whileDown(server, server.Restore)
 	f.mu.Lock()
 	clear(f.tables) // generations of the same numbers have other servers now
 	f.mu.Unlock()
-	f.await(f.edit(add9(3)), time.Now())
+	f.follow(add9(3))
 }
 
 // A store is restored from a backup while a balancer does not reach it, and has more revisions than
@@ -207,11 +192,9 @@ func TestLeaderAfterBackup(t *testing.T) {
 func TestBackupDuringPartition(t *testing.T) {
 	t.Parallel()
 	f, server, proxy := faulty(t)
-	server.Kill()
-	server.BackUp()
-	server.Run()
+	whileDown(server, server.BackUp)
 	f.edit(add9(0))
-	f.await(f.edit(add9(1)), time.Now())
+	f.follow(add9(1))
 	far, near := f.balancers[:2], f.balancers[2]
 	lost, err := f.store.Read(t.Context())
 	if err != nil {
@@ -219,7 +202,7 @@ func TestBackupDuringPartition(t *testing.T) {
 	}
 	proxy.Cut()
 	for _, b := range far {
-		b.await(func(s Status) bool { return !s.Reachable }, "notice the partition")
+		b.awaitLoss()
 	}
 	version := f.rewrite(server, near)
 	now, err := f.store.Read(t.Context())
@@ -337,10 +320,10 @@ func TestLimitCountsDrains(t *testing.T) {
 				t.Errorf("%v: a held drain is in force", fields)
 			}
 		}
-		f.await(f.edit(heal), time.Now())
+		f.follow(heal)
 	}
 	f.await(f.apply(Change{NamesDrains: true, Edit: edit(damage(drained))}), time.Now())
-	f.await(f.edit(heal), time.Now())
+	f.follow(heal)
 	// Who names drains does not permit removals, nor the drains of others that follow.
 	version := f.apply(Change{NamesDrains: true, Edit: edit(func(tree Tree) {
 		damage(drained)(tree)

@@ -36,10 +36,7 @@ func TestDamage(t *testing.T) {
 		"key of a service": {keyOf(servicesKey, "web"), "", "missing"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			server := etcdtest.Start(t)
-			f := newFleet(t, server.Endpoint())
-			b := f.add(server.Endpoint())
-			f.await(f.fill(service("web", 10)), time.Now())
+			f, server, b := filled(t, service("web", 10))
 			before := b.State()
 			client := server.Client()
 			var err error
@@ -101,8 +98,8 @@ func TestDamagedGenerations(t *testing.T) {
 				f.await(f.apply(Change{Edit: func(t Tree) (Tree, error) {
 					return t.WithOverrides([]desired.Override{added})
 				}}), time.Now())
-				f.await(f.edit(add9(0)), time.Now())
-				f.await(f.edit(add9(1)), time.Now())
+				f.follow(add9(0))
+				f.follow(add9(1))
 				before := b.State()
 				if isRestarted {
 					b.stop()
@@ -122,7 +119,7 @@ func TestDamagedGenerations(t *testing.T) {
 						t.Errorf("%s has the generations %+v, want %+v", b.name, now.Generations, before.Generations)
 					}
 				}
-				f.await(f.edit(add9(2)), time.Now())
+				f.follow(add9(2))
 			})
 		}
 	}
@@ -172,13 +169,11 @@ func TestDamageIsLeftToOthers(t *testing.T) {
 	leader := f.add(server.Endpoint())
 	f.await(f.fill(service("web", 4)), time.Now())
 	leader.await(func(s Status) bool { return s.IsLeader }, "lead")
-	leader.mu.Lock()
-	leader.refuses = errors.New("no room")
-	leader.mu.Unlock()
+	leader.refuse(errors.New("no room"))
 	other := f.add(server.Endpoint())
-	f.await(f.edit(add9(0)), time.Now(), other)
+	f.follow(add9(0), other)
 	damageRecords(t, f.store, func(t Tree, _ *Snapshot) { maps.DeleteFunc(t, isPiece) })
-	f.await(f.edit(add9(1)), time.Now(), other)
+	f.follow(add9(1), other)
 	g := other.State().Generations["web"]
 	if g.Number != 3 || len(g.Sets) != 3 || len(g.Sets[1].Servers) != 5 || len(g.Sets[2].Servers) != 4 {
 		t.Errorf("the history is %+v", g)
@@ -225,10 +220,7 @@ func TestUnfitContent(t *testing.T) {
 // A balancer that has given the lease back for some content takes it again for a correction.
 func TestUnfitLeaderAfterCorrection(t *testing.T) {
 	t.Parallel()
-	server := etcdtest.Start(t)
-	f := newFleet(t, server.Endpoint())
-	b := f.add(server.Endpoint())
-	f.await(f.fill(service("web", 10)), time.Now())
+	f, _, b := filled(t, service("web", 10))
 	f.edit(put(keyOf(serversKey, "web", "s1"), map[string]any{"address": "x"}))
 	b.await(func(s Status) bool { return s.Held != "" && s.Leader == "" }, "give the lease back")
 	began := time.Now()
@@ -257,24 +249,17 @@ func TestBalancerRefuses(t *testing.T) {
 	b := f.add(server.Endpoint())
 	first := f.fill(service("web", 10))
 	f.await(first, time.Now())
-	b.mu.Lock()
-	b.refuses = errors.New("no room")
-	b.mu.Unlock()
+	b.refuse(errors.New("no room"))
 	version := f.edit(add9(0))
 	b.await(func(s Status) bool { return s.Held == "no room" && s.Follows == first }, "report the error")
-	b.mu.Lock()
-	b.refuses = nil
-	b.mu.Unlock()
+	b.refuse(nil)
 	f.await(version, time.Now())
 }
 
 // The file of a balancer's last state is damaged. The balancer follows the store, and keeps the file.
 func TestDamagedCache(t *testing.T) {
 	t.Parallel()
-	server := etcdtest.Start(t)
-	f := newFleet(t, server.Endpoint())
-	b := f.add(server.Endpoint())
-	f.await(f.fill(service("web", 10)), time.Now())
+	f, _, b := filled(t, service("web", 10))
 	b.stop()
 	const damaged = `{"format":1,"prefix":`
 	if err := os.WriteFile(b.cache, []byte(damaged), 0o640); err != nil {
@@ -334,16 +319,13 @@ func TestReplaceDamage(t *testing.T) {
 			t.Errorf("%s has the generations %+v", b.name, g)
 		}
 	}
-	f.await(f.edit(drain("web", "s2")), time.Now())
+	f.follow(drain("web", "s2"))
 }
 
 // A balancer that cannot read the content gives the lease back, and leaves it to others for a while.
 func TestUnfitLeader(t *testing.T) {
 	t.Parallel()
-	server := etcdtest.Start(t)
-	f := newFleet(t, server.Endpoint())
-	b := f.add(server.Endpoint())
-	f.await(f.fill(service("web", 10)), time.Now())
+	f, server, b := filled(t, service("web", 10))
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 	defer cancel()
 	leases := f.store.client.Watch(ctx, f.store.key(leaderKey), clientv3.WithFilterDelete())

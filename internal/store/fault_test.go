@@ -53,7 +53,7 @@ func TestPartition(t *testing.T) {
 	f, _, proxy := faulty(t)
 	proxy.Cut()
 	for _, b := range f.balancers[:2] {
-		b.await(func(s Status) bool { return !s.Reachable }, "notice the partition")
+		b.awaitLoss()
 	}
 	before := f.balancers[0].State()
 	var version Version
@@ -88,17 +88,13 @@ func TestLeaderIsCutOff(t *testing.T) {
 	other.await(func(s Status) bool { return s.Leader == other.name }, "hold the lease")
 	proxy.Heal()
 	f.await(version, time.Now())
-	version = f.edit(add9(1))
-	f.await(version, time.Now())
+	version = f.follow(add9(1))
 }
 
 // A balancer that has lost its lease without knowing releases nothing.
 func TestLostLease(t *testing.T) {
 	t.Parallel()
-	server := etcdtest.Start(t)
-	f := newFleet(t, server.Endpoint())
-	b := f.add(server.Endpoint())
-	f.await(f.fill(service("web", 10)), time.Now())
+	f, _, b := filled(t, service("web", 10))
 	b.stop()
 	version := f.edit(add9(0))
 	n, err := f.store.Read(t.Context())
@@ -123,10 +119,7 @@ func TestLostLease(t *testing.T) {
 // takes the lease anew.
 func TestKeysAreRemoved(t *testing.T) {
 	t.Parallel()
-	server := etcdtest.Start(t)
-	f := newFleet(t, server.Endpoint())
-	b := f.add(server.Endpoint())
-	f.await(f.fill(service("web", 10)), time.Now())
+	f, server, b := filled(t, service("web", 10))
 	b.await(func(s Status) bool { return s.IsLeader }, "lead")
 	if _, err := server.Client().Delete(t.Context(), f.store.prefix, clientv3.WithPrefix()); err != nil {
 		t.Fatal(err)
@@ -140,7 +133,7 @@ func TestRestart(t *testing.T) {
 	f, server, _ := faulty(t)
 	server.Kill()
 	for _, b := range f.balancers {
-		b.await(func(s Status) bool { return !s.Reachable }, "notice the restart")
+		b.awaitLoss()
 	}
 	server.Run()
 	began := time.Now()
@@ -154,14 +147,13 @@ func TestCompaction(t *testing.T) {
 	f, server, proxy := faulty(t)
 	proxy.Cut()
 	for _, b := range f.balancers[:2] {
-		b.await(func(s Status) bool { return !s.Reachable }, "notice the partition")
+		b.awaitLoss()
 	}
 	for i := range 5 {
 		f.edit(add9(i))
 	}
 	f.edit(func(t Tree) { delete(t, keyOf(serversKey, "web", "s1")) })
-	version := f.edit(drain("web", "s2"))
-	f.await(version, time.Now(), f.balancers[2])
+	version := f.follow(drain("web", "s2"), f.balancers[2])
 	server.Compact()
 	proxy.Heal()
 	t.Logf("all balancers agree %s after the end of the partition", f.await(version, time.Now()))
@@ -216,17 +208,13 @@ func TestRequestsHaveTimeLimits(t *testing.T) {
 // A balancer that cannot write its own file follows the store, reports that, and tries again.
 func TestUnsaved(t *testing.T) {
 	t.Parallel()
-	server := etcdtest.Start(t)
-	f := newFleet(t, server.Endpoint())
-	b := f.add(server.Endpoint())
-	f.await(f.fill(service("web", 10)), time.Now())
+	f, _, b := filled(t, service("web", 10))
 	b.await(func(s Status) bool { return s.Held == "" }, "write its file")
 	obstacle := filepath.Join(b.cache, "obstacle")
 	if err := errors.Join(os.Remove(b.cache), os.MkdirAll(obstacle, 0o755)); err != nil {
 		t.Fatal(err)
 	}
-	version := f.edit(add9(0))
-	f.await(version, time.Now())
+	version := f.follow(add9(0))
 	b.await(func(s Status) bool { return strings.Contains(s.Unsaved, b.cache) }, "report its file")
 	if err := os.RemoveAll(b.cache); err != nil {
 		t.Fatal(err)
@@ -267,7 +255,7 @@ func TestStartWithoutStore(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Fatal(err)
 	}
-	f.await(f.edit(add9(1)), time.Now())
+	f.follow(add9(1))
 }
 
 // Stopped balancers leave nothing behind, whatever the store does.
@@ -278,7 +266,7 @@ func TestNoGoroutineIsLeft(t *testing.T) {
 		proxy.Cut()
 		server.Stop()
 		for _, b := range f.balancers {
-			b.await(func(s Status) bool { return !s.Reachable }, "notice")
+			b.awaitLoss()
 			b.stop()
 		}
 		server.Continue()

@@ -66,6 +66,16 @@ func newFleet(t *testing.T, endpoint string) *fleet {
 	return fleetOf(t, open(t, endpoint, "operator"))
 }
 
+// filled returns a fleet of one balancer, which follows services.
+func filled(t *testing.T, services ...desired.Fields) (*fleet, *etcdtest.Server, *simulated) {
+	t.Helper()
+	server := etcdtest.Start(t)
+	f := newFleet(t, server.Endpoint())
+	b := f.add(server.Endpoint())
+	f.await(f.fill(services...), time.Now())
+	return f, server, b
+}
+
 // fleetOf is newFleet with a connection for changes.
 func fleetOf(t *testing.T, s *Store) *fleet {
 	return &fleet{
@@ -99,19 +109,23 @@ func (f *fleet) addWith(etcd desired.Etcd) *simulated {
 	return b
 }
 
+// whileDown changes the files of a server while the server does not run.
+func whileDown(server *etcdtest.Server, change func()) {
+	server.Kill()
+	change()
+	server.Run()
+}
+
 // rewrite restores the store from its backup, and makes more changes than were lost. It returns the
 // last version, which a balancer near the store follows.
 func (f *fleet) rewrite(server *etcdtest.Server, near *simulated) (version Version) {
 	f.t.Helper()
-	server.Kill()
-	server.Restore()
-	server.Run()
+	whileDown(server, server.Restore)
 	f.mu.Lock()
 	clear(f.tables) // generations of the same numbers have other servers now
 	f.mu.Unlock()
 	for i := range 10 {
-		version = f.edit(add9(i + 2))
-		f.await(version, time.Now(), near)
+		version = f.follow(add9(i+2), near)
 	}
 	return version
 }
@@ -288,6 +302,14 @@ func (f *fleet) edit(change func(Tree)) Version {
 	}})
 }
 
+// follow edits the store, and waits until some balancers, by default all, follow the new version.
+func (f *fleet) follow(change func(Tree), balancers ...*simulated) Version {
+	f.t.Helper()
+	version := f.edit(change)
+	f.await(version, time.Now(), balancers...)
+	return version
+}
+
 // service returns a service with numbered servers.
 func service(name string, servers int) desired.Fields {
 	list := make([]any, servers)
@@ -333,6 +355,19 @@ func (b *simulated) await(condition func(Status) bool, what string) {
 	if err := b.Await(ctx, condition); err != nil {
 		b.fleet.t.Fatalf("%s does not %s: %v; status %+v", b.name, what, err, b.Status())
 	}
+}
+
+// awaitLoss waits until a balancer notices that the store is away.
+func (b *simulated) awaitLoss() {
+	b.fleet.t.Helper()
+	b.await(func(s Status) bool { return !s.Reachable }, "notice that the store is away")
+}
+
+// refuse lets a balancer refuse all states with an error, or none for nil.
+func (b *simulated) refuse(err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.refuses = err
 }
 
 // servers returns the names of the servers of a service that a balancer has, in their order.

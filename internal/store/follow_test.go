@@ -28,11 +28,9 @@ func TestFollow(t *testing.T) {
 		f.add(server.Endpoint())
 	}
 	f.await(f.fill(service("web", 4), service("dns", 2)), time.Now())
-	version := f.edit(put(keyOf(serversKey, "web", "s9"), map[string]any{"address": "2001:db8:1::99"}))
-	f.await(version, time.Now())
+	version := f.follow(put(keyOf(serversKey, "web", "s9"), map[string]any{"address": "2001:db8:1::99"}))
 	f.edit(func(t Tree) { delete(t, keyOf(serversKey, "web", "s1")) })
-	version = f.edit(put(keyOf(servicesKey, "a%b"), without(service("a%b", 0), "name", "servers")))
-	f.await(version, time.Now())
+	version = f.follow(put(keyOf(servicesKey, "a%b"), without(service("a%b", 0), "name", "servers")))
 	late := f.add(server.Endpoint())
 	f.await(version, time.Now())
 	for _, b := range f.balancers {
@@ -230,7 +228,7 @@ func TestInterval(t *testing.T) {
 		key := keyOf(serversKey, "web", fmt.Sprint("new", i))
 		f.edit(put(key, map[string]any{"address": fmt.Sprintf("2001:db8:1::9%d", i)}))
 	}
-	f.await(f.edit(drain("web", "s1")), time.Now())
+	f.follow(drain("web", "s1"))
 	if since := time.Since(began); since < f.interval {
 		t.Errorf("a second generation after %s", since)
 	}
@@ -254,12 +252,10 @@ func TestIntervalAcrossLeaders(t *testing.T) {
 	f.await(first.State().Version, time.Now())
 
 	first.stop()
-	version := f.edit(add9(0))
-	f.await(version, time.Now(), second)
+	f.follow(add9(0), second)
 	second.stop()
 	first.start() // a new process
-	version = f.edit(add9(1))
-	f.await(version, time.Now(), first)
+	f.follow(add9(1), first)
 
 	var times []time.Time
 	for len(times) < 3 {

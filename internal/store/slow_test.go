@@ -90,7 +90,7 @@ func slowed(t *testing.T) (*fleet, *simulated, *slowStore, *etcdtest.Server) {
 	b.opened.client.KV, b.opened.client.Watcher = slow, slow
 	b.run()
 	f.balancers = append(f.balancers, b)
-	f.await(f.edit(add9(0)), time.Now())
+	f.follow(add9(0))
 	if reads := slow.reads.Load(); reads != 1 {
 		t.Fatalf("all keys were read %d times at the start", reads)
 	}
@@ -104,12 +104,12 @@ func TestSlowAnswers(t *testing.T) {
 	f, b, slow, _ := slowed(t)
 	for i := range 2 {
 		slow.isSlow.Store(true)
-		b.await(func(s Status) bool { return !s.Reachable }, "notice that the store is slow")
-		f.await(f.edit(add9(i+1)), time.Now())
+		b.awaitLoss()
+		f.follow(add9(i + 1))
 		slow.isSlow.Store(false)
 		b.await(func(s Status) bool { return s.Reachable && s.Problem == "" }, "notice that the store answers")
 	}
-	f.await(f.edit(drain("web", "s1")), time.Now())
+	f.follow(drain("web", "s1"))
 	if reads := slow.reads.Load(); reads != 1 {
 		t.Errorf("all keys were read %d times", reads)
 	}
@@ -132,7 +132,7 @@ func TestStuckMember(t *testing.T) {
 		t.Errorf("the balancer got %d answers before it read all keys again", answers)
 	}
 	slow.isStuck.Store(false)
-	f.await(f.edit(drain("web", "s1")), time.Now())
+	f.follow(drain("web", "s1"))
 }
 
 // A store is restored from a backup while it does not answer, and has more revisions than before when
@@ -141,12 +141,10 @@ func TestRestoredWhileSlow(t *testing.T) {
 	t.Parallel()
 	f, b, slow, server := slowed(t)
 	near := f.balancers[0]
-	server.Kill()
-	server.BackUp()
-	server.Run()
-	f.await(f.edit(add9(1)), time.Now())
+	whileDown(server, server.BackUp)
+	f.follow(add9(1))
 	slow.isSlow.Store(true)
-	b.await(func(s Status) bool { return !s.Reachable }, "notice that the store is slow")
+	b.awaitLoss()
 	version := f.rewrite(server, near)
 	slow.isSlow.Store(false)
 	f.await(version, time.Now())

@@ -357,8 +357,7 @@ func TestWriterDies(t *testing.T) {
 	if !late.State().equal(before) {
 		t.Error("a balancer that starts meanwhile has another state")
 	}
-	version := f.edit(drain("web", "s1"))
-	f.await(version, time.Now())
+	f.follow(drain("web", "s1"))
 	if got := len(b.servers("web")); got != 500 || b.isDrained("web", "s1") == false {
 		t.Errorf("%d servers after the next change, want 500", got)
 	}
