@@ -9,6 +9,7 @@ import (
 	"go.yaml.in/yaml/v4"
 
 	"github.com/segue-lb/segue/internal/fieldpath"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // FuzzParseTopology reads any bytes as the topology in a lab's state. An accepted one can be written
@@ -25,9 +26,7 @@ func FuzzParseTopology(f *testing.F) {
 			return
 		}
 		written, err := yaml.Dump(topology)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		if _, err := ParseTopology(written); err != nil {
 			t.Fatalf("%s\nis not valid when written:\n%s\n%v", text, written, err)
 		}

@@ -63,15 +63,11 @@ func streamTo(t *testing.T, l *Lab, server string) (net.Conn, <-chan arrivals) {
 	t.Helper()
 	to := netip.AddrPortFrom(l.Node(server).IPv6, 7777).String()
 	receiver, err := l.Node(server).ListenPacket(t.Context(), "udp", to)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	t.Cleanup(func() { receiver.Close() })
 	largeBuffer(t, receiver.(*net.UDPConn))
 	sender, err := l.Node("client").Dial(t.Context(), "udp", to)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	t.Cleanup(func() { sender.Close() })
 	result := make(chan arrivals, 1)
 	go func() {
@@ -91,9 +87,7 @@ func largeBuffer(t *testing.T, conn *net.UDPConn) {
 			err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 512<<20)
 		}))
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 }
 
 func sendNumbers(conn net.Conn, first, n uint64) error {
@@ -153,9 +147,7 @@ func onOneCPU(t *testing.T, f func() error) {
 		}
 	}
 	err = errors.Join(err, unix.SchedSetaffinity(0, &one), f(), unix.SchedSetaffinity(0, &before))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 }
 
 // impair impairs packets after the servers' neighbours are resolved. If a neighbour request is
@@ -165,15 +157,11 @@ func impair(t *testing.T, l *Lab, i Impairment) {
 	if i.Reorder.some() {
 		testhost.NeedTUN(t)
 	}
-	if err := l.Impair(t.Context(), Impairment{}); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, l.Impair(t.Context(), Impairment{}))
 	for _, s := range l.Topology.specs(RoleServer) {
 		exchange(t, l.Node("client"), netip.AddrPortFrom(s.IPv6, 9000), "hello")
 	}
-	if err := l.Impair(t.Context(), i); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, l.Impair(t.Context(), i))
 }
 
 // settled returns the counts when all packets that were kept back have been sent again.
@@ -181,9 +169,7 @@ func settled(t *testing.T, l *Lab) map[string]ImpairmentCounts {
 	t.Helper()
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
 		all, err := l.ImpairmentCounts()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		var sum ImpairmentCounts
 		for _, c := range all {
 			sum.Reordered += c.Reordered
@@ -202,9 +188,7 @@ func settled(t *testing.T, l *Lab) map[string]ImpairmentCounts {
 func requireShare(t *testing.T, what string, count, all uint64, share Share) {
 	t.Helper()
 	p, err := share.chance()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	mean, deviation := p*float64(all), math.Sqrt(float64(all)*p*(1-p))
 	if math.Abs(float64(count)-mean) > 6*deviation {
 		t.Errorf("%s: %d of %d packets, want %s: %.0f ± %.0f", what, count, all, share, mean, deviation)
@@ -332,15 +316,11 @@ func TestImpairmentIsReplaced(t *testing.T) {
 	before := readMachine(t, topology.Name)
 	l := up(t, topology)
 	requireStatus(t, l.Name, "5 of 5 processes running", "delay (", "Impaired: 5% dropped, 5% reordered between all nodes")
-	if err := l.delay.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, l.delay.Kill())
 	requireStatus(t, l.Name, "4 of 5 processes running", "delay (NOT RUNNING")
 
 	other, err := Open(l.Name, Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	impair(t, other, Impairment{Duplicate: "100%", Links: []string{"s1"}})
 	requireStatus(t, l.Name, "4 of 4 processes running", "Impaired: 100% duplicated to and from s1")
 	const n = 1000
@@ -355,9 +335,7 @@ func TestImpairmentIsReplaced(t *testing.T) {
 		t.Errorf("impairment of the client's link: %v", err)
 	}
 	requireStatus(t, l.Name, "5 of 5 processes running", "Impaired: 1% reordered")
-	if err := other.Down(); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, other.Down())
 	if _, err := startTime(pid); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the process that delays packets still runs: %v", err)
 	}
@@ -370,17 +348,11 @@ func TestImpairmentIsReplaced(t *testing.T) {
 func requireStatus(t *testing.T, name string, texts ...string) {
 	t.Helper()
 	l, err := Open(name, Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	status, err := l.Status()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	var out bytes.Buffer
-	if err := status.Write(&out); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, status.Write(&out))
 	for _, text := range texts {
 		if !strings.Contains(out.String(), text) {
 			t.Errorf("status without %q:\n%s", text, out.String())
@@ -395,14 +367,10 @@ func TestFatesFollowFromTheSeed(t *testing.T) {
 	for _, seed := range []uint64{0, 1} {
 		i := Impairment{Drop: "30%", Seed: seed}
 		objects, err := i.load(nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		defer objects.Close()
 		for _, port := range []uint32{to, from} {
-			if err := objects.Ports.Put(port, i.port("s1")); err != nil {
-				t.Fatal(err)
-			}
+			testhost.Must(t, objects.Ports.Put(port, i.port("s1")))
 		}
 		var got, want [n]bool
 		for k := range uint64(n) {
@@ -435,9 +403,7 @@ func dropped(t *testing.T, program *ebpf.Program, from, to uint32) bool {
 		IngressIfindex, Ifindex uint32
 	}{IngressIfindex: from, Ifindex: to}
 	verdict, err := program.Run(&ebpf.RunOptions{Data: make([]byte, 64), Context: context})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	const ok, shot = 0, 2 // TC_ACT_OK, TC_ACT_SHOT
 	if verdict != ok && verdict != shot {
 		t.Fatalf("verdict %d", verdict)

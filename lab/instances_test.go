@@ -20,6 +20,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/netdev"
 	"github.com/segue-lb/segue/internal/rundir"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // TestDownRemovesInstancesStartedByHand starts instances whose names are not the lab's: one that is
@@ -37,37 +38,25 @@ func TestDownRemovesInstancesStartedByHand(t *testing.T) {
 		}
 	})
 	for _, name := range all {
-		if err := os.MkdirAll(filepath.Join(pinRoot, name), 0o700); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, os.MkdirAll(filepath.Join(pinRoot, name), 0o700))
 		for _, path := range []string{rundir.LockFile(name), rundir.RecordFile(name)} {
-			if err := os.WriteFile(path, nil, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			testhost.Must(t, os.WriteFile(path, nil, 0o600))
 		}
 	}
 	outside, err := netdev.NewNamespace()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	defer outside.Close()
 	for _, err := range []error{
 		l.Node("s1").Do(func() error { return pinXDP(attached, "eth0") }),
 		outside.Do(func() error { return pinXDP(elsewhere, "lo") }),
 	} {
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 	}
 	holder := exec.Command("flock", "--no-fork", rundir.LockFile(starting), "sleep", "1000")
-	if err := l.Node("lb1").Start(holder); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, l.Node("lb1").Start(holder))
 	awaitProcess(t, starting)
 
-	if err := l.Down(); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, l.Down())
 	holder.Wait()
 	for name, gone := range map[string]bool{
 		attached: true, starting: true, elsewhere: false, stopped: false, other: false,
@@ -111,9 +100,7 @@ func awaitProcess(t *testing.T, instance string) {
 	t.Helper()
 	for deadline := time.Now().Add(readyTimeout); ; time.Sleep(10 * time.Millisecond) {
 		process, err := rundir.FindProcess(instance)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		if process != nil {
 			return
 		}
@@ -128,16 +115,12 @@ func TestDownOfALabWithoutItsState(t *testing.T) {
 	needRoot(t)
 	name := bareTopology().Name
 	l := testLab(t, Topology{Name: name})
-	if err := l.Node("client").createNamespace(); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, l.Node("client").createNamespace())
 	_, err := Up(t.Context(), bareTopology(), Options{})
 	if err == nil || !strings.Contains(err.Error(), "segue-lab lab down") {
 		t.Errorf("Up where a namespace is left: %v", err)
 	}
-	if err := Down(name); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, Down(name))
 	if err := Down(name); !errors.Is(err, ErrNotUp) {
 		t.Errorf("second Down: %v", err)
 	}

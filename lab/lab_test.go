@@ -96,9 +96,7 @@ func up(t *testing.T, topology Topology) *Lab {
 		testhost.NeedTUN(t)
 	}
 	l, err := Up(t.Context(), topology, Options{Progress: func(text string) { t.Log(text) }})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	t.Cleanup(func() {
 		err := l.Down()
 		if err != nil && !errors.Is(err, ErrNotUp) { // the test may have removed it
@@ -120,18 +118,14 @@ func readMachine(t *testing.T, name string) machine {
 	m := machine{Sysctls: make(map[string]string)}
 	glob := func(pattern string) []string {
 		paths, err := filepath.Glob(pattern)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		return paths
 	}
 	m.Namespaces = glob("/run/netns/segue-" + name + "-*")
 	m.Pins = glob("/sys/fs/bpf/segue/lab-" + name + "-*")
 	m.State = glob("/run/segue/lab/" + name)
 	mounts, err := os.ReadFile("/proc/self/mounts")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	for line := range strings.Lines(string(mounts)) {
 		if strings.Contains(line, name) || strings.Contains(line, " /sys/fs/bpf ") {
 			m.Mounts = append(m.Mounts, line)
@@ -153,9 +147,7 @@ func readMachine(t *testing.T, name string) machine {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	return m
 }
 
@@ -165,13 +157,9 @@ func TestDownLeavesTheMachineAsFound(t *testing.T) {
 	l := up(t, topology)
 	// A shell that somebody has opened in the lab, and a daemon's pin.
 	shell := exec.Command("sleep", "1000")
-	if err := l.Node("s1").Start(shell); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, l.Node("s1").Start(shell))
 	pin := filepath.Join(pinRoot, l.Node("lb1").Instance(), "maps")
-	if err := os.MkdirAll(pin, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, os.MkdirAll(pin, 0o755))
 	during := readMachine(t, topology.Name)
 	slices.Sort(during.Processes)
 	masters := slices.Compact(during.Processes) // a worker starts with its master's name
@@ -182,9 +170,7 @@ func TestDownLeavesTheMachineAsFound(t *testing.T) {
 	if _, err := Up(t.Context(), topology, Options{}); err == nil || !strings.Contains(err.Error(), "is already up") {
 		t.Errorf("second Up: %v", err)
 	}
-	if err := l.Down(); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, l.Down())
 	if err := l.Down(); !errors.Is(err, ErrNotUp) {
 		t.Errorf("Down of a lab that is down: %v", err)
 	}
@@ -244,12 +230,8 @@ func TestDownAfterUpWasKilled(t *testing.T) {
 	for _, phase := range []string{"Building", "Writing", "Starting"} {
 		cmd := exec.Command(os.Args[0], "lab", "up", name)
 		out, err := cmd.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
+		testhost.Must(t, cmd.Start())
 		for lines := bufio.NewScanner(out); lines.Scan() && !strings.HasPrefix(lines.Text(), phase); {
 		}
 		cmd.Process.Kill()
@@ -300,17 +282,13 @@ func TestECMP(t *testing.T) {
 	err := l.Node("client").Do(func() error {
 		return os.WriteFile("/proc/sys/net/ipv6/auto_flowlabels", []byte("0"), 0)
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	for _, vip := range l.Topology.vips() {
 		served := make(chan string)
 		for _, name := range l.balancers() {
 			assignVIP(t, l.Node(name), vip)
 			listener, err := l.Node(name).Listen(t.Context(), "tcp", netip.AddrPortFrom(vip, 80).String())
-			if err != nil {
-				t.Fatal(err)
-			}
+			testhost.Must(t, err)
 			defer listener.Close()
 			go func() {
 				for {
@@ -324,15 +302,11 @@ func TestECMP(t *testing.T) {
 			}()
 		}
 		count := func(connections int, nextHops ...string) map[string]int {
-			if err := l.SetNextHops(nextHops...); err != nil {
-				t.Fatal(err)
-			}
+			testhost.Must(t, l.SetNextHops(nextHops...))
 			counts := make(map[string]int)
 			for range connections {
 				conn, err := l.Node("client").Dial(t.Context(), "tcp", netip.AddrPortFrom(vip, 80).String())
-				if err != nil {
-					t.Fatal(err)
-				}
+				testhost.Must(t, err)
 				counts[await(t, "a balancer to accept", served)]++
 				conn.Close()
 			}
@@ -346,9 +320,7 @@ func TestECMP(t *testing.T) {
 			t.Errorf("%s over lb2 alone (-want +got):\n%s", vip, diff)
 		}
 	}
-	if err := l.SetNextHops(); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, l.SetNextHops())
 	vip := l.Topology.vips()[0]
 	_, err = l.Node("client").Dial(t.Context(), "tcp", netip.AddrPortFrom(vip, 80).String())
 	if !errors.Is(err, unix.ENETUNREACH) && !errors.Is(err, unix.EHOSTUNREACH) {
@@ -367,9 +339,7 @@ func assignVIP(t *testing.T, n *Node, vip netip.Addr) {
 	if err == nil {
 		err = n.awaitNetwork(t.Context())
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 }
 
 // TestDemo runs the demo with balancers that send each packet unchanged to one server, by its MAC
@@ -389,22 +359,16 @@ func TestDemo(t *testing.T) {
 		return out.String()
 	}
 	result, err := l.Demo(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	show(result)
 	if err := result.Err(); err != nil {
 		t.Error(err)
 	}
 	t.Log(result.Summary())
 	// Without its application, s1 still gets connections. The demo must detect that.
-	if err := l.Process("s1", "nginx").Stop(); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, l.Process("s1", "nginx").Stop())
 	result, err = l.Demo(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	if out := show(result); result.Err() == nil || !strings.Contains(out, "connection refused") {
 		t.Errorf("demo without an nginx: %v\n%s", result.Err(), out)
 	}
@@ -425,9 +389,7 @@ func forwardTo(t *testing.T, balancer, server *Node) {
 			}
 			return err
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		return mac
 	}
 	native := binary.NativeEndian
@@ -471,18 +433,14 @@ func forwardTo(t *testing.T, balancer, server *Node) {
 		}
 		return netlink.LinkSetXdpFdWithFlags(link, prog.FD(), nl.XDP_FLAGS_DRV_MODE)
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 }
 
 func TestCapture(t *testing.T) {
 	l := up(t, bareTopology())
 	var file bytes.Buffer
 	capture, err := l.Node("fabric").Capture("s1", &file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	sent := strings.Repeat("x", 100)
 	exchange(t, l.Node("client"), netip.AddrPortFrom(l.Node("s1").IPv6, 9000), sent)
 	if err := capture.Stop(); err != nil {
@@ -525,17 +483,13 @@ func TestProcessesAndStatus(t *testing.T) {
 	topology := bareTopology()
 	l := up(t, topology)
 	other, err := Open(topology.Name, Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	// Another process can restart processes, too.
 	restart := func(kill bool, node string, names ...string) {
 		t.Helper()
 		before := processIDs(other)
 		processes, err := other.Restart(t.Context(), node, names, kill)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		var restarted []string
 		for _, p := range processes {
 			restarted = append(restarted, p.String())
@@ -556,9 +510,7 @@ func TestProcessesAndStatus(t *testing.T) {
 	}
 	ends := func() int {
 		text, err := os.ReadFile(l.Process("s1", "echo").LogPath())
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		return strings.Count(string(text), "asked to end")
 	}
 	restart(false, "s1")
@@ -572,9 +524,7 @@ func TestProcessesAndStatus(t *testing.T) {
 	}
 	// A process that somebody else has killed.
 	killed := processIDs(other)["s2 nginx"]
-	if err := unix.Kill(killed, unix.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, unix.Kill(killed, unix.SIGKILL))
 	restart(false, "s2", "nginx", "nginx")
 	requireSessionEnded(t, l.Node("s2"), killed)
 	for _, test := range []struct{ node, process, err string }{
@@ -596,20 +546,14 @@ func TestProcessesAndStatus(t *testing.T) {
 		t.Errorf("second start: %v", err)
 	}
 	// Another process than the one that started it kills it, as `segue-lab lab down` does.
-	if err := other.Process("s1", "echo").Kill(); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, other.Process("s1", "echo").Kill())
 	status, err := other.Status()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	var text bytes.Buffer
 	if err := status.Write(&text); err != nil || !strings.Contains(text.String(), "echo (NOT RUNNING") {
 		t.Errorf("status does not tell that the echo is gone: %v\n%s", err, text.String())
 	}
-	if err := echo.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, echo.Start(t.Context()))
 	for _, n := range []*Node{l.Node("s1"), l.Node("s2")} {
 		for _, addr := range []netip.Addr{n.IPv4, n.IPv6, host(n.Locator, 1)} {
 			answer := exchange(t, l.Node("client"), netip.AddrPortFrom(addr, 9000), "hello")
@@ -624,9 +568,7 @@ func TestProcessesAndStatus(t *testing.T) {
 func requireSessionEnded(t *testing.T, n *Node, session int) {
 	t.Helper()
 	pids, err := processesIn(n.namespacePath())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	for _, pid := range pids {
 		if session != 0 && sessionOf(pid) == session {
 			t.Errorf("%s: process %d has outlived %d, which started it", n.Name, pid, session)
@@ -650,9 +592,7 @@ func processIDs(l *Lab) map[string]int {
 func exchange(t *testing.T, n *Node, to netip.AddrPort, text string) string {
 	t.Helper()
 	conn, err := n.Dial(t.Context(), "udp", to.String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	defer conn.Close()
 	stop := context.AfterFunc(t.Context(), func() { conn.Close() })
 	defer stop()
@@ -661,8 +601,6 @@ func exchange(t *testing.T, n *Node, to netip.AddrPort, text string) string {
 	}
 	buf := make([]byte, 1500)
 	got, err := conn.Read(buf)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	return string(buf[:got])
 }

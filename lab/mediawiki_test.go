@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // TestMediaWikiServers reads a topology with MediaWiki. Each server has its own Apache, database
@@ -20,9 +22,7 @@ services:
   - {name: web, vip: "2001:db8::1", port: 80, protocol: tcp, encapsulation: srv6-insert,
      placement: hunt, load: {source: apache-scoreboard}}
 `))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	if titles := topology.Wiki().Titles(); len(titles) != 10 {
 		t.Errorf("the wiki has the pages %v, want 10", titles)
 	}

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/vishvananda/netlink"
+
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // TestNeighboursOfLargeLab checks that the kernel of a large lab need not resolve the neighbours of
@@ -25,9 +27,7 @@ func TestNeighboursOfLargeLab(t *testing.T) {
 					c.balancers, c.servers, pair[0], pair[1], got)
 			}
 		}
-		if err := l.Down(); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, l.Down())
 	}
 }
 
@@ -41,8 +41,6 @@ func (n *Node) hasPermanent(t *testing.T, address netip.Addr) (has bool) {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	return has
 }

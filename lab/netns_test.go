@@ -24,14 +24,10 @@ func TestNamespacesBesideIP(t *testing.T) {
 		unix.Mount("", "/", "", unix.MS_PRIVATE|unix.MS_REC, ""),
 		unix.Mount("none", "/run", "tmpfs", 0, ""), // without named namespaces
 	} {
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 	}
 	n := &Node{Spec: Spec{Name: "client"}, lab: &Lab{Name: "besideip"}}
-	if err := n.createNamespace(); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, n.createNamespace())
 	if out, err := exec.CommandContext(t.Context(), "ip", "netns", "add", "other").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}

@@ -16,14 +16,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/segue-lb/segue/internal/daemon"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // sleeper starts a process that does nothing. The channel is closed when the process has ended.
 func sleeper(t *testing.T) (pid int, ended <-chan struct{}) {
 	cmd := exec.Command("sleep", "1000")
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, cmd.Start())
 	done := make(chan struct{})
 	go func() {
 		cmd.Wait()
@@ -39,15 +38,11 @@ func sleeper(t *testing.T) (pid int, ended <-chan struct{}) {
 func TestPidFileEndsItsProcess(t *testing.T) {
 	file := pidFile(filepath.Join(t.TempDir(), "pid"))
 	pid, ended := sleeper(t)
-	if err := file.write(pid); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, file.write(pid))
 	if got, alive := file.alive(); got != pid || !alive {
 		t.Errorf("alive() = %d, %t; want %d, true", got, alive, pid)
 	}
-	if err := file.end(unix.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, file.end(unix.SIGTERM))
 	await(t, "the end of the process", ended)
 	if _, err := os.Stat(string(file)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the PID file is still there: %v", err)
@@ -57,15 +52,11 @@ func TestPidFileEndsItsProcess(t *testing.T) {
 func TestPidFileSparesAnotherProcessWithTheSameNumber(t *testing.T) {
 	file := pidFile(filepath.Join(t.TempDir(), "pid"))
 	pid, ended := sleeper(t)
-	if err := os.WriteFile(string(file), fmt.Appendf(nil, "%d 12345\n", pid), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, os.WriteFile(string(file), fmt.Appendf(nil, "%d 12345\n", pid), 0o644))
 	if _, alive := file.alive(); alive {
 		t.Error("a process with another start time counts as the recorded one")
 	}
-	if err := file.end(unix.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, file.end(unix.SIGKILL))
 	select {
 	case <-ended:
 		t.Error("it was killed")
@@ -79,22 +70,16 @@ func TestPidFileSparesAnotherProcessWithTheSameNumber(t *testing.T) {
 func TestNotify(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "notify")
 	socket, err := listenNotify(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	defer socket.close()
 	t.Setenv("NOTIFY_SOCKET", path)
-	if err := daemon.Notify("READY=1"); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, daemon.Notify("READY=1"))
 	never := make(chan struct{})
 	if err := socket.await(t.Context(), never, "READY=1"); err != nil {
 		t.Error(err)
 	}
 	// A reload ends with the READY=1 after RELOADING=1, and not with one before.
-	if err := daemon.Notify("READY=1"); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, daemon.Notify("READY=1"))
 	ctx, cancel := context.WithTimeoutCause(t.Context(), 50*time.Millisecond, errors.New("too late"))
 	defer cancel()
 	err = socket.await(ctx, never, "RELOADING=1", "READY=1")
@@ -105,9 +90,7 @@ func TestNotify(t *testing.T) {
 
 func TestNotifyReportsTheEndOfTheProcess(t *testing.T) {
 	socket, err := listenNotify(filepath.Join(t.TempDir(), "notify"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	defer socket.close()
 	exited := make(chan struct{})
 	close(exited)
@@ -121,13 +104,9 @@ func TestNotifyReportsTheEndOfTheProcess(t *testing.T) {
 func TestInheritedStaysHere(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")
 	inherited, err := unix.Open(path, unix.O_CREAT|unix.O_RDWR, 0o600) // not close-on-exec, as flock(1) has it
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	defer unix.Close(inherited)
-	if err := keepInherited(); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, keepInherited())
 	flags, err := unix.FcntlInt(uintptr(inherited), unix.F_GETFD, 0)
 	if err != nil || flags&unix.FD_CLOEXEC == 0 {
 		t.Errorf("the flags are %#x, error %v", flags, err)

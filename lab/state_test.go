@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // A lock that is released after a moment does not count as another process's.
@@ -21,14 +23,10 @@ func TestLockIsWaitedFor(t *testing.T) {
 		}
 	})
 	held, err := lockState(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	time.AfterFunc(lockPatience/10, held.unlock)
 	lock, err := lockState(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	defer lock.unlock()
 	if _, err := lockState(name); err == nil {
 		t.Error("two hold the lock")
@@ -44,9 +42,7 @@ func TestStateDirectory(t *testing.T) {
 		t.Skipf("cannot write to %s: %v", stateRoot, err)
 	}
 	lock, err := l.createState()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	t.Cleanup(func() {
 		lock.unlock()
 		if err := os.RemoveAll(l.path()); err != nil {

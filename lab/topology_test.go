@@ -22,6 +22,7 @@ import (
 	"github.com/segue-lb/segue/internal/agent"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // addresses lets cmp compare netip addresses, and makes it ignore the warnings of configurations,
@@ -34,9 +35,7 @@ var addresses = cmp.Options{
 
 func TestDefaultTopologyHasEveryLegalService(t *testing.T) {
 	topology := DefaultTopology()
-	if err := topology.Validate(); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, topology.Validate())
 	got := make(map[string]int)
 	for _, s := range topology.Services {
 		got[fmt.Sprintf("%s %s ipv4=%t%s", s.Protocol, s.Encapsulation, s.VIP.Is4(), s.Placement)]++
@@ -61,18 +60,14 @@ func TestDefaultTopologyHasEveryLegalService(t *testing.T) {
 
 func TestParseTopologyKeepsDefaultsOfWhatIsNotNamed(t *testing.T) {
 	got, err := ParseTopology([]byte("servers: 12\nmtu: {fabric: 1700}\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	want := DefaultTopology()
 	want.Servers, want.MTU.Fabric = 12, 1700
 	if diff := cmp.Diff(want, got, addresses); diff != "" {
 		t.Errorf("topology (-want +got):\n%s", diff)
 	}
 	got, err = ParseTopology([]byte("services: [{name: a, vip: 192.0.2.1, port: 443, protocol: tcp, encapsulation: gre}]"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	if len(got.Services) != 1 || got.Services[0].Name != "a" {
 		t.Errorf("a list of services does not replace the default's: %+v", got.Services)
 	}
@@ -254,9 +249,7 @@ func TestSpecs(t *testing.T) {
 // testLab returns a lab that is not built.
 func testLab(t *testing.T, topology Topology) *Lab {
 	l, err := newLab(topology, Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	return l
 }
 
@@ -296,21 +289,15 @@ services:
      health: {tcp: {port: 80}}}
   - {name: d, vip: 192.0.2.1, port: 81, protocol: tcp, encapsulation: gre}
 `))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	text, err := yaml.Dump(topology)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	again, err := ParseTopology(text)
 	if diff := cmp.Diff(topology, again, addresses); err != nil || diff != "" {
 		t.Fatalf("topology that was written: %v (-want +got):\n%s\n%s", err, diff, text)
 	}
 	text, err = render("balancer.yaml", testLab(t, again).Node("lb1").BalancerConfig())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	c, _, err := config.ParseBalancer(text)
 	if err != nil {
 		t.Fatalf("%v in\n%s", err, text)
@@ -356,21 +343,15 @@ services:
   - {name: c, vip: 192.0.2.1, port: 82, protocol: tcp, encapsulation: gre, placement: infer,
      infer: {interval: 1s}}
 `))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	text, err := yaml.Dump(topology)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	again, err := ParseTopology(text)
 	if err != nil {
 		t.Fatalf("topology that was written: %v\n%s", err, text)
 	}
 	text, err = render("balancer.yaml", testLab(t, again).Node("lb2").BalancerConfig())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	c, _, err := config.ParseBalancer(text)
 	if err != nil {
 		t.Fatalf("%v in\n%s", err, text)
@@ -407,14 +388,10 @@ services:
      placement: gsq2}
   - {name: c, vip: 192.0.2.1, port: 81, protocol: tcp, encapsulation: srv6-encap}
 `))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	l := testLab(t, topology)
 	text, err := render("balancer.yaml", l.Node("lb1").BalancerConfig())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	lb, _, err := config.ParseBalancer(text)
 	if err != nil {
 		t.Fatalf("%v in\n%s", err, text)
@@ -505,9 +482,7 @@ services:
       - {server: s1, accept: {policy: never}}
       - {server: s2, load: {source: apache-scoreboard}, not-local: reset}
 `))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	l := testLab(t, topology)
 	four := uint32(4)
 	static := desired.Accept{Policy: desired.AcceptStatic, Threshold: &four}
@@ -600,9 +575,7 @@ services:
 		t.Fatal(err)
 	}
 	topology, err := LoadTopology(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	l := testLab(t, topology)
 	common := func(name string) []string {
 		dir := "/run/segue/lab/demo/"
@@ -771,9 +744,7 @@ func TestCapacityForLeast(t *testing.T) {
 func roundTrip[Config any](t *testing.T, template string, want Config, check func([]byte) error) {
 	t.Helper()
 	var text bytes.Buffer
-	if err := templates.ExecuteTemplate(&text, template, want); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, templates.ExecuteTemplate(&text, template, want))
 	if check != nil {
 		if err := check(text.Bytes()); err != nil {
 			t.Errorf("%v in\n%s", err, text.String())

@@ -13,6 +13,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // limit is the time to wait for operations that take next to no time, unless the machine stands
@@ -41,9 +43,7 @@ func TestExamples(t *testing.T) {
 			same.Args = append(same.Args, path, "6")
 			start(t, same)
 			expect(t, path, 2, 10)
-			if err := same.Process.Kill(); err != nil {
-				t.Fatal(err)
-			}
+			testhost.Must(t, same.Process.Kill())
 			await(t, path, 2, 4)
 
 			uploads[1].finish(t)
@@ -97,12 +97,8 @@ func start(t *testing.T, cmd *exec.Cmd) string {
 	var complaints strings.Builder
 	cmd.Stderr = &complaints
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
+	testhost.Must(t, cmd.Start())
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()

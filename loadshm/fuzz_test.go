@@ -7,6 +7,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // FuzzRead reads any bytes as a file of load reports. No process has locked a slot, so nobody
@@ -21,16 +23,12 @@ func FuzzRead(f *testing.F) {
 	f.Add([]byte(nil), uint16(0))
 	path := filepath.Join(f.TempDir(), "load")
 	f.Fuzz(func(t *testing.T, content []byte, truncated uint16) {
-		if err := os.WriteFile(path, content, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, os.WriteFile(path, content, 0o600))
 		r := NewReader(path)
 		if busy, capacity, err := r.Read(); err == nil {
 			t.Errorf("%d of %d", busy, capacity)
 		}
-		if err := os.Truncate(path, int64(truncated)); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, os.Truncate(path, int64(truncated)))
 		_, _, _ = r.Read() // must not crash
 		if err := r.Close(); err != nil {
 			t.Error(err)

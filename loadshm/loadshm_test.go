@@ -13,23 +13,21 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 func open(t *testing.T, path string, capacity uint32) *Reporter {
 	t.Helper()
 	r, err := Open(path, capacity)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	return r
 }
 
 func expect(t *testing.T, path string, busy, capacity uint32) {
 	t.Helper()
 	gotBusy, gotCapacity, err := Read(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	if gotBusy != busy || gotCapacity != capacity {
 		t.Errorf("read %d of %d, want %d of %d", gotBusy, gotCapacity, busy, capacity)
 	}
@@ -54,13 +52,9 @@ func TestReportersAreSummed(t *testing.T) {
 	first.End()
 	second.Set(5, 7)
 	expect(t, path, 6, 11)
-	if err := first.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, first.Close())
 	expect(t, path, 5, 7)
-	if err := second.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, second.Close())
 	expectNobody(t, path)
 }
 
@@ -92,9 +86,7 @@ func TestSlotsRunOut(t *testing.T) {
 	if _, err := Open(path, 1); err == nil || !strings.Contains(err.Error(), "slots are taken") {
 		t.Errorf("one more than there are slots: %v", err)
 	}
-	if err := all[7].Close(); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, all[7].Close())
 	all[7] = open(t, path, 2)
 	expect(t, path, 0, slots+1)
 	for _, r := range all {
@@ -123,9 +115,7 @@ func TestReportsAreNotTorn(t *testing.T) {
 	})
 	for range 10000 {
 		busy, capacity, err := Read(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		if busy != ^capacity && (busy != 0 || capacity != 1) {
 			t.Fatalf("read %#x of %#x, which was never written", busy, capacity)
 		}
@@ -180,14 +170,10 @@ func TestReadSurvivesTruncation(t *testing.T) {
 
 func TestFaultBecomesError(t *testing.T) {
 	f, err := os.Create(filepath.Join(t.TempDir(), "empty"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	defer f.Close()
 	page, err := unix.Mmap(int(f.Fd()), 0, fileSize, unix.PROT_READ, unix.MAP_SHARED)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	defer unix.Munmap(page)
 	if _, err := copyPage(page); err == nil || !strings.Contains(err.Error(), "truncated") {
 		t.Errorf("copying a page that is not there: %v", err)
@@ -197,14 +183,10 @@ func TestFaultBecomesError(t *testing.T) {
 func TestReadRefuses(t *testing.T) {
 	dir := t.TempDir()
 	fifo := filepath.Join(dir, "fifo")
-	if err := unix.Mkfifo(fifo, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, unix.Mkfifo(fifo, 0o600))
 	file := func(name string, content []byte) string {
 		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, content, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, os.WriteFile(path, content, 0o600))
 		return path
 	}
 	old := make([]byte, fileSize)
@@ -229,9 +211,7 @@ func TestReadRefuses(t *testing.T) {
 func TestOpenRefuses(t *testing.T) {
 	dir := t.TempDir()
 	short := filepath.Join(dir, "short")
-	if err := os.WriteFile(short, []byte("mine"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, os.WriteFile(short, []byte("mine"), 0o600))
 	for _, c := range []struct {
 		path     string
 		capacity uint32
@@ -262,9 +242,7 @@ func TestForgottenReporter(t *testing.T) {
 
 func BenchmarkReport(b *testing.B) {
 	r, err := Open(filepath.Join(b.TempDir(), "load"), 8)
-	if err != nil {
-		b.Fatal(err)
-	}
+	testhost.Must(b, err)
 	defer r.Close()
 	for b.Loop() {
 		r.Begin()
@@ -276,9 +254,7 @@ func BenchmarkReport(b *testing.B) {
 func BenchmarkReader(b *testing.B) {
 	path := filepath.Join(b.TempDir(), "load")
 	w, err := Open(path, 8)
-	if err != nil {
-		b.Fatal(err)
-	}
+	testhost.Must(b, err)
 	defer w.Close()
 	r := NewReader(path)
 	defer r.Close()
@@ -293,9 +269,7 @@ func BenchmarkReader(b *testing.B) {
 func BenchmarkRead(b *testing.B) {
 	path := filepath.Join(b.TempDir(), "load")
 	r, err := Open(path, 8)
-	if err != nil {
-		b.Fatal(err)
-	}
+	testhost.Must(b, err)
 	defer r.Close()
 	for b.Loop() {
 		if _, _, err := Read(path); err != nil {

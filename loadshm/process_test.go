@@ -54,9 +54,7 @@ var reporters = map[string]func(*testing.T, string) *exec.Cmd{
 	},
 	"Go": func(t *testing.T, path string) *exec.Cmd {
 		program, err := os.Executable()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		cmd := exec.Command(program)
 		cmd.Env = append(os.Environ(), reportVariable+"="+path)
 		return cmd
@@ -77,9 +75,7 @@ func TestDeadProcess(t *testing.T) {
 			cmd := command(t, path)
 			startReporter(t, cmd)
 			expect(t, path, 1, 4)
-			if err := cmd.Process.Kill(); err != nil {
-				t.Fatal(err)
-			}
+			testhost.Must(t, cmd.Process.Kill())
 			_ = cmd.Wait()
 			expectNobody(t, path)
 			r := open(t, path, 2)
@@ -103,24 +99,16 @@ func startReporter(t *testing.T, cmd *exec.Cmd) {
 	// The files and pipes are not those of package exec, which would end the children with the
 	// process, or wait for them.
 	stdin, end, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	defer stdin.Close()
 	t.Cleanup(func() { end.Close() })
 	complaints, err := os.Create(filepath.Join(t.TempDir(), "stderr"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	defer complaints.Close()
 	cmd.Stdin, cmd.Stderr = stdin, complaints
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
+	testhost.Must(t, cmd.Start())
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()

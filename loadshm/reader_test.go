@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // longest is a time between two checks that no test reaches.
@@ -65,9 +67,7 @@ func TestReaderFollowsReports(t *testing.T) {
 	defer second.Close()
 	second.Begin()
 	expectRead(t, r, 2, 10)
-	if err := first.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, first.Close())
 	expectRead(t, r, 1, 6)
 }
 
@@ -80,9 +80,7 @@ func TestReaderFindsEndedProcesses(t *testing.T) {
 	r := newReader(t, path)
 	check(r)
 	expectRead(t, r, 1, 4)
-	if err := cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, cmd.Process.Kill())
 	_ = cmd.Wait()
 	expectRead(t, r, 1, 4)
 	check(r)
@@ -114,26 +112,20 @@ func TestReaderFollowsTheFile(t *testing.T) {
 	check(r)
 	expectRead(t, r, 0, 4)
 
-	if err := os.Remove(path); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, os.Remove(path))
 	defer open(t, path, 5).Close()
 	expectRead(t, r, 0, 4)
 	check(r)
 	expectRead(t, r, 0, 5)
 
-	if err := os.Truncate(path, 0); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, os.Truncate(path, 0))
 	refuses("load: was truncated")
 	check(r)
 	refuses("load: size is 0 bytes, not 4096")
 	if err := os.Truncate(path, fileSize); err != nil { // for the store of the reporter's Close
 		t.Fatal(err)
 	}
-	if err := os.Remove(path); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, os.Remove(path))
 	defer open(t, path, 6).Close()
 	check(r)
 	expectRead(t, r, 0, 6)

@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // The vectors of appendix B.1. The second one has misprints in the draft: the nonce is 3487d970b,
@@ -24,13 +26,9 @@ func TestVectorsOfTheDraft(t *testing.T) {
 		{1, "350d28b420", "03487d970b", "2a350d28b42003487d970b"},
 	} {
 		serverID, err := ParseServerID(v.serverID)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		nonce, err := hex.DecodeString(v.nonce)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		c := Config{v.rotation, len(serverID), len(nonce), true}
 		cid, err := c.Encode(serverID, nonce)
 		if err != nil || cid.String() != v.cid {
@@ -123,9 +121,7 @@ func TestParseServerID(t *testing.T) {
 func TestNamesNoServer(t *testing.T) {
 	c := Config{2, 3, 4, true}
 	cid, err := c.Generate([]byte{1, 2, 3})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	otherRotation := c
 	otherRotation.Rotation = 3
 	if _, ok := otherRotation.ServerID(cid); ok {
@@ -209,9 +205,7 @@ func TestGenerateIsRandom(t *testing.T) {
 	nonces, firsts := map[string]bool{}, map[byte]bool{}
 	for range n {
 		cid, err := c.Generate([]byte{1, 2})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		nonces[string(cid[3:])] = true
 		firsts[cid[0]] = true
 	}

@@ -13,14 +13,13 @@ import (
 	"testing"
 
 	"github.com/segue-lb/segue/internal/cli/clitest"
+	"github.com/segue-lb/segue/internal/testhost"
 	"github.com/segue-lb/segue/lab"
 )
 
 func TestLabRefuses(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "topology.yaml")
-	if err := os.WriteFile(file, []byte("servers: 1000\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, os.WriteFile(file, []byte("servers: 1000\n"), 0o644))
 	for _, test := range []struct{ args, err string }{
 		{"up -f " + file, file + `:1: servers "1000": must be 1 to 128`},
 		{"up -f " + file + ".none", "no such file"},
@@ -76,9 +75,7 @@ func TestTopologyByStandardInput(t *testing.T) {
 func TestLabCheck(t *testing.T) {
 	const valid = "../../docs/examples/lab/infer.yaml"
 	file := filepath.Join(t.TempDir(), "lab.yaml")
-	if err := os.WriteFile(file, []byte("balancers: 17\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, os.WriteFile(file, []byte("balancers: 17\n"), 0o644))
 	for _, test := range []struct{ file, input, output, err string }{
 		{valid, "", valid + ": valid topology: 2 balancers, 8 servers, 1 service\n", ""},
 		{file, "", file + ":1: balancers \"17\": must be 1 to 16\n", file + ": invalid topology: 1 error"},
@@ -115,9 +112,7 @@ segue status -i lab-small-lb1
 segue-lab lab down --name small`},
 	} {
 		cmd := newLabDemo()
-		if err := cmd.ParseFlags(test.flags); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, cmd.ParseFlags(test.flags))
 		var out bytes.Buffer
 		cmd.SetOut(&out)
 		tellNext(cmd, test.topology)

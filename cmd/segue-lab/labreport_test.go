@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // TestLabReport makes a report of results without a run, whose page says that runs are missing.
@@ -16,20 +18,14 @@ func TestLabReport(t *testing.T) {
 	page := filepath.Join(output, "report.html")
 	results := `{"experiment": "x", "title": "An <experiment>", "axis": {"key": "load"}, "cases": ["sc"],
 		"points": [0.5], "seeds": 1, "speed": 1, "runs": [], "planned": 3}`
-	if err := os.WriteFile(filepath.Join(directory, "results.json"), []byte(results), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, os.WriteFile(filepath.Join(directory, "results.json"), []byte(results), 0o644))
 	printed, err := runLab("report -o " + output + " " + directory)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	if want := page + ": 1 experiment, and 0 charts as SVG beside it\n"; printed != want {
 		t.Errorf("printed %q, want %q", printed, want)
 	}
 	content, err := os.ReadFile(page)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	for _, want := range []string{"An &lt;experiment&gt;", "0 of 3 runs have ended"} {
 		if !strings.Contains(string(content), want) {
 			t.Errorf("the page does not have %q", want)

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/segue-lb/segue/internal/testhost"
 	"github.com/segue-lb/segue/research/testbed"
 )
 
@@ -21,17 +22,13 @@ func TestPrintOrder(t *testing.T) {
 	}
 	const want = "order by the mean, balancers 4:\n  b takes 25.0% less than a\n\n"
 	var output bytes.Buffer
-	if err := printResults(&output, r, "x"); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, printResults(&output, r, "x"))
 	if !strings.Contains(output.String(), "\n\n"+want) || strings.Contains(output.String(), "balancers 2") {
 		t.Errorf("no %q, or an order at the point 2, in\n%s", want, &output)
 	}
 	r.Kind = testbed.KindHold
 	output.Reset()
-	if err := printResults(&output, r, "x"); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, printResults(&output, r, "x"))
 	if strings.Contains(output.String(), "order") {
 		t.Errorf("open connections have an order:\n%s", &output)
 	}

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/segue-lb/segue/internal/testhost"
 	"github.com/segue-lb/segue/lab/httpload"
 )
 
@@ -47,9 +48,7 @@ func TestLoadText(t *testing.T) {
 	url := webServer(t)
 	out, messages, err := generate(t, "--rate", "500", "--requests", "600", "--every", "500ms",
 		"--idle", "3", "--progress", "--keep-alive", url+"/", url+"/busy")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	for _, want := range []string{
 		regexp.QuoteMeta(url+"/ "+url+"/busy") + `: 600 requests in \d\.\d s \(\d+\.\d/s\), seed 1`,
 		`ms +mean +deviation +min +p50 +p90 +p95 +p99 +p99\.9 +max`,
@@ -76,9 +75,7 @@ func TestLoadText(t *testing.T) {
 // Requests that were in flight at an interrupt take no share from the others.
 func TestUnfinishedHaveNoShare(t *testing.T) {
 	var out bytes.Buffer
-	if err := printOutcomes(&out, &httpload.Report{Requests: 10, Succeeded: 9, Unfinished: 1}); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, printOutcomes(&out, &httpload.Report{Requests: 10, Succeeded: 9, Unfinished: 1}))
 	const want = "outcome     requests  share\nsucceeded   9         100.00%\nunfinished  1         -\n"
 	if out.String() != want {
 		t.Errorf("got\n%s\nwant\n%s", &out, want)
@@ -92,13 +89,9 @@ func TestLoadJSON(t *testing.T) {
 		"--seed", "7", "--demand", "constant: 5ms", "--expect-body", "^hello from example.com\n$",
 		"-H", "Host: example.com",
 		"--log", log, "--json", url+"/?work={demand}")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	var r httpload.Report
-	if err := json.Unmarshal([]byte(out), &r); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, json.Unmarshal([]byte(out), &r))
 	if r.Requests != 100 || r.Succeeded != 100 || r.Seed != 7 || r.Seconds != 0.1 || r.Rate != 1000 ||
 		len(r.Servers) != 1 || r.Servers[0].Name != "s1" || r.Servers[0].Responses != 100 {
 		t.Errorf("%s", out)
@@ -125,9 +118,7 @@ func TestLoadCSV(t *testing.T) {
 	} {
 		args := append([]string{"--rate", "1000", "--duration", "100ms", "--csv", url}, test.args...)
 		out, _, err := generate(t, args...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		// The reader requires that all lines have equally many fields.
 		lines, err := csv.NewReader(strings.NewReader(out)).ReadAll()
 		if err != nil || len(lines) != test.lines {
@@ -144,13 +135,9 @@ func TestLoadRecord(t *testing.T) {
 		file := filepath.Join(dir, name)
 		_, _, err := generate(t, "--rate", "2000", "--requests", "100", "--demand", "exponential: 190ms",
 			"--record", file, url+"/?work={demand}")
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		return string(text)
 	}
 	if one, two := record("one.tsv"), record("two.tsv"); one != two {
@@ -160,9 +147,7 @@ func TestLoadRecord(t *testing.T) {
 	text := "servers: [{count: 12, cpus: 2}]\nplacement: lsq\nruns: 1\n" +
 		"arrivals: {queries: {file: one.tsv}}\n" +
 		"jobs: [{match: 'work=([0-9.]+)ms', captured: {factor: 1ms}}]\n"
-	if err := os.WriteFile(scenario, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, os.WriteFile(scenario, []byte(text), 0o644))
 	out, err := simulate(t, "--csv", scenario)
 	if err != nil || !strings.Contains(out.String(), "recorded,result,1,1,100,") {
 		t.Errorf("error %v:\n%s", err, out)
@@ -172,9 +157,7 @@ func TestLoadRecord(t *testing.T) {
 func TestLoadTrace(t *testing.T) {
 	trace := filepath.Join(t.TempDir(), "trace")
 	const lines = "1 10.0 http://a/busy -\n2 10.1 http://a/b -\n"
-	if err := os.WriteFile(trace, []byte(lines), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, os.WriteFile(trace, []byte(lines), 0o644))
 	out, _, err := generate(t, "--trace", trace, "--format", "wikibench", "--speed", "10",
 		webServer(t))
 	if err != nil || !strings.Contains(out, ": 2 requests in 0.0 s") ||
@@ -196,9 +179,7 @@ func TestLoadErrors(t *testing.T) {
 	const url = "http://127.0.0.1:9/"
 	dir := t.TempDir()
 	trace := filepath.Join(dir, "trace")
-	if err := os.WriteFile(trace, []byte("0\tx\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, os.WriteFile(trace, []byte("0\tx\n"), 0o644))
 	for args, want := range map[string]string{
 		url:                                 "load: missing --rate or --trace",
 		"--rate 0 " + url:                   "--rate 0: must be more than 0",

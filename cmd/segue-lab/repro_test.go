@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/segue-lb/segue/internal/cli/clitest"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // runRepro runs segue-lab repro with a new directory, and returns the output.
@@ -34,9 +35,7 @@ func TestRepro(t *testing.T) {
 	clitest.Golden(t, "repro.txt", bytes.NewBufferString(text))
 
 	var checks []map[string]any
-	if err := json.Unmarshal(runRepro(t, directory, "6lb-8f", "--json").Bytes(), &checks); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, json.Unmarshal(runRepro(t, directory, "6lb-8f", "--json").Bytes(), &checks))
 	if len(checks) != 1 || checks[0]["paper"] != 71.0 || checks[0]["ok"] != true ||
 		len(checks[0]) != 8 {
 		t.Errorf("%v", checks)

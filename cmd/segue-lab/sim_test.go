@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/segue-lb/segue/internal/cli/clitest"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // simulate runs segue-lab sim with the arguments.
@@ -38,9 +39,7 @@ func TestSim(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			output, err := simulate(t, append(args, "testdata/sim.yaml")...)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testhost.Must(t, err)
 			clitest.Golden(t, name, output)
 			again, err := simulate(t, append(args, "testdata/sim.yaml")...)
 			if err != nil || !bytes.Equal(again.Bytes(), output.Bytes()) {
@@ -59,13 +58,9 @@ func TestSimByNamesOfTheBalancer(t *testing.T) {
 		"measure: {connections: 500}\n"
 	file := filepath.Join(t.TempDir(), "scenario.yaml")
 	simulated := func(text string) string {
-		if err := os.WriteFile(file, []byte(rest+text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, os.WriteFile(file, []byte(rest+text), 0o644))
 		output, err := simulate(t, file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		return output.String()
 	}
 	want := simulated(own) + "placement hash is simulated as sc\nplacement hunt is simulated as least\n" +
@@ -81,18 +76,14 @@ func TestSimByNamesOfTheBalancer(t *testing.T) {
 
 func TestSimJSONIsValid(t *testing.T) {
 	output, err := simulate(t, "--json", "testdata/sim.yaml", "testdata/sim.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	var reports []struct {
 		Cases []struct {
 			Mean struct{ Value *float64 }
 		}
 		Assertions []struct{ Holds bool }
 	}
-	if err := json.Unmarshal(output.Bytes(), &reports); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, json.Unmarshal(output.Bytes(), &reports))
 	if len(reports) != 2 || len(reports[0].Cases) != 2 || reports[0].Cases[0].Mean.Value == nil || len(reports[0].Assertions) != 2 {
 		t.Errorf("unexpected content: %+v", reports)
 	}
@@ -112,17 +103,13 @@ cases:
 - {name: short, measure: {connections: 100, duration: 100ms, warmup: 0.9}}
 `
 	file := filepath.Join(t.TempDir(), "warned.yaml")
-	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, os.WriteFile(file, []byte(text), 0o644))
 	var out, warnings bytes.Buffer
 	cmd := newRoot()
 	cmd.SetArgs([]string{"sim", "--json", "--every", "2s", file})
 	cmd.SetOut(&out)
 	cmd.SetErr(&warnings)
-	if err := cmd.ExecuteContext(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, cmd.ExecuteContext(t.Context()))
 	want := []string{
 		"case late: no interval of 2s is over when the last flow arrives",
 		"case late: cases[0].events[1].at 60s is after the last arrival in 2 of 2 runs, which was at 1.06432s at the latest",
@@ -130,9 +117,7 @@ cases:
 		"case short: no interval of 2s is over when the last flow arrives",
 	}
 	var reports []struct{ Warnings []string }
-	if err := json.Unmarshal(out.Bytes(), &reports); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, json.Unmarshal(out.Bytes(), &reports))
 	if diff := cmp.Diff(want, reports[0].Warnings); diff != "" {
 		t.Errorf("warnings (-want +got):\n%s", diff)
 	}
@@ -146,9 +131,7 @@ func TestSimLongSeries(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "long.yaml")
 	text := `{runs: 1, servers: [{count: 1}], arrivals: {poisson: {rate: 0.00001}}, jobs: [{constant: 1ms}], placement: lsq,
 measure: {duration: 2470000s}}`
-	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, os.WriteFile(file, []byte(text), 0o644))
 	for format, want := range map[string]string{
 		"--csv": ",1234567.5,2469135,", "--json": `"to": 2469135,`, "--parallel=1": "  1234567.5    2469135  ",
 	} {
@@ -161,25 +144,19 @@ measure: {duration: 2470000s}}`
 
 func TestSimErrors(t *testing.T) {
 	text, err := os.ReadFile("testdata/sim.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	file := func(old, new string) string {
 		path := filepath.Join(t.TempDir(), "changed.yaml")
 		changed := bytes.Replace(text, []byte(old), []byte(new), 1)
 		if bytes.Equal(changed, text) {
 			t.Fatalf("nothing to replace: %s", old)
 		}
-		if err := os.WriteFile(path, changed, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, os.WriteFile(path, changed, 0o644))
 		return path
 	}
 	bad, wrong := file("fast", "slow"), file("fails: mean", "holds: mean")
 	lines := filepath.Join(t.TempDir(), "lines")
-	if err := os.WriteFile(lines, []byte("0\ta\nx\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, os.WriteFile(lines, []byte("0\ta\nx\n"), 0o644))
 	trace := file("poisson: {load: 0.7}", "queries: {file: "+lines+"}")
 	for _, test := range []struct {
 		args []string

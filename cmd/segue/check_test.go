@@ -18,6 +18,7 @@ import (
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/fieldpath"
 	"github.com/segue-lb/segue/internal/rundir"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 func TestCheck(t *testing.T) {
@@ -295,9 +296,7 @@ services:
 		running := fmt.Sprintf(files, instance, test.more)
 		running = strings.Replace(running, "node: {", fmt.Sprintf("node: {state: %q, ", dir), 1)
 		cfg, _, err := test.parse([]byte(running))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		file := filepath.Join(dir, "node.yaml")
 		check := func(content, output, problem string) {
 			t.Helper()
@@ -316,9 +315,7 @@ services:
 		}
 		check(running, "", "no process runs the instance")
 		lock, err := rundir.Lock(instance)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		check(running, "", "runs a build that does not record its configuration")
 		recorder := rundir.NewRecorder(lock, test.role, file, cfg.Fixed(), slog.New(slog.DiscardHandler))
 		same := strings.Replace(running, "port: 80", "port: 81", 1)
@@ -339,9 +336,7 @@ services:
 		writeFile(t, dir, instance+".overrides.yaml", string(invalid))
 		check(same, overrides+`:2: web.port "99999": must be a port from 1 to 65535, or all`+"\n", "would refuse to reload it: 1 error")
 		list, err := config.ParseOverrides(invalid)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		recorder.SetOverrides(nil, []desired.InvalidOverride{{Override: list[0]}})
 		check(same, fmt.Sprintf("%s\ninstance %q would reload it\n", valid, instance), "<nil>")
 		otherRole := fmt.Sprintf(files, instance, "")

@@ -19,6 +19,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/rundir"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // TestHangupWhileStarting waits for the daemon, and does not end the process.
@@ -50,9 +51,7 @@ func TestLockOfRefusedStart(t *testing.T) {
 	} {
 		instance := fmt.Sprintf("test-%d-refused-%s", os.Getpid(), role)
 		path := filepath.Join(t.TempDir(), role+".yaml")
-		if err := os.WriteFile(path, fmt.Appendf(nil, node+service, instance, servers), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, os.WriteFile(path, fmt.Appendf(nil, node+service, instance, servers), 0o600))
 		root := newRoot()
 		root.SetErr(new(bytes.Buffer)) // standard error has the log
 		root.SetArgs([]string{role, "-c", path})
@@ -74,9 +73,7 @@ func TestLockOfDataPathStays(t *testing.T) {
 	if err == nil {
 		_, err = datapath.MakeDir(instance, datapath.RoleBalancer)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	unlockInstance(lock, instance)
 	if _, err := os.Stat(rundir.LockFile(instance)); err != nil {
 		t.Errorf("the file does not stay: %v", err)
@@ -98,9 +95,7 @@ func TestRunningAlready(t *testing.T) {
 	}
 	instance := fmt.Sprintf("test-%d-running", os.Getpid())
 	lock, err := rundir.Lock(instance)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	defer func() {
 		if err := rundir.Unlock(lock); err != nil {
 			t.Error(err)
@@ -113,9 +108,7 @@ func TestRunningAlready(t *testing.T) {
 	} {
 		path := filepath.Join(t.TempDir(), role+".yaml")
 		file := fmt.Sprintf(node+service, instance, servers)
-		if err := os.WriteFile(path, []byte(file), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, os.WriteFile(path, []byte(file), 0o600))
 		root := newRoot()
 		root.SetErr(new(bytes.Buffer)) // standard error has the log
 		root.SetArgs([]string{role, "-c", path})
@@ -137,9 +130,7 @@ func TestLogFormats(t *testing.T) {
 	} {
 		var out bytes.Buffer
 		log, err := newLog(&out, format)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		log.Warn("load source is stale", "after", 10*time.Second, "mode", datapath.Native,
 			"error", errors.New("no such file"), "vip", netip.MustParseAddr("2001:db8::1"), "count", 3)
 		if !strings.HasSuffix(out.String(), want+"\n") {

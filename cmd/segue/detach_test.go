@@ -55,9 +55,7 @@ func TestDetachTells(t *testing.T) {
 		root := newRoot()
 		root.SetOut(&output)
 		root.SetArgs([]string{"lb", "detach", instance})
-		if err := ns.Do(root.Execute); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, ns.Do(root.Execute))
 		want = fmt.Sprintf("Detached balancer %q%s.\n", instance, want)
 		if output.String() != want {
 			t.Errorf("the command prints %q, want %q", output.String(), want)
@@ -78,9 +76,7 @@ func pinBalancer(
 	t.Helper()
 	must := func(err error) {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 	}
 	dir, err := datapath.MakeDir(instance, datapath.RoleBalancer)
 	must(err)

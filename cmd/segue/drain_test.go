@@ -12,6 +12,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/api"
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // A drain on a server does not end while the handshake of a connection lasts that was accepted before:
@@ -70,9 +71,7 @@ func TestDrainEndedAtOnce(t *testing.T) {
 		}
 	}))
 	version, err := p.segue("drain", "web", "--dry-run")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	out, err := p.segue("drain", "web", "--wait", "--timeout", "1m", "--if-version", versions.FindString(version))
 	if err == nil || err.Error() != "somebody else has undrained web" {
 		t.Errorf("error %v, output:\n%s", err, out)

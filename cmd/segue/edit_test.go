@@ -12,6 +12,7 @@ import (
 	"github.com/segue-lb/segue/internal/api"
 	"github.com/segue-lb/segue/internal/cli/clitest"
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 func TestParseFields(t *testing.T) {
@@ -136,9 +137,7 @@ func TestCompletion(t *testing.T) {
 		command := append([]string{"__complete"}, words[:len(words)-1]...)
 		command = append(command, "--instance", test.process.instance, words[len(words)-1])
 		out, err := runSegue(t.Context(), command...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		var got []string
 		for line := range strings.Lines(out) {
 			if strings.HasPrefix(line, ":") {

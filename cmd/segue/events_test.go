@@ -13,6 +13,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/cli/clitest"
 	"github.com/segue-lb/segue/internal/events"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 func TestPrintEvent(t *testing.T) {
@@ -36,9 +37,7 @@ func TestPrintEvent(t *testing.T) {
 		{Kind: events.ReloadRefused, Reason: "lb.yaml:2: node: required"},
 	} {
 		e.ID, e.Time = uint64(i), time.Date(2026, 11, 26, 12, 16, i, 0, time.UTC)
-		if err := printEvent(&out, &e); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, printEvent(&out, &e))
 	}
 	clitest.Golden(t, "events.txt", &out)
 }

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/segue-lb/segue/internal/cli/clitest"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // TestCommandsInGuides parses all commands of the documents that operators follow in a hurry.
@@ -26,9 +27,7 @@ var messageInText = regexp.MustCompile(`msg="([^"]*)"`)
 // TestMessagesInIncidents looks for all log messages of the page in the source.
 func TestMessagesInIncidents(t *testing.T) {
 	text, err := os.ReadFile("../../docs/incidents.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	var source strings.Builder
 	for _, dir := range []string{".", "../../internal"} {
 		err := fs.WalkDir(os.DirFS(dir), ".", func(path string, entry fs.DirEntry, err error) error {
@@ -39,9 +38,7 @@ func TestMessagesInIncidents(t *testing.T) {
 			source.Write(code)
 			return err
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 	}
 	// A message may be joined of several literals.
 	code := regexp.MustCompile(`"\s*\+\s*"`).ReplaceAllString(source.String(), "")

@@ -39,14 +39,10 @@ func TestListInstances(t *testing.T) {
 	here, elsewhere := someInstances()
 	instances := append(here, elsewhere...)
 	var output bytes.Buffer
-	if err := listInstances(&output, instances, false); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, listInstances(&output, instances, false))
 	clitest.Golden(t, "instances.txt", &output)
 	output.Reset()
-	if err := listInstances(&output, instances, true); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, listInstances(&output, instances, true))
 	clitest.Golden(t, "instances.json", &output)
 }
 

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/segue-lb/segue/internal/cli/clitest"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // TestMovedCommands checks that commands of the laboratory name their new place, and that the help does
@@ -62,8 +63,6 @@ func TestDataPathsReadNoFiles(t *testing.T) {
 func dependencies(t *testing.T, folder string) []string {
 	t.Helper()
 	out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", folder).Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	return strings.Fields(string(out))
 }

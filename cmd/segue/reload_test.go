@@ -19,6 +19,7 @@ import (
 	"github.com/segue-lb/segue/internal/events"
 	"github.com/segue-lb/segue/internal/fieldpath"
 	"github.com/segue-lb/segue/internal/rundir"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // TestReload reloads this process, which poses as a balancer.
@@ -41,9 +42,7 @@ services:
   servers: [{name: s1, address: 192.0.2.1}]
 `, instance, dir, seed)
 		content = strings.Replace(content, "seed:", "addresses: [192.0.2.9], seed:", 1)
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, os.WriteFile(filepath.Join(dir, name), []byte(content), 0o644))
 	}
 	write("lb.yaml", "1")
 	run := func(name string, more ...string) (string, error) {
@@ -63,13 +62,9 @@ services:
 	refuse("lb.yaml", "no process runs the instance")
 
 	lock, err := rundir.Lock(instance)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	controller, _, err := control.LoadBalancer(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	log := slog.New(slog.DiscardHandler)
 	recorder := rundir.NewRecorder(lock, "balancer", file, controller.Desired().Fixed(), log)
 	var problem atomic.Pointer[string]
@@ -82,9 +77,7 @@ services:
 		return nil, nil
 	}
 	socket, err := api.Listen(instance, "", log)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
 	handler := api.Balancer{Control: controller, Reload: reload, Events: events.NewStream()}.Handler()

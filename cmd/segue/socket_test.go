@@ -27,6 +27,7 @@ import (
 	"github.com/segue-lb/segue/internal/events"
 	"github.com/segue-lb/segue/internal/rundir"
 	"github.com/segue-lb/segue/internal/serversets"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // process poses as a running balancer or agent.
@@ -59,9 +60,7 @@ func (p *process) write(name, text string) string { return writeFile(p.t, p.dir,
 func writeFile(t *testing.T, dir, name, text string) (path string) {
 	t.Helper()
 	path = filepath.Join(dir, name)
-	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, os.WriteFile(path, []byte(text), 0o644))
 	return path
 }
 
@@ -69,13 +68,9 @@ func writeFile(t *testing.T, dir, name, text string) (path string) {
 func (p *process) serve(handler http.Handler) {
 	p.t.Helper()
 	lock, err := rundir.Lock(p.instance)
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	testhost.Must(p.t, err)
 	socket, err := api.Listen(p.instance, "", slog.New(slog.DiscardHandler))
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	testhost.Must(p.t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error)
 	go func() { ended <- socket.Run(ctx, handler) }()
@@ -177,9 +172,7 @@ func newBalancerProcess(t *testing.T) (*process, http.Handler) {
 	t.Helper()
 	p, file := newProcess(t, balancerOfTest)
 	c, _, err := control.LoadBalancer(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	f := &follower[*desired.Balancer]{c.Desired()}
 	c.Attach(f, func([]desired.Override, []desired.InvalidOverride) {})
 	source := func(wanted func(string) bool) (*inspect.Snapshot, error) {
@@ -235,9 +228,7 @@ func agentWith(t *testing.T, count func(drained bool) uint32) (*process, http.Ha
 	t.Helper()
 	p, file := newProcess(t, agentOfTest)
 	c, _, err := control.LoadAgent(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	f := &follower[*desired.Agent]{c.Desired()}
 	c.Attach(f, func([]desired.Override, []desired.InvalidOverride) {})
 	source := func() (*agent.Snapshot, error) {

@@ -20,6 +20,7 @@ import (
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/rundir"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // someSnapshots are snapshots of a balancer at two moments, two seconds apart.
@@ -243,22 +244,16 @@ func troubledServices() []*inspect.ServiceState {
 func TestPrintBalancer(t *testing.T) {
 	before, after := someSnapshots()
 	var output bytes.Buffer
-	if err := printBalancer(&output, &balancerStatus{Snapshot: before}); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, printBalancer(&output, &balancerStatus{Snapshot: before}))
 	clitest.Golden(t, "status-without-rates.txt", &output)
 
 	after.RatesSince(before)
 	output.Reset()
-	if err := printBalancer(&output, &balancerStatus{Snapshot: after}); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, printBalancer(&output, &balancerStatus{Snapshot: after}))
 	clitest.Golden(t, "status.txt", &output)
 
 	output.Reset()
-	if err := cli.PrintJSON(&output, after); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, cli.PrintJSON(&output, after))
 	clitest.Golden(t, "status.json", &output)
 }
 
@@ -338,22 +333,16 @@ func someAgent() (before, after *agent.Snapshot) {
 func TestPrintAgent(t *testing.T) {
 	before, after := someAgent()
 	var output bytes.Buffer
-	if err := printAgent(&output, before); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, printAgent(&output, before))
 	clitest.Golden(t, "status-agent-without-rates.txt", &output)
 
 	after.RatesSince(before)
 	output.Reset()
-	if err := printAgent(&output, after); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, printAgent(&output, after))
 	clitest.Golden(t, "status-agent.txt", &output)
 
 	output.Reset()
-	if err := cli.PrintJSON(&output, after); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, cli.PrintJSON(&output, after))
 	clitest.Golden(t, "status-agent.json", &output)
 }
 
@@ -389,9 +378,7 @@ func TestStatusOfStopped(t *testing.T) {
 		_, s := someSnapshots()
 		s.Process, s.Attachment, s.Inside = nil, c.outside, c.inside
 		var output bytes.Buffer
-		if err := printBalancer(&output, &balancerStatus{Snapshot: s}); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, printBalancer(&output, &balancerStatus{Snapshot: s}))
 		if !strings.Contains(output.String(), c.want) {
 			t.Errorf("attached %+v and %+v: no %q in\n%s", c.outside, c.inside, c.want, &output)
 		}
@@ -407,9 +394,7 @@ func TestStatusOfAnEarlierBuildsTables(t *testing.T) {
 		_, server := someAgent()
 		server.FormerHash = former
 		var output bytes.Buffer
-		if err := errors.Join(printBalancer(&output, &balancerStatus{Snapshot: lb}), printAgent(&output, server)); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, errors.Join(printBalancer(&output, &balancerStatus{Snapshot: lb}), printAgent(&output, server)))
 		for _, command := range []string{
 			"drain this balancer, and then `segue lb detach " + lb.Name + "`",
 			"drain this server on the balancers, and then `segue agent detach agent`",

@@ -12,6 +12,7 @@ import (
 	"github.com/segue-lb/segue/internal/bgp"
 	"github.com/segue-lb/segue/internal/cli"
 	"github.com/segue-lb/segue/internal/cli/clitest"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 func someBGP(now time.Time) *bgp.State {
@@ -41,9 +42,7 @@ func someBGP(now time.Time) *bgp.State {
 func TestStatusOfBGP(t *testing.T) {
 	var out bytes.Buffer
 	now := time.Date(2026, 5, 4, 12, 0, 0, 0, time.UTC)
-	if err := printBGP(&out, someBGP(now), now); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, printBGP(&out, someBGP(now), now))
 	clitest.Golden(t, "status-bgp.txt", &out)
 }
 
@@ -51,9 +50,7 @@ func TestStatusOfBGP(t *testing.T) {
 func TestJSONOfBGP(t *testing.T) {
 	snapshot, _ := someSnapshots()
 	var out bytes.Buffer
-	if err := cli.PrintJSON(&out, &balancerStatus{snapshot, someBGP(time.Now())}); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, cli.PrintJSON(&out, &balancerStatus{snapshot, someBGP(time.Now())}))
 	var s struct {
 		Instance string
 		BGP      struct{ Routes []struct{ Reason string } }

@@ -27,6 +27,7 @@ import (
 	"github.com/segue-lb/segue/internal/serversets"
 	"github.com/segue-lb/segue/internal/store"
 	"github.com/segue-lb/segue/internal/store/etcdtest"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // storeSite has the files of an operator who fills a store.
@@ -52,13 +53,9 @@ store: {etcd: {endpoints: [%q], prefix: /segue/main}}
 func (s *storeSite) join(b *control.Balancer) *control.Fleet {
 	s.t.Helper()
 	former := serversets.Generations{"former": {Number: 1}}
-	if err := former.Save(serversets.File(s.dir, b.Desired().Node.Instance)); err != nil {
-		s.t.Fatal(err)
-	}
+	testhost.Must(s.t, former.Save(serversets.File(s.dir, b.Desired().Node.Instance)))
 	fleet, err := b.Join(s.t.Context(), slog.New(slog.DiscardHandler))
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	testhost.Must(s.t, err)
 	return fleet
 }
 
@@ -134,9 +131,7 @@ func TestStoreImport(t *testing.T) {
 	s.want(imports(s.services("", "s1", "s2", "s3"), "--replace"), "server web/s4 removed\n", "-2: 1 service\n")
 	s.want(exports, "drained: true")
 	configuration, err := os.ReadFile(s.file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	piped, err := runSegueWith(t.Context(), string(configuration), "store", "export", "-c", "-")
 	if err != nil || !strings.Contains(piped, "drained: true") {
 		t.Errorf("export of a store that standard input names: error %v, output\n%s", err, piped)
@@ -190,13 +185,9 @@ func TestStoreExportOfCache(t *testing.T) {
 	s.want([]string{"import", "-c", s.file, s.services("", "s1", "s2")})
 	want := s.want([]string{"export", "-c", s.file})
 	c, _, err := control.LoadBalancer(s.file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	fleet := s.join(c)
-	if err := fleet.First(t.Context(), func(store.Status) {}); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, fleet.First(t.Context(), func(store.Status) {}))
 	if err := fleet.Await(t.Context(), func(store.Status) bool {
 		_, err := os.Stat(store.CacheFile(s.dir, "edge"))
 		return err == nil
@@ -213,9 +204,7 @@ func TestStoreExportOfCache(t *testing.T) {
 	if err := testutil.GatherAndCompare(registry, strings.NewReader(expected), "segue_lb_store_followed"); err != nil {
 		t.Error(err)
 	}
-	if err := fleet.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, fleet.Close())
 	s.etcd.Kill()
 	// No connection is opened, so what it needs may be gone, too.
 	alone := s.write("alone.yaml", strings.Replace(fileText(t, s.file), "etcd: {",
@@ -230,9 +219,7 @@ func TestStoreExportOfCache(t *testing.T) {
 func fileText(t *testing.T, path string) string {
 	t.Helper()
 	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	return string(text)
 }
 
@@ -293,9 +280,7 @@ func TestPublishStore(t *testing.T) {
 		before = now
 	}
 	list, err := stream.After(t.Context(), 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	var got []string
 	for _, e := range list {
 		got = append(got, fmt.Sprintf("%s %s", e.Kind, e.Reason))
@@ -326,9 +311,7 @@ func (runner) Losses(context.Context, *desired.Balancer) ([]desired.Loss, error)
 func (s *storeSite) serveFleet() (instance string, fleet *control.Fleet) {
 	s.t.Helper()
 	instance, c := s.serveStart()
-	if err := c.Fleet().First(s.t.Context(), func(store.Status) {}); err != nil {
-		s.t.Fatal(err)
-	}
+	testhost.Must(s.t, c.Fleet().First(s.t.Context(), func(store.Status) {}))
 	c.Attach(runner{}, func([]desired.Override, []desired.InvalidOverride) {})
 	c.starting.Start(api.Balancer{
 		Control: c.Balancer, Reload: c.Reload, Events: events.NewStream(),
@@ -351,20 +334,14 @@ func (s *storeSite) serveStart() (instance string, c *starting) {
 	instance = fmt.Sprintf("test-%d-%s", os.Getpid(), strings.ToLower(s.t.Name()))
 	s.file = s.write("lb.yaml", strings.Replace(fileText(s.t, s.file), "instance: edge", "instance: "+instance, 1))
 	b, _, err := control.LoadBalancer(s.file)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	testhost.Must(s.t, err)
 	log := slog.New(slog.DiscardHandler)
 	fleet := s.join(b)
 	c = &starting{b, api.NewStarting(b)}
 	lock, err := rundir.Lock(instance)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	testhost.Must(s.t, err)
 	socket, err := api.Listen(instance, "", log)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	testhost.Must(s.t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- socket.Run(ctx, c.starting) }()
@@ -407,9 +384,7 @@ func TestStoreConfirm(t *testing.T) {
 	s.want([]string{"import", "-c", s.file, s.services("", "s1", "s2", "s3", "s4")})
 	instance, fleet := s.serveFleet()
 	on := func(args ...string) []string { return append(args, "-i", instance) }
-	if err := fleet.Await(t.Context(), func(now store.Status) bool { return now.Held == "" }); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, fleet.Await(t.Context(), func(now store.Status) bool { return now.Held == "" }))
 	s.want(on("status"), "-1\nleader: ")
 	// The limit of this host is another one than that of the balancer.
 	loose := s.write("loose.yaml",
@@ -420,9 +395,7 @@ func TestStoreConfirm(t *testing.T) {
 			version = now.Confirmable.String()
 			return now.Confirmable != (store.Version{}) && now.Confirmable == now.Newest
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		return version
 	}
 	seen := remove("s1", "s2")
@@ -448,21 +421,15 @@ func TestStoreUnfit(t *testing.T) {
 	write := func(key, value string) {
 		t.Helper()
 		files, err := (&storeOptions{file: s.file}).load(nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		s, err := openStore(files)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		defer s.Close()
 		_, err = s.Apply(t.Context(), store.Change{Edit: func(tree store.Tree) (store.Tree, error) {
 			tree[key] = json.RawMessage(value)
 			return tree, nil
 		}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 	}
 	await := func(condition func(store.Status) bool) {
 		t.Helper()
@@ -502,9 +469,7 @@ func followedMetric(t *testing.T, fleet *control.Fleet) float64 {
 	registry := prometheus.NewPedanticRegistry()
 	registry.MustRegister(storeMetrics{fleet})
 	families, err := registry.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	for _, family := range families {
 		if family.GetName() == "segue_lb_store_followed" {
 			return family.GetMetric()[0].GetGauge().GetValue()

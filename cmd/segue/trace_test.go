@@ -12,6 +12,7 @@ import (
 	"github.com/segue-lb/segue/internal/cli"
 	"github.com/segue-lb/segue/internal/cli/clitest"
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 var someFlow = dataplane.Flow{
@@ -105,15 +106,11 @@ func TestPrintTrace(t *testing.T) {
 	} {
 		trace.Instance, trace.Flow, trace.Length = "lb", someFlow, 60
 		var output bytes.Buffer
-		if err := printTrace(&output, trace); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, printTrace(&output, trace))
 		clitest.Golden(t, "trace-"+name+".txt", &output)
 		if name == "new" {
 			output.Reset()
-			if err := cli.PrintJSON(&output, trace); err != nil {
-				t.Fatal(err)
-			}
+			testhost.Must(t, cli.PrintJSON(&output, trace))
 			clitest.Golden(t, "trace.json", &output)
 		}
 	}

@@ -22,6 +22,7 @@ import (
 	"github.com/segue-lb/segue/internal/cli/clitest"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // traceOf is an agent's trace of someFlow. The arguments determine the answer to a new connection,
@@ -150,15 +151,11 @@ func TestPrintAgentTrace(t *testing.T) {
 		"elsewhere": {Client: someFlow.Source, VIP: someFlow.Destination, Flow: agent.TracedFlow{State: "listen"}},
 	} {
 		var output bytes.Buffer
-		if err := printAgentTrace(&output, trace); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, printAgentTrace(&output, trace))
 		clitest.Golden(t, "trace-agent-"+name+".txt", &output)
 	}
 	var output bytes.Buffer
-	if err := cli.PrintJSON(&output, traceOf("agent", "refused", false)); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, cli.PrintJSON(&output, traceOf("agent", "refused", false)))
 	clitest.Golden(t, "trace-agent.json", &output)
 }
 
@@ -328,9 +325,7 @@ func (c *askCase) check(t *testing.T) {
 		t.Errorf("error %v, want one: %v", err, isUnknown)
 	}
 	var output bytes.Buffer
-	if err := printAgents(&output, &joined); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, printAgents(&output, &joined))
 	text := bytes.ReplaceAll(output.Bytes(), []byte(dir), []byte("DIR"))
 	clitest.Golden(t, "trace-hunt-"+strings.ReplaceAll(c.name, " ", "-")+".txt", bytes.NewBuffer(text))
 }
@@ -344,9 +339,7 @@ func (c *askCase) answers(t *testing.T) (dir string) {
 		if err == nil {
 			err = os.WriteFile(filepath.Join(dir, server), answer, 0o600)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 	}
 	return dir
 }
@@ -356,9 +349,7 @@ func script(t *testing.T, dir string) string {
 	t.Helper()
 	path := filepath.Join(dir, "ask")
 	text := fmt.Sprintf("[ \"$2 $3 $4 $5\" = '--json tcp %s %s' ] && cat %s/$1\n", someFlow.Source, someFlow.Destination, dir)
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, os.WriteFile(path, []byte(text), 0o600))
 	return path
 }
 
@@ -436,13 +427,9 @@ func TestAnswersOfACompromisedServer(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			text, err := json.Marshal(c.answer)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testhost.Must(t, err)
 			ask := filepath.Join(t.TempDir(), "ask")
-			if err := errors.Join(os.WriteFile(file, text, 0o600), os.WriteFile(ask, []byte(c.script), 0o600)); err != nil {
-				t.Fatal(err)
-			}
+			testhost.Must(t, errors.Join(os.WriteFile(file, text, 0o600), os.WriteFile(ask, []byte(c.script), 0o600)))
 			_, err = askAgent(t.Context(), "sh "+ask+" {}", "s1", someFlow, netip.Addr{})
 			if message := fmt.Sprint(err); !strings.Contains(message, c.want) || (err != nil) != (c.want != "") ||
 				strings.ContainsAny(message, "\x1b\x00") {
@@ -458,9 +445,7 @@ func FuzzAgentAnswer(f *testing.F) {
 	for _, c := range slices.Concat(offerCases, leastCases) {
 		for _, trace := range c.says {
 			text, err := json.Marshal(trace)
-			if err != nil {
-				f.Fatal(err)
-			}
+			testhost.Must(f, err)
 			f.Add(text)
 		}
 	}
@@ -475,9 +460,7 @@ func FuzzAgentAnswer(f *testing.F) {
 		joined.Agents = []askedAgent{{Server: "s1", Trace: trace}}
 		joined.follow()
 		var output bytes.Buffer
-		if err := printAgents(&output, &joined); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, printAgents(&output, &joined))
 		for _, line := range strings.Split(output.String(), "\n") {
 			if line != printable(line) {
 				t.Errorf("%q", line)

@@ -16,6 +16,7 @@ import (
 	"github.com/segue-lb/segue/internal/control"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/events"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 const agentText = `
@@ -43,13 +44,9 @@ func newAgent(t testing.TB) (a Agent, file string) {
 	t.Helper()
 	dir := t.TempDir()
 	file = filepath.Join(dir, "agent.yaml")
-	if err := os.WriteFile(file, fmt.Appendf(nil, agentText, dir), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, os.WriteFile(file, fmt.Appendf(nil, agentText, dir), 0o644))
 	c, _, err := control.LoadAgent(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	c.Attach(agentFollower{}, unreported)
 	source := func() (*agent.Snapshot, error) {
 		vip := netip.MustParseAddr("2001:db8:80::1")

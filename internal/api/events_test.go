@@ -22,6 +22,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/events"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // reader reads the lines of a stream.
@@ -35,16 +36,12 @@ type reader struct {
 func read(t *testing.T, url, after, query string) *reader {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url+eventsPath+query, http.NoBody)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	if after != "" {
 		r.Header.Set("Last-Event-ID", after)
 	}
 	response, err := http.DefaultClient.Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	t.Cleanup(func() { _ = response.Body.Close() })
 	if response.StatusCode != 200 || response.Header.Get("Content-Type") != "text/event-stream" {
 		t.Errorf("%s, %v", response.Status, response.Header)
@@ -287,9 +284,7 @@ func TestEventsBegin(t *testing.T) {
 	for range 3 {
 		stream.Publish(events.Event{Kind: events.Changed})
 		list, err := stream.After(t.Context(), stream.Last()-1)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		times = append(times, url.QueryEscape(list[0].Time.Format(time.RFC3339Nano)))
 		for time.Now().Equal(list[0].Time) { // the next one is later
 		}
@@ -331,9 +326,7 @@ func TestEndOfStreams(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "edge.sock")
 	listener, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	stream := events.NewStream()
 	api, handler := newAPI("Segue")
 	registerEvents(api, stream)
@@ -345,9 +338,7 @@ func TestEndOfStreams(t *testing.T) {
 	}
 	client := &Client{instance: "edge", http: http.Client{Transport: &http.Transport{DialContext: dial}}}
 	response, err := client.openEvents(t.Context(), EventsFrom{}, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	defer response.Body.Close()
 	stream.Publish(events.Event{Kind: events.Changed})
 	last, interruption, err := readEvents(response.Body, func(events.Event) error { end(); return nil })

@@ -18,6 +18,7 @@ import (
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/control"
 	"github.com/segue-lb/segue/internal/events"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // FuzzRequests sends any requests to a balancer and to an agent. None of them fails in the process,
@@ -44,13 +45,9 @@ func FuzzRequests(f *testing.F) {
 	}
 	dir := f.TempDir()
 	file := filepath.Join(dir, "lb.yaml")
-	if err := os.WriteFile(file, fmt.Appendf(nil, text, dir), 0o644); err != nil {
-		f.Fatal(err)
-	}
+	testhost.Must(f, os.WriteFile(file, fmt.Appendf(nil, text, dir), 0o644))
 	c, _, err := control.LoadBalancer(file)
-	if err != nil {
-		f.Fatal(err)
-	}
+	testhost.Must(f, err)
 	c.Attach(follower{}, unreported)
 	handler := Balancer{
 		Control: c, Reload: c.Reload, Events: events.NewStream(),

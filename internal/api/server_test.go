@@ -32,6 +32,7 @@ import (
 	"github.com/segue-lb/segue/internal/fieldpath"
 	"github.com/segue-lb/segue/internal/serversets"
 	"github.com/segue-lb/segue/internal/store"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 type follower struct{}
@@ -85,13 +86,9 @@ func loadBalancer(t *testing.T) *control.Balancer {
 	t.Helper()
 	dir := t.TempDir()
 	file := filepath.Join(dir, "lb.yaml")
-	if err := os.WriteFile(file, fmt.Appendf(nil, text, dir), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, os.WriteFile(file, fmt.Appendf(nil, text, dir), 0o644))
 	c, _, err := control.LoadBalancer(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	c.Attach(follower{}, unreported)
 	return c
 }
@@ -116,22 +113,16 @@ func serveWith(
 func send(t *testing.T, method, url, body string, headers ...string) (status int, answer string) {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	r.Header.Set("Content-Type", "application/json")
 	for i := 0; i < len(headers); i += 2 {
 		r.Header.Set(headers[i], headers[i+1])
 	}
 	response, err := http.DefaultClient.Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	defer response.Body.Close()
 	content, err := io.ReadAll(response.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	return response.StatusCode, string(content)
 }
 
@@ -363,15 +354,11 @@ func TestListenAt(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "edge.sock")
 	killed, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	killed.(*net.UnixListener).SetUnlinkOnClose(false)
 	_ = killed.Close()
 	listener, err := listenAt(path, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	info, err := os.Stat(path)
 	if err != nil || info.Mode().Perm() != 0o660 {
 		t.Errorf("%v, %v", info, err)
@@ -399,14 +386,10 @@ func requireGroup(t *testing.T, path string) {
 		return
 	}
 	listener, err := listenAt(path, name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	defer listener.Close()
 	info, err := os.Stat(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	if gid := strconv.Itoa(int(info.Sys().(*syscall.Stat_t).Gid)); gid != group.Gid || info.Mode().Perm() != 0o660 {
 		t.Errorf("the socket has the group %s and mode %v, want group %s", gid, info.Mode(), group.Gid)
 	}
@@ -466,9 +449,7 @@ func TestPeer(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "edge.sock")
 	listener, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	ctx, end := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() {
@@ -480,9 +461,7 @@ func TestPeer(t *testing.T) {
 	}
 	client := http.Client{Transport: &http.Transport{DialContext: dial}}
 	response, err := client.Get("http://segue/")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	text, err := io.ReadAll(response.Body)
 	_ = response.Body.Close()
 	if want := events.User(uint32(os.Getuid())); err != nil || string(text) != want {

@@ -17,6 +17,7 @@ import (
 	"github.com/segue-lb/segue/internal/serversets"
 	"github.com/segue-lb/segue/internal/store"
 	"github.com/segue-lb/segue/internal/store/etcdtest"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // join makes a balancer join the fleet of a store. The directory has its file and its state.
@@ -27,17 +28,11 @@ node: {instance: edge, interface: eth0, addresses: ["2001:db8::1"], state: %q, l
 store: {etcd: {endpoints: [%q], prefix: /segue/main}}
 `, directory, limits, endpoint)
 	file := filepath.Join(directory, "lb.yaml")
-	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, os.WriteFile(file, []byte(text), 0o644))
 	c, _, err := control.LoadBalancer(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	fleet, err := c.Join(t.Context(), slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	t.Cleanup(func() { _ = fleet.Close() })
 	return c, fleet
 }
@@ -75,13 +70,9 @@ func TestStartingConfirm(t *testing.T) {
 	directory, endpoint := t.TempDir(), etcdtest.Start(t).Endpoint()
 	// The balancer had services of its own before, so it need not leave the lease to others.
 	former := serversets.Generations{"former": {Number: 1}}
-	if err := former.Save(serversets.File(directory, "edge")); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, former.Save(serversets.File(directory, "edge")))
 	s, err := store.Open(&desired.Etcd{Endpoints: []string{endpoint}, Prefix: "/segue/main"}, "operator")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	defer s.Close()
 	content := func(servers int) func(store.Tree) (store.Tree, error) {
 		list := make([]any, servers)
@@ -100,22 +91,14 @@ func TestStartingConfirm(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, before := join(t, directory, endpoint, "")
-	if err := before.First(t.Context(), func(store.Status) {}); err != nil {
-		t.Fatal(err)
-	}
-	if err := before.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, before.First(t.Context(), func(store.Status) {}))
+	testhost.Must(t, before.Close())
 	version, err := s.Apply(t.Context(), store.Change{Edit: content(2)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	c, fleet := join(t, directory, endpoint, "servers: 3")
 	server := httptest.NewServer(NewStarting(c))
 	defer server.Close()
-	if err := fleet.Await(t.Context(), func(s store.Status) bool { return s.Confirmable == version }); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, fleet.Await(t.Context(), func(s store.Status) bool { return s.Confirmable == version }))
 	if status := fleet.Status(); status.Follows != (store.Version{}) {
 		t.Fatalf("the balancer has started already: %+v", status)
 	}
@@ -128,9 +111,7 @@ func TestStartingConfirm(t *testing.T) {
 	if status != http.StatusOK || !strings.Contains(answer, fmt.Sprintf(`"follows":%q`, version)) {
 		t.Fatalf("status %d, %s", status, answer)
 	}
-	if err := fleet.First(t.Context(), func(store.Status) {}); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, fleet.First(t.Context(), func(store.Status) {}))
 	if web := c.Desired().Service("web"); web == nil || len(web.Servers) != 2 {
 		t.Errorf("the balancer starts with %+v", web)
 	}

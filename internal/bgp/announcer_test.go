@@ -21,6 +21,7 @@ import (
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/events"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 const (
@@ -100,16 +101,12 @@ func (r *router) peer() desired.BGPPeer {
 func (f *fixture) start(preserved bool, abilities ...balancer.Ability) {
 	f.t.Helper()
 	passwords, err := config.ReadPasswords(f.cfg.BGP)
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	testhost.Must(f.t, err)
 	f.works = preserved
 	f.announcer, err = New(f.cfg, NewPlan(f.cfg.BGP, passwords), Forwarding{
 		EndsWithProcess: f.endsWithProcess, Works: func() (bool, error) { return f.works, nil },
 	}, slog.New(slog.NewTextHandler(f.log, nil)))
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	testhost.Must(f.t, err)
 	f.works = true // the balancer attaches it
 	if f.attempt != 0 {
 		f.announcer.attempt = f.attempt
@@ -144,9 +141,7 @@ func states(abilities ...balancer.Ability) []balancer.ServiceState {
 func (f *fixture) state() *State {
 	f.t.Helper()
 	state, err := f.announcer.State(f.t.Context())
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	testhost.Must(f.t, err)
 	return state
 }
 
@@ -220,9 +215,7 @@ func TestWithdrawalThatFails(t *testing.T) {
 				sent, r.sent, f.announcer.services = r.sent, now, services
 				return nil
 			})
-			if err != nil {
-				t.Fatal(err)
-			}
+			testhost.Must(t, err)
 		}
 		set(route{})
 		return func() { set(sent) }
@@ -298,9 +291,7 @@ func (f *fixture) apply() {
 	if err == nil {
 		err = f.announcer.Apply(f.t.Context(), NewPlan(f.cfg.BGP, passwords))
 	}
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	testhost.Must(f.t, err)
 }
 
 // TestEvents follows the events of a route, a session and a drain.
@@ -316,9 +307,7 @@ func TestEvents(t *testing.T) {
 	var got []string
 	for last := uint64(0); len(got) < 7; {
 		more, err := f.events.After(t.Context(), last)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		for _, e := range more {
 			got = append(got, fmt.Sprint(e.Kind, " ", e.Prefix, e.Peer))
 			last = e.ID

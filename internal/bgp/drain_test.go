@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/segue-lb/segue/internal/balancer"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // TestDrain drains the balancer, which holds across a restart.
@@ -65,9 +66,7 @@ func TestDrainUntilRestart(t *testing.T) {
 func TestDrainThatCannotBeStored(t *testing.T) {
 	f := newFixture(t)
 	f.cfg.Node.State = filepath.Join(f.cfg.Node.State, "file")
-	if err := os.WriteFile(f.cfg.Node.State, nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, os.WriteFile(f.cfg.Node.State, nil, 0o644))
 	f.cfg.Node.Instance = "../none"
 	f.start(false, balancer.Ready, balancer.Ready)
 	f.router.await(0, routesAre(vip6, vip4))
@@ -84,14 +83,10 @@ func (f *fixture) drain(drained bool) {
 	if drained {
 		change = func(ctx context.Context) error { return f.announcer.Drain(ctx, false) }
 	}
-	if err := change(f.t.Context()); err != nil {
-		f.t.Fatal(err)
-	}
+	testhost.Must(f.t, change(f.t.Context()))
 }
 
 func (f *fixture) drainUntilRestart() {
 	f.t.Helper()
-	if err := f.announcer.Drain(f.t.Context(), true); err != nil {
-		f.t.Fatal(err)
-	}
+	testhost.Must(f.t, f.announcer.Drain(f.t.Context(), true))
 }

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/osrg/gobgp/v4/pkg/packet/bgp"
+
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // FuzzPeerMessages gives the library any bytes as messages of a peer, in the way in which it reads
@@ -18,9 +20,7 @@ func FuzzPeerMessages(f *testing.F) {
 		bgp.NewBGPRouteRefreshMessage(1, 0, 1), bgp.NewEndOfRib(bgp.RF_IPv6_UC),
 	} {
 		text, err := message.Serialize()
-		if err != nil {
-			f.Fatal(err)
-		}
+		testhost.Must(f, err)
 		f.Add(text)
 	}
 	own := netip.MustParseAddr("192.0.2.2")

@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"github.com/osrg/gobgp/v4/pkg/packet/bgp"
+
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // patience is the limit for everything that should happen soon.
@@ -54,9 +56,7 @@ func newRouterAt(t *testing.T, address string) *router {
 	config := net.ListenConfig{}
 	config.SetMultipathTCP(false) // it has no MD5
 	listener, err := config.Listen(t.Context(), "tcp", net.JoinHostPort(address, "0"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	r := &router{t: t, listener: listener.(*net.TCPListener), supports: true}
 	var group sync.WaitGroup
 	group.Go(func() {
@@ -202,9 +202,7 @@ func (r *router) send(number int, message *bgp.BGPMessage) {
 	if err == nil {
 		_, err = r.session(number).conn.Write(text)
 	}
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	testhost.Must(r.t, err)
 }
 
 // cut closes all connections.

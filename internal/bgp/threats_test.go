@@ -24,6 +24,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/balancer"
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // TestNoRoutesAreTaken: the balancer ignores the routes of a peer, also one of its own VIP, and passes
@@ -55,15 +56,11 @@ func update(t testing.TB, prefixes ...string) *bgp.BGPMessage {
 	var routes []bgp.PathNLRI
 	for _, prefix := range prefixes {
 		route, err := bgp.NewIPAddrPrefix(netip.MustParsePrefix(prefix))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		routes = append(routes, bgp.PathNLRI{NLRI: route})
 	}
 	hop, err := bgp.NewPathAttributeNextHop(netip.MustParseAddr("127.0.0.1"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	return bgp.NewBGPUpdateMessage(nil, []bgp.PathAttributeInterface{
 		bgp.NewPathAttributeOrigin(bgp.BGP_ORIGIN_ATTR_TYPE_IGP),
 		bgp.NewPathAttributeAsPath([]bgp.AsPathParamInterface{
@@ -141,9 +138,7 @@ func listeners(t *testing.T) (addresses []string) {
 	t.Helper()
 	own := map[string]bool{}
 	files, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	for _, file := range files {
 		link, _ := os.Readlink("/proc/self/fd/" + file.Name()) // may be closed meanwhile
 		if inode, ok := strings.CutPrefix(link, "socket:["); ok {
@@ -155,9 +150,7 @@ func listeners(t *testing.T) (addresses []string) {
 		if errors.Is(err, os.ErrNotExist) {
 			continue
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		for line := range strings.Lines(string(text)) {
 			const listens, address, state, inode = "0A", 1, 3, 9
 			if fields := strings.Fields(line); fields[state] == listens && own[fields[inode]] {
@@ -173,9 +166,7 @@ func listeners(t *testing.T) (addresses []string) {
 func TestStrangers(t *testing.T) {
 	f := newFixture(t)
 	free, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	at := free.Addr().(*net.TCPAddr)
 	_ = free.Close()
 	f.cfg.BGP.Listen = uint16(at.Port)
@@ -183,13 +174,9 @@ func TestStrangers(t *testing.T) {
 	f.router.await(0, routesAre(vip6, vip4))
 	stranger := &net.TCPAddr{IP: net.IPv4(127, 0, 0, 9)}
 	conn, err := net.DialTCP("tcp", stranger, at)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	defer conn.Close()
-	if err := conn.SetReadDeadline(time.Now().Add(patience)); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, conn.SetReadDeadline(time.Now().Add(patience)))
 	got, err := io.ReadAll(conn)
 	if len(got) > 0 || errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("error %v, and %x; want a closed connection", err, got)
@@ -240,9 +227,7 @@ const secret = "secret"
 func writePassword(t *testing.T, password string) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "password")
-	if err := os.WriteFile(file, []byte(password+"\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, os.WriteFile(file, []byte(password+"\n"), 0o600))
 	return file
 }
 
@@ -275,18 +260,14 @@ func (r *router) control(set func(fd int) error) {
 		failed := conn.Control(func(fd uintptr) { err = set(int(fd)) })
 		err = errors.Join(err, failed)
 	}
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	testhost.Must(r.t, err)
 }
 
 // counted returns a counter of the kernel's TCP.
 func counted(t *testing.T, name string) int {
 	t.Helper()
 	text, err := os.ReadFile("/proc/self/net/netstat")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	lines := bytes.Split(text, []byte("\n"))
 	names, values := strings.Fields(string(lines[0])), strings.Fields(string(lines[1]))
 	i := slices.Index(names, name)
@@ -294,8 +275,6 @@ func counted(t *testing.T, name string) int {
 		return 0
 	}
 	value, err := strconv.Atoi(values[i])
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	return value
 }

@@ -13,6 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // inNamespace is the environment variable of a process that prints the clocks.
@@ -69,9 +71,7 @@ func clocks(t *testing.T) [2]time.Duration {
 	t.Helper()
 	monotonic, err1 := Monotonic()
 	boot, err2 := Boot()
-	if err := errors.Join(err1, err2); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, errors.Join(err1, err2))
 	return [2]time.Duration{monotonic, boot}
 }
 

@@ -9,6 +9,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // wallClock matches what makes a time depend on the date and time of the host. A time.Time from
@@ -62,9 +64,7 @@ func TestNothingDecidesByTheDate(t *testing.T) {
 			}
 			return nil
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 	}
 	for name := range shown {
 		if !used[name] {

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/spf13/cobra"
+
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // TestManPageQuotes checks that signs of Markdown in a description stay as they are.
@@ -19,9 +21,7 @@ func TestManPageQuotes(t *testing.T) {
 	Complete(root)
 	dir := t.TempDir()
 	root.SetArgs([]string{"man", dir})
-	if err := root.Execute(); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, root.Execute())
 	text, err := os.ReadFile(filepath.Join(dir, "program-describe.8"))
 	if err != nil || !strings.Contains(string(text), long) {
 		t.Errorf("%v, %s", err, text)

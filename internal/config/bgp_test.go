@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 const announced = `
@@ -98,9 +99,7 @@ bgp: {asn: 64600, router-id: 192.0.2.11, peers: [{address: 192.0.2.1, asn: 1}, {
 services: [{name: web, vip: 203.0.113.1, port: 80, protocol: tcp, encapsulation: gre, servers: [{name: s1, address: 192.0.2.53}]}]
 `
 	b, _, err := ParseBalancer([]byte(text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	peer := func(address string, family desired.Family) desired.BGPPeer {
 		return desired.BGPPeer{Address: netip.MustParseAddr(address), ASN: 1, Port: 179,
 			HoldTime: 9 * time.Second, Families: []desired.Family{family}}

@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // strictBalancer is a file without findings.
@@ -68,9 +70,7 @@ func checkFindings(
 				t.Fatalf("%q is not in the file once", c.from)
 			}
 			findings, err := inspect("/nonexistent/node.yaml", []byte(strings.Replace(valid, c.from, c.to, 1)), host)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testhost.Must(t, err)
 			got, want := []found{}, []found{}
 			for _, f := range findings {
 				got = append(got, found{f.Rule, f.Path})
@@ -251,9 +251,7 @@ services:`, 1)
 // TestRulesAreDocumented checks that the documentation has a row for each rule, and no other rows.
 func TestRulesAreDocumented(t *testing.T) {
 	text, err := os.ReadFile("../../docs/configuration.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	_, chapter, _ := strings.Cut(string(text), "\n### Strict checks\n")
 	chapter, _, _ = strings.Cut(chapter, "\n## ")
 	var rows []string
@@ -314,9 +312,7 @@ func TestWritable(t *testing.T) {
 			must := func(errs ...error) {
 				t.Helper()
 				for _, err := range errs {
-					if err != nil {
-						t.Fatal(err)
-					}
+					testhost.Must(t, err)
 				}
 			}
 			must(os.Mkdir(filepath.Dir(file), 0o700), os.WriteFile(target, nil, 0o600), os.Chown(target, c.user, c.group),
@@ -346,21 +342,15 @@ func TestFilesOfProcess(t *testing.T) {
 	key, state := filepath.Join(dir, "key"), filepath.Join(dir, "state")
 	err := errors.Join(os.WriteFile(key, []byte(strings.Repeat("5", 32)+"\n"), 0o400), os.Mkdir(state, 0o750),
 		os.Chown(key, 77, 77), os.Chown(state, 77, 77))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	const node = "node: {interface: eth0, locator: \"fd00:5:0:1::/64\", state: %s, signal-key: %s}\nservices:\n"
 	const service = `- {name: web, vip: "2001:db8:80::1", port: 80, protocol: tcp`
 	file := fmt.Sprintf(node, state, key) + service
 	host := Host{MTU: func(string) (int, bool) { return 0, false }}
 	ofAgent, err := InspectAgent("", []byte(file+"}\n"), host)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	ofBalancer, err := InspectBalancer("", []byte(file+`, servers: [{name: s1, locator: "fd00:5:0:2::/64"}]}`), host)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	for _, f := range append(ofAgent, ofBalancer...) {
 		if f.Rule == "writable" {
 			t.Error(f)
@@ -374,21 +364,15 @@ func TestFindingsOfFiles(t *testing.T) {
 	write := func(name, content string, mode os.FileMode) string {
 		t.Helper()
 		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, os.WriteFile(path, []byte(content), 0o600))
 		if err := os.Chmod(path, mode); err != nil { // the umask does not count
 			t.Fatal(err)
 		}
 		return path
 	}
 	open := filepath.Join(dir, "open")
-	if err := os.Mkdir(open, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chmod(open, 0o777); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, os.Mkdir(open, 0o700))
+	testhost.Must(t, os.Chmod(open, 0o777))
 	const key = "000102030405060708090a0b0c0d0e0f\n"
 	lb := strings.Replace(strictBalancer, "seed: 7", "seed: 7\n  state: "+open+"\n  signal-key: "+write("k", key, 0o640), 1)
 	lb = strings.Replace(lb, "services:", fmt.Sprintf(`bgp:
@@ -417,9 +401,7 @@ services:`, write("right", "secret\n", 0o600), write("wrong", "secret\n", 0o602)
 		}},
 	} {
 		findings, err := c.inspect(file, []byte(c.text), host)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		var got []found
 		for _, f := range findings {
 			if f.Rule != "state" { // the test's directory does not outlast a reboot

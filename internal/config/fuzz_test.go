@@ -13,15 +13,14 @@ import (
 
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/fieldpath"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // addExample makes a seed of an example file in docs.
 func addExample(f *testing.F, name string, next []byte) {
 	f.Helper()
 	data, err := os.ReadFile(examples + name)
-	if err != nil {
-		f.Fatal(err)
-	}
+	testhost.Must(f, err)
 	f.Add(data, next)
 }
 
@@ -121,9 +120,7 @@ func FuzzParseOverrides(f *testing.F) {
 	f.Add([]byte("overrides:\n- {service: web, set: {timeouts: {new: 7s}, servers: [&a {b: *a}]}}\n"))
 	f.Add([]byte("overrides: []\n"))
 	files, _, err := ParseBalancerFiles([]byte(everything))
-	if err != nil {
-		f.Fatal(err)
-	}
+	testhost.Must(f, err)
 	f.Fuzz(func(t *testing.T, data []byte) {
 		overrides, err := ParseOverrides(data)
 		if err != nil {
@@ -131,9 +128,7 @@ func FuzzParseOverrides(f *testing.F) {
 			return
 		}
 		text, err := yaml.Dump(desired.Overrides{Overrides: overrides})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		again, err := ParseOverrides(text)
 		if err != nil {
 			t.Fatalf("not valid when written: %v\n%s", err, text)

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // inferring is a valid file of one of several balancers. Its services infer.
@@ -139,9 +140,7 @@ func manyNames(n int) string {
 // TestInferDefaults checks what a service has that only says how it is placed.
 func TestInferDefaults(t *testing.T) {
 	host, err := os.Hostname()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	host = host[:min(len(host), 63)]
 	for placement, want := range map[string]*desired.Infer{
 		"hash": nil,
@@ -156,9 +155,7 @@ func TestInferDefaults(t *testing.T) {
 node: {interface: eth0, locator: "fd00:6c:0:1::/64", peers: [lb2]}
 services: [{name: web, vip: "2001:db8:80::1", port: 80, protocol: udp, placement: ` + placement + `}]
 `))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		if diff := cmp.Diff(want, b.Services[0].Infer); diff != "" {
 			t.Errorf("%s: -want +got:\n%s", placement, diff)
 		}

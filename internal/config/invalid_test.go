@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/segue-lb/segue/internal/fieldpath"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 const invalidBalancer = `
@@ -128,9 +129,7 @@ func TestInvalidOverrides(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			dir := t.TempDir()
 			path := filepath.Join(dir, "lb.overrides.yaml")
-			if err := os.WriteFile(path, []byte("overrides:\n"+c.overrides+"\n"), 0o644); err != nil {
-				t.Fatal(err)
-			}
+			testhost.Must(t, os.WriteFile(path, []byte("overrides:\n"+c.overrides+"\n"), 0o644))
 			var inForce, invalid string
 			var warnings fieldpath.Errors
 			var findings []Finding
@@ -173,9 +172,7 @@ func loaded[D State[D]](
 ) (inForce, invalid string, warnings fieldpath.Errors) {
 	t.Helper()
 	files, warnings, err := parse(data)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	for _, o := range files.Invalid {
 		for _, problem := range o.Problems {
 			invalid += fmt.Sprintf("%v: %v\n", o.Override, strings.ReplaceAll(problem.Error(), path, "FILE"))

@@ -17,6 +17,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/fieldpath"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // randomFile writes the services of a balancer's file. Names are few, so that files share them.
@@ -62,26 +63,20 @@ func TestFollowingFile(t *testing.T) {
 			t.Fatalf("%v\n%s", err, from)
 		}
 		wanted, _, err := ParseBalancer([]byte(to))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		next, _, err := files.FollowingFile([]byte(to))
 		if err != nil {
 			t.Fatalf("%v\nfrom\n%s\nto\n%s", err, from, to)
 		}
 		requireServices(t, next.Desired, wanted)
 		stored, err := yaml.Dump(desired.Overrides{Overrides: next.Overrides})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		overrides, err := ParseOverrides(stored)
 		if err != nil {
 			t.Fatalf("%v\n%s", err, stored)
 		}
 		again, _, err := files.WithOverrides(overrides)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		requireServices(t, again.Desired, wanted)
 		if back, _, err := next.FollowingFile([]byte(from)); err != nil || len(back.Overrides) > 0 {
 			t.Errorf("back to the first file: %v, error %v", back.Overrides, err)
@@ -118,16 +113,12 @@ services:
 - {name: b, vip: "2001:db8:80::2", port: 80, protocol: tcp, encapsulation: gre, timeouts: *t, servers: []}
 `
 	files, _, err := ParseBalancerFiles([]byte(file))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	for _, service := range []string{"a", "b"} {
 		next, _, err := files.WithOverrides([]desired.Override{
 			{Service: service, Set: desired.Fields{"timeouts": map[string]any{"new": "20s"}}},
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		for _, s := range next.Desired.Services {
 			if got, want := s.Timeouts.New.Seconds(), 10.0; (got != want) != (s.Name == service) {
 				t.Errorf("override of %s: %s has %v s", service, s.Name, got)
@@ -139,9 +130,7 @@ services:
 // Errors in a file of overrides have its line, and the path from the service or server.
 func TestOverrideErrors(t *testing.T) {
 	files, _, err := ParseBalancerFiles([]byte(validBalancer))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	for text, want := range map[string]string{
 		"- {service: web, server: s2, set: {weight: heavy}}":              `line 2: web/s2.weight "heavy": must be a whole number from 0 to 1000`,
 		"- service: web\n  set: {timeouts: {new: 1s}}":                    `line 2: web.timeouts.new "1s": must be from 5s to 4h0m0s`,
@@ -178,18 +167,14 @@ func TestOverridesBesideAStore(t *testing.T) {
 	load := func() fieldpath.Errors {
 		t.Helper()
 		_, warnings, err := ParseBalancerFiles([]byte(text))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		return warnings
 	}
 	if warnings := load(); len(warnings) > 0 {
 		t.Errorf("warnings %v", warnings)
 	}
 	file := filepath.Join(dir, "lb.overrides.yaml")
-	if err := os.WriteFile(file, []byte("overrides:\n- {service: web, remove: true}\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, os.WriteFile(file, []byte("overrides:\n- {service: web, remove: true}\n"), 0o644))
 	if want := file + ": overrides: have no effect"; !strings.HasPrefix(load().Error(), want) {
 		t.Errorf("warnings %v, want %s", load(), want)
 	}

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 func TestReadPasswords(t *testing.T) {
@@ -35,9 +36,7 @@ func TestReadPasswords(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			file := filepath.Join(t.TempDir(), "password")
 			if test.mode != 0 {
-				if err := os.WriteFile(file, []byte(test.content), test.mode); err != nil {
-					t.Fatal(err)
-				}
+				testhost.Must(t, os.WriteFile(file, []byte(test.content), test.mode))
 			}
 			b := &desired.BGP{Peers: []desired.BGPPeer{{}, {Address: peer, PasswordFile: file}}}
 			passwords, err := ReadPasswords(b)

@@ -18,6 +18,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/fieldpath"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // exact compares addresses as values.
@@ -45,14 +46,10 @@ services:
     timeouts: {closing: 5s}
     servers: [{name: d1, address: 192.0.2.7}]
 `))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	one, yes, no := uint32(1), true, false
 	host, err := os.Hostname()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	jitters := []time.Duration{100 * time.Millisecond, 500 * time.Millisecond}
 	slow := []time.Duration{10 * time.Second, 0}
 	want := &desired.Balancer{
@@ -119,9 +116,7 @@ func TestCandidatesByPlacement(t *testing.T) {
 node: {interface: eth0, locator: "fd00:6c:0:1::/64"}
 services: [{name: web, vip: "2001:db8:80::1", port: 80, protocol: tcp, placement: ` + placement + `}]
 `))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		if candidates := got.Services[0].Candidates; candidates != want {
 			t.Errorf("%s: %d candidates, want %d", placement, candidates, want)
 		}
@@ -155,9 +150,7 @@ func TestAgentDefaults(t *testing.T) {
 node: {interface: eth0, locator: "fd00:5:0:1::/64"}
 services: [{name: web, vip: 192.0.2.80, port: all, protocol: tcp}]
 `))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	yes := true
 	want := &desired.Agent{
 		Node: desired.AgentNode{
@@ -182,9 +175,7 @@ func TestDefaultsOfDynamic(t *testing.T) {
 node: {interface: eth0, locator: "fd00:5:0:1::/64"}
 services: [{name: web, vip: 192.0.2.80, port: 80, protocol: tcp, accept: {policy: dynamic}}]
 `))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	epsilon, initial, windowTime := 0.1, uint32(1), 2*time.Second
 	want := desired.Accept{
 		Policy:     desired.AcceptDynamic,
@@ -305,9 +296,7 @@ func TestLoad(t *testing.T) {
 		t.Errorf("no file: %v", err)
 	}
 	file := filepath.Join(dir, "agent.yaml")
-	if err := os.WriteFile(file, []byte("\nnode: 1\nservices: 2\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, os.WriteFile(file, []byte("\nnode: 1\nservices: 2\n"), 0o644))
 	_, _, err := LoadAgent(file)
 	want := file + ":2: node \"1\": must be a mapping of field names to values\n" +
 		file + ":3: services \"2\": must be a list"
@@ -326,15 +315,11 @@ const examples = "../../docs/examples/"
 
 func TestExamples(t *testing.T) {
 	files, _, err := LoadBalancer(examples + "lb.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	b := files.Desired
 	checkRoundTrip(t, b, ParseBalancer)
 	agentFiles, _, err := LoadAgent(examples + "agent.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	a := agentFiles.File
 	checkRoundTrip(t, a, ParseAgent)
 
@@ -354,17 +339,11 @@ func TestExamples(t *testing.T) {
 
 func TestKindOf(t *testing.T) {
 	lb, err := os.ReadFile(examples + "lb.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	agent, err := os.ReadFile(examples + "agent.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	topology, err := os.ReadFile(examples + "lab/infer.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	tests := map[string]struct {
 		file string
 		want Kind
@@ -405,9 +384,7 @@ func TestKindOf(t *testing.T) {
 func checkRoundTrip[T any](t *testing.T, want *T, parse func([]byte) (*T, fieldpath.Errors, error)) {
 	t.Helper()
 	data, err := yaml.Dump(want)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	got, _, err := parse(data)
 	if err != nil {
 		t.Fatalf("not valid when written:\n%v\n%s", err, data)
@@ -420,9 +397,7 @@ func checkRoundTrip[T any](t *testing.T, want *T, parse func([]byte) (*T, fieldp
 // TestDocsNameEveryField checks that the reference in the documentation has every field.
 func TestDocsNameEveryField(t *testing.T) {
 	docs, err := os.ReadFile("../../docs/configuration.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	balancer, agent, found := strings.Cut(string(docs), "## The agent's file")
 	if !found {
 		t.Fatal("no chapter about the agent's file")
@@ -468,18 +443,14 @@ func TestLoadOverrides(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, text string) string {
 		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, os.WriteFile(path, []byte(text), 0o644))
 		return path
 	}
 	file := write("lb.yaml", strings.Replace(validBalancer, "node:", "node:\n  state: "+dir, 1))
 	drained := func() bool {
 		t.Helper()
 		files, _, err := LoadBalancer(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		return files.Desired.Services[0].Servers[1].Drained
 	}
 	if drained() {
@@ -491,9 +462,7 @@ func TestLoadOverrides(t *testing.T) {
 		t.Error("not drained")
 	}
 	_, warnings, err := LoadBalancer(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	want := file + ":20: " + unconfirmedEnds + "\n" + overrides + ":3: web/s7: does not exist: the override has no effect\n" +
 		overrides + ": web.servers: all are drained or have weight 0: service web gets no new connections"
 	if warnings.Error() != want {
@@ -501,9 +470,7 @@ func TestLoadOverrides(t *testing.T) {
 	}
 	write("edge-1.overrides.yaml", "overrides:\n- {service: web, server: s2, set: {drained: maybe}}\n")
 	files, _, err := LoadBalancer(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	want = overrides + `:2: web/s2.drained "maybe": must be true or false`
 	if len(files.Invalid) != 1 || files.Invalid[0].Problems.Error() != want || drained() {
 		t.Errorf("invalid %v, want %s", files.Invalid, want)

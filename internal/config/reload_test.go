@@ -8,6 +8,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/fieldpath"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 func TestReloadableFrom(t *testing.T) {
@@ -64,8 +65,6 @@ metrics.listen ":9189": a change from "" needs a restart`},
 func mustParse[T any](t *testing.T, file, from, to string, parse func([]byte) (*T, fieldpath.Errors, error)) *T {
 	t.Helper()
 	config, _, err := parse([]byte(strings.Replace(file, from, to, 1)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	return config
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/fieldpath"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 const validBalancer = `node:
@@ -826,9 +827,7 @@ func TestQUICDefaults(t *testing.T) {
 		text = strings.Replace(text, "c4605e", strings.Repeat("c4", octets), 1)
 		text = strings.Replace(text, "000001", strings.Repeat("01", octets), 1)
 		b, _, err := ParseBalancer([]byte(text))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		want := &desired.QUIC{Form: desired.QUICLB21, ServerIDLength: octets, NonceLength: nonce}
 		if diff := cmp.Diff(want, b.Services[0].QUIC); diff != "" {
 			t.Errorf("-want +got:\n%s", diff)
@@ -890,9 +889,7 @@ func TestAgentQUICRules(t *testing.T) {
 	}
 	long := strings.Replace(agentQUIC, block+id+former+formerID, "    quic-id: 0102030405060708\n", 1)
 	a, _, err = ParseAgent([]byte(long))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	want := &desired.QUIC{Form: desired.QUICLB21, ServerIDLength: 8, NonceLength: 8}
 	if diff := cmp.Diff(want, a.Services[0].QUIC); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)

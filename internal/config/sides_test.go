@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 const balancerSide = `node:
@@ -168,9 +170,7 @@ func TestCompareKeys(t *testing.T) {
 	key := func(digit string) string { return strings.Repeat(digit, 32) }
 	write := func(name string, mode os.FileMode, keys ...string) string {
 		file := filepath.Join(dir, name)
-		if err := os.WriteFile(file, []byte(strings.Join(keys, "\n")+"\n"), mode); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, os.WriteFile(file, []byte(strings.Join(keys, "\n")+"\n"), mode))
 		return file
 	}
 	lb, same := write("lb", 0o600, key("a"), key("b")), write("same", 0o600, key("b"), key("a"))

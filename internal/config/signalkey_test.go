@@ -15,6 +15,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/fieldpath"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 func TestReadSignalKeys(t *testing.T) {
@@ -51,9 +52,7 @@ func TestReadSignalKeys(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			file := filepath.Join(t.TempDir(), "key")
-			if err := errors.Join(os.WriteFile(file, []byte(c.content), 0o600), os.Chmod(file, c.mode)); err != nil {
-				t.Fatal(err)
-			}
+			testhost.Must(t, errors.Join(os.WriteFile(file, []byte(c.content), 0o600), os.Chmod(file, c.mode)))
 			checkKeys(t, file, c.want, c.problem)
 		})
 	}
@@ -62,9 +61,7 @@ func TestReadSignalKeys(t *testing.T) {
 	checkKeys(t, filepath.Join(dir, "none"), nil, "no such file or directory")
 	checkKeys(t, dir, nil, "must be a regular file, is d---------")
 	fifo := filepath.Join(dir, "fifo")
-	if err := unix.Mkfifo(fifo, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, unix.Mkfifo(fifo, 0o600))
 	checkKeys(t, fifo, nil, "must be a regular file, is p---------")
 }
 

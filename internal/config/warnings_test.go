@@ -12,6 +12,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/fieldpath"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 const huntingBalancer = `node: {interface: eth0, locator: "fd00:6c:0:1::/64"}
@@ -152,9 +153,7 @@ func checkWarnings[T any](
 				t.Fatalf("%q is not in the file once", m.from)
 			}
 			_, warnings, err := parse([]byte(strings.Replace(valid, m.from, m.to, 1)))
-			if err != nil {
-				t.Fatal(err)
-			}
+			testhost.Must(t, err)
 			var got []problem
 			for _, w := range warnings {
 				got = append(got, problem{w.Path, w.Problem})
@@ -169,13 +168,9 @@ func checkWarnings[T any](
 // TestWarningsSayWhere checks file, line and order of the warnings.
 func TestWarningsSayWhere(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "lb.yaml")
-	if err := os.WriteFile(file, []byte("\n"+huntingBalancer), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, os.WriteFile(file, []byte("\n"+huntingBalancer), 0o644))
 	_, warnings, err := LoadBalancer(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	want := file + ":2: node.signal-key: " + forgedSignals
 	if got := warnings.Error(); got != want {
 		t.Errorf("got:\n%s\nwant:\n%s", got, want)

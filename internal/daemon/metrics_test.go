@@ -16,27 +16,23 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 func TestMetricsAreServed(t *testing.T) {
 	m, err := ListenMetrics("127.0.0.1:0", "segue_lb", slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
 	go func() { ended <- m.Run(ctx) }()
 
 	url := fmt.Sprintf("http://%s/metrics", m.Addr())
 	response, err := http.Get(url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	body, err := io.ReadAll(response.Body)
 	_ = response.Body.Close()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	for _, name := range []string{"segue_build_info{version=", "go_goroutines ", "process_open_fds "} {
 		if !strings.Contains(string(body), "\n"+name) {
 			t.Errorf("%s has no %s", url, name)
@@ -56,9 +52,7 @@ func TestMetricsAreServed(t *testing.T) {
 // at most that many, so that strangers cannot use up its file descriptors.
 func TestConnectionsOfMetricsAreBounded(t *testing.T) {
 	m, err := ListenMetrics("127.0.0.1:0", "segue_lb", slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
 	go func() { ended <- m.Run(ctx) }()
@@ -71,9 +65,7 @@ func TestConnectionsOfMetricsAreBounded(t *testing.T) {
 	// dial opens a connection and asks for something. The connection stays open.
 	dial := func() net.Conn {
 		conn, err := net.Dial("tcp", m.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		if _, err := io.WriteString(conn, "GET /none HTTP/1.1\r\nHost: a\r\n\r\n"); err != nil {
 			t.Fatal(err)
 		}
@@ -106,9 +98,7 @@ func TestConnectionsOfMetricsAreBounded(t *testing.T) {
 
 func TestMetricsOfClosedAddress(t *testing.T) {
 	m, err := ListenMetrics("127.0.0.1:0", "segue_lb", slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	_ = m.Close()
 	if err := m.Run(t.Context()); !errors.Is(err, net.ErrClosed) {
 		t.Errorf("error: %v", err)
@@ -117,9 +107,7 @@ func TestMetricsOfClosedAddress(t *testing.T) {
 
 func TestListenMetricsNamesTheField(t *testing.T) {
 	first, err := ListenMetrics("127.0.0.1:0", "segue_lb", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	defer first.Close()
 	address := first.Addr().String()
 	if _, err := ListenMetrics(address, "segue_lb", nil); err == nil || !strings.Contains(err.Error(), `metrics.listen "`+address+`"`) {
@@ -129,9 +117,7 @@ func TestListenMetricsNamesTheField(t *testing.T) {
 
 func TestReloadMetrics(t *testing.T) {
 	m, err := ListenMetrics("", "segue_lb", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	if m.Addr() != nil || m.Run(t.Context()) != nil || m.Close() != nil {
 		t.Error("without an address there is nothing to serve")
 	}

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // A receiver that has gone causes no error. A receiver that listens gets the message.
@@ -17,9 +19,7 @@ func TestNotify(t *testing.T) {
 		t.Errorf("nobody listens: %v", err)
 	}
 	listener, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	defer listener.Close()
 	if err := Notify("READY=1"); err != nil {
 		t.Error(err)

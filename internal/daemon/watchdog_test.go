@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // stepping is a service that makes a step when a test says so.
@@ -34,9 +36,7 @@ func manager(t *testing.T) (messages func() []string) {
 	if err == nil {
 		err = unix.Bind(socket, &unix.SockaddrUnix{Name: path})
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	t.Cleanup(func() { _ = unix.Close(socket) })
 	return func() (all []string) {
 		text := make([]byte, 64)
@@ -45,9 +45,7 @@ func manager(t *testing.T) (messages func() []string) {
 			if errors.Is(err, unix.EAGAIN) {
 				return all
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			testhost.Must(t, err)
 			all = append(all, string(text[:n]))
 		}
 	}

@@ -28,9 +28,7 @@ func pass(t *testing.T, kind ebpf.ProgramType, verdict int32) *ebpf.Program {
 		Name: "passer", Type: kind, License: "GPL",
 		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, verdict), asm.Return()},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { program.Close() })
 	return program
 }
@@ -39,9 +37,7 @@ func pins(t *testing.T) (dir string) {
 	t.Helper()
 	instance := fmt.Sprintf("test-%d-attach", os.Getpid())
 	dir, err := MakeDir(instance, RoleBalancer)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() {
 		if err := RemoveDir(instance); err != nil {
 			t.Error(err)

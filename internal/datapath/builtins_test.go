@@ -19,9 +19,7 @@ func TestNoMemcmp(t *testing.T) {
 	}
 	for _, file := range files {
 		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if bytes.Contains(text, []byte("memcmp")) {
 			t.Errorf("%s: memcmp; same_address() compares addresses", file)
 		}

@@ -23,9 +23,7 @@ func needRoot(t *testing.T) {
 // TestNamesStayInside uses names that lead out of the pins' directory.
 func TestNamesStayInside(t *testing.T) {
 	victim := filepath.Join(t.TempDir(), "victim")
-	if err := os.Mkdir(victim, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(victim, 0o700))
 	for _, name := range []string{"", "..", "../../../.." + victim} {
 		// RemoveDir would remove the directory of a wrongly accepted name, so it gets only a
 		// harmless name.
@@ -66,13 +64,9 @@ func TestInstancesComeAndGo(t *testing.T) {
 func pinnedMap(t *testing.T, dir, name string) {
 	t.Helper()
 	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer m.Close()
-	if err := m.Pin(filepath.Join(dir, name)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, m.Pin(filepath.Join(dir, name)))
 }
 
 func TestCheckRole(t *testing.T) {
@@ -83,9 +77,7 @@ func TestCheckRole(t *testing.T) {
 			t.Errorf("an instance that does not exist: error %v", err)
 		}
 		dir, err := MakeDir(instance, c.role)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		t.Cleanup(func() {
 			if err := RemoveDir(instance); err != nil {
 				t.Error(err)

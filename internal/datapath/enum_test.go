@@ -14,17 +14,11 @@ import (
 func specOf(t *testing.T, values ...btf.EnumValue) *btf.Spec {
 	t.Helper()
 	builder, err := btf.NewBuilder([]btf.Type{&btf.Enum{Name: "reason", Size: 4, Values: values}}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	raw, err := builder.Marshal(nil, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	types, err := btf.LoadSpecFromReader(strings.NewReader(string(raw)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return types
 }
 
@@ -50,9 +44,7 @@ func TestEnumLabels(t *testing.T) {
 				}
 				return
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if diff := cmp.Diff(c.want, got); diff != "" {
 				t.Errorf("labels (-want +got):\n%s", diff)
 			}

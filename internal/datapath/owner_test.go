@@ -46,9 +46,7 @@ func TestPinsOfAnotherUser(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "segue")
-			if err := c.prepare(dir); err != nil {
-				t.Fatal(err)
-			}
+			must(t, c.prepare(dir))
 			err := checkOwner(dir, RoleAgent)
 			if (err != nil) != (c.problem != "") || err != nil && !strings.Contains(err.Error(), c.problem) {
 				t.Errorf("error %v, want %q", err, c.problem)

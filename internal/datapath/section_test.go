@@ -36,9 +36,7 @@ func TestNameSection(t *testing.T) {
 	defer collection.Close()
 	value := make([]byte, 48)
 	value[40] = 7
-	if err := collection.Maps["section"].Put(uint32(0), value); err != nil {
-		t.Fatal(err)
-	}
+	must(t, collection.Maps["section"].Put(uint32(0), value))
 	got, err := collection.Programs["read"].Run(&ebpf.RunOptions{Data: make([]byte, 14)})
 	if err != nil || got != 7 {
 		t.Errorf("the program reads %d, %v", got, err)

@@ -9,6 +9,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // Readers get all events in their order, each from the ID that it names.
@@ -76,9 +78,7 @@ func TestLongReason(t *testing.T) {
 		before := s.Last()
 		s.Publish(Event{Kind: ReloadRefused, Reason: c.reason})
 		list, err := s.After(t.Context(), before)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		if got := list[0].Reason; got != c.want {
 			t.Errorf("%d bytes %.10q...%q, want %d bytes", len(got), got, got[max(0, len(got)-10):], len(c.want))
 		}

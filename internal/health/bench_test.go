@@ -93,9 +93,7 @@ func address(name, prefix string) error {
 
 func must(b *testing.B, err error) {
 	b.Helper()
-	if err != nil {
-		b.Fatal(err)
-	}
+	testhost.Must(b, err)
 }
 
 // serve handles the connections to a new listener one by one.
@@ -196,8 +194,6 @@ func BenchmarkChecker(b *testing.B) {
 // processTime returns the CPU time of this process.
 func processTime(b *testing.B) time.Duration {
 	var usage unix.Rusage
-	if err := unix.Getrusage(unix.RUSAGE_SELF, &usage); err != nil {
-		b.Fatal(err)
-	}
+	testhost.Must(b, unix.Getrusage(unix.RUSAGE_SELF, &usage))
 	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
 }

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 const (
@@ -55,9 +56,7 @@ func listen(t *testing.T, address string) net.Listener {
 	if errors.Is(err, unix.EADDRNOTAVAIL) || errors.Is(err, unix.EAFNOSUPPORT) {
 		t.Skipf("needs IPv6 on the loopback interface, which containers may lack: %v", err)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	t.Cleanup(func() { listener.Close() })
 	return listener
 }
@@ -111,20 +110,12 @@ func full(t *testing.T) net.Addr {
 func boundSocket(t *testing.T, prepare func(fd int) error) net.Addr {
 	t.Helper()
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	t.Cleanup(func() { unix.Close(fd) })
-	if err := unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
-		t.Fatal(err)
-	}
-	if err := prepare(fd); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}))
+	testhost.Must(t, prepare(fd))
 	local, err := unix.Getsockname(fd)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: local.(*unix.SockaddrInet4).Port}
 }
 
@@ -177,9 +168,7 @@ func TestHTTPRequest(t *testing.T) {
 	target := httpTarget(server.Listener.Addr())
 	target.Path, target.Host = "//check me?full=1", "[2001:db8::80]:8080"
 	for range 2 {
-		if err := attempt(t.Context(), target); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, attempt(t.Context(), target))
 	}
 	first, second := <-requests, <-requests
 	for _, check := range []struct{ name, got, want string }{
@@ -306,13 +295,9 @@ func TestTCPProbeResets(t *testing.T) {
 	for _, address := range []string{"127.0.0.1:0", "[::1]:0"} {
 		t.Run(address, func(t *testing.T) {
 			listener := listen(t, address)
-			if err := attempt(t.Context(), tcpTarget(listener.Addr())); err != nil {
-				t.Fatal(err)
-			}
+			testhost.Must(t, attempt(t.Context(), tcpTarget(listener.Addr())))
 			conn, err := listener.Accept()
-			if err != nil {
-				t.Fatal(err)
-			}
+			testhost.Must(t, err)
 			defer conn.Close()
 			if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, unix.ECONNRESET) {
 				t.Errorf("read: %v, want a reset", err)
@@ -325,16 +310,10 @@ func TestTCPProbeResets(t *testing.T) {
 func TestOwnShortageIsUntried(t *testing.T) {
 	target := tcpTarget(listen(t, "127.0.0.1:0").Addr())
 	var limit unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 1, Max: limit.Max}); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
+	testhost.Must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 1, Max: limit.Max}))
 	err := attempt(t.Context(), target)
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit))
 	if !errors.Is(err, ErrUntried) || reasonOf(err) != "not tried: too many open files" {
 		t.Errorf("without descriptors: %v", err)
 	}
@@ -352,9 +331,7 @@ func TestCancelledCheck(t *testing.T) {
 	ended := make(chan error, 1)
 	go func() { ended <- attempt(ctx, target) }()
 	conn, err := listener.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	defer conn.Close()
 	if _, err := http.ReadRequest(bufio.NewReader(conn)); err != nil {
 		t.Fatal(err)

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 func TestStatusAndBody(t *testing.T) {
@@ -97,9 +98,7 @@ func TestUDP(t *testing.T) {
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			socket, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
-			if err != nil {
-				t.Fatal(err)
-			}
+			testhost.Must(t, err)
 			defer socket.Close()
 			go func() {
 				request := make([]byte, 100)
@@ -125,9 +124,7 @@ func TestUDPOfStrangers(t *testing.T) {
 	var sockets [2]*net.UDPConn
 	for i := range sockets {
 		socket, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		defer socket.Close()
 		sockets[i] = socket
 	}
@@ -158,9 +155,7 @@ func TestUDPOfStrangers(t *testing.T) {
 // A port on which nothing listens answers by ICMP.
 func TestUDPRefused(t *testing.T) {
 	socket, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	target := udpTarget(socket)
 	socket.Close()
 	if got := reasonOf(attempt(t.Context(), target)); got != "connection refused" {

@@ -52,9 +52,7 @@ func inWith(t *testing.T, peer *testhost.Namespace, test func(*host)) {
 		test(h)
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 }
 
 func (h *host) must(err error) {

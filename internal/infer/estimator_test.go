@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // TestScoreIsTerritory checks that the data path chooses as Territory does. The capacities and the
@@ -91,12 +93,8 @@ func TestScoreLimits(t *testing.T) {
 // busy returns the estimator of many servers which each had up to 32 flows, and the next counters.
 func busy(b *testing.B, kind Kind, n int) (*Estimator, []Counters) {
 	e, err := NewEstimator(Settings{Kind: kind, SlowStart: DefaultSlowStart})
-	if err != nil {
-		b.Fatal(err)
-	}
-	if err := e.Arrange(members(n), []string{"a", "b", "c", "d"}, "b"); err != nil {
-		b.Fatal(err)
-	}
+	testhost.Must(b, err)
+	testhost.Must(b, e.Arrange(members(n), []string{"a", "b", "c", "d"}, "b"))
 	counters := make([]Counters, n)
 	for round := range MostServed + 1 {
 		for s := range counters {
@@ -144,25 +142,19 @@ func BenchmarkArrange(b *testing.B) {
 	e, _ := busy(b, TerritoryLearned, 10000)
 	list := members(10000)
 	for b.Loop() {
-		if err := e.Arrange(list, []string{"a", "b", "c", "d"}, "b"); err != nil {
-			b.Fatal(err)
-		}
+		testhost.Must(b, e.Arrange(list, []string{"a", "b", "c", "d"}, "b"))
 	}
 }
 
 func newEstimator(t *testing.T, kind Kind, members []Member, balancers ...string) *Estimator {
 	t.Helper()
 	e, err := NewEstimator(Settings{Kind: kind, SlowStart: DefaultSlowStart})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	self := ""
 	if len(balancers) > 0 {
 		self = balancers[0]
 	}
-	if err := e.Arrange(members, balancers, self); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, e.Arrange(members, balancers, self))
 	return e
 }
 
@@ -341,9 +333,7 @@ func TestArrange(t *testing.T) {
 		}
 		arrange := func(list []Member, balancers ...string) {
 			t.Helper()
-			if err := e.Arrange(list, balancers, "x"); err != nil {
-				t.Fatal(err)
-			}
+			testhost.Must(t, e.Arrange(list, balancers, "x"))
 		}
 		list := members(5)
 		arrange([]Member{list[2], list[3], list[1], list[4]}, "x")
@@ -475,9 +465,7 @@ func TestSaved(t *testing.T) {
 			now.Restart(s)
 			now.Observe(s, []float64{1 / float64(int(1)<<s)})
 			state := old.Save(s)
-			if err := now.Restore(s, state[:], 0); err != nil {
-				t.Fatal(err)
-			}
+			testhost.Must(t, now.Restore(s, state[:], 0))
 			if got, want := int64(now.Price(s).Unit), int64(old.Price(s).Unit); got < want-2 || got > want+2 {
 				t.Errorf("%s: server %d has the unit %d, had %d", kind, s, got, want)
 			}
@@ -529,9 +517,7 @@ func TestSavedForOtherNumber(t *testing.T) {
 	old.Step(0.5, 1)
 	for s := range 2 {
 		state := old.Save(s)
-		if err := now.Restore(s, state[:], 0); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, now.Restore(s, state[:], 0))
 		before, after := old.speeds.servers[s].filter, now.speeds.servers[s].filter
 		if math.Abs(2*after.Value-before.Value) > 1e-6 || math.Abs(4*after.Error-before.Error) > 1e-6 {
 			t.Errorf("server %d: %+v of four, was %+v of two", s, after, before)
@@ -544,9 +530,7 @@ func TestSavedForOtherNumber(t *testing.T) {
 	}
 
 	// More servers without a restart have the same effect.
-	if err := old.Arrange(members(4), nil, ""); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, old.Arrange(members(4), nil, ""))
 	for s := range 2 {
 		reloaded, restarted := old.speeds.servers[s].filter, now.speeds.servers[s].filter
 		if math.Abs(reloaded.Value-restarted.Value)+math.Abs(reloaded.Error-restarted.Error) > 1e-6 {
@@ -564,9 +548,7 @@ func TestSavedFades(t *testing.T) {
 	teach(e, 0, 4)
 	e.servers[0].answers.ill = 0.9
 	state := e.Save(0)
-	if err := e.Restore(0, state[:], memory); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, e.Restore(0, state[:], memory))
 	got, want := e.capacities.servers[0].ends, (100+200+300+5*400)/math.E
 	if math.Abs(got-want) > 1 || math.Abs(e.servers[0].answers.ill-usually) > 1e-3 {
 		t.Errorf("%v ends, want %v; %+v", got, want, e.servers[0].answers)

@@ -2,7 +2,11 @@
 
 package infer
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/segue-lb/segue/internal/testhost"
+)
 
 // forge lets a client begin flows on a server, end each of them and begin it again so many times
 // while all are there, and end all, at one moment. The data path counts such ends only if each flow
@@ -100,16 +104,12 @@ func TestCapacityBounds(t *testing.T) {
 		{"one server", []float64{32}, []float64{1}, 0, 32},
 	} {
 		e, err := NewEstimator(Settings{Kind: TerritoryLearned})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		list := members(len(c.learned))
 		for i := range list {
 			list[i].Weight = c.weights[i]
 		}
-		if err := e.Arrange(list, nil, "b"); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, e.Arrange(list, nil, "b"))
 		for i, capacity := range c.learned {
 			e.capacities.servers[i].capacity = capacity
 		}

@@ -7,22 +7,20 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // priced returns the units and the extras of servers with these loads, as numbers.
 func priced(t *testing.T, kind Kind, weights []float64, loads []*Load) (units, extras []float64) {
 	t.Helper()
 	e, err := NewEstimator(Settings{Kind: kind})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	members := make([]Member, len(loads))
 	for i := range loads {
 		members[i] = Member{Name: fmt.Sprint("s", i), Weight: weights[i]}
 	}
-	if err := e.Arrange(members, nil, "lb"); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, e.Arrange(members, nil, "lb"))
 	for i, load := range loads {
 		e.SetLoad(i, load)
 	}

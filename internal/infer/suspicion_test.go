@@ -5,6 +5,8 @@ package infer
 import (
 	"math"
 	"testing"
+
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // TestFaults lets one of eight servers fail in each of four ways. In the minute from 3 s after that
@@ -218,9 +220,7 @@ func TestAftermath(t *testing.T) {
 		if restarts {
 			state := e.Save(0)
 			e.Forget(0)
-			if err := e.Restore(0, state[:], 0); err != nil {
-				t.Fatal(err)
-			}
+			testhost.Must(t, e.Restore(0, state[:], 0))
 			e.Sample(0, c, 0)
 		}
 		if isCounted() {

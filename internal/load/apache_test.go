@@ -91,13 +91,9 @@ func newApache(t *testing.T, mpm string) *apache {
 	}
 	a := &apache{t: t, dir: t.TempDir(), network: testhost.NewNamespace(t), release: make(chan struct{})}
 	conf, err := os.Create(filepath.Join(a.dir, "httpd.conf"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	defer conf.Close()
-	if err := httpdConf.Execute(conf, map[string]string{"Dir": a.dir, "MPM": mpm, "Modules": modules}); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, httpdConf.Execute(conf, map[string]string{"Dir": a.dir, "MPM": mpm, "Modules": modules}))
 	a.client = &http.Client{Transport: &http.Transport{DialContext: a.dial, DisableKeepAlives: true}}
 	a.startBackend()
 	t.Cleanup(a.kill)
@@ -120,9 +116,7 @@ func (a *apache) startBackend() {
 		listener, err = net.Listen("tcp", "127.0.0.1:81")
 		return err
 	})
-	if err != nil {
-		a.t.Fatal(err)
-	}
+	testhost.Must(a.t, err)
 	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		a.arrived.Add(1)
 		select {
@@ -143,9 +137,7 @@ func (a *apache) start() {
 	a.process = exec.Command("/usr/sbin/apache2", "-f", filepath.Join(a.dir, "httpd.conf"), "-D", "FOREGROUND")
 	a.process.Stderr = &a.complaints
 	a.process.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	if err := a.network.Do(a.process.Start); err != nil {
-		a.t.Fatal(err)
-	}
+	testhost.Must(a.t, a.network.Do(a.process.Start))
 	a.eventually("it serves", func() error {
 		_, err := a.status()
 		return err
@@ -165,9 +157,7 @@ func (a *apache) kill() {
 
 func (a *apache) signal(s syscall.Signal) {
 	a.t.Helper()
-	if err := a.process.Process.Signal(s); err != nil {
-		a.t.Fatal(err)
-	}
+	testhost.Must(a.t, a.process.Process.Signal(s))
 }
 
 func (a *apache) scoreboard() string { return filepath.Join(a.dir, "scoreboard") }
@@ -269,9 +259,7 @@ func (a *apache) expect(source *Apache, busy, capacity uint32) {
 func (a *apache) generation() int {
 	a.t.Helper()
 	status, err := a.status()
-	if err != nil {
-		a.t.Fatal(err)
-	}
+	testhost.Must(a.t, err)
 	return status["ParentServerMPMGeneration"]
 }
 
@@ -358,9 +346,7 @@ func TestApache(t *testing.T) {
 func (a *apache) keepAlive() net.Conn {
 	a.t.Helper()
 	conn, err := a.dial(context.Background(), "tcp", "")
-	if err != nil {
-		a.t.Fatal(err)
-	}
+	testhost.Must(a.t, err)
 	if _, err := io.WriteString(conn, "GET /server-status?auto HTTP/1.1\r\nHost: apache\r\n\r\n"); err != nil {
 		a.t.Fatal(err)
 	}
@@ -422,9 +408,7 @@ func TestStatesOfWorkers(t *testing.T) {
 			want.Busy = 2
 		}
 		s, err := parseScoreboard(content)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		if got := s.load(); got != want {
 			t.Errorf("state %d: %+v, want %+v", state, got, want)
 		}
@@ -454,17 +438,13 @@ func TestScoreboardErrorsNamePathAndValue(t *testing.T) {
 		"absent":   {binary.NativeEndian.AppendUint64(nil, 3000), "absent: open its System V shared memory, key 0x"},
 	} {
 		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, c.content, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, os.WriteFile(path, c.content, 0o600))
 		if _, err := NewApache(path, 0).Read(); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: error %v, want %q", name, err, c.want)
 		}
 	}
 	fifo := filepath.Join(dir, "fifo")
-	if err := unix.Mkfifo(fifo, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, unix.Mkfifo(fifo, 0o600))
 	if _, err := NewApache(fifo, 0).Read(); err == nil || !strings.Contains(err.Error(), "fifo: not a regular file") {
 		t.Errorf("FIFO: error %v", err)
 	}
@@ -483,9 +463,7 @@ func TestWhereTheScoreboardIs(t *testing.T) {
 	want := Load{1, 8}
 	for name, lay := range map[string]func(*testing.T, string){
 		"file": func(t *testing.T, path string) {
-			if err := os.WriteFile(path, sized(content), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			testhost.Must(t, os.WriteFile(path, sized(content), 0o600))
 		},
 		"POSIX": func(t *testing.T, path string) {
 			if err := os.WriteFile(posixShared(path), sized(content), 0o600); err != nil {
@@ -495,9 +473,7 @@ func TestWhereTheScoreboardIs(t *testing.T) {
 		},
 		"System V": func(t *testing.T, path string) {
 			size := binary.NativeEndian.AppendUint64(nil, uint64(len(content)))
-			if err := os.WriteFile(path, size, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			testhost.Must(t, os.WriteFile(path, size, 0o600))
 			layInSystemV(t, path, content)
 		},
 	} {
@@ -517,29 +493,19 @@ func TestWhereTheScoreboardIs(t *testing.T) {
 func layInSystemV(t *testing.T, path string, content []byte) {
 	t.Helper()
 	key, err := systemVKey(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	id, err := unix.SysvShmGet(key, len(content), unix.IPC_CREAT|unix.IPC_EXCL|0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	t.Cleanup(func() { _, _ = unix.SysvShmCtl(id, unix.IPC_RMID, nil) })
 	shared, err := unix.SysvShmAttach(id, 0, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	copy(shared, content)
-	if err := unix.SysvShmDetach(shared); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, unix.SysvShmDetach(shared))
 }
 
 func BenchmarkApache(b *testing.B) {
 	path := filepath.Join(b.TempDir(), "scoreboard")
-	if err := os.WriteFile(path, sized(board(layouts[4], 16, 64)), 0o600); err != nil {
-		b.Fatal(err)
-	}
+	testhost.Must(b, os.WriteFile(path, sized(board(layouts[4], 16, 64)), 0o600))
 	source := NewApache(path, 0)
 	for b.Loop() {
 		if _, err := source.Read(); err != nil {

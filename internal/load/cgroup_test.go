@@ -25,9 +25,7 @@ type group struct{ path string }
 
 func newGroup(t *testing.T, path string) group {
 	t.Helper()
-	if err := os.Mkdir(path, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, os.Mkdir(path, 0o755))
 	g := group{path}
 	g.write(t, "cgroup.controllers", "cpu\n")
 	return g
@@ -35,9 +33,7 @@ func newGroup(t *testing.T, path string) group {
 
 func (g group) write(t *testing.T, name, content string) {
 	t.Helper()
-	if err := os.WriteFile(filepath.Join(g.path, name), []byte(content), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, os.WriteFile(filepath.Join(g.path, name), []byte(content), 0o644))
 }
 
 func (g group) used(t *testing.T, usec uint64) {
@@ -72,9 +68,7 @@ func TestCgroupMeansOverIntervals(t *testing.T) {
 		expect(1235)
 
 		// The application is restarted in a new group of the same name.
-		if err := os.RemoveAll(g.path); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, os.RemoveAll(g.path))
 		if _, err := c.Read(); err == nil || !strings.Contains(err.Error(), g.path+": no such file") {
 			t.Errorf("of a group that has gone: %v", err)
 		}
@@ -97,9 +91,7 @@ func TestCgroupMeansOverIntervals(t *testing.T) {
 
 func onlineCPUs(t *testing.T) uint32 {
 	n, err := readFile("/sys/devices/system/cpu", "online", parseCPUList)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	return uint32(n)
 }
 
@@ -134,9 +126,7 @@ func TestCgroupCapacity(t *testing.T) {
 func TestCgroupErrorsNameFileAndValue(t *testing.T) {
 	dir := t.TempDir()
 	version1 := filepath.Join(dir, "version1")
-	if err := os.Mkdir(version1, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, os.Mkdir(version1, 0o755))
 	with := func(name, file, content string) string {
 		g := newGroup(t, filepath.Join(dir, name))
 		g.used(t, 1)
@@ -144,9 +134,7 @@ func TestCgroupErrorsNameFileAndValue(t *testing.T) {
 		return g.path
 	}
 	piped := newGroup(t, filepath.Join(dir, "piped"))
-	if err := unix.Mkfifo(filepath.Join(piped.path, "cpu.stat"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, unix.Mkfifo(filepath.Join(piped.path, "cpu.stat"), 0o600))
 	for _, c := range []struct{ path, want string }{
 		{filepath.Join(dir, "none"), "none: no such file or directory"},
 		{version1, "version1: not a control group of version 2: no cgroup.controllers"},
@@ -207,15 +195,11 @@ func TestCgroupOfTheKernel(t *testing.T) {
 		t.Errorf("empty group: %+v, error %v", got, err)
 	}
 	folder, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	defer folder.Close()
 	spin := exec.Command("sh", "-c", "while :; do :; done")
 	spin.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(folder.Fd())}
-	if err := spin.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, spin.Start())
 	defer func() {
 		_ = spin.Process.Kill()
 		_ = spin.Wait()

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"testing/synctest"
 
+	"github.com/segue-lb/segue/internal/testhost"
 	"github.com/segue-lb/segue/loadshm"
 )
 
@@ -23,17 +24,13 @@ func TestSharedMemoryIsWatched(t *testing.T) {
 			t.Errorf("before the application has started: %+v", s)
 		}
 		app, err := loadshm.Open(path, 4)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		app.Begin()
 		got := w.pass(loadshm.CheckInterval)
 		if len(got) != 1 || got[0].Stale || got[0].Load != (Load{1, 4}) {
 			t.Errorf("reports of a busy application: %+v; the state is %+v", got, w.State())
 		}
-		if err := app.Close(); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, app.Close())
 		got = w.pass(testStaleAfter)
 		if len(got) != 1 || !got[0].Stale || !errors.Is(got[0].Err, loadshm.ErrNobody) {
 			t.Errorf("reports of one that has ended: %+v; the state is %+v", got, w.State())

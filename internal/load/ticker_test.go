@@ -7,14 +7,14 @@ import (
 	"log/slog"
 	"testing"
 	"time"
+
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 func startTicker(t *testing.T, interval time.Duration) ticker {
 	t.Helper()
 	ticks, err := newKernelTicker(interval)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	return ticks
 }
 

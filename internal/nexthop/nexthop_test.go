@@ -113,18 +113,14 @@ func link(t *testing.T, ns *testhost.Namespace, name string) (out Link) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	return out
 }
 
 // do runs a function in the balancer's namespace.
 func (n *network) do(f func() error) {
 	n.t.Helper()
-	if err := n.balancer.Do(f); err != nil {
-		n.t.Fatal(err)
-	}
+	testhost.Must(n.t, n.balancer.Do(f))
 }
 
 // routeVia replaces the route to the server's locator.
@@ -314,9 +310,7 @@ func TestFollowsAddresses(t *testing.T) {
 	device := &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: n.ifRight.Index}}
 	for _, added := range []string{"192.0.2.7", "2001:db8::7"} {
 		address, err := netlink.ParseIPNet(added + "/" + fmt.Sprint(netip.MustParseAddr(added).BitLen()))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		n.do(func() error { return netlink.AddrAdd(device, &netlink.Addr{IPNet: address}) })
 		n.awaitUpdate("one address more", has(added))
 		n.do(func() error { return netlink.AddrDel(device, &netlink.Addr{IPNet: address}) })

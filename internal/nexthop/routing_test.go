@@ -36,18 +36,14 @@ func batch(ns *testhost.Namespace, family string, commands ...string) error {
 // ip runs commands like batch, and fails the test if a command fails.
 func ip(t testing.TB, ns *testhost.Namespace, family string, commands ...string) {
 	t.Helper()
-	if err := batch(ns, family, commands...); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, batch(ns, family, commands...))
 }
 
 // sysctl sets a variable, a path under /proc/sys/net, in a namespace.
 func sysctl(t *testing.T, ns *testhost.Namespace, path, value string) {
 	t.Helper()
 	err := ns.Do(func() error { return os.WriteFile("/proc/sys/net/"+path, []byte(value), 0) })
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 }
 
 // world is a namespace with two links, for one family, with names of objects in it.
@@ -186,9 +182,7 @@ func awaitDeadRoute(t *testing.T, ns *testhost.Namespace, family byte) {
 				dead = dead || slices.ContainsFunc(r.paths, func(p path) bool { return p.dead })
 			})
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		if time.Now().After(deadline) {
 			t.Fatal("no route is dead")
 		}
@@ -210,9 +204,7 @@ func compareLookups(t *testing.T, ns *testhost.Namespace, w world, r *rand.Rand,
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	sysctl(t, ns, "ipv4/nexthop_compat_mode", strconv.Itoa(r.IntN(2)))
 	err = ns.Do(func() error {
 		p, err := readPolicy(familyOf(targets[0]), targets)
@@ -225,9 +217,7 @@ func compareLookups(t *testing.T, ns *testhost.Namespace, w world, r *rand.Rand,
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	if t.Failed() {
 		t.Log(commands)
 	}

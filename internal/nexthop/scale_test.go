@@ -75,7 +75,5 @@ func BenchmarkResolve(b *testing.B) {
 		}
 		return nil
 	})
-	if err != nil {
-		b.Fatal(err)
-	}
+	testhost.Must(b, err)
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/packet/packettest"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 func TestDescriptions(t *testing.T) {
@@ -62,9 +63,7 @@ func TestRoutingBuilder(t *testing.T) {
 		t.Error(err)
 	}
 	p, err := packet.Decode(frame)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	if h := p.Headers[0]; h.Destination != deliver1 || h.FinalDestination() != vip6.Addr() {
 		t.Errorf("destinations %v and %v", h.Destination, h.FinalDestination())
 	}

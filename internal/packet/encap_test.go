@@ -14,6 +14,7 @@ import (
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/packet/packettest"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 func TestDecapsulateInvertsEncapsulate(t *testing.T) {
@@ -129,9 +130,7 @@ func TestEncapsulateRefuses(t *testing.T) {
 func TestForwardingKeepsWrongChecksum(t *testing.T) {
 	broken := packet.FlipByte(packet.TCP(client4, vip4), 14+11)
 	sent, err := packet.Encapsulate(broken, srv6Encap(desired.SRv6Encap, deliver1))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	if packet.Verify(sent) == nil {
 		t.Error("the inner checksum became right")
 	}
@@ -141,9 +140,7 @@ func TestArgumentsStayUnchanged(t *testing.T) {
 	client := packet.TCP(client6, vip6)
 	for _, e := range encapsulations {
 		sent, err := packet.Encapsulate(client, e.encap)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		before := slices.Clone(sent)
 		_, _, _ = server.Receive(sent)
 		_, _ = packet.Advance(sent)

@@ -13,6 +13,7 @@ import (
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/srv6"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // The last of three candidates hands a SYN back to the first one, in a list without a byte more.
@@ -32,14 +33,10 @@ func TestHandBack(t *testing.T) {
 				frame, err = packet.Advance(frame)
 			}
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		before := slices.Clone(frame)
 		out, err := packet.HandBack(frame, first)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		if diff := cmp.Diff(before, frame); diff != "" {
 			t.Errorf("%s: the argument changed (-want +got):\n%s", kind, diff)
 		}
@@ -67,9 +64,7 @@ func TestHandBack(t *testing.T) {
 func mustDecapsulate(t *testing.T, frame []byte) []byte {
 	t.Helper()
 	out, err := packet.Decapsulate(frame)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	return out
 }
 
@@ -77,9 +72,7 @@ func mustDecapsulate(t *testing.T, frame []byte) []byte {
 func TestSetActiveNeedsAnEntry(t *testing.T) {
 	for _, segments := range [][]netip.Addr{{deliver1}, {deliver1, deliver2}} {
 		frame, err := packet.Encapsulate(packet.TCP(client6, vip6), srv6Encap(desired.SRv6Encap, segments...))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		if _, err := packet.SetActive(frame, deliver2); !errors.Is(err, packet.ErrSegments) {
 			t.Errorf("%d segments: %v, want %v", len(segments), err, packet.ErrSegments)
 		}

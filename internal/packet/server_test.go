@@ -11,6 +11,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // Offsets in an untagged frame.
@@ -22,9 +23,7 @@ const (
 func encapsulated(t *testing.T, client []byte, e packet.Encap) []byte {
 	t.Helper()
 	sent, err := packet.Encapsulate(client, e)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	return sent
 }
 
@@ -157,9 +156,7 @@ func TestCongestionMarks(t *testing.T) {
 					continue
 				}
 				got, err := packet.Decode(out)
-				if err != nil {
-					t.Fatal(err)
-				}
+				testhost.Must(t, err)
 				if class := got.Headers[0].TrafficClass; int(class) != dscp|mark {
 					t.Errorf("%v inner %d outer %d: class %#x, want mark %d", client.dst, inner, outer, class, mark)
 				}

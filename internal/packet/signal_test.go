@@ -10,6 +10,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/srv6"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // The encapsulation of a signal has the length of 6LB's figure 5 and of RFC 8986. The balancer
@@ -41,9 +42,7 @@ func TestSignalAndReturn(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			e.Kind = c.kind
 			signal, err := Signal(c.frame, e)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testhost.Must(t, err)
 			if added := len(signal) - len(c.frame); added != c.added {
 				t.Errorf("%d bytes added, want %d", added, c.added)
 			}
@@ -51,9 +50,7 @@ func TestSignalAndReturn(t *testing.T) {
 				t.Error(err)
 			}
 			back, err := Return(signal, balancer)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testhost.Must(t, err)
 			if want := SetMACs(SetHopLimit(c.frame, 63), balancer, balancer); !bytes.Equal(back, want) {
 				t.Errorf("came back as\n%x, want\n%x", back, want)
 			}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/packet/packettest"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // clientPackets returns packets of an IP version. The key says what is special about a packet.
@@ -103,13 +104,9 @@ func TestTsharkReadsSegments(t *testing.T) {
 			continue
 		}
 		frame, err := packet.Encapsulate(packet.TCP(client6, vip6), e.encap)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		decoded, err := packet.Decode(frame)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		var want []string
 		for _, segment := range decoded.Headers[0].SRH.Segments {
 			want = append(want, segment.String())
@@ -134,9 +131,7 @@ func TestTsharkObjects(t *testing.T) {
 	frame := packet.TCP(client6, vip6)
 	transport := packet.TransportOffset(frame)
 	inserted, err := packet.Encapsulate(frame, srv6Encap("srv6-insert", deliver1))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	v4 := packet.TCP(client4, vip4)
 	broken := [][]byte{
 		packet.FlipByte(frame, transport+16),

@@ -11,6 +11,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // The vectors in this file were written manually from the RFCs. Their checksums were computed
@@ -180,8 +181,6 @@ var notHex = regexp.MustCompile(`#[^\n]*|\s`)
 func bytesOf(t *testing.T, text string) []byte {
 	t.Helper()
 	b, err := hex.DecodeString(notHex.ReplaceAllString(text, ""))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	return b
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 var (
@@ -25,9 +26,7 @@ var (
 func answering(t *testing.T, keys ...desired.SignalKey) *Responder {
 	t.Helper()
 	r := NewResponder(func(s Service) (Load, bool) { return Load{7, 64}, s == web })
-	if err := r.Listen("[::1]:0"); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, r.Listen("[::1]:0"))
 	t.Cleanup(func() { _ = r.Close() })
 	r.SetKeys(keys)
 	return r
@@ -46,9 +45,7 @@ func asking(t *testing.T, keys ...desired.SignalKey) *Poller {
 func ask(t *testing.T, p *Poller, s Service) []byte {
 	t.Helper()
 	b, err := p.request(Target{ID: 3, Service: s})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	return b
 }
 
@@ -146,9 +143,7 @@ func TestReplays(t *testing.T) {
 		t.Error("an answer is answered")
 	}
 	m, err := decode(request, desired.SignalKeys{theKey})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	m.kind, m.service = known, dns
 	if taken(m.encode(theKey)) {
 		t.Error("the answer for another service is taken")

@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // FuzzRecord reads any bytes as the record of a process. An accepted record stays the same when it
@@ -24,9 +25,7 @@ func FuzzRecord(f *testing.F) {
 		},
 		Fixed: []desired.Setting{{Field: "node.seed", Value: "7"}},
 	})
-	if err != nil {
-		f.Fatal(err)
-	}
+	testhost.Must(f, err)
 	f.Add(text)
 	f.Add([]byte("null"))
 	f.Fuzz(func(t *testing.T, text []byte) {

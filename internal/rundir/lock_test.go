@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // TestLockIsHeldOnce has many goroutines lock and unlock one file. Each unlock removes the file.
@@ -50,18 +52,14 @@ func TestLockSaysWhy(t *testing.T) {
 	}
 	instance := fmt.Sprintf("test-%d-lock", os.Getpid())
 	file, err := Lock(instance)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	_, err = Lock(instance)
 	holder := fmt.Sprintf("instance %q is already running: process %d, since 20", instance,
 		os.Getpid())
 	if err == nil || !strings.HasPrefix(err.Error(), holder) {
 		t.Errorf("error %v, want %s...", err, holder)
 	}
-	if err := Unlock(file); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, Unlock(file))
 	denied := &os.PathError{Op: "open", Path: LockFile("lb"), Err: unix.EACCES}
 	const want = `instance "lb": needs root: open /run/segue/lb.lock: permission denied`
 	if got := refused("lb", denied).Error(); got != want {
@@ -86,14 +84,10 @@ func TestLockIsPrivate(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lb.lock")
 	file, err := lockFile(path)
 	unix.Umask(before)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	defer file.Close()
 	info, err := os.Stat(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	if info.Mode().Perm() != 0o600 {
 		t.Errorf("mode %v", info.Mode())
 	}

@@ -21,25 +21,17 @@ func TestFindHolder(t *testing.T) {
 		}
 	}
 	none("without a file")
-	if err := os.WriteFile(path, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, os.WriteFile(path, nil, 0o600))
 	long := time.Now().Add(-time.Hour)
-	if err := os.Chtimes(path, long, long); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, os.Chtimes(path, long, long))
 	none("before")
 	file, err := lockFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	found, err := findHolder(path)
 	if err != nil || found == nil || found.PID != os.Getpid() || time.Since(found.Since) > time.Minute {
 		t.Errorf("%+v, error %v; want %d since just now", found, err, os.Getpid())
 	}
-	if err := file.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, file.Close())
 	none("afterwards")
 }
 

@@ -16,19 +16,16 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // reading returns the record that a reader finds for the process that holds a lock.
 func reading(t *testing.T, lock string) *Record {
 	t.Helper()
 	process, err := findHolder(lock)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	record, err := readRecord(recordFile(lock), process)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	return record
 }
 
@@ -36,9 +33,7 @@ func reading(t *testing.T, lock string) *Record {
 func TestRecord(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lb.lock")
 	lock, err := lockFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	if record := reading(t, path); record != nil {
 		t.Errorf("before it was written: %+v", record)
 	}
@@ -51,9 +46,7 @@ func TestRecord(t *testing.T) {
 	}
 	started := record.Configuration
 	absolute, err := filepath.Abs("lb.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	if started.File != absolute || started.Read.Before(before) || started.Refused != nil {
 		t.Errorf("at the start: %+v", started)
 	}
@@ -100,9 +93,7 @@ func TestRecordOfKilledProcess(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lb.lock")
 	start := func() *os.File {
 		lock, err := lockFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		return lock
 	}
 	lock := start()
@@ -127,13 +118,9 @@ func TestRecordOfKilledProcess(t *testing.T) {
 func TestRecordThatCannotBeWritten(t *testing.T) {
 	dir := t.TempDir()
 	lock, err := lockFile(filepath.Join(dir, "lb.lock"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	defer lock.Close()
-	if err := os.MkdirAll(filepath.Join(dir, "lb.json", "in the way"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, os.MkdirAll(filepath.Join(dir, "lb.json", "in the way"), 0o700))
 	var log bytes.Buffer
 	r := NewRecorder(lock, "balancer", "lb.yaml", nil, slog.New(slog.NewTextHandler(&log, nil)))
 	if !strings.Contains(log.String(), "status cannot show the configuration") {

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // FuzzFile reads any bytes as a file of generations. An accepted file stays the same when it is
@@ -16,9 +18,7 @@ func FuzzFile(f *testing.F) {
 	turns := Set{Placement: "round-robin", Buckets: 251, Candidates: 8, Servers: []Server{{"a", 3}, {"c", 5}}}
 	empty := Set{Placement: "hunt", Buckets: 2, Candidates: 1, Servers: []Server{}}
 	text, err := json.Marshal(document{format, Generations{"web": {3, []Set{set, turns, empty}}, "dns": {}}})
-	if err != nil {
-		f.Fatal(err)
-	}
+	testhost.Must(f, err)
 	f.Add(text)
 	f.Add([]byte(`{"format":1}`))
 	f.Add([]byte(`{"format":1,"services":{"web":{"number":1,"sets":[{"placement":"hash","buckets":17,"candidates":1,"servers":[{"name":"a","weight":4294967295}]}]}}}`))
@@ -28,9 +28,7 @@ func FuzzFile(f *testing.F) {
 			return
 		}
 		again, err := json.Marshal(document{format, all})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		if back, err := parse(again); err != nil || !cmp.Equal(all, back) {
 			t.Fatalf("%s\nbecomes %v: %v", again, back, err)
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // service returns a service with servers of weight 1.
@@ -122,13 +123,9 @@ func TestTables(t *testing.T) {
 	one := hash
 	one.Candidates = 1
 	table, err := SetOf(&hash).Table()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	first, err := SetOf(&one).Table()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	for b := range table.Buckets {
 		if table.Row(b)[0] != first.Row(b)[0] {
 			t.Fatalf("bucket %d begins with %d, and with one candidate with %d", b, table.Row(b)[0], first.Row(b)[0])
@@ -149,13 +146,9 @@ func TestFile(t *testing.T) {
 	var all Generations
 	for _, names := range []string{"a", "a b", ""} {
 		all = all.Next([]desired.Service{service(strings.Fields(names)...)})
-		if err := all.Save(path); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, all.Save(path))
 		got, err := Load(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		if diff := cmp.Diff(all, got); diff != "" {
 			t.Errorf("-saved +loaded:\n%s", diff)
 		}
@@ -189,9 +182,7 @@ func TestBadFiles(t *testing.T) {
 		{"order", file(strings.Replace(set, `"b"`, `"a"`, 1)), `service web: set 0: server "a": not in the order of names`},
 	} {
 		path := filepath.Join(t.TempDir(), "lb.generations.json")
-		if err := os.WriteFile(path, []byte(c.text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, os.WriteFile(path, []byte(c.text), 0o600))
 		_, err := Load(path)
 		switch {
 		case c.want == "" && err != nil:

@@ -21,6 +21,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/store/etcdtest"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // authority signs certificates.
@@ -54,16 +55,12 @@ func (a *authority) sign(
 ) (*ecdsa.PrivateKey, []byte) {
 	a.t.Helper()
 	own, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		a.t.Fatal(err)
-	}
+	testhost.Must(a.t, err)
 	if key == nil {
 		key = own
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, by, own.Public(), key)
-	if err != nil {
-		a.t.Fatal(err)
-	}
+	testhost.Must(a.t, err)
 	return own, der
 }
 
@@ -77,18 +74,14 @@ func (a *authority) issue(name string) (certFile, keyFile string) {
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 	}, a.certificate, a.key)
 	text, err := x509.MarshalECPrivateKey(key)
-	if err != nil {
-		a.t.Fatal(err)
-	}
+	testhost.Must(a.t, err)
 	return a.write(name+".pem", "CERTIFICATE", der), a.write(name+".key", "EC PRIVATE KEY", text)
 }
 
 func (a *authority) write(name, kind string, der []byte) string {
 	a.t.Helper()
 	path := filepath.Join(a.dir, name)
-	if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600); err != nil {
-		a.t.Fatal(err)
-	}
+	testhost.Must(a.t, os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600))
 	return path
 }
 
@@ -149,9 +142,7 @@ func withPasswords(t *testing.T, server *etcdtest.Server) {
 		func() error { _, err := c.UserGrantRole(ctx, "segue", "segue"); return err },
 		func() error { _, err := c.AuthEnable(ctx); return err },
 	} {
-		if err := step(); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, step())
 	}
 }
 
@@ -165,27 +156,19 @@ func TestPassword(t *testing.T) {
 		Endpoints: []string{server.Endpoint()}, Prefix: prefix, Username: "segue", PasswordFile: file,
 	}
 	for password, works := range map[string]bool{"balance\n": true, "wrong\n": false} {
-		if err := os.WriteFile(file, []byte(password), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, os.WriteFile(file, []byte(password), 0o600))
 		err := reads(t, &cfg)
 		if (err == nil) != works || err != nil && !strings.Contains(err.Error(), "authentication failed") {
 			t.Errorf("password %q: %v", password, err)
 		}
 	}
-	if err := os.Chmod(file, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, os.Chmod(file, 0o644))
 	if err := reads(t, &cfg); err == nil || !strings.Contains(err.Error(), "mode 0644") {
 		t.Errorf("a password that everybody can read: %v", err)
 	}
-	if err := os.Chmod(file, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, os.Chmod(file, 0o600))
 	// The whole of the work needs no more than the keys below the prefix.
-	if err := os.WriteFile(file, []byte("balance\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, os.WriteFile(file, []byte("balance\n"), 0o600))
 	requireFleet(t, &cfg)
 }
 
@@ -196,16 +179,12 @@ func TestPasswordWithoutStore(t *testing.T) {
 	server := etcdtest.Start(t)
 	withPasswords(t, server)
 	file := filepath.Join(t.TempDir(), "password")
-	if err := os.WriteFile(file, []byte("balance\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, os.WriteFile(file, []byte("balance\n"), 0o600))
 	cfg := desired.Etcd{
 		Endpoints: []string{server.Endpoint()}, Prefix: prefix, Username: "segue", PasswordFile: file,
 	}
 	operator, err := Open(&cfg, "operator")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	defer operator.Close()
 	f := fleetOf(t, operator)
 	b := f.addWith(cfg)
@@ -224,9 +203,7 @@ func TestPasswordWithoutStore(t *testing.T) {
 func requireFleet(t *testing.T, cfg *desired.Etcd) {
 	t.Helper()
 	s, err := Open(cfg, "operator")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	defer s.Close()
 	f := fleetOf(t, s)
 	b := f.addWith(*cfg)

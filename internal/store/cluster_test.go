@@ -11,6 +11,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/store/etcdtest"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // clustered is a fleet whose store has three members. Each balancer, and the operator, reaches each
@@ -26,9 +27,7 @@ func newClustered(t *testing.T, balancers int) *clustered {
 	c := &clustered{cluster: etcdtest.StartCluster(t, 3)}
 	operator, _ := c.access(t)
 	s, err := Open(&operator, "operator")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	t.Cleanup(func() { _ = s.Close() })
 	c.fleet = fleetOf(t, s)
 	for range balancers {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/store/etcdtest"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // A store that has lost its content changes no balancer. When it is filled again, the history goes
@@ -197,18 +198,14 @@ func TestBackupDuringPartition(t *testing.T) {
 	f.follow(add9(1))
 	far, near := f.balancers[:2], f.balancers[2]
 	lost, err := f.store.Read(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	proxy.Cut()
 	for _, b := range far {
 		b.awaitLoss()
 	}
 	version := f.rewrite(server, near)
 	now, err := f.store.Read(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	if now.revision <= lost.revision || version.Change <= lost.head.Change {
 		t.Fatalf("revision %d at %s, before %d", now.revision, version, lost.revision)
 	}

@@ -19,6 +19,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/store/etcdtest"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // Keys that were deleted by hand, and keys with values that are not valid, change no balancer.
@@ -45,14 +46,10 @@ func TestDamage(t *testing.T) {
 			} else {
 				_, err = client.Put(t.Context(), f.store.key(damage.key), damage.value)
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			testhost.Must(t, err)
 			// The head moves, or is read.
 			n, err := f.store.Read(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			testhost.Must(t, err)
 			if n.head != nil && n.head.Format == format && n.head.Change > 0 {
 				next := *n.head
 				next.Change++
@@ -133,9 +130,7 @@ func first(pieces map[string]string) string { return slices.Min(slices.Collect(m
 func damageRecords(t *testing.T, s *Store, damage func(Tree, *Snapshot)) {
 	t.Helper()
 	n, err := s.Read(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	before := Tree{}
 	for key, text := range n.pieces {
 		before[key] = json.RawMessage(text)
@@ -153,9 +148,7 @@ func damageRecords(t *testing.T, s *Store, damage func(Tree, *Snapshot)) {
 		} else {
 			_, err = s.client.Put(t.Context(), s.key(c.key), string(c.value))
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 	}
 }
 
@@ -262,9 +255,7 @@ func TestDamagedCache(t *testing.T) {
 	f, _, b := filled(t, service("web", 10))
 	b.stop()
 	const damaged = `{"format":1,"prefix":`
-	if err := os.WriteFile(b.cache, []byte(damaged), 0o640); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, os.WriteFile(b.cache, []byte(damaged), 0o640))
 	version := f.edit(add9(0))
 	b.start()
 	f.await(version, time.Now(), b)

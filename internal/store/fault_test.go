@@ -21,6 +21,7 @@ import (
 	"google.golang.org/grpc/keepalive"
 
 	"github.com/segue-lb/segue/internal/store/etcdtest"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 var (
@@ -98,9 +99,7 @@ func TestLostLease(t *testing.T) {
 	b.stop()
 	version := f.edit(add9(0))
 	n, err := f.store.Read(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	held := clientv3.Compare(clientv3.ModRevision(f.store.key(leaderKey)), "=", n.revision-1)
 	r := newReleaser(b.Follower)
 	r.Store = f.store
@@ -187,9 +186,7 @@ func TestSlowStore(t *testing.T) {
 func TestRequestsHaveTimeLimits(t *testing.T) {
 	t.Parallel()
 	listener, err := net.Listen("tcp", "[::1]:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	pings := grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: pingInterval / 2})
 	server := grpc.NewServer(pings, grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
 		<-stream.Context().Done()
@@ -211,14 +208,10 @@ func TestUnsaved(t *testing.T) {
 	f, _, b := filled(t, service("web", 10))
 	b.await(func(s Status) bool { return s.Held == "" }, "write its file")
 	obstacle := filepath.Join(b.cache, "obstacle")
-	if err := errors.Join(os.Remove(b.cache), os.MkdirAll(obstacle, 0o755)); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, errors.Join(os.Remove(b.cache), os.MkdirAll(obstacle, 0o755)))
 	version := f.follow(add9(0))
 	b.await(func(s Status) bool { return strings.Contains(s.Unsaved, b.cache) }, "report its file")
-	if err := os.RemoveAll(b.cache); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, os.RemoveAll(b.cache))
 	b.await(func(s Status) bool { return s.Unsaved == "" }, "write its file again")
 	if saved, err := LoadCache(b.cache, f.store.prefix); err != nil || saved.Version != version {
 		t.Errorf("the file has %+v, error %v", saved, err)
@@ -252,9 +245,7 @@ func TestStartWithoutStore(t *testing.T) {
 	default:
 	}
 	server.Run()
-	if err := <-done; err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, <-done)
 	f.follow(add9(1))
 }
 

@@ -18,6 +18,7 @@ import (
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/serversets"
 	"github.com/segue-lb/segue/internal/store/etcdtest"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 const prefix = "/segue/test"
@@ -87,9 +88,7 @@ func fleetOf(t *testing.T, s *Store) *fleet {
 func open(t *testing.T, endpoint, name string) *Store {
 	t.Helper()
 	s, err := Open(&desired.Etcd{Endpoints: []string{endpoint}, Prefix: prefix}, name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	t.Cleanup(func() { _ = s.Close() })
 	return s
 }
@@ -275,9 +274,7 @@ func (f *fleet) apply(c Change) Version {
 		if errors.Is(err, errNoAnswer) && !errors.Is(err, ErrUnknown) && ctx.Err() == nil {
 			continue
 		}
-		if err != nil {
-			f.t.Fatal(err)
-		}
+		testhost.Must(f.t, err)
 		return version
 	}
 }

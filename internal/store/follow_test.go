@@ -17,6 +17,7 @@ import (
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/serversets"
 	"github.com/segue-lb/segue/internal/store/etcdtest"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // All balancers have the tables of all changes, also those that start late.
@@ -111,13 +112,9 @@ func TestOverridesOfAddedService(t *testing.T) {
 		{Service: "web", Server: "s0", Remove: true},
 	}}
 	tree, err := d.Tree()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	again, err := tree.Document()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	if tree, err = again.Tree(); err != nil { // it stays so
 		t.Fatal(err)
 	}
@@ -161,9 +158,7 @@ func TestOverridesOfAdoptedService(t *testing.T) {
 	tree := func(d *Document) Tree {
 		t.Helper()
 		tree, err := d.Tree()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		return tree
 	}
 	content := []desired.Fields{service("web", 1)}
@@ -172,9 +167,7 @@ func TestOverridesOfAdoptedService(t *testing.T) {
 		"import of a service": tree(&Document{Services: content}).WithOverridesOf(tree(&Document{Overrides: added})),
 	} {
 		document, err := both.Document()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		want := desired.Serving{"web": {"s0": false}, "dns": {"s0": true, "s1": true}}
 		if got := document.serving(); !reflect.DeepEqual(got, want) {
 			t.Errorf("%s: servers %v, want %v", name, got, want)
@@ -203,13 +196,9 @@ func TestLargeOverride(t *testing.T) {
 	f.apply(Change{Edit: overrides(desired.Override{Service: "new", Add: without(bulk("new", many), "name")})})
 	f.edit(put(overrideKey("new", "s1"), bareOverride{Add: desired.Fields{"address": "2001:db8:1::1"}}))
 	n, err := f.store.Read(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	document, err := n.Tree().Document()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	if got := len(document.serving()["new"]); got != many {
 		t.Errorf("%d servers, want %d", got, many)
 	}
@@ -321,9 +310,7 @@ func TestClean(t *testing.T) {
 	deadline := time.Now().Add(patience)
 	for {
 		n, err := f.store.Read(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		// One service with three sets, four servers, a service, a record.
 		if len(n.items) == 6 && len(n.pieces) <= 4 {
 			break
@@ -340,16 +327,12 @@ func TestCache(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "deep", "lb.store.json")
 	tree, err := (&Document{Services: []desired.Fields{service("web", 2)}}).Tree()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	state := &State{Version: Version{"e", 7}, Content: tree}
 	if got, err := LoadCache(path, "/a/"); got != nil || err != nil {
 		t.Errorf("without a file: %v, %v", got, err)
 	}
-	if err := state.save(path, "/a/"); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, state.save(path, "/a/"))
 	got, err := LoadCache(path, "/a/")
 	if err != nil || !got.equal(state) {
 		t.Errorf("got %+v, error %v", got, err)
@@ -357,9 +340,7 @@ func TestCache(t *testing.T) {
 	if got, err := LoadCache(path, "/b/"); got != nil || err != nil {
 		t.Errorf("of another fleet: %v, %v", got, err)
 	}
-	if err := os.WriteFile(path, []byte(`{"format":1,"prefix":"/a/","version`), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, os.WriteFile(path, []byte(`{"format":1,"prefix":"/a/","version`), 0o644))
 	if _, err := LoadCache(path, "/a/"); err == nil {
 		t.Error("half a file is read")
 	}
@@ -372,9 +353,7 @@ func TestHistory(t *testing.T) {
 	f := newFleet(t, server.Endpoint())
 	etcd := desired.Etcd{Endpoints: []string{server.Endpoint()}, Prefix: prefix}
 	files, _, err := config.WithStored(f.member(etcd).file, []desired.Fields{service("web", 5)}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	before := serversets.Generations{}.Next(files.Desired.Services)
 	files.Desired.Services[0].Servers = files.Desired.Services[0].Servers[:4]
 	before = before.Next(files.Desired.Services)

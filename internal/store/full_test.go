@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/segue-lb/segue/internal/store/etcdtest"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // full is a store that answers each change by the error of a full store. It may have made it.
@@ -44,9 +45,7 @@ func (f *full) Txn(ctx context.Context, r *pb.TxnRequest) (*pb.TxnResponse, erro
 func (f *full) serve(t *testing.T) string {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	server := grpc.NewServer()
 	pb.RegisterKVServer(server, f)
 	ended := make(chan error, 1)

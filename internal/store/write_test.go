@@ -14,6 +14,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/segue-lb/segue/internal/store/etcdtest"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // lossy is a store that an operator reaches by a proxy.
@@ -36,13 +37,9 @@ func newLossy(t *testing.T) *lossy {
 func (l *lossy) version() (Version, []string) {
 	l.t.Helper()
 	n, err := l.store.Read(l.t.Context())
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	testhost.Must(l.t, err)
 	document, err := n.Tree().Document()
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	testhost.Must(l.t, err)
 	var drained []string
 	for _, o := range document.Overrides {
 		drained = append(drained, o.Server)
@@ -184,17 +181,13 @@ func TestOutcome(t *testing.T) {
 			l := newLossy(t)
 			w := &writer{Store: l.store, by: "lost"}
 			n, err := l.store.Read(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			testhost.Must(t, err)
 			next := *n.head
 			next.Change, next.By = next.Change+1, w.by
 			send := func() (revision int64, ok bool) {
 				put := []clientv3.Op{clientv3.OpPut(w.key(headKey), encode(next))}
 				revision, ok, err := w.commit(t.Context(), []clientv3.Cmp{w.headIs(n.headAt)}, put)
-				if err != nil {
-					t.Fatal(err)
-				}
+				testhost.Must(t, err)
 				return revision, ok
 			}
 			var madeAt int64
@@ -234,16 +227,12 @@ func TestOutcomeIsGone(t *testing.T) {
 			f.fill(service("web", 4))
 			w := &writer{Store: f.store, by: "lost"}
 			n, err := f.store.Read(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			testhost.Must(t, err)
 			next := *n.head
 			next.Change, next.By = next.Change+1, w.by
 			f.edit(add9(0))
 			f.edit(add9(1))
-			if err := lose(server, f.store); err != nil {
-				t.Fatal(err)
-			}
+			testhost.Must(t, lose(server, f.store))
 			if _, err := w.outcome(t.Context(), n.headAt, n.head, &next, false); !errors.Is(err, ErrUnknown) {
 				t.Errorf("error %v", err)
 			}
@@ -266,9 +255,7 @@ func TestFillAfterLoss(t *testing.T) {
 	}
 	version := f.fill()
 	n, err := f.store.Read(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	if err := n.Check(); err != nil || version.Change != 1 || n.Version() != version {
 		t.Errorf("version %s, error %v", version, err)
 	}
@@ -326,15 +313,11 @@ func TestWriterDies(t *testing.T) {
 
 	w := &writer{Store: f.store, by: "dead"}
 	n, err := f.store.Read(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	after := Tree{keyOf(servicesKey, "web"): n.Tree()[keyOf(servicesKey, "web")]}
 	for i := range 300 {
 		key := keyOf(serversKey, "web", fmt.Sprint("s", i+400))
-		if err := after.put(key, map[string]any{"weight": 7}); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, after.put(key, map[string]any{"weight": 7}))
 	}
 	changes := n.Tree().changesTo(after)
 	all := w.batches(n, changes, n.head.Change+1)
@@ -344,13 +327,9 @@ func TestWriterDies(t *testing.T) {
 	reserved := *n.head
 	reserved.Writing, reserved.By = n.head.Change+1, w.by
 	at, err := w.finish(t.Context(), n.headAt, nil, n.head, &reserved)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	for _, batch := range all[:len(all)-1] {
-		if err := w.writeBatch(t.Context(), at, batch); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, w.writeBatch(t.Context(), at, batch))
 	}
 	late := f.add(server.Endpoint())
 	f.await(first, time.Now())
@@ -366,9 +345,7 @@ func TestWriterDies(t *testing.T) {
 		t.Errorf("the dead writer writes: %v", err)
 	}
 	n, err = f.store.Read(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	for key, it := range n.items {
 		if it[0].Change > n.head.Change {
 			t.Errorf("key %s is left with a version of change %d", key, it[0].Change)
@@ -400,9 +377,7 @@ func TestConcurrentWriters(t *testing.T) {
 	}
 	all.Wait()
 	n, err := f.store.Read(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	if n.head.Change != 41 {
 		t.Errorf("change %d, want 41", n.head.Change)
 	}

@@ -8,6 +8,8 @@ import (
 	"math/rand/v2"
 	"strconv"
 	"testing"
+
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 var experiments = flag.Int("figure7.experiments", 3,
@@ -81,9 +83,7 @@ func addRates(t *testing.T, rates *[31]float64, n, candidates, experiment int) {
 			remaining = append(remaining, servers[i])
 		}
 		rate, err := FailureRate(before, mustBuild(t, remaining, *buckets, candidates))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		rates[k] += rate
 	}
 }

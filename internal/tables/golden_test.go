@@ -14,6 +14,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 var update = flag.Bool("update", false, "write testdata/golden.txt anew, for a new Version")
@@ -63,9 +65,7 @@ func TestGolden(t *testing.T) {
 		t.Errorf("The tables of version %d have changed. Balancers of this build and of others would place "+
 			"flows on different servers. Undo the change, or raise Version (-want +got):\n%s", Version, diff)
 	default:
-		if err := os.WriteFile(goldenFile, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, os.WriteFile(goldenFile, []byte(text), 0o644))
 	}
 }
 
@@ -127,9 +127,7 @@ func TestGoldenColumns(t *testing.T) {
 			servers[i].Weight = c.weight(i)
 		}
 		table, err := BuildColumns(servers, c.buckets, c.candidates)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		rows := make([]byte, 0, 2*len(table.Rows))
 		for _, server := range table.Rows {
 			rows = binary.LittleEndian.AppendUint16(rows, server)

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // TestHistory compares with the last different servers of each place, computed from all tables.
@@ -59,9 +61,7 @@ func TestHistoryErrors(t *testing.T) {
 		}
 	}
 	h, err := NewHistory(table.Rows, 2)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	want := "history of 14 places: a table has 16"
 	if err := h.Push(mustBuild(t, list, 8, 2).Rows); err == nil || err.Error() != want {
 		t.Errorf("error %v, want %q", err, want)

@@ -10,6 +10,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
+
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 var (
@@ -280,9 +282,7 @@ func TestColumns(t *testing.T) {
 func TestColumnsAreBalanced(t *testing.T) {
 	const count = 100
 	columns, err := BuildColumns(numbered(count), DefaultBuckets, 3)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	for column := range columns.Candidates {
 		counts := make([]int, count)
 		for b := range columns.Buckets {

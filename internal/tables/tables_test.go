@@ -11,6 +11,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
+
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 func mustBuild(t rapid.TB, servers []Server, buckets, candidates int) *Table {
@@ -35,9 +37,7 @@ func numbered(n int) []Server {
 func example(t *testing.T, buckets, candidates int, permutations []Permutation) *Table {
 	t.Helper()
 	table, err := BuildPermuted(permutations, buckets, candidates)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	return table
 }
 
@@ -61,9 +61,7 @@ func TestFigure6(t *testing.T) {
 		t.Errorf("figure 6b (-want +got):\n%s", diff)
 	}
 	rate, err := FailureRate(before, after)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	if rate != 0.1 {
 		t.Errorf("failure rate %v, want 1 of 10 flows", rate)
 	}
@@ -120,9 +118,7 @@ func TestFailureRate(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			got, err := FailureRate(before, test.after)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testhost.Must(t, err)
 			if got != test.want {
 				t.Errorf("got %v, want %v", got, test.want)
 			}

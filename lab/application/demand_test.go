@@ -13,15 +13,14 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/segue-lb/segue/internal/testhost"
 	"github.com/segue-lb/segue/research/sim"
 )
 
 func table(t *testing.T, text string) (*Table, error) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "demands.tsv")
-	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, os.WriteFile(path, []byte(text), 0o644))
 	loaded, err := LoadTable(path)
 	if err != nil && len(err.Error()) > len(path) {
 		err = fmt.Errorf("%s", err.Error()[len(path):])
@@ -32,9 +31,7 @@ func table(t *testing.T, text string) (*Table, error) {
 func TestWorkOfRequests(t *testing.T) {
 	queries, err := table(t, "query\twork\n"+
 		"/wiki/A?x=1\t150ms\n/wiki/B\t1.5s\n/wiki/C\t0s\n/wiki/B\t1.5s\n")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	constant := sim.Constant(0.25)
 	none, byTable := Demand{}, Demand{Table: queries}
 	drawn, both := Demand{Drawn: &constant}, Demand{Table: queries, Drawn: &constant}
@@ -96,9 +93,7 @@ func TestDrawnWork(t *testing.T) {
 		d := newDrawer(Demand{Drawn: &exponential, Seed: seed}, server)
 		for range 20_000 {
 			work, err := d.work(httptest.NewRequest("GET", "/", nil))
-			if err != nil {
-				t.Fatal(err)
-			}
+			testhost.Must(t, err)
 			all = append(all, work)
 		}
 		return all
@@ -153,9 +148,7 @@ func TestParseSchedule(t *testing.T) {
 func TestScheduleString(t *testing.T) {
 	for _, want := range []string{"", "50%@1m0s", "12.5%@0s,7%@1.5s,0%@2m0s"} {
 		schedule, err := ParseSchedule(want)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		if got := schedule.String(); got != want {
 			t.Errorf("%q, want %q", got, want)
 		}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // The flow's number is added to the client's address inside the server's encapsulation.
@@ -17,13 +18,9 @@ func TestFlowsOfSignals(t *testing.T) {
 		frame := append([]byte(nil), c.traffic.frame...)
 		frame[c.traffic.flowOffset+3] += 7
 		returned, err := packet.Return(frame, hostMAC)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		decoded, err := packet.Decode(returned)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		if got := decoded.Headers[len(decoded.Headers)-1].Destination; got != netip.MustParseAddr(want) {
 			t.Errorf("%s: flow 7 is of client %v, want %s", f, got, want)
 		}

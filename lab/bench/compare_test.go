@@ -31,9 +31,7 @@ func TestCompareWithItself(t *testing.T) {
 		},
 		Old: thisBuild,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	if want := version.Read(); comparison.Old != want || comparison.New != want {
 		t.Errorf("builds are %+v and %+v, want %+v", comparison.Old, comparison.New, want)
 	}
@@ -68,9 +66,7 @@ func TestCompareWithItself(t *testing.T) {
 func script(t *testing.T, lines string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "segue")
-	if err := os.WriteFile(path, []byte("#!/bin/sh\n"+lines+"\n"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, os.WriteFile(path, []byte("#!/bin/sh\n"+lines+"\n"), 0o755))
 	return path
 }
 
@@ -82,9 +78,7 @@ func greeting(protocol int) string {
 // An executable without a worker of this protocol is refused before the measurements.
 func TestCompareRefuses(t *testing.T) {
 	notExecutable := filepath.Join(t.TempDir(), "notes")
-	if err := os.WriteFile(notExecutable, nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, os.WriteFile(notExecutable, nil, 0o644))
 	for name, test := range map[string]struct{ old, want string }{
 		"no file": {
 			"/no/such/segue", "start the old build: fork/exec /no/such/segue: no such file",

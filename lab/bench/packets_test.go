@@ -19,9 +19,7 @@ func TestMeasurePackets(t *testing.T) {
 	testhost.NeedAgent(t)
 	o := PacketOptions{Flows: []uint32{1, 500}, Rounds: 1, Packets: 2000, Room: 1024}
 	times, err := MeasurePackets(t.Context(), o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	if left, err := filepath.Glob(datapath.Dir(fmt.Sprintf("bench-%d-*", os.Getpid()))); err != nil || len(left) > 0 {
 		t.Errorf("still pinned: %v, %v", left, err)
 	}
@@ -55,9 +53,7 @@ func TestChosenCases(t *testing.T) {
 	testhost.NeedAgent(t)
 	o := PacketOptions{Flows: []uint32{1}, Rounds: 1, Packets: 100, Room: 1, Case: regexp.MustCompile("^vip-miss$")}
 	times, err := MeasurePackets(t.Context(), o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	counts := map[string]int{}
 	for _, result := range times {
 		counts[result.Case]++
@@ -71,15 +67,11 @@ func TestChosenCases(t *testing.T) {
 func TestUnexpectedVerdict(t *testing.T) {
 	testhost.NeedAgent(t)
 	h, err := newHost()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	defer h.close()
 	c := nullCase(ipv6)
 	c.traffic.verdict = xdpTX
-	if err := h.prepare(nil, &c.traffic); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, h.prepare(nil, &c.traffic))
 	if _, err := h.run(10); err == nil {
 		t.Error("no error though no program says XDP_TX")
 	}
@@ -89,27 +81,17 @@ func TestUnexpectedVerdict(t *testing.T) {
 func TestFill(t *testing.T) {
 	testhost.NeedAgent(t)
 	h, err := newHost()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	defer h.close()
 	for content, established := range map[content]bool{newFlows: false, knownFlows: true} {
 		s := setup{kind: setupBalancer, family: ipv6, capacity: 4096, content: content}
 		r, err := s.build()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		defer r.close()
-		if err := r.fill(t.Context(), h, &s); err != nil {
-			t.Fatal(err)
-		}
-		if err := r.balancer.Sweep(); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, r.fill(t.Context(), h, &s))
+		testhost.Must(t, r.balancer.Sweep())
 		state, err := r.view.Snapshot()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		flows := state.FlowTable.Flows
 		confirmed := float64(flows.Established) / float64(flows.Total())
 		if r.next != 4096 || flows.Total() < 3900 || established != (confirmed > 0.98) || !established && confirmed > 0 {
@@ -121,9 +103,7 @@ func TestFill(t *testing.T) {
 func TestMeasureMemory(t *testing.T) {
 	testhost.NeedAgent(t)
 	all, err := MeasureMemory(t.Context(), []uint32{100_000}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	m := all[0]
 	if m.Capacity != 1<<17 || m.Entered != m.Capacity || math.Abs(m.BytesPerFlow-16) > 0.1 {
 		t.Errorf("%+v: a table for 131,072 flows has 16 bytes for each", m)

@@ -12,9 +12,7 @@ import (
 func TestTables(t *testing.T) {
 	testhost.NeedBPF(t)
 	times, err := MeasureTables(t.Context(), TableSizes, 5, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	if len(times) != len(TableSizes) {
 		t.Errorf("%d results, want %d", len(times), len(TableSizes))
 	}

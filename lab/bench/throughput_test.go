@@ -19,9 +19,7 @@ func TestThroughput(t *testing.T) {
 	results, err := MeasureThroughput(t.Context(), ThroughputOptions{
 		Cores: cores, Duration: 100 * time.Millisecond, Rounds: 1,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	if want := 9 * len(cores); len(results) != want {
 		t.Errorf("%d results, want %d", len(results), want)
 	}

@@ -24,18 +24,14 @@ func serve(t *testing.T, ctx context.Context, input string) ([]answer, error) {
 	serveErr := ServeWorker(ctx, strings.NewReader(input), &out)
 	lines := json.NewDecoder(&out)
 	var first hello
-	if err := lines.Decode(&first); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, lines.Decode(&first))
 	if want := (hello{workerProtocol, version.Read()}); first != want {
 		t.Errorf("hello is %+v, want %+v", first, want)
 	}
 	var answers []answer
 	for lines.More() {
 		var a answer
-		if err := lines.Decode(&a); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, lines.Decode(&a))
 		if a.Progress == "" {
 			answers = append(answers, a)
 		}
@@ -50,9 +46,7 @@ func TestWorkerMeasures(t *testing.T) {
 		{"prepare": {"flows": [10], "room": 16, "case": "^vip-miss$"}}
 		{"run": {"case": 2, "packets": 1000}}
 		{"run": {"case": 3, "packets": 1000}}`)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	if len(answers) != 3 {
 		t.Fatalf("%d answers: %+v", len(answers), answers)
 	}
@@ -110,9 +104,7 @@ func TestWorkerRefuses(t *testing.T) {
 // reference.
 func TestCasesOfBuilds(t *testing.T) {
 	chosen, err := (&prepareRequest{Flows: []uint32{1000}, Room: 1000}).chooseCases()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	counts := map[string]int{}
 	for _, c := range chosen {
 		counts[c.name]++

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/segue-lb/segue/internal/testhost"
 	"github.com/segue-lb/segue/research/sim"
 )
 
@@ -15,9 +16,7 @@ import (
 func gaps(t *testing.T, arrivals sim.Arrivals, n int) (gaps []float64, last float64) {
 	t.Helper()
 	source, err := arrivals.Start(sim.NewRand(1, streamArrivals))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	for range n {
 		next, ok := source.Next()
 		if !ok {
@@ -68,9 +67,7 @@ func TestRates(t *testing.T) {
 func TestCurves(t *testing.T) {
 	file := write(t, "curve", "# quiet mornings\n06:00 0.5\n\n12:00:00 1.5\n18:00\t1.5\n")
 	points, err := ReadCurve(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	const rate, length, days = 100, 10 * time.Second, 300
 	const low, high = 1 - 1/math.Pi, 1 + 1/math.Pi // means of quarters of a sine of amplitude 1/2
 	for name, test := range map[string]struct {
@@ -83,9 +80,7 @@ func TestCurves(t *testing.T) {
 	} {
 		test.day.Length = length
 		source, err := sim.Poisson{Rate: rate, Curve: test.day}.Start(sim.NewRand(2, streamArrivals))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		var counts [4]float64
 		for next, _ := source.Next(); next.At < days*length.Seconds(); next, _ = source.Next() {
 			counts[int(4*math.Mod(next.At/length.Seconds(), 1))]++

@@ -37,9 +37,7 @@ func failures(r *Report) map[string]uint64 {
 func TestConnectionsThatCannotBeWatched(t *testing.T) {
 	c := config(t, listen(t, respond(answer)), 3)
 	g, err := newGenerator(&c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	epoll := g.epoll
 	g.epoll = -1
 	g.begin(g.now())
@@ -47,9 +45,7 @@ func TestConnectionsThatCannotBeWatched(t *testing.T) {
 		g.sendDue(g.now())
 	}
 	g.epoll = epoll
-	if err := g.close(); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, g.close())
 	if diff := cmp.Diff(map[string]uint64{"local": 3}, failures(g.results.report(g))); diff != "" {
 		t.Errorf("failures (-want +got):\n%s", diff)
 	}
@@ -141,9 +137,7 @@ func TestExpected(t *testing.T) {
 // TestRefused connects to a port on which nothing listens.
 func TestRefused(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	url := "http://" + listener.Addr().String()
 	listener.Close()
 	c := config(t, url, 5)
@@ -162,20 +156,12 @@ func TestRefused(t *testing.T) {
 // TestConnectTimeout has a listener that accepts nothing. It drops SYNs when its backlog is full.
 func TestConnectTimeout(t *testing.T) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	defer unix.Close(fd)
-	if err := unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Listen(fd, 0); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}))
+	testhost.Must(t, unix.Listen(fd, 0))
 	name, err := unix.Getsockname(fd)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	c := config(t, fmt.Sprintf("http://127.0.0.1:%d/", name.(*unix.SockaddrInet4).Port), 8)
 	c.ConnectTimeout, c.Timeout = 200*time.Millisecond, 500*time.Millisecond
 	c.Idle = 2
@@ -197,9 +183,7 @@ func TestConnectTimeout(t *testing.T) {
 // TestTimeoutWhileWaiting: requests that wait too long for a connection fail without one.
 func TestTimeoutWhileWaiting(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	accepted := make(chan int)
 	go func() {
 		n := 0
@@ -269,9 +253,7 @@ func TestPortsRunOut(t *testing.T) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 }
 
 // TestUnreachable connects where no route leads.
@@ -284,9 +266,7 @@ func TestUnreachable(t *testing.T) {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 }
 
 // TestClients: connections come from the client addresses in turn. A local route makes addresses.
@@ -321,9 +301,7 @@ func TestClients(t *testing.T) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 }
 
 // serveAll answers n connections, and counts them by the client's address.

@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/segue-lb/segue/internal/testhost"
 	"github.com/segue-lb/segue/research/sim"
 	"github.com/segue-lb/segue/research/sim/scenario"
 )
@@ -33,13 +34,9 @@ arrivals: {queries: {file: %s}}
 jobs: [{match: 'work=([0-9.]+)ms', captured: {factor: 1ms}}]
 `, file)
 	s, err := scenario.Parse([]byte(text), filepath.Dir(file))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	report, err := s.Run(t.Context(), 1, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	return &report.Cases[0]
 }
 
@@ -48,9 +45,7 @@ func TestRecord(t *testing.T) {
 	const n = 200
 	file := filepath.Join(t.TempDir(), "recorded.tsv")
 	record, err := os.Create(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	var mu sync.Mutex
 	total, seen := time.Duration(0), 0
 	c := config(t, listen(t, func(conn net.Conn, r *http.Request) {
@@ -67,9 +62,7 @@ func TestRecord(t *testing.T) {
 	demand := sim.Exponential(0.19)
 	c.Arrivals, c.Demand, c.Record = sim.Poisson{Rate: 2000}, &demand, record
 	_, log := runLogged(t, c)
-	if err := record.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, record.Close())
 	simulated := replay(t, file)
 	mu.Lock()
 	defer mu.Unlock()
@@ -80,9 +73,7 @@ func TestRecord(t *testing.T) {
 	}
 	// The times are those at which the requests were due.
 	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	recorded := map[string]float64{}
 	for _, line := range strings.Split(strings.TrimSpace(string(text)), "\n")[1:] {
 		at, query, _ := strings.Cut(line, "\t")

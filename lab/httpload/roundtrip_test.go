@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/segue-lb/segue/internal/testhost"
 	"github.com/segue-lb/segue/research/sim"
 )
 
@@ -65,9 +66,7 @@ func TestRoundTrip(t *testing.T) {
 // know of it yet is a failure.
 func TestRoundTripOfRefused(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	go func() {
 		for {
 			conn, err := listener.Accept()

@@ -15,6 +15,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // patience bounds everything that should happen soon. It measures no speed.
@@ -24,9 +26,7 @@ const patience = 60 * time.Second
 func listen(t *testing.T, serve func(net.Conn, *http.Request)) (url string) {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	var group sync.WaitGroup
 	t.Cleanup(func() {
 		listener.Close()
@@ -61,9 +61,7 @@ func respond(text string) func(net.Conn, *http.Request) {
 func target(t *testing.T, url string) *Target {
 	t.Helper()
 	parsed, err := ParseTarget(t.Context(), url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	return parsed
 }
 
@@ -81,9 +79,7 @@ func run(t *testing.T, c Config) *Report {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
 	defer cancel()
 	report, err := Run(ctx, c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	if report.Interrupted {
 		t.Fatalf("the run did not end within %v: %+v", 2*patience, report)
 	}
@@ -103,9 +99,7 @@ func runLogged(t *testing.T, c Config) (*Report, []logged) {
 	c.Log = &text
 	report := run(t, c)
 	lines, err := csv.NewReader(&text).ReadAll()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	var log []logged
 	for _, line := range lines[1:] {
 		l := logged{query: line[1], server: line[2], outcome: line[3]}
@@ -124,8 +118,6 @@ func runLogged(t *testing.T, c Config) (*Report, []logged) {
 func write(t *testing.T, name, text string) (path string) {
 	t.Helper()
 	path = filepath.Join(t.TempDir(), name)
-	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, os.WriteFile(path, []byte(text), 0o644))
 	return path
 }

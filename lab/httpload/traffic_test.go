@@ -21,6 +21,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/segue-lb/segue/internal/testhost"
 	"github.com/segue-lb/segue/research/sim"
 )
 
@@ -239,9 +240,7 @@ func TestInterrupted(t *testing.T) {
 		}
 	}), 1e6)
 	report, err := Run(ctx, c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	if !report.Interrupted || report.Succeeded > 10 || report.Unfinished < 10 || report.Failed != 0 ||
 		report.Requests != report.Succeeded+report.Unfinished || !(report.Seconds > 0) {
 		t.Errorf("%+v", report)

@@ -13,6 +13,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // wrkResult is what wrk reports.
@@ -40,9 +42,7 @@ func runWrk(t *testing.T, url string, connections int) (result wrkResult) {
 		t.Fatalf("wrk: %v\n%s", err, out)
 	}
 	median, err := time.ParseDuration(string(p50[1]))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	result.p50 = median.Seconds()
 	if result.rate, err = strconv.ParseFloat(string(rate[1]), 64); err != nil {
 		t.Fatal(err)

@@ -43,9 +43,7 @@ func newCable(t testing.TB) *cable {
 
 func (c *cable) must(err error) {
 	c.t.Helper()
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	testhost.Must(c.t, err)
 }
 
 func (c *cable) describe(ns *testhost.Namespace, name string) (index int, mac packet.MAC) {
@@ -258,9 +256,7 @@ func TestRate(t *testing.T) {
 
 func TestBadConfigurations(t *testing.T) {
 	good := Config{Sources: sources6, Destination: target6, Interface: 1}
-	if err := good.check(); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, good.check())
 	for name, change := range map[string]func(*Config){
 		"families":   func(c *Config) { c.Destination = target4 },
 		"no sources": func(c *Config) { c.Sources = netip.Prefix{} },

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/segue-lb/segue/internal/testhost"
 	"github.com/segue-lb/segue/lab/wiki"
 	"github.com/segue-lb/segue/research/sim"
 )
@@ -33,9 +34,7 @@ type export struct {
 func dump(t *testing.T, w *wiki.Wiki) []byte {
 	t.Helper()
 	var text bytes.Buffer
-	if err := w.Dump(&text); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, w.Dump(&text))
 	return text.Bytes()
 }
 
@@ -50,9 +49,7 @@ func TestDump(t *testing.T) {
 	const pages = 2000
 	w := wiki.New(pages, 1)
 	var read export
-	if err := xml.Unmarshal(dump(t, w), &read); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, xml.Unmarshal(dump(t, w), &read))
 	titles, templates, sizes := []string{}, map[string]bool{}, []int{}
 	for _, page := range read.Pages {
 		if page.Namespace == 10 {
@@ -123,9 +120,7 @@ func TestQueries(t *testing.T) {
 	}
 	write := func(q wiki.Queries) string {
 		var text strings.Builder
-		if err := w.WriteQueries(&text, q); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, w.WriteQueries(&text, q))
 		return text.String()
 	}
 	text := write(q)
@@ -154,9 +149,7 @@ func TestQueries(t *testing.T) {
 		last = time
 		halves[int(2*time/seconds)]++
 		target, err := url.ParseRequestURI(query)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		title, isPage := strings.CutPrefix(target.Path, "/wiki/index.php/")
 		rank, known := titles[title]
 		switch {
@@ -194,9 +187,7 @@ func TestQueries(t *testing.T) {
 func TestPages(t *testing.T) {
 	w := wiki.New(7, 1)
 	var out strings.Builder
-	if err := w.WritePages(&out, 2); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, w.WritePages(&out, 2))
 	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
 	seen := map[string]bool{}
 	for i, line := range lines[1:] {

@@ -40,9 +40,7 @@ func TestAnswers(t *testing.T) {
 			defer transport.Close()
 			client := &http.Client{Transport: transport, Timeout: limit}
 			response, err := client.Get(s.url + "/?octets=40000")
-			if err != nil {
-				t.Fatal(err)
-			}
+			testhost.Must(t, err)
 			defer response.Body.Close()
 			text, err := io.ReadAll(response.Body)
 			line, rest, _ := strings.Cut(string(text), "\n")
@@ -64,9 +62,7 @@ func TestChromium(t *testing.T) {
 	// Processes of the browser may write to its folder after the first process has ended, so
 	// t.TempDir could fail to remove the folder.
 	profile, err := os.MkdirTemp("", "segue-chromium-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	defer os.RemoveAll(profile)
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
@@ -115,12 +111,8 @@ func start(t *testing.T, flags ...string) server {
 	var messages strings.Builder
 	cmd.Stderr = &messages
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
+	testhost.Must(t, cmd.Start())
 	stop := func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
@@ -141,8 +133,6 @@ func start(t *testing.T, flags ...string) server {
 		t.Fatalf("%q: %v", line, err)
 	}
 	_, port, err := net.SplitHostPort(address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	return server{"https://localhost:" + port, keyHash}
 }

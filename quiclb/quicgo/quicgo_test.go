@@ -19,6 +19,7 @@ import (
 
 	"github.com/quic-go/quic-go"
 
+	"github.com/segue-lb/segue/internal/testhost"
 	"github.com/segue-lb/segue/quiclb"
 )
 
@@ -208,9 +209,7 @@ func (r *recorder) packets() (sent, received [][]byte) {
 func listen(t *testing.T) net.PacketConn {
 	t.Helper()
 	conn, err := net.ListenPacket("udp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
 	return conn
 }
@@ -219,9 +218,7 @@ func listen(t *testing.T) net.PacketConn {
 func serve(t *testing.T, retry bool) net.Addr {
 	t.Helper()
 	generator, err := New(config, serverID)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	conn := listen(t)
 	transport := &quic.Transport{
 		Conn: conn, ConnectionIDGenerator: generator,
@@ -230,9 +227,7 @@ func serve(t *testing.T, retry bool) net.Addr {
 	listener, err := transport.Listen(
 		&tls.Config{Certificates: []tls.Certificate{certificate(t)}, NextProtos: []string{"echo"}},
 		&quic.Config{Versions: []quic.Version{quic.Version1}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	var done sync.WaitGroup
 	done.Go(func() { acceptAndEcho(listener) })
 	t.Cleanup(func() {
@@ -257,14 +252,10 @@ func acceptAndEcho(listener *quic.Listener) {
 func certificate(t *testing.T) tls.Certificate {
 	t.Helper()
 	public, private, err := ed25519.GenerateKey(rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	template := &x509.Certificate{SerialNumber: big.NewInt(1)}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, public, private)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: private}
 }
 
@@ -278,13 +269,9 @@ func dial(t *testing.T, from *recorder, to net.Addr, quicConfig *quic.Config) *c
 	t.Helper()
 	tlsConfig := &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"echo"}}
 	conn, err := from.transport.Dial(deadline(t), to, tlsConfig, quicConfig)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	stream, err := conn.OpenStream()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	return &client{conn, stream}
 }
 
@@ -298,9 +285,7 @@ func deadline(t *testing.T) context.Context {
 func (c *client) echo(t *testing.T) {
 	t.Helper()
 	message := []byte("which server is this?")
-	if err := c.stream.SetDeadline(time.Now().Add(limit)); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, c.stream.SetDeadline(time.Now().Add(limit)))
 	if _, err := c.stream.Write(message); err != nil {
 		t.Fatal(err)
 	}
@@ -314,13 +299,7 @@ func (c *client) echo(t *testing.T) {
 func (c *client) migrate(t *testing.T, to *recorder) {
 	t.Helper()
 	path, err := c.AddPath(to.transport)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := path.Probe(deadline(t)); err != nil {
-		t.Fatal(err)
-	}
-	if err := path.Switch(); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
+	testhost.Must(t, path.Probe(deadline(t)))
+	testhost.Must(t, path.Switch())
 }

@@ -13,6 +13,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // elements parses an SVG document and returns the elements with a name.
@@ -167,9 +169,7 @@ func TestCSV(t *testing.T) {
 		},
 	}
 	got, err := c.CSV()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	want := "series,load,\"time, s\",low,high\na,\"low, or\",0.125,,\na,high,2,1,3\n"
 	if string(got) != want {
 		t.Errorf("%s, want %s", got, want)

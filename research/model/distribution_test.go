@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"gonum.org/v1/gonum/mathext"
+
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // TestInvert inverts the transforms of known functions.
@@ -96,17 +98,13 @@ func TestMeanOfDistribution(t *testing.T) {
 func TestPercentile(t *testing.T) {
 	for _, load := range []float64{0.1, 0.5, 0.88, 0.99} {
 		got, err := mustSingle(t, load, 1).Percentile(90)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		near(t, "π90 of M/M/1", got, math.Ln10/(1-load), 1e-6)
 	}
 	for _, x := range []float64{0.1, 50, 99, 99.99} {
 		s := mustSRc(t, 0.88, 2, 4)
 		got, err := s.Percentile(x)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		near(t, "CDF of a percentile", s.CDF(got), x/100, 1e-8)
 	}
 	for _, x := range []float64{0, 100, -1, math.NaN()} {
@@ -119,17 +117,13 @@ func TestPercentile(t *testing.T) {
 // TestSave checks the number in section V-G of 6LB: with μ0 = 6, 71 servers instead of 100.
 func TestSave(t *testing.T) {
 	got, err := Save(90, 6, 1, 4)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	near(t, "load with single choice", got.SingleChoiceLoad, 1-math.Ln10/6, 1e-6)
 	if servers := math.Ceil(100 * got.Ratio); servers != 71 {
 		t.Errorf("%v servers instead of 100, want 71", servers)
 	}
 	percentile, err := mustSRc(t, got.Load, 1, 4).Percentile(90)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	near(t, "π90 at the load found", percentile, 6, 1e-6)
 
 	for _, limit := range []float64{0, 2.3, math.NaN(), math.Inf(1)} {

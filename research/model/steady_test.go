@@ -8,23 +8,21 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 func mustSRc(t testing.TB, load float64, cores, threshold int) *Steady {
 	t.Helper()
 	s, err := SRc(load, cores, threshold)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	return s
 }
 
 func mustSingle(t testing.TB, load float64, cores int) *Steady {
 	t.Helper()
 	s, err := SingleChoice(load, cores)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	return s
 }
 
@@ -42,9 +40,7 @@ func forms(t *testing.T, f func(t *testing.T, lambda float64, c int, s *Steady))
 	for _, lambda := range []float64{0.05, 0.3, 0.5, 0.71, 0.88, 0.95, 0.99} {
 		for _, c := range []int{1, 2, 4, 5, 8, 16} {
 			s, err := SRc(lambda, 1, c)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testhost.Must(t, err)
 			if math.Abs(1-lambda*(1+s.Rejected)) < 1e-3 {
 				continue
 			}

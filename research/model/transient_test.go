@@ -8,13 +8,13 @@ import (
 
 	"gonum.org/v1/gonum/floats"
 	"gonum.org/v1/gonum/mat"
+
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 func advance(t *testing.T, tr *Transient, duration float64) {
 	t.Helper()
-	if err := tr.Advance(t.Context(), duration); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, tr.Advance(t.Context(), duration))
 }
 
 // TestTransientSettles follows empty and full servers to the steady state.
@@ -23,9 +23,7 @@ func TestTransientSettles(t *testing.T) {
 		for _, threshold := range []int{0, 1, 4, 9} {
 			for _, flows := range []int{0, 7} {
 				tr, err := NewTransient(0.7, cores, threshold, flows)
-				if err != nil {
-					t.Fatal(err)
-				}
+				testhost.Must(t, err)
 				if tr.MeanFlows() != float64(flows) {
 					t.Errorf("starts with %v flows, want %d", tr.MeanFlows(), flows)
 				}
@@ -54,9 +52,7 @@ func TestTransientOfSingleChoice(t *testing.T) {
 		generator.Set(n, n, -mat.Sum(generator.RowView(n)))
 	}
 	tr, err := NewTransient(load, 1, 0, 3)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	now := 0.0
 	for _, pause := range []float64{0.2, 1, 5, 20} {
 		now += pause
@@ -76,9 +72,7 @@ func TestTransientOfSingleChoice(t *testing.T) {
 // TestTransientInSteps checks that one long advance and several short ones give the same result.
 func TestTransientInSteps(t *testing.T) {
 	once, err := NewTransient(0.9, 1, 4, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	often, _ := NewTransient(0.9, 1, 4, 0)
 	advance(t, once, 10)
 	for range 1000 {

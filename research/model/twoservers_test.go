@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"gonum.org/v1/gonum/mat"
+
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // figure2 is the system of HLB's figure 2, with less room.
@@ -19,9 +21,7 @@ func figure2(rule Rule) TwoServers {
 func mustSolve(t *testing.T, s TwoServers) TwoServersResult {
 	t.Helper()
 	r, err := s.Solve(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	return r
 }
 
@@ -46,13 +46,9 @@ func TestChainIsStationary(t *testing.T) {
 			}
 			b.SetVec(0, 1)
 			var want mat.VecDense
-			if err := want.SolveVec(a, b); err != nil {
-				t.Fatal(err)
-			}
+			testhost.Must(t, want.SolveVec(a, b))
 			p, err := s.stationary(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			testhost.Must(t, err)
 			for i, got := range p {
 				if math.Abs(got-want.AtVec(i)) > 1e-7 {
 					t.Fatalf("%v, %v observed, state %d: %v, want %v", rule, observed, i, got, want.AtVec(i))
@@ -70,9 +66,7 @@ func TestIndependentQueues(t *testing.T) {
 		s.Load, s.Observed = 0.8, observed
 		r := mustSolve(t, s)
 		apart, err := s.SolveApart()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		for i, speed := range s.Speeds {
 			ratio, sum, mean := 1.2/speed, 0.0, 0.0
 			for n := range s.Room + 1 {
@@ -102,9 +96,7 @@ func TestFlowsAreConserved(t *testing.T) {
 		s := figure2(rule)
 		s.Observed = 0.7
 		p, err := s.stationary(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		list, _ := s.occupancies()
 		served := 0.0
 		for i, first := range list {
@@ -128,9 +120,7 @@ func TestFigure2(t *testing.T) {
 		s := figure2(rule)
 		s.Room, s.Observed, s.Weights = 16, observed, weights
 		r, err := s.SolveApart()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		return r.Duration
 	}
 	right, wrong := [2]float64{2, 1}, [2]float64{1, 2}
@@ -182,9 +172,7 @@ func TestInterrupted(t *testing.T) {
 		t.Errorf("two servers: error %v", err)
 	}
 	tr, err := NewTransient(0.9, 1, 4, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	if err := tr.Advance(ctx, 1e12); !errors.Is(err, context.Canceled) {
 		t.Errorf("transient: error %v", err)
 	}

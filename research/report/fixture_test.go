@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/segue-lb/segue/internal/testhost"
 	"github.com/segue-lb/segue/research/model"
 	"github.com/segue-lb/segue/research/testbed"
 )
@@ -235,9 +236,7 @@ func modelOf(t *testing.T, policy string, load float64) *testbed.Response {
 		}
 		steady, err = model.SRc(load, cores, threshold)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	return &testbed.Response{Mean: meanWork * steady.MeanResponse()} // the runner has no percentiles either
 }
 
@@ -268,20 +267,14 @@ func (x fixture) write(t *testing.T, directory string) {
 func writeResults(t *testing.T, directory string, results *testbed.Results) {
 	t.Helper()
 	text, err := json.MarshalIndent(results, "", " ")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	writeFile(t, filepath.Join(directory, "results.json"), string(text))
 }
 
 func writeFile(t *testing.T, path, text string) {
 	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, os.MkdirAll(filepath.Dir(path), 0o755))
+	testhost.Must(t, os.WriteFile(path, []byte(text), 0o644))
 }
 
 func (x fixture) run(t *testing.T, directory, policy string, load float64, seed uint64) testbed.Run {
@@ -481,8 +474,6 @@ func TestFixture(t *testing.T) {
 	}
 	writeFixtures(t, *keep, 5)
 	report, err := Write(*keep, Settings{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	t.Logf("%+v", report)
 }

@@ -18,6 +18,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/segue-lb/segue/internal/testhost"
 	"github.com/segue-lb/segue/research/testbed"
 )
 
@@ -27,13 +28,9 @@ var update = flag.Bool("update", false, "write the golden files anew")
 func mustWrite(t *testing.T, directory string, s Settings) (*Report, string) {
 	t.Helper()
 	report, err := Write(directory, s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	text, err := os.ReadFile(report.Page)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	return report, string(text)
 }
 
@@ -108,9 +105,7 @@ func TestStructure(t *testing.T) {
 		writeFile(t, golden, got)
 	}
 	want, err := os.ReadFile(golden)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	if diff := cmp.Diff(string(want), got); diff != "" {
 		t.Errorf("%s, -want +got:\n%s", golden, diff)
 	}
@@ -120,9 +115,7 @@ func TestStructure(t *testing.T) {
 		}
 	}
 	svgs, err := filepath.Glob(filepath.Join(directory, "*.svg"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	if inPage := strings.Count(page, `role="img"`); len(svgs) != inPage || report.Charts != inPage {
 		t.Errorf("%d charts in the page, %d files, reported %d", inPage, len(svgs), report.Charts)
 	}
@@ -508,9 +501,7 @@ func TestErrors(t *testing.T) {
 			case test.text != gone:
 				writeFile(t, path, test.text)
 			default:
-				if err := os.Remove(path); err != nil {
-					t.Fatal(err)
-				}
+				testhost.Must(t, os.Remove(path))
 			}
 			_, err := Write(directory, Settings{})
 			if err == nil || !strings.Contains(err.Error(), test.want) || !strings.Contains(err.Error(), directory) {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/segue-lb/segue/internal/testhost"
 	"github.com/segue-lb/segue/research/chart"
 	"github.com/segue-lb/segue/research/sim"
 	"github.com/segue-lb/segue/research/testbed"
@@ -25,9 +26,7 @@ func packed(t *testing.T, lines string) string {
 	if _, err := w.Write([]byte("time,query,server,outcome,latency,exchange\n" + lines)); err != nil {
 		t.Fatal(err)
 	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, w.Close())
 	return out.String()
 }
 
@@ -52,9 +51,7 @@ func TestLoads(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "loads.csv")
 	writeFile(t, path, "time,s1,s2,s3,s4\n0,0,0,0,0\n0.2,4,4,4,4\n0.4,8,0,0,0\n")
 	l, err := readLoads(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	want := &loads{times: []float64{0, 0.2, 0.4}, busy: []float64{0, 4, 2}, fairness: []float64{1, 1, 0.25}}
 	if diff := cmp.Diff(want, l, cmp.AllowUnexported(loads{})); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
@@ -90,9 +87,7 @@ func TestDeciles(t *testing.T) {
 	}
 	f := &folder{path: directory, Results: &testbed.Results{Bin: 10}}
 	d, err := f.readDay([]*testbed.Run{{Folder: "a"}, {Folder: "b"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	if want := [][]float64{{0.1, 0.2, 0.3}, {7}}; !cmp.Equal(want, d.times) {
 		t.Errorf("times %v, want %v", d.times, want)
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/segue-lb/segue/internal/tables"
+	"github.com/segue-lb/segue/internal/testhost"
 	"github.com/segue-lb/segue/research/chart"
 )
 
@@ -48,9 +49,7 @@ func counted(name string, times *int) Figure {
 func mustMake(t *testing.T, figures []Figure, s Settings) []Outcome {
 	t.Helper()
 	outcomes, err := Make(t.Context(), figures, s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	return outcomes
 }
 
@@ -86,24 +85,18 @@ func TestMake(t *testing.T) {
 			t.Errorf("%+v: not made anew", other)
 		}
 	}
-	if err := os.WriteFile(filepath.Join(s.Directory, "6lb-x.json"), []byte(`{"Key":`), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, os.WriteFile(filepath.Join(s.Directory, "6lb-x.json"), []byte(`{"Key":`), 0o644))
 	if before := times; mustMake(t, figures, s) == nil || times != before+1 {
 		t.Error("not made anew though the file is not whole")
 	}
-	if err := os.Remove(filepath.Join(s.Directory, "6lb-x.svg")); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, os.Remove(filepath.Join(s.Directory, "6lb-x.svg")))
 	if before := times; mustMake(t, figures, s) == nil || times != before {
 		t.Error("made anew for a chart that was removed")
 	}
 
 	var names []string
 	entries, err := os.ReadDir(s.Directory)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	for _, e := range entries {
 		names = append(names, e.Name())
 	}
@@ -182,9 +175,7 @@ func TestCheckJSON(t *testing.T) {
 			Note:      "n",
 		}
 		got, err := json.Marshal(check)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		if want := `{"figure":"f","quantity":"q","paper":` + want + `,"measured":1,"rule":"drawing, 5%","tolerance":2,"ok":true,"note":"n"}`; string(
 			got,
 		) != want {
@@ -218,9 +209,7 @@ func TestPage(t *testing.T) {
 	s := Settings{Workers: 1, Directory: t.TempDir()}
 	mustMake(t, []Figure{counted("6lb-x", &times)}, s)
 	content, err := os.ReadFile(filepath.Join(s.Directory, "index.html"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	for _, want := range []string{
 		"A &lt;title&gt;", "<svg ", "2 of 4 rows", "Monte Carlo, 95%", "<td>printed digits</td>",
 		`class="bad">outside`, `class="bad">6lb-x</a>`, "at most 1",
@@ -242,16 +231,12 @@ func TestPageHasAll(t *testing.T) {
 	s := Settings{Seed: 1, Workers: 1, Directory: t.TempDir()}
 	page := func(s Settings, name string) string {
 		figures, err := Select(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		if outcomes := mustMake(t, figures, s); len(outcomes) != 1 || outcomes[0].Name != name {
 			t.Errorf("%d outcomes", len(outcomes))
 		}
 		content, err := os.ReadFile(filepath.Join(s.Directory, "index.html"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		return string(content)
 	}
 	page(s, "6lb-9")
@@ -273,16 +258,12 @@ func TestSelect(t *testing.T) {
 		return names
 	}
 	all, err := Select()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	if sorted := names(all); len(slices.Compact(slices.Sorted(slices.Values(sorted)))) != len(all) {
 		t.Errorf("names are not unique: %v", sorted)
 	}
 	some, err := Select("6lb-8[ab]", "6lb-8a", "shell-6")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	if want := []string{"6lb-8a", "6lb-8b", "shell-6"}; !slices.Equal(names(some), want) {
 		t.Errorf("%v, want %v", names(some), want)
 	}
@@ -297,9 +278,7 @@ func TestSelect(t *testing.T) {
 // numbers of 6LB. Figures 5 and 8d have no rows, because theirs hold by construction.
 func TestAnalyticFigures(t *testing.T) {
 	figures, err := Select("6lb-5", "6lb-6", "6lb-8[b-f]", "6lb-9", "hlb-2")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	for _, o := range mustMake(t, figures, Settings{Seed: 1, Workers: 1, Directory: t.TempDir()}) {
 		byConstruction := o.Name == "6lb-5" || o.Name == "6lb-8d"
 		if len(o.Charts) == 0 || (len(o.Checks) == 0) != byConstruction {
@@ -316,9 +295,7 @@ func TestAnalyticFigures(t *testing.T) {
 // TestOverhead checks the sums of header sizes of 6LB's figure 5.
 func TestOverhead(t *testing.T) {
 	r := &run{}
-	if err := figure5(t.Context(), r); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, figure5(t.Context(), r))
 	for i, want := range [][]float64{{72, 96, 88}, {56, 80, 44}} { // insert, encap, GRE
 		points := r.result.Charts[0].Series[i].Points
 		if got := []float64{points[0].Y, points[1].Y, points[3].Y}; !slices.Equal(got, want) {
@@ -335,9 +312,7 @@ func TestAlgorithm3(t *testing.T) {
 		permutations := randomPermutations(servers, 251, rng)
 		for candidates := 1; candidates <= 2; candidates++ {
 			want, err := tables.BuildPermuted(permutations, 251, candidates)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testhost.Must(t, err)
 			rows, steps := algorithm3(permutations, 251, candidates)
 			if !slices.Equal(rows, want.Rows) {
 				t.Errorf("%d servers, %d candidates: another table", servers, candidates)
@@ -360,9 +335,7 @@ func TestAlgorithm3(t *testing.T) {
 // TestCrossing checks the load that 6LB prints, 0.983.
 func TestCrossing(t *testing.T) {
 	got, err := crossing(4, 8)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	if math.Abs(got-0.983) > 0.0005 {
 		t.Errorf("SR8 is better than SR4 from %v on, want 0.983", got)
 	}

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/segue-lb/segue/internal/tables"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // TestPrintedHistory follows algorithm 1 of SHELL through changes of one place.
@@ -41,9 +42,7 @@ func TestPrintedHistory(t *testing.T) {
 func TestReconfigure(t *testing.T) {
 	const changes = 6
 	c, err := reconfigure(t.Context(), 1, 0, 1021, changes, []int{1, 2, changes + 1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	for n := range changes + 1 {
 		if c.kept[2][n] != 0 || c.printed[2][n] != 0 {
 			t.Errorf("after %d changes a history of all of them has lost %v and %v", n, c.kept[2][n], c.printed[2][n])

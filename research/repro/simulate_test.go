@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/segue-lb/segue/internal/tables"
+	"github.com/segue-lb/segue/internal/testhost"
 	"github.com/segue-lb/segue/research/chart"
 	"github.com/segue-lb/segue/research/sim"
 	"github.com/segue-lb/segue/research/sim/placement"
@@ -25,17 +26,11 @@ func TestManyServers(t *testing.T) {
 		threshold int
 	}{{0.7, 2}, {0.88, 4}} {
 		config, err := manyServersConfig(test.load, test.threshold, 50)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		result, err := sim.Run(t.Context(), config, sim.Options{Seed: 1, Runs: 1, Parallel: 1})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		s, err := steady(test.load, test.threshold)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		if got, want := result.Mean().Value, s.MeanResponse(); math.Abs(got-want) > 0.01*want {
 			t.Errorf("SR%d at %v: mean response time %v, model %v", test.threshold, test.load, got, want)
 		}
@@ -54,9 +49,7 @@ func TestSettled(t *testing.T) {
 		least, most float64
 	}{{0.5, 4, 200, 200}, {0.88, 4, 200, 200}, {0.95, 2, 1400, 1800}} {
 		got, err := settled(t.Context(), test.load, test.threshold, 200)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		if got < test.least || got > test.most {
 			t.Errorf("SR%d at %v: %v, want %v to %v", test.threshold, test.load, got, test.least, test.most)
 		}
@@ -68,9 +61,7 @@ func TestSettled(t *testing.T) {
 func TestSweep(t *testing.T) {
 	r := &run{Settings: Settings{Seed: 1, Workers: 1}}
 	results, err := r.sweep(t.Context(), srlbTestbed, hunters[:2], []float64{0.3, 0.88}, 4)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	if got := ratio(results[0][1], results[1][1]); got < 1.8 || got > 2.8 {
 		t.Errorf("SC / SR4 at 0.88: %v, want 2.3 ± 0.5", got)
 	}
@@ -84,9 +75,7 @@ func TestSameSeed(t *testing.T) {
 	var results [2]Result
 	for i, workers := range []int{1, 2} {
 		r := &run{Settings: Settings{Seed: 5, Workers: workers}}
-		if err := r.loadsOverTime(t.Context(), srlbTestbed, hunters[:2], 0.5); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, r.loadsOverTime(t.Context(), srlbTestbed, hunters[:2], 0.5))
 		results[i] = r.result
 	}
 	if diff := cmp.Diff(results[0], results[1]); diff != "" {
@@ -139,18 +128,14 @@ func TestHLBRate(t *testing.T) {
 // TestHLBTestbed checks the rates: 680 pages a second at 85%, and files by the disks' load.
 func TestHLBTestbed(t *testing.T) {
 	list, err := rivals("LSQ")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	meanFile := (0.1 + 0.2 + 0.5 + 0.75 + 1 + 2 + 5) / 7 / 125
 	for _, test := range []struct {
 		demand     []sim.Stage
 		load, want float64
 	}{{wikiDemand, 0.85, 680}, {loopDemand, 0.7, 70}, {fileDemand, 0.9, 0.9 * 7 / meanFile}} {
 		c, err := hlbTestbed(list[0], test.demand, test.load, 1)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		if got := c.Arrivals.(sim.Poisson).Rate; math.Abs(got-test.want) > 1e-9*test.want {
 			t.Errorf("%v flows a second, want %v", got, test.want)
 		}
@@ -161,13 +146,9 @@ func TestHLBTestbed(t *testing.T) {
 // all weights are equal.
 func TestGroupWeights(t *testing.T) {
 	list, err := rivals("HLB")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	c, err := hlbTestbed(list[0], wikiDemand, 0.9, 40)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	var weights groupWeights
 	c.SampleInterval, c.Sample = groupWeightsInterval, weights.look
 	if _, err := sim.Run(t.Context(), c, sim.Options{Seed: 1, Runs: 2}); err != nil {
@@ -189,9 +170,7 @@ func TestGroupWeights(t *testing.T) {
 // that other rivals are refused.
 func TestFromSYN(t *testing.T) {
 	list, err := fromSYN("LSQ", "SED", "HLB")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	c := &contest{rivals: list, results: [][]*sim.Result{{{}, {}, {}}}}
 	for i, name := range []string{"LSQ", "SED", "HLB"} {
 		if list[i].name != name+", from the SYN" {
@@ -271,9 +250,7 @@ func TestWeightRatios(t *testing.T) {
 	cluster.servers, cluster.cpus, cluster.balancers = 8, [2]int32{1, 4}, 1
 	r := &run{Settings: Settings{Seed: 1, Workers: 1, Quick: true}}
 	ratios, err := r.weightRatios(t.Context(), []hlbCluster{cluster}, 0.9, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	if ratios[0] <= 1.005 || ratios[0] > 4 {
 		t.Errorf("ratio of weights %v, want more than 1 and at most 4", ratios[0])
 	}
@@ -282,9 +259,7 @@ func TestWeightRatios(t *testing.T) {
 // TestGains checks HLB-FIX, whose gain is 1/(n+1/2) in its n-th step. The steps are 0.5 s apart.
 func TestGains(t *testing.T) {
 	list, err := rivals("HLB-FIX")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	var g gains
 	one := settings([]hlbCluster{newHLBCluster()}, 0.9, list)
 	one[0].watch = func(c *sim.Config, _ int) { g.watch(c) }
@@ -313,9 +288,7 @@ func TestMultiplesFail(t *testing.T) {
 		want      [2]float64
 	}{"ascending": {ascending, [2]float64{0.22, 0.057}}, "random": {anyGenerator, [2]float64{0.026, 0.014}}} {
 		rates, err := multiplesFail(1, 4, 8, test.generator)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		for i := range rates {
 			if math.Abs(rates[i]-test.want[i]) > 0.1*test.want[i] {
 				t.Errorf("%s: %v, want %v", name, rates, test.want)
@@ -330,9 +303,7 @@ func TestMultiplesFail(t *testing.T) {
 // TestPlaceLongFlows checks that servers take flows up to the threshold, and pass on later ones.
 func TestPlaceLongFlows(t *testing.T) {
 	table, err := tables.Build(resiliencyServers(10, 0), 1021, 2)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	first, second := 0, 0
 	for bucket, taken := range placeLongFlows(table, 1000, 8, rand.New(rand.NewPCG(1, 1))) {
 		row := table.Row(bucket)
@@ -359,9 +330,7 @@ func TestPlaceLongFlows(t *testing.T) {
 func TestCountResets(t *testing.T) {
 	for candidates := 1; candidates <= 2; candidates++ {
 		r, err := countResets(1, 0, candidates)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		if r[0].all != 0 {
 			t.Errorf("%d candidates: %v resets though no server went", candidates, r[0].all)
 		}

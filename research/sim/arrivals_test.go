@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/segue-lb/segue/internal/testhost"
 	"github.com/segue-lb/segue/research/sim"
 )
 
@@ -23,9 +24,7 @@ import (
 func arrivals(t *testing.T, trace sim.Trace) (all []sim.Arrival, err error) {
 	t.Helper()
 	source, err := trace.Start(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	for {
 		next, ok := source.Next()
 		if !ok {
@@ -38,9 +37,7 @@ func arrivals(t *testing.T, trace sim.Trace) (all []sim.Arrival, err error) {
 func write(t *testing.T, name, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), name)
-	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, os.WriteFile(path, []byte(text), 0o644))
 	return path
 }
 
@@ -63,14 +60,10 @@ func TestTraces(t *testing.T) {
 	const header = "time\tquery\n"
 	compressed := filepath.Join(t.TempDir(), "trace.gz")
 	file, err := os.Create(compressed)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	z := gzip.NewWriter(file)
 	for _, err := range []error{second(z.Write([]byte(queries))), z.Close(), file.Close()} {
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 	}
 	for name, test := range map[string]struct {
 		format sim.TraceFormat
@@ -91,9 +84,7 @@ func TestTraces(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			trace.Speed, trace.Classes = 2, classes
 			got, err := arrivals(t, trace)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testhost.Must(t, err)
 			paths := []string{"/wiki/A", "/skins/main.css", "/wiki/B", "/x.png"}
 			for i := range got {
 				if !strings.HasSuffix(got[i].Query, paths[i]) {

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/segue-lb/segue/internal/testhost"
 	"github.com/segue-lb/segue/research/sim"
 	"github.com/segue-lb/segue/research/sim/placement"
 )
@@ -44,14 +45,10 @@ var nearby = sim.Network{
 func lsq(t testing.TB) sim.Method {
 	t.Helper()
 	spec, err := placement.Named("lsq")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	spec.(*placement.LSQ).Count = placement.CountPlaced
 	method, _, err := spec.Build()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	return method
 }
 
@@ -60,9 +57,7 @@ func lsq(t testing.TB) sim.Method {
 func cpuTime(b *testing.B) float64 {
 	b.Helper()
 	var use unix.Rusage
-	if err := unix.Getrusage(unix.RUSAGE_SELF, &use); err != nil {
-		b.Fatal(err)
-	}
+	testhost.Must(b, unix.Getrusage(unix.RUSAGE_SELF, &use))
 	return time.Duration(use.Utime.Nano() + use.Stime.Nano()).Seconds()
 }
 

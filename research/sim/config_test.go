@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/segue-lb/segue/internal/testhost"
 	"github.com/segue-lb/segue/research/sim"
 )
 
@@ -45,9 +46,7 @@ func TestValidate(t *testing.T) {
 		"arrivals: open nowhere: no such file or direc": func(c *sim.Config) { c.Arrivals = sim.Trace{File: "nowhere"} },
 	} {
 		c := constantly(1, sim.FIFO, 0)
-		if err := sim.Check(c); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, sim.Check(c))
 		spoil(c)
 		if err := sim.Check(c); err == nil || !strings.HasPrefix(err.Error(), problem) {
 			t.Errorf("error %v, want %s", err, problem)

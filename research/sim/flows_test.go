@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/segue-lb/segue/internal/testhost"
 	"github.com/segue-lb/segue/research/sim"
 )
 
@@ -54,9 +55,7 @@ func flows(t *testing.T, c *sim.Config) ([]sim.Ended, *sim.RunResult) {
 	var all []sim.Ended
 	c.Completed = func(_ int, flow sim.Ended) { all = append(all, flow) }
 	r, err := sim.Run(t.Context(), c, sim.Options{Seed: 1, Runs: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	slices.SortFunc(all, func(a, b sim.Ended) int { return int(a.Number) - int(b.Number) })
 	return all, r.Runs[0]
 }

@@ -6,6 +6,7 @@ import (
 	"math"
 	"testing"
 
+	"github.com/segue-lb/segue/internal/testhost"
 	"github.com/segue-lb/segue/research/sim"
 )
 
@@ -54,9 +55,7 @@ func TestQueueingTheory(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			r, err := sim.Run(t.Context(), test.config, sim.Options{Seed: 1, Runs: 8})
-			if err != nil {
-				t.Fatal(err)
-			}
+			testhost.Must(t, err)
 			mean := r.Mean()
 			t.Logf("mean %.4f ± %.4f, in theory %.4f, p99 %.3f", mean.Value, mean.Half, test.mean, r.Quantile(0.99).Value)
 			if math.Abs(mean.Value-test.mean) > 1.5*mean.Half || mean.Half > 0.05*test.mean {
@@ -95,9 +94,7 @@ func TestFullServersRefuseAsInTheory(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			test.config.Connections = 200_000
 			r, err := sim.Run(t.Context(), test.config, sim.Options{Seed: 2, Runs: 8})
-			if err != nil {
-				t.Fatal(err)
-			}
+			testhost.Must(t, err)
 			share := r.Share(sim.Refused)
 			t.Logf("refused %.5f ± %.5f, in theory %.5f", share.Value, share.Half, test.share)
 			if math.Abs(share.Value-test.share) > 1.5*share.Half || share.Half > 0.02*test.share {
@@ -113,9 +110,7 @@ func TestStagesInTandem(t *testing.T) {
 	c := one(1, sim.FIFO, 0.5, sim.Exponential(1))
 	c.Jobs[0].Stages = append(c.Jobs[0].Stages, sim.Stage{Queue: sim.IO, Work: sim.Exponential(1.5)})
 	r, err := sim.Run(t.Context(), c, sim.Options{Seed: 3, Runs: 8})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	want := 1/(1-0.5) + 1.5/(1-0.75)
 	mean := r.Mean()
 	if math.Abs(mean.Value-want) > 1.5*mean.Half || mean.Half > 0.03*want {
@@ -135,9 +130,7 @@ func TestServersAreUsedAsInTheory(t *testing.T) {
 	c.Placement = byHash{}
 	c.Connections, c.Cooldown = 500_000, 0.05
 	r, err := sim.Run(t.Context(), c, sim.Options{Seed: 4, Runs: 8})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	open := r.Estimate(func(run *sim.RunResult) float64 {
 		sum := 0.0
 		for _, s := range run.Servers {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/segue-lb/segue/internal/testhost"
 	"github.com/segue-lb/segue/research/sim"
 )
 
@@ -38,9 +39,7 @@ func busy() *sim.Config {
 func run(t *testing.T, c *sim.Config, seed uint64, parallel int) string {
 	t.Helper()
 	r, err := sim.Run(t.Context(), c, sim.Options{Seed: seed, Runs: 4, Parallel: parallel})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	text := ""
 	for _, run := range r.Runs {
 		text += fmt.Sprintf("%+v\n", *run)
@@ -153,9 +152,7 @@ func TestConfidence(t *testing.T) {
 	const runs = 60
 	for seed := range uint64(runs) {
 		r, err := sim.Run(t.Context(), c, sim.Options{Seed: seed, Runs: 1})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		if mean := r.Mean(); math.Abs(mean.Value-2) < mean.Half {
 			inside++
 		}

@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/segue-lb/segue/internal/testhost"
 	"github.com/segue-lb/segue/research/sim"
 )
 
@@ -98,9 +99,7 @@ func eventfulDuration() *sim.Config {
 func runOnce(t *testing.T, c *sim.Config) *sim.RunResult {
 	t.Helper()
 	r, err := sim.Run(t.Context(), c, sim.Options{Seed: 3, Runs: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	return r.Runs[0]
 }
 
@@ -156,9 +155,7 @@ func TestIntervals(t *testing.T) {
 	c := busy()
 	c.Every = 10
 	r, err := sim.Run(t.Context(), c, sim.Options{Seed: 3, Runs: 3})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	least := math.MaxInt
 	flows, mean := uint64(0), 0.0
 	for _, run := range r.Runs {

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/segue-lb/segue/internal/testhost"
 	"github.com/segue-lb/segue/research/sim"
 )
 
@@ -145,9 +146,7 @@ func TestCheck(t *testing.T) {
 		{"6lb-10", Options{Full: true, Speed: 2, Seeds: 5}, ""},
 	} {
 		e, _, err := Load(test.name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		err = e.Check(test.Options)
 		if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s, %+v:\n got %v\nwant %s", test.name, test.Options, err, test.want)
@@ -180,9 +179,7 @@ load: 0.5
 emulated: {exceptions: [{server: s1, cores: 1, speed: 0.5}]}
 cases: [{name: sc, placement: hash}]
 `))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	s := e.settings(false).at(0.5)
 	if got, want := s.rate(), 0.5*6.5/0.1; math.Abs(got-want) > 1e-9 {
 		t.Errorf("the rate is %v/s, want %v/s", got, want)
@@ -197,9 +194,7 @@ cases: [{name: sc, placement: hash}]
 // At a point of the axis deviation, the work has that deviation and the median of before.
 func TestDeviationKeepsTheMedian(t *testing.T) {
 	e, err := Parse("x", []byte("title: t\naxis: deviation\npoints: [0.3]\ncases: [{name: sc, placement: hash}]\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	work := e.settings(false).at(0.3).work()
 	random := sim.NewRand(1, 1)
 	sum, squares, below, n := 0.0, 0.0, 0, 1_000_000

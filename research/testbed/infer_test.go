@@ -13,6 +13,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/infer"
+	"github.com/segue-lb/segue/internal/testhost"
 	"github.com/segue-lb/segue/research/sim/placement"
 )
 
@@ -105,9 +106,7 @@ cases: [{name: sc, placement: sed, weighted: true}]
 	p := e.with(Options{}).plan()[0]
 	path := filepath.Join(t.TempDir(), requestsFile)
 	file, err := os.Create(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	zipped := gzip.NewWriter(file)
 	_, err = zipped.Write([]byte("time,query,server,outcome,latency,exchange\n" +
 		"0,/,s1,succeeded,1,1\n4.9,/,s2,succeeded,1,1\n12,/,s3,succeeded,1,1\n12,/,,reset,,\n"))
@@ -115,9 +114,7 @@ cases: [{name: sc, placement: sed, weighted: true}]
 		t.Fatal("cannot write the requests")
 	}
 	tally := p.newTally()
-	if err := tally.read(path); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, tally.read(path))
 	var r Response
 	tally.shareOut(&r)
 	want := Response{Large: 2. / 3, LargeOver: []float64{0.5, 0, 1}}
@@ -126,13 +123,9 @@ cases: [{name: sc, placement: sed, weighted: true}]
 	}
 	arrivals := filepath.Join(t.TempDir(), "arrivals.tsv")
 	text := "time\tquery\n0\t/?work=9000ms\n0.1\t/?work=9000ms\n6\t/?work=9000ms\n"
-	if err := os.WriteFile(arrivals, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, os.WriteFile(arrivals, []byte(text), 0o644))
 	simulated, err := p.simulate(t.Context(), arrivals)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	if got := simulated.LargeOver; len(got) != 2 || got[0] != 1 {
 		t.Errorf("simulated shares %v: the large servers get the first two requests", got)
 	}

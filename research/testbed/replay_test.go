@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/segue-lb/segue/internal/testhost"
 	"github.com/segue-lb/segue/research/sim"
 )
 
@@ -41,9 +42,7 @@ func authorsTrace(t *testing.T, n int) string {
 		fmt.Fprintf(&text, "%v\t/dummy.php/?n=%d\n", at, work)
 	}
 	path := filepath.Join(t.TempDir(), "rate_150.csv")
-	if err := os.WriteFile(path, []byte(text.String()), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, os.WriteFile(path, []byte(text.String()), 0o644))
 	return path
 }
 
@@ -51,21 +50,15 @@ func authorsTrace(t *testing.T, n int) string {
 // mean work, and that proportions are those of the trace.
 func TestReplay(t *testing.T) {
 	s, err := parse(t, replaying).with(Options{}).replayed(authorsTrace(t, 200))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	for _, p := range s.plan() {
 		path := filepath.Join(t.TempDir(), arrivalsFile)
-		if err := p.writeReplay(path); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, p.writeReplay(path))
 		source, err := sim.Trace{
 			File: path, Format: sim.TimedQueries, MustMatch: true,
 			Classes: []sim.TraceClass{{Match: workOf, Sized: true}},
 		}.Start(nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		var at, work []float64
 		for next, ok := source.Next(); ok; next, ok = source.Next() {
 			at, work = append(at, next.At), append(work, next.Size)
@@ -101,14 +94,10 @@ func TestReplayWithoutWork(t *testing.T) {
 	for i := range 200 {
 		fmt.Fprintf(&text, "%d\t/wiki/index.php/A\n", i)
 	}
-	if err := os.WriteFile(path, []byte(text.String()), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, os.WriteFile(path, []byte(text.String()), 0o644))
 	e := parse(t, strings.Replace(replaying, "n=([0-9]+)$", "^/wiki/", 1))
 	s, err := e.with(Options{}).replayed(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	_, size := s.part(1)
 	_, other := s.part(2)
 	if size[0] == size[1] || size[0] == other[0] || min(size[0], size[1]) <= 0 {
@@ -120,9 +109,7 @@ func TestReplayWithoutWork(t *testing.T) {
 func TestBadTraces(t *testing.T) {
 	path := func(text string) string {
 		path := filepath.Join(t.TempDir(), "trace")
-		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, os.WriteFile(path, []byte(text), 0o644))
 		return path
 	}
 	same := strings.Repeat("1\t/?n=1\n", 200)

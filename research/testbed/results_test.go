@@ -15,6 +15,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/segue-lb/segue/internal/testhost"
 	"github.com/segue-lb/segue/research/sim"
 )
 
@@ -32,9 +33,7 @@ claims:
 func parse(t *testing.T, text string) *Experiment {
 	t.Helper()
 	e, err := Parse("x", []byte(text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	return e
 }
 
@@ -48,36 +47,26 @@ func TestStoreContinues(t *testing.T) {
 		return openStore(directory, s, []byte(text), full)
 	}
 	first, err := open(s, twoCases, false)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	plan := s.plan()
 	if len(plan) != 8 || first.results.Planned != 8 {
 		t.Fatalf("%d runs are planned, and the results say %d; want 8", len(plan), first.results.Planned)
 	}
 	for _, p := range plan[:3] {
 		run := &Run{Case: p.Case.Name, Point: p.point, Seed: p.seed, Measured: Response{Mean: 1}}
-		if err := first.add(run); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, first.add(run))
 	}
 	if _, err := open(s, twoCases, false); err == nil || !strings.Contains(err.Error(), "another segue-lab lab run") {
 		t.Errorf("two at the same time: got %v, want an error that says so", err)
 	}
-	if err := first.close(); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, first.close())
 	second, err := open(s, twoCases, false)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	if err := second.finish(); err != nil || !second.results.Environment.Finished.IsZero() {
 		t.Errorf("a command that made no run: finished at %v, error %v; want no change",
 			second.results.Environment.Finished, err)
 	}
-	if err := second.close(); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, second.close())
 	for i, p := range plan {
 		if second.has(p) != (i < 3) {
 			t.Errorf("run %d is there: %v", i, second.has(p))
@@ -103,9 +92,7 @@ func TestStoreContinues(t *testing.T) {
 func TestReadRefusesADamagedFile(t *testing.T) {
 	directory := t.TempDir()
 	path := filepath.Join(directory, "results.json")
-	if err := os.WriteFile(path, []byte("{"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, os.WriteFile(path, []byte("{"), 0o644))
 	if _, err := Read(directory); err == nil || !strings.Contains(err.Error(), path) {
 		t.Errorf("got %v, want an error that names %s", err, path)
 	}
@@ -186,30 +173,22 @@ func TestClaims(t *testing.T) {
 func TestFiles(t *testing.T) {
 	folder := t.TempDir()
 	f, err := createFiles(folder, true)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	for file, text := range map[io.Writer]string{f.arrivals: "arrivals", f.requests: "requests"} {
 		if _, err := io.WriteString(file, text); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := f.close(); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, f.close())
 	arrivals, err := os.ReadFile(filepath.Join(folder, arrivalsFile))
 	if err != nil || string(arrivals) != "arrivals" {
 		t.Errorf("arrivals: %v %q", err, arrivals)
 	}
 	zipped, err := os.Open(filepath.Join(folder, requestsFile))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	defer zipped.Close()
 	unzipped, err := gzip.NewReader(zipped)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	requests, err := io.ReadAll(unzipped)
 	if err != nil || string(requests) != "requests" {
 		t.Errorf("requests: %v %q", err, requests)
@@ -227,14 +206,10 @@ emulated: {cores: 1}
 cases: [{name: sc, direct: true}]
 `)
 	path := filepath.Join(t.TempDir(), "arrivals.tsv")
-	if err := os.WriteFile(path, []byte("time\tquery\n0\t/?work=100ms\n0\t/?work=100ms\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, os.WriteFile(path, []byte("time\tquery\n0\t/?work=100ms\n0\t/?work=100ms\n"), 0o644))
 	p := e.with(Options{}).plan()[0]
 	r, err := p.simulate(context.Background(), path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	if math.Abs(r.Mean-0.2) > 1e-6 {
 		t.Errorf("the mean is %v s, want 0.2 s", r.Mean)
 	}
@@ -273,13 +248,9 @@ cases: [{name: sc, direct: true}]
 	}
 	path := filepath.Join(t.TempDir(), "arrivals.tsv")
 	arrivals := "time\tquery\n0\t/?work=200ms\n3\t/?work=200ms\n"
-	if err := os.WriteFile(path, []byte(arrivals), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, os.WriteFile(path, []byte(arrivals), 0o644))
 	r, err := p.bound(context.Background(), path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	if math.Abs(r.Mean-0.05) > 1e-6 {
 		t.Errorf("the faster server slows down and recovers: %v s, want 0.05 s", r.Mean)
 	}
@@ -302,13 +273,9 @@ cases: [{name: sc, placement: hash}]
 `)
 	path := filepath.Join(t.TempDir(), "arrivals.tsv")
 	arrivals := "time\tquery\n0\t/?work=300ms\n0\t/?work=100ms\n0.2\t/?work=200ms\n"
-	if err := os.WriteFile(path, []byte(arrivals), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, os.WriteFile(path, []byte(arrivals), 0o644))
 	r, err := e.with(Options{}).plan()[0].bound(context.Background(), path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	if math.Abs(r.Mean-0.2) > 1e-6 || r.Half > 1e-9 {
 		t.Errorf("the mean is %v ± %v s, want 0.2 ± 0 s", r.Mean, r.Half)
 	}
@@ -398,20 +365,14 @@ func TestEstimateRatio(t *testing.T) {
 func TestTypesOfRequests(t *testing.T) {
 	path := filepath.Join(t.TempDir(), requestsFile)
 	file, err := os.Create(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	zipped := gzip.NewWriter(file)
 	io.WriteString(zipped, "time,query,server,outcome,latency,exchange\n"+
 		"0.1,/wiki/index.php/A,s1,succeeded,0.3,0.3\n0.2,/static/a.png,s1,succeeded,0.002,0.002\n"+
 		"0.3,/wiki/index.php/B,s2,succeeded,0.1,0.1\n0.4,/wiki/index.php/B,s2,timeout,,\n")
-	if err := errors.Join(zipped.Close(), file.Close()); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, errors.Join(zipped.Close(), file.Close()))
 	types, err := readTypes(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	page, static := types[TypePage], types[TypeStatic]
 	if len(types) != 2 || math.Abs(page.Mean-0.2) > 1e-9 || page.P50 != 0.1 || page.P90 != 0.3 || static.Mean != 0.002 {
 		t.Errorf("pages %+v, static files %+v", page, static)

@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // TestRoundTripInTheSimulator has idle servers and distant clients: a request takes two round trips
@@ -70,12 +72,8 @@ cases: [{name: sed, placement: sed, weighted: true}]
 func comparedWith(t *testing.T, p planned, text string) *Run {
 	t.Helper()
 	arrivals := filepath.Join(t.TempDir(), arrivalsFile)
-	if err := os.WriteFile(arrivals, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, os.WriteFile(arrivals, []byte(text), 0o644))
 	run := &Run{}
-	if err := p.compare(t.Context(), run, arrivals); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, p.compare(t.Context(), run, arrivals))
 	return run
 }

@@ -250,9 +250,7 @@ func (m *machine) run(args ...string) (string, error) {
 func (m *machine) must(t *testing.T, args ...string) string {
 	t.Helper()
 	out, err := m.run(args...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	return out
 }
 

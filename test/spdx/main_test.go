@@ -7,6 +7,8 @@ import (
 	"testing/fstest"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 const (
@@ -50,9 +52,7 @@ func TestCheck(t *testing.T) {
 		}
 	}
 	problems, err := check(root)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	got := map[string]bool{}
 	for _, p := range problems {
 		got[p.String()] = true

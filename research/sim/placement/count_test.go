@@ -6,6 +6,7 @@ import (
 	"reflect"
 	"testing"
 
+	"github.com/segue-lb/segue/internal/testhost"
 	"github.com/segue-lb/segue/research/sim"
 	"github.com/segue-lb/segue/research/sim/placement"
 )
@@ -18,9 +19,7 @@ func TestCountedAlike(t *testing.T) {
 	for _, name := range placement.Names() {
 		flows := func(count placement.Count) (ended []sim.Ended, counts bool) {
 			spec, err := placement.Named(name)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testhost.Must(t, err)
 			field := reflect.ValueOf(spec).Elem().FieldByName("Count")
 			if !field.IsValid() {
 				return nil, false

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/segue-lb/segue/internal/testhost"
 	"github.com/segue-lb/segue/research/sim/scenario"
 )
 
@@ -23,13 +24,9 @@ var exceptions = map[string]string{
 func TestFigures(t *testing.T) {
 	for file, want := range map[string]int{"placement-hunt.yaml": 19, "placement-infer.yaml": 42} {
 		s, err := scenario.Load("../../../docs/examples/sim/" + file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		report, err := s.Run(t.Context(), 0, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		figures := 0
 		for _, v := range report.Assertions {
 			if !v.OK() {
@@ -54,14 +51,10 @@ func TestFigures(t *testing.T) {
 // requires what docs/placement.md concludes.
 func TestCountsOfOneBalancer(t *testing.T) {
 	s, err := scenario.Load("../../../docs/examples/sim/placement-local.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	s.Runs = 1
 	report, err := s.Run(t.Context(), 0, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	for _, v := range report.Assertions {
 		if !v.OK() {
 			t.Errorf("%s: %s", v.Condition, v.Values)

@@ -13,6 +13,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/testhost"
 	"github.com/segue-lb/segue/research/sim"
 )
 
@@ -57,9 +58,7 @@ func TestParameters(t *testing.T) {
 func TestNames(t *testing.T) {
 	for _, name := range Names() {
 		spec, err := Named(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		if again, _ := Named(name); reflect.ValueOf(spec).Elem().Type().Size() > 0 && spec == again {
 			t.Errorf("%s: two scenarios share their parameters", name)
 		}
@@ -359,9 +358,7 @@ func TestCountsReturnToZero(t *testing.T) {
 			}
 		}
 		result, err := sim.Run(t.Context(), c, sim.Options{Seed: 1, Runs: 1})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		if result.Runs[0].Recovered == 0 {
 			t.Fatal("no flow was found again by another balancer")
 		}
@@ -430,9 +427,7 @@ func TestIdleConnectionsAreIgnored(t *testing.T) {
 		}
 		c.Jobs[0].Idle, c.Events = sim.Constant(idle), nil
 		result, err := sim.Run(t.Context(), c, sim.Options{Seed: 1, Runs: 1})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		return result.Mean().Value
 	}
 	if without, ignored, counted := mean(false, 0), mean(true, 20), mean(false, 20); ignored >
@@ -467,15 +462,11 @@ func TestSpareServersAreUsed(t *testing.T) {
 	mean := func(spare int) float64 {
 		least := &Least{Hunt: Hunt{Candidates: 2}, Reports: true, Age: 200 * time.Millisecond, Spare: spare}
 		method, policy, err := least.Build()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		c := smallConfig(method)
 		c.Policy, c.Events = policy, nil
 		result, err := sim.Run(t.Context(), c, sim.Options{Seed: 1, Runs: 2, Parallel: 1})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		return result.Mean().Value
 	}
 	if with, without := mean(8), mean(0); with > 0.97*without {
@@ -487,9 +478,7 @@ func TestSpareServersAreUsed(t *testing.T) {
 func TestNewServerIsNotFlooded(t *testing.T) {
 	for _, name := range []string{"hlb", "territory-learned"} {
 		spec, err := Named(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		method, _, _ := spec.Build()
 		c := smallConfig(method)
 		c.Servers[7].Absent = true

@@ -15,6 +15,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/segue-lb/segue/internal/testhost"
 	"github.com/segue-lb/segue/research/sim"
 	"github.com/segue-lb/segue/research/sim/placement"
 )
@@ -28,13 +29,9 @@ const regressionFile = "testdata/regression.txt"
 func eventful(t *testing.T, name string) *sim.Config {
 	t.Helper()
 	spec, err := placement.Named(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	method, policy, err := spec.Build()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	near := sim.Uniform(0.0001, 0.001)
 	c := &sim.Config{
 		Placement: method, Policy: policy, Connections: 4000, Timeout: 40,
@@ -68,9 +65,7 @@ func run(t *testing.T, name string, seed uint64) string {
 		fmt.Fprintf(digest, "%d %d %d %d %d %x\n", f.Number, f.Server, f.Balancer, f.Hops, f.Outcome, f.Response)
 	}
 	result, err := sim.Run(t.Context(), c, sim.Options{Seed: seed, Runs: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	r := result.Runs[0]
 	return fmt.Sprintf("%s seed=%d mean=%.9f p90=%.9f hops=%d outcomes=%v flows=%016x\n",
 		name, seed, r.Response.Mean(), r.Response.Quantile(0.9), r.Hops, r.Outcomes, digest.Sum64())
@@ -86,17 +81,11 @@ func TestRegression(t *testing.T) {
 		}
 	}
 	if *update {
-		if err := os.MkdirAll(filepath.Dir(regressionFile), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(regressionFile, []byte(got.String()), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, os.MkdirAll(filepath.Dir(regressionFile), 0o755))
+		testhost.Must(t, os.WriteFile(regressionFile, []byte(got.String()), 0o644))
 	}
 	want, err := os.ReadFile(regressionFile)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	if diff := cmp.Diff(strings.Split(string(want), "\n"), strings.Split(got.String(), "\n")); diff != "" {
 		t.Errorf("(-file +now)\n%s", diff)
 	}
@@ -108,9 +97,7 @@ func TestEveryFlowEnds(t *testing.T) {
 	for _, name := range placement.Names() {
 		c := eventful(t, name)
 		result, err := sim.Run(t.Context(), c, sim.Options{Seed: 4, Runs: 1})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		if got := result.Flows(); got != c.Connections {
 			t.Errorf("%s: %d flows ended of %d", name, got, c.Connections)
 		}
@@ -168,9 +155,7 @@ func TestLoadAwareBeatsChance(t *testing.T) {
 		c := eventful(t, name)
 		c.Events, c.Connections = nil, 8000
 		result, err := sim.Run(t.Context(), c, sim.Options{Seed: 5, Runs: 3})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		return result.Mean().Value
 	}
 	blind := mean("ecmp")

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/segue-lb/segue/internal/infer"
+	"github.com/segue-lb/segue/internal/testhost"
 	"github.com/segue-lb/segue/research/sim"
 )
 
@@ -52,9 +53,7 @@ func oldFriend(t *testing.T) *sim.Balancer {
 // TestTwosIsByCapacity checks that flows that do not end are in proportion to the capacities.
 func TestTwosIsByCapacity(t *testing.T) {
 	p, err := (&Twos{Count: CountPlaced}).New(alone(1, 3))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	for i := range uint64(4000) {
 		var offer sim.Offer
 		p.Place(&sim.Flow{Key: i}, &offer)
@@ -70,13 +69,9 @@ func TestTwosIsByCapacity(t *testing.T) {
 func TestSRDynLimit(t *testing.T) {
 	for limit, want := range map[int]bool{0: false, 5: false, 6: true} {
 		_, policy, err := (&SRDyn{Hunt: Hunt{Candidates: 2}, Window: 10, Epsilon: 0.1, Initial: 1, Limit: limit}).Build()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		agent, err := policy.New(nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		taken := false
 		for range 100 {
 			taken = taken || agent.Decide(sim.Load{Open: 5, Busy: 1, Waiting: 4, Workers: 1}, &sim.Offer{N: 2}) == 0
@@ -93,9 +88,7 @@ func TestChain(t *testing.T) {
 	for _, reports := range []bool{false, true} {
 		b := oldFriend(t)
 		p, err := (&Least{Hunt: Hunt{Candidates: 4, Buckets: 257}, Chain: 2, Reports: reports}).New(b)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		var offer, all sim.Offer
 		f := &sim.Flow{Key: 12345}
 		p.Place(f, &offer)
@@ -112,9 +105,7 @@ func TestWeighted(t *testing.T) {
 	b := alone(1, 4)
 	for weighted, want := range map[bool]int{false: 500, true: 800} {
 		p, err := (&Hunt{Candidates: 1, Buckets: 1009, Weighted: weighted}).New(b)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		first := 0
 		for bucket := range 1000 {
 			if p.(*hash).table.Row(bucket)[0] == 1 {
@@ -194,9 +185,7 @@ func newReported(t *testing.T, m *Least) *reported {
 	t.Helper()
 	m.Hunt, m.Reports = Hunt{Candidates: 4, Buckets: 257}, true
 	p, err := m.New(oldFriend(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	return p.(*reported)
 }
 
@@ -309,9 +298,7 @@ func TestOwnOrder(t *testing.T) {
 			b.Rand.Uint64()
 		}
 		p, err := (&LSQ{Own: Own{Ties: TiesOwn}}).New(b)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		order := p.(*byScore).server
 		if !slices.Equal(slices.Sorted(slices.Values(order)), b.Live) {
 			t.Errorf("order %v", order)

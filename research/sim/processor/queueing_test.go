@@ -9,6 +9,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/segue-lb/segue/internal/testhost"
 	"github.com/segue-lb/segue/research/model"
 	"github.com/segue-lb/segue/research/sim/processor"
 )
@@ -105,9 +106,7 @@ func twoKinds(r *rand.Rand) float64 {
 func erlang(t *testing.T, load float64, cores int) *model.Steady {
 	t.Helper()
 	s, err := model.SingleChoice(load, cores)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	return s
 }
 
@@ -154,9 +153,7 @@ func TestDistributionOfSojourns(t *testing.T) {
 		theory := erlang(t, 0.8, cores)
 		for _, p := range []float64{50, 99} {
 			want, err := theory.Percentile(p)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testhost.Must(t, err)
 			got, half := estimate(func(seed uint64) float64 {
 				return percentile(serve(c, 0.8*float64(cores), exponential, seed), p)
 			})

@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/segue-lb/segue/internal/fieldpath"
+	"github.com/segue-lb/segue/internal/testhost"
 	"github.com/segue-lb/segue/research/sim"
 	"github.com/segue-lb/segue/research/sim/placement"
 )
@@ -59,9 +60,7 @@ func TestParseFlood(t *testing.T) {
 			"{connections: 10}, events: [{at: 1ms, application-fail: [s1]}]}"),
 		".",
 	)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	c := s.Cases[0].Config
 	if c.Flood != 5 || c.Events[0].Kind != sim.ApplicationFail ||
 		c.Placement.(*placement.SRDyn).WindowTime != 2*time.Second {
@@ -71,9 +70,7 @@ func TestParseFlood(t *testing.T) {
 
 func TestParse(t *testing.T) {
 	s, err := Parse([]byte(valid), ".")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	if s.Seed != 7 || s.Runs != 2 || len(s.Cases) != 3 || len(s.Assertions) != 2 {
 		t.Fatalf("seed %d, %d runs, %d cases, %d assertions", s.Seed, s.Runs, len(s.Cases), len(s.Assertions))
 	}
@@ -456,18 +453,12 @@ func TestBadConditions(t *testing.T) {
 func TestTraceAtALoad(t *testing.T) {
 	dir := t.TempDir()
 	lines := "0\ta\n1\tb\n2\tc\n3\td\n4\te\n"
-	if err := os.WriteFile(filepath.Join(dir, "trace"), []byte(lines), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(dir, "values"), []byte("0.1\n0.3\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, os.WriteFile(filepath.Join(dir, "trace"), []byte(lines), 0o644))
+	testhost.Must(t, os.WriteFile(filepath.Join(dir, "values"), []byte("0.1\n0.3\n"), 0o644))
 	text := "servers: [{count: 1}]\nplacement: lsq\njobs: [{match: '[ab]', values: values}, {constant: 1s}]\n" +
 		"arrivals: {queries: {file: trace, load: 0.5}}\n"
 	s, err := Parse([]byte(text), dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	// Two flows of 0.2 s of work and three of 0.6 s, the mean of both classes, take 2.2 s. At half
 	// the load they take 4.4 s.
 	want := sim.Trace{
@@ -486,9 +477,7 @@ func TestTraceAtALoad(t *testing.T) {
 func TestImpossibleLoads(t *testing.T) {
 	dir := t.TempDir()
 	for name, text := range map[string]string{"trace": "0\ta\n1\tb\n", "values": "1\n", "infinite": "1\ninf\n"} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644))
 	}
 	const io = "{match: a, stages: [{queue: io, constant: 1s}]}"
 	for _, test := range []struct{ servers, arrivals, jobs, problem string }{

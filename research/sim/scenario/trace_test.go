@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/segue-lb/segue/internal/testhost"
 	"github.com/segue-lb/segue/research/sim"
 )
 
@@ -27,9 +28,7 @@ const byNumber = `{match: 'n=(\d+)', captured: {factor: 35ns}}`
 func withTrace(t *testing.T, arrivals, jobs, lines string) (text []byte, dir string) {
 	t.Helper()
 	dir = t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "trace"), []byte(lines), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, os.WriteFile(filepath.Join(dir, "trace"), []byte(lines), 0o644))
 	const file = "servers: [{count: 1}]\nplacement: lsq\nruns: 1\narrivals: {%s}\njobs: [%s]\n"
 	return fmt.Appendf(nil, file, arrivals, jobs), dir
 }
@@ -37,9 +36,7 @@ func withTrace(t *testing.T, arrivals, jobs, lines string) (text []byte, dir str
 func run(t *testing.T, text []byte, dir string) (*Report, error) {
 	t.Helper()
 	s, err := Parse(text, dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	return s.Run(t.Context(), 1, nil)
 }
 
@@ -190,13 +187,9 @@ func TestBadLinesOfTraces(t *testing.T) {
 // TestTraceExample runs the example with a trace. Its assertions must hold.
 func TestTraceExample(t *testing.T) {
 	s, err := Load("../../../docs/examples/sim/trace.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	report, err := s.Run(t.Context(), 0, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	for i := range report.Assertions {
 		if v := &report.Assertions[i]; !v.OK() {
 			t.Errorf("%s: %s", v.Condition, v.Values)
