@@ -89,8 +89,7 @@ func readTopology(in io.Reader, file string) (lab.Topology, error) {
 			return lab.Topology{}, err
 		}
 		t, err := lab.ParseTopologyIn(text, dir)
-		var problems fieldpath.Errors
-		if errors.As(err, &problems) {
+		if problems, ok := errors.AsType[fieldpath.Errors](err); ok {
 			err = problems.In(name)
 		}
 		return t, err
@@ -132,8 +131,7 @@ prints one line for each error, in the form FILE:LINE: FIELD "VALUE": ERROR.`,
 				name = "standard input"
 			}
 			t, err := readTopology(cmd.InOrStdin(), args[0])
-			var problems fieldpath.Errors
-			if errors.As(err, &problems) {
+			if problems, ok := errors.AsType[fieldpath.Errors](err); ok {
 				fmt.Fprintln(cmd.OutOrStdout(), problems)
 				return fmt.Errorf("%s: invalid topology: %s", name, wording.Count(len(problems), "error"))
 			}

@@ -180,8 +180,7 @@ func (c *checkRun) file(file string) error {
 		read, err = parseFor(role, data, file)
 	}
 	out := c.cmd.OutOrStdout()
-	var problems fieldpath.Errors
-	if errors.As(err, &problems) {
+	if problems, ok := errors.AsType[fieldpath.Errors](err); ok {
 		fmt.Fprintln(out, problems.In(file))
 		what := strings.TrimSpace(read.kind + " configuration") // kind is empty if the file is not YAML
 		return fmt.Errorf("%s: invalid %s: %s%s", file, what, wording.Count(len(problems), "error"), hint)
@@ -193,7 +192,7 @@ func (c *checkRun) file(file string) error {
 	if c.against != "" {
 		err = checkAgainst(c.against, read, c.cmd.ErrOrStderr())
 	}
-	if errors.As(err, &problems) {
+	if problems, ok := errors.AsType[fieldpath.Errors](err); ok {
 		fmt.Fprintln(out, problems.In(file))
 		return fmt.Errorf("%s: valid, but instance %q would refuse to reload it: %s", file, c.against,
 			wording.Count(len(problems), "error"))

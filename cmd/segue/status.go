@@ -89,8 +89,7 @@ func status(ctx context.Context, out io.Writer, o statusOptions) error {
 		return errors.New("--interval 0: --watch needs an interval")
 	}
 	instance, err := choose(o.instance)
-	var several *severalError
-	if errors.As(err, &several) {
+	if several, ok := errors.AsType[*severalError](err); ok {
 		return errors.Join(listInstances(out, several.instances, o.asJSON), errors.New(several.advice()))
 	}
 	if err != nil {

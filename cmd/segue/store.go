@@ -189,8 +189,7 @@ func (o *storeOptions) load(in io.Reader) (*config.BalancerFiles, error) {
 		return nil, err
 	}
 	files, _, err := config.ParseBalancerFiles(text)
-	var problems fieldpath.Errors
-	if errors.As(err, &problems) {
+	if problems, ok := errors.AsType[fieldpath.Errors](err); ok {
 		return nil, problems.In(name)
 	} else if err != nil {
 		return nil, err
@@ -263,8 +262,7 @@ func importStore(cmd *cobra.Command, path string, o *storeOptions) error {
 		return err
 	}
 	content, warnings, err := config.ParseContent(files, text)
-	var problems fieldpath.Errors
-	if errors.As(err, &problems) {
+	if problems, ok := errors.AsType[fieldpath.Errors](err); ok {
 		return problems.In(name)
 	} else if err != nil {
 		return err

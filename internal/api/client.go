@@ -71,8 +71,7 @@ func (c *Client) Service(ctx context.Context, name string) (*Service, error) {
 	var services []Service
 	query := url.Values{"name": {name}}
 	err := c.call(ctx, http.MethodGet, "/v1/services?"+query.Encode(), nil, &services)
-	var refused *answerError
-	if errors.As(err, &refused) && refused.isOfUnknownQuery() {
+	if refused, ok := errors.AsType[*answerError](err); ok && refused.isOfUnknownQuery() {
 		services, err = c.Services(ctx)
 	}
 	for i := range services {

@@ -199,8 +199,7 @@ func adviseFlag(cmd *cobra.Command, name string) string {
 // ParseRegexp reads a flag's regular expression.
 func ParseRegexp(flag, text string) (*regexp.Regexp, error) {
 	expression, err := regexp.Compile(text)
-	var wrong *syntax.Error
-	if errors.As(err, &wrong) {
+	if wrong, ok := errors.AsType[*syntax.Error](err); ok {
 		return nil, fmt.Errorf("%s %q: must be a regular expression: %s: %s", flag, text, wrong.Code, wrong.Expr)
 	}
 	return expression, err

@@ -46,8 +46,7 @@ func (c Coded) Unwrap() error { return c.error }
 
 // ExitCode returns the exit code for an error: 1 unless the error has another one.
 func ExitCode(err error) int {
-	var c Coded
-	if errors.As(err, &c) {
+	if c, ok := errors.AsType[Coded](err); ok {
 		return c.code
 	}
 	return 1

@@ -48,8 +48,7 @@ func Load[T any](path string, parse func([]byte) (T, error)) (result T, err erro
 		return result, err
 	}
 	result, err = parse(data)
-	var problems fieldpath.Errors
-	if errors.As(err, &problems) {
+	if problems, ok := errors.AsType[fieldpath.Errors](err); ok {
 		return result, problems.In(path)
 	}
 	return result, err

@@ -46,8 +46,7 @@ func ReadSignalKeys(file string) (desired.SignalKeys, error) {
 // bytes. The error does not contain the name of the file.
 func readSecret(file string, longest int) (string, error) {
 	f, err := os.OpenFile(file, os.O_RDONLY|unix.O_NONBLOCK, 0) // without it a FIFO would block
-	var system *fs.PathError
-	if errors.As(err, &system) {
+	if system, ok := errors.AsType[*fs.PathError](err); ok {
 		return "", system.Err
 	}
 	if err != nil {

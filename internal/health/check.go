@@ -288,8 +288,7 @@ func searchBody(body io.Reader, text string) error {
 	if bytes.Contains(read, []byte(text)) {
 		return nil
 	}
-	var network *net.OpError
-	if errors.As(err, &network) {
+	if _, ok := errors.AsType[*net.OpError](err); ok {
 		return err
 	}
 	return fmt.Errorf("the first %d bytes of the body do not contain the text", len(read))

@@ -194,8 +194,7 @@ func parseCPUList(text string) (int, error) {
 
 // bare removes the path from an error.
 func bare(err error) error {
-	var path *fs.PathError
-	if errors.As(err, &path) {
+	if path, ok := errors.AsType[*fs.PathError](err); ok {
 		return path.Err
 	}
 	return err

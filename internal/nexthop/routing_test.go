@@ -243,8 +243,7 @@ func compareLookup(t *testing.T, target netip.Addr, got, want found) {
 func askKernel(target netip.Addr) (f found, err error) {
 	options := &netlink.RouteGetOptions{FIBMatch: true}
 	routes, err := netlink.RouteGetWithOptions(target.AsSlice(), options)
-	var refused unix.Errno
-	if errors.As(err, &refused) && refused != unix.EOPNOTSUPP {
+	if refused, ok := errors.AsType[unix.Errno](err); ok && refused != unix.EOPNOTSUPP {
 		return found{bits: -1, err: err}, nil
 	}
 	if err != nil {

@@ -133,8 +133,7 @@ func ParseDistribution(text, dir string) (sim.Distribution, error) {
 		d = m.distribution("", &read)
 		return m.errs
 	})
-	var problems fieldpath.Errors
-	if errors.As(err, &problems) {
+	if problems, ok := errors.AsType[fieldpath.Errors](err); ok {
 		for _, p := range problems {
 			p.Line = 0 // the text is a line
 			if p.Path == "" {
