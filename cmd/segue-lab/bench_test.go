@@ -41,9 +41,8 @@ func TestBenchRefuses(t *testing.T) {
 			"bench", "--against", "/no/such/segue", "--rounds", "1",
 		},
 	} {
-		root := newRoot()
-		root.SetArgs(args)
-		if err := root.Execute(); err == nil || !strings.Contains(err.Error(), want) {
+		_, err := clitest.Run(t.Context(), newRoot(), "", args...)
+		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v: error %v, want %q", args, err, want)
 		}
 	}

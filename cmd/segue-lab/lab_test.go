@@ -4,6 +4,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -135,12 +136,7 @@ segue-lab lab down --name small`},
 
 // runLab runs a command of segue-lab lab and returns what it printed.
 func runLab(args string) (string, error) {
-	var output bytes.Buffer
-	root := newRoot()
-	root.SetOut(&output)
-	root.SetArgs(append([]string{"lab"}, strings.Fields(args)...))
-	err := root.Execute()
-	return output.String(), err
+	return clitest.Run(context.Background(), newRoot(), "", append([]string{"lab"}, strings.Fields(args)...)...)
 }
 
 // TestLabWithoutProcesses runs commands on a lab that consists only of its state, as after its

@@ -83,10 +83,8 @@ func TestModelInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	for _, args := range []string{"transient", "two-servers --room 3"} {
-		root := newRoot()
-		root.SetOut(new(bytes.Buffer))
-		root.SetArgs(append([]string{"model"}, strings.Fields(args)...))
-		if err := root.ExecuteContext(ctx); !errors.Is(err, context.Canceled) {
+		_, err := clitest.Run(ctx, newRoot(), "", append([]string{"model"}, strings.Fields(args)...)...)
+		if !errors.Is(err, context.Canceled) {
 			t.Errorf("segue-lab model %s: error %v, want that it was cancelled", args, err)
 		}
 	}

@@ -107,16 +107,10 @@ func TestCheckStandardInput(t *testing.T) {
 				"services: [{name: web, vip: \"2001:db8:80::1\", port: 80, protocol: tcp}]\n",
 				"standard input: valid agent configuration: 1 service\n", ""},
 		} {
-			var output bytes.Buffer
-			root := newRoot()
-			root.SetOut(&output)
-			root.SetErr(&output)
-			root.SetIn(strings.NewReader(test.text))
-			root.SetArgs(args)
-			err := root.Execute()
-			if !strings.Contains(output.String(), test.output) || (err == nil) != (test.err == "") ||
+			output, err := runSegueWith(t.Context(), test.text, args...)
+			if !strings.Contains(output, test.output) || (err == nil) != (test.err == "") ||
 				err != nil && !strings.Contains(err.Error(), test.err) {
-				t.Errorf("%v: output %s, error %v", args, output.String(), err)
+				t.Errorf("%v: output %s, error %v", args, output, err)
 			}
 		}
 	}

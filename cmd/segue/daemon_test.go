@@ -52,10 +52,7 @@ func TestLockOfRefusedStart(t *testing.T) {
 		instance := fmt.Sprintf("test-%d-refused-%s", os.Getpid(), role)
 		path := filepath.Join(t.TempDir(), role+".yaml")
 		testhost.Must(t, os.WriteFile(path, fmt.Appendf(nil, node+service, instance, servers), 0o600))
-		root := newRoot()
-		root.SetErr(new(bytes.Buffer)) // standard error has the log
-		root.SetArgs([]string{role, "-c", path})
-		err := root.ExecuteContext(t.Context())
+		_, err := runSegue(t.Context(), role, "-c", path)
 		if _, stays := os.Stat(rundir.LockFile(instance)); err == nil || !errors.Is(stays, os.ErrNotExist) {
 			t.Errorf("%s: error %v; the lock: %v", role, err, stays)
 			_ = os.Remove(rundir.LockFile(instance))
@@ -109,10 +106,7 @@ func TestRunningAlready(t *testing.T) {
 		path := filepath.Join(t.TempDir(), role+".yaml")
 		file := fmt.Sprintf(node+service, instance, servers)
 		testhost.Must(t, os.WriteFile(path, []byte(file), 0o600))
-		root := newRoot()
-		root.SetErr(new(bytes.Buffer)) // standard error has the log
-		root.SetArgs([]string{role, "-c", path})
-		err := root.ExecuteContext(t.Context())
+		_, err := runSegue(t.Context(), role, "-c", path)
 		for _, want := range []string{"is already running", "needs another node.instance"} {
 			if err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("segue %s: error %v, want %q", role, err, want)
@@ -137,9 +131,8 @@ func TestLogFormats(t *testing.T) {
 			t.Errorf("%s: %swant ... %s", format, &out, want)
 		}
 	}
-	root := newRoot()
-	root.SetArgs([]string{"lb", "-c", "/nonexistent", "--log-format", "xml"})
-	if err := root.Execute(); err == nil || err.Error() != `--log-format "xml": must be text or json` {
+	_, err := runSegue(t.Context(), "lb", "-c", "/nonexistent", "--log-format", "xml")
+	if err == nil || err.Error() != `--log-format "xml": must be text or json` {
 		t.Errorf("error %v", err)
 	}
 }

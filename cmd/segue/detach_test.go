@@ -29,9 +29,7 @@ func TestDetachRefuses(t *testing.T) {
 			"../../../../tmp":  "letters, digits",
 			"no-such-instance": "",
 		} {
-			root := newRoot()
-			root.SetArgs([]string{role, "detach", name})
-			if err := root.Execute(); err == nil || !strings.Contains(err.Error(), want) {
+			if _, err := runSegue(t.Context(), role, "detach", name); err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("segue %s detach %q: error %v, want %q", role, name, err, want)
 			}
 		}

@@ -104,10 +104,10 @@ func TestChoose(t *testing.T) {
 			t.Errorf("chose %+v, error %v; want %s", got, err, want)
 		}
 		for _, command := range []string{"status", "status --json", "trace tcp 192.0.2.1:1 192.0.2.2:2"} {
-			root := newRoot()
-			root.SetOut(new(bytes.Buffer))
-			root.SetArgs(strings.Fields(command))
-			err := ns.Do(func() error { return root.ExecuteContext(t.Context()) })
+			err := ns.Do(func() error {
+				_, err := runSegue(t.Context(), strings.Fields(command)...)
+				return err
+			})
 			if err == nil || !strings.HasPrefix(err.Error(), want) {
 				t.Errorf("segue %s: error %v, want %s", command, err, want)
 			}

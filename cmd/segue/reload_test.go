@@ -3,7 +3,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -46,12 +45,7 @@ services:
 	}
 	write("lb.yaml", "1")
 	run := func(name string, more ...string) (string, error) {
-		var out bytes.Buffer
-		root := newRoot()
-		root.SetOut(&out)
-		root.SetArgs(append([]string{"reload", "-c", filepath.Join(dir, name)}, more...))
-		err := root.ExecuteContext(t.Context())
-		return out.String(), err
+		return runSegue(t.Context(), append([]string{"reload", "-c", filepath.Join(dir, name)}, more...)...)
 	}
 	refuse := func(name, why string, more ...string) {
 		t.Helper()

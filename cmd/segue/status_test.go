@@ -4,7 +4,6 @@ package main
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -463,10 +462,8 @@ func TestStatusErrors(t *testing.T) {
 		{"trace --packet fin tcp 192.0.2.1:1 192.0.2.2:2", `--packet "fin": must be auto, syn or later`},
 		{"trace --packet syn udp 192.0.2.1:1 192.0.2.2:2", "--packet syn: not possible for a udp flow"},
 	} {
-		root := newRoot()
-		root.SetOut(new(bytes.Buffer))
-		root.SetArgs(strings.Fields(test.args))
-		if err := root.ExecuteContext(context.Background()); err == nil || !strings.Contains(err.Error(), test.err) {
+		_, err := runSegue(t.Context(), strings.Fields(test.args)...)
+		if err == nil || !strings.Contains(err.Error(), test.err) {
 			t.Errorf("segue %s: error %v, want %s", test.args, err, test.err)
 		}
 	}

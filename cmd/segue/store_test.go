@@ -73,12 +73,7 @@ func (s *storeSite) services(more string, servers ...string) (path string) {
 }
 
 func (s *storeSite) run(args ...string) (string, error) {
-	var out bytes.Buffer
-	root := newRoot()
-	root.SetOut(&out)
-	root.SetArgs(append([]string{"store"}, args...))
-	err := root.ExecuteContext(s.t.Context())
-	return out.String(), err
+	return runSegue(s.t.Context(), append([]string{"store"}, args...)...)
 }
 
 // want runs a command whose output has all texts.
