@@ -21,6 +21,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/datapath/datapathtest"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/generation"
 	"github.com/segue-lb/segue/internal/health"
@@ -350,7 +351,7 @@ func (f *fixture) refill() {
 	f.setAnswered(0)
 	if f.plane.Held.Pending() {
 		f.readHeld()
-		f.must(zero(f.plane.Objects.HoldBudgets))
+		f.must(datapathtest.Zero(f.plane.Objects.HoldBudgets))
 	}
 }
 
