@@ -32,7 +32,7 @@ func dryRunOf(t testing.TB, k *kernel) *dryRun {
 	}
 	reuse.Lock()
 	defer reuse.Unlock()
-	r := used[programNumber(t, k.objects.XdpAgent)]
+	r := used[k]
 	if r != nil && r.dry != nil {
 		return r.dry
 	}

@@ -4,6 +4,7 @@ package agent
 
 import (
 	"errors"
+	"maps"
 	"os"
 	"sync"
 	"testing"
@@ -29,10 +30,10 @@ var (
 	reuse sync.Mutex
 	idle  = map[bool][]*reusable{} // by isInternal
 	// begun contains the data paths of instances whose first process has not started yet, by the
-	// kernel's number of their map "agent_flow_keys". used contains those that a test uses, by the
-	// number of the program xdp_agent.
+	// kernel's number of their map "agent_flow_keys".
 	begun = map[ebpf.MapID]*reusable{}
-	used  = map[ebpf.ProgramID]*reusable{}
+	// used contains those that a test uses.
+	used = map[*kernel]*reusable{}
 )
 
 func init() {
@@ -148,7 +149,7 @@ func (r *reusable) record(t testing.TB, k *kernel) {
 	}
 	reuse.Lock()
 	defer reuse.Unlock()
-	used[programNumber(t, r.objects.XdpAgent)] = r
+	used[k] = r
 }
 
 // end empties the data path for the next test. After a failed test nothing is known about it.
@@ -156,9 +157,8 @@ func (r *reusable) end(t testing.TB) {
 	if r.objects == nil {
 		return
 	}
-	number := programNumber(t, r.objects.XdpAgent)
 	reuse.Lock()
-	delete(used, number)
+	maps.DeleteFunc(used, func(_ *kernel, other *reusable) bool { return other == r })
 	reuse.Unlock()
 	if t.Failed() {
 		_ = r.objects.Close()
@@ -184,7 +184,7 @@ func TestReusedDataPathIsEmpty(t *testing.T) {
 	t.Run("first test", func(t *testing.T) {
 		k := testKernel(t)
 		first = programNumber(t, k.objects.XdpAgent)
-		objects = used[first].objects
+		objects = used[k].objects
 		for _, c := range append(deliveries(), drops()...) {
 			runAgent(t, k, c.frame)
 		}
