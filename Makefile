@@ -85,7 +85,7 @@ bench: build ## measure packets, memory, tables, throughput and changes (root; s
 	go test ./internal/balancer ./internal/control -run '^$$' -bench '^Benchmark(ManyServices|Drain)$$'
 
 .PHONY: soak
-soak: setup-test build ## run the long forms of end-to-end tests, which rewrite a table in docs/ (root; 30 minutes)
+soak: setup-test build ## run the long forms of tests (root; 30 minutes)
 	go build -o bin/test-run ./test/run
 	bin/test-run soak
 

@@ -20,20 +20,32 @@ import (
 	"github.com/segue-lb/segue/internal/packet/packettest"
 )
 
-// dryRuns are the dry runs of the unattached data paths.
+// dryRuns are the dry runs of data paths that no later test uses.
 var dryRuns = map[*kernel]*dryRun{}
 
-// dryRunOf loads the dry run of a data path when it is first needed. testKernelOf closes it.
+// dryRunOf loads the dry run of a data path when it is first needed. The dry run of a data path that
+// tests use one after the other stays with it. testKernelOf closes any other one.
 func dryRunOf(t testing.TB, k *kernel) *dryRun {
 	t.Helper()
-	if dryRuns[k] == nil {
-		d, err := newDryRun(k.objects.XdpAgent)
-		if err != nil {
-			t.Fatal(err)
-		}
+	if d := dryRuns[k]; d != nil {
+		return d
+	}
+	reuse.Lock()
+	defer reuse.Unlock()
+	r := used[k]
+	if r != nil && r.dry != nil {
+		return r.dry
+	}
+	d, err := newDryRun(k.objects.XdpAgent)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r != nil {
+		r.dry = d
+	} else {
 		dryRuns[k] = d
 	}
-	return dryRuns[k]
+	return d
 }
 
 func closeDryRun(k *kernel) error {

@@ -160,8 +160,7 @@ func (k *kernel) load(node *desired.AgentNode) error {
 	if err := spec.Variables[agentVarHostIsOutside].Set(!node.IsInternal()); err != nil {
 		return fmt.Errorf("set where the interface leads: %w", err)
 	}
-	err = spec.LoadAndAssign(&k.objects, &ebpf.CollectionOptions{MapReplacements: kept})
-	if err != nil {
+	if err = loadObjects(spec, &k.objects, kept); err != nil {
 		return fmt.Errorf("load the data path: %w", withLog(err))
 	}
 	if err := k.objects.AgentFlowKeys.Put(uint32(0), k.flowKeys); err != nil {
@@ -170,6 +169,12 @@ func (k *kernel) load(node *desired.AgentNode) error {
 	k.assigned = assignedVIPs{k.objects.Belongings}
 	k.tc = tc{instance: k.instance, dir: k.dir, attachTCX: link.AttachTCX}
 	return nil
+}
+
+// loadObjects loads the programs, and the maps that an earlier process has not kept. Tests replace it
+// to use loaded programs again.
+var loadObjects = func(spec *ebpf.CollectionSpec, objects *agentObjects, kept map[string]*ebpf.Map) error {
+	return spec.LoadAndAssign(objects, &ebpf.CollectionOptions{MapReplacements: kept})
 }
 
 func setVariables(spec *ebpf.CollectionSpec, values map[string]any) error {

@@ -245,9 +245,16 @@ func (n *network) config(server int, encapsulation desired.Encapsulation, vips .
 func (n *network) run(server int, cfg *desired.Agent, attachTCX func(link.TCXOptions) (link.Link, error)) *running {
 	n.t.Helper()
 	ns := n.servers[server-1]
+	var reused *reusable
+	if _, err := os.Stat(datapath.Dir(cfg.Node.Instance)); errors.Is(err, os.ErrNotExist) {
+		reused = reuseFor(n.t, &cfg.Node)
+	}
 	a, err := New(cfg, secretsOf(n.t, cfg), slog.New(slog.DiscardHandler))
 	if err != nil {
 		n.t.Fatal(err)
+	}
+	if reused != nil {
+		reused.record(n.t, a.kernel)
 	}
 	a.kernel.tc.attachTCX = attachTCX
 	ctx, cancel := context.WithCancel(context.Background())

@@ -13,6 +13,7 @@ import (
 	"os"
 	"runtime"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -75,6 +76,9 @@ func testConfig() *desired.Agent {
 // mtu is the MTU of the path from the balancers, in bytes.
 const mtu = 1500
 
+// unattached is the number of unattached data paths that this process has made.
+var unattached atomic.Uint32
+
 // testKernel returns an unattached data path.
 func testKernel(t testing.TB) *kernel {
 	t.Helper()
@@ -84,9 +88,14 @@ func testKernel(t testing.TB) *kernel {
 func testKernelOf(t testing.TB, cfg *desired.Agent) *kernel {
 	t.Helper()
 	testhost.NeedAgent(t)
-	cfg.Node.Instance = fmt.Sprintf("test-%d-packets", os.Getpid())
+	cfg.Node.Instance = fmt.Sprintf("test-%d-packets%d", os.Getpid(), unattached.Add(1))
+	reused := reuseFor(t, &cfg.Node)
 	k, err := openKernel(&cfg.Node, slog.New(slog.DiscardHandler))
 	if err != nil {
+		t.Fatal(err)
+	}
+	reused.record(t, k)
+	if err := unpin(k); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {

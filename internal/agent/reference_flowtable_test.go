@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 	"unsafe"
@@ -32,15 +33,26 @@ const (
 	firstMask        = 1<<13 - 1 // of a report: what it tells about the first candidate
 )
 
+// tables contains the flow tables that are in the memory of this process. The kernel needs a
+// millisecond to map one.
+var tables sync.Map // *flowTable by *kernel
+
 // tableOf maps the flow table of a data path into memory, for the time of the test.
 func tableOf(t testing.TB, k *kernel) *flowTable {
 	t.Helper()
 	table := &flowTable{t: t}
+	mapped, _ := tables.Load(k)
 	if err := k.objects.AgentFlowKeys.Lookup(uint32(0), &table.keys); err != nil {
 		t.Fatal(err)
 	}
+	if mapped != nil {
+		table.entries, table.balancers = mapped.(*flowTable).entries, mapped.(*flowTable).balancers
+		return table
+	}
 	table.entries = memoryOf[agentAgentFlowEntry](t, k.objects.AgentFlows)
 	table.balancers = memoryOf[uint64](t, k.objects.AgentBalancers)
+	tables.Store(k, table)
+	t.Cleanup(func() { tables.Delete(k) })
 	return table
 }
 

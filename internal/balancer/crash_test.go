@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"syscall"
@@ -54,6 +55,8 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
+	// The tests make much garbage, and keep little of it.
+	debug.SetGCPercent(400)
 	os.Exit(m.Run())
 }
 

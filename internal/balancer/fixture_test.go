@@ -21,6 +21,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/datapath/datapathtest"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/health"
 	"github.com/segue-lb/segue/internal/netdev"
@@ -157,8 +158,8 @@ func (f *fixture) stop() {
 }
 
 func (f *fixture) must(err error) {
-	f.t.Helper()
 	if err != nil {
+		f.t.Helper() // it is slow, and called for each frame otherwise
 		f.t.Fatal(err)
 	}
 }
@@ -350,7 +351,7 @@ func (f *fixture) refill() {
 	f.setAnswered(0)
 	if f.plane.Held.Pending() {
 		f.readHeld()
-		f.must(zero(f.plane.Objects.HoldBudgets))
+		f.must(datapathtest.Zero(f.plane.Objects.HoldBudgets))
 	}
 }
 
@@ -376,13 +377,14 @@ func (f *fixture) takeHeld() []dataplane.HeldFragment {
 // setAnswered sets the time up to which all cores have used their rates of answers and of copied
 // errors, in nanoseconds.
 func (f *fixture) setAnswered(ns uint64) {
-	f.t.Helper()
-	cpus, err := ebpf.PossibleCPU()
-	f.must(err)
-	for kind := range f.plane.Objects.Answers.MaxEntries() {
-		f.must(f.plane.Objects.Answers.Put(kind, slices.Repeat([]uint64{ns}, cpus)))
+	for _, m := range []*ebpf.Map{f.plane.Objects.Answers, f.plane.Objects.Copied} {
+		kinds := make([]uint32, m.MaxEntries())
+		for i := range kinds {
+			kinds[i] = uint32(i)
+		}
+		_, err := m.BatchUpdate(kinds, slices.Repeat([]uint64{ns}, len(kinds)*ebpf.MustPossibleCPU()), nil)
+		f.must(err)
 	}
-	f.must(f.plane.Objects.Copied.Put(uint32(0), slices.Repeat([]uint64{ns}, cpus)))
 }
 
 // forgetFragments empties the table of first fragments.

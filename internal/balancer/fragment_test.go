@@ -13,6 +13,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
+	"github.com/segue-lb/segue/internal/datapath/datapathtest"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
 )
@@ -256,7 +257,7 @@ func TestHoldBudgets(t *testing.T) {
 		{dns, 8, 8 + 7, [][]byte{{0x20, 0x01, 0x0d, 0xb8, 0x77, 0x01}, {0x20, 0x01, 0x0d, 0xb8, 0x77, 0x02}}},
 		{dns4, 12, 12 + 3, [][]byte{{203, 0, 113}, {203, 0, 112}}},
 	} {
-		f.must(zero(f.plane.Objects.HoldBudgets))
+		f.must(datapathtest.Zero(f.plane.Objects.HoldBudgets))
 		later := packet.Fragments(datagram(c.flow), 1440, 7)[1]
 		const flood = 5000 // several times what the ring buffer takes
 		for i := range flood {
@@ -297,7 +298,7 @@ func TestHoldBudgets(t *testing.T) {
 		f.takeHeld()
 	}
 	// A flood from many networks uses up what the cores may give to the process.
-	f.must(zero(f.plane.Objects.HoldBudgets))
+	f.must(datapathtest.Zero(f.plane.Objects.HoldBudgets))
 	f.must(f.plane.Objects.HoldByCore.Put(uint32(0), slices.Repeat([]uint64{math.MaxInt64}, ebpf.MustPossibleCPU())))
 	for _, flow := range []dataplane.Flow{dns, dns4} {
 		if got := reasonIn(packet.Fragments(datagram(flow), 1440, 7)[1]); got != "drop_fragment_room" {

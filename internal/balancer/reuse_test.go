@@ -3,20 +3,18 @@
 package balancer
 
 import (
-	"bytes"
 	"errors"
 	"maps"
 	"path/filepath"
-	"reflect"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/ringbuf"
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/datapath/datapathtest"
 	"github.com/segue-lb/segue/internal/desired"
 )
 
@@ -56,7 +54,7 @@ func init() {
 		if loaded == nil {
 			return load(spec, objects, maps)
 		}
-		return copyObjects(objects, loaded)
+		return datapathtest.CopyObjects(objects, loaded)
 	}
 }
 
@@ -133,7 +131,7 @@ func (r *reusable) record(t testing.TB, objects *dataplane.Objects) {
 		return
 	}
 	kept := new(dataplane.Objects)
-	if err := copyObjects(kept, objects); err != nil {
+	if err := datapathtest.CopyObjects(kept, objects); err != nil {
 		t.Fatal(err)
 	}
 	if err := kept.Identity.Lookup(uint32(0), &r.identity); err != nil {
@@ -151,129 +149,13 @@ func (r *reusable) end(t testing.TB) {
 		_ = r.objects.Close()
 		return
 	}
-	if err := errors.Join(empty(r.objects), r.objects.Identity.Put(uint32(0), r.identity)); err != nil {
+	if err := errors.Join(datapathtest.Empty(r.objects), r.objects.Identity.Put(uint32(0), r.identity)); err != nil {
 		t.Errorf("empty the data path for the next test: %v", err)
 		return
 	}
 	reuse.Lock()
 	defer reuse.Unlock()
 	idle[r.constants] = append(idle[r.constants], r)
-}
-
-// copyObjects makes to refer to the same objects of the kernel.
-func copyObjects(to, from *dataplane.Objects) error {
-	return eachObject(reflect.ValueOf(to).Elem(), reflect.ValueOf(from).Elem(), func(to, from reflect.Value) (err error) {
-		var clone any
-		switch object := from.Interface().(type) {
-		case *ebpf.Map:
-			clone, err = object.Clone()
-		case *ebpf.Program:
-			clone, err = object.Clone()
-		case *ebpf.Variable:
-			clone = object
-		}
-		to.Set(reflect.ValueOf(clone))
-		return err
-	})
-}
-
-// eachObject calls f for each map, program and variable of two structs of the same type.
-func eachObject(a, b reflect.Value, f func(a, b reflect.Value) error) error {
-	var errs []error
-	for i := range a.NumField() {
-		if a.Field(i).Kind() == reflect.Struct {
-			errs = append(errs, eachObject(a.Field(i), b.Field(i), f))
-		} else {
-			errs = append(errs, f(a.Field(i), b.Field(i)))
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// empty makes all maps and variables as they are after a load.
-func empty(objects *dataplane.Objects) error {
-	v := reflect.ValueOf(objects).Elem()
-	return eachObject(v, v, func(_, field reflect.Value) error {
-		switch object := field.Interface().(type) {
-		case *ebpf.Map:
-			return emptyMap(object)
-		case *ebpf.Variable:
-			if !object.ReadOnly() {
-				return object.Set(make([]byte, object.Size()))
-			}
-		}
-		return nil
-	})
-}
-
-func emptyMap(m *ebpf.Map) error {
-	switch m.Type() {
-	case ebpf.Array, ebpf.PerCPUArray:
-		return zero(m)
-	case ebpf.ArrayOfMaps:
-		return deleteInner(m)
-	case ebpf.RingBuf:
-		return readAll(m)
-	}
-	for {
-		key, err := m.NextKeyBytes(nil)
-		if err != nil || key == nil {
-			return err
-		}
-		if err := m.Delete(key); err != nil {
-			return err
-		}
-	}
-}
-
-// readAll reads what is in a ring buffer.
-func readAll(m *ebpf.Map) error {
-	r, err := ringbuf.NewReader(m)
-	if err != nil {
-		return err
-	}
-	defer r.Close()
-	var record ringbuf.Record
-	for r.AvailableBytes() > 0 {
-		if err := r.ReadInto(&record); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// zero writes zeros to all elements of an array.
-func zero(m *ebpf.Map) error {
-	keys := make([]uint32, m.MaxEntries())
-	for i := range keys {
-		keys[i] = uint32(i)
-	}
-	n := len(keys)
-	if m.Type() == ebpf.PerCPUArray {
-		cpus, err := ebpf.PossibleCPU()
-		if err != nil {
-			return err
-		}
-		n *= cpus
-	}
-	element := reflect.ArrayOf(int(m.ValueSize()), reflect.TypeFor[byte]())
-	_, err := m.BatchUpdate(keys, reflect.MakeSlice(reflect.SliceOf(element), n, n).Interface(), nil)
-	return err
-}
-
-// deleteInner removes the maps from a map of maps.
-func deleteInner(m *ebpf.Map) error {
-	keys, ids := make([]uint32, m.MaxEntries()), make([]uint32, m.MaxEntries())
-	n, err := m.BatchLookup(new(ebpf.MapBatchCursor), keys, ids, nil)
-	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return err
-	}
-	for _, key := range keys[:n] {
-		if err := m.Delete(key); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // A test that uses a data path again finds its maps as a load makes them.
@@ -290,7 +172,7 @@ func TestReusedDataPathIsEmpty(t *testing.T) {
 		f.must(f.plane.Objects.Identity.Put(uint32(0), dataplane.Identity{Version: identity.Version}))
 		f.setAnswered(1)
 		f.must(f.sweep())
-		used := usedMaps(t, &f.plane.Objects)
+		used := datapathtest.UsedMaps(t, &f.plane.Objects, f.plane.Objects.Identity)
 		if len(used) < 8 {
 			t.Errorf("the test uses only the maps %v", used)
 		}
@@ -303,7 +185,7 @@ func TestReusedDataPathIsEmpty(t *testing.T) {
 	if r == nil {
 		t.Fatal("the data path of the first test cannot be used again")
 	}
-	if used := usedMaps(t, r.objects); len(used) > 0 {
+	if used := datapathtest.UsedMaps(t, r.objects, r.objects.Identity); len(used) > 0 {
 		t.Errorf("maps still have content: %v", used)
 	}
 	t.Run("second test", func(t *testing.T) {
@@ -334,7 +216,7 @@ func TestLoadsBeginEmpty(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer objects.Close()
-	if used := usedMaps(t, objects); len(used) > 0 {
+	if used := datapathtest.UsedMaps(t, objects, objects.Identity); len(used) > 0 {
 		t.Errorf("maps have content: %v", used)
 	}
 }
@@ -354,64 +236,3 @@ func programNumber(t *testing.T, program *ebpf.Program) ebpf.ProgramID {
 	id, _ := info.ID()
 	return id
 }
-
-// usedMaps returns the maps and variables that have content, except the identity.
-func usedMaps(t *testing.T, objects *dataplane.Objects) (used []string) {
-	t.Helper()
-	v := reflect.ValueOf(objects).Elem()
-	err := eachObject(v, v, func(_, field reflect.Value) error {
-		switch object := field.Interface().(type) {
-		case *ebpf.Map:
-			has, err := hasContent(object)
-			if has && object != objects.Identity {
-				used = append(used, object.String())
-			}
-			return err
-		case *ebpf.Variable:
-			content := make([]byte, object.Size())
-			if err := object.Get(content); err != nil {
-				return err
-			}
-			if !object.ReadOnly() && !isZero(content) {
-				used = append(used, object.String())
-			}
-		}
-		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return used
-}
-
-// hasContent tells whether a map has an element other than zeros.
-func hasContent(m *ebpf.Map) (bool, error) {
-	if m.Type() == ebpf.RingBuf {
-		r, err := ringbuf.NewReader(m)
-		if err != nil {
-			return false, err
-		}
-		defer r.Close()
-		return r.AvailableBytes() > 0, nil
-	}
-	isArray := m.Type() == ebpf.Array || m.Type() == ebpf.PerCPUArray
-	var key, value []byte
-	var perCPU [][]byte
-	elements := m.Iterate()
-	if m.Type() == ebpf.PerCPUArray {
-		for elements.Next(&key, &perCPU) {
-			if !isZero(bytes.Join(perCPU, nil)) {
-				return true, nil
-			}
-		}
-		return false, elements.Err()
-	}
-	for elements.Next(&key, &value) {
-		if !isArray || !isZero(value) {
-			return true, nil
-		}
-	}
-	return false, elements.Err()
-}
-
-func isZero(content []byte) bool { return len(bytes.Trim(content, "\x00")) == 0 }

@@ -17,8 +17,14 @@ import (
 	"github.com/segue-lb/segue/lab"
 )
 
-var failuresTable = flag.Bool("failures.table", false,
-	"TestServerFailures injects all failures and writes the tables of docs/server-failures.md")
+var (
+	failuresAll   = flag.Bool("failures.all", false, "TestServerFailures injects all failures")
+	failuresTable = flag.Bool("failures.table", false,
+		"TestServerFailures injects all failures and writes the tables of docs/server-failures.md")
+)
+
+// allFailures tells whether TestServerFailures injects all failures, and not only the brief ones.
+func allFailures() bool { return *failuresAll || *failuresTable }
 
 const (
 	// failureRate is the number of connections that the client opens per second, to all services
@@ -39,7 +45,7 @@ func TestServerFailures(t *testing.T) {
 	f := newFailing(t, "s3")
 	var outcomes []*outcome
 	for _, x := range failures {
-		if !x.brief && !*failuresTable {
+		if !x.brief && !allFailures() {
 			continue
 		}
 		t.Run(x.name, func(t *testing.T) { outcomes = append(outcomes, f.in(t).undergo(x)) })
@@ -82,7 +88,7 @@ func newFailing(t *testing.T, server string) *failing {
 	f := &failing{T: t, lab: l, server: l.Node(server), watch: startWatch(t, l, server)}
 	f.routes = f.staticRoutes()
 	rate := failureRate
-	if *failuresTable {
+	if allFailures() {
 		rate = tableRate
 	}
 	f.arrivals = startArrivals(t, l, rate, answerLimit)
@@ -117,7 +123,7 @@ func (f *failing) undergo(x failure) *outcome {
 	noticed := time.Now()
 	f.arrivals.setLimit(patience / 2) // these must not fail on a slow machine
 	lasts := aftermath
-	if *failuresTable {
+	if allFailures() {
 		lasts = max(2*aftermath, x.lasts-time.Since(start))
 	}
 	pause(f.T, lasts)

@@ -114,7 +114,7 @@ var soak = []tier{
 				"TestReloadsUnderLoad|TestToolsWithoutFlowTable|TestBalancersComeAndGo|TestUpgradeOfAFleet)$",
 		},
 		args: []string{
-			"-kills.count=20", "-kills.connections=10000", "-failures.table", "-failover.figure",
+			"-kills.count=20", "-kills.connections=10000", "-failures.all", "-failover.figure",
 			"-badlinks.connections=10000", "-cookies.downloads=999", "-history.changes=20",
 			"-history.servers=36", "-history.connections=400", "-flood=20s", "-flood.rate=0",
 			"-flood.syns=200000", "-reloads=40", "-iperf=500M", "-bgp.routers=frr,bird",
@@ -203,15 +203,13 @@ func run(ctx context.Context, names []string) (passed bool, err error) {
 			break
 		}
 	}
+	total.usage.print(30, 40)
 	fmt.Println("== slowest")
 	for _, t := range total.slowest(10) {
 		fmt.Println(t)
 	}
-	if len(total.repeated) > 0 {
-		fmt.Println("== passed only when repeated alone")
-	}
-	for _, f := range total.repeated {
-		fmt.Print(f)
+	if err := total.judgeFlaky(); err != nil {
+		failed = append(failed, err.Error())
 	}
 	if len(failed) > 0 {
 		fmt.Println("== failed")
@@ -224,6 +222,26 @@ func run(ctx context.Context, names []string) (passed bool, err error) {
 	}
 	fmt.Println(total.counts)
 	return len(failed) == 0, nil
+}
+
+// mostFlaky is the number of flaky tests that a run may have.
+const mostFlaky = 2
+
+// judgeFlaky prints the flaky tests, and returns an error if they are too many.
+func (r *result) judgeFlaky() error {
+	tests := r.flaky()
+	if len(tests) == 0 {
+		return nil
+	}
+	fmt.Println("== flaky: passed only when repeated alone")
+	for _, f := range r.repeated {
+		fmt.Print(f)
+	}
+	fmt.Printf("%d flaky\n", len(tests))
+	if len(tests) > mostFlaky {
+		return fmt.Errorf("%d tests are flaky: at most %d may be", len(tests), mostFlaky)
+	}
+	return nil
 }
 
 // A stage is a list of tiers that run at the same time.
@@ -371,7 +389,13 @@ func (t tier) runOnce(ctx context.Context, packages []string, flags ...string) (
 	if err := cmd.Start(); err != nil {
 		return result{}, err
 	}
-	r, readErr := report(events, os.Stdout)
+	watching, stop := context.WithCancel(ctx)
+	used := newUsage()
+	var watch sync.WaitGroup
+	watch.Go(func() { used.watch(watching, cmd.Process.Pid) })
+	r, readErr := report(events, os.Stdout, used)
+	stop()
+	watch.Wait()
 	err = errors.Join(readErr, cmd.Wait())
 	switch {
 	case ctx.Err() != nil:

@@ -70,3 +70,15 @@ func TestRepeat(t *testing.T) {
 		})
 	}
 }
+
+// Two flaky tests are reported. More make the run fail.
+func TestFlaky(t *testing.T) {
+	r := result{repeated: []failure{{"a", "TestOne", "x"}, {"a", "TestOne/part", "x"}, {"b", "TestOne", "x"}}}
+	if err := r.judgeFlaky(); err != nil {
+		t.Errorf("two flaky tests: %v", err)
+	}
+	r.repeated = append(r.repeated, failure{"b", "TestTwo", "x"})
+	if err := r.judgeFlaky(); err == nil {
+		t.Error("three flaky tests do not fail the run")
+	}
+}

@@ -10,6 +10,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"time"
 )
 
 // counts are numbers of tests, including subtests.
@@ -27,6 +28,7 @@ func (c counts) String() string {
 
 // event is one line of `go test -json`; see `go doc test2json` and `go help buildjson`.
 type event struct {
+	Time        time.Time
 	Action      string
 	Package     string
 	ImportPath  string // takes the place of Package in the output of the build
@@ -42,6 +44,7 @@ type result struct {
 	failures []failure
 	repeated []failure // of tests that passed when they were repeated
 	timings  []timing
+	usage    *usage // of the tests' programs
 }
 
 func (r *result) add(s result) {
@@ -49,6 +52,12 @@ func (r *result) add(s result) {
 	r.failures = append(r.failures, s.failures...)
 	r.repeated = append(r.repeated, s.repeated...)
 	r.timings = append(r.timings, s.timings...)
+	if r.usage == nil {
+		r.usage = newUsage()
+	}
+	if s.usage != nil {
+		r.usage.add(s.usage)
+	}
 }
 
 // detectorFailure is what the race detector prints when one of its own checks fails. With thousands
@@ -93,6 +102,12 @@ func (r *result) failedTests() (tests []failure) {
 	return tests
 }
 
+// flaky returns the tests that have passed only when they were repeated.
+func (r *result) flaky() (tests []failure) {
+	repeated := result{failures: r.repeated}
+	return repeated.failedTests()
+}
+
 // withdraw makes the failures of a test and of its subtests failures of tests that passed when they
 // were repeated.
 func (r *result) withdraw(test failure) {
@@ -133,8 +148,8 @@ type failure struct{ pkg, test, output string }
 
 // report reads the events of one `go test -json`. It writes a line for each package with tests.
 // Above that line it writes the whole output of failed tests, and the reasons of skipped tests.
-func report(events io.Reader, w io.Writer) (result, error) {
-	var total result
+func report(events io.Reader, w io.Writer, used *usage) (result, error) {
+	total := result{usage: used}
 	packages := map[string]*result{}
 	// The key is package and test. For the output of a build, it is the import path.
 	output := map[[2]string][]byte{}
@@ -146,6 +161,7 @@ func report(events io.Reader, w io.Writer) (result, error) {
 		} else if err != nil {
 			return total, fmt.Errorf("reading the output of go test: %w", err)
 		}
+		used.see(e)
 		at := [2]string{e.Package, e.Test}
 		switch e.Action {
 		case "start":

@@ -100,7 +100,7 @@ func TestReport(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var out strings.Builder
-			got, err := report(strings.NewReader(strings.Join(c.events, "\n")), &out)
+			got, err := report(strings.NewReader(strings.Join(c.events, "\n")), &out, newUsage())
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -133,7 +133,7 @@ func TestSlowest(t *testing.T) {
 		{"Action":"fail","Package":"p","Test":"B","Elapsed":30.04}
 		{"Action":"skip","Package":"p","Test":"C","Elapsed":2}
 		{"Action":"fail","Package":"p"}`
-	r, err := report(strings.NewReader(events), io.Discard)
+	r, err := report(strings.NewReader(events), io.Discard, newUsage())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"errors"
+	"maps"
+	"os"
+	"sync"
+	"testing"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/datapath/datapathtest"
+	"github.com/segue-lb/segue/internal/desired"
+)
+
+// reusable is a data path that one test after the other uses. Between two tests all its maps are
+// emptied. Most of the time of a test would otherwise be the verifier's work. Only the first process
+// of an instance uses loaded objects again: a process that follows it loads its own.
+type reusable struct {
+	isInternal bool               // the only other constant of the programs
+	keys       agentAgentFlowKeys // constants of the programs
+	objects    *agentObjects      // nil before the first test has loaded them
+	dry        *dryRun            // nil before a test has needed it
+}
+
+var (
+	reuse sync.Mutex
+	idle  = map[bool][]*reusable{} // by isInternal
+	// begun contains the data paths of instances whose first process has not started yet, by the
+	// kernel's number of their map "agent_flow_keys".
+	begun = map[ebpf.MapID]*reusable{}
+	// used contains those that a test uses.
+	used = map[*kernel]*reusable{}
+)
+
+func init() {
+	load := loadObjects
+	loadObjects = func(spec *ebpf.CollectionSpec, objects *agentObjects, kept map[string]*ebpf.Map) error {
+		r, err := takeBegun(kept[agentMapAgentFlowKeys])
+		if err != nil {
+			return err
+		}
+		if r == nil {
+			return load(spec, objects, kept)
+		}
+		return datapathtest.CopyObjects(objects, r.objects)
+	}
+}
+
+// reuseFor makes the first process of the instance use a data path that an earlier test has loaded,
+// if there is one. The test calls record when that process has loaded its data path. When the test
+// has ended, and has removed the instance, other tests can use the data path.
+func reuseFor(t testing.TB, node *desired.AgentNode) *reusable {
+	t.Helper()
+	reuse.Lock()
+	defer reuse.Unlock()
+	r := &reusable{isInternal: node.IsInternal()}
+	if n := len(idle[r.isInternal]); n > 0 {
+		r, idle[r.isInternal] = idle[r.isInternal][n-1], idle[r.isInternal][:n-1]
+		if err := r.begin(node.Instance); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Cleanup(func() { r.end(t) })
+	return r
+}
+
+// begin pins the maps, as an earlier process of the instance would have left them.
+func (r *reusable) begin(instance string) error {
+	dir, err := datapath.MakeDir(instance, datapath.RoleAgent)
+	if err != nil {
+		return err
+	}
+	k := kernel{dir: dir}
+	for _, kept := range keptMaps(&r.objects.agentMaps) {
+		clone, err := (*kept.m).Clone()
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(clone.Pin(k.pinOf(kept.name)), clone.Close()); err != nil {
+			return err
+		}
+	}
+	id, err := mapNumber(r.objects.AgentFlowKeys)
+	begun[id] = r
+	return err
+}
+
+// unpin removes the pins that begin has made, as if the process had created all maps itself.
+func unpin(k *kernel) error {
+	k.begun = nil
+	for _, kept := range keptMaps(&agentMaps{}) {
+		k.begun = append(k.begun, kept.name)
+		if err := os.Remove(k.pinOf(kept.name)); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+// takeBegun returns the data path with the given map "agent_flow_keys", once. It returns nil if
+// there is none.
+func takeBegun(keys *ebpf.Map) (*reusable, error) {
+	if keys == nil {
+		return nil, nil
+	}
+	id, err := mapNumber(keys)
+	if err != nil {
+		return nil, err
+	}
+	reuse.Lock()
+	defer reuse.Unlock()
+	r := begun[id]
+	delete(begun, id)
+	return r, nil
+}
+
+func mapNumber(m *ebpf.Map) (ebpf.MapID, error) {
+	info, err := m.Info()
+	if err != nil {
+		return 0, err
+	}
+	id, _ := info.ID()
+	return id, nil
+}
+
+func programNumber(t testing.TB, program *ebpf.Program) ebpf.ProgramID {
+	t.Helper()
+	info, err := program.Info()
+	if err != nil {
+		t.Fatal(err)
+	}
+	id, _ := info.ID()
+	return id
+}
+
+// record keeps the objects that a test has loaded.
+func (r *reusable) record(t testing.TB, k *kernel) {
+	t.Helper()
+	if r.objects == nil {
+		kept := new(agentObjects)
+		if err := datapathtest.CopyObjects(kept, &k.objects); err != nil {
+			t.Fatal(err)
+		}
+		r.objects, r.keys = kept, k.flowKeys
+	}
+	reuse.Lock()
+	defer reuse.Unlock()
+	used[k] = r
+}
+
+// end empties the data path for the next test. After a failed test nothing is known about it.
+func (r *reusable) end(t testing.TB) {
+	if r.objects == nil {
+		return
+	}
+	reuse.Lock()
+	maps.DeleteFunc(used, func(_ *kernel, other *reusable) bool { return other == r })
+	reuse.Unlock()
+	if t.Failed() {
+		_ = r.objects.Close()
+		if r.dry != nil {
+			_ = r.dry.close()
+		}
+		return
+	}
+	err := errors.Join(datapathtest.Empty(r.objects), r.objects.AgentFlowKeys.Put(uint32(0), r.keys))
+	if err != nil {
+		t.Errorf("empty the data path for the next test: %v", err)
+		return
+	}
+	reuse.Lock()
+	defer reuse.Unlock()
+	idle[r.isInternal] = append(idle[r.isInternal], r)
+}
+
+// A test that uses a data path again finds its maps as a load makes them.
+func TestReusedDataPathIsEmpty(t *testing.T) {
+	var first, second ebpf.ProgramID
+	var objects *agentObjects
+	t.Run("first test", func(t *testing.T) {
+		k := testKernel(t)
+		first = programNumber(t, k.objects.XdpAgent)
+		objects = used[k].objects
+		for _, c := range append(deliveries(), drops()...) {
+			runAgent(t, k, c.frame)
+		}
+		if err := k.objects.AgentFlowKeys.Put(uint32(0), agentAgentFlowKeys{}); err != nil {
+			t.Fatal(err)
+		}
+		if full := datapathtest.UsedMaps(t, objects, objects.AgentFlowKeys); len(full) < 6 {
+			t.Errorf("the test uses only the maps %v", full)
+		}
+	})
+	if full := datapathtest.UsedMaps(t, objects, objects.AgentFlowKeys); len(full) > 0 {
+		t.Errorf("maps still have content: %v", full)
+	}
+	t.Run("second test", func(t *testing.T) {
+		k := testKernel(t)
+		if second = programNumber(t, k.objects.XdpAgent); second != first {
+			t.Errorf("the test runs program %d instead of %d", second, first)
+		}
+		if (k.flowKeys == agentAgentFlowKeys{}) {
+			t.Error("the flow table has other keys than the programs")
+		}
+		next, err := openKernel(&desired.AgentNode{Instance: k.instance}, k.log)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer next.close()
+		if programNumber(t, next.objects.XdpAgent) == first {
+			t.Error("the second process has not loaded its own program")
+		}
+	})
+}
+
+// Content that a load gives to a map would get lost when the map is emptied.
+func TestLoadsBeginEmpty(t *testing.T) {
+	t.Parallel()
+	objects := new(agentObjects)
+	spec, _, err := loadPermitted()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := spec.LoadAndAssign(objects, nil); err != nil {
+		t.Fatal(err)
+	}
+	defer objects.Close()
+	if full := datapathtest.UsedMaps(t, objects, nil); len(full) > 0 {
+		t.Errorf("maps have content: %v", full)
+	}
+}

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+// usage measures the CPU time of the test programs of one `go test`, with all processes that they
+// start. Tests of a package that run at the same time share what the package takes meanwhile.
+type usage struct {
+	mu    sync.Mutex
+	tests map[[2]string]time.Duration // by package and test
+	total map[string]time.Duration    // by package
+	// running contains the tests that run, and since when. weights contain the share of each test
+	// in the time since the last sample.
+	running map[string]map[string]bool
+	weights map[string]map[string]float64
+	changed map[string]time.Time
+}
+
+// samplePeriod is the time between two samples. What a package takes after the last one is lost.
+const samplePeriod = 200 * time.Millisecond
+
+func newUsage() *usage {
+	return &usage{
+		tests: map[[2]string]time.Duration{}, total: map[string]time.Duration{},
+		running: map[string]map[string]bool{}, weights: map[string]map[string]float64{},
+		changed: map[string]time.Time{},
+	}
+}
+
+// watch samples the descendants of a process until ctx ends.
+func (u *usage) watch(ctx context.Context, pid int) {
+	tick := time.NewTicker(samplePeriod)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			for pkg, used := range testPrograms(pid) {
+				u.sample(pkg, used, time.Now())
+			}
+		}
+	}
+}
+
+// see notes that a test begins to run, or does not run any more.
+func (u *usage) see(e event) {
+	if e.Test == "" || strings.Contains(e.Test, "/") {
+		return
+	}
+	var runs bool
+	switch e.Action {
+	case "run", "cont":
+		runs = true
+	case "pause", "pass", "fail", "skip":
+	default:
+		return
+	}
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.weigh(e.Package, e.Time)
+	if runs {
+		u.running[e.Package][e.Test] = true
+	} else {
+		delete(u.running[e.Package], e.Test)
+	}
+}
+
+// weigh divides the time since the last change among the tests that have run since then.
+func (u *usage) weigh(pkg string, now time.Time) {
+	if u.running[pkg] == nil {
+		u.running[pkg], u.weights[pkg] = map[string]bool{}, map[string]float64{}
+	}
+	passed := now.Sub(u.changed[pkg])
+	for test := range u.running[pkg] {
+		u.weights[pkg][test] += max(passed.Seconds(), 0) / float64(len(u.running[pkg]))
+	}
+	u.changed[pkg] = now
+}
+
+// sample notes the CPU time that a package has used until now.
+func (u *usage) sample(pkg string, used time.Duration, now time.Time) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.weigh(pkg, now)
+	// The time of a process is lost if nobody has waited for it.
+	added := max(used-u.total[pkg], 0)
+	u.total[pkg] += added
+	all := 0.0
+	for _, weight := range u.weights[pkg] {
+		all += weight
+	}
+	for test, weight := range u.weights[pkg] {
+		if all > 0 {
+			u.tests[[2]string{pkg, test}] += time.Duration(float64(added) * weight / all)
+		}
+	}
+	clear(u.weights[pkg])
+}
+
+// print writes the packages and the tests that take the most CPU time, the most expensive first.
+func (u *usage) print(packages, tests int) {
+	fmt.Println("== CPU time of packages")
+	for _, pkg := range expensive(u.total, packages) {
+		fmt.Printf("%6.1f s %s\n", u.total[pkg].Seconds(), pkg)
+	}
+	fmt.Println("== CPU time of tests; tests that run at the same time share it")
+	for _, at := range expensive(u.tests, tests) {
+		fmt.Printf("%6.1f s %s %s\n", u.tests[at].Seconds(), at[0], at[1])
+	}
+}
+
+// expensive returns the keys with the largest values of at least half a second.
+func expensive[K comparable](of map[K]time.Duration, count int) []K {
+	sorted := slices.SortedFunc(maps.Keys(of), func(a, b K) int { return cmp.Compare(of[b], of[a]) })
+	sorted = slices.DeleteFunc(sorted, func(k K) bool { return of[k] < time.Second/2 })
+	return sorted[:min(count, len(sorted))]
+}
+
+func (u *usage) add(v *usage) {
+	for at, used := range v.tests {
+		u.tests[at] += used
+	}
+	for pkg, used := range v.total {
+		u.total[pkg] += used
+	}
+}
+
+// process is what /proc tells about a process.
+type process struct {
+	parent int
+	used   time.Duration // with the ended children for which the process has waited
+}
+
+// testPrograms returns the CPU time of each package whose test program is a child of `go test`. A
+// test program runs in the folder of its package.
+func testPrograms(goTest int) map[string]time.Duration {
+	all := processes()
+	root, err := os.Getwd()
+	if err != nil {
+		return nil
+	}
+	used := map[string]time.Duration{}
+	for pid, p := range all {
+		program := pid
+		for p.parent > 1 && p.parent != goTest {
+			program, p = p.parent, all[p.parent]
+		}
+		if p.parent != goTest {
+			continue
+		}
+		exe, _ := os.Readlink(fmt.Sprintf("/proc/%d/exe", program))
+		folder, _ := os.Readlink(fmt.Sprintf("/proc/%d/cwd", program))
+		if below, err := filepath.Rel(root, folder); err == nil && strings.HasSuffix(exe, ".test") {
+			used[module+"/"+below] += all[pid].used
+		}
+	}
+	return used
+}
+
+// processes returns all processes of the machine.
+func processes() map[int]process {
+	files, err := filepath.Glob("/proc/[0-9]*/stat")
+	if err != nil {
+		return nil
+	}
+	all := map[int]process{}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			continue // the process has ended
+		}
+		pid, _ := strconv.Atoi(strings.Split(file, "/")[2])
+		all[pid] = parseStat(text)
+	}
+	return all
+}
+
+// tick is the unit of the CPU times in /proc.
+const tick = time.Second / 100
+
+// parseStat reads /proc/PID/stat; see proc_pid_stat(5). The second field can contain anything.
+func parseStat(text []byte) (p process) {
+	fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
+	if len(fields) < 15 {
+		return p
+	}
+	p.parent, _ = strconv.Atoi(fields[1])
+	for _, field := range fields[11:15] { // of itself and of its children, for users and the kernel
+		ticks, _ := strconv.Atoi(field)
+		p.used += time.Duration(ticks) * tick
+	}
+	return p
+}
