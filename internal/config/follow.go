@@ -24,7 +24,7 @@ func (f *Files[D]) FollowingFile(text []byte) (*Files[D], field.Errors, error) {
 		return nil, nil, field.Errors{problem}
 	}
 	root = f.withSections(root)
-	wanted, _, problems := f.read(root)
+	wanted, _, problems := f.read(root, nil)
 	if len(problems) > 0 {
 		return nil, nil, problems.OrNil()
 	}
