@@ -65,21 +65,38 @@ func newLab(topology Topology, options Options) (*Lab, error) {
 }
 
 // complete sets the executables that are not set.
-func (o *Options) complete() error {
-	self, err := os.Executable()
-	if err != nil {
-		return fmt.Errorf("own executable: %w", err)
-	}
+func (o *Options) complete() (err error) {
 	if o.Laboratory == "" {
-		o.Laboratory = self
-	}
-	if o.Segue == "" {
-		o.Segue = filepath.Join(filepath.Dir(self), "segue")
-		if _, err := os.Stat(o.Segue); errors.Is(err, fs.ErrNotExist) {
-			o.Segue = "segue" // Up looks for it in the PATH
+		if o.Laboratory, err = ownExecutable(); err != nil {
+			return err
 		}
 	}
-	return nil
+	if o.Segue == "" {
+		o.Segue, err = Segue()
+	}
+	return err
+}
+
+func ownExecutable() (string, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return "", fmt.Errorf("own executable: %w", err)
+	}
+	return self, nil
+}
+
+// Segue returns the executable of the product: the one beside this process's executable, or else the
+// name by which it is in the PATH.
+func Segue() (string, error) {
+	self, err := ownExecutable()
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(filepath.Dir(self), "segue")
+	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+		return "segue", nil
+	}
+	return path, nil
 }
 
 // Up builds a lab and returns when all of its processes are ready. Balancers start last. If Up fails

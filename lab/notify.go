@@ -11,32 +11,34 @@ import (
 	"strings"
 )
 
-// notifySocket receives the state notifications of one process: datagrams of NAME=VALUE lines, as
+// NotifySocket receives the state notifications of one process: datagrams of NAME=VALUE lines, as
 // sd_notify(3) describes. It exists only during a wait.
-type notifySocket struct {
+type NotifySocket struct {
 	conn *net.UnixConn
 	path string
 }
 
-func listenNotify(path string) (*notifySocket, error) {
-	if err := os.RemoveAll(path); err != nil { // left by an interrupted wait
+// ListenNotify opens a socket at a path. An interrupted wait may have left another one there.
+func ListenNotify(path string) (*NotifySocket, error) {
+	if err := os.RemoveAll(path); err != nil {
 		return nil, err
 	}
 	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
 	if err != nil {
 		return nil, fmt.Errorf("notify socket: %w", err)
 	}
-	return &notifySocket{conn, path}, nil
+	return &NotifySocket{conn, path}, nil
 }
 
-func (s *notifySocket) close() {
+// Close removes the socket.
+func (s *NotifySocket) Close() {
 	s.conn.Close()
 	os.Remove(s.path)
 }
 
-// await returns when the states have arrived in the given order. It returns an error if the context
+// Await returns when the states have arrived in the given order. It returns an error if the context
 // ends, or if the process ends, which closes exited.
-func (s *notifySocket) await(ctx context.Context, exited <-chan struct{}, states ...string) error {
+func (s *NotifySocket) Await(ctx context.Context, exited <-chan struct{}, states ...string) error {
 	done := make(chan error, 1)
 	go func() { done <- s.read(states) }()
 	var err error
@@ -53,7 +55,7 @@ func (s *notifySocket) await(ctx context.Context, exited <-chan struct{}, states
 	return err
 }
 
-func (s *notifySocket) read(states []string) error {
+func (s *NotifySocket) read(states []string) error {
 	buf := make([]byte, 4096)
 	for len(states) > 0 {
 		n, err := s.conn.Read(buf)

@@ -94,12 +94,12 @@ func (p *Process) start(ctx context.Context) error {
 	cmd.Stdout, cmd.Stderr = log, log
 	// A session of its own keeps the terminal's signals from the process.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	var notify *notifySocket
+	var notify *NotifySocket
 	if p.daemon {
-		if notify, err = listenNotify(p.file("run", ".notify")); err != nil {
+		if notify, err = ListenNotify(p.file("run", ".notify")); err != nil {
 			return err
 		}
-		defer notify.close()
+		defer notify.Close()
 		cmd.Env = append(os.Environ(), "NOTIFY_SOCKET="+notify.path)
 	}
 	if err := p.node.Start(cmd); err != nil {
@@ -114,7 +114,7 @@ func (p *Process) start(ctx context.Context) error {
 		return err
 	}
 	if p.daemon {
-		return notify.await(ctx, p.exited, "READY=1")
+		return notify.Await(ctx, p.exited, "READY=1")
 	}
 	if p.port == 0 {
 		return nil
@@ -181,15 +181,15 @@ func (p *Process) end(signal unix.Signal) error {
 func (p *Process) Reload(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, readyTimeout, fmt.Errorf("not ready after %v", readyTimeout))
 	defer cancel()
-	notify, err := listenNotify(p.file("run", ".notify"))
+	notify, err := ListenNotify(p.file("run", ".notify"))
 	if err != nil {
 		return fmt.Errorf("reload %s: %w", p, err)
 	}
-	defer notify.close()
+	defer notify.Close()
 	if err := p.Signal(unix.SIGHUP); err != nil {
 		return err
 	}
-	if err := notify.await(ctx, p.exited, "RELOADING=1", "READY=1"); err != nil {
+	if err := notify.Await(ctx, p.exited, "RELOADING=1", "READY=1"); err != nil {
 		return fmt.Errorf("reload %s: %w%s", p, err, p.lastWords())
 	}
 	return nil

@@ -69,32 +69,32 @@ func TestPidFileSparesAnotherProcessWithTheSameNumber(t *testing.T) {
 
 func TestNotify(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "notify")
-	socket, err := listenNotify(path)
+	socket, err := ListenNotify(path)
 	testhost.Must(t, err)
-	defer socket.close()
+	defer socket.Close()
 	t.Setenv("NOTIFY_SOCKET", path)
 	testhost.Must(t, daemon.Notify("READY=1"))
 	never := make(chan struct{})
-	if err := socket.await(t.Context(), never, "READY=1"); err != nil {
+	if err := socket.Await(t.Context(), never, "READY=1"); err != nil {
 		t.Error(err)
 	}
 	// A reload ends with the READY=1 after RELOADING=1, and not with one before.
 	testhost.Must(t, daemon.Notify("READY=1"))
 	ctx, cancel := context.WithTimeoutCause(t.Context(), 50*time.Millisecond, errors.New("too late"))
 	defer cancel()
-	err = socket.await(ctx, never, "RELOADING=1", "READY=1")
+	err = socket.Await(ctx, never, "RELOADING=1", "READY=1")
 	if err == nil || !strings.Contains(err.Error(), "waiting for RELOADING=1, READY=1: too late") {
 		t.Errorf("await without RELOADING=1: %v", err)
 	}
 }
 
 func TestNotifyReportsTheEndOfTheProcess(t *testing.T) {
-	socket, err := listenNotify(filepath.Join(t.TempDir(), "notify"))
+	socket, err := ListenNotify(filepath.Join(t.TempDir(), "notify"))
 	testhost.Must(t, err)
-	defer socket.close()
+	defer socket.Close()
 	exited := make(chan struct{})
 	close(exited)
-	if err := socket.await(t.Context(), exited, "READY=1"); !errors.Is(err, errEnded) {
+	if err := socket.Await(t.Context(), exited, "READY=1"); !errors.Is(err, errEnded) {
 		t.Errorf("await: %v", err)
 	}
 }

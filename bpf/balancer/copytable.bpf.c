@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Copies a candidate table to memory that user space maps. A system call that reads many elements
- * of a map takes ten times as long, and a status reads the tables of all services.
+ * Copies a candidate table to memory that user space maps, or from it. A system call that reads or
+ * writes many elements of a map takes ten times as long. A status reads the tables of all services,
+ * and a start writes them.
  */
 #include "maps.h"
 
@@ -18,6 +19,7 @@ struct copy_run {
 	__u32 table; /* number of the candidate table */
 	__u32 first;
 	__u32 count;
+	__u32 writes; /* 1: to the table; 0: from the table */
 };
 
 /* Makes the compiler describe the type to user space, which no map mentions. */
@@ -29,6 +31,7 @@ const struct copy_run *shared_types __attribute__((unused));
 struct copying {
 	__u32 table, first;
 	__u32 copied;
+	bool writes;
 };
 
 /* Copies the i-th batch, and stops at the end of the table. */
@@ -43,22 +46,25 @@ static long copy_batch(__u32 i, struct copying *c)
 		return 1;
 	for (int j = 0; j < COPY_BATCH; j++) {
 		__u32 place = i * COPY_BATCH + j, number = c->first + place;
-		const struct candidates *word = bpf_map_lookup_elem(table, &number);
+		struct candidates *word = bpf_map_lookup_elem(table, &number);
 
 		if (!word)
 			return 1;
-		copied_words[place % COPIED_WORDS] = *word;
+		if (c->writes)
+			*word = copied_words[place % COPIED_WORDS];
+		else
+			copied_words[place % COPIED_WORDS] = *word;
 		c->copied = place + 1;
 	}
 	return 0;
 }
 
-/* Copies part of a table. The number of words is rounded up to whole batches. The result is the
+/* Copies part of a table, of which no packet reads what the program writes. The number of words is rounded up to whole batches. The result is the
  * number of words that were copied. */
 SEC("syscall")
 int copy_table(const struct copy_run *run)
 {
-	struct copying c = { .table = run->table, .first = run->first };
+	struct copying c = { .table = run->table, .first = run->first, .writes = run->writes };
 
 	bpf_loop((run->count + COPY_BATCH - 1) / COPY_BATCH, copy_batch, &c, 0);
 	return c.copied;

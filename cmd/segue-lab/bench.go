@@ -119,7 +119,8 @@ some minutes.`,
 	cmd.Flags().StringVar(&against, againstFlag, "", "compare this build with another one, whose executable is the `file`")
 	cmd.PersistentFlags().BoolVar(&asJSON, "json", false, "print JSON")
 	cmd.PersistentFlags().BoolVar(&loud, "progress", false, "show progress even if standard error is not a terminal")
-	cmd.AddCommand(newBenchMemory(&asJSON, &loud), newBenchTables(&asJSON, &loud), newBenchThroughput(&asJSON, &loud))
+	cmd.AddCommand(newBenchMemory(&asJSON, &loud), newBenchTables(&asJSON, &loud), newBenchThroughput(&asJSON, &loud),
+		newBenchControl(&asJSON, &loud))
 	cmd.AddCommand(newBenchWorker())
 	return cmd
 }

@@ -106,11 +106,7 @@ func status(ctx context.Context, out io.Writer, o statusOptions) error {
 		}, printAgent)
 	}
 	return report(ctx, out, o, func() (*balancerStatus, error) {
-		snapshot, err := readBalancer(instance.Name)
-		if err != nil {
-			return nil, err
-		}
-		snapshot.Services, err = only(snapshot.Services, o.service, func(s *inspect.ServiceState) string { return s.Name })
+		snapshot, err := readBalancer(instance.Name, o.service)
 		if err != nil {
 			return nil, err
 		}
@@ -130,20 +126,39 @@ func only[S any](services []S, name string, nameOf func(S) string) ([]S, error) 
 		}
 		names = append(names, nameOf(s))
 	}
+	return nil, noService(name, names)
+}
+
+// noService returns the error about a service that is none of an instance's services.
+func noService(name string, names []string) error {
 	advice := "segue service list shows all"
 	if near := wording.Nearest(name, names...); near != "" {
 		advice = fmt.Sprintf("did you mean %s?", near)
 	}
-	return nil, fmt.Errorf("--service %q: the instance has no such service; %s", name, advice)
+	return fmt.Errorf("--service %q: the instance has no such service; %s", name, advice)
 }
 
-func readBalancer(name string) (*inspect.Snapshot, error) {
+// readBalancer reads the state of a balancer with one of its services, or with all if the name is
+// empty.
+func readBalancer(name, service string) (*inspect.Snapshot, error) {
 	view, err := inspect.OpenView(name)
 	if err != nil {
 		return nil, err
 	}
 	defer view.Close()
-	return view.Snapshot()
+	snapshot, err := view.SnapshotOf(func(s string) bool { return service == "" || s == service })
+	if err != nil || service == "" || len(snapshot.Services) > 0 {
+		return snapshot, err
+	}
+	others, err := view.Services()
+	if err != nil {
+		return nil, err
+	}
+	names := make([]string, len(others))
+	for i, s := range others {
+		names[i] = s.Name
+	}
+	return nil, noService(service, names)
 }
 
 func readAgent(name string) (*agent.Snapshot, error) {

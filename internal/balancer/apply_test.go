@@ -465,7 +465,7 @@ func TestServerLeavesAfterTheSwap(t *testing.T) {
 		return f.plane.Servers.Flags(slot)&(dataplane.FlagDrained|dataplane.FlagFailing) == 0
 	}
 	before := f.services.byName["web"].rule.Table()
-	f.must(f.services.reconcileService(newServiceState(next.Services[0], &next.Node, generations["web"])))
+	f.must(f.services.change([]*serviceState{newServiceState(&next.Services[0], &next.Node, generations["web"])}))
 	if f.services.byName["web"].rule.Table() == before {
 		t.Fatal("the table was not replaced")
 	}

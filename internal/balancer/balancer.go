@@ -12,6 +12,7 @@ import (
 	"iter"
 	"log/slog"
 	"net/netip"
+	"reflect"
 	"slices"
 	"time"
 
@@ -79,10 +80,12 @@ type Balancer struct {
 	calls         chan call
 	ended         chan struct{} // closed when nobody takes calls any more
 	attached      bool
-	mode          datapath.Mode   // native if at least one interface is
-	warned        map[string]bool // names of interfaces that cannot send what XDP forwards
-	events        *events.Stream
-	stale         map[string]bool // services whose servers that get new flows must be chosen again
+	// unsure tells that a reload failed and could not be undone: the next one looks at all services.
+	unsure bool
+	mode   datapath.Mode   // native if at least one interface is
+	warned map[string]bool // names of interfaces that cannot send what XDP forwards
+	events *events.Stream
+	stale  map[string]bool // services whose servers that get new flows must be chosen again
 	// The alarms of pending work: choose the servers of stale services, log, and let servers that
 	// start slowly take new flows or rest.
 	choice, journal, slow *alarm
@@ -463,14 +466,21 @@ func (b *Balancer) reload(
 	if err := cfg.ReloadableFrom(b.cfg); err != nil {
 		return err
 	}
-	b.awaitHops(ctx, cfg)
-	if generations == nil {
-		generations = b.generations.Next(cfg.Services)
+	everything := b.unsure || !reflect.DeepEqual(cfg.Node, b.cfg.Node)
+	diff := diffOf(b.cfg.Services, cfg.Services)
+	awaited := diff.addsTargets()
+	if awaited {
+		b.awaitHops(ctx, cfg)
 	}
-	losses := b.losses(cfg.Services) // before the flows are forgotten
+	if generations == nil {
+		generations = b.generations.NextOf(cfg.Services, diff.has)
+	}
+	losses := b.losses(cfg.Services, diff) // before the flows are forgotten
+	watched := b.services.watchedOf(diff)
 	if err := b.reconcile(cfg, secrets.SignalKeys, generations); err != nil {
 		if undo := b.reconcile(b.cfg, b.secrets.SignalKeys, b.generations); undo != nil {
 			b.log.Error("restore the configuration before", "error", undo)
+			b.unsure = true
 			b.resolver.SetTargets(ctx, targetsOf(b.cfg))
 			return err
 		}
@@ -482,12 +492,23 @@ func (b *Balancer) reload(
 		WithPasswords(secrets.Passwords.ChangedFrom(b.secrets.Passwords))
 	by := events.ActorOf(ctx)
 	b.log.Info("reloaded", append(changes.Attributes(), "by", by)...)
-	before := b.cfg
-	b.cfg, b.secrets, b.generations = cfg, secrets, generations
-	b.setTargets(ctx)
-	b.publishReload(before, losses, changes, by)
-	b.applyHops()
-	b.publishAll()
+	b.cfg, b.secrets, b.generations, b.unsure = cfg, secrets, generations, false
+	if everything || awaited || !reflect.DeepEqual(watched, b.services.watchedOf(diff)) {
+		b.setTargets(ctx)
+	}
+	b.publishReload(diff, losses, changes, by)
+	if everything {
+		b.applyHops()
+		b.publishAll()
+		return nil
+	}
+	for name := range diff.after {
+		b.applyHopsOf(name)
+	}
+	b.admit()
+	for name := range diff.after {
+		b.publish(b.services.byName[name])
+	}
 	return nil
 }
 

@@ -187,25 +187,61 @@ func (svc *service) passesOn() bool {
 		svc.FindsByColumn())
 }
 
-// place makes a service's entry follow a generation of its servers. It builds the candidate table
-// and installs it, unless the input has not changed.
-func (s *services) place(svc *service, g serversets.Generation) error {
+// placement is a candidate table of a service that is about to be put in force.
+type placement struct {
+	svc   *service
+	want  *serviceState
+	input placing
+	table uint8 // which of the service's two tables
+	// rows is the content of the table; nil: the table in force, whose input has not changed.
+	rows  *dataplane.Rows
+	isNew bool // the table has to be written
+}
+
+// size returns how many slots have to be written.
+func (p *placement) size() int {
+	if !p.isNew {
+		return 0
+	}
+	return len(p.rows.Slots)
+}
+
+func (p *placement) number() uint32 { return 2*p.svc.id + uint32(p.table) }
+
+// prepareTable computes the candidate table of a service that is to follow a state, unless its input
+// has not changed. If the table in force contains the rows already, it stays in force, also after a
+// restart.
+func (s *services) prepareTable(svc *service, want *serviceState) (*placement, error) {
+	p := &placement{
+		svc: svc, want: want, input: placingOf(svc, want.generation), table: svc.rule.Table(),
+	}
+	if reflect.DeepEqual(p.input, svc.placed) {
+		return p, nil
+	}
+	var err error
+	if p.rows, err = s.built.build(p.input); err != nil {
+		return nil, err
+	}
+	fits := p.rows.Buckets == svc.rule.Buckets && p.rows.Row() == svc.rule.Row
+	if !fits || !s.plane.Holds(p.number(), p.rows.Slots) {
+		p.table, p.isNew, svc.hasSpare = 1-p.table, true, true
+	}
+	return p, nil
+}
+
+// place makes a service's entry name its candidate table, which exists.
+func (s *services) place(to *placement) error {
+	svc, p := to.svc, to.input
 	rule := dataplane.RuleOf(&svc.Service)
-	p := placingOf(svc, g)
-	if reflect.DeepEqual(p, svc.placed) {
-		rule.Buckets, rule.Row, rule.Flags = svc.rule.Buckets, svc.rule.Row, svc.rule.Table()
-	} else {
-		table, err := s.built.build(p)
-		if err != nil {
-			return err
-		}
-		rule.Buckets, rule.Row = table.Buckets, table.Row()
-		if rule.Flags, err = s.install(svc, rule, table, p.columns); err != nil {
+	rule.Buckets, rule.Row, rule.Flags = svc.rule.Buckets, svc.rule.Row, to.table
+	if to.rows != nil {
+		rule.Buckets, rule.Row = to.rows.Buckets, to.rows.Row()
+		if err := s.setColumns(to); err != nil {
 			return err
 		}
 	}
 	label := dataplane.ServiceLabel{
-		Name: svc.Name, Generation: g.Number, Digest: p.digest(), Estimator: svc.Estimates(),
+		Name: svc.Name, Generation: to.want.generation.Number, Digest: p.digest(), Estimator: svc.Estimates(),
 	}
 	if err := s.plane.LabelService(svc.id, label); err != nil {
 		return err
@@ -250,26 +286,12 @@ func (s *services) ask(svc *service, known dataplane.Known) {
 	}
 }
 
-// install makes one of the service's two candidate tables contain the rows, and its column table,
-// if packets need one. It returns the flag of the rule that says which table to use. If the table
-// in use contains the rows already, it stays in use, also after a restart.
-func (s *services) install(
-	svc *service, rule dataplane.ServiceRule, rows *dataplane.Rows, columns bool,
-) (table uint8, err error) {
-	table = svc.rule.Table()
-	fits := rule.Buckets == svc.rule.Buckets && rule.Row == svc.rule.Row
-	if !fits || !s.plane.Holds(2*svc.id+uint32(table), rows.Slots) {
-		table = 1 - table
-		svc.hasSpare = true
-		if err := s.plane.Install(2*svc.id+uint32(table), rows.Slots); err != nil {
-			return table, err
-		}
+// setColumns makes the column table of a candidate table exist, if packets need one.
+func (s *services) setColumns(to *placement) error {
+	if to.input.columns {
+		return s.plane.InstallColumns(to.number(), to.rows)
 	}
-	number := 2*svc.id + uint32(table)
-	if columns {
-		return table, s.plane.InstallColumns(number, rows)
-	}
-	return table, s.plane.RemoveColumns(number)
+	return s.plane.RemoveColumns(to.number())
 }
 
 // removeSpares removes the candidate tables that are no longer in force. The lines of former

@@ -64,6 +64,8 @@ type fixture struct {
 	dryRuns map[*ebpf.Program]*dataplane.DryRun // by the program of which they are dry runs
 	// held is what the data path has given to the process since the last call of takeHeld.
 	held []dataplane.HeldFragment
+	// applied is a copy of the configuration in force: tests change theirs, and apply it again.
+	applied *desired.Balancer
 	// inferred is the time up to which the balancer has inferred the loads of servers.
 	inferred time.Time
 }
@@ -136,10 +138,12 @@ func openAt(t testing.TB, cfg *desired.Balancer, clock *dataplane.FlowClock) *fi
 func (f *fixture) start(cfg *desired.Balancer) {
 	f.t.Helper()
 	var err error
-	if f.Balancer, err = newBalancer(cfg, secretsOf(f.t, cfg), f.clock, slog.New(slog.DiscardHandler)); err != nil {
+	f.applied = copyOf(cfg)
+	if f.Balancer, err = newBalancer(f.applied, secretsOf(f.t, cfg), f.clock, slog.New(slog.DiscardHandler)); err != nil {
 		f.t.Fatal(err)
 	}
 	f.must(datapath.TakeOver(slog.New(slog.DiscardHandler), f.Balancer.fill))
+	f.cfg = cfg
 	f.must(f.plane.Objects.Identity.Lookup(uint32(0), &f.identity))
 	f.must(f.plane.SetHost(slices.Repeat([]nexthop.Link{{Type: "veth", MAC: ownMAC}}, len(f.plane.Sides))))
 }
@@ -258,11 +262,25 @@ func (f *fixture) apply(cfg *desired.Balancer) error {
 	ended, cancel := context.WithCancel(context.Background())
 	cancel() // as Rehearsal.Apply
 	secrets := secretsOf(f.t, cfg)
-	if err := f.ns.Do(func() error { return f.reload(ended, cfg, secrets, nil) }); err != nil {
+	before, next := f.cfg, copyOf(cfg)
+	f.cfg = f.applied
+	if err := f.ns.Do(func() error { return f.reload(ended, next, secrets, nil) }); err != nil {
+		f.cfg = before
 		return err
 	}
+	f.cfg, f.applied = cfg, next
 	f.route()
 	return nil
+}
+
+// copyOf copies a configuration with its services and servers.
+func copyOf(cfg *desired.Balancer) *desired.Balancer {
+	c := *cfg
+	c.Services = slices.Clone(cfg.Services)
+	for i := range c.Services {
+		c.Services[i].Servers = slices.Clone(c.Services[i].Servers)
+	}
+	return &c
 }
 
 func (f *fixture) mustApply(cfg *desired.Balancer) {

@@ -108,16 +108,21 @@ func (b *Balancer) takeHops(update nexthop.Update) {
 // flows and gets no new ones. Until this process has attached the data path, a server for which the
 // resolver has no next hop keeps the next hop that the earlier process has written.
 func (b *Balancer) applyHops() {
-	for name, svc := range b.services.byName {
-		for _, m := range svc.members {
-			causes, routed := b.services.causes(m), m.routed
-			b.applyHop(m)
-			if b.services.causes(m) != causes || m.routed != routed {
-				b.stale[name] = true
-			}
-		}
+	for name := range b.services.byName {
+		b.applyHopsOf(name)
 	}
 	b.admit()
+}
+
+// applyHopsOf is applyHops for a service, until admit.
+func (b *Balancer) applyHopsOf(name string) {
+	for _, m := range b.services.byName[name].members {
+		causes, routed := b.services.causes(m), m.routed
+		b.applyHop(m)
+		if b.services.causes(m) != causes || m.routed != routed {
+			b.stale[name] = true
+		}
+	}
 }
 
 func (b *Balancer) applyHop(m *member) {

@@ -14,15 +14,15 @@ import (
 // an error if the context ends first.
 func (b *Balancer) Losses(ctx context.Context, cfg *desired.Balancer) (losses []desired.Loss, err error) {
 	err = b.call(ctx, func(context.Context) error {
-		losses = b.losses(cfg.Services)
+		losses = b.losses(cfg.Services, diffOf(b.cfg.Services, cfg.Services))
 		return nil
 	})
 	return losses, err
 }
 
 // losses is Losses in the goroutine that owns the balancer.
-func (b *Balancer) losses(services []desired.Service) []desired.Loss {
-	losses := lossesOf(b.cfg.Services, services, b.generations)
+func (b *Balancer) losses(services []desired.Service, diff *serviceDiff) []desired.Loss {
+	losses := lossesOf(b.cfg.Services, services, diff, b.generations)
 	for i := range losses {
 		loss := &losses[i]
 		svc := b.services.byName[loss.Service]
@@ -41,8 +41,10 @@ func (b *Balancer) losses(services []desired.Service) []desired.Loss {
 // address. It leaves the history if no set of the service's generations has its server any more: a
 // balancer that does not know the flow then does not find it. If the service gets fewer ports, only the
 // flows of the others lose their server.
-func lossesOf(before, after []desired.Service, g serversets.Generations) (losses []desired.Loss) {
-	next := g.Next(after)
+func lossesOf(
+	before, after []desired.Service, diff *serviceDiff, g serversets.Generations,
+) (losses []desired.Loss) {
+	next := g.NextOf(after, diff.has)
 	services := map[string]*desired.Service{}
 	for i := range after {
 		services[after[i].Name] = &after[i]
@@ -51,8 +53,11 @@ func lossesOf(before, after []desired.Service, g serversets.Generations) (losses
 	for i := range before {
 		old := &before[i]
 		now := services[old.Name]
-		servers := serversByName(now)
 		keepsSome, keepsAll := keptPorts(old, now, hadPort, hasPort)
+		if keepsAll && !diff.has(old.Name) {
+			continue
+		}
+		servers := serversByName(now)
 		was, is := reachable(g[old.Name]), reachable(next[old.Name])
 		for j := range old.Servers {
 			server := &old.Servers[j]

@@ -334,17 +334,21 @@ func (s *services) probeTargets() []probe.Target {
 	var targets []probe.Target
 	for _, svc := range s.byName {
 		for _, m := range svc.members {
-			if !m.probed {
-				continue
+			if t, probed := svc.probeTarget(m); probed {
+				targets = append(targets, t)
 			}
-			targets = append(targets, probe.Target{
-				Service: svc.Name, Server: m.Name, Slot: m.slot, VIP: svc.VIP, Protocol: svc.Protocol,
-				Port: svc.Port.Number(), Encapsulation: svc.Encapsulation,
-				Offered: svc.comparesOffers(), CallPort: svc.callPort(), Fault: faultOf(m.causes),
-			})
 		}
 	}
 	return targets
+}
+
+// probeTarget returns the target for a member's agent. It returns false if the agent is not probed.
+func (svc *service) probeTarget(m *member) (t probe.Target, probed bool) {
+	return probe.Target{
+		Service: svc.Name, Server: m.Name, Slot: m.slot, VIP: svc.VIP, Protocol: svc.Protocol,
+		Port: svc.Port.Number(), Encapsulation: svc.Encapsulation,
+		Offered: svc.comparesOffers(), CallPort: svc.callPort(), Fault: faultOf(m.causes),
+	}, m.probed
 }
 
 // comparesOffers tells whether the prober compares the service's offers with signals, and calls

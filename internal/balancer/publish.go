@@ -106,18 +106,18 @@ func (m *member) describe(causes dataplane.Causes) string {
 
 // publishReload publishes what a change of the desired state does.
 func (b *Balancer) publishReload(
-	before *desired.Balancer, losses []desired.Loss, changes desired.Changes, by string,
+	diff *serviceDiff, losses []desired.Loss, changes desired.Changes, by string,
 ) {
 	if len(changes) == 0 {
 		return
 	}
 	b.events.Publish(events.Event{Kind: events.Changed, By: by, Changes: changes.Summary()})
-	services := map[string]*desired.Service{}
-	for i := range before.Services {
-		services[before.Services[i].Name] = &before.Services[i]
-	}
-	for _, s := range b.cfg.Services {
-		servers := serversByName(services[s.Name])
+	for i := range b.cfg.Services {
+		s := &b.cfg.Services[i]
+		if !diff.has(s.Name) {
+			continue
+		}
+		servers := serversByName(diff.before[s.Name])
 		for i := range s.Servers {
 			now := &s.Servers[i]
 			was := servers[now.Name]

@@ -85,7 +85,7 @@ func TestEvents(t *testing.T) {
 	require("no flow is left again", "server_drained web/s2")
 	f.mustApply(config())
 	require("the end of the second drain", "changed /", "server_undrained web/s2", "service_up web/")
-	f.Balancer.publishReload(f.cfg, []desired.Loss{
+	f.Balancer.publishReload(&serviceDiff{}, []desired.Loss{
 		{Service: "web", Server: "s9", Cause: desired.LossRemoved, Flows: new(uint64(3))},
 		{Service: "web", Server: "s8", Cause: desired.LossRemoved, Flows: new(uint64)},
 		{Service: "web", Server: "s7", Cause: desired.LossForgotten, Flows: new(uint64(3))},

@@ -30,14 +30,17 @@ func (s *services) reconcile(cfg *desired.Balancer, generations serversets.Gener
 		return err
 	}
 	wanted := map[string]bool{}
+	var changed []*serviceState
 	for i := range cfg.Services {
 		name := cfg.Services[i].Name
 		wanted[name] = true
-		want := newServiceState(cfg.Services[i], &cfg.Node, generations[name])
-		s.progress.Add(1)
-		if err := s.reconcileService(want); err != nil {
-			return fmt.Errorf("service %s: %w", name, err)
+		want := newServiceState(&cfg.Services[i], &cfg.Node, generations[name])
+		if svc := s.byName[name]; svc == nil || !reflect.DeepEqual(svc.follows, want) {
+			changed = append(changed, want)
 		}
+	}
+	if err := s.change(changed); err != nil {
+		return err
 	}
 	if err := s.settle(); err != nil {
 		return err
@@ -58,9 +61,16 @@ func (s *services) reconcile(cfg *desired.Balancer, generations serversets.Gener
 	return s.retireSlots()
 }
 
+// Candidate tables are written together, because the kernel waits once for all of them. Each has an
+// open file meanwhile.
+const (
+	tablesAtOnce = 64
+	slotsAtOnce  = 1 << 25 // of all of them: 64 MB
+)
+
 // serviceState is all of a desired state that a service depends on.
 type serviceState struct {
-	service    desired.Service
+	service    *desired.Service
 	locator    netip.Prefix // of the balancer
 	addresses  []netip.Addr // of the balancer
 	sources    netip.Prefix // of tunnels over IPv4; not valid: one of the addresses
@@ -70,7 +80,7 @@ type serviceState struct {
 }
 
 func newServiceState(
-	service desired.Service, node *desired.BalancerNode, g serversets.Generation,
+	service *desired.Service, node *desired.BalancerNode, g serversets.Generation,
 ) *serviceState {
 	state := &serviceState{
 		service: service, locator: node.Locator, addresses: node.Addresses, sources: node.TunnelSources,
@@ -82,39 +92,75 @@ func newServiceState(
 	return state
 }
 
-// reconcileService is reconcile for one service.
-func (s *services) reconcileService(want *serviceState) error {
+// change makes services follow other states.
+func (s *services) change(all []*serviceState) error {
+	var some []*placement
+	slots := 0
+	for _, want := range all {
+		s.progress.Add(1)
+		p, err := s.prepare(want)
+		if err != nil {
+			return fmt.Errorf("service %s: %w", want.service.Name, err)
+		}
+		if some, slots = append(some, p), slots+p.size(); len(some) >= tablesAtOnce || slots >= slotsAtOnce {
+			if err := s.enforce(some); err != nil {
+				return err
+			}
+			some, slots = nil, 0
+		}
+	}
+	return s.enforce(some)
+}
+
+// enforce writes the new candidate tables of services, and then puts them in force.
+func (s *services) enforce(all []*placement) error {
+	var tables []dataplane.NumberedRows
+	for _, p := range all {
+		if p.isNew {
+			tables = append(tables, dataplane.NumberedRows{Number: p.number(), Slots: p.rows.Slots})
+		}
+	}
+	if len(tables) > 0 {
+		if err := s.plane.Install(tables); err != nil {
+			return err
+		}
+	}
+	for _, p := range all {
+		s.progress.Add(1)
+		if err := s.place(p); err != nil {
+			return fmt.Errorf("service %s: %w", p.svc.Name, err)
+		}
+		p.svc.follows = p.want
+	}
+	return nil
+}
+
+// prepare does all that a service needs before its candidate table.
+func (s *services) prepare(want *serviceState) (*placement, error) {
 	svc := s.byName[want.service.Name]
 	if svc == nil {
 		var err error
 		if svc, err = s.add(want.service.Name); err != nil {
-			return err
+			return nil, err
 		}
-	}
-	if reflect.DeepEqual(svc.follows, want) {
-		return nil
 	}
 	svc.follows = nil // until all steps have succeeded
 	s.join(svc)
 	members, err := s.claimMembers(svc, want)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	svc.Service, svc.members, svc.named = want.service, members, map[string]*member{}
+	svc.Service, svc.members, svc.named = *want.service, members, map[string]*member{}
 	for _, m := range members {
 		svc.named[m.Name] = m
 	}
 	if err := s.addQUICServers(svc); err != nil {
-		return err
+		return nil, err
 	}
 	if err := s.rank(svc, &want.names); err != nil {
-		return err
+		return nil, err
 	}
-	if err := s.place(svc, want.generation); err != nil {
-		return err
-	}
-	svc.follows = want
-	return nil
+	return s.prepareTable(svc, want)
 }
 
 // rank makes the ranking of a service that infers have its members.
@@ -176,7 +222,7 @@ func (s *services) checkRoom(more int) error {
 // causes, even if an earlier process has found them. It awaits a check if its checks ask for
 // something else than before.
 func (s *services) claimMembers(svc *service, want *serviceState) ([]*member, error) {
-	cfg := &want.service
+	cfg := want.service
 	svc.known = s.knownFor(svc, cfg)
 	known := svc.known
 	if svc.usesKnownAsCookie() {

@@ -32,7 +32,7 @@ func ParseContent(f *BalancerFiles, text []byte) (*Content, fieldpath.Errors, er
 		top = with(top, s.name, child(resolved(f.root.Content[0]), s.name))
 	}
 	document := &yaml.Node{Kind: yaml.DocumentNode, Content: []*yaml.Node{top}}
-	if _, _, problems := balancerOf(document); len(problems) > 0 {
+	if _, _, problems := balancerOf(document, nil); len(problems) > 0 {
 		return nil, nil, problems.OrNil()
 	}
 	c := &Content{}

@@ -29,7 +29,10 @@ type document struct {
 	bounds   map[string]fieldpath.Bounds // by path, of fields with a range tag
 	problems fieldpath.Errors
 	warnings fieldpath.Errors
-	isFile   bool // the lines are those of a file, and not of several
+	isFile   bool                           // the lines are those of a file, and not of several
+	before   *decoded                       // services that were decoded before; nil: none
+	servers  map[*yaml.Node]*desired.Server // likewise, of the service that is being decoded
+	reused   map[string]bool                // paths of those that were reused
 }
 
 // place is where a document holds a value.
@@ -110,9 +113,14 @@ func decode(data []byte, into any) *document {
 // decodeDocument is decode for a document that was parsed.
 func decodeDocument(root *yaml.Node, into any) *document {
 	d := newDocument()
+	d.root(root, into)
+	return d
+}
+
+// root decodes the document of which root is the node.
+func (d *document) root(root *yaml.Node, into any) {
 	d.isFile = root.Line > 0
 	d.value("", root.Content[0], reflect.ValueOf(into).Elem())
-	return d
 }
 
 func newDocument() *document {
@@ -420,6 +428,9 @@ func (d *document) list(path string, node *yaml.Node, into reflect.Value) {
 	into.Set(reflect.MakeSlice(into.Type(), len(node.Content), len(node.Content)))
 	for i, element := range node.Content {
 		at := fieldpath.Item(path, i)
+		if d.before != nil && d.reuse(at, element, into.Index(i)) {
+			continue
+		}
 		d.value(at, element, into.Index(i))
 		if !d.has(at) {
 			d.fields[at] = place{line: element.Line}

@@ -3,6 +3,7 @@
 package config
 
 import (
+	"iter"
 	"sync"
 
 	"go.yaml.in/yaml/v4"
@@ -15,6 +16,8 @@ import (
 type State[D any] interface {
 	*desired.Balancer | *desired.Agent
 	Items() []desired.Item
+	Item(service, server string) any
+	Targets() iter.Seq2[string, string]
 	ChangesFrom(old D) desired.Changes
 	OverridesFile() string
 	Serving() desired.Serving
@@ -37,8 +40,8 @@ type Files[D State[D]] struct {
 	warnings fieldpath.Errors
 	// root is the document of the configuration file, with the services of the store if it has one.
 	root *yaml.Node
-	// read reads a document. If there are errors, the result is what could be decoded.
-	read func(root *yaml.Node) (state D, warnings, problems fieldpath.Errors)
+	// read reads a document (balancerOf, agentOf).
+	read func(root *yaml.Node, before *decoded) (state D, warnings, problems fieldpath.Errors)
 	// place is where the overrides are: the path of their file, or a store.
 	place string
 }
@@ -88,7 +91,7 @@ func parseBalancerFile(data []byte) (*BalancerFiles, error) {
 	if problem != nil {
 		return nil, fieldpath.Errors{problem}
 	}
-	b, warnings, problems := balancerOf(root)
+	b, warnings, problems := balancerOf(root, nil)
 	if at := child(resolved(root.Content[0]), "services"); b.Store != nil && at != nil {
 		problems = append(problems, &fieldpath.Error{
 			Line: at.Line, Path: "services", Problem: "must be absent, because they come from the store",
@@ -109,7 +112,7 @@ func parseAgentFile(data []byte) (*AgentFiles, error) {
 	if problem != nil {
 		return nil, fieldpath.Errors{problem}
 	}
-	a, warnings, problems := agentOf(root)
+	a, warnings, problems := agentOf(root, nil)
 	if len(problems) > 0 {
 		return nil, problems.OrNil()
 	}
@@ -137,7 +140,7 @@ func WithStored(
 		Content: []*yaml.Node{with(resolved(f.root.Content[0]), "services", list)},
 	}
 	_, m := merge(root, nil)
-	b, warnings, problems := f.read(root)
+	b, warnings, problems := f.read(root, nil)
 	if len(problems) > 0 {
 		return nil, nil, m.translated(problems, root).In(storeName).OrNil()
 	}
@@ -164,14 +167,23 @@ func (f *Files[D]) WithOverrides(
 		return nil, nil, problems.In(f.place).OrNil()
 	}
 	merged, m := merge(f.root, overrides)
-	state, all, problems := f.read(merged)
+	state, all, problems := f.read(merged, f.decoded())
 	if len(problems) > 0 {
+		_, _, problems = f.read(merged, nil) // with lines and values
 		return nil, nil, m.translated(problems, merged).In(f.place).OrNil()
 	}
 	next.Desired = state
 	next.InForce, warnings = m.inForce()
 	fresh := notAmong(m.translated(all, merged), m.translated(f.warnings, f.root))
 	return &next, append(warnings, fresh...).In(f.place), nil
+}
+
+// decoded returns the services of a balancer's configuration file.
+func (f *Files[D]) decoded() *decoded {
+	if b, isBalancer := any(f.File).(*desired.Balancer); isBalancer {
+		return decodedOf(f.root, b)
+	}
+	return nil
 }
 
 // refuseServers returns an error for each override of a server, if these are the files of an agent.

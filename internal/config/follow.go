@@ -24,7 +24,7 @@ func (f *Files[D]) FollowingFile(text []byte) (*Files[D], fieldpath.Errors, erro
 		return nil, nil, fieldpath.Errors{problem}
 	}
 	root = f.withSections(root)
-	wanted, _, problems := f.read(root)
+	wanted, _, problems := f.read(root, nil)
 	if len(problems) > 0 {
 		return nil, nil, problems.OrNil()
 	}

@@ -190,7 +190,7 @@ func (f *Files[D]) culprits(overrides []desired.Override) map[int]fieldpath.Erro
 		return wrong
 	}
 	merged, m := merge(f.root, overrides)
-	_, _, problems := f.read(merged)
+	_, _, problems := f.read(merged, nil)
 	services := servicesOf(merged)
 	for _, problem := range problems {
 		if at := m.placeOf(problem.Path, services); at.override >= 0 && at.isSetBy(&overrides[at.override]) {

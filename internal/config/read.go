@@ -65,9 +65,15 @@ func ParseBalancer(data []byte) (*desired.Balancer, fieldpath.Errors, error) {
 }
 
 // balancerOf reads a balancer's document. If there are errors, the result is what could be decoded.
-func balancerOf(root *yaml.Node) (b *desired.Balancer, warnings, problems fieldpath.Errors) {
+// Services and servers that were decoded before are reused; nil: there are none. Errors then lack lines
+// and values, and warnings about these services are left out.
+func balancerOf(
+	root *yaml.Node, before *decoded,
+) (b *desired.Balancer, warnings, problems fieldpath.Errors) {
 	b = &desired.Balancer{}
-	d := decodeDocument(root, b)
+	d := newDocument()
+	d.before, d.reused = before, map[string]bool{}
+	d.root(root, b)
 	if d.completeBalancer(b); len(d.problems) > 0 {
 		return b, nil, d.problems
 	}
@@ -86,7 +92,8 @@ func readBalancer(data []byte) (*desired.Balancer, *document) {
 // completeBalancer sets the defaults of a decoded balancer, and checks its rules.
 func (d *document) completeBalancer(b *desired.Balancer) {
 	b.SetDefaults(d.has)
-	d.check(b.Validate)
+	d.completeServices(b)
+	d.check(func() fieldpath.Errors { return b.ValidateChanged(d.isNew) })
 }
 
 // ParseAgent is ParseBalancer for an agent's file.
@@ -98,8 +105,8 @@ func ParseAgent(data []byte) (*desired.Agent, fieldpath.Errors, error) {
 	return file.File, file.warnings, nil
 }
 
-// agentOf is balancerOf for an agent's document.
-func agentOf(root *yaml.Node) (a *desired.Agent, warnings, problems fieldpath.Errors) {
+// agentOf is balancerOf for an agent's document. It decodes all services.
+func agentOf(root *yaml.Node, _ *decoded) (a *desired.Agent, warnings, problems fieldpath.Errors) {
 	a = &desired.Agent{}
 	d := decodeDocument(root, a)
 	if d.completeAgent(a); len(d.problems) > 0 {

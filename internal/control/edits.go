@@ -110,7 +110,7 @@ func isEdited(o *desired.InvalidOverride, edits []Edit) bool {
 // left-out override makes another one invalid, and the errors name all that are left out.
 func refuseUnstable[D config.State[D]](next *config.Files[D]) (problems fieldpath.Errors) {
 	later, _ := next.WithValid(storedBy(next))
-	if reflect.DeepEqual(later.Desired.Items(), next.Desired.Items()) {
+	if reflect.DeepEqual(later.Desired, next.Desired) {
 		return nil
 	}
 	stays := map[string]bool{}
@@ -158,8 +158,8 @@ func newDraft[D config.State[D]](files *config.Files[D]) *draft[D] {
 		list: slices.Clone(files.Overrides), at: map[target]int{}, of: map[string][]int{},
 		fields: files.Written(),
 	}
-	for _, i := range files.File.Items() {
-		d.file[target{i.Service, i.Server}] = true
+	for service, server := range files.File.Targets() {
+		d.file[target{service, server}] = true
 	}
 	for i := range d.list {
 		o := &d.list[i]
@@ -356,11 +356,10 @@ func (d *draft[D]) trimmed(next *config.Files[D]) (trimmed *config.Files[D], war
 	if err != nil {
 		return nil, nil, false // the file is valid only with an edited field
 	}
-	before, after := valuesOf(without.Desired.Items()), valuesOf(next.Desired.Items())
 	changed := false
 	for _, t := range d.sets {
 		set := full[d.at[t]].Set
-		kept := effective(set, before[t], after[t])
+		kept := effective(set, valueOf(without.Desired, t), valueOf(next.Desired, t))
 		changed = changed || !reflect.DeepEqual(map[string]any(set), kept)
 		d.override(t).Set = kept
 	}
@@ -369,7 +368,7 @@ func (d *draft[D]) trimmed(next *config.Files[D]) (trimmed *config.Files[D], war
 	}
 	trimmed, warnings, err = d.files.WithOverrides(d.overrides())
 	// A field without effect of its own can change the default of another one.
-	if err != nil || !reflect.DeepEqual(trimmed.Desired.Items(), next.Desired.Items()) {
+	if err != nil || !reflect.DeepEqual(trimmed.Desired, next.Desired) {
 		return nil, nil, false
 	}
 	return trimmed, warnings, true
@@ -377,13 +376,9 @@ func (d *draft[D]) trimmed(next *config.Files[D]) (trimmed *config.Files[D], war
 
 func equalOverrides(a, b desired.Override) bool { return reflect.DeepEqual(a, b) }
 
-// valuesOf returns the values of items by their targets.
-func valuesOf(items []desired.Item) map[target]reflect.Value {
-	values := map[target]reflect.Value{}
-	for _, i := range items {
-		values[target{i.Service, i.Server}] = reflect.ValueOf(i.Value)
-	}
-	return values
+// valueOf returns the service or server of a target. It is invalid if there is none.
+func valueOf[D config.State[D]](state D, t target) reflect.Value {
+	return reflect.ValueOf(state.Item(t.service, t.server))
 }
 
 // effective returns the fields of a patch whose values differ in two structs.

@@ -150,6 +150,9 @@ func compare[T any](
 			d.added = append(d.added, prefix+name(item))
 			continue
 		}
+		if reflect.DeepEqual(item, was) { // soon done if both share memory
+			continue
+		}
 		if fields := changedFields(item, was, leaveOut...); len(fields) > 0 {
 			what := fmt.Sprintf("%s%s (%s)", prefix, name(item), strings.Join(fields, ", "))
 			d.changed = append(d.changed, what)

@@ -54,7 +54,7 @@ func setDefault[T any](given Given, path string, into *T, value T) {
 // defaultState is the default directory for state that outlasts a process.
 const defaultState = "/var/lib/segue"
 
-// SetDefaults sets the fields that the source does not give.
+// SetDefaults sets the fields that the source does not give, except those of services.
 func (b *Balancer) SetDefaults(given Given) {
 	setDefault(given, "node.instance", &b.Node.Instance, "lb")
 	setDefault(given, "node.name", &b.Node.Name, hostName())
@@ -68,13 +68,16 @@ func (b *Balancer) SetDefaults(given Given) {
 	setDefault(given, "node.limits.servers", &b.Node.Limits.Servers, 4096)
 	given.defaultBGP(b.BGP)
 	given.defaultStore(b.Store)
-	for i := range b.Services {
-		s, path := &b.Services[i], fieldpath.Item("services", i)
-		given.defaultService(s, path)
-		probes := s.Encapsulation.IsSRv6() && b.Node.TakesSignals()
-		setDefault(given, fieldpath.Child(path, "probe"), &s.Probe, &probes)
-		given.defaultSlowStart(s, path)
-	}
+}
+
+// SetServiceDefaults sets the fields of a service, and of its servers, that the source does not give.
+// The node has its defaults.
+func (b *Balancer) SetServiceDefaults(i int, given Given) {
+	s, path := &b.Services[i], fieldpath.Item("services", i)
+	given.defaultService(s, path)
+	probes := s.Encapsulation.IsSRv6() && b.Node.TakesSignals()
+	setDefault(given, fieldpath.Child(path, "probe"), &s.Probe, &probes)
+	given.defaultSlowStart(s, path)
 }
 
 // defaultSlowStart sets the slow start of services that do not infer. While a server starts slowly,

@@ -5,6 +5,7 @@ package desired
 import (
 	"encoding/json"
 	"fmt"
+	"iter"
 	"maps"
 	"path/filepath"
 	"slices"
@@ -175,6 +176,61 @@ func (b *Balancer) Items() (items []Item) {
 		}
 	}
 	return items
+}
+
+// Item returns the service or, with a server, the server of a name. It is nil if there is none.
+func (b *Balancer) Item(service, server string) any {
+	i := slices.IndexFunc(b.Services, func(s Service) bool { return s.Name == service })
+	if i < 0 {
+		return nil
+	}
+	if s := b.Services[i]; server == "" {
+		s.Servers = nil
+		return s
+	}
+	servers := b.Services[i].Servers
+	j := slices.IndexFunc(servers, func(s Server) bool { return s.Name == server })
+	if j < 0 {
+		return nil
+	}
+	return servers[j]
+}
+
+// Targets returns the names of the items, without copying these.
+func (b *Balancer) Targets() iter.Seq2[string, string] {
+	return func(yield func(service, server string) bool) {
+		for i := range b.Services {
+			s := &b.Services[i]
+			if !yield(s.Name, "") {
+				return
+			}
+			for j := range s.Servers {
+				if !yield(s.Name, s.Servers[j].Name) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// Item returns the service of a name, or nil. Services of agents have no servers.
+func (a *Agent) Item(service, server string) any {
+	i := slices.IndexFunc(a.Services, func(s AgentService) bool { return s.Name == service })
+	if i < 0 || server != "" {
+		return nil
+	}
+	return a.Services[i]
+}
+
+// Targets is as that of Balancer.
+func (a *Agent) Targets() iter.Seq2[string, string] {
+	return func(yield func(service, server string) bool) {
+		for i := range a.Services {
+			if !yield(a.Services[i].Name, "") {
+				return
+			}
+		}
+	}
 }
 
 // Items returns the services.

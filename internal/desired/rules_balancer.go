@@ -36,9 +36,22 @@ const MaxVisited = 10
 
 // Validate returns an error for every rule that the balancer breaks. All defaults must be set.
 func (b *Balancer) Validate() fieldpath.Errors {
+	return b.ValidateChanged(func(int) bool { return true })
+}
+
+// ValidateChanged is Validate if only some services have changed since all obeyed the rules. It still
+// checks the rules between services.
+func (b *Balancer) ValidateChanged(changed func(service int) bool) fieldpath.Errors {
 	var r rules
-	r.checkRanges("", reflect.ValueOf(*b))
-	r.checkBalancer(b)
+	others := *b
+	others.Services = nil
+	r.checkRanges("", reflect.ValueOf(others))
+	for i := range b.Services {
+		if changed(i) {
+			r.checkRanges(fieldpath.Item("services", i), reflect.ValueOf(b.Services[i]))
+		}
+	}
+	r.checkBalancer(b, changed)
 	return r.errs
 }
 
@@ -51,7 +64,7 @@ func (r *rules) checkAPI(a *API) {
 	}
 }
 
-func (r *rules) checkBalancer(b *Balancer) {
+func (r *rules) checkBalancer(b *Balancer, changed func(service int) bool) {
 	r.checkHost(b.Node.Instance, b.Node.Interface, b.Node.Locator, b.Node.Addresses)
 	r.checkTunnelSources(b)
 	r.checkPeers(&b.Node)
@@ -78,10 +91,13 @@ func (r *rules) checkBalancer(b *Balancer) {
 	r.checkLocatorNeeded(common, b.Node.Locator)
 	total := 0
 	for i := range b.Services {
+		total += len(b.Services[i].Servers)
+		if !changed(i) {
+			continue
+		}
 		r.checkService(fieldpath.Item("services", i), &b.Services[i])
 		r.checkProbe(fieldpath.Child(fieldpath.Item("services", i), "probe"), &b.Services[i], &b.Node)
 		r.checkServers(fieldpath.Item("services", i), &b.Services[i], b.Node.Locator)
-		total += len(b.Services[i].Servers)
 	}
 	if limit := b.Node.Limits.Servers; total > int(limit) {
 		r.failf("node.limits.servers", "all services together have %d servers, and the limit is %d", total, limit)
@@ -362,7 +378,7 @@ func (r *rules) checkTunnelsNeeded(b *Balancer) {
 
 // checkVIPs reports VIPs that are also in locators, or addresses of nodes.
 func (r *rules) checkVIPs(b *Balancer, all vips) {
-	locators := locatorsOf(b)
+	locators := locatorsOf(b, all)
 	own := make(map[netip.Addr]bool)
 	for i, address := range b.Node.Addresses {
 		own[address] = true
@@ -373,7 +389,11 @@ func (r *rules) checkVIPs(b *Balancer, all vips) {
 		if prefix, err := s.VIP.Prefix(64); err == nil && locators[prefix] != "" {
 			r.failf(fieldpath.Child(path, "vip"), "is in the locator of %s", locators[prefix])
 		}
-		for j, server := range s.Servers {
+		for j := range s.Servers {
+			server := &s.Servers[j]
+			if all[server.Address] == "" && all[server.Host] == "" && !own[server.Address] {
+				continue
+			}
 			at := fieldpath.Item(fieldpath.Child(path, "servers"), j)
 			all.checkNot(r, fieldpath.Child(at, "address"), server.Address)
 			if server.hasOwnHost() {
@@ -386,17 +406,24 @@ func (r *rules) checkVIPs(b *Balancer, all vips) {
 	}
 }
 
-// locatorsOf returns the owner of each locator.
-func locatorsOf(b *Balancer) map[netip.Prefix]string {
+// locatorsOf returns the owner of each locator that contains a VIP.
+func locatorsOf(b *Balancer, all vips) map[netip.Prefix]string {
 	locators := make(map[netip.Prefix]string)
-	for i, s := range b.Services {
-		for j, server := range s.Servers {
-			if _, ok := locators[server.Locator]; !ok {
-				locators[server.Locator] = fieldpath.Item(fieldpath.Child(fieldpath.Item("services", i), "servers"), j)
+	for vip := range all {
+		if prefix, err := vip.Prefix(64); err == nil {
+			locators[prefix] = ""
+		}
+	}
+	for i := range b.Services {
+		for j := range b.Services[i].Servers {
+			locator := b.Services[i].Servers[j].Locator
+			if owner, ok := locators[locator]; ok && owner == "" {
+				locators[locator] = fieldpath.Item(fieldpath.Child(fieldpath.Item("services", i), "servers"), j)
 			}
 		}
 	}
-	locators[b.Node.Locator] = "the balancer"
-	delete(locators, netip.Prefix{})
+	if b.Node.Locator.IsValid() {
+		locators[b.Node.Locator] = "the balancer"
+	}
 	return locators
 }

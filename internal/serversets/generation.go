@@ -74,9 +74,17 @@ func placementOf(service *desired.Service) desired.Placement {
 // Next returns the generations of the configured services, each with at most service.Generations
 // sets. A service whose set has changed begins a new generation. Next does not change g.
 func (g Generations) Next(services []desired.Service) Generations {
-	next := Generations{}
+	return g.NextOf(services, func(string) bool { return true })
+}
+
+// NextOf is Next if g has the generations of the services that have not changed.
+func (g Generations) NextOf(services []desired.Service, changed func(name string) bool) Generations {
+	next := make(Generations, len(services))
 	for i := range services {
-		next[services[i].Name] = g[services[i].Name].next(SetOf(&services[i]), services[i].Generations)
+		s := &services[i]
+		if next[s.Name] = g[s.Name]; changed(s.Name) || len(g[s.Name].Sets) == 0 {
+			next[s.Name] = g[s.Name].next(SetOf(s), s.Generations)
+		}
 	}
 	return next
 }

@@ -108,45 +108,90 @@ func (p *Plane) remove(outer *ebpf.Map, number uint32) error {
 	return p.releaseTable(former)
 }
 
-// Install writes a new candidate table under a number. The argument rows contains the slots, row by
-// row. No packet may use the number at the time of the call. Service n has the tables 2n and 2n+1.
-// Install returns an error if the kernel cannot make or install the table.
-func (p *Plane) Install(number uint32, rows []uint16) error {
-	words := make([]uint64, max(1, (len(rows)+candidatesPerWord-1)/candidatesPerWord))
-	copy(slotsIn(words), rows)
-	spec := p.inner.Copy()
-	spec.MaxEntries = uint32(len(words))
-	return p.install(p.Objects.Tables, number, spec, words)
+// NumberedRows are the slots of a candidate table, row by row, and the table's number.
+type NumberedRows struct {
+	Number uint32
+	Slots  []uint16
 }
 
-// install makes a table of the words, and puts it into a map of maps.
-func (p *Plane) install(outer *ebpf.Map, number uint32, spec *ebpf.MapSpec, words []uint64) error {
-	keys := make([]uint32, len(words))
-	for i := range keys {
-		keys[i] = uint32(i)
+// wordsFor returns the number of words of a table with so many slots: at least one.
+func wordsFor(slots int) uint32 {
+	return uint32(max(1, (slots+candidatesPerWord-1)/candidatesPerWord))
+}
+
+// words returns the content of the table.
+func (r *NumberedRows) words() []uint64 {
+	words := make([]uint64, wordsFor(len(r.Slots)))
+	copy(slotsIn(words), r.Slots)
+	return words
+}
+
+// Install writes new candidate tables. No packet may use their numbers at the time of the call.
+// Service n has the tables 2n and 2n+1. Install returns an error if the kernel cannot make or
+// install a table.
+//
+// The kernel waits until no packet is under way, once for all tables of a call. That can take tens
+// of milliseconds. Before Linux 6.8 it waits for each table.
+func (p *Plane) Install(all []NumberedRows) error {
+	tables := make([]numberedTable, 0, len(all))
+	defer func() {
+		for _, t := range tables {
+			t.table.Close()
+		}
+	}()
+	for i := range all {
+		spec := p.inner.Copy()
+		spec.MaxEntries = wordsFor(len(all[i].Slots))
+		table, err := ebpf.NewMap(spec)
+		if err != nil {
+			return fmt.Errorf("make a table of %d words: %w", spec.MaxEntries, err)
+		}
+		tables = append(tables, numberedTable{all[i].Number, table})
 	}
-	table, err := ebpf.NewMap(spec)
-	if err != nil {
-		return fmt.Errorf("make a table of %d words: %w", len(words), err)
-	}
-	defer table.Close()
-	if _, err := table.BatchUpdate(keys, words, nil); err != nil {
-		return fmt.Errorf("fill a table of %d words: %w", len(words), err)
-	}
-	if err := p.backup.keepTable(outer, number); err != nil {
+	if err := p.put(p.Objects.Tables, tables); err != nil {
 		return err
 	}
-	former, err := innerID(outer, number)
-	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return fmt.Errorf("find table %d: %w", number, err)
+	for _, rows := range all {
+		if err := p.copier.write(p.Objects.Tables, rows.Number, rows.words()); err != nil {
+			return err
+		}
 	}
-	if err := datapath.KeepMap(p.dir, table); err != nil {
-		return fmt.Errorf("keep table %d: %w", number, err)
+	return nil
+}
+
+// numberedTable is a table with its number in a map of maps.
+type numberedTable struct {
+	number uint32
+	table  *ebpf.Map
+}
+
+// put puts tables into a map of maps, in place of those that have their numbers.
+func (p *Plane) put(outer *ebpf.Map, tables []numberedTable) error {
+	var numbers, descriptors []uint32
+	var former []ebpf.MapID
+	for _, t := range tables {
+		if err := p.backup.keepTable(outer, t.number); err != nil {
+			return err
+		}
+		before, err := innerID(outer, t.number)
+		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("find table %d: %w", t.number, err)
+		}
+		if err := datapath.KeepMap(p.dir, t.table); err != nil {
+			return fmt.Errorf("keep table %d: %w", t.number, err)
+		}
+		numbers, descriptors = append(numbers, t.number), append(descriptors, uint32(t.table.FD()))
+		former = append(former, before)
 	}
-	if err := outer.Put(number, table); err != nil {
-		return fmt.Errorf("install table %d: %w", number, err)
+	if _, err := outer.BatchUpdate(numbers, descriptors, nil); err != nil {
+		return fmt.Errorf("install tables %d: %w", numbers, err)
 	}
-	return p.releaseTable(former)
+	for _, table := range former {
+		if err := p.releaseTable(table); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // releaseTable removes the pin of a table that was replaced or removed; 0: there was none. During a
@@ -227,7 +272,7 @@ func (p *Plane) Holds(number uint32, rows []uint16) bool {
 // cannot replace the element.
 func (p *Plane) Settle() error {
 	former := len(p.Rankings.former)
-	if err := p.Install(p.spareTable(), nil); err != nil {
+	if err := p.Install([]NumberedRows{{Number: p.spareTable()}}); err != nil {
 		return err
 	}
 	p.Rankings.settled(former)

@@ -2,6 +2,12 @@
 
 package dataplane
 
+import (
+	"fmt"
+
+	"github.com/cilium/ebpf"
+)
+
 // InstallColumns writes the column table that belongs to the candidate table of a number: the
 // present server of each column, or none if the column has had others. Packets may use the number.
 // The rows must have at most desired.MaxColumns columns. InstallColumns returns an error if the
@@ -18,7 +24,19 @@ func (p *Plane) InstallColumns(number uint32, rows *Rows) error {
 			slots[bucket*rows.candidates+column] = slot
 		}
 	}
-	return p.install(p.Objects.Columns, number, p.columns.Copy(), words)
+	keys := make([]uint32, len(words))
+	for i := range keys {
+		keys[i] = uint32(i)
+	}
+	table, err := ebpf.NewMap(p.columns.Copy())
+	if err != nil {
+		return fmt.Errorf("make a column table: %w", err)
+	}
+	defer table.Close()
+	if _, err := table.BatchUpdate(keys, words, nil); err != nil {
+		return fmt.Errorf("fill a column table with %d words: %w", len(words), err)
+	}
+	return p.put(p.Objects.Columns, []numberedTable{{number, table}})
 }
 
 // RemoveColumns removes the column table of a number, if it exists. Packets of a service that keeps

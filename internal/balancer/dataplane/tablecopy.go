@@ -21,8 +21,8 @@ const (
 	copiedSize         = copiedWords * 8 // bytes
 )
 
-// tableCopier reads candidate tables by the program of bpf/balancer/copytable.bpf.c. One goroutine
-// owns it. It loads the program when it reads the first table.
+// tableCopier reads and writes candidate tables by the program of bpf/balancer/copytable.bpf.c. One
+// goroutine owns it. It loads the program when it needs it for the first time.
 type tableCopier struct {
 	program *ebpf.Program
 	memory  []byte
@@ -58,7 +58,7 @@ func (c *tableCopier) load(tables *ebpf.Map) error {
 		return fmt.Errorf("load the program that copies tables: %w", err)
 	}
 	defer loaded.Words.Close() // the program and the mapping keep the map
-	memory, err := unix.Mmap(loaded.Words.FD(), 0, copiedSize, unix.PROT_READ, unix.MAP_SHARED)
+	memory, err := unix.Mmap(loaded.Words.FD(), 0, copiedSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
 		return errors.Join(fmt.Errorf("map the copied words: %w", err), loaded.Program.Close())
 	}
@@ -69,22 +69,40 @@ func (c *tableCopier) load(tables *ebpf.Map) error {
 // read fills words with those at the beginning of a candidate table. It returns an error if the
 // table has fewer words.
 func (c *tableCopier) read(tables *ebpf.Map, number uint32, words []uint64) error {
+	return c.copy(tables, number, words, false)
+}
+
+// write is the reverse of read. No packet may use the table.
+func (c *tableCopier) write(tables *ebpf.Map, number uint32, words []uint64) error {
+	return c.copy(tables, number, words, true)
+}
+
+// copy copies words between memory and the beginning of a candidate table.
+func (c *tableCopier) copy(tables *ebpf.Map, number uint32, words []uint64, writes bool) error {
 	if err := c.load(tables); err != nil {
 		return err
 	}
 	copied := unsafe.Slice((*uint64)(unsafe.Pointer(unsafe.SliceData(c.memory))), copiedWords)
+	run := copierCopyRun{Table: number}
+	if writes {
+		run.Writes = 1
+	}
 	for first := 0; first < len(words); first += copiedWords {
-		count := min(copiedWords, len(words)-first)
-		n, err := c.program.Run(&ebpf.RunOptions{Context: copierCopyRun{
-			Table: number, First: uint32(first), Count: uint32(count),
-		}})
+		part := words[first:min(first+copiedWords, len(words))]
+		if writes {
+			copy(copied, part)
+		}
+		run.First, run.Count = uint32(first), uint32(len(part))
+		n, err := c.program.Run(&ebpf.RunOptions{Context: run})
 		if err != nil {
 			return fmt.Errorf("copy table %d: %w", number, err)
 		}
-		if int(n) < count {
+		if int(n) < len(part) {
 			return fmt.Errorf("copy table %d: it has only %d words", number, first+int(n))
 		}
-		copy(words[first:], copied[:count])
+		if !writes {
+			copy(part, copied)
+		}
 	}
 	return nil
 }

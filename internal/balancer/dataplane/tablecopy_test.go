@@ -12,8 +12,8 @@ import (
 	"github.com/segue-lb/segue/internal/testhost"
 )
 
-// The program copies any part of a table that fits the copied words, and tables that do not fit. It
-// says if the table has fewer words than expected, or if there is none.
+// The program copies to and from any part of a table that fits the copied words, and tables that do
+// not fit. It says if the table has fewer words than expected, or if there is none.
 func TestTableCopier(t *testing.T) {
 	t.Parallel()
 	testhost.NeedBPF(t)
@@ -29,9 +29,9 @@ func TestTableCopier(t *testing.T) {
 	var copier tableCopier
 	defer copier.close()
 	for number, size := range map[uint32]int{3: 1, 4: 31, 5: 32, 6: copiedWords, 7: 2*copiedWords + 33} {
-		words, keys := make([]uint64, size), make([]uint32, size)
+		words := make([]uint64, size)
 		for i := range words {
-			words[i], keys[i] = rand.Uint64(), uint32(i)
+			words[i] = rand.Uint64()
 		}
 		inner := spec.Maps[TablesMap].InnerMap.Copy()
 		inner.MaxEntries = uint32(size)
@@ -40,10 +40,20 @@ func TestTableCopier(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer table.Close()
-		if _, err := table.BatchUpdate(keys, words, nil); err != nil {
+		if err := outer.Put(number, table); err != nil {
 			t.Fatal(err)
 		}
-		if err := outer.Put(number, table); err != nil {
+		if err := copier.write(outer, number, words); err != nil {
+			t.Fatal(err)
+		}
+		var last uint64 // read without the program
+		if err := table.Lookup(uint32(size-1), &last); err != nil || last != words[size-1] {
+			t.Errorf("%d words: the last one is %x, %v; want %x", size, last, err, words[size-1])
+		}
+		if err := copier.write(outer, number, make([]uint64, size+1)); err == nil {
+			t.Errorf("%d words: one more was written", size)
+		}
+		if err := copier.write(outer, number, words); err != nil {
 			t.Fatal(err)
 		}
 		got := make([]uint64, size)

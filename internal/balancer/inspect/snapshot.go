@@ -178,12 +178,18 @@ type NextHop struct {
 // the numbers of flows are those of the last sweep. Snapshot returns an error if a table cannot be
 // read.
 func (v *View) Snapshot() (*Snapshot, error) {
-	s, err := v.Brief(func(string) bool { return true })
+	return v.SnapshotOf(func(string) bool { return true })
+}
+
+// SnapshotOf is Snapshot of the wanted services only. What is not about services is that of the
+// instance.
+func (v *View) SnapshotOf(wanted func(service string) bool) (*Snapshot, error) {
+	s, err := v.Brief(wanted)
 	if err != nil {
 		return nil, err
 	}
 	datapath.AddHiddenTags(s.Attachment, s.Inside)
-	if slices.ContainsFunc(s.Services, usesHints) {
+	if slices.ContainsFunc(v.tables.Services.All(), usesHints) {
 		counts, err := v.tables.Hints()
 		if err != nil {
 			return nil, fmt.Errorf("instance %s: %w", v.tables.Instance, err)
@@ -265,9 +271,11 @@ func (s *Snapshot) addReasons() {
 	}
 }
 
-// usesHints tells whether packets of the service can follow hints.
-func usesHints(s *ServiceState) bool {
-	return s.Persistence == desired.PersistenceHint || s.Persistence == desired.PersistenceStateless
+// usesHints tells whether an entry is of a service whose packets can follow hints.
+func usesHints(entry dataplane.ServiceEntry) bool {
+	persistence := entry.Rule.PersistenceName()
+	return entry.IsService() &&
+		(persistence == desired.PersistenceHint || persistence == desired.PersistenceStateless)
 }
 
 // addForms adds the forms of a service's connection IDs.

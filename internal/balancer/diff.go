@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package balancer
+
+import (
+	"maps"
+	"net/netip"
+	"reflect"
+	"slices"
+
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/health"
+	"github.com/segue-lb/segue/internal/health/probe"
+)
+
+// serviceDiff is what two desired states differ in. A change looks at nothing else, so that its cost
+// follows from what changes. Unchanged services of both states mostly share memory: then they are soon
+// compared.
+type serviceDiff struct {
+	before, after map[string]*desired.Service // services that differ, by name; nil: there is none
+}
+
+func diffOf(before, after []desired.Service) *serviceDiff {
+	d := &serviceDiff{map[string]*desired.Service{}, map[string]*desired.Service{}}
+	for i := range before {
+		d.before[before[i].Name] = &before[i]
+	}
+	for i := range after {
+		name := after[i].Name
+		if was := d.before[name]; was != nil && reflect.DeepEqual(was, &after[i]) {
+			delete(d.before, name)
+		} else {
+			d.after[name] = &after[i]
+		}
+	}
+	return d
+}
+
+// has tells whether a service is new, or was changed or removed.
+func (d *serviceDiff) has(name string) bool { return d.before[name] != nil || d.after[name] != nil }
+
+// addsTargets tells whether there may be new targets of next hops.
+func (d *serviceDiff) addsTargets() bool {
+	for name, now := range d.after {
+		known := map[netip.Addr]bool{}
+		if was := d.before[name]; was != nil {
+			for i := range was.Servers {
+				known[target(&was.Servers[i])] = true
+			}
+		}
+		isNew := func(s desired.Server) bool { return !known[target(&s)] }
+		if slices.ContainsFunc(now.Servers, isNew) {
+			return true
+		}
+	}
+	return false
+}
+
+// watched is what the resolver, the checker and the prober know of services.
+type watched struct {
+	vips    map[string]dataplane.Check // how checks are encapsulated, by service
+	targets map[netip.Addr]bool
+	checks  []health.Target // without the results
+	probes  []probe.Target  // without the findings
+}
+
+// watchedOf returns what others know of the changed services as they are now.
+func (s *services) watchedOf(d *serviceDiff) *watched {
+	w := &watched{vips: map[string]dataplane.Check{}, targets: map[netip.Addr]bool{}}
+	names := slices.Concat(slices.Collect(maps.Keys(d.before)), slices.Collect(maps.Keys(d.after)))
+	slices.Sort(names)
+	for _, name := range slices.Compact(names) {
+		svc := s.byName[name]
+		if svc == nil {
+			continue
+		}
+		w.vips[name] = svc.checkOnPath()
+		for _, m := range svc.members {
+			w.targets[target(&m.Server)] = true
+			if t, probed := svc.probeTarget(m); probed {
+				t.Fault = probe.None
+				w.probes = append(w.probes, t)
+			}
+		}
+		checks := health.Targets([]desired.Service{svc.Service})
+		for i := range checks {
+			if checks[i].OnPath {
+				checks[i].Mark = svc.member(checks[i].Server).slot
+			}
+		}
+		w.checks = append(w.checks, checks...)
+	}
+	return w
+}

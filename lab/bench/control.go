@@ -1,0 +1,353 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/netdev"
+	"github.com/segue-lb/segue/lab"
+)
+
+// ControlSize is the size of a balancer's desired state.
+type ControlSize struct {
+	Services int `json:"services"`
+	Servers  int `json:"servers"` // of all services together; each is a host of its own
+}
+
+// ControlOptions are the options of MeasureControl.
+type ControlOptions struct {
+	Segue    string // the executable of segue
+	Sizes    []ControlSize
+	Rounds   int // of all changes
+	Progress Progress
+}
+
+// ControlTime is what a command costs: medians over the rounds. The command starts or stops the
+// balancer's process, changes it, or reads its state.
+type ControlTime struct {
+	ControlSize
+	Case    string        `json:"case"`
+	Process time.Duration `json:"process_cpu_ns"` // CPU time of the balancer's process
+	Command time.Duration `json:"command_cpu_ns"` // CPU time of the command; none: it has no command
+	Wall    time.Duration `json:"wall_ns"`
+}
+
+// MeasureControl measures what changes of a balancer without traffic cost, and what reading its
+// state costs. Each balancer has a network namespace of its own. MeasureControl needs root.
+func MeasureControl(ctx context.Context, o ControlOptions) ([]ControlTime, error) {
+	var times []ControlTime
+	for _, size := range o.Sizes {
+		o.Progress.say("%d services, %d servers", size.Services, size.Servers)
+		some, err := measureControl(ctx, &o, size)
+		if err != nil {
+			return nil, fmt.Errorf("%d services, %d servers: %w", size.Services, size.Servers, err)
+		}
+		times = append(times, some...)
+	}
+	return times, nil
+}
+
+func measureControl(ctx context.Context, o *ControlOptions, size ControlSize) (_ []ControlTime, err error) {
+	host, err := newControlHost(o.Segue, size)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, host.remove()) }()
+	var times []ControlTime
+	for round := range o.Rounds {
+		o.Progress.say("round %d of %d", round+1, o.Rounds)
+		some, err := host.round(ctx)
+		if err != nil {
+			return nil, err
+		}
+		times = append(times, some...)
+	}
+	return mediansOf(times, size), nil
+}
+
+// mediansOf returns the median of each case, in the order of the first round.
+func mediansOf(times []ControlTime, size ControlSize) (medians []ControlTime) {
+	for _, t := range times {
+		of := func(get func(ControlTime) time.Duration) time.Duration {
+			var all []time.Duration
+			for _, other := range times {
+				if other.Case == t.Case {
+					all = append(all, get(other))
+				}
+			}
+			slices.Sort(all)
+			return all[len(all)/2]
+		}
+		if slices.ContainsFunc(medians, func(m ControlTime) bool { return m.Case == t.Case }) {
+			continue
+		}
+		medians = append(medians, ControlTime{
+			ControlSize: size, Case: t.Case,
+			Process: of(func(t ControlTime) time.Duration { return t.Process }),
+			Command: of(func(t ControlTime) time.Duration { return t.Command }),
+			Wall:    of(func(t ControlTime) time.Duration { return t.Wall }),
+		})
+	}
+	return medians
+}
+
+// controlHost is a network namespace for one balancer.
+type controlHost struct {
+	size      ControlSize
+	segue     string
+	namespace *netdev.Namespace
+	dir       string
+	instance  string
+}
+
+func newControlHost(segue string, size ControlSize) (h *controlHost, err error) {
+	h = &controlHost{size: size, segue: segue, instance: fmt.Sprintf("bench-control-%d", os.Getpid())}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, h.remove())
+		}
+	}()
+	if h.dir, err = os.MkdirTemp("", "segue-bench-"); err != nil {
+		return h, err
+	}
+	if h.namespace, err = netdev.NewNamespace(); err != nil {
+		return h, err
+	}
+	return h, h.namespace.Do(layNetwork)
+}
+
+const controlInterface = "eth0"
+
+// layNetwork makes the balancer's interface in the calling thread's namespace. All servers are
+// behind one router, whose Ethernet address is known.
+func layNetwork() error {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = "peer"
+	if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: controlInterface}); err != nil {
+		return fmt.Errorf("make a veth pair: %w", err)
+	}
+	var index int
+	for _, name := range []string{attrs.Name, controlInterface} {
+		link, err := netlink.LinkByName(name)
+		if err == nil {
+			err = netlink.LinkSetUp(link)
+		}
+		if err != nil {
+			return fmt.Errorf("interface %s: %w", name, err)
+		}
+		index = link.Attrs().Index
+	}
+	router, servers := netip.MustParseAddr("fd00:99::2"), netip.MustParsePrefix("fd00:5::/32")
+	return errors.Join(
+		netlink.NeighSet(&netlink.Neigh{
+			LinkIndex: index, State: netlink.NUD_PERMANENT, IP: router.AsSlice(),
+			HardwareAddr: []byte{2, 0, 0, 0, 0, 2},
+		}),
+		netlink.RouteAdd(&netlink.Route{
+			LinkIndex: index, Gw: router.AsSlice(), Flags: int(netlink.FLAG_ONLINK), Dst: &net.IPNet{IP: servers.Addr().AsSlice(), Mask: net.CIDRMask(servers.Bits(), 128)},
+		}))
+}
+
+// remove removes all that the host has.
+func (h *controlHost) remove() error {
+	var errs []error
+	if h.namespace != nil {
+		errs = append(errs, h.namespace.Close())
+	}
+	return errors.Join(append(errs, os.RemoveAll(h.dir))...)
+}
+
+// round starts a balancer, changes it in all ways, and stops it.
+func (h *controlHost) round(ctx context.Context) (times []ControlTime, err error) {
+	config := filepath.Join(h.dir, "lb.yaml")
+	if err := h.configure(config, 1); err != nil {
+		return nil, err
+	}
+	lb := &controlled{host: h}
+	start := time.Now()
+	if err := lb.start(ctx, config); err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, lb.stop()) }()
+	used, err := lb.used()
+	if err != nil {
+		return nil, err
+	}
+	times = append(times, ControlTime{Case: "start", Process: used, Wall: time.Since(start)})
+
+	service, server := fmt.Sprint("web", h.size.Services/2), "s1"
+	of := service + "/" + server
+	for _, c := range []struct {
+		name      string
+		prepare   func() error
+		arguments []string
+	}{
+		{"drain", nil, []string{"drain", of}},
+		{"undrain", nil, []string{"undrain", of}},
+		{"weight", nil, []string{"server", "set", of, "weight=2"}},
+		{"add", nil, []string{"server", "add", service + "/new", "locator=fd00:5:ffff::/64"}},
+		{"remove", nil, []string{"server", "remove", service + "/new"}},
+		{"status", nil, []string{"status", "--interval", "0"}},
+		{"status --service", nil, []string{"status", "--interval", "0", "--service", service}},
+		{"server list", nil, []string{"server", "list"}},
+		{"reload", func() error { return h.configure(config, 3) }, []string{"reload", "-c", config}},
+	} {
+		if c.prepare != nil {
+			if err := c.prepare(); err != nil {
+				return nil, err
+			}
+		}
+		t, err := lb.measure(ctx, c.arguments)
+		if err != nil {
+			return nil, err
+		}
+		t.Case = c.name
+		times = append(times, t)
+	}
+	return times, nil
+}
+
+// configure writes the configuration. Half of the services hunt. The weight is that of a server of the
+// last service. The state begins without overrides.
+func (h *controlHost) configure(file string, weight int) error {
+	var text strings.Builder
+	fmt.Fprintf(&text, "node:\n  instance: %s\n  interface: %s\n  locator: fd00:6c:0:9::/64\n"+
+		"  addresses: [10.99.1.1]\n  state: %s\n  limits: {flows: 65536, servers: %d}\nservices:\n",
+		h.instance, controlInterface, filepath.Join(h.dir, "state"), 2*h.size.Servers+2)
+	placements := []string{"hash", "hunt"}
+	server := 0
+	for i := range h.size.Services {
+		fmt.Fprintf(&text, "- name: web%d\n  vip: 203.0.%d.%d\n  port: 80\n  protocol: tcp\n  placement: %s\n  servers:\n",
+			i, i>>8, i&255, placements[i%2])
+		for j := range h.serversOf(i) {
+			of := 1
+			if i == h.size.Services-1 && j == 0 {
+				of = weight
+			}
+			fmt.Fprintf(&text, "  - {name: s%d, locator: 'fd00:5:0:%x::/64', weight: %d}\n", j, server, of)
+			server++
+		}
+	}
+	return os.WriteFile(file, []byte(text.String()), 0o600)
+}
+
+func (h *controlHost) notifyPath() string { return filepath.Join(h.dir, "notify") }
+
+// serversOf returns how many servers a service has.
+func (h *controlHost) serversOf(service int) int {
+	return h.size.Servers*(service+1)/h.size.Services - h.size.Servers*service/h.size.Services
+}
+
+// command returns a command of segue, and its output.
+func (h *controlHost) command(ctx context.Context, arguments ...string) (*exec.Cmd, *bytes.Buffer) {
+	cmd := exec.CommandContext(ctx, h.segue, arguments...)
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	cmd.WaitDelay = endDeadline
+	output := &bytes.Buffer{}
+	cmd.Stdout, cmd.Stderr = output, output
+	return cmd, output
+}
+
+// run runs a command of segue in the namespace, and returns the CPU time that it took.
+func (h *controlHost) run(ctx context.Context, arguments ...string) (time.Duration, error) {
+	cmd, output := h.command(ctx, arguments...)
+	err := h.namespace.Do(cmd.Start)
+	if err == nil {
+		err = cmd.Wait()
+	}
+	if err != nil {
+		return 0, fmt.Errorf("segue %s: %w: %s", strings.Join(arguments, " "), err, output)
+	}
+	return cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime(), nil
+}
+
+// controlled is a running balancer.
+type controlled struct {
+	host   *controlHost
+	cmd    *exec.Cmd
+	output *bytes.Buffer
+	exited chan struct{}
+	err    error // how it ended; set before exited is closed
+}
+
+// startDeadline bounds the time that a balancer may take to be ready.
+const startDeadline = 2 * time.Minute
+
+// start starts the balancer and waits until it is ready.
+func (c *controlled) start(ctx context.Context, config string) error {
+	notify, err := lab.ListenNotify(c.host.notifyPath())
+	if err != nil {
+		return err
+	}
+	defer notify.Close()
+	c.cmd, c.output = c.host.command(ctx, "lb", "-c", config)
+	c.cmd.Env = append(os.Environ(), "NOTIFY_SOCKET="+c.host.notifyPath())
+	if err := c.host.namespace.Do(c.cmd.Start); err != nil {
+		return err
+	}
+	c.exited = make(chan struct{})
+	go func() {
+		defer close(c.exited)
+		c.err = c.cmd.Wait()
+	}()
+	ctx, cancel := context.WithTimeout(ctx, startDeadline)
+	defer cancel()
+	if err := notify.Await(ctx, c.exited, "READY=1"); err != nil {
+		return errors.Join(fmt.Errorf("the balancer does not get ready: %w", err), c.stop())
+	}
+	return nil
+}
+
+// stop ends the balancer and removes its data path.
+func (c *controlled) stop() error {
+	_ = c.cmd.Process.Signal(syscall.SIGTERM) // it may have ended
+	<-c.exited
+	err := c.err
+	if err != nil {
+		err = fmt.Errorf("segue lb: %w: %s", err, c.output)
+	}
+	_, detached := c.host.run(context.Background(), "lb", "detach", c.host.instance)
+	return errors.Join(err, detached, os.RemoveAll(filepath.Join(c.host.dir, "state")))
+}
+
+// measure runs a command.
+func (c *controlled) measure(ctx context.Context, arguments []string) (t ControlTime, err error) {
+	before, err := c.used()
+	if err != nil {
+		return t, err
+	}
+	start := time.Now()
+	if t.Command, err = c.host.run(ctx, arguments...); err != nil {
+		return t, err
+	}
+	t.Wall = time.Since(start)
+	after, err := c.used()
+	t.Process = after - before
+	return t, err
+}
+
+// used returns the CPU time of all threads of the balancer's process.
+func (c *controlled) used() (time.Duration, error) {
+	const schedulerTime = 2 // CPUCLOCK_SCHED; clock_getcpuclockid(3) computes the same number
+	var used unix.Timespec
+	if err := unix.ClockGettime(int32(^c.cmd.Process.Pid<<3|schedulerTime), &used); err != nil {
+		return 0, fmt.Errorf("CPU time of the balancer: %w", err)
+	}
+	return time.Duration(used.Nano()), nil
+}
