@@ -470,6 +470,9 @@ func (b *Balancer) reload(
 		generations = b.generations.Next(cfg.Services)
 	}
 	losses := b.losses(cfg.Services) // before the flows are forgotten
+	if err := b.widen(cfg); err != nil {
+		return err
+	}
 	if err := b.reconcile(cfg, secrets.SignalKeys, generations); err != nil {
 		if undo := b.reconcile(b.cfg, b.secrets.SignalKeys, b.generations); undo != nil {
 			b.log.Error("restore the configuration before", "error", undo)
@@ -491,6 +494,11 @@ func (b *Balancer) reload(
 	b.applyHops()
 	b.publishAll()
 	return nil
+}
+
+// widen makes the programs able to do what a desired state needs, before their tables ask for it.
+func (b *Balancer) widen(cfg *desired.Balancer) error {
+	return datapath.TakeOver(b.log, func(t *datapath.Takeover) error { return b.plane.Widen(t, cfg) })
 }
 
 // setTargets passes the servers of the configuration to the resolver, the checker and the prober.
