@@ -6,6 +6,8 @@ import (
 	"maps"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/srv6"
@@ -75,6 +77,9 @@ func TestNeededFeaturesSuffice(t *testing.T) {
 func (f *fixture) exercise(syn []byte, with func(...packet.Option) []byte) {
 	f.t.Helper()
 	server := f.service("web").Servers[0].Name
+	if f.service("web").FindsByColumn() {
+		server = f.row(web, "web")[0]
+	}
 	signals := func(function srv6.Function, flags packet.TCPFlags) {
 		f.run(f.signal(web, "web", server, function, packet.Flags(flags)))
 	}
@@ -82,6 +87,9 @@ func (f *fixture) exercise(syn []byte, with func(...packet.Option) []byte) {
 	f.run(syn)
 	f.run(with(packet.Timestamps(7, 0)))
 	signals(srv6.CreateStickiness, packet.SYN|packet.ACK)
+	if f.service("web").Persistence == desired.PersistenceHint && f.plane.Hints.Count().Idle == 0 {
+		f.t.Error("the server's signal has entered no hint")
+	}
 	for range 2 {
 		f.run(with(packet.Flags(packet.ACK|packet.PSH), packet.Timestamps(9, 1025)))
 		f.run(with(packet.Flags(packet.ACK)))
@@ -131,5 +139,39 @@ func TestReloadWidensProgram(t *testing.T) {
 	f.cfg = before
 	if programNumber(t, f.plane.Objects.XdpLb) != widened {
 		t.Error("a reload that needs less has replaced the program")
+	}
+}
+
+// A reload that needs more features replaces the attached programs, and their links stay. The data
+// path then works as after a start.
+func TestReloadWidensAttachedPrograms(t *testing.T) {
+	t.Parallel()
+	for way := range tcWays {
+		t.Run(way, func(t *testing.T) {
+			t.Parallel()
+			interfaces := []string{"eth0", "eth1"}
+			n := newFabricOf(t, hashing(2), way, interfaces...)
+			n.stop()
+			narrowed.Store(n.cfg.Node.Instance, true)
+			n.start()
+			links, running := n.xdpLinks(), n.xdpPrograms()
+			after := hunting(desired.SelectConsistent, 2)
+			after.Node = n.cfg.Node
+			n.in(n.near, func() error { return (&Rehearsal{n.balancer}).Apply(after) })
+			n.wantPrograms(interfaces...)
+			if diff := cmp.Diff(links, n.xdpLinks()); diff != "" {
+				t.Errorf("links of XDP (-before +after):\n%s", diff)
+			}
+			for i, side := range n.balancer.plane.Sides {
+				ifindex := uint32(n.own[i].Index)
+				loaded := programNumber(t, side.Objects.XdpLb)
+				if now := n.xdpPrograms()[ifindex]; now != loaded || now == running[ifindex] {
+					t.Errorf("%s runs program %d, loaded is %d, and %d ran before", interfaces[i], now, loaded, running[ifindex])
+				}
+			}
+			for service := range hunted {
+				n.requireReturn(service)
+			}
+		})
 	}
 }
