@@ -170,28 +170,31 @@ static __always_inline bool append_candidate(struct segments *segments, __u32 nu
 }
 
 /* Appends the wanted servers of the first generations of a row to the list, without duplicates.
- * Not inlined: see handle_in_full. */
+ * Whether the row has servers that are not wanted. Not inlined: see handle_in_full. */
 __noinline int list_row(const struct service *service, __u32 generations, __u32 bucket,
 			__u32 wanted, struct segments *segments)
 {
+	struct candidate_reader from = { .number = ~0 };
 	__u32 first, length, table_key;
-	void *table;
+	bool has_others = false;
 
 	if (!service || !segments || !service->rule.buckets)
-		return 0;
+		return false;
 	table_key = table_number(service);
-	table = bpf_map_lookup_elem(&tables, &table_key);
-	if (!table)
-		return 0;
+	from.table = bpf_map_lookup_elem(&tables, &table_key);
+	if (!from.table)
+		return false;
 	first = row_start(service, bucket);
 	length = generations * candidates_of(service);
 	for (__u32 i = 0; i < MAX_GENERATIONS * MAX_CANDIDATES && i < length; i++) {
-		__u32 number = candidate_at(table, first + i);
+		__u32 number = read_candidate(&from, first + i);
 
 		if (is_wanted(service, number, wanted))
 			append_server(segments, number, MAX_SEGMENTS);
+		else if (is_wanted(service, number, LIST_ANY))
+			has_others = true;
 	}
-	return 0;
+	return has_others;
 }
 
 /* Appends the servers of a row that are wanted, or that take new flows, with their columns. Not
@@ -445,7 +448,8 @@ static __always_inline void list_possible(const struct service *service, __u32 b
 	if (!(service->rule.flags & RULE_IN_ROW))
 		list_taking(service, bucket, segments);
 	segments->columns = 0;
-	list_row(service, generations_of(service), bucket, LIST_FIT, segments);
+	if (!list_row(service, generations_of(service), bucket, LIST_FIT, segments))
+		return; /* as in most rows, all of its servers are listed */
 	list_row(service, generations_of(service), bucket, LIST_REACHABLE, segments);
 	list_row(service, 1, bucket, LIST_ANY, segments);
 }

@@ -20,6 +20,7 @@
 #define SEGUE_BALANCER_FLOWTABLE_H
 
 #include "decision.h"
+#include "features.h"
 #include "loads.h"
 #include "net/hash.h"
 
@@ -89,8 +90,6 @@ struct {
 
 /* Secret, random, and kept as long as the table: set at load. */
 const volatile __u64 flow_keys[FLOW_KEYS];
-/* The tables are of a build before TABLES_VERSION: they keep its hash for the bucket. */
-const volatile bool flow_place_is_former;
 const volatile __u32 flow_bucket_shift;	    /* 64 less the bits of a bucket's number */
 const volatile __u32 observed_bucket_shift; /* likewise */
 /* One tick of `last seen` is 2^this jiffies, 3.6 to 7.2 s. */
@@ -193,7 +192,8 @@ static __always_inline struct two_hashes flow_hashes(const struct flow_key *key,
 	const __u32 words[FLOW_WORDS] = FLOW_HASH_INPUT(key, service);
 	struct two_hashes hash = multilinear_twice(words, FLOW_WORDS, flow_keys);
 
-	hash.first = flow_place_is_former ? former_place(key, service) : place_of(hash.first);
+	hash.first = has_features(FEATURE_BIT(FEATURE_FORMER_PLACE)) ? former_place(key, service)
+								     : place_of(hash.first);
 	hash.second &= FLOW_SIGNATURE_MASK;
 	return hash;
 }
@@ -203,7 +203,7 @@ static __always_inline __u64 flow_place(const struct flow_key *key, __u32 servic
 {
 	const __u32 words[FLOW_WORDS] = FLOW_HASH_INPUT(key, service);
 
-	if (flow_place_is_former)
+	if (has_features(FEATURE_BIT(FEATURE_FORMER_PLACE)))
 		return former_place(key, service);
 	return place_of(multilinear(words, FLOW_WORDS, flow_keys + 1, flow_keys[0]));
 }

@@ -57,7 +57,7 @@ struct {
 	__type(value, struct hint_set);
 } hints SEC(".maps");
 
-/* 64 less the bits of a set's number; 0: there is no hint table. */
+/* 64 less the bits of a set's number. */
 const volatile __u32 hint_set_shift;
 
 /* The hint of a flow, as a lookup found it. */
@@ -72,7 +72,7 @@ struct hint {
 
 static __always_inline bool has_hints(void)
 {
-	return hint_set_shift;
+	return has_features(FEATURE_BIT(FEATURE_HINTS));
 }
 
 /* The mark of a server, at its position in a hint. The highest bits of the product spread

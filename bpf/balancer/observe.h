@@ -75,7 +75,7 @@ __noinline int note_change(__u64 old, __u64 new)
 	if (!load)
 		return 0;
 	flows = new ? count_states(load, stays ? from : FLOW_FREE, to) : 0;
-	if (stays && server_at(entry_server(new))->rank)
+	if (has_features(PLACEMENTS_RANKING) && stays && server_at(entry_server(new))->rank)
 		observe(new, load, flows, from, to);
 	if (!stays) {
 		to = FLOW_FREE;
@@ -84,7 +84,7 @@ __noinline int note_change(__u64 old, __u64 new)
 			return 0;
 		count_states(former, from, to);
 	}
-	if (has_less(former, from, to))
+	if (has_features(PLACEMENTS_RANKING) && has_less(former, from, to))
 		lower_rank_of(entry_server(old), former);
 	return 0;
 }

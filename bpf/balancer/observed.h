@@ -16,8 +16,9 @@
 /* Whether the service's flows are observed here. */
 static __always_inline bool is_observed(const struct service *service)
 {
-	return placement_of(service) == PLACEMENT_INFER_ROW &&
-	       persistence_of(service) != PERSISTENCE_TABLE;
+	return has_features(PERSISTENCES_WITHOUT_TABLE) &&
+	       places_by(service, PLACEMENT_BIT(PLACEMENT_INFER_ROW)) &&
+	       !persists_by(service, PERSISTENCE_TABLE);
 }
 
 static __always_inline void observed_lookup(const struct packet *pkt, const struct service *service,

@@ -23,10 +23,9 @@ static __always_inline bool hint_fits(const struct hint *hint, const struct serv
 }
 
 /* Makes the server that a hint names the only segment. */
-static __always_inline void follow_hint(const struct hint *hint, __u32 number,
-					const struct server *server, struct segments *segments)
+static __always_inline void go_to_hinted(__u32 number, const struct server *server,
+					 struct segments *segments)
 {
-	hint_renew(hint);
 	go_to(segments, number, server);
 	segments->first_sid = SID_HINTED;
 }
@@ -50,8 +49,27 @@ static __always_inline bool lookup_hint_plain(const struct packet *pkt,
 	if (!hint_names(hint.value, number) || !serves(server, service))
 		return false;
 	flow_assume(flow, &pkt->key, number);
-	follow_hint(&hint, number, server, segments);
+	hint_renew(&hint);
+	go_to_hinted(number, server, segments);
 	return true;
+}
+
+/* The server that the flow's hint names; negative: there is none. Only the SYN does not renew the
+ * hint. Not inlined: see handle_in_full. */
+__noinline int hinted_server(const struct packet *pkt, const struct service *service)
+{
+	struct hint hint;
+	int number;
+
+	if (!pkt || !service)
+		return -1;
+	hint_lookup(&pkt->key, service->id, &hint);
+	if (!hint_fits(&hint, service) || pkt->visits_all)
+		return -1;
+	number = server_with_mark(service, bucket_of(&pkt->key, service->rule.buckets), hint.value);
+	if (number >= 0 && !starts_connection(pkt))
+		hint_renew(&hint);
+	return number;
 }
 
 /* Finds the server of a flow by its hint. The reason is none if the flow has to be placed; for a
@@ -60,13 +78,8 @@ static __always_inline enum lb_reason lookup_hint(const struct packet *pkt,
 						  const struct service *service, int *holder,
 						  struct segments *segments)
 {
-	struct hint hint;
-	int number;
+	int number = hinted_server(pkt, service);
 
-	hint_lookup(&pkt->key, service->id, &hint);
-	if (!hint_fits(&hint, service) || pkt->visits_all)
-		return LB_NONE;
-	number = server_with_mark(service, bucket_of(&pkt->key, service->rule.buckets), hint.value);
 	if (number < 0)
 		return LB_NONE;
 	if (starts_connection(pkt)) {
@@ -74,18 +87,18 @@ static __always_inline enum lb_reason lookup_hint(const struct packet *pkt,
 			*holder = number;
 		return LB_NONE;
 	}
-	follow_hint(&hint, number, server_at(number), segments);
+	go_to_hinted(number, server_at(number), segments);
 	return LB_FORWARD_KNOWN;
 }
 
-/* Handles create-stickiness: enters the server's column. */
-static __always_inline enum lb_reason take_create_hint(const struct packet *pkt,
-						       const struct service *service, __u32 sender)
+/* Handles create-stickiness: enters the server's column. Not inlined: see handle_in_full. */
+__noinline int take_create_hint(const struct packet *pkt, const struct service *service,
+				__u32 sender)
 {
 	struct hint hint;
 	int column;
 
-	if (!has_hints()) /* nothing has to be entered */
+	if (!pkt || !service || !has_hints()) /* without hints, nothing has to be entered */
 		return LB_RETURN_CREATE;
 	column = column_with(service, bucket_of(&pkt->key, service->rule.buckets), sender);
 	hint_lookup(&pkt->key, service->id, &hint);
@@ -94,14 +107,17 @@ static __always_inline enum lb_reason take_create_hint(const struct packet *pkt,
 	return LB_RETURN_CREATE;
 }
 
-/* Handles remove-stickiness: removes the hint. */
-static __always_inline void take_remove_hint(const struct packet *pkt,
-					     const struct service *service, __u32 sender)
+/* Handles remove-stickiness: removes the hint. Not inlined: see handle_in_full. */
+__noinline int take_remove_hint(const struct packet *pkt, const struct service *service,
+				__u32 sender)
 {
 	struct hint hint;
 
+	if (!pkt || !service)
+		return 0;
 	hint_lookup(&pkt->key, service->id, &hint);
 	hint_remove(&hint, sender);
+	return 0;
 }
 
 #endif

@@ -93,8 +93,8 @@ static __always_inline bool lookup_stateless_plain(struct xdp_md *ctx, const str
 static __always_inline bool visits_row(const struct packet *pkt, const struct service *service,
 				       int column, const struct segments *segments)
 {
-	return column < 0 || !segments->count || pkt->visits_all ||
-	       service->rule.flags & RULE_FORMER_FLOWS || (segments->count > 1 && has_hints());
+	return column < 0 || !segments->count || pkt->visits_all || has_former_flows(service) ||
+	       (segments->count > 1 && has_hints());
 }
 
 /*
@@ -177,7 +177,7 @@ static __always_inline enum lb_reason lookup_stateless(struct xdp_md *ctx, struc
 static __always_inline bool recall_former(const struct packet *pkt, const struct service *service,
 					  struct flow *flow, struct segments *segments)
 {
-	if (service->rule.flags & RULE_FORMER_FLOWS)
+	if (has_former_flows(service))
 		return recall_table(pkt, service, flow, segments);
 	flow_sign(flow, &pkt->key);
 	return false;
@@ -185,26 +185,26 @@ static __always_inline bool recall_former(const struct packet *pkt, const struct
 
 /* Removes the entry of a flow that was placed anew, unless the entry's server is asked first. Then
  * the server that takes the connection answers, and its answer changes the entry (enters_flow). */
-static __always_inline void forget_unless_asked(const struct flow *flow,
-						const struct segments *segments)
+static __always_inline void forget_unless_asked(const struct flow *flow, __u32 asked)
 {
-	if (flow_known(flow) && flow_server(flow) != segments->server[0])
+	if (flow_known(flow) && flow_server(flow) != asked)
 		flow_transition(flow, flow->value, 0);
 }
 
-/* Forgets a flow from before that was placed anew. Its entry would lead later packets to a server
- * that does not have the new connection, and no server's answer would mend the entry. */
-static __always_inline void forget_former(const struct service *service, const struct flow *flow,
-					  const struct segments *segments)
+/* Forgets a flow from before that was placed anew: a server is asked first. The flow's entry would
+ * lead later packets to a server that does not have the new connection, and no server's answer would
+ * mend the entry. Not inlined: it would use much of the stack. */
+__noinline int forget_former(const struct packet *pkt, const struct service *service, __u32 asked)
 {
-	struct flow half_open_flow = {};
+	struct flow flow = {}, half_open_flow = {};
 
-	if (!(service->rule.flags & RULE_FORMER_FLOWS))
-		return;
-	forget_unless_asked(flow, segments);
+	if (!pkt || !service)
+		return 0;
 	/* Signals make flows half-open under each placement. */
-	half_open_lookup(flow, &half_open_flow);
-	forget_unless_asked(&half_open_flow, segments);
+	lookup_both(pkt, service, &flow, &half_open_flow);
+	forget_unless_asked(&flow, asked);
+	forget_unless_asked(&half_open_flow, asked);
+	return 0;
 }
 
 #endif

@@ -15,8 +15,7 @@
 /* Whether the flow table may have flows of the service. */
 static __always_inline bool has_flows(const struct service *service)
 {
-	return persistence_of(service) == PERSISTENCE_TABLE ||
-	       service->rule.flags & RULE_FORMER_FLOWS;
+	return persists_by(service, PERSISTENCE_TABLE) || has_former_flows(service);
 }
 
 /* What a packet says about its flow. The verifier does not follow which event it is. */
@@ -201,7 +200,7 @@ static __always_inline enum lb_reason lookup_table(const struct packet *pkt,
 	flow_lookup(&pkt->key, service->id, flow);
 	if (keep(pkt, service, flow, segments) && renew(pkt, service, flow, flow_now()))
 		return LB_FORWARD_KNOWN;
-	if (service->rule.flags & RULE_HALF_OPEN) {
+	if (has_half_open(service)) {
 		struct flow half_open_flow;
 		enum lb_reason why;
 
@@ -264,7 +263,7 @@ static __always_inline bool recall_table(const struct packet *pkt, const struct 
 	flow_lookup(&pkt->key, service->id, flow);
 	if (recall(service, flow, segments))
 		return true;
-	if (!(service->rule.flags & RULE_HALF_OPEN))
+	if (!has_half_open(service))
 		return false;
 	half_open_lookup(flow, &half_open_flow);
 	return recall(service, &half_open_flow, segments);
@@ -362,40 +361,44 @@ static __always_inline void lookup_both(const struct packet *pkt, const struct s
 
 /*
  * Handles create-stickiness: the first server keeps the flow, and any other gets a reset. If the
- * server cannot be entered, another core may have been faster: a second try finds out.
+ * server cannot be entered, another core may have been faster: a second try finds out. Not inlined:
+ * see handle_in_full.
  */
-static __always_inline enum lb_reason take_create_table(const struct packet *pkt,
-							const struct service *service,
-							struct flow *flow, __u32 sender)
+__noinline int take_create_table(const struct packet *pkt, const struct service *service,
+				 __u32 sender)
 {
-	struct flow half_open_flow = {};
+	struct flow flow = {}, half_open_flow = {};
 
+	if (!pkt || !service)
+		return LB_NONE;
 	for (int i = 0; i < 2; i++) {
 		const struct flow *entry;
 		int server;
 
-		lookup_both(pkt, service, flow, &half_open_flow);
-		entry = flow_known(flow) ? flow : &half_open_flow;
+		lookup_both(pkt, service, &flow, &half_open_flow);
+		entry = flow_known(&flow) ? &flow : &half_open_flow;
 		server = is_taken(pkt, service, entry, sender, flow_now())
 				 ? (int)flow_server(entry)
-				 : enter_answer(pkt, flow, &half_open_flow, sender);
+				 : enter_answer(pkt, &flow, &half_open_flow, sender);
 		if (server != HALF_OPEN_NOBODY)
 			return server == (int)sender ? LB_RETURN_CREATE : LB_FORWARD_RESET;
 	}
 	return LB_RETURN_NO_ROOM;
 }
 
-/* Handles remove-stickiness, which only the flow's own server can send. */
-static __always_inline enum lb_reason take_remove_table(const struct packet *pkt,
-							const struct service *service,
-							struct flow *flow, __u32 sender)
+/* Handles remove-stickiness, which only the flow's own server can send. Not inlined: see
+ * handle_in_full. */
+__noinline int take_remove_table(const struct packet *pkt, const struct service *service,
+				 __u32 sender)
 {
-	struct flow half_open_flow = {};
+	struct flow flow = {}, half_open_flow = {};
 
-	lookup_both(pkt, service, flow, &half_open_flow);
-	if (flow_known(flow)) {
-		if (flow_server(flow) == sender)
-			flow_renew(flow, FLOW_REMOVED, flow_now());
+	if (!pkt || !service)
+		return LB_NONE;
+	lookup_both(pkt, service, &flow, &half_open_flow);
+	if (flow_known(&flow)) {
+		if (flow_server(&flow) == sender)
+			flow_renew(&flow, FLOW_REMOVED, flow_now());
 	} else if (flow_known(&half_open_flow) && flow_server(&half_open_flow) == sender) {
 		half_open_remove(&half_open_flow);
 	}

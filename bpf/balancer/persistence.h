@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * Persistence: how the packets of a flow that was placed find its server again. Each method has a
- * header of its own, and a case in each function here.
+ * header of its own, and a line in the functions here.
  */
 #ifndef SEGUE_BALANCER_PERSISTENCE_H
 #define SEGUE_BALANCER_PERSISTENCE_H
@@ -38,16 +38,12 @@ static __always_inline enum lb_reason lookup(struct xdp_md *ctx, struct packet *
 	} else {
 		flow_sign(flow, &pkt->key);
 	}
-	switch (persistence_of(service)) {
-	case PERSISTENCE_TABLE:
-		break;
-	case PERSISTENCE_STATELESS:
+	if (persists_by(service, PERSISTENCE_STATELESS))
 		return lookup_stateless(ctx, pkt, service, holder, segments);
-	case PERSISTENCE_HINT:
+	if (persists_by(service, PERSISTENCE_HINT))
 		return lookup_hint(pkt, service, holder, segments);
-	case PERSISTENCE_QUIC:
+	if (persists_by(service, PERSISTENCE_QUIC))
 		return lookup_quic(ctx, pkt, service, segments);
-	}
 	return LB_NONE;
 }
 
@@ -56,19 +52,16 @@ static __always_inline bool lookup_plain(struct xdp_md *ctx, const struct packet
 					 const struct service *service, struct flow *flow,
 					 struct segments *segments)
 {
-	if (service->rule.flags & RULE_FORMER_FLOWS ||
-	    (pkt->tcp_flags & TCP_PSH && is_observed(service)))
+	if (has_former_flows(service) || (pkt->tcp_flags & TCP_PSH && is_observed(service)))
 		return false;
-	switch (persistence_of(service)) {
-	case PERSISTENCE_TABLE:
+	if (persists_by(service, PERSISTENCE_TABLE))
 		return lookup_table_plain(pkt, service, flow, segments);
-	case PERSISTENCE_STATELESS:
+	if (persists_by(service, PERSISTENCE_STATELESS))
 		return can_return(pkt) && lookup_stateless_plain(ctx, pkt, service, flow, segments);
-	case PERSISTENCE_HINT:
+	if (persists_by(service, PERSISTENCE_HINT))
 		return can_return(pkt) && lookup_hint_plain(pkt, service, flow, segments);
-	case PERSISTENCE_QUIC:
+	if (persists_by(service, PERSISTENCE_QUIC))
 		return lookup_quic_plain(ctx, pkt, service, flow, segments);
-	}
 	return false;
 }
 
@@ -77,15 +70,9 @@ static __always_inline bool lookup_plain(struct xdp_md *ctx, const struct packet
 static __always_inline bool recall_flow(const struct packet *pkt, const struct service *service,
 					struct flow *flow, struct segments *segments)
 {
-	switch (persistence_of(service)) {
-	case PERSISTENCE_TABLE:
-		return recall_table(pkt, service, flow, segments);
-	case PERSISTENCE_STATELESS:
-	case PERSISTENCE_HINT:
-	case PERSISTENCE_QUIC:
-		return recall_former(pkt, service, flow, segments);
-	}
-	return false;
+	return persists_by(service, PERSISTENCE_TABLE)
+		       ? recall_table(pkt, service, flow, segments)
+		       : recall_former(pkt, service, flow, segments);
 }
 
 /* Remembers where a flow was placed, and says why the packet goes there. */
@@ -93,20 +80,15 @@ static __always_inline enum lb_reason commit(const struct packet *pkt,
 					     const struct service *service, struct flow *flow,
 					     const struct segments *segments)
 {
-	switch (persistence_of(service)) {
-	case PERSISTENCE_TABLE:
+	if (persists_by(service, PERSISTENCE_TABLE))
 		return commit_table(pkt, service, flow, segments);
-	case PERSISTENCE_STATELESS:
-	case PERSISTENCE_HINT:
-	case PERSISTENCE_QUIC:
-		if (!starts_connection(pkt) && !pkt->opens_quic)
-			return LB_FORWARD_RECOVER;
-		forget_former(service, flow, segments);
-		if (is_observed(service))
-			observe_new(pkt, service, segments->server[0]);
-		return segments->keeps_whole ? LB_FORWARD_HUNT : LB_FORWARD_NEW;
-	}
-	return LB_FORWARD_NEW;
+	if (!starts_connection(pkt) && !pkt->opens_quic)
+		return LB_FORWARD_RECOVER;
+	if (has_former_flows(service))
+		forget_former(pkt, service, segments->server[0]);
+	if (is_observed(service))
+		observe_new(pkt, service, segments->server[0]);
+	return segments->keeps_whole ? LB_FORWARD_HUNT : LB_FORWARD_NEW;
 }
 
 /*
@@ -114,36 +96,34 @@ static __always_inline enum lb_reason commit(const struct packet *pkt,
  * from persistence `table`, a flow that has an entry stays in the flow table, because its packets
  * are looked up there first. Without hints, servers answer by signals only offers from before the
  * change, and offers that ask the server of such an entry first. So the flow belongs into the flow
- * table.
+ * table. Not inlined: see handle_in_full.
  */
-static __always_inline bool enters_flow(const struct packet *pkt, const struct service *service,
-					struct flow *flow)
+__noinline int enters_flow(const struct packet *pkt, const struct service *service)
 {
-	struct flow half_open_flow = {};
+	struct flow flow = {}, half_open_flow = {};
 
-	if (persistence_of(service) == PERSISTENCE_TABLE)
+	if (!pkt || !service)
+		return false;
+	if (persists_by(service, PERSISTENCE_TABLE))
 		return true;
 	if (!has_flows(service) || !has_hints())
 		return has_flows(service);
-	lookup_both(pkt, service, flow, &half_open_flow);
-	return flow_known(flow) ||
-	       (service->rule.flags & RULE_HALF_OPEN && flow_known(&half_open_flow));
+	lookup_both(pkt, service, &flow, &half_open_flow);
+	return flow_known(&flow) || (has_half_open(service) && flow_known(&half_open_flow));
 }
 
 /* Takes note of a server's signal about a flow: create-stickiness, or remove-stickiness. Both
  * tables can have the flow after a change of persistence. No server signals about flows of QUIC. */
-static __always_inline enum lb_reason take_signal_of(const struct packet *pkt,
-						     const struct service *service,
-						     struct flow *flow, __u32 sender, bool removes)
+static __always_inline enum lb_reason
+take_signal_of(const struct packet *pkt, const struct service *service, __u32 sender, bool removes)
 {
 	if (!removes)
-		return enters_flow(pkt, service, flow)
-			       ? take_create_table(pkt, service, flow, sender)
+		return has_features(PERSISTENCE_BIT(PERSISTENCE_TABLE)) && enters_flow(pkt, service)
+			       ? take_create_table(pkt, service, sender)
 			       : take_create_hint(pkt, service, sender);
-	if (persistence_of(service) != PERSISTENCE_TABLE)
+	if (!persists_by(service, PERSISTENCE_TABLE))
 		take_remove_hint(pkt, service, sender);
-	return has_flows(service) ? take_remove_table(pkt, service, flow, sender)
-				  : LB_RETURN_REMOVE;
+	return has_flows(service) ? take_remove_table(pkt, service, sender) : LB_RETURN_REMOVE;
 }
 
 #endif

@@ -155,7 +155,7 @@ __noinline int list_takers(const struct service *service, __u32 bucket, struct s
 	segments->count = 0;
 	segments->columns = 0;
 	list_own_row(service, bucket, segments);
-	if (placement_of(service) == PLACEMENT_INFER_ROW && segments->count)
+	if (places_by(service, PLACEMENT_BIT(PLACEMENT_INFER_ROW)) && segments->count)
 		put_best_first(segments);
 	return 0;
 }

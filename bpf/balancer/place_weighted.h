@@ -83,7 +83,7 @@ __noinline int weighted_server(const struct packet *pkt, const struct service *s
 	in.ranking = ranking_of(id);
 	if (!in.ranking)
 		return -1;
-	if (placement_of(service) == PLACEMENT_WEIGHTED_TURN)
+	if (places_by(service, PLACEMENT_BIT(PLACEMENT_WEIGHTED_TURN)))
 		in.turns = bpf_map_lookup_elem(&turns, &id);
 	in.hash = hash_of(&pkt->key);
 	bpf_loop(DRAWS_FOR_ONE, propose, &in, 0);

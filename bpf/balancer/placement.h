@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Placement: which servers get a new flow, or are offered it. Each method has a header of its own,
- * and a case in each function here.
+ * Placement: which servers get a new flow, or are offered it. Each method has a header of its own.
+ * What several methods have in common is a set in features.h.
  */
 #ifndef SEGUE_BALANCER_PLACEMENT_H
 #define SEGUE_BALANCER_PLACEMENT_H
@@ -17,21 +17,17 @@
  * does not tell it; negative: there is none. */
 static __always_inline int pick(const struct packet *pkt, const struct service *service)
 {
-	switch (placement_of(service)) {
-	case PLACEMENT_ROUND_ROBIN:
+	if (places_by(service, PLACEMENT_BIT(PLACEMENT_ROUND_ROBIN)))
 		return next_in_turn(service);
-	case PLACEMENT_INFER:
+	if (places_by(service, PLACEMENT_BIT(PLACEMENT_INFER)))
 		return best_server(service);
-	case PLACEMENT_INFER_TWO:
-	case PLACEMENT_INFER_THREE:
-	case PLACEMENT_INFER_FOUR:
+	if (places_by(service, PLACEMENTS_SAMPLING))
 		return best_of_sample(pkt, service);
-	case PLACEMENT_WEIGHTED_DRAW:
-	case PLACEMENT_WEIGHTED_TURN:
+	if (places_by(service, PLACEMENTS_WEIGHTED))
 		return weighted_server(pkt, service);
-	default:
+	if (places_by(service, PLACEMENT_BIT(PLACEMENT_INFER_ROW)))
 		return best_candidate(service, bucket_of(&pkt->key, service->rule.buckets));
-	}
+	return -1;
 }
 
 /* Gives a new flow to the server that the placement picks. False: the packet is not of a new flow,
@@ -56,28 +52,11 @@ static __always_inline bool place_picked(const struct packet *pkt, const struct 
 static __always_inline bool choose(const struct packet *pkt, const struct service *service,
 				   int holder, struct segments *segments)
 {
-	switch (placement_of(service)) {
-	case PLACEMENT_INFER:
-	case PLACEMENT_INFER_ROW:
-	case PLACEMENT_INFER_TWO:
-	case PLACEMENT_INFER_THREE:
-	case PLACEMENT_INFER_FOUR:
-	case PLACEMENT_WEIGHTED_DRAW:
-	case PLACEMENT_WEIGHTED_TURN:
-	case PLACEMENT_ROUND_ROBIN:
-		if (place_picked(pkt, service, segments))
-			return true;
-		/* Other packets are handled as under hash. */
-		__attribute__((fallthrough));
-	case PLACEMENT_HASH:
-		return place_hash(pkt, service, segments);
-	case PLACEMENT_HUNT:
-	case PLACEMENT_HUNT_RANDOM:
-	case PLACEMENT_HUNT_REPORTS:
-	case PLACEMENT_HUNT_SPARE:
+	if (places_by(service, PLACEMENTS_HUNTING))
 		return place_hunt(pkt, service, holder, segments);
-	}
-	return false;
+	/* Packets for which nothing is picked are handled as under hash. */
+	return (places_by(service, PLACEMENTS_PICKING) && place_picked(pkt, service, segments)) ||
+	       place_hash(pkt, service, segments);
 }
 
 /*
@@ -89,20 +68,10 @@ static __always_inline bool choose_without_room(const struct packet *pkt,
 						const struct service *service,
 						struct segments *segments)
 {
-	switch (placement_of(service)) {
-	case PLACEMENT_INFER:
-	case PLACEMENT_INFER_ROW:
-	case PLACEMENT_INFER_TWO:
-	case PLACEMENT_INFER_THREE:
-	case PLACEMENT_INFER_FOUR:
-	case PLACEMENT_WEIGHTED_DRAW:
-	case PLACEMENT_WEIGHTED_TURN:
-	case PLACEMENT_ROUND_ROBIN:
-		note_pick(false);
-		return place_hash(pkt, service, segments);
-	default:
+	if (!places_by(service, PLACEMENTS_PICKING))
 		return true;
-	}
+	note_pick(false);
+	return place_hash(pkt, service, segments);
 }
 
 /* Whether a flow's bucket tells which servers may have the flow, as far as the flow is not older
@@ -111,40 +80,20 @@ static __always_inline bool bucket_tells(const struct service *service)
 {
 	if (service->rule.flags & RULE_IN_ROW)
 		return true;
-	switch (placement_of(service)) {
-	case PLACEMENT_HASH:
-	case PLACEMENT_HUNT:
-	case PLACEMENT_HUNT_REPORTS:
-		return true;
-	case PLACEMENT_INFER_ROW: /* any server of the row may have the flow */
+	/* Any server of the row may have the flow. */
+	if (places_by(service, PLACEMENT_BIT(PLACEMENT_INFER_ROW)))
 		return service->rule.flags & RULE_SERVERS_PASS_ON;
-	default:
-		return false;
-	}
+	return !places_by(service, PLACEMENTS_PICKING | PLACEMENT_BIT(PLACEMENT_HUNT_RANDOM) |
+					   PLACEMENT_BIT(PLACEMENT_HUNT_SPARE));
 }
 
 /* Chooses servers that may have an unknown flow, for a fragment or an ICMP error of it. */
 static __always_inline bool choose_related(const struct packet *pkt, const struct service *service,
 					   struct segments *segments)
 {
-	switch (placement_of(service)) {
-	case PLACEMENT_HASH:
-	case PLACEMENT_ROUND_ROBIN:
-	case PLACEMENT_INFER:
-	case PLACEMENT_INFER_ROW:
-	case PLACEMENT_INFER_TWO:
-	case PLACEMENT_INFER_THREE:
-	case PLACEMENT_INFER_FOUR:
-	case PLACEMENT_WEIGHTED_DRAW:
-	case PLACEMENT_WEIGHTED_TURN:
-		return place_hash_related(&pkt->key, service, segments);
-	case PLACEMENT_HUNT:
-	case PLACEMENT_HUNT_RANDOM:
-	case PLACEMENT_HUNT_REPORTS:
-	case PLACEMENT_HUNT_SPARE:
-		return visit(&pkt->key, service, SID_STEER, segments);
-	}
-	return false;
+	return places_by(service, PLACEMENTS_HUNTING)
+		       ? visit(&pkt->key, service, SID_STEER, segments)
+		       : place_hash_related(&pkt->key, service, segments);
 }
 
 /* Notes where a packet's flow is placed if no server has it. Not inlined: the verifier walks it

@@ -11,6 +11,7 @@
 #define SEGUE_BALANCER_SERVICES_H
 
 #include "directory.h"
+#include "features.h"
 #include "net/hash.h"
 #include "net/parse.h"
 #include "stats.h"
@@ -32,23 +33,37 @@ static __always_inline enum placement placement_of(const struct service *service
 	return service->rule.methods & 0xf;
 }
 
+/* Whether the service's placement is one of these. The program then has the feature. */
+static __always_inline bool places_by(const struct service *service, __u32 placements)
+{
+	return has_features(placements) && PLACEMENT_BIT(placement_of(service)) & placements;
+}
+
+/* Whether the service has this persistence. The program then has the feature. */
+static __always_inline bool persists_by(const struct service *service, enum persistence persistence)
+{
+	return has_features(PERSISTENCE_BIT(persistence)) &&
+	       service->rule.methods >> 4 == persistence;
+}
+
 /* Whether placement asks a server that may have a flow, before other servers get the flow's SYN. */
 static __always_inline bool asks_holder(const struct service *service)
 {
-	switch (placement_of(service)) {
-	case PLACEMENT_HUNT:
-	case PLACEMENT_HUNT_RANDOM:
-	case PLACEMENT_HUNT_REPORTS:
-	case PLACEMENT_HUNT_SPARE:
-		return true;
-	default:
-		return false;
-	}
+	return places_by(service, PLACEMENTS_HUNTING);
 }
 
-static __always_inline enum persistence persistence_of(const struct service *service)
+/* Whether the flow table may have flows from before the service had another persistence. The
+ * program then has the features of both. */
+static __always_inline bool has_former_flows(const struct service *service)
 {
-	return service->rule.methods >> 4;
+	return has_features(PERSISTENCE_BIT(PERSISTENCE_TABLE)) &&
+	       has_features(PERSISTENCES_WITHOUT_TABLE) && service->rule.flags & RULE_FORMER_FLOWS;
+}
+
+/* Whether servers answer offers of the service, or did until lately. */
+static __always_inline bool has_half_open(const struct service *service)
+{
+	return has_features(PLACEMENTS_HUNTING) && service->rule.flags & RULE_HALF_OPEN;
 }
 
 /* The entry's own line. A simple hash will do, because no client chooses the entries. */

@@ -118,8 +118,10 @@ static __always_inline bool make_reset(struct xdp_md *ctx, struct packet *pkt,
  * reset, and sends it to the signal's sender. */
 static __always_inline int send_reset(struct xdp_md *ctx, struct packet *pkt,
 				      const struct service *service, const struct signal *signal,
-				      __u32 sender, __u32 label)
+				      __u32 sender)
 {
+	struct flow flow;
+
 	struct segments segments = {
 		.count = 1,
 		.server = { sender },
@@ -129,7 +131,9 @@ static __always_inline int send_reset(struct xdp_md *ctx, struct packet *pkt,
 	if (!make_reset(ctx, pkt, signal))
 		return leave(ctx, pkt, LB_DROP_SIGNAL);
 	ask(&segments, SID_DELIVER, SID_DELIVER);
-	return forward(ctx, pkt, service, &segments, sender, 1, label, LB_FORWARD_RESET);
+	flow_identify(&flow, &pkt->key, service->id);
+	return forward(ctx, pkt, service, &segments, sender, 1, flow_label(&flow),
+		       LB_FORWARD_RESET);
 }
 
 /* Handles a signal: notes what it says, and sends its packet on to the client. */
@@ -137,7 +141,6 @@ static __always_inline int take_signal(struct xdp_md *ctx, struct packet *pkt)
 {
 	struct service service = {};
 	struct signal signal = {};
-	struct flow flow = {};
 	__u32 sender = 0;
 	enum lb_reason why;
 
@@ -153,9 +156,9 @@ static __always_inline int take_signal(struct xdp_md *ctx, struct packet *pkt)
 		return leave(ctx, pkt, LB_DROP_HOP_LIMIT);
 	count_received_signal(sender, is_removal(&signal));
 	take_report(pkt, &service, sender, report_of(&signal));
-	why = take_signal_of(pkt, &service, &flow, sender, is_removal(&signal));
+	why = take_signal_of(pkt, &service, sender, is_removal(&signal));
 	if (why == LB_FORWARD_RESET)
-		return send_reset(ctx, pkt, &service, &signal, sender, flow_label(&flow));
+		return send_reset(ctx, pkt, &service, &signal, sender);
 	return leave(ctx, pkt, remove_signal(ctx, pkt, &signal) ? why : LB_DROP_SIGNAL);
 }
 

@@ -477,6 +477,9 @@ func (b *Balancer) reload(
 	}
 	losses := b.losses(cfg.Services, diff) // before the flows are forgotten
 	watched := b.services.watchedOf(diff)
+	if err := b.widen(cfg); err != nil {
+		return err
+	}
 	if err := b.reconcile(cfg, secrets.SignalKeys, generations); err != nil {
 		if undo := b.reconcile(b.cfg, b.secrets.SignalKeys, b.generations); undo != nil {
 			b.log.Error("restore the configuration before", "error", undo)
@@ -510,6 +513,11 @@ func (b *Balancer) reload(
 		b.publish(b.services.byName[name])
 	}
 	return nil
+}
+
+// widen makes the programs able to do what a desired state needs, before their tables ask for it.
+func (b *Balancer) widen(cfg *desired.Balancer) error {
+	return datapath.TakeOver(b.log, func(t *datapath.Takeover) error { return b.plane.Widen(t, cfg) })
 }
 
 // setTargets passes the servers of the configuration to the resolver, the checker and the prober.

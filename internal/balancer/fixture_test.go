@@ -86,12 +86,18 @@ var instances atomic.Int32
 // open loads a balancer with the configuration, in an instance that only this test uses.
 func open(t testing.TB, cfg *desired.Balancer) *fixture {
 	t.Helper()
+	return openAt(t, cfg, stoppedClock(t))
+}
+
+// stoppedClock returns a flow clock that always reads 0.
+func stoppedClock(t testing.TB) *dataplane.FlowClock {
+	t.Helper()
 	clock, err := dataplane.NewFlowClock()
 	if err != nil {
 		t.Fatal(err)
 	}
 	clock.Shift = standstill
-	return openAt(t, cfg, clock)
+	return clock
 }
 
 // wordOf returns a MAC address as the data path stores it: in memory order, in the low 48 bits.
@@ -109,9 +115,20 @@ const standstill = 63
 // openAt is open with the given flow clock.
 func openAt(t testing.TB, cfg *desired.Balancer, clock *dataplane.FlowClock) *fixture {
 	t.Helper()
+	return openWith(t, cfg, clock, foresees(t.Name()))
+}
+
+// openWith is openAt. If the fixture foresees, dry runs come before frames, and the programs have
+// only the features that the services need. Dry runs have all features, so a feature that the
+// programs lack makes a difference.
+func openWith(t testing.TB, cfg *desired.Balancer, clock *dataplane.FlowClock, foresees bool) *fixture {
+	t.Helper()
 	testhost.NeedNamespaces(t)
 	testhost.NeedBPF(t)
 	cfg.Node.Instance = fmt.Sprintf("test-%d-%d", os.Getpid(), instances.Add(1))
+	if foresees {
+		narrowed.Store(cfg.Node.Instance, true)
+	}
 	reusable := reusableFor(t, cfg, clock)
 	t.Cleanup(func() {
 		if err := dataplane.Detach(cfg.Node.Instance); err != nil {
@@ -120,7 +137,7 @@ func openAt(t testing.TB, cfg *desired.Balancer, clock *dataplane.FlowClock) *fi
 	})
 	f := &fixture{
 		t: t, clock: clock, via: map[string]string{}, silent: map[string]bool{},
-		foresees: foresees(t.Name()), dryRuns: map[*ebpf.Program]*dataplane.DryRun{},
+		foresees: foresees, dryRuns: map[*ebpf.Program]*dataplane.DryRun{},
 	}
 	var err error
 	f.network, err = sharedNetwork()

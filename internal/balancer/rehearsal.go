@@ -56,6 +56,9 @@ func (r *Rehearsal) Attach(own []nexthop.Link, hop nexthop.Hop) error {
 	return b.follow(nexthop.Update{Own: own, Hops: r.hopsBy(hop)})
 }
 
+// Program returns the program of the outside. Apply may replace it, and closes it then.
+func (r *Rehearsal) Program() *ebpf.Program { return r.balancer.plane.Objects.XdpLb }
+
 // Apply applies another configuration with the same signal keys, as Reload does. New servers have no
 // next hop before Reach. Its errors are those of Reload.
 func (r *Rehearsal) Apply(cfg *desired.Balancer) error {

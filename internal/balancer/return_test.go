@@ -203,6 +203,20 @@ func (n *fabric) wantPrograms(interfaces ...string) {
 func (n *fabric) xdpLinks() map[uint32]link.ID {
 	n.t.Helper()
 	links := map[uint32]link.ID{}
+	n.eachXDPLink(func(info *link.Info) { links[info.XDP().Ifindex] = info.ID })
+	return links
+}
+
+// xdpPrograms returns the programs of the XDP links, by the indexes of their interfaces.
+func (n *fabric) xdpPrograms() map[uint32]ebpf.ProgramID {
+	n.t.Helper()
+	programs := map[uint32]ebpf.ProgramID{}
+	n.eachXDPLink(func(info *link.Info) { programs[info.XDP().Ifindex] = info.Program })
+	return programs
+}
+
+func (n *fabric) eachXDPLink(f func(*link.Info)) {
+	n.t.Helper()
 	for _, pin := range []string{datapath.LinkPin, datapath.InsidePin} {
 		l, err := link.LoadPinnedLink(filepath.Join(datapath.Dir(n.cfg.Node.Instance), pin), nil)
 		if errors.Is(err, os.ErrNotExist) {
@@ -216,9 +230,8 @@ func (n *fabric) xdpLinks() map[uint32]link.ID {
 		if err != nil {
 			n.t.Fatal(err)
 		}
-		links[info.XDP().Ifindex] = info.ID
+		f(info)
 	}
-	return links
 }
 
 // socket returns a socket that receives all frames of a router and can send any frame.

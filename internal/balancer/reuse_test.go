@@ -34,7 +34,12 @@ type constants struct {
 	isInternal bool
 	shift      uint32
 	jiffy      time.Duration
+	features   dataplane.Features
 }
+
+// narrowed are the instances whose programs have only the features that their services need. All
+// others have all features, so that tests of different services use the same programs.
+var narrowed sync.Map
 
 var (
 	reuse sync.Mutex
@@ -45,6 +50,13 @@ var (
 )
 
 func init() {
+	needed := dataplane.FeaturesOf
+	dataplane.FeaturesOf = func(cfg *desired.Balancer) dataplane.Features {
+		if _, is := narrowed.Load(cfg.Node.Instance); is {
+			return needed(cfg)
+		}
+		return dataplane.FeaturesAll
+	}
 	load := dataplane.LoadObjects
 	dataplane.LoadObjects = func(spec *ebpf.CollectionSpec, objects *dataplane.Objects, maps map[string]*ebpf.Map) error {
 		loaded, err := takeBegun(maps[identityMap])
@@ -64,7 +76,7 @@ const identityMap = "identity"
 // the test has ended, and has removed the instance, other tests can use the data path.
 func reusableFor(t testing.TB, cfg *desired.Balancer, clock *dataplane.FlowClock) *reusable {
 	t.Helper()
-	key := constants{cfg.Node.Limits, cfg.Node.Seed, cfg.Node.IsInternal(), clock.Shift, clock.Jiffy}
+	key := constants{cfg.Node.Limits, cfg.Node.Seed, cfg.Node.IsInternal(), clock.Shift, clock.Jiffy, dataplane.FeaturesOf(cfg)}
 	reuse.Lock()
 	defer reuse.Unlock()
 	r := &reusable{constants: key}
@@ -166,7 +178,7 @@ func TestReusedDataPathIsEmpty(t *testing.T) {
 	var r *reusable
 	var identity dataplane.Identity
 	t.Run("first test", func(t *testing.T) {
-		f := open(t, cfg)
+		f := openWith(t, cfg, stoppedClock(t), false)
 		identity = f.identity
 		f.run(frameOf(web))
 		f.must(f.plane.Objects.Identity.Put(uint32(0), dataplane.Identity{Version: identity.Version}))
@@ -189,7 +201,7 @@ func TestReusedDataPathIsEmpty(t *testing.T) {
 		t.Errorf("maps still have content: %v", used)
 	}
 	t.Run("second test", func(t *testing.T) {
-		f := open(t, cfg)
+		f := openWith(t, cfg, stoppedClock(t), false)
 		if got, want := programNumber(t, f.plane.Objects.XdpLb), programNumber(t, r.objects.XdpLb); got != want {
 			t.Errorf("the test runs program %d instead of %d", got, want)
 		}

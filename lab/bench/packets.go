@@ -191,6 +191,10 @@ func (m *measured) round(h *host, packets uint32) error {
 	if err := m.rig.serve(h, m.service); err != nil {
 		return err
 	}
+	var err error
+	if m.program, err = m.rig.upTo(m.step); err != nil { // another service may have replaced it
+		return err
+	}
 	t := m.traffic
 	t.first = m.rig.next
 	if err := h.prepare(m.program, &t); err != nil {

@@ -331,8 +331,12 @@ func (r *rig) serve(h *host, s service) error {
 func (r *rig) apply(s service) error {
 	next := *r.config
 	next.Services = []desired.Service{serviceConfig(s)}
+	isBalancers := r.program == r.balancer.Program()
 	if err := r.balancer.Apply(&next); err != nil {
 		return err
+	}
+	if isBalancers {
+		r.program = r.balancer.Program()
 	}
 	r.config, r.serves = &next, s
 	return nil

@@ -101,6 +101,9 @@ func (t *CheckTable) Lead(first, to uint32) {
 // a filter if the kernel is older than 6.6. The link is not pinned: only a process sends checks, so
 // the program need not outlive it.
 func (p *Plane) attachCheck(t *datapath.Takeover, ifindex int) error {
+	if p.checkLink != nil {
+		return nil // this process has attached it already
+	}
 	l, err := p.AttachTCX(link.TCXOptions{
 		Program: p.Objects.TcCheck, Interface: ifindex, Attach: ebpf.AttachTCXEgress,
 	})

@@ -129,7 +129,10 @@ func (h *HeldFragments) Send(f HeldFragment) error {
 		return err
 	}
 	copy(f.Frame[6:12], heldSource)
-	program := h.sides[i].Objects.XdpLb
+	side := h.sides[i]
+	side.running.RLock()
+	defer side.running.RUnlock()
+	program := side.Objects.XdpLb
 	if (*arrivals)[i].mode != datapath.Native {
 		return h.sendBySocket(program, f)
 	}

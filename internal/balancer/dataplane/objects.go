@@ -25,10 +25,13 @@ type Objects struct {
 	balancerPrograms
 	Maps
 	balancerVariables
+	Variables *ebpf.Map `ebpf:".bss"` // the memory of the variables of the outside
 }
 
 // Close unloads the objects that are not pinned.
-func (o *Objects) Close() error { return errors.Join(o.balancerPrograms.Close(), o.Maps.Close()) }
+func (o *Objects) Close() error {
+	return errors.Join(o.balancerPrograms.Close(), o.Maps.Close(), o.Variables.Close())
+}
 
 // Pinned returns the maps that outlive the process, by the names of their pins.
 func (maps *Maps) Pinned() map[string]**ebpf.Map {

@@ -20,6 +20,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/nexthop"
 )
 
 // Plane is the data path of an instance: the programs in the kernel, and the tables that they use.
@@ -49,21 +50,24 @@ type Plane struct {
 	Checks     *CheckTable
 	// Held are later fragments that came before the first one. Another goroutine owns them.
 	Held *HeldFragments
-	// Constants are the values of the variables with which programs that use these tables must be
-	// loaded, by the names of the variables.
+	// Constants are the values of the variables with which programs that use these tables and have
+	// all features must be loaded, by the names of the variables.
 	Constants map[string]any
 	// AttachTCX is link.AttachTCX. Tests replace it to simulate kernels before 6.6, which have no
 	// tcx.
 	AttachTCX func(link.TCXOptions) (link.Link, error)
 
 	instance string
-	dir      string        // the directory of the pins
-	fresh    bool          // the directory of the pins did not exist before
-	made     []string      // names of the tables that this process has pinned
-	recount  bool          // the pinned counters are for the reasons of another build
-	counting sync.Mutex    // held while counters are moved from one table to another
-	inner    *ebpf.MapSpec // the layout of candidate tables
-	columns  *ebpf.MapSpec // the layout of column tables
+	node     *desired.BalancerNode
+	features Features       // of the loaded programs
+	links    []nexthop.Link // to which the programs are attached, as Attach got them
+	dir      string         // the directory of the pins
+	fresh    bool           // the directory of the pins did not exist before
+	made     []string       // names of the tables that this process has pinned
+	recount  bool           // the pinned counters are for the reasons of another build
+	counting sync.Mutex     // held while counters are moved from one table to another
+	inner    *ebpf.MapSpec  // the layout of candidate tables
+	columns  *ebpf.MapSpec  // the layout of column tables
 	identity *Identity
 	backup   *backup // set while this process takes over
 	copier   tableCopier
@@ -75,7 +79,7 @@ type Plane struct {
 // and pins them. It attaches no program and changes no entry of a table. Open returns an error, and
 // leaves the pins as they are, if the tables have the layout of another build or other limits.
 func Open(cfg *desired.Balancer, clock *FlowClock, log *slog.Logger) (*Plane, error) {
-	spec, _, err := LoadSpec()
+	spec, err := specFor(&cfg.Node)
 	if err != nil {
 		return nil, err
 	}
@@ -85,31 +89,39 @@ func Open(cfg *desired.Balancer, clock *FlowClock, log *slog.Logger) (*Plane, er
 	if err != nil {
 		return nil, err
 	}
-	spec.Maps[FlowsMap].MaxEntries = flowBuckets(cfg.Node.Limits.Flows)
-	spec.Maps[HintsMap].MaxEntries = hintSets(cfg.Node.Limits.Hints)
-	spec.Maps[balancerMapHalfOpen].MaxEntries = flowBuckets(cfg.Node.Limits.Flows / flowsPerHalfOpen)
+	p := &Plane{
+		instance: cfg.Node.Instance, node: &cfg.Node, dir: dir, fresh: fresh, Clock: clock, inner: spec.Maps[TablesMap].InnerMap,
+		columns:   spec.Maps[balancerMapColumns].InnerMap,
+		AttachTCX: link.AttachTCX,
+	}
+	if err := p.load(spec, cfg, log); err != nil {
+		_ = p.closeObjects()
+		return nil, errors.Join(p.explain(err, cfg.Node.Limits), p.Undo())
+	}
+	return p, nil
+}
+
+// specFor returns the specification of this build's data path, with tables of the node's limits.
+func specFor(node *desired.BalancerNode) (*ebpf.CollectionSpec, error) {
+	spec, _, err := LoadSpec()
+	if err != nil {
+		return nil, err
+	}
+	spec.Maps[FlowsMap].MaxEntries = flowBuckets(node.Limits.Flows)
+	spec.Maps[HintsMap].MaxEntries = hintSets(node.Limits.Hints)
+	spec.Maps[balancerMapHalfOpen].MaxEntries = flowBuckets(node.Limits.Flows / flowsPerHalfOpen)
 	for _, bySlot := range []string{
 		ServerCountersMap, balancerMapServerSignals, balancerMapAnsweredOffers,
 		balancerMapProbes, balancerMapProbeTurns, balancerMapReportCounters,
 		balancerMapChecks, LoadsMap, balancerMapEnds, balancerMapReservoirs,
 	} {
-		spec.Maps[bySlot].MaxEntries = serverSlots(cfg.Node.Limits.Servers)
+		spec.Maps[bySlot].MaxEntries = serverSlots(node.Limits.Servers)
 	}
-	spec.Maps[balancerMapObserved].MaxEntries = flowBuckets(min(cfg.Node.Limits.Flows, observedFlows))
-	spec.Maps[balancerMapStarts].MaxEntries = timedFlows(cfg.Node.Limits.Flows)
-	spec.Maps[balancerMapRankLines].MaxEntries = rankLines(serverSlots(cfg.Node.Limits.Servers))
-	spec.Maps[balancerMapFlowCounts].MaxEntries = serverSlots(cfg.Node.Limits.Servers) + 1
-
-	p := &Plane{
-		instance: cfg.Node.Instance, dir: dir, fresh: fresh, Clock: clock, inner: spec.Maps[TablesMap].InnerMap,
-		columns:   spec.Maps[balancerMapColumns].InnerMap,
-		AttachTCX: link.AttachTCX,
-	}
-	if err := p.load(spec, &cfg.Node, log); err != nil {
-		_ = p.closeObjects()
-		return nil, errors.Join(p.explain(err, cfg.Node.Limits), p.Undo())
-	}
-	return p, nil
+	spec.Maps[balancerMapObserved].MaxEntries = flowBuckets(min(node.Limits.Flows, observedFlows))
+	spec.Maps[balancerMapStarts].MaxEntries = timedFlows(node.Limits.Flows)
+	spec.Maps[balancerMapRankLines].MaxEntries = rankLines(serverSlots(node.Limits.Servers))
+	spec.Maps[balancerMapFlowCounts].MaxEntries = serverSlots(node.Limits.Servers) + 1
+	return spec, nil
 }
 
 // serverSlots returns the number of slots for the given number of servers. It is twice as many, so
@@ -120,7 +132,8 @@ func serverSlots(servers uint32) uint32 {
 }
 
 // load loads the objects, and pins nothing before the kernel has accepted the programs.
-func (p *Plane) load(spec *ebpf.CollectionSpec, node *desired.BalancerNode, log *slog.Logger) error {
+func (p *Plane) load(spec *ebpf.CollectionSpec, cfg *desired.Balancer, log *slog.Logger) error {
+	node := &cfg.Node
 	kept, err := openKept(spec, p.dir)
 	defer closeAll(kept)
 	if err != nil {
@@ -147,21 +160,18 @@ func (p *Plane) load(spec *ebpf.CollectionSpec, node *desired.BalancerNode, log 
 		hints: spec.Maps[HintsMap].MaxEntries, starts: spec.Maps[balancerMapStarts].MaxEntries,
 		observed: spec.Maps[balancerMapObserved].MaxEntries,
 	})
-	for name, value := range p.Constants {
-		if err := spec.Variables[name].Set(value); err != nil {
-			return fmt.Errorf("set %s: %w", name, err)
-		}
+	former, err := featuresInForce(kept[DirectoryMap])
+	if err != nil {
+		return err
 	}
-	if err := spec.Variables[balancerVarHostIsOutside].Set(!node.IsInternal()); err != nil {
-		return fmt.Errorf("set where the interface leads: %w", err)
-	}
-	if err := spec.Variables[balancerVarServerSlots].Set(serverSlots(node.Limits.Servers)); err != nil {
-		return fmt.Errorf("set the number of slots for servers: %w", err)
+	p.features = FeaturesOf(cfg) | former
+	if err := p.setVariables(spec); err != nil {
+		return err
 	}
 	if err := LoadObjects(spec, &p.Objects, kept); err != nil {
 		return err
 	}
-	if err := p.loadSides(spec, node); err != nil {
+	if err := p.loadSides(spec); err != nil {
 		return err
 	}
 	p.Clock.program = p.Objects.ReadJiffies
@@ -216,17 +226,36 @@ func (p *Plane) load(spec *ebpf.CollectionSpec, node *desired.BalancerNode, log 
 	return p.pinNew(kept)
 }
 
+// setVariables sets the variables with which the programs of the outside are loaded.
+func (p *Plane) setVariables(spec *ebpf.CollectionSpec) error {
+	for name, value := range p.Constants {
+		if err := spec.Variables[name].Set(value); err != nil {
+			return fmt.Errorf("set %s: %w", name, err)
+		}
+	}
+	if err := spec.Variables[balancerVarFeatures].Set(p.features.in(p.identity, spec.Maps[HintsMap].MaxEntries)); err != nil {
+		return fmt.Errorf("set the features: %w", err)
+	}
+	if err := spec.Variables[balancerVarHostIsOutside].Set(!p.node.IsInternal()); err != nil {
+		return fmt.Errorf("set where the interface leads: %w", err)
+	}
+	if err := spec.Variables[balancerVarServerSlots].Set(serverSlots(p.node.Limits.Servers)); err != nil {
+		return fmt.Errorf("set the number of slots for servers: %w", err)
+	}
+	return nil
+}
+
 // tableSizes are the numbers of buckets of the flow tables, and of sets of the hint table.
 type tableSizes struct{ flows, halfOpen, hints, starts, observed uint32 }
 
-// constantsOf returns the values of the variables with which programs that use some tables must be
-// loaded. The tables have the identity and these sizes.
+// constantsOf returns the values of the variables with which programs that use some tables and have
+// all features must be loaded. The tables have the identity and these sizes.
 func constantsOf(identity *Identity, clock *FlowClock, sizes tableSizes) map[string]any {
 	return map[string]any{
 		balancerVarFlowTickShift:       clock.Shift,
 		balancerVarReportHalfLifeShift: halfLifeShift(clock.Jiffy),
 		balancerVarFlowKeys:            identity.FlowKeys,
-		balancerVarFlowPlaceIsFormer:   identity.HasFormerPlaces(),
+		balancerVarFeatures:            FeaturesAll.in(identity, sizes.hints),
 		balancerVarFlowBucketShift:     bucketShift(sizes.flows),
 		balancerVarHalfOpenBucketShift: bucketShift(sizes.halfOpen),
 		balancerVarHintSetShift:        hintSetShift(sizes.hints),

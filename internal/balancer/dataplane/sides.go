@@ -6,11 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"sync"
 
 	"github.com/cilium/ebpf"
 
 	"github.com/segue-lb/segue/internal/datapath"
-	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/nexthop"
 )
 
@@ -20,6 +20,8 @@ import (
 type Side struct {
 	sideKind
 	Objects SideObjects
+	// running is held by goroutines that run XdpLb, so that Plane.Widen does not close it meanwhile.
+	running sync.RWMutex
 }
 
 // sideKind contains the names that belong to a side.
@@ -45,21 +47,22 @@ type SideObjects struct {
 	HostClientInterface *ebpf.Variable `ebpf:"host_client_interface"`
 	NodeLocator         *ebpf.Variable `ebpf:"node_locator"`
 	ProbeTurn           *ebpf.Variable `ebpf:"probe_turn"`
+	Variables           *ebpf.Map      `ebpf:".bss"` // the memory of the variables
 }
 
 // loadSides makes the outside from the loaded objects. If node.inside is configured, it loads
 // further programs for the inside.
-func (p *Plane) loadSides(spec *ebpf.CollectionSpec, node *desired.BalancerNode) error {
+func (p *Plane) loadSides(spec *ebpf.CollectionSpec) error {
 	own := &p.Objects
-	p.Sides = []*Side{{sideKinds[0], SideObjects{
+	p.Sides = []*Side{{sideKind: sideKinds[0], Objects: SideObjects{
 		own.XdpLb, own.TcReturn, own.XdpProbe, own.HostMac, own.HostHairpin, own.HostClientInterface, own.NodeLocator,
-		own.ProbeTurn,
+		own.ProbeTurn, own.Variables,
 	}}}
-	if node.Inside == "" {
+	if p.node.Inside == "" {
 		return nil
 	}
-	if err := spec.Variables[balancerVarHostIsOutside].Set(false); err != nil {
-		return fmt.Errorf("set where node.inside leads: %w", err)
+	if err := setInside(spec); err != nil {
+		return err
 	}
 	inside := &Side{sideKind: sideKinds[1]}
 	err := spec.LoadAndAssign(&inside.Objects, &ebpf.CollectionOptions{MapReplacements: own.Shared()})
@@ -67,6 +70,14 @@ func (p *Plane) loadSides(spec *ebpf.CollectionSpec, node *desired.BalancerNode)
 		return err
 	}
 	p.Sides = append(p.Sides, inside)
+	return nil
+}
+
+// setInside sets the variable by which the programs of the inside differ from those of the outside.
+func setInside(spec *ebpf.CollectionSpec) error {
+	if err := spec.Variables[balancerVarHostIsOutside].Set(false); err != nil {
+		return fmt.Errorf("set where node.inside leads: %w", err)
+	}
 	return nil
 }
 
@@ -158,7 +169,11 @@ func (p *Plane) Attach(t *datapath.Takeover, links []nexthop.Link) ([]datapath.A
 			return nil, err
 		}
 	}
-	t.OnCommit(func() error { return p.leave(links) })
+	t.OnCommit(func() error {
+		p.links = links
+		p.recount = false // the counters are pinned
+		return p.leave(links)
+	})
 	return attached, nil
 }
 
@@ -197,7 +212,8 @@ func (p *Plane) pin(name string) string { return filepath.Join(p.dir, name) }
 func (p *Plane) closeObjects() error {
 	err := p.Objects.Close()
 	for _, side := range p.Sides[min(1, len(p.Sides)):] { // the first has those of p.Objects
-		err = errors.Join(err, side.Objects.XdpLb.Close(), side.Objects.TcReturn.Close(), side.Objects.XdpProbe.Close())
+		err = errors.Join(err, side.Objects.XdpLb.Close(), side.Objects.TcReturn.Close(), side.Objects.XdpProbe.Close(),
+			side.Objects.Variables.Close())
 	}
 	return err
 }

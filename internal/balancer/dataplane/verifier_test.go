@@ -3,10 +3,12 @@
 package dataplane
 
 import (
+	"errors"
 	"testing"
 
 	"github.com/cilium/ebpf"
 
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/testhost"
 )
 
@@ -16,40 +18,32 @@ import (
 func TestVerifierWork(t *testing.T) {
 	t.Parallel()
 	testhost.NeedBPF(t)
-	attached, _, err := LoadSpec()
-	if err != nil {
-		t.Fatal(err)
-	}
-	dry, err := loadDryrun()
-	if err != nil {
-		t.Fatal(err)
-	}
-	NameDirectory(dry)
-	sweeper, err := loadSweeper()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := setSweptSlots(sweeper, 1); err != nil {
-		t.Fatal(err)
-	}
-	copier, err := loadCopier()
-	if err != nil {
-		t.Fatal(err)
-	}
-	nameCopiedWords(copier)
+	hash := desired.Service{Placement: desired.PlacementHash, Persistence: desired.PersistenceTable}
+	hunt, stateless, infer := hash, hash, hash
+	hunt.Placement, hunt.Selection = desired.PlacementHunt, desired.SelectConsistent
+	stateless.Persistence = desired.PersistenceStateless
+	infer.Placement, infer.Infer = desired.PlacementInfer, &desired.Infer{Among: desired.AmongAll}
 	for name, test := range map[string]struct {
-		spec    *ebpf.CollectionSpec
+		load    func() (*ebpf.CollectionSpec, error)
 		program string
 		most    uint32 // instructions
 	}{
-		"attached": {attached, balancerProgXdpLb, 200_000},
-		"dry run":  {dry, balancerProgXdpLb, 200_000},
-		"sweep":    {sweeper, sweeperProgSweepFlows, 30_000},
-		"copier":   {copier, copierProgCopyTable, 15_000},
+		"default":   {attachedFor(hash), balancerProgXdpLb, 130_000},
+		"lab":       {attachedFor(hash, hunt), balancerProgXdpLb, 155_000},
+		"stateless": {attachedFor(stateless), balancerProgXdpLb, 115_000},
+		"infer":     {attachedFor(infer), balancerProgXdpLb, 140_000},
+		"whole":     {specWith(FeaturesAll), balancerProgXdpLb, 200_000},
+		"dry run":   {wholeDryRun, balancerProgXdpLb, 200_000},
+		"sweep":     {usualSweep, sweeperProgSweepFlows, 30_000},
+		"copier":    {wholeCopier, copierProgCopyTable, 15_000},
 	} {
-		objects, err := ebpf.NewCollection(test.spec)
+		spec, err := test.load()
 		if err != nil {
 			t.Fatal(err)
+		}
+		objects, err := ebpf.NewCollection(spec)
+		if err != nil {
+			t.Fatalf("%s: %+v", name, err)
 		}
 		defer objects.Close()
 		info, err := objects.Programs[test.program].Info()
@@ -62,4 +56,52 @@ func TestVerifierWork(t *testing.T) {
 			t.Errorf("%s: %d instructions are more than %d", name, verified, test.most)
 		}
 	}
+}
+
+// attachedFor returns the specification of the attached program for services.
+func attachedFor(services ...desired.Service) func() (*ebpf.CollectionSpec, error) {
+	return specWith(FeaturesOf(&desired.Balancer{Services: services}))
+}
+
+// specWith returns the specification of the attached program with these features, and with hints.
+func specWith(features Features) func() (*ebpf.CollectionSpec, error) {
+	return func() (*ebpf.CollectionSpec, error) {
+		spec, _, err := LoadSpec()
+		if err != nil {
+			return nil, err
+		}
+		return spec, errors.Join(
+			spec.Variables[balancerVarFeatures].Set(uint32(features)),
+			spec.Variables[balancerVarHintSetShift].Set(hintSetShift(1<<16)),
+		)
+	}
+}
+
+func wholeDryRun() (*ebpf.CollectionSpec, error) {
+	spec, err := loadDryrun()
+	if err != nil {
+		return nil, err
+	}
+	NameDirectory(spec)
+	return spec, spec.Variables[balancerVarHintSetShift].Set(hintSetShift(1 << 16))
+}
+
+// usualSweep returns the specification of the sweep of 8192 slots. With no slot, the verifier has more
+// to do.
+func usualSweep() (*ebpf.CollectionSpec, error) {
+	spec, err := loadSweeper()
+	if err != nil {
+		return nil, err
+	}
+	_, err = setSweptSlots(spec, 8192)
+	return spec, err
+}
+
+func wholeCopier() (*ebpf.CollectionSpec, error) {
+	spec, err := loadCopier()
+	if err != nil {
+		return nil, err
+	}
+	nameCopiedWords(spec)
+	return spec, nil
 }
