@@ -349,8 +349,8 @@ func (t Topology) polls() bool {
 	return slices.ContainsFunc(t.Services, func(s Service) bool { return s.Placement.Polls() })
 }
 
-// hunts tells whether the service has placement hunt.
-func (s Service) hunts() bool { return s.Placement == desired.PlacementHunt }
+// hunts tells whether the servers of the service decide.
+func (s Service) hunts() bool { return s.Placement.Method().ServersDecide }
 
 // longerLists returns the maximum of longerLists over all services.
 func (t Topology) longerLists() (most int) {
@@ -368,7 +368,7 @@ func (t Topology) longerLists() (most int) {
 func (s Service) longerLists(servers int) int {
 	const segment, header = 16, 8
 	candidates := cmp.Or(s.Candidates, s.Selection.DefaultCandidates())
-	byColumn := s.Persistence == desired.PersistenceStateless || s.Persistence == desired.PersistenceHint
+	byColumn := s.Persistence.Method().ByColumn
 	depth := cmp.Or(s.Generations, desired.DefaultGenerations)
 	if byColumn {
 		depth = cmp.Or(s.History, desired.DefaultHistory)

@@ -456,7 +456,7 @@ func printService(out io.Writer, s *inspect.ServiceState) error {
 	printWarnings(out, s)
 	header := []string{"server", "address", "condition", "share", "next hop", "new", "established", "silent", "closing",
 		"packets/s", "bits/s", "new flows/s"}
-	if s.Placement == desired.PlacementHunt {
+	if s.Placement.Method().ServersDecide {
 		header = append(header, "half-open", "offered", "created", "removed", "resets")
 	}
 	if s.Inference != nil {
@@ -547,7 +547,7 @@ func printForms(out io.Writer, present, former *desired.QUIC) {
 // ordersByReports tells whether the balancer orders the service's candidates by the loads that they
 // report.
 func ordersByReports(s *inspect.ServiceState) bool {
-	return s.Selection == desired.SelectReports || s.Selection == desired.SelectSpare
+	return s.Selection.OrdersByReports()
 }
 
 // weightless is the age, rounded to seconds, from which on a report has practically no weight: at

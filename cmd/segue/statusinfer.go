@@ -16,7 +16,7 @@ import (
 // such as "infer territory-learned, estimated 210ms ago".
 func describeInference(s *inspect.ServiceState) string {
 	text := string(s.Placement)
-	if s.Placement == desired.PlacementInfer {
+	if len(s.Placement.Method().Estimators) > 0 {
 		text += " " + s.Inference.Estimator
 	}
 	if among := s.Inference.Among; among != desired.AmongAll && !s.Placement.Polls() {
@@ -34,8 +34,7 @@ func describeInference(s *inspect.ServiceState) string {
 
 // estimateName returns the name of what a service infers about its servers.
 func estimateName(s *inspect.ServiceState) string {
-	switch desired.Estimator(s.Inference.Estimator) {
-	case desired.EstimateTerritory, desired.EstimateTerritoryLearned:
+	if desired.Estimator(s.Inference.Estimator).Method().Territories {
 		return "capacity"
 	}
 	return "weight"

@@ -97,7 +97,7 @@ func (b *balancerAPI) listServices(_ context.Context, r *listRequest) (*body[[]S
 			Placement: string(c.Placement), Persistence: string(c.Persistence),
 			Encapsulation: string(c.Encapsulation), OnDrain: string(c.OnDrain),
 			TakesFlows: s.TakesFlows, Servers: []Server{},
-			HasFlowTable: s.Persistence == desired.PersistenceTable,
+			HasFlowTable: s.Persistence.Method().HasFlowTable,
 			Override:     overrides[s.Name],
 		}
 		servers := map[string]*desired.Server{}
@@ -121,7 +121,7 @@ func (b *balancerAPI) listServices(_ context.Context, r *listRequest) (*body[[]S
 
 // flowsOf returns the flows of a server, or nil if they are not known.
 func flowsOf(of *inspect.Snapshot, service *inspect.ServiceState, server *inspect.ServerState) *Flows {
-	if service.Persistence != desired.PersistenceTable || server.Flows == nil || of.FlowTable.Age == nil {
+	if !service.Persistence.Method().HasFlowTable || server.Flows == nil || of.FlowTable.Age == nil {
 		return nil
 	}
 	f := &Flows{

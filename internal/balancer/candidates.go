@@ -183,8 +183,7 @@ func (p *placing) digest() uint32 {
 // passesOn tells whether the service's servers have agents that pass packets on to each other.
 // Agents do so with TCP only.
 func (svc *service) passesOn() bool {
-	return svc.Protocol == desired.TCP && (svc.Placement == desired.PlacementHunt || svc.Probes() ||
-		svc.FindsByColumn())
+	return svc.Protocol == desired.TCP && (svc.ServersDecide() || svc.Probes() || svc.FindsByColumn())
 }
 
 // placement is a candidate table of a service that is about to be put in force.
@@ -248,7 +247,7 @@ func (s *services) place(to *placement) error {
 	}
 	s.setCapabilities(svc, &rule)
 	swapped := rule.Table() != svc.rule.Table() ||
-		svc.usesKnownAsCookie() && svc.Persistence != desired.PersistenceStateless
+		svc.usesKnownAsCookie() && !svc.Persistence.Method().HasCookies
 	svc.rule, svc.placed = rule, p
 	if swapped {
 		s.admitUsable(svc)
@@ -333,16 +332,16 @@ func (s *services) setCapabilities(svc *service, rule *dataplane.ServiceRule) {
 	if svc.passesOn() {
 		rule.Flags |= dataplane.RuleServersPassOn
 	}
-	switch {
-	case svc.FindsByColumn():
+	switch persistence := svc.Persistence.Method(); {
+	case persistence.ByColumn:
 		rule.Flags |= dataplane.RuleInRow
-		if svc.Persistence == desired.PersistenceHint || s.hasHints {
+		if persistence.NeedsHints || s.hasHints {
 			rule.Flags |= dataplane.RuleServersAnswer
 		}
 		svc.setFormerFlows(rule)
-	case svc.Persistence == desired.PersistenceQUIC:
+	case persistence.HasIDs:
 		svc.setFormerFlows(rule)
-	case svc.Placement == desired.PlacementHunt:
+	case svc.ServersDecide():
 		rule.Flags |= dataplane.RuleServersAnswer | dataplane.RuleHalfOpen | dataplane.RuleAskIdle
 		svc.huntsEnd = time.Time{}
 	case svc.rule.HasHalfOpen():
@@ -369,7 +368,7 @@ func (svc *service) setFormerFlows(rule *dataplane.ServiceRule) {
 // hasFormerFlows tells whether the flow tables may have flows of a service that has no flow table,
 // or is about to have none. The service's rule is still the one before the change.
 func (svc *service) hasFormerFlows() bool {
-	had := svc.rule.Buckets > 0 && svc.rule.PersistenceName() == desired.PersistenceTable
+	had := svc.rule.Buckets > 0 && svc.rule.PersistenceName().Method().HasFlowTable
 	return had || svc.rule.HasFormerFlows()
 }
 

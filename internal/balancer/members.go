@@ -355,8 +355,8 @@ func (svc *service) probeTarget(m *member) (t probe.Target, probed bool) {
 // servers that leave offers unanswered. With random candidates, nobody knows to which server a flow
 // was offered first. Under stateless, no server says that it has accepted.
 func (svc *service) comparesOffers() bool {
-	return svc.Placement == desired.PlacementHunt && svc.Selection != desired.SelectRandom &&
-		svc.Persistence != desired.PersistenceStateless && svc.callPort() != 0
+	return svc.ServersDecide() && svc.Selection.Method().FollowsFlow &&
+		svc.Persistence.Method().ServersSignal && svc.callPort() != 0
 }
 
 // callPort returns the port to which the prober connects: the service's port, or that of its health

@@ -170,7 +170,7 @@ func (b *Balancer) publishDrained() {
 // nil if the service has no flow table, or if they were not counted yet.
 func (b *Balancer) liveFlows(svc *service, m *member) *uint64 {
 	counted, ok := b.plane.FlowCounts.Of(m.slot)
-	if !ok || svc.Persistence != desired.PersistenceTable {
+	if !ok || !svc.Persistence.Method().HasFlowTable {
 		return nil
 	}
 	live := counted.Flows.Total() - counted.Flows.Closing + counted.HalfOpen.Total()

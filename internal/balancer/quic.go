@@ -13,7 +13,7 @@ import (
 // quicServers returns the slots of a service's servers, by the beginnings of the connection IDs
 // that name them. It returns none for services of another persistence.
 func (svc *service) quicServers() (map[dataplane.QUICPrefix]uint32, error) {
-	if svc.Persistence != desired.PersistenceQUIC {
+	if !svc.Persistence.Method().HasIDs {
 		return nil, nil
 	}
 	slots := map[dataplane.QUICPrefix]uint32{}

@@ -321,16 +321,15 @@ func keysOf(cfg *desired.Balancer) map[dataplane.ServerKey]bool {
 // also asks for load reports. Under a persistence without a flow table, the servers check; with
 // hints, they return packets whose flow they do not have.
 func knownOf(svc *desired.Service, hasHints bool) dataplane.Known {
-	switch svc.Persistence {
-	case desired.PersistenceStateless:
+	switch persistence := svc.Persistence.Method(); {
+	case persistence.HasCookies:
 		return dataplane.Known{Function: srv6.Steer, Argument: srv6.Offer{
 			Cookie:  max(1, bits.Len(uint(svc.Candidates-1))), // as in bpf/balancer/persist_stateless.h
 			Returns: hasHints,
 		}.Argument()}
-	case desired.PersistenceHint:
+	case persistence.ByColumn:
 		return dataplane.Known{Function: srv6.Steer, Argument: srv6.Offer{Returns: true}.Argument()}
-	}
-	if svc.Placement != desired.PlacementHunt {
+	case !svc.ServersDecide():
 		return dataplane.Known{Function: srv6.Deliver}
 	}
 	return dataplane.Known{

@@ -139,7 +139,7 @@ func (r *reference) keepsServer(p parsed, svc *desired.Service, server *desired.
 	hasPassed := func(s desired.Server) bool { return !r.awaitsCheck(svc, s.Name) }
 	leaving := !server.Takes() && svc.OnDrain == desired.OnDrainMoveUDP && slices.ContainsFunc(all, hasPassed)
 	now := r.now()
-	isAsked := svc.Placement == desired.PlacementHunt
+	isAsked := svc.Placement.Method().ServersDecide
 	isActive := p.opens() && e.mayGoOn(now) && e.age(now) < flowMinIdle
 	switch {
 	case p.mayMove() && (fails && !isActive || !r.reaches(server.Name)):

@@ -114,7 +114,7 @@ func (r *reference) fitting(p parsed, svc *desired.Service, asked []stage, names
 
 // isStale tells whether an entry has been idle for so long that a hunting flow may be elsewhere.
 func (r *reference) isStale(e *referenceEntry, svc *desired.Service) bool {
-	asksServers := svc.Placement == desired.PlacementHunt && !svc.FindsByColumn()
+	asksServers := svc.Placement.Method().ServersDecide && !svc.FindsByColumn()
 	return asksServers && e.age(r.now()) >= flowMinIdle
 }
 
@@ -325,7 +325,7 @@ func (r *reference) entersFlow(flow dataplane.Flow, svc *desired.Service) bool {
 		return isTabled
 	}
 	return r.bucketOf(flow).find(flow, svc.Name) != nil ||
-		tabled.Placement == desired.PlacementHunt && r.halfOpenOf(flow).find(flow, svc.Name) != nil
+		tabled.Placement.Method().ServersDecide && r.halfOpenOf(flow).find(flow, svc.Name) != nil
 }
 
 // takeReturned returns the outcome for a client's packet that a server returns, with what was read

@@ -61,7 +61,7 @@ func (r *reference) recalled(p parsed, svc *desired.Service) *desired.Server {
 		return nil
 	}
 	server := r.recall(r.bucketOf(p.flow), p.flow, svc)
-	if server == nil && tabled.Placement == desired.PlacementHunt {
+	if server == nil && tabled.Placement.Method().ServersDecide {
 		server = r.recall(r.halfOpenOf(p.flow), p.flow, svc)
 	}
 	return server
@@ -69,14 +69,13 @@ func (r *reference) recalled(p parsed, svc *desired.Service) *desired.Server {
 
 // bucketTells tells whether the bucket of a flow tells which servers may have the flow.
 func bucketTells(svc *desired.Service) bool {
-	switch svc.Placement {
-	case desired.PlacementHash:
+	switch placement := svc.Placement.Method(); {
+	case placement.FollowsFlow || svc.FindsByColumn():
 		return true
-	case desired.PlacementHunt:
-		return svc.Selection != desired.SelectRandom && svc.Selection != desired.SelectSpare || svc.FindsByColumn()
+	case placement.ServersDecide:
+		return svc.Selection.Method().NotInRow == ""
 	}
-	return svc.FindsByColumn() || svc.Placement == desired.PlacementInfer &&
-		svc.Infer.Among == desired.AmongCandidates && passesOn(svc)
+	return svc.Placement.Infers() && svc.Infer.Among == desired.AmongCandidates && passesOn(svc)
 }
 
 // needsCopies tells whether a packet is an ICMP error of which all servers of a service get a copy.

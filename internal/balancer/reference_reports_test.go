@@ -99,7 +99,7 @@ func reportIn(h heard) (report srv6.Report, ok bool) {
 func (r *reference) firstOffered(
 	h heard, svc *desired.Service, sender *desired.Server,
 ) *desired.Server {
-	if svc.Placement != desired.PlacementHunt || svc.Selection == desired.SelectRandom {
+	if !svc.Placement.Method().ServersDecide || svc.Selection == desired.SelectRandom {
 		return nil
 	}
 	if !svc.OrdersByReports() {

@@ -68,7 +68,7 @@ func (r *reference) findFormer(
 	if server := r.persist(p, svc); server != nil {
 		return server, "forward_known"
 	}
-	if former.Placement != desired.PlacementHunt {
+	if !former.Placement.Method().ServersDecide {
 		return nil, ""
 	}
 	return r.confirm(p, svc, r.halfOpenOf(p.flow).find(p.flow, svc.Name))
@@ -77,7 +77,7 @@ func (r *reference) findFormer(
 // toFormer returns the course of a packet of a flow that the flow table has. Servers of a service
 // that hunted wait for an acknowledgement. Timestamps of such flows have no cookies.
 func toFormer(former desired.Service, server *desired.Server) []stage {
-	if former.Placement == desired.PlacementHunt {
+	if former.Placement.Method().ServersDecide {
 		return alone(srv6.AckStickiness, server)
 	}
 	return alone(srv6.Deliver, server)
@@ -196,11 +196,11 @@ func (r *reference) placeInRow(p parsed, svc *desired.Service) (to []stage, reas
 	known := r.bucketOf(p.flow).find(p.flow, svc.Name)
 	half := r.halfOpenOf(p.flow).find(p.flow, svc.Name)
 	asked, marks := r.askedFormer(svc, known, half), marksTimestamps(p, svc)
-	if svc.Placement == desired.PlacementHunt && !marks {
+	if svc.Placement.Method().ServersDecide && !marks {
 		asked = r.askedByHint(p, svc, asked)
 	}
 	names, isHeld := r.inRow(p, svc, asked), len(asked) > 0
-	if svc.Placement == desired.PlacementHash || !marks && !r.hasHints() {
+	if svc.Placement.Method().FollowsFlow || !marks && !r.hasHints() {
 		names = names[:min(1, len(names))]
 	}
 	if len(names) == 0 && len(asked) > 0 && len(r.usable(svc)) > 0 {
@@ -227,7 +227,7 @@ func (r *reference) placeInRow(p parsed, svc *desired.Service) (to []stage, reas
 	if isStateless(svc) && !isHeld && (marks || !r.hasHints()) {
 		withCookies(svc, to)
 	}
-	if svc.Placement == desired.PlacementHash {
+	if svc.Placement.Method().FollowsFlow {
 		return to, "forward_new"
 	}
 	return to, "forward_hunt"
@@ -256,9 +256,9 @@ func (r *reference) askedByHint(p parsed, svc *desired.Service, asked []stage) [
 func (r *reference) askedFormer(svc *desired.Service, known, half *referenceEntry) []stage {
 	former, ok := r.former[svc.Name]
 	switch {
-	case !ok || svc.Placement != desired.PlacementHunt:
+	case !ok || !svc.Placement.Method().ServersDecide:
 		return nil
-	case known == nil && former.Placement == desired.PlacementHunt:
+	case known == nil && former.Placement.Method().ServersDecide:
 		return r.askedFirst(svc, half)
 	}
 	return r.askedFirst(svc, known)

@@ -136,7 +136,7 @@ func alone(function srv6.Function, server *desired.Server) []stage {
 
 // toKnown returns the course of a packet of a known flow to its server.
 func toKnown(svc *desired.Service, server *desired.Server) []stage {
-	if svc.Placement != desired.PlacementHunt {
+	if !svc.Placement.Method().ServersDecide {
 		return alone(srv6.Deliver, server)
 	}
 	asked := srv6.Offer{WantsReport: svc.OrdersByReports()}
@@ -159,9 +159,9 @@ func (r *reference) find(p parsed, svc *desired.Service) (to []stage, reason str
 		return toKnown(svc, server), "forward_known"
 	}
 	switch {
-	case svc.Placement == desired.PlacementHunt:
+	case svc.Placement.Method().ServersDecide:
 		return r.hunt(p, svc)
-	case svc.Placement == desired.PlacementRoundRobin && p.mayMove():
+	case svc.Placement.Method().TakesTurns() && p.mayMove():
 		return r.inTurn(p, svc)
 	}
 	return r.hash(p, svc)
@@ -410,9 +410,9 @@ func (r *reference) tablesOf(svc *desired.Service) []*tables.Table {
 		return built
 	}
 	for i, set := range r.generations[svc.Name].Sets {
-		fits := set.Buckets == svc.Buckets && svc.Placement != desired.PlacementRoundRobin &&
+		fits := set.Buckets == svc.Buckets && !svc.Placement.Method().TakesTurns() &&
 			(set.Candidates == svc.Candidates || !svc.FindsByColumn())
-		if i == 0 || fits || set.Placement == desired.PlacementRoundRobin {
+		if i == 0 || fits || set.Placement.Method().TakesTurns() {
 			table, err := set.Table()
 			r.must(err)
 			built = append(built, table)
@@ -543,7 +543,7 @@ func (r *reference) possible(flow dataplane.Flow, svc *desired.Service) (names [
 // passesOn tells whether the servers of a service pass packets of unknown flows on.
 func passesOn(svc *desired.Service) bool {
 	return svc.Protocol == desired.TCP &&
-		(svc.Placement == desired.PlacementHunt || svc.Probes() || svc.FindsByColumn())
+		(svc.Placement.Method().ServersDecide || svc.Probes() || svc.FindsByColumn())
 }
 
 // hash returns the course of a packet whose flow is unknown, and the reason under which it is

@@ -105,7 +105,7 @@ func (svc *service) slots() []uint32 {
 
 // isStateless tells whether the service's rule has persistence stateless.
 func (svc *service) isStateless() bool {
-	return svc.rule.Buckets > 0 && svc.rule.PersistenceName() == desired.PersistenceStateless
+	return svc.rule.Buckets > 0 && svc.rule.PersistenceName().Method().HasCookies
 }
 
 // usesKnownAsCookie tells whether plain packets of the service's rule ask servers for the cookie by

@@ -116,7 +116,7 @@ func (i *inspection) unsignedSignals(b *desired.Balancer) {
 		return
 	}
 	for n, s := range b.Services {
-		if s.Placement == desired.PlacementHunt {
+		if s.ServersDecide() {
 			i.findf(desired.SignalKeyField, "missing: any host that can send packets to %s through %s can pose as "+
 				"a server of %s; give all nodes the same key", b.Node.Locator, b.Node.Inside, fieldpath.Item("services", n))
 			return
@@ -153,7 +153,7 @@ const leastFlows = 1000
 func (i *inspection) smallFlowTable(b *desired.Balancer) {
 	servers := 0
 	for _, s := range b.Services {
-		if s.Persistence == desired.PersistenceTable {
+		if s.Persistence.Method().HasFlowTable {
 			servers += len(s.Servers)
 		}
 	}
@@ -179,7 +179,7 @@ func (i *inspection) noHints(b *desired.Balancer) {
 		return
 	}
 	for n, s := range b.Services {
-		if s.Persistence == desired.PersistenceStateless {
+		if s.Persistence.Method().HasCookies {
 			i.findf("node.limits.hints", "0: clients without TCP timestamps are offered only one candidate of %s; "+
 				"leave the default", fieldpath.Item("services", n))
 			return
@@ -231,7 +231,7 @@ func (i *inspection) noHealth(path string, s *desired.Service) {
 	}
 	gap := "a server that fails still gets connections"
 	switch {
-	case s.Placement == desired.PlacementHunt:
+	case s.ServersDecide():
 		gap = "an application that accepts connections and does not answer still gets them"
 	case s.Probes():
 		gap = "probes find a failed host or agent, but an application that fails still gets connections"
@@ -278,7 +278,7 @@ func (i *inspection) fewGenerations(path string, s *desired.Service) {
 }
 
 func (i *inspection) fewBuckets(path string, s *desired.Service) {
-	if s.Placement != desired.PlacementHash && s.Placement != desired.PlacementHunt {
+	if placement := s.Placement.Method(); placement.TakesTurns() || placement.Infers() {
 		return
 	}
 	if least := 100 * len(s.Servers); s.Buckets < least {
@@ -291,9 +291,9 @@ func (i *inspection) fewCandidates(path string, s *desired.Service) {
 	at := fieldpath.Child(path, "candidates")
 	switch {
 	case len(s.Servers) <= s.Candidates:
-	case s.Placement == desired.PlacementHunt && s.Candidates == 1:
+	case s.ServersDecide() && s.Candidates == 1:
 		i.findf(at, "the only candidate cannot refuse, so servers do not decide; set at least 2")
-	case s.Placement == desired.PlacementHash && s.Candidates < 3:
+	case s.Placement.Method().FollowsFlow && s.Candidates < 3:
 		i.findf(at, "if the %d of a bucket fail, another balancer finds their connections only while they fail; "+
 			"set at least 3", s.Candidates)
 	}
@@ -309,10 +309,10 @@ func (i *inspection) unrecoverableFlows(b *desired.Balancer) {
 		path := fieldpath.Item("services", n)
 		switch {
 		case len(s.Servers) <= s.Candidates:
-		case s.Placement == desired.PlacementHunt && s.Selection == desired.SelectRandom:
+		case s.ServersDecide() && !s.Selection.Method().FollowsFlow:
 			i.findf(fieldpath.Child(path, "selection"), "another balancer finds the server of only %d in %d connections; "+
 				"use consistent, or a single balancer", s.Candidates, len(s.Servers))
-		case s.Placement == desired.PlacementRoundRobin:
+		case s.Placement.Method().TakesTurns():
 			i.findf(fieldpath.Child(path, "placement"), "another balancer finds the server of only %d in %d connections; "+
 				"use hash or hunt, or a single balancer", s.Candidates, len(s.Servers))
 		}
@@ -323,7 +323,7 @@ func (i *inspection) unrecoverableFlows(b *desired.Balancer) {
 const shortestIdle = 15 * time.Minute
 
 func (i *inspection) shortIdleTimeout(path string, s *desired.Service) {
-	isForgotten := s.Protocol == desired.TCP && s.Persistence == desired.PersistenceTable && !s.Probes()
+	isForgotten := s.Protocol == desired.TCP && s.Persistence.Method().HasFlowTable && !s.Probes()
 	if isForgotten && s.Timeouts.Established < shortestIdle {
 		i.findf(fieldpath.Child(path, "timeouts.established"), "idle connections are forgotten after %s, and may then "+
 			"lose their server, but hosts ask an idle peer after 2 h (RFC 9293 section 3.8.4); set at least %s, or "+

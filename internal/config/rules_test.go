@@ -343,11 +343,11 @@ func TestServiceRules(t *testing.T) {
 				"the server of a flow in turn is in no column of its bucket")},
 		{"stateless at random", "placement: hash\n    persistence: table",
 			"placement: hunt\n    selection: random\n    persistence: stateless",
-			one("services[0].selection", "must be consistent for persistence stateless: "+
+			one("services[0].selection", "must not be random for persistence stateless: "+
 				"a random server is in no column of the flow's bucket")},
 		{"stateless by reports", "placement: hash\n    persistence: table",
 			"placement: hunt\n    selection: reports\n    persistence: stateless",
-			one("services[0].selection", "must be consistent for persistence stateless: "+
+			one("services[0].selection", "must not be reports for persistence stateless: "+
 				"servers report their loads in signals, and send none")},
 		{"too many columns", "persistence: table\n    encapsulation: srv6-insert\n    candidates: 1\n    buckets: 1021",
 			"persistence: stateless\n    encapsulation: srv6-insert\n    candidates: 8\n    buckets: 131071",

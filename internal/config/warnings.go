@@ -30,7 +30,7 @@ func (d *document) warnOfAgent(a *desired.Agent) {
 
 // warnOfForgedSignals warns if the balancer cannot tell a server's signal from a forged one.
 func (d *document) warnOfForgedSignals(b *desired.Balancer) {
-	hunts := func(s desired.Service) bool { return s.Placement == desired.PlacementHunt }
+	hunts := func(s desired.Service) bool { return s.ServersDecide() }
 	hunting := slices.IndexFunc(b.Services, hunts)
 	if hunting < 0 || !b.Node.IsInternal() || b.Node.SignalKey != "" {
 		return
@@ -126,7 +126,7 @@ func (d *document) warnOfUnusedWeights(b *desired.Balancer) {
 // warnOfUnseenEnds warns about estimators that learn nothing from UDP, because no packet ends a flow.
 func (d *document) warnOfUnseenEnds(b *desired.Balancer) {
 	for i, s := range b.Services {
-		if s.IgnoresWeights() && s.Placement == desired.PlacementInfer && s.Protocol == desired.UDP {
+		if s.IgnoresWeights() && len(s.Placement.Method().Estimators) > 0 && s.Protocol == desired.UDP {
 			d.warnf(fieldpath.Child(fieldpath.Item("services", i), "infer.estimator"), "%s learns nothing from udp, "+
 				"because no packet ends a flow: it takes all servers for equal", s.Estimates())
 		}
@@ -138,7 +138,7 @@ func (d *document) warnOfUnseenEnds(b *desired.Balancer) {
 func (d *document) warnOfUnconfirmedEnds(b *desired.Balancer) {
 	for i, s := range b.Services {
 		path := fieldpath.Child(fieldpath.Item("services", i), "timeouts.closing")
-		if s.Placement != desired.PlacementHunt && d.has(path) {
+		if !s.ServersDecide() && d.has(path) {
 			d.warnf(path, "not used by placement %s: only servers that hunt confirm the end of a flow, and a "+
 				"client's FIN or RST may be forged, so the flow's entry stays for timeouts.established", s.Placement)
 		}

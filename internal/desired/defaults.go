@@ -35,12 +35,7 @@ const DefaultAcceptPolicy = AcceptLeast
 
 // DefaultCandidates returns the default number of candidates of a service that hunts. Each further
 // candidate lowers the load of the least busy one, and adds 16 bytes to packets that visit all.
-func (s Selection) DefaultCandidates() int {
-	if s.OrdersByReports() {
-		return tables.MaxCandidates
-	}
-	return 4
-}
+func (s Selection) DefaultCandidates() int { return s.Method().Candidates }
 
 // Given tells whether a source gives a value for the field at a path. Zero can be a value.
 type Given func(path string) bool
@@ -87,7 +82,7 @@ func (given Given) defaultSlowStart(s *Service, path string) {
 		return
 	}
 	slow := time.Duration(0)
-	if s.Protocol == TCP && (s.Placement == PlacementHunt || s.Probes() || s.FindsByColumn()) {
+	if s.Protocol == TCP && (s.ServersDecide() || s.Probes() || s.FindsByColumn()) {
 		slow = DefaultSlowStart
 	}
 	setDefault(given, fieldpath.Child(path, "slow-start"), &s.SlowStart, &slow)
@@ -111,32 +106,20 @@ func (given Given) defaultBGP(b *BGP) {
 }
 
 func (given Given) defaultService(s *Service, path string) {
-	setDefault(given, fieldpath.Child(path, "placement"), &s.Placement, PlacementHash)
-	setDefault(given, fieldpath.Child(path, "persistence"), &s.Persistence, PersistenceTable)
+	setDefault(given, fieldpath.Child(path, "placement"), &s.Placement, PlacementMethods[0].Name)
+	setDefault(given, fieldpath.Child(path, "persistence"), &s.Persistence, PersistenceMethods[0].Name)
+	placement, persistence := s.Placement.Method().orDefault(), s.Persistence.Method().orDefault()
 	setDefault(given, fieldpath.Child(path, "encapsulation"), &s.Encapsulation, SRv6Encap)
 	setDefault(given, fieldpath.Child(path, "on-failure"), &s.OnFailure, OnFailureMoveUDP)
-	onDrain := OnDrainMoveUDP
-	if s.Persistence == PersistenceQUIC {
-		onDrain = OnDrainKeep
-	}
-	setDefault(given, fieldpath.Child(path, "on-drain"), &s.OnDrain, onDrain)
+	setDefault(given, fieldpath.Child(path, "on-drain"), &s.OnDrain, persistence.OnDrain)
 	setDefault(given, fieldpath.Child(path, "all-failed"), &s.AllFailed, AllFailedUse)
-	candidates := 3
-	switch {
-	case s.Placement == PlacementHunt:
-		setDefault(given, fieldpath.Child(path, "selection"), &s.Selection, SelectConsistent)
+	candidates := placement.Candidates
+	if len(placement.Selections) > 0 {
+		setDefault(given, fieldpath.Child(path, "selection"), &s.Selection, placement.Selections[0])
 		candidates = s.Selection.DefaultCandidates()
-	case s.Placement == PlacementRoundRobin: // a flow's bucket does not tell its server
-		candidates = tables.MaxCandidates
-	case s.Placement.Infers(): // likewise, or each one more helps
-		candidates = tables.MaxCandidates
 	}
 	setDefault(given, fieldpath.Child(path, "candidates"), &s.Candidates, candidates)
-	generations := DefaultGenerations
-	if s.FindsByColumn() {
-		generations = DefaultColumnGenerations
-	}
-	setDefault(given, fieldpath.Child(path, "generations"), &s.Generations, generations)
+	setDefault(given, fieldpath.Child(path, "generations"), &s.Generations, persistence.Generations)
 	if s.FindsByColumn() {
 		setDefault(given, fieldpath.Child(path, "history"), &s.History, min(DefaultHistory, s.Generations))
 	}
@@ -158,7 +141,7 @@ func (given Given) defaultService(s *Service, path string) {
 
 // defaultQUIC sets the forms of connection IDs and the server IDs of the former form.
 func (given Given) defaultQUIC(s *Service, path string) {
-	isQUIC := s.Persistence == PersistenceQUIC
+	isQUIC := s.Persistence.Method().HasIDs
 	if isQUIC {
 		setDefault(given, fieldpath.Child(path, "quic"), &s.QUIC, &QUIC{})
 	}
@@ -190,16 +173,13 @@ func (given Given) defaultQUICForm(q *QUIC, path string) {
 }
 
 func (given Given) defaultTimeouts(t *Timeouts, path string, s *Service) {
-	unconfirmed, established, closing := time.Minute, time.Hour, time.Minute
+	unconfirmed, established := time.Minute, time.Hour
 	if s.Protocol == UDP {
 		unconfirmed, established = 30*time.Second, 2*time.Minute
 	}
-	if s.Placement == PlacementHunt { // the server has said that it is over: 6LB, section IV-C
-		closing = 10 * time.Second
-	}
 	setDefault(given, fieldpath.Child(path, "new"), &t.New, unconfirmed)
 	setDefault(given, fieldpath.Child(path, "established"), &t.Established, established)
-	setDefault(given, fieldpath.Child(path, "closing"), &t.Closing, closing)
+	setDefault(given, fieldpath.Child(path, "closing"), &t.Closing, s.Placement.Method().closing())
 	setDefault(given, fieldpath.Child(path, "silent"), &t.Silent, DefaultSilent)
 }
 

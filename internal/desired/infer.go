@@ -79,26 +79,11 @@ const DefaultSilent = 10 * time.Second
 
 // Infers tells whether the placement chooses by prices that user space writes (package infer).
 func (p Placement) Infers() bool {
-	return p == PlacementInfer || p == PlacementLeastQueue || p == PlacementSED || p.Polls()
+	return p.Method().Infers()
 }
 
 // Polls tells whether the placement asks servers for their loads.
-func (p Placement) Polls() bool {
-	return p == PlacementAWCMP || p == PlacementWeightedTurns || p == PlacementGSQ2
-}
-
-// amongs returns the servers that the placement can choose among, the default first.
-func (p Placement) amongs() []Among {
-	switch p {
-	case PlacementAWCMP:
-		return []Among{AmongWeighted}
-	case PlacementWeightedTurns:
-		return []Among{AmongTurns}
-	case PlacementGSQ2:
-		return []Among{AmongTwo}
-	}
-	return []Among{AmongAll, AmongCandidates, AmongTwo, AmongThree, AmongFour}
-}
+func (p Placement) Polls() bool { return p.Method().Polls }
 
 // Estimates returns the name of the method that finds the scores: that of the estimator or, under
 // least-queue and sed, of the placement. It is empty if the service does not infer.
@@ -106,7 +91,7 @@ func (s *Service) Estimates() string {
 	switch {
 	case !s.Placement.Infers() || s.Infer == nil:
 		return ""
-	case s.Placement == PlacementInfer:
+	case len(s.Placement.Method().Estimators) > 0:
 		return string(s.Infer.Estimator)
 	}
 	return string(s.Placement)
@@ -115,8 +100,8 @@ func (s *Service) Estimates() string {
 // IgnoresWeights tells whether the placement infers, and takes no server for faster because of its
 // weight.
 func (s *Service) IgnoresWeights() bool {
-	return s.Estimates() != "" && !s.Placement.Polls() && s.Placement != PlacementSED &&
-		s.Infer.Estimator != EstimateTerritory
+	return s.Estimates() != "" && !s.Placement.Method().TakesWeights &&
+		!s.Infer.Estimator.Method().TakesWeights
 }
 
 // HeaviestWeight returns the largest weight of the servers, or 0 without servers.
@@ -130,8 +115,7 @@ func (s *Service) HeaviestWeight() (weight uint32) {
 // HasTerritories tells whether each server has a home balancer, so that the names of balancers
 // matter.
 func (s *Service) HasTerritories() bool {
-	return s.Placement == PlacementInfer && s.Infer != nil &&
-		(s.Infer.Estimator == EstimateTerritory || s.Infer.Estimator == EstimateTerritoryLearned)
+	return s.Placement.Infers() && s.Infer != nil && s.Infer.Estimator.Method().Territories
 }
 
 // Balancers returns the names of all balancers, in order: the peers and this one.
@@ -151,24 +135,25 @@ func hostName() string {
 }
 
 func (given Given) defaultInfer(s *Service, path string) {
-	if !s.Placement.Infers() {
+	placement := s.Placement.Method()
+	if !placement.Infers() {
 		return
 	}
 	at := fieldpath.Child(path, "infer")
 	setDefault(given, at, &s.Infer, &Infer{})
 	slowStart := DefaultSlowStart
 	setDefault(given, fieldpath.Child(at, "slow-start"), &s.Infer.SlowStart, &slowStart)
-	among := s.Placement.amongs()[0]
-	if s.FindsByColumn() && !s.Placement.Polls() {
+	among := placement.Amongs[0]
+	if s.FindsByColumn() && slices.Contains(placement.Amongs, AmongCandidates) {
 		among = AmongCandidates
 	}
 	setDefault(given, fieldpath.Child(at, "among"), &s.Infer.Among, among)
-	if s.Placement.Polls() {
+	if placement.Polls {
 		setDefault(given, fieldpath.Child(at, "poll"), &s.Infer.Poll, DefaultInferInterval)
 		setDefault(given, fieldpath.Child(at, "poll-port"), &s.Infer.PollPort, DefaultPollPort)
 	}
-	if s.Placement == PlacementInfer {
-		setDefault(given, fieldpath.Child(at, "estimator"), &s.Infer.Estimator, EstimateTerritoryLearned)
+	if len(placement.Estimators) > 0 {
+		setDefault(given, fieldpath.Child(at, "estimator"), &s.Infer.Estimator, placement.Estimators[0])
 		setDefault(given, fieldpath.Child(at, "interval"), &s.Infer.Interval, DefaultInferInterval)
 	}
 }
@@ -192,11 +177,11 @@ func (r *rules) checkInfer(path string, s *Service) {
 	} else {
 		checkRange(r, fieldpath.Child(at, "slow-start"), *slowStart, 0, 10*time.Minute)
 	}
-	checkKnown(r, fieldpath.Child(at, "among"), s.Infer.Among, s.Placement.amongs()...)
+	checkKnown(r, fieldpath.Child(at, "among"), s.Infer.Among, s.Placement.Method().Amongs...)
 	r.checkPolls(at, s)
 	switch {
 	case !s.FindsByColumn():
-	case s.Placement.Polls():
+	case !slices.Contains(s.Placement.Method().Amongs, AmongCandidates):
 		r.failf(fieldpath.Child(path, "persistence"), "must be %s for placement %s: the server that it "+
 			"picks is in no column of the flow's bucket", PersistenceTable, s.Placement)
 	case s.Infer.Among != AmongCandidates:
@@ -208,9 +193,8 @@ func (r *rules) checkInfer(path string, s *Service) {
 // checkEstimator checks the fields that only placement infer has.
 func (r *rules) checkEstimator(path string, s *Service) {
 	estimator, interval := fieldpath.Child(path, "estimator"), fieldpath.Child(path, "interval")
-	if s.Placement == PlacementInfer {
-		checkKnown(r, estimator, s.Infer.Estimator, EstimateTerritoryLearned, EstimateTerritory,
-			EstimateHLB, EstimateHLBFixed, EstimateHLBMean)
+	if known := s.Placement.Method().Estimators; len(known) > 0 {
+		checkKnown(r, estimator, s.Infer.Estimator, known...)
 		checkRange(r, interval, s.Infer.Interval, ShortestInferInterval, 10*time.Second)
 		return
 	}

@@ -81,12 +81,12 @@ func mostNonce(serverIDLength int) int {
 // checkQUIC checks the requirements and the fields of persistence quic.
 func (r *rules) checkQUIC(path string, s *Service) {
 	at := fieldpath.Child(path, "quic")
-	if s.Persistence != PersistenceQUIC {
+	if !s.Persistence.Method().HasIDs {
 		r.checkNoQUIC(path, s)
 		return
 	}
 	r.checkQUICProtocol(path, s.Protocol, fmt.Sprintf("persistence %s", s.Persistence))
-	if s.Placement == PlacementHunt || s.Placement == PlacementRoundRobin || s.Placement.Infers() {
+	if placement := s.Placement.Method(); placement.Name != "" && !placement.FollowsFlow {
 		r.failf(fieldpath.Child(path, "placement"),
 			"must be %s for persistence %s: a client sends several packets "+
 				"before it knows the server's connection ID, "+

@@ -131,13 +131,13 @@ func (r *rules) checkInside(b *Balancer) {
 
 // signalledBy tells why servers send signals about flows of a service; empty: they do not.
 func (b *Balancer) signalledBy(s *Service) string {
-	switch {
-	case s.Placement == PlacementHunt:
-		return fmt.Sprintf("placement is %s", PlacementHunt)
-	case s.Persistence == PersistenceHint:
-		return fmt.Sprintf("persistence is %s", PersistenceHint)
-	case s.Persistence == PersistenceStateless && b.Node.Limits.Hints > 0:
-		return fmt.Sprintf("persistence is %s with node.limits.hints above 0", PersistenceStateless)
+	switch persistence := s.Persistence.Method(); {
+	case s.ServersDecide():
+		return fmt.Sprintf("placement is %s", s.Placement)
+	case persistence.NeedsHints:
+		return fmt.Sprintf("persistence is %s", s.Persistence)
+	case persistence.ByColumn && b.Node.Limits.Hints > 0:
+		return fmt.Sprintf("persistence is %s with node.limits.hints above 0", s.Persistence)
 	}
 	return ""
 }
@@ -145,10 +145,10 @@ func (b *Balancer) signalledBy(s *Service) string {
 // checkHints checks the size of the hint table.
 func (r *rules) checkHints(b *Balancer) {
 	const at, least = "node.limits.hints", 1024
-	hinted := slices.IndexFunc(b.Services, func(s Service) bool { return s.Persistence == PersistenceHint })
+	hinted := slices.IndexFunc(b.Services, func(s Service) bool { return s.Persistence.Method().NeedsHints })
 	switch hints := b.Node.Limits.Hints; {
 	case hints == 0 && hinted >= 0:
-		r.failf(at, "must not be 0 for %s, whose persistence is %s", fieldpath.Item("services", hinted), PersistenceHint)
+		r.failf(at, "must not be 0 for %s, whose persistence is %s", fieldpath.Item("services", hinted), b.Services[hinted].Persistence)
 	case hints > 0 && hints < least:
 		r.failf(at, "must be 0 or at least %d", least)
 	}
@@ -211,9 +211,9 @@ func (r *rules) checkService(path string, s *Service) {
 	checkRange(r, fieldpath.Child(at, "silent"), s.Timeouts.Silent, 5*time.Second, 4*time.Hour)
 	checkKnown(r, fieldpath.Child(path, "on-failure"), s.OnFailure, OnFailureKeep, OnFailureMoveUDP, OnFailureReset)
 	checkKnown(r, fieldpath.Child(path, "on-drain"), s.OnDrain, OnDrainKeep, OnDrainMoveUDP)
-	if s.OnDrain == OnDrainMoveUDP && s.Persistence == PersistenceQUIC {
+	if s.OnDrain == OnDrainMoveUDP && s.Persistence.Method().HasIDs {
 		r.failf(fieldpath.Child(path, "on-drain"), "must be %s for persistence %s: connection IDs name the server",
-			OnDrainKeep, PersistenceQUIC)
+			OnDrainKeep, s.Persistence)
 	}
 	checkKnown(r, fieldpath.Child(path, "all-failed"), s.AllFailed, AllFailedUse, AllFailedRefuse)
 	switch at := fieldpath.Child(path, "slow-start"); {
@@ -228,16 +228,17 @@ func (r *rules) checkService(path string, s *Service) {
 	}
 }
 
-// checkHunt checks the requirements and the fields of placement hunt.
+// checkHunt checks the requirements and the fields of placements under which servers decide.
 func (r *rules) checkHunt(path string, s *Service) {
 	at := fieldpath.Child(path, "selection")
-	if s.Placement != PlacementHunt {
+	placement := s.Placement.Method()
+	if !placement.ServersDecide {
 		if s.Selection != "" && slices.Contains(placements, s.Placement) {
 			r.failf(at, "not used by placement %s", s.Placement)
 		}
 		return
 	}
-	checkKnown(r, at, s.Selection, SelectConsistent, SelectRandom, SelectReports, SelectSpare)
+	checkKnown(r, at, s.Selection, placement.Selections...)
 	if at := fieldpath.Child(path, "protocol"); s.Protocol == UDP {
 		r.failf(at, "must be %s for placement %s: without a handshake, the balancer cannot learn which server accepts a flow",
 			TCP, s.Placement)
@@ -251,14 +252,15 @@ func (r *rules) checkHunt(path string, s *Service) {
 // checkPersistence checks the requirements and the fields of the persistence.
 func (r *rules) checkPersistence(path string, s *Service) {
 	at, history := fieldpath.Child(path, "generations"), fieldpath.Child(path, "history")
-	if !s.FindsByColumn() {
-		checkRange(r, at, s.Generations, 1, MaxGenerations)
+	persistence := s.Persistence.Method().orDefault()
+	if !persistence.ByColumn {
+		checkRange(r, at, s.Generations, 1, persistence.MaxGenerations)
 		if s.History != 0 {
 			r.failf(history, "not used by persistence %s", s.Persistence)
 		}
 		return
 	}
-	checkRange(r, at, s.Generations, 1, MaxColumnGenerations)
+	checkRange(r, at, s.Generations, 1, persistence.MaxGenerations)
 	checkRange(r, history, s.History, 1, MaxGenerations)
 	if s.Protocol == UDP {
 		r.failf(fieldpath.Child(path, "protocol"), "must be %s for persistence %s: a server cannot tell whether it has a flow of UDP",
@@ -268,21 +270,13 @@ func (r *rules) checkPersistence(path string, s *Service) {
 		r.failf(fieldpath.Child(path, "encapsulation"), "must be %s or %s for persistence %s: %s cannot ask a server whether it has a flow",
 			SRv6Insert, SRv6Encap, s.Persistence, s.Encapsulation)
 	}
-	if s.Placement == PlacementRoundRobin {
+	if s.Placement.Method().TakesTurns() {
 		r.failf(fieldpath.Child(path, "placement"), "must be %s or %s for persistence %s: the server of a flow in turn is in no column of its bucket",
 			PlacementHash, PlacementHunt, s.Persistence)
 	}
-	if s.Selection == SelectRandom {
-		r.failf(fieldpath.Child(path, "selection"), "must be %s for persistence %s: a random server is in no column of the flow's bucket",
-			SelectConsistent, s.Persistence)
-	}
-	if s.Selection == SelectReports && s.Persistence == PersistenceStateless {
-		r.failf(fieldpath.Child(path, "selection"), "must be %s for persistence %s: servers report their loads in signals, and send none",
-			SelectConsistent, s.Persistence)
-	}
-	if s.Selection == SelectSpare {
-		r.failf(fieldpath.Child(path, "selection"), "must not be %s for persistence %s: a server with free capacity can be in no column of the flow's bucket",
-			s.Selection, s.Persistence)
+	if why := persistence.refuses(s.Selection); why != "" {
+		r.failf(fieldpath.Child(path, "selection"), "must not be %s for persistence %s: %s",
+			s.Selection, s.Persistence, why)
 	}
 	if s.Buckets*s.Candidates > MaxColumns {
 		r.failf(fieldpath.Child(path, "buckets"), "%d buckets of %d candidates: persistence %s can have at most %d together",

@@ -56,17 +56,6 @@ const (
 	IPIP       Encapsulation = "ipip"
 )
 
-// placements and persistences are all values.
-var (
-	placements = []Placement{
-		PlacementHash, PlacementHunt, PlacementRoundRobin, PlacementInfer, PlacementLeastQueue,
-		PlacementSED, PlacementAWCMP, PlacementWeightedTurns, PlacementGSQ2,
-	}
-	persistences = []Persistence{
-		PersistenceTable, PersistenceStateless, PersistenceHint, PersistenceQUIC,
-	}
-)
-
 // Protocol is a transport protocol.
 type Protocol string
 
@@ -201,11 +190,14 @@ func (s *Server) Takes() bool { return !s.Drained && *s.Weight > 0 }
 
 // OrdersByReports tells whether the balancer orders the candidates by the loads that they report.
 func (s *Service) OrdersByReports() bool {
-	return s.Placement == PlacementHunt && s.Selection.OrdersByReports()
+	return s.ServersDecide() && s.Selection.OrdersByReports()
 }
 
 // OrdersByReports tells whether the candidates are ordered by the loads that they report.
-func (s Selection) OrdersByReports() bool { return s == SelectReports || s == SelectSpare }
+func (s Selection) OrdersByReports() bool { return s.Method().OrdersByReports }
+
+// ServersDecide tells whether the service's servers decide which of them gets a new flow.
+func (s *Service) ServersDecide() bool { return s.Placement.Method().ServersDecide }
 
 // Takes tells whether the configuration permits new flows to at least one server.
 func (s *Service) Takes() bool {
@@ -256,6 +248,4 @@ func (s *Server) hasOwnHost() bool { return s.Host.IsValid() && s.Host != s.Addr
 
 // FindsByColumn tells whether packets find the server of a flow by its column, that is by its place
 // in the row of the flow's bucket.
-func (s *Service) FindsByColumn() bool {
-	return s.Persistence == PersistenceStateless || s.Persistence == PersistenceHint
-}
+func (s *Service) FindsByColumn() bool { return s.Persistence.Method().ByColumn }

@@ -49,7 +49,7 @@ type Generations map[string]Generation
 // SetOf returns the set of a configured service. It lacks servers of weight 0.
 func SetOf(service *desired.Service) Set {
 	s := Set{
-		Placement:  placementOf(service),
+		Placement:  service.Placement.Method().Stored,
 		Buckets:    service.Buckets,
 		Candidates: service.Candidates,
 		Servers:    []Server{},
@@ -61,14 +61,6 @@ func SetOf(service *desired.Service) Set {
 	}
 	slices.SortFunc(s.Servers, func(a, b Server) int { return cmp.Compare(a.Name, b.Name) })
 	return s
-}
-
-// placementOf returns the placement, as far as the candidate table depends on it.
-func placementOf(service *desired.Service) desired.Placement {
-	if service.Placement.Infers() {
-		return desired.PlacementInfer
-	}
-	return service.Placement
 }
 
 // Next returns the generations of the configured services, each with at most service.Generations
@@ -131,7 +123,7 @@ func Digest(sets []Set, history int) uint32 {
 	return binary.BigEndian.Uint32(sum[:])
 }
 
-// Table builds the candidate table of the set. Under round-robin it has a row for each turn of a
+// Table builds the candidate table of the set. If flows take turns, it has a row for each turn of a
 // cycle, and otherwise s.Buckets rows. The indexes in its rows are those of s.Servers.
 // Table returns an error if the set is not valid.
 func (s Set) Table() (*tables.Table, error) {
@@ -139,10 +131,10 @@ func (s Set) Table() (*tables.Table, error) {
 	for i, server := range s.Servers {
 		servers[i] = tables.Server{Name: server.Name, Weight: server.Weight}
 	}
-	switch s.Placement {
-	case desired.PlacementHash, desired.PlacementInfer:
+	switch s.Placement.Method().Rows {
+	case desired.RowsOfColumns:
 		return tables.BuildColumns(servers, s.Buckets, s.Candidates)
-	case desired.PlacementRoundRobin:
+	case desired.RowsOfTurns:
 		return tables.BuildTurns(servers, s.Buckets, s.Candidates)
 	default:
 		return tables.Build(servers, s.Buckets, s.Candidates)
@@ -153,10 +145,10 @@ func (s Set) Table() (*tables.Table, error) {
 // the same bucket in the tables of both, so they must have the same number of rows. The rows of
 // round-robin are alike: any of them will do for the flows of a former set.
 func (s Set) CanHold(former Set) bool {
-	if former.Placement == desired.PlacementRoundRobin {
+	if former.Placement.Method().TakesTurns() {
 		return true
 	}
-	return s.Placement != desired.PlacementRoundRobin && s.Buckets == former.Buckets
+	return !s.Placement.Method().TakesTurns() && s.Buckets == former.Buckets
 }
 
 // Validate returns an error that names the first value that no configuration can have.
@@ -170,10 +162,7 @@ func (g Generation) Validate() error {
 }
 
 func (s Set) validate() error {
-	known := []desired.Placement{
-		desired.PlacementHash, desired.PlacementHunt, desired.PlacementRoundRobin, desired.PlacementInfer,
-	}
-	if !slices.Contains(known, s.Placement) {
+	if s.Placement == "" || s.Placement.Method().Stored != s.Placement {
 		return fmt.Errorf("placement %q: not known", s.Placement)
 	}
 	if err := tables.ValidBuckets(s.Buckets); err != nil {

@@ -144,11 +144,6 @@ func allCases(levels []uint32, room uint32) []benchCase {
 	return append(cases, inferCases(levels, room)...)
 }
 
-// polling are the placements that poll. In the bench nobody answers.
-var polling = []desired.Placement{
-	desired.PlacementAWCMP, desired.PlacementWeightedTurns, desired.PlacementGSQ2,
-}
-
 // polledSYN returns the name of the case of such a placement, before the number of servers.
 func polledSYN(p desired.Placement) string { return fmt.Sprintf("syn-%s-", p) }
 
@@ -166,7 +161,11 @@ func inferCases(levels []uint32, room uint32) (cases []benchCase) {
 				newCase(name(caseInferSYN), infer, packet.SYN, flows, room),
 				mixCase(name(caseHashMix), hash, flows, room),
 				mixCase(name(caseInferMix), infer, flows, room))
-			for _, placement := range polling {
+			for _, method := range desired.PlacementMethods { // in the bench nobody answers polls
+				if !method.Polls {
+					continue
+				}
+				placement := method.Name
 				polled := hash
 				polled.placement = placement
 				cases = append(cases,

@@ -3,6 +3,7 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -235,7 +236,7 @@ func balancerConfig(s *setup, serves service) *desired.Balancer {
 	switch {
 	case s.kind == setupReference:
 		limits.Flows = 1 // the reference has a flow table of its own
-	case s.persistence == desired.PersistenceHint:
+	case s.persistence.Method().NeedsHints:
 		limits.Flows, limits.Hints = 1, s.capacity
 	}
 	return &desired.Balancer{
@@ -256,29 +257,24 @@ func serviceConfig(s service) desired.Service {
 		Candidates: 3, Generations: 1, Buckets: tables.DefaultBuckets,
 		Timeouts: desired.Timeouts{New: time.Hour, Established: time.Hour, Closing: time.Hour},
 	}
-	switch s.persistence {
-	case desired.PersistenceStateless, desired.PersistenceHint:
-		c.Persistence, c.Generations, c.History = s.persistence, desired.DefaultColumnGenerations, desired.DefaultHistory
-	case desired.PersistenceQUIC:
-		c.Persistence, c.QUIC = s.persistence, quicForm()
+	if persistence := s.persistence.Method(); persistence.Name != "" {
+		c.Persistence = s.persistence
+		if persistence.ByColumn {
+			c.Generations, c.History = persistence.Generations, desired.DefaultHistory
+		}
+		if persistence.HasIDs {
+			c.QUIC = quicForm()
+		}
 	}
-	switch s.placement {
-	case desired.PlacementHunt:
-		c.Placement, c.Selection, c.Candidates = s.placement, desired.SelectConsistent, 2
-		if s.selection.OrdersByReports() {
-			c.Selection, c.Candidates = s.selection, s.selection.DefaultCandidates()
+	if placement := s.placement.Method(); placement.Name != "" {
+		c.Placement, c.Candidates = s.placement, placement.Candidates
+		if placement.ServersDecide {
+			c.Selection, c.Candidates = cmp.Or(s.selection, placement.Selections[0]), 2
+			if s.selection.OrdersByReports() {
+				c.Candidates = s.selection.DefaultCandidates()
+			}
 		}
-	case desired.PlacementRoundRobin:
-		c.Placement, c.Candidates = s.placement, tables.MaxCandidates
-	case desired.PlacementInfer:
-		c.Placement, c.Candidates = s.placement, tables.MaxCandidates
-		c.Infer = &desired.Infer{
-			Estimator: desired.EstimateTerritoryLearned, Interval: desired.DefaultInferInterval,
-			Among: desired.AmongAll,
-		}
-	case desired.PlacementAWCMP, desired.PlacementWeightedTurns, desired.PlacementGSQ2:
-		c.Placement, c.Candidates = s.placement, tables.MaxCandidates
-		c.Infer = &desired.Infer{Among: polledAmong[s.placement], Poll: 10 * time.Second}
+		c.Infer = inferConfig(placement)
 	}
 	addServers(&c, 1, s.serverCount())
 	if s.placement.Polls() { // of those that are drawn, a third does not take the flow
@@ -295,11 +291,20 @@ func serviceConfig(s service) desired.Service {
 	return c
 }
 
-// polledAmong are the servers that placements choose among.
-var polledAmong = map[desired.Placement]desired.Among{
-	desired.PlacementAWCMP:         desired.AmongWeighted,
-	desired.PlacementWeightedTurns: desired.AmongTurns,
-	desired.PlacementGSQ2:          desired.AmongTwo,
+// inferConfig returns the defaults of a placement that infers, with rare polls; nil: it does not
+// infer.
+func inferConfig(placement desired.PlacementMethod) *desired.Infer {
+	if !placement.Infers() {
+		return nil
+	}
+	infer := &desired.Infer{Among: placement.Amongs[0]}
+	if len(placement.Estimators) > 0 {
+		infer.Estimator, infer.Interval = placement.Estimators[0], desired.DefaultInferInterval
+	}
+	if placement.Polls {
+		infer.Poll = 10 * time.Second
+	}
+	return infer
 }
 
 func addServers(c *desired.Service, first, count int) {
@@ -522,7 +527,7 @@ func (r *rig) fill(ctx context.Context, h *host, s *setup) error {
 	switch {
 	case s.content == noFlows:
 		return nil
-	case s.persistence == desired.PersistenceHint:
+	case s.persistence.Method().NeedsHints:
 		return r.fillHints(ctx, h, s)
 	}
 	t := trafficTo(s.family, vips[s.family], desired.TCP, packet.ACK)

@@ -273,14 +273,12 @@ func (s *Snapshot) addReasons() {
 
 // usesHints tells whether an entry is of a service whose packets can follow hints.
 func usesHints(entry dataplane.ServiceEntry) bool {
-	persistence := entry.Rule.PersistenceName()
-	return entry.IsService() &&
-		(persistence == desired.PersistenceHint || persistence == desired.PersistenceStateless)
+	return entry.IsService() && entry.Rule.PersistenceName().Method().ByColumn
 }
 
 // addForms adds the forms of a service's connection IDs.
 func (v *View) addForms(s *ServiceState) (err error) {
-	if s.Persistence == desired.PersistenceQUIC {
+	if s.Persistence.Method().HasIDs {
 		s.QUIC, s.FormerQUIC, err = v.tables.QUICForms(s.number)
 	}
 	return err
@@ -495,7 +493,7 @@ func (v *View) server(
 	if service.Inference != nil {
 		server.Inferred, err = v.inferred(slot, service.Inference)
 	}
-	if service.Placement != desired.PlacementHunt {
+	if !service.Placement.Method().ServersDecide {
 		return server, err
 	}
 	signals, err := v.tables.ServerSignals(slot)
@@ -511,7 +509,7 @@ func (v *View) server(
 		halfOpen := flows.HalfOpen.Total()
 		server.Hunt.HalfOpen = &halfOpen
 	}
-	if service.Selection == desired.SelectReports || service.Selection == desired.SelectSpare {
+	if service.Selection.OrdersByReports() {
 		server.Hunt.Reports, err = v.reports(slot)
 	}
 	return server, err
@@ -606,7 +604,7 @@ func (v *View) addShares(service *ServiceState) error {
 func (v *View) firstTakers(service *ServiceState, table dataplane.Candidates) []uint32 {
 	const none = dataplane.NoServer
 	takes, reachable := v.takers(service)
-	isTurn := service.Placement == desired.PlacementRoundRobin
+	isTurn := service.Placement.Method().TakesTurns()
 	tried := uint32(service.Candidates)
 	if isTurn {
 		tried = 1

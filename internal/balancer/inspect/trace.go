@@ -315,7 +315,7 @@ func (v *View) describeEntry(d *dataplane.Decision) *TracedEntry {
 // cookies.
 func describeCookie(d *dataplane.Decision, t *Trace) *TracedCookie {
 	switch {
-	case d.Rule.PersistenceName() != desired.PersistenceStateless || t.Opens:
+	case !d.Rule.PersistenceName().Method().HasCookies || t.Opens:
 		return nil
 	case d.HasCookie == 0:
 		return &TracedCookie{}
@@ -326,13 +326,9 @@ func describeCookie(d *dataplane.Decision, t *Trace) *TracedCookie {
 // describeHint returns the hint of a packet's flow. It returns nil if the packet is not found by
 // hints.
 func (v *View) describeHint(d *dataplane.Decision, t *Trace) *TracedHint {
-	switch d.Rule.PersistenceName() {
-	case desired.PersistenceHint:
-	case desired.PersistenceStateless:
-		if d.HasCookie != 0 || t.Echo != nil || !v.tables.HasHints() {
-			return nil
-		}
-	default:
+	persistence := d.Rule.PersistenceName().Method()
+	byCookie := persistence.HasCookies && (d.HasCookie != 0 || t.Echo != nil || !v.tables.HasHints())
+	if !persistence.ByColumn || byCookie {
 		return nil
 	}
 	use, column := dataplane.ReadHint(d.Hint)
@@ -375,7 +371,7 @@ func (v *View) describePlacement(d *dataplane.Decision) (*TracedPlacement, error
 	p := &TracedPlacement{Buckets: d.Rule.Buckets}
 	if placed.IsPicked != 0 {
 		placement, _ := d.Rule.PlacementName()
-		p.InTurn = placement == desired.PlacementRoundRobin
+		p.InTurn = placement.Method().TakesTurns()
 	}
 	for _, slot := range placed.Candidate[:placed.Count] {
 		p.Candidates = append(p.Candidates, v.serverName(slot))

@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package desired
+
+import (
+	"slices"
+	"time"
+
+	"github.com/segue-lb/segue/internal/tables"
+)
+
+// Rows are what a placement's candidate table is made of (package tables).
+type Rows int
+
+// The kinds of Rows.
+const (
+	RowsOfBuckets Rows = iota // for each bucket a list of servers
+	RowsOfColumns             // the same, and each column by itself is a consistent hash
+	RowsOfTurns               // for each turn of a cycle one server
+)
+
+// PlacementMethod is what other code knows of a placement. Code outside the data path asks the
+// method, and does not compare names.
+type PlacementMethod struct {
+	Name    Placement
+	Summary string // which server gets a new flow, for the documentation
+	Rows    Rows
+	// Stored is the name in generations. Placements whose candidate tables are alike share one
+	// name, so that a change between them begins no generation.
+	Stored Placement
+	// Candidates is the default number of candidates. Selections have their own.
+	Candidates int
+	// ServersDecide tells whether the balancer offers a flow to several servers, one after the
+	// other. It learns from a signal which one has accepted the flow, and from another one that the
+	// flow is over.
+	ServersDecide bool
+	// FollowsFlow tells whether all packets of a flow that the balancer does not know come to one
+	// server, as long as no server changes.
+	FollowsFlow bool
+	// Selections are the ways to select the servers that decide, the default first.
+	Selections []Selection
+	// Amongs are the sets of servers among which prices decide, the default first. They are empty
+	// if the placement does not infer.
+	Amongs []Among
+	// Estimators are the ways to find prices among which the configuration chooses, the default
+	// first. If there are none, a placement that infers has one way of its own name.
+	Estimators []Estimator
+	// Polls tells whether the balancer asks servers for their loads.
+	Polls bool
+	// TakesWeights tells whether prices follow the configured weights.
+	TakesWeights bool
+}
+
+// inferred are the servers that a balancer can choose among by prices of its own.
+var inferred = []Among{AmongAll, AmongCandidates, AmongTwo, AmongThree, AmongFour}
+
+// PlacementMethods are all placements, the default first.
+var PlacementMethods = []PlacementMethod{
+	{
+		Name: PlacementHash, Summary: "the first candidate of the flow's bucket",
+		Rows: RowsOfColumns, Stored: PlacementHash, Candidates: 3, FollowsFlow: true,
+	},
+	{
+		Name: PlacementHunt, Summary: "the first server, of several that are asked in turn, that accepts",
+		Rows: RowsOfBuckets, Stored: PlacementHunt, ServersDecide: true,
+		Selections: []Selection{SelectConsistent, SelectRandom, SelectReports, SelectSpare},
+	},
+	{
+		Name: PlacementRoundRobin, Summary: "the next server in turn",
+		Rows: RowsOfTurns, Stored: PlacementRoundRobin, Candidates: tables.MaxCandidates,
+	},
+	{
+		Name: PlacementInfer, Summary: "the server with the lowest score, which the balancer computes from its own flows",
+		Rows: RowsOfColumns, Stored: PlacementInfer, Candidates: tables.MaxCandidates, Amongs: inferred,
+		Estimators: []Estimator{
+			EstimateTerritoryLearned, EstimateTerritory, EstimateHLB, EstimateHLBFixed, EstimateHLBMean,
+		},
+	},
+	{
+		Name: PlacementLeastQueue, Summary: "the server with the fewest flows of this balancer",
+		Rows: RowsOfColumns, Stored: PlacementInfer, Candidates: tables.MaxCandidates, Amongs: inferred,
+	},
+	{
+		Name: PlacementSED, Summary: "the server with the fewest flows of this balancer per unit of `weight`",
+		Rows: RowsOfColumns, Stored: PlacementInfer, Candidates: tables.MaxCandidates, Amongs: inferred,
+		TakesWeights: true,
+	},
+	{
+		Name: PlacementAWCMP, Summary: "a random server, by weights that follow polled loads",
+		Rows: RowsOfColumns, Stored: PlacementInfer, Candidates: tables.MaxCandidates,
+		Amongs: []Among{AmongWeighted}, Polls: true, TakesWeights: true,
+	},
+	{
+		Name: PlacementWeightedTurns, Summary: "the next server in turn, by weights that follow polled loads",
+		Rows: RowsOfColumns, Stored: PlacementInfer, Candidates: tables.MaxCandidates,
+		Amongs: []Among{AmongTurns}, Polls: true, TakesWeights: true,
+	},
+	{
+		Name: PlacementGSQ2, Summary: "the one of two random servers with the shorter polled queue",
+		Rows: RowsOfColumns, Stored: PlacementInfer, Candidates: tables.MaxCandidates,
+		Amongs: []Among{AmongTwo}, Polls: true, TakesWeights: true,
+	},
+}
+
+// Method returns what is known of the placement. Of a name that no placement has, nothing is known.
+func (p Placement) Method() PlacementMethod {
+	return methodOf(PlacementMethods, func(m PlacementMethod) bool { return m.Name == p })
+}
+
+// Infers tells whether the placement chooses by prices that user space writes (package infer).
+func (m PlacementMethod) Infers() bool { return len(m.Amongs) > 0 }
+
+// TakesTurns tells whether flows take turns, so that a flow's bucket does not tell its server.
+func (m PlacementMethod) TakesTurns() bool { return m.Rows == RowsOfTurns }
+
+// SelectionMethod is what other code knows of a selection.
+type SelectionMethod struct {
+	Name       Selection
+	Candidates int // default
+	// OrdersByReports tells whether the candidates are ordered by the loads that they report.
+	OrdersByReports bool
+	// FollowsFlow tells whether the flow's bucket tells which server is asked first.
+	FollowsFlow bool
+	// NotInRow says why the servers are not those of a flow's row, as persistence by columns
+	// requires. It is empty if they are.
+	NotInRow string
+}
+
+var selectionMethods = []SelectionMethod{
+	{Name: SelectConsistent, Candidates: 4, FollowsFlow: true},
+	{Name: SelectRandom, Candidates: 4, NotInRow: "a random server is in no column of the flow's bucket"},
+	{Name: SelectReports, Candidates: tables.MaxCandidates, OrdersByReports: true, FollowsFlow: true},
+	{
+		Name: SelectSpare, Candidates: tables.MaxCandidates, OrdersByReports: true, FollowsFlow: true,
+		NotInRow: "a server with free capacity can be in no column of the flow's bucket",
+	},
+}
+
+// Method returns what is known of the selection. That of an unknown name is that of the default.
+func (s Selection) Method() SelectionMethod {
+	m := methodOf(selectionMethods, func(m SelectionMethod) bool { return m.Name == s })
+	if m.Name == "" {
+		return selectionMethods[0]
+	}
+	return m
+}
+
+// EstimatorMethod is what other code knows of an estimator.
+type EstimatorMethod struct {
+	Name         Estimator
+	Territories  bool // each server has a home balancer, and a capacity is estimated, not a weight
+	TakesWeights bool // capacities are the configured weights
+}
+
+var estimatorMethods = []EstimatorMethod{
+	{Name: EstimateTerritoryLearned, Territories: true},
+	{Name: EstimateTerritory, Territories: true, TakesWeights: true},
+	{Name: EstimateHLB}, {Name: EstimateHLBFixed}, {Name: EstimateHLBMean},
+}
+
+// Method returns what is known of the estimator. Of an unknown name, nothing is known.
+func (e Estimator) Method() EstimatorMethod {
+	return methodOf(estimatorMethods, func(m EstimatorMethod) bool { return m.Name == e })
+}
+
+// PersistenceMethod is what other code knows of a persistence.
+type PersistenceMethod struct {
+	Name    Persistence
+	Summary string // how the server of a flow is found, for the documentation
+	// HasFlowTable tells whether the flow table has the service's flows.
+	HasFlowTable bool
+	// ByColumn tells whether packets find the server of a flow by its column, that is by its place
+	// in the row of the flow's bucket.
+	ByColumn bool
+	// HasCookies tells whether the packets themselves tell the column, if their client has
+	// timestamps of TCP.
+	HasCookies bool
+	// ServersSignal tells whether a server says that it has accepted a flow, whatever the client of
+	// the flow supports.
+	ServersSignal bool
+	// NeedsHints tells whether the hint table must have room. Others that find flows by columns use
+	// the hint table if it is there.
+	NeedsHints bool
+	// HasIDs tells whether the server issues connection IDs that name it.
+	HasIDs bool
+	// Generations is the default number of server sets, and MaxGenerations the maximum.
+	Generations, MaxGenerations int
+	// OnDrain is the default for drained servers.
+	OnDrain OnDrain
+}
+
+// PersistenceMethods are all persistences, the default first.
+var PersistenceMethods = []PersistenceMethod{
+	{
+		Name: PersistenceTable, Summary: "a flow table remembers the server", HasFlowTable: true, ServersSignal: true,
+		Generations: DefaultGenerations, MaxGenerations: MaxGenerations, OnDrain: OnDrainMoveUDP,
+	},
+	{
+		Name: PersistenceStateless, Summary: "the packets tell the server, by cookies",
+		ByColumn: true, HasCookies: true,
+		Generations: DefaultColumnGenerations, MaxGenerations: MaxColumnGenerations, OnDrain: OnDrainMoveUDP,
+	},
+	{
+		Name: PersistenceHint, Summary: "a small table guesses the server, and the server checks",
+		ByColumn: true, NeedsHints: true, ServersSignal: true,
+		Generations: DefaultColumnGenerations, MaxGenerations: MaxColumnGenerations, OnDrain: OnDrainMoveUDP,
+	},
+	{
+		Name: PersistenceQUIC, Summary: "the connection IDs of QUIC name the server", HasIDs: true,
+		Generations: DefaultGenerations, MaxGenerations: MaxGenerations, OnDrain: OnDrainKeep,
+	},
+}
+
+// Method returns what is known of the persistence. Of a name that no persistence has, nothing is
+// known.
+func (p Persistence) Method() PersistenceMethod {
+	return methodOf(PersistenceMethods, func(m PersistenceMethod) bool { return m.Name == p })
+}
+
+// orDefault returns the placement, or the default one if there is none of this name.
+func (m PlacementMethod) orDefault() PlacementMethod {
+	if m.Name == "" {
+		return PlacementMethods[0]
+	}
+	return m
+}
+
+// refuses says why the persistence does not work with a selection. It returns nothing if it does.
+func (m PersistenceMethod) refuses(selection Selection) string {
+	s := selection.Method()
+	switch {
+	case m.ByColumn && s.NotInRow != "":
+		return s.NotInRow
+	case s.OrdersByReports && !m.ServersSignal:
+		return "servers report their loads in signals, and send none"
+	}
+	return ""
+}
+
+// orDefault returns the persistence, or the default one if there is none of this name.
+func (m PersistenceMethod) orDefault() PersistenceMethod {
+	if m.Name == "" {
+		return PersistenceMethods[0]
+	}
+	return m
+}
+
+// methodOf returns the method that fits, or the zero value.
+func methodOf[M any](methods []M, fits func(M) bool) (none M) {
+	if i := slices.IndexFunc(methods, fits); i >= 0 {
+		return methods[i]
+	}
+	return none
+}
+
+// namesOf returns the names of methods.
+func namesOf[M, N any](methods []M, name func(M) N) (names []N) {
+	for _, m := range methods {
+		names = append(names, name(m))
+	}
+	return names
+}
+
+var (
+	placements   = namesOf(PlacementMethods, func(m PlacementMethod) Placement { return m.Name })
+	persistences = namesOf(PersistenceMethods, func(m PersistenceMethod) Persistence { return m.Name })
+)
+
+// Default times after the end of a flow.
+const (
+	defaultClosing = time.Minute
+	// The server has said that the flow is over (6LB, section IV-C).
+	confirmedClosing = 10 * time.Second
+)
+
+// closing returns the default time after the end of a flow.
+func (m PlacementMethod) closing() time.Duration {
+	if m.ServersDecide {
+		return confirmedClosing
+	}
+	return defaultClosing
+}
