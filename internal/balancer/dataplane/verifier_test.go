@@ -86,15 +86,15 @@ func wholeDryRun() (*ebpf.CollectionSpec, error) {
 	return spec, spec.Variables[balancerVarHintSetShift].Set(hintSetShift(1 << 16))
 }
 
-// usualSweep returns the specification of the sweep of 8192 slots. With no slot, the verifier has more
-// to do.
+// usualSweep returns the specification of the sweep as balancers load it. Its work depends on whether
+// there is a slot, and on the shift of the clock.
 func usualSweep() (*ebpf.CollectionSpec, error) {
 	spec, err := loadSweeper()
 	if err != nil {
 		return nil, err
 	}
 	_, err = setSweptSlots(spec, 8192)
-	return spec, err
+	return spec, errors.Join(err, spec.Variables[sweeperVarFlowTickShift].Set(uint32(10)))
 }
 
 func wholeCopier() (*ebpf.CollectionSpec, error) {
