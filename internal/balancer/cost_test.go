@@ -59,6 +59,7 @@ func TestDrainWritesOneLine(t *testing.T) {
 func TestDrainWatchesTheSame(t *testing.T) {
 	t.Parallel()
 	cfg := manyServices(2)
+	cfg.Services[1].Probe = new(true)
 	f := open(t, cfg)
 	for what, test := range map[string]struct {
 		change func(*desired.Server)
