@@ -232,8 +232,8 @@ services:
 		{set("alias", "s1", desired.Fields{"weight": 7}), set("web", "", desired.Fields{"slow-start": "3s"})},
 		{{Service: "web", Server: "s1", Remove: true}, {Service: "quic", Remove: true}},
 		{{Service: "web", Server: "s9", Add: desired.Fields{"locator": "fd00:5:0:9::/64"}}},
-		{set("quic", "", desired.Fields{"quic": map[string]any{"config-id": 2},
-			"former-quic": map[string]any{"server-id-length": 1, "config-id": 1}})},
+		{set("quic", "", desired.Fields{"quic": map[string]any{"rotation": 2},
+			"former-quic": map[string]any{"server-id-length": 1, "rotation": 1}})},
 		{set("quic", "s2", desired.Fields{"quic-id": "03"})},
 		{set("web", "s2", desired.Fields{"locator": "2001:db8:80:0::/64"})}, // has a VIP
 		{set("alias", "", desired.Fields{"vip": "2001:db8:80::1"})},         // is another's
