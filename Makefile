@@ -82,6 +82,7 @@ bench: build ## measure packets, memory, tables, throughput and changes (root; s
 	bin/segue-lab bench memory
 	bin/segue-lab bench tables
 	bin/segue-lab bench throughput
+	bin/segue-lab bench control
 	go test ./internal/balancer ./internal/control -run '^$$' -bench '^Benchmark(ManyServices|Drain)$$'
 
 .PHONY: soak

@@ -149,7 +149,7 @@ func runLB(ctx context.Context, file string, f *foreground) error {
 		select { // before, a change would wait for the balancer to run
 		case <-b.Ready():
 			handler.Start(api.Balancer{
-				Control: controller, Source: view.Brief, Reload: reload, Events: stream, Speaker: speaker,
+				Control: controller, Source: view.List, Reload: reload, Events: stream, Speaker: speaker,
 			}.Handler())
 		case <-ctx.Done():
 		}

@@ -19,7 +19,7 @@ import (
 // Balancer is the running balancer that the socket gives access to.
 type Balancer struct {
 	Control *control.Balancer
-	// Source reads the state in the data path, of the wanted services only (inspect.View.Brief).
+	// Source reads the state in the data path, of the wanted services only (inspect.View.List).
 	Source func(wanted func(service string) bool) (*inspect.Snapshot, error)
 	Reload Reload
 	Events *events.Stream

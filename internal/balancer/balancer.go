@@ -496,7 +496,7 @@ func (b *Balancer) reload(
 	by := events.ActorOf(ctx)
 	b.log.Info("reloaded", append(changes.Attributes(), "by", by)...)
 	b.cfg, b.secrets, b.generations, b.unsure = cfg, secrets, generations, false
-	if everything || awaited || !reflect.DeepEqual(watched, b.services.watchedOf(diff)) {
+	if everything || awaited || !watched.equals(b.services.watchedOf(diff)) {
 		b.setTargets(ctx)
 	}
 	b.publishReload(diff, losses, changes, by)

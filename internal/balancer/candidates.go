@@ -242,8 +242,11 @@ func (s *services) place(to *placement) error {
 	label := dataplane.ServiceLabel{
 		Name: svc.Name, Generation: to.want.generation.Number, Digest: p.digest(), Estimator: svc.Estimates(),
 	}
-	if err := s.plane.LabelService(svc.id, label); err != nil {
-		return err
+	if label != svc.label {
+		if err := s.plane.LabelService(svc.id, label); err != nil {
+			return err
+		}
+		svc.label = label
 	}
 	s.setCapabilities(svc, &rule)
 	swapped := rule.Table() != svc.rule.Table() ||

@@ -65,6 +65,8 @@ type watched struct {
 	probes  []probe.Target  // without the findings
 }
 
+func (w *watched) equals(other *watched) bool { return reflect.DeepEqual(w, other) }
+
 // watchedOf returns what others know of the changed services as they are now.
 func (s *services) watchedOf(d *serviceDiff) *watched {
 	w := &watched{vips: map[string]dataplane.Check{}, targets: map[netip.Addr]bool{}}

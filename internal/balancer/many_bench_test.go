@@ -90,7 +90,7 @@ func BenchmarkManyServices(b *testing.B) {
 		view := f.view()
 		b.Run(name("list"), func(b *testing.B) {
 			measureCPU(b, func() {
-				if _, err := view.Brief(func(string) bool { return true }); err != nil {
+				if _, err := view.List(func(string) bool { return true }); err != nil {
 					b.Fatal(err)
 				}
 			})

@@ -349,7 +349,8 @@ func (s *services) keepOnly(wanted map[string]bool) error {
 			continue
 		}
 		s.progress.Add(1)
-		svc.follows, svc.placed = nil, placing{} // if a step fails, reconcile has to start anew
+		// If a step fails, reconcile has to start anew.
+		svc.follows, svc.placed, svc.label = nil, placing{}, dataplane.ServiceLabel{}
 		s.endInference(svc)
 		err := errors.Join(
 			s.plane.Uninstall(2*svc.id), s.plane.Uninstall(2*svc.id+1), s.plane.UnlabelService(svc.id))

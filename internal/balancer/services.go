@@ -20,13 +20,14 @@ type service struct {
 	named    map[string]*member // the members by name
 	known    dataplane.Known    // what packets of known flows ask of its servers, after settle
 	follows  *serviceState      // what the data path follows; nil: reconcile has to change it
-	placed   placing            // the input that its candidate table was built from
-	hasSpare bool               // the candidate table that is not in use may exist
-	huntsEnd time.Time          // zero, or the end of RuleHalfOpen after hunting
-	awaits   bool               // the servers that get new flows await their first checks
-	logged   dataplane.Causes   // the ignored causes at the last log
-	down     bool               // the last event about it says that no server is fit
-	refused  bool               // it refused new flows at the last log
+	label    dataplane.ServiceLabel
+	placed   placing          // the input that its candidate table was built from
+	hasSpare bool             // the candidate table that is not in use may exist
+	huntsEnd time.Time        // zero, or the end of RuleHalfOpen after hunting
+	awaits   bool             // the servers that get new flows await their first checks
+	logged   dataplane.Causes // the ignored causes at the last log
+	down     bool             // the last event about it says that no server is fit
+	refused  bool             // it refused new flows at the last log
 	ability  Ability
 	// formerSince is when RuleFormerFlows was set in this process, or zero if it is not set.
 	formerSince time.Time

@@ -179,3 +179,68 @@ func TestOverridesBesideAStore(t *testing.T) {
 		t.Errorf("warnings %v, want %s", load(), want)
 	}
 }
+
+// What an override leaves as it is need not be decoded again. The result is the same as if all were.
+func TestOverridesReuseTheRest(t *testing.T) {
+	const text = `
+node: {interface: eth0, locator: "fd00:6c:0:1::/64", addresses: [192.0.2.9, "2001:db8::9"]}
+services:
+- name: web
+  vip: 2001:db8:80::1
+  port: 80
+  protocol: tcp
+  placement: hunt
+  servers: &all
+  - {name: s1, locator: "fd00:5:0:1::/64", weight: 3}
+  - {name: s2, locator: "fd00:5:0:2::/64"}
+  - {name: s3, locator: "fd00:5:0:3::/64"}
+- {name: alias, vip: "2001:db8:80::2", port: 80, protocol: tcp, timeouts: {closing: 20s}, servers: *all}
+- name: quic
+  vip: 2001:db8:80::3
+  port: 443
+  protocol: udp
+  encapsulation: gre
+  persistence: quic
+  quic: {server-id-length: 1}
+  servers: [{name: s1, address: "2001:db8::1", quic-id: "01"}, {name: s2, address: "2001:db8::2", quic-id: "02"}]
+`
+	files, err := parseBalancerFile([]byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	set := func(service, server string, fields desired.Fields) desired.Override {
+		return desired.Override{Service: service, Server: server, Set: fields}
+	}
+	reused := 0
+	for _, overrides := range [][]desired.Override{
+		{set("web", "s2", desired.Fields{"drained": true})},
+		{set("alias", "s1", desired.Fields{"weight": 7}), set("web", "", desired.Fields{"slow-start": "3s"})},
+		{{Service: "web", Server: "s1", Remove: true}, {Service: "quic", Remove: true}},
+		{{Service: "web", Server: "s9", Add: desired.Fields{"locator": "fd00:5:0:9::/64"}}},
+		{set("quic", "", desired.Fields{"quic": map[string]any{"rotation": 2},
+			"former-quic": map[string]any{"server-id-length": 1, "rotation": 1}})},
+		{set("quic", "s2", desired.Fields{"quic-id": "03"})},
+		{set("web", "s2", desired.Fields{"locator": "2001:db8:80:0::/64"})}, // has a VIP
+		{set("alias", "", desired.Fields{"vip": "2001:db8:80::1"})},         // is another's
+	} {
+		merged, _ := merge(files.root, overrides)
+		want, _, problems := balancerOf(merged, nil)
+		got, _, others := balancerOf(merged, files.decoded())
+		if len(problems) != len(others) {
+			t.Errorf("%v: errors %v, want %v", overrides, others, problems)
+			continue
+		}
+		if len(problems) == 0 && !reflect.DeepEqual(want, got) {
+			t.Errorf("%v: %+v, want %+v", overrides, got, want)
+		}
+		for i := range got.Services {
+			if s := files.File.Service(got.Services[i].Name); s != nil && len(s.Servers) > 0 &&
+				len(got.Services[i].Servers) > 0 && &s.Servers[0] == &got.Services[i].Servers[0] {
+				reused++
+			}
+		}
+	}
+	if reused < 8 {
+		t.Errorf("only %d services were reused", reused)
+	}
+}

@@ -72,7 +72,7 @@ func (c Changes) WithPasswords(peers []string) Changes {
 // of added or removed services.
 func (b *Balancer) ChangesFrom(old *Balancer) Changes {
 	nameOf := func(s Service) string { return s.Name }
-	services := compare(b.Services, old.Services, "", nameOf, "servers")
+	services := compare(b.Services, old.Services, "", nameOf, deeplyEqual, "servers")
 	before := map[string][]Server{}
 	for _, s := range old.Services {
 		before[s.Name] = s.Servers
@@ -81,7 +81,7 @@ func (b *Balancer) ChangesFrom(old *Balancer) Changes {
 	for _, s := range b.Services {
 		if was, ok := before[s.Name]; ok && !slices.EqualFunc(s.Servers, was, Server.equals) {
 			name := func(server Server) string { return server.Name }
-			servers = servers.and(compare(s.Servers, was, s.Name+"/", name))
+			servers = servers.and(compare(s.Servers, was, s.Name+"/", name, Server.equals))
 		}
 	}
 	node := Change{"node_changed", changedFields(b.Node, old.Node)}
@@ -100,7 +100,7 @@ func (s Server) equals(other Server) bool {
 // ChangesFrom lists the differences between a running configuration and a, as that of Balancer
 // does.
 func (a *Agent) ChangesFrom(old *Agent) Changes {
-	services := compare(a.Services, old.Services, "", func(s AgentService) string { return s.Name })
+	services := compare(a.Services, old.Services, "", func(s AgentService) string { return s.Name }, deeplyEqual)
 	node := Change{"node_changed", changedFields(a.Node, old.Node)}
 	return named(node, services.changes("services"))
 }
@@ -110,7 +110,7 @@ func bgpChanges(now, before *BGP) Changes {
 	if now == nil || before == nil { // then ASN differs, and needs a restart
 		return nil
 	}
-	peers := compare(now.Peers, before.Peers, "", func(p BGPPeer) string { return p.Address.String() })
+	peers := compare(now.Peers, before.Peers, "", func(p BGPPeer) string { return p.Address.String() }, deeplyEqual)
 	fields := changedFields(*now, *before, "peers")
 	return append(Changes{{"bgp_changed", fields}}, peers.changes("peers")...)
 }
@@ -134,10 +134,13 @@ func (d difference) changes(what string) Changes {
 	}
 }
 
+// deeplyEqual is soon done if both share memory.
+func deeplyEqual[T any](a, b T) bool { return reflect.DeepEqual(a, b) }
+
 // compare finds the items that are in only one of two lists, and the items whose fields differ,
 // except for the fields in leaveOut. It puts the prefix before their names.
 func compare[T any](
-	now, before []T, prefix string, name func(T) string, leaveOut ...string,
+	now, before []T, prefix string, name func(T) string, equal func(a, b T) bool, leaveOut ...string,
 ) (d difference) {
 	old := map[string]T{}
 	for _, item := range before {
@@ -150,7 +153,7 @@ func compare[T any](
 			d.added = append(d.added, prefix+name(item))
 			continue
 		}
-		if reflect.DeepEqual(item, was) { // soon done if both share memory
+		if equal(item, was) {
 			continue
 		}
 		if fields := changedFields(item, was, leaveOut...); len(fields) > 0 {

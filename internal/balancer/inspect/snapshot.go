@@ -234,6 +234,17 @@ func (v *View) Brief(wanted func(service string) bool) (*Snapshot, error) {
 	return s, nil
 }
 
+// List is Brief with nothing but the services and the flow table.
+func (v *View) List(wanted func(service string) bool) (s *Snapshot, err error) {
+	s = &Snapshot{}
+	counts := v.tables.FlowCounts.Read()
+	if s.FlowTable, err = v.flowTable(counts); err != nil {
+		return nil, err
+	}
+	s.Services, err = v.services(counts, wanted)
+	return s, err
+}
+
 func (v *View) removedVIPs() ([]RemovedVIP, error) {
 	all, err := v.tables.RemovedVIPs()
 	if err != nil {
