@@ -156,6 +156,20 @@ func (f *fixture) stop() {
 	f.Balancer = nil
 }
 
+// restart ends the process, and starts the next one with the same configuration.
+func (f *fixture) restart() {
+	f.t.Helper()
+	f.restartAs(f.cfg)
+}
+
+// restartAs ends the process, and starts the next one with a configuration.
+func (f *fixture) restartAs(cfg *desired.Balancer) {
+	f.t.Helper()
+	f.stop()
+	f.start(cfg)
+	f.route()
+}
+
 func (f *fixture) must(err error) {
 	f.t.Helper()
 	if err != nil {
