@@ -136,7 +136,8 @@ segue-lab lab down --name small`},
 
 // runLab runs a command of segue-lab lab and returns what it printed.
 func runLab(args string) (string, error) {
-	return clitest.Run(context.Background(), newRoot(), "", append([]string{"lab"}, strings.Fields(args)...)...)
+	words := append([]string{"lab"}, strings.Fields(args)...)
+	return clitest.Run(context.Background(), newRoot(), "", words...)
 }
 
 // TestLabWithoutProcesses runs commands on a lab that consists only of its state, as after its

@@ -29,7 +29,8 @@ func TestDetachRefuses(t *testing.T) {
 			"../../../../tmp":  "letters, digits",
 			"no-such-instance": "",
 		} {
-			if _, err := runSegue(t.Context(), role, "detach", name); err == nil || !strings.Contains(err.Error(), want) {
+			_, err := runSegue(t.Context(), role, "detach", name)
+			if err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("segue %s detach %q: error %v, want %q", role, name, err, want)
 			}
 		}

@@ -45,7 +45,8 @@ services:
 	}
 	write("lb.yaml", "1")
 	run := func(name string, more ...string) (string, error) {
-		return runSegue(t.Context(), append([]string{"reload", "-c", filepath.Join(dir, name)}, more...)...)
+		args := append([]string{"reload", "-c", filepath.Join(dir, name)}, more...)
+		return runSegue(t.Context(), args...)
 	}
 	refuse := func(name, why string, more ...string) {
 		t.Helper()

@@ -379,7 +379,8 @@ func TestAskNobody(t *testing.T) {
 // If the command would be the same for all servers, no server is asked.
 func TestAskWithoutName(t *testing.T) {
 	for ask, want := range map[string]string{"": "must be a command", "ssh s1 segue trace": "must contain {}"} {
-		_, err := runSegue(t.Context(), "trace", "--ask", ask, "tcp", "[2001:db8:c::2]:40000", "[2001:db8:80::1]:80")
+		_, err := runSegue(t.Context(), "trace", "--ask", ask,
+			"tcp", "[2001:db8:c::2]:40000", "[2001:db8:80::1]:80")
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("--ask %q: error %v, want %q", ask, err, want)
 		}

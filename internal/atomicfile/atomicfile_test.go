@@ -7,15 +7,15 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 func TestWrite(t *testing.T) {
 	directory := t.TempDir()
 	path := filepath.Join(directory, "file")
 	for _, content := range []string{"first", "second"} {
-		if err := Write(path, []byte(content), 0o640); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, Write(path, []byte(content), 0o640))
 		text, err := os.ReadFile(path)
 		if err != nil || string(text) != content {
 			t.Errorf("content %q, error %v; want %q", text, err, content)
@@ -31,9 +31,7 @@ func TestWrite(t *testing.T) {
 func TestWriteFails(t *testing.T) {
 	directory := t.TempDir()
 	path := filepath.Join(directory, "file")
-	if err := os.MkdirAll(filepath.Join(path, "not-empty"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, os.MkdirAll(filepath.Join(path, "not-empty"), 0o755))
 	if err := Write(path, []byte("text"), 0o644); err == nil {
 		t.Error("replaced a directory")
 	}
@@ -51,15 +49,9 @@ func TestWriteFails(t *testing.T) {
 func TestLinksAreNotFollowed(t *testing.T) {
 	directory := t.TempDir()
 	victim, path := filepath.Join(directory, "victim"), filepath.Join(directory, "file")
-	if err := os.WriteFile(victim, []byte("precious"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(victim, path); err != nil {
-		t.Fatal(err)
-	}
-	if err := Write(path, []byte("new"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, os.WriteFile(victim, []byte("precious"), 0o600))
+	testhost.Must(t, os.Symlink(victim, path))
+	testhost.Must(t, Write(path, []byte("new"), 0o644))
 	if text, err := os.ReadFile(victim); err != nil || string(text) != "precious" {
 		t.Errorf("the other file is %q, error %v", text, err)
 	}
@@ -72,21 +64,15 @@ func TestLinksAreNotFollowed(t *testing.T) {
 func TestRemoveLeft(t *testing.T) {
 	directory := t.TempDir()
 	path := filepath.Join(directory, "file")
-	if err := Write(path, []byte("text"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, Write(path, []byte("text"), 0o644))
 	if _, err := Prepare(path, []byte("lost"), 0o644); err != nil { // and dies
 		t.Fatal(err)
 	}
 	stay := []string{".file", ".file.", ".file.5.old", ".file.mine", ".files.5", "file", "file.5"}
 	for _, name := range stay {
-		if err := os.WriteFile(filepath.Join(directory, name), nil, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, os.WriteFile(filepath.Join(directory, name), nil, 0o644))
 	}
-	if err := os.Mkdir(filepath.Join(directory, ".file.7"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, os.Mkdir(filepath.Join(directory, ".file.7"), 0o755))
 	stay = append(stay, ".file.7")
 	for range 2 {
 		if err := RemoveLeft(path); err != nil {

@@ -55,9 +55,7 @@ func TestAbilities(t *testing.T) {
 	f.mustApply(cfg)
 	expect("no longer", Ready)
 
-	f.stop()
-	f.start(cfg)
-	f.route()
+	f.restartAs(cfg)
 	f.attached = true
 	expect("after a restart", Ready)
 	moved := *cfg

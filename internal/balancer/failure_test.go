@@ -441,9 +441,7 @@ func TestServersAwaitTheirFirstCheck(t *testing.T) {
 			f.setHealth("web", "s3", true)
 
 			present := f.cfg
-			f.stop()
-			f.start(present)
-			f.route()
+			f.restartAs(present)
 			f.attached = true
 			expect("after a restart", "s1 s3", "s2")
 			f.setHealth("web", "s2", true)

@@ -178,6 +178,20 @@ func (f *fixture) stop() {
 	f.Balancer = nil
 }
 
+// restart ends the process, and starts the next one with the same configuration.
+func (f *fixture) restart() {
+	f.t.Helper()
+	f.restartAs(f.cfg)
+}
+
+// restartAs ends the process, and starts the next one with a configuration.
+func (f *fixture) restartAs(cfg *desired.Balancer) {
+	f.t.Helper()
+	f.stop()
+	f.start(cfg)
+	f.route()
+}
+
 func (f *fixture) must(err error) {
 	if err != nil {
 		f.t.Helper() // it is slow, and called for each frame otherwise

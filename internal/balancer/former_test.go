@@ -194,7 +194,7 @@ func TestFormerFlowsOutliveReloads(t *testing.T) {
 			})
 			server := f.row(web, "web")[0]
 			for i, change := range []func(*desired.Balancer){
-				f.mustApply, func(next *desired.Balancer) { f.stop(); f.start(next); f.route() },
+				f.mustApply, func(next *desired.Balancer) { f.restartAs(next) },
 			} {
 				f.requireKnown("web")
 				next := withHints(stateless(placement, 3))

@@ -52,9 +52,7 @@ func TestTakesOverTablesOfAnEarlierBuild(t *testing.T) {
 	}
 	for range 2 {
 		f.stay(servers, "")
-		f.stop()
-		f.start(cfg)
-		f.route()
+		f.restartAs(cfg)
 		if f.identity != *former {
 			t.Errorf("the identity is %+v, want %+v", f.identity, *former)
 		}

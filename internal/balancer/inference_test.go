@@ -485,12 +485,3 @@ func TestRefusedReloadKeepsRanking(t *testing.T) {
 func (f *fixture) estimatorOf(service string) *infer.Estimator {
 	return f.inference.byName[service].estimator
 }
-
-// restart ends the process, and starts another one with the same configuration.
-func (f *fixture) restart() {
-	f.t.Helper()
-	cfg := f.cfg
-	f.stop()
-	f.start(cfg)
-	f.route()
-}

@@ -274,9 +274,7 @@ func TestQUICRotation(t *testing.T) {
 		both()
 		next := rotated(quicOf(before, 1, 2, 3), after)
 		next.Node = f.cfg.Node
-		f.stop()
-		f.start(next)
-		f.route()
+		f.restartAs(next)
 		both()
 		next = rotated(quicOf(before, 1, 2, 3), after)
 		next.Services[0].FormerQUIC = nil
@@ -326,9 +324,7 @@ func TestQUICServersChange(t *testing.T) {
 	}
 	next := quicOf(form, 1, 2, 3)
 	next.Node = f.cfg.Node
-	f.stop()
-	f.start(next)
-	f.route()
+	f.restartAs(next)
 	stays()
 
 	slot := f.slot("h3", "q2")

@@ -306,10 +306,7 @@ func TestFlowsSurviveChangesOfPlacement(t *testing.T) {
 		f.stay(all, "")
 	}
 	before := f.turnsGiven("web")
-	cfg := f.cfg
-	f.stop()
-	f.start(cfg)
-	f.route()
+	f.restart()
 	f.stay(all, "")
 	if given := f.turnsGiven("web"); given != before {
 		t.Errorf("a restart has moved the turn from %d to %d", before, given)

@@ -541,10 +541,7 @@ func TestSenders(t *testing.T) {
 	f.mustApply(hunting(desired.SelectConsistent, 2))
 	f.check(f.returned(sent(), "return_create"), f.run(sent()))
 
-	cfg := f.cfg
-	f.stop() // the next process loads its program again
-	f.start(cfg)
-	f.route()
+	f.restart() // the next process loads its program again
 	f.check(f.returned(sent(), "return_create"), f.run(sent()))
 
 	moved := hunting(desired.SelectConsistent, 2)
@@ -595,9 +592,7 @@ func TestServiceCeasesToHunt(t *testing.T) {
 	newcomer := fromPort(web, 1004)
 	send(newcomer, packet.SYN, "forward_new", srv6.Deliver, f.placed(newcomer, "web"))
 
-	f.stop() // the next process knows about the hunts, too
-	f.start(cfg)
-	f.route()
+	f.restartAs(cfg) // the next process knows about the hunts, too
 	send(halfOpen, packet.ACK, "forward_known", srv6.AckStickiness, taker)
 	f.services.endHunts(time.Now())
 	send(halfOpen, packet.ACK, "forward_known", srv6.AckStickiness, taker)
@@ -629,10 +624,7 @@ func TestHalfOpenFlowsLeave(t *testing.T) {
 		}
 	}
 	f.setState(web, "web", "half-open first", parts)
-	cfg := f.cfg
-	f.stop()
-	f.start(cfg)
-	f.route()
+	f.restart()
 	if state := f.state(web, "web", parts); state != "half-open first" {
 		t.Errorf("after a restart: %s", state)
 	}

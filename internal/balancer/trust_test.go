@@ -205,9 +205,7 @@ func TestChangeOfKeys(t *testing.T) {
 	f.route()
 	takes("after a reload without a file", oldKey)
 
-	f.stop()
-	f.start(running)
-	f.route()
+	f.restartAs(running)
 	takes("after a restart", newKey)
 	f.mustApply(cfg(""))
 	takes("without any", oldKey, newKey)
@@ -355,9 +353,7 @@ func TestInsideLearns(t *testing.T) {
 		f.check(f.returned(created, "return_create"), f.run(created))
 		f.inside = false
 		f.check(f.forwarded(ack, flow, service, row[1], "forward_new"), f.run(ack))
-		f.stop()
-		f.start(cfg)
-		f.route()
+		f.restartAs(cfg)
 		f.check(f.forwarded(ack, flow, service, row[1], "forward_known"), f.run(ack))
 		f.inside = true
 		f.check(f.forwarded(ack, flow, service, row[1], "forward_known"), f.run(ack))

@@ -55,19 +55,28 @@ func CheckXDP(ifindex int, pins ...string) error {
 	return busy(iface, unix.EBUSY)
 }
 
-// programOf returns the program of a pinned link. It is 0 if there is no such link.
-func programOf(pin string) (ebpf.ProgramID, error) {
+// infoOf describes a pinned link. It returns nil if there is no such link.
+func infoOf(pin string) (*link.Info, error) {
 	l, err := link.LoadPinnedLink(pin, nil)
 	if errors.Is(err, os.ErrNotExist) {
-		return 0, nil
+		return nil, nil
 	}
 	if err != nil {
-		return 0, fmt.Errorf("open %s: %w", pin, err)
+		return nil, fmt.Errorf("open %s: %w", pin, err)
 	}
 	defer l.Close()
 	info, err := l.Info()
 	if err != nil {
-		return 0, fmt.Errorf("%s: %w", pin, err)
+		return nil, fmt.Errorf("%s: %w", pin, err)
+	}
+	return info, nil
+}
+
+// programOf returns the program of a pinned link. It is 0 if there is no such link.
+func programOf(pin string) (ebpf.ProgramID, error) {
+	info, err := infoOf(pin)
+	if info == nil {
+		return 0, err
 	}
 	return info.Program, nil
 }
@@ -177,17 +186,9 @@ func DetachLink(pin string) error {
 // link, or if the interface has been removed. It is an error if the interface is in another network
 // namespace: all network namespaces see the same pins, but indexes differ.
 func AttachedTo(pin string) (int, error) {
-	l, err := link.LoadPinnedLink(pin, nil)
-	if errors.Is(err, os.ErrNotExist) {
-		return 0, nil
-	}
-	if err != nil {
-		return 0, fmt.Errorf("open %s: %w", pin, err)
-	}
-	defer l.Close()
-	info, err := l.Info()
-	if err != nil {
-		return 0, fmt.Errorf("%s: %w", pin, err)
+	info, err := infoOf(pin)
+	if info == nil {
+		return 0, err
 	}
 	ifindex := 0
 	here := false

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -274,17 +273,9 @@ func ReadAttachments(instance string) (attachments []*Attachment, err error) {
 // names the interface with that index in this namespace only if that interface runs the same
 // program.
 func ReadAttachment(pin string) (*Attachment, error) {
-	l, err := link.LoadPinnedLink(pin, nil)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", pin, err)
-	}
-	defer l.Close()
-	info, err := l.Info()
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", pin, err)
+	info, err := infoOf(pin)
+	if info == nil {
+		return nil, err
 	}
 	xdp := info.XDP()
 	if xdp == nil || xdp.Ifindex == 0 { // the interface was removed

@@ -20,7 +20,7 @@ func TestSharedMemoryIsWatched(t *testing.T) {
 		w := startWatch(t, NewSharedMemory(path))
 		defer w.stop()
 		w.pass(0)
-		if s := w.State(); !s.Stale || s.Err == nil {
+		if s := w.now(); !s.Stale || s.Err == nil {
 			t.Errorf("before the application has started: %+v", s)
 		}
 		app, err := loadshm.Open(path, 4)
@@ -28,12 +28,12 @@ func TestSharedMemoryIsWatched(t *testing.T) {
 		app.Begin()
 		got := w.pass(loadshm.CheckInterval)
 		if len(got) != 1 || got[0].Stale || got[0].Load != (Load{1, 4}) {
-			t.Errorf("reports of a busy application: %+v; the state is %+v", got, w.State())
+			t.Errorf("reports of a busy application: %+v; the state is %+v", got, w.now())
 		}
 		testhost.Must(t, app.Close())
 		got = w.pass(testStaleAfter)
 		if len(got) != 1 || !got[0].Stale || !errors.Is(got[0].Err, loadshm.ErrNobody) {
-			t.Errorf("reports of one that has ended: %+v; the state is %+v", got, w.State())
+			t.Errorf("reports of one that has ended: %+v; the state is %+v", got, w.now())
 		}
 	})
 }

@@ -66,13 +66,6 @@ func NewWatcher(source Source, interval, staleAfter time.Duration, log *slog.Log
 	}
 }
 
-// State returns the present state. Before the first successful read the source is stale.
-func (w *Watcher) State() State {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.state
-}
-
 // Run watches until the context ends, and then returns nil. It abandons a read that still blocks,
 // because such a read cannot be ended. It returns an error at once if the system has no timer for
 // it.

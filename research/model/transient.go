@@ -64,22 +64,6 @@ func (t *Transient) AtLeast(n int) float64 {
 // MeanFlows returns the mean number of flows of a server.
 func (t *Transient) MeanFlows() float64 { return floats.Sum(t.tail) }
 
-// Rejected returns the probability that the first server passes on a flow that arrives now.
-func (t *Transient) Rejected() float64 { return t.AtLeast(t.threshold) }
-
-// Fairness returns Jain's index of the servers' numbers of flows. It is 1 if there are no flows.
-func (t *Transient) Fairness() float64 {
-	mean, square := 0.0, 0.0
-	for i, share := range t.tail {
-		mean += share
-		square += float64(2*i+1) * share // 6LB, section V-D
-	}
-	if mean == 0 {
-		return 1
-	}
-	return mean * mean / square
-}
-
 // change writes ds/dt of equation (1) to derivative.
 func (t *Transient) change(tail, derivative []float64) {
 	rejected := 1.0
