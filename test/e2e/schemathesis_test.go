@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"net"
 	"net/http"
@@ -13,12 +14,15 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"sync"
 	"testing"
 
 	"github.com/segue-lb/segue/internal/rundir"
 	"github.com/segue-lb/segue/lab"
 )
+
+var examples = flag.Int("schemathesis.examples", 20, "requests that TestSchemathesis invents for each operation")
 
 // TestSchemathesis lets Schemathesis invent requests from the documents of a balancer's and an agent's
 // API. No request may get an answer of 500, or one that the document does not describe. The data
@@ -60,7 +64,7 @@ func schemathesis(t *testing.T, l *lab.Lab, node string) map[string]map[string]i
 	run := exec.CommandContext(t.Context(), "python3", "-m", "schemathesis.cli", "run", server.URL+"/openapi.json",
 		"--exclude-operation-id", "watch-events", // an answer without an end
 		// A schema cannot say which fields a service has: most valid requests are refused.
-		"--checks", "all", "--exclude-checks", "positive_data_acceptance", "--max-examples", "100",
+		"--checks", "all", "--exclude-checks", "positive_data_acceptance", "--max-examples", strconv.Itoa(*examples),
 		"--seed", "1", "--generation-database", "none")
 	run.Env = append(os.Environ(), "NO_COLOR=1", "SCHEMATHESIS_HOOKS=schemathesis_hooks",
 		"NODE_ROLE="+string(l.Node(node).Role),

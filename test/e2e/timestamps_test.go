@@ -3,12 +3,16 @@
 package e2e
 
 import (
+	"flag"
 	"fmt"
 	"testing"
 
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/lab"
 )
+
+var untimed = flag.Int("timestamps.connections", 40,
+	"connections that TestServersWithoutTimestamps opens with timestamps, and as many without")
 
 // TestServersWithoutTimestamps switches timestamps off on half of the servers, and then on all.
 // So their packets cannot have cookies. With hints and without, no connection is lost when
@@ -33,7 +37,7 @@ func TestServersWithoutTimestamps(t *testing.T) {
 			for _, off := range [][]string{all[:3], all} {
 				must(t, l.SetNextHops("lb1"))
 				setTimestamps(t, l, false, off...)
-				live := openMixed(t, l, 100, l.Topology.Services...)
+				live := openMixed(t, l, *untimed, l.Topology.Services...)
 				reconfigure(t, l, with(6+len(off)/4))
 				recoveries(t, l, "lb1", live)
 				must(t, l.SetNextHops("lb2"))

@@ -111,7 +111,8 @@ var soak = []tier{
 			"-run=^(TestKillsUnderManyConnections|TestServerFailures|TestServersAndABalancerFailAtOnce|" +
 				"TestHuntingOverBadLinks|TestLongTransferWithCookie|TestHistoryKeepsConnections|" +
 				"TestSYNFlood|TestSYNFloodOfAServiceThatHunts|TestSYNFloodWithoutFlowTable|" +
-				"TestReloadsUnderLoad|TestToolsWithoutFlowTable|TestBalancersComeAndGo|TestUpgradeOfAFleet)$",
+				"TestReloadsUnderLoad|TestToolsWithoutFlowTable|TestBalancersComeAndGo|TestUpgradeOfAFleet|" +
+				"TestSchemathesis|TestServersWithoutTimestamps)$",
 		},
 		args: []string{
 			"-kills.count=20", "-kills.connections=10000", "-failures.all", "-failover.figure",
@@ -119,6 +120,7 @@ var soak = []tier{
 			"-history.servers=36", "-history.connections=400", "-flood=20s", "-flood.rate=0",
 			"-flood.syns=200000", "-reloads=40", "-iperf=500M", "-bgp.routers=frr,bird",
 			"-bgp.connections=1000", "-bgp.arrivals=200",
+			"-schemathesis.examples=100", "-timestamps.connections=100",
 			// There is no release yet, from which it should upgrade.
 			"-previous=HEAD",
 		},
