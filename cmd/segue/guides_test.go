@@ -15,7 +15,7 @@ import (
 
 // TestCommandsInGuides parses all commands of the documents that operators follow in a hurry.
 func TestCommandsInGuides(t *testing.T) {
-	clitest.Guides(t, newRoot, "../../README.md", "../../docs/bgp.md", "../../docs/fleet.md", "../../docs/incidents.md")
+	clitest.Guides(t, newRoot, "../../README.md", "../../docs/operate/bgp.md", "../../docs/operate/fleet.md", "../../docs/operate/incidents.md")
 }
 
 // warningInText matches what segue status shows in capitals, up to the first word that is not.
@@ -25,7 +25,7 @@ var messageInText = regexp.MustCompile(`msg="([^"]*)"`)
 
 // TestMessagesInIncidents looks for all log messages of the page in the source.
 func TestMessagesInIncidents(t *testing.T) {
-	text, err := os.ReadFile("../../docs/incidents.md")
+	text, err := os.ReadFile("../../docs/operate/incidents.md")
 	if err != nil {
 		t.Fatal(err)
 	}

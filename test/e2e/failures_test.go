@@ -18,7 +18,7 @@ import (
 )
 
 var failuresTable = flag.Bool("failures.table", false,
-	"TestServerFailures injects all failures and writes the tables of docs/server-failures.md")
+	"TestServerFailures injects all failures and writes the tables of docs/operate/server-failures.md")
 
 const (
 	// failureRate is the number of connections that the client opens per second, to all services
