@@ -15,7 +15,7 @@ import (
 
 // TestCommandsInGuides parses all commands of the documents that operators follow in a hurry.
 func TestCommandsInGuides(t *testing.T) {
-	clitest.Guides(t, newRoot, "../../README.md", "../../docs/operate/bgp.md", "../../docs/operate/fleet.md", "../../docs/operate/drain.md", "../../docs/operate/deploy.md",
+	clitest.Guides(t, newRoot, "../../README.md", "../../docs/operate/bgp.md", "../../docs/operate/fleet.md", "../../docs/operate/drain.md", "../../docs/operate/deploy.md", "../../docs/operate/ipv4.md",
 		"../../docs/operate/upgrade.md", "../../docs/operate/install.md", "../../docs/operate/container.md", "../../docs/operate/incidents.md")
 }
 
