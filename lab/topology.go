@@ -361,10 +361,10 @@ func (t Topology) longerLists() (most int) {
 }
 
 // longerLists returns how many bytes longer the headers are, compared to a packet for one server,
-// when a packet of an unknown flow visits all servers that may have the flow (docs/tables.md).
-// Services with placement hunt send such packets, and those that find flows by columns. Agents do
-// not reserve this space by themselves, because they do not know the number of candidates. The
-// argument is the number of servers of the lab.
+// when a packet of an unknown flow visits all servers that may have the flow
+// (docs/understand/tables.md). Services with placement hunt send such packets, and those that find
+// flows by columns. Agents do not reserve this space by themselves, because they do not know the
+// number of candidates. The argument is the number of servers of the lab.
 func (s Service) longerLists(servers int) int {
 	const segment, header = 16, 8
 	candidates := cmp.Or(s.Candidates, s.Selection.DefaultCandidates())

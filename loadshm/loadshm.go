@@ -5,8 +5,8 @@
 //
 // The file has one slot for each reporting process. A process holds a lock on its slot while it
 // lives, so the number of an ended process counts no more. The agent adds up the slots.
-// docs/load-sources.md describes the layout. segue_load.h and segue_load.py in this folder are the
-// same for C and Python.
+// docs/operate/load-sources.md describes the layout. segue_load.h and segue_load.py in this folder
+// are the same for C and Python.
 package loadshm
 
 import (

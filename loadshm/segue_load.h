@@ -2,7 +2,7 @@
 /*
  * Reports the load of this process to a Segue agent, through a small file that both map into memory. A
  * report is one atomic operation on memory, without a system call, a lock or a wait.
- * docs/load-sources.md describes the layout of the file.
+ * docs/operate/load-sources.md describes the layout of the file.
  *
  *	struct segue_load load;
  *	int err = segue_load_open(&load, "/run/shop/load", 8);   0, or a negative errno

@@ -3,7 +3,7 @@
 """Reports the load of this process to a Segue agent, through a small file that both map into memory.
 
 A report is a store to memory: no system call and no waiting. The layout of the file is described in
-docs/load-sources.md. Python 3.9 or later, on 64-bit Linux.
+docs/operate/load-sources.md. Python 3.9 or later, on 64-bit Linux.
 
     load = segue_load.Reporter("/run/shop/load", capacity=8)
     with load:          # around each request

@@ -14,7 +14,7 @@
 // server ID is not encrypted: whoever sees a packet learns which server has the connection.
 //
 // This package depends on the standard library only. Package quicgo below it is a generator for
-// servers that use quic-go. docs/quic.md has a guide.
+// servers that use quic-go. docs/operate/quic.md has a guide.
 package quiclb
 
 import (

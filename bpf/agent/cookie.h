@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Cookies in TCP timestamps (docs/protocol.md): the balancer keeps no state of a flow. This server
- * writes its column into the low bits of each timestamp that it sends, and the client returns it.
+ * Cookies in TCP timestamps (docs/understand/protocol.md): the balancer keeps no state of a flow.
+ * This server writes its column into the low bits of each timestamp that it sends, and the client
+ * returns it.
  *
  * From the end of the handshake on, the cookie is in a storage of the flow's socket, which no flood
  * can evict. Before, and in TIME_WAIT, it is in the flow table: the kernel gives request sockets no
  * storage. If a flood evicts the entry of a half-open connection, a repeated SYN-ACK has no column
- * (docs/stateless.md, "Limits").
+ * (docs/operate/stateless.md, "Limits").
  */
 #ifndef SEGUE_AGENT_COOKIE_H
 #define SEGUE_AGENT_COOKIE_H

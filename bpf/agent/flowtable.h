@@ -13,7 +13,7 @@
  *     +--------------+---------+-----+-------+-------+----+-----+-----+
  *
  * The bucket's number and the signature come from independent hashes. In a bucket, a flow is
- * mistaken for another one with a probability of at most 8 / 2^33 (docs/flow-table.md,
+ * mistaken for another one with a probability of at most 8 / 2^33 (docs/understand/flow-table.md,
  * "Collisions").
  *
  * The check is a hash of the content and of the balancer's locator. The two words of an entry are

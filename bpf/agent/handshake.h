@@ -224,8 +224,8 @@ static __always_inline enum agent_reason refuse_unknown_flow(const struct packet
  * other server is left to ask, because the client may have a new connection from the same port on
  * another server. If the packet followed a hint, the balancer can still ask the others, so the
  * packet returns. A packet with a cookie stays: the column of a new connection would have led it to
- * the other server. A cookie seldom misleads (docs/protocol.md, "Returned packets"). If it does,
- * the socket in TIME_WAIT takes a packet of the other server's connection.
+ * the other server. A cookie seldom misleads (docs/understand/protocol.md, "Returned packets"). If
+ * it does, the socket in TIME_WAIT takes a packet of the other server's connection.
  */
 static __always_inline enum agent_reason handle_not_local(const struct envelope *envelope,
 							  const struct packet *pkt, int kinds)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Policy `least`: the candidates of a list compare their loads (docs/protocol.md, "Servers that
- * compare their loads").
+ * Policy `least`: the candidates of a list compare their loads (docs/understand/protocol.md,
+ * "Servers that compare their loads").
  *
  * A candidate with free capacity accepts the connection. A busy one writes its load into its own
  * entry of the list, and passes the connection on. The last candidate compares its own load with

@@ -60,7 +60,8 @@ pass_on(struct xdp_md *ctx, const struct envelope *envelope, enum agent_reason d
 
 /*
  * Whether the balancer wants a packet back if this server does not have its flow. The headers must
- * have the form that they will have as a signal's (docs/protocol.md, "Returned packets").
+ * have the form that they will have as a signal's (docs/understand/protocol.md, "Returned
+ * packets").
  */
 static __always_inline bool wants_return(const struct envelope *envelope)
 {

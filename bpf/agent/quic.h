@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * Connection IDs of QUIC. Balancers forward a packet to the server whose ID is in the connection ID
- * (docs/quic.md). If a program issues IDs with the server ID of another server, balancers forward
- * its clients' packets to that server, and count them as those of a known flow. Only the agent
- * knows which server ID is its own. It counts, and changes neither packets nor decisions.
+ * (docs/operate/quic.md). If a program issues IDs with the server ID of another server, balancers
+ * forward its clients' packets to that server, and count them as those of a known flow. Only the
+ * agent knows which server ID is its own. It counts, and changes neither packets nor decisions.
  */
 #ifndef SEGUE_AGENT_QUIC_H
 #define SEGUE_AGENT_QUIC_H

@@ -14,7 +14,7 @@
  *
  * The bucket's number and the signature come from independent hashes, so a
  * lookup mistakes another flow for its own with probability at most 8 / 2^33,
- * less than one in a billion (docs/flow-table.md).
+ * less than one in a billion (docs/understand/flow-table.md).
  */
 #ifndef SEGUE_BALANCER_FLOWTABLE_H
 #define SEGUE_BALANCER_FLOWTABLE_H

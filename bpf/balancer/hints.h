@@ -12,7 +12,7 @@
  * The set, its word to look at first, and the tag come from a hash of the flow. Most hints are in
  * their first word. The tag tells strangers apart, but not for certain. So a hint can be another
  * flow's. A server that does not have the flow returns the packet, and the packet then visits all
- * servers that may have the flow (docs/stateless.md, "Hints").
+ * servers that may have the flow (docs/operate/stateless.md, "Hints").
  *
  * The column is that of the flow's server in the row of the flow's bucket. The mark is a hash of
  * the server's number. It tells the servers apart that the column has had. It also refutes most

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * Persistence `quic`: the balancer keeps nothing about flows. Servers put their server IDs into the
- * connection IDs that they issue, and clients send these (docs/quic.md). So a packet names its
- * server, whatever the client's address is. Packets that name no server are placed.
+ * connection IDs that they issue, and clients send these (docs/operate/quic.md). So a packet names
+ * its server, whatever the client's address is. Packets that name no server are placed.
  */
 #ifndef SEGUE_BALANCER_PERSIST_QUIC_H
 #define SEGUE_BALANCER_PERSIST_QUIC_H

@@ -27,8 +27,8 @@ struct {
 /*
  * Whether the server that got the last new flow has the shortest delay, too. Then the core takes it
  * again. Otherwise all cores would choose the same server at the same moment, and write the same
- * cache lines: HLB's mix of packets (docs/performance.md) would take 1.4 times as long on two
- * cores.
+ * cache lines: HLB's mix of packets (docs/understand/performance.md) would take 1.4 times as long
+ * on two cores.
  */
 static __always_inline bool may_stay(const struct service *service, __u32 slot, __u64 lowest_rank)
 {

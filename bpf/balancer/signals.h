@@ -2,8 +2,8 @@
 /*
  * Signals: servers tell the balancer that they have accepted a flow (create-stickiness), or that it
  * is ending (remove-stickiness). A signal comes with a packet to the client. The balancer takes the
- * signal off and sends the packet on. The states are those of 6LB, table II; docs/protocol.md lists
- * all of them.
+ * signal off and sends the packet on. The states are those of 6LB, table II;
+ * docs/understand/protocol.md lists all of them.
  */
 #ifndef SEGUE_BALANCER_SIGNALS_H
 #define SEGUE_BALANCER_SIGNALS_H

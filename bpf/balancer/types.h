@@ -283,7 +283,7 @@ struct identity {
 };
 
 /* The form of a service's QUIC connection IDs: the first octet, the server ID and the nonce
- * (docs/quic.md). */
+ * (docs/operate/quic.md). */
 struct quic_form {
 	__u8 mask;	       /* bits of the first octet that all IDs have in common */
 	__u8 server_id_length; /* octets, 1 to 15 */

@@ -2,7 +2,7 @@
 /*
  * The argument of an offered SID: the candidate's column in its bucket's row, which the balancer
  * writes, and the candidate's load, which the candidate writes when it passes the connection on
- * (docs/protocol.md, "Offers"). internal/srv6/offer.go has the same in Go.
+ * (docs/understand/protocol.md, "Offers"). internal/srv6/offer.go has the same in Go.
  */
 #ifndef SEGUE_NET_LOAD_H
 #define SEGUE_NET_LOAD_H

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * A server's load report: the argument of the server's own segment in a signal (docs/protocol.md,
- * "Load reports"). Argument 0 is no report.
+ * A server's load report: the argument of the server's own segment in a signal
+ * (docs/understand/protocol.md, "Load reports"). Argument 0 is no report.
  *
  *	serial		27 bits	the server's monotonic clock in ticks, modulo 2^27
  *	own load	8	a code; 0: unknown

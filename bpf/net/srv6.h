@@ -16,7 +16,7 @@
  * that would visit more: strangers could let servers pass a packet to and fro. */
 #define MAX_SEGMENTS 10
 
-/* What a SID asks of the host that its locator names (docs/protocol.md). */
+/* What a SID asks of the host that its locator names (docs/understand/protocol.md). */
 enum sid_function {
 	SID_HOST = 0x0000, /* no function: the host itself */
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * The tag of a signal. It is the argument of the signal's SID, and only nodes with the key can make
- * it (docs/protocol.md, "Trust").
+ * it (docs/understand/protocol.md, "Trust").
  */
 #ifndef SEGUE_NET_TAG_H
 #define SEGUE_NET_TAG_H

@@ -37,7 +37,7 @@ servers run on a small machine.
 The request names its work, as in /?work=190ms. Otherwise the work comes from the table
 of --demand-table, or is drawn from the distribution of --demand, or is nothing. A worker
 serves one connection at a time. While all workers are busy, connections wait in the
-kernel's accept queue. docs/application.md describes the server.`,
+kernel's accept queue. docs/research/application.md describes the server.`,
 		Example: "  segue-lab app --listen :8080 --cores 2 --demand 'exponential: 190ms'\n" +
 			"  segue-lab app --listen :8080 --speed 0.5 --colocated 50%@60s,0%@120s",
 		Args: cli.Arguments(),

@@ -79,13 +79,13 @@ cases are compared with them. Before each measurement, an equal number of packet
 the caches. "null" is the host program alone, which writes each packet anew. "net" is
 the median of a case minus the median of "null". "floor" is an encapsulation without any
 lookup. The packets of known flows come in random order. The flow table has room for at
-least --room flows. docs/performance.md describes the cases.
+least --room flows. docs/understand/performance.md describes the cases.
 
 --against FILE compares this build with another one, whose executable is FILE. Every
 round measures each case in both builds, one right after the other. The report shows the
 time of this build divided by the time of the other build. With --against, the defaults
 are --flows 1k, --rounds 100 and --packets 20000. Without --case, bench then leaves out
-the cases up-to-*, agent-up-to-* and reference-lru. docs/performance.md explains the report.
+the cases up-to-*, agent-up-to-* and reference-lru. docs/understand/performance.md explains the report.
 
 --json prints an array of objects. Their keys are case, family, encapsulation, flows,
 ns_median, ns_p10, ns_p90, net_ns and rounds. If the processor counts instructions, the

@@ -10,7 +10,7 @@ import (
 
 // TestCommandsInGuides parses all commands of the documents about the laboratory.
 func TestCommandsInGuides(t *testing.T) {
-	clitest.Guides(t, newRoot, "../../README.md", "../../docs/application.md", "../../docs/lab.md",
-		"../../docs/load.md", "../../docs/model.md", "../../docs/performance.md", "../../docs/placement.md",
-		"../../docs/reproduction.md", "../../docs/simulator.md", "../../docs/sizing.md", "../../docs/testbed.md")
+	clitest.Guides(t, newRoot, "../../README.md", "../../docs/research/application.md", "../../docs/research/lab.md",
+		"../../docs/research/load.md", "../../docs/research/model.md", "../../docs/understand/performance.md", "../../docs/research/placement.md",
+		"../../docs/research/reproduction.md", "../../docs/research/simulator.md", "../../docs/operate/sizing.md", "../../docs/research/testbed.md")
 }

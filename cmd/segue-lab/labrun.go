@@ -30,7 +30,7 @@ func newLabRun() *cobra.Command {
 		Short: "Run experiments on real packets",
 		Long: `Run makes the runs of an experiment: it builds a lab with emulated servers, sends
 requests through the balancers, and replays the same requests in the simulator. An
-EXPERIMENT is a name that --list shows, or a file. docs/testbed.md describes the files,
+EXPERIMENT is a name that --list shows, or a file. docs/research/testbed.md describes the files,
 and the results in the directory testbed/EXPERIMENT. segue-lab lab report makes a page from
 them.
 

@@ -47,7 +47,7 @@ func newLoad() *cobra.Command {
 		Short: "Send HTTP requests in an open loop, and measure their latency",
 		Long: `Load sends HTTP/1.1 requests at given times. A slow server delays no request: each
 request has an intended send time, and its latency is measured from that time to the
-end of the response. docs/load.md explains the report, and compares load with wrk.
+end of the response. docs/research/load.md explains the report, and compares load with wrk.
 
 Requests arrive at --rate per second: by a Poisson process, or with --arrivals
 constant at equal intervals. --curve changes the rate over the day. --trace takes times

@@ -41,7 +41,7 @@ A response time lasts from a flow's arrival at its server to its end. Servers se
 flows first come, first served. (The mean is the same for processor sharing.) "passed
 on" is the share of flows that the first server refuses. "wrongly" is the share of all
 flows that the first server refuses although the second one has more flows.
-docs/model.md has the equations.`,
+docs/research/model.md has the equations.`,
 		Example: "  segue-lab model --threshold 4 --load 88% --cores 2 --service 190ms --percentile 50,90,99",
 		Args:    cli.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -27,7 +27,7 @@ func newRepro() *cobra.Command {
 simulation. It makes the figures that need no packets. It writes each figure as CSV and
 SVG, and a page index.html that shows all figures. It compares its results with the
 statements of the papers. The tolerance of each comparison follows from a rule, which is
-printed with it. docs/reproduction.md describes the rules, and lists the figures that
+printed with it. docs/research/reproduction.md describes the rules, and lists the figures that
 repro makes and those that it leaves out, with the reasons.
 
 A FIGURE is a name such as 6lb-8a or a pattern such as 'hlb-*'. Without a FIGURE, repro

@@ -34,7 +34,7 @@ func newSim() *cobra.Command {
 		Short: "Simulate load balancing",
 		Long: `Sim simulates the scenarios in the files. A scenario describes servers, balancers and
 their placement, arrivals, jobs, and events such as a server's failure.
-docs/simulator.md explains the files.
+docs/research/simulator.md explains the files.
 
 All cases of a scenario see the same flows. The result depends only on the file and
 the seed. Values after ± are half the width of a 95% confidence interval. The interval

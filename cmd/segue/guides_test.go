@@ -16,7 +16,8 @@ import (
 
 // TestCommandsInGuides parses all commands of the documents that operators follow in a hurry.
 func TestCommandsInGuides(t *testing.T) {
-	clitest.Guides(t, newRoot, "../../README.md", "../../docs/bgp.md", "../../docs/fleet.md", "../../docs/incidents.md")
+	clitest.Guides(t, newRoot, "../../README.md", "../../docs/operate/bgp.md", "../../docs/operate/fleet.md", "../../docs/operate/drain.md", "../../docs/operate/deploy.md", "../../docs/operate/ipv4.md",
+		"../../docs/operate/upgrade.md", "../../docs/operate/install.md", "../../docs/operate/container.md", "../../docs/operate/incidents.md")
 }
 
 // warningInText matches what segue status shows in capitals, up to the first word that is not.
@@ -26,7 +27,7 @@ var messageInText = regexp.MustCompile(`msg="([^"]*)"`)
 
 // TestMessagesInIncidents looks for all log messages of the page in the source.
 func TestMessagesInIncidents(t *testing.T) {
-	text, err := os.ReadFile("../../docs/incidents.md")
+	text, err := os.ReadFile("../../docs/operate/incidents.md")
 	testhost.Must(t, err)
 	var source strings.Builder
 	for _, dir := range []string{".", "../../internal"} {

@@ -62,7 +62,7 @@ An interface in another network namespace is shown by its index, as #7.
 
 With --service it shows only that service. The other lines are those of the whole instance.
 
---json prints the fields that docs/observability.md describes.`,
+--json prints the fields that docs/reference/observability.md describes.`,
 		Args: cli.NoArguments("the instance", "-i"),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return status(cmd.Context(), cmd.OutOrStdout(), o)
@@ -286,7 +286,7 @@ func printFormerHash(out io.Writer, s *datapath.Snapshot) {
 		first, command = "drain this server on the balancers", "agent"
 	}
 	fmt.Fprintf(out, "FLOW TABLE OF AN EARLIER BUILD, with its weaker hash: %s, and then `segue %s detach %s` "+
-		"and a start renew it, as a reboot does (fleet.md, \"Renew flow tables\")\n", first, command, s.Name)
+		"and a start renew it, as a reboot does (operate/upgrade.md, \"Renew flow tables\")\n", first, command, s.Name)
 }
 
 // wholeSeconds returns a time that is given in seconds, such as 3s or 2h5m0s.
@@ -551,8 +551,8 @@ func ordersByReports(s *inspect.ServiceState) bool {
 }
 
 // weightless is the age, rounded to seconds, from which on a report has practically no weight: at
-// most 1/512. The half-life is at most 160 ms (docs/protocol.md, "Candidates in the order of
-// reports").
+// most 1/512. The half-life is at most 160 ms (docs/understand/protocol.md, "Candidates in the
+// order of reports").
 const weightless = 2 * time.Second
 
 // describeReport returns the load that a server last reported, and when, such as "2.5, 40ms ago".

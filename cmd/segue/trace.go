@@ -59,7 +59,7 @@ returns of the server's timestamps. Its low bits are the cookie of a service wit
 persistence stateless. Without --instance, trace uses the only instance on the host, or
 the only instance in this network namespace.
 
---json prints the fields that docs/observability.md describes. The exit code is 1 if
+--json prints the fields that docs/reference/observability.md describes. The exit code is 1 if
 the answer is unknown, for example because a server does not answer.`,
 		Example: "  segue trace tcp '[2001:db8:c::2]:40000' '[2001:db8:80::1]:80'\n" +
 			"  segue trace --packet later --length 1500 tcp 198.51.100.7:5000 203.0.113.53:53\n" +

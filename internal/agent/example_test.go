@@ -18,7 +18,7 @@ import (
 // specification says. Both are busy. The first one passes the connection on, the second one hands
 // it back, and the first one must accept it.
 func TestExample(t *testing.T) {
-	examples := packettest.Examples(t, "../../docs/protocol.md")
+	examples := packettest.Examples(t, "../../docs/understand/protocol.md")
 	k, s := testKernel(t), newStage(t)
 	cfg := leastConfig(desired.SRv6Insert)
 	cfg.Services = cfg.Services[:2]
@@ -73,7 +73,7 @@ func TestExample(t *testing.T) {
 // TestCookieExample checks that the agent writes and takes the cookie as the specification's
 // example shows.
 func TestCookieExample(t *testing.T) {
-	examples := packettest.Examples(t, "../../docs/protocol.md")
+	examples := packettest.Examples(t, "../../docs/understand/protocol.md")
 	k, s := testKernel(t), newStage(t)
 	if err := k.write(newTableContent(leastConfig(desired.SRv6Insert), mtu)); err != nil {
 		t.Fatal(err)

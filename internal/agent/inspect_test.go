@@ -128,7 +128,7 @@ func TestOtherReasons(t *testing.T) {
 
 // The manual has a line for every reason.
 func TestReasonsAreDocumented(t *testing.T) {
-	manual, err := os.ReadFile("../../docs/agent.md")
+	manual, err := os.ReadFile("../../docs/understand/agent.md")
 	if err != nil {
 		t.Fatal(err)
 	}

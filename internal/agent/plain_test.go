@@ -15,7 +15,7 @@ import (
 )
 
 // TestPlainLinux has a kernel without an agent deliver srv6-insert, with the settings of
-// docs/agent.md.
+// docs/understand/agent.md.
 func TestPlainLinux(t *testing.T) {
 	t.Parallel()
 	n := newNetwork(t, 1)

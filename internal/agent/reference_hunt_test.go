@@ -15,7 +15,7 @@ import (
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
-// The functions of a server's SIDs; see docs/protocol.md.
+// The functions of a server's SIDs; see docs/understand/protocol.md.
 const (
 	connectAvail = 1 + iota
 	connectForce

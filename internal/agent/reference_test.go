@@ -14,9 +14,9 @@ import (
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
-// reference is the agent's data path in Go, as docs/agent.md describes it, written without regard
-// to speed or the verifier. It returns the reason for each frame. Package packet makes the
-// delivered packets.
+// reference is the agent's data path in Go, as docs/understand/agent.md describes it, written
+// without regard to speed or the verifier. It returns the reason for each frame. Package packet
+// makes the delivered packets.
 type reference struct {
 	outside bool // the interface leads out of the domain
 	locator netip.Prefix

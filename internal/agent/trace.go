@@ -43,7 +43,7 @@ type Trace struct {
 func (t *Trace) LacksVIP() bool { return t.Condition != "" && !t.VIPPresent }
 
 // TracedFlow is the agent's own entry of a connection: table III of the 6LB paper, see
-// docs/protocol.md.
+// docs/understand/protocol.md.
 type TracedFlow struct {
 	State string `json:"state"` // listen (no entry), wait, direct, ending, closing or cookie
 	// Balancer is the locator of the balancer that signals go to. It is not valid in state listen.

@@ -16,7 +16,7 @@ import (
 type way struct {
 	kind         desired.Encapsulation
 	inner, outer int
-	overhead     int // length of the added headers in bytes, by docs/protocol.md
+	overhead     int // length of the added headers in bytes, by docs/understand/protocol.md
 }
 
 var ways = []way{

@@ -14,7 +14,7 @@ import (
 // shows.
 func TestExample(t *testing.T) {
 	t.Parallel()
-	examples := packettest.Examples(t, "../../docs/protocol.md")
+	examples := packettest.Examples(t, "../../docs/understand/protocol.md")
 	// With these names, the server with the first locator is the first candidate of these flows.
 	servers := []desired.Server{srv6Server("s2", 1, 1), srv6Server("s1", 2, 1)}
 	f := open(t, balancerOf(

@@ -241,7 +241,7 @@ func TestHintRoom(t *testing.T) {
 		return known
 	}
 	half := flows[:1024]
-	// At half load, 99% of flows have room (docs/stateless.md), and a few share a tag.
+	// At half load, 99% of flows have room (docs/operate/stateless.md), and a few share a tag.
 	if n := enter(half, 0); n < 1024*97/100 {
 		t.Errorf("at half load, %d of 1024 flows have a hint", n)
 	}

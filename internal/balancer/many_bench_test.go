@@ -67,7 +67,7 @@ func measureCPU(b *testing.B, do func()) {
 }
 
 // BenchmarkManyServices changes a balancer with few and many services of 50 servers, and reads its
-// state. docs/performance.md has the results.
+// state. docs/understand/performance.md has the results.
 func BenchmarkManyServices(b *testing.B) {
 	for _, n := range []int{1, 100} {
 		cfg := manyServices(n)

@@ -146,7 +146,7 @@ func TestMetricsOfMovedServer(t *testing.T) {
 // The manual describes all metrics and all reasons.
 func TestDocumented(t *testing.T) {
 	t.Parallel()
-	manual, err := os.ReadFile("../../docs/observability.md")
+	manual, err := os.ReadFile("../../docs/reference/observability.md")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -43,7 +43,7 @@ func (e *referenceEntry) mayGoOn(now uint16) bool {
 	return e.isEstablished() && (e.state != stateClosing || e.lingers(now))
 }
 
-// referenceBucket is a bucket of the flow table, as docs/flow-table.md describes it.
+// referenceBucket is a bucket of the flow table, as docs/understand/flow-table.md describes it.
 type referenceBucket [dataplane.FlowsPerBucket]referenceEntry
 
 // find returns the entry of a service's flow, or nil.
@@ -131,8 +131,9 @@ func (r *reference) isAvoided(svc *desired.Service, server *desired.Server) bool
 	return r.failing[svc.Name+"/"+server.Name] && !slices.ContainsFunc(r.usable(svc), isSame)
 }
 
-// keepsServer implements the table of docs/packet-path.md for flows whose server is configured.
-// Packets leave a server that fails its checks, or that is drained, only if there are other servers.
+// keepsServer implements the table of docs/understand/packet-path.md for flows whose server is
+// configured. Packets leave a server that fails its checks, or that is drained, only if there are
+// other servers.
 func (r *reference) keepsServer(p parsed, svc *desired.Service, server *desired.Server, e *referenceEntry) bool {
 	all, fails := r.usable(svc), r.isAvoided(svc, server)
 	isDrained := !server.Takes() || r.isUnproven(svc, server)

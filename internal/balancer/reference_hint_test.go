@@ -14,7 +14,7 @@ import (
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
-// hintUse tells how a hint is used, as docs/stateless.md describes it.
+// hintUse tells how a hint is used, as docs/operate/stateless.md describes it.
 type hintUse uint64
 
 const (

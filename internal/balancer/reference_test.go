@@ -16,10 +16,10 @@ import (
 	"github.com/segue-lb/segue/internal/tables"
 )
 
-// reference is the data path in Go, as docs/packet-path.md and docs/flow-table.md describe it. It
-// ignores speed, the verifier and other cores. It knows the configuration and the state of servers,
-// but not the tables in the kernel. The fixture provides the configuration, the next hops of the
-// servers and the hash keys.
+// reference is the data path in Go, as docs/understand/packet-path.md and
+// docs/understand/flow-table.md describe it. It ignores speed, the verifier and other cores. It
+// knows the configuration and the state of servers, but not the tables in the kernel. The fixture
+// provides the configuration, the next hops of the servers and the hash keys.
 //
 // Its steps are those of xdp_lb() and handle_in_full() in bpf/balancer/balancer.bpf.c:
 //

@@ -94,7 +94,7 @@ type reportedLoad struct {
 }
 
 // estimate returns the load that a balancer assumes for the candidate at a place of its row, in
-// 1/4096 connections per unit of capacity (docs/protocol.md does not prescribe it).
+// 1/4096 connections per unit of capacity (docs/understand/protocol.md does not prescribe it).
 func (r reportedLoad) estimate(place int, mean uint64, shift uint32) uint64 {
 	value := int64(r.load)
 	if value == 0 {

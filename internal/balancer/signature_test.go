@@ -125,9 +125,9 @@ func TestSignatureOfFreeEntries(t *testing.T) {
 }
 
 // An unknown flow whose bucket is full is taken for a known one with probability 8 / 2^n, if
-// signatures have n bits (docs/flow-table.md). So each bit less doubles the probability, whichever
-// of the 34 bits are used. With all 34 bits, none of the flows of this test is taken for another.
-// This holds for random flows and for consecutive ports of one client.
+// signatures have n bits (docs/understand/flow-table.md). So each bit less doubles the probability,
+// whichever of the 34 bits are used. With all 34 bits, none of the flows of this test is taken for
+// another. This holds for random flows and for consecutive ports of one client.
 func TestReducedSignature(t *testing.T) {
 	t.Parallel()
 	const buckets, strangers = 64, 25_000

@@ -14,7 +14,7 @@ import (
 // operator then allows its rule.
 type Finding struct {
 	*fieldpath.Error        // Problem has the reason and the cure
-	Rule             string // as in docs/configuration.md
+	Rule             string // as in docs/reference/configuration.md
 }
 
 // rule looks for one kind of findings in the desired state of a balancer or an agent.

@@ -15,7 +15,7 @@ const (
 	shortestHoldTime = 6 * time.Second
 	// longestHoldTime is how long a router may send packets to a dead host.
 	longestHoldTime = 30 * time.Second
-	// shortestRestartTime is the longest time until a session returns (docs/bgp.md), doubled.
+	// shortestRestartTime is the longest time until a session returns (docs/operate/bgp.md), doubled.
 	shortestRestartTime = time.Minute
 )
 

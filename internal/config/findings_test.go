@@ -250,7 +250,7 @@ services:`, 1)
 
 // TestRulesAreDocumented checks that the documentation has a row for each rule, and no other rows.
 func TestRulesAreDocumented(t *testing.T) {
-	text, err := os.ReadFile("../../docs/configuration.md")
+	text, err := os.ReadFile("../../docs/reference/configuration.md")
 	testhost.Must(t, err)
 	_, chapter, _ := strings.Cut(string(text), "\n### Strict checks\n")
 	chapter, _, _ = strings.Cut(chapter, "\n## ")

@@ -309,8 +309,8 @@ func TestLoad(t *testing.T) {
 	}
 }
 
-// The examples must be valid, because docs/configuration.md shows them and deployments start from
-// them.
+// The examples must be valid, because docs/reference/configuration.md shows them and deployments
+// start from them.
 const examples = "../../docs/examples/"
 
 func TestExamples(t *testing.T) {
@@ -396,7 +396,7 @@ func checkRoundTrip[T any](t *testing.T, want *T, parse func([]byte) (*T, fieldp
 
 // TestDocsNameEveryField checks that the reference in the documentation has every field.
 func TestDocsNameEveryField(t *testing.T) {
-	docs, err := os.ReadFile("../../docs/configuration.md")
+	docs, err := os.ReadFile("../../docs/reference/configuration.md")
 	testhost.Must(t, err)
 	balancer, agent, found := strings.Cut(string(docs), "## The agent's file")
 	if !found {

@@ -5,6 +5,7 @@ package config
 import (
 	"errors"
 	"fmt"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -93,7 +94,9 @@ func checkMutations[T any](t *testing.T, valid string, parse func([]byte) (*T, f
 			if n := strings.Count(valid, m.from); n != 1 {
 				t.Fatalf("%q is in the valid file %d times", m.from, n)
 			}
-			_, _, err := parse([]byte(strings.Replace(valid, m.from, m.to, 1)))
+			text := strings.Replace(valid, m.from, m.to, 1)
+			checkSchema(t, reflect.TypeFor[T](), text, m.want)
+			_, _, err := parse([]byte(text))
 			var problems fieldpath.Errors
 			if err != nil && !errors.As(err, &problems) {
 				t.Fatalf("error of type %T: %v", err, err)

@@ -53,7 +53,7 @@ func (d *document) warnOfUnknownClocks(b *desired.Balancer) {
 }
 
 // warnOfSeveralBalancers warns about what placements that infer lose if several balancers have the
-// service. The numbers are those of docs/placement.md.
+// service. The numbers are those of docs/research/placement.md.
 func (d *document) warnOfSeveralBalancers(b *desired.Balancer) {
 	several := len(b.Node.Balancers()) > 1
 	for i, s := range b.Services {

@@ -10,8 +10,8 @@ const (
 )
 
 // Overhead returns the number of bytes that an encapsulation with one segment adds to a packet; see
-// docs/protocol.md. Tunnels are the far ends of gre and ipip. If one of them is an IPv6 address,
-// Overhead assumes an outer IPv6 header.
+// docs/understand/protocol.md. Tunnels are the far ends of gre and ipip. If one of them is an IPv6
+// address, Overhead assumes an outer IPv6 header.
 func (e Encapsulation) Overhead(tunnels []netip.Addr) int {
 	outer := ipv4Header
 	for _, a := range tunnels {

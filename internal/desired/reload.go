@@ -20,7 +20,8 @@ type Setting struct {
 	Value string `json:"value"`
 }
 
-// Fixed returns the fields whose change needs a restart, in the order of docs/configuration.md.
+// Fixed returns the fields whose change needs a restart, in the order of
+// docs/reference/configuration.md.
 func (b *Balancer) Fixed() []Setting {
 	speaker := BGP{}
 	if b.BGP != nil {

@@ -15,7 +15,7 @@ import (
 // Kind is what has happened.
 type Kind string
 
-// The kinds of events. docs/api.md describes them.
+// The kinds of events. docs/reference/api.md describes them.
 const (
 	Started         Kind = "started"          // the process has begun: its events before are gone
 	ServerDown      Kind = "server_down"      // unfit for new flows

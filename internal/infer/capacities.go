@@ -9,7 +9,7 @@ import "math"
 // n flows, it serves min(n, c) of them at a time. The rate at which flows end is proportional to
 // this number. So the rates with 1, 2, 3 and more flows show the most likely c. The speed of the
 // processors may differ from server to server, and need not be known. A server that has changed is
-// learned anew. docs/placement.md shows how well this works.
+// learned anew. docs/research/placement.md shows how well this works.
 type Capacities struct {
 	servers []learned
 	// common is the number of servers with each of the possible capacities, by the last estimates.

@@ -17,7 +17,7 @@ type Kind string
 // The kinds.
 const (
 	// TerritoryLearned infers the capacities of servers, and the load of other balancers
-	// (docs/placement.md). It is the default.
+	// (docs/research/placement.md). It is the default.
 	TerritoryLearned Kind = "territory-learned"
 	// TerritoryConfigured takes the configured weights for the capacities: the numbers of flows
 	// that the servers serve at once. It infers the load of other balancers.

@@ -10,8 +10,8 @@ import (
 
 // forge lets a client begin flows on a server, end each of them and begin it again so many times
 // while all are there, and end all, at one moment. The data path counts such ends only if each flow
-// is another one, or once in some seconds (docs/infer.md): this is what a client with thousands of
-// ports can do.
+// is another one, or once in some seconds (docs/operate/infer.md): this is what a client with
+// thousands of ports can do.
 func (w *world) forge(server, flows, times int) {
 	c := &w.gates[0].counters[server]
 	begin := func() { c.Placed, c.Answered, c.Established = c.Placed+1, c.Answered+1, c.Established+1 }

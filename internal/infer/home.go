@@ -27,7 +27,7 @@ const seed = "segue home 1\x00"
 // its share of the total weight. A balancer with fewer home servers than its traffic needs could
 // not notice that. The servers are assigned in the order of their hashes, so that each balancer
 // gets some of each kind. Territory infers the state of other servers from a balancer's home
-// servers. This is right only if the home servers are like the others (docs/placement.md).
+// servers. This is right only if the home servers are like the others (docs/research/placement.md).
 // Balancers with the same members agree, whatever the order of the members.
 func Homes(servers []Member, balancers []string) []int32 {
 	homes := make([]int32, len(servers))

@@ -213,7 +213,7 @@ func TestSlowStart(t *testing.T) {
 }
 
 // TestServersLoseProcessors lets servers of 8 processors lose 5 of them. The durations that follow
-// must be less than those with a long memory only. docs/placement.md shows them.
+// must be less than those with a long memory only. docs/research/placement.md shows them.
 func TestServersLoseProcessors(t *testing.T) {
 	durations := func(contradiction float64) (means [4]float64) {
 		const seeds = 3

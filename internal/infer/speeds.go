@@ -44,7 +44,7 @@ const (
 )
 
 // Options are choices that HLB leaves open, and a Sampling that differs from the printed one. The
-// zero value is the best one in docs/placement.md.
+// zero value is the best one in docs/research/placement.md.
 type Options struct {
 	Norm     Norm
 	Unseen   Unseen

@@ -5,11 +5,12 @@ package infer
 import "math"
 
 // Territory chooses servers on one of several balancers that do not communicate
-// (docs/placement.md). Every server has a home balancer. A balancer assumes that its home servers
-// have no flows of other balancers. For other servers it adds the flows that were seen to wait
-// there (SetWait). While nothing was seen, it assumes symmetry: such a server has as many flows
-// per unit of capacity as the home servers, up to mostOthers. The order of choice is: the least
-// waiting, then home servers before others, then the shortest delay, then the order of preference.
+// (docs/research/placement.md). Every server has a home balancer. A balancer assumes that its home
+// servers have no flows of other balancers. For other servers it adds the flows that were seen to
+// wait there (SetWait). While nothing was seen, it assumes symmetry: such a server has as many
+// flows per unit of capacity as the home servers, up to mostOthers. The order of choice is: the
+// least waiting, then home servers before others, then the shortest delay, then the order of
+// preference.
 type Territory struct {
 	flows    []float64
 	capacity []float64

@@ -3,7 +3,7 @@
 // Package load reads the load of a service's application on this server from files and shared
 // memory of the application, its web server or the kernel. It sends no requests.
 //
-// docs/load-sources.md describes the sources to operators.
+// docs/operate/load-sources.md describes the sources to operators.
 package load
 
 import (

@@ -2,7 +2,7 @@
 
 // Package poll lets balancers ask agents for the loads of services, and agents answer. Requests and
 // answers are UDP datagrams with a tag, which only nodes with a signal key can make.
-// docs/protocol.md describes them.
+// docs/understand/protocol.md describes them.
 package poll
 
 import (

@@ -22,7 +22,7 @@ const (
 	columnsInArgument = 8
 )
 
-// Offer is the argument of an offered SID (docs/protocol.md, "Offers").
+// Offer is the argument of an offered SID (docs/understand/protocol.md, "Offers").
 type Offer struct {
 	// Column is the candidate's column in its bucket's row, 0 to 7, or NoColumn.
 	Column int

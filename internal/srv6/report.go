@@ -8,7 +8,7 @@ import "time"
 const ReportTick = time.Duration(1 << 22)
 
 // Report is the argument of a server's own segment in a signal: the server's load, and what the
-// first candidate of the flow has told (docs/protocol.md, "Load reports").
+// first candidate of the flow has told (docs/understand/protocol.md, "Load reports").
 type Report struct {
 	// Serial is the server's monotonic clock in ticks of ReportTick, modulo 2^27.
 	Serial uint32

@@ -69,7 +69,7 @@ func TestParseOfferInvertsArgument(t *testing.T) {
 	})
 }
 
-// The example of docs/protocol.md.
+// The example of docs/understand/protocol.md.
 func TestReportArgument(t *testing.T) {
 	report := Report{Serial: 0x123456, Load: 0x24, First: FirstCandidate{Column: 5, Load: 0x20}}
 	sid := SID{netip.MustParsePrefix("fd00:5:0:1::/64"), Host, report.Argument()}

@@ -316,7 +316,7 @@ func quicForm() *desired.QUIC {
 }
 
 // hintCase uses flows whose hints name their server, in random order. About one flow in 40 follows
-// no hint, because its set has no room, or because its hint is shared (docs/stateless.md).
+// no hint, because its set has no room, or because its hint is shared (docs/operate/stateless.md).
 func hintCase(s service, flows uint32) benchCase {
 	s.persistence = desired.PersistenceHint
 	c := benchCase{name: caseHint, service: s, flows: flows}

@@ -109,7 +109,7 @@ func TestMeasureMemory(t *testing.T) {
 		t.Errorf("%+v: a table for 131,072 flows has 16 bytes for each", m)
 	}
 	// With a Poisson(4) distribution, 2% of the buckets overflow, and 0.6% of the flows find no
-	// room (docs/flow-table.md).
+	// room (docs/understand/flow-table.md).
 	if share := float64(m.Held) / float64(m.Entered); share < 0.985 || share > 1 {
 		t.Errorf("%+v: holds %.3f of the flows that came", m, share)
 	}

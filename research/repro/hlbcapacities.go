@@ -39,7 +39,7 @@ func hlb10(ctx context.Context, r *run) error {
 	r.compareHLB10(c, loads)
 	r.remark("What the paper does not state decides how much HLB gains: which of several equal " +
 		"servers gets a flow, and the packets from which durations come. See " +
-		"docs/reproduction.md.")
+		"docs/research/reproduction.md.")
 	return r.drawFromSYN(ctx, loads, x)
 }
 

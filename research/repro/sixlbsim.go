@@ -183,7 +183,7 @@ func figure11a(ctx context.Context, r *run) error {
 	r.about("mean response time of SC at ρ = 0.71, s", "0.58", target.Value,
 		sampled(target, runs, oneBatch),
 		"two processors that keep their speed give 190 ms/(1-ρ²) = 0.38 s; see "+
-			"docs/reproduction.md")
+			"docs/research/reproduction.md")
 	return nil
 }
 
@@ -223,7 +223,7 @@ func figure11b(ctx context.Context, r *run) error {
 		t.experiment = e
 		b.add(t, singleChoice, rate)
 	}
-	// The testbed may have been busier than ρ: see docs/reproduction.md.
+	// The testbed may have been busier than ρ: see docs/research/reproduction.md.
 	const small, busier = 128, 0.82
 	for _, contender := range []contender{sr4, singleChoice} {
 		for e := range experiments {

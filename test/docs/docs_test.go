@@ -186,9 +186,10 @@ func TestLineLength(t *testing.T) {
 // warningInStatus matches what segue status and segue store status print in capitals.
 var warningInStatus = regexp.MustCompile(`(?:"|, )([A-Z]{2,}(?: [A-Z]{2,})+)`)
 
-// TestIncidentsHaveWarnings checks that docs/incidents.md has a row for each line in capitals.
+// TestIncidentsHaveWarnings checks that docs/operate/incidents.md has a row for each line in
+// capitals.
 func TestIncidentsHaveWarnings(t *testing.T) {
-	page := read(t, "docs/incidents.md")
+	page := read(t, "docs/operate/incidents.md")
 	warnings := 0
 	for _, name := range files(t, ".go") {
 		isStatus := strings.HasPrefix(name, "cmd/segue/status") || name == "cmd/segue/store.go"
@@ -198,7 +199,7 @@ func TestIncidentsHaveWarnings(t *testing.T) {
 		for _, match := range warningInStatus.FindAllStringSubmatch(read(t, name), -1) {
 			warnings++
 			if !strings.Contains(page, "`"+match[1]) && !strings.Contains(page, ": "+match[1]) {
-				t.Errorf("%s prints %q, which docs/incidents.md does not have", name, match[1])
+				t.Errorf("%s prints %q, which docs/operate/incidents.md does not have", name, match[1])
 			}
 		}
 	}

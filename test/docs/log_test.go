@@ -20,7 +20,7 @@ import (
 var update = flag.Bool("update", false, "write the table of log messages anew")
 
 // logDocument lists all messages and keys.
-const logDocument = "docs/log.md"
+const logDocument = "docs/reference/log.md"
 
 // message is a row of the table: a message that the code logs, with its keys.
 type message struct {

@@ -10,7 +10,7 @@ import (
 )
 
 // testedPages are the documents whose tables name a test for each row.
-var testedPages = []string{"docs/security.md", "docs/faults.md"}
+var testedPages = []string{"docs/operate/security.md", "docs/operate/limits.md"}
 
 var (
 	// testName matches a test or a fuzzer as these pages write it: with the folder's last element.

@@ -393,11 +393,11 @@ func awaitPrivateSessions(t *testing.T, n *lab.Node) {
 	})
 }
 
-// TestRoutersOfTheGuide runs the configurations of docs/bgp.md, of router and balancers, with the
-// addresses of a lab. The router takes no other routes than those of VIPs, and no session of a balancer
-// with the password of another.
+// TestRoutersOfTheGuide runs the configurations of docs/operate/bgp.md, of router and balancers,
+// with the addresses of a lab. The router takes no other routes than those of VIPs, and no session
+// of a balancer with the password of another.
 func TestRoutersOfTheGuide(t *testing.T) {
-	page, err := os.ReadFile("../../docs/bgp.md")
+	page, err := os.ReadFile("../../docs/operate/bgp.md")
 	must(t, err)
 	for router, file := range map[lab.Router]string{lab.FRR: "edge-bgpd.conf", lab.BIRD: "edge-bird.conf"} {
 		t.Run(string(router), func(t *testing.T) {
@@ -469,8 +469,8 @@ func service4(t *testing.T, services []desired.Service) *desired.Service {
 	return &services[i]
 }
 
-// guideOf returns a function that returns the first code block after a headline of docs/bgp.md, with
-// the addresses of the lab.
+// guideOf returns a function that returns the first code block after a headline of
+// docs/operate/bgp.md, with the addresses of the lab.
 func guideOf(t *testing.T, l *lab.Lab, page string) func(headline string) string {
 	t.Helper()
 	edge, lb1, lb2 := l.Node("edge"), l.Node("lb1"), l.Node("lb2")
@@ -483,7 +483,7 @@ func guideOf(t *testing.T, l *lab.Lab, page string) func(headline string) string
 		text, _, _ = strings.Cut(text, "\n#")
 		_, text, hasBlock := strings.Cut(text, "\n\n    ")
 		if !found || !hasBlock {
-			t.Fatalf("docs/bgp.md has no code block below %q", headline)
+			t.Fatalf("docs/operate/bgp.md has no code block below %q", headline)
 		}
 		var block strings.Builder
 		for line := range strings.Lines("    " + text) {

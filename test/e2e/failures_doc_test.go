@@ -16,7 +16,7 @@ import (
 )
 
 const (
-	failuresPage = "../../docs/server-failures.md"
+	failuresPage = "../../docs/operate/server-failures.md"
 	// TestServerFailures writes the part of the page between these lines.
 	tablesBegin = "<!-- by TestServerFailures: begin -->\n"
 	tablesEnd   = "<!-- by TestServerFailures: end -->\n"

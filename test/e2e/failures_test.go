@@ -20,7 +20,7 @@ import (
 var (
 	failuresAll   = flag.Bool("failures.all", false, "TestServerFailures injects all failures")
 	failuresTable = flag.Bool("failures.table", false,
-		"TestServerFailures injects all failures and writes the tables of docs/server-failures.md")
+		"TestServerFailures injects all failures and writes the tables of docs/operate/server-failures.md")
 )
 
 // allFailures tells whether TestServerFailures injects all failures, and not only the brief ones.

@@ -104,7 +104,7 @@ func loseAnswers(t *testing.T, l *lab.Lab) (end func()) {
 // TestInferFaults lets one of eight servers fail in several ways. From three seconds after that on,
 // it must get no more than its share of new connections. After the fault it must come back. The
 // placement is least-queue: with learned capacities, the share of a server that is well also depends
-// on what was learned. docs/infer.md has the numbers that the test logs.
+// on what was learned. docs/operate/infer.md has the numbers that the test logs.
 func TestInferFaults(t *testing.T) {
 	t.Parallel()
 	for _, f := range serverFaults {

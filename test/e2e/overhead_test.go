@@ -10,7 +10,8 @@ import (
 )
 
 // overhead returns the number of bytes that a service's encapsulation adds to a packet
-// (docs/protocol.md). The outer header of the lab's tunnels has the IP version of the VIP.
+// (docs/understand/protocol.md). The outer header of the lab's tunnels has the IP version of the
+// VIP.
 func overhead(t *testing.T, s lab.Service) int {
 	t.Helper()
 	outer := 40

@@ -49,7 +49,7 @@ func TestPersistenceChangesUnderLoad(t *testing.T) {
 		}
 		if absent != "" && absent != round.gone {
 			// It still has sockets of connections from before it left. One of them would take the
-			// packets of a newer connection from the same port (docs/stateless.md, "Limits").
+			// packets of a newer connection from the same port (docs/operate/stateless.md, "Limits").
 			command(t, l, absent, "ss", "--kill", "--tcp", "state", "connected")
 		}
 		present, absent = round.next, round.gone

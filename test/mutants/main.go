@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command mutants shows that the threat model's tests can fail. For each row of docs/security.md it
-// removes the checks that the row describes (mutants.yaml), one after the other, and runs the tests
-// that the row names. At least one test must fail each time.
+// Command mutants shows that the threat model's tests can fail. For each row of
+// docs/operate/security.md it removes the checks that the row describes (mutants.yaml), one after
+// the other, and runs the tests that the row names. At least one test must fail each time.
 //
 //	make mutants ROW="a flood of SYNs"
 //	make mutants FROM="forged answers to probes"

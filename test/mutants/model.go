@@ -15,7 +15,7 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-const modelPage, mutantFile = "docs/security.md", "test/mutants/mutants.yaml"
+const modelPage, mutantFile = "docs/operate/security.md", "test/mutants/mutants.yaml"
 
 // A row of the threat model, with the mutants that remove its checks.
 type row struct {

@@ -51,7 +51,7 @@ func readImage(t *testing.T) image {
 	return i
 }
 
-// container is a `docker run` command of docs/fleet.md.
+// container is a `docker run` command of docs/operate/container.md.
 type container struct {
 	capabilities []string
 	volumes      []string // FROM:TO or FROM:TO:ro
@@ -60,7 +60,7 @@ type container struct {
 
 func readContainer(t *testing.T, role string) container {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(project, "docs/fleet.md"))
+	text, err := os.ReadFile(filepath.Join(project, "docs/operate/container.md"))
 	must(t, err)
 	command := regexp.MustCompile(`(?s)docker run [^\n]*--name segue-` + role + ` .*?\n\n`).FindString(string(text))
 	command = strings.ReplaceAll(command, "\\\n", " ")
@@ -81,8 +81,8 @@ func readContainer(t *testing.T, role string) container {
 	return c
 }
 
-// TestContainer runs the content of the image with the privileges that docs/fleet.md gives to it.
-// systemd takes the part of the container's runtime: it runs a process in another root.
+// TestContainer runs the content of the image with the privileges that docs/operate/container.md gives
+// to it. systemd takes the part of the container's runtime: it runs a process in another root.
 func TestContainer(t *testing.T) {
 	testhost.NeedNamespaces(t)
 	testhost.NeedAgent(t)
@@ -103,15 +103,15 @@ func TestContainer(t *testing.T) {
 	load.requireNoLoss(t)
 }
 
-// TestMaskedUnits installs the package beside a container, as docs/fleet.md says: no unit starts, and
-// the tables stay those of root.
+// TestMaskedUnits installs the package beside a container, as docs/operate/container.md says: no unit
+// starts, and the tables stay those of root.
 func TestMaskedUnits(t *testing.T) {
 	testhost.NeedNamespaces(t)
-	text, err := os.ReadFile(filepath.Join(project, "docs/fleet.md"))
+	text, err := os.ReadFile(filepath.Join(project, "docs/operate/container.md"))
 	must(t, err)
 	mask := regexp.MustCompile(`(?m)^    (systemctl mask .*)$`).FindStringSubmatch(string(text))
 	if mask == nil {
-		t.Fatal("docs/fleet.md does not mask the units")
+		t.Fatal("docs/operate/container.md does not mask the units")
 	}
 	m := bootMachine(t, "lb", debianRoot(t, "bookworm"))
 	must(t, os.Mkdir(filepath.Join(m.root, "etc/segue"), 0o755))

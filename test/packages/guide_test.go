@@ -20,14 +20,14 @@ import (
 )
 
 const (
-	guide       = project + "/docs/fleet.md"
+	guide       = project + "/docs/operate/fleet.md"
 	hostsScript = project + "/docs/examples/fleet/hosts.sh"
 	// hostsState is where the script keeps its hosts. The file marks hosts of this test.
 	hostsState = "/run/segue-hosts"
 	hostsMark  = hostsState + "/test"
 )
 
-// TestGuide follows the first part of docs/fleet.md: it runs all its blocks on the hosts of
+// TestGuide follows the first part of docs/operate/fleet.md: it runs all its blocks on the hosts of
 // hosts.sh, in their order, and compares what they print.
 func TestGuide(t *testing.T) {
 	testhost.NeedNamespaces(t)
@@ -41,7 +41,7 @@ func TestGuide(t *testing.T) {
 	_, part, _ := strings.Cut(string(text), "\n## Build a fleet\n")
 	part, _, found := strings.Cut(part, "\n## ")
 	if !found {
-		t.Fatal("docs/fleet.md has no section \"Build a fleet\"")
+		t.Fatal("docs/operate/fleet.md has no section \"Build a fleet\"")
 	}
 	fleetUp(t)
 	deb := buildPackage(t, later)

@@ -137,7 +137,7 @@ func newSite(t *testing.T, root string) *site {
 }
 
 // connect connects the router and a host. The router's end has the settings that XDP on veth needs
-// (docs/lab.md).
+// (docs/research/lab.md).
 func (s *site) connect(t *testing.T, name, address string, host *testhost.Namespace, hostAddress string) {
 	t.Helper()
 	testhost.Connect(t, s.router, name, []netip.Prefix{netip.MustParsePrefix(address)},

@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 
-# Makes the hosts of docs/fleet.md on one Linux machine: each is a bare Debian with its own systemd,
+# Makes the hosts of docs/operate/fleet.md on one Linux machine: each is a bare Debian with its own systemd,
 # network interfaces and files, but with the kernel of the machine. Needs root, debootstrap, iproute2
 # and ethtool, and control groups version 2.
 #
@@ -78,7 +78,7 @@ plug() {
     mac=$(printf '02:00:00:00:00:%02x' "$n")
     ip -n "fleet-$1" link add eth0 address "$mac" type veth peer name "$1" netns $switch
     ip -n $switch link set "$1" master br0 up
-    # XDP programs on veth need both: see docs/lab.md. They see VLAN tags only in frames.
+    # XDP programs on veth need both: see docs/research/lab.md. They see VLAN tags only in frames.
     ip netns exec $switch ethtool -K "$1" gro on tx off >/dev/null
     ip netns exec $switch ethtool -K "$1" txvlan off tx-vlan-stag-hw-insert off
     if [[ $1 == router ]]; then

@@ -16,7 +16,7 @@ const (
 	// bpf/balancer/flowtable.h.
 	FlowsPerBucket = 8
 	// FlowLoad is the number of flows per bucket when the table has as many flows as its capacity.
-	// It is half of the entries, so that few buckets overflow (docs/flow-table.md).
+	// It is half of the entries, so that few buckets overflow (docs/understand/flow-table.md).
 	FlowLoad = FlowsPerBucket / 2
 
 	// flowsPerHalfOpen is the assumed number of flows for each half-open flow. A flow is half-open

@@ -45,7 +45,8 @@ type (
 	QUICPrefix = balancerQuicPrefix
 )
 
-// ProtocolVersion is the version of the protocol between balancers and agents (docs/protocol.md).
+// ProtocolVersion is the version of the protocol between balancers and agents
+// (docs/understand/protocol.md).
 const ProtocolVersion = balancerProtocolVersionPROTOCOL_VERSION
 
 // The names of maps. Their pins have the same names.
@@ -103,7 +104,8 @@ const (
 	LeavesStale        = balancerDepartureLEAVES_STALE
 )
 
-// Some of the reasons (enum lb_reason in stats.h). docs/observability.md explains all of them.
+// Some of the reasons (enum lb_reason in stats.h). docs/reference/observability.md explains all of
+// them.
 const (
 	ForwardHunt  = balancerLbReasonLB_FORWARD_HUNT
 	ForwardKnown = balancerLbReasonLB_FORWARD_KNOWN

@@ -68,7 +68,7 @@ func differInHighBits(pair [2]Flow) bool {
 // For random keys, the 33 highest bits of the signatures of two flows are independent and uniform.
 // Each of these bits differs in half of the draws, and k of these bits are all equal in one of 2^k
 // draws. The lowest bit differs in half of the draws as well, unless the flows differ only in the
-// highest bits of words. In that case, it never differs (docs/flow-table.md).
+// highest bits of words. In that case, it never differs (docs/understand/flow-table.md).
 func TestSignatureCollisions(t *testing.T) {
 	t.Parallel()
 	const draws, signatureBits, bits = 1 << 16, 34, 10

@@ -15,7 +15,7 @@ const (
 	wordsPerSet  = 2
 	hintsPerWord = 4
 	// HintLoad is the number of hints per set when the table has as many as its capacity. It is
-	// half of the places, so that few sets overflow (docs/stateless.md).
+	// half of the places, so that few sets overflow (docs/operate/stateless.md).
 	HintLoad = wordsPerSet * hintsPerWord / 2
 	hintBits = 64 / hintsPerWord
 	useMask  = 3

@@ -135,7 +135,7 @@ type OrderedServer struct {
 // TracedSegment is a server that a packet visits, and what the packet asks of the server.
 type TracedSegment struct {
 	Server   string `json:"server"`
-	Function string `json:"function"` // a function of docs/protocol.md; empty with gre and ipip
+	Function string `json:"function"` // a function of docs/understand/protocol.md; empty with gre and ipip
 	// Column is the column of a candidate in its bucket's row, if the server is offered a
 	// connection. It is nil if the server replaces a candidate that takes no new flows.
 	Column *int `json:"column"`

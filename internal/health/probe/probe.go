@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package probe tests servers once a second: it probes their agents on the path of clients'
-// packets, and compares offered connections with signals. docs/protocol.md describes probes on the
-// wire.
+// packets, and compares offered connections with signals. docs/understand/protocol.md describes
+// probes on the wire.
 package probe
 
 import (

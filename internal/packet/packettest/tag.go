@@ -12,9 +12,9 @@ import (
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
-// Tag returns the argument of the SID of a server's signal about a flow; see docs/protocol.md. The
-// sender has the locator. report is the argument of its own segment. As in the paper, the first 8
-// bytes of the key come first.
+// Tag returns the argument of the SID of a server's signal about a flow; see
+// docs/understand/protocol.md. The sender has the locator. report is the argument of its own
+// segment. As in the paper, the first 8 bytes of the key come first.
 func Tag(
 	key [16]byte, function srv6.Function, sender netip.Prefix, report uint64, client, vip netip.AddrPort,
 ) uint64 {

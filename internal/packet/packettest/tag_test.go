@@ -9,7 +9,7 @@ import (
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
-// The examples of docs/protocol.md.
+// The examples of docs/understand/protocol.md.
 func TestTag(t *testing.T) {
 	key := [16]byte{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}
 	sender, lb := netip.MustParsePrefix("fd00:5:0:1::/64"), netip.MustParsePrefix("fd00:6c:0:1::/64")

@@ -18,9 +18,9 @@ var exceptions = map[string]string{
 	"p90(hlb-16)":  "the same",
 }
 
-// TestFigures compares the results of the scenarios of docs/placement.md with every figure of the
-// design's two tables of placements, and with its ratio of 2.3. All must be within 5%, except for
-// the exceptions.
+// TestFigures compares the results of the scenarios of docs/research/placement.md with every figure
+// of the design's two tables of placements, and with its ratio of 2.3. All must be within 5%,
+// except for the exceptions.
 func TestFigures(t *testing.T) {
 	for file, want := range map[string]int{"placement-hunt.yaml": 19, "placement-infer.yaml": 42} {
 		s, err := scenario.Load("../../../docs/examples/sim/" + file)
@@ -48,7 +48,7 @@ func TestFigures(t *testing.T) {
 }
 
 // TestCountsOfOneBalancer runs once the cases in which a balancer's own flows are a bad guide, and
-// requires what docs/placement.md concludes.
+// requires what docs/research/placement.md concludes.
 func TestCountsOfOneBalancer(t *testing.T) {
 	s, err := scenario.Load("../../../docs/examples/sim/placement-local.yaml")
 	testhost.Must(t, err)

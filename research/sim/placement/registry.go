@@ -21,7 +21,7 @@ type Spec interface {
 	Build() (sim.Method, sim.Policy, error)
 }
 
-// specs contains the placements by name, with their default parameters. docs/placement.md
+// specs contains the placements by name, with their default parameters. docs/research/placement.md
 // describes them.
 var specs = map[string]func() Spec{
 	"sc":          func() Spec { return &Hash{Candidates: 1} },
