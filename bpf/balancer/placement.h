@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Placement: which servers get a new flow, or are offered it. Each method has a header of its own,
- * and a case in each function here.
+ * Placement: which servers get a new flow, or are offered it. A method is made of two things: where
+ * its candidates come from, and who decides among them. Either servers decide (servers_decide), or
+ * the balancer picks a server of its own accord (picks), or the first candidate of the flow's
+ * bucket gets the flow (PLACEMENT_HASH). Each method has a header of its own.
  */
 #ifndef SEGUE_BALANCER_PLACEMENT_H
 #define SEGUE_BALANCER_PLACEMENT_H
@@ -13,6 +15,27 @@
 #include "place_sample.h"
 #include "place_weighted.h"
 
+/* Whether the balancer picks one server for a new flow. Other packets of flows that it does not
+ * know are handled as under hash. */
+static __always_inline bool picks(const struct service *service)
+{
+	return placement_of(service) != PLACEMENT_HASH && !servers_decide(service);
+}
+
+/* Whether the candidates of a flow are those of its bucket's row, and no others. */
+static __always_inline bool from_row(const struct service *service)
+{
+	switch (placement_of(service)) {
+	case PLACEMENT_HASH:
+	case PLACEMENT_HUNT:
+	case PLACEMENT_HUNT_REPORTS:
+	case PLACEMENT_INFER_ROW:
+		return true;
+	default:
+		return false;
+	}
+}
+
 /* The server of a new flow, if the placement picks one of its own accord, and the flow's bucket
  * does not tell it; negative: there is none. */
 static __always_inline int pick(const struct packet *pkt, const struct service *service)
@@ -22,9 +45,7 @@ static __always_inline int pick(const struct packet *pkt, const struct service *
 		return next_in_turn(service);
 	case PLACEMENT_INFER:
 		return best_server(service);
-	case PLACEMENT_INFER_TWO:
-	case PLACEMENT_INFER_THREE:
-	case PLACEMENT_INFER_FOUR:
+	case PLACEMENT_INFER_TWO ... PLACEMENT_INFER_FOUR:
 		return best_of_sample(pkt, service);
 	case PLACEMENT_WEIGHTED_DRAW:
 	case PLACEMENT_WEIGHTED_TURN:
@@ -89,20 +110,10 @@ static __always_inline bool choose_without_room(const struct packet *pkt,
 						const struct service *service,
 						struct segments *segments)
 {
-	switch (placement_of(service)) {
-	case PLACEMENT_INFER:
-	case PLACEMENT_INFER_ROW:
-	case PLACEMENT_INFER_TWO:
-	case PLACEMENT_INFER_THREE:
-	case PLACEMENT_INFER_FOUR:
-	case PLACEMENT_WEIGHTED_DRAW:
-	case PLACEMENT_WEIGHTED_TURN:
-	case PLACEMENT_ROUND_ROBIN:
-		note_pick(false);
-		return place_hash(pkt, service, segments);
-	default:
+	if (!picks(service))
 		return true;
-	}
+	note_pick(false);
+	return place_hash(pkt, service, segments);
 }
 
 /* Whether a flow's bucket tells which servers may have the flow, as far as the flow is not older
@@ -111,40 +122,17 @@ static __always_inline bool bucket_tells(const struct service *service)
 {
 	if (service->rule.flags & RULE_IN_ROW)
 		return true;
-	switch (placement_of(service)) {
-	case PLACEMENT_HASH:
-	case PLACEMENT_HUNT:
-	case PLACEMENT_HUNT_REPORTS:
-		return true;
-	case PLACEMENT_INFER_ROW: /* any server of the row may have the flow */
-		return service->rule.flags & RULE_SERVERS_PASS_ON;
-	default:
-		return false;
-	}
+	if (picks(service) && !(service->rule.flags & RULE_SERVERS_PASS_ON))
+		return false; /* any server of the row may have the flow */
+	return from_row(service);
 }
 
 /* Chooses servers that may have an unknown flow, for a fragment or an ICMP error of it. */
 static __always_inline bool choose_related(const struct packet *pkt, const struct service *service,
 					   struct segments *segments)
 {
-	switch (placement_of(service)) {
-	case PLACEMENT_HASH:
-	case PLACEMENT_ROUND_ROBIN:
-	case PLACEMENT_INFER:
-	case PLACEMENT_INFER_ROW:
-	case PLACEMENT_INFER_TWO:
-	case PLACEMENT_INFER_THREE:
-	case PLACEMENT_INFER_FOUR:
-	case PLACEMENT_WEIGHTED_DRAW:
-	case PLACEMENT_WEIGHTED_TURN:
-		return place_hash_related(&pkt->key, service, segments);
-	case PLACEMENT_HUNT:
-	case PLACEMENT_HUNT_RANDOM:
-	case PLACEMENT_HUNT_REPORTS:
-	case PLACEMENT_HUNT_SPARE:
-		return visit(&pkt->key, service, SID_STEER, segments);
-	}
-	return false;
+	return servers_decide(service) ? visit(&pkt->key, service, SID_STEER, segments)
+				       : place_hash_related(&pkt->key, service, segments);
 }
 
 /* Notes where a packet's flow is placed if no server has it. Not inlined: the verifier walks it

@@ -32,8 +32,9 @@ static __always_inline enum placement placement_of(const struct service *service
 	return service->rule.methods & 0xf;
 }
 
-/* Whether placement asks a server that may have a flow, before other servers get the flow's SYN. */
-static __always_inline bool asks_holder(const struct service *service)
+/* Whether servers decide who gets a flow: the balancer offers it to several servers in turn. It then
+ * also asks a server that may have a flow, before other servers get the flow's SYN. */
+static __always_inline bool servers_decide(const struct service *service)
 {
 	switch (placement_of(service)) {
 	case PLACEMENT_HUNT:
