@@ -19,7 +19,7 @@ func TestMethods(t *testing.T) {
 	text := read(t, name)
 	want := text
 	for section, table := range map[string]string{
-		"| placement | a new flow goes to |":           placementTable(),
+		"| placement | a new flow goes to |":          placementTable(),
 		"| persistence | how later packets find the ": persistenceTable(),
 	} {
 		start := strings.Index(want, section)
