@@ -75,9 +75,10 @@ __noinline int why_moves(const struct service *service, __u64 entry, bool opens)
 		return LEAVES_DRAINED;
 	if (!opens)
 		return STAYS;
-	if (flow_is_over(&flow, now) || (asks_holder(service) && flow_may_be_over(&flow, now)))
+	if (flow_is_over(&flow, now) || (servers_decide(service) && flow_may_be_over(&flow, now)))
 		return LEAVES_OVER;
-	if (server->flags & SERVER_DRAINED && (asks_holder(service) || !flow_may_go_on(&flow, now)))
+	if (server->flags & SERVER_DRAINED &&
+	    (servers_decide(service) || !flow_may_go_on(&flow, now)))
 		return LEAVES_DRAINED;
 	return STAYS;
 }

@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Placement: which servers get a new flow, or are offered it. Each method has a header of its own.
- * What several methods have in common is a set in features.h.
+ * Placement: which servers get a new flow, or are offered it. A method is made of two things: where
+ * its candidates come from, and who decides among them. Either servers decide (servers_decide), or
+ * the balancer picks a server of its own accord (pick), or the first candidate of the flow's bucket
+ * gets the flow (PLACEMENT_HASH). Each method has a header of its own. What several methods have in
+ * common is a set in features.h.
  */
 #ifndef SEGUE_BALANCER_PLACEMENT_H
 #define SEGUE_BALANCER_PLACEMENT_H

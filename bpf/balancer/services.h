@@ -46,8 +46,9 @@ static __always_inline bool persists_by(const struct service *service, enum pers
 	       service->rule.methods >> 4 == persistence;
 }
 
-/* Whether placement asks a server that may have a flow, before other servers get the flow's SYN. */
-static __always_inline bool asks_holder(const struct service *service)
+/* Whether servers decide who gets a flow: the balancer offers it to several servers in turn. It then
+ * also asks a server that may have a flow, before other servers get the flow's SYN. */
+static __always_inline bool servers_decide(const struct service *service)
 {
 	return places_by(service, PLACEMENTS_HUNTING);
 }

@@ -17,7 +17,7 @@ import (
 	"testing"
 )
 
-var update = flag.Bool("update", false, "write the table of log messages anew")
+var update = flag.Bool("update", false, "write the tables of log messages and of methods anew")
 
 // logDocument lists all messages and keys.
 const logDocument = "docs/reference/log.md"
