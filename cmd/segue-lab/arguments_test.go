@@ -33,7 +33,7 @@ func TestArgumentErrors(t *testing.T) {
 		"app --colocated 50%":                 `--colocated "50%": must be SHARE@TIME, with a share from 0% to less than 100%, such as 50%@60s`,
 		"app 8080":                            `app: unexpected argument "8080"`,
 		"sim":                                 "sim: missing FILE...",
-		"bench nothing":                       `bench: unknown command "nothing": the commands are memory, tables, throughput`,
+		"bench nothing":                       `bench: unknown command "nothing": the commands are control, memory, tables, throughput`,
 		"bench memory nothing":                `bench memory: unexpected argument "nothing"`,
 		"lab nothing": `lab: unknown command "nothing": ` +
 			"the commands are check, demo, down, exec, impair, list, queries, report, restart, run, status, up",

@@ -68,7 +68,7 @@ command_cpu_ns and wall_ns. Control needs root.`,
 			return printControl(cmd.OutOrStdout(), times)
 		},
 	}
-	cmd.Flags().StringVar(&o.Segue, "segue", "", "measure this `executable` of segue")
+	cmd.Flags().StringVar(&o.Segue, "segue", "", "measure this `file` of segue")
 	cmd.Flags().IntSliceVar(&services, "services", services, "`counts` of services, one measurement for each")
 	cmd.Flags().IntVar(&servers, "servers", servers, "`count` of servers of all services together")
 	cmd.Flags().IntVar(&o.Rounds, "rounds", o.Rounds, "number of starts, each with all changes")
