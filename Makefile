@@ -46,7 +46,7 @@ export BPF2GO_CC := $(CURDIR)/.tools/bin/clang
 export BPF2GO_STRIP := $(CURDIR)/.tools/bin/llvm-strip
 export BPF2GO_CFLAGS := -mcpu=v3 -fno-strict-aliasing -Wall -Werror -I/usr/include/$(shell uname -m)-linux-gnu
 
-BPF := $(wildcard bpf/*/*.c bpf/*/*.h)
+BPF := $(wildcard bpf/*/*.c bpf/*/*.h bpf/*/*/*.h)
 REPORTER := $(wildcard loadshm/*.h loadshm/example/c/*.c loadshm/testdata/*.c)
 GENERATORS := $(shell grep -rl --include='*.go' '^//go:generate' cmd internal lab research)
 GENERATED := bin/.generated

@@ -7,19 +7,19 @@
  * Lookup and commit belong to persistence (persistence.h), choose to placement (placement.h). If
  * lookup finds the flow, choose and commit are skipped.
  */
-#include "check.h"
-#include "copies.h"
-#include "decision.h"
-#include "domain.h"
-#include "forward.h"
-#include "fragment.h"
-#include "icmp.h"
-#include "persistence.h"
-#include "placement.h"
-#include "prober.h"
-#include "reject.h"
-#include "return.h"
-#include "signals.h"
+#include "balancer/signal/check.h"
+#include "balancer/path/copies.h"
+#include "balancer/decision.h"
+#include "balancer/path/domain.h"
+#include "balancer/path/forward.h"
+#include "balancer/path/fragment.h"
+#include "balancer/path/icmp.h"
+#include "balancer/persist/persistence.h"
+#include "balancer/place/placement.h"
+#include "balancer/signal/prober.h"
+#include "balancer/path/reject.h"
+#include "balancer/signal/return.h"
+#include "balancer/signal/signals.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 

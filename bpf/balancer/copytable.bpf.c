@@ -4,7 +4,7 @@
  * writes many elements of a map takes ten times as long. A status reads the tables of all services,
  * and a start writes them.
  */
-#include "maps.h"
+#include "balancer/tables/maps.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 

@@ -9,7 +9,7 @@
 #define SEGUE_BALANCER_DECISION_H
 
 #include "net/srv6.h"
-#include "types.h"
+#include "balancer/types.h"
 
 /* Why a packet leaves the server of its flow's entry. */
 enum departure {

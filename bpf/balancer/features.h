@@ -8,7 +8,7 @@
 #ifndef SEGUE_BALANCER_FEATURES_H
 #define SEGUE_BALANCER_FEATURES_H
 
-#include "types.h"
+#include "balancer/types.h"
 
 /* The bits of the mask. First, there is one for each enum placement. */
 enum feature {

@@ -6,10 +6,10 @@
 #ifndef SEGUE_BALANCER_SEGMENTS_H
 #define SEGUE_BALANCER_SEGMENTS_H
 
-#include "maps.h"
+#include "balancer/tables/maps.h"
 #include "net/load.h"
 #include "net/srv6.h"
-#include "services.h"
+#include "balancer/tables/services.h"
 
 /*
  * Columns of a list: for each server the four bits that begin the argument of its SID in an offer

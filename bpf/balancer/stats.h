@@ -8,7 +8,7 @@
 #ifndef SEGUE_BALANCER_STATS_H
 #define SEGUE_BALANCER_STATS_H
 
-#include "decision.h"
+#include "balancer/decision.h"
 #include "net/parse.h"
 
 enum lb_reason {

@@ -8,8 +8,8 @@
  * The program shares the flow tables with the programs of balancer.bpf.c. It is not in that file,
  * because the compiler would then use more stack and instructions for those programs.
  */
-#include "flowtable.h"
-#include "halfopen.h"
+#include "balancer/tables/flowtable.h"
+#include "balancer/tables/halfopen.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 

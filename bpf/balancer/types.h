@@ -35,7 +35,7 @@ enum placement {
 	PLACEMENT_INFER_TWO,
 	PLACEMENT_INFER_THREE,
 	PLACEMENT_INFER_FOUR,
-	PLACEMENT_WEIGHTED_DRAW, /* a random server, by the weights (place_weighted.h) */
+	PLACEMENT_WEIGHTED_DRAW, /* a random server, by the weights (place/weighted.h) */
 	PLACEMENT_WEIGHTED_TURN, /* the next server in turn, likewise */
 };
 

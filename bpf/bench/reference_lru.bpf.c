@@ -3,8 +3,8 @@
  * A balancer of the usual design, to compare the flow table with. It has the same steps and
  * tables, but keeps the flows in an LRU hash map of the kernel.
  */
-#include "balancer/forward.h"
-#include "balancer/place_hash.h"
+#include "balancer/path/forward.h"
+#include "balancer/place/hash.h"
 #include "net/hash.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

@@ -4,9 +4,9 @@
  * between the measurements show the cost of each step. The verifier removes the code behind the
  * last step.
  */
-#include "balancer/observe.h"
-#include "balancer/persistence.h"
-#include "balancer/forward.h"
+#include "balancer/tables/observe.h"
+#include "balancer/persist/persistence.h"
+#include "balancer/path/forward.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 

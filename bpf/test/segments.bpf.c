@@ -3,8 +3,8 @@
  * Encapsulates each packet for the first servers of the table. The test sets the number of servers,
  * so that segment lists can be longer than those of the balancer, and says what each list is.
  */
-#include "balancer/encap.h"
-#include "balancer/maps.h"
+#include "balancer/path/encap.h"
+#include "balancer/tables/maps.h"
 #include "net/parse.h"
 #include "balancer/segments.h"
 

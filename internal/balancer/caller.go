@@ -14,8 +14,8 @@ import (
 )
 
 // caller makes connections of the balancer's own to servers of services that hunt. It implements
-// probe.Caller. The data path offers such a connection to the one server (bpf/balancer/check.h).
-// The prober makes one call at a time to a server, or through it.
+// probe.Caller. The data path offers such a connection to the one server
+// (bpf/balancer/signal/check.h). The prober makes one call at a time to a server, or through it.
 type caller struct {
 	plane *dataplane.Plane
 	path  *health.HostPath

@@ -21,11 +21,11 @@ import (
 
 const (
 	ranksPerLine = 8
-	// rankNone is RANK_NONE in bpf/balancer/ranking.h.
+	// rankNone is RANK_NONE in bpf/balancer/tables/ranking.h.
 	rankNone = math.MaxInt64
-	// mostCorrections is MOST_CORRECTIONS in bpf/balancer/place_infer.h.
+	// mostCorrections is MOST_CORRECTIONS in bpf/balancer/place/infer.h.
 	mostCorrections = 8
-	// rankScoreShift is RANK_SCORE_SHIFT in bpf/balancer/ranking.h.
+	// rankScoreShift is RANK_SCORE_SHIFT in bpf/balancer/tables/ranking.h.
 	rankScoreShift = 28
 )
 
@@ -108,7 +108,7 @@ func (r *ranked) least(slots []uint32) uint64 {
 	return least
 }
 
-// foretell returns the score of the server that find_lowest in bpf/balancer/place_infer.h chooses,
+// foretell returns the score of the server that find_lowest in bpf/balancer/place/infer.h chooses,
 // among all. It is the lowest one unless too many ranks are outdated; then isExact is false.
 func (r *ranked) foretell() (score uint64, isExact bool) {
 	ranks, _ := r.leaves()
@@ -130,8 +130,8 @@ func (r *ranked) foretell() (score uint64, isExact bool) {
 	return score, false
 }
 
-// staysWith tells whether a core may stay with a server (place_infer.h): the server got the last new
-// flow of a core, and its delay is the shortest one.
+// staysWith tells whether a core may stay with a server (place/infer.h): the server got the last
+// new flow of a core, and its delay is the shortest one.
 func (r *ranked) staysWith(slot uint32, latest []uint32, score, least uint64) bool {
 	return slices.Contains(latest, slot+1) && score>>rankScoreShift == least>>rankScoreShift
 }
@@ -330,7 +330,7 @@ func (r *ranked) rankFlooded(slots []uint32) {
 	}
 }
 
-// sureNew is SURE_NEW in bpf/balancer/loads.h.
+// sureNew is SURE_NEW in bpf/balancer/tables/loads.h.
 const sureNew = 16
 
 // step makes a random packet, or rarely something else.
@@ -362,8 +362,8 @@ func (r *ranked) step() {
 	}
 }
 
-// Of several servers with the shortest delay, a core takes the one that got its last flow, unless it
-// takes no flows.
+// Of several servers with the shortest delay, a core takes the one that got its last flow, unless
+// it takes no flows.
 func TestCoreStaysWithServer(t *testing.T) {
 	r := openRanked(t, inferring(manyServers(3)...), 32, 100)
 	pin(t, 0)

@@ -315,7 +315,7 @@ func (n *fabric) copyTo(svc *desired.Service, server *desired.Server, frame, rec
 // Of a large service, only so many servers get a copy.
 func TestMostCopies(t *testing.T) {
 	t.Parallel()
-	const most, servers = 256, 300 // most is MOST_COPIES of bpf/balancer/copies.h
+	const most, servers = 256, 300 // most is MOST_COPIES of bpf/balancer/path/copies.h
 	svc := serviceOf("web", vip4, 80, desired.UDP, desired.IPIP)
 	for i := range servers {
 		svc.Servers = append(svc.Servers, tunnelServer(fmt.Sprint("s", i), fmt.Sprintf("10.1.%d.%d", i/250, 1+i%250)))

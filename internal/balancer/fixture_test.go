@@ -34,7 +34,7 @@ import (
 // ownMAC is the MAC address of the balancer. Package packet sends its frames to it.
 var ownMAC = packet.MAC{2, 0, 0, 0, 0, 2}
 
-// heldMAC is the source of fragments that were held: HELD_SOURCE in bpf/balancer/hold.h.
+// heldMAC is the source of fragments that were held: HELD_SOURCE in bpf/balancer/path/hold.h.
 var heldMAC = packet.MAC{2, 'h', 'e', 'l', 'd', 0}
 
 // links are the interfaces through which a fixture reaches its servers, with their MTU in bytes.
@@ -389,7 +389,7 @@ func (f *fixture) foreseeAndExec(frame []byte, context *frameContext) (dry *fore
 }
 
 // choosesByCPU tells whether a placement has a state of its own on each CPU (latest in
-// bpf/balancer/place_infer.h).
+// bpf/balancer/place/infer.h).
 func (f *fixture) choosesByCPU() bool {
 	return slices.ContainsFunc(f.cfg.Services, func(s desired.Service) bool { return s.Infer != nil })
 }

@@ -305,7 +305,7 @@ func (known *referenceReport) explainClock(name string, stored, now uint32) stri
 	return fmt.Sprintf("the clock of %s is %#x, want %#x\n", name, stored+now, want)
 }
 
-// resultNames is enum report_result of bpf/balancer/reports.h.
+// resultNames is enum report_result of bpf/balancer/signal/reports.h.
 var resultNames = []string{"taken", "unknown_load", "old", "unsynchronised", "relayed"}
 
 // loadCounts returns the counters of the data path that newReferenceLoads has in counts.

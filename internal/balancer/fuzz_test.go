@@ -231,7 +231,7 @@ func (r *reference) compare(t *testing.T, frames [][]byte) {
 	}
 }
 
-// fragmentLifetime is FRAGMENT_LIFETIME in bpf/balancer/fragment.h.
+// fragmentLifetime is FRAGMENT_LIFETIME in bpf/balancer/path/fragment.h.
 const fragmentLifetime = 5 * time.Second
 
 // disagreement describes the first frame for which the data path and the reference differ, or

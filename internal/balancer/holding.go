@@ -23,7 +23,7 @@ const (
 	holdTime = time.Second
 	// mostHeld is the highest number of fragments that wait: 6 MB with the longest frames. The
 	// oldest ones make room, so that a flood from many networks shortens the time and does not
-	// end the holding. One network gets no more than the budget in bpf/balancer/hold.h.
+	// end the holding. One network gets no more than the budget in bpf/balancer/path/hold.h.
 	mostHeld = 4096
 )
 

@@ -76,7 +76,7 @@ func (f *fixture) priceOf(server string) infer.Price {
 }
 
 // lowest returns the servers that take flows and have the shortest delay now. A core may take any of
-// them (place_infer.h).
+// them (place/infer.h).
 func (f *fixture) lowest() (servers []string) {
 	least := uint64(math.MaxUint64)
 	for _, m := range f.services.byName["web"].members {

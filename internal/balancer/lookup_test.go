@@ -11,16 +11,16 @@ import (
 
 const (
 	// flowMinIdle is how long an established flow must be idle, in ticks, before a new flow may
-	// displace it: FLOW_MIN_IDLE in bpf/balancer/flowtable.h.
+	// displace it: FLOW_MIN_IDLE in bpf/balancer/tables/flowtable.h.
 	flowMinIdle = 15
 	// flowLinger is how long packets of a flow that has ended can still be under way, in ticks:
-	// FLOW_LINGER in bpf/balancer/flowtable.h.
+	// FLOW_LINGER in bpf/balancer/tables/flowtable.h.
 	flowLinger = 2
 	// endedTicks is the age at which a sweep makes a closing flow silent: maxEndedTicks of the data
 	// plane.
 	endedTicks = 0x7ff - 2*flowMaxLead
 	// flowMaxLead is how far the time of an entry can be ahead of a clock that was read earlier, in
-	// ticks: FLOW_MAX_LEAD in bpf/balancer/flowtable.h.
+	// ticks: FLOW_MAX_LEAD in bpf/balancer/tables/flowtable.h.
 	flowMaxLead = 32
 )
 
@@ -61,8 +61,9 @@ func bucketNumber(t *dataplane.FlowTable, place uint64) int {
 	return int(place >> (64 - bits.TrailingZeros64(buckets)))
 }
 
-// ageOf returns the time since the last packet of the flow, in ticks from 0 to 4063, or to 2015 if the
-// flow has ended: entry_age in bpf/balancer/flowtable.h. It is 0 if a packet arrived after now was read.
+// ageOf returns the time since the last packet of the flow, in ticks from 0 to 4063, or to 2015 if
+// the flow has ended: entry_age in bpf/balancer/tables/flowtable.h. It is 0 if a packet arrived
+// after now was read.
 func ageOf(e dataplane.FlowEntry, now uint16) uint16 {
 	mask := timeMaskOf(e.State())
 	age := (now - uint16(e)) & mask
@@ -73,7 +74,7 @@ func ageOf(e dataplane.FlowEntry, now uint16) uint16 {
 }
 
 // isOver tells whether the flow is over, so that no late packet can be under way: flow_is_over in
-// bpf/balancer/flowtable.h.
+// bpf/balancer/tables/flowtable.h.
 func isOver(e dataplane.FlowEntry, now uint16) bool {
 	return e.State() == stateClosed && ageOf(e, now) >= flowLinger
 }

@@ -14,8 +14,8 @@ import (
 	"github.com/segue-lb/segue/internal/packet"
 )
 
-// observer is the reference of bpf/balancer/observe.h: what one core observes of its own flows. The
-// flow clock stands still, and each flow has room in the flow table.
+// observer is the reference of bpf/balancer/tables/observe.h: what one core observes of its own
+// flows. The flow clock stands still, and each flow has room in the flow table.
 type observer struct {
 	*ranked
 	known    map[int]observedFlow       // by number of the flow
@@ -184,8 +184,8 @@ func (f *fixture) endClosing() {
 }
 
 // What the data path counts equals what the reference counts: also for repeated SYNs, flows that
-// begin again or move to another server, sweeps, servers that come and go, and a service that infers
-// at times.
+// begin again or move to another server, sweeps, servers that come and go, and a service that
+// infers at times.
 func TestCountersFollowReference(t *testing.T) {
 	t.Parallel()
 	r := openRanked(t, inferring(manyServers(6)...), 1024, 400)
@@ -226,8 +226,8 @@ func TestCountersFollowReference(t *testing.T) {
 	r.checkEmptied()
 }
 
-// No count is lost when two cores observe the same servers, while flows are swept, prices change and
-// the service is reloaded with other weights and other drained servers.
+// No count is lost when two cores observe the same servers, while flows are swept, prices change
+// and the service is reloaded with other weights and other drained servers.
 func TestCountersOfTwoCores(t *testing.T) {
 	const servers = 2
 	r := openRanked(t, inferring(manyServers(servers)...), 1024, 400)

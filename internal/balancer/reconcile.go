@@ -324,7 +324,7 @@ func knownOf(svc *desired.Service, hasHints bool) dataplane.Known {
 	switch persistence := svc.Persistence.Method(); {
 	case persistence.HasCookies:
 		return dataplane.Known{Function: srv6.Steer, Argument: srv6.Offer{
-			Cookie:  max(1, bits.Len(uint(svc.Candidates-1))), // as in bpf/balancer/persist_stateless.h
+			Cookie:  max(1, bits.Len(uint(svc.Candidates-1))), // as in bpf/balancer/persist/stateless.h
 			Returns: hasHints,
 		}.Argument()}
 	case persistence.ByColumn:

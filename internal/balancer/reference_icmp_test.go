@@ -21,7 +21,7 @@ type piece struct {
 	later               bool // not the first fragment
 }
 
-// heldFrame is HELD_FRAME in bpf/balancer/hold.h.
+// heldFrame is HELD_FRAME in bpf/balancer/path/hold.h.
 const heldFrame = 1536
 
 // follow finds the flow of a later fragment, or stores the flow of a first fragment. If a later

@@ -133,8 +133,8 @@ func TestSegmentListsWithLittleHeadroom(t *testing.T) {
 	})
 }
 
-// overheadOf returns the length of the headers for n servers, in bytes (bpf/balancer/encap.h). With
-// whole, an encapsulation keeps the whole list, as for offers.
+// overheadOf returns the length of the headers for n servers, in bytes (bpf/balancer/path/encap.h).
+// With whole, an encapsulation keeps the whole list, as for offers.
 func overheadOf(kind desired.Encapsulation, n int, whole bool) int {
 	switch {
 	case kind == desired.SRv6Insert:

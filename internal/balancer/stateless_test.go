@@ -33,7 +33,8 @@ func stateless(placement desired.Placement, candidates int) *desired.Balancer {
 	return cfg
 }
 
-// labelOf is flow_sign of bpf/balancer/flowtable.h: the flow label of flows without an entry.
+// labelOf is flow_sign of bpf/balancer/tables/flowtable.h: the flow label of flows without an
+// entry.
 func labelOf(flow dataplane.Flow) uint32 {
 	const golden = 0x9e3779b97f4a7c15
 	ports := binary.LittleEndian.Uint32(binary.BigEndian.AppendUint16(
@@ -50,9 +51,9 @@ func (f *fixture) cookied(frame []byte, flow dataplane.Flow, service, reason str
 	return f.visited(frame, flow, service, reason, all...)
 }
 
-// A SYN is offered to the candidates of its row with their columns and the width of cookies, also if
-// it has an echo. A client without timestamps could not tell which of them has accepted, so its SYN
-// goes to the first one.
+// A SYN is offered to the candidates of its row with their columns and the width of cookies, also
+// if it has an echo. A client without timestamps could not tell which of them has accepted, so its
+// SYN goes to the first one.
 func TestStatelessSYN(t *testing.T) {
 	t.Parallel()
 	for candidates := 1; candidates <= 8; candidates++ {

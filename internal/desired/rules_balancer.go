@@ -15,7 +15,7 @@ import (
 )
 
 // MaxServices is the maximum number of services of a balancer: MAX_SERVICES of
-// bpf/balancer/services.h.
+// bpf/balancer/tables/services.h.
 const MaxServices = 16384
 
 // MaxGenerations is the maximum number of server sets in a candidate table: MAX_GENERATIONS of
@@ -27,7 +27,7 @@ const MaxGenerations = 4
 const MaxColumnGenerations = 64
 
 // MaxColumns is the maximum of buckets times candidates for persistence stateless or hint:
-// COLUMN_TABLE_SIZE of bpf/balancer/columns.h.
+// COLUMN_TABLE_SIZE of bpf/balancer/tables/columns.h.
 const MaxColumns = 1 << 19
 
 // MaxVisited is the most servers that a packet of an unknown flow visits: MAX_SEGMENTS of

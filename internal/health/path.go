@@ -57,10 +57,10 @@ var (
 )
 
 // HostPath makes the host send the packets of health checks to the egress of the interface towards
-// the servers, where the data path encapsulates them (bpf/balancer/check.h). A rule sends marked
-// packets of sockets that are bound to the interface to a routing table of their own. Its only
-// routes lead to a gateway that does not exist, with a permanent neighbour entry. So checks need no
-// route to the VIP, no neighbour that answers, and no VIP that is absent from the host.
+// the servers, where the data path encapsulates them (bpf/balancer/signal/check.h). A rule sends
+// marked packets of sockets that are bound to the interface to a routing table of their own. Its
+// only routes lead to a gateway that does not exist, with a permanent neighbour entry. So checks
+// need no route to the VIP, no neighbour that answers, and no VIP that is absent from the host.
 //
 // Its methods may be called from several goroutines, in the network namespace of the interface.
 type HostPath struct {
@@ -282,8 +282,8 @@ func (p *HostPath) Socket(vip netip.Addr) (Socket, error) {
 	return Socket{w.by.Name, s.address}, s.err
 }
 
-// Recheck tells why the host would drop the answers of a VIP at this moment, after a check without an
-// answer. It returns nil if it would not.
+// Recheck tells why the host would drop the answers of a VIP at this moment, after a check without
+// an answer. It returns nil if it would not.
 func (p *HostPath) Recheck(vip netip.Addr) error {
 	w, ok := p.present()
 	if !ok || !vip.Is4() {

@@ -26,8 +26,8 @@ const (
 	// Positions is the number of different positions.
 	Positions = 1 << 12
 	// sureNew is the number of new flows that count fully. Of the others, 64 count as one: SURE_NEW
-	// and FLOOD_SHIFT in bpf/balancer/loads.h. So a flood of SYNs does not hide the established
-	// flows, and is spread over all servers.
+	// and FLOOD_SHIFT in bpf/balancer/tables/loads.h. So a flood of SYNs does not hide the
+	// established flows, and is spread over all servers.
 	sureNew    = 16
 	floodShift = 6
 	// mostFlows is the largest number of flows that can be compared.

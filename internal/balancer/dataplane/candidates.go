@@ -20,7 +20,7 @@ const candidatesPerWord = 4
 // NoServer is a slot that no server has: NO_SERVER in bpf/balancer/types.h.
 const NoServer = tables.NoServer
 
-// Rows is the content of a candidate table (bpf/balancer/candidates.h).
+// Rows is the content of a candidate table (bpf/balancer/tables/candidates.h).
 type Rows struct {
 	Buckets uint32
 	// Slots are the slots of the candidates, row by row. A row has as many slots as generations
@@ -204,8 +204,8 @@ func (p *Plane) releaseTable(former ebpf.MapID) error {
 }
 
 // releaseTables removes the pins of all tables that no service has. It looks only at the numbers of
-// services with a label: a service has its label before its first table, and loses it after its last.
-// To look at all numbers would take longer than the rest of a start.
+// services with a label: a service has its label before its first table, and loses it after its
+// last. To look at all numbers would take longer than the rest of a start.
 func (p *Plane) releaseTables() error {
 	labels, err := p.ServiceLabels()
 	if err != nil {
@@ -297,8 +297,8 @@ func readCandidates(dir string, tables *ebpf.Map, number uint32, copier *tableCo
 	return words, copier.read(tables, number, words)
 }
 
-// At returns the slot at a position of the table: row_start in bpf/balancer/candidates.h plus the
-// number of the candidate in the row. At returns false if the table is smaller.
+// At returns the slot at a position of the table: row_start in bpf/balancer/tables/candidates.h
+// plus the number of the candidate in the row. At returns false if the table is smaller.
 func (t Candidates) At(position uint32) (slot uint32, ok bool) {
 	if int(position/candidatesPerWord) >= len(t) {
 		return 0, false

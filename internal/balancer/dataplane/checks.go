@@ -21,7 +21,7 @@ import (
 // run first.
 const checkPriority = 0x5e6d
 
-// These are CHECK_MARK and CALL_MARK in bpf/balancer/check.h. They differ in the lowest bit.
+// These are CHECK_MARK and CALL_MARK in bpf/balancer/signal/check.h. They differ in the lowest bit.
 const (
 	checkMark = 0x5e6c
 	callMark  = 0x5e6d
@@ -47,7 +47,7 @@ type Check struct {
 }
 
 // CheckTable says which servers are checked or called on the path of clients' packets, and how: the
-// map of bpf/balancer/check.h. One goroutine owns it, except for Lead.
+// map of bpf/balancer/signal/check.h. One goroutine owns it, except for Lead.
 type CheckTable struct {
 	memory []byte
 	checks []balancerCheck // by slot

@@ -13,20 +13,20 @@ import (
 )
 
 const (
-	directorySection = ".data.directory" // in bpf/balancer/directory.h
+	directorySection = ".data.directory" // in bpf/balancer/tables/directory.h
 	DirectoryMap     = "directory"
 	directorySize    = uint32(unsafe.Sizeof(DirectoryLayout{}))
 )
 
-// NameDirectory gives the map of bpf/balancer/directory.h its name and its size in the
+// NameDirectory gives the map of bpf/balancer/tables/directory.h its name and its size in the
 // specification of an object that uses the map. Call it for each such object before loading the
 // object.
 func NameDirectory(spec *ebpf.CollectionSpec) {
 	datapath.NameSection(spec, directorySection, DirectoryMap, directorySize)
 }
 
-// Directory is the map of bpf/balancer/directory.h, mapped into the memory of this process. Packets
-// see a store of an aligned word completely or not at all.
+// Directory is the map of bpf/balancer/tables/directory.h, mapped into the memory of this process.
+// Packets see a store of an aligned word completely or not at all.
 type Directory struct {
 	memory []byte
 	*balancerDirectory

@@ -73,7 +73,7 @@ func fixed(x float64) uint32 {
 }
 
 // EstimateTable contains the estimates of servers, by slot: the map estimates of
-// bpf/balancer/maps.h. One goroutine may write to it.
+// bpf/balancer/tables/maps.h. One goroutine may write to it.
 type EstimateTable struct {
 	estimates *ebpf.Map
 	// slots and stored are reused by each Put.

@@ -34,7 +34,7 @@ func (c *FlowCounts) add(more FlowCounts) {
 }
 
 // countsOf returns numbers of flows that are given by state. They may be changed meanwhile. Closing
-// flows are counted as closed (COUNTED_FLOW_STATES in bpf/balancer/flowtable.h).
+// flows are counted as closed (COUNTED_FLOW_STATES in bpf/balancer/tables/flowtable.h).
 func countsOf(states *[FlowSilent + 1]uint32) FlowCounts {
 	return FlowCounts{
 		New:         uint64(atomic.LoadUint32(&states[FlowNew])),
@@ -47,8 +47,8 @@ func countsOf(states *[FlowSilent + 1]uint32) FlowCounts {
 // CountedFlows are the entries that a sweep has counted in both flow tables.
 type CountedFlows struct{ Flows, HalfOpen FlowCounts }
 
-// FlowCountTable is the table flow_counts of bpf/balancer/maps.h, mapped into this process. It
-// contains the numbers of flows that the last sweep has counted, by slot. The balancer writes it
+// FlowCountTable is the table flow_counts of bpf/balancer/tables/maps.h, mapped into this process.
+// It contains the numbers of flows that the last sweep has counted, by slot. The balancer writes it
 // after each sweep. Readers of other processes read it meanwhile.
 type FlowCountTable struct {
 	memory []byte
@@ -156,7 +156,8 @@ func (t *FlowCountTable) Of(slot uint32) (flows CountedFlows, ok bool) {
 	return CountedFlows{countsOf(&at.Flows), countsOf(&at.HalfOpen)}, true
 }
 
-// Of returns the flows of the slot's server. It returns false if the server is newer than the sweep.
+// Of returns the flows of the slot's server. It returns false if the server is newer than the
+// sweep.
 func (c *SweptCounts) Of(slot uint32) (flows CountedFlows, ok bool) {
 	at := &c.bySlot[slot]
 	if at.Time == 0 {

@@ -13,7 +13,7 @@ import (
 
 const (
 	// FlowsPerBucket is the number of entries of a bucket: FLOWS_PER_BUCKET in
-	// bpf/balancer/flowtable.h.
+	// bpf/balancer/tables/flowtable.h.
 	FlowsPerBucket = 8
 	// FlowLoad is the number of flows per bucket when the table has as many flows as its capacity.
 	// It is half of the entries, so that few buckets overflow (docs/understand/flow-table.md).
@@ -30,15 +30,15 @@ const (
 	// FlowTimeMask selects the bits of an entry that contain the time of the last packet, in ticks.
 	FlowTimeMask = 0xfff
 	// maxFlowLead is how far the time of an entry can be ahead of a clock that was read earlier, in
-	// ticks: FLOW_MAX_LEAD in bpf/balancer/flowtable.h.
+	// ticks: FLOW_MAX_LEAD in bpf/balancer/tables/flowtable.h.
 	maxFlowLead = 32
 	// maxFlowTicks is the longest timeout, in ticks. The margin gives the sweep time before the
 	// clock wraps around.
 	maxFlowTicks = FlowTimeMask - 2*maxFlowLead
 
 	// FlowEndedTimeMask and FlowByClient are FLOW_ENDED_TIME_MASK and FLOW_BY_CLIENT in
-	// bpf/balancer/flowtable.h: the time of a flow that has ended, and the bit that says that only
-	// the client has ended it.
+	// bpf/balancer/tables/flowtable.h: the time of a flow that has ended, and the bit that says
+	// that only the client has ended it.
 	FlowEndedTimeMask = 0x7ff
 	FlowByClient      = 0x800
 	// maxEndedTicks is the highest age of a flow that has ended. An older one that stays becomes
@@ -76,7 +76,8 @@ func (t *FlowTable) close() error {
 	return unix.Munmap(t.memory)
 }
 
-// FlowEntry is an entry of the flow table. Its layout is described in bpf/balancer/flowtable.h.
+// FlowEntry is an entry of the flow table. Its layout is described in
+// bpf/balancer/tables/flowtable.h.
 type FlowEntry uint64
 
 // Signature returns the 34 bits that identify the flow in its bucket.
@@ -114,5 +115,5 @@ func (s FlowState) String() string {
 	return "free"
 }
 
-// bucketShift is flow_bucket_shift of bpf/balancer/flowtable.h for a number of buckets.
+// bucketShift is flow_bucket_shift of bpf/balancer/tables/flowtable.h for a number of buckets.
 func bucketShift(buckets uint32) uint32 { return 64 - uint32(bits.TrailingZeros32(buckets)) }

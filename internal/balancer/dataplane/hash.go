@@ -45,7 +45,7 @@ func (f Flow) words() (words [10]uint32) {
 }
 
 // Hash returns the hash that selects the flow's bucket in a candidate table: bucket_of in
-// bpf/balancer/candidates.h. It is the same on all balancers that have the same keys.
+// bpf/balancer/tables/candidates.h. It is the same on all balancers that have the same keys.
 func (f Flow) Hash(keys *TupleKeys) uint32 {
 	words := f.words()
 	return mix(uint32(multilinear(words[:], keys[:10], keys[10]) >> 32))
@@ -62,14 +62,14 @@ func (f Flow) TableHash(service uint32, identity *Identity) (place, signature ui
 	return place, f.signature(service, &identity.FlowKeys)
 }
 
-// hashInput returns what is hashed of the flow: FLOW_HASH_INPUT in bpf/balancer/flowtable.h.
+// hashInput returns what is hashed of the flow: FLOW_HASH_INPUT in bpf/balancer/tables/flowtable.h.
 func (f Flow) hashInput(service uint32) []uint32 {
 	words := f.words()
 	return append(words[:4:4], words[8], service)
 }
 
 // place returns a hash whose highest bits select the flow's bucket in a flow table: the first of
-// flow_hashes in bpf/balancer/flowtable.h.
+// flow_hashes in bpf/balancer/tables/flowtable.h.
 func (f Flow) place(service uint32, keys *FlowKeys) uint64 {
 	return placeOf(f.placeSum(service, keys))
 }
@@ -79,7 +79,7 @@ func (f Flow) placeSum(service uint32, keys *FlowKeys) uint64 {
 }
 
 // formerPlace returns the same for tables of a former build: former_place in
-// bpf/balancer/flowtable.h.
+// bpf/balancer/tables/flowtable.h.
 func (f Flow) formerPlace(service uint32, keys *FlowKeys) uint64 {
 	source := f.Source.Addr().As16()
 	rest := uint64(service)<<32 | uint64(f.words()[8])
@@ -87,7 +87,7 @@ func (f Flow) formerPlace(service uint32, keys *FlowKeys) uint64 {
 }
 
 // signature returns the 34 bits that identify the flow in its bucket: the second of flow_hashes in
-// bpf/balancer/flowtable.h.
+// bpf/balancer/tables/flowtable.h.
 func (f Flow) signature(service uint32, keys *FlowKeys) uint64 {
 	return multilinear(f.hashInput(service), keys[3:9], keys[9]) >> 30
 }
@@ -136,7 +136,7 @@ func bucketKeys(seed uint64) (keys TupleKeys) {
 	return keys
 }
 
-// BucketOf returns the bucket for a hash: bucket_of in bpf/balancer/candidates.h.
+// BucketOf returns the bucket for a hash: bucket_of in bpf/balancer/tables/candidates.h.
 func BucketOf(hash, buckets uint32) uint32 {
 	return uint32(uint64(hash) * uint64(buckets) >> 32)
 }

@@ -28,8 +28,8 @@ type HeldFragment struct {
 }
 
 // HeldFragments reads the later fragments that the data path gives to user space
-// (bpf/balancer/hold.h), and sends them through the data path again. One goroutine owns it. Others
-// may call ArriveBy and Interrupt.
+// (bpf/balancer/path/hold.h), and sends them through the data path again. One goroutine owns it.
+// Others may call ArriveBy and Interrupt.
 type HeldFragments struct {
 	reader    *ringbuf.Reader
 	firsts    *ebpf.Map
@@ -102,7 +102,7 @@ func (h *HeldFragments) Read(deadline time.Time) (HeldFragment, error) {
 	return f, nil
 }
 
-// heldSource is the source MAC address of held fragments: HELD_SOURCE in bpf/balancer/hold.h.
+// heldSource is the source MAC address of held fragments: HELD_SOURCE in bpf/balancer/path/hold.h.
 const heldSource = "\x02held\x00"
 
 // HasFirst tells whether the first fragment of a packet has passed.
@@ -117,8 +117,8 @@ var ErrNotForwarded = errors.New("the data path does not forward the fragment")
 
 // Send runs the data path with a frame, as if it arrived on the interface. The data path does not
 // hold it again. In generic mode, the kernel sends no frames of test runs, so a packet socket sends
-// the result, and Send returns ErrNotForwarded if there is none. In native mode, the kernel does not
-// tell the verdict.
+// the result, and Send returns ErrNotForwarded if there is none. In native mode, the kernel does
+// not tell the verdict.
 func (h *HeldFragments) Send(f HeldFragment) error {
 	arrivals := h.arrivals.Load()
 	if arrivals == nil {

@@ -11,7 +11,8 @@ import (
 )
 
 const (
-	// wordsPerSet and hintsPerWord are WORDS_PER_SET and HINTS_PER_WORD in bpf/balancer/hints.h.
+	// wordsPerSet and hintsPerWord are WORDS_PER_SET and HINTS_PER_WORD in
+	// bpf/balancer/tables/hints.h.
 	wordsPerSet  = 2
 	hintsPerWord = 4
 	// HintLoad is the number of hints per set when the table has as many as its capacity. It is
@@ -24,7 +25,7 @@ const (
 	columnMask  = 7
 )
 
-// The states of a hint (enum hint_use in bpf/balancer/hints.h).
+// The states of a hint (enum hint_use in bpf/balancer/tables/hints.h).
 const (
 	hintIdle   = uint64(balancerHintUseHINT_IDLE)
 	hintRecent = uint64(balancerHintUseHINT_RECENT)
@@ -40,7 +41,7 @@ func hintSets(hints uint32) uint32 {
 	return max(2, uint32(1)<<bits.Len32((hints-1)/HintLoad))
 }
 
-// hintSetShift is hint_set_shift of bpf/balancer/hints.h for a number of sets.
+// hintSetShift is hint_set_shift of bpf/balancer/tables/hints.h for a number of sets.
 func hintSetShift(sets uint32) uint32 {
 	if sets == 1 {
 		return 0
@@ -48,8 +49,8 @@ func hintSetShift(sets uint32) uint32 {
 	return bucketShift(sets)
 }
 
-// HintTable is the hint table of the data path, mapped into this process. bpf/balancer/hints.h has
-// its layout.
+// HintTable is the hint table of the data path, mapped into this process.
+// bpf/balancer/tables/hints.h has its layout.
 type HintTable struct{ table *FlowTable }
 
 // HintCounts are numbers of hints.

@@ -89,7 +89,8 @@ func arrange(slots []uint32, before map[uint32]uint32) []uint32 {
 	return placed
 }
 
-// fillTree fills the lines of a ranking whose leaves have these ranks (bpf/balancer/ranking.h).
+// fillTree fills the lines of a ranking whose leaves have these ranks
+// (bpf/balancer/tables/ranking.h).
 func fillTree(lines []balancerRankLine, ranks []uint64) {
 	for len(lines) > 0 {
 		var lowest []uint64

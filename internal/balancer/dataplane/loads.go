@@ -59,7 +59,7 @@ func (t *LoadTable) close() error {
 
 // Flows returns the numbers of flows of the slot's server in both flow tables: those of which one
 // packet was seen, and those that are established and not silent. A number that is below 0 for a
-// moment (bpf/balancer/loads.h) is returned as 0.
+// moment (bpf/balancer/tables/loads.h) is returned as 0.
 func (t *LoadTable) Flows(slot uint32) (unconfirmed, established uint32) {
 	return t.numbers(slot).current()
 }
@@ -222,7 +222,7 @@ func (t *LoadTable) Delay(slot uint32) float64 {
 }
 
 const (
-	// scoreShift is RANK_SCORE_SHIFT in bpf/balancer/ranking.h.
+	// scoreShift is RANK_SCORE_SHIFT in bpf/balancer/tables/ranking.h.
 	scoreShift = 28
 	// ScoreTie has the bits of a score that decide between servers of equal delay.
 	ScoreTie = 1<<scoreShift - 1
@@ -263,7 +263,7 @@ func (t *LoadTable) Clear() {
 }
 
 // count adds the entry's part of its server's load: the sweep has freed the entry (count_states in
-// bpf/balancer/flowtable.h), and it is there again.
+// bpf/balancer/tables/flowtable.h), and it is there again.
 func (t *LoadTable) count(entry FlowEntry) {
 	switch entry.State() {
 	case FlowNew:

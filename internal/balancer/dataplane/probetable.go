@@ -25,7 +25,7 @@ const (
 	probeBatch = 256
 )
 
-// ProbeTable sends the probes of bpf/balancer/prober.h and reads the answers of agents. One
+// ProbeTable sends the probes of bpf/balancer/signal/prober.h and reads the answers of agents. One
 // goroutine owns the ProbeTable. The data path writes the answers.
 type ProbeTable struct {
 	memory, turnMemory []byte

@@ -17,7 +17,7 @@ import (
 const (
 	// ranksPerLine is RANKS_PER_LINE in bpf/balancer/types.h.
 	ranksPerLine = uint32(len(balancerRankLine{}.Node))
-	// rankNone is RANK_NONE in bpf/balancer/ranking.h: no server to choose.
+	// rankNone is RANK_NONE in bpf/balancer/tables/ranking.h: no server to choose.
 	rankNone = math.MaxInt64
 	// rankedPerRun is how many slots one run of rank_servers ranks. As for a sweep, one run should
 	// take less than a millisecond.
@@ -25,7 +25,8 @@ const (
 )
 
 // Rankings are the rankings of services by which the data path finds the server with the lowest
-// score: the maps rankings and rank_lines of bpf/balancer/ranking.h. One goroutine owns them.
+// score: the maps rankings and rank_lines of bpf/balancer/tables/ranking.h. One goroutine owns
+// them.
 //
 // A ranking never changes its servers. If they change, a new ranking is made beside the old one,
 // and one store replaces the old one. Its lines are used again when all packets that may use them

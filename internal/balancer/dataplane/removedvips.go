@@ -16,7 +16,7 @@ import (
 )
 
 // MaxRemovedVIPs is how many removed VIPs the tables have room for, beside all services:
-// MAX_REMOVED_VIPS in bpf/balancer/reject.h.
+// MAX_REMOVED_VIPS in bpf/balancer/path/reject.h.
 const MaxRemovedVIPs = 1024
 
 // The flags of the rule of a VIP's entry (enum vip_flags in bpf/balancer/types.h).

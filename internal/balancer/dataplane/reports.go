@@ -23,7 +23,7 @@ type LoadReport struct {
 }
 
 // estimateOfOne stands for one connection per unit of capacity in the tables: ESTIMATE_SHIFT in
-// bpf/balancer/reports.h.
+// bpf/balancer/signal/reports.h.
 const estimateOfOne = accept.ValueOfOne << 8
 
 // EstimatedLoad returns a load of the tables in connections per unit of capacity.

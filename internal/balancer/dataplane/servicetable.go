@@ -15,17 +15,18 @@ import (
 )
 
 const (
-	serviceBits      = 16 // SERVICE_BITS in bpf/balancer/directory.h
+	serviceBits      = 16 // SERVICE_BITS in bpf/balancer/tables/directory.h
 	serviceLineCount = 1 << serviceBits
-	servicesPerLine  = 2  // SERVICES_PER_LINE in bpf/balancer/directory.h
-	serviceReach     = 16 // SERVICE_REACH in bpf/balancer/directory.h
+	servicesPerLine  = 2  // SERVICES_PER_LINE in bpf/balancer/tables/directory.h
+	serviceReach     = 16 // SERVICE_REACH in bpf/balancer/tables/directory.h
 )
 
 // serviceLines is one table of services.
 type serviceLines [serviceLineCount]balancerServiceLine
 
-// ServiceTable is the table in which bpf/balancer/services.h looks services up. The directory
-// contains two such tables: one is in force, and the other one is filled with the next services.
+// ServiceTable is the table in which bpf/balancer/tables/services.h looks services up. The
+// directory contains two such tables: one is in force, and the other one is filled with the next
+// services.
 type ServiceTable struct {
 	directory *Directory
 	keys      *ServiceKeys
@@ -78,7 +79,8 @@ func (l *serviceLines) entries() iter.Seq[*ServiceEntry] {
 	}
 }
 
-// Find returns the entry in force that has the key, or nil: find_entry in bpf/balancer/services.h.
+// Find returns the entry in force that has the key, or nil: find_entry in
+// bpf/balancer/tables/services.h.
 func (t *ServiceTable) Find(key ServiceEntry) *ServiceEntry {
 	lines, place := t.inForce(), t.place(key)
 	for i := range serviceReach {
@@ -145,7 +147,7 @@ func (t *ServiceTable) add(lines *serviceLines, entry ServiceEntry) error {
 }
 
 // place returns the line where the search for an entry begins: service_place in
-// bpf/balancer/services.h.
+// bpf/balancer/tables/services.h.
 func (t *ServiceTable) place(entry ServiceEntry) int {
 	words := (*[unsafe.Sizeof(entry) / 8]uint64)(unsafe.Pointer(&entry))
 	sum := words[0]*t.keys[0] + words[1]*t.keys[1] + (words[2]&math.MaxUint32)*t.keys[2]

@@ -608,8 +608,8 @@ func (v *View) addShares(service *ServiceState) error {
 }
 
 // firstTakers returns the slot of the first server of each bucket that takes new flows: list_taking
-// in bpf/balancer/candidates.h. If a row has no such server, the next row's comes in its place. If
-// flows must stay in their rows, it is the first server of the row that can be reached:
+// in bpf/balancer/tables/candidates.h. If a row has no such server, the next row's comes in its
+// place. If flows must stay in their rows, it is the first server of the row that can be reached:
 // list_own_row. Under round-robin a row is a turn, and the result lacks the turns of servers that
 // take no new flows. The result is empty if no server takes new flows.
 func (v *View) firstTakers(service *ServiceState, table dataplane.Candidates) []uint32 {

@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Protection of the segment routing domain (RFC 8754 section 5.1). Packets from outside must not
+ * choose their path inside: they are dropped if their destination is a SID of the domain or if they
+ * have segments left. Where the interface is internal, the verifier removes this code.
+ */
+#ifndef SEGUE_BALANCER_PATH_DOMAIN_H
+#define SEGUE_BALANCER_PATH_DOMAIN_H
+
+#include "net/host.h"
+#include "net/srv6.h"
+#include "balancer/stats.h"
+
+/* Locators of the balancer and of all servers, in memory order. While they are replaced, old and
+ * new ones are here. */
+#define MAX_LOCATORS 131072
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, MAX_LOCATORS);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u64);
+	__type(value, __u32);
+} locators SEC(".maps");
+
+/* Whether the address is a SID with a function, at a host of the domain. */
+static __always_inline bool is_domain_sid(const struct in6_addr *address)
+{
+	__u64 locator = *(const __u64 *)address;
+
+	return sid_function(address) != SID_HOST && bpf_map_lookup_elem(&locators, &locator);
+}
+
+/* The final reason of a packet that has no service. */
+static __always_inline enum lb_reason judge(const struct packet *pkt, enum lb_reason why)
+{
+	if (!host_is_outside)
+		return why;
+	if (why == LB_DROP_ROUTING_HEADER)
+		return LB_DROP_OUTSIDE;
+	if (why == LB_PASS_NOT_VIP && is_domain_sid(&pkt->key.destination))
+		return LB_DROP_OUTSIDE;
+	return why;
+}
+
+#endif

@@ -1,0 +1,213 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Placement `hunt`: the servers decide. A SYN is offered to a few candidates in turn, and the one
+ * that takes the connection tells the balancer by its answer (signals.h).
+ *
+ * Desmouceaux et al., "6LB: Scalable and Application-Aware Load Balancing with
+ * Segment Routing", 2018, sections II to IV; with random candidates "SRLB: The Power
+ * of Choices in Load Balancing with Segment Routing", 2017.
+ */
+#ifndef SEGUE_BALANCER_PLACE_HUNT_H
+#define SEGUE_BALANCER_PLACE_HUNT_H
+
+#include "balancer/place/order.h"
+
+/* The most segments that a packet can visit without becoming too long for its path. `whole`: an
+ * encapsulation keeps the whole list. */
+static __always_inline __u32 most_segments(const struct packet *pkt, const struct service *service,
+					   const struct server *first, bool whole)
+{
+	bool is_inserted = service->rule.encapsulation == ENCAP_SRV6_INSERT;
+	/* Bytes of a list of two or more segments that do not depend on their number. */
+	int fixed = is_inserted ? srh_size(2)
+				: sizeof(struct ipv6hdr) + srh_size(0) - (whole ? 0 : SEGMENT_SIZE);
+	int room = port_at(NEXT_HOP_PORT(first->next_hop))->mtu - (int)pkt->length - fixed;
+
+	if (room < 2 * (int)SEGMENT_SIZE)
+		return 1;
+	return room < (int)(MAX_SEGMENTS * SEGMENT_SIZE) ? room / SEGMENT_SIZE : MAX_SEGMENTS;
+}
+
+/* Begins the list with the flow's holder, if it can be reached. The holder has no column. */
+static __always_inline void list_holder(int holder, struct segments *segments)
+{
+	segments->count = 0;
+	segments->columns = 0;
+	if (holder < 0 || !is_reachable(server_at(holder)))
+		return;
+	segments->server[0] = holder;
+	segments->columns = NO_COLUMN;
+	segments->count = 1;
+}
+
+/* Ends the list with the holder. If the holder is also the first of the list, then it has other
+ * servers behind it, or it is alone. */
+static __always_inline void end_with(struct segments *segments, __u32 holder, __u32 most)
+{
+	__u32 last = segments->count < most ? segments->count : most - 1;
+
+	if (last == 1 && segments->server[0] == holder)
+		last = 0;
+	segments->server[last & SEGMENTS_MASK] = holder;
+	segments->count = last + 1;
+}
+
+/*
+ * Asks the candidates for a connection that one of them may have. The holder, if there is one, is
+ * asked first and last: if no server has the connection, the holder resets it, as if nobody else
+ * had been asked. The list is never so long that the packet does not fit its path.
+ */
+static __always_inline bool seek(const struct packet *pkt, const struct service *service,
+				 int holder, struct segments *segments)
+{
+	__u32 most;
+
+	list_holder(holder, segments);
+	list_possible(service, bucket_of(&pkt->key, service->rule.buckets), segments);
+	if (holder < 0)
+		return ask_listed(segments, SID_RECOVER, SID_RECOVER);
+	most = most_segments(pkt, service,
+			     server_at(segments->count ? segments->server[0] : (__u32)holder),
+			     false);
+	end_with(segments, holder, most);
+	return ask_listed(segments, SID_RECOVER, SID_ACK);
+}
+
+/* Leaves out the last candidates of an offer beyond MAX_CANDIDATES, or with which the packet would
+ * be too long for its path. The first candidate stays. `held` is the number of servers in front of
+ * it. */
+static __always_inline void shorten_offer(const struct packet *pkt, const struct service *service,
+					  __u32 held, struct segments *segments)
+{
+	const struct server *first = server_at(segments->server[0]);
+	__u32 most;
+
+	if (!first->next_hop) /* then it has no path */
+		return;
+	most = most_segments(pkt, service, first, true);
+	if (most > MAX_CANDIDATES)
+		most = MAX_CANDIDATES;
+	if (segments->count > most)
+		segments->count = most > held ? most : held + 1;
+}
+
+static __always_inline bool takes_reports(const struct service *service)
+{
+	return placement_of(service) == PLACEMENT_HUNT_REPORTS ||
+	       placement_of(service) == PLACEMENT_HUNT_SPARE;
+}
+
+/* Lists the candidates for an offer, behind the servers that the list has. Behind a holder, they
+ * are in the order of the row. */
+static __always_inline void list_candidates(const struct flow_key *flow,
+					    const struct service *service,
+					    struct segments *segments)
+{
+	__u32 buckets = service->rule.buckets;
+
+	if (placement_of(service) != PLACEMENT_HUNT_RANDOM) {
+		bool is_empty = !segments->count;
+
+		if (service->rule.flags & RULE_IN_ROW)
+			list_own_row(service, bucket_of(flow, buckets), segments);
+		else
+			list_taking(service, bucket_of(flow, buckets), segments);
+		if (is_empty && takes_reports(service))
+			order_by_reports(service, segments);
+		if (is_empty && placement_of(service) == PLACEMENT_HUNT_SPARE)
+			offer_spare(service, segments);
+		return;
+	}
+	note_random();
+	list_taking(service, (__u64)bpf_get_prandom_u32() * buckets >> 32, segments);
+	segments->columns = ALL_NO_COLUMN; /* they are not of the flow's own row */
+}
+
+/* Asks the servers of an offer for load reports. */
+static __always_inline void ask_for_reports(struct segments *segments)
+{
+	__u32 bit = bpf_cpu_to_be64(LOAD_WANTS_REPORT);
+
+	segments->first_sid |= bit;
+	segments->sid |= bit;
+	segments->last_sid |= bit;
+}
+
+/*
+ * Offers a new connection to servers that take new flows. The last of them has to accept it, or to
+ * hand it back to a server with a lower load: so the list is kept whole, and all of them are asked
+ * by connect-avail. If the list has a single server, that one has to accept the connection. The
+ * holder is asked first whether it has the connection, also if no server takes new flows. If the
+ * holder is the only server, it has to accept the connection as any other would.
+ */
+static __always_inline bool offer(const struct packet *pkt, const struct service *service,
+				  int holder, struct segments *segments)
+{
+	__u32 held;
+
+	segments->keeps_whole = true;
+	list_holder(holder, segments);
+	held = segments->count;
+	list_candidates(&pkt->key, service, segments);
+	if (pkt->is_single && segments->count > held + 1)
+		segments->count = held + 1;
+	shorten_offer(pkt, service, held, segments);
+	if (!ask_listed(segments, SID_CONNECT_AVAIL, SID_CONNECT_FORCE))
+		return false;
+	segments->last_sid = segments->sid; /* a list of one uses first_sid only */
+	if (takes_reports(service))
+		ask_for_reports(segments);
+	/* The flow table or a hint names the holder. Later packets would go there first, whatever
+	 * their cookie is. So a server that accepts the connection has to tell the balancer. */
+	if (!held)
+		ask_for_cookie(pkt->cookie_width, segments);
+	if (held && (segments->count > held || !(service->rule.flags & RULE_TAKES_FLOWS)))
+		segments->first_sid = SID_LOW(SID_STEER);
+	return true;
+}
+
+static __always_inline bool place_hunt(const struct packet *pkt, const struct service *service,
+				       int holder, struct segments *segments)
+{
+	if (starts_connection(pkt))
+		return offer(pkt, service, holder, segments);
+	return seek(pkt, service, holder, segments);
+}
+
+/* The server that a flow's SYN was offered to first, by the report of the server that answers. The
+ * row may have become shorter since the offer. */
+static __always_inline int first_reported(const struct service *service, __u32 bucket, __u32 sender,
+					  __u64 report)
+{
+	__u32 column = report >> REPORT_COLUMN_SHIFT & PLACE_MASK;
+	__u32 first;
+
+	if (!report || report & REPORT_IS_FIRST)
+		return sender;
+	if (report & REPORT_NO_COLUMN || column >= candidates_of(service))
+		return -1;
+	first = candidate_of(service, bucket, column);
+	return serves(server_at(first), service) ? (int)first : -1;
+}
+
+/* The server that a flow's SYN was offered to first, where that is known and nothing has changed
+ * since; negative: it is not. `sender` answers the SYN. Not inlined: see handle_in_full. */
+__noinline int first_offered(const struct service *service, const struct flow_key *flow,
+			     __u32 sender, __u64 report)
+{
+	__u32 bucket, number;
+
+	if (!service || !flow)
+		return -1;
+	bucket = bucket_of(flow, service->rule.buckets);
+	if (takes_reports(service))
+		return first_reported(service, bucket, sender, report);
+	if (placement_of(service) != PLACEMENT_HUNT)
+		return -1;
+	number = candidate_of(service, bucket, 0);
+	if (is_taking(service, number))
+		return number;
+	return search_first(service, bucket);
+}
+
+#endif

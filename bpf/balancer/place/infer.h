@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Placement `infer`: each new flow goes to the server with the lowest score, over all servers of
+ * the service, or over the candidates of the flow's bucket (HLB, section IV-B3; ranking.h). In the
+ * first case the bucket of a flow does not tell the flow's server, and only persistence knows it.
+ * Packets of other unknown flows are handled as under `hash`.
+ */
+#ifndef SEGUE_BALANCER_PLACE_INFER_H
+#define SEGUE_BALANCER_PLACE_INFER_H
+
+#include "balancer/tables/candidates.h"
+#include "balancer/tables/observe.h"
+
+/* How many ranks a packet corrects before it takes the last server that it has found. Each flow
+ * that was placed since makes one rank outdated, so most packets correct one. */
+#define MOST_CORRECTIONS 8
+
+/* The slot of the server that got the last new flow of each service on this core, plus 1; 0:
+ * none. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, MAX_SERVICES);
+	__type(key, __u32);
+	__type(value, __u32);
+} latest SEC(".maps");
+
+/*
+ * Whether the server that got the last new flow has the shortest delay, too. Then the core takes it
+ * again. Otherwise all cores would choose the same server at the same moment, and write the same
+ * cache lines: HLB's mix of packets (docs/understand/performance.md) would take 1.4 times as long
+ * on two cores.
+ */
+static __always_inline bool may_stay(const struct service *service, __u32 slot, __u64 lowest_rank)
+{
+	const struct load *load = load_at(slot);
+
+	return load && takes_flows_of(server_at(slot), service) &&
+	       score_of(load) <= lowest_rank >> RANK_SCORE_SHIFT;
+}
+
+static __always_inline __u64 lowest_rank(__u32 top)
+{
+	const struct rank_line *line = rank_line_at(top);
+
+	return line ? lowest_of(line) : RANK_NONE;
+}
+
+/* Returns the server with the lowest score that takes new flows; negative: there is none, or the
+ * lowest ranks are of servers that take none. */
+static __always_inline int find_lowest(const struct service *service, const struct ranking *ranking,
+				       __u32 top, __u64 rank)
+{
+	int best = -1;
+
+	for (int i = 0; i < MOST_CORRECTIONS; i++) {
+		__u32 slot = rank & RANK_SLOT_MASK;
+		const struct server *server = server_at(slot);
+		const struct load *load = load_at(slot);
+		__u64 now = RANK_NONE;
+
+		if (rank == RANK_NONE || !load)
+			return best;
+		if (takes_flows_of(server, service)) {
+			best = slot;
+			now = rank_of(slot, load);
+		}
+		/* A dry run changes nothing. User space corrects all ranks before it. */
+		if (now == rank || dry_run || !serves(server, service) || !server->rank)
+			return best;
+		set_rank(ranking, server->rank - 1, now, false);
+		rank = lowest_rank(top);
+	}
+	return best;
+}
+
+/* Returns the server of a new flow; negative: there is none. Not inlined: see handle_in_full. */
+__noinline int best_server(const struct service *service)
+{
+	const struct ranking *ranking;
+	__u32 id, top, *last;
+	__u64 rank;
+	int best;
+
+	if (!service || !(service->rule.flags & RULE_TAKES_FLOWS))
+		return -1;
+	id = service->id; /* Linux 6.1 takes no key from a parameter of a global function */
+	ranking = ranking_of(id);
+	last = bpf_map_lookup_elem(&latest, &id);
+	if (!ranking || !ranking->servers || !last)
+		return -1;
+	top = top_of(ranking);
+	rank = lowest_rank(top);
+	if (*last && may_stay(service, *last - 1, rank))
+		return *last - 1;
+	best = find_lowest(service, ranking, top, rank);
+	if (!dry_run)
+		*last = best + 1;
+	return best;
+}
+
+/* Returns the candidate of the flow's bucket with the lowest score that takes new flows; negative:
+ * there is none, or the server must know its column (place_hash_in_row). Not inlined: see
+ * handle_in_full. */
+__noinline int best_candidate(const struct service *service, __u32 bucket)
+{
+	__u64 best = RANK_NONE;
+	__u32 first, table_key;
+	void *table;
+
+	if (!service ||
+	    (service->rule.flags & (RULE_TAKES_FLOWS | RULE_IN_ROW)) != RULE_TAKES_FLOWS)
+		return -1;
+	table_key = table_number(service);
+	table = bpf_map_lookup_elem(&tables, &table_key);
+	if (!table)
+		return -1;
+	first = row_start(service, bucket);
+	for (__u32 i = 0; i < MAX_CANDIDATES && i < candidates_of(service); i++) {
+		__u32 slot = candidate_at(table, first + i);
+		const struct load *load = load_at(slot);
+
+		if (load && is_taking(service, slot))
+			best = lower(best, rank_of(slot, load));
+	}
+	return best == RANK_NONE ? -1 : (int)(best & RANK_SLOT_MASK);
+}
+
+/* Puts the server with the lowest score first in a list of candidates. Here a rank ends with the
+ * place in the list, and not with the slot. */
+static __always_inline void put_best_first(struct segments *segments)
+{
+	__u64 best = RANK_NONE;
+	__u32 place;
+
+	for (__u32 i = 0; i < MAX_CANDIDATES && i < segments->count; i++) {
+		const struct load *load = load_at(segments->server[i]);
+
+		if (load)
+			best = lower(best, rank_of(i, load));
+	}
+	/* Otherwise the verifier would follow the ranks of all servers. */
+	*(volatile __u8 *)segments->pad = best & (MAX_CANDIDATES - 1);
+	place = *(volatile __u8 *)segments->pad & (MAX_CANDIDATES - 1);
+	segments->server[0] = segments->server[place];
+	take_trial(segments->server[0]);
+	segments->columns = segments->columns >> place * COLUMN_BITS & COLUMN_MASK;
+}
+
+/* Lists the servers of a row that take new flows, with their columns. Under `infer` the one with
+ * the lowest score is the first. Not inlined: see handle_in_full. */
+__noinline int list_takers(const struct service *service, __u32 bucket, struct segments *segments)
+{
+	if (!service || !segments)
+		return 0;
+	segments->count = 0;
+	segments->columns = 0;
+	list_own_row(service, bucket, segments);
+	if (places_by(service, PLACEMENT_BIT(PLACEMENT_INFER_ROW)) && segments->count)
+		put_best_first(segments);
+	return 0;
+}
+
+#endif

@@ -1,0 +1,590 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * The flow table: set-associative, with one cache line per bucket and eight entries of 64 bits in
+ * each. All cores share it without locks. Readers load an entry once. Writers replace a whole entry
+ * by compare-and-swap; a writer that loses the race changes nothing.
+ *
+ *      63                    30 29            14 13  12 11          0
+ *     +------------------------+----------------+------+-------------+
+ *     |       signature        |     server     | state|  last seen  |
+ *     +------------------------+----------------+------+-------------+
+ *
+ * A free entry is 0. If the flow has ended, the highest bit of `last seen` says who has ended it,
+ * and the time has the other 11 bits.
+ *
+ * The bucket's number and the signature come from independent hashes, so a
+ * lookup mistakes another flow for its own with probability at most 8 / 2^33,
+ * less than one in a billion (docs/understand/flow-table.md).
+ */
+#ifndef SEGUE_BALANCER_TABLES_FLOWTABLE_H
+#define SEGUE_BALANCER_TABLES_FLOWTABLE_H
+
+#include "balancer/decision.h"
+#include "balancer/features.h"
+#include "balancer/tables/loads.h"
+#include "net/hash.h"
+
+#define FLOWS_PER_BUCKET 8
+#define FLOW_SERVER_SHIFT 14
+#define FLOW_STATE_SHIFT 12
+#define FLOW_STATE_MASK 3
+#define FLOW_SIGNATURE_SHIFT 30
+#define FLOW_TIME_MASK 0xfffULL
+#define FLOW_SEEN_MASK 0x3fffULL /* state and time */
+/* The time of a flow that has ended, and the bit that says that only the client has ended it. */
+#define FLOW_ENDED_TIME_MASK 0x7ffULL
+#define FLOW_BY_CLIENT 0x800ULL
+/* The bits of the signature that are used: all. A test uses fewer, so that flows share
+ * signatures. */
+#ifndef FLOW_SIGNATURE_MASK
+#define FLOW_SIGNATURE_MASK (~0ULL << FLOW_SIGNATURE_SHIFT)
+#endif
+/* How far an entry can be ahead of a clock that was read earlier, in ticks. */
+#define FLOW_MAX_LEAD 32
+/* An established flow yields its entry to a new flow only after it was idle for this time. */
+#define FLOW_MIN_IDLE 15 /* ticks: about a minute */
+/* The last packets of a connection follow its end within this time: one full tick, and the rest of
+ * the tick of the FIN. */
+#define FLOW_LINGER 2 /* ticks */
+
+/* An entry has two bits for the state. Silent flows have 0 there, as a free entry, but the entry is
+ * not 0. Closed and closing flows have 3 there, and differ in FLOW_BY_CLIENT. */
+enum flow_state {
+	FLOW_FREE,
+	FLOW_NEW, /* one packet seen: it may belong to a flood */
+	FLOW_ESTABLISHED,
+	FLOW_CLOSED, /* its server has signalled the end */
+	/* Established, and silent for so long that it does not count as a load of its server. */
+	FLOW_SILENT,
+	/*
+	 * Established, and the client has sent FIN or RST. That may be forged, because the balancer
+	 * does not know sequence numbers. So the flow does not count as a load, but its entry has
+	 * the life, the rank and the server of an established one.
+	 */
+	FLOW_CLOSING = 7,
+};
+
+/* The sweep counts closing flows as closed. */
+#define COUNTED_FLOW_STATES (FLOW_SILENT + 1)
+
+struct flow_bucket {
+	__u64 entry[FLOWS_PER_BUCKET];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1); /* set at load: a power of two */
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct flow_bucket);
+} flows SEC(".maps");
+
+/* The flows of services without a flow table that are observed (observed.h), in the same format. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1); /* set at load: a power of two */
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct flow_bucket);
+} observed SEC(".maps");
+
+/* Secret, random, and kept as long as the table: set at load. */
+const volatile __u64 flow_keys[FLOW_KEYS];
+const volatile __u32 flow_bucket_shift;	    /* 64 less the bits of a bucket's number */
+const volatile __u32 observed_bucket_shift; /* likewise */
+/* One tick of `last seen` is 2^this jiffies, 3.6 to 7.2 s. */
+const volatile __u32 flow_tick_shift;
+
+/* A flow, as a lookup found it. Only this file and halfopen.h look inside. */
+struct flow {
+	struct flow_bucket *bucket;
+	__u64 place;	 /* the highest bits are the bucket's number */
+	__u64 signature; /* at its position in an entry */
+	__u64 value;	 /* the entry, as it was read; 0: the flow has none */
+};
+
+/* The time in ticks. Jiffies take a load; the clocks in nanoseconds take a call. */
+static __always_inline __u64 flow_now(void)
+{
+	return (bpf_jiffies64() >> flow_tick_shift) & FLOW_TIME_MASK;
+}
+
+/* The fields of an entry's value. Only this file, halfopen.h and sweep.bpf.c read them. */
+static __always_inline __u32 entry_server(__u64 value)
+{
+	return (value >> FLOW_SERVER_SHIFT) & 0xffff;
+}
+
+static __always_inline enum flow_state entry_state(__u64 value)
+{
+	enum flow_state state = (value >> FLOW_STATE_SHIFT) & FLOW_STATE_MASK;
+
+	if (state == FLOW_CLOSED && value & FLOW_BY_CLIENT)
+		return FLOW_CLOSING;
+	return value && !state ? FLOW_SILENT : state;
+}
+
+/* Whether the flow of a state has ended, as far as its server or its client says. */
+static __always_inline bool has_ended(enum flow_state state)
+{
+	return state == FLOW_CLOSING || state == FLOW_CLOSED;
+}
+
+/* The bits of a state and a time in an entry. */
+static __always_inline __u64 seen_bits(enum flow_state state, __u64 time)
+{
+	if (has_ended(state))
+		time &= FLOW_ENDED_TIME_MASK;
+	if (state == FLOW_CLOSING)
+		time |= FLOW_BY_CLIENT;
+	return (__u64)(state & FLOW_STATE_MASK) << FLOW_STATE_SHIFT | time;
+}
+
+/* The bits of an entry that have the time. */
+static __always_inline __u64 time_mask(__u64 value)
+{
+	return FLOW_TIME_MASK >> (value >> FLOW_STATE_SHIFT & value >> (FLOW_STATE_SHIFT + 1) & 1);
+}
+
+/* Ticks since the flow was seen. Another core may have renewed the entry after this one read the
+ * clock: such an entry has age 0. */
+static __always_inline __u64 entry_age(__u64 value, __u64 now)
+{
+	__u64 mask = time_mask(value), age = (now - value) & mask;
+
+	return age > mask - FLOW_MAX_LEAD ? 0 : age;
+}
+
+static __always_inline __u64 entry_value(__u64 signature, __u32 server, enum flow_state state,
+					 __u64 now)
+{
+	return signature | (__u64)server << FLOW_SERVER_SHIFT | seen_bits(state, now);
+}
+
+/*
+ * The words of a flow that are hashed: source, both ports and service. The service stands for VIP
+ * and protocol.
+ */
+#define FLOW_HASH_INPUT(key, service)                                            \
+	{                                                                        \
+		(key)->source.s6_addr32[0],	     (key)->source.s6_addr32[1], \
+		(key)->source.s6_addr32[2],	     (key)->source.s6_addr32[3], \
+		*(const __u32 *)&(key)->source_port, service,                    \
+	}
+
+/* The place in tables of a former build. A client can choose sources that share a bucket. */
+static __always_inline __u64 former_place(const struct flow_key *key, __u32 service)
+{
+	const __be64 *source = (const __be64 *)&key->source;
+	__u64 rest = (__u64)service << 32 | *(const __u32 *)&key->source_port;
+
+	return spread(bpf_be64_to_cpu(source[0]) * flow_keys[0] +
+		      bpf_be64_to_cpu(source[1]) * flow_keys[1] + rest * flow_keys[2]);
+}
+
+/*
+ * The hashes of a flow: its place in a flow table, and the signature of its entry. For any two
+ * flows, the probability that they share one of 2^n buckets is 2^-n, also if they have the same
+ * signature.
+ */
+static __always_inline struct two_hashes flow_hashes(const struct flow_key *key, __u32 service)
+{
+	const __u32 words[FLOW_WORDS] = FLOW_HASH_INPUT(key, service);
+	struct two_hashes hash = multilinear_twice(words, FLOW_WORDS, flow_keys);
+
+	hash.first = has_features(FEATURE_BIT(FEATURE_FORMER_PLACE)) ? former_place(key, service)
+								     : place_of(hash.first);
+	hash.second &= FLOW_SIGNATURE_MASK;
+	return hash;
+}
+
+/* The first of these hashes alone. */
+static __always_inline __u64 flow_place(const struct flow_key *key, __u32 service)
+{
+	const __u32 words[FLOW_WORDS] = FLOW_HASH_INPUT(key, service);
+
+	if (has_features(FEATURE_BIT(FEATURE_FORMER_PLACE)))
+		return former_place(key, service);
+	return place_of(multilinear(words, FLOW_WORDS, flow_keys + 1, flow_keys[0]));
+}
+
+static __always_inline __u64 entry_read(const struct flow_bucket *bucket, int way)
+{
+	return *(const volatile __u64 *)&bucket->entry[way];
+}
+
+/* The bucket that the program may change: in a dry run, a copy. */
+static __always_inline struct flow_bucket *changeable(struct flow_bucket *bucket,
+						      struct flow_bucket *copy)
+{
+	if (!dry_run || !bucket)
+		return bucket;
+#pragma unroll
+	for (int i = 0; i < FLOWS_PER_BUCKET; i++)
+		copy->entry[i] = entry_read(bucket, i);
+	return copy;
+}
+
+/* The i-th entry of a bucket to look at. Each flow starts at the entry that its signature names.
+ * Most flows are found there at once, so the processor predicts the branches well. */
+static __always_inline int flow_way(__u64 signature, int i)
+{
+	__u64 way = i ^ signature >> FLOW_SIGNATURE_SHIFT;
+
+	/* Otherwise the compiler takes the remainder first. The verifier of Linux 6.1 does not know
+	 * the bounds of an XOR of two variables. */
+	barrier_var(way);
+	return way & (FLOWS_PER_BUCKET - 1);
+}
+
+static __always_inline bool entry_is_own(const struct flow *flow, __u64 value)
+{
+	return (value ^ flow->signature) >> FLOW_SIGNATURE_SHIFT == 0;
+}
+
+/* Searches the bucket for the entry with the flow's signature. */
+static __always_inline void flow_search(struct flow *flow)
+{
+	__u64 signature = flow->signature;
+
+	flow->value = 0;
+	if (!flow->bucket)
+		return;
+#pragma unroll
+	for (int i = 0; i < FLOWS_PER_BUCKET; i++) {
+		__u64 value = entry_read(flow->bucket, flow_way(signature, i));
+
+		if (entry_is_own(flow, value)) {
+			/* Otherwise the compiler would test each entry for 0 first, by a branch
+			 * that the processor predicts badly. */
+			barrier_var(value);
+			if (value) {
+				flow->value = value;
+				return;
+			}
+		}
+		/* Otherwise the compiler would prepare all iterations before the first. */
+		barrier_var(signature);
+	}
+}
+
+static struct flow_bucket flows_copy;
+
+static __always_inline void flow_identify(struct flow *flow, const struct flow_key *key,
+					  __u32 service)
+{
+	struct two_hashes hash = flow_hashes(key, service);
+
+	flow->place = hash.first;
+	flow->signature = hash.second;
+}
+
+static __always_inline void flow_lookup(const struct flow_key *key, __u32 service,
+					struct flow *flow)
+{
+	__u32 number;
+
+	flow_identify(flow, key, service);
+	number = flow->place >> flow_bucket_shift;
+	flow->bucket = changeable(bpf_map_lookup_elem(&flows, &number), &flows_copy);
+	flow_search(flow);
+}
+
+static __always_inline bool flow_known(const struct flow *flow)
+{
+	return flow->value;
+}
+
+/* The flow label for routers: the signature's low bits. */
+static __always_inline __u32 flow_label(const struct flow *flow)
+{
+	return flow->signature >> FLOW_SIGNATURE_SHIFT;
+}
+
+/* Gives a flow that is not looked up a signature, for its label only. */
+static __always_inline void flow_sign(struct flow *flow, const struct flow_key *key)
+{
+	flow->signature =
+		spread(*(const __u32 *)&key->source_port * GOLDEN_RATIO + key->source.s6_addr32[3]);
+}
+
+/* Gives a flow that is not looked up a server. The flow has no bucket. */
+static __always_inline void flow_assume(struct flow *flow, const struct flow_key *key, __u32 server)
+{
+	flow_sign(flow, key);
+	flow->value = (__u64)server << FLOW_SERVER_SHIFT;
+}
+
+/* The server of a known flow. */
+static __always_inline __u32 flow_server(const struct flow *flow)
+{
+	return entry_server(flow->value);
+}
+
+/* Whether the server has ended the connection. */
+static __always_inline bool flow_is_closed(const struct flow *flow)
+{
+	return entry_state(flow->value) == FLOW_CLOSED;
+}
+
+/* Whether packets of a flow that has ended may still be under way. A SYN may then be a late copy of
+ * the connection's own SYN. */
+static __always_inline bool flow_lingers(const struct flow *flow, __u64 now)
+{
+	return has_ended(entry_state(flow->value)) && entry_age(flow->value, now) < FLOW_LINGER;
+}
+
+/* Whether the connection has ended so long ago that none of its packets is under way, as far as its
+ * server or its client says. */
+static __always_inline bool flow_may_be_over(const struct flow *flow, __u64 now)
+{
+	return has_ended(entry_state(flow->value)) && !flow_lingers(flow, now);
+}
+
+/* Whether the server says so. */
+static __always_inline bool flow_is_over(const struct flow *flow, __u64 now)
+{
+	return flow_is_closed(flow) && flow_may_be_over(flow, now);
+}
+
+/* Whether the connection of a flow may go on, as far as the client says. */
+static __always_inline bool flow_may_go_on(const struct flow *flow, __u64 now)
+{
+	enum flow_state state = entry_state(flow->value);
+
+	return state == FLOW_ESTABLISHED || state == FLOW_SILENT ||
+	       (state == FLOW_CLOSING && flow_lingers(flow, now));
+}
+
+/* Whether a packet that was not the first one was seen a moment ago. */
+static __always_inline bool flow_is_recent(const struct flow *flow, __u64 now)
+{
+	return flow_known(flow) && entry_state(flow->value) != FLOW_NEW &&
+	       entry_age(flow->value, now) < FLOW_LINGER;
+}
+
+static __always_inline bool flow_is_idle(const struct flow *flow, __u64 now)
+{
+	return entry_age(flow->value, now) >= FLOW_MIN_IDLE;
+}
+
+/* Notes an entry. Not inlined: it would use much of the stack. */
+__noinline int note_entry_value(__u64 value, enum departure departure)
+{
+	if (!dry_run)
+		return 0;
+	decision.entry = (struct decided_entry){
+		.server = entry_server(value),
+		.age = entry_age(value, flow_now()),
+		.state = entry_state(value),
+		.departure = departure,
+	};
+	return 0;
+}
+
+/* Notes the entry of a known flow. */
+static __always_inline void note_entry(const struct flow *flow, enum departure departure)
+{
+	if (dry_run)
+		note_entry_value(flow->value, departure);
+}
+
+/* Whether the flow is established and was seen in this tick: another packet changes nothing. */
+static __always_inline bool flow_is_fresh(const struct flow *flow, __u64 now)
+{
+	return (flow->value & FLOW_SEEN_MASK) ==
+	       ((__u64)FLOW_ESTABLISHED << FLOW_STATE_SHIFT | now);
+}
+
+/* What happens to a flow. */
+enum flow_event {
+	FLOW_OPENS,	/* a SYN: nothing confirms that the client is there */
+	FLOW_CONTINUES, /* any other packet */
+	FLOW_ENDS,	/* a FIN of the client */
+	FLOW_RESETS,	/* an RST of the client */
+	FLOW_REMOVED,	/* a remove-stickiness: the server confirms the end */
+};
+
+static __always_inline bool is_established(enum flow_state state)
+{
+	return state == FLOW_ESTABLISHED || state == FLOW_SILENT;
+}
+
+/*
+ * The state machine. A repeated SYN does not confirm a flow, because a flood could repeat SYNs too.
+ * An RST does not either: if a flood has forged sources, the hosts there reset what they did not
+ * open. Any other second packet confirms the flow. So does a packet long after the end: the
+ * connection was only half closed, the FIN or RST was forged, or it is the next connection.
+ */
+static __always_inline enum flow_state flow_next(enum flow_state from, enum flow_event event)
+{
+	if (event == FLOW_REMOVED)
+		return FLOW_CLOSED;
+	if (from == FLOW_FREE)
+		return FLOW_NEW;
+	switch (event) {
+	case FLOW_OPENS:
+		return from == FLOW_CLOSED ? FLOW_NEW : from;
+	case FLOW_RESETS:
+		if (from == FLOW_NEW)
+			return FLOW_NEW;
+		__attribute__((fallthrough));
+	case FLOW_ENDS:
+		return from == FLOW_CLOSED ? FLOW_CLOSED : FLOW_CLOSING;
+	default:
+		return FLOW_ESTABLISHED;
+	}
+}
+
+/*
+ * Whether an event tells nothing about a flow. Nothing confirms that the client of a SYN has ended
+ * an established connection. A packet soon after the end may belong to that end. The entry keeps
+ * the time of the FIN, so that a packet that comes much later can be recognised.
+ */
+static __always_inline bool flow_ignores(const struct flow *flow, enum flow_event event, __u64 now)
+{
+	enum flow_state state = entry_state(flow->value);
+
+	if (event == FLOW_OPENS)
+		return is_established(state) || state == FLOW_CLOSING;
+	return event == FLOW_CONTINUES && flow_lingers(flow, now);
+}
+
+/* Whether a change gives an entry to another flow, or a flow to another server. */
+static __always_inline bool is_replaced(__u64 old, __u64 new)
+{
+	return (old ^ new) >> FLOW_SERVER_SHIFT;
+}
+
+/* Counts a change of a flow's state in the load of its server. FLOW_FREE means that the flow had no
+ * entry before, or has none afterwards. Returns the load's word `flows` before the change. */
+static __always_inline __u64 count_states(struct load *load, enum flow_state from,
+					  enum flow_state to)
+{
+	/* The next connection of a closing flow is counted by its second packet. */
+	bool begins_again = from == FLOW_CLOSING && to == FLOW_ESTABLISHED;
+	__u64 more = 0;
+
+	if (begins_again || (to == FLOW_NEW && from != FLOW_NEW))
+		__sync_fetch_and_add(&load->placed, 1);
+	if (from == FLOW_NEW && to == FLOW_FREE)
+		__sync_fetch_and_add(&load->lost, 1);
+	else if (begins_again || (from == FLOW_NEW && to != FLOW_NEW))
+		more = LOAD_ANSWERED;
+	if (to == FLOW_ESTABLISHED)
+		more += LOAD_ESTABLISHED;
+	if (from == FLOW_ESTABLISHED)
+		more -= LOAD_ESTABLISHED;
+	return more ? __sync_fetch_and_add(&load->flows, more) : flows_of(load);
+}
+
+/* Counts a change of an entry, and what it tells about the server (observe.h). Not inlined: most
+ * packets change nothing, and the code is large. */
+int note_change(__u64 old, __u64 new);
+
+static __always_inline bool entry_swap(__u64 *entry, __u64 old, __u64 new)
+{
+	return __sync_val_compare_and_swap(entry, old, new) == old;
+}
+
+/*
+ * Changes an entry that has the old value. False: another core was faster, and the entry is as that
+ * core left it. The data path makes every change of an entry's state, age or server here, and the
+ * sweep makes its changes by sweep_entry(). Both count the change by count_states(). So the loads
+ * of servers always equal what the entries of both flow tables add to them, except for changes
+ * under way.
+ */
+static __always_inline bool entry_change(__u64 *entry, __u64 old, __u64 new)
+{
+	if (!entry_swap(entry, old, new))
+		return false;
+	if (!dry_run)
+		note_change(old, new);
+	return true;
+}
+
+/* Changes the entry of the flow's bucket that has the old value. */
+static __always_inline bool flow_transition(const struct flow *flow, __u64 old, __u64 new)
+{
+#pragma nounroll
+	for (int i = 0; i < FLOWS_PER_BUCKET; i++) {
+		int way = flow_way(flow->signature, i);
+
+		if (entry_read(flow->bucket, way) == old)
+			return entry_change(&flow->bucket->entry[way], old, new);
+	}
+	return false;
+}
+
+/* Notes an event of a known flow, which stays with its server. It writes only if something
+ * changes, at most once per tick, so that cores can share the cache line. */
+static __always_inline bool flow_renew(struct flow *flow, enum flow_event event, __u64 now)
+{
+	__u64 seen = seen_bits(flow_next(entry_state(flow->value), event), now);
+	__u64 changed = (flow->value ^ seen) & FLOW_SEEN_MASK;
+
+	return changed && !flow_ignores(flow, event, now) &&
+	       flow_transition(flow, flow->value, flow->value ^ changed);
+}
+
+#define FLOW_RANK_IDLE (FLOW_MIN_IDLE + FLOW_MAX_LEAD) /* the lowest rank that is replaced */
+
+/*
+ * How readily an entry that is not free is replaced: the older the sooner, and a new or closed one
+ * sooner than any other. An entry that is ahead of the clock has the lowest rank of its kind.
+ * Without branches: otherwise the verifier walks the next entries once for each state.
+ */
+static __always_inline __u64 entry_rank(__u64 value, __u64 now)
+{
+	__u64 odd = value >> FLOW_STATE_SHIFT & 1; /* new, closed or closing */
+	__u64 ended = odd & value >> (FLOW_STATE_SHIFT + 1);
+	__u64 closing = ended & value >> (FLOW_STATE_SHIFT - 1);
+	__u64 age = (now + FLOW_MAX_LEAD - value) & FLOW_TIME_MASK >> ended;
+
+	return (odd ^ closing) << FLOW_STATE_SHIFT | age;
+}
+
+/*
+ * Finds the entry that a new flow replaces: a free one, or else that of the highest rank. False
+ * when all entries are in use. With `spares_own`, an entry that another core has made for the same
+ * flow since the lookup is not replaced.
+ */
+static __always_inline bool find_replaceable(const struct flow *flow, __u64 now, bool spares_own,
+					     __u64 *entry)
+{
+	__u64 best = 0;
+
+#pragma nounroll
+	for (int i = 0; i < FLOWS_PER_BUCKET; i++) {
+		__u64 value = entry_read(flow->bucket, flow_way(flow->signature, i));
+		__u64 rank = entry_rank(value, now);
+
+		if (!value) {
+			*entry = 0;
+			return true;
+		}
+		if (spares_own && entry_is_own(flow, value))
+			continue;
+		if (rank > best) {
+			best = rank;
+			*entry = value;
+		}
+		/* Otherwise the compiler would keep more on the stack. */
+		barrier_var(best);
+	}
+	return best >= FLOW_RANK_IDLE;
+}
+
+/* Enters a flow, in the place of its own old entry or of another one. Nothing is done when all
+ * entries are in use, or when another core was faster. */
+static __always_inline bool flow_enter(struct flow *flow, __u32 server, enum flow_state state,
+				       __u64 now, bool spares_own)
+{
+	__u64 old = flow->value;
+
+	if (!flow->bucket || (!old && !find_replaceable(flow, now, spares_own, &old)))
+		return false;
+	return flow_transition(flow, old, entry_value(flow->signature, server, state, now));
+}
+
+#endif
