@@ -412,7 +412,6 @@ func TestHintKeepsFormerFlows(t *testing.T) {
 	answer := f.signal(web, "web", row[1], srv6.CreateStickiness, packet.Flags(packet.ACK), packet.Sequence(1, acknowledged))
 	f.check(f.returned(answer, "return_create"), f.run(answer))
 	f.mustApply(hinting(desired.PlacementHunt, 2))
-	f.cfg = hinting(desired.PlacementHunt, 2)
 	f.check(f.visited(ackOf(web), web, "web", "forward_known", stage{function: srv6.AckStickiness, server: row[1]}), f.run(ackOf(web)))
 	other := web
 	other.Source = netip.AddrPortFrom(web.Source.Addr(), web.Source.Port()+1)
