@@ -11,6 +11,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // auditTest is a server whose counts of open connections are audited. A difference is confirmed at
@@ -47,9 +49,7 @@ func (a *auditTest) auditAll(when string, want int64, corrected uint64) {
 		}
 	}
 	var count agentConnectionCount
-	if err := a.k.objects.Connections.Lookup(serviceKey(a.service), &count); err != nil {
-		a.t.Fatal(err)
-	}
+	testhost.Must(a.t, a.k.objects.Connections.Lookup(serviceKey(a.service), &count))
 	if got := count.Open[0] + count.Open[1]; got != want || count.Corrected != corrected {
 		a.t.Errorf("%s: %d connections, corrected by %d; want %d, corrected by %d",
 			when, got, count.Corrected, want, corrected)
@@ -61,9 +61,7 @@ func (a *auditTest) auditAll(when string, want int64, corrected uint64) {
 func (a *auditTest) requireUnseen(when string, want int64) {
 	a.t.Helper()
 	var count agentConnectionCount
-	if err := a.k.objects.Connections.Lookup(serviceKey(a.service), &count); err != nil {
-		a.t.Fatal(err)
-	}
+	testhost.Must(a.t, a.k.objects.Connections.Lookup(serviceKey(a.service), &count))
 	if count.Unseen != want {
 		a.t.Errorf("%s: %d unseen connections, want %d", when, count.Unseen, want)
 	}
@@ -75,13 +73,9 @@ func (a *auditTest) drift(half int, by int64) {
 	key := serviceKey(a.service)
 	var count agentConnectionCount
 	m := a.k.objects.Connections
-	if err := m.Lookup(key, &count); err != nil {
-		a.t.Fatal(err)
-	}
+	testhost.Must(a.t, m.Lookup(key, &count))
 	count.Open[half] += by
-	if err := m.Put(key, count); err != nil {
-		a.t.Fatal(err)
-	}
+	testhost.Must(a.t, m.Put(key, count))
 }
 
 // A wrong count is corrected, in whatever half and direction, and logged. Right counts stay.
@@ -102,9 +96,7 @@ func TestAuditCorrectsWrongCounts(t *testing.T) {
 	if !strings.Contains(a.log.String(), `service="198.51.100.80 80" added=-5`) {
 		t.Errorf("the log is %s", a.log.String())
 	}
-	if err := first.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, first.Close())
 	a.expect("one is closed", 1)
 	a.auditAll("one is closed", 1, 10)
 }
@@ -118,9 +110,7 @@ func TestAuditAfterCountingStopped(t *testing.T) {
 	_, seen := a.openBy(a.ordinary, accepted)
 	a.auditAll("two connections", 2, 0)
 	a.detach()
-	if err := unseenEnd.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, unseenEnd.Close())
 	_, unseen := a.openBy(a.ordinary, accepted)
 	a.drift(0, 7)
 	a.auditAll("nothing counts", 2+7, 0)
@@ -128,9 +118,7 @@ func TestAuditAfterCountingStopped(t *testing.T) {
 	a.attach()
 	a.auditAll("counting again", 1, 1)
 	a.requireUnseen("counting again", 1)
-	if err := errors.Join(unseen.Close(), seen.Close()); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, errors.Join(unseen.Close(), seen.Close()))
 	a.expect("both are closed", 0)
 	a.auditAll("both are closed", 0, 1)
 	a.requireUnseen("both are closed", 0)
@@ -155,13 +143,9 @@ func TestConnectionsFromBefore(t *testing.T) {
 			}
 		}
 		load("all are open", 3)
-		if err := first.Close(); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, first.Close())
 		load("one from before has ended", 2)
-		if err := second.Close(); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, second.Close())
 		load("both have ended", 1)
 		_ = third.Close()
 	}

@@ -39,9 +39,7 @@ func newCountTest(t *testing.T, client, vip netip.AddrPort) *countTest {
 			c.service = s
 		}
 	}
-	if err := pinAll(c.k); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, pinAll(c.k))
 	c.attach()
 	t.Cleanup(c.detach)
 	// Servers accept data in a SYN without a cookie, on all listening sockets.
@@ -147,9 +145,7 @@ func TestEachConnectionIsCountedOnce(t *testing.T) {
 			for how, end := range map[string]func(*net.TCPConn) error{"the server closes": closeOf, "the server aborts": abort} {
 				_, server := c.openBy(handshake, accepted)
 				c.expect(name, others+1)
-				if err := end(server); err != nil {
-					t.Fatal(err)
-				}
+				testhost.Must(t, end(server))
 				c.expect(name+": "+how, others)
 			}
 
@@ -162,9 +158,7 @@ func TestEachConnectionIsCountedOnce(t *testing.T) {
 			d = c.finish(d)
 			c.await(d, packet.ACK)
 			c.expect(name+": the client closes", others+1)
-			if err := server.Close(); err != nil {
-				t.Fatal(err)
-			}
+			testhost.Must(t, server.Close())
 			c.expect(name+": the server closes after the client", others)
 
 			d, _ = c.openBy(handshake, accepted)
@@ -204,15 +198,11 @@ func TestConnectionsOfAClosedListener(t *testing.T) {
 func TestSocketThatConnectsAgain(t *testing.T) {
 	c := newCountTest(t, client4, vip4)
 	others := desired.AgentService{VIP: vip4.Addr(), Port: desired.AllPorts, Protocol: desired.TCP}
-	if err := c.k.objects.Connections.Put(serviceKey(others), agentConnectionCount{}); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, c.k.objects.Connections.Put(serviceKey(others), agentConnectionCount{}))
 	_, server := c.openBy(c.ordinary, c.listen(vip4))
 	c.expect("the connection", 1)
 	raw, err := server.SyscallConn()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	peer := c.next()
 	var failed error
 	err = raw.Control(func(fd uintptr) {
@@ -228,9 +218,7 @@ func TestSocketThatConnectsAgain(t *testing.T) {
 	d := dialogue{flow: flow{peer.client, netip.AddrPortFrom(vip4.Addr(), uint16(syn.SrcPort))}, seq: 5000, ack: syn.Seq + 1}
 	c.send(d, packet.SYN|packet.ACK)
 	c.await(d, packet.ACK)
-	if err := server.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, server.Close())
 	c.await(d, packet.FIN)
 	if n := connections(t, c.k, others); n != 0 {
 		t.Errorf("the second connection, of a port that is a client's, leaves the count %d", n)

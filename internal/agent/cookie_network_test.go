@@ -191,9 +191,7 @@ func testWindowWithSYNCookie(t *testing.T, n *cookieNetwork) {
 	// The client's application reads nothing, so all of it is in the window.
 	n.await("acknowledgements of what nobody reads", func() bool { return tcpInfo(t, server).Bytes_acked > 200_000 })
 	_, err := io.ReadFull(client, make([]byte, size))
-	if err := errors.Join(err, <-written); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, errors.Join(err, <-written))
 }
 
 // An application resets a connection. The reset has timestamps, as all packets of sockets.
@@ -201,9 +199,7 @@ func testCookieInReset(t *testing.T, n *cookieNetwork) {
 	client, server := n.connect()
 	n.transfer(client, server, 1000)
 	n.evict()
-	if err := errors.Join(server.SetLinger(0), server.Close()); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, errors.Join(server.SetLinger(0), server.Close()))
 	n.await("a reset", func() bool { return len(n.sentTo(portOf(client), packet.RST)) > 0 })
 }
 
@@ -214,9 +210,7 @@ func testCookieInKeepAlive(t *testing.T, n *cookieNetwork) {
 	n.evict()
 	before := len(n.sentTo(portOf(client), packet.ACK))
 	err := server.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: time.Second, Interval: time.Second})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	n.await("two keep-alives", func() bool { return len(n.sentTo(portOf(client), packet.ACK)) >= before+2 })
 	n.transfer(server, client, 1000)
 }
@@ -265,18 +259,14 @@ func testCookiesEndWithSockets(t *testing.T, n *cookieNetwork) {
 		case 1:
 			n.end(server, client) // and TIME_WAIT
 		case 2:
-			if err := errors.Join(server.SetLinger(0), server.Close()); err != nil {
-				t.Fatal(err)
-			}
+			testhost.Must(t, errors.Join(server.SetLinger(0), server.Close()))
 		default:
 			open = append(open, server)
 		}
 	}
 	n.await("the cookies of open connections", func() bool { return count() == len(open) })
 	for _, server := range open {
-		if err := errors.Join(server.SetLinger(0), server.Close()); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, errors.Join(server.SetLinger(0), server.Close()))
 	}
 	n.await("the end of all cookies", func() bool { return count() == 0 })
 }
@@ -542,9 +532,7 @@ func TestOffersWithoutTimestamps(t *testing.T) {
 			}
 			n.await("the agent's notice", func() bool {
 				var off uint32
-				if err := first.kernel.objects.TimestampsAreOff.Get(&off); err != nil {
-					t.Fatal(err)
-				}
+				testhost.Must(t, first.kernel.objects.TimestampsAreOff.Get(&off))
 				return (off == 1) == (name == "server")
 			})
 			n.connect() // to server 2

@@ -298,9 +298,7 @@ func (n *cookieNetwork) connect() (client, server *net.TCPConn) {
 		n.t.Fatal("the application gets no connection")
 	}
 	n.t.Cleanup(func() { _ = server.Close() })
-	if err := server.SetDeadline(time.Now().Add(patience)); err != nil {
-		n.t.Fatal(err)
-	}
+	testhost.Must(n.t, server.SetDeadline(time.Now().Add(patience)))
 	return client, server
 }
 
@@ -325,15 +323,11 @@ func (n *cookieNetwork) transfer(from, to net.Conn, size int) {
 // end closes one end, and then the other.
 func (n *cookieNetwork) end(first, second *net.TCPConn) {
 	n.t.Helper()
-	if err := first.Close(); err != nil {
-		n.t.Fatal(err)
-	}
+	testhost.Must(n.t, first.Close())
 	if _, err := second.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
 		n.t.Fatalf("the other end of a closed connection reads %v, want the end", err)
 	}
-	if err := second.Close(); err != nil {
-		n.t.Fatal(err)
-	}
+	testhost.Must(n.t, second.Close())
 }
 
 func portOf(c net.Conn) uint16 { return uint16(c.LocalAddr().(*net.TCPAddr).Port) }
@@ -432,9 +426,7 @@ const hasTimestamps = 1
 func tcpInfo(t *testing.T, c *net.TCPConn) (info unix.TCPInfo) {
 	t.Helper()
 	raw, err := c.SyscallConn()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	if err := raw.Control(func(fd uintptr) {
 		size := uint32(unsafe.Sizeof(info))
 		if _, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, fd, unix.IPPROTO_TCP, unix.TCP_INFO,
@@ -591,13 +583,9 @@ func (n *cookieNetwork) holdBack(is func(sentSegment) bool) <-chan sentSegment {
 func (n *cookieNetwork) setOption(l *net.TCPListener, option, value int) {
 	n.t.Helper()
 	raw, err := l.SyscallConn()
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	testhost.Must(n.t, err)
 	controlled := raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, option, value) })
-	if err := errors.Join(controlled, err); err != nil {
-		n.t.Fatal(err)
-	}
+	testhost.Must(n.t, errors.Join(controlled, err))
 }
 
 // fastOpen makes a connection whose SYN carries data.
@@ -632,28 +620,20 @@ func (n *cookieNetwork) setOffloads(ns *testhost.Namespace, iface string, on boo
 func (n *cookieNetwork) countCookies() func() int {
 	n.t.Helper()
 	var objects storagesObjects
-	if err := loadStoragesObjects(&objects, nil); err != nil {
-		n.t.Fatal(err)
-	}
+	testhost.Must(n.t, loadStoragesObjects(&objects, nil))
 	n.t.Cleanup(func() { _ = objects.Close() })
 	iter, err := link.AttachIter(link.IterOptions{Program: objects.CountStorages, Map: n.agent.kernel.objects.SocketCookies})
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	testhost.Must(n.t, err)
 	n.t.Cleanup(func() { _ = iter.Close() })
 	return func() int {
 		n.t.Helper()
 		var sockets uint32
 		err := objects.Sockets.Set(sockets)
 		walk, opened := iter.Open()
-		if err := errors.Join(err, opened); err != nil {
-			n.t.Fatal(err)
-		}
+		testhost.Must(n.t, errors.Join(err, opened))
 		defer walk.Close()
 		_, err = io.Copy(io.Discard, walk)
-		if err := errors.Join(err, objects.Sockets.Get(&sockets)); err != nil {
-			n.t.Fatal(err)
-		}
+		testhost.Must(n.t, errors.Join(err, objects.Sockets.Get(&sockets)))
 		return int(sockets)
 	}
 }

@@ -56,9 +56,7 @@ func TestDelivers(t *testing.T) {
 			for _, w := range ways() {
 				n.use(w.encap)
 				next := n.config(1, w.encap.Kind, vip4.Addr(), vip6.Addr())
-				if err := a.Reload(t.Context(), next, desired.Secrets{}); err != nil {
-					t.Fatal(err)
-				}
+				testhost.Must(t, a.Reload(t.Context(), next, desired.Secrets{}))
 				for _, vip := range []netip.Addr{vip4.Addr(), vip6.Addr()} {
 					if vip.Is4() && w.encap.Kind == desired.SRv6Insert {
 						continue
@@ -148,9 +146,7 @@ func TestListsDoNotBounce(t *testing.T) {
 			frame, passedOn, before := to(client6, other6, encap), 0, counters(t, k)
 			for range 2 * n {
 				here := frame[14+24:] // the destination is the server that gets the packet
-				if err := k.objects.NodeLocator.Set(binary.NativeEndian.Uint64(here)); err != nil {
-					t.Fatal(err)
-				}
+				testhost.Must(t, k.objects.NodeLocator.Set(binary.NativeEndian.Uint64(here)))
 				verdict, out := runAgent(t, k, frame)
 				if verdict != xdpPass {
 					break

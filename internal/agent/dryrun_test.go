@@ -18,6 +18,7 @@ import (
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/packet/packettest"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // dryRuns are the dry runs of data paths that no later test uses.
@@ -37,9 +38,7 @@ func dryRunOf(t testing.TB, k *kernel) *dryRun {
 		return r.dry
 	}
 	d, err := newDryRun(k.objects.XdpAgent)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	if r != nil {
 		r.dry = d
 	} else {
@@ -71,9 +70,7 @@ func runAgent(t testing.TB, k *kernel, frame []byte) (verdict uint32, out []byte
 	t.Helper()
 	untouched := countReasons(t, k)
 	decision, err := dryRunOf(t, k).decide(frame)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	reasons, offers := countReasons(t, k), countOffers(t, k, &decision)
 	if names := grown(k.labels.reasons, untouched, reasons); names != "" {
 		t.Errorf("%s\na dry run counted %s", explain(frame), names)
@@ -168,9 +165,7 @@ func countOffers(t testing.TB, k *kernel, d *agentDecision) []uint64 {
 	var a agentAcceptance
 	var offers agentOffers
 	err := k.objects.Acceptances.Lookup(d.service(), &a)
-	if err := errors.Join(err, k.objects.Offers.Lookup(a.Number, &offers)); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, errors.Join(err, k.objects.Offers.Lookup(a.Number, &offers)))
 	return offers.Count[:]
 }
 
@@ -189,22 +184,16 @@ func grown(labels []string, before, after []uint64) string {
 func readAll(t *testing.T, k *kernel) datapathtest.State {
 	t.Helper()
 	spec, _, err := loadSpec()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	maps, err := datapath.MapsOf(k.objects.XdpAgent, spec.Maps)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	for _, name := range []string{agentMapAgentFlows, agentMapAcceptances, agentMapDeliveredFragments, agentMapResets, ".bss", recordSection} {
 		if maps[name] == nil {
 			t.Fatalf("the program does not use %s: %v", name, maps)
 		}
 	}
 	s := datapathtest.ReadMaps(t, maps)
-	if err := closeAll(maps); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, closeAll(maps))
 	return s
 }
 
@@ -222,9 +211,7 @@ func TestDryRunChangesNothing(t *testing.T) {
 	requireNoChange(t, k, asks(desired.SRv6Encap, ackStickiness, fragment))
 	for range 60 {
 		accept, notLocal := randomRule(random)
-		if err := k.write(newTableContent(huntingConfig(desired.SRv6Encap, accept, notLocal), mtu)); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, k.write(newTableContent(huntingConfig(desired.SRv6Encap, accept, notLocal), mtu)))
 		refill(t, k)
 		s.do(func() error {
 			for range 5 {
@@ -258,9 +245,7 @@ func requireNoChange(t *testing.T, k *kernel, frame []byte) agentDecision {
 	t.Helper()
 	before := readAll(t, k)
 	decision, err := dryRunOf(t, k).decide(frame)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	before.RequireSame(t, explain(frame), readAll(t, k))
 	runAgent(t, k, frame)
 	return decision
@@ -297,17 +282,13 @@ func requireFlow(t *testing.T, k *kernel, d *agentDecision, now situation, state
 func TestDryRunOfAnotherBuild(t *testing.T) {
 	k := testKernel(t)
 	spec, _, err := loadPermitted()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	program := spec.Programs[agentProgXdpAgent]
 	program.Instructions = slices.Insert(program.Instructions, 1, asm.Mov.Imm(asm.R0, 0))
 	var other struct {
 		Program *ebpf.Program `ebpf:"xdp_agent"`
 	}
-	if err := spec.LoadAndAssign(&other, nil); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, spec.LoadAndAssign(&other, nil))
 	defer other.Program.Close()
 	for name, program := range map[string]*ebpf.Program{
 		"other instructions": other.Program, "no constants": k.objects.QuerySocket,

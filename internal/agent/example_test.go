@@ -12,6 +12,7 @@ import (
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/packet/packettest"
 	"github.com/segue-lb/segue/internal/srv6"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // TestExample checks that two agents process the packets of the specification's example as the
@@ -33,9 +34,7 @@ func TestExample(t *testing.T) {
 	cfg.Services[1].Encapsulation = desired.SRv6Encap
 	be := func(server int, busy uint32) {
 		cfg.Node.Locator = srv6.Parse(candidateSID(server, srv6.Host, srv6.Offer{})).Locator
-		if err := k.write(newTableContent(cfg, mtu)); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, k.write(newTableContent(cfg, mtu)))
 		setLoads(t, k, cfg, &accept.Load{Busy: busy, Capacity: 2})
 	}
 	for _, way := range []string{"insert", "encap"} {
@@ -51,9 +50,7 @@ func TestExample(t *testing.T) {
 		}
 		delivered := func(step string) {
 			want, err := packet.Decapsulate(frame(step))
-			if err != nil {
-				t.Fatal(err)
-			}
+			testhost.Must(t, err)
 			if out := arrives(step); !bytes.Equal(want, out) {
 				t.Errorf("%s %s is delivered as %x, want %x", way, step, out, want)
 			}
@@ -75,9 +72,7 @@ func TestExample(t *testing.T) {
 func TestCookieExample(t *testing.T) {
 	examples := packettest.Examples(t, "../../docs/understand/protocol.md")
 	k, s := testKernel(t), newStage(t)
-	if err := k.write(newTableContent(leastConfig(desired.SRv6Insert), mtu)); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, k.write(newTableContent(leastConfig(desired.SRv6Insert), mtu)))
 	f := flow{netip.MustParseAddrPort("[2001:db8:c::2]:40000"), vip6}
 	s.actAs(f.client.Addr())
 	s.connect(f, s.listen(vip6))
@@ -86,9 +81,7 @@ func TestCookieExample(t *testing.T) {
 	if got := candidateSID(1, srv6.ConnectAvail, offer); got != netip.MustParseAddr("fd00:5:0:1:1:a600::") {
 		t.Errorf("the offer's SID is %v", got)
 	}
-	if err := k.objects.CookiesUsed.Put(uint32(0), uint32(1)); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, k.objects.CookiesUsed.Put(uint32(0), uint32(1)))
 	entry := cookieFlow(cookie{3, 5}, netip.PrefixFrom(balancer1, 64), desired.SRv6Insert, true)
 	tableOf(t, k).put(f, tableFlow{remembered: entry})
 	_, out := transmit(t, k, frame("1"), 0)

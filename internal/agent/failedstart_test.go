@@ -135,9 +135,7 @@ services:
     encapsulation: srv6-encap
     accept: {policy: always}
 `, s.instance, c.iface, vip6.Addr(), c.threshold, c.other, c.vip)
-		if err := os.WriteFile(files[i], []byte(text), 0o600); err != nil {
-			s.t.Fatal(err)
-		}
+		testhost.Must(s.t, os.WriteFile(files[i], []byte(text), 0o600))
 	}
 	return files
 }

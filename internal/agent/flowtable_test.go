@@ -24,6 +24,7 @@ import (
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/packet/packettest"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // crowd returns flows that share a bucket.
@@ -61,9 +62,7 @@ func acknowledged(f flow, balancer netip.Addr) []byte {
 func looked(t *testing.T, k *kernel, f flow) TracedFlow {
 	t.Helper()
 	d, err := dryRunOf(t, k).decide(acknowledged(f, balancer2))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	found := tracedFlow(&d)
 	found.Age = 0
 	return found
@@ -264,9 +263,7 @@ func TestFlowTableRaces(t *testing.T) {
 			}
 		}
 	}
-	if err := group.Wait(); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, group.Wait())
 	if whole == 0 {
 		t.Error("no entry was whole")
 	}
@@ -280,9 +277,7 @@ func TestFlowTableOutlivesProcess(t *testing.T) {
 		t.Fatalf("the keys are not random, or of a former table: %+v", before)
 	}
 	kept, err := k.objects.AgentFlowKeys.Clone()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	defer kept.Close()
 	if keys, err := flowKeysOf(kept); err != nil || keys != before {
 		t.Errorf("the next process has the keys %+v, %v, want %+v", keys, err, before)
@@ -332,31 +327,23 @@ func TestChosenFlowsShareBucketsByChance(t *testing.T) {
 // all flows in it, also after the next restart.
 func TestFlowTableOfAnEarlierBuild(t *testing.T) {
 	k := testKernel(t)
-	if err := pinAll(k); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, pinAll(k))
 	keys := k.flowKeys
 	for i := range 3 {
 		keys.Key[i] |= 1
 	}
-	if err := k.objects.AgentFlowKeys.Put(uint32(0), keys); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, k.objects.AgentFlowKeys.Put(uint32(0), keys))
 	flows := (&flowTable{keys: keys}).crowd(rand.New(rand.NewPCG(3, 15)), entriesPerBucket)
 	for round := range 3 {
 		var log bytes.Buffer
 		next, err := openKernel(&desired.AgentNode{Instance: k.instance}, slog.New(slog.NewTextHandler(&log, nil)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		defer func() {
 			if err := errors.Join(closeDryRun(next), next.close()); err != nil {
 				t.Error(err)
 			}
 		}()
-		if err := errors.Join(next.write(newTableContent(testConfig(), mtu)), next.setHostMAC(hostMAC)); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, errors.Join(next.write(newTableContent(testConfig(), mtu)), next.setHostMAC(hostMAC)))
 		for i, f := range flows {
 			if round == 0 {
 				setFlow(t, next, f, desired.SRv6Insert, "wait", 3)
@@ -368,9 +355,7 @@ func TestFlowTableOfAnEarlierBuild(t *testing.T) {
 			}
 		}
 		snapshot, err := next.view().Snapshot()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		if want := "segue agent detach " + k.instance; next.flowKeys != keys || !snapshot.FormerHash || !strings.Contains(log.String(), want) {
 			t.Errorf("round %d: keys %v, want %v; status %t; log %q, want %q",
 				round, next.flowKeys, keys, snapshot.FormerHash, log.String(), want)

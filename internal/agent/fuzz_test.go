@@ -20,6 +20,7 @@ import (
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/packet/packettest"
 	"github.com/segue-lb/segue/internal/srv6"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // comparison is an unattached data path and its reference.
@@ -53,13 +54,9 @@ var comparing = flow{client6, netip.AddrPortFrom(vip6.Addr(), 81)}
 
 func openComparisonOf(t testing.TB, cfg *desired.Agent) *comparison {
 	k := testKernelOf(t, cfg)
-	if err := k.objects.CookiesUsed.Put(uint32(0), uint32(1)); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, k.objects.CookiesUsed.Put(uint32(0), uint32(1)))
 	c := &comparison{k, newReference(cfg), cfg, tableOf(t, k), map[string]int{}, map[string]uint64{}, map[string]uint64{}}
-	if err := datapath.RemoveDir(c.instance); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, datapath.RemoveDir(c.instance))
 	return c
 }
 
@@ -115,9 +112,7 @@ func (c *comparison) steered(t testing.TB) direction {
 	for _, f := range []flow{{client4, vip4}, {client6, vip6}} {
 		_, server := s.connect(f, s.listen(f.vip))
 		// Nobody would answer a keep-alive.
-		if err := server.(*net.TCPConn).SetKeepAlive(false); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, server.(*net.TCPConn).SetKeepAlive(false))
 	}
 	c.sockets = func(f flow) sockets {
 		if f == (flow{client4, vip4}) || f == (flow{client6, vip6}) {
@@ -256,9 +251,7 @@ func (c *comparison) allCounters(t *testing.T) map[string]agentCounter {
 	t.Helper()
 	all := counters(t, c.kernel)
 	signals, err := sums(c.objects.Signals, c.labels.signals)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	for result, n := range signals {
 		if n != 0 {
 			all["signal_"+result] = agentCounter{Packets: n}

@@ -24,6 +24,7 @@ import (
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/srv6"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 var (
@@ -203,9 +204,7 @@ func TestTableIII(t *testing.T) {
 				desired.AcceptAlways: desired.NotLocalReset, desired.AcceptNever: desired.NotLocalDrop,
 			}[accept]
 			cfg := huntingConfig(way.kind, desired.Accept{Policy: accept}, notLocal)
-			if err := k.write(newTableContent(cfg, mtu)); err != nil {
-				t.Fatal(err)
-			}
+			testhost.Must(t, k.write(newTableContent(cfg, mtu)))
 			// The sockets are new each time, because some of them end after a minute.
 			s := newStage(t)
 			for _, now := range s.situations(way.client, way.vip) {
@@ -274,9 +273,7 @@ func offers(t testing.TB, k *kernel, vip netip.AddrPort) map[string]uint64 {
 		t.Fatalf("the service %v has no accept policy: %v", vip, err)
 	}
 	all, err := k.view().offerCounters(a)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	return all
 }
 
@@ -335,9 +332,7 @@ func TestPapersRows(t *testing.T) {
 	} {
 		t.Run(fmt.Sprintf("%s/%s/%s/%s", row.policy, row.state, row.sockets, row.event), func(t *testing.T) {
 			cfg := huntingConfig(desired.SRv6Insert, desired.Accept{Policy: row.policy}, desired.NotLocalDrop)
-			if err := k.write(newTableContent(cfg, mtu)); err != nil {
-				t.Fatal(err)
-			}
+			testhost.Must(t, k.write(newTableContent(cfg, mtu)))
 			now := all[row.sockets]
 			setFlow(t, k, now.flow, desired.SRv6Insert, row.state, 0)
 			list := handshakeEvents()
@@ -365,9 +360,7 @@ func TestRepeatedSYN(t *testing.T) {
 	s := newStage(t)
 	s.listen(vip6)
 	cfg := huntingConfig(desired.SRv6Insert, desired.Accept{Policy: desired.AcceptNever}, desired.NotLocalDrop)
-	if err := k.write(newTableContent(cfg, mtu)); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, k.write(newTableContent(cfg, mtu)))
 	f := flow{client6, vip6}
 	for age, want := range map[int64]string{0: "deliver_srv6_insert", 100: "deliver_srv6_insert", 121: "next_refused"} {
 		setFlow(t, k, f, desired.SRv6Insert, "wait", age)
@@ -407,9 +400,7 @@ func TestAlgorithm2(t *testing.T) {
 			Initial:    &initial,
 		}
 		cfg := huntingConfig(desired.SRv6Insert, rule, desired.NotLocalDrop)
-		if err := errors.Join(datapath.Keep(k.objects.Acceptances, map[agentServiceKey]agentAcceptance{}), k.write(newTableContent(cfg, mtu))); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, errors.Join(datapath.Keep(k.objects.Acceptances, map[agentServiceKey]agentAcceptance{}), k.write(newTableContent(cfg, mtu))))
 		want := newPolicy(cfg.Services[2])
 		want.load = &accept.Load{Capacity: 1 + random.Uint32N(8)}
 		key := serviceKey(cfg.Services[2])
@@ -430,9 +421,7 @@ func TestAlgorithm2(t *testing.T) {
 func tryOffer(t *testing.T, k *kernel, key agentServiceKey, want *policy, f flow, seed uint64, i int) {
 	t.Helper()
 	load := agentLoad{Busy: want.load.Busy, Capacity: want.load.Capacity, When: uint64(lasting(t))}
-	if err := k.objects.Loads.Put(key, load); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, k.objects.Loads.Put(key, load))
 	setFlow(t, k, f, desired.SRv6Insert, "", 0)
 	before := offers(t, k, f.vip)
 	runAgent(t, k, handshakeEvents()[0].frame(dialogue{flow: f}, desired.SRv6Insert))
@@ -443,9 +432,7 @@ func tryOffer(t *testing.T, k *kernel, key agentServiceKey, want *policy, f flow
 		}
 	}
 	var got agentAcceptance
-	if err := k.objects.Acceptances.Lookup(key, &got); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, k.objects.Acceptances.Lookup(key, &got))
 	state := *want.Policy.(*accept.Dynamic)
 	if got.Threshold != state.Threshold || got.Attempts != state.Attempts || got.Accepted != state.Accepted {
 		t.Fatalf("seed %d, offer %d: threshold %d, attempts %d, accepted %d; want %+v", seed, i,
@@ -473,9 +460,7 @@ func TestWindowTime(t *testing.T) {
 		busy [2]uint32 // of the offers, by turns
 		want uint32    // threshold
 	}{{[2]uint32{0, 3}, 3}, {[2]uint32{4, 9}, 5}, {[2]uint32{0, 9}, 4}} {
-		if err := errors.Join(datapath.Keep(k.objects.Acceptances, map[agentServiceKey]agentAcceptance{}), k.write(newTableContent(cfg, mtu))); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, errors.Join(datapath.Keep(k.objects.Acceptances, map[agentServiceKey]agentAcceptance{}), k.write(newTableContent(cfg, mtu))))
 		want := newPolicy(cfg.Services[2])
 		want.load = &accept.Load{Capacity: 8}
 		policy := want.Policy.(*accept.Dynamic)
@@ -512,14 +497,10 @@ func beganBefore(
 ) {
 	t.Helper()
 	var a agentAcceptance
-	if err := k.objects.Acceptances.Lookup(key, &a); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, k.objects.Acceptances.Lookup(key, &a))
 	policy.Began = coarseTime() - before
 	a.Began = uint64(policy.Began)
-	if err := k.objects.Acceptances.Update(key, a, ebpf.UpdateLock); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, k.objects.Acceptances.Update(key, a, ebpf.UpdateLock))
 }
 
 // coarseTime is the clock of the dynamic policy.
@@ -538,9 +519,7 @@ func TestStaleLoad(t *testing.T) {
 	s.listen(vip6)
 	threshold := uint32(0)
 	cfg := huntingConfig(desired.SRv6Insert, desired.Accept{Policy: desired.AcceptStatic, Threshold: &threshold}, desired.NotLocalDrop)
-	if err := k.write(newTableContent(cfg, mtu)); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, k.write(newTableContent(cfg, mtu)))
 	key := serviceKey(cfg.Services[2])
 	for name, c := range map[string]struct {
 		age  time.Duration // 0: never reported
@@ -585,21 +564,15 @@ func TestReloadKeepsThreshold(t *testing.T) {
 	cfg := huntingConfig(desired.SRv6Insert, accept, desired.NotLocalDrop)
 	key := serviceKey(cfg.Services[0])
 	threshold := func() uint32 {
-		if err := k.write(newTableContent(cfg, mtu)); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, k.write(newTableContent(cfg, mtu)))
 		var a agentAcceptance
-		if err := k.objects.Acceptances.Lookup(key, &a); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, k.objects.Acceptances.Lookup(key, &a))
 		return a.Threshold
 	}
 	threshold()
 	learned := newAcceptance(cfg.Services[0])
 	learned.Threshold = 7
-	if err := k.objects.Acceptances.Update(key, learned, ebpf.UpdateLock); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, k.objects.Acceptances.Update(key, learned, ebpf.UpdateLock))
 	if got := threshold(); got != 7 {
 		t.Errorf("threshold %d after a reload, want 7", got)
 	}

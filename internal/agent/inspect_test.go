@@ -18,6 +18,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // pinAll pins the objects of an agent that other processes read.
@@ -30,13 +31,9 @@ func pinAll(k *kernel) error {
 // Another process finds a pinned agent and reads its counters.
 func TestInspect(t *testing.T) {
 	k := testKernel(t)
-	if err := pinAll(k); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, pinAll(k))
 	instances, err := datapath.Instances()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	if want := (datapath.Instance{Name: k.instance, Role: datapath.RoleAgent}); !slices.Contains(instances, want) {
 		t.Errorf("%v, want %v among them", instances, want)
 	}
@@ -46,9 +43,7 @@ func TestInspect(t *testing.T) {
 		want[c.reason]++
 	}
 	s, err := inspect(k.instance)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	for _, reason := range s.Reasons {
 		if reason.Packets != want[reason.Reason] {
 			t.Errorf("%s: %d packets, want %d", reason.Reason, reason.Packets, want[reason.Reason])
@@ -59,9 +54,7 @@ func TestInspect(t *testing.T) {
 		t.Errorf("not among the reasons: %v", want)
 	}
 	info, err := k.objects.XdpAgent.Info()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	if s.Program == nil || s.Program.Tag != info.Tag || s.Attachment != nil {
 		t.Errorf("program %+v, want tag %s; attachment %+v, want none", s.Program, info.Tag, s.Attachment)
 	}
@@ -80,37 +73,25 @@ func inspect(instance string) (*Snapshot, error) {
 // new ones.
 func TestOtherReasons(t *testing.T) {
 	k := testKernel(t)
-	if err := pinAll(k); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, pinAll(k))
 	spec, labels, err := loadSpec()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	other := spec.Maps[agentMapReasons].Copy()
 	other.Name = agentMapReasons
 	slices.Reverse(labels.reasons)
 	datapath.NameAfter(other, labels.reasons)
 	m, err := ebpf.NewMap(other)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	defer m.Close()
-	if err := datapath.Pin(m, k.pinOf(agentMapReasons)); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, datapath.Pin(m, k.pinOf(agentMapReasons)))
 	cpus := make([]agentCounter, ebpf.MustPossibleCPU())
 	cpus[0].Packets = 7
-	if err := m.Put(uint32(1), cpus); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, m.Put(uint32(1), cpus))
 	if _, err := inspect(k.instance); !errors.Is(err, ebpf.ErrMapIncompatible) {
 		t.Errorf("read by another build: error %v", err)
 	}
 	next, err := openKernel(&desired.AgentNode{Instance: k.instance}, slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	defer next.close()
 	if counted := counters(t, next); len(counted) != 0 {
 		t.Errorf("the next process begins with %v", counted)
@@ -118,9 +99,7 @@ func TestOtherReasons(t *testing.T) {
 	if _, err := inspect(k.instance); !errors.Is(err, ebpf.ErrMapIncompatible) {
 		t.Errorf("before the next process has taken over: error %v", err)
 	}
-	if err := pinAll(next); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, pinAll(next))
 	if _, err := inspect(k.instance); err != nil {
 		t.Error(err)
 	}
@@ -129,17 +108,11 @@ func TestOtherReasons(t *testing.T) {
 // The manual has a line for every reason.
 func TestReasonsAreDocumented(t *testing.T) {
 	manual, err := os.ReadFile("../../docs/understand/agent.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	spec, err := loadAgent()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	names, err := datapath.EnumLabels(spec.Types, "agent_reason", "AGENT_")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	for _, name := range names[1:] {
 		if !strings.Contains(string(manual), "`"+name+"`") {
 			t.Errorf("reason %s is not in the manual", name)
@@ -165,15 +138,11 @@ func TestServicesOfSnapshot(t *testing.T) {
 	cfg.Services[4].Accept = cfg.Services[0].Accept
 	cfg.Services[4].Load = desired.Source{Kind: desired.LoadAcceptQueue}
 	cfg.Services[0].Port = 81
-	if err := errors.Join(k.write(newTableContent(cfg, mtu)), pinAll(k)); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, errors.Join(k.write(newTableContent(cfg, mtu)), pinAll(k)))
 	fresh := lasting(t)
 	report := func(when int64) {
 		load := agentLoad{Busy: 2, Capacity: 4, When: uint64(when)}
-		if err := k.objects.Loads.Put(serviceKey(cfg.Services[0]), load); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, k.objects.Loads.Put(serviceKey(cfg.Services[0]), load))
 	}
 	s.connect(flow{client6, vip6}, accepted)
 	sid := handshakeEvents()[1].frame(dialogue{flow: flow{client6, netip.AddrPortFrom(vip6.Addr(), 81)}}, desired.SRv6Encap)
@@ -230,17 +199,13 @@ func TestServicesOfSnapshot(t *testing.T) {
 func fillOffers(t *testing.T, k *kernel, s desired.AgentService) map[string]uint64 {
 	t.Helper()
 	acceptance, err := k.view().acceptance(serviceKey(s))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	var offers agentOffers
 	counters := map[string]uint64{}
 	for i, label := range k.view().labels.offers {
 		offers.Count[i] = 1 << i
 		counters[label] = 1 << i
 	}
-	if err := k.objects.Offers.Put(acceptance.Number, offers); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, k.objects.Offers.Put(acceptance.Number, offers))
 	return counters
 }

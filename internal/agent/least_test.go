@@ -20,6 +20,7 @@ import (
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/srv6"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // leastConfig is a service with policy least on the ports 80 and 81 of both VIPs. Nothing listens
@@ -61,9 +62,7 @@ func arrived(frame []byte, hops int) []byte {
 func lasting(t testing.TB) int64 {
 	t.Helper()
 	now, err := monotonic()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	return now + int64(time.Hour)
 }
 
@@ -71,16 +70,12 @@ func lasting(t testing.TB) int64 {
 func setLoads(t testing.TB, k *kernel, cfg *desired.Agent, load *accept.Load) {
 	t.Helper()
 	for _, s := range cfg.Services {
-		if err := k.objects.Loads.Put(serviceKey(s), agentLoad{}); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, k.objects.Loads.Put(serviceKey(s), agentLoad{}))
 		if load == nil {
 			continue
 		}
 		value := agentLoad{Busy: load.Busy, Capacity: load.Capacity, When: uint64(lasting(t))}
-		if err := k.objects.Loads.Put(serviceKey(s), value); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, k.objects.Loads.Put(serviceKey(s), value))
 	}
 }
 
@@ -129,9 +124,7 @@ func (s *leastStage) beIn(cfg *desired.Agent, candidate int, load *accept.Load) 
 	s.t.Helper()
 	s.cfg = cfg
 	s.cfg.Node.Locator = srv6.Parse(candidateSID(candidate, srv6.Host, srv6.Offer{})).Locator
-	if err := s.k.write(newTableContent(s.cfg, mtu)); err != nil {
-		s.t.Fatal(err)
-	}
+	testhost.Must(s.t, s.k.write(newTableContent(s.cfg, mtu)))
 	setLoads(s.t, s.k, s.cfg, load)
 }
 
@@ -346,9 +339,7 @@ func leaves(t *testing.T, frame []byte, result string, next, entry netip.Addr) (
 			out, err = packet.Advance(out)
 		}
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	if next.IsValid() {
 		if to := netip.AddrFrom16([16]byte(out[14+24:])); to != next {
 			t.Fatalf("the expected frame goes to %v, want %v", to, next)

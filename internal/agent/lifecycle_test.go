@@ -185,9 +185,7 @@ func TestOtherNamespace(t *testing.T) {
 	n.run(1, cfg, link.AttachTCX).stop()
 	at1, at2 := n.inspect(1, cfg.Node.Instance), n.inspect(2, cfg.Node.Instance)
 	a, err := New(cfg, desired.Secrets{}, slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	err = n.servers[1].Do(func() error { return a.Run(t.Context()) })
 	if err == nil || !strings.Contains(err.Error(), "another network namespace") {
 		t.Errorf("error %v", err)
@@ -249,9 +247,7 @@ func TestFailedMove(t *testing.T) {
 	other := *cfg
 	other.Node.Interface = "eth1"
 	a, err := New(&other, desired.Secrets{}, slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	defer a.Close()
 	n.in(n.servers[0], func() error {
 		eth0, err := netlink.LinkByName("eth0")
@@ -287,22 +283,16 @@ func TestOtherRole(t *testing.T) {
 	n := newNetwork(t, 1)
 	cfg := n.config(1, desired.GRE, vip4.Addr())
 	dir, err := datapath.MakeDir(cfg.Node.Instance, datapath.RoleBalancer)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	t.Cleanup(func() {
 		if err := datapath.RemoveDir(cfg.Node.Instance); err != nil {
 			t.Error(err)
 		}
 	})
 	identity, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	defer identity.Close()
-	if err := identity.Pin(filepath.Join(dir, "identity")); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, identity.Pin(filepath.Join(dir, "identity")))
 	a, err := New(cfg, desired.Secrets{}, slog.New(slog.DiscardHandler))
 	if err == nil {
 		a.Close()
@@ -334,9 +324,7 @@ func TestFailedStart(t *testing.T) {
 			cfg := n.config(1, desired.GRE, vip4.Addr())
 			was := n.inspect(1, cfg.Node.Instance)
 			a, err := New(cfg, desired.Secrets{}, slog.New(slog.DiscardHandler))
-			if err != nil {
-				t.Fatal(err)
-			}
+			testhost.Must(t, err)
 			test.spoil(cfg, a)
 			err = n.servers[0].Do(func() error { return a.Run(t.Context()) })
 			if err == nil || !strings.Contains(err.Error(), test.err) {
@@ -373,9 +361,7 @@ func TestLosses(t *testing.T) {
 	requireLosses := func(next *desired.Agent, want ...desired.Loss) {
 		t.Helper()
 		losses, err := a.Losses(t.Context(), next)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		if diff := cmp.Diff(want, losses); diff != "" {
 			t.Errorf("losses (-want +got):\n%s", diff)
 		}
@@ -386,9 +372,7 @@ func TestLosses(t *testing.T) {
 		desired.Loss{Service: cfg.Services[3].Name, Cause: desired.LossRemoved})
 	keepsVIP := without(cfg.Services[0], cfg.Services[1], cfg.Services[3])
 	requireLosses(keepsVIP)
-	if err := a.Reload(t.Context(), keepsVIP, desired.Secrets{}); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, a.Reload(t.Context(), keepsVIP, desired.Secrets{}))
 	n.echo(c, 1000)
 }
 
@@ -403,9 +387,7 @@ func TestReload(t *testing.T) {
 	n.use(srv6Encap(desired.SRv6Encap, serverSID(1)))
 	n.echo(n.dial(vip4.Addr()), 1000)
 
-	if err := a.Reload(t.Context(), n.config(1, desired.SRv6Encap, vip4.Addr(), vip6.Addr()), desired.Secrets{}); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, a.Reload(t.Context(), n.config(1, desired.SRv6Encap, vip4.Addr(), vip6.Addr()), desired.Secrets{}))
 	n.serve(1, vip6.Addr())
 	n.echo(n.dial(vip6.Addr()), 1000)
 
@@ -416,9 +398,7 @@ func TestReload(t *testing.T) {
 	}
 	n.echo(n.dial(vip4.Addr()), 1000)
 
-	if err := a.Reload(t.Context(), n.config(1, desired.SRv6Encap, vip6.Addr()), desired.Secrets{}); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, a.Reload(t.Context(), n.config(1, desired.SRv6Encap, vip6.Addr()), desired.Secrets{}))
 	want := []string{"10.0.1.2/24", "127.0.0.1/8", "2001:db8:80::1/128", "::1/128", "fd00:5:1::2/64"}
 	if diff := cmp.Diff(want, n.inspect(1, cfg.Node.Instance).Addresses); diff != "" {
 		t.Errorf("addresses (-want +got):\n%s", diff)

@@ -13,6 +13,7 @@ import (
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/srv6"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // The flags in the answer to a probe.
@@ -157,9 +158,7 @@ func TestOffersToStoppedApplication(t *testing.T) {
 	offer = offered(desired.SRv6Encap, flow{client6, vip6},
 		[]netip.Addr{candidateSID(9, srv6.ConnectAvail, told(0, 9, 2)), sidOf(sid, connectAvail)}, 1)
 	cfg := huntingConfig(desired.SRv6Encap, desired.Accept{Policy: desired.AcceptAlways}, desired.NotLocalDrop)
-	if err := k.write(newTableContent(cfg, mtu)); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, k.write(newTableContent(cfg, mtu)))
 	s.expectFlags("no offer to the last candidate since", k, vip6, answersServed)
 	pass("next_returned")
 	s.expectFlags("the last candidate has handed an offer back", k, vip6, answersRefusing)
@@ -231,18 +230,14 @@ func TestRemovedServiceIsForgotten(t *testing.T) {
 	s.expectFlags("it refuses clients", k, vip4, answersRefusing)
 
 	full := testConfig()
-	if err := k.write(newTableContent(full, mtu)); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, k.write(newTableContent(full, mtu)))
 	s.expectFlags("the same configuration", k, vip4, answersRefusing)
 	less := *full
 	less.Services = slices.DeleteFunc(slices.Clone(full.Services), func(a desired.AgentService) bool {
 		return a.VIP == vip4.Addr()
 	})
 	for _, cfg := range []*desired.Agent{&less, full} {
-		if err := k.write(newTableContent(cfg, mtu)); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, k.write(newTableContent(cfg, mtu)))
 	}
 	s.expectFlags("the service was removed and has come back", k, vip4, answersServed)
 }

@@ -34,9 +34,7 @@ func newLoadTest(t *testing.T, client, vip netip.AddrPort, limit int) *loadTest 
 	testhost.NeedCgroup2(t)
 	l := &loadTest{T: t, k: testKernel(t), stage: newStage(t), vip: vip, from: client.Addr()}
 	l.port = 1024
-	if err := pinAll(l.k); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, pinAll(l.k))
 	l.do(func() error {
 		return datapath.TakeOver(l.k.log, func(t *datapath.Takeover) error {
 			return l.k.startCounting(t)
@@ -326,9 +324,7 @@ func TestLoadWithoutListener(t *testing.T) {
 		cfg := huntingConfig(desired.SRv6Encap, rule, desired.NotLocalDrop)
 		cfg.Services = cfg.Services[2:3]
 		cfg.Services[0].Port = c.port
-		if err := l.k.write(newTableContent(cfg, mtu)); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, l.k.write(newTableContent(cfg, mtu)))
 		l.show(cfg.Services[0], accept.Load{Busy: 2, Capacity: 4}, 0)
 		l.do(func() error {
 			view := l.k.view()
@@ -376,9 +372,7 @@ func TestDynamicIsBounded(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			none := map[agentServiceKey]agentAcceptance{}
-			if err := datapath.Keep(l.k.objects.Acceptances, none); err != nil {
-				t.Fatal(err)
-			}
+			testhost.Must(t, datapath.Keep(l.k.objects.Acceptances, none))
 			s := l.configure(rule, c.source)
 			reference := newPolicy(s)
 			reference.load = &c.shown
@@ -393,9 +387,7 @@ func TestDynamicIsBounded(t *testing.T) {
 				return nil
 			})
 			var got agentAcceptance
-			if err := l.k.objects.Acceptances.Lookup(serviceKey(s), &got); err != nil {
-				t.Fatal(err)
-			}
+			testhost.Must(t, l.k.objects.Acceptances.Lookup(serviceKey(s), &got))
 			if got.Threshold != c.want {
 				t.Errorf("the threshold is %d, want %d", got.Threshold, c.want)
 			}

@@ -15,9 +15,7 @@ import (
 func TestLockedDown(t *testing.T) {
 	testhost.NeedAgent(t)
 	spec, err := loadAgent()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	reads := func() (n int) {
 		for _, program := range spec.Programs {
 			for _, ins := range program.Instructions {
@@ -45,23 +43,15 @@ func TestLockedDown(t *testing.T) {
 // A view can be loaded on every kernel, without testing what the kernel allows.
 func TestViewReadsNoMemory(t *testing.T) {
 	k := testKernel(t)
-	if err := pinAll(k); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, pinAll(k))
 	view, err := OpenView(k.instance)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	defer view.Close()
 	spec, err := loadAgent()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	refuseReads(spec)
 	want, err := ebpf.NewProgram(spec.Programs[agentProgQuerySocket])
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	defer want.Close()
 	if got, want := tag(t, view.sockets), tag(t, want); got != want {
 		t.Errorf("the view's program has the tag %s, that without reads of memory %s", got, want)
@@ -72,8 +62,6 @@ func TestViewReadsNoMemory(t *testing.T) {
 func tag(t *testing.T, program *ebpf.Program) string {
 	t.Helper()
 	info, err := program.Info()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	return info.Tag
 }

@@ -89,17 +89,13 @@ func newNetwork(t *testing.T, servers int) *network {
 // in runs f inside a namespace. An error ends the test.
 func (n *network) in(ns *testhost.Namespace, f func() error) {
 	n.t.Helper()
-	if err := ns.Do(f); err != nil {
-		n.t.Fatal(err)
-	}
+	testhost.Must(n.t, ns.Do(f))
 }
 
 func (n *network) route(ns *testhost.Namespace, to, via string) {
 	n.t.Helper()
 	_, dst, err := net.ParseCIDR(to)
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	testhost.Must(n.t, err)
 	n.in(ns, func() error { return netlink.RouteAdd(&netlink.Route{Dst: dst, Gw: net.ParseIP(via)}) })
 }
 
@@ -250,9 +246,7 @@ func (n *network) run(server int, cfg *desired.Agent, attachTCX func(link.TCXOpt
 		reused = reuseFor(n.t, &cfg.Node)
 	}
 	a, err := New(cfg, secretsOf(n.t, cfg), slog.New(slog.DiscardHandler))
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	testhost.Must(n.t, err)
 	if reused != nil {
 		reused.record(n.t, a.kernel)
 	}
@@ -349,9 +343,7 @@ func (n *network) dial(vip netip.Addr) *net.TCPConn {
 		return err
 	})
 	n.t.Cleanup(func() { _ = c.Close() })
-	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
-		n.t.Fatal(err)
-	}
+	testhost.Must(n.t, c.SetDeadline(time.Now().Add(patience)))
 	return c
 }
 
@@ -382,9 +374,7 @@ func (n *network) dialUDP(vip netip.Addr) *net.UDPConn {
 		return err
 	})
 	n.t.Cleanup(func() { _ = c.Close() })
-	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
-		n.t.Fatal(err)
-	}
+	testhost.Must(n.t, c.SetDeadline(time.Now().Add(patience)))
 	return c
 }
 
@@ -392,9 +382,7 @@ func (n *network) dialUDP(vip netip.Addr) *net.UDPConn {
 func mss(t *testing.T, c *net.TCPConn) int {
 	t.Helper()
 	raw, err := c.SyscallConn()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	var info *unix.TCPInfo
 	if err := errors.Join(err, raw.Control(func(fd uintptr) {
 		info, err = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)

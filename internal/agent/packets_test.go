@@ -91,21 +91,15 @@ func testKernelOf(t testing.TB, cfg *desired.Agent) *kernel {
 	cfg.Node.Instance = fmt.Sprintf("test-%d-packets%d", os.Getpid(), unattached.Add(1))
 	reused := reuseFor(t, &cfg.Node)
 	k, err := openKernel(&cfg.Node, slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	reused.record(t, k)
-	if err := unpin(k); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, unpin(k))
 	t.Cleanup(func() {
 		if err := errors.Join(closeDryRun(k), k.close(), datapath.RemoveDir(cfg.Node.Instance)); err != nil {
 			t.Error(err)
 		}
 	})
-	if err := errors.Join(k.write(newTableContent(cfg, mtu)), k.setHostMAC(hostMAC)); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, errors.Join(k.write(newTableContent(cfg, mtu)), k.setHostMAC(hostMAC)))
 	return k
 }
 
@@ -113,9 +107,7 @@ func testKernelOf(t testing.TB, cfg *desired.Agent) *kernel {
 func counters(t testing.TB, k *kernel) map[string]agentCounter {
 	t.Helper()
 	reasons, err := datapath.CountReasons(k.objects.Reasons, k.labels.reasons)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	all := map[string]agentCounter{}
 	for _, r := range reasons {
 		if r.Packets != 0 || r.Bytes != 0 {
@@ -123,9 +115,7 @@ func counters(t testing.TB, k *kernel) map[string]agentCounter {
 		}
 	}
 	synAcks, err := sums(k.objects.SynAcks, k.labels.synAcks)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	for result, n := range synAcks {
 		if n != 0 {
 			all["syn_ack_"+result] = agentCounter{Packets: n}
@@ -154,9 +144,7 @@ func refill(t testing.TB, k *kernel) { setReset(t, k, 0) }
 func setReset(t testing.TB, k *kernel, ns uint64) {
 	t.Helper()
 	used := slices.Repeat([]uint64{ns}, ebpf.MustPossibleCPU())
-	if err := k.objects.Resets.Put(uint32(0), used); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, k.objects.Resets.Put(uint32(0), used))
 }
 
 func run(t testing.TB, prog *ebpf.Program, frame []byte) (verdict uint32, out []byte) {
@@ -296,17 +284,13 @@ func onOneCore(t *testing.T, f func()) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	var allowed, one unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &allowed); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, unix.SchedGetaffinity(0, &allowed))
 	for cpu := 0; one.Count() == 0; cpu++ {
 		if allowed.IsSet(cpu) {
 			one.Set(cpu)
 		}
 	}
-	if err := unix.SchedSetaffinity(0, &one); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, unix.SchedSetaffinity(0, &one))
 	defer func() {
 		if err := unix.SchedSetaffinity(0, &allowed); err != nil {
 			t.Error(err)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/poll"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // Agents and balancers change their keys by reloads, one after the other. No poll is lost at any
@@ -46,9 +47,7 @@ func TestReloadOfPollKeys(t *testing.T) {
 	asks("at first")
 	for _, keys := range []desired.SignalKeys{{oldKey, newKey}, {newKey, oldKey}, {newKey}} {
 		asks("before the agent reloads")
-		if err := a.Reload(t.Context(), cfg, desired.Secrets{SignalKeys: keys}); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, a.Reload(t.Context(), cfg, desired.Secrets{SignalKeys: keys}))
 		asks("before the balancer reloads")
 		b.SetKeys(keys)
 		asks("after both")

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // onLoopback adds a VIP to the loopback interface of a server, or removes it.
@@ -33,9 +34,7 @@ func (n *network) awaitPresent(a *running, vip netip.Addr, want bool) {
 	deadline := time.Now().Add(patience)
 	for {
 		var present uint32
-		if err := a.kernel.objects.Vips.Lookup(vip.As16(), &present); err != nil {
-			n.t.Fatal(err)
-		}
+		testhost.Must(n.t, a.kernel.objects.Vips.Lookup(vip.As16(), &present))
 		if (present != 0) == want {
 			return
 		}
@@ -75,9 +74,7 @@ func TestRefusedVIPIsLeftAlone(t *testing.T) {
 	n := newNetwork(t, 1)
 	vip := vip4.Addr()
 	a, err := New(n.config(1, desired.SRv6Insert, vip), desired.Secrets{}, slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	t.Cleanup(func() {
 		if err := a.Close(); err != nil {
 			t.Error(err)

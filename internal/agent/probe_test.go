@@ -11,6 +11,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // probeFor returns a probe about a VIP.
@@ -67,9 +68,7 @@ var stranger = netip.MustParseAddr("fd00:bad:0:1::")
 func TestProbeAboutAbsentVIP(t *testing.T) {
 	c := openComparison(t)
 	c.absent = []netip.Addr{vip6.Addr()}
-	if err := c.objects.Vips.Put(vip6.Addr().As16(), uint32(0)); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, c.objects.Vips.Put(vip6.Addr().As16(), uint32(0)))
 	for _, vip := range []netip.Addr{vip4.Addr(), vip6.Addr()} {
 		frame := probeFor(desired.SRv6Encap, vip)
 		reason, want := c.receive(frame)

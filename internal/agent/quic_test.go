@@ -19,6 +19,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 var (
@@ -239,9 +240,7 @@ func countedIDs(t testing.TB, k *kernel, cfg *desired.Agent) map[string]IDCount 
 			continue
 		}
 		counts, err := k.view().idCounts(serviceKey(s))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		for result, count := range counts {
 			if name := "quic_id_" + result; count.Packets > 0 {
 				all[name] = IDCount{all[name].Packets + count.Packets, count.Last}
@@ -259,9 +258,7 @@ func forgetIDs(t testing.TB, k *kernel, cfg *desired.Agent) {
 		if !mine {
 			content.ownIDs = nil
 		}
-		if err := k.write(content); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, k.write(content))
 	}
 }
 
@@ -440,9 +437,7 @@ func TestQUICIDsOutlastReloads(t *testing.T) {
 	}
 	reload := func() {
 		t.Helper()
-		if err := k.write(newTableContent(cfg, mtu)); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, k.write(newTableContent(cfg, mtu)))
 	}
 	issue(1)
 	reload()
@@ -476,9 +471,7 @@ func TestQUICState(t *testing.T) {
 	cfg := quicConfig()
 	k := testKernelOf(t, cfg)
 	services, err := k.view().services()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	got := map[string]*QUICState{}
 	for _, s := range services {
 		if s.QUIC != nil {
@@ -506,9 +499,7 @@ func TestQUICWarning(t *testing.T) {
 	a := &Agent{log: slog.New(slog.NewTextHandler(&log, nil)), cfg: cfg, kernel: k}
 	warned := func(wanted ...string) {
 		t.Helper()
-		if err := a.followQUIC(); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, a.followQUIC())
 		for _, text := range wanted {
 			if !strings.Contains(log.String(), text) {
 				t.Errorf("the log has no %s: %q", text, log.String())

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/segue-lb/segue/internal/srv6"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // flowTable is a reference model of bpf/agent/flowtable.h, on the data path's own memory.
@@ -42,9 +43,7 @@ func tableOf(t testing.TB, k *kernel) *flowTable {
 	t.Helper()
 	table := &flowTable{t: t}
 	mapped, _ := tables.Load(k)
-	if err := k.objects.AgentFlowKeys.Lookup(uint32(0), &table.keys); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, k.objects.AgentFlowKeys.Lookup(uint32(0), &table.keys))
 	if mapped != nil {
 		table.entries, table.balancers = mapped.(*flowTable).entries, mapped.(*flowTable).balancers
 		return table
@@ -62,9 +61,7 @@ func memoryOf[T any](t testing.TB, m *ebpf.Map) []T {
 	const protection = unix.PROT_READ | unix.PROT_WRITE
 	size := int(m.MaxEntries() * m.ValueSize())
 	memory, err := unix.Mmap(m.FD(), 0, size, protection, unix.MAP_SHARED)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	t.Cleanup(func() {
 		if err := unix.Munmap(memory); err != nil {
 			t.Error(err)

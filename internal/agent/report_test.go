@@ -15,6 +15,7 @@ import (
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/packet/packettest"
 	"github.com/segue-lb/segue/internal/srv6"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // wanting is an offer that asks for a report.
@@ -55,9 +56,7 @@ func (s *leastStage) sentReport(
 func requireNow(t *testing.T, serial uint32) {
 	t.Helper()
 	now, err := monotonic()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	// 2,000 ticks are 8 s.
 	if late := (uint32(now>>22) - serial) & (1<<27 - 1); late > 2000 {
 		t.Errorf("the serial is %d ticks before now", late)
@@ -180,9 +179,7 @@ func TestOldLoadOfTheFirstIsNotReported(t *testing.T) {
 func TestTagsCoverReports(t *testing.T) {
 	s := newLeastStage(t)
 	key := desired.SignalKey{1, 2, 3}
-	if err := datapath.SetSignalKeys(s.k.objects.SignalKeys, desired.SignalKeys{key}); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, datapath.SetSignalKeys(s.k.objects.SignalKeys, desired.SignalKeys{key}))
 	for _, way := range leastWays {
 		s.be(way.kind, 1, &accept.Load{Busy: 1, Capacity: 2})
 		s.give(way.flow, offered(way.kind, way.flow,

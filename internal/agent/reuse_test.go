@@ -14,6 +14,7 @@ import (
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/datapath/datapathtest"
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // reusable is a data path that one test after the other uses. Between two tests all its maps are
@@ -60,9 +61,7 @@ func reuseFor(t testing.TB, node *desired.AgentNode) *reusable {
 	r := &reusable{isInternal: node.IsInternal()}
 	if n := len(idle[r.isInternal]); n > 0 {
 		r, idle[r.isInternal] = idle[r.isInternal][n-1], idle[r.isInternal][:n-1]
-		if err := r.begin(node.Instance); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, r.begin(node.Instance))
 	}
 	t.Cleanup(func() { r.end(t) })
 	return r
@@ -130,9 +129,7 @@ func mapNumber(m *ebpf.Map) (ebpf.MapID, error) {
 func programNumber(t testing.TB, program *ebpf.Program) ebpf.ProgramID {
 	t.Helper()
 	info, err := program.Info()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	id, _ := info.ID()
 	return id
 }
@@ -142,9 +139,7 @@ func (r *reusable) record(t testing.TB, k *kernel) {
 	t.Helper()
 	if r.objects == nil {
 		kept := new(agentObjects)
-		if err := datapathtest.CopyObjects(kept, &k.objects); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, datapathtest.CopyObjects(kept, &k.objects))
 		r.objects, r.keys = kept, k.flowKeys
 	}
 	reuse.Lock()
@@ -188,9 +183,7 @@ func TestReusedDataPathIsEmpty(t *testing.T) {
 		for _, c := range append(deliveries(), drops()...) {
 			runAgent(t, k, c.frame)
 		}
-		if err := k.objects.AgentFlowKeys.Put(uint32(0), agentAgentFlowKeys{}); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, k.objects.AgentFlowKeys.Put(uint32(0), agentAgentFlowKeys{}))
 		if full := datapathtest.UsedMaps(t, objects, objects.AgentFlowKeys); len(full) < 6 {
 			t.Errorf("the test uses only the maps %v", full)
 		}
@@ -207,9 +200,7 @@ func TestReusedDataPathIsEmpty(t *testing.T) {
 			t.Error("the flow table has other keys than the programs")
 		}
 		next, err := openKernel(&desired.AgentNode{Instance: k.instance}, k.log)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		defer next.close()
 		if programNumber(t, next.objects.XdpAgent) == first {
 			t.Error("the second process has not loaded its own program")
@@ -222,12 +213,8 @@ func TestLoadsBeginEmpty(t *testing.T) {
 	t.Parallel()
 	objects := new(agentObjects)
 	spec, _, err := loadPermitted()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := spec.LoadAndAssign(objects, nil); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
+	testhost.Must(t, spec.LoadAndAssign(objects, nil))
 	defer objects.Close()
 	if full := datapathtest.UsedMaps(t, objects, nil); len(full) > 0 {
 		t.Errorf("maps have content: %v", full)

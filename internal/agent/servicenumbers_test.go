@@ -9,6 +9,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // Each service counts its own offers, also after reloads. A service that gets the number of a
@@ -35,16 +36,12 @@ func TestOffersOfServices(t *testing.T) {
 		got := map[int]uint64{}
 		for i, s := range all {
 			a, err := k.view().acceptance(serviceKey(s))
-			if err != nil {
-				t.Fatal(err)
-			}
+			testhost.Must(t, err)
 			if a == nil {
 				continue
 			}
 			counters, err := k.view().offerCounters(a)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testhost.Must(t, err)
 			got[i] = counters["forced"]
 		}
 		if !maps.Equal(got, want) {
@@ -54,9 +51,7 @@ func TestOffersOfServices(t *testing.T) {
 	reload := func(services ...desired.AgentService) {
 		t.Helper()
 		cfg.Services = services
-		if err := k.write(newTableContent(cfg, mtu)); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, k.write(newTableContent(cfg, mtu)))
 	}
 	for service, offers := range []int{3, 2, 1} {
 		for range offers {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // presenceTest is a server whose state is read in its network namespace.
@@ -22,9 +23,7 @@ type presenceTest struct {
 func newPresenceTest(t *testing.T) *presenceTest {
 	t.Helper()
 	p := &presenceTest{newStage(t), testKernel(t)}
-	if err := pinAll(p.k); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, pinAll(p.k))
 	return p
 }
 
@@ -52,9 +51,7 @@ func (p *presenceTest) expect(when, service string, want Presence) {
 // tell tells the data path whether a VIP is an address of the host, as followVIPs does.
 func (p *presenceTest) tell(vip netip.Addr, present bool) {
 	p.t.Helper()
-	if err := p.k.setPresent(vip, present); err != nil {
-		p.t.Fatal(err)
-	}
+	testhost.Must(p.t, p.k.setPresent(vip, present))
 }
 
 // remove removes a VIP from the host.

@@ -32,14 +32,10 @@ func newSourceTest(t *testing.T) *sourceTest { return newSourceTestOf(t, desired
 func newSourceTestOf(t *testing.T, most uint32) *sourceTest {
 	testhost.NeedAgent(t)
 	spec, err := loadAgent()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	spec.Maps[agentMapLoads].MaxEntries = most
 	loads, err := ebpf.NewMap(spec.Maps[agentMapLoads])
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	s := &sourceTest{t, loads, watches{}}
 	t.Cleanup(func() {
 		s.watches.stopAll()
@@ -101,9 +97,7 @@ func openLoad(t *testing.T, capacity uint32) (path string, r *loadshm.Reporter) 
 	t.Helper()
 	path = filepath.Join(t.TempDir(), "load")
 	r, err := loadshm.Open(path, capacity)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	t.Cleanup(func() { r.Close() })
 	return path, r
 }
@@ -159,9 +153,7 @@ func TestIntervalChanges(t *testing.T) {
 	path, application := openLoad(t, 4)
 	s.follow(map[desired.Port]desired.Source{1: s.source(path, 10*time.Second), 2: s.source(path, 10*time.Second)})
 	s.await(1, 0)
-	if err := s.loads.Put(portKey(2), agentLoad{Busy: 3, Capacity: 4, When: 1}); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, s.loads.Put(portKey(2), agentLoad{Busy: 3, Capacity: 4, When: 1}))
 	// Without a report, nothing can hide that a load was lost.
 	application.Set(0, 0)
 	s.follow(map[desired.Port]desired.Source{1: s.source(path, 10*time.Second), 2: s.source(path, time.Millisecond)})
@@ -221,16 +213,12 @@ func TestFailedWriteIsRepeated(t *testing.T) {
 		services: map[agentServiceKey]bool{portKey(1): true},
 	}
 	state := load.State{Load: load.Load{Busy: 1, Capacity: 4}, At: time.Now()}
-	if err := s.loads.Put(portKey(2), agentLoad{}); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, s.loads.Put(portKey(2), agentLoad{}))
 	w.report(state)
 	if _, known := s.load(1); known || !strings.Contains(log.String(), "report the load") {
 		t.Errorf("in a full table: known: %v, log: %s", known, log.String())
 	}
-	if err := s.loads.Delete(portKey(2)); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, s.loads.Delete(portKey(2)))
 	w.report(state)
 	s.expect(1, 4, 1)
 }

@@ -42,9 +42,7 @@ func signalled(t *testing.T, f flow, kind desired.Encapsulation, function uint16
 		Kind: kind, Sender: node, Segments: []netip.Addr{sid}, FlowLabel: label,
 		Own: packet.MAC(frame[6:12]), NextHop: packet.MAC(frame[:6]),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	return frame
 }
 
@@ -109,9 +107,7 @@ func TestSignals(t *testing.T) {
 // balancer may be the reason why the first packet was lost.
 func TestEndIsToldOnce(t *testing.T) {
 	k := testKernel(t)
-	if err := k.write(newTableContent(huntingConfig(desired.SRv6Encap, desired.Accept{Policy: desired.AcceptAlways}, desired.NotLocalDrop), mtu)); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, k.write(newTableContent(huntingConfig(desired.SRv6Encap, desired.Accept{Policy: desired.AcceptAlways}, desired.NotLocalDrop), mtu)))
 	f := flow{client6, vip6}
 	fin := packet.TCP(f.vip, f.client, packet.Flags(packet.FIN|packet.ACK))
 	send := func(want uint32, why string) {
@@ -199,9 +195,7 @@ func transmitAs(t testing.TB, k *kernel, frame []byte, buffer map[int]uint32) (u
 	}
 	options := ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+256), Context: context}
 	verdict, err := k.objects.TcAgent.Run(&options)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	return verdict, options.DataOut
 }
 
@@ -384,9 +378,7 @@ func TestHunt(t *testing.T) {
 func connections(t testing.TB, k *kernel, s desired.AgentService) (open int64) {
 	t.Helper()
 	var count agentConnectionCount
-	if err := k.objects.Connections.Lookup(serviceKey(s), &count); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, k.objects.Connections.Lookup(serviceKey(s), &count))
 	return count.Open[0] + count.Open[1]
 }
 
@@ -413,18 +405,14 @@ func TestAcceptQueue(t *testing.T) {
 	over := s.request(flow{netip.AddrPortFrom(client6.Addr(), 50100), vip6})
 	s.send(over, packet.ACK)
 	c, err := listener.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	s.close(over, c)
 	two := uint32(2)
 	cfg := huntingConfig(desired.SRv6Insert, desired.Accept{Policy: desired.AcceptStatic, Threshold: &two}, desired.NotLocalDrop)
 	for i := range cfg.Services {
 		cfg.Services[i].Load.Kind = desired.LoadAcceptQueue
 	}
-	if err := k.write(newTableContent(cfg, mtu)); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, k.write(newTableContent(cfg, mtu)))
 	offer := func(f flow, waiting int, want string) {
 		t.Helper()
 		before := offers(t, k, vip6)

@@ -97,9 +97,7 @@ func (s *stage) do(f func() error) {
 			return err
 		})
 	}()
-	if err := <-ended; err != nil {
-		s.t.Fatal(err)
-	}
+	testhost.Must(s.t, <-ended)
 }
 
 // listen starts an application. Its connections are sent to the channel. The IPv6 listener is for
@@ -212,9 +210,7 @@ func (s *stage) await(d dialogue, flags packet.TCPFlags) *layers.TCP {
 	s.t.Helper()
 	buffer := make([]byte, 2048)
 	for {
-		if err := s.tun.SetReadDeadline(time.Now().Add(patience)); err != nil {
-			s.t.Fatal(err)
-		}
+		testhost.Must(s.t, s.tun.SetReadDeadline(time.Now().Add(patience)))
 		n, err := s.tun.Read(buffer)
 		if err != nil {
 			s.t.Fatalf("wait for %v to %v: %v", flags, d.client, err)
@@ -262,9 +258,7 @@ func (s *stage) connect(f flow, accepted <-chan net.Conn) (dialogue, net.Conn) {
 // the client can still send.
 func (s *stage) closeServer(d dialogue, c net.Conn) dialogue {
 	s.t.Helper()
-	if err := c.Close(); err != nil {
-		s.t.Fatal(err)
-	}
+	testhost.Must(s.t, c.Close())
 	s.await(d, packet.FIN)
 	d.ack++
 	s.send(d, packet.ACK)

@@ -17,15 +17,11 @@ func TestStackFitsAllKernels(t *testing.T) {
 		dryRun  bool
 	}{{"xdp_agent", false}, {"xdp_agent", true}, {"tc_agent", false}, {"tc_forward", false}} {
 		spec, err := loadAgent()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		// Include the code for interfaces that lead out of the domain. The verifier removes it on
 		// other nodes.
 		outside := spec.Variables[agentVarHostIsOutside].Set(true)
-		if err := errors.Join(outside, spec.Variables[agentVarDryRun].Set(c.dryRun)); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, errors.Join(outside, spec.Variables[agentVarDryRun].Set(c.dryRun)))
 		datapathtest.RequireStackForAllKernels(t, spec, c.program)
 	}
 }

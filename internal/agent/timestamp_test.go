@@ -25,9 +25,7 @@ type stamps struct {
 func TestFindTimestamps(t *testing.T) {
 	testhost.NeedAgent(t)
 	var objects timestampObjects
-	if err := loadTimestampObjects(&objects, nil); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, loadTimestampObjects(&objects, nil))
 	t.Cleanup(func() {
 		if err := objects.Close(); err != nil {
 			t.Error(err)
@@ -43,9 +41,7 @@ func TestFindTimestamps(t *testing.T) {
 			if got.Found {
 				err = errors.Join(err, objects.Value.Get(&got.Value), objects.Echo.Get(&got.Echo))
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			testhost.Must(t, err)
 			if diff := cmp.Diff(c.want, got); diff != "" {
 				t.Errorf("timestamps (-want +got):\n%s", diff)
 			}

@@ -19,6 +19,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/srv6"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // randomRule returns a random accept policy, with short windows, and a random treatment of flows
@@ -64,9 +65,7 @@ func randomLoad(t *testing.T, k *kernel, random *rand.Rand, vip netip.AddrPort) 
 	if random.IntN(4) == 0 {
 		load.When = uint64(random.IntN(2)) // never, or long ago
 	}
-	if err := k.objects.Loads.Put(serviceKey(desired.AgentService{VIP: vip.Addr(), Port: desired.Port(vip.Port())}), load); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, k.objects.Loads.Put(serviceKey(desired.AgentService{VIP: vip.Addr(), Port: desired.Port(vip.Port())}), load))
 }
 
 // Trace predicts what the data path does, for any packet in any state, and changes nothing.
@@ -84,9 +83,7 @@ func TestTraceAgreesWithDataPath(t *testing.T) {
 		for i := range cfg.Services {
 			cfg.Services[i].Load = randomSource(random)
 		}
-		if err := k.write(newTableContent(cfg, mtu)); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, k.write(newTableContent(cfg, mtu)))
 		s.do(func() error {
 			for range 30 {
 				now := sides[random.IntN(2)][random.IntN(7)]
@@ -127,9 +124,7 @@ func agree(t *testing.T, k *kernel, view *View, now situation, e event) string {
 	flowBefore, err := getFlow(t, k, now.flow), read(0)
 	refill(t, k)
 	trace, traceErr := view.Trace(now.client, now.vip)
-	if err := errors.Join(err, traceErr, read(1)); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, errors.Join(err, traceErr, read(1)))
 	if acceptance[0] != acceptance[1] || flowBefore != getFlow(t, k, now.flow) {
 		t.Fatalf("trace changed the policy or the flow: %+v", acceptance)
 	}
@@ -160,9 +155,7 @@ func TestTraceOfConnection(t *testing.T) {
 	k := testKernel(t)
 	s := newStage(t)
 	cfg := huntingConfig(desired.SRv6Insert, desired.Accept{Policy: desired.AcceptNever}, desired.NotLocalDrop)
-	if err := k.write(newTableContent(cfg, mtu)); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, k.write(newTableContent(cfg, mtu)))
 	view := tracingView(t, k)
 	sockets := map[string]string{"down": "none", "listening": "listening", "request": "request",
 		"request, but connected elsewhere": "request", "connected": "established",
@@ -271,9 +264,7 @@ func TestTraceOfLiveConnection(t *testing.T) {
 	if got := trace(2); got.Socket != "established" || got.Flow.State != "direct" {
 		t.Errorf("at the server that took it: %+v", got)
 	}
-	if err := c.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, c.Close())
 	eventually(t, "the end is signalled", func() bool { return trace(2).Flow.State == "closing" })
 
 	next := func() (next *NextSegment) {

@@ -28,6 +28,7 @@ import (
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/packet/packettest"
 	"github.com/segue-lb/segue/internal/srv6"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // Keys of signals.
@@ -40,9 +41,7 @@ var (
 func secretsOf(t testing.TB, cfg *desired.Agent) desired.Secrets {
 	t.Helper()
 	keys, err := config.ReadSignalKeys(cfg.Node.SignalKey)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	return desired.Secrets{SignalKeys: keys}
 }
 
@@ -52,9 +51,7 @@ func writeKeys(t *testing.T, file string, keys ...desired.SignalKey) {
 	for _, key := range keys {
 		fmt.Fprintln(&content, hex.EncodeToString(key[:]))
 	}
-	if err := os.WriteFile(file, []byte(content.String()), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, os.WriteFile(file, []byte(content.String()), 0o600))
 }
 
 // signalWays are the flows and encapsulations of signals.
@@ -79,9 +76,7 @@ func TestTags(t *testing.T) {
 			frame := packet.TCP(way.vip, way.client, packet.Flags(flags))
 			signalled := func(keys ...desired.SignalKey) []byte {
 				t.Helper()
-				if err := datapath.SetSignalKeys(k.objects.SignalKeys, keys); err != nil {
-					t.Fatal(err)
-				}
+				testhost.Must(t, datapath.SetSignalKeys(k.objects.SignalKeys, keys))
 				setFlow(t, k, way.flow, way.kind, "wait", 0)
 				verdict, out := transmit(t, k, frame, 0)
 				if verdict != tcRedirect {
@@ -103,9 +98,7 @@ func TestTags(t *testing.T) {
 					t.Errorf("%s, %v, %v: argument %#x, want %#x", way.kind, way.client, function, got, c.want)
 				}
 				p, err := packet.Decode(c.out)
-				if err != nil {
-					t.Fatal(err)
-				}
+				testhost.Must(t, err)
 				if srh := p.Headers[0].SRH; srh != nil && srh.Segments[1] != p.Headers[0].Destination {
 					t.Errorf("the list has %v, the destination is %v", srh.Segments[1], p.Headers[0].Destination)
 				}
@@ -147,9 +140,7 @@ func TestBalancersAreNamed(t *testing.T) {
 		} {
 			cfg := huntingConfig(way.kind, desired.Accept{Policy: desired.AcceptAlways}, desired.NotLocalDrop)
 			cfg.Node.Balancers = c.named
-			if err := k.write(newTableContent(cfg, mtu)); err != nil {
-				t.Fatal(err)
-			}
+			testhost.Must(t, k.write(newTableContent(cfg, mtu)))
 			for _, e := range handshakeEvents() {
 				setFlow(t, k, way.flow, way.kind, "direct", 0)
 				flow, before := getFlow(t, k, way.flow), counters(t, k)
@@ -191,16 +182,10 @@ func TestReloadOfKeys(t *testing.T) {
 		return packettest.Tag(key, srv6.CreateStickiness, netip.PrefixFrom(node, 64), 0, client6, vip6)
 	}
 	signs("at first", tag(oldKey))
-	if err := os.Remove(file); err != nil {
-		t.Fatal(err)
-	}
-	if err := a.Reload(t.Context(), cfg(file), desired.Secrets{SignalKeys: desired.SignalKeys{newKey, oldKey}}); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, os.Remove(file))
+	testhost.Must(t, a.Reload(t.Context(), cfg(file), desired.Secrets{SignalKeys: desired.SignalKeys{newKey, oldKey}}))
 	signs("after a reload", tag(newKey))
-	if err := a.Reload(t.Context(), cfg(""), desired.Secrets{}); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, a.Reload(t.Context(), cfg(""), desired.Secrets{}))
 	signs("without a key", 0)
 }
 
@@ -221,9 +206,7 @@ func TestBalancerTakesTags(t *testing.T) {
 				"a stranger's key": {desired.SignalKeys{{}}, xdpDrop}, "none": {nil, xdpDrop},
 			} {
 				t.Run(fmt.Sprintf("%s/%v/%s/%s", way.kind, way.client.Addr(), function.Short(), name), func(t *testing.T) {
-					if err := datapath.SetSignalKeys(k.objects.SignalKeys, c.keys); err != nil {
-						t.Fatal(err)
-					}
+					testhost.Must(t, datapath.SetSignalKeys(k.objects.SignalKeys, c.keys))
 					setFlow(t, k, way.flow, way.kind, "wait", 0)
 					_, signal := transmit(t, k, packet.TCP(way.vip, way.client, packet.Flags(flags)), 0)
 					signal = packet.SetMACs(signal, hostMAC, lbMAC)
@@ -264,9 +247,7 @@ func TestForgedSignals(t *testing.T) {
 			t.Run(name, func(t *testing.T) {
 				refuseForgery(t, k, forged)
 				passedOn, err := packet.Advance(forged)
-				if err != nil {
-					t.Fatal(err)
-				}
+				testhost.Must(t, err)
 				verdict, _ := run(t, lb, packet.SetMACs(passedOn, hostMAC, lbMAC))
 				if verdict != taken {
 					t.Errorf("the balancer's verdict %d, want %d", verdict, taken)
@@ -329,28 +310,20 @@ services:
   - {name: six, vip: %q, port: 80, protocol: tcp, placement: hunt, candidates: 1, servers: &s [{name: s, locator: "fd00:5:0:1::/64"}]}
   - {name: four, vip: %q, port: 80, protocol: tcp, placement: hunt, candidates: 1, servers: *s}
 `, os.Getpid(), vip6.Addr(), vip4.Addr()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	lb, err := balancer.NewRehearsal(cfg, desired.Secrets{SignalKeys: keys}, slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	t.Cleanup(func() {
 		if err := errors.Join(lb.Close(), dataplane.Detach(cfg.Node.Instance)); err != nil {
 			t.Error(err)
 		}
 	})
 	lo, err := net.InterfaceByName("lo")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	program, err := lb.Fill(nexthop.Hop{
 		MAC: hostMAC, Link: nexthop.Link{Index: lo.Index, Name: lo.Name, Type: "veth", MAC: lbMAC, MTU: 9000},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	return program
 }
 

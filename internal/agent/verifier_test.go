@@ -15,9 +15,7 @@ func TestVerifierWork(t *testing.T) {
 	t.Parallel()
 	testhost.NeedBPF(t)
 	spec, err := loadAgent()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	objects, err := ebpf.NewCollection(spec)
 	if err != nil {
 		t.Fatalf("%+v", err)
@@ -25,9 +23,7 @@ func TestVerifierWork(t *testing.T) {
 	defer objects.Close()
 	for program, most := range map[string]uint32{"xdp_agent": 220_000, "tc_agent": 35_000} {
 		info, err := objects.Programs[program].Info()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		verified, ok := info.VerifiedInstructions()
 		t.Logf("%s: the verifier processes %d instructions", program, verified)
 		if !ok || verified > most {

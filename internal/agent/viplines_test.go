@@ -9,6 +9,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // vipsOfOneLine returns VIPs that belong into one line of vip_lines.
@@ -40,9 +41,7 @@ func TestVIPLines(t *testing.T) {
 	configure(all...)
 	k := testKernelOf(t, cfg)
 	var before, after vipLines
-	if err := k.objects.VipLines.Get(&before); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, k.objects.VipLines.Get(&before))
 	requireServed := func(vip netip.Addr, want bool) {
 		t.Helper()
 		segments := []netip.Addr{sidOf(node, deliverAlways)}
@@ -57,15 +56,11 @@ func TestVIPLines(t *testing.T) {
 	}
 	requireServed(netip.IPv6Unspecified(), false)
 	configure(all[2], all[5], all[6])
-	if err := k.write(newTableContent(cfg, mtu)); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, k.write(newTableContent(cfg, mtu)))
 	for i, vip := range all {
 		requireServed(vip, i == 2 || i >= 5)
 	}
-	if err := k.objects.VipLines.Get(&after); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, k.objects.VipLines.Get(&after))
 	for i, vip := range before[7] {
 		if vip == all[2].As16() && after[7][i] != vip {
 			t.Errorf("a VIP that stayed moved from place %d: %v", i, after[7])

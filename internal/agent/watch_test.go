@@ -53,22 +53,16 @@ func TestReportedLoad(t *testing.T) {
 	key := serviceKey(cfg.Services[0])
 	shown := func() (uint32, bool) {
 		var acceptance agentAcceptance
-		if err := a.kernel.objects.Acceptances.Lookup(key, &acceptance); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, a.kernel.objects.Acceptances.Lookup(key, &acceptance))
 		l, ok, err := a.kernel.view().reportedLoad(key, &acceptance)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		return l.Busy, ok
 	}
 	if got := dialed(); got != "accepted_stale" {
 		t.Errorf("without a load: %s", got)
 	}
 	application, err := loadshm.Open(path, 4)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	first := n.dial(vip6.Addr())
 	n.echo(first, 100) // it is no longer in the accept queue, which counts as load
 	eventually(t, "the load is read", func() bool { b, ok := shown(); return ok && b == 0 })
@@ -84,22 +78,16 @@ func TestReportedLoad(t *testing.T) {
 	always := *cfg
 	always.Services = append([]desired.AgentService{}, cfg.Services...)
 	always.Services[0].Accept = desired.Accept{Policy: desired.AcceptAlways}
-	if err := a.Reload(context.Background(), &always, desired.Secrets{}); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, a.Reload(context.Background(), &always, desired.Secrets{}))
 	if got := dialed(); got != "accepted" {
 		t.Errorf("with policy always: %s", got)
 	}
-	if err := a.Reload(context.Background(), cfg, desired.Secrets{}); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, a.Reload(context.Background(), cfg, desired.Secrets{}))
 	n.echo(first, 100_000)
 	if got := dialed(); got != "refused" {
 		t.Errorf("with the policy before: %s", got)
 	}
-	if err := os.Remove(path); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, os.Remove(path))
 	eventually(t, "the load is stale", func() bool { return dialed() == "accepted_stale" })
 }
 
@@ -134,14 +122,10 @@ func TestRestartKeepsConnections(t *testing.T) {
 	// A wrong count, as after a time without the program, is corrected at the next start.
 	key := serviceKey(cfg.Services[0])
 	kept, err := a.kernel.objects.Connections.Clone()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	defer kept.Close()
 	a.stop()
-	if err := kept.Put(key, agentConnectionCount{Open: [2]int64{-1, 5}}); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, kept.Put(key, agentConnectionCount{Open: [2]int64{-1, 5}}))
 	a = n.run(1, cfg, link.AttachTCX)
 	eventually(t, "a wrong count is corrected", func() bool { return connections(t, a.kernel, cfg.Services[0]) == 1 })
 	n.echo(c, 1000)
@@ -154,12 +138,8 @@ func TestRestartKeepsConnections(t *testing.T) {
 	other.Services[0].Load.Kind = desired.LoadAcceptQueue
 	a.stop()
 	a = n.run(1, &other, link.AttachTCX)
-	if err := a.Reload(context.Background(), cfg, desired.Secrets{}); err != nil {
-		t.Fatal(err)
-	}
-	if err := a.Reload(context.Background(), &other, desired.Secrets{}); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, a.Reload(context.Background(), cfg, desired.Secrets{}))
+	testhost.Must(t, a.Reload(context.Background(), &other, desired.Secrets{}))
 	_ = c.Close()
 	eventually(t, "the end is signalled", func() bool { return signals()[removeStickiness] > 0 })
 	eventually(t, "the connection is counted as closed", func() bool { return connections(t, a.kernel, cfg.Services[0]) == 0 })

@@ -192,9 +192,7 @@ func newCrashSite(t *testing.T, inside [2]string) *crashSite {
 
 func (s *crashSite) must(err error) {
 	s.t.Helper()
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	testhost.Must(s.t, err)
 }
 
 // run starts a process with the configuration, and kills it in place of its nth system call. It

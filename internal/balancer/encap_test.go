@@ -10,6 +10,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // way is an encapsulation, with the address families of the inner and outer header.
@@ -219,9 +220,7 @@ func TestTunnelSources(t *testing.T) {
 					}
 					got := f.run(frame)
 					f.check(f.forwarded(frame, flow, svc.Name, "s", reason), got)
-					if err := packet.Verify(got.Frame); err != nil {
-						t.Fatal(err)
-					}
+					testhost.Must(t, packet.Verify(got.Frame))
 				}
 			}
 			least, most := 1, 1

@@ -33,6 +33,7 @@ import (
 	"github.com/segue-lb/segue/internal/nexthop"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/srv6"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // crashFails is the environment variable that makes the call fail instead of killing the process.
@@ -290,9 +291,7 @@ func TestRefusedStartBeginsNothing(t *testing.T) {
 	blocker := n.block("eth2")
 	defer blocker.Close()
 	clock, err := dataplane.NewFlowClock()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	before := stateOf(t, n.cfg.Node.Instance)
 	for name, c := range refusals {
 		t.Run(name, func(t *testing.T) {
@@ -333,9 +332,7 @@ func (n *fabric) block(name string) (blocker link.Link) {
 		Name: "blocker", Type: ebpf.XDP, License: "GPL",
 		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, verdictPass), asm.Return()},
 	})
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	testhost.Must(n.t, err)
 	defer program.Close()
 	n.in(n.near, func() (err error) {
 		on := n.routers[name].index

@@ -93,9 +93,7 @@ func open(t testing.TB, cfg *desired.Balancer) *fixture {
 func stoppedClock(t testing.TB) *dataplane.FlowClock {
 	t.Helper()
 	clock, err := dataplane.NewFlowClock()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	clock.Shift = standstill
 	return clock
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // flowsOf returns the numbers of flows that a snapshot shows, by server of the service web.
@@ -60,9 +61,7 @@ func TestSnapshotReadsNoFlowTable(t *testing.T) {
 func mappingsOf(t *testing.T, bytes uint64) (n int) {
 	t.Helper()
 	text, err := os.ReadFile("/proc/self/maps")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	for line := range strings.Lines(string(text)) {
 		from, rest, _ := strings.Cut(line, "-")
 		to, rest, _ := strings.Cut(rest, " ")

@@ -16,6 +16,7 @@ import (
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/srv6"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 const (
@@ -443,9 +444,7 @@ func (f *fixture) settle(bucket [dataplane.FlowsPerBucket]resident, now uint16) 
 func TestRenewal(t *testing.T) {
 	t.Parallel()
 	clock, err := dataplane.NewFlowClock()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	f := openAt(t, standard(), clock)
 	sees := func(flags packet.TCPFlags) {
 		t.Helper()

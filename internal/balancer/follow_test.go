@@ -205,14 +205,10 @@ func TestReloadActsOnChecks(t *testing.T) {
 	s1, s2, lost := srv6Server("s1", 1, 1), srv6Server("s2", 2, 1), srv6Server("lost", 9, 1)
 	// The goroutines of checks are not in the balancer's namespace.
 	application, err := net.Listen("tcp", "127.0.0.2:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	address := application.Addr().(*net.TCPAddr).AddrPort()
 	other, err := net.Listen("tcp", netip.AddrPortFrom(netip.MustParseAddr("127.0.0.3"), address.Port()).String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	defer other.Close()
 	s1.Host, s2.Host = address.Addr(), netip.MustParseAddr("127.0.0.3")
 	lost.Locator = netip.MustParsePrefix("fd00:9:0:1::/64") // no route leads there yet

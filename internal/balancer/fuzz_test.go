@@ -18,6 +18,7 @@ import (
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/packet/packettest"
 	"github.com/segue-lb/segue/internal/srv6"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // openReference returns a balancer with all encapsulations and all kinds of services and servers,
@@ -50,9 +51,7 @@ func openReferenceWith(t testing.TB, hints uint32, services []columnService) *re
 	cfg.Services = slices.Concat(ordering(8), cfg.Services, quicConfig(true), columnConfig(services, 0))
 	cfg.Node.Limits.Servers, cfg.Node.Limits.Hints = 256, hints
 	clock, err := dataplane.NewFlowClock()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	clock.Shift, clock.Jiffy = standstill, slowJiffy
 	all := *cfg
 	all.Services = append(slices.Clone(cfg.Services), gone)

@@ -24,6 +24,7 @@ import (
 	"github.com/segue-lb/segue/internal/nexthop"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/srv6"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // send sends a TCP segment to the service insert, and requires that it is counted under a reason.
@@ -38,9 +39,7 @@ func (f *fixture) send(port uint16, flags packet.TCPFlags, want string) {
 func mustSnapshot(t testing.TB, view *inspect.View) *inspect.Snapshot {
 	t.Helper()
 	s, err := view.Snapshot()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	return s
 }
 
@@ -147,9 +146,7 @@ func TestBrief(t *testing.T) {
 	// Without their candidate tables, services have no shares.
 	for _, entry := range f.plane.Services.All() {
 		if entry.IsService() {
-			if err := f.plane.Uninstall(entry.Table()); err != nil {
-				t.Fatal(err)
-			}
+			testhost.Must(t, f.plane.Uninstall(entry.Table()))
 		}
 	}
 	if _, err := view.Snapshot(); err == nil {
@@ -161,9 +158,7 @@ func TestBrief(t *testing.T) {
 		func(string) bool { return false },
 	} {
 		s, err := view.Brief(wanted)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		expected := slices.DeleteFunc(slices.Clone(want), func(s *inspect.ServiceState) bool { return !wanted(s.Name) })
 		if diff := cmp.Diff(expected, s.Services, cmpopts.IgnoreUnexported(inspect.ServiceState{}),
 			cmpopts.EquateComparable(netip.Addr{}), cmpopts.EquateEmpty()); diff != "" {
@@ -228,9 +223,7 @@ func TestSnapshotOfAttachedProgram(t *testing.T) {
 		t.Errorf("next hop %+v, want it on out", hop)
 	}
 	info, err := f.plane.Objects.XdpLb.Info()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	if outside.Program == nil || outside.Program.Tag != info.Tag {
 		t.Errorf("program %+v, want tag %s", outside.Program, info.Tag)
 	}
@@ -240,9 +233,7 @@ func TestInstances(t *testing.T) {
 	t.Parallel()
 	f := open(t, varied())
 	instances, err := datapath.Instances()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	if want := (datapath.Instance{Name: f.cfg.Node.Instance, Role: datapath.RoleBalancer}); !slices.Contains(instances, want) {
 		t.Errorf("%v, want %v among them", instances, want)
 	}
@@ -253,13 +244,9 @@ func TestOpenViewOfAnotherBuild(t *testing.T) {
 	t.Parallel()
 	f := open(t, varied())
 	other, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 12, MaxEntries: 256})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	defer other.Close()
-	if err := datapath.Pin(other, filepath.Join(datapath.Dir(f.cfg.Node.Instance), dataplane.DirectoryMap)); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, datapath.Pin(other, filepath.Join(datapath.Dir(f.cfg.Node.Instance), dataplane.DirectoryMap)))
 	_, err = inspect.OpenView(f.cfg.Node.Instance)
 	if !errors.Is(err, ebpf.ErrMapIncompatible) || !strings.Contains(err.Error(), "table directory: of another build") {
 		t.Errorf("error: %v", err)

@@ -23,6 +23,7 @@ import (
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/nexthop"
 	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // pins returns the objects that the instance has pinned, by name.
@@ -173,9 +174,7 @@ func TestOtherLayoutsAreRefused(t *testing.T) {
 func reopen(t *testing.T, m *ebpf.Map) *ebpf.Map {
 	t.Helper()
 	again, err := m.Clone()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	t.Cleanup(func() { _ = again.Close() })
 	return again
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/tables"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // manyServices returns a configuration with services of 50 servers: half of them hunt, and half
@@ -54,9 +55,7 @@ func withChangedServer(cfg *desired.Balancer, services int, change func(*desired
 func measureCPU(b *testing.B, do func()) {
 	used := func() time.Duration {
 		var usage unix.Rusage
-		if err := unix.Getrusage(unix.RUSAGE_SELF, &usage); err != nil {
-			b.Fatal(err)
-		}
+		testhost.Must(b, unix.Getrusage(unix.RUSAGE_SELF, &usage))
 		return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
 	}
 	before := used()

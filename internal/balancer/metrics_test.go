@@ -19,6 +19,7 @@ import (
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/srv6"
 	"github.com/segue-lb/segue/internal/tables"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 func newRegistry(f *fixture) *prometheus.Registry {
@@ -56,9 +57,7 @@ func TestMetrics(t *testing.T) {
 	f.must(f.sweep())
 
 	problems, err := testutil.GatherAndLint(registry)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	for _, p := range problems {
 		t.Errorf("%s: %s", p.Metric, p.Text)
 	}
@@ -110,17 +109,13 @@ segue_lb_service_cause_ignored{cause="failing",service="rest"} 1
 func expose(t *testing.T, registry *prometheus.Registry) string {
 	t.Helper()
 	families, err := registry.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	names := make([]string, len(families))
 	for i := range families {
 		names[i] = families[i].GetName()
 	}
 	text, err := testutil.GatherAndFormat(registry, expfmt.TypeTextPlain, names...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	return string(text)
 }
 
@@ -147,15 +142,11 @@ func TestMetricsOfMovedServer(t *testing.T) {
 func TestDocumented(t *testing.T) {
 	t.Parallel()
 	manual, err := os.ReadFile("../../docs/reference/observability.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	_, table, _ := strings.Cut(string(manual), "## Reasons of a balancer")
 	table, _, _ = strings.Cut(table, "## ")
 	_, names, err := dataplane.LoadSpec()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	for _, reason := range names[1:] {
 		if !strings.Contains(table, "| `"+reason+"` |") {
 			t.Errorf("reason %s is not in the manual", reason)

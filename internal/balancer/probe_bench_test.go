@@ -15,15 +15,14 @@ import (
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/health/probe"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // cpuTime returns the CPU time that this process has used, in user space and in the kernel.
 func cpuTime(t testing.TB) time.Duration {
 	t.Helper()
 	var usage unix.Rusage
-	if err := unix.Getrusage(unix.RUSAGE_SELF, &usage); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, unix.Getrusage(unix.RUSAGE_SELF, &usage))
 	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
 }
 

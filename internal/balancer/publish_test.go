@@ -14,6 +14,7 @@ import (
 	"github.com/segue-lb/segue/internal/events"
 	"github.com/segue-lb/segue/internal/health/probe"
 	"github.com/segue-lb/segue/internal/rundir"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // Events tell when servers and services become unfit and fit again, what a change of the desired
@@ -33,9 +34,7 @@ func TestEvents(t *testing.T) {
 		t.Helper()
 		stream.Publish(events.Event{Kind: "end"}) // so that After returns
 		list, err := stream.After(t.Context(), last)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		last = stream.Last()
 		got := []string{}
 		for _, e := range list[:len(list)-1] {

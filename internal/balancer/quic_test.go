@@ -15,6 +15,7 @@ import (
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/srv6"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // h3 is a flow to the service of quicOf.
@@ -51,9 +52,7 @@ func quicOf(form *desired.QUIC, numbers ...uint8) *desired.Balancer {
 func issued(t testing.TB, form *desired.QUIC, server *desired.Server) []byte {
 	t.Helper()
 	id, err := form.Config().Generate(server.QUICServerID())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	return id
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // webAnd returns a service of vip6, which stays, and services of other VIPs.
@@ -215,9 +216,7 @@ func TestRemovedVIPsAreBounded(t *testing.T) {
 	t.Parallel()
 	s := services{dropRemoved: 24 * time.Hour}
 	now, err := dataplane.BootTime()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	var before []dataplane.ServiceEntry
 	for i := range dataplane.MaxRemovedVIPs + 2 {
 		vip := netip.AddrFrom16([16]byte{0x20, 1, 0xd, 0xb8, 14: byte(i >> 8), 15: byte(i), 13: byte(i >> 16)})

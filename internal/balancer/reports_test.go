@@ -21,6 +21,7 @@ import (
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/srv6"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // storedReport is struct report of bpf/balancer/types.h.
@@ -49,9 +50,7 @@ func (r storedReport) load() uint32 { return uint32(r.Heard >> 32) }
 func ticks(t testing.TB) uint32 {
 	t.Helper()
 	var now unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, unix.ClockGettime(unix.CLOCK_MONOTONIC, &now))
 	return uint32(now.Nano()>>22) & serialMask
 }
 

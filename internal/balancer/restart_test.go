@@ -22,6 +22,7 @@ import (
 	"github.com/segue-lb/segue/internal/nexthop"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/srv6"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // A process that ends and the next one see the same balancer. Packets between the two are forwarded
@@ -227,9 +228,7 @@ func webWith(cfg *desired.Balancer, server desired.Server) *desired.Balancer {
 func TestUpgradeWithOtherReasons(t *testing.T) {
 	t.Parallel()
 	spec, reasons, err := dataplane.LoadSpec()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	fewer := spec.Maps[dataplane.ReasonsMap].Copy()
 	fewer.Name, fewer.MaxEntries = dataplane.ReasonsMap, 3
 	datapath.NameAfter(fewer, reasons[:3])

@@ -133,18 +133,14 @@ func (n *fabric) use(interfaces ...string) {
 
 func (n *fabric) in(ns *testhost.Namespace, f func() error) {
 	n.t.Helper()
-	if err := ns.Do(f); err != nil {
-		n.t.Fatal(err)
-	}
+	testhost.Must(n.t, ns.Do(f))
 }
 
 // start starts a process, which attaches the data path.
 func (n *fabric) start() {
 	n.t.Helper()
 	clock, err := dataplane.NewFlowClock()
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	testhost.Must(n.t, err)
 	n.in(n.near, func() (err error) {
 		if n.balancer, err = newBalancer(n.cfg, desired.Secrets{}, clock, slog.New(slog.DiscardHandler)); err != nil {
 			return err
@@ -222,14 +218,10 @@ func (n *fabric) eachXDPLink(f func(*link.Info)) {
 		if errors.Is(err, os.ErrNotExist) {
 			continue
 		}
-		if err != nil {
-			n.t.Fatal(err)
-		}
+		testhost.Must(n.t, err)
 		info, err := l.Info()
 		_ = l.Close()
-		if err != nil {
-			n.t.Fatal(err)
-		}
+		testhost.Must(n.t, err)
 		f(info)
 	}
 }
@@ -289,9 +281,7 @@ func (n *fabric) sendUntil(from *router, frame []byte, in int, awaited func([]by
 
 func (n *fabric) must(err error) {
 	n.t.Helper()
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	testhost.Must(n.t, err)
 }
 
 // destination returns the destination of a frame's packet by its header, or an empty text.

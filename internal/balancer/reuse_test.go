@@ -16,6 +16,7 @@ import (
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/datapath/datapathtest"
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // reusable is a data path that one test after the other uses. Between two tests all its maps are
@@ -82,9 +83,7 @@ func reusableFor(t testing.TB, cfg *desired.Balancer, clock *dataplane.FlowClock
 	r := &reusable{constants: key}
 	if n := len(idle[key]); n > 0 {
 		r, idle[key] = idle[key][n-1], idle[key][:n-1]
-		if err := r.begin(cfg.Node.Instance); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, r.begin(cfg.Node.Instance))
 	}
 	t.Cleanup(func() { r.end(t) })
 	return r
@@ -143,12 +142,8 @@ func (r *reusable) record(t testing.TB, objects *dataplane.Objects) {
 		return
 	}
 	kept := new(dataplane.Objects)
-	if err := datapathtest.CopyObjects(kept, objects); err != nil {
-		t.Fatal(err)
-	}
-	if err := kept.Identity.Lookup(uint32(0), &r.identity); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, datapathtest.CopyObjects(kept, objects))
+	testhost.Must(t, kept.Identity.Lookup(uint32(0), &r.identity))
 	r.objects = kept
 }
 
@@ -221,12 +216,8 @@ func TestLoadsBeginEmpty(t *testing.T) {
 	t.Parallel()
 	objects := new(dataplane.Objects)
 	spec, _, err := dataplane.LoadSpec()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := spec.LoadAndAssign(objects, nil); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
+	testhost.Must(t, spec.LoadAndAssign(objects, nil))
 	defer objects.Close()
 	if used := datapathtest.UsedMaps(t, objects, objects.Identity); len(used) > 0 {
 		t.Errorf("maps have content: %v", used)
@@ -242,9 +233,7 @@ func idleNow() map[constants][]*reusable {
 func programNumber(t *testing.T, program *ebpf.Program) ebpf.ProgramID {
 	t.Helper()
 	info, err := program.Info()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	id, _ := info.ID()
 	return id
 }

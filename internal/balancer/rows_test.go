@@ -14,6 +14,7 @@ import (
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/serversets"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // rowsMachine is a service whose servers change, as two balancers see it.
@@ -66,9 +67,7 @@ func TestEqualSetsAreBuiltOnce(t *testing.T) {
 			}
 			g := serversets.Generations{}.Next([]desired.Service{svc.Service})
 			rows, err := built.build(placingOf(svc, g[svc.Name]))
-			if err != nil {
-				t.Fatal(err)
-			}
+			testhost.Must(t, err)
 			for _, slot := range rows.Slots {
 				if slot < uint16(100*i) || slot >= uint16(100*i+servers) {
 					t.Fatalf("service %d has slot %d", i, slot)

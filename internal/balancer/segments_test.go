@@ -39,9 +39,7 @@ func openListWriter(t *testing.T) *listWriter {
 		Directory *ebpf.Map `ebpf:"directory"`
 	}
 	spec, err := loadSegments()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	dataplane.NameDirectory(spec)
 	if err := spec.LoadAndAssign(&objects, nil); err != nil {
 		t.Fatalf("%+v", err)
@@ -49,9 +47,7 @@ func openListWriter(t *testing.T) *listWriter {
 	t.Cleanup(func() { objects.Close() })
 	defer objects.Directory.Close()
 	mapped, err := dataplane.MapDirectory(objects.Directory, unix.PROT_READ|unix.PROT_WRITE)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	defer mapped.Close()
 	return &listWriter{t: t, objects: objects.segmentsObjects, path: fillServers(mapped)}
 }
@@ -67,9 +63,7 @@ func (w *listWriter) want(frame []byte, kind desired.Encapsulation, whole bool, 
 		Segments: append(path[:n-1:n-1], last.Addr()),
 		Own:      packet.MAC{2, 0, 0, 0, 1, 1}, NextHop: packet.MAC{2, 0, 0, 0, 1, 2},
 	})
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	testhost.Must(w.t, err)
 	return sent
 }
 
@@ -181,9 +175,7 @@ func (w *listWriter) run(kind desired.Encapsulation, n int, whole bool, metadata
 		w.objects.KeepsWhole:    whole,
 		w.objects.Columns:       testColumns,
 	} {
-		if err := variable.Set(value); err != nil {
-			w.t.Fatal(err)
-		}
+		testhost.Must(w.t, variable.Set(value))
 	}
 	input := append(make([]byte, metadata), frame...)
 	run := ebpf.RunOptions{

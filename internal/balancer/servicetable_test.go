@@ -14,6 +14,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // In a table with the highest number of entries, 16,384 services and as many VIPs, all entries can
@@ -107,9 +108,7 @@ func TestServiceTableWaits(t *testing.T) {
 func idOf(t *testing.T, m *ebpf.Map) ebpf.MapID {
 	t.Helper()
 	info, err := m.Info()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	id, _ := info.ID()
 	return id
 }

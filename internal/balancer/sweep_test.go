@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // sweptReference is the reference of bpf/balancer/sweep.bpf.c. It frees entries of a flow table or
@@ -93,9 +94,7 @@ func randomLifetimes(random *rand.Rand, slots uint32) []dataplane.FlowLifetimes 
 func openSwept(t testing.TB, flows uint32, shift uint32) *fixture {
 	t.Helper()
 	clock, err := dataplane.NewFlowClock()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	clock.Shift = shift
 	cfg := standard()
 	cfg.Node.Limits.Flows = flows

@@ -22,6 +22,7 @@ import (
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/srv6"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // varied returns a configuration with all encapsulations, both IP versions and both protocols.
@@ -380,9 +381,7 @@ func (f *fixture) view() *inspect.View {
 func mustTrace(t fataler, view *inspect.View, p inspect.Packet) *inspect.Trace {
 	t.Helper()
 	trace, err := view.Trace(p)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	return trace
 }
 
@@ -436,9 +435,7 @@ func (f *fixture) traced(t fataler, trace *inspect.Trace, frame []byte) outcome 
 		})
 	}
 	mac, err := net.ParseMAC(trace.NextHop.MAC)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	encap.NextHop = packet.MAC(mac)
 	for link, index := range f.ifindex {
 		if index == trace.NextHop.Ifindex {
@@ -446,9 +443,7 @@ func (f *fixture) traced(t fataler, trace *inspect.Trace, frame []byte) outcome 
 		}
 	}
 	out, err := packet.Encapsulate(frame, encap)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	if len(out)-len(frame) != e.Added {
 		t.Fatalf("%+v: it is %d bytes more", e, len(out)-len(frame))
 	}

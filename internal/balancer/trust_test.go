@@ -21,6 +21,7 @@ import (
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/packet/packettest"
 	"github.com/segue-lb/segue/internal/srv6"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // Keys of signals.
@@ -41,9 +42,7 @@ func keyFile(t *testing.T, keys ...desired.SignalKey) string {
 func secretsOf(t testing.TB, cfg *desired.Balancer) desired.Secrets {
 	t.Helper()
 	keys, err := config.ReadSignalKeys(cfg.Node.SignalKey)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	return desired.Secrets{SignalKeys: keys}
 }
 
@@ -53,9 +52,7 @@ func writeKeys(t *testing.T, file string, keys ...desired.SignalKey) {
 	for _, key := range keys {
 		fmt.Fprintln(&content, hex.EncodeToString(key[:]))
 	}
-	if err := os.WriteFile(file, []byte(content.String()), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, os.WriteFile(file, []byte(content.String()), 0o600))
 }
 
 // withArgument returns the frame of a signal with another argument in its SID.

@@ -19,6 +19,7 @@ import (
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/infer"
 	"github.com/segue-lb/segue/internal/poll"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // among returns the servers that a placement chooses among by default.
@@ -196,9 +197,7 @@ func agents(t *testing.T, key desired.SignalKey, load func(poll.Service) (poll.L
 	t.Helper()
 	r := poll.NewResponder(load)
 	r.SetKeys(desired.SignalKeys{key})
-	if err := r.Listen("[::1]:0"); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, r.Listen("[::1]:0"))
 	done := make(chan struct{})
 	go func() {
 		defer close(done)

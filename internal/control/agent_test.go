@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // The services of an agent are added, changed, removed and reset.
@@ -107,9 +108,7 @@ services:
 		t.Errorf("error %v", err)
 	}
 	result, err := s.ApplyFile(t.Context(), []byte(strings.Replace(file, "poll: {listen: \"[::]:7460\"}", "metrics: {listen: \"[::1]:9189\"}", 1)), Terms{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	if want := "[tls (removed) web (accept, drained) dns (added)]"; s.overrides() != want {
 		t.Errorf("overrides %s, want %s", s.overrides(), want)
 	}
@@ -131,9 +130,7 @@ services:
 - {name: tls, vip: "2001:db8:80::1", port: 443, protocol: tcp}
 `
 	result, err := s.ApplyFile(t.Context(), []byte(file), Terms{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	if want := "web: the drain ends, because balancers do not ask the servers of a service that does not hunt: " +
 		"drain the server at the balancers"; result.Warnings.Error() != want {
 		t.Errorf("warnings %v, want %s", result.Warnings, want)

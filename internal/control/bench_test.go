@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // BenchmarkDrain drains a server of a balancer with few and many services of 50 servers, and ends
@@ -66,9 +67,7 @@ func TestManyEdits(t *testing.T) {
 	edits := manyEdits(100_000)
 	d := newDraft(newSite(t).inForce)
 	for i, e := range edits {
-		if err := d.edit(e); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, d.edit(e))
 		if i == len(edits)*3/4-1 && len(d.overrides()) != len(edits)/4 {
 			t.Errorf("%d overrides, want %d", len(d.overrides()), len(edits)/4)
 		}
@@ -87,9 +86,7 @@ func BenchmarkEdits(b *testing.B) {
 			for b.Loop() {
 				d := newDraft(files)
 				for _, e := range edits {
-					if err := d.edit(e); err != nil {
-						b.Fatal(err)
-					}
+					testhost.Must(b, d.edit(e))
 				}
 			}
 			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*n), "ns/edit")

@@ -13,6 +13,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // subject is what the tests change: a server of a balancer, or a service of an agent. It has a
@@ -184,9 +185,7 @@ func testRefusedChange[D config.State[D]](t *testing.T, u subject[D]) {
 		// A directory in the file's place makes the last step fail, when the process follows.
 		s.runner.during = func() {
 			_ = os.Remove(stored)
-			if err := os.MkdirAll(filepath.Join(stored, "full"), 0o755); err != nil {
-				t.Fatal(err)
-			}
+			testhost.Must(t, os.MkdirAll(filepath.Join(stored, "full"), 0o755))
 		}
 		_, version := s.Overrides()
 		_, err := s.Change(t.Context(), []Edit{drain(u.server, false)}, Terms{})
@@ -230,9 +229,7 @@ func testReloadFails[D config.State[D]](t *testing.T, u subject[D], start func(f
 	s = u.new(t)
 	s.change(drain(u.server, true))
 	stored, err := os.ReadFile(s.stored())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	const broken = "overrides:\n- {service: web}\n"
 	problem := s.stored() + ":2: overrides[0]: must have add, set or remove"
 	s.write(s.stored(), broken)
@@ -259,9 +256,7 @@ func testReloadFails[D config.State[D]](t *testing.T, u subject[D], start func(f
 	requireUnread()
 	s.load()
 	requireUnread()
-	if err := os.Remove(s.stored()); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, os.Remove(s.stored()))
 	requireUnread()
 	if _, err := s.Reload(t.Context()); err != nil {
 		t.Fatal(err)
@@ -350,9 +345,7 @@ func TestApplyFileRemovesInvalidOverrides(t *testing.T) {
 	s.startWith("overrides:\n- {service: web, server: s1, set: {weight: 5000}}\n")
 	s.requireOverrides("[]", 1)
 	result, err := s.ApplyFile(t.Context(), []byte(services), Terms{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	if got := result.Warnings.Error(); got != "web/s1: the invalid override is gone: weight 5000" {
 		t.Errorf("warnings %s", got)
 	}
@@ -364,9 +357,7 @@ func TestApplyFileRemovesInvalidOverrides(t *testing.T) {
 // startWith starts another process with a file of overrides.
 func (s *site[D]) startWith(overrides string) {
 	s.t.Helper()
-	if err := os.MkdirAll(filepath.Dir(s.stored()), 0o755); err != nil {
-		s.t.Fatal(err)
-	}
+	testhost.Must(s.t, os.MkdirAll(filepath.Dir(s.stored()), 0o755))
 	s.write(s.stored(), overrides)
 	s.load()
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // Edits end at the state that their order says. A restart reads the same state.
@@ -166,9 +167,7 @@ func TestFileAdoptsServer(t *testing.T) {
 	s.change(Edit{Service: "web", Server: "s3", Add: desired.Fields{"address": "2001:db8:1::3"}}, drain("s3", true))
 	s.edit("servers:\n", "servers:\n  - {name: s3, address: \"2001:db8:1::3\", weight: 9}\n")
 	warnings, err := s.Reload(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	if !strings.Contains(warnings.Error(), "web/s3: is in the file, which takes precedence") {
 		t.Errorf("warnings %v", warnings)
 	}
@@ -196,9 +195,7 @@ services:
   - {name: s4, address: "2001:db8:1::4"}
 `
 	result, err := s.ApplyFile(t.Context(), []byte(file), Terms{PermitsRemovals: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	got := fmt.Sprint(result.Changes)
 	if want := "[{services_changed web (timeouts)} {servers_added web/s4} {servers_removed web/s2, web/s3}]"; got != want {
 		t.Errorf("changes %s, want %s", got, want)
@@ -207,9 +204,7 @@ services:
 		t.Errorf("overrides %s, want %s", s.overrides(), want)
 	}
 	own, err := os.ReadFile(s.file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	if _, err := s.ApplyFile(t.Context(), own, Terms{PermitsRemovals: true}); err != nil || s.overrides() != "[web/s1 (drained)]" {
 		t.Errorf("overrides %s, error %v", s.overrides(), err)
 	}
@@ -288,9 +283,7 @@ func TestApplyFileLimit(t *testing.T) {
 	s.change(Edit{Service: "web", Reset: true}, Edit{Service: "dns", Reset: true})
 	own := fmt.Sprintf(balancerText, s.Desired().Node.State)
 	own = own[:strings.Index(own, "services:")] + strings.ReplaceAll(sixServers[:strings.Index(sixServers, "- {name: dns")], "web", "other")
-	if err := os.WriteFile(s.file, []byte(own), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, os.WriteFile(s.file, []byte(own), 0o644))
 	if _, err := s.Reload(t.Context()); err != nil {
 		t.Errorf("a reload of another service: %v", err)
 	}

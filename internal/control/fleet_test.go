@@ -23,6 +23,7 @@ import (
 	"github.com/segue-lb/segue/internal/serversets"
 	"github.com/segue-lb/segue/internal/store"
 	"github.com/segue-lb/segue/internal/store/etcdtest"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 const fleetText = `
@@ -54,25 +55,17 @@ func joinWith(t *testing.T, name, endpoint string, log *slog.Logger) *member {
 	t.Helper()
 	m := &member{site: writeSite[*desired.Balancer](t, fmt.Sprintf(fleetText, name, "%q", endpoint))}
 	b, _, err := LoadBalancer(m.file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	// The balancer had services of its own before, so it need not leave the lease to others.
 	node := &b.Desired().Node
 	former := serversets.Generations{"former": {Number: 1}}
-	if err := former.Save(serversets.File(node.State, node.Instance)); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, former.Save(serversets.File(node.State, node.Instance)))
 	if m.fleet, err = b.Join(t.Context(), log); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = m.fleet.Close() })
-	if err := m.fleet.First(t.Context(), func(store.Status) {}); err != nil {
-		t.Fatal(err)
-	}
-	if err := m.runner.Follow(t.Context(), b.Desired(), b.Secrets(), b.Generations()); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, m.fleet.First(t.Context(), func(store.Status) {}))
+	testhost.Must(t, m.runner.Follow(t.Context(), b.Desired(), b.Secrets(), b.Generations()))
 	m.Controller = &b.Controller
 	b.Attach(&m.runner, m.report)
 	return m
@@ -99,24 +92,16 @@ func filled(t *testing.T, overrides ...desired.Override) *etcdtest.Server {
 	server := etcdtest.Start(t)
 	endpoint := server.Endpoint()
 	own, _, err := config.ParseBalancerFiles(fmt.Appendf(nil, fleetText, "a", t.TempDir(), endpoint))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	content, _, err := config.ParseContent(own, []byte(storedText))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	s, err := store.Open(&own.File.Store.Etcd, "test")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	defer s.Close()
 	_, err = s.Apply(t.Context(), store.Change{Fills: true, Edit: func(store.Tree) (store.Tree, error) {
 		return (&store.Document{Services: content.Services, Overrides: overrides}).Tree()
 	}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	return server
 }
 
@@ -132,9 +117,7 @@ func TestFleetChange(t *testing.T) {
 	t.Parallel()
 	a, b := fleetOf(t)
 	result, err := a.Change(t.Context(), []Edit{drain("s1", true)}, Terms{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	await(t, result.Version, a, b)
 	for _, m := range []*member{a, b} {
 		if !m.server("s1").Drained {
@@ -151,9 +134,7 @@ func TestFleetChange(t *testing.T) {
 	// The other member ends the drain.
 	result, err = b.Change(t.Context(), []Edit{drain("s1", false)},
 		Terms{Version: result.Version})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	await(t, result.Version, a, b)
 	if list, _ := a.Overrides(); len(list) > 0 || a.server("s1").Drained {
 		t.Errorf("overrides %v after the end of the drain", list)
@@ -172,9 +153,7 @@ func TestFleetRefuses(t *testing.T) {
 	outdated := version
 	weight := func(w int) []Edit { return []Edit{set("s1", desired.Fields{"weight": w})} }
 	result, err := a.Change(t.Context(), weight(5), Terms{Version: version})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	remove := func(server string) Edit { return Edit{Service: "web", Server: server, Remove: true} }
 	for name, refused := range map[string]struct {
 		edits []Edit
@@ -198,9 +177,7 @@ func TestFleetRefuses(t *testing.T) {
 	}
 	await(t, result.Version, a, b)
 	result, err = b.Change(t.Context(), []Edit{remove("s1"), remove("s2")}, Terms{PermitsRemovals: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	await(t, result.Version, a, b)
 	if a.server("s1") != nil || a.server("s3") == nil {
 		t.Error("the permitted removal has no effect")
@@ -279,9 +256,7 @@ func TestFleetPermittedRemovalsWait(t *testing.T) {
 	a.apply(add("s5", "2001:db8:1::5"), add("s6", "2001:db8:1::6"))
 	edits := []Edit{remove("s1"), remove("s2"), remove("s5")}
 	permitted, err := a.Change(t.Context(), edits, Terms{PermitsRemovals: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	if follows := a.fleet.Status().Follows.String(); follows == permitted.Version {
 		t.Fatalf("version %s is in force already", follows)
 	}
@@ -290,9 +265,7 @@ func TestFleetPermittedRemovalsWait(t *testing.T) {
 		t.Errorf("two of three servers: error %v", err)
 	}
 	drained, err := a.Change(t.Context(), []Edit{drain("s3", true)}, Terms{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	await(t, drained.Version, a, b)
 	if b.server("s1") != nil || b.server("s3") == nil || !b.server("s3").Drained {
 		t.Errorf("the servers are %v", b.runner.last().Services)
@@ -310,14 +283,10 @@ func TestFleetPermissionWhileHeld(t *testing.T) {
 			return tree, nil
 		},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	if err := a.fleet.Await(ctx, func(s store.Status) bool { return s.Confirmable == held }); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, a.fleet.Await(ctx, func(s store.Status) bool { return s.Confirmable == held }))
 	edits := []Edit{{Service: "web", Server: "s3", Remove: true}}
 	_, err = a.Change(t.Context(), edits, Terms{PermitsRemovals: true})
 	if !errors.Is(err, ErrHeld) || !strings.Contains(err.Error(), held.String()) {
@@ -328,14 +297,10 @@ func TestFleetPermissionWhileHeld(t *testing.T) {
 		t.Errorf("a dry run gives %+v, error %v", dry, err)
 	}
 	for _, m := range []*member{a, b} {
-		if err := m.fleet.Confirm(ctx, held.String()); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, m.fleet.Confirm(ctx, held.String()))
 	}
 	result, err := a.Change(t.Context(), edits, Terms{PermitsRemovals: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	await(t, result.Version, a, b)
 }
 
@@ -407,9 +372,7 @@ func (m *member) apply(edits ...Edit) (version string) {
 			return next, err
 		},
 	})
-	if err != nil {
-		m.t.Fatal(err)
-	}
+	testhost.Must(m.t, err)
 	return applied.String()
 }
 
@@ -450,9 +413,7 @@ func TestFleetReloadAndFollow(t *testing.T) {
 		weight := uint32(i + 1)
 		next.Content["servers/web/s1"] = fmt.Appendf(nil, `{"address":"2001:db8:1::1","weight":%d}`, weight)
 		wanted, err := m.fleet.Interpret(documentOf(t, next))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		next.Generations = first.Generations.Next(wanted.Services)
 		var both sync.WaitGroup
 		both.Go(func() {
@@ -479,9 +440,7 @@ func TestFleetReloadAndFollow(t *testing.T) {
 func documentOf(t *testing.T, state *store.State) *store.Document {
 	t.Helper()
 	document, err := state.Content.Document()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	return document
 }
 
@@ -521,9 +480,7 @@ func TestFleetLogsWarnings(t *testing.T) {
 	}
 	next.Content["overrides/web/s9"] = []byte(`{"set":{"weight":2}}`)
 	for range 2 {
-		if err := m.fleet.Follow(t.Context(), next); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, m.fleet.Follow(t.Context(), next))
 	}
 	if all := logged(); len(all) != 2 || !strings.Contains(all[1], "web/s9: does not exist") {
 		t.Errorf("after the next state: %q", all)

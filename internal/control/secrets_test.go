@@ -12,6 +12,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // secretSite is a site whose configuration names files with secrets.
@@ -20,9 +21,7 @@ type secretSite struct{ *site[*desired.Balancer] }
 func (s *secretSite) writeSecrets(key, password string) {
 	s.t.Helper()
 	for name, content := range map[string]string{"signal.key": key, "password": password} {
-		if err := os.WriteFile(filepath.Join(filepath.Dir(s.file), name), []byte(content), 0o600); err != nil {
-			s.t.Fatal(err)
-		}
+		testhost.Must(s.t, os.WriteFile(filepath.Join(filepath.Dir(s.file), name), []byte(content), 0o600))
 	}
 }
 
@@ -88,9 +87,7 @@ func TestChangesReadNoSecrets(t *testing.T) {
 func TestSecretsOfFleet(t *testing.T) {
 	files, _, err := config.ParseBalancerFiles([]byte("node: {interface: eth0, name: a}\n" +
 		"store: {etcd: {endpoints: [\"https://192.0.2.1:2379\"], prefix: /segue/main}}\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	files.Secrets = secretsOf(1, "first")
 	stored, _, err := config.WithStored(files, nil, nil)
 	if err != nil || !reflect.DeepEqual(stored.Secrets, files.Secrets) {

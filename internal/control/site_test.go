@@ -15,6 +15,7 @@ import (
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/events"
 	"github.com/segue-lb/segue/internal/serversets"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // services are those of a balancer's file.
@@ -100,9 +101,7 @@ func newSite(t testing.TB) *site[*desired.Balancer] {
 	s.load = func() {
 		t.Helper()
 		b, _, err := LoadBalancer(s.file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		b.Attach(&s.runner, s.report)
 		s.Controller = &b.Controller
 	}
@@ -117,9 +116,7 @@ func newAgentSite(t testing.TB) *site[*desired.Agent] {
 	s.load = func() {
 		t.Helper()
 		a, _, err := LoadAgent(s.file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		a.Attach(&s.runner, s.report)
 		s.Controller = a
 	}
@@ -142,18 +139,14 @@ func (s *site[D]) report(all []desired.Override, invalid []desired.InvalidOverri
 
 func (s *site[D]) write(path, content string) {
 	s.t.Helper()
-	if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
-		s.t.Fatal(err)
-	}
+	testhost.Must(s.t, os.WriteFile(path, []byte(content), 0o644))
 }
 
 // edit replaces a part of the configuration file.
 func (s *site[D]) edit(from, to string) {
 	s.t.Helper()
 	text, err := os.ReadFile(s.file)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	testhost.Must(s.t, err)
 	if !strings.Contains(string(text), from) {
 		s.t.Fatalf("no %q in\n%s", from, text)
 	}
@@ -172,9 +165,7 @@ func (s *site[D]) overrides() string {
 func (s *site[D]) change(edits ...Edit) *Result {
 	s.t.Helper()
 	result, err := s.Change(s.t.Context(), edits, Terms{})
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	testhost.Must(s.t, err)
 	return result
 }
 

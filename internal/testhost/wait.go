@@ -10,10 +10,13 @@ import (
 // Patience is the limit for everything that should happen soon. It does not measure speed.
 const Patience = 2 * time.Minute
 
-// Must ends the test if there is an error.
-func Must(t testing.TB, err error) {
-	t.Helper()
+// Must ends the test, which may be one of package rapid, if there is an error.
+func Must(t interface {
+	Helper()
+	Fatal(args ...any)
+}, err error) {
 	if err != nil {
+		t.Helper() // takes time, and packet tests have few errors
 		t.Fatal(err)
 	}
 }

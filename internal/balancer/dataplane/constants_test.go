@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // TestConstants compares the constants that Go repeats with the tables whose size they determine in
@@ -13,9 +14,7 @@ import (
 func TestConstants(t *testing.T) {
 	t.Parallel()
 	spec, err := loadBalancer()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	tables := spec.Maps[TablesMap]
 	var directory *DirectoryLayout // only for its types
 	for _, c := range []struct {

@@ -6,6 +6,8 @@ import (
 	"iter"
 	"sync/atomic"
 	"testing"
+
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // Readers get the counts of one sweep, while the balancer stores those of the next.
@@ -43,9 +45,7 @@ func TestCountsAreOfOneSweep(t *testing.T) {
 		default:
 		}
 	}
-	if err := <-ended; err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, <-ended)
 }
 
 // A process that was killed while it stored counts keeps nobody from reading, and the next process
@@ -57,9 +57,7 @@ func TestCountsAfterAKill(t *testing.T) {
 	kept := make([]SweptServer, 2)
 	kept[1].Flows[FlowNew] = 3
 	table.Read()
-	if err := table.store(kept, upTo(2)); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, table.store(kept, upTo(2)))
 	if version := table.sweep.Flows[0]; version != 8 {
 		t.Errorf("version %d", version)
 	}

@@ -5,15 +5,15 @@ package dataplane
 import (
 	"strings"
 	"testing"
+
+	"github.com/segue-lb/segue/internal/testhost"
 )
 
 // Both sides share all tables, except those that the compiler makes for variables.
 func TestSidesShareTables(t *testing.T) {
 	t.Parallel()
 	spec, _, err := LoadSpec()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	shared := new(Objects).Shared()
 	for name := range spec.Maps {
 		if _, ok := shared[name]; ok == strings.HasPrefix(name, ".") {

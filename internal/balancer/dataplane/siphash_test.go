@@ -32,16 +32,12 @@ type sipWords struct {
 func (w sipWords) hash(t *testing.T, objects *siphashObjects) (hashes [8]uint64) {
 	t.Helper()
 	for variable, value := range map[interface{ Set(any) error }]any{objects.Key: w.key, objects.Message: w.message} {
-		if err := variable.Set(value); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, variable.Set(value))
 	}
 	if _, err := objects.HashAll.Run(nil); err != nil {
 		t.Fatal(err)
 	}
-	if err := objects.Hashes.Get(&hashes); err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, objects.Hashes.Get(&hashes))
 	return hashes
 }
 

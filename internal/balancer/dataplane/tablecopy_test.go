@@ -18,13 +18,9 @@ func TestTableCopier(t *testing.T) {
 	t.Parallel()
 	testhost.NeedBPF(t)
 	spec, err := loadCopier()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	outer, err := ebpf.NewMap(spec.Maps[TablesMap])
-	if err != nil {
-		t.Fatal(err)
-	}
+	testhost.Must(t, err)
 	defer outer.Close()
 	var copier tableCopier
 	defer copier.close()
@@ -36,16 +32,10 @@ func TestTableCopier(t *testing.T) {
 		inner := spec.Maps[TablesMap].InnerMap.Copy()
 		inner.MaxEntries = uint32(size)
 		table, err := ebpf.NewMap(inner)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		defer table.Close()
-		if err := outer.Put(number, table); err != nil {
-			t.Fatal(err)
-		}
-		if err := copier.write(outer, number, words); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, outer.Put(number, table))
+		testhost.Must(t, copier.write(outer, number, words))
 		var last uint64 // read without the program
 		if err := table.Lookup(uint32(size-1), &last); err != nil || last != words[size-1] {
 			t.Errorf("%d words: the last one is %x, %v; want %x", size, last, err, words[size-1])
@@ -53,9 +43,7 @@ func TestTableCopier(t *testing.T) {
 		if err := copier.write(outer, number, make([]uint64, size+1)); err == nil {
 			t.Errorf("%d words: one more was written", size)
 		}
-		if err := copier.write(outer, number, words); err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, copier.write(outer, number, words))
 		got := make([]uint64, size)
 		if err := copier.read(outer, number, got); err != nil || !slices.Equal(got, words) {
 			t.Errorf("%d words: error %v, or other words", size, err)

@@ -38,18 +38,14 @@ func TestVerifierWork(t *testing.T) {
 		"copier":    {wholeCopier, copierProgCopyTable, 15_000},
 	} {
 		spec, err := test.load()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		objects, err := ebpf.NewCollection(spec)
 		if err != nil {
 			t.Fatalf("%s: %+v", name, err)
 		}
 		defer objects.Close()
 		info, err := objects.Programs[test.program].Info()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testhost.Must(t, err)
 		verified, ok := info.VerifiedInstructions()
 		t.Logf("%s: the verifier processes %d instructions", name, verified)
 		if !ok || verified > test.most {
