@@ -49,15 +49,14 @@ const union {
 	enum probe_flag probe_flag;
 } *shared_types __attribute__((unused));
 
-/* Looks the flow up, or places it. The reason tells which. */
-static __always_inline enum lb_reason lookup_or_place(struct xdp_md *ctx, struct packet *pkt,
-						      const struct service *service,
-						      struct flow *flow, struct segments *segments)
+/* Finds the servers that a packet visits. The reason tells how. */
+static __always_inline enum lb_reason find_segments(struct xdp_md *ctx, struct packet *pkt,
+						    const struct service *service,
+						    struct flow *flow, struct segments *segments)
 {
 	int holder = -1;
 	enum lb_reason why = lookup(ctx, pkt, service, flow, &holder, segments);
 
-	segments->flow_label = flow_label(flow);
 	if (why)
 		return why;
 	note_placed();
@@ -69,34 +68,17 @@ static __always_inline enum lb_reason lookup_or_place(struct xdp_md *ctx, struct
 	return why;
 }
 
-/* Finds the servers that a packet visits. The reason tells how. Not inlined: see
- * forward_in_full. */
-__noinline int find_segments(struct xdp_md *ctx, struct packet *pkt, const struct service *service,
-			     struct segments *segments)
+/* Finds the servers of a fragment or an ICMP error, which does not change its flow. */
+static __always_inline enum lb_reason find_related(struct xdp_md *ctx, const struct packet *pkt,
+						   const struct service *service, struct flow *flow,
+						   struct segments *segments)
 {
-	struct flow flow = {};
-
-	if (!pkt || !service || !segments)
-		return LB_DROP_NO_SERVER;
-	return lookup_or_place(ctx, pkt, service, &flow, segments);
-}
-
-/* Finds the servers of a fragment or an ICMP error, which does not change its flow. Not inlined: see
- * forward_in_full. */
-__noinline int find_related(struct xdp_md *ctx, const struct packet *pkt,
-			    const struct service *service, struct segments *segments)
-{
-	struct flow flow = {};
-
-	if (!pkt || !service || !segments)
-		return LB_DROP_NO_SERVER;
-	if (!recall_flow(pkt, service, &flow, segments)) {
+	if (!recall_flow(pkt, service, flow, segments)) {
 		if (needs_copies(pkt, service) && may_copy_now())
 			return leave_for_copies(ctx, pkt, service);
 		if (!choose_related(pkt, service, segments))
 			return LB_DROP_NO_SERVER;
 	}
-	segments->flow_label = flow_label(&flow);
 	return pkt->kind == PACKET_ICMP_ERROR ? LB_FORWARD_ICMP : LB_FORWARD_FRAGMENT;
 }
 
@@ -153,26 +135,13 @@ static __always_inline enum lb_reason read_unusual(struct xdp_md *ctx, struct pa
 	return contradicts_itself(pkt) ? LB_DROP_TCP_FLAGS : LB_NONE;
 }
 
-/* Sends the packet to the servers that were found. Not inlined: the verifier would walk it once for
- * each way to find them. */
-__noinline int forward_in_full(struct xdp_md *ctx, const struct packet *pkt,
-			       const struct service *service, struct segments *segments,
-			       enum lb_reason why)
-{
-	if (!pkt || !service || !segments)
-		return XDP_ABORTED;
-	/* The verifier does not know any more what a pointer in a parameter points to. */
-	segments->first_server = server_at(segments->server[0]);
-	return forward(ctx, pkt, service, segments, segments->server[0], segments->count,
-		       segments->flow_label, why);
-}
-
 /* Handles a packet that is not plain, that is not parsed completely, or whose flow is not known.
  * Not inlined: the verifier walks it once, and the path of all other packets stays short. */
 __noinline int handle_in_full(struct xdp_md *ctx, struct packet *pkt, __u32 result)
 {
 	struct segments segments = {};
 	struct service service = {};
+	struct flow flow = {};
 	enum lb_reason why;
 
 	if (!pkt)
@@ -181,12 +150,14 @@ __noinline int handle_in_full(struct xdp_md *ctx, struct packet *pkt, __u32 resu
 	if (!why) {
 		if (is_observed(&service))
 			observe_packet(pkt, &service);
-		why = pkt->kind == PACKET_WHOLE ? find_segments(ctx, pkt, &service, &segments)
-						: find_related(ctx, pkt, &service, &segments);
+		why = pkt->kind == PACKET_WHOLE
+			      ? find_segments(ctx, pkt, &service, &flow, &segments)
+			      : find_related(ctx, pkt, &service, &flow, &segments);
 	}
 	if (!is_forward(why))
 		return leave(ctx, pkt, end_unserved(ctx, pkt, why));
-	return forward_in_full(ctx, pkt, &service, &segments, why);
+	return forward(ctx, pkt, &service, &segments, segments.server[0],
+		       forget(pkt, segments.count), flow_label(&flow), forget(pkt, why));
 }
 
 /* The verdict on a packet that is to be handled as the client's. */

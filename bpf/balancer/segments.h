@@ -35,7 +35,6 @@ struct segments {
 	 * then loaded no sooner than it is written. */
 	__u32 first_sid, sid, last_sid;
 	__u32 columns;
-	__u32 flow_label; /* for routers; set for packets that are handled in full */
 	/* The routing header contains all servers, because servers write into their own entries.
 	 * Otherwise an encapsulation may leave out the first server. */
 	bool keeps_whole;

@@ -28,12 +28,12 @@ func TestVerifierWork(t *testing.T) {
 		program string
 		most    uint32 // instructions
 	}{
-		"default":   {attachedFor(hash), balancerProgXdpLb, 130_000},
-		"lab":       {attachedFor(hash, hunt), balancerProgXdpLb, 155_000},
+		"default":   {attachedFor(hash), balancerProgXdpLb, 145_000},
+		"lab":       {attachedFor(hash, hunt), balancerProgXdpLb, 185_000},
 		"stateless": {attachedFor(stateless), balancerProgXdpLb, 115_000},
-		"infer":     {attachedFor(infer), balancerProgXdpLb, 140_000},
-		"whole":     {specWith(FeaturesAll), balancerProgXdpLb, 200_000},
-		"dry run":   {wholeDryRun, balancerProgXdpLb, 200_000},
+		"infer":     {attachedFor(infer), balancerProgXdpLb, 170_000},
+		"whole":     {specWith(FeaturesAll), balancerProgXdpLb, 265_000},
+		"dry run":   {wholeDryRun, balancerProgXdpLb, 250_000},
 		"sweep":     {usualSweep, sweeperProgSweepFlows, 30_000},
 		"copier":    {wholeCopier, copierProgCopyTable, 15_000},
 	} {
