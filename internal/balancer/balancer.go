@@ -468,6 +468,9 @@ func (b *Balancer) reload(
 	}
 	everything := b.unsure || !reflect.DeepEqual(cfg.Node, b.cfg.Node)
 	diff := diffOf(b.cfg.Services, cfg.Services)
+	if err := b.widen(cfg); err != nil {
+		return err
+	}
 	awaited := diff.addsTargets()
 	if awaited {
 		b.awaitHops(ctx, cfg)
@@ -477,9 +480,6 @@ func (b *Balancer) reload(
 	}
 	losses := b.losses(cfg.Services, diff) // before the flows are forgotten
 	watched := b.services.watchedOf(diff)
-	if err := b.widen(cfg); err != nil {
-		return err
-	}
 	if err := b.reconcile(cfg, secrets.SignalKeys, generations); err != nil {
 		if undo := b.reconcile(b.cfg, b.secrets.SignalKeys, b.generations); undo != nil {
 			b.log.Error("restore the configuration before", "error", undo)

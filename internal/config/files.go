@@ -169,7 +169,9 @@ func (f *Files[D]) WithOverrides(
 	merged, m := merge(f.root, overrides)
 	state, all, problems := f.read(merged, f.decoded())
 	if len(problems) > 0 {
-		_, _, problems = f.read(merged, nil) // with lines and values
+		state, all, problems = f.read(merged, nil) // with lines and values
+	}
+	if len(problems) > 0 {
 		return nil, nil, m.translated(problems, merged).In(f.place).OrNil()
 	}
 	next.Desired = state
