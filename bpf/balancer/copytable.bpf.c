@@ -59,8 +59,8 @@ static long copy_batch(__u32 i, struct copying *c)
 	return 0;
 }
 
-/* Copies part of a table, of which no packet reads what the program writes. The number of words is rounded up to whole batches. The result is the
- * number of words that were copied. */
+/* Copies part of a table. When it writes, no packet reads that part. The number of words is rounded
+ * up to whole batches. The result is the number of words that were copied. */
 SEC("syscall")
 int copy_table(const struct copy_run *run)
 {

@@ -3,7 +3,8 @@
  * What a program can do: the placements and persistences of the services, and what else depends on
  * them. User space sets the features at load, and the verifier drops the code of all others. If the
  * services come to need more, user space loads a program with more features, and replaces the
- * attached one (internal/balancer/dataplane/features.go).
+ * attached one. All programs have all persistences (internal/balancer/dataplane/features.go says
+ * why).
  */
 #ifndef SEGUE_BALANCER_FEATURES_H
 #define SEGUE_BALANCER_FEATURES_H
