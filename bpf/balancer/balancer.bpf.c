@@ -135,13 +135,15 @@ static __always_inline enum lb_reason read_unusual(struct xdp_md *ctx, struct pa
 	return contradicts_itself(pkt) ? LB_DROP_TCP_FLAGS : LB_NONE;
 }
 
-/* Handles a packet that is not plain, that is not parsed completely, or whose flow is not known.
- * Not inlined: the verifier walks it once, and the path of all other packets stays short. */
-__noinline int handle_in_full(struct xdp_md *ctx, struct packet *pkt, __u32 result)
+/* Handles a packet that is not plain, that is not parsed completely, or whose flow is not known. If
+ * lookup_plain() has computed the hashes of the flow, they are given; else they are 0. Not inlined:
+ * the verifier walks it once, and the path of all other packets stays short. */
+__noinline int handle_in_full(struct xdp_md *ctx, struct packet *pkt, __u32 result, __u64 place,
+			      __u64 signature)
 {
 	struct segments segments = {};
 	struct service service = {};
-	struct flow flow = {};
+	struct flow flow = { .place = place, .signature = signature };
 	enum lb_reason why;
 
 	if (!pkt)
@@ -157,7 +159,7 @@ __noinline int handle_in_full(struct xdp_md *ctx, struct packet *pkt, __u32 resu
 	if (!is_forward(why))
 		return leave(ctx, pkt, end_unserved(ctx, pkt, why));
 	return forward(ctx, pkt, &service, &segments, segments.server[0],
-		       forget(pkt, segments.count), flow_label(&flow), forget(pkt, why));
+		       (__u8)forget(segments.count), flow_label(&flow), (__u8)forget(why));
 }
 
 /* The verdict on a packet that is to be handled as the client's. */
@@ -188,7 +190,7 @@ static __always_inline int process(struct xdp_md *ctx, struct packet *pkt)
 {
 	struct segments segments;
 	struct service service;
-	struct flow flow;
+	struct flow flow = {};
 	enum parse_result result;
 	enum lb_reason why;
 	int verdict;
@@ -200,15 +202,15 @@ static __always_inline int process(struct xdp_md *ctx, struct packet *pkt)
 		pkt->length = whole_length;
 	if (result && is_to_balancer(pkt, result)) {
 		verdict = take_own(ctx, pkt);
-		return verdict == NO_VERDICT ? handle_in_full(ctx, pkt, PARSE_OK) : verdict;
+		return verdict == NO_VERDICT ? handle_in_full(ctx, pkt, PARSE_OK, 0, 0) : verdict;
 	}
 	if (result || !is_plain(pkt))
-		return handle_in_full(ctx, pkt, result);
+		return handle_in_full(ctx, pkt, result, 0, 0);
 	why = classify(pkt, &service);
 	if (why == LB_PASS_NOT_VIP)
 		return leave(ctx, pkt, judge(pkt, why));
 	if (why || !lookup_plain(ctx, pkt, &service, &flow, &segments))
-		return handle_in_full(ctx, pkt, PARSE_OK);
+		return handle_in_full(ctx, pkt, PARSE_OK, flow.place, flow.signature);
 	return forward(ctx, pkt, &service, &segments, flow_server(&flow), 1, flow_label(&flow),
 		       LB_FORWARD_KNOWN);
 }

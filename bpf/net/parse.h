@@ -64,7 +64,6 @@ struct packet {
 	__u8 hop_limit;
 	__u8 tcp_flags; /* enum tcp_flag; 0 for UDP */
 	__u8 kind;	/* enum packet_kind */
-	__u8 forgotten; /* see forget() */
 	/* Only the balancer's persistence sets these. */
 	/* The bits of the cookie that the server of a new flow writes; 0: none. */
 	__u8 cookie_width : 2;
@@ -74,7 +73,7 @@ struct packet {
 	 * extension headers. */
 	__u8 visits_all : 1;
 	__u8 opens_quic : 1; /* an Initial or 0-RTT packet of QUIC */
-	__u8 pad;
+	__u8 pad[2];
 };
 
 /*
@@ -188,16 +187,6 @@ static __always_inline bool contradicts_itself(const struct packet *pkt)
 static __always_inline bool is_plain(const struct packet *pkt)
 {
 	return !(pkt->tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST));
-}
-
-/*
- * Returns the value. The verifier does not follow the content of `pkt` in a function that is not
- * inlined, so it walks the rest of that function once, and not once for each value.
- */
-static __always_inline __u8 forget(struct packet *pkt, __u8 value)
-{
-	*(volatile __u8 *)&pkt->forgotten = value;
-	return *(volatile __u8 *)&pkt->forgotten;
 }
 
 /* Whether `size` bytes can be read at the cursor. */

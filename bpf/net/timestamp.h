@@ -9,6 +9,7 @@
 
 #include "load.h"
 #include "parse.h"
+#include "verifier.h"
 
 #define TCP_OPTION_END 0
 #define TCP_OPTION_NOP 1
@@ -46,9 +47,6 @@ static __always_inline const void *bytes_end(const struct xdp_md *ctx)
 	return (const void *)(long)((const volatile struct xdp_md *)ctx)->data_end;
 }
 
-/* Always 0, but the verifier does not know that. */
-static volatile __u32 hidden_zero;
-
 /*
  * Walks the options of the TCP header at an offset in the frame. Returns the offset of the
  * timestamps in the frame; 0: there are none. Options behind a malformed one do not count. Not
@@ -66,7 +64,7 @@ __noinline int walk_to_timestamps(struct xdp_md *ctx, __u32 tcp)
 	for (int i = 0; i < MAX_TCP_OPTIONS_SIZE; i++) {
 		const __u8 *option;
 
-		at = (at + hidden_zero) & 0x3f;
+		at = forget(at) & 0x3f;
 		option = bytes_at(ctx, tcp) + at;
 		if (at >= end || (const void *)option + 1 > bytes_end(ctx) ||
 		    option[0] == TCP_OPTION_END)

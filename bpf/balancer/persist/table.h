@@ -18,14 +18,14 @@ static __always_inline bool has_flows(const struct service *service)
 	return persists_by(service, PERSISTENCE_TABLE) || has_former_flows(service);
 }
 
-/* What a packet says about its flow. The verifier does not follow which event it is. */
+/* What a packet says about its flow. */
 static __always_inline enum flow_event event_of(const struct packet *pkt)
 {
 	enum flow_event event = starts_connection(pkt) ? FLOW_OPENS : FLOW_CONTINUES;
 
 	if (ends_connection(pkt))
 		event = pkt->tcp_flags & TCP_RST ? FLOW_RESETS : FLOW_ENDS;
-	return forget((struct packet *)pkt, event);
+	return (__u8)forget(event);
 }
 
 /* Whether a packet can be moved to another server safely: a SYN, or a packet other than TCP. */
@@ -198,7 +198,11 @@ static __always_inline enum lb_reason lookup_table(const struct packet *pkt,
 						   const struct service *service, struct flow *flow,
 						   int *holder, struct segments *segments)
 {
-	flow_lookup(&pkt->key, service->id, flow);
+	if (!flow->place) /* then lookup_plain() has not computed the hashes */
+		flow_identify(flow, &pkt->key, service->id);
+	flow->place = forget(flow->place);
+	flow->signature = forget(flow->signature);
+	flow_find(flow);
 	if (keep(pkt, service, flow, segments) && renew(pkt, service, flow, flow_now()))
 		return LB_FORWARD_KNOWN;
 	if (has_half_open(service)) {

@@ -23,6 +23,7 @@
 #include "balancer/features.h"
 #include "balancer/tables/loads.h"
 #include "net/hash.h"
+#include "net/verifier.h"
 
 #define FLOWS_PER_BUCKET 8
 #define FLOW_SERVER_SHIFT 14
@@ -279,15 +280,20 @@ static __always_inline void flow_identify(struct flow *flow, const struct flow_k
 	flow->signature = hash.second;
 }
 
+/* Looks up a flow whose hashes are known. */
+static __always_inline void flow_find(struct flow *flow)
+{
+	__u32 number = flow->place >> flow_bucket_shift;
+
+	flow->bucket = changeable(bpf_map_lookup_elem(&flows, &number), &flows_copy);
+	flow_search(flow);
+}
+
 static __always_inline void flow_lookup(const struct flow_key *key, __u32 service,
 					struct flow *flow)
 {
-	__u32 number;
-
 	flow_identify(flow, key, service);
-	number = flow->place >> flow_bucket_shift;
-	flow->bucket = changeable(bpf_map_lookup_elem(&flows, &number), &flows_copy);
-	flow_search(flow);
+	flow_find(flow);
 }
 
 static __always_inline bool flow_known(const struct flow *flow)

@@ -29,7 +29,7 @@ func TestVerifierWork(t *testing.T) {
 		most    uint32 // instructions
 	}{
 		"default":   {attachedFor(hash), balancerProgXdpLb, 175_000},
-		"lab":       {attachedFor(hash, hunt), balancerProgXdpLb, 220_000},
+		"lab":       {attachedFor(hash, hunt), balancerProgXdpLb, 235_000},
 		"stateless": {attachedFor(stateless), balancerProgXdpLb, 180_000},
 		"infer":     {attachedFor(infer), balancerProgXdpLb, 190_000},
 		"whole":     {specWith(FeaturesAll), balancerProgXdpLb, 265_000},
