@@ -39,10 +39,14 @@ const (
 	caseSYN       = "syn-of-new-flow"  // placed and entered in the flow table
 	caseUnknown   = "non-syn-unknown"  // of a flow that another balancer had
 	caseReference = "reference-lru"    // known-flow, in the kernel's LRU hash map
-	caseSteps     = "up-to-"           // known-flow, up to a step of the program
-	caseDeliver   = "agent-deliver"    // decapsulated on a server
-	caseHuntKnown = "known-flow-hunt"  // known-flow of a service with placement hunt
-	caseTurnSYN   = "syn-round-robin"  // syn-of-new-flow of a service with placement round-robin
+	// In front of the name of a step: known-flow, syn-of-new-flow and syn-hunt, up to that step of
+	// the program.
+	caseSteps     = "up-to-"
+	caseSYNSteps  = "syn-up-to-"
+	caseHuntSteps = "syn-hunt-up-to-"
+	caseDeliver   = "agent-deliver"   // decapsulated on a server
+	caseHuntKnown = "known-flow-hunt" // known-flow of a service with placement hunt
+	caseTurnSYN   = "syn-round-robin" // syn-of-new-flow of a service with placement round-robin
 	// The next four are followed by the number of servers. There are more of them: polledSYN.
 	caseHashSYN   = "syn-hash-"            // syn-of-new-flow
 	caseInferSYN  = "syn-infer-"           // the same of a service with placement infer
@@ -116,11 +120,7 @@ func allCases(levels []uint32, room uint32) []benchCase {
 	cases := []benchCase{nullCase(ipv6), nullCase(ipv4), floorCase(), missCase(ipv6, room), missCase(ipv4, room)}
 	for _, flows := range levels {
 		cases = append(cases, floorLookupCase(caseFloorHint, flows, 4), floorLookupCase(caseFloorFlow, flows, 16))
-		for _, step := range steps {
-			c := knownCase(caseSteps+step, usual(ipv6, desired.TCP), flows, room)
-			c.step, c.reason = step, "" // the program ends before it counts the packet
-			cases = append(cases, c)
-		}
+		cases = append(cases, stepCases(flows, room)...)
 	}
 	for _, f := range []family{ipv6, ipv4} {
 		for _, kind := range encapsulations[f] {
@@ -142,6 +142,25 @@ func allCases(levels []uint32, room uint32) []benchCase {
 		cases = append(cases, huntCases(f, levels, room)...)
 	}
 	return append(cases, inferCases(levels, room)...)
+}
+
+// stepCases returns cases whose program ends after a step. Most end before they count the packet.
+func stepCases(flows, room uint32) (cases []benchCase) {
+	add := func(c benchCase, step string) {
+		c.step, c.reason = step, ""
+		cases = append(cases, c)
+	}
+	tcp := usual(ipv6, desired.TCP)
+	hunt := tcp
+	hunt.placement = desired.PlacementHunt
+	for _, step := range steps {
+		if step != "choose" && step != "commit" { // persistence has found the server
+			add(knownCase(caseSteps+step, tcp, flows, room), step)
+		}
+		add(newCase(caseSYNSteps+step, tcp, packet.SYN, flows, room), newFlow+step)
+		add(offeredCase(caseHuntSteps+step, hunt, flows, room), newFlow+step)
+	}
+	return cases
 }
 
 // polledSYN returns the name of the case of such a placement, before the number of servers.

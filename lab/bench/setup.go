@@ -340,8 +340,9 @@ func (r *rig) apply(s service) error {
 	if err := r.balancer.Apply(&next); err != nil {
 		return err
 	}
-	if isBalancers {
+	if isBalancers && r.program != r.balancer.Program() {
 		r.program = r.balancer.Program()
+		clear(r.steps) // they may lack what the service needs
 	}
 	r.config, r.serves = &next, s
 	return nil

@@ -14,7 +14,10 @@ import (
 
 // steps are the steps of a balancer's program. enum step of bpf/bench/steps.bpf.c has the same
 // order.
-var steps = []string{"parse", "classify", "lookup", "encapsulate", "count"}
+var steps = []string{"parse", "classify", "lookup", "choose", "commit", "encapsulate", "count"}
+
+// newFlow is in front of the steps of a new flow's packet, which has a program of its own.
+const newFlow = "new-"
 
 // agentSteps are the steps of an agent's program for an offer that the server accepts. enum
 // agent_step of bpf/bench/agent_steps.bpf.c has the same order.
@@ -36,10 +39,15 @@ func (r *rig) loadBalancerStep(step string) (*ebpf.Program, error) {
 	if err != nil {
 		return nil, err
 	}
+	program := "xdp_steps"
+	step, isNew := strings.CutPrefix(step, newFlow)
+	if isNew {
+		program = "xdp_steps_new"
+	}
 	if err := spec.Variables["last_step"].Set(uint32(slices.Index(steps, step))); err != nil {
 		return nil, err
 	}
-	return r.load(spec, "xdp_steps")
+	return r.load(spec, program)
 }
 
 func (r *rig) loadAgentStep(step string, constants map[string]any) (*ebpf.Program, error) {
