@@ -85,7 +85,7 @@ least --room flows. docs/understand/performance.md describes the cases.
 round measures each case in both builds, one right after the other. The report shows the
 time of this build divided by the time of the other build. With --against, the defaults
 are --flows 1k, --rounds 100 and --packets 20000. Without --case, bench then leaves out
-the cases up-to-*, agent-up-to-* and reference-lru. docs/understand/performance.md explains the report.
+the cases *up-to-* and reference-lru. docs/understand/performance.md explains the report.
 
 --json prints an array of objects. Their keys are case, family, encapsulation, flows,
 ns_median, ns_p10, ns_p90, net_ns and rounds. If the processor counts instructions, the
