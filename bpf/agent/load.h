@@ -8,6 +8,7 @@
 
 #include "local.h"
 #include "net/load.h"
+#include "net/verifier.h"
 #include "service.h"
 
 /* Half-open connections that count in any case. */
@@ -94,10 +95,38 @@ static __always_inline bool load_now(const struct acceptance *acceptance,
 	return true;
 }
 
-/* The load as packets tell it: with a capacity of 0 if the source has none. */
+/* A known_load in one word: `next` in the upper half. */
+static __always_inline __u64 load_word(__u64 next, __u32 capacity)
+{
+	return (next < MAX_LOAD ? next : MAX_LOAD) << 32 | capacity;
+}
+
+/*
+ * Makes a large load fit the argument of a SID. It loses low bits, and MAX_LOAD per unit of capacity
+ * is the most that can be told. Not inlined: the verifier walks the loop once.
+ */
+__noinline __u64 scale_load(__u64 next, __u32 capacity)
+{
+	for (int i = 0; i <= 32 - LOAD_BITS; i++) {
+		if ((next <= MAX_LOAD && capacity <= MAX_LOAD) || capacity <= 1)
+			break;
+		next = (next + 1) / 2;
+		capacity /= 2;
+	}
+	return load_word(next, capacity);
+}
+
+/* The load as packets tell it: with a capacity of 0 if the source has none. Loads and capacities up
+ * to MAX_LOAD are exact. */
 static __always_inline struct known_load told_load(const struct load *load)
 {
-	return known_load_of(load->busy, load->capacity == NO_CAPACITY ? 0 : load->capacity);
+	__u32 capacity = load->capacity == NO_CAPACITY ? 0 : load->capacity;
+	__u64 next = (__u64)load->busy + 1, word;
+
+	word = next <= MAX_LOAD && capacity <= MAX_LOAD ? load_word(next, capacity)
+							: scale_load(next, capacity);
+	word = forget(word);
+	return (struct known_load){ .next = word >> 32, .capacity = word };
 }
 
 #endif

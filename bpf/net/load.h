@@ -29,28 +29,6 @@ struct known_load {
 	__u32 capacity; /* at most MAX_LOAD; 0: the load source has none */
 };
 
-/*
- * Makes a load fit the argument. Loads and capacities up to MAX_LOAD are exact. Larger ones lose
- * low bits, and MAX_LOAD per unit of capacity is the most that can be told.
- */
-static __always_inline struct known_load known_load_of(__u32 busy, __u32 capacity)
-{
-	__u64 next = (__u64)busy + 1;
-	struct known_load load;
-
-	for (int i = 0; i <= 32 - LOAD_BITS; i++) {
-		if (next <= MAX_LOAD && capacity <= MAX_LOAD)
-			break;
-		if (capacity > 1) {
-			next = (next + 1) / 2;
-			capacity /= 2;
-		}
-	}
-	load.next = next < MAX_LOAD ? next : MAX_LOAD;
-	load.capacity = capacity;
-	return load;
-}
-
 /* Compares loads exactly, per unit of capacity. A server without a capacity counts as one unit.
  * Both loads must be known. */
 static __always_inline bool is_less_busy(struct known_load a, struct known_load b)

@@ -21,7 +21,7 @@ func TestVerifierWork(t *testing.T) {
 		t.Fatalf("%+v", err)
 	}
 	defer objects.Close()
-	for program, most := range map[string]uint32{"xdp_agent": 220_000, "tc_agent": 35_000} {
+	for program, most := range map[string]uint32{"xdp_agent": 95_000, "tc_agent": 30_000} {
 		info, err := objects.Programs[program].Info()
 		testhost.Must(t, err)
 		verified, ok := info.VerifiedInstructions()
