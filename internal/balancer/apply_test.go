@@ -465,7 +465,7 @@ func TestServerLeavesAfterTheSwap(t *testing.T) {
 		return f.plane.Servers.Flags(slot)&(dataplane.FlagDrained|dataplane.FlagFailing) == 0
 	}
 	before := f.services.byName["web"].rule.Table()
-	f.must(f.services.change([]*serviceState{newServiceState(&next.Services[0], &next.Node, generations["web"])}))
+	f.must(f.services.placeOne(newServiceState(&next.Services[0], &next.Node, generations["web"])))
 	if f.services.byName["web"].rule.Table() == before {
 		t.Fatal("the table was not replaced")
 	}
@@ -585,12 +585,12 @@ func TestFailedRemovalIsUndone(t *testing.T) {
 	f.must(err)
 	defer readOnly.Close()
 	f.plane.Objects.ServiceLabels = readOnly
-	err = f.services.reconcile(less, f.generations.Next(less.Services))
+	err = f.reconcile(less, nil, f.generations.Next(less.Services))
 	f.plane.Objects.ServiceLabels = writable
 	if err == nil {
 		t.Fatal("the label was removed: nothing is tested")
 	}
-	f.must(f.services.reconcile(f.cfg, f.generations))
+	f.must(f.reconcile(f.cfg, nil, f.generations))
 	flow := flowTo(vip6, 53, desired.UDP)
 	f.route()
 	f.check(f.forwarded(frameOf(flow), flow, "dns", "s1", "forward_new"), f.run(frameOf(flow)))
