@@ -3,8 +3,7 @@
  * What a program can do: the placements and persistences of the services, and what else depends on
  * them. User space sets the features at load, and the verifier drops the code of all others. If the
  * services come to need more, user space loads a program with more features, and replaces the
- * attached one. All programs have all persistences (internal/balancer/dataplane/features.go says
- * why).
+ * attached one before it changes their rules (internal/balancer/dataplane/features.go).
  */
 #ifndef SEGUE_BALANCER_FEATURES_H
 #define SEGUE_BALANCER_FEATURES_H

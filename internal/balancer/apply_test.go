@@ -465,7 +465,7 @@ func TestServerLeavesAfterTheSwap(t *testing.T) {
 		return f.plane.Servers.Flags(slot)&(dataplane.FlagDrained|dataplane.FlagFailing) == 0
 	}
 	before := f.services.byName["web"].rule.Table()
-	f.must(f.services.change([]*serviceState{newServiceState(&next.Services[0], &next.Node, generations["web"])}))
+	f.must(f.services.placeOne(newServiceState(&next.Services[0], &next.Node, generations["web"])))
 	if f.services.byName["web"].rule.Table() == before {
 		t.Fatal("the table was not replaced")
 	}
@@ -571,6 +571,34 @@ func TestTablesOfARemovedService(t *testing.T) {
 	}
 }
 
+// If only some of several candidate tables can be put in place, those have pins, and no others.
+func TestFailedBatchOfTablesLeavesNoPins(t *testing.T) {
+	t.Parallel()
+	f := open(t, webOf(srv6Server("s1", 1, 1)))
+	tables := f.plane.Objects.Tables
+	pinned := func() []string {
+		paths, err := filepath.Glob(filepath.Join(datapath.Dir(f.cfg.Node.Instance), "by_number", "map_*"))
+		f.must(err)
+		slices.Sort(paths)
+		return paths
+	}
+	f.must(f.plane.Settle())
+	before := pinned()
+	last := tables.MaxEntries() // the first number that no table can have
+	err := f.plane.Install([]dataplane.NumberedRows{{Number: last - 1}, {Number: last}})
+	if err == nil {
+		t.Fatal("no error: nothing is tested")
+	}
+	var spare uint32
+	f.must(tables.Lookup(last-1, &spare))
+	after := pinned()
+	if len(after) != len(before) || !slices.ContainsFunc(after, func(path string) bool {
+		return strings.HasSuffix(path, fmt.Sprint("map_", spare))
+	}) {
+		t.Errorf("the pins are %v, and %v before; the table in place is %d", after, before, spare)
+	}
+}
+
 // A reload that fails while it removes a service is undone: the service gets its candidate table
 // and its label back.
 func TestFailedRemovalIsUndone(t *testing.T) {
@@ -585,12 +613,12 @@ func TestFailedRemovalIsUndone(t *testing.T) {
 	f.must(err)
 	defer readOnly.Close()
 	f.plane.Objects.ServiceLabels = readOnly
-	err = f.services.reconcile(less, f.generations.Next(less.Services))
+	err = f.reconcile(less, nil, f.generations.Next(less.Services))
 	f.plane.Objects.ServiceLabels = writable
 	if err == nil {
 		t.Fatal("the label was removed: nothing is tested")
 	}
-	f.must(f.services.reconcile(f.cfg, f.generations))
+	f.must(f.reconcile(f.cfg, nil, f.generations))
 	flow := flowTo(vip6, 53, desired.UDP)
 	f.route()
 	f.check(f.forwarded(frameOf(flow), flow, "dns", "s1", "forward_new"), f.run(frameOf(flow)))

@@ -192,7 +192,8 @@ type placement struct {
 	want  *serviceState
 	input placing
 	table uint8 // which of the service's two tables
-	// rows is the content of the table; nil: the table in force, whose input has not changed.
+	// rows is the content of the table, and only the shape after install; nil: the table in force,
+	// whose input has not changed.
 	rows  *dataplane.Rows
 	isNew bool // the table has to be written
 }
@@ -235,8 +236,10 @@ func (s *services) place(to *placement) error {
 	rule.Buckets, rule.Row, rule.Flags = svc.rule.Buckets, svc.rule.Row, to.table
 	if to.rows != nil {
 		rule.Buckets, rule.Row = to.rows.Buckets, to.rows.Row()
-		if err := s.setColumns(to); err != nil {
-			return err
+		if !p.columns {
+			if err := s.plane.RemoveColumns(to.number()); err != nil {
+				return err
+			}
 		}
 	}
 	label := dataplane.ServiceLabel{
@@ -286,14 +289,6 @@ func (s *services) ask(svc *service, known dataplane.Known) {
 	for _, m := range svc.members {
 		s.plane.Servers.SetKnown(m.slot, known)
 	}
-}
-
-// setColumns makes the column table of a candidate table exist, if packets need one.
-func (s *services) setColumns(to *placement) error {
-	if to.input.columns {
-		return s.plane.InstallColumns(to.number(), to.rows)
-	}
-	return s.plane.RemoveColumns(to.number())
 }
 
 // removeSpares removes the candidate tables that are no longer in force. The lines of former

@@ -234,7 +234,7 @@ func TestFailedStartRestoresReclaimedSlot(t *testing.T) {
 			f.must(err)
 			late := errors.New("late")
 			err = datapath.TakeOver(b.log, func(takeover *datapath.Takeover) error {
-				f.must(b.fill(takeover))
+				f.must(b.fill(takeover, withoutPrograms))
 				flows, slots := b.plane.Saved()
 				if flows < liveFlows/4 || slots != 1 {
 					t.Errorf("%d flows and the counters of %d slots are swept", flows, slots)

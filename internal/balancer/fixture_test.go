@@ -157,7 +157,9 @@ func (f *fixture) start(cfg *desired.Balancer) {
 	if f.Balancer, err = newBalancer(f.applied, secretsOf(f.t, cfg), f.clock, slog.New(slog.DiscardHandler)); err != nil {
 		f.t.Fatal(err)
 	}
-	f.must(datapath.TakeOver(slog.New(slog.DiscardHandler), f.Balancer.fill))
+	f.must(datapath.TakeOver(slog.New(slog.DiscardHandler), func(takeover *datapath.Takeover) error {
+		return f.Balancer.fill(takeover, withoutPrograms)
+	}))
 	f.cfg = cfg
 	f.must(f.plane.Objects.Identity.Lookup(uint32(0), &f.identity))
 	f.must(f.plane.SetHost(slices.Repeat([]nexthop.Link{{Type: "veth", MAC: ownMAC}}, len(f.plane.Sides))))
@@ -310,6 +312,15 @@ func copyOf(cfg *desired.Balancer) *desired.Balancer {
 		c.Services[i].Servers = slices.Clone(c.Services[i].Servers)
 	}
 	return &c
+}
+
+// placeOne makes a service follow another state, and does not wait for packets under way.
+func (s *services) placeOne(want *serviceState) error {
+	placements, err := s.prepareAll([]*serviceState{want})
+	if err != nil {
+		return err
+	}
+	return s.placeAll(placements)
 }
 
 func (f *fixture) mustApply(cfg *desired.Balancer) {

@@ -18,41 +18,55 @@ import (
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
-// reconcile makes the data path follow a desired state, from whatever source. It changes only the
-// services that follow another state. Servers are added before the tables that name them, and
-// removed after these tables. After an error, another call can restore the state before.
-func (s *services) reconcile(cfg *desired.Balancer, generations serversets.Generations) error {
+// transition is a desired state that is about to be put in force.
+type transition struct {
+	wanted  map[string]bool // the names of all its services
+	changed []*placement    // of the services that follow another state
+}
+
+// prepare writes all that a desired state needs but the rules of services: servers, the tables that
+// only the programs of this process read, rankings and candidate tables. So packets are handled as
+// before, until enforce. Only the services that follow another state are changed. After an error,
+// prepare and enforce can restore the state before.
+func (s *services) prepare(
+	cfg *desired.Balancer, generations serversets.Generations,
+) (*transition, error) {
 	s.abilitiesChanged = true
 	defer func() { s.built = builtRows{} }()
 	s.rejects, s.dropRemoved = cfg.Node.Reject, cfg.Node.DropRemovedVIPs
 	// A call that failed may have left tables that packets use.
 	if err := s.settle(); err != nil {
-		return err
+		return nil, err
 	}
-	wanted := map[string]bool{}
+	if err := errors.Join(s.plane.SetLocator(cfg.Node.Locator), s.plane.SetDomain(cfg)); err != nil {
+		return nil, err
+	}
+	next := &transition{wanted: map[string]bool{}}
 	var changed []*serviceState
 	for i := range cfg.Services {
 		name := cfg.Services[i].Name
-		wanted[name] = true
+		next.wanted[name] = true
 		want := newServiceState(&cfg.Services[i], &cfg.Node, generations[name])
 		if svc := s.byName[name]; svc == nil || !reflect.DeepEqual(svc.follows, want) {
 			changed = append(changed, want)
 		}
 	}
-	if err := s.change(changed); err != nil {
+	var err error
+	next.changed, err = s.prepareAll(changed)
+	return next, err
+}
+
+// enforce puts a state in force that was prepared. The attached programs must have its features.
+// Servers are removed after the tables that name them.
+func (s *services) enforce(next *transition) error {
+	if err := s.placeAll(next.changed); err != nil {
 		return err
 	}
 	if err := s.settle(); err != nil {
 		return err
 	}
-	s.endInferences(wanted)
-	if err := s.keepOnly(wanted); err != nil {
-		return err
-	}
-	if err := s.plane.SetLocator(cfg.Node.Locator); err != nil {
-		return err
-	}
-	if err := s.plane.SetDomain(cfg); err != nil {
+	s.endInferences(next.wanted)
+	if err := s.keepOnly(next.wanted); err != nil {
 		return err
 	}
 	if err := s.keepQUICServers(); err != nil {
@@ -92,28 +106,29 @@ func newServiceState(
 	return state
 }
 
-// change makes services follow other states.
-func (s *services) change(all []*serviceState) error {
-	var some []*placement
-	slots := 0
+// prepareAll prepares services to follow other states.
+func (s *services) prepareAll(all []*serviceState) ([]*placement, error) {
+	placements := make([]*placement, 0, len(all))
+	written, slots := 0, 0
 	for _, want := range all {
 		s.progress.Add(1)
-		p, err := s.prepare(want)
+		p, err := s.prepareService(want)
 		if err != nil {
-			return fmt.Errorf("service %s: %w", want.service.Name, err)
+			return nil, fmt.Errorf("service %s: %w", want.service.Name, err)
 		}
-		if some, slots = append(some, p), slots+p.size(); len(some) >= tablesAtOnce || slots >= slotsAtOnce {
-			if err := s.enforce(some); err != nil {
-				return err
+		placements, slots = append(placements, p), slots+p.size()
+		if len(placements)-written >= tablesAtOnce || slots >= slotsAtOnce {
+			if err := s.install(placements[written:]); err != nil {
+				return nil, err
 			}
-			some, slots = nil, 0
+			written, slots = len(placements), 0
 		}
 	}
-	return s.enforce(some)
+	return placements, s.install(placements[written:])
 }
 
-// enforce writes the new candidate tables of services, and then puts them in force.
-func (s *services) enforce(all []*placement) error {
+// install writes the new candidate tables and column tables of services.
+func (s *services) install(all []*placement) error {
 	var tables []dataplane.NumberedRows
 	for _, p := range all {
 		if p.isNew {
@@ -127,6 +142,23 @@ func (s *services) enforce(all []*placement) error {
 	}
 	for _, p := range all {
 		s.progress.Add(1)
+		if p.rows == nil {
+			continue
+		}
+		if p.input.columns {
+			if err := s.plane.InstallColumns(p.number(), p.rows); err != nil {
+				return fmt.Errorf("service %s: %w", p.svc.Name, err)
+			}
+		}
+		p.rows.Slots = nil // those of all services would need a lot of memory
+	}
+	return nil
+}
+
+// placeAll puts candidate tables in force that exist.
+func (s *services) placeAll(all []*placement) error {
+	for _, p := range all {
+		s.progress.Add(1)
 		if err := s.place(p); err != nil {
 			return fmt.Errorf("service %s: %w", p.svc.Name, err)
 		}
@@ -135,8 +167,8 @@ func (s *services) enforce(all []*placement) error {
 	return nil
 }
 
-// prepare does all that a service needs before its candidate table.
-func (s *services) prepare(want *serviceState) (*placement, error) {
+// prepareService does all that a service needs before its candidate table, and computes the table.
+func (s *services) prepareService(want *serviceState) (*placement, error) {
 	svc := s.byName[want.service.Name]
 	if svc == nil {
 		var err error

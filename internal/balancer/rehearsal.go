@@ -44,7 +44,9 @@ func (r *Rehearsal) Fill(hop nexthop.Hop) (*ebpf.Program, error) {
 		return nil, err
 	}
 	b.hops = r.hopsBy(hop)
-	return b.plane.Objects.XdpLb, datapath.TakeOver(b.log, b.fill)
+	return b.plane.Objects.XdpLb, datapath.TakeOver(b.log, func(t *datapath.Takeover) error {
+		return b.fill(t, withoutPrograms)
+	})
 }
 
 // Attach applies the configuration and attaches the programs to the link of node.interface and, if

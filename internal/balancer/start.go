@@ -33,8 +33,12 @@ func (b *Balancer) read() (err error) {
 	return errors.Join(b.services.checkRoom(added), b.slots.CheckRoom(keysOf(b.cfg)))
 }
 
-// fill applies the configuration to the tables that an earlier process has left.
-func (b *Balancer) fill(t *datapath.Takeover) error {
+// fill applies the configuration to the tables that an earlier process has left. The programs of
+// that process may lack features that the configuration needs, and the programs of this process
+// have those of both. So fill calls attach, which replaces the programs, before it changes rules of
+// services. By then, the tables of this process have all that packets of the former services need.
+// On undo, the rules are restored before the programs.
+func (b *Balancer) fill(t *datapath.Takeover, attach func(*datapath.Takeover) error) error {
 	if err := b.plane.BackUp(t); err != nil {
 		return err
 	}
@@ -44,17 +48,41 @@ func (b *Balancer) fill(t *datapath.Takeover) error {
 	if err := b.slots.Reclaim(keysOf(b.cfg)); err != nil {
 		return err
 	}
-	return b.reconcile(b.cfg, b.secrets.SignalKeys, b.generations)
-}
-
-// reconcile makes the data path follow a desired state, the signal keys and the generations of the
-// services.
-func (b *Balancer) reconcile(cfg *desired.Balancer, keys desired.SignalKeys, generations serversets.Generations) error {
-	if err := b.services.reconcile(cfg, generations); err != nil {
+	next, err := b.prepare(b.cfg, b.secrets.SignalKeys, b.generations)
+	if err != nil {
 		return err
 	}
+	if err := attach(t); err != nil {
+		return err
+	}
+	b.plane.RestoreOnUndo(t)
+	return b.services.enforce(next)
+}
+
+// withoutPrograms is for fill, if no program is to be attached.
+func withoutPrograms(*datapath.Takeover) error { return nil }
+
+// reconcile makes the data path follow a desired state, from whatever source, the signal keys and
+// the generations of the services. After an error, another call can restore the state before.
+func (b *Balancer) reconcile(
+	cfg *desired.Balancer, keys desired.SignalKeys, generations serversets.Generations,
+) error {
+	next, err := b.prepare(cfg, keys, generations)
+	if err != nil {
+		return err
+	}
+	return b.services.enforce(next)
+}
+
+// prepare is the part of reconcile before any rule of a service changes.
+func (b *Balancer) prepare(
+	cfg *desired.Balancer, keys desired.SignalKeys, generations serversets.Generations,
+) (*transition, error) {
+	if err := b.plane.SetSignalKeys(keys); err != nil {
+		return nil, err
+	}
 	b.inference.poller.SetKeys(keys)
-	return b.plane.SetSignalKeys(keys)
+	return b.services.prepare(cfg, generations)
 }
 
 // start attaches the data path when all next hops are known, or resolveTimeout after the resolver's
@@ -111,7 +139,6 @@ func (b *Balancer) attach() error {
 		}
 	}
 	inside := len(attached) - 1
-	b.holdFragments(attached)
 	b.wire.LeaveBy(b.own[inside].Index, attached[inside].Mode)
 	b.applyHops()
 	b.publishAll()
@@ -135,11 +162,12 @@ func (b *Balancer) holdFragments(attached []datapath.Attached) {
 // and the programs.
 func (b *Balancer) takeOver() (attached []datapath.Attached, err error) {
 	err = datapath.TakeOver(b.log, func(t *datapath.Takeover) error {
-		if err := b.fill(t); err != nil {
+		return b.fill(t, func(t *datapath.Takeover) error {
+			if attached, err = b.plane.Attach(t, b.own); err == nil {
+				b.holdFragments(attached)
+			}
 			return err
-		}
-		attached, err = b.plane.Attach(t, b.own)
-		return err
+		})
 	})
 	return attached, err
 }

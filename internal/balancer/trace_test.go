@@ -81,7 +81,7 @@ func (f *fixture) reconfigure(t *rapid.T, number int) {
 		service.Servers = service.Servers[1:]
 	}
 	g := f.generations.Next([]desired.Service{service})[service.Name]
-	if err := f.services.change([]*serviceState{newServiceState(&service, &f.cfg.Node, g)}); err != nil {
+	if err := f.services.placeOne(newServiceState(&service, &f.cfg.Node, g)); err != nil {
 		t.Fatal(err)
 	}
 	f.generations[service.Name] = g

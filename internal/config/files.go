@@ -3,9 +3,6 @@
 package config
 
 import (
-	"iter"
-	"sync"
-
 	"go.yaml.in/yaml/v4"
 
 	"github.com/segue-lb/segue/internal/desired"
@@ -17,7 +14,6 @@ type State[D any] interface {
 	*desired.Balancer | *desired.Agent
 	Items() []desired.Item
 	Item(service, server string) any
-	Targets() iter.Seq2[string, string]
 	ChangesFrom(old D) desired.Changes
 	OverridesFile() string
 	Serving() desired.Serving
@@ -40,6 +36,8 @@ type Files[D State[D]] struct {
 	warnings fieldpath.Errors
 	// root is the document of the configuration file, with the services of the store if it has one.
 	root *yaml.Node
+	// nodes returns the nodes of its services and servers, which it finds once.
+	nodes func() map[target]*yaml.Node
 	// read reads a document (balancerOf, agentOf).
 	read func(root *yaml.Node, before *decoded) (state D, warnings, problems fieldpath.Errors)
 	// place is where the overrides are: the path of their file, or a store.
@@ -101,8 +99,8 @@ func parseBalancerFile(data []byte) (*BalancerFiles, error) {
 		return nil, problems.OrNil()
 	}
 	return &BalancerFiles{
-		Text: data, File: b, Desired: b, warnings: warnings, root: root, read: balancerOf,
-		place: b.OverridesFile(),
+		Text: data, File: b, Desired: b, warnings: warnings, root: root, nodes: nodesIn(root),
+		read: balancerOf, place: b.OverridesFile(),
 	}, nil
 }
 
@@ -117,8 +115,8 @@ func parseAgentFile(data []byte) (*AgentFiles, error) {
 		return nil, problems.OrNil()
 	}
 	return &AgentFiles{
-		Text: data, File: a, Desired: a, warnings: warnings, root: root, read: agentOf,
-		place: a.OverridesFile(),
+		Text: data, File: a, Desired: a, warnings: warnings, root: root, nodes: nodesIn(root),
+		read: agentOf, place: a.OverridesFile(),
 	}, nil
 }
 
@@ -146,7 +144,7 @@ func WithStored(
 	}
 	stored := &BalancerFiles{
 		Text: f.Text, File: b, Secrets: f.Secrets, warnings: m.translated(warnings, root), root: root,
-		read: f.read, place: storeName,
+		nodes: nodesIn(root), read: f.read, place: storeName,
 	}
 	next, more, err := stored.WithOverrides(overrides)
 	return next, append(stored.warnings.In(storeName), more...), err
@@ -221,15 +219,16 @@ func notAmong(all, known fieldpath.Errors) (fresh fieldpath.Errors) {
 	return fresh
 }
 
-// Written returns a function for the fields that the configuration file gives a service or, with a
-// server, a server of it, without the name. They are nil if the file does not have the service or
-// server.
-func (f *Files[D]) Written() func(service, server string) desired.Fields {
-	nodes := sync.OnceValue(func() map[target]*yaml.Node { return nodesOf(f.root) })
-	return func(service, server string) desired.Fields {
-		if node := nodes()[target{service, server}]; node != nil {
-			return fieldsOf(node)
-		}
-		return nil
+// Has tells whether the configuration file has a service or, with a server, a server of it.
+func (f *Files[D]) Has(service, server string) bool {
+	return f.nodes()[target{service, server}] != nil
+}
+
+// Written returns the fields that the configuration file gives a service or, with a server, a server
+// of it, without the name. They are nil if the file does not have the service or server.
+func (f *Files[D]) Written(service, server string) desired.Fields {
+	if node := f.nodes()[target{service, server}]; node != nil {
+		return fieldsOf(node)
 	}
+	return nil
 }

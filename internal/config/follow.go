@@ -7,6 +7,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 
 	"go.yaml.in/yaml/v4"
 
@@ -99,6 +100,11 @@ func itemsOf(list []desired.Item, root *yaml.Node) *items {
 		all.at[targetOf(&list[i])] = i
 	}
 	return all
+}
+
+// nodesIn returns a function that calls nodesOf once.
+func nodesIn(root *yaml.Node) func() map[target]*yaml.Node {
+	return sync.OnceValue(func() map[target]*yaml.Node { return nodesOf(root) })
 }
 
 // nodesOf finds the nodes of services and servers in a document.

@@ -203,6 +203,15 @@ services:
   persistence: quic
   quic: {server-id-length: 1}
   servers: [{name: s1, address: "2001:db8::1", quic-id: "01"}, {name: s2, address: "2001:db8::2", quic-id: "02"}]
+- name: changes
+  vip: 2001:db8:80::4
+  port: 443
+  protocol: udp
+  encapsulation: gre
+  persistence: quic
+  quic: {server-id-length: 1, rotation: 1}
+  former-quic: {server-id-length: 1}
+  servers: [{name: s1, address: "2001:db8::1", quic-id: "01"}, {name: s2, address: "2001:db8::2", quic-id: "02"}]
 `
 	files, err := parseBalancerFile([]byte(text))
 	if err != nil {
@@ -220,6 +229,8 @@ services:
 		{set("quic", "", desired.Fields{"quic": map[string]any{"rotation": 2},
 			"former-quic": map[string]any{"server-id-length": 1, "rotation": 1}})},
 		{set("quic", "s2", desired.Fields{"quic-id": "03"})},
+		// As many fields as before, and former-quic-id has no default any more.
+		{set("changes", "", desired.Fields{"former-quic": nil, "timeouts": map[string]any{"new": "7s"}})},
 		{set("web", "s2", desired.Fields{"locator": "2001:db8:80:0::/64"})}, // has a VIP
 		{set("alias", "", desired.Fields{"vip": "2001:db8:80::1"})},         // is another's
 	} {

@@ -37,14 +37,11 @@ func (t target) String() string {
 // draft is a list of overrides that is being edited.
 type draft[D config.State[D]] struct {
 	files *config.Files[D]
-	file  map[target]bool // what the file has
 	// added has the fields of the servers of services that overrides add.
 	added map[target]map[string]any
 	list  []desired.Override
 	at    map[target]int   // indexes in list
 	of    map[string][]int // likewise, of a service and its servers
-	// fields returns the fields that the file gives a service or server.
-	fields func(service, server string) desired.Fields
 	// sets are the targets whose field Set was edited.
 	sets []target
 }
@@ -154,12 +151,8 @@ func validate(edits []Edit) (problems fieldpath.Errors) {
 
 func newDraft[D config.State[D]](files *config.Files[D]) *draft[D] {
 	d := &draft[D]{
-		files: files, file: map[target]bool{}, added: map[target]map[string]any{},
+		files: files, added: map[target]map[string]any{},
 		list: slices.Clone(files.Overrides), at: map[target]int{}, of: map[string][]int{},
-		fields: files.Written(),
-	}
-	for service, server := range files.File.Targets() {
-		d.file[target{service, server}] = true
 	}
 	for i := range d.list {
 		o := &d.list[i]
@@ -182,7 +175,7 @@ func (d *draft[D]) index(t target, i int) {
 func (d *draft[D]) serversOf(o *desired.Override) iter.Seq2[target, map[string]any] {
 	return func(yield func(target, map[string]any) bool) {
 		list, _ := o.Add["servers"].([]any)
-		if o.Server != "" || d.file[target{o.Service, ""}] {
+		if o.Server != "" || d.files.Has(o.Service, "") {
 			return
 		}
 		for _, item := range list {
@@ -195,7 +188,7 @@ func (d *draft[D]) serversOf(o *desired.Override) iter.Seq2[target, map[string]a
 }
 
 // has tells whether the file, or a service that an override adds, has a service or server.
-func (d *draft[D]) has(t target) bool { return d.file[t] || d.added[t] != nil }
+func (d *draft[D]) has(t target) bool { return d.files.Has(t.service, t.server) || d.added[t] != nil }
 
 // override returns the override of a target, which is empty if there is none.
 func (d *draft[D]) override(t target) *desired.Override {
@@ -306,7 +299,7 @@ func (d *draft[D]) written(t target) map[string]any {
 	if fields := d.added[t]; fields != nil {
 		return fields
 	}
-	return d.fields(t.service, t.server)
+	return d.files.Written(t.service, t.server)
 }
 
 // mergePatches returns the merge patch that has the effect of two, one after the other, on fields. If

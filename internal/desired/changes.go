@@ -71,17 +71,19 @@ func (c Changes) WithPasswords(peers []string) Changes {
 // ChangesFrom lists the differences between a running configuration and b. It does not list servers
 // of added or removed services.
 func (b *Balancer) ChangesFrom(old *Balancer) Changes {
-	nameOf := func(s Service) string { return s.Name }
+	nameOf := func(s *Service) string { return s.Name }
 	services := compare(b.Services, old.Services, "", nameOf, deeplyEqual, "servers")
 	before := map[string][]Server{}
-	for _, s := range old.Services {
-		before[s.Name] = s.Servers
+	for i := range old.Services {
+		before[old.Services[i].Name] = old.Services[i].Servers
 	}
 	var servers difference
-	for _, s := range b.Services {
+	for i := range b.Services {
+		s := &b.Services[i]
 		if was, ok := before[s.Name]; ok && !slices.EqualFunc(s.Servers, was, Server.equals) {
-			name := func(server Server) string { return server.Name }
-			servers = servers.and(compare(s.Servers, was, s.Name+"/", name, Server.equals))
+			name := func(server *Server) string { return server.Name }
+			equal := func(a, b *Server) bool { return a.equals(*b) }
+			servers = servers.and(compare(s.Servers, was, s.Name+"/", name, equal))
 		}
 	}
 	node := Change{"node_changed", changedFields(b.Node, old.Node)}
@@ -100,7 +102,7 @@ func (s Server) equals(other Server) bool {
 // ChangesFrom lists the differences between a running configuration and a, as that of Balancer
 // does.
 func (a *Agent) ChangesFrom(old *Agent) Changes {
-	services := compare(a.Services, old.Services, "", func(s AgentService) string { return s.Name }, deeplyEqual)
+	services := compare(a.Services, old.Services, "", func(s *AgentService) string { return s.Name }, deeplyEqual)
 	node := Change{"node_changed", changedFields(a.Node, old.Node)}
 	return named(node, services.changes("services"))
 }
@@ -110,7 +112,7 @@ func bgpChanges(now, before *BGP) Changes {
 	if now == nil || before == nil { // then ASN differs, and needs a restart
 		return nil
 	}
-	peers := compare(now.Peers, before.Peers, "", func(p BGPPeer) string { return p.Address.String() }, deeplyEqual)
+	peers := compare(now.Peers, before.Peers, "", func(p *BGPPeer) string { return p.Address.String() }, deeplyEqual)
 	fields := changedFields(*now, *before, "peers")
 	return append(Changes{{"bgp_changed", fields}}, peers.changes("peers")...)
 }
@@ -135,18 +137,19 @@ func (d difference) changes(what string) Changes {
 }
 
 // deeplyEqual is soon done if both share memory.
-func deeplyEqual[T any](a, b T) bool { return reflect.DeepEqual(a, b) }
+func deeplyEqual[T any](a, b *T) bool { return reflect.DeepEqual(a, b) }
 
 // compare finds the items that are in only one of two lists, and the items whose fields differ,
 // except for the fields in leaveOut. It puts the prefix before their names.
 func compare[T any](
-	now, before []T, prefix string, name func(T) string, equal func(a, b T) bool, leaveOut ...string,
+	now, before []T, prefix string, name func(*T) string, equal func(a, b *T) bool, leaveOut ...string,
 ) (d difference) {
-	old := map[string]T{}
-	for _, item := range before {
-		old[name(item)] = item
+	old := make(map[string]*T, len(before))
+	for i := range before {
+		old[name(&before[i])] = &before[i]
 	}
-	for _, item := range now {
+	for i := range now {
+		item := &now[i]
 		was, ok := old[name(item)]
 		delete(old, name(item))
 		if !ok {
@@ -156,14 +159,14 @@ func compare[T any](
 		if equal(item, was) {
 			continue
 		}
-		if fields := changedFields(item, was, leaveOut...); len(fields) > 0 {
+		if fields := changedFields(*item, *was, leaveOut...); len(fields) > 0 {
 			what := fmt.Sprintf("%s%s (%s)", prefix, name(item), strings.Join(fields, ", "))
 			d.changed = append(d.changed, what)
 		}
 	}
-	for _, item := range before {
-		if _, gone := old[name(item)]; gone {
-			d.removed = append(d.removed, prefix+name(item))
+	for i := range before {
+		if name := name(&before[i]); old[name] != nil {
+			d.removed = append(d.removed, prefix+name)
 		}
 	}
 	return d

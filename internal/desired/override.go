@@ -5,7 +5,6 @@ package desired
 import (
 	"encoding/json"
 	"fmt"
-	"iter"
 	"maps"
 	"path/filepath"
 	"slices"
@@ -196,23 +195,6 @@ func (b *Balancer) Item(service, server string) any {
 	return servers[j]
 }
 
-// Targets returns the names of the items, without copying these.
-func (b *Balancer) Targets() iter.Seq2[string, string] {
-	return func(yield func(service, server string) bool) {
-		for i := range b.Services {
-			s := &b.Services[i]
-			if !yield(s.Name, "") {
-				return
-			}
-			for j := range s.Servers {
-				if !yield(s.Name, s.Servers[j].Name) {
-					return
-				}
-			}
-		}
-	}
-}
-
 // Item returns the service of a name, or nil. Services of agents have no servers.
 func (a *Agent) Item(service, server string) any {
 	i := slices.IndexFunc(a.Services, func(s AgentService) bool { return s.Name == service })
@@ -220,17 +202,6 @@ func (a *Agent) Item(service, server string) any {
 		return nil
 	}
 	return a.Services[i]
-}
-
-// Targets is as that of Balancer.
-func (a *Agent) Targets() iter.Seq2[string, string] {
-	return func(yield func(service, server string) bool) {
-		for i := range a.Services {
-			if !yield(a.Services[i].Name, "") {
-				return
-			}
-		}
-	}
 }
 
 // Items returns the services.

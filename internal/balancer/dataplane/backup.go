@@ -35,6 +35,7 @@ type backup struct {
 	turns    map[uint32]uint64    // of services that were added, by number
 	// estimates are those that were removed, by slot; nil: there was none.
 	estimates map[uint32]*balancerEstimate
+	restored  bool
 }
 
 // tableNumber is the place of a service's table in a map of maps.
@@ -93,6 +94,11 @@ func (p *Plane) BackUp(t *datapath.Takeover) error {
 	t.OnCommit(b.close)
 	return nil
 }
+
+// RestoreOnUndo registers with the takeover to restore the tables before the steps that precede
+// this call are undone, such as that a program was attached. The program before might not know what
+// the rules of services ask for. BackUp has registered the same, in case that a step fails earlier.
+func (p *Plane) RestoreOnUndo(t *datapath.Takeover) { t.OnUndo(p.backup.restore) }
 
 // Saved returns how much an undo would restore: the number of entries of flow tables, and the
 // number of slots whose counters are stored. Both are 0 without a takeover.
@@ -189,7 +195,12 @@ func (b *backup) keepCounters(slot uint32) error {
 
 // restore makes the tables as they were. Servers are restored before the services that name them,
 // and removed after these services. restore continues after an error, and returns all errors.
+// Another call does nothing.
 func (b *backup) restore() error {
+	if b.restored {
+		return nil
+	}
+	b.restored = true
 	p := b.plane
 	inUse := func(slot uint32) bool {
 		return ServerFlags(b.servers[slot].Flags)&FlagInUse != 0

@@ -165,8 +165,17 @@ type numberedTable struct {
 	table  *ebpf.Map
 }
 
-// put puts tables into a map of maps, in place of those that have their numbers.
+// put puts tables into a map of maps, in place of those that have their numbers. After an error,
+// some of them may be in place. Then no other one has a pin, nor has a table that was replaced.
 func (p *Plane) put(outer *ebpf.Map, tables []numberedTable) error {
+	err := p.putAll(outer, tables)
+	if err != nil && p.backup == nil { // the end of a takeover does the same
+		err = errors.Join(err, p.releaseTables())
+	}
+	return err
+}
+
+func (p *Plane) putAll(outer *ebpf.Map, tables []numberedTable) error {
 	var numbers, descriptors []uint32
 	var former []ebpf.MapID
 	for _, t := range tables {

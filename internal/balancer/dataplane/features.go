@@ -23,11 +23,6 @@ const (
 
 	featureHints       Features = 1 << balancerFeatureFEATURE_HINTS
 	featureFormerPlace Features = 1 << balancerFeatureFEATURE_FORMER_PLACE
-
-	// allPersistences are in every program. A start changes the services while packets still meet the
-	// program of the earlier process. Without the new persistence of a service, that program would
-	// not find the service's flows. Without a new placement, it places new flows as `hash` does.
-	allPersistences Features = 1<<balancerFeatureFEATURE_HINTS - 1<<balancerFeatureFEATURE_PERSISTENCES
 )
 
 // variablesMap is the map of the variables that are not constants.
@@ -35,8 +30,7 @@ const variablesMap = ".bss"
 
 // FeaturesOf returns the features that a desired state needs. Tests replace it, to use one program
 // for many configurations.
-var FeaturesOf = func(cfg *desired.Balancer) Features {
-	needed := allPersistences
+var FeaturesOf = func(cfg *desired.Balancer) (needed Features) {
 	for i := range cfg.Services {
 		needed |= RuleOf(&cfg.Services[i]).features()
 	}
@@ -45,18 +39,27 @@ var FeaturesOf = func(cfg *desired.Balancer) Features {
 
 // features returns the features that a rule needs.
 func (r ServiceRule) features() Features {
-	needed := placementFeature(balancerPlacement(r.Methods & 0xf))
-	switch balancerPersistence(r.Methods >> 4) {
+	persistence := balancerPersistence(r.Methods >> 4)
+	needed := placementFeature(balancerPlacement(r.Methods&0xf)) | persistenceFeature(persistence)
+	switch persistence {
 	case balancerPersistencePERSISTENCE_STATELESS, balancerPersistencePERSISTENCE_HINT:
 		needed |= featureHints // if there is a hint table
 	}
-	if r.HasHalfOpen() { // the service had another placement before
+	// Flags tell what the service had before.
+	if r.HasHalfOpen() {
 		needed |= placementFeature(balancerPlacementPLACEMENT_HUNT)
+	}
+	if r.HasFormerFlows() {
+		needed |= persistenceFeature(balancerPersistencePERSISTENCE_TABLE)
 	}
 	return needed
 }
 
 func placementFeature(placement balancerPlacement) Features { return 1 << placement }
+
+func persistenceFeature(persistence balancerPersistence) Features {
+	return 1 << (balancerFeatureFEATURE_PERSISTENCES + balancerFeature(persistence))
+}
 
 // featuresInForce returns the features that the services in the directory of an earlier process
 // need. A service that changes its method keeps flows of the method before. The directory may be

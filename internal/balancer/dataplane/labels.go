@@ -12,21 +12,25 @@ import (
 // ServerName names a server and its service.
 type ServerName struct{ Service, Server string }
 
-// readServerNames reads the names of servers, by slot.
-func readServerNames(labels *ebpf.Map) (map[uint32]ServerName, error) {
-	bySlot, err := readLabels[balancerServerLabel](labels)
+// readServerNames reads the names of the servers of the wanted services, by slot.
+func readServerNames(labels *ebpf.Map, wanted func(service string) bool) (map[uint32]ServerName, error) {
+	names := map[uint32]ServerName{}
+	err := eachLabel(labels, func(slot uint32, label *balancerServerLabel) {
+		if name := nameIn(label); wanted(name.Service) {
+			names[slot] = name
+		}
+	})
 	if err != nil {
 		return nil, fmt.Errorf("read the labels of servers: %w", err)
-	}
-	names := map[uint32]ServerName{}
-	for slot, label := range bySlot {
-		names[slot] = nameIn(label)
 	}
 	return names, nil
 }
 
+// AnyService is for ServerNames, if the servers of all services are wanted.
+func AnyService(string) bool { return true }
+
 // nameIn returns the name in the label of a slot.
-func nameIn(label balancerServerLabel) ServerName {
+func nameIn(label *balancerServerLabel) ServerName {
 	return ServerName{text(label.Service[:]), text(label.Server[:])}
 }
 
@@ -43,16 +47,15 @@ type ServiceLabel struct {
 
 // readServiceLabels reads the labels of services, by number.
 func readServiceLabels(labels *ebpf.Map) (map[uint32]ServiceLabel, error) {
-	byNumber, err := readLabels[balancerServiceLabel](labels)
-	if err != nil {
-		return nil, fmt.Errorf("read the labels of services: %w", err)
-	}
 	all := map[uint32]ServiceLabel{}
-	for id, label := range byNumber {
+	err := eachLabel(labels, func(id uint32, label *balancerServiceLabel) {
 		all[id] = ServiceLabel{
 			text(label.Service[:]), label.Generation, label.Digest,
 			nameOf(estimators, balancerEstimator(label.Estimator)),
 		}
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read the labels of services: %w", err)
 	}
 	return all, nil
 }
@@ -92,18 +95,23 @@ const labelsPerRead = 1024
 // readLabels reads all labels, by number.
 func readLabels[Label balancerServerLabel | balancerServiceLabel](m *ebpf.Map) (map[uint32]Label, error) {
 	labels := map[uint32]Label{}
+	return labels, eachLabel(m, func(number uint32, label *Label) { labels[number] = *label })
+}
+
+// eachLabel calls a function with all labels and their numbers.
+func eachLabel[Label balancerServerLabel | balancerServiceLabel](m *ebpf.Map, do func(uint32, *Label)) error {
 	numbers, read := make([]uint32, labelsPerRead), make([]Label, labelsPerRead)
 	var cursor ebpf.MapBatchCursor
 	for {
 		n, err := m.BatchLookup(&cursor, numbers, read, nil)
 		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return nil, err
+			return err
 		}
 		for i := range n {
-			labels[numbers[i]] = read[i]
+			do(numbers[i], &read[i])
 		}
 		if err != nil {
-			return labels, nil // these were the last ones
+			return nil // these were the last ones
 		}
 	}
 }

@@ -144,10 +144,10 @@ func (r *Reader) ServiceLabels() (map[uint32]ServiceLabel, error) {
 	return readServiceLabels(r.maps.ServiceLabels)
 }
 
-// ServerNames reads the names of servers, by slot. ServerNames returns an error if the labels
-// cannot be read.
-func (r *Reader) ServerNames() (map[uint32]ServerName, error) {
-	return readServerNames(r.maps.ServerLabels)
+// ServerNames reads the names of the servers of the wanted services, by slot. ServerNames returns an
+// error if the labels cannot be read.
+func (r *Reader) ServerNames(wanted func(service string) bool) (map[uint32]ServerName, error) {
+	return readServerNames(r.maps.ServerLabels, wanted)
 }
 
 // ServerName reads the name of the slot's server. It returns false if the slot has none.
@@ -156,7 +156,7 @@ func (r *Reader) ServerName(slot uint32) (ServerName, bool) {
 	if err := r.maps.ServerLabels.Lookup(slot, &label); err != nil {
 		return ServerName{}, false
 	}
-	return nameIn(label), true
+	return nameIn(&label), true
 }
 
 // Candidates reads the candidate table of the number. Candidates returns an error if there is no

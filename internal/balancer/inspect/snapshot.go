@@ -425,13 +425,13 @@ func newServiceState(label dataplane.ServiceLabel, entry *dataplane.ServiceEntry
 // addServers adds the servers to their services.
 func (v *View) addServers(services map[string]*ServiceState, counts *dataplane.SweptCounts) error {
 	interfaces := interfaceNames()
-	names, err := v.tables.ServerNames()
+	names, err := v.tables.ServerNames(func(service string) bool { return services[service] != nil })
 	if err != nil {
 		return fmt.Errorf("instance %s: %w", v.tables.Instance, err)
 	}
 	for slot, name := range names {
 		service := services[name.Service]
-		if service == nil || !v.tables.Servers.Has(slot) {
+		if !v.tables.Servers.Has(slot) {
 			continue
 		}
 		server, err := v.server(slot, name.Server, service, interfaces, counts)
