@@ -146,8 +146,7 @@ type process struct {
 	used   time.Duration // with the ended children for which the process has waited
 }
 
-// testPrograms returns the CPU time of each package whose test program is a child of `go test`. A
-// test program runs in the folder of its package.
+// testPrograms returns the CPU time of each package whose test program is a child of `go test`.
 func testPrograms(goTest int) map[string]time.Duration {
 	all := processes()
 	root, err := os.Getwd()
@@ -164,12 +163,24 @@ func testPrograms(goTest int) map[string]time.Duration {
 			continue
 		}
 		exe, _ := os.Readlink(fmt.Sprintf("/proc/%d/exe", program))
-		folder, _ := os.Readlink(fmt.Sprintf("/proc/%d/cwd", program))
-		if below, err := filepath.Rel(root, folder); err == nil && strings.HasSuffix(exe, ".test") {
+		below, err := filepath.Rel(root, startFolder(program))
+		if err == nil && strings.HasSuffix(exe, ".test") {
 			used[module+"/"+below] += all[pid].used
 		}
 	}
 	return used
+}
+
+// startFolder returns the folder in which `go test` has started a test program: that of its package.
+// A test may have gone to another folder since then.
+func startFolder(pid int) (folder string) {
+	environment, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+	for variable := range strings.SplitSeq(string(environment), "\x00") {
+		if value, found := strings.CutPrefix(variable, "PWD="); found {
+			folder = value // of several, the last one is valid
+		}
+	}
+	return folder
 }
 
 // processes returns all processes of the machine.
