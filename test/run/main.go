@@ -113,7 +113,7 @@ var soak = []tier{
 				"TestSYNFlood|TestSYNFloodOfAServiceThatHunts|TestSYNFloodWithoutFlowTable|" +
 				"TestReloadsUnderLoad|TestToolsWithoutFlowTable|TestBalancersComeAndGo|TestUpgradeOfAFleet|" +
 				"TestSchemathesis|TestServersWithoutTimestamps|TestHintsKeepConnections|TestInferFaults|" +
-				"TestMemoryOfTheProcess)$",
+				"TestMemoryOfTheProcess|TestBFD|TestRoutesOfNoDataPath)$",
 		},
 		args: []string{
 			"-kills.count=20", "-kills.connections=10000", "-failures.all", "-failover.figure",
