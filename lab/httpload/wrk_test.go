@@ -50,11 +50,12 @@ func runWrk(t *testing.T, url string, connections int) (result wrkResult) {
 	return result
 }
 
-// TestAgreesWithWrk measures a server that takes 20 ms for each request, whatever the load: both
-// generators report the same median at the same rate. The machine may stand still in one of the two
-// runs, so that they are repeated if they differ.
+// TestAgreesWithWrk measures a server that takes 200 ms for each request, whatever the load: both
+// generators report the same median at the same rate. On a busy machine, a request waits some
+// milliseconds for a core, which is much less than 200 ms. The machine may stand still in one of the
+// two runs, so that they are repeated if they differ.
 func TestAgreesWithWrk(t *testing.T) {
-	const service, attempts = 20 * time.Millisecond, 5
+	const service, attempts = 200 * time.Millisecond, 5
 	server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
 		time.Sleep(service)
 	}))
@@ -70,7 +71,7 @@ func TestAgreesWithWrk(t *testing.T) {
 			t.Fatalf("medians of %v s and %v s, and the server takes %v", wrk.p50, report.Latency.P50,
 				service)
 		}
-		if math.Abs(report.Latency.P50-wrk.p50) < 0.05*wrk.p50 &&
+		if math.Abs(report.Latency.P50-wrk.p50) < 0.1*wrk.p50 &&
 			report.Succeeded == report.Requests {
 			return
 		}

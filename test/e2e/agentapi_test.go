@@ -18,7 +18,7 @@ import (
 // undrained.
 func TestDrainOnServer(t *testing.T) {
 	t.Parallel()
-	l := up(t, hunting(huntingServices(2)...))
+	l := shared(t, hunting(huntingServices(2)...))
 	s := l.Topology.Services[1]
 	kept := &http.Transport{DialContext: l.Node("client").Dial}
 	server, _, err := (&client{l, http.Client{Transport: kept, Timeout: patience}}).get(t.Context(), s, "/")

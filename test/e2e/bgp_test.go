@@ -197,7 +197,7 @@ func (c *churn) during(event string, do func() string) (changes []string) {
 }
 
 // bgpRouters has one router in make test, because a run takes two minutes, and all in make soak.
-var bgpRouters = flag.String("bgp.routers", string(lab.FRR), "routing software in TestBalancersComeAndGo, with commas")
+var bgpRouters = flag.String("bgp.routers", string(lab.FRR), "routing software that balancers announce VIPs to, with commas")
 
 // TestBalancersComeAndGo kills, upgrades, drains, adds and loses balancers under load, with each
 // routing software. No connection breaks.
@@ -285,11 +285,11 @@ func comeAndGo(t *testing.T, router lab.Router) {
 // TestBFD: beside the balancer's process, BFD finds a dead host long before the hold time has passed,
 // and a restart of the process still moves no route.
 func TestBFD(t *testing.T) {
-	for _, router := range []lab.Router{lab.FRR, lab.BIRD} {
-		t.Run(string(router), func(t *testing.T) {
+	for router := range strings.SplitSeq(*bgpRouters, ",") {
+		t.Run(router, func(t *testing.T) {
 			t.Parallel()
 			testhost.NeedCommand(t, "bird", "bird2")
-			topology := routed(t, router, 2)
+			topology := routed(t, lab.Router(router), 2)
 			topology.Edge.BFD = true
 			l := up(t, topology)
 			eventually(t, func() error {
@@ -323,10 +323,10 @@ func TestRoutesOfNoDataPath(t *testing.T) {
 	if patience >= routersKeepRoutes {
 		t.Fatalf("%v is too long to see that routers do not keep routes", patience)
 	}
-	for _, router := range []lab.Router{lab.FRR, lab.BIRD} {
-		t.Run(string(router), func(t *testing.T) {
+	for router := range strings.SplitSeq(*bgpRouters, ",") {
+		t.Run(router, func(t *testing.T) {
 			t.Parallel()
-			topology := routed(t, router, 2)
+			topology := routed(t, lab.Router(router), 2)
 			topology.TwoArmed = true
 			l := up(t, topology)
 			lb1, lb2 := l.Process("lb1", "lb"), l.Node("lb2")

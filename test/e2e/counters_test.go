@@ -18,9 +18,20 @@ import (
 // counts are numbers of packets by reason, in one data path or several.
 type counts map[string]uint64
 
-// packetCounts reads the counters of a balancer or an agent. The process need not run. A balancer's
-// counters come from its table, because `segue status` also reads all candidate tables.
+// packetCounts reads the counters of a balancer or an agent, without what earlier tests of a shared
+// lab have counted. The process need not run.
 func packetCounts(t *testing.T, n *lab.Node) counts {
+	t.Helper()
+	all := allPacketCounts(t, n)
+	for reason, before := range pool.counted(n.Instance()) {
+		all[reason] -= before
+	}
+	return all
+}
+
+// allPacketCounts reads the counters of a balancer or an agent. A balancer's counters come from its
+// table, because `segue status` also reads all candidate tables.
+func allPacketCounts(t *testing.T, n *lab.Node) counts {
 	t.Helper()
 	var reasons []datapath.ReasonCount
 	if n.Role == lab.RoleBalancer {

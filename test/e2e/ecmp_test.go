@@ -20,7 +20,7 @@ import (
 func TestPacketsWithoutASocketGoToTheSameBalancer(t *testing.T) {
 	t.Parallel()
 	const connections = 32 // an error sends about half of the resets to the other balancer
-	l := up(t, topology("http6-insert", "http4-encap"))
+	l := shared(t, topology(mixed...))
 	before := tcpCounts(t, l)
 	for i := range connections {
 		vanish(t, l, l.Topology.Services[i%len(l.Topology.Services)])

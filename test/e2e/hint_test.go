@@ -3,6 +3,8 @@
 package e2e
 
 import (
+	"flag"
+	"fmt"
 	"slices"
 	"testing"
 
@@ -47,34 +49,37 @@ func requireAllColumns(t *testing.T, l *lab.Lab, balancer string, live *load) {
 	}
 }
 
-// TestHintsKeepConnections has clients with timestamps and without, at all columns of their rows.
+var (
+	hintServers     = flag.Int("hints.servers", 6, "how many servers TestHintsKeepConnections has")
+	hintConnections = flag.Int("hints.connections", 1200,
+		"how many connections TestHintsKeepConnections keeps open")
+)
+
+// TestHintsKeepConnections has clients with timestamps and without, at all columns of their rows,
+// with each persistence that needs no flow table and each placement.
 // The balancer's process is killed. All packets go to another balancer, which has no hints.
 // Servers come and go. At last a balancer gets all packets that has just started, and whose hint
 // table is too small for all connections. No connection is lost.
 func TestHintsKeepConnections(t *testing.T) {
 	t.Parallel()
-	for _, persistence := range withoutFlowTable {
-		services := columnServices(4, persistence)
-		others := len(services) - 1
-		t.Run(string(persistence), func(t *testing.T) {
-			t.Parallel()
-			keepConnections(t, 400, services[:others]...)
-		})
-		t.Run(string(persistence)+" infer", func(t *testing.T) {
-			t.Parallel()
-			keepConnections(t, 1000, services[others:]...)
-		})
+	var services []lab.Service
+	for i, persistence := range withoutFlowTable {
+		for _, s := range columnServices(4, persistence) {
+			s.Name, s.Port = fmt.Sprint(s.Name, "-", persistence), s.Port+desired.Port(10*i)
+			services = append(services, s)
+		}
 	}
-}
-
-func keepConnections(t *testing.T, connections int, services ...lab.Service) {
 	topology := hunting(services...)
-	topology.Servers, topology.Applications = 9, []lab.Application{lab.Nginx}
+	topology.Servers, topology.Applications = *hintServers, []lab.Application{lab.Nginx}
 	l := up(t, refusing(topology))
 	must(t, l.SetNextHops("lb1"))
-	live := openMixed(t, l, connections/2, l.Topology.Services...)
-	requireAllColumns(t, l, "lb1", &load{connections: live.connections[:connections/2]})
-	requireAllColumns(t, l, "lb1", &load{connections: live.connections[connections/2:]})
+	live := openMixed(t, l, *hintConnections/2, l.Topology.Services...)
+	half := *hintConnections / 2
+	for _, part := range [][]*connection{live.connections[:half], live.connections[half:]} {
+		for _, placement := range []desired.Placement{desired.PlacementHunt, desired.PlacementInfer} {
+			requireAllColumns(t, l, "lb1", (&load{connections: part}).of(placement))
+		}
+	}
 	requireHints(t, l, "lb1", live)
 	must(t, l.Process("lb1", "lb").Kill())
 	requireHints(t, l, "lb1", live)
@@ -89,8 +94,8 @@ func keepConnections(t *testing.T, connections int, services ...lab.Service) {
 	requireHints(t, l, "lb2", live)
 
 	all := nodes(l, lab.RoleServer)
-	stay := all[:7]
-	for _, last := range all[7:] {
+	stay, change := all[:len(all)-2], all[len(all)-2:]
+	for _, last := range change {
 		reconfigure(t, l, func(cfg *desired.Balancer) {
 			keepServers(cfg, append(slices.Clone(stay), last)...)
 		})
@@ -98,7 +103,7 @@ func keepConnections(t *testing.T, connections int, services ...lab.Service) {
 	}
 	cfg := l.Node("lb1").BalancerConfig()
 	cfg.Node.Limits.Hints = 1024
-	keepServers(&cfg, append(slices.Clone(stay), all[8])...)
+	keepServers(&cfg, append(slices.Clone(stay), change[1])...)
 	must(t, l.Node("lb1").WriteBalancerConfig(cfg))
 	startAnew(t, l, "lb1", "lb2")
 	before := returned(t, l)

@@ -5,9 +5,11 @@ package e2e
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"net"
 	"net/http"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -18,19 +20,20 @@ import (
 	"github.com/segue-lb/segue/lab"
 )
 
+var inferApart = flag.Bool("infer.apart", false, "TestInferFaults has a lab for each fault")
+
 const (
-	// faultyServer is the server of TestInferFaults that fails.
-	faultyServer = "s3"
 	// faultyRate is the number of connections per second that clients open.
 	faultyRate = 20
 	// faultyPatience is the time after which clients give up.
 	faultyPatience = 2 * time.Second
 )
 
-// serverFault makes a server fail, and returns the end of the fault.
+// serverFault makes a server of TestInferFaults fail, and returns the end of the fault.
 type serverFault struct {
-	name  string
-	begin func(t *testing.T, l *lab.Lab) (end func())
+	name   string
+	server string
+	begin  func(t *testing.T, l *lab.Lab, server string) (end func())
 	// back is the number of connections within which the server is to have half of its share again.
 	back int
 }
@@ -38,39 +41,40 @@ type serverFault struct {
 // serverFaults are the faults of TestInferFaults. If connections are answered, an end is known only
 // ten seconds after a connection has fallen silent.
 var serverFaults = []serverFault{
-	{"refuses", func(t *testing.T, l *lab.Lab) func() { return instead(t, l, nil) }, 20 * faultyRate},
-	{"answers no SYN", loseAnswers, 20 * faultyRate},
-	{"resets what it accepts", func(t *testing.T, l *lab.Lab) func() { return instead(t, l, reset) }, 40 * faultyRate},
-	{"accepts and says nothing", func(t *testing.T, l *lab.Lab) func() { return instead(t, l, hold) }, 40 * faultyRate},
+	{"refuses", "s1", instead(nil), 20 * faultyRate},
+	{"answers no SYN", "s2", loseAnswers, 20 * faultyRate},
+	{"resets what it accepts", "s3", instead(reset), 40 * faultyRate},
+	{"accepts and says nothing", "s4", instead(hold), 40 * faultyRate},
 }
 
-// instead stops the faulty server's application, and gives its connections to a function. Nil
-// accepts none.
-func instead(t *testing.T, l *lab.Lab, serve func(net.Conn)) (end func()) {
-	t.Helper()
-	app := l.Process(faultyServer, "emulated")
-	must(t, app.Stop())
-	var group sync.WaitGroup
-	stop := func() {}
-	if serve != nil {
-		listener, err := l.Node(faultyServer).Listen(t.Context(), "tcp", ":80")
-		must(t, err)
-		stop = func() { _ = listener.Close() }
-		t.Cleanup(stop)
-		group.Go(func() {
-			for {
-				conn, err := listener.Accept()
-				if err != nil {
-					return
+// instead stops a server's application, and gives its connections to a function. Nil accepts none.
+func instead(serve func(net.Conn)) func(*testing.T, *lab.Lab, string) (end func()) {
+	return func(t *testing.T, l *lab.Lab, server string) func() {
+		t.Helper()
+		app := l.Process(server, "emulated")
+		must(t, app.Stop())
+		var group sync.WaitGroup
+		stop := func() {}
+		if serve != nil {
+			listener, err := l.Node(server).Listen(t.Context(), "tcp", ":80")
+			must(t, err)
+			stop = func() { _ = listener.Close() }
+			t.Cleanup(stop)
+			group.Go(func() {
+				for {
+					conn, err := listener.Accept()
+					if err != nil {
+						return
+					}
+					group.Go(func() { serve(conn) })
 				}
-				group.Go(func() { serve(conn) })
-			}
-		})
-	}
-	return func() {
-		stop()
-		group.Wait()
-		must(t, app.Start(t.Context()))
+			})
+		}
+		return func() {
+			stop()
+			group.Wait()
+			must(t, app.Start(t.Context()))
+		}
 	}
 }
 
@@ -91,49 +95,64 @@ func hold(conn net.Conn) {
 	}
 }
 
-// loseAnswers makes the faulty server lose all that it sends to clients.
-func loseAnswers(t *testing.T, l *lab.Lab) (end func()) {
+// loseAnswers makes a server lose all that it sends to clients.
+func loseAnswers(t *testing.T, l *lab.Lab, server string) (end func()) {
 	t.Helper()
 	route := func(action string) {
-		command(t, l, faultyServer, "ip", "-6", "route", action, "blackhole", "2001:db8:c::/64", "metric", "1")
+		command(t, l, server, "ip", "-6", "route", action, "blackhole", "2001:db8:c::/64", "metric", "1")
 	}
 	route("add")
 	return func() { route("del") }
 }
 
-// TestInferFaults lets one of eight servers fail in several ways. From three seconds after that on,
-// it must get no more than its share of new connections. After the fault it must come back. The
-// placement is least-queue: with learned capacities, the share of a server that is well also depends
-// on what was learned. docs/operate/infer.md has the numbers that the test logs.
+// TestInferFaults lets half of eight servers fail, each in another way. From three seconds after that
+// on, none of them may get more than its share of new connections. After the fault each must come
+// back. The placement is least-queue: with learned capacities, the share of a server that is well also
+// depends on what was learned. With -infer.apart, one server of a lab fails. docs/operate/infer.md has
+// the numbers that the test logs then.
 func TestInferFaults(t *testing.T) {
 	t.Parallel()
+	if !*inferApart {
+		inferFaults(t, serverFaults...)
+		return
+	}
 	for _, f := range serverFaults {
 		t.Run(f.name, func(t *testing.T) {
 			t.Parallel()
-			topology := inferredLab(1)
-			topology.Emulated.Cores, topology.Emulated.Exceptions = 4, nil
-			topology.Services[0].Placement = desired.PlacementLeastQueue
-			l := up(t, topology)
-			c := startCustomers(t, l)
-			c.placed(t, 10*faultyRate) // it learns
-
-			end := f.begin(t, l)
-			failed := c.failed.Load()
-			first := c.placed(t, 3*faultyRate)
-			ill := c.placed(t, 20*faultyRate)
-			end()
-			ended := time.Now()
-			t.Logf("%s: %s of the connections in the first 3 s, then %s; %d requests failed",
-				f.name, first, ill, c.failed.Load()-failed)
-			if 8*ill.faulty > ill.all {
-				t.Errorf("%s of the connections go to the server", ill)
-			}
-
-			back := c.awaitShare(t, f.back)
-			t.Logf("%s: back after %d connections, %.1f s", f.name, back, time.Since(ended).Seconds())
-			requireNoDrops(t, l)
+			inferFaults(t, f)
 		})
 	}
+}
+
+func inferFaults(t *testing.T, faults ...serverFault) {
+	topology := inferredLab(1)
+	topology.Emulated.Cores, topology.Emulated.Exceptions = 4, nil
+	topology.Services[0].Placement = desired.PlacementLeastQueue
+	l := up(t, topology)
+	c := startCustomers(t, l)
+	c.placed(t, 10*faultyRate) // it learns
+
+	var ends []func()
+	for _, f := range faults {
+		ends = append(ends, f.begin(t, l, f.server))
+	}
+	failed := c.failed.Load()
+	first := c.placed(t, 3*faultyRate)
+	ill := c.placed(t, 20*faultyRate)
+	for _, end := range ends {
+		end()
+	}
+	ended := time.Now()
+	t.Logf("%d requests failed", c.failed.Load()-failed)
+	for _, f := range faults {
+		t.Logf("%s: %d of %d connections in the first 3 s, then %d of %d",
+			f.name, first.at[f.server], first.all, ill.at[f.server], ill.all)
+		if 8*ill.at[f.server] > ill.all {
+			t.Errorf("%s: %d of %d connections go to the server", f.name, ill.at[f.server], ill.all)
+		}
+	}
+	c.awaitShares(t, faults, ended)
+	requireNoDrops(t, l)
 }
 
 // customers open connections at a rate, each for one request of half a second.
@@ -192,25 +211,22 @@ func visitOnce(ctx context.Context, client *http.Client, url string) error {
 	return errors.Join(err, response.Body.Close())
 }
 
-// placements counts connections: those of the faulty server, and all.
-type placements struct{ faulty, all uint32 }
-
-func (p placements) String() string {
-	return fmt.Sprintf("%d of %d", p.faulty, p.all)
+// placements counts connections: those of each server, and all.
+type placements struct {
+	at  map[string]uint32
+	all uint32
 }
 
 // count returns the placements so far.
-func (c *customers) count(t *testing.T) (p placements) {
+func (c *customers) count(t *testing.T) placements {
 	t.Helper()
 	services, err := c.view.Services() // without shares, which take long to read
 	must(t, err)
+	p := placements{at: map[string]uint32{}}
 	for _, server := range services[0].Servers {
-		if server.Inferred == nil {
-			continue
-		}
-		p.all += server.Inferred.Placed
-		if server.Name == faultyServer {
-			p.faulty += server.Inferred.Placed
+		if server.Inferred != nil {
+			p.all += server.Inferred.Placed
+			p.at[server.Name] = server.Inferred.Placed
 		}
 	}
 	return p
@@ -218,7 +234,11 @@ func (c *customers) count(t *testing.T) (p placements) {
 
 // since returns the placements after earlier ones.
 func (p placements) since(before placements) placements {
-	return placements{p.faulty - before.faulty, p.all - before.all}
+	at := map[string]uint32{}
+	for server, n := range p.at {
+		at[server] = n - before.at[server]
+	}
+	return placements{at, p.all - before.all}
 }
 
 // placed waits until so many more connections were placed, and counts them.
@@ -237,23 +257,25 @@ func (c *customers) placed(t *testing.T, connections uint32) (p placements) {
 	return p
 }
 
-// awaitShare waits until the faulty server has got half of its share of the last 80 connections, or
-// more. It returns the number of connections until then, and fails the test if there are too many.
-func (c *customers) awaitShare(t *testing.T, most int) (connections int) {
+// awaitShares waits until each faulty server has got half of its share of the last 80 connections, or
+// more. It fails the test if that takes a server too many connections.
+func (c *customers) awaitShares(t *testing.T, faults []serverFault, ended time.Time) {
 	t.Helper()
 	const step, window = 10, 80
-	var steps []placements
-	for connections < most {
-		steps = append(steps, c.placed(t, step))
-		connections += step
-		var last placements
-		for _, p := range steps[max(0, len(steps)-window/step):] {
-			last = placements{last.faulty + p.faulty, last.all + p.all}
-		}
-		if len(steps) >= window/step && 16*last.faulty >= last.all {
-			return connections
-		}
+	counts := []placements{c.count(t)}
+	for waiting := faults; len(waiting) > 0; {
+		c.placed(t, step)
+		counts = append(counts, c.count(t))
+		now := counts[len(counts)-1]
+		last, connections := now.since(counts[max(0, len(counts)-1-window/step)]), int(now.all-counts[0].all)
+		waiting = slices.DeleteFunc(slices.Clone(waiting), func(f serverFault) bool {
+			back := last.all >= window && 16*last.at[f.server] >= last.all
+			if back {
+				t.Logf("%s: back after %d connections, %.1f s", f.name, connections, time.Since(ended).Seconds())
+			} else if connections >= f.back {
+				t.Fatalf("%s: not back after %d connections: %v", f.name, connections, counts)
+			}
+			return back
+		})
 	}
-	t.Fatalf("the server is not back after %d connections: %v", connections, steps)
-	return 0
 }

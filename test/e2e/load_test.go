@@ -19,6 +19,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/lab"
 )
 
@@ -252,6 +253,13 @@ func (l *load) responseTimes() (median, p99 time.Duration) {
 	}
 	slices.Sort(took)
 	return time.Duration(took[len(took)/2]), time.Duration(took[len(took)*99/100])
+}
+
+// of returns the connections of the services with a placement, as a load of their own.
+func (l *load) of(placement desired.Placement) *load {
+	return &load{connections: slices.DeleteFunc(slices.Clone(l.connections), func(c *connection) bool {
+		return c.service.Placement != placement
+	})}
 }
 
 // to returns the connections to the named servers, as a load of their own.

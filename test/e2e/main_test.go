@@ -65,6 +65,10 @@ func run(m *testing.M) int {
 	go func() { done <- m.Run() }()
 	select {
 	case code := <-done:
+		if err := pool.takeDown(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
 		return code
 	case <-ctx.Done():
 		if err := takeDown(); err != nil {
@@ -96,7 +100,7 @@ func takeDown() error {
 	for i := range cap(freeNames) {
 		group.Go(func() error { return takeDownLab(nameOf(i)) })
 	}
-	return group.Wait()
+	return errors.Join(group.Wait(), pool.takeDown())
 }
 
 func takeDownLab(name string) error {

@@ -17,7 +17,7 @@ import (
 // override with an error, and says so.
 func TestOverrides(t *testing.T) {
 	t.Parallel()
-	l := up(t, topology("http6-encap"))
+	l := shared(t, topology("http6-encap"))
 	n := l.Node("lb1")
 	cfg := n.BalancerConfig()
 	path := cfg.OverridesFile()

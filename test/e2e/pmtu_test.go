@@ -214,7 +214,8 @@ func sendWhatFits(t *testing.T, l *lab.Lab, server string) {
 // must accept that nobody serves there.
 func TestAnswersOfBalancers(t *testing.T) {
 	t.Parallel()
-	l := up(t, topology("http6-insert", "http4-gre"))
+	l := shared(t, topology(mixed...))
+	services := uint64(len(l.Topology.Services))
 	for _, s := range l.Topology.Services {
 		network, header, echo := "ip6:ipv6-icmp", 40, uint8(128)
 		if s.VIP.Is4() {
@@ -234,8 +235,8 @@ func TestAnswersOfBalancers(t *testing.T) {
 			answered = n >= 8 && bytes.Equal(buf[4:n], ping[4:])
 		}
 	}
-	if counted := balancerCounts(t, l); counted["answer_echo"] != 2 {
-		t.Errorf("two pings are counted as %v", counted)
+	if counted := balancerCounts(t, l); counted["answer_echo"] != services {
+		t.Errorf("%d pings are counted as %v", services, counted)
 	}
 	for _, s := range l.Topology.Services {
 		closed := netip.AddrPortFrom(s.VIP, 81).String()
@@ -252,8 +253,8 @@ func TestAnswersOfBalancers(t *testing.T) {
 			t.Errorf("UDP to %s: %v, want a refused connection", closed, err)
 		}
 	}
-	if counted := balancerCounts(t, l); counted["answer_no_service"] != 4 {
-		t.Errorf("two SYNs and two datagrams to closed ports are counted as %v", counted)
+	if counted := balancerCounts(t, l); counted["answer_no_service"] != 2*services {
+		t.Errorf("%d SYNs and as many datagrams to closed ports are counted as %v", services, counted)
 	}
 }
 

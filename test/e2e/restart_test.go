@@ -16,7 +16,7 @@ import (
 // upUnderLoad builds a lab whose services are in use, by long and by short connections.
 func upUnderLoad(t *testing.T) (*lab.Lab, *load, *visitors) {
 	t.Helper()
-	l := up(t, topology(mixed...))
+	l := shared(t, topology(mixed...))
 	return l, open(t, l, 200, l.Topology.Services...), startVisitors(t, l, 8, l.Topology.Services...)
 }
 
@@ -147,7 +147,7 @@ func TestReloadsUnderLoad(t *testing.T) {
 // and in its status, and continues as before.
 func TestBadConfigurations(t *testing.T) {
 	t.Parallel()
-	l := up(t, topology(mixed...))
+	l := shared(t, topology(mixed...))
 	balancer := l.Process("lb1", "lb")
 	pid, _ := balancer.PID()
 	cfg := l.Node("lb1").BalancerConfig()

@@ -18,8 +18,8 @@ import (
 // router sends all of them to the other balancer.
 func TestRoundRobin(t *testing.T) {
 	t.Parallel()
-	l := up(t, topology("http6-insert"))
-	s := service(t, l, "http6-insert")
+	l := shared(t, topology("http6-encap"))
+	s := service(t, l, "http6-encap")
 	hashed := open(t, l, 30, s)
 	reconfigure(t, l, func(cfg *desired.Balancer) { cfg.Services[0].Placement = desired.PlacementRoundRobin })
 	must(t, l.SetNextHops("lb1"))

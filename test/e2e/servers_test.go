@@ -65,7 +65,7 @@ func TestServersComeAndGo(t *testing.T) {
 // and do not wait for their timeouts.
 func TestRemovedServersConnectionsAreReset(t *testing.T) {
 	t.Parallel()
-	l := up(t, hunting(huntingServices(2)...))
+	l := shared(t, hunting(huntingServices(2)...))
 	live := open(t, l, 300, l.Topology.Services...)
 	live.rounds(t, 1)
 	reconfigure(t, l, func(cfg *desired.Balancer) { keepServers(cfg, "s2", "s3") })
@@ -96,7 +96,7 @@ func TestRemovedServersConnectionsAreReset(t *testing.T) {
 // TestServersAreAddedUnderLoad adds a server that the balancers must resolve first. No connection
 // is placed on it before that.
 func TestServersAreAddedUnderLoad(t *testing.T) {
-	l := up(t, topology(mixed...))
+	l := shared(t, topology(mixed...))
 	reconfigure(t, l, func(cfg *desired.Balancer) { keepServers(cfg, "s1", "s2") })
 	visitors := startVisitors(t, l, 8, l.Topology.Services...)
 	for range 3 {
@@ -120,7 +120,7 @@ func TestServersAreAddedUnderLoad(t *testing.T) {
 // hops of the previous process.
 func TestServersAreAddedAtRestart(t *testing.T) {
 	t.Parallel()
-	l := up(t, topology(mixed...))
+	l := shared(t, topology(mixed...))
 	reconfigure(t, l, func(cfg *desired.Balancer) { keepServers(cfg, "s1", "s2") })
 	visitors := startVisitors(t, l, 8, l.Topology.Services...)
 	for _, name := range nodes(l, lab.RoleBalancer) {
@@ -137,7 +137,7 @@ func TestServersAreAddedAtRestart(t *testing.T) {
 // TestWeights gives one server three times the weight of the other.
 func TestWeights(t *testing.T) {
 	t.Parallel()
-	l := up(t, topology("http6-encap"))
+	l := shared(t, topology("http6-encap"))
 	reconfigure(t, l, func(cfg *desired.Balancer) {
 		keepServers(cfg, "s1", "s2")
 		setWeight(cfg, "s1", 3)

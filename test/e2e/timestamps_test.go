@@ -19,31 +19,31 @@ var untimed = flag.Int("timestamps.connections", 40,
 // servers are changed and when another balancer gets all packets.
 func TestServersWithoutTimestamps(t *testing.T) {
 	t.Parallel()
+	topology := hunting(statelessServices(4)...)
+	topology.Servers, topology.Applications = 6, []lab.Application{lab.Nginx}
+	l := up(t, refusing(topology))
+	all := nodes(l, lab.RoleServer)
 	for _, hints := range []uint32{0, desired.DefaultHints} {
 		t.Run(fmt.Sprintf("%d hints", hints), func(t *testing.T) {
-			t.Parallel()
-			topology := hunting(statelessServices(4)...)
-			topology.Servers, topology.Applications = 8, []lab.Application{lab.Nginx}
-			l := up(t, refusing(topology))
-			all := nodes(l, lab.RoleServer)
 			with := func(n int) func(*desired.Balancer) {
 				return func(cfg *desired.Balancer) {
 					cfg.Node.Limits.Hints = hints
 					keepServers(cfg, all[:n]...)
 				}
 			}
-			restartAnew(t, l, with(6))
+			setTimestamps(t, l, true, all...)
+			restartAnew(t, l, with(4))
 			awaitServers(t, l)
 			for _, off := range [][]string{all[:3], all} {
 				must(t, l.SetNextHops("lb1"))
 				setTimestamps(t, l, false, off...)
 				live := openMixed(t, l, *untimed, l.Topology.Services...)
-				reconfigure(t, l, with(6+len(off)/4))
+				reconfigure(t, l, with(4+len(off)/3))
 				recoveries(t, l, "lb1", live)
 				must(t, l.SetNextHops("lb2"))
 				recoveries(t, l, "lb2", live)
 			}
-			requireNoDrops(t, l)
 		})
 	}
+	requireNoDrops(t, l)
 }

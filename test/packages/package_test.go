@@ -3,6 +3,7 @@
 package packages
 
 import (
+	"flag"
 	"fmt"
 	"net/netip"
 	"os"
@@ -76,10 +77,12 @@ type site struct {
 	lb, server *machine
 }
 
+var suites = flag.String("suites", "bookworm", "versions of Debian on which TestPackage installs the package")
+
 // TestPackage follows a balancer and a server from the installation of the package, through an
 // upgrade under load, to the purge.
 func TestPackage(t *testing.T) {
-	for _, suite := range []string{"bookworm", "trixie"} {
+	for suite := range strings.SplitSeq(*suites, ",") {
 		t.Run(suite, func(t *testing.T) { testPackage(t, suite) })
 	}
 }

@@ -112,7 +112,8 @@ var soak = []tier{
 				"TestHuntingOverBadLinks|TestLongTransferWithCookie|TestHistoryKeepsConnections|" +
 				"TestSYNFlood|TestSYNFloodOfAServiceThatHunts|TestSYNFloodWithoutFlowTable|" +
 				"TestReloadsUnderLoad|TestToolsWithoutFlowTable|TestBalancersComeAndGo|TestUpgradeOfAFleet|" +
-				"TestSchemathesis|TestServersWithoutTimestamps)$",
+				"TestSchemathesis|TestServersWithoutTimestamps|TestHintsKeepConnections|TestInferFaults|" +
+				"TestMemoryOfTheProcess|TestBFD|TestRoutesOfNoDataPath)$",
 		},
 		args: []string{
 			"-kills.count=20", "-kills.connections=10000", "-failures.all", "-failover.figure",
@@ -121,6 +122,7 @@ var soak = []tier{
 			"-flood.syns=200000", "-reloads=40", "-iperf=500M", "-bgp.routers=frr,bird",
 			"-bgp.connections=1000", "-bgp.arrivals=200",
 			"-schemathesis.examples=100", "-timestamps.connections=100",
+			"-hints.servers=9", "-hints.connections=2800", "-infer.apart", "-memory.servers=10000",
 			// There is no release yet, from which it should upgrade.
 			"-previous=HEAD",
 		},
@@ -146,8 +148,8 @@ var soak = []tier{
 	{
 		name:     soakTier,
 		packages: []string{"./test/packages"},
-		flags:    []string{"-count=1", "-timeout=30m", "-run=^Test(Foreign|Image)$"},
-		args:     []string{"-foreign", "-image"},
+		flags:    []string{"-count=1", "-timeout=30m", "-run=^Test(Foreign|Guide|Image|Package)$"},
+		args:     []string{"-foreign", "-guide", "-image", "-suites=bookworm,trixie"},
 	},
 }
 

@@ -147,8 +147,7 @@ type process struct {
 	used   time.Duration // with the ended children for which the process has waited
 }
 
-// testPrograms returns the CPU time of each package whose test program is a child of `go test`. A
-// test program runs in the folder of its package.
+// testPrograms returns the CPU time of each package whose test program is a child of `go test`.
 func testPrograms(goTest int) map[string]time.Duration {
 	all := processes()
 	root, err := os.Getwd()
@@ -165,14 +164,25 @@ func testPrograms(goTest int) map[string]time.Duration {
 			continue
 		}
 		exe, _ := os.Readlink(fmt.Sprintf("/proc/%d/exe", program))
-		folder, _ := os.Readlink(fmt.Sprintf("/proc/%d/cwd", program))
-		below, err := filepath.Rel(root, folder)
+		below, err := filepath.Rel(root, startFolder(program))
 		// Tests of the runner start test programs elsewhere.
 		if err == nil && filepath.IsLocal(below) && strings.HasSuffix(exe, ".test") {
 			used[module+"/"+below] += all[pid].used
 		}
 	}
 	return used
+}
+
+// startFolder returns the folder in which `go test` has started a test program: that of its package.
+// A test may have gone to another folder since then.
+func startFolder(pid int) (folder string) {
+	environment, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+	for variable := range strings.SplitSeq(string(environment), "\x00") {
+		if value, found := strings.CutPrefix(variable, "PWD="); found {
+			folder = value // of several, the last one is valid
+		}
+	}
+	return folder
 }
 
 // processes returns all processes of the machine.
