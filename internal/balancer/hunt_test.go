@@ -547,17 +547,3 @@ func cut(all []stage, most int) []stage {
 	}
 	return all
 }
-
-// A service whose servers are all drained has no candidates.
-func TestHuntWithoutServers(t *testing.T) {
-	t.Parallel()
-	cfg := hunting(desired.SelectConsistent, 2)
-	none := uint32(0)
-	for i := range cfg.Services[0].Servers {
-		cfg.Services[0].Servers[i].Weight = &none
-	}
-	f := open(t, cfg)
-	syn, ack := frameOf(insert), frameOf(insert, packet.Flags(packet.ACK))
-	f.check(rejected(syn, "answer_no_server"), f.run(syn))
-	f.check(refused(ack, "drop_no_server", 60), f.run(ack))
-}
