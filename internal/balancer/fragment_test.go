@@ -86,7 +86,7 @@ func TestFragmentTableIsBounded(t *testing.T) {
 	for id := range most + most/8 {
 		frame := slices.Clone(fragment)
 		frame[identification+1], frame[identification+2], frame[identification+3] = byte(id>>16), byte(id>>8), byte(id)
-		if _, _, err := f.plane.Objects.XdpLb.Test(frame); err != nil {
+		if _, err := f.plane.Objects.XdpLb.Run(&ebpf.RunOptions{Data: frame}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -64,26 +64,28 @@ func ackOf(flow dataplane.Flow, flags ...packet.TCPFlags) []byte {
 func TestHintFollowsSignals(t *testing.T) {
 	t.Parallel()
 	for _, placement := range []desired.Placement{desired.PlacementHunt, desired.PlacementHash} {
-		f := open(t, hinting(placement, 4))
-		for service, flow := range hunted {
-			row := f.row(flow, service)
-			list := stages(srv6.RecoverStickiness, row...)
-			syn, ack := frameOf(flow), ackOf(flow)
-			if placement == desired.PlacementHunt {
-				f.check(f.visited(syn, flow, service, "forward_hunt", offers(nil, row, row)...), f.run(syn))
-			} else {
-				want := f.visited(syn, flow, service, "forward_new", stage{function: srv6.ConnectForce, server: row[0]})
-				f.check(want, f.run(syn))
+		t.Run(string(placement), func(t *testing.T) {
+			f := open(t, hinting(placement, 4))
+			for service, flow := range hunted {
+				row := f.row(flow, service)
+				list := stages(srv6.RecoverStickiness, row...)
+				syn, ack := frameOf(flow), ackOf(flow)
+				if placement == desired.PlacementHunt {
+					f.check(f.visited(syn, flow, service, "forward_hunt", offers(nil, row, row)...), f.run(syn))
+				} else {
+					want := f.visited(syn, flow, service, "forward_new", stage{function: srv6.ConnectForce, server: row[0]})
+					f.check(want, f.run(syn))
+				}
+				f.check(f.visited(ack, flow, service, "forward_recover", list...), f.run(ack))
+				f.mustBe("return_create", f.create(flow, service, row[2], packet.SYN))
+				f.check(f.visited(ack, flow, service, "forward_known", named(row[2])), f.run(ack))
+				fin := ackOf(flow, packet.FIN)
+				f.check(f.visited(fin, flow, service, "forward_known", named(row[2])), f.run(fin))
+				end := f.signal(flow, service, row[2], srv6.RemoveStickiness, packet.Flags(packet.ACK|packet.FIN))
+				f.mustBe("return_remove", f.run(end))
+				f.check(f.visited(ack, flow, service, "forward_recover", list...), f.run(ack))
 			}
-			f.check(f.visited(ack, flow, service, "forward_recover", list...), f.run(ack))
-			f.mustBe("return_create", f.create(flow, service, row[2], packet.SYN))
-			f.check(f.visited(ack, flow, service, "forward_known", named(row[2])), f.run(ack))
-			fin := ackOf(flow, packet.FIN)
-			f.check(f.visited(fin, flow, service, "forward_known", named(row[2])), f.run(fin))
-			end := f.signal(flow, service, row[2], srv6.RemoveStickiness, packet.Flags(packet.ACK|packet.FIN))
-			f.mustBe("return_remove", f.run(end))
-			f.check(f.visited(ack, flow, service, "forward_recover", list...), f.run(ack))
-		}
+		})
 	}
 }
 
@@ -217,9 +219,9 @@ func TestHintFloodWritesNothing(t *testing.T) {
 	for port := range uint16(2000) {
 		flow := web
 		flow.Source = netip.AddrPortFrom(web.Source.Addr(), 10000+port)
-		f.run(frameOf(flow))
-		f.run(ackOf(flow))
-		f.run(ackOf(flow, packet.RST))
+		f.exec(frameOf(flow), nil)
+		f.exec(ackOf(flow), nil)
+		f.exec(ackOf(flow, packet.RST), nil)
 	}
 	if n := f.plane.Hints.Count(); n.Idle+n.Recent+n.Shared != 0 {
 		t.Errorf("%+v, want no hint", n)

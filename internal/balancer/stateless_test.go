@@ -57,21 +57,23 @@ func (f *fixture) cookied(frame []byte, flow dataplane.Flow, service, reason str
 func TestStatelessSYN(t *testing.T) {
 	t.Parallel()
 	for candidates := 1; candidates <= 8; candidates++ {
-		f := open(t, stateless(desired.PlacementHunt, candidates))
-		hash := open(t, stateless(desired.PlacementHash, candidates))
-		for service, flow := range hunted {
-			row := f.row(flow, service)
-			syn := frameOf(flow, packet.MSS(1440), packet.Timestamps(7, 0))
-			echo := frameOf(flow, packet.Timestamps(7, 0x01020301))
-			f.check(f.cookied(syn, flow, service, "forward_hunt", offers(nil, row, row)...), f.run(syn))
-			f.check(f.cookied(echo, flow, service, "forward_hunt", offers(nil, row, row)...), f.run(echo))
-			bare := frameOf(flow)
-			f.check(f.cookied(bare, flow, service, "forward_hunt", offers(nil, row, row[:1])...), f.run(bare))
+		t.Run(fmt.Sprint(candidates), func(t *testing.T) {
+			f := open(t, stateless(desired.PlacementHunt, candidates))
+			hash := open(t, stateless(desired.PlacementHash, candidates))
+			for service, flow := range hunted {
+				row := f.row(flow, service)
+				syn := frameOf(flow, packet.MSS(1440), packet.Timestamps(7, 0))
+				echo := frameOf(flow, packet.Timestamps(7, 0x01020301))
+				f.check(f.cookied(syn, flow, service, "forward_hunt", offers(nil, row, row)...), f.run(syn))
+				f.check(f.cookied(echo, flow, service, "forward_hunt", offers(nil, row, row)...), f.run(echo))
+				bare := frameOf(flow)
+				f.check(f.cookied(bare, flow, service, "forward_hunt", offers(nil, row, row[:1])...), f.run(bare))
 
-			row = hash.row(flow, service)
-			want := hash.cookied(syn, flow, service, "forward_new", offers(nil, row, row[:1])...)
-			hash.check(want, hash.run(syn))
-		}
+				row = hash.row(flow, service)
+				want := hash.cookied(syn, flow, service, "forward_new", offers(nil, row, row[:1])...)
+				hash.check(want, hash.run(syn))
+			}
+		})
 	}
 }
 
@@ -94,34 +96,36 @@ func cookieShapes(echo uint32) map[string][]packet.Option {
 func TestStatelessCookies(t *testing.T) {
 	t.Parallel()
 	for _, candidates := range []int{1, 2, 3, 4, 8} {
-		f := open(t, stateless(desired.PlacementHunt, candidates))
-		reason := map[bool]string{true: "forward_known", false: "forward_recover"}[candidates == 1]
-		for service, flow := range hunted {
-			row := f.row(flow, service)
-			for bits := range uint32(1) << widthOf(&desired.Service{Candidates: candidates}) {
-				for shape, options := range cookieShapes(0xabcdef00 | bits) {
-					for _, flags := range []packet.TCPFlags{packet.ACK, packet.ACK | packet.FIN, packet.RST | packet.ACK} {
-						t.Run(fmt.Sprintf("%d/%s/%d/%s/%d", candidates, service, bits, shape, flags), func(t *testing.T) {
-							f.t = t
-							frame := frameOf(flow, append(options, packet.Flags(flags))...)
-							want := f.cookied(frame, flow, service, reason, stages(srv6.Steer, row...)...)
-							if int(bits) < candidates {
-								want = f.cookied(frame, flow, service, "forward_known", stages(srv6.Steer, row[bits])...)
-							}
-							f.check(want, f.run(frame))
-						})
+		t.Run(fmt.Sprint(candidates), func(t *testing.T) {
+			f := open(t, stateless(desired.PlacementHunt, candidates))
+			reason := map[bool]string{true: "forward_known", false: "forward_recover"}[candidates == 1]
+			for service, flow := range hunted {
+				row := f.row(flow, service)
+				for bits := range uint32(1) << widthOf(&desired.Service{Candidates: candidates}) {
+					for shape, options := range cookieShapes(0xabcdef00 | bits) {
+						for _, flags := range []packet.TCPFlags{packet.ACK, packet.ACK | packet.FIN, packet.RST | packet.ACK} {
+							t.Run(fmt.Sprintf("%s/%d/%s/%d", service, bits, shape, flags), func(t *testing.T) {
+								f.t = t
+								frame := frameOf(flow, append(options, packet.Flags(flags))...)
+								want := f.cookied(frame, flow, service, reason, stages(srv6.Steer, row...)...)
+								if int(bits) < candidates {
+									want = f.cookied(frame, flow, service, "forward_known", stages(srv6.Steer, row[bits])...)
+								}
+								f.check(want, f.run(frame))
+							})
+						}
 					}
 				}
+				f.t = t
+				for _, flags := range []packet.TCPFlags{packet.ACK, packet.RST} {
+					frame := frameOf(flow, packet.Flags(flags))
+					f.check(f.cookied(frame, flow, service, reason, stages(srv6.Steer, row...)...), f.run(frame))
+				}
 			}
-			f.t = t
-			for _, flags := range []packet.TCPFlags{packet.ACK, packet.RST} {
-				frame := frameOf(flow, packet.Flags(flags))
-				f.check(f.cookied(frame, flow, service, reason, stages(srv6.Steer, row...)...), f.run(frame))
+			if slices.ContainsFunc(f.plane.Flows.Entries, func(e uint64) bool { return e != 0 }) {
+				t.Error("the balancer remembers a flow")
 			}
-		}
-		if slices.ContainsFunc(f.plane.Flows.Entries, func(e uint64) bool { return e != 0 }) {
-			t.Error("the balancer remembers a flow")
-		}
+		})
 	}
 }
 
@@ -205,28 +209,30 @@ func TestCookiesNeedAnEcho(t *testing.T) {
 func TestStatelessDrained(t *testing.T) {
 	t.Parallel()
 	for _, placement := range []desired.Placement{desired.PlacementHash, desired.PlacementHunt} {
-		cfg := stateless(placement, 2)
-		f := open(t, cfg)
-		row := f.row(web, "web")
-		syn := frameOf(web, packet.Timestamps(7, 0))
-		drain := func(which func(desired.Server) bool) {
+		t.Run(string(placement), func(t *testing.T) {
 			cfg := stateless(placement, 2)
-			for i := range cfg.Services[1].Servers {
-				s := &cfg.Services[1].Servers[i]
-				s.Drained = which(*s)
+			f := open(t, cfg)
+			row := f.row(web, "web")
+			syn := frameOf(web, packet.Timestamps(7, 0))
+			drain := func(which func(desired.Server) bool) {
+				cfg := stateless(placement, 2)
+				for i := range cfg.Services[1].Servers {
+					s := &cfg.Services[1].Servers[i]
+					s.Drained = which(*s)
+				}
+				f.mustApply(cfg)
+				f.cfg = cfg
 			}
-			f.mustApply(cfg)
-			f.cfg = cfg
-		}
-		drain(func(s desired.Server) bool { return slices.Contains(row, s.Name) })
-		want := f.cookied(syn, web, "web", "forward_hunt", offers(nil, row, row)...)
-		if placement == desired.PlacementHash {
-			want = f.cookied(syn, web, "web", "forward_new", offers(nil, row, row[:1])...)
-		}
-		f.check(want, f.run(syn))
-		f.requireRowShares("web")
-		drain(func(desired.Server) bool { return true })
-		f.check(rejected(syn, "answer_no_server"), f.run(syn))
+			drain(func(s desired.Server) bool { return slices.Contains(row, s.Name) })
+			want := f.cookied(syn, web, "web", "forward_hunt", offers(nil, row, row)...)
+			if placement == desired.PlacementHash {
+				want = f.cookied(syn, web, "web", "forward_new", offers(nil, row, row[:1])...)
+			}
+			f.check(want, f.run(syn))
+			f.requireRowShares("web")
+			drain(func(desired.Server) bool { return true })
+			f.check(rejected(syn, "answer_no_server"), f.run(syn))
+		})
 	}
 }
 
