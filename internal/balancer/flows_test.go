@@ -223,8 +223,8 @@ func TestServerWithoutNewFlows(t *testing.T) {
 	}
 }
 
-// As TestLostNextHop, with a next hop that is known and does not answer. Connections stay, because
-// the next hop may be back before the kernel notices.
+// SYNs and datagrams leave a server whose next hop does not answer. All other packets of connections
+// stay, because the next hop may be back before the kernel notices.
 func TestSilentNextHop(t *testing.T) {
 	t.Parallel()
 	f := openStandard(t)
