@@ -27,7 +27,10 @@ func webOf(servers ...desired.Server) *desired.Balancer {
 	return balancerOf(serviceOf("web", vip6, 80, desired.TCP, desired.SRv6Encap, servers...))
 }
 
-const liveFlows = 200
+const (
+	liveFlows  = 60
+	freshFlows = 200 // so many that a server with a small weight gets one
+)
 
 // establish opens connections, each by a SYN and an ACK. It returns the server of each connection.
 func (f *fixture) establish(flow dataplane.Flow) map[dataplane.Flow]string {
@@ -114,7 +117,7 @@ func (f *fixture) places(servers []desired.Server) {
 			want["web/"+s.Name] = true
 		}
 	}
-	for port := range uint16(liveFlows) {
+	for port := range uint16(freshFlows) {
 		flow := fromPort(web, 20000+port)
 		o := f.run(frameOf(flow))
 		if want := "web/" + f.placed(flow, "web"); serverOf(o) != want {

@@ -167,26 +167,28 @@ func TestCopyRate(t *testing.T) {
 func TestErrorsBeyondTheCopies(t *testing.T) {
 	t.Parallel()
 	for _, agents := range []bool{false, true} {
-		cfg := placingBy(desired.PlacementLeastQueue, manyServers(12)...)
-		if agents {
-			cfg = withProbes(cfg)
-		}
-		f := open(t, cfg)
-		flow := flowTo(vip6, 80, desired.TCP)
-		frame := packet.ICMPError(router6, 2, 0, 1280, reply(flow))
-		row := f.row(flow, "web")
-		want := stages(srv6.Steer, row...)
-		if !agents {
-			want = stages(srv6.Deliver, row[0])
-		}
-		wanted := f.visited(frame, flow, "web", "forward_icmp", want...)
-		cpus := ebpf.MustPossibleCPU()
-		f.must(f.plane.Objects.Copied.Put(uint32(0), slices.Repeat([]uint64{math.MaxInt64}, cpus)))
-		before := f.counters()
-		verdict, out, err := f.plane.Objects.XdpLb.Test(frame)
-		f.must(err)
-		after := f.counters()
-		f.check(wanted, outcome{verdict, out, difference(before.reasons, after.reasons), difference(before.servers, after.servers)})
+		t.Run(fmt.Sprint(agents), func(t *testing.T) {
+			cfg := placingBy(desired.PlacementLeastQueue, manyServers(12)...)
+			if agents {
+				cfg = withProbes(cfg)
+			}
+			f := open(t, cfg)
+			flow := flowTo(vip6, 80, desired.TCP)
+			frame := packet.ICMPError(router6, 2, 0, 1280, reply(flow))
+			row := f.row(flow, "web")
+			want := stages(srv6.Steer, row...)
+			if !agents {
+				want = stages(srv6.Deliver, row[0])
+			}
+			wanted := f.visited(frame, flow, "web", "forward_icmp", want...)
+			cpus := ebpf.MustPossibleCPU()
+			f.must(f.plane.Objects.Copied.Put(uint32(0), slices.Repeat([]uint64{math.MaxInt64}, cpus)))
+			before := f.counters()
+			verdict, out, err := f.plane.Objects.XdpLb.Test(frame)
+			f.must(err)
+			after := f.counters()
+			f.check(wanted, outcome{verdict, out, difference(before.reasons, after.reasons), difference(before.servers, after.servers)})
+		})
 	}
 }
 

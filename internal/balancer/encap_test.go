@@ -78,39 +78,6 @@ func shapes(version int) map[string][]packet.Option {
 	return out
 }
 
-// For all encapsulations and shapes, of new and of known flows, the packet equals that of the
-// reference.
-func TestEncapsulations(t *testing.T) {
-	t.Parallel()
-	var services []desired.Service
-	for i, w := range ways {
-		for _, protocol := range []desired.Protocol{desired.TCP, desired.UDP} {
-			services = append(services, w.serviceBy(uint8(i), protocol))
-		}
-	}
-	f := open(t, balancerOf(services...))
-	for i := range services {
-		svc, w := &services[i], ways[i/2]
-		flow := flowTo(svc.VIP, svc.Port.Number(), svc.Protocol)
-		for shape, options := range shapes(w.inner) {
-			t.Run(svc.Name+"/"+shape, func(t *testing.T) {
-				f.t = t
-				clear(f.plane.Flows.Entries)
-				frame := frameOf(flow, options...)
-				got := f.run(frame)
-				f.check(f.forwarded(frame, flow, svc.Name, "s", "forward_new"), got)
-				if overhead := len(got.Frame) - len(frame); overhead != w.overhead {
-					t.Errorf("%d bytes added, want %d", overhead, w.overhead)
-				}
-				if err := packet.Verify(got.Frame); err != nil {
-					t.Error(err)
-				}
-				f.check(f.forwarded(frame, flow, svc.Name, "s", "forward_known"), f.run(frame))
-			})
-		}
-	}
-}
-
 // A packet that fits the MTU exactly is forwarded. A packet that is one byte longer is answered
 // with the length that fits.
 func TestMTU(t *testing.T) {
@@ -169,27 +136,7 @@ func TestMTUChanges(t *testing.T) {
 	f.check(f.forwarded(frameOf(web), web, "web", f.placed(web, "web"), "forward_new"), f.run(frameOf(web)))
 }
 
-// Bytes after the end of the packet, as in padded short frames, do not count towards the MTU.
-func TestPaddingIsNotPayload(t *testing.T) {
-	t.Parallel()
-	f := openStandard(t)
-	frame := packet.Pad(frameOf(narrow, packet.Payload(make([]byte, 1500-40-60))), make([]byte, 32)...)
-	f.check(f.forwarded(frame, narrow, "narrow", "n", "forward_new"), f.run(frame))
-}
-
-// The checksum is updated with the TTL in ones' complement (RFC 1624), also if that carries. A
-// wrong checksum stays wrong.
-func TestChecksumCarries(t *testing.T) {
-	t.Parallel()
-	f := openStandard(t)
-	for _, sum := range []uint16{0x0000, 0x00ff, 0xfe00, 0xfeff, 0xff00, 0xfffe, 0xffff} {
-		clear(f.plane.Flows.Entries)
-		frame := set(frameOf(web4), 10, sum)
-		f.check(f.forwarded(frame, web4, "web4", f.placed(web4, "web4"), "forward_new"), f.run(frame))
-	}
-}
-
-// Of 1,000 flows to one server in tunnels over IPv4, nearly all have an outer source of their own, and
+// Of 200 flows to one server in tunnels over IPv4, nearly all have an outer source of their own, and
 // all packets of a flow have the same. A reload changes the prefix, and keeps the flows.
 func TestTunnelSources(t *testing.T) {
 	t.Parallel()
@@ -209,7 +156,7 @@ func TestTunnelSources(t *testing.T) {
 		f.route()
 		for i, svc := range services {
 			sources := map[netip.Addr]bool{}
-			for port := range uint16(1000) {
+			for port := range uint16(200) {
 				flow := flowTo(svc.VIP, 80, desired.UDP)
 				flow.Source = netip.AddrPortFrom(flow.Source.Addr(), 1000+port)
 				frame := frameOf(flow)
@@ -226,12 +173,12 @@ func TestTunnelSources(t *testing.T) {
 			least, most := 1, 1
 			switch prefix {
 			case "10.0.0.0/16":
-				least, most = 900, 1000
+				least, most = 190, 200
 			case "10.0.0.0/23":
-				least, most = 400, 512
+				least, most = 135, 195
 			}
 			if len(sources) < least || len(sources) > most {
-				t.Errorf("%s: 1000 flows of service %d have %d outer sources, want %d to %d", prefix, i, len(sources), least, most)
+				t.Errorf("%s: 200 flows of service %d have %d outer sources, want %d to %d", prefix, i, len(sources), least, most)
 			}
 		}
 	}

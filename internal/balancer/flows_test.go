@@ -4,12 +4,8 @@ package balancer
 
 import (
 	"fmt"
-	"maps"
-	"slices"
 	"testing"
 	"time"
-
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/balancer/inspect"
@@ -165,16 +161,6 @@ func TestConnectionGoesOnAfterFIN(t *testing.T) {
 	}
 }
 
-func TestDatagramsConfirm(t *testing.T) {
-	t.Parallel()
-	f := openStandard(t)
-	server := f.placed(dns, "dns")
-	f.run(frameOf(dns))
-	f.isEntered(dns, "dns", server, stateNew)
-	f.run(frameOf(dns))
-	f.isEntered(dns, "dns", server, stateEstablished)
-}
-
 // A server that is drained or failing gets no new flows, and keeps its connections. A SYN does not
 // move a connection that may go on, because it may be forged. With a failing server, only an active
 // connection may go on.
@@ -237,55 +223,8 @@ func TestServerWithoutNewFlows(t *testing.T) {
 	}
 }
 
-// If all servers fail their checks, the checks are ignored.
-func TestAllServersFailing(t *testing.T) {
-	t.Parallel()
-	f := openStandard(t)
-	for _, s := range f.service("web").Servers {
-		f.setHealth("web", s.Name, false)
-	}
-	f.check(f.forwarded(frameOf(web), web, "web", f.placed(web, "web"), "forward_new"), f.run(frameOf(web)))
-}
-
-// UDP has no connections. Datagrams leave a server that fails or cannot be reached.
-func TestDatagramsLeaveFailingServer(t *testing.T) {
-	t.Parallel()
-	for what, fail := range map[string]func(f *fixture, server string){
-		"failed its checks": func(f *fixture, server string) { f.setHealth("dns", server, false) },
-		"lost its next hop": func(f *fixture, server string) { f.via[server] = ""; f.route() },
-	} {
-		f := openStandard(t)
-		server := f.placed(dns, "dns")
-		f.enter(dns, "dns", server, stateEstablished)
-		f.check(f.forwarded(frameOf(dns), dns, "dns", server, "forward_known"), f.run(frameOf(dns)))
-		fail(f, server)
-		got := f.run(frameOf(dns))
-		if to := serverOf(got); to == "dns/"+server || reasonOf(got) != "forward_new" {
-			t.Errorf("%s to %s after its server %s", reasonOf(got), to, what)
-		}
-	}
-}
-
-// SYNs and datagrams leave a server that has lost its next hop. All other packets of connections
-// stay.
-func TestLostNextHop(t *testing.T) {
-	t.Parallel()
-	f := openStandard(t)
-	server := f.placed(web, "web")
-	f.enter(web, "web", server, stateEstablished)
-	f.via[server] = ""
-	f.route()
-	if got := f.run(frameOf(web, packet.Flags(packet.ACK))); reasonOf(got) != "drop_no_next_hop" {
-		t.Errorf("ACK: %s", reasonOf(got))
-	}
-	got := f.run(frameOf(web))
-	if to := serverOf(got); to == "web/"+server || reasonOf(got) != "forward_new" {
-		t.Errorf("SYN: %s to %s", reasonOf(got), to)
-	}
-}
-
-// As TestLostNextHop, with a next hop that is known and does not answer. Connections stay, because
-// the next hop may be back before the kernel notices.
+// SYNs and datagrams leave a server whose next hop does not answer. All other packets of connections
+// stay, because the next hop may be back before the kernel notices.
 func TestSilentNextHop(t *testing.T) {
 	t.Parallel()
 	f := openStandard(t)
@@ -315,49 +254,6 @@ func TestSilentNextHop(t *testing.T) {
 		f.silent[server] = false
 		f.route()
 	}
-}
-
-// As TestAllServersFailing, if all other servers are drained. Drained servers are no alternative.
-func TestAllButDrainedServersFailing(t *testing.T) {
-	t.Parallel()
-	f := open(t, webOf(srv6Server("s1", 1, 0), srv6Server("s2", 2, 1)))
-	f.setHealth("web", "s2", false)
-	f.check(f.forwarded(frameOf(web), web, "web", "s2", "forward_new"), f.run(frameOf(web)))
-}
-
-// A server that cannot be reached gets no new flows: neither before its next hop is found, nor
-// after its next hop is lost.
-func TestServerWithoutNextHop(t *testing.T) {
-	t.Parallel()
-	s1, s2, s3 := srv6Server("s1", 1, 1), srv6Server("s2", 2, 1), srv6Server("s3", 3, 1)
-	f := open(t, webOf(s1, s2))
-	port := uint16(20000)
-	check := func(want ...string) {
-		t.Helper()
-		got := map[string]bool{}
-		for range 100 {
-			port++ // a new flow
-			got[serverOf(f.run(frameOf(fromPort(web, port))))] = true
-		}
-		if diff := cmp.Diff(want, slices.Sorted(maps.Keys(got))); diff != "" {
-			t.Errorf("servers with new flows (-want +got):\n%s", diff)
-		}
-	}
-	f.via["s3"] = ""
-	f.mustApply(webOf(s1, s2, s3))
-	check("web/s1", "web/s2")
-	f.via["s3"] = "out"
-	f.route()
-	check("web/s1", "web/s2", "web/s3")
-	f.via["s1"] = ""
-	f.route()
-	check("web/s2", "web/s3")
-	f.silent["s2"] = true
-	f.route()
-	check("web/s3")
-	f.silent["s3"] = true // the next hops may be back
-	f.route()
-	check("web/s2", "web/s3")
 }
 
 // resident is an entry of a full bucket. Its age is in ticks.

@@ -4,9 +4,7 @@ package balancer
 
 import (
 	"context"
-	"encoding/binary"
 	"math/bits"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -39,136 +37,6 @@ func (f *fixture) enterAt(
 	place, signature := web.TableHash(f.serviceID(web), &f.identity)
 	at := int(bucketNumber(table, place))*dataplane.FlowsPerBucket + f.preferred(web)
 	table.Entries[at] = entryOf(signature, f.slot("web", server), state, f.now()-age)
-}
-
-// A SYN of a former flow that does not go to the flow's server makes the balancer forget the flow.
-// So later packets of the new connection go by their cookies, and not to the former server.
-func TestNewConnectionEndsFormerFlow(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct {
-		name  string
-		enter func(f *fixture, server string)
-	}{
-		{"over", func(f *fixture, server string) {
-			f.enterAt(f.plane.Flows, server, stateClosed, flowLinger)
-		}},
-		{"failing", func(f *fixture, server string) {
-			f.enterAt(f.plane.Flows, server, stateEstablished, flowMinIdle)
-			f.setHealth("web", server, false)
-		}},
-		{"half-open, failing", func(f *fixture, server string) {
-			f.enterAt(f.plane.HalfOpen, server, stateNew, 0)
-			f.setHealth("web", server, false)
-		}},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			var server string
-			after := stateless(desired.PlacementHunt, 2)
-			for i := range after.Services {
-				after.Services[i].Health = &desired.Health{TCP: &desired.TCPCheck{}}
-			}
-			before := hunting(desired.SelectConsistent, 2)
-			for i := range before.Services {
-				before.Services[i].Health = after.Services[i].Health
-			}
-			f := openFormer(t, before, after, func(f *fixture) {
-				row := f.row(web, "web")
-				server = f.service("web").Servers[slices.IndexFunc(f.service("web").Servers,
-					func(s desired.Server) bool { return !slices.Contains(row, s.Name) })].Name
-				c.enter(f, server)
-			})
-			row := f.row(web, "web")
-			syn := frameOf(web, packet.Timestamps(7, 0))
-			f.check(f.cookied(syn, web, "web", "forward_hunt", offers(nil, row, row)...), f.run(syn))
-			ack := frameOf(web, packet.Flags(packet.ACK), packet.Timestamps(9, 1025))
-			list := stages(srv6.Steer, row[1], row[0]) // the packet could be of another former flow
-			f.check(f.cookied(ack, web, "web", "forward_recover", list...), f.run(ack))
-		})
-	}
-}
-
-// A drained server that has a former flow is asked about a SYN first, also if the client does not
-// use timestamps, but it does not get a new connection. The server that accepts the connection
-// tells the balancer, although the service has become stateless. Then the flow's packets go there,
-// and not to the drained server.
-func TestDrainedServerOfFormerFlow(t *testing.T) {
-	t.Parallel()
-	for name, after := range map[string]func() *desired.Balancer{
-		"stateless": func() *desired.Balancer { return stateless(desired.PlacementHunt, 2) },
-		"stateless with hints": func() *desired.Balancer {
-			return withHints(stateless(desired.PlacementHunt, 2))
-		},
-		"hint": func() *desired.Balancer { return hinting(desired.PlacementHunt, 2) },
-	} {
-		for _, table := range []string{"established", "half-open"} {
-			t.Run(name+", "+table, func(t *testing.T) {
-				t.Parallel()
-				leaveDrained(t, after(), table == "half-open")
-			})
-		}
-	}
-}
-
-func leaveDrained(t *testing.T, after *desired.Balancer, isHalfOpen bool) {
-	t.Helper()
-	var server string
-	before := hunting(desired.SelectConsistent, 2)
-	before.Node.Limits.Hints = after.Node.Limits.Hints
-	f := openFormer(t, before, after, func(f *fixture) {
-		server = f.row(web, "web")[1]
-		if isHalfOpen {
-			f.enterAt(f.plane.HalfOpen, server, stateNew, 0)
-		} else {
-			f.enterAt(f.plane.Flows, server, stateEstablished, 0)
-		}
-		serverOfName(&after.Services[1], server).Drained = true
-	})
-	row := f.row(web, "web")
-	for _, options := range [][]packet.Option{nil, {packet.Timestamps(7, 0)}} {
-		syn := frameOf(web, options...)
-		all := offers(stages(srv6.Steer, server), row, row[:1])
-		f.check(f.visited(syn, web, "web", "forward_hunt", all...), f.run(syn))
-	}
-	f.mustBe("return_create", f.create(web, "web", row[0], packet.SYN))
-	reasons := []string{"forward_known", "forward_known"}
-	if isHalfOpen {
-		reasons[0] = "forward_new" // the client's answer enters the flow
-	}
-	ack := frameOf(web, packet.Flags(packet.ACK), packet.Timestamps(9, 1025)) // as of column 1
-	for _, reason := range reasons {
-		want := f.offered(ack, web, "web", reason, srv6.AckStickiness, row[0])
-		f.check(want, f.run(ack))
-	}
-}
-
-// While a service may have former flows, all packets of a flow have the same outer flow label, also
-// later fragments.
-func TestLabelsWithFormerFlows(t *testing.T) {
-	t.Parallel()
-	before, after := hunting(desired.SelectConsistent, 2), stateless(desired.PlacementHunt, 2)
-	f := openFormer(t, before, after, func(*fixture) {})
-	labels := map[uint32]bool{}
-	for _, fragment := range packet.Fragments(frameOf(web, packet.Timestamps(7, 0), large), 64, 7) {
-		labels[binary.BigEndian.Uint32(f.run(fragment).Frame[ethernetLength:])&0xfffff] = true
-	}
-	if len(labels) != 1 {
-		t.Errorf("the fragments of a packet have the labels %v", labels)
-	}
-}
-
-// Under placement hash, a repeated SYN of a former flow goes to its server, which takes the
-// connection if the first SYN was lost.
-func TestRepeatedSYNOfFormerFlow(t *testing.T) {
-	t.Parallel()
-	before := hunting(desired.SelectConsistent, 3)
-	for i := range before.Services {
-		before.Services[i].Placement, before.Services[i].Selection = desired.PlacementHash, ""
-	}
-	syn := frameOf(web, packet.Timestamps(7, 0))
-	f := openFormer(t, before, stateless(desired.PlacementHash, 3), func(f *fixture) { f.run(syn) })
-	want := f.offered(syn, web, "web", "forward_known", srv6.Deliver, f.row(web, "web")[0])
-	f.check(want, f.run(syn))
 }
 
 // Until all former flows have ended, servers are asked as for former flows, whatever configurations
@@ -226,44 +94,6 @@ func (f *fixture) requireKnown(service string) {
 		if got := bits.ReverseBytes64(low); got != want {
 			f.t.Errorf("%s is asked by %016x, want %016x", m.Name, got, want)
 		}
-	}
-}
-
-// Servers' signals make flows half-open under placement hash, too. A SYN that goes to another
-// server makes the balancer forget such a flow. Otherwise its server would get the flow after a
-// change back.
-func TestNewConnectionEndsHalfOpenFlowUnderHash(t *testing.T) {
-	t.Parallel()
-	before := hunting(desired.SelectConsistent, 2)
-	for i := range before.Services {
-		before.Services[i].Placement, before.Services[i].Selection = desired.PlacementHash, ""
-	}
-	f := openFormer(t, before, stateless(desired.PlacementHash, 2), func(f *fixture) {
-		f.enterAt(f.plane.HalfOpen, f.row(web, "web")[1], stateNew, 0)
-		f.silent = map[string]bool{f.row(web, "web")[1]: true}
-	})
-	f.route()
-	f.run(frameOf(web, packet.Timestamps(7, 0)))
-	for _, entry := range f.plane.HalfOpen.Entries {
-		if entry != 0 {
-			t.Errorf("half-open: %#x", entry)
-		}
-	}
-}
-
-// A server accepts a flow by an offer from before the service became stateless, and its signal
-// arrives after the change. The flow has no cookie, so the flow table knows it.
-func TestLateAnswerOfFormerFlow(t *testing.T) {
-	t.Parallel()
-	before, after := hunting(desired.SelectConsistent, 2), stateless(desired.PlacementHunt, 2)
-	f := openFormer(t, before, after, func(*fixture) {})
-	row := f.row(web, "web")
-	answer := f.signal(web, "web", row[1], srv6.CreateStickiness, synAck)
-	f.check(f.returned(answer, "return_create"), f.run(answer))
-	misleading := frameOf(web, packet.Flags(packet.ACK), packet.Timestamps(9, 1024)) // as of column 0
-	for _, reason := range []string{"forward_new", "forward_known"} {
-		want := f.offered(misleading, web, "web", reason, srv6.AckStickiness, row[1])
-		f.check(want, f.run(misleading))
 	}
 }
 

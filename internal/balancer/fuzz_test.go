@@ -83,6 +83,8 @@ func captures() (frames [][]byte) {
 			for _, shape := range slices.Sorted(maps.Keys(all)) {
 				frames = append(frames, frameOf(flow, all[shape]...))
 			}
+			frames = append(frames, packet.Fragments(frameOf(flow, large), 64, 9)...)
+			frames = append(frames, packet.ICMPError(routerOf(svc.VIP), 3, 1, 1280, reply(flow)))
 			if protocol == desired.TCP {
 				for _, flags := range []packet.TCPFlags{packet.ACK, packet.FIN | packet.ACK, packet.RST} {
 					frames = append(frames, frameOf(flow, packet.Flags(flags)))

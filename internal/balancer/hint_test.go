@@ -51,22 +51,6 @@ func (f *fixture) mustBe(reason string, got outcome) {
 	}
 }
 
-// give returns a packet that a server does not have the flow of, as the server gives it back.
-func (f *fixture) give(frame []byte, service, server string) []byte {
-	f.t.Helper()
-	svc := f.service(service)
-	return returnedBy(svc.Encapsulation, serverOfName(svc, server).Locator, frame)
-}
-
-// unwrapped is the packet in a returned one, as the balancer handles it: the server has decremented
-// its hop limit.
-func (f *fixture) unwrapped(back []byte) []byte {
-	f.t.Helper()
-	out, err := packet.Return(back, ownMAC)
-	f.must(err)
-	return out
-}
-
 func ackOf(flow dataplane.Flow, flags ...packet.TCPFlags) []byte {
 	all := packet.ACK
 	for _, flag := range flags {
@@ -80,26 +64,28 @@ func ackOf(flow dataplane.Flow, flags ...packet.TCPFlags) []byte {
 func TestHintFollowsSignals(t *testing.T) {
 	t.Parallel()
 	for _, placement := range []desired.Placement{desired.PlacementHunt, desired.PlacementHash} {
-		f := open(t, hinting(placement, 4))
-		for service, flow := range hunted {
-			row := f.row(flow, service)
-			list := stages(srv6.RecoverStickiness, row...)
-			syn, ack := frameOf(flow), ackOf(flow)
-			if placement == desired.PlacementHunt {
-				f.check(f.visited(syn, flow, service, "forward_hunt", offers(nil, row, row)...), f.run(syn))
-			} else {
-				want := f.visited(syn, flow, service, "forward_new", stage{function: srv6.ConnectForce, server: row[0]})
-				f.check(want, f.run(syn))
+		t.Run(string(placement), func(t *testing.T) {
+			f := open(t, hinting(placement, 4))
+			for service, flow := range hunted {
+				row := f.row(flow, service)
+				list := stages(srv6.RecoverStickiness, row...)
+				syn, ack := frameOf(flow), ackOf(flow)
+				if placement == desired.PlacementHunt {
+					f.check(f.visited(syn, flow, service, "forward_hunt", offers(nil, row, row)...), f.run(syn))
+				} else {
+					want := f.visited(syn, flow, service, "forward_new", stage{function: srv6.ConnectForce, server: row[0]})
+					f.check(want, f.run(syn))
+				}
+				f.check(f.visited(ack, flow, service, "forward_recover", list...), f.run(ack))
+				f.mustBe("return_create", f.create(flow, service, row[2], packet.SYN))
+				f.check(f.visited(ack, flow, service, "forward_known", named(row[2])), f.run(ack))
+				fin := ackOf(flow, packet.FIN)
+				f.check(f.visited(fin, flow, service, "forward_known", named(row[2])), f.run(fin))
+				end := f.signal(flow, service, row[2], srv6.RemoveStickiness, packet.Flags(packet.ACK|packet.FIN))
+				f.mustBe("return_remove", f.run(end))
+				f.check(f.visited(ack, flow, service, "forward_recover", list...), f.run(ack))
 			}
-			f.check(f.visited(ack, flow, service, "forward_recover", list...), f.run(ack))
-			f.mustBe("return_create", f.create(flow, service, row[2], packet.SYN))
-			f.check(f.visited(ack, flow, service, "forward_known", named(row[2])), f.run(ack))
-			fin := ackOf(flow, packet.FIN)
-			f.check(f.visited(fin, flow, service, "forward_known", named(row[2])), f.run(fin))
-			end := f.signal(flow, service, row[2], srv6.RemoveStickiness, packet.Flags(packet.ACK|packet.FIN))
-			f.mustBe("return_remove", f.run(end))
-			f.check(f.visited(ack, flow, service, "forward_recover", list...), f.run(ack))
-		}
+		})
 	}
 }
 
@@ -118,27 +104,6 @@ func TestDryRunNotesCookiesAndHints(t *testing.T) {
 	foreseen, _, _ = f.foreseeAndExec(marked, nil)
 	if d := foreseen.decision; d.HasCookie == 0 || d.Column != 2 || d.Hint != 0 {
 		t.Errorf("cookie %d of column %d, hint %#x, want a cookie of column 2", d.HasCookie, d.Column, d.Hint)
-	}
-}
-
-// A server that does not have the flow of a packet returns it. The packet then visits all
-// candidates, and the one that has the flow says so.
-func TestHintReturnedPackets(t *testing.T) {
-	t.Parallel()
-	f := open(t, hinting(desired.PlacementHunt, 3))
-	for service, flow := range hunted {
-		row := f.row(flow, service)
-		f.mustBe("return_create", f.create(flow, service, row[0], packet.SYN))
-		back := f.give(ackOf(flow), service, row[0])
-		want := f.visited(f.unwrapped(back), flow, service, "forward_recover", stages(srv6.RecoverStickiness, row...)...)
-		f.check(want, f.run(back))
-		other := f.give(ackOf(flow), service, row[0])
-		for i := range other { // from a locator that no server has
-			if slices.Equal(other[i:min(i+8, len(other))], serverOfName(f.service(service), row[0]).Locator.Addr().AsSlice()[:8]) {
-				other[i+1] ^= 0xff
-			}
-		}
-		f.mustBe("drop_sender", f.run(other))
 	}
 }
 
@@ -177,38 +142,6 @@ func TestPacketsThatCannotBeReturned(t *testing.T) {
 			})
 		}
 	}
-}
-
-// Two flows with one tag in a set do not disturb each other: nobody follows their hint.
-func TestHintOfTwoFlowsIsShared(t *testing.T) {
-	t.Parallel()
-	f := open(t, hinting(desired.PlacementHunt, 3))
-	row := f.row(web, "web")
-	list := f.visited(ackOf(web), web, "web", "forward_recover", stages(srv6.RecoverStickiness, row...)...)
-	f.mustBe("return_create", f.create(web, "web", row[0], 0))
-	// Of a flow in the same bucket with the same tag, another server would say the same.
-	f.mustBe("return_create", f.create(web, "web", row[1], 0))
-	f.check(list, f.run(ackOf(web)))
-	f.mustBe("return_create", f.create(web, "web", row[1], 0))
-	f.check(list, f.run(ackOf(web)))
-	f.plane.Hints.Sweep()
-	f.mustBe("return_create", f.create(web, "web", row[1], 0))
-	f.check(f.visited(ackOf(web), web, "web", "forward_known", named(row[1])), f.run(ackOf(web)))
-}
-
-// Of two servers that accept the same SYN, the first one keeps the hint, until the client has
-// answered the other one.
-func TestHintOfFirstAnswerStays(t *testing.T) {
-	t.Parallel()
-	f := open(t, hinting(desired.PlacementHunt, 3))
-	row := f.row(web, "web")
-	f.mustBe("return_create", f.create(web, "web", row[1], packet.SYN))
-	f.mustBe("return_no_room", f.create(web, "web", row[2], packet.SYN))
-	syn := frameOf(web)
-	asked := []stage{{function: srv6.Steer, server: row[1]}}
-	f.check(f.visited(syn, web, "web", "forward_hunt", offers(asked, row, []string{row[0], row[2]})...), f.run(syn))
-	f.mustBe("return_create", f.create(web, "web", row[2], 0))
-	f.check(f.visited(ackOf(web), web, "web", "forward_known", named(row[2])), f.run(ackOf(web)))
 }
 
 // A set has room for eight flows. New hints replace those that no packet has followed since the
@@ -286,9 +219,9 @@ func TestHintFloodWritesNothing(t *testing.T) {
 	for port := range uint16(2000) {
 		flow := web
 		flow.Source = netip.AddrPortFrom(web.Source.Addr(), 10000+port)
-		f.run(frameOf(flow))
-		f.run(ackOf(flow))
-		f.run(ackOf(flow, packet.RST))
+		f.exec(frameOf(flow), nil)
+		f.exec(ackOf(flow), nil)
+		f.exec(ackOf(flow, packet.RST), nil)
 	}
 	if n := f.plane.Hints.Count(); n.Idle+n.Recent+n.Shared != 0 {
 		t.Errorf("%+v, want no hint", n)
@@ -339,28 +272,6 @@ func TestHintOutlivesChanges(t *testing.T) {
 	}
 }
 
-// A client without timestamps can be offered all candidates of a stateless service if there are
-// hints. Packets with cookies need no hint. A wrong cookie is returned.
-func TestStatelessWithHints(t *testing.T) {
-	t.Parallel()
-	f := open(t, withHints(stateless(desired.PlacementHunt, 4)))
-	for service, flow := range hunted {
-		row := f.row(flow, service)
-		syn, ack := frameOf(flow), ackOf(flow)
-		f.check(f.visited(syn, flow, service, "forward_hunt", offers(nil, row, row)...), f.run(syn))
-		f.mustBe("return_create", f.create(flow, service, row[3], packet.SYN))
-		f.check(f.visited(ack, flow, service, "forward_known", named(row[3])), f.run(ack))
-		marked := frameOf(flow, packet.Flags(packet.ACK), packet.Timestamps(9, 4096|2))
-		argument := srv6.Offer{Returns: true}.Argument()
-		want := f.cookied(marked, flow, service, "forward_known", stage{srv6.Steer, row[2], argument})
-		f.check(want, f.run(marked))
-		back := f.give(marked, service, row[2])
-		list := []string{row[2], row[0], row[1], row[3]}
-		want = f.cookied(f.unwrapped(back), flow, service, "forward_recover", stages(srv6.Steer, list...)...)
-		f.check(want, f.run(back))
-	}
-}
-
 // A flow from before a change from hint to stateless has timestamps without a cookie, which name
 // any column. If the column has had several servers, none of them can return the packet. So it
 // visits all servers of the row, those of the column first.
@@ -401,25 +312,4 @@ func TestMisleadingCookiesOfChangedColumns(t *testing.T) {
 	if misled < 20 {
 		t.Errorf("only %d packets name a column that has had several servers", misled)
 	}
-}
-
-// Changes between persistences lose no flow: hints remain, flows of the flow table are honoured,
-// and all other flows are looked for.
-func TestHintKeepsFormerFlows(t *testing.T) {
-	t.Parallel()
-	f := open(t, withHints(hunting(desired.SelectConsistent, 2)))
-	row := f.row(web, "web")
-	answer := f.signal(web, "web", row[1], srv6.CreateStickiness, packet.Flags(packet.ACK), packet.Sequence(1, acknowledged))
-	f.check(f.returned(answer, "return_create"), f.run(answer))
-	f.mustApply(hinting(desired.PlacementHunt, 2))
-	f.check(f.visited(ackOf(web), web, "web", "forward_known", stage{function: srv6.AckStickiness, server: row[1]}), f.run(ackOf(web)))
-	other := web
-	other.Source = netip.AddrPortFrom(web.Source.Addr(), web.Source.Port()+1)
-	row = f.row(other, "web")
-	f.mustBe("return_create", f.create(other, "web", row[1], 0))
-	f.mustBe("forward_known", f.run(ackOf(other)))
-	f.mustApply(withHints(stateless(desired.PlacementHunt, 2)))
-	f.mustBe("forward_known", f.run(ackOf(other)))
-	f.mustApply(withHints(hunting(desired.SelectConsistent, 2)))
-	f.mustBe("forward_recover", f.run(ackOf(other)))
 }

@@ -183,7 +183,7 @@ func TestTwoWritersOfHints(t *testing.T) {
 	s := openHintStorm(t)
 	for _, sweeps := range []bool{false, true} {
 		storms := 0
-		for start := time.Now(); time.Since(start) < time.Second && !t.Failed(); storms++ {
+		for start := time.Now(); time.Since(start) < 200*time.Millisecond*time.Duration(*collisions) && !t.Failed(); storms++ {
 			seed := rand.Uint64()
 			if s.rage(seed, packetsPerStorm, sweeps); t.Failed() {
 				t.Logf("seed %d, sweeps: %v", seed, sweeps)
@@ -214,7 +214,7 @@ func TestTwoAnswersAtOnce(t *testing.T) {
 	}
 	rounds := 0
 	deadline := time.After(patience)
-	for start := time.Now(); time.Since(start) < 2*time.Second && !t.Failed(); rounds++ {
+	for start := time.Now(); time.Since(start) < 400*time.Millisecond*time.Duration(*collisions) && !t.Failed(); rounds++ {
 		clear(s.plane.Hints.Words())
 		flow := s.pool[rand.IntN(len(s.pool))]
 		for core := range flows {

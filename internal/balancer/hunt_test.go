@@ -62,52 +62,54 @@ func (f *fixture) row(flow dataplane.Flow, service string) (names []string) {
 func TestHuntLists(t *testing.T) {
 	t.Parallel()
 	for candidates := 1; candidates <= 8; candidates++ {
-		f := open(t, hunting(desired.SelectConsistent, candidates))
-		for service, flow := range hunted {
-			kind := f.service(service).Encapsulation
-			row := f.row(flow, service)
-			fragments := packet.Fragments(frameOf(flow, large), 64, 7)
-			router := router6
-			if flow.Source.Addr().Is4() {
-				router = router4
+		t.Run(fmt.Sprint(candidates), func(t *testing.T) {
+			f := open(t, hunting(desired.SelectConsistent, candidates))
+			for service, flow := range hunted {
+				kind := f.service(service).Encapsulation
+				row := f.row(flow, service)
+				fragments := packet.Fragments(frameOf(flow, large), 64, 7)
+				router := router6
+				if flow.Source.Addr().Is4() {
+					router = router4
+				}
+				problem := packet.ICMPError(router, 1, 0, 0, reply(flow))
+				if flow.Source.Addr().Is4() {
+					problem = packet.ICMPError(router, 3, 1, 0, reply(flow))
+				}
+				for _, c := range []struct {
+					name     string
+					frame    []byte
+					reason   string
+					function srv6.Function
+				}{
+					{"SYN", frameOf(flow), "forward_hunt", srv6.ConnectAvail},
+					{"SYN again", frameOf(flow), "forward_hunt", srv6.ConnectAvail},
+					{"SYN-ACK", frameOf(flow, packet.Flags(packet.SYN|packet.ACK)), "forward_recover", srv6.RecoverStickiness},
+					{"ACK", frameOf(flow, packet.Flags(packet.ACK)), "forward_recover", srv6.RecoverStickiness},
+					{"RST", frameOf(flow, packet.Flags(packet.RST)), "forward_recover", srv6.RecoverStickiness},
+					{"first fragment", fragments[0], "forward_hunt", srv6.ConnectAvail},
+					{"later fragment", fragments[1], "forward_fragment", srv6.Steer},
+					{"ICMP error", problem, "forward_icmp", srv6.Steer},
+				} {
+					t.Run(service+"/"+c.name, func(t *testing.T) {
+						f.t = t
+						got := f.run(c.frame)
+						f.check(f.offered(c.frame, flow, service, c.reason, c.function, row...), got)
+						want := overheadOf(kind, candidates, c.function == srv6.ConnectAvail)
+						if added := len(got.Frame) - len(c.frame); added != want {
+							t.Errorf("%d bytes added, want %d", added, want)
+						}
+						if err := packet.Verify(got.Frame); err != nil {
+							t.Error(err)
+						}
+					})
+				}
 			}
-			problem := packet.ICMPError(router, 1, 0, 0, reply(flow))
-			if flow.Source.Addr().Is4() {
-				problem = packet.ICMPError(router, 3, 1, 0, reply(flow))
+			if slices.ContainsFunc(f.plane.Flows.Entries, func(e uint64) bool { return e != 0 }) ||
+				slices.ContainsFunc(f.plane.HalfOpen.Entries, func(e uint64) bool { return e != 0 }) {
+				t.Error("the balancer remembers a flow that no server has taken")
 			}
-			for _, c := range []struct {
-				name     string
-				frame    []byte
-				reason   string
-				function srv6.Function
-			}{
-				{"SYN", frameOf(flow), "forward_hunt", srv6.ConnectAvail},
-				{"SYN again", frameOf(flow), "forward_hunt", srv6.ConnectAvail},
-				{"SYN-ACK", frameOf(flow, packet.Flags(packet.SYN|packet.ACK)), "forward_recover", srv6.RecoverStickiness},
-				{"ACK", frameOf(flow, packet.Flags(packet.ACK)), "forward_recover", srv6.RecoverStickiness},
-				{"RST", frameOf(flow, packet.Flags(packet.RST)), "forward_recover", srv6.RecoverStickiness},
-				{"first fragment", fragments[0], "forward_hunt", srv6.ConnectAvail},
-				{"later fragment", fragments[1], "forward_fragment", srv6.Steer},
-				{"ICMP error", problem, "forward_icmp", srv6.Steer},
-			} {
-				t.Run(fmt.Sprintf("%d/%s/%s", candidates, service, c.name), func(t *testing.T) {
-					f.t = t
-					got := f.run(c.frame)
-					f.check(f.offered(c.frame, flow, service, c.reason, c.function, row...), got)
-					want := overheadOf(kind, candidates, c.function == srv6.ConnectAvail)
-					if added := len(got.Frame) - len(c.frame); added != want {
-						t.Errorf("%d bytes added, want %d", added, want)
-					}
-					if err := packet.Verify(got.Frame); err != nil {
-						t.Error(err)
-					}
-				})
-			}
-		}
-		if slices.ContainsFunc(f.plane.Flows.Entries, func(e uint64) bool { return e != 0 }) ||
-			slices.ContainsFunc(f.plane.HalfOpen.Entries, func(e uint64) bool { return e != 0 }) {
-			t.Error("the balancer remembers a flow that no server has taken")
-		}
+		})
 	}
 }
 
@@ -361,42 +363,44 @@ func (f *fixture) flowThatMoves(removed string) (flow dataplane.Flow, left []str
 func TestSeekFits(t *testing.T) {
 	t.Parallel()
 	for _, candidates := range []int{1, 2, 4, 8} {
-		f := open(t, hunting(desired.SelectConsistent, candidates))
-		view := f.view()
-		for service, flow := range hunted {
-			parts := map[string]string{first: f.row(flow, service)[0]}
-			f.via[parts[first]] = "narrow"
-			f.route()
-			all := f.sought(flow, service, parts[first])
-			for most := 1; most <= 8; most++ {
-				full := links["narrow"] - overheadOf(f.service(service).Encapsulation, most, false)
-				for _, c := range []struct{ length, most int }{{full, most}, {full + 1, most - 1}} {
-					if c.most == 0 {
-						continue // too long for any path
-					}
-					t.Run(fmt.Sprintf("%d/%s/%d bytes", candidates, service, c.length), func(t *testing.T) {
+		t.Run(fmt.Sprint(candidates), func(t *testing.T) {
+			f := open(t, hunting(desired.SelectConsistent, candidates))
+			view := f.view()
+			for service, flow := range hunted {
+				parts := map[string]string{first: f.row(flow, service)[0]}
+				f.via[parts[first]] = "narrow"
+				f.route()
+				all := f.sought(flow, service, parts[first])
+				for most := 1; most <= 8; most++ {
+					full := links["narrow"] - overheadOf(f.service(service).Encapsulation, most, false)
+					for _, c := range []struct{ length, most int }{{full, most}, {full + 1, most - 1}} {
+						if c.most == 0 {
+							continue // too long for any path
+						}
+						t.Run(fmt.Sprintf("%s/%d bytes", service, c.length), func(t *testing.T) {
+							f.t = t
+							f.setState(flow, service, "stale first", parts)
+							bare := int(layer3(frameOf(flow, packet.Flags(packet.ACK), packet.Payload(nil))))
+							frame := frameOf(flow, packet.Flags(packet.ACK), packet.Payload(make([]byte, c.length-bare)))
+							want := f.visited(frame, flow, service, "forward_recover", cut(all, c.most)...)
+							f.check(want, f.run(frame))
+							after := "stale first"
+							if len(cut(all, c.most)) == 1 { // no other server could be asked
+								after = "steer first"
+							}
+							if got := f.state(flow, service, parts); got != after {
+								t.Errorf("afterwards the flow is %q, want %q", got, after)
+							}
+							f.setState(flow, service, "stale first", parts)
+							trace := mustTrace(t, view, inspect.Packet{Flow: flow, Length: c.length})
+							f.check(f.traced(t, trace, frame), f.run(frame))
+						})
 						f.t = t
-						f.setState(flow, service, "stale first", parts)
-						bare := int(layer3(frameOf(flow, packet.Flags(packet.ACK), packet.Payload(nil))))
-						frame := frameOf(flow, packet.Flags(packet.ACK), packet.Payload(make([]byte, c.length-bare)))
-						want := f.visited(frame, flow, service, "forward_recover", cut(all, c.most)...)
-						f.check(want, f.run(frame))
-						after := "stale first"
-						if len(cut(all, c.most)) == 1 { // no other server could be asked
-							after = "steer first"
-						}
-						if got := f.state(flow, service, parts); got != after {
-							t.Errorf("afterwards the flow is %q, want %q", got, after)
-						}
-						f.setState(flow, service, "stale first", parts)
-						trace := mustTrace(t, view, inspect.Packet{Flow: flow, Length: c.length})
-						f.check(f.traced(t, trace, frame), f.run(frame))
-					})
-					f.t = t
+					}
 				}
+				delete(f.via, parts[first])
 			}
-			delete(f.via, parts[first])
-		}
+		})
 	}
 }
 
@@ -439,45 +443,47 @@ func TestSeekAsksSubstitutes(t *testing.T) {
 func TestOfferFits(t *testing.T) {
 	t.Parallel()
 	for _, candidates := range []int{1, 2, 4, 8} {
-		f := open(t, hunting(desired.SelectConsistent, candidates))
-		view := f.view()
-		for service, flow := range hunted {
-			row := f.row(flow, service)
-			drained := nodesExcept(f.service(service), row...)[0]
-			f.services.byName[service].member(drained).Drained = true
-			f.services.admit(f.services.byName[service])
-			f.via[row[0]], f.via[drained] = "narrow", "narrow"
-			f.route()
-			for _, c := range []struct {
-				state string
-				asked []stage
-			}{{"listen", nil}, {"steer first", stages(srv6.Steer, drained)}} {
-				for most := 1; most <= 8; most++ {
-					full := links["narrow"] - overheadOf(f.service(service).Encapsulation, most, true)
-					for _, length := range []int{full, full + 1} {
-						fit := most - (length - full)
-						n := min(candidates, max(fit-len(c.asked), 1), 8-len(c.asked))
-						all := offers(c.asked, row, row[:n])
-						t.Run(fmt.Sprintf("%d/%s/%s/%d bytes", candidates, service, c.state, length), func(t *testing.T) {
+		t.Run(fmt.Sprint(candidates), func(t *testing.T) {
+			f := open(t, hunting(desired.SelectConsistent, candidates))
+			view := f.view()
+			for service, flow := range hunted {
+				row := f.row(flow, service)
+				drained := nodesExcept(f.service(service), row...)[0]
+				f.services.byName[service].member(drained).Drained = true
+				f.services.admit(f.services.byName[service])
+				f.via[row[0]], f.via[drained] = "narrow", "narrow"
+				f.route()
+				for _, c := range []struct {
+					state string
+					asked []stage
+				}{{"listen", nil}, {"steer first", stages(srv6.Steer, drained)}} {
+					for most := 1; most <= 8; most++ {
+						full := links["narrow"] - overheadOf(f.service(service).Encapsulation, most, true)
+						for _, length := range []int{full, full + 1} {
+							fit := most - (length - full)
+							n := min(candidates, max(fit-len(c.asked), 1), 8-len(c.asked))
+							all := offers(c.asked, row, row[:n])
+							t.Run(fmt.Sprintf("%s/%s/%d bytes", service, c.state, length), func(t *testing.T) {
+								f.t = t
+								f.setState(flow, service, c.state, map[string]string{first: drained})
+								frame := frameOf(flow, packet.Payload(make([]byte, length-len(frameOf(flow, packet.Payload(nil)))+ethernetLength)))
+								want := f.visited(frame, flow, service, "forward_hunt", all...)
+								if len(all) > fit {
+									mtu := links["narrow"] - overheadOf(f.service(service).Encapsulation, len(all), true)
+									want = answered(frame, "answer_too_big", uint32(mtu))
+								}
+								f.check(want, f.run(frame))
+								trace := mustTrace(t, view, inspect.Packet{Flow: flow, Opens: true, Length: length})
+								f.check(want, f.traced(t, trace, frame))
+							})
 							f.t = t
-							f.setState(flow, service, c.state, map[string]string{first: drained})
-							frame := frameOf(flow, packet.Payload(make([]byte, length-len(frameOf(flow, packet.Payload(nil)))+ethernetLength)))
-							want := f.visited(frame, flow, service, "forward_hunt", all...)
-							if len(all) > fit {
-								mtu := links["narrow"] - overheadOf(f.service(service).Encapsulation, len(all), true)
-								want = answered(frame, "answer_too_big", uint32(mtu))
-							}
-							f.check(want, f.run(frame))
-							trace := mustTrace(t, view, inspect.Packet{Flow: flow, Opens: true, Length: length})
-							f.check(want, f.traced(t, trace, frame))
-						})
-						f.t = t
+						}
 					}
 				}
+				delete(f.via, row[0])
+				delete(f.via, drained)
 			}
-			delete(f.via, row[0])
-			delete(f.via, drained)
-		}
+		})
 	}
 }
 
@@ -546,18 +552,4 @@ func cut(all []stage, most int) []stage {
 		all = all[1:]
 	}
 	return all
-}
-
-// A service whose servers are all drained has no candidates.
-func TestHuntWithoutServers(t *testing.T) {
-	t.Parallel()
-	cfg := hunting(desired.SelectConsistent, 2)
-	none := uint32(0)
-	for i := range cfg.Services[0].Servers {
-		cfg.Services[0].Servers[i].Weight = &none
-	}
-	f := open(t, cfg)
-	syn, ack := frameOf(insert), frameOf(insert, packet.Flags(packet.ACK))
-	f.check(rejected(syn, "answer_no_server"), f.run(syn))
-	f.check(refused(ack, "drop_no_server", 60), f.run(ack))
 }

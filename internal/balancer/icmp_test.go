@@ -3,8 +3,6 @@
 package balancer
 
 import (
-	"encoding/binary"
-	"fmt"
 	"math"
 	"net/netip"
 	"slices"
@@ -23,60 +21,6 @@ func routerOf(vip netip.Addr) netip.Addr {
 		return router4
 	}
 	return router6
-}
-
-// icmpErrors returns the types and codes of the ICMP errors that concern a flow.
-func icmpErrors(vip netip.Addr) map[string][2]uint8 {
-	if vip.Is4() {
-		return map[string][2]uint8{"unreachable": {3, 1}, "fragmentation needed": {3, 4}, "time exceeded": {11, 0},
-			"parameter problem": {12, 0}}
-	}
-	return map[string][2]uint8{"unreachable": {1, 0}, "too big": {2, 0}, "time exceeded": {3, 0}, "parameter problem": {4, 0}}
-}
-
-// With all encapsulations, an ICMP error about a flow reaches the flow's server. That is the server
-// in the flow table or, if there is none, the server on which the flow is placed.
-func TestICMPErrorsFollowTheFlow(t *testing.T) {
-	t.Parallel()
-	var services []desired.Service
-	for i, w := range ways {
-		for _, protocol := range []desired.Protocol{desired.TCP, desired.UDP} {
-			svc := w.serviceBy(uint8(i), protocol)
-			second := svc.Servers[0]
-			second.Name = "t"
-			if second.Locator.IsValid() {
-				second = srv6Server("t", 60+uint8(i), 1)
-			} else {
-				second.Address = second.Address.Next().Next().Next().Next()
-				second.Address = netip.MustParseAddr(map[int]string{4: "10.0.2.", 6: "fd00:a::2:"}[w.outer] + fmt.Sprint(i))
-			}
-			svc.Servers = append(svc.Servers, second)
-			services = append(services, svc)
-		}
-	}
-	f := open(t, balancerOf(services...))
-	for i := range services {
-		svc := &services[i]
-		flow := flowTo(svc.VIP, svc.Port.Number(), svc.Protocol)
-		placed, other := f.placed(flow, svc.Name), "s"
-		if placed == other {
-			other = "t"
-		}
-		for name, message := range icmpErrors(svc.VIP) {
-			t.Run(svc.Name+"/"+name, func(t *testing.T) {
-				f.t = t
-				clear(f.plane.Flows.Entries)
-				frame := packet.ICMPError(routerOf(svc.VIP), message[0], message[1], 1280, reply(flow))
-				f.check(f.forwarded(frame, flow, svc.Name, placed, "forward_icmp"), f.run(frame))
-				f.bucket(flow)[3] = entryOf(f.signature(flow), f.slot(svc.Name, other), stateNew, f.now()-5)
-				before := slices.Clone(f.plane.Flows.Entries)
-				f.check(f.forwarded(frame, flow, svc.Name, other, "forward_icmp"), f.run(frame))
-				if !slices.Equal(before, f.plane.Flows.Entries) {
-					t.Error("the flow table has changed")
-				}
-			})
-		}
-	}
 }
 
 // An ICMP error makes no entry, changes none, and is placed anew if the server of the entry was
@@ -201,11 +145,7 @@ func quotable(frame []byte) int {
 
 // shorten cuts the packet of a frame to the given bytes of layer 3, and adapts its length field.
 func shorten(frame []byte, length int) []byte {
-	out := slices.Clone(frame[:ethernetLength+length])
-	if out[ethernetLength]>>4 == 4 {
-		return set(out, 2, uint16(length))
-	}
-	return set(out, 4, uint16(length-40))
+	return withLength(frame[:ethernetLength+length], length)
 }
 
 // ICMP messages to a VIP that do not concern a flow.
@@ -378,20 +318,6 @@ func TestLeastMTU(t *testing.T) {
 	}
 }
 
-// The balancer does not fragment. So a client is told the MTU, whether or not it permits fragments.
-func TestTooBigThatMayBeFragmented(t *testing.T) {
-	t.Parallel()
-	f := open(t, balancerOf(ways[1].serviceBy(1, desired.UDP)))
-	f.via["s"] = "narrow"
-	f.route()
-	flow := flowTo(f.cfg.Services[0].VIP, 80, desired.UDP)
-	frame := frameOf(flow, packet.Payload(make([]byte, 1461-28)))
-	for _, flags := range []uint16{0x4000, 0} {
-		frame := set(frame, 6, flags)
-		f.check(answered(frame, "answer_too_big", 1460), f.run(frame))
-	}
-}
-
 // Each core may send a number of answers in a row, and then a number per second, separately for
 // errors and replies. Packets that are not answered have a counter of their own, and stay
 // unchanged.
@@ -446,26 +372,5 @@ func TestAnswersGoBack(t *testing.T) {
 		f.must(f.plane.Sides[0].SetHost(nexthop.Link{Index: 1, Type: kind, MAC: ownMAC}))
 		want.Verdict = verdict
 		f.check(want, f.run(frame))
-	}
-}
-
-// A driver may leave too little room before the frame for the headers of the error.
-func TestNoHeadroomForAnswer(t *testing.T) {
-	t.Parallel()
-	f := openStandard(t)
-	metadata := make([]byte, 200)
-	frame := frameOf(web, packet.HopLimit(1))
-	got := f.runIn(append(metadata, frame...), &frameContext{Data: uint32(len(metadata))})
-	f.check(refused(frame, "drop_no_headroom", 60), got)
-}
-
-// The rest of the second word is unused in time exceeded. In packet too big, it is the MTU.
-func TestErrorHeader(t *testing.T) {
-	t.Parallel()
-	f := openStandard(t)
-	large := frameOf(narrow, packet.Payload(make([]byte, 1461-60)))
-	got := f.run(large).Frame[ethernetLength+40:]
-	if got[0] != 2 || got[1] != 0 || binary.BigEndian.Uint32(got[4:]) != 1460 {
-		t.Errorf("ICMPv6 header % x, want type 2, code 0 and MTU 1460", got[:8])
 	}
 }

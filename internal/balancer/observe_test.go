@@ -237,7 +237,7 @@ func TestCountersOfTwoCores(t *testing.T) {
 		o.isSwept = true
 	}
 	slots := r.services.byName["web"].slots()
-	r.storm(60000, func(core int, random *rand.Rand) {
+	r.storm(12_000**collisions, func(core int, random *rand.Rand) {
 		flow, flags := r.own(core, random)
 		cores[core].send(flow, flags)
 	}, func() {

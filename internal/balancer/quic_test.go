@@ -14,7 +14,6 @@ import (
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
-	"github.com/segue-lb/segue/internal/srv6"
 	"github.com/segue-lb/segue/internal/testhost"
 )
 
@@ -426,27 +425,6 @@ func TestQUICFormerFlows(t *testing.T) {
 		want := f.forwarded(frame, h3, "h3", f.placed(h3, "h3"), "forward_new")
 		f.check(want, f.run(frame))
 	}
-}
-
-// All fragments of a datagram go to one server: that of the flow, because later fragments have no
-// connection ID.
-func TestQUICFragments(t *testing.T) {
-	t.Parallel()
-	form := quicForm()
-	f := open(t, quicOf(form, 1, 2, 3))
-	flow := f.portTo(h3, "h3", "q2")
-	id := issued(t, form, serverOfName(f.service("h3"), "q2"))
-	payload := packet.Payload(append(shortHeader(id), make([]byte, 100)...))
-	to := f.placed(flow, "h3")
-	for i, fragment := range packet.Fragments(frameOf(flow, payload), 64, 7) {
-		reason := "forward_recover"
-		if i > 0 {
-			reason = "forward_fragment"
-		}
-		f.check(f.forwarded(fragment, flow, "h3", to, reason), f.run(fragment))
-	}
-	icmp := packet.ICMPError(router6, 2, 0, 1400, reply(flow, payload))
-	f.check(f.offered(icmp, flow, "h3", "forward_icmp", srv6.Deliver, to), f.run(icmp))
 }
 
 // A trace shows which server a connection ID names.

@@ -100,21 +100,6 @@ func TestNumbersOfResets(t *testing.T) {
 	}
 }
 
-// A first fragment is answered, and a later one is not.
-func TestFragmentsAreRejected(t *testing.T) {
-	t.Parallel()
-	f := open(t, unserved())
-	for _, vip := range []netip.Addr{vip4, vip6} {
-		for reason, port := range map[string]uint16{"no_service": 8080, "no_server": 81} {
-			for _, protocol := range []desired.Protocol{desired.TCP, desired.UDP} {
-				pieces := packet.Fragments(frameOf(flowTo(vip, port, protocol), large), 64, uint32(port))
-				f.check(rejected(pieces[0], "answer_"+reason), f.run(pieces[0]))
-				f.check(refused(pieces[1], "drop_"+reason, layer3(pieces[1])), f.run(pieces[1]))
-			}
-		}
-	}
-}
-
 // Nothing is rejected where an answer could do harm: no reset is answered, no ICMP error, and no
 // packet whose source is not a single host. A service without a server may have connections on
 // servers that are drained or fail, and a port without a service at other balancers: their packets

@@ -316,7 +316,7 @@ func TestFlowsSurviveChangesOfPlacement(t *testing.T) {
 // Two cores place flows at the same time, and each turn is given to one of them.
 func TestTwoCoresShareTheTurns(t *testing.T) {
 	f := open(t, roundRobin(4))
-	const times = 2000
+	const times = 400
 	f.collide(times, [2][]byte{frameOf(web), frameOf(fromPort(web, 7))}, f.forgetFlows, func([2]uint32) {})
 	want := map[string]uint64{"web/s1": times / 2, "web/s2": times / 2, "web/s3": times / 2, "web/s4": times / 2}
 	got := map[string]uint64{}

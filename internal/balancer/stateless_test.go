@@ -57,21 +57,23 @@ func (f *fixture) cookied(frame []byte, flow dataplane.Flow, service, reason str
 func TestStatelessSYN(t *testing.T) {
 	t.Parallel()
 	for candidates := 1; candidates <= 8; candidates++ {
-		f := open(t, stateless(desired.PlacementHunt, candidates))
-		hash := open(t, stateless(desired.PlacementHash, candidates))
-		for service, flow := range hunted {
-			row := f.row(flow, service)
-			syn := frameOf(flow, packet.MSS(1440), packet.Timestamps(7, 0))
-			echo := frameOf(flow, packet.Timestamps(7, 0x01020301))
-			f.check(f.cookied(syn, flow, service, "forward_hunt", offers(nil, row, row)...), f.run(syn))
-			f.check(f.cookied(echo, flow, service, "forward_hunt", offers(nil, row, row)...), f.run(echo))
-			bare := frameOf(flow)
-			f.check(f.cookied(bare, flow, service, "forward_hunt", offers(nil, row, row[:1])...), f.run(bare))
+		t.Run(fmt.Sprint(candidates), func(t *testing.T) {
+			f := open(t, stateless(desired.PlacementHunt, candidates))
+			hash := open(t, stateless(desired.PlacementHash, candidates))
+			for service, flow := range hunted {
+				row := f.row(flow, service)
+				syn := frameOf(flow, packet.MSS(1440), packet.Timestamps(7, 0))
+				echo := frameOf(flow, packet.Timestamps(7, 0x01020301))
+				f.check(f.cookied(syn, flow, service, "forward_hunt", offers(nil, row, row)...), f.run(syn))
+				f.check(f.cookied(echo, flow, service, "forward_hunt", offers(nil, row, row)...), f.run(echo))
+				bare := frameOf(flow)
+				f.check(f.cookied(bare, flow, service, "forward_hunt", offers(nil, row, row[:1])...), f.run(bare))
 
-			row = hash.row(flow, service)
-			want := hash.cookied(syn, flow, service, "forward_new", offers(nil, row, row[:1])...)
-			hash.check(want, hash.run(syn))
-		}
+				row = hash.row(flow, service)
+				want := hash.cookied(syn, flow, service, "forward_new", offers(nil, row, row[:1])...)
+				hash.check(want, hash.run(syn))
+			}
+		})
 	}
 }
 
@@ -94,155 +96,35 @@ func cookieShapes(echo uint32) map[string][]packet.Option {
 func TestStatelessCookies(t *testing.T) {
 	t.Parallel()
 	for _, candidates := range []int{1, 2, 3, 4, 8} {
-		f := open(t, stateless(desired.PlacementHunt, candidates))
-		reason := map[bool]string{true: "forward_known", false: "forward_recover"}[candidates == 1]
-		for service, flow := range hunted {
-			row := f.row(flow, service)
-			for bits := range uint32(1) << widthOf(&desired.Service{Candidates: candidates}) {
-				for shape, options := range cookieShapes(0xabcdef00 | bits) {
-					for _, flags := range []packet.TCPFlags{packet.ACK, packet.ACK | packet.FIN, packet.RST | packet.ACK} {
-						t.Run(fmt.Sprintf("%d/%s/%d/%s/%d", candidates, service, bits, shape, flags), func(t *testing.T) {
-							f.t = t
-							frame := frameOf(flow, append(options, packet.Flags(flags))...)
-							want := f.cookied(frame, flow, service, reason, stages(srv6.Steer, row...)...)
-							if int(bits) < candidates {
-								want = f.cookied(frame, flow, service, "forward_known", stages(srv6.Steer, row[bits])...)
-							}
-							f.check(want, f.run(frame))
-						})
+		t.Run(fmt.Sprint(candidates), func(t *testing.T) {
+			f := open(t, stateless(desired.PlacementHunt, candidates))
+			reason := map[bool]string{true: "forward_known", false: "forward_recover"}[candidates == 1]
+			for service, flow := range hunted {
+				row := f.row(flow, service)
+				for bits := range uint32(1) << widthOf(&desired.Service{Candidates: candidates}) {
+					for shape, options := range cookieShapes(0xabcdef00 | bits) {
+						for _, flags := range []packet.TCPFlags{packet.ACK, packet.ACK | packet.FIN, packet.RST | packet.ACK} {
+							t.Run(fmt.Sprintf("%s/%d/%s/%d", service, bits, shape, flags), func(t *testing.T) {
+								f.t = t
+								frame := frameOf(flow, append(options, packet.Flags(flags))...)
+								want := f.cookied(frame, flow, service, reason, stages(srv6.Steer, row...)...)
+								if int(bits) < candidates {
+									want = f.cookied(frame, flow, service, "forward_known", stages(srv6.Steer, row[bits])...)
+								}
+								f.check(want, f.run(frame))
+							})
+						}
 					}
 				}
-			}
-			f.t = t
-			for _, flags := range []packet.TCPFlags{packet.ACK, packet.RST} {
-				frame := frameOf(flow, packet.Flags(flags))
-				f.check(f.cookied(frame, flow, service, reason, stages(srv6.Steer, row...)...), f.run(frame))
-			}
-		}
-		if slices.ContainsFunc(f.plane.Flows.Entries, func(e uint64) bool { return e != 0 }) {
-			t.Error("the balancer remembers a flow")
-		}
-	}
-}
-
-// A candidate that takes no new flows is left out of offers, and no server outside the row is
-// offered the flow, because it would not be found. Packets with its cookie still go to it.
-func TestStatelessOffersStayInRow(t *testing.T) {
-	t.Parallel()
-	f := open(t, stateless(desired.PlacementHunt, 3))
-	for service, flow := range hunted {
-		row := f.row(flow, service)
-		syn := frameOf(flow, packet.Timestamps(7, 0))
-		ack := func(column uint32) []byte {
-			return frameOf(flow, packet.Flags(packet.ACK), packet.Timestamps(9, 4096|column))
-		}
-		f.setHealth(service, row[0], false)
-		f.check(f.cookied(syn, flow, service, "forward_hunt", offers(nil, row, row[1:])...), f.run(syn))
-		f.check(f.cookied(ack(0), flow, service, "forward_known", stages(srv6.Steer, row[0])...), f.run(ack(0)))
-		f.setHealth(service, row[1], false)
-		f.setHealth(service, row[2], false)
-		f.check(f.cookied(syn, flow, service, "forward_hunt", offers(nil, row, row)...), f.run(syn))
-		for _, name := range row {
-			f.setHealth(service, name, true)
-		}
-	}
-}
-
-// After changes of servers, a packet visits the present server of its column and those before, the
-// newest first. A flow whose column has not changed has one segment. A balancer that starts late
-// with the same generations has the same columns.
-func TestStatelessHistory(t *testing.T) {
-	t.Parallel()
-	f := open(t, stateless(desired.PlacementHunt, 2))
-	without := func(names ...string) *desired.Balancer {
-		cfg := stateless(desired.PlacementHunt, 2)
-		for i := range cfg.Services {
-			svc := &cfg.Services[i]
-			svc.Servers = slices.DeleteFunc(svc.Servers, func(s desired.Server) bool { return slices.Contains(names, s.Name) })
-		}
-		return cfg
-	}
-	var flows []dataplane.Flow
-	for port := range uint16(400) {
-		flow := web
-		flow.Source = netip.AddrPortFrom(web.Source.Addr(), 30000+port)
-		flows = append(flows, flow)
-	}
-	columns := map[int][][]string{} // by flow: the servers of each column, the newest first
-	note := func() {
-		for i, flow := range flows {
-			if columns[i] == nil {
-				columns[i] = make([][]string, 2)
-			}
-			for column, name := range f.row(flow, "web") {
-				past := slices.DeleteFunc(columns[i][column], func(s string) bool { return s == name })
-				columns[i][column] = slices.Insert(past, 0, name)
-			}
-		}
-	}
-	note()
-	several := 0
-	for _, gone := range [][]string{{"s3"}, {"s3", "s5"}, {"s5"}, {}, {"s1"}, {}} {
-		cfg := without(gone...)
-		f.mustApply(cfg)
-		f.cfg = cfg
-		note()
-		for i, flow := range flows {
-			for column := range uint32(2) {
-				present := slices.DeleteFunc(slices.Clone(columns[i][column]), func(s string) bool { return slices.Contains(gone, s) })
-				list := present[:min(len(present), 3)]
-				reason := "forward_known"
-				if len(list) > 1 {
-					reason, several = "forward_recover", several+1
-				}
-				frame := frameOf(flow, packet.Flags(packet.ACK), packet.Timestamps(9, 1024|column))
-				f.check(f.cookied(frame, flow, "web", reason, stages(srv6.Steer, list...)...), f.run(frame))
-			}
-		}
-	}
-	if several < 100 {
-		t.Errorf("only %d packets had several servers to visit", several)
-	}
-}
-
-// A server that fails may be down and not pass packets on. So it comes behind all other servers
-// that a packet visits, also behind older ones of its column, and behind those of other columns.
-func TestFailingServersOfColumnsComeLast(t *testing.T) {
-	t.Parallel()
-	for name, with := range map[string]func(*desired.Balancer) *desired.Balancer{
-		"without hints": func(cfg *desired.Balancer) *desired.Balancer { return cfg }, "with hints": withHints,
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			before, after := with(stateless(desired.PlacementHunt, 2)), with(stateless(desired.PlacementHunt, 2))
-			for i := range before.Services {
-				svc := &before.Services[i]
-				svc.Servers = slices.DeleteFunc(svc.Servers, func(s desired.Server) bool { return s.Name == "s3" })
-			}
-			f := open(t, before)
-			flow, older := web, []string(nil)
-			rows := map[uint16][]string{}
-			for port := range uint16(400) {
-				rows[port] = f.row(fromPort(web, 30000+port), "web")
-			}
-			f.mustApply(after)
-			f.cfg = after
-			for port, row := range rows {
-				of := fromPort(web, 30000+port)
-				if now := f.row(of, "web"); now[1] == "s3" && row[0] == now[0] {
-					flow, older = of, row
+				f.t = t
+				for _, flags := range []packet.TCPFlags{packet.ACK, packet.RST} {
+					frame := frameOf(flow, packet.Flags(flags))
+					f.check(f.cookied(frame, flow, service, reason, stages(srv6.Steer, row...)...), f.run(frame))
 				}
 			}
-			if older == nil {
-				t.Fatal("s3 has come to column 1 of no row")
+			if slices.ContainsFunc(f.plane.Flows.Entries, func(e uint64) bool { return e != 0 }) {
+				t.Error("the balancer remembers a flow")
 			}
-			list := []string{older[1], "s3"}
-			if f.cfg.Node.Limits.Hints > 0 {
-				list = []string{older[1], older[0], "s3"}
-			}
-			f.setHealth("web", "s3", false)
-			ack := frameOf(flow, packet.Flags(packet.ACK), packet.Timestamps(9, 1025))
-			f.check(f.cookied(ack, flow, "web", "forward_recover", stages(srv6.Steer, list...)...), f.run(ack))
 		})
 	}
 }
@@ -322,47 +204,35 @@ func TestCookiesNeedAnEcho(t *testing.T) {
 	}
 }
 
-// A packet whose column has no server, because so few are left, visits the servers of the other
-// columns, and one of them resets the connection.
-func TestColumnsWithoutServers(t *testing.T) {
-	t.Parallel()
-	cfg := stateless(desired.PlacementHunt, 3)
-	for i := range cfg.Services {
-		cfg.Services[i].Servers = cfg.Services[i].Servers[:2]
-	}
-	f := open(t, cfg)
-	frame := frameOf(web, packet.Flags(packet.ACK), packet.Timestamps(9, 1026))
-	list := stages(srv6.Steer, f.row(web, "web")...)
-	f.check(f.cookied(frame, web, "web", "forward_recover", list...), f.run(frame))
-}
-
 // If all servers are drained, new connections are dropped. If the servers of other rows get new
 // connections, a row of drained servers gets them, too: no other server would be found again.
 func TestStatelessDrained(t *testing.T) {
 	t.Parallel()
 	for _, placement := range []desired.Placement{desired.PlacementHash, desired.PlacementHunt} {
-		cfg := stateless(placement, 2)
-		f := open(t, cfg)
-		row := f.row(web, "web")
-		syn := frameOf(web, packet.Timestamps(7, 0))
-		drain := func(which func(desired.Server) bool) {
+		t.Run(string(placement), func(t *testing.T) {
 			cfg := stateless(placement, 2)
-			for i := range cfg.Services[1].Servers {
-				s := &cfg.Services[1].Servers[i]
-				s.Drained = which(*s)
+			f := open(t, cfg)
+			row := f.row(web, "web")
+			syn := frameOf(web, packet.Timestamps(7, 0))
+			drain := func(which func(desired.Server) bool) {
+				cfg := stateless(placement, 2)
+				for i := range cfg.Services[1].Servers {
+					s := &cfg.Services[1].Servers[i]
+					s.Drained = which(*s)
+				}
+				f.mustApply(cfg)
+				f.cfg = cfg
 			}
-			f.mustApply(cfg)
-			f.cfg = cfg
-		}
-		drain(func(s desired.Server) bool { return slices.Contains(row, s.Name) })
-		want := f.cookied(syn, web, "web", "forward_hunt", offers(nil, row, row)...)
-		if placement == desired.PlacementHash {
-			want = f.cookied(syn, web, "web", "forward_new", offers(nil, row, row[:1])...)
-		}
-		f.check(want, f.run(syn))
-		f.requireRowShares("web")
-		drain(func(desired.Server) bool { return true })
-		f.check(rejected(syn, "answer_no_server"), f.run(syn))
+			drain(func(s desired.Server) bool { return slices.Contains(row, s.Name) })
+			want := f.cookied(syn, web, "web", "forward_hunt", offers(nil, row, row)...)
+			if placement == desired.PlacementHash {
+				want = f.cookied(syn, web, "web", "forward_new", offers(nil, row, row[:1])...)
+			}
+			f.check(want, f.run(syn))
+			f.requireRowShares("web")
+			drain(func(desired.Server) bool { return true })
+			f.check(rejected(syn, "answer_no_server"), f.run(syn))
+		})
 	}
 }
 

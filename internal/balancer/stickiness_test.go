@@ -636,11 +636,12 @@ func TestSignalsDuringReloads(t *testing.T) {
 	f := open(t, hunting(desired.SelectConsistent, 2))
 	parts := f.cast(web, "web")
 	frame := f.signal(web, "web", parts[first], srv6.CreateStickiness, synAck)
+	const reloads = 30
 	done := make(chan struct{})
 	f.moving = true
 	go func() {
 		defer close(done)
-		for i := range 100 {
+		for i := range reloads {
 			f.must(f.apply(hunting(desired.SelectConsistent, 2+i%2)))
 		}
 	}()
@@ -656,5 +657,5 @@ func TestSignalsDuringReloads(t *testing.T) {
 		}
 	}
 	<-done
-	t.Logf("%d signals during 100 reloads", signals)
+	t.Logf("%d signals during %d reloads", signals, reloads)
 }

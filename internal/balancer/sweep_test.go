@@ -206,7 +206,7 @@ func (f *fixture) compareSwept(
 
 // An entry that another core renews during the sweep stays, and the sweep counts it.
 func TestSweepSparesRenewedEntries(t *testing.T) {
-	const rounds = 40
+	const rounds = 10
 	f := openSwept(t, 300_000, standstill)
 	slot := f.slot("web", "s1")
 	old, fresh := entryOf(1, slot, stateNew, f.now()-100), entryOf(1, slot, stateEstablished, f.now())
@@ -300,7 +300,7 @@ func TestSweepsUseNoMoreMemory(t *testing.T) {
 		return after.TotalAlloc - before.TotalAlloc
 	}
 	sweeps(1)
-	const n = 20
+	const n = 5
 	// The counts of all slots take 4 MB.
 	if each := sweeps(n) / n; each > 64<<10 {
 		t.Errorf("two sweeps allocate %d bytes", each)

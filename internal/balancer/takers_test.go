@@ -73,7 +73,7 @@ func TestTwoTakers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f.t = t
 			won := map[string]int{}
-			f.collide(1_500, frames, func() { f.crowdHalfOpen(web, "web", ages) }, func(verdict [2]uint32) {
+			f.collide(300, frames, func() { f.crowdHalfOpen(web, "web", ages) }, func(verdict [2]uint32) {
 				f.leaveHalfOpen(web)
 				outcome := verdicts[verdict[0]] + ", " + verdicts[verdict[1]] + ": " + f.state(web, "web", parts)
 				won[outcome]++
@@ -122,7 +122,7 @@ func TestTakerWhileConfirmed(t *testing.T) {
 		frameOf(web, packet.Flags(packet.ACK)),
 		f.signal(web, "web", parts[second], srv6.CreateStickiness, synAck),
 	}
-	f.collide(10_000, frames, func() { f.setState(web, "web", "half-open first", parts) }, func(verdict [2]uint32) {
+	f.collide(2_000, frames, func() { f.setState(web, "web", "half-open first", parts) }, func(verdict [2]uint32) {
 		outcome := verdicts[verdict[0]] + ", " + verdicts[verdict[1]] + ": " + f.state(web, "web", parts)
 		if outcome != "redirect, redirect: steer first" {
 			t.Error(outcome)

@@ -137,36 +137,6 @@ func TestTraceOfFullTable(t *testing.T) {
 	}
 }
 
-// Trace says what the data path does with flows that hunt, in all states.
-func TestTraceOfHunt(t *testing.T) {
-	t.Parallel()
-	f := open(t, hunting(desired.SelectConsistent, 3))
-	view := f.view()
-	for service, flow := range hunted {
-		parts := f.cast(flow, service)
-		for _, state := range []string{"listen", "half-open second", "new second", "steer third", "closing second", "over second", "stale first", "stale second", "stale third"} {
-			for _, flags := range []packet.TCPFlags{packet.SYN, packet.ACK} {
-				for _, harm := range []string{"", "without " + first, "without " + second, "silent " + first, "silent " + second} {
-					t.Run(fmt.Sprintf("%s/%s/%v/%s", service, state, flags, harm), func(t *testing.T) {
-						f.t = t
-						f.route()
-						switch what, part, _ := strings.Cut(harm, " "); what {
-						case "without":
-							f.plane.Servers.ClearNextHop(f.slot(service, parts[part]))
-						case "silent":
-							f.hush(f.slot(service, parts[part]))
-						}
-						f.setState(flow, service, state, parts)
-						frame := frameOf(flow, packet.Flags(flags))
-						trace := mustTrace(t, view, inspect.Packet{Flow: flow, Opens: flags == packet.SYN, Length: int(layer3(frame))})
-						f.check(f.traced(t, trace, frame), f.run(frame))
-					})
-				}
-			}
-		}
-	}
-}
-
 // Trace says what the data path then does with any packet of a flow that hunts, whatever signals
 // servers have sent before, and whichever servers can be reached.
 func TestTraceOfHuntsAgreesWithDataPath(t *testing.T) {
@@ -175,6 +145,7 @@ func TestTraceOfHuntsAgreesWithDataPath(t *testing.T) {
 	view := f.view()
 	seen := map[string]int{}
 	names := slices.Sorted(maps.Keys(hunted))
+	states := []string{"half-open first", "new second", "steer third", "closing second", "over second", "stale first", "stale third"}
 	// SYNs reach most cases. The rarest case is a closing flow at a server that cannot be reached.
 	kinds := []packet.TCPFlags{packet.SYN, packet.SYN, packet.SYN, packet.SYN | packet.ACK, packet.ACK, packet.FIN | packet.ACK, packet.RST}
 	rapid.Check(t, func(t *rapid.T) {
@@ -187,7 +158,7 @@ func TestTraceOfHuntsAgreesWithDataPath(t *testing.T) {
 			server := rapid.SampledFrom(f.row(flow, service)).Draw(t, "server")
 			kind := rapid.SampledFrom(kinds).Draw(t, "flags")
 			flags := packet.Flags(kind)
-			switch rapid.IntRange(0, 9).Draw(t, "what") {
+			switch rapid.IntRange(0, 10).Draw(t, "what") {
 			case 0:
 				harm := rapid.SampledFrom([]func(uint32){f.plane.Servers.ClearNextHop, f.hush}).Draw(t, "harm")
 				for _, name := range f.row(flow, service)[:rapid.IntRange(1, 3).Draw(t, "harmed")] {
@@ -195,6 +166,8 @@ func TestTraceOfHuntsAgreesWithDataPath(t *testing.T) {
 				}
 			case 1:
 				f.route()
+			case 10:
+				f.setState(flow, service, rapid.SampledFrom(states).Draw(t, "state"), f.cast(flow, service))
 			case 2, 3:
 				f.exec(f.signal(flow, service, server, srv6.CreateStickiness, flags), nil)
 			case 4:
@@ -498,52 +471,54 @@ func stateAfter(before *inspect.Trace, flags packet.TCPFlags) string {
 func TestTraceOfReports(t *testing.T) {
 	t.Parallel()
 	for _, selection := range []desired.Selection{desired.SelectReports, desired.SelectSpare} {
-		f := open(t, hunting(selection, 4))
-		shift := f.plane.Constants["report_half_life_shift"].(uint32)
-		view := f.view()
-		for service, flow := range hunted {
-			row := f.row(flow, service)
-			mean, offered, spare := heardLoad(20), 3, ""
-			all := serviceReports{Mean: uint64(mean)}
-			if selection == desired.SelectSpare {
-				for _, s := range f.service(service).Servers {
-					if !slices.Contains(row, s.Name) {
-						offered, spare = 2, s.Name
+		t.Run(string(selection), func(t *testing.T) {
+			f := open(t, hunting(selection, 4))
+			shift := f.plane.Constants["report_half_life_shift"].(uint32)
+			view := f.view()
+			for service, flow := range hunted {
+				row := f.row(flow, service)
+				mean, offered, spare := heardLoad(20), 3, ""
+				all := serviceReports{Mean: uint64(mean)}
+				if selection == desired.SelectSpare {
+					for _, s := range f.service(service).Servers {
+						if !slices.Contains(row, s.Name) {
+							offered, spare = 2, s.Name
+						}
+					}
+					all.Spares = uint64(f.slot(service, spare) ^ dataplane.NoServer)
+				}
+				f.must(f.plane.Objects.ServiceReports.Put(f.serviceID(flow), &all))
+				const old = 1 << 20 // jiffies: only the mean is left
+				loads := map[string]reportedLoad{
+					row[0]: {heardLoad(40), 0}, row[1]: {heardLoad(16), 0}, row[2]: {0, 0}, row[3]: {heardLoad(8), old},
+				}
+				now := f.jiffies()
+				for server, r := range loads {
+					f.storeReport(f.slot(service, server), storedReport{Heard: uint64(r.load)<<32 | (now-r.age)&math.MaxUint32})
+				}
+				want := ordered(row, loads, uint64(mean), shift)
+				if got := []string{row[1], row[3], row[0], row[2]}; !slices.Equal(got, want) {
+					t.Fatalf("the row %v is ordered %v", got, want)
+				}
+				trace := mustTrace(t, view, inspect.Packet{Flow: flow, Opens: true, Length: 60})
+				order := trace.Placement.Order
+				if order == nil || order.Mean != dataplane.EstimatedLoad(mean) {
+					t.Fatalf("%s: %+v", service, order)
+				}
+				for i, server := range want {
+					s, isKnown := order.Servers[i], loads[server].load != 0
+					if s.Server != server || s.Offered != (i < offered) || s.Spare || (s.Estimate != nil) != isKnown || (s.Report.Load != nil) != isKnown {
+						t.Errorf("%s: server %d is %+v, want %s", service, i, s, server)
 					}
 				}
-				all.Spares = uint64(f.slot(service, spare) ^ dataplane.NoServer)
-			}
-			f.must(f.plane.Objects.ServiceReports.Put(f.serviceID(flow), &all))
-			const old = 1 << 20 // jiffies: only the mean is left
-			loads := map[string]reportedLoad{
-				row[0]: {heardLoad(40), 0}, row[1]: {heardLoad(16), 0}, row[2]: {0, 0}, row[3]: {heardLoad(8), old},
-			}
-			now := f.jiffies()
-			for server, r := range loads {
-				f.storeReport(f.slot(service, server), storedReport{Heard: uint64(r.load)<<32 | (now-r.age)&math.MaxUint32})
-			}
-			want := ordered(row, loads, uint64(mean), shift)
-			if got := []string{row[1], row[3], row[0], row[2]}; !slices.Equal(got, want) {
-				t.Fatalf("the row %v is ordered %v", got, want)
-			}
-			trace := mustTrace(t, view, inspect.Packet{Flow: flow, Opens: true, Length: 60})
-			order := trace.Placement.Order
-			if order == nil || order.Mean != dataplane.EstimatedLoad(mean) {
-				t.Fatalf("%s: %+v", service, order)
-			}
-			for i, server := range want {
-				s, isKnown := order.Servers[i], loads[server].load != 0
-				if s.Server != server || s.Offered != (i < offered) || s.Spare || (s.Estimate != nil) != isKnown || (s.Report.Load != nil) != isKnown {
-					t.Errorf("%s: server %d is %+v, want %s", service, i, s, server)
+				if e := *order.Servers[1].Estimate; math.Abs(e-order.Mean) > 0.001 {
+					t.Errorf("%s: an old report has the estimate %g, want the mean %g", service, e, order.Mean)
+				}
+				if last := order.Servers[len(order.Servers)-1]; last.Spare != (spare != "") || last.Spare && last.Server != spare {
+					t.Errorf("%s: the last server is %+v, want the spare server %q", service, last, spare)
 				}
 			}
-			if e := *order.Servers[1].Estimate; math.Abs(e-order.Mean) > 0.001 {
-				t.Errorf("%s: an old report has the estimate %g, want the mean %g", service, e, order.Mean)
-			}
-			if last := order.Servers[len(order.Servers)-1]; last.Spare != (spare != "") || last.Spare && last.Server != spare {
-				t.Errorf("%s: the last server is %+v, want the spare server %q", service, last, spare)
-			}
-		}
+		})
 	}
 }
 
@@ -552,28 +527,30 @@ func TestTraceOfReports(t *testing.T) {
 func TestTraceOfReportsBehindHolder(t *testing.T) {
 	t.Parallel()
 	for _, selection := range []desired.Selection{desired.SelectReports, desired.SelectSpare} {
-		cfg := hunting(selection, 8)
-		f := open(t, cfg)
-		view := f.view()
-		parts := f.cast(web, "web")
-		serverOfName(&cfg.Services[1], parts[first]).Weight = new(uint32)
-		f.mustApply(cfg)
-		for state, want := range map[string]int{"steer first": 7, "listen": 3} {
-			f.setState(web, "web", state, parts)
-			trace := mustTrace(t, view, inspect.Packet{Flow: web, Opens: true, Length: 60})
-			var offered []string
-			for _, at := range trace.Course {
-				if at.Function == srv6.ConnectAvail.String() {
-					offered = append(offered, at.Server)
+		t.Run(string(selection), func(t *testing.T) {
+			cfg := hunting(selection, 8)
+			f := open(t, cfg)
+			view := f.view()
+			parts := f.cast(web, "web")
+			serverOfName(&cfg.Services[1], parts[first]).Weight = new(uint32)
+			f.mustApply(cfg)
+			for state, want := range map[string]int{"steer first": 7, "listen": 3} {
+				f.setState(web, "web", state, parts)
+				trace := mustTrace(t, view, inspect.Packet{Flow: web, Opens: true, Length: 60})
+				var offered []string
+				for _, at := range trace.Course {
+					if at.Function == srv6.ConnectAvail.String() {
+						offered = append(offered, at.Server)
+					}
+				}
+				if diff := cmp.Diff(offered, trace.Placement.Candidates); diff != "" || len(offered) != want {
+					t.Errorf("%s, %s: offered to %d servers, want %d; -offered +candidates:\n%s",
+						selection, state, len(offered), want, diff)
+				}
+				if isOrdered := trace.Placement.Order != nil; isOrdered != (state == "listen") {
+					t.Errorf("%s, %s: the order is %+v", selection, state, trace.Placement.Order)
 				}
 			}
-			if diff := cmp.Diff(offered, trace.Placement.Candidates); diff != "" || len(offered) != want {
-				t.Errorf("%s, %s: offered to %d servers, want %d; -offered +candidates:\n%s",
-					selection, state, len(offered), want, diff)
-			}
-			if isOrdered := trace.Placement.Order != nil; isOrdered != (state == "listen") {
-				t.Errorf("%s, %s: the order is %+v", selection, state, trace.Placement.Order)
-			}
-		}
+		})
 	}
 }

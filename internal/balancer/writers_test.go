@@ -414,7 +414,7 @@ func (s *storm) checkCalm() {
 }
 
 // packetsPerStorm is the number of packets that each writer sends.
-const packetsPerStorm = 30000
+const packetsPerStorm = 5000
 
 // Two writers send for some seconds, with tables that have hardly any room and with tables that
 // have some.
@@ -423,7 +423,7 @@ func TestTwoWriters(t *testing.T) {
 		t.Run(fmt.Sprintf("%d buckets", buckets), func(t *testing.T) {
 			s := openStorm(t, buckets)
 			storms := 0
-			for start := time.Now(); time.Since(start) < 2*time.Second && !t.Failed(); storms++ {
+			for start := time.Now(); time.Since(start) < 400*time.Millisecond*time.Duration(*collisions) && !t.Failed(); storms++ {
 				seed := rand.Uint64()
 				s.rage(seed, packetsPerStorm)
 				if t.Failed() {

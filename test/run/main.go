@@ -131,7 +131,7 @@ var soak = []tier{
 		name:     soakTier,
 		packages: []string{"./internal/balancer"},
 		flags:    []string{"-count=1", "-timeout=30m", "-parallel=4"},
-		args:     []string{"-dryruns", "-crashes=6", "-mutants=2000", "-collisions=3"},
+		args:     []string{"-dryruns", "-crashes=6", "-mutants=2000", "-collisions=15"},
 	},
 	{
 		name:     soakTier,

@@ -5,6 +5,7 @@ package packettest
 import (
 	"flag"
 	"math/rand/v2"
+	"slices"
 	"testing"
 )
 
@@ -15,13 +16,12 @@ const mutantsPerInput = 15
 // Fuzz fuzzes a data path and its reference. compare passes frames to both. An input is a frame and
 // a number, which determine the mutants of the frame and of the captures.
 //
-// Inputs with mutants are seeds only for the fuzzer. Where it does not run, TryMutants tries other
-// ones each time.
+// The captures are seeds only for the fuzzer. Where it does not run, TryMutants tries them and other
+// mutants each time.
 func Fuzz(f *testing.F, captures [][]byte, compare func(t *testing.T, frames [][]byte)) {
-	isFuzzing := flag.Lookup("test.fuzz").Value.String() != ""
-	for i, frame := range captures {
-		f.Add(frame, uint64(0))
-		if isFuzzing {
+	if flag.Lookup("test.fuzz").Value.String() != "" {
+		for i, frame := range captures {
+			f.Add(frame, uint64(0))
 			f.Add(frame, uint64(i+1))
 		}
 	}
@@ -38,11 +38,14 @@ var leastInputs = flag.Int("mutants", 1000,
 // mostInputs is the maximum number of inputs of TryMutants.
 const mostInputs = 50_000
 
-// TryMutants passes random inputs of a fuzzer to compare until missing returns an empty result,
-// however long that takes. It prints an input that fails in the fuzzer's format.
+// TryMutants passes all captures to compare, and then random inputs of a fuzzer until missing returns
+// an empty result, however long that takes. It prints an input that fails in the fuzzer's format.
 func TryMutants(t *testing.T, fuzzer string, captures [][]byte,
 	compare func(t *testing.T, frames [][]byte), missing func() []string,
 ) {
+	for frames := range slices.Chunk(captures, mutantsPerInput) {
+		compare(t, frames)
+	}
 	for n := 0; n < *leastInputs || len(missing()) > 0; n++ {
 		if n == mostInputs {
 			t.Fatalf("no mutant left as %v", missing())
