@@ -144,7 +144,7 @@ func TestLoadRecord(t *testing.T) {
 		t.Errorf("two runs recorded\n%s\n%s", one, two)
 	}
 	scenario := filepath.Join(dir, "recorded.yaml")
-	text := "servers: [{count: 12, cpus: 2}]\nplacement: lsq\nruns: 1\n" +
+	text := "servers: [{count: 12, cpus: 2}]\nplacement: least-queue\nruns: 1\n" +
 		"arrivals: {queries: {file: one.tsv}}\n" +
 		"jobs: [{match: 'work=([0-9.]+)ms', captured: {factor: 1ms}}]\n"
 	testhost.Must(t, os.WriteFile(scenario, []byte(text), 0o644))

@@ -178,13 +178,6 @@ func printSim(out io.Writer, r *scenario.Report) error {
 	if err := w.Flush(); err != nil {
 		return err
 	}
-	told := map[string]bool{"": true}
-	for i := range r.Cases {
-		if simulated := r.Cases[i].Simulated; !told[simulated] {
-			told[simulated] = true
-			fmt.Fprintln(out, simulated)
-		}
-	}
 	for i := range r.Assertions {
 		fmt.Fprintln(out, verdictLine(&r.Assertions[i]))
 	}

@@ -49,31 +49,6 @@ func TestSim(t *testing.T) {
 	}
 }
 
-// TestSimByNamesOfTheBalancer uses the balancer's names for placements. The results are those of the
-// simulator's own names, and the output tells these.
-func TestSimByNamesOfTheBalancer(t *testing.T) {
-	const own = "placement: sc\ncases: [{name: a}, {name: b, placement: {least: {candidates: 4}}}, {name: c, placement: lsq}]\n"
-	const balancers = "placement: hash\ncases: [{name: a}, {name: b, placement: hunt}, {name: c, placement: least-queue}]\n"
-	const rest = "runs: 2\nservers: [{count: 8}]\narrivals: {poisson: {load: 0.7}}\njobs: [{exponential: 100ms}]\n" +
-		"measure: {connections: 500}\n"
-	file := filepath.Join(t.TempDir(), "scenario.yaml")
-	simulated := func(text string) string {
-		testhost.Must(t, os.WriteFile(file, []byte(rest+text), 0o644))
-		output, err := simulate(t, file)
-		testhost.Must(t, err)
-		return output.String()
-	}
-	want := simulated(own) + "placement hash is simulated as sc\nplacement hunt is simulated as least\n" +
-		"placement least-queue is simulated as lsq\n"
-	if got := simulated(balancers); got != want {
-		t.Errorf("printed\n%s\nwant\n%s", got, want)
-	}
-	text := strings.Replace(balancers, "hunt", "{hunt: {candidates: 2}}", 1)
-	if got := simulated(text); !strings.Contains(got, "placement hunt is simulated as least") {
-		t.Errorf("hunt with a parameter:\n%s", got)
-	}
-}
-
 func TestSimJSONIsValid(t *testing.T) {
 	output, err := simulate(t, "--json", "testdata/sim.yaml", "testdata/sim.yaml")
 	testhost.Must(t, err)
@@ -97,7 +72,7 @@ servers: [{count: 1}]
 arrivals: {poisson: {rate: 100}}
 jobs: [{constant: 1ms}]
 measure: {connections: 100}
-placement: lsq
+placement: least-queue
 cases:
 - {name: late, events: [{at: 1ms, server-fail: [s1]}, {at: 1m, server-add: [s1]}]}
 - {name: short, measure: {connections: 100, duration: 100ms, warmup: 0.9}}
@@ -129,7 +104,7 @@ cases:
 // TestSimLongSeries checks that the times of intervals are printed with all digits.
 func TestSimLongSeries(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "long.yaml")
-	text := `{runs: 1, servers: [{count: 1}], arrivals: {poisson: {rate: 0.00001}}, jobs: [{constant: 1ms}], placement: lsq,
+	text := `{runs: 1, servers: [{count: 1}], arrivals: {poisson: {rate: 0.00001}}, jobs: [{constant: 1ms}], placement: least-queue,
 measure: {duration: 2470000s}}`
 	testhost.Must(t, os.WriteFile(file, []byte(text), 0o644))
 	for format, want := range map[string]string{

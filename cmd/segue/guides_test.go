@@ -20,6 +20,30 @@ func TestCommandsInGuides(t *testing.T) {
 		"../../docs/operate/upgrade.md", "../../docs/operate/install.md", "../../docs/operate/container.md", "../../docs/operate/incidents.md")
 }
 
+// TestConfigurationsInGuides checks the files that guides write, and that those of a guide fit together.
+func TestConfigurationsInGuides(t *testing.T) {
+	file := regexp.MustCompile(`(?ms)^ *cat > /etc/segue/(\S+) <<EOF\n(.*?)^ *EOF$`)
+	for _, guide := range []string{"README.md", "docs/operate/ipv4.md"} {
+		text, err := os.ReadFile("../../" + guide)
+		testhost.Must(t, err)
+		args, dir := []string{"check"}, t.TempDir()
+		for _, match := range file.FindAllStringSubmatch(string(text), -1) {
+			args = append(args, filepath.Join(dir, match[1]))
+			testhost.Must(t, os.WriteFile(args[len(args)-1], []byte(match[2]), 0o644))
+		}
+		if len(args) != 3 {
+			t.Errorf("%s: %d files were found, want a balancer's and an agent's", guide, len(args)-1)
+		}
+		root, output := newRoot(), new(strings.Builder)
+		root.SetArgs(args)
+		root.SetOut(output)
+		root.SetErr(output)
+		if err := root.Execute(); err != nil {
+			t.Errorf("%s: %v\n%s", guide, err, output)
+		}
+	}
+}
+
 // warningInText matches what segue status shows in capitals, up to the first word that is not.
 var warningInText = regexp.MustCompile("`([A-Z]{2,}(?: [A-Z]{2,})+)")
 

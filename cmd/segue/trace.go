@@ -355,32 +355,22 @@ func describePlacing(p *inspect.TracedPlacement, course []inspect.TracedSegment)
 
 // describeScores names the server that gets the flow, and says how it is chosen.
 func describeScores(p *inspect.TracedPlacement) string {
-	servers := len(p.Scores.Servers) + p.Scores.Others
-	name, until := strings.Join(p.Candidates, ", "), "unless another new flow comes first"
+	name, method := strings.Join(p.Candidates, ", "), p.Scores.Among.Method()
 	if equal := p.Scores.Equal; equal > 0 {
 		name += fmt.Sprintf(" (as low: %d others)", equal)
 	}
-	switch among := p.Scores.Among; among {
-	case desired.AmongCandidates:
-		return fmt.Sprintf("lowest score of the candidates of bucket %d of %d (%d): %s, %s",
-			*p.Bucket, p.Buckets, servers, name, until)
-	case desired.AmongAll:
-		return fmt.Sprintf("lowest score of all servers (%d): %s, %s", servers, name, until)
-	case desired.AmongWeighted:
-		return fmt.Sprintf("random by weights, of %d servers: %s, unless weights change", servers, name)
-	case desired.AmongTurns:
-		return fmt.Sprintf("in turn by weights, of %d servers: %s, %s", servers, name, until)
-	default:
-		return fmt.Sprintf("lowest score of %s random servers (of %d): %s, %s",
-			among, servers, name, until)
+	text := fmt.Sprintf(method.Choice+": %s, unless %s", len(p.Scores.Servers)+p.Scores.Others, name, method.Until)
+	if method.InRow {
+		return fmt.Sprintf("bucket %d of %d: %s", *p.Bucket, p.Buckets, text)
 	}
+	return text
 }
 
 // describeScored tells why a server has its place among the others. Its delay does not matter if
 // only weights do.
 func describeScored(s *inspect.ScoredServer, among desired.Among) string {
 	text := s.Server + ": "
-	if among != desired.AmongWeighted && among != desired.AmongTurns {
+	if !among.Method().ByWeights {
 		text += fmt.Sprintf("expected delay %s, ", short(s.Delay))
 	}
 	text += fmt.Sprintf("%d new and %d established flows", s.New, s.Established)

@@ -144,8 +144,8 @@ func (given Given) defaultInfer(s *Service, path string) {
 	slowStart := DefaultSlowStart
 	setDefault(given, fieldpath.Child(at, "slow-start"), &s.Infer.SlowStart, &slowStart)
 	among := placement.Amongs[0]
-	if s.FindsByColumn() && slices.Contains(placement.Amongs, AmongCandidates) {
-		among = AmongCandidates
+	if row := placement.amongRow(); s.FindsByColumn() && row != "" {
+		among = row
 	}
 	setDefault(given, fieldpath.Child(at, "among"), &s.Infer.Among, among)
 	if placement.Polls {
@@ -181,12 +181,12 @@ func (r *rules) checkInfer(path string, s *Service) {
 	r.checkPolls(at, s)
 	switch {
 	case !s.FindsByColumn():
-	case !slices.Contains(s.Placement.Method().Amongs, AmongCandidates):
+	case s.Placement.Method().amongRow() == "":
 		r.failf(fieldpath.Child(path, "persistence"), "must be %s for placement %s: the server that it "+
 			"picks is in no column of the flow's bucket", PersistenceTable, s.Placement)
-	case s.Infer.Among != AmongCandidates:
+	case !s.Infer.Among.Method().InRow:
 		r.failf(fieldpath.Child(at, "among"), "must be %s for persistence %s: another server is in no "+
-			"column of the flow's bucket", AmongCandidates, s.Persistence)
+			"column of the flow's bucket", s.Placement.Method().amongRow(), s.Persistence)
 	}
 }
 

@@ -145,6 +145,45 @@ func (s Selection) Method() SelectionMethod {
 	return m
 }
 
+// AmongMethod is what other code knows of a set of servers among which prices decide.
+type AmongMethod struct {
+	Name   Among
+	Choice string // how the server is chosen, with a verb for the number of servers
+	// Until is the event that can change the choice before the flow comes.
+	Until string
+	// InRow tells whether the servers are those of the flow's row, as persistence by columns
+	// requires.
+	InRow bool
+	// ByWeights tells whether weights alone decide, and no expected delay.
+	ByWeights bool
+}
+
+const untilNextFlow = "another new flow comes first"
+
+var amongMethods = []AmongMethod{
+	{Name: AmongAll, Choice: "lowest score of all servers (%d)", Until: untilNextFlow},
+	{Name: AmongCandidates, Choice: "lowest score of the bucket's candidates (%d)", Until: untilNextFlow, InRow: true},
+	{Name: AmongTwo, Choice: "lowest score of two random servers (of %d)", Until: untilNextFlow},
+	{Name: AmongThree, Choice: "lowest score of three random servers (of %d)", Until: untilNextFlow},
+	{Name: AmongFour, Choice: "lowest score of four random servers (of %d)", Until: untilNextFlow},
+	{Name: AmongWeighted, Choice: "random by weights, of %d servers", Until: "weights change", ByWeights: true},
+	{Name: AmongTurns, Choice: "in turn by weights, of %d servers", Until: untilNextFlow, ByWeights: true},
+}
+
+// Method returns what is known of the set. Of an unknown name, nothing is known.
+func (a Among) Method() AmongMethod {
+	return methodOf(amongMethods, func(m AmongMethod) bool { return m.Name == a })
+}
+
+// amongRow returns the set of servers that are in the flow's row, or an empty name if the placement
+// has none.
+func (m PlacementMethod) amongRow() (none Among) {
+	if i := slices.IndexFunc(m.Amongs, func(a Among) bool { return a.Method().InRow }); i >= 0 {
+		return m.Amongs[i]
+	}
+	return none
+}
+
 // EstimatorMethod is what other code knows of an estimator.
 type EstimatorMethod struct {
 	Name         Estimator

@@ -28,7 +28,7 @@ import (
 func replay(t *testing.T, file string) *scenario.CaseReport {
 	t.Helper()
 	text := fmt.Sprintf(`servers: [{count: 1, cpus: 1000}]
-placement: lsq
+placement: least-queue
 runs: 1
 arrivals: {queries: {file: %s}}
 jobs: [{match: 'work=([0-9.]+)ms', captured: {factor: 1ms}}]

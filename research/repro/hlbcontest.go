@@ -22,12 +22,20 @@ type rival struct {
 // everyRival lists the placements of section V-C.
 var everyRival = []string{"ECMP", "WCMP", "AWCMP", "LSQ", "GSQ2", "SED", "HLB", "Oracle"}
 
+// nameOfPlacement returns the name here of a placement that a paper names.
+func nameOfPlacement(paper string) string {
+	if paper == "LSQ" {
+		return "least-queue"
+	}
+	return strings.ToLower(paper)
+}
+
 // rivals returns the placements with the given names. They have their default parameters, except
 // that HLB has algorithm 1 as printed.
 func rivals(names ...string) ([]rival, error) {
 	var list []rival
 	for _, name := range names {
-		spec, err := placement.Named(strings.ToLower(name))
+		spec, err := placement.Named(nameOfPlacement(name))
 		if err != nil {
 			return nil, err
 		}
@@ -52,7 +60,7 @@ func fromSYN(names ...string) ([]rival, error) {
 	}
 	for i := range list {
 		switch spec := list[i].spec.(type) {
-		case *placement.LSQ:
+		case *placement.LeastQueue:
 			spec.Count = placement.CountPlaced
 		case *placement.SED:
 			spec.Count = placement.CountPlaced

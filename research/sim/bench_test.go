@@ -41,12 +41,12 @@ var nearby = sim.Network{
 	ServerServer: sim.Uniform(0.0001, 0.001), ServerClient: sim.Uniform(0.0001, 0.001),
 }
 
-// lsq is the placement lsq of package placement. It counts flows from the SYN.
-func lsq(t testing.TB) sim.Method {
+// leastQueue is the placement least-queue of package placement. It counts flows from the SYN.
+func leastQueue(t testing.TB) sim.Method {
 	t.Helper()
-	spec, err := placement.Named("lsq")
+	spec, err := placement.Named("least-queue")
 	testhost.Must(t, err)
-	spec.(*placement.LSQ).Count = placement.CountPlaced
+	spec.(*placement.LeastQueue).Count = placement.CountPlaced
 	method, _, err := spec.Build()
 	testhost.Must(t, err)
 	return method
@@ -75,7 +75,7 @@ func BenchmarkConnections(b *testing.B) {
 		{"servers=128/cores=2", 128, 2, sim.Network{}},
 	} {
 		b.Run(test.name, func(b *testing.B) {
-			c := figure10(test.servers, 4, 0.885, lsq(b))
+			c := figure10(test.servers, 4, 0.885, leastQueue(b))
 			c.Network = test.network
 			c.Connections = uint64(max(b.N/test.parallel, 1))
 			b.ReportAllocs()

@@ -188,7 +188,7 @@ func TestFirstErrorEndsAllRuns(t *testing.T) {
 // Ten times as many flows need no more memory.
 func TestMemoryIsFlat(t *testing.T) {
 	allocated := func(connections uint64) uint64 {
-		c := figure10(16, 4, 0.8, lsq(t))
+		c := figure10(16, 4, 0.8, leastQueue(t))
 		c.Network, c.Connections = nearby, connections
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)

@@ -183,6 +183,36 @@ func TestLineLength(t *testing.T) {
 	}
 }
 
+// mostWordsInCell is the longest cell of a table in reference pages. A longer text is a list, or has
+// a heading of its own.
+const mostWordsInCell = 30
+
+var cellEnd = regexp.MustCompile(`[^\\]\|`)
+
+// TestCells checks that the tables of reference pages have no paragraphs in their cells.
+func TestCells(t *testing.T) {
+	cells := 0
+	for _, name := range files(t, ".md") {
+		if !strings.HasPrefix(name, "docs/reference/") && !strings.HasPrefix(name, "docs/understand/") {
+			continue
+		}
+		for i, line := range prose(read(t, name)) {
+			if !strings.HasPrefix(line, "|") {
+				continue
+			}
+			for _, cell := range cellEnd.Split(line, -1) {
+				cells++
+				if n := len(strings.Fields(cell)); n > mostWordsInCell {
+					t.Errorf("%s:%d: a cell of %d words, more than %d", name, i+1, n, mostWordsInCell)
+				}
+			}
+		}
+	}
+	if cells < 1000 {
+		t.Errorf("only %d cells were found", cells)
+	}
+}
+
 // warningInStatus matches what segue status and segue store status print in capitals.
 var warningInStatus = regexp.MustCompile(`(?:"|, )([A-Z]{2,}(?: [A-Z]{2,})+)`)
 

@@ -28,9 +28,9 @@ func TestParameters(t *testing.T) {
 		"limit -1: must be 0 to 2147483647":                         &SRDyn{Hunt: Hunt{Candidates: 2}, Window: 1, Limit: -1},
 		"chain 3: must be 0 to 2":                                   &Least{Hunt: Hunt{Candidates: 2}, Chain: 3},
 		"spare: with reports only":                                  &Least{Hunt: Hunt{Candidates: 2}, Spare: 1},
-		"choices 9: must be 0 to 8":                                 &LSQ{Own: Own{Choices: 9}},
+		"choices 9: must be 0 to 8":                                 &LeastQueue{Own: Own{Choices: 9}},
 		"choices and candidates: only one of them can be set":       &SED{Own: Own{Choices: 2, Candidates: 2}},
-		`ties "none": must be random or first or own-order or home`: &LSQ{Own: Own{Ties: "none"}},
+		`ties "none": must be random or first or own-order or home`: &LeastQueue{Own: Own{Ties: "none"}},
 		`count "now": must be placed or connected`:                  &Twos{Count: "now"},
 		"steps -1: must be 0 to 2147483647":                         &HLB{Weights: Weights{Steps: -1}},
 		`norm "max": must be sum or mean`:                           &HLB{Weights: Weights{Norm: "max"}},
@@ -71,35 +71,24 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// TestNamesOfTheBalancer checks that every placement of a balancer can be simulated by its name there, and
-// with its defaults.
+// TestNamesOfTheBalancer checks that the simulator has every placement of a balancer by its name there.
 func TestNamesOfTheBalancer(t *testing.T) {
-	for name, as := range map[desired.Placement]string{
-		desired.PlacementHash: "sc", desired.PlacementHunt: "least", desired.PlacementRoundRobin: "rr",
-		desired.PlacementInfer: "", desired.PlacementLeastQueue: "lsq", desired.PlacementSED: "",
-		desired.PlacementAWCMP: "", desired.PlacementWeightedTurns: "weighted-rr", desired.PlacementGSQ2: "",
-	} {
-		spec, err := Named(string(name))
-		if err != nil {
-			t.Errorf("%s: %v", name, err)
-			continue
-		}
-		if got := SimulatedAs(string(name)); got != as {
-			t.Errorf("%s is simulated as %q, want %q", name, got, as)
-		}
-		if as == "" {
-			continue
-		}
-		want, err := Named(as)
-		if least, ok := want.(*Least); ok {
-			least.Candidates = 4
-		}
-		if err != nil || !reflect.DeepEqual(spec, want) {
-			t.Errorf("%s: %+v, want %+v, error %v", name, spec, want, err)
+	for _, m := range desired.PlacementMethods {
+		if _, err := Named(string(m.Name)); err != nil {
+			t.Errorf("%s: %v", m.Name, err)
 		}
 	}
-	if got := SimulatedAs("lsq"); got != "" {
-		t.Errorf("a name of the simulator is simulated as %q", got)
+}
+
+// TestFormerNames checks that the error about a former name tells the present one.
+func TestFormerNames(t *testing.T) {
+	for former, now := range renamed {
+		if _, err := Named(now); err != nil {
+			t.Errorf("%s: %v", now, err)
+		}
+		if _, err := Named(former); err == nil || err.Error() != "is now called "+now {
+			t.Errorf("%s: error %v, want the name %s", former, err, now)
+		}
 	}
 }
 

@@ -24,31 +24,35 @@ type Spec interface {
 // specs contains the placements by name, with their default parameters. docs/research/placement.md
 // describes them.
 var specs = map[string]func() Spec{
-	"sc":          func() Spec { return &Hash{Candidates: 1} },
-	"ecmp":        func() Spec { return &ECMP{} },
-	"wcmp":        func() Spec { return &WCMP{} },
-	"awcmp":       func() Spec { return &AWCMP{Polled: polled()} },
-	"rr":          func() Spec { return &RoundRobin{} },
-	"weighted-rr": func() Spec { return &WeightedRoundRobin{Polled: polled()} },
-	"sr":          func() Spec { return &SR{Hunt: Hunt{Candidates: 2}, Threshold: 4} },
-	"srdyn":       func() Spec { return &SRDyn{Hunt: Hunt{Candidates: 2}, Window: 50, Epsilon: 0.1, Initial: 1} },
-	"least":       func() Spec { return &Least{Hunt: Hunt{Candidates: 2}} },
+	"hash":                 func() Spec { return &Hash{Candidates: 1} },
+	"ecmp":                 func() Spec { return &ECMP{} },
+	"wcmp":                 func() Spec { return &WCMP{} },
+	"awcmp":                func() Spec { return &AWCMP{Polled: polled()} },
+	"round-robin":          func() Spec { return &RoundRobin{} },
+	"weighted-round-robin": func() Spec { return &WeightedRoundRobin{Polled: polled()} },
+	"sr":                   func() Spec { return &SR{Hunt: Hunt{Candidates: 2}, Threshold: 4} },
+	"srdyn":                func() Spec { return &SRDyn{Hunt: Hunt{Candidates: 2}, Window: 50, Epsilon: 0.1, Initial: 1} },
+	// hunt has the defaults of a balancer and of an agent.
+	"hunt": func() Spec {
+		return &Least{Hunt: Hunt{Candidates: desired.SelectConsistent.DefaultCandidates()}}
+	},
+	"least": func() Spec { return &Least{Hunt: Hunt{Candidates: 2}} },
 	"least-reports": func() Spec {
 		return &Least{Hunt: Hunt{Candidates: 8}, Chain: 3, Reports: true, Age: 200 * time.Millisecond}
 	},
 	"least-spare": func() Spec {
 		return &Least{Hunt: Hunt{Candidates: 8}, Chain: 3, Reports: true, Age: 200 * time.Millisecond, Spare: 16}
 	},
-	"lsq":      func() Spec { return &LSQ{} },
-	"lsq2":     func() Spec { return &LSQ{Own: Own{Choices: 2}} },
-	"lsq-home": func() Spec { return &LSQ{Own: Own{Ties: TiesHome}} },
-	"sed":      func() Spec { return &SED{} },
-	"sed2":     func() Spec { return &SED{Own: Own{Choices: 2}} },
-	"gsq":      func() Spec { return &GSQ{} },
-	"gsq2":     func() Spec { return &GSQ{Queues{Truth: Truth{Choices: 2}}} },
-	"gsed":     func() Spec { return &GSED{} },
-	"hlb":      func() Spec { return hlbDefaults(0) },
-	"hlb2":     func() Spec { return hlbDefaults(2) },
+	"least-queue":      func() Spec { return &LeastQueue{} },
+	"least-queue2":     func() Spec { return &LeastQueue{Own: Own{Choices: 2}} },
+	"least-queue-home": func() Spec { return &LeastQueue{Own: Own{Ties: TiesHome}} },
+	"sed":              func() Spec { return &SED{} },
+	"sed2":             func() Spec { return &SED{Own: Own{Choices: 2}} },
+	"gsq":              func() Spec { return &GSQ{} },
+	"gsq2":             func() Spec { return &GSQ{Queues{Truth: Truth{Choices: 2}}} },
+	"gsed":             func() Spec { return &GSED{} },
+	"hlb":              func() Spec { return hlbDefaults(0) },
+	"hlb2":             func() Spec { return hlbDefaults(2) },
 	"hlb-fix": func() Spec {
 		spec := hlbDefaults(0)
 		spec.FixedNoise = true
@@ -71,37 +75,23 @@ func hlbDefaults(choices int) *HLB {
 	return &HLB{Own: Own{Choices: choices}, Weights: Weights{Interval: defaultInterval}}
 }
 
-// products are the balancer's placements that have other names here, with the balancer's defaults.
-var products = map[string]struct {
-	as   string // the name here
-	spec func() Spec
-}{
-	"hash": {"sc", specs["sc"]},
-	"hunt": {"least", func() Spec {
-		return &Least{Hunt: Hunt{Candidates: desired.SelectConsistent.DefaultCandidates()}}
-	}},
-	"round-robin":          {"rr", specs["rr"]},
-	"least-queue":          {"lsq", specs["lsq"]},
-	"weighted-round-robin": {"weighted-rr", specs["weighted-rr"]},
+// renamed are former names of placements, which scenario files may still have.
+var renamed = map[string]string{
+	"sc": "hash", "rr": "round-robin", "weighted-rr": "weighted-round-robin",
+	"lsq": "least-queue", "lsq2": "least-queue2", "lsq-home": "least-queue-home",
 }
 
-// Named returns a placement with its default parameters, also by the balancer's name for it. For an
-// unknown name, the error lists all names.
+// Named returns a placement with its default parameters. Placements of the balancer have their
+// names of the configuration. For an unknown name, the error lists all names.
 func Named(name string) (Spec, error) {
-	if of, ok := products[name]; ok {
-		return of.spec(), nil
+	if spec, ok := specs[name]; ok {
+		return spec(), nil
 	}
-	spec, ok := specs[name]
-	if !ok {
-		return nil, fmt.Errorf("must be one of %s; or a name of the balancer: %s", strings.Join(Names(), ", "),
-			strings.Join(slices.Sorted(maps.Keys(products)), ", "))
+	if now, ok := renamed[name]; ok {
+		return nil, fmt.Errorf("is now called %s", now)
 	}
-	return spec(), nil
+	return nil, fmt.Errorf("must be one of %s", strings.Join(Names(), ", "))
 }
 
-// SimulatedAs returns the name here of a placement that has another name in the balancer, and an empty
-// text for a name of this package.
-func SimulatedAs(name string) string { return products[name].as }
-
-// Names returns the names of this package, sorted.
+// Names returns the names of all placements, sorted.
 func Names() []string { return slices.Sorted(maps.Keys(specs)) }

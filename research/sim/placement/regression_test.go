@@ -160,7 +160,7 @@ func TestLoadAwareBeatsChance(t *testing.T) {
 	}
 	blind := mean("ecmp")
 	for _, name := range placement.Names() {
-		if slices.Contains([]string{"ecmp", "sc", "rr"}, name) {
+		if slices.Contains([]string{"ecmp", "hash", "round-robin"}, name) {
 			continue
 		}
 		if got := mean(name); got > 0.9*blind {

@@ -297,7 +297,7 @@ func TestOwnOrder(t *testing.T) {
 		for range seed {
 			b.Rand.Uint64()
 		}
-		p, err := (&LSQ{Own: Own{Ties: TiesOwn}}).New(b)
+		p, err := (&LeastQueue{Own: Own{Ties: TiesOwn}}).New(b)
 		testhost.Must(t, err)
 		order := p.(*byScore).server
 		if !slices.Equal(slices.Sorted(slices.Values(order)), b.Live) {

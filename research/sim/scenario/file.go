@@ -255,7 +255,5 @@ type RunnableCase struct {
 	Name   string
 	Groups []string // names by sim.Server.Group
 	Config *sim.Config
-	// Simulated tells which placement of the simulator stands for one of the balancer; empty: none.
-	Simulated string
-	events    []string // paths of the file for each of Config.Events
+	events []string // paths of the file for each of Config.Events
 }

@@ -15,7 +15,6 @@ import (
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/fieldpath"
 	"github.com/segue-lb/segue/research/sim"
-	"github.com/segue-lb/segue/research/sim/placement"
 )
 
 // Load reads a scenario from a file. The paths in it are relative to the file. The error is of
@@ -368,9 +367,6 @@ func (m *merger) placement(r *RunnableCase) {
 	if p == nil || p.Spec == nil {
 		m.failf(path, "is required")
 		return
-	}
-	if as := placement.SimulatedAs(p.name); as != "" {
-		r.Simulated = fmt.Sprintf("placement %s is simulated as %s", p.name, as)
 	}
 	var err error
 	if r.Config.Placement, r.Config.Policy, err = p.Build(); err != nil {

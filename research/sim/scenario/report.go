@@ -27,8 +27,6 @@ type Report struct {
 type CaseReport struct {
 	Name  string `json:"case"`
 	Flows uint64 `json:"flows"`
-	// Simulated is that of the case (RunnableCase).
-	Simulated string `json:"simulated,omitempty"`
 	Quantities
 	Groups  []GroupReport `json:"groups"`
 	Servers []ServerUse   `json:"servers"`
@@ -256,7 +254,7 @@ func series(r *sim.Result, every time.Duration) (all []Interval) {
 
 func (c *RunnableCase) report(r *sim.Result, every time.Duration) CaseReport {
 	report := CaseReport{
-		Name: c.Name, Flows: r.Flows(), Simulated: c.Simulated, Quantities: quantities(r), Series: series(r, every),
+		Name: c.Name, Flows: r.Flows(), Quantities: quantities(r), Series: series(r, every),
 	}
 	for i := range c.Groups {
 		report.Groups = append(report.Groups, c.groupReport(int32(i), r))

@@ -34,7 +34,7 @@ arrivals: {poisson: {load: 0.5}}
 jobs:
 - {name: page, share: 3, exponential: 20ms}
 - {name: picture, idle: {constant: 7s}, stages: [{lognormal: {median: 1ms, sigma: 1}}, {queue: io, pareto: {mean: 2ms, index: 3}}]}
-placement: lsq
+placement: least-queue
 measure: {connections: 1000, duration: 9s, warmup: 0.1, cooldown: 0.2}
 events:
 - {at: 1s, server-add: [s3], detect: 10ms}
@@ -45,7 +45,7 @@ events:
 - {at: 6s, balancer-fail: [b1]}
 cases:
 - {name: first}
-- {name: second, placement: sc, balancers: {count: 1}, events: [{at: 1s, server-fail: [s2]}]}
+- {name: second, placement: hash, balancers: {count: 1}, events: [{at: 1s, server-fail: [s2]}]}
 - {name: third, balancers: {}, flow-table: {}, network: {}, clients: {}, events: []}
 assert:
 - holds: mean(first) < 1s
@@ -176,11 +176,12 @@ func TestProblems(t *testing.T) {
 			` unknown field; must be one of: constant, exponential, uniform, lognormal, pareto, values`},
 		{"queue: io", "queue: gpu", `line 13: jobs[1].stages[1].queue "gpu": must be cpu or io`},
 		{"index: 3", "index: 1", `line 13: jobs[1].stages[1].pareto.index "1": must be more than 1`},
-		{"placement: lsq", "placement: last", `line 14: placement "last": `},
-		{"placement: lsq", "placement: {lsq: {x: 1}}", `line 14: placement.lsq.x: unknown field; must be one of: `},
-		{"placement: lsq", "placement: {twf: {interval: 0.5}}", `line 14: placement.twf.interval "0.5": must be a duration with` +
+		{"placement: least-queue", "placement: lsq", `line 14: placement "lsq": is now called least-queue`},
+		{"placement: least-queue", "placement: last", `line 14: placement "last": `},
+		{"placement: least-queue", "placement: {least-queue: {x: 1}}", `line 14: placement.least-queue.x: unknown field; must be one of: `},
+		{"placement: least-queue", "placement: {twf: {interval: 0.5}}", `line 14: placement.twf.interval "0.5": must be a duration with` +
 			` a unit, such as 500ms, 30s or 2h`},
-		{"placement: lsq", "placement: {hlb: {interval: 0s, steps: -1}}", "line 14: placement.hlb: interval 0s: must be 1ms to 1h0m0s\n" +
+		{"placement: least-queue", "placement: {hlb: {interval: 0s, steps: -1}}", "line 14: placement.hlb: interval 0s: must be 1ms to 1h0m0s\n" +
 			"line 14: placement.hlb: steps -1: must be 0 to 2147483647"},
 		{"warmup: 0.1", "warmup: 0.9", `line 15: measure.cooldown "0.2": must be 0 to less than 1, together with warmup`},
 		{"connections: 1000, duration: 9s, ", "", `line 15: measure: connections or duration is required`},
@@ -229,8 +230,8 @@ func TestProblems(t *testing.T) {
 		{"absent: [b2]", "absent: [b2, b2]", `line 6: balancers.absent[1] "b2": used twice`},
 		{"- {at: 5s, balancer-add: [b2]}\n", "", `line 6: balancers.absent[0] "b2": no event adds this balancer`},
 		{"share: 3", "share: 3, match: wiki", `line 12: jobs[0].match "wiki": is not used: only flows of traces have a query`},
-		{"placement: sc", "servers: []", `line 25: cases[1].servers: at least one group is required`},
-		{"placement: sc", "jobs: []", `line 25: cases[1].jobs: at least one is required`},
+		{"placement: hash", "servers: []", `line 25: cases[1].servers: at least one group is required`},
+		{"placement: hash", "jobs: []", `line 25: cases[1].jobs: at least one is required`},
 		{"name: second", "name: first", `line 25: cases[1].name "first": used twice`},
 		{"name: second", "name: 2nd", `line 25: cases[1].name "2nd": must be letters, digits and _ - . +, a letter first`},
 		{"[{at: 1s, server-fail: [s2]}]", "[{at: -1s, server-fail: [s2]}]",
@@ -258,14 +259,14 @@ func TestProblems(t *testing.T) {
 // case uses is not.
 func TestUnused(t *testing.T) {
 	const base = "servers: [{count: 1}, {count: 2, absent: true}]\njobs: [{constant: 1ms}]\nmeasure: {connections: 10}\n" +
-		"arrivals: {poisson: {load: 0.5}}\nplacement: lsq\nevents: [{at: 1s, server-add: [s3]}]\ncases:\n- {name: a}\n"
-	for _, cases := range []string{"", "- {name: b, placement: sc, events: []}"} {
+		"arrivals: {poisson: {load: 0.5}}\nplacement: least-queue\nevents: [{at: 1s, server-add: [s3]}]\ncases:\n- {name: a}\n"
+	for _, cases := range []string{"", "- {name: b, placement: hash, events: []}"} {
 		if _, err := Parse([]byte(base+cases), "."); err != nil {
 			t.Errorf("%s: %v", cases, err)
 		}
 	}
 	for _, test := range []struct{ old, new, problem string }{
-		{"{name: a}", "{name: a, placement: sc}", `line 5: placement "lsq": is not used: every case has its own`},
+		{"{name: a}", "{name: a, placement: hash}", `line 5: placement "least-queue": is not used: every case has its own`},
 		{"[{at: 1s, server-add: [s3]}]", "[]", `line 1: servers[1].absent "true": no event adds servers of this group`},
 		{"{name: a}", "{name: a, events: []}", `line 6: events: is not used: every case has its own`},
 	} {
@@ -280,7 +281,7 @@ func TestUnused(t *testing.T) {
 func TestOrderOfProblems(t *testing.T) {
 	want := ""
 	for range 20 {
-		_, err := Parse([]byte("{servers: [{count: 1}, {count: 1, absent: true}, {count: 1, absent: true}], placement: lsq,"+
+		_, err := Parse([]byte("{servers: [{count: 1}, {count: 1, absent: true}, {count: 1, absent: true}], placement: least-queue,"+
 			" jobs: [{constant: 1ms, match: a}, {constant: 1ms, match: b}], arrivals: {poisson: {rate: 1}}, measure: {duration: 1s}}"), ".")
 		if err == nil || want != "" && err.Error() != want {
 			t.Fatalf("%v\nbefore:\n%s", err, want)
@@ -298,7 +299,7 @@ func TestConsequences(t *testing.T) {
 		{"to: 2", "to: 0.5", `line 20: events[3].speed.servers[0] "s2": changes nothing: at 4s it already has this speed, in case first`},
 	} {
 		text := strings.Replace(valid, test.old, test.new, 1) + "- holds: max(fourth) < 1s\n"
-		text = strings.Replace(text, "cases:\n- {name: first}\n", "cases:\n- {name: first}\n- {name: fourth, placement: sc}\n", 1)
+		text = strings.Replace(text, "cases:\n- {name: first}\n", "cases:\n- {name: first}\n- {name: fourth, placement: hash}\n", 1)
 		if _, err := Parse([]byte(text), "."); err == nil || err.Error() != test.problem {
 			t.Errorf("%s:\n got %v\nwant %s", test.new, err, test.problem)
 		}
@@ -317,7 +318,7 @@ func TestEmptyElement(t *testing.T) {
 // once.
 func TestAllProblems(t *testing.T) {
 	text := strings.NewReplacer("cpus: 4", "cpus: 0.5", "load: 0.5", "load: 50%, curve: [{at: 2s, factor: 1}, {at: 1s, factor: 0}]",
-		"placement: lsq", "placement: last").Replace(valid)
+		"placement: least-queue", "placement: last").Replace(valid)
 	_, err := Parse([]byte(text), ".")
 	var problems fieldpath.Errors
 	if !errors.As(err, &problems) {
@@ -455,7 +456,7 @@ func TestTraceAtALoad(t *testing.T) {
 	lines := "0\ta\n1\tb\n2\tc\n3\td\n4\te\n"
 	testhost.Must(t, os.WriteFile(filepath.Join(dir, "trace"), []byte(lines), 0o644))
 	testhost.Must(t, os.WriteFile(filepath.Join(dir, "values"), []byte("0.1\n0.3\n"), 0o644))
-	text := "servers: [{count: 1}]\nplacement: lsq\njobs: [{match: '[ab]', values: values}, {constant: 1s}]\n" +
+	text := "servers: [{count: 1}]\nplacement: least-queue\njobs: [{match: '[ab]', values: values}, {constant: 1s}]\n" +
 		"arrivals: {queries: {file: trace, load: 0.5}}\n"
 	s, err := Parse([]byte(text), dir)
 	testhost.Must(t, err)
@@ -498,7 +499,7 @@ func TestImpossibleLoads(t *testing.T) {
 		// One problem does not hide others.
 		{"count: 0", "poisson: {load: -1}", "{match: '[', constant: 1s}", "arrivals.poisson.load \"-1\": must be positive"},
 	} {
-		text := fmt.Sprintf("servers: [{%s}]\nplacement: lsq\nmeasure: {connections: 10}\narrivals: {%s}\njobs: [%s]\n",
+		text := fmt.Sprintf("servers: [{%s}]\nplacement: least-queue\nmeasure: {connections: 10}\narrivals: {%s}\njobs: [%s]\n",
 			test.servers, test.arrivals, test.jobs)
 		if _, err := Parse([]byte(text), dir); err == nil || !strings.Contains(err.Error(), test.problem) {
 			t.Errorf("%s\n got %v\nwant %s", text, err, test.problem)

@@ -29,7 +29,7 @@ func withTrace(t *testing.T, arrivals, jobs, lines string) (text []byte, dir str
 	t.Helper()
 	dir = t.TempDir()
 	testhost.Must(t, os.WriteFile(filepath.Join(dir, "trace"), []byte(lines), 0o644))
-	const file = "servers: [{count: 1}]\nplacement: lsq\nruns: 1\narrivals: {%s}\njobs: [%s]\n"
+	const file = "servers: [{count: 1}]\nplacement: least-queue\nruns: 1\narrivals: {%s}\njobs: [%s]\n"
 	return fmt.Appendf(nil, file, arrivals, jobs), dir
 }
 
