@@ -166,8 +166,8 @@ static __always_inline enum offer compare_loads(struct xdp_md *ctx, const struct
 }
 
 /* Applies the policy to an offer, and sets `own` to this server's load if it is known. A drained
- * service does as one whose load is unknown, and does not accept as the first candidate either. So
- * it tells no load, and gets no connection back. */
+ * service is treated as if its load were unknown. It does not accept as the first candidate either.
+ * So it tells no load, and gets no connection back. */
 static __always_inline enum offer decide_least(struct xdp_md *ctx, const struct envelope *envelope,
 					       const struct acceptance *acceptance,
 					       const struct service_key *key, bool listens,

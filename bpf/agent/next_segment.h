@@ -18,7 +18,7 @@
 #include "net/load.h"
 #include "net/host.h"
 
-/* Makes a segment of the list the destination, with so many segments left, and takes one hop. */
+/* Makes a segment of the list the destination, sets the segments left, and takes one hop. */
 static __always_inline bool go_to_segment(struct xdp_md *ctx, const struct envelope *envelope,
 					  const struct in6_addr *segment, __u8 segments_left)
 {

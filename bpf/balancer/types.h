@@ -31,7 +31,7 @@ enum placement {
 	PLACEMENT_HUNT_SPARE, /* likewise, and a server with free capacity is the last one */
 	PLACEMENT_INFER,      /* the server with the lowest score of all (ranking.h) */
 	PLACEMENT_INFER_ROW,  /* the candidate of the flow's bucket with the lowest score */
-	/* Of so many random servers, the one with the lowest score. */
+	/* The server with the lowest score, of two, three or four random ones. */
 	PLACEMENT_INFER_TWO,
 	PLACEMENT_INFER_THREE,
 	PLACEMENT_INFER_FOUR,

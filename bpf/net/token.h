@@ -17,9 +17,10 @@
 #define TOKENS_IN_A_ROW 100
 #define TOKEN_INTERVAL (1000000000ULL / TOKENS_PER_SECOND) /* ns */
 
-/* Takes a token, one of so many in a row, each of which comes after an interval in ns; false when
- * there is none. `used` is the time up to which the tokens are used, in ns of the coarse monotonic
- * clock; NULL: there are none. A dry run takes no token, and tells whether there is one. */
+/* Takes a token. A new token comes after each interval in ns, and at most `in_a_row` tokens wait.
+ * False when no token waits. `used` is the time up to which the tokens are used, in ns of the
+ * coarse monotonic clock; NULL: there are none. A dry run takes no token, and tells whether there is
+ * one. */
 static __always_inline bool take_token_of(__u64 *used, __u64 interval, __u64 in_a_row)
 {
 	__u64 now = bpf_ktime_get_coarse_ns();

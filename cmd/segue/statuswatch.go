@@ -89,7 +89,7 @@ func fit(text string, rows, columns int) string {
 	return strings.Join(lines[:shown], "") + more[:min(len(more), columns)] + "\n"
 }
 
-// shownLines returns how many of the lines fit into so many rows.
+// shownLines returns how many of the lines fit into the rows of the terminal.
 func shownLines(lines []string, rows, columns int) int {
 	for i, line := range lines {
 		length := utf8.RuneCountInString(strings.TrimSuffix(line, "\n"))

@@ -123,6 +123,7 @@ func describeSocket(t *agent.Trace) string {
 	return t.Socket
 }
 
+// describeQuestion names the function of the SID, and tells whether no segment follows it.
 func describeQuestion(a *agent.Answer) string {
 	if a.Last {
 		return a.Function + ", last"

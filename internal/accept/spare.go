@@ -13,7 +13,7 @@ type Spare struct {
 	most    int
 }
 
-// NewSpare returns a list of at most so many servers, 0 or more.
+// NewSpare returns a list with room for a number of servers, 0 or more.
 func NewSpare(most int) *Spare { return &Spare{make([]int32, 0, most), most} }
 
 // Report records a server's load report. If the list is full, the oldest server is removed.

@@ -139,7 +139,7 @@ func (c *Client) ConfirmStore(ctx context.Context, version string) (s *Store, er
 
 // EventsFrom tells where events begin.
 type EventsFrom struct {
-	Last  int       // so many of the kept events; 0: any number
+	Last  int       // the number of kept events to return; 0: any number
 	Since time.Time // those of this time or later; zero: of any time
 }
 

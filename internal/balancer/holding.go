@@ -83,8 +83,8 @@ func (h *holding) next() time.Time {
 }
 
 // take holds a fragment, or releases those of a packet whose first one has passed. The first one
-// may pass on another core while the data path gives the fragment to this process. Then there may
-// be no news, so take looks for it.
+// may pass on another core while the data path gives the fragment to this process. The process may
+// then get no news of the first fragment. So take looks for that fragment in the table.
 func (h *holding) take(f dataplane.HeldFragment, now time.Time) {
 	if f.Frame == nil {
 		h.release(f.Key, &h.released)

@@ -111,9 +111,9 @@ func takenPorts(services []desired.Service) map[portKey]bool {
 	return ports
 }
 
-// keptPorts tells whether a service still gets packets of some of the ports, and of all ports, of which
-// it got packets before a change. Of a removed service, now is nil. The other arguments are the ports
-// that services have for themselves.
+// keptPorts compares the ports of a service before and after a change. It tells whether the service
+// keeps some of them, and whether it keeps all. A removed service has now == nil. The arguments had
+// and has are the ports for which the VIP has a service of one port, before and after.
 func keptPorts(old, now *desired.Service, had, has map[portKey]bool) (some, all bool) {
 	if now == nil || now.VIP != old.VIP || now.Protocol != old.Protocol {
 		return false, false

@@ -166,7 +166,7 @@ func (b *Balancer) publishDrained() {
 	}
 }
 
-// liveFlows returns the flows of a member at the last sweep but those that are closing. It returns
+// liveFlows returns the flows of a member at the last sweep, without closing ones. It returns
 // nil if the service has no flow table, or if they were not counted yet.
 func (b *Balancer) liveFlows(svc *service, m *member) *uint64 {
 	counted, ok := b.plane.FlowCounts.Of(m.slot)

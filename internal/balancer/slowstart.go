@@ -117,7 +117,7 @@ func (s *services) tickSlowStarts(now time.Time) {
 }
 
 // endSlowStarts lets all servers take their full share of new flows. It is for the end of the
-// process: the data path continues, and nothing would end the rest of a server.
+// process: the data path continues, and no process would end the slow starts.
 func (s *services) endSlowStarts() {
 	for svc := range s.starting {
 		for _, m := range svc.members {

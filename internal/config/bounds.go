@@ -23,7 +23,7 @@ const (
 	mostDepth = 100
 	// mostSeparators bounds the characters that separate nodes, comments included.
 	mostSeparators = 2_000_000
-	// A byte of the text may stand for so many nodes: aliases give 400 services the same 160 servers,
+	// A byte of the text may stand for this many nodes: aliases give 400 services the same 160 servers,
 	// and not ten kilobytes a million nodes. A small file may have fewNodes in any case.
 	mostNodesOfByte, fewNodes = 20, 100_000
 	// mostErrors bounds the errors that are listed: each is longer than the node that it is about.

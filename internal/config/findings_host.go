@@ -143,7 +143,7 @@ func writers(file string, trusted trust) string {
 	return ""
 }
 
-// writer says who can write to a file, or replace entries of a directory. In a sticky directory,
+// writer names the users that can write to a file, or replace entries of a directory. In a sticky directory,
 // only the owner of an entry can replace it.
 func writer(info fs.FileInfo, isAbove bool, trusted trust) string {
 	mode := info.Mode()

@@ -77,10 +77,10 @@ func (f *Files[D]) WithValid(overrides []desired.Override) (changed *Files[D], w
 // Each try reads all services, and a start must not take minutes.
 const mostTried = 100
 
-// suspects returns the override that is to be left out because of errors in other fields, by its index,
-// with the errors that it causes. They get its line. Overrides of a service and of its servers can be
-// valid only together. So suspects finds the service first, and returns all of its overrides if none
-// of them alone causes an error.
+// suspects returns the overrides to leave out because of errors in other fields. The key is the index
+// of an override, and the value has the errors that the override causes, with its line. Overrides of a
+// service and of its servers may be valid only together. So suspects finds the service first. If no
+// single override of the service causes an error, it returns all of them.
 func (f *Files[D]) suspects(overrides []desired.Override, problems fieldpath.Errors) map[int]fieldpath.Errors {
 	named := map[string]bool{} // services and servers
 	for _, problem := range problems {

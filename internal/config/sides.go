@@ -47,9 +47,9 @@ type comparison struct {
 	warnings fieldpath.Errors
 }
 
-// CompareSides compares each balancer's file with each agent's. Problems are about fields that do not
-// fit, of which each names both places. Warnings are about a server or an agent that the other side's
-// files do not have, which may have further files.
+// CompareSides compares each balancer's file with each agent's. A problem is a field whose values do
+// not fit together, and names both places. A warning is a server or an agent that the files of the
+// other side lack: that side may have further files.
 func CompareSides(sides []*Side) (problems, warnings fieldpath.Errors) {
 	var c comparison
 	var balancers, agents []*Side

@@ -165,7 +165,7 @@ func (c Community) Large() (parts [3]uint32, ok bool) {
 	return parts, ok
 }
 
-// parts returns the numbers between colons, of which there must be so many, up to most.
+// parts returns the numbers between colons. There must be count numbers, each up to most.
 func (c Community) parts(count int, most uint64) (parts []uint32, ok bool) {
 	for text := range strings.SplitSeq(string(c), ":") {
 		number, err := strconv.ParseUint(text, 10, 32)

@@ -203,7 +203,7 @@ func formerIDs(form *QUIC) quicIDs {
 // checkBothQUICIDs checks a server's ID, and the former one if there is a former form.
 func (r *rules) checkBothQUICIDs(at, id, formerID string, present, former quicIDs) {
 	ok := r.checkQUICID(at, id, present)
-	// The default is wrong for the same reason as the ID that it was taken from.
+	// The default is the present ID. If that is wrong, one error about it suffices.
 	isDefault := present.keepsServerIDs(former.QUIC) && formerID == id
 	if former.QUIC != nil && (ok || !isDefault) {
 		r.checkQUICID(at, formerID, former)

@@ -25,7 +25,7 @@ type SignalKeys []SignalKey
 // Passwords are those of peers, by their addresses.
 type Passwords map[netip.Addr]string
 
-// ChangedFrom lists the peers that have a password now and before, and not the same.
+// ChangedFrom lists the peers that had a password before, and have another one now.
 func (p Passwords) ChangedFrom(before Passwords) (peers []string) {
 	for _, address := range slices.SortedFunc(maps.Keys(p), netip.Addr.Compare) {
 		if was, ok := before[address]; ok && was != p[address] {

@@ -138,7 +138,7 @@ type Service struct {
 	Selection Selection `yaml:"selection,omitempty"`
 	// Infer is for placements that infer only (Placement.Infers).
 	Infer *Infer `yaml:"infer,omitempty"`
-	// Candidates is how many servers a bucket lists, 1 to 8, or fewer if there are not so many
+	// Candidates is how many servers a bucket lists, 1 to 8, or fewer if there are fewer
 	// servers. Default 4 for placement hunt, or 8 with selection reports or spare; 3 for hash; 8
 	// for all other placements.
 	Candidates int `yaml:"candidates"`

@@ -9,19 +9,19 @@ import (
 	"strconv"
 )
 
-// Signal is who has made a change by SIGHUP. The kernel tells the sender only to a handler that Go does
+// Signal is the actor of a change by SIGHUP. The kernel tells the sender only to a handler that Go does
 // not let a program install.
 const Signal = "signal"
 
 type actorKey struct{}
 
-// WithActor returns a context that tells who has asked for what is done in it. The function is called
+// WithActor returns a context with the actor of the changes that are made in it. The function is called
 // only if somebody wants to know.
 func WithActor(ctx context.Context, who func() string) context.Context {
 	return context.WithValue(ctx, actorKey{}, who)
 }
 
-// ActorOf tells who has asked for what is done in a context. It is empty if that is not known.
+// ActorOf returns the actor of the changes in a context. It is empty if no actor is known.
 func ActorOf(ctx context.Context) string {
 	if who, ok := ctx.Value(actorKey{}).(func() string); ok {
 		return who()

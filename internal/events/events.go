@@ -55,7 +55,7 @@ type Event struct {
 	Server  string    `json:"server,omitempty"`
 	Prefix  string    `json:"prefix,omitempty" doc:"of a VIP"`
 	Peer    string    `json:"peer,omitempty" doc:"of a BGP session"`
-	// By tells who has made a change: a user, a signal, or the store.
+	// By is the actor of a change: a user, a signal, or the store.
 	By string `json:"by,omitempty" example:"root (uid 0)" doc:"who made the change: a user of the API, signal, or store with the balancer and the user that wrote it"`
 	// Reason says why, in plain words. It may be empty. Publish shortens it to longestReason.
 	Reason  string   `json:"reason,omitempty" maxLength:"4096"`

@@ -380,7 +380,7 @@ func (r *Resolver) manage(s *snapshot, way neighbour) error {
 		return fmt.Errorf("interface %s has no Ethernet address", link.Name)
 	}
 	if e := s.neighbours[way]; e.managed || e.fixed {
-		if e.ours { // from a killed process, or from a running one that will ask again if it must
+		if e.ours { // made by a killed process, or by a running one, which repairs the entry itself
 			r.managed[way] = true
 		}
 		return nil

@@ -222,7 +222,7 @@ type head struct {
 	By string `json:"by"`
 }
 
-// author tells who has made the last change, for events.
+// author returns the actor of the last change, for events.
 func (h *head) author() string {
 	writer := h.By[:max(0, strings.LastIndex(h.By, " "))]
 	if h.Who == "" {

@@ -40,8 +40,8 @@ static __always_inline void list_holder(int holder, struct segments *segments)
 	segments->count = 1;
 }
 
-/* Ends the list with the holder. If the holder is also the first of the list, then it has other
- * servers behind it, or it is alone. */
+/* Makes the holder the last server of the list. The list does not become longer than `most`. A
+ * list of the holder alone stays as it is. */
 static __always_inline void end_with(struct segments *segments, __u32 holder, __u32 most)
 {
 	__u32 last = segments->count < most ? segments->count : most - 1;

@@ -205,7 +205,7 @@ __noinline int order_by_reports(const struct service *service, struct segments *
 	return 0;
 }
 
-/* Shortens a list of so many servers by the last one. */
+/* Removes the last server of a list with this number of servers. */
 static __always_inline void drop_last_of(struct segments *segments, __u32 most)
 {
 	if (segments->count < most)

@@ -72,6 +72,7 @@ struct {
 /* A report moves the mean by this share: 1/128. The simulator has 0.01. */
 #define MEAN_SHIFT 7
 
+/* Tells whether a serial is near the server's clock. It is if that clock is not known. */
 static __always_inline bool is_near_clock(__u32 clock, __u32 serial)
 {
 	__s32 difference = serial_difference(serial, serial_now() + clock);
@@ -109,6 +110,7 @@ static __always_inline void move_mean(struct service_reports *all, __s64 value)
 	*(volatile __u64 *)&all->mean = mean + ((value - mean) >> MEAN_SHIFT);
 }
 
+/* The server in slot i of the servers with free capacity, or NO_SERVER. */
 static __always_inline __u32 spare_at(__u64 spares, __u32 i)
 {
 	return (spares >> 16 * i & 0xffff) ^ NO_SERVER;

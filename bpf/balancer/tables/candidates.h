@@ -144,7 +144,7 @@ static __always_inline bool is_listed(const struct segments *segments, __u32 num
 	return false;
 }
 
-/* Appends a server to a list of at most so many. False when the list has the server already, or no
+/* Appends a server to a list, up to a maximum. False when the list has the server already, or no
  * room. */
 static __always_inline bool append_server(struct segments *segments, __u32 number, __u32 most)
 {

@@ -35,7 +35,7 @@
 #include "balancer/segments.h"
 #include "balancer/tables/services.h"
 
-/* Prices have so many fractional bits. 1 is one flow per unit of capacity. */
+/* The number of fractional bits of a price. 1 is one flow per unit of capacity. */
 #define PRICE_SHIFT 16
 #define PRICE_ONE (1ULL << PRICE_SHIFT)
 /* A rank has the score, then the position, then the slot. It is positive as a signed number. */

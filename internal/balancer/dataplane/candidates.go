@@ -114,7 +114,7 @@ type NumberedRows struct {
 	Slots  []uint16
 }
 
-// wordsFor returns the number of words of a table with so many slots: at least one.
+// wordsFor returns the number of words of a table with this number of slots: at least one.
 func wordsFor(slots int) uint32 {
 	return uint32(max(1, (slots+candidatesPerWord-1)/candidatesPerWord))
 }

@@ -15,7 +15,7 @@ type lineSpace struct {
 	used []region // in order; they do not overlap
 }
 
-// take returns the first free region with so many lines, and puts it into use. It returns false if
+// take returns the first free region with n lines, and puts it into use. It returns false if
 // there is none.
 func (s *lineSpace) take(count uint32) (region, bool) {
 	r := region{count: count}

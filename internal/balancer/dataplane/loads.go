@@ -12,7 +12,7 @@ import (
 	"github.com/segue-lb/segue/internal/infer"
 )
 
-// rankLines returns the number of lines for the rankings of so many servers. Twice as many lines as
+// rankLines returns the number of lines for the rankings of this number of servers. Twice as many lines as
 // servers suffice, because a service with one server has one line, and a service whose servers
 // change has two rankings for a moment.
 func rankLines(slots uint32) uint32 { return 2*slots + 64 }

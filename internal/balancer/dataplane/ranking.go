@@ -215,7 +215,7 @@ func (r *Rankings) Remove(service uint32) {
 // HasFormer tells whether lines wait for a Settle, to be used again.
 func (r *Rankings) HasFormer() bool { return len(r.former) > 0 }
 
-// settled frees the first lines of those that packets could use, so many regions.
+// settled frees the oldest former regions: no packet uses their lines any more.
 func (r *Rankings) settled(regions int) {
 	if r.plane.backup != nil {
 		return

@@ -88,9 +88,9 @@ const unusedFlags = FlagDrained | FlagFailing | FlagLeaving | FlagStarting | Fla
 // Claim returns the slot of a server: its present slot, or a free one. A retired server gets its
 // slot back, and its flows with it. The number of the service can differ from the one before,
 // because a service that is removed and added again gets another number. The argument known is what
-// packets of known flows ask of the server. Whether a present server gets new flows stays as it is:
-// packets use its candidate table meanwhile, and the process may end before it has found out again
-// whether the server is unfit. A new server gets FlagFailing. The caller sets the flags when the
+// packets of known flows ask of the server. A present server keeps the flags that tell whether it
+// gets new flows: packets use its candidate table meanwhile, and the process may end before it knows
+// again whether the server is unfit. A new server gets FlagFailing. The caller sets the flags when the
 // server's candidate table is ready. Claim returns an error if no slot is free.
 func (s *Slots) Claim(key ServerKey, service uint32, known Known, flags ServerFlags) (uint32, error) {
 	slot, ok := s.byKey[key]
