@@ -77,8 +77,10 @@ static __always_inline void note_cookie_use(void)
 volatile __u32 timestamps_are_off;
 
 /*
- * Whether the packets of an offered flow would not carry the column. Balancers seek such a flow in
- * column 0 first. Not inlined: the verifier walks it once.
+ * Whether the cookie of an offered flow would be lost: its column is not 0, and its packets have no
+ * timestamps to carry it. (Balancers seek a flow without a cookie in column 0 first.) If the offer
+ * asks for a cookie, user space is told that cookies are in use. Not inlined: the verifier walks it
+ * once.
  */
 __noinline int cannot_carry_column(struct xdp_md *ctx, const struct envelope *envelope,
 				   const struct packet *pkt)

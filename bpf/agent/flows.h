@@ -25,7 +25,8 @@ struct local_flow {
 	struct agent_flow entry; /* its state is AGENT_FLOW_LISTEN if there is none */
 };
 
-/* Looks up a flow by the key of the client's packets, whose source is the client. */
+/* Looks up a flow by the key of the client's packets, whose source is the client. An entry that is
+ * closing or holds a cookie counts as none when its lifetime is over. */
 static __always_inline void find_agent_flow(const struct flow_key *key, struct local_flow *flow)
 {
 	flow->place = agent_place_of(key);

@@ -35,8 +35,8 @@ static __always_inline __u32 restored_syn_cookie(__u32 echo, __u32 mask)
 	return (echo & ~mask) | (echo >> SYN_COOKIE_BITS & mask);
 }
 
-/* A 32-bit value as the checksum adds it: in 16-bit words, though an option may begin at an odd
- * byte. */
+/* A 32-bit value as the checksum adds it, in words of 16 bits. At an odd offset, the bytes of each
+ * word are swapped. */
 static __always_inline __u32 checksum_words(__be32 value, __u32 offset)
 {
 	return offset & 1 ? (value & 0x00ff00ff) << 8 | (value >> 8 & 0x00ff00ff) : value;

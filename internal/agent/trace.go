@@ -163,8 +163,9 @@ func (l *labels) answer(function srv6.Function, last bool, d *agentDecision) Ans
 	return a
 }
 
-// traceService finds the service whose accept policy applies. If none does, traceService looks for
-// the service of the VIP and the port, and then for the service of all ports of the VIP.
+// traceService finds the service whose accept policy applies. If none applies (the decision's service
+// has protocol 0), traceService looks for the service of the VIP and the port, and then for the
+// service of all ports of the VIP. If neither has a name, it returns the key of the latter.
 func (v *View) traceService(t *Trace, flow *agentDecision) (key agentServiceKey, err error) {
 	keys := []agentServiceKey{flow.service()}
 	if keys[0].Protocol == 0 {

@@ -262,7 +262,8 @@ func textsOf(warnings fieldpath.Errors) []string {
 	return texts
 }
 
-// Overrides returns all overrides of the store, and its version, for the controller.
+// Overrides returns all overrides of the store, and its version, for the controller. If the store's
+// newest content is missing or not valid, they are those of the content that is in force.
 func (f *Fleet) Overrides() ([]desired.Override, string) {
 	if n := f.follower.Newest(); n != nil && n.Check() == nil {
 		if document, err := n.Tree().Document(); err == nil {

@@ -36,8 +36,10 @@ struct {
 
 #define QUIC_ROTATION_SHIFT 5 /* of the rotation in the first octet of an ID */
 
-/* The form of an ID with this first octet. The forms are copied, because user space may replace
- * them meanwhile. */
+_Static_assert(sizeof(struct quic_forms) == sizeof(__u64), "one load must read both forms");
+
+/* Reads the form of an ID with this first octet. False: the service has no IDs. One load copies
+ * both forms, because user space may replace them meanwhile. */
 static __always_inline bool read_form(const struct service *service, __u8 first,
 				      struct quic_form *form)
 {

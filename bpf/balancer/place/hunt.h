@@ -174,8 +174,9 @@ static __always_inline bool place_hunt(const struct packet *pkt, const struct se
 	return seek(pkt, service, holder, segments);
 }
 
-/* The server that a flow's SYN was offered to first, by the report of the server that answers. The
- * row may have become shorter since the offer. */
+/* The server that a flow's SYN was offered to first, by the report of the server that answers.
+ * Without a report, it is taken to be that server. Negative: the report does not tell, or the row
+ * has become shorter since the offer. */
 static __always_inline int first_reported(const struct service *service, __u32 bucket, __u32 sender,
 					  __u64 report)
 {

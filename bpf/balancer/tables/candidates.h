@@ -170,7 +170,8 @@ static __always_inline bool append_candidate(struct segments *segments, __u32 nu
 }
 
 /* Appends the wanted servers of the first generations of a row to the list, without duplicates.
- * Whether the row has servers that are not wanted. Not inlined: see handle_in_full. */
+ * Returns whether the row has other servers of the service, which are not wanted. Not inlined: see
+ * handle_in_full. */
 __noinline int list_row(const struct service *service, __u32 generations, __u32 bucket,
 			__u32 wanted, struct segments *segments)
 {
