@@ -4,7 +4,6 @@ package packages
 
 import (
 	"context"
-	"flag"
 	"fmt"
 	"net"
 	"net/netip"
@@ -28,14 +27,9 @@ const (
 	hostsMark  = hostsState + "/test"
 )
 
-var followGuide = flag.Bool("guide", false, "follow the whole guide in TestGuide, on eight hosts")
-
 // TestGuide follows the first part of docs/operate/fleet.md: it runs all its blocks on the hosts of
 // hosts.sh, in their order, and compares what they print.
 func TestGuide(t *testing.T) {
-	if !*followGuide {
-		t.Skip("boots eight hosts and runs all that the guide says, which takes minutes: -guide")
-	}
 	testhost.NeedNamespaces(t)
 	testhost.NeedBPF(t)
 	testhost.NeedAgent(t)

@@ -3,7 +3,6 @@
 package packages
 
 import (
-	"flag"
 	"fmt"
 	"net/netip"
 	"os"
@@ -77,12 +76,10 @@ type site struct {
 	lb, server *machine
 }
 
-var suites = flag.String("suites", "bookworm", "versions of Debian on which TestPackage installs the package")
-
 // TestPackage follows a balancer and a server from the installation of the package, through an
 // upgrade under load, to the purge.
 func TestPackage(t *testing.T) {
-	for suite := range strings.SplitSeq(*suites, ",") {
+	for _, suite := range []string{"bookworm", "trixie"} {
 		t.Run(suite, func(t *testing.T) { testPackage(t, suite) })
 	}
 }

@@ -148,8 +148,8 @@ var soak = []tier{
 	{
 		name:     soakTier,
 		packages: []string{"./test/packages"},
-		flags:    []string{"-count=1", "-timeout=30m", "-run=^Test(Foreign|Guide|Image|Package)$"},
-		args:     []string{"-foreign", "-guide", "-image", "-suites=bookworm,trixie"},
+		flags:    []string{"-count=1", "-timeout=30m", "-run=^Test(Foreign|Image)$"},
+		args:     []string{"-foreign", "-image"},
 	},
 }
 
