@@ -60,8 +60,8 @@ func fixed(x float64) uint32 {
 // contains the delay in 35 bits, the position in 12 bits, and the server's slot in 16 bits.
 //
 // The order of the delays is that of Territory: the least waiting, then home before away, then the
-// shortest delay. Up to a delay of 1 no flow waits, and home servers are first. Above it the
-// waiting decides, which has the order of the delays.
+// shortest delay. With a delay of at most 1 no flow waits, and home servers are first. Among longer
+// delays, the shortest delay also has the least waiting.
 func (p Price) Score(established, fresh uint32, slot uint16) uint64 {
 	fresh -= min(fresh, p.Stale)
 	sure := min(fresh, sureNew)
