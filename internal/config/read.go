@@ -183,8 +183,8 @@ func isTopology(top *yaml.Node) bool {
 	return found
 }
 
-// misfit returns how badly a node fits a type: 1 for each mistyped field, and for each unknown one 2 and
-// the number of nodes in it. It follows no alias, and does not look into a Variant.
+// misfit returns how badly a node fits a type. A mistyped field adds 1. An unknown field adds 2, and 1
+// for each node in it. It follows no alias, and does not look into a Variant.
 func misfit(node *yaml.Node, into reflect.Type) (n int) {
 	if reflect.PointerTo(into).Implements(reflect.TypeFor[Variant]()) {
 		return 0

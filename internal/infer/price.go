@@ -60,8 +60,8 @@ func fixed(x float64) uint32 {
 // contains the delay in 35 bits, the position in 12 bits, and the server's slot in 16 bits.
 //
 // The order of the delays is that of Territory: the least waiting, then home before away, then the
-// shortest delay. Up to a delay of 1, no flow waits, so home servers come first. Above it, flows wait
-// the longer the longer the delay is, so the delay alone decides.
+// shortest delay. With a delay of at most 1 no flow waits, and home servers are first. Among longer
+// delays, the shortest delay also has the least waiting.
 func (p Price) Score(established, fresh uint32, slot uint16) uint64 {
 	fresh -= min(fresh, p.Stale)
 	sure := min(fresh, sureNew)

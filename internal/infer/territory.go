@@ -73,7 +73,8 @@ func (t *Territory) Flows(server int32) float64 { return t.flows[server] }
 
 func (t *Territory) isHome(server int32) bool { return t.position[server] < t.homes }
 
-// rank scores a server by its delay, without the flows that it is assumed to have by symmetry.
+// rank scores a server by its delay. For a server away from home it adds the waiting flows (seen),
+// but not the flows that the server is assumed to have by symmetry.
 func (t *Territory) rank(server int32) {
 	score := math.Inf(1)
 	if t.capacity[server] > 0 {

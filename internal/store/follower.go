@@ -346,8 +346,8 @@ func (f *Follower) checkNewest(n *Snapshot) error {
 	return err
 }
 
-// interpret returns the content of a version as a document, and what that makes of the balancer. The
-// error tells how to cure it.
+// interpret returns the content of a version as a document, and the desired state of this balancer
+// that follows from it. The error tells how to cure it.
 func (f *Follower) interpret(version Version, content Tree) (*Document, *desired.Balancer, error) {
 	document, err := content.Document()
 	var wanted *desired.Balancer

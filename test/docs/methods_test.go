@@ -75,6 +75,22 @@ func list[N ~string](names []N) string {
 	return strings.Join(quoted, ", ")
 }
 
+// TestNamesHaveMethods checks that each name in a placement's method has a method of its own.
+func TestNamesHaveMethods(t *testing.T) {
+	for _, m := range desired.PlacementMethods {
+		for _, among := range m.Amongs {
+			if among.Method().Name != among {
+				t.Errorf("placement %s: the set of servers %q has no method", m.Name, among)
+			}
+		}
+		for _, estimator := range m.Estimators {
+			if estimator.Method().Name != estimator {
+				t.Errorf("placement %s: the estimator %q has no method", m.Name, estimator)
+			}
+		}
+	}
+}
+
 // TestConfigurationListsMethods checks that the reference of the configuration names each method.
 func TestConfigurationListsMethods(t *testing.T) {
 	var placements []desired.Placement

@@ -40,8 +40,8 @@ static __always_inline void list_holder(int holder, struct segments *segments)
 	segments->count = 1;
 }
 
-/* Makes the holder the last server of the list. The list does not become longer than `most`. A
- * list of the holder alone stays as it is. */
+/* Makes the holder the last server of a list of at most `most` servers. Instead of a list with the
+ * holder twice and no other server, the holder stands alone. */
 static __always_inline void end_with(struct segments *segments, __u32 holder, __u32 most)
 {
 	__u32 last = segments->count < most ? segments->count : most - 1;

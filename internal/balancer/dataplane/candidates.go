@@ -260,7 +260,7 @@ func slotsIn(words []uint64) []uint16 {
 	return unsafe.Slice((*uint16)(unsafe.Pointer(unsafe.SliceData(words))), len(words)*candidatesPerWord)
 }
 
-// Holds tells whether the candidate table of the number exists and begins with these rows. It
+// Holds tells whether a candidate table with this number exists and begins with these rows. It
 // returns false if the table cannot be read.
 func (p *Plane) Holds(number uint32, rows []uint16) bool {
 	table, err := readCandidates(p.dir, p.Objects.Tables, number, &p.copier)
