@@ -210,6 +210,33 @@ func TestBalancerNodeRules(t *testing.T) {
 	})
 }
 
+func TestStoreRules(t *testing.T) {
+	const endpoints, member = "endpoints: [http://etcd1:2379, http://etcd2:2379]",
+		"must be the URL of a member of etcd, such as https://etcd1.example:2379"
+	const file = "node: {interface: eth0, state: /var/lib/segue}\n" +
+		"store: {etcd: {" + endpoints + ", prefix: /segue/main}}\n"
+	with := func(name, etcd string, want []problem) mutation {
+		return mutation{name, endpoints, etcd, want}
+	}
+	at := func(field string) string { return "store.etcd." + field }
+	checkMutations(t, file, ParseBalancer, []mutation{
+		{"no state", "/var/lib/segue", `""`,
+			one("node.state", "required by store: the balancer keeps there what it has read")},
+		{"no prefix", ", prefix: /segue/main", "", one(at("prefix"), "required")},
+		{"prefix of all", "/segue/main", "/",
+			one(at("prefix"), "must begin with a slash and name the fleet, such as /segue/main")},
+		with("no endpoints", "endpoints: []", one(at("endpoints"), "at least one is required")),
+		with("no port", "endpoints: [http://etcd1]", one(at("endpoints[0]"), member)),
+		with("another scheme", "endpoints: [http://a:1, https://b:1]",
+			one(at("endpoints[1]"), "must have the same scheme, http or https, as the other endpoints")),
+		with("TLS", "endpoints: [https://a:1], ca-file: /ca, cert-file: /cert, key-file: /key", nil),
+		with("relative file", "endpoints: [https://a:1], ca-file: ca", one(at("ca-file"), "must be absolute")),
+		with("certificates without TLS", endpoints+", ca-file: /ca",
+			one(at("ca-file"), "not used: the endpoints are http, and certificates need https")),
+		with("password without TLS", endpoints+", username: a, password-file: /password", nil),
+	})
+}
+
 // Neither signals of servers nor balancers' packets with a segment routing header arrive from
 // outside.
 func TestOutsideRules(t *testing.T) {
