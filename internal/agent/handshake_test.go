@@ -379,12 +379,11 @@ func TestRepeatedSYN(t *testing.T) {
 	}
 }
 
-// dynamicConfig returns services with the dynamic policy.
-func dynamicConfig(window uint32, epsilon float64, initial uint32, windowTime time.Duration) *desired.Agent {
-	rule := desired.Accept{
+// dynamicRule returns the dynamic policy. A window time of 0 means that windows may be short.
+func dynamicRule(window uint32, epsilon float64, initial uint32, windowTime time.Duration) desired.Accept {
+	return desired.Accept{
 		Policy: desired.AcceptDynamic, Window: window, WindowTime: &windowTime, Epsilon: &epsilon, Initial: &initial,
 	}
-	return huntingConfig(desired.SRv6Insert, rule, desired.NotLocalDrop)
 }
 
 // TestAlgorithm2 gives the dynamic policy and the reference the same loads.
@@ -396,7 +395,7 @@ func TestAlgorithm2(t *testing.T) {
 	for seed := range uint64(30) {
 		random := rand.New(rand.NewPCG(seed, 2))
 		window, epsilon, initial := 1+random.Uint32N(60), float64(random.IntN(50))/100, random.Uint32N(6)
-		cfg := dynamicConfig(window, epsilon, initial, 0)
+		cfg := huntingConfig(desired.SRv6Insert, dynamicRule(window, epsilon, initial, 0), desired.NotLocalDrop)
 		testhost.Must(t, errors.Join(datapath.Keep(k.objects.Acceptances, map[agentServiceKey]agentAcceptance{}), k.write(newTableContent(cfg, mtu))))
 		want := newPolicy(cfg.Services[2])
 		want.load = &accept.Load{Capacity: 1 + random.Uint32N(8)}
@@ -444,7 +443,7 @@ func TestWindowTime(t *testing.T) {
 	s := newStage(t)
 	s.listen(vip6)
 	const initial = 4
-	cfg := dynamicConfig(10, 0.1, initial, time.Hour)
+	cfg := huntingConfig(desired.SRv6Insert, dynamicRule(10, 0.1, initial, time.Hour), desired.NotLocalDrop)
 	key := serviceKey(cfg.Services[2])
 	for i, test := range []struct {
 		busy [2]uint32 // of the offers, by turns
@@ -537,7 +536,7 @@ func TestStaleLoad(t *testing.T) {
 // policy starts with its initial one.
 func TestReloadKeepsThreshold(t *testing.T) {
 	k := testKernel(t)
-	cfg := dynamicConfig(50, 0.1, 1, 0)
+	cfg := huntingConfig(desired.SRv6Insert, dynamicRule(50, 0.1, 1, 0), desired.NotLocalDrop)
 	key := serviceKey(cfg.Services[0])
 	threshold := func() uint32 {
 		testhost.Must(t, k.write(newTableContent(cfg, mtu)))
