@@ -379,6 +379,13 @@ func TestRepeatedSYN(t *testing.T) {
 	}
 }
 
+// dynamicRule returns the dynamic policy. A window time of 0 means that windows may be short.
+func dynamicRule(window uint32, epsilon float64, initial uint32, windowTime time.Duration) desired.Accept {
+	return desired.Accept{
+		Policy: desired.AcceptDynamic, Window: window, WindowTime: &windowTime, Epsilon: &epsilon, Initial: &initial,
+	}
+}
+
 // TestAlgorithm2 gives the dynamic policy and the reference the same loads.
 func TestAlgorithm2(t *testing.T) {
 	k := testKernel(t)
@@ -387,19 +394,8 @@ func TestAlgorithm2(t *testing.T) {
 	seen := map[uint32]bool{}
 	for seed := range uint64(30) {
 		random := rand.New(rand.NewPCG(seed, 2))
-		window, epsilon, initial := 1+random.Uint32N(
-			60,
-		), float64(
-			random.IntN(50),
-		)/100, random.Uint32N(6)
-		rule := desired.Accept{
-			Policy:     desired.AcceptDynamic,
-			WindowTime: new(time.Duration),
-			Window:     window,
-			Epsilon:    &epsilon,
-			Initial:    &initial,
-		}
-		cfg := huntingConfig(desired.SRv6Insert, rule, desired.NotLocalDrop)
+		window, epsilon, initial := 1+random.Uint32N(60), float64(random.IntN(50))/100, random.Uint32N(6)
+		cfg := huntingConfig(desired.SRv6Insert, dynamicRule(window, epsilon, initial, 0), desired.NotLocalDrop)
 		testhost.Must(t, errors.Join(datapath.Keep(k.objects.Acceptances, map[agentServiceKey]agentAcceptance{}), k.write(newTableContent(cfg, mtu))))
 		want := newPolicy(cfg.Services[2])
 		want.load = &accept.Load{Capacity: 1 + random.Uint32N(8)}
@@ -446,15 +442,8 @@ func TestWindowTime(t *testing.T) {
 	k := testKernel(t)
 	s := newStage(t)
 	s.listen(vip6)
-	epsilon, initial, windowTime := 0.1, uint32(4), time.Hour
-	rule := desired.Accept{
-		Policy:     desired.AcceptDynamic,
-		Window:     10,
-		WindowTime: &windowTime,
-		Epsilon:    &epsilon,
-		Initial:    &initial,
-	}
-	cfg := huntingConfig(desired.SRv6Insert, rule, desired.NotLocalDrop)
+	const initial = 4
+	cfg := huntingConfig(desired.SRv6Insert, dynamicRule(10, 0.1, initial, time.Hour), desired.NotLocalDrop)
 	key := serviceKey(cfg.Services[2])
 	for i, test := range []struct {
 		busy [2]uint32 // of the offers, by turns
@@ -488,13 +477,7 @@ func TestWindowTime(t *testing.T) {
 
 // beganBefore lets the present window of the data path and of the reference begin a time before
 // now.
-func beganBefore(
-	t *testing.T,
-	k *kernel,
-	key agentServiceKey,
-	policy *accept.Dynamic,
-	before time.Duration,
-) {
+func beganBefore(t *testing.T, k *kernel, key agentServiceKey, policy *accept.Dynamic, before time.Duration) {
 	t.Helper()
 	var a agentAcceptance
 	testhost.Must(t, k.objects.Acceptances.Lookup(key, &a))
@@ -553,15 +536,7 @@ func TestStaleLoad(t *testing.T) {
 // policy starts with its initial one.
 func TestReloadKeepsThreshold(t *testing.T) {
 	k := testKernel(t)
-	epsilon, initial := 0.1, uint32(1)
-	accept := desired.Accept{
-		Policy:     desired.AcceptDynamic,
-		WindowTime: new(time.Duration),
-		Window:     50,
-		Epsilon:    &epsilon,
-		Initial:    &initial,
-	}
-	cfg := huntingConfig(desired.SRv6Insert, accept, desired.NotLocalDrop)
+	cfg := huntingConfig(desired.SRv6Insert, dynamicRule(50, 0.1, 1, 0), desired.NotLocalDrop)
 	key := serviceKey(cfg.Services[0])
 	threshold := func() uint32 {
 		testhost.Must(t, k.write(newTableContent(cfg, mtu)))

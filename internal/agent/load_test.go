@@ -344,11 +344,7 @@ func TestDynamicIsBounded(t *testing.T) {
 	const limit = 8
 	l := newLoadTest(t, client6, vip6, limit)
 	l.fill(l.from, l.vip, limit+1) // the kernel admits one more than the limit
-	epsilon, initial := 0.1, uint32(1)
-	rule := desired.Accept{
-		Policy: desired.AcceptDynamic, WindowTime: new(time.Duration), Window: 1,
-		Epsilon: &epsilon, Initial: &initial,
-	}
+	rule := dynamicRule(1, 0.1, 1, 0)
 	for name, c := range map[string]struct {
 		source desired.Source
 		shown  accept.Load

@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/cilium/ebpf/link"
 	"github.com/google/go-cmp/cmp"
@@ -25,24 +24,11 @@ import (
 // randomRule returns a random accept policy, with short windows, and a random treatment of flows
 // that are not local.
 func randomRule(random *rand.Rand) (desired.Accept, desired.NotLocal) {
-	small, epsilon := random.Uint32N(4), 0.1
+	small := random.Uint32N(4)
 	accept := []desired.Accept{
 		{Policy: desired.AcceptAlways}, {Policy: desired.AcceptNever}, {Policy: desired.AcceptLeast},
 		{Policy: desired.AcceptStatic, Threshold: &small},
-		{
-			Policy:     desired.AcceptDynamic,
-			WindowTime: new(time.Duration),
-			Window:     1 + small,
-			Epsilon:    &epsilon,
-			Initial:    &small,
-		},
-		{
-			Policy:     desired.AcceptDynamic,
-			WindowTime: new(time.Duration),
-			Window:     1 + small,
-			Epsilon:    &epsilon,
-			Initial:    &small,
-		},
+		dynamicRule(1+small, 0.1, small, 0), dynamicRule(1+small, 0.1, small, 0), // twice as often as others
 	}
 	notLocal := []desired.NotLocal{desired.NotLocalDrop, desired.NotLocalReset}
 	return accept[random.IntN(len(accept))], notLocal[random.IntN(2)]

@@ -97,15 +97,8 @@ func TestRestartKeepsConnections(t *testing.T) {
 	t.Parallel()
 	testhost.NeedCgroup2(t)
 	n := newNetwork(t, 1)
-	epsilon, initial := 0.1, uint32(5)
 	cfg := n.config(1, desired.SRv6Insert, vip6.Addr())
-	cfg.Services[0].Accept = desired.Accept{
-		Policy:     desired.AcceptDynamic,
-		WindowTime: new(time.Duration),
-		Window:     50,
-		Epsilon:    &epsilon,
-		Initial:    &initial,
-	}
+	cfg.Services[0].Accept = dynamicRule(50, 0.1, 5, 0)
 	cfg.Services[0].Load.Kind = desired.LoadConnections
 	a := n.run(1, cfg, link.AttachTCX)
 	n.serve(1, vip6.Addr())

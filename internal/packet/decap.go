@@ -98,18 +98,6 @@ func (env envelope) vip(frame []byte) (netip.Addr, error) {
 	return env.srh.Segments[0], nil
 }
 
-// remaining returns the number of segments after the destination, without the VIP.
-func (env envelope) remaining() int {
-	switch {
-	case env.srh == nil:
-		return 0
-	case env.tunnel():
-		return int(env.srh.SegmentsLeft)
-	default:
-		return int(env.srh.SegmentsLeft) - 1
-	}
-}
-
 // Decapsulate returns the packet that an agent delivers for a frame: the client's packet as the
 // balancer sent it, with an unchanged hop limit, and with the congestion marks of the path (RFC
 // 6040). The headers determine the encapsulation. Ethernet addresses, VLAN tags and the bytes after

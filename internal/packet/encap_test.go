@@ -61,16 +61,12 @@ func TestAdvanceVisitsAllSegments(t *testing.T) {
 			if got := decoded.Headers[0].Destination; got != segment {
 				t.Fatalf("packet is on its way to %v, not to segment %d, %v", got, i, segment)
 			}
-			node := packet.Server{Locator: netip.PrefixFrom(segment, 64)}
-			verdict, next, err := node.Receive(sent)
-			if last := i == len(e.Segments)-1; last {
-				if verdict != packet.Drop || !errors.Is(err, packet.ErrNotServed) {
-					t.Fatalf("last server: %v, %v", verdict, err)
-				}
+			if i == len(e.Segments)-1 {
 				break
 			}
-			if verdict != packet.Forward || hopLimit(next) != hopLimit(sent)-1 {
-				t.Fatalf("server %d: %v, %v", i, verdict, err)
+			next, err := packet.Advance(sent)
+			if err != nil || hopLimit(next) != hopLimit(sent)-1 {
+				t.Fatalf("server %d: hop limit %d after %d, %v", i, hopLimit(next), hopLimit(sent), err)
 			}
 			sent = next
 		}
@@ -126,6 +122,55 @@ func TestEncapsulateRefuses(t *testing.T) {
 	}
 }
 
+// Offsets in an untagged frame.
+const (
+	outerHeader = 14
+	outerSRH    = outerHeader + 40
+)
+
+func TestDecapsulateRefuses(t *testing.T) {
+	syn6, syn4 := packet.TCP(client6, vip6), packet.TCP(client4, vip4)
+	inserted := encapsulated(t, syn6, srv6Encap(desired.SRv6Insert, deliver1, deliver2))
+	wrapped := encapsulated(t, syn6, srv6Encap(desired.SRv6Encap, deliver1, deliver2))
+	known := encapsulated(t, syn6, srv6Encap(desired.SRv6Encap, deliver1))
+	gre4 := encapsulated(t, syn4, tunnel(desired.GRE, outer4))
+	for _, c := range []struct {
+		name  string
+		frame []byte
+		want  error
+	}{
+		{"TCP to a SID", packet.TCP(client6, netip.AddrPortFrom(deliver1, 22)), packet.ErrNotEncapsulated},
+		{"segments left past the last entry", packet.SetByte(inserted, outerSRH+3, 5), packet.ErrSegments},
+		{"no segment left", packet.SetByte(inserted, outerSRH+3, 0), packet.ErrSegments},
+		{"a last entry past the header", packet.SetByte(inserted, outerSRH+4, 4), packet.ErrSegments},
+		{"a routing header of another type", packet.SetByte(inserted, outerSRH+2, 2), packet.ErrSegments},
+		{"a header past the packet", packet.SetByte(inserted, outerSRH+1, 200), packet.ErrTruncated},
+		{"an empty list", packet.SetByte(wrapped, outerSRH+1, 0), packet.ErrSegments},
+		{"inner version", packet.FlipByte(known, outerHeader+40), packet.ErrNotIP},
+		{"inner length", packet.SetByte(known, outerHeader+40+4, 1), packet.ErrTruncated},
+		{"a key in GRE", packet.SetByte(gre4, outerHeader+20, 0x20), packet.ErrGRE},
+		{"bridging in GRE", packet.SetByte(packet.SetByte(gre4, outerHeader+22, 0x65), outerHeader+23, 0x58), packet.ErrGRE},
+		{"a fragment of a tunnel", packet.SetByte(gre4, outerHeader+6, 0x20), packet.ErrFragment},
+		{"the last fragment of a tunnel", packet.SetByte(gre4, outerHeader+7, 1), packet.ErrFragment},
+	} {
+		if out, err := packet.Decapsulate(c.frame); !errors.Is(err, c.want) || out != nil {
+			t.Errorf("%s: %v, want %v", c.name, err, c.want)
+		}
+	}
+}
+
+func TestAdvanceRefuses(t *testing.T) {
+	for _, kind := range []desired.Encapsulation{desired.SRv6Insert, desired.SRv6Encap} {
+		sent := encapsulated(t, packet.TCP(client6, vip6), srv6Encap(kind, deliver1, deliver2))
+		if _, err := packet.Advance(packet.SetHopLimit(sent, 1)); !errors.Is(err, packet.ErrHopLimit) {
+			t.Errorf("%s, hop limit 1: %v", kind, err)
+		}
+		if _, err := packet.Advance(packet.SetByte(sent, outerSRH+3, 0)); !errors.Is(err, packet.ErrSegments) {
+			t.Errorf("%s, no segment left: %v", kind, err)
+		}
+	}
+}
+
 // An update of the checksum must not repair a damaged header.
 func TestForwardingKeepsWrongChecksum(t *testing.T) {
 	broken := packet.FlipByte(packet.TCP(client4, vip4), 14+11)
@@ -142,12 +187,19 @@ func TestArgumentsStayUnchanged(t *testing.T) {
 		sent, err := packet.Encapsulate(client, e.encap)
 		testhost.Must(t, err)
 		before := slices.Clone(sent)
-		_, _, _ = server.Receive(sent)
+		_, _ = packet.Decapsulate(sent)
 		_, _ = packet.Advance(sent)
 		if diff := cmp.Diff(before, sent); diff != "" {
 			t.Errorf("%s: the agent changed its argument (-want +got):\n%s", e.name, diff)
 		}
 	}
+}
+
+func encapsulated(t *testing.T, client []byte, e packet.Encap) []byte {
+	t.Helper()
+	sent, err := packet.Encapsulate(client, e)
+	testhost.Must(t, err)
+	return sent
 }
 
 func hopLimit(frame []byte) uint8 {

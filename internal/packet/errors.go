@@ -24,20 +24,12 @@ var (
 
 	// ErrNotEncapsulated: a packet to a SID or a tunnel's end contains no packet to deliver.
 	ErrNotEncapsulated = errors.New("not encapsulated")
-	// ErrFunction: the node does not have the function of the SID.
-	ErrFunction = errors.New("unknown function")
 	// ErrSegments: a segment routing header has an impossible segments left or last entry.
 	ErrSegments = errors.New("bad segment routing header")
-	// ErrNextSegment: the next segment is not another server's. Servers pass packets on only to
-	// other servers.
-	ErrNextSegment = errors.New("next segment is no other server's")
 	// ErrGRE: a GRE header has a version, a flag or a protocol that balancers do not send.
 	ErrGRE = errors.New("bad GRE header")
 	// ErrFragment: the packet is a fragment of an outer packet.
 	ErrFragment = errors.New("fragment of an outer packet")
 	// ErrCongestion: the packet was marked CE on the path, and its inner header is not ECN-capable.
 	ErrCongestion = errors.New("congestion marked on a packet that is not ECN-capable")
-	// ErrNotServed: the node does not serve the VIP, and no segment is left to pass the packet on
-	// to.
-	ErrNotServed = errors.New("VIP is not served here")
 )

@@ -64,10 +64,3 @@ var encapsulations = []struct {
 	{"ipip over IPv4", tunnel(desired.IPIP, outer4), 20, []int{4, 6}},
 	{"ipip over IPv6", tunnel(desired.IPIP, outer6), 40, []int{4, 6}},
 }
-
-// server serves both VIPs, and is the far end of all encapsulations.
-var server = packet.Server{
-	Locator:   locator1,
-	Addresses: []netip.Addr{outer4[1], outer6[1]},
-	VIPs:      []netip.Addr{vip4.Addr(), vip6.Addr()},
-}
