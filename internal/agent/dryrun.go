@@ -48,7 +48,7 @@ func newDryRun(original *ebpf.Program) (_ *dryRun, err error) {
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, closeAll(maps)) }()
+	defer func() { err = errors.Join(err, datapath.CloseMaps(maps)) }()
 	if err := setConstants(spec, maps[constantsSection]); err != nil {
 		return nil, err
 	}

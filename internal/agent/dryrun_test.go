@@ -193,7 +193,7 @@ func readAll(t *testing.T, k *kernel) datapathtest.State {
 		}
 	}
 	s := datapathtest.ReadMaps(t, maps)
-	testhost.Must(t, closeAll(maps))
+	testhost.Must(t, datapath.CloseMaps(maps))
 	return s
 }
 

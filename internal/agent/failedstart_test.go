@@ -75,7 +75,7 @@ func startAndEnd(cfg *desired.Agent) error {
 		return err
 	}
 	if os.Getenv(failFilter) != "" {
-		a.kernel.tc.attachTCX = noTCX
+		a.kernel.tc.AttachTCX = noTCX
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()

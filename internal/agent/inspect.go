@@ -32,24 +32,11 @@ type View struct {
 	here     bool          // the agent is in the network namespace whose sockets are queried
 }
 
-// viewed returns the tables that a view reads, by name.
-func viewed(maps *agentMaps) map[string]**ebpf.Map {
-	return map[string]**ebpf.Map{
-		agentMapAcceptances:   &maps.Acceptances,
-		agentMapAgentFlows:    &maps.AgentFlows,
-		agentMapAgentFlowKeys: &maps.AgentFlowKeys,
-		agentMapConnections:   &maps.Connections,
-		agentMapListeners:     &maps.Listeners,
-		agentMapLoads:         &maps.Loads,
-		agentMapOffers:        &maps.Offers,
-		agentMapQuicIdCounts:  &maps.QuicIdCounts,
-		agentMapQuicOwnIds:    &maps.QuicOwnIds,
-		agentMapReasons:       &maps.Reasons,
-		agentMapServiceNames:  &maps.ServiceNames,
-		agentMapSignals:       &maps.Signals,
-		agentMapSynAcks:       &maps.SynAcks,
-		agentMapVips:          &maps.Vips,
-	}
+// viewed are the names of the tables that a view reads.
+var viewed = []string{
+	agentMapAcceptances, agentMapAgentFlows, agentMapAgentFlowKeys, agentMapConnections, agentMapListeners,
+	agentMapLoads, agentMapOffers, agentMapQuicIdCounts, agentMapQuicOwnIds, agentMapReasons,
+	agentMapServiceNames, agentMapSignals, agentMapSynAcks, agentMapVips,
 }
 
 // OpenView opens the tables of an instance. It refuses the tables of a build with another layout. A
@@ -68,7 +55,7 @@ func OpenView(instance string) (_ *View, err error) {
 		return nil, err
 	}
 	v.labels = labels
-	for name, m := range viewed(&v.maps) {
+	for name, m := range datapath.MapsIn(&v.maps, viewed...) {
 		if *m, err = datapath.OpenTable(filepath.Join(datapath.Dir(instance), name), spec.Maps[name]); err != nil {
 			return nil, fmt.Errorf("table %s: %w", name, err)
 		}

@@ -35,8 +35,14 @@ type kernel struct {
 	assigned assignedVIPs
 	labels   labels
 	flowKeys agentAgentFlowKeys
-	tc       tc
+	tc       datapath.TC
 }
+
+// The hooks of the programs of tc.
+var (
+	ingress = datapath.Hook{At: ebpf.AttachTCXIngress, Priority: 0x5e6e, Pin: "link_ingress"}
+	egress  = datapath.Hook{At: ebpf.AttachTCXEgress, Priority: 0x5e6e, Pin: "link_egress"}
+)
 
 // labels are the names of the data path's counters, indexed by their numbers.
 type labels struct {
@@ -142,11 +148,15 @@ func (k *kernel) load(node *desired.AgentNode) error {
 		return err
 	}
 	k.labels = labels
-	kept, err := k.openKept(spec)
+	kept, others, err := declared.Open(spec, k.dir)
+	defer func() { _ = datapath.CloseMaps(kept) }()
 	if err != nil {
 		return err
 	}
-	defer closeAll(kept)
+	for _, name := range others {
+		k.log.Warn("another build made this map: it starts empty", "map", name)
+	}
+	k.begun = slices.DeleteFunc(slices.Clone(keptMaps), func(name string) bool { return kept[name] != nil })
 	if k.flowKeys, err = flowKeysOf(kept[agentMapAgentFlowKeys]); err != nil {
 		return err
 	}
@@ -154,11 +164,10 @@ func (k *kernel) load(node *desired.AgentNode) error {
 		k.log.Warn("an earlier build made the flow table: it keeps its hash, by which clients can choose "+
 			"flows that share a bucket, until it is removed", "remove", "segue agent detach "+k.instance)
 	}
-	if err := setVariables(spec, constants(&k.flowKeys)); err != nil {
+	variables := constants(&k.flowKeys)
+	variables[agentVarHostIsOutside] = !node.IsInternal()
+	if err := datapath.SetVariables(spec, variables); err != nil {
 		return err
-	}
-	if err := spec.Variables[agentVarHostIsOutside].Set(!node.IsInternal()); err != nil {
-		return fmt.Errorf("set where the interface leads: %w", err)
 	}
 	if err = loadObjects(spec, &k.objects, kept); err != nil {
 		return fmt.Errorf("load the data path: %w", withLog(err))
@@ -167,7 +176,7 @@ func (k *kernel) load(node *desired.AgentNode) error {
 		return fmt.Errorf("write %s: %w", k.objects.AgentFlowKeys, err)
 	}
 	k.assigned = assignedVIPs{k.objects.Belongings}
-	k.tc = tc{instance: k.instance, dir: k.dir, attachTCX: link.AttachTCX}
+	k.tc = datapath.TC{Instance: k.instance, AttachTCX: link.AttachTCX}
 	return nil
 }
 
@@ -177,92 +186,44 @@ var loadObjects = func(spec *ebpf.CollectionSpec, objects *agentObjects, kept ma
 	return spec.LoadAndAssign(objects, &ebpf.CollectionOptions{MapReplacements: kept})
 }
 
-func setVariables(spec *ebpf.CollectionSpec, values map[string]any) error {
-	for name, value := range values {
-		if err := spec.Variables[name].Set(value); err != nil {
-			return fmt.Errorf("set %s: %w", name, err)
-		}
-	}
-	return nil
+// declared declares the maps. That of the assigned VIPs comes first, because it shows the role of an
+// instance.
+var declared = datapath.Declarations{
+	{Name: agentMapBelongings, Life: datapath.Kept},
+	{Name: agentMapReasons, Life: datapath.Expendable},
+	{Name: agentMapSynAcks, Life: datapath.Expendable},
+	{Name: agentMapSignals, Life: datapath.Expendable},
+	{Name: agentMapOffers, Life: datapath.Expendable},
+	{Name: agentMapQuicIdCounts, Life: datapath.Expendable},
+	{Name: agentMapAgentFlows, Life: datapath.Expendable},
+	{Name: agentMapAgentBalancers, Life: datapath.Expendable},
+	{Name: agentMapAgentFlowKeys, Life: datapath.Expendable},
+	{Name: agentMapConnections, Life: datapath.Expendable},
+	{Name: agentMapCountedSockets, Life: datapath.Expendable},
+	{Name: agentMapSocketCookies, Life: datapath.Expendable},
+	{Name: agentMapCookiesUsed, Life: datapath.Expendable},
+	{Name: agentMapAcceptances, Life: datapath.Expendable},
+	{Name: agentMapListeners, Life: datapath.Expendable},
+
+	{Name: agentMapVips, Life: datapath.Renewed},
+	{Name: agentMapTunnelAddresses, Life: datapath.Renewed},
+	{Name: agentMapSegmentSizes, Life: datapath.Renewed},
+	{Name: agentMapLoads, Life: datapath.Renewed},
+	{Name: agentMapQuicOwnIds, Life: datapath.Renewed},
+	{Name: agentMapServiceNames, Life: datapath.Renewed},
+
+	{Name: agentMapBalancers},
+	{Name: agentMapDeliveredFragments},
+	{Name: agentMapResets},
+	{Name: agentMapSignalKeys},
 }
 
-// keptMaps returns the maps that outlive a process. The map of the assigned VIPs comes first,
-// because it tells the role of an instance.
-func keptMaps(maps *agentMaps) []keptMap {
-	return []keptMap{
-		{agentMapBelongings, &maps.Belongings},
-		{agentMapReasons, &maps.Reasons},
-		{agentMapSynAcks, &maps.SynAcks},
-		{agentMapSignals, &maps.Signals},
-		{agentMapOffers, &maps.Offers},
-		{agentMapQuicIdCounts, &maps.QuicIdCounts},
-		{agentMapAgentFlows, &maps.AgentFlows},
-		{agentMapAgentBalancers, &maps.AgentBalancers},
-		{agentMapAgentFlowKeys, &maps.AgentFlowKeys},
-		{agentMapConnections, &maps.Connections},
-		{agentMapCountedSockets, &maps.CountedSockets},
-		{agentMapSocketCookies, &maps.SocketCookies},
-		{agentMapCookiesUsed, &maps.CookiesUsed},
-		{agentMapAcceptances, &maps.Acceptances},
-		{agentMapListeners, &maps.Listeners},
-	}
-}
-
-type keptMap struct {
-	name string
-	m    **ebpf.Map
-}
-
-// openKept opens the kept maps of an earlier process. If a map's layout differs from this build's,
-// this process creates the map anew.
-func (k *kernel) openKept(spec *ebpf.CollectionSpec) (map[string]*ebpf.Map, error) {
-	opened := map[string]*ebpf.Map{}
-	for _, kept := range keptMaps(&agentMaps{}) {
-		m, err := openMap(k.pinOf(kept.name), spec.Maps[kept.name])
-		switch {
-		case err == nil:
-			opened[kept.name] = m
-			continue
-		case errors.Is(err, os.ErrNotExist):
-		case errors.Is(err, ebpf.ErrMapIncompatible) && kept.name != agentMapBelongings:
-			k.log.Warn("another build made this map: it starts empty", "map", kept.name)
-		default:
-			return nil, errors.Join(fmt.Errorf("open map %s: %w", kept.name, err), closeAll(opened))
-		}
-		k.begun = append(k.begun, kept.name)
-	}
-	return opened, nil
-}
-
-func openMap(pin string, spec *ebpf.MapSpec) (*ebpf.Map, error) {
-	m, err := ebpf.LoadPinnedMap(pin, nil)
-	if err != nil {
-		return nil, err
-	}
-	if err := datapath.Compatible(spec, m); err != nil {
-		return nil, errors.Join(err, m.Close())
-	}
-	return m, nil
-}
+// keptMaps are the names of the maps that outlive a process.
+var keptMaps = declared.Names(datapath.Kept, datapath.Expendable)
 
 // pinKept pins the kept maps that this process has created anew.
 func (k *kernel) pinKept(t *datapath.Takeover) error {
-	for _, kept := range keptMaps(&k.objects.agentMaps) {
-		if slices.Contains(k.begun, kept.name) {
-			if err := t.Pin(*kept.m, k.pinOf(kept.name)); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-func closeAll(maps map[string]*ebpf.Map) error {
-	var errs []error
-	for _, m := range maps {
-		errs = append(errs, m.Close())
-	}
-	return errors.Join(errs...)
+	return t.PinMaps(&k.objects.agentMaps, k.dir, k.begun)
 }
 
 // attach attaches the programs to an interface, and pins them and their tables for other tools.
@@ -270,10 +231,10 @@ func closeAll(maps map[string]*ebpf.Map) error {
 // its programs work there until all new programs are attached.
 func (k *kernel) attach(t *datapath.Takeover, ifindex int) (datapath.Attached, error) {
 	// XDP comes last, because its program hands packets to the others.
-	if err := k.tc.attach(t, k.objects.TcAgent, ifindex, egress); err != nil {
+	if err := k.tc.Attach(t, k.objects.TcAgent, ifindex, egress); err != nil {
 		return datapath.Attached{}, err
 	}
-	if err := k.tc.attach(t, k.objects.TcForward, ifindex, ingress); err != nil {
+	if err := k.tc.Attach(t, k.objects.TcForward, ifindex, ingress); err != nil {
 		return datapath.Attached{}, err
 	}
 	attached, err := t.AttachXDP(k.objects.XdpAgent, ifindex, k.linkPin())
@@ -287,12 +248,7 @@ func (k *kernel) attach(t *datapath.Takeover, ifindex int) (datapath.Attached, e
 
 // checkNamespace returns an error if the instance works in another network namespace.
 func (k *kernel) checkNamespace() error {
-	for _, name := range []string{datapath.LinkPin, ingress.pin, egress.pin} {
-		if _, err := datapath.AttachedTo(k.pinOf(name)); err != nil {
-			return err
-		}
-	}
-	return nil
+	return datapath.CheckNamespace(k.instance, datapath.LinkPin, ingress.Pin, egress.Pin)
 }
 
 func (k *kernel) pinOf(name string) string { return filepath.Join(k.dir, name) }
@@ -310,19 +266,7 @@ func (k *kernel) pin(t *datapath.Takeover) error {
 			return err
 		}
 	}
-	for name, m := range map[string]*ebpf.Map{
-		agentMapVips:            k.objects.Vips,
-		agentMapTunnelAddresses: k.objects.TunnelAddresses,
-		agentMapSegmentSizes:    k.objects.SegmentSizes,
-		agentMapLoads:           k.objects.Loads,
-		agentMapQuicOwnIds:      k.objects.QuicOwnIds,
-		agentMapServiceNames:    k.objects.ServiceNames,
-	} {
-		if err := t.Pin(m, k.pinOf(name)); err != nil {
-			return err
-		}
-	}
-	return nil
+	return t.PinMaps(&k.objects.agentMaps, k.dir, declared.Names(datapath.Renewed))
 }
 
 // undo removes everything that a failed first start has created, and returns err. It leaves the
@@ -364,13 +308,12 @@ func Detach(instance string) error {
 	defer m.Close()
 	all := assignedVIPs{m}
 	// Remove the programs first, so that they do not deliver packets to a removed address.
-	if _, err := datapath.AttachedTo(filepath.Join(dir, datapath.LinkPin)); err != nil {
+	if err := datapath.CheckNamespace(instance, datapath.LinkPin); err != nil {
 		return err
 	}
-	for _, name := range []string{datapath.LinkPin, ingress.pin, egress.pin, connectionCountPin} {
-		if err := datapath.DetachLink(filepath.Join(dir, name)); err != nil {
-			return err
-		}
+	err = datapath.DetachLinks(instance, datapath.LinkPin, ingress.Pin, egress.Pin, connectionCountPin)
+	if err != nil {
+		return err
 	}
 	if err := datapath.RemoveFilters(instance); err != nil {
 		return err

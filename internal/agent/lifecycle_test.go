@@ -117,8 +117,8 @@ func (n *network) inspect(server int, instance string) (h host) {
 
 // filters returns the names of the filters on an interface.
 func filters(device netlink.Link) (names []string, err error) {
-	for _, at := range []hook{ingress, egress} {
-		found, err := netlink.FilterList(device, at.parent)
+	for _, parent := range []uint32{netlink.HANDLE_MIN_INGRESS, netlink.HANDLE_MIN_EGRESS} {
+		found, err := netlink.FilterList(device, parent)
 		if err != nil {
 			return nil, err
 		}
@@ -266,7 +266,7 @@ func TestFailedMove(t *testing.T) {
 		if err := a.Run(t.Context()); !errors.Is(err, unix.EBUSY) {
 			t.Errorf("error %v, want %v", err, unix.EBUSY)
 		}
-		for _, pin := range []string{datapath.LinkPin, ingress.pin, egress.pin} {
+		for _, pin := range []string{datapath.LinkPin, ingress.Pin, egress.Pin} {
 			at, err := datapath.AttachedTo(filepath.Join(a.kernel.dir, pin))
 			if at != eth0.Attrs().Index || err != nil {
 				t.Errorf("%s is attached to interface %d, error %v; want %d", pin, at, err, eth0.Attrs().Index)
@@ -313,7 +313,7 @@ func TestFailedStart(t *testing.T) {
 		err   string
 	}{
 		"refused by the kernel": {func(_ *desired.Agent, a *Agent) {
-			a.kernel.tc.attachTCX = func(link.TCXOptions) (link.Link, error) { return nil, errors.New("refused") }
+			a.kernel.tc.AttachTCX = func(link.TCXOptions) (link.Link, error) { return nil, errors.New("refused") }
 		}, "refused"},
 		"no such interface": {func(cfg *desired.Agent, _ *Agent) { cfg.Node.Interface = "nope" },
 			`node.interface "nope": there is no such interface`},

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"maps"
 	"os"
+	"path/filepath"
 	"sync"
 	"testing"
 
@@ -73,13 +74,12 @@ func (r *reusable) begin(instance string) error {
 	if err != nil {
 		return err
 	}
-	k := kernel{dir: dir}
-	for _, kept := range keptMaps(&r.objects.agentMaps) {
-		clone, err := (*kept.m).Clone()
+	for name, m := range datapath.MapsIn(&r.objects.agentMaps, keptMaps...) {
+		clone, err := (*m).Clone()
 		if err != nil {
 			return err
 		}
-		if err := errors.Join(clone.Pin(k.pinOf(kept.name)), clone.Close()); err != nil {
+		if err := errors.Join(clone.Pin(filepath.Join(dir, name)), clone.Close()); err != nil {
 			return err
 		}
 	}
@@ -90,10 +90,9 @@ func (r *reusable) begin(instance string) error {
 
 // unpin removes the pins that begin has made, as if the process had created all maps itself.
 func unpin(k *kernel) error {
-	k.begun = nil
-	for _, kept := range keptMaps(&agentMaps{}) {
-		k.begun = append(k.begun, kept.name)
-		if err := os.Remove(k.pinOf(kept.name)); err != nil && !errors.Is(err, os.ErrNotExist) {
+	k.begun = keptMaps
+	for _, name := range keptMaps {
+		if err := os.Remove(k.pinOf(name)); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return err
 		}
 	}

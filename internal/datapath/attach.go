@@ -182,6 +182,27 @@ func DetachLink(pin string) error {
 	return nil
 }
 
+// DetachLinks is DetachLink for links of an instance, by the names of their pins. It continues after
+// an error, and returns all errors.
+func DetachLinks(instance string, pins ...string) error {
+	var errs []error
+	for _, pin := range pins {
+		errs = append(errs, DetachLink(filepath.Join(Dir(instance), pin)))
+	}
+	return errors.Join(errs...)
+}
+
+// CheckNamespace returns an error if a link of an instance belongs to another network namespace than
+// that of the caller. pins are the names of the links' pins.
+func CheckNamespace(instance string, pins ...string) error {
+	for _, pin := range pins {
+		if _, err := AttachedTo(filepath.Join(Dir(instance), pin)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // AttachedTo returns the index of the interface of a pinned XDP or tcx link. It is 0 if there is no
 // link, or if the interface has been removed. It is an error if the interface is in another network
 // namespace: all network namespaces see the same pins, but indexes differ.

@@ -3,6 +3,7 @@
 package datapath
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/cilium/ebpf"
@@ -27,10 +28,7 @@ func MapsOf(program *ebpf.Program, specs map[string]*ebpf.MapSpec) (map[string]*
 	ids, _ := info.MapIDs()
 	for _, id := range ids {
 		if err := addMap(maps, keys, id); err != nil {
-			for _, m := range maps {
-				_ = m.Close()
-			}
-			return nil, fmt.Errorf("open map %d of %v: %w", id, program, err)
+			return nil, errors.Join(fmt.Errorf("open map %d of %v: %w", id, program, err), CloseMaps(maps))
 		}
 	}
 	return maps, nil

@@ -3,23 +3,16 @@
 package dataplane
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 	"sync/atomic"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/link"
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
 )
-
-// checkPriority is the priority of the filter of tc_check in clsact. Filters with lower priorities
-// run first.
-const checkPriority = 0x5e6d
 
 // These are CHECK_MARK and CALL_MARK in bpf/balancer/signal/check.h. They differ in the lowest bit.
 const (
@@ -97,23 +90,14 @@ func (t *CheckTable) Lead(first, to uint32) {
 	atomic.StoreUint32(&t.checks[first].Last, last)
 }
 
-// attachCheck attaches tc_check to the egress of the interface towards the servers. It uses tcx, or
-// a filter if the kernel is older than 6.6. The link is not pinned: only a process sends checks, so
-// the program need not outlive it.
+// attachCheck attaches tc_check to the egress of the interface towards the servers.
 func (p *Plane) attachCheck(t *datapath.Takeover, ifindex int) error {
 	if p.checkLink != nil {
 		return nil // this process has attached it already
 	}
-	l, err := p.AttachTCX(link.TCXOptions{
-		Program: p.Objects.TcCheck, Interface: ifindex, Attach: ebpf.AttachTCXEgress,
-	})
-	if errors.Is(err, ebpf.ErrNotSupported) {
-		return t.AttachFilter(p.Objects.TcCheck, ifindex, datapath.Filter{
-			Instance: p.instance, Parent: netlink.HANDLE_MIN_EGRESS, Priority: checkPriority,
-		})
-	}
-	if err != nil {
-		return fmt.Errorf("attach %s to interface %d: %w", ebpf.AttachTCXEgress, ifindex, err)
+	l, err := p.TC.AttachNew(t, p.Objects.TcCheck, ifindex, checkHook)
+	if l == nil || err != nil {
+		return err
 	}
 	p.checkLink = l
 	t.OnUndo(func() error {

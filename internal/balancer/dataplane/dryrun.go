@@ -48,13 +48,8 @@ func NewDryRun(tables map[string]*ebpf.Map, constants map[string]any, outside bo
 	for name, table := range tables {
 		spec.Maps[name].MaxEntries = table.MaxEntries()
 	}
-	for name, value := range constants {
-		if err := spec.Variables[name].Set(value); err != nil {
-			return nil, fmt.Errorf("set %s: %w", name, err)
-		}
-	}
-	if err := spec.Variables[balancerVarHostIsOutside].Set(outside); err != nil {
-		return nil, fmt.Errorf("set where the interface leads: %w", err)
+	if err := errors.Join(datapath.SetVariables(spec, constants), setOutside(spec, outside)); err != nil {
+		return nil, err
 	}
 	d := &DryRun{}
 	if loads := tables[LoadsMap]; loads != nil {

@@ -128,7 +128,7 @@ func (p *Plane) Widen(t *datapath.Takeover, cfg *desired.Balancer) error {
 // tables and variables as the program before.
 func (p *Plane) widenSide(t *datapath.Takeover, spec *ebpf.CollectionSpec, number int) error {
 	if number == 1 {
-		if err := setInside(spec); err != nil {
+		if err := setOutside(spec, false); err != nil {
 			return err
 		}
 	}

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 
 	"github.com/cilium/ebpf"
@@ -15,35 +14,6 @@ import (
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
 )
-
-// countsOthers tells whether an earlier process has left counters by reason that are not compatible
-// with the reasons of this build.
-func countsOthers(spec *ebpf.CollectionSpec, kept map[string]*ebpf.Map) bool {
-	return slices.ContainsFunc(CountersByReason, func(name string) bool {
-		return kept[name] != nil && datapath.Compatible(spec.Maps[name], kept[name]) != nil
-	})
-}
-
-// openKept opens the tables that an earlier process has left. A table with another layout or
-// another size is an error, unless it is one of CountersByReason. The caller closes the tables,
-// also after an error.
-func openKept(spec *ebpf.CollectionSpec, dir string) (kept map[string]*ebpf.Map, err error) {
-	kept = map[string]*ebpf.Map{}
-	for name := range new(Maps).Pinned() {
-		m, err := ebpf.LoadPinnedMap(filepath.Join(dir, name), nil)
-		if errors.Is(err, os.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			return kept, fmt.Errorf("table %s: %w", name, err)
-		}
-		kept[name] = m
-		if err := spec.Maps[name].Compatible(m); err != nil && !slices.Contains(CountersByReason, name) {
-			return kept, fmt.Errorf("table %s: %w", name, err)
-		}
-	}
-	return kept, checkInner(dir, kept, spec)
-}
 
 // checkInner compares the layout of candidate tables and column tables with that of this build.
 // They have no pins, so checkInner finds them through the services.
@@ -90,31 +60,16 @@ func checkElement(dir string, outer *ebpf.Map, number uint32, spec *ebpf.MapSpec
 	return expected.Compatible(inner)
 }
 
-func closeAll(maps map[string]*ebpf.Map) {
-	for _, m := range maps {
-		_ = m.Close()
-	}
-}
-
-// pinNew pins the tables that were not pinned. The identity comes first, because it shows the role
-// of an instance. Counters that replace those of another build wait until the program that counts
-// in them is attached (pinCounting).
+// pinNew pins the tables that were not pinned. Counters that replace those of another build wait
+// until the program that counts in them is attached (pinCounting).
 func (p *Plane) pinNew(kept map[string]*ebpf.Map) error {
-	pin := func(name string, table *ebpf.Map) error {
+	tables := p.Objects.Maps.Pinned()
+	for _, name := range pinned {
 		if kept[name] != nil || p.recount && slices.Contains(CountersByReason, name) {
-			return nil
-		}
-		p.made = append(p.made, name)
-		return datapath.Pin(table, p.pin(name))
-	}
-	if err := pin(balancerMapIdentity, p.Objects.Identity); err != nil {
-		return err
-	}
-	for name, table := range p.Objects.Maps.Pinned() {
-		if name == balancerMapIdentity {
 			continue
 		}
-		if err := pin(name, *table); err != nil {
+		p.made = append(p.made, name)
+		if err := datapath.Pin(*tables[name], p.pin(name)); err != nil {
 			return err
 		}
 	}
@@ -146,11 +101,8 @@ func (p *Plane) explain(err error, limits desired.Limits) error {
 // counters by reason, pinCounting pins them as well.
 func (p *Plane) pinCounting(t *datapath.Takeover) error {
 	if p.recount {
-		tables := p.Objects.Maps.Pinned()
-		for _, name := range CountersByReason {
-			if err := t.Pin(*tables[name], p.pin(name)); err != nil {
-				return err
-			}
+		if err := t.PinMaps(&p.Objects.Maps, p.dir, CountersByReason); err != nil {
+			return err
 		}
 	}
 	return t.Pin(p.Objects.XdpLb, p.pin(datapath.BalancerProgram))

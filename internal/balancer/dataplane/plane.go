@@ -8,10 +8,8 @@ package dataplane
 
 import (
 	"errors"
-	"fmt"
 	"log/slog"
 	"os"
-	"path/filepath"
 	"sync"
 
 	"github.com/cilium/ebpf"
@@ -53,9 +51,7 @@ type Plane struct {
 	// Constants are the values of the variables with which programs that use these tables and have
 	// all features must be loaded, by the names of the variables.
 	Constants map[string]any
-	// AttachTCX is link.AttachTCX. Tests replace it to simulate kernels before 6.6, which have no
-	// tcx.
-	AttachTCX func(link.TCXOptions) (link.Link, error)
+	TC        datapath.TC
 
 	instance string
 	node     *desired.BalancerNode
@@ -91,8 +87,8 @@ func Open(cfg *desired.Balancer, clock *FlowClock, log *slog.Logger) (*Plane, er
 	}
 	p := &Plane{
 		instance: cfg.Node.Instance, node: &cfg.Node, dir: dir, fresh: fresh, Clock: clock, inner: spec.Maps[TablesMap].InnerMap,
-		columns:   spec.Maps[balancerMapColumns].InnerMap,
-		AttachTCX: link.AttachTCX,
+		columns: spec.Maps[balancerMapColumns].InnerMap,
+		TC:      datapath.TC{Instance: cfg.Node.Instance, AttachTCX: link.AttachTCX},
 	}
 	if err := p.load(spec, cfg, log); err != nil {
 		_ = p.closeObjects()
@@ -107,20 +103,7 @@ func specFor(node *desired.BalancerNode) (*ebpf.CollectionSpec, error) {
 	if err != nil {
 		return nil, err
 	}
-	spec.Maps[FlowsMap].MaxEntries = flowBuckets(node.Limits.Flows)
-	spec.Maps[HintsMap].MaxEntries = hintSets(node.Limits.Hints)
-	spec.Maps[balancerMapHalfOpen].MaxEntries = flowBuckets(node.Limits.Flows / flowsPerHalfOpen)
-	for _, bySlot := range []string{
-		ServerCountersMap, balancerMapServerSignals, balancerMapAnsweredOffers,
-		balancerMapProbes, balancerMapProbeTurns, balancerMapReportCounters,
-		balancerMapChecks, LoadsMap, balancerMapEnds, balancerMapReservoirs,
-	} {
-		spec.Maps[bySlot].MaxEntries = serverSlots(node.Limits.Servers)
-	}
-	spec.Maps[balancerMapObserved].MaxEntries = flowBuckets(min(node.Limits.Flows, observedFlows))
-	spec.Maps[balancerMapStarts].MaxEntries = timedFlows(node.Limits.Flows)
-	spec.Maps[balancerMapRankLines].MaxEntries = rankLines(serverSlots(node.Limits.Servers))
-	spec.Maps[balancerMapFlowCounts].MaxEntries = serverSlots(node.Limits.Servers) + 1
+	declare(node.Limits).Resize(spec)
 	return spec, nil
 }
 
@@ -134,12 +117,15 @@ func serverSlots(servers uint32) uint32 {
 // load loads the objects, and pins nothing before the kernel has accepted the programs.
 func (p *Plane) load(spec *ebpf.CollectionSpec, cfg *desired.Balancer, log *slog.Logger) error {
 	node := &cfg.Node
-	kept, err := openKept(spec, p.dir)
-	defer closeAll(kept)
+	kept, others, err := declare(node.Limits).Open(spec, p.dir)
+	defer func() { _ = datapath.CloseMaps(kept) }()
 	if err != nil {
 		return err
 	}
-	if p.recount = countsOthers(spec, kept); p.recount {
+	if err := checkInner(p.dir, kept, spec); err != nil {
+		return err
+	}
+	if p.recount = len(others) > 0; p.recount {
 		log.Warn("another build counted other reasons: all counters start at zero")
 		for _, name := range CountersByReason {
 			_ = kept[name].Close()
@@ -228,21 +214,11 @@ func (p *Plane) load(spec *ebpf.CollectionSpec, cfg *desired.Balancer, log *slog
 
 // setVariables sets the variables with which the programs of the outside are loaded.
 func (p *Plane) setVariables(spec *ebpf.CollectionSpec) error {
-	for name, value := range p.Constants {
-		if err := spec.Variables[name].Set(value); err != nil {
-			return fmt.Errorf("set %s: %w", name, err)
-		}
-	}
-	if err := spec.Variables[balancerVarFeatures].Set(p.features.in(p.identity, spec.Maps[HintsMap].MaxEntries)); err != nil {
-		return fmt.Errorf("set the features: %w", err)
-	}
-	if err := spec.Variables[balancerVarHostIsOutside].Set(!p.node.IsInternal()); err != nil {
-		return fmt.Errorf("set where the interface leads: %w", err)
-	}
-	if err := spec.Variables[balancerVarServerSlots].Set(serverSlots(p.node.Limits.Servers)); err != nil {
-		return fmt.Errorf("set the number of slots for servers: %w", err)
-	}
-	return nil
+	return errors.Join(datapath.SetVariables(spec, p.Constants), datapath.SetVariables(spec, map[string]any{
+		balancerVarFeatures:      p.features.in(p.identity, spec.Maps[HintsMap].MaxEntries),
+		balancerVarHostIsOutside: !p.node.IsInternal(),
+		balancerVarServerSlots:   serverSlots(p.node.Limits.Servers),
+	}))
 }
 
 // tableSizes are the numbers of buckets of the flow tables, and of sets of the hint table.
@@ -282,16 +258,14 @@ func (p *Plane) Close() error {
 }
 
 // Detach removes the data path of an instance from the kernel, with all flows. It removes the
-// programs before their tables. The caller must be in the network namespace of the instance. Detach
-// stops at the first error and returns it.
+// programs before their tables. The caller must be in the network namespace of the instance. If
+// programs cannot be removed, Detach returns an error, and leaves the tables.
 func Detach(instance string) error {
 	if err := detachReturn(instance); err != nil {
 		return err
 	}
-	for _, kind := range sideKinds {
-		if err := datapath.DetachLink(filepath.Join(datapath.Dir(instance), kind.xdpPin)); err != nil {
-			return err
-		}
+	if err := datapath.DetachLinks(instance, xdpPins()...); err != nil {
+		return err
 	}
 	return datapath.RemoveDir(instance)
 }

@@ -26,15 +26,26 @@ type Side struct {
 
 // sideKind contains the names that belong to a side.
 type sideKind struct {
-	Setting   string // the setting that names the interface
-	xdpPin    string // the pin of the link of xdp_lb
-	returnPin string // the pin of the link of tc_return
+	Setting  string        // the setting that names the interface
+	xdpPin   string        // the pin of the link of xdp_lb
+	onReturn datapath.Hook // of tc_return, which runs after XDP
 }
 
 // sideKinds are the outside, which every balancer has, and the inside, in this order.
 var sideKinds = [...]sideKind{
-	{"node.interface", datapath.LinkPin, "link_return"},
-	{"node.inside", datapath.InsidePin, "link_return_inside"},
+	{"node.interface", datapath.LinkPin, returnHook("link_return")},
+	{"node.inside", datapath.InsidePin, returnHook("link_return_inside")},
+}
+
+func xdpPins() []string    { return []string{sideKinds[0].xdpPin, sideKinds[1].xdpPin} }
+func returnPins() []string { return []string{sideKinds[0].onReturn.Pin, sideKinds[1].onReturn.Pin} }
+
+// checkHook is where tc_check runs. Only a process sends checks, so the program need not outlive the
+// process, and its link has no pin.
+var checkHook = datapath.Hook{At: ebpf.AttachTCXEgress, Priority: 0x5e6d}
+
+func returnHook(pin string) datapath.Hook {
+	return datapath.Hook{At: ebpf.AttachTCXIngress, Priority: 0x5e6c, Pin: pin}
 }
 
 // SideObjects are the objects that each side has for itself.
@@ -61,7 +72,7 @@ func (p *Plane) loadSides(spec *ebpf.CollectionSpec) error {
 	if p.node.Inside == "" {
 		return nil
 	}
-	if err := setInside(spec); err != nil {
+	if err := setOutside(spec, false); err != nil {
 		return err
 	}
 	inside := &Side{sideKind: sideKinds[1]}
@@ -73,12 +84,9 @@ func (p *Plane) loadSides(spec *ebpf.CollectionSpec) error {
 	return nil
 }
 
-// setInside sets the variable by which the programs of the inside differ from those of the outside.
-func setInside(spec *ebpf.CollectionSpec) error {
-	if err := spec.Variables[balancerVarHostIsOutside].Set(false); err != nil {
-		return fmt.Errorf("set where node.inside leads: %w", err)
-	}
-	return nil
+// setOutside tells programs whether packets come to them from outside the segment routing domain.
+func setOutside(spec *ebpf.CollectionSpec, outside bool) error {
+	return datapath.SetVariables(spec, map[string]any{balancerVarHostIsOutside: outside})
 }
 
 // SetHost describes the interface to the programs on it: which frames are for this host, and how
@@ -130,14 +138,7 @@ func (p *Plane) CheckInterfaces(links []nexthop.Link) error {
 // CheckNamespace returns an error if the instance works in another network namespace than that of
 // the caller.
 func (p *Plane) CheckNamespace() error {
-	for _, kind := range sideKinds {
-		for _, pin := range []string{kind.xdpPin, kind.returnPin} {
-			if _, err := datapath.AttachedTo(p.pin(pin)); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
+	return datapath.CheckNamespace(p.instance, append(xdpPins(), returnPins()...)...)
 }
 
 // Attach attaches the programs to the interfaces of the sides, in the order of Sides. They replace
@@ -150,7 +151,7 @@ func (p *Plane) Attach(t *datapath.Takeover, links []nexthop.Link) ([]datapath.A
 		return nil, err
 	}
 	for i, side := range p.Sides {
-		if err := p.attachReturn(t, side, links[i].Index); err != nil {
+		if err := p.TC.Attach(t, side.Objects.TcReturn, links[i].Index, side.onReturn); err != nil {
 			return nil, err
 		}
 	}
@@ -182,7 +183,7 @@ func (p *Plane) Attach(t *datapath.Takeover, links []nexthop.Link) ([]datapath.A
 func (p *Plane) claim(t *datapath.Takeover, links []nexthop.Link) error {
 	for i, link := range links {
 		mine, other := sideKinds[i], sideKinds[1-i]
-		for pin, other := range map[string]string{mine.xdpPin: other.xdpPin, mine.returnPin: other.returnPin} {
+		for pin, other := range map[string]string{mine.xdpPin: other.xdpPin, mine.onReturn.Pin: other.onReturn.Pin} {
 			if err := t.ClaimLink(p.pin(pin), p.pin(other), link.Index); err != nil {
 				return err
 			}
@@ -195,7 +196,7 @@ func (p *Plane) claim(t *datapath.Takeover, links []nexthop.Link) error {
 // not.
 func (p *Plane) leave(links []nexthop.Link) error {
 	for _, kind := range sideKinds[len(p.Sides):] {
-		if err := detachLinks(p.pin(kind.xdpPin), p.pin(kind.returnPin)); err != nil {
+		if err := datapath.DetachLinks(p.instance, kind.xdpPin, kind.onReturn.Pin); err != nil {
 			return err
 		}
 	}
@@ -216,12 +217,4 @@ func (p *Plane) closeObjects() error {
 			side.Objects.Variables.Close())
 	}
 	return err
-}
-
-func detachLinks(pins ...string) error {
-	var errs []error
-	for _, pin := range pins {
-		errs = append(errs, datapath.DetachLink(pin))
-	}
-	return errors.Join(errs...)
 }

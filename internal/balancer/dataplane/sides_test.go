@@ -6,6 +6,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/datapath/datapathtest"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/testhost"
 )
 
@@ -20,4 +23,11 @@ func TestSidesShareTables(t *testing.T) {
 			t.Errorf("table %s is shared: %v", name, ok)
 		}
 	}
+}
+
+func TestEachTableIsDeclared(t *testing.T) {
+	t.Parallel()
+	spec, _, err := LoadSpec()
+	testhost.Must(t, err)
+	datapathtest.AreDeclared(t, spec, declare(desired.Limits{}).Names(datapath.Private, datapath.Renewed, datapath.Kept, datapath.Expendable))
 }
