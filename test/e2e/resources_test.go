@@ -83,7 +83,7 @@ func freeDescriptor(t *testing.T, pid int) (lowest uint64) {
 // A reload takes effect, and its generations are stored when there is room again. No packet is lost.
 func TestFullDisk(t *testing.T) {
 	t.Parallel()
-	l := shared(t, topology("http6-encap"))
+	l := up(t, topology("http6-encap")) // no other test has left generations
 	live, visitors := open(t, l, 50, l.Topology.Services...), startVisitors(t, l, 4, l.Topology.Services...)
 	n, p := l.Node("lb1"), l.Process("lb1", "lb")
 	name, state := l.Topology.Services[0].Name, n.BalancerConfig().Node.State
