@@ -21,7 +21,7 @@ import (
 // again, until it is undrained. Without BGP, a balancer itself cannot be drained.
 func TestDrain(t *testing.T) {
 	t.Parallel()
-	l := shared(t, topology("http6-encap"))
+	l := up(t, topology("http6-encap")) // no other test has left flows, which --wait would wait for
 	s := l.Topology.Services[0]
 	kept := &http.Transport{DialContext: l.Node("client").Dial}
 	server, _, err := (&client{l, http.Client{Transport: kept, Timeout: patience}}).get(t.Context(), s, "/")

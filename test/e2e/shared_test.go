@@ -31,7 +31,7 @@ var pool = sharedLabs{free: map[string][]*lab.Lab{}, before: map[string]counts{}
 // shared returns a lab that other tests have used, or a new one. After the test, the lab gets its
 // configurations and next hops back, and its overrides are removed. So the test may change these, and
 // may stop, kill and start processes that run again at its end. It must restore all else, such as
-// links, routes, sysctls and attached programs. The services keep the generations of earlier tests.
+// links, routes, sysctls and attached programs. Generations and flows of earlier tests remain.
 func shared(t *testing.T, topology lab.Topology) *lab.Lab {
 	t.Helper()
 	needRoot(t)
