@@ -136,8 +136,9 @@ static __always_inline enum lb_reason read_unusual(struct xdp_md *ctx, struct pa
 }
 
 /* Handles a packet that is not plain, that is not parsed completely, or whose flow is not known. If
- * lookup_plain() has computed the hashes of the flow, they are given; else they are 0. Not inlined:
- * the verifier walks it once, and the path of all other packets stays short. */
+ * lookup_plain() has computed the hashes of the flow, they are given; else they are 0. If the
+ * services change in between, the entry is lost that these hashes lead to, and no packet. Not
+ * inlined: the verifier walks it once, and the path of all other packets stays short. */
 __noinline int handle_in_full(struct xdp_md *ctx, struct packet *pkt, __u32 result, __u64 place,
 			      __u64 signature)
 {

@@ -2,13 +2,13 @@
 /*
  * How programs stay within the verifier's limits.
  *
- * The verifier walks every path, and gives up after a million instructions. It stops walking a path
- * where it comes to a state that is no more than one that it has walked before. Three means make
- * states equal, or easy to follow:
+ * The verifier walks every path, and gives up after a million instructions. It leaves a path where
+ * the registers and the stack can hold nothing that it has not allowed there before. Three means
+ * lead to such places sooner, or make bounds easy to follow:
  *
  *	- a global function (__noinline, not static) is walked once, and not once for each path to
- *	  it. The verifier knows nothing of its result and of memory that it may write (kernel
- *	  documentation, bpf/bpf_design_QA and "Function by function verification");
+ *	  it. The caller then knows neither its result nor what it has written through pointers
+ *	  (Linux commit 51c39bb1d5d1, "bpf: Introduce function-by-function verification");
  *	- forget() hides a value: what follows is walked once, and not once for each value;
  *	- barrier_var() (libbpf, bpf_helpers.h) hides a value from the compiler, which otherwise
  *	  moves a bound away from the register that the verifier has to see it on, or prepares all
