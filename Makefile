@@ -72,7 +72,7 @@ package: generate ## build the Debian packages in bin/; ARCH=arm64 or amd64, if 
 ##@ Develop
 # `go run` would not wait for the tests to clean up when it is terminated.
 .PHONY: test
-test: setup-test build ## run every test: unit, packet, end-to-end, package (root); TIER=unit for one tier
+test: setup-test build ## run the tests: unit, packet, end-to-end (root); TIER=package for those of the packages
 	go build -o bin/test-run ./test/run
 	bin/test-run $(TIER)
 

@@ -203,7 +203,10 @@ var bgpRouters = flag.String("bgp.routers", string(lab.FRR), "routing software t
 // routing software. No connection breaks.
 func TestBalancersComeAndGo(t *testing.T) {
 	for router := range strings.SplitSeq(*bgpRouters, ",") {
-		t.Run(router, func(t *testing.T) { comeAndGo(t, lab.Router(router)) })
+		t.Run(router, func(t *testing.T) {
+			t.Parallel()
+			comeAndGo(t, lab.Router(router))
+		})
 	}
 }
 

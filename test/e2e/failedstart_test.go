@@ -98,6 +98,7 @@ func configFile(l *lab.Lab, name string) string {
 // The test kills the processes of a balancer and of an agent, and then starts them in wrong places
 // with other configurations. Their data paths stay unchanged, and connections continue.
 func TestFailedStartsUnderLoad(t *testing.T) {
+	t.Parallel()
 	topology := topology("http6-encap", "http4-gre")
 	topology.Services = append(topology.Services, huntingServices(2)[1:]...) // IPv6 and IPv4
 	l := up(t, topology)

@@ -32,7 +32,7 @@ func TestServersAndABalancerFailAtOnce(t *testing.T) {
 	if *failoverFigure {
 		servers, removals = 48, [][]int{{1}, {2}, {4}, {8}, {2, 5, 8}}
 	}
-	parallelWith(t, servers)
+	t.Parallel()
 	hunts := huntingServices(2)[0]
 	hunts.Accept = desired.Accept{Policy: desired.AcceptStatic, Threshold: new(uint32(1 + failoverConnections/servers))}
 	reports := reportingServices(desired.SelectReports)[0]

@@ -16,6 +16,7 @@ import (
 // new ones open, and the balancers' memory stays the same. TestSYNFlood describes the losses in
 // the lab itself.
 func TestSYNFloodWithoutFlowTable(t *testing.T) {
+	t.Parallel()
 	var services []lab.Service
 	for i, persistence := range withoutFlowTable {
 		s := huntingServices(4)[0]

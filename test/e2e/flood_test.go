@@ -57,6 +57,7 @@ const floodedFlows = 1024
 // The servers answer with SYN cookies, Linux's default (net.ipv4.tcp_syncookies), when the flood
 // has filled their queues.
 func TestSYNFlood(t *testing.T) {
+	t.Parallel()
 	l := up(t, topology(mixed...))
 	shrinkFlowTables(t, l)
 	// Drop the servers' answers to the flood without an ICMP error.
@@ -108,6 +109,7 @@ func requireSameMemory(t *testing.T, before, after stock) {
 // contain exactly the connections from before. Meanwhile connections continue and new ones open.
 // TestSYNFlood describes the losses in the lab itself.
 func TestSYNFloodOfAServiceThatHunts(t *testing.T) {
+	t.Parallel()
 	const connections = 300
 	l := up(t, hunting(huntingServices(2)...))
 	command(t, l, "edge", "ip", "route", "add", "blackhole", spoofed.String())

@@ -42,6 +42,7 @@ func TestInfer(t *testing.T) {
 	t.Parallel()
 	for _, balancers := range []int{1, 2} {
 		t.Run(fmt.Sprint(balancers), func(t *testing.T) {
+			t.Parallel()
 			l := up(t, inferredLab(balancers))
 			request(t, l, 10*time.Second) // it learns
 			infers := request(t, l, 20*time.Second)

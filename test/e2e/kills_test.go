@@ -39,6 +39,7 @@ const spurious = 5
 // they reload and while they start. It also lets one build take over from another. No connection
 // breaks, every packet passes a data path, and none is lost.
 func TestKillsUnderManyConnections(t *testing.T) {
+	t.Parallel()
 	needRoot(t)
 	builds := &builds{path: filepath.Join(t.TempDir(), "segue"), all: []string{segue, otherBuild(t)}}
 	must(t, builds.install(0))

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sync/semaphore"
 	"golang.org/x/sys/unix"
 
 	"github.com/segue-lb/segue/internal/balancer/inspect"
@@ -30,13 +31,19 @@ import (
 // test machines are busy.
 const patience = 60 * time.Second
 
+// mostServers is the number of servers that all labs may have at a time.
+const mostServers = 52
+
 var (
 	// segue is the executable under test, and laboratory that of the lab.
 	segue, laboratory string
 	// labName is the name of this process's labs. Tests that run in parallel use other names.
 	labName = "e" + strconv.FormatInt(int64(os.Getpid()), 36)
 	// freeNames are the names of labs that are not up.
-	freeNames = newNames(8)
+	freeNames = newNames(16)
+	// freeServers has a unit for each server that labs can have beside the present ones. The kernel
+	// permits 64 programs of agents in a control group. Experiments need some of them.
+	freeServers = semaphore.NewWeighted(mostServers)
 	// interrupted ends when somebody interrupts the tests.
 	interrupted context.Context
 )
@@ -135,12 +142,11 @@ func topology(services ...string) lab.Topology {
 	return t
 }
 
-// parallelWith makes a test with a large lab parallel, unless the lab has too many servers to be up
-// with others: the kernel permits 64 programs of agents in a control group.
-func parallelWith(t *testing.T, servers int) {
-	if servers <= 24 {
-		t.Parallel()
-	}
+// reserveServers waits until labs with fewer servers are up than the kernel permits.
+func reserveServers(t *testing.T, count int) (release func()) {
+	t.Helper()
+	must(t, freeServers.Acquire(t.Context(), int64(count)))
+	return func() { freeServers.Release(int64(count)) }
 }
 
 // up builds a lab for the duration of a test. If the test fails, the logs of its processes are
@@ -166,6 +172,7 @@ func upWith(t *testing.T, topology lab.Topology, segue string) *lab.Lab {
 func build(t *testing.T, topology lab.Topology, segue string) *lab.Lab {
 	t.Helper()
 	needRoot(t)
+	t.Cleanup(reserveServers(t, topology.Servers))
 	if topology.Name == labName {
 		topology.Name = <-freeNames
 		t.Cleanup(func() { giveBack(topology.Name) })

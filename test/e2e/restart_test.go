@@ -57,6 +57,7 @@ func killBalancers(t *testing.T, l *lab.Lab, live *load, visitors *visitors, ope
 
 // TestBalancersAreKilled kills balancers' processes under load. It affects no packets.
 func TestBalancersAreKilled(t *testing.T) {
+	t.Parallel()
 	l, live, visitors := upUnderLoad(t)
 	killBalancers(t, l, live, visitors, "forward_new")
 	requireUnnoticed(t, l, live, visitors)
@@ -65,6 +66,7 @@ func TestBalancersAreKilled(t *testing.T) {
 // TestStopsAndStartsUnderLoad stops balancers as an operator would. The data path keeps working
 // until a process that can take it over has started.
 func TestStopsAndStartsUnderLoad(t *testing.T) {
+	t.Parallel()
 	l, live, visitors := upUnderLoad(t)
 	lb, n := l.Process("lb1", "lb"), l.Node("lb1")
 	path := filepath.Join("/run/segue/lab", l.Name, "conf", "lb1-balancer.yaml")
@@ -110,6 +112,7 @@ func TestStopsAndStartsUnderLoad(t *testing.T) {
 
 // TestAgentsAreKilled kills the agents' processes under load and starts them again.
 func TestAgentsAreKilled(t *testing.T) {
+	t.Parallel()
 	l, live, visitors := upUnderLoad(t)
 	for _, name := range nodes(l, lab.RoleServer) {
 		must(t, l.Process(name, "agent").Kill())
@@ -131,6 +134,7 @@ var reloads = flag.Uint("reloads", 8, "how often TestReloadsUnderLoad reloads")
 
 // TestReloadsUnderLoad reloads repeatedly, with different weights each time.
 func TestReloadsUnderLoad(t *testing.T) {
+	t.Parallel()
 	l, live, visitors := upUnderLoad(t)
 	for i := range uint32(*reloads) {
 		reconfigure(t, l, func(cfg *desired.Balancer) {

@@ -96,6 +96,7 @@ func TestRemovedServersConnectionsAreReset(t *testing.T) {
 // TestServersAreAddedUnderLoad adds a server that the balancers must resolve first. No connection
 // is placed on it before that.
 func TestServersAreAddedUnderLoad(t *testing.T) {
+	t.Parallel()
 	l := shared(t, topology(mixed...))
 	reconfigure(t, l, func(cfg *desired.Balancer) { keepServers(cfg, "s1", "s2") })
 	visitors := startVisitors(t, l, 8, l.Topology.Services...)

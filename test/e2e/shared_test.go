@@ -39,6 +39,7 @@ func shared(t *testing.T, topology lab.Topology) *lab.Lab {
 	must(t, err)
 	l := pool.take(string(shape))
 	if l == nil {
+		reserveServers(t, topology.Servers) // until the end of all tests
 		topology.Name = pool.newName()
 		l, err = lab.Up(interrupted, topology, executables(segue))
 		must(t, err)

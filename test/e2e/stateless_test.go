@@ -89,7 +89,7 @@ func TestStatelessTraffic(t *testing.T) {
 // Nothing is random: the rows follow from the servers' names, and the ports are fixed.
 func TestHistoryKeepsConnections(t *testing.T) {
 	servers := *historyServers + 1 + (*historyChanges+1)/2
-	parallelWith(t, servers)
+	t.Parallel()
 	services := statelessServices(4)
 	for i := range services {
 		services[i].History = 4

@@ -393,6 +393,7 @@ func (s *site) awaitStatus(balancer, problem string) {
 // TestStoreFaults causes each fault under live connections and new ones. No connection is lost,
 // also when all traffic moves to the other balancer after the fault.
 func TestStoreFaults(t *testing.T) {
+	t.Parallel()
 	s := newSite(t, 4)
 	var log sharedFile
 	watch := exec.CommandContext(t.Context(), segue, "events")
@@ -410,6 +411,7 @@ func TestStoreFaults(t *testing.T) {
 
 // TestStoreClusterFaults does the same with the faults of a store of three members.
 func TestStoreClusterFaults(t *testing.T) {
+	t.Parallel()
 	newClusteredSite(t, 4).suffer(clusterFaults)
 }
 

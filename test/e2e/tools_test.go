@@ -23,6 +23,7 @@ var iperfBytes = flag.String("iperf", "15M", "how many bytes iperf3 transfers in
 // TestToolsWithoutFlowTable sends requests and bulk data to services without a flow table by
 // curl, wrk and iperf3.
 func TestToolsWithoutFlowTable(t *testing.T) {
+	t.Parallel()
 	const iperfPort = 84
 	var services []lab.Service
 	for i, persistence := range withoutFlowTable {

@@ -20,6 +20,7 @@ import (
 // client addresses, and counts who answers. All requests succeed, and the servers agree with the
 // report about their number.
 func TestLoadGenerator(t *testing.T) {
+	t.Parallel()
 	l := up(t, topology("http6-insert", "hunt6-insert"))
 	command(t, l, "client", "ip", "route", "add", "local", "2001:db8:c1::/124", "dev", "lo")
 	command(t, l, "edge", "ip", "route", "add", "2001:db8:c1::/124", "via", "2001:db8:c::2")

@@ -4,11 +4,11 @@
 //
 //	make test TIER="[tier...]"
 //
-// Without arguments it runs every tier. A tier in which no test ran has failed. Otherwise it would
-// look like success if the machine lacks something and all tests are skipped.
+// Without arguments it runs the tiers unit, packet and e2e. A tier in which no test ran has failed.
+// Otherwise it would look like success if the machine lacks something and all tests are skipped.
 //
-// The tier soak runs only when it is named. It has the full length of tests that take minutes. The
-// tier e2e runs a short form of these tests.
+// The tiers package and soak take longer, so they run only when they are named. The tier soak has the
+// full length of tests of which the other tiers run a short form.
 //
 // The command also runs all fuzzers one after the other. Each fuzzer gets an equal share of the
 // time.
@@ -90,14 +90,15 @@ var tiers = []tier{
 		name:     "e2e", // tests with networks of namespaces
 		packages: []string{"lab", "test/e2e"},
 		// One package runs at a time, because all packages use the resources of the whole machine.
-		flags: []string{"-count=1", "-timeout=30m", "-p=1", "-parallel=4"},
+		flags: []string{"-count=1", "-timeout=30m", "-p=1", "-parallel=6"},
 	},
-	{
-		name:     "package", // tests of the Debian package, on bare hosts in namespaces
-		packages: []string{"test/packages"},
-		flags:    []string{"-count=1", "-timeout=30m"},
-		beside:   true,
-	},
+}
+
+// packageTier tests the Debian packages, on bare hosts in namespaces.
+var packageTier = tier{
+	name:     "package",
+	packages: []string{"test/packages"},
+	flags:    []string{"-count=1", "-timeout=30m"},
 }
 
 // soakTier is the name of all tiers in soak.
@@ -164,7 +165,7 @@ func (t tier) choosePackages(all []string) []string {
 
 // tierOf returns the packages of the tier that a package belongs to.
 func tierOf(pkg string) []string {
-	for _, t := range tiers {
+	for _, t := range slices.Concat(tiers, []tier{packageTier}) {
 		if slices.Contains(t.packages, strings.TrimPrefix(pkg, module+"/")) {
 			return t.packages
 		}
@@ -320,7 +321,7 @@ func choose(names []string) ([]tier, error) {
 	var chosen []tier
 	for _, name := range names {
 		before := len(chosen)
-		for _, t := range slices.Concat(tiers, soak) {
+		for _, t := range slices.Concat(tiers, []tier{packageTier}, soak) {
 			if t.name == name {
 				chosen = append(chosen, t)
 			}
