@@ -509,17 +509,31 @@ static __always_inline bool entry_change(__u64 *entry, __u64 old, __u64 new)
 	return true;
 }
 
-/* Changes the entry of the flow's bucket that has the old value. */
-static __always_inline bool flow_transition(const struct flow *flow, __u64 old, __u64 new)
+/* Returns the way of the flow's bucket whose entry has a value, or -1. */
+static __always_inline int find_way(const struct flow *flow, __u64 value)
 {
 #pragma nounroll
 	for (int i = 0; i < FLOWS_PER_BUCKET; i++) {
 		int way = flow_way(flow->signature, i);
 
-		if (entry_read(flow->bucket, way) == old)
-			return entry_change(&flow->bucket->entry[way], old, new);
+		if (entry_read(flow->bucket, way) == value)
+			return way;
 	}
-	return false;
+	return -1;
+}
+
+/* Changes the entry in a way of the flow's bucket, if there is one (-1: none), and if it has the
+ * old value. */
+static __always_inline bool change_way(const struct flow *flow, int way, __u64 old, __u64 new)
+{
+	return way >= 0 &&
+	       entry_change(&flow->bucket->entry[way & (FLOWS_PER_BUCKET - 1)], old, new);
+}
+
+/* Changes the entry of the flow's bucket that has the old value. */
+static __always_inline bool flow_transition(const struct flow *flow, __u64 old, __u64 new)
+{
+	return change_way(flow, find_way(flow, old), old, new);
 }
 
 /* Notes an event of a known flow, which stays with its server. It writes only if something
@@ -551,34 +565,37 @@ static __always_inline __u64 entry_rank(__u64 value, __u64 now)
 }
 
 /*
- * Finds the entry that a new flow replaces: a free one, or else that of the highest rank. False
- * when all entries are in use. With `spares_own`, an entry that another core has made for the same
- * flow since the lookup is not replaced.
+ * Finds the entry that a new flow replaces: a free one, or else that of the highest rank. Returns
+ * its way, and its value in `old`; or -1 when all entries are in use. With `spares_own`, an entry
+ * that another core has made for the same flow since the lookup is not replaced.
  */
-static __always_inline bool find_replaceable(const struct flow *flow, __u64 now, bool spares_own,
-					     __u64 *entry)
+static __always_inline int find_replaceable(const struct flow *flow, __u64 now, bool spares_own,
+					    __u64 *old)
 {
-	__u64 best = 0;
+	__u64 best = FLOW_RANK_IDLE - 1;
+	int found = -1;
 
 #pragma nounroll
 	for (int i = 0; i < FLOWS_PER_BUCKET; i++) {
-		__u64 value = entry_read(flow->bucket, flow_way(flow->signature, i));
+		int way = flow_way(flow->signature, i);
+		__u64 value = entry_read(flow->bucket, way);
 		__u64 rank = entry_rank(value, now);
 
 		if (!value) {
-			*entry = 0;
-			return true;
+			*old = 0;
+			return way;
 		}
 		if (spares_own && entry_is_own(flow, value))
 			continue;
 		if (rank > best) {
 			best = rank;
-			*entry = value;
+			found = way;
+			*old = value;
 		}
 		/* Otherwise the compiler would keep more on the stack. */
 		barrier_var(best);
 	}
-	return best >= FLOW_RANK_IDLE;
+	return found;
 }
 
 /* Enters a flow, in the place of its own old entry or of another one. Nothing is done when all
@@ -587,10 +604,12 @@ static __always_inline bool flow_enter(struct flow *flow, __u32 server, enum flo
 				       __u64 now, bool spares_own)
 {
 	__u64 old = flow->value;
+	int way;
 
-	if (!flow->bucket || (!old && !find_replaceable(flow, now, spares_own, &old)))
+	if (!flow->bucket)
 		return false;
-	return flow_transition(flow, old, entry_value(flow->signature, server, state, now));
+	way = old ? find_way(flow, old) : find_replaceable(flow, now, spares_own, &old);
+	return change_way(flow, way, old, entry_value(flow->signature, server, state, now));
 }
 
 #endif
