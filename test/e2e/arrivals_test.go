@@ -75,7 +75,9 @@ func (a *arrivals) run(ctx context.Context) error {
 		}
 		due = due.Add(a.interval)
 		s := a.services[i%len(a.services)]
-		conn, err := beginConnect(s.Address())
+		// A port that comes back soon would not make a new connection: see fromNewAddress.
+		from := lab.ClientAddresses(s.VIP, 254)
+		conn, err := beginConnect(from[i%len(from)], s.Address())
 		if conn == nil {
 			return err
 		}
@@ -97,24 +99,36 @@ func (a *arrivals) run(ctx context.Context) error {
 	}
 }
 
-// beginConnect opens a socket and sends the SYN. If it returns a socket, the error is that of the
-// connection. Otherwise the error is of this host.
-func beginConnect(to netip.AddrPort) (*os.File, error) {
-	var address unix.Sockaddr = &unix.SockaddrInet6{Port: int(to.Port()), Addr: to.Addr().As16()}
-	domain := unix.AF_INET6
+// beginConnect opens a socket and sends the SYN from an address of the client. If it returns a socket,
+// the error is that of the connection. Otherwise the error is of this host.
+func beginConnect(from netip.Addr, to netip.AddrPort) (*os.File, error) {
+	domain, level, option := unix.AF_INET6, unix.IPPROTO_IPV6, unix.IPV6_FREEBIND
 	if to.Addr().Is4() {
-		domain = unix.AF_INET
-		address = &unix.SockaddrInet4{Port: int(to.Port()), Addr: to.Addr().As4()}
+		domain, level, option = unix.AF_INET, unix.IPPROTO_IP, unix.IP_FREEBIND
 	}
 	fd, err := unix.Socket(domain, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("open a socket: %w", err)
 	}
-	err = unix.Connect(fd, address)
+	err = errors.Join(unix.SetsockoptInt(fd, level, option, 1),
+		unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1),
+		unix.Bind(fd, sockaddr(netip.AddrPortFrom(from, 0))))
+	if err != nil {
+		unix.Close(fd)
+		return nil, fmt.Errorf("bind a socket to %v: %w", from, err)
+	}
+	err = unix.Connect(fd, sockaddr(to))
 	if errors.Is(err, unix.EINPROGRESS) {
 		err = nil
 	}
 	return os.NewFile(uintptr(fd), to.String()), err
+}
+
+func sockaddr(address netip.AddrPort) unix.Sockaddr {
+	if address.Addr().Is4() {
+		return &unix.SockaddrInet4{Port: int(address.Port()), Addr: address.Addr().As4()}
+	}
+	return &unix.SockaddrInet6{Port: int(address.Port()), Addr: address.Addr().As16()}
 }
 
 // converse makes a request, which waits until the connection is open. It returns the server after a

@@ -202,6 +202,7 @@ var bgpRouters = flag.String("bgp.routers", string(lab.FRR), "routing software t
 // TestBalancersComeAndGo kills, upgrades, drains, adds and loses balancers under load, with each
 // routing software. No connection breaks.
 func TestBalancersComeAndGo(t *testing.T) {
+	t.Parallel()
 	for router := range strings.SplitSeq(*bgpRouters, ",") {
 		t.Run(router, func(t *testing.T) {
 			t.Parallel()
@@ -288,6 +289,7 @@ func comeAndGo(t *testing.T, router lab.Router) {
 // TestBFD: beside the balancer's process, BFD finds a dead host long before the hold time has passed,
 // and a restart of the process still moves no route.
 func TestBFD(t *testing.T) {
+	t.Parallel()
 	for router := range strings.SplitSeq(*bgpRouters, ",") {
 		t.Run(router, func(t *testing.T) {
 			t.Parallel()
@@ -323,6 +325,7 @@ const routersKeepRoutes = 2 * time.Minute
 
 // TestRoutesOfNoDataPath: when a process ends and leaves no data path, routers do not keep its routes.
 func TestRoutesOfNoDataPath(t *testing.T) {
+	t.Parallel()
 	if patience >= routersKeepRoutes {
 		t.Fatalf("%v is too long to see that routers do not keep routes", patience)
 	}
@@ -400,6 +403,7 @@ func awaitPrivateSessions(t *testing.T, n *lab.Node) {
 // with the addresses of a lab. The router takes no other routes than those of VIPs, and no session
 // of a balancer with the password of another.
 func TestRoutersOfTheGuide(t *testing.T) {
+	t.Parallel()
 	page, err := os.ReadFile("../../docs/operate/bgp.md")
 	must(t, err)
 	for router, file := range map[lab.Router]string{lab.FRR: "edge-bgpd.conf", lab.BIRD: "edge-bird.conf"} {

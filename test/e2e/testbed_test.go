@@ -323,6 +323,7 @@ cases:
 
 // TestForwardExperiment measures packets of known flows by both placements.
 func TestForwardExperiment(t *testing.T) {
+	t.Parallel()
 	r := runExperiment(t, `
 title: Packets
 kind: forward
