@@ -28,8 +28,8 @@ import (
 )
 
 var (
-	bgpConnections = flag.Int("bgp.connections", 300, "how many connections TestBalancersComeAndGo keeps open")
-	bgpArrivals    = flag.Int("bgp.arrivals", 50, "how many connections per second TestBalancersComeAndGo opens")
+	bgpConnections = flag.Int("bgp.connections", 150, "how many connections TestBalancersComeAndGo keeps open")
+	bgpArrivals    = flag.Int("bgp.arrivals", 25, "how many connections per second TestBalancersComeAndGo opens")
 )
 
 // bgpThink is the time between two requests on each of the connections.

@@ -183,8 +183,8 @@ func (c *client) spread(ctx context.Context, servers ...string) error {
 		if s.Protocol != desired.TCP {
 			continue
 		}
-		// Each of three servers gets a connection in all but one of 10^20 runs.
-		visits, err := c.visit(ctx, s, 40*len(servers))
+		// Each of three servers gets a connection in all but one of 10^10 runs.
+		visits, err := c.visit(ctx, s, 20*len(servers))
 		if err != nil {
 			return err
 		}

@@ -62,7 +62,7 @@ func TestSYNFlood(t *testing.T) {
 	shrinkFlowTables(t, l)
 	// Drop the servers' answers to the flood without an ICMP error.
 	command(t, l, "edge", "ip", "route", "add", "blackhole", spoofed.String())
-	live := openResting(t, l, 300, longestThink, l.Topology.Services...)
+	live := openResting(t, l, 150, longestThink, l.Topology.Services...)
 	visitors := startVisitors(t, l, 4, l.Topology.Services...)
 	live.rounds(t, 1)
 	before := takeStock(t, l)
@@ -110,7 +110,7 @@ func requireSameMemory(t *testing.T, before, after stock) {
 // TestSYNFlood describes the losses in the lab itself.
 func TestSYNFloodOfAServiceThatHunts(t *testing.T) {
 	t.Parallel()
-	const connections = 300
+	const connections = 150
 	l := up(t, hunting(huntingServices(2)...))
 	command(t, l, "edge", "ip", "route", "add", "blackhole", spoofed.String())
 	live := openResting(t, l, connections, longestThink, l.Topology.Services...)

@@ -26,7 +26,7 @@ func TestUnhealthyServersAreAvoided(t *testing.T) {
 		}
 	}
 	l := up(t, checked)
-	live := open(t, l, 200, l.Topology.Services...)
+	live := open(t, l, 100, l.Topology.Services...)
 	c := newClient(l)
 	must(t, l.Process("s1", "nginx").Stop())
 	eventually(t, func() error { return c.spread(t.Context(), "s2", "s3") })

@@ -122,7 +122,7 @@ func (p *lastPlacements) String() string {
 // when the client's SYN reaches the server. After the failure of a server, no check succeeds.
 func readPlacements(t *testing.T, l *lab.Lab, file io.Reader) map[string]*lastPlacements {
 	t.Helper()
-	balancer, client := l.Node("lb1"), l.Node("client")
+	balancer := l.Node("lb1")
 	all := map[string]*lastPlacements{}
 	for _, version := range []string{"IPv6", "IPv4"} {
 		all[version] = &lastPlacements{
@@ -154,7 +154,7 @@ func readPlacements(t *testing.T, l *lab.Lab, file io.Reader) map[string]*lastPl
 			if p.failed.IsZero() && len(p.checks) == failedChecks {
 				p.failed = info.Timestamp
 			}
-		case tcp.SYN && !tcp.ACK && (source == client.IPv6 || source == client.IPv4):
+		case tcp.SYN && !tcp.ACK && source != balancer.IPv6 && source != balancer.IPv4:
 			p.placed = append(p.placed, info.Timestamp)
 		}
 	}

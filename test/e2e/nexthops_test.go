@@ -16,7 +16,7 @@ func TestServersMACChanges(t *testing.T) {
 	t.Parallel()
 	l := up(t, topology(mixed...))
 	hurryNeighbours(t, l)
-	live := open(t, l, 200, l.Topology.Services...)
+	live := open(t, l, 100, l.Topology.Services...)
 	live.rounds(t, 1)
 	command(t, l, "s1", "ip", "link", "set", "eth0", "address", "02:00:00:00:5e:01")
 	live.rounds(t, 2)
@@ -30,7 +30,7 @@ func TestServersMACChanges(t *testing.T) {
 func TestRouteToServerChanges(t *testing.T) {
 	t.Parallel()
 	l := up(t, topology("http6-insert", "http6-encap", "http4-encap"))
-	live := open(t, l, 200, l.Topology.Services...)
+	live := open(t, l, 100, l.Topology.Services...)
 	live.rounds(t, 1)
 	s1, s2 := l.Node("s1"), l.Node("s2")
 	passedOn := func() int {

@@ -17,7 +17,7 @@ import (
 func upUnderLoad(t *testing.T) (*lab.Lab, *load, *visitors) {
 	t.Helper()
 	l := shared(t, topology(mixed...))
-	return l, open(t, l, 200, l.Topology.Services...), startVisitors(t, l, 8, l.Topology.Services...)
+	return l, open(t, l, 100, l.Topology.Services...), startVisitors(t, l, 4, l.Topology.Services...)
 }
 
 // requireUnnoticed fails the test if a connection or a request has failed, or if a packet is

@@ -418,9 +418,9 @@ func TestStoreClusterFaults(t *testing.T) {
 // suffer causes faults under live connections and new ones.
 func (s *site) suffer(faults []fault) {
 	t := s.T
-	const connections = 200
+	const connections = 100
 	live := open(t, s.lab, connections, s.service)
-	v := startVisitors(t, s.lab, 4, s.service)
+	v := startVisitors(t, s.lab, 2, s.service)
 	for _, f := range faults {
 		before := v.answered.Load()
 		f.cause(s)

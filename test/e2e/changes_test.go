@@ -42,7 +42,7 @@ func TestPersistenceChangesUnderLoad(t *testing.T) {
 		{table, "", false},
 		{hint, "s6", false},
 	} {
-		live = append(live, openMixed(t, l, 40, l.Topology.Services...))
+		live = append(live, openMixed(t, l, 20, l.Topology.Services...))
 		if round.gone != "" {
 			setPersistence(t, l, present, func(cfg *desired.Balancer) { drain(cfg, round.gone) })
 			visitors.more(t, 20) // so that no request is at the server when it leaves
