@@ -71,16 +71,6 @@ func TestChecksTakeThePathOfPackets(t *testing.T) {
 	}
 }
 
-// TestChecksOfTwoArmedBalancers does the same with a balancer that has an interface towards servers.
-func TestChecksOfTwoArmedBalancers(t *testing.T) {
-	t.Parallel()
-	topology := checkedTopology()
-	topology.TwoArmed = true
-	l := up(t, topology)
-	requireChecked(t, l)
-	requireNoticed(t, l)
-}
-
 // TestReversePathOfTwoArmedBalancers sets rp_filter on the interface towards the servers. The way to
 // VIPs leads through the other interface. So the kernel drops the answers to checks of IPv4 VIPs.
 // This is no fault of the servers, and log and status say what to do.
@@ -132,7 +122,7 @@ func requireChecked(t *testing.T, l *lab.Lab) {
 		for _, reason := range []string{
 			"deliver_srv6_insert", "deliver_srv6_encap", "deliver_gre", "deliver_ipip",
 		} {
-			if now[reason] < 50 {
+			if now[reason] < 15 {
 				return fmt.Errorf("%d packets of checks in %s", now[reason], reason)
 			}
 		}

@@ -64,7 +64,7 @@ func checkCondition(t *testing.T, l *lab.Lab, server string, want inspect.Condit
 // to the server work, but no connection would be served.
 func TestDetachedAgent(t *testing.T) {
 	t.Parallel()
-	l := up(t, topology(probed...))
+	l := shared(t, topology(probed...))
 	c := newClient(l)
 	awaitCondition(t, l, "s3", inspect.ServerUnchecked, probed...)
 	must(t, c.spread(t.Context(), "s1", "s2", "s3"))
@@ -107,7 +107,7 @@ func awaitProbes(t *testing.T, l *lab.Lab, server string) {
 // its application before. Its connections from before are not the balancers' business.
 func TestKilledApplication(t *testing.T) {
 	t.Parallel()
-	l := up(t, topology(probed...))
+	l := shared(t, topology(probed...))
 	c := newClient(l)
 	awaitProbes(t, l, "s3")
 	must(t, c.spread(t.Context(), "s1", "s2", "s3"))
