@@ -91,16 +91,17 @@ static __always_inline enum offer answer_offer(struct xdp_md *ctx, const struct 
 }
 
 /* Decides about a new connection. None if this server accepts it. Without a service there is no
- * policy: only the last server accepts. */
-static __always_inline enum agent_reason take_connection(struct xdp_md *ctx,
-							 const struct envelope *envelope,
-							 const struct packet *pkt, int kinds,
-							 const struct backlog *backlog)
+ * policy: only the last server accepts. Not inlined: it has a stack of its own. */
+__noinline int take_connection(struct xdp_md *ctx, const struct envelope *envelope,
+			       const struct packet *pkt, int kinds, const struct backlog *backlog)
 {
-	struct service_key key = {};
-	struct acceptance *acceptance = find_acceptance(&pkt->key, &key);
+	struct service_key key __attribute__((aligned(8))) = {}; /* addresses are copied as words */
+	struct acceptance *acceptance;
 	enum offer result;
 
+	if (!envelope || !pkt || !backlog)
+		return AGENT_DROP_TRANSPORT;
+	acceptance = find_acceptance(&pkt->key, &key);
 	if (!acceptance)
 		return function_of(envelope) == SID_CONNECT_FORCE || is_last_server(envelope)
 			       ? AGENT_NONE
@@ -181,12 +182,11 @@ static __always_inline void note_known(const struct envelope *envelope, const st
 static __always_inline enum agent_reason
 handle_ack(struct xdp_md *ctx, const struct envelope *envelope, const struct packet *pkt)
 {
-	struct backlog backlog = {};
 	struct local_flow flow;
 
 	find_agent_flow(&pkt->key, &flow);
 	if (is_entered(&flow) || !(pkt->tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST)) ||
-	    is_live(find_local(ctx, pkt, &backlog)))
+	    is_live(find_local(ctx, pkt, NULL)))
 		note_known(envelope, pkt, &flow);
 	return AGENT_NONE;
 }
@@ -246,8 +246,7 @@ static __always_inline enum agent_reason handle_not_local(const struct envelope 
 static __always_inline enum agent_reason
 handle_recover(struct xdp_md *ctx, const struct envelope *envelope, const struct packet *pkt)
 {
-	struct backlog backlog = {};
-	int kinds = find_local(ctx, pkt, &backlog);
+	int kinds = find_local(ctx, pkt, NULL);
 	struct local_flow flow;
 
 	if (!is_live(kinds) && !(kinds & SOCKET_COOKIE))

@@ -96,9 +96,10 @@ static __always_inline struct bpf_sock *find_socket(void *ctx, const struct flow
 	return bpf_skc_lookup_tcp(ctx, &tuple, size, BPF_F_CURRENT_NETNS, 0);
 }
 
+/* Sets the backlog, unless the caller needs none: NULL. */
 static __always_inline void read_backlog(struct bpf_sock *listener, struct backlog *backlog)
 {
-	struct tcp_sock *tcp = bpf_skc_to_tcp_sock(listener);
+	struct tcp_sock *tcp = backlog ? bpf_skc_to_tcp_sock(listener) : NULL;
 
 	if (!tcp)
 		return;
@@ -216,7 +217,7 @@ __noinline int find_local(struct xdp_md *ctx, const struct packet *pkt, struct b
 	struct bpf_sock *socket;
 	int kinds;
 
-	if (!pkt || !backlog)
+	if (!pkt)
 		return SOCKET_NONE;
 	socket = find_socket(ctx, &pkt->key, pkt->key.source_port);
 	if (!socket)

@@ -16,6 +16,14 @@ import (
 	"github.com/segue-lb/segue/internal/testhost"
 )
 
+func placementNames() string {
+	var names []string
+	for _, m := range desired.PlacementMethods {
+		names = append(names, string(m.Name))
+	}
+	return strings.Join(names, ", ")
+}
+
 const validBalancer = `node:
   instance: edge-1
   interface: eth0
@@ -322,8 +330,7 @@ func TestServiceRules(t *testing.T) {
 		{"protocol missing", "protocol: tcp", "", one("services[0].protocol", "required")},
 		{"protocol unknown", "protocol: tcp", "protocol: sctp", one("services[0].protocol", "must be one of: tcp, udp")},
 		{"placement unknown", "placement: hash", "placement: best",
-			one("services[0].placement", "must be one of: hash, hunt, round-robin, infer, least-queue, sed, "+
-				"awcmp, weighted-round-robin, gsq2")},
+			one("services[0].placement", "must be one of: "+placementNames())},
 		{"placement hunt", "placement: hash", "placement: hunt", nil},
 		{"random candidates", "placement: hash", "placement: hunt\n    selection: random", nil},
 		{"more candidates than servers", "placement: hash\n    persistence: table\n    encapsulation: srv6-insert\n    candidates: 1",

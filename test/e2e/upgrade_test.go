@@ -23,7 +23,11 @@ import (
 	"github.com/segue-lb/segue/lab"
 )
 
-var previous = flag.String("previous", "", "`commit` from whose build TestUpgradeOfAFleet upgrades")
+var (
+	previous           = flag.String("previous", "", "`commit` from whose build TestUpgradeOfAFleet upgrades")
+	upgradeConnections = flag.Int("upgrade.connections", 144,
+		"how many connections TestUpgradeOfAFleet keeps open; each upgrade adds half as many")
+)
 
 // TestUpgradeOfAFleet upgrades three servers and two balancers one after the other, under load.
 // After each upgrade, the edge router sends all packets to one balancer, then to the other, and
@@ -142,7 +146,7 @@ func newFleet(t *testing.T, program string) *fleet {
 		eventually(t, func() error { return f.requireWell(t, name) })
 	}
 	f.pinRoutes(t, unmoved)
-	f.hold(t, 8, "")
+	f.hold(t, *upgradeConnections, "")
 	f.visitors = startVisitors(t, f.Lab, 8, f.tcp()...)
 	for _, s := range f.Topology.Services {
 		if s.Protocol == desired.UDP {
@@ -175,12 +179,11 @@ func (f *fleet) pinRoutes(t *testing.T, services []lab.Service) {
 	}
 }
 
-// hold opens connections to each service of TCP, which stay open to the end of the test. It returns
-// which part of those that servers decide about is at a server.
-func (f *fleet) hold(t *testing.T, each int, server string) (share float64) {
+// hold opens connections to the services of TCP in turn, which stay open to the end of the test. It
+// returns which part of those that servers decide about is at a server.
+func (f *fleet) hold(t *testing.T, n int, server string) (share float64) {
 	t.Helper()
-	services := f.tcp()
-	opened := openResting(t, f.Lab, each*len(services), longestThink, services...)
+	opened := openResting(t, f.Lab, n, longestThink, f.tcp()...)
 	f.held.connections = append(f.held.connections, opened.connections...)
 	hunted, there := 0, 0
 	for _, c := range opened.connections {
@@ -209,7 +212,7 @@ func (f *fleet) upgrade(t *testing.T, hosts []string) {
 		f.move(t)
 		f.requireUnderstanding(t)
 		// A server that forgot its load would get most of them.
-		if share := f.hold(t, 4, name); share > 0.6 {
+		if share := f.hold(t, *upgradeConnections/2, name); share > 0.6 {
 			t.Errorf("%s is upgraded, and gets %.0f%% of the connections", name, 100*share)
 		}
 		f.requireNoLoss(t, name+" is upgraded")

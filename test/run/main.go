@@ -127,7 +127,7 @@ var soak = []tier{
 			"-schemathesis.examples=100", "-timestamps.connections=100",
 			"-hints.servers=9", "-hints.connections=2800", "-infer.apart", "-memory.servers=10000",
 			// There is no release yet, from which it should upgrade.
-			"-previous=HEAD",
+			"-previous=HEAD", "-upgrade.connections=1000",
 		},
 	},
 	{

@@ -115,19 +115,19 @@ static __always_inline bool make_reset(struct xdp_md *ctx, struct packet *pkt,
 }
 
 /* Resets the connection of a second server that has accepted it: turns the signal's frame into a
- * reset, and sends it to the signal's sender. */
-static __always_inline int send_reset(struct xdp_md *ctx, struct packet *pkt,
-				      const struct service *service, const struct signal *signal,
-				      __u32 sender)
+ * reset, and sends it to the signal's sender. Not inlined: it has a stack of its own. */
+__noinline int send_reset(struct xdp_md *ctx, struct packet *pkt, const struct service *service,
+			  const struct signal *signal, __u32 sender)
 {
 	struct flow flow;
-
 	struct segments segments = {
 		.count = 1,
 		.server = { sender },
 		.first_server = server_at(sender),
 	};
 
+	if (!pkt || !service || !signal)
+		return XDP_ABORTED;
 	if (!make_reset(ctx, pkt, signal))
 		return leave(ctx, pkt, LB_DROP_SIGNAL);
 	ask(&segments, SID_DELIVER, SID_DELIVER);

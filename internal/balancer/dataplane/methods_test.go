@@ -50,7 +50,7 @@ func checkReadsBack(t *testing.T, svc *desired.Service) {
 	rule := RuleOf(svc)
 	placement, selection := rule.PlacementName()
 	among, infers := rule.Among()
-	if placement != svc.Placement.Method().Stored && !svc.Placement.Infers() || selection != svc.Selection {
+	if placement != svc.Placement && !svc.Placement.Infers() || selection != svc.Selection {
 		t.Errorf("placement %s %s reads back as %s %s", svc.Placement, svc.Selection, placement, selection)
 	}
 	if infers != svc.Placement.Infers() || infers && among != svc.Infer.Among {
