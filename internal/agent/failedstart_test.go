@@ -75,7 +75,7 @@ func startAndEnd(cfg *desired.Agent) error {
 		return err
 	}
 	if os.Getenv(failFilter) != "" {
-		a.kernel.tc.AttachTCX = noTCX
+		a.kernel.loader.AttachTCX = noTCX
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()

@@ -171,7 +171,7 @@ func newBalancer(
 func (b *Balancer) Close() error {
 	err := errors.Join(b.path.Close(), b.inference.poller.Close(), b.plane.Close())
 	if !b.attached {
-		err = errors.Join(err, b.plane.Undo())
+		err = errors.Join(err, b.plane.Loader.Undo())
 	}
 	return err
 }

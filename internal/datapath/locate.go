@@ -3,10 +3,13 @@
 package datapath
 
 import (
+	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
@@ -74,4 +77,114 @@ func runsIn(namespace string, ifindex int, program ebpf.ProgramID) bool {
 	defer handle.Close()
 	iface, err := handle.LinkByIndex(ifindex)
 	return err == nil && iface.Attrs().Xdp != nil && iface.Attrs().Xdp.ProgId == uint32(program)
+}
+
+// infoOf describes a pinned link. It returns nil if there is no such link.
+func infoOf(pin string) (*link.Info, error) {
+	l, err := link.LoadPinnedLink(pin, nil)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open %s: %w", pin, err)
+	}
+	defer l.Close()
+	info, err := l.Info()
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", pin, err)
+	}
+	return info, nil
+}
+
+// programOf returns the program of a pinned link. It is 0 if there is no such link.
+func programOf(pin string) (ebpf.ProgramID, error) {
+	info, err := infoOf(pin)
+	if info == nil {
+		return 0, err
+	}
+	return info.Program, nil
+}
+
+// CheckNamespace returns an error if a link of an instance belongs to another network namespace than
+// that of the caller.
+func CheckNamespace(instance string, hooks []Hook) error {
+	for _, hook := range hooks {
+		if _, err := AttachedTo(filepath.Join(Dir(instance), hook.Pin)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// AttachedTo returns the index of the interface of a pinned XDP or tcx link. It is 0 if there is no
+// link, or if the interface has been removed. It is an error if the interface is in another network
+// namespace: all network namespaces see the same pins, but indexes differ.
+func AttachedTo(pin string) (int, error) {
+	info, err := infoOf(pin)
+	if info == nil {
+		return 0, err
+	}
+	ifindex := 0
+	here := false
+	if xdp := info.XDP(); xdp != nil {
+		ifindex = int(xdp.Ifindex)
+		here, err = runsXDP(ifindex, info.Program)
+	} else if tcx := info.TCX(); tcx != nil {
+		ifindex = int(tcx.Ifindex)
+		here, err = runsTCX(ifindex, ebpf.AttachType(tcx.AttachType), info.ID)
+	} else {
+		return 0, fmt.Errorf("%s: neither an XDP link nor a tcx link", pin)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("%s: %w", pin, err)
+	}
+	if ifindex != 0 && !here {
+		return 0, elsewhere(pin, ifindex)
+	}
+	return ifindex, nil
+}
+
+// elsewhere returns the error about an instance in another network namespace. The error says what
+// to do.
+func elsewhere(pin string, ifindex int) error {
+	dir, name := filepath.Split(pin)
+	return fmt.Errorf("instance %q works in another network namespace, on its interface %d "+
+		"(pin %s): run this command there (`nsenter --net=`); another instance needs another "+
+		"node.instance", filepath.Base(dir), ifindex, name)
+}
+
+// runsXDP tells whether the interface of this network namespace runs a program.
+func runsXDP(ifindex int, program ebpf.ProgramID) (bool, error) {
+	if ifindex == 0 {
+		return false, nil
+	}
+	iface, err := netlink.LinkByIndex(ifindex)
+	if errors.As(err, &netlink.LinkNotFoundError{}) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("interface %d: %w", ifindex, err)
+	}
+	xdp := iface.Attrs().Xdp
+	return xdp != nil && xdp.ProgId == uint32(program), nil
+}
+
+// runsTCX tells whether the interface of this network namespace has a link.
+func runsTCX(ifindex int, at ebpf.AttachType, id link.ID) (bool, error) {
+	if ifindex == 0 {
+		return false, nil
+	}
+	found, err := link.QueryPrograms(link.QueryOptions{Target: ifindex, Attach: at})
+	if errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENOENT) { // no interface or no programs
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("list the programs of interface %d: %w", ifindex, err)
+	}
+	for _, program := range found.Programs {
+		if other, ok := program.LinkID(); ok && other == id {
+			return true, nil
+		}
+	}
+	return false, nil
 }

@@ -5,91 +5,13 @@ package datapath
 import (
 	"errors"
 	"fmt"
-	"io"
-	"log/slog"
 	"os"
 	"path/filepath"
-	"slices"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
-
-// Takeover is one attempt of this process to replace the programs and maps of an earlier process.
-// It knows how to undo its steps. TakeOver makes it.
-type Takeover struct {
-	undo   []func() error
-	commit []func() error
-	held   []io.Closer // what undo needs
-	// kept are the programs that the takeover has pinned by number, by the directory of the instance.
-	kept map[string]map[ebpf.ProgramID]bool
-}
-
-// TakeOver runs the steps. If they return an error, TakeOver undoes them in reverse order, so that
-// packets meet no other states than before. Then it returns that error. If the steps succeed, it
-// removes the objects that the steps have replaced. A failed removal does no other harm, so it is
-// only logged.
-func TakeOver(log *slog.Logger, steps func(*Takeover) error) error {
-	t := &Takeover{}
-	if err := steps(t); err != nil {
-		if undo := t.end(t.undo); undo != nil {
-			return fmt.Errorf("%w; the earlier state is not fully restored: %w", err, undo)
-		}
-		return err
-	}
-	if err := t.end(t.commit); err != nil {
-		log.Error("remove the pins of an earlier process", "error", err)
-	}
-	return nil
-}
-
-// end runs the functions, the last one first. It continues after errors.
-func (t *Takeover) end(functions []func() error) error {
-	var errs []error
-	for _, f := range slices.Backward(functions) {
-		errs = append(errs, f())
-	}
-	for _, object := range t.held {
-		errs = append(errs, object.Close())
-	}
-	return errors.Join(errs...)
-}
-
-// OnUndo adds a function that undoes a step.
-func (t *Takeover) OnUndo(f func() error) { t.undo = append(t.undo, f) }
-
-// OnCommit adds a function that removes what a step has replaced.
-func (t *Takeover) OnCommit(f func() error) { t.commit = append(t.commit, f) }
-
-// AttachXDP runs prog on an interface and pins the link at pin. If a link of the interface is
-// pinned there already, the link gets the new program in one step, and no packet bypasses the
-// programs. A link of another interface works until the takeover ends. Native mode is tried first.
-func (t *Takeover) AttachXDP(prog *ebpf.Program, ifindex int, pin string) (Attached, error) {
-	iface, err := netlink.LinkByIndex(ifindex)
-	if err != nil {
-		return Attached{}, fmt.Errorf("interface %d: %w", ifindex, err)
-	}
-	err = t.UpdateLink(prog, ifindex, pin)
-	if err == nil && modeOf(iface) == Generic {
-		return Attached{Generic, errKept}, nil
-	}
-	if err == nil {
-		return Attached{Mode: Native}, nil
-	}
-	if !errors.Is(err, os.ErrNotExist) {
-		return Attached{}, err
-	}
-	l, attached, err := attachXDP(prog, ifindex)
-	if errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EEXIST) {
-		return Attached{}, busy(iface, err)
-	}
-	if err != nil {
-		return Attached{}, fmt.Errorf("attach XDP to %s: %w", iface.Attrs().Name, err)
-	}
-	return attached, t.PinLink(l, prog, pin)
-}
 
 // UpdateLink gives a pinned XDP or tcx link a new program, in one step. The error is os.ErrNotExist
 // when there is no such link, or when it belongs to another interface: see PinLink. A link of

@@ -179,24 +179,24 @@ func TestTakeoverTellsTheRest(t *testing.T) {
 	}
 }
 
-// CheckXDP accepts the interface's own links, whether they have their name already or not, and no
+// CheckXDP accepts the instance's own links, whether they have their name already or not, and no
 // other.
 func TestCheckXDP(t *testing.T) {
 	ns, _, ifindex := pair(t)
 	program := pass(t, ebpf.XDP, 2)
 	dir := pins(t)
-	own, foreign := filepath.Join(dir, LinkPin), filepath.Join(dir, "foreign")
+	own, instance := filepath.Join(dir, LinkPin), filepath.Base(dir)
 	must(t, ns.Do(func() error {
-		must(t, CheckXDP(ifindex, own))
+		must(t, CheckXDP(ifindex, instance))
 		_, err := attach(program, ifindex, own)
 		must(t, err)
-		must(t, CheckXDP(ifindex, foreign, own))
-		err = CheckXDP(ifindex, foreign)
+		must(t, CheckXDP(ifindex, instance))
+		err = CheckXDP(ifindex, instance+"-foreign")
 		if !errors.Is(err, unix.EBUSY) || !strings.Contains(err.Error(), `"passer"`) {
 			t.Errorf("the interface runs another program: error %v", err)
 		}
 		must(t, os.Rename(own, next(own)))
-		return CheckXDP(ifindex, own)
+		return CheckXDP(ifindex, instance)
 	}))
 }
 
