@@ -241,13 +241,13 @@ func (a *Agent) find() error {
 // check returns an error if the agent cannot start. It changes nothing that the previous process
 // uses.
 func (a *Agent) check() (err error) {
-	if err := datapath.CheckNamespace(a.kernel.loader.Instance, hooks); err != nil {
+	if err := a.kernel.loader.Check(); err != nil {
 		return err
 	}
 	if err := a.find(); err != nil {
 		return err
 	}
-	if err := datapath.CheckXDP(a.link.index, a.kernel.loader.Instance); err != nil {
+	if err := a.kernel.loader.Check(a.link.index); err != nil {
 		return err
 	}
 	if err := a.listenForPolls(); err != nil {

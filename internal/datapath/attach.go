@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"path/filepath"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -17,7 +18,7 @@ import (
 // Hook is a point at which the kernel runs a program of an instance.
 type Hook struct {
 	At       ebpf.AttachType // ebpf.AttachXDP, AttachTCXIngress or AttachTCXEgress
-	Priority uint16          // of a filter: see Filter
+	Priority uint16          // of a filter: lower ones run first, and others' must differ
 	Pin      string          // the name of the link's pin; empty: the link ends with the process
 }
 
@@ -88,29 +89,23 @@ func (l *Loader) settle(places []Place) error {
 
 // attachTC uses tcx, or filters of the queueing discipline clsact where the kernel is older than 6.6.
 func (l *Loader) attachTC(t *Takeover, place Place) error {
-	if place.Pin == "" {
-		return l.attachUnpinned(t, place)
-	}
-	err := t.UpdateLink(place.Program, place.Ifindex, l.PathOf(place.Pin))
-	if !errors.Is(err, os.ErrNotExist) {
-		return err
-	}
-	tcx, err := l.attachNew(t, place)
-	if tcx == nil || err != nil {
-		return err
-	}
-	return t.PinLink(tcx, place.Program, l.PathOf(place.Pin))
-}
-
-// attachUnpinned runs a program until Close. It does nothing if this process has a link for the hook
-// already.
-func (l *Loader) attachUnpinned(t *Takeover, place Place) error {
 	if l.unpinned[place.Hook] != nil {
-		return nil
+		return nil // this process has attached it already
 	}
-	tcx, err := l.attachNew(t, place)
-	if tcx == nil || err != nil {
-		return err
+	if place.Pin != "" {
+		err := t.UpdateLink(place.Program, place.Ifindex, l.PathOf(place.Pin))
+		if !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+	}
+	tcx, err := l.AttachTCX(link.TCXOptions{Program: place.Program, Interface: place.Ifindex, Attach: place.At})
+	switch {
+	case errors.Is(err, ebpf.ErrNotSupported):
+		return t.attachFilter(l.Instance, place)
+	case err != nil:
+		return fmt.Errorf("attach %s to interface %d: %w", place.At, place.Ifindex, err)
+	case place.Pin != "":
+		return t.PinLink(tcx, place.Program, l.PathOf(place.Pin))
 	}
 	l.unpinned[place.Hook] = tcx
 	t.OnUndo(func() error {
@@ -118,23 +113,6 @@ func (l *Loader) attachUnpinned(t *Takeover, place Place) error {
 		return tcx.Close()
 	})
 	return nil
-}
-
-// attachNew runs a program at a hook of tc. It returns a tcx link, which the caller owns. The link
-// is nil if the program is in a filter.
-func (l *Loader) attachNew(t *Takeover, p Place) (link.Link, error) {
-	tcx, err := l.AttachTCX(link.TCXOptions{Program: p.Program, Interface: p.Ifindex, Attach: p.At})
-	if errors.Is(err, ebpf.ErrNotSupported) {
-		parent := uint32(netlink.HANDLE_MIN_INGRESS)
-		if p.At == ebpf.AttachTCXEgress {
-			parent = netlink.HANDLE_MIN_EGRESS
-		}
-		return nil, t.AttachFilter(p.Program, p.Ifindex, Filter{l.Instance, parent, p.Priority})
-	}
-	if err != nil {
-		return nil, fmt.Errorf("attach %s to interface %d: %w", p.At, p.Ifindex, err)
-	}
-	return tcx, nil
 }
 
 // Close detaches the programs whose links have no pins. It does not close the loaded objects.
@@ -221,4 +199,107 @@ func worthGeneric(native error) bool {
 		}
 	}
 	return true
+}
+
+// UpdateLink gives a pinned XDP or tcx link a new program, in one step. The error is os.ErrNotExist
+// when there is no such link, or when it belongs to another interface: see PinLink. A link of
+// another network namespace is another error. UpdateLink first detaches a link that a killed
+// process has left half-way: new, but not named yet, or replaced, but not detached yet.
+func (t *Takeover) UpdateLink(prog *ebpf.Program, ifindex int, pin string) error {
+	if err := DetachLink(next(pin)); err != nil {
+		return err
+	}
+	attached, err := AttachedTo(pin)
+	if err != nil {
+		return err
+	}
+	l, err := link.LoadPinnedLink(pin, nil)
+	if err != nil {
+		return err
+	}
+	if attached != ifindex {
+		return errors.Join(os.ErrNotExist, l.Close())
+	}
+	if err := t.Update(l, prog, filepath.Dir(pin)); err != nil {
+		return fmt.Errorf("replace the program of %s: %w", pin, err)
+	}
+	return nil
+}
+
+// Update gives a link a new program, in one step. The takeover closes the link. The directory is that
+// of the instance.
+func (t *Takeover) Update(l link.Link, prog *ebpf.Program, dir string) error {
+	t.held = append(t.held, l)
+	if err := t.keep(prog, dir); err != nil {
+		return err
+	}
+	info, err := l.Info()
+	if err != nil {
+		return err
+	}
+	before, err := openProgram(dir, info.Program)
+	if err != nil {
+		return fmt.Errorf("program %d: %w", info.Program, err)
+	}
+	t.held = append(t.held, before)
+	if err := l.Update(prog); err != nil {
+		return err
+	}
+	t.OnUndo(func() error { return l.Update(before) })
+	return nil
+}
+
+// keep pins a program by its number before it is attached, for the next process. The end of the
+// takeover removes the pins of programs that are attached no more.
+func (t *Takeover) keep(prog *ebpf.Program, dir string) error {
+	id, isNew, err := keepProgram(dir, prog)
+	if err != nil {
+		return err
+	}
+	if t.kept == nil {
+		t.kept = map[ebpf.ProgramID]bool{}
+		t.OnCommit(func() error { return releasePrograms(dir, t.kept) })
+	}
+	t.kept[id] = true
+	if isNew {
+		t.OnUndo(func() error { return release(numberPin(dir, programKind, uint32(id))) })
+	}
+	return nil
+}
+
+// ClaimLink gives the link of an interface the name pin, if it has the name other. A link that has
+// the name pin gets the name other: interfaces can have changed their parts since an earlier
+// process. No link is detached, except for one that UpdateLink would detach first.
+func (t *Takeover) ClaimLink(pin, other string, ifindex int) error {
+	for _, unfinished := range []string{next(pin), next(other)} {
+		if err := DetachLink(unfinished); err != nil {
+			return err
+		}
+	}
+	attached, err := AttachedTo(other)
+	if err != nil || attached != ifindex {
+		return err
+	}
+	back := func() error { return exchange(other, pin) }
+	err = exchange(other, pin)
+	if errors.Is(err, unix.ENOENT) {
+		back = func() error { return os.Rename(pin, other) }
+		err = os.Rename(other, pin)
+	}
+	if err != nil {
+		return fmt.Errorf("rename %s to %s: %w", other, pin, err)
+	}
+	t.OnUndo(back)
+	return nil
+}
+
+// PinLink pins a new link of a program, and closes it when the takeover ends. A link that is pinned
+// there already works until then.
+func (t *Takeover) PinLink(l link.Link, prog *ebpf.Program, pin string) error {
+	t.held = append(t.held, l)
+	t.OnUndo(l.Detach)
+	if err := t.keep(prog, filepath.Dir(pin)); err != nil {
+		return err
+	}
+	return t.pin(l, pin, DetachLink)
 }

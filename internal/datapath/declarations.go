@@ -53,15 +53,6 @@ func (d Declarations) Resize(spec *ebpf.CollectionSpec) {
 	}
 }
 
-// check returns ebpf.ErrMapIncompatible if a map has another layout than the specification. The name
-// of an expendable map is a part of the layout: see NameAfter.
-func (d Declaration) check(spec *ebpf.MapSpec, m *ebpf.Map) error {
-	if d.Life == Expendable {
-		return Compatible(spec, m)
-	}
-	return spec.Compatible(m)
-}
-
 // MapsIn returns the fields for maps of a struct that bpf2go has generated, by the names of the maps.
 // If names are given, it returns only these fields.
 func MapsIn(objects any, names ...string) map[string]**ebpf.Map {

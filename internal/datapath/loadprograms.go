@@ -10,6 +10,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
 )
 
 // Loader brings the data path of an instance into the kernel. The exported fields above Dir declare
@@ -80,20 +81,11 @@ var LoadObjects = LoadOn
 // name, instead of new ones. If the verifier refuses a program, the error has its log.
 func LoadOn(spec *ebpf.CollectionSpec, objects any, maps map[string]*ebpf.Map) error {
 	err := spec.LoadAndAssign(objects, &ebpf.CollectionOptions{MapReplacements: maps})
-	if verifier := (*ebpf.VerifierError)(nil); errors.As(err, &verifier) {
-		return refused{verifier}
+	if verifier := (*ebpf.VerifierError)(nil); errors.As(err, &verifier) && !errors.Is(err, unix.EPERM) {
+		return fmt.Errorf("the kernel refuses a program: %+v", verifier)
 	}
 	return err
 }
-
-// refused is the error that the verifier refuses a program.
-type refused struct{ *ebpf.VerifierError }
-
-func (r refused) Error() string {
-	return fmt.Sprintf("the kernel refuses a program: %+v", r.VerifierError)
-}
-
-func (r refused) Unwrap() error { return r.VerifierError }
 
 // openMaps opens the lasting maps that an earlier process has left. It returns those that this build
 // can use. The caller closes them, also after an error.
@@ -112,7 +104,10 @@ func (l *Loader) openMaps(spec *ebpf.CollectionSpec) (map[string]*ebpf.Map, erro
 		if err != nil {
 			return kept, fmt.Errorf("table %s: %w", name, err)
 		}
-		err = declared.check(spec.Maps[name], m)
+		err = spec.Maps[name].Compatible(m)
+		if declared.Life == Expendable { // the name is a part of the layout: see NameAfter
+			err = Compatible(spec.Maps[name], m)
+		}
 		if err == nil {
 			kept[name] = m
 			continue

@@ -32,24 +32,6 @@ func returnHook(pin string) datapath.Hook {
 	return datapath.Hook{At: ebpf.AttachTCXIngress, Priority: 0x5e6c, Pin: pin}
 }
 
-// CheckInterfaces returns an error if the instance works in another network namespace, or if one of
-// the interfaces runs an XDP program that is not this instance's.
-func (p *Plane) CheckInterfaces(links []nexthop.Link) error {
-	if err := p.CheckNamespace(); err != nil {
-		return err
-	}
-	for _, link := range links {
-		if err := datapath.CheckXDP(link.Index, p.Loader.Instance); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// CheckNamespace returns an error if the instance works in another network namespace than that of
-// the caller.
-func (p *Plane) CheckNamespace() error { return datapath.CheckNamespace(p.Loader.Instance, hooks) }
-
 // Attach attaches the programs to the interfaces of the sides, in the order of Sides. They replace
 // the programs of an earlier process. After an error, the takeover restores these.
 func (p *Plane) Attach(t *datapath.Takeover, links []nexthop.Link) ([]datapath.Attached, error) {

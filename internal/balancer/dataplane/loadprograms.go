@@ -125,14 +125,12 @@ func (p *Plane) variables(spec *ebpf.CollectionSpec) map[string]any {
 // mapTables maps the tables into memory.
 func (p *Plane) mapTables() (err error) {
 	p.Clock.program = p.Objects.ReadJiffies
-	if p.Flows, err = mapFlows(p.Objects.Flows); err != nil {
-		return err
-	}
-	if p.HalfOpen, err = mapFlows(p.Objects.HalfOpen); err != nil {
-		return err
-	}
-	if p.Observed, err = mapFlows(p.Objects.Observed); err != nil {
-		return err
+	for table, m := range map[**FlowTable]*ebpf.Map{
+		&p.Flows: p.Objects.Flows, &p.HalfOpen: p.Objects.HalfOpen, &p.Observed: p.Objects.Observed,
+	} {
+		if *table, err = mapFlows(m); err != nil {
+			return err
+		}
 	}
 	if p.Hints, err = mapHints(p.Objects.Hints); err != nil {
 		return err
@@ -293,8 +291,7 @@ func (p *Plane) explain(err error, limits desired.Limits) error {
 		return fmt.Errorf("the tables in %s were made with other limits, or by another build, and have flows: "+
 			"`segue lb detach %s` drops them: %w", p.Loader.Dir, p.Loader.Instance, err)
 	}
-	isRefused := errors.As(err, new(*ebpf.VerifierError))
-	if !isRefused && (errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.E2BIG)) {
+	if errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.E2BIG) {
 		return fmt.Errorf("the kernel has no memory for the tables of node.limits (flows: %d, hints: %d, servers: %d): "+
 			"lower a limit, or give the host or the control group of the process more memory: %w",
 			limits.Flows, limits.Hints, limits.Servers, err)

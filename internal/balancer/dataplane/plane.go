@@ -8,6 +8,8 @@ package dataplane
 
 import (
 	"errors"
+	"fmt"
+	"net/netip"
 	"sync"
 
 	"github.com/cilium/ebpf"
@@ -58,6 +60,77 @@ type Plane struct {
 	identity *Identity
 	backup   *backup // set while this process takes over
 	copier   tableCopier
+}
+
+// Side is the data path on one of the balancer's interfaces: the outside, which is node.interface,
+// or the inside, which is node.inside. Both sides share all tables. Each side has its own programs,
+// because the variables of the programs describe the interface.
+type Side struct {
+	sideKind
+	Objects SideObjects
+	// running is held by goroutines that run XdpLb, so that Plane.Widen does not close it meanwhile.
+	running sync.RWMutex
+}
+
+// sideKind contains the names that belong to a side.
+type sideKind struct {
+	Setting  string        // the setting that names the interface
+	xdp      datapath.Hook // of xdp_lb
+	onReturn datapath.Hook // of tc_return, which runs after XDP
+}
+
+// SideObjects are the objects that each side has for itself.
+type SideObjects struct {
+	XdpLb               *ebpf.Program  `ebpf:"xdp_lb"`
+	TcReturn            *ebpf.Program  `ebpf:"tc_return"`
+	XdpProbe            *ebpf.Program  `ebpf:"xdp_probe"`
+	HostMac             *ebpf.Variable `ebpf:"host_mac"`
+	HostHairpin         *ebpf.Variable `ebpf:"host_hairpin"`
+	HostClientInterface *ebpf.Variable `ebpf:"host_client_interface"`
+	NodeLocator         *ebpf.Variable `ebpf:"node_locator"`
+	ProbeTurn           *ebpf.Variable `ebpf:"probe_turn"`
+	Variables           *ebpf.Map      `ebpf:".bss"` // the memory of the variables
+}
+
+// SetHost describes the interface to the programs on it: which frames are for this host, and how
+// frames are sent back. SetHost returns an error if a variable cannot be written.
+func (s *Side) SetHost(link nexthop.Link) error {
+	hairpin := uint32(0)
+	if hairpins(link) {
+		hairpin = uint32(link.Index)
+	}
+	if err := s.Objects.HostHairpin.Set(hairpin); err != nil {
+		return fmt.Errorf("set how frames go back: %w", err)
+	}
+	if err := s.Objects.HostMac.Set(macWord(link.MAC)); err != nil {
+		return fmt.Errorf("set the interface's address: %w", err)
+	}
+	return nil
+}
+
+// SetHost describes the interfaces to the programs on them. The links are those of the sides, in
+// the order of Sides. Packets from servers to clients leave through the first link. SetHost returns
+// an error if a variable cannot be written.
+func (p *Plane) SetHost(links []nexthop.Link) error {
+	for i, side := range p.Sides {
+		if err := side.Objects.HostClientInterface.Set(uint32(links[0].Index)); err != nil {
+			return fmt.Errorf("set which interface leads to clients: %w", err)
+		}
+		if err := side.SetHost(links[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// SetOwnAddresses sets the addresses of the host: packets of servers to them are delivered here.
+// SetOwnAddresses returns an error if the table has no room for all of them, or cannot be written.
+func (p *Plane) SetOwnAddresses(addresses []netip.Addr) error {
+	own := make(map[balancerIn6Addr]uint8, len(addresses))
+	for _, address := range addresses {
+		own[in6(address)] = 1
+	}
+	return datapath.Replace(p.Objects.OwnAddresses, own)
 }
 
 // SetSignalKeys replaces the keys that verify the signals of servers. SetSignalKeys returns an

@@ -118,19 +118,16 @@ func TestFilterIsUndone(t *testing.T) {
 	makeInstances(t, "a")
 	ns, _, ifindex := pair(t)
 	must(t, ns.Do(func() error {
-		filters := map[uint32]Filter{}
-		for _, parent := range []uint32{netlink.HANDLE_MIN_INGRESS, netlink.HANDLE_MIN_EGRESS} {
-			filters[parent] = Filter{"a", parent, 10}
+		at := func(at ebpf.AttachType, prog *ebpf.Program) Place {
+			return Place{Hook{At: at, Priority: 10}, prog, ifindex}
 		}
-		must(t, addFilter(old, ifindex, filters[netlink.HANDLE_MIN_INGRESS]))
+		must(t, addFilter("a", at(ebpf.AttachTCXIngress, old)))
 		info, err := old.Info()
 		must(t, err)
 		id, _ := info.ID()
 		fail(t, func(takeover *Takeover) error {
-			for _, f := range filters {
-				must(t, takeover.AttachFilter(program, ifindex, f))
-			}
-			return nil
+			must(t, takeover.attachFilter("a", at(ebpf.AttachTCXIngress, program)))
+			return takeover.attachFilter("a", at(ebpf.AttachTCXEgress, program))
 		})
 		eth0, err := netlink.LinkByIndex(ifindex)
 		must(t, err)
