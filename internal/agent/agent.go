@@ -25,16 +25,18 @@ import (
 
 // Agent is a running agent. The goroutine in Run owns everything but the exported methods.
 type Agent struct {
-	log     *slog.Logger
-	cfg     *desired.Agent
-	keys    desired.SignalKeys
-	kernel  *kernel
-	link    iface
-	polls   *poll.Responder // nil: the configuration has no poll.listen
-	watches watches
-	tags    datapath.TagWatch
-	absent  map[netip.Addr]bool      // VIPs that are not addresses of the host
-	refused map[netip.Addr]time.Time // when the host last refused to accept a VIP again
+	log    *slog.Logger
+	cfg    *desired.Agent
+	keys   desired.SignalKeys
+	kernel *kernel
+	link   iface
+	// attached tells that the programs of this process are attached.
+	attached bool
+	polls    *poll.Responder // nil: the configuration has no poll.listen
+	watches  watches
+	tags     datapath.TagWatch
+	absent   map[netip.Addr]bool      // VIPs that are not addresses of the host
+	refused  map[netip.Addr]time.Time // when the host last refused to accept a VIP again
 	// cookiesLost tells that a balancer asks for cookies, but the host sends no timestamps.
 	cookiesLost bool
 	others      map[string]othersWarned // by service
@@ -78,12 +80,17 @@ func New(cfg *desired.Agent, secrets desired.Secrets, log *slog.Logger) (*Agent,
 // PublishTo makes the agent publish its events. Call it before Run.
 func (a *Agent) PublishTo(stream *events.Stream) { a.events = stream }
 
-// Close closes the agent's references to the data path. The data path keeps working.
+// Close closes the agent's references to the data path. A data path that was attached keeps working.
+// A data path that was never attached is removed.
 func (a *Agent) Close() error {
 	if a.polls != nil {
 		_ = a.polls.Close()
 	}
-	return a.kernel.close()
+	err := a.kernel.close()
+	if !a.attached {
+		err = errors.Join(err, a.kernel.loader.Undo())
+	}
+	return err
 }
 
 // Ready returns a channel that is closed when the data path is attached.
@@ -130,13 +137,13 @@ func (a *Agent) Run(ctx context.Context) error {
 	links, err := followLinks(ctx)
 	if err != nil {
 		cancel()
-		return a.kernel.undo(err)
+		return err
 	}
 	addresses, err := addressChanges(ctx)
 	if err != nil {
 		cancel()
 		drain(links)
-		return a.kernel.undo(err)
+		return err
 	}
 	defer func() {
 		cancel()
@@ -200,17 +207,16 @@ func (a *Agent) Run(ctx context.Context) error {
 }
 
 // start applies the configuration and attaches the programs. If it fails, the data path of the
-// previous process keeps working unchanged. If there was none, a failed start leaves nothing
-// behind.
+// previous process keeps working unchanged. If there was none, Close leaves nothing behind.
 func (a *Agent) start() error {
-	err := a.check()
-	var attached datapath.Attached
-	if err == nil {
-		attached, err = a.attach()
+	if err := a.check(); err != nil {
+		return err
 	}
+	attached, err := a.attach()
 	if err != nil {
-		return a.kernel.undo(err)
+		return err
 	}
+	a.attached = true
 	attached.WarnIfGeneric(a.log, a.cfg.Node.Interface)
 	a.tags.Show(a.log, a.cfg.Node.Interface, a.link.index)
 	a.log.Info("receiving", "interface", a.cfg.Node.Interface, "mode", attached.Mode,
@@ -235,13 +241,13 @@ func (a *Agent) find() error {
 // check returns an error if the agent cannot start. It changes nothing that the previous process
 // uses.
 func (a *Agent) check() (err error) {
-	if err := a.kernel.checkNamespace(); err != nil {
+	if err := a.kernel.loader.Check(); err != nil {
 		return err
 	}
 	if err := a.find(); err != nil {
 		return err
 	}
-	if err := datapath.CheckXDP(a.link.index, a.kernel.linkPin()); err != nil {
+	if err := a.kernel.loader.Check(a.link.index); err != nil {
 		return err
 	}
 	if err := a.listenForPolls(); err != nil {
@@ -254,9 +260,6 @@ func (a *Agent) check() (err error) {
 // all of them.
 func (a *Agent) attach() (attached datapath.Attached, err error) {
 	err = datapath.TakeOver(a.log, func(t *datapath.Takeover) error {
-		if err := a.kernel.pinKept(t); err != nil {
-			return err
-		}
 		if err := a.fill(t, a.cfg, a.keys); err != nil {
 			return err
 		}

@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"time"
 	"unsafe"
 
@@ -263,7 +262,7 @@ func (a *auditor) counts() (map[agentServiceKey]agentConnectionCount, error) {
 
 // isCounting tells whether the attached program that counts connections is that of this process.
 func (k *kernel) isCounting() (bool, error) {
-	l, err := link.LoadPinnedLink(filepath.Join(k.dir, connectionCountPin), nil)
+	l, err := link.LoadPinnedLink(k.loader.PathOf(connectionCountPin), nil)
 	if errors.Is(err, os.ErrNotExist) {
 		return false, nil
 	}

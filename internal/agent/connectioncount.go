@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -41,7 +40,7 @@ func (a *Agent) followConnections(t *datapath.Takeover, cfg *desired.Agent) {
 }
 
 func (k *kernel) countingBegun() (bool, error) {
-	_, err := os.Stat(filepath.Join(k.dir, connectionCountPin))
+	_, err := os.Stat(k.loader.PathOf(connectionCountPin))
 	if errors.Is(err, os.ErrNotExist) {
 		return false, nil
 	}
@@ -65,10 +64,10 @@ func (k *kernel) startCounting(t *datapath.Takeover) error {
 }
 
 func (k *kernel) attachCounting(t *datapath.Takeover) error {
-	pin := filepath.Join(k.dir, connectionCountPin)
+	pin := k.loader.PathOf(connectionCountPin)
 	l, err := link.LoadPinnedLink(pin, nil)
 	if err == nil {
-		return t.Update(l, k.objects.CountConnections, k.dir)
+		return t.Update(l, k.objects.CountConnections, k.loader.Dir)
 	}
 	if !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("open %s: %w", pin, err)

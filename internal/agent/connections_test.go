@@ -62,7 +62,7 @@ func (c *countTest) attach() {
 // detach detaches it.
 func (c *countTest) detach() {
 	c.t.Helper()
-	if err := datapath.DetachLink(c.k.pinOf(connectionCountPin)); err != nil {
+	if err := datapath.DetachLink(c.k.loader.PathOf(connectionCountPin)); err != nil {
 		c.t.Error(err)
 	}
 }

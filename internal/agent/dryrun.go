@@ -59,11 +59,10 @@ func newDryRun(original *ebpf.Program) (_ *dryRun, err error) {
 		Locator   *ebpf.Variable `ebpf:"node_locator"`
 		Balancers *ebpf.Map      `ebpf:"balancers"`
 	}
-	options := &ebpf.CollectionOptions{MapReplacements: shared(maps)}
-	if err := spec.LoadAndAssign(&objects, options); errors.Is(err, ebpf.ErrMapIncompatible) {
+	if err := datapath.LoadOn(spec, &objects, shared(maps)); errors.Is(err, ebpf.ErrMapIncompatible) {
 		return nil, fmt.Errorf("%w: %w", errOtherBuild, err)
 	} else if err != nil {
-		return nil, fmt.Errorf("load the dry run of %s: %w", agentProgXdpAgent, withLog(err))
+		return nil, fmt.Errorf("load the dry run of %s: %w", agentProgXdpAgent, err)
 	}
 	d := &dryRun{objects.Program, objects.Record, objects.HostMac, objects.Locator, objects.Balancers}
 	if err := d.checkSame(original); err != nil {

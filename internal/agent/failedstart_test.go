@@ -3,21 +3,15 @@
 package agent
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"strconv"
-	"strings"
 	"sync/atomic"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
 	"github.com/segue-lb/segue/internal/config"
@@ -30,12 +24,8 @@ import (
 // Environment variables of a process whose start is to fail.
 const (
 	failConfig = "SEGUE_TEST_FAIL_CONFIG" // the configuration file
-	failCall   = "SEGUE_TEST_FAIL_CALL"   // the number of the system call that fails
 	failFilter = "SEGUE_TEST_FAIL_FILTER" // not empty: the kernel has no tcx
 )
-
-// failed is printed by a process if the system call has failed.
-const failed = "failed"
 
 func TestMain(m *testing.M) {
 	if os.Getenv(failConfig) != "" {
@@ -50,44 +40,37 @@ func TestMain(m *testing.M) {
 
 // failStart is the main function of a process that starts an agent and ends.
 func failStart() error {
-	call, err := strconv.Atoi(os.Getenv(failCall))
-	if err != nil {
-		return err
-	}
 	files, _, err := config.LoadAgent(os.Getenv(failConfig))
 	if err != nil {
 		return err
 	}
-	hasFailed, err := datapathtest.FailAt(call, unix.SYS_SENDTO) // netlink
-	if err != nil {
-		return err
-	}
-	err = startAndEnd(files.Desired)
-	if hasFailed() {
-		fmt.Println(failed)
-	}
-	return err
+	return datapathtest.StartFailing(func() (end func() error, err error) {
+		return startFailing(files.Desired)
+	}, unix.SYS_SENDTO) // netlink
 }
 
-func startAndEnd(cfg *desired.Agent) error {
+func startFailing(cfg *desired.Agent) (end func() error, err error) {
 	a, err := New(cfg, desired.Secrets{}, slog.New(slog.DiscardHandler))
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if os.Getenv(failFilter) != "" {
-		a.kernel.tc.AttachTCX = noTCX
+		a.kernel.loader.AttachTCX = noTCX
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
 	ended := make(chan error, 1)
 	go func() { ended <- a.Run(ctx) }()
+	end = func() error {
+		cancel()
+		return errors.Join(<-ended, a.Close())
+	}
 	select {
 	case err = <-ended:
-	case <-a.Ready():
 		cancel()
-		err = <-ended
+		return nil, errors.Join(err, a.Close())
+	case <-a.Ready():
+		return end, nil
 	}
-	return errors.Join(err, a.Close())
 }
 
 // failSites counts the servers on which starts fail.
@@ -140,33 +123,37 @@ services:
 	return files
 }
 
-// start starts a process whose system call number call fails. It returns the error of the start,
-// which is empty if the start succeeded without the call, and whether the process reached the call.
+// start starts a process whose system call number call fails, as datapathtest.RunFailing does.
 func (s *failSite) start(file string, call int) (refusal string, reached bool) {
 	s.t.Helper()
-	var output, problem bytes.Buffer
-	cmd := exec.CommandContext(s.t.Context(), os.Args[0])
-	cmd.Env = append(os.Environ(), failConfig+"="+file, failFilter+"="+s.filter,
-		failCall+"="+strconv.Itoa(call))
-	cmd.Stdout, cmd.Stderr = &output, &problem
-	s.in(s.servers[0], cmd.Start)
-	if err := cmd.Wait(); (err != nil) != (problem.Len() > 0) {
-		s.t.Fatalf("call %d fails: %v, %q", call, err, &problem)
-	}
-	return problem.String(), strings.TrimSpace(output.String()) == failed
+	return datapathtest.RunFailing(s.t, s.servers[0].Do, call, failConfig+"="+file, failFilter+"="+s.filter)
 }
 
-// state describes the pinned objects without the packet counters, because the host sends packets at
-// any time.
+// state describes the host and the pinned objects without the packet counters, because the host
+// sends packets at any time.
 func (s *failSite) state() datapathtest.State {
 	s.t.Helper()
-	state := datapathtest.ReadState(s.t, datapath.Dir(s.instance))
+	state, host := datapathtest.State{}, s.inspect(1, s.instance)
+	if host.Pins {
+		state = datapathtest.ReadState(s.t, datapath.Dir(s.instance))
+	}
+	state["host"] = map[string][]byte{"": fmt.Appendf(nil, "%+v", host)}
 	for key := range state[agentMapReasons] {
 		if key != "map" {
 			delete(state[agentMapReasons], key)
 		}
 	}
 	return state
+}
+
+// starts are those with two configurations.
+func (s *failSite) starts(files [2]string) datapathtest.Starts {
+	return datapathtest.Starts{
+		Start:  func(number, call int) (string, bool) { return s.start(files[number], call) },
+		State:  s.state,
+		Check:  func(string, int, bool) {},
+		Detach: func() { s.detach(1, s.instance) },
+	}
 }
 
 // If a start fails while a data path is running, on the same interface or on another, then maps,
@@ -192,41 +179,14 @@ func TestFailedStartChangesNothing(t *testing.T) {
 }
 
 // failAtSteps starts processes while a data path is running. In each process another system call
-// fails; step is the distance between these calls. A start that does not reach the call takes over.
-// The next process then has the other configuration.
+// fails; step is the distance between these calls.
 func (s *failSite) failAtSteps(files [2]string, step int) {
 	s.t.Helper()
 	s.serve(1, vip6.Addr())
 	s.use(srv6Encap(desired.SRv6Encap, serverSID(1)))
 	connection := s.dial(vip6.Addr())
 	s.echo(connection, 100)
-	before, host, next, refusals := s.state(), s.inspect(1, s.instance), 1, 0
-	for call := 1 + rand.IntN(step); ; call += step {
-		refusal, reached := s.start(files[next], call)
-		if !reached {
-			break
-		}
-		if refusal == "" {
-			// The call may have kept the start from removing a pin. Every later start removes it,
-			// also one that fails.
-			s.start(files[next], 0)
-			next = 1 - next
-		} else {
-			when := fmt.Sprintf("call %d failed: %s", call, refusal)
-			before.RequireSame(s.t, when, s.state())
-			if diff := cmp.Diff(host, s.inspect(1, s.instance)); diff != "" {
-				s.t.Errorf("%s: the host (-before +after):\n%s", when, diff)
-			}
-			refusals++
-		}
-		if s.t.Failed() {
-			s.t.FailNow()
-		}
-		before, host = s.state(), s.inspect(1, s.instance)
-	}
-	if (refusals+1)*step < 20 { // the first interrupted call is a random one of the first step
-		s.t.Errorf("%d starts were refused; there must be more", refusals)
-	}
+	s.starts(files).FailAtSteps(s.t, step, 1)
 	if refusal, _ := s.start(files[0], 0); refusal != "" { // it may be on the other interface
 		s.t.Error(refusal)
 	}
@@ -236,20 +196,6 @@ func (s *failSite) failAtSteps(files [2]string, step int) {
 // If a first start fails, the host stays unchanged, whichever step fails.
 func TestFailedFirstStartLeavesNothing(t *testing.T) {
 	t.Parallel()
-	step := datapathtest.Apart(24)
 	s := newFailSite(t, "")
-	file := s.configs("eth0")[0]
-	before := s.inspect(1, s.instance)
-	for call := 1 + rand.IntN(step); ; call += step {
-		refusal, reached := s.start(file, call)
-		if !reached {
-			break
-		}
-		if refusal == "" {
-			s.detach(1, s.instance)
-		}
-		if diff := cmp.Diff(before, s.inspect(1, s.instance)); diff != "" {
-			t.Fatalf("call %d failed: %s: (-before +after):\n%s", call, refusal, diff)
-		}
-	}
+	s.starts(s.configs("eth0")).FailFirst(t, datapathtest.Apart(24))
 }

@@ -336,7 +336,7 @@ func TestFlowTableOfAnEarlierBuild(t *testing.T) {
 	flows := (&flowTable{keys: keys}).crowd(rand.New(rand.NewPCG(3, 15)), entriesPerBucket)
 	for round := range 3 {
 		var log bytes.Buffer
-		next, err := openKernel(&desired.AgentNode{Instance: k.instance}, slog.New(slog.NewTextHandler(&log, nil)))
+		next, err := openKernel(&desired.AgentNode{Instance: k.loader.Instance}, slog.New(slog.NewTextHandler(&log, nil)))
 		testhost.Must(t, err)
 		defer func() {
 			if err := errors.Join(closeDryRun(next), next.close()); err != nil {
@@ -356,7 +356,7 @@ func TestFlowTableOfAnEarlierBuild(t *testing.T) {
 		}
 		snapshot, err := next.view().Snapshot()
 		testhost.Must(t, err)
-		if want := "segue agent detach " + k.instance; next.flowKeys != keys || !snapshot.FormerHash || !strings.Contains(log.String(), want) {
+		if want := "segue agent detach " + k.loader.Instance; next.flowKeys != keys || !snapshot.FormerHash || !strings.Contains(log.String(), want) {
 			t.Errorf("round %d: keys %v, want %v; status %t; log %q, want %q",
 				round, next.flowKeys, keys, snapshot.FormerHash, log.String(), want)
 		}

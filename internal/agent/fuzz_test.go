@@ -56,7 +56,7 @@ func openComparisonOf(t testing.TB, cfg *desired.Agent) *comparison {
 	k := testKernelOf(t, cfg)
 	testhost.Must(t, k.objects.CookiesUsed.Put(uint32(0), uint32(1)))
 	c := &comparison{k, newReference(cfg), cfg, tableOf(t, k), map[string]int{}, map[string]uint64{}, map[string]uint64{}}
-	testhost.Must(t, datapath.RemoveDir(c.instance))
+	testhost.Must(t, datapath.RemoveDir(c.loader.Instance))
 	return c
 }
 

@@ -87,7 +87,7 @@ func (v *View) Close() error {
 // view returns a View of the data path's own tables. Their owner closes them.
 func (k *kernel) view() *View {
 	return &View{
-		instance: k.instance, maps: k.objects.agentMaps, labels: k.labels,
+		instance: k.loader.Instance, maps: k.objects.agentMaps, labels: k.labels,
 		program: k.objects.XdpAgent, sockets: k.objects.QuerySocket, here: true,
 	}
 }

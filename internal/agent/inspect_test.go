@@ -23,9 +23,7 @@ import (
 
 // pinAll pins the objects of an agent that other processes read.
 func pinAll(k *kernel) error {
-	return datapath.TakeOver(k.log, func(t *datapath.Takeover) error {
-		return errors.Join(k.pinKept(t), k.pin(t))
-	})
+	return datapath.TakeOver(k.log, k.loader.Publish)
 }
 
 // Another process finds a pinned agent and reads its counters.
@@ -34,7 +32,7 @@ func TestInspect(t *testing.T) {
 	testhost.Must(t, pinAll(k))
 	instances, err := datapath.Instances()
 	testhost.Must(t, err)
-	if want := (datapath.Instance{Name: k.instance, Role: datapath.RoleAgent}); !slices.Contains(instances, want) {
+	if want := (datapath.Instance{Name: k.loader.Instance, Role: datapath.RoleAgent}); !slices.Contains(instances, want) {
 		t.Errorf("%v, want %v among them", instances, want)
 	}
 	want := map[string]uint64{}
@@ -42,7 +40,7 @@ func TestInspect(t *testing.T) {
 		runAgent(t, k, c.frame)
 		want[c.reason]++
 	}
-	s, err := inspect(k.instance)
+	s, err := inspect(k.loader.Instance)
 	testhost.Must(t, err)
 	for _, reason := range s.Reasons {
 		if reason.Packets != want[reason.Reason] {
@@ -83,24 +81,24 @@ func TestOtherReasons(t *testing.T) {
 	m, err := ebpf.NewMap(other)
 	testhost.Must(t, err)
 	defer m.Close()
-	testhost.Must(t, datapath.Pin(m, k.pinOf(agentMapReasons)))
+	testhost.Must(t, datapath.Pin(m, k.loader.PathOf(agentMapReasons)))
 	cpus := make([]agentCounter, ebpf.MustPossibleCPU())
 	cpus[0].Packets = 7
 	testhost.Must(t, m.Put(uint32(1), cpus))
-	if _, err := inspect(k.instance); !errors.Is(err, ebpf.ErrMapIncompatible) {
+	if _, err := inspect(k.loader.Instance); !errors.Is(err, ebpf.ErrMapIncompatible) {
 		t.Errorf("read by another build: error %v", err)
 	}
-	next, err := openKernel(&desired.AgentNode{Instance: k.instance}, slog.New(slog.DiscardHandler))
+	next, err := openKernel(&desired.AgentNode{Instance: k.loader.Instance}, slog.New(slog.DiscardHandler))
 	testhost.Must(t, err)
 	defer next.close()
 	if counted := counters(t, next); len(counted) != 0 {
 		t.Errorf("the next process begins with %v", counted)
 	}
-	if _, err := inspect(k.instance); !errors.Is(err, ebpf.ErrMapIncompatible) {
+	if _, err := inspect(k.loader.Instance); !errors.Is(err, ebpf.ErrMapIncompatible) {
 		t.Errorf("before the next process has taken over: error %v", err)
 	}
 	testhost.Must(t, pinAll(next))
-	if _, err := inspect(k.instance); err != nil {
+	if _, err := inspect(k.loader.Instance); err != nil {
 		t.Error(err)
 	}
 }
@@ -152,7 +150,7 @@ func TestServicesOfSnapshot(t *testing.T) {
 		report(when)
 		var got []*ServiceState
 		s.do(func() (err error) {
-			view, err := OpenView(k.instance)
+			view, err := OpenView(k.loader.Instance)
 			if err != nil {
 				return err
 			}

@@ -267,7 +267,7 @@ func TestFailedMove(t *testing.T) {
 			t.Errorf("error %v, want %v", err, unix.EBUSY)
 		}
 		for _, pin := range []string{datapath.LinkPin, ingress.Pin, egress.Pin} {
-			at, err := datapath.AttachedTo(filepath.Join(a.kernel.dir, pin))
+			at, err := datapath.AttachedTo(filepath.Join(a.kernel.loader.Dir, pin))
 			if at != eth0.Attrs().Index || err != nil {
 				t.Errorf("%s is attached to interface %d, error %v; want %d", pin, at, err, eth0.Attrs().Index)
 			}
@@ -313,7 +313,7 @@ func TestFailedStart(t *testing.T) {
 		err   string
 	}{
 		"refused by the kernel": {func(_ *desired.Agent, a *Agent) {
-			a.kernel.tc.AttachTCX = func(link.TCXOptions) (link.Link, error) { return nil, errors.New("refused") }
+			a.kernel.loader.AttachTCX = func(link.TCXOptions) (link.Link, error) { return nil, errors.New("refused") }
 		}, "refused"},
 		"no such interface": {func(cfg *desired.Agent, _ *Agent) { cfg.Node.Interface = "nope" },
 			`node.interface "nope": there is no such interface`},

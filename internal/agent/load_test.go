@@ -41,7 +41,7 @@ func newLoadTest(t *testing.T, client, vip netip.AddrPort, limit int) *loadTest 
 		})
 	})
 	l.Cleanup(func() {
-		if err := datapath.DetachLink(l.k.pinOf(connectionCountPin)); err != nil {
+		if err := datapath.DetachLink(l.k.loader.PathOf(connectionCountPin)); err != nil {
 			t.Error(err)
 		}
 	})

@@ -44,7 +44,7 @@ func TestLockedDown(t *testing.T) {
 func TestViewReadsNoMemory(t *testing.T) {
 	k := testKernel(t)
 	testhost.Must(t, pinAll(k))
-	view, err := OpenView(k.instance)
+	view, err := OpenView(k.loader.Instance)
 	testhost.Must(t, err)
 	defer view.Close()
 	spec, err := loadAgent()

@@ -250,7 +250,7 @@ func (n *network) run(server int, cfg *desired.Agent, attachTCX func(link.TCXOpt
 	if reused != nil {
 		reused.record(n.t, a.kernel)
 	}
-	a.kernel.tc.AttachTCX = attachTCX
+	a.kernel.loader.AttachTCX = attachTCX
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- ns.Do(func() error { return a.Run(ctx) }) }()

@@ -94,7 +94,6 @@ func testKernelOf(t testing.TB, cfg *desired.Agent) *kernel {
 	k, err := openKernel(&cfg.Node, slog.New(slog.DiscardHandler))
 	testhost.Must(t, err)
 	reused.record(t, k)
-	testhost.Must(t, unpin(k))
 	t.Cleanup(func() {
 		if err := errors.Join(closeDryRun(k), k.close(), datapath.RemoveDir(cfg.Node.Instance)); err != nil {
 			t.Error(err)

@@ -8,7 +8,6 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
 )
 
@@ -24,13 +23,8 @@ func NewRehearsal(cfg *desired.Agent, mac [6]byte, log *slog.Logger) (*Rehearsal
 	if err != nil {
 		return nil, err
 	}
-	fill := func(t *datapath.Takeover) error {
-		if err := a.kernel.pinKept(t); err != nil {
-			return err
-		}
-		return a.kernel.fill(t, newTableContent(cfg, a.mtu(cfg)))
-	}
-	if err := errors.Join(a.kernel.setHostMAC(mac), datapath.TakeOver(log, fill)); err != nil {
+	content := newTableContent(cfg, a.mtu(cfg))
+	if err := errors.Join(a.kernel.setHostMAC(mac), a.kernel.write(content)); err != nil {
 		return nil, errors.Join(err, a.Close())
 	}
 	return &Rehearsal{a}, nil
@@ -42,5 +36,5 @@ func (r *Rehearsal) Program() *ebpf.Program { return r.agent.kernel.objects.XdpA
 // Constants returns the constants of the program. Other programs that use its tables need them.
 func (r *Rehearsal) Constants() map[string]any { return constants(&r.agent.kernel.flowKeys) }
 
-// Close closes the data path. Its pins stay.
+// Close removes the data path.
 func (r *Rehearsal) Close() error { return r.agent.Close() }

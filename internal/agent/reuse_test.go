@@ -5,8 +5,6 @@ package agent
 import (
 	"errors"
 	"maps"
-	"os"
-	"path/filepath"
 	"sync"
 	"testing"
 
@@ -31,25 +29,12 @@ type reusable struct {
 var (
 	reuse sync.Mutex
 	idle  = map[bool][]*reusable{} // by isInternal
-	// begun contains the data paths of instances whose first process has not started yet, by the
-	// kernel's number of their map "agent_flow_keys".
-	begun = map[ebpf.MapID]*reusable{}
 	// used contains those that a test uses.
 	used = map[*kernel]*reusable{}
 )
 
 func init() {
-	load := loadObjects
-	loadObjects = func(spec *ebpf.CollectionSpec, objects *agentObjects, kept map[string]*ebpf.Map) error {
-		r, err := takeBegun(kept[agentMapAgentFlowKeys])
-		if err != nil {
-			return err
-		}
-		if r == nil {
-			return load(spec, objects, kept)
-		}
-		return datapathtest.CopyObjects(objects, r.objects)
-	}
+	datapath.LoadObjects = datapathtest.Reusing(datapath.LoadObjects, agentMapAgentFlowKeys)
 }
 
 // reuseFor makes the first process of the instance use a data path that an earlier test has loaded,
@@ -68,69 +53,14 @@ func reuseFor(t testing.TB, node *desired.AgentNode) *reusable {
 	return r
 }
 
-// begin pins the maps, as an earlier process of the instance would have left them.
+// begin lets the first process of the instance use the data path.
 func (r *reusable) begin(instance string) error {
 	dir, err := datapath.MakeDir(instance, datapath.RoleAgent)
 	if err != nil {
 		return err
 	}
-	for name, m := range datapath.MapsIn(&r.objects.agentMaps, keptMaps...) {
-		clone, err := (*m).Clone()
-		if err != nil {
-			return err
-		}
-		if err := errors.Join(clone.Pin(filepath.Join(dir, name)), clone.Close()); err != nil {
-			return err
-		}
-	}
-	id, err := mapNumber(r.objects.AgentFlowKeys)
-	begun[id] = r
-	return err
-}
-
-// unpin removes the pins that begin has made, as if the process had created all maps itself.
-func unpin(k *kernel) error {
-	k.begun = keptMaps
-	for _, name := range keptMaps {
-		if err := os.Remove(k.pinOf(name)); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return err
-		}
-	}
-	return nil
-}
-
-// takeBegun returns the data path with the given map "agent_flow_keys", once. It returns nil if
-// there is none.
-func takeBegun(keys *ebpf.Map) (*reusable, error) {
-	if keys == nil {
-		return nil, nil
-	}
-	id, err := mapNumber(keys)
-	if err != nil {
-		return nil, err
-	}
-	reuse.Lock()
-	defer reuse.Unlock()
-	r := begun[id]
-	delete(begun, id)
-	return r, nil
-}
-
-func mapNumber(m *ebpf.Map) (ebpf.MapID, error) {
-	info, err := m.Info()
-	if err != nil {
-		return 0, err
-	}
-	id, _ := info.ID()
-	return id, nil
-}
-
-func programNumber(t testing.TB, program *ebpf.Program) ebpf.ProgramID {
-	t.Helper()
-	info, err := program.Info()
-	testhost.Must(t, err)
-	id, _ := info.ID()
-	return id
+	kept := datapath.MapsIn(&r.objects.agentMaps, declared.Names(datapath.Kept, datapath.Expendable)...)
+	return datapathtest.Begin(dir, kept, agentMapAgentFlowKeys, r.objects)
 }
 
 // record keeps the objects that a test has loaded.
@@ -177,7 +107,7 @@ func TestReusedDataPathIsEmpty(t *testing.T) {
 	var objects *agentObjects
 	t.Run("first test", func(t *testing.T) {
 		k := testKernel(t)
-		first = programNumber(t, k.objects.XdpAgent)
+		first = datapathtest.ProgramNumber(t, k.objects.XdpAgent)
 		objects = used[k].objects
 		for _, c := range append(deliveries(), drops()...) {
 			runAgent(t, k, c.frame)
@@ -192,16 +122,16 @@ func TestReusedDataPathIsEmpty(t *testing.T) {
 	}
 	t.Run("second test", func(t *testing.T) {
 		k := testKernel(t)
-		if second = programNumber(t, k.objects.XdpAgent); second != first {
+		if second = datapathtest.ProgramNumber(t, k.objects.XdpAgent); second != first {
 			t.Errorf("the test runs program %d instead of %d", second, first)
 		}
 		if (k.flowKeys == agentAgentFlowKeys{}) {
 			t.Error("the flow table has other keys than the programs")
 		}
-		next, err := openKernel(&desired.AgentNode{Instance: k.instance}, k.log)
+		next, err := openKernel(&desired.AgentNode{Instance: k.loader.Instance}, k.log)
 		testhost.Must(t, err)
 		defer next.close()
-		if programNumber(t, next.objects.XdpAgent) == first {
+		if datapathtest.ProgramNumber(t, next.objects.XdpAgent) == first {
 			t.Error("the second process has not loaded its own program")
 		}
 	})

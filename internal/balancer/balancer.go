@@ -171,7 +171,7 @@ func newBalancer(
 func (b *Balancer) Close() error {
 	err := errors.Join(b.path.Close(), b.inference.poller.Close(), b.plane.Close())
 	if !b.attached {
-		err = errors.Join(err, b.plane.Undo())
+		err = errors.Join(err, b.plane.Loader.Undo())
 	}
 	return err
 }
@@ -245,7 +245,7 @@ func (b *Balancer) call(ctx context.Context, do func(context.Context) error) err
 // Run returns an error if the instance works in another network namespace, if the data path cannot
 // be attached, or if one of its interfaces is removed.
 func (b *Balancer) Run(ctx context.Context) error {
-	if err := b.plane.CheckNamespace(); err != nil {
+	if err := b.plane.Loader.Check(); err != nil {
 		return err
 	}
 	group, ctx := errgroup.WithContext(ctx)

@@ -3,16 +3,13 @@
 package balancer
 
 import (
-	"bytes"
 	"context"
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -39,49 +36,25 @@ import (
 // crashFails is the environment variable that makes the call fail instead of killing the process.
 const crashFails = "SEGUE_TEST_CRASH_FAILS"
 
-// failed is the output of a process whose call has failed.
-const failed = "failed"
-
 // failStart is a process that starts a balancer and ends.
 func failStart() error {
-	call, err := strconv.Atoi(os.Getenv(crashCall))
-	if err != nil {
-		return err
-	}
-	hasFailed, err := datapathtest.FailAt(call)
-	if err != nil {
-		return err
-	}
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
-	b, ended, err := startCrash(ctx)
-	if hasFailed() {
-		fmt.Println(failed)
-	}
-	if err != nil {
-		return err
-	}
-	stop()
-	return errors.Join(<-ended, b.Close())
+	return datapathtest.StartFailing(func() (end func() error, err error) {
+		b, ended, err := startCrash(ctx)
+		return func() error {
+			stop()
+			return errors.Join(<-ended, b.Close())
+		}, err
+	})
 }
 
 // fail starts a process with the configuration of the number, and with node.inside of the other
-// one. So both differ from those of the process before. The nth call of the process fails. The
-// result refusal is the error of the start; it is empty if the start succeeded nevertheless. The
-// result reached tells whether the process made that many calls.
+// one, as datapathtest.RunFailing does. So both differ from those of the process before.
 func (s *crashSite) fail(number, call int) (refusal string, reached bool) {
 	s.t.Helper()
-	var output, problem bytes.Buffer
-	cmd := exec.CommandContext(s.t.Context(), os.Args[0])
-	cmd.Env = append(os.Environ(), crashFails+"=1", crashInstance+"="+s.instance,
-		crashFirst+"="+strconv.Itoa(number), crashCall+"="+strconv.Itoa(call),
-		crashInside+"="+s.inside[1-number])
-	cmd.Stdout, cmd.Stderr = &output, &problem
-	s.must(s.ns.Do(cmd.Start))
-	if err := cmd.Wait(); (err != nil) != (problem.Len() > 0) {
-		s.t.Fatalf("call %d fails: %v, %q", call, err, &problem)
-	}
-	return problem.String(), strings.TrimSpace(output.String()) == failed
+	return datapathtest.RunFailing(s.t, s.ns.Do, call, crashFails+"=1", crashInstance+"="+s.instance,
+		crashFirst+"="+strconv.Itoa(number), crashInside+"="+s.inside[1-number])
 }
 
 // stateOf describes the pinned state of an instance. It omits the table of services that is not in
@@ -137,39 +110,21 @@ func leaveOutFormerRankings(state datapathtest.State) {
 }
 
 // failAtSteps starts processes over a data path that is in use. In each process another system call
-// fails; the calls are step apart. A start that succeeds nevertheless takes over, and the next
-// process then has the other configuration.
+// fails; the calls are step apart.
 func failAtSteps(t *testing.T, step int, inside [2]string) {
 	s := newCrashSite(t, inside)
 	s.run(0, 0) // the process reloads configuration 1
 	s.remember()
-	before, next, refusals := stateOf(t, s.instance), 0, 0
-	for call := 1 + rand.IntN(step); ; call += step {
-		refusal, reached := s.fail(next, call)
-		if !reached {
-			break
-		}
-		when := fmt.Sprintf("call %d failed: %s", call, refusal)
-		if refusal == "" {
-			s.check(when)
-			s.checkSides(1 - next)
-			// The call may have kept the start from removing a pin. Every later start removes it,
-			// also one that fails.
-			s.fail(next, 0)
-			before = stateOf(t, s.instance)
-			next = 1 - next
-		} else {
-			before.RequireSame(t, when, stateOf(t, s.instance))
+	datapathtest.Starts{
+		Start: s.fail,
+		State: func() datapathtest.State { return stateOf(t, s.instance) },
+		Check: func(when string, next int, tookOver bool) {
+			if tookOver {
+				s.check(when)
+			}
 			s.checkSides(next)
-			refusals++
-		}
-		if t.Failed() {
-			t.FailNow()
-		}
-	}
-	if (refusals+1)*step < 20 { // the first interrupted call is a random one of the first step
-		t.Errorf("%d starts were refused; there must be more", refusals)
-	}
+		},
+	}.FailAtSteps(t, step, 0)
 	s.check("after all")
 }
 
@@ -345,31 +300,28 @@ func (n *fabric) block(name string) (blocker link.Link) {
 // A first start that fails leaves no pin and no program, whichever step fails.
 func TestFailedFirstStartLeavesNothing(t *testing.T) {
 	t.Parallel()
-	step := datapathtest.Apart(48)
 	s := newCrashSite(t, [2]string{"eth1", "eth1"})
-	for call := 1 + rand.IntN(step); ; call += step {
-		refusal, reached := s.fail(0, call)
-		if !reached {
-			break
-		}
-		if refusal == "" {
-			s.must(dataplane.Detach(s.instance))
-			continue
-		}
-		if _, err := os.Stat(datapath.Dir(s.instance)); !errors.Is(err, os.ErrNotExist) {
-			t.Fatalf("call %d failed: %s: pins are left: error %v", call, refusal, err)
-		}
-		s.must(s.ns.Do(func() error {
-			for _, name := range s.interfaces() {
-				device, err := netlink.LinkByName(name)
-				if err != nil {
-					return err
-				}
-				if xdp := device.Attrs().Xdp; xdp != nil && xdp.Attached {
-					t.Fatalf("call %d failed: %s: %s runs %+v", call, refusal, name, xdp)
-				}
-			}
-			return nil
-		}))
+	datapathtest.Starts{Start: s.fail, State: s.left, Detach: func() { s.must(dataplane.Detach(s.instance)) }}.
+		FailFirst(t, datapathtest.Apart(48))
+}
+
+// left describes what an instance has left: its directory, and XDP programs.
+func (s *crashSite) left() datapathtest.State {
+	left := datapathtest.State{}
+	if _, err := os.Stat(datapath.Dir(s.instance)); !errors.Is(err, os.ErrNotExist) {
+		left["directory"] = map[string][]byte{"": fmt.Append(nil, err)}
 	}
+	s.must(s.ns.Do(func() error {
+		for _, name := range s.interfaces() {
+			device, err := netlink.LinkByName(name)
+			if err != nil {
+				return err
+			}
+			if xdp := device.Attrs().Xdp; xdp != nil && xdp.Attached {
+				left[name] = map[string][]byte{"": fmt.Appendf(nil, "%+v", xdp)}
+			}
+		}
+		return nil
+	}))
+	return left
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/segue-lb/segue/internal/datapath/datapathtest"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/srv6"
@@ -115,11 +116,11 @@ func TestReloadWidensProgram(t *testing.T) {
 	data := frameOf(web, packet.Flags(packet.ACK))
 	f.run(data)
 	want := f.run(data)
-	number, counted, entry := programNumber(t, f.plane.Objects.XdpLb), f.counters().reasons, f.entry(web)
+	number, counted, entry := datapathtest.ProgramNumber(t, f.plane.Objects.XdpLb), f.counters().reasons, f.entry(web)
 
 	f.mustApply(after)
 	f.cfg = after
-	widened := programNumber(t, f.plane.Objects.XdpLb)
+	widened := datapathtest.ProgramNumber(t, f.plane.Objects.XdpLb)
 	if widened == number {
 		t.Fatal("the program is the one before the reload")
 	}
@@ -137,7 +138,7 @@ func TestReloadWidensProgram(t *testing.T) {
 
 	f.mustApply(before)
 	f.cfg = before
-	if programNumber(t, f.plane.Objects.XdpLb) != widened {
+	if datapathtest.ProgramNumber(t, f.plane.Objects.XdpLb) != widened {
 		t.Error("a reload that needs less has replaced the program")
 	}
 }
@@ -164,7 +165,7 @@ func TestReloadWidensAttachedPrograms(t *testing.T) {
 			}
 			for i, side := range n.balancer.plane.Sides {
 				ifindex := uint32(n.own[i].Index)
-				loaded := programNumber(t, side.Objects.XdpLb)
+				loaded := datapathtest.ProgramNumber(t, side.Objects.XdpLb)
 				if now := n.xdpPrograms()[ifindex]; now != loaded || now == running[ifindex] {
 					t.Errorf("%s runs program %d, loaded is %d, and %d ran before", interfaces[i], now, loaded, running[ifindex])
 				}

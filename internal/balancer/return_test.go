@@ -145,7 +145,7 @@ func (n *fabric) start() {
 		if n.balancer, err = newBalancer(n.cfg, desired.Secrets{}, clock, slog.New(slog.DiscardHandler)); err != nil {
 			return err
 		}
-		n.balancer.plane.TC.AttachTCX = n.attachTCX
+		n.balancer.plane.Loader.AttachTCX = n.attachTCX
 		inside := n.own[len(n.own)-1]
 		hop := nexthop.Hop{MAC: n.routers[inside.Name].link.MAC, Link: inside}
 		return (&Rehearsal{n.balancer}).Attach(n.own, hop)

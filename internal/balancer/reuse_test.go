@@ -5,12 +5,9 @@ package balancer
 import (
 	"errors"
 	"maps"
-	"path/filepath"
 	"sync"
 	"testing"
 	"time"
-
-	"github.com/cilium/ebpf"
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/datapath"
@@ -45,9 +42,6 @@ var narrowed sync.Map
 var (
 	reuse sync.Mutex
 	idle  = map[constants][]*reusable{}
-	// begun contains the objects of instances whose first process has not started yet, by the
-	// kernel's number of their map "identity".
-	begun = map[ebpf.MapID]*dataplane.Objects{}
 )
 
 func init() {
@@ -58,17 +52,7 @@ func init() {
 		}
 		return dataplane.FeaturesAll
 	}
-	load := dataplane.LoadObjects
-	dataplane.LoadObjects = func(spec *ebpf.CollectionSpec, objects *dataplane.Objects, maps map[string]*ebpf.Map) error {
-		loaded, err := takeBegun(maps[identityMap])
-		if err != nil {
-			return err
-		}
-		if loaded == nil {
-			return load(spec, objects, maps)
-		}
-		return datapathtest.CopyObjects(objects, loaded)
-	}
+	datapath.LoadObjects = datapathtest.Reusing(datapath.LoadObjects, identityMap)
 }
 
 const identityMap = "identity"
@@ -89,50 +73,13 @@ func reusableFor(t testing.TB, cfg *desired.Balancer, clock *dataplane.FlowClock
 	return r
 }
 
-// begin pins the maps, as an earlier process of the instance would have left them.
+// begin lets the first process of the instance use the data path.
 func (r *reusable) begin(instance string) error {
 	dir, err := datapath.MakeDir(instance, datapath.RoleBalancer)
 	if err != nil {
 		return err
 	}
-	for name, m := range r.objects.Pinned() {
-		clone, err := (*m).Clone()
-		if err != nil {
-			return err
-		}
-		if err := errors.Join(clone.Pin(filepath.Join(dir, name)), clone.Close()); err != nil {
-			return err
-		}
-	}
-	id, err := numberOf(r.objects.Identity)
-	begun[id] = r.objects
-	return err
-}
-
-// takeBegun returns the objects with the given map "identity", once. It returns nil if there are
-// none.
-func takeBegun(identity *ebpf.Map) (*dataplane.Objects, error) {
-	if identity == nil {
-		return nil, nil
-	}
-	id, err := numberOf(identity)
-	if err != nil {
-		return nil, err
-	}
-	reuse.Lock()
-	defer reuse.Unlock()
-	objects := begun[id]
-	delete(begun, id)
-	return objects, nil
-}
-
-func numberOf(m *ebpf.Map) (ebpf.MapID, error) {
-	info, err := m.Info()
-	if err != nil {
-		return 0, err
-	}
-	id, _ := info.ID()
-	return id, nil
+	return datapathtest.Begin(dir, r.objects.Pinned(), identityMap, r.objects)
 }
 
 // record keeps the objects that a test has loaded.
@@ -197,7 +144,7 @@ func TestReusedDataPathIsEmpty(t *testing.T) {
 	}
 	t.Run("second test", func(t *testing.T) {
 		f := openWith(t, cfg, stoppedClock(t), false)
-		if got, want := programNumber(t, f.plane.Objects.XdpLb), programNumber(t, r.objects.XdpLb); got != want {
+		if got, want := datapathtest.ProgramNumber(t, f.plane.Objects.XdpLb), datapathtest.ProgramNumber(t, r.objects.XdpLb); got != want {
 			t.Errorf("the test runs program %d instead of %d", got, want)
 		}
 		if f.identity != identity {
@@ -205,7 +152,7 @@ func TestReusedDataPathIsEmpty(t *testing.T) {
 		}
 		f.stop()
 		f.start(cfg)
-		if got, other := programNumber(t, f.plane.Objects.XdpLb), programNumber(t, r.objects.XdpLb); got == other {
+		if got, other := datapathtest.ProgramNumber(t, f.plane.Objects.XdpLb), datapathtest.ProgramNumber(t, r.objects.XdpLb); got == other {
 			t.Errorf("the second process has not loaded its own program")
 		}
 	})
@@ -228,12 +175,4 @@ func idleNow() map[constants][]*reusable {
 	reuse.Lock()
 	defer reuse.Unlock()
 	return maps.Clone(idle)
-}
-
-func programNumber(t *testing.T, program *ebpf.Program) ebpf.ProgramID {
-	t.Helper()
-	info, err := program.Info()
-	testhost.Must(t, err)
-	id, _ := info.ID()
-	return id
 }

@@ -122,8 +122,10 @@ func (b *Balancer) attach() error {
 	if err := b.setHost(); err != nil {
 		return err
 	}
-	if err := b.plane.CheckInterfaces(b.own); err != nil {
-		return err
+	for _, link := range b.own {
+		if err := b.plane.Loader.Check(link.Index); err != nil {
+			return err
+		}
 	}
 	attached, err := b.takeOver()
 	if err != nil {

@@ -15,6 +15,115 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// Hook is a point at which the kernel runs a program of an instance.
+type Hook struct {
+	At       ebpf.AttachType // ebpf.AttachXDP, AttachTCXIngress or AttachTCXEgress
+	Priority uint16          // of a filter: lower ones run first, and others' must differ
+	Pin      string          // the name of the link's pin; empty: the link ends with the process
+}
+
+// Place is a hook of an interface, with the program that is to run there.
+type Place struct {
+	Hook
+	Program *ebpf.Program
+	Ifindex int
+}
+
+// Attach runs programs at their places, in this order. Each replaces the program of an earlier
+// process in one step. Programs of the earlier process at other places work until the takeover
+// ends. Attach tells how it attached each program to XDP.
+func (l *Loader) Attach(t *Takeover, places []Place) (attached []Attached, err error) {
+	if err := l.claim(t, places); err != nil {
+		return nil, err
+	}
+	for _, place := range places {
+		if place.At == ebpf.AttachXDP {
+			var a Attached
+			if a, err = t.AttachXDP(place.Program, place.Ifindex, l.PathOf(place.Pin)); err == nil {
+				attached = append(attached, a)
+			}
+		} else {
+			err = l.attachTC(t, place)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	t.OnCommit(func() error { return l.settle(places) })
+	return attached, nil
+}
+
+// claim finds the links that an earlier process has left on the interfaces, even if an interface had
+// another part then.
+func (l *Loader) claim(t *Takeover, places []Place) error {
+	for _, place := range places {
+		for _, other := range l.Hooks {
+			if place.Pin == "" || other.Pin == place.Pin || other.At != place.At {
+				continue
+			}
+			if err := t.ClaimLink(l.PathOf(place.Pin), l.PathOf(other.Pin), place.Ifindex); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// settle detaches the programs of earlier processes at other places.
+func (l *Loader) settle(places []Place) error {
+	used, ifindexes := map[Hook]bool{}, []int{}
+	for _, place := range places {
+		used[place.Hook] = true
+		ifindexes = append(ifindexes, place.Ifindex)
+	}
+	for _, hook := range l.Hooks {
+		if used[hook] {
+			continue
+		}
+		if err := DetachLink(l.PathOf(hook.Pin)); err != nil {
+			return err
+		}
+	}
+	return RemoveFilters(l.Instance, ifindexes...)
+}
+
+// attachTC uses tcx, or filters of the queueing discipline clsact where the kernel is older than 6.6.
+func (l *Loader) attachTC(t *Takeover, place Place) error {
+	if l.unpinned[place.Hook] != nil {
+		return nil // this process has attached it already
+	}
+	if place.Pin != "" {
+		err := t.UpdateLink(place.Program, place.Ifindex, l.PathOf(place.Pin))
+		if !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+	}
+	tcx, err := l.AttachTCX(link.TCXOptions{Program: place.Program, Interface: place.Ifindex, Attach: place.At})
+	switch {
+	case errors.Is(err, ebpf.ErrNotSupported):
+		return t.attachFilter(l.Instance, place)
+	case err != nil:
+		return fmt.Errorf("attach %s to interface %d: %w", place.At, place.Ifindex, err)
+	case place.Pin != "":
+		return t.PinLink(tcx, place.Program, l.PathOf(place.Pin))
+	}
+	l.unpinned[place.Hook] = tcx
+	t.OnUndo(func() error {
+		delete(l.unpinned, place.Hook)
+		return tcx.Close()
+	})
+	return nil
+}
+
+// Close detaches the programs whose links have no pins. It does not close the loaded objects.
+func (l *Loader) Close() error {
+	var errs []error
+	for _, tcx := range l.unpinned {
+		errs = append(errs, tcx.Close())
+	}
+	return errors.Join(errs...)
+}
+
 // Attached tells how AttachXDP attached a program.
 type Attached struct {
 	Mode Mode
@@ -34,105 +143,32 @@ func (a Attached) WarnIfGeneric(log *slog.Logger, iface string) {
 		"merged; switch GRO and LRO off", "interface", iface, "native", a.NoNative)
 }
 
-// CheckXDP returns an error if an interface runs an XDP program that belongs to none of the pinned
-// links.
-func CheckXDP(ifindex int, pins ...string) error {
+// AttachXDP runs prog on an interface and pins the link at pin. If a link of the interface is
+// pinned there already, the link gets the new program in one step, and no packet bypasses the
+// programs. A link of another interface works until the takeover ends. Native mode is tried first.
+func (t *Takeover) AttachXDP(prog *ebpf.Program, ifindex int, pin string) (Attached, error) {
 	iface, err := netlink.LinkByIndex(ifindex)
 	if err != nil {
-		return fmt.Errorf("interface %d: %w", ifindex, err)
+		return Attached{}, fmt.Errorf("interface %d: %w", ifindex, err)
 	}
-	xdp := iface.Attrs().Xdp
-	if xdp == nil || xdp.ProgId == 0 {
-		return nil
+	err = t.UpdateLink(prog, ifindex, pin)
+	if err == nil && modeOf(iface) == Generic {
+		return Attached{Generic, errKept}, nil
 	}
-	for _, pin := range pins {
-		for _, own := range []string{pin, next(pin)} {
-			if program, err := programOf(own); err != nil || program == ebpf.ProgramID(xdp.ProgId) {
-				return err
-			}
-		}
+	if err == nil {
+		return Attached{Mode: Native}, nil
 	}
-	return busy(iface, unix.EBUSY)
-}
-
-// infoOf describes a pinned link. It returns nil if there is no such link.
-func infoOf(pin string) (*link.Info, error) {
-	l, err := link.LoadPinnedLink(pin, nil)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil
+	if !errors.Is(err, os.ErrNotExist) {
+		return Attached{}, err
+	}
+	l, attached, err := attachXDP(prog, ifindex)
+	if errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EEXIST) {
+		return Attached{}, busy(iface, err)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("open %s: %w", pin, err)
+		return Attached{}, fmt.Errorf("attach XDP to %s: %w", iface.Attrs().Name, err)
 	}
-	defer l.Close()
-	info, err := l.Info()
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", pin, err)
-	}
-	return info, nil
-}
-
-// programOf returns the program of a pinned link. It is 0 if there is no such link.
-func programOf(pin string) (ebpf.ProgramID, error) {
-	info, err := infoOf(pin)
-	if info == nil {
-		return 0, err
-	}
-	return info.Program, nil
-}
-
-// busy adds to an error the program that occupies the interface.
-func busy(iface netlink.Link, err error) error {
-	attrs := iface.Attrs()
-	return fmt.Errorf("attach XDP to %s: %w: it runs %s", attrs.Name, err, describeXDP(attrs.Index))
-}
-
-// describeXDP names the program that an interface runs, and its owner, as far as they can be found
-// out.
-func describeXDP(ifindex int) string {
-	iface, err := netlink.LinkByIndex(ifindex)
-	if err != nil || iface.Attrs().Xdp == nil || iface.Attrs().Xdp.ProgId == 0 {
-		return "a program that is gone by now"
-	}
-	id := ebpf.ProgramID(iface.Attrs().Xdp.ProgId)
-	text := fmt.Sprintf("program %d", id)
-	if program, err := ebpf.NewProgramFromID(id); err == nil {
-		if info, err := program.Info(); err == nil {
-			text += fmt.Sprintf(" %q", info.Name)
-		}
-		_ = program.Close()
-	}
-	owner := ownerOf(id)
-	if owner == nil {
-		return text + ", which is not of segue"
-	}
-	text += fmt.Sprintf(" of the %s %q", owner.Role, owner.Name)
-	command, ok := commands[owner.Role]
-	if !ok {
-		return text
-	}
-	return fmt.Sprintf("%s; an interface runs one instance; to free it (for example after a change "+
-		"of node.instance), stop the process of %q and run `segue %s detach %s`",
-		text, owner.Name, command, owner.Name)
-}
-
-// commands are the subcommands of segue that run the roles.
-var commands = map[Role]string{RoleBalancer: "lb", RoleAgent: "agent"}
-
-// ownerOf returns the instance that has attached a program, or nil if there is none.
-func ownerOf(id ebpf.ProgramID) *Instance {
-	entries, _ := os.ReadDir(Dir(""))
-	for _, entry := range entries {
-		for _, pin := range xdpPins {
-			found, err := programOf(filepath.Join(Dir(entry.Name()), pin))
-			if err != nil || found != id {
-				continue
-			}
-			role, _ := roleOf(entry.Name())
-			return &Instance{entry.Name(), role}
-		}
-	}
-	return nil
+	return attached, t.PinLink(l, prog, pin)
 }
 
 func attachXDP(prog *ebpf.Program, ifindex int) (link.Link, Attached, error) {
@@ -165,113 +201,105 @@ func worthGeneric(native error) bool {
 	return true
 }
 
-// DetachLink detaches a program from its interface and removes the link's pin. It detaches
-// explicitly, because the kernel detaches a link only some time after its pin is removed.
-// DetachLink returns nil if the link does not exist.
-func DetachLink(pin string) error {
-	l, err := link.LoadPinnedLink(pin, nil)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
+// UpdateLink gives a pinned XDP or tcx link a new program, in one step. The error is os.ErrNotExist
+// when there is no such link, or when it belongs to another interface: see PinLink. A link of
+// another network namespace is another error. UpdateLink first detaches a link that a killed
+// process has left half-way: new, but not named yet, or replaced, but not detached yet.
+func (t *Takeover) UpdateLink(prog *ebpf.Program, ifindex int, pin string) error {
+	if err := DetachLink(next(pin)); err != nil {
+		return err
 	}
+	attached, err := AttachedTo(pin)
 	if err != nil {
-		return fmt.Errorf("open %s: %w", pin, err)
+		return err
 	}
-	if err := errors.Join(l.Detach(), l.Unpin(), l.Close()); err != nil {
-		return fmt.Errorf("detach %s: %w", pin, err)
+	l, err := link.LoadPinnedLink(pin, nil)
+	if err != nil {
+		return err
+	}
+	if attached != ifindex {
+		return errors.Join(os.ErrNotExist, l.Close())
+	}
+	if err := t.Update(l, prog, filepath.Dir(pin)); err != nil {
+		return fmt.Errorf("replace the program of %s: %w", pin, err)
 	}
 	return nil
 }
 
-// DetachLinks is DetachLink for links of an instance, by the names of their pins. It continues after
-// an error, and returns all errors.
-func DetachLinks(instance string, pins ...string) error {
-	var errs []error
-	for _, pin := range pins {
-		errs = append(errs, DetachLink(filepath.Join(Dir(instance), pin)))
+// Update gives a link a new program, in one step. The takeover closes the link. The directory is that
+// of the instance.
+func (t *Takeover) Update(l link.Link, prog *ebpf.Program, dir string) error {
+	t.held = append(t.held, l)
+	if err := t.keep(prog, dir); err != nil {
+		return err
 	}
-	return errors.Join(errs...)
+	info, err := l.Info()
+	if err != nil {
+		return err
+	}
+	before, err := openProgram(dir, info.Program)
+	if err != nil {
+		return fmt.Errorf("program %d: %w", info.Program, err)
+	}
+	t.held = append(t.held, before)
+	if err := l.Update(prog); err != nil {
+		return err
+	}
+	t.OnUndo(func() error { return l.Update(before) })
+	return nil
 }
 
-// CheckNamespace returns an error if a link of an instance belongs to another network namespace than
-// that of the caller. pins are the names of the links' pins.
-func CheckNamespace(instance string, pins ...string) error {
-	for _, pin := range pins {
-		if _, err := AttachedTo(filepath.Join(Dir(instance), pin)); err != nil {
+// keep pins a program by its number before it is attached, for the next process. The end of the
+// takeover removes the pins of programs that are attached no more.
+func (t *Takeover) keep(prog *ebpf.Program, dir string) error {
+	id, isNew, err := keepProgram(dir, prog)
+	if err != nil {
+		return err
+	}
+	if t.kept == nil {
+		t.kept = map[ebpf.ProgramID]bool{}
+		t.OnCommit(func() error { return releasePrograms(dir, t.kept) })
+	}
+	t.kept[id] = true
+	if isNew {
+		t.OnUndo(func() error { return release(numberPin(dir, programKind, uint32(id))) })
+	}
+	return nil
+}
+
+// ClaimLink gives the link of an interface the name pin, if it has the name other. A link that has
+// the name pin gets the name other: interfaces can have changed their parts since an earlier
+// process. No link is detached, except for one that UpdateLink would detach first.
+func (t *Takeover) ClaimLink(pin, other string, ifindex int) error {
+	for _, unfinished := range []string{next(pin), next(other)} {
+		if err := DetachLink(unfinished); err != nil {
 			return err
 		}
 	}
+	attached, err := AttachedTo(other)
+	if err != nil || attached != ifindex {
+		return err
+	}
+	back := func() error { return exchange(other, pin) }
+	err = exchange(other, pin)
+	if errors.Is(err, unix.ENOENT) {
+		back = func() error { return os.Rename(pin, other) }
+		err = os.Rename(other, pin)
+	}
+	if err != nil {
+		return fmt.Errorf("rename %s to %s: %w", other, pin, err)
+	}
+	t.OnUndo(back)
 	return nil
 }
 
-// AttachedTo returns the index of the interface of a pinned XDP or tcx link. It is 0 if there is no
-// link, or if the interface has been removed. It is an error if the interface is in another network
-// namespace: all network namespaces see the same pins, but indexes differ.
-func AttachedTo(pin string) (int, error) {
-	info, err := infoOf(pin)
-	if info == nil {
-		return 0, err
+// PinLink pins a new link of a program, and closes it when the takeover ends. A link that is pinned
+// there already works until then.
+func (t *Takeover) PinLink(l link.Link, prog *ebpf.Program, pin string) error {
+	t.held = append(t.held, l)
+	t.OnUndo(l.Detach)
+	if err := t.keep(prog, filepath.Dir(pin)); err != nil {
+		return err
 	}
-	ifindex := 0
-	here := false
-	if xdp := info.XDP(); xdp != nil {
-		ifindex = int(xdp.Ifindex)
-		here, err = runsXDP(ifindex, info.Program)
-	} else if tcx := info.TCX(); tcx != nil {
-		ifindex = int(tcx.Ifindex)
-		here, err = runsTCX(ifindex, ebpf.AttachType(tcx.AttachType), info.ID)
-	} else {
-		return 0, fmt.Errorf("%s: neither an XDP link nor a tcx link", pin)
-	}
-	if err != nil {
-		return 0, fmt.Errorf("%s: %w", pin, err)
-	}
-	if ifindex != 0 && !here {
-		return 0, elsewhere(pin, ifindex)
-	}
-	return ifindex, nil
-}
-
-// elsewhere returns the error about an instance in another network namespace. The error says what
-// to do.
-func elsewhere(pin string, ifindex int) error {
-	dir, name := filepath.Split(pin)
-	return fmt.Errorf("instance %q works in another network namespace, on its interface %d "+
-		"(pin %s): run this command there (`nsenter --net=`); another instance needs another "+
-		"node.instance", filepath.Base(dir), ifindex, name)
-}
-
-// runsXDP tells whether the interface of this network namespace runs a program.
-func runsXDP(ifindex int, program ebpf.ProgramID) (bool, error) {
-	if ifindex == 0 {
-		return false, nil
-	}
-	iface, err := netlink.LinkByIndex(ifindex)
-	if errors.As(err, &netlink.LinkNotFoundError{}) {
-		return false, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("interface %d: %w", ifindex, err)
-	}
-	xdp := iface.Attrs().Xdp
-	return xdp != nil && xdp.ProgId == uint32(program), nil
-}
-
-// runsTCX tells whether the interface of this network namespace has a link.
-func runsTCX(ifindex int, at ebpf.AttachType, id link.ID) (bool, error) {
-	if ifindex == 0 {
-		return false, nil
-	}
-	found, err := link.QueryPrograms(link.QueryOptions{Target: ifindex, Attach: at})
-	if errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENOENT) { // no interface or no programs
-		return false, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("list the programs of interface %d: %w", ifindex, err)
-	}
-	for _, program := range found.Programs {
-		if other, ok := program.LinkID(); ok && other == id {
-			return true, nil
-		}
-	}
-	return false, nil
+	return t.pin(l, pin, DetachLink)
 }

@@ -5,8 +5,7 @@ package datapath
 import (
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
+	"maps"
 	"reflect"
 	"slices"
 
@@ -54,85 +53,39 @@ func (d Declarations) Resize(spec *ebpf.CollectionSpec) {
 	}
 }
 
-// Open opens the maps that an earlier process of an instance has left in a directory. It returns
-// those that this build can use, by name, and the names of the expendable maps that it cannot use.
-// The caller closes the maps, also after an error.
-func (d Declarations) Open(spec *ebpf.CollectionSpec, dir string) (
-	maps map[string]*ebpf.Map, other []string, err error,
-) {
-	maps = map[string]*ebpf.Map{}
-	for _, declared := range d {
-		name := declared.Name
-		if declared.Life != Kept && declared.Life != Expendable {
-			continue
-		}
-		m, err := ebpf.LoadPinnedMap(filepath.Join(dir, name), nil)
-		if errors.Is(err, os.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			return maps, nil, fmt.Errorf("table %s: %w", name, err)
-		}
-		err = declared.check(spec.Maps[name], m)
-		if err == nil {
-			maps[name] = m
-			continue
-		}
-		err = errors.Join(fmt.Errorf("table %s: %w", name, err), m.Close())
-		if declared.Life == Kept || !errors.Is(err, ebpf.ErrMapIncompatible) {
-			return maps, nil, err
-		}
-		other = append(other, name)
-	}
-	return maps, other, nil
-}
-
-// check returns ebpf.ErrMapIncompatible if a map has another layout than the specification. The name
-// of an expendable map is a part of the layout: see NameAfter.
-func (d Declaration) check(spec *ebpf.MapSpec, m *ebpf.Map) error {
-	if d.Life == Expendable {
-		return Compatible(spec, m)
-	}
-	return spec.Compatible(m)
-}
-
 // MapsIn returns the fields for maps of a struct that bpf2go has generated, by the names of the maps.
 // If names are given, it returns only these fields.
 func MapsIn(objects any, names ...string) map[string]**ebpf.Map {
-	all := map[string]**ebpf.Map{}
-	addMaps(all, reflect.ValueOf(objects).Elem(), names)
+	all := fieldsOf[*ebpf.Map](objects)
+	if len(names) > 0 {
+		maps.DeleteFunc(all, func(name string, _ **ebpf.Map) bool { return !slices.Contains(names, name) })
+	}
 	return all
 }
 
-func addMaps(all map[string]**ebpf.Map, objects reflect.Value, names []string) {
-	for i := range objects.NumField() {
-		field, name := objects.Field(i), objects.Type().Field(i).Tag.Get("ebpf")
-		if field.Kind() == reflect.Struct {
-			addMaps(all, field, names)
-		} else if m, is := field.Addr().Interface().(**ebpf.Map); is {
-			if len(names) == 0 || slices.Contains(names, name) {
-				all[name] = m
-			}
-		}
-	}
+// fieldsOf returns the fields of a type of a struct that bpf2go has generated, by the names of the
+// objects.
+func fieldsOf[T any](objects any) map[string]*T {
+	all := map[string]*T{}
+	addFields(all, reflect.ValueOf(objects).Elem())
+	return all
 }
 
-// PinMaps pins maps of a struct that bpf2go has generated, in this order. The directory is that of
-// the instance.
-func (t *Takeover) PinMaps(objects any, dir string, names []string) error {
-	maps := MapsIn(objects)
-	for _, name := range names {
-		if err := t.Pin(*maps[name], filepath.Join(dir, name)); err != nil {
-			return err
+func addFields[T any](all map[string]*T, objects reflect.Value) {
+	for i := range objects.NumField() {
+		field := objects.Field(i)
+		if field.Kind() == reflect.Struct {
+			addFields(all, field)
+		} else if object, is := field.Addr().Interface().(*T); is {
+			all[objects.Type().Field(i).Tag.Get("ebpf")] = object
 		}
 	}
-	return nil
 }
 
 // CloseMaps closes all maps.
-func CloseMaps(maps map[string]*ebpf.Map) error {
+func CloseMaps(all map[string]*ebpf.Map) error {
 	var errs []error
-	for _, m := range maps {
+	for _, m := range all {
 		errs = append(errs, m.Close())
 	}
 	return errors.Join(errs...)

@@ -12,74 +12,75 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Filter is a program of an instance in the queueing discipline clsact. It is used where the kernel
-// is older than 6.6 and has no tcx.
-type Filter struct {
-	Instance string
-	Parent   uint32 // netlink.HANDLE_MIN_INGRESS or HANDLE_MIN_EGRESS
-	Priority uint16 // lower ones run first; must differ from other filters'
-}
-
 // filterName returns the name that distinguishes an instance's filters from all others.
 func filterName(instance string) string { return "segue/" + instance }
 
-// AttachFilter runs prog on an interface. It replaces the program of an earlier process in one
-// step. An interface may lose packets that it sends while it gets its first clsact, so AttachFilter
-// never removes clsact.
-func (t *Takeover) AttachFilter(prog *ebpf.Program, ifindex int, f Filter) error {
+// attachFilter runs a program of an instance in the queueing discipline clsact. It replaces the
+// program of an earlier process in one step. An interface may lose packets that it sends while it
+// gets its first clsact, so attachFilter never removes clsact.
+func (t *Takeover) attachFilter(instance string, place Place) error {
 	err := netlink.QdiscAdd(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
-		LinkIndex: ifindex, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT,
+		LinkIndex: place.Ifindex, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT,
 	}})
 	if err != nil && !errors.Is(err, unix.EEXIST) {
-		return fmt.Errorf("add clsact to interface %d: %w", ifindex, err)
+		return fmt.Errorf("add clsact to interface %d: %w", place.Ifindex, err)
 	}
-	if err := t.keep(prog, Dir(f.Instance)); err != nil {
+	if err := t.keep(place.Program, Dir(instance)); err != nil {
 		return err
 	}
-	before, err := t.filterProgram(ifindex, f)
+	before, err := t.filterProgram(instance, place)
 	if err != nil {
-		return fmt.Errorf("list the filters of interface %d: %w", ifindex, err)
+		return fmt.Errorf("list the filters of interface %d: %w", place.Ifindex, err)
 	}
-	filter := f.on(ifindex, prog)
+	filter := place.filter(instance)
 	if err := netlink.FilterReplace(filter); err != nil {
-		return fmt.Errorf("add filter %q to interface %d: %w", filter.Name, ifindex, err)
+		return fmt.Errorf("add filter %q to interface %d: %w", filter.Name, place.Ifindex, err)
 	}
 	t.OnUndo(func() error {
 		if before == nil {
 			return netlink.FilterDel(filter)
 		}
-		return netlink.FilterReplace(f.on(ifindex, before))
+		place.Program = before
+		return netlink.FilterReplace(place.filter(instance))
 	})
 	return nil
 }
 
-// on returns the netlink description of the filter on an interface, with a program.
-func (f Filter) on(ifindex int, prog *ebpf.Program) *netlink.BpfFilter {
+// filter returns the netlink description of the filter of an instance at a place.
+func (p Place) filter(instance string) *netlink.BpfFilter {
 	return &netlink.BpfFilter{
 		FilterAttrs: netlink.FilterAttrs{
-			LinkIndex: ifindex, Parent: f.Parent, Handle: 1, Priority: f.Priority, Protocol: unix.ETH_P_ALL,
+			LinkIndex: p.Ifindex, Parent: p.parent(), Handle: 1, Priority: p.Priority, Protocol: unix.ETH_P_ALL,
 		},
-		Fd: prog.FD(), Name: filterName(f.Instance), DirectAction: true,
+		Fd: p.Program.FD(), Name: filterName(instance), DirectAction: true,
 	}
 }
 
-// filterProgram returns the program of the filter on an interface. It is nil if there is no such
-// filter. The takeover closes the program.
-func (t *Takeover) filterProgram(ifindex int, f Filter) (*ebpf.Program, error) {
-	iface, err := netlink.LinkByIndex(ifindex)
+// parent is where clsact runs the program.
+func (h Hook) parent() uint32 {
+	if h.At == ebpf.AttachTCXEgress {
+		return netlink.HANDLE_MIN_EGRESS
+	}
+	return netlink.HANDLE_MIN_INGRESS
+}
+
+// filterProgram returns the program of the filter at a place. It is nil if there is no such filter.
+// The takeover closes the program.
+func (t *Takeover) filterProgram(instance string, place Place) (*ebpf.Program, error) {
+	iface, err := netlink.LinkByIndex(place.Ifindex)
 	if err != nil {
 		return nil, err
 	}
-	filters, err := netlink.FilterList(iface, f.Parent)
+	filters, err := netlink.FilterList(iface, place.parent())
 	if err != nil {
 		return nil, err
 	}
 	for _, found := range filters {
 		bpf, ok := found.(*netlink.BpfFilter)
-		if !ok || bpf.Name != filterName(f.Instance) || bpf.Priority != f.Priority {
+		if !ok || bpf.Name != filterName(instance) || bpf.Priority != place.Priority {
 			continue
 		}
-		program, err := openProgram(Dir(f.Instance), ebpf.ProgramID(bpf.Id))
+		program, err := openProgram(Dir(instance), ebpf.ProgramID(bpf.Id))
 		if err == nil {
 			t.held = append(t.held, program)
 		}

@@ -39,8 +39,8 @@ func makeInstances(t *testing.T, names ...string) {
 	}
 }
 
-func addFilter(prog *ebpf.Program, ifindex int, f Filter) error {
-	return inOne(func(t *Takeover) error { return t.AttachFilter(prog, ifindex, f) })
+func addFilter(instance string, place Place) error {
+	return inOne(func(t *Takeover) error { return t.attachFilter(instance, place) })
 }
 
 // However often an instance starts, it has one filter at each place. Removing them removes neither
@@ -59,10 +59,10 @@ func TestFilters(t *testing.T) {
 			indexes[name] = device.Attrs().Index
 			for range 2 {
 				for i, instance := range []string{"a", "b"} {
-					f := Filter{instance, netlink.HANDLE_MIN_INGRESS, uint16(10 + i)}
-					must(t, addFilter(prog, indexes[name], f))
+					hook := Hook{At: ebpf.AttachTCXIngress, Priority: uint16(10 + i)}
+					must(t, addFilter(instance, Place{hook, prog, indexes[name]}))
 				}
-				must(t, addFilter(prog, indexes[name], Filter{"a", netlink.HANDLE_MIN_EGRESS, 10}))
+				must(t, addFilter("a", Place{Hook{At: ebpf.AttachTCXEgress, Priority: 10}, prog, indexes[name]}))
 			}
 		}
 		want := func(eth0, eth1 []string) {

@@ -477,8 +477,6 @@ func (r *rig) loadAgent(s *setup) error {
 			return err
 		}
 	}
-	// An agent leaves its data path in place, even if that was never attached.
-	r.closers = append(r.closers, func() error { return datapath.RemoveDir(cfg.Node.Instance) })
 	a, err := agent.NewRehearsal(cfg, hostMAC, slog.New(slog.DiscardHandler))
 	if err != nil {
 		return err

@@ -119,7 +119,7 @@ func (b *backup) keepTable(outer *ebpf.Map, number uint32) error {
 	if _, kept := b.tables[key]; kept {
 		return nil
 	}
-	table, err := openInner(b.plane.dir, outer, number)
+	table, err := openInner(b.plane.Loader.Dir, outer, number)
 	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return fmt.Errorf("read table %d: %w", number, err)
 	}

@@ -186,7 +186,7 @@ func (p *Plane) putAll(outer *ebpf.Map, tables []numberedTable) error {
 		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			return fmt.Errorf("find table %d: %w", t.number, err)
 		}
-		if err := datapath.KeepMap(p.dir, t.table); err != nil {
+		if err := datapath.KeepMap(p.Loader.Dir, t.table); err != nil {
 			return fmt.Errorf("keep table %d: %w", t.number, err)
 		}
 		numbers, descriptors = append(numbers, t.number), append(descriptors, uint32(t.table.FD()))
@@ -209,7 +209,7 @@ func (p *Plane) releaseTable(former ebpf.MapID) error {
 	if p.backup != nil || former == 0 {
 		return nil
 	}
-	return datapath.ReleaseMap(p.dir, former)
+	return datapath.ReleaseMap(p.Loader.Dir, former)
 }
 
 // releaseTables removes the pins of all tables that no service has. It looks only at the numbers of
@@ -234,7 +234,7 @@ func (p *Plane) releaseTables() error {
 			used[id] = true
 		}
 	}
-	return datapath.ReleaseMapsExcept(p.dir, used)
+	return datapath.ReleaseMapsExcept(p.Loader.Dir, used)
 }
 
 // innerID returns the kernel's number of an element of a map of maps. The error is
@@ -263,7 +263,7 @@ func slotsIn(words []uint64) []uint16 {
 // Holds tells whether a candidate table with this number exists and begins with these rows. It
 // returns false if the table cannot be read.
 func (p *Plane) Holds(number uint32, rows []uint16) bool {
-	table, err := readCandidates(p.dir, p.Objects.Tables, number, &p.copier)
+	table, err := readCandidates(p.Loader.Dir, p.Objects.Tables, number, &p.copier)
 	if err != nil || len(table)*candidatesPerWord < len(rows) {
 		return false
 	}

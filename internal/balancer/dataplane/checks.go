@@ -10,7 +10,6 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
-	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
 )
 
@@ -88,29 +87,4 @@ func (t *CheckTable) Lead(first, to uint32) {
 		last = to + 1
 	}
 	atomic.StoreUint32(&t.checks[first].Last, last)
-}
-
-// attachCheck attaches tc_check to the egress of the interface towards the servers.
-func (p *Plane) attachCheck(t *datapath.Takeover, ifindex int) error {
-	if p.checkLink != nil {
-		return nil // this process has attached it already
-	}
-	l, err := p.TC.AttachNew(t, p.Objects.TcCheck, ifindex, checkHook)
-	if l == nil || err != nil {
-		return err
-	}
-	p.checkLink = l
-	t.OnUndo(func() error {
-		p.checkLink = nil
-		return l.Close()
-	})
-	return nil
-}
-
-// closeCheck detaches tc_check, if it is attached by tcx.
-func (p *Plane) closeCheck() error {
-	if p.checkLink == nil {
-		return nil
-	}
-	return p.checkLink.Close()
 }

@@ -55,14 +55,11 @@ func NewDryRun(tables map[string]*ebpf.Map, constants map[string]any, outside bo
 	if loads := tables[LoadsMap]; loads != nil {
 		d.slots = loads.MaxEntries()
 	}
-	err = spec.LoadAndAssign(&d.objects, &ebpf.CollectionOptions{MapReplacements: tables})
-	var verifier *ebpf.VerifierError
-	switch {
-	case errors.Is(err, unix.EPERM):
+	err = datapath.LoadOn(spec, &d.objects, tables)
+	if errors.Is(err, unix.EPERM) {
 		return nil, fmt.Errorf("load a dry run of the data path (needs CAP_BPF and CAP_NET_ADMIN): %w", err)
-	case errors.As(err, &verifier):
-		return nil, fmt.Errorf("the kernel refuses a dry run of the data path: %+v", verifier)
-	case err != nil:
+	}
+	if err != nil {
 		return nil, fmt.Errorf("load a dry run of the data path: %w", err)
 	}
 	return d, nil

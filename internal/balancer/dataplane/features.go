@@ -109,7 +109,7 @@ func (p *Plane) Widen(t *datapath.Takeover, cfg *desired.Balancer) error {
 	if err != nil {
 		return err
 	}
-	if err := p.setVariables(spec); err != nil {
+	if err := datapath.SetVariables(spec, p.variables(spec)); err != nil {
 		return err
 	}
 	for i := range p.Sides {
@@ -137,7 +137,7 @@ func (p *Plane) widenSide(t *datapath.Takeover, spec *ebpf.CollectionSpec, numbe
 	var loaded struct {
 		XdpLb *ebpf.Program `ebpf:"xdp_lb"`
 	}
-	if err := spec.LoadAndAssign(&loaded, &ebpf.CollectionOptions{MapReplacements: shared}); err != nil {
+	if err := datapath.LoadOn(spec, &loaded, shared); err != nil {
 		return err
 	}
 	p.setProgram(number, loaded.XdpLb)

@@ -4,7 +4,6 @@ package dataplane
 
 import (
 	"errors"
-	"sync"
 
 	"github.com/cilium/ebpf"
 
@@ -94,32 +93,6 @@ func (t *Maps) Pinned() map[string]**ebpf.Map { return datapath.MapsIn(t, pinned
 // CountersByReason are the maps in which elements stand for reasons. If another build with other
 // reasons has left them, a start replaces them, and the counters begin at zero.
 var CountersByReason = declare(desired.Limits{}).Names(datapath.Expendable)
-
-// parsed is the specification of this build's data path. Tests load many data paths.
-var parsed = sync.OnceValues(loadBalancer)
-
-// LoadSpec returns the specification of this build's data path, and the names of its reasons by
-// number. LoadSpec returns an error if the embedded object is invalid.
-func LoadSpec() (spec *ebpf.CollectionSpec, reasons []string, err error) {
-	if spec, err = parsed(); err != nil {
-		return nil, nil, err
-	}
-	spec = spec.Copy()
-	if reasons, err = datapath.EnumLabels(spec.Types, "lb_reason", "LB_"); err != nil {
-		return nil, nil, err
-	}
-	for _, name := range CountersByReason {
-		datapath.NameAfter(spec.Maps[name], reasons)
-	}
-	NameDirectory(spec)
-	return spec, reasons, nil
-}
-
-// LoadObjects loads the objects of the outside. It uses the given maps, by name, instead of new
-// ones. Tests replace it, to use objects again: the verifier's work is most of the time of a start.
-var LoadObjects = func(spec *ebpf.CollectionSpec, objects *Objects, maps map[string]*ebpf.Map) error {
-	return spec.LoadAndAssign(objects, &ebpf.CollectionOptions{MapReplacements: maps})
-}
 
 // Shared returns the maps that both sides share, by name.
 func (o *Objects) Shared() map[string]*ebpf.Map {

@@ -8,13 +8,11 @@ package dataplane
 
 import (
 	"errors"
-	"log/slog"
-	"os"
+	"fmt"
+	"net/netip"
 	"sync"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/link"
-	"golang.org/x/sys/unix"
 
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
@@ -51,195 +49,88 @@ type Plane struct {
 	// Constants are the values of the variables with which programs that use these tables and have
 	// all features must be loaded, by the names of the variables.
 	Constants map[string]any
-	TC        datapath.TC
+	Loader    datapath.Loader
 
-	instance string
 	node     *desired.BalancerNode
 	features Features       // of the loaded programs
 	links    []nexthop.Link // to which the programs are attached, as Attach got them
-	dir      string         // the directory of the pins
-	fresh    bool           // the directory of the pins did not exist before
-	made     []string       // names of the tables that this process has pinned
-	recount  bool           // the pinned counters are for the reasons of another build
 	counting sync.Mutex     // held while counters are moved from one table to another
 	inner    *ebpf.MapSpec  // the layout of candidate tables
 	columns  *ebpf.MapSpec  // the layout of column tables
 	identity *Identity
 	backup   *backup // set while this process takes over
 	copier   tableCopier
-	// checkLink is the tcx link of tc_check; nil: it is not attached, or by a filter.
-	checkLink link.Link
 }
 
-// Open loads the programs. It opens the tables that an earlier process has left pinned, or makes
-// and pins them. It attaches no program and changes no entry of a table. Open returns an error, and
-// leaves the pins as they are, if the tables have the layout of another build or other limits.
-func Open(cfg *desired.Balancer, clock *FlowClock, log *slog.Logger) (*Plane, error) {
-	spec, err := specFor(&cfg.Node)
-	if err != nil {
-		return nil, err
-	}
-	_, err = os.Stat(datapath.Dir(cfg.Node.Instance))
-	fresh := errors.Is(err, os.ErrNotExist)
-	dir, err := datapath.MakeDir(cfg.Node.Instance, datapath.RoleBalancer)
-	if err != nil {
-		return nil, err
-	}
-	p := &Plane{
-		instance: cfg.Node.Instance, node: &cfg.Node, dir: dir, fresh: fresh, Clock: clock, inner: spec.Maps[TablesMap].InnerMap,
-		columns: spec.Maps[balancerMapColumns].InnerMap,
-		TC:      datapath.TC{Instance: cfg.Node.Instance, AttachTCX: link.AttachTCX},
-	}
-	if err := p.load(spec, cfg, log); err != nil {
-		_ = p.closeObjects()
-		return nil, errors.Join(p.explain(err, cfg.Node.Limits), p.Undo())
-	}
-	return p, nil
+// Side is the data path on one of the balancer's interfaces: the outside, which is node.interface,
+// or the inside, which is node.inside. Both sides share all tables. Each side has its own programs,
+// because the variables of the programs describe the interface.
+type Side struct {
+	sideKind
+	Objects SideObjects
+	// running is held by goroutines that run XdpLb, so that Plane.Widen does not close it meanwhile.
+	running sync.RWMutex
 }
 
-// specFor returns the specification of this build's data path, with tables of the node's limits.
-func specFor(node *desired.BalancerNode) (*ebpf.CollectionSpec, error) {
-	spec, _, err := LoadSpec()
-	if err != nil {
-		return nil, err
-	}
-	declare(node.Limits).Resize(spec)
-	return spec, nil
+// sideKind contains the names that belong to a side.
+type sideKind struct {
+	Setting  string        // the setting that names the interface
+	xdp      datapath.Hook // of xdp_lb
+	onReturn datapath.Hook // of tc_return, which runs after XDP
 }
 
-// serverSlots returns the number of slots for the given number of servers. It is twice as many, so
-// that all servers can be replaced at once while the flows of the old ones are swept. No server
-// gets the slot NoServer.
-func serverSlots(servers uint32) uint32 {
-	return min(2*servers, NoServer)
+// SideObjects are the objects that each side has for itself.
+type SideObjects struct {
+	XdpLb               *ebpf.Program  `ebpf:"xdp_lb"`
+	TcReturn            *ebpf.Program  `ebpf:"tc_return"`
+	XdpProbe            *ebpf.Program  `ebpf:"xdp_probe"`
+	HostMac             *ebpf.Variable `ebpf:"host_mac"`
+	HostHairpin         *ebpf.Variable `ebpf:"host_hairpin"`
+	HostClientInterface *ebpf.Variable `ebpf:"host_client_interface"`
+	NodeLocator         *ebpf.Variable `ebpf:"node_locator"`
+	ProbeTurn           *ebpf.Variable `ebpf:"probe_turn"`
+	Variables           *ebpf.Map      `ebpf:".bss"` // the memory of the variables
 }
 
-// load loads the objects, and pins nothing before the kernel has accepted the programs.
-func (p *Plane) load(spec *ebpf.CollectionSpec, cfg *desired.Balancer, log *slog.Logger) error {
-	node := &cfg.Node
-	kept, others, err := declare(node.Limits).Open(spec, p.dir)
-	defer func() { _ = datapath.CloseMaps(kept) }()
-	if err != nil {
-		return err
+// SetHost describes the interface to the programs on it: which frames are for this host, and how
+// frames are sent back. SetHost returns an error if a variable cannot be written.
+func (s *Side) SetHost(link nexthop.Link) error {
+	hairpin := uint32(0)
+	if hairpins(link) {
+		hairpin = uint32(link.Index)
 	}
-	if err := checkInner(p.dir, kept, spec); err != nil {
-		return err
+	if err := s.Objects.HostHairpin.Set(hairpin); err != nil {
+		return fmt.Errorf("set how frames go back: %w", err)
 	}
-	if p.recount = len(others) > 0; p.recount {
-		log.Warn("another build counted other reasons: all counters start at zero")
-		for _, name := range CountersByReason {
-			_ = kept[name].Close()
-			delete(kept, name)
+	if err := s.Objects.HostMac.Set(macWord(link.MAC)); err != nil {
+		return fmt.Errorf("set the interface's address: %w", err)
+	}
+	return nil
+}
+
+// SetHost describes the interfaces to the programs on them. The links are those of the sides, in
+// the order of Sides. Packets from servers to clients leave through the first link. SetHost returns
+// an error if a variable cannot be written.
+func (p *Plane) SetHost(links []nexthop.Link) error {
+	for i, side := range p.Sides {
+		if err := side.Objects.HostClientInterface.Set(uint32(links[0].Index)); err != nil {
+			return fmt.Errorf("set which interface leads to clients: %w", err)
 		}
-	}
-	identity, err := identityOf(kept[balancerMapIdentity], node.Seed)
-	if err != nil {
-		return err
-	}
-	p.identity = identity
-	if identity.HasFormerPlaces() {
-		log.Warn("an earlier build made the flow tables: they keep its hash, by which clients can choose "+
-			"flows that share a bucket, until they are removed", "remove", "segue lb detach "+p.instance)
-	}
-	p.Constants = constantsOf(identity, p.Clock, tableSizes{
-		flows: spec.Maps[FlowsMap].MaxEntries, halfOpen: spec.Maps[balancerMapHalfOpen].MaxEntries,
-		hints: spec.Maps[HintsMap].MaxEntries, starts: spec.Maps[balancerMapStarts].MaxEntries,
-		observed: spec.Maps[balancerMapObserved].MaxEntries,
-	})
-	former, err := featuresInForce(kept[DirectoryMap])
-	if err != nil {
-		return err
-	}
-	p.features = FeaturesOf(cfg) | former
-	if err := p.setVariables(spec); err != nil {
-		return err
-	}
-	if err := LoadObjects(spec, &p.Objects, kept); err != nil {
-		return err
-	}
-	if err := p.loadSides(spec); err != nil {
-		return err
-	}
-	p.Clock.program = p.Objects.ReadJiffies
-	if p.Flows, err = mapFlows(p.Objects.Flows); err != nil {
-		return err
-	}
-	if p.HalfOpen, err = mapFlows(p.Objects.HalfOpen); err != nil {
-		return err
-	}
-	if p.Observed, err = mapFlows(p.Objects.Observed); err != nil {
-		return err
-	}
-	if p.Hints, err = mapHints(p.Objects.Hints); err != nil {
-		return err
-	}
-	if p.Sweeper, err = newSweeper(&p.Objects, p.Clock); err != nil {
-		return err
-	}
-	const protection = unix.PROT_READ | unix.PROT_WRITE
-	if p.FlowCounts, err = mapFlowCounts(p.Objects.FlowCounts, protection); err != nil {
-		return err
-	}
-	if p.Loads, err = mapLoads(&p.Objects.Maps, protection); err != nil {
-		return err
-	}
-	p.Estimates = &EstimateTable{estimates: p.Objects.Estimates}
-	if p.Rankings, err = p.mapRankings(); err != nil {
-		return err
-	}
-	if p.Directory, err = MapDirectory(p.Objects.Directory, protection); err != nil {
-		return err
-	}
-	p.Servers = p.Objects.serverTable(p.Directory)
-	p.Rankings.load(p.Servers.servers)
-	p.Services = &ServiceTable{directory: p.Directory, keys: &identity.ServiceKeys}
-	p.Ports = &Ports{directory: p.Directory}
-	if p.Checks, err = mapChecks(p.Objects.Checks); err != nil {
-		return err
-	}
-	if p.Held, err = p.openHeld(); err != nil {
-		return err
-	}
-	// Probes leave through the side towards the servers.
-	if p.Probes, err = p.mapProbes(p.Sides[len(p.Sides)-1]); err != nil {
-		return err
-	}
-	if kept[balancerMapIdentity] == nil {
-		if err := p.WriteIdentity(); err != nil {
+		if err := side.SetHost(links[i]); err != nil {
 			return err
 		}
 	}
-	return p.pinNew(kept)
+	return nil
 }
 
-// setVariables sets the variables with which the programs of the outside are loaded.
-func (p *Plane) setVariables(spec *ebpf.CollectionSpec) error {
-	return errors.Join(datapath.SetVariables(spec, p.Constants), datapath.SetVariables(spec, map[string]any{
-		balancerVarFeatures:      p.features.in(p.identity, spec.Maps[HintsMap].MaxEntries),
-		balancerVarHostIsOutside: !p.node.IsInternal(),
-		balancerVarServerSlots:   serverSlots(p.node.Limits.Servers),
-	}))
-}
-
-// tableSizes are the numbers of buckets of the flow tables, and of sets of the hint table.
-type tableSizes struct{ flows, halfOpen, hints, starts, observed uint32 }
-
-// constantsOf returns the values of the variables with which programs that use some tables and have
-// all features must be loaded. The tables have the identity and these sizes.
-func constantsOf(identity *Identity, clock *FlowClock, sizes tableSizes) map[string]any {
-	return map[string]any{
-		balancerVarFlowTickShift:       clock.Shift,
-		balancerVarReportHalfLifeShift: halfLifeShift(clock.Jiffy),
-		balancerVarFlowKeys:            identity.FlowKeys,
-		balancerVarFeatures:            FeaturesAll.in(identity, sizes.hints),
-		balancerVarFlowBucketShift:     bucketShift(sizes.flows),
-		balancerVarHalfOpenBucketShift: bucketShift(sizes.halfOpen),
-		balancerVarHintSetShift:        hintSetShift(sizes.hints),
-		balancerVarStartMask:           sizes.starts - 1,
-		balancerVarObservedBucketShift: bucketShift(sizes.observed),
-		balancerVarServiceKeys:         identity.ServiceKeys,
-		balancerVarBucketKeys:          identity.BucketKeys,
+// SetOwnAddresses sets the addresses of the host: packets of servers to them are delivered here.
+// SetOwnAddresses returns an error if the table has no room for all of them, or cannot be written.
+func (p *Plane) SetOwnAddresses(addresses []netip.Addr) error {
+	own := make(map[balancerIn6Addr]uint8, len(addresses))
+	for _, address := range addresses {
+		own[in6(address)] = 1
 	}
+	return datapath.Replace(p.Objects.OwnAddresses, own)
 }
 
 // SetSignalKeys replaces the keys that verify the signals of servers. SetSignalKeys returns an
@@ -251,21 +142,8 @@ func (p *Plane) SetSignalKeys(keys desired.SignalKeys) error {
 // Close unloads the objects that are not pinned. A data path that is attached keeps working.
 func (p *Plane) Close() error {
 	return errors.Join(
-		p.closeCheck(), p.Checks.close(), p.Held.close(), p.Probes.close(), p.Sweeper.close(), p.Flows.close(),
+		p.Loader.Close(), p.Checks.close(), p.Held.close(), p.Probes.close(), p.Sweeper.close(), p.Flows.close(),
 		p.HalfOpen.close(), p.Observed.close(), p.Hints.close(), p.FlowCounts.close(), p.Loads.close(),
 		p.Rankings.close(), p.copier.close(), p.Directory.Close(), p.closeObjects(),
 	)
-}
-
-// Detach removes the data path of an instance from the kernel, with all flows. It removes the
-// programs before their tables. The caller must be in the network namespace of the instance. If
-// programs cannot be removed, Detach returns an error, and leaves the tables.
-func Detach(instance string) error {
-	if err := detachReturn(instance); err != nil {
-		return err
-	}
-	if err := datapath.DetachLinks(instance, xdpPins()...); err != nil {
-		return err
-	}
-	return datapath.RemoveDir(instance)
 }

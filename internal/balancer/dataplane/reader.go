@@ -47,7 +47,7 @@ func OpenReader(instance string) (*Reader, error) {
 // error if a table cannot be opened again.
 func (p *Plane) Reader() (*Reader, error) {
 	tables := p.Objects.Maps.Pinned()
-	return newReader(p.instance, &p.counting, func(name string, _ *ebpf.MapSpec) (*ebpf.Map, error) {
+	return newReader(p.Loader.Instance, &p.counting, func(name string, _ *ebpf.MapSpec) (*ebpf.Map, error) {
 		return (*tables[name]).Clone()
 	})
 }

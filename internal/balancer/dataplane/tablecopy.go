@@ -51,10 +51,7 @@ func (c *tableCopier) load(tables *ebpf.Map) error {
 		Program *ebpf.Program `ebpf:"copy_table"`
 		Words   *ebpf.Map     `ebpf:"copied_words"`
 	}
-	err = spec.LoadAndAssign(&loaded, &ebpf.CollectionOptions{
-		MapReplacements: map[string]*ebpf.Map{TablesMap: tables},
-	})
-	if err != nil {
+	if err := datapath.LoadOn(spec, &loaded, map[string]*ebpf.Map{TablesMap: tables}); err != nil {
 		return fmt.Errorf("load the program that copies tables: %w", err)
 	}
 	defer loaded.Words.Close() // the program and the mapping keep the map

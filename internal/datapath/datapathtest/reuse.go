@@ -5,7 +5,9 @@ package datapathtest
 import (
 	"bytes"
 	"errors"
+	"path/filepath"
 	"reflect"
+	"sync"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -15,7 +17,7 @@ import (
 
 // CopyObjects makes a struct of maps, programs and variables, as bpf2go generates it, refer to the same
 // objects of the kernel as another one of its type. Both are pointers.
-func CopyObjects[T any](to, from *T) error {
+func CopyObjects(to, from any) error {
 	return eachObject(reflect.ValueOf(to).Elem(), reflect.ValueOf(from).Elem(), func(to, from reflect.Value) (err error) {
 		var clone any
 		switch object := from.Interface().(type) {
@@ -29,6 +31,67 @@ func CopyObjects[T any](to, from *T) error {
 		to.Set(reflect.ValueOf(clone))
 		return err
 	})
+}
+
+// begun contains loaded objects of instances whose first process has not started yet, by the kernel's
+// number of a map.
+var begun sync.Map
+
+// Begin pins maps in the directory of an instance, by name, as an earlier process of the instance
+// would have left them. The next load that keeps the map named mark uses these objects again:
+// see Reusing.
+func Begin(dir string, maps map[string]**ebpf.Map, mark string, objects any) error {
+	for name, m := range maps {
+		clone, err := (*m).Clone()
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(clone.Pin(filepath.Join(dir, name)), clone.Close()); err != nil {
+			return err
+		}
+	}
+	id, err := mapNumber(*maps[mark])
+	begun.Store(id, objects)
+	return err
+}
+
+// Reusing returns a replacement of datapath.LoadObjects. It uses the objects of Begin once, if one of
+// the maps is the one named mark, and else calls load.
+func Reusing(
+	load func(*ebpf.CollectionSpec, any, map[string]*ebpf.Map) error, mark string,
+) func(*ebpf.CollectionSpec, any, map[string]*ebpf.Map) error {
+	return func(spec *ebpf.CollectionSpec, objects any, maps map[string]*ebpf.Map) error {
+		if maps[mark] != nil {
+			id, err := mapNumber(maps[mark])
+			if err != nil {
+				return err
+			}
+			if loaded, is := begun.LoadAndDelete(id); is {
+				return CopyObjects(objects, loaded)
+			}
+		}
+		return load(spec, objects, maps)
+	}
+}
+
+func mapNumber(m *ebpf.Map) (ebpf.MapID, error) {
+	info, err := m.Info()
+	if err != nil {
+		return 0, err
+	}
+	id, _ := info.ID()
+	return id, nil
+}
+
+// ProgramNumber returns the kernel's number of a program.
+func ProgramNumber(t testing.TB, program *ebpf.Program) ebpf.ProgramID {
+	t.Helper()
+	info, err := program.Info()
+	if err != nil {
+		t.Fatal(err)
+	}
+	id, _ := info.ID()
+	return id
 }
 
 // eachObject calls f for each map, program and variable of two structs of the same type.

@@ -118,19 +118,16 @@ func TestFilterIsUndone(t *testing.T) {
 	makeInstances(t, "a")
 	ns, _, ifindex := pair(t)
 	must(t, ns.Do(func() error {
-		filters := map[uint32]Filter{}
-		for _, parent := range []uint32{netlink.HANDLE_MIN_INGRESS, netlink.HANDLE_MIN_EGRESS} {
-			filters[parent] = Filter{"a", parent, 10}
+		at := func(at ebpf.AttachType, prog *ebpf.Program) Place {
+			return Place{Hook{At: at, Priority: 10}, prog, ifindex}
 		}
-		must(t, addFilter(old, ifindex, filters[netlink.HANDLE_MIN_INGRESS]))
+		must(t, addFilter("a", at(ebpf.AttachTCXIngress, old)))
 		info, err := old.Info()
 		must(t, err)
 		id, _ := info.ID()
 		fail(t, func(takeover *Takeover) error {
-			for _, f := range filters {
-				must(t, takeover.AttachFilter(program, ifindex, f))
-			}
-			return nil
+			must(t, takeover.attachFilter("a", at(ebpf.AttachTCXIngress, program)))
+			return takeover.attachFilter("a", at(ebpf.AttachTCXEgress, program))
 		})
 		eth0, err := netlink.LinkByIndex(ifindex)
 		must(t, err)
@@ -179,24 +176,24 @@ func TestTakeoverTellsTheRest(t *testing.T) {
 	}
 }
 
-// CheckXDP accepts the interface's own links, whether they have their name already or not, and no
+// CheckXDP accepts the instance's own links, whether they have their name already or not, and no
 // other.
 func TestCheckXDP(t *testing.T) {
 	ns, _, ifindex := pair(t)
 	program := pass(t, ebpf.XDP, 2)
 	dir := pins(t)
-	own, foreign := filepath.Join(dir, LinkPin), filepath.Join(dir, "foreign")
+	own, instance := filepath.Join(dir, LinkPin), filepath.Base(dir)
 	must(t, ns.Do(func() error {
-		must(t, CheckXDP(ifindex, own))
+		must(t, CheckXDP(ifindex, instance))
 		_, err := attach(program, ifindex, own)
 		must(t, err)
-		must(t, CheckXDP(ifindex, foreign, own))
-		err = CheckXDP(ifindex, foreign)
+		must(t, CheckXDP(ifindex, instance))
+		err = CheckXDP(ifindex, instance+"-foreign")
 		if !errors.Is(err, unix.EBUSY) || !strings.Contains(err.Error(), `"passer"`) {
 			t.Errorf("the interface runs another program: error %v", err)
 		}
 		must(t, os.Rename(own, next(own)))
-		return CheckXDP(ifindex, own)
+		return CheckXDP(ifindex, instance)
 	}))
 }
 

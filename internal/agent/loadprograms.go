@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/features"
+	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/desired"
+)
+
+// kernel is the data path: the programs and their tables. Each process makes new tables for its
+// programs, so that a restart replaces programs and tables in one step. Only the counters, the
+// programs' own state of connections and the assigned VIPs are handed on from process to process.
+type kernel struct {
+	log      *slog.Logger
+	loader   datapath.Loader
+	objects  agentObjects
+	assigned assignedVIPs
+	labels   labels
+	flowKeys agentAgentFlowKeys
+}
+
+// labels are the names of the data path's counters, indexed by their numbers.
+type labels struct {
+	reasons, synAcks, offers, signals, quicIDs []string
+}
+
+// openKernel loads the programs. It attaches nothing.
+func openKernel(node *desired.AgentNode, log *slog.Logger) (*kernel, error) {
+	k := &kernel{log: log, loader: datapath.Loader{
+		Instance: node.Instance, Role: datapath.RoleAgent, Maps: declared,
+		Programs: []string{agentProgXdpAgent, agentProgTcAgent, agentProgTcForward}, Hooks: hooks,
+	}}
+	if err := k.load(node); err != nil {
+		return nil, errors.Join(fmt.Errorf("load the data path: %w", err), k.close(), k.loader.Undo())
+	}
+	return k, nil
+}
+
+func (k *kernel) load(node *desired.AgentNode) error {
+	spec, labels, err := loadPermitted()
+	if err != nil {
+		return err
+	}
+	k.labels = labels
+	err = k.loader.Load(spec, &k.objects, func(kept map[string]*ebpf.Map) (map[string]any, error) {
+		return k.variant(node, kept)
+	})
+	if err != nil {
+		return err
+	}
+	if err := k.objects.AgentFlowKeys.Put(uint32(0), k.flowKeys); err != nil {
+		return fmt.Errorf("write %s: %w", k.objects.AgentFlowKeys, err)
+	}
+	k.assigned = assignedVIPs{k.objects.Belongings}
+	return k.loader.Pin()
+}
+
+// variant returns the constants of the programs for tables that an earlier process has left.
+func (k *kernel) variant(node *desired.AgentNode, kept map[string]*ebpf.Map) (_ map[string]any, err error) {
+	for _, name := range k.loader.Replaced {
+		k.log.Warn("another build made this map: it starts empty", "map", name)
+	}
+	if k.flowKeys, err = flowKeysOf(kept[agentMapAgentFlowKeys]); err != nil {
+		return nil, err
+	}
+	if hasFormerPlaces(&k.flowKeys) {
+		k.log.Warn("an earlier build made the flow table: it keeps its hash, by which clients can choose "+
+			"flows that share a bucket, until it is removed", "remove", "segue agent detach "+k.loader.Instance)
+	}
+	variables := constants(&k.flowKeys)
+	variables[agentVarHostIsOutside] = !node.IsInternal()
+	return variables, nil
+}
+
+// parsed is the specification of this build's data path. Tests load many data paths.
+var parsed = sync.OnceValues(loadAgent)
+
+// loadSpec returns the specification of this build's data path, and the names of its counters.
+func loadSpec() (spec *ebpf.CollectionSpec, l labels, err error) {
+	if spec, err = parsed(); err != nil {
+		return nil, l, err
+	}
+	spec = spec.Copy()
+	for _, c := range []struct {
+		enum, prefix, table string
+		labels              *[]string
+	}{
+		{"agent_reason", "AGENT_", agentMapReasons, &l.reasons},
+		{"syn_ack", "SYN_ACK_", agentMapSynAcks, &l.synAcks},
+		{"offer", "OFFER_", agentMapOffers, &l.offers},
+		{"sent_signal", "SENT_", agentMapSignals, &l.signals},
+		{"quic_id_result", "QUIC_ID_", agentMapQuicIdCounts, &l.quicIDs},
+	} {
+		if *c.labels, err = datapath.EnumLabels(spec.Types, c.enum, c.prefix); err != nil {
+			return nil, l, err
+		}
+		datapath.NameAfter(spec.Maps[c.table], *c.labels)
+	}
+	return spec, l, nil
+}
+
+// mayRead tells whether programs may read the kernel's memory.
+func mayRead() (bool, error) {
+	err := features.HaveProgramHelper(ebpf.XDP, asm.FnProbeReadKernel)
+	if errors.Is(err, ebpf.ErrNotSupported) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("find out whether programs may read the kernel's memory: %w", err)
+	}
+	return true, nil
+}
+
+// refuseReads replaces the programs' reads of the kernel's memory by the result EPERM. Kernels that
+// are locked down (kernel_lockdown(7)) would refuse the whole program otherwise.
+func refuseReads(spec *ebpf.CollectionSpec) {
+	for _, p := range spec.Programs {
+		for i, ins := range p.Instructions {
+			if ins.IsBuiltinCall() && ins.Constant == int64(asm.FnProbeReadKernel) {
+				p.Instructions[i] = asm.Mov.Imm(asm.R0, -int32(unix.EPERM)).WithMetadata(ins.Metadata)
+			}
+		}
+	}
+}
+
+// loadPermitted returns the same as loadSpec, with programs that this kernel permits.
+func loadPermitted() (*ebpf.CollectionSpec, labels, error) {
+	spec, l, err := loadSpec()
+	if err != nil {
+		return nil, l, err
+	}
+	allowed, err := mayRead()
+	if err != nil {
+		return nil, l, err
+	}
+	if !allowed {
+		refuseReads(spec)
+	}
+	return spec, l, nil
+}
+
+// declared declares the maps. That of the assigned VIPs comes first, because it shows the role of an
+// instance.
+var declared = datapath.Declarations{
+	{Name: agentMapBelongings, Life: datapath.Kept},
+	{Name: agentMapReasons, Life: datapath.Expendable},
+	{Name: agentMapSynAcks, Life: datapath.Expendable},
+	{Name: agentMapSignals, Life: datapath.Expendable},
+	{Name: agentMapOffers, Life: datapath.Expendable},
+	{Name: agentMapQuicIdCounts, Life: datapath.Expendable},
+	{Name: agentMapAgentFlows, Life: datapath.Expendable},
+	{Name: agentMapAgentBalancers, Life: datapath.Expendable},
+	{Name: agentMapAgentFlowKeys, Life: datapath.Expendable},
+	{Name: agentMapConnections, Life: datapath.Expendable},
+	{Name: agentMapCountedSockets, Life: datapath.Expendable},
+	{Name: agentMapSocketCookies, Life: datapath.Expendable},
+	{Name: agentMapCookiesUsed, Life: datapath.Expendable},
+	{Name: agentMapAcceptances, Life: datapath.Expendable},
+	{Name: agentMapListeners, Life: datapath.Expendable},
+
+	{Name: agentMapVips, Life: datapath.Renewed},
+	{Name: agentMapTunnelAddresses, Life: datapath.Renewed},
+	{Name: agentMapSegmentSizes, Life: datapath.Renewed},
+	{Name: agentMapLoads, Life: datapath.Renewed},
+	{Name: agentMapQuicOwnIds, Life: datapath.Renewed},
+	{Name: agentMapServiceNames, Life: datapath.Renewed},
+
+	{Name: agentMapBalancers},
+	{Name: agentMapDeliveredFragments},
+	{Name: agentMapResets},
+	{Name: agentMapSignalKeys},
+}
+
+// close closes this process's references to the data path. Pinned objects keep working.
+func (k *kernel) close() error {
+	return k.objects.Close()
+}
