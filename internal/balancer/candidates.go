@@ -196,6 +196,8 @@ type placement struct {
 	// whose input has not changed.
 	rows  *dataplane.Rows
 	isNew bool // the table has to be written
+	// isWide is as that of transition.
+	isWide bool
 }
 
 // size returns how many slots have to be written.
@@ -232,7 +234,7 @@ func (s *services) prepareTable(svc *service, want *serviceState) (*placement, e
 // place makes a service's entry name its candidate table, which exists.
 func (s *services) place(to *placement) error {
 	svc, p := to.svc, to.input
-	rule := dataplane.RuleOf(&svc.Service)
+	rule := dataplane.RuleOf(svc.Service)
 	rule.Buckets, rule.Row, rule.Flags = svc.rule.Buckets, svc.rule.Row, to.table
 	if to.rows != nil {
 		rule.Buckets, rule.Row = to.rows.Buckets, to.rows.Row()
@@ -381,7 +383,7 @@ func (s *services) endFormerFlows(kept []dataplane.SweptServer, now time.Time) {
 			continue
 		}
 		svc.formerSince = time.Time{}
-		s.ask(svc, knownOf(&svc.Service, s.hasHints))
+		s.ask(svc, knownOf(svc.Service, s.hasHints))
 		svc.rule.Flags &^= dataplane.RuleFormerFlows | dataplane.RuleHalfOpen
 		s.writeRule(svc)
 	}
@@ -406,7 +408,7 @@ func hasEntries(kept []dataplane.SweptServer, slot uint32) bool {
 // writeRule puts a service's rule in force. A service that is new, or that moves to another VIP or
 // port, waits until all services are ready (enter).
 func (s *services) writeRule(svc *service) {
-	entry := s.plane.Services.Find(dataplane.ServiceKey(&svc.Service))
+	entry := s.plane.Services.Find(dataplane.ServiceKey(svc.Service))
 	if entry != nil && entry.Id == svc.id {
 		entry.SetRule(svc.rule)
 	}
@@ -458,6 +460,6 @@ func (s *services) endHunts(now time.Time) {
 		svc.huntsEnd = time.Time{}
 		svc.rule.Flags &^= dataplane.RuleHalfOpen
 		s.writeRule(svc)
-		s.ask(svc, knownOf(&svc.Service, s.hasHints))
+		s.ask(svc, knownOf(svc.Service, s.hasHints))
 	}
 }

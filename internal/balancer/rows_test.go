@@ -60,12 +60,13 @@ func TestEqualSetsAreBuiltOnce(t *testing.T) {
 	var built builtRows
 	services := func(n, servers int) {
 		for i := range n {
-			svc := &service{Service: serviceOf(fmt.Sprint("web", i), vip6, 80, desired.TCP, desired.SRv6Encap)}
+			web := serviceOf(fmt.Sprint("web", i), vip6, 80, desired.TCP, desired.SRv6Encap)
+			svc := &service{Service: &web}
 			for server := range servers {
 				m := &member{Server: srv6Server(fmt.Sprint("s", server), 1, 1), slot: uint32(100*i + server)}
 				svc.members, svc.Servers = append(svc.members, m), append(svc.Servers, m.Server)
 			}
-			g := serversets.Generations{}.Next([]desired.Service{svc.Service})
+			g := serversets.Generations{}.Next([]desired.Service{web})
 			rows, err := built.build(placingOf(svc, g[svc.Name]))
 			testhost.Must(t, err)
 			for _, slot := range rows.Slots {
@@ -134,7 +135,7 @@ func (b *rowsBalancer) follow(svc *desired.Service) {
 // rows returns the servers of each place, with empty names where there is none. The rows are the
 // same if those of an equal set were built before.
 func (b *rowsBalancer) rows(t *rapid.T, svc *desired.Service, built *builtRows) (places [][]string) {
-	running := &service{Service: *svc}
+	running := &service{Service: svc}
 	names := map[uint16]string{dataplane.NoServer: ""}
 	for name, slot := range b.slots {
 		running.members = append(running.members, &member{Server: desired.Server{Name: name}, slot: slot})
