@@ -93,23 +93,15 @@ func buildRows(p placing) (*dataplane.Rows, error) {
 		candidates = max(candidates, built[i].Candidates)
 	}
 	rows := dataplane.NewRows(built[0].Buckets, min(p.depth, len(p.sets)), candidates)
-	history, err := tables.NewHistory(make([]uint16, 0), 1)
-	for i := len(built) - 1; i >= 0 && err == nil; i-- {
-		places := placesOf(built[i], int(rows.Buckets), candidates, p.slots)
-		if i == len(built)-1 {
-			history, err = tables.NewHistory(places, p.depth)
-		} else {
-			err = history.Push(places)
-		}
-		if i == 0 {
-			fillRows(rows, places, history)
-		}
+	for i, table := range built {
+		addSet(rows, table, p.slots, i == 0)
 	}
-	return rows, err
+	return rows, nil
 }
 
-// placesOf returns the slots of all places of a table, for rows of so many buckets and candidates.
-func placesOf(table *tables.Table, buckets, candidates int, slots map[string]uint16) []uint16 {
+// addSet adds the servers of a table to rows: those of the present one, or of one before the last
+// that was added. The tables of former sets can have fewer buckets, in turns.
+func addSet(rows *dataplane.Rows, table *tables.Table, slots map[string]uint16, isPresent bool) {
 	slotOf := make([]uint16, len(table.Servers))
 	for i, server := range table.Servers {
 		slot, ok := slots[server.Name]
@@ -118,26 +110,16 @@ func placesOf(table *tables.Table, buckets, candidates int, slots map[string]uin
 		}
 		slotOf[i] = slot
 	}
-	places := make([]uint16, buckets*candidates)
-	for i := range places {
-		places[i] = tables.NoServer
-	}
-	for bucket := 0; bucket < buckets && table.Candidates > 0; bucket++ {
-		for place, server := range table.Row(bucket % table.Buckets) {
-			places[bucket*candidates+place] = slotOf[server]
+	for bucket := 0; bucket < int(rows.Buckets) && table.Candidates > 0; bucket++ {
+		for candidate, server := range table.Row(bucket % table.Buckets) {
+			switch slot := slotOf[server]; {
+			case slot == tables.NoServer:
+			case isPresent:
+				rows.SetPresent(bucket, candidate, slot)
+			default:
+				rows.AddFormer(bucket, candidate, slot)
+			}
 		}
-	}
-	return places
-}
-
-// fillRows writes the servers of each place, the present one first.
-func fillRows(rows *dataplane.Rows, present []uint16, history *tables.History) {
-	for place, slot := range present {
-		former := history.Column(place)
-		if slot != tables.NoServer {
-			former = former[1:]
-		}
-		rows.Fill(place, slot, former)
 	}
 }
 
@@ -205,7 +187,7 @@ func (p *placement) size() int {
 	if !p.isNew {
 		return 0
 	}
-	return len(p.rows.Slots)
+	return p.rows.Size()
 }
 
 func (p *placement) number() uint32 { return 2*p.svc.id + uint32(p.table) }
@@ -225,7 +207,7 @@ func (s *services) prepareTable(svc *service, want *serviceState) (*placement, e
 		return nil, err
 	}
 	fits := p.rows.Buckets == svc.rule.Buckets && p.rows.Row() == svc.rule.Row
-	if !fits || !s.plane.Holds(p.number(), p.rows.Slots) {
+	if !fits || !s.plane.Holds(p.number(), p.rows) {
 		p.table, p.isNew, svc.hasSpare = 1-p.table, true, true
 	}
 	return p, nil

@@ -157,7 +157,7 @@ func (s *services) install(all []*placement) error {
 	var tables []dataplane.NumberedRows
 	for _, p := range all {
 		if p.isNew {
-			tables = append(tables, dataplane.NumberedRows{Number: p.number(), Slots: p.rows.Slots})
+			tables = append(tables, dataplane.NumberedRows{Number: p.number(), Rows: p.rows})
 		}
 	}
 	if len(tables) > 0 {
@@ -175,7 +175,7 @@ func (s *services) install(all []*placement) error {
 				return fmt.Errorf("service %s: %w", p.svc.Name, err)
 			}
 		}
-		p.rows.Slots = nil // those of all services would need a lot of memory
+		p.rows = p.rows.Shape() // those of all services would need a lot of memory
 	}
 	return nil
 }
