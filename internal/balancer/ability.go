@@ -71,8 +71,7 @@ func (b *Balancer) tellAbilities() {
 	var all []ServiceState
 	for _, name := range slices.Sorted(maps.Keys(b.services.byName)) {
 		svc := b.services.byName[name]
-		service := svc.Service
-		all = append(all, ServiceState{&service, svc.ability})
+		all = append(all, ServiceState{svc.Service, svc.ability})
 	}
 	select { // nobody else sends
 	case <-b.abilities:

@@ -543,7 +543,7 @@ func TestFormerTableIsRemoved(t *testing.T) {
 	count := func() (tables int) {
 		svc := f.services.byName["web"]
 		for number := range uint32(2) {
-			if f.plane.Holds(2*svc.id+number, nil) {
+			if f.plane.Holds(2*svc.id+number, &dataplane.Rows{}) {
 				tables++
 			}
 		}
@@ -568,7 +568,7 @@ func TestTablesOfARemovedService(t *testing.T) {
 	id := f.services.byName["dns"].id
 	f.mustApply(cfg)
 	for number := range uint32(2) {
-		if f.plane.Holds(2*id+number, nil) {
+		if f.plane.Holds(2*id+number, &dataplane.Rows{}) {
 			t.Errorf("table %d of the removed service is there", number)
 		}
 	}
@@ -587,8 +587,9 @@ func TestFailedBatchOfTablesLeavesNoPins(t *testing.T) {
 	}
 	f.must(f.plane.Settle())
 	before := pinned()
+	var none dataplane.Rows
 	last := tables.MaxEntries() // the first number that no table can have
-	err := f.plane.Install([]dataplane.NumberedRows{{Number: last - 1}, {Number: last}})
+	err := f.plane.Install([]dataplane.NumberedRows{{Number: last - 1, Rows: &none}, {Number: last, Rows: &none}})
 	if err == nil {
 		t.Fatal("no error: nothing is tested")
 	}

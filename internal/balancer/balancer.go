@@ -80,12 +80,10 @@ type Balancer struct {
 	calls         chan call
 	ended         chan struct{} // closed when nobody takes calls any more
 	attached      bool
-	// unsure tells that a reload failed and could not be undone: the next one looks at all services.
-	unsure bool
-	mode   datapath.Mode   // native if at least one interface is
-	warned map[string]bool // names of interfaces that cannot send what XDP forwards
-	events *events.Stream
-	stale  map[string]bool // services whose servers that get new flows must be chosen again
+	mode          datapath.Mode   // native if at least one interface is
+	warned        map[string]bool // names of interfaces that cannot send what XDP forwards
+	events        *events.Stream
+	stale         map[string]bool // services whose servers that get new flows must be chosen again
 	// The alarms of pending work: choose the servers of stale services, log, and let servers that
 	// start slowly take new flows or rest.
 	choice, journal, slow *alarm
@@ -466,7 +464,7 @@ func (b *Balancer) reload(
 	if err := cfg.ReloadableFrom(b.cfg); err != nil {
 		return err
 	}
-	everything := b.unsure || !reflect.DeepEqual(cfg.Node, b.cfg.Node)
+	everything := !b.services.isSure || !reflect.DeepEqual(cfg.Node, b.cfg.Node)
 	diff := diffOf(b.cfg.Services, cfg.Services)
 	if err := b.widen(cfg); err != nil {
 		return err
@@ -478,12 +476,11 @@ func (b *Balancer) reload(
 	if generations == nil {
 		generations = b.generations.NextOf(cfg.Services, diff.has)
 	}
-	losses := b.losses(cfg.Services, diff) // before the flows are forgotten
+	losses := b.losses(diff) // before the flows are forgotten
 	watched := b.services.watchedOf(diff)
 	if err := b.reconcile(cfg, secrets.SignalKeys, generations); err != nil {
 		if undo := b.reconcile(b.cfg, b.secrets.SignalKeys, b.generations); undo != nil {
 			b.log.Error("restore the configuration before", "error", undo)
-			b.unsure = true
 			b.resolver.SetTargets(ctx, targetsOf(b.cfg))
 			return err
 		}
@@ -495,7 +492,7 @@ func (b *Balancer) reload(
 		WithPasswords(secrets.Passwords.ChangedFrom(b.secrets.Passwords))
 	by := events.ActorOf(ctx)
 	b.log.Info("reloaded", append(changes.Attributes(), "by", by)...)
-	b.cfg, b.secrets, b.generations, b.unsure = cfg, secrets, generations, false
+	b.cfg, b.secrets, b.generations = cfg, secrets, generations
 	if everything || awaited || !watched.equals(b.services.watchedOf(diff)) {
 		b.setTargets(ctx)
 	}

@@ -93,23 +93,15 @@ func buildRows(p placing) (*dataplane.Rows, error) {
 		candidates = max(candidates, built[i].Candidates)
 	}
 	rows := dataplane.NewRows(built[0].Buckets, min(p.depth, len(p.sets)), candidates)
-	history, err := tables.NewHistory(make([]uint16, 0), 1)
-	for i := len(built) - 1; i >= 0 && err == nil; i-- {
-		places := placesOf(built[i], int(rows.Buckets), candidates, p.slots)
-		if i == len(built)-1 {
-			history, err = tables.NewHistory(places, p.depth)
-		} else {
-			err = history.Push(places)
-		}
-		if i == 0 {
-			fillRows(rows, places, history)
-		}
+	for i, table := range built {
+		addSet(rows, table, p.slots, i == 0)
 	}
-	return rows, err
+	return rows, nil
 }
 
-// placesOf returns the slots of all places of a table, for rows of so many buckets and candidates.
-func placesOf(table *tables.Table, buckets, candidates int, slots map[string]uint16) []uint16 {
+// addSet adds the servers of a table to rows: those of the present one, or of one before the last
+// that was added. The tables of former sets can have fewer buckets, in turns.
+func addSet(rows *dataplane.Rows, table *tables.Table, slots map[string]uint16, isPresent bool) {
 	slotOf := make([]uint16, len(table.Servers))
 	for i, server := range table.Servers {
 		slot, ok := slots[server.Name]
@@ -118,26 +110,16 @@ func placesOf(table *tables.Table, buckets, candidates int, slots map[string]uin
 		}
 		slotOf[i] = slot
 	}
-	places := make([]uint16, buckets*candidates)
-	for i := range places {
-		places[i] = tables.NoServer
-	}
-	for bucket := 0; bucket < buckets && table.Candidates > 0; bucket++ {
-		for place, server := range table.Row(bucket % table.Buckets) {
-			places[bucket*candidates+place] = slotOf[server]
+	for bucket := 0; bucket < int(rows.Buckets) && table.Candidates > 0; bucket++ {
+		for candidate, server := range table.Row(bucket % table.Buckets) {
+			switch slot := slotOf[server]; {
+			case slot == tables.NoServer:
+			case isPresent:
+				rows.SetPresent(bucket, candidate, slot)
+			default:
+				rows.AddFormer(bucket, candidate, slot)
+			}
 		}
-	}
-	return places
-}
-
-// fillRows writes the servers of each place, the present one first.
-func fillRows(rows *dataplane.Rows, present []uint16, history *tables.History) {
-	for place, slot := range present {
-		former := history.Column(place)
-		if slot != tables.NoServer {
-			former = former[1:]
-		}
-		rows.Fill(place, slot, former)
 	}
 }
 
@@ -196,6 +178,8 @@ type placement struct {
 	// whose input has not changed.
 	rows  *dataplane.Rows
 	isNew bool // the table has to be written
+	// isWide is as that of transition.
+	isWide bool
 }
 
 // size returns how many slots have to be written.
@@ -203,7 +187,7 @@ func (p *placement) size() int {
 	if !p.isNew {
 		return 0
 	}
-	return len(p.rows.Slots)
+	return p.rows.Size()
 }
 
 func (p *placement) number() uint32 { return 2*p.svc.id + uint32(p.table) }
@@ -223,7 +207,7 @@ func (s *services) prepareTable(svc *service, want *serviceState) (*placement, e
 		return nil, err
 	}
 	fits := p.rows.Buckets == svc.rule.Buckets && p.rows.Row() == svc.rule.Row
-	if !fits || !s.plane.Holds(p.number(), p.rows.Slots) {
+	if !fits || !s.plane.Holds(p.number(), p.rows) {
 		p.table, p.isNew, svc.hasSpare = 1-p.table, true, true
 	}
 	return p, nil
@@ -232,7 +216,7 @@ func (s *services) prepareTable(svc *service, want *serviceState) (*placement, e
 // place makes a service's entry name its candidate table, which exists.
 func (s *services) place(to *placement) error {
 	svc, p := to.svc, to.input
-	rule := dataplane.RuleOf(&svc.Service)
+	rule := dataplane.RuleOf(svc.Service)
 	rule.Buckets, rule.Row, rule.Flags = svc.rule.Buckets, svc.rule.Row, to.table
 	if to.rows != nil {
 		rule.Buckets, rule.Row = to.rows.Buckets, to.rows.Row()
@@ -381,7 +365,7 @@ func (s *services) endFormerFlows(kept []dataplane.SweptServer, now time.Time) {
 			continue
 		}
 		svc.formerSince = time.Time{}
-		s.ask(svc, knownOf(&svc.Service, s.hasHints))
+		s.ask(svc, knownOf(svc.Service, s.hasHints))
 		svc.rule.Flags &^= dataplane.RuleFormerFlows | dataplane.RuleHalfOpen
 		s.writeRule(svc)
 	}
@@ -406,7 +390,7 @@ func hasEntries(kept []dataplane.SweptServer, slot uint32) bool {
 // writeRule puts a service's rule in force. A service that is new, or that moves to another VIP or
 // port, waits until all services are ready (enter).
 func (s *services) writeRule(svc *service) {
-	entry := s.plane.Services.Find(dataplane.ServiceKey(&svc.Service))
+	entry := s.plane.Services.Find(dataplane.ServiceKey(svc.Service))
 	if entry != nil && entry.Id == svc.id {
 		entry.SetRule(svc.rule)
 	}
@@ -458,6 +442,6 @@ func (s *services) endHunts(now time.Time) {
 		svc.huntsEnd = time.Time{}
 		svc.rule.Flags &^= dataplane.RuleHalfOpen
 		s.writeRule(svc)
-		s.ask(svc, knownOf(&svc.Service, s.hasHints))
+		s.ask(svc, knownOf(svc.Service, s.hasHints))
 	}
 }

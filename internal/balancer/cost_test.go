@@ -82,3 +82,51 @@ func TestDrainWatchesTheSame(t *testing.T) {
 		f.mustApply(cfg)
 	}
 }
+
+// A drain and a weight prepare only their service, and look for nothing that is of no use any more. The
+// other services have changed in fact, but not their revisions: whoever looked into them would prepare
+// them, too.
+func TestChangePreparesOneService(t *testing.T) {
+	t.Parallel()
+	cfg := manyServices(4)
+	for i := range cfg.Services {
+		cfg.Services[i].Revision = new(desired.Revision)
+	}
+	f := open(t, cfg)
+	for what, test := range map[string]struct {
+		change func(*desired.Server)
+		tables int // that are built
+		isWide bool
+	}{
+		"drain":   {func(s *desired.Server) { s.Drained = true }, 0, false},
+		"weight":  {func(s *desired.Server) { s.Weight = new(uint32(2)) }, 1, false},
+		"address": {func(s *desired.Server) { s.Locator = srv6Server("other", 99, 1).Locator }, 1, true},
+	} {
+		next := withChangedServer(f.cfg, 1, test.change)
+		next.Services[0].Revision = new(desired.Revision)
+		for i := range next.Services[1:] {
+			next.Services[1+i].Timeouts.New++
+		}
+		diff := diffOf(f.cfg.Services, next.Services)
+		if len(diff.before) != 1 || len(diff.after) != 1 {
+			t.Errorf("%s: %d services differ, want 1", what, len(diff.after))
+		}
+		steps := f.Steps()
+		to, err := f.services.prepare(next, f.generations.NextOf(next.Services, diff.has))
+		f.must(err)
+		f.must(f.services.enforce(to))
+		tables := 0
+		for _, p := range to.changed {
+			if p.isNew {
+				tables++
+			}
+		}
+		if len(to.changed) != 1 || tables != test.tables || to.isWide != test.isWide {
+			t.Errorf("%s: %d services prepared, %d tables built, wide: %t", what, len(to.changed), tables, to.isWide)
+		}
+		if more := f.Steps() - steps; !test.isWide && more != 3 {
+			t.Errorf("%s: %d steps, want those of one service: prepare, install, place", what, more)
+		}
+		f.must(f.reconcile(f.cfg, nil, f.generations))
+	}
+}

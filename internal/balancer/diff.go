@@ -15,24 +15,19 @@ import (
 )
 
 // serviceDiff is what two desired states differ in. A change looks at nothing else, so that its cost
-// follows from what changes. Unchanged services of both states mostly share memory: then they are soon
-// compared.
+// follows from what changes.
 type serviceDiff struct {
 	before, after map[string]*desired.Service // services that differ, by name; nil: there is none
 }
 
 func diffOf(before, after []desired.Service) *serviceDiff {
 	d := &serviceDiff{map[string]*desired.Service{}, map[string]*desired.Service{}}
-	for i := range before {
-		d.before[before[i].Name] = &before[i]
+	changed, former := desired.Differing(after, before)
+	for _, s := range changed {
+		d.after[s.Name] = s
 	}
-	for i := range after {
-		name := after[i].Name
-		if was := d.before[name]; was != nil && reflect.DeepEqual(was, &after[i]) {
-			delete(d.before, name)
-		} else {
-			d.after[name] = &after[i]
-		}
+	for _, s := range former {
+		d.before[s.Name] = s
 	}
 	return d
 }
@@ -85,7 +80,7 @@ func (s *services) watchedOf(d *serviceDiff) *watched {
 				w.probes = append(w.probes, t)
 			}
 		}
-		checks := health.Targets([]desired.Service{svc.Service})
+		checks := health.Targets([]desired.Service{*svc.Service})
 		for i := range checks {
 			if checks[i].OnPath {
 				checks[i].Mark = svc.member(checks[i].Server).slot

@@ -5,7 +5,6 @@ package balancer
 import (
 	"fmt"
 	"os"
-	"reflect"
 
 	"github.com/segue-lb/segue/internal/events"
 	"github.com/segue-lb/segue/internal/serversets"
@@ -43,7 +42,7 @@ func (b *Balancer) loadGenerations() serversets.Generations {
 // the next sweep tries again.
 func (b *Balancer) saveGenerations() {
 	path := b.generationsFile()
-	if path == "" || reflect.DeepEqual(b.generations, b.saved) {
+	if path == "" || b.generations.Equal(b.saved) {
 		return
 	}
 	err := b.save(path)

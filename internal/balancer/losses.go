@@ -14,15 +14,15 @@ import (
 // an error if the context ends first.
 func (b *Balancer) Losses(ctx context.Context, cfg *desired.Balancer) (losses []desired.Loss, err error) {
 	err = b.call(ctx, func(context.Context) error {
-		losses = b.losses(cfg.Services, diffOf(b.cfg.Services, cfg.Services))
+		losses = b.losses(diffOf(b.cfg.Services, cfg.Services))
 		return nil
 	})
 	return losses, err
 }
 
 // losses is Losses in the goroutine that owns the balancer.
-func (b *Balancer) losses(services []desired.Service, diff *serviceDiff) []desired.Loss {
-	losses := lossesOf(b.cfg.Services, services, diff, b.generations)
+func (b *Balancer) losses(diff *serviceDiff) []desired.Loss {
+	losses := lossesOf(b.cfg.Services, diff, b.generations)
 	for i := range losses {
 		loss := &losses[i]
 		svc := b.services.byName[loss.Service]
@@ -36,29 +36,30 @@ func (b *Balancer) losses(services []desired.Service, diff *serviceDiff) []desir
 	return losses
 }
 
-// lossesOf compares the services before and after a change. A flow loses its server if packets no
+// lossesOf returns what services lose by a change. A flow loses its server if packets no
 // longer get from the VIP to that server: the server or the service is removed, or gets another
 // address. It leaves the history if no set of the service's generations has its server any more: a
 // balancer that does not know the flow then does not find it. If the service gets fewer ports, only the
 // flows of the others lose their server.
 func lossesOf(
-	before, after []desired.Service, diff *serviceDiff, g serversets.Generations,
+	before []desired.Service, diff *serviceDiff, g serversets.Generations,
 ) (losses []desired.Loss) {
-	next := g.NextOf(after, diff.has)
-	services := map[string]*desired.Service{}
-	for i := range after {
-		services[after[i].Name] = &after[i]
-	}
-	hadPort, hasPort := takenPorts(before), takenPorts(after)
+	hadPort, hasPort := takenPorts(diff.before), takenPorts(diff.after)
 	for i := range before {
 		old := &before[i]
-		now := services[old.Name]
+		now, next, changes := old, g[old.Name], diff.has(old.Name)
+		if changes {
+			now = diff.after[old.Name]
+		}
 		keepsSome, keepsAll := keptPorts(old, now, hadPort, hasPort)
-		if keepsAll && !diff.has(old.Name) {
+		if keepsAll && !changes {
 			continue
 		}
+		if now != nil {
+			next = next.Next(now)
+		}
 		servers := serversByName(now)
-		was, is := reachable(g[old.Name]), reachable(next[old.Name])
+		was, is := reachable(g[old.Name]), reachable(next)
 		for j := range old.Servers {
 			server := &old.Servers[j]
 			loss := desired.Loss{Service: old.Name, Server: server.Name}
@@ -101,10 +102,10 @@ type portKey struct {
 
 // takenPorts returns the ports that services have for themselves. They get no packets of services of all
 // ports of their VIP.
-func takenPorts(services []desired.Service) map[portKey]bool {
+func takenPorts(services map[string]*desired.Service) map[portKey]bool {
 	ports := map[portKey]bool{}
-	for i := range services {
-		if s := &services[i]; s.Port != desired.AllPorts {
+	for _, s := range services {
+		if s.Port != desired.AllPorts {
 			ports[portKey{s.VIP, s.Protocol, s.Port}] = true
 		}
 	}
@@ -113,7 +114,7 @@ func takenPorts(services []desired.Service) map[portKey]bool {
 
 // keptPorts compares the ports of a service before and after a change. It tells whether the service
 // keeps some of them, and whether it keeps all. A removed service has now == nil. The arguments had
-// and has are the ports for which the VIP has a service of one port, before and after.
+// and has are the ports for which changed services of one port exist, before and after.
 func keptPorts(old, now *desired.Service, had, has map[portKey]bool) (some, all bool) {
 	if now == nil || now.VIP != old.VIP || now.Protocol != old.Protocol {
 		return false, false

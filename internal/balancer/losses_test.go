@@ -31,7 +31,7 @@ func TestLosses(t *testing.T) {
 	g := serversets.Generations{}
 	require := func(before, after []desired.Service, want ...desired.Loss) {
 		t.Helper()
-		if got := lossesOf(before, after, diffOf(before, after), g); !slices.Equal(got, want) {
+		if got := lossesOf(before, diffOf(before, after), g); !slices.Equal(got, want) {
 			t.Errorf("got %v, want %v", got, want)
 		}
 	}
@@ -109,7 +109,7 @@ func TestLossesOfPorts(t *testing.T) {
 	} {
 		before, after := services(test.web, test.other), services(test.webAfter, test.otherAfter)
 		got := map[string]desired.LossCause{}
-		for _, loss := range lossesOf(before, after, diffOf(before, after), serversets.Generations{}.Next(before)) {
+		for _, loss := range lossesOf(before, diffOf(before, after), serversets.Generations{}.Next(before)) {
 			got[loss.Service] = loss.Cause
 		}
 		if got["web"] != test.lossOfWeb || got["other"] != test.lossOfOther {
@@ -123,7 +123,7 @@ func TestLossesOfPorts(t *testing.T) {
 	} {
 		after := services(all, 80)
 		other(&after[1])
-		if got := lossesOf(before, after, diffOf(before, after), serversets.Generations{}.Next(before)); len(got) > 0 {
+		if got := lossesOf(before, diffOf(before, after), serversets.Generations{}.Next(before)); len(got) > 0 {
 			t.Errorf("%+v: got %v", after[1], got)
 		}
 	}

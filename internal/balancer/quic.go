@@ -44,7 +44,7 @@ func (s *services) addQUICServers(svc *service) error {
 	if err != nil || slots == nil {
 		return err
 	}
-	return s.plane.AddQUICServers(svc.id, &svc.Service, slots)
+	return s.plane.AddQUICServers(svc.id, svc.Service, slots)
 }
 
 // keepQUICServers removes the connection IDs that name no server of the configuration any more.

@@ -8,7 +8,6 @@ import (
 	"maps"
 	"math/bits"
 	"net/netip"
-	"reflect"
 	"slices"
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
@@ -22,6 +21,9 @@ import (
 type transition struct {
 	wanted  map[string]bool // the names of all its services
 	changed []*placement    // of the services that follow another state
+	// isWide tells that entries, slots or IDs may be left that no service needs any more. A change of
+	// nothing but drains, weights and settings leaves none.
+	isWide bool
 }
 
 // prepare writes all that a desired state needs but the rules of services: servers, the tables that
@@ -31,28 +33,40 @@ type transition struct {
 func (s *services) prepare(
 	cfg *desired.Balancer, generations serversets.Generations,
 ) (*transition, error) {
-	s.abilitiesChanged = true
+	next := &transition{wanted: make(map[string]bool, len(cfg.Services))}
+	next.isWide = !s.isSure || s.locator != cfg.Node.Locator || s.rejects != cfg.Node.Reject ||
+		s.dropRemoved != cfg.Node.DropRemovedVIPs
+	s.abilitiesChanged, s.isSure = true, false
 	defer func() { s.built = builtRows{} }()
-	s.rejects, s.dropRemoved = cfg.Node.Reject, cfg.Node.DropRemovedVIPs
+	s.locator, s.rejects, s.dropRemoved = cfg.Node.Locator, cfg.Node.Reject, cfg.Node.DropRemovedVIPs
 	// A call that failed may have left tables that packets use.
 	if err := s.settle(); err != nil {
 		return nil, err
 	}
-	if err := errors.Join(s.plane.SetLocator(cfg.Node.Locator), s.plane.SetDomain(cfg)); err != nil {
+	if err := s.plane.SetLocator(cfg.Node.Locator); err != nil {
 		return nil, err
 	}
-	next := &transition{wanted: map[string]bool{}}
 	var changed []*serviceState
 	for i := range cfg.Services {
-		name := cfg.Services[i].Name
-		next.wanted[name] = true
-		want := newServiceState(&cfg.Services[i], &cfg.Node, generations[name])
-		if svc := s.byName[name]; svc == nil || !reflect.DeepEqual(svc.follows, want) {
+		service := &cfg.Services[i]
+		next.wanted[service.Name] = true
+		want := newServiceState(service, &cfg.Node, generations[service.Name])
+		svc := s.byName[service.Name]
+		if svc == nil || svc.follows == nil || !svc.follows.equals(want) {
 			changed = append(changed, want)
+			continue
 		}
+		svc.Service, svc.follows = service, want // of the former state, nothing is kept
 	}
 	var err error
-	next.changed, err = s.prepareAll(changed)
+	if next.changed, err = s.prepareAll(changed); err != nil {
+		return nil, err
+	}
+	next.isWide = next.isWide || len(next.wanted) < len(s.byName) ||
+		slices.ContainsFunc(next.changed, func(p *placement) bool { return p.isWide })
+	if next.isWide {
+		err = s.plane.SetDomain(cfg)
+	}
 	return next, err
 }
 
@@ -65,14 +79,17 @@ func (s *services) enforce(next *transition) error {
 	if err := s.settle(); err != nil {
 		return err
 	}
-	s.endInferences(next.wanted)
-	if err := s.keepOnly(next.wanted); err != nil {
-		return err
+	if next.isWide {
+		s.endInferences(next.wanted)
+		if err := s.keepOnly(next.wanted); err != nil {
+			return err
+		}
+		if err := errors.Join(s.keepQUICServers(), s.retireSlots()); err != nil {
+			return err
+		}
 	}
-	if err := s.keepQUICServers(); err != nil {
-		return err
-	}
-	return s.retireSlots()
+	s.isSure = true
+	return nil
 }
 
 // Candidate tables are written together, because the kernel waits once for all of them. Each has an
@@ -106,6 +123,14 @@ func newServiceState(
 	return state
 }
 
+// equals tells whether a service that follows the one state follows the other one.
+func (s *serviceState) equals(other *serviceState) bool {
+	return s.service.Same(other.service) &&
+		s.locator == other.locator && slices.Equal(s.addresses, other.addresses) &&
+		s.sources == other.sources && s.generation.Equal(other.generation) &&
+		s.names.Name == other.names.Name && slices.Equal(s.names.Peers, other.names.Peers)
+}
+
 // prepareAll prepares services to follow other states.
 func (s *services) prepareAll(all []*serviceState) ([]*placement, error) {
 	placements := make([]*placement, 0, len(all))
@@ -132,7 +157,7 @@ func (s *services) install(all []*placement) error {
 	var tables []dataplane.NumberedRows
 	for _, p := range all {
 		if p.isNew {
-			tables = append(tables, dataplane.NumberedRows{Number: p.number(), Slots: p.rows.Slots})
+			tables = append(tables, dataplane.NumberedRows{Number: p.number(), Rows: p.rows})
 		}
 	}
 	if len(tables) > 0 {
@@ -150,7 +175,7 @@ func (s *services) install(all []*placement) error {
 				return fmt.Errorf("service %s: %w", p.svc.Name, err)
 			}
 		}
-		p.rows.Slots = nil // those of all services would need a lot of memory
+		p.rows = p.rows.Shape() // those of all services would need a lot of memory
 	}
 	return nil
 }
@@ -176,23 +201,38 @@ func (s *services) prepareService(want *serviceState) (*placement, error) {
 			return nil, err
 		}
 	}
+	isKnown := svc.follows != nil
 	svc.follows = nil // until all steps have succeeded
 	s.join(svc)
+	before, slots := svc.Service, svc.slots()
 	members, err := s.claimMembers(svc, want)
 	if err != nil {
 		return nil, err
 	}
-	svc.Service, svc.members, svc.named = *want.service, members, map[string]*member{}
+	svc.Service, svc.members, svc.named = want.service, members, map[string]*member{}
 	for _, m := range members {
 		svc.named[m.Name] = m
 	}
+	leavesNone := isKnown && slices.Equal(slots, svc.slots()) && keepsEntries(before, svc.Service)
 	if err := s.addQUICServers(svc); err != nil {
 		return nil, err
 	}
 	if err := s.rank(svc, &want.names); err != nil {
 		return nil, err
 	}
-	return s.prepareTable(svc, want)
+	p, err := s.prepareTable(svc, want)
+	if err == nil {
+		p.isWide = !leavesNone
+	}
+	return p, err
+}
+
+// keepsEntries tells whether a service that changes, but not its servers' slots, needs all that the
+// tables have for it.
+func keepsEntries(before, now *desired.Service) bool {
+	return dataplane.ServiceKey(before) == dataplane.ServiceKey(now) &&
+		before.Placement.Infers() == now.Placement.Infers() &&
+		!before.Persistence.Method().HasIDs && !now.Persistence.Method().HasIDs
 }
 
 // rank makes the ranking of a service that infers have its members.
@@ -235,7 +275,7 @@ func (s *services) add(name string) (*service, error) {
 		return nil, err
 	}
 	s.free = s.free[:len(s.free)-1]
-	svc := &service{Service: desired.Service{Name: name}, id: id}
+	svc := &service{Service: &desired.Service{Name: name}, id: id}
 	s.byName[name] = svc
 	return svc, nil
 }
@@ -266,7 +306,7 @@ func (s *services) claimMembers(svc *service, want *serviceState) ([]*member, er
 		}, s.hasHints)
 	}
 	members := make([]*member, 0, len(cfg.Servers))
-	before, now := checksOf(&svc.Service), checksOf(cfg)
+	before, now := checksOf(svc.Service), checksOf(cfg)
 	for _, server := range cfg.Servers {
 		key := keyOfServer(cfg, &server, want.locator, want.addresses)
 		noted := s.slots.Noted(key)
@@ -405,7 +445,7 @@ func (s *services) enter(wanted map[string]bool) error {
 		if !wanted[name] {
 			continue
 		}
-		entry, vip := dataplane.ServiceKey(&svc.Service), dataplane.VIPEntry(svc.VIP, s.rejects)
+		entry, vip := dataplane.ServiceKey(svc.Service), dataplane.VIPEntry(svc.VIP, s.rejects)
 		entry.Id, entry.Rule = svc.id, svc.rule
 		entries[entry.Key()], entries[vip.Key()] = entry, vip
 	}

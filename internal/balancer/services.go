@@ -3,6 +3,7 @@
 package balancer
 
 import (
+	"net/netip"
 	"sync/atomic"
 	"time"
 
@@ -13,7 +14,7 @@ import (
 
 // service is a service, with its state in the data path.
 type service struct {
-	desired.Service
+	*desired.Service
 	id       uint32
 	rule     dataplane.ServiceRule
 	members  []*member
@@ -47,6 +48,7 @@ type services struct {
 	// Services whose candidate tables were replaced, or that have ceased to be stateless. Packets
 	// may still use their former tables and rules.
 	swapped []*service
+	locator netip.Prefix // of the balancer
 	// rejects tells whether clients are told that no server gets their packets.
 	rejects bool
 	// dropRemoved is how long packets to removed VIPs are dropped.
@@ -57,6 +59,9 @@ type services struct {
 	// abilitiesChanged tells whether services or their abilities have changed since tellAbilities.
 	abilitiesChanged bool
 	built            builtRows // empty but during reconcile
+	// isSure tells that the last state that was to be put in force is in force. Otherwise the next one
+	// looks at all services, whatever it changes.
+	isSure bool
 	// progress counts the steps of the goroutine that owns the services. Others may read it.
 	progress atomic.Uint64
 }
@@ -76,7 +81,7 @@ func loadServices(
 		return nil, err
 	}
 	for id, label := range labels {
-		byID[id] = &service{Service: desired.Service{Name: label.Name}, id: id, hasSpare: true}
+		byID[id] = &service{Service: &desired.Service{Name: label.Name}, id: id, hasSpare: true}
 		s.byName[label.Name] = byID[id]
 	}
 	for id := uint32(desired.MaxServices); id > 0; id-- {

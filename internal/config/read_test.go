@@ -101,6 +101,9 @@ services:
 			}},
 		}},
 	}
+	for i := range got.Services {
+		got.Services[i].Revision = nil // each file has its own
+	}
 	if diff := cmp.Diff(want, got, exact); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}

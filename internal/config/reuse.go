@@ -98,6 +98,7 @@ func (d *document) isNew(service int) bool { return !d.reused[fieldpath.Item("se
 func (d *document) completeServices(b *desired.Balancer) {
 	for i := range b.Services {
 		if d.isNew(i) {
+			b.Services[i].Revision = new(desired.Revision)
 			b.SetServiceDefaults(i, d.given)
 		}
 	}

@@ -68,26 +68,64 @@ func (c Changes) WithPasswords(peers []string) Changes {
 	return append(c, Change{"passwords_changed", Names(peers)})
 }
 
+// Differing returns the services of two lists that are only in one of them or have changed, in the
+// order of their list.
+func Differing(now, before []Service) (changed, former []*Service) {
+	isSame := func(i int) bool { return i < len(now) && i < len(before) && now[i].Same(&before[i]) }
+	others := map[string]*Service{}
+	for i := range before {
+		if !isSame(i) {
+			others[before[i].Name] = &before[i]
+		}
+	}
+	for i := range now {
+		s := &now[i]
+		was := others[s.Name]
+		switch {
+		case isSame(i):
+		case was == nil || !s.Same(was):
+			changed = append(changed, s)
+		default:
+			delete(others, s.Name)
+		}
+	}
+	for i := range before {
+		if s := &before[i]; others[s.Name] == s {
+			former = append(former, s)
+		}
+	}
+	return changed, former
+}
+
 // ChangesFrom lists the differences between a running configuration and b. It does not list servers
 // of added or removed services.
 func (b *Balancer) ChangesFrom(old *Balancer) Changes {
-	nameOf := func(s *Service) string { return s.Name }
-	services := compare(b.Services, old.Services, "", nameOf, deeplyEqual, "servers")
-	before := map[string][]Server{}
-	for i := range old.Services {
-		before[old.Services[i].Name] = old.Services[i].Servers
+	now, before := Differing(b.Services, old.Services)
+	services := compare(now, before, "", func(s *Service) string { return s.Name }, "servers")
+	former := map[string]*Service{}
+	for _, s := range before {
+		former[s.Name] = s
 	}
 	var servers difference
-	for i := range b.Services {
-		s := &b.Services[i]
-		if was, ok := before[s.Name]; ok && !slices.EqualFunc(s.Servers, was, Server.equals) {
+	for _, s := range now {
+		if was := former[s.Name]; was != nil {
 			name := func(server *Server) string { return server.Name }
-			equal := func(a, b *Server) bool { return a.equals(*b) }
-			servers = servers.and(compare(s.Servers, was, s.Name+"/", name, equal))
+			servers = servers.and(compare(
+				serversBeside(s.Servers, was.Servers), serversBeside(was.Servers, s.Servers), s.Name+"/", name))
 		}
 	}
 	node := Change{"node_changed", changedFields(b.Node, old.Node)}
 	return named(node, bgpChanges(b.BGP, old.BGP), services.changes("services"), servers.changes("servers"))
+}
+
+// serversBeside returns the servers that another list does not have at the same place.
+func serversBeside(servers, other []Server) (all []*Server) {
+	for i := range servers {
+		if i >= len(other) || !servers[i].equals(other[i]) {
+			all = append(all, &servers[i])
+		}
+	}
+	return all
 }
 
 // equals is reflect.DeepEqual for servers, which a change compares by the thousand.
@@ -102,7 +140,8 @@ func (s Server) equals(other Server) bool {
 // ChangesFrom lists the differences between a running configuration and a, as that of Balancer
 // does.
 func (a *Agent) ChangesFrom(old *Agent) Changes {
-	services := compare(a.Services, old.Services, "", func(s *AgentService) string { return s.Name }, deeplyEqual)
+	services := compare(
+		pointers(a.Services), pointers(old.Services), "", func(s *AgentService) string { return s.Name })
 	node := Change{"node_changed", changedFields(a.Node, old.Node)}
 	return named(node, services.changes("services"))
 }
@@ -112,7 +151,8 @@ func bgpChanges(now, before *BGP) Changes {
 	if now == nil || before == nil { // then ASN differs, and needs a restart
 		return nil
 	}
-	peers := compare(now.Peers, before.Peers, "", func(p *BGPPeer) string { return p.Address.String() }, deeplyEqual)
+	peers := compare(
+		pointers(now.Peers), pointers(before.Peers), "", func(p *BGPPeer) string { return p.Address.String() })
 	fields := changedFields(*now, *before, "peers")
 	return append(Changes{{"bgp_changed", fields}}, peers.changes("peers")...)
 }
@@ -136,27 +176,28 @@ func (d difference) changes(what string) Changes {
 	}
 }
 
-// deeplyEqual is soon done if both share memory.
-func deeplyEqual[T any](a, b *T) bool { return reflect.DeepEqual(a, b) }
+func pointers[T any](list []T) []*T {
+	all := make([]*T, len(list))
+	for i := range list {
+		all[i] = &list[i]
+	}
+	return all
+}
 
 // compare finds the items that are in only one of two lists, and the items whose fields differ,
 // except for the fields in leaveOut. It puts the prefix before their names.
 func compare[T any](
-	now, before []T, prefix string, name func(*T) string, equal func(a, b *T) bool, leaveOut ...string,
+	now, before []*T, prefix string, name func(*T) string, leaveOut ...string,
 ) (d difference) {
 	old := make(map[string]*T, len(before))
-	for i := range before {
-		old[name(&before[i])] = &before[i]
+	for _, item := range before {
+		old[name(item)] = item
 	}
-	for i := range now {
-		item := &now[i]
+	for _, item := range now {
 		was, ok := old[name(item)]
 		delete(old, name(item))
 		if !ok {
 			d.added = append(d.added, prefix+name(item))
-			continue
-		}
-		if equal(item, was) {
 			continue
 		}
 		if fields := changedFields(*item, *was, leaveOut...); len(fields) > 0 {
@@ -164,9 +205,9 @@ func compare[T any](
 			d.changed = append(d.changed, what)
 		}
 	}
-	for i := range before {
-		if name := name(&before[i]); old[name] != nil {
-			d.removed = append(d.removed, prefix+name)
+	for _, item := range before {
+		if old[name(item)] != nil {
+			d.removed = append(d.removed, prefix+name(item))
 		}
 	}
 	return d

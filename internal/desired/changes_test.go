@@ -5,6 +5,7 @@ package desired
 import (
 	"net/netip"
 	"reflect"
+	"slices"
 	"testing"
 )
 
@@ -32,5 +33,30 @@ func TestServerEquals(t *testing.T) {
 	}
 	if none := (Server{Name: "s1"}); server.equals(none) || none.equals(server) {
 		t.Error("servers with and without a weight are equal")
+	}
+}
+
+// Services with the same revision are not looked into. All others are compared.
+func TestDiffering(t *testing.T) {
+	of := func(name string, port Port) Service {
+		return Service{Name: name, Port: port, Revision: new(Revision)}
+	}
+	before := []Service{of("same", 1), of("read again", 1), of("changed", 1), of("goes", 1)}
+	now := []Service{of("comes", 1), of("same", 2), of("read again", 1), of("changed", 2)}
+	now[1].Revision = before[0].Revision
+	names := func(services []*Service) (all []string) {
+		for _, s := range services {
+			all = append(all, s.Name)
+		}
+		return all
+	}
+	for shift := range now { // the places do not matter
+		now = slices.Concat(now[shift:], now[:shift])
+		changed, former := Differing(now, before)
+		got, want := names(changed), []string{"changed", "comes"}
+		slices.Sort(got)
+		if !slices.Equal(got, want) || !slices.Equal(names(former), []string{"changed", "goes"}) {
+			t.Errorf("got %v, want %v; former %v", got, want, names(former))
+		}
 	}
 }

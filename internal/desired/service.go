@@ -4,6 +4,7 @@ package desired
 
 import (
 	"net/netip"
+	"reflect"
 	"slices"
 	"strconv"
 	"time"
@@ -182,6 +183,17 @@ type Service struct {
 	// BGP has the settings of the VIP's announcement; nil: the defaults.
 	BGP     *ServiceBGP `yaml:"bgp,omitempty"`
 	Servers []Server    `yaml:"servers"`
+	// Revision is set by a source that makes the services of a state from those of another one. Services
+	// with the same one are equal, and nobody looks into them to find that out. nil: it is not known.
+	Revision *Revision `yaml:"-"`
+}
+
+// Revision identifies what a source has read as a service.
+type Revision struct{ _ byte }
+
+// Same tells whether two services are equal.
+func (s *Service) Same(other *Service) bool {
+	return s.Revision != nil && s.Revision == other.Revision || reflect.DeepEqual(s, other)
 }
 
 // Takes tells whether the configuration permits new flows to the server: its weight is not 0, and

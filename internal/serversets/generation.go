@@ -14,6 +14,7 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
 
@@ -75,15 +76,30 @@ func (g Generations) NextOf(services []desired.Service, changed func(name string
 	for i := range services {
 		s := &services[i]
 		if next[s.Name] = g[s.Name]; changed(s.Name) || len(g[s.Name].Sets) == 0 {
-			next[s.Name] = g[s.Name].next(SetOf(s), s.Generations)
+			next[s.Name] = g[s.Name].Next(s)
 		}
 	}
 	return next
 }
 
-// next returns the generation in which set is the present one. It keeps at most the given number of
-// sets.
-func (g Generation) next(set Set, most int) Generation {
+// Equal tells whether two balancers have the same generations. It soon does so if the generations of
+// most services share memory.
+func (g Generations) Equal(other Generations) bool {
+	return maps.EqualFunc(g, other, Generation.Equal)
+}
+
+// Equal tells whether two generations are the same.
+func (g Generation) Equal(other Generation) bool {
+	if len(g.Sets) != len(other.Sets) || g.Number != other.Number {
+		return false
+	}
+	return len(g.Sets) == 0 || &g.Sets[0] == &other.Sets[0] || reflect.DeepEqual(g.Sets, other.Sets)
+}
+
+// Next returns the generation in which the set of the service is the present one. It keeps at most
+// service.Generations sets.
+func (g Generation) Next(service *desired.Service) Generation {
+	set, most := SetOf(service), service.Generations
 	equal := func(other Set) bool { return reflect.DeepEqual(set, other) }
 	if len(g.Sets) == 0 || !equal(g.Sets[0]) {
 		former := slices.DeleteFunc(slices.Clone(g.Sets), equal)
@@ -97,13 +113,14 @@ func (g Generation) next(set Set, most int) Generation {
 // with other defaults can disagree about the set of the same service.
 func (g Generations) Check(services []desired.Service) error {
 	for i := range services {
-		now := g[services[i].Name]
+		s := &services[i]
+		now := g[s.Name]
 		if len(now.Sets) == 0 {
-			return fmt.Errorf("service %s has no generation", services[i].Name)
+			return fmt.Errorf("service %s has no generation", s.Name)
 		}
-		if !reflect.DeepEqual(now.Sets[0], SetOf(&services[i])) {
+		if !reflect.DeepEqual(now.Sets[0], SetOf(s)) {
 			return fmt.Errorf("generation %d of service %s has another set of servers, number of buckets or "+
-				"candidates than the service", now.Number, services[i].Name)
+				"candidates than the service", now.Number, s.Name)
 		}
 	}
 	return nil

@@ -217,6 +217,9 @@ type grid struct {
 	filled              []uint8 // number of entries in each row
 	room                uint32  // maximum number of entries in each row at present
 	free                int     // number of free entries in all rows
+	// begun tells that the servers begin their permutations again: a row may contain the server that
+	// comes to it. A permutation comes to each row once.
+	begun bool
 }
 
 func newGrid(buckets, candidates int) *grid {
@@ -241,6 +244,7 @@ func (g *grid) fill(s schedule) {
 // the buckets that already contain it.
 func (g *grid) fillColumns(walks []walk, weights []uint32) {
 	for column := range g.candidates {
+		g.begun = column > 0
 		g.fillTo(column+1, newSchedule(slices.Clone(walks), weights))
 	}
 }
@@ -259,7 +263,7 @@ func (g *grid) fillTo(room uint32, s schedule) {
 func (g *grid) take(w *walk) {
 	bucket, left := w.bucket, w.left
 	for taken := false; left > 0 && !taken; left-- {
-		if n := uint32(g.filled[bucket]); n < g.room && !g.has(bucket, w.server) {
+		if n := uint32(g.filled[bucket]); n < g.room && !(g.begun && g.has(bucket, w.server)) {
 			g.rows[bucket*g.candidates+n] = w.server
 			g.filled[bucket]++
 			g.free--

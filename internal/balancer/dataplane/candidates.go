@@ -22,12 +22,12 @@ const NoServer = tables.NoServer
 
 // Rows is the content of a candidate table (bpf/balancer/tables/candidates.h).
 type Rows struct {
-	Buckets uint32
-	// Slots are the slots of the candidates, row by row. A row has as many slots as generations
-	// times candidates.
-	Slots []uint16
-
+	Buckets                 uint32
 	generations, candidates int
+	// servers are the candidates, row by row. A row has as many as generations times candidates.
+	servers []uint16
+	// slots are the slots of the servers, by number; nil: servers has slots.
+	slots []uint16
 }
 
 // NewRows returns rows without servers, of the given number of buckets, generations (1 to 4) and
@@ -38,40 +38,68 @@ func NewRows(buckets, generations, candidates int) *Rows {
 		return r
 	}
 	r.Buckets = uint32(buckets)
-	r.Slots = make([]uint16, buckets*generations*candidates)
-	for i := range r.Slots {
-		r.Slots[i] = NoServer
-	}
+	r.servers = slices.Repeat([]uint16{NoServer}, buckets*generations*candidates)
 	return r
 }
 
-// Candidates returns the candidates of a bucket in a generation; 0 is the present one. It shares
-// memory with the rows.
+// Size returns the number of candidates in all rows.
+func (r *Rows) Size() int { return len(r.servers) }
+
+// row returns the candidates of a bucket, one generation after the other; 0 is the present one.
+func (r *Rows) row(bucket int) []uint16 {
+	size := r.generations * r.candidates
+	return r.servers[bucket*size : (bucket+1)*size]
+}
+
+// Candidates returns the slots of the candidates of a bucket in a generation; 0 is the present one.
 func (r *Rows) Candidates(bucket, generation int) []uint16 {
-	first := (bucket*r.generations + generation) * r.candidates
-	return r.Slots[first : first+r.candidates]
-}
-
-// Fill writes the present server of a place (bucket times candidates, plus the candidate's number),
-// and the former ones, as far as there is room.
-func (r *Rows) Fill(place int, present uint16, former []uint16) {
-	bucket, candidate := place/r.candidates, place%r.candidates
-	r.Candidates(bucket, 0)[candidate] = present
-	for i := 0; i < len(former) && i+1 < r.generations; i++ {
-		r.Candidates(bucket, i+1)[candidate] = former[i]
+	slots := make([]uint16, r.candidates)
+	for i, server := range r.row(bucket)[generation*r.candidates : (generation+1)*r.candidates] {
+		slots[i] = r.slot(server)
 	}
+	return slots
 }
 
-// WithSlots returns rows of the same shape with other servers: slots[n] in place of n.
-func (r *Rows) WithSlots(slots []uint16) *Rows {
-	replaced := *r
-	replaced.Slots = slices.Clone(r.Slots)
-	for i, number := range replaced.Slots {
-		if number != NoServer {
-			replaced.Slots[i] = slots[number]
+// slot returns the slot of a server.
+func (r *Rows) slot(server uint16) uint16 {
+	if r.slots == nil || server == NoServer {
+		return server
+	}
+	return r.slots[server]
+}
+
+// SetPresent makes a server the present one of a candidate's place.
+func (r *Rows) SetPresent(bucket, candidate int, server uint16) { r.row(bucket)[candidate] = server }
+
+// AddFormer adds a server to the former ones of a place, the last one first. It does nothing if the
+// server is there already, or if there is no room.
+func (r *Rows) AddFormer(bucket, candidate int, server uint16) {
+	row := r.row(bucket)
+	if row[candidate] == server {
+		return
+	}
+	for i := candidate + r.candidates; i < len(row); i += r.candidates {
+		switch row[i] {
+		case NoServer:
+			row[i] = server
+			return
+		case server:
+			return
 		}
 	}
+}
+
+// WithSlots returns the same rows for other servers: slots[n] is the slot of number n. It shares
+// memory with r.
+func (r *Rows) WithSlots(slots []uint16) *Rows {
+	replaced := *r
+	replaced.slots = slots
 	return &replaced
+}
+
+// Shape returns rows of the same shape without content.
+func (r *Rows) Shape() *Rows {
+	return &Rows{Buckets: r.Buckets, generations: r.generations, candidates: r.candidates}
 }
 
 // Row returns the shape of a row, as it is in a service's rule: ROW in bpf/balancer/types.h.
@@ -108,22 +136,32 @@ func (p *Plane) remove(outer *ebpf.Map, number uint32) error {
 	return p.releaseTable(former)
 }
 
-// NumberedRows are the slots of a candidate table, row by row, and the table's number.
+// NumberedRows is the content of a candidate table, and the table's number.
 type NumberedRows struct {
 	Number uint32
-	Slots  []uint16
+	Rows   *Rows
 }
 
-// wordsFor returns the number of words of a table with this number of slots: at least one.
-func wordsFor(slots int) uint32 {
-	return uint32(max(1, (slots+candidatesPerWord-1)/candidatesPerWord))
+// words returns the number of words of a table with these rows: at least one.
+func (r *Rows) words() uint32 {
+	return uint32(max(1, (len(r.servers)+candidatesPerWord-1)/candidatesPerWord))
 }
 
-// words returns the content of the table.
-func (r *NumberedRows) words() []uint64 {
-	words := make([]uint64, wordsFor(len(r.Slots)))
-	copy(slotsIn(words), r.Slots)
-	return words
+// fill writes the slots that belong into the words of the table from the first one on.
+func (r *Rows) fill(first int, words []uint64) {
+	servers := r.servers[min(first*candidatesPerWord, len(r.servers)):]
+	into := slotsIn(words)
+	into = into[:min(len(into), len(servers))]
+	if r.slots == nil {
+		copy(into, servers)
+		return
+	}
+	for i, server := range servers[:len(into)] {
+		if server != NoServer {
+			server = r.slots[server]
+		}
+		into[i] = server
+	}
 }
 
 // Install writes new candidate tables. No packet may use their numbers at the time of the call.
@@ -141,7 +179,7 @@ func (p *Plane) Install(all []NumberedRows) error {
 	}()
 	for i := range all {
 		spec := p.inner.Copy()
-		spec.MaxEntries = wordsFor(len(all[i].Slots))
+		spec.MaxEntries = all[i].Rows.words()
 		table, err := ebpf.NewMap(spec)
 		if err != nil {
 			return fmt.Errorf("make a table of %d words: %w", spec.MaxEntries, err)
@@ -152,7 +190,7 @@ func (p *Plane) Install(all []NumberedRows) error {
 		return err
 	}
 	for _, rows := range all {
-		if err := p.copier.write(p.Objects.Tables, rows.Number, rows.words()); err != nil {
+		if err := p.copier.write(p.Objects.Tables, &rows); err != nil {
 			return err
 		}
 	}
@@ -262,13 +300,13 @@ func slotsIn(words []uint64) []uint16 {
 
 // Holds tells whether a candidate table with this number exists and begins with these rows. It
 // returns false if the table cannot be read.
-func (p *Plane) Holds(number uint32, rows []uint16) bool {
+func (p *Plane) Holds(number uint32, rows *Rows) bool {
 	table, err := readCandidates(p.Loader.Dir, p.Objects.Tables, number, &p.copier)
-	if err != nil || len(table)*candidatesPerWord < len(rows) {
+	if err != nil || len(table)*candidatesPerWord < len(rows.servers) {
 		return false
 	}
-	for i, server := range rows {
-		if slot, _ := table.At(uint32(i)); slot != uint32(server) {
+	for i, slot := range slotsIn(table)[:len(rows.servers)] {
+		if slot != rows.slot(rows.servers[i]) {
 			return false
 		}
 	}
@@ -281,7 +319,7 @@ func (p *Plane) Holds(number uint32, rows []uint16) bool {
 // cannot replace the element.
 func (p *Plane) Settle() error {
 	former := len(p.Rankings.former)
-	if err := p.Install([]NumberedRows{{Number: p.spareTable()}}); err != nil {
+	if err := p.Install([]NumberedRows{{p.spareTable(), &Rows{}}}); err != nil {
 		return err
 	}
 	p.Rankings.settled(former)

@@ -17,11 +17,11 @@ func (p *Plane) InstallColumns(number uint32, rows *Rows) error {
 	words := make([]uint64, (places+candidatesPerWord-1)/candidatesPerWord) // no packet reads others
 	slots := slotsIn(words)
 	for bucket := range int(rows.Buckets) {
-		for column, slot := range rows.Candidates(bucket, 0) {
+		for column, server := range rows.row(bucket)[:rows.candidates] {
 			if rows.hadOthers(bucket, column) {
-				slot = NoServer
+				server = NoServer
 			}
-			slots[bucket*rows.candidates+column] = slot
+			slots[bucket*rows.candidates+column] = rows.slot(server)
 		}
 	}
 	keys := make([]uint32, len(words))
@@ -45,10 +45,5 @@ func (p *Plane) RemoveColumns(number uint32) error { return p.remove(p.Objects.C
 
 // hadOthers tells whether a bucket's column has former servers besides the present one.
 func (r *Rows) hadOthers(bucket, column int) bool {
-	for generation := 1; generation < r.generations; generation++ {
-		if r.Candidates(bucket, generation)[column] != NoServer {
-			return true
-		}
-	}
-	return false
+	return r.generations > 1 && r.row(bucket)[r.candidates+column] != NoServer
 }

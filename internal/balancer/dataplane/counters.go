@@ -140,7 +140,7 @@ func (r *Reader) CountReasons() ([]datapath.ReasonCount, error) {
 	if err != nil {
 		return nil, fmt.Errorf("instance %s: %w", r.Instance, err)
 	}
-	labels, err := r.ServerNames(AnyService)
+	labels, err := r.ServerNames()
 	if err != nil {
 		return nil, fmt.Errorf("instance %s: %w", r.Instance, err)
 	}

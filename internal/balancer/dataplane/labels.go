@@ -12,22 +12,15 @@ import (
 // ServerName names a server and its service.
 type ServerName struct{ Service, Server string }
 
-// readServerNames reads the names of the servers of the wanted services, by slot.
-func readServerNames(labels *ebpf.Map, wanted func(service string) bool) (map[uint32]ServerName, error) {
+// readServerNames reads the names of all servers, by slot.
+func readServerNames(labels *ebpf.Map) (map[uint32]ServerName, error) {
 	names := map[uint32]ServerName{}
-	err := eachLabel(labels, func(slot uint32, label *balancerServerLabel) {
-		if name := nameIn(label); wanted(name.Service) {
-			names[slot] = name
-		}
-	})
+	err := eachLabel(labels, func(slot uint32, label *balancerServerLabel) { names[slot] = nameIn(label) })
 	if err != nil {
 		return nil, fmt.Errorf("read the labels of servers: %w", err)
 	}
 	return names, nil
 }
-
-// AnyService is for ServerNames, if the servers of all services are wanted.
-func AnyService(string) bool { return true }
 
 // nameIn returns the name in the label of a slot.
 func nameIn(label *balancerServerLabel) ServerName {

@@ -144,10 +144,25 @@ func (r *Reader) ServiceLabels() (map[uint32]ServiceLabel, error) {
 	return readServiceLabels(r.maps.ServiceLabels)
 }
 
-// ServerNames reads the names of the servers of the wanted services, by slot. ServerNames returns an
-// error if the labels cannot be read.
-func (r *Reader) ServerNames(wanted func(service string) bool) (map[uint32]ServerName, error) {
-	return readServerNames(r.maps.ServerLabels, wanted)
+// ServerNames reads the names of all servers, by slot. ServerNames returns an error if the labels
+// cannot be read.
+func (r *Reader) ServerNames() (map[uint32]ServerName, error) {
+	return readServerNames(r.maps.ServerLabels)
+}
+
+// ServerNamesOf reads the names of a service's servers, by slot. It reads the label of no other
+// service's server, unless that server has failed.
+func (r *Reader) ServerNamesOf(service string, number uint32) map[uint32]ServerName {
+	names := map[uint32]ServerName{}
+	for slot := range uint32(len(r.Servers.servers)) {
+		if !r.Servers.mayBeOf(slot, number) {
+			continue
+		}
+		if name, ok := r.ServerName(slot); ok && name.Service == service {
+			names[slot] = name
+		}
+	}
+	return names
 }
 
 // ServerName reads the name of the slot's server. It returns false if the slot has none.

@@ -44,6 +44,13 @@ func (t *Maps) serverTable(in *Directory) *ServerTable {
 // Has tells whether the table has the slot.
 func (t *ServerTable) Has(slot uint32) bool { return int(slot) < len(t.servers) }
 
+// mayBeOf tells whether the slot may have a server of the service with this number: one that has failed
+// has no number.
+func (t *ServerTable) mayBeOf(slot, service uint32) bool {
+	of := atomic.LoadUint32(&t.servers[slot].Service)
+	return (of == service || of == NoService) && t.servers[slot].Address != balancerServer{}.Address
+}
+
 // Address returns the locator of the slot's server, or the far end of the tunnel to it.
 func (t *ServerTable) Address(slot uint32) netip.Addr { return addrOf(t.servers[slot].Address) }
 

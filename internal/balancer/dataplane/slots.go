@@ -43,7 +43,7 @@ func LoadSlots(p *Plane) (*Slots, error) {
 		bySlot:  map[uint32]ServerKey{},
 		retired: map[uint32]int{},
 	}
-	names, err := readServerNames(p.Objects.ServerLabels, AnyService)
+	names, err := readServerNames(p.Objects.ServerLabels)
 	if err != nil {
 		return nil, err
 	}

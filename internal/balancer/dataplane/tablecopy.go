@@ -66,40 +66,49 @@ func (c *tableCopier) load(tables *ebpf.Map) error {
 // read fills words with those at the beginning of a candidate table. It returns an error if the
 // table has fewer words.
 func (c *tableCopier) read(tables *ebpf.Map, number uint32, words []uint64) error {
-	return c.copy(tables, number, words, false)
+	for first := 0; first < len(words); first += copiedWords {
+		part := words[first:min(first+copiedWords, len(words))]
+		if err := c.copy(tables, copierCopyRun{Table: number, First: uint32(first), Count: uint32(len(part))}); err != nil {
+			return err
+		}
+		copy(part, c.words())
+	}
+	return nil
 }
 
-// write is the reverse of read. No packet may use the table.
-func (c *tableCopier) write(tables *ebpf.Map, number uint32, words []uint64) error {
-	return c.copy(tables, number, words, true)
-}
-
-// copy copies words between memory and the beginning of a candidate table.
-func (c *tableCopier) copy(tables *ebpf.Map, number uint32, words []uint64, writes bool) error {
+// write writes rows to a candidate table, which no packet may use.
+func (c *tableCopier) write(tables *ebpf.Map, rows *NumberedRows) error {
 	if err := c.load(tables); err != nil {
 		return err
 	}
-	copied := unsafe.Slice((*uint64)(unsafe.Pointer(unsafe.SliceData(c.memory))), copiedWords)
-	run := copierCopyRun{Table: number}
-	if writes {
-		run.Writes = 1
+	all := int(rows.Rows.words())
+	for first := 0; first < all; first += copiedWords {
+		count := min(copiedWords, all-first)
+		rows.Rows.fill(first, c.words()[:count])
+		run := copierCopyRun{Table: rows.Number, First: uint32(first), Count: uint32(count), Writes: 1}
+		if err := c.copy(tables, run); err != nil {
+			return err
+		}
 	}
-	for first := 0; first < len(words); first += copiedWords {
-		part := words[first:min(first+copiedWords, len(words))]
-		if writes {
-			copy(copied, part)
-		}
-		run.First, run.Count = uint32(first), uint32(len(part))
-		n, err := c.program.Run(&ebpf.RunOptions{Context: run})
-		if err != nil {
-			return fmt.Errorf("copy table %d: %w", number, err)
-		}
-		if int(n) < len(part) {
-			return fmt.Errorf("copy table %d: it has only %d words", number, first+int(n))
-		}
-		if !writes {
-			copy(part, copied)
-		}
+	return nil
+}
+
+// words returns the words that a run copies.
+func (c *tableCopier) words() []uint64 {
+	return unsafe.Slice((*uint64)(unsafe.Pointer(unsafe.SliceData(c.memory))), copiedWords)
+}
+
+// copy copies words between the memory and a candidate table.
+func (c *tableCopier) copy(tables *ebpf.Map, run copierCopyRun) error {
+	if err := c.load(tables); err != nil {
+		return err
+	}
+	n, err := c.program.Run(&ebpf.RunOptions{Context: run})
+	if err != nil {
+		return fmt.Errorf("copy table %d: %w", run.Table, err)
+	}
+	if n < run.Count {
+		return fmt.Errorf("copy table %d: it has only %d words", run.Table, run.First+n)
 	}
 	return nil
 }

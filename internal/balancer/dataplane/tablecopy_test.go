@@ -24,6 +24,9 @@ func TestTableCopier(t *testing.T) {
 	defer outer.Close()
 	var copier tableCopier
 	defer copier.close()
+	write := func(number uint32, words []uint64) error {
+		return copier.write(outer, &NumberedRows{number, &Rows{servers: slotsIn(words)}})
+	}
 	for number, size := range map[uint32]int{3: 1, 4: 31, 5: 32, 6: copiedWords, 7: 2*copiedWords + 33} {
 		words := make([]uint64, size)
 		for i := range words {
@@ -35,15 +38,15 @@ func TestTableCopier(t *testing.T) {
 		testhost.Must(t, err)
 		defer table.Close()
 		testhost.Must(t, outer.Put(number, table))
-		testhost.Must(t, copier.write(outer, number, words))
+		testhost.Must(t, write(number, words))
 		var last uint64 // read without the program
 		if err := table.Lookup(uint32(size-1), &last); err != nil || last != words[size-1] {
 			t.Errorf("%d words: the last one is %x, %v; want %x", size, last, err, words[size-1])
 		}
-		if err := copier.write(outer, number, make([]uint64, size+1)); err == nil {
+		if err := write(number, make([]uint64, size+1)); err == nil {
 			t.Errorf("%d words: one more was written", size)
 		}
-		testhost.Must(t, copier.write(outer, number, words))
+		testhost.Must(t, write(number, words))
 		got := make([]uint64, size)
 		if err := copier.read(outer, number, got); err != nil || !slices.Equal(got, words) {
 			t.Errorf("%d words: error %v, or other words", size, err)

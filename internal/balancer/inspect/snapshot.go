@@ -425,13 +425,13 @@ func newServiceState(label dataplane.ServiceLabel, entry *dataplane.ServiceEntry
 // addServers adds the servers to their services.
 func (v *View) addServers(services map[string]*ServiceState, counts *dataplane.SweptCounts) error {
 	interfaces := interfaceNames()
-	names, err := v.tables.ServerNames(func(service string) bool { return services[service] != nil })
+	names, err := v.serverNames(services)
 	if err != nil {
 		return fmt.Errorf("instance %s: %w", v.tables.Instance, err)
 	}
 	for slot, name := range names {
 		service := services[name.Service]
-		if !v.tables.Servers.Has(slot) {
+		if service == nil || !v.tables.Servers.Has(slot) {
 			continue
 		}
 		server, err := v.server(slot, name.Server, service, interfaces, counts)
@@ -448,6 +448,16 @@ func (v *View) addServers(services map[string]*ServiceState, counts *dataplane.S
 		service.Refuses = !service.TakesFlows && slices.ContainsFunc(service.Servers, isRefused)
 	}
 	return nil
+}
+
+// serverNames reads the names of the servers of one or more services, and perhaps of others.
+func (v *View) serverNames(services map[string]*ServiceState) (map[uint32]dataplane.ServerName, error) {
+	if len(services) == 1 {
+		for name, service := range services {
+			return v.tables.ServerNamesOf(name, service.number), nil
+		}
+	}
+	return v.tables.ServerNames()
 }
 
 // isRefused tells whether a server would get new flows if it had no cause.

@@ -126,6 +126,7 @@ type Prober struct {
 	// The fields below are for the goroutine in Run only.
 	servers  map[Target]*server  // the targets, by their value without Fault
 	services map[string]*service // the same servers, by the name of their service
+	groups   [groups][]*server   // the same servers, by slot
 	group    int
 	failing  bool   // the last probes could not be sent
 	calls    *calls // nil: the prober does not run, and makes no calls
@@ -185,6 +186,7 @@ func (p *Prober) Run(ctx context.Context) error {
 func (p *Prober) Replace(targets []Target) (news []Result) {
 	before := p.servers
 	p.servers, p.services = make(map[Target]*server, len(targets)), map[string]*service{}
+	p.groups = [groups][]*server{}
 	kept := make(map[uint32]bool, len(targets))
 	for _, t := range targets {
 		key := t
@@ -194,6 +196,7 @@ func (p *Prober) Replace(targets []Target) (news []Result) {
 			s = newServer(t)
 		}
 		p.servers[key] = s
+		p.groups[t.Slot%groups] = append(p.groups[t.Slot%groups], s)
 		p.addTo(t.Service, s)
 		kept[t.Slot] = true
 		if s.fault != t.Fault {
@@ -232,10 +235,7 @@ func (p *Prober) Round() (changes []Result) {
 func (p *Prober) tick() (changes []Result) {
 	p.group = (p.group + 1) % groups
 	var requests []Request
-	for _, s := range p.servers {
-		if int(s.target.Slot)%groups != p.group {
-			continue
-		}
+	for _, s := range p.groups[p.group] {
 		if p.judge(s) {
 			changes = append(changes, Result{s.target.Service, s.target.Server, s.target.Slot, s.fault})
 		}
