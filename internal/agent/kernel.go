@@ -160,10 +160,6 @@ func (k *kernel) load(node *desired.AgentNode) error {
 	if k.flowKeys, err = flowKeysOf(kept[agentMapAgentFlowKeys]); err != nil {
 		return err
 	}
-	if hasFormerPlaces(&k.flowKeys) {
-		k.log.Warn("an earlier build made the flow table: it keeps its hash, by which clients can choose "+
-			"flows that share a bucket, until it is removed", "remove", "segue agent detach "+k.instance)
-	}
 	variables := constants(&k.flowKeys)
 	variables[agentVarHostIsOutside] = !node.IsInternal()
 	if err := datapath.SetVariables(spec, variables); err != nil {

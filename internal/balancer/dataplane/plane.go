@@ -137,10 +137,6 @@ func (p *Plane) load(spec *ebpf.CollectionSpec, cfg *desired.Balancer, log *slog
 		return err
 	}
 	p.identity = identity
-	if identity.HasFormerPlaces() {
-		log.Warn("an earlier build made the flow tables: they keep its hash, by which clients can choose "+
-			"flows that share a bucket, until they are removed", "remove", "segue lb detach "+p.instance)
-	}
 	p.Constants = constantsOf(identity, p.Clock, tableSizes{
 		flows: spec.Maps[FlowsMap].MaxEntries, halfOpen: spec.Maps[balancerMapHalfOpen].MaxEntries,
 		hints: spec.Maps[HintsMap].MaxEntries, starts: spec.Maps[balancerMapStarts].MaxEntries,
