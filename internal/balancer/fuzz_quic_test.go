@@ -146,7 +146,7 @@ func (r *reference) varyQUIC(random *rand.Rand) {
 		}
 		for port := range uint16(3) {
 			if q.former && random.IntN(2) == 0 {
-				r.enterFormer(random, fromPort(q.flow, port), svc)
+				r.enterAny(random, fromPort(q.flow, port), svc)
 			}
 		}
 	}

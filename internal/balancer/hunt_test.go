@@ -35,7 +35,6 @@ func hunting(selection desired.Selection, candidates int) *desired.Balancer {
 		serviceOf("web", vip6, 80, desired.TCP, desired.SRv6Encap, servers...),
 		serviceOf("web4", vip4, 80, desired.TCP, desired.SRv6Encap, servers...),
 	} {
-		s.Servers = slices.Clone(s.Servers)
 		services = append(services, huntingOf(s, selection, candidates))
 	}
 	return balancerOf(services...)
