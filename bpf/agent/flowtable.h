@@ -91,9 +91,7 @@ struct agent_flow_keys {
 	__u64 key[AGENT_FLOW_KEYS];
 };
 
-/* Random numbers, which are kept with the table. The first one is odd if the table is of a former
- * build. Such a table keeps that build's hash for the bucket, because entries cannot move to other
- * buckets: they do not tell their flows. */
+/* Random numbers, which are kept with the table. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -103,11 +101,6 @@ struct {
 
 /* The same, for the programs. */
 const volatile __u64 agent_keys[AGENT_FLOW_KEYS];
-
-static __always_inline bool agent_place_is_former(void)
-{
-	return agent_keys[0] & 1;
-}
 
 /* Where a flow's entry is, or would be. */
 struct agent_flow_place {
@@ -150,24 +143,13 @@ static __always_inline __u64 agent_flow_age(const struct agent_flow *flow)
 	return (__u64)age_since(flow->since, agent_now()) << AGENT_TICK_SHIFT;
 }
 
-/* The place in a table of a former build. A client can choose sources that share a bucket. */
-static __always_inline __u64 agent_former_place(const struct flow_key *key)
-{
-	const __be64 *source = (const __be64 *)&key->source;
-	__u64 rest = (__u64)key->destination.s6_addr32[3] << 32 | *(const __u32 *)&key->source_port;
-
-	return spread(bpf_be64_to_cpu(source[0]) * agent_keys[0] +
-		      bpf_be64_to_cpu(source[1]) * agent_keys[1] + rest * agent_keys[2]);
-}
-
 /* Any two flows share a bucket with a probability of 2^-AGENT_FLOW_BUCKET_BITS, also if they have
  * the same signature. */
 static __always_inline struct agent_flow_place agent_place_of(const struct flow_key *key)
 {
 	struct two_hashes hash =
 		multilinear_twice((const __u32 *)key, AGENT_FLOW_WORDS, agent_keys);
-	__u64 place = agent_place_is_former() ? agent_former_place(key) : place_of(hash.first);
-	__u32 number = place >> (64 - AGENT_FLOW_BUCKET_BITS);
+	__u32 number = place_of(hash.first) >> (64 - AGENT_FLOW_BUCKET_BITS);
 
 	return (struct agent_flow_place){
 		.bucket = bpf_map_lookup_elem(&agent_flows, &number),

@@ -14,9 +14,7 @@
 enum feature {
 	FEATURE_PERSISTENCES = 16, /* and one for each enum persistence from here on */
 	FEATURE_HINTS = 20,	   /* there is a hint table, and a service uses it */
-	/* The flow tables are of a build before TABLES_VERSION: they keep its hash for the
-	 * bucket. */
-	FEATURE_FORMER_PLACE = 21,
+	FEATURE_COUNT,
 };
 
 #define PLACEMENT_BIT(placement) (1U << (placement))
@@ -48,8 +46,7 @@ enum feature {
 	(PERSISTENCE_BIT(PERSISTENCE_STATELESS) | PERSISTENCE_BIT(PERSISTENCE_HINT) | \
 	 PERSISTENCE_BIT(PERSISTENCE_QUIC))
 
-/* All but FEATURE_FORMER_PLACE, which depends on the tables. */
-#define FEATURES_ALL (FEATURE_BIT(FEATURE_FORMER_PLACE) - 1)
+#define FEATURES_ALL (FEATURE_BIT(FEATURE_COUNT) - 1)
 
 const volatile __u32 features = FEATURES_ALL;
 

@@ -268,9 +268,6 @@ struct port {
  * bits of a flow's entry or another hash.
  */
 enum tables_version {
-	/* The same, except for the hash that selects a flow's bucket. Entries do not tell their
-	 * flows, so they cannot move to other buckets: the tables keep this hash. */
-	TABLES_VERSION_FORMER_PLACE = 10,
 	TABLES_VERSION = 12,
 };
 

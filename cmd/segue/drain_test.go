@@ -95,22 +95,6 @@ func TestDrainReadsItsServiceOnly(t *testing.T) {
 	}
 }
 
-// A process of an earlier build, which refuses the name of a service, drains its servers, too.
-func TestDrainAtAnEarlierBuild(t *testing.T) {
-	t.Parallel()
-	p, handler := newBalancerProcess(t)
-	p.serve(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Query().Has("name") {
-			http.Error(w, `{"title":"Unprocessable Entity","status":422}`, http.StatusUnprocessableEntity)
-			return
-		}
-		handler.ServeHTTP(w, r)
-	}))
-	if out, err := p.segue("drain", "web/s1"); err != nil || !strings.Contains(out, "web/s1 is drained") {
-		t.Errorf("error %v, output:\n%s", err, out)
-	}
-}
-
 // set sets fields of a service, as a colleague does.
 func (p *process) set(service string, fields desired.Fields) {
 	p.t.Helper()

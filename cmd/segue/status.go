@@ -227,9 +227,6 @@ func printBalancer(out io.Writer, s *balancerStatus) error {
 	}
 	printHiddenTags(out, s.Attachment, s.Inside)
 	fmt.Fprintf(out, "flows: %s\n", describeFlows(&s.FlowTable))
-	if s.FlowTable.FormerHash {
-		printFormerHash(out, &s.Snapshot.Snapshot)
-	}
 	if s.Hints != nil {
 		fmt.Fprintf(out, "hints: %s\n", describeHints(s.Hints))
 	}
@@ -279,16 +276,6 @@ func describeFlows(t *inspect.FlowTable) string {
 		t.Flows.New, t.Flows.Established, t.Flows.Silent, t.Flows.Closing, *t.HalfOpen, wholeSeconds(*t.Age))
 }
 
-// printFormerHash says how to renew flow tables that an earlier build has made.
-func printFormerHash(out io.Writer, s *datapath.Snapshot) {
-	first, command := "drain this balancer", "lb"
-	if s.Role == datapath.RoleAgent {
-		first, command = "drain this server on the balancers", "agent"
-	}
-	fmt.Fprintf(out, "FLOW TABLE OF AN EARLIER BUILD, with its weaker hash: %s, and then `segue %s detach %s` "+
-		"and a start renew it, as a reboot does (operate/upgrade.md, \"Renew flow tables\")\n", first, command, s.Name)
-}
-
 // wholeSeconds returns a time that is given in seconds, such as 3s or 2h5m0s.
 func wholeSeconds(seconds float64) string {
 	return time.Duration(seconds * float64(time.Second)).Round(time.Second).String()
@@ -298,9 +285,6 @@ func printAgent(out io.Writer, s *agent.Snapshot) error {
 	printHeader(out, &s.Snapshot, isAttached(s.Attachment))
 	printConfiguration(out, s.Configuration)
 	printHiddenTags(out, s.Attachment)
-	if s.FormerHash {
-		printFormerHash(out, &s.Snapshot)
-	}
 	err := errors.Join(printPresence(out, s.Services), printOffers(out, s.Services), printIDs(out, s.Services))
 	if err != nil {
 		return err

@@ -4,7 +4,6 @@ package main
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -380,27 +379,6 @@ func TestStatusOfStopped(t *testing.T) {
 		testhost.Must(t, printBalancer(&output, &balancerStatus{Snapshot: s}))
 		if !strings.Contains(output.String(), c.want) {
 			t.Errorf("attached %+v and %+v: no %q in\n%s", c.outside, c.inside, c.want, &output)
-		}
-	}
-}
-
-// Status tells of tables that keep the hash of an earlier build, and how to renew them.
-func TestStatusOfAnEarlierBuildsTables(t *testing.T) {
-	const warning = "FLOW TABLE OF AN EARLIER BUILD"
-	for _, former := range []bool{false, true} {
-		_, lb := someSnapshots()
-		lb.FlowTable.FormerHash = former
-		_, server := someAgent()
-		server.FormerHash = former
-		var output bytes.Buffer
-		testhost.Must(t, errors.Join(printBalancer(&output, &balancerStatus{Snapshot: lb}), printAgent(&output, server)))
-		for _, command := range []string{
-			"drain this balancer, and then `segue lb detach " + lb.Name + "`",
-			"drain this server on the balancers, and then `segue agent detach agent`",
-		} {
-			if got := output.String(); strings.Contains(got, warning) != former || strings.Contains(got, command) != former {
-				t.Errorf("former %t: warning %q with %q in\n%s", former, warning, command, got)
-			}
 		}
 	}
 }

@@ -3,17 +3,13 @@
 package agent
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
-	"errors"
 	"fmt"
-	"log/slog"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -273,8 +269,8 @@ func TestFlowTableRaces(t *testing.T) {
 func TestFlowTableOutlivesProcess(t *testing.T) {
 	k := testKernel(t)
 	before := k.flowKeys
-	if hasFormerPlaces(&before) || slices.Contains(before.Key[:], 0) {
-		t.Fatalf("the keys are not random, or of a former table: %+v", before)
+	if slices.Contains(before.Key[:], 0) {
+		t.Fatalf("the keys are not random: %+v", before)
 	}
 	kept, err := k.objects.AgentFlowKeys.Clone()
 	testhost.Must(t, err)
@@ -299,7 +295,6 @@ func TestChosenFlowsShareBucketsByChance(t *testing.T) {
 			for i := range table.keys.Key {
 				table.keys.Key[i] = random.Uint64()
 			}
-			table.keys.Key[0] &^= 1
 			mates, of := 0, func(client netip.AddrPort) uint64 {
 				bucket, _ := table.place(flow{client, vip6})
 				return bucket >> (bucketBits - bits)
@@ -319,63 +314,6 @@ func TestChosenFlowsShareBucketsByChance(t *testing.T) {
 		if shared < chance*3/4 || shared > chance*5/4 || filled > most {
 			t.Errorf("%s: %d flows share a victim's bucket, want about %d by chance; "+
 				"they fill it for %d of %d keys, want at most %d", name, shared, chance, filled, draws, most)
-		}
-	}
-}
-
-// The agent takes over the table of an earlier build, whose hash for buckets is another, and finds
-// all flows in it, also after the next restart.
-func TestFlowTableOfAnEarlierBuild(t *testing.T) {
-	k := testKernel(t)
-	testhost.Must(t, pinAll(k))
-	keys := k.flowKeys
-	for i := range 3 {
-		keys.Key[i] |= 1
-	}
-	testhost.Must(t, k.objects.AgentFlowKeys.Put(uint32(0), keys))
-	flows := (&flowTable{keys: keys}).crowd(rand.New(rand.NewPCG(3, 15)), entriesPerBucket)
-	for round := range 3 {
-		var log bytes.Buffer
-		next, err := openKernel(&desired.AgentNode{Instance: k.loader.Instance}, slog.New(slog.NewTextHandler(&log, nil)))
-		testhost.Must(t, err)
-		defer func() {
-			if err := errors.Join(closeDryRun(next), next.close()); err != nil {
-				t.Error(err)
-			}
-		}()
-		testhost.Must(t, errors.Join(next.write(newTableContent(testConfig(), mtu)), next.setHostMAC(hostMAC)))
-		for i, f := range flows {
-			if round == 0 {
-				setFlow(t, next, f, desired.SRv6Insert, "wait", 3)
-				continue
-			}
-			want := TracedFlow{State: "wait", Balancer: netip.PrefixFrom(balancer1, 64)}
-			if got := looked(t, next, f); got != want {
-				t.Errorf("round %d: flow %d is %+v, want %+v", round, i, got, want)
-			}
-		}
-		snapshot, err := next.view().Snapshot()
-		testhost.Must(t, err)
-		if want := "segue agent detach " + k.loader.Instance; next.flowKeys != keys || !snapshot.FormerHash || !strings.Contains(log.String(), want) {
-			t.Errorf("round %d: keys %v, want %v; status %t; log %q, want %q",
-				round, next.flowKeys, keys, snapshot.FormerHash, log.String(), want)
-		}
-	}
-}
-
-// These are the places that an earlier build gave.
-func TestPlacesInATableOfAnEarlierBuild(t *testing.T) {
-	t.Parallel()
-	table := flowTable{t: t}
-	for i := range table.keys.Key {
-		table.keys.Key[i] = 0x0123456789abcdef*uint64(i+1) | 1
-	}
-	for f, want := range map[flow][2]uint64{
-		{netip.MustParseAddrPort("[2001:db8:c::2]:40000"), netip.MustParseAddrPort("[2001:db8:80::1]:80")}: {0x4cd7, 0x516a758a40000000},
-		{netip.MustParseAddrPort("192.0.2.2:40000"), netip.MustParseAddrPort("198.51.100.1:80")}:           {0x1b67, 0xdf9f555240000000},
-	} {
-		if bucket, signature := table.place(f); bucket != want[0] || signature != want[1] {
-			t.Errorf("%v: bucket %#x, signature %#x, want %#x", f, bucket, signature, want)
 		}
 	}
 }

@@ -106,11 +106,17 @@ func sentCaptures() (frames [][]byte) {
 	}
 	for _, f := range []flow{{client6, vip6}, {client4, vip4}, comparing} {
 		for _, flags := range all {
-			for _, size := range []int{0, 100, mtu - 116, mtu - 100, mtu - 80, mtu - 60} {
+			for _, size := range []int{
+				0, 100, mtu - 116, mtu - 115, mtu - 100, mtu - 99, mtu - 80, mtu - 79, mtu - 60,
+			} {
 				data := packet.Payload(make([]byte, size))
 				frames = append(frames, packet.TCP(f.vip, f.client, packet.Flags(flags), data))
 			}
 		}
+	}
+	for _, flags := range all { // first fragments, which carry no signal
+		frames = append(frames, set(packet.TCP(vip4, client4, packet.Flags(flags),
+			packet.Payload(make([]byte, 76))), 6, 0x20))
 	}
 	return frames
 }

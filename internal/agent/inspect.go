@@ -99,9 +99,6 @@ type Snapshot struct {
 	// Signals counts signals by their outcome. SYNACKs counts SYN-ACKs by their outcome.
 	Signals map[string]uint64 `json:"signals"`
 	SYNACKs map[string]uint64 `json:"syn_acks"`
-	// FormerHash tells whether an earlier build made the flow table, with a hash by which clients
-	// can choose flows that share a bucket. The table keeps the hash until it is made anew.
-	FormerHash bool `json:"former_hash"`
 }
 
 // ServiceState is the state of a service in the data path.
@@ -188,11 +185,7 @@ func (v *View) Snapshot() (*Snapshot, error) {
 	if err != nil {
 		return nil, err
 	}
-	keys, err := flowKeysOf(v.maps.AgentFlowKeys)
-	if err != nil {
-		return nil, fmt.Errorf("instance %s: %w", v.instance, err)
-	}
-	s := &Snapshot{Snapshot: *common, FormerHash: hasFormerPlaces(&keys)}
+	s := &Snapshot{Snapshot: *common}
 	var failed [3]error
 	s.Services, failed[0] = v.services()
 	s.Signals, failed[1] = sums(v.maps.Signals, v.labels.signals)

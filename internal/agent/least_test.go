@@ -110,16 +110,6 @@ func (s *leastStage) be(kind desired.Encapsulation, candidate int, load *accept.
 	s.beIn(leastConfig(kind), candidate, load)
 }
 
-// beDrained is be for a candidate whose services are drained.
-func (s *leastStage) beDrained(kind desired.Encapsulation, candidate int, load *accept.Load) {
-	s.t.Helper()
-	cfg := leastConfig(kind)
-	for i := range cfg.Services {
-		cfg.Services[i].Drained = true
-	}
-	s.beIn(cfg, candidate, load)
-}
-
 func (s *leastStage) beIn(cfg *desired.Agent, candidate int, load *accept.Load) {
 	s.t.Helper()
 	s.cfg = cfg
@@ -229,90 +219,6 @@ func TestLeast(t *testing.T) {
 				}
 				want := leaves(t, frame, c.result, c.next, c.entry)
 				if diff := cmp.Diff(want, out); diff != "" {
-					t.Errorf("frame (-want +got):\n%s", diff)
-				}
-			})
-		}
-	}
-}
-
-// TestDrained has the decisions of a drained service written out. It gets a connection only if no
-// earlier candidate has told its load.
-func TestDrained(t *testing.T) {
-	s := newLeastStage(t)
-	free := &accept.Load{Busy: 0, Capacity: 8}
-	for _, c := range []struct {
-		name   string
-		list   []netip.Addr
-		at     int
-		result string
-		next   netip.Addr
-		entry  netip.Addr
-	}{
-		{"first", list(2), 0, "refused", list(2)[1], netip.Addr{}},
-		{"in the middle", list(3, told(0, 9, 2)), 1, "refused", list(3)[2], netip.Addr{}},
-		{"last, behind a busy one", list(2, told(0, 9, 2)), 1, "returned",
-			candidateSID(1, srv6.ConnectForce, told(0, 9, 2)), candidateSID(1, srv6.ConnectForce, told(0, 9, 2))},
-		{"last, behind one that told nothing", list(2), 1, "forced", netip.Addr{}, netip.Addr{}},
-		{"alone", list(1), 0, "forced", netip.Addr{}, netip.Addr{}},
-		{"forced", []netip.Addr{candidateSID(1, srv6.ConnectForce, srv6.Offer{})}, 0, "forced", netip.Addr{}, netip.Addr{}},
-	} {
-		for _, way := range leastWays {
-			t.Run(fmt.Sprintf("%s/%s/%v", c.name, way.kind, way.flow.vip.Addr()), func(t *testing.T) {
-				s.beDrained(way.kind, c.at+1, free)
-				frame := offered(way.kind, way.flow, c.list, c.at)
-				reason, result, out := s.give(way.flow, frame)
-				if result != c.result {
-					t.Errorf("left as %s, %q; want %q", reason, result, c.result)
-				}
-				if diff := cmp.Diff(leaves(t, frame, c.result, c.next, c.entry), out); diff != "" {
-					t.Errorf("frame (-want +got):\n%s", diff)
-				}
-			})
-		}
-	}
-}
-
-// TestStaticTellsItsLoad has the decisions of policy static written out. A server that refuses tells
-// its load, and never compares it. It hands a connection back only if no application listens.
-func TestStaticTellsItsLoad(t *testing.T) {
-	s := newLeastStage(t)
-	three := uint32(3)
-	two := func(busy uint32) *accept.Load { return &accept.Load{Busy: busy, Capacity: 2} }
-	for _, c := range []struct {
-		name   string
-		list   []netip.Addr
-		at     int
-		port   uint16 // 81: nothing listens
-		load   *accept.Load
-		result string
-		next   netip.Addr
-		entry  netip.Addr
-	}{
-		{"below the threshold", list(2), 0, 80, two(2), "accepted", netip.Addr{}, netip.Addr{}},
-		{"busy, first", list(2), 0, 80, two(3), "refused", list(2)[1], candidateSID(1, srv6.ConnectAvail, told(0, 3, 2))},
-		{"busy, in the middle", list(3, told(0, 9, 2)), 1, 80, two(3), "refused", list(3)[2],
-			candidateSID(2, srv6.ConnectAvail, told(1, 3, 2))},
-		{"without a capacity", list(2), 0, 80, &accept.Load{Busy: 3, Capacity: accept.NoCapacity}, "refused", list(2)[1],
-			candidateSID(1, srv6.ConnectAvail, told(0, 3, 0))},
-		{"unknown", list(2), 0, 80, nil, "accepted_stale", netip.Addr{}, netip.Addr{}},
-		{"busy, last", list(2, told(0, 1, 2)), 1, 80, two(3), "forced", netip.Addr{}, netip.Addr{}},
-		{"down, first", list(2), 0, 81, two(3), "refused_down", list(2)[1], netip.Addr{}},
-		{"down, last", list(2, told(0, 9, 2)), 1, 81, two(3), "returned",
-			candidateSID(1, srv6.ConnectForce, told(0, 9, 2)), candidateSID(1, srv6.ConnectForce, told(0, 9, 2))},
-		{"down, last, and no load is told", list(2), 1, 81, two(3), "forced", netip.Addr{}, netip.Addr{}},
-	} {
-		for _, way := range leastWays {
-			t.Run(fmt.Sprintf("%s/%s/%v", c.name, way.kind, way.flow.vip.Addr()), func(t *testing.T) {
-				policy := desired.Accept{Policy: desired.AcceptStatic, Threshold: &three}
-				s.beIn(huntingConfig(way.kind, policy, desired.NotLocalDrop), c.at+1, c.load)
-				f := flow{way.flow.client, netip.AddrPortFrom(way.flow.vip.Addr(), c.port)}
-				frame := offered(way.kind, f, c.list, c.at)
-				reason, result, out := s.give(f, frame)
-				if result != c.result {
-					t.Errorf("left as %s, %q; want %q", reason, result, c.result)
-				}
-				if diff := cmp.Diff(leaves(t, frame, c.result, c.next, c.entry), out); diff != "" {
 					t.Errorf("frame (-want +got):\n%s", diff)
 				}
 			})
@@ -451,7 +357,8 @@ func busyLoad(random *rand.Rand) *accept.Load {
 	return l
 }
 
-// TestLists compares the data path with the reference on lists of all kinds, and on all loads.
+// TestLists compares the data path with the reference on lists of all kinds, and on all loads, with
+// the policies that tell or compare loads.
 func TestLists(t *testing.T) {
 	s := newLeastStage(t)
 	random := rand.New(rand.NewPCG(15, 2))
@@ -460,17 +367,21 @@ func TestLists(t *testing.T) {
 		way := leastWays[random.IntN(len(leastWays))]
 		load := anyLoad(random)
 		if i%100 == 0 || s.cfg.Services[0].Encapsulation != way.kind {
-			s.be(way.kind, 1, load)
+			s.beIn(anyPolicy(random, way.kind), 1, load)
 		}
 		setLoads(s.t, s.k, s.cfg, load)
-		frame := anyOffer(random, way.kind, way.flow)
+		f := way.flow
+		if random.IntN(4) == 0 { // nothing listens there
+			f.vip = netip.AddrPortFrom(f.vip.Addr(), 81)
+		}
+		frame := anyOffer(random, way.kind, f)
 		ref := newReference(s.cfg)
-		ref.sockets = func(flow) sockets { return sockets{listening: true} }
+		ref.sockets = listensAtPort80
 		for _, p := range ref.services {
 			p.load = load
 		}
 		wantReason, want := ref.receive(frame)
-		reason, result, out := s.give(way.flow, frame)
+		reason, result, out := s.give(f, frame)
 		if reason != fmt.Sprintf("[%s]", wantReason) || !bytes.Equal(want, out) || (result == "") != (len(ref.offers) == 0) ||
 			result != "" && ref.offers[result] != 1 {
 			t.Fatalf("frame %d with %v: left as %s (%s), want %s (%v)\n%s\n(-want +got):\n%s", i, describeLoads([]*accept.Load{load}),
@@ -478,7 +389,10 @@ func TestLists(t *testing.T) {
 		}
 		seen[result]++
 	}
-	for _, result := range []string{"accepted", "accepted_stale", "accepted_least", "refused", "returned", "taken_back", "forced"} {
+	for _, result := range []string{
+		"accepted", "accepted_stale", "accepted_least", "refused", "refused_down", "returned",
+		"taken_back", "forced",
+	} {
 		if seen[result] < 10 {
 			t.Errorf("so few offers were %s: %v", result, seen)
 		}
@@ -493,6 +407,21 @@ func anyNumber(random *rand.Rand) uint32 {
 	}
 	limits := []uint32{srv6.MaxLoad - 1, srv6.MaxLoad, srv6.MaxLoad + 1, 1 << 31, math.MaxUint32 - 1, math.MaxUint32}
 	return limits[random.IntN(len(limits))]
+}
+
+// anyPolicy returns a service with a policy that tells its load, which may be drained.
+func anyPolicy(random *rand.Rand, kind desired.Encapsulation) *desired.Agent {
+	cfg := leastConfig(kind)
+	if random.IntN(3) == 0 {
+		three := uint32(3)
+		policy := desired.Accept{Policy: desired.AcceptStatic, Threshold: &three}
+		cfg = huntingConfig(kind, policy, desired.NotLocalDrop)
+	}
+	isDrained := random.IntN(4) == 0
+	for i := range cfg.Services {
+		cfg.Services[i].Drained = isDrained
+	}
+	return cfg
 }
 
 func anyLoad(random *rand.Rand) *accept.Load {

@@ -73,10 +73,6 @@ func (k *kernel) variant(node *desired.AgentNode, kept map[string]*ebpf.Map) (_ 
 	if k.flowKeys, err = flowKeysOf(kept[agentMapAgentFlowKeys]); err != nil {
 		return nil, err
 	}
-	if hasFormerPlaces(&k.flowKeys) {
-		k.log.Warn("an earlier build made the flow table: it keeps its hash, by which clients can choose "+
-			"flows that share a bucket, until it is removed", "remove", "segue agent detach "+k.loader.Instance)
-	}
 	variables := constants(&k.flowKeys)
 	variables[agentVarHostIsOutside] = !node.IsInternal()
 	return variables, nil

@@ -299,49 +299,6 @@ func onOneCore(t *testing.T, f func()) {
 	f()
 }
 
-// TestECN tests all combinations of figure 4 of RFC 6040.
-func TestECN(t *testing.T) {
-	k := testKernel(t)
-	const notECT, ect1, ect0, ce, drop = 0, 1, 2, 3, 4
-	figure4 := [4][4]int{ // [inner][outer]
-		notECT: {notECT, notECT, notECT, drop},
-		ect1:   {ect1, ect1, ect1, ce},
-		ect0:   {ect0, ect1, ect0, ce},
-		ce:     {ce, ce, ce, ce},
-	}
-	for inner, row := range figure4 {
-		for outer, want := range row {
-			t.Run(fmt.Sprintf("IPv4, inner %d outer %d", inner, outer), func(t *testing.T) {
-				frame := to(client4, vip4, srv6Encap(desired.SRv6Encap, sid), packet.TrafficClass(0xb8|byte(inner)))
-				checkECN(t, k, set(frame, 1, frame[15]&^0x30|byte(outer)<<4), want,
-					packet.TCP(client4, vip4, packet.TrafficClass(0xb8|byte(want)), packet.HopLimit(63)))
-			})
-			t.Run(fmt.Sprintf("IPv6, inner %d outer %d", inner, outer), func(t *testing.T) {
-				frame := to(client6, vip6, srv6Encap(desired.SRv6Encap, sid), packet.TrafficClass(0xb8|byte(inner)))
-				checkECN(t, k, set(frame, 1, frame[15]&^0x30|byte(outer)<<4), want,
-					packet.TCP(client6, vip6, packet.TrafficClass(0xb8|byte(want)), packet.HopLimit(63)))
-			})
-		}
-	}
-}
-
-func checkECN(t *testing.T, k *kernel, frame []byte, want int, wantFrame []byte) {
-	t.Helper()
-	verdict, out := runAgent(t, k, frame)
-	if want == 4 {
-		if verdict != xdpDrop {
-			t.Errorf("verdict %d, want a drop", verdict)
-		}
-		return
-	}
-	if verdict != xdpPass {
-		t.Fatalf("verdict %d, want %d", verdict, xdpPass)
-	}
-	if diff := cmp.Diff(wantFrame[14:], out[14:]); diff != "" {
-		t.Errorf("packet (-want +got):\n%s", diff)
-	}
-}
-
 // TestReferenceAgrees delivers random packets in random encapsulations, some with one changed byte
 // in their headers. The data path delivers exactly what the reference delivers.
 func TestReferenceAgrees(t *testing.T) {

@@ -101,11 +101,6 @@ func (t *flowTable) place(f flow) (bucket, signature uint64) {
 		return added
 	}
 	bucket = placeOf(multilinear(keys[1:], keys[0])) >> (64 - bucketBits)
-	if hasFormerPlaces(&t.keys) {
-		rest := word(7)<<32 | word(8)
-		bucket = spread(binary.BigEndian.Uint64(key[:])*keys[0]+
-			binary.BigEndian.Uint64(key[8:])*keys[1]+rest*keys[2]) >> (64 - bucketBits)
-	}
 	return bucket, multilinear(keys[3:], keys[13]) >> 30 << 30
 }
 

@@ -29,80 +29,6 @@ const (
 	removeStickiness = 0x12
 )
 
-// signalled returns the frame that a frame of the application becomes with a signal.
-func signalled(t *testing.T, f flow, kind desired.Encapsulation, function uint16, label uint32, options ...packet.Option) []byte {
-	t.Helper()
-	sid := sidOf(balancer1, function)
-	if kind == desired.SRv6Insert {
-		return packet.TCP(f.vip, f.client, append(options, packet.Routing(packet.NewSRH(1, node, sid, f.client.Addr())))...)
-	}
-	// A server is not a router, so the packet's own hop limit stays.
-	frame := packet.TCP(f.vip, f.client, append(options, packet.HopLimit(65))...)
-	frame, err := packet.Encapsulate(frame, packet.Encap{
-		Kind: kind, Sender: node, Segments: []netip.Addr{sid}, FlowLabel: label,
-		Own: packet.MAC(frame[6:12]), NextHop: packet.MAC(frame[:6]),
-	})
-	testhost.Must(t, err)
-	return frame
-}
-
-// TestSignals tests every state with every packet of the application.
-func TestSignals(t *testing.T) {
-	k := testKernel(t)
-	for _, way := range []struct {
-		kind desired.Encapsulation
-		flow
-		room int // the longest packet without options that a signal fits on
-	}{
-		{desired.SRv6Insert, flow{client6, vip6}, mtu - 56 - 40 - 20},
-		{desired.SRv6Encap, flow{client6, vip6}, mtu - 40 - 40 - 20},
-		{desired.SRv6Encap, flow{client4, vip4}, mtu - 40 - 20 - 20},
-	} {
-		for _, sent := range []struct {
-			name  string
-			flags packet.TCPFlags
-			size  int
-			gso   uint32
-		}{
-			{"SYN-ACK", packet.SYN | packet.ACK, 0, 0}, {"ACK", packet.ACK, 0, 0}, {"data", packet.ACK | packet.PSH, 100, 0},
-			{"as much as fits", packet.ACK, way.room, 0}, {"too long", packet.ACK, way.room + 1, 0},
-			{"to be cut", packet.ACK, 1000, 500}, {"FIN", packet.FIN | packet.ACK, 0, 0},
-			{"FIN, too long", packet.FIN | packet.ACK, way.room + 1, 0}, {"RST", packet.RST, 0, 0},
-		} {
-			for _, state := range []string{"", "wait", "direct", "ending", "closing", "closed"} {
-				t.Run(fmt.Sprintf("%s/%s/%s/%s", way.kind, way.client.Addr(), sent.name, state), func(t *testing.T) {
-					was := state
-					if state == "closed" {
-						setFlow(t, k, way.flow, way.kind, "closing", 11)
-						was = ""
-					} else {
-						setFlow(t, k, way.flow, way.kind, state, 0)
-					}
-					function, next := expectedSignal(was, sent.flags)
-					fits := sent.size <= way.room && sent.gso == 0
-					if function == removeStickiness && !fits {
-						next = "ending"
-					}
-					options := []packet.Option{packet.Flags(sent.flags), packet.TrafficClass(0xba), packet.Payload(make([]byte, sent.size))}
-					frame := packet.TCP(way.vip, way.client, options...)
-					verdict, out := transmit(t, k, frame, sent.gso)
-					want, wantVerdict := frame, uint32(tcUnspec)
-					if function != 0 && fits {
-						label := binary.BigEndian.Uint32(out[14:]) & 0xfffff
-						want, wantVerdict = signalled(t, way.flow, way.kind, function, label, options...), tcRedirect
-					}
-					if diff := cmp.Diff(want, out); verdict != wantVerdict || diff != "" {
-						t.Errorf("verdict %#x, want %#x; frame (-want +got):\n%s", verdict, wantVerdict, diff)
-					}
-					if got := getFlow(t, k, way.flow); got.state != next || next != "" && got.balancer.Addr() != balancer1 {
-						t.Errorf("the flow is %v, want %q", got, next)
-					}
-				})
-			}
-		}
-	}
-}
-
 // Each balancer gets the signal of the end once. Repetitions go to the client directly, because the
 // balancer may be the reason why the first packet was lost.
 func TestEndIsToldOnce(t *testing.T) {
@@ -123,53 +49,6 @@ func TestEndIsToldOnce(t *testing.T) {
 	runAgent(t, k, as.frame(dialogue{flow: f}, desired.SRv6Encap)) // from the second balancer
 	send(tcRedirect, "the end to another balancer")
 	send(tcUnspec, "that once more")
-}
-
-// Balancers do not accept fragments. The first fragment of a packet goes to the client unchanged,
-// and the next packet carries the signal instead.
-func TestFragmentsCarryNoSignal(t *testing.T) {
-	k := testKernel(t)
-	f := flow{client4, vip4}
-	for name, c := range map[string]struct {
-		flags       packet.TCPFlags
-		state, next string
-		function    uint16 // of the next packet
-	}{
-		"data": {packet.ACK | packet.PSH, "wait", "wait", createStickiness},
-		"FIN":  {packet.FIN | packet.ACK, "direct", "ending", removeStickiness},
-		"RST":  {packet.RST, "wait", "ending", removeStickiness},
-	} {
-		t.Run(name, func(t *testing.T) {
-			setFlow(t, k, f, desired.SRv6Encap, c.state, 0)
-			first := set(packet.TCP(f.vip, f.client, packet.Flags(c.flags), packet.Payload(make([]byte, 76))), 6, 0x20)
-			verdict, out := transmit(t, k, first, 0)
-			if diff := cmp.Diff(first, out); verdict != tcUnspec || diff != "" {
-				t.Errorf("verdict %#x, want %#x; frame (-want +got):\n%s", verdict, uint32(tcUnspec), diff)
-			}
-			if got := getFlow(t, k, f); got.state != c.next {
-				t.Errorf("the flow is %v, want %q", got, c.next)
-			}
-			verdict, out = transmit(t, k, packet.TCP(f.vip, f.client, packet.Flags(packet.ACK)), 0)
-			label := binary.BigEndian.Uint32(out[14:]) & 0xfffff
-			want := signalled(t, f, desired.SRv6Encap, c.function, label, packet.Flags(packet.ACK))
-			if diff := cmp.Diff(want, out); verdict != tcRedirect || diff != "" {
-				t.Errorf("the next packet: verdict %#x, want %#x; frame (-want +got):\n%s", verdict, tcRedirect, diff)
-			}
-		})
-	}
-}
-
-// expectedSignal is the right half of table III.
-func expectedSignal(state string, flags packet.TCPFlags) (function uint16, next string) {
-	switch {
-	case state == "":
-		return 0, ""
-	case flags&(packet.FIN|packet.RST) != 0, state == "ending":
-		return removeStickiness, "closing"
-	case state == "wait":
-		return createStickiness, "wait"
-	}
-	return 0, state
 }
 
 // transmit has the data path send a frame. If gso is not 0, the interface divides the frame into

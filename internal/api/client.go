@@ -71,9 +71,6 @@ func (c *Client) Service(ctx context.Context, name string) (*Service, error) {
 	var services []Service
 	query := url.Values{"name": {name}}
 	err := c.call(ctx, http.MethodGet, "/v1/services?"+query.Encode(), nil, &services)
-	if refused, ok := errors.AsType[*answerError](err); ok && refused.isOfUnknownQuery() {
-		services, err = c.Services(ctx)
-	}
 	for i := range services {
 		if services[i].Name == name {
 			return &services[i], err
@@ -319,7 +316,7 @@ func (c *Client) send(
 		case err != nil:
 			return fmt.Errorf("instance %q answers %s", c.instance, response.Status)
 		}
-		return explained(response.StatusCode, &problem)
+		return explained(&problem)
 	}
 	if err := json.NewDecoder(response.Body).Decode(answer); err != nil {
 		return fmt.Errorf("the answer of instance %q: %w", c.instance, err)
@@ -327,26 +324,13 @@ func (c *Client) send(
 	return nil
 }
 
-// answerError is an error that a process has answered.
-type answerError struct {
-	status int
-	text   string
-}
-
-func (e *answerError) Error() string { return e.text }
-
-// isOfUnknownQuery tells whether a process of an earlier build may have refused a query.
-func (e *answerError) isOfUnknownQuery() bool {
-	return e.status == http.StatusBadRequest || e.status == http.StatusUnprocessableEntity
-}
-
 // explained returns an answer of the API as an error.
-func explained(status int, problem *huma.ErrorModel) error {
+func explained(problem *huma.ErrorModel) error {
 	texts := []string{problem.Detail}
 	for _, e := range problem.Errors {
 		texts = append(texts, fmt.Sprintf("%s: %s", e.Location, e.Message))
 	}
-	return &answerError{status, strings.Join(texts, "\n")}
+	return errors.New(strings.Join(texts, "\n"))
 }
 
 // hasEnded tells whether an error says that no process serves the socket.

@@ -18,7 +18,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"syscall"
 	"testing"
 
@@ -406,33 +405,6 @@ func TestOtherBuild(t *testing.T) {
 	const want = `instance "edge" does not know the request GET /v1/instance: its process runs another build; restart it`
 	if err == nil || err.Error() != want {
 		t.Errorf("error %v, want %s", err, want)
-	}
-}
-
-// Only an answer that an earlier build gives makes a client ask for all services.
-func TestServiceFallsBackOnlyOnUnknownQuery(t *testing.T) {
-	t.Parallel()
-	for status, asked := range map[int]int32{
-		http.StatusUnprocessableEntity: 2, http.StatusBadRequest: 2,
-		http.StatusForbidden: 1, http.StatusServiceUnavailable: 1,
-	} {
-		var requests atomic.Int32
-		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			requests.Add(1)
-			if r.URL.RawQuery == "" {
-				fmt.Fprint(w, `[{"name":"web"}]`)
-				return
-			}
-			w.WriteHeader(status)
-			fmt.Fprint(w, `{"detail":"refused"}`)
-		}))
-		client := &Client{instance: "edge", http: *server.Client()}
-		client.http.Transport = redirected{server}
-		s, err := client.Service(t.Context(), "web")
-		server.Close()
-		if requests.Load() != asked || (s != nil && err == nil) != (asked == 2) {
-			t.Errorf("status %d: %d requests, service %v, error %v", status, requests.Load(), s, err)
-		}
 	}
 }
 

@@ -4,6 +4,7 @@ package balancer
 
 import (
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
@@ -61,7 +62,7 @@ func serviceOf(name string, vip netip.Addr, port desired.Port, protocol desired.
 		Candidates: 3, Generations: 3, Buckets: 251,
 		Timeouts: desired.Timeouts{New: time.Minute, Established: time.Hour, Closing: time.Minute, Silent: 10 * time.Second},
 		OnDrain:  desired.OnDrainMoveUDP,
-		Servers:  servers,
+		Servers:  slices.Clone(servers), // several services may be given the same ones
 	}
 }
 

@@ -78,39 +78,6 @@ func shapes(version int) map[string][]packet.Option {
 	return out
 }
 
-// A packet that fits the MTU exactly is forwarded. A packet that is one byte longer is answered
-// with the length that fits.
-func TestMTU(t *testing.T) {
-	t.Parallel()
-	var services []desired.Service
-	for i, w := range ways {
-		services = append(services, w.serviceBy(uint8(i), desired.UDP))
-	}
-	f := open(t, balancerOf(services...))
-	f.via["s"] = "narrow"
-	f.route()
-	for i, w := range ways {
-		t.Run(services[i].Name, func(t *testing.T) {
-			f.t = t
-			flow := flowTo(services[i].VIP, 80, desired.UDP)
-			empty := int(layer3(frameOf(flow)))
-			fits := frameOf(flow, packet.Payload(make([]byte, links["narrow"]-w.overhead-empty)))
-			got := f.run(fits)
-			f.check(f.forwarded(fits, flow, services[i].Name, "s", "forward_new"), got)
-			if want := ethernetLength + links["narrow"]; len(got.Frame) != want {
-				t.Errorf("frame of %d bytes, want %d", len(got.Frame), want)
-			}
-			large := frameOf(flow, packet.Payload(make([]byte, links["narrow"]-w.overhead-empty+1)))
-			got = f.run(large)
-			f.check(answered(large, "answer_too_big", uint32(links["narrow"]-w.overhead)), got)
-			if err := packet.Verify(got.Frame); err != nil {
-				t.Error(err)
-			}
-			f.check(f.forwarded(fits, flow, services[i].Name, "s", "forward_known"), f.run(fits))
-		})
-	}
-}
-
 // Packets are compared with the present MTU of the interface, and a port in use is not given out
 // again.
 func TestMTUChanges(t *testing.T) {

@@ -102,8 +102,10 @@ func quicCaptures() (frames [][]byte) {
 					payloads = append(payloads, longHeader(kind, version, id))
 				}
 			}
+			longest := append(slices.Clone(id), make([]byte, 255-len(id))...)
 			payloads = append(payloads, longHeader(2, version1, append(id, 1, 2, 3)),
-				shortHeader(changed(id, 1, 1)))
+				longHeader(2, version1, longest), longHeader(2, version1, id[:len(id)-1]),
+				longHeader(2, version1, nil), nil, shortHeader(changed(id, 1, 1)))
 			if q.rotated != nil {
 				id := q.id(q.rotated, svc.Servers[i].FormerQUICServerID())
 				payloads = append(payloads, shortHeader(id), longHeader(2, version1, id))
@@ -146,7 +148,7 @@ func (r *reference) varyQUIC(random *rand.Rand) {
 		}
 		for port := range uint16(3) {
 			if q.former && random.IntN(2) == 0 {
-				r.enterFormer(random, fromPort(q.flow, port), svc)
+				r.enterAny(random, fromPort(q.flow, port), svc)
 			}
 		}
 	}

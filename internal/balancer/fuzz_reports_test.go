@@ -164,6 +164,7 @@ func (r *reference) vary(frames [][]byte) {
 	r.varyQUIC(random)
 	r.clearLoads()
 	r.varyColumns(random)
+	r.varyTabled(random)
 	for i := range r.cfg.Services {
 		svc := &r.cfg.Services[i]
 		if !svc.OrdersByReports() || random.IntN(4) == 0 {
@@ -178,6 +179,40 @@ func (r *reference) vary(frames [][]byte) {
 			}
 		}
 		r.writeLoads(svc)
+	}
+}
+
+// varyTabled makes servers of services with a flow table fail, or drains them, and enters flows.
+func (r *reference) varyTabled(random *rand.Rand) {
+	for _, flow := range []dataplane.Flow{web, web4, dns, dns4, hunt, hunt4, turns, dnsTurns} {
+		svc := r.classify(flow)
+		if svc == nil {
+			continue // the balancer is not that of openReference
+		}
+		harm := random.IntN(4) // 0: servers fail; 1: they are drained
+		for i := range svc.Servers {
+			isHit := random.IntN(3) == 0
+			r.fail(svc, svc.Servers[i].Name, harm == 0 && isHit)
+			r.drain(svc, i, harm == 1 && isHit)
+		}
+		for port := range uint16(3) {
+			if random.IntN(3) == 0 {
+				r.enterAny(random, fromPort(flow, port), svc)
+			}
+		}
+		if random.IntN(3) == 0 {
+			r.enterAny(random, flow, svc)
+		}
+	}
+}
+
+// drain drains a server without another candidate table, or ends that.
+func (r *reference) drain(svc *desired.Service, server int, drained bool) {
+	s := &svc.Servers[server]
+	if s.Drained != drained {
+		s.Drained = drained
+		r.services.byName[svc.Name].member(s.Name).Drained = drained
+		r.services.admit(r.services.byName[svc.Name])
 	}
 }
 

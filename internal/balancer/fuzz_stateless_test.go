@@ -289,7 +289,7 @@ func (r *reference) varyColumns(random *rand.Rand) {
 				r.varyHint(random, fromPort(c.flow, port), svc)
 			}
 			if isFormer && random.IntN(2) == 0 {
-				r.enterFormer(random, fromPort(c.flow, port), svc)
+				r.enterAny(random, fromPort(c.flow, port), svc)
 			}
 		}
 	}
@@ -303,12 +303,13 @@ func (r *reference) fail(svc *desired.Service, server string, fails bool) {
 	}
 }
 
-// enterFormer enters a flow into one of the tables, with a random server, state and age, unless
+// enterAny enters a flow into one of the tables, with a random server, state and age, unless
 // another flow has the entry.
-func (r *reference) enterFormer(random *rand.Rand, flow dataplane.Flow, svc *desired.Service) {
+func (r *reference) enterAny(random *rand.Rand, flow dataplane.Flow, svc *desired.Service) {
 	bucket, table, number := r.bucketOf(flow), r.plane.Flows, r.bucketNumber(flow)
 	state := []dataplane.FlowState{stateNew, stateEstablished, stateClosing, stateClosed}[random.IntN(4)]
-	if r.former[svc.Name].Placement == desired.PlacementHunt && random.IntN(2) == 0 {
+	tabled, _ := r.tabled(svc)
+	if tabled.Placement == desired.PlacementHunt && random.IntN(2) == 0 {
 		place, _ := flow.TableHash(r.serviceID(flow), &r.identity)
 		bucket, table, state = r.halfOpenOf(flow), r.plane.HalfOpen, stateNew
 		number = uint32(bucketNumber(r.plane.HalfOpen, place))

@@ -117,8 +117,11 @@ func captures() (frames [][]byte) {
 			frames = append(frames, frameOf(flow, packet.Flags(flags)))
 		}
 		for port := range uint16(4) { // with different first candidates
-			for _, size := range []int{1350, 1370, 1390} {
-				frames = append(frames, frameOf(fromPort(flow, port), packet.Payload(make([]byte, size))))
+			// The longest packets that fit with a number of servers, and longer ones.
+			for _, size := range []int{1352, 1353, 1368, 1369, 1380, 1381, 1396, 1397} {
+				data := packet.Payload(make([]byte, size))
+				frames = append(frames, frameOf(fromPort(flow, port), data),
+					frameOf(fromPort(flow, port), packet.Flags(packet.ACK), data))
 			}
 		}
 	}
@@ -134,6 +137,8 @@ func captures() (frames [][]byte) {
 	}
 	frames = append(frames, frameOf(flowTo(vipGone, 80, desired.TCP)), packet.ICMP(client6.Addr(), vipGone, 128, 0, 1))
 	frames = append(frames, packet.SetMACs(frameOf(web), packet.MAC{3}, ownMAC)) // from a group address
+	frames = append(frames, icmpCaptures()...)
+	frames = append(frames, notRejected()...)
 	frames = append(frames, reportCaptures()...)
 	frames = append(frames, cookieCaptures()...)
 	frames = append(frames, quicCaptures()...)

@@ -23,54 +23,6 @@ func routerOf(vip netip.Addr) netip.Addr {
 	return router6
 }
 
-// An ICMP error makes no entry, changes none, and is placed anew if the server of the entry was
-// removed.
-func TestICMPErrorsLeaveTheTableAlone(t *testing.T) {
-	t.Parallel()
-	f := openStandard(t)
-	frame := packet.ICMPError(router6, 2, 0, 1280, reply(web))
-	f.check(f.forwarded(frame, web, "web", f.placed(web, "web"), "forward_icmp"), f.run(frame))
-	if slices.ContainsFunc(f.plane.Flows.Entries, func(e uint64) bool { return e != 0 }) {
-		t.Error("an error has made an entry")
-	}
-	for name, slot := range map[string]uint32{
-		"a free slot": 2*f.cfg.Node.Limits.Servers - 1, "another service's": f.slot("dns", "s1"),
-	} {
-		entry := entryOf(f.signature(web), slot, stateEstablished, f.now())
-		f.bucket(web)[0] = entry
-		f.check(f.forwarded(frame, web, "web", f.placed(web, "web"), "forward_icmp"), f.run(frame))
-		if f.bucket(web)[0] != entry {
-			t.Errorf("%s: the entry has changed", name)
-		}
-	}
-	for _, state := range []dataplane.FlowState{stateNew, stateEstablished, stateSilent, stateClosing, stateClosed} {
-		entry := entryOf(f.signature(web), f.slot("web", "s1"), state, f.now()-5)
-		f.bucket(web)[0] = entry
-		f.check(f.forwarded(frame, web, "web", "s1", "forward_icmp"), f.run(frame))
-		if f.bucket(web)[0] != entry {
-			t.Errorf("state %d: the entry has changed", state)
-		}
-	}
-}
-
-// An ICMP error about a flow of a service that hunts changes no entry, also if the flow is half-open.
-func TestICMPErrorsConfirmNothing(t *testing.T) {
-	t.Parallel()
-	f := open(t, hunting(desired.SelectConsistent, 2))
-	parts := f.cast(web, "web")
-	frame := packet.ICMPError(router6, 2, 0, 1280, reply(web))
-	for _, state := range []string{"half-open first", "new first", "steer first", "closing first", "closed first", "stale first"} {
-		f.setState(web, "web", state, parts)
-		got := f.run(frame)
-		if got.Reasons["forward_icmp"].Packets != 1 || got.Servers["web/"+parts[first]].Packets != 1 {
-			t.Errorf("%s: %v, to %v", state, got.Reasons, got.Servers)
-		}
-		if got := f.state(web, "web", parts); got != state {
-			t.Errorf("%s becomes %s", state, got)
-		}
-	}
-}
-
 // An ICMP error about a flow that is observed does not count as a packet of the client.
 func TestICMPErrorsAreNotObserved(t *testing.T) {
 	t.Parallel()
@@ -148,50 +100,40 @@ func shorten(frame []byte, length int) []byte {
 	return withLength(frame[:ethernetLength+length], length)
 }
 
-// ICMP messages to a VIP that do not concern a flow.
-func TestICMPRefused(t *testing.T) {
-	t.Parallel()
-	f := openStandard(t)
+// icmpCaptures are ICMP messages to a VIP that do not concern a flow.
+func icmpCaptures() [][]byte {
 	error6 := func(quoted []byte) []byte { return packet.ICMPError(router6, 2, 0, 1280, quoted) }
 	error4 := func(quoted []byte) []byte { return packet.ICMPError(router4, 3, 4, 1280, quoted) }
 	fromOther6 := packet.ICMP(router6, vip6, 2, 0, 1280, packet.Payload(reply(toAll)[ethernetLength:]))
 	fromOther4 := packet.ICMP(router4, vip4, 3, 4, 1280, packet.Payload(reply(noVIP4)[ethernetLength:]))
 	fragments := packet.Fragments(reply(dns4, packet.Payload(make([]byte, 40))), 24, 9)
 	const quote6, quote4 = 48, 28
-	for name, v := range map[string]struct {
-		frame  []byte
-		reason string
-	}{
-		"echo reply":                       {packet.ICMP(client4.Addr(), vip4, 0, 0, 1), "drop_icmp_type"},
-		"echo reply, IPv6":                 {packet.ICMP(client6.Addr(), vip6, 129, 0, 1), "drop_icmp_type"},
-		"source quench":                    {packet.ICMPError(router4, 4, 0, 0, reply(web4)), "drop_icmp_type"},
-		"redirect":                         {packet.ICMPError(router4, 5, 0, 0, reply(web4)), "drop_icmp_type"},
-		"timestamp":                        {packet.ICMP(client4.Addr(), vip4, 13, 0, 1), "drop_icmp_type"},
-		"reserved type":                    {packet.ICMPError(router6, 0, 0, 0, reply(web)), "drop_icmp_type"},
-		"private type":                     {packet.ICMPError(router6, 100, 0, 0, reply(web)), "drop_icmp_type"},
-		"neighbour solicitation":           {packet.ICMP(router6, vip6, 135, 0, 0), "drop_icmp_type"},
-		"seven bytes":                      {set(error6(reply(web)), 4, 7), "drop_transport"},
-		"seven bytes, IPv4":                {set(error4(reply(web4)), 2, 27), "drop_transport"},
-		"no quote":                         {set(error6(reply(web)), 4, 8), "drop_icmp_quote"},
-		"quote of another VIP's packet":    {fromOther6, "drop_icmp_quote"},
-		"quote of no VIP's packet":         {fromOther4, "drop_icmp_quote"},
-		"quote of the client's packet":     {packet.ICMP(router6, vip6, 2, 0, 1280, packet.Payload(frameOf(web)[ethernetLength:])), "drop_icmp_quote"},
-		"quote of the other version":       {packet.ICMP(router6, vip6, 2, 0, 1280, packet.Payload(reply(web4)[ethernetLength:])), "drop_icmp_quote"},
-		"quote of version 5":               {setByte(error4(reply(web4)), quote4, 0x55), "drop_icmp_quote"},
-		"quoted header of 16 bytes":        {setByte(error4(reply(web4)), quote4, 0x44), "drop_icmp_quote"},
-		"quote of a later fragment":        {error4(fragments[1]), "drop_icmp_quote"},
-		"quote of a ping's reply":          {error6(packet.ICMP(vip6, client6.Addr(), 129, 0, 1)), "drop_icmp_quote"},
-		"quote of nine extension headers":  {error6(reply(web, slices.Repeat([]packet.Option{packet.DestinationOptions(8)}, 9)...)), "drop_icmp_quote"},
-		"quoted extension header too long": {setByte(error6(reply(web, packet.HopByHop(8))), quote6+41, 9), "drop_icmp_quote"},
-		"port without a service":           {error6(reply(flowTo(vip6, 8080, desired.TCP))), "drop_icmp_no_service"},
-		"protocol without a service":       {error4(reply(flowTo(vip4, 80, desired.UDP))), "drop_icmp_no_service"},
-		"flow without a server":            {error6(reply(drained)), "drop_no_server"},
-		"flow without a next hop":          {error6(reply(unrouted)), "drop_no_next_hop"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			f.t = t
-			f.check(refused(v.frame, v.reason, layer3(v.frame)), f.run(v.frame))
-		})
+	return [][]byte{
+		packet.ICMP(client4.Addr(), vip4, 0, 0, 1),       // echo reply
+		packet.ICMP(client6.Addr(), vip6, 129, 0, 1),     // echo reply, IPv6
+		packet.ICMPError(router4, 4, 0, 0, reply(web4)),  // source quench
+		packet.ICMPError(router4, 5, 0, 0, reply(web4)),  // redirect
+		packet.ICMP(client4.Addr(), vip4, 13, 0, 1),      // timestamp
+		packet.ICMPError(router6, 0, 0, 0, reply(web)),   // reserved type
+		packet.ICMPError(router6, 100, 0, 0, reply(web)), // private type
+		packet.ICMP(router6, vip6, 135, 0, 0),            // neighbour solicitation
+		set(error6(reply(web)), 4, 7),                    // seven bytes
+		set(error4(reply(web4)), 2, 27),                  // seven bytes, IPv4
+		set(error6(reply(web)), 4, 8),                    // no quote
+		fromOther6,                                       // quote of another VIP's packet
+		fromOther4,                                       // quote of no VIP's packet
+		packet.ICMP(router6, vip6, 2, 0, 1280, packet.Payload(frameOf(web)[ethernetLength:])), // quote of the client's packet
+		packet.ICMP(router6, vip6, 2, 0, 1280, packet.Payload(reply(web4)[ethernetLength:])),  // quote of the other version
+		setByte(error4(reply(web4)), quote4, 0x55),                                            // quote of version 5
+		setByte(error4(reply(web4)), quote4, 0x44),                                            // quoted header of 16 bytes
+		error4(fragments[1]), // quote of a later fragment
+		error6(packet.ICMP(vip6, client6.Addr(), 129, 0, 1)),                                   // quote of a ping's reply
+		error6(reply(web, slices.Repeat([]packet.Option{packet.DestinationOptions(8)}, 9)...)), // quote of nine extension headers
+		setByte(error6(reply(web, packet.HopByHop(8))), quote6+41, 9),                          // quoted extension header too long
+		error6(reply(flowTo(vip6, 8080, desired.TCP))),                                         // port without a service
+		error4(reply(flowTo(vip4, 80, desired.UDP))),                                           // protocol without a service
+		error6(reply(drained)),  // flow without a server
+		error6(reply(unrouted)), // flow without a next hop
 	}
 }
 
@@ -230,57 +172,6 @@ func TestEcho(t *testing.T) {
 			f.t = t
 			f.check(refused(frame, "drop_icmp_type", layer3(frame)), f.run(frame))
 		})
-	}
-}
-
-// An ICMP error quotes the packet as it arrived, up to the permitted length of errors. Its
-// checksums are correct for all lengths.
-func TestErrorsQuoteThePacket(t *testing.T) {
-	t.Parallel()
-	f := openStandard(t)
-	for _, flow := range []dataplane.Flow{web, web4} {
-		for size := range 1300 {
-			payload := make([]byte, size)
-			for i := range payload {
-				payload[i] = byte(i*7 + size)
-			}
-			frame := packet.Pad(frameOf(flow, packet.HopLimit(1), packet.Payload(payload)), 1, 2, 3)
-			got := f.run(frame)
-			if want := answered(frame, "answer_hop_limit", 0); !same(want, got) {
-				t.Fatalf("payload of %d bytes: %+v, want %+v", size, got, want)
-			}
-			if err := packet.Verify(got.Frame); err != nil {
-				t.Fatalf("payload of %d bytes: %v", size, err)
-			}
-		}
-	}
-}
-
-// No error is sent about a packet whose source is not a single host.
-func TestNoErrorToManyOrNobody(t *testing.T) {
-	t.Parallel()
-	f := openStandard(t)
-	for source, told := range map[string]bool{
-		"0.0.0.0": false, "0.1.2.3": false, "1.0.0.0": true, "127.0.0.1": false, "223.255.255.255": true,
-		"224.0.0.1": false, "240.0.0.1": false, "255.255.255.255": false,
-		"::": false, "::1": false, "::2:3": false, "::ffff:192.0.2.1": false, "ff02::1": false, "ffff::1": false,
-		"0:0:0:1::": true, "64:ff9b::192.0.2.1": true, "fe80::1": true, "2001:db8::": true,
-	} {
-		address := netip.MustParseAddr(source)
-		vip := vip6
-		if address.Is4() {
-			vip = vip4
-		}
-		flow := flowTo(vip, 80, desired.TCP)
-		flow.Source = netip.AddrPortFrom(address, 40000)
-		frame := frameOf(flow, packet.HopLimit(1))
-		want := refused(frame, "drop_hop_limit", layer3(frame))
-		if told {
-			want = answered(frame, "answer_hop_limit", 0)
-		}
-		if got := f.run(frame); !same(want, got) {
-			t.Errorf("from %s: %+v, want %+v", source, got, want)
-		}
 	}
 }
 

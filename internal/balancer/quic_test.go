@@ -86,68 +86,6 @@ func (f *fixture) portTo(flow dataplane.Flow, service, other string) dataplane.F
 	return flow
 }
 
-// The header tells whether a packet goes to the server that its connection ID names.
-func TestQUICHeaders(t *testing.T) {
-	t.Parallel()
-	form := quicForm()
-	f := open(t, quicOf(form, 1, 2, 3))
-	server := &f.service("h3").Servers[1]
-	flow := f.portTo(h3, "h3", server.Name)
-	id := issued(t, form, server)
-	longID, longestID := slices.Concat(id, []byte("more")), make([]byte, 255)
-	copy(longestID, id)
-	initial, handshake := longHeader(0, version1, id), longHeader(2, version1, id)
-	unknown := issued(t, form, &desired.Server{QUICID: "c4605e"})
-	other := shortHeader(unknown)
-	rotated, lengthened := slices.Clone(id), slices.Clone(id)
-	rotated[0] ^= 0x20
-	lengthened[0]++
-	for _, c := range []struct {
-		name    string
-		payload []byte
-		reason  string
-	}{
-		{"short header", shortHeader(id), "forward_known"},
-		{"no fixed bit", append([]byte{0x3f}, id...), "forward_known"},
-		{"Handshake", handshake, "forward_known"},
-		{"Retry", longHeader(3, version1, id), "forward_known"},
-		{"Initial", initial, "forward_new"},
-		{"0-RTT", longHeader(1, version1, id), "forward_new"},
-		{"Handshake of version 2", longHeader(0, version2, id), "forward_known"},
-		{"Retry of version 2", longHeader(3, version2, id), "forward_known"},
-		{"Initial of version 2", longHeader(1, version2, id), "forward_new"},
-		{"0-RTT of version 2", longHeader(2, version2, id), "forward_new"},
-		{"another version", longHeader(0, version3, id), "forward_known"},
-		{"another version, other ID", longHeader(0, version3, unknown), "forward_recover"},
-		{"version negotiation", longHeader(0, 0, id), "forward_recover"},
-		{"longer ID", longHeader(2, version1, longID), "forward_known"},
-		{"shorter ID", longHeader(2, version1, id[:len(id)-1]), "forward_recover"},
-		{"Initial with a short ID", longHeader(0, version1, id[:8]), "forward_new"},
-		{"no ID", longHeader(2, version1, nil), "forward_recover"},
-		{"ID of 255 octets", longHeader(2, version1, longestID), "forward_known"},
-		{"ID of an unknown server", other, "forward_recover"},
-		{"other rotation", shortHeader(rotated), "forward_recover"},
-		{"other length in the ID", shortHeader(lengthened), "forward_recover"},
-		{"Initial, then Handshake", slices.Concat(initial, handshake), "forward_new"},
-		{"Handshake, then others", slices.Concat(handshake, other), "forward_known"},
-		{"unknown ID, then Handshake", slices.Concat(other, handshake), "forward_recover"},
-		{"empty", nil, "forward_recover"},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			f.t = t
-			frame := frameOf(flow, packet.Payload(c.payload))
-			to := f.placed(flow, "h3")
-			if c.reason == "forward_known" {
-				to = server.Name
-			}
-			f.check(f.forwarded(frame, flow, "h3", to, c.reason), f.run(frame))
-		})
-	}
-	if total := totalOf(f.plane.Flows); total != (dataplane.FlowCounts{}) {
-		t.Errorf("the flow table has %+v", total)
-	}
-}
-
 // The balancer reads no octet beyond the datagram, and decides as quiclb.Config.ServerID does.
 func TestQUICTruncated(t *testing.T) {
 	t.Parallel()

@@ -76,6 +76,9 @@ func (r *reference) confirm(
 // offer returns the course of a SYN that is unknown, or that leaves the server of its entry.
 func (r *reference) offer(p parsed, svc *desired.Service, e *referenceEntry) []stage {
 	names, asked := r.taking(p.flow, svc, svc.Candidates), r.askedFirst(svc, e)
+	names = slices.DeleteFunc(names, func(name string) bool {
+		return len(asked) > 0 && asked[0].server == name
+	})
 	spare := ""
 	if svc.OrdersByReports() && asked == nil {
 		names, spare = r.order(svc, names)

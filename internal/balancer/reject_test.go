@@ -30,51 +30,6 @@ func unserved() *desired.Balancer {
 	return cfg
 }
 
-// A client that needs a port without a service, or a service without a server, gets a reset that it
-// accepts, or ICMP port unreachable, from the address that it called. Its segments are answered as
-// RFC 9293 section 3.10.7.1 says. No reset is longer than the packet that it answers.
-func TestClientsAreRejected(t *testing.T) {
-	t.Parallel()
-	f := open(t, unserved())
-	f.foresees = true
-	data := packet.Payload(make([]byte, 333))
-	for _, vip := range []netip.Addr{vip4, vip6} {
-		extras := map[string][]packet.Option{"plain": nil, "hop limit 1": {packet.HopLimit(1)}}
-		if vip.Is4() {
-			extras["IP options"] = []packet.Option{packet.IPOptions(make([]byte, 12))}
-		} else {
-			extras["extension headers"] = []packet.Option{packet.HopByHop(16), packet.DestinationOptions(8)}
-		}
-		for reason, port := range map[string]uint16{"answer_no_service": 8080, "answer_no_server": 81} {
-			for extra, options := range extras {
-				t.Run(fmt.Sprintf("%s/%s/%s", vip, reason, extra), func(t *testing.T) {
-					f.t = t
-					frames := [][]byte{frameOf(flowTo(vip, port, desired.UDP), append(options, data)...)}
-					flags := []packet.TCPFlags{packet.SYN, packet.SYN | packet.ECE | packet.CWR}
-					for _, flags := range flags {
-						for _, sequence := range []packet.Option{packet.Sequence(0, 0),
-							packet.Sequence(0x01020304, 0xa0b0c0d0), packet.Sequence(math.MaxUint32, math.MaxUint32)} {
-							all := append(options, packet.Flags(flags), sequence, packet.MSS(1460), packet.Timestamps(1, 2))
-							flow := flowTo(vip, port, desired.TCP)
-							frames = append(frames, frameOf(flow, all...), frameOf(flow, append(all, data)...))
-						}
-					}
-					for _, frame := range frames {
-						got := f.run(frame)
-						f.check(rejected(frame, reason), got)
-						if err := packet.Verify(got.Frame); err != nil {
-							t.Error(err)
-						}
-						if len(got.Frame) > len(frame) && frames[0] != nil && !slices.Equal(frame, frames[0]) {
-							t.Errorf("a reset of %d bytes for a segment of %d", len(got.Frame), len(frame))
-						}
-					}
-				})
-			}
-		}
-	}
-}
-
 // The numbers of resets, by the examples of RFC 9293 section 3.10.7.1: apart from the reference.
 func TestNumbersOfResets(t *testing.T) {
 	t.Parallel()
@@ -100,14 +55,11 @@ func TestNumbersOfResets(t *testing.T) {
 	}
 }
 
-// Nothing is rejected where an answer could do harm: no reset is answered, no ICMP error, and no
-// packet whose source is not a single host. A service without a server may have connections on
+// notRejected are packets that get no answer because it could do harm: resets, ICMP errors, and
+// packets whose source is not a single host. A service without a server may have connections on
 // servers that are drained or fail, and a port without a service at other balancers: their packets
 // are not answered either.
-func TestNotRejected(t *testing.T) {
-	t.Parallel()
-	f := open(t, unserved())
-	f.foresees = true
+func notRejected() [][]byte {
 	from := func(source string, protocol desired.Protocol) []byte {
 		address := netip.MustParseAddr(source)
 		vip := vip6
@@ -119,39 +71,31 @@ func TestNotRejected(t *testing.T) {
 		return frameOf(flow)
 	}
 	none, closed := flowTo(vip6, 81, desired.TCP), flowTo(vip6, 8080, desired.TCP)
-	for name, v := range map[string]struct {
-		frame  []byte
-		reason string
-	}{
-		"reset":                        {frameOf(closed, packet.Flags(packet.RST)), "drop_no_service"},
-		"reset with ACK":               {frameOf(closed, packet.Flags(packet.RST|packet.ACK)), "drop_no_service"},
-		"SYN and reset":                {frameOf(closed, packet.Flags(packet.RST|packet.SYN)), "drop_no_service"},
-		"reset without a server":       {frameOf(none, packet.Flags(packet.RST)), "drop_no_server"},
-		"SYN, reset without a server":  {frameOf(none, packet.Flags(packet.RST|packet.SYN)), "drop_tcp_flags"},
-		"SYN and FIN":                  {frameOf(closed, packet.Flags(packet.FIN|packet.SYN)), "drop_no_service"},
-		"ACK":                          {frameOf(closed, packet.Flags(packet.ACK)), "drop_no_service"},
-		"data":                         {frameOf(closed, packet.Flags(packet.PSH|packet.ACK), packet.Payload(make([]byte, 9))), "drop_no_service"},
-		"FIN":                          {frameOf(closed, packet.Flags(packet.FIN|packet.ACK)), "drop_no_service"},
-		"SYN-ACK":                      {frameOf(closed, packet.Flags(packet.SYN|packet.ACK)), "drop_no_service"},
-		"no flags":                     {frameOf(closed, packet.Flags(0)), "drop_no_service"},
-		"ACK without a server":         {frameOf(none, packet.Flags(packet.ACK)), "drop_no_server"},
-		"FIN without a server":         {frameOf(none, packet.Flags(packet.FIN|packet.ACK)), "drop_no_server"},
-		"SYN-ACK without a server":     {frameOf(none, packet.Flags(packet.SYN|packet.ACK)), "drop_no_server"},
-		"error about a closed port":    {packet.ICMPError(router6, 1, 4, 0, reply(closed)), "drop_icmp_no_service"},
-		"error without a server":       {packet.ICMPError(router6, 1, 4, 0, reply(none)), "drop_no_server"},
-		"SYN from multicast":           {from("ff02::1", desired.TCP), "drop_no_service"},
-		"datagram from multicast":      {from("224.0.0.1", desired.UDP), "drop_no_service"},
-		"SYN from broadcast":           {from("255.255.255.255", desired.TCP), "drop_no_service"},
-		"SYN from nowhere":             {from("::", desired.TCP), "drop_no_service"},
-		"datagram from nowhere":        {from("0.0.0.0", desired.UDP), "drop_no_service"},
-		"SYN from loopback":            {from("127.0.0.1", desired.TCP), "drop_no_service"},
-		"SYN to an address of no VIP":  {frameOf(noVIP), "pass_not_vip"},
-		"datagram to an address, IPv4": {frameOf(flowTo(otherIP4, 8080, desired.UDP)), "pass_not_vip"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			f.t = t
-			f.check(refused(v.frame, v.reason, layer3(v.frame)), f.run(v.frame))
-		})
+	return [][]byte{
+		frameOf(closed, packet.Flags(packet.RST)),                                             // reset
+		frameOf(closed, packet.Flags(packet.RST|packet.ACK)),                                  // reset with ACK
+		frameOf(closed, packet.Flags(packet.RST|packet.SYN)),                                  // SYN and reset
+		frameOf(none, packet.Flags(packet.RST)),                                               // reset without a server
+		frameOf(none, packet.Flags(packet.RST|packet.SYN)),                                    // SYN, reset without a server
+		frameOf(closed, packet.Flags(packet.FIN|packet.SYN)),                                  // SYN and FIN
+		frameOf(closed, packet.Flags(packet.ACK)),                                             // ACK
+		frameOf(closed, packet.Flags(packet.PSH|packet.ACK), packet.Payload(make([]byte, 9))), // data
+		frameOf(closed, packet.Flags(packet.FIN|packet.ACK)),                                  // FIN
+		frameOf(closed, packet.Flags(packet.SYN|packet.ACK)),                                  // SYN-ACK
+		frameOf(closed, packet.Flags(0)),                                                      // no flags
+		frameOf(none, packet.Flags(packet.ACK)),                                               // ACK without a server
+		frameOf(none, packet.Flags(packet.FIN|packet.ACK)),                                    // FIN without a server
+		frameOf(none, packet.Flags(packet.SYN|packet.ACK)),                                    // SYN-ACK without a server
+		packet.ICMPError(router6, 1, 4, 0, reply(closed)),                                     // error about a closed port
+		packet.ICMPError(router6, 1, 4, 0, reply(none)),                                       // error without a server
+		from("ff02::1", desired.TCP),                                                          // SYN from multicast
+		from("224.0.0.1", desired.UDP),                                                        // datagram from multicast
+		from("255.255.255.255", desired.TCP),                                                  // SYN from broadcast
+		from("::", desired.TCP),                                                               // SYN from nowhere
+		from("0.0.0.0", desired.UDP),                                                          // datagram from nowhere
+		from("127.0.0.1", desired.TCP),                                                        // SYN from loopback
+		frameOf(noVIP),                                                                        // SYN to an address of no VIP
+		frameOf(flowTo(otherIP4, 8080, desired.UDP)),                                          // datagram to an address, IPv4
 	}
 }
 

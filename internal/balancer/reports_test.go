@@ -5,9 +5,7 @@ package balancer
 import (
 	"cmp"
 	"encoding/binary"
-	"fmt"
 	"math"
-	"math/rand/v2"
 	"slices"
 	"testing"
 	"time"
@@ -111,63 +109,6 @@ func ordered(row []string, loads map[string]reportedLoad, mean uint64, shift uin
 			loads[b].estimate(slices.Index(row, b), mean, shift))
 	})
 	return out
-}
-
-// reporting returns the stages of an offer that asks for reports.
-func reporting(row, servers []string) []stage {
-	all := offers(nil, row, servers)
-	for i := range all {
-		offer := srv6.ParseOffer(all[i].argument)
-		offer.WantsReport = true
-		all[i].argument = offer.Argument()
-	}
-	return all
-}
-
-// A SYN is offered to the three candidates of its row that have reported the lowest loads. An older
-// report counts for less.
-func TestReportsOrderCandidates(t *testing.T) {
-	t.Parallel()
-	f := open(t, hunting(desired.SelectReports, 8))
-	shift := f.plane.Constants["report_half_life_shift"].(uint32)
-	random := rand.New(rand.NewPCG(15, 3))
-	orders := map[string]bool{}
-	for range 100 {
-		for service, flow := range hunted {
-			row := f.row(flow, service)
-			mean := uint64(random.IntN(64 << 8))
-			f.must(f.plane.Objects.ServiceReports.Put(f.serviceID(flow), &serviceReports{Mean: mean}))
-			for {
-				loads, now := map[string]reportedLoad{}, f.jiffies()
-				for _, server := range row {
-					code := uint8(random.IntN(60))
-					if random.IntN(6) == 0 {
-						code = 0
-					}
-					r := reportedLoad{heardLoad(code), random.Uint64N(12 << shift)}
-					loads[server] = r
-					f.storeReport(f.slot(service, server), ownReport(1, code, now-r.age))
-				}
-				frame := frameOf(flow)
-				got := f.run(frame)
-				// Time has passed, and has changed the order of close estimates.
-				later := map[string]reportedLoad{}
-				for server, r := range loads {
-					later[server] = reportedLoad{r.load, r.age + f.jiffies() - now}
-				}
-				want := ordered(row, loads, mean, shift)[:3]
-				if !slices.Equal(want, ordered(row, later, mean, shift)[:3]) {
-					continue
-				}
-				f.check(f.visited(frame, flow, service, "forward_hunt", reporting(row, want)...), got)
-				orders[fmt.Sprint(want)] = true
-				break
-			}
-		}
-	}
-	if len(orders) < 100 {
-		t.Errorf("only %d different lists", len(orders))
-	}
 }
 
 // withReport returns the frame of a signal with a report.
@@ -380,20 +321,6 @@ func TestForgedReports(t *testing.T) {
 		f.check(f.returned(good, "return_create"), f.run(good))
 		if got := f.report(f.slot(service, row[0])); got.Serial != serialKnown|1000 || got.load() != heardLoad(5) {
 			t.Errorf("%s: the genuine report is noted as %+v", service, got)
-		}
-	}
-}
-
-// A report to a service that does not order candidates by load is ignored.
-func TestReportsToOthers(t *testing.T) {
-	t.Parallel()
-	f := open(t, hunting(desired.SelectConsistent, 4))
-	for service, flow := range hunted {
-		row := f.row(flow, service)
-		frame := f.reportFrame(service, flow, row[0], srv6.Report{Serial: 5, Load: 9, IsFirst: true})
-		f.check(f.returned(frame, "return_create"), f.run(frame))
-		if got := f.report(f.slot(service, row[0])); got != (storedReport{}) {
-			t.Errorf("%s: noted %+v", service, got)
 		}
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"fmt"
 	"net/netip"
-	"slices"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -179,43 +178,6 @@ func TestDryRunsTakeNoTurn(t *testing.T) {
 		if !bytes.Equal(dry.frame, out) || d.IsPicked == 0 || d.Count != 1 || d.Candidate[0] != dry.decision.Segment[0].Server {
 			t.Errorf("flow %d: decided %+v; the frames differ: %t", port, d, !bytes.Equal(dry.frame, out))
 		}
-	}
-}
-
-// A later packet of an unknown flow takes no turn. With agents it visits all servers, if they are
-// not more than the candidates. Without agents, all packets of the flow go to one server. An ICMP error
-// goes to all servers, each by a copy of its own.
-func TestUnknownFlowsTakeNoTurn(t *testing.T) {
-	t.Parallel()
-	f := open(t, roundRobin(5))
-	r := newReference(f)
-	before := f.turnsGiven("web")
-	later := map[string][]byte{
-		"ACK":        frameOf(web, packet.Flags(packet.ACK)),
-		"ICMP error": packet.ICMPError(router6, 1, 0, 0, reply(web)),
-	}
-	for name, frame := range later {
-		if got := r.possible(web, f.service("web")); len(slices.Compact(slices.Sorted(slices.Values(got)))) != 5 {
-			t.Fatalf("the row names %v", got)
-		}
-		o := f.run(frame)
-		if visited := visitedBy(o.Frame, desired.SRv6Encap); name == "ACK" && len(visited) != 5 {
-			t.Errorf("%s visits %v", name, visited)
-		}
-		f.check(r.receive(frame), f.run(frame))
-	}
-
-	cfg := roundRobin(5)
-	cfg.Services[0].Probe = new(false)
-	f.mustApply(cfg)
-	r.changed()
-	for range 2 {
-		for _, frame := range later {
-			f.check(r.receive(frame), f.run(frame))
-		}
-	}
-	if given := f.turnsGiven("web"); given != before {
-		t.Errorf("they have taken %d turns", given-before)
 	}
 }
 

@@ -71,12 +71,6 @@ func (f *fixture) rekey(keys dataplane.FlowKeys) {
 	f.t.Helper()
 	identity := f.identity
 	identity.FlowKeys = keys
-	f.restartWith(&identity)
-}
-
-// restartWith starts the balancer again, on tables with another identity.
-func (f *fixture) restartWith(identity *dataplane.Identity) {
-	f.t.Helper()
 	f.must(f.plane.Objects.Identity.Put(uint32(0), identity))
 	cfg := f.cfg
 	f.stop()

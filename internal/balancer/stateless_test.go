@@ -4,14 +4,11 @@ package balancer
 
 import (
 	"encoding/binary"
-	"fmt"
 	"math"
 	"net/netip"
 	"slices"
 	"testing"
 	"time"
-
-	"github.com/gopacket/gopacket/layers"
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/desired"
@@ -49,84 +46,6 @@ func (f *fixture) cookied(frame []byte, flow dataplane.Flow, service, reason str
 	f.t.Helper()
 	all = withCookies(f.service(service), slices.Clone(all))
 	return f.visited(frame, flow, service, reason, all...)
-}
-
-// A SYN is offered to the candidates of its row with their columns and the width of cookies, also
-// if it has an echo. A client without timestamps could not tell which of them has accepted, so its
-// SYN goes to the first one.
-func TestStatelessSYN(t *testing.T) {
-	t.Parallel()
-	for candidates := 1; candidates <= 8; candidates++ {
-		t.Run(fmt.Sprint(candidates), func(t *testing.T) {
-			f := open(t, stateless(desired.PlacementHunt, candidates))
-			hash := open(t, stateless(desired.PlacementHash, candidates))
-			for service, flow := range hunted {
-				row := f.row(flow, service)
-				syn := frameOf(flow, packet.MSS(1440), packet.Timestamps(7, 0))
-				echo := frameOf(flow, packet.Timestamps(7, 0x01020301))
-				f.check(f.cookied(syn, flow, service, "forward_hunt", offers(nil, row, row)...), f.run(syn))
-				f.check(f.cookied(echo, flow, service, "forward_hunt", offers(nil, row, row)...), f.run(echo))
-				bare := frameOf(flow)
-				f.check(f.cookied(bare, flow, service, "forward_hunt", offers(nil, row, row[:1])...), f.run(bare))
-
-				row = hash.row(flow, service)
-				want := hash.cookied(syn, flow, service, "forward_new", offers(nil, row, row[:1])...)
-				hash.check(want, hash.run(syn))
-			}
-		})
-	}
-}
-
-// cookieShapes are forms of the timestamps among the options of TCP, with an echo.
-func cookieShapes(echo uint32) map[string][]packet.Option {
-	data := binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32(nil, 0x01020304), echo)
-	timestamps := packet.TCPOption(layers.TCPOptionKindTimestamps, data)
-	sack := packet.TCPOption(layers.TCPOptionKindSACK, make([]byte, 24))
-	return map[string][]packet.Option{
-		"usual":        {packet.Timestamps(0x01020304, echo)},
-		"first":        {timestamps},
-		"with SACK":    {packet.Timestamps(0x01020304, echo), packet.TCPOption(layers.TCPOptionKindSACK, make([]byte, 16))},
-		"behind SACK":  {sack, timestamps},
-		"with payload": {packet.Timestamps(0x01020304, echo), large},
-	}
-}
-
-// A later packet visits the server of the column that its cookie names, whatever the order of
-// options. Without a cookie it visits all candidates, that of column 0 first.
-func TestStatelessCookies(t *testing.T) {
-	t.Parallel()
-	for _, candidates := range []int{1, 2, 3, 4, 8} {
-		t.Run(fmt.Sprint(candidates), func(t *testing.T) {
-			f := open(t, stateless(desired.PlacementHunt, candidates))
-			reason := map[bool]string{true: "forward_known", false: "forward_recover"}[candidates == 1]
-			for service, flow := range hunted {
-				row := f.row(flow, service)
-				for bits := range uint32(1) << widthOf(&desired.Service{Candidates: candidates}) {
-					for shape, options := range cookieShapes(0xabcdef00 | bits) {
-						for _, flags := range []packet.TCPFlags{packet.ACK, packet.ACK | packet.FIN, packet.RST | packet.ACK} {
-							t.Run(fmt.Sprintf("%s/%d/%s/%d", service, bits, shape, flags), func(t *testing.T) {
-								f.t = t
-								frame := frameOf(flow, append(options, packet.Flags(flags))...)
-								want := f.cookied(frame, flow, service, reason, stages(srv6.Steer, row...)...)
-								if int(bits) < candidates {
-									want = f.cookied(frame, flow, service, "forward_known", stages(srv6.Steer, row[bits])...)
-								}
-								f.check(want, f.run(frame))
-							})
-						}
-					}
-				}
-				f.t = t
-				for _, flags := range []packet.TCPFlags{packet.ACK, packet.RST} {
-					frame := frameOf(flow, packet.Flags(flags))
-					f.check(f.cookied(frame, flow, service, reason, stages(srv6.Steer, row...)...), f.run(frame))
-				}
-			}
-			if slices.ContainsFunc(f.plane.Flows.Entries, func(e uint64) bool { return e != 0 }) {
-				t.Error("the balancer remembers a flow")
-			}
-		})
-	}
 }
 
 // When a service becomes stateless, the flows that the flow table knows stay with their servers
@@ -191,19 +110,6 @@ func TestCookiesOfShortRows(t *testing.T) {
 	}
 }
 
-// A packet without the ACK flag has no valid echo, and 0 is no echo. Such packets have no cookie.
-func TestCookiesNeedAnEcho(t *testing.T) {
-	t.Parallel()
-	f := open(t, stateless(desired.PlacementHunt, 2))
-	list := stages(srv6.Steer, f.row(web, "web")...)
-	for _, frame := range [][]byte{
-		frameOf(web, packet.Flags(packet.RST), packet.Timestamps(9, 1025)),
-		frameOf(web, packet.Flags(packet.ACK), packet.Timestamps(9, 0)),
-	} {
-		f.check(f.cookied(frame, web, "web", "forward_recover", list...), f.run(frame))
-	}
-}
-
 // If all servers are drained, new connections are dropped. If the servers of other rows get new
 // connections, a row of drained servers gets them, too: no other server would be found again.
 func TestStatelessDrained(t *testing.T) {
@@ -261,20 +167,4 @@ func (f *fixture) requireRowShares(service string) {
 			}
 		}
 	}
-}
-
-// A later fragment and an ICMP error have no cookie. They visit the servers of the flow's row, also
-// those that fail, but no servers of other rows, which cannot have the flow.
-func TestStatelessRelatedPackets(t *testing.T) {
-	t.Parallel()
-	f := open(t, stateless(desired.PlacementHunt, 3))
-	row := f.row(web, "web")
-	f.setHealth("web", row[0], false)
-	list := []string{row[1], row[2], row[0]}
-	problem := packet.ICMPError(router6, 1, 0, 0, reply(web))
-	f.check(f.offered(problem, web, "web", "forward_icmp", srv6.Steer, list...), f.run(problem))
-	fragments := packet.Fragments(frameOf(web, packet.Flags(packet.ACK), large), 64, 7)
-	f.run(fragments[0])
-	want := f.offered(fragments[1], web, "web", "forward_fragment", srv6.Steer, list...)
-	f.check(want, f.run(fragments[1]))
 }

@@ -173,16 +173,6 @@ static __always_inline __u64 entry_value(__u64 signature, __u32 server, enum flo
 		*(const __u32 *)&(key)->source_port, service,                    \
 	}
 
-/* The place in tables of a former build. A client can choose sources that share a bucket. */
-static __always_inline __u64 former_place(const struct flow_key *key, __u32 service)
-{
-	const __be64 *source = (const __be64 *)&key->source;
-	__u64 rest = (__u64)service << 32 | *(const __u32 *)&key->source_port;
-
-	return spread(bpf_be64_to_cpu(source[0]) * flow_keys[0] +
-		      bpf_be64_to_cpu(source[1]) * flow_keys[1] + rest * flow_keys[2]);
-}
-
 /*
  * The hashes of a flow: its place in a flow table, and the signature of its entry. For any two
  * flows, the probability that they share one of 2^n buckets is 2^-n, also if they have the same
@@ -193,8 +183,7 @@ static __always_inline struct two_hashes flow_hashes(const struct flow_key *key,
 	const __u32 words[FLOW_WORDS] = FLOW_HASH_INPUT(key, service);
 	struct two_hashes hash = multilinear_twice(words, FLOW_WORDS, flow_keys);
 
-	hash.first = has_features(FEATURE_BIT(FEATURE_FORMER_PLACE)) ? former_place(key, service)
-								     : place_of(hash.first);
+	hash.first = place_of(hash.first);
 	hash.second &= FLOW_SIGNATURE_MASK;
 	return hash;
 }
@@ -204,8 +193,6 @@ static __always_inline __u64 flow_place(const struct flow_key *key, __u32 servic
 {
 	const __u32 words[FLOW_WORDS] = FLOW_HASH_INPUT(key, service);
 
-	if (has_features(FEATURE_BIT(FEATURE_FORMER_PLACE)))
-		return former_place(key, service);
 	return place_of(multilinear(words, FLOW_WORDS, flow_keys + 1, flow_keys[0]));
 }
 

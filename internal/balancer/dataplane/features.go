@@ -19,10 +19,9 @@ type Features uint32
 
 const (
 	// FeaturesAll are the features that any configuration can need: FEATURES_ALL in features.h.
-	FeaturesAll Features = 1<<balancerFeatureFEATURE_FORMER_PLACE - 1
+	FeaturesAll Features = 1<<balancerFeatureFEATURE_COUNT - 1
 
-	featureHints       Features = 1 << balancerFeatureFEATURE_HINTS
-	featureFormerPlace Features = 1 << balancerFeatureFEATURE_FORMER_PLACE
+	featureHints Features = 1 << balancerFeatureFEATURE_HINTS
 )
 
 // variablesMap is the map of the variables that are not constants.
@@ -82,9 +81,6 @@ func featuresInForce(directory *ebpf.Map) (needed Features, err error) {
 
 // in returns the mask for tables with this identity, of which the hint table has so many sets.
 func (f Features) in(identity *Identity, hintSets uint32) uint32 {
-	if identity.HasFormerPlaces() {
-		f |= featureFormerPlace
-	}
 	if hintSets == 1 { // there is no hint table
 		f &^= featureHints
 	}

@@ -54,12 +54,7 @@ func (f Flow) Hash(keys *TupleKeys) uint32 {
 // TableHash returns the place of the flow in a flow table, and the 34-bit signature of its entry.
 // The highest bits of the place are the number of the flow's bucket.
 func (f Flow) TableHash(service uint32, identity *Identity) (place, signature uint64) {
-	if identity.HasFormerPlaces() {
-		place = f.formerPlace(service, &identity.FlowKeys)
-	} else {
-		place = f.place(service, &identity.FlowKeys)
-	}
-	return place, f.signature(service, &identity.FlowKeys)
+	return f.place(service, &identity.FlowKeys), f.signature(service, &identity.FlowKeys)
 }
 
 // hashInput returns what is hashed of the flow: FLOW_HASH_INPUT in bpf/balancer/tables/flowtable.h.
@@ -76,14 +71,6 @@ func (f Flow) place(service uint32, keys *FlowKeys) uint64 {
 
 func (f Flow) placeSum(service uint32, keys *FlowKeys) uint64 {
 	return multilinear(f.hashInput(service), keys[1:7], keys[0])
-}
-
-// formerPlace returns the same for tables of a former build: former_place in
-// bpf/balancer/tables/flowtable.h.
-func (f Flow) formerPlace(service uint32, keys *FlowKeys) uint64 {
-	source := f.Source.Addr().As16()
-	rest := uint64(service)<<32 | uint64(f.words()[8])
-	return spread(binary.BigEndian.Uint64(source[:])*keys[0] + binary.BigEndian.Uint64(source[8:])*keys[1] + rest*keys[2])
 }
 
 // signature returns the 34 bits that identify the flow in its bucket: the second of flow_hashes in

@@ -208,30 +208,6 @@ func matesOf(victim Flow, clients []netip.AddrPort, bits int, identity *Identity
 	return mates
 }
 
-// Tables of a former build keep their hash: these are the places that the build gave.
-func TestPlacesInTablesOfAFormerBuild(t *testing.T) {
-	t.Parallel()
-	identity := Identity{Version: 10}
-	for i := range identity.FlowKeys {
-		identity.FlowKeys[i] = 0x0123456789abcdef*uint64(i+1) | 1
-	}
-	for _, test := range []struct {
-		flow             Flow
-		service          uint32
-		place, signature uint64
-	}{
-		{some6, 5, 0xbb4175a712f0f8b3, 0xc14a90bc},
-		{some4, 7, 0xa38852e97fa42ef2, 0x322118eb1},
-		{withSource(some6, "[fd00::ffff]:1"), 0, 0xf15435cb465826a4, 0x12e847500},
-	} {
-		place, signature := test.flow.TableHash(test.service, &identity)
-		if place != test.place || signature != test.signature {
-			t.Errorf("%v of service %d: place %#x, signature %#x, want %#x and %#x",
-				test.flow, test.service, place, signature, test.place, test.signature)
-		}
-	}
-}
-
 // flowsBeyond returns the share of flows beyond the eighth of their bucket, with four flows for
 // each of 2^bits buckets.
 func flowsBeyond(keys FlowKeys, bits int, client func(i int) netip.AddrPort) float64 {

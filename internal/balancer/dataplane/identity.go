@@ -19,12 +19,6 @@ func (p *Plane) WriteIdentity() error {
 	return nil
 }
 
-// HasFormerPlaces tells whether the tables were made by a former build, whose hash for a flow's
-// bucket they keep. With that hash, clients can choose flows that share a bucket.
-func (i *Identity) HasFormerPlaces() bool {
-	return i.Version == uint64(balancerTablesVersionTABLES_VERSION_FORMER_PLACE)
-}
-
 // identityOf returns the identity of the tables that an earlier process has left. If there are
 // none, it makes random hash keys. The keys for buckets always follow from the seed.
 func identityOf(kept *ebpf.Map, seed uint64) (*Identity, error) {
@@ -53,7 +47,7 @@ func readIdentity(m *ebpf.Map, identity *Identity) error {
 	if err := m.Lookup(uint32(0), identity); err != nil {
 		return fmt.Errorf("read identity: %w", err)
 	}
-	if identity.Version != uint64(balancerTablesVersionTABLES_VERSION) && !identity.HasFormerPlaces() {
+	if identity.Version != uint64(balancerTablesVersionTABLES_VERSION) {
 		return otherVersion(identity.Version)
 	}
 	return nil

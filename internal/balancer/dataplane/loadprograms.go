@@ -96,10 +96,6 @@ func (p *Plane) variant(
 		return nil, err
 	}
 	p.identity = identity
-	if identity.HasFormerPlaces() {
-		log.Warn("an earlier build made the flow tables: they keep its hash, by which clients can choose "+
-			"flows that share a bucket, until they are removed", "remove", "segue lb detach "+p.Loader.Instance)
-	}
 	p.Constants = constantsOf(identity, p.Clock, tableSizes{
 		flows: spec.Maps[FlowsMap].MaxEntries, halfOpen: spec.Maps[balancerMapHalfOpen].MaxEntries,
 		hints: spec.Maps[HintsMap].MaxEntries, starts: spec.Maps[balancerMapStarts].MaxEntries,

@@ -88,7 +88,6 @@ var (
 	estimateAgeDesc = desc("service_estimate_age_seconds",
 		"Time since the loads of the servers were last estimated.", "service", "estimator")
 	capacityDesc     = desc("flow_table_capacity", "Flows that the flow table is made for.")
-	formerHashDesc   = desc("flow_table_former_hash", "1 if an earlier build made the flow tables, with its weaker hash.")
 	hintsDesc        = desc("hints", "Hints, by use: idle, recent or shared.", "use")
 	hintCapacityDesc = desc("hint_table_capacity", "Flows that the hint table is made for.")
 	versionDesc      = desc("tables_version",
@@ -99,7 +98,7 @@ var (
 func (c *Collector) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		packetsDesc, bytesDesc, serverPacketsDesc, serverBytesDesc, serverFlowsDesc, serverHopDesc,
-		serverHealthyDesc, serverDrainingDesc, serviceServersDesc, serviceIgnoredDesc, serviceTakesDesc, flowsDesc, halfOpenDesc, capacityDesc, formerHashDesc,
+		serverHealthyDesc, serverDrainingDesc, serviceServersDesc, serviceIgnoredDesc, serviceTakesDesc, flowsDesc, halfOpenDesc, capacityDesc,
 		offersDesc, signalsDesc, resetsDesc, versionDesc, serviceGenerationDesc,
 		reportedLoadDesc, reportAgeDesc, reportsDesc, hintsDesc, hintCapacityDesc,
 		countedDesc, placementsDesc, serverCapacityDesc, serverWeightDesc, serverWaitDesc,
@@ -120,7 +119,6 @@ func (c *Collector) Collect(out chan<- prometheus.Metric) {
 		out <- prometheus.NewInvalidMetric(serverPacketsDesc, err)
 	}
 	gauge(out, capacityDesc, float64(c.view.tables.Capacity()))
-	gauge(out, formerHashDesc, boolean(c.view.tables.Identity.HasFormerPlaces()))
 	gauge(out, versionDesc, tables.Version)
 	collectReasons(out, reasons)
 	c.collectHints(out)

@@ -55,9 +55,6 @@ type FlowTable struct {
 	// HalfOpen is the number of half-open flows of services with placement hunt at the last sweep.
 	// Another table contains these flows.
 	HalfOpen *uint64 `json:"half_open"`
-	// FormerHash tells whether an earlier build made the flow tables, with a hash by which clients
-	// can choose flows that share a bucket. The tables keep the hash until they are made anew.
-	FormerHash bool `json:"former_hash"`
 }
 
 // ServiceState is a service, with its state in the data path.
@@ -297,7 +294,7 @@ func (v *View) addForms(s *ServiceState) (err error) {
 
 // flowTable reads what the last sweep has counted.
 func (v *View) flowTable(counts *dataplane.SweptCounts) (FlowTable, error) {
-	table := FlowTable{Capacity: v.tables.Capacity(), FormerHash: v.tables.Identity.HasFormerPlaces()}
+	table := FlowTable{Capacity: v.tables.Capacity()}
 	counted, age, ok, err := counts.Total()
 	if err != nil {
 		return table, fmt.Errorf("instance %s: %w", v.tables.Instance, err)

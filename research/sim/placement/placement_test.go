@@ -80,18 +80,6 @@ func TestNamesOfTheBalancer(t *testing.T) {
 	}
 }
 
-// TestFormerNames checks that the error about a former name tells the present one.
-func TestFormerNames(t *testing.T) {
-	for former, now := range renamed {
-		if _, err := Named(now); err != nil {
-			t.Errorf("%s: %v", now, err)
-		}
-		if _, err := Named(former); err == nil || err.Error() != "is now called "+now {
-			t.Errorf("%s: error %v, want the name %s", former, err, now)
-		}
-	}
-}
-
 // TestLottery checks that servers are drawn in proportion to their weights, and servers of weight
 // 0 never.
 func TestLottery(t *testing.T) {

@@ -75,20 +75,11 @@ func hlbDefaults(choices int) *HLB {
 	return &HLB{Own: Own{Choices: choices}, Weights: Weights{Interval: defaultInterval}}
 }
 
-// renamed are former names of placements, which scenario files may still have.
-var renamed = map[string]string{
-	"sc": "hash", "rr": "round-robin", "weighted-rr": "weighted-round-robin",
-	"lsq": "least-queue", "lsq2": "least-queue2", "lsq-home": "least-queue-home",
-}
-
 // Named returns a placement with its default parameters. Placements of the balancer have their
 // names of the configuration. For an unknown name, the error lists all names.
 func Named(name string) (Spec, error) {
 	if spec, ok := specs[name]; ok {
 		return spec(), nil
-	}
-	if now, ok := renamed[name]; ok {
-		return nil, fmt.Errorf("is now called %s", now)
 	}
 	return nil, fmt.Errorf("must be one of %s", strings.Join(Names(), ", "))
 }

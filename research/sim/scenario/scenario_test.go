@@ -176,7 +176,6 @@ func TestProblems(t *testing.T) {
 			` unknown field; must be one of: constant, exponential, uniform, lognormal, pareto, values`},
 		{"queue: io", "queue: gpu", `line 13: jobs[1].stages[1].queue "gpu": must be cpu or io`},
 		{"index: 3", "index: 1", `line 13: jobs[1].stages[1].pareto.index "1": must be more than 1`},
-		{"placement: least-queue", "placement: lsq", `line 14: placement "lsq": is now called least-queue`},
 		{"placement: least-queue", "placement: last", `line 14: placement "last": `},
 		{"placement: least-queue", "placement: {least-queue: {x: 1}}", `line 14: placement.least-queue.x: unknown field; must be one of: `},
 		{"placement: least-queue", "placement: {twf: {interval: 0.5}}", `line 14: placement.twf.interval "0.5": must be a duration with` +
