@@ -26,6 +26,35 @@ const mostBuiltRows = 8
 type builtRows struct {
 	keys []rowsKey // the latest one last
 	rows map[rowsKey]*dataplane.Rows
+	// last are the last tables of single sets, also those of earlier changes: the next change of a service
+	// needs the tables of its former sets again.
+	last []builtSet
+}
+
+type builtSet struct {
+	set   serversets.Set
+	table *tables.Table
+}
+
+const (
+	mostLast = 4
+	mostKept = 1 << 20 // entries of a table that is kept: 2 MB
+)
+
+// forget forgets all but the last tables of single sets.
+func (b *builtRows) forget() { b.keys, b.rows = nil, nil }
+
+// table returns the table of a set. It returns an error if the set is not valid.
+func (b *builtRows) table(set serversets.Set) (*tables.Table, error) {
+	isSet := func(built builtSet) bool { return reflect.DeepEqual(built.set, set) }
+	if i := slices.IndexFunc(b.last, isSet); i >= 0 {
+		return b.last[i].table, nil
+	}
+	table, err := set.Table()
+	if err == nil && len(table.Rows) <= mostKept {
+		b.last = append(b.last[max(0, len(b.last)-mostLast+1):], builtSet{set, table})
+	}
+	return table, err
 }
 
 type rowsKey [sha256.Size]byte
@@ -42,7 +71,7 @@ func (b *builtRows) build(p placing) (*dataplane.Rows, error) {
 			numbered.slots[name] = uint16(i)
 		}
 		var err error
-		if rows, err = buildRows(numbered); err != nil {
+		if rows, err = b.buildRows(numbered); err != nil {
 			return nil, err
 		}
 		b.keep(key, rows)
@@ -79,7 +108,7 @@ func (p *placing) key(names []string) rowsKey {
 // configured have no slot, and are left out. With cookies, a row has as many places as are
 // configured, also if there are fewer servers: the width of cookies must not change when servers
 // come and go. buildRows returns an error if a set is not valid.
-func buildRows(p placing) (*dataplane.Rows, error) {
+func (b *builtRows) buildRows(p placing) (*dataplane.Rows, error) {
 	built := make([]*tables.Table, len(p.sets))
 	candidates := 0
 	if p.columns {
@@ -87,7 +116,7 @@ func buildRows(p placing) (*dataplane.Rows, error) {
 	}
 	for i, set := range p.sets {
 		var err error
-		if built[i], err = set.Table(); err != nil {
+		if built[i], err = b.table(set); err != nil {
 			return nil, err
 		}
 		candidates = max(candidates, built[i].Candidates)

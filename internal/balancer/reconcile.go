@@ -37,7 +37,7 @@ func (s *services) prepare(
 	next.isWide = !s.isSure || s.locator != cfg.Node.Locator || s.rejects != cfg.Node.Reject ||
 		s.dropRemoved != cfg.Node.DropRemovedVIPs
 	s.abilitiesChanged, s.isSure = true, false
-	defer func() { s.built = builtRows{} }()
+	defer s.built.forget()
 	s.locator, s.rejects, s.dropRemoved = cfg.Node.Locator, cfg.Node.Reject, cfg.Node.DropRemovedVIPs
 	// A call that failed may have left tables that packets use.
 	if err := s.settle(); err != nil {

@@ -143,7 +143,7 @@ func (b *rowsBalancer) rows(t *rapid.T, svc *desired.Service, built *builtRows) 
 		names[uint16(slot)] = name
 	}
 	p := placingOf(running, b.generations[svc.Name])
-	rows, err := buildRows(p)
+	rows, err := new(builtRows).buildRows(p)
 	if err != nil {
 		t.Fatal(err)
 	}
