@@ -133,7 +133,7 @@ func failAtSteps(t *testing.T, step int, inside [2]string) {
 func TestFailedStartChangesNothing(t *testing.T) {
 	t.Parallel()
 	for inside, step := range map[[2]string]int{
-		{}: 24, {"eth1", "eth0"}: 24, {"eth1", ""}: 24, {"", "eth1"}: 24,
+		{}: 24, {"eth1", "eth0"}: 36, {"eth1", ""}: 36, {"", "eth1"}: 36,
 	} {
 		t.Run(fmt.Sprintf("%q", inside), func(t *testing.T) {
 			t.Parallel()

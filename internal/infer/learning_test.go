@@ -187,7 +187,7 @@ func TestLittleToDo(t *testing.T) {
 // increase, and be that of the others in the end: one in eight. GSQ2 has no slow start: queues are
 // compared as they are.
 func TestSlowStart(t *testing.T) {
-	const seeds = 8
+	const seeds = 3
 	for _, kind := range Kinds() {
 		if kind == GSQ2 {
 			continue

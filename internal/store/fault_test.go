@@ -25,8 +25,8 @@ import (
 )
 
 var (
-	manyBalancers = flag.Int("balancers", 25, "balancers in TestManyBalancers")
-	bulkServers   = flag.Int("bulk", 2000, "servers in TestBulk")
+	manyBalancers = flag.Int("balancers", 10, "balancers in TestManyBalancers")
+	bulkServers   = flag.Int("bulk", 600, "servers in TestBulk")
 )
 
 // add9 adds a server.

@@ -19,7 +19,7 @@ func one(cpus int32, discipline sim.Discipline, rho float64, work sim.Distributi
 		Balancers:   []sim.Share{{Weight: 1}},
 		Jobs:        []sim.Job{{Share: 1, Stages: []sim.Stage{{Work: work}}}},
 		Placement:   inTurn{},
-		Connections: 200_000,
+		Connections: 100_000,
 		Warmup:      0.05,
 	}
 	c.Arrivals = sim.Poisson{Rate: c.Rate(rho)}
@@ -92,7 +92,6 @@ func TestFullServersRefuseAsInTheory(t *testing.T) {
 		{"M/M/1-PS/6", limited(one(1, sim.ProcessorSharing, 0.9, work), 2, 4), refused(0.9, 6)},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			test.config.Connections = 200_000
 			r, err := sim.Run(t.Context(), test.config, sim.Options{Seed: 2, Runs: 8})
 			testhost.Must(t, err)
 			share := r.Share(sim.Refused)
@@ -128,7 +127,7 @@ func TestServersAreUsedAsInTheory(t *testing.T) {
 	}
 	c.Arrivals = sim.Poisson{Rate: c.Rate(rho)}
 	c.Placement = byHash{}
-	c.Connections, c.Cooldown = 500_000, 0.05
+	c.Connections, c.Cooldown = 250_000, 0.05
 	r, err := sim.Run(t.Context(), c, sim.Options{Seed: 4, Runs: 8})
 	testhost.Must(t, err)
 	open := r.Estimate(func(run *sim.RunResult) float64 {

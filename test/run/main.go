@@ -48,32 +48,33 @@ type tier struct {
 	beside bool
 }
 
+// Nothing else is built with -race, so a tier with raceFlags compiles the Go library and all that it
+// tests anew. Without data for debuggers the compiler needs a sixth less. Stack traces still name
+// files and lines.
+var raceFlags = []string{"-race", "-gcflags=all=-dwarf=false", "-timeout=30m", "-p=4", "-parallel=4"}
+
+// The race detector is linked through cgo, which needs a C compiler. clang is there for the BPF
+// programs.
+var raceEnv = []string{"CGO_ENABLED=1", "CC=clang"}
+
 var tiers = []tier{
 	{
-		name: "unit",
-		// More packages and tests run at a time than there are cores, because many of them wait.
-		// Nothing else is built with -race, so this tier compiles all that it tests. Without data
-		// for debuggers the compiler needs a sixth less. Stack traces still name files and lines.
-		flags: []string{"-race", "-gcflags=all=-dwarf=false", "-timeout=10m", "-p=4", "-parallel=4"},
-		// The race detector is linked through cgo, which needs a C compiler. clang is there for
-		// the BPF programs.
-		env: []string{"CGO_ENABLED=1", "CC=clang"},
+		// All unit tests run without the race detector. `make build` has then compiled most of what
+		// they need. More packages and tests run at a time than there are cores, because many of
+		// them wait.
+		name:  "unit",
+		flags: []string{"-timeout=10m", "-p=4", "-parallel=4"},
 	},
 	{
-		// These packages run without the race detector, for one of two reasons. Most of them
-		// start hardly any goroutine: the race detector would find little in them, and make them
-		// slower to link and to run. Others read memory that faults: the race detector reads it
-		// in C, where Go cannot recover from the fault.
+		// Packages in which goroutines share memory, and which need no large library, run with the
+		// race detector here. The tier soak has the other packages that start goroutines: gRPC, BGP
+		// and OpenAPI would be half of all that has to be compiled for them.
 		name: "unit",
 		packages: []string{
-			"internal/accept", "internal/atomicfile", "internal/bpfclock", "internal/config",
-			"internal/desired", "internal/infer", "internal/packet", "internal/packet/packettest",
-			"internal/serversets", "internal/srv6", "internal/tables", "internal/version",
-			"internal/wording", "lab/cpulimit", "lab/wiki", "loadshm", "quiclb", "quiclb/example",
-			"research/chart", "research/model", "research/report", "research/repro", "research/sim",
-			"research/sim/placement", "research/sim/processor", "research/sim/scenario", "test/docs",
-			"test/mutants", "test/spdx",
+			"internal/daemon", "internal/events", "internal/health", "internal/health/probe",
+			"internal/load", "internal/poll", "internal/rundir",
 		},
+		flags: raceFlags, env: raceEnv,
 		beside: true,
 	},
 	{
@@ -134,7 +135,7 @@ var soak = []tier{
 		name:     soakTier,
 		packages: []string{"./internal/balancer"},
 		flags:    []string{"-count=1", "-timeout=30m", "-parallel=4"},
-		args:     []string{"-dryruns", "-crashes=6", "-mutants=2000", "-collisions=15"},
+		args:     []string{"-dryruns", "-crashes=9", "-mutants=2000", "-collisions=15"},
 	},
 	{
 		name:     soakTier,
@@ -143,10 +144,25 @@ var soak = []tier{
 		args:     []string{"-crashes=6", "-mutants=5000"},
 	},
 	{
+		name: soakTier,
+		packages: []string{
+			"./cmd/segue", "./cmd/segue-lab", "./internal/api", "./internal/bgp", "./internal/cli",
+			"./internal/control", "./internal/datapath", "./internal/netdev", "./internal/store/...",
+			"./lab/application", "./lab/httpload", "./quiclb/quicgo", "./research/testbed", "./test/run",
+		},
+		flags: raceFlags, env: raceEnv,
+	},
+	{
 		name:     soakTier,
 		packages: []string{"./internal/store"},
 		flags:    []string{"-count=1", "-timeout=30m", "-run=^Test(ManyBalancers|Bulk)$"},
 		args:     []string{"-balancers=100", "-bulk=10000"},
+	},
+	{
+		name:     soakTier,
+		packages: []string{"./research/sim/placement"},
+		flags:    []string{"-count=1", "-timeout=30m"},
+		args:     []string{"-figures"},
 	},
 	{
 		name:     soakTier,
