@@ -80,7 +80,21 @@ func captures() (frames [][]byte) {
 	for _, c := range deliveredIDs() {
 		frames = append(frames, c.frame)
 	}
-	return slices.Concat(frames, reportCaptures(), cookieCaptures())
+	return slices.Concat(frames, ecnCaptures(), reportCaptures(), cookieCaptures())
+}
+
+// ecnCaptures returns all combinations of figure 4 of RFC 6040.
+func ecnCaptures() (frames [][]byte) {
+	way := srv6Encap(desired.SRv6Encap, sid)
+	for inner := range uint8(4) {
+		class := packet.TrafficClass(0xb8 | inner)
+		for _, frame := range [][]byte{to(client4, vip4, way, class), to(client6, vip6, way, class)} {
+			for outer := range uint8(4) {
+				frames = append(frames, set(frame, 1, frame[15]&^0x30|outer<<4))
+			}
+		}
+	}
+	return frames
 }
 
 // synAckCaptures returns frames that the host sends.
