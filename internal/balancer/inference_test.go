@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"testing"
@@ -246,33 +247,18 @@ func (f *fixture) ignoreSYNs(server string, rounds int) {
 }
 
 // A flood of SYNs makes no server seem slower and changes neither the learned capacities nor the
-// number of established flows, though half of the servers have no flows whose clients answer. The
+// number of established flows, though most of the servers have no flows whose clients answer. The
 // flood begins slowly, so that for a while it takes only these servers. Half of its sources are
 // addresses of other hosts, which reset what they did not open.
 func TestFloodKeepsEstimates(t *testing.T) {
 	t.Parallel()
 	const servers = 8
 	f := open(t, inferring(manyServers(servers)...))
-	port := uint16(10000)
-	var live []dataplane.Flow
-	visit := func(visits int) { // as many flows begin, and the oldest end
-		for range visits {
-			port++
-			flow := fromPort(web, port)
-			f.exec(frameOf(flow), nil)
-			f.exec(frameOf(flow, packet.Flags(packet.ACK)), nil)
-			live = append(live, flow)
-		}
-		for len(live) > servers/2 {
-			f.exec(frameOf(live[0], packet.Flags(packet.FIN|packet.ACK)), nil)
-			live = live[1:]
-		}
-		f.infers(500 * time.Millisecond)
-	}
+	v := visitors{fixture: f, random: rand.New(rand.NewPCG(1, 1)), port: 10000, at: map[string][]dataplane.Flow{}}
 	for range 40 {
-		visit(servers)
+		v.visit(3 * servers / 2)
 	}
-	capacity, established := f.capacity(), f.established()
+	capacity := f.capacity()
 	flood := flowTo(vip6, 80, desired.TCP)
 	for step := range 30 {
 		for range min(1<<step, 2000) {
@@ -282,7 +268,7 @@ func TestFloodKeepsEstimates(t *testing.T) {
 				f.exec(frameOf(flood, packet.Flags(packet.RST)), nil)
 			}
 		}
-		visit(1 + step%2)
+		v.visit(1 + step%2)
 		for i := range servers {
 			if r := f.estimatorOf("web").Report(i); r.NoAnswers*r.SilentFlows > 1 {
 				t.Fatalf("step %d, server %d: %+v", step, i, r)
@@ -292,8 +278,48 @@ func TestFloodKeepsEstimates(t *testing.T) {
 	if got := f.capacity(); got < capacity*2/3 || got > capacity*3/2 {
 		t.Errorf("a mean capacity of %.1f, before the flood %.1f", got, capacity)
 	}
-	if got := f.established(); got != established {
-		t.Errorf("%d flows are established, before the flood %d", got, established)
+	open := 0
+	for _, flows := range v.at {
+		open += len(flows)
+	}
+	if got := f.established(); got != uint32(open) {
+		t.Errorf("%d flows are established, of %d", got, open)
+	}
+}
+
+// visitors open flows to servers that serve two flows at once, each for half a second in the mean.
+// What is learned of servers is true only of flows that end as they are served.
+type visitors struct {
+	*fixture
+	random *rand.Rand
+	port   uint16
+	at     map[string][]dataplane.Flow // open flows by server, the oldest first
+}
+
+// visit opens flows, and serves for half a second.
+func (v *visitors) visit(flows int) {
+	for range flows {
+		v.port++
+		flow := fromPort(web, v.port)
+		server := serverOf(v.run(frameOf(flow)))
+		v.exec(frameOf(flow, packet.Flags(packet.ACK)), nil)
+		v.at[server] = append(v.at[server], flow)
+	}
+	for range 500 * time.Millisecond / sampleInterval {
+		v.infers(sampleInterval)
+		for _, server := range slices.Sorted(maps.Keys(v.at)) {
+			v.serve(server)
+		}
+	}
+}
+
+// serve ends those flows of a server whose service ends in one interval.
+func (v *visitors) serve(server string) {
+	for range min(2, len(v.at[server])) {
+		if v.random.Float64() < sampleInterval.Seconds()/0.5 {
+			v.exec(frameOf(v.at[server][0], packet.Flags(packet.FIN|packet.ACK)), nil)
+			v.at[server] = v.at[server][1:]
+		}
 	}
 }
 

@@ -120,6 +120,14 @@ func TestQUICTruncated(t *testing.T) {
 			t.Errorf("%s: %d packets go to the server that they name", name, known)
 		}
 	}
+	// No ID is read in a first fragment. Here the octets of the UDP header would name a server.
+	server.QUICID = "01bb05"
+	f.mustApply(balancerOf(*f.service("h3")))
+	whole := frameOf(fromPort(h3, 0x404b), packet.Payload(make([]byte, 0x500)))
+	frame := packet.Fragments(whole, 64, 1)[0]
+	if want, got := r.receive(frame), f.run(frame); !same(want, got) {
+		t.Errorf("a first fragment: %s", explain(frame, want, got))
+	}
 }
 
 // All forms of connection IDs are read as quiclb writes them.

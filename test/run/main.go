@@ -7,8 +7,8 @@
 // Without arguments it runs the tiers unit, packet and e2e. A tier in which no test ran has failed.
 // Otherwise it would look like success if the machine lacks something and all tests are skipped.
 //
-// The tiers package and soak take longer, so they run only when they are named. The tier soak has the
-// full length of tests of which the other tiers run a short form.
+// The tiers package, race and soak take longer, so they run only when they are named. The tier soak
+// has the full length of tests of which the other tiers run a short form.
 //
 // The command also runs all fuzzers one after the other. Each fuzzer gets an equal share of the
 // time.
@@ -67,7 +67,7 @@ var tiers = []tier{
 	},
 	{
 		// Packages in which goroutines share memory, and which need no large library, run with the
-		// race detector here. The tier soak has the other packages that start goroutines: gRPC, BGP
+		// race detector here. The tier race has the other packages that start goroutines: gRPC, BGP
 		// and OpenAPI would be half of all that has to be compiled for them.
 		name: "unit",
 		packages: []string{
@@ -100,6 +100,18 @@ var packageTier = tier{
 	name:     "package",
 	packages: []string{"test/packages"},
 	flags:    []string{"-count=1", "-timeout=30m"},
+}
+
+// raceTier runs the other packages that start goroutines with the race detector, with what they need
+// of gRPC, BGP and OpenAPI.
+var raceTier = tier{
+	name: "race",
+	packages: []string{
+		"./cmd/segue", "./cmd/segue-lab", "./internal/api", "./internal/bgp", "./internal/cli",
+		"./internal/control", "./internal/datapath", "./internal/netdev", "./internal/store/...",
+		"./lab/application", "./lab/httpload", "./quiclb/quicgo", "./research/testbed", "./test/run",
+	},
+	flags: raceFlags, env: raceEnv,
 }
 
 // soakTier is the name of all tiers in soak.
@@ -142,15 +154,6 @@ var soak = []tier{
 		packages: []string{"./internal/agent"},
 		flags:    []string{"-count=1", "-timeout=30m", "-run=^Test(Failed|.*Mutants)"},
 		args:     []string{"-crashes=6", "-mutants=5000"},
-	},
-	{
-		name: soakTier,
-		packages: []string{
-			"./cmd/segue", "./cmd/segue-lab", "./internal/api", "./internal/bgp", "./internal/cli",
-			"./internal/control", "./internal/datapath", "./internal/netdev", "./internal/store/...",
-			"./lab/application", "./lab/httpload", "./quiclb/quicgo", "./research/testbed", "./test/run",
-		},
-		flags: raceFlags, env: raceEnv,
 	},
 	{
 		name:     soakTier,
@@ -289,7 +292,7 @@ func (s stage) run(ctx context.Context, all []string) (total result, failed []st
 	var running sync.WaitGroup
 	for i, t := range s {
 		packages := t.packages
-		if t.name != soakTier {
+		if t.name != soakTier && t.name != raceTier.name {
 			packages = t.choosePackages(all)
 		}
 		running.Go(func() { results[i], errs[i] = t.run(ctx, packages) })
@@ -337,13 +340,13 @@ func choose(names []string) ([]tier, error) {
 	var chosen []tier
 	for _, name := range names {
 		before := len(chosen)
-		for _, t := range slices.Concat(tiers, []tier{packageTier}, soak) {
+		for _, t := range slices.Concat(tiers, []tier{packageTier, raceTier}, soak) {
 			if t.name == name {
 				chosen = append(chosen, t)
 			}
 		}
 		if len(chosen) == before {
-			return nil, fmt.Errorf("tier %q: not one of unit, packet, e2e, package, soak", name)
+			return nil, fmt.Errorf("tier %q: not one of unit, packet, e2e, package, race, soak", name)
 		}
 	}
 	return chosen, nil
