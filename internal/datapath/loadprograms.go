@@ -19,7 +19,7 @@ import (
 //   - Load opens the maps that an earlier process has left, and loads the programs.
 //   - Pin pins the maps that are new. Until here, nothing changes that packets use.
 //   - Publish and Attach, within a TakeOver, replace what the earlier process has pinned and
-//     attached. An error undoes them.
+//     attached. If a step fails, TakeOver undoes all of them.
 //   - Undo removes what Pin has pinned, if the process ends before it has attached the programs.
 //   - Close detaches what must end with the process.
 type Loader struct {
