@@ -72,7 +72,7 @@ package: generate ## build the Debian packages in bin/; ARCH=arm64 or amd64, if 
 ##@ Develop
 # `go run` would not wait for the tests to clean up when it is terminated.
 .PHONY: test
-test: setup-test build ## run the tests: unit, packet, end-to-end (root); TIER=package for those of the packages
+test: setup-test build ## run the tests: unit, packet, end-to-end (root); TIER='long race package' for the others
 	go build -o bin/test-run ./test/run
 	bin/test-run $(TIER)
 
@@ -86,7 +86,7 @@ bench: build ## measure packets, memory, tables, throughput and changes (root; s
 	go test ./internal/balancer ./internal/control -run '^$$' -bench '^Benchmark(ManyServices|Drain)$$'
 
 .PHONY: soak
-soak: setup-test build ## run the long forms of tests (root; 30 minutes)
+soak: setup-test build ## run the long forms of tests (root; 35 minutes)
 	go build -o bin/test-run ./test/run
 	bin/test-run soak
 

@@ -96,7 +96,7 @@ static __always_inline struct bpf_sock *find_socket(void *ctx, const struct flow
 	return bpf_skc_lookup_tcp(ctx, &tuple, size, BPF_F_CURRENT_NETNS, 0);
 }
 
-/* Sets the backlog, unless the caller needs none: NULL. */
+/* Sets the backlog, unless it is NULL. */
 static __always_inline void read_backlog(struct bpf_sock *listener, struct backlog *backlog)
 {
 	struct tcp_sock *tcp = backlog ? bpf_skc_to_tcp_sock(listener) : NULL;
@@ -209,8 +209,8 @@ static __always_inline bool is_over(struct bpf_sock *socket)
 }
 
 /*
- * Returns the kinds of sockets (enum socket_kind) of the packet's flow, and sets the backlog if
- * there is a listener. Not inlined: the verifier walks it once.
+ * Returns the kinds of sockets (enum socket_kind) of the packet's flow. Sets the backlog, unless it
+ * is NULL, if there is a listener. Not inlined: the verifier walks it once.
  */
 __noinline int find_local(struct xdp_md *ctx, const struct packet *pkt, struct backlog *backlog)
 {

@@ -81,7 +81,7 @@ func New(cfg *desired.Agent, secrets desired.Secrets, log *slog.Logger) (*Agent,
 func (a *Agent) PublishTo(stream *events.Stream) { a.events = stream }
 
 // Close closes the agent's references to the data path. A data path that was attached keeps working.
-// A data path that was never attached is removed.
+// What New has pinned is removed if it was not attached.
 func (a *Agent) Close() error {
 	if a.polls != nil {
 		_ = a.polls.Close()
@@ -137,13 +137,13 @@ func (a *Agent) Run(ctx context.Context) error {
 	links, err := followLinks(ctx)
 	if err != nil {
 		cancel()
-		return err
+		return a.kernel.undo(err)
 	}
 	addresses, err := addressChanges(ctx)
 	if err != nil {
 		cancel()
 		drain(links)
-		return err
+		return a.kernel.undo(err)
 	}
 	defer func() {
 		cancel()
@@ -207,14 +207,15 @@ func (a *Agent) Run(ctx context.Context) error {
 }
 
 // start applies the configuration and attaches the programs. If it fails, the data path of the
-// previous process keeps working unchanged. If there was none, Close leaves nothing behind.
+// previous process keeps working unchanged. If there was none, a failed start leaves nothing
+// behind.
 func (a *Agent) start() error {
 	if err := a.check(); err != nil {
-		return err
+		return a.kernel.undo(err)
 	}
 	attached, err := a.attach()
 	if err != nil {
-		return err
+		return a.kernel.undo(err)
 	}
 	a.attached = true
 	attached.WarnIfGeneric(a.log, a.cfg.Node.Interface)

@@ -305,24 +305,46 @@ func TestOtherRole(t *testing.T) {
 	}
 }
 
-// TestFailedStart checks that a failed start leaves nothing behind.
+// leaveFirstStart leaves what a first start leaves that is killed after it has attached one program.
+func leaveFirstStart(t *testing.T, n *network, cfg *desired.Agent) {
+	t.Helper()
+	a, err := New(cfg, desired.Secrets{}, slog.New(slog.DiscardHandler))
+	testhost.Must(t, err)
+	k := a.kernel
+	testhost.Must(t, n.servers[0].Do(func() error {
+		return errors.Join(a.check(), datapath.TakeOver(a.log, func(t *datapath.Takeover) error {
+			_, err := k.loader.Attach(t, []datapath.Place{{Hook: egress, Program: k.objects.TcAgent, Ifindex: a.link.index}})
+			return errors.Join(a.fill(t, a.cfg, a.keys), k.loader.Publish(t), err)
+		}))
+	}))
+	testhost.Must(t, k.objects.Close())
+}
+
+// TestFailedStart checks that a failed start leaves nothing behind, also if a first start was killed
+// before.
 func TestFailedStart(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
-		spoil func(*desired.Agent, *Agent)
-		err   string
+		spoil  func(*desired.Agent, *Agent)
+		err    string
+		killed bool
 	}{
 		"refused by the kernel": {func(_ *desired.Agent, a *Agent) {
 			a.kernel.loader.AttachTCX = func(link.TCXOptions) (link.Link, error) { return nil, errors.New("refused") }
-		}, "refused"},
+		}, "refused", false},
 		"no such interface": {func(cfg *desired.Agent, _ *Agent) { cfg.Node.Interface = "nope" },
-			`node.interface "nope": there is no such interface`},
-		"no Ethernet": {func(cfg *desired.Agent, _ *Agent) { cfg.Node.Interface = "lo" }, "no Ethernet"},
+			`node.interface "nope": there is no such interface`, false},
+		"no such interface, after a killed start": {func(cfg *desired.Agent, _ *Agent) { cfg.Node.Interface = "nope" },
+			`node.interface "nope": there is no such interface`, true},
+		"no Ethernet": {func(cfg *desired.Agent, _ *Agent) { cfg.Node.Interface = "lo" }, "no Ethernet", false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := newNetwork(t, 1)
 			cfg := n.config(1, desired.GRE, vip4.Addr())
 			was := n.inspect(1, cfg.Node.Instance)
+			if test.killed {
+				leaveFirstStart(t, n, cfg)
+			}
 			a, err := New(cfg, desired.Secrets{}, slog.New(slog.DiscardHandler))
 			testhost.Must(t, err)
 			test.spoil(cfg, a)

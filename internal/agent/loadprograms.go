@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"sync"
 
 	"github.com/cilium/ebpf"
@@ -27,6 +28,7 @@ type kernel struct {
 	assigned assignedVIPs
 	labels   labels
 	flowKeys agentAgentFlowKeys
+	isFirst  bool // no earlier process has attached programs
 }
 
 // labels are the names of the data path's counters, indexed by their numbers.
@@ -41,7 +43,8 @@ func openKernel(node *desired.AgentNode, log *slog.Logger) (*kernel, error) {
 		Programs: []string{agentProgXdpAgent, agentProgTcAgent, agentProgTcForward}, Hooks: hooks,
 	}}
 	if err := k.load(node); err != nil {
-		return nil, errors.Join(fmt.Errorf("load the data path: %w", err), k.close(), k.loader.Undo())
+		err = k.undo(fmt.Errorf("load the data path: %w", err))
+		return nil, errors.Join(err, k.close(), k.loader.Undo())
 	}
 	return k, nil
 }
@@ -67,6 +70,8 @@ func (k *kernel) load(node *desired.AgentNode) error {
 
 // variant returns the constants of the programs for tables that an earlier process has left.
 func (k *kernel) variant(node *desired.AgentNode, kept map[string]*ebpf.Map) (_ map[string]any, err error) {
+	_, err = os.Stat(k.loader.PathOf(datapath.LinkPin))
+	k.isFirst = errors.Is(err, os.ErrNotExist)
 	for _, name := range k.loader.Replaced {
 		k.log.Warn("another build made this map: it starts empty", "map", name)
 	}
@@ -177,7 +182,16 @@ var declared = datapath.Declarations{
 	{Name: agentMapSignalKeys},
 }
 
+// undo returns the error of a failed start. If no earlier process has attached programs, it removes
+// everything that this start has left, and what a killed first start has left.
+func (k *kernel) undo(err error) error {
+	if !k.isFirst {
+		return err
+	}
+	return errors.Join(err, Detach(k.loader.Instance))
+}
+
 // close closes this process's references to the data path. Pinned objects keep working.
 func (k *kernel) close() error {
-	return k.objects.Close()
+	return errors.Join(k.loader.Close(), k.objects.Close())
 }

@@ -307,7 +307,7 @@ func (r *reference) fail(svc *desired.Service, server string, fails bool) {
 // another flow has the entry.
 func (r *reference) enterAny(random *rand.Rand, flow dataplane.Flow, svc *desired.Service) {
 	bucket, table, number := r.bucketOf(flow), r.plane.Flows, r.bucketNumber(flow)
-	state := []dataplane.FlowState{stateNew, stateEstablished, stateClosing, stateClosed}[random.IntN(4)]
+	state := []dataplane.FlowState{stateNew, stateEstablished, stateSilent, stateClosing, stateClosed}[random.IntN(5)]
 	tabled, _ := r.tabled(svc)
 	if tabled.Placement == desired.PlacementHunt && random.IntN(2) == 0 {
 		place, _ := flow.TableHash(r.serviceID(flow), &r.identity)
@@ -315,7 +315,7 @@ func (r *reference) enterAny(random *rand.Rand, flow dataplane.Flow, svc *desire
 		number = uint32(bucketNumber(r.plane.HalfOpen, place))
 	}
 	server := svc.Servers[random.IntN(len(svc.Servers))].Name
-	seen := (r.now() - []uint16{0, 1, 2, 3, 20}[random.IntN(5)]) & dataplane.FlowTimeMask
+	seen := (r.now() - []uint16{0, 1, 2, 3, 14, 15, 20, 500}[random.IntN(8)]) & dataplane.FlowTimeMask
 	i := r.preferred(flow)
 	if bucket[i].state != stateFree {
 		return

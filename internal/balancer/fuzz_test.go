@@ -282,7 +282,7 @@ func (r *reference) disagreementOfAll(frames [][]byte) string {
 	after := r.counters()
 	return explainCounters("reason", want.reasons, difference(before.reasons, after.reasons)) +
 		explainCounters("server", want.servers, difference(before.servers, after.servers)) +
-		r.explainLoads() + r.explainLoadCounts(counted)
+		r.explainLoads() + r.explainLoadCounts(counted) + r.explainEntries()
 }
 
 // begin empties the tables, and gives the servers loads that follow from the frames.

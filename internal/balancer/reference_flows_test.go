@@ -3,8 +3,11 @@
 package balancer
 
 import (
+	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/desired"
@@ -226,4 +229,32 @@ func (r *reference) elapse(ticks uint16) {
 		}
 	}
 	r.elapseFlows(ticks, func(e dataplane.FlowEntry) bool { return !old(ageOf(e, now)) })
+}
+
+// explainEntries describes the buckets of both tables of flows whose entries differ from those of the
+// reference by their servers and states.
+func (r *reference) explainEntries() string {
+	var s strings.Builder
+	for _, of := range []struct {
+		name  string
+		table *dataplane.FlowTable
+		want  map[uint32]*referenceBucket
+	}{{"flows", r.plane.Flows, r.flows}, {"half-open flows", r.plane.HalfOpen, r.halfOpen}} {
+		for number, bucket := range of.want {
+			want, got := map[string]int{}, map[string]int{}
+			for i, e := range bucket {
+				if e.state != stateFree {
+					want[fmt.Sprint(e.server, " ", e.state)]++
+				}
+				if e := dataplane.FlowEntry(of.table.Entries[number*dataplane.FlowsPerBucket+uint32(i)]); e != 0 {
+					key := r.slots.Server(e.Server())
+					got[fmt.Sprint(key.Service, "/", key.Server, " ", e.State())]++
+				}
+			}
+			if diff := cmp.Diff(want, got); diff != "" {
+				fmt.Fprintf(&s, "bucket %d of %s (-want +got):\n%s", number, of.name, diff)
+			}
+		}
+	}
+	return s.String()
 }

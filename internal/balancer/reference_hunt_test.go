@@ -102,7 +102,8 @@ func (r *reference) askedFirst(svc *desired.Service, e *referenceEntry) []stage 
 }
 
 // fitting returns the course of a SYN that first asks the given servers, and then is offered to as
-// many others as it has room for, but at least to one.
+// many others as it has room for, but at least to one. If there is no other, the server that is asked
+// has to accept the connection, unless the service takes no new flows.
 func (r *reference) fitting(p parsed, svc *desired.Service, asked []stage, names []string) []stage {
 	row := r.row(svc, 0, r.bucket(p.flow, svc))
 	for n := min(len(names), tables.MaxCandidates-len(asked)); n > 0; n-- {
@@ -111,6 +112,10 @@ func (r *reference) fitting(p parsed, svc *desired.Service, asked []stage, names
 		if n == 1 || link == "" || int(p.length)+overheadOf(svc.Encapsulation, len(all), true) <= links[link] {
 			return all
 		}
+	}
+	isTaking := func(s desired.Server) bool { return r.takes(svc, s.Name) }
+	if len(asked) > 0 && slices.ContainsFunc(svc.Servers, isTaking) {
+		return []stage{{srv6.ConnectForce, asked[0].server, srv6.Offer{Column: srv6.NoColumn}.Argument()}}
 	}
 	return asked
 }

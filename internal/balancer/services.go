@@ -58,7 +58,7 @@ type services struct {
 	starting map[*service]bool
 	// abilitiesChanged tells whether services or their abilities have changed since tellAbilities.
 	abilitiesChanged bool
-	built            builtRows // forgotten after each reconcile
+	built            builtRows
 	// isSure tells that the last state that was to be put in force is in force. Otherwise the next one
 	// looks at all services, whatever it changes.
 	isSure bool

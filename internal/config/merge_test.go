@@ -245,9 +245,14 @@ services:
 			t.Errorf("%v: %+v, want %+v", overrides, got, want)
 		}
 		for i := range got.Services {
-			if s := files.File.Service(got.Services[i].Name); s != nil && len(s.Servers) > 0 &&
-				len(got.Services[i].Servers) > 0 && &s.Servers[0] == &got.Services[i].Servers[0] {
+			s := files.File.Service(got.Services[i].Name)
+			same := s != nil && len(s.Servers) > 0 && len(got.Services[i].Servers) > 0 &&
+				&s.Servers[0] == &got.Services[i].Servers[0]
+			if same {
 				reused++
+			}
+			if s != nil && (same != (s.Revision == got.Services[i].Revision) || same && !reflect.DeepEqual(*s, got.Services[i])) {
+				t.Errorf("%v: %s is reused: %v, but revision %p, before %p", overrides, s.Name, same, got.Services[i].Revision, s.Revision)
 			}
 		}
 	}

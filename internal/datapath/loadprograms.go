@@ -82,7 +82,7 @@ var LoadObjects = LoadOn
 func LoadOn(spec *ebpf.CollectionSpec, objects any, maps map[string]*ebpf.Map) error {
 	err := spec.LoadAndAssign(objects, &ebpf.CollectionOptions{MapReplacements: maps})
 	if verifier := (*ebpf.VerifierError)(nil); errors.As(err, &verifier) && !errors.Is(err, unix.EPERM) {
-		return fmt.Errorf("the kernel refuses a program: %+v", verifier)
+		return fmt.Errorf("the kernel refuses a program: %v\n%+v", err, verifier)
 	}
 	return err
 }

@@ -34,6 +34,9 @@ const patience = 60 * time.Second
 // mostServers is the number of servers that all labs may have at a time.
 const mostServers = 52
 
+// longestTest is the limit for a lab of another test to be removed.
+const longestTest = 15 * time.Minute
+
 var (
 	// segue is the executable under test, and laboratory that of the lab.
 	segue, laboratory string
@@ -142,11 +145,21 @@ func topology(services ...string) lab.Topology {
 	return t
 }
 
-// reserveServers waits until labs with fewer servers are up than the kernel permits.
+// reserveServers waits until a lab with so many servers can be up beside the others. Shared labs that
+// no test uses make room for it.
 func reserveServers(t *testing.T, count int) (release func()) {
 	t.Helper()
-	must(t, freeServers.Acquire(t.Context(), int64(count)))
-	return func() { freeServers.Release(int64(count)) }
+	release = func() { freeServers.Release(int64(count)) }
+	if freeServers.TryAcquire(int64(count)) {
+		return release
+	}
+	must(t, pool.takeDownFree())
+	ctx, cancel := context.WithTimeout(t.Context(), longestTest)
+	defer cancel()
+	if err := freeServers.Acquire(ctx, int64(count)); err != nil {
+		t.Fatalf("other labs have had too many servers for %v: this one needs %d of %d", longestTest, count, mostServers)
+	}
+	return release
 }
 
 // up builds a lab for the duration of a test. If the test fails, the logs of its processes are

@@ -7,7 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
+	"slices"
 	"sync"
 	"testing"
 
@@ -22,11 +24,15 @@ type sharedLabs struct {
 	mu    sync.Mutex
 	count int                   // of labs that were made
 	free  map[string][]*lab.Lab // by topology
+	// release gives the servers of a lab back (reserveServers).
+	release map[*lab.Lab]func()
 	// before contains what the data paths had counted when the present test began, by instance.
 	before map[string]counts
 }
 
-var pool = sharedLabs{free: map[string][]*lab.Lab{}, before: map[string]counts{}}
+var pool = sharedLabs{
+	free: map[string][]*lab.Lab{}, release: map[*lab.Lab]func(){}, before: map[string]counts{},
+}
 
 // shared returns a lab that other tests have used, or a new one. After the test, the lab gets its
 // configurations and next hops back, and its overrides are removed. So the test may change these, and
@@ -39,10 +45,13 @@ func shared(t *testing.T, topology lab.Topology) *lab.Lab {
 	must(t, err)
 	l := pool.take(string(shape))
 	if l == nil {
-		reserveServers(t, topology.Servers) // until the end of all tests
+		release := reserveServers(t, topology.Servers)
 		topology.Name = pool.newName()
-		l, err = lab.Up(interrupted, topology, executables(segue))
-		must(t, err)
+		if l, err = lab.Up(interrupted, topology, executables(segue)); err != nil {
+			release()
+			t.Fatal(err)
+		}
+		pool.keep(l, release)
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -53,9 +62,7 @@ func shared(t *testing.T, topology lab.Topology) *lab.Lab {
 			pool.give(string(shape), l)
 			return
 		}
-		if err := l.Down(); err != nil {
-			t.Error(err)
-		}
+		must(t, pool.remove(l))
 	})
 	awaitServers(t, l)
 	pool.begin(t, l)
@@ -113,6 +120,38 @@ func (s *sharedLabs) give(shape string, l *lab.Lab) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.free[shape] = append(s.free[shape], l)
+}
+
+// keep notes how to give back the servers of a lab that was made.
+func (s *sharedLabs) keep(l *lab.Lab, release func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.release[l] = release
+}
+
+// remove takes a lab down and gives its servers back.
+func (s *sharedLabs) remove(l *lab.Lab) error {
+	if err := l.Down(); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.release[l]()
+	delete(s.release, l)
+	return nil
+}
+
+// takeDownFree removes the labs that no test uses.
+func (s *sharedLabs) takeDownFree() error {
+	s.mu.Lock()
+	free := slices.Concat(slices.Collect(maps.Values(s.free))...)
+	clear(s.free)
+	s.mu.Unlock()
+	var errs []error
+	for _, l := range free {
+		errs = append(errs, s.remove(l))
+	}
+	return errors.Join(errs...)
 }
 
 // sharedName returns the name of a shared lab.

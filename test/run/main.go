@@ -7,8 +7,8 @@
 // Without arguments it runs the tiers unit, packet and e2e. A tier in which no test ran has failed.
 // Otherwise it would look like success if the machine lacks something and all tests are skipped.
 //
-// The tiers package, race and soak take longer, so they run only when they are named. The tier soak
-// has the full length of tests of which the other tiers run a short form.
+// The tiers long, race, package and soak run only when they are named. .ci/run names the first three.
+// The tier soak has the full length of tests of which the other tiers run a short form.
 //
 // The command also runs all fuzzers one after the other. Each fuzzer gets an equal share of the
 // time.
@@ -38,8 +38,9 @@ const module = "github.com/segue-lb/segue"
 // A tier is a set of packages with the options by which `go test` runs them. The output shows
 // tiers of the same name as one.
 type tier struct {
-	name     string
-	packages []string // folders below the module; empty: all packages that no other tier has
+	name string
+	// packages are folders below the module; empty: all packages that no other tier has.
+	packages []string
 	flags    []string
 	env      []string
 	args     []string // arguments of the test programs
@@ -48,71 +49,81 @@ type tier struct {
 	beside bool
 }
 
-// Nothing else is built with -race, so a tier with raceFlags compiles the Go library and all that it
-// tests anew. Without data for debuggers the compiler needs a sixth less. Stack traces still name
-// files and lines.
-var raceFlags = []string{"-race", "-gcflags=all=-dwarf=false", "-timeout=30m", "-p=4", "-parallel=4"}
-
-// The race detector is linked through cgo, which needs a C compiler. clang is there for the BPF
-// programs.
-var raceEnv = []string{"CGO_ENABLED=1", "CC=clang"}
-
 var tiers = []tier{
 	{
-		// All unit tests run without the race detector. `make build` has then compiled most of what
-		// they need. More packages and tests run at a time than there are cores, because many of
-		// them wait.
+		// More packages and tests run at a time than there are cores, because many of them wait.
 		name:  "unit",
-		flags: []string{"-timeout=10m", "-p=4", "-parallel=4"},
+		flags: []string{"-timeout=10m", "-p=6", "-parallel=6"},
 	},
 	{
-		// Packages in which goroutines share memory, and which need no large library, run with the
-		// race detector here. The tier race has the other packages that start goroutines: gRPC, BGP
-		// and OpenAPI would be half of all that has to be compiled for them.
-		name: "unit",
-		packages: []string{
-			"internal/daemon", "internal/events", "internal/health", "internal/health/probe",
-			"internal/load", "internal/poll", "internal/rundir",
-		},
-		flags: raceFlags, env: raceEnv,
-		beside: true,
-	},
-	{
-		name: "packet", // tests that run BPF programs in the kernel
-		packages: []string{
-			"internal/balancer", "internal/balancer/dataplane", "internal/agent",
-			"internal/nexthop", "lab/bench", "lab/pktgen",
-		},
+		name:     "packet", // tests that run BPF programs in the kernel
+		packages: packetPackages,
 		// More tests and packages run at a time than there are cores, because many of them wait
 		// for the kernel to change tables or routes.
-		flags: []string{"-count=1", "-timeout=40m", "-parallel=4", "-p=3"},
+		flags: []string{"-count=1", "-timeout=40m", "-parallel=4", "-p=3", "-skip=" + longPacketTests},
 	},
 	{
 		name:     "e2e", // tests with networks of namespaces
 		packages: []string{"lab", "test/e2e"},
 		// One package runs at a time, because all packages use the resources of the whole machine.
-		flags: []string{"-count=1", "-timeout=30m", "-p=1", "-parallel=6"},
+		flags: []string{"-count=1", "-timeout=30m", "-p=1", "-parallel=6", "-skip=" + longTests},
 	},
 }
 
-// packageTier tests the Debian packages, on bare hosts in namespaces.
-var packageTier = tier{
-	name:     "package",
-	packages: []string{"test/packages"},
-	flags:    []string{"-count=1", "-timeout=30m"},
+var packetPackages = []string{
+	"internal/balancer", "internal/balancer/dataplane", "internal/agent", "internal/nexthop",
+	"lab/bench", "lab/pktgen",
 }
 
-// raceTier runs the other packages that start goroutines with the race detector, with what they need
-// of gRPC, BGP and OpenAPI.
-var raceTier = tier{
-	name: "race",
-	packages: []string{
-		"./cmd/segue", "./cmd/segue-lab", "./internal/api", "./internal/bgp", "./internal/cli",
-		"./internal/control", "./internal/datapath", "./internal/netdev", "./internal/store/...",
-		"./lab/application", "./lab/httpload", "./quiclb/quicgo", "./research/testbed", "./test/run",
+// behind are the tiers that .ci/run runs after the others. They run only when they are named.
+var behind = []tier{
+	{
+		name:     "long", // tests that wait or compute for long
+		packages: []string{"./test/e2e"},
+		flags:    []string{"-count=1", "-timeout=30m", "-parallel=6", "-run=" + longTests},
 	},
-	flags: raceFlags, env: raceEnv,
+	{
+		name:     "long",
+		packages: []string{"./internal/balancer", "./internal/agent"},
+		flags:    []string{"-count=1", "-timeout=30m", "-parallel=4", "-run=" + longPacketTests},
+	},
+	{
+		// Packages that start goroutines. Nothing else is built with -race, so this tier compiles
+		// the Go library and all that it tests anew. Without data for debuggers the compiler needs a
+		// sixth less. Stack traces still name files and lines.
+		name: "race",
+		packages: []string{
+			"./cmd/segue", "./cmd/segue-lab", "./internal/api", "./internal/bgp", "./internal/cli",
+			"./internal/control", "./internal/daemon", "./internal/datapath", "./internal/events",
+			"./internal/health", "./internal/health/probe", "./internal/load", "./internal/netdev",
+			"./internal/poll", "./internal/rundir", "./internal/store/...", "./lab/application",
+			"./lab/httpload", "./quiclb/quicgo", "./research/testbed", "./test/run",
+		},
+		flags: []string{"-race", "-gcflags=all=-dwarf=false", "-timeout=30m", "-p=4", "-parallel=4"},
+		// The race detector is linked through cgo, which needs a C compiler. clang is there for the
+		// BPF programs.
+		env: []string{"CGO_ENABLED=1", "CC=clang"},
+	},
+	{
+		name:     "package", // tests of the Debian packages, on bare hosts in namespaces
+		packages: []string{"test/packages"},
+		flags:    []string{"-count=1", "-timeout=30m"},
+	},
 }
+
+// longTests are the end-to-end tests of the tier long.
+const longTests = "^(TestInfer|TestInferFaults|TestServerFailures|TestBalancersComeAndGo|TestBFD|" +
+	"TestRoutersOfTheGuide|TestRoutesOfNoDataPath|TestKillsUnderManyConnections|TestStoreFaults|" +
+	"TestStoreClusterFaults|TestSchemathesis|TestPersistenceChangesUnderLoad|TestSYNFlood|" +
+	"TestSYNFloodOfAServiceThatHunts|TestSYNFloodWithoutFlowTable|TestHuntingOverBadLinks|" +
+	"TestServersAndABalancerFailAtOnce|TestHistoryKeepsConnections|TestHintsKeepConnections|" +
+	"TestServersWithoutTimestamps|TestServerWithoutWayToBalancers|TestKilledApplication|" +
+	"TestToolsWithoutFlowTable|TestUpgradeOfAFleet)$"
+
+// longPacketTests are the packet tests of the tier long: processes that are killed or fail at each
+// step of their start.
+const longPacketTests = "^(TestKilledWithTwoInterfaces|TestFirstStartKilledAtEveryStep|" +
+	"TestKilledAtEveryStep|TestFailedStartChangesNothing|TestFailedFirstStartLeavesNothing)$"
 
 // soakTier is the name of all tiers in soak.
 const soakTier = "soak"
@@ -182,9 +193,15 @@ func (t tier) choosePackages(all []string) []string {
 	})
 }
 
+// isNamed tells whether the tier names its packages as `go test` takes them. The other tiers divide
+// all packages of the module.
+func (t tier) isNamed() bool {
+	return len(t.packages) > 0 && strings.HasPrefix(t.packages[0], "./")
+}
+
 // tierOf returns the packages of the tier that a package belongs to.
 func tierOf(pkg string) []string {
-	for _, t := range slices.Concat(tiers, []tier{packageTier}) {
+	for _, t := range slices.Concat(tiers, behind) {
 		if slices.Contains(t.packages, strings.TrimPrefix(pkg, module+"/")) {
 			return t.packages
 		}
@@ -292,7 +309,7 @@ func (s stage) run(ctx context.Context, all []string) (total result, failed []st
 	var running sync.WaitGroup
 	for i, t := range s {
 		packages := t.packages
-		if t.name != soakTier && t.name != raceTier.name {
+		if !t.isNamed() {
 			packages = t.choosePackages(all)
 		}
 		running.Go(func() { results[i], errs[i] = t.run(ctx, packages) })
@@ -340,13 +357,13 @@ func choose(names []string) ([]tier, error) {
 	var chosen []tier
 	for _, name := range names {
 		before := len(chosen)
-		for _, t := range slices.Concat(tiers, []tier{packageTier, raceTier}, soak) {
+		for _, t := range slices.Concat(tiers, behind, soak) {
 			if t.name == name {
 				chosen = append(chosen, t)
 			}
 		}
 		if len(chosen) == before {
-			return nil, fmt.Errorf("tier %q: not one of unit, packet, e2e, package, race, soak", name)
+			return nil, fmt.Errorf("tier %q: not one of unit, packet, e2e, long, race, package, soak", name)
 		}
 	}
 	return chosen, nil

@@ -166,14 +166,15 @@ func TestTiersDivideThePackages(t *testing.T) {
 	all := []string{
 		module + "/cmd/segue", module + "/internal/tables", module + "/internal/balancers",
 		module + "/internal/balancer", module + "/internal/nexthop", module + "/test/e2e",
+		module + "/test/packages", module + "/internal/control",
 	}
 	found := map[string][]string{}
-	for _, tier := range tiers {
+	for _, tier := range slices.Concat(tiers, behind) {
 		for _, p := range tier.choosePackages(all) {
 			found[p] = append(found[p], tier.name)
 		}
 	}
-	for i, want := range []string{"unit", "unit", "unit", "packet", "packet", "e2e"} {
+	for i, want := range []string{"unit", "unit", "unit", "packet", "packet", "e2e", "package", "unit"} {
 		if got := strings.Join(found[all[i]], " "); got != want {
 			t.Errorf("%s is in tier %q, want %q", all[i], got, want)
 		}

@@ -150,19 +150,27 @@ func (r *Reader) ServerNames() (map[uint32]ServerName, error) {
 	return readServerNames(r.maps.ServerLabels)
 }
 
-// ServerNamesOf reads the names of a service's servers, by slot. It reads the label of no other
-// service's server, unless that server has failed.
-func (r *Reader) ServerNamesOf(service string, number uint32) map[uint32]ServerName {
+// ServerNamesOf reads the names of a service's servers, by slot. It reads the labels of few other
+// servers. ServerNamesOf returns an error if a label cannot be read.
+func (r *Reader) ServerNamesOf(service string, number uint32) (map[uint32]ServerName, error) {
 	names := map[uint32]ServerName{}
 	for slot := range uint32(len(r.Servers.servers)) {
 		if !r.Servers.mayBeOf(slot, number) {
 			continue
 		}
-		if name, ok := r.ServerName(slot); ok && name.Service == service {
+		var label balancerServerLabel
+		err := r.maps.ServerLabels.Lookup(slot, &label)
+		if errors.Is(err, ebpf.ErrKeyNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read the label of slot %d: %w", slot, err)
+		}
+		if name := nameIn(&label); name.Service == service {
 			names[slot] = name
 		}
 	}
-	return names
+	return names, nil
 }
 
 // ServerName reads the name of the slot's server. It returns false if the slot has none.

@@ -44,11 +44,15 @@ func (t *Maps) serverTable(in *Directory) *ServerTable {
 // Has tells whether the table has the slot.
 func (t *ServerTable) Has(slot uint32) bool { return int(slot) < len(t.servers) }
 
-// mayBeOf tells whether the slot may have a server of the service with this number: one that has failed
-// has no number.
+// mayBeOf tells whether the slot may have a server of the service with this number. A server that has
+// failed has no number. A removed one keeps the number that its service had then. Slots that have never
+// been in use have no address.
 func (t *ServerTable) mayBeOf(slot, service uint32) bool {
+	if t.servers[slot].Address == (balancerServer{}).Address {
+		return false
+	}
 	of := atomic.LoadUint32(&t.servers[slot].Service)
-	return (of == service || of == NoService) && t.servers[slot].Address != balancerServer{}.Address
+	return of == service || of == NoService || t.Flags(slot)&FlagInUse == 0
 }
 
 // Address returns the locator of the slot's server, or the far end of the tunnel to it.

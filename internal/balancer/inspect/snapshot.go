@@ -451,7 +451,7 @@ func (v *View) addServers(services map[string]*ServiceState, counts *dataplane.S
 func (v *View) serverNames(services map[string]*ServiceState) (map[uint32]dataplane.ServerName, error) {
 	if len(services) == 1 {
 		for name, service := range services {
-			return v.tables.ServerNamesOf(name, service.number), nil
+			return v.tables.ServerNamesOf(name, service.number)
 		}
 	}
 	return v.tables.ServerNames()

@@ -69,6 +69,9 @@ func TestFigures(t *testing.T) {
 		if *figures && held != want {
 			t.Errorf("%s: %d figures are held to 5%%, want %d", file, held, want)
 		}
+		if len(report.Assertions) < want-len(exceptions) {
+			t.Errorf("%s: %d conditions are checked, which are too few for %d figures", file, len(report.Assertions), want)
+		}
 	}
 }
 
