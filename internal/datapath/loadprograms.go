@@ -104,9 +104,10 @@ func (l *Loader) openMaps(spec *ebpf.CollectionSpec) (map[string]*ebpf.Map, erro
 		if err != nil {
 			return kept, fmt.Errorf("table %s: %w", name, err)
 		}
-		err = spec.Maps[name].Compatible(m)
 		if declared.Life == Expendable { // the name is a part of the layout: see NameAfter
 			err = Compatible(spec.Maps[name], m)
+		} else {
+			err = spec.Maps[name].Compatible(m)
 		}
 		if err == nil {
 			kept[name] = m

@@ -65,8 +65,8 @@ var tiers = []tier{
 	{
 		name:     "e2e", // tests with networks of namespaces
 		packages: []string{"lab", "test/e2e"},
-		// One package runs at a time, because all packages use the resources of the whole machine.
-		flags: []string{"-count=1", "-timeout=30m", "-p=1", "-parallel=6", "-skip=" + longTests},
+		// More tests run at a time than there are cores, because most of them wait.
+		flags: []string{"-count=1", "-timeout=30m", "-p=2", "-parallel=6", "-skip=" + longTests},
 	},
 }
 
@@ -84,7 +84,7 @@ var behind = []tier{
 	},
 	{
 		name:     "long",
-		packages: []string{"./internal/balancer", "./internal/agent"},
+		packages: []string{"./internal/balancer", "./internal/agent", "./lab/bench"},
 		flags:    []string{"-count=1", "-timeout=30m", "-parallel=4", "-run=" + longPacketTests},
 	},
 	{
@@ -118,12 +118,14 @@ const longTests = "^(TestInfer|TestInferFaults|TestServerFailures|TestBalancersC
 	"TestSYNFloodOfAServiceThatHunts|TestSYNFloodWithoutFlowTable|TestHuntingOverBadLinks|" +
 	"TestServersAndABalancerFailAtOnce|TestHistoryKeepsConnections|TestHintsKeepConnections|" +
 	"TestServersWithoutTimestamps|TestServerWithoutWayToBalancers|TestKilledApplication|" +
-	"TestToolsWithoutFlowTable|TestUpgradeOfAFleet)$"
+	"TestToolsWithoutFlowTable|TestFailedStartsUnderLoad|TestDeadServer|" +
+	"TestTwoArmedBalancersAreKilled|TestUpgradeOfAFleet)$"
 
 // longPacketTests are the packet tests of the tier long: processes that are killed or fail at each
-// step of their start.
+// step of their start, and the measurements.
 const longPacketTests = "^(TestKilledWithTwoInterfaces|TestFirstStartKilledAtEveryStep|" +
-	"TestKilledAtEveryStep|TestFailedStartChangesNothing|TestFailedFirstStartLeavesNothing)$"
+	"TestKilledAtEveryStep|TestFailedStartChangesNothing|TestFailedFirstStartLeavesNothing|" +
+	"TestMeasurePackets)$"
 
 // soakTier is the name of all tiers in soak.
 const soakTier = "soak"

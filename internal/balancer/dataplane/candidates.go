@@ -147,16 +147,19 @@ func (r *Rows) words() uint32 {
 	return uint32(max(1, (len(r.servers)+candidatesPerWord-1)/candidatesPerWord))
 }
 
-// fill writes the slots that belong into the words of the table from the first one on.
+// fill writes the slots that belong into the words of the table from the first one on. Slots behind
+// the last row are 0.
 func (r *Rows) fill(first int, words []uint64) {
 	servers := r.servers[min(first*candidatesPerWord, len(r.servers)):]
 	into := slotsIn(words)
-	into = into[:min(len(into), len(servers))]
+	count := min(len(into), len(servers))
+	clear(into[count:])
+	into = into[:count]
 	if r.slots == nil {
 		copy(into, servers)
 		return
 	}
-	for i, server := range servers[:len(into)] {
+	for i, server := range servers[:count] {
 		if server != NoServer {
 			server = r.slots[server]
 		}
