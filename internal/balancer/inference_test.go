@@ -288,7 +288,8 @@ func TestFloodKeepsEstimates(t *testing.T) {
 }
 
 // visitors open flows to servers that serve two flows at once, each for half a second in the mean.
-// What is learned of servers is true only of flows that end as they are served.
+// The balancer learns the true capacity of a server only if its flows end in the order in which the
+// server serves them.
 type visitors struct {
 	*fixture
 	random *rand.Rand

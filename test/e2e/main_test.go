@@ -34,7 +34,7 @@ const patience = 60 * time.Second
 // mostServers is the number of servers that all labs may have at a time.
 const mostServers = 52
 
-// longestTest is the limit for a lab of another test to be removed.
+// longestTest is how long a test waits for the labs of other tests to be removed.
 const longestTest = 15 * time.Minute
 
 var (

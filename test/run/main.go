@@ -85,8 +85,28 @@ var behind = []tier{
 	},
 	{
 		name:     "long",
-		packages: []string{"./internal/balancer", "./internal/agent", "./lab/bench"},
+		packages: []string{"./internal/agent", "./lab/bench"},
 		flags:    []string{"-count=1", "-timeout=30m", "-parallel=4", "-run=" + longPacketTests},
+	},
+	{
+		name:     "long",
+		packages: []string{"./internal/balancer"},
+		flags:    []string{"-count=1", "-timeout=30m", "-parallel=4", "-run=" + longPacketTests},
+		args:     []string{"-crashes=2"},
+	},
+	{
+		name:     "long",
+		packages: []string{"./research/sim/placement"},
+		flags:    []string{"-count=1", "-timeout=30m", "-run=^TestFigures$"},
+		args:     []string{"-figures"},
+		beside:   true,
+	},
+	{
+		name:     "long",
+		packages: []string{"./internal/store"},
+		flags:    []string{"-count=1", "-timeout=30m", "-run=^Test(ManyBalancers|Bulk)$"},
+		args:     []string{"-balancers=25", "-bulk=2000"},
+		beside:   true,
 	},
 	{
 		// Packages that start goroutines. Nothing else is built with -race, so this tier compiles

@@ -17,7 +17,7 @@ var sideKinds = [...]sideKind{
 	{"node.inside", xdpHook(datapath.InsidePin), returnHook("link_return_inside")},
 }
 
-// hooks are the hooks with pins, in the order in which programs are attached. The tc_return programs
+// hooks lists all hooks that have pins, in the order in which programs are attached. The tc_return programs
 // come first, because XDP passes packets to them. The XDP program of the outside comes last, because
 // the packets that it forwards are answered on the inside.
 var hooks = []datapath.Hook{sideKinds[0].onReturn, sideKinds[1].onReturn, sideKinds[1].xdp, sideKinds[0].xdp}
