@@ -396,7 +396,7 @@ func knownOf(svc *desired.Service, hasHints bool) dataplane.Known {
 	switch persistence := svc.Persistence.Method(); {
 	case persistence.HasCookies:
 		return dataplane.Known{Function: srv6.Steer, Argument: srv6.Offer{
-			Cookie:  max(1, bits.Len(uint(svc.Candidates-1))), // as in bpf/balancer/persist/stateless.h
+			Cookie:  max(1, bits.Len(uint(svc.Candidates-1))), // as in bpf/balancer/persist/cookie.h
 			Returns: hasHints,
 		}.Argument()}
 	case persistence.ByColumn:

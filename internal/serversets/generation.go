@@ -10,9 +10,6 @@ package serversets
 
 import (
 	"cmp"
-	"crypto/sha256"
-	"encoding/binary"
-	"encoding/json"
 	"fmt"
 	"maps"
 	"reflect"
@@ -124,20 +121,6 @@ func (g Generations) Check(services []desired.Service) error {
 		}
 	}
 	return nil
-}
-
-// Digest identifies sets, and the history of columns in servers (0: the service finds no flows by
-// columns). Balancers whose digests of a service are equal have the same candidate tables.
-func Digest(sets []Set, history int) uint32 {
-	text, err := json.Marshal(sets)
-	if err != nil {
-		panic(err) // sets contain only numbers and strings
-	}
-	if history > 0 {
-		text = fmt.Append(text, history)
-	}
-	sum := sha256.Sum256(text)
-	return binary.BigEndian.Uint32(sum[:])
 }
 
 // Table builds the candidate table of the set. If flows take turns, it has a row for each turn of a

@@ -475,6 +475,26 @@ static __always_inline __u64 count_states(struct load *load, enum flow_state fro
  * packets change nothing, and the code is large. */
 int note_change(__u64 old, __u64 new);
 
+/* Whether a change gives a free entry, or that of a new flow, to a new flow. */
+static __always_inline bool begins_flow(__u64 old, __u64 new)
+{
+	return is_replaced(old, new) && entry_state(new) == FLOW_NEW &&
+	       (!old || (old >> FLOW_STATE_SHIFT & FLOW_STATE_MASK) == FLOW_NEW);
+}
+
+/* Counts such a change, as note_change() does if no service has a ranking. Inlined: under `hash`,
+ * every SYN of a new flow makes one. */
+static __always_inline void count_new_flow(__u64 old, __u64 new)
+{
+	struct load *load = load_at(entry_server(new));
+
+	if (load)
+		__sync_fetch_and_add(&load->placed, 1);
+	load = load_at(entry_server(old));
+	if (load && old)
+		__sync_fetch_and_add(&load->lost, 1);
+}
+
 static __always_inline bool entry_swap(__u64 *entry, __u64 old, __u64 new)
 {
 	return __sync_val_compare_and_swap(entry, old, new) == old;
@@ -491,7 +511,14 @@ static __always_inline bool entry_change(__u64 *entry, __u64 old, __u64 new)
 {
 	if (!entry_swap(entry, old, new))
 		return false;
-	if (!dry_run)
+	if (dry_run)
+		return true;
+	/* Otherwise the verifier walks what follows once for each state of the old entry. */
+	old = forget(old);
+	new = forget(new);
+	if (!has_features(PLACEMENTS_RANKING) && begins_flow(old, new))
+		count_new_flow(old, new);
+	else
 		note_change(old, new);
 	return true;
 }
