@@ -28,12 +28,13 @@ enum lb_reason {
 	LB_COPY_ICMP, /* an ICMP error of an unknown flow, to all servers of its service */
 
 	/* To a server. */
-	LB_FORWARD_KNOWN,    /* the flow table named the server */
-	LB_FORWARD_NEW,	     /* placed, and entered in the flow table */
-	LB_FORWARD_HUNT,     /* offered to candidates; not entered anywhere */
-	LB_FORWARD_RECOVER,  /* not the first of an unknown flow: placed, or sent to candidates */
-	LB_FORWARD_NO_ROOM,  /* placed, but the flow table had no room for the flow */
-	LB_FORWARD_RESET,    /* a reset to a server that has signalled another server's flow */
+	LB_FORWARD_KNOWN,   /* persistence named the server */
+	LB_FORWARD_NEW,	    /* placed, and entered in the flow table if the service uses it */
+	LB_FORWARD_HUNT,    /* offered to candidates; not entered anywhere */
+	LB_FORWARD_RECOVER, /* a later packet of an unknown flow: placed, or sent to candidates */
+	LB_FORWARD_NO_ROOM, /* placed, but the flow table had no room for the flow */
+	/* A reset to a server that has accepted a flow which another server has. */
+	LB_FORWARD_RESET,
 	LB_FORWARD_FRAGMENT, /* a later fragment */
 	LB_FORWARD_ICMP,     /* an ICMP error about the flow */
 
@@ -54,9 +55,11 @@ enum lb_reason {
 	LB_DROP_IP_HEADER,
 	LB_DROP_EXTENSION,
 	LB_DROP_ROUTING_HEADER,
-	LB_DROP_FRAGMENT,	  /* a first fragment without all headers */
-	LB_DROP_FRAGMENT_UNKNOWN, /* a later fragment without the first one, which cannot be held */
-	LB_DROP_FRAGMENT_ROOM,	  /* the same, because others of its source use up the room */
+	LB_DROP_FRAGMENT, /* a first fragment without all headers */
+	/* A later fragment whose first one is unknown, and that cannot be held. */
+	LB_DROP_FRAGMENT_UNKNOWN,
+	/* A later fragment that is not held, because too many others are. */
+	LB_DROP_FRAGMENT_ROOM,
 	LB_DROP_PROTOCOL,
 	LB_DROP_TRANSPORT,
 	LB_DROP_TCP_FLAGS,	 /* SYN with FIN or RST */
@@ -67,7 +70,7 @@ enum lb_reason {
 	LB_DROP_ICMP_NO_SERVICE, /* an error about a flow of no service */
 	LB_DROP_OUTSIDE,	 /* a packet that only hosts of the domain may send */
 	LB_DROP_SIGNAL,		 /* a malformed signal, or answer to a probe */
-	LB_DROP_SENDER,		 /* a signal, or an answer, from no server of the service */
+	LB_DROP_SENDER,		 /* a signal, a returned packet or an answer of a wrong sender */
 	LB_DROP_TAG,		 /* a signal without a valid tag */
 	LB_DROP_HOP_LIMIT,	 /* hop limit exceeded, and no answer is permitted */
 	LB_DROP_NO_SERVER,	 /* the same as LB_ANSWER_NO_SERVER, without an answer */
@@ -79,8 +82,8 @@ enum lb_reason {
 	LB_COUNT,
 };
 
-/* Counters by reason. Packets to servers are counted by server alone (server_counters); of them,
- * this map has only the sums of removed servers, which user space adds. */
+/* Counters by reason. Packets to servers are counted in server_counters instead. Of these, this map
+ * has only the sums of removed servers, which user space adds. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, LB_COUNT);
@@ -203,6 +206,8 @@ static __always_inline void count_received_signal(__u32 server, bool removes)
 		counter->created++;
 }
 
+/* Counts an answered SYN at the server that it was offered to first; negative: that server is not
+ * known. */
 static __always_inline void count_answered_offer(int server)
 {
 	__u32 number = server;

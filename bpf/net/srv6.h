@@ -13,7 +13,8 @@
 /* The most servers that a packet of an unknown flow visits: candidates of the present generation
  * and of former ones. Most drivers leave 256 bytes in front of a frame, of which the kernel keeps
  * 40 (struct xdp_frame). The headers for so many servers fit into the rest. A server drops packets
- * that would visit more: strangers could let servers pass a packet to and fro. */
+ * with more servers left to visit. Otherwise strangers could make servers pass a packet to and
+ * fro. */
 #define MAX_SEGMENTS 10
 
 /* What a SID asks of the host that its locator names (docs/understand/protocol.md). */
