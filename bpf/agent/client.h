@@ -80,6 +80,7 @@ read_inserted_client(struct xdp_md *ctx, const struct envelope *envelope, struct
 	return true;
 }
 
+/* Reads the client's packet inside an outer header (SRv6, GRE or IPIP). False: it is malformed. */
 static __always_inline bool read_wrapped_client(struct xdp_md *ctx, const struct envelope *envelope,
 						struct client_packet *client)
 {
@@ -90,17 +91,18 @@ static __always_inline bool read_wrapped_client(struct xdp_md *ctx, const struct
 	};
 
 	if (envelope->ethertype == bpf_htons(ETH_P_IP)) {
-		/* Fragments are accepted here. */
+		/* With a place to describe a fragment, parse_ipv4() also reads fragments. */
 		if (parse_ipv4(&at, pkt, &client->fragment))
 			return false;
 	} else if (parse_ipv6(&at, pkt)) {
 		return false;
 	}
-	pkt->length += envelope->size; /* as move_to() counts from the start of the frame */
+	pkt->length += envelope->size; /* move_to() counts this length from the outer header on */
 	pkt->transport = at.pos - frame_start(ctx);
 	return true;
 }
 
+/* Whether a packet is ICMP of its version of IP. */
 static __always_inline bool is_icmp_for(const struct packet *pkt)
 {
 	return pkt->key.protocol ==
@@ -108,8 +110,9 @@ static __always_inline bool is_icmp_for(const struct packet *pkt)
 }
 
 /*
- * Reads the client's packet up to the ports. `client` must be zero. False when it is not TCP, or
- * has no flow. Not inlined: the verifier walks it once.
+ * Reads the client's packet up to the ports. `client` must be zero. True: it is of TCP or quotes a
+ * packet of TCP, or it is a later fragment, which has no ports. Not inlined: the verifier walks it
+ * once.
  */
 __noinline int read_client(struct xdp_md *ctx, const struct envelope *envelope,
 			   struct client_packet *client)

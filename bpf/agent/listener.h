@@ -28,8 +28,8 @@ enum listener_state {
 	LISTENER_ELSEWHERE, /* the host passes connections on: it has forwarded a SYN-ACK */
 };
 
-/* By TCP service of one port; only those whose application has listened, here or elsewhere. Kept
- * across restarts. User space deletes services that are no longer configured. */
+/* The state of each TCP service with a port whose application has listened, here or elsewhere. It
+ * is kept across restarts. User space deletes services that are no longer configured. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, MAX_AGENT_SERVICES);
@@ -97,8 +97,8 @@ static __always_inline void note_refused(const struct flow_key *flow)
 		*(volatile __u32 *)state = LISTENER_REFUSED;
 }
 
-/* Notes a packet of this host that refuses a connection. The host no longer passes connections of
- * the service on. */
+/* Notes a packet of this host that refuses a connection. If the host has passed connections of the
+ * service on, it does so no longer. */
 static __always_inline void note_refusal(const struct __sk_buff *skb, const struct sent *sent)
 {
 	struct service_key key __attribute__((aligned(8))) = {}; /* addresses are copied as words */

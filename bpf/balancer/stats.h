@@ -101,7 +101,7 @@ struct server_counter {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1); /* set at load: as servers */
+	__uint(max_entries, 1); /* set at load: one for each slot */
 	__type(key, __u32);
 	__type(value, struct server_counter);
 } server_counters SEC(".maps");
@@ -114,7 +114,7 @@ struct signal_counter {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1); /* set at load: as servers */
+	__uint(max_entries, 1); /* set at load: one for each slot */
 	__type(key, __u32);
 	__type(value, struct signal_counter);
 } server_signals SEC(".maps");
@@ -123,7 +123,7 @@ struct {
  * space compares them with the offers (LB_FORWARD_HUNT). */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1); /* set at load: as servers */
+	__uint(max_entries, 1); /* set at load: one for each slot */
 	__type(key, __u32);
 	__type(value, __u64);
 } answered_offers SEC(".maps");

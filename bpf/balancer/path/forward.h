@@ -13,7 +13,8 @@
 #include "balancer/segments.h"
 #include "balancer/stats.h"
 
-/* Inlined for each kind, so that sizes of headers are constants. */
+/* Encapsulates the packet for `count` servers. Returns LB_NONE, or why it cannot be sent. Inlined
+ * for each kind, so that sizes of headers are constants. */
 static __always_inline enum lb_reason send_as(struct xdp_md *ctx, enum encapsulation kind,
 					      struct encap *encap, __u32 count, __u64 next_hop,
 					      const struct port *port)
@@ -109,6 +110,7 @@ static __always_inline const struct port *send(struct xdp_md *ctx, const struct 
 	return *failed ? NULL : port;
 }
 
+/* Sends the frame out by a port, and returns the verdict. */
 static __always_inline int transmit(const struct port *port)
 {
 	return port->ifindex == host_hairpin ? XDP_TX : bpf_redirect(port->ifindex, 0);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Resets of TCP connections: to a client that no server gets (reject.h), and in the name of a
- * client to a server (signals.h).
+ * Resets of TCP connections: to a client whose packet no server gets (reject.h), and in the name of
+ * a client to a server (signals.h).
  */
 #ifndef SEGUE_BALANCER_PATH_RESET_H
 #define SEGUE_BALANCER_PATH_RESET_H
@@ -11,7 +11,7 @@
 
 /* The fields of a reset. Its addresses and ports are those of a flow. */
 struct reset {
-	bool to_client; /* else it goes the way of the client's packets */
+	bool to_client; /* else it goes from the client to the VIP */
 	bool has_ack;	/* the flag ACK */
 	__be32 seq;
 	__be32 ack_seq;

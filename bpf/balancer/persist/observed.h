@@ -32,8 +32,8 @@ static __always_inline void observed_lookup(const struct packet *pkt, const stru
 	flow_search(flow);
 }
 
-/* Observes a new flow of an observed service that is placed on a server. A SYN soon after the last
- * packet of the client begins no new flow: the end that it sent may be forged. Not inlined: see
+/* Enters a new flow of an observed service that is placed on a server. A SYN soon after another
+ * packet of the client begins no new flow: a FIN or RST in between may be forged. Not inlined: see
  * handle_in_full. */
 __noinline int observe_new(const struct packet *pkt, const struct service *service, __u32 server)
 {
@@ -49,7 +49,7 @@ __noinline int observe_new(const struct packet *pkt, const struct service *servi
 	return 0;
 }
 
-/* Observes a later packet of a flow of an observed service. Not inlined: see handle_in_full. */
+/* Notes a later packet of a flow of an observed service. Not inlined: see handle_in_full. */
 __noinline int observe_packet(const struct packet *pkt, const struct service *service)
 {
 	struct flow flow;

@@ -35,7 +35,7 @@
 /* The time of a flow that has ended, and the bit that says that only the client has ended it. */
 #define FLOW_ENDED_TIME_MASK 0x7ffULL
 #define FLOW_BY_CLIENT 0x800ULL
-/* The bits of the signature that are used: all. A test uses fewer, so that flows share
+/* The bits of the signature that are used: all of them. A test uses fewer, so that flows share
  * signatures. */
 #ifndef FLOW_SIGNATURE_MASK
 #define FLOW_SIGNATURE_MASK (~0ULL << FLOW_SIGNATURE_SHIFT)
@@ -92,7 +92,7 @@ struct {
 /* Secret, random, and kept as long as the table: set at load. */
 const volatile __u64 flow_keys[FLOW_KEYS];
 const volatile __u32 flow_bucket_shift;	    /* 64 less the bits of a bucket's number */
-const volatile __u32 observed_bucket_shift; /* likewise */
+const volatile __u32 observed_bucket_shift; /* the same for `observed` */
 /* One tick of `last seen` is 2^this jiffies, 3.6 to 7.2 s. */
 const volatile __u32 flow_tick_shift;
 
@@ -141,7 +141,8 @@ static __always_inline __u64 seen_bits(enum flow_state state, __u64 time)
 	return (__u64)(state & FLOW_STATE_MASK) << FLOW_STATE_SHIFT | time;
 }
 
-/* The bits of an entry that have the time. */
+/* The bits of an entry that have the time. A flow that has ended has both state bits, and one bit
+ * less for the time. */
 static __always_inline __u64 time_mask(__u64 value)
 {
 	return FLOW_TIME_MASK >> (value >> FLOW_STATE_SHIFT & value >> (FLOW_STATE_SHIFT + 1) & 1);
@@ -258,6 +259,7 @@ static __always_inline void flow_search(struct flow *flow)
 
 static struct flow_bucket flows_copy;
 
+/* Computes the hashes of a flow. */
 static __always_inline void flow_identify(struct flow *flow, const struct flow_key *key,
 					  __u32 service)
 {
@@ -334,7 +336,7 @@ static __always_inline bool flow_may_be_over(const struct flow *flow, __u64 now)
 	return has_ended(entry_state(flow->value)) && !flow_lingers(flow, now);
 }
 
-/* Whether the server says so. */
+/* Whether the connection has ended so long ago, as far as its server says. */
 static __always_inline bool flow_is_over(const struct flow *flow, __u64 now)
 {
 	return flow_is_closed(flow) && flow_may_be_over(flow, now);
@@ -405,8 +407,8 @@ static __always_inline bool is_established(enum flow_state state)
 
 /*
  * The state machine. A repeated SYN does not confirm a flow, because a flood could repeat SYNs too.
- * An RST does not either: if a flood has forged sources, the hosts there reset what they did not
- * open. Any other second packet confirms the flow. So does a packet long after the end: the
+ * An RST does not confirm it either: if a flood has forged sources, the hosts there reset what they
+ * did not open. Any other second packet confirms the flow. So does a packet long after the end: the
  * connection was only half closed, the FIN or RST was forged, or it is the next connection.
  */
 static __always_inline enum flow_state flow_next(enum flow_state from, enum flow_event event)
@@ -430,9 +432,9 @@ static __always_inline enum flow_state flow_next(enum flow_state from, enum flow
 }
 
 /*
- * Whether an event tells nothing about a flow. Nothing confirms that the client of a SYN has ended
- * an established connection. A packet soon after the end may belong to that end. The entry keeps
- * the time of the FIN, so that a packet that comes much later can be recognised.
+ * Whether an event tells nothing about a flow. A SYN does not prove that the client has ended an
+ * established connection. A packet soon after the end may belong to that end. The entry keeps the
+ * time of the FIN, so that a packet that comes much later can be recognised.
  */
 static __always_inline bool flow_ignores(const struct flow *flow, enum flow_event event, __u64 now)
 {

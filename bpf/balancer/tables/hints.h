@@ -4,19 +4,17 @@
  * four hints each, in one cache line. All cores share the table without locks. Readers load a word
  * once. Writers replace it by compare-and-swap; a writer that loses the race changes nothing.
  *
- *    15           8 7      5 4      2 1     0
- *   +--------------+--------+--------+-------+
- *   |     tag      | column |  mark  |  use  |
- *   +--------------+--------+--------+-------+
+ * 15           8 7      5 4      2 1     0 +--------------+--------+--------+-------+ |     tag |
+ * column |  mark  |  use  | +--------------+--------+--------+-------+
  *
  * The set, its word to look at first, and the tag come from a hash of the flow. Most hints are in
- * their first word. The tag tells strangers apart, but not for certain. So a hint can be another
- * flow's. A server that does not have the flow returns the packet, and the packet then visits all
- * servers that may have the flow (docs/operate/stateless.md, "Hints").
+ * their first word. Most flows with the same set have different tags, but not all. So a hint can be
+ * another flow's. A server that does not have the flow returns the packet, and the packet then
+ * visits all servers that may have the flow (docs/operate/stateless.md, "Hints").
  *
  * The column is that of the flow's server in the row of the flow's bucket. The mark is a hash of
  * the server's number. It tells the servers apart that the column has had. It also refutes most
- * hints of strangers: the column has another server in another bucket.
+ * hints of other flows: in their buckets, the column has other servers.
  */
 #ifndef SEGUE_BALANCER_TABLES_HINTS_H
 #define SEGUE_BALANCER_TABLES_HINTS_H
@@ -97,7 +95,7 @@ static __always_inline bool hint_names(__u32 value, __u32 server)
 	return (value & ((1 << HINT_MARK_BITS) - 1) << HINT_MARK_SHIFT) == hint_mark(server);
 }
 
-/* A number in the place of each hint of a word. */
+/* A word that has the number in the place of each hint. */
 #define IN_EACH_HINT(number) ((number) * 0x0001000100010001ULL)
 
 /*

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Classify: which service a packet is for. The table is a hash table of cache lines with two
- * entries each. An entry whose line is full is put into the next line with room. So nearly every
- * search ends in the line where it began, also if it finds nothing.
+ * Classify: which service a packet is for. The services are in a hash table of cache lines with two
+ * entries each. An entry whose line is full is in the next line with room. So nearly every search
+ * ends in the line where it began, also if it finds nothing.
  *
  * User space changes a service's rule in place, by one store. For every other change it builds
  * another table beside this one and swaps it in.
@@ -46,8 +46,8 @@ static __always_inline bool persists_by(const struct service *service, enum pers
 	       service->rule.methods >> 4 == persistence;
 }
 
-/* Whether servers decide who gets a flow: the balancer offers it to several servers in turn. It then
- * also asks a server that may have a flow, before other servers get the flow's SYN. */
+/* Whether servers decide which of them gets a flow: the balancer offers it to several servers in
+ * turn. If a server may already have the flow of a SYN, the balancer asks it before the others. */
 static __always_inline bool servers_decide(const struct service *service)
 {
 	return places_by(service, PLACEMENTS_HUNTING);
