@@ -113,6 +113,7 @@ static __always_inline bool is_delivered(enum agent_reason why)
 	return why >= AGENT_DELIVER_SRV6_INSERT && why <= AGENT_DELIVER_IPIP;
 }
 
+/* Sees the frames that the interface receives. */
 SEC("xdp")
 int xdp_agent(struct xdp_md *ctx)
 {

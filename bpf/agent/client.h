@@ -34,6 +34,7 @@ struct client_packet {
 	struct fragment fragment;
 };
 
+/* The key of a fragment in delivered_fragments. */
 static __always_inline struct delivered_fragment
 delivered_fragment(const struct client_packet *client)
 {
@@ -46,6 +47,7 @@ delivered_fragment(const struct client_packet *client)
 	return key;
 }
 
+/* Notes that a first fragment was delivered. Later fragments of its packet then follow it. */
 static __always_inline void note_delivered_fragment(const struct client_packet *client)
 {
 	struct delivered_fragment key = delivered_fragment(client);
@@ -56,6 +58,7 @@ static __always_inline void note_delivered_fragment(const struct client_packet *
 	bpf_map_update_elem(&delivered_fragments, &key, &noted, BPF_ANY);
 }
 
+/* Whether the first fragment of a later fragment's packet was delivered. */
 static __always_inline bool first_was_delivered(const struct client_packet *client)
 {
 	struct delivered_fragment key = delivered_fragment(client);

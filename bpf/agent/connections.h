@@ -131,6 +131,7 @@ static __always_inline void keep_cookie(struct bpf_sock_ops *ops)
 		follow_states(ops);
 }
 
+/* Adds n to a half of a count. */
 static __always_inline void add_open(struct connection_count *count, __u32 half, __s64 n)
 {
 	barrier_var(half); /* otherwise the compiler omits the mask, and the verifier refuses */
@@ -171,6 +172,7 @@ static __always_inline void count_end(struct bpf_sock_ops *ops)
 		add_open(count, half, -1);
 }
 
+/* Counts a new connection, and moves its cookie to the socket. */
 static __always_inline void begin_connection(struct bpf_sock_ops *ops)
 {
 	count_open(ops);

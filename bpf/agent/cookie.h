@@ -110,6 +110,7 @@ static __always_inline void put_cookie(const struct agent_flow_place *place,
 	agent_flow_put(place, &entry);
 }
 
+/* A cookie for the flow of a packet that came in this envelope. */
 static __always_inline struct socket_cookie cookie_from(const struct envelope *envelope,
 							__u8 cookie)
 {

@@ -51,6 +51,7 @@ static __always_inline bool find_range(struct xdp_md *ctx, const struct packet *
 	return found;
 }
 
+/* Whether timestamp a is later than b. */
 static __always_inline bool is_after(__u32 a, __u32 b)
 {
 	return (__s32)(a - b) > 0;

@@ -257,6 +257,7 @@ static __always_inline bool is_other_server(const struct in6_addr *segment)
 	       !is_multicast(segment);
 }
 
+/* Whether the packet came through a tunnel, and not to a SID. */
 static __always_inline bool is_tunneled(const struct envelope *envelope)
 {
 	return envelope->encapsulation == ENCAP_GRE || envelope->encapsulation == ENCAP_IPIP;

@@ -37,6 +37,7 @@ static __always_inline void find_agent_flow(const struct flow_key *key, struct l
 		flow->entry = (struct agent_flow){};
 }
 
+/* Whether the flow has an entry. */
 static __always_inline bool is_entered(const struct local_flow *flow)
 {
 	return flow->entry.state != AGENT_FLOW_LISTEN;

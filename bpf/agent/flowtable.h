@@ -174,6 +174,7 @@ static __always_inline struct agent_flow_entry *agent_entry(const struct agent_f
 	return &place->bucket->entry[way];
 }
 
+/* Whether an entry with this identity is that of the flow. */
 static __always_inline bool is_of_flow(__u64 identity, const struct agent_flow_place *place)
 {
 	return (identity ^ place->signature) >> AGENT_SIGNATURE_SHIFT == 0;

@@ -204,6 +204,7 @@ struct {
 	__type(value, __u64);
 } resets SEC(".maps");
 
+/* Takes a token for a reset. False: the rate limit is exceeded. */
 static __always_inline bool may_reset_now(void)
 {
 	__u32 key = 0;

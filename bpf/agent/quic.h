@@ -70,6 +70,7 @@ struct {
 	__type(value, struct quic_id_counts);
 } quic_id_counts SEC(".maps");
 
+/* Counts a packet with a result, and keeps its ID. */
 static __always_inline void count_quic_id(const struct service_key *key, enum quic_id_result result,
 					  const struct quic_id *id)
 {

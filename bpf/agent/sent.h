@@ -25,6 +25,7 @@ static __always_inline bool is_read(__u8 protocol)
 	return protocol == IPPROTO_TCP || (protocol == IPPROTO_UDP && quic_is_compared);
 }
 
+/* Reads the IPv4 header of a sent packet. False: the packet is not read (read_sent). */
 static __always_inline bool read_sent_ipv4(const struct __sk_buff *skb, struct sent *sent)
 {
 	struct iphdr ip;
@@ -41,6 +42,7 @@ static __always_inline bool read_sent_ipv4(const struct __sk_buff *skb, struct s
 	return true;
 }
 
+/* Reads the IPv6 header of a sent packet. False: the packet is not read (read_sent). */
 static __always_inline bool read_sent_ipv6(const struct __sk_buff *skb, struct sent *sent)
 {
 	struct ipv6hdr ip;

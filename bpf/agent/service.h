@@ -97,6 +97,8 @@ struct {
 	__type(value, struct connection_count);
 } connections SEC(".maps");
 
+/* The number of a service's open connections. The numbers are read one after another, so their sum
+ * can be below 0 for a moment. It then counts as 0. */
 static __always_inline __u32 open_connections(const struct connection_count *count)
 {
 	const volatile struct connection_count *now = count;

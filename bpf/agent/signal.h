@@ -29,6 +29,7 @@ struct inserted_signal {
 	struct in6_addr segment[3];
 };
 
+/* Bytes that a signal adds to a packet of the flow. */
 static __always_inline __u32 signal_size(const struct agent_flow *flow)
 {
 	return flow->encapsulation == ENCAP_SRV6_INSERT ? srh_size(3) : sizeof(struct ipv6hdr);
@@ -59,6 +60,7 @@ static __always_inline __u64 signal_sid_low(const struct flow_key *flow, __u64 r
 	return SID_LOW(function) | make_tag(&tagged_signal, &keys->key[0]) << SID_ARGUMENT_SHIFT;
 }
 
+/* Writes the SID of a signal: the locator of the flow's balancer, and these low 64 bits. */
 static __always_inline void write_signal_sid(struct in6_addr *sid, const struct agent_flow *flow,
 					     __u64 sid_low)
 {

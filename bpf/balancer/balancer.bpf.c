@@ -217,6 +217,7 @@ static __always_inline int process(struct xdp_md *ctx, struct packet *pkt)
 		       LB_FORWARD_KNOWN);
 }
 
+/* Sees the frames that the interface receives. */
 SEC("xdp")
 int xdp_lb(struct xdp_md *ctx)
 {

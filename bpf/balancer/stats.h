@@ -143,6 +143,7 @@ static __always_inline bool is_answer(enum lb_reason why)
 	return why >= FIRST_ANSWER && why < FIRST_ANSWER + ANSWERS;
 }
 
+/* The reason of a packet with this result of parsing, if it is to a VIP. */
 static __always_inline enum lb_reason reason_of(enum parse_result result)
 {
 	switch (result) {
@@ -172,6 +173,7 @@ static __always_inline void add(struct counter *counter, const struct packet *pk
 	counter->bytes += pkt->length;
 }
 
+/* Counts a packet that leaves for this reason. */
 static __always_inline void count_packet(enum lb_reason why, const struct packet *pkt)
 {
 	__u32 key = why;
@@ -194,6 +196,7 @@ static __always_inline void count_forwarded(__u32 server, enum lb_reason why,
 		add(&counter->forwarded[number], pkt);
 }
 
+/* Counts a server's signal. `removes`: it is remove-stickiness. */
 static __always_inline void count_received_signal(__u32 server, bool removes)
 {
 	struct signal_counter *counter = bpf_map_lookup_elem(&server_signals, &server);

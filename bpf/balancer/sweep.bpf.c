@@ -56,6 +56,7 @@ const union {
 	enum swept_table table;
 } *shared_types __attribute__((unused));
 
+/* The limits and counts for the entries of a slot. */
 static __always_inline struct swept_server *swept_server_at(__u32 slot)
 {
 	struct swept_server *servers = &swept_servers_start;

@@ -88,6 +88,7 @@ __noinline int run_under_test(struct xdp_md *ctx)
 	return none;
 }
 
+/* Runs the program under test on the next packet, and checks its verdict. */
 SEC("xdp")
 int xdp_host(struct xdp_md *ctx)
 {

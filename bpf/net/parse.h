@@ -132,6 +132,7 @@ static __always_inline void set_protocol(struct packet *pkt, __u8 protocol)
 	*(__u32 *)&pkt->key.protocol = protocol;
 }
 
+/* Writes an IPv4 address in its IPv4-mapped form. */
 static __always_inline void map_ipv4(struct in6_addr *out, __be32 address)
 {
 	out->s6_addr32[0] = 0;
@@ -173,6 +174,7 @@ static __always_inline bool starts_connection(const struct packet *pkt)
 	return (pkt->tcp_flags & (TCP_SYN | TCP_ACK)) == TCP_SYN;
 }
 
+/* Whether a packet ends or resets a connection. */
 static __always_inline bool ends_connection(const struct packet *pkt)
 {
 	return pkt->tcp_flags & (TCP_FIN | TCP_RST);
@@ -197,6 +199,7 @@ static __always_inline bool has(const struct cursor *at, __u32 size)
 	return at->pos + size <= at->end && size <= at->left;
 }
 
+/* Moves the cursor over `size` bytes. */
 static __always_inline void skip(struct cursor *at, __u32 size)
 {
 	at->pos += size;
@@ -253,6 +256,7 @@ static __always_inline enum parse_result parse_transport(struct cursor *at, stru
 	return PARSE_OTHER_PROTOCOL;
 }
 
+/* Parses the IPv4 header. `fragment` is as in parse_network. */
 static __always_inline enum parse_result parse_ipv4(struct cursor *at, struct packet *pkt,
 						    struct fragment *fragment)
 {

@@ -26,6 +26,7 @@ static __always_inline bool read_quoted_ipv4(struct cursor *at, struct packet *p
 	return true;
 }
 
+/* Reads a quoted IPv6 packet, as read_quoted_ipv4 does. Extension headers are skipped. */
 static __always_inline bool read_quoted_ipv6(struct xdp_md *ctx, struct cursor *at,
 					     struct packet *pkt)
 {

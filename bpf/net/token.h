@@ -39,6 +39,7 @@ static __always_inline bool take_token_of(__u64 *used, __u64 interval, __u64 in_
 	return true;
 }
 
+/* Takes a token from a bucket with the rate above. */
 static __always_inline bool take_token(__u64 *used)
 {
 	return take_token_of(used, TOKEN_INTERVAL, TOKENS_IN_A_ROW);

@@ -92,6 +92,7 @@ static __always_inline __u16 update(__u16 sum, __u32 added)
 	return (__u16)~added ? ~added : 0xffff;
 }
 
+/* Updates a checksum in the frame (update). False: the frame is too short. */
 static __always_inline bool add_to_checksum(void *data, void *end, __u32 offset, __u32 added)
 {
 	__u16 *sum = field(data, end, offset, sizeof(*sum));
@@ -135,6 +136,7 @@ static __always_inline bool too_early(void)
 	return false;
 }
 
+/* Turns the frame into the next packet, and sends it, if a packet is due. */
 SEC("xdp")
 int generate(struct xdp_md *ctx)
 {

@@ -37,6 +37,7 @@ struct {
 	__type(value, __u64);
 } copied SEC(".maps");
 
+/* Takes a token for copies of an error. False: the rate limit is exceeded. */
 static __always_inline bool may_copy_now(void)
 {
 	__u32 key = 0;

@@ -38,6 +38,7 @@ struct encap {
 	const void *end;	     /* of the frame */
 };
 
+/* Bytes of the outer IP header of a tunnel to a server. */
 static __always_inline __u32 outer_size(const struct server *server)
 {
 	return server->flags & SERVER_IPV4 ? sizeof(struct iphdr) : sizeof(struct ipv6hdr);
@@ -49,6 +50,7 @@ static __always_inline __u32 listed_servers(const struct encap *encap)
 	return encap->count - 1 + encap->segments->keeps_whole;
 }
 
+/* Bytes that an encapsulation adds to the packet. */
 static __always_inline __u32 encap_size(enum encapsulation kind, const struct encap *encap)
 {
 	switch (kind) {
@@ -97,6 +99,7 @@ static __always_inline bool take_hop(const struct xdp_md *ctx, const struct pack
 	return true;
 }
 
+/* The protocol number by which an outer header announces the client's packet. */
 static __always_inline __u8 inner_protocol(const struct packet *pkt)
 {
 	return pkt->ethertype == bpf_htons(ETH_P_IPV6) ? IPPROTO_IPV6 : IPPROTO_IPIP;
@@ -138,6 +141,7 @@ static __always_inline bool write_segments(struct in6_addr *out, const struct en
 	return true;
 }
 
+/* Writes a segment routing header without its list. `entries` is the length of the list. */
 static __always_inline void start_srh(struct segment_routing_header *srh, __u8 next_header,
 				      __u32 entries, __u32 segments_left)
 {
@@ -269,6 +273,7 @@ static __always_inline bool write_srv6_encap(const struct encap *encap)
 	return write_segments(srh->segment, encap, !encap->segments->keeps_whole);
 }
 
+/* The checksum of an IPv4 header without options, whose checksum field is 0. */
 static __always_inline __be16 ipv4_checksum(const struct iphdr *ip)
 {
 	const __u16 *half = (const __u16 *)ip;

@@ -100,6 +100,7 @@ static __always_inline __u32 hold_budget_of(const struct in6_addr *source)
 	return multilinear(words, 2, flow_keys + 1, flow_keys[0]) >> (64 - HOLD_BUDGET_BITS);
 }
 
+/* Takes a token of the source's budget, and one of the core. False: a rate limit is exceeded. */
 static __always_inline bool may_hold_now(const struct in6_addr *source)
 {
 	__u32 budget = hold_budget_of(source), core = 0;

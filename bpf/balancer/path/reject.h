@@ -22,6 +22,7 @@ struct {
 	__type(value, struct counter);
 } removed_vips SEC(".maps");
 
+/* Counts a packet to a removed VIP. */
 static __always_inline void count_removed(const struct packet *pkt)
 {
 	/* Linux 6.1 takes no key from a parameter of a global function. */

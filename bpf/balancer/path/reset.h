@@ -46,6 +46,7 @@ static __always_inline void write_reset(struct tcphdr *tcp, const struct flow_ke
 	*tcp = summed.tcp;
 }
 
+/* Writes a reset over IPv4 to the frame. False: the frame is too short. */
 static __always_inline bool write_ipv4_reset(struct xdp_md *ctx, const struct flow_key *flow,
 					     const struct reset *reset)
 {
@@ -71,6 +72,7 @@ static __always_inline bool write_ipv4_reset(struct xdp_md *ctx, const struct fl
 	return true;
 }
 
+/* Writes a reset over IPv6 to the frame. False: the frame is too short. */
 static __always_inline bool write_ipv6_reset(struct xdp_md *ctx, const struct flow_key *flow,
 					     const struct reset *reset)
 {

@@ -21,6 +21,7 @@ static __always_inline bool is_observed(const struct service *service)
 	       !persists_by(service, PERSISTENCE_TABLE);
 }
 
+/* Looks up a flow of an observed service. */
 static __always_inline void observed_lookup(const struct packet *pkt, const struct service *service,
 					    struct flow *flow)
 {

@@ -363,6 +363,7 @@ static __always_inline int enter_answer(const struct packet *pkt, struct flow *f
 	return server;
 }
 
+/* Looks up a flow in the flow table, and in the table of half-open flows. */
 static __always_inline void lookup_both(const struct packet *pkt, const struct service *service,
 					struct flow *flow, struct flow *half_open_flow)
 {

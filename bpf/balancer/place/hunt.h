@@ -40,8 +40,8 @@ static __always_inline void list_holder(int holder, struct segments *segments)
 	segments->count = 1;
 }
 
-/* Makes the holder the last server of a list of at most `most` servers. If the list has only the
- * holder, it stays as it is. */
+/* Makes the holder the last server of a list of at most `most` servers. If such a list would have
+ * the holder twice and no other server, it has the holder once. */
 static __always_inline void end_with(struct segments *segments, __u32 holder, __u32 most)
 {
 	__u32 last = segments->count < most ? segments->count : most - 1;
@@ -167,6 +167,7 @@ static __always_inline bool offer(const struct packet *pkt, const struct service
 	return true;
 }
 
+/* Offers a SYN to servers, and seeks the server of any other packet. */
 static __always_inline bool place_hunt(const struct packet *pkt, const struct service *service,
 				       int holder, struct segments *segments)
 {

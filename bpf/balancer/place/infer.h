@@ -38,6 +38,7 @@ static __always_inline bool may_stay(const struct service *service, __u32 slot, 
 	       score_of(load) <= lowest_rank >> RANK_SCORE_SHIFT;
 }
 
+/* The lowest rank of the ranking whose top is this line. */
 static __always_inline __u64 lowest_rank(__u32 top)
 {
 	const struct rank_line *line = rank_line_at(top);

@@ -120,6 +120,7 @@ static __always_inline void merge_three(const __u64 pair[4], __u64 a[3])
 #define PLACE_BITS 3
 #define PLACE_MASK (MAX_CANDIDATES - 1)
 
+/* Reads what the estimates for an offer depend on. */
 static __always_inline struct estimation begin_estimation(const struct service *service)
 {
 	__u32 id = service->id;
@@ -142,6 +143,7 @@ static __always_inline void note_order(const struct estimation *in, const struct
 	decision.placement.ordered = segments->count;
 }
 
+/* Notes the server in a place of the list, and its estimate. */
 static __always_inline void note_estimate(const struct segments *segments, __u32 place, __u64 key)
 {
 	if (!dry_run)

@@ -53,6 +53,7 @@ static __always_inline __u32 ranked_at(const struct ranking *ranking, __u32 plac
 	return rank == RANK_NONE ? NO_SERVER : rank & RANK_SLOT_MASK;
 }
 
+/* Whether a server is one of the last four that were drawn. */
 static __always_inline bool is_sampled(const struct sample *sample, __u32 slot)
 {
 	__u64 slots = sample->slots;

@@ -36,7 +36,7 @@ struct check {
 	__u8 is_used;	    /* 0: the server is not checked, and its checks are dropped */
 	__u8 pad[2];
 	/* For calls: 1 plus the slot of the server that has to accept. Calls visit this server
-	 * first, which passes them on. 0: this server has to accept. */
+	 * first, and it passes them on. 0: this server has to accept. */
 	__u32 last;
 };
 

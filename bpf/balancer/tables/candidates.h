@@ -50,6 +50,7 @@ static __always_inline __u32 bucket_of(const struct flow_key *flow, __u32 bucket
 	return share_of(hash_of(flow), buckets);
 }
 
+/* The number of a service's candidate table in force, and of its column table. */
 static __always_inline __u32 table_number(const struct service *service)
 {
 	return 2 * service->id + (service->rule.flags & RULE_TABLE);
@@ -130,6 +131,7 @@ static __always_inline bool is_wanted(const struct service *service, __u32 numbe
 	}
 }
 
+/* Whether a list has a server. */
 static __always_inline bool is_listed(const struct segments *segments, __u32 number)
 {
 	for (__u32 i = 0; i < MAX_SEGMENTS; i++) {

@@ -43,6 +43,7 @@ struct {
 	__type(value, struct reservoir);
 } reservoirs SEC(".maps");
 
+/* The place for the start of an entry's flow. */
 static __always_inline __u64 *start_of(__u64 entry)
 {
 	__u32 place = entry >> FLOW_SIGNATURE_SHIFT & start_mask;
@@ -74,6 +75,7 @@ static __always_inline void begin_duration(__u64 entry)
 		*(volatile __u64 *)start = start_tag(entry) | now;
 }
 
+/* Puts a duration into the sample. If the sample is full, it replaces a random one. */
 static __always_inline void add_duration(struct reservoir *to, __u64 duration)
 {
 	__u32 count = __sync_fetch_and_add(&to->count, 1);

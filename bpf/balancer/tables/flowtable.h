@@ -116,6 +116,7 @@ static __always_inline __u32 entry_server(__u64 value)
 	return (value >> FLOW_SERVER_SHIFT) & 0xffff;
 }
 
+/* The state of an entry: see enum flow_state. */
 static __always_inline enum flow_state entry_state(__u64 value)
 {
 	enum flow_state state = (value >> FLOW_STATE_SHIFT) & FLOW_STATE_MASK;
@@ -226,6 +227,7 @@ static __always_inline int flow_way(__u64 signature, int i)
 	return way & (FLOWS_PER_BUCKET - 1);
 }
 
+/* Whether an entry has the flow's signature. */
 static __always_inline bool entry_is_own(const struct flow *flow, __u64 value)
 {
 	return (value ^ flow->signature) >> FLOW_SIGNATURE_SHIFT == 0;
@@ -358,6 +360,7 @@ static __always_inline bool flow_is_recent(const struct flow *flow, __u64 now)
 	       entry_age(flow->value, now) < FLOW_LINGER;
 }
 
+/* Whether a flow was idle for at least FLOW_MIN_IDLE. */
 static __always_inline bool flow_is_idle(const struct flow *flow, __u64 now)
 {
 	return entry_age(flow->value, now) >= FLOW_MIN_IDLE;
@@ -497,6 +500,7 @@ static __always_inline void count_new_flow(__u64 old, __u64 new)
 		__sync_fetch_and_add(&load->lost, 1);
 }
 
+/* Replaces the value of an entry. False: the entry does not have the old value any more. */
 static __always_inline bool entry_swap(__u64 *entry, __u64 old, __u64 new)
 {
 	return __sync_val_compare_and_swap(entry, old, new) == old;

@@ -4,8 +4,10 @@
  * four hints each, in one cache line. All cores share the table without locks. Readers load a word
  * once. Writers replace it by compare-and-swap; a writer that loses the race changes nothing.
  *
- * 15           8 7      5 4      2 1     0 +--------------+--------+--------+-------+ |     tag |
- * column |  mark  |  use  | +--------------+--------+--------+-------+
+ *    15           8 7      5 4      2 1     0
+ *   +--------------+--------+--------+-------+
+ *   |     tag      | column |  mark  |  use  |
+ *   +--------------+--------+--------+-------+
  *
  * The set, its word to look at first, and the tag come from a hash of the flow. Most hints are in
  * their first word. Most flows with the same set have different tags, but not all. So a hint can be
@@ -90,6 +92,7 @@ static __always_inline __u32 hint_column(__u32 value)
 	return value >> HINT_COLUMN_SHIFT & (MAX_CANDIDATES - 1);
 }
 
+/* Whether a hint has the mark of a server. */
 static __always_inline bool hint_names(__u32 value, __u32 server)
 {
 	return (value & ((1 << HINT_MARK_BITS) - 1) << HINT_MARK_SHIFT) == hint_mark(server);
@@ -123,6 +126,7 @@ static __always_inline __u64 hint_word(const struct hint *hint, __u32 word)
 	return *(const volatile __u64 *)&hint->set->word[word & (WORDS_PER_SET - 1)];
 }
 
+/* Reads a word of the set, and searches it for the flow's hint. */
 static __always_inline void hint_read(struct hint *hint, __u32 word)
 {
 	hint->word = word;

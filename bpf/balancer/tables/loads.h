@@ -82,7 +82,7 @@ static __always_inline __u64 established_of(__u64 flows)
 	return not_negative((__s32)flows);
 }
 
-/* The number of a server's new flows that count. `flows` is the word of the load. The load's words
+/* The number of a server's new flows that count. `flows` is that word of the load. The load's words
  * are not read at the same moment, so the number can miss changes of other cores. If the lower half
  * of `flows` is below 0, it has borrowed 1 from the upper half. */
 static __always_inline __u64 new_of(const struct load *load, __u64 flows)

@@ -89,6 +89,7 @@ static __always_inline __u64 score_of(const struct load *load)
 	return lower(delay, MAX_SCORE) & untried;
 }
 
+/* The rank of a server in this slot with this load. */
 static __always_inline __u64 rank_of(__u32 slot, const struct load *load)
 {
 	return score_of(load) << RANK_SCORE_SHIFT |
@@ -104,6 +105,7 @@ static __always_inline __u64 present_rank(const struct server *server, __u32 slo
 	return takes_flows_of(server, &service) ? rank_of(slot, load) : RANK_NONE;
 }
 
+/* The lowest number in a line. */
 static __always_inline __u64 lowest_of(const struct rank_line *line)
 {
 	const volatile __u64 *node = line->node;
@@ -112,6 +114,7 @@ static __always_inline __u64 lowest_of(const struct rank_line *line)
 		     lower(lower(node[4], node[5]), lower(node[6], node[7])));
 }
 
+/* How many lines hold so many nodes. */
 static __always_inline __u32 lines_of(__u32 nodes)
 {
 	return (nodes + RANKS_PER_LINE - 1) / RANKS_PER_LINE;

@@ -83,6 +83,7 @@ static __always_inline __u32 service_port(__be16 port, __u8 protocol, enum servi
 	return port | (__u32)protocol << 16 | (__u32)kind << 24;
 }
 
+/* Whether an entry has this key. `port` is from service_port(). */
 static __always_inline bool is_entry(const struct service_entry *entry, const struct in6_addr *vip,
 				     __u32 port)
 {
@@ -117,6 +118,7 @@ __noinline int search_behind(const struct in6_addr *vip, __u32 port, __u32 gener
 	return -1;
 }
 
+/* Finds the entry with a key in the table of a generation; NULL: there is none. */
 static __always_inline const struct service_entry *
 find_entry(__u32 generation, const struct in6_addr *vip, __u32 port)
 {
@@ -145,6 +147,7 @@ static __always_inline __u32 services_generation(void)
 	return *(const volatile __u64 *)&directory()->generation;
 }
 
+/* Finds the entry of a VIP; NULL: the address is not a VIP. */
 static __always_inline const struct service_entry *find_vip(__u32 generation,
 							    const struct in6_addr *address)
 {
