@@ -79,7 +79,7 @@ carry_out(struct xdp_md *ctx, const struct envelope *envelope, enum agent_reason
 		return deliver(ctx, envelope);
 	case AGENT_DELIVER_NOT_LOCAL:
 		why = deliver(ctx, envelope);
-		return why < AGENT_DROP_IP_HEADER ? decision : why;
+		return why < AGENT_DROP_IP_HEADER ? decision : why; /* not dropped: delivered */
 	case AGENT_NEXT_SEGMENT:
 	case AGENT_NEXT_REFUSED:
 	case AGENT_NEXT_NOT_LOCAL:
@@ -120,6 +120,7 @@ int xdp_agent(struct xdp_md *ctx)
 	/* A frame has at least an Ethernet header. */
 	__u32 bytes = ctx->data_end - ctx->data - ETH_HLEN;
 	enum agent_reason why = receive(ctx);
+	/* Frames with a reason before this one in the enum pass to the kernel. */
 	int verdict = why < AGENT_DROP_IP_HEADER ? XDP_PASS : XDP_DROP;
 
 	if (dry_run) {

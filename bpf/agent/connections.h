@@ -104,7 +104,7 @@ static __always_inline void follow_states(struct bpf_sock_ops *ops)
 	bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags | BPF_SOCK_OPS_STATE_CB_FLAG);
 }
 
-/* The flow table's place for the flow of a socket. */
+/* Finds the flow of a socket in the flow table. */
 static __always_inline void find_flow_of(const struct bpf_sock_ops *ops, struct local_flow *flow)
 {
 	struct flow_key key = { .protocol = IPPROTO_TCP };

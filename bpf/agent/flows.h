@@ -44,8 +44,8 @@ static __always_inline bool is_entered(const struct local_flow *flow)
 }
 
 /* Whether the balancer of a packet takes load reports of the packet's flow. Offers and
- * ack-stickiness say so. After any other packet, the answer is no if the packet comes from another
- * balancer than before, and the same as before if not. */
+ * ack-stickiness say so. After any other packet, the answer is as before if the packet comes from
+ * the same balancer, and no otherwise. */
 static __always_inline bool wants_report(const struct agent_flow *before,
 					 const struct envelope *envelope)
 {

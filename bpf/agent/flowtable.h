@@ -31,7 +31,7 @@
 #define AGENT_FLOW_BUCKET_BITS 15
 /* The agent hashes the whole key of a flow, in words of 32 bits. */
 #define AGENT_FLOW_WORDS 10
-/* The keys of its two hashes, in the order of FLOW_KEYS in the balancer's types.h. */
+/* The number of keys for its two hashes (multilinear_twice). */
 #define AGENT_FLOW_KEYS (AGENT_FLOW_WORDS + 4)
 #define AGENT_SIGNATURE_SHIFT 30
 #define AGENT_CHECK_SHIFT (64 - AGENT_SIGNATURE_SHIFT)

@@ -315,6 +315,7 @@ static __always_inline enum agent_reason handle_flow_function(struct xdp_md *ctx
 		return AGENT_DROP_SENDER;
 	if (!read_client(ctx, envelope, &client) ||
 	    (client.packet.kind == PACKET_ICMP_ERROR && function_of(envelope) != SID_STEER))
+		/* The balancer knows that a packet with ack-stickiness is for this server. */
 		return function_of(envelope) == SID_ACK ? AGENT_NONE : AGENT_DROP_TRANSPORT;
 	if (client.fragment.is_later)
 		return handle_later_fragment(envelope, &client);

@@ -11,8 +11,9 @@
  *	   handed back an offered connection because no socket listens.
  *	3. The answer to the present probe finds no socket that listens.
  *
- * The first two are for hosts that pass connections on to another network namespace or host, for
- * example by address translation: such a host never listens itself.
+ * Some hosts pass connections on to another network namespace or host, for example by address
+ * translation. Such a host never listens itself. Without the first two conditions, it would seem to
+ * refuse clients.
  */
 #ifndef SEGUE_AGENT_LISTENER_H
 #define SEGUE_AGENT_LISTENER_H

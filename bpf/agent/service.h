@@ -14,7 +14,7 @@ enum accept_policy {
 	ACCEPT_STATIC,
 	ACCEPT_DYNAMIC,
 	ACCEPT_LEAST,	/* least.h */
-	ACCEPT_DRAINED, /* no policy of a file: the service is drained (least.h) */
+	ACCEPT_DRAINED, /* not from a configuration file: the service is drained */
 };
 
 enum load_source {

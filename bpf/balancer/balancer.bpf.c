@@ -86,7 +86,7 @@ static __always_inline enum lb_reason find_related(struct xdp_md *ctx, const str
  * passes. */
 static __always_inline enum lb_reason drop_if_vip(const struct packet *pkt, enum lb_reason why)
 {
-	if (!pkt->ethertype)
+	if (!pkt->ethertype) /* then the destination is not known */
 		return LB_PASS_NOT_VIP;
 	return reason_at(find_vip(services_generation(), &pkt->key.destination), why);
 }

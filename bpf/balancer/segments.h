@@ -76,8 +76,8 @@ static __always_inline bool serves(const struct server *server, const struct ser
 	return server->flags & SERVER_IN_USE && server->service == service->id;
 }
 
-/* Whether it is a server of the service that does not fail, is not left by its flows, and can be
- * reached as far as is known. */
+/* Whether it is a server of the service that does not fail and is not leaving (SERVER_LEAVING), and
+ * whose next hop is known and not known to be unreachable. */
 static __always_inline bool is_well(const struct server *server, const struct service *service)
 {
 	const __u32 mask = SERVER_IN_USE | SERVER_FAILING | SERVER_UNREACHABLE | SERVER_LEAVING;

@@ -72,9 +72,9 @@ static __always_inline struct two_hashes multilinear_twice(const __u32 *word, in
 
 /*
  * Turns a hash into a place, whose highest bits are the number of a bucket. It replaces the high
- * half x of `sum` by x(2x + 1). That is a permutation of the halves (Rivest et al., "The RC6 block
- * cipher", 1998, section 2.3), so it leaves collision probabilities as they are. It is not linear,
- * so it spreads hashes that are linear in the ports.
+ * half x of `sum` by x(2x + 1). That is a permutation of the numbers of 32 bits (Rivest et al.,
+ * "The RC6 block cipher", 1998, section 2.3), so it leaves collision probabilities as they are. It
+ * is not linear, so it spreads hashes that are linear in the ports.
  */
 static __always_inline __u64 place_of(__u64 sum)
 {
@@ -92,8 +92,9 @@ static __always_inline __u64 place_of(__u64 sum)
  * multiplied by an odd number. Keys with consecutive numbers have sums close to each other. Folding
  * the sum before another multiplication spreads them.
  *
- * Clients could choose keys that share a place: keys that differ only in the highest bits of a word
- * have sums that differ only there, whatever the odd numbers are.
+ * It does not suit keys that clients choose: if keys differ only in the highest bits of a word,
+ * their sums differ only there, whatever the odd numbers are. So clients could choose keys that
+ * share a place.
  */
 static __always_inline __u64 spread(__u64 sum)
 {

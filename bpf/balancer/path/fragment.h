@@ -27,7 +27,8 @@ static __always_inline enum lb_reason await_first(struct xdp_md *ctx,
 
 	if (why)
 		return why;
-	/* The entry comes first: user space looks whether another core has overwritten it. */
+	/* The entry is written before user space gets the fragment. User space then looks whether
+	 * another core has overwritten the entry, because the first fragment has passed there. */
 	bpf_map_update_elem(&fragments, key, &awaited, is_outdated ? BPF_ANY : BPF_NOEXIST);
 	return hold_fragment(ctx, key);
 }

@@ -25,7 +25,8 @@ struct fragment_key {
 
 /* The part of the flow key that only the first fragment has. */
 struct fragment_flow {
-	__u64 seen; /* ns of the coarse monotonic clock; 0: not yet, but later fragments are held */
+	/* When the first one passed, in ns of the coarse monotonic clock; 0: it is awaited. */
+	__u64 seen;
 	__be16 source_port;
 	__be16 destination_port;
 	__u8 protocol;

@@ -54,7 +54,7 @@ static __always_inline bool lookup_hint_plain(const struct packet *pkt,
 	return true;
 }
 
-/* The server that the flow's hint names; negative: there is none. Only the SYN does not renew the
+/* The server that the flow's hint names; negative: there is none. Any packet but a SYN renews the
  * hint. Not inlined: see handle_in_full. */
 __noinline int hinted_server(const struct packet *pkt, const struct service *service)
 {

@@ -5,8 +5,8 @@
  * known. No packet finds its server here. So a flow that finds no room, or loses its entry, makes a
  * load less accurate, and costs no connection.
  *
- * Most packets do not look here. Those that do are the SYN, packets with the flag PSH, which ends a
- * request, and those with FIN or RST.
+ * Most packets do not look here. Only SYNs, packets with the flag PSH (which ends a request), and
+ * packets with FIN or RST do.
  */
 #ifndef SEGUE_BALANCER_PERSIST_OBSERVED_H
 #define SEGUE_BALANCER_PERSIST_OBSERVED_H

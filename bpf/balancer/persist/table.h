@@ -144,7 +144,8 @@ static __always_inline bool renew(const struct packet *pkt, const struct service
 	return true;
 }
 
-/* The client has answered the server: from now on the flow table has the flow. */
+/* Moves a half-open flow to the flow table, if the packet shows that the client has answered the
+ * server. */
 static __always_inline enum lb_reason confirm(const struct packet *pkt, struct flow *flow,
 					      const struct flow *half_open_flow)
 {
@@ -228,8 +229,8 @@ static __always_inline enum lb_reason lookup_table(const struct packet *pkt,
 	return LB_NONE;
 }
 
-/* Finds the server of a plain packet, if that server is well, so that none of the flow's packets
- * may move. False: handle_in_full() handles the packet. */
+/* Finds the server of a plain packet, if that server is well: then no packet of the flow has to
+ * move. False: handle_in_full() handles the packet. */
 static __always_inline bool lookup_table_plain(const struct packet *pkt,
 					       const struct service *service, struct flow *flow,
 					       struct segments *segments)
@@ -249,8 +250,8 @@ static __always_inline bool lookup_table_plain(const struct packet *pkt,
 	return flow_is_fresh(flow, now) || renew(pkt, service, flow, now);
 }
 
-/* Makes the server of an entry the only segment, for a packet that does not prove to be of the
- * flow. */
+/* Makes the server of an entry the only segment. The packet does not prove that it is of the
+ * entry's flow, so the server is only asked to deliver it. */
 static __always_inline bool recall(const struct service *service, const struct flow *flow,
 				   struct segments *segments)
 {

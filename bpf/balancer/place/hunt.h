@@ -193,8 +193,8 @@ static __always_inline int first_reported(const struct service *service, __u32 b
 	return serves(server_at(first), service) ? (int)first : -1;
 }
 
-/* The server that a flow's SYN was offered to first, where that is known and nothing has changed
- * since; negative: it is not. `sender` answers the SYN. Not inlined: see handle_in_full. */
+/* The server that a flow's SYN was offered to first, if nothing has changed since; negative: that
+ * server is not known. `sender` answers the SYN. Not inlined: see handle_in_full. */
 __noinline int first_offered(const struct service *service, const struct flow_key *flow,
 			     __u32 sender, __u64 report)
 {

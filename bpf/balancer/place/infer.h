@@ -65,7 +65,8 @@ static __always_inline int find_lowest(const struct service *service, const stru
 			best = slot;
 			now = rank_of(slot, load);
 		}
-		/* A dry run changes nothing. User space corrects all ranks before it. */
+		/* The search ends if the rank was right, or cannot be corrected. A dry run changes
+		 * nothing: user space corrects all ranks before it. */
 		if (now == rank || dry_run || !serves(server, service) || !server->rank)
 			return best;
 		set_rank(ranking, server->rank - 1, now, false);
@@ -74,7 +75,8 @@ static __always_inline int find_lowest(const struct service *service, const stru
 	return best;
 }
 
-/* Returns the server of a new flow; negative: there is none. Not inlined: see handle_in_full. */
+/* Returns the server with the lowest score, for a new flow; negative: there is none. Not inlined:
+ * see handle_in_full. */
 __noinline int best_server(const struct service *service)
 {
 	const struct ranking *ranking;

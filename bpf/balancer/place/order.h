@@ -20,7 +20,7 @@
  * nearest to 139 ms: ln 2 times the 200 ms of the simulator. */
 const volatile __u32 report_half_life_shift;
 
-/* Estimates that come before all others, and behind them. */
+/* The estimates that come before all others, and behind all others. */
 #define LEAST_ESTIMATE 0
 #define LARGEST_ESTIMATE ((__u64)MAX_LOAD_VALUE << ESTIMATE_SHIFT)
 

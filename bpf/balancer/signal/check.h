@@ -40,7 +40,7 @@ struct check {
 	__u32 last;
 };
 
-/* By slot. Only user space writes it. */
+/* The checks of servers, by slot. Only user space writes them. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1); /* set at load: one for each slot */

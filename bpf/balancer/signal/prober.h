@@ -28,7 +28,8 @@ struct probe {
 	__be16 port;
 };
 
-/* By slot. User space writes the fields of the probe, the program those of the answer. */
+/* The probes of servers, by slot. User space writes the fields of the probe, and the program writes
+ * those of the answer. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1); /* set at load: one for each slot */

@@ -34,7 +34,7 @@ struct service_reports {
 
 #define SPARES 4
 
-/* By the service's id. */
+/* The reports of each service's servers, by the service's id. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, MAX_SERVICES);
@@ -58,7 +58,7 @@ struct report_counter {
 	__u64 count[REPORT_RESULTS];
 };
 
-/* By slot. */
+/* The results of each server's reports, by slot. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1); /* set at load: one for each slot */

@@ -161,8 +161,8 @@ static __always_inline bool append_server(struct segments *segments, __u32 numbe
 	return true;
 }
 
-/* Appends a server with its bits of the columns, which only the servers of an offer have: the first
- * MAX_CANDIDATES. False: as append_server. */
+/* Appends a server, with its bits of `columns`. Only offers need these bits, and they have at most
+ * MAX_CANDIDATES servers. False: as append_server. */
 static __always_inline bool append_candidate(struct segments *segments, __u32 number, __u32 column)
 {
 	__u32 count = segments->count;
@@ -286,7 +286,7 @@ static __always_inline void move_on(const struct service *service, struct search
 		search->bucket = 0;
 }
 
-/* Takes the first server of the present row, after a search without success. */
+/* Takes the first server of the row that was reached, after a search without success. */
 static __always_inline void find_any(const struct search_context *in)
 {
 	__u32 number = candidate_of(in->service, in->search->bucket, 0);
@@ -311,7 +311,7 @@ static long search_candidate(__u32 turn, const struct search_context *in)
 	return search->row >= (search->found ? ROWS_FOR_MORE : ROWS_FOR_ONE);
 }
 
-/* Continues a search. Not inlined, so that the verifier does not follow the content of `search`: it
+/* Runs a search. Not inlined, so that the verifier does not follow the content of `search`: it
  * would follow each number of found servers. */
 __noinline int continue_search(const struct service *service, struct search *search,
 			       struct segments *segments)

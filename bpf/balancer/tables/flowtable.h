@@ -487,8 +487,8 @@ static __always_inline bool begins_flow(__u64 old, __u64 new)
 	       (!old || (old >> FLOW_STATE_SHIFT & FLOW_STATE_MASK) == FLOW_NEW);
 }
 
-/* Counts such a change, as note_change() does if no service has a ranking. Inlined: under `hash`,
- * every SYN of a new flow makes one. */
+/* Counts a change for which begins_flow() is true, as note_change() does if no service has a
+ * ranking. Inlined: under `hash`, every SYN of a new flow makes such a change. */
 static __always_inline void count_new_flow(__u64 old, __u64 new)
 {
 	struct load *load = load_at(entry_server(new));

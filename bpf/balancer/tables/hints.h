@@ -36,7 +36,7 @@
 #define HINT_MARK_SHIFT 2
 #define HINT_USE_MASK 3U
 
-/* Each sweep makes a recent hint idle, and frees the others
+/* Each sweep makes recent hints idle, and frees idle and shared ones
  * (internal/balancer/dataplane/hints.go). */
 enum hint_use {
 	HINT_FREE,

@@ -67,7 +67,8 @@ static __always_inline bool has_half_open(const struct service *service)
 	return has_features(PLACEMENTS_HUNTING) && service->rule.flags & RULE_HALF_OPEN;
 }
 
-/* The entry's own line. A simple hash will do, because no client chooses the entries. */
+/* The number of an entry's own line. A simple hash will do, because no client chooses the
+ * entries. */
 static __always_inline __u32 service_place(const struct in6_addr *vip, __u32 port)
 {
 	const __u64 *words = (const __u64 *)vip;
