@@ -4,9 +4,9 @@
 // both map into memory. A report is a store to memory, without a system call, a lock or a wait.
 //
 // The file has one slot for each reporting process. A process holds a lock on its slot while it
-// lives, so the number of an ended process counts no more. The agent adds up the slots.
+// lives. So what an ended process has reported counts no more. The agent adds up the slots.
 // docs/operate/load-sources.md describes the layout. segue_load.h and segue_load.py in this folder
-// are the same for C and Python.
+// do the same for C and Python.
 package loadshm
 
 import (
@@ -21,7 +21,7 @@ import (
 )
 
 // The layout: a header, then slots, one 64-bit word each, in the byte order of the machine. The
-// lower half of a slot is busy, the upper capacity.
+// lower half of a slot is the number of busy requests, and the upper half is the capacity.
 const (
 	fileSize   = 4096
 	headerSize = 64
@@ -86,8 +86,8 @@ func keepOpen(f *os.File) (int, error) {
 	return fd, nil
 }
 
-// mapForWriting also writes the header of a new file. Several processes may do so at the same time,
-// because all write the same.
+// mapForWriting maps the file. It gives a new file its size and its header. Several processes may
+// do so at the same time, because all write the same.
 func mapForWriting(f *os.File) ([]byte, error) {
 	info, err := f.Stat()
 	if err != nil {
@@ -116,6 +116,7 @@ func mapForWriting(f *os.File) ([]byte, error) {
 	return page, nil
 }
 
+// checkHeader returns an error if the page is not of a file of load reports of this version.
 func checkHeader(page []byte) error {
 	if got := word(page, magicOffset).Load(); got != magic {
 		return fmt.Errorf("begins with %#x, so it is not a file of load reports", got)
@@ -141,10 +142,12 @@ func takeSlot(f *os.File) (int, error) {
 	return 0, fmt.Errorf("all %d slots are taken", slots)
 }
 
+// slotLock returns the lock on a slot, for the calls of fcntl.
 func slotLock(slot int) unix.Flock_t {
 	return unix.Flock_t{Type: unix.F_WRLCK, Start: int64(headerSize + slot*slotSize), Len: slotSize}
 }
 
+// word returns the 64-bit word at an offset of the page, for atomic loads and stores.
 func word(page []byte, offset int) *atomic.Uint64 {
 	return (*atomic.Uint64)(unsafe.Pointer(&page[offset]))
 }
@@ -162,8 +165,8 @@ func (r *Reporter) End() {
 	}
 }
 
-// Set replaces both numbers at once, for applications with their own count. capacity is at least 1;
-// with 0 this process does not count.
+// Set replaces both numbers at once. It is for applications that count busy requests themselves.
+// capacity is at least 1; with 0 this process does not count.
 func (r *Reporter) Set(busy, capacity uint32) {
 	r.word.Store(uint64(capacity)<<32 | uint64(busy))
 }

@@ -86,7 +86,7 @@ func TestSlotsRunOut(t *testing.T) {
 	if _, err := Open(path, 1); err == nil || !strings.Contains(err.Error(), "slots are taken") {
 		t.Errorf("one more than there are slots: %v", err)
 	}
-	testhost.Must(t, all[7].Close())
+	testhost.Must(t, all[7].Close()) // any one of them
 	all[7] = open(t, path, 2)
 	expect(t, path, 0, slots+1)
 	for _, r := range all {
@@ -109,7 +109,7 @@ func TestReportsAreNotTorn(t *testing.T) {
 			case <-done:
 				return
 			default:
-				r.Set(^(n | 1), n|1)
+				r.Set(^(n | 1), n|1) // busy is ^capacity
 			}
 		}
 	})

@@ -24,7 +24,7 @@ const CheckInterval = 500 * time.Millisecond
 type Reader struct {
 	path    string
 	page    []byte        // nil: not mapped
-	ended   [slots]uint64 // what an ended process has left in a slot at the last check, or 0
+	ended   [slots]uint64 // what ended processes have left in their slots; else 0
 	checked time.Time     // time of the last check; zero: never
 	err     error         // why the file cannot be read since the last check
 }
@@ -89,6 +89,7 @@ func (r *Reader) check() error {
 	return nil
 }
 
+// mapForReading maps a file of the right type and size.
 func mapForReading(f *os.File) ([]byte, error) {
 	info, err := f.Stat()
 	if err != nil {
@@ -110,7 +111,7 @@ func mapForReading(f *os.File) ([]byte, error) {
 	return page, nil
 }
 
-// findEnded notes the content of the slots that no process has locked.
+// findEnded notes the contents of the slots that no process has locked: their processes have ended.
 func (r *Reader) findEnded(f *os.File) error {
 	words, err := copyPage(r.page)
 	if err != nil {

@@ -16,7 +16,8 @@ import (
 // longest is a time between two checks that no test reaches.
 const longest = time.Hour
 
-// newReader returns a reader whose checks are due only when a test calls due.
+// newReader returns a reader that is closed when the test ends. A test that uses read and check
+// decides when the reader checks.
 func newReader(t *testing.T, path string) *Reader {
 	r := NewReader(path)
 	t.Cleanup(func() {
@@ -72,7 +73,7 @@ func TestReaderFollowsReports(t *testing.T) {
 }
 
 // A process that ends without a word counts until the next check. Another process may take its slot
-// before and after it.
+// before that check, and after it.
 func TestReaderFindsEndedProcesses(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "load")
 	cmd := reporters["Go"](t, path)
@@ -90,7 +91,7 @@ func TestReaderFindsEndedProcesses(t *testing.T) {
 	next := open(t, path, 2)
 	defer next.Close()
 	expectRead(t, r, 0, 2)
-	next.Set(1, 4) // what the ended process has left
+	next.Set(1, 4) // the same content as the ended process has left
 	check(r)
 	expectRead(t, r, 1, 4)
 }
@@ -131,7 +132,7 @@ func TestReaderFollowsTheFile(t *testing.T) {
 	expectRead(t, r, 0, 6)
 }
 
-// Between two checks a read uses neither memory nor a file descriptor.
+// Between two checks a read allocates no memory, and does not map the file again.
 func TestReaderIsFrugal(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "load")
 	defer open(t, path, 4).Close()
@@ -146,7 +147,7 @@ func TestReaderIsFrugal(t *testing.T) {
 	}
 }
 
-// A reader checks by itself.
+// A reader checks by itself when CheckInterval has passed.
 func TestReaderChecksByTheClock(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "load")
 	r := newReader(t, path)

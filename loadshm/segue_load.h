@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Reports the load of this process to a Segue agent, through a small file that both map into memory. A
- * report is one atomic operation on memory, without a system call, a lock or a wait.
+ * Reports the load of this process to a Segue agent, through a small file that both map into
+ * memory. A report is one atomic operation on memory, without a system call, a lock or a wait.
  * docs/operate/load-sources.md describes the layout of the file.
  *
  *	struct segue_load load;
@@ -10,12 +10,13 @@
  *	segue_load_end(&load);                                   after it
  *	segue_load_close(&load);
  *
- * C99 or C++ with GCC or Clang, on 64-bit Linux. Threads may share a struct segue_load. A process
- * that is forked shares its parent's slot, and is counted with it, until it closes the slot, executes
- * another program or ends. To be counted on its own it closes that slot and opens the file again.
+ * It needs C99 or C++ with GCC or Clang, on 64-bit Linux. Threads may share a struct segue_load. A
+ * forked process shares its parent's slot, and is counted with it, until it closes the slot,
+ * executes another program or ends. To be counted on its own, it closes that slot and opens the
+ * file again.
  *
- * A descriptor stays open while the slot is taken. A process that closes all descriptors, as daemons
- * do when they start, must do so before it opens the file.
+ * A descriptor stays open while the slot is taken. A process that closes all descriptors, as
+ * daemons do when they start, must do so before it opens the file.
  */
 #ifndef SEGUE_LOAD_H
 #define SEGUE_LOAD_H
@@ -75,7 +76,8 @@ static inline void segue_load_end(struct segue_load *load)
 		;
 }
 
-/* Writes the header of a new file. Others may do so at the same time, because all write the same. */
+/* Writes the header of a new file, or checks that of an existing one. Several processes may write
+ * it at the same time, because all write the same. */
 static inline int segue_load_header(struct segue_load_file *file)
 {
 	static const char magic[8] = { 's', 'e', 'g', 'u', 'e', 's', 'h', 'm' };
@@ -91,7 +93,7 @@ static inline int segue_load_header(struct segue_load_file *file)
 	return now == word && file->version == SEGUE_LOAD_VERSION ? 0 : -EINVAL;
 }
 
-/* Locks the first free slot; returns its index. */
+/* Locks the first free slot. Returns its index or a negative errno. */
 static inline int segue_load_take(int fd, struct segue_load_file *file)
 {
 	int i, n = (int)(sizeof(file->slots) / sizeof(file->slots[0]));
@@ -112,9 +114,9 @@ static inline int segue_load_take(int fd, struct segue_load_file *file)
 }
 
 /*
- * Returns a second descriptor of the open file. The lock lasts while the open file has a descriptor. A
- * mapping is not enough: on overlayfs the kernel maps the underlying file instead. Numbers below 3 are
- * left for the standard streams.
+ * Returns a second descriptor of the open file. The lock lasts while the open file has a
+ * descriptor. A mapping is not enough: on overlayfs the kernel maps the underlying file instead.
+ * Numbers below 3 are left for the standard streams.
  */
 static inline int segue_load_keep_open(int fd)
 {
@@ -125,8 +127,8 @@ static inline int segue_load_keep_open(int fd)
 
 /*
  * Maps the file, and takes a slot. Creates the file if there is none. capacity is the number of
- * requests that this process serves at a time, at least 1. Returns 0 or a negative errno: -EINVAL for a
- * file of another kind or a capacity of 0, -ENOSPC if all slots are taken.
+ * requests that this process serves at a time, at least 1. Returns 0 or a negative errno: -EINVAL
+ * for a file of another kind or a capacity of 0, -ENOSPC if all slots are taken.
  */
 static inline int segue_load_open(struct segue_load *load, const char *path, uint32_t capacity)
 {

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Reports the load of this process to a Segue agent, through a small file that both map into memory.
+"""Reports the load of this process to a Segue agent, by a small file that both map into memory.
 
 A report is a store to memory: no system call and no waiting. The layout of the file is described in
 docs/operate/load-sources.md. Python 3.9 or later, on 64-bit Linux.
@@ -9,8 +9,8 @@ docs/operate/load-sources.md. Python 3.9 or later, on 64-bit Linux.
     with load:          # around each request
         ...
 
-Threads may share a Reporter. A Reporter counts one process. A process that is forked closes the
-Reporter of its parent, and makes its own. Until it closes its parent's, executes another program or
+Threads may share a Reporter. A Reporter counts one process. A forked process must close the
+Reporter of its parent, and make its own. Until it closes its parent's, executes another program or
 ends, the parent's slot stays taken, even when the parent has died.
 
 A Reporter holds a file descriptor: a process that closes all descriptors, as daemons do when they
@@ -50,10 +50,10 @@ class Reporter:
                 os.ftruncate(fd, _FILE_SIZE)
             elif size != _FILE_SIZE:
                 raise ValueError(f"{path}: size is {size} bytes, not {_FILE_SIZE}")
-            # The mmap object keeps a duplicate of the descriptor, which keeps the lock. A mapping alone
-            # would not: on overlayfs the kernel maps the underlying file instead.
+            # The mmap object keeps a duplicate of the descriptor, which keeps the lock. A mapping
+            # alone would not: on overlayfs the kernel maps the underlying file instead.
             self._page = mmap.mmap(fd, _FILE_SIZE)
-            # Items of 64 bits: each is written by a single store, so no reader sees half of one.
+            # The items have 64 bits. A single store writes each, so no reader sees half of it.
             self._words = memoryview(self._page).cast("Q")
             self._check(path)
             slot = self._take(fd, path)
@@ -65,7 +65,10 @@ class Reporter:
         self.set(0, capacity)
 
     def _check(self, path):
-        """Writes the header of a new file. Others may do so at the same time: all write the same."""
+        """Writes the header of a new file, or checks that of an existing one.
+
+        Several processes may write it at the same time, because all write the same.
+        """
         if self._words[0] == 0:
             struct.pack_into("=I", self._page, 8, _VERSION)
             self._words[0] = _MAGIC

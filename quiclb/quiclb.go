@@ -41,8 +41,8 @@ const (
 	lengthMask    = 1<<rotationShift - 1
 )
 
-// Config is the form of connection IDs. All servers of a service and its balancers must have the
-// same.
+// Config is the form of connection IDs. All servers of a service and its balancers must use the
+// same form.
 type Config struct {
 	// Rotation is the config rotation codepoint, 0 to 6. It tells balancers which of several
 	// configurations a connection ID has, while servers change from one to the next (section 3.1).
@@ -63,8 +63,8 @@ type ConnectionID []byte
 // String returns the connection ID as hexadecimal digits.
 func (id ConnectionID) String() string { return hex.EncodeToString(id) }
 
-// ParseServerID reads a server ID from an even number of hexadecimal digits, such as "c4605e". The
-// error of ParseServerID names the text if it has another form, or not 1 to 15 octets.
+// ParseServerID reads a server ID from an even number of hexadecimal digits, such as "c4605e". It
+// returns an error that quotes the text if the text has another form, or not 1 to 15 octets.
 func ParseServerID(text string) ([]byte, error) {
 	id, err := hex.DecodeString(text)
 	if err != nil {
@@ -98,14 +98,15 @@ func (c Config) Validate() error {
 // Length returns the length of all connection IDs of a valid configuration, 6 to 20 octets.
 func (c Config) Length() int { return 1 + c.blockLength() }
 
+// blockLength returns the length of server ID and nonce together.
 func (c Config) blockLength() int { return c.ServerIDLength + c.NonceLength }
 
 // Generate returns a new connection ID with a nonce from crypto/rand. Observers cannot tell whether
 // two IDs with the same server ID belong to one connection (section 5.4). Several goroutines may
 // call Generate at the same time. The errors are those of Encode.
 func (c Config) Generate(serverID []byte) (ConnectionID, error) {
-	nonce := make([]byte, max(c.NonceLength, 0))
-	_, _ = rand.Read(nonce) // never fails
+	nonce := make([]byte, max(c.NonceLength, 0)) // Encode refuses a length below 0
+	_, _ = rand.Read(nonce)                      // never fails
 	return c.Encode(serverID, nonce)
 }
 
@@ -132,6 +133,7 @@ func (c Config) Encode(serverID, nonce []byte) (ConnectionID, error) {
 	return append(id, nonce...), nil
 }
 
+// firstOctet returns the first octet of a new ID: the rotation, and the length or random bits.
 func (c Config) firstOctet() byte {
 	low := [1]byte{byte(c.blockLength())}
 	if !c.EncodeLength {
@@ -146,8 +148,8 @@ func (c Config) firstOctet() byte {
 //
 // ServerID reports false for connection IDs that name no server in this configuration (section
 // 4.1): those with another rotation, those shorter than Length, and with EncodeLength those whose
-// first octet tells another length. An ID that the client chose for its first packets passes by
-// chance: compare the server ID with those of the servers. ServerID also reports false if the
+// first octet tells another length. An ID that the client chose for its first packets may pass by
+// chance, so callers compare the server ID with those of the servers. ServerID also reports false if the
 // configuration is not valid.
 func (c Config) ServerID(cid []byte) ([]byte, bool) {
 	if c.Validate() != nil || len(cid) < c.Length() || cid[0]>>rotationShift != c.Rotation {

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Accept policies: whether this server accepts an offered connection. Algorithms 1 and 2 of 6LB.
- * (SRLB prints the second one too, but there the attempts never accumulate.)
+ * Accept policies: whether this server accepts an offered connection. The policies `static` and
+ * `dynamic` are algorithms 1 and 2 of 6LB. (SRLB prints algorithm 2, too, but there the attempts
+ * never accumulate.)
  */
 #ifndef SEGUE_AGENT_ACCEPT_H
 #define SEGUE_AGENT_ACCEPT_H
@@ -27,7 +28,7 @@ static __always_inline void count_offer(const struct acceptance *acceptance, enu
 		__sync_fetch_and_add(&counters->count[result], 1);
 }
 
-/* Algorithm 1, SRc. */
+/* Algorithm 1, SRc: accepts while the load is less than the threshold. */
 static __always_inline bool accept_static(__u32 threshold, const struct load *load)
 {
 	return load->busy < threshold;
@@ -41,8 +42,9 @@ struct dynamic_state {
 	__u64 began;
 };
 
-/* The end of algorithm 2's window: keeps the accepted share around one half. The bounds are for a
- * window with the smallest number of attempts, so the accepted ones are scaled to that number. */
+/* Ends a window of algorithm 2: changes the threshold by at most 1, so that about half of all
+ * offers are accepted. The bounds `few` and `many` are for a window of the smallest number of
+ * attempts. So the number of accepted ones is scaled to that number. */
 static __always_inline void adapt(struct dynamic_state *state, const struct acceptance *acceptance,
 				  __u32 most, __u64 now)
 {
@@ -65,7 +67,7 @@ static __always_inline void adapt(struct dynamic_state *state, const struct acce
  *
  * The paper counts SYNs. A flood of SYNs would fill windows while the load does not change. Then
  * the threshold would follow the load, and half of all offers would be accepted whatever the load
- * is. So a window also lasts a shortest time, over which a flood's SYNs find the same loads as
+ * is. So a window also lasts a minimum time, in which the SYNs of a flood find the same loads as
  * others.
  *
  * `most` is the highest threshold.
@@ -117,8 +119,8 @@ static __always_inline void record_load(bool known, const struct load *load)
 	record.capacity = load->capacity;
 }
 
-/* Applies the policy. Sets `own` to this server's load if the policy asks for it and it is known. Not
- * inlined, because of the size of its stack. */
+/* Applies the policy. Sets `own` to this server's load, if the policy asks for it and it is known.
+ * Not inlined, because of the size of its stack. */
 static __noinline enum offer decide_offer(struct acceptance *acceptance,
 					  const struct service_key *key,
 					  const struct backlog *backlog, struct known_load *own)

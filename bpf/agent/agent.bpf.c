@@ -44,7 +44,7 @@ const union {
 	struct count_correction count_correction;
 } *shared_types __attribute__((unused));
 
-/* Decides what to do with a packet. The reason is none if it is to be delivered. */
+/* Decides what to do with a packet. The reason is none if the packet is to be delivered. */
 static __always_inline enum agent_reason decide(struct xdp_md *ctx, const struct envelope *envelope)
 {
 	bool serves = is_served(envelope);
@@ -67,6 +67,8 @@ static __always_inline enum agent_reason decide(struct xdp_md *ctx, const struct
 	return is_balancer(envelope->sender) ? AGENT_NEXT_SEGMENT : AGENT_DROP_SENDER;
 }
 
+/* Carries out a decision: delivers the packet, passes it on, or returns it. Returns the final
+ * reason. */
 static __always_inline enum agent_reason
 carry_out(struct xdp_md *ctx, const struct envelope *envelope, enum agent_reason decision)
 {
@@ -77,7 +79,7 @@ carry_out(struct xdp_md *ctx, const struct envelope *envelope, enum agent_reason
 		return deliver(ctx, envelope);
 	case AGENT_DELIVER_NOT_LOCAL:
 		why = deliver(ctx, envelope);
-		return why < AGENT_DROP_IP_HEADER ? decision : why;
+		return why < AGENT_DROP_IP_HEADER ? decision : why; /* not dropped: delivered */
 	case AGENT_NEXT_SEGMENT:
 	case AGENT_NEXT_REFUSED:
 	case AGENT_NEXT_NOT_LOCAL:
@@ -90,6 +92,7 @@ carry_out(struct xdp_md *ctx, const struct envelope *envelope, enum agent_reason
 	}
 }
 
+/* Handles a received frame. Returns the reason for which it leaves. */
 static __always_inline enum agent_reason receive(struct xdp_md *ctx)
 {
 	struct envelope envelope = {};
@@ -110,11 +113,14 @@ static __always_inline bool is_delivered(enum agent_reason why)
 	return why >= AGENT_DELIVER_SRV6_INSERT && why <= AGENT_DELIVER_IPIP;
 }
 
+/* Sees the frames that the interface receives. */
 SEC("xdp")
 int xdp_agent(struct xdp_md *ctx)
 {
-	__u32 bytes = ctx->data_end - ctx->data - ETH_HLEN; /* never fewer */
+	/* A frame has at least an Ethernet header. */
+	__u32 bytes = ctx->data_end - ctx->data - ETH_HLEN;
 	enum agent_reason why = receive(ctx);
+	/* Frames with a reason before this one in the enum pass to the kernel. */
 	int verdict = why < AGENT_DROP_IP_HEADER ? XDP_PASS : XDP_DROP;
 
 	if (dry_run) {
@@ -128,6 +134,8 @@ int xdp_agent(struct xdp_md *ctx)
 	return verdict;
 }
 
+/* Sends the packets that xdp_agent leaves to tc ingress: answers to probes, and packets to other
+ * servers or back to the balancer. */
 SEC("tc")
 int tc_forward(struct __sk_buff *skb)
 {
@@ -142,6 +150,8 @@ int tc_forward(struct __sk_buff *skb)
 	return bpf_redirect_neigh(skb->ifindex, NULL, 0, 0);
 }
 
+/* Sees the packets that the host sends: clamps the MSS, notes refusals, writes cookies, adds
+ * signals, and compares connection IDs of QUIC. */
 SEC("tc")
 int tc_agent(struct __sk_buff *skb)
 {
@@ -164,6 +174,7 @@ int tc_agent(struct __sk_buff *skb)
 	return signal(skb, &sent);
 }
 
+/* Follows the TCP connections of the agent's network namespace. */
 SEC("sockops")
 int count_connections(struct bpf_sock_ops *ops)
 {
@@ -178,7 +189,7 @@ int count_connections(struct bpf_sock_ops *ops)
 	return 1;
 }
 
-/* Makes a count_correction. It is not attached: user space runs it. */
+/* Carries out a count_correction. It is not attached: user space runs it. */
 SEC("xdp")
 int correct_connections(struct xdp_md *ctx)
 {

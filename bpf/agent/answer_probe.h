@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * The agent's side of probes (net/probe.h). XDP turns a probe into its answer, and tc sends the
- * answer back to the neighbour that the probe came from. So a server needs no route to the balancer
- * to answer. XDP_TX would need an XDP program at the far end of a veth.
+ * answer back to the neighbour that the probe came from. So the server needs no route to the
+ * balancer. XDP_TX would need an XDP program at the far end of a veth.
  */
 #ifndef SEGUE_AGENT_ANSWER_PROBE_H
 #define SEGUE_AGENT_ANSWER_PROBE_H
@@ -121,6 +121,7 @@ static __always_inline enum agent_reason answer_probe(struct xdp_md *ctx,
 								 : AGENT_DROP_REWRITE;
 }
 
+/* Whether the frame is to this host's MAC address. */
 static __always_inline bool is_to_host(const struct __sk_buff *skb)
 {
 	__u64 destination;
@@ -129,9 +130,8 @@ static __always_inline bool is_to_host(const struct __sk_buff *skb)
 	       is_host(&destination);
 }
 
-/* Whether the packet is an answer that xdp_agent left to tc. XDP passes no other packet from
- * this host's own address to this function, unless a host on the link forges one: that host gets
- * it back. */
+/* Whether the packet is an answer that xdp_agent has left to tc. XDP lets no other such packet from
+ * this host's own SID pass, unless a host on the link forges one. That host gets it back. */
 static __always_inline bool is_probe_answer(const struct __sk_buff *skb, const struct ipv6hdr *ip)
 {
 	return ip->nexthdr == NO_NEXT_HEADER && sid_function(&ip->daddr) == SID_PROBE &&

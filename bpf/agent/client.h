@@ -34,6 +34,7 @@ struct client_packet {
 	struct fragment fragment;
 };
 
+/* The key of a fragment in delivered_fragments. */
 static __always_inline struct delivered_fragment
 delivered_fragment(const struct client_packet *client)
 {
@@ -46,6 +47,7 @@ delivered_fragment(const struct client_packet *client)
 	return key;
 }
 
+/* Notes that a first fragment was delivered. Later fragments of its packet then follow it. */
 static __always_inline void note_delivered_fragment(const struct client_packet *client)
 {
 	struct delivered_fragment key = delivered_fragment(client);
@@ -56,6 +58,7 @@ static __always_inline void note_delivered_fragment(const struct client_packet *
 	bpf_map_update_elem(&delivered_fragments, &key, &noted, BPF_ANY);
 }
 
+/* Whether the first fragment of a later fragment's packet was delivered. */
 static __always_inline bool first_was_delivered(const struct client_packet *client)
 {
 	struct delivered_fragment key = delivered_fragment(client);
@@ -80,6 +83,7 @@ read_inserted_client(struct xdp_md *ctx, const struct envelope *envelope, struct
 	return true;
 }
 
+/* Reads the client's packet inside an outer header (SRv6, GRE or IPIP). False: it is malformed. */
 static __always_inline bool read_wrapped_client(struct xdp_md *ctx, const struct envelope *envelope,
 						struct client_packet *client)
 {
@@ -90,17 +94,18 @@ static __always_inline bool read_wrapped_client(struct xdp_md *ctx, const struct
 	};
 
 	if (envelope->ethertype == bpf_htons(ETH_P_IP)) {
-		/* Fragments are accepted here. */
+		/* With a place to describe a fragment, parse_ipv4() also reads fragments. */
 		if (parse_ipv4(&at, pkt, &client->fragment))
 			return false;
 	} else if (parse_ipv6(&at, pkt)) {
 		return false;
 	}
-	pkt->length += envelope->size; /* as move_to() counts from the start of the frame */
+	pkt->length += envelope->size; /* move_to() counts this length from the outer header on */
 	pkt->transport = at.pos - frame_start(ctx);
 	return true;
 }
 
+/* Whether a packet is ICMP of its version of IP. */
 static __always_inline bool is_icmp_for(const struct packet *pkt)
 {
 	return pkt->key.protocol ==
@@ -108,8 +113,9 @@ static __always_inline bool is_icmp_for(const struct packet *pkt)
 }
 
 /*
- * Reads the client's packet up to the ports. `client` must be zero. False when it is not TCP, or
- * has no flow. Not inlined: the verifier walks it once.
+ * Reads the client's packet up to the ports. `client` must be zero. True: it is of TCP or quotes a
+ * packet of TCP, or it is a later fragment, which has no ports. Not inlined: the verifier walks it
+ * once.
  */
 __noinline int read_client(struct xdp_md *ctx, const struct envelope *envelope,
 			   struct client_packet *client)

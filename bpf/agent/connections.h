@@ -11,7 +11,7 @@
 #include "cookie.h"
 #include "service.h"
 
-/* The cookie of the agent's network namespace. */
+/* The number by which the kernel names the agent's network namespace (its "cookie"). */
 volatile __u64 node_netns;
 
 #define IPV6_FAMILY 10 /* AF_INET6 */
@@ -54,13 +54,14 @@ static __always_inline void remote_end(const struct bpf_sock_ops *ops, struct in
 }
 
 /*
- * The mark of a socket that counts as an open connection. Each count begins with a mark, and ends
- * with it. So a socket counts at most once, also if other programs ask for calls about sockets that
- * this program has not seen begin. User space compares the counts with the marks.
+ * The mark of a socket that counts as an open connection. A socket begins to count when it gets the
+ * mark, and ends when it loses the mark. So it counts at most once, also if other programs ask for
+ * calls about sockets that this program has not seen begin. User space compares the counts with the
+ * marks.
  */
 struct counted_socket {
-	struct service_key service; /* in whose count it is */
-	__u8 half;		    /* of the count */
+	struct service_key service; /* the service for which it counts */
+	__u8 half;		    /* the half of the count to which it was added */
 	__u8 pad[3];
 };
 
@@ -103,7 +104,7 @@ static __always_inline void follow_states(struct bpf_sock_ops *ops)
 	bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags | BPF_SOCK_OPS_STATE_CB_FLAG);
 }
 
-/* The flow table's place for the flow of a socket. */
+/* Finds the flow of a socket in the flow table. */
 static __always_inline void find_flow_of(const struct bpf_sock_ops *ops, struct local_flow *flow)
 {
 	struct flow_key key = { .protocol = IPPROTO_TCP };
@@ -130,9 +131,10 @@ static __always_inline void keep_cookie(struct bpf_sock_ops *ops)
 		follow_states(ops);
 }
 
+/* Adds n to a half of a count. */
 static __always_inline void add_open(struct connection_count *count, __u32 half, __s64 n)
 {
-	barrier_var(half); /* else the compiler omits the bound, and the verifier refuses */
+	barrier_var(half); /* otherwise the compiler omits the mask, and the verifier refuses */
 	__sync_fetch_and_add(&count->open[half & 1], n);
 }
 
@@ -170,6 +172,7 @@ static __always_inline void count_end(struct bpf_sock_ops *ops)
 		add_open(count, half, -1);
 }
 
+/* Counts a new connection, and moves its cookie to the socket. */
 static __always_inline void begin_connection(struct bpf_sock_ops *ops)
 {
 	count_open(ops);
@@ -187,7 +190,9 @@ static __always_inline const struct socket_cookie *kept_cookie(struct bpf_sock_o
 	return bpf_sk_storage_get(&socket_cookies, socket, NULL, 0);
 }
 
-/* Follows a change of a connection's state. In TIME_WAIT there is no socket to keep the cookie. */
+/* Follows a change of a connection's state. A connection in TIME_WAIT has no socket that can keep
+ * the cookie. So the cookie then moves to the flow table. The kernel tells of this as a change to
+ * CLOSE. */
 static __always_inline void follow_connection(struct bpf_sock_ops *ops)
 {
 	const struct socket_cookie *cookie = kept_cookie(ops);

@@ -2,10 +2,10 @@
 /*
  * Cookies in TCP timestamps (docs/understand/protocol.md): the balancer keeps no state of a flow.
  * This server writes its column into the low bits of each timestamp that it sends, and the client
- * returns it.
+ * returns the timestamp.
  *
  * From the end of the handshake on, the cookie is in a storage of the flow's socket, which no flood
- * can evict. Before, and in TIME_WAIT, it is in the flow table: the kernel gives request sockets no
+ * can evict. Before that, and in TIME_WAIT, it is in the flow table, because such sockets have no
  * storage. If a flood evicts the entry of a half-open connection, a repeated SYN-ACK has no column
  * (docs/operate/stateless.md, "Limits").
  */
@@ -18,12 +18,13 @@
 #include "sent.h"
 #include "net/timestamp.h"
 
-/* A cookie in one number: the column, and from here on the width. 0: the flow has no column. */
+/* A cookie as one number: the column in the lowest three bits, and the width above. 0: the flow has
+ * no column. */
 #define COOKIE_WIDTH_SHIFT 3
 #define COOKIE_COLUMN_MASK ((1 << COOKIE_WIDTH_SHIFT) - 1)
 
 struct socket_cookie {
-	__u64 balancer; /* the locator in the flow's entry, in memory order */
+	__u64 balancer; /* its locator, in memory order, as in the flow's entry */
 	__u8 cookie;
 	__u8 encapsulation;
 	__u8 pad[6];
@@ -52,8 +53,8 @@ static __always_inline bool are_cookies_used(void)
 	return used && *used;
 }
 
-/* The cookie of an offer, whose SID has an argument with a width. A column that does not fit would
- * lead nowhere. */
+/* The cookie of an offer whose SID has a width; 0: the offer has no column, or one that does not
+ * fit into the width and would lead nowhere. */
 static __always_inline __u8 cookie_of_sid(__u64 sid_low)
 {
 	__u64 argument = bpf_be64_to_cpu(sid_low);
@@ -65,6 +66,7 @@ static __always_inline __u8 cookie_of_sid(__u64 sid_low)
 	return width << COOKIE_WIDTH_SHIFT | column;
 }
 
+/* Tells user space that a balancer has asked for a cookie. */
 static __always_inline void note_cookie_use(void)
 {
 	__u32 key = 0, *used = bpf_map_lookup_elem(&cookies_used, &key);
@@ -91,7 +93,8 @@ __noinline int cannot_carry_column(struct xdp_md *ctx, const struct envelope *en
 	return timestamps_are_off || !find_timestamps(ctx, pkt->transport);
 }
 
-/* Enters a flow with a cookie. A dry run changes nothing. */
+/* Enters a flow with a cookie. `is_acknowledged`: the client has acknowledged the SYN-ACK. A dry
+ * run changes nothing. */
 static __always_inline void put_cookie(const struct agent_flow_place *place,
 				       const struct socket_cookie *cookie, bool is_acknowledged)
 {
@@ -107,6 +110,7 @@ static __always_inline void put_cookie(const struct agent_flow_place *place,
 	agent_flow_put(place, &entry);
 }
 
+/* A cookie for the flow of a packet that came in this envelope. */
 static __always_inline struct socket_cookie cookie_from(const struct envelope *envelope,
 							__u8 cookie)
 {
@@ -120,7 +124,7 @@ static __always_inline struct socket_cookie cookie_from(const struct envelope *e
 }
 
 /* Enters a flow that this server accepts, after an offer with a width. A repeated offer without a
- * column leaves the column as it is. */
+ * column does not change the column. */
 static __always_inline void accept_with_cookie(const struct local_flow *flow,
 					       const struct envelope *envelope)
 {
@@ -167,7 +171,8 @@ static __always_inline __u8 cookie_of_sent(struct __sk_buff *skb, const struct a
 		return cookie->cookie;
 	if (!is_entered)
 		return 0;
-	/* The program that sees new connections (connections.h) need not be attached. */
+	/* Usually the socket has the cookie from the start (keep_cookie). But the program that sees
+	 * new connections need not be attached. */
 	if (is_of_connection(socket->state))
 		bpf_sk_storage_get(&socket_cookies, socket, &remembered,
 				   BPF_SK_STORAGE_GET_F_CREATE);

@@ -75,7 +75,7 @@ __noinline int move_options_back(struct xdp_md *ctx, __u32 distance, __u32 size)
 	return 0;
 }
 
-/* The next-header field in front of the segment routing header. */
+/* The next-header field that announces the segment routing header. */
 static __always_inline __u8 *names_srh(struct ipv6hdr *ip, const struct envelope *envelope)
 {
 	struct extension_header *options = (void *)(ip + 1);
@@ -83,7 +83,7 @@ static __always_inline __u8 *names_srh(struct ipv6hdr *ip, const struct envelope
 	return envelope->options ? &options->next_header : &ip->nexthdr;
 }
 
-/* Removes an inserted segment routing header: moves the headers in front of it. */
+/* Removes an inserted segment routing header: moves the headers in front of it over its end. */
 static __always_inline enum agent_reason remove_srh(struct xdp_md *ctx,
 						    const struct envelope *envelope)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * The record of a dry run (net/dryrun.h): what xdp_agent decides about a packet, and what it knows
- * about the packet's flow. Only xdp_agent supports dry runs. A dry run still takes the lock of a
- * policy, and lookups mark entries of LRU maps as used.
+ * about the packet's flow. Only xdp_agent supports dry runs. A dry run has two side effects: it
+ * takes the lock of a policy, and its lookups mark entries of LRU maps as used.
  */
 #ifndef SEGUE_AGENT_DECISION_H
 #define SEGUE_AGENT_DECISION_H

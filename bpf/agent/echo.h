@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Takes the cookie out of the echo of a client's packet: the stack sees an echo of a timestamp that
- * it has sent, as far as that matters to it. The low bits of the timestamp are not known any more.
+ * Takes the cookie out of the echo of a client's packet. The low bits of the timestamp that the
+ * stack has sent are not known any more. So the stack gets an echo that serves it as well.
  */
 #ifndef SEGUE_AGENT_ECHO_H
 #define SEGUE_AGENT_ECHO_H
@@ -51,6 +51,7 @@ static __always_inline bool find_range(struct xdp_md *ctx, const struct packet *
 	return found;
 }
 
+/* Whether timestamp a is later than b. */
 static __always_inline bool is_after(__u32 a, __u32 b)
 {
 	return (__s32)(a - b) > 0;
@@ -63,8 +64,8 @@ static __always_inline bool is_after(__u32 a, __u32 b)
  * true one. If it is later than the clock, Linux measures no round trip.
  *
  * For a half-open connection, Linux 6.15 and later drop an echo of a timestamp that was not sent.
- * The latest timestamp of a SYN-ACK is the true one, or later. An echo that cannot be of a SYN-ACK
- * is not made to look like one.
+ * So the echo is at most the timestamp of the last SYN-ACK, which is the true one or a later one.
+ * An echo that cannot be of a SYN-ACK is not made to look like one.
  */
 static __always_inline __u32 restored_echo(struct xdp_md *ctx, const struct packet *pkt, int kinds,
 					   __u32 echo, __u32 mask)
@@ -97,12 +98,12 @@ static __always_inline void acknowledge(const struct envelope *envelope, const s
 	put_cookie(&flow.place, &cookie, true);
 }
 
-/* Updates the checksum by RFC 1624 equation 3. */
+/* Updates the checksum for a changed value, by RFC 1624 equation 3. */
 static __always_inline void replace_in_checksum(struct tcphdr *tcp, __u32 before, __u32 after)
 {
 	__u64 sum = (__u64)(__u16)~tcp->check + (__u32)~before + after;
 
-	for (int i = 0; i < 3; i++) /* 34 bits, then 19, then 17 */
+	for (int i = 0; i < 3; i++) /* the sum has 34 bits, then 19, then 17 */
 		sum = (sum & 0xffff) + (sum >> 16);
 	tcp->check = ~sum;
 }

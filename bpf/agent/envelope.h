@@ -111,6 +111,7 @@ static __always_inline enum agent_reason read_tunnel(struct cursor *at, struct e
 	return read_inner(at, envelope, ethertype) ? AGENT_NONE : AGENT_PASS_OTHER_TUNNEL;
 }
 
+/* Reads an IPv4 packet up to the VIP, if it is of a tunnel to this node. */
 static __always_inline enum agent_reason read_ipv4(struct cursor *at, struct envelope *envelope)
 {
 	const struct iphdr *ip = at->pos;
@@ -132,7 +133,8 @@ static __always_inline enum agent_reason read_ipv4(struct cursor *at, struct env
 	return read_tunnel(at, envelope);
 }
 
-/* Hop-by-hop options stay in front of an inserted segment routing header. */
+/* Reads hop-by-hop options, which stay in front of an inserted segment routing header. False: they
+ * are longer than the packet. */
 static __always_inline bool read_options(struct cursor *at, struct envelope *envelope)
 {
 	const struct extension_header *header = at->pos;
@@ -150,8 +152,8 @@ static __always_inline bool read_options(struct cursor *at, struct envelope *env
 }
 
 /*
- * Reads a segment routing header, with the checks of RFC 8754 section 4.3.1.1. The segments left
- * may be one more than the last entry, because a reduced header leaves out the first segment
+ * Reads a segment routing header, with the checks of RFC 8754 section 4.3.1.1. `segments_left` may
+ * be larger than `last_entry` by one, because a reduced header leaves out the first segment
  * (section 4.1.1). TLVs behind the list are skipped (section 2.1).
  */
 static __always_inline enum agent_reason read_srh(struct cursor *at, struct envelope *envelope)
@@ -236,7 +238,7 @@ static __always_inline enum agent_reason read_segments(struct cursor *at, struct
 	return read_inserted(envelope);
 }
 
-/* Whether it is a function of servers for packets to VIPs. */
+/* Whether a function is one that servers apply to packets to VIPs. */
 static __always_inline bool is_vip_function(__u16 function)
 {
 	return function >= SID_CONNECT_AVAIL && function <= SID_STEER;
@@ -255,6 +257,7 @@ static __always_inline bool is_other_server(const struct in6_addr *segment)
 	       !is_multicast(segment);
 }
 
+/* Whether the packet came through a tunnel, and not to a SID. */
 static __always_inline bool is_tunneled(const struct envelope *envelope)
 {
 	return envelope->encapsulation == ENCAP_GRE || envelope->encapsulation == ENCAP_IPIP;
@@ -286,7 +289,7 @@ static __always_inline struct in6_addr *list_entry(const struct xdp_md *ctx,
 	return (void *)(entry + 1) <= frame_end(ctx) ? entry : NULL;
 }
 
-/* Reads an entry of the segment list. */
+/* Reads an entry of the segment list. False: the frame is too short. */
 static __always_inline bool load_entry(const struct xdp_md *ctx, const struct envelope *envelope,
 				       __u32 index, struct in6_addr *entry)
 {
@@ -297,6 +300,7 @@ static __always_inline bool load_entry(const struct xdp_md *ctx, const struct en
 	return at;
 }
 
+/* Reads a packet to a SID of this node up to the VIP. */
 static __always_inline enum agent_reason read_sid(struct cursor *at, struct envelope *envelope)
 {
 	const struct ipv6hdr *ip = at->pos;
@@ -318,6 +322,7 @@ static __always_inline enum agent_reason read_sid(struct cursor *at, struct enve
 	return !why && servers_left(envelope) > MAX_SEGMENTS ? AGENT_DROP_TOO_MANY_SERVERS : why;
 }
 
+/* Reads an IPv6 packet up to the VIP, if it is to a SID of this node, or of a tunnel to it. */
 static __always_inline enum agent_reason read_ipv6(struct cursor *at, struct envelope *envelope)
 {
 	const struct ipv6hdr *ip = at->pos;

@@ -2,7 +2,7 @@
 /*
  * The server's flow table: table III of 6LB, "Scalable and Application-Aware Load Balancing with
  * Segment Routing". An entry names the balancer that gets the signals of a connection. Whether a
- * connection exists, the sockets tell (local.h). If an entry is lost, so is a remove-stickiness,
+ * connection exists is known from the sockets (local.h). So a lost entry costs a remove-stickiness,
  * but no connection.
  */
 #ifndef SEGUE_AGENT_FLOWS_H
@@ -37,17 +37,19 @@ static __always_inline void find_agent_flow(const struct flow_key *key, struct l
 		flow->entry = (struct agent_flow){};
 }
 
+/* Whether the flow has an entry. */
 static __always_inline bool is_entered(const struct local_flow *flow)
 {
 	return flow->entry.state != AGENT_FLOW_LISTEN;
 }
 
-/* Whether the balancer takes load reports of the flow, after a packet of the flow. Only offers and
- * ack-stickiness say so. After another packet of the same balancer, it is as before. */
+/* Whether the balancer of a packet takes load reports of the packet's flow. Offers and
+ * ack-stickiness say so. After any other packet, the answer is as before if the packet comes from
+ * the same balancer, and no otherwise. */
 static __always_inline bool wants_report(const struct agent_flow *before,
 					 const struct envelope *envelope)
 {
-	if (function_of(envelope) <= SID_ACK)
+	if (function_of(envelope) <= SID_ACK) /* an offer, or ack-stickiness */
 		return bpf_be64_to_cpu(envelope->sid_low) & LOAD_WANTS_REPORT;
 	return before->balancer == envelope->sender && before->wants_report;
 }

@@ -31,7 +31,7 @@
 #define AGENT_FLOW_BUCKET_BITS 15
 /* The agent hashes the whole key of a flow, in words of 32 bits. */
 #define AGENT_FLOW_WORDS 10
-/* The keys of its two hashes, in the order of FLOW_KEYS in the balancer's types.h. */
+/* The number of keys for its two hashes (multilinear_twice). */
 #define AGENT_FLOW_KEYS (AGENT_FLOW_WORDS + 4)
 #define AGENT_SIGNATURE_SHIFT 30
 #define AGENT_CHECK_SHIFT (64 - AGENT_SIGNATURE_SHIFT)
@@ -49,7 +49,7 @@
 #define AGENT_STATE_MASK 7
 #define AGENT_BALANCER_BITS 10
 #define AGENT_MAX_BALANCERS (1 << AGENT_BALANCER_BITS)
-/* The places where a balancer's locator may be. */
+/* At how many places a balancer's locator is looked for. */
 #define AGENT_BALANCER_REACH 4
 
 enum agent_flow_state {
@@ -99,7 +99,7 @@ struct {
 	__type(value, struct agent_flow_keys);
 } agent_flow_keys SEC(".maps");
 
-/* The same, for the programs. */
+/* The same numbers, as constants of the programs. */
 const volatile __u64 agent_keys[AGENT_FLOW_KEYS];
 
 /* Where a flow's entry is, or would be. */
@@ -143,8 +143,8 @@ static __always_inline __u64 agent_flow_age(const struct agent_flow *flow)
 	return (__u64)age_since(flow->since, agent_now()) << AGENT_TICK_SHIFT;
 }
 
-/* Any two flows share a bucket with a probability of 2^-AGENT_FLOW_BUCKET_BITS, also if they have
- * the same signature. */
+/* Finds the place of a flow. Any two flows share a bucket with a probability of
+ * 2^-AGENT_FLOW_BUCKET_BITS, also if they have the same signature. */
 static __always_inline struct agent_flow_place agent_place_of(const struct flow_key *key)
 {
 	struct two_hashes hash =
@@ -157,13 +157,15 @@ static __always_inline struct agent_flow_place agent_place_of(const struct flow_
 	};
 }
 
-/* Content and locator are of this host and of balancers: no client chooses them. */
+/* The check of an entry. Content and locator come from this host and from balancers: no client
+ * chooses them. */
 static __always_inline __u64 agent_check(__u64 content, __u64 locator)
 {
 	return spread(content * (agent_keys[0] | 1) + locator) >> AGENT_CHECK_SHIFT;
 }
 
-/* Each flow starts its search at an entry of its own. Most flows are found there at once. */
+/* The i-th entry of a bucket to look at. Each flow starts its search at an entry that its signature
+ * names. Most flows are found there at once. */
 static __always_inline struct agent_flow_entry *agent_entry(const struct agent_flow_place *place,
 							    int i)
 {
@@ -172,6 +174,7 @@ static __always_inline struct agent_flow_entry *agent_entry(const struct agent_f
 	return &place->bucket->entry[way];
 }
 
+/* Whether an entry with this identity is that of the flow. */
 static __always_inline bool is_of_flow(__u64 identity, const struct agent_flow_place *place)
 {
 	return (identity ^ place->signature) >> AGENT_SIGNATURE_SHIFT == 0;
@@ -220,9 +223,9 @@ static __always_inline void agent_flow_find(const struct agent_flow_place *place
 	}
 }
 
-/* How readily an entry is replaced. The flow's own entry comes first, then one that was never used,
- * then the oldest one of those that are closing or hold a cookie, and then the oldest one. A cookie
- * is in the socket from the end of the handshake on (cookie.h). */
+/* How readily an entry of another flow is replaced. First comes one that was never used, then the
+ * oldest one of those that are closing or hold a cookie, and then the oldest of all. A cookie is in
+ * the socket from the end of the handshake on (cookie.h). */
 static __always_inline __u64 agent_entry_rank(__u64 content, __u32 now)
 {
 	__u64 age = age_since(content >> AGENT_SINCE_SHIFT, now);
@@ -238,6 +241,7 @@ static __always_inline __u64 agent_entry_rank(__u64 content, __u32 now)
 	}
 }
 
+/* The entry that a flow takes: its own or, if it has none, the one with the highest rank. */
 static __always_inline struct agent_flow_entry *
 agent_entry_to_replace(const struct agent_flow_place *place, __u32 now)
 {
@@ -260,8 +264,8 @@ agent_entry_to_replace(const struct agent_flow_place *place, __u32 now)
 	return best;
 }
 
-/* Finds a place for a balancer's locator. If none is free, the locator replaces the first one, and
- * the entries of that balancer then fail their checks. */
+/* Finds a place for a balancer's locator. If none is free, it takes the place of another balancer,
+ * whose entries then fail their checks. */
 static __always_inline __u32 agent_balancer_place(__u64 locator)
 {
 	__u32 first = spread(locator) >> (64 - AGENT_BALANCER_BITS);

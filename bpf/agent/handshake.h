@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The functions about flows, on packets from the balancer: the left half of 6LB's table III.
- * signal.h is the right half.
+ * Handles packets from the balancer whose SIDs have functions about flows: the left half of 6LB's
+ * table III. signal.h is the right half.
  */
 #ifndef SEGUE_AGENT_HANDSHAKE_H
 #define SEGUE_AGENT_HANDSHAKE_H
@@ -41,8 +41,9 @@ static __always_inline void handle_repeated_syn(const struct local_flow *flow,
 		update_agent_flow(flow, envelope, AGENT_FLOW_DIRECT);
 }
 
-/* Whether this server has accepted the same SYN before. The connection may not have a socket
- * yet, or will have a SYN cookie. After REPEAT_LIFETIME, the client of the first SYN has gone. */
+/* Whether this server has accepted the same SYN before, although no socket has the connection: the
+ * socket does not exist yet, or the SYN-ACK had a SYN cookie. After REPEAT_LIFETIME, the client of
+ * the first SYN has gone. */
 static __always_inline bool was_accepted(const struct local_flow *flow, int kinds)
 {
 	return kinds == SOCKET_LISTENING &&
@@ -90,8 +91,9 @@ static __always_inline enum offer answer_offer(struct xdp_md *ctx, const struct 
 	return result;
 }
 
-/* Decides about a new connection. None if this server accepts it. Without a service there is no
- * policy: only the last server accepts. Not inlined: it has a stack of its own. */
+/* Decides about a new connection. The reason is none if this server accepts it. A packet of no
+ * configured service meets no policy: then only the last server accepts. Not inlined: it has a
+ * stack of its own. */
 __noinline int take_connection(struct xdp_md *ctx, const struct envelope *envelope,
 			       const struct packet *pkt, int kinds, const struct backlog *backlog)
 {
@@ -131,7 +133,7 @@ static __always_inline void enter_accepted(struct xdp_md *ctx, const struct enve
 	agent_flow_put(&flow->place, &accepted);
 }
 
-/* connect-avail and connect-force. */
+/* Handles connect-avail and connect-force. */
 static __always_inline enum agent_reason
 handle_connect(struct xdp_md *ctx, const struct envelope *envelope, const struct packet *pkt)
 {
@@ -140,7 +142,8 @@ handle_connect(struct xdp_md *ctx, const struct envelope *envelope, const struct
 	enum agent_reason why;
 	int kinds;
 
-	/* First, so that the entry's cache line is loaded during the search for sockets. */
+	/* This comes first, so that the entry's cache line is loaded during the search for
+	 * sockets. */
 	find_agent_flow(&pkt->key, &flow);
 	kinds = find_local(ctx, pkt, &backlog);
 	if (is_live(kinds)) {
@@ -177,14 +180,15 @@ static __always_inline void note_known(const struct envelope *envelope, const st
 	update_agent_flow(flow, envelope, next_agent_state(pkt, flow, otherwise));
 }
 
-/* ack-stickiness. If this server does not have the flow, the stack resets it, and the reset signals
- * the end to the balancer (signal.h). */
+/* Handles ack-stickiness. If this server does not have the flow, the stack resets it, and the reset
+ * signals the end to the balancer (signal.h). */
 static __always_inline enum agent_reason
 handle_ack(struct xdp_md *ctx, const struct envelope *envelope, const struct packet *pkt)
 {
 	struct local_flow flow;
 
 	find_agent_flow(&pkt->key, &flow);
+	/* A SYN, FIN or RST makes an entry only if there is a socket. */
 	if (is_entered(&flow) || !(pkt->tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST)) ||
 	    is_live(find_local(ctx, pkt, NULL)))
 		note_known(envelope, pkt, &flow);
@@ -200,6 +204,7 @@ struct {
 	__type(value, __u64);
 } resets SEC(".maps");
 
+/* Takes a token for a reset. False: the rate limit is exceeded. */
 static __always_inline bool may_reset_now(void)
 {
 	__u32 key = 0;
@@ -222,10 +227,11 @@ static __always_inline enum agent_reason refuse_unknown_flow(const struct packet
 /*
  * Handles a packet whose flow this server does not have. A socket in TIME_WAIT counts only if no
  * other server is left to ask, because the client may have a new connection from the same port on
- * another server. If the packet followed a hint, the balancer can still ask the others, so the
- * packet returns. A packet with a cookie stays: the column of a new connection would have led it to
- * the other server. A cookie seldom misleads (docs/understand/protocol.md, "Returned packets"). If
- * it does, the socket in TIME_WAIT takes a packet of the other server's connection.
+ * another server. If a hint has led the packet here, the balancer can still ask the others, so the
+ * packet is returned. A packet that a cookie has led here stays with the socket in TIME_WAIT: a new
+ * connection on another server would have another cookie. A cookie seldom misleads
+ * (docs/understand/protocol.md, "Returned packets"). If it does, that socket takes a packet of the
+ * other server's connection.
  */
 static __always_inline enum agent_reason handle_not_local(const struct envelope *envelope,
 							  const struct packet *pkt, int kinds)
@@ -240,8 +246,8 @@ static __always_inline enum agent_reason handle_not_local(const struct envelope 
 }
 
 /*
- * recover-stickiness and steer. Only sockets count. An entry may be of a connection that is over,
- * while another server has the client's next connection from the same port.
+ * Handles recover-stickiness and steer. Only sockets count. An entry may be of a connection that is
+ * over, while another server has the client's next connection from the same port.
  */
 static __always_inline enum agent_reason
 handle_recover(struct xdp_md *ctx, const struct envelope *envelope, const struct packet *pkt)
@@ -259,7 +265,7 @@ handle_recover(struct xdp_md *ctx, const struct envelope *envelope, const struct
 	if (keeps_cookie(&flow, kinds))
 		return AGENT_NONE;
 	if (function_of(envelope) == SID_STEER) {
-		if (wants_return(envelope)) /* it names this server alone by a hint */
+		if (wants_return(envelope)) /* a hint has led the packet to this server alone */
 			note_known(envelope, pkt, &flow);
 		return AGENT_NONE;
 	}
@@ -267,7 +273,7 @@ handle_recover(struct xdp_md *ctx, const struct envelope *envelope, const struct
 	return AGENT_NONE;
 }
 
-/* Handles a later fragment, which follows the first one. */
+/* Handles a later fragment: it goes where its packet's first fragment went. */
 static __always_inline enum agent_reason handle_later_fragment(const struct envelope *envelope,
 							       const struct client_packet *client)
 {
@@ -309,6 +315,7 @@ static __always_inline enum agent_reason handle_flow_function(struct xdp_md *ctx
 		return AGENT_DROP_SENDER;
 	if (!read_client(ctx, envelope, &client) ||
 	    (client.packet.kind == PACKET_ICMP_ERROR && function_of(envelope) != SID_STEER))
+		/* The balancer knows that a packet with ack-stickiness is for this server. */
 		return function_of(envelope) == SID_ACK ? AGENT_NONE : AGENT_DROP_TRANSPORT;
 	if (client.fragment.is_later)
 		return handle_later_fragment(envelope, &client);

@@ -17,8 +17,8 @@
 #include "envelope.h"
 #include "net/report.h"
 
-/* The entries in front of the last candidate that it reads. A balancer lists itself and at most
- * seven servers there. */
+/* How many entries of the list the last candidate reads. A balancer lists itself and at most seven
+ * servers in front of the last candidate. */
 #define MAX_EARLIER 8
 
 /* The candidate that gets a connection, and its load. */
@@ -27,12 +27,14 @@ struct candidate {
 	struct known_load load;
 };
 
+/* Whether a segment offers the connection to another server. */
 static __always_inline bool is_offer(const struct in6_addr *sid)
 {
 	return sid_function(sid) == SID_CONNECT_AVAIL && is_other_server(sid);
 }
 
-/* What a load report says about the first candidate, by the candidate's entry of the list. */
+/* What a load report says about the first candidate, as far as the candidate's entry of the list
+ * tells. */
 static __always_inline __u32 first_of(const struct in6_addr *entry)
 {
 	__u64 argument = bpf_be64_to_cpu(low_bits_of(entry));
@@ -56,8 +58,8 @@ static __always_inline bool is_first_candidate(struct xdp_md *ctx, const struct 
 
 /*
  * Finds the earlier candidate that has the lowest load, if that is lower than `best->load`. Of
- * several, it is the first one. An unknown load in `best` is higher than any other. False if there
- * is none. Not inlined: the verifier walks it once.
+ * several, it is the first one of the list. An unknown load in `best` is higher than any other.
+ * False: there is no such candidate. Not inlined: the verifier walks it once.
  */
 __noinline int find_least_busy(struct xdp_md *ctx, const struct envelope *envelope,
 			       struct candidate *best)
@@ -166,8 +168,8 @@ static __always_inline enum offer compare_loads(struct xdp_md *ctx, const struct
 }
 
 /* Applies the policy to an offer, and sets `own` to this server's load if it is known. A drained
- * service is treated as if its load were unknown. It does not accept as the first candidate either.
- * So it tells no load, and gets no connection back. */
+ * service is treated as if its load were unknown, but does not accept as the first candidate
+ * either. So it tells no load, and gets no connection back. */
 static __always_inline enum offer decide_least(struct xdp_md *ctx, const struct envelope *envelope,
 					       const struct acceptance *acceptance,
 					       const struct service_key *key, bool listens,

@@ -11,8 +11,9 @@
  *	   handed back an offered connection because no socket listens.
  *	3. The answer to the present probe finds no socket that listens.
  *
- * The first two are for hosts that pass connections on to another network namespace or host, for
- * example by address translation: such a host never listens itself.
+ * Some hosts pass connections on to another network namespace or host, for example by address
+ * translation. Such a host never listens itself. Without the first two conditions, it would seem to
+ * refuse clients.
  */
 #ifndef SEGUE_AGENT_LISTENER_H
 #define SEGUE_AGENT_LISTENER_H
@@ -28,8 +29,8 @@ enum listener_state {
 	LISTENER_ELSEWHERE, /* the host passes connections on: it has forwarded a SYN-ACK */
 };
 
-/* By TCP service of one port; only those whose application has listened, here or elsewhere. Kept
- * across restarts. User space deletes services that are no longer configured. */
+/* The state of each TCP service with a port whose application has listened, here or elsewhere. It
+ * is kept across restarts. User space deletes services that are no longer configured. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, MAX_AGENT_SERVICES);
@@ -97,8 +98,8 @@ static __always_inline void note_refused(const struct flow_key *flow)
 		*(volatile __u32 *)state = LISTENER_REFUSED;
 }
 
-/* Notes a packet of this host that refuses a connection. The host no longer passes connections of
- * the service on. */
+/* Notes a packet of this host that refuses a connection. If the host has passed connections of the
+ * service on, it does so no longer. */
 static __always_inline void note_refusal(const struct __sk_buff *skb, const struct sent *sent)
 {
 	struct service_key key __attribute__((aligned(8))) = {}; /* addresses are copied as words */

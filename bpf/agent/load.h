@@ -11,7 +11,7 @@
 #include "net/verifier.h"
 #include "service.h"
 
-/* Half-open connections that count in any case. */
+/* So many half-open connections count as load in any case. */
 #define FEW_HALF_OPEN 16
 
 /* Reads the source. False when its load is unknown or stale. */
@@ -71,8 +71,8 @@ static __always_inline __u64 not_shown(enum load_source source, const struct loa
 	}
 }
 
-/* Whether the source still shows a connection that is ending now. The count of connections does
- * not, and the others are not about connections. */
+/* Whether the source still shows a connection that is ending now. The count of open connections
+ * does not. The accept queue and the CPU time never contain it. */
 static __always_inline bool shows_ending(enum load_source source)
 {
 	return source == LOAD_APACHE_SCOREBOARD || source == LOAD_SHARED_MEMORY;
@@ -102,8 +102,8 @@ static __always_inline __u64 load_word(__u64 next, __u32 capacity)
 }
 
 /*
- * Makes a large load fit the argument of a SID. It loses low bits, and MAX_LOAD per unit of capacity
- * is the most that can be told. Not inlined: the verifier walks the loop once.
+ * Makes a large load fit the argument of a SID. Load and capacity lose low bits. The highest load
+ * that can be told is MAX_LOAD per unit of capacity. Not inlined: the verifier walks the loop once.
  */
 __noinline __u64 scale_load(__u64 next, __u32 capacity)
 {

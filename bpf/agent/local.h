@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Whether this server has a flow, by the kernel's own sockets. A flood cannot evict them, and no
- * socket outlives its connection.
+ * Whether this server has a flow, as the kernel's own sockets tell. A flood cannot evict sockets,
+ * and no socket outlives its connection.
  */
 #ifndef SEGUE_AGENT_LOCAL_H
 #define SEGUE_AGENT_LOCAL_H
@@ -47,7 +47,7 @@ struct tcp_timewait_sock {
 	struct inet_timewait_sock tw_sk;
 } __attribute__((preserve_access_index));
 
-/* The sockets that the kernel has for a flow. Several may hold. */
+/* The sockets that the kernel has for a flow. Several may apply. */
 enum socket_kind {
 	SOCKET_NONE = 0,
 	SOCKET_LISTENING = 1 << 0, /* the application listens */
@@ -64,6 +64,7 @@ struct backlog {
 	__u32 young;   /* half-open, and the SYN-ACK was sent once: for at most a second */
 };
 
+/* Whether the kernel has a connection for the flow, also a half-open one. */
 static __always_inline bool is_live(int kinds)
 {
 	return kinds & (SOCKET_REQUEST | SOCKET_CONNECTED);
@@ -87,6 +88,7 @@ static __always_inline __u32 tuple_of(const struct flow_key *key, __be16 source_
 	return sizeof(tuple->ipv6);
 }
 
+/* Finds the socket that gets the packets of a flow. The caller must release it. */
 static __always_inline struct bpf_sock *find_socket(void *ctx, const struct flow_key *key,
 						    __be16 source_port)
 {
@@ -152,8 +154,9 @@ static __always_inline bool returns_cookie(struct xdp_md *ctx, const struct pack
 /*
  * Reads the sequence number of the SYN-ACK of a half-open connection. bpf_skc_to_tcp_request_sock
  * does not support requests of multipath TCP, though they begin with the same structure. The
- * verifier permits no other access to a socket's fields. So the program then reads the socket's
- * address from the stack, and the field as kernel memory, which kernels in lockdown refuse.
+ * verifier permits no other access to a socket's fields. So for such a request the program reads
+ * the socket's address from the stack, and the field as kernel memory. Kernels in lockdown refuse
+ * that.
  */
 static __always_inline bool read_sent_isn(struct bpf_sock *socket, __u32 *isn)
 {
@@ -199,8 +202,8 @@ static __always_inline bool is_over(struct bpf_sock *socket)
 
 	if (over) {
 		known = over->tw_sk.tw_substate;
-		barrier_var(
-			known); /* the compiler would merge both reads, and the verifier refuse */
+		/* Otherwise the compiler merges both reads, and the verifier refuses. */
+		barrier_var(known);
 		return known == BPF_TCP_TIME_WAIT;
 	}
 	if (!bpf_probe_read_kernel(&over, sizeof(over), &socket))

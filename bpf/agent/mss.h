@@ -11,7 +11,7 @@
 #include "sent.h"
 #include "net/timestamp.h"
 
-/* The options have at most 40 bytes. More options than these would be mostly padding. */
+/* Headers with more options consist mostly of padding: options have at most 40 bytes. */
 #define MAX_TCP_OPTIONS 20
 #define TCP_OPTION_MSS 2
 #define TCP_OPTION_MSS_SIZE 4
@@ -34,9 +34,9 @@ static __always_inline __u32 largest_mss(struct service_key *key)
 	return mss ? *mss : 0;
 }
 
-/* Finds the MSS option behind the TCP header at `tcp` and reads its value. Each
- * byte is read from the packet: offsets into a copy on the stack would make the
- * verifier follow every combination of options. */
+/* Finds the MSS option of the TCP header at `tcp`, and reads its value. SYN_ACK_FITS: it was found.
+ * Each byte is read from the packet. With offsets into a copy on the stack, the verifier would
+ * follow every combination of options. */
 static __always_inline enum syn_ack find_mss(const struct __sk_buff *skb, __u32 tcp, __u32 size,
 					     struct mss_option *mss)
 {
@@ -79,7 +79,7 @@ static __always_inline __u16 checksum_word(__be16 value, __u32 offset)
 	return offset & 1 ? value << 8 | value >> 8 : value;
 }
 
-/* Updates the checksum by RFC 1624. */
+/* Writes the value of an MSS option, and updates the checksum (RFC 1624). */
 static __always_inline bool write_mss(struct __sk_buff *skb, __u32 tcp,
 				      const struct mss_option *mss, __be16 value)
 {
@@ -91,6 +91,7 @@ static __always_inline bool write_mss(struct __sk_buff *skb, __u32 tcp,
 	       !bpf_skb_store_bytes(skb, mss->at, &value, sizeof(value), 0);
 }
 
+/* Lowers the MSS of the TCP header at `tcp` to `largest`, if it is higher. */
 static __always_inline enum syn_ack clamp(struct __sk_buff *skb, __u32 tcp, __u32 size,
 					  __u32 largest)
 {

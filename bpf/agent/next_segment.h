@@ -5,8 +5,8 @@
  * XDP rewrites the packet and marks the frame. The packet leaves from tc ingress, right behind XDP.
  * There the kernel finds the next hop, as for its own packets: it resolves the neighbour and holds
  * the packet meanwhile. XDP would need bpf_fib_lookup, which finds only resolved neighbours and
- * requires a forwarding interface. To enable forwarding on a host, even on lo alone, deletes the
- * default routes from router advertisements.
+ * requires a forwarding interface. If forwarding is enabled on a host, even on lo alone, the kernel
+ * deletes the default routes from router advertisements.
  */
 #ifndef SEGUE_AGENT_NEXT_SEGMENT_H
 #define SEGUE_AGENT_NEXT_SEGMENT_H
@@ -37,9 +37,9 @@ static __always_inline bool go_to_segment(struct xdp_md *ctx, const struct envel
 }
 
 /*
- * Rewrites the packet for another server, and leaves it to tc_forward. This is the next server of
- * the list. After AGENT_NEXT_RETURNED it is an earlier candidate, which this server's own entry now
- * names (least.h); then the segments left stay the same.
+ * Rewrites the packet for another server, and leaves it to tc_forward. That is the next server of
+ * the list. With AGENT_NEXT_RETURNED it is an earlier candidate, which this server's own entry now
+ * names (least.h). Then the segments left stay the same.
  */
 static __always_inline enum agent_reason
 pass_on(struct xdp_md *ctx, const struct envelope *envelope, enum agent_reason decision)
@@ -60,8 +60,7 @@ pass_on(struct xdp_md *ctx, const struct envelope *envelope, enum agent_reason d
 
 /*
  * Whether the balancer wants a packet back if this server does not have its flow. The headers must
- * have the form that they will have as a signal's (docs/understand/protocol.md, "Returned
- * packets").
+ * already have the form of a signal's (docs/understand/protocol.md, "Returned packets").
  */
 static __always_inline bool wants_return(const struct envelope *envelope)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Tells user space what the agent knows about a flow, by the code that packets use.
+ * Tells user space what the agent knows about a flow. It uses the same code as packets do.
  */
 #ifndef SEGUE_AGENT_QUERY_H
 #define SEGUE_AGENT_QUERY_H
@@ -10,7 +10,7 @@
 #include "local.h"
 #include "service.h"
 
-/* User space passes it in place of a frame. */
+/* A question about the sockets of a flow. User space passes it in place of a frame. */
 struct socket_query {
 	struct flow_key flow; /* set by user space; the program sets all other fields */
 	__u32 kinds;	      /* enum socket_kind, but never SOCKET_COOKIE */
@@ -49,6 +49,7 @@ static __always_inline bool receives_udp(struct xdp_md *ctx, const struct flow_k
 	return true;
 }
 
+/* Answers a query. A socket of UDP counts as one that listens. */
 static __always_inline void answer_query(struct xdp_md *ctx, struct socket_query *query)
 {
 	struct packet pkt = { .key = query->flow };

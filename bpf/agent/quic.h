@@ -32,8 +32,8 @@ struct quic_own_ids {
 	struct quic_own_id former;
 };
 
-/* By UDP service. A service whose IDs are not compared is in it, too, so that its packets do not
- * count for a service of all ports. */
+/* The IDs of each UDP service. A service whose IDs are not compared is here, too. Otherwise its
+ * packets would count for a service of all ports. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, MAX_AGENT_SERVICES);
@@ -42,14 +42,15 @@ struct {
 	__type(value, struct quic_own_ids);
 } quic_own_ids SEC(".maps");
 
-/* A connection ID. Of a longer one, it has the beginning. */
+/* A connection ID, or the beginning of a longer one. */
 struct quic_id {
 	__u8 octets[QUIC_ID_SIZE]; /* zeros behind the ID */
 	__u8 length;
 	__u8 pad[3];
 } __attribute__((aligned(8)));
 
-/* Packets with one result, and the last of their IDs. A reader may find that ID half written. */
+/* The packets with one result (enum quic_id_result), and the last of their IDs. A reader may find
+ * that ID half written. */
 struct quic_id_count {
 	__u64 packets;
 	__u64 when; /* ns of the coarse clock */
@@ -60,7 +61,7 @@ struct quic_id_counts {
 	struct quic_id_count of[QUIC_ID_COUNT];
 };
 
-/* By service whose IDs are compared. */
+/* The counts of each service whose IDs are compared. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_HASH);
 	__uint(max_entries, MAX_AGENT_SERVICES);
@@ -69,6 +70,7 @@ struct {
 	__type(value, struct quic_id_counts);
 } quic_id_counts SEC(".maps");
 
+/* Counts a packet with a result, and keeps its ID. */
 static __always_inline void count_quic_id(const struct service_key *key, enum quic_id_result result,
 					  const struct quic_id *id)
 {
@@ -99,7 +101,7 @@ static __always_inline const struct quic_own_ids *find_own_ids(const struct flow
 	return ids && ids->present.length ? ids : NULL;
 }
 
-/* The own ID in the form that an ID has by its rotation. */
+/* This server's own ID in the form of a given ID, which the ID's rotation names. */
 static __always_inline const struct quic_own_id *own_id(const struct quic_own_ids *ids,
 							const struct quic_id *id)
 {
@@ -155,7 +157,7 @@ __noinline int check_issued_id(struct __sk_buff *skb, const struct sent *sent)
 		return 0;
 	if (id.length > QUIC_ID_SIZE)
 		id.length = QUIC_ID_SIZE;
-	last = id.length - 1ULL;
+	last = id.length - 1ULL; /* of an empty ID, more than QUIC_ID_SIZE: nothing is read */
 	barrier_var(last);
 	if (last < QUIC_ID_SIZE && bpf_skb_load_bytes(skb, at, id.octets, last + 1))
 		return 0;
@@ -188,7 +190,7 @@ __noinline int check_delivered_id(struct xdp_md *ctx)
 	ids = find_own_ids(&pkt.key, &key);
 	if (!ids || !enter_udp(&at) || !find_connection_id(&at, &opens) || opens)
 		return 0;
-	last = at.left - 1ULL;
+	last = at.left - 1ULL; /* of an empty ID, more than QUIC_ID_SIZE */
 	if (at.left > QUIC_ID_SIZE)
 		last = QUIC_ID_SIZE - 1;
 	barrier_var(last);

@@ -8,8 +8,8 @@
 #include "net/parse.h"
 
 struct sent {
-	struct flow_key flow;	    /* the client's packets': the client is the source */
-	__be32 version_class_label; /* first 32 bits of an IPv6 header */
+	struct flow_key flow;	    /* key of the client's packets: the client is the source */
+	__be32 version_class_label; /* first 32 bits of an IPv6 header with this traffic class */
 	__u16 transport;	    /* offset of the transport header in the frame */
 	__u8 tcp_size;
 	__u8 tcp_flags;	  /* enum tcp_flag; 0 for UDP */
@@ -19,11 +19,13 @@ struct sent {
 /* Whether the connection IDs of any service are compared (quic.h). */
 volatile __u32 quic_is_compared;
 
+/* Whether packets of a protocol are read. */
 static __always_inline bool is_read(__u8 protocol)
 {
 	return protocol == IPPROTO_TCP || (protocol == IPPROTO_UDP && quic_is_compared);
 }
 
+/* Reads the IPv4 header of a sent packet. False: the packet is not read (read_sent). */
 static __always_inline bool read_sent_ipv4(const struct __sk_buff *skb, struct sent *sent)
 {
 	struct iphdr ip;
@@ -40,6 +42,7 @@ static __always_inline bool read_sent_ipv4(const struct __sk_buff *skb, struct s
 	return true;
 }
 
+/* Reads the IPv6 header of a sent packet. False: the packet is not read (read_sent). */
 static __always_inline bool read_sent_ipv6(const struct __sk_buff *skb, struct sent *sent)
 {
 	struct ipv6hdr ip;
@@ -80,8 +83,8 @@ static __always_inline bool read_sent_udp(const struct __sk_buff *skb, struct se
 	return true;
 }
 
-/* Reads up to the transport header. False when the packet is of another protocol, or has extension
- * headers. `sent` must be zero. */
+/* Reads a packet up to its transport header. False when the packet is of another protocol, or has
+ * extension headers. `sent` must be zero. */
 static __always_inline bool read_sent(const struct __sk_buff *skb, struct sent *sent)
 {
 	if (skb->protocol == bpf_htons(ETH_P_IP)) {

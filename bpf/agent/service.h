@@ -14,7 +14,7 @@ enum accept_policy {
 	ACCEPT_STATIC,
 	ACCEPT_DYNAMIC,
 	ACCEPT_LEAST,	/* least.h */
-	ACCEPT_DRAINED, /* no policy of a file: the service is drained (least.h) */
+	ACCEPT_DRAINED, /* not from a configuration file: the service is drained */
 };
 
 enum load_source {
@@ -38,10 +38,10 @@ struct acceptance {
 	__u32 threshold; /* c: accepts while fewer workers than this are busy */
 	__u32 attempts;	 /* in this window */
 	__u32 accepted;
-	__u32 window;
+	__u32 window;	   /* the smallest number of attempts in a window */
 	__u32 few;	   /* a window with fewer accepted raises the threshold */
 	__u32 many;	   /* a window with more accepted lowers it */
-	__u32 capacity;	   /* n, by the configuration; NO_CAPACITY: that of the source */
+	__u32 capacity;	   /* n of the configuration; NO_CAPACITY: that of the source */
 	__u64 stale_after; /* ns; for loads that user space writes */
 	__u64 window_time; /* ns: the shortest time of a window; 0: none, as in the paper */
 	__u64 began;	   /* ns of the coarse clock: the start of this window */
@@ -78,13 +78,14 @@ struct {
 } loads SEC(".maps");
 
 /*
- * Open connections of a service: those that the server has not closed. The program counts those
- * that it has seen begin. New connections are added to one half, so the other one can only shrink
- * while user space compares it with the sockets (connections.h).
+ * The number of a service's open connections, which the server has not closed. The program counts
+ * those that it has seen begin. New ones are added to one of two halves. So the other half can only
+ * shrink while user space compares it with the sockets (connections.h).
  */
 struct connection_count {
 	__s64 open[2];
-	__s64 unseen;	 /* the other connections, when user space last counted their sockets */
+	/* Open connections that the program has not seen begin, as user space last counted. */
+	__s64 unseen;
 	__u64 corrected; /* connections by which the number was wrong, and was corrected */
 };
 
@@ -96,6 +97,8 @@ struct {
 	__type(value, struct connection_count);
 } connections SEC(".maps");
 
+/* The number of a service's open connections. The numbers are read one after another, so their sum
+ * can be below 0 for a moment. It then counts as 0. */
 static __always_inline __u32 open_connections(const struct connection_count *count)
 {
 	const volatile struct connection_count *now = count;
@@ -126,8 +129,8 @@ struct offers {
 	__u64 count[OFFER_COUNT];
 };
 
-/* By the numbers of services. All cores count in one place: offers are rare beside other packets,
- * and copies for each core would take 4 MB each. */
+/* The results of offers, by the number of the service. All cores count in one place: offers are
+ * rare beside other packets, and copies for each core would take 4 MB each. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, MAX_AGENT_SERVICES);

@@ -29,6 +29,7 @@ struct inserted_signal {
 	struct in6_addr segment[3];
 };
 
+/* Bytes that a signal adds to a packet of the flow. */
 static __always_inline __u32 signal_size(const struct agent_flow *flow)
 {
 	return flow->encapsulation == ENCAP_SRV6_INSERT ? srh_size(3) : sizeof(struct ipv6hdr);
@@ -59,6 +60,7 @@ static __always_inline __u64 signal_sid_low(const struct flow_key *flow, __u64 r
 	return SID_LOW(function) | make_tag(&tagged_signal, &keys->key[0]) << SID_ARGUMENT_SHIFT;
 }
 
+/* Writes the SID of a signal: the locator of the flow's balancer, and these low 64 bits. */
 static __always_inline void write_signal_sid(struct in6_addr *sid, const struct agent_flow *flow,
 					     __u64 sid_low)
 {
@@ -73,6 +75,7 @@ static __always_inline void write_node(struct in6_addr *address, __u64 report)
 	((__u64 *)address)[1] = report;
 }
 
+/* Inserts a signal as a routing header behind the IPv6 header. */
 static __always_inline bool insert_signal(struct __sk_buff *skb, const struct agent_flow *flow,
 					  __u64 sid_low, __u64 report)
 {
@@ -97,8 +100,8 @@ static __always_inline bool insert_signal(struct __sk_buff *skb, const struct ag
 	       !bpf_skb_store_bytes(skb, ETH_HLEN, &header, sizeof(header), 0);
 }
 
-/* Wraps the packet. The outer header has a flow label of the flow (RFC 6438), and the packet's
- * traffic class (RFC 2983, RFC 6040). */
+/* Puts an outer IPv6 header with a signal around the packet. It has a flow label of the flow (RFC
+ * 6438), and the packet's traffic class (RFC 2983, RFC 6040). */
 static __always_inline bool wrap_signal(struct __sk_buff *skb, const struct sent *sent,
 					const struct agent_flow *flow, __u64 sid_low, __u64 report)
 {
@@ -120,15 +123,15 @@ static __always_inline bool wrap_signal(struct __sk_buff *skb, const struct sent
 	       !bpf_skb_store_bytes(skb, ETH_HLEN, &ip, sizeof(ip), 0);
 }
 
-/* Whether what the flow's SYN told about the first candidate is recent. A repeated SYN-ACK is
- * later. */
+/* Whether the flow was entered so recently that what its entry has about the first candidate still
+ * counts. A repeated SYN-ACK is later. */
 static __always_inline bool is_first_recent(const struct agent_flow *flow)
 {
 	return agent_flow_age(flow) < FIRST_LIFETIME;
 }
 
 /* The code of this server's present load; 0: it is unknown. In remove-stickiness, the ending
- * connection does not count: user space has read its load before. */
+ * connection does not count, although the load that user space has read contains it. */
 static __always_inline __u8 own_load_code(struct __sk_buff *skb, const struct sent *sent,
 					  enum sid_function function)
 {

@@ -13,9 +13,9 @@
 #define SYN_COOKIE_BITS 6
 
 /*
- * The timestamp of a SYN-ACK with a SYN cookie, which has no socket. The column displaces bits
- * that the stack needs again, and the client will return no other state. So these bits move to
- * the next higher place, and what is above becomes less by one if the timestamp would be later than
+ * The timestamp of a SYN-ACK with a SYN cookie, which has no socket. The column displaces bits that
+ * the stack needs again, and the client will return no other state. So these bits move to the place
+ * above the six bits. The part above them becomes less by one if the timestamp would be later than
  * the clock. It is at most 2^(6 + width) ms earlier than the clock. restored_syn_cookie() undoes
  * the move.
  */
@@ -114,7 +114,7 @@ static __always_inline void stamp(struct __sk_buff *skb, const struct sent *sent
 }
 
 /* Writes the flow's cookie into a sent packet, if the flow has one, and returns the cookie. `entry`
- * is that of the flow table. Not inlined: the verifier walks it once. */
+ * is the flow's entry in the flow table. Not inlined: the verifier walks it once. */
 __noinline int stamp_cookie(struct __sk_buff *skb, const struct sent *sent,
 			    const struct agent_flow *entry)
 {

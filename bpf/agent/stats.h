@@ -49,7 +49,7 @@ enum agent_reason {
 	AGENT_DROP_ROUTING_TYPE,      /* not a segment routing header */
 	AGENT_DROP_SRH_TRUNCATED,     /* the header is longer than the packet */
 	AGENT_DROP_SRH_LAST_ENTRY,    /* the list is longer than the header */
-	AGENT_DROP_SRH_SEGMENTS_LEFT, /* beyond the list, or 0 before the VIP */
+	AGENT_DROP_SRH_SEGMENTS_LEFT, /* segments left beyond the list, or none left for the VIP */
 	AGENT_DROP_TOO_MANY_SERVERS,  /* the list has more servers left than a balancer names */
 	AGENT_DROP_NOT_ENCAPSULATED,  /* neither a segment routing header nor an inner packet */
 	AGENT_DROP_INNER_HEADER,      /* wrong version or length of the inner packet */
@@ -141,9 +141,9 @@ static __always_inline void count_sent_signal(enum sent_signal result)
 /* How a connection ID of QUIC compares with this server's: the `result` label of
  * segue_agent_quic_ids_total. */
 enum quic_id_result {
-	QUIC_ID_ISSUED_OWN,   /* the program has issued it, and it names this server */
-	QUIC_ID_ISSUED_OTHER, /* the program has issued it: balancers do not forward it to here */
-	QUIC_ID_DELIVERED_OTHER, /* it came to here, and names another server */
+	QUIC_ID_ISSUED_OWN,	 /* the program has issued it, and it names this server */
+	QUIC_ID_ISSUED_OTHER,	 /* the program has issued it, and it does not name this server */
+	QUIC_ID_DELIVERED_OTHER, /* it was delivered here, and names another server */
 
 	QUIC_ID_COUNT,
 };

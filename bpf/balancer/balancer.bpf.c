@@ -86,7 +86,7 @@ static __always_inline enum lb_reason find_related(struct xdp_md *ctx, const str
  * passes. */
 static __always_inline enum lb_reason drop_if_vip(const struct packet *pkt, enum lb_reason why)
 {
-	if (!pkt->ethertype)
+	if (!pkt->ethertype) /* then the destination is not known */
 		return LB_PASS_NOT_VIP;
 	return reason_at(find_vip(services_generation(), &pkt->key.destination), why);
 }
@@ -117,8 +117,8 @@ static __always_inline enum lb_reason complete(struct xdp_md *ctx, struct packet
 	return why;
 }
 
-/* Finds the service of a packet. The reason is none if the packet is not to be dropped whatever the
- * service is. */
+/* Finds the service of a packet that may be unusual: a fragment, ICMP, or malformed. The reason is
+ * none if the packet is to go on to the service. */
 static __always_inline enum lb_reason read_unusual(struct xdp_md *ctx, struct packet *pkt,
 						   enum parse_result result,
 						   struct service *service)
@@ -135,10 +135,11 @@ static __always_inline enum lb_reason read_unusual(struct xdp_md *ctx, struct pa
 	return contradicts_itself(pkt) ? LB_DROP_TCP_FLAGS : LB_NONE;
 }
 
-/* Handles a packet that is not plain, that is not parsed completely, or whose flow is not known. If
- * lookup_plain() has computed the hashes of the flow, they are given; else they are 0. If the
- * services change in between, the entry is lost that these hashes lead to, and no packet. Not
- * inlined: the verifier walks it once, and the path of all other packets stays short. */
+/* Handles a packet that is not plain, that is not parsed completely, or whose flow is not known.
+ * `place` and `signature` are the hashes of the flow if lookup_plain() has computed them, else 0.
+ * If another service gets the packet, because the services have changed since then, no later packet
+ * finds an entry that is made with these hashes. No packet is lost. Not inlined: the verifier walks
+ * it once, and the path of all other packets stays short. */
 __noinline int handle_in_full(struct xdp_md *ctx, struct packet *pkt, __u32 result, __u64 place,
 			      __u64 signature)
 {
@@ -163,7 +164,7 @@ __noinline int handle_in_full(struct xdp_md *ctx, struct packet *pkt, __u32 resu
 		       (__u8)forget(segments.count), flow_label(&flow), (__u8)forget(why));
 }
 
-/* The verdict on a packet that is to be handled as the client's. */
+/* What take_own() returns for a returned packet, which is then handled as a client's packet. */
 #define NO_VERDICT -1
 
 /* Handles a packet of a server to the balancer itself. Not inlined: see handle_in_full. */
@@ -216,6 +217,7 @@ static __always_inline int process(struct xdp_md *ctx, struct packet *pkt)
 		       LB_FORWARD_KNOWN);
 }
 
+/* Sees the frames that the interface receives. */
 SEC("xdp")
 int xdp_lb(struct xdp_md *ctx)
 {
@@ -270,6 +272,7 @@ int read_jiffies(__u64 *jiffies)
 	return 0;
 }
 
+/* Corrects the rank of the server in the i-th slot of a run, if it has a rank. */
 static long rank_server(__u32 i, const struct rank_run *run)
 {
 	__u32 slot = run->first + i;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Copies a candidate table to memory that user space maps, or from it. A system call that reads or
- * writes many elements of a map takes ten times as long. A status reads the tables of all services,
- * and a start writes them.
+ * Copies a candidate table to memory that user space maps, or from it. System calls that read or
+ * write many elements of a map take ten times as long. `segue status` reads the tables of all
+ * services, and a start of the balancer writes them.
  */
 #include "balancer/tables/maps.h"
 
@@ -59,8 +59,8 @@ static long copy_batch(__u32 i, struct copying *c)
 	return 0;
 }
 
-/* Copies part of a table. When it writes, no packet reads that part. The number of words is rounded
- * up to whole batches. The result is the number of words that were copied. */
+/* Copies part of a table. User space lets it write only what no packet reads. The number of words
+ * is rounded up to whole batches. The result is the number of words that were copied. */
 SEC("syscall")
 int copy_table(const struct copy_run *run)
 {

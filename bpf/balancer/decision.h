@@ -41,19 +41,19 @@ struct decided_segment {
 	__u32 function; /* enum sid_function; gre and ipip have none */
 };
 
-/* Where the packet's flow is placed if no server has it: for flows that are placed and, if servers
- * answer offers, for all others. */
+/* Where the packet's flow is placed if no server has it. This is noted if the flow is placed, or if
+ * servers answer offers. */
 struct decided_placement {
 	__u32 bucket;
 	__u32 count; /* of candidates */
 	__u32 candidate[MAX_SEGMENTS];
-	__u8 is_placed; /* the rest is valid */
+	__u8 is_placed; /* the other fields are valid */
 	__u8 is_random; /* these are the candidates of a random bucket */
 	__u8 is_picked; /* the placement has picked the server; the bucket does not tell it */
 	__u8 ordered;	/* how many servers were ordered by their loads (order.h); 0: none */
-	__u16 row[MAX_CANDIDATES];	/* slots of these servers, before that */
-	__u32 estimate[MAX_CANDIDATES]; /* of their loads, with ESTIMATE_SHIFT */
-	__u32 mean;			/* of the service's reports, likewise */
+	__u16 row[MAX_CANDIDATES];	/* slots of these servers, before they were ordered */
+	__u32 estimate[MAX_CANDIDATES]; /* estimates of their loads, with ESTIMATE_SHIFT */
+	__u32 mean;			/* of the service's reports, with ESTIMATE_SHIFT */
 };
 
 /* The decision about a packet. Fields of steps that the packet does not reach are 0. */
@@ -78,8 +78,8 @@ struct decision {
 extern struct decision decision;
 
 /*
- * The length of the packet in bytes of layer 3, of which the frame holds only the beginning; 0: the
- * frame holds all of it. The kernel runs a program on at most a page.
+ * The length of the packet in bytes of layer 3, if the frame holds only its beginning; 0: the frame
+ * holds all of it. The kernel runs a program on at most a page.
  */
 extern volatile __u16 whole_length;
 
@@ -131,7 +131,7 @@ static __always_inline void note_placed(void)
 		decision.placement.is_placed = true;
 }
 
-/* Notes that the next packet gets other candidates. */
+/* Notes that the candidates are those of a random bucket. The next packet gets others. */
 static __always_inline void note_random(void)
 {
 	if (dry_run)

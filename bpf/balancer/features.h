@@ -10,9 +10,9 @@
 
 #include "balancer/types.h"
 
-/* The bits of the mask. First, there is one for each enum placement. */
+/* The bits of the mask. The lowest bits are the placements, by enum placement. */
 enum feature {
-	FEATURE_PERSISTENCES = 16, /* and one for each enum persistence from here on */
+	FEATURE_PERSISTENCES = 16, /* the persistences from here on, by enum persistence */
 	FEATURE_HINTS = 20,	   /* there is a hint table, and a service uses it */
 	FEATURE_COUNT,
 };
@@ -28,11 +28,11 @@ enum feature {
 /* The loads that servers report order the candidates. */
 #define PLACEMENTS_BY_REPORTS \
 	(PLACEMENT_BIT(PLACEMENT_HUNT_REPORTS) | PLACEMENT_BIT(PLACEMENT_HUNT_SPARE))
-/* The best of a few random servers. */
+/* The balancer picks the best of a few random servers. */
 #define PLACEMENTS_SAMPLING                                                          \
 	(PLACEMENT_BIT(PLACEMENT_INFER_TWO) | PLACEMENT_BIT(PLACEMENT_INFER_THREE) | \
 	 PLACEMENT_BIT(PLACEMENT_INFER_FOUR))
-/* A server by weights. */
+/* The balancer picks a server by weights. */
 #define PLACEMENTS_WEIGHTED \
 	(PLACEMENT_BIT(PLACEMENT_WEIGHTED_DRAW) | PLACEMENT_BIT(PLACEMENT_WEIGHTED_TURN))
 /* The service has a ranking of its servers. */
@@ -42,6 +42,7 @@ enum feature {
 /* The balancer picks the server of a new flow, and the flow's bucket does not tell the server. */
 #define PLACEMENTS_PICKING (PLACEMENTS_RANKING | PLACEMENT_BIT(PLACEMENT_ROUND_ROBIN))
 
+/* The flow table does not name the server of a flow, except after a change of persistence. */
 #define PERSISTENCES_WITHOUT_TABLE                                                    \
 	(PERSISTENCE_BIT(PERSISTENCE_STATELESS) | PERSISTENCE_BIT(PERSISTENCE_HINT) | \
 	 PERSISTENCE_BIT(PERSISTENCE_QUIC))

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The servers that a packet visits. Persistence and placement answer with them, so that
+ * The servers that a packet visits. Persistence and placement both return such a list. So
  * encapsulation need not know which of the two decided.
  */
 #ifndef SEGUE_BALANCER_SEGMENTS_H
@@ -12,9 +12,9 @@
 #include "balancer/tables/services.h"
 
 /*
- * Columns of a list: for each server the four bits that begin the argument of its SID in an offer
- * (net/load.h), those of server 0 lowest. All bits are 0 in lists other than offers, which can be
- * longer.
+ * Columns of a list: for each server the four highest bits of its SID's argument in an offer
+ * (net/load.h). Those of server 0 are the lowest ones here. All bits are 0 in lists other than
+ * offers, which can be longer.
  */
 #define COLUMN_BITS 4
 #define COLUMN_MASK ((1 << COLUMN_BITS) - 1)
@@ -23,16 +23,16 @@
 #define ALL_NO_COLUMN 0x11111111
 #define ROW_COLUMNS 0xeca86420 /* COLUMN(i) of each server i */
 
-/* The index of a server in a list, as the verifier sees it. */
+/* Limits the index of a server in a list, for the verifier. */
 #define SEGMENTS_MASK 0xf
 
-/* In order of travel. */
+/* A list of servers, in order of travel. */
 struct segments {
 	__u32 count;
 	__u16 server[SEGMENTS_MASK + 1];
-	/* SID_LOW of what is asked of the first server, and of the others and the last, if there
-	 * are any. That of the first includes the argument; 0 stands for its known_sid, which is
-	 * then loaded no sooner than it is written. */
+	/* What is asked (SID_LOW) of the first server, of each other server, and of the last one if
+	 * there are several. first_sid includes the argument. 0 stands for the known_sid of the
+	 * first server, which is then read only when the SID is written. */
 	__u32 first_sid, sid, last_sid;
 	__u32 columns;
 	/* The routing header contains all servers, because servers write into their own entries.
@@ -42,7 +42,7 @@ struct segments {
 	const struct server *first_server; /* server[0] */
 };
 
-/* The argument of a server's SID, as bits to add to SID_LOW. */
+/* The argument of a server's SID in an offer, as bits to add to SID_LOW. */
 static __always_inline __u64 argument_of(const struct segments *segments, __u32 i)
 {
 	__u64 column = (__u64)segments->columns >> i * COLUMN_BITS & COLUMN_MASK;
@@ -70,13 +70,14 @@ static __always_inline void go_to(struct segments *segments, __u32 number,
 	segments->first_server = server;
 }
 
-/* Whether it is a server of the service, now. */
+/* Whether a slot has a server of the service, now. */
 static __always_inline bool serves(const struct server *server, const struct service *service)
 {
 	return server->flags & SERVER_IN_USE && server->service == service->id;
 }
 
-/* Whether it serves, and can be reached as far as is known. */
+/* Whether it is a server of the service that does not fail and is not leaving (SERVER_LEAVING), and
+ * whose next hop is known and not known to be unreachable. */
 static __always_inline bool is_well(const struct server *server, const struct service *service)
 {
 	const __u32 mask = SERVER_IN_USE | SERVER_FAILING | SERVER_UNREACHABLE | SERVER_LEAVING;
@@ -86,7 +87,7 @@ static __always_inline bool is_well(const struct server *server, const struct se
 }
 
 /* Whether it is a server of the service that takes new flows. Flags and service are read as one
- * word, because whole rows are asked. */
+ * word, because packets ask this about all servers of a row. */
 static __always_inline bool takes_flows_of(const struct server *server,
 					   const struct service *service)
 {

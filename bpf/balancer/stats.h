@@ -28,12 +28,13 @@ enum lb_reason {
 	LB_COPY_ICMP, /* an ICMP error of an unknown flow, to all servers of its service */
 
 	/* To a server. */
-	LB_FORWARD_KNOWN,    /* the flow table named the server */
-	LB_FORWARD_NEW,	     /* placed, and entered in the flow table */
-	LB_FORWARD_HUNT,     /* offered to candidates; not entered anywhere */
-	LB_FORWARD_RECOVER,  /* not the first of an unknown flow: placed, or sent to candidates */
-	LB_FORWARD_NO_ROOM,  /* placed, but the flow table had no room for the flow */
-	LB_FORWARD_RESET,    /* a reset to a server that has signalled another server's flow */
+	LB_FORWARD_KNOWN,   /* persistence named the server */
+	LB_FORWARD_NEW,	    /* placed, and entered in the flow table if the service uses it */
+	LB_FORWARD_HUNT,    /* offered to candidates; not entered anywhere */
+	LB_FORWARD_RECOVER, /* a later packet of an unknown flow: placed, or sent to candidates */
+	LB_FORWARD_NO_ROOM, /* placed, but the flow table had no room for the flow */
+	/* A reset to a server that has accepted a flow which another server has. */
+	LB_FORWARD_RESET,
 	LB_FORWARD_FRAGMENT, /* a later fragment */
 	LB_FORWARD_ICMP,     /* an ICMP error about the flow */
 
@@ -54,9 +55,11 @@ enum lb_reason {
 	LB_DROP_IP_HEADER,
 	LB_DROP_EXTENSION,
 	LB_DROP_ROUTING_HEADER,
-	LB_DROP_FRAGMENT,	  /* a first fragment without all headers */
-	LB_DROP_FRAGMENT_UNKNOWN, /* a later fragment without the first one, which cannot be held */
-	LB_DROP_FRAGMENT_ROOM,	  /* the same, because others of its source use up the room */
+	LB_DROP_FRAGMENT, /* a first fragment without all headers */
+	/* A later fragment whose first one is unknown, and that cannot be held. */
+	LB_DROP_FRAGMENT_UNKNOWN,
+	/* A later fragment that is not held, because too many others are. */
+	LB_DROP_FRAGMENT_ROOM,
 	LB_DROP_PROTOCOL,
 	LB_DROP_TRANSPORT,
 	LB_DROP_TCP_FLAGS,	 /* SYN with FIN or RST */
@@ -67,7 +70,7 @@ enum lb_reason {
 	LB_DROP_ICMP_NO_SERVICE, /* an error about a flow of no service */
 	LB_DROP_OUTSIDE,	 /* a packet that only hosts of the domain may send */
 	LB_DROP_SIGNAL,		 /* a malformed signal, or answer to a probe */
-	LB_DROP_SENDER,		 /* a signal, or an answer, from no server of the service */
+	LB_DROP_SENDER,		 /* a signal, a returned packet or an answer of a wrong sender */
 	LB_DROP_TAG,		 /* a signal without a valid tag */
 	LB_DROP_HOP_LIMIT,	 /* hop limit exceeded, and no answer is permitted */
 	LB_DROP_NO_SERVER,	 /* the same as LB_ANSWER_NO_SERVER, without an answer */
@@ -79,8 +82,8 @@ enum lb_reason {
 	LB_COUNT,
 };
 
-/* Counters by reason. Packets to servers are counted by server alone (server_counters); of them,
- * this map has only the sums of removed servers, which user space adds. */
+/* Counters by reason. Packets to servers are counted in server_counters instead. Of these, this map
+ * has only the sums of removed servers, which user space adds. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, LB_COUNT);
@@ -98,7 +101,7 @@ struct server_counter {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1); /* set at load: as servers */
+	__uint(max_entries, 1); /* set at load: one for each slot */
 	__type(key, __u32);
 	__type(value, struct server_counter);
 } server_counters SEC(".maps");
@@ -111,7 +114,7 @@ struct signal_counter {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1); /* set at load: as servers */
+	__uint(max_entries, 1); /* set at load: one for each slot */
 	__type(key, __u32);
 	__type(value, struct signal_counter);
 } server_signals SEC(".maps");
@@ -120,7 +123,7 @@ struct {
  * space compares them with the offers (LB_FORWARD_HUNT). */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1); /* set at load: as servers */
+	__uint(max_entries, 1); /* set at load: one for each slot */
 	__type(key, __u32);
 	__type(value, __u64);
 } answered_offers SEC(".maps");
@@ -140,6 +143,7 @@ static __always_inline bool is_answer(enum lb_reason why)
 	return why >= FIRST_ANSWER && why < FIRST_ANSWER + ANSWERS;
 }
 
+/* The reason of a packet with this result of parsing, if it is to a VIP. */
 static __always_inline enum lb_reason reason_of(enum parse_result result)
 {
 	switch (result) {
@@ -169,6 +173,7 @@ static __always_inline void add(struct counter *counter, const struct packet *pk
 	counter->bytes += pkt->length;
 }
 
+/* Counts a packet that leaves for this reason. */
 static __always_inline void count_packet(enum lb_reason why, const struct packet *pkt)
 {
 	__u32 key = why;
@@ -191,6 +196,7 @@ static __always_inline void count_forwarded(__u32 server, enum lb_reason why,
 		add(&counter->forwarded[number], pkt);
 }
 
+/* Counts a server's signal. `removes`: it is remove-stickiness. */
 static __always_inline void count_received_signal(__u32 server, bool removes)
 {
 	struct signal_counter *counter = bpf_map_lookup_elem(&server_signals, &server);
@@ -203,6 +209,8 @@ static __always_inline void count_received_signal(__u32 server, bool removes)
 		counter->created++;
 }
 
+/* Counts an answered SYN at the server that it was offered to first; negative: that server is not
+ * known. */
 static __always_inline void count_answered_offer(int server)
 {
 	__u32 number = server;

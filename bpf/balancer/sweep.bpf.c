@@ -21,8 +21,8 @@ struct swept_server {
 	/* The age at which the sweep changes an entry, in ticks. 0: it changes all entries; more
 	 * than FLOW_TIME_MASK: none. User space writes this before a sweep. */
 	__u16 due[SWEPT_STATES];
-	/* The age at which an established entry is freed, likewise. A younger one that is due
-	 * becomes silent. The same holds for a closing one. */
+	/* The age at which an established or closing entry is freed, in ticks. Such an entry that
+	 * is due, but is younger, becomes silent. */
 	__u16 established;
 	__u16 pad;
 	/* How many entries the sweep has kept. User space clears them before a sweep. */
@@ -56,6 +56,7 @@ const union {
 	enum swept_table table;
 } *shared_types __attribute__((unused));
 
+/* The limits and counts for the entries of a slot. */
 static __always_inline struct swept_server *swept_server_at(__u32 slot)
 {
 	struct swept_server *servers = &swept_servers_start;
@@ -68,8 +69,9 @@ static __always_inline struct swept_server *swept_server_at(__u32 slot)
 	return &servers[number < swept_slots ? number : swept_slots];
 }
 
-/* The state of an entry, without a branch. The processor could not predict a branch, because any
- * entry may be free, and the sweep would take twice as long. */
+/* The state of an entry, computed without a branch. The processor could not predict a branch,
+ * because any entry may be free, and the sweep would take twice as long. A used entry without state
+ * bits is silent. An entry with both state bits and FLOW_BY_CLIENT is closing. */
 static __always_inline enum flow_state state_of(__u64 value)
 {
 	__u64 bits = value >> FLOW_STATE_SHIFT & FLOW_STATE_MASK, sign = -value;
@@ -85,15 +87,15 @@ static __always_inline enum flow_state state_of(__u64 value)
 	return state & (SWEPT_STATES - 1);
 }
 
-/* Whether an entry that is due becomes silent, and is not freed. A closing one becomes silent before
- * its clock wraps around. */
+/* Whether an entry that is due becomes silent, and is not freed. The time of a closing entry has
+ * fewer bits, and would wrap around before the entry is freed. */
 static __always_inline bool turns_silent(enum flow_state state, __u64 age,
 					 const struct swept_server *server)
 {
 	return (state == FLOW_ESTABLISHED || state == FLOW_CLOSING) && age < server->established;
 }
 
-/* Frees an entry that is due, or makes it silent. False: another core changes it meanwhile. */
+/* Frees an entry that is due, or makes it silent. False: another core has changed it meanwhile. */
 static __always_inline bool sweep_due(__u64 *entry, __u64 value, enum flow_state state, __u64 now,
 				      bool is_kept)
 {
@@ -110,8 +112,8 @@ static __always_inline bool sweep_due(__u64 *entry, __u64 value, enum flow_state
 
 /*
  * Sweeps an entry, and counts it if it stays. An entry that another core changes meanwhile stays,
- * and counts as it was before. A free entry is one of slot 0 in the state FLOW_FREE, which is never
- * due.
+ * and counts as it was before. A free entry reads as one of slot 0 in the state FLOW_FREE, which is
+ * never due.
  */
 static __always_inline void sweep_entry(__u64 *entry, __u64 now, enum swept_table table)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * The formats of the balancer's tables, which user space shares. Go gets structs and enums through
- * bpf2go. It repeats constants that exist only as a #define. Padding is explicit everywhere.
+ * bpf2go. Go repeats the constants that are only a #define. Padding is explicit everywhere.
  */
 #ifndef SEGUE_BALANCER_TYPES_H
 #define SEGUE_BALANCER_TYPES_H
@@ -9,11 +9,11 @@
 #include "net/types.h"
 
 #define CACHE_LINE 64
-/* The longest list of candidates a packet can be offered to. */
+/* The most candidates to which a packet can be offered. */
 #define MAX_CANDIDATES 8
-/* How many servers the headers name instead of MAX_SEGMENTS if the driver leaves less room. Some,
- * such as ixgbe, leave 192 bytes; six servers need up to 144 (srv6-encap with the whole list) of
- * the other 152. */
+/* How many servers a list has, instead of MAX_SEGMENTS, if the driver leaves too little room. Some
+ * drivers, such as ixgbe, leave 192 bytes, of which the kernel keeps 40. The headers for six
+ * servers need up to 144 bytes of the rest (srv6-encap with the whole list). */
 #define FEW_SEGMENTS 6
 /* The most generations of its servers that a service's candidate table holds. */
 #define MAX_GENERATIONS 4
@@ -21,28 +21,29 @@
 #define NO_SERVER 0xffff
 
 enum placement {
-	PLACEMENT_HASH,
+	PLACEMENT_HASH,	       /* the first candidate of the flow's bucket that takes new flows */
 	PLACEMENT_HUNT,	       /* the candidates of the flow's bucket decide, in turn */
 	PLACEMENT_HUNT_RANDOM, /* the candidates of a random bucket decide */
 	PLACEMENT_ROUND_ROBIN, /* the servers get flows in turn */
 	/* As PLACEMENT_HUNT, but the candidates are ordered by the loads that they have
 	 * reported. */
 	PLACEMENT_HUNT_REPORTS,
-	PLACEMENT_HUNT_SPARE, /* likewise, and a server with free capacity is the last one */
-	PLACEMENT_INFER,      /* the server with the lowest score of all (ranking.h) */
-	PLACEMENT_INFER_ROW,  /* the candidate of the flow's bucket with the lowest score */
+	/* As PLACEMENT_HUNT_REPORTS, but a server with free capacity comes last. */
+	PLACEMENT_HUNT_SPARE,
+	PLACEMENT_INFER,     /* the server with the lowest score of all (ranking.h) */
+	PLACEMENT_INFER_ROW, /* the candidate of the flow's bucket with the lowest score */
 	/* The server with the lowest score, of two, three or four random ones. */
 	PLACEMENT_INFER_TWO,
 	PLACEMENT_INFER_THREE,
 	PLACEMENT_INFER_FOUR,
 	PLACEMENT_WEIGHTED_DRAW, /* a random server, by the weights (place/weighted.h) */
-	PLACEMENT_WEIGHTED_TURN, /* the next server in turn, likewise */
+	PLACEMENT_WEIGHTED_TURN, /* the next server in turn, by the weights */
 };
 
 enum persistence {
-	PERSISTENCE_TABLE,
-	PERSISTENCE_STATELESS, /* the packets themselves tell, by cookies */
-	PERSISTENCE_HINT,      /* a small table guesses, and the server checks */
+	PERSISTENCE_TABLE,     /* the flow table has the server of each flow */
+	PERSISTENCE_STATELESS, /* each packet names the server, by a cookie */
+	PERSISTENCE_HINT,      /* a small table names a probable server, which checks */
 	PERSISTENCE_QUIC,      /* the connection IDs of QUIC name the server */
 };
 
@@ -57,15 +58,17 @@ struct service_rule {
 
 /* What placement and persistence know of each other and of the service's servers. */
 enum rule_flags {
-	RULE_TABLE = 1 << 0,	      /* the table in force is 2 id + 1, not 2 id */
+	/* The candidate table in force is number 2 id + 1; without the flag, 2 id. */
+	RULE_TABLE = 1 << 0,
 	RULE_TAKES_FLOWS = 1 << 1,    /* at least one server takes new flows */
 	RULE_HALF_OPEN = 1 << 2,      /* servers answer offers, or did until lately */
-	RULE_SERVERS_ANSWER = 1 << 3, /* the server that accepts a flow says so */
-	RULE_ASK_IDLE = 1 << 4,	      /* an idle entry proves nothing: servers are asked */
+	RULE_SERVERS_ANSWER = 1 << 3, /* the server that accepts a flow sends a signal */
+	/* An idle entry does not prove which server has the flow: servers are asked. */
+	RULE_ASK_IDLE = 1 << 4,
 	/* Servers have agents: a server passes a packet on if it does not have the flow. */
 	RULE_SERVERS_PASS_ON = 1 << 5,
-	/* Persistence finds the server of a flow by its column, so it must be in the bucket's
-	 * row. */
+	/* Persistence finds the server of a flow by its column, so the server must be in the row of
+	 * the flow's bucket. */
 	RULE_IN_ROW = 1 << 6,
 	/* The flow table may have flows from before the service had another persistence. */
 	RULE_FORMER_FLOWS = 1 << 7,
@@ -80,7 +83,8 @@ enum rule_flags {
 enum service_entry_kind {
 	ENTRY_FREE,
 	ENTRY_SERVICE,
-	ENTRY_VIP, /* says that the address is a VIP, and what becomes of other packets to it */
+	/* Says that the address is a VIP, and what becomes of packets that no service takes. */
+	ENTRY_VIP,
 };
 
 /* The flags of the rule of a VIP's entry. */
@@ -95,15 +99,16 @@ struct service_entry {
 	__be16 port; /* 0: every port that no other service of the VIP names */
 	__u8 protocol;
 	__u8 kind; /* enum service_entry_kind */
-	/* Of a service, or of a removed VIP the time of the removal, in seconds of CLOCK_BOOTTIME. */
+	/* The id of a service. A removed VIP has the time of its removal here, in seconds of
+	 * CLOCK_BOOTTIME. */
 	__u32 id;
 	struct service_rule rule; /* a VIP has only flags: enum vip_flags */
 };
 
 /*
- * Candidates are packed four to a word because the kernel rounds the elements
- * of an array up to eight bytes: candidate i of
- * generation g in row r is number (r * G + g) * C + i.
+ * Candidates are packed four to a word, because the kernel rounds the elements of an array up to
+ * eight bytes. Candidate i of generation g in row r is number (r * G + g) * C + i. G is the number
+ * of generations, and C that of candidates in each.
  */
 #define CANDIDATES_PER_WORD 4
 struct candidates {
@@ -111,30 +116,32 @@ struct candidates {
 };
 
 enum server_flags {
-	SERVER_IN_USE = 1 << 0,	      /* keeps its flows; without it the slot is free */
+	/* The slot has a server, which keeps its flows; without the flag, the slot is free. */
+	SERVER_IN_USE = 1 << 0,
 	SERVER_DRAINED = 1 << 1,      /* gets no new flow */
 	SERVER_FAILING = 1 << 2,      /* gets no new flow, because it is unfit and others are not */
 	SERVER_IPV4 = 1 << 3,	      /* the tunnel's outer header is IPv4 */
 	SERVER_UNREACHABLE = 1 << 11, /* its next hop does not answer the kernel */
 	/*
 	 * Why a server is unfit. The flags are also set if the server gets new flows nevertheless.
-	 * User space reads them, even if no process runs. The programs read only whether the
-	 * server is merely unheard.
+	 * User space reads them, also when no process of the balancer runs. The programs read only
+	 * whether SERVER_UNHEARD is the only cause (is_only_unheard).
 	 */
 	SERVER_UNCHECKED = 1 << 4,    /* no health check of it has had a result, or it has none */
-	SERVER_CHECKS_FAIL = 1 << 5,  /* fails them */
+	SERVER_CHECKS_FAIL = 1 << 5,  /* its health checks fail */
 	SERVER_UNPROBED = 1 << 6,     /* its agent is not probed */
 	SERVER_SILENT = 1 << 7,	      /* its agent does not answer probes */
 	SERVER_INCOMPATIBLE = 1 << 8, /* its agent speaks another version of the protocol */
 	SERVER_NOT_SERVED = 1 << 9,   /* its agent does not have the VIP */
-	SERVER_UNHEARD = 1 << 10,     /* the connections offered to it first are not answered */
-	SERVER_ROUTED = 1 << 12,      /* it has had a route of its own, not the default route */
-	/* It was unfit, and gets a growing share of new flows. Meanwhile it is drained now and
-	 * then. */
+	/* Connections that are offered to it first are not answered. */
+	SERVER_UNHEARD = 1 << 10,
+	SERVER_ROUTED = 1 << 12, /* a route of its own, not the default route, has led to it */
+	/* It was unfit, and gets a growing share of new flows: until it gets all of its share, it
+	 * is drained for a part of the time. */
 	SERVER_STARTING = 1 << 13,
 	SERVER_REFUSING = 1 << 14, /* unfit: its application has stopped listening */
-	/* The operator has drained it, and its flows of UDP move to servers that take new flows. Not
-	 * set while it only starts slowly. */
+	/* The operator has drained it, and its flows of UDP move to servers that take new flows.
+	 * Not set if it is drained only because it is starting. */
 	SERVER_LEAVING = 1 << 15,
 	/* Drained until one of its health checks has a result, because other servers have passed
 	 * theirs. */
@@ -154,8 +161,8 @@ struct server {
 	struct in6_addr source;	 /* the balancer, as the server sees it */
 	__u64 known_sid;	 /* SID_LOW of what is asked for known flows */
 	__u32 rank;		 /* 1 plus its place in its service's ranking; 0: it has none */
-	/* Bits of an IPv4 `source` that differ from flow to flow. A build that does not know them has
-	 * left 0 here. */
+	/* Bits of an IPv4 `source` that differ from flow to flow. An older build has left 0
+	 * here. */
 	__be32 varied;
 };
 
@@ -164,8 +171,8 @@ struct server {
  * space writes the price, which tells how the numbers are to be read (ranking.h).
  */
 struct load {
-	/* Its entries of all flow tables in the state FLOW_ESTABLISHED, and in the upper half how
-	 * many of its new flows had a second packet, modulo 2^32. */
+	/* Lower half: the number of its entries in the state FLOW_ESTABLISHED, in all flow tables.
+	 * Upper half: how many of its new flows had a second packet, modulo 2^32. */
 	__u64 flows;
 	/* How many new flows were placed on it, and how many entries of new flows were removed or
 	 * given to another flow, modulo 2^32. `placed` less `lost` and less the upper half of
@@ -174,20 +181,20 @@ struct load {
 	__u32 placed;
 	__u32 lost;
 	__u32 unit;	/* what one flow adds to the delay, with PRICE_SHIFT; at least 1 */
-	__u32 extra;	/* what the flows of other balancers add, likewise */
-	__u16 position; /* among servers of equal scores: the lowest is taken; 12 bits */
-	__u8 is_away;	/* another balancer is its home */
+	__u32 extra;	/* what the flows of other balancers add, with PRICE_SHIFT */
+	__u16 position; /* of servers with equal scores, the lowest is taken; 12 bits */
+	__u8 is_away;	/* another balancer is its home (ranking.h) */
 	__u8 is_timed;	/* user space needs the durations of its flows */
-	/* So many of the next flows go to it, whatever its price: they show whether it is well
-	 * again. User space sets it, and each such flow takes one. Cores that do so at the same
-	 * moment may leave a number below 0, which is as 0. */
+	/* How many of the next flows go to it, whatever its price. They show whether it is well
+	 * again. User space sets the number, and each such flow takes one. Cores that do so at the
+	 * same moment may leave a number below 0, which counts as 0. */
 	__s32 trials;
-	/* So many of its flows in the state FLOW_NEW do not count, because nobody has answered
-	 * them in time. User space sets it. */
+	/* How many of its flows in the state FLOW_NEW do not count, because no server has answered
+	 * them in time. User space sets the number. */
 	__u32 stale;
 	/* How many new flows were placed, and how many of these had a second packet, before the
-	 * server got its place in a ranking. User space subtracts the numbers, because it cannot
-	 * set `placed` and `flows` at one moment. */
+	 * server got its place in a ranking. User space subtracts these numbers, because it cannot
+	 * clear `placed` and `flows` at one moment. */
 	__u32 placed_before;
 	__u32 answered_before;
 	__u8 pad[20];
@@ -196,8 +203,9 @@ struct load {
 /* The flows of a server that have ended, modulo 2^32. */
 #define MOST_COUNTED 32
 struct ends {
-	/* By how many established flows it had before. The last number stands for all above, and
-	 * the first one for flows that were never established. */
+	/* Element n counts the flows at whose end the server had n established flows, the ending
+	 * one included. The last element counts all larger n, too. Element 0 counts the flows that
+	 * were never established. */
 	__u32 by_flows[MOST_COUNTED + 1];
 	__u32 pad;
 };
@@ -251,27 +259,28 @@ struct port {
 	__u64 mac; /* the MAC address, in memory order */
 };
 
-/* What is hashed of a flow or of all of its key, in words of 32 bits: with a key for
- * each, and one more (net/hash.h). */
+/* How many words of 32 bits the flow tables hash of a flow (FLOW_HASH_INPUT). */
 #define FLOW_WORDS 6
-/* The keys of a flow's two hashes, for the place in a table and for the signature: an added key,
- * then a key for each word, where those of the signature begin two further on, and its added key.
- */
+/* The number of keys for the two hashes of a flow (multilinear_twice): its place in a table, and
+ * its signature. */
 #define FLOW_KEYS (FLOW_WORDS + 4)
+/* The number of words of 32 bits in a flow key. A hash of them, with a key for each and one more,
+ * chooses the flow's bucket in the candidate table. */
 #define TUPLE_WORDS (sizeof(struct flow_key) / sizeof(__u32))
-/* The VIP's two halves; port, protocol and kind: with an odd key for each. */
+/* The number of words of 64 bits that are hashed to find a service: two of the VIP, and one of
+ * port, protocol and kind. Each has an odd key. */
 #define SERVICE_WORDS 3
 
 /*
- * What the pinned tables mean. A build refuses those of another version: to be
- * raised with every change that the tables' sizes do not show, such as other
- * bits of a flow's entry or another hash.
+ * The version of what the pinned tables mean. A build refuses tables of another version. Raise the
+ * version with every change that the tables' sizes do not show, such as other bits of a flow's
+ * entry or another hash.
  */
 enum tables_version {
 	TABLES_VERSION = 12,
 };
 
-/* The version, and the hash keys; all but the last live as long as the tables. */
+/* The version, and the hash keys. All but bucket_keys live as long as the tables. */
 struct identity {
 	__u64 version; /* enum tables_version */
 	__u64 flow_keys[FLOW_KEYS];
@@ -334,19 +343,20 @@ enum estimator {
 };
 
 /*
- * What user space has inferred about a server. The next process continues with the state, and
- * readers show the numbers. Those have PRICE_SHIFT; 0: not known.
+ * What user space has inferred about a server. The next process continues with `state`, and readers
+ * show the numbers. The numbers have PRICE_SHIFT; 0: not known.
  */
 #define ESTIMATE_STATE 300 /* StateSize in internal/infer/state.go, and some more */
 struct estimate {
 	__u64 time;	/* of the estimate, in nanoseconds of CLOCK_BOOTTIME */
-	__u64 told;	/* time of the server's own load; 0: there is none that counts */
+	__u64 told;	/* when the server told its own load; 0: no load counts */
 	__u32 capacity; /* flows that the server serves at once */
 	__u32 weight;	/* relative to the other servers: infer.Report */
-	__u32 wait;	/* time that flows wait, for each second of service */
+	__u32 wait;	/* seconds that flows wait, for each second of service */
 	__u32 duration; /* of flows, in seconds */
-	/* By these factors it seems slower: because it is new, because it does not answer new flows as
-	 * others do, and because its flows fall silent while flows of other servers end. */
+	/* The factors by which the server seems slower: because it is new, because it does not
+	 * answer new flows as others do, and because its flows fall silent while flows of other
+	 * servers end. */
 	__u32 slow_start;
 	__u32 no_answers;
 	__u32 silent_flows;

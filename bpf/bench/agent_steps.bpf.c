@@ -60,6 +60,7 @@ static __always_inline int offer_steps(struct xdp_md *ctx, const struct envelope
 	return deliver(ctx, envelope) < AGENT_DROP_IP_HEADER ? XDP_PASS : XDP_DROP;
 }
 
+/* Takes the steps up to the last one. */
 SEC("xdp")
 int xdp_agent_steps(struct xdp_md *ctx)
 {

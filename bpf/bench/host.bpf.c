@@ -14,7 +14,8 @@ enum order {
 	ORDER_RANDOM,	/* each time any flow from 0 to flows-1 */
 	ORDER_IN_TURN,	/* all flows in turn, again and again */
 	ORDER_IN_PAIRS, /* as ORDER_IN_TURN, with two packets of each flow */
-	/* As ORDER_IN_TURN, with the packets of a whole connection of each flow: connection_flags. */
+	/* As ORDER_IN_TURN, with the packets of a whole connection of each flow
+	 * (connection_flags). */
 	ORDER_CONNECTIONS,
 };
 
@@ -27,7 +28,7 @@ struct {
 	__type(value, __u32);
 } under_test SEC(".maps");
 
-__u8 frame[MAX_FRAME];
+__u8 frame[MAX_FRAME]; /* the template of the packets */
 volatile __u32 frame_length;
 volatile __u32 flow_offset;  /* offset in the packet of the 32 bits that differ between flows */
 volatile __u32 first_flow;   /* the value of these bits in flow 0 */
@@ -53,6 +54,7 @@ static __always_inline __u32 next_flow(void)
 	return (position >> 32) * flows >> 32;
 }
 
+/* Writes the next packet to the frame. False: user space has set impossible values. */
 static __always_inline bool rebuild(struct xdp_md *ctx)
 {
 	__u32 length = frame_length & (MAX_FRAME - 1);
@@ -86,6 +88,7 @@ __noinline int run_under_test(struct xdp_md *ctx)
 	return none;
 }
 
+/* Runs the program under test on the next packet, and checks its verdict. */
 SEC("xdp")
 int xdp_host(struct xdp_md *ctx)
 {

@@ -45,6 +45,7 @@ static __always_inline int leave_by(struct xdp_md *ctx, const struct packet *pkt
 	return transmit(port);
 }
 
+/* The steps of a packet of a known flow. */
 SEC("xdp")
 int xdp_steps(struct xdp_md *ctx)
 {
@@ -95,6 +96,7 @@ __noinline int place(struct xdp_md *ctx, struct packet *pkt)
 			(__u8)forget(why));
 }
 
+/* The steps of a packet of a new flow. */
 SEC("xdp")
 int xdp_steps_new(struct xdp_md *ctx)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The programs around the balancer in a measurement of its throughput. Others take its place, to
- * measure the cost of these surroundings.
+ * The programs around the balancer in a measurement of its throughput. Other programs take the
+ * balancer's place, to measure the cost of what surrounds it.
  */
 #include <linux/bpf.h>
 #include <linux/types.h>

@@ -20,8 +20,8 @@ enum ecn {
 	ECN_CE = 3,
 };
 
-/* The inner header's new ECN field; -1: the packet must be dropped, because its sender does not
- * understand marks. */
+/* Returns the inner header's new ECN field. -1: the packet must be dropped, because it carries a
+ * mark and its sender does not understand marks. */
 static __always_inline int combine_ecn(__u8 inner, __u8 outer)
 {
 	inner &= ECN_MASK;
@@ -33,7 +33,8 @@ static __always_inline int combine_ecn(__u8 inner, __u8 outer)
 	return inner;
 }
 
-/* Updates the checksum by RFC 1624 equation 3. */
+/* Sets the ECN field, and updates the checksum by RFC 1624 equation 3. The field is in the header's
+ * first 16-bit word. */
 static __always_inline void set_ipv4_ecn(struct iphdr *ip, __u8 ecn)
 {
 	__be16 *word = (__be16 *)ip;

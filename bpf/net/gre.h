@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The GRE header (RFC 2784, RFC 7676) as balancers write it: without checksum,
- * and without the key and sequence number of RFC 2890.
+ * The GRE header (RFC 2784, RFC 7676) as balancers write it: without a checksum (RFC 2784), and
+ * without a key or a sequence number (RFC 2890).
  */
 #ifndef SEGUE_NET_GRE_H
 #define SEGUE_NET_GRE_H

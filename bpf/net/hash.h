@@ -7,9 +7,10 @@
  * of 64. So any two of them share the n highest bits with a probability of 2^-n (n <= 33),
  * whichever inputs a client chooses without knowing the keys.
  *
- * Two hashes of one input are independent of each other, too, if the keys of the second one are
- * those of the first one, two further on, and the added keys differ (Toeplitz construction: Black
- * et al., "UMAC: fast and secure message authentication", 1999, section 4).
+ * Two hashes of one input can share most of their keys: word i has key i in the first hash, and key
+ * i + 2 in the second. The two hashes are independent of each other if their added keys differ, too
+ * (Toeplitz construction: Black et al., "UMAC: fast and secure message authentication", 1999,
+ * section 4).
  */
 #ifndef SEGUE_NET_HASH_H
 #define SEGUE_NET_HASH_H
@@ -18,8 +19,8 @@
 
 /*
  * Multilinear hashing is linear in the ports, so with some keys the consecutive ports of one client
- * fall into few buckets. Mixing the bits spreads them. The mixer is a bijection (the finalizer of
- * MurmurHash3), so it leaves collision probabilities as they are.
+ * fall into few buckets. Mixing the bits spreads these ports over the buckets. The mixer is the
+ * finalizer of MurmurHash3. It is a bijection, so it leaves collision probabilities as they are.
  */
 static __always_inline __u32 mix(__u32 hash)
 {
@@ -30,7 +31,7 @@ static __always_inline __u32 mix(__u32 hash)
 	return hash ^ hash >> 16;
 }
 
-/* Hashes `size` words, an even number, with as many keys and the key `added`. */
+/* Hashes `size` words with `size` keys and the key `added`. `size` is even. */
 static __always_inline __u64 multilinear(const __u32 *word, int size, const volatile __u64 *keys,
 					 __u64 added)
 {
@@ -48,7 +49,8 @@ struct two_hashes {
 	__u64 second;
 };
 
-/* Hashes `size` words twice, with `size` + 4 keys. It reads each word once. */
+/* Hashes `size` words twice, with `size` + 4 keys: the first one and the last one are the added
+ * keys. It reads each word once. `size` is even. */
 static __always_inline struct two_hashes multilinear_twice(const __u32 *word, int size,
 							   const volatile __u64 *keys)
 {
@@ -69,9 +71,10 @@ static __always_inline struct two_hashes multilinear_twice(const __u32 *word, in
 }
 
 /*
- * Replaces the high half x of `sum` by x(2x + 1). That is a permutation (Rivest et al., "The RC6
- * block cipher", 1998, section 2.3), so it leaves collision probabilities as they are. It is not
- * linear, so it spreads sums that are linear in the ports.
+ * Turns a hash into a place, whose highest bits are the number of a bucket. It replaces the high
+ * half x of `sum` by x(2x + 1). That is a permutation of the numbers of 32 bits (Rivest et al.,
+ * "The RC6 block cipher", 1998, section 2.3), so it leaves collision probabilities as they are. It
+ * is not linear, so it spreads hashes that are linear in the ports.
  */
 static __always_inline __u64 place_of(__u64 sum)
 {
@@ -80,14 +83,17 @@ static __always_inline __u64 place_of(__u64 sum)
 	return sum + (high * high << 33);
 }
 
-/* The golden ratio of 2^64: Knuth, "The art of computer programming", volume 3, section 6.4. */
+/* 2^64 divided by the golden ratio: Knuth, "The art of computer programming", volume 3, section
+ * 6.4. */
 #define GOLDEN_RATIO 0x9e3779b97f4a7c15ULL
 
 /*
- * A place for values that no client chooses. `sum` is the sum of the key's 64-bit words, each
- * multiplied by an odd key. Consecutive numbers have sums close to each other: folding the sum
- * before another multiplication spreads them. But words that differ in their highest bits only
- * have sums that differ there only, whatever the keys are. So clients could choose values that
+ * The place of a key that no client chooses. `sum` is the sum of the key's 64-bit words, each
+ * multiplied by an odd number. Keys with consecutive numbers have sums close to each other. Folding
+ * the sum before another multiplication spreads them.
+ *
+ * It does not suit keys that clients choose: if keys differ only in the highest bits of a word,
+ * their sums differ only there, whatever the odd numbers are. So clients could choose keys that
  * share a place.
  */
 static __always_inline __u64 spread(__u64 sum)

@@ -10,14 +10,16 @@
 /* The interface's MAC address, in memory order. */
 volatile __u64 host_mac;
 
-/* The interface's index, if packets to servers may leave by XDP_TX; 0: they are redirected. */
+/* The interface's index, if packets that leave by the same interface may be sent by XDP_TX; 0: all
+ * packets are redirected. */
 volatile __u32 host_hairpin;
 
 /* Whether the interface leads out of the segment routing domain. Set at load, so that the
  * verifier removes code that does not apply. */
 const volatile bool host_is_outside;
 
-/* Whether `address` is this host's MAC address. Reads eight bytes, two more than an address has. */
+/* Whether `address` is this host's MAC address. It reads eight bytes, and shifts out the two behind
+ * the address. */
 static __always_inline bool is_host(const void *address)
 {
 	return (*(const __u64 *)address ^ host_mac) << 16 == 0;
@@ -32,8 +34,8 @@ static __always_inline bool for_host(const struct xdp_md *ctx)
 	return (void *)(ethernet + 1) <= frame_end(ctx) && is_host(ethernet->h_dest);
 }
 
-/* Writes this host's MAC address as the source of a frame for this host. No received frame has
- * both addresses, so a tc program behind XDP recognises the frame. */
+/* Marks a frame for a tc program behind XDP: writes this host's MAC address as its source and as
+ * its destination. No received frame has both. */
 static __always_inline void mark_own(struct ethhdr *ethernet)
 {
 	__u64 mac = host_mac;
@@ -42,8 +44,8 @@ static __always_inline void mark_own(struct ethhdr *ethernet)
 	__builtin_memcpy(ethernet->h_source, &mac, ETH_ALEN);
 }
 
-/* Whether XDP has marked the frame (mark_own). XDP sees no frames in VLANs, whose tag the kernel
- * removes between XDP and tc. */
+/* Whether XDP has marked the frame (mark_own). XDP marks no frame with a VLAN tag. The kernel
+ * removes a tag between XDP and tc, so a frame that had one must not count. */
 static __always_inline bool is_marked_own(const struct __sk_buff *skb)
 {
 	__u64 destination, source;

@@ -20,6 +20,7 @@ struct inner_header {
 	bool is_fragment; /* of IPv4; an IPv6 fragment has an extension header */
 };
 
+/* Reads an IPv4 header at the cursor, as read_inner_header does. */
 static __always_inline bool read_inner_ipv4(const struct cursor *at, struct inner_header *inner)
 {
 	const struct iphdr *ip = at->pos;
@@ -38,6 +39,7 @@ static __always_inline bool read_inner_ipv4(const struct cursor *at, struct inne
 	return true;
 }
 
+/* Reads an IPv6 header at the cursor, as read_inner_header does. */
 static __always_inline bool read_inner_ipv6(const struct cursor *at, struct inner_header *inner)
 {
 	const struct ipv6hdr *ip = at->pos;

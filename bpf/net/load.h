@@ -9,7 +9,7 @@
 
 #include "srv6.h"
 
-/* Bits of the SID's low 64 bits in host order: function<<48 | argument. */
+/* Positions in the SID's low 64 bits in host order, which are function << 48 | argument. */
 #define LOAD_COLUMN_SHIFT 45
 #define LOAD_NO_COLUMN (1ULL << 44)    /* the candidate is in no column of the row */
 #define LOAD_WANTS_REPORT (1ULL << 43) /* the balancer takes load reports of this flow */
@@ -29,8 +29,8 @@ struct known_load {
 	__u32 capacity; /* at most MAX_LOAD; 0: the load source has none */
 };
 
-/* Compares loads exactly, per unit of capacity. A server without a capacity counts as one unit.
- * Both loads must be known. */
+/* Whether load a is less than load b, per unit of capacity. The comparison is exact. A server
+ * without a capacity counts as one unit. Both loads must be known. */
 static __always_inline bool is_less_busy(struct known_load a, struct known_load b)
 {
 	return (__u64)a.next * (b.capacity ?: 1) < (__u64)b.next * (a.capacity ?: 1);

@@ -32,12 +32,12 @@ enum tcp_flag {
 	TCP_ACK = 0x10,
 };
 
-/* How far a packet could be parsed. PARSE_OTHER_PROTOCOL and PARSE_SEGMENTS_LEFT are well-formed
- * packets, as far as was read. Servers' signals are among them. */
+/* How far a packet could be parsed. A packet with PARSE_OTHER_PROTOCOL or PARSE_SEGMENTS_LEFT is
+ * well-formed as far as it was read. Servers' signals have these results. */
 enum parse_result {
 	PARSE_OK,
 	PARSE_NOT_IP,	      /* another EtherType, or too short to tell */
-	PARSE_IP_HEADER,      /* version, destination or a length */
+	PARSE_IP_HEADER,      /* wrong version, destination or length */
 	PARSE_EXTENSION,      /* IPv6 chain: truncated or too long */
 	PARSE_SEGMENTS_LEFT,  /* a routing header has segments left to visit */
 	PARSE_FRAGMENT,	      /* the transport header is missing or incomplete */
@@ -64,13 +64,15 @@ struct packet {
 	__u8 hop_limit;
 	__u8 tcp_flags; /* enum tcp_flag; 0 for UDP */
 	__u8 kind;	/* enum packet_kind */
-	/* Only the balancer's persistence sets these. */
+	/* The bit fields: only the balancer's persistence sets them. */
 	/* The bits of the cookie that the server of a new flow writes; 0: none. */
 	__u8 cookie_width : 2;
-	__u8 is_single : 1; /* a SYN that only one server may take: no other would be found again */
-	/* It is to visit all servers that may have its flow: a server has returned it, because it
-	 * does not have the flow, or no server could return it, because it is a fragment or has
-	 * extension headers. */
+	/* The SYN of a flow that gets neither a cookie nor a hint. It is offered to one server
+	 * only. */
+	__u8 is_single : 1;
+	/* The packet visits all servers that may have its flow. Either a server without the flow
+	 * has returned it, or no server could return it, because it is a fragment or has extension
+	 * headers. */
 	__u8 visits_all : 1;
 	__u8 opens_quic : 1; /* an Initial or 0-RTT packet of QUIC */
 	__u8 pad[2];
@@ -116,8 +118,8 @@ static __always_inline void *frame_end(const struct xdp_md *ctx)
 	return (void *)(long)ctx->data_end;
 }
 
-/* Copies two 64-bit words. The compiler may not rely on the alignment, and would copy four
- * words. */
+/* Copies an address as two 64-bit words. The compiler may not rely on the alignment, and would copy
+ * four words. */
 static __always_inline void copy_address(struct in6_addr *to, const struct in6_addr *from)
 {
 	((__u64 *)to)[0] = ((const __u64 *)from)[0];
@@ -130,6 +132,7 @@ static __always_inline void set_protocol(struct packet *pkt, __u8 protocol)
 	*(__u32 *)&pkt->key.protocol = protocol;
 }
 
+/* Writes an IPv4 address in its IPv4-mapped form. */
 static __always_inline void map_ipv4(struct in6_addr *out, __be32 address)
 {
 	out->s6_addr32[0] = 0;
@@ -171,6 +174,7 @@ static __always_inline bool starts_connection(const struct packet *pkt)
 	return (pkt->tcp_flags & (TCP_SYN | TCP_ACK)) == TCP_SYN;
 }
 
+/* Whether a packet ends or resets a connection. */
 static __always_inline bool ends_connection(const struct packet *pkt)
 {
 	return pkt->tcp_flags & (TCP_FIN | TCP_RST);
@@ -195,13 +199,15 @@ static __always_inline bool has(const struct cursor *at, __u32 size)
 	return at->pos + size <= at->end && size <= at->left;
 }
 
+/* Moves the cursor over `size` bytes. */
 static __always_inline void skip(struct cursor *at, __u32 size)
 {
 	at->pos += size;
 	at->left -= size;
 }
 
-/* Starts layer 3 here; false when the frame is shorter than `length`. */
+/* Says that a packet of `length` bytes begins at the cursor. False: the frame ends before the
+ * packet does. */
 static __always_inline bool limit(struct cursor *at, __u32 length)
 {
 	__u32 distance = length;
@@ -213,14 +219,15 @@ static __always_inline bool limit(struct cursor *at, __u32 length)
 	return at->pos + (distance & 0x1ffff) <= at->end;
 }
 
-/* Reads both ports at once, because they are hashed as one word: a load that combines two stores
- * has to wait until both have left the core. */
+/* Reads both ports at once. The hash loads them as one word. If two stores had written that word,
+ * the load would wait until both are in the cache. */
 static __always_inline void read_ports(struct packet *pkt, const void *transport)
 {
 	*(__u32 *)&pkt->key.source_port = *(const __u32 *)transport;
 }
 
-/* `is_whole` says that the frame holds all of the datagram. */
+/* Parses the TCP or UDP header. `is_whole`: the frame holds the whole datagram, because the packet
+ * is not a first fragment. */
 static __always_inline enum parse_result parse_transport(struct cursor *at, struct packet *pkt,
 							 bool is_whole)
 {
@@ -249,6 +256,7 @@ static __always_inline enum parse_result parse_transport(struct cursor *at, stru
 	return PARSE_OTHER_PROTOCOL;
 }
 
+/* Parses the IPv4 header. `fragment` is as in parse_network. */
 static __always_inline enum parse_result parse_ipv4(struct cursor *at, struct packet *pkt,
 						    struct fragment *fragment)
 {
@@ -278,7 +286,7 @@ static __always_inline enum parse_result parse_ipv4(struct cursor *at, struct pa
 /* Extension headers that may be in front of a readable transport header. */
 static __always_inline bool is_extension(__u8 next_header)
 {
-	if (next_header == IPPROTO_TCP) /* as most are */
+	if (next_header == IPPROTO_TCP) /* the most frequent one */
 		return false;
 	return next_header == IPPROTO_HOPOPTS || next_header == IPPROTO_ROUTING ||
 	       next_header == IPPROTO_DSTOPTS || next_header == IPPROTO_FRAGMENT;
@@ -286,8 +294,7 @@ static __always_inline bool is_extension(__u8 next_header)
 
 /*
  * Offset of a parsed packet's transport header in the frame, in bytes. It is computed from fields
- * that are kept anyway. So only code that reads the transport header again pays for it, for example
- * to read TCP options.
+ * that are kept anyway. So it costs nothing for packets whose transport header is read only once.
  */
 static __always_inline __u32 transport_offset(const struct packet *pkt)
 {
@@ -395,7 +402,8 @@ static __always_inline enum parse_result parse_ipv6(struct cursor *at, struct pa
 	return PARSE_OK;
 }
 
-/* The EtherType field, to be read and written at once though the struct is packed. */
+/* The EtherType field, as a pointer to both bytes. Through the packed struct, the compiler would
+ * access each byte by itself. */
 static __always_inline __be16 *ethertype_of(struct ethhdr *ethernet)
 {
 	return (void *)ethernet + offsetof(struct ethhdr, h_proto);

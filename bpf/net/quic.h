@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * QUIC packets, as far as balancers and agents read them: the header form, the version and the
- * connection IDs. They are the same in all versions (RFC 8999 section 5). The packet types of the
- * versions 1 and 2 tell whether the client has chosen the destination ID.
+ * connection IDs. These are the same in all versions (RFC 8999 section 5). The packet types of the
+ * versions 1 and 2 tell whether the client has chosen the destination connection ID.
  */
 #ifndef SEGUE_NET_QUIC_H
 #define SEGUE_NET_QUIC_H
@@ -49,8 +49,9 @@ static __always_inline bool enter_udp(struct cursor *at)
 
 /*
  * Moves the cursor to the destination connection ID of the first packet in a datagram. Then `left`
- * is the length of the ID, or with a short header the length of the ID and all that follows.
- * False: the packet has no such ID, or negotiates the version.
+ * is the length of the ID. After a short header, which does not state that length, `left` counts
+ * all bytes to the end of the datagram. `opens` says whether the packet is an Initial or a 0-RTT
+ * packet. False: the datagram ends too soon, or the packet negotiates the version.
  */
 static __always_inline bool find_connection_id(struct cursor *at, bool *opens)
 {

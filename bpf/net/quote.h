@@ -10,8 +10,8 @@
 /* Bytes of the transport header that every quote includes (RFC 792): the ports, and four more. */
 #define QUOTED_TRANSPORT 8
 
-/* Reads addresses and protocol of a quoted packet, up to its transport header. Its lengths are not
- * checked, because only its beginning is quoted. */
+/* Reads addresses and protocol of a quoted packet, and moves the cursor to its transport header.
+ * The packet's lengths are not checked, because only its beginning is quoted. */
 static __always_inline bool read_quoted_ipv4(struct cursor *at, struct packet *pkt)
 {
 	const struct iphdr *ip = at->pos;
@@ -26,6 +26,7 @@ static __always_inline bool read_quoted_ipv4(struct cursor *at, struct packet *p
 	return true;
 }
 
+/* Reads a quoted IPv6 packet, as read_quoted_ipv4 does. Extension headers are skipped. */
 static __always_inline bool read_quoted_ipv6(struct xdp_md *ctx, struct cursor *at,
 					     struct packet *pkt)
 {
@@ -42,15 +43,16 @@ static __always_inline bool read_quoted_ipv6(struct xdp_md *ctx, struct cursor *
 	pkt->transport = at->pos - frame_start(ctx);
 	if (parse_extensions(ctx, pkt, &fragment) || fragment.is_later)
 		return false;
-	pkt->hop_by_hop = hop_by_hop; /* that of this packet, not of the quoted one */
+	pkt->hop_by_hop = hop_by_hop; /* that of the error, not of the quoted packet */
 	move_to(at, ctx, pkt);
 	return true;
 }
 
-/* Gives the packet the key of the quoted flow. A server has sent the quoted packet, and the key
- * is that of the client's packets, so source and destination change places. False when the
- * quoted packet's source is not the VIP that the error was sent to. `pkt` is changed in place,
- * because the stack has no room for a second one (512 bytes for all functions). */
+/* Gives an ICMP error the key of the quoted flow. A server has sent the quoted packet. The key is
+ * that of the client's packets, so source and destination change places. False: the source of the
+ * quoted packet is not the VIP that the error was sent to, or the quote cannot be read. `pkt` is
+ * changed in place, because the stack has no room for a second packet (512 bytes for all
+ * functions). */
 static __always_inline bool read_quote(struct xdp_md *ctx, struct cursor *at, struct packet *pkt)
 {
 	bool is_v4 = pkt->ethertype == bpf_htons(ETH_P_IP);

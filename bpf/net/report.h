@@ -20,7 +20,7 @@
 #define REPORT_SERIAL_SHIFT 21
 #define REPORT_SERIAL_MASK ((1U << REPORT_SERIAL_BITS) - 1)
 #define REPORT_LOAD_SHIFT 13
-/* The part about the first candidate. */
+/* The fields about the first candidate. */
 #define REPORT_FIRST_MASK 0x1fff
 #define REPORT_IS_FIRST (1 << 12)
 #define REPORT_NO_COLUMN (1 << 11)
@@ -30,7 +30,7 @@
  * has free capacity. */
 #define LOAD_CODE_OF_ONE 16
 #define MAX_LOAD_CODE 255
-/* The largest value of a code, in sixteenths: that of code 255. */
+/* The load that code 255 stands for, in sixteenths: no code has a larger one. */
 #define MAX_LOAD_VALUE (31 << 14)
 
 /* This host's clock as a serial. */
@@ -57,6 +57,7 @@ static __always_inline __u8 load_code(struct known_load load)
 
 	if (value < 16)
 		return value;
+	/* The second condition is for the verifier: no load needs 20 halvings. */
 	while (value > 31 && exponent < 20) {
 		value = (value + 1) / 2;
 		exponent++;
@@ -65,11 +66,12 @@ static __always_inline __u8 load_code(struct known_load load)
 	return value < MAX_LOAD_CODE ? value : MAX_LOAD_CODE;
 }
 
-/* What a code stands for, in sixteenths; 0: unknown. Without a branch, because the processor would
- * often mispredict it. */
+/* The load that a code stands for, in sixteenths; 0: unknown. A code c of at least 16 stands for
+ * (16 + c % 16) << (c / 16 - 1). There is no branch, because the processor would often mispredict
+ * it. */
 static __always_inline __u32 load_value(__u8 code)
 {
-	__u32 is_large = (code + 240) >> 8; /* at least 16 */
+	__u32 is_large = (code + 240) >> 8; /* 1 if the code is at least 16 */
 
 	return (code % 16 | is_large << 4) << code / 16 >> is_large;
 }

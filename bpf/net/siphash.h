@@ -18,6 +18,7 @@ static __always_inline __u64 rotate_left(__u64 word, __u32 bits)
 	return word << bits | word >> (64 - bits);
 }
 
+/* The round function of SipHash. */
 static __always_inline void sip_round(__u64 v[4])
 {
 	v[0] += v[1];
@@ -32,6 +33,7 @@ static __always_inline void sip_round(__u64 v[4])
 	v[2] = rotate_left(v[2], 32);
 }
 
+/* Mixes a word of the message into the state. */
 static __always_inline void sip_absorb(__u64 v[4], __u64 word)
 {
 	v[3] ^= word;

@@ -13,7 +13,8 @@
 /* The most servers that a packet of an unknown flow visits: candidates of the present generation
  * and of former ones. Most drivers leave 256 bytes in front of a frame, of which the kernel keeps
  * 40 (struct xdp_frame). The headers for so many servers fit into the rest. A server drops packets
- * that would visit more: strangers could let servers pass a packet to and fro. */
+ * with more servers left to visit. Otherwise strangers could make servers pass a packet to and
+ * fro. */
 #define MAX_SEGMENTS 10
 
 /* What a SID asks of the host that its locator names (docs/understand/protocol.md). */
@@ -51,6 +52,7 @@ struct segment_routing_header {
 /* A SID's low 64 bits, in memory order: the function, with an argument of 0. */
 #define SID_LOW(function) ((__u64)bpf_htonl((__u32)(function) << 16))
 
+/* Writes a SID of a locator, with these low 64 bits in memory order. */
 static __always_inline void write_sid(struct in6_addr *out, const struct in6_addr *locator,
 				      __u64 sid_low)
 {
@@ -62,6 +64,7 @@ static __always_inline void write_sid(struct in6_addr *out, const struct in6_add
 #define SID_ARGUMENT_SHIFT 16
 #define SID_ARGUMENT_MASK ((1ULL << 48) - 1)
 
+/* The low 64 bits of a SID, in memory order: function and argument. */
 static __always_inline __u64 low_bits_of(const struct in6_addr *sid)
 {
 	return ((const __u64 *)sid)[1];
@@ -84,6 +87,7 @@ static __always_inline enum sid_function sid_function(const struct in6_addr *sid
 
 #define SEGMENT_SIZE sizeof(struct in6_addr)
 
+/* Bytes of a segment routing header with so many segments. */
 static __always_inline __u32 srh_size(__u32 segments)
 {
 	return sizeof(struct segment_routing_header) + segments * SEGMENT_SIZE;

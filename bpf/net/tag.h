@@ -41,6 +41,7 @@ struct {
 	__type(value, struct signal_keys);
 } signal_keys SEC(".maps");
 
+/* The node's keys; NULL: it uses no tags. */
 static __always_inline const struct signal_keys *find_signal_keys(void)
 {
 	__u32 first = 0;

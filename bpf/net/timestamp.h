@@ -33,9 +33,9 @@ static __always_inline __u32 cookie_mask(__u32 width)
 }
 
 /*
- * The bytes at an offset in the frame, and the frame's end. Both are read anew: from an earlier
- * read, clang 14 would copy only 32 bits of the pointers. The mask is for the verifier: IP headers
- * are shorter.
+ * The next two functions return the bytes at an offset in the frame, and the frame's end. Each
+ * reads its pointer from the context anew: from an earlier read, clang 14 would copy only 32 bits
+ * of the pointer. The mask is for the verifier: IP headers are shorter.
  */
 static __always_inline void *bytes_at(const struct xdp_md *ctx, __u32 offset)
 {
@@ -51,7 +51,7 @@ static __always_inline const void *bytes_end(const struct xdp_md *ctx)
  * Walks the options of the TCP header at an offset in the frame. Returns the offset of the
  * timestamps in the frame; 0: there are none. Options behind a malformed one do not count. Not
  * inlined: the verifier walks it once, and almost no packet needs it. The position is hidden from
- * the verifier, which would else walk each sequence of positions.
+ * the verifier (forget), which would otherwise walk each sequence of positions.
  */
 __noinline int walk_to_timestamps(struct xdp_md *ctx, __u32 tcp)
 {

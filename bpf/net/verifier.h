@@ -2,9 +2,9 @@
 /*
  * How programs stay within the verifier's limits.
  *
- * The verifier walks every path, and gives up after a million instructions. It leaves a path where
- * the registers and the stack can hold nothing that it has not allowed there before. Three means
- * lead to such places sooner, or make bounds easy to follow:
+ * The verifier walks every path, and gives up after a million instructions. It leaves a path at an
+ * instruction that it has checked before, if the earlier check covers all values that registers and
+ * stack can now have. Three means make it leave paths sooner, or make bounds easy to follow:
  *
  *	- a global function (__noinline, not static) is walked once, and not once for each path to
  *	  it. The caller then knows neither its result nor what it has written through pointers
@@ -22,7 +22,7 @@
 /* Always 0, but neither the compiler nor the verifier knows that. */
 static volatile __u64 hidden_zero;
 
-/* Returns the value. The verifier does not know any more which one it is. */
+/* Returns the value, hidden from the verifier: it can be any number of 64 bits. */
 static __always_inline __u64 forget(__u64 value)
 {
 	value += hidden_zero;

@@ -20,12 +20,12 @@
 /* The flows differ first in the port, from 1024 upwards, and then in the address. */
 #define PORT_BITS 15
 #define FIRST_PORT 1024
-#define MAX_LATE 1000000 /* ns */
+#define MAX_LATE 1000000 /* ns: packets that are less late do not delay those after them */
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
-/* The packet of the flow whose variable bits are all zero. As all constants here, it is set at
- * load. Padding after the Ethernet frame makes it a multiple of eight bytes. */
+/* The packet of the flow whose variable bits are all zero. Like all constants here, it is set at
+ * load. Padding behind the Ethernet frame makes it a multiple of eight bytes. */
 const volatile __u64 packet[MAX_WORDS];
 const volatile __u32 packet_words;
 /* Offsets in the frame, in bytes. */
@@ -46,6 +46,8 @@ __u64 sent;
 __u64 limit; /* number of frames to send */
 __u64 due;   /* when to send the next packet, on the monotonic clock */
 
+/* Chooses the flow of the next packet: the variable bits of its port, and above them those of its
+ * address. */
 static __always_inline __u64 next_flow(void)
 {
 	if (!flow_count)
@@ -56,6 +58,7 @@ static __always_inline __u64 next_flow(void)
 	return (__u64)bpf_get_prandom_u32() * flow_count >> 32;
 }
 
+/* Writes the packet of flow 0 to the frame. False: the frame is too short. */
 static __always_inline bool write_packet(void *data, void *end)
 {
 #pragma unroll
@@ -89,6 +92,7 @@ static __always_inline __u16 update(__u16 sum, __u32 added)
 	return (__u16)~added ? ~added : 0xffff;
 }
 
+/* Updates a checksum in the frame (update). False: the frame is too short. */
 static __always_inline bool add_to_checksum(void *data, void *end, __u32 offset, __u32 added)
 {
 	__u16 *sum = field(data, end, offset, sizeof(*sum));
@@ -117,8 +121,8 @@ static __always_inline bool set_flow(void *data, void *end, __u64 flow)
 	return add_to_checksum(data, end, checksum, added + number);
 }
 
-/* Whether the next packet is due later. A late packet also delays the packets after it, because
- * otherwise they would all leave at once. */
+/* Whether the next packet is due later. A packet that is late by MAX_LATE also delays the packets
+ * after it. Otherwise all of these would leave at once. */
 static __always_inline bool too_early(void)
 {
 	__u64 now;
@@ -132,6 +136,7 @@ static __always_inline bool too_early(void)
 	return false;
 }
 
+/* Turns the frame into the next packet, and sends it, if a packet is due. */
 SEC("xdp")
 int generate(struct xdp_md *ctx)
 {

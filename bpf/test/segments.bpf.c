@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * Encapsulates each packet for the first servers of the table. The test sets the number of servers,
- * so that segment lists can be longer than those of the balancer, and says what each list is.
+ * which can be larger than the balancer's, and the form of the list.
  */
 #include "balancer/path/encap.h"
 #include "balancer/tables/maps.h"

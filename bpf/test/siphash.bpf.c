@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Hashes messages of every length up to the longest, in words.
+ * Hashes messages of 0 to MAX_WORDS words, for the test.
  */
 #include "net/siphash.h"
 

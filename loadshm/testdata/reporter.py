@@ -1,7 +1,7 @@
 """Is busy with 1 of 4 requests until its standard input ends.
 
-It has two children: one that it has forked, which has closed its parent's Reporter, and one that it
-has executed.
+It has two children: a forked process that has closed its parent's Reporter, and an executed
+program.
 """
 
 import os

@@ -53,6 +53,7 @@ func main() {
 	log.Fatal(serve(*listen, generator, *retry, answer(*id)))
 }
 
+// newGenerator returns the generator that the flags describe.
 func newGenerator(
 	id string, rotation uint, nonce int, encodeLength bool,
 ) (*quicgo.Generator, error) {
@@ -69,7 +70,7 @@ func newGenerator(
 	}, serverID)
 }
 
-// serve returns only when it fails.
+// serve serves requests at a UDP address. It returns only when it fails.
 func serve(address string, generator *quicgo.Generator, retry bool, handler http.Handler) error {
 	certificate, err := newCertificate()
 	if err != nil {
@@ -93,6 +94,7 @@ func serve(address string, generator *quicgo.Generator, retry bool, handler http
 	return (&http3.Server{Handler: handler}).ServeListener(listener)
 }
 
+// answer returns the handler that logs each request, and answers with the server ID.
 func answer(id string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		log.Printf("%s %s %s from %s", r.Proto, r.Method, r.URL, r.RemoteAddr)
@@ -103,7 +105,7 @@ func answer(id string) http.Handler {
 	})
 }
 
-// pad writes as many full stops as the text says, or none if it says no number.
+// pad writes as many full stops as the number in the text says, or none if it is no number.
 func pad(w io.Writer, octets string) {
 	left, _ := strconv.Atoi(octets)
 	block := bytes.Repeat([]byte("."), 16384)
@@ -136,6 +138,7 @@ func newCertificate() (tls.Certificate, error) {
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: leaf}, err
 }
 
+// keyHash returns the SHA-256 of the certificate's public key, in base64.
 func keyHash(certificate tls.Certificate) string {
 	sum := sha256.Sum256(certificate.Leaf.RawSubjectPublicKeyInfo)
 	return base64.StdEncoding.EncodeToString(sum[:])

@@ -26,8 +26,8 @@ type Generator struct {
 	serverID []byte
 }
 
-// New returns the generator of a server. The error of New names the field of the configuration that
-// is not valid, or the server ID if its length is not that of the configuration.
+// New returns the generator of a server. It returns an error that names the field of the
+// configuration that is not valid, or the server ID if its length is not that of the configuration.
 func New(config quiclb.Config, serverID []byte) (*Generator, error) {
 	if _, err := config.Generate(serverID); err != nil {
 		return nil, err

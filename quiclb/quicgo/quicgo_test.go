@@ -53,7 +53,7 @@ func TestHandshakes(t *testing.T) {
 	for name, test := range map[string]struct {
 		retry    bool
 		versions []quic.Version // of the client
-		chosen   int
+		chosen   int            // how many IDs the client chooses
 	}{
 		"plain":                         {false, nil, 1},
 		"Retry":                         {true, nil, 1},

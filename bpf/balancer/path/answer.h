@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * Answers: ICMP errors about packets that the balancer cannot forward, resets of connections that
- * no server gets (reject.h), and replies to pings. The frame becomes the answer and goes back to the
- * router that it came from, whatever the route to the client.
+ * no server gets (reject.h), and replies to pings. The frame becomes the answer and goes back to
+ * the router that sent it, whatever the route to the client is.
  *
  * The source of an answer is the VIP: the client knows that address, it has the client's family,
  * and every network on the way accepts it as a source.
@@ -19,7 +19,8 @@
 /* Bytes of the longest ICMP error: RFC 1812 section 4.3.2.3, RFC 4443 section 2.4(c). */
 #define MAX_ICMPV4_ERROR 576
 #define MAX_ICMPV6_ERROR 1280
-/* Bytes of the longest checksummed message: an ICMPv6 error without eight of its bytes. */
+/* Limits how many bytes sum_frame() adds, for the verifier. An ICMPv6 error needs the most: all of
+ * its 1280 bytes but the first eight. */
 #define MAX_SUMMED 0x7ff
 /* The smallest MTUs that clients are told: RFC 791 section 3.2, RFC 8200 section 5. */
 #define MIN_IPV4_MTU 68
@@ -80,6 +81,7 @@ static __always_inline enum answer_form icmp_form(bool is_v4)
 	return is_v4 ? ANSWER_ICMPV4 : ANSWER_ICMPV6;
 }
 
+/* Takes a token for an answer of this reason and form. False: the rate limit is exceeded. */
 static __always_inline bool may_answer_now(enum lb_reason why, enum answer_form form)
 {
 	__u32 key = (why - FIRST_ANSWER) * ANSWER_FORMS + form;
@@ -108,6 +110,7 @@ static __always_inline __u16 replace_word(__u16 checksum, __u16 from, __u16 to)
 	return ~((sum & 0xffff) + (sum >> 16));
 }
 
+/* Exchanges source and destination. */
 static __always_inline void turn_ethernet(struct ethhdr *ethernet)
 {
 	struct ethhdr old = *ethernet;
@@ -122,7 +125,8 @@ static __always_inline bool is_echo_request(const struct packet *pkt,
 	return icmp->type == (pkt->ethertype == bpf_htons(ETH_P_IP) ? ICMPV4_ECHO : ICMPV6_ECHO);
 }
 
-/* Fields that a reply shares with the request stay as they are. */
+/* Turns an echo request into its reply: changes the type, and updates the checksum. All other
+ * fields stay. */
 static __always_inline void turn_echo(struct icmp_header *icmp, __u8 reply)
 {
 	__u16 *type_and_code = (__u16 *)icmp;
@@ -132,6 +136,7 @@ static __always_inline void turn_echo(struct icmp_header *icmp, __u8 reply)
 	icmp->checksum = replace_word(icmp->checksum, old, *type_and_code);
 }
 
+/* Turns a ping over IPv4 into its reply. False: the frame is too short. */
 static __always_inline bool turn_ipv4(struct iphdr *ip, const void *end)
 {
 	struct icmp_header *icmp = (void *)(ip + 1);
@@ -150,6 +155,7 @@ static __always_inline bool turn_ipv4(struct iphdr *ip, const void *end)
 	return true;
 }
 
+/* Turns a ping over IPv6 into its reply. False: the frame is too short. */
 static __always_inline bool turn_ipv6(struct ipv6hdr *ip, const void *end)
 {
 	struct icmp_header *icmp = (void *)(ip + 1);
@@ -185,8 +191,8 @@ static __always_inline enum lb_reason answer_echo(struct xdp_md *ctx, const stru
 	return LB_ANSWER_ECHO;
 }
 
-/* The ones' complement sum of `size` bytes of the frame; 0 when the frame is shorter. Not
- * inlined: the verifier walks the loop once. */
+/* The ones' complement sum of `size` bytes at an offset in the frame; 0: the frame is too short.
+ * Not inlined: the verifier walks the loop once. */
 __noinline __u32 sum_frame(struct xdp_md *ctx, __u32 offset, __u32 size)
 {
 	void *start = frame_start(ctx) + (offset & 0xff);
@@ -238,6 +244,8 @@ static __always_inline void write_icmp_error(struct icmp_header *icmp, bool is_v
 	*icmp = header;
 }
 
+/* Writes the checksum of an ICMP message at an offset in the frame. `sum` is the sum of all that
+ * the checksum covers. False: the frame is too short. */
 static __always_inline bool write_checksum(struct xdp_md *ctx, __u32 offset, __u32 sum)
 {
 	struct icmp_header *icmp = frame_start(ctx) + offset;
@@ -249,6 +257,8 @@ static __always_inline bool write_checksum(struct xdp_md *ctx, __u32 offset, __u
 	return true;
 }
 
+/* Writes an ICMP error in front of the first `quote` bytes of the packet that it is about. False:
+ * the frame is too short. */
 static __always_inline bool write_ipv4_error(struct xdp_md *ctx, __u32 quote, enum lb_reason why,
 					     __u32 mtu)
 {
@@ -276,7 +286,9 @@ static __always_inline bool write_ipv4_error(struct xdp_md *ctx, __u32 quote, en
 			      sum_frame(ctx, ETH_HLEN + sizeof(*ip), sizeof(*icmp) + quote));
 }
 
-/* The checksum includes the addresses, which are right in front of the message. */
+/* Writes an ICMPv6 error in front of the first `quote` bytes of the packet that it is about. The
+ * checksum covers the addresses, too, which are right in front of the message. False: the frame is
+ * too short. */
 static __always_inline bool write_ipv6_error(struct xdp_md *ctx, __u32 quote, enum lb_reason why,
 					     __u32 mtu)
 {
@@ -349,8 +361,8 @@ __noinline int answer_error(struct xdp_md *ctx, __u32 length, __u32 why, __u32 m
 	return why;
 }
 
-/* Whether an ICMP error may be sent about the packet: not about another ICMP error, and only to the
- * address of one host (RFC 1122 section 3.2.2, RFC 4443 section 2.4(e)). */
+/* Whether an answer to the packet is permitted. ICMP errors are not answered, and answers go only
+ * to the address of one host (RFC 1122 section 3.2.2, RFC 4443 section 2.4(e)). */
 static __always_inline bool may_answer(const struct packet *pkt)
 {
 	return pkt->kind == PACKET_WHOLE && is_from_one_host(pkt);
@@ -366,9 +378,9 @@ static __always_inline enum lb_reason expire(struct xdp_md *ctx, const struct pa
 
 /*
  * Answers a packet that is too long for the path to its server, or drops it. Returns the reason.
- * `mtu` is the number of bytes that the path has room for, and the client is told this number. IPv4
- * packets that may be fragmented are answered too, because the balancer does not fragment. There is
- * no answer when the client could not send packets that are small enough.
+ * The client is told `mtu`, the number of bytes that the path has room for. IPv4 packets that may
+ * be fragmented are answered too, because the balancer does not fragment. There is no answer when
+ * the client could not send packets that are small enough.
  */
 static __always_inline enum lb_reason refuse_length(struct xdp_md *ctx, const struct packet *pkt,
 						    int mtu)

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Copies of an ICMP error for all servers of its service. Routers send errors to any balancer, and
- * some placements choose a server that the flow's bucket does not tell. A balancer that does not
+ * Copies of an ICMP error for all servers of its service. Routers send errors to any balancer. With
+ * some placements, the bucket of a flow does not tell the flow's server. A balancer that does not
  * know the flow then cannot tell which server has to learn of the error. A server ignores an error
  * about a flow that it does not have.
  *
- * XDP cannot copy a packet. So xdp_lb leaves the error to tc_return, in a frame whose source address
- * tells the service. It is a group address, which no host has. xdp_lb drops all frames from the
- * network that have one as their source.
+ * XDP cannot copy a packet. So xdp_lb leaves the error to tc_return, in a frame whose source
+ * address tells the service. It is a group address, which no host has. xdp_lb drops all frames from
+ * the network that have one as their source.
  */
 #ifndef SEGUE_BALANCER_PATH_COPIES_H
 #define SEGUE_BALANCER_PATH_COPIES_H
@@ -20,7 +20,7 @@
 #include "balancer/place/placement.h"
 
 /* One error becomes many packets, and anybody can forge errors. So each core copies fewer errors
- * than it answers packets. Other errors go where the flow's bucket leads, as under `hash`. */
+ * than it answers packets. Errors beyond that go where the flow's bucket leads, as under `hash`. */
 #define COPIED_PER_SECOND 100
 #define COPIED_IN_A_ROW 20
 /* The most servers that get a copy: those with the lowest slots. */
@@ -37,6 +37,7 @@ struct {
 	__type(value, __u64);
 } copied SEC(".maps");
 
+/* Takes a token for copies of an error. False: the rate limit is exceeded. */
 static __always_inline bool may_copy_now(void)
 {
 	__u32 key = 0;
@@ -50,8 +51,8 @@ static __always_inline bool may_copy_now(void)
 #define COPY_TAG 0x6c5f
 
 /* Whether a frame is for this host alone, and its source is no group address. The first eight bytes
- * of a frame are compared at once: the destination, and the first two bytes of the source, whose
- * lowest bit is shifted to the front. */
+ * of a frame are compared at once: the destination, and two bytes of the source. The shift keeps
+ * only the lowest bit of the source's first byte, which marks a group address. */
 static __always_inline bool from_host_to_host(const struct xdp_md *ctx)
 {
 	const struct ethhdr *ethernet = frame_start(ctx);
@@ -159,7 +160,8 @@ static __always_inline bool send_copy(struct copying *in, __u32 slot, const stru
 	if (!next_hop)
 		return true;
 	ask(&segments, SID_DELIVER, SID_DELIVER);
-	/* Without flags, because the kernel adds the headers of one encapsulation only. */
+	/* There are no flags for the kernel here: with them, it would not add a second
+	 * encapsulation to the same frame. */
 	if (encapsulate_skb_as(in->skb, in->encapsulation, &encap, next_hop, port, 0))
 		bpf_clone_redirect(in->skb, port->ifindex, 0);
 	in->copies++;

@@ -23,6 +23,7 @@
 
 #define FLOW_LABEL_MASK 0xfffff
 #define IP_FLAG_DF 0x4000
+/* The most bytes of hop-by-hop options: their length is a byte, in units of 8 bytes. */
 #define MAX_HOP_BY_HOP 2048
 
 /* What to encapsulate, and how. */
@@ -30,13 +31,14 @@ struct encap {
 	const struct packet *pkt;
 	const struct segments *segments;
 	const struct server *server; /* the first one to visit */
-	__u32 flow_label;	     /* its low bits; also for IPv4 sources that vary */
+	__u32 flow_label;	     /* its low bits; it also varies IPv4 sources */
 	__u32 count;		     /* of segments */
 	__u32 size;		     /* bytes to add */
 	void *layer3;		     /* where the headers go, once there is room */
 	const void *end;	     /* of the frame */
 };
 
+/* Bytes of the outer IP header of a tunnel to a server. */
 static __always_inline __u32 outer_size(const struct server *server)
 {
 	return server->flags & SERVER_IPV4 ? sizeof(struct iphdr) : sizeof(struct ipv6hdr);
@@ -48,6 +50,7 @@ static __always_inline __u32 listed_servers(const struct encap *encap)
 	return encap->count - 1 + encap->segments->keeps_whole;
 }
 
+/* Bytes that an encapsulation adds to the packet. */
 static __always_inline __u32 encap_size(enum encapsulation kind, const struct encap *encap)
 {
 	switch (kind) {
@@ -96,6 +99,7 @@ static __always_inline bool take_hop(const struct xdp_md *ctx, const struct pack
 	return true;
 }
 
+/* The protocol number by which an outer header announces the client's packet. */
 static __always_inline __u8 inner_protocol(const struct packet *pkt)
 {
 	return pkt->ethertype == bpf_htons(ETH_P_IPV6) ? IPPROTO_IPV6 : IPPROTO_IPIP;
@@ -109,9 +113,9 @@ static __always_inline void write_first_sid(struct in6_addr *out, const struct e
 	write_sid(out, &server->address, encap->segments->first_sid ?: server->known_sid);
 }
 
-/* Writes the segment list. Its order is reversed: the last segment comes first. A reduced header
- * leaves out the segment that is visited first. A list that was shortened keeps its last server,
- * which may be asked something else than the others. */
+/* Writes the segment list. The last segment comes first (RFC 8754). A reduced header leaves out the
+ * segment that is visited first. A list that was shortened keeps its last server, which may be
+ * asked something else than the others. */
 static __always_inline bool write_segments(struct in6_addr *out, const struct encap *encap,
 					   bool reduced)
 {
@@ -137,6 +141,7 @@ static __always_inline bool write_segments(struct in6_addr *out, const struct en
 	return true;
 }
 
+/* Writes a segment routing header without its list. `entries` is the length of the list. */
 static __always_inline void start_srh(struct segment_routing_header *srh, __u8 next_header,
 				      __u32 entries, __u32 segments_left)
 {
@@ -165,7 +170,8 @@ __noinline int move_hop_by_hop(struct xdp_md *ctx, __u32 distance, __u32 size)
 	return 0;
 }
 
-/* (lb, s1, ..., sn, VIP). The balancer is the first segment, and visited already. */
+/* Writes the routing header of srv6-insert. In order of travel it lists lb, s1, ..., sn, VIP. The
+ * balancer is the first segment, and visited already. False: the frame is too short. */
 static __always_inline bool write_srh(struct segment_routing_header *srh, const struct encap *encap,
 				      __u8 next_header)
 {
@@ -186,7 +192,8 @@ static __always_inline bool write_srh(struct segment_routing_header *srh, const 
 	return true;
 }
 
-/* Hop-by-hop options stay right behind the IPv6 header. */
+/* Writes the routing header of srv6-insert behind hop-by-hop options. These stay right behind the
+ * IPv6 header. */
 static __always_inline bool write_srh_behind(struct xdp_md *ctx, const struct encap *encap,
 					     __u32 options)
 {
@@ -201,8 +208,8 @@ static __always_inline bool write_srh_behind(struct xdp_md *ctx, const struct en
 	return write_srh((void *)first + options, encap, next_header);
 }
 
-/* Payload length, next header and hop limit in one store. The hop limit is the client's minus
- * one. */
+/* The second word of a forwarded packet's IPv6 header: payload length, next header and hop limit.
+ * The hop limit is the client's minus one. */
 static __always_inline __u32 forwarded(const struct encap *encap, __u8 next_header)
 {
 	__u16 payload = encap->pkt->length + encap->size - sizeof(struct ipv6hdr);
@@ -231,7 +238,7 @@ static __always_inline bool write_srv6_insert(struct xdp_md *ctx, const struct e
 	return write_srh((void *)(ip + 1), encap, next_header);
 }
 
-/* Writes an outer IPv6 header in front of the packet, but for its addresses. */
+/* Writes an outer IPv6 header in front of the packet, except its destination. */
 static __always_inline void start_outer_ipv6(struct ipv6hdr *ip, const struct encap *encap,
 					     __u8 next_header)
 {
@@ -245,8 +252,8 @@ static __always_inline void start_outer_ipv6(struct ipv6hdr *ip, const struct en
 	copy_address(&ip->saddr, &encap->server->source);
 }
 
-/* H.Encaps.Red (RFC 8986 section 5.2): the first segment is only in the outer destination, unless
- * the list is kept whole (H.Encaps, section 5.1). */
+/* Writes the headers of srv6-encap: H.Encaps.Red (RFC 8986 section 5.2). The first segment is then
+ * only in the outer destination, unless the list is kept whole (H.Encaps, section 5.1). */
 static __always_inline bool write_srv6_encap(const struct encap *encap)
 {
 	const void *end = encap->end;
@@ -266,6 +273,7 @@ static __always_inline bool write_srv6_encap(const struct encap *encap)
 	return write_segments(srh->segment, encap, !encap->segments->keeps_whole);
 }
 
+/* The checksum of an IPv4 header without options, whose checksum field is 0. */
 static __always_inline __be16 ipv4_checksum(const struct iphdr *ip)
 {
 	const __u16 *half = (const __u16 *)ip;
@@ -279,9 +287,9 @@ static __always_inline __be16 ipv4_checksum(const struct iphdr *ip)
 }
 
 /* The outer source of a tunnel. IPv4 has no flow label, and routers and network cards do not look
- * behind the outer header: without other sources, all packets of a balancer to a server would
- * arrive in one receive queue. The hash of a flow is linear in its ports: mixing it spreads the
- * ports of one client over the sources. */
+ * behind the outer header. With one source, all packets of a balancer to a server would arrive in
+ * one receive queue. The hash of a flow is linear in its ports, so it is mixed to spread the ports
+ * of one client over the sources. */
 static __always_inline __be32 outer_ipv4_source(const struct encap *encap)
 {
 	const struct server *server = encap->server;
@@ -290,7 +298,8 @@ static __always_inline __be32 outer_ipv4_source(const struct encap *encap)
 	return varied ? (source & ~varied) | (mix(encap->flow_label) & varied) : source;
 }
 
-/* The identification may be 0, because DF is set (RFC 6864). */
+/* Writes the outer IPv4 header of a tunnel. Its identification may be 0, because DF is set (RFC
+ * 6864). */
 static __always_inline void write_outer_ipv4(struct iphdr *ip, const struct encap *encap,
 					     __u8 protocol)
 {
@@ -348,6 +357,8 @@ static __always_inline bool write_ipip(const struct encap *encap)
 	return write_outer(encap, inner_protocol(encap->pkt));
 }
 
+/* Writes the headers of an encapsulation. `ctx` is NULL for packets without hop-by-hop options.
+ * False: the frame is too short. */
 static __always_inline bool write_headers(struct xdp_md *ctx, enum encapsulation kind,
 					  const struct encap *encap)
 {
@@ -382,7 +393,7 @@ static __always_inline bool grow(struct xdp_md *ctx, enum encapsulation kind, st
 static __always_inline bool encapsulate(struct xdp_md *ctx, enum encapsulation kind,
 					struct encap *encap)
 {
-	/* The encapsulations that copy the IPv6 header decrement the hop limit as they copy. */
+	/* srv6-insert copies the IPv6 header, and decrements the hop limit as it copies. */
 	if (kind != ENCAP_SRV6_INSERT && !take_hop(ctx, encap->pkt))
 		return false;
 	if (!grow(ctx, kind, encap))

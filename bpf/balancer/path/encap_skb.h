@@ -47,7 +47,8 @@ static __always_inline bool encapsulate_skb(struct __sk_buff *skb, enum encapsul
 		return false;
 	encap->layer3 = (void *)(long)skb->data + ETH_HLEN;
 	encap->end = (void *)(long)skb->data_end;
-	/* The packets have no hop-by-hop options, for which alone the frame's context is needed. */
+	/* The frame's context is needed for hop-by-hop options only, and these packets have
+	 * none. */
 	return write_headers(NULL, kind, encap) &&
 	       write_ethernet(encap, next_hop, port, outer_ethertype(kind, encap));
 }

@@ -13,7 +13,8 @@
 #include "balancer/segments.h"
 #include "balancer/stats.h"
 
-/* Inlined for each kind, so that sizes of headers are constants. */
+/* Encapsulates the packet for `count` servers. Returns LB_NONE, or why it cannot be sent. Inlined
+ * for each kind, so that sizes of headers are constants. */
 static __always_inline enum lb_reason send_as(struct xdp_md *ctx, enum encapsulation kind,
 					      struct encap *encap, __u32 count, __u64 next_hop,
 					      const struct port *port)
@@ -109,6 +110,7 @@ static __always_inline const struct port *send(struct xdp_md *ctx, const struct 
 	return *failed ? NULL : port;
 }
 
+/* Sends the frame out by a port, and returns the verdict. */
 static __always_inline int transmit(const struct port *port)
 {
 	return port->ifindex == host_hairpin ? XDP_TX : bpf_redirect(port->ifindex, 0);
@@ -127,12 +129,13 @@ static __always_inline int leave(const struct xdp_md *ctx, const struct packet *
 	count_packet(why, pkt);
 	if (is_answer(why))
 		return send_back(ctx);
+	/* Packets with a reason before this one in the enum pass to the kernel. */
 	return why < LB_FORWARD_KNOWN ? XDP_PASS : XDP_DROP;
 }
 
 /* Sends the packet to the servers that were found. `first` is the first of them, which the caller
- * knows without a load. `count` is their number, a constant where there can be only one. `found`
- * says how they were found (is_forward). */
+ * knows without reading memory. `count` is their number, a constant where there can be only one.
+ * `found` says how they were found (is_forward). */
 static __always_inline int forward(struct xdp_md *ctx, const struct packet *pkt,
 				   const struct service *service, const struct segments *segments,
 				   __u32 first, __u32 count, __u32 flow_label, enum lb_reason found)

@@ -12,12 +12,13 @@
 #include "net/parse.h"
 #include "balancer/stats.h"
 
-/* How long later fragments may take after the first. Fragments travel together, and the IPv4
+/* How long later fragments may come after the first one. Fragments travel together, and the IPv4
  * identifications of a fast sender wrap around soon (RFC 4963). */
 #define FRAGMENT_LIFETIME 5000000000ULL /* ns */
 
-/* Holds a later fragment. `is_outdated` says that the packet has an outdated entry. Linux 6.1 takes
- * no key from a parameter of a global function, so hold_fragment() cannot write the entry. */
+/* Holds a later fragment until the first one comes. `is_outdated`: `fragments` has an entry for the
+ * packet that is too old. Linux 6.1 takes no key from a parameter of a global function, so
+ * hold_fragment() cannot write the entry. */
 static __always_inline enum lb_reason await_first(struct xdp_md *ctx,
 						  const struct fragment_key *key, bool is_outdated)
 {
@@ -26,11 +27,14 @@ static __always_inline enum lb_reason await_first(struct xdp_md *ctx,
 
 	if (why)
 		return why;
-	/* The entry comes first: user space looks whether another core has overwritten it. */
+	/* The entry is written before user space gets the fragment. User space then looks whether
+	 * another core has overwritten the entry, because the first fragment has passed there. */
 	bpf_map_update_elem(&fragments, key, &awaited, is_outdated ? BPF_ANY : BPF_NOEXIST);
 	return hold_fragment(ctx, key);
 }
 
+/* Gives a later fragment the flow of its packet's first fragment, or holds it until that one
+ * comes. */
 static __always_inline enum lb_reason
 read_later_fragment(struct xdp_md *ctx, const struct fragment_key *key, struct packet *pkt)
 {

@@ -25,7 +25,8 @@ struct fragment_key {
 
 /* The part of the flow key that only the first fragment has. */
 struct fragment_flow {
-	__u64 seen; /* ns of the coarse monotonic clock; 0: not yet, but later fragments are held */
+	/* When the first one passed, in ns of the coarse monotonic clock; 0: it is awaited. */
+	__u64 seen;
 	__be16 source_port;
 	__be16 destination_port;
 	__u8 protocol;
@@ -42,7 +43,8 @@ struct {
 	__type(value, struct fragment_flow);
 } fragments SEC(".maps");
 
-/* Bytes of the longest frame that is held, of any link with an MTU of 1500 bytes. */
+/* Bytes of the longest frame that is held. All frames of a link with an MTU of 1500 bytes are
+ * shorter. */
 #define HELD_FRAME 1536
 
 /* What user space gets: a fragment to hold, or the news that a packet's first one has passed. */
@@ -59,8 +61,7 @@ struct {
 	__uint(max_entries, 2 << 20); /* bytes */
 } held_fragments SEC(".maps");
 
-/* How many fragments are held of the sources that share a budget. A datagram of 64 KiB has 44
- * later fragments at an MTU of 1500 bytes. */
+/* How many fragments are held of all sources that share a budget (hold_budget_of). */
 #define HELD_PER_SECOND 128
 #define HELD_IN_A_ROW 128
 #define HOLD_BUDGET_BITS 12
@@ -100,6 +101,7 @@ static __always_inline __u32 hold_budget_of(const struct in6_addr *source)
 	return multilinear(words, 2, flow_keys + 1, flow_keys[0]) >> (64 - HOLD_BUDGET_BITS);
 }
 
+/* Takes a token of the source's budget, and one of the core. False: a rate limit is exceeded. */
 static __always_inline bool may_hold_now(const struct in6_addr *source)
 {
 	__u32 budget = hold_budget_of(source), core = 0;
@@ -123,8 +125,8 @@ static __always_inline bool was_held(const struct xdp_md *ctx)
 	       (*(const __u64 *)ethernet->h_source ^ HELD_SOURCE) << 16 == 0;
 }
 
-/* Whether user space may get a later fragment: none, or the reason why not. Not inlined: see
- * read_fragment. */
+/* Whether user space may get a later fragment. Returns LB_NONE, or the reason with which the packet
+ * leaves: in a dry run also LB_TAKE_FRAGMENT. Not inlined: see read_fragment. */
 __noinline int may_hold(struct xdp_md *ctx, const struct fragment_key *key)
 {
 	__u64 length = frame_end(ctx) - frame_start(ctx);
@@ -136,7 +138,7 @@ __noinline int may_hold(struct xdp_md *ctx, const struct fragment_key *key)
 	return dry_run ? LB_TAKE_FRAGMENT : LB_NONE;
 }
 
-/* Gives a later fragment to user space. Not inlined, as above. */
+/* Gives a later fragment to user space. Not inlined: see read_fragment. */
 __noinline int hold_fragment(struct xdp_md *ctx, const struct fragment_key *key)
 {
 	__u64 payload = frame_end(ctx) - frame_start(ctx) - ETH_HLEN;
@@ -162,14 +164,14 @@ __noinline int hold_fragment(struct xdp_md *ctx, const struct fragment_key *key)
 }
 
 /* Tells user space that the first fragment of a packet has passed. If the ring buffer is full, user
- * space finds the entry of the first one later. Not inlined, as above. */
+ * space finds the entry in `fragments` later. Not inlined: see read_fragment. */
 __noinline int release_fragments(const struct fragment_key *key)
 {
 	struct held_fragment *news;
 
 	if (!key || dry_run)
 		return 0;
-	/* There is no room on the stack. */
+	/* The stack has no room for a held_fragment. */
 	news = bpf_ringbuf_reserve(&held_fragments, offsetof(struct held_fragment, frame), 0);
 	if (!news)
 		return 0;

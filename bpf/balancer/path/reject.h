@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The end of packets to a VIP that no server gets. Their clients are told so, unless the
+ * Ends the way of packets to a VIP that no server gets. Their clients are told so, unless the
  * configuration says otherwise: by a TCP reset, or by ICMP port unreachable.
  */
 #ifndef SEGUE_BALANCER_PATH_REJECT_H
@@ -22,6 +22,7 @@ struct {
 	__type(value, struct counter);
 } removed_vips SEC(".maps");
 
+/* Counts a packet to a removed VIP. */
 static __always_inline void count_removed(const struct packet *pkt)
 {
 	/* Linux 6.1 takes no key from a parameter of a global function. */
@@ -32,8 +33,8 @@ static __always_inline void count_removed(const struct packet *pkt)
 		add(counter, pkt);
 }
 
-/* The reset that answers a SYN to a closed port (RFC 9293 section 3.10.7.1). A client accepts it
- * only if it acknowledges the whole segment. False if the TCP header is missing. */
+/* Fills in the reset that answers a SYN to a closed port (RFC 9293 section 3.10.7.1). A client
+ * accepts the reset only if it acknowledges the whole segment. False: the TCP header is missing. */
 static __always_inline bool read_segment(struct xdp_md *ctx, const struct packet *pkt,
 					 struct reset *reset)
 {
@@ -69,10 +70,10 @@ __noinline int answer_reset(struct xdp_md *ctx, const struct packet *pkt, __u32 
 }
 
 /*
- * Whether a packet may be answered by a reset: only an attempt to connect. A packet that only this
- * balancer cannot place must not end a connection. A service without a server may have connections
- * on servers that are drained or fail. A port without a service here may have one at another
- * balancer, which has learnt of it before.
+ * Whether a packet may be answered by a reset: only a SYN may. A reset must not end a connection,
+ * and a packet that this balancer cannot place may belong to one. A service without a server may
+ * have connections on servers that are drained or fail. A port without a service here may have one
+ * at another balancer, which has learnt of the service before.
  */
 static __always_inline bool may_reset(const struct packet *pkt)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Resets of TCP connections: to a client that no server gets (reject.h), and in the name of a
- * client to a server (signals.h).
+ * Resets of TCP connections: to a client whose packet no server gets (reject.h), and in the name of
+ * a client to a server (signals.h).
  */
 #ifndef SEGUE_BALANCER_PATH_RESET_H
 #define SEGUE_BALANCER_PATH_RESET_H
@@ -11,7 +11,7 @@
 
 /* The fields of a reset. Its addresses and ports are those of a flow. */
 struct reset {
-	bool to_client; /* else it goes the way of the client's packets */
+	bool to_client; /* else it goes from the client to the VIP */
 	bool has_ack;	/* the flag ACK */
 	__be32 seq;
 	__be32 ack_seq;
@@ -46,6 +46,7 @@ static __always_inline void write_reset(struct tcphdr *tcp, const struct flow_ke
 	*tcp = summed.tcp;
 }
 
+/* Writes a reset over IPv4 to the frame. False: the frame is too short. */
 static __always_inline bool write_ipv4_reset(struct xdp_md *ctx, const struct flow_key *flow,
 					     const struct reset *reset)
 {
@@ -71,6 +72,7 @@ static __always_inline bool write_ipv4_reset(struct xdp_md *ctx, const struct fl
 	return true;
 }
 
+/* Writes a reset over IPv6 to the frame. False: the frame is too short. */
 static __always_inline bool write_ipv6_reset(struct xdp_md *ctx, const struct flow_key *flow,
 					     const struct reset *reset)
 {

@@ -38,8 +38,9 @@ struct signal {
 	__u8 inner_ecn;	     /* ECN field that the inner packet has */
 };
 
-/* Whether a packet is a signal of a server, a packet that a server returns, or its answer to a
- * probe: it is to this balancer's SID, and has segments left or a packet inside. */
+/* Whether a packet is for the balancer itself: a server's signal, a packet that a server returns,
+ * or a server's answer to a probe. It is to this balancer's SID, and has segments left or a packet
+ * inside. */
 static __always_inline bool is_to_balancer(const struct packet *pkt, enum parse_result result)
 {
 	const struct in6_addr *to = &pkt->key.destination;
@@ -69,8 +70,8 @@ static __always_inline void read_ecn(const struct packet *pkt, struct signal *si
 	signal->ecn = combine_ecn(inner, traffic_class(pkt));
 }
 
-/* Reads an inserted signal. The balancer's segment is not compared, because the destination has
- * it. */
+/* Reads an inserted signal. The balancer's segment in the list is not compared, because it is the
+ * packet's destination. */
 static __always_inline bool read_inserted_signal(struct cursor *at, struct packet *pkt,
 						 struct signal *signal)
 {
@@ -150,7 +151,7 @@ __noinline int read_signal(struct xdp_md *ctx, struct packet *pkt, struct signal
 	return true;
 }
 
-/* Removes the routing header: moves the headers in front of it by its size. */
+/* Removes the routing header: moves the headers in front of it over its end. */
 static __always_inline bool take_out(struct xdp_md *ctx, const struct packet *pkt)
 {
 	const __u32 size = srh_size(SIGNAL_SEGMENTS);
@@ -166,6 +167,7 @@ static __always_inline bool take_out(struct xdp_md *ctx, const struct packet *pk
 	return true;
 }
 
+/* Writes the ECN field of the packet in the frame. False: the frame is too short. */
 static __always_inline bool mark_congestion(struct xdp_md *ctx, const struct packet *pkt, __u8 ecn)
 {
 	void *layer3 = frame_start(ctx) + ETH_HLEN;

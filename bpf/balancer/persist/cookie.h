@@ -10,8 +10,8 @@
 #include "balancer/tables/candidates.h"
 #include "balancer/decision.h"
 
-/* The bits of a cookie: as many as tell all columns of a row apart, but at least one. Without a
- * cookie, servers would send signals. */
+/* The width of a cookie in bits: enough to tell all columns of a row apart, but at least 1. With a
+ * width of 0, servers would send signals. */
 static __always_inline __u32 cookie_width(const struct service *service)
 {
 	__u32 candidates = candidates_of(service);
@@ -19,9 +19,9 @@ static __always_inline __u32 cookie_width(const struct service *service)
 	return 1 + (candidates > 2) + (candidates > 4);
 }
 
-/* The column in the packet's cookie; negative: the packet has no cookie. A row of one column needs
- * none. An echo is valid only if the packet has the ACK flag (RFC 7323 section 3.2), and 0 is no
- * echo, as Linux understands it. */
+/* The column in the packet's cookie; negative: the packet has no cookie. If rows have one column,
+ * no cookie is needed. An echo is valid only if the packet has the ACK flag (RFC 7323 section 3.2),
+ * and 0 is no echo, as Linux understands it. */
 static __always_inline int cookie_of(struct xdp_md *ctx, const struct packet *pkt,
 				     const struct service *service)
 {
@@ -42,8 +42,8 @@ static __always_inline int cookie_of(struct xdp_md *ctx, const struct packet *pk
 	return column;
 }
 
-/* The column in the packet's cookie, or 0 for a SYN with timestamps; negative: there are none. Not
- * inlined: see handle_in_full. */
+/* The column in the packet's cookie. For a SYN: 0 if it has timestamps. Negative: the packet has no
+ * cookie, or the SYN has no timestamps. Not inlined: see handle_in_full. */
 __noinline int read_cookie(struct xdp_md *ctx, const struct packet *pkt,
 			   const struct service *service)
 {

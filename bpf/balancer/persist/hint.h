@@ -15,8 +15,8 @@
 /* What is asked of a server that a hint names. */
 #define SID_HINTED (SID_LOW(SID_STEER) | (__u32)bpf_cpu_to_be64(LOAD_RETURN))
 
-/* Whether the lookup found a hint that names a column of the service. The column of a stranger's
- * hint, or of a hint from before a change of `candidates`, can be behind the end of the row. */
+/* Whether the lookup found a hint that names a column of the service. A column behind the end of
+ * the row comes from another flow's hint, or from before a change of `candidates`. */
 static __always_inline bool hint_fits(const struct hint *hint, const struct service *service)
 {
 	return hint_known(hint) && hint_column(hint->value) < candidates_of(service);
@@ -31,7 +31,7 @@ static __always_inline void go_to_hinted(__u32 number, const struct server *serv
 }
 
 /* Finds the server of a plain packet, if the flow has a hint and the hint's column never had
- * another server. False: handle_in_full() handles the packet. */
+ * another server. False: handle_in_full() decides. */
 static __always_inline bool lookup_hint_plain(const struct packet *pkt,
 					      const struct service *service, struct flow *flow,
 					      struct segments *segments)
@@ -54,7 +54,7 @@ static __always_inline bool lookup_hint_plain(const struct packet *pkt,
 	return true;
 }
 
-/* The server that the flow's hint names; negative: there is none. Only the SYN does not renew the
+/* The server that the flow's hint names; negative: there is none. Any packet but a SYN renews the
  * hint. Not inlined: see handle_in_full. */
 __noinline int hinted_server(const struct packet *pkt, const struct service *service)
 {
@@ -72,8 +72,8 @@ __noinline int hinted_server(const struct packet *pkt, const struct service *ser
 	return number;
 }
 
-/* Finds the server of a flow by its hint. The reason is none if the flow has to be placed; for a
- * SYN, `holder` is then the server that may have the flow. */
+/* Finds the server of a flow by its hint. The reason is none if the flow has to be placed. If its
+ * packet is a SYN, `holder` is then the server that may have the flow. */
 static __always_inline enum lb_reason lookup_hint(const struct packet *pkt,
 						  const struct service *service, int *holder,
 						  struct segments *segments)

@@ -5,8 +5,8 @@
  * known. No packet finds its server here. So a flow that finds no room, or loses its entry, makes a
  * load less accurate, and costs no connection.
  *
- * Most packets do not look here. Those that do are the SYN, packets with the flag PSH, which ends a
- * request, and those with FIN or RST.
+ * Most packets do not look here. Only SYNs, packets with the flag PSH (which ends a request), and
+ * packets with FIN or RST do.
  */
 #ifndef SEGUE_BALANCER_PERSIST_OBSERVED_H
 #define SEGUE_BALANCER_PERSIST_OBSERVED_H
@@ -21,6 +21,7 @@ static __always_inline bool is_observed(const struct service *service)
 	       !persists_by(service, PERSISTENCE_TABLE);
 }
 
+/* Looks up a flow of an observed service. */
 static __always_inline void observed_lookup(const struct packet *pkt, const struct service *service,
 					    struct flow *flow)
 {
@@ -32,8 +33,8 @@ static __always_inline void observed_lookup(const struct packet *pkt, const stru
 	flow_search(flow);
 }
 
-/* Observes a new flow of an observed service that is placed on a server. A SYN soon after the last
- * packet of the client begins no new flow: the end that it sent may be forged. Not inlined: see
+/* Enters a new flow of an observed service that is placed on a server. A SYN soon after another
+ * packet of the client begins no new flow: a FIN or RST in between may be forged. Not inlined: see
  * handle_in_full. */
 __noinline int observe_new(const struct packet *pkt, const struct service *service, __u32 server)
 {
@@ -49,7 +50,7 @@ __noinline int observe_new(const struct packet *pkt, const struct service *servi
 	return 0;
 }
 
-/* Observes a later packet of a flow of an observed service. Not inlined: see handle_in_full. */
+/* Notes a later packet of a flow of an observed service. Not inlined: see handle_in_full. */
 __noinline int observe_packet(const struct packet *pkt, const struct service *service)
 {
 	struct flow flow;

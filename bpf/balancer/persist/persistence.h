@@ -13,16 +13,16 @@
 
 /*
  * Whether a server could return the packet. A returned packet has the form of a signal, which has
- * no extension headers. A server that does not have the flow of any other packet would reset the
- * connection.
+ * no extension headers. If a packet that cannot be returned followed a wrong cookie or hint, the
+ * server would reset the connection.
  */
 static __always_inline bool can_return(const struct packet *pkt)
 {
 	return !pkt->transport;
 }
 
-/* Finds the server of a flow. The reason is none where the flow is to be placed; `holder` is then
- * a server that may have the flow, and negative where there is none. */
+/* Finds the server of a flow. The reason is none if the flow has to be placed. `holder` is then the
+ * server that may have the flow; negative: there is none. */
 static __always_inline enum lb_reason lookup(struct xdp_md *ctx, struct packet *pkt,
 					     const struct service *service, struct flow *flow,
 					     int *holder, struct segments *segments)
@@ -92,11 +92,11 @@ static __always_inline enum lb_reason commit(const struct packet *pkt,
 }
 
 /*
- * Whether the flow table enters the server that has a flow, by create-stickiness. After a change
- * from persistence `table`, a flow that has an entry stays in the flow table, because its packets
- * are looked up there first. Without hints, servers answer by signals only offers from before the
- * change, and offers that ask the server of such an entry first. So the flow belongs into the flow
- * table. Not inlined: see handle_in_full.
+ * Whether create-stickiness enters the flow in the flow table. If not, it enters a hint. After a
+ * change from persistence `table`, a flow that has an entry stays in the flow table, because its
+ * packets are looked up there first. Without hints, every signal is about a flow of the flow table:
+ * servers then signal only flows that were offered before the change, or whose offer asked the
+ * server of an entry first. Not inlined: see handle_in_full.
  */
 __noinline int enters_flow(const struct packet *pkt, const struct service *service)
 {
@@ -112,8 +112,9 @@ __noinline int enters_flow(const struct packet *pkt, const struct service *servi
 	return flow_known(&flow) || (has_half_open(service) && flow_known(&half_open_flow));
 }
 
-/* Takes note of a server's signal about a flow: create-stickiness, or remove-stickiness. Both
- * tables can have the flow after a change of persistence. No server signals about flows of QUIC. */
+/* Takes note of a server's signal about a flow: create-stickiness, or remove-stickiness. After a
+ * change of persistence, both the flow table and the hint table can have the flow. No server
+ * signals about flows of QUIC. */
 static __always_inline enum lb_reason
 take_signal_of(const struct packet *pkt, const struct service *service, __u32 sender, bool removes)
 {

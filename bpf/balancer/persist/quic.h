@@ -10,9 +10,9 @@
 #include "net/quic.h"
 #include "balancer/persist/stateless.h"
 
-/* The forms of the connection IDs of each service, by the service's id. User space replaces them
- * when quic_servers has all servers of the new forms. A packet that reads half of a change is
- * placed. */
+/* The forms of the connection IDs of each service, by the service's id. During a change, user space
+ * first adds all servers of the new forms to quic_servers, and then replaces the forms. A packet
+ * that reads the former forms with the new servers may name none. It is placed. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, MAX_SERVICES);
@@ -20,8 +20,8 @@ struct {
 	__type(value, struct quic_forms);
 } quic_forms SEC(".maps");
 
-/* Servers by the beginning of their connection IDs, in up to two forms. During a change, it has the
- * IDs from before and those from after the change. */
+/* Servers by the beginning of their connection IDs, in up to two forms. During a change, the map
+ * has the IDs from before and from after the change. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 4 * MAX_SERVERS);
@@ -58,8 +58,8 @@ static __always_inline bool read_form(const struct service *service, __u8 first,
 
 /*
  * The server that a packet's connection ID names, or one of the negative numbers above. It decides
- * as Config.ServerID in quiclb/quiclb.go does. The lookup compares the rotation, and the length if
- * the ID contains it. Not inlined: see handle_in_full.
+ * as Config.ServerID in quiclb/quiclb.go does. The lookup in quic_servers compares the first octet,
+ * too: its rotation, and the length if the octet contains it. Not inlined: see handle_in_full.
  */
 __noinline int server_of_id(struct xdp_md *ctx, const struct packet *pkt,
 			    const struct service *service)

@@ -2,7 +2,8 @@
 /*
  * Persistence `stateless`: the balancer keeps nothing about flows. The server that takes a flow
  * writes its column into the low bits of the TCP timestamps that it sends, and the client echoes
- * them. So a packet tells which column of its bucket's row has its server, now or formerly.
+ * them. So a packet names a column of its bucket's row, and its server is in that column, now or in
+ * a former generation.
  *
  * Pit-Claudel et al., "Stateless Load-Aware Load Balancing in P4", 2018 (SHELL), sections II and
  * III.
@@ -35,16 +36,16 @@ static __always_inline bool lookup_stateless_plain(struct xdp_md *ctx, const str
 }
 
 /*
- * Whether a packet visits the servers of its whole row, behind those of its column. It does if it
+ * Whether a packet visits the servers of its whole row, after those of its column. It does if it
  * has no cookie, if the column has no server any more, if a server has returned the packet, or if
  * the flow may be older than cookies.
  *
- * With hints, it also does if the column has several servers. Then the flow may be one that
- * persistence `hint` has left, whose timestamps name any column, or its server may have learnt a
- * wrong column. A server of a column that has only one returns such a packet. A list is not
- * returned, so it must have all servers. That costs 16 bytes for each server, but only in columns
- * that have changed. The hint table would name the server in fewer bytes, but it forgets flows that
- * are idle for a minute.
+ * With hints, it also does if the column has several servers, because its cookie may be wrong. The
+ * flow may be one that persistence `hint` has left, whose timestamps name any column, or its server
+ * may have learnt a wrong column. If the column has one server, that server returns such a packet.
+ * Servers do not return a packet with a longer list, so a longer list must have all servers of the
+ * row. That costs 16 bytes for each server, but only in columns that have changed. The hint table
+ * would name the server in fewer bytes, but it forgets flows that are idle for a minute.
  */
 static __always_inline bool visits_row(const struct packet *pkt, const struct service *service,
 				       int column, const struct segments *segments)
@@ -100,8 +101,9 @@ static __always_inline enum lb_reason follow_cookie(const struct packet *pkt,
 	return LB_FORWARD_KNOWN;
 }
 
-/* Notes how the server of a new flow will be found again. Some clients have no timestamps, such as
- * Windows. Then a hint tells, or else only the first candidate may take the flow. */
+/* Notes how later packets of a new flow will find their server. If the SYN has no timestamps, as
+ * those of Windows, a hint will name the server. Without hints, only the first candidate may take
+ * the flow. */
 static __always_inline void note_syn(struct packet *pkt, const struct service *service, int column)
 {
 	bool has_timestamps = column >= 0;
@@ -114,7 +116,8 @@ static __always_inline void note_syn(struct packet *pkt, const struct service *s
 /*
  * Finds the servers of a flow by the packet. The reason is none for SYNs, which are placed, and for
  * other packets without a cookie and without a hint, whose flow is then looked for. Some stacks
- * send resets without options. Without hints, such a packet is of the first column, or of another.
+ * send resets without options. Without hints, a packet without a cookie visits the servers of the
+ * first column, and then those of the others.
  */
 static __always_inline enum lb_reason lookup_stateless(struct xdp_md *ctx, struct packet *pkt,
 						       const struct service *service, int *holder,
@@ -129,7 +132,8 @@ static __always_inline enum lb_reason lookup_stateless(struct xdp_md *ctx, struc
 	return starts_connection(pkt) ? LB_NONE : follow_cookie(pkt, service, column, segments);
 }
 
-/* Finds the server of a flow from before, for a fragment or an ICMP error. */
+/* Finds the server of a flow for a fragment or an ICMP error, if the flow has an entry from before
+ * a change of persistence. */
 static __always_inline bool recall_former(const struct packet *pkt, const struct service *service,
 					  struct flow *flow, struct segments *segments)
 {
@@ -147,9 +151,10 @@ static __always_inline void forget_unless_asked(const struct flow *flow, __u32 a
 		flow_transition(flow, flow->value, 0);
 }
 
-/* Forgets a flow from before that was placed anew: a server is asked first. The flow's entry would
- * lead later packets to a server that does not have the new connection, and no server's answer would
- * mend the entry. Not inlined: it would use much of the stack. */
+/* Removes the entries that a flow has from before a change of persistence, when the flow is placed
+ * anew. `asked` is the server that the packet visits first. An entry would lead later packets to a
+ * server that does not have the new connection, and no server's answer would mend it. Not inlined:
+ * it would use much of the stack. */
 __noinline int forget_former(const struct packet *pkt, const struct service *service, __u32 asked)
 {
 	struct flow flow = {}, half_open_flow = {};

@@ -35,9 +35,11 @@ static __always_inline bool may_move(const struct packet *pkt)
 }
 
 /*
- * Why a server is not fit for a packet that may move; STAYS: it is fit. A SYN may be forged, so an
- * active connection stays with a failing server. A recent flow stays with an unheard server, because
- * the SYN may be a late copy. A second server would reset what the client has from the first.
+ * Why a server is not fit for a packet that may move; STAYS: it is fit. A flow that is not idle
+ * stays with a failing server in two cases. A SYN does not move a connection that may go on,
+ * because the SYN may be forged. And no packet leaves a server that is only unheard: its SYN may be
+ * a late copy, and a second server would reset the connection that the client has with the first
+ * one.
  */
 static __always_inline enum departure why_unfit(const struct server *server,
 						const struct flow *flow, bool opens, __u64 now)
@@ -53,11 +55,11 @@ static __always_inline enum departure why_unfit(const struct server *server,
 
 /*
  * Why a packet that may move leaves the server of an entry, if it does. `opens`: the packet is a
- * SYN. A flow of UDP leaves a server that flows are leaving. A SYN leaves a connection that is over.
- * A SYN and a client's end of a connection may be forged. So a server that may still have the
- * connection is left only if it is asked first whether it does: because the client has ended the
- * connection, or because the server is drained. Not inlined: several lookups need it, and it would
- * use much of the stack.
+ * SYN. A flow of UDP leaves a server that flows are leaving. A SYN leaves a connection that is
+ * over. A SYN may be forged, and so may a client's FIN or RST. So if the client has ended the
+ * connection, or the server is drained, a SYN leaves a server that may still have the connection
+ * only if servers decide: then that server is asked first whether it has the connection. Not
+ * inlined: several lookups need it, and it would use much of the stack.
  */
 __noinline int why_moves(const struct service *service, __u64 entry, bool opens)
 {
@@ -86,7 +88,8 @@ __noinline int why_moves(const struct service *service, __u64 entry, bool opens)
 /*
  * Why a packet leaves the flow's server, if it does. A flow stays as long as its server is
  * configured. Packets that may move are placed anew for several reasons (why_moves). If the entry's
- * server belongs to another service, two flows share a signature: they are never mixed up.
+ * server belongs to another service, two flows share a signature, and the packet is not of the
+ * entry's flow.
  */
 static __always_inline enum departure
 why_leaves(const struct packet *pkt, const struct service *service, const struct flow *flow)
@@ -118,8 +121,9 @@ static __always_inline bool keep(const struct packet *pkt, const struct service 
 
 /*
  * Whether an entry was idle for so long that it proves nothing. The flow may have moved to another
- * balancer and ended there, and this may be another connection, with another server. Clients rarely
- * reuse a port any sooner. Entries of services whose servers cannot be asked never become stale.
+ * balancer and ended there. Then this packet may be of another connection, with another server.
+ * Clients rarely reuse a port any sooner. Entries of services whose servers cannot be asked never
+ * become stale.
  */
 static __always_inline bool is_stale(const struct service *service, const struct flow *flow,
 				     __u64 now)
@@ -140,7 +144,8 @@ static __always_inline bool renew(const struct packet *pkt, const struct service
 	return true;
 }
 
-/* The client has answered the server: from now on the flow table has the flow. */
+/* Moves a half-open flow to the flow table, if the packet shows that the client has answered the
+ * server. */
 static __always_inline enum lb_reason confirm(const struct packet *pkt, struct flow *flow,
 					      const struct flow *half_open_flow)
 {
@@ -154,8 +159,8 @@ static __always_inline enum lb_reason confirm(const struct packet *pkt, struct f
 	return LB_FORWARD_NEW;
 }
 
-/* Finds the server of a half-open flow. None if the flow is not half-open, or has to be placed
- * anew. */
+/* Finds the server of a half-open flow. The reason is none if the flow is not half-open, or has to
+ * be placed anew. */
 static __always_inline enum lb_reason
 lookup_half_open(const struct packet *pkt, const struct service *service, struct flow *flow,
 		 const struct flow *half_open_flow, struct segments *segments)
@@ -191,8 +196,8 @@ static __always_inline int holder_of(const struct packet *pkt, const struct serv
 
 /*
  * Finds the server of a flow. The reason is none if the flow has to be placed; `holder` is then the
- * server that may have the flow. The SYN of a stale entry goes to the entry's server, whose stack
- * decides what it means.
+ * server that may have the flow. If the entry is stale, a SYN goes to the entry's server, whose
+ * stack decides what the SYN means.
  */
 static __always_inline enum lb_reason lookup_table(const struct packet *pkt,
 						   const struct service *service, struct flow *flow,
@@ -224,8 +229,8 @@ static __always_inline enum lb_reason lookup_table(const struct packet *pkt,
 	return LB_NONE;
 }
 
-/* Finds the server of a plain packet, if that server is well, so that none of the flow's packets
- * may move. False: handle_in_full() handles the packet. */
+/* Finds the server of a plain packet, if that server is well: then no packet of the flow has to
+ * move. False: handle_in_full() handles the packet. */
 static __always_inline bool lookup_table_plain(const struct packet *pkt,
 					       const struct service *service, struct flow *flow,
 					       struct segments *segments)
@@ -245,8 +250,8 @@ static __always_inline bool lookup_table_plain(const struct packet *pkt,
 	return flow_is_fresh(flow, now) || renew(pkt, service, flow, now);
 }
 
-/* Makes the server of an entry the only segment, for a packet that does not prove to be of the
- * flow. */
+/* Makes the server of an entry the only segment. The packet does not prove that it is of the
+ * entry's flow, so the server is only asked to deliver it. */
 static __always_inline bool recall(const struct service *service, const struct flow *flow,
 				   struct segments *segments)
 {
@@ -276,10 +281,10 @@ static __always_inline bool recall_table(const struct packet *pkt, const struct 
 
 /*
  * Remembers where a flow was placed. If the table has no room, each packet of the flow is placed
- * again (choose_without_room), and reaches the same server as long as the candidates stay the
- * same. If servers answer, their answers enter the flow, and here an entry is only renewed if no
- * other server could be asked. Otherwise the entry of a long upload would look idle. If they do not
- * answer, a packet that visits several servers enters nothing, because nobody says which of them
+ * again (choose_without_room), and reaches the same server as long as the candidates stay the same.
+ * If servers answer, their answers enter the flow, and here an entry is only renewed if no other
+ * server could be asked. Otherwise the entry of a long upload would look idle. If servers do not
+ * answer, a packet that visits several of them enters nothing, because nobody says which of them
  * has the flow.
  */
 static __always_inline enum lb_reason commit_table(const struct packet *pkt,
@@ -304,10 +309,12 @@ static __always_inline enum lb_reason commit_table(const struct packet *pkt,
 }
 
 /*
- * Whether an entry's server has the flow, so that no other server can take it. The server belongs
- * to the service, and would still get a SYN (why_moves), or the signal is not an answer to a
- * SYN. A flow that is over may begin again elsewhere, and a closed flow may be gone, though its
- * own server's signals may arrive out of order. A stale entry proves nothing.
+ * Whether an entry's server has the flow, so that no other server can take it. A stale entry proves
+ * nothing, and neither does one of another service. If the signal answers a SYN, the server has the
+ * flow if it would still get a SYN (why_moves). With any other signal, it has the flow unless the
+ * flow is closed: a closed flow may be gone, and a flow that is over may begin again elsewhere. But
+ * a closed flow that is not over still belongs to its own server, whose signals may arrive out of
+ * order.
  */
 static __always_inline bool is_taken(const struct packet *pkt, const struct service *service,
 				     const struct flow *flow, __u32 sender, __u64 now)
@@ -357,6 +364,7 @@ static __always_inline int enter_answer(const struct packet *pkt, struct flow *f
 	return server;
 }
 
+/* Looks up a flow in the flow table, and in the table of half-open flows. */
 static __always_inline void lookup_both(const struct packet *pkt, const struct service *service,
 					struct flow *flow, struct flow *half_open_flow)
 {

@@ -40,8 +40,8 @@ static __always_inline void list_holder(int holder, struct segments *segments)
 	segments->count = 1;
 }
 
-/* Makes the holder the last server of a list of at most `most` servers. Instead of a list with the
- * holder twice and no other server, the holder stands alone. */
+/* Makes the holder the last server of a list of at most `most` servers. If such a list would have
+ * the holder twice and no other server, it has the holder once. */
 static __always_inline void end_with(struct segments *segments, __u32 holder, __u32 most)
 {
 	__u32 last = segments->count < most ? segments->count : most - 1;
@@ -54,8 +54,8 @@ static __always_inline void end_with(struct segments *segments, __u32 holder, __
 
 /*
  * Asks the candidates for a connection that one of them may have. The holder, if there is one, is
- * asked first and last: if no server has the connection, the holder resets it, as if nobody else
- * had been asked. The list is never so long that the packet does not fit its path.
+ * asked first and last: if no server has the connection, the holder resets it, as if it alone had
+ * been asked. The list is never so long that the packet does not fit its path.
  */
 static __always_inline bool seek(const struct packet *pkt, const struct service *service,
 				 int holder, struct segments *segments)
@@ -73,8 +73,8 @@ static __always_inline bool seek(const struct packet *pkt, const struct service 
 	return ask_listed(segments, SID_RECOVER, SID_ACK);
 }
 
-/* Leaves out the last candidates of an offer beyond MAX_CANDIDATES, or with which the packet would
- * be too long for its path. The first candidate stays. `held` is the number of servers in front of
+/* Leaves out the last candidates of an offer, until it has at most MAX_CANDIDATES servers and the
+ * packet fits its path. The first candidate stays. `held` is the number of servers in front of
  * it. */
 static __always_inline void shorten_offer(const struct packet *pkt, const struct service *service,
 					  __u32 held, struct segments *segments)
@@ -91,14 +91,15 @@ static __always_inline void shorten_offer(const struct packet *pkt, const struct
 		segments->count = most > held ? most : held + 1;
 }
 
+/* Whether the service's placement orders candidates by the loads that servers report. */
 static __always_inline bool takes_reports(const struct service *service)
 {
 	return placement_of(service) == PLACEMENT_HUNT_REPORTS ||
 	       placement_of(service) == PLACEMENT_HUNT_SPARE;
 }
 
-/* Lists the candidates for an offer, behind the servers that the list has. Behind a holder, they
- * are in the order of the row. */
+/* Appends the candidates for an offer to the list. Behind a holder, they are in the order of the
+ * row. */
 static __always_inline void list_candidates(const struct flow_key *flow,
 					    const struct service *service,
 					    struct segments *segments)
@@ -120,7 +121,7 @@ static __always_inline void list_candidates(const struct flow_key *flow,
 	}
 	note_random();
 	list_taking(service, (__u64)bpf_get_prandom_u32() * buckets >> 32, segments);
-	segments->columns = ALL_NO_COLUMN; /* they are not of the flow's own row */
+	segments->columns = ALL_NO_COLUMN; /* the candidates are not of the flow's own row */
 }
 
 /* Asks the servers of an offer for load reports. */
@@ -135,9 +136,9 @@ static __always_inline void ask_for_reports(struct segments *segments)
 
 /*
  * Offers a new connection to servers that take new flows. The last of them has to accept it, or to
- * hand it back to a server with a lower load: so the list is kept whole, and all of them are asked
+ * hand it back to a server with a lower load. So the list is kept whole, and all servers are asked
  * by connect-avail. If the list has a single server, that one has to accept the connection. The
- * holder is asked first whether it has the connection, also if no server takes new flows. If the
+ * holder is first asked whether it has the connection, also if no server takes new flows. If the
  * holder is the only server, it has to accept the connection as any other would.
  */
 static __always_inline bool offer(const struct packet *pkt, const struct service *service,
@@ -166,6 +167,7 @@ static __always_inline bool offer(const struct packet *pkt, const struct service
 	return true;
 }
 
+/* Offers a SYN to servers, and seeks the server of any other packet. */
 static __always_inline bool place_hunt(const struct packet *pkt, const struct service *service,
 				       int holder, struct segments *segments)
 {
@@ -174,9 +176,9 @@ static __always_inline bool place_hunt(const struct packet *pkt, const struct se
 	return seek(pkt, service, holder, segments);
 }
 
-/* The server that a flow's SYN was offered to first, by the report of the server that answers.
- * Without a report, it is taken to be that server. Negative: the report does not tell, or the row
- * has become shorter since the offer. */
+/* The server that a flow's SYN was offered to first, as the report of the server that answers says.
+ * Without a report, the answering server is taken to be the first. Negative: the report does not
+ * tell, or the row has become shorter since the offer. */
 static __always_inline int first_reported(const struct service *service, __u32 bucket, __u32 sender,
 					  __u64 report)
 {
@@ -191,8 +193,8 @@ static __always_inline int first_reported(const struct service *service, __u32 b
 	return serves(server_at(first), service) ? (int)first : -1;
 }
 
-/* The server that a flow's SYN was offered to first, where that is known and nothing has changed
- * since; negative: it is not. `sender` answers the SYN. Not inlined: see handle_in_full. */
+/* The server that a flow's SYN was offered to first, if nothing has changed since; negative: that
+ * server is not known. `sender` answers the SYN. Not inlined: see handle_in_full. */
 __noinline int first_offered(const struct service *service, const struct flow_key *flow,
 			     __u32 sender, __u64 report)
 {

@@ -3,7 +3,7 @@
  * Placement `infer`: each new flow goes to the server with the lowest score, over all servers of
  * the service, or over the candidates of the flow's bucket (HLB, section IV-B3; ranking.h). In the
  * first case the bucket of a flow does not tell the flow's server, and only persistence knows it.
- * Packets of other unknown flows are handled as under `hash`.
+ * Other packets of unknown flows are handled as under `hash`.
  */
 #ifndef SEGUE_BALANCER_PLACE_INFER_H
 #define SEGUE_BALANCER_PLACE_INFER_H
@@ -11,8 +11,8 @@
 #include "balancer/tables/candidates.h"
 #include "balancer/tables/observe.h"
 
-/* How many ranks a packet corrects before it takes the last server that it has found. Each flow
- * that was placed since makes one rank outdated, so most packets correct one. */
+/* How many ranks a packet corrects at most. Then it takes the last server that it has found. Each
+ * flow that is placed makes one rank outdated, so most packets correct one. */
 #define MOST_CORRECTIONS 8
 
 /* The slot of the server that got the last new flow of each service on this core, plus 1; 0:
@@ -25,10 +25,10 @@ struct {
 } latest SEC(".maps");
 
 /*
- * Whether the server that got the last new flow has the shortest delay, too. Then the core takes it
- * again. Otherwise all cores would choose the same server at the same moment, and write the same
- * cache lines: HLB's mix of packets (docs/understand/performance.md) would take 1.4 times as long
- * on two cores.
+ * Whether a server has the lowest score. The core asks this about the server that got its last new
+ * flow, and then takes the server again. If it did not, all cores would choose the same server at
+ * the same moment, and write the same cache lines: HLB's mix of packets
+ * (docs/understand/performance.md) would take 1.4 times as long on two cores.
  */
 static __always_inline bool may_stay(const struct service *service, __u32 slot, __u64 lowest_rank)
 {
@@ -38,6 +38,7 @@ static __always_inline bool may_stay(const struct service *service, __u32 slot, 
 	       score_of(load) <= lowest_rank >> RANK_SCORE_SHIFT;
 }
 
+/* The lowest rank of the ranking whose top is this line. */
 static __always_inline __u64 lowest_rank(__u32 top)
 {
 	const struct rank_line *line = rank_line_at(top);
@@ -45,8 +46,8 @@ static __always_inline __u64 lowest_rank(__u32 top)
 	return line ? lowest_of(line) : RANK_NONE;
 }
 
-/* Returns the server with the lowest score that takes new flows; negative: there is none, or the
- * lowest ranks are of servers that take none. */
+/* Returns the server with the lowest score that takes new flows; negative: there is none, or as
+ * many ranks as a packet may correct were of servers that take none. */
 static __always_inline int find_lowest(const struct service *service, const struct ranking *ranking,
 				       __u32 top, __u64 rank)
 {
@@ -64,7 +65,8 @@ static __always_inline int find_lowest(const struct service *service, const stru
 			best = slot;
 			now = rank_of(slot, load);
 		}
-		/* A dry run changes nothing. User space corrects all ranks before it. */
+		/* The search ends if the rank was right, or cannot be corrected. A dry run changes
+		 * nothing: user space corrects all ranks before it. */
 		if (now == rank || dry_run || !serves(server, service) || !server->rank)
 			return best;
 		set_rank(ranking, server->rank - 1, now, false);
@@ -73,7 +75,8 @@ static __always_inline int find_lowest(const struct service *service, const stru
 	return best;
 }
 
-/* Returns the server of a new flow; negative: there is none. Not inlined: see handle_in_full. */
+/* Returns the server with the lowest score, for a new flow; negative: there is none. Not inlined:
+ * see handle_in_full. */
 __noinline int best_server(const struct service *service)
 {
 	const struct ranking *ranking;
@@ -125,8 +128,8 @@ __noinline int best_candidate(const struct service *service, __u32 bucket)
 	return best == RANK_NONE ? -1 : (int)(best & RANK_SLOT_MASK);
 }
 
-/* Puts the server with the lowest score first in a list of candidates. Here a rank ends with the
- * place in the list, and not with the slot. */
+/* Makes the candidate with the lowest score the first server of a list. Only that entry is valid
+ * afterwards. Here the lowest bits of a rank are the place in the list, and not the slot. */
 static __always_inline void put_best_first(struct segments *segments)
 {
 	__u64 best = RANK_NONE;
@@ -146,8 +149,8 @@ static __always_inline void put_best_first(struct segments *segments)
 	segments->columns = segments->columns >> place * COLUMN_BITS & COLUMN_MASK;
 }
 
-/* Lists the servers of a row that take new flows, with their columns. Under `infer` the one with
- * the lowest score is the first. Not inlined: see handle_in_full. */
+/* Lists the servers of a row that take new flows, with their columns. Under `infer`, the first one
+ * is that with the lowest score. Not inlined: see handle_in_full. */
 __noinline int list_takers(const struct service *service, __u32 bucket, struct segments *segments)
 {
 	if (!service || !segments)

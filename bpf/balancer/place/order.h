@@ -13,31 +13,31 @@
 #include "balancer/signal/reports.h"
 #include "balancer/segments.h"
 
-/* How many candidates are offered a flow. */
+/* How many candidates an ordered offer keeps. */
 #define ORDERED_CANDIDATES 3
 
-/* The half-life of a report is 2^n jiffies. Set at load, so that it is nearest to 139 ms: ln 2
- * times the 200 ms of the simulator. */
+/* The half-life of a report is 2^this jiffies. User space sets it at load, so that the half-life is
+ * nearest to 139 ms: ln 2 times the 200 ms of the simulator. */
 const volatile __u32 report_half_life_shift;
 
-/* Estimates that come before all others, and behind them. */
+/* The estimates that come before all others, and behind all others. */
 #define LEAST_ESTIMATE 0
 #define LARGEST_ESTIMATE ((__u64)MAX_LOAD_VALUE << ESTIMATE_SHIFT)
 
-/* What estimates at one moment depend on. */
+/* What all estimates for one offer depend on. */
 struct estimation {
 	__s64 mean; /* of the service's reports */
 	__u32 now;  /* jiffies */
 	__u32 half_life_shift;
 };
 
-/* Ages in 1/256 half-lives, from which on a report has no weight. */
+/* The age, in 1/256 half-lives, from which on a report has no weight. */
 #define OLDEST_AGE (40 << 8)
 
 /*
  * The load of a candidate as far as is known, in load_value() << ESTIMATE_SHIFT. A server that does
- * not report its load keeps the offers that hashing would make it: those of the rows whose first
- * candidate it is. Between two half-lives, the weight of a report falls linearly.
+ * not report its load gets the offers that it would get without reports: those of the rows whose
+ * first candidate it is. Between two half-lives, the weight of a report falls linearly.
  */
 static __always_inline __u64 estimate_load(const struct estimation *in, __u32 server, __u32 place)
 {
@@ -63,7 +63,7 @@ static __always_inline void put_in_order(__u64 *a, __u64 *b)
 	barrier_var(negative); /* otherwise the compiler makes branches of it */
 	negative &= difference;
 	*a -= negative;
-	*b += negative;
+	*b += negative; /* now a is the higher key */
 	difference = *a;
 	*a = *b;
 	*b = difference;
@@ -73,11 +73,11 @@ static __always_inline void put_in_order(__u64 *a, __u64 *b)
 #define PAIR_SHIFT 32
 #define HIGHEST_BITS 0x8000000080000000ULL
 
-/* Puts the lower keys of two pairs first, in each half by itself. */
+/* Puts the lower key of each half into pair a, and the higher one into pair b. */
 static __always_inline void put_pairs_in_order(__u64 *a, __u64 *b)
 {
-	/* The highest bit of a half is left where the key of a is not lower than that of b. All
-	 * other bits of the half follow from it. */
+	/* The highest bit of a half stays 1 if the key of a is not lower than that of b. All other
+	 * bits of the half follow from it. */
 	__u64 exchanged = ((*a | HIGHEST_BITS) - *b) & HIGHEST_BITS;
 
 	exchanged -= exchanged >> (PAIR_SHIFT - 1);
@@ -115,10 +115,12 @@ static __always_inline void merge_three(const __u64 pair[4], __u64 a[3])
 	put_in_order(&a[2], &b[0]); /* the third */
 }
 
-/* A key has a candidate's estimate, and its place in the list, which breaks ties: 30 bits. */
+/* A key has a candidate's estimate in its upper bits, and the candidate's place in the list in the
+ * lowest ones, to break ties. It has 30 bits. */
 #define PLACE_BITS 3
 #define PLACE_MASK (MAX_CANDIDATES - 1)
 
+/* Reads what the estimates for an offer depend on. */
 static __always_inline struct estimation begin_estimation(const struct service *service)
 {
 	__u32 id = service->id;
@@ -132,7 +134,7 @@ static __always_inline struct estimation begin_estimation(const struct service *
 	return in;
 }
 
-/* Notes what the order depends on. */
+/* Notes the mean and the number of servers that are ordered. */
 static __always_inline void note_order(const struct estimation *in, const struct segments *segments)
 {
 	if (!dry_run)
@@ -141,6 +143,7 @@ static __always_inline void note_order(const struct estimation *in, const struct
 	decision.placement.ordered = segments->count;
 }
 
+/* Notes the server in a place of the list, and its estimate. */
 static __always_inline void note_estimate(const struct segments *segments, __u32 place, __u64 key)
 {
 	if (!dry_run)
@@ -149,7 +152,7 @@ static __always_inline void note_estimate(const struct segments *segments, __u32
 	decision.placement.estimate[place] = key >> PLACE_BITS;
 }
 
-/* The key of a place. */
+/* The key of the candidate in a place of the list. */
 static __always_inline __u64 key_of(const struct estimation *in, const struct segments *segments,
 				    __u32 place)
 {
@@ -182,7 +185,8 @@ static __always_inline void keep_least(const __u64 key[ORDERED_CANDIDATES],
 		segments->count = ORDERED_CANDIDATES;
 }
 
-/* Orders the listed candidates, and keeps the first of them. Not inlined: see handle_in_full. */
+/* Orders the listed candidates by their estimates, and keeps the first ORDERED_CANDIDATES. Not
+ * inlined: see handle_in_full. */
 __noinline int order_by_reports(const struct service *service, struct segments *segments)
 {
 	__u64 pair[MAX_CANDIDATES / 2], key[ORDERED_CANDIDATES];
@@ -205,7 +209,7 @@ __noinline int order_by_reports(const struct service *service, struct segments *
 	return 0;
 }
 
-/* Removes the last server of a list with this number of servers. */
+/* Removes the last server if the list has at least `most` servers. */
 static __always_inline void drop_last_of(struct segments *segments, __u32 most)
 {
 	if (segments->count < most)

@@ -3,8 +3,8 @@
  * Placement: which servers get a new flow, or are offered it. A method is made of two things: where
  * its candidates come from, and who decides among them. Either servers decide (servers_decide), or
  * the balancer picks a server of its own accord (pick), or the first candidate of the flow's bucket
- * gets the flow (PLACEMENT_HASH). Each method has a header of its own. What several methods have in
- * common is a set in features.h.
+ * gets the flow (PLACEMENT_HASH). Each method has a header of its own. Sets of methods that have
+ * something in common are in features.h.
  */
 #ifndef SEGUE_BALANCER_PLACE_PLACEMENT_H
 #define SEGUE_BALANCER_PLACE_PLACEMENT_H
@@ -64,8 +64,8 @@ static __always_inline bool choose(const struct packet *pkt, const struct servic
 
 /*
  * Chooses servers again for a flow that persistence has no room for, so that the flow's next packet
- * comes to the same server. Hash and hunt need no other choice: the first is the same for each
- * packet, and servers decide about the second. False: the service has no server.
+ * comes to the same server. Hash and hunt need no other choice: hash chooses the same server for
+ * each packet, and under hunt the servers decide. False: the service has no server.
  */
 static __always_inline bool choose_without_room(const struct packet *pkt,
 						const struct service *service,

@@ -5,9 +5,10 @@
  *
  * The service's candidate table is one cycle of turns: the first candidate of a row has the row's
  * turn, and a server has as many rows as its weight says. A counter names the row of the next turn.
- * So the bucket of a flow does not tell the flow's server, and only persistence knows it. Packets
- * of other unknown flows are handled as under `hash`. With no more servers than candidates, each
- * row names all servers, and so the row of any bucket leads to the flow's server.
+ * So the bucket of a flow does not tell the flow's server, and only persistence knows it. Other
+ * packets of unknown flows are handled as under `hash`. If the service has no more servers than a
+ * row has candidates, each row names all servers. Then the row of any bucket leads to the flow's
+ * server.
  */
 #ifndef SEGUE_BALANCER_PLACE_ROUND_ROBIN_H
 #define SEGUE_BALANCER_PLACE_ROUND_ROBIN_H

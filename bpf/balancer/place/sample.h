@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Placement `infer` among a few random servers: each new flow goes to the one of them with the
- * lowest score (Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", 2001). With
- * `least-queue` this is what Cilium proposes as least-connection (github.com/cilium/cilium, pull
- * request 47904): it samples two to four servers, and counts the connections of this node.
+ * Placement `infer` among a few random servers: each new flow goes to that server of the sample
+ * which has the lowest score (Mitzenmacher, "The Power of Two Choices in Randomized Load
+ * Balancing", 2001). With `least-queue` this is what Cilium proposes as least-connection
+ * (github.com/cilium/cilium, pull request 47904): it samples two to four servers, and counts the
+ * connections of this node.
  *
  * The hash of the flow draws the servers, so a dry run foresees them. The servers of a service are
  * those of its ranking (ranking.h). Only its leaves are read, and only for the servers' slots.
@@ -14,11 +15,11 @@
 #include "balancer/place/hash.h"
 #include "balancer/tables/ranking.h"
 
-/* How many draws may miss before the first server that takes new flows. So many draws include one,
- * even if only one server in a thousand takes new flows. */
+/* How many draws there are at most until one finds a server that takes new flows. So many draws
+ * find one, even if only one server in a thousand takes new flows. */
 #define DRAWS_FOR_ONE 4096
-/* How many draws there are at most if they have found a server. With two servers that take new
- * flows, 1 sample in 32,768 lacks the second. */
+/* How many draws there are at most once a server is found. With two servers that take new flows, 1
+ * sample in 32,768 lacks the second. */
 #define DRAWS_FOR_MORE 16
 
 struct sample {
@@ -36,8 +37,8 @@ struct sampling {
 	__u32 wanted; /* servers to find */
 };
 
-/* The hash that makes a flow's draw. Its multiples of 2^32 divided by the golden ratio are far
- * apart from each other. */
+/* The hash for a draw of a flow. For successive draws it mixes numbers that are far apart:
+ * multiples of 2^32 divided by the golden ratio. */
 static __always_inline __u32 draw_hash(__u32 hash, __u32 draw)
 {
 	return mix(hash + draw * (__u32)(GOLDEN_RATIO >> 32));
@@ -52,6 +53,7 @@ static __always_inline __u32 ranked_at(const struct ranking *ranking, __u32 plac
 	return rank == RANK_NONE ? NO_SERVER : rank & RANK_SLOT_MASK;
 }
 
+/* Whether a server is one of the last four that were drawn. */
 static __always_inline bool is_sampled(const struct sample *sample, __u32 slot)
 {
 	__u64 slots = sample->slots;
@@ -60,6 +62,7 @@ static __always_inline bool is_sampled(const struct sample *sample, __u32 slot)
 	       slot == (slots >> 32 & RANK_SLOT_MASK) || slot == slots >> 48;
 }
 
+/* Adds a server to the sample. */
 static __always_inline void add_to_sample(struct sample *sample, __u32 slot,
 					  const struct load *load)
 {

@@ -3,12 +3,12 @@
  * Placements `awcmp` and `weighted-round-robin`: each new flow goes to a random server, or to the
  * next one in turn, in proportion to weights that user space changes often. So there is no table to
  * build: a server is proposed, and takes the flow with a probability of its weight divided by the
- * highest one, which is the inverse of its unit (struct load). Otherwise another one is proposed.
+ * highest weight, which is 1 / unit (struct load). Otherwise another server is proposed.
  *
  *	draw: the flow's hash proposes a server, and decides whether it takes the flow;
- *	turn: the servers of the ranking are proposed in cycles. One that takes a share p of its turns
- *	      takes those in which p * cycle passes a whole number, as in a Bresenham line. Each server
- *	      begins at another fraction.
+ *	turn: the servers of the ranking are proposed in cycles. One that takes a share p of its
+ *	      turns takes those in which p * cycle passes a whole number, as in a Bresenham line.
+ *	      Each server begins at another fraction.
  *
  * Servers that take no new flows are passed over, so the others get their shares in proportion.
  */
@@ -29,6 +29,7 @@ struct weighted {
 	int server;   /* that takes the flow; negative: none so far */
 };
 
+/* The share of its turns or draws that a server takes. */
 static __always_inline __u64 share_of_load(const struct load *load)
 {
 	__u64 unit = load->unit;
@@ -37,7 +38,7 @@ static __always_inline __u64 share_of_load(const struct load *load)
 }
 
 /* The slot of a proposed server if it takes the flow; otherwise negative. The ticket is random, or
- * where the server begins. */
+ * the fraction at which the server's turns begin. */
 static __always_inline int accepted(const struct weighted *in, __u32 place, __u32 ticket,
 				    __u64 cycle)
 {

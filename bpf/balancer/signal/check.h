@@ -35,15 +35,15 @@ struct check {
 	__u8 encapsulation; /* enum encapsulation */
 	__u8 is_used;	    /* 0: the server is not checked, and its checks are dropped */
 	__u8 pad[2];
-	/* 1 plus the slot of the server that calls go to behind this one, which passes them on; 0:
-	 * they go to this server. */
+	/* For calls: 1 plus the slot of the server that has to accept. Calls visit this server
+	 * first, and it passes them on. 0: this server has to accept. */
 	__u32 last;
 };
 
-/* By slot. Only user space writes it. */
+/* The checks of servers, by slot. Only user space writes them. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1); /* set at load: as servers */
+	__uint(max_entries, 1); /* set at load: one for each slot */
 	__uint(map_flags, BPF_F_MMAPABLE);
 	__type(key, __u32);
 	__type(value, struct check);
@@ -63,9 +63,10 @@ static __always_inline bool is_syn(const struct __sk_buff *skb, const struct pac
 }
 
 /*
- * Lists the servers of a packet. The server of a check is asked to deliver it. The server of a call
- * is asked as for clients: it has to accept the SYN, and later packets are of a known flow. The SYN
- * may visit another server first. That server does not have the flow, so it passes the SYN on.
+ * Lists the servers of a packet of a check or a call. The server of a check is asked to deliver it.
+ * The server of a call is asked as for clients: it has to accept the SYN, and later packets are of
+ * a known flow. The SYN of a call may visit another server first. That server does not have the
+ * flow, so it passes the SYN on.
  */
 static __always_inline void list_checked(const struct __sk_buff *skb, const struct check *check,
 					 const struct packet *pkt, __u32 slot,
@@ -107,8 +108,8 @@ static __always_inline __u64 kind_of_room(enum encapsulation kind, const struct 
 	}
 }
 
-/* Sends a packet of a check to its server. A packet that cannot be sent is dropped: the check then
- * times out. */
+/* Sends a packet of a check or a call to its server. A packet that cannot be sent is dropped. The
+ * check then times out. */
 static __always_inline int send_check(struct __sk_buff *skb)
 {
 	__u32 slot = skb->mark & (MAX_SERVERS - 1);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * The balancer's side of probes (net/probe.h). A probe is a packet to a VIP that takes the path of
- * clients' packets: it has the same encapsulation, next hop and port, and XDP sends it. User space
- * chooses the servers to probe, and runs xdp_probe once for each.
+ * clients' packets: it has the same encapsulation, next hop and interface, and XDP sends it. User
+ * space chooses the servers to probe, and runs xdp_probe once for each.
  */
 #ifndef SEGUE_BALANCER_SIGNAL_PROBER_H
 #define SEGUE_BALANCER_SIGNAL_PROBER_H
@@ -28,10 +28,11 @@ struct probe {
 	__be16 port;
 };
 
-/* By slot. User space writes the fields of the probe, the program those of the answer. */
+/* The probes of servers, by slot. User space writes the fields of the probe, and the program writes
+ * those of the answer. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1); /* set at load: as servers */
+	__uint(max_entries, 1); /* set at load: one for each slot */
 	__uint(map_flags, BPF_F_MMAPABLE);
 	__type(key, __u32);
 	__type(value, struct probe);
@@ -40,7 +41,7 @@ struct {
 /* The slots to probe now. probe_turn is the index of the next one. User space writes both. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1); /* set at load: as servers */
+	__uint(max_entries, 1); /* set at load: one for each slot */
 	__uint(map_flags, BPF_F_MMAPABLE);
 	__type(key, __u32);
 	__type(value, __u64);
@@ -61,7 +62,8 @@ static __always_inline struct probe_request request_of(const struct probe *probe
 	};
 }
 
-/* Writes the whole packet, because the frame may hold an earlier probe. */
+/* Writes a whole probe to the frame, which may hold an earlier one, and describes it in `pkt`.
+ * False: the frame is too short. */
 static __always_inline bool write_probe_ipv6(struct xdp_md *ctx, const struct probe *probe,
 					     const struct server *server, struct packet *pkt)
 {
@@ -83,6 +85,7 @@ static __always_inline bool write_probe_ipv6(struct xdp_md *ctx, const struct pr
 	return true;
 }
 
+/* Writes a whole probe to the frame as write_probe_ipv6 does, and shortens the frame. */
 static __always_inline bool write_probe_ipv4(struct xdp_md *ctx, const struct probe *probe,
 					     struct packet *pkt)
 {
@@ -141,9 +144,9 @@ static __always_inline int send_probe(struct xdp_md *ctx, __u32 server)
 	return port ? transmit(port) : XDP_DROP;
 }
 
-/* Notes the server's clock. After a jump, as by a restart of the server, its last report is no
- * measure for the next one. Nor is a report that came before the clock was known, and is ahead of
- * it: the server would be ignored until the clock has reached it. */
+/* Notes the server's clock. It forgets the server's last report in two cases, because new ones
+ * would count as old: if the clock has jumped, as by a restart of the server; or if that report
+ * came before the clock was known, and is ahead of it. */
 static __always_inline void note_clock(__u32 server, __u32 clock)
 {
 	struct report *report = report_at(server);

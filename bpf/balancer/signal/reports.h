@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * The loads that servers report in their signals (net/report.h), for placements that order
- * candidates by them (order.h).
+ * candidates by their loads (order.h).
  *
  * A report that is replayed or overtaken changes nothing: its serial, which the signal's tag
  * covers, is not newer than that of the last report, or it is too far from the server's clock. The
@@ -34,7 +34,7 @@ struct service_reports {
 
 #define SPARES 4
 
-/* By the service's id. */
+/* The reports of each service's servers, by the service's id. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, MAX_SERVICES);
@@ -58,10 +58,10 @@ struct report_counter {
 	__u64 count[REPORT_RESULTS];
 };
 
-/* By slot. */
+/* The results of each server's reports, by slot. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1); /* set at load: as servers */
+	__uint(max_entries, 1); /* set at load: one for each slot */
 	__type(key, __u32);
 	__type(value, struct report_counter);
 } report_counters SEC(".maps");
@@ -87,6 +87,7 @@ static __always_inline bool is_ahead(__u32 last, __u32 clock)
 	return last & SERIAL_KNOWN && serial_difference(last, clock) > MAX_CLOCK_DIFFERENCE;
 }
 
+/* Whether a report's serial is newer than that of the last report. */
 static __always_inline bool is_newer(__u32 last, __u32 serial)
 {
 	return !(last & SERIAL_KNOWN) || serial_difference(serial, last) > 0;
@@ -100,9 +101,9 @@ static __always_inline void count_report(__u32 server, enum report_result result
 		counter->count[result]++;
 }
 
-/* Moves the mean of the service's reports, which begins at 0: so at first, servers that were not
- * heard for long come first, and are heard. Cores may overwrite each other's change, which matters
- * little. */
+/* Moves the mean of the service's reports towards a reported load. The mean begins at 0. So at
+ * first the estimates of servers that were not heard for long are low. These servers get offers,
+ * and are heard. Cores may overwrite each other's change, which matters little. */
 static __always_inline void move_mean(struct service_reports *all, __s64 value)
 {
 	__s64 mean = *(volatile __u64 *)&all->mean;
@@ -110,7 +111,7 @@ static __always_inline void move_mean(struct service_reports *all, __s64 value)
 	*(volatile __u64 *)&all->mean = mean + ((value - mean) >> MEAN_SHIFT);
 }
 
-/* The server in slot i of the servers with free capacity, or NO_SERVER. */
+/* The i-th server of the list of spare servers, or NO_SERVER. */
 static __always_inline __u32 spare_at(__u64 spares, __u32 i)
 {
 	return (spares >> 16 * i & 0xffff) ^ NO_SERVER;
@@ -145,7 +146,7 @@ static __always_inline void note_spare(struct service_reports *all, __u32 server
 		__sync_val_compare_and_swap(&all->spares, before, now);
 }
 
-/* Notes the load that was heard of a server. */
+/* Notes a load that a server has reported or told another server; 0: unknown. */
 static __always_inline void note_load(struct service_reports *all, __u32 server,
 				      struct report *report, __u8 load)
 {

@@ -15,8 +15,8 @@
 #include "net/tag.h"
 #include "balancer/path/unwrap.h"
 
-/* Key of a server's slot. The service is part of the key, because one host may serve many
- * services. */
+/* The key that leads from the sender of a signal to its slot. The service is part of it, because
+ * one host may serve many services. */
 struct sender {
 	__u64 locator; /* in memory order */
 	__u32 service;
@@ -162,6 +162,7 @@ static __always_inline int take_signal(struct xdp_md *ctx, struct packet *pkt)
 	return leave(ctx, pkt, remove_signal(ctx, pkt, &signal) ? why : LB_DROP_SIGNAL);
 }
 
+/* Exchanges source and destination. */
 static __always_inline void reverse(struct flow_key *key)
 {
 	struct in6_addr source = key->source;
@@ -187,8 +188,9 @@ static __always_inline bool is_from_server(struct packet *pkt, const struct sign
 }
 
 /*
- * Takes a client's packet out of the headers with which a server returned it. They are those of a
- * signal. `pkt` is then as the parser leaves it. Returns LB_NONE, or why the packet is dropped.
+ * Takes a client's packet out of the headers with which a server returned it. These headers are
+ * those of a signal. Afterwards `pkt` is as the parser leaves it. Returns LB_NONE, or why the
+ * packet is dropped.
  */
 static __always_inline enum lb_reason take_returned(struct xdp_md *ctx, struct packet *pkt)
 {

@@ -16,7 +16,8 @@
 #include "balancer/segments.h"
 #include "balancer/tables/services.h"
 
-/* The same on all balancers that share a seed: set at load. */
+/* The keys of hash_of. All balancers that share a seed have the same. User space sets them at
+ * load. */
 const volatile __u64 bucket_keys[TUPLE_WORDS + 1];
 
 static __always_inline __u32 candidates_of(const struct service *service)
@@ -29,7 +30,7 @@ static __always_inline __u32 generations_of(const struct service *service)
 	return service->rule.row >> 4;
 }
 
-/* The same on all balancers that share a seed. */
+/* The hash that chooses a flow's bucket. All balancers that share a seed compute the same. */
 static __always_inline __u32 hash_of(const struct flow_key *flow)
 {
 	return mix(multilinear((const __u32 *)flow, TUPLE_WORDS, bucket_keys,
@@ -49,6 +50,7 @@ static __always_inline __u32 bucket_of(const struct flow_key *flow, __u32 bucket
 	return share_of(hash_of(flow), buckets);
 }
 
+/* The number of a service's candidate table in force, and of its column table. */
 static __always_inline __u32 table_number(const struct service *service)
 {
 	return 2 * service->id + (service->rule.flags & RULE_TABLE);
@@ -98,19 +100,20 @@ static __always_inline __u32 candidate_of(const struct service *service, __u32 b
 	return table ? candidate_at(table, row_start(service, bucket) + place) : NO_SERVER;
 }
 
-/* Whether it is a server of the service that takes new flows. */
+/* Whether a slot has a server of the service that takes new flows. */
 static __always_inline bool is_taking(const struct service *service, __u32 number)
 {
 	return takes_flows_of(server_at(number), service);
 }
 
-/* Which servers to list beside those that take new flows. */
+/* Which servers of a row to list. */
 enum listed {
 	LIST_FIT,	/* servers whose next hop answers, and that do not fail */
 	LIST_REACHABLE, /* servers whose next hop answers */
 	LIST_ANY,
 };
 
+/* Whether a slot has a server of the service that is to be listed. */
 static __always_inline bool is_wanted(const struct service *service, __u32 number,
 				      enum listed wanted)
 {
@@ -128,6 +131,7 @@ static __always_inline bool is_wanted(const struct service *service, __u32 numbe
 	}
 }
 
+/* Whether a list has a server. */
 static __always_inline bool is_listed(const struct segments *segments, __u32 number)
 {
 	for (__u32 i = 0; i < MAX_SEGMENTS; i++) {
@@ -157,8 +161,8 @@ static __always_inline bool append_server(struct segments *segments, __u32 numbe
 	return true;
 }
 
-/* Appends a server with its bits of the columns, which only the servers of an offer have: the first
- * MAX_CANDIDATES. False: as append_server. */
+/* Appends a server, with its bits of `columns`. Only offers need these bits, and they have at most
+ * MAX_CANDIDATES servers. False: as append_server. */
 static __always_inline bool append_candidate(struct segments *segments, __u32 number, __u32 column)
 {
 	__u32 count = segments->count;
@@ -198,8 +202,8 @@ __noinline int list_row(const struct service *service, __u32 generations, __u32 
 	return has_others;
 }
 
-/* Appends the servers of a row that are wanted, or that take new flows, with their columns. Not
- * inlined: see handle_in_full. */
+/* Appends the servers of a row with their columns: those that take new flows, or else
+ * (`takes_flows` is false) those that can be reached. Not inlined: see handle_in_full. */
 __noinline int list_own(const struct service *service, __u32 bucket, bool takes_flows,
 			struct segments *segments)
 {
@@ -224,8 +228,8 @@ __noinline int list_own(const struct service *service, __u32 bucket, bool takes_
 }
 
 /* Appends the servers of a row that take new flows, with their columns. If only servers of other
- * rows do, it lists those that can be reached: a server outside the row would not be found
- * again. */
+ * rows take new flows, it lists the row's servers that can be reached: later packets could not find
+ * a server outside the row. */
 static __always_inline void list_own_row(const struct service *service, __u32 bucket,
 					 struct segments *segments)
 {
@@ -258,8 +262,8 @@ struct search_context {
 	struct segments *segments; /* NULL: the servers are not listed */
 };
 
-/* Notes a server that takes new flows. If the list had the server before the search, the server is
- * counted in the first row only, and so once. */
+/* Notes a server that takes new flows. If the list had the server already, it is counted only in
+ * the first row, and so only once. */
 static __always_inline void find(const struct search_context *in, __u32 number)
 {
 	struct search *search = in->search;
@@ -282,7 +286,7 @@ static __always_inline void move_on(const struct service *service, struct search
 		search->bucket = 0;
 }
 
-/* Takes the first server of the present row, after a search without success. */
+/* Takes the first server of the row that was reached, after a search without success. */
 static __always_inline void find_any(const struct search_context *in)
 {
 	__u32 number = candidate_of(in->service, in->search->bucket, 0);
@@ -307,7 +311,7 @@ static long search_candidate(__u32 turn, const struct search_context *in)
 	return search->row >= (search->found ? ROWS_FOR_MORE : ROWS_FOR_ONE);
 }
 
-/* Continues a search. Not inlined, so that the verifier does not follow the content of `search`: it
+/* Runs a search. Not inlined, so that the verifier does not follow the content of `search`: it
  * would follow each number of found servers. */
 __noinline int continue_search(const struct service *service, struct search *search,
 			       struct segments *segments)
@@ -420,6 +424,8 @@ static __always_inline void list_taking(const struct service *service, __u32 buc
 		append_substitutes(service, bucket, segments);
 }
 
+/* Returns the first server that takes new flows, in the bucket's row or the next ones; negative:
+ * there is none. */
 static __always_inline int search_first(const struct service *service, __u32 bucket)
 {
 	struct search search = { .bucket = bucket, .wanted = 1 };
@@ -428,20 +434,20 @@ static __always_inline int search_first(const struct service *service, __u32 buc
 	return search.found ? (int)search.server : -1;
 }
 
-/* Returns the first server that list_taking lists, or a negative number. Not inlined: see
- * handle_in_full. */
+/* Returns the first server that list_taking would list for an empty list; negative: there is none.
+ * Not inlined: see handle_in_full. */
 __noinline int first_taking(const struct service *service, __u32 bucket)
 {
 	return service ? search_first(service, bucket) : -1;
 }
 
 /*
- * Appends the servers that may have a flow of the bucket: its candidates, those that take new flows
- * in their place, and those of former generations, which may have an older flow. A server that
- * fails may be down, and then cannot pass the packet on. So such servers come behind the others,
- * and servers that cannot be reached come last. They are not left out: otherwise the server before
- * them would be the last, and would reset a connection that it does not have. Flows with cookies
- * are on servers of their own row only.
+ * Appends the servers that may have a flow of the bucket: its candidates, the servers that take new
+ * flows in their place, and the candidates of former generations, which may have an older flow. A
+ * server that fails may be down, and then cannot pass the packet on. So such servers come behind
+ * the others, and servers that cannot be reached come last. They are not left out: otherwise the
+ * server before them would be the last, and would reset a connection that it does not have. Flows
+ * with cookies are on servers of their own row only.
  */
 static __always_inline void list_possible(const struct service *service, __u32 bucket,
 					  struct segments *segments)
@@ -476,8 +482,8 @@ static __always_inline void ask_for_cookie(__u32 width, struct segments *segment
 	segments->last_sid |= bits;
 }
 
-/* Sends a packet of an unknown flow through the servers that may have the flow. The server that has
- * it takes the packet, as `function` says. */
+/* Sends a packet of an unknown flow through the servers that may have the flow. Each is asked for
+ * `function`. */
 static __always_inline bool visit(const struct flow_key *flow, const struct service *service,
 				  enum sid_function function, struct segments *segments)
 {

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * Column tables: for each bucket and column, the server of the present generation, or NO_SERVER if
- * the column has had other servers, too. Services that keep no flows read one for each packet, so
- * it is small and stays in the cache: 256 KB for 65,536 buckets of two candidates. Only packets of
- * changed columns read the candidate table, which has the column's history.
+ * the column has had other servers, too. A service without a flow table reads its column table for
+ * each packet. So the table is small, and stays in the cache: 256 KB for 65,536 buckets of two
+ * candidates. Only packets of changed columns read the candidate table, which has the column's
+ * history.
  */
 #ifndef SEGUE_BALANCER_TABLES_COLUMNS_H
 #define SEGUE_BALANCER_TABLES_COLUMNS_H
@@ -14,8 +15,8 @@
 /* The most buckets times candidates of a service. */
 #define COLUMN_TABLE_SIZE (1 << 19)
 
-/* All tables have the same size, so that the verifier makes a few instructions of each lookup; a
- * call would take as long as all of it. */
+/* All tables have the same size, so that the verifier replaces each lookup by a few instructions.
+ * The call would take as long as all of these. */
 struct column_table {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, COLUMN_TABLE_SIZE / CANDIDATES_PER_WORD);
@@ -23,7 +24,7 @@ struct column_table {
 	__uint(value_size, sizeof(struct candidates));
 };
 
-/* Two for each service, which change with its candidate tables. */
+/* Two column tables for each service. The one in force changes with the candidate table. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
 	__uint(max_entries, 2 * MAX_SERVICES);
@@ -47,7 +48,7 @@ static __always_inline __u32 only_server_of(const struct service *service, __u32
 }
 
 /*
- * Appends the wanted servers that a bucket's column has and had, the newest first, without
+ * Appends those wanted servers that a bucket's column has or had, the newest first, without
  * duplicates. Not inlined: see handle_in_full.
  *
  * The loops over generations are unrolled: Linux 6.1 refuses a loop whose last instruction is not a
@@ -81,8 +82,8 @@ __noinline int list_column(const struct service *service, __u32 bucket, __u32 co
 	return 0;
 }
 
-/* The server that a bucket's column has or had and that a hint's mark names. Negative: there is
- * none, or the mark names several. Not inlined: see handle_in_full. */
+/* The server of a bucket's column, now or formerly, whose mark is that of the hint. Negative: there
+ * is none, or several servers have the mark. Not inlined: see handle_in_full. */
 __noinline int server_with_mark(const struct service *service, __u32 bucket, __u32 hint)
 {
 	__u32 first, length, table_key;
@@ -114,8 +115,8 @@ __noinline int server_with_mark(const struct service *service, __u32 bucket, __u
 	return found;
 }
 
-/* The column of a bucket's row that has a server, or else one that had it; negative: there is none.
- * Not inlined: see handle_in_full. */
+/* The column of a bucket's row that has the server, or else one that had it; negative: there is
+ * none. Not inlined: see handle_in_full. */
 __noinline int column_with(const struct service *service, __u32 bucket, __u32 server)
 {
 	__u32 first, column = 0, table_key;

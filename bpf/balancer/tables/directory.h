@@ -4,9 +4,9 @@
  * these, and most packets read them. The directory is the only value of one map, which programs
  * address directly. A lookup for each part would take a tenth of the time of a known flow's packet.
  *
- * What servers report is in the directory, too, although packets write it: a SYN may look at the
- * reports of eight servers. It has lines of its own, so that reports do not take the lines of the
- * servers from the caches of other cores.
+ * The reports of servers are in the directory, too, although packets write them: a SYN may look at
+ * the reports of eight servers. They have lines of their own, so that reports do not take the lines
+ * of the servers from the caches of other cores.
  */
 #ifndef SEGUE_BALANCER_TABLES_DIRECTORY_H
 #define SEGUE_BALANCER_TABLES_DIRECTORY_H

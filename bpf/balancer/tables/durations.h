@@ -6,9 +6,9 @@
  * A start time would make every entry of the flow table larger, so only some flows are timed. Their
  * starts are in a small table, with one place for each flow. A flow is timed if its place is free
  * when it begins. Whether it is free does not depend on how long the flow will last, so the sample
- * is not biased. A flow that leaves the flow table without an end leaves its start behind. So the
- * flow itself takes the place when it begins again, and any flow does after MAX_TIMED. Flows that
- * last longer are missing in the sample if another flow comes by.
+ * is not biased. A flow that leaves the flow table without an end leaves its start behind. So a
+ * start may be replaced by the same flow when it begins again, and by any flow after MAX_TIMED.
+ * Flows that last longer are missing in the sample if another flow comes by.
  *
  * Algorithm 1 has two slips. Its index is a random number modulo the number of servers, and not
  * modulo the size of the buffer. It also takes a duration from each packet, so that a flow counts
@@ -37,12 +37,13 @@ const volatile __u32 start_mask; /* the number of places, less 1 */
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1); /* set at load: as servers */
+	__uint(max_entries, 1); /* set at load: one for each slot */
 	__uint(map_flags, BPF_F_MMAPABLE);
 	__type(key, __u32);
 	__type(value, struct reservoir);
 } reservoirs SEC(".maps");
 
+/* The place for the start of an entry's flow. */
 static __always_inline __u64 *start_of(__u64 entry)
 {
 	__u32 place = entry >> FLOW_SIGNATURE_SHIFT & start_mask;
@@ -74,6 +75,7 @@ static __always_inline void begin_duration(__u64 entry)
 		*(volatile __u64 *)start = start_tag(entry) | now;
 }
 
+/* Puts a duration into the sample. If the sample is full, it replaces a random one. */
 static __always_inline void add_duration(struct reservoir *to, __u64 duration)
 {
 	__u32 count = __sync_fetch_and_add(&to->count, 1);

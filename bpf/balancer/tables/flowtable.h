@@ -35,7 +35,7 @@
 /* The time of a flow that has ended, and the bit that says that only the client has ended it. */
 #define FLOW_ENDED_TIME_MASK 0x7ffULL
 #define FLOW_BY_CLIENT 0x800ULL
-/* The bits of the signature that are used: all. A test uses fewer, so that flows share
+/* The bits of the signature that are used: all of them. A test uses fewer, so that flows share
  * signatures. */
 #ifndef FLOW_SIGNATURE_MASK
 #define FLOW_SIGNATURE_MASK (~0ULL << FLOW_SIGNATURE_SHIFT)
@@ -92,7 +92,7 @@ struct {
 /* Secret, random, and kept as long as the table: set at load. */
 const volatile __u64 flow_keys[FLOW_KEYS];
 const volatile __u32 flow_bucket_shift;	    /* 64 less the bits of a bucket's number */
-const volatile __u32 observed_bucket_shift; /* likewise */
+const volatile __u32 observed_bucket_shift; /* the same for `observed` */
 /* One tick of `last seen` is 2^this jiffies, 3.6 to 7.2 s. */
 const volatile __u32 flow_tick_shift;
 
@@ -116,6 +116,7 @@ static __always_inline __u32 entry_server(__u64 value)
 	return (value >> FLOW_SERVER_SHIFT) & 0xffff;
 }
 
+/* The state of an entry: see enum flow_state. */
 static __always_inline enum flow_state entry_state(__u64 value)
 {
 	enum flow_state state = (value >> FLOW_STATE_SHIFT) & FLOW_STATE_MASK;
@@ -141,7 +142,8 @@ static __always_inline __u64 seen_bits(enum flow_state state, __u64 time)
 	return (__u64)(state & FLOW_STATE_MASK) << FLOW_STATE_SHIFT | time;
 }
 
-/* The bits of an entry that have the time. */
+/* The bits of an entry that have the time. A flow that has ended has both state bits, and one bit
+ * less for the time. */
 static __always_inline __u64 time_mask(__u64 value)
 {
 	return FLOW_TIME_MASK >> (value >> FLOW_STATE_SHIFT & value >> (FLOW_STATE_SHIFT + 1) & 1);
@@ -225,6 +227,7 @@ static __always_inline int flow_way(__u64 signature, int i)
 	return way & (FLOWS_PER_BUCKET - 1);
 }
 
+/* Whether an entry has the flow's signature. */
 static __always_inline bool entry_is_own(const struct flow *flow, __u64 value)
 {
 	return (value ^ flow->signature) >> FLOW_SIGNATURE_SHIFT == 0;
@@ -258,6 +261,7 @@ static __always_inline void flow_search(struct flow *flow)
 
 static struct flow_bucket flows_copy;
 
+/* Computes the hashes of a flow. */
 static __always_inline void flow_identify(struct flow *flow, const struct flow_key *key,
 					  __u32 service)
 {
@@ -334,7 +338,7 @@ static __always_inline bool flow_may_be_over(const struct flow *flow, __u64 now)
 	return has_ended(entry_state(flow->value)) && !flow_lingers(flow, now);
 }
 
-/* Whether the server says so. */
+/* Whether the connection has ended so long ago, as far as its server says. */
 static __always_inline bool flow_is_over(const struct flow *flow, __u64 now)
 {
 	return flow_is_closed(flow) && flow_may_be_over(flow, now);
@@ -356,6 +360,7 @@ static __always_inline bool flow_is_recent(const struct flow *flow, __u64 now)
 	       entry_age(flow->value, now) < FLOW_LINGER;
 }
 
+/* Whether a flow was idle for at least FLOW_MIN_IDLE. */
 static __always_inline bool flow_is_idle(const struct flow *flow, __u64 now)
 {
 	return entry_age(flow->value, now) >= FLOW_MIN_IDLE;
@@ -405,8 +410,8 @@ static __always_inline bool is_established(enum flow_state state)
 
 /*
  * The state machine. A repeated SYN does not confirm a flow, because a flood could repeat SYNs too.
- * An RST does not either: if a flood has forged sources, the hosts there reset what they did not
- * open. Any other second packet confirms the flow. So does a packet long after the end: the
+ * An RST does not confirm it either: if a flood has forged sources, the hosts there reset what they
+ * did not open. Any other second packet confirms the flow. So does a packet long after the end: the
  * connection was only half closed, the FIN or RST was forged, or it is the next connection.
  */
 static __always_inline enum flow_state flow_next(enum flow_state from, enum flow_event event)
@@ -430,9 +435,9 @@ static __always_inline enum flow_state flow_next(enum flow_state from, enum flow
 }
 
 /*
- * Whether an event tells nothing about a flow. Nothing confirms that the client of a SYN has ended
- * an established connection. A packet soon after the end may belong to that end. The entry keeps
- * the time of the FIN, so that a packet that comes much later can be recognised.
+ * Whether an event tells nothing about a flow. A SYN does not prove that the client has ended an
+ * established connection. A packet soon after the end may belong to that end. The entry keeps the
+ * time of the FIN, so that a packet that comes much later can be recognised.
  */
 static __always_inline bool flow_ignores(const struct flow *flow, enum flow_event event, __u64 now)
 {
@@ -482,8 +487,8 @@ static __always_inline bool begins_flow(__u64 old, __u64 new)
 	       (!old || (old >> FLOW_STATE_SHIFT & FLOW_STATE_MASK) == FLOW_NEW);
 }
 
-/* Counts such a change, as note_change() does if no service has a ranking. Inlined: under `hash`,
- * every SYN of a new flow makes one. */
+/* Counts a change for which begins_flow() is true, as note_change() does if no service has a
+ * ranking. Inlined: under `hash`, every SYN of a new flow makes such a change. */
 static __always_inline void count_new_flow(__u64 old, __u64 new)
 {
 	struct load *load = load_at(entry_server(new));
@@ -495,6 +500,7 @@ static __always_inline void count_new_flow(__u64 old, __u64 new)
 		__sync_fetch_and_add(&load->lost, 1);
 }
 
+/* Replaces the value of an entry. False: the entry does not have the old value any more. */
 static __always_inline bool entry_swap(__u64 *entry, __u64 old, __u64 new)
 {
 	return __sync_val_compare_and_swap(entry, old, new) == old;

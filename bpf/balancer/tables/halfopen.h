@@ -47,6 +47,7 @@ static __always_inline void half_open_remove(const struct flow *flow)
  * faster. */
 #define HALF_OPEN_NOBODY -1
 
+/* Whether a value is another entry of the claim's flow. */
 static __always_inline bool is_rival(const struct flow *claim, __u64 value)
 {
 	return value && entry_is_own(claim, value) && value != claim->value;
@@ -61,7 +62,7 @@ static __always_inline int half_open_rival(const struct flow *claim, __u64 *entr
 {
 	__u64 value = *(volatile __u64 *)entry;
 
-	/* Claims are not counted. */
+	/* The load of a server counts no claims, so this change needs no count. */
 	if (is_rival(claim, value) && entry_state(value) == HALF_OPEN_CLAIM && value > claim->value)
 		value = entry_swap(entry, value, 0) ? 0 : *(volatile __u64 *)entry;
 	return is_rival(claim, value) ? (int)entry_server(value) : HALF_OPEN_NOBODY;

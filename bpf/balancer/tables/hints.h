@@ -10,13 +10,13 @@
  *   +--------------+--------+--------+-------+
  *
  * The set, its word to look at first, and the tag come from a hash of the flow. Most hints are in
- * their first word. The tag tells strangers apart, but not for certain. So a hint can be another
- * flow's. A server that does not have the flow returns the packet, and the packet then visits all
- * servers that may have the flow (docs/operate/stateless.md, "Hints").
+ * their first word. Most flows with the same set have different tags, but not all. So a hint can be
+ * another flow's. A server that does not have the flow returns the packet, and the packet then
+ * visits all servers that may have the flow (docs/operate/stateless.md, "Hints").
  *
  * The column is that of the flow's server in the row of the flow's bucket. The mark is a hash of
  * the server's number. It tells the servers apart that the column has had. It also refutes most
- * hints of strangers: the column has another server in another bucket.
+ * hints of other flows: in their buckets, the column has other servers.
  */
 #ifndef SEGUE_BALANCER_TABLES_HINTS_H
 #define SEGUE_BALANCER_TABLES_HINTS_H
@@ -36,7 +36,7 @@
 #define HINT_MARK_SHIFT 2
 #define HINT_USE_MASK 3U
 
-/* Each sweep makes a recent hint idle, and frees the others
+/* Each sweep makes recent hints idle, and frees idle and shared ones
  * (internal/balancer/dataplane/hints.go). */
 enum hint_use {
 	HINT_FREE,
@@ -92,12 +92,13 @@ static __always_inline __u32 hint_column(__u32 value)
 	return value >> HINT_COLUMN_SHIFT & (MAX_CANDIDATES - 1);
 }
 
+/* Whether a hint has the mark of a server. */
 static __always_inline bool hint_names(__u32 value, __u32 server)
 {
 	return (value & ((1 << HINT_MARK_BITS) - 1) << HINT_MARK_SHIFT) == hint_mark(server);
 }
 
-/* A number in the place of each hint of a word. */
+/* A word that has the number in the place of each hint. */
 #define IN_EACH_HINT(number) ((number) * 0x0001000100010001ULL)
 
 /*
@@ -125,6 +126,7 @@ static __always_inline __u64 hint_word(const struct hint *hint, __u32 word)
 	return *(const volatile __u64 *)&hint->set->word[word & (WORDS_PER_SET - 1)];
 }
 
+/* Reads a word of the set, and searches it for the flow's hint. */
 static __always_inline void hint_read(struct hint *hint, __u32 word)
 {
 	hint->word = word;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The loads of servers, as far as this balancer sees them: how many flows each has. Only packets
- * from clients are seen, so the states of flows follow from these (HLB, section IV-A).
+ * The loads of servers, as far as this balancer sees them: how many flows each has. The balancer
+ * sees only packets from clients, and infers the states of flows from these (HLB, section IV-A).
  */
 #ifndef SEGUE_BALANCER_TABLES_LOADS_H
 #define SEGUE_BALANCER_TABLES_LOADS_H
@@ -15,9 +15,10 @@
 #define LOAD_ANSWERED (1ULL << 32)
 
 /*
- * So many flows in the state FLOW_NEW count fully. Without a flood a server has fewer, because each
- * lasts a round trip. A flood of SYNs has many more, for which no server works. Of these, 64 count
- * as one, so that the flood is still spread over all servers.
+ * How many of a server's flows in the state FLOW_NEW count fully. Without a flood a server has
+ * fewer, because each lasts a round trip. A flood of SYNs makes many more, for which no server
+ * works. Of those beyond SURE_NEW, 64 count as one, so that the flood is still spread over all
+ * servers.
  */
 #define SURE_NEW 16
 #define FLOOD_SHIFT 6
@@ -26,7 +27,7 @@
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1); /* set at load: as servers */
+	__uint(max_entries, 1); /* set at load: one for each slot */
 	__uint(map_flags, BPF_F_MMAPABLE);
 	__type(key, __u32);
 	__type(value, struct load);
@@ -81,8 +82,9 @@ static __always_inline __u64 established_of(__u64 flows)
 	return not_negative((__s32)flows);
 }
 
-/* The new flows of a server that count, with this word `flows`. The words are not read at the same
- * moment, so the number can miss changes of other cores. */
+/* The number of a server's new flows that count. `flows` is that word of the load. The load's words
+ * are not read at the same moment, so the number can miss changes of other cores. If the lower half
+ * of `flows` is below 0, it has borrowed 1 from the upper half. */
 static __always_inline __u64 new_of(const struct load *load, __u64 flows)
 {
 	__u32 answered = (flows - (__s32)flows) >> 32;

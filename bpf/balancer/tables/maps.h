@@ -10,9 +10,8 @@
 #include "balancer/tables/services.h"
 
 /* Candidate tables, two for each service (candidates.h). User space builds a new one beside the one
- * in force; then one update of the service's rule swaps them, and the old one stays for packets
- * under way.
- * The last element belongs to no service: user space replaces it to make the kernel wait until
+ * in force. Then one update of the service's rule swaps them. The old one stays for packets under
+ * way. The last element belongs to no service: user space replaces it to make the kernel wait until
  * no packet is under way. */
 struct candidate_table {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

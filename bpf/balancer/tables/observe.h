@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What the changes of flows tell about their servers. User space infers from it how many flows each
- * server can serve at once, and whether it serves any (internal/infer).
+ * What the changes of flows tell about their servers. From this, user space infers how many flows
+ * each server can serve at once, and whether it serves any (internal/infer).
  */
 #ifndef SEGUE_BALANCER_TABLES_OBSERVE_H
 #define SEGUE_BALANCER_TABLES_OBSERVE_H
@@ -11,14 +11,14 @@
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1); /* set at load: as servers */
+	__uint(max_entries, 1); /* set at load: one for each slot */
 	__uint(map_flags, BPF_F_MMAPABLE);
 	__type(key, __u32);
 	__type(value, struct ends);
 } ends SEC(".maps");
 
-/* Counts the end of a flow of a server that had so many established flows before; 0: the flow was
- * not established. */
+/* Counts the end of a flow. `flows` is how many established flows the server had until then; 0: the
+ * flow was not established. */
 static __always_inline void count_end(__u32 slot, __u64 flows)
 {
 	struct ends *of = bpf_map_lookup_elem(&ends, &slot);
@@ -28,7 +28,7 @@ static __always_inline void count_end(__u32 slot, __u64 flows)
 }
 
 /* Takes note of a flow that has changed its state. Its server has a place in a ranking. `flows` is
- * the load's word before the change. */
+ * the word `flows` of the load before the change. */
 static __always_inline void observe(__u64 entry, const struct load *load, __u64 flows,
 				    enum flow_state from, enum flow_state to)
 {
@@ -44,7 +44,8 @@ static __always_inline void observe(__u64 entry, const struct load *load, __u64 
 		count_end(entry_server(entry), established_of(flows - LOAD_ESTABLISHED) + 1);
 }
 
-/* Whether a server has less to do after a change. A flow that leaves a flood changes nothing. */
+/* Whether a server has less to do after a change. In a flood, a new flow that ends changes
+ * nothing. */
 static __always_inline bool has_less(const struct load *load, enum flow_state from,
 				     enum flow_state to)
 {
@@ -64,6 +65,8 @@ static __always_inline void lower_rank_of(__u32 slot, const struct load *load)
 			   present_rank(server, slot, load));
 }
 
+/* Counts a change of an entry in the loads of its servers, old and new, and observes it. See the
+ * declaration in flowtable.h. */
 __noinline int note_change(__u64 old, __u64 new)
 {
 	/* A removed entry does not stay, even if its signature and its slot are 0. */

@@ -6,10 +6,10 @@
  *	delay = extra + (load + 1) * unit
  *
  * This is HLB's (l + 1) / w (section IV-B3), with unit = 1 / w. User space writes the price: unit,
- * extra, position and is_away (struct load). The score puts the delays of other balancers' servers
- * behind those of the balancer's own servers where neither server lets a flow wait, that is where
- * the delay is at most 1. So it is the order of infer.Territory, and without is_away that of the
- * delays. A server with trials has the score 0.
+ * extra, position and is_away (struct load). A flow waits where the delay is more than 1. Among
+ * servers where it does not wait, the score puts those of other balancers behind the balancer's
+ * own. So scores have the order of infer.Territory or, without is_away, that of the delays. A
+ * server with trials has the score 0.
  *
  * A ranking is a tree, so that a thousand servers cost little more than eight. A line has eight
  * nodes. The leaves are the servers' ranks: score, position and slot in one number. Each line has a
@@ -81,14 +81,15 @@ static __always_inline struct rank_line *rank_line_at(__u32 number)
 static __always_inline __u64 score_of(const struct load *load)
 {
 	__u64 delay = load->extra + next_load(load) * load->unit;
-	__u64 waits = (PRICE_ONE - delay) >> 63;
-	__s64 untried = (trials_of(load) - 1) >> 63; /* all ones, or 0 */
+	__u64 waits = (PRICE_ONE - delay) >> 63;     /* 1 if the flow waits */
+	__s64 untried = (trials_of(load) - 1) >> 63; /* 0 if the server has trials; else all ones */
 
 	barrier_var(untried);
 	delay += (waits | load->is_away) << PRICE_SHIFT;
 	return lower(delay, MAX_SCORE) & untried;
 }
 
+/* The rank of a server in this slot with this load. */
 static __always_inline __u64 rank_of(__u32 slot, const struct load *load)
 {
 	return score_of(load) << RANK_SCORE_SHIFT |
@@ -104,6 +105,7 @@ static __always_inline __u64 present_rank(const struct server *server, __u32 slo
 	return takes_flows_of(server, &service) ? rank_of(slot, load) : RANK_NONE;
 }
 
+/* The lowest number in a line. */
 static __always_inline __u64 lowest_of(const struct rank_line *line)
 {
 	const volatile __u64 *node = line->node;
@@ -112,6 +114,7 @@ static __always_inline __u64 lowest_of(const struct rank_line *line)
 		     lower(lower(node[4], node[5]), lower(node[6], node[7])));
 }
 
+/* How many lines hold so many nodes. */
 static __always_inline __u32 lines_of(__u32 nodes)
 {
 	return (nodes + RANKS_PER_LINE - 1) / RANKS_PER_LINE;

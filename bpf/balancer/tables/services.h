@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Classify: which service a packet is for. The table is a hash table of cache lines with two
- * entries each. An entry whose line is full is put into the next line with room. So nearly every
- * search ends in the line where it began, also if it finds nothing.
+ * Classify: which service a packet is for. The services are in a hash table of cache lines with two
+ * entries each. An entry whose line is full is in the next line with room. So nearly every search
+ * ends in the line where it began, also if it finds nothing.
  *
  * User space changes a service's rule in place, by one store. For every other change it builds
  * another table beside this one and swaps it in.
@@ -46,8 +46,8 @@ static __always_inline bool persists_by(const struct service *service, enum pers
 	       service->rule.methods >> 4 == persistence;
 }
 
-/* Whether servers decide who gets a flow: the balancer offers it to several servers in turn. It then
- * also asks a server that may have a flow, before other servers get the flow's SYN. */
+/* Whether servers decide which of them gets a flow: the balancer offers it to several servers in
+ * turn. If a server may already have the flow of a SYN, the balancer asks it before the others. */
 static __always_inline bool servers_decide(const struct service *service)
 {
 	return places_by(service, PLACEMENTS_HUNTING);
@@ -67,7 +67,8 @@ static __always_inline bool has_half_open(const struct service *service)
 	return has_features(PLACEMENTS_HUNTING) && service->rule.flags & RULE_HALF_OPEN;
 }
 
-/* The entry's own line. A simple hash will do, because no client chooses the entries. */
+/* The number of an entry's own line. A simple hash will do, because no client chooses the
+ * entries. */
 static __always_inline __u32 service_place(const struct in6_addr *vip, __u32 port)
 {
 	const __u64 *words = (const __u64 *)vip;
@@ -83,6 +84,7 @@ static __always_inline __u32 service_port(__be16 port, __u8 protocol, enum servi
 	return port | (__u32)protocol << 16 | (__u32)kind << 24;
 }
 
+/* Whether an entry has this key. `port` is from service_port(). */
 static __always_inline bool is_entry(const struct service_entry *entry, const struct in6_addr *vip,
 				     __u32 port)
 {
@@ -117,6 +119,7 @@ __noinline int search_behind(const struct in6_addr *vip, __u32 port, __u32 gener
 	return -1;
 }
 
+/* Finds the entry with a key in the table of a generation; NULL: there is none. */
 static __always_inline const struct service_entry *
 find_entry(__u32 generation, const struct in6_addr *vip, __u32 port)
 {
@@ -145,6 +148,7 @@ static __always_inline __u32 services_generation(void)
 	return *(const volatile __u64 *)&directory()->generation;
 }
 
+/* Finds the entry of a VIP; NULL: the address is not a VIP. */
 static __always_inline const struct service_entry *find_vip(__u32 generation,
 							    const struct in6_addr *address)
 {
