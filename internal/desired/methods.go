@@ -235,12 +235,12 @@ var PersistenceMethods = []PersistenceMethod{
 		Generations: DefaultGenerations, MaxGenerations: MaxGenerations, OnDrain: OnDrainMoveUDP,
 	},
 	{
-		Name: PersistenceStateless, Summary: "the packets tell the server, by cookies",
+		Name: PersistenceStateless, Summary: "cookies in the packets name the server",
 		ByColumn: true, HasCookies: true,
 		Generations: DefaultColumnGenerations, MaxGenerations: MaxColumnGenerations, OnDrain: OnDrainMoveUDP,
 	},
 	{
-		Name: PersistenceHint, Summary: "a small table guesses the server, and the server checks",
+		Name: PersistenceHint, Summary: "a small table guesses the server, and the server checks the guess",
 		ByColumn: true, NeedsHints: true, ServersSignal: true,
 		Generations: DefaultColumnGenerations, MaxGenerations: MaxColumnGenerations, OnDrain: OnDrainMoveUDP,
 	},
