@@ -18,8 +18,8 @@ func (a *Agent) listenForPolls() error {
 	return a.polls.Listen(a.cfg.Poll.Listen)
 }
 
-// answerPolls answers balancers until the context ends, or until the returned function is called,
-// which waits for the last answer.
+// answerPolls answers balancers until the context ends or end is called. The function end waits for
+// the last answer.
 func (a *Agent) answerPolls(ctx context.Context) (end func()) {
 	if a.polls == nil {
 		return func() {}
