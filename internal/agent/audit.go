@@ -233,6 +233,7 @@ func (a *auditor) compare(half uint32) (found mismatch, err error) {
 	found = mismatch{map[agentServiceKey]drift{}, map[agentServiceKey]int64{}}
 	for key, was := range before {
 		if is, ok := after[key]; ok {
+			// There should be is.Open to was.Open marked sockets.
 			found.drifts[key] = drift{is.Open[half] - marked[key], was.Open[half] - marked[key]}
 			found.unseen[key] = unmarked[key] - is.Unseen
 		}
@@ -296,7 +297,8 @@ func (a *auditor) add(key agentServiceKey, half uint32, n int64) error {
 	return nil
 }
 
-// change runs the program that changes a count.
+// change runs the program that changes a count. User space cannot change it, because other programs
+// add to it at the same time.
 func (a *auditor) change(by agentCountCorrection) error {
 	bytes := unsafe.Slice((*byte)(unsafe.Pointer(&by)), unsafe.Sizeof(by))
 	if _, err := a.kernel.objects.CorrectConnections.Run(&ebpf.RunOptions{Data: bytes}); err != nil {

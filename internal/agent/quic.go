@@ -22,7 +22,8 @@ const (
 	quicWholeMask     = 0xff // if the other bits are the length
 )
 
-// ownIDOf returns how the connection IDs of this server begin, for a form of IDs.
+// ownIDOf returns the octets with which the connection IDs of this server begin, for a form of IDs,
+// and a mask of the bits that are the same in all of them.
 func ownIDOf(form *desired.QUIC, serverID []byte) agentQuicOwnId {
 	own := agentQuicOwnId{Length: uint32(form.Config().Length())}
 	own.Octets[0] = form.Rotation<<quicRotationShift | uint8(own.Length-1)

@@ -153,7 +153,7 @@ func (c *Checker) follow(ctx context.Context, w *watch, first time.Duration) {
 		case <-timer.C:
 		}
 		late := time.Since(due)
-		wait := w.target.wait()
+		wait := w.target.wait() // from the start of this check
 		timer.Reset(wait)
 		due = time.Now().Add(wait)
 		c.check(ctx, w, &s, late)

@@ -29,9 +29,9 @@ const (
 	Fall, fallDespiteSignals = 3, 10
 	// Rise is the number of good answers in a row that end a fault.
 	Rise = 2
-	// UnansweredOffers is the score from which on a server is suspect: so many connections were offered
-	// to it first and accepted by no server, and none was accepted in between. It is also the share of
-	// connections from which on a server that has accepted none of them is suspect.
+	// UnansweredOffers is the score from which on a server is suspect: so many connections were
+	// offered to it first and accepted by no server, and none was accepted in between. It is also
+	// the share of connections from which on a server that has accepted none of them is suspect.
 	UnansweredOffers = 20
 	// answerWorth is how far an answered offer lowers the score. An unanswered one raises it by 1.
 	answerWorth = 1. / 3

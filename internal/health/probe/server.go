@@ -115,8 +115,8 @@ func (s *server) noteOffers(now Offers, all *service) {
 		s.acquit()
 	case s.unheard: // it gets no offers
 	default:
-		// Answers beyond the number of new offers are for offers of the reading before. Those of
-		// its offers that have no answer now are lost.
+		// If there are more answers than new offers, the surplus is late: it answers pending offers
+		// of the reading before. Pending offers without such an answer are lost.
 		lateAnswers := newAnswers - min(newAnswers, newOffers)
 		lost := s.pending - min(s.pending, lateAnswers)
 		s.pending = newOffers - min(newOffers, newAnswers)
