@@ -176,8 +176,8 @@ func (d *dryRun) frame(q question) (frame []byte, ok bool, err error) {
 }
 
 // flags returns the TCP flags of the packet. A packet that is not a SYN has no ACK: the program
-// would compare the acknowledged number with that of the server's SYN-ACK or SYN cookie, and the
-// tracer does not know this number.
+// would compare the acknowledged number with that of the server's SYN-ACK or SYN cookie, which
+// is not known here.
 func (q question) flags() packet.TCPFlags {
 	if q.function == srv6.ConnectAvail || q.function == srv6.ConnectForce {
 		return packet.SYN

@@ -53,6 +53,7 @@ func openSocketDump(storages *ebpf.Map) (*socketDump, error) {
 	return &socketDump{storages, sockets}, nil
 }
 
+// close closes the socket of the dump.
 func (d *socketDump) close() error {
 	d.sockets[unix.NETLINK_SOCK_DIAG].Close()
 	return nil

@@ -307,10 +307,12 @@ func apiFamily(family desired.Family) *api.Family {
 // this package logs itself, or what nobody needs.
 type libraryLog struct{ to slog.Handler }
 
+// Enabled implements slog.Handler. The messages about notifications have the level info.
 func (l *libraryLog) Enabled(_ context.Context, level slog.Level) bool {
 	return level >= slog.LevelInfo
 }
 
+// Handle implements slog.Handler.
 func (l *libraryLog) Handle(ctx context.Context, r slog.Record) error {
 	if r.Level < slog.LevelWarn && !strings.Contains(r.Message, "notification") {
 		return nil

@@ -34,7 +34,7 @@ func (r *rule) matches(target netip.Addr) bool {
 }
 
 // passesOver tells whether the rule ignores a route that was found in its table. The lookup then
-// goes on with the next rule.
+// goes on with the next rule. A route that drops packets is never ignored.
 func (r *rule) passesOver(route *route) bool {
 	if _, refused := refusals[route.kind]; refused {
 		return false

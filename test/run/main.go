@@ -215,8 +215,8 @@ var soak = []tier{
 	},
 }
 
-// choosePackages returns the packages of the tier, out of all packages of the module. The tier is
-// one of those that divide the packages: see isNamed.
+// choosePackages returns the packages of the tier, out of all packages of the module: those whose
+// tier, by tierOf, has the same field packages. The tier is not one that isNamed.
 func (t tier) choosePackages(all []string) []string {
 	return slices.DeleteFunc(slices.Clone(all), func(pkg string) bool {
 		return !slices.Equal(tierOf(pkg), t.packages)
@@ -481,7 +481,7 @@ func (t tier) runOnce(ctx context.Context, packages []string, flags ...string) (
 	case ctx.Err() != nil:
 		return r, errors.New("interrupted")
 	case err != nil:
-		r.failed = max(r.failed, 1)
+		r.failed = max(r.failed, 1) // go test can fail without a failed test
 		return r, err
 	case r.passed == 0:
 		r.failed++
