@@ -65,7 +65,7 @@ func OpenView(instance string) (_ *View, err error) {
 	if v.program, err = ebpf.LoadPinnedProgram(pin, nil); err != nil {
 		return nil, fmt.Errorf("%s: %w", pin, err)
 	}
-	refuseReads(spec) // queries never acknowledge data, and only acknowledgements need these reads
+	refuseReads(spec) // only packets with an ACK need these reads, and queries have none
 	if v.sockets, err = ebpf.NewProgram(spec.Programs[agentProgQuerySocket]); err != nil {
 		return nil, fmt.Errorf("load program %s: %w", agentProgQuerySocket, err)
 	}
@@ -337,7 +337,8 @@ func asksForLoad(a *agentAcceptance) bool {
 }
 
 // setLoad sets the load, its source, and whether it is stale. The load of an accept queue is never
-// stale: if it is unknown, this process cannot see the queue, but the data path can.
+// stale, because the data path always knows it. It is unknown here if no socket listens, or if this
+// process cannot see the socket.
 func (s *AcceptState) setLoad(a *agentAcceptance, load agentLoad, known bool) {
 	s.Source = string(named(loadSources, a.Source))
 	s.Stale = !known && agentLoadSource(a.Source) != agentLoadSourceLOAD_ACCEPT_QUEUE

@@ -90,7 +90,8 @@ func (k *kernel) variant(node *desired.AgentNode, kept map[string]*ebpf.Map) (_ 
 // many data paths.
 var parsed = sync.OnceValues(loadAgent)
 
-// loadSpec returns the specification of this build's data path, and the names of its counters.
+// loadSpec returns the specification of this build's data path, and the names of its counters. The
+// names are those of enums in the programs.
 func loadSpec() (spec *ebpf.CollectionSpec, l labels, err error) {
 	if spec, err = parsed(); err != nil {
 		return nil, l, err

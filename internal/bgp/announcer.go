@@ -284,7 +284,8 @@ func (a *Announcer) Apply(ctx context.Context, plan *Plan) error {
 	})
 }
 
-// follow replaces the peers of the plan before by those of the present plan.
+// follow replaces the peers of the plan before by those of the present plan. It does not touch
+// peers whose configuration and password are the same.
 func (a *Announcer) follow(ctx context.Context, before *Plan) error {
 	old := map[netip.Addr]desired.BGPPeer{}
 	for _, p := range before.bgp.Peers {

@@ -283,7 +283,7 @@ func (p *HostPath) Socket(vip netip.Addr) (Socket, error) {
 	}
 	s := w.source(vip.Is4())
 	if s.err == nil && vip.Is4() {
-		s.err = w.return4(vip, addressLife)
+		s.err = w.checkReturn4(vip, addressLife)
 	}
 	return Socket{w.by.Name, s.address}, s.err
 }
@@ -295,12 +295,12 @@ func (p *HostPath) Recheck(vip netip.Addr) error {
 	if !ok || !vip.Is4() {
 		return nil
 	}
-	return w.return4(vip, recheckPause)
+	return w.checkReturn4(vip, recheckPause)
 }
 
-// return4 returns why the host would drop the answers of an IPv4 VIP, or nil if it would accept
-// them. It uses a finding that is at most as old as life, or else looks it up.
-func (w *way) return4(vip netip.Addr, life time.Duration) error {
+// checkReturn4 returns why the host would drop the answers of an IPv4 VIP, or nil if it would
+// accept them. It uses a finding that is at most as old as life, or else looks it up.
+func (w *way) checkReturn4(vip netip.Addr, life time.Duration) error {
 	known := func() finding {
 		w.mutex.Lock()
 		defer w.mutex.Unlock()

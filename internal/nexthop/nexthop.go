@@ -383,7 +383,9 @@ func (r *Resolver) manage(s *snapshot, way neighbour) error {
 		return fmt.Errorf("interface %s has no Ethernet address", link.Name)
 	}
 	if e := s.neighbours[way]; e.managed || e.fixed {
-		if e.ours { // of a killed process; or of a running one, which makes it managed again if need be
+		if e.ours {
+			// This resolver also releases what a killed process has left. If a running process
+			// still needs the entry, that process makes it managed again.
 			r.managed[way] = true
 		}
 		return nil

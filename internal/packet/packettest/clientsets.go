@@ -92,7 +92,7 @@ func ClientSets() iter.Seq2[string, []netip.AddrPort] {
 		}
 		for word := range uint64(4) { // of 32 bits in the address
 			for end, shift := range map[string]uint64{"top": 23, "bottom": 0} {
-				change := func(i uint64) client {
+				change := func(i uint64) client { // i has 9 bits
 					c := some6
 					half := &c.high
 					if word >= 2 {

@@ -22,8 +22,8 @@ const mutantsPerInput = 15
 func Fuzz(f *testing.F, captures [][]byte, compare func(t *testing.T, frames [][]byte)) {
 	if flag.Lookup("test.fuzz").Value.String() != "" {
 		for i, frame := range captures {
-			f.Add(frame, uint64(0))
-			f.Add(frame, uint64(i+1))
+			f.Add(frame, uint64(0))   // without mutants
+			f.Add(frame, uint64(i+1)) // with mutants
 		}
 	}
 	f.Fuzz(func(t *testing.T, frame []byte, seed uint64) {
