@@ -63,7 +63,8 @@ etcd       etcd
 frr        /usr/lib/frr/bgpd
 "
 
-# Do not find the tools in .tools/bin. Find those of the system, whatever the PATH of the user is.
+# The tools in .tools/bin do not count as installed. Those in the system's directories do, even if
+# they are not in the user's PATH.
 PATH=${PATH//"$tools/bin:"/}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 
 say() { echo "setup: $*"; }

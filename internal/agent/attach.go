@@ -24,7 +24,7 @@ var (
 )
 
 // hooks are in the order in which programs are attached. XDP comes last, because its program hands
-// packets to the others.
+// packets to the other programs.
 var hooks = []datapath.Hook{egress, ingress, xdp}
 
 // attach attaches the programs to an interface, and pins them and their tables for other tools.

@@ -35,7 +35,7 @@ func (a *Agent) answerPolls(ctx context.Context) (end func()) {
 	}
 }
 
-// polledLoad returns the load of a service by its load source, whatever the accept policy is. It
+// polledLoad returns the load of a service by its load source, under any accept policy. It
 // returns false if the load is not known.
 func (a *Agent) polledLoad(s poll.Service) (l poll.Load, ok bool) {
 	key := agentServiceKey{Protocol: s.Protocol, Port: networkOrder(s.Port)}

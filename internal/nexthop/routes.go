@@ -201,7 +201,7 @@ func (p *path) order(target netip.Addr) float64 {
 	h.Write(p.gateway.AsSlice())
 	h.Write(binary.BigEndian.AppendUint32(nil, uint32(p.ifindex)))
 	hash := h.Sum64()
-	// The high bits of FNV differ too little. This multiplication mixes the others into them.
+	// The high bits of FNV differ too little. This multiplication mixes the low bits into them.
 	hash = (hash ^ hash>>32) * 0x9e3779b97f4a7c15
 	uniform := (float64(hash>>11) + 0.5) / (1 << 53) // between 0 and 1
 	return -math.Log(uniform) / float64(p.weight)

@@ -41,8 +41,8 @@ const module = "github.com/segue-lb/segue"
 type tier struct {
 	name string
 	// packages are folders of the module. Those that begin with "./" are arguments of `go test`,
-	// and other tiers may have the same ones. Each of the others is only in this tier. If there are
-	// none, the tier has all packages that no other tier has.
+	// and other tiers may have the same ones. A folder without "./" is only in this tier. If there
+	// are none, the tier has all packages that no other tier has.
 	packages []string
 	flags    []string
 	env      []string
