@@ -198,8 +198,8 @@ func (a *Agent) Run(ctx context.Context) error {
 	}
 }
 
-// checkHost checks the VIPs, the setting of TCP timestamps, the connection IDs and the VLAN tags of
-// frames. It adapts the data path to what it finds, and logs what an operator should change.
+// checkHost checks the VIPs, the setting of TCP timestamps, the connection IDs, and whether XDP sees
+// VLAN tags. It adapts the data path to what it finds, and logs what an operator should change.
 func (a *Agent) checkHost() {
 	if err := a.followVIPs(); err != nil {
 		a.log.Error("follow the VIPs", "error", err)
