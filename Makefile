@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 
-# Every target works on a machine with nothing installed: it first runs scripts/setup.sh, which installs
-# what the target needs, into the system with apt and into .tools. `make help` lists the targets.
+# Every target works on a machine with nothing installed. It first runs scripts/setup.sh, which
+# installs what the target needs, with apt and into .tools. `make help` lists the targets.
 
 SHELL := /bin/bash
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := build
-# When setup chooses another tool, the time of its symbolic link changes, and not that of the tool.
+# If setup chooses another compiler, only the time of the symbolic link to it changes. So check the
+# time of links.
 MAKEFLAGS += --no-print-directory --no-builtin-rules --check-symlink-times
 
 SETUP := scripts/setup.sh
@@ -17,31 +18,32 @@ export PATH := $(CURDIR)/.tools/bin:$(PATH)
 # The programs are static, so they can be copied to any host.
 export CGO_ENABLED := 0
 
-# The package is built with -trimpath. With the same flag everywhere, the Go tool compiles everything
-# once, and not a second time for the package. Go's own stamp of the commit would make a package that is
-# built of a copy of the source differ: see COMMIT.
+# -trimpath is needed for the package. It is set everywhere, because Go would compile everything
+# again with another flag. -buildvcs=false leaves out Go's own stamp of the commit, because a
+# package built from a copy of the source without a repository would then differ. COMMIT takes its
+# place.
 export GOFLAGS += -buildvcs=false -trimpath
 
 # The programs have no symbol table and no debugging information: segue has 35 MB instead of 50 MB.
-# Debuggers (gdb, delve), `go tool nm` and perf's function names need both; `make build LDFLAGS=` keeps
-# them. Stack traces, profiles by pprof and `segue version` work without them.
+# Debuggers (gdb, delve), `go tool nm` and perf's function names need both; `make build LDFLAGS=`
+# keeps them. Stack traces, profiles by pprof and `segue version` work without them.
 LDFLAGS := -s -w
 
-# The version by git's tags, which `segue version` shows and the package has, and the commit; see the
-# script. Both are empty without a repository, or without git.
+# The version and the commit, which `segue version` shows. The package has the same version. Both
+# are empty without git or without a repository. scripts/version.sh describes their forms.
 VERSION := $(shell scripts/version.sh)
 COMMIT := $(shell scripts/version.sh --commit)
 override LDFLAGS += $(VERSION:%=-X github.com/segue-lb/segue/internal/version.release=%)
 override LDFLAGS += $(COMMIT:%=-X github.com/segue-lb/segue/internal/version.commit=%)
 
-# Shows how many packages Go has compiled: the first build takes a minute, in which Go would print
-# nothing. Lines with spaces or colons are no packages, but messages, and are passed on.
+# Shows how many packages Go has compiled. The first build takes a minute or two, and Go itself
+# would print nothing. Lines with spaces or colons are messages, and are passed on.
 PROGRESS := awk '/[ :]/ { print } !/[ :]/ { n++ } \
 	!/[ :]/ && n == 20 { print "build: compiling about 500 packages, which takes a minute or two the first time" } \
 	!/[ :]/ && n % 100 == 0 { print "build: " n " packages are compiled" } { fflush() }'
 
-# bpf2go uses this compiler and these flags in every //go:generate line. asm/types.h has no version for
-# BPF, so the host's version is used.
+# bpf2go uses this compiler and these flags in every //go:generate line. The folder after -I has the
+# host's asm/types.h, because there is none for BPF.
 export BPF2GO_CC := $(CURDIR)/.tools/bin/clang
 export BPF2GO_STRIP := $(CURDIR)/.tools/bin/llvm-strip
 export BPF2GO_CFLAGS := -mcpu=v3 -fno-strict-aliasing -Wall -Werror -I/usr/include/$(shell uname -m)-linux-gnu
@@ -70,7 +72,8 @@ package: generate ## build the Debian packages in bin/; ARCH=arm64 or amd64, if 
 	GOARCH='$(ARCH)' VERSION='$(VERSION)' LDFLAGS='$(LDFLAGS)' packaging/build.sh
 
 ##@ Develop
-# `go run` would not wait for the tests to clean up when it is terminated.
+# `go build` and not `go run`: when `go run` is terminated, it does not wait until the tests have
+# cleaned up.
 .PHONY: test
 test: setup-test build ## run the tests: unit, packet, end-to-end (root); TIER='long race package' for the others
 	go build -o bin/test-run ./test/run
@@ -121,10 +124,11 @@ format: setup-lint ## format C and Go in place, and add licence lines
 .PHONY: generate
 generate: setup-build $(GENERATED) ## compile the BPF programs and their Go bindings
 
+# setup-build links the compiler. A new link makes the programs be compiled again.
 $(BPF2GO_CC): | setup-build
 
 $(GENERATED): $(BPF) $(GENERATORS) $(BPF2GO_CC) go.mod Makefile
-	@find cmd internal lab research -name '*_bpfel*' -delete # also of packages that have moved
+	@find cmd internal lab research -name '*_bpfel*' -delete # even those of packages that have moved
 	@echo 'build: compiling the programs for the kernel with clang'
 	@go generate ./...
 	@mkdir -p $(@D) && touch $@

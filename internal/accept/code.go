@@ -4,24 +4,24 @@ package accept
 
 import "math/bits"
 
-// A code is a load in the 8 bits that load reports have for it. It stands for the connections per
-// unit of capacity, including one more connection, in sixteenths and rounded up. Values up to 2 are
-// exact sixteenths. Above that, codes are 1/32 to 1/16 of the value apart, as the numbers of a
-// floating-point format with a mantissa of 4 bits are. The range is 1/16 to 31,744. The code 0
-// stands for an unknown load.
+// A code is the 8-bit form of a load in load reports. The coded value is (Busy + 1) / Capacity: the
+// connections per unit of capacity after one more connection. It is in sixteenths and rounded up.
+// Values up to 2 are exact sixteenths. Above 2, codes are like floating-point numbers with a
+// mantissa of 4 bits: successive codes differ by 1/32 to 1/16 of the value. The largest value is
+// 31,744. The code 0 stands for an unknown load.
 
-// ValueOfOne is the value of a load of one connection per unit of capacity.
+// ValueOfOne is the value, in sixteenths, of one connection per unit of capacity.
 const ValueOfOne = 16
 
 const (
-	// codeSteps is the number of codes from a value to its double, for values from ValueOfOne on.
+	// codeSteps is the number of codes from a value to its double, if the value is 1 or more.
 	codeSteps = 16
 	// largestCode also stands for all larger values.
 	largestCode = 255
 )
 
-// Code returns the code of a load. For a load with a capacity, the server has free capacity if and
-// only if the code is at most 16, which is the code of 1.
+// Code returns the code of a load. A server with a known capacity has free capacity if and only if
+// its code is at most 16, which is the code of the value 1.
 func Code(l Load) uint8 {
 	if !l.known() {
 		return 0
@@ -31,7 +31,7 @@ func Code(l Load) uint8 {
 		return uint8(value)
 	}
 	exponent := uint64(bits.Len64(value/codeSteps) - 1)
-	mantissa := ceilDiv(value, 1<<exponent) // of 16 to 32; 32 is 16 with the next exponent
+	mantissa := ceilDiv(value, 1<<exponent) // 16 to 32; 32 becomes 16 with the next exponent
 	return uint8(min(codeSteps*(exponent+1)+mantissa-codeSteps, largestCode))
 }
 

@@ -27,23 +27,24 @@ const (
 	Last
 )
 
-// Least decides for a candidate. It uses the candidate's own load and the loads that earlier
-// candidates wrote into their segments when they passed the connection on, in the order of travel;
-// Unknown stands for a candidate that wrote none.
+// Least decides for a candidate. It uses the candidate's own load, and in passed the loads that the
+// earlier candidates wrote into their segments, in the order of travel. A candidate that wrote no
+// load is Unknown.
 //
-// A candidate with free capacity accepts. The last candidate sends the connection back to the least
-// loaded of the earlier candidates (the first of several), if that one has a lower load than
-// itself. So there are no wrongful refusals (6LB, section V-E), at the cost of at most one more
-// hop. Loads are compared per unit of capacity, including the new connection. So if a small and a
-// large server are both just full, the large one is better.
+// A candidate with free capacity accepts. A last candidate without free capacity compares its load
+// with those of the earlier candidates. If one of them has a lower load, it sends the connection
+// back to the least loaded one, or to the first of several such. So there are no wrongful refusals
+// (6LB, section V-E), at the cost of at most one more hop. Loads are compared per unit of capacity,
+// including the new connection. So of a small and a large server that are both just full, the large
+// one has the lower load.
 //
 // A candidate that does not know its own load accepts if it is the first, and passes the connection
 // on if it is in the middle. If it is the last, it sends the connection back to the least loaded of
-// the candidates whose loads are known, and accepts if there is none. So it gets the connections
-// that a hash would give it. A server without a listener must not be preferred: it decides as one
-// that is in the middle or the last, even if it is the first.
+// the candidates whose loads are known. If no load is known, it accepts. So it gets the connections
+// that a hash would give it. For a server without a listener, the caller never passes First,
+// because such a server must not be preferred.
 //
-// For Return, Least also returns the index in passed of the candidate that gets the connection.
+// If the answer is Return, back is the index in passed of the candidate that gets the connection.
 func Least(own Load, passed []Load, place Place) (answer Answer, back int) {
 	switch {
 	case own.free(), place == First && !own.known():
@@ -63,11 +64,11 @@ func Least(own Load, passed []Load, place Place) (answer Answer, back int) {
 // known tells whether the load is known.
 func (l Load) known() bool { return l.Capacity != 0 }
 
-// free tells whether one more connection would surely not have to wait.
+// free tells whether the server surely has capacity for one more connection.
 func (l Load) free() bool { return l.Capacity != NoCapacity && l.Busy < l.Capacity }
 
-// units returns the capacity by which the load is divided: 1 if the source has no capacity, and 0
-// if the load is unknown.
+// units returns the capacity by which a comparison divides the load. It is 1 if the source has no
+// capacity, and 0 if the load is unknown.
 func (l Load) units() uint64 {
 	if l.Capacity == NoCapacity {
 		return 1
@@ -75,8 +76,9 @@ func (l Load) units() uint64 {
 	return uint64(l.Capacity)
 }
 
-// lessBusy compares the loads per unit of capacity, with one more connection each. An unknown load
-// is not less than any other. It has no units, so a known load is less than an unknown one.
+// lessBusy tells whether l is less than other, per unit of capacity and with one more connection
+// each. An unknown load is not less than any other. Its units are 0, so every known load is less
+// than an unknown one.
 func (l Load) lessBusy(other Load) bool {
 	return l.known() && (uint64(l.Busy)+1)*other.units() < (uint64(other.Busy)+1)*l.units()
 }

@@ -4,19 +4,20 @@ package accept
 
 import "slices"
 
-// Spare is a balancer's list of servers that had a free worker when they last reported their load.
-// It is the list of idle servers of "Join-Idle-Queue" (Lu et al., Performance Evaluation, 2011),
-// filled by signals that are sent anyway. A server reports only to the balancer of its last
-// connection, so the lists of balancers differ.
+// Spare is a balancer's list of servers that had free capacity when they last reported their load.
+// It is the list of idle servers of "Join-Idle-Queue" (Lu et al., Performance Evaluation, 2011).
+// The load reports are in signals that servers send anyway. A server reports only to the balancer
+// of its last connection, so the lists of balancers differ.
 type Spare struct {
 	servers []int32 // the newest last
 	most    int
 }
 
-// NewSpare returns a list with room for a number of servers, 0 or more.
+// NewSpare returns a list with room for most servers, 0 or more.
 func NewSpare(most int) *Spare { return &Spare{make([]int32, 0, most), most} }
 
-// Report records a server's load report. If the list is full, the oldest server is removed.
+// Report takes a server's load report. The server becomes the newest of the list if it has free
+// capacity, and otherwise leaves the list. If the list is full, the oldest server is removed.
 func (s *Spare) Report(server int32, load Load) {
 	s.Forget(server)
 	if !load.free() || s.most == 0 {
@@ -35,11 +36,11 @@ func (s *Spare) Forget(server int32) {
 	}
 }
 
-// Newest returns the server with the newest report, apart from excluded ones; false if there is
+// Newest returns the server with the newest report that is not excluded. ok is false if there is
 // none.
-func (s *Spare) Newest(leaveOut []int32) (server int32, ok bool) {
+func (s *Spare) Newest(excluded []int32) (server int32, ok bool) {
 	for _, server := range slices.Backward(s.servers) {
-		if !slices.Contains(leaveOut, server) {
+		if !slices.Contains(excluded, server) {
 			return server, true
 		}
 	}

@@ -35,11 +35,11 @@ var (
 	}
 )
 
-// Drained is the policy of a drained service in the data path. No file can name it.
+// Drained is the policy of a drained service in the data path. A configuration file cannot name it.
 const Drained desired.AcceptPolicy = "drained"
 
-// newAcceptance returns the accept policy of a service in the form of the data path, with its
-// initial threshold.
+// newAcceptance returns the accept policy of a service in the form of the data path. Its threshold
+// is the initial one.
 func newAcceptance(s desired.AgentService) agentAcceptance {
 	if s.Drained {
 		s.Accept = desired.Accept{Policy: Drained}
@@ -67,8 +67,9 @@ func newAcceptance(s desired.AgentService) agentAcceptance {
 	return a
 }
 
-// capacityOf returns the capacity of a load by the configuration. It is accept.NoCapacity if the
-// load source is to tell its own, which for apache-scoreboard includes the configured workers.
+// capacityOf returns the capacity that the configuration gives a load. It is accept.NoCapacity if
+// the load source tells its own capacity. The source apache-scoreboard tells the workers of the
+// configuration.
 func capacityOf(s desired.Source) uint32 {
 	if s.Capacity == 0 && s.Kind == desired.LoadConnections {
 		return cmp.Or(s.Workers, accept.NoCapacity)
@@ -76,8 +77,8 @@ func capacityOf(s desired.Source) uint32 {
 	return cmp.Or(s.Capacity, accept.NoCapacity)
 }
 
-// sameRule tells whether two acceptances have the same rule. It ignores the fields that the data
-// path changes, and the service's number.
+// sameRule tells whether two acceptances are the same policy with the same parameters. It ignores
+// the fields that the data path changes, and the service's number.
 func sameRule(a, b agentAcceptance) bool {
 	a.Lock, a.Threshold, a.Attempts, a.Accepted = b.Lock, b.Threshold, b.Attempts, b.Accepted
 	a.Began, a.Number = b.Began, b.Number
@@ -85,7 +86,8 @@ func sameRule(a, b agentAcceptance) bool {
 }
 
 // writeAcceptances writes the accept policies of the services to the data path. A service whose
-// rule has not changed keeps its current threshold. The previous process uses these tables, too.
+// policy has not changed keeps its current threshold. The previous process uses the same tables
+// until the takeover is complete.
 func (k *kernel) writeAcceptances(
 	t *datapath.Takeover, want map[agentServiceKey]agentAcceptance,
 ) error {
@@ -101,8 +103,8 @@ func (k *kernel) writeAcceptances(
 			return err
 		}
 	}
-	// The connection count of a removed service is kept: the connections may last until the service
-	// comes back.
+	// The connection count of a removed service is not removed: its connections may still be open
+	// when the service is added again.
 	t.OnCommit(func() error {
 		return errors.Join(
 			datapath.Keep(k.objects.Acceptances, want),
@@ -112,7 +114,8 @@ func (k *kernel) writeAcceptances(
 	return nil
 }
 
-// serviceNumbers are the numbers that services have.
+// serviceNumbers are the numbers that services have: the indexes of their counters in the map
+// offers.
 type serviceNumbers map[uint32]bool
 
 // serviceNumbers reads the numbers of the services that have accept policies.
@@ -130,7 +133,7 @@ func (k *kernel) serviceNumbers() (serviceNumbers, error) {
 	return numbers, nil
 }
 
-// next returns the lowest number that no service has, and gives it to a service.
+// next returns the lowest number that no service has, and marks it as used.
 func (n serviceNumbers) next() (number uint32) {
 	for n[number] {
 		number++
@@ -139,6 +142,8 @@ func (n serviceNumbers) next() (number uint32) {
 	return number
 }
 
+// writeAcceptance writes the accept policy of one service. A new service gets a number, and its
+// counters of offers begin at zero.
 func (k *kernel) writeAcceptance(
 	t *datapath.Takeover, key agentServiceKey, a agentAcceptance, numbers serviceNumbers,
 ) error {
@@ -169,6 +174,7 @@ func (k *kernel) writeAcceptance(
 	return put(a)
 }
 
+// addIfAbsent adds an element to a table, unless the key has one.
 func addIfAbsent(t *datapath.Takeover, m *ebpf.Map, key agentServiceKey, value any) error {
 	err := m.Update(key, value, ebpf.UpdateNoExist)
 	if errors.Is(err, ebpf.ErrKeyExist) {

@@ -23,7 +23,8 @@ import (
 	"github.com/segue-lb/segue/internal/poll"
 )
 
-// Agent is a running agent. The goroutine in Run owns everything but the exported methods.
+// Agent is a running agent. Only the goroutine in Run uses its fields. Other goroutines call the
+// exported methods.
 type Agent struct {
 	log    *slog.Logger
 	cfg    *desired.Agent
@@ -36,12 +37,12 @@ type Agent struct {
 	watches  watches
 	tags     datapath.TagWatch
 	absent   map[netip.Addr]bool      // VIPs that are not addresses of the host
-	refused  map[netip.Addr]time.Time // when the host last refused to accept a VIP again
+	refused  map[netip.Addr]time.Time // when the host last refused to restore a VIP
 	// cookiesLost tells that a balancer asks for cookies, but the host sends no timestamps.
 	cookiesLost bool
-	others      map[string]othersWarned // by service
+	others      map[string]othersWarned // by the name of the service
 	events      *events.Stream
-	requests    chan func()
+	requests    chan func() // functions for the goroutine in Run
 	ready       chan struct{}
 	steps       atomic.Uint64
 }
@@ -80,8 +81,8 @@ func New(cfg *desired.Agent, secrets desired.Secrets, log *slog.Logger) (*Agent,
 // PublishTo makes the agent publish its events. Call it before Run.
 func (a *Agent) PublishTo(stream *events.Stream) { a.events = stream }
 
-// Close closes the agent's references to the data path. A data path that was attached keeps working.
-// What New has pinned is removed if it was not attached.
+// Close closes the agent's references to the data path. A data path that was attached keeps
+// working. If it was not attached, Close removes what New has pinned.
 func (a *Agent) Close() error {
 	if a.polls != nil {
 		_ = a.polls.Close()
@@ -98,8 +99,8 @@ func (a *Agent) Ready() <-chan struct{} {
 	return a.ready
 }
 
-// Steps returns how many steps the goroutine in Run has made. While it works, it makes one every ten
-// seconds at least.
+// Steps returns how many steps the goroutine in Run has made. While it works, it makes at least one
+// step every ten seconds.
 func (a *Agent) Steps() uint64 { return a.steps.Load() }
 
 // Reload applies another configuration with its secrets to a running agent. On an error the agent
@@ -108,9 +109,9 @@ func (a *Agent) Reload(ctx context.Context, cfg *desired.Agent, secrets desired.
 	return a.do(ctx, func() error { return a.reload(cfg, secrets.SignalKeys, events.ActorOf(ctx)) })
 }
 
-// Losses returns the services whose VIP another configuration does not have, with their open
-// connections: the agent then no longer delivers their packets. As long as another service has the
-// VIP, it delivers the packets of all connections to it.
+// Losses returns the services that would lose their connections under another configuration: those
+// whose VIP it does not have. The agent delivers the packets of all connections to a VIP as long as
+// any service has the VIP.
 func (a *Agent) Losses(ctx context.Context, cfg *desired.Agent) (losses []desired.Loss, err error) {
 	err = a.do(ctx, func() error {
 		losses, err = a.losses(cfg)
@@ -142,13 +143,13 @@ func (a *Agent) Run(ctx context.Context) error {
 	addresses, err := addressChanges(ctx)
 	if err != nil {
 		cancel()
-		drain(links)
+		discard(links)
 		return a.kernel.undo(err)
 	}
 	defer func() {
 		cancel()
-		drain(links)
-		drain(addresses)
+		discard(links)
+		discard(addresses)
 		a.watches.stopAll()
 	}()
 	if err := a.start(); err != nil {
@@ -157,15 +158,15 @@ func (a *Agent) Run(ctx context.Context) error {
 	defer a.answerPolls(ctx)()
 	defer a.auditConnections(ctx)()
 	close(a.ready)
-	vips := time.NewTimer(0)
-	defer vips.Stop()
+	due := time.NewTimer(0) // of the next checkHost
+	defer due.Stop()
 	for {
 		a.steps.Add(1)
 		select {
 		case <-ctx.Done():
 			return nil
 		case update, ok := <-links:
-			if !ok {
+			if !ok { // the context has ended, or a change was lost
 				if ctx.Err() != nil {
 					return nil
 				}
@@ -178,7 +179,7 @@ func (a *Agent) Run(ctx context.Context) error {
 				return err
 			}
 		case _, ok := <-addresses:
-			if !ok {
+			if !ok { // the context has ended, or a change was lost
 				if ctx.Err() != nil {
 					return nil
 				}
@@ -186,24 +187,30 @@ func (a *Agent) Run(ctx context.Context) error {
 					return err
 				}
 			}
-			vips.Reset(settleInterval)
-		case <-vips.C:
-			if err := a.followVIPs(); err != nil {
-				a.log.Error("follow the VIPs", "error", err)
-			}
-			if err := a.followTimestamps(); err != nil {
-				a.log.Error("follow the setting of TCP timestamps", "error", err)
-			}
-			if err := a.followQUIC(); err != nil {
-				a.log.Error("follow the connection IDs of QUIC", "error", err)
-			}
-			a.tags.Show(a.log, a.cfg.Node.Interface, a.link.index)
-			vips.Reset(presenceInterval)
+			due.Reset(settleInterval)
+		case <-due.C:
+			a.checkHost()
+			due.Reset(presenceInterval)
 		case request := <-a.requests:
 			request()
-			vips.Reset(0)
+			due.Reset(0)
 		}
 	}
+}
+
+// checkHost checks the VIPs, the setting of TCP timestamps, the connection IDs, and whether XDP sees
+// VLAN tags. It adapts the data path to what it finds, and logs what an operator should change.
+func (a *Agent) checkHost() {
+	if err := a.followVIPs(); err != nil {
+		a.log.Error("follow the VIPs", "error", err)
+	}
+	if err := a.followTimestamps(); err != nil {
+		a.log.Error("follow the setting of TCP timestamps", "error", err)
+	}
+	if err := a.followQUIC(); err != nil {
+		a.log.Error("follow the connection IDs of QUIC", "error", err)
+	}
+	a.tags.Show(a.log, a.cfg.Node.Interface, a.link.index)
 }
 
 // start applies the configuration and attaches the programs. If it fails, the data path of the
@@ -225,7 +232,7 @@ func (a *Agent) start() error {
 	return nil
 }
 
-// find looks up the interface.
+// find looks up the interface, and sets link.
 func (a *Agent) find() error {
 	name := a.cfg.Node.Interface
 	link, err := netlink.LinkByName(name)
@@ -270,8 +277,7 @@ func (a *Agent) attach() (attached datapath.Attached, err error) {
 	return attached, err
 }
 
-// mtu returns the size, in bytes, of the longest packet on the path from the balancers to this
-// host.
+// mtu returns the MTU, in bytes, of the path from the balancers to this host.
 func (a *Agent) mtu(cfg *desired.Agent) int {
 	if cfg.Node.MTU != 0 {
 		return cfg.Node.MTU
@@ -279,13 +285,13 @@ func (a *Agent) mtu(cfg *desired.Agent) int {
 	return a.link.mtu
 }
 
-// tableContent returns the tables that a configuration asks for. Signals are no longer than the
-// interface's MTU.
+// tableContent returns the content of the tables for a configuration. In it, absent VIPs are
+// marked, and the longest signal fits the interface's MTU.
 func (a *Agent) tableContent(cfg *desired.Agent) *tableContent {
 	c := newTableContent(cfg, a.mtu(cfg))
 	for vip := range a.absent {
 		if _, ok := c.vips[vip.As16()]; ok {
-			c.vips[vip.As16()] = 0
+			c.vips[vip.As16()] = absentVIP
 		}
 	}
 	c.signalMTU = min(c.signalMTU, uint32(a.link.mtu))
@@ -293,8 +299,8 @@ func (a *Agent) tableContent(cfg *desired.Agent) *tableContent {
 }
 
 // fill changes the host and the data path to match the configuration. It adds new objects before a
-// packet can need them, and removes old ones when no packet can need them any more. keys are the
-// keys in the configuration's signal key file.
+// packet can need them, and removes old ones when no packet can need them any more. keys are those
+// in the configuration's file of signal keys.
 func (a *Agent) fill(t *datapath.Takeover, cfg *desired.Agent, keys desired.SignalKeys) error {
 	want := a.tableContent(cfg)
 	if err := a.kernel.assigned.assign(t, want.assigned); err != nil {
@@ -312,14 +318,14 @@ func (a *Agent) fill(t *datapath.Takeover, cfg *desired.Agent, keys desired.Sign
 	return nil
 }
 
-// apply runs fill in a running agent.
+// apply runs fill in a takeover of its own, for a running agent.
 func (a *Agent) apply(cfg *desired.Agent, keys desired.SignalKeys) error {
 	return datapath.TakeOver(a.log, func(t *datapath.Takeover) error {
 		return a.fill(t, cfg, keys)
 	})
 }
 
-// reload applies another configuration with its signal keys, which somebody has asked for. If a step
+// reload applies another configuration with its signal keys. by is who has asked for it. If a step
 // fails, reload restores the running configuration.
 func (a *Agent) reload(cfg *desired.Agent, keys desired.SignalKeys, by string) error {
 	if err := cfg.ReloadableFrom(a.cfg); err != nil {
@@ -343,7 +349,7 @@ func (a *Agent) reload(cfg *desired.Agent, keys desired.SignalKeys, by string) e
 	return nil
 }
 
-// losses is Losses for the goroutine in Run.
+// losses does the work of Losses, in the goroutine of Run.
 func (a *Agent) losses(cfg *desired.Agent) (losses []desired.Loss, err error) {
 	kept := map[netip.Addr]bool{}
 	for _, s := range cfg.Services {
@@ -366,7 +372,8 @@ func (a *Agent) losses(cfg *desired.Agent) (losses []desired.Loss, err error) {
 	return losses, nil
 }
 
-// followLink adopts a changed MAC address or MTU of the interface.
+// followLink adapts the data path to a changed MAC address or MTU of the interface. It returns an
+// error if the interface was deleted.
 func (a *Agent) followLink(update netlink.LinkUpdate) error {
 	if int(update.Index) != a.link.index {
 		return nil
@@ -387,6 +394,7 @@ func (a *Agent) followLink(update netlink.LinkUpdate) error {
 	return a.kernel.write(a.tableContent(a.cfg))
 }
 
+// describe returns the properties of an interface that the data path needs.
 func describe(link netlink.Link) (iface, error) {
 	attrs := link.Attrs()
 	if len(attrs.HardwareAddr) != 6 {
@@ -395,8 +403,8 @@ func describe(link netlink.Link) (iface, error) {
 	return iface{attrs.Index, [6]byte(attrs.HardwareAddr), attrs.MTU}, nil
 }
 
-// followLinks delivers the current state of every interface, and each change. It closes the channel
-// when the context ends, or when the kernel could not deliver a change.
+// followLinks returns a channel of the current state of every interface, and of each change. The
+// channel closes when the context ends, or when a change was lost.
 func followLinks(ctx context.Context) (<-chan netlink.LinkUpdate, error) {
 	links := make(chan netlink.LinkUpdate)
 	err := netlink.LinkSubscribeWithOptions(links, ctx.Done(), netlink.LinkSubscribeOptions{
@@ -409,8 +417,8 @@ func followLinks(ctx context.Context) (<-chan netlink.LinkUpdate, error) {
 	return links, nil
 }
 
-// drain receives until the channel is closed. It returns at once if the channel is nil.
-func drain[T any](updates <-chan T) {
+// discard receives until the channel is closed. It returns at once if the channel is nil.
+func discard[T any](updates <-chan T) {
 	if updates == nil {
 		return
 	}

@@ -17,8 +17,8 @@ import (
 )
 
 // assignedVIPs manages the VIPs that agents have put on the loopback interface. They are stored in
-// the pinned map belongings, so that a later process removes exactly these addresses, and not those
-// that the host had before.
+// the pinned map belongings. So a later process can remove these addresses, and leaves those that
+// the host had before.
 type assignedVIPs struct {
 	m *ebpf.Map
 }
@@ -47,8 +47,8 @@ func (v assignedVIPs) assign(t *datapath.Takeover, vips map[netip.Addr]bool) err
 	return nil
 }
 
-// add puts a VIP on the loopback interface. It writes the map first: an address that is not in the
-// map would never be removed. The map may have the VIP already, if somebody else has removed the
+// add puts a VIP on the loopback interface. It writes the map first, because an address that is not
+// in the map would never be removed. The map has the VIP already if somebody else has removed the
 // address.
 func (v assignedVIPs) add(t *datapath.Takeover, lo netlink.Link, vip netip.Addr) error {
 	err := v.m.Update(vip.As16(), uint32(lo.Attrs().Index), ebpf.UpdateNoExist)
@@ -84,8 +84,7 @@ func isLocal(address netip.Addr) bool {
 	return err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL
 }
 
-// release removes the VIPs that agents have put on the loopback interface, except for the VIPs in
-// keep.
+// release removes the VIPs that agents have put on the loopback interface, except those in keep.
 func (v assignedVIPs) release(keep map[netip.Addr]bool) error {
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
@@ -100,7 +99,7 @@ func (v assignedVIPs) release(keep map[netip.Addr]bool) error {
 			continue
 		}
 		err := netlink.AddrDel(lo, hostAddress(vip))
-		if err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) { // removed meanwhile
+		if err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) { // somebody else has removed it
 			return fmt.Errorf("remove VIP %s from lo: %w", vip, err)
 		}
 		if err := v.m.Delete(vip.As16()); err != nil {
@@ -141,8 +140,8 @@ func addresses() (map[netip.Addr]bool, error) {
 	return present, nil
 }
 
-// hostAddress returns the address as netlink takes it, with a full-length prefix. An IPv6 address
-// skips duplicate address detection, so it is usable at once.
+// hostAddress returns a VIP in the form of netlink: a /32 or /128. For IPv6, the kernel is not to
+// look for duplicates of the address, so that it is usable at once.
 func hostAddress(vip netip.Addr) *netlink.Addr {
 	bits := vip.BitLen()
 	addr := &netlink.Addr{IPNet: &net.IPNet{IP: vip.AsSlice(), Mask: net.CIDRMask(bits, bits)}}

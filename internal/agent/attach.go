@@ -14,19 +14,22 @@ import (
 	"github.com/segue-lb/segue/internal/datapath"
 )
 
+// filterPriority is the priority of the agent's filters. No other filter should have this number.
+const filterPriority = 0x5e6e
+
 var (
-	egress  = datapath.Hook{At: ebpf.AttachTCXEgress, Priority: 0x5e6e, Pin: "link_egress"}
-	ingress = datapath.Hook{At: ebpf.AttachTCXIngress, Priority: 0x5e6e, Pin: "link_ingress"}
+	egress  = datapath.Hook{At: ebpf.AttachTCXEgress, Priority: filterPriority, Pin: "link_egress"}
+	ingress = datapath.Hook{At: ebpf.AttachTCXIngress, Priority: filterPriority, Pin: "link_ingress"}
 	xdp     = datapath.Hook{At: ebpf.AttachXDP, Pin: datapath.LinkPin}
 )
 
 // hooks are in the order in which programs are attached. XDP comes last, because its program hands
-// packets to the others.
+// packets to the other programs.
 var hooks = []datapath.Hook{egress, ingress, xdp}
 
 // attach attaches the programs to an interface, and pins them and their tables for other tools.
-// Each program replaces that of an earlier process. If the earlier process used another interface,
-// its programs work there until all new programs are attached.
+// Each program replaces the one of an earlier process. If the earlier process used another
+// interface, its programs work there until all new programs are attached.
 func (k *kernel) attach(t *datapath.Takeover, ifindex int) (datapath.Attached, error) {
 	if err := k.loader.Publish(t); err != nil {
 		return datapath.Attached{}, err
@@ -52,9 +55,9 @@ func (k *kernel) setHostMAC(mac [6]byte) error {
 	return nil
 }
 
-// Detach removes an agent's data path from the kernel, with all its counters and everything that
-// the agent has put on the host. It works on the network namespace of the calling thread, which
-// must be the agent's. It returns nil if the instance does not exist.
+// Detach removes an agent's data path from the kernel, with all its counters, and the VIPs that the
+// agent has put on the host. The calling thread must be in the agent's network namespace. Detach
+// returns nil if the instance does not exist.
 func Detach(instance string) error {
 	dir := datapath.Dir(instance)
 	m, err := ebpf.LoadPinnedMap(filepath.Join(dir, agentMapBelongings), nil)
@@ -65,7 +68,7 @@ func Detach(instance string) error {
 		return fmt.Errorf("open map %s: %w", agentMapBelongings, err)
 	}
 	defer m.Close()
-	all := assignedVIPs{m}
+	assigned := assignedVIPs{m}
 	if err := datapath.CheckNamespace(instance, hooks); err != nil {
 		return err
 	}
@@ -76,7 +79,7 @@ func Detach(instance string) error {
 	if err := datapath.DetachLink(filepath.Join(dir, connectionCountPin)); err != nil {
 		return err
 	}
-	if err := all.release(nil); err != nil {
+	if err := assigned.release(nil); err != nil {
 		return err
 	}
 	return datapath.RemoveDir(instance)

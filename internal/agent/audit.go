@@ -21,8 +21,9 @@ const (
 	// auditInterval is the time between comparisons of the counts of open connections with the
 	// kernel's sockets.
 	auditInterval = time.Minute
-	// confirmInterval is the time after which a difference is confirmed. It is far longer than the
-	// time between two steps of a program, or of a program and the kernel.
+	// confirmInterval is the time from a comparison that finds a difference to the comparison that
+	// is to confirm it. A program, or a program and the kernel, take far less time between two
+	// steps.
 	confirmInterval = time.Second
 )
 
@@ -31,22 +32,22 @@ const (
 // while the program that counts is not attached, or if another program withdraws the request for
 // calls about a socket.
 //
-// Connections come and go during a comparison. So the auditor looks at the half of the counts to
-// which the program adds no connections at the time. The number of sockets in this half can only
-// fall. If it is N before the comparison and M after it, the marked sockets that the kernel lists
-// are between M and N. Only a difference that this range does not explain is an error. After each
+// Connections begin and end during a comparison. So each count has two halves, and the program adds
+// new connections to only one of them. The auditor compares the other half, which can only fall. If
+// this half is N before the comparison and M after it, the kernel should list M to N sockets that
+// are marked for it. Only a number outside this range shows that the count is wrong. After each
 // comparison the halves change their roles.
 //
-// The auditor also counts the open connections without a mark, of services of one port. They have
-// begun while no program, or that of an earlier build, counted them. No program sees their end, so
-// the number is that of the last comparison.
+// For services of one port, the auditor also counts the open connections without a mark. They began
+// while no program, or one of an earlier build, counted connections. No program sees their end. So
+// the count includes as many of them as the last comparison found.
 type auditor struct {
 	log     *slog.Logger
 	kernel  *kernel
 	sockets *socketDump
 	confirm time.Duration
-	growing uint32 // the half to which connections are added
-	failed  bool   // the last comparison
+	growing uint32 // the half to which the program adds connections: 0 or 1
+	failed  bool   // the last comparison failed
 }
 
 // newAuditor returns an auditor of the calling thread's network namespace.
@@ -58,8 +59,8 @@ func (k *kernel) newAuditor() (*auditor, error) {
 	return &auditor{log: k.log, kernel: k, sockets: sockets, confirm: confirmInterval}, nil
 }
 
-// auditConnections audits the counts of open connections until the context ends, or until the
-// returned function is called, which waits for the end of the last comparison.
+// auditConnections audits the counts of open connections until the context ends or end is called.
+// The function end waits for the last comparison.
 func (a *Agent) auditConnections(ctx context.Context) (end func()) {
 	audits, err := a.kernel.newAuditor()
 	if err != nil {
@@ -104,7 +105,7 @@ func wait(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// audit compares and corrects the half that cannot grow. Then the other half stops to grow.
+// audit corrects the half that cannot grow. Then it makes this half the growing one.
 func (a *auditor) audit(ctx context.Context) {
 	half := 1 - a.growing
 	err := a.correct(ctx, half)
@@ -126,10 +127,11 @@ func (a *auditor) grow(half uint32) error {
 	return nil
 }
 
-// drift is the range of the number of connections by which a count is too high.
+// drift tells by how many connections a count is too high: by low to high. Negative numbers tell
+// that the count is too low.
 type drift struct{ low, high int64 }
 
-// certain returns the least drift that explains the range.
+// certain returns the smallest error that the range allows: its number nearest to 0.
 func (d drift) certain() int64 {
 	switch {
 	case d.low > 0:
@@ -140,16 +142,17 @@ func (d drift) certain() int64 {
 	return 0
 }
 
-// and returns what two ranges of the same drift have in common.
+// and returns the common part of two ranges that were found for the same count.
 func (d drift) and(other drift) drift {
 	common := drift{max(d.low, other.low), min(d.high, other.high)}
 	if common.low > common.high {
-		return drift{} // the count has changed otherwise in between
+		return drift{} // nothing in common: the count has changed in between
 	}
 	return common
 }
 
-// steady returns the part of two differences that both have.
+// steady returns the part of a difference that two comparisons have found: the one nearer to 0 of a
+// and b, or 0 if they have different signs.
 func steady(a, b int64) int64 {
 	switch {
 	case a > 0 && b > 0:
@@ -160,10 +163,11 @@ func steady(a, b int64) int64 {
 	return 0
 }
 
-// mismatch is in what the counts and the sockets differ, by service.
+// mismatch is the difference between the counts and the sockets, by service.
 type mismatch struct {
 	drifts map[agentServiceKey]drift
-	unseen map[agentServiceKey]int64 // how many more connections without a mark there are than before
+	// unseen is the number of connections without a mark, less the number of them in the count.
+	unseen map[agentServiceKey]int64
 }
 
 // isWrong tells whether there is a difference.
@@ -176,9 +180,9 @@ func (m *mismatch) isWrong() bool {
 	return false
 }
 
-// correct corrects the counts of a half that cannot grow, as far as a second comparison confirms the
-// first one. The program counts in two steps, and removes the mark of a socket just before the
-// socket leaves its state.
+// correct corrects the counts of a half that cannot grow, by the part of the difference that a
+// second comparison confirms. A first difference can be one of a moment: the program counts in two
+// steps, and it removes the mark of a socket just before the kernel changes the socket's state.
 func (a *auditor) correct(ctx context.Context, half uint32) error {
 	first, err := a.compare(half)
 	if err != nil || !first.isWrong() || !wait(ctx, a.confirm) {
@@ -210,11 +214,11 @@ func (a *auditor) compare(half uint32) (found mismatch, err error) {
 	if err != nil {
 		return found, err
 	}
-	marked, others := map[agentServiceKey]int64{}, map[agentServiceKey]int64{}
+	marked, unmarked := map[agentServiceKey]int64{}, map[agentServiceKey]int64{}
 	err = a.sockets.each(func(s diagSocket) {
 		switch {
 		case s.mark == nil && s.isEstablished():
-			others[countKey(s.local)]++
+			unmarked[countKey(s.local)]++
 		case s.mark != nil && uint32(s.mark.Half) == half:
 			marked[s.mark.Service]++
 		}
@@ -227,24 +231,26 @@ func (a *auditor) compare(half uint32) (found mismatch, err error) {
 		return found, err
 	}
 	found = mismatch{map[agentServiceKey]drift{}, map[agentServiceKey]int64{}}
-	for key, n := range before {
-		if m, ok := after[key]; ok {
-			found.drifts[key] = drift{m.Open[half] - marked[key], n.Open[half] - marked[key]}
-			found.unseen[key] = others[key] - m.Unseen
+	for key, was := range before {
+		if is, ok := after[key]; ok {
+			// There should be is.Open to was.Open marked sockets.
+			found.drifts[key] = drift{is.Open[half] - marked[key], was.Open[half] - marked[key]}
+			found.unseen[key] = unmarked[key] - is.Unseen
 		}
 	}
 	return found, nil
 }
 
-// countKey returns the key of the service of one port that has a local address. For a service of
-// all ports, the connections of clients could not be told from those that the host itself opens.
+// countKey returns the key of the service of one port to which a local address and port belong.
+// Services of all ports are left out: the connections of their clients cannot be told from those
+// that the host itself opens.
 func countKey(local netip.AddrPort) agentServiceKey {
 	key := agentServiceKey{Protocol: unix.IPPROTO_TCP, Port: networkOrder(local.Port())}
 	key.Vip.In6U.U6Addr8 = local.Addr().As16()
 	return key
 }
 
-// counts reads the counts.
+// counts reads the counts of open connections of all services.
 func (a *auditor) counts() (map[agentServiceKey]agentConnectionCount, error) {
 	counts := map[agentServiceKey]agentConnectionCount{}
 	var key agentServiceKey
@@ -282,7 +288,7 @@ func (k *kernel) isCounting() (bool, error) {
 	return ok && attached.Program == id, nil
 }
 
-// add adds to a half of the count of a service, and logs the correction.
+// add adds n to a half of a service's count, and logs the correction.
 func (a *auditor) add(key agentServiceKey, half uint32, n int64) error {
 	if err := a.change(agentCountCorrection{Service: key, Half: half, Add: n}); err != nil {
 		return err
@@ -291,7 +297,8 @@ func (a *auditor) add(key agentServiceKey, half uint32, n int64) error {
 	return nil
 }
 
-// change lets a program change a count.
+// change runs the program that changes a count. User space cannot change it, because other programs
+// add to it at the same time.
 func (a *auditor) change(by agentCountCorrection) error {
 	bytes := unsafe.Slice((*byte)(unsafe.Pointer(&by)), unsafe.Sizeof(by))
 	if _, err := a.kernel.objects.CorrectConnections.Run(&ebpf.RunOptions{Data: bytes}); err != nil {
@@ -300,7 +307,7 @@ func (a *auditor) change(by agentCountCorrection) error {
 	return nil
 }
 
-// nameOf returns the name of a service, or its address if the service is no longer configured.
+// nameOf returns the name of a service, or its VIP and port if it is no longer configured.
 func (a *auditor) nameOf(key agentServiceKey) string {
 	var label agentServiceLabel
 	if known, err := find(a.kernel.objects.ServiceNames, key, &label); !known || err != nil {

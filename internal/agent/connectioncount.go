@@ -21,12 +21,13 @@ import (
 // connectionCountPin is the pin of the link of the program that counts connections.
 const connectionCountPin = "link_sockops"
 
-// followConnections attaches the program that sees new connections, if a service can be offered
-// connections. The program counts the connections of services whose load source needs it, and moves
-// cookies to sockets (bpf/agent/cookie.h). Once attached, it stays until the agent is detached:
-// otherwise connections that end meanwhile would stay counted. If the host does not support it, the
-// load is unknown, and the data path accepts all offered connections. A cookie then moves with the
-// first packet that the host sends on the connection, unless a flood has evicted the cookie before.
+// followConnections attaches the program that counts connections, if a service can be offered
+// connections. The program also moves cookies to sockets (bpf/agent/cookie.h). Once attached, it
+// stays until the agent is detached. Otherwise connections that end meanwhile would stay counted.
+//
+// If the host does not support the program, followConnections logs that. The load of services whose
+// source is connections is then unknown. A cookie then moves to its socket when the host sends
+// its first packet in the connection, unless a flood has evicted the cookie before.
 func (a *Agent) followConnections(t *datapath.Takeover, cfg *desired.Agent) {
 	wanted := slices.ContainsFunc(cfg.Services, func(s desired.AgentService) bool { return s.Accept.Policy != "" })
 	begun, err := a.kernel.countingBegun()
@@ -34,11 +35,12 @@ func (a *Agent) followConnections(t *datapath.Takeover, cfg *desired.Agent) {
 		err = errors.Join(err, a.kernel.startCounting(t))
 	}
 	if err != nil {
-		a.log.Warn("cannot count connections: services whose load.source is connections accept every offer",
+		a.log.Warn("cannot count connections: services whose load.source is connections have no load",
 			"error", err)
 	}
 }
 
+// countingBegun tells whether an agent of this instance has attached the program before.
 func (k *kernel) countingBegun() (bool, error) {
 	_, err := os.Stat(k.loader.PathOf(connectionCountPin))
 	if errors.Is(err, os.ErrNotExist) {
@@ -47,8 +49,8 @@ func (k *kernel) countingBegun() (bool, error) {
 	return err == nil, err
 }
 
-// startCounting attaches the program to the root of the cgroup hierarchy. It counts the sockets of
-// the calling thread's network namespace.
+// startCounting attaches the program, and tells the data path whether that has succeeded. The
+// program counts the sockets of the calling thread's network namespace.
 func (k *kernel) startCounting(t *datapath.Takeover) error {
 	cookie, err := netnsCookie()
 	if err != nil {
@@ -63,6 +65,8 @@ func (k *kernel) startCounting(t *datapath.Takeover) error {
 	return k.objects.ConnectionsCounted.Set(uint32(1))
 }
 
+// attachCounting attaches the program to the root of the cgroup hierarchy, or puts it in place of
+// that of an earlier process.
 func (k *kernel) attachCounting(t *datapath.Takeover) error {
 	pin := k.loader.PathOf(connectionCountPin)
 	l, err := link.LoadPinnedLink(pin, nil)

@@ -20,14 +20,14 @@ import (
 // nothing (bpf/net/dryrun.h). It shares the tables and the variables of the original.
 type dryRun struct {
 	program   *ebpf.Program
-	record    *ebpf.Variable // what the last run has decided: agentDecision
+	record    *ebpf.Variable // the decision of the last run: agentDecision
 	hostMAC   *ebpf.Variable
 	locator   *ebpf.Variable
 	balancers *ebpf.Map
 }
 
-// Sections of global variables. The constants of a dry run differ from those of the original, and
-// its record is its own.
+// Sections of global variables that a dry run does not share with the original. Its constants
+// differ in dry_run, and it records decisions in a map of its own.
 const (
 	constantsSection = ".rodata"
 	recordSection    = ".data.decision"
@@ -37,8 +37,8 @@ const (
 var errOtherBuild = errors.New("another build of segue loaded the agent's program: " +
 	"restart the agent, or trace with that build")
 
-// newDryRun loads a dry run of an agent's XDP program. The program must be of this build. The
-// caller still owns the program.
+// newDryRun loads a dry run of an agent's XDP program, which must be of this build. The dry run
+// does not need the original afterwards.
 func newDryRun(original *ebpf.Program) (_ *dryRun, err error) {
 	spec, _, err := loadPermitted()
 	if err != nil {
@@ -71,7 +71,7 @@ func newDryRun(original *ebpf.Program) (_ *dryRun, err error) {
 	return d, nil
 }
 
-// setConstants makes a specification's constants those of a running program, for a dry run.
+// setConstants gives a specification the constants of a running program, and makes it a dry run.
 func setConstants(spec *ebpf.CollectionSpec, constants *ebpf.Map) error {
 	if constants == nil || constants.ValueSize() != spec.Maps[constantsSection].ValueSize {
 		return errOtherBuild
@@ -102,7 +102,7 @@ func shared(maps map[string]*ebpf.Map) map[string]*ebpf.Map {
 	return all
 }
 
-// checkSame compares the instructions of the dry run and of the original, as they were loaded.
+// checkSame returns an error if the dry run and the original have different instructions.
 func (d *dryRun) checkSame(original *ebpf.Program) error {
 	own, err := d.program.Info()
 	if err != nil {
@@ -135,15 +135,15 @@ func (d *dryRun) decide(frame []byte) (decision agentDecision, err error) {
 	return decision, nil
 }
 
-// service returns the key of the service whose accept policy applies. Its protocol is 0 if there is
-// none.
+// service returns the key of the service whose accept policy applies. If no policy applies, the
+// protocol of the key is 0.
 func (d *agentDecision) service() agentServiceKey {
 	key := agentServiceKey{Port: d.Service.Port, Protocol: d.Service.Protocol}
 	key.Vip.In6U.U6Addr8 = d.Service.Vip.In6U.U6Addr8
 	return key
 }
 
-// question is a packet of a connection that a balancer may send to the server.
+// question describes a packet of a connection that a balancer could send to the server.
 type question struct {
 	client, vip netip.AddrPort
 	function    srv6.Function
@@ -175,9 +175,9 @@ func (d *dryRun) frame(q question) (frame []byte, ok bool, err error) {
 	return frame, true, nil
 }
 
-// flags returns the TCP flags of the packet. A later packet of a connection has no ACK, because the
-// number that it would acknowledge is unknown: the program compares the number with that of the
-// server's SYN-ACK or SYN cookie.
+// flags returns the TCP flags of the packet. A packet that is not a SYN has no ACK: the program
+// would compare the acknowledged number with that of the server's SYN-ACK or SYN cookie, which
+// is not known here.
 func (q question) flags() packet.TCPFlags {
 	if q.function == srv6.ConnectAvail || q.function == srv6.ConnectForce {
 		return packet.SYN
@@ -185,8 +185,8 @@ func (q question) flags() packet.TCPFlags {
 	return packet.PSH
 }
 
-// segments returns the server's SID, and that of another server unless this server is the last. The
-// locators differ in a bit of their last byte.
+// segments returns the server's SID, and then that of another server, unless this server is the
+// last. The other server is invented: its locator differs in one bit of the last byte.
 func (q question) segments(locator uint64) []netip.Addr {
 	sid := srv6.SID{Locator: locatorPrefix(locator), Function: q.function}
 	if q.last {
@@ -196,7 +196,7 @@ func (q question) segments(locator uint64) []netip.Addr {
 	return []netip.Addr{sid.Addr(), other.Addr()}
 }
 
-// sender returns the locator of a balancer that the agent obeys. It is :: if the agent obeys all.
+// sender returns the locator of a balancer that the agent obeys, or :: if it obeys all balancers.
 func (d *dryRun) sender() (netip.Addr, error) {
 	var prefix agentLocatorPrefix
 	err := d.balancers.NextKey(nil, &prefix)
@@ -208,7 +208,8 @@ func (d *dryRun) sender() (netip.Addr, error) {
 	return netip.AddrFrom16(address), nil
 }
 
-// locatorPrefix returns a locator that the data path holds in memory order.
+// locatorPrefix returns the prefix of a locator of the data path, which has its bytes in the order
+// of memory.
 func locatorPrefix(locator uint64) netip.Prefix {
 	var address [16]byte
 	binary.NativeEndian.PutUint64(address[:], locator)

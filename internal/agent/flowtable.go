@@ -10,8 +10,8 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// flowKeysOf returns the hash keys of the flow table that an earlier process has left. If there is
-// none, it makes random keys.
+// flowKeysOf returns the hash keys of the flow table. They are in kept, the map that an earlier
+// process has left. If kept is nil, the keys are new and random.
 func flowKeysOf(kept *ebpf.Map) (keys agentAgentFlowKeys, err error) {
 	if kept != nil {
 		if err := kept.Lookup(uint32(0), &keys); err != nil {
@@ -25,7 +25,7 @@ func flowKeysOf(kept *ebpf.Map) (keys agentAgentFlowKeys, err error) {
 	return keys, nil
 }
 
-// constants returns the constants of the data path that depend on its keys.
+// constants returns the constants that hold the hash keys in the programs.
 func constants(keys *agentAgentFlowKeys) map[string]any {
 	return map[string]any{agentVarAgentKeys: keys.Key}
 }

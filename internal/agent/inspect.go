@@ -21,7 +21,8 @@ import (
 )
 
 // View reads the tables of an agent and never writes them. The agent's process need not run.
-// Traffic and reloads continue meanwhile, so different tables are read at slightly different times.
+// Traffic and reloads change the tables while a View reads them, so what it returns is not of one
+// moment.
 type View struct {
 	instance string
 	maps     agentMaps
@@ -29,10 +30,10 @@ type View struct {
 	program  *ebpf.Program // xdp_agent
 	dry      *dryRun       // of program; nil until the first trace
 	sockets  *ebpf.Program // query_socket
-	here     bool          // the agent is in the network namespace whose sockets are queried
+	here     bool          // the calling thread is in the agent's network namespace
 }
 
-// viewed are the names of the tables that a view reads.
+// viewed lists the names of the tables that a view reads.
 var viewed = []string{
 	agentMapAcceptances, agentMapAgentFlows, agentMapAgentFlowKeys, agentMapConnections, agentMapListeners,
 	agentMapLoads, agentMapOffers, agentMapQuicIdCounts, agentMapQuicOwnIds, agentMapReasons,
@@ -40,8 +41,8 @@ var viewed = []string{
 }
 
 // OpenView opens the tables of an instance. It refuses the tables of a build with another layout. A
-// view queries sockets only if the calling thread is in the agent's network namespace; this holds
-// for OpenView and for the methods.
+// view knows sockets only if the calling thread is in the agent's network namespace. Call its
+// methods in the namespace in which OpenView was called.
 func OpenView(instance string) (_ *View, err error) {
 	v := &View{instance: instance}
 	defer func() {
@@ -64,7 +65,7 @@ func OpenView(instance string) (_ *View, err error) {
 	if v.program, err = ebpf.LoadPinnedProgram(pin, nil); err != nil {
 		return nil, fmt.Errorf("%s: %w", pin, err)
 	}
-	refuseReads(spec) // queries never acknowledge data, and only acknowledgements need these reads
+	refuseReads(spec) // only packets with an ACK need these reads, and queries have none
 	if v.sockets, err = ebpf.NewProgram(spec.Programs[agentProgQuerySocket]); err != nil {
 		return nil, fmt.Errorf("load program %s: %w", agentProgQuerySocket, err)
 	}
@@ -79,12 +80,12 @@ func (v *View) Close() error {
 		errs = append(errs, v.dry.close())
 	}
 	for _, program := range []*ebpf.Program{v.program, v.sockets} {
-		errs = append(errs, program.Close()) // nil if it was not opened
+		errs = append(errs, program.Close()) // does nothing if program is nil
 	}
 	return errors.Join(append(errs, v.maps.Close())...)
 }
 
-// view returns a View of the data path's own tables. Their owner closes them.
+// view returns a View of the tables of k. It must not be closed: k closes them.
 func (k *kernel) view() *View {
 	return &View{
 		instance: k.loader.Instance, maps: k.objects.agentMaps, labels: k.labels,
@@ -92,11 +93,11 @@ func (k *kernel) view() *View {
 	}
 }
 
-// Snapshot is the state of an agent at one moment.
+// Snapshot is the state of an agent.
 type Snapshot struct {
 	datapath.Snapshot
 	Services []*ServiceState `json:"services"` // sorted by name
-	// Signals counts signals by their outcome. SYNACKs counts SYN-ACKs by their outcome.
+	// Signals and SYNACKs count the agent's signals and its services' SYN-ACKs, by outcome.
 	Signals map[string]uint64 `json:"signals"`
 	SYNACKs map[string]uint64 `json:"syn_acks"`
 }
@@ -108,11 +109,10 @@ type ServiceState struct {
 	Port     uint16           `json:"port"` // 0: all ports that no other service of the VIP has
 	Protocol desired.Protocol `json:"protocol"`
 	Presence
-	// Connections is the number of open connections. It is nil if nothing counts them, as for
-	// services that cannot be offered connections.
+	// Connections is the number of open connections. It is nil if the service cannot be offered
+	// connections, or if no program counts connections.
 	Connections *uint32 `json:"connections"`
-	// Corrected is the number of connections by which Connections was ever found wrong, and
-	// corrected.
+	// Corrected is the sum of all corrections of Connections, in connections.
 	Corrected uint64 `json:"connections_corrected"`
 	// Accept is nil if the service cannot be offered connections.
 	Accept *AcceptState `json:"accept"`
@@ -129,16 +129,17 @@ type AcceptState struct {
 	// is known only in the agent's network namespace, and only for services with one port and a
 	// listening socket.
 	Load *Load `json:"load"`
-	// Stale tells that the policy uses the load and the data path does not know it. The service
-	// then accepts all offered connections.
+	// Stale tells that the policy uses the load and the data path does not know it. Policies static
+	// and dynamic then accept all offers. Policy least then accepts an offer if this server is the
+	// first candidate, or if it is the last and no load of an earlier candidate is known.
 	Stale bool `json:"stale"`
-	// Threshold is the load from which on the service refuses connections. It is nil for policies
-	// that have none.
+	// Threshold is the smallest load at which the service refuses connections. It is nil for
+	// policies without a threshold.
 	Threshold *uint32 `json:"threshold"`
-	// Offered is the number of offered connections. Offers counts them by outcome.
+	// Offered is the number of offers. Offers counts them by outcome.
 	Offered uint64 `json:"offered"`
-	// Accepted is the number of those that the server has accepted by its policy, whether the load was
-	// known or not. Forced connections and those that another server handed back do not count.
+	// Accepted is the number of offers that the policy has accepted, whether the load was known or
+	// not. Forced connections, and those that another server handed back, are not included.
 	Accepted uint64            `json:"accepted"`
 	Offers   map[string]uint64 `json:"offers"`
 	// OfferedRate is the rate of offers over an interval, in connections per second.
@@ -147,8 +148,7 @@ type AcceptState struct {
 
 // Load is how busy a service is, in units of its load source.
 type Load struct {
-	// Busy includes the connections that the load source does not show yet, if they are known: see
-	// View.loadNow.
+	// Busy includes connections that the load source does not show yet, if View.loadNow knows them.
 	Busy uint32 `json:"busy"`
 	// Capacity is nil if neither the configuration nor the load source gives one.
 	Capacity *uint32 `json:"capacity"`
@@ -221,7 +221,7 @@ func Count(instance, reason string) (uint64, error) {
 	return 0, fmt.Errorf("instance %s: there is no reason %s", instance, reason)
 }
 
-// RatesSince computes the rates since an earlier snapshot of the instance.
+// RatesSince sets the rates of s, over the time since an earlier snapshot of the instance.
 func (s *Snapshot) RatesSince(earlier *Snapshot) {
 	interval := s.Snapshot.RatesSince(&earlier.Snapshot)
 	before := map[string]uint64{}
@@ -247,11 +247,11 @@ func (v *View) services() ([]*ServiceState, error) {
 	for labels.Next(&key, &label) {
 		service := newServiceState(key, label)
 		var failed [4]error
-		service.Presence, failed[3] = v.presence(key, local)
-		service.Accept, failed[0] = v.acceptState(key)
-		service.QUIC, failed[1] = v.quicState(key)
+		service.Presence, failed[0] = v.presence(key, local)
+		service.Accept, failed[1] = v.acceptState(key)
+		service.QUIC, failed[2] = v.quicState(key)
 		if service.Accept != nil {
-			service.Connections, service.Corrected, failed[2] = v.countedConnections(key)
+			service.Connections, service.Corrected, failed[3] = v.countedConnections(key)
 		}
 		if err := errors.Join(failed[:]...); err != nil {
 			return nil, fmt.Errorf("service %s: %w", service.Name, err)
@@ -265,6 +265,7 @@ func (v *View) services() ([]*ServiceState, error) {
 	return services, nil
 }
 
+// newServiceState returns the state of a service, with only its name and address set.
 func newServiceState(key agentServiceKey, label agentServiceLabel) *ServiceState {
 	s := &ServiceState{
 		Name:     text(label.Name[:]),
@@ -335,6 +336,9 @@ func asksForLoad(a *agentAcceptance) bool {
 	return hasThreshold(a) || agentAcceptPolicy(a.Policy) == agentAcceptPolicyACCEPT_LEAST
 }
 
+// setLoad sets the load, its source, and whether it is stale. The load of an accept queue is never
+// stale, because the data path always knows it. It is unknown here if no socket listens, or if this
+// process cannot see the socket.
 func (s *AcceptState) setLoad(a *agentAcceptance, load agentLoad, known bool) {
 	s.Source = string(named(loadSources, a.Source))
 	s.Stale = !known && agentLoadSource(a.Source) != agentLoadSourceLOAD_ACCEPT_QUEUE
@@ -347,7 +351,8 @@ func (s *AcceptState) setLoad(a *agentAcceptance, load agentLoad, known bool) {
 	}
 }
 
-// named returns the configuration's word for a number of the data path.
+// named returns the configuration's word for a number of the data path, or the number if it has
+// none.
 func named[Name ~string, Number ~uint32](names map[Name]Number, number uint8) Name {
 	for name, n := range names {
 		if uint8(n) == number {
@@ -357,7 +362,7 @@ func named[Name ~string, Number ~uint32](names map[Name]Number, number uint8) Na
 	return Name(fmt.Sprint(number))
 }
 
-// offerCounters counts the connections offered to a service, by outcome.
+// offerCounters returns the numbers of offers to a service, by outcome.
 func (v *View) offerCounters(a *agentAcceptance) (map[string]uint64, error) {
 	var offers agentOffers
 	if err := v.maps.Offers.Lookup(a.Number, &offers); err != nil {

@@ -16,15 +16,16 @@ import (
 	"github.com/segue-lb/segue/internal/datapath"
 )
 
-// fewHalfOpen is FEW_HALF_OPEN of bpf/agent/load.h.
+// fewHalfOpen is the number of half-open connections that count as load in any case: FEW_HALF_OPEN
+// of bpf/agent/load.h.
 const fewHalfOpen = 16
 
-// loadNow returns the load by which the policy would decide now: the sum that load_now() of
-// bpf/agent/load.h makes. known is false if the load is unknown or stale.
+// loadNow returns the load by which the policy would decide now, as load_now() of bpf/agent/load.h
+// does. known is false if the load is unknown or stale.
 //
-// The backlog of the listener is known only in the agent's network namespace, and only if the
-// service has one port. Otherwise the load of an accept queue is unknown, and other loads are
-// without the connections that the application does not have yet.
+// The backlog of the listening socket is known only in the agent's network namespace, and only if
+// the service has one port. If it is not known, the load of an accept queue is unknown, and other
+// loads do not include the backlog.
 func (v *View) loadNow(key agentServiceKey, a *agentAcceptance) (
 	l agentLoad, known bool, err error,
 ) {
@@ -49,7 +50,8 @@ func (v *View) loadNow(key agentServiceKey, a *agentAcceptance) (
 }
 
 // notShown returns the number of connections that the server has accepted and that the source does
-// not show yet: not_shown() of bpf/agent/load.h.
+// not show yet, as not_shown() of bpf/agent/load.h does. A flood of SYNs can at most fill the
+// capacity in this way, or double a load without a capacity.
 func notShown(source agentLoadSource, l agentLoad, queue agentBacklog) uint64 {
 	most := l.Capacity
 	if most == accept.NoCapacity {
@@ -65,7 +67,8 @@ func notShown(source agentLoadSource, l agentLoad, queue agentBacklog) uint64 {
 	return halfOpen + uint64(queue.Waiting)
 }
 
-// reportedLoad returns the load that user space has written.
+// reportedLoad returns the load that user space has read from the source and written to the data
+// path.
 func (v *View) reportedLoad(key agentServiceKey, a *agentAcceptance) (
 	l agentLoad, known bool, err error,
 ) {
@@ -81,8 +84,8 @@ func (v *View) reportedLoad(key agentServiceKey, a *agentAcceptance) (
 	return l, l.When != 0 && now-int64(l.When) <= int64(a.StaleAfter), nil
 }
 
-// openConnections returns the number of connections that the server has not closed. The number is
-// known while the program that counts them is attached.
+// openConnections returns as a load the number of connections that the server has not closed. It is
+// known while the program that counts connections is attached.
 func (v *View) openConnections(key agentServiceKey) (l agentLoad, known bool, err error) {
 	open, _, err := v.countedConnections(key)
 	if open == nil || err != nil {
@@ -91,8 +94,8 @@ func (v *View) openConnections(key agentServiceKey) (l agentLoad, known bool, er
 	return agentLoad{Busy: *open, Capacity: accept.NoCapacity}, true, nil
 }
 
-// countedConnections returns the number of connections that the server has not closed, and the
-// number by which it was ever wrong. open is nil if nothing counts them.
+// countedConnections returns the number of connections that the server has not closed, and the sum
+// of all corrections of this number. open is nil if no program counts connections.
 func (v *View) countedConnections(key agentServiceKey) (open *uint32, corrected uint64, err error) {
 	var count agentConnectionCount
 	if known, err := find(v.maps.Connections, key, &count); !known || err != nil {
@@ -107,8 +110,9 @@ func (v *View) countedConnections(key agentServiceKey) (open *uint32, corrected 
 }
 
 // backlog returns the connections of the service's listening socket that the application does not
-// have yet. It finds the socket with a packet from port 0, which no client uses. listens is false
-// if there is none, or if it cannot be known. A socket of UDP has no backlog.
+// have yet. It finds the socket that a packet from port 0 would reach: no client uses this port, so
+// the packet belongs to no connection. listens is false if there is no listening socket, or if that
+// cannot be known. A socket of UDP has an empty backlog.
 func (v *View) backlog(key agentServiceKey) (queue agentBacklog, listens bool, err error) {
 	vip := addressOf(key)
 	if vip.Port() == 0 || !v.here {

@@ -19,8 +19,9 @@ import (
 )
 
 // kernel is the data path: the programs and their tables. Each process makes new tables for its
-// programs, so that a restart replaces programs and tables in one step. Only the counters, the
-// programs' own state of connections and the assigned VIPs are handed on from process to process.
+// programs, so that a restart replaces programs and tables in one step. Other tables pass from
+// process to process: the counters, the state of connections, the accept policies and the assigned
+// VIPs (declared).
 type kernel struct {
 	log      *slog.Logger
 	loader   datapath.Loader
@@ -49,6 +50,7 @@ func openKernel(node *desired.AgentNode, log *slog.Logger) (*kernel, error) {
 	return k, nil
 }
 
+// load loads the programs with their tables, and pins them.
 func (k *kernel) load(node *desired.AgentNode) error {
 	spec, labels, err := loadPermitted()
 	if err != nil {
@@ -68,7 +70,8 @@ func (k *kernel) load(node *desired.AgentNode) error {
 	return k.loader.Pin()
 }
 
-// variant returns the constants of the programs for tables that an earlier process has left.
+// variant returns the constants of the programs. kept are the tables that an earlier process has
+// left.
 func (k *kernel) variant(node *desired.AgentNode, kept map[string]*ebpf.Map) (_ map[string]any, err error) {
 	_, err = os.Stat(k.loader.PathOf(datapath.LinkPin))
 	k.isFirst = errors.Is(err, os.ErrNotExist)
@@ -83,10 +86,12 @@ func (k *kernel) variant(node *desired.AgentNode, kept map[string]*ebpf.Map) (_ 
 	return variables, nil
 }
 
-// parsed is the specification of this build's data path. Tests load many data paths.
+// parsed returns the specification of this build's data path. It is parsed once, because tests load
+// many data paths.
 var parsed = sync.OnceValues(loadAgent)
 
-// loadSpec returns the specification of this build's data path, and the names of its counters.
+// loadSpec returns the specification of this build's data path, and the names of its counters. The
+// names are those of enums in the programs.
 func loadSpec() (spec *ebpf.CollectionSpec, l labels, err error) {
 	if spec, err = parsed(); err != nil {
 		return nil, l, err
@@ -122,8 +127,8 @@ func mayRead() (bool, error) {
 	return true, nil
 }
 
-// refuseReads replaces the programs' reads of the kernel's memory by the result EPERM. Kernels that
-// are locked down (kernel_lockdown(7)) would refuse the whole program otherwise.
+// refuseReads makes the programs' reads of the kernel's memory fail with EPERM. A kernel that is
+// locked down (kernel_lockdown(7)) would refuse a program that could make such reads.
 func refuseReads(spec *ebpf.CollectionSpec) {
 	for _, p := range spec.Programs {
 		for i, ins := range p.Instructions {
@@ -134,7 +139,7 @@ func refuseReads(spec *ebpf.CollectionSpec) {
 	}
 }
 
-// loadPermitted returns the same as loadSpec, with programs that this kernel permits.
+// loadPermitted returns the same as loadSpec, but with programs that this kernel permits.
 func loadPermitted() (*ebpf.CollectionSpec, labels, error) {
 	spec, l, err := loadSpec()
 	if err != nil {
@@ -150,8 +155,8 @@ func loadPermitted() (*ebpf.CollectionSpec, labels, error) {
 	return spec, l, nil
 }
 
-// declared declares the maps. That of the assigned VIPs comes first, because it shows the role of an
-// instance.
+// declared declares the maps. The map of the assigned VIPs comes first: that an instance has it
+// shows that the instance is an agent.
 var declared = datapath.Declarations{
 	{Name: agentMapBelongings, Life: datapath.Kept},
 	{Name: agentMapReasons, Life: datapath.Expendable},
@@ -182,8 +187,8 @@ var declared = datapath.Declarations{
 	{Name: agentMapSignalKeys},
 }
 
-// undo returns the error of a failed start. If no earlier process has attached programs, it removes
-// everything that this start has left, and what a killed first start has left.
+// undo returns err, the error of a failed start. If no earlier process has attached programs, it
+// removes everything that this start and killed earlier starts have left.
 func (k *kernel) undo(err error) error {
 	if !k.isFirst {
 		return err

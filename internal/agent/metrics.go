@@ -11,36 +11,40 @@ import (
 
 var (
 	packetsDesc = prometheus.NewDesc("segue_agent_packets_total",
-		"Frames received, by what became of them.", []string{"reason"}, nil)
+		"Frames received, by reason.", []string{"reason"}, nil)
 	bytesDesc = prometheus.NewDesc("segue_agent_bytes_total",
-		"Bytes of layer 3 received, by what became of them.", []string{"reason"}, nil)
+		"Bytes of layer 3 received, by reason.", []string{"reason"}, nil)
 	synAcksDesc = prometheus.NewDesc("segue_agent_syn_acks_total",
-		"SYN-ACKs sent by services, by what became of their MSS option.", []string{"result"}, nil)
+		"SYN-ACKs sent by services, by what was done with their MSS option.", []string{"result"}, nil)
 	offersDesc = prometheus.NewDesc("segue_agent_offers_total",
-		"New connections that balancers offered, by what became of them.", []string{"service", "result"}, nil)
+		"New connections that balancers offered, by outcome.", []string{"service", "result"}, nil)
 	signalsDesc = prometheus.NewDesc("segue_agent_signals_total",
-		"Packets that were to tell a balancer what becomes of a connection.", []string{"signal"}, nil)
+		"Signals to balancers about connections, by outcome.", []string{"signal"}, nil)
 	quicIDsDesc = prometheus.NewDesc("segue_agent_quic_ids_total",
-		"Packets of QUIC whose connection IDs were compared with this server's ID, by the result.",
+		"Packets of QUIC whose connection IDs were compared with this server's ID, by result.",
 		[]string{"service", "result"}, nil)
 	busyDesc = prometheus.NewDesc("segue_agent_load",
-		"How busy a service is, in units of its load source; absent while that is not known.", []string{"service"}, nil)
+		"The load of a service, in units of its load source; absent while it is unknown.",
+		[]string{"service"}, nil)
 	capacityDesc = prometheus.NewDesc("segue_agent_capacity",
-		"How busy a service can be, in units of its load source; absent while that is not known.", []string{"service"}, nil)
+		"The capacity of a service, in units of its load source; absent while it is unknown.",
+		[]string{"service"}, nil)
 	staleDesc = prometheus.NewDesc("segue_agent_load_stale",
-		"Whether the load that the policy asks for is not known, so that all that is offered is taken.", []string{"service"}, nil)
+		"1 if the accept policy needs the load, and the load is unknown or stale; otherwise 0.",
+		[]string{"service"}, nil)
 	pollsDesc = prometheus.NewDesc("segue_agent_polls_total",
-		"Datagrams at poll.listen, by what became of them.", []string{"result"}, nil)
+		"Datagrams at poll.listen, by outcome.", []string{"result"}, nil)
 	correctionsDesc = prometheus.NewDesc("segue_agent_connection_corrections_total",
-		"Connections by which the number of open connections of a service was wrong, and was corrected.",
+		"Connections by which the count of a service's open connections was wrong and was corrected.",
 		[]string{"service"}, nil)
 	vipDesc = prometheus.NewDesc("segue_agent_vip_present",
-		"Whether the VIP of a service is an address of this host.", []string{"service"}, nil)
+		"1 if the VIP of a service is an address of this host, otherwise 0.", []string{"service"}, nil)
 	listeningDesc = prometheus.NewDesc("segue_agent_listening",
-		"Whether an application listens on the VIP and the port of a service, here or where the host passes connections on; absent if that is not known.",
+		"1 if an application listens on the VIP and the port of a service, here or in a container, "+
+			"otherwise 0; absent if that is unknown.",
 		[]string{"service"}, nil)
 	thresholdDesc = prometheus.NewDesc("segue_agent_threshold",
-		"The load from which on connections are passed on, of the policies static and dynamic.", []string{"service"}, nil)
+		"The smallest load at which policies static and dynamic refuse offers.", []string{"service"}, nil)
 )
 
 // Describe implements prometheus.Collector.
@@ -97,7 +101,7 @@ func (a *Agent) Collect(metrics chan<- prometheus.Metric) {
 	}
 }
 
-// collectArray sends the counters of a per-CPU array, each with its label.
+// collectArray sends the counters of a per-CPU array, each under its label.
 func collectArray(metrics chan<- prometheus.Metric, desc *prometheus.Desc, m *ebpf.Map, labels []string) {
 	counters, err := sums(m, labels)
 	if err != nil {

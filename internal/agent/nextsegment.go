@@ -13,19 +13,19 @@ import (
 	"github.com/segue-lb/segue/internal/datapath"
 )
 
-// NextSegment is the route of the kernel to the next server of a segment list.
+// NextSegment is the kernel's route to the next server of a segment list.
 type NextSegment struct {
 	SID netip.Addr `json:"sid"`
-	// Router is the next hop of the default route, if packets take that route. They are lost unless
-	// the router has a route to the server.
+	// Router is the next hop of the default route, if packets take that route. The packets then
+	// reach the server only if the router has a route to it.
 	Router *netip.Addr `json:"default_router,omitempty"`
 	// Problem says why packets for the next server are lost. It is empty if no problem is known.
 	Problem string `json:"problem,omitempty"`
 }
 
-// FindNext looks up the route from the instance's interface to the SID of another server. The
-// programs cannot find it themselves: they hand the packet to the kernel before the kernel looks
-// for a route (bpf/agent/next_segment.h).
+// FindNext looks up the route from the instance's interface to the SID of another server. A dry run
+// cannot tell it: the program hands the packet to the kernel, which then looks for the route
+// (bpf/agent/next_segment.h).
 func (v *View) FindNext(sid netip.Addr) (*NextSegment, error) {
 	ifindex, err := datapath.AttachedTo(filepath.Join(datapath.Dir(v.instance), datapath.LinkPin))
 	if err != nil {
@@ -35,13 +35,13 @@ func (v *View) FindNext(sid netip.Addr) (*NextSegment, error) {
 	return next, next.find(ifindex)
 }
 
-// find looks up the route through the interface, and a problem on it.
+// find looks up the route through the interface, and sets Router and Problem.
 func (n *NextSegment) find(ifindex int) error {
 	if ifindex == 0 {
 		n.Problem = "the agent is not attached"
 		return nil
 	}
-	options := &netlink.RouteGetOptions{OifIndex: ifindex, FIBMatch: true} // with the route's prefix
+	options := &netlink.RouteGetOptions{OifIndex: ifindex, FIBMatch: true} // with the prefix
 	routes, err := netlink.RouteGetWithOptions(n.SID.AsSlice(), options)
 	if err != nil || len(routes) == 0 {
 		n.Problem = fmt.Sprintf("no route to %s (%v)", n.SID, err)
@@ -67,6 +67,7 @@ func (n *NextSegment) find(ifindex int) error {
 	return nil
 }
 
+// isDefault tells whether the route is a default route: it has no prefix, or one of length 0.
 func isDefault(route *netlink.Route) bool {
 	if route.Dst == nil {
 		return true

@@ -18,8 +18,8 @@ func (a *Agent) listenForPolls() error {
 	return a.polls.Listen(a.cfg.Poll.Listen)
 }
 
-// answerPolls answers balancers until the context ends, or until the returned function is called,
-// which waits for the last answer.
+// answerPolls answers balancers until the context ends or end is called. The function end waits for
+// the last answer.
 func (a *Agent) answerPolls(ctx context.Context) (end func()) {
 	if a.polls == nil {
 		return func() {}
@@ -35,7 +35,7 @@ func (a *Agent) answerPolls(ctx context.Context) (end func()) {
 	}
 }
 
-// polledLoad returns the load of a service by its load source, whatever the accept policy is. It
+// polledLoad returns the load of a service by its load source, under any accept policy. It
 // returns false if the load is not known.
 func (a *Agent) polledLoad(s poll.Service) (l poll.Load, ok bool) {
 	key := agentServiceKey{Protocol: s.Protocol, Port: networkOrder(s.Port)}

@@ -15,17 +15,16 @@ import (
 )
 
 const (
-	// settleInterval is the time for which changes of addresses are collected before they are
-	// handled.
+	// settleInterval is the time from a change of an address to the check of the VIPs. Further
+	// changes in this time begin it anew.
 	settleInterval = 50 * time.Millisecond
-	// presenceInterval is the time between checks of the VIPs when no address changes. Local
-	// routes, too, make addresses the host's own, and they change without notice here.
+	// presenceInterval is the time between checks of the VIPs while no address changes. A local
+	// route also makes an address one of the host, and addressChanges does not tell of routes.
 	presenceInterval = 10 * time.Second
 )
 
 // addressChanges returns a channel that gets a value after the host's addresses have changed. The
-// channel holds at most one value. It is closed when the context ends, or when the kernel could not
-// deliver a change.
+// channel holds at most one value. It closes when the context ends, or when a change was lost.
 func addressChanges(ctx context.Context) (<-chan struct{}, error) {
 	updates := make(chan netlink.AddrUpdate)
 	err := netlink.AddrSubscribeWithOptions(updates, ctx.Done(), netlink.AddrSubscribeOptions{
@@ -47,9 +46,9 @@ func addressChanges(ctx context.Context) (<-chan struct{}, error) {
 	return changes, nil
 }
 
-// followVIPs tells the data path which VIPs are addresses of the host. Balancers learn it from the
-// answers to their probes. followVIPs restores VIPs that the agent has assigned and somebody else
-// has removed.
+// followVIPs tells the data path which VIPs are addresses of the host. The data path tells
+// balancers in its answers to probes. If the agent assigns VIPs, followVIPs also restores those
+// that somebody else has removed.
 func (a *Agent) followVIPs() error {
 	absent, served := map[netip.Addr]bool{}, map[netip.Addr]bool{}
 	for _, s := range a.cfg.Services {
@@ -78,9 +77,9 @@ func (a *Agent) followVIPs() error {
 	return nil
 }
 
-// restore puts a VIP on the host again, if the agent assigns VIPs. It returns false if the VIP is
-// still missing. After a refusal by the host, restore makes no attempt for presenceInterval: an
-// attempt takes up to a second, and changes addresses itself.
+// restore puts a VIP on the host again, if the agent assigns VIPs. It returns whether the VIP is
+// present now. After a failed attempt, restore makes no other for presenceInterval: an attempt
+// takes up to a second, and its own changes of addresses cause the next check of the VIPs.
 func (a *Agent) restore(vip netip.Addr) bool {
 	if !a.cfg.Node.AssignsVIPs() || time.Since(a.refused[vip]) < presenceInterval {
 		return false
@@ -105,9 +104,9 @@ func (a *Agent) restore(vip netip.Addr) bool {
 
 // setPresent tells the data path whether a VIP is an address of the host.
 func (k *kernel) setPresent(vip netip.Addr, present bool) error {
-	value := uint32(0)
+	value := uint32(absentVIP)
 	if present {
-		value = 1
+		value = presentVIP
 	}
 	if err := k.objects.Vips.Put(vip.As16(), value); err != nil {
 		return fmt.Errorf("note whether VIP %s is on the host: %w", vip, err)

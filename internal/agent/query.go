@@ -12,17 +12,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// socketNames are the names of socket states in output, indexed by BPF_TCP_* of the kernel's bpf.h.
+// socketNames are the names of socket states in output. The index is BPF_TCP_* of the kernel's
+// bpf.h. The last state is BPF_TCP_NEW_SYN_RECV, the kernel's present form of a half-open
+// connection.
 var socketNames = [...]string{"none", "established", "syn-sent", "request", "fin-wait-1", "fin-wait-2", "time-wait", "close",
 	"close-wait", "last-ack", "listening", "closing", "request"}
 
-// socketState holds the kernel's sockets for a flow, whether or not its connection exists.
+// socketState is the answer about the kernel's sockets for a flow: the flow's own socket, or the
+// listening socket that a packet of the flow would reach.
 type socketState struct {
 	agentSocketQuery
 }
 
 // querySockets finds the sockets for packets from a client to a VIP, in the network namespace of
-// the calling thread.
+// the calling thread. program is query_socket, which fills in the rest of the question.
 func querySockets(
 	program *ebpf.Program, protocol uint8, client, vip netip.AddrPort,
 ) (state socketState, err error) {
@@ -37,7 +40,7 @@ func querySockets(
 	return state, nil
 }
 
-// socketName returns the name of a socket's state, BPF_TCP_* or 0.
+// socketName returns the name of a socket's state: BPF_TCP_*, or 0 if there is no socket.
 func socketName(state uint32) string {
 	if int(state) < len(socketNames) {
 		return socketNames[state]
@@ -45,6 +48,7 @@ func socketName(state uint32) string {
 	return fmt.Sprintf("state %d", state)
 }
 
+// has tells whether there is a socket of any of the kinds.
 func (s socketState) has(kinds ...agentSocketKind) bool {
 	for _, kind := range kinds {
 		if agentSocketKind(s.Kinds)&kind != 0 {

@@ -13,15 +13,17 @@ import (
 	"github.com/segue-lb/segue/internal/desired"
 )
 
-// The first octet of a connection ID, as in package quiclb. A mask has the bits that all IDs of a
-// form have in common.
+// The first octet of a connection ID: the config rotation in its upper three bits, and then random
+// bits or the length of the ID. A mask has the bits that are the same in all IDs of a form. Package
+// quiclb has the same layout.
 const (
 	quicRotationShift = 5
-	quicRotationMask  = 0xe0 // the others are random
-	quicWholeMask     = 0xff // the others are the length
+	quicRotationMask  = 0xe0 // if the other bits are random
+	quicWholeMask     = 0xff // if the other bits are the length
 )
 
-// ownIDOf returns how the connection IDs of this server begin.
+// ownIDOf returns the octets with which the connection IDs of this server begin, for a form of IDs,
+// and a mask of the bits that are the same in all of them.
 func ownIDOf(form *desired.QUIC, serverID []byte) agentQuicOwnId {
 	own := agentQuicOwnId{Length: uint32(form.Config().Length())}
 	own.Octets[0] = form.Rotation<<quicRotationShift | uint8(own.Length-1)
@@ -35,9 +37,10 @@ func ownIDOf(form *desired.QUIC, serverID []byte) agentQuicOwnId {
 	return own
 }
 
-// form is the reverse of ownIDOf.
+// form returns the form and the server ID from which ownIDOf made own. The server ID is in
+// hexadecimal.
 func (own *agentQuicOwnId) form() (form *desired.QUIC, serverID string) {
-	n := 0
+	n := 0 // octets of the server ID: their masks are 0xff, after that of the first octet
 	for n+1 < len(own.Mask) && own.Mask[n+1] != 0 {
 		n++
 	}
@@ -48,15 +51,15 @@ func (own *agentQuicOwnId) form() (form *desired.QUIC, serverID string) {
 	}, hex.EncodeToString(own.Octets[1 : 1+n])
 }
 
-// ownIDsOf returns the own IDs of all UDP services. Those of services without quic are zero. It
-// returns none if no service has quic.
+// ownIDsOf returns the own IDs of all UDP services. They are zero for services without quic. If no
+// service has quic, ownIDsOf returns nil.
 func ownIDsOf(services []desired.AgentService) map[agentServiceKey]agentQuicOwnIds {
 	all := map[agentServiceKey]agentQuicOwnIds{}
-	compares := false
+	anyQUIC := false
 	for _, s := range services {
 		var own agentQuicOwnIds
 		if s.QUIC != nil {
-			compares = true
+			anyQUIC = true
 			own.Present = ownIDOf(s.QUIC, s.QUICServerID())
 			own.Former = own.Present
 		}
@@ -67,14 +70,14 @@ func ownIDsOf(services []desired.AgentService) map[agentServiceKey]agentQuicOwnI
 			all[serviceKey(s)] = own
 		}
 	}
-	if !compares {
+	if !anyQUIC {
 		return nil
 	}
 	return all
 }
 
-// writeOwnIDs writes the own IDs to the data path. The counters of a service that had quic before
-// continue. The previous process uses them, too.
+// writeOwnIDs writes the own IDs to the data path. If a service had quic before, its counters
+// continue. The previous process uses the same counters until the takeover is complete.
 func (k *kernel) writeOwnIDs(
 	t *datapath.Takeover, want map[agentServiceKey]agentQuicOwnIds,
 ) error {
@@ -103,23 +106,25 @@ func (k *kernel) writeOwnIDs(
 	return nil
 }
 
-// QUICState tells which connection IDs name this server, and which ones occur.
+// QUICState tells which connection IDs name this server, and which IDs its packets had.
 type QUICState struct {
-	// QUIC and FormerQUIC are the forms of IDs, with this server's ID in each of them. FormerQUIC
-	// is nil if there is no former form.
+	// QUIC and FormerQUIC are the present and the former form of connection IDs. FormerQUIC is nil
+	// if there is no former form. QUICID and FormerQUICID are the server ID of this server in each
+	// form.
 	QUIC         *desired.QUIC `json:"quic"`
 	QUICID       string        `json:"quic_id"`
 	FormerQUIC   *desired.QUIC `json:"former_quic,omitempty"`
 	FormerQUICID string        `json:"former_quic_id,omitempty"`
-	// IDs are the compared IDs by result: issued_own, issued_other and delivered_other.
+	// IDs are the compared IDs by result: issued_own, issued_other and delivered_other. The
+	// application issues IDs in its packets. Delivered IDs are in packets of clients.
 	IDs map[string]IDCount `json:"ids"`
 }
 
 // IDCount is the number of packets whose connection ID had a result.
 type IDCount struct {
 	Packets uint64 `json:"packets"`
-	// Last is the ID of the last of these packets in hexadecimal, up to 20 octets. Of a packet with
-	// a short header, which does not tell where its ID ends, Last may have octets behind the ID.
+	// Last is the ID of the last of these packets in hexadecimal, up to 20 octets. A short header
+	// does not tell where its ID ends. If the packet had one, Last may have octets after the ID.
 	Last string `json:"last"`
 }
 
@@ -139,7 +144,7 @@ func (v *View) quicState(key agentServiceKey) (*QUICState, error) {
 	return state, err
 }
 
-// idCounts counts the compared connection IDs of a service, by result.
+// idCounts returns the numbers of packets whose connection IDs were compared, by result.
 func (v *View) idCounts(key agentServiceKey) (map[string]IDCount, error) {
 	var perCPU []agentQuicIdCounts
 	if _, err := find(v.maps.QuicIdCounts, key, &perCPU); err != nil {
@@ -148,7 +153,7 @@ func (v *View) idCounts(key agentServiceKey) (map[string]IDCount, error) {
 	counts := map[string]IDCount{}
 	for i, label := range v.labels.quicIDs {
 		var sum IDCount
-		latest := uint64(0)
+		latest := uint64(0) // when the last ID was seen, on any CPU
 		for _, cpu := range perCPU {
 			count := &cpu.Of[i]
 			sum.Packets += count.Packets
@@ -162,17 +167,17 @@ func (v *View) idCounts(key agentServiceKey) (map[string]IDCount, error) {
 	return counts, nil
 }
 
-// othersWarned is what the log has told about the IDs of other servers that a program issues.
+// othersWarned is the last warning that the application of a service issues IDs of other servers.
 type othersWarned struct {
-	packets uint64
-	at      time.Time // of the last warning
+	packets uint64 // how many packets had such IDs then
+	at      time.Time
 }
 
-// othersInterval is the shortest time between two warnings about a service.
+// othersInterval is the shortest time between two such warnings about a service.
 const othersInterval = time.Minute
 
-// followQUIC warns about programs that issue connection IDs of other servers. It does not warn
-// about delivered packets with such IDs, because every client can send them.
+// followQUIC warns about applications that issue connection IDs of other servers. It does not warn
+// about delivered packets with such IDs, because any client can send them.
 func (a *Agent) followQUIC() error {
 	view, warned := a.kernel.view(), map[string]othersWarned{}
 	for _, s := range a.cfg.Services {

@@ -11,13 +11,12 @@ import (
 	"github.com/segue-lb/segue/internal/desired"
 )
 
-// Rehearsal is an agent for benchmarks. It has no running process, and its data path is attached to
-// no interface.
+// Rehearsal is an agent's data path for benchmarks. It is attached to no interface, and no control
+// plane runs.
 type Rehearsal struct{ agent *Agent }
 
 // NewRehearsal loads the data path of an agent and applies the configuration, for test runs of the
-// program. It has no signal keys. The program treats frames for the MAC address as frames for the
-// host.
+// program. The data path has no signal keys. mac is the MAC address of the host in test frames.
 func NewRehearsal(cfg *desired.Agent, mac [6]byte, log *slog.Logger) (*Rehearsal, error) {
 	a, err := New(cfg, desired.Secrets{}, log)
 	if err != nil {
@@ -33,7 +32,8 @@ func NewRehearsal(cfg *desired.Agent, mac [6]byte, log *slog.Logger) (*Rehearsal
 // Program returns the XDP program of the agent. The rehearsal owns it.
 func (r *Rehearsal) Program() *ebpf.Program { return r.agent.kernel.objects.XdpAgent }
 
-// Constants returns the constants of the program. Other programs that use its tables need them.
+// Constants returns the constants of the program. Any other program that uses its tables needs the
+// same constants.
 func (r *Rehearsal) Constants() map[string]any { return constants(&r.agent.kernel.flowKeys) }
 
 // Close removes the data path.

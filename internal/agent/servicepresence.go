@@ -6,10 +6,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Presence is what this host has for the packets of a service.
+// Presence tells whether this host has what the packets of a service need: the VIP, and an
+// application that listens.
 type Presence struct {
 	// VIPPresent tells whether the VIP is an address of the host. Outside the agent's network
-	// namespace, it is what the agent found last.
+	// namespace, it is the agent's last finding.
 	VIPPresent bool `json:"vip_present"`
 	// Listening tells whether an application listens on the VIP and the port. It is empty for
 	// services of all ports, and outside the agent's network namespace.
@@ -25,8 +26,8 @@ type Listening string
 const (
 	ListeningYes Listening = "yes"
 	ListeningNo  Listening = "no"
-	// ListeningElsewhere: no socket of the host listens, and the host has forwarded a SYN-ACK of
-	// the service: it passes connections on, for example to a container.
+	// ListeningElsewhere: no socket of the host listens, but the host has forwarded a SYN-ACK of
+	// the service. So it forwards connections, for example to a container.
 	ListeningElsewhere Listening = "elsewhere"
 )
 
@@ -40,9 +41,10 @@ const (
 	ConditionRefusing  Condition = "refusing"   // the application has stopped listening
 )
 
-// localVIPs remembers which VIPs are addresses of the host, while all services are read.
+// localVIPs caches whether VIPs are addresses of the host, while all services are read.
 type localVIPs map[address]bool
 
+// has tells whether the VIP of a service is an address of the host.
 func (l localVIPs) has(key agentServiceKey) bool {
 	vip := key.Vip.In6U.U6Addr8
 	local, known := l[vip]
@@ -53,7 +55,7 @@ func (l localVIPs) has(key agentServiceKey) bool {
 	return local
 }
 
-// presence reads what the host has for a service.
+// presence finds out what the host has for a service.
 func (v *View) presence(key agentServiceKey, local localVIPs) (p Presence, err error) {
 	var present, listener uint32
 	if _, err := find(v.maps.Vips, key.Vip.In6U.U6Addr8, &present); err != nil {

@@ -28,14 +28,14 @@ const (
 	inetDiagMessageSize = 72 // of struct inet_diag_msg, in bytes
 )
 
-// dumpTimeout is the longest time in which the kernel sends the next part of a dump.
+// dumpTimeout is how long a dump waits for the kernel's next message.
 const dumpTimeout = 10 * time.Second
 
-// socketDump lists the sockets of open connections in a network namespace, with their values in a
-// map of socket storages, by sock_diag(7).
+// socketDump lists the TCP sockets of open connections in a network namespace, by sock_diag(7). It
+// also reads the value that each socket has in storages, a map of socket storages.
 type socketDump struct {
 	storages *ebpf.Map
-	sockets  map[int]*nl.SocketHandle
+	sockets  map[int]*nl.SocketHandle // by netlink protocol, in the form of package nl
 }
 
 // openSocketDump opens a dump of the calling thread's network namespace.
@@ -53,23 +53,24 @@ func openSocketDump(storages *ebpf.Map) (*socketDump, error) {
 	return &socketDump{storages, sockets}, nil
 }
 
+// close closes the socket of the dump.
 func (d *socketDump) close() error {
 	d.sockets[unix.NETLINK_SOCK_DIAG].Close()
 	return nil
 }
 
-// diagSocket is a socket of a connection of TCP.
+// diagSocket is the socket of a TCP connection.
 type diagSocket struct {
 	state uint8
 	local netip.AddrPort
-	mark  *agentCountedSocket // nil: it has none
+	mark  *agentCountedSocket // nil: the socket has no mark
 }
 
-// isEstablished tells whether the handshake is complete, and the server has not closed. The program
-// that counts marks a socket before.
+// isEstablished tells whether the handshake is complete, and the server has not closed the
+// connection. The program that counts connections has marked such a socket, if it was attached.
 func (s diagSocket) isEstablished() bool { return s.state != synRecv }
 
-// each calls f for each socket of an open connection of TCP.
+// each calls f for the socket of each open TCP connection.
 func (d *socketDump) each(f func(diagSocket)) error {
 	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
 		request := nl.NewNetlinkRequest(nl.SOCK_DIAG_BY_FAMILY, unix.NLM_F_DUMP)
@@ -96,20 +97,23 @@ func (d *socketDump) each(f func(diagSocket)) error {
 // The states of open connections: BPF_TCP_* in the kernel's bpf.h.
 const established, synRecv, closeWait = 1, 3, 8
 
-// diagRequest is the header of a request for sockets of TCP: struct inet_diag_req_v2.
+// diagRequest is the header of a request for TCP sockets: struct inet_diag_req_v2.
 type diagRequest struct{ family uint8 }
 
+// Len implements nl.NetlinkRequestData. It returns the size of the struct, in bytes.
 func (r *diagRequest) Len() int { return 56 }
 
 // Serialize implements nl.NetlinkRequestData.
 func (r *diagRequest) Serialize() []byte {
 	b := make([]byte, r.Len())
 	b[0], b[1] = r.family, unix.IPPROTO_TCP
-	binary.NativeEndian.PutUint32(b[4:], 1<<established|1<<synRecv|1<<closeWait)
+	binary.NativeEndian.PutUint32(b[4:], 1<<established|1<<synRecv|1<<closeWait) // idiag_states
 	return b
 }
 
-// socketOf reads a message about a socket: struct inet_diag_msg and attributes.
+// socketOf reads a message about a socket: a struct inet_diag_msg, and attributes after it. In the
+// struct, byte 0 is the family, byte 1 the state, bytes 4 and 5 the local port, and the local
+// address begins at byte 8.
 func socketOf(message []byte) (s diagSocket, err error) {
 	if len(message) < inetDiagMessageSize {
 		return s, fmt.Errorf("a message of %d bytes", len(message))
@@ -124,7 +128,8 @@ func socketOf(message []byte) (s diagSocket, err error) {
 	return s, err
 }
 
-// markOf returns the mark in the attributes of a socket, or nil if the socket has none.
+// markOf returns the mark in the attributes of a socket, or nil if the socket has none. The mark is
+// inside three nested attributes.
 func markOf(value []byte) (*agentCountedSocket, error) {
 	for _, kind := range []uint16{inetDiagStorages, storageReply, storageReplyValue} {
 		var err error
@@ -153,7 +158,8 @@ func attribute(attributes []byte, kind uint16) ([]byte, error) {
 		if binary.NativeEndian.Uint16(attributes[2:])&nlaTypeMask == kind {
 			return attributes[unix.SizeofNlAttr:length], nil
 		}
-		attributes = attributes[min(len(attributes), (length+3)&^3):]
+		padded := (length + 3) &^ 3 // NLA_ALIGN
+		attributes = attributes[min(len(attributes), padded):]
 	}
 	return nil, nil
 }

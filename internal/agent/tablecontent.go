@@ -14,25 +14,32 @@ import (
 	"github.com/segue-lb/segue/internal/desired"
 )
 
-// address is a key of the data path's tables. IPv4 addresses are in IPv4-mapped form.
+// address is an IP address in the data path's tables. IPv4 addresses are in IPv4-mapped form.
 type address = [16]byte
 
-// tableContent holds the intended content of the data path's tables, and the VIPs for the loopback
+// The values of VIPs in the table vips.
+const (
+	absentVIP  = 0 // the VIP is not an address of the host
+	presentVIP = 1
+)
+
+// tableContent is the intended content of the data path's tables, and the VIPs for the loopback
 // interface.
 type tableContent struct {
 	locator      uint64 // the first 8 bytes, in memory order; 0: none
 	balancers    map[agentLocatorPrefix]uint32
-	vips         map[address]uint32
-	tunnels      map[address]uint32
-	segmentSizes map[agentServiceKey]uint32
+	vips         map[address]uint32         // absentVIP or presentVIP
+	tunnels      map[address]uint32         // the host's addresses for gre and ipip
+	segmentSizes map[agentServiceKey]uint32 // the largest MSS, in bytes
 	acceptances  map[agentServiceKey]agentAcceptance
 	ownIDs       map[agentServiceKey]agentQuicOwnIds
 	labels       map[agentServiceKey]agentServiceLabel
-	signalMTU    uint32 // bytes of layer 3
-	assigned     map[netip.Addr]bool
+	signalMTU    uint32              // the longest signal, in bytes of layer 3
+	assigned     map[netip.Addr]bool // VIPs for the loopback interface
 }
 
-// newTableContent returns the content for a path from the balancers with this MTU, in bytes.
+// newTableContent returns the content for a configuration. mtu is that of the path from the
+// balancers, in bytes. All VIPs are taken for present.
 func newTableContent(cfg *desired.Agent, mtu int) *tableContent {
 	c := &tableContent{
 		balancers:    balancersOf(&cfg.Node),
@@ -53,7 +60,7 @@ func newTableContent(cfg *desired.Agent, mtu int) *tableContent {
 		c.tunnels[a.As16()] = 1
 	}
 	for _, s := range cfg.Services {
-		c.vips[s.VIP.As16()] = 1
+		c.vips[s.VIP.As16()] = presentVIP
 		c.labels[serviceKey(s)] = labelOf(s.Name)
 		if cfg.Node.AssignsVIPs() {
 			c.assigned[s.VIP] = true
@@ -78,6 +85,7 @@ func balancersOf(node *desired.AgentNode) map[agentLocatorPrefix]uint32 {
 	return all
 }
 
+// serviceKey returns the key of a service in the data path's tables.
 func serviceKey(s desired.AgentService) agentServiceKey {
 	key := agentServiceKey{Protocol: unix.IPPROTO_TCP, Port: networkOrder(s.Port.Number())}
 	if s.Protocol == desired.UDP {
@@ -92,6 +100,7 @@ func addressOf(key agentServiceKey) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom16(key.Vip.In6U.U6Addr8).Unmap(), networkOrder(key.Port))
 }
 
+// labelOf returns a service's name in the form of the data path.
 func labelOf(name string) (label agentServiceLabel) {
 	copy(label.Name[:], name) // at most 63 bytes
 	return label
@@ -103,9 +112,9 @@ const (
 	tcpHeader  = 20
 )
 
-// segmentSize returns the largest MSS, in bytes, whose segments still fit the path from the
-// balancers. It is the MTU less the encapsulation with one segment and the headers without options
-// (RFC 9293 section 3.7.1, RFC 6691).
+// segmentSize returns the largest MSS of a service, in bytes, whose segments still fit the path
+// from the balancers. It is the MTU, less the encapsulation with one SRv6 segment, less the IP and
+// TCP headers without options (RFC 9293 section 3.7.1, RFC 6691).
 func segmentSize(s desired.AgentService, tunnels []netip.Addr, mtu int) int {
 	ip := ipv6Header
 	if s.VIP.Is4() {
@@ -119,8 +128,8 @@ func (k *kernel) write(c *tableContent) error {
 	return datapath.TakeOver(k.log, func(t *datapath.Takeover) error { return k.fill(t, c) })
 }
 
-// fill does the same as write, as a step of a takeover. The takeover can undo its changes to the
-// tables that the previous process uses, too.
+// fill does the same as write, as a step of a takeover. If the takeover fails, it undoes the
+// changes of the tables that the previous process also uses.
 func (k *kernel) fill(t *datapath.Takeover, c *tableContent) error {
 	if err := k.objects.NodeLocator.Set(c.locator); err != nil {
 		return fmt.Errorf("set the locator: %w", err)
@@ -134,7 +143,7 @@ func (k *kernel) fill(t *datapath.Takeover, c *tableContent) error {
 		k.writeVIPLines(c.vips),
 		datapath.Replace(k.objects.TunnelAddresses, c.tunnels),
 		datapath.Replace(k.objects.SegmentSizes, c.segmentSizes),
-		datapath.Keep(k.objects.Listeners, c.segmentSizes), // of the same services
+		datapath.Keep(k.objects.Listeners, c.segmentSizes), // both are for all TCP services
 		k.writeAcceptances(t, c.acceptances),
 		k.writeOwnIDs(t, c.ownIDs),
 		datapath.Replace(k.objects.ServiceNames, c.labels),
@@ -145,17 +154,17 @@ func (k *kernel) fill(t *datapath.Takeover, c *tableContent) error {
 // none, all balancers may ask. A balancer that may ask before and after the change may also ask
 // during the change.
 func (k *kernel) writeBalancers(want map[agentLocatorPrefix]uint32) error {
-	name := func(named uint32) error {
+	setNamed := func(named uint32) error {
 		if err := k.objects.BalancersAreNamed.Set(named); err != nil {
 			return fmt.Errorf("set whether balancers are named: %w", err)
 		}
 		return nil
 	}
 	if len(want) == 0 {
-		return errors.Join(name(0), datapath.Replace(k.objects.Balancers, want))
+		return errors.Join(setNamed(0), datapath.Replace(k.objects.Balancers, want))
 	}
 	if err := datapath.Replace(k.objects.Balancers, want); err != nil {
 		return err
 	}
-	return name(1)
+	return setNamed(1)
 }

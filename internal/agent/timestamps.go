@@ -8,12 +8,14 @@ import (
 	"os"
 )
 
-// timestampsPath has the setting of the calling thread's network namespace, for IPv4 and IPv6.
+// timestampsPath is the file of the setting of TCP timestamps, which is for IPv4 and IPv6. It has
+// the setting of the calling thread's network namespace.
 const timestampsPath = "/proc/sys/net/ipv4/tcp_timestamps"
 
 // followTimestamps tells the data path whether the host sends TCP timestamps, which carry the
-// cookies of services with persistence stateless. An agent does not know the persistence of a
-// service. It warns if a balancer has asked for cookies.
+// cookies of services with persistence stateless. It warns if the host sends none and a balancer
+// has asked for cookies. An agent does not know the persistence of a service, so it needs such a
+// question.
 func (a *Agent) followTimestamps() error {
 	value, err := os.ReadFile(timestampsPath)
 	if err != nil {
@@ -39,6 +41,7 @@ func (a *Agent) followTimestamps() error {
 	return nil
 }
 
+// setTimestampsOff tells the data path whether the host sends no timestamps.
 func (k *kernel) setTimestampsOff(off bool) error {
 	value := uint32(0)
 	if off {

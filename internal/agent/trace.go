@@ -16,7 +16,7 @@ import (
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
-// Trace is what a server knows about a connection, and what it would do with the next packet of it.
+// Trace is what a server knows about a connection, and what it would do with its next packet.
 type Trace struct {
 	Instance string         `json:"instance"`
 	Client   netip.AddrPort `json:"client"`
@@ -24,26 +24,27 @@ type Trace struct {
 	Served   bool           `json:"served"` // the VIP is in the agent's configuration
 	// Presence is the same as in a Snapshot. It is empty if no service has the port.
 	Presence
-	Service string `json:"service"` // whose policy applies; empty: no service has the port
+	// Service is the service whose policy applies. It is empty if no service has the port.
+	Service string `json:"service"`
 	// Accept is the same as in a Snapshot. It is nil if the service cannot be offered connections.
 	Accept *AcceptState `json:"accept"`
 	Flow   TracedFlow   `json:"flow"`
-	// Socket is the state of the socket that the packets reach if the host has the VIP: the
-	// connection's own, a listening one, or "none". It is empty outside the agent's network
-	// namespace, because the state is unknown there; Answers is empty then, too. Answers is also
-	// empty if the server has no locator.
-	Socket  string   `json:"socket"`
+	// Socket is the state of the socket that the packets reach if the host has the VIP: that of the
+	// connection, or a listening one, or "none". It is empty outside the agent's network namespace,
+	// where the state is unknown.
+	Socket string `json:"socket"`
+	// Answers is empty outside the agent's network namespace, and if the server has no locator.
 	Answers []Answer `json:"answers"`
-	// Next is the route to the next server, if that is known.
+	// Next is the route to the next server. It is nil if the next server is unknown.
 	Next *NextSegment `json:"next,omitempty"`
 }
 
-// LacksVIP tells whether a service has the VIP and the port, and the VIP is not an address of the
-// host: then the kernel delivers none of its packets.
+// LacksVIP tells whether the kernel delivers no packets because the host lacks the VIP: a service
+// has the VIP and the port, but the VIP is not an address of the host.
 func (t *Trace) LacksVIP() bool { return t.Condition != "" && !t.VIPPresent }
 
-// TracedFlow is the agent's own entry of a connection: table III of the 6LB paper, see
-// docs/understand/protocol.md.
+// TracedFlow is the agent's entry of a connection, as in table III of the 6LB paper.
+// docs/understand/protocol.md describes its states.
 type TracedFlow struct {
 	State string `json:"state"` // listen (no entry), wait, direct, ending, closing or cookie
 	// Balancer is the locator of the balancer that signals go to. It is not valid in state listen.
@@ -51,8 +52,8 @@ type TracedFlow struct {
 	Age      float64      `json:"age_seconds,omitempty"` // since the last change of state
 }
 
-// Answer is what happens to a packet with a function in its segment, by a dry run of the agent's
-// program. It does not consider packets that return a SYN cookie.
+// Answer is what happens to a packet that arrives with an SRv6 function, by a dry run of the
+// agent's program. The packet is one that does not return a SYN cookie.
 type Answer struct {
 	Function string `json:"function"`
 	Last     bool   `json:"last"` // no other server is left
@@ -63,7 +64,7 @@ type Answer struct {
 	Offer string `json:"offer,omitempty"`
 }
 
-// deliver is an Outcome. The data path counts deliveries under several reasons, by encapsulation.
+// deliver is the Outcome of all deliveries. The data path has a reason for each encapsulation.
 const deliver = "deliver"
 
 // tracedFunctions are the functions about connections.
@@ -71,8 +72,8 @@ var tracedFunctions = []srv6.Function{
 	srv6.ConnectAvail, srv6.ConnectForce, srv6.AckStickiness, srv6.RecoverStickiness, srv6.Deliver, srv6.Steer,
 }
 
-// Trace asks the agent's program what it would do with the packets of a client's TCP connection to
-// a VIP. Both addresses must have the same IP version.
+// Trace finds out what the agent's program would do with the packets of a client's TCP connection
+// to a VIP. Both addresses must have the same IP version.
 func (v *View) Trace(client, vip netip.AddrPort) (*Trace, error) {
 	t := &Trace{Instance: v.instance, Client: client, VIP: vip}
 	if err := v.trace(t); err != nil {
@@ -81,6 +82,7 @@ func (v *View) Trace(client, vip netip.AddrPort) (*Trace, error) {
 	return t, nil
 }
 
+// trace fills in a trace of the client and the VIP.
 func (v *View) trace(t *Trace) (err error) {
 	if t.Served, err = has(v.maps.Vips, t.VIP.Addr().As16()); err != nil {
 		return err
@@ -126,8 +128,8 @@ func has(m *ebpf.Map, key any) (bool, error) {
 	return value != nil, nil
 }
 
-// decisions runs the agent's program for each function, without changing anything. It returns what
-// the program decided, and sets the answers.
+// decisions makes dry runs of the agent's program, for each function and with or without another
+// server left. It returns the decisions, and sets the answers of the trace.
 func (v *View) decisions(t *Trace) (all []agentDecision, err error) {
 	if v.dry == nil {
 		if v.dry, err = newDryRun(v.program); err != nil {
@@ -163,12 +165,12 @@ func (l *labels) answer(function srv6.Function, last bool, d *agentDecision) Ans
 	return a
 }
 
-// traceService finds the service whose accept policy applies. If none applies (the decision's service
-// has protocol 0), traceService looks for the service of the VIP and the port, and then for the
-// service of all ports of the VIP. If neither has a name, it returns the key of the latter.
+// traceService finds the service whose accept policy applies, and sets its name. If no policy
+// applies, it looks for the service of the VIP and the port, and then for the service of all ports
+// of the VIP. It returns the key of the service, or the last key that it has tried.
 func (v *View) traceService(t *Trace, flow *agentDecision) (key agentServiceKey, err error) {
 	keys := []agentServiceKey{flow.service()}
-	if keys[0].Protocol == 0 {
+	if keys[0].Protocol == 0 { // no policy applies
 		service := desired.AgentService{VIP: t.VIP.Addr(), Port: desired.PortOf(t.VIP.Port()), Protocol: desired.TCP}
 		exact := serviceKey(service)
 		service.Port = desired.AllPorts
@@ -209,8 +211,9 @@ func tracedFlow(d *agentDecision) TracedFlow {
 	return flow
 }
 
-// traceLoad replaces the load by the one that the policy would decide on now. For the accept queue,
-// it is the backlog of the listener that the connection would reach.
+// traceLoad replaces the load in the trace by the one that the program used for a decision. They
+// can differ: the program uses the backlog of the listening socket that this connection would
+// reach.
 func (v *View) traceLoad(t *Trace, key agentServiceKey, decisions []agentDecision) error {
 	for i := range decisions {
 		d := &decisions[i]
@@ -221,16 +224,16 @@ func (v *View) traceLoad(t *Trace, key agentServiceKey, decisions []agentDecisio
 		if a == nil || err != nil {
 			return err
 		}
-		t.Accept.Load = nil
+		t.Accept.Load = nil // setLoad sets it only if the load is known
 		t.Accept.setLoad(a, agentLoad{Busy: d.Busy, Capacity: d.Capacity}, d.LoadKnown != 0)
 		return nil
 	}
 	return nil
 }
 
-// traceSocket returns the name of the socket that the program found. The program looks for none if
-// packets with functions do not reach the agent: it has no locator, or its interface leads out of
-// the domain.
+// traceSocket returns the state of the socket that the program found. If the program has looked for
+// none, traceSocket looks itself. That is so if packets with functions do not reach the agent: it
+// has no locator, or its interface leads out of the domain.
 func (v *View) traceSocket(t *Trace, flow *agentDecision) (string, error) {
 	if flow.HasFlow != 0 {
 		return socketName(uint32(flow.Socket)), nil

@@ -10,12 +10,14 @@ import (
 	"slices"
 )
 
+// Constants of bpf/agent/maps.h.
 const (
 	vipLineBits = 8 // VIP_LINE_BITS
 	vipsPerLine = 4 // VIPS_PER_LINE
 )
 
-// vipLines is vip_lines of bpf/agent/maps.h.
+// vipLines is vip_lines of bpf/agent/maps.h: a hash table of VIPs that the program reads without a
+// call, unlike the map vips. A VIP has a place in the line of its hash, unless the line is full.
 type vipLines [1 << vipLineBits][vipsPerLine]address
 
 // vipLine returns the number of a VIP's line.
@@ -25,10 +27,10 @@ func vipLine(vip address) uint64 {
 	return sum * 0x9e3779b97f4a7c15 >> (64 - vipLineBits) // spread in bpf/net/hash.h
 }
 
-// replace changes the lines to the given VIPs. VIPs that stay keep their places, because packets
-// read the lines meanwhile.
+// replace makes the lines hold the given VIPs. VIPs that stay keep their places, because packets
+// read the lines meanwhile. The values of want do not matter.
 func (l *vipLines) replace(want map[address]uint32) {
-	var none address
+	var none address // a free place
 	held := map[address]bool{}
 	for i := range l {
 		for j, vip := range l[i] {
@@ -47,7 +49,7 @@ func (l *vipLines) replace(want map[address]uint32) {
 	}
 }
 
-// writeVIPLines writes the VIPs that have room in their lines.
+// writeVIPLines writes the given VIPs to the data path's lines, as far as the lines have room.
 func (k *kernel) writeVIPLines(want map[address]uint32) error {
 	var lines vipLines
 	if err := k.objects.VipLines.Get(&lines); err != nil {

@@ -23,8 +23,8 @@ import (
 // interval share a watch, whatever their capacities are.
 type watches map[desired.Source]*watch
 
-// follow reads the sources of the configuration until stopAll. It does not interrupt the reading of
-// unchanged sources.
+// follow makes w read the sources of the configuration until stopAll. It does not interrupt watches
+// of unchanged sources.
 func (w watches) follow(loads *ebpf.Map, cfg *desired.Agent, log *slog.Logger) {
 	want := map[agentServiceKey]desired.Source{}
 	for _, s := range cfg.Services {
@@ -32,8 +32,8 @@ func (w watches) follow(loads *ebpf.Map, cfg *desired.Agent, log *slog.Logger) {
 			want[serviceKey(s)] = readerOf(s.Load)
 		}
 	}
-	// All services leave their former sources before any service joins another: a watch that a
-	// service has left no longer writes to the service's entry.
+	// Each service leaves its former watch before it joins another, because only one watch may
+	// write its load.
 	for source, running := range w {
 		for key := range running.services {
 			if want[key] != source {
@@ -53,18 +53,20 @@ func (w watches) follow(loads *ebpf.Map, cfg *desired.Agent, log *slog.Logger) {
 	}
 }
 
-// readerOf returns a source without its configured capacity, which only the data path uses.
+// readerOf returns a source without its configured capacity. Only the data path uses the capacity,
+// so services with different capacities can share a watch.
 func readerOf(s desired.Source) desired.Source {
 	s.Capacity = 0
 	return s
 }
 
-// sameLoad tells whether two sources are the same but for the interval.
+// sameLoad tells whether two sources give the same load: they differ in the interval at most.
 func sameLoad(a, b desired.Source) bool {
 	a.Interval = b.Interval
 	return a == b
 }
 
+// stopAll ends all watches.
 func (w watches) stopAll() {
 	for source, running := range w {
 		running.stop()
@@ -72,8 +74,8 @@ func (w watches) stopAll() {
 	}
 }
 
-// watch keeps the loads of services in the data path up to date with one source. The data path
-// treats a load as stale by its age, also after this process has ended.
+// watch reads one source, and writes its load to the data path for each service with this source.
+// The data path finds by a load's age whether it is stale, also after this process has ended.
 type watch struct {
 	loads    *ebpf.Map
 	interval time.Duration
@@ -82,10 +84,11 @@ type watch struct {
 
 	mu       sync.Mutex
 	services map[agentServiceKey]bool // only the owner of the watches changes it
-	last     agentLoad                // the last load that was written; when 0: none
+	last     agentLoad                // the last load that was written; none if its When is 0
 	at       time.Time                // time of the last write; zero: it failed
 }
 
+// startWatch begins to read a source. No service has joined yet.
 func startWatch(loads *ebpf.Map, source desired.Source, log *slog.Logger) *watch {
 	w := &watch{
 		loads: loads, interval: source.Interval, log: log,
@@ -108,6 +111,7 @@ func startWatch(loads *ebpf.Map, source desired.Source, log *slog.Logger) *watch
 	return w
 }
 
+// newSource returns the reader of a source.
 func newSource(s desired.Source) load.Source {
 	switch s.Kind {
 	case desired.LoadApache:
@@ -132,8 +136,8 @@ func (w *watch) join(key agentServiceKey) {
 	}
 }
 
-// leave removes a service. Unless its next source is the same, the service's load is forgotten: the
-// next source may report in another unit.
+// leave removes a service. If forget is true, it also removes the service's load from the data
+// path: the next source of the service may have another unit.
 func (w *watch) leave(key agentServiceKey, forget bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -146,9 +150,9 @@ func (w *watch) leave(key agentServiceKey, forget bool) {
 	}
 }
 
-// report writes a load to the data path for all services of the source. It leaves out a load that
-// equals the last one, until that one is older than a quarter of the time after which the data path
-// treats it as stale.
+// report writes a load to the data path for all services of the source. It does not write a load
+// that equals the last one if there is time until the next reading: a load must be written again
+// before its age is a quarter of the time after which it is stale.
 func (w *watch) report(state load.State) {
 	if state.Stale {
 		return
@@ -157,8 +161,8 @@ func (w *watch) report(state load.State) {
 	defer w.mu.Unlock()
 	last := load.Load{Busy: w.last.Busy, Capacity: w.last.Capacity}
 	unchanged := w.last.When != 0 && state.Load == last
-	lastsUntilNext := state.At.Sub(w.at) <= load.StaleAfter(w.interval)/4-w.interval
-	if unchanged && lastsUntilNext {
+	mayWait := state.At.Sub(w.at) <= load.StaleAfter(w.interval)/4-w.interval
+	if unchanged && mayWait {
 		return
 	}
 	now, err := monotonic()
@@ -173,17 +177,17 @@ func (w *watch) report(state load.State) {
 	}
 }
 
-// put writes the last load for a service.
+// put writes the last load to the data path for a service.
 func (w *watch) put(key agentServiceKey) {
 	if err := putLoad(w.loads, &key, &w.last); err != nil {
-		w.at = time.Time{} // the next read tries again
+		w.at = time.Time{} // so that the next report writes the load even if it is unchanged
 		w.log.Error("report the load", "error", err)
 	}
 }
 
-// putLoad is loads.Put by a raw system call. It does not block. A system call that the Go runtime
-// knows of wakes the runtime's monitor thread, which costs more than the call: twice the CPU time
-// of a load source whose load always changes.
+// putLoad does the same as loads.Put, by a raw system call, which does not block. An ordinary
+// system call wakes the monitor thread of the Go runtime. That would double the CPU time of a load
+// source whose load always changes.
 func putLoad(loads *ebpf.Map, key *agentServiceKey, value *agentLoad) error {
 	attr := struct { // union bpf_attr of bpf(2), BPF_MAP_*_ELEM
 		fd    uint32

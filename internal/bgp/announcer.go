@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package bgp announces the VIPs of a balancer to routers. A VIP is announced while the balancer can
-// serve it. The BGP speaker itself is a library.
+// Package bgp announces the VIPs of a balancer to routers. It announces a VIP while the balancer
+// can serve it. The BGP speaker itself is a library.
 package bgp
 
 import (
@@ -25,13 +25,13 @@ import (
 	"github.com/segue-lb/segue/internal/events"
 )
 
-// Announcer announces the VIPs of a balancer. The goroutine in Run owns all fields, except those
-// behind mu. Other goroutines may call the exported methods.
+// Announcer announces the VIPs of a balancer. Only the goroutine in Run uses its fields, except
+// those that mu guards. Other goroutines may call the exported methods.
 type Announcer struct {
 	log        *slog.Logger
-	file       string // tells that the balancer is drained; empty: it forgets that
+	file       string // exists while the balancer is drained; empty: a restart ends each drain
 	forwarding Forwarding
-	preserved  bool // the data path has worked since the sessions before
+	preserved  bool // the data path has worked without a break since the sessions of the process before
 	plan       *Plan
 	services   []balancer.ServiceState // nil: not known yet
 	requests   chan request
@@ -39,9 +39,9 @@ type Announcer struct {
 	speaker    *speaker
 	events     *events.Stream // nil: nobody follows them
 
-	// attempt is how long a session may take to be established. Then it is opened anew.
+	// attempt is how long a session may take to be established, before it is opened anew.
 	attempt time.Duration
-	// retry is the time after which a route is announced or withdrawn that could not be.
+	// retry is the time until a failed announcement or withdrawal of a route is tried again.
 	retry time.Duration
 
 	mu      sync.Mutex
@@ -54,7 +54,7 @@ type Announcer struct {
 // peerState is the state of a peer's session.
 type peerState struct {
 	Peer
-	opened time.Time // when the speaker began to open the session; of the goroutine in Run
+	opened time.Time // when the speaker began to open the session; mu does not guard it
 }
 
 // routeState is a VIP's route and its history.
@@ -65,9 +65,9 @@ type routeState struct {
 	damping damping
 }
 
-// request is a change, and the channel for the result.
+// request is a function for the goroutine in Run, and the channel for its result.
 type request struct {
-	make   func(context.Context) error
+	do     func(context.Context) error
 	result chan<- error
 }
 
@@ -80,16 +80,16 @@ type Plan struct {
 // NewPlan returns the plan of a configuration.
 func NewPlan(b *desired.BGP, passwords desired.Passwords) *Plan { return &Plan{b, passwords} }
 
-// Forwarding tells whether packets are forwarded while no process runs.
+// Forwarding tells whether the balancer forwards packets while no process runs.
 type Forwarding struct {
-	// EndsWithProcess: the data path ends with the process, in whatever way that ends.
+	// EndsWithProcess: the data path ends with the process, even if the process is killed.
 	EndsWithProcess bool
-	// Works tells whether the instance has a data path now. It can be asked at any time.
+	// Works tells whether the instance has a data path now. It may be called at any time.
 	Works func() (bool, error)
 }
 
-// DrainedFile returns the path of the file that tells that an instance is drained. It is empty if
-// the balancer has no directory for its state.
+// DrainedFile returns the path of the file that exists while an instance is drained. The path is
+// empty if the balancer has no directory for its state.
 func DrainedFile(node *desired.BalancerNode) string {
 	if node.State == "" {
 		return ""
@@ -97,9 +97,9 @@ func DrainedFile(node *desired.BalancerNode) string {
 	return filepath.Join(node.State, node.Instance+".drained")
 }
 
-// New returns an announcer. If a data path works already, an earlier process has left it, and it has
-// worked ever since: peers then keep its routes. So call New before the data path is attached. New
-// returns an error if it cannot find out whether the balancer is drained.
+// New returns an announcer. Call it before the data path is attached: if a data path works already,
+// an earlier process has left it. It has then worked without a break, and peers keep its routes.
+// New returns an error if it cannot find out whether the balancer is drained.
 func New(cfg *desired.Balancer, plan *Plan, forwarding Forwarding, log *slog.Logger) (*Announcer, error) {
 	a := &Announcer{
 		log: log, file: DrainedFile(&cfg.Node), forwarding: forwarding, plan: plan,
@@ -111,7 +111,8 @@ func New(cfg *desired.Balancer, plan *Plan, forwarding Forwarding, log *slog.Log
 		peers: map[netip.Addr]*peerState{}, routes: map[netip.Addr]*routeState{},
 	}
 	if !forwarding.EndsWithProcess {
-		// An error is no reason to refuse the start. Peers then remove the routes until they get new ones.
+		// On an error, preserved is false, and peers remove the routes until they get new ones.
+		// That is no reason to refuse the start.
 		a.preserved, _ = forwarding.Works()
 	}
 	if a.file == "" {
@@ -132,10 +133,10 @@ func New(cfg *desired.Balancer, plan *Plan, forwarding Forwarding, log *slog.Log
 // PublishTo makes the announcer publish its events. Call it before Run.
 func (a *Announcer) PublishTo(stream *events.Stream) { a.events = stream }
 
-// Run announces the VIPs that can be served, as the channel tells, until the context ends. It
-// begins when the channel tells for the first time: the data path is attached then. In the end,
-// peers keep the routes if the data path continues. Run returns an error if the speaker cannot be
-// started.
+// Run announces the VIPs that can be served until the context ends. The channel services tells what
+// each service can do. Run begins when it gets the first value, because the data path is attached
+// then. When Run ends, peers keep the routes if the data path continues. Run returns an error if
+// the speaker cannot be started.
 func (a *Announcer) Run(ctx context.Context, services <-chan []balancer.ServiceState) error {
 	defer close(a.ended)
 	select {
@@ -157,7 +158,8 @@ func (a *Announcer) Run(ctx context.Context, services <-chan []balancer.ServiceS
 			"undrain", "segue undrain --self")
 	}
 	due := a.update(time.Now()) // before there are sessions, so that they begin with all routes
-	if err := a.follow(ctx, &Plan{bgp: &desired.BGP{}}); err != nil {
+	noPeers := &Plan{bgp: &desired.BGP{}}
+	if err := a.follow(ctx, noPeers); err != nil {
 		return err
 	}
 	a.preserved = !a.forwarding.EndsWithProcess // from now on, this process has a data path
@@ -176,7 +178,7 @@ func (a *Announcer) Run(ctx context.Context, services <-chan []balancer.ServiceS
 		case event := <-a.speaker.events:
 			a.takeEvent(ctx, event)
 		case r := <-a.requests:
-			r.result <- r.make(ctx)
+			r.result <- r.do(ctx)
 		case <-timer.C:
 		}
 		due = a.update(time.Now())
@@ -192,17 +194,17 @@ func earlier(a, b time.Time) time.Time {
 }
 
 // longestAttempt is how long a session may take to be established. It is much longer than a router
-// takes, and much shorter than the time for which peers keep routes. The library itself would wait
-// for four minutes for a router that accepts a connection and says nothing, as when the router
-// has lost it.
+// takes, and much shorter than the time for which peers keep routes. A router may accept a
+// connection and then say nothing, for example because it has lost it. For such a router, the
+// library itself would wait four minutes.
 const longestAttempt = 20 * time.Second
 
-// routeRetry is the time until a route is announced or withdrawn that the library has refused. A
-// change of the services ends the wait.
+// routeRetry is the time until an announcement or withdrawal that the library has refused is tried
+// again. It is tried earlier if the services change.
 const routeRetry = time.Minute
 
-// openAnew opens sessions anew that have taken too long. It returns when it must be called again, or
-// zero.
+// openAnew opens those sessions anew that take too long to be established. It returns when it must
+// be called again, or zero if all sessions are established.
 func (a *Announcer) openAnew(ctx context.Context, now time.Time) (next time.Time) {
 	for i := range a.plan.bgp.Peers {
 		p := &a.plan.bgp.Peers[i]
@@ -218,8 +220,9 @@ func (a *Announcer) openAnew(ctx context.Context, now time.Time) (next time.Time
 	return next
 }
 
-// reopen begins to open the session with a peer anew. It does nothing if the session is established,
-// which an event is going to tell: its end would make the peer remove the routes.
+// reopen ends the attempt to open the session with a peer, and begins another one. It does nothing
+// if the session has just been established and the event about that is still to come: the end of an
+// established session would make the peer remove the routes.
 func (a *Announcer) reopen(ctx context.Context, p *desired.BGPPeer) {
 	a.peers[p.Address].opened = time.Now()
 	sessions, err := a.speaker.sessions(ctx)
@@ -233,15 +236,15 @@ func (a *Announcer) reopen(ctx context.Context, p *desired.BGPPeer) {
 	}
 }
 
-// stop ends the sessions, and refuses further questions to the speaker. Peers must not keep the
-// routes of a data path that is gone, as when its interface was removed.
+// stop ends the sessions. From then on, State does not ask the speaker. Peers keep the routes only
+// if the data path still works; it does not if its interface was removed.
 func (a *Announcer) stop() {
 	a.mu.Lock()
 	a.stopped = true
 	a.mu.Unlock()
 	works, err := a.forwarding.Works()
 	switch {
-	case a.forwarding.EndsWithProcess: // peers know, and keep nothing
+	case a.forwarding.EndsWithProcess: // the sessions were opened without graceful restart
 	case err != nil:
 		a.log.Warn("cannot find out whether the data path works: bgp peers keep the routes", "error", err)
 		works = true
@@ -253,12 +256,12 @@ func (a *Announcer) stop() {
 
 var errEnded = errors.New("the announcer has ended")
 
-// ask makes the goroutine in Run do something. The context may outlive Run: ask then returns
-// errEnded.
+// ask makes the goroutine in Run call a function, and returns its result. If Run has ended, ask
+// returns errEnded.
 func (a *Announcer) ask(ctx context.Context, do func(context.Context) error) error {
 	result := make(chan error, 1)
 	select {
-	case a.requests <- request{do, result}:
+	case a.requests <- request{do: do, result: result}:
 		return <-result
 	case <-a.ended:
 		return errEnded
@@ -267,9 +270,9 @@ func (a *Announcer) ask(ctx context.Context, do func(context.Context) error) err
 	}
 }
 
-// Apply makes a running announcer follow another configuration. Sessions whose peers have not
-// changed continue. It returns an error if a peer cannot be added or removed, which no valid
-// configuration causes.
+// Apply makes a running announcer follow another configuration. If the configuration of a peer has
+// not changed, its session continues. Apply returns an error if a peer cannot be added or removed.
+// No valid configuration causes that.
 func (a *Announcer) Apply(ctx context.Context, plan *Plan) error {
 	return a.ask(ctx, func(ctx context.Context) error {
 		before := a.plan
@@ -281,7 +284,8 @@ func (a *Announcer) Apply(ctx context.Context, plan *Plan) error {
 	})
 }
 
-// follow adds, removes and changes peers, from those of the plan before.
+// follow replaces the peers of the plan before by those of the present plan. It does not touch
+// peers whose configuration and password are the same.
 func (a *Announcer) follow(ctx context.Context, before *Plan) error {
 	old := map[netip.Addr]desired.BGPPeer{}
 	for _, p := range before.bgp.Peers {
@@ -318,9 +322,9 @@ func (a *Announcer) follow(ctx context.Context, before *Plan) error {
 	return problems
 }
 
-// takeEvent follows the state of a session. When a session has ended, its peer is added anew, so
-// that the next session tells the peer to keep the routes: for the library, only the first session
-// after a restart does.
+// takeEvent records a change of a session's state. When a session has ended, takeEvent opens it
+// anew. The library asks a peer to keep the routes only in the first session after a peer was
+// added.
 func (a *Announcer) takeEvent(ctx context.Context, e sessionEvent) {
 	a.mu.Lock()
 	p := a.peers[e.peer]
@@ -354,7 +358,8 @@ func (a *Announcer) takeEvent(ctx context.Context, e sessionEvent) {
 	}
 }
 
-// update announces and withdraws routes. It returns when it must be called again, or zero.
+// update announces and withdraws routes, by the present state of the services. It returns when it
+// must be called again, or zero.
 func (a *Announcer) update(now time.Time) (next time.Time) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -381,6 +386,7 @@ func (a *Announcer) update(now time.Time) (next time.Time) {
 	return next
 }
 
+// take gives a route the properties of its VIP.
 func (r *routeState) take(v *vip) {
 	r.vip, r.Prefix, r.Services = v, v.prefix().String(), v.services
 	r.Communities = []string{}
@@ -392,10 +398,11 @@ func (r *routeState) take(v *vip) {
 // updateRoute announces or withdraws a route. It returns when it must be called again, or zero.
 func (a *Announcer) updateRoute(r *routeState, now time.Time) (next time.Time) {
 	holdDown := a.plan.bgp.HoldDown
-	due := now
-	// While results of health checks are missing, a route neither begins nor ends.
+	due := now // when the route may be announced
+	// While results of health checks are missing, the route stays as it is: an announced VIP is
+	// treated as served, and another one is not.
 	isServed := r.vip.isServed || r.vip.isUnchecked && r.Announced
-	if isServed { // also while the balancer is drained
+	if isServed { // even if the balancer is drained: the time of a hold-down passes meanwhile
 		due = r.damping.due(now, holdDown)
 	}
 	switch {
@@ -441,9 +448,8 @@ func (a *Announcer) updateRoute(r *routeState, now time.Time) (next time.Time) {
 	return time.Time{}
 }
 
-// withdraw withdraws a route, unless it is not announced. An empty reason means that the VIP was
-// removed from the configuration. It returns zero, or when it must be called again because it has
-// failed.
+// withdraw withdraws a route, if it is announced. The reason is empty if the VIP was removed from
+// the configuration. withdraw returns zero. If it fails, it returns when it must be called again.
 func (a *Announcer) withdraw(r *routeState, now time.Time, reason Reason) (retry time.Time) {
 	wasAnnounced, before := r.Announced, r.Reason
 	if wasAnnounced {
@@ -481,8 +487,8 @@ func (a *Announcer) withdraw(r *routeState, now time.Time, reason Reason) (retry
 	return time.Time{}
 }
 
-// Drain withdraws all routes. It holds across restarts, unless it is wanted until the next restart
-// only. It returns an error, and changes nothing, if it cannot store that.
+// Drain withdraws all routes. If untilRestart is true, the drain ends with the process. Otherwise
+// it lasts until Undrain. If that cannot be stored, Drain returns an error and changes nothing.
 func (a *Announcer) Drain(ctx context.Context, untilRestart bool) error {
 	by := events.ActorOf(ctx)
 	return a.ask(ctx, func(context.Context) error {
@@ -499,7 +505,7 @@ func (a *Announcer) Drain(ctx context.Context, untilRestart bool) error {
 	})
 }
 
-// Undrain ends a drain. It returns an error, and changes nothing, if it cannot store that.
+// Undrain ends a drain. If that cannot be stored, Undrain returns an error and changes nothing.
 func (a *Announcer) Undrain(ctx context.Context) error {
 	by := events.ActorOf(ctx)
 	return a.ask(ctx, func(context.Context) error {
@@ -515,7 +521,8 @@ func (a *Announcer) Undrain(ctx context.Context) error {
 	})
 }
 
-// setDrained announces or withdraws the routes, which somebody has asked for.
+// setDrained begins a drain at the time since, or ends it if since is nil. kind is the event to
+// publish, and by is who has asked for it.
 func (a *Announcer) setDrained(since *time.Time, kind events.Kind, by string) {
 	a.mu.Lock()
 	a.state.Drained = since
@@ -524,7 +531,8 @@ func (a *Announcer) setDrained(since *time.Time, kind events.Kind, by string) {
 	a.events.Publish(events.Event{Kind: kind, By: by})
 }
 
-// store makes the file that tells that the balancer is drained. Its time is that of the drain.
+// store makes the file that tells that the balancer is drained, unless it exists. The file's
+// modification time is when the drain began.
 func (a *Announcer) store() error {
 	if a.file == "" {
 		return nil
@@ -545,7 +553,7 @@ func (a *Announcer) State(ctx context.Context) (*State, error) {
 	state := a.state
 	state.Peers, state.Routes = []Peer{}, []Route{}
 	sessions := map[netip.Addr]session{}
-	if len(a.peers) > 0 && !a.stopped { // then there is a speaker
+	if len(a.peers) > 0 && !a.stopped { // otherwise there is no speaker
 		var err error
 		if sessions, err = a.speaker.sessions(ctx); err != nil {
 			return nil, err
@@ -568,7 +576,8 @@ func (a *Announcer) State(ctx context.Context) (*State, error) {
 	return &state, nil
 }
 
-// peersOf counts the peers that take routes of a family, and those of them that have a session.
+// peersOf returns the number of peers that take routes of a family, and the number of those that
+// have an established session.
 func (a *Announcer) peersOf(family desired.Family) (all, established int) {
 	for i := range a.plan.bgp.Peers {
 		p := &a.plan.bgp.Peers[i]

@@ -8,6 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
+// desc describes a metric of BGP.
 func desc(name, help string, labels ...string) *prometheus.Desc {
 	return prometheus.NewDesc("segue_lb_bgp_"+name, help, labels, nil)
 }
@@ -49,6 +50,7 @@ func (a *Announcer) Collect(out chan<- prometheus.Metric) {
 	gauge(drainedDesc, number(state.Drained != nil))
 }
 
+// number returns a condition as the value of a metric.
 func number(is bool) float64 {
 	if is {
 		return 1

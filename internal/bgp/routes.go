@@ -25,18 +25,18 @@ func (r route) equals(other route) bool {
 	return r.vip == other.vip && r.nextHop == other.nextHop && slices.Equal(r.communities, other.communities)
 }
 
-// vip is a VIP of the configuration, with what its services can do.
+// vip is a VIP of the configuration that may be announced.
 type vip struct {
 	route
-	isServed bool // at least one service is a reason to announce it
-	// isUnchecked tells that health checks are yet to tell whether a service is such a reason.
+	isServed bool // at least one service can serve, so the VIP is to be announced
+	// isUnchecked tells that a service has servers without a result of health checks yet.
 	isUnchecked bool
-	hasPeer     bool     // at least one peer takes routes of its family
-	services    []string // that may be a reason
+	hasPeer     bool     // at least one peer takes routes of the VIP's family
+	services    []string // the services for which the VIP may be announced
 }
 
-// vipsOf returns the VIPs of the services, without those that no service may announce. A VIP is
-// served as long as any of its services is: a withdrawal would end the others, too.
+// vipsOf returns the VIPs of all services, without services that are never announced. A VIP is
+// served as long as any of its services is, because a withdrawal would end all of them.
 func vipsOf(b *desired.BGP, services []balancer.ServiceState) map[netip.Addr]*vip {
 	vips := map[netip.Addr]*vip{}
 	for _, s := range services {
@@ -69,21 +69,24 @@ func vipsOf(b *desired.BGP, services []balancer.ServiceState) map[netip.Addr]*vi
 }
 
 const (
-	// mostDoublings bounds the time for which a route that comes and goes is held down.
+	// mostDoublings is how often the hold-down time of a route can double.
 	mostDoublings = 5
-	// stableFactor is how many hold-down times a route must have stood to be taken for stable.
+	// stableFactor is the number of hold-down times after which an announced route counts as
+	// stable.
 	stableFactor = 16
 )
 
-// damping decides how soon a route returns after a withdrawal. The zero value is that of a route
-// that was never withdrawn.
+// damping decides how soon a route is announced again after a withdrawal: when the VIP has been
+// served for the hold-down time without interruption. The hold-down time doubles with each
+// withdrawal of a route that was not stable. The zero value is that of a route that was never
+// withdrawn.
 type damping struct {
-	withdrawals int       // in a row, each soon after the announcement before
-	announced   time.Time // the last time
+	withdrawals int       // in a row: the route was not stable in between
+	announced   time.Time // the time of the last announcement
 	served      time.Time // since when the VIP is served without interruption; zero: it is not
 }
 
-// withdrawn notes that the route was withdrawn because the VIP is not served.
+// withdrawn notes that the route was withdrawn now, because the VIP is not served.
 func (d *damping) withdrawn(now time.Time, holdDown time.Duration) {
 	if d.announced.IsZero() || now.Sub(d.announced) > stableFactor*holdDown {
 		d.withdrawals = 0
@@ -92,7 +95,7 @@ func (d *damping) withdrawn(now time.Time, holdDown time.Duration) {
 	d.served = time.Time{}
 }
 
-// due returns when a VIP may be announced that is served now.
+// due returns when the VIP may be announced, if it is served from now on.
 func (d *damping) due(now time.Time, holdDown time.Duration) time.Time {
 	if d.withdrawals == 0 {
 		return now

@@ -20,19 +20,21 @@ import (
 )
 
 const (
-	// connectRetry is the time between two attempts to connect to a peer. The library waits for at
-	// least three quarters of it, and one second less for an answer. It is much shorter than the time
-	// for which a peer keeps the routes of a balancer that restarts.
+	// connectRetry is the time between two attempts to connect to a peer. The library makes an
+	// attempt after three quarters of this time or more, and waits one second less than this time
+	// for an answer. connectRetry is much shorter than the time for which a peer keeps the routes
+	// of a balancer that restarts.
 	connectRetry = 3 * time.Second
-	// deferral is how long a restarted balancer waits for the routes of its peers before it sends its
-	// own (RFC 4724, section 4.1). It takes no routes, so it does not wait longer than it must.
+	// deferral is how long a restarted balancer waits for the routes of its peers before it sends
+	// its own (RFC 4724, section 4.1). A balancer ignores the routes of its peers, so it waits as
+	// briefly as the library can.
 	deferral = time.Second
 )
 
-// speaker is the BGP speaker of a library. It knows nothing of services.
+// speaker is the BGP speaker of the library. It knows nothing of services.
 type speaker struct {
 	server      *server.BgpServer
-	graceful    bool // peers are to keep the routes while no process runs
+	graceful    bool // peers are asked to keep the routes while no process runs (RFC 4724)
 	restartTime time.Duration
 	events      chan sessionEvent
 	cancel      context.CancelFunc
@@ -46,9 +48,9 @@ type sessionEvent struct {
 	reason        string // why an established session has ended
 }
 
-// startSpeaker starts a speaker without peers and routes. If it is graceful, it supports graceful
-// restarts. It returns an error if its port cannot be opened. The caller must read events, and call
-// stop.
+// startSpeaker starts a speaker without peers and routes. With graceful, the speaker supports
+// graceful restarts. startSpeaker returns an error if its port cannot be opened. The caller must
+// read events, and call stop.
 func startSpeaker(ctx context.Context, b *desired.BGP, graceful bool, log *slog.Logger) (*speaker, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	level := &slog.LevelVar{}
@@ -105,7 +107,8 @@ func (s *speaker) refuseRoutes(ctx context.Context) error {
 	})
 }
 
-// forward passes changes of a session's state on to events. The library keeps events until then.
+// forward sends a change of a session's state to events. If nobody reads it yet, forward blocks,
+// and the library keeps further events.
 func (s *speaker) forward(ctx context.Context, e *apiutil.WatchEventMessage_PeerEvent) {
 	if e.Type != apiutil.PEER_EVENT_STATE {
 		return
@@ -124,9 +127,9 @@ func (s *speaker) forward(ctx context.Context, e *apiutil.WatchEventMessage_Peer
 	}
 }
 
-// stop ends all sessions. If peers are to keep the routes, it ends them as a process that dies does:
-// without a notification. Peers that support graceful restarts then keep the routes (RFC 4724,
-// section 4.2). A notification makes them remove the routes at once.
+// stop ends all sessions. With keepRoutes, it sends no notification, as if the process had died.
+// Peers that support graceful restarts then keep the routes (RFC 4724, section 4.2). Without
+// keepRoutes, it sends a notification, and peers remove the routes at once.
 func (s *speaker) stop(keepRoutes bool) {
 	s.cancel()
 	err := s.server.StopBgp(context.Background(), &api.StopBgpRequest{AllowGracefulRestart: keepRoutes})
@@ -135,9 +138,9 @@ func (s *speaker) stop(keepRoutes bool) {
 	}
 }
 
-// addPeer begins to open a session. If preserved is true, the balancer tells the peer that it has
-// restarted and that its data path has continued (the bits R and F of RFC 4724, section 3). Then
-// the peer keeps the routes of the session before.
+// addPeer begins to open a session. With preserved, the balancer tells the peer that it has
+// restarted and that its data path has continued (the bits R and F of RFC 4724, section 3). The
+// peer then keeps the routes of the session before.
 func (s *speaker) addPeer(ctx context.Context, p *desired.BGPPeer, password string, preserved bool) error {
 	peer := &api.Peer{
 		Conf: &api.PeerConf{
@@ -186,8 +189,8 @@ func (s *speaker) removePeer(ctx context.Context, peer netip.Addr) error {
 // session is what the library knows about a session.
 type session struct {
 	localAddress netip.Addr
-	holdTime     time.Duration // as both sides have agreed
-	prefixes     uint64        // that the peer was sent
+	holdTime     time.Duration // the one that both sides have agreed on
+	prefixes     uint64        // the number of prefixes announced to the peer
 }
 
 // sessions returns the established sessions.
@@ -234,8 +237,8 @@ func (s *speaker) withdraw(r route) error {
 	return nil
 }
 
-// path returns the route in the form of the library. An unspecified next hop stands for the
-// address of each session.
+// path returns the route in the form of the library. An unspecified next hop (0.0.0.0 or ::) stands
+// for the local address of each session.
 func (r route) path() (*apiutil.Path, error) {
 	nlri, err := bgp.NewIPAddrPrefix(r.prefix())
 	if err != nil {
@@ -290,6 +293,7 @@ func (r route) communityAttributes() (attributes []bgp.PathAttributeInterface) {
 	return attributes
 }
 
+// apiFamily returns a family in the form of the library.
 func apiFamily(family desired.Family) *api.Family {
 	afi := api.Family_AFI_IP
 	if family == desired.IPv6 {
@@ -298,14 +302,17 @@ func apiFamily(family desired.Family) *api.Family {
 	return &api.Family{Afi: afi, Safi: api.Family_SAFI_UNICAST}
 }
 
-// libraryLog passes on warnings of the library, and the notifications that it sends and receives,
-// which say why a session is refused. All else is in the log of this package, or uninteresting.
+// libraryLog passes two kinds of the library's messages on to a log: warnings, and messages about
+// notifications, which tell why a session is refused. It drops all other messages: they tell what
+// this package logs itself, or what nobody needs.
 type libraryLog struct{ to slog.Handler }
 
+// Enabled implements slog.Handler. The messages about notifications have the level info.
 func (l *libraryLog) Enabled(_ context.Context, level slog.Level) bool {
 	return level >= slog.LevelInfo
 }
 
+// Handle implements slog.Handler.
 func (l *libraryLog) Handle(ctx context.Context, r slog.Record) error {
 	if r.Level < slog.LevelWarn && !strings.Contains(r.Message, "notification") {
 		return nil

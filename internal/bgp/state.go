@@ -46,16 +46,18 @@ type Route struct {
 	Prefix    string    `json:"prefix"`
 	Announced bool      `json:"announced"`
 	Since     time.Time `json:"since" doc:"since when it is announced, or not"`
-	// Peers take routes of the VIP's family. So many of them have a session.
+	// Peers is the number of peers that take routes of the VIP's family. Established is the number
+	// of those that have a session.
 	Peers       int      `json:"peers" doc:"how many peers take routes of the family"`
 	Established int      `json:"established_peers" doc:"how many of these have an established session"`
 	Reason      Reason   `json:"reason,omitempty" enum:"not_served,unchecked,no_peer,held_down,drained" doc:"why it is not announced"`
 	Services    []string `json:"services" nullable:"false" doc:"services of the VIP"`
-	// Communities are those of the route.
+	// Communities are the BGP communities of the route.
 	Communities []string `json:"communities" nullable:"false"`
 }
 
-// IsAnnouncedToNobody tells whether the route is announced, and no peer with a session takes it.
+// IsAnnouncedToNobody tells whether the route is announced, but no peer that takes it has a
+// session.
 func (r *Route) IsAnnouncedToNobody() bool { return r.Announced && r.Established == 0 }
 
 // Reason is why a route is not announced.
@@ -70,7 +72,8 @@ const (
 	Drained   Reason = "drained"    // the balancer is drained
 )
 
-// text returns the reason in plain words. An empty reason is that of a VIP that was removed.
+// text returns in plain words why a route was withdrawn. The Reason is empty if the VIP was removed
+// from the configuration.
 func (r Reason) text() string {
 	switch r {
 	case NotServed:

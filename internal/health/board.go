@@ -11,9 +11,10 @@ type watch struct {
 	stop   func()
 	state  State
 	reason string
-	told   State // last state that the reader received
+	told   State // the state that the reader knows
 }
 
+// result returns the state for the reader.
 func (w *watch) result() Result {
 	return Result{
 		Service: w.target.Service,
@@ -25,18 +26,18 @@ func (w *watch) result() Result {
 
 // board holds the state of all targets, and the news for the reader.
 type board struct {
-	start   func(*watch)
+	start   func(*watch) // begins to check a target, and sets stop
 	watches map[name]*watch
-	untold  map[name]*watch
-	wanted  int // how many targets there are when all are started
+	untold  map[name]*watch // those whose state the reader does not know yet
+	wanted  int             // the number of targets, including those that are not started yet
 }
 
 func newBoard(start func(*watch)) *board {
 	return &board{start: start, watches: map[name]*watch{}, untold: map[name]*watch{}}
 }
 
-// replace replaces the watched targets. A target that equals a former one in all but State goes
-// on. Any other starts in the state that the reader knows.
+// replace replaces the watched targets. A target that equals a former one in all but State keeps
+// its watch. Any other target starts in its State, which the reader knows.
 func (b *board) replace(targets []Target) {
 	wanted := make(map[name]Target, len(targets))
 	for _, t := range targets {
@@ -84,6 +85,7 @@ func (b *board) mark(n name) {
 	}
 }
 
+// stateOf returns the state of a target that was checked.
 func stateOf(healthy bool) State {
 	if healthy {
 		return Healthy

@@ -31,25 +31,25 @@ const userAgent = "segue-health"
 // maxHeader is the largest header of a response, in bytes.
 const maxHeader = 64 << 10
 
-// ErrUntried marks a check that this host could not send. It proves nothing about
-// the server.
+// ErrUntried marks a check that this host could not make. It proves nothing about the server.
 var ErrUntried = errors.New("not tried")
 
 // errTimeout marks a check that got no answer in time.
 var errTimeout = errors.New("timeout")
 
-// Path is the way of checks on the path of clients' packets. HostPath implements it.
+// Path lets the packets of checks take the path of clients' packets. HostPath implements it.
 type Path interface {
-	// Socket returns what a socket to a VIP needs, or why the host cannot check the VIP.
+	// Socket returns what a socket to a VIP needs. The error tells why the host cannot check the
+	// VIP.
 	Socket(vip netip.Addr) (Socket, error)
-	// Recheck tells why the host drops the answers of a VIP; nil: it does not.
+	// Recheck returns why this host drops the answers of a VIP, or nil if it accepts them.
 	Recheck(vip netip.Addr) error
 }
 
-// tryOnce checks a target once. Its error is the reason in plain words. Ignore errors after the
-// end of the context.
+// tryOnce checks a target once. It returns nil if the check succeeds, and otherwise the reason in
+// plain words. If the context has ended, the error means nothing.
 func (c *Checker) tryOnce(ctx context.Context, t *Target) error {
-	dialer, err := c.dialer(t) // this may look up the way, at the cost of the host and not of the server
+	dialer, err := c.dialer(t) // before the timeout begins: this host may have to look something up
 	if err != nil {
 		return err
 	}
@@ -62,8 +62,8 @@ func (c *Checker) tryOnce(ctx context.Context, t *Target) error {
 	return err
 }
 
-// plain returns the error of a connection in plain words: a timeout, or the error of the kernel
-// without Go's "dial tcp …: connect:", with ErrUntried if it comes from this host.
+// plain returns the error of a connection in plain words. That is errTimeout, or the error of the
+// kernel without Go's "dial tcp …: connect:". If the fault is this host's, it wraps ErrUntried.
 func plain(err error) error {
 	var errno unix.Errno
 	switch {
@@ -79,9 +79,9 @@ func plain(err error) error {
 	return err
 }
 
-// Answers tells whether a server answers a connection on the path of clients' packets, which has
-// this mark: it returns nil if the connection opens, or the server refuses it. The error contains
-// ErrUntried if this host cannot connect. The deadline is that of the context.
+// Answers opens a connection on the path of clients' packets, whose packets have this mark. It
+// returns nil if the server answers: the connection opens, or the server refuses it. The error
+// wraps ErrUntried if this host cannot connect. The deadline is that of the context.
 func Answers(ctx context.Context, path Path, address netip.AddrPort, socket Socket, mark uint32) error {
 	dialer := &net.Dialer{
 		KeepAlive: -1, LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(socket.Source, 0)),
@@ -99,7 +99,8 @@ func Answers(ctx context.Context, path Path, address netip.AddrPort, socket Sock
 	return err
 }
 
-// timeout returns the reason for a check without an answer.
+// timeout returns the reason why a check got no answer: this host drops the answers, or the server
+// gave none.
 func (c *Checker) timeout(t *Target) error {
 	if t.OnPath {
 		if err := c.path.Recheck(t.Address.Addr()); err != nil {
@@ -109,8 +110,8 @@ func (c *Checker) timeout(t *Target) error {
 	return fmt.Errorf("%w after %v", errTimeout, t.Timeout)
 }
 
-// isOwn tells whether an error comes from this host, and not from a server or the path to it: the
-// host lacks descriptors, memory, ports or the interface, or its own firewall refuses the packet.
+// isOwn tells whether an error is the fault of this host, and not of a server or the path to it:
+// the host lacks descriptors, memory, ports or the interface, or its firewall drops the packet.
 func isOwn(errno unix.Errno) bool {
 	switch errno {
 	case unix.EMFILE, unix.ENFILE, unix.ENOBUFS, unix.ENOMEM, unix.EADDRNOTAVAIL, unix.ENODEV, unix.EPERM:
@@ -138,8 +139,7 @@ func (c *Checker) dialer(t *Target) (*net.Dialer, error) {
 	return dialer, nil
 }
 
-// onPath returns the function by which a dialer makes its sockets send on the path of clients'
-// packets.
+// onPath returns a net.Dialer.Control that makes sockets send on the path of clients' packets.
 func onPath(device string, mark uint32) func(_, _ string, raw syscall.RawConn) error {
 	return func(_, _ string, raw syscall.RawConn) (err error) {
 		controlErr := raw.Control(func(fd uintptr) { err = prepare(int(fd), mark, device) })
@@ -150,8 +150,8 @@ func onPath(device string, mark uint32) func(_, _ string, raw syscall.RawConn) e
 	}
 }
 
-// prepare makes a socket send on the path of clients' packets. The source port is chosen with the
-// destination, so that checks of several VIPs can use the same port.
+// prepare makes a socket send on the path of clients' packets. The kernel is to choose the source
+// port only when it knows the destination. So checks of several VIPs can use the same port.
 func prepare(fd int, mark uint32, device string) error {
 	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, int(mark)); err != nil {
 		return err
@@ -162,7 +162,7 @@ func prepare(fd int, mark uint32, device string) error {
 	return unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1)
 }
 
-// connect opens a new connection for each check, because the check also tests that the server
+// connect makes the check of a target. Each check opens a new connection, to test that the server
 // accepts connections.
 func connect(ctx context.Context, dialer *net.Dialer, t *Target) error {
 	if t.Kind == UDP {
@@ -174,11 +174,12 @@ func connect(ctx context.Context, dialer *net.Dialer, t *Target) error {
 	}
 	conn := dialed.(*net.TCPConn)
 	defer conn.Close()
-	// A reset leaves no connection in TIME-WAIT on either side. The ports would not suffice.
+	// Close then sends a reset, which leaves no connection in TIME-WAIT on either side. Such
+	// connections would use up the ports.
 	if err := conn.SetLinger(0); err != nil || t.Kind == TCP {
 		return err
 	}
-	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(past) })
 	defer stop()
 	if t.Kind == HTTP {
 		return exchange(conn, t)
@@ -190,8 +191,11 @@ func connect(ctx context.Context, dialer *net.Dialer, t *Target) error {
 	return exchange(secure, t)
 }
 
+// past is a deadline that ends all reads and writes at once.
+var past = time.Unix(1, 0)
+
 // tlsConfig returns the configuration of an HTTPS check. It offers only curves with short keys, so
-// that the first message fits into one packet.
+// that the client's first message fits into one packet.
 func tlsConfig(t *Target) *tls.Config {
 	name := t.Host
 	if host, _, err := net.SplitHostPort(name); err == nil {
@@ -204,7 +208,7 @@ func tlsConfig(t *Target) *tls.Config {
 	}
 }
 
-// tlsReason returns an error of a handshake without the text of the server.
+// tlsReason returns the reason why a handshake has failed, without any text from the server.
 func tlsReason(err error) error {
 	var network *net.OpError
 	var certificate *tls.CertificateVerificationError
@@ -218,14 +222,14 @@ func tlsReason(err error) error {
 	return errors.New("the TLS handshake failed")
 }
 
-// ask sends the datagram of a UDP check, and waits for the answer.
+// ask makes a UDP check: it sends the datagram, and waits for the answer.
 func ask(ctx context.Context, dialer *net.Dialer, t *Target) error {
 	conn, err := dialer.DialContext(ctx, "udp", t.Address.String())
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(past) })
 	defer stop()
 	if _, err := io.WriteString(conn, t.Request); err != nil {
 		return err
@@ -241,9 +245,9 @@ func ask(ctx context.Context, dialer *net.Dialer, t *Target) error {
 	return nil
 }
 
-// exchange requests the target's path and checks the response. It
-// does not use http.Client, which would reuse connections, follow redirects, obey
-// proxies, and leave goroutines behind.
+// exchange sends an HTTP request for the target's path, and checks the response. It does not use
+// http.Client, which would reuse connections, follow redirects, obey proxies, and leave goroutines
+// behind.
 func exchange(conn net.Conn, t *Target) error {
 	path, err := url.ParseRequestURI(t.Path)
 	if err != nil {
@@ -268,21 +272,21 @@ func exchange(conn net.Conn, t *Target) error {
 		return fmt.Errorf("status %d", response.StatusCode)
 	}
 	if t.Body == "" {
-		return nil // closing the connection ends the body
+		return nil // the caller closes the connection, so nobody need read the body
 	}
-	limited.N = maxHeader + desired.MaxCheckedBody
+	limited.N = maxHeader + desired.MaxCheckedBody // room for the body and the lengths of its chunks
 	return searchBody(response.Body, t.Body)
 }
 
-// isSuccess tells whether a status is in a list of statuses.
+// isSuccess tells whether a status is in a list of statuses and ranges, such as "200-299,301".
 func isSuccess(status int, list string) bool {
-	ranges, _ := desired.ParseStatus(list)
+	ranges, _ := desired.ParseStatus(list) // the configuration was checked
 	return slices.ContainsFunc(ranges, func(r desired.StatusRange) bool {
 		return status >= r.First && status <= r.Last
 	})
 }
 
-// searchBody looks for a text in the first MaxCheckedBody bytes of a body.
+// searchBody returns an error if the first MaxCheckedBody bytes of a body do not contain a text.
 func searchBody(body io.Reader, text string) error {
 	read, err := io.ReadAll(io.LimitReader(body, desired.MaxCheckedBody))
 	if bytes.Contains(read, []byte(text)) {
@@ -294,8 +298,8 @@ func searchBody(body io.Reader, text string) error {
 	return fmt.Errorf("the first %d bytes of the body do not contain the text", len(read))
 }
 
-// readResponse reads up to the end of the response's header. It skips interim
-// responses (RFC 9110 section 15.2).
+// readResponse reads a response up to the end of its header. It skips interim responses (RFC 9110
+// section 15.2).
 func readResponse(limited *io.LimitedReader, request *http.Request) (*http.Response, error) {
 	reader := bufio.NewReader(limited)
 	for {

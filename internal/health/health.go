@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package health checks servers actively: it connects to each server at its interval, and reports
-// when a server starts and stops failing. A check can take the path of clients' packets (HostPath).
+// Package health checks servers: it connects to each server at an interval, and reports when a
+// server begins or stops failing. A check can take the path of clients' packets (HostPath).
 package health
 
 import (
@@ -22,15 +22,15 @@ type Result struct {
 	Reason          string // in plain words, such as "connection refused"
 }
 
-// complaintInterval is the minimum time between two log lines that say that this host cannot
-// check. Every check of every target would log the same.
+// complaintInterval is the least time between two log lines that say that this host cannot check
+// servers. Otherwise every check of every target would log the same.
 const complaintInterval = 10 * time.Second
 
 const (
-	// crowd is the number of targets up to which the first checks are made at once.
+	// crowd is the largest number of targets whose first checks are all made at once.
 	crowd = 100
-	// firstPace is the mean time between the first checks of more targets. A core has time for
-	// them, so they do not fail for lack of it.
+	// firstPace is the mean time between the first checks if there are more targets. One core can
+	// make checks at this pace, so none fails because this host is too slow.
 	firstPace = 100 * time.Microsecond
 )
 
@@ -43,7 +43,7 @@ type Checker struct {
 	verdicts chan verdict
 	untried  chan error
 	updates  chan Result
-	report   func(reason string) // nil: nobody wants to know
+	report   func(reason string) // tells why this host cannot check; nil: nobody wants to know
 }
 
 // verdict is a change of a target's state.
@@ -53,8 +53,7 @@ type verdict struct {
 	reason  string
 }
 
-// New returns a checker. It works while Run runs. Checks on the path of clients' packets take this
-// path.
+// New returns a checker. It works while Run runs. Checks of targets with OnPath use path.
 func New(path Path, log *slog.Logger) *Checker {
 	c := &Checker{
 		log:      log,
@@ -68,8 +67,8 @@ func New(path Path, log *slog.Logger) *Checker {
 	return c
 }
 
-// ReportUntried makes the checker tell why this host cannot check servers, as often as it logs that.
-// The function must not block. Call ReportUntried before Run.
+// ReportUntried makes the checker call report whenever it logs that this host cannot check servers.
+// The argument is the reason. The function must not block. Call ReportUntried before Run.
 func (c *Checker) ReportUntried(report func(reason string)) { c.report = report }
 
 // complain logs and reports why this host cannot check servers.
@@ -80,11 +79,10 @@ func (c *Checker) complain(err error) {
 	}
 }
 
-// SetTargets replaces the targets. A target that equals a former one in all but
-// State goes on. Any other, such as one whose check has changed, starts in its
-// State: it keeps this state until its checks end it. SetTargets returns
-// when the checker has received the targets, or the context ends. No later update
-// is about a former target.
+// SetTargets replaces the targets. If a target equals a former one in all but State, its checks go
+// on. Any other target, such as one whose check has changed, starts in its State, and keeps this
+// state until checks show another. SetTargets returns when the checker has received the targets, or
+// the context ends. No later update is about a former target.
 func (c *Checker) SetTargets(ctx context.Context, targets []Target) {
 	select {
 	case c.targets <- targets:
@@ -92,9 +90,9 @@ func (c *Checker) SetTargets(ctx context.Context, targets []Target) {
 	}
 }
 
-// Updates delivers the state of a server whenever it differs from the state that
-// the reader knows: the last delivered one, or that of a later SetTargets. Changes
-// that are reversed before they are read are not delivered.
+// Updates delivers the state of a server whenever it differs from the state that the reader knows.
+// The reader knows the last delivered state, and the State of a target in a later SetTargets. A
+// change that is reversed before it is read is not delivered.
 func (c *Checker) Updates() <-chan Result {
 	return c.updates
 }
@@ -141,26 +139,26 @@ func (c *Checker) Run(ctx context.Context) error {
 	}
 }
 
-// follow checks a target until the context ends: after the given time, then at a random time
-// in the next interval, which spreads the checks of targets that were added
-// together, then at every interval, with jitter.
+// follow checks a target until the context ends. The first check is after the time first. The
+// second one is at a random time in the interval after it, so that the checks of targets that were
+// added together are spread. Then the target is checked at every interval, with jitter.
 func (c *Checker) follow(ctx context.Context, w *watch, first time.Duration) {
 	s := streak{state: w.target.State}
 	timer, due := time.NewTimer(first), time.Now().Add(first)
 	defer timer.Stop()
-	for checked := false; ; checked = true {
+	for isFirst := true; ; isFirst = false {
 		select {
 		case <-ctx.Done():
 			return
 		case <-timer.C:
 		}
 		late := time.Since(due)
-		wait := w.target.wait()
+		wait := w.target.wait() // from the start of this check
 		timer.Reset(wait)
 		due = time.Now().Add(wait)
 		c.check(ctx, w, &s, late)
 		now := time.Now()
-		if !checked {
+		if isFirst {
 			wait = rand.N(w.target.Interval)
 			timer.Reset(wait)
 			due = now.Add(wait)
@@ -170,7 +168,8 @@ func (c *Checker) follow(ctx context.Context, w *watch, first time.Duration) {
 	}
 }
 
-// wait returns the time from the start of a check to the start of the next one.
+// wait returns the time from the start of a check to the start of the next one: the interval,
+// changed by a random part of the jitter.
 func (t *Target) wait() time.Duration {
 	if t.Jitter == 0 {
 		return t.Interval
@@ -178,12 +177,12 @@ func (t *Target) wait() time.Duration {
 	return t.Interval - t.Jitter + rand.N(2*t.Jitter+1)
 }
 
-// errBusy says that a check began so late that the missing answer proves nothing: this host has too
-// little CPU time, so it may have read the answer too late.
+// errBusy marks a check that timed out after it had begun too late. This host then has too little
+// CPU time, and may also read answers too late. So the timeout proves nothing about the server.
 var errBusy = fmt.Errorf("%w: this host is too busy: a check began too late", ErrUntried)
 
-// check checks a target once, and reports a change of its state. The argument late is how long
-// after its time the check begins.
+// check checks a target once, and reports a change of its state. late is the time by which the
+// check begins too late.
 func (c *Checker) check(ctx context.Context, w *watch, s *streak, late time.Duration) {
 	before, err := s.state, c.attempt(ctx, &w.target)
 	if errors.Is(err, errTimeout) && late > w.target.Timeout/2 {
@@ -194,7 +193,8 @@ func (c *Checker) check(ctx context.Context, w *watch, s *streak, late time.Dura
 		case c.untried <- err:
 		case <-ctx.Done():
 		}
-		// A check that began too late was made all the same, so the next one may have a result.
+		// After errBusy, the next check may have a result. Other errors show that checks do not
+		// work.
 		if errors.Is(err, errBusy) || !s.giveUp(w.target.Fall) {
 			return
 		}
@@ -220,12 +220,12 @@ func (c *Checker) check(ctx context.Context, w *watch, s *streak, late time.Dura
 type streak struct {
 	state   State
 	length  int
-	untried int // checks that the host could not make
+	untried int // checks that this host could not make
 }
 
-// observe counts a check, and tells whether the state has changed.
+// observe counts the result of a check, and tells whether the state has changed.
 func (s *streak) observe(success bool, rise, fall int) bool {
-	next, enough := stateOf(success), fall
+	next, enough := stateOf(success), fall // enough: how many such results change the state
 	switch {
 	case next == s.state:
 		s.length = 0
@@ -242,9 +242,9 @@ func (s *streak) observe(success bool, rise, fall int) bool {
 	return true
 }
 
-// giveUp counts a check that the host could not make. It tells whether an unchecked target is to be
-// taken for healthy: as many such checks as mark a target as failing show that the checks do not
-// work. Nobody must wait for their results.
+// giveUp counts a check that this host could not make. After fall such checks, an unchecked target
+// becomes healthy, and giveUp returns true: the checks do not work, so nobody must wait for a
+// result.
 func (s *streak) giveUp(fall int) bool {
 	if s.state != Unchecked {
 		return false

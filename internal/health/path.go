@@ -21,28 +21,28 @@ const (
 	rulePriority = 94
 	// firstTable plus the index of the interface is the number of the routing table.
 	firstTable = 0x5e6c0000
-	// Room for the longest encapsulation, in bytes: srv6-insert with one server adds 56.
+	// room is the size of the longest encapsulation, in bytes: srv6-insert with one server adds 56.
 	room = 56
 	// leastMTU is the least MTU of IPv6 (RFC 8200, section 5).
 	leastMTU = 1280
-	// addressLife is how long a source address is used before it is chosen again.
-	// The kernel removes the routes and the neighbour entries of an interface that goes down. So
-	// they are made again with each choice.
+	// addressLife is how long a source address is used before it is chosen again. With each choice,
+	// the routes and neighbour entries are made again, because the kernel removes those of an
+	// interface that goes down.
 	addressLife = 5 * time.Second
-	// recheckPause is the shortest time from one search for the reason of a missing answer to the
-	// next one for the same VIP. It is shorter than any timeout of checks.
+	// recheckPause is the shortest time between two searches for the reason why a VIP does not
+	// answer. It is shorter than any timeout of checks.
 	recheckPause = 50 * time.Millisecond
 )
 
-// gatewayMAC is the address in the permanent neighbour entries. No host has it: a packet that the
-// data path does not encapsulate reaches nobody.
+// gatewayMAC is the MAC address in the permanent neighbour entries. No host has it. So a packet
+// that the data path does not encapsulate reaches nobody.
 var gatewayMAC = net.HardwareAddr{0x02, 0x5e, 0x6c, 0, 0, 0}
 
-// family is an IP version, with its gateway.
+// family is an IP version, with its gateway that does not exist.
 type family struct {
 	number   int
 	gateway  net.IP
-	everyone *net.IPNet
+	everyone *net.IPNet // the prefix of all addresses
 }
 
 var (
@@ -56,11 +56,12 @@ var (
 	}
 )
 
-// HostPath makes the host send the packets of health checks to the egress of the interface towards
-// the servers, where the data path encapsulates them (bpf/balancer/signal/check.h). A rule sends
-// marked packets of sockets that are bound to the interface to a routing table of their own. Its
-// only routes lead to a gateway that does not exist, with a permanent neighbour entry. So checks
-// need no route to the VIP, no neighbour that answers, and no VIP that is absent from the host.
+// HostPath makes the host send the packets of health checks out of the interface towards the
+// servers. At its egress, the data path encapsulates them (bpf/balancer/signal/check.h). A rule
+// makes the kernel use another routing table for packets with the mark, of sockets that are bound
+// to the interface. The routes of this table lead to a gateway that does not exist, but has a
+// permanent neighbour entry. So checks work without a route to the VIP, without a neighbour that
+// answers, and even if the host itself has the VIP.
 //
 // Its methods may be called from several goroutines, in the network namespace of the interface.
 type HostPath struct {
@@ -70,8 +71,8 @@ type HostPath struct {
 	way   *way
 }
 
-// way is what Set has set, and what was found since. A lookup that has begun before another Set
-// leaves its result in a way that is no longer used.
+// way is what one Set has set, and what was found since. Each Set makes a new way. So a lookup that
+// began before a Set leaves its result in the old way, which is no longer used.
 type way struct {
 	mark, mask uint32
 	by         PathInterface
@@ -79,11 +80,11 @@ type way struct {
 	// wanted are the addresses that are preferred as sources.
 	wanted []netip.Addr
 
-	// lookups are under way. They work without the mutex, so no check waits for a lookup that it
-	// does not need itself.
+	// lookups are those that are running. A lookup does not hold the mutex. So a check waits only
+	// for lookups that it needs itself.
 	lookups singleflight.Group
-	mutex   sync.Mutex      // of what follows
-	sources map[bool]source // by whether they are IPv4
+	mutex   sync.Mutex      // of the fields below
+	sources map[bool]source // the keys are true for IPv4, false for IPv6
 	// returns tells for IPv4 VIPs whether the host accepts the answers of servers.
 	returns map[netip.Addr]finding
 }
@@ -99,23 +100,24 @@ type PathInterface struct {
 type source struct {
 	address netip.Addr
 	err     error
-	isLed   bool // the route and the rule of the family were made
+	isMade  bool // the neighbour entry, the route and the rule of the family were made
 	found   time.Time
 }
 
-// finding is nil if all is well, or the reason why checks cannot work.
+// finding tells whether checks of a VIP can work.
 type finding struct {
-	err   error
+	err   error // why they cannot work; nil: they can
 	found time.Time
 }
 
-// NewHostPath returns a path for packets with these marks. It can be used after Set.
+// NewHostPath returns a path for packets whose mark, within the bits of mask, is mark. It can be
+// used after Set.
 func NewHostPath(mark, mask uint32) *HostPath { return &HostPath{mark: mark, mask: mask, way: &way{}} }
 
-// Set makes the path lead through an interface. The VIPs cannot be sources. The wanted addresses
-// are preferred as sources, if the host has them. If the interface is another one than before, Set
-// removes the rules that killed processes have left for interfaces that are gone. Its error tells
-// that this failed. The path works all the same.
+// Set makes the path lead through an interface. The VIPs cannot be source addresses. The wanted
+// addresses are preferred as source addresses, if the host has them. If the interface is another
+// one than before, Set also removes the rules that killed processes have left for interfaces that
+// are gone. An error is about this removal only: the path works all the same.
 func (p *HostPath) Set(by PathInterface, vips, wanted []netip.Addr) error {
 	next := &way{
 		mark: p.mark, mask: p.mask, by: by, vips: map[netip.Addr]bool{}, wanted: wanted,
@@ -134,17 +136,18 @@ func (p *HostPath) Set(by PathInterface, vips, wanted []netip.Addr) error {
 	return nil
 }
 
-// present returns the present way. It returns false if there is none.
+// present returns the present way. It returns false before the first Set.
 func (p *HostPath) present() (*way, bool) {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
 	return p.way, p.way.by.Index != 0
 }
 
-// lead makes the rule, the route and the neighbour entry of a family. If they are there already, it
-// changes nothing: the kernel would tell every listener of a route that is written again. The first
-// lead of a way writes the route in any case, because its MTU may be another one than before.
-func (w *way) lead(f family, isLed bool) error {
+// make makes the neighbour entry, the route and the rule of a family, unless they exist. isMade
+// tells that this way has made them before. Then make does not replace the route, because the
+// kernel would tell every listener of the change. The first time, it replaces the route, because
+// its MTU may differ.
+func (w *way) make(f family, isMade bool) error {
 	err := netlink.NeighSet(&netlink.Neigh{
 		LinkIndex: w.by.Index, Family: f.number, State: netlink.NUD_PERMANENT, IP: f.gateway,
 		HardwareAddr: gatewayMAC,
@@ -153,7 +156,7 @@ func (w *way) lead(f family, isLed bool) error {
 		return fmt.Errorf("add neighbour %s to %s: %w", f.gateway, w.by.Name, err)
 	}
 	write := netlink.RouteReplace
-	if isLed {
+	if isMade {
 		write = netlink.RouteAdd
 	}
 	err = write(&netlink.Route{
@@ -170,6 +173,7 @@ func (w *way) lead(f family, isLed bool) error {
 	return nil
 }
 
+// rule returns the rule of a family.
 func (w *way) rule(f family) *netlink.Rule {
 	rule := netlink.NewRule()
 	rule.Family, rule.Priority, rule.Table = f.number, rulePriority, firstTable+w.by.Index
@@ -186,8 +190,8 @@ func (p *HostPath) Close() error {
 	return RemovePath(p.mark, w.by.Index)
 }
 
-// RemovePath removes what paths of packets with this mark through an interface have made in the
-// caller's network namespace, for example those of a process that was killed.
+// RemovePath removes what paths with this mark, through the interface with this index, have made in
+// the caller's network namespace. It also removes what a killed process has left.
 func RemovePath(mark uint32, index int) error {
 	return removeRules(mark, func(f family, rule *netlink.Rule) (remove bool, err error) {
 		if rule.Table != firstTable+index {
@@ -197,9 +201,10 @@ func RemovePath(mark uint32, index int) error {
 	})
 }
 
-// RemoveOrphanPaths removes the rules for packets with this mark whose interface is gone from the
-// caller's network namespace, whether or not another interface has its name. Only killed processes
-// leave such rules. The routes and the neighbour entries have gone with the interface.
+// RemoveOrphanPaths removes the rules of paths with this mark whose interface is gone from the
+// caller's network namespace, even if a new interface has its name. Only killed processes leave
+// such rules. The kernel has removed the routes and the neighbour entries together with the
+// interface.
 func RemoveOrphanPaths(mark uint32) error {
 	return removeRules(mark, func(_ family, rule *netlink.Rule) (remove bool, err error) {
 		link, err := netlink.LinkByIndex(rule.Table - firstTable)
@@ -214,7 +219,7 @@ func RemoveOrphanPaths(mark uint32) error {
 	})
 }
 
-// removeRules removes the paths' rules for packets with this mark for which choose returns true.
+// removeRules removes those rules of paths with this mark for which choose returns true.
 func removeRules(mark uint32, choose func(family, *netlink.Rule) (remove bool, err error)) error {
 	var errs []error
 	for _, f := range []family{ipv4, ipv6} {
@@ -247,13 +252,14 @@ func clear(f family, index int) error {
 	neighbour := netlink.NeighDel(&netlink.Neigh{
 		LinkIndex: index, Family: f.number, IP: f.gateway, State: netlink.NUD_PERMANENT,
 	})
-	// They went with the interface, if it is gone.
+	// If the interface is gone, the kernel has removed both.
 	for _, gone := range []error{unix.ESRCH, unix.ENOENT, unix.ENODEV} {
 		route, neighbour = ignoring(gone, route), ignoring(gone, neighbour)
 	}
 	return errors.Join(route, neighbour)
 }
 
+// ignoring returns err, or nil if it is this error.
 func ignoring(this, err error) error {
 	if errors.Is(err, this) {
 		return nil
@@ -277,24 +283,24 @@ func (p *HostPath) Socket(vip netip.Addr) (Socket, error) {
 	}
 	s := w.source(vip.Is4())
 	if s.err == nil && vip.Is4() {
-		s.err = w.return4(vip, addressLife)
+		s.err = w.checkReturn4(vip, addressLife)
 	}
 	return Socket{w.by.Name, s.address}, s.err
 }
 
-// Recheck tells why the host would drop the answers of a VIP at this moment, after a check without
-// an answer. It returns nil if it would not.
+// Recheck returns why the host would drop the answers of a VIP at this moment, or nil if it would
+// accept them. It is for use after a check without an answer.
 func (p *HostPath) Recheck(vip netip.Addr) error {
 	w, ok := p.present()
 	if !ok || !vip.Is4() {
 		return nil
 	}
-	return w.return4(vip, recheckPause)
+	return w.checkReturn4(vip, recheckPause)
 }
 
-// return4 tells why the host would drop the answers of an IPv4 VIP. It returns nil if it accepts
-// them. It uses what was found at most the given time ago.
-func (w *way) return4(vip netip.Addr, life time.Duration) error {
+// checkReturn4 returns why the host would drop the answers of an IPv4 VIP, or nil if it would
+// accept them. It uses a finding that is at most as old as life, or else looks it up.
+func (w *way) checkReturn4(vip netip.Addr, life time.Duration) error {
 	known := func() finding {
 		w.mutex.Lock()
 		defer w.mutex.Unlock()
@@ -313,7 +319,7 @@ func (w *way) return4(vip netip.Addr, life time.Duration) error {
 	return known().err
 }
 
-// source returns the source address of a family.
+// source returns the source address of a family, and sees that the family's route and rule exist.
 func (w *way) source(is4 bool) source {
 	known := func() source {
 		w.mutex.Lock()
@@ -322,7 +328,7 @@ func (w *way) source(is4 bool) source {
 	}
 	isFresh := func() bool { return time.Since(known().found) <= addressLife }
 	w.lookUp(fmt.Sprint(is4), isFresh, func() {
-		s := w.find(is4, known().isLed)
+		s := w.find(is4, known().isMade)
 		w.mutex.Lock()
 		defer w.mutex.Unlock()
 		w.sources[is4] = s
@@ -330,37 +336,37 @@ func (w *way) source(is4 bool) source {
 	return known()
 }
 
-// lookUp makes one goroutine find what has this key, unless that is fresh. All others that need the
-// same wait for it.
+// lookUp calls find, unless isFresh returns true. If several goroutines call lookUp with the same
+// key, one of them calls find, and the others wait for it.
 func (w *way) lookUp(key string, isFresh func() bool, find func()) {
 	if isFresh() {
 		return
 	}
 	_, _, _ = w.lookups.Do(key, func() (any, error) {
-		if !isFresh() { // after a lookup that has just ended
+		if !isFresh() { // it is fresh if another lookup has just ended
 			find()
 		}
 		return nil, nil
 	})
 }
 
-// find makes the host's part of the path for a family, and chooses the source address.
-func (w *way) find(is4, isLed bool) source {
+// find makes the route and the rule of a family, and chooses the source address.
+func (w *way) find(is4, isMade bool) source {
 	f := ipv6
 	if is4 {
 		f = ipv4
 	}
-	s := source{isLed: isLed, found: time.Now()}
-	if s.err = w.lead(f, isLed); s.err == nil {
-		s.isLed = true
+	s := source{isMade: isMade, found: time.Now()}
+	if s.err = w.make(f, isMade); s.err == nil {
+		s.isMade = true
 		s.address, s.err = w.choose(f)
 	}
 	return s
 }
 
 // choose returns the source address of a family: a preferred address, or else the first address of
-// the interface, or else of any other one. Servers must have a route to it. A VIP cannot be a
-// source, because the servers have it, too.
+// the interface, or else the first address of any other interface. Servers must have a route to it.
+// A VIP cannot be a source, because the servers have it, too.
 func (w *way) choose(f family) (netip.Addr, error) {
 	all, err := netlink.AddrList(nil, f.number)
 	if err != nil {
@@ -383,6 +389,7 @@ func (w *way) choose(f family) (netip.Addr, error) {
 	return best, nil
 }
 
+// canBeSource tells whether an address can be a source: it is usable, and no VIP.
 func (w *way) canBeSource(address netip.Addr, a netlink.Addr) bool {
 	const unusable = unix.IFA_F_TENTATIVE | unix.IFA_F_DADFAILED | unix.IFA_F_DEPRECATED
 	return address.IsGlobalUnicast() && !w.vips[address] && a.Flags&unusable == 0
@@ -399,9 +406,9 @@ func (w *way) score(address netip.Addr, index int) int {
 	return 1
 }
 
-// findOwn tells why the kernel would drop the answers of an IPv4 VIP that the host has itself
-// (fib_validate_source in the kernel). It returns nil if the host does not have the VIP, or accepts
-// packets from its own addresses.
+// findOwn returns an error if the kernel would drop the answers of an IPv4 VIP because the VIP is
+// an address of the host itself (fib_validate_source in the kernel). It returns nil if the host
+// does not have the VIP, or accepts packets from its own addresses.
 func findOwn(by PathInterface, vip netip.Addr) error {
 	if sysctl4("all", "accept_local") == 1 || sysctl4(by.Name, "accept_local") == 1 {
 		return nil

@@ -14,14 +14,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// strict is the value of rp_filter by which a packet must arrive on the interface that leads back
-// to its source (RFC 3704 section 2.2).
+// strict is the value of rp_filter that makes the kernel accept a packet only on the interface that
+// leads back to its source (RFC 3704 section 2.2).
 const strict = 1
 
-// findReturn4 tells why the kernel would drop answers of an IPv4 VIP that arrive on the interface
-// (fib_validate_source in the kernel). Answers on other interfaces do not reach the sockets of
-// checks, because these are bound to the interface. findReturn4 returns nil if the kernel accepts
-// the answers, and also if that cannot be found out.
+// findReturn4 returns an error if rp_filter would make the kernel drop answers of an IPv4 VIP that
+// arrive on the interface (fib_validate_source in the kernel). Answers on other interfaces do not
+// matter: the sockets of checks are bound to the interface. findReturn4 returns nil if the kernel
+// would accept the answers, and also if that cannot be found out.
 func findReturn4(by PathInterface, vip netip.Addr) error {
 	setting, filter := reversePathFilter(by.Name)
 	if filter == 0 || isInVRF(by.Index) {
@@ -44,8 +44,8 @@ func findReturn4(by PathInterface, vip netip.Addr) error {
 		by.Name, setting, vip, nameOf(&routes[0]))
 }
 
-// reversePathFilter returns the sysctl that decides about an interface, and its value: the higher one
-// of those of the interface and of all interfaces.
+// reversePathFilter returns the sysctl that decides about an interface, and its value. It is the
+// sysctl of the interface or that of all interfaces, whichever has the higher value.
 func reversePathFilter(name string) (setting string, value int) {
 	all, own := sysctl4("all", "rp_filter"), sysctl4(name, "rp_filter")
 	if all > own {
@@ -77,8 +77,8 @@ func nameOf(route *netlink.Route) string {
 	return link.Attrs().Name
 }
 
-// isInVRF tells whether the interface belongs to another one that may be a VRF. The kernel then
-// looks for the route in another table.
+// isInVRF tells whether the interface belongs to another one, which may be a VRF. For a VRF, the
+// kernel looks for the route in another table.
 func isInVRF(index int) bool {
 	link, err := netlink.LinkByIndex(index)
 	return err != nil || link.Attrs().MasterIndex != 0

@@ -16,10 +16,10 @@ type Kind uint8
 
 // The kinds of checks.
 const (
-	TCP   Kind = iota // a connection must open
-	HTTP              // a request on a connection
-	HTTPS             // a request on a connection with TLS
-	UDP               // a datagram
+	TCP   Kind = iota // opens a connection
+	HTTP              // sends a request on a connection
+	HTTPS             // sends a request on a connection with TLS
+	UDP               // sends a datagram
 )
 
 // Target is a server of a service with its check. The ranges of its values are those of
@@ -32,19 +32,18 @@ type Target struct {
 	OnPath bool
 	Mark   uint32
 	Kind   Kind
-	// The request of HTTP and HTTPS: the path with its query, and the Host header. The answer must
-	// have one of these statuses, and its body must contain Body.
+	// For HTTP and HTTPS: Path (with the query) and Host are those of the request. The status of
+	// the answer must be in the list Status, and its body must contain Body.
 	Path, Host, Status, Body string
 	Verify                   bool // the certificate of HTTPS must be valid
-	// Request is the datagram of UDP, and Answer is what the answer must contain.
+	// For UDP: Request is the datagram, and the answer must contain Answer.
 	Request, Answer string
 	Interval        time.Duration // mean time between the starts of two successive checks
 	Jitter          time.Duration // how much this time may differ from Interval
 	Timeout         time.Duration // timeout of a whole check, at most the interval
-	Rise            int           // consecutive successes after which a server is healthy again
-	Fall            int           // consecutive failures after which the server is failing
-	// State is what the reader of updates knows. A target that starts as failing becomes healthy after
-	// Rise successes.
+	Rise            int           // consecutive successes after which a failing server is healthy
+	Fall            int           // consecutive failures after which a server is failing
+	// State is the state that the reader of updates knows.
 	State State
 }
 
@@ -55,8 +54,8 @@ type State uint8
 const (
 	Healthy State = iota
 	Failing
-	// Unchecked: no check has had a result yet. One success suffices for Healthy, and Failing takes as
-	// many failures as for a healthy target.
+	// Unchecked: no check has had a result yet. One success makes the target Healthy, and Fall
+	// failures make it Failing.
 	Unchecked
 )
 
@@ -67,8 +66,8 @@ func (t *Target) checksAs(other *Target) bool {
 	return like == *t
 }
 
-// AsksAs tells whether the checks of two targets ask for the same, however often. A result of the one
-// then holds for the other.
+// AsksAs tells whether the checks of two targets ask the same thing of the same server, even if at
+// different intervals. A result of one then holds for the other.
 func (t *Target) AsksAs(other *Target) bool {
 	like := *other
 	like.Mark, like.Interval, like.Jitter, like.Timeout = t.Mark, t.Interval, t.Jitter, t.Timeout
@@ -88,6 +87,7 @@ func Targets(services []desired.Service) []Target {
 	return targets
 }
 
+// appendTargets appends the targets of a service, one for each server.
 func appendTargets(targets []Target, svc *desired.Service) []Target {
 	check := svc.Health
 	target := Target{
@@ -121,7 +121,7 @@ func (t *Target) ask(check *desired.Health, vip netip.Addr) (port uint16) {
 		return t.askHTTP(check.HTTPS, vip, 443)
 	case check.UDP != nil:
 		t.Kind = UDP
-		request, _ := check.UDP.Datagram() // desired has checked both
+		request, _ := check.UDP.Datagram() // the configuration was checked: there is no error
 		answer, _ := check.UDP.Expected()
 		t.Request, t.Answer = string(request), string(answer)
 		return check.UDP.Port
@@ -130,6 +130,8 @@ func (t *Target) ask(check *desired.Health, vip netip.Addr) (port uint16) {
 	return check.TCP.Port
 }
 
+// askHTTP sets the request of an HTTP or HTTPS check, and returns its port. usual is the scheme's
+// port.
 func (t *Target) askHTTP(check *desired.HTTPCheck, vip netip.Addr, usual uint16) (port uint16) {
 	t.Path, t.Status, t.Body, t.Host = check.Path, check.Status, check.Body, check.Host
 	if t.Host == "" {
@@ -138,9 +140,9 @@ func (t *Target) askHTTP(check *desired.HTTPCheck, vip netip.Addr, usual uint16)
 	return check.Port
 }
 
-// hostHeader returns the Host header of a client of the VIP, so that a server with
-// several virtual hosts answers for the one that clients get. It has no port if
-// that is the usual one of the scheme (RFC 9110 section 7.2).
+// hostHeader returns the Host header of a client of the VIP. So a server with several virtual hosts
+// answers for the one that clients get. The header has no port if that is the usual one of the
+// scheme (RFC 9110 section 7.2).
 func hostHeader(vip netip.Addr, port, usual uint16) string {
 	switch {
 	case port != usual:

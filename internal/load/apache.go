@@ -18,9 +18,10 @@ type Apache struct {
 	buffer  []byte
 }
 
-// NewApache returns the source for the file of the directive ScoreBoardFile, an absolute path. The
-// file need not exist yet. workers is the directive MaxRequestWorkers, which the scoreboard does
-// not contain. With 0, the capacity is the upper bound by ServerLimit and the threads in use.
+// NewApache returns the source for path: the file of the directive ScoreBoardFile, an absolute
+// path. The file need not exist yet. workers is the value of the directive MaxRequestWorkers, which
+// the scoreboard does not contain. If workers is 0, the capacity is an upper bound: ServerLimit
+// times the threads of a process.
 func NewApache(path string, workers uint32) *Apache {
 	return &Apache{path: filepath.Clean(path), workers: workers}
 }
@@ -38,9 +39,9 @@ func (a *Apache) Read() (Load, error) {
 	return l, nil
 }
 
-// read returns the scoreboard. The build of the Apache Portable Runtime (APR) decides where it is:
-// in the file, in POSIX shared memory named after the file (Debian, Ubuntu), or in System V shared
-// memory whose size is in the file (APR's default).
+// read returns the scoreboard. Where it is depends on the build of the Apache Portable Runtime
+// (APR): in the file, in POSIX shared memory named after the file (Debian, Ubuntu), or in System V
+// shared memory, with only its size in the file (APR's default).
 func (a *Apache) read() (scoreboard, error) {
 	path := a.path
 	err := a.fill(path)
@@ -65,15 +66,18 @@ func (a *Apache) read() (scoreboard, error) {
 	return board, nil
 }
 
+// fill reads a file into the buffer.
 func (a *Apache) fill(path string) (err error) {
 	a.buffer, err = readRegular(path, a.buffer, sizeWord, sizeWord+maxScoreboard)
 	return err
 }
 
-// sizeWord is the length of the size (a size_t) that APR writes before shared memory in a file.
+// sizeWord is the length, in bytes, of the first field of APR's file: the size of the shared
+// memory, as a size_t.
 const sizeWord = 8
 
-// unwrap returns the scoreboard without the size word.
+// unwrap returns the scoreboard that belongs to the file in the buffer. If the file has only the
+// size field, the scoreboard is in System V shared memory.
 func (a *Apache) unwrap(path string) ([]byte, error) {
 	size := binary.NativeEndian.Uint64(a.buffer)
 	if len(a.buffer) == sizeWord {
@@ -86,13 +90,14 @@ func (a *Apache) unwrap(path string) ([]byte, error) {
 	return a.buffer[sizeWord:], nil
 }
 
-// layout has the sizes, in bytes and rounded up to a multiple of 8, of the three structures of a
-// scoreboard (httpd: include/scoreboard.h): one global_score, ServerLimit process_scores,
-// ServerLimit x ThreadLimit worker_scores.
+// layout has the sizes of the three structures of a scoreboard (httpd: include/scoreboard.h), in
+// bytes and rounded up to a multiple of 8. A scoreboard has one global_score, ServerLimit
+// process_scores, and ServerLimit x ThreadLimit worker_scores.
 type layout struct{ global, process, worker int }
 
-// layouts are those of httpd 2.4 on 64-bit Linux, with the first release of each. Each is larger
-// than the one before for all limits, so the size of a scoreboard identifies its layout.
+// layouts are those of httpd 2.4 on 64-bit Linux, with the first release of each. With the same
+// limits, a scoreboard of each layout is larger than one of the layout before. So the size of a
+// scoreboard identifies its layout.
 var layouts = []layout{
 	{24, 32, 248}, // 2.4.1
 	{24, 40, 248}, // 2.4.17
@@ -101,28 +106,29 @@ var layouts = []layout{
 	{56, 40, 336}, // 2.4.37
 }
 
+// size returns the size of a scoreboard with ServerLimit servers and ThreadLimit threads, in bytes.
 func (l layout) size(servers, threads int) int {
 	return l.global + servers*(l.process+threads*l.worker)
 }
 
-// Offsets of fields, in bytes, in every layout.
+// Offsets of fields within their structures, in bytes. They are the same in every layout.
 const (
-	globalServerLimit = 0 // int
-	globalThreadLimit = 4 // int
-	processPID        = 0 // pid_t
-	processQuiescing  = 8 // char
-	workerStatus      = 20
+	globalServerLimit = 0  // int
+	globalThreadLimit = 4  // int
+	processPID        = 0  // pid_t
+	processQuiescing  = 8  // char
+	workerStatus      = 20 // unsigned char
 )
 
 // The bounds of ServerLimit and ThreadLimit are those of the MPMs (MAX_SERVER_LIMIT,
-// MAX_THREAD_LIMIT). The bound of their product is far above what a host can run.
+// MAX_THREAD_LIMIT). maxScoreboard is far above the size for all workers that a host can run.
 const (
 	maxServers    = 200000
 	maxThreads    = 100000
 	maxScoreboard = 256 << 20 // bytes
 )
 
-// States of a worker, by the names of include/scoreboard.h.
+// States of a worker: the constants SERVER_* of include/scoreboard.h.
 const (
 	serverDead     = 0
 	serverStarting = 1
@@ -131,14 +137,15 @@ const (
 	serverStates   = 11 // number of states
 )
 
-// scoreboard is a copy of a scoreboard, taken while Apache wrote: the states may be of different
-// moments.
+// scoreboard is a copy of a scoreboard. Apache writes while it is copied, so the states of workers
+// may be of different moments.
 type scoreboard struct {
 	layout
 	servers, threads int
 	content          []byte
 }
 
+// parseScoreboard finds the limits and the layout of a scoreboard.
 func parseScoreboard(content []byte) (scoreboard, error) {
 	if len(content) < layouts[0].global {
 		return scoreboard{}, fmt.Errorf("size is %d bytes, too small for a scoreboard", len(content))
@@ -160,15 +167,15 @@ func parseScoreboard(content []byte) (scoreboard, error) {
 		len(content), servers, threads)
 }
 
-// load counts workers as mod_status does: those of live processes that are not being replaced, in
-// any state but dead, starting, ready and dying. A worker that finishes its request before a
-// graceful restart of prefork counts: it occupies its slot. Newer mod_status shows such workers
-// separately.
+// load counts busy workers as mod_status does: those of live processes that are not being replaced,
+// in any state but dead, starting, ready and dying. After a graceful restart of prefork, a worker
+// that still finishes its request counts, because it occupies its slot. Newer versions of
+// mod_status show such workers separately.
 //
-// Slots of threads beyond ThreadsPerChild are never used. So the highest slot in use gives the
-// number of threads of a process.
+// A process never uses its slots beyond ThreadsPerChild. So the highest slot in use, of all
+// processes, gives the number of threads of a process.
 func (s scoreboard) load() Load {
-	busy, used := 0, 1
+	busy, used := 0, 1 // used: slots of a process
 	for i := range s.servers {
 		process := s.content[s.global+i*s.process:]
 		alive := binary.NativeEndian.Uint32(process[processPID:]) != 0 && process[processQuiescing] == 0
@@ -187,6 +194,7 @@ func (s scoreboard) load() Load {
 	return Load{Busy: uint32(busy), Capacity: uint32(s.servers * used)}
 }
 
+// serves tells whether a worker in this state serves a connection.
 func serves(state byte) bool {
 	switch state {
 	case serverDead, serverStarting, serverReady, serverIdleKill:

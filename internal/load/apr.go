@@ -11,12 +11,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// posixFolder is the folder of glibc's shm_open for shared memory (shm_overview(7)).
+// posixFolder is where glibc's shm_open puts the files of shared memory (shm_overview(7)).
 const posixFolder = "/dev/shm"
 
-// posixShared returns the file of the POSIX shared memory that APR uses in place of the given file
-// (apr: shmem/unix/shm.c, make_shm_open_safe_name). The file's name consists of two hashes of the
-// path, times 33 and Sedgewick's.
+// posixShared returns the file of the POSIX shared memory that APR uses in place of the file at
+// path (apr: shmem/unix/shm.c, make_shm_open_safe_name). Its name consists of two hashes of path:
+// that of Bernstein, with the factor 33, and that of Sedgewick, with a factor that changes.
 func posixShared(path string) string {
 	var times33, sedgewick uint32
 	var factor uint32 = 63689
@@ -28,8 +28,9 @@ func posixShared(path string) string {
 	return filepath.Join(posixFolder, fmt.Sprintf("ShM.%xH%x", times33, sedgewick))
 }
 
-// systemVKey returns the key of the System V shared memory that belongs to a file (ftok(3)). As
-// the project, APR uses the last byte of a hash of the path, times 33.
+// systemVKey returns the key of the System V shared memory that belongs to a file. APR calls
+// ftok(3) with the path, and with the last byte of a hash of the path (with the factor 33) as
+// proj_id.
 func systemVKey(path string) (int, error) {
 	info, err := os.Stat(path)
 	if err != nil {

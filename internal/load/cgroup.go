@@ -17,8 +17,8 @@ import (
 	"time"
 )
 
-// Cgroup reads the CPU time of a control group, version 2, with all groups below it. Its unit is a
-// thousandth of a CPU. Busy is the mean since the last read.
+// Cgroup reads the CPU time of a control group, version 2, with all groups below it. The unit of
+// the load is a thousandth of a CPU. Busy is the mean since the last Read.
 type Cgroup struct {
 	path string
 	last sample
@@ -36,10 +36,10 @@ func NewCgroup(path string) *Cgroup {
 	return &Cgroup{path: filepath.Clean(path)}
 }
 
+// errFirst is the error of the first Read of a group.
 var errFirst = errors.New("no interval has passed yet")
 
-// Read returns the mean since the last Read of the same group. The first Read of a group is an
-// error.
+// Read returns the load. It is an error if it is the first Read of the group.
 func (c *Cgroup) Read() (Load, error) {
 	l, err := c.read()
 	if err != nil {
@@ -73,6 +73,7 @@ func milli(cpus float64) uint32 {
 	return uint32(math.Min(math.Round(cpus*1000), math.MaxUint32))
 }
 
+// takeSample reads the CPU time of the group in a folder.
 func takeSample(path string) (sample, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -94,8 +95,8 @@ func isCgroup2(path string) bool {
 	return err == nil
 }
 
-// cpus returns the number of CPUs that a cgroup can use at a time: the minimum of the quotas in
-// cpu.max of the group and its ancestors, the CPUs of its cpuset, and the CPUs of the machine.
+// cpus returns the number of CPUs that a cgroup can use at a time. It is the minimum of the CPUs of
+// the machine, and of the quotas (cpu.max) and cpusets of the group and its ancestors.
 func cpus(path string) (float64, error) {
 	online, err := readFile("/sys/devices/system/cpu", "online", parseCPUList)
 	if err != nil {
@@ -119,7 +120,8 @@ func cpus(path string) (float64, error) {
 	return least, nil
 }
 
-// readFile parses a small file. Errors name it, but not its folder.
+// readFile reads a small file and parses its text. Errors have the name of the file, but not of its
+// folder.
 func readFile[T any](folder, name string, parse func(string) (T, error)) (value T, err error) {
 	f, _, err := openRegular(filepath.Join(folder, name))
 	if err != nil {
@@ -137,7 +139,7 @@ func readFile[T any](folder, name string, parse func(string) (T, error)) (value 
 	return value, nil
 }
 
-// parseUsage returns the CPU time in cpu.stat, in microseconds.
+// parseUsage returns the CPU time in the text of cpu.stat, in microseconds.
 func parseUsage(text string) (uint64, error) {
 	for line := range strings.Lines(text) {
 		if value, ok := strings.CutPrefix(line, "usage_usec "); ok {
@@ -151,7 +153,8 @@ func parseUsage(text string) (uint64, error) {
 	return 0, errors.New("no line usage_usec")
 }
 
-// parseMax returns the CPUs that cpu.max grants: a quota for each period, both in microseconds.
+// parseMax returns the CPUs that the text of cpu.max grants: its quota divided by its period, both
+// in microseconds.
 func parseMax(text string) (float64, error) {
 	fields := strings.Fields(text)
 	if len(fields) != 2 {

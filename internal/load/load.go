@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package load reads the load of a service's application on this server from files and shared
-// memory of the application, its web server or the kernel. It sends no requests.
+// Package load reads the load of a service's application on this server. It reads files and shared
+// memory of the application, its web server or the kernel, and sends no requests.
 //
 // docs/operate/load-sources.md describes the sources to operators.
 package load
@@ -15,21 +15,21 @@ import (
 )
 
 // Load is the load of an application, in units of its source: workers, requests or thousandths of a
-// CPU. Only the ratio of the two numbers can be compared between sources.
+// CPU. Only the ratio of Busy to Capacity can be compared between sources.
 type Load struct {
-	Busy     uint32 // in use; may exceed Capacity if an application counts waiting requests
-	Capacity uint32 // at most in use at a time; never 0
+	Busy     uint32 // units in use; more than Capacity if an application counts waiting requests
+	Capacity uint32 // units that can be in use at a time; never 0
 }
 
 // Source is the load source of one application.
 type Source interface {
-	// Read returns the present load. The error names the file and the value. Only one goroutine
-	// calls Read at a time. A Read may block forever, as file systems do.
+	// Read returns the present load. The error names the file, and a value that is wrong. Only one
+	// goroutine calls Read at a time. A Read may block forever, because a file system can.
 	Read() (Load, error)
 }
 
-// openRegular opens a file of another owner. It refuses FIFOs and devices, and does not wait for
-// the writer of a FIFO.
+// openRegular opens a file that belongs to somebody else, who is not trusted. It refuses everything
+// but regular files. If the file is a FIFO, it does not wait for a writer.
 func openRegular(path string) (*os.File, os.FileInfo, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -46,8 +46,8 @@ func openRegular(path string) (*os.File, os.FileInfo, error) {
 	return f, info, nil
 }
 
-// readRegular reads a file into buffer, which grows if necessary. The size of the file must be
-// between the bounds, in bytes.
+// readRegular reads a file into buffer, and returns the buffer. If buffer is too small, it makes a
+// new one. The size of the file must be low to high bytes.
 func readRegular(path string, buffer []byte, low, high int64) ([]byte, error) {
 	f, info, err := openRegular(path)
 	if err != nil {

@@ -8,8 +8,8 @@ import (
 	"github.com/segue-lb/segue/loadshm"
 )
 
-// SharedMemory reads a file of load reports (package loadshm, and its equivalents for C and
-// Python). The application chooses the unit.
+// SharedMemory reads a file of load reports. The application writes them by package loadshm, or by
+// its equivalent for C or Python. The application chooses the unit.
 type SharedMemory struct{ reader *loadshm.Reader }
 
 // NewSharedMemory returns the source for the file, which need not exist yet.
@@ -18,8 +18,8 @@ func NewSharedMemory(path string) *SharedMemory {
 }
 
 // Read returns the sum of the reports of all living processes of the application. It is an error if
-// there are none. A process that has ended without a word counts for loadshm.CheckInterval at most,
-// or until the next read.
+// there are none. If a process ends without removing its report, the report counts until the first
+// read after loadshm.CheckInterval.
 func (s *SharedMemory) Read() (Load, error) {
 	busy, capacity, err := s.reader.Read()
 	if err != nil {

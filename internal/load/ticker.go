@@ -14,23 +14,24 @@ import (
 
 // ticker ticks at an interval.
 type ticker interface {
-	// wait returns true at the next tick, and false after close. Ticks that nobody waits for are
-	// one tick.
+	// wait returns true at the next tick, and false after close. If ticks have passed since the
+	// last wait, it returns at once, and only once for all of them.
 	wait() bool
 	close()
 }
 
-// kernelTicker is a timer of the kernel (timerfd_create(2)). A tick wakes one thread. A tick of a
-// time.Ticker costs more than twice as much CPU time: it also wakes the runtime's monitor thread,
-// and a thread that looks for more work. So does a system call that the runtime knows of, which is
-// why this type reads the timer by raw system calls. They do not block.
+// kernelTicker is a timer of the kernel (timerfd_create(2)). Its tick wakes one thread. A tick of a
+// time.Ticker costs more than twice as much CPU time, because it also wakes the monitor thread of
+// the Go runtime, and a thread that looks for more work. An ordinary system call wakes them, too.
+// So this type reads the timer by raw system calls, which do not block.
 type kernelTicker struct {
 	file *os.File
 	conn syscall.RawConn
-	read func(fd uintptr) bool
-	last [8]byte // number of ticks, which is not used
+	read func(fd uintptr) bool // reads the timer; false if there was no tick
+	last [8]byte               // the number of ticks that was read; it is not used
 }
 
+// newKernelTicker returns a ticker with this interval.
 func newKernelTicker(interval time.Duration) (ticker, error) {
 	fd, err := unix.TimerfdCreate(unix.CLOCK_MONOTONIC, unix.TFD_NONBLOCK|unix.TFD_CLOEXEC)
 	if err != nil {

@@ -10,22 +10,22 @@ import (
 	"time"
 )
 
-// StaleAfter returns the time for which the last value counts after reads have begun to fail: a
-// second, or four intervals if that is longer.
+// StaleAfter returns the age at which a load is too old to use, if a source is read at an interval:
+// a second, or four intervals if that is longer.
 func StaleAfter(interval time.Duration) time.Duration {
 	return max(time.Second, 4*interval)
 }
 
-// farewell is the time for which Run waits at its end for a read under way.
+// farewell is how long Run waits, at its end, for the end of a read.
 const farewell = time.Second
 
 // State is the state of a source.
 type State struct {
 	Load Load
 	At   time.Time // when Load was read; zero: never yet
-	// Stale tells that Load is too old to use. Servers then decide without it.
+	// Stale tells that Load is too old to use. The accept policy then decides without a load.
 	Stale bool
-	// Err is the error of the last read; nil if it succeeded. A read that blocks leaves no error.
+	// Err is the error of the last read that has ended. It is nil if the read succeeded.
 	Err error
 }
 
@@ -40,18 +40,19 @@ type Watcher struct {
 
 	mu    sync.Mutex
 	state State
-	since time.Time // of the last successful read, or of the start of Run
-	told  bool      // stale was reported
-	ended bool      // Run reports no more
+	since time.Time // the time of the last successful read, or else of the start of Run
+	told  bool      // the present staleness was reported
+	ended bool      // Run has ended: nothing more is reported
 }
 
 // NewWatcher returns a watcher of a source. It works while Run runs.
 //
-// It calls report after each successful read, and once with Stale set when the source becomes
-// stale: when no read has succeeded for staleAfter, counted from the start of Run if none ever has.
-// Until the first call the load is unknown. Calls are never concurrent, and there are none after
-// Run. The function report must not call methods of the watcher. The watcher logs when the source
-// becomes stale and when it recovers; log should name the source.
+// It calls report after each successful read. A source becomes stale when no read has succeeded for
+// staleAfter, counted from the last success or from the start of Run. The watcher then calls report
+// once, with Stale set. Until the first call of report, the load is unknown. Calls are never
+// concurrent, and there are none after Run. The function report must not call methods of the
+// watcher. The watcher logs when the source becomes stale and when it recovers; log should name the
+// source.
 //
 // If the source is an io.Closer, the watcher closes it after the last read.
 func NewWatcher(source Source, interval, staleAfter time.Duration, log *slog.Logger, report func(State)) *Watcher {
@@ -66,9 +67,9 @@ func NewWatcher(source Source, interval, staleAfter time.Duration, log *slog.Log
 	}
 }
 
-// Run watches until the context ends, and then returns nil. It abandons a read that still blocks,
-// because such a read cannot be ended. It returns an error at once if the system has no timer for
-// it.
+// Run watches until the context ends, and then returns nil. If a read still blocks then, Run
+// abandons it, because such a read cannot be ended. Run returns an error at once if it gets no
+// timer.
 func (w *Watcher) Run(ctx context.Context) error {
 	ticks, err := w.newTicker(w.interval)
 	if err != nil {
@@ -93,7 +94,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 	}
 }
 
-// end makes poll return, unless a read blocks.
+// end makes poll return, and waits for that. It gives up if a read blocks.
 func (w *Watcher) end(ticks ticker, done <-chan struct{}) {
 	w.mu.Lock()
 	w.ended = true
@@ -106,8 +107,8 @@ func (w *Watcher) end(ticks ticker, done <-chan struct{}) {
 	}
 }
 
-// poll reads at once, and then at every tick. A read that takes longer skips ticks. It passes the
-// results on without another goroutine, whose wake-up would cost more than the read.
+// poll reads at once, and then at every tick. A read that takes longer than an interval skips
+// ticks. poll reports the results itself: to wake another goroutine would cost more than the read.
 func (w *Watcher) poll(ticks ticker) {
 	for again := true; again; again = ticks.wait() {
 		l, err := w.source.Read()
@@ -139,13 +140,13 @@ func (w *Watcher) record(l Load, err error) {
 	w.report(w.state)
 }
 
-// checkStale reports that the source is stale, if it is and was not before. It returns the time
-// after which to check again.
+// checkStale reports that the source is stale, if it is stale and that was not reported yet. It
+// returns after what time to check again.
 func (w *Watcher) checkStale() time.Duration {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if fresh := w.staleAfter - time.Since(w.since); fresh > 0 {
-		return fresh
+	if left := w.staleAfter - time.Since(w.since); left > 0 {
+		return left // the source can become stale then at the earliest
 	}
 	if !w.told {
 		w.told = true

@@ -12,8 +12,8 @@ import (
 )
 
 // subscribe returns a channel of the kernel's messages about changes of interfaces, addresses,
-// neighbours, routes, rules and nexthop objects. The channel closes when the context ends, or when
-// messages were lost because the channel was not read fast enough.
+// neighbours, routes, rules and nexthop objects. The channel closes when the context ends. It also
+// closes if the reader was too slow and the kernel has therefore dropped messages.
 func subscribe(ctx context.Context) (<-chan syscall.NetlinkMessage, error) {
 	socket, err := nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_LINK, unix.RTNLGRP_NEIGH,
 		unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV4_RULE,
@@ -49,12 +49,12 @@ func subscribe(ctx context.Context) (<-chan syscall.NetlinkMessage, error) {
 	return events, nil
 }
 
-// receiveBuffer, in bytes, has room for about a thousand messages that arrive while the tables are
-// read.
+// receiveBuffer is the size of the socket's buffer, in bytes. About a thousand messages can wait in
+// it while the tables are read.
 const receiveBuffer = 4 << 20
 
-// matters tells whether a message of the kernel could change a hop, or an interface of the
-// resolver.
+// matters tells whether a message of the kernel could change the hop of a target or an interface of
+// the resolver.
 func (r *Resolver) matters(message syscall.NetlinkMessage) bool {
 	switch message.Header.Type {
 	case unix.RTM_NEWNEIGH, unix.RTM_DELNEIGH:

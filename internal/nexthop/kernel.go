@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// snapshot is the kernel's interfaces, addresses, neighbours and routes to targets at one time.
+// snapshot has the kernel's interfaces, addresses and neighbours, and its routes to the targets.
 type snapshot struct {
 	links      map[int]Link
 	addresses  []netip.Addr // of the host, sorted
@@ -23,7 +23,7 @@ type snapshot struct {
 	policies   map[byte]*policy // by family
 }
 
-// neighbour is a key of the kernel's neighbour tables.
+// neighbour identifies an entry of the kernel's neighbour tables.
 type neighbour struct {
 	ifindex int
 	address netip.Addr
@@ -32,14 +32,14 @@ type neighbour struct {
 // entry is what the kernel knows about a neighbour.
 type entry struct {
 	mac     [6]byte
-	usable  bool // the kernel itself would send packets there
-	failed  bool // the neighbour was asked and has not answered
-	managed bool // the kernel keeps it resolved
-	ours    bool // managed by a resolver
-	fixed   bool // kept by an operator or a routing daemon
+	usable  bool // the kernel itself would send packets to this MAC address
+	failed  bool // the kernel has asked the neighbour, and got no answer
+	managed bool // the kernel keeps the entry resolved
+	ours    bool // a resolver has made the entry managed
+	fixed   bool // an operator or a routing daemon keeps the entry
 }
 
-// usable are the states in which the kernel itself would send to an entry.
+// usable are the states of an entry in which the kernel itself would send to its MAC address.
 const usable = netlink.NUD_REACHABLE | netlink.NUD_STALE | netlink.NUD_DELAY |
 	netlink.NUD_PROBE | netlink.NUD_PERMANENT | netlink.NUD_NOARP
 
@@ -90,7 +90,7 @@ func readAddresses() ([]netip.Addr, error) {
 			switch kind {
 			case unix.IFA_ADDRESS:
 				address = addressOf(value)
-			case unix.IFA_LOCAL: // of IPv4, and of the near end of a point-to-point link
+			case unix.IFA_LOCAL: // for IPv4, and for a point-to-point link, where IFA_ADDRESS is the peer
 				local = addressOf(value)
 			}
 		}
@@ -155,13 +155,13 @@ func (s *snapshot) linksNamed(names []string) []Link {
 	return found
 }
 
-// originator marks the entries of resolvers ("proto" of ip-neighbour(8)). Neither the kernel's
-// rtnetlink.h nor iproute2 has a name for this number.
+// originator is the number by which resolvers mark their entries ("proto" of ip-neighbour(8)).
+// Neither the kernel's rtnetlink.h nor iproute2 has a name for this number.
 const originator = 83
 
-// setManaged tells the kernel whether to keep a neighbour resolved, although the
-// kernel sends no packets there (NTF_EXT_MANAGED, Linux 5.16). With NTF_USE an
-// existing entry keeps its state and address.
+// setManaged tells the kernel whether to keep a neighbour resolved (NTF_EXT_MANAGED, since Linux
+// 5.16). The kernel itself sends no packets to the neighbour, so it would not resolve it otherwise.
+// Because of NTF_USE, an existing entry keeps its state and MAC address.
 func setManaged(n neighbour, managed bool) error {
 	request := nl.NewNetlinkRequest(unix.RTM_NEWNEIGH, unix.NLM_F_CREATE|unix.NLM_F_REPLACE|unix.NLM_F_ACK)
 	request.AddData(&netlink.Ndmsg{
@@ -176,8 +176,9 @@ func setManaged(n neighbour, managed bool) error {
 	return err
 }
 
-// GiveBack removes the mark from all neighbours in this network namespace that resolvers have made
-// managed. It is for neighbours of killed resolvers. A running resolver marks its own again.
+// GiveBack releases all neighbours in this network namespace that resolvers have made managed. It
+// is for those that killed resolvers have left. A running resolver makes its own neighbours managed
+// again.
 func GiveBack() error {
 	all, err := readNeighbours()
 	if err != nil {

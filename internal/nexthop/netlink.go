@@ -12,16 +12,17 @@ import (
 )
 
 // dump asks the kernel for all objects of one kind, and calls f with each message of the answer.
-// Every message begins with a header of the given size. The first byte of the header is the address
-// family. Family AF_UNSPEC asks for all families. The error is netlink.ErrDumpInterrupted if the
-// kernel noticed that objects changed during the dump.
+// request and answer are the types of the messages, RTM_*. Every message begins with a header of
+// size bytes, and the first byte of the header is the address family. The family AF_UNSPEC asks for
+// all families. The error is netlink.ErrDumpInterrupted if the kernel noticed that objects changed
+// during the dump.
 func dump(request, answer uint16, family byte, size int, f func(message []byte)) error {
 	header := make([]byte, size)
 	header[0] = family
 	r := nl.NewNetlinkRequest(int(request), unix.NLM_F_DUMP)
 	r.AddRawData(header)
 	return r.ExecuteIter(unix.NETLINK_ROUTE, answer, func(message []byte) bool {
-		// A kernel without the family answers for all other families.
+		// A kernel that does not know the family answers with the objects of all other families.
 		if len(message) >= size && (message[0] == family || family == unix.AF_UNSPEC) {
 			f(message)
 		}
@@ -50,10 +51,11 @@ func attributes(b []byte) iter.Seq2[uint16, []byte] {
 	}
 }
 
-// aligned returns a length of netlink with its padding (NLA_ALIGN, RTNH_ALIGN).
+// aligned returns the length of a netlink attribute or next hop with its padding (NLA_ALIGN,
+// RTNH_ALIGN).
 func aligned(length int) int { return (length + 3) &^ 3 }
 
-// number returns the value of an attribute of 32 bits.
+// number returns the value of a 32-bit attribute or field, or 0 if it is too short.
 func number(value []byte) uint32 {
 	if len(value) < 4 {
 		return 0
@@ -61,7 +63,8 @@ func number(value []byte) uint32 {
 	return binary.NativeEndian.Uint32(value)
 }
 
-// addressOf returns the value of an attribute that holds an IPv4 or IPv6 address.
+// addressOf returns the value of an attribute with an IPv4 or IPv6 address. If the value has
+// another length, the address is invalid.
 func addressOf(value []byte) netip.Addr {
 	address, _ := netip.AddrFromSlice(value)
 	return address.Unmap()

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nexthop follows the next hops of a set of addresses: the interface and
-// the MAC address by which the kernel would reach them. The data path bypasses
-// the kernel's routing, so this package follows the kernel's routes, neighbours
-// and interfaces.
+// Package nexthop follows the next hops of a set of addresses: the interface and the MAC address by
+// which the kernel would reach each address. The data path bypasses the kernel's routing. So this
+// package follows the kernel's routes, neighbours and interfaces.
 package nexthop
 
 import (
@@ -22,7 +21,7 @@ import (
 type Link struct {
 	Index int
 	Name  string
-	Type  string  // the kernel's name for its kind of driver; "device" if hardware
+	Type  string  // the kernel's name for the kind of interface, such as "veth"; "device": hardware
 	MAC   [6]byte // zero if it has no Ethernet address
 	MTU   int     // in bytes, without the Ethernet header
 }
@@ -32,8 +31,8 @@ type Hop struct {
 	MAC  [6]byte
 	Via  netip.Addr // the owner of the MAC address: a gateway, or the address itself on a shared link
 	Link Link
-	// Silent tells that the kernel asked the neighbour and got no answer (FAILED of
-	// ip-neighbour(8)), and has not heard from it since. The MAC address is the last known one.
+	// Silent tells that the kernel has asked the neighbour and got no answer (FAILED of
+	// ip-neighbour(8)), and has not heard from it since. MAC is then the last known one.
 	Silent bool
 	// Default tells that the hop comes from a default route.
 	Default bool
@@ -55,50 +54,52 @@ func (u Update) equal(other Update) bool {
 		maps.Equal(u.Problems, other.Problems)
 }
 
-// settle is the time for which events are gathered before the tables are read again.
+// settle is the time from an event to a reading of the kernel's tables, so that one reading
+// suffices for several events.
 const settle = 20 * time.Millisecond
 
-// refresh is the interval at which the tables are read without an event, because
-// the kernel does not report every change (such as one of a setting).
+// refresh is the interval at which the tables are read without an event. The kernel does not report
+// every change: for example, it does not report a changed setting.
 const refresh = 30 * time.Second
 
 // retry is the time until the tables are read again after a failure.
 const retry = time.Second
 
-// leisure limits the cost of endless events: after a reading, the tables are not read for leisure
-// times the duration of the reading.
+// leisure limits the cost of endless events. After a reading that took some time, events cause no
+// other reading for leisure times as long.
 const leisure = 9
 
 // Resolver follows interfaces by their names, and the routes and neighbours of its
 // targets. It belongs to the network namespace it was started in.
 //
 // A target's hop comes from the longest prefix in the routing tables, whether or not the neighbour
-// answers. A target that once had a longer prefix than the default route does not fall back to the
-// default route: it has no hop until it has a route of its own again.
+// answers. A route of its own is a route to the target with a longer prefix than the default route.
+// If a target that once had a route of its own has only the default route left, it has no hop until
+// it has a route of its own again.
 //
-// Neighbours in use are "managed": the kernel keeps them resolved. The resolver
-// releases the neighbours that it made managed when no target uses them any
-// more, and when it ends. A killed process releases nothing: the next one takes
-// over the neighbours that it uses, and GiveBack releases the others.
+// Neighbours in use are "managed": the kernel keeps them resolved. The resolver releases a
+// neighbour that it made managed when no target uses it any more, and all of them when it ends. A
+// killed process releases nothing. The next process takes over the neighbours that it uses, and
+// GiveBack releases the others.
 type Resolver struct {
 	log     *slog.Logger
 	own     []string
 	changes chan []netip.Addr // new targets
 	updates chan Update
 
-	// The fields below are for the goroutine in Run only.
+	// Only the goroutine in Run uses the fields below.
 	targets    targets
 	routed     map[netip.Addr]bool   // targets that have had a route of their own
-	resumed    map[netip.Addr]Hop    // hops of the earlier process that are not used yet
-	found      map[netip.Addr]found  // by target
-	last       Update                // the last one that was resolved
+	resumed    map[netip.Addr]Hop    // hops of the earlier process, until their targets are looked up
+	found      map[netip.Addr]found  // the last lookup of each target
+	last       Update                // the result of the last reading
 	neighbours map[neighbour]*known  // neighbours in use
-	managed    map[neighbour]bool    // managed by resolvers, and in use by this one
+	managed    map[neighbour]bool    // neighbours in use that this or an earlier resolver made managed
 	problems   map[netip.Addr]string // logged problems of targets that have a hop
 }
 
-// New returns a resolver that also follows the named interfaces. It works while
-// Run runs.
+// New returns a resolver. It also follows the interfaces with the names in own. It works while Run
+// runs.
 func New(own []string, log *slog.Logger) *Resolver {
 	return &Resolver{
 		log:        log,
@@ -112,10 +113,10 @@ func New(own []string, log *slog.Logger) *Resolver {
 	}
 }
 
-// Resume passes the hops of an earlier process to the resolver, before Run: MAC address, index of
-// the interface, Silent and Default. If the kernel does not know a neighbour at the moment, its hop
-// stays in use, as it would have without the restart. A hop without a MAC address belongs to a
-// target that has lost its own route.
+// Resume passes the hops of an earlier process to the resolver, before Run. A hop needs its MAC
+// address, the index of its interface, Silent and Default. If the kernel does not know a neighbour
+// at the moment, its hop stays in use, as it would have without the restart. A hop without a MAC
+// address belongs to a target that has lost its own route.
 func (r *Resolver) Resume(hops map[netip.Addr]Hop) {
 	r.resumed = hops
 	for target, hop := range hops {
@@ -123,8 +124,8 @@ func (r *Resolver) Resume(hops map[netip.Addr]Hop) {
 	}
 }
 
-// SetTargets replaces the addresses to resolve. It returns when the resolver has
-// received them, or the context ends.
+// SetTargets replaces the addresses to resolve. It returns when the resolver has received them, or
+// the context ends.
 func (r *Resolver) SetTargets(ctx context.Context, targets []netip.Addr) {
 	select {
 	case r.changes <- targets:
@@ -132,8 +133,8 @@ func (r *Resolver) SetTargets(ctx context.Context, targets []netip.Addr) {
 	}
 }
 
-// Updates delivers the interfaces and the hops of all reachable targets, whenever
-// one of them changed. After SetTargets there is always an update.
+// Updates delivers the whole state whenever any of it has changed. After SetTargets there is always
+// an update.
 func (r *Resolver) Updates() <-chan Update {
 	return r.updates
 }
@@ -147,10 +148,10 @@ func (r *Resolver) Run(ctx context.Context) error {
 	}
 	var (
 		fresh   bool        // the targets are new: the reader waits for an update
-		pending Update      // not yet read
-		out     chan Update // r.updates while pending
+		pending Update      // an update that was not delivered yet
+		out     chan Update // r.updates if there is a pending update, otherwise nil
 		alarm   = newAlarm(refresh)
-		rested  time.Time // time from which on an event causes a new reading
+		rested  time.Time // events cause no reading before this time
 	)
 	defer func() { alarm.timer.Stop() }()
 	for {
@@ -162,7 +163,7 @@ func (r *Resolver) Run(ctx context.Context) error {
 			fresh = true
 			alarm.within(0)
 		case event, open := <-events:
-			if !open { // events were lost, because the channel was not read fast enough
+			if !open { // events were lost: read the tables again
 				if events, err = subscribe(ctx); err != nil {
 					return err
 				}
@@ -190,8 +191,7 @@ func (r *Resolver) Run(ctx context.Context) error {
 	}
 }
 
-// alarm is a timer that can only be moved to an earlier time, so that endless
-// events cannot delay it.
+// alarm is a timer that can only be moved to an earlier time. So endless events cannot delay it.
 type alarm struct {
 	timer *time.Timer
 	due   time.Time
@@ -209,7 +209,7 @@ func (a *alarm) within(d time.Duration) {
 	}
 }
 
-// retarget replaces the targets, and forgets the state of former ones.
+// retarget replaces the targets, and forgets what was known about former targets.
 func (r *Resolver) retarget(addresses []netip.Addr) {
 	r.targets = newTargets(addresses)
 	gone := func(target netip.Addr) bool {
@@ -220,7 +220,7 @@ func (r *Resolver) retarget(addresses []netip.Addr) {
 	maps.DeleteFunc(r.resumed, func(target netip.Addr, _ Hop) bool { return gone(target) })
 }
 
-// resolve looks up the interfaces and every target.
+// resolve reads the kernel's tables, and finds the hop of every target.
 func (r *Resolver) resolve() (Update, error) {
 	kernel, err := readSnapshot(r.targets)
 	if err != nil {
@@ -259,13 +259,13 @@ func (r *Resolver) resolve() (Update, error) {
 }
 
 // lookup looks up every target in the routing tables. If routes change while the kernel lists them,
-// any route may be missing from the list (observed for IPv6 on Linux 6.18). So lookup asks the
-// kernel about each target whose route seems to be gone.
+// any route may be missing from the list (observed for IPv6 on Linux 6.18). So if a target's prefix
+// is shorter than at the last lookup, lookup asks the kernel about this target.
 func (r *Resolver) lookup(kernel *snapshot) map[netip.Addr]found {
 	all := make(map[netip.Addr]found, len(r.targets))
 	for _, target := range r.targets {
 		f := kernel.policies[familyOf(target)].lookup(target)
-		if f.bits < r.found[target].bits {
+		if f.bits < r.found[target].bits { // the route seems to be gone
 			if asked := ask(target); asked.bits > f.bits {
 				f = asked
 			}
@@ -274,7 +274,7 @@ func (r *Resolver) lookup(kernel *snapshot) map[netip.Addr]found {
 		case f.err != nil:
 		case f.bits > 0:
 			r.routed[target] = true
-		case r.routed[target]:
+		case r.routed[target]: // and only the default route is left
 			f = found{bits: -1, err: errWithdrawn}
 		}
 		all[target] = f
@@ -282,8 +282,8 @@ func (r *Resolver) lookup(kernel *snapshot) map[netip.Addr]found {
 	return all
 }
 
-// errWithdrawn is the error about a target that once had a route of its own. The router of the
-// default route would not send its packets to the server.
+// errWithdrawn is the error about a target that once had a route of its own, and has only the
+// default route now. The router of the default route would not send packets to such a server.
 var errWithdrawn = errors.New("only the default route is left, and it is not used: " +
 	"the server had a route of its own before")
 
@@ -293,7 +293,8 @@ type known struct {
 	silent bool    // it was asked and has not answered since
 }
 
-// differs tells whether the kernel's entry of the neighbour has news, or must be made managed.
+// differs tells whether the kernel's entry shows something new about the neighbour, or must be made
+// managed.
 func (k *known) differs(e entry) bool {
 	kept := e.managed || e.fixed
 	if e.usable {
@@ -302,7 +303,8 @@ func (k *known) differs(e entry) bool {
 	return e.failed && !k.silent || !kept
 }
 
-// learn takes the state of the kernel's entry. An entry that is not kept may have failed long ago.
+// learn takes the state of the kernel's entry. A failure counts only if the kernel keeps the entry
+// resolved: another entry may have failed long ago.
 func (k *known) learn(e entry) {
 	switch {
 	case e.usable:
@@ -312,8 +314,9 @@ func (k *known) learn(e entry) {
 	}
 }
 
-// follow puts the found neighbours in use, and learns their states from the kernel. The errors are
-// about neighbours that cannot be used.
+// follow puts the neighbours of all found routes in use, and releases the others. It learns their
+// states from the kernel's entries. The errors tell which neighbours cannot be made managed, and
+// why.
 func (r *Resolver) follow(kernel *snapshot) map[neighbour]error {
 	used := map[neighbour]*known{}
 	for target, f := range r.found {
@@ -336,8 +339,8 @@ func (r *Resolver) follow(kernel *snapshot) map[neighbour]error {
 	return failures
 }
 
-// resume uses the hop of an earlier process for a target. The hop does not name its neighbour, so
-// resume assumes the preferred one on the same interface.
+// resume gives a target's neighbour the state of the earlier process's hop. A hop does not name its
+// neighbour, so resume takes the preferred one on the hop's interface.
 func (r *Resolver) resume(target netip.Addr, neighbours map[neighbour]*known) {
 	hop, ok := r.resumed[target]
 	if !ok {
@@ -352,9 +355,9 @@ func (r *Resolver) resume(target netip.Addr, neighbours map[neighbour]*known) {
 	}
 }
 
-// hop uses the first neighbour that answers, or else the first that ever did. While the kernel
-// looks for a neighbour, and after it has failed, the last MAC address stays in use, because the
-// neighbour may be back before the kernel asks again.
+// hop returns the next hop by the first neighbour of a route that answers, or else by the first one
+// that ever did. The last known MAC address stays in use while the kernel looks for a neighbour,
+// and after that has failed: the neighbour may be back before the kernel asks again.
 func (r *Resolver) hop(kernel *snapshot, f found) (Hop, bool) {
 	var best Hop
 	for _, way := range f.ways {
@@ -380,7 +383,9 @@ func (r *Resolver) manage(s *snapshot, way neighbour) error {
 		return fmt.Errorf("interface %s has no Ethernet address", link.Name)
 	}
 	if e := s.neighbours[way]; e.managed || e.fixed {
-		if e.ours { // made by a killed process, or by a running one, which repairs the entry itself
+		if e.ours {
+			// This resolver also releases what a killed process has left. If a running process
+			// still needs the entry, that process makes it managed again.
 			r.managed[way] = true
 		}
 		return nil
@@ -400,7 +405,7 @@ func (r *Resolver) release(all map[neighbour]entry) {
 		}
 		delete(r.managed, way)
 		if !all[way].ours {
-			continue // it is gone, or kept by others now
+			continue // the entry is gone, or somebody else keeps it now
 		}
 		if err := setManaged(way, false); err != nil {
 			r.log.Error("give back a neighbour", "address", way.address, "error", err)
@@ -408,6 +413,7 @@ func (r *Resolver) release(all map[neighbour]entry) {
 	}
 }
 
+// releaseAll releases all neighbours, when the resolver ends.
 func (r *Resolver) releaseAll() {
 	all, err := readNeighbours()
 	if err != nil {

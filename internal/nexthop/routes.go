@@ -17,9 +17,9 @@ type route struct {
 	prefix netip.Prefix
 	kind   byte // RTN_*
 	metric uint32
-	rank   int // among routes with the same metric, the lowest is preferred
+	rank   int // of routes with the same metric, the one with the lowest rank is preferred
 	paths  []path
-	object uint32 // the nexthop object with its paths; 0: none
+	object uint32 // the number of the nexthop object that has the route's paths; 0: none
 }
 
 // path is one of the paths of a route.
@@ -39,8 +39,9 @@ func readRoutes(family byte, f func(*route)) error {
 	})
 }
 
-// parseRoute reads a struct rtmsg and the attributes after it. It returns false if the route is not
-// for packets of the host itself without a type of service.
+// parseRoute reads a struct rtmsg and the attributes after it. It returns false if the route does
+// not matter here: it has a source prefix or a type of service, or is a cached copy of another
+// route.
 func parseRoute(message []byte) (*route, bool) {
 	sourceBits, tos, flags := message[2], message[3], number(message[8:])
 	if sourceBits != 0 || tos != 0 || flags&unix.RTM_F_CLONED != 0 {
@@ -51,7 +52,7 @@ func parseRoute(message []byte) (*route, bool) {
 		destination = netip.IPv4Unspecified()
 	}
 	r := &route{table: uint32(message[4]), kind: message[7]}
-	single := path{weight: 1, dead: flags&unix.RTNH_F_DEAD != 0}
+	single := path{weight: 1, dead: flags&unix.RTNH_F_DEAD != 0} // of a route without RTA_MULTIPATH
 	for kind, value := range attributes(message[unix.SizeofRtMsg:]) {
 		switch kind {
 		case unix.RTA_TABLE:
@@ -94,7 +95,7 @@ func (p *path) read(kind uint16, value []byte) {
 	}
 }
 
-// parsePaths reads the structs rtnexthop of a route, each with attributes.
+// parsePaths reads the paths of a route: structs rtnexthop, each with attributes.
 func parsePaths(b []byte) []path {
 	var paths []path
 	for len(b) >= unix.SizeofRtNexthop {
@@ -116,7 +117,8 @@ func parsePaths(b []byte) []path {
 	return paths
 }
 
-// rankOf orders the preferences of routers (RFC 4191 section 2.1): 1 is high, 3 is low.
+// rankOf returns the rank for a route's preference (RFC 4191 section 2.1). Preference 1 is high, 3
+// is low, and all others are medium.
 func rankOf(value []byte) int {
 	switch {
 	case len(value) == 1 && value[0] == 1:
@@ -164,7 +166,7 @@ func (all objects) add(message []byte) {
 			o.path.ifindex = int(number(value))
 		case unix.NHA_GATEWAY:
 			o.path.gateway = addressOf(value)
-		case unix.NHA_GROUP: // structs nexthop_grp
+		case unix.NHA_GROUP: // structs nexthop_grp: the id, the weight minus 1, and its high byte
 			for ; len(value) >= 8; value = value[8:] {
 				weight := int(value[4]) + int(value[5])<<8 + 1
 				o.group = append(o.group, member{number(value), weight})
@@ -174,8 +176,8 @@ func (all objects) add(message []byte) {
 	all[id] = o
 }
 
-// resolve gives a route the paths of its nexthop object, if the kernel reports only the object's
-// number (sysctl net.ipv4.nexthop_compat_mode).
+// resolve gives a route the paths of its nexthop object. Depending on the sysctl
+// net.ipv4.nexthop_compat_mode, the kernel reports only the number of the object.
 func (all objects) resolve(r *route) {
 	members := all[r.object].group
 	if members == nil {
@@ -189,18 +191,18 @@ func (all objects) resolve(r *route) {
 	}
 }
 
-// order ranks a path among those of its route, for a target: the lowest is first. Each path is the
-// first of a share of targets by its weight, and a target keeps its path while other paths are
-// added and removed (weighted rendezvous hashing; Schindelhauer and Schomaker, "Weighted
-// Distributed Hash Tables", 2005).
+// order returns a number by which to sort the paths of a route, for a target. The path with the
+// lowest number is the first. Each path is the first one for a share of the targets that follows
+// from its weight. A target keeps its first path when other paths are added and removed (weighted
+// rendezvous hashing; Schindelhauer and Schomaker, "Weighted Distributed Hash Tables", 2005).
 func (p *path) order(target netip.Addr) float64 {
 	h := fnv.New64a()
 	h.Write(target.AsSlice())
 	h.Write(p.gateway.AsSlice())
 	h.Write(binary.BigEndian.AppendUint32(nil, uint32(p.ifindex)))
 	hash := h.Sum64()
-	// Without this, the high bits of FNV would differ too little.
+	// The high bits of FNV differ too little. This multiplication mixes the low bits into them.
 	hash = (hash ^ hash>>32) * 0x9e3779b97f4a7c15
-	uniform := (float64(hash>>11) + 0.5) / (1 << 53)
+	uniform := (float64(hash>>11) + 0.5) / (1 << 53) // between 0 and 1
 	return -math.Log(uniform) / float64(p.weight)
 }

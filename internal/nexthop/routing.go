@@ -46,7 +46,7 @@ func readPolicy(family byte, targets targets) (*policy, error) {
 	return newPolicy(rules, routes), nil
 }
 
-// resolveObjects gives paths to routes that name only an object.
+// resolveObjects gives paths to those routes that name only a nexthop object.
 func resolveObjects(routes []*route) error {
 	unresolved := func(r *route) bool {
 		return r.kind == unix.RTN_UNICAST && len(r.paths) == 0 && r.object != 0
@@ -63,7 +63,7 @@ func resolveObjects(routes []*route) error {
 	return err
 }
 
-// newPolicy arranges the routes that are in use.
+// newPolicy arranges the routes in tables. It leaves out routes that the kernel does not use now.
 func newPolicy(rules []rule, routes []*route) *policy {
 	p := &policy{rules, map[uint32]*table{}}
 	for _, r := range routes {
@@ -89,6 +89,7 @@ func (r *route) inUse() bool {
 		slices.ContainsFunc(r.paths, func(p path) bool { return !p.dead })
 }
 
+// sort orders the routes of each prefix, and lists the lengths of the prefixes.
 func (t *table) sort() {
 	lengths := map[int]bool{}
 	for prefix, routes := range t.routes {
@@ -103,7 +104,7 @@ func (t *table) sort() {
 	slices.SortFunc(t.lengths, func(a, b int) int { return cmp.Compare(b, a) })
 }
 
-// find returns the routes of the longest prefix with an address in it.
+// find returns the routes with the longest prefix that contains the target.
 func (t *table) find(target netip.Addr) []*route {
 	if t == nil {
 		return nil
@@ -127,14 +128,15 @@ type found struct {
 // nowhere is the result for a target without a route.
 var nowhere = found{bits: -1, err: errors.New("no route")}
 
+// errOwn is the error about a target that is an address of this host.
 var errOwn = errors.New("the address is this host's own")
 
 // lookup finds the neighbours through which the kernel would send a packet of this host to an
 // address.
 //
-// Unlike a lookup by the kernel (ask) it ignores the state of neighbours. For IPv6 the kernel skips
-// a route whose neighbour has failed and tries shorter prefixes (rt6_score_route in
-// net/ipv6/route.c), unless the sysctl net.ipv6.conf.all.forwarding is set.
+// Unlike a lookup by the kernel (ask), it ignores the states of neighbours. For IPv6, the kernel
+// skips a route whose neighbour has failed, and tries shorter prefixes (rt6_score_route in
+// net/ipv6/route.c). It does not do so if the sysctl net.ipv6.conf.all.forwarding is set.
 func (p *policy) lookup(target netip.Addr) found {
 	for i := 0; i < len(p.rules); i++ {
 		rule := &p.rules[i]
@@ -144,7 +146,7 @@ func (p *policy) lookup(target netip.Addr) found {
 		switch rule.action {
 		case unix.FR_ACT_GOTO:
 			if to := p.ruleAt(rule.jump); to > i {
-				i = to - 1
+				i = to - 1 // the loop adds 1
 			}
 		case unix.FR_ACT_BLACKHOLE, unix.FR_ACT_UNREACHABLE, unix.FR_ACT_PROHIBIT:
 			return found{bits: -1, err: fmt.Errorf("no route: rule %d forbids it", rule.priority)}
@@ -160,7 +162,7 @@ func (p *policy) lookup(target netip.Addr) found {
 	return nowhere
 }
 
-// ask lets the kernel look up an address.
+// ask makes the kernel look up an address.
 func ask(target netip.Addr) found {
 	request := nl.NewNetlinkRequest(unix.RTM_GETROUTE, 0)
 	request.AddData(&nl.RtMsg{RtMsg: unix.RtMsg{
@@ -188,8 +190,9 @@ func (p *policy) ruleAt(priority uint32) int {
 	return slices.IndexFunc(p.rules, func(r rule) bool { return r.priority == priority })
 }
 
-// waysOf lists the neighbours that the routes of a prefix name, in the order of the routes. It ends
-// before the first route that is not for other hosts.
+// waysOf lists the neighbours that the routes of a prefix lead to, in the order of the routes. It
+// stops at the first route that does not lead to another host. If that is the very first route, it
+// returns the reason as an error.
 func waysOf(routes []*route, target netip.Addr) (ways []neighbour, err error) {
 	for _, r := range routes {
 		if r.kind != unix.RTN_UNICAST {
@@ -204,7 +207,7 @@ func waysOf(routes []*route, target netip.Addr) (ways []neighbour, err error) {
 	return nil, err
 }
 
-// neighbours returns the neighbours of the paths in use, in the target's order.
+// neighbours returns the neighbours of those paths that are in use, in the order for the target.
 func (r *route) neighbours(target netip.Addr) []neighbour {
 	paths := slices.DeleteFunc(slices.Clone(r.paths), func(p path) bool { return p.dead })
 	if len(paths) > 1 {
@@ -222,7 +225,7 @@ func (r *route) neighbours(target netip.Addr) []neighbour {
 	return ways
 }
 
-// refusals are the kinds of routes that drop packets.
+// refusals are the kinds of routes that drop packets, with their names.
 var refusals = map[byte]string{
 	unix.RTN_BLACKHOLE:   "blackhole",
 	unix.RTN_UNREACHABLE: "unreachable",

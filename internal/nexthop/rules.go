@@ -13,17 +13,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// rule is a rule of the kernel's routing policy (ip-rule(8)), reduced to packets that the host
-// itself sends as root, without a source address, mark or port.
+// rule is a rule of the kernel's routing policy (ip-rule(8)), reduced to one kind of packets: those
+// that the host itself sends as root, without a source address, mark or port.
 type rule struct {
 	priority uint32
-	to       netip.Prefix // invalid means any address
-	applies  bool         // the conditions apart from the destination are true
-	inverted bool         // the rule is for packets that do not match
-	action   byte
-	table    uint32
-	jump     uint32 // the priority of the next rule
-	// Routes whose prefix has at most that many bits do not count; -1: all routes count.
+	to       netip.Prefix // the destinations of the rule; invalid: all
+	applies  bool         // all other conditions of the rule are true for such packets
+	inverted bool         // "not": the rule is for packets that do not match
+	action   byte         // FR_ACT_*
+	table    uint32       // the routing table, for FR_ACT_TO_TBL
+	jump     uint32       // the priority of the next rule, for FR_ACT_GOTO
+	// suppress is suppress_prefixlength: the rule ignores a route whose prefix has at most this
+	// many bits. With -1, it ignores none.
 	suppress int
 }
 
@@ -32,7 +33,8 @@ func (r *rule) matches(target netip.Addr) bool {
 	return (r.applies && (!r.to.IsValid() || r.to.Contains(target))) != r.inverted
 }
 
-// passesOver tells whether the next rule is also used, although this one has led to a route.
+// passesOver tells whether the rule ignores a route that was found in its table. The lookup then
+// goes on with the next rule. A route that drops packets is never ignored.
 func (r *rule) passesOver(route *route) bool {
 	if _, refused := refusals[route.kind]; refused {
 		return false
@@ -40,7 +42,7 @@ func (r *rule) passesOver(route *route) bool {
 	return route.kind == unix.RTN_THROW || route.prefix.Bits() <= r.suppress
 }
 
-// defaultRules are the rules of a kernel on which no rules were configured.
+// defaultRules are the rules of a kernel without policy routing.
 var defaultRules = []rule{
 	{action: unix.FR_ACT_TO_TBL, table: unix.RT_TABLE_LOCAL, applies: true, suppress: -1},
 	{action: unix.FR_ACT_TO_TBL, table: unix.RT_TABLE_MAIN, applies: true, suppress: -1},
@@ -64,7 +66,7 @@ func parseRule(message []byte) rule {
 	r := rule{
 		action: message[7], table: uint32(message[4]), suppress: -1,
 		inverted: binary.NativeEndian.Uint32(message[8:])&unix.FIB_RULE_INVERT != 0,
-		applies:  message[3] == 0, // the type of service
+		applies:  message[3] == 0, // the type of service that the rule is for
 	}
 	var mark, mask uint32
 	for kind, value := range attributes(message[unix.SizeofRtMsg:]) {
@@ -83,11 +85,11 @@ func parseRule(message []byte) rule {
 			mark = number(value)
 		case unix.FRA_FWMASK:
 			mask = number(value)
-		case unix.FRA_IIFNAME: // the loopback interface stands for packets of the host itself
+		case unix.FRA_IIFNAME: // "lo" stands for packets that the host itself sends
 			r.applies = r.applies && string(bytes.TrimRight(value, "\x00")) == "lo"
-		case unix.FRA_UID_RANGE:
+		case unix.FRA_UID_RANGE: // the range must begin at 0, which is root
 			r.applies = r.applies && number(value) == 0
-		case unix.FRA_L3MDEV:
+		case unix.FRA_L3MDEV: // if set, the rule is for packets of a VRF
 			r.applies = r.applies && (len(value) == 0 || value[0] == 0)
 		case unix.FRA_SRC, unix.FRA_OIFNAME, unix.FRA_TUN_ID, unix.FRA_IP_PROTO,
 			unix.FRA_SPORT_RANGE, unix.FRA_DPORT_RANGE, fraDSCP:

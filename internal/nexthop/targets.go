@@ -7,7 +7,7 @@ import (
 	"slices"
 )
 
-// targets is a list of addresses in ascending order.
+// targets is a list of different addresses in ascending order.
 type targets []netip.Addr
 
 func newTargets(addresses []netip.Addr) targets {

@@ -12,8 +12,8 @@ import (
 	"github.com/gopacket/gopacket/layers"
 )
 
-// TCP returns a frame with a TCP segment from src to dst. The addresses determine the IP version.
-// By default the segment is a SYN without options or payload. The checksums are always correct.
+// TCP returns a frame with a TCP segment from src to dst. The IP version is that of the addresses.
+// By default the segment is a SYN without options or payload. All checksums are correct.
 //
 // Like all builders of this package, TCP panics if the arguments cannot make a packet, for example
 // if the addresses have different IP versions.
@@ -25,7 +25,7 @@ func TCP(src, dst netip.AddrPort, options ...Option) []byte {
 	return s.frame(&tcp)
 }
 
-// UDP returns a frame with a UDP datagram from src to dst. By default it is empty.
+// UDP returns a frame with a UDP datagram from src to dst. By default the datagram is empty.
 func UDP(src, dst netip.AddrPort, options ...Option) []byte {
 	s := newSpec(src.Addr(), dst.Addr(), layers.IPProtocolUDP, options)
 	udp := layers.UDP{SrcPort: layers.UDPPort(src.Port()), DstPort: layers.UDPPort(dst.Port())}
@@ -33,8 +33,8 @@ func UDP(src, dst netip.AddrPort, options ...Option) []byte {
 	return s.frame(&udp)
 }
 
-// ICMP returns a frame with an ICMP or ICMPv6 message, by the IP version of the addresses. rest is
-// the four bytes after the checksum. The payload follows them.
+// ICMP returns a frame with a message of ICMP or ICMPv6, by the IP version of the addresses. rest
+// is the four bytes after the checksum. The payload follows them.
 func ICMP(src, dst netip.Addr, icmpType, code uint8, rest uint32, options ...Option) []byte {
 	if src.Is4() {
 		s := newSpec(src, dst, layers.IPProtocolICMPv4, options)
@@ -49,16 +49,17 @@ func ICMP(src, dst netip.Addr, icmpType, code uint8, rest uint32, options ...Opt
 	return s.frame(&icmp, &layers.ICMPv6Echo{Identifier: uint16(rest >> 16), SeqNumber: uint16(rest)})
 }
 
-// ICMPError returns the ICMP error that a router sends to the source of the packet in a frame. It
-// quotes as much of the packet as RFC 4443 section 3 and RFC 1812 section 4.3.2.3 say: the error
-// with all headers has at most 1280 bytes for IPv6, and 576 bytes for IPv4. rest is the same as in
-// ICMP. An IPv6 packet too big message has the MTU there.
+// ICMPError returns the ICMP error that a router sends to the source of the packet in a frame. The
+// error quotes as much of the packet as RFC 4443 section 3 and RFC 1812 section 4.3.2.3 say: with
+// all headers, it has at most 1280 bytes for IPv6, and 576 bytes for IPv4. rest is the same as in
+// ICMP. In a packet too big message of ICMPv6, it is the MTU.
 func ICMPError(router netip.Addr, icmpType, code uint8, rest uint32, frame []byte, options ...Option) []byte {
 	network, ip, err := parseFrame(frame)
 	must(err)
-	limit := 1280 - ipv6Length - 8
+	const icmpLength = 8
+	limit := 1280 - ipv6Length - icmpLength
 	if ip.version == 4 {
-		limit = 576 - ipv4Length - 8
+		limit = 576 - ipv4Length - icmpLength
 	}
 	quoted := frame[network : network+min(ip.total, limit)]
 	return ICMP(router, ip.source, icmpType, code, rest, append(options, Payload(quoted))...)
@@ -90,6 +91,7 @@ func (s *spec) link() []byte {
 	return binary.BigEndian.AppendUint16(b, etherTypeIPv6)
 }
 
+// ipv4 returns the IPv4 header.
 func (s *spec) ipv4() []gopacket.SerializableLayer {
 	return []gopacket.SerializableLayer{&layers.IPv4{
 		Version: 4, TOS: s.trafficClass, Id: s.id, Flags: layers.IPv4DontFragment, TTL: s.hopLimit,
@@ -98,7 +100,8 @@ func (s *spec) ipv4() []gopacket.SerializableLayer {
 	}}
 }
 
-// ipv6 returns the IPv6 header and the extension headers, each with the number of the next.
+// ipv6 returns the IPv6 header and the extension headers. Each has the number of the header after
+// it.
 func (s *spec) ipv6() []gopacket.SerializableLayer {
 	header := &layers.IPv6{
 		Version: 6, TrafficClass: s.trafficClass, FlowLabel: s.flowLabel, HopLimit: s.hopLimit,
@@ -114,8 +117,8 @@ func (s *spec) ipv6() []gopacket.SerializableLayer {
 	return append([]gopacket.SerializableLayer{header}, out...)
 }
 
-// pseudoHeader has the final destination, whichever segment the packet travels to (RFC 8200 section
-// 8.1).
+// pseudoHeader returns the addresses for the transport checksum. The destination is the final one,
+// even if the packet travels to another segment first (RFC 8200 section 8.1).
 func (s *spec) pseudoHeader() gopacket.NetworkLayer {
 	if s.src.Is4() {
 		return &layers.IPv4{SrcIP: s.src.AsSlice(), DstIP: s.dst.AsSlice()}
@@ -123,6 +126,7 @@ func (s *spec) pseudoHeader() gopacket.NetworkLayer {
 	return &layers.IPv6{SrcIP: s.src.AsSlice(), DstIP: s.dst.AsSlice()}
 }
 
+// must panics if there is an error.
 func must(err error) {
 	if err != nil {
 		panic(fmt.Sprintf("packet: %v", err))

@@ -9,15 +9,16 @@ import (
 	"slices"
 )
 
-// envelope describes the encapsulation of a client's packet.
+// envelope describes the outer headers of a frame. All offsets but network are from the start of
+// the outer IP packet.
 type envelope struct {
 	network    int // offset of the outer IP header in the frame
 	ip         ipHeader
-	srh        *SRH // nil: none
-	srhAt      int  // its offset in the packet
-	srhNamedBy int  // offset of the next header field with its number
-	content    int  // offset in the packet of the bytes after these headers
-	protocol   uint8
+	srh        *SRH  // the segment routing header; nil: none
+	srhAt      int   // offset of the segment routing header
+	srhNamedBy int   // offset of the next header field that announces the segment routing header
+	content    int   // offset of what follows the outer headers
+	protocol   uint8 // protocol of what follows the outer headers
 }
 
 // open reads the outer headers of a frame: IP, hop-by-hop options and a segment routing header.
@@ -48,8 +49,8 @@ func open(frame []byte) (envelope, error) {
 	return env, nil
 }
 
-// inner returns the IP header of an encapsulated packet, and its offset in the outer packet. It is
-// for tunnels only, not for an inserted segment routing header.
+// inner returns the IP header of a tunnel's inner packet, and its offset in the outer packet. If
+// the encapsulation is an inserted segment routing header, there is no inner packet.
 func (env envelope) inner(frame []byte) (ip ipHeader, at int, err error) {
 	if env.ip.fragment {
 		return ipHeader{}, 0, fmt.Errorf("outer IPv4: %w", ErrFragment)
@@ -65,6 +66,7 @@ func (env envelope) inner(frame []byte) (ip ipHeader, at int, err error) {
 		if len(p) < at {
 			return ipHeader{}, 0, fmt.Errorf("%d bytes of a GRE header: %w", len(p)-env.content, ErrTruncated)
 		}
+		// The flags and the version of the GRE header must be 0, so it equals its protocol.
 		switch header := binary.BigEndian.Uint32(p[env.content:]); header {
 		case etherTypeIPv6:
 		case etherTypeIPv4:
@@ -77,8 +79,8 @@ func (env envelope) inner(frame []byte) (ip ipHeader, at int, err error) {
 	return ip, at, err
 }
 
-// tunnel tells whether the envelope contains a whole packet. GRE after a segment routing header is
-// not an encapsulation of Segue: the header was inserted before the client's GRE.
+// tunnel tells whether a whole packet follows the outer headers. If GRE follows a segment routing
+// header, it is the client's own: the header was inserted before it.
 func (env envelope) tunnel() bool {
 	return env.protocol == protocolIPv4 || env.protocol == protocolIPv6 || env.protocol == protocolGRE && env.srh == nil
 }
@@ -98,10 +100,10 @@ func (env envelope) vip(frame []byte) (netip.Addr, error) {
 	return env.srh.Segments[0], nil
 }
 
-// Decapsulate returns the packet that an agent delivers for a frame: the client's packet as the
-// balancer sent it, with an unchanged hop limit, and with the congestion marks of the path (RFC
-// 6040). The headers determine the encapsulation. Ethernet addresses, VLAN tags and the bytes after
-// the packet stay. Decapsulate does not change the frame itself.
+// Decapsulate returns a frame with the packet that an agent delivers: the client's packet with the
+// hop limit that the balancer gave it, and with the congestion marks of the path (RFC 6040).
+// Decapsulate finds the encapsulation by the headers. It keeps Ethernet addresses, VLAN tags and
+// the bytes after the packet. It does not change the frame itself.
 func Decapsulate(frame []byte) ([]byte, error) {
 	env, err := open(frame)
 	if err != nil {
@@ -113,7 +115,7 @@ func Decapsulate(frame []byte) ([]byte, error) {
 	return env.remove(frame)
 }
 
-// remove removes an inserted segment routing header from the packet's chain of headers.
+// remove removes an inserted segment routing header.
 func (env envelope) remove(frame []byte) ([]byte, error) {
 	vip, err := env.vip(frame)
 	if err != nil {
@@ -127,6 +129,7 @@ func (env envelope) remove(frame []byte) ([]byte, error) {
 	return slices.Delete(out, env.network+env.srhAt, env.network+env.content), nil
 }
 
+// unwrap removes the outer headers of a tunnel.
 func (env envelope) unwrap(frame []byte) ([]byte, error) {
 	ip, at, err := env.inner(frame)
 	if err != nil {
@@ -137,15 +140,18 @@ func (env envelope) unwrap(frame []byte) ([]byte, error) {
 		return nil, err
 	}
 	p := slices.Clone(frame[env.network+at:])
-	if mark != ip.trafficClass&ecnMask { // keeps the form of a checksum of zero, which has two
+	// An unchanged mark must not be written: an update could turn an IPv4 checksum of 0x0000 into
+	// its other form, 0xffff.
+	if mark != ip.trafficClass&ecnMask {
 		setECN(p, ip.version, mark)
 	}
 	return append(link(frame[:env.network], ip.version), p...), nil
 }
 
-// Advance returns the frame for the next segment (RFC 8754 section 4.3.1.1). It decrements segments
-// left, makes that segment the destination, and decrements the hop limit. The Ethernet addresses
-// stay: the forwarding node sets them. Advance does not change the frame itself.
+// Advance returns the frame that a server passes on to the next segment (RFC 8754 section 4.3.1.1).
+// It decrements segments left, makes the next segment the destination, and decrements the hop
+// limit. It keeps the Ethernet addresses, because the kernel sets them when it forwards the frame.
+// Advance does not change the frame itself.
 func Advance(frame []byte) ([]byte, error) {
 	env, err := open(frame)
 	if err != nil {
@@ -160,7 +166,7 @@ func Advance(frame []byte) ([]byte, error) {
 		return nil, err
 	}
 	left := env.srh.SegmentsLeft - 1
-	p[env.srhAt+3] = left
+	p[env.srhAt+3] = left // the field segments left
 	setIPv6Destination(p, env.srh.Segments[left])
 	return out, nil
 }

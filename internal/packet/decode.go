@@ -16,10 +16,11 @@ type Packet struct {
 	VLANs               []uint16
 	// Headers are the IP headers, the outermost first. The last one is the client's own.
 	Headers []Header
-	// Source and destination port of TCP and UDP. They are zero for other protocols.
+	// SourcePort and DestinationPort are those of TCP and UDP. They are 0 for other protocols.
 	SourcePort, DestinationPort uint16
 	Flags                       TCPFlags
-	// ICMPType and ICMPCode are those of ICMP or ICMPv6, according to the last header's Protocol.
+	// ICMPType and ICMPCode are those of ICMP or ICMPv6. The Protocol of the last header tells
+	// which.
 	ICMPType, ICMPCode uint8
 	Payload            []byte // after the transport header
 }
@@ -39,8 +40,8 @@ type Header struct {
 	FragmentOffset int
 }
 
-// FinalDestination returns the address at which the packet is finally delivered: the destination,
-// or the last segment of the list.
+// FinalDestination returns the address to which the packet is finally delivered: the last segment,
+// if it is an inserted segment routing header, or else the destination.
 func (h Header) FinalDestination() netip.Addr {
 	if h.SRH != nil && h.SRH.SegmentsLeft > 0 && !h.carriesIP() {
 		return h.SRH.Segments[0]
@@ -48,6 +49,7 @@ func (h Header) FinalDestination() netip.Addr {
 	return h.Destination
 }
 
+// carriesIP tells whether the header is that of a tunnel.
 func (h Header) carriesIP() bool {
 	switch h.Protocol {
 	case layers.IPProtocolIPv4, layers.IPProtocolIPv6, layers.IPProtocolGRE:
@@ -56,8 +58,8 @@ func (h Header) carriesIP() bool {
 	return false
 }
 
-// Decode decodes a frame. An error describes the first header that cannot be read. The packet then
-// has all headers before it.
+// Decode decodes a frame. If a header cannot be read, Decode returns an error about it, and a
+// packet with the headers before it.
 func Decode(frame []byte) (*Packet, error) {
 	p := &Packet{}
 	headers, failure := headersOf(frame)
@@ -75,8 +77,8 @@ func Decode(frame []byte) (*Packet, error) {
 	return p, nil
 }
 
-// headersOf returns the layers of a frame up to the transport header. It ignores the content of
-// UDP, which gopacket guesses from the port.
+// headersOf returns the layers of a frame up to the transport header. It ignores the layers that
+// gopacket finds after it: for UDP, gopacket only guesses them by the port.
 func headersOf(frame []byte) ([]gopacket.Layer, error) {
 	decoded := gopacket.NewPacket(frame, layers.LayerTypeEthernet, gopacket.DecodeOptions{NoCopy: true})
 	var out []gopacket.Layer
@@ -110,6 +112,7 @@ func complete(layer gopacket.Layer) bool {
 	return len(layer.LayerContents()) > 0
 }
 
+// add adds the fields of a layer to the packet.
 func (p *Packet) add(layer gopacket.Layer) error {
 	switch l := layer.(type) {
 	case *layers.Ethernet:
@@ -165,6 +168,7 @@ func (p *Packet) addIPv6(l *layers.IPv6) error {
 	return checkLength(int(l.Length), present)
 }
 
+// checkLength returns an error if a header announces more bytes than are present.
 func checkLength(announced, present int) error {
 	if announced > present {
 		return fmt.Errorf("length of %d bytes where there are %d: %w", announced, present, ErrTruncated)
@@ -186,10 +190,11 @@ func (p *Packet) addRouting(l *layers.IPv6Routing) error {
 	return nil
 }
 
+// last returns the header that was added last.
 func (p *Packet) last() *Header { return &p.Headers[len(p.Headers)-1] }
 
-// Verify checks every checksum in a frame: IPv4, TCP, UDP and ICMP, also in inner packets. It does
-// not check the transport checksum of a fragment.
+// Verify returns an error if a checksum in a frame is wrong. It checks those of IPv4, TCP, UDP and
+// ICMP, also in inner packets. It does not check the transport checksum of a fragment.
 func Verify(frame []byte) error {
 	headers, err := headersOf(frame)
 	if err != nil {
@@ -214,6 +219,7 @@ func Verify(frame []byte) error {
 	return nil
 }
 
+// verifyLayer returns an error if a layer has a checksum, and it is wrong.
 func verifyLayer(layer gopacket.Layer) error {
 	l, ok := layer.(gopacket.LayerWithChecksum)
 	if !ok {

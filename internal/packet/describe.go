@@ -38,6 +38,7 @@ func (p *Packet) String() string {
 	return strings.Join(words, " ")
 }
 
+// flow describes the client's flow. h is the client's own header.
 func (p *Packet) flow(h Header) string {
 	src, dst := h.Source.String(), h.FinalDestination().String()
 	if h.FragmentOffset > 0 {
@@ -56,6 +57,7 @@ func (p *Packet) flow(h Header) string {
 	return fmt.Sprintf("%s > %s protocol %d", src, dst, uint8(h.Protocol))
 }
 
+// describeTunnel describes an outer header.
 func (h Header) describeTunnel() string {
 	kind := "ip6"
 	if h.Protocol == layers.IPProtocolGRE {
@@ -66,8 +68,9 @@ func (h Header) describeTunnel() string {
 	return fmt.Sprintf("in %s(%v > %s)", kind, h.Source, segmentName(h.Destination))
 }
 
-// describe names the functions of all segments, except for the last segment of an inserted header,
-// which is the VIP or the client.
+// describe describes a segment routing header. It writes each segment as a SID, with its function.
+// The last segment of an inserted header is the address of the VIP or the client, and is written as
+// such.
 func (s *SRH) describe(inserted bool) string {
 	names := make([]string, len(s.Segments))
 	for i, segment := range s.Segments {
@@ -83,6 +86,7 @@ func (s *SRH) describe(inserted bool) string {
 	return fmt.Sprintf("srh(sl=%d: %s)", s.SegmentsLeft, strings.Join(names, " → "))
 }
 
+// segmentName returns an IPv6 address as a SID, and an IPv4 address unchanged.
 func segmentName(addr netip.Addr) string {
 	if addr.Is4() {
 		return addr.String()

@@ -13,7 +13,8 @@ const (
 	ecnMask = 3
 )
 
-// combineECN returns the mark of a decapsulated packet, by RFC 6040 section 4.2, figure 4.
+// combineECN returns the mark of a decapsulated packet by the marks of its inner and outer header
+// (RFC 6040 section 4.2, figure 4).
 func combineECN(inner, outer uint8) (uint8, error) {
 	switch {
 	case outer == ce && inner == notECT:

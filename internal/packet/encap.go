@@ -16,24 +16,26 @@ import (
 const (
 	outerHopLimit = 64
 	maxFlowLabel  = 1<<20 - 1
-	greLength     = 4
-	dontFragment  = 0x4000
+	greLength     = 4      // of a GRE header, in bytes
+	dontFragment  = 0x4000 // in the field of IPv4 flags and fragment offset
 )
 
 // Encap describes how a packet is encapsulated for its servers.
 type Encap struct {
 	Kind desired.Encapsulation
 
-	// Sender is the balancer's address in its locator, with function and argument zero. Only for
-	// srv6.
+	// Sender is the balancer's address in its locator, with function and argument zero. It is only
+	// for srv6-insert and srv6-encap.
 	Sender netip.Addr
-	// Segments are the servers' SIDs in the order of travel, at least one. Only for srv6.
+	// Segments are the servers' SIDs in the order of travel, at least one. They are only for
+	// srv6-insert and srv6-encap.
 	Segments []netip.Addr
-	// Whole puts the first segment into the list, too. Only for srv6-encap with several segments.
+	// Whole puts the first segment into the list, too. It is only for srv6-encap with several
+	// segments.
 	Whole bool
 
-	// Source and Destination are the outer addresses, of the same IP version. Only for gre and
-	// ipip.
+	// Source and Destination are the outer addresses, of the same IP version. They are only for gre
+	// and ipip.
 	Source, Destination netip.Addr
 
 	// FlowLabel is the flow label of an outer IPv6 header, 20 bits (RFC 6438).
@@ -42,10 +44,9 @@ type Encap struct {
 	Own, NextHop MAC
 }
 
-// Encapsulate returns the frame that a balancer sends for a client's frame. The balancer decrements
-// the hop limit, encapsulates the packet, and addresses the Ethernet frame to the next hop. VLAN
-// tags stay, and so do bytes of the frame after the packet's own length. Encapsulate does not
-// change the frame itself.
+// Encapsulate returns the frame that a balancer sends for a client's frame. It decrements the hop
+// limit, encapsulates the packet, and sets the Ethernet addresses. It keeps VLAN tags, and bytes of
+// the frame after the packet. Encapsulate does not change the frame itself.
 func Encapsulate(frame []byte, e Encap) ([]byte, error) {
 	network, ip, err := parseFrame(frame)
 	if err != nil {
@@ -103,9 +104,9 @@ func (e Encap) insert(p []byte, ip ipHeader) ([]byte, error) {
 	return slices.Insert(p, at, srh.Bytes()...), nil
 }
 
-// encapSRv6 is H.Encaps.Red (RFC 8986 section 5.2), or H.Encaps (section 5.1) with the whole list.
-// In a reduced list, the first segment is only in the outer destination. A single segment needs no
-// segment routing header.
+// encapSRv6 encapsulates by H.Encaps.Red (RFC 8986 section 5.2). With Whole, it does so by H.Encaps
+// (section 5.1). A reduced list does not have the first segment, which is the outer destination.
+// With a single segment, there is no segment routing header.
 func (e Encap) encapSRv6(p []byte, ip ipHeader) ([]byte, error) {
 	if err := e.checkPath(); err != nil {
 		return nil, err
@@ -133,8 +134,10 @@ func (e Encap) encapGRE(p []byte, ip ipHeader) ([]byte, error) {
 	return e.wrap(p, ip, header, protocolGRE, e.Source, e.Destination)
 }
 
-// wrap adds an outer IP header and a shim before the packet. It copies the whole traffic class:
-// DSCP in the uniform model of RFC 2983, ECN in the normal mode of RFC 6040 section 4.1.
+// wrap puts an outer IP header before the packet p, and a shim between the two. The shim is the
+// bytes of a GRE or segment routing header, or empty. protocol is that of what follows the outer
+// header. wrap copies the whole traffic class: DSCP by the uniform model of RFC 2983, ECN by the
+// normal mode of RFC 6040 section 4.1.
 func (e Encap) wrap(p []byte, ip ipHeader, shim []byte, protocol uint8, source, destination netip.Addr,
 ) ([]byte, error) {
 	if !source.IsValid() || !destination.IsValid() || source.Is4() != destination.Is4() {
@@ -155,6 +158,7 @@ func (e Encap) wrap(p []byte, ip ipHeader, shim []byte, protocol uint8, source, 
 	return slices.Concat(outer, shim, p), nil
 }
 
+// checkPath returns an error if Sender and Segments cannot be in a segment routing header.
 func (e Encap) checkPath() error {
 	if len(e.Segments) == 0 || len(e.Segments)+2 > maxSegments {
 		return fmt.Errorf("%d segments: %w", len(e.Segments), ErrEncap)
@@ -167,8 +171,8 @@ func (e Encap) checkPath() error {
 	return nil
 }
 
-// outerIPv4 returns the header of an atomic datagram (RFC 6864 section 4). The datagram is never
-// fragmented, so its ID has no meaning.
+// outerIPv4 returns an outer IPv4 header, with the don't-fragment bit. So the datagram is atomic
+// (RFC 6864 section 4), and its ID, which is 0, has no meaning.
 func outerIPv4(tos uint8, payload int, protocol uint8, source, destination netip.Addr) []byte {
 	b := []byte{0x45, tos}
 	b = binary.BigEndian.AppendUint16(b, uint16(ipv4Length+payload))
@@ -180,6 +184,7 @@ func outerIPv4(tos uint8, payload int, protocol uint8, source, destination netip
 	return b
 }
 
+// outerIPv6 returns an outer IPv6 header.
 func outerIPv6(class uint8, flowLabel uint32, payload int, next uint8, source, destination netip.Addr) []byte {
 	b := binary.BigEndian.AppendUint32(nil, 6<<28|uint32(class)<<20|flowLabel)
 	b = binary.BigEndian.AppendUint16(b, uint16(payload))
@@ -190,6 +195,7 @@ func outerIPv6(class uint8, flowLabel uint32, payload int, next uint8, source, d
 
 func setIPv6Destination(p []byte, destination netip.Addr) { copy(p[24:40], destination.AsSlice()) }
 
+// protocolOf returns the protocol number of an encapsulated packet of an IP version.
 func protocolOf(version int) uint8 {
 	if version == 4 {
 		return protocolIPv4

@@ -4,8 +4,8 @@ package packet
 
 import "errors"
 
-// Reasons why a packet is not forwarded, encapsulated or delivered. All errors of this package wrap
-// one of them.
+// Reasons why a packet is not forwarded, encapsulated or delivered. Each error of this package
+// wraps one of them.
 var (
 	// ErrTruncated: a header or a length extends beyond the end of the packet.
 	ErrTruncated = errors.New("packet is truncated")
@@ -28,7 +28,7 @@ var (
 	ErrSegments = errors.New("bad segment routing header")
 	// ErrGRE: a GRE header has a version, a flag or a protocol that balancers do not send.
 	ErrGRE = errors.New("bad GRE header")
-	// ErrFragment: the packet is a fragment of an outer packet.
+	// ErrFragment: the outer IPv4 packet is a fragment.
 	ErrFragment = errors.New("fragment of an outer packet")
 	// ErrCongestion: the packet was marked CE on the path, and its inner header is not ECN-capable.
 	ErrCongestion = errors.New("congestion marked on a packet that is not ECN-capable")

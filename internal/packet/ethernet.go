@@ -47,7 +47,7 @@ func etherTypeBefore(frame []byte, network int) uint16 {
 	return binary.BigEndian.Uint16(frame[network-2:])
 }
 
-// link returns the Ethernet header, with the tags, for a packet of the IP version.
+// link returns an Ethernet header, with its VLAN tags, but with the EtherType of an IP version.
 func link(header []byte, version int) []byte {
 	etherType := uint16(etherTypeIPv6)
 	if version == 4 {

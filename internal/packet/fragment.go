@@ -8,11 +8,11 @@ import (
 	"slices"
 )
 
-// Fragments divides the packet of a frame into fragments with the same identification (RFC 791
-// section 3.2, RFC 8200 section 4.5). Each has at most size bytes of data; size is a multiple of 8.
-// An IPv6 packet that fits becomes one atomic fragment (RFC 6946). Extension headers other than
-// hop-by-hop options are part of the data. IPv4 options are in all fragments. The don't-fragment
-// bit is cleared.
+// Fragments divides the packet of a frame into fragments with the identification id (RFC 791
+// section 3.2, RFC 8200 section 4.5), and returns a frame for each. A fragment has at most size
+// bytes of data; size is a multiple of 8. An IPv6 packet that fits becomes one atomic fragment (RFC
+// 6946). Extension headers other than hop-by-hop options are part of the data. All fragments have
+// the IPv4 options. The don't-fragment bit is cleared.
 func Fragments(frame []byte, size int, id uint32) [][]byte {
 	network, ip, err := parseFrame(frame)
 	must(err)
@@ -43,6 +43,8 @@ func Fragments(frame []byte, size int, id uint32) [][]byte {
 	return out
 }
 
+// fragmentIPv4 makes an IPv4 header that of a fragment. offset is that of its data, in bytes. more
+// tells that another fragment follows.
 func fragmentIPv4(header []byte, offset int, more bool, id uint16) {
 	field := uint16(offset / 8)
 	if more {
@@ -52,6 +54,9 @@ func fragmentIPv4(header []byte, offset int, more bool, id uint16) {
 	binary.BigEndian.PutUint16(header[6:], field)
 }
 
+// fragmentIPv6 appends a fragment header to an IPv6 header and its hop-by-hop options. nextHeader
+// is the offset of the field that then announces the fragment header. The others are as for
+// fragmentIPv4.
 func fragmentIPv6(header []byte, nextHeader, offset int, more bool, id uint32) []byte {
 	field := uint16(offset)
 	if more {

@@ -23,17 +23,17 @@ const (
 const (
 	ipv4Length     = 20
 	ipv6Length     = 40
-	ipv6NextHeader = 6 // offset of the field
-	extensionUnit  = 8 // RFC 8200 section 4: unit of extension headers' lengths, in bytes
-	maxLength      = 65535
+	ipv6NextHeader = 6     // offset of the field
+	extensionUnit  = 8     // unit of extension headers' lengths, in bytes (RFC 8200 section 4)
+	maxLength      = 65535 // of a length field, in bytes
 )
 
-// ipHeader holds the fields of an IPv4 or IPv6 header that the encapsulations use. Lengths are in
+// ipHeader has the fields of an IPv4 or IPv6 header that the encapsulations use. Lengths are in
 // bytes.
 type ipHeader struct {
 	version      int
-	length       int // of the header with IPv4 options, without extension headers
-	total        int // of the packet, from the header
+	length       int // of the header, with IPv4 options but without IPv6 extension headers
+	total        int // of the packet with the header
 	protocol     uint8
 	trafficClass uint8 // TOS in IPv4
 	hopLimit     uint8 // TTL in IPv4
@@ -42,8 +42,8 @@ type ipHeader struct {
 	destination  netip.Addr
 }
 
-// parseFrame finds the IP packet of a frame, and checks that the EtherType agrees with the IP
-// version.
+// parseFrame finds the IP packet of a frame. It returns the offset of the IP header, and the
+// header. It returns an error if the EtherType does not agree with the IP version.
 func parseFrame(frame []byte) (network int, ip ipHeader, err error) {
 	network, err = networkOffset(frame)
 	if err != nil {
@@ -62,8 +62,8 @@ func parseFrame(frame []byte) (network int, ip ipHeader, err error) {
 	return network, ip, err
 }
 
-// parseIP reads the IP header at the start of p. The header must have the version, and the packet
-// must not be longer than p. Other bytes may follow the packet.
+// parseIP reads the IP header at the start of p. It returns an error if the header has another
+// version, or if the packet is longer than p. Other bytes may follow the packet.
 func parseIP(p []byte, version int) (ipHeader, error) {
 	if len(p) == 0 {
 		return ipHeader{}, fmt.Errorf("no byte of an IP header: %w", ErrTruncated)
@@ -138,8 +138,8 @@ func extensionLength(p []byte) (int, error) {
 }
 
 // skipHopByHop skips the hop-by-hop options of an IPv6 packet, which must be the first extension
-// header (RFC 8200 section 4.1). It returns the offset of the following header, and the offset of
-// the next header field with that header's number.
+// header (RFC 8200 section 4.1). at is the offset of the header after them. nextHeader is the
+// offset of the next header field that announces that header.
 func skipHopByHop(p []byte) (at, nextHeader int, err error) {
 	if p[ipv6NextHeader] != protocolHopByHop {
 		return ipv6Length, ipv6NextHeader, nil
@@ -151,8 +151,8 @@ func skipHopByHop(p []byte) (at, nextHeader int, err error) {
 	return ipv6Length + length, ipv6Length, nil
 }
 
-// TakeHop returns the frame with a decremented hop limit. It returns an error if the frame has no IP
-// packet, or one whose hop limit is 1 or 0.
+// TakeHop returns the frame with a decremented hop limit. It returns an error if the frame has no
+// IP packet, or if the hop limit is 1 or 0.
 func TakeHop(frame []byte) ([]byte, error) {
 	out := bytes.Clone(frame)
 	network, ip, err := parseFrame(out)
@@ -172,6 +172,7 @@ func decrementHopLimit(p []byte, ip ipHeader) error {
 	return nil
 }
 
+// setHopLimit sets the hop limit of an IP packet.
 func setHopLimit(p []byte, version int, limit uint8) {
 	if version == 6 {
 		p[7] = limit
@@ -214,6 +215,7 @@ func checksum(p []byte) uint16 {
 	return ^fold(sum)
 }
 
+// fold adds the carries of a sum of 16-bit words to it.
 func fold(sum uint32) uint16 {
 	for sum > 0xffff {
 		sum = sum>>16 + sum&0xffff

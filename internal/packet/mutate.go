@@ -4,7 +4,7 @@ package packet
 
 import "slices"
 
-// SetHopLimit returns a copy of the frame with another hop limit, or another TTL and a matching
+// SetHopLimit returns a copy of the frame with another hop limit. For IPv4, it updates the
 // checksum.
 func SetHopLimit(frame []byte, limit uint8) []byte {
 	network, ip, err := parseFrame(frame)
@@ -41,9 +41,9 @@ func NetworkOffset(frame []byte) int {
 	return at
 }
 
-// TransportOffset returns the offset of the first header that is neither IP nor an IPv6 extension
-// header: TCP, or the inner packet of a tunnel. In a fragment other than the first, it is the
-// offset of the data.
+// TransportOffset returns the offset of what follows the IP header and its extension headers: for
+// example, TCP or the inner packet of a tunnel. In a fragment other than the first, that is the
+// data.
 func TransportOffset(frame []byte) int {
 	network, ip, err := parseFrame(frame)
 	must(err)
@@ -63,6 +63,7 @@ func TransportOffset(frame []byte) int {
 	return network + at
 }
 
+// isExtension tells whether a protocol number is that of an IPv6 extension header.
 func isExtension(protocol uint8) bool {
 	switch protocol {
 	case protocolHopByHop, protocolDestination, protocolRouting, protocolFragment:

@@ -8,18 +8,19 @@ import (
 	"slices"
 )
 
-// SetActive returns the frame with another segment in the entry of the list that segments left
-// points at. The destination stays. A candidate tells its load this way, before it passes the
-// packet on by Advance. SetActive does not change the frame itself.
+// SetActive returns the frame with another segment in that entry of the segment list to which
+// segments left points. It keeps the destination. In this way, a candidate tells its load, before
+// it passes the packet on by Advance. SetActive does not change the frame itself.
 func SetActive(frame []byte, segment netip.Addr) ([]byte, error) {
 	out, _, err := setActive(frame, segment)
 	return out, err
 }
 
-// HandBack returns the frame that the last candidate sends to an earlier one. The segment replaces
-// the last candidate's own entry and becomes the destination. Segments left stays, and the hop
-// limit decreases. The Ethernet addresses stay: the forwarding node sets them. HandBack does not
-// change the frame itself.
+// HandBack returns the frame that the last candidate sends back to an earlier one. segment is the
+// SID of the earlier one. It replaces the last candidate's own entry in the segment list, and
+// becomes the destination. Segments left does not change, and the hop limit is decremented.
+// HandBack keeps the Ethernet addresses, because the kernel sets them when it forwards the frame.
+// It does not change the frame itself.
 func HandBack(frame []byte, segment netip.Addr) ([]byte, error) {
 	out, env, err := setActive(frame, segment)
 	if err != nil {
@@ -33,6 +34,7 @@ func HandBack(frame []byte, segment netip.Addr) ([]byte, error) {
 	return out, nil
 }
 
+// setActive does the work of SetActive, and also returns the outer headers.
 func setActive(frame []byte, segment netip.Addr) ([]byte, envelope, error) {
 	env, err := open(frame)
 	if err != nil {

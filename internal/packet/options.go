@@ -26,8 +26,8 @@ type spec struct {
 	id             uint16
 	ipOptions      []byte
 	extensions     []extension
-	path           *SRH
-	tcp            layers.TCP
+	path           *SRH       // the segment routing header; nil: none
+	tcp            layers.TCP // flags, numbers, window and options
 	payload        []byte
 }
 
@@ -38,6 +38,7 @@ type extension struct {
 	layer    func(next layers.IPProtocol) gopacket.SerializableLayer
 }
 
+// newSpec returns the defaults for a packet, changed by the options.
 func newSpec(src, dst netip.Addr, protocol layers.IPProtocol, options []Option) *spec {
 	if src.Is4() != dst.Is4() {
 		must(fmt.Errorf("addresses %v and %v: %w", src, dst, ErrFamily))
@@ -82,8 +83,9 @@ func IPOptions(options []byte) Option {
 // Payload sets the bytes after the transport header.
 func Payload(payload []byte) Option { return func(s *spec) { s.payload = payload } }
 
-// HopByHop appends a hop-by-hop options header that contains only padding. size is in bytes, a
-// multiple of 8 from 8 to 2048. Extension headers are in the order of their options.
+// HopByHop appends a header of hop-by-hop options that contains only padding. size is its size in
+// bytes, a multiple of 8 from 8 to 2048. The extension headers of a packet are in the order of the
+// Options that append them.
 func HopByHop(size int) Option {
 	options := padding(size)
 	return appendExtension(layers.IPProtocolIPv6HopByHop, func(next layers.IPProtocol) gopacket.SerializableLayer {
@@ -97,7 +99,8 @@ func HopByHop(size int) Option {
 	})
 }
 
-// DestinationOptions appends a destination options header. size is the same as in HopByHop.
+// DestinationOptions appends a header of destination options that contains only padding. size is
+// the same as in HopByHop.
 func DestinationOptions(size int) Option {
 	options := padding(size)
 	return appendExtension(layers.IPProtocolIPv6Destination, func(next layers.IPProtocol) gopacket.SerializableLayer {
@@ -111,7 +114,7 @@ func DestinationOptions(size int) Option {
 	})
 }
 
-// Routing appends a segment routing header and addresses the packet to the active segment.
+// Routing appends a segment routing header, and makes its active segment the packet's destination.
 // Checksums use the builder's dst, which should be the first entry of the header's segment list.
 func Routing(srh *SRH) Option {
 	extend := appendExtension(layers.IPProtocolIPv6Routing, func(next layers.IPProtocol) gopacket.SerializableLayer {
@@ -125,10 +128,13 @@ func Routing(srh *SRH) Option {
 	}
 }
 
+// appendExtension appends an extension header. layer makes it when the number of the next header is
+// known.
 func appendExtension(protocol layers.IPProtocol, layer func(layers.IPProtocol) gopacket.SerializableLayer) Option {
 	return func(s *spec) { s.extensions = append(s.extensions, extension{protocol, layer}) }
 }
 
+// ipv6Destination returns the destination in the IPv6 header: the active segment, or else dst.
 func (s *spec) ipv6Destination() netip.Addr {
 	if s.path != nil {
 		if active, ok := s.path.Active(); ok {
@@ -138,18 +144,19 @@ func (s *spec) ipv6Destination() netip.Addr {
 	return s.dst
 }
 
-// optionPadN is a padding option of any length (RFC 8200 section 4.2).
+// optionPadN is the type of the padding option PadN, of 2 or more bytes (RFC 8200 section 4.2).
 const optionPadN = 1
 
-// padding returns the data of PadN options that fill an options header of size bytes.
+// padding returns the data of each PadN option, so that the options fill an options header of size
+// bytes.
 func padding(size int) [][]byte {
 	if size < extensionUnit || size > 256*extensionUnit || size%extensionUnit != 0 {
 		must(fmt.Errorf("options header of %d bytes: %w", size, ErrHeader))
 	}
 	var out [][]byte
 	for left := size - 2; left > 0; {
-		option := min(left, 2+255)
-		if left-option == 1 { // one remaining byte would be too short for an option
+		option := min(left, 2+255) // type, length, and at most 255 bytes of data
+		if left-option == 1 {      // one remaining byte would be too short for an option
 			option--
 		}
 		out = append(out, make([]byte, option-2))
@@ -173,7 +180,7 @@ const (
 	CWR
 )
 
-// Flags sets all TCP flags. Flags that are not named are cleared.
+// Flags sets the TCP flags in f, and clears all others.
 func Flags(f TCPFlags) Option {
 	return func(s *spec) {
 		t := &s.tcp

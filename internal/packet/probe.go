@@ -11,26 +11,27 @@ import (
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
-// dummyIPv4 is the source of IPv4 packets from hosts without an IPv4 address (RFC 7600).
+// dummyIPv4 is the source address of IPv4 packets from hosts without an IPv4 address (RFC 7600).
 var dummyIPv4 = netip.AddrFrom4([4]byte{192, 0, 0, 8})
 
-// Probe returns the frame that a balancer encapsulates for a server, to probe the agent about a
-// VIP. sender is the balancer's address. The token is in host byte order, because only the balancer
+// Probe returns the frame of a probe about a VIP, before the balancer encapsulates it for a server.
+// sender is the balancer's address. The token is in host byte order, because only the balancer
 // reads it.
 func Probe(sender, vip netip.Addr, token uint64, options ...Option) []byte {
 	return probe(sender, vip, binary.NativeEndian.AppendUint64(nil, token), options)
 }
 
-// ServiceProbe is Probe about a service of the VIP. The port 0 stands for all ports.
+// ServiceProbe is the same as Probe, but about a service. Port 0 stands for all ports of the VIP.
 func ServiceProbe(
 	sender netip.Addr, service netip.AddrPort, protocol uint8, token uint64, options ...Option,
 ) []byte {
 	request := binary.NativeEndian.AppendUint64(nil, token)
 	request = binary.BigEndian.AppendUint16(request, service.Port())
-	request = append(request, protocol, 0, 0, 0, 0, 0)
+	request = append(request, protocol, 0, 0, 0, 0, 0) // five reserved bytes
 	return probe(sender, service.Addr(), request, options)
 }
 
+// probe returns the frame of a probe with this payload.
 func probe(sender, vip netip.Addr, request []byte, options []Option) []byte {
 	if vip.Is4() {
 		sender = dummyIPv4
@@ -39,12 +40,12 @@ func probe(sender, vip netip.Addr, request []byte, options []Option) []byte {
 	return s.frame()
 }
 
-// ProbeAnswer returns the frame with which a server answers a probe.
+// ProbeAnswer returns the frame by which a server answers a probe.
 func ProbeAnswer(server, balancer netip.Addr, token uint64, version, flags uint16, options ...Option) []byte {
 	answer := binary.NativeEndian.AppendUint64(nil, token)
 	answer = binary.BigEndian.AppendUint16(answer, version)
 	answer = binary.BigEndian.AppendUint16(answer, flags)
-	answer = append(answer, 0, 0, 0, 0)
+	answer = append(answer, 0, 0, 0, 0) // reserved
 	s := newSpec(server, sidAt(balancer, srv6.Probe), layers.IPProtocolNoNextHeader, append(options, Payload(answer)))
 	return s.frame()
 }

@@ -9,8 +9,9 @@ import (
 )
 
 // Signal returns the frame by which a server sends a packet to a client through a balancer. The
-// packet is encapsulated with one segment, the balancer's SID. The server is the sender. The server
-// does not forward the packet, so the hop limit stays. Signal does not change the frame itself.
+// packet is encapsulated with one segment, which is the balancer's SID. The sender in e is the
+// server. Signal does not decrement the hop limit, because the packet is the server's own. It does
+// not change the frame itself.
 func Signal(frame []byte, e Encap) ([]byte, error) {
 	network, ip, err := parseFrame(frame)
 	if err != nil {
@@ -35,8 +36,8 @@ func Signal(frame []byte, e Encap) ([]byte, error) {
 }
 
 // Return returns the frame that a balancer makes of a signal: the packet for the client, with the
-// congestion marks of the path (RFC 6040) and a decremented hop limit. The host sets the Ethernet
-// addresses when it forwards the frame. Until then both are the balancer's own.
+// congestion marks of the path (RFC 6040) and a decremented hop limit. Both Ethernet addresses are
+// the balancer's own, because the kernel sets them when it forwards the frame.
 func Return(frame []byte, own MAC) ([]byte, error) {
 	out, err := Decapsulate(frame)
 	if err != nil {

@@ -16,7 +16,8 @@ const (
 	routingTypeSRH = 4
 	srhFixedLength = 8
 	segmentLength  = 16
-	// maxSegments is the maximum number of segments for the 8-bit length of a routing header.
+	// maxSegments is the largest number of segments that the 8-bit length of a routing header
+	// allows.
 	maxSegments = 127
 )
 
@@ -27,23 +28,24 @@ type SRH struct {
 	LastEntry    uint8
 	Flags        uint8
 	Tag          uint16
-	// Segments is the segment list as in the header, in reverse order of travel: the first entry is
-	// the last segment.
+	// Segments is the segment list as in the header, in the reverse order of travel: the first
+	// entry is the last segment of the path.
 	Segments []netip.Addr
 	// TLVs are the bytes after the segment list, a multiple of 8.
 	TLVs []byte
 }
 
-// NewSRH returns a header for a path in the order of travel, of 1 to 127 segments. segmentsLeft is
-// the number of segments after the packet's current destination.
+// NewSRH returns a header for a path of 1 to 127 segments in the order of travel. segmentsLeft is
+// the number of segments after the packet's present destination.
 func NewSRH(segmentsLeft int, path ...netip.Addr) *SRH {
 	segments := slices.Clone(path)
 	slices.Reverse(segments)
 	return &SRH{SegmentsLeft: uint8(segmentsLeft), LastEntry: uint8(len(path) - 1), Segments: segments}
 }
 
-// Active returns the segment that segments left points at. It returns false on the path to the
-// first segment of a reduced header, which does not contain that segment (RFC 8754 section 4.1.1).
+// Active returns the segment to which segments left points. It returns false if the packet travels
+// to the first segment of a reduced header, which does not contain this segment (RFC 8754 section
+// 4.1.1).
 func (s *SRH) Active() (netip.Addr, bool) {
 	if int(s.SegmentsLeft) >= len(s.Segments) {
 		return netip.Addr{}, false
@@ -54,7 +56,7 @@ func (s *SRH) Active() (netip.Addr, bool) {
 // Len returns the length of the header in bytes.
 func (s *SRH) Len() int { return srhFixedLength + segmentLength*len(s.Segments) + len(s.TLVs) }
 
-// Bytes returns the header as it is sent. It computes the length, and copies the other fields even
+// Bytes returns the header as it is sent. It computes the length. It copies the other fields, even
 // if they contradict each other.
 func (s *SRH) Bytes() []byte {
 	b := []byte{
@@ -85,7 +87,8 @@ func (s *SRH) SerializeTo(b gopacket.SerializeBuffer, _ gopacket.SerializeOption
 }
 
 // parseSRH reads the segment routing header at the start of p, with the checks of RFC 8754 section
-// 4.3.1.1. The segments are the entries up to the last entry. The remaining bytes are TLVs.
+// 4.3.1.1. The field last entry gives the number of segments. The bytes after the segments are
+// TLVs.
 func parseSRH(p []byte) (*SRH, error) {
 	length, err := extensionLength(p)
 	if err != nil {
@@ -101,7 +104,7 @@ func parseSRH(p []byte) (*SRH, error) {
 		Flags:        p[5],
 		Tag:          binary.BigEndian.Uint16(p[6:]),
 	}
-	maxLastEntry := int(p[1])/2 - 1
+	maxLastEntry := int(p[1])/2 - 1 // the header length is in units of 8 bytes, a segment has 16
 	if int(s.LastEntry) > maxLastEntry || int(s.SegmentsLeft) > int(s.LastEntry)+1 {
 		return nil, fmt.Errorf("last entry %d of at most %d, segments left %d: %w",
 			s.LastEntry, maxLastEntry, s.SegmentsLeft, ErrSegments)

@@ -12,8 +12,8 @@ import (
 // Namespace is a network namespace without a name. It ends with the test.
 type Namespace = netdev.Namespace
 
-// NewNamespace makes a namespace whose loopback interface is up. It skips the test if the user is not
-// permitted to make one.
+// NewNamespace makes a network namespace whose loopback interface is up. It skips the test if the
+// user may not make one.
 func NewNamespace(t testing.TB) *Namespace {
 	t.Helper()
 	NeedNamespaces(t)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package testhost gives tests what they need of the host: network namespaces of their own, and
-// files on overlayfs. It skips tests on machines that lack something, as containers often do. The
-// skipped test says why. Each NeedX looks only once per process.
+// files on overlayfs. If a machine lacks something that a test needs, as containers often do, it
+// skips the test and says why. Most functions NeedX look for it only once per process.
 package testhost
 
 import (
@@ -38,8 +38,8 @@ func NeedBPF(t testing.TB) {
 	skipUnless(t, pins)
 }
 
-// NeedAgent skips a test if agents cannot be loaded. They need all that NeedBPF checks, and a kernel
-// with type information.
+// NeedAgent skips a test if the data path of an agent cannot be loaded. It needs what NeedBPF
+// checks, and a kernel with type information (BTF).
 func NeedAgent(t testing.TB) {
 	t.Helper()
 	NeedBPF(t)
@@ -52,8 +52,8 @@ func NeedTUN(t testing.TB) {
 	skipUnless(t, tun)
 }
 
-// NeedCgroup2 returns the folder at which control groups version 2 are mounted. Programs can be
-// attached to the root of these groups. NeedCgroup2 skips the test if there is no such folder.
+// NeedCgroup2 returns the folder at which control groups, version 2, are mounted. It is the root
+// group, to which programs can be attached. NeedCgroup2 skips the test if there is no such folder.
 func NeedCgroup2(t testing.TB) string {
 	t.Helper()
 	skipUnless(t, func() error { _, err := cgroup2(); return err })
@@ -67,7 +67,7 @@ func NeedCPULimits(t testing.TB) {
 	skipUnless(t, cpuLimits)
 }
 
-// NeedCommand skips a test if a command is not installed. packageName is the package of Debian that
+// NeedCommand skips a test if a command is not installed. packageName is the Debian package that
 // contains the command.
 func NeedCommand(t testing.TB, command, packageName string) {
 	t.Helper()
@@ -76,6 +76,7 @@ func NeedCommand(t testing.TB, command, packageName string) {
 	}
 }
 
+// skipUnless skips a test if can returns an error, which is the reason.
 func skipUnless(t testing.TB, can func() error) {
 	t.Helper()
 	if err := can(); err != nil {
@@ -84,6 +85,9 @@ func skipUnless(t testing.TB, can func() error) {
 }
 
 var errNoRoot = errors.New("needs root")
+
+// Each of the following variables is a function that finds out once whether the user can do
+// something. Its error is the reason why not.
 
 var namespaces = sync.OnceValue(func() error {
 	if os.Geteuid() != 0 {
@@ -113,7 +117,7 @@ var programs = sync.OnceValue(func() error {
 		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2), asm.Return()},
 	})
 	if errors.Is(err, os.ErrPermission) {
-		err = unix.EPERM // package ebpf only guesses the cause
+		err = unix.EPERM // without the text of package ebpf, which only guesses the cause
 	}
 	if err != nil {
 		return fmt.Errorf("needs to load BPF programs: %w", err)
@@ -121,8 +125,8 @@ var programs = sync.OnceValue(func() error {
 	return p.Close()
 })
 
-// pins finds out whether Segue could mount the BPF file system if it is not mounted. It mounts one
-// in another place, because tests check whether labs leave theirs mounted.
+// pins finds out whether the BPF file system is mounted, or could be mounted. For this, it mounts
+// one in another place, because tests check that labs do not leave /sys/fs/bpf mounted.
 var pins = sync.OnceValue(func() error {
 	const root = "/sys/fs/bpf"
 	var stat unix.Statfs_t
@@ -158,7 +162,7 @@ var tun = sync.OnceValue(func() error {
 	return unix.Close(fd)
 })
 
-// cpuLimits makes a group and removes it.
+// cpuLimits makes a control group with a CPU limit, and removes it.
 var cpuLimits = sync.OnceValue(func() error {
 	if os.Geteuid() != 0 {
 		return errNoRoot
@@ -174,7 +178,7 @@ var cpuLimits = sync.OnceValue(func() error {
 	return nil
 })
 
-// cgroup2 takes the first mount point, as the agent does.
+// cgroup2 returns the first mount point of control groups, version 2, as the agent finds it.
 var cgroup2 = sync.OnceValues(func() (string, error) {
 	mounts, err := os.Open("/proc/self/mounts")
 	if err != nil {

@@ -16,18 +16,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// folder is the environment variable that tells a copy of the test program where to mount the
-// overlay.
+// folder is the name of the environment variable that tells a copy of the test program where to
+// mount the overlay.
 const folder = "SEGUE_TEST_OVERLAY"
 
 // exitNoOverlay is the exit code of a copy of the test program that may not mount an overlay.
 const exitNoOverlay = 77
 
-// RerunOnOverlay runs the named tests of the package in a copy of the test program. The copy has its
-// own mount namespace, and its temporary files are on overlayfs. The files of containers are there,
-// too: a mapping does not keep the mapped file open, and stat(2) and /proc/locks may show different
-// numbers for one file. TestMain must begin with EnterOverlay. RerunOnOverlay skips the test if an
-// overlay cannot be mounted.
+// RerunOnOverlay runs the named tests of the package in a copy of the test program. The copy has
+// its own mount namespace, and its temporary files are on overlayfs, as the files of containers
+// are. There, a mapping does not keep the mapped file open, and stat(2) and /proc/locks may show
+// different numbers for one file. TestMain must begin with EnterOverlay. RerunOnOverlay skips the
+// test if an overlay cannot be mounted.
 func RerunOnOverlay(t *testing.T, tests ...string) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -52,8 +52,8 @@ func RerunOnOverlay(t *testing.T, tests ...string) {
 	}
 }
 
-// EnterOverlay mounts the overlay in a copy of the test program that RerunOnOverlay has started. In
-// any other process it does nothing.
+// EnterOverlay mounts the overlay, if RerunOnOverlay has started this process. Otherwise it does
+// nothing.
 func EnterOverlay() {
 	dir := os.Getenv(folder)
 	if dir == "" {
@@ -67,8 +67,8 @@ func EnterOverlay() {
 	os.Setenv("TMPDIR", filepath.Join(dir, "merged"))
 }
 
-// mount mounts an overlay at dir/merged. Its upper layer is a tmpfs, because the upper layer
-// cannot be on another overlay. So the two layers are on different file systems.
+// mount mounts an overlay at dir/merged. Its upper layer is on a tmpfs: dir may be on another
+// overlay, and an upper layer cannot be there. So the two layers are on different file systems.
 func mount(dir string) error {
 	lower, memory, merged := filepath.Join(dir, "lower"), filepath.Join(dir, "memory"), filepath.Join(dir, "merged")
 	upper, work := filepath.Join(memory, "upper"), filepath.Join(memory, "work")

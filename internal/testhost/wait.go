@@ -7,22 +7,22 @@ import (
 	"time"
 )
 
-// Patience is the limit for everything that should happen soon. It does not measure speed.
+// Patience is how long a test waits for something that should happen soon. It is long, because it
+// is no test of speed.
 const Patience = 2 * time.Minute
 
-// Must ends the test, which may be one of package rapid, if there is an error.
+// Must ends the test if there is an error. The test may be one of package rapid.
 func Must(t interface {
 	Helper()
 	Fatal(args ...any)
 }, err error) {
 	if err != nil {
-		t.Helper() // takes time, and packet tests have few errors
+		t.Helper() // only here: it takes time, and packet tests call Must often
 		t.Fatal(err)
 	}
 }
 
-// Eventually calls try repeatedly until it returns no error. After Patience it ends the test with the
-// last error.
+// Eventually calls try until it returns nil. After Patience it ends the test with the last error.
 func Eventually(t testing.TB, try func() error) {
 	t.Helper()
 	for start := time.Now(); ; {
@@ -38,8 +38,9 @@ func Eventually(t testing.TB, try func() error) {
 	}
 }
 
-// pause returns the time until the next try. Tries may start programs. They take at most half of a
-// processor, and fewer are made the longer the wait lasts.
+// pause returns the time until the next try. It is a tenth of the time waited so far, within
+// limits. It is at least as long as the last try took: tries may start programs, and should take no
+// more than half of a processor.
 func pause(waited, try time.Duration) time.Duration {
 	return max(try, min(max(waited/10, 10*time.Millisecond), 200*time.Millisecond))
 }

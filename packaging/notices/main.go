@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command notices writes the file "copyright" of the Debian package: a head, and the licences of all
-// Go modules that are part of the program, with those of the Go project.
+// Command notices writes the file "copyright" of a Debian package: the content of the file HEAD,
+// and then the licences of all Go modules that are part of the program, and of the Go project.
 //
 //	notices HEAD PACKAGE >copyright
 //
-// It runs "go list" in the current directory, so the licences are those of exactly the versions that
-// are built, from the module cache. It refuses a module whose licence it does not know, so a person
-// looks at it. The format is https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/
+// It runs "go list" in the current directory. So the licences, which are in the module cache, are
+// those of the versions that are built. If the command does not know the licence of a module, it
+// fails, so that a person looks at it. The format is
+// https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/
 package main
 
 import (
@@ -56,15 +57,16 @@ func run(head, pkg string) error {
 	return err
 }
 
-// folder is a folder of a Go module that is part of the program: that of the module, or one that has
-// a licence of its own.
+// folder is a folder with a licence file: that of a Go module which is part of the program, or a
+// folder in it that has a licence of its own.
 type folder struct {
 	name string // PATH@VERSION
 	dir  string
 }
 
-// foldersOf returns the folders of a package and of all its dependencies, sorted by name. They
-// include that of the Go project, whose standard library and runtime are in each program.
+// foldersOf returns the folders of all modules on which a package depends, sorted by name. They
+// include the folder of the Go project, because its standard library and runtime are part of each
+// program.
 func foldersOf(pkg string) ([]folder, error) {
 	root, err := golang("env", "GOROOT", "GOVERSION")
 	if err != nil {
@@ -111,18 +113,19 @@ func golang(args ...string) ([]byte, error) {
 	return cmd.Output()
 }
 
+// hasLicense tells whether a folder has a licence file.
 func hasLicense(dir string) bool {
 	entries, _ := os.ReadDir(dir)
 	return slices.ContainsFunc(entries, func(e os.DirEntry) bool { return licenseFile.MatchString(e.Name()) })
 }
 
-// work is a licence file, with all folders that have the same one.
+// work is a licence, with all folders that have the same licence file.
 type work struct {
-	folders    []string // their names
+	folders    []string // the names of the folders
 	copyrights []string
-	license    string // its short name
+	license    string // the short name of the licence
 	text       string
-	notice     string // content of a file NOTICE, which the Apache licence wants to be passed on
+	notice     string // content of the file NOTICE, which the Apache licence requires to be passed on
 }
 
 var (
@@ -157,7 +160,7 @@ func readWorks(folders []folder) (works []*work, err error) {
 	return works, nil
 }
 
-// readAll returns the content of all files of a directory whose names match.
+// readAll returns the contents of all files of a directory whose names match names.
 func readAll(dir string, names *regexp.Regexp) (text string, err error) {
 	entries, err := os.ReadDir(dir)
 	for _, entry := range entries {
@@ -170,11 +173,11 @@ func readAll(dir string, names *regexp.Regexp) (text string, err error) {
 	return text, err
 }
 
-// holders returns the lines of a text that name who has the copyright.
+// holders returns the lines of a text that name the holders of the copyright.
 func holders(text string) (lines []string) {
 	for line := range strings.Lines(text) {
 		line = strings.TrimSpace(line)
-		isExample := strings.ContainsAny(line, "[{") // of the appendix of the Apache licence
+		isExample := strings.ContainsAny(line, "[{") // the appendix of the Apache licence has one
 		if copyright.MatchString(line) && !isExample && !slices.Contains(lines, line) {
 			lines = append(lines, line)
 		}
@@ -185,8 +188,8 @@ func holders(text string) (lines []string) {
 	return lines
 }
 
-// licenses are the short names of the format, and text that only this licence has, without commas. A
-// text can have several licences.
+// licenses are the licences that this command knows: the short name in the format, and a phrase
+// that only this licence has, without its commas. A text can have several licences.
 var licenses = []struct{ name, phrase string }{
 	{"Apache-2.0", "Apache License Version 2.0"},
 	{"MPL-2.0", "Mozilla Public License Version 2.0"},
@@ -216,6 +219,7 @@ func name(text string) (string, error) {
 	return strings.Join(names, " and "), nil
 }
 
+// write writes the paragraph of a licence.
 func (w *work) write(out *bytes.Buffer) {
 	fmt.Fprintf(out, "\nFiles: %s\n", strings.Join(w.folders, "\n "))
 	fmt.Fprintf(out, "Copyright: %s\n", strings.Join(w.copyrights, "\n "))

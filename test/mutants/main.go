@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command mutants shows that the threat model's tests can fail. For each row of
-// docs/operate/security.md it removes the checks that the row describes (mutants.yaml), one after
-// the other, and runs the tests that the row names. At least one test must fail each time.
+// Command mutants shows that the tests of the threat model can fail. Each row of
+// docs/operate/security.md describes checks and names tests. The command removes these checks, one
+// after the other (mutants.yaml), and runs the tests each time. At least one test must fail.
 //
 //	make mutants ROW="a flood of SYNs"
 //	make mutants FROM="forged answers to probes"
 //
-// ROW is the beginning of rows. FROM is the beginning of the first row, to go on after an
-// interruption. Without both, the command takes all rows. It works in a clone of the last commit,
-// so uncommitted changes do not count. Root is needed, as for the tests.
+// ROW is how the rows to take begin. FROM is how the first row begins: with it, a run can go on
+// after an interruption. Without both, the command takes all rows. It works in a clone of the last
+// commit, so uncommitted changes do not count. It needs root, as the tests do.
 package main
 
 import (
@@ -40,7 +40,8 @@ func main() {
 	}
 }
 
-// run takes the rows that begin with any of the beginnings, in the beginnings' order.
+// run takes the rows that begin with any of beginnings, in the order of beginnings. It leaves out
+// all rows before the first one that begins with from.
 func run(ctx context.Context, from string, beginnings []string) error {
 	all, err := readModel(".")
 	if err != nil {
@@ -97,12 +98,12 @@ func run(ctx context.Context, from string, beginnings []string) error {
 type tree struct {
 	dir      string
 	objects  []object
-	programs map[string][]byte // by folder: the tests, compiled without a mutant
-	passes   map[test]bool     // tests that were seen to pass without a mutant
+	programs map[string][]byte // the test program of each folder, compiled without a mutant
+	passes   map[test]bool     // tests that have passed without a mutant
 }
 
-// clone clones the last commit, and compiles its BPF programs. The tools of this checkout serve the
-// clone too. The clone's index gets the generated files, so that they can be brought back.
+// clone clones the last commit, and compiles its BPF programs. The clone uses the tools of this
+// checkout. Its index gets the generated files, so that git can restore them after a mutant.
 func (t *tree) clone(ctx context.Context) error {
 	here, err := os.Getwd()
 	if err != nil {
@@ -124,8 +125,9 @@ func (t *tree) clone(ctx context.Context) error {
 	return err
 }
 
-// try makes a mutant, and runs tests. It is BROKEN if it does not compile, or if the test that
-// fails also fails without the mutant.
+// try makes a mutant, and runs the tests of its row until one fails. The result is "killed" if one
+// fails, and otherwise "SURVIVED". It is "BROKEN" if the mutant does not compile, or if the test
+// that fails also fails without the mutant.
 func (t *tree) try(ctx context.Context, tests []test, m mutant) (result, details string) {
 	folders := foldersOf(tests, m.File)
 	isBPF := strings.HasPrefix(m.File, "bpf/")
@@ -166,8 +168,8 @@ func (t *tree) try(ctx context.Context, tests []test, m mutant) (result, details
 	return "killed", "by " + failed.String()
 }
 
-// foldersOf returns the folders of tests. The likely ones to notice a change of the file come
-// first, and the slow ones in test/ last.
+// foldersOf returns the folders of tests. Those that probably notice a change of the file come
+// first. The slow ones in test/ come last.
 func foldersOf(tests []test, file string) []string {
 	rank := func(folder string) int {
 		switch {
@@ -189,7 +191,7 @@ func foldersOf(tests []test, file string) []string {
 	return folders
 }
 
-// namesIn returns the names of the tests in a folder, as a regular expression.
+// namesIn returns a regular expression of the names of the tests that are in a folder.
 func namesIn(tests []test, folder string) string {
 	var names []string
 	for _, t := range tests {
@@ -200,8 +202,9 @@ func namesIn(tests []test, folder string) string {
 	return strings.Join(names, "|")
 }
 
-// apply changes the mutant's file, and compiles the BPF programs that depend on it, at the same
-// time, for the tests of the folders. It returns the objects that have changed.
+// apply changes the mutant's file. Then it compiles the BPF programs that depend on it, all at the
+// same time. It leaves out programs for tests of other folders. It returns the objects that have
+// changed.
 func (t *tree) apply(ctx context.Context, folders []string, m mutant) (changed []object, err error) {
 	name := filepath.Join(t.dir, m.File)
 	before, err := os.ReadFile(name)
@@ -221,9 +224,10 @@ func (t *tree) apply(ctx context.Context, folders []string, m mutant) (changed [
 	return changed, group.Wait()
 }
 
-// firstFailure runs those tests of a folder that have the names, until one fails. It returns that
-// test and the output. If no test fails, the output is empty. The test has no name if the program
-// of the tests has ended otherwise. Unless only BPF programs have changed, Go compiles the tests.
+// firstFailure runs the tests of a folder with these names, until one fails. It returns that test
+// and the output. If no test fails, the output is empty. If the test program has failed outside of
+// a test, the returned test has no name. With isBPF, only the BPF programs in changed have changed,
+// so firstFailure puts them into the compiled test program. Otherwise Go compiles the tests.
 func (t *tree) firstFailure(ctx context.Context, folder, names string, isBPF bool, changed []object) (
 	failed test, output string, err error,
 ) {

@@ -17,17 +17,18 @@ import (
 
 const modelPage, mutantFile = "docs/operate/security.md", "test/mutants/mutants.yaml"
 
-// A row of the threat model, with the mutants that remove its checks.
+// A row of the threat model, with the mutants that remove its checks. The exported fields are those
+// of an entry of mutants.yaml.
 type row struct {
 	attack string // the first cell of the row
 	tests  []test
 
 	Row     string   // how the first cell begins
-	None    string   // why the row has no mutant
-	Mutants []mutant // at least one, unless None says why not
+	None    string   // why the row has no mutants
+	Mutants []mutant // empty only if None says why
 }
 
-// A test that a row names. Without a name, it stands for all tests of a folder.
+// A test that a row names. Without a name, it stands for the tests of a folder.
 type test struct{ folder, name string }
 
 func (t test) String() string { return strings.TrimSuffix(path.Base(t.folder)+"."+t.name, ".") }
@@ -35,17 +36,17 @@ func (t test) String() string { return strings.TrimSuffix(path.Base(t.folder)+".
 // A mutant is a change of one place in a file.
 type mutant struct {
 	File string
-	Old  string // is in the file once
+	Old  string // occurs in the file once
 	New  string
 }
 
-// String returns the place, and what stands there before and after.
+// String returns the file, the old text and the new text.
 func (m mutant) String() string {
 	return fmt.Sprintf("%s: %.60q -> %.60q", m.File, m.Old, m.New)
 }
 
-// readModel reads the rows of the threat model, and their mutants, below a checkout's root. The
-// entries of the mutants have the order of the rows.
+// readModel reads the rows of the threat model, and their mutants, in the checkout at root. It
+// returns an error unless the entries of mutants.yaml have the order of the rows.
 func readModel(root string) ([]row, error) {
 	rows, err := readRows(root)
 	if err != nil {
@@ -73,7 +74,8 @@ func readModel(root string) ([]row, error) {
 	return rows, err
 }
 
-// check checks that the row has tests, and mutants or a reason, and that each mutant can be made.
+// check returns an error if the row has no tests, or has neither mutants nor a reason, or if a
+// mutant cannot be made.
 func (r row) check(root string) error {
 	if len(r.tests) == 0 {
 		return fmt.Errorf("%s: %q: names no test", modelPage, r.attack)
@@ -98,7 +100,7 @@ var (
 	testFunction = regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)[A-Za-z0-9]+)\(`)
 )
 
-// readRows reads the rows of all tables with four columns.
+// readRows reads the rows of the threat model: those of all tables with four columns.
 func readRows(root string) (rows []row, err error) {
 	text, err := os.ReadFile(filepath.Join(root, modelPage))
 	tests, findErr := findTests(root)
@@ -123,7 +125,7 @@ func readRows(root string) (rows []row, err error) {
 	return rows, nil
 }
 
-// findTests returns all tests by the names that rows give them.
+// findTests returns all tests by the names that rows use, such as "package.TestName".
 func findTests(root string) (map[string]test, error) {
 	tests := map[string]test{}
 	err := filepath.WalkDir(root, func(name string, entry fs.DirEntry, err error) error {

@@ -12,27 +12,28 @@ import (
 	"strings"
 )
 
-// An object is a BPF program that a //go:generate line compiles. A program of tests includes it. To
-// compile that program again for each mutant would take longer than all else, so an object's new
-// content replaces the old one in the program. Zeros at the end give both the same length.
+// An object is the object file of a BPF program, which a //go:generate line compiles. Go embeds it
+// in test programs. To compile a test program again for each mutant would take longer than all
+// else. So the object's new content replaces the old one in the test program. Zeros at the end give
+// both contents the same length.
 type object struct {
 	folder     string
 	line       string   // the //go:generate line
-	file       string   // what the line writes
-	isForTests bool     // only tests of the folder use it
-	sources    []string // the files that it is compiled from
-	content    []byte   // without a mutant
+	file       string   // the object file
+	isForTests bool     // only tests of the folder use the object
+	sources    []string // the files from which the object is compiled
+	content    []byte   // the content without a mutant
 }
 
-// mostGrowth is how much longer than the original an object with a mutant may be.
+// mostGrowth is by how many bytes an object with a mutant may be longer than without.
 const mostGrowth = 1 << 16
 
-// testProgram is the program of tests that runs.
+// testProgram is the name of the test program that runs.
 const testProgram = "mutant.test"
 
 var generateLine = regexp.MustCompile(`(?m)^//go:generate go tool bpf2go .*? (\w+) (\S+\.c)(?: -- (.*))?$`)
 
-// findObjects finds the objects of balancer and agent: no row names tests of other ones.
+// findObjects finds the objects of the balancer and the agent. No row names tests of others.
 func (t *tree) findObjects(ctx context.Context) error {
 	var files []string
 	for _, folder := range []string{"internal/agent", "internal/balancer", "internal/balancer/dataplane"} {
@@ -68,7 +69,7 @@ func (t *tree) findObjects(ctx context.Context) error {
 	return nil
 }
 
-// sourcesOf returns the files of bpf/ that a BPF program is compiled from.
+// sourcesOf returns the files in bpf/ from which a BPF program is compiled.
 func (t *tree) sourcesOf(ctx context.Context, folder, source, flags string) (files []string, err error) {
 	args := strings.Fields("-target bpfel -MM " + source + " " + flags + " " + os.Getenv("BPF2GO_CFLAGS"))
 	output, err := t.command(ctx, folder, os.Getenv("BPF2GO_CC"), args...)
@@ -80,8 +81,8 @@ func (t *tree) sourcesOf(ctx context.Context, folder, source, flags string) (fil
 	return files, err
 }
 
-// pad lengthens the file of an object with zeros, which the loader does not read, and returns its
-// content. Length 0 leaves room for growth.
+// pad appends zeros to the file of an object, which the loader does not read, and returns the
+// content. The content then has the given length. If the length is 0, pad appends mostGrowth zeros.
 func (t *tree) pad(o object, length int) ([]byte, error) {
 	name := filepath.Join(t.dir, o.file)
 	content, err := os.ReadFile(name)
@@ -104,8 +105,8 @@ func (t *tree) generate(ctx context.Context, o object) error {
 	return err
 }
 
-// compile compiles the tests of folders once, without a mutant. Tests in test/ compile the programs
-// that they run themselves.
+// compile compiles the test program of each folder without a mutant, unless it did so before. It
+// leaves out those in test/: their tests themselves compile the programs that they run.
 func (t *tree) compile(ctx context.Context, folders []string) error {
 	for _, folder := range folders {
 		if t.programs[folder] != nil || strings.HasPrefix(folder, "test/") {
@@ -122,7 +123,7 @@ func (t *tree) compile(ctx context.Context, folders []string) error {
 	return nil
 }
 
-// writeProgram writes a program of tests with the new content of objects.
+// writeProgram writes a test program with the new contents of the changed objects.
 func (t *tree) writeProgram(program []byte, changed []object) error {
 	program = bytes.Clone(program)
 	for _, o := range changed {

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// fuzz runs all fuzzers one after the other, for the given duration in total.
+// fuzz runs all fuzzers one after the other. The only argument is the duration of all together.
 func fuzz(ctx context.Context, args []string) (passed bool, err error) {
 	if len(args) != 1 {
 		return false, errors.New("usage: fuzz DURATION")
@@ -49,8 +49,8 @@ func fuzz(ctx context.Context, args []string) (passed bool, err error) {
 // fuzzer is a fuzz test of a package.
 type fuzzer struct{ pkg, name string }
 
-// parseList reads the output of `go test -list`: the names in a package, then a line with "ok",
-// the path of the package and the time.
+// parseList reads the output of `go test -list`. For each package, that is the names of its
+// fuzzers, and then a line with "ok", the path of the package and the time.
 func parseList(out string) (fuzzers []fuzzer) {
 	var names []string
 	for line := range strings.Lines(out) {
@@ -69,8 +69,8 @@ func parseList(out string) (fuzzers []fuzzer) {
 }
 
 // run runs the fuzzer for the given time, without the tests of the package. It limits the attempts
-// to make an interesting input shorter: without a limit they would take most of the time, because
-// only the branches of the reference make an input interesting.
+// to make an interesting input shorter. Without a limit they would take most of the time. They are
+// of little use: Go sees only the branches of the reference, and not those of the BPF programs.
 func (f fuzzer) run(ctx context.Context, duration time.Duration) error {
 	cmd := goCommand(ctx, "test", "-run=^$", "-fuzz=^"+f.name+"$",
 		"-fuzztime="+duration.String(), "-fuzzminimizetime=20x", f.pkg)
@@ -83,8 +83,8 @@ func (f fuzzer) run(ctx context.Context, duration time.Duration) error {
 	return err
 }
 
-// endedInTime tells whether the only error of a fuzzer was the end of its time while it tried an
-// input. `go test` reports that as a failure if inputs take long.
+// endedInTime tells whether a fuzzer has found no fault, and `go test` has only reported that its
+// time ended while it tried an input. That happens if inputs take long.
 func endedInTime(output string) bool {
 	return strings.Contains(output, "\n    context deadline exceeded\n") &&
 		!strings.Contains(output, "Failing input written to") && !strings.Contains(output, "panic:")

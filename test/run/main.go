@@ -4,11 +4,12 @@
 //
 //	make test TIER="[tier...]"
 //
-// Without arguments it runs the tiers unit, packet and e2e. A tier in which no test ran has failed.
-// Otherwise it would look like success if the machine lacks something and all tests are skipped.
+// Without arguments it runs the tiers unit, packet and e2e. If no test of a tier has run, the tier
+// has failed. Otherwise a run would seem to pass if the machine lacks something and all tests are
+// skipped.
 //
-// The tiers long, race, package and soak run only when they are named. .ci/run names the first three.
-// The tier soak has the full length of tests of which the other tiers run a short form.
+// The tiers long, race, package and soak run only when they are named. .ci/run names the first
+// three. The tier soak runs the long forms of some tests. The other tiers run short forms of them.
 //
 // The command also runs all fuzzers one after the other. Each fuzzer gets an equal share of the
 // time.
@@ -16,7 +17,7 @@
 //	make fuzz FUZZTIME=10m
 //
 // A fuzzer that finds a fault writes the input to testdata/fuzz/<name> in the folder of its
-// package. From then on `go test` runs this input as a test. The other fuzzers continue.
+// package. From then on, `go test` runs this input as a test. The other fuzzers still run.
 package main
 
 import (
@@ -35,20 +36,23 @@ import (
 
 const module = "github.com/segue-lb/segue"
 
-// A tier is a set of packages with the options by which `go test` runs them. The output shows
-// tiers of the same name as one.
+// A tier is a set of packages with the options by which `go test` runs them. Several tiers may have
+// the same name. They are then parts of one tier for the user.
 type tier struct {
 	name string
-	// packages are folders below the module; empty: all packages that no other tier has.
+	// packages are folders of the module. Those that begin with "./" are arguments of `go test`,
+	// and other tiers may have the same ones. A folder without "./" is only in this tier. If there
+	// are none, the tier has all packages that no other tier has.
 	packages []string
 	flags    []string
 	env      []string
 	args     []string // arguments of the test programs
-	// beside tells that the tier runs at the same time as the tier before it, because both wait
-	// more than they compute.
+	// beside tells that the tier runs at the same time as the tier before it. Both wait more than
+	// they compute.
 	beside bool
 }
 
+// tiers are those that run if none is named.
 var tiers = []tier{
 	{
 		// More packages and tests run at a time than there are cores, because many of them wait.
@@ -66,11 +70,13 @@ var tiers = []tier{
 		name:     "e2e", // tests with networks of namespaces
 		packages: []string{"lab", "test/e2e"},
 		// More tests run at a time than there are cores, because most of them wait. But only one
-		// package: some tests compare the machine before and after.
+		// package runs at a time: some of its tests compare the state of the machine before and
+		// after.
 		flags: []string{"-count=1", "-timeout=30m", "-p=1", "-parallel=6", "-skip=" + longTests},
 	},
 }
 
+// packetPackages are the packages of the tier packet.
 var packetPackages = []string{
 	"internal/balancer", "internal/balancer/dataplane", "internal/agent", "internal/nexthop",
 	"lab/bench", "lab/pktgen",
@@ -109,9 +115,9 @@ var behind = []tier{
 		beside:   true,
 	},
 	{
-		// Packages that start goroutines. Nothing else is built with -race, so this tier compiles
-		// the Go library and all that it tests anew. Without data for debuggers the compiler needs a
-		// sixth less. Stack traces still name files and lines.
+		// Packages that start goroutines. Only this tier is built with -race, so it compiles the Go
+		// library and all that it tests anew. Without data for debuggers, the compiler takes a
+		// sixth less time. Stack traces still name files and lines.
 		name: "race",
 		packages: []string{
 			"./cmd/segue", "./cmd/segue-lab", "./internal/api", "./internal/bgp", "./internal/cli",
@@ -121,8 +127,8 @@ var behind = []tier{
 			"./lab/httpload", "./quiclb/quicgo", "./research/testbed", "./test/run",
 		},
 		flags: []string{"-race", "-gcflags=all=-dwarf=false", "-timeout=30m", "-p=4", "-parallel=4"},
-		// The race detector is linked through cgo, which needs a C compiler. clang is there for the
-		// BPF programs.
+		// The race detector is linked through cgo, which needs a C compiler. clang is installed
+		// already, for the BPF programs.
 		env: []string{"CGO_ENABLED=1", "CC=clang"},
 	},
 	{
@@ -151,7 +157,7 @@ const longPacketTests = "^(TestKilledWithTwoInterfaces|TestFirstStartKilledAtEve
 // soakTier is the name of all tiers in soak.
 const soakTier = "soak"
 
-// soak contains the tests whose full length is too long for every run.
+// soak has the tests whose long forms take too long for every run.
 var soak = []tier{
 	{
 		name:     soakTier,
@@ -173,7 +179,7 @@ var soak = []tier{
 			"-bgp.connections=1000", "-bgp.arrivals=200",
 			"-schemathesis.examples=100", "-timestamps.connections=100",
 			"-hints.servers=9", "-hints.connections=2800", "-infer.apart", "-memory.servers=10000",
-			// There is no release yet, from which it should upgrade.
+			// An upgrade should be from the last release, but there is none yet.
 			"-previous=HEAD", "-upgrade.connections=1000",
 		},
 	},
@@ -209,20 +215,22 @@ var soak = []tier{
 	},
 }
 
-// choosePackages selects the packages of a tier from all packages of the module.
+// choosePackages returns the packages of the tier, out of all packages of the module: those whose
+// tier, by tierOf, has the same field packages. The tier is not one that isNamed.
 func (t tier) choosePackages(all []string) []string {
 	return slices.DeleteFunc(slices.Clone(all), func(pkg string) bool {
 		return !slices.Equal(tierOf(pkg), t.packages)
 	})
 }
 
-// isNamed tells whether the tier names its packages as `go test` takes them. The other tiers divide
-// all packages of the module.
+// isNamed tells whether the tier names its packages as arguments of `go test`. All other tiers
+// divide the packages of the module: each package is in one of them.
 func (t tier) isNamed() bool {
 	return len(t.packages) > 0 && strings.HasPrefix(t.packages[0], "./")
 }
 
-// tierOf returns the packages of the tier that a package belongs to.
+// tierOf returns the field packages of the tier to which a package belongs. It is nil for the tier
+// that has all packages that no other tier has.
 func tierOf(pkg string) []string {
 	for _, t := range slices.Concat(tiers, behind) {
 		if slices.Contains(t.packages, strings.TrimPrefix(pkg, module+"/")) {
@@ -248,8 +256,8 @@ func main() {
 	}
 }
 
-// run runs the tiers. At the end it repeats the failures briefly and prints the counts, because
-// people read the end of a long log.
+// run runs the tiers with these names. At the end it prints all failures again, in short form, and
+// then the counts: people read the end of a long log.
 func run(ctx context.Context, names []string) (passed bool, err error) {
 	chosen, err := choose(names)
 	if err != nil {
@@ -269,9 +277,10 @@ func run(ctx context.Context, names []string) (passed bool, err error) {
 			break
 		}
 	}
-	total.usage.print(30, 40)
+	const packages, tests, slowest = 30, 40, 10 // the lengths of the lists
+	total.usage.print(packages, tests)
 	fmt.Println("== slowest")
-	for _, t := range total.slowest(10) {
+	for _, t := range total.slowest(slowest) {
 		fmt.Println(t)
 	}
 	if err := total.judgeFlaky(); err != nil {
@@ -290,10 +299,10 @@ func run(ctx context.Context, names []string) (passed bool, err error) {
 	return len(failed) == 0, nil
 }
 
-// mostFlaky is the number of flaky tests that a run may have.
+// mostFlaky is the largest number of flaky tests with which a run passes.
 const mostFlaky = 2
 
-// judgeFlaky prints the flaky tests, and returns an error if they are too many.
+// judgeFlaky prints the flaky tests, and returns an error if there are too many.
 func (r *result) judgeFlaky() error {
 	tests := r.flaky()
 	if len(tests) == 0 {
@@ -313,6 +322,7 @@ func (r *result) judgeFlaky() error {
 // A stage is a list of tiers that run at the same time.
 type stage []tier
 
+// stages divides tiers into stages, in their order.
 func stages(tiers []tier) (all []stage) {
 	for _, t := range tiers {
 		if last := len(all) - 1; t.beside && last >= 0 {
@@ -324,7 +334,8 @@ func stages(tiers []tier) (all []stage) {
 	return all
 }
 
-// run runs the tiers of the stage, with their packages among all of the module.
+// run runs the tiers of the stage. all are all packages of the module. It returns the results, and
+// a line for each tier that has failed.
 func (s stage) run(ctx context.Context, all []string) (total result, failed []string) {
 	fmt.Printf("== %s\n", s)
 	began, before := time.Now(), processorTime()
@@ -363,8 +374,9 @@ func (s stage) String() string {
 	return strings.Join(names, ", ")
 }
 
-// processorTime returns the CPU time that ended child processes have taken, with their own children.
-// If a tier takes less than its wall time on each CPU, more of its tests can run at a time.
+// processorTime returns the CPU time of all child processes that have ended, with their own
+// children. If a tier takes less CPU time than the CPUs have in its wall time, more of its tests
+// can run at a time.
 func processorTime() time.Duration {
 	var usage syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_CHILDREN, &usage); err != nil {
@@ -373,6 +385,7 @@ func processorTime() time.Duration {
 	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
 }
 
+// choose returns the tiers with these names.
 func choose(names []string) ([]tier, error) {
 	if len(names) == 0 {
 		return tiers, nil
@@ -392,8 +405,9 @@ func choose(names []string) ([]tier, error) {
 	return chosen, nil
 }
 
-// run tests the packages of the tier. It tests a package a second time if the race detector itself
-// has failed there. That ends all tests of the package, and is no fault of theirs.
+// run tests the packages of the tier. If the race detector itself has failed in a package, run
+// tests the package a second time: such a failure ends all tests of the package, and is not their
+// fault.
 func (t tier) run(ctx context.Context, packages []string) (result, error) {
 	r, err := t.runOnce(ctx, packages)
 	broken := r.withdrawBroken()
@@ -409,14 +423,14 @@ func (t tier) run(ctx context.Context, packages []string) (result, error) {
 	return r, errors.Join(err, againErr)
 }
 
-// mostRepeated is the number of failed tests up to which the failed tests of a tier are repeated.
-// More failures have a common cause.
+// mostRepeated is the largest number of failed tests of a tier that are repeated. If there are
+// more, they have a common cause.
 const mostRepeated = 5
 
-// repeat runs failed tests of the tier once more, one at a time. Nothing else runs then: on a shared
-// machine, a test fails that has got no processor for seconds. A test that passes now counts as
-// passed, and the end of the output shows how it has failed. repeat returns the tier's error after
-// that.
+// repeat runs the failed tests of the tier once more, one at a time. Nothing else of the run is
+// running then. On a shared machine, a test may get no processor for seconds, and fail. A test that
+// passes now counts as passed, but is flaky: the end of the output shows how it failed the first
+// time. err is the tier's error before. repeat returns the error after.
 func (t tier) repeat(ctx context.Context, r *result, err error) error {
 	tests := r.failedTests()
 	if len(tests) == 0 || len(tests) > mostRepeated || r.hasCrashed() {
@@ -443,8 +457,8 @@ func (t tier) runOnce(ctx context.Context, packages []string, flags ...string) (
 	if len(packages) == 0 {
 		return result{counts: counts{failed: 1}}, errors.New("has no package")
 	}
-	// `make lint` runs vet. Here vet would also read all packages that the tests depend on, and
-	// once more for those with the race detector.
+	// `make lint` runs vet. Here it would take more time: it would read all packages on which the
+	// tests depend, and again for the race detector.
 	args := slices.Concat([]string{"test", "-json", "-vet=off"}, t.flags, flags, packages, t.args)
 	cmd := goCommand(ctx, args...)
 	cmd.Env = append(os.Environ(), t.env...)
@@ -467,7 +481,7 @@ func (t tier) runOnce(ctx context.Context, packages []string, flags ...string) (
 	case ctx.Err() != nil:
 		return r, errors.New("interrupted")
 	case err != nil:
-		r.failed = max(r.failed, 1)
+		r.failed = max(r.failed, 1) // go test can fail without a failed test
 		return r, err
 	case r.passed == 0:
 		r.failed++
@@ -476,9 +490,9 @@ func (t tier) runOnce(ctx context.Context, packages []string, flags ...string) (
 	return r, nil
 }
 
-// goCommand returns a `go` command in its own process group. Only this process interrupts the
-// command, and only once. So tests can clean up, whether the terminal or another process sent the
-// interrupt.
+// goCommand returns a `go` command in its own process group. So an interrupt from a terminal does
+// not reach the command directly. Only this process interrupts it, and only once, so that tests can
+// clean up.
 func goCommand(ctx context.Context, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Stderr = os.Stderr

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// counts are numbers of tests, including subtests.
+// counts are numbers of tests and subtests.
 type counts struct{ passed, failed, skipped int }
 
 func (c *counts) add(d counts) {
@@ -31,7 +31,7 @@ type event struct {
 	Time        time.Time
 	Action      string
 	Package     string
-	ImportPath  string // takes the place of Package in the output of the build
+	ImportPath  string // the package, in events about a build
 	FailedBuild string // the ImportPath of the package whose build failed
 	Test        string // empty in events about the package as a whole
 	Elapsed     float64
@@ -42,9 +42,9 @@ type event struct {
 type result struct {
 	counts
 	failures []failure
-	repeated []failure // of tests that passed when they were repeated
+	repeated []failure // failures of tests that passed when they were repeated
 	timings  []timing
-	usage    *usage // of the tests' programs
+	usage    *usage // CPU time of the test programs
 }
 
 func (r *result) add(s result) {
@@ -60,12 +60,12 @@ func (r *result) add(s result) {
 	}
 }
 
-// detectorFailure is what the race detector prints when one of its own checks fails. With thousands
-// of goroutines that happens once in hundreds of runs.
+// detectorFailure is the text that the race detector prints when one of its own checks fails. In
+// tests with thousands of goroutines, that happens once in hundreds of runs.
 const detectorFailure = "ThreadSanitizer: CHECK failed"
 
-// withdrawBroken removes the failures of the packages in which the race detector itself has failed,
-// and returns these packages.
+// withdrawBroken finds the packages in which the race detector itself has failed. It removes their
+// failures from the result, and returns the packages.
 func (r *result) withdrawBroken() (broken []string) {
 	for _, f := range r.failures {
 		if strings.Contains(f.output, detectorFailure) && !slices.Contains(broken, f.pkg) {
@@ -78,11 +78,13 @@ func (r *result) withdrawBroken() (broken []string) {
 	return broken
 }
 
-// crashes are texts in the output of tests that no lack of processor time explains.
+// crashes are texts in the output of tests that show a race or a crash. A lack of CPU time does not
+// explain these.
 var crashes = []string{"WARNING: DATA RACE", "panic: ", "fatal error: "}
 
-// hasCrashed tells whether a race or a crash was seen. A crash ends its package, so the tests that had
-// not begun have not failed.
+// hasCrashed tells whether a test or a package has crashed, or a race was found. A crash ends its
+// package. So failures alone do not tell which tests to repeat: those that had not begun have not
+// failed.
 func (r *result) hasCrashed() bool {
 	return slices.ContainsFunc(r.failures, func(f failure) bool {
 		return f.test == "" || slices.ContainsFunc(crashes, func(text string) bool {
@@ -91,7 +93,7 @@ func (r *result) hasCrashed() bool {
 	})
 }
 
-// failedTests returns the tests that have failed, without subtests and without output.
+// failedTests returns the tests that have failed, or whose subtests have. The output is left out.
 func (r *result) failedTests() (tests []failure) {
 	for _, f := range r.failures {
 		name, _, _ := strings.Cut(f.test, "/")
@@ -108,8 +110,8 @@ func (r *result) flaky() (tests []failure) {
 	return repeated.failedTests()
 }
 
-// withdraw makes the failures of a test and of its subtests failures of tests that passed when they
-// were repeated.
+// withdraw moves the failures of a test and its subtests from failures to repeated, because the
+// test passed when it was repeated.
 func (r *result) withdraw(test failure) {
 	isOfTest := func(f failure) bool {
 		return f.pkg == test.pkg && (f.test == test.test || strings.HasPrefix(f.test, test.test+"/"))
@@ -142,16 +144,18 @@ func (r *result) slowest(count int) []timing {
 	return sorted[:min(count, len(sorted))]
 }
 
-// failure is a failed test. Without the name of a test, it is a package that failed outside of its
+// failure is a failed test. If it has no name of a test, it is a package that failed outside of its
 // tests.
 type failure struct{ pkg, test, output string }
 
-// report reads the events of one `go test -json`. It writes a line for each package with tests.
-// Above that line it writes the whole output of failed tests, and the reasons of skipped tests.
+// report reads the events of one `go test -json`, passes them to used, and returns the results. For
+// each package with tests, it writes the whole output of failed tests, the reasons of skipped
+// tests, and a line with the counts.
 func report(events io.Reader, w io.Writer, used *usage) (result, error) {
 	total := result{usage: used}
 	packages := map[string]*result{}
-	// The key is package and test. For the output of a build, it is the import path.
+	// The output of what has not ended yet. The key of a test is its package and name. That of a
+	// package is the package and no name. That of a build is the import path and no name.
 	output := map[[2]string][]byte{}
 	lines := json.NewDecoder(events)
 	for {
@@ -201,6 +205,7 @@ func unfinished(output map[[2]string][]byte, pkg string) (tests []string) {
 	return tests
 }
 
+// endTest records the end of a test.
 func (r *result) endTest(e event, output string, w io.Writer) {
 	if !strings.Contains(e.Test, "/") {
 		r.timings = append(r.timings, timing{e.Package, e.Test, e.Elapsed})
@@ -218,8 +223,8 @@ func (r *result) endTest(e event, output string, w io.Writer) {
 	}
 }
 
-// endPackage records the end of a package. Its arguments are the output of the package outside of
-// its tests, and the output of the compiler about the package.
+// endPackage records the end of a package. output is that of the package outside of its tests, and
+// build is that of the compiler.
 func (r *result) endPackage(e event, output, build string, w io.Writer) {
 	if e.Action == "fail" {
 		fmt.Fprint(w, output)
@@ -234,17 +239,17 @@ func (r *result) endPackage(e event, output, build string, w io.Writer) {
 	}
 }
 
-// skipReason returns the line before the one that says that the test was skipped.
+// skipReason returns the reason for a skip: the line of the output before "--- SKIP".
 func skipReason(output string) string {
 	before, _, _ := strings.Cut(output, "--- SKIP")
 	before = strings.TrimSpace(before)
 	return strings.TrimSpace(before[strings.LastIndex(before, "\n")+1:])
 }
 
-// Limits on the part of a failure that the end of the output repeats.
+// Limits for the output of a failure that is printed again at the end.
 const (
-	briefLines = 15 // lines from the beginning, and as many from the end
-	briefWidth = 300
+	briefLines = 15  // lines from its beginning, and as many from its end
+	briefWidth = 300 // bytes of a line
 )
 
 func (f failure) String() string {
@@ -252,8 +257,8 @@ func (f failure) String() string {
 	return "FAIL " + name + "\n" + brief(f.output)
 }
 
-// brief returns the beginning and the end of a test's output, without the values that package
-// rapid drew.
+// brief returns the beginning and the end of a test's output, without lines about values that
+// package rapid has drawn.
 func brief(output string) string {
 	lines := slices.DeleteFunc(slices.Collect(strings.Lines(output)), func(line string) bool {
 		return strings.Contains(line, "[rapid] draw")

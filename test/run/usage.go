@@ -18,20 +18,20 @@ import (
 )
 
 // usage measures the CPU time of the test programs of one `go test`, with all processes that they
-// start. Tests of a package that run at the same time share what the package takes meanwhile.
+// start. The kernel knows only the time of a program, which is that of a package. usage divides it
+// among the tests that run at the same time.
 type usage struct {
 	mu    sync.Mutex
-	tests map[[2]string]time.Duration // by package and test
-	total map[string]time.Duration    // by package
-	// running contains the tests that run, and since when. weights contain the share of each test
-	// in the time since the last sample.
-	running map[string]map[string]bool
-	weights map[string]map[string]float64
-	changed map[string]time.Time
+	tests map[[2]string]time.Duration // CPU time by package and test
+	total map[string]time.Duration    // CPU time by package
+	// For each package, since the last sample:
+	running map[string]map[string]bool    // the tests that run now
+	weights map[string]map[string]float64 // each test's share of the wall time, in seconds
+	changed map[string]time.Time          // the time until which weights are complete
 }
 
-// samplePeriod is the time between two samples. What a package takes after the last one is lost.
-// A sample reads /proc of all processes, which takes tens of milliseconds.
+// samplePeriod is the time between two samples. The CPU time that a package takes after the last
+// sample is lost. A sample reads /proc of all processes, which takes tens of milliseconds.
 const samplePeriod = time.Second
 
 func newUsage() *usage {
@@ -42,7 +42,7 @@ func newUsage() *usage {
 	}
 }
 
-// watch samples the descendants of a process until ctx ends.
+// watch takes samples of the test programs that the process pid has started, until ctx ends.
 func (u *usage) watch(ctx context.Context, pid int) {
 	tick := time.NewTicker(samplePeriod)
 	defer tick.Stop()
@@ -58,7 +58,7 @@ func (u *usage) watch(ctx context.Context, pid int) {
 	}
 }
 
-// see notes that a test begins to run, or does not run any more.
+// see takes an event. It notes whether a test begins to run, or stops running.
 func (u *usage) see(e event) {
 	if e.Test == "" || strings.Contains(e.Test, "/") {
 		return
@@ -81,7 +81,8 @@ func (u *usage) see(e event) {
 	}
 }
 
-// weigh divides the time since the last change among the tests that have run since then.
+// weigh divides the wall time since the last change among the tests that have been running since
+// then.
 func (u *usage) weigh(pkg string, now time.Time) {
 	if u.running[pkg] == nil {
 		u.running[pkg], u.weights[pkg] = map[string]bool{}, map[string]float64{}
@@ -93,12 +94,13 @@ func (u *usage) weigh(pkg string, now time.Time) {
 	u.changed[pkg] = now
 }
 
-// sample notes the CPU time that a package has used until now.
+// sample takes the CPU time that a package has used until now. It divides the time since the last
+// sample among the tests, by their weights.
 func (u *usage) sample(pkg string, used time.Duration, now time.Time) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.weigh(pkg, now)
-	// The time of a process is lost if nobody has waited for it.
+	// used can fall: the time of an ended process is lost if nobody has waited for the process.
 	added := max(used-u.total[pkg], 0)
 	u.total[pkg] += added
 	all := 0.0
@@ -113,7 +115,8 @@ func (u *usage) sample(pkg string, used time.Duration, now time.Time) {
 	clear(u.weights[pkg])
 }
 
-// print writes the packages and the tests that take the most CPU time, the most expensive first.
+// print writes the packages and the tests that have taken the most CPU time. The arguments are how
+// many of each.
 func (u *usage) print(packages, tests int) {
 	fmt.Println("== CPU time of packages")
 	for _, pkg := range expensive(u.total, packages) {
@@ -125,7 +128,8 @@ func (u *usage) print(packages, tests int) {
 	}
 }
 
-// expensive returns the keys with the largest values of at least half a second.
+// expensive returns at most count keys, those with the largest values first. It leaves out values
+// of less than half a second.
 func expensive[K comparable](of map[K]time.Duration, count int) []K {
 	sorted := slices.SortedFunc(maps.Keys(of), func(a, b K) int { return cmp.Compare(of[b], of[a]) })
 	sorted = slices.DeleteFunc(sorted, func(k K) bool { return of[k] < time.Second/2 })
@@ -144,10 +148,11 @@ func (u *usage) add(v *usage) {
 // process is what /proc tells about a process.
 type process struct {
 	parent int
-	used   time.Duration // with the ended children for which the process has waited
+	used   time.Duration // CPU time, with that of the ended children for which the process has waited
 }
 
-// testPrograms returns the CPU time of each package whose test program is a child of `go test`.
+// testPrograms returns the CPU time of each package whose test program is a child of the process
+// goTest. The processes that a test program has started count for its package.
 func testPrograms(goTest int) map[string]time.Duration {
 	all := processes()
 	root, err := os.Getwd()
@@ -156,7 +161,7 @@ func testPrograms(goTest int) map[string]time.Duration {
 	}
 	used := map[string]time.Duration{}
 	for pid, p := range all {
-		program := pid
+		program := pid // becomes the ancestor of pid that is a child of goTest
 		for p.parent > 1 && p.parent != goTest {
 			program, p = p.parent, all[p.parent]
 		}
@@ -165,7 +170,7 @@ func testPrograms(goTest int) map[string]time.Duration {
 		}
 		exe, _ := os.Readlink(fmt.Sprintf("/proc/%d/exe", program))
 		below, err := filepath.Rel(root, startFolder(program))
-		// Tests of the runner start test programs elsewhere.
+		// Test programs in other folders do not count: tests of this command start some.
 		if err == nil && filepath.IsLocal(below) && strings.HasSuffix(exe, ".test") {
 			used[module+"/"+below] += all[pid].used
 		}
@@ -173,13 +178,14 @@ func testPrograms(goTest int) map[string]time.Duration {
 	return used
 }
 
-// startFolder returns the folder in which `go test` has started a test program: that of its package.
-// A test may have gone to another folder since then.
+// startFolder returns the folder in which `go test` has started a test program, which is that of
+// the package. It is in the environment. The present folder may be another one, because a test has
+// changed it.
 func startFolder(pid int) (folder string) {
 	environment, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
 	for variable := range strings.SplitSeq(string(environment), "\x00") {
 		if value, found := strings.CutPrefix(variable, "PWD="); found {
-			folder = value // of several, the last one is valid
+			folder = value // if there are several, the last one is valid
 		}
 	}
 	return folder
@@ -206,7 +212,8 @@ func processes() map[int]process {
 // tick is the unit of the CPU times in /proc.
 const tick = time.Second / 100
 
-// parseStat reads /proc/PID/stat; see proc_pid_stat(5). The second field can contain anything.
+// parseStat reads the text of /proc/PID/stat (proc_pid_stat(5)). It begins after the second field,
+// which is in parentheses and can contain anything.
 func parseStat(text []byte) (p process) {
 	fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
 	if len(fields) < 15 {

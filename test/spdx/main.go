@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command spdx finds source files without a licence line.
+// Command spdx finds source files without the right licence line.
 //
 //	go run ./test/spdx       # lists these files; the exit code is 1 if there are any
-//	go run ./test/spdx -w    # adds the licence line to these files
+//	go run ./test/spdx -w    # adds the licence line to files that have none
 //
-// Spdx searches the current folder, which must be the root of the project. One of the first three
+// It searches the current folder, which must be the root of the project. One of the first three
 // lines of each source file must be an SPDX line, such as `SPDX-License-Identifier: Apache-2.0`
 // (https://spdx.dev/ids). Data and generated files need no such line.
 package main
@@ -25,13 +25,14 @@ import (
 const (
 	tag     = "SPDX-License-Identifier: "
 	project = "Apache-2.0"
-	// cSources is the licence of all C files. The LICENSE variable of each BPF program tells the
-	// kernel the same. A program under either licence may include loadshm/segue_load.h.
+	// cSources is the licence of all C files. The variable LICENSE of each BPF program tells the
+	// kernel the same. loadshm/segue_load.h has this licence, too, so programs under either may
+	// include it.
 	cSources = "GPL-2.0-only OR BSD-2-Clause"
 )
 
-// comments maps the ending of a file's name, or the whole name, to the marks that begin and end a
-// comment in the file.
+// comments has the marks that begin and end a comment in a source file. A key is a file's path, its
+// name, or the ending of its name. Files without a key are not source files.
 var comments = map[string][2]string{
 	".go": {"// ", ""}, ".ts": {"// ", ""}, ".js": {"// ", ""}, ".proto": {"// ", ""},
 	".c": {"/* ", " */"}, ".h": {"/* ", " */"}, ".css": {"/* ", " */"},
@@ -43,11 +44,11 @@ var comments = map[string][2]string{
 	"lab/templates/parts": {"{{/* ", " */}}"},
 }
 
-// notSource lists the folders that contain tools, build results or test data, and results those at
-// the root that commands make.
 var (
+	// notSource are names of folders that contain tools, build results or test data.
 	notSource = []string{".git", ".tools", "bin", "testdata"}
-	results   = []string{"figures", "testbed"}
+	// results are folders at the root in which commands put their results.
+	results = []string{"figures", "testbed"}
 )
 
 var generated = regexp.MustCompile(`^// Code generated .* DO NOT EDIT\.\n`)
@@ -61,6 +62,8 @@ func main() {
 	}
 }
 
+// run prints the files without the right licence line. With write, it first adds the line to those
+// that have none.
 func run(write bool) error {
 	problems, err := check(os.DirFS("."))
 	if err != nil {
@@ -119,7 +122,7 @@ func check(root fs.FS) (problems []problem, err error) {
 	return problems, err
 }
 
-// commentOf returns the comment marks of a source file. For other files it returns an empty value.
+// commentOf returns the comment marks of a source file. They are empty for other files.
 func commentOf(name string) [2]string {
 	for _, key := range []string{name, path.Base(name), path.Ext(name)} {
 		if c, ok := comments[key]; ok {
@@ -137,7 +140,7 @@ func licenceOf(name string) string {
 	return project
 }
 
-// declared returns the licence that a file names.
+// declared returns the licence that a file names in its first three lines, or an empty string.
 func declared(text []byte) string {
 	lines := bytes.SplitN(text, []byte("\n"), 4)
 	for _, line := range lines[:min(3, len(lines))] {
@@ -163,9 +166,9 @@ func mend(name string) error {
 	return os.WriteFile(name, insert(name, text), info.Mode())
 }
 
-// insert makes the licence line the first line. If the first line is a shebang, the licence line
-// becomes the second. After a line comment, insert adds an empty line, so that the licence does not
-// become part of the comment of a package.
+// insert returns the text of a file with the licence line. It is the first line, or the second one
+// after a shebang. If comments end with the line, an empty line follows, so that the licence does
+// not become part of the comment of a package.
 func insert(name string, text []byte) []byte {
 	var first []byte
 	if bytes.HasPrefix(text, []byte("#!")) {

@@ -9,43 +9,45 @@ import (
 )
 
 const (
-	// callTimeout is how long a call waits for the server's answer. It ends before the server's next
-	// turn.
+	// callTimeout is how long a call waits for the server's answer. It is less than Interval, so
+	// the call has ended when the server is judged again.
 	callTimeout = Interval * 9 / 10
-	// mostCalls is the highest number of calls at a time. Clients can make all servers suspect.
+	// mostCalls is the highest number of calls at a time. There must be a limit, because clients
+	// can make all servers suspect.
 	mostCalls = 256
 )
 
-// ErrUntried tells that this host cannot make a call. It says nothing about the server.
+// ErrUntried is the error if this host cannot make a call. It proves nothing about the server.
 var ErrUntried = errors.New("not tried")
 
-// Caller makes calls: connections of the balancer's own. Its method may be called from several
-// goroutines.
+// Caller makes calls. A call is a connection that the balancer itself opens to a server, to test
+// it. Several goroutines may call its method.
 type Caller interface {
-	// Call offers a connection to a server, as clients' connections are offered, but no other server
-	// may accept it. The offer visits the server through first, which passes it on; nil: it goes
-	// straight to the server. Call returns nil if the server answers, also by a reset. The error
-	// contains ErrUntried if this host cannot make the call.
+	// Call offers a connection to the server to, in the way in which clients' connections are
+	// offered. But no other server may accept it. If through is not nil, the offer first visits
+	// that server, which should pass it on. Call returns nil if the server to answers, even by a
+	// reset. The error wraps ErrUntried if this host cannot make the call.
 	Call(ctx context.Context, to, through *Target) error
 }
 
-// call is a call that was begun.
+// call is a call that was begun. Its result arrives when it ends.
 type call struct{ result chan error }
 
 // calls makes calls while a prober runs.
 type calls struct {
 	caller Caller
-	life   context.Context
+	life   context.Context // of the prober
 	group  sync.WaitGroup
-	room   chan struct{}
+	room   chan struct{} // holds a value for each call that has not ended
 }
 
+// newCalls returns the calls of a prober that runs until the context ends.
 func newCalls(ctx context.Context, caller Caller) *calls {
 	return &calls{caller: caller, life: ctx, room: make(chan struct{}, mostCalls)}
 }
 
-// begin begins a call to a server, through another one unless that is nil. It returns nil if there
-// are too many calls.
+// begin begins a call to the server to, and through another server unless that is nil. It returns
+// nil if there are too many calls already.
 func (c *calls) begin(to Target, through *Target) *call {
 	select {
 	case c.room <- struct{}{}:

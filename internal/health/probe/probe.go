@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package probe tests servers once a second: it probes their agents on the path of clients'
-// packets, and compares offered connections with signals. docs/understand/protocol.md describes
-// probes on the wire.
+// Package probe tests servers once a second. It sends probes to their agents on the path of
+// clients' packets, and compares the connections offered to them with the signals that they send.
+// docs/understand/protocol.md describes probes on the wire.
 package probe
 
 import (
@@ -19,23 +19,23 @@ import (
 const (
 	// Interval is the time from one probe of a server to the next.
 	Interval = time.Second
-	// groups is the number of groups of servers that are probed in turn within an interval, so that
-	// probes are spread over time.
+	// groups is the number of groups of servers. Within an interval, the groups are probed in turn,
+	// so that probes are spread over time.
 	groups = 10
-	// Fall is the number of probes in a row without an answer that make a server Silent, unless
-	// signals of the server arrive meanwhile. Signals prove only the way from the server. So
-	// fallDespiteSignals such probes make it Silent in any case. If the network loses a fifth of the
-	// probes, ten in a row are lost with a probability of 10^-7.
+	// Fall is the number of probes in a row without an answer that make a server Silent. A signal
+	// of the server begins the count anew. But signals prove only the path from the server. So the
+	// server is Silent in any case after fallDespiteSignals probes in a row without an answer. If
+	// the network loses a fifth of the probes, ten in a row are lost with a probability of 10^-7.
 	Fall, fallDespiteSignals = 3, 10
 	// Rise is the number of good answers in a row that end a fault.
 	Rise = 2
-	// UnansweredOffers is the number of connections that are offered to a server first and accepted
-	// by no server before the server is suspect. Accepted connections in between increase it. It is
-	// also the number of connections that are a server's share, and of which it accepts none.
+	// UnansweredOffers is the score from which on a server is suspect: so many connections were
+	// offered to it first and accepted by no server, and none was accepted in between. It is also
+	// the share of connections from which on a server that has accepted none of them is suspect.
 	UnansweredOffers = 20
-	// answerWorth is the number of unanswered offers that an answered one cancels.
+	// answerWorth is how far an answered offer lowers the score. An unanswered one raises it by 1.
 	answerWorth = 1. / 3
-	// slotMask is the part of a token that is the slot.
+	// slotMask selects the bits of a token that are the slot.
 	slotMask = 0xffff
 )
 
@@ -60,11 +60,11 @@ type Target struct {
 	Protocol        desired.Protocol
 	Port            uint16 // 0: all ports
 	Encapsulation   desired.Encapsulation
-	// Offered tells that the service hunts with consistent candidates, and has a port for calls.
-	// Offers are then compared with signals.
+	// Offered tells that offers are compared with signals: the service hunts with consistent
+	// candidates, and has a port for calls.
 	Offered  bool
 	CallPort uint16 // the port that calls connect to; 0: none is known
-	// Fault is the finding of an earlier process.
+	// Fault is the last finding of an earlier process.
 	Fault Fault
 }
 
@@ -88,12 +88,12 @@ type Offers struct {
 	Taken    uint64 // accepted by the server, whether or not they were offered to it first
 }
 
-// ErrNotReady tells that the data path cannot send probes yet.
+// ErrNotReady is the error while the data path cannot send probes yet.
 var ErrNotReady = errors.New("the data path is not attached")
 
 // Wire is the data path that sends probes. Only the goroutine in Run uses it.
 type Wire interface {
-	// Send probes servers. It returns ErrNotReady while the data path does not work yet.
+	// Send sends probes. It returns ErrNotReady while the data path does not work yet.
 	Send([]Request) error
 	// HasWay tells whether a server has a next hop.
 	HasWay(slot uint32) bool
@@ -103,11 +103,11 @@ type Wire interface {
 	Signals(slot uint32) (uint64, error)
 	// Offers returns the counters of a server.
 	Offers(slot uint32) (Offers, error)
-	// Forget discards further answers of a server.
+	// Forget makes the data path ignore further answers of a server.
 	Forget(slot uint32)
 }
 
-// Result is a new finding about a server.
+// Result is a new finding about a server: its fault, or None.
 type Result struct {
 	Service, Server string
 	Slot            uint32
@@ -123,13 +123,13 @@ type Prober struct {
 	targets chan []Target
 	updates chan []Result
 
-	// The fields below are for the goroutine in Run only.
-	servers  map[Target]*server  // the targets, by their value without Fault
+	// Only the goroutine in Run uses the fields below.
+	servers  map[Target]*server  // by their targets without Fault
 	services map[string]*service // the same servers, by the name of their service
 	groups   [groups][]*server   // the same servers, by slot
-	group    int
-	failing  bool   // the last probes could not be sent
-	calls    *calls // nil: the prober does not run, and makes no calls
+	group    int                 // the group that was probed last
+	failing  bool                // the last probes could not be sent
+	calls    *calls              // nil: the prober does not run, and makes no calls
 }
 
 // New returns a prober for agents that speak a version of the protocol. It works while Run runs.
@@ -149,7 +149,7 @@ func (p *Prober) SetTargets(ctx context.Context, targets []Target) {
 	}
 }
 
-// Updates delivers changes. It may also deliver results of former targets.
+// Updates delivers new findings. They may include some about former targets.
 func (p *Prober) Updates() <-chan []Result {
 	return p.updates
 }
@@ -181,8 +181,8 @@ func (p *Prober) Run(ctx context.Context) error {
 	}
 }
 
-// Replace is SetTargets for a prober that does not run. It returns the findings that differ from
-// the targets' Fault.
+// Replace does the work of SetTargets. Call it only for a prober that does not run. It returns the
+// findings that differ from the targets' Fault.
 func (p *Prober) Replace(targets []Target) (news []Result) {
 	before := p.servers
 	p.servers, p.services = make(map[Target]*server, len(targets)), map[string]*service{}
@@ -211,7 +211,8 @@ func (p *Prober) Replace(targets []Target) (news []Result) {
 	return news
 }
 
-// addTo adds a server to a service, whose outcomes are counted anew.
+// addTo adds a server to a service of this name. The outcomes of a new service begin at 0, and so
+// does what the server has seen of them.
 func (p *Prober) addTo(name string, s *server) {
 	all := p.services[name]
 	if all == nil {
@@ -222,8 +223,8 @@ func (p *Prober) addTo(name string, s *server) {
 	s.share.seen = outcomes{}
 }
 
-// Round does the work of one interval for a prober that does not run: it judges all servers, and
-// probes them again.
+// Round does the work of one interval: it judges all servers, and probes them again. Call it only
+// for a prober that does not run.
 func (p *Prober) Round() (changes []Result) {
 	for range groups {
 		changes = append(changes, p.tick()...)
@@ -231,7 +232,7 @@ func (p *Prober) Round() (changes []Result) {
 	return changes
 }
 
-// tick judges the servers of the next group, and probes them again.
+// tick judges the servers of the next group by their last probes, and probes them again.
 func (p *Prober) tick() (changes []Result) {
 	p.group = (p.group + 1) % groups
 	var requests []Request
@@ -250,7 +251,8 @@ func (p *Prober) tick() (changes []Result) {
 	return changes
 }
 
-// send probes servers. It logs repeated failures once. A probe that was not sent proves nothing.
+// send sends probes. It logs only the first of successive failures. If the probes were not sent,
+// their missing answers prove nothing.
 func (p *Prober) send(requests []Request) {
 	err := p.wire.Send(requests)
 	if err != nil {
@@ -267,6 +269,7 @@ func (p *Prober) send(requests []Request) {
 	p.failing = err != nil
 }
 
+// unask notes that the probe of a target was not sent.
 func (p *Prober) unask(t *Target) {
 	key := *t
 	key.Fault = None
@@ -296,7 +299,7 @@ func (p *Prober) judge(s *server) (changed bool) {
 	return s.fault != before
 }
 
-// compare compares the offers of a server with signals.
+// compare reads how many offers of a server were answered by signals.
 func (p *Prober) compare(s *server) {
 	offers, err := p.wire.Offers(s.target.Slot)
 	if err != nil {
@@ -307,7 +310,8 @@ func (p *Prober) compare(s *server) {
 	s.noteOffers(offers, p.services[s.target.Service])
 }
 
-// hear notes the result of the last call to a server, and calls the server again if that is needed.
+// hear notes the result of the last call to a server, if it has ended. It begins another call if
+// that is needed.
 func (p *Prober) hear(s *server) {
 	if s.call != nil {
 		select {
@@ -323,7 +327,8 @@ func (p *Prober) hear(s *server) {
 	}
 }
 
-// begin begins a call to a server, or through it. A server without a peer passes nothing on.
+// begin begins a call to a server, or through it to a peer. If it is the turn of a call through the
+// server, but there is no peer, the server cannot be tested further.
 func (p *Prober) begin(s *server) {
 	s.peer = nil
 	if s.passes {
@@ -333,14 +338,14 @@ func (p *Prober) begin(s *server) {
 	case s.peer != nil:
 		s.call = p.calls.begin(s.peer.target, &s.target)
 	case s.passes && !s.unheard:
-		s.acquit()
+		s.acquit() // it has answered the call before this one
 	default:
 		s.call = p.calls.begin(s.target, nil)
 	}
 }
 
-// complain logs that this host cannot make calls to the servers of a service, unless it has logged
-// that since the last call that it could make.
+// complain logs that this host cannot make calls to the servers of a service. It logs only the
+// first of successive failures.
 func (p *Prober) complain(name string, err error) {
 	service := p.services[name]
 	before := service.mute
@@ -351,9 +356,9 @@ func (p *Prober) complain(name string, err error) {
 	}
 }
 
-// listen looks for signals when a probe has no answer. If a server signals, the network has probably
-// lost the probes. If such a server were taken for silent, a repeated SYN could open its connection
-// on another server too, and then one of the two would be reset.
+// listen looks for signals of a server when a probe has no answer. If there are any, the network
+// has probably lost the probe. Such a server should not be found silent: a repeated SYN could then
+// open its connection on another server, too, and one of the two connections would be reset.
 func (p *Prober) listen(s *server) {
 	signals, err := p.wire.Signals(s.target.Slot)
 	if err != nil {
@@ -364,8 +369,9 @@ func (p *Prober) listen(s *server) {
 	s.noteSignals(signals)
 }
 
-// explain forgets unanswered offers when probes find the reason: the server accepted neither its
-// own offers nor those that its peers passed on to it.
+// explain forgets the unanswered offers of all servers of a service when probes find a fault of
+// server s. The fault explains them: s accepted neither its own offers nor those that others passed
+// on to it.
 func (p *Prober) explain(s *server) {
 	for _, peer := range p.services[s.target.Service].servers {
 		peer.forget()

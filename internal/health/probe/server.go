@@ -15,44 +15,44 @@ type server struct {
 
 	// Findings from probes:
 	probed  Fault
-	hits    int    // successive probes with an answer
+	hits    int    // successive probes with a good answer
 	lost    int    // successive probes without an answer
-	misses  int    // of these, those since the last signal
-	signals uint64 // of the server, when the last probe had no answer
+	misses  int    // of the lost probes, those since the last signal
+	signals uint64 // the number of the server's signals when a probe last had no answer
 
 	// Suspicions from offers:
-	counted bool   // the counters have been read before
-	offers  Offers // counters at the last reading
-	pending uint64 // unanswered at the last reading; their signals may be under way
-	score   float64
+	counted bool    // the counters have been read before
+	offers  Offers  // the counters at the last reading
+	pending uint64  // new offers at the last reading that had no answer yet
+	score   float64 // rises with unanswered offers: see noteOffers
 	share   share
 
 	// Findings from calls:
 	call      *call   // the last call, until its result is noted; nil: there is none
-	passes    bool    // the next call goes through the server to a peer, which must get it
-	peer      *server // to which the last call went; nil: it went to the server itself
+	passes    bool    // the next call goes through the server to a peer
+	peer      *server // the peer of the last call; nil: the call went to the server itself
 	turn      int     // the peer whose turn it is
 	reached   int     // successive calls with an answer
 	unreached int     // successive calls without an answer, by the server's fault
 	unheard   bool
-	// The servers through which calls to this one had no answer. Its next answer shows that the
-	// fault was theirs.
+	// accused are servers: calls through them to this server had no answer. If this server answers
+	// its own next call, the fault was theirs.
 	accused []*server
 }
 
 // newServer returns a server with the finding of an earlier process.
 func newServer(t Target) *server {
 	s := &server{target: t, fault: t.Fault}
-	if t.Fault == Unheard { // Unheard is possible only for a server that is offered connections
-		s.unheard = t.Offered
+	if t.Fault == Unheard {
+		s.unheard = t.Offered // the service may have had another placement then
 	} else {
 		s.probed = t.Fault
 	}
 	return s
 }
 
-// noteProbe records the result of a probe, and tells whether it is the first proof of a fault. One
-// answer of an agent is proof. A missing answer is not, because a probe may be lost.
+// noteProbe records the result of a probe, and tells whether a fault begins with it. One answer
+// that shows a fault is proof. One missing answer is not, because a probe may be lost.
 func (s *server) noteProbe(found Fault) (proof bool) {
 	before := s.probed
 	switch found {
@@ -76,8 +76,8 @@ func (s *server) noteProbe(found Fault) (proof bool) {
 	return before == None && s.probed != None
 }
 
-// noteSignals takes the number of a server's signals when a probe has no answer. If the server has
-// signalled since the last probe without an answer, the count of such probes begins anew.
+// noteSignals notes the number of a server's signals, when a probe has no answer. If the server has
+// sent signals since the last such probe, the count of misses begins anew.
 func (s *server) noteSignals(now uint64) {
 	if now != s.signals {
 		s.misses = 0
@@ -85,24 +85,25 @@ func (s *server) noteSignals(now uint64) {
 	s.signals = now
 }
 
-// noteOffers reads the counters of offers and signals. Clients can cause what they show: a server's
-// stack drops a SYN with a wrong checksum, for example, so the offer stays without an answer. So
-// noteOffers only makes a server suspect, and calls decide.
+// noteOffers takes the counters of offers and signals, and adds the new outcomes to those of the
+// service.
+//
+// Clients can make offers look unanswered: for example, a server's stack drops a SYN with a wrong
+// checksum. So noteOffers only makes a server suspect, and calls decide.
 //
 // The score is a cumulative sum (Page, "Continuous inspection schemes", 1954). It rises by one for
-// each offer without an answer, and falls by answerWorth for each with one. So it stays near zero
-// while more than three of four offers are answered, also if a tenth of all packets is lost. A
-// server that drops accepted connections is still suspect if it refuses half of its offers, as by
-// policy `dynamic`, and others accept those. The field share finds a server that drops connections
-// which were offered to others first.
+// each offer without an answer, and falls by answerWorth for each offer with one. So it stays near
+// zero while more than three of four offers are answered, even if a tenth of all packets is lost.
+// It is bounded, so that the first answered offers have an effect.
+//
+// A server may refuse half of its offers, as under policy `dynamic`, and drop the connections of
+// the other half. Other servers answer the refused half. The server is still suspect: half of its
+// offers have no answer. The field share finds a server that drops connections which were offered
+// to others first.
 //
 // A refused connection may be lost at the next server, and then clients repeat their SYN. So among
 // two or three servers, one that does not answer makes most offers of the others look unanswered.
 // Then all of them are suspect, and calls tell which one is the cause.
-//
-// The score is bounded, so that the first answered offers have an effect.
-//
-// noteOffers adds the new outcomes to those of the service.
 func (s *server) noteOffers(now Offers, all *service) {
 	newOffers, newAnswers := now.Offered-s.offers.Offered, now.Answered-s.offers.Answered
 	newTaken := now.Taken - s.offers.Taken
@@ -114,8 +115,10 @@ func (s *server) noteOffers(now Offers, all *service) {
 		s.acquit()
 	case s.unheard: // it gets no offers
 	default:
-		late := newAnswers - min(newAnswers, newOffers)
-		lost := s.pending - min(s.pending, late)
+		// If there are more answers than new offers, the surplus is late: it answers pending offers
+		// of the reading before. Pending offers without such an answer are lost.
+		lateAnswers := newAnswers - min(newAnswers, newOffers)
+		lost := s.pending - min(s.pending, lateAnswers)
 		s.pending = newOffers - min(newOffers, newAnswers)
 		s.score += float64(lost) - answerWorth*float64(newAnswers)
 		s.score = min(max(0, s.score), UnansweredOffers)
@@ -146,22 +149,25 @@ func (s *server) acquit() {
 	s.unheard, s.passes, s.reached, s.unreached, s.accused = false, false, 0, 0, nil
 }
 
-// needsCall tells whether a call is to show if the server answers offers, and passes them on.
+// needsCall tells whether a call is needed, to test whether the server answers offers and passes
+// them on. Calls go on until the server is acquitted.
 func (s *server) needsCall() bool {
 	return s.probed == None && s.call == nil &&
 		(s.unheard || s.passes || s.reached+s.unreached > 0 || s.isSuspect())
 }
 
-// noteCall records the result of a call. Answers to a call to the server, and to one through it, end
-// a suspicion, and Unheard. Without answers to Fall calls in a row, the server is Unheard, unless
-// too many servers of the service do not answer calls. If a call through the server fails, its peer
-// may be the cause. So the peer is called, too, and the failure counts only if the peer answers.
+// noteCall records the result of a call. If a call to the server and a call through it both have an
+// answer, the suspicion and the fault Unheard end. If Fall calls in a row have no answer, the
+// server is Unheard, unless too many servers of the service do not answer calls.
+//
+// If a call through the server has no answer, the cause may be its peer. So the peer is called,
+// too, and the failure counts for the server only if the peer answers.
 func (s *server) noteCall(err error, all *service) {
 	if s.peer == nil {
 		s.decide(err == nil, all)
 	}
 	switch {
-	case errors.Is(err, ErrUntried): // nothing is known, so the server gets offers
+	case errors.Is(err, ErrUntried): // nothing is known about the server, so it gets offers again
 		if s.unheard {
 			s.acquit()
 		}
@@ -183,7 +189,7 @@ func (s *server) noteCall(err error, all *service) {
 	}
 }
 
-// fail counts a call without an answer by the server's fault.
+// fail counts a call that had no answer by the server's fault.
 func (s *server) fail(all *service) {
 	s.unreached++
 	if s.unreached >= Fall && !all.isOverloaded() {
@@ -191,8 +197,8 @@ func (s *server) fail(all *service) {
 	}
 }
 
-// accuse notes that a call to the server through another one had no answer, and makes the server
-// suspect.
+// accuse notes that a call to this server, through another one, had no answer. It makes this server
+// suspect, so that it is called itself.
 func (s *server) accuse(through *server) {
 	s.score = UnansweredOffers
 	if !slices.Contains(s.accused, through) {
@@ -200,7 +206,8 @@ func (s *server) accuse(through *server) {
 	}
 }
 
-// decide tells the servers through which calls to this one had no answer whose fault that was.
+// decide uses the result of a call to this server itself. If the server answers, calls to it that
+// had no answer failed by the fault of the servers through which they went.
 func (s *server) decide(answers bool, all *service) {
 	if answers {
 		for _, through := range s.accused {

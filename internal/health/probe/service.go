@@ -4,22 +4,26 @@ package probe
 
 import "slices"
 
-// service has the servers of a service, and what became of the connections offered to them.
+// service has the servers of a service, and the outcomes of the connections offered to them.
 type service struct {
 	servers  []*server
 	outcomes outcomes
 	mute     bool // this host could not make the last call to a server
 }
 
-// outcomes counts connections that were offered to the servers of a service.
+// outcomes counts the connections that were offered to the servers of a service: those that a
+// server accepted, and those that no server answered.
 type outcomes struct{ taken, lost uint64 }
 
+// add adds new outcomes.
 func (s *service) add(o outcomes) {
 	s.outcomes.taken += o.taken
 	s.outcomes.lost += o.lost
 }
 
-// peerOf returns a server to which a call through another one may go, or nil. They take turns.
+// peerOf returns the peer for a call through a server: another server, to which the call then goes.
+// It is one without a fault or an unanswered call. Such servers take turns. peerOf returns nil if
+// there is none.
 func (s *service) peerOf(server *server) *server {
 	for range s.servers {
 		server.turn++
@@ -31,7 +35,7 @@ func (s *service) peerOf(server *server) *server {
 	return nil
 }
 
-// withdraw forgets that calls through a server had no answer.
+// withdraw removes a server from the accused of all others: it has just answered a call.
 func (s *service) withdraw(through *server) {
 	for _, peer := range s.servers {
 		if i := slices.Index(peer.accused, through); i >= 0 {
@@ -40,8 +44,9 @@ func (s *service) withdraw(through *server) {
 	}
 }
 
-// isOverloaded tells whether more than a third of the servers do not answer calls. They are
-// overloaded, or the fault is near the balancer. Fewer servers would make it worse.
+// isOverloaded tells whether more than one server, and more than a third of all, do not answer
+// calls. Then the servers are overloaded, or the fault is near the balancer. To take servers out
+// would make it worse.
 func (s *service) isOverloaded() bool {
 	unreached := 0
 	for _, server := range s.servers {
@@ -52,25 +57,28 @@ func (s *service) isOverloaded() bool {
 	return unreached > max(1, len(s.servers)/3)
 }
 
-// share compares what a server has accepted with its equal share of a service's connections. Under
-// policy `least`, the servers behind the first one accept most connections. So the server that was
-// offered a connection first does not tell which server failed to answer.
+// share finds a server that accepts nothing, although its equal share of the service's connections
+// would be many. The score of unanswered offers does not find such a server under policy `least`.
+// There, a later candidate of the list accepts most connections. So an offer without an answer does
+// not tell which candidate failed, and it counts for the first one.
 type share struct {
 	seen outcomes // of the service, at the last reading
-	// Since the server was heard last:
-	due  float64 // connections that are its share, whether they were accepted or lost
-	lost float64 // lost connections of all servers
+	// Since the server last accepted a connection:
+	due  float64 // its equal share of the service's connections, both accepted and lost
+	lost float64 // lost connections of the whole service
 }
 
-// add adds the outcomes of a service with that many servers since the last reading.
+// add adds the new outcomes of a service with this number of servers. now are all outcomes so far.
 func (s *share) add(now outcomes, servers int) {
 	taken, lost := now.taken-s.seen.taken, now.lost-s.seen.lost
 	s.due += float64(taken+lost) / float64(servers)
 	s.lost += float64(lost)
 }
 
-// isMissing tells whether the server has accepted none of its share of connections, which was at
-// least n, and at least half as many were lost. A server that refuses all its offers loses none.
+// isMissing tells whether the server has accepted nothing while its share was n connections or
+// more, and the service has lost at least half as many as this share. A server that refuses all its
+// offers is not missing: the other servers accept them, so none is lost.
 func (s *share) isMissing(n float64) bool { return s.due >= n && s.lost >= s.due/2 }
 
+// forget begins anew.
 func (s *share) forget() { s.due, s.lost = 0, 0 }

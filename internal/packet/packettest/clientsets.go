@@ -9,10 +9,10 @@ import (
 	"net/netip"
 )
 
-// ClientSetSize is the number of clients in a set besides its first one.
+// ClientSetSize is the number of clients in a set, without the first one.
 const ClientSetSize = 511
 
-// client is an address in two halves, and a port.
+// client is an address of 128 bits, in two halves, and a port.
 type client struct {
 	high, low uint64
 	port      uint16
@@ -30,7 +30,8 @@ var (
 	some4 = client{0, 0xffff_0a000002, 40000}
 )
 
-// changes are how client i of a set differs from its first one.
+// changes has a function for each set. It returns client i of the set. Client 0 is some6 or some4,
+// and the name of the set says how the others differ from it.
 var changes = map[string]func(i uint64) client{
 	"top bits of both halves": func(i uint64) client {
 		return client{some6.high ^ i>>6<<61, some6.low ^ i<<58, some6.port}
@@ -80,9 +81,8 @@ var changes = map[string]func(i uint64) client{
 	"IPv4 single bits, ports": func(i uint64) client { return client{0, some4.low ^ 1<<(i&31), some4.port ^ uint16(i>>5)} },
 }
 
-// ClientSets yields sets of clients by their names. Somebody could choose these sets to make a weak
-// hash collide, because their addresses and ports differ by a structure. Each client of a set
-// differs from all others.
+// ClientSets yields sets of different clients, by name. The addresses and ports of a set follow a
+// pattern. An attacker could use such sets, because a weak hash collides for them.
 func ClientSets() iter.Seq2[string, []netip.AddrPort] {
 	return func(yield func(string, []netip.AddrPort) bool) {
 		for name, change := range changes {
@@ -90,9 +90,9 @@ func ClientSets() iter.Seq2[string, []netip.AddrPort] {
 				return
 			}
 		}
-		for word := range uint64(4) {
+		for word := range uint64(4) { // of 32 bits in the address
 			for end, shift := range map[string]uint64{"top": 23, "bottom": 0} {
-				change := func(i uint64) client {
+				change := func(i uint64) client { // i has 9 bits
 					c := some6
 					half := &c.high
 					if word >= 2 {
@@ -109,7 +109,8 @@ func ClientSets() iter.Seq2[string, []netip.AddrPort] {
 	}
 }
 
-// set returns different clients. The first one is the victim.
+// set returns the clients of a change, without repetitions. The first one is the victim of an
+// attack.
 func set(change func(i uint64) client) (clients []netip.AddrPort) {
 	seen := map[netip.AddrPort]bool{}
 	for i := uint64(0); len(clients) <= ClientSetSize; i++ {

@@ -15,7 +15,7 @@ import (
 // Example is a packet that a document prints.
 type Example struct {
 	name   string
-	digits string // hexadecimal; x is any digit
+	digits string // hexadecimal; x stands for any digit
 }
 
 var (
@@ -23,9 +23,9 @@ var (
 	exampleRest = regexp.MustCompile(`#.*|\s`)
 )
 
-// Examples reads the packets of a document, by name. A packet is a block of text, indented by four
-// columns. The first line is "# NAME: description". The other lines contain hexadecimal digits,
-// with comments from # to the end of the line.
+// Examples reads the packets that a document prints, and returns them by name. A packet is a block
+// of text, indented by four columns. Its first line is "# NAME: description". Its other lines
+// contain hexadecimal digits. A comment goes from # to the end of its line.
 func Examples(t testing.TB, path string) map[string]Example {
 	t.Helper()
 	text, err := os.ReadFile(path)
@@ -62,7 +62,7 @@ func (e Example) Frame(t testing.TB, to, from [6]byte) []byte {
 	return append(frame, p...)
 }
 
-// Check compares the packet of a frame with the example.
+// Check fails the test if the packet of a frame differs from the example.
 func (e Example) Check(t testing.TB, frame []byte) {
 	t.Helper()
 	got := []byte(hex.EncodeToString(frame[14:]))

@@ -9,20 +9,21 @@ import (
 	"testing"
 )
 
-// mutantsPerInput is the number of frames that are compared together. It is large enough for a flow
-// to pass through the states of a flow table.
+// mutantsPerInput is the number of mutants that are compared one after the other. So many packets
+// can lead a flow through the states of a flow table.
 const mutantsPerInput = 15
 
-// Fuzz fuzzes a data path and its reference. compare passes frames to both. An input is a frame and
-// a number, which determine the mutants of the frame and of the captures.
+// Fuzz fuzzes a data path and its reference. The function compare passes frames to both. An input
+// of the fuzzer is a frame and a number. They determine the mutants of the frame and of the
+// captures.
 //
-// The captures are seeds only for the fuzzer. Where it does not run, TryMutants tries them and other
-// mutants each time.
+// The captures are seeds only if the fuzzer runs (go test -fuzz). Other test runs use TryMutants,
+// which tries the captures and random mutants.
 func Fuzz(f *testing.F, captures [][]byte, compare func(t *testing.T, frames [][]byte)) {
 	if flag.Lookup("test.fuzz").Value.String() != "" {
 		for i, frame := range captures {
-			f.Add(frame, uint64(0))
-			f.Add(frame, uint64(i+1))
+			f.Add(frame, uint64(0))   // without mutants
+			f.Add(frame, uint64(i+1)) // with mutants
 		}
 	}
 	f.Fuzz(func(t *testing.T, frame []byte, seed uint64) {
@@ -30,16 +31,17 @@ func Fuzz(f *testing.F, captures [][]byte, compare func(t *testing.T, frames [][
 	})
 }
 
-// leastInputs is the minimum number of inputs of TryMutants. The rarest result occurs once in a
-// hundred inputs.
+// leastInputs is the least number of inputs that TryMutants tries. The rarest result occurs once in
+// a hundred inputs.
 var leastInputs = flag.Int("mutants", 1000,
 	"how many inputs, each of 15 frames, a test of mutants tries at least")
 
-// mostInputs is the maximum number of inputs of TryMutants.
+// mostInputs is the number of inputs after which TryMutants gives up.
 const mostInputs = 50_000
 
-// TryMutants passes all captures to compare, and then random inputs of a fuzzer until missing returns
-// an empty result, however long that takes. It prints an input that fails in the fuzzer's format.
+// TryMutants passes all captures to compare, and then random inputs of a fuzzer. It ends when it
+// has tried leastInputs and missing returns an empty list: missing returns the results that no
+// frame has had yet. If an input fails, TryMutants prints it in the format of the fuzzer's seeds.
 func TryMutants(t *testing.T, fuzzer string, captures [][]byte,
 	compare func(t *testing.T, frames [][]byte), missing func() []string,
 ) {
@@ -57,6 +59,7 @@ func TryMutants(t *testing.T, fuzzer string, captures [][]byte,
 	}
 }
 
+// try passes one input of a fuzzer to compare. If it fails, try prints it.
 func try(t *testing.T, fuzzer string, frame []byte, seed uint64, captures [][]byte,
 	compare func(t *testing.T, frames [][]byte),
 ) {

@@ -11,14 +11,14 @@ import (
 // ethernetLength is the length of an Ethernet header without VLAN tags, in bytes.
 const ethernetLength = 14
 
-// MaxFrame is the length of the longest frame that Mutate makes, in bytes. With 256 bytes before it
-// and a trailer of the kernel, it fits a page, as BPF_PROG_TEST_RUN requires.
+// MaxFrame is the length of the longest frame that Mutate makes, in bytes. BPF_PROG_TEST_RUN
+// requires that a frame fits into a page, with 256 bytes before it and a trailer of the kernel.
 const MaxFrame = 2048
 
-// Mutate changes a frame in one to four places: bits and bytes, lengths with their headers, added
-// or removed extension headers, truncated or extended ends, parts of other frames. One of two
-// changes often repairs the damage of the other, so that mutants pass the first check. Mutate does
-// not change the frame itself. The result has at least an Ethernet header.
+// Mutate returns a frame with one to four changes. A change is one of a bit, a byte or a length
+// field, an added or removed header, a truncated or extended end, or a part of another frame. A
+// change of the frame's length often corrects the length in the IP header, so that mutants pass the
+// first check. Mutate does not change the frame itself. The result has at least an Ethernet header.
 func Mutate(random *rand.Rand, frame []byte, others [][]byte) []byte {
 	m := mutant{random, slices.Clone(frame)}
 	for range 1 + random.IntN(4) {
@@ -47,7 +47,7 @@ func Mutate(random *rand.Rand, frame []byte, others [][]byte) []byte {
 	return m.frame
 }
 
-// fit turns any bytes into a frame of valid length.
+// fit turns any bytes into a frame of a valid length: it pads or cuts them.
 func fit(b []byte) []byte {
 	if missing := ethernetLength - len(b); missing > 0 {
 		return append(b, make([]byte, missing)...)
@@ -55,13 +55,15 @@ func fit(b []byte) []byte {
 	return b[:min(len(b), MaxFrame)]
 }
 
+// mutant is a frame that is being changed.
 type mutant struct {
 	*rand.Rand
 	frame []byte
 }
 
-// at returns an offset in the frame, mostly in its headers and rarely in the Ethernet header. If
-// the frame has only an Ethernet header, at returns the frame's end.
+// at returns a random offset in the frame, mostly within 100 bytes after the Ethernet header, and
+// rarely in the Ethernet header. If the frame has only an Ethernet header, at may return the
+// frame's end.
 func (m *mutant) at() int {
 	from, to := ethernetLength, len(m.frame)
 	switch m.IntN(30) {
@@ -77,18 +79,21 @@ func (m *mutant) at() int {
 	return from + m.IntN(to-from)
 }
 
+// flipBit inverts a bit.
 func (m *mutant) flipBit() {
 	if at := m.at(); at < len(m.frame) {
 		m.frame[at] ^= 1 << m.IntN(8)
 	}
 }
 
-// telling are bytes that have a meaning in some header.
+// telling are values of bytes that have a meaning in some header: protocol numbers, lengths,
+// versions.
 var telling = []byte{
 	0, 1, 2, 3, 4, 5, 6, 7, 8, 17, 20, 40, 41, 43, 44, 47, 50, 51, 58, 59, 60, 0x40, 0x44, 0x45, 0x46, 0x4f, 0x50,
 	0x60, 0x65, 0x7f, 0x80, 0x86, 0xdd, 0xf0, 0xff,
 }
 
+// setByte adds a small number to a byte, or gives it a telling value.
 func (m *mutant) setByte() {
 	at := m.at()
 	switch {
@@ -100,7 +105,8 @@ func (m *mutant) setByte() {
 	}
 }
 
-// Offsets of length fields and similar fields, from the start of an IP header.
+// Offsets of length fields and similar fields from the start of an IP header, values for them, and
+// numbers of extension headers.
 var (
 	ipv4Lengths      = []int{0, 2, 6, 20 + 4, 20 + 12}
 	ipv6Lengths      = []int{4, 6, 40, 41, 43, 44, 48, 49, 40 + 4, 40 + 12}
@@ -108,7 +114,7 @@ var (
 	extensionHeaders = []byte{0, 43, 44, 60}
 )
 
-// setLength changes a field that gives the length or the end of something.
+// setLength changes a field that tells the length or the end of something.
 func (m *mutant) setLength() {
 	offsets := ipv6Lengths
 	if !m.isIPv6() {
@@ -133,7 +139,7 @@ func (m *mutant) setLength() {
 
 func (m *mutant) isIPv6() bool { return m.frame[12] == 0x86 }
 
-// fixLength makes the length in the IP header agree with the frame, apart from a surplus of bytes.
+// fixLength sets the length in the IP header to that of the rest of the frame, plus a surplus.
 func (m *mutant) fixLength(surplus int) {
 	length := len(m.frame) - ethernetLength + surplus
 	switch {
@@ -144,18 +150,21 @@ func (m *mutant) fixLength(surplus int) {
 	}
 }
 
-// perhapsFixLength often calls fixLength, after the frame's length has changed.
+// perhapsFixLength corrects the length in the IP header in three of four cases. It is called after
+// the frame's length has changed.
 func (m *mutant) perhapsFixLength() {
 	if m.IntN(4) > 0 {
 		m.fixLength(0)
 	}
 }
 
+// cut removes the end of the frame.
 func (m *mutant) cut() {
 	m.frame = fit(m.frame[:m.at()])
 	m.perhapsFixLength()
 }
 
+// extend appends random bytes.
 func (m *mutant) extend() {
 	n := 1 + m.IntN(40)
 	if m.IntN(8) == 0 {
@@ -188,9 +197,9 @@ func (m *mutant) insertHeader() {
 	header := make([]byte, size)
 	header[0], header[1] = m.frame[nextHeader], byte(size/8-1)
 	switch kind {
-	case 43:
+	case 43: // segment routing: type 4, segments left, last entry
 		header[2], header[3], header[4] = 4, byte(max(0, m.IntN(4)-2)), byte(m.IntN(3))
-	case 44:
+	case 44: // fragment: offset, and the flag that more follow
 		header, header[1] = header[:8], byte(m.IntN(2))
 		binary.BigEndian.PutUint16(header[2:], []uint16{0, 0, 0, 1, 2, 6, 8, 0xfff8}[m.IntN(8)])
 	default:
@@ -201,6 +210,7 @@ func (m *mutant) insertHeader() {
 	m.perhapsFixLength()
 }
 
+// insertOptions inserts IPv4 options.
 func (m *mutant) insertOptions() {
 	at := ethernetLength + 20
 	if len(m.frame) < at {
@@ -212,7 +222,7 @@ func (m *mutant) insertOptions() {
 	m.perhapsFixLength()
 }
 
-// delete removes some bytes from the middle, mostly as many as headers have.
+// delete removes some bytes from the middle. Most of the lengths are those of headers.
 func (m *mutant) delete() {
 	at := m.at()
 	n := []int{1, 2, 4, 8, 16, 20, 24, 40, 56}[m.IntN(9)]
@@ -233,7 +243,7 @@ func (m *mutant) splice(other []byte) {
 	m.perhapsFixLength()
 }
 
-// nest puts another frame's packet after some of this frame's headers.
+// nest replaces the frame, from the end of one of its headers, by another frame's packet.
 func (m *mutant) nest(other []byte) {
 	if len(other) < ethernetLength {
 		return
@@ -243,9 +253,10 @@ func (m *mutant) nest(other []byte) {
 	m.perhapsFixLength()
 }
 
-// Mutants returns the frame, cut or extended to a valid length. Unless the seed is 0, it also
-// returns n mutants of the frame and of the others, which follow only from the arguments. About
-// half are mutants of the frame itself, so that they meet the state that it leaves.
+// Mutants returns the frame, padded or cut to a valid length. Unless the seed is 0, it also returns
+// n mutants of the frame and of the others. The result depends only on the arguments. About half
+// are mutants of the frame itself, so that they meet the state that the frame has left in a data
+// path.
 func Mutants(frame []byte, seed uint64, n int, others [][]byte) [][]byte {
 	frame = fit(slices.Clone(frame))
 	frames := [][]byte{frame}

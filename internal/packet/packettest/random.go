@@ -13,8 +13,9 @@ import (
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
-// Frame generates a client's valid packets with a hop limit of at least 2: TCP, UDP or ICMP over IP
-// version 4 or 6, with or without options, extension headers, VLAN tags and bytes after the packet.
+// Frame generates frames with a client's valid packets, of IP version 4 or 6, with a hop limit of
+// at least 2. They have TCP, UDP or ICMP. They may have options, extension headers, VLAN tags and
+// bytes after the packet.
 func Frame(version int) *rapid.Generator[[]byte] {
 	return rapid.Custom(func(t *rapid.T) []byte {
 		src, dst := endpoint(version).Draw(t, "source"), endpoint(version).Draw(t, "destination")
@@ -41,7 +42,7 @@ func Frame(version int) *rapid.Generator[[]byte] {
 	})
 }
 
-// Encap generates valid encapsulations of packets of the inner IP version, with 1 to 8 servers.
+// Encap generates valid encapsulations, with 1 to 8 servers, for packets of an IP version.
 func Encap(inner int) *rapid.Generator[packet.Encap] {
 	return rapid.Custom(func(t *rapid.T) packet.Encap {
 		kinds := []desired.Encapsulation{desired.SRv6Encap, desired.GRE, desired.IPIP}
@@ -71,6 +72,7 @@ func Encap(inner int) *rapid.Generator[packet.Encap] {
 	})
 }
 
+// headers draws IPv4 options or IPv6 extension headers.
 func headers(t *rapid.T, version int) []packet.Option {
 	if version == 4 {
 		words := rapid.IntRange(0, 10).Draw(t, "words of options")
@@ -90,6 +92,7 @@ func headers(t *rapid.T, version int) []packet.Option {
 	return out
 }
 
+// segment draws the fields of a TCP segment.
 func segment(t *rapid.T) []packet.Option {
 	out := []packet.Option{
 		packet.Flags(packet.TCPFlags(rapid.Uint8().Draw(t, "flags"))),

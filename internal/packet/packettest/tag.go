@@ -12,9 +12,10 @@ import (
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
-// Tag returns the argument of the SID of a server's signal about a flow; see
-// docs/understand/protocol.md. The sender has the locator. report is the argument of its own
-// segment. As in the paper, the first 8 bytes of the key come first.
+// Tag returns the tag of a server's signal about a flow. The tag is the argument of the balancer's
+// SID; see docs/understand/protocol.md. sender is the locator of the server. report is the argument
+// of the server's own SID. As in the paper on SipHash, the first 8 bytes of the key are its first
+// word.
 func Tag(
 	key [16]byte, function srv6.Function, sender netip.Prefix, report uint64, client, vip netip.AddrPort,
 ) uint64 {

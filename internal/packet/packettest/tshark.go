@@ -24,27 +24,27 @@ import (
 type Dissection struct {
 	// Protocols is the chain of dissectors, such as "eth:ethertype:ipv6:tcp".
 	Protocols string
-	// Fields are the values of the requested fields, by name. A field that occurs in two headers
-	// has two values.
+	// Fields has the values of the requested fields, by name. A field that is in two headers has
+	// two values.
 	Fields map[string][]string
 	// Problems are malformed layers, expert items of severity warning or error, and wrong
 	// checksums.
 	Problems []string
 }
 
-// Expert severities of Wireshark. Chat and note are lower.
+// Severities of Wireshark's expert items. The lower ones are chat and note.
 const expertWarning = "6291456"
 const expertError = "8388608"
 
-// duplicateSACK is the expert item of a TCP option that reports a segment received twice (RFC
-// 2883). A busy machine that is late sends segments twice; the frame is as it should be.
+// duplicateSACK is the expert item about a TCP option that reports a segment received twice (RFC
+// 2883). It is no problem: a busy machine is late, and then sends segments twice.
 const duplicateSACK = "D-SACK Sequence"
 
 var checksumStatus = []string{"ip.checksum.status", "tcp.checksum.status", "udp.checksum.status",
 	"icmp.checksum.status", "icmpv6.checksum.status"}
 
-// Dissect has tshark dissect frames, check every checksum, and read the named fields. It skips the
-// test if tshark is not installed.
+// Dissect makes tshark dissect frames, check every checksum, and read the named fields. It skips
+// the test if tshark is not installed.
 func Dissect(t testing.TB, frames [][]byte, fields ...string) []Dissection {
 	t.Helper()
 	tshark, err := exec.LookPath("tshark")
@@ -80,6 +80,7 @@ func Dissect(t testing.TB, frames [][]byte, fields ...string) []Dissection {
 	return out
 }
 
+// dissection returns the dissection of a frame from tshark's tree of its layers.
 func dissection(tree map[string]any, fields []string) Dissection {
 	all := map[string][]string{}
 	collect(tree, all)
@@ -109,8 +110,8 @@ func dissection(tree map[string]any, fields []string) Dissection {
 	return d
 }
 
-// collect adds the values of all fields in tshark's tree, and the names of its inner nodes, to
-// into.
+// collect adds to into the values of all fields below a node of tshark's tree, by the names of the
+// fields. An inner node has no value, so collect adds only its name.
 func collect(node any, into map[string][]string) {
 	switch n := node.(type) {
 	case []any:
@@ -125,6 +126,7 @@ func collect(node any, into map[string][]string) {
 	}
 }
 
+// values returns the values of a field: one, or several in a list.
 func values(node any) []string {
 	switch n := node.(type) {
 	case string:
@@ -139,6 +141,7 @@ func values(node any) []string {
 	return nil
 }
 
+// writePcap writes frames to a capture file, and returns its path.
 func writePcap(t testing.TB, frames [][]byte) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "frames.pcap")
