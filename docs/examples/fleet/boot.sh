@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 
-# Boots systemd as on a machine of its own. $1 is the root directory, a Debian, and $2 the control
-# group (version 2). The network namespace is the caller's. `unshare` has made the other namespaces.
+# Boots systemd as on a machine of its own. $1 is the root directory, a Debian. The network namespace
+# and the control group are the caller's. `unshare` has made the other namespaces.
 set -e
 
 root=$1
