@@ -23,6 +23,21 @@ func routerOf(vip netip.Addr) netip.Addr {
 	return router6
 }
 
+// An ICMP error about a flow of a service that hunts changes no entry, also if the flow is half-open.
+func TestICMPErrorsConfirmNothing(t *testing.T) {
+	t.Parallel()
+	f := open(t, hunting(desired.SelectConsistent, 2))
+	parts := f.cast(web, "web")
+	frame := packet.ICMPError(router6, 2, 0, 1280, reply(web))
+	for _, state := range []string{"half-open first", "new first", "steer first", "closing first", "closed first"} {
+		f.setState(web, "web", state, parts)
+		f.run(frame)
+		if got := f.state(web, "web", parts); got != state {
+			t.Errorf("%s becomes %s", state, got)
+		}
+	}
+}
+
 // An ICMP error about a flow that is observed does not count as a packet of the client.
 func TestICMPErrorsAreNotObserved(t *testing.T) {
 	t.Parallel()

@@ -37,11 +37,11 @@ type AgentNode struct {
 	// them when it is detached. Default true.
 	AssignVIPs *bool `yaml:"assign-vips"`
 	// Balancers are prefixes of the locators of the balancers that may send functions about
-	// connections. The default is all balancers.
+	// connections, and packets that the agent passes on. The default is all balancers.
 	Balancers []netip.Prefix `yaml:"balancers,omitempty"`
 	// State is the absolute path of the directory in which the agent keeps its overrides. Default
-	// /var/lib/segue; a change needs a restart. An empty path means that it keeps none. A file cannot
-	// say so.
+	// /var/lib/segue; a change needs a restart. An empty path, which a file cannot have, means that
+	// the agent keeps no overrides.
 	State string `yaml:"state,omitempty"`
 	// SignalKey is the path of the file with the key for tags. It is the same file as on the
 	// balancers. Without it signals have no tags.
@@ -61,8 +61,8 @@ type AgentService struct {
 	// NotLocal says what the last candidate does with a packet of a flow that no candidate has.
 	// Default reset.
 	NotLocal NotLocal `yaml:"not-local,omitempty"`
-	// Drained makes the service refuse offered connections as policy never does, whatever Accept is.
-	// Only for services that hunt.
+	// Drained makes the server refuse all offered connections of the service, whatever Accept is, as
+	// under policy never. Only for services that hunt.
 	Drained bool `yaml:"drained,omitempty"`
 	// QUIC and FormerQUIC are the forms of the connection IDs that the service's program issues, as
 	// in the balancer's Service. QUICID and FormerQUICID are the server ID of this server in these
@@ -132,8 +132,9 @@ type Source struct {
 	// precedence.
 	Workers uint32 `yaml:"workers,omitempty" range:"1 to 4294967295"`
 	// Capacity is the number of connections that the server serves at a time without one slowing
-	// the other, such as its processors, in units of the source. 1 to 1,048,575: the largest number
-	// that a segment has room for. Default 0: that of the source, if it has one.
+	// another, such as its number of processors, in units of the source. It is 1 to 1,048,575, which
+	// is the largest number that a segment has room for. Default 0: that of the source, if it has
+	// one.
 	Capacity uint32 `yaml:"capacity,omitempty" range:"1 to 1048575"`
 	// Interval is the time from one read to the next, 1ms to 10s. Default 20ms for
 	// apache-scoreboard, 500ms for cgroup, and 10ms for shared-memory. Not allowed for other

@@ -47,7 +47,7 @@ type BalancerNode struct {
 	// drop such packets of other hosts, or there are no other hosts. The default is true without
 	// Inside. With Inside it is always false. A change needs a restart.
 	Internal *bool `yaml:"internal"`
-	// Locator is the balancer's own /64, the sender in every segment list. It is
+	// Locator is the balancer's own /64. The source address of its SRv6 packets is in it. It is
 	// required if a service uses an SRv6 encapsulation.
 	Locator netip.Prefix `yaml:"locator"`
 	// Addresses are the outer sources of gre and ipip packets: at most one IPv4
@@ -65,15 +65,15 @@ type BalancerNode struct {
 	// 0 to 24h: routers may still send them, and a host that forwards would send them back. Default
 	// 10m.
 	DropRemovedVIPs time.Duration `yaml:"drop-removed-vips"`
-	// Seed selects the buckets of all flows. Balancers that share services must have the same
-	// seed. If the seed is secret, clients cannot choose their server. Default 0; a change needs a
-	// restart.
+	// Seed keys the hash that selects the buckets of flows. Balancers that share services must have
+	// the same seed. If the seed is secret, clients cannot choose their server. Default 0; a change
+	// needs a restart.
 	Seed uint64 `yaml:"seed"`
 	// Limits size the tables in the kernel; a change needs a restart.
 	Limits Limits `yaml:"limits"`
 	// State is the absolute path of the directory in which the balancer keeps the generations of
 	// its services (package serversets). Default /var/lib/segue; a change needs a restart. An empty
-	// path means that the balancer keeps them in memory. A file cannot say so.
+	// path, which a file cannot have, means that the balancer keeps them in memory.
 	State string `yaml:"state,omitempty"`
 	// SignalKey is the absolute path of the file with the keys for tags of signals. A start and a
 	// reload read it. Without it the balancer does not check tags.

@@ -14,8 +14,8 @@ import (
 // least-queue and sed), or follows the loads that servers tell (awcmp, weighted-round-robin and
 // gsq2).
 type Infer struct {
-	// Estimator is what scores are made of. It is for placement infer only, where the default is
-	// territory-learned.
+	// Estimator is the method by which the balancer estimates the servers. It is for placement infer
+	// only, where the default is territory-learned.
 	Estimator Estimator `yaml:"estimator,omitempty"`
 	// Interval is the time between two estimates, 100 ms to 10 s. It is for placement infer only,
 	// where the default is DefaultInferInterval.
@@ -46,7 +46,8 @@ const (
 	// EstimateTerritoryLearned learns how many flows a server serves at once, and how long flows
 	// wait.
 	EstimateTerritoryLearned Estimator = "territory-learned"
-	// EstimateTerritory takes the configured weights for these numbers of flows.
+	// EstimateTerritory takes the configured weight for the number of flows that a server serves at
+	// once.
 	EstimateTerritory Estimator = "territory"
 	EstimateHLB       Estimator = "hlb"       // HLB, from the durations of flows
 	EstimateHLBFixed  Estimator = "hlb-fixed" // HLB-FIX, with a constant noise

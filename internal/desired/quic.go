@@ -19,12 +19,14 @@ const QUICLB21 QUICForm = "quic-lb-21"
 // QUIC is the form of the connection IDs that the servers of a service issue. The fields after Form
 // are those of quiclb.Config.
 type QUIC struct {
-	Form     QUICForm `yaml:"form" json:"form"` // default quic-lb-21
-	Rotation uint8    `yaml:"rotation" json:"rotation" range:"0 to 6"`
+	Form QUICForm `yaml:"form" json:"form"` // default quic-lb-21
+	// Rotation is the config rotation codepoint of the form: the first three bits of the IDs.
+	Rotation uint8 `yaml:"rotation" json:"rotation" range:"0 to 6"`
 	// ServerIDLength is 8 by default.
 	ServerIDLength int `yaml:"server-id-length" json:"server_id_length" range:"1 to 15"`
 	// NonceLength is 8 by default, or less if the server ID leaves less room.
-	NonceLength  int  `yaml:"nonce-length" json:"nonce_length" range:"4 to 18"`
+	NonceLength int `yaml:"nonce-length" json:"nonce_length" range:"4 to 18"`
+	// EncodeLength tells whether the first octet of an ID contains the ID's length.
 	EncodeLength bool `yaml:"encode-length" json:"encode_length"`
 }
 

@@ -183,12 +183,12 @@ type Service struct {
 	// BGP has the settings of the VIP's announcement; nil: the defaults.
 	BGP     *ServiceBGP `yaml:"bgp,omitempty"`
 	Servers []Server    `yaml:"servers"`
-	// Revision is set by a source that makes the services of a state from those of another one. Services
-	// with the same one are equal, and nobody looks into them to find that out. nil: it is not known.
+	// Revision is set by a source that takes over services from an earlier state. Two services with
+	// the same Revision are equal, so their fields need not be compared. nil: not known.
 	Revision *Revision `yaml:"-"`
 }
 
-// Revision identifies what a source has read as a service.
+// Revision identifies one reading of a service by a source. Each has an address of its own.
 type Revision struct{ _ byte }
 
 // Same tells whether two services are equal.
@@ -224,7 +224,9 @@ func (s *Service) Probes() bool { return s.Probe != nil && *s.Probe }
 type Timeouts struct {
 	New         time.Duration `yaml:"new"`         // seen once; default 60s, 30s for UDP
 	Established time.Duration `yaml:"established"` // default 1h, 2m for UDP
-	Closing     time.Duration `yaml:"closing"`     // after FIN or RST; default 60s, 10s for placement hunt
+	// Closing is for placement hunt only: the time after the server has signalled the end of the flow.
+	// Default 10s. Other placements ignore it.
+	Closing time.Duration `yaml:"closing"`
 	// Silent is the time after which an established flow no longer counts as a load of its server.
 	// It counts again with its next packet. Default 10s.
 	Silent time.Duration `yaml:"silent"`
@@ -247,11 +249,12 @@ type Server struct {
 	// FormerQUICID is the same for IDs of the form FormerQUIC. Default QUICID, if server IDs
 	// have the same length in both forms.
 	FormerQUICID string `yaml:"former-quic-id,omitempty"`
-	// Weight is the server's share of new flows relative to the others', 0 to
-	// 1000. Default 1. A server of weight 0 is drained, and is not in the candidate table.
+	// Weight is the server's share of new flows relative to the others', 0 to 1000. Default 1. Some
+	// placements take it for a speed, or a capacity, or ignore it (docs/reference/configuration.md).
+	// A server of weight 0 is drained, and is not in the candidate table.
 	Weight *uint32 `yaml:"weight" range:"0 to 1000"`
 	// Drained tells whether the server gets no new flows. Service.OnDrain says which flows it keeps.
-	// It stays in the candidate table, so to drain it does not begin a new generation.
+	// A drained server stays in the candidate table, so a drain does not begin a new generation.
 	Drained bool `yaml:"drained,omitempty"`
 }
 

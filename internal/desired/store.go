@@ -14,9 +14,10 @@ import (
 // file.
 type Store struct {
 	Etcd Etcd `yaml:"etcd"`
-	// MaxRemovedPercent is the share of a service's servers that one change of the store may
-	// remove. One server may always be removed, unless it is the last. A balancer keeps its state
-	// when the store would remove more, until an operator confirms it.
+	// MaxRemovedPercent is the largest share of a service's servers that one version of the store may
+	// remove, drain or give the weight 0. One server is allowed in any case, unless it is the last
+	// that takes new flows. If a version exceeds this, the balancer keeps its state until an operator
+	// confirms the version.
 	MaxRemovedPercent uint32 `yaml:"max-removed-percent" range:"0 to 100"` // default 30
 }
 
@@ -28,7 +29,7 @@ type Etcd struct {
 	// slash.
 	Prefix string `yaml:"prefix"`
 	// CAFile has the certificates of the authorities that sign those of the members, in PEM.
-	// Without it, those of the system do. It is for https only, as are the next two.
+	// Without it, the authorities of the system count. CAFile, CertFile and KeyFile are for https only.
 	CAFile string `yaml:"ca-file,omitempty"`
 	// CertFile and KeyFile have the certificate by which the balancer proves who it is, and its
 	// key. Both or none of them are set.

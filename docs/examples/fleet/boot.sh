@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 
-# Boots systemd in the Debian root $1, in the caller's network namespace, with the control group $2
-# (version 2) as its own: a machine. `unshare` has given it the other namespaces.
+# Boots systemd as on a machine of its own. $1 is the root directory, a Debian. The network namespace
+# and the control group are the caller's. `unshare` has made the other namespaces.
 set -e
 
 root=$1

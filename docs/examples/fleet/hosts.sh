@@ -8,11 +8,11 @@
 #   hosts.sh up                     makes and boots the hosts (the first time downloads Debian)
 #   hosts.sh run HOST [COMMAND...]  runs a command as root on a host; without a command, a shell
 #   hosts.sh copy FILE...           copies files into /var/tmp of each host
-#   hosts.sh off HOST               takes the power from a host: nothing is stopped in an orderly way
-#   hosts.sh on HOST                boots it again; its files have stayed
+#   hosts.sh off HOST               switches a host off at once, as a power failure does
+#   hosts.sh on HOST                boots a host that is off; its files are kept
 #   hosts.sh down                   removes all hosts, with their files
 #
-# SEGUE_HOSTS_ROOT  the Debian that all hosts start from: made if it does not exist, and left by "down"
+# SEGUE_HOSTS_ROOT  the Debian that all hosts start from: made if it does not exist; "down" keeps it
 # SEGUE_HOSTS_MIRROR  the mirror of Debian (default: that of debootstrap)
 set -euo pipefail
 
@@ -47,13 +47,13 @@ make_root() {
         --include=curl,dbus,etcd-client,etcd-server,frr,iproute2,iputils-ping,nginx,procps,systemd,systemd-sysv \
         bookworm "$base.new" ${SEGUE_HOSTS_MIRROR:+"$SEGUE_HOSTS_MIRROR"} >"$base.log" || die "debootstrap failed: $base.log"
     chmod 0755 "$base.new"
-    # Of the hosts, few need these programs. There they are started by hand.
+    # Only some hosts need these programs, and start them by hand.
     chroot "$base.new" systemctl --quiet disable etcd frr nginx
     rm -f "$base.log"
     mv "$base.new" "$base"
 }
 
-# number HOST: the last part of the host's addresses.
+# number HOST: prints the last part of the host's addresses.
 number() {
     case $1 in
         router) echo 1 ;;
@@ -111,9 +111,10 @@ on() {
     done
     ip netns add "fleet-$1"
     plug "$1"
-    # The client's link has ended with the former router.
+    # The client's link was to the router that was switched off, so it is gone.
     [[ $1 != router || ! -e /run/netns/fleet-client ]] || plug client
-    # The shell joins the control group, which is then the root of unshare's group namespace.
+    # The shell joins the host's control group, which then is the root of the namespace of control
+    # groups that unshare makes.
     # shellcheck disable=SC2016
     setsid nsenter --net="/run/netns/fleet-$1" sh -c 'echo $$ >"$2/cgroup.procs" &&
         exec unshare --mount --uts --ipc --cgroup --pid --fork --kill-child sh "$0" "$1"' \
