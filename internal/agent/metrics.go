@@ -141,6 +141,8 @@ func collectAcceptance(metrics chan<- prometheus.Metric, service string, a *Acce
 	}
 	if a.Threshold != nil {
 		gauge(thresholdDesc, float64(*a.Threshold))
+	}
+	if a.Source != "" {
 		gauge(staleDesc, truth(a.Stale))
 	}
 	if a.Load != nil {
