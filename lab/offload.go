@@ -13,8 +13,8 @@ import (
 	"github.com/segue-lb/segue/internal/netdev"
 )
 
-// prepareForXDP prepares the fabric's end of a cable for a node that runs XDP natively at the other
-// end. It works on an interface in the calling thread's network namespace.
+// prepareForXDP prepares an interface whose peer, at the other end of the cable, runs XDP natively.
+// The interface is in the calling thread's network namespace. The role is that of the peer's node.
 func prepareForXDP(name string, role Role) error {
 	// A frame that the node sends by XDP_TX or redirect arrives here without an sk_buff. veth
 	// accepts such frames only while NAPI runs, and attaching any XDP program starts NAPI. Without
