@@ -66,8 +66,8 @@ func (e EmulatedServer) withDefaults(defaults EmulatedServer) EmulatedServer {
 	}
 }
 
-// Of returns the settings of the server with this name: those of its exception, and for the rest those
-// of all servers.
+// Of returns the settings of the server with this name: those of its exception, and for the rest
+// those of all servers.
 func (e EmulatedServers) Of(server string) EmulatedServer {
 	i := slices.IndexFunc(e.Exceptions, func(x EmulatedException) bool { return x.Server == server })
 	if i < 0 {
@@ -194,9 +194,9 @@ func (n *Node) emulatedCommand(laboratory string) []string {
 	return args
 }
 
-// Colocate gives the node's emulated server a schedule of co-located work, which takes shares of its
-// cores. The times of the schedule count from now. It replaces the former schedule. An empty schedule
-// ends the co-located work.
+// Colocate gives the node's emulated server a schedule of co-located work, which takes shares of
+// its cores. The times of the schedule count from now. It replaces the former schedule. An empty
+// schedule ends the co-located work.
 func (n *Node) Colocate(ctx context.Context, schedule application.Schedule) error {
 	client := http.Client{Transport: &http.Transport{
 		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
@@ -234,6 +234,6 @@ func (n *Node) LoadSource() load.Source {
 	return nil
 }
 
-// LoadFile returns the path of the file in which the node's emulated server reports its load (package
-// loadshm).
+// LoadFile returns the path of the file in which the node's emulated server reports its load
+// (package loadshm).
 func (n *Node) LoadFile() string { return n.lab.path(n.Name, "load") }

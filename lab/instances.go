@@ -80,7 +80,8 @@ func instancesIn(namespace string, instances []string) (found []string, err erro
 			if err != nil {
 				return err
 			}
-			// An error means that the pins are of another program or another build, so not of this lab.
+			// An error means that the pins are of another program or another build, so not of this
+			// lab.
 			attached, _ := datapath.AttachedHere(name)
 			if attached || process != nil && isIn(process.PID, path) {
 				found = append(found, name)
@@ -95,8 +96,8 @@ func instancesIn(namespace string, instances []string) (found []string, err erro
 }
 
 // removeInstances removes the pins, locks, records and sockets of instances. Their programs are
-// attached by pinned links, or to interfaces that end with the lab's namespaces. So the kernel unloads
-// the programs when pins and namespaces are gone.
+// attached by pinned links, or to interfaces that end with the lab's namespaces. So the kernel
+// unloads the programs when pins and namespaces are gone.
 func removeInstances(names []string) error {
 	for _, name := range names {
 		if err := os.RemoveAll(filepath.Join(pinRoot, name)); err != nil {

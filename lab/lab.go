@@ -39,8 +39,8 @@ type Options struct {
 	// Segue is the executable of the balancers and agents. The default is the file `segue` in the
 	// directory of this process's executable. If there is none, it is the `segue` in the PATH.
 	Segue string
-	// Laboratory is the segue-lab executable, which nodes run as emulated server, UDP echo and delay.
-	// The default is the executable of this process.
+	// Laboratory is the segue-lab executable, which nodes run as emulated server, UDP echo and
+	// delay. The default is the executable of this process.
 	Laboratory string
 	// Progress is called with a description of each step, if it is not nil.
 	Progress func(string)
@@ -89,8 +89,8 @@ func ownExecutable() (string, error) {
 	return self, nil
 }
 
-// Segue returns the path of `segue` in the directory of this process's executable. If there is no such
-// file, it returns the name "segue", which the PATH resolves.
+// Segue returns the path of `segue` in the directory of this process's executable. If there is no
+// such file, it returns the name "segue", which the PATH resolves.
 func Segue() (string, error) {
 	self, err := ownExecutable()
 	if err != nil {
@@ -103,9 +103,9 @@ func Segue() (string, error) {
 	return path, nil
 }
 
-// Up builds a lab and returns when all of its processes are ready. Balancers start last. If Up fails
-// or the context ends, it removes everything that it has built. It needs root, nginx and a lab name
-// that is not in use.
+// Up builds a lab and returns when all of its processes are ready. Balancers start last. If Up
+// fails or the context ends, it removes everything that it has built. It needs root, nginx and a
+// lab name that is not in use.
 func Up(ctx context.Context, topology Topology, options Options) (*Lab, error) {
 	if err := topology.Validate(); err != nil {
 		return nil, fmt.Errorf("topology: %w", err)
@@ -159,7 +159,8 @@ func (l *Lab) build(ctx context.Context) error {
 		if err := l.limitCPUs(); err != nil {
 			return err
 		}
-		// Balancers start last: servers answer their checks and probes only when the agents are ready.
+		// Balancers start last: servers answer their checks and probes only when the agents are
+		// ready.
 		balancers, others := l.balancerProcesses()
 		run := func(p *Process) error { return p.Start(ctx) }
 		if err := forAll(others, run); err != nil {
@@ -265,10 +266,10 @@ func (l *Lab) FindNode(name string) (*Node, error) {
 		enumerate(names))
 }
 
-// Process returns the node's process with the given name, or nil. A balancer has the process lb, and
-// with BFD also bfd. The edge router has the process of its routing software, if any: frr or bird. A
-// server has agent, echo if there are UDP services, and a process with the name of its application,
-// such as nginx. With the application mediawiki it also has mariadb and memcached.
+// Process returns the node's process with the given name, or nil. A balancer has the process lb,
+// and with BFD also bfd. The edge router has the process of its routing software, if any: frr or
+// bird. A server has agent, echo if there are UDP services, and a process with the name of its
+// application, such as nginx. With the application mediawiki it also has mariadb and memcached.
 func (l *Lab) Process(node, name string) *Process {
 	i := slices.IndexFunc(l.Processes, func(p *Process) bool {
 		return p.node.Name == node && p.Name == name

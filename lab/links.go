@@ -10,15 +10,15 @@ import (
 )
 
 // buildLinks makes the fabric's bridge and all cables, which are pairs of veths. One cable connects
-// client and edge router. One connects each other node to the fabric. A balancer with two arms has a
-// second cable, to the edge router.
+// client and edge router. One connects each other node to the fabric. A balancer with two arms has
+// a second cable, to the edge router.
 func (l *Lab) buildLinks() error {
 	fabric, edge, client := l.Node("fabric"), l.Node("edge"), l.Node("client")
 	snooping := false
 	br := &netlink.Bridge{
 		LinkAttrs: netlink.LinkAttrs{Name: bridge, MTU: l.Topology.MTU.Fabric},
-		// Snooping learns the members of multicast groups from the answers to a querier, and here is
-		// no querier. So the bridge would not forward neighbour solicitations.
+		// Snooping learns the members of multicast groups from the answers to a querier, and here
+		// is no querier. So the bridge would not forward neighbour solicitations.
 		MulticastSnooping: &snooping,
 	}
 	err := fabric.netlink(func(h *netlink.Handle) error {
@@ -51,8 +51,9 @@ func (l *Lab) buildLinks() error {
 		}
 	}
 	// Connect the client last, so that the two ends have different interface numbers in their
-	// namespaces: the edge router has other interfaces by now. For a veth whose number equals that of
-	// its peer, as for hardware, the kernel may wait up to a second until it reports the link as up.
+	// namespaces: the edge router has other interfaces by now. For a veth whose number equals that
+	// of its peer, as for hardware, the kernel may wait up to a second until it reports the link as
+	// up.
 	if err := connect(edge, downlink, client, uplink, l.Topology.MTU.Client); err != nil {
 		return err
 	}
@@ -84,7 +85,8 @@ func (n *Node) forgetHashes() error {
 	return nil
 }
 
-// connect makes a pair of veths between two nodes. nameA is the interface of node a, nameB that of b.
+// connect makes a pair of veths between two nodes. nameA is the interface of node a, nameB that of
+// b.
 func connect(a *Node, nameA string, b *Node, nameB string, mtu int) error {
 	ns, err := netns.GetFromPath(b.namespacePath())
 	if err != nil {
@@ -105,8 +107,8 @@ func connect(a *Node, nameA string, b *Node, nameB string, mtu int) error {
 	})
 }
 
-// plugIn adds the fabric's end of a node's cable to the fabric's bridge. If the node runs XDP, plugIn
-// first prepares the fabric's end for that.
+// plugIn adds the fabric's end of a node's cable to the fabric's bridge. If the node runs XDP,
+// plugIn first prepares the fabric's end for that.
 func (fabric *Node) plugIn(node *Node, br netlink.Link) error {
 	if node.Role == RoleBalancer || node.Role == RoleServer {
 		if err := fabric.Do(func() error { return prepareForXDP(node.Name, node.Role) }); err != nil {
@@ -118,7 +120,8 @@ func (fabric *Node) plugIn(node *Node, br netlink.Link) error {
 		if err != nil {
 			return err
 		}
-		// Impair needs clsact. The kernel drops packets while it adds clsact, but there are none yet.
+		// Impair needs clsact. The kernel drops packets while it adds clsact, but there are none
+		// yet.
 		if err := addClsact(h, port); err != nil {
 			return err
 		}

@@ -11,9 +11,9 @@ import (
 )
 
 // resolvable is the largest number of neighbours that the lab leaves to the kernel to resolve. All
-// namespaces of the machine together can have 1024 entries (net.ipv6.neigh.default.gc_thresh3), and a
-// neighbour may need two: one for its link-local address. With more entries, the kernel drops packets.
-// Permanent entries do not count.
+// namespaces of the machine together can have 1024 entries (net.ipv6.neigh.default.gc_thresh3), and
+// a neighbour may need two: one for its link-local address. With more entries, the kernel drops
+// packets. Permanent entries do not count.
 const resolvable = 512
 
 // addNeighbours adds permanent neighbour entries on servers and balancers, if the kernel cannot
@@ -66,8 +66,8 @@ func (n *Node) mac() (mac net.HardwareAddr, err error) {
 	return mac, err
 }
 
-// addNeighbours adds permanent entries for the IPv6 addresses of the neighbours, except for the node
-// itself. macs has the Ethernet address of each neighbour, by name.
+// addNeighbours adds permanent entries for the IPv6 addresses of the neighbours, except for the
+// node itself. macs has the Ethernet address of each neighbour, by name.
 func (n *Node) addNeighbours(neighbours []Spec, macs map[string]net.HardwareAddr) error {
 	err := n.netlink(func(h *netlink.Handle) error {
 		link, err := h.LinkByName(uplink)

@@ -49,9 +49,9 @@ func (l *Lab) buildNetwork(ctx context.Context) error {
 	return l.awaitNetwork(ctx)
 }
 
-// shareNamespaces makes netnsDir a shared mount. The first `ip netns add` on a machine does the same.
-// If it did so while a lab is up, the new mount would cover the mounts of the lab's namespaces, and
-// the lab could not unmount them.
+// shareNamespaces makes netnsDir a shared mount. The first `ip netns add` on a machine does the
+// same. If it did so while a lab is up, the new mount would cover the mounts of the lab's
+// namespaces, and the lab could not unmount them.
 func shareNamespaces() error {
 	if err := os.MkdirAll(netnsDir, 0o755); err != nil {
 		return err
@@ -142,14 +142,14 @@ func (n *Node) setSysctls() error {
 	settings := []sysctl{
 		{"ipv6/conf/all/disable_ipv6", "0"},
 		{"ipv6/conf/default/disable_ipv6", "0"},
-		// Link-local addresses are unique here, so they need no duplicate address detection. It would
-		// take a second or two. Until then a server could not resolve the Ethernet address of another
-		// server to which it passes packets on.
+		// Link-local addresses are unique here, so they need no duplicate address detection. It
+		// would take a second or two. Until then a server could not resolve the Ethernet address of
+		// another server to which it passes packets on.
 		{"ipv6/conf/default/accept_dad", "0"},
 		{"ipv6/conf/default/accept_ra", "0"},
-		// A new namespace may start with the IPv4 settings of the initial one. Reverse-path filtering
-		// must be off: with direct server return, a packet can arrive on an interface that does not
-		// lead back to its source.
+		// A new namespace may start with the IPv4 settings of the initial one. Reverse-path
+		// filtering must be off: with direct server return, a packet can arrive on an interface
+		// that does not lead back to its source.
 		{"ipv4/conf/all/rp_filter", "0"},
 		{"ipv4/conf/default/rp_filter", "0"},
 	}
@@ -158,17 +158,17 @@ func (n *Node) setSysctls() error {
 		settings = append(settings,
 			sysctl{"ipv4/ip_forward", "1"},
 			sysctl{"ipv6/conf/all/forwarding", "1"},
-			// Use ECMP by the 5-tuple, as routers in data centres do. By default, ECMP for IPv6 uses
-			// the flow label instead of the ports. A Linux client changes the flow label when a
-			// connection retransmits, so its packets could change to another balancer.
+			// Use ECMP by the 5-tuple, as routers in data centres do. By default, ECMP for IPv6
+			// uses the flow label instead of the ports. A Linux client changes the flow label when
+			// a connection retransmits, so its packets could change to another balancer.
 			sysctl{"ipv4/fib_multipath_hash_policy", "1"},
 			sysctl{"ipv6/fib_multipath_hash_policy", "1"},
 		)
 	case RoleServer:
-		// An agent looks up the route to the next segment in XDP, and the kernel permits that lookup
-		// only where forwarding is on. A balancer needs no such lookup, and forwarding must be off on
-		// it: while its program is not attached, its kernel would send packets for a VIP back to the
-		// edge router, in a loop.
+		// An agent looks up the route to the next segment in XDP, and the kernel permits that
+		// lookup only where forwarding is on. A balancer needs no such lookup, and forwarding must
+		// be off on it: while its program is not attached, its kernel would send packets for a VIP
+		// back to the edge router, in a loop.
 		settings = append(settings, sysctl{"ipv6/conf/all/forwarding", "1"})
 		if n.Application != Nginx {
 			// A full accept queue resets connections, as in the papers (6LB, section VI-A; SRLB,
@@ -209,7 +209,8 @@ func (l *Lab) awaitNetwork(ctx context.Context) error {
 
 // awaitNetwork returns when all links of the node are up, and its kernel delivers packets to all of
 // its IPv6 addresses. The kernel drops packets on a new link until it notices that the link is up,
-// which takes up to a second. It adds the local route of an IPv6 address some time after the address.
+// which takes up to a second. It adds the local route of an IPv6 address some time after the
+// address.
 func (n *Node) awaitNetwork(ctx context.Context) error {
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()

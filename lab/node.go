@@ -43,15 +43,15 @@ func namespacePrefix(lab string) string { return "segue-" + lab + "-" }
 var labNamespace = regexp.MustCompile(`^segue-([a-z0-9]{1,12})-`)
 
 // Do runs f on a thread inside the node's network namespace. Sockets that f opens, sysctls that it
-// writes and processes that it starts belong to the node. Goroutines that f starts run outside. Only
-// the network namespace changes: in the caller's mount namespace /sys/fs/bpf stays visible, while
-// `ip netns exec` would hide it under a new /sys.
+// writes and processes that it starts belong to the node. Goroutines that f starts run outside.
+// Only the network namespace changes: in the caller's mount namespace /sys/fs/bpf stays visible,
+// while `ip netns exec` would hide it under a new /sys.
 func (n *Node) Do(f func() error) error {
 	return doIn(n.Name, n.namespacePath(), f)
 }
 
-// doIn does the same as Node.Do, for the network namespace at a path. If it cannot enter or leave the
-// namespace, its error begins with name.
+// doIn does the same as Node.Do, for the network namespace at a path. If it cannot enter or leave
+// the namespace, its error begins with name.
 func doIn(name, namespacePath string, f func() error) error {
 	runtime.LockOSThread()
 	home, err := netns.Get()
@@ -102,8 +102,8 @@ func (n *Node) netlink(f func(*netlink.Handle) error) error {
 	return f(h)
 }
 
-// Exec replaces the calling process by a command in the node's network namespace. It returns only if
-// that fails.
+// Exec replaces the calling process by a command in the node's network namespace. It returns only
+// if that fails.
 func (n *Node) Exec(command []string) error {
 	path, err := exec.LookPath(command[0])
 	if err != nil {
@@ -152,8 +152,8 @@ func (n *Node) DialTCP(ctx context.Context, from netip.Addr, to netip.AddrPort) 
 			level, freeBind = unix.IPPROTO_IP, unix.IP_FREEBIND
 		}
 		failed := c.Control(func(fd uintptr) {
-			// IP_BIND_ADDRESS_NO_PORT leaves the port to connect(2), so that connections to different
-			// destinations can share a port.
+			// IP_BIND_ADDRESS_NO_PORT leaves the port to connect(2), so that connections to
+			// different destinations can share a port.
 			err = errors.Join(unix.SetsockoptInt(int(fd), level, freeBind, 1),
 				unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1))
 		})

@@ -18,7 +18,8 @@ type NotifySocket struct {
 	path string
 }
 
-// ListenNotify opens a socket at a path. It replaces a socket that an interrupted wait has left there.
+// ListenNotify opens a socket at a path. It replaces a socket that an interrupted wait has left
+// there.
 func ListenNotify(path string) (*NotifySocket, error) {
 	if err := os.RemoveAll(path); err != nil {
 		return nil, err
@@ -37,8 +38,8 @@ func (s *NotifySocket) Close() {
 }
 
 // Await returns when the states have arrived in the given order. It returns an error if the context
-// ends first. It also returns an error if the process ends first: whoever waits for the process then
-// closes exited.
+// ends first. It also returns an error if the process ends first: whoever waits for the process
+// then closes exited.
 func (s *NotifySocket) Await(ctx context.Context, exited <-chan struct{}, states ...string) error {
 	done := make(chan error, 1)
 	go func() { done <- s.read(states) }()

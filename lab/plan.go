@@ -30,8 +30,8 @@ const (
 )
 
 // Names of interfaces. The client's uplink is its link to the edge router. The uplink of each other
-// node is its link to the fabric. The fabric has no uplink. The edge router's link to a balancer with
-// two arms has the name of the balancer.
+// node is its link to the fabric. The fabric has no uplink. The edge router's link to a balancer
+// with two arms has the name of the balancer.
 const (
 	uplink   = "eth0"
 	downlink = "eth1" // the edge router's link to the client
@@ -68,8 +68,9 @@ func reserved(addr netip.Addr) bool {
 	return slices.ContainsFunc(own, func(p netip.Prefix) bool { return p.Contains(addr) })
 }
 
-// ClientAddresses returns n addresses of clients6 or clients4, in the family of the VIP, at most 254.
-// A load generator that uses n addresses can have n times as many connections to a VIP at a time.
+// ClientAddresses returns n addresses of clients6 or clients4, in the family of the VIP, at most
+// 254. A load generator that uses n addresses can have n times as many connections to a VIP at a
+// time.
 func ClientAddresses(vip netip.Addr, n int) []netip.Addr {
 	prefix := clients6
 	if vip.Is4() {
@@ -131,8 +132,8 @@ func (t Topology) Specs() []Spec {
 // hasOuter tells whether the node is a balancer with two arms.
 func (s Spec) hasOuter() bool { return s.Outer6.IsValid() }
 
-// outerGateways returns the edge router's addresses on its link to this balancer, which has two arms:
-// first the IPv6 address, then the IPv4 address. They are one less than the balancer's.
+// outerGateways returns the edge router's addresses on its link to this balancer, which has two
+// arms: first the IPv6 address, then the IPv4 address. They are one less than the balancer's.
 func (s Spec) outerGateways() []netip.Addr { return []netip.Addr{s.Outer6.Prev(), s.Outer4.Prev()} }
 
 // outside returns the balancer's addresses that the edge router uses as next hops of the VIPs.
@@ -156,16 +157,16 @@ func (t Topology) specs(role Role) []Spec {
 	return slices.DeleteFunc(t.Specs(), func(s Spec) bool { return s.Role != role })
 }
 
-// fabricSpecs returns the nodes with a link to the fabric: all but the fabric itself and the client.
-// Each of the fabric's ports has the name of its node.
+// fabricSpecs returns the nodes with a link to the fabric: all but the fabric itself and the
+// client. Each of the fabric's ports has the name of its node.
 func (t Topology) fabricSpecs() []Spec {
 	return slices.DeleteFunc(t.Specs(), func(s Spec) bool {
 		return s.Role == RoleFabric || s.Role == RoleClient
 	})
 }
 
-// enumerate joins the names of nodes by commas. It writes three or more names with consecutive numbers
-// as a range, such as "s1 to s4".
+// enumerate joins the names of nodes by commas. It writes three or more names with consecutive
+// numbers as a range, such as "s1 to s4".
 func enumerate(names []string) string {
 	var parts []string
 	for len(names) > 0 {
@@ -195,8 +196,8 @@ func successor(name string) string {
 	return kind + strconv.Itoa(number+1)
 }
 
-// host returns the nth address of a prefix: it adds n to the last 32 bits of the first address, which
-// must be zero where n has bits.
+// host returns the nth address of a prefix: it adds n to the last 32 bits of the first address,
+// which must be zero where n has bits.
 func host(prefix netip.Prefix, n int) netip.Addr {
 	addr := prefix.Addr().AsSlice()
 	low := addr[len(addr)-4:]

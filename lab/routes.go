@@ -119,8 +119,8 @@ func (n *Node) addRoutes(h *netlink.Handle) error {
 	return n.addLocatorRoutes(h)
 }
 
-// addLocatorRoutes adds routes to the locators of all other nodes. It discards packets to the node's
-// own locator, except for packets to the SIDs and addresses that the node has.
+// addLocatorRoutes adds routes to the locators of all other nodes. It discards packets to the
+// node's own locator, except for packets to the SIDs and addresses that the node has.
 func (n *Node) addLocatorRoutes(h *netlink.Handle) error {
 	for _, other := range n.lab.Nodes {
 		switch {
@@ -174,9 +174,9 @@ func addLocalRoutes(h *netlink.Handle, prefixes ...netip.Prefix) error {
 }
 
 // SetNextHops makes the edge router distribute every VIP's packets over exactly the named
-// balancers, by kernel ECMP with a hash of the 5-tuple. The kernel uses the hash-threshold algorithm,
-// by which some flows change their balancer when the set of balancers changes (RFC 2992). Without
-// balancers, SetNextHops removes the routes, so the VIPs become unreachable.
+// balancers, by kernel ECMP with a hash of the 5-tuple. The kernel uses the hash-threshold
+// algorithm, by which some flows change their balancer when the set of balancers changes (RFC
+// 2992). Without balancers, SetNextHops removes the routes, so the VIPs become unreachable.
 func (l *Lab) SetNextHops(balancers ...string) error {
 	if router := l.Topology.Edge.Router; router != "" {
 		return fmt.Errorf("the edge router runs %s: the balancers tell it their routes", router)
@@ -199,8 +199,8 @@ func (l *Lab) SetNextHops(balancers ...string) error {
 	})
 }
 
-// replaceVIPRoute gives the route of a VIP the balancers as next hops. It deletes the route if there
-// are no balancers.
+// replaceVIPRoute gives the route of a VIP the balancers as next hops. It deletes the route if
+// there are no balancers.
 func replaceVIPRoute(h *netlink.Handle, vip netip.Addr, balancers []*Node) error {
 	dst := ipNet(netip.PrefixFrom(vip, vip.BitLen()))
 	if len(balancers) == 0 {

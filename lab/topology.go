@@ -65,8 +65,8 @@ var applications = []Application{Nginx, Apache, Emulated, MediaWiki}
 type MTU struct {
 	// Client is the MTU between client and edge router: from 1280 to the MTU of the fabric.
 	Client int `yaml:"client"`
-	// Fabric is the MTU among edge router, balancers and servers: at most MaxFabricMTU, and at least
-	// 1280 and the space for longer lists of servers (longerLists).
+	// Fabric is the MTU among edge router, balancers and servers: at most MaxFabricMTU, and at
+	// least 1280 and the space for longer lists of servers (longerLists).
 	Fabric int `yaml:"fabric"`
 }
 
@@ -91,18 +91,19 @@ type Service struct {
 	Generations int                 `yaml:"generations,omitempty"`
 	History     int                 `yaml:"history,omitempty"`
 	Buckets     int                 `yaml:"buckets,omitempty"`
-	// Health is the same as in a balancer's configuration, with its defaults. Checks via host connect
-	// to the servers' link addresses of the VIP's family.
+	// Health is the same as in a balancer's configuration, with its defaults. Checks via host
+	// connect to the servers' link addresses of the VIP's family.
 	Health *desired.Health `yaml:"health,omitempty"`
-	// OnFailure, OnDrain, AllFailed and SlowStart are the same as in a balancer's configuration, with
-	// its defaults.
+	// OnFailure, OnDrain, AllFailed and SlowStart are the same as in a balancer's configuration,
+	// with its defaults.
 	OnFailure desired.OnFailure `yaml:"on-failure,omitempty"`
 	OnDrain   desired.OnDrain   `yaml:"on-drain,omitempty"`
 	AllFailed desired.AllFailed `yaml:"all-failed,omitempty"`
 	SlowStart *time.Duration    `yaml:"slow-start,omitempty"`
-	// Accept, Load and NotLocal are the same as in an agent's configuration, with its defaults. Load
-	// has further defaults: the source apache-scoreboard has the path and the number of workers of the
-	// lab's Apache, and the source shared-memory has the path of the server's application.
+	// Accept, Load and NotLocal are the same as in an agent's configuration, with its defaults.
+	// Load has further defaults: the source apache-scoreboard has the path and the number of
+	// workers of the lab's Apache, and the source shared-memory has the path of the server's
+	// application.
 	Accept   desired.Accept   `yaml:"accept,omitempty"`
 	Load     desired.Source   `yaml:"load,omitempty"`
 	NotLocal desired.NotLocal `yaml:"not-local,omitempty"`
@@ -136,8 +137,8 @@ func DefaultTopology() Topology {
 }
 
 // ParseTopology reads a topology in YAML. Missing fields get the values of the built-in topology. A
-// list replaces the built-in list as a whole. File names in the topology must be absolute. The error
-// is of type fieldpath.Errors.
+// list replaces the built-in list as a whole. File names in the topology must be absolute. The
+// error is of type fieldpath.Errors.
 func ParseTopology(text []byte) (Topology, error) { return ParseTopologyIn(text, "") }
 
 // ParseTopologyIn does the same as ParseTopology. File names in the topology are relative to dir,
@@ -273,10 +274,10 @@ func (t Topology) serviceProblems(fail func(path string, value any, format strin
 	}
 }
 
-// refused returns the errors that the daemons would report about their configurations. It checks the
-// configurations of one balancer, of all agents with exceptions, and of one agent without: the
-// topology gives the others the same services. A service has the same index in a configuration as in
-// the topology, so the paths of errors are right.
+// refused returns the errors that the daemons would report about their configurations. It checks
+// the configurations of one balancer, of all agents with exceptions, and of one agent without: the
+// topology gives the others the same services. A service has the same index in a configuration as
+// in the topology, so the paths of errors are right.
 func (t Topology) refused() (errs fieldpath.Errors) {
 	l, err := newLab(t, Options{})
 	if err != nil {
@@ -385,9 +386,9 @@ func (t Topology) longerLists() (most int) {
 
 // longerLists returns the length of the longest list of servers in a packet of the service, minus
 // that of a list of one server, in bytes. A packet of an unknown flow visits all servers that may
-// have the flow (docs/understand/tables.md). Services send such packets if they have placement hunt,
-// or if they find flows by columns. Agents do not know the number of candidates, so the lab reserves
-// this space in their MTU. The argument is the number of servers of the lab.
+// have the flow (docs/understand/tables.md). Services send such packets if they have placement
+// hunt, or if they find flows by columns. Agents do not know the number of candidates, so the lab
+// reserves this space in their MTU. The argument is the number of servers of the lab.
 func (s Service) longerLists(servers int) int {
 	const segment, header = 16, 8 // bytes of a segment routing header
 	candidates := cmp.Or(s.Candidates, s.Selection.DefaultCandidates())
