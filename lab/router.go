@@ -116,8 +116,8 @@ type routerConfig struct {
 
 // routerSession is a BGP session of the edge router with a balancer, or the BFD session beside it.
 type routerSession struct {
-	Name     string // unique
-	Family   int    // 4 or 6
+	Name     string     // unique
+	Family   int        // 4 or 6
 	Local    netip.Addr // of the edge router
 	Neighbor netip.Addr // of the balancer
 	ASN      uint32     // of the balancer

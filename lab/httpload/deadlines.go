@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// deadlines orders connections by their deadlines.
+// deadlines is a heap of connections, with the earliest deadline first.
 type deadlines []*connection
 
 func (d deadlines) Len() int           { return len(d) }
@@ -38,7 +38,7 @@ func (d *deadlines) Pop() any {
 // noDeadline is the position of a connection without a deadline.
 const noDeadline = -1
 
-// set gives a connection a deadline, in the place of the one that it has.
+// set gives a connection a deadline. It replaces the deadline that the connection may have.
 func (d *deadlines) set(c *connection, at time.Duration) {
 	c.deadline = at
 	if c.position == noDeadline {
