@@ -4,6 +4,11 @@
 // that distributes packets over the balancers by ECMP, balancers, and servers that run nginx,
 // Apache, MediaWiki or an emulated application. Edge router, balancers and servers are connected at
 // layer 2. `segue-lab lab` and the end-to-end tests use the package.
+//
+// A Topology describes a lab. The names and addresses of its nodes follow from the topology by the
+// rules in plan.go. buildNetwork (network.go) makes the nodes' network namespaces, links
+// (links.go), addresses and routes (routes.go). processes (software.go) has the programs that run
+// in them.
 package lab
 
 import (
@@ -81,6 +86,7 @@ func (o *Options) complete() (err error) {
 	return err
 }
 
+// ownExecutable returns the path of this process's executable.
 func ownExecutable() (string, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -155,19 +161,6 @@ func (l *Lab) build(ctx context.Context) error {
 		progress string
 		do       func(context.Context) error
 	}
-	start := func(ctx context.Context) error {
-		if err := l.limitCPUs(); err != nil {
-			return err
-		}
-		// Balancers start last: servers answer their checks and probes only when the agents are
-		// ready.
-		balancers, others := l.balancerProcesses()
-		run := func(p *Process) error { return p.Start(ctx) }
-		if err := forAll(others, run); err != nil {
-			return err
-		}
-		return forAll(balancers, run)
-	}
 	write := func(context.Context) error { return l.writeFiles() }
 	steps := []step{
 		{"Building the network: " + l.Topology.summary() + ".", l.buildNetwork},
@@ -176,7 +169,8 @@ func (l *Lab) build(ctx context.Context) error {
 	if slices.ContainsFunc(l.Nodes, func(n *Node) bool { return n.Application == MediaWiki }) {
 		steps = append(steps, step{"Preparing the wiki.", l.prepareWikis})
 	}
-	steps = append(steps, step{"Starting " + wording.Count(len(l.Processes), "process") + ".", start})
+	steps = append(steps,
+		step{"Starting " + wording.Count(len(l.Processes), "process") + ".", l.startProcesses})
 	if router := l.Topology.Edge.Router; router != "" {
 		steps = append(steps,
 			step{"Waiting until " + string(router) + " has learned the routes.", l.awaitRoutes})
@@ -198,6 +192,20 @@ func (l *Lab) build(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// startProcesses starts all processes, and returns when they are ready. Balancers start last:
+// servers answer their checks and probes only when the agents are ready.
+func (l *Lab) startProcesses(ctx context.Context) error {
+	if err := l.limitCPUs(); err != nil {
+		return err
+	}
+	balancers, others := l.balancerProcesses()
+	start := func(p *Process) error { return p.Start(ctx) }
+	if err := forAll(others, start); err != nil {
+		return err
+	}
+	return forAll(balancers, start)
 }
 
 // balancerProcesses divides the lab's processes into those of balancers and those of other nodes.

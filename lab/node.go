@@ -37,6 +37,7 @@ func (n *Node) namespace() string { return namespacePrefix(n.lab.Name) + n.Name 
 // namespacePath returns the file of the node's network namespace.
 func (n *Node) namespacePath() string { return filepath.Join(netnsDir, n.namespace()) }
 
+// namespacePrefix begins the names of all network namespaces of a lab.
 func namespacePrefix(lab string) string { return "segue-" + lab + "-" }
 
 // labNamespace matches the name of a lab's namespace and captures the lab's name.

@@ -100,8 +100,9 @@ type Spec struct {
 	Application Application `json:"application,omitempty"`
 }
 
-// Specs lists the topology's nodes: fabric, edge, client, the balancers from lb1 and the servers
-// from s1.
+// Specs lists the topology's nodes: fabric, edge, client, the balancers from lb1 on, and the
+// servers from s1 on. On the fabric, balancer i has the addresses fd00:fab::1:<i> and
+// 10.77.0.<10+i>, and server j has fd00:fab::2:<j> and 10.77.0.<100+j>.
 func (t Topology) Specs() []Spec {
 	specs := []Spec{
 		{Name: "fabric", Role: RoleFabric},

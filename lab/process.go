@@ -55,9 +55,14 @@ func (p *Process) file(dir, suffix string) string {
 // LogPath returns the file with the process's standard output and standard error.
 func (p *Process) LogPath() string { return p.file("log", ".log") }
 
+// untilReady returns a context that also ends after readyTimeout.
+func untilReady(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, readyTimeout, fmt.Errorf("not ready after %v", readyTimeout))
+}
+
 // Start starts the process, which must not be running, and waits until it is ready.
 func (p *Process) Start(ctx context.Context) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, readyTimeout, fmt.Errorf("not ready after %v", readyTimeout))
+	ctx, cancel := untilReady(ctx)
 	defer cancel()
 	if err := p.start(ctx); err != nil {
 		return fmt.Errorf("start %s: %w%s", p, err, p.lastWords())
@@ -186,7 +191,7 @@ func (p *Process) end(signal unix.Signal) error {
 
 // Reload sends SIGHUP to a daemon and waits until the daemon has reloaded its configuration.
 func (p *Process) Reload(ctx context.Context) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, readyTimeout, fmt.Errorf("not ready after %v", readyTimeout))
+	ctx, cancel := untilReady(ctx)
 	defer cancel()
 	notify, err := ListenNotify(p.file("run", ".notify"))
 	if err != nil {

@@ -147,6 +147,7 @@ func (n *Node) addLocatorRoutes(h *netlink.Handle) error {
 	return nil
 }
 
+// addRoute adds a route to a prefix by a next hop.
 func addRoute(h *netlink.Handle, to netip.Prefix, via netip.Addr) error {
 	if err := h.RouteAdd(&netlink.Route{Dst: ipNet(to), Gw: via.AsSlice()}); err != nil {
 		return fmt.Errorf("add route %s via %s: %w", to, via, err)

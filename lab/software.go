@@ -44,13 +44,15 @@ func (n *Node) processes(o Options) []*Process {
 			add("echo", Process{args: args, daemon: true})
 		}
 		if !n.lab.Topology.Bare {
-			add("agent", Process{args: []string{o.Segue, "agent", "-c", n.configPath("agent.yaml")}, daemon: true})
+			args := []string{o.Segue, "agent", "-c", n.configPath("agent.yaml")}
+			add("agent", Process{args: args, daemon: true})
 		}
 	case n.Role == RoleEdge && n.lab.Topology.Edge.Router != "":
 		router := n.router()
 		add(router.Name, router)
 	case n.Role == RoleBalancer && !n.lab.Topology.Bare:
-		add("lb", Process{args: []string{o.Segue, "lb", "-c", n.configPath("balancer.yaml")}, daemon: true})
+		args := []string{o.Segue, "lb", "-c", n.configPath("balancer.yaml")}
+		add("lb", Process{args: args, daemon: true})
 		if n.lab.Topology.Edge.BFD {
 			add("bfd", n.bfd())
 		}
@@ -295,7 +297,8 @@ func (l *Lab) writeKey() error {
 	if !l.Topology.polls() {
 		return nil
 	}
-	return os.WriteFile(l.keyPath(), fmt.Appendf(nil, "%016x%016x\n", rand.Uint64(), rand.Uint64()), 0o600)
+	key := fmt.Appendf(nil, "%016x%016x\n", rand.Uint64(), rand.Uint64())
+	return os.WriteFile(l.keyPath(), key, 0o600)
 }
 
 // writeApplicationConfig writes the files of the node's HTTP server, and makes its directories.
@@ -325,6 +328,7 @@ type serverFiles struct {
 	Ports   []uint16
 }
 
+// serverFiles returns the values for the node's HTTP server.
 func (n *Node) serverFiles() serverFiles {
 	return serverFiles{n.Name, n.lab.path(n.Name), n.lab.path("content"), n.httpPorts()}
 }

@@ -148,6 +148,7 @@ func ParseTopologyIn(text []byte, dir string) (Topology, error) {
 	return t, t.parse(text, dir)
 }
 
+// parse changes the topology to what a text says. Fields that the text does not have stay.
 func (t *Topology) parse(text []byte, dir string) error {
 	return config.Decode(text, t, func() fieldpath.Errors {
 		t.Emulated.resolve(dir)

@@ -119,6 +119,7 @@ func LoadTable(path string) (*Table, error) {
 	return t, nil
 }
 
+// readTable reads a table in the form that LoadTable describes.
 func readTable(text io.Reader) (*Table, error) {
 	t := &Table{seed: maphash.MakeSeed()}
 	scanner := bufio.NewScanner(text)

@@ -193,6 +193,7 @@ type timer struct {
 	fd   int
 }
 
+// newTimer returns a timer that is not set.
 func newTimer() (*timer, error) {
 	fd, err := unix.TimerfdCreate(unix.CLOCK_MONOTONIC, unix.TFD_NONBLOCK|unix.TFD_CLOEXEC)
 	if err != nil {

@@ -57,7 +57,7 @@ const (
 	caseHuntKnown = "known-flow-hunt"      // known-flow
 	caseStateless = "known-flow-stateless" // known-flow, found by cookies without a flow table
 	caseOptions   = "stateless-options"    // known-flow-stateless, with the cookie behind many options
-	caseHistory   = "stateless-history"    // known-flow-stateless after a change of all columns' servers
+	caseHistory   = "stateless-history"    // known-flow-stateless after a change of all servers
 	caseHint      = "known-flow-hint"      // known-flow, found by hints in a table for just these flows
 	caseHuntSYN   = "syn-hunt"             // the SYN of a new flow, which is offered to two servers
 	caseReportSYN = "syn-hunt-reports"     // syn-hunt with three servers of eight, by load reports
@@ -291,7 +291,9 @@ func missCase(f family, room uint32) benchCase {
 // capacity, so that lookups cost as much as in a table in use.
 func knownCase(name string, s service, flows, room uint32) benchCase {
 	c := benchCase{name: name, service: s, flows: flows}
-	c.setup = setup{kind: setupBalancer, family: s.family, capacity: max(room, flows), content: knownFlows}
+	c.setup = setup{
+		kind: setupBalancer, family: s.family, capacity: max(room, flows), content: knownFlows,
+	}
 	c.traffic = trafficTo(s.family, vips[s.family], s.protocol, packet.ACK)
 	c.traffic.flows = flows
 	c.reason = reasonKnown

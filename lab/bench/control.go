@@ -64,7 +64,9 @@ func MeasureControl(ctx context.Context, o ControlOptions) ([]ControlTime, error
 }
 
 // measureControl measures all cases for one size.
-func measureControl(ctx context.Context, o *ControlOptions, size ControlSize) (_ []ControlTime, err error) {
+func measureControl(
+	ctx context.Context, o *ControlOptions, size ControlSize,
+) (_ []ControlTime, err error) {
 	host, err := newControlHost(o.Segue, size)
 	if err != nil {
 		return nil, err

@@ -134,6 +134,8 @@ func (h *host) prepare(program *ebpf.Program, t *traffic) error {
 		h.objects.Verdict:     t.verdict,
 		h.objects.Position:    t.first * t.order.packetsPerFlow(),
 		h.objects.FlagsOffset: t.flagsOffset,
+		// One element more than there are packets makes the length a power of two, so that the
+		// program can limit the index by a mask.
 		h.objects.ConnectionFlags: [connectionPackets + 1]uint8{
 			uint8(packet.SYN), uint8(packet.ACK), uint8(packet.FIN | packet.ACK),
 		},

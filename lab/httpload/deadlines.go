@@ -10,9 +10,11 @@ import (
 // deadlines is a heap of connections, with the earliest deadline first.
 type deadlines []*connection
 
+// Len, Less, Swap, Push and Pop implement heap.Interface.
 func (d deadlines) Len() int           { return len(d) }
 func (d deadlines) Less(i, j int) bool { return d[i].deadline < d[j].deadline }
 
+// Swap implements heap.Interface. Each connection knows its position in the heap.
 func (d deadlines) Swap(i, j int) {
 	d[i], d[j] = d[j], d[i]
 	d[i].position, d[j].position = i, j

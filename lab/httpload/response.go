@@ -49,6 +49,8 @@ type headReader struct {
 	keep   bool   // bodies are kept to check them
 }
 
+// newHeadReader returns a reader. server is the name of the header that names the server. keep
+// tells whether bodies are kept.
 func newHeadReader(server string, keep bool) *headReader {
 	return &headReader{buffer: bufio.NewReaderSize(nil, mostHead), server: server, keep: keep}
 }

@@ -77,6 +77,7 @@ func (h histogram) add(d time.Duration) {
 	_ = h.RecordValue(min(max(int64(d), 0), longest)) // in range, so there is no error
 }
 
+// newResults returns empty results.
 func newResults(c *Config) results {
 	return results{
 		config: c, latency: newHistogram(3), exchange: newHistogram(3), connect: newHistogram(3),
@@ -239,7 +240,7 @@ func (i *intervals) between(begin, end time.Duration) (all []Interval) {
 		return nil
 	}
 	slices.SortFunc(i.done, func(a, b Interval) int { return cmp.Compare(a.From, b.From) })
-	rest := i.done
+	rest := i.done // the summarised intervals that are not in all yet
 	for from := begin / i.every * i.every; from < end || len(rest) > 0; from += i.every {
 		next := Interval{From: from.Seconds(), To: (from + i.every).Seconds()}
 		if len(rest) > 0 && rest[0].From == next.From {
@@ -317,6 +318,7 @@ type requestLog struct {
 	lines  *csv.Writer
 }
 
+// newRequestLog returns a log with its header line.
 func newRequestLog(c *Config) *requestLog {
 	l := &requestLog{config: c, buffer: bufio.NewWriter(c.Log)}
 	l.lines = csv.NewWriter(l.buffer)
