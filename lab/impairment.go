@@ -155,9 +155,9 @@ func (l *Lab) startImpairment(ctx context.Context) error {
 	if !i.Some() {
 		return nil
 	}
-	// Drop and reorder single packets of a wire, not the large packets of segmentation offload. So
-	// the offload must be off. On balancers and servers it is off already, because the far ends of
-	// their cables run XDP.
+	// Packets must be as short as on a wire, so the edge router must not send the large packets of
+	// segmentation offload. On balancers and servers the offload is off already, because the far
+	// ends of their cables run XDP.
 	err := l.Node("edge").Do(func() error { return netdev.SetOffloads(uplink, false, netdev.TSO...) })
 	if err != nil {
 		return fmt.Errorf("edge: %w", err)

@@ -91,8 +91,8 @@ type Service struct {
 	Generations int                 `yaml:"generations,omitempty"`
 	History     int                 `yaml:"history,omitempty"`
 	Buckets     int                 `yaml:"buckets,omitempty"`
-	// Health is the same as in a balancer's configuration, with its defaults. Checks via host
-	// connect to the servers' link addresses of the VIP's family.
+	// Health is the same as in a balancer's configuration, with its defaults. With via: host, checks
+	// connect to the servers' addresses on the fabric, in the VIP's family.
 	Health *desired.Health `yaml:"health,omitempty"`
 	// OnFailure, OnDrain, AllFailed and SlowStart are the same as in a balancer's configuration,
 	// with its defaults.
@@ -369,12 +369,13 @@ func (s Service) validate(fail func(field string, value any, format string, args
 	}
 }
 
-// polls tells whether a service's placement has balancers poll agents.
+// polls tells whether balancers poll agents, because a service has a placement that polls.
 func (t Topology) polls() bool {
 	return slices.ContainsFunc(t.Services, func(s Service) bool { return s.Placement.Polls() })
 }
 
-// hunts tells whether the service has placement hunt, with which servers decide about new flows.
+// hunts tells whether the service has placement hunt: its servers decide which of them takes a new
+// flow.
 func (s Service) hunts() bool { return s.Placement.Method().ServersDecide }
 
 // longerLists returns the maximum of longerLists over all services.
