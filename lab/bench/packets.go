@@ -247,7 +247,7 @@ func (m *measured) count() (uint64, error) {
 }
 
 // isOfNewFlows tells whether each packet is the first one of its flow, and enters the flow in the
-// flow table. Then its reason is that of known flows, which no packet should have.
+// flow table. Such cases have the reason of known flows, under which no packet should be counted.
 func (c *benchCase) isOfNewFlows() bool {
 	name := strings.TrimRight(c.name, "0123456789")
 	return slices.Contains([]string{caseSYN, caseTurnSYN, caseUnknown, caseHashSYN, caseInferSYN}, name) ||

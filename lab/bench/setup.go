@@ -90,7 +90,7 @@ const (
 	setupAgent
 )
 
-// content is the content of a flow table, which is filled with that to the setup's capacity.
+// content tells with which flows the flow table of a setup is filled, up to its capacity.
 type content int
 
 const (
@@ -345,8 +345,8 @@ func addServers(c *desired.Service, first, count int) {
 }
 
 // serve changes the balancer's only service for a case, unless it is the right one already. The
-// flows in the flow table stay. If the service uses load reports, serve also has the servers
-// report.
+// flows in the flow table stay. If the balancer sorts the service's servers by load reports, serve
+// also sends it a report of each server.
 func (r *rig) serve(h *host, s service) error {
 	if r.balancer == nil || r.serves == s {
 		return nil

@@ -141,8 +141,8 @@ func (t *testRuns) mix(s *source, placement desired.Placement) (*source, error) 
 	return s, nil
 }
 
-// prepare gives each core its packets. In random order, all cores have the same flows, but each
-// core another order.
+// prepare gives each core its packets. If the order of flows is random, all cores have the same
+// flows, and each core has a random order of its own.
 func (t *testRuns) prepare(s *source, cores int) error {
 	for core, h := range t.hosts[:cores] {
 		own := s.traffic

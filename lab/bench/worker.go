@@ -92,8 +92,8 @@ type workerCase struct {
 	Program programIdentity `json:"program"`
 }
 
-// programIdentity identifies a program by its instructions: those of two programs are the same if
-// the programs have the same instructions.
+// programIdentity identifies the instructions of a program. It is equal for two programs with the
+// same instructions.
 type programIdentity struct {
 	// Instructions is the number of instructions, without those that the kernel has removed because
 	// they are unreachable.

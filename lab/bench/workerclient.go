@@ -111,8 +111,8 @@ func (w *workerClient) greet(executable string) error {
 	return nil
 }
 
-// withOutput adds what the process has written to standard error to an error. The process must have
-// ended.
+// withOutput returns an error with the text that the process has written to standard error. The
+// process must have ended.
 func (w *workerClient) withOutput(err error) error {
 	if said := strings.TrimSpace(w.stderr.String()); said != "" {
 		return fmt.Errorf("%w (it wrote: %s)", err, said)
