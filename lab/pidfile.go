@@ -129,7 +129,8 @@ func withPidfd(pid int, meant func(pid int) bool, f func(fd int) error) error {
 		return fmt.Errorf("process %d: %w", pid, err)
 	}
 	defer unix.Close(fd)
-	if !meant(pid) { // asked only now, because now fd and PID are of one process if it runs
+	// Ask only now: if the PID is of the process that the caller means, then fd is, too.
+	if !meant(pid) {
 		return nil
 	}
 	if err := f(fd); err != nil && !errors.Is(err, unix.ESRCH) {

@@ -27,8 +27,8 @@ type Edge struct {
 	// Router is the software by which the edge router learns the routes of the VIPs from the
 	// balancers. If it is empty, the lab itself configures these routes (SetNextHops).
 	Router Router `yaml:"router,omitempty"`
-	// BFD tells whether edge router and balancers watch each other by BFD. On balancers, BIRD
-	// speaks BFD, in a process of its own.
+	// BFD tells whether edge router and balancers watch each other by BFD. On each balancer, a
+	// process of BIRD speaks BFD.
 	BFD bool `yaml:"bfd,omitempty"`
 }
 

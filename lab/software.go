@@ -203,9 +203,9 @@ func (n *Node) agentService(s Service) desired.AgentService {
 }
 
 // capacity returns the capacity of the node's application for an agent's configuration. 0 means the
-// capacity that the application reports. An emulated server reports the number of its workers. That
-// is not the capacity for policy least, which must see whether a core is free: workers may wait for
-// one.
+// capacity that the application reports. An emulated server reports the number of its workers, of
+// which some may wait for a core. Policy least needs the number of cores instead: for it, a server
+// has free capacity only while a core is free.
 func (n *Node) capacity(accept desired.Accept) uint32 {
 	policy := cmp.Or(accept.Policy, desired.DefaultAcceptPolicy)
 	if n.Application != Emulated || policy != desired.AcceptLeast {
@@ -357,7 +357,7 @@ func (s Size) String() string {
 	return strconv.Itoa(int(s)) + "B"
 }
 
-// Content returns the first bytes of a fixed sequence of random bytes, which is always the same.
+// Content returns the first bytes of a fixed sequence of random bytes.
 func Content(size Size) []byte {
 	content := make([]byte, size)
 	rand.NewChaCha8([32]byte{}).Read(content) // never fails

@@ -91,8 +91,8 @@ type Service struct {
 	Generations int                 `yaml:"generations,omitempty"`
 	History     int                 `yaml:"history,omitempty"`
 	Buckets     int                 `yaml:"buckets,omitempty"`
-	// Health is the same as in a balancer's configuration, with its defaults. With via: host, checks
-	// connect to the servers' addresses on the fabric, in the VIP's family.
+	// Health is the same as in a balancer's configuration, with its defaults. With via: host,
+	// checks connect to the servers' addresses on the fabric, in the VIP's family.
 	Health *desired.Health `yaml:"health,omitempty"`
 	// OnFailure, OnDrain, AllFailed and SlowStart are the same as in a balancer's configuration,
 	// with its defaults.

@@ -344,8 +344,8 @@ func (g *generator) write(c *connection, text []byte) {
 	c.unsent = append(c.unsent[:0], text[n:]...)
 }
 
-// expire handles all deadlines that have passed: that of the present phase of each connection, and
-// that of requests which wait for a connection.
+// expire handles the deadlines that have passed: those of connections, which depend on the phase,
+// and those of requests that wait for a connection.
 func (g *generator) expire(now time.Duration) {
 	for len(g.deadlines) > 0 && g.deadlines[0].deadline <= now {
 		c := g.deadlines[0]

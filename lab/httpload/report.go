@@ -33,11 +33,14 @@ type Report struct {
 	// Errors has the first error of each outcome that occurred.
 	Errors map[string]string `json:"errors"`
 
-	// Latency has the times from when a request was due to the end of its response. Only requests
-	// that succeeded count. It is nil if there is none. The same holds for all other Times.
+	// The following Times are nil if nothing was measured.
+
+	// Latency has the times from when a request was due to the end of its response, for the
+	// requests that succeeded.
 	Latency *Times `json:"latency"`
 	// Exchange has the times from the beginning of a request's handshake to the end of its
-	// response. On an open connection, they begin when the request is sent.
+	// response, for the requests that succeeded. On an open connection, they begin when the request
+	// is sent.
 	Exchange *Times `json:"exchange"`
 	// Connect has the times of handshakes.
 	Connect *Times `json:"connect"`
@@ -109,8 +112,9 @@ type Idle struct {
 }
 
 const (
-	// The report warns that the generator was late if the 99th percentile of the lateness is more
-	// than mostLateness, and more than mostLatenessShare of that of the latency.
+	// The report warns that the generator was late if the 99th percentile of the lateness exceeds
+	// mostLateness, and also exceeds a share of the 99th percentile of the latency:
+	// mostLatenessShare.
 	mostLateness      = time.Millisecond
 	mostLatenessShare = 0.1
 	// mostCPU is the share of a core's time from which on the report warns that the generator was

@@ -18,8 +18,8 @@ import (
 const (
 	// longest is the largest time in histograms, in nanoseconds. Longer times count as this one.
 	longest = int64(time.Hour)
-	// mostServers is how many servers are counted separately. If the header that names the server
-	// has ever new values, they must not fill the memory.
+	// mostServers is how many servers are counted separately. Their names come from a response
+	// header, and ever new names must not fill the memory.
 	mostServers = 1000
 	otherServer = "(others)"  // the name for all further servers
 	noServer    = "(unnamed)" // the name for responses without the header
@@ -233,8 +233,8 @@ func (i *intervals) summarise(number int) {
 	i.done = append(i.done, o.Interval)
 }
 
-// between returns all intervals from begin to end in order, including those without requests. It
-// shortens the first and the last one, so that they begin at begin and end at end.
+// between returns all intervals of a part of the run in order, including those without requests. It
+// cuts off what the first and the last interval have outside of this part.
 func (i *intervals) between(begin, end time.Duration) (all []Interval) {
 	if i.every == 0 || len(i.done) == 0 {
 		return nil
@@ -290,8 +290,8 @@ func (p *progressMeter) report(g *generator, now time.Duration) {
 	g.Progress(state)
 }
 
-// cpuTimes has the CPU times, until a time, of the process and of the thread that runs the
-// generator.
+// cpuTimes has the CPU times that the process, and the thread of the generator, have used until a
+// point in time.
 type cpuTimes struct {
 	at              time.Time
 	process, thread time.Duration
