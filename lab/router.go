@@ -202,7 +202,8 @@ func own(dir, name string) error {
 func (l *Lab) awaitRoutes(ctx context.Context) error {
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
-	ctx, cancel := context.WithTimeoutCause(ctx, readyTimeout, fmt.Errorf("not after %v", readyTimeout))
+	ctx, cancel := context.WithTimeoutCause(ctx, readyTimeout,
+		fmt.Errorf("not after %v", readyTimeout))
 	defer cancel()
 	for {
 		hops, err := l.NextHops()
@@ -218,8 +219,8 @@ func (l *Lab) awaitRoutes(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			vip := l.Topology.vips()[missing]
-			return fmt.Errorf("the edge router has learned the route of VIP %s from %v only: %w", vip, hops[vip],
-				context.Cause(ctx))
+			return fmt.Errorf("the edge router has learned the route of VIP %s from %v only: %w",
+				vip, hops[vip], context.Cause(ctx))
 		case <-tick.C:
 		}
 	}

@@ -76,7 +76,8 @@ func addInterface(h *netlink.Handle, name string, prefixes ...netip.Prefix) erro
 	for _, prefix := range prefixes {
 		// Without IFA_F_NODAD an IPv6 address is unusable until a kernel worker finds that
 		// duplicate address detection is off.
-		if err := h.AddrAdd(link, &netlink.Addr{IPNet: ipNet(prefix), Flags: unix.IFA_F_NODAD}); err != nil {
+		address := &netlink.Addr{IPNet: ipNet(prefix), Flags: unix.IFA_F_NODAD}
+		if err := h.AddrAdd(link, address); err != nil {
 			return fmt.Errorf("interface %s: add address %s: %w", name, prefix, err)
 		}
 	}

@@ -69,7 +69,9 @@ func (n *Node) applicationCommand(laboratory string) []string {
 	case Apache, MediaWiki:
 		return n.apacheCommand()
 	}
-	return []string{"nginx", "-p", n.lab.path(n.Name), "-c", n.configPath("nginx.conf"), "-e", "stderr"}
+	return []string{
+		"nginx", "-p", n.lab.path(n.Name), "-c", n.configPath("nginx.conf"), "-e", "stderr",
+	}
 }
 
 // configPath returns the path of the node's configuration file that is written by a template.

@@ -138,7 +138,8 @@ func checkUp(name string) error {
 	case slices.Contains(names, name):
 		return nil
 	case len(names) == 0:
-		return fmt.Errorf("lab %q %w, and neither is any other; build one with: segue-lab lab up", name, ErrNotUp)
+		return fmt.Errorf("lab %q %w, and neither is any other; build one with: segue-lab lab up",
+			name, ErrNotUp)
 	}
 	return fmt.Errorf("lab %q %w; choose a lab that is up with --name: %s", name, ErrNotUp,
 		strings.Join(names, ", "))

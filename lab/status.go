@@ -152,7 +152,8 @@ func (s Status) writeImpaired(w io.Writer) error {
 	fmt.Fprintln(table, "packets to\tall\tdropped\tduplicated\treordered\t")
 	for _, n := range s.Nodes {
 		if c, ok := s.Impaired[n.Name]; ok {
-			fmt.Fprintf(table, "%s\t%d\t%d\t%d\t%d\t\n", n.Name, c.Packets, c.Dropped, c.Duplicated, c.Reordered)
+			fmt.Fprintf(table, "%s\t%d\t%d\t%d\t%d\t\n",
+				n.Name, c.Packets, c.Dropped, c.Duplicated, c.Reordered)
 		}
 	}
 	return table.Flush()

@@ -33,8 +33,9 @@ func newLab() *cobra.Command {
 			cmd.SetContext(ctx)
 		},
 	}
-	cmd.AddCommand(newLabUp(), newLabCheck(), newLabList(), newLabStatus(), newLabExec(), newLabRestart(),
-		newLabImpair(), newLabQueries(), newLabDown(), newLabDemo(), newLabRun(), newLabReport(),
+	cmd.AddCommand(newLabUp(), newLabCheck(), newLabList(), newLabStatus(), newLabExec(),
+		newLabRestart(), newLabImpair(), newLabQueries(), newLabDown(), newLabDemo(), newLabRun(),
+		newLabReport(),
 		newLabUDPEcho(), newLabDelay(), newLabGuard())
 	return cmd
 }
@@ -155,8 +156,8 @@ func newLabList() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "List the labs that are up",
-		Long: `List prints the names of the labs that are up, one in each line. --json prints an object with
-the key labs, an array of names.`,
+		Long: `List prints the names of the labs that are up, one in each line. --json prints an object
+with the key labs, an array of names.`,
 		Args: cli.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			names, err := lab.List()

@@ -48,7 +48,8 @@ p99_half_width_ms (half of a 95% confidence interval over the seeds), failed,
 connections, simulated_mean_ms, bound_mean_ms (of an omniscient balancer), model_mean_ms
 and warnings. With --list it prints an object with the key experiments. Their keys are
 experiment, minutes, set, paper, content and needs.`,
-		Example: "  segue-lab lab run --list\n  segue-lab lab run policies-quick\n  segue-lab lab run --all\n" +
+		Example: "  segue-lab lab run --list\n  segue-lab lab run policies-quick\n" +
+			"  segue-lab lab run --all\n" +
 			"  segue-lab lab run --set least\n  segue-lab lab run 6lb-10 --full\n" +
 			"  segue-lab lab run hlb-trace --trace rate_350.csv",
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -71,7 +71,8 @@ succeeded, or if no request had an outcome.
 --json prints an object. --csv prints one line, or with --every one per interval.
 Times are in seconds.`,
 		Example: "  segue-lab load --rate 500 --duration 30s http://203.0.113.2/\n" +
-			"  segue-lab load --rate 220 --demand 'exponential: 190ms' 'http://[2001:db8:80::1]/?work={demand}'\n" +
+			"  segue-lab load --rate 220 --demand 'exponential: 190ms' " +
+			"'http://[2001:db8:80::1]/?work={demand}'\n" +
 			"  segue-lab load --trace day.gz --format wikibench --speed 2 --every 1m http://203.0.113.2",
 		Args: cli.Arguments("URL..."),
 		RunE: func(cmd *cobra.Command, urls []string) error {

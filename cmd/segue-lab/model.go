@@ -45,8 +45,9 @@ flows first come, first served. (The mean is the same for processor sharing.) "p
 on" is the share of flows that the first server refuses. "wrongly" is the share of flows
 that the first server refuses although the second one has more flows. Both are shares of
 all flows. docs/research/model.md has the equations.`,
-		Example: "  segue-lab model --threshold 4 --load 88% --cores 2 --service 190ms --percentile 50,90,99",
-		Args:    cli.Arguments(),
+		Example: "  segue-lab model --threshold 4 --load 88% --cores 2 --service 190ms " +
+			"--percentile 50,90,99",
+		Args: cli.Arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			policies, err := f.policies()
 			if err != nil {

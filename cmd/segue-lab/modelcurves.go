@@ -148,7 +148,8 @@ func newModelTransient(f *modelFlags) *cobra.Command {
 		}
 		return f.transient(cmd.Context(), cmd.OutOrStdout(), load, policies, flows, step, to)
 	})
-	cmd.Flags().IntVar(&flows, "flows", flows, "`count` of flows that each server has at the beginning")
+	cmd.Flags().IntVar(&flows, "flows", flows,
+		"`count` of flows that each server has at the beginning")
 	cmd.Flags().DurationVar(&to, "to", to, "`duration` after which the computation stops")
 	cmd.Flags().DurationVar(&step, "step", step, "`duration` between two lines of the output")
 	return cmd

@@ -58,7 +58,7 @@ const (
 	caseStateless = "known-flow-stateless" // known-flow, found by cookies without a flow table
 	caseOptions   = "stateless-options"    // known-flow-stateless, with the cookie behind many options
 	caseHistory   = "stateless-history"    // known-flow-stateless after a change of all servers
-	caseHint      = "known-flow-hint"      // known-flow, found by hints in a table for just these flows
+	caseHint      = "known-flow-hint"      // known-flow, found by hints in a table for these flows
 	caseHuntSYN   = "syn-hunt"             // the SYN of a new flow, which is offered to two servers
 	caseReportSYN = "syn-hunt-reports"     // syn-hunt with three servers of eight, by load reports
 	caseSignal    = "signal-create"        // a server's SYN-ACK, which signals that it accepts a flow
@@ -474,7 +474,8 @@ func offerStepCases(s service) (cases []benchCase) {
 // it knows the server.
 func ackCase(s service) benchCase {
 	c := agentCase(caseAck, s, packet.ACK, srv6.AckStickiness)
-	c.flows, c.traffic.flows, c.reason = agentFlows, agentFlows, "deliver_"+underscored(s.encapsulation)
+	c.flows, c.traffic.flows = agentFlows, agentFlows
+	c.reason = "deliver_" + underscored(s.encapsulation)
 	c.setup.accept, c.setup.threshold = true, 1
 	c.setup.content, c.setup.capacity = knownFlows, agentFlows
 	return c

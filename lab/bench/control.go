@@ -146,7 +146,8 @@ const controlInterface = "eth0"
 func buildControlNetwork() error {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = "peer"
-	if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: controlInterface}); err != nil {
+	veth := &netlink.Veth{LinkAttrs: attrs, PeerName: controlInterface}
+	if err := netlink.LinkAdd(veth); err != nil {
 		return fmt.Errorf("make a veth pair: %w", err)
 	}
 	var index int // of the last interface, controlInterface

@@ -250,8 +250,8 @@ func (m *measured) count() (uint64, error) {
 // flow table. Such cases have the reason of known flows, under which no packet should be counted.
 func (c *benchCase) isOfNewFlows() bool {
 	name := strings.TrimRight(c.name, "0123456789")
-	return slices.Contains([]string{caseSYN, caseTurnSYN, caseUnknown, caseHashSYN, caseInferSYN}, name) ||
-		c.placement.Polls()
+	names := []string{caseSYN, caseTurnSYN, caseUnknown, caseHashSYN, caseInferSYN}
+	return slices.Contains(names, name) || c.placement.Polls()
 }
 
 // requireCounted returns an error if too many packets were not of the kind that the case measures.

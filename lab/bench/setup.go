@@ -126,10 +126,10 @@ type rig struct {
 	// steps has programs with the same tables that end after a step, by step. loadStep loads one.
 	steps    map[string]*ebpf.Program
 	loadStep func(step string) (*ebpf.Program, error)
-	balancer *balancer.Rehearsal // nil unless the setup has a balancer; then the next four are set, too
-	config   *desired.Balancer   // its present configuration
+	balancer *balancer.Rehearsal // nil if the setup has none; then config, serves and view are not set
+	config   *desired.Balancer   // the balancer's present configuration
 	serves   service             // the only service in config
-	view     *inspect.View       // of its tables; not with the reference program
+	view     *inspect.View       // of the balancer's tables; nil with the reference program
 	next     uint64              // number of the next flow that is not used yet
 	// count returns the number of packets counted under a reason. It is nil if there are no
 	// counters.
@@ -297,7 +297,7 @@ func serviceConfig(s service) desired.Service {
 		c.Infer = inferConfig(placement)
 	}
 	addServers(&c, 1, s.serverCount())
-	if s.placement.Polls() { // with unequal weights, a third of the servers that are drawn refuse a flow
+	if s.placement.Polls() { // with unequal weights, a third of the drawn servers refuse a flow
 		const light, heavy = 1, 3
 		for i := range c.Servers {
 			c.Servers[i].Weight = new(uint32(light))

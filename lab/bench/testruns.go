@@ -34,7 +34,9 @@ type testRuns struct {
 
 // newTestRuns builds the setups and fills the flow table. If it fails, the caller must also close
 // the returned value.
-func newTestRuns(ctx context.Context, cores int, options *ThroughputOptions) (t *testRuns, err error) {
+func newTestRuns(
+	ctx context.Context, cores int, options *ThroughputOptions,
+) (t *testRuns, err error) {
 	t = &testRuns{options: options}
 	for range cores {
 		h, err := newHost()
@@ -156,7 +158,9 @@ func (t *testRuns) prepare(s *source, cores int) error {
 
 // runAll runs a host on each of the CPUs at the same time. It returns the sum of their rates, and
 // the number of all packets.
-func (t *testRuns) runAll(ctx context.Context, cpus []int) (rate float64, packets uint64, err error) {
+func (t *testRuns) runAll(
+	ctx context.Context, cpus []int,
+) (rate float64, packets uint64, err error) {
 	if err := ctx.Err(); err != nil {
 		return 0, 0, err
 	}

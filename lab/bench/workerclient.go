@@ -99,8 +99,8 @@ func (w *workerClient) greet(executable string) error {
 			executable, helloDeadline)
 	}
 	if err != nil || first.Protocol == 0 {
-		return fmt.Errorf("%s has no `bench worker`: it is not segue-lab, or a build from before --against",
-			executable)
+		return fmt.Errorf("%s has no `bench worker`: it is not segue-lab, or a build from before "+
+			"--against", executable)
 	}
 	if first.Protocol != workerProtocol {
 		return fmt.Errorf("%s speaks version %d of the worker protocol, this build version %d: "+
